@@ -1,0 +1,115 @@
+//! The one error type of the workspace.
+
+use crate::DType;
+
+/// What went wrong. Every variant that comes from an argument names it as the argument structs do, says what was
+/// expected and what came; such an error is returned before anything is written or launched.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// `eps` is negative, infinite or NaN.
+    #[error("eps must be finite and not negative, got {got}")]
+    InvalidEps {
+        /// The value given.
+        got: f32,
+    },
+    /// `weight_offset` is infinite or NaN.
+    #[error("weight_offset must be finite, got {got}")]
+    InvalidWeightOffset {
+        /// The value given.
+        got: f32,
+    },
+    /// `cols` is zero: the mean of no elements does not exist.
+    #[error("cols must be at least 1, got 0")]
+    EmptyRow,
+    /// Rows would overlap.
+    #[error("{arg}: row stride must be at least cols = {cols}, got {got}")]
+    Stride {
+        /// The tensor.
+        arg: &'static str,
+        /// The smallest stride allowed, in elements.
+        cols: usize,
+        /// The stride given, in elements.
+        got: usize,
+    },
+    /// A tensor has the wrong number of elements.
+    #[error("{arg}: expected {} elements, got {got}", expected_elements(*.min, *.max))]
+    Length {
+        /// The tensor.
+        arg: &'static str,
+        /// The fewest elements allowed.
+        min: usize,
+        /// The most elements allowed.
+        max: usize,
+        /// The number of elements given.
+        got: usize,
+    },
+    /// The size of a tensor in bytes is more than the address space holds.
+    #[error("{arg}: {rows} rows at a stride of {row_stride} {dtype} elements exceed the largest size of {} bytes", isize::MAX)]
+    TooLarge {
+        /// The tensor.
+        arg: &'static str,
+        /// Its rows.
+        rows: usize,
+        /// Its row stride, in elements.
+        row_stride: usize,
+        /// Its dtype.
+        dtype: DType,
+    },
+    /// A tensor or parameter that this operation needs was not given.
+    #[error("{arg} is missing: {why}")]
+    Missing {
+        /// The tensor.
+        arg: &'static str,
+        /// The rule that asks for it.
+        why: &'static str,
+    },
+    /// A tensor was given that this operation has no use for.
+    #[error("{arg} must not be given: {why}")]
+    Unexpected {
+        /// The tensor.
+        arg: &'static str,
+        /// The rule that forbids it.
+        why: &'static str,
+    },
+    /// An output shares memory with another tensor of the same call.
+    #[error("{output} overlaps {other} in memory; the in-place forms are argument structs of their own")]
+    Overlap {
+        /// The output.
+        output: &'static str,
+        /// The other tensor.
+        other: &'static str,
+    },
+    /// A valid request that this backend, or any, does not implement.
+    #[error("unsupported: {rule}")]
+    Unsupported {
+        /// The rule that excludes it, with what was asked for.
+        rule: String,
+    },
+    /// A backend cannot be used on this machine.
+    #[error("the {backend} backend is not available: {reason}")]
+    Unavailable {
+        /// The backend.
+        backend: &'static str,
+        /// What is missing.
+        reason: String,
+    },
+    /// The device, its driver or its compiler failed.
+    #[error("{backend} device error: {source}")]
+    Device {
+        /// The backend.
+        backend: &'static str,
+        /// What it reported.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+fn expected_elements(min: usize, max: usize) -> String {
+    if min == max {
+        min.to_string()
+    } else if max == usize::MAX {
+        format!("at least {min}")
+    } else {
+        format!("{min} to {max}")
+    }
+}

@@ -1,0 +1,91 @@
+//! What is computed: the kind of norm, its size and its scalars. No tensors; those are in [`crate::args`].
+
+/// The kind of normalization.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Norm {
+    /// Root-mean-square norm: rows are divided by `sqrt(avg(x^2) + eps)`; the mean is not removed.
+    Rms,
+    /// Layer norm: rows are centred by their mean, then divided by `sqrt(avg((x - mean)^2) + eps)`.
+    Layer,
+}
+
+impl Norm {
+    /// Both kinds.
+    pub const ALL: [Norm; 2] = [Norm::Rms, Norm::Layer];
+
+    /// The name used in test names, bench ids and files: `rms_norm` or `layer_norm`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Norm::Rms => "rms_norm",
+            Norm::Layer => "layer_norm",
+        }
+    }
+}
+
+/// Where the normalized value is rounded on its way to `y` (docs/math.md, section 3).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum CastOrder {
+    /// Everything in f32, one rounding at the store of `y`. The order of Gemma, TransformerEngine and Quack.
+    #[default]
+    AtStore,
+    /// `x_hat` is rounded to the dtype of `y` before it is multiplied with the weight, and the result is rounded again
+    /// at the store. The order of Llama and of ONNX. Forward only: the backward pass does not depend on it.
+    BeforeWeight,
+}
+
+/// How the gradients of weight and bias are summed over the rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum GradReduction {
+    /// f32 partial sums per group of rows, added in a fixed order by a second stage. Deterministic.
+    #[default]
+    Partials,
+    /// `groups` f32 buffers, each behind a spin lock, added by a second stage. The order of additions varies from run
+    /// to run, and the last bits with it.
+    Locks {
+        /// How many buffers share the rows; at least 1.
+        groups: u32,
+    },
+    /// f32 atomic additions into one buffer. The order of additions varies from run to run, and the last bits with it.
+    Atomics,
+}
+
+/// A normalization of `rows` rows of `cols` elements: everything but the tensors.
+///
+/// `cols` is the hidden size (PyTorch's `normalized_shape`), `rows` the product of all other dimensions.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NormSpec {
+    /// The kind of norm.
+    pub norm: Norm,
+    /// How many rows. May be 0: nothing is written then but `dweight` and `dbias`, which become zero.
+    pub rows: usize,
+    /// The length of a row, at least 1.
+    pub cols: usize,
+    /// Added to the variance inside the root. Finite and not negative; it has no default, models differ.
+    pub eps: f32,
+    /// Added to every weight, in f32. 0 for most models, 1 for Gemma. Without a weight it has no effect.
+    pub weight_offset: f32,
+    /// Where `x_hat` is rounded.
+    pub cast_order: CastOrder,
+}
+
+impl NormSpec {
+    /// An RMS norm over `rows` rows of `cols` elements.
+    pub const fn rms(rows: usize, cols: usize, eps: f32) -> Self {
+        NormSpec { norm: Norm::Rms, rows, cols, eps, weight_offset: 0.0, cast_order: CastOrder::AtStore }
+    }
+
+    /// A layer norm over `rows` rows of `cols` elements.
+    pub const fn layer(rows: usize, cols: usize, eps: f32) -> Self {
+        NormSpec { norm: Norm::Layer, ..NormSpec::rms(rows, cols, eps) }
+    }
+
+    /// With this value added to every weight.
+    pub const fn weight_offset(self, weight_offset: f32) -> Self {
+        NormSpec { weight_offset, ..self }
+    }
+
+    /// With this order of roundings.
+    pub const fn cast_order(self, cast_order: CastOrder) -> Self {
+        NormSpec { cast_order, ..self }
+    }
+}
