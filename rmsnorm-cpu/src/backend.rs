@@ -1,0 +1,152 @@
+//! [`CpuBackend`]: the instruction set, the threads, and the trait.
+
+use std::sync::Arc;
+
+use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, ForwardInPlace, NormBackend, Problem, Span};
+
+use crate::caps::{Caps, Isa};
+use crate::stages::copy::CopyRange;
+use crate::{launch, plan};
+
+/// Normalizes slices on the calling thread and, for large calls, on a rayon thread pool.
+///
+/// Cheap to clone; clones share the pool. Results do not depend on the instruction set or on the number of threads.
+///
+/// # Example
+/// ```
+/// use rmsnorm_cpu::{Backward, CpuBackend, Forward, spec::{Error, NormBackend, NormSpec}};
+/// # fn main() -> Result<(), Error> {
+/// let backend = CpuBackend::new();
+/// let norm = NormSpec::rms(2, 4, 1e-6);
+/// let (x, weight) = ([1.0f32, 2.0, 3.0, 4.0, -1.0, 1.0, -1.0, 1.0], [1.0f32; 4]);
+/// let (mut y, mut rstd) = ([0.0f32; 8], [0.0f32; 2]);
+/// backend.forward(&norm, Forward::new(&x, &mut y).weight(&weight).rstd(&mut rstd))?;
+///
+/// let (dy, mut dx, mut dweight) = ([1.0f32; 8], [0.0f32; 8], [0.0f32; 4]);
+/// backend.backward(&norm, Backward::new(&dy, &x, &mut dx).weight(&weight).rstd(&rstd).dweight(&mut dweight))?;
+/// assert!((y[0] - 1.0 / 7.5f32.sqrt()).abs() < 1e-6);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct CpuBackend {
+    caps: Caps,
+    /// `None`: the pool of the calling thread, which is rayon's global one unless the caller installed another.
+    pool: Option<Arc<rayon::ThreadPool>>,
+}
+
+impl CpuBackend {
+    /// The strongest instruction set of this processor, and as many threads as rayon has here.
+    pub fn new() -> Self {
+        CpuBackend { caps: Caps { isa: Isa::detect(), threads: rayon::current_num_threads() }, pool: None }
+    }
+
+    /// This instruction set and exactly this number of threads. With 1 thread everything runs on the caller's.
+    ///
+    /// # Errors
+    /// `Unavailable` if the processor lacks the instruction set, `threads` is 0, or the threads cannot be started.
+    pub fn with(isa: Isa, threads: usize) -> Result<Self, Error> {
+        let unavailable = |reason| Error::Unavailable { backend: "cpu", reason };
+        if !isa.is_available() {
+            return Err(unavailable(format!("this processor has no {isa}")));
+        }
+        if threads == 0 {
+            return Err(unavailable("at least 1 thread is needed, got 0".into()));
+        }
+        let pool = if threads == 1 {
+            None
+        } else {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+            Some(Arc::new(pool.map_err(|error| unavailable(error.to_string()))?))
+        };
+        Ok(CpuBackend { caps: Caps { isa, threads }, pool })
+    }
+
+    /// The instruction set in use.
+    pub fn isa(&self) -> Isa {
+        self.caps.isa
+    }
+
+    /// The threads that large calls are split over.
+    pub fn threads(&self) -> usize {
+        self.caps.threads
+    }
+
+    /// Copies `from` to `to` with the threads, loads and stores of the kernels, through the cache or past it: what the
+    /// kernels' speed is measured against.
+    ///
+    /// # Errors
+    /// `Length` if the lengths differ; nothing is written then.
+    pub fn copy(&self, from: &[f32], to: &mut [f32], streaming: bool) -> Result<(), Error> {
+        if from.len() != to.len() {
+            return Err(Error::Length { arg: "to", min: from.len(), max: from.len(), got: to.len() });
+        }
+        launch::copy(self, CopyRange { from, to, streaming });
+        Ok(())
+    }
+
+    pub(crate) fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    /// Runs `work` where its forks go to this backend's pool.
+    pub(crate) fn install<O: Send>(&self, work: impl FnOnce() -> O + Send) -> O {
+        match &self.pool {
+            Some(pool) => pool.install(work),
+            None => work(),
+        }
+    }
+}
+
+impl Default for CpuBackend {
+    fn default() -> Self {
+        CpuBackend::new()
+    }
+}
+
+impl NormBackend for CpuBackend {
+    type In<'a, T: Element> = &'a [T];
+    type Out<'a, T: Element> = &'a mut [T];
+
+    fn name(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn in_span<T: Element>(view: &&[T]) -> Span {
+        span(view)
+    }
+
+    fn out_span<T: Element>(view: &&mut [T]) -> Span {
+        span(view)
+    }
+
+    fn workspace_len(&self, problem: &Problem) -> usize {
+        plan::workspace_len(problem)
+    }
+
+    fn launch_forward<T: Element, W: Element, R: Element>(
+        &self,
+        call: Checked<Forward<'_, Self, T, W, R>>,
+    ) -> Result<(), Error> {
+        launch::forward(self, call)
+    }
+
+    fn launch_forward_in_place<T: Element, W: Element, R: Element>(
+        &self,
+        call: Checked<ForwardInPlace<'_, Self, T, W, R>>,
+    ) -> Result<(), Error> {
+        launch::forward_in_place(self, call)
+    }
+
+    fn launch_backward<T: Element, W: Element, R: Element>(
+        &self,
+        call: Checked<Backward<'_, Self, T, W, R>>,
+    ) -> Result<(), Error> {
+        launch::backward(self, call)
+    }
+}
+
+/// Host addresses are global, so all slices are of one allocation.
+fn span<T>(slice: &[T]) -> Span {
+    Span { allocation: 0, start: slice.as_ptr().addr() as u64, len: slice.len() }
+}

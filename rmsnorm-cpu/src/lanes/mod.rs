@@ -1,0 +1,389 @@
+//! Groups of 32 elements: loads, stores, conversions, arithmetic and the fold of a sum.
+//!
+//! A row sum has 32 running sums, one a lane, whatever the width of a register: 2 registers of AVX-512, 4 of AVX2, 8 of
+//! SSE2 or NEON. A product is never fused with a sum. So every instruction set computes the same bits.
+//!
+//! [`Simd`] has one implementation per instruction set, in the file of its name; the functions here are shared.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod portable;
+
+use rmsnorm_spec::{DType, Element};
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx512::Avx512;
+pub(crate) use portable::Portable;
+// `Isa::is_available` never says yes to them elsewhere, but the code that asks is the same.
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) use portable::{Portable as Avx2, Portable as Avx512};
+
+/// Elements that are handled together.
+pub(crate) const LANES: usize = 32;
+
+/// What an instruction set does with a group of lanes.
+pub(crate) trait Simd {
+    /// 32 f32.
+    type Lanes: Copy;
+    /// 32 values of 16 bits.
+    type Halves: Copy;
+
+    /// The same value in every lane.
+    fn splat(value: f32) -> Self::Lanes;
+    /// Lane by lane.
+    fn add(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
+    /// Lane by lane.
+    fn sub(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
+    /// Lane by lane.
+    fn mul(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
+
+    /// Reads 32 elements.
+    fn load(from: &[f32; LANES]) -> Self::Lanes;
+    /// Writes 32 elements.
+    fn store(to: &mut [f32; LANES], lanes: Self::Lanes);
+    /// Writes 32 elements past the cache; `to` is aligned to 64 bytes.
+    fn stream(to: &mut [f32; LANES], lanes: Self::Lanes);
+
+    /// Reads 32 values of 16 bits.
+    fn load_halves(from: &[u16; LANES]) -> Self::Halves;
+    /// Writes 32 values of 16 bits.
+    fn store_halves(to: &mut [u16; LANES], halves: Self::Halves);
+    /// Writes 32 values of 16 bits past the cache; `to` is aligned to 64 bytes.
+    fn stream_halves(to: &mut [u16; LANES], halves: Self::Halves);
+
+    /// Exact.
+    fn widen_f16(halves: Self::Halves) -> Self::Lanes;
+    /// To nearest, ties to even; NaN stays NaN.
+    fn narrow_f16(lanes: Self::Lanes) -> Self::Halves;
+    /// Exact.
+    fn widen_bf16(halves: Self::Halves) -> Self::Lanes;
+    /// To nearest, ties to even; NaN stays NaN.
+    fn narrow_bf16(lanes: Self::Lanes) -> Self::Halves;
+
+    /// Orders stores past the cache before later stores of this thread.
+    fn fence();
+}
+
+/// A piece of a row. Two types, so that the loop over full pieces is compiled without the code for short ones: a call
+/// in it, even one that is never taken, would push every running sum out of its register.
+pub(crate) trait Piece: Copy {
+    /// Whether it is [`Full`].
+    const IS_FULL: bool;
+    /// Its first element.
+    fn start(self) -> usize;
+    /// Its elements, at most `LANES`.
+    fn len(self) -> usize;
+}
+
+/// `LANES` elements.
+#[derive(Clone, Copy)]
+pub(crate) struct Full {
+    pub(crate) start: usize,
+}
+
+impl Piece for Full {
+    const IS_FULL: bool = true;
+    #[inline(always)]
+    fn start(self) -> usize {
+        self.start
+    }
+    #[inline(always)]
+    fn len(self) -> usize {
+        LANES
+    }
+}
+
+/// Fewer elements, at an end of the row.
+#[derive(Clone, Copy)]
+pub(crate) struct Part {
+    pub(crate) start: usize,
+    pub(crate) len: usize,
+}
+
+impl Piece for Part {
+    const IS_FULL: bool = false;
+    #[inline(always)]
+    fn start(self) -> usize {
+        self.start
+    }
+    #[inline(always)]
+    fn len(self) -> usize {
+        self.len
+    }
+}
+
+/// Runs the block for the full pieces of a row of `cols` elements from `head` on, in order, then for what is left at
+/// the row's two ends.
+///
+/// A macro, because a closure is compiled without the instruction set of the function that it stands in, and the
+/// intrinsics in it would become calls.
+macro_rules! for_each_piece {
+    ($head:expr, $cols:expr, $piece:ident => $body:block) => {{
+        let (head, cols) = ($head, $cols);
+        let mut start = head;
+        while start + $crate::lanes::LANES <= cols {
+            let $piece = $crate::lanes::Full { start };
+            $body
+            start += $crate::lanes::LANES;
+        }
+        let ends = [$crate::lanes::Part { start: 0, len: head }, $crate::lanes::Part { start, len: cols - start }];
+        for $piece in ends {
+            if $piece.len > 0 $body
+        }
+    }};
+}
+pub(crate) use for_each_piece;
+
+/// The elements of a piece in f32; beyond its length, zeros.
+#[inline(always)]
+pub(crate) fn load<S: Simd, E: Element, P: Piece>(from: &[E], piece: P) -> S::Lanes {
+    if P::IS_FULL {
+        widen::<S, E>(group(from, piece.start()))
+    } else {
+        widen::<S, E>(&load_part(&from[piece.start()..][..piece.len()]))
+    }
+}
+
+/// Rounds to the nearest elements, ties to even, and stores those within the piece.
+#[inline(always)]
+pub(crate) fn store<S: Simd, E: Element, P: Piece>(to: &mut [E], piece: P, lanes: S::Lanes) {
+    if P::IS_FULL {
+        store_group::<S, E>(group_mut(to, piece.start()), lanes);
+    } else {
+        let mut padded = [E::default(); LANES];
+        store_group::<S, E>(&mut padded, lanes);
+        store_part(&mut to[piece.start()..][..piece.len()], &padded);
+    }
+}
+
+/// As [`store`], past the cache where the piece is full and aligned to 64 bytes.
+#[inline(always)]
+pub(crate) fn stream<S: Simd, E: Element, P: Piece>(to: &mut [E], piece: P, lanes: S::Lanes) {
+    if !P::IS_FULL || to.as_ptr().wrapping_add(piece.start()).align_offset(ALIGNMENT) != 0 {
+        return store::<S, E, P>(to, piece, lanes);
+    }
+    let to = group_mut(to, piece.start());
+    match E::DTYPE {
+        DType::F32 => S::stream(cast_mut(to), lanes),
+        DType::F16 => S::stream_halves(cast_mut(to), S::narrow_f16(lanes)),
+        DType::Bf16 => S::stream_halves(cast_mut(to), S::narrow_bf16(lanes)),
+    }
+}
+
+/// Stores past the cache write whole lines.
+pub(crate) const ALIGNMENT: usize = 64;
+
+/// The value each lane would have after a store and a load.
+#[inline(always)]
+pub(crate) fn round_through<S: Simd, E: Element>(lanes: S::Lanes) -> S::Lanes {
+    match E::DTYPE {
+        DType::F32 => lanes,
+        DType::F16 => S::widen_f16(S::narrow_f16(lanes)),
+        DType::Bf16 => S::widen_bf16(S::narrow_bf16(lanes)),
+    }
+}
+
+/// The lanes of a piece; zero beyond its length.
+#[inline(always)]
+pub(crate) fn within<S: Simd, P: Piece>(piece: P, lanes: S::Lanes) -> S::Lanes {
+    if P::IS_FULL {
+        return lanes;
+    }
+    let mut array = to_array::<S>(lanes);
+    array[piece.len()..].fill(0.0);
+    S::load(&array)
+}
+
+/// The sum of all lanes, always in the same tree: halves are added until one lane is left.
+#[inline(always)]
+pub(crate) fn fold<S: Simd>(lanes: S::Lanes) -> f32 {
+    let mut sums = to_array::<S>(lanes);
+    let mut half = LANES / 2;
+    while half > 0 {
+        for lane in 0..half {
+            sums[lane] += sums[lane + half];
+        }
+        half /= 2;
+    }
+    sums[0]
+}
+
+#[inline(always)]
+fn to_array<S: Simd>(lanes: S::Lanes) -> [f32; LANES] {
+    let mut array = [0.0; LANES];
+    S::store(&mut array, lanes);
+    array
+}
+
+#[inline(always)]
+fn widen<S: Simd, E: Element>(from: &[E; LANES]) -> S::Lanes {
+    match E::DTYPE {
+        DType::F32 => S::load(cast(from)),
+        DType::F16 => S::widen_f16(S::load_halves(cast(from))),
+        DType::Bf16 => S::widen_bf16(S::load_halves(cast(from))),
+    }
+}
+
+#[inline(always)]
+fn store_group<S: Simd, E: Element>(to: &mut [E; LANES], lanes: S::Lanes) {
+    match E::DTYPE {
+        DType::F32 => S::store(cast_mut(to), lanes),
+        DType::F16 => S::store_halves(cast_mut(to), S::narrow_f16(lanes)),
+        DType::Bf16 => S::store_halves(cast_mut(to), S::narrow_bf16(lanes)),
+    }
+}
+
+// The short pieces stay out of the loops' code: they run at most twice a row.
+#[inline(never)]
+fn load_part<E: Element>(from: &[E]) -> [E; LANES] {
+    let mut padded = [E::default(); LANES];
+    padded[..from.len()].copy_from_slice(from);
+    padded
+}
+
+#[inline(never)]
+fn store_part<E: Element>(to: &mut [E], padded: &[E; LANES]) {
+    to.copy_from_slice(&padded[..to.len()]);
+}
+
+#[inline(always)]
+fn group<E>(from: &[E], start: usize) -> &[E; LANES] {
+    &from[start..start + LANES].as_chunks::<LANES>().0[0]
+}
+
+#[inline(always)]
+fn group_mut<E>(to: &mut [E], start: usize) -> &mut [E; LANES] {
+    &mut to[start..start + LANES].as_chunks_mut::<LANES>().0[0]
+}
+
+/// The same bytes as elements of another type of the same size: `match E::DTYPE` proved that it is the same type.
+#[inline(always)]
+fn cast<E: Element, F: bytemuck::Pod>(from: &[E; LANES]) -> &[F; LANES] {
+    group(bytemuck::cast_slice(from), 0)
+}
+
+#[inline(always)]
+fn cast_mut<E: Element, F: bytemuck::Pod>(to: &mut [E; LANES]) -> &mut [F; LANES] {
+    group_mut(bytemuck::cast_slice_mut(to), 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use rmsnorm_spec::{bf16, f16};
+
+    use super::*;
+    use crate::Isa;
+
+    /// Runs a check on every instruction set that this processor has.
+    macro_rules! on_every_isa {
+        ($check:ident) => {
+            for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+                match isa {
+                    Isa::Portable => $check::<Portable>(isa),
+                    Isa::Avx2 => $check::<Avx2>(isa),
+                    Isa::Avx512 => $check::<Avx512>(isa),
+                }
+            }
+        };
+    }
+
+    /// f32 values whose conversion to 16 bits is hard: every 16-bit value, the midpoint above it, and both neighbours
+    /// of that midpoint.
+    fn hard_values<E: Element>(shift: u32) -> Vec<f32> {
+        (0..=u32::from(u16::MAX))
+            .flat_map(|bits| {
+                let value = E::from_bits(bits).to_f32().to_bits();
+                let midpoint = value | (1 << (shift - 1));
+                [value, midpoint - 1, midpoint, midpoint.wrapping_add(1)]
+            })
+            .map(f32::from_bits)
+            .collect()
+    }
+
+    fn assert_same<E: Element>(got: E, expected: E, value: f32, isa: Isa) {
+        let same = got.bits() == expected.bits() || (got.to_f32().is_nan() && expected.to_f32().is_nan());
+        assert!(same, "{value:e} on {isa}: got {:#06x}, expected {:#06x}", got.bits(), expected.bits());
+    }
+
+    fn stores_round_to_nearest_even<S: Simd>(isa: Isa) {
+        fn check<S: Simd, E: Element>(values: Vec<f32>, isa: Isa) {
+            for values in values.as_chunks::<LANES>().0 {
+                let mut got = [E::default(); LANES];
+                store::<S, E, _>(&mut got, Full { start: 0 }, S::load(values));
+                for (got, value) in got.into_iter().zip(values) {
+                    assert_same(got, E::from_f32(*value), *value, isa);
+                }
+            }
+        }
+        check::<S, f16>(hard_values::<f16>(13), isa);
+        check::<S, bf16>(hard_values::<bf16>(16), isa);
+    }
+
+    #[test]
+    fn store_of_every_hard_value_rounds_to_nearest_even() {
+        on_every_isa!(stores_round_to_nearest_even);
+    }
+
+    fn loads_are_exact<S: Simd>(isa: Isa) {
+        fn check<S: Simd, E: Element>(isa: Isa) {
+            let all: Vec<E> = (0..=u32::from(u16::MAX)).map(E::from_bits).collect();
+            for start in (0..all.len()).step_by(LANES) {
+                let got = to_array::<S>(load::<S, E, _>(&all, Full { start }));
+                for (got, element) in got.into_iter().zip(&all[start..]) {
+                    let expected = element.to_f32();
+                    let same = got.to_bits() == expected.to_bits() || (got.is_nan() && expected.is_nan());
+                    assert!(same, "{element:?} on {isa}: got {got:e}");
+                }
+            }
+        }
+        check::<S, f16>(isa);
+        check::<S, bf16>(isa);
+    }
+
+    #[test]
+    fn load_of_every_16_bit_value_is_exact() {
+        on_every_isa!(loads_are_exact);
+    }
+
+    fn pieces_cover_each_element_once<S: Simd>(isa: Isa) {
+        for cols in 1..=4 * LANES {
+            for head in 0..=cols.min(LANES - 1) {
+                let from: Vec<f32> = (0..cols).map(|col| col as f32 + 1.0).collect();
+                let (mut to, mut visits) = (vec![0.0f32; cols], 0);
+                for_each_piece!(head, cols, piece => {
+                    store::<S, f32, _>(&mut to, piece, load::<S, f32, _>(&from, piece));
+                    visits += piece.len();
+                });
+                assert_eq!((&to, visits), (&from, cols), "cols {cols}, head {head} on {isa}");
+            }
+        }
+    }
+
+    #[test]
+    fn pieces_of_any_row_cover_each_element_once() {
+        on_every_isa!(pieces_cover_each_element_once);
+    }
+
+    fn fold_uses_the_tree<S: Simd>(isa: Isa) {
+        // Values of very different size: any other order of additions gives another sum.
+        let values: [f32; LANES] = std::array::from_fn(|lane| 1.1f32.powi((lane * 37 % LANES) as i32 * 5));
+        let mut tree = values;
+        for half in [16, 8, 4, 2, 1] {
+            for lane in 0..half {
+                tree[lane] += tree[lane + half];
+            }
+        }
+        assert_eq!(fold::<S>(S::load(&values)).to_bits(), tree[0].to_bits(), "on {isa}");
+        let serial: f32 = values.iter().sum();
+        assert_ne!(tree[0].to_bits(), serial.to_bits(), "the values do not tell the orders apart");
+    }
+
+    #[test]
+    fn fold_adds_halves_in_a_fixed_tree() {
+        on_every_isa!(fold_uses_the_tree);
+    }
+}

@@ -1,0 +1,181 @@
+//! Runs a validated call: builds the stages' work from its arguments and splits it over threads. Takes no decisions;
+//! those are in the plan.
+
+use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, ForwardInPlace, GradReduction, Problem, Rows};
+
+use crate::backend::CpuBackend;
+use crate::kernel::{self, Kernel};
+use crate::plan::{self, Plan};
+use crate::stages::backward::BackwardBlocks;
+use crate::stages::copy::CopyRange;
+use crate::stages::forward::{ForwardRows, Residual};
+use crate::stages::reduce_partials::PartialRows;
+use crate::stages::{Matrix, MatrixMut};
+
+pub(crate) fn forward<T: Element, W: Element, R: Element>(
+    backend: &CpuBackend,
+    call: Checked<Forward<'_, CpuBackend, T, W, R>>,
+) -> Result<(), Error> {
+    let (spec, plan) = (*call.spec(), plan::plan(call.problem(), backend.caps()));
+    let kernel = kernel::forward().ok_or_else(|| no_kernel(call.problem()))?;
+    let args = call.into_args();
+    let residual = match (args.residual, args.residual_out) {
+        (None, _) => Residual::Absent,
+        (Some(residual), None) => Residual::Read(matrix(residual, spec.cols)),
+        (Some(residual), Some(out)) => Residual::ReadWrite(matrix(residual, spec.cols), matrix_mut(out, spec.cols)),
+    };
+    let work = ForwardRows {
+        spec,
+        rows: spec.rows,
+        streaming: plan.streaming,
+        weight: args.weight,
+        bias: args.bias,
+        x: Some(matrix(args.x, spec.cols)),
+        y: matrix_mut(args.y, spec.cols),
+        residual,
+        mean: args.mean,
+        rstd: args.rstd,
+    };
+    run_forward(backend, kernel, work, &plan);
+    Ok(())
+}
+
+pub(crate) fn forward_in_place<T: Element, W: Element, R: Element>(
+    backend: &CpuBackend,
+    call: Checked<ForwardInPlace<'_, CpuBackend, T, W, R>>,
+) -> Result<(), Error> {
+    let (spec, plan) = (*call.spec(), plan::plan(call.problem(), backend.caps()));
+    let kernel = kernel::forward().ok_or_else(|| no_kernel(call.problem()))?;
+    let args = call.into_args();
+    let work = ForwardRows {
+        spec,
+        rows: spec.rows,
+        streaming: plan.streaming,
+        weight: args.weight,
+        bias: args.bias,
+        x: None,
+        y: matrix_mut(args.x, spec.cols),
+        residual: args.residual.map_or(Residual::Absent, |rows| Residual::InPlace(matrix_mut(rows, spec.cols))),
+        mean: args.mean,
+        rstd: args.rstd,
+    };
+    run_forward(backend, kernel, work, &plan);
+    Ok(())
+}
+
+fn run_forward<'a, T: Element, W: Element, R: Element>(
+    backend: &CpuBackend,
+    kernel: Kernel<ForwardRows<'a, T, W, R>>,
+    work: ForwardRows<'a, T, W, R>,
+    plan: &Plan,
+) {
+    let (isa, rows) = (backend.caps().isa, work.rows);
+    backend.install(|| fork(work, rows, plan.tasks, &ForwardRows::split_at, &|work| kernel(isa, work)));
+}
+
+fn no_kernel(problem: &Problem) -> Error {
+    let (activation, weight, residual) = (problem.activation, problem.weight, problem.residual);
+    let rule = format!("the cpu backend has no kernel for {activation} with {weight} weight and {residual} residual");
+    Error::Unsupported { rule }
+}
+
+pub(crate) fn backward<T: Element, W: Element, R: Element>(
+    backend: &CpuBackend,
+    call: Checked<Backward<'_, CpuBackend, T, W, R>>,
+) -> Result<(), Error> {
+    match call.problem().grad_reduction {
+        GradReduction::Partials => {}
+        GradReduction::Locks { .. } | GradReduction::Atomics => {
+            let rule =
+                format!("the cpu backend has GradReduction::Partials only, got {:?}", call.problem().grad_reduction);
+            return Err(Error::Unsupported { rule });
+        }
+    }
+    let (spec, plan) = (*call.spec(), plan::plan(call.problem(), backend.caps()));
+    let kernel = kernel::backward().ok_or_else(|| no_kernel(call.problem()))?;
+    let len = plan::workspace_len(call.problem());
+    let args = call.into_args();
+    // A `Checked` backward call has rstd; the error is for the type system only.
+    let Some(rstd) = args.rstd else {
+        return Err(Error::Missing { arg: "rstd", why: "the backward pass needs the forward pass's rstd" });
+    };
+
+    let mut allocated = Vec::new();
+    let workspace = match args.workspace {
+        Some(workspace) => &mut workspace[..len],
+        None => {
+            allocated.resize(len, 0.0);
+            allocated.as_mut_slice()
+        }
+    };
+    let dweight_len = if args.dweight.is_some() { plan.blocks * spec.cols } else { 0 };
+    let (dweight_partials, dbias_partials) = workspace.split_at_mut(dweight_len);
+
+    let work = BackwardBlocks {
+        spec,
+        rows: spec.rows,
+        block_rows: plan.block_rows,
+        group_rows: plan.group_rows,
+        streaming: plan.streaming,
+        weight: args.weight,
+        dy: matrix(args.dy, spec.cols),
+        x: matrix(args.x, spec.cols),
+        mean: args.mean,
+        rstd,
+        dresidual_out: args.dresidual_out.map(|rows| matrix(rows, spec.cols)),
+        dx: matrix_mut(args.dx, spec.cols),
+        dweight_partials: args.dweight.is_some().then_some(&mut *dweight_partials),
+        dbias_partials: args.dbias.is_some().then_some(&mut *dbias_partials),
+    };
+    let isa = backend.caps().isa;
+    backend.install(|| {
+        fork(work, plan.blocks, plan.tasks, &BackwardBlocks::split_at, &|work| kernel(isa, work));
+    });
+    backend.install(|| {
+        reduce_partials(backend, dweight_partials, args.dweight, plan.tasks);
+        reduce_partials(backend, dbias_partials, args.dbias, plan.tasks);
+    });
+    Ok(())
+}
+
+fn reduce_partials<W: Element>(backend: &CpuBackend, partials: &[f32], gradient: Option<&mut [W]>, tasks: usize) {
+    if let Some(gradient) = gradient {
+        let cols = gradient.len();
+        let work = PartialRows { partials, cols, first: 0, gradient };
+        let isa = backend.caps().isa;
+        fork(work, cols, tasks, &PartialRows::split_at, &|work| kernel::reduce_partials(isa, work));
+    }
+}
+
+pub(crate) fn copy(backend: &CpuBackend, work: CopyRange<'_>) {
+    let (isa, units) = (backend.caps().isa, work.to.len());
+    let tasks = plan::tasks(2 * size_of_val(work.to), units, backend.caps());
+    backend.install(|| fork(work, units, tasks, &CopyRange::split_at, &|work| kernel::copy(isa, work)));
+}
+
+/// Halves `work` of `units` until there are `tasks` pieces, and runs them on the current thread pool.
+fn fork<K: Send>(
+    work: K,
+    units: usize,
+    tasks: usize,
+    split_at: &(impl Fn(K, usize) -> (K, K) + Sync),
+    run: &(impl Fn(K) + Sync),
+) {
+    if tasks <= 1 || units <= 1 {
+        return run(work);
+    }
+    let (low_tasks, low_units) = (tasks / 2, units * (tasks / 2) / tasks);
+    let (low, high) = split_at(work, low_units);
+    rayon::join(
+        || fork(low, low_units, low_tasks, split_at, run),
+        || fork(high, units - low_units, tasks - low_tasks, split_at, run),
+    );
+}
+
+fn matrix<'a, E: Element>(rows: Rows<&'a [E]>, cols: usize) -> Matrix<'a, E> {
+    Matrix { row_stride: rows.stride(cols), data: rows.view }
+}
+
+fn matrix_mut<'a, E: Element>(rows: Rows<&'a mut [E]>, cols: usize) -> MatrixMut<'a, E> {
+    MatrixMut { row_stride: rows.stride(cols), data: rows.view }
+}

@@ -1,0 +1,190 @@
+//! How a problem is cut into work: a pure function of the problem and the caps.
+//!
+//! What decides the bits of a result (`block_rows`) depends on the number of rows only, never on the number of threads
+//! or the instruction set. Everything else may be tuned freely.
+
+use rmsnorm_spec::{Problem, Stage};
+
+use crate::caps::Caps;
+use crate::stages::backward::GROUP_ROWS;
+
+/// How one call is executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Plan {
+    /// Contiguous ranges of rows (forward) or of blocks (backward) that may run on different threads; at least 1.
+    pub(crate) tasks: usize,
+    /// Rows whose weight gradients are summed into one partial row, in order.
+    pub(crate) block_rows: usize,
+    /// Number of blocks; the second stage adds their partial rows, in order.
+    pub(crate) blocks: usize,
+    /// Rows that share one pass over the partial row.
+    pub(crate) group_rows: usize,
+    /// Whether outputs bypass the cache.
+    pub(crate) streaming: bool,
+}
+
+/// Bytes of work below which a second thread costs more than it brings.
+const MIN_TASK_BYTES: usize = 128 << 10;
+
+/// Tasks per thread, so that a thread that was interrupted does not hold up the others.
+const TASKS_PER_THREAD: usize = 4;
+
+/// Outputs of at least this many bytes bypass the cache: they would not stay in it.
+const STREAMING_BYTES: usize = 8 << 20;
+
+/// The fewest rows of a block: below, the partial rows would cost more traffic than the rows themselves.
+const MIN_BLOCK_ROWS: usize = 8;
+
+/// The rows of a group are read twice; together they should stay in the second-level cache.
+const GROUP_BYTES: usize = 256 << 10;
+
+/// Row counts at which the plan changes, for the conformance suite: one group, one block, two blocks.
+#[cfg(any(test, feature = "conformance"))]
+pub(crate) const ROWS_BREAKPOINTS: [usize; 4] = [GROUP_ROWS, MIN_BLOCK_ROWS, 2 * MIN_BLOCK_ROWS, 64];
+
+/// Row lengths at which the code path changes, for the conformance suite: one group of lanes, several.
+#[cfg(any(test, feature = "conformance"))]
+pub(crate) const COLS_BREAKPOINTS: [usize; 4] =
+    [crate::lanes::LANES, 2 * crate::lanes::LANES, 8 * crate::lanes::LANES, 8192];
+
+/// Rows per block: about the square root, so that neither of the two chains of additions is long.
+pub(crate) fn block_rows(rows: usize) -> usize {
+    let root = rows.isqrt();
+    let ceil_root = if root * root < rows { root + 1 } else { root };
+    ceil_root.max(MIN_BLOCK_ROWS)
+}
+
+/// Longest chain of additions in `dweight` and `dbias`: within a block, then over the blocks.
+#[cfg(any(test, feature = "conformance"))]
+pub(crate) fn depth_rows(rows: usize) -> usize {
+    let block_rows = block_rows(rows);
+    (block_rows.min(rows) + rows.div_ceil(block_rows)).saturating_sub(2)
+}
+
+/// Longest chain of additions in a sum over a row: within a lane, then the fold.
+#[cfg(any(test, feature = "conformance"))]
+pub(crate) fn depth_cols(cols: usize) -> usize {
+    let lanes = crate::lanes::LANES;
+    cols.saturating_sub(1).min(cols.div_ceil(lanes).saturating_sub(1) + lanes.ilog2() as usize)
+}
+
+/// f32 elements of workspace: one partial row of `dweight` and one of `dbias` per block.
+pub(crate) fn workspace_len(problem: &Problem) -> usize {
+    let gradients = usize::from(problem.present.dweight) + usize::from(problem.present.dbias);
+    problem.rows.div_ceil(block_rows(problem.rows)) * problem.cols * gradients
+}
+
+/// Pieces of `units` that are worth a thread each, when `bytes` are moved.
+pub(crate) fn tasks(bytes: usize, units: usize, caps: &Caps) -> usize {
+    let most = if caps.threads == 1 { 1 } else { caps.threads * TASKS_PER_THREAD };
+    (bytes / MIN_TASK_BYTES).clamp(1, most).min(units.max(1))
+}
+
+/// The plan of a problem.
+pub(crate) fn plan(problem: &Problem, caps: &Caps) -> Plan {
+    let (rows, cols) = (problem.rows, problem.cols);
+    let row_bytes = cols * problem.activation.size();
+    let output_bytes = rows * row_bytes;
+    let block_rows = block_rows(rows);
+    let blocks = rows.div_ceil(block_rows);
+    let units = match problem.stage {
+        Stage::Forward | Stage::ForwardInPlace => rows,
+        Stage::Backward => blocks,
+    };
+    Plan {
+        tasks: tasks(2 * output_bytes, units, caps),
+        block_rows,
+        blocks,
+        group_rows: (GROUP_BYTES / (2 * row_bytes)).clamp(1, GROUP_ROWS),
+        streaming: output_bytes >= STREAMING_BYTES && problem.stage != Stage::ForwardInPlace,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rmsnorm_spec::{CastOrder, DType, GradReduction, Norm, Present};
+
+    use super::*;
+    use crate::Isa;
+
+    fn problem(stage: Stage, rows: usize, cols: usize, activation: DType) -> Problem {
+        Problem {
+            stage,
+            norm: Norm::Rms,
+            rows,
+            cols,
+            activation,
+            weight: activation,
+            residual: activation,
+            has_weight_offset: false,
+            cast_order: CastOrder::AtStore,
+            grad_reduction: GradReduction::Partials,
+            present: Present { weight: true, dweight: true, dbias: true, ..Present::default() },
+        }
+    }
+
+    fn with_threads(threads: usize) -> Caps {
+        Caps { isa: Isa::Portable, threads }
+    }
+
+    #[test]
+    fn small_calls_stay_on_the_calling_thread() {
+        for (rows, cols) in [(0, 4096), (1, 4096), (1, 8192), (7, 1024), (64, 128)] {
+            let plan = plan(&problem(Stage::Forward, rows, cols, DType::F32), &with_threads(8));
+            assert_eq!(plan.tasks, 1, "{rows}x{cols}");
+        }
+    }
+
+    #[test]
+    fn one_row_is_never_split() {
+        let plan = plan(&problem(Stage::Forward, 1, 1 << 24, DType::F32), &with_threads(8));
+        assert_eq!(plan.tasks, 1);
+    }
+
+    #[test]
+    fn large_calls_use_every_thread() {
+        for threads in [2, 3, 16] {
+            let forward = plan(&problem(Stage::Forward, 4096, 1024, DType::F32), &with_threads(threads));
+            assert!(forward.tasks >= threads && forward.tasks <= 4096, "{forward:?}");
+            let backward = plan(&problem(Stage::Backward, 4096, 1024, DType::F32), &with_threads(threads));
+            assert!(backward.tasks >= threads && backward.tasks <= backward.blocks, "{backward:?}");
+        }
+    }
+
+    #[test]
+    fn what_decides_the_bits_depends_on_rows_only() {
+        for rows in [1, 7, 8, 9, 64, 65, 4096, 1 << 20] {
+            let reference = plan(&problem(Stage::Backward, rows, 64, DType::F32), &with_threads(1));
+            for (threads, cols, dtype) in [(2, 64, DType::F32), (16, 65537, DType::Bf16), (3, 1, DType::F16)] {
+                let other = plan(&problem(Stage::Backward, rows, cols, dtype), &with_threads(threads));
+                assert_eq!((reference.block_rows, reference.blocks), (other.block_rows, other.blocks));
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_cover_all_rows_and_fit_the_workspace() {
+        for rows in (0..200).chain([4095, 4096, 4097, 65537, 1 << 20]) {
+            let problem = problem(Stage::Backward, rows, 3, DType::F32);
+            let plan = plan(&problem, &with_threads(2));
+            assert!(plan.blocks * plan.block_rows >= rows);
+            assert!(rows == 0 || (plan.blocks - 1) * plan.block_rows < rows, "an empty block for {rows} rows");
+            assert_eq!(workspace_len(&problem), plan.blocks * 3 * 2);
+        }
+    }
+
+    #[test]
+    fn chains_of_additions_stay_within_policy() {
+        for n in (0..5000).chain([17389, 65537, 1 << 20, 1 << 24]) {
+            let root = (n as f64).sqrt().ceil() as usize;
+            assert!(depth_rows(n) <= n.saturating_sub(1).min(2 * root + 64), "{n} rows: {}", depth_rows(n));
+            assert!(depth_cols(n) <= n.saturating_sub(1).min(n.div_ceil(32) + 16), "{n} cols: {}", depth_cols(n));
+        }
+    }
+
+    #[test]
+    fn groups_are_small_where_rows_are_long() {
+        let group_rows = |cols| plan(&problem(Stage::Backward, 64, cols, DType::F32), &with_threads(1)).group_rows;
+        assert_eq!((group_rows(1024), group_rows(1 << 20)), (GROUP_ROWS, 1));
+    }
+}

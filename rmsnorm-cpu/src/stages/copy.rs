@@ -1,0 +1,34 @@
+//! A plain copy, with the kernels' own loads and stores: the yardstick that their speed is measured against.
+
+use crate::lanes::{self, Simd};
+
+/// A range to copy.
+pub(crate) struct CopyRange<'a> {
+    pub(crate) from: &'a [f32],
+    pub(crate) to: &'a mut [f32],
+    pub(crate) streaming: bool,
+}
+
+impl CopyRange<'_> {
+    /// The elements before `index`, and the others.
+    pub(crate) fn split_at(self, index: usize) -> (Self, Self) {
+        let (from_low, from_high) = self.from.split_at(index);
+        let (to_low, to_high) = self.to.split_at_mut(index);
+        (CopyRange { from: from_low, to: to_low, ..self }, CopyRange { from: from_high, to: to_high, ..self })
+    }
+
+    /// Copies.
+    #[inline(always)]
+    pub(crate) fn run<S: Simd>(self) {
+        if !self.streaming {
+            // The library's memcpy: the best that is known for a copy through the cache.
+            return self.to.copy_from_slice(self.from);
+        }
+        let head = super::forward::unaligned_head(self.to);
+        lanes::for_each_piece!(head, self.to.len(), piece => {
+            let lanes = lanes::load::<S, f32, _>(self.from, piece);
+            lanes::stream::<S, f32, _>(self.to, piece, lanes);
+        });
+        S::fence();
+    }
+}

@@ -1,0 +1,66 @@
+//! Rows of a matrix as slices, and the split of a matrix between two threads.
+
+use rmsnorm_spec::Element;
+
+/// A matrix that is read.
+#[derive(Clone, Copy)]
+pub(crate) struct Matrix<'a, E> {
+    pub(crate) data: &'a [E],
+    pub(crate) row_stride: usize,
+}
+
+impl<'a, E: Element> Matrix<'a, E> {
+    /// The same matrix under another name of its element type.
+    pub(crate) fn cast<F: Element>(self) -> Matrix<'a, F> {
+        Matrix { data: bytemuck::cast_slice(self.data), row_stride: self.row_stride }
+    }
+
+    #[inline(always)]
+    pub(crate) fn row(&self, row: usize, cols: usize) -> &'a [E] {
+        &self.data[row * self.row_stride..][..cols]
+    }
+
+    /// `len` rows from `start`; empty slices in the remaining places.
+    #[inline(always)]
+    pub(crate) fn group<const MOST: usize>(&self, start: usize, len: usize, cols: usize) -> [&'a [E]; MOST] {
+        std::array::from_fn(|i| if i < len { self.row(start + i, cols) } else { &[] })
+    }
+
+    /// The rows before `row`, and the others.
+    pub(crate) fn split_at(self, row: usize) -> (Self, Self) {
+        let (low, high) = self.data.split_at((row * self.row_stride).min(self.data.len()));
+        (Matrix { data: low, ..self }, Matrix { data: high, ..self })
+    }
+}
+
+/// A matrix that is written.
+pub(crate) struct MatrixMut<'a, E> {
+    pub(crate) data: &'a mut [E],
+    pub(crate) row_stride: usize,
+}
+
+impl<'a, E: Element> MatrixMut<'a, E> {
+    /// The same matrix under another name of its element type.
+    pub(crate) fn cast<F: Element>(self) -> MatrixMut<'a, F> {
+        MatrixMut { data: bytemuck::cast_slice_mut(self.data), row_stride: self.row_stride }
+    }
+
+    #[inline(always)]
+    pub(crate) fn row(&mut self, row: usize, cols: usize) -> &mut [E] {
+        &mut self.data[row * self.row_stride..][..cols]
+    }
+
+    /// `len` rows from `start`; empty slices in the remaining places.
+    #[inline(always)]
+    pub(crate) fn group<const MOST: usize>(&mut self, start: usize, len: usize, cols: usize) -> [&mut [E]; MOST] {
+        let mut rows = self.data[start * self.row_stride..].chunks_mut(self.row_stride).take(len);
+        std::array::from_fn(|_| rows.next().map_or(&mut [] as &mut [E], |row| &mut row[..cols]))
+    }
+
+    /// The rows before `row`, and the others.
+    pub(crate) fn split_at(self, row: usize) -> (Self, Self) {
+        let row_stride = self.row_stride;
+        let (low, high) = self.data.split_at_mut((row * row_stride).min(self.data.len()));
+        (MatrixMut { data: low, row_stride }, MatrixMut { data: high, row_stride })
+    }
+}

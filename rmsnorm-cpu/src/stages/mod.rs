@@ -1,0 +1,10 @@
+//! The arithmetic, one file per stage, shared by all instruction sets: generic over [`crate::lanes::Simd`] and compiled
+//! once per instruction set by `kernel`.
+
+pub(crate) mod backward;
+pub(crate) mod copy;
+pub(crate) mod forward;
+mod matrix;
+pub(crate) mod reduce_partials;
+
+pub(crate) use matrix::{Matrix, MatrixMut};

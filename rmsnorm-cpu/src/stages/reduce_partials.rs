@@ -1,0 +1,46 @@
+//! The second stage of the weight gradients: adds the blocks' partial rows in order. docs/math.md, (11) and (12).
+
+use rmsnorm_spec::Element;
+
+use crate::lanes::{self, Simd};
+
+/// Partial rows and the gradient they add up to, or a range of its columns.
+pub(crate) struct PartialRows<'a, W> {
+    /// `blocks` rows of `cols` sums, where `cols` is the length of the whole gradient.
+    pub(crate) partials: &'a [f32],
+    pub(crate) cols: usize,
+    /// The first column of `gradient`.
+    pub(crate) first: usize,
+    pub(crate) gradient: &'a mut [W],
+}
+
+impl<'a, W: Element> PartialRows<'a, W> {
+    /// The same rows under another name of the gradient's element type.
+    pub(crate) fn cast<V: Element>(self) -> PartialRows<'a, V> {
+        PartialRows {
+            partials: self.partials,
+            cols: self.cols,
+            first: self.first,
+            gradient: bytemuck::cast_slice_mut(self.gradient),
+        }
+    }
+
+    /// The columns before `col`, and the others.
+    pub(crate) fn split_at(self, col: usize) -> (Self, Self) {
+        let (low, high) = self.gradient.split_at_mut(col);
+        (PartialRows { gradient: low, ..self }, PartialRows { gradient: high, first: self.first + col, ..self })
+    }
+
+    /// Writes the gradient.
+    #[inline(always)]
+    pub(crate) fn run<S: Simd>(self) {
+        let (first, len) = (self.first, self.gradient.len());
+        lanes::for_each_piece!(0, len, piece => {
+            let mut sums = S::splat(0.0);
+            for partials in self.partials.chunks_exact(self.cols) {
+                sums = S::add(sums, lanes::load::<S, f32, _>(&partials[first..][..len], piece));
+            }
+            lanes::store::<S, W, _>(self.gradient, piece, sums);
+        });
+    }
+}
