@@ -1,0 +1,44 @@
+//! Fused RMSNorm and LayerNorm, forward and backward, in one pass over memory, behind one trait.
+//!
+//! This crate is what users depend on. It re-exports `rmsnorm-spec` (the [`NormBackend`] trait, the argument structs,
+//! the definition) and each backend that was built in, as a module of its own; [`available`] and [`AnyBackend`] choose
+//! among them at run time. No kernel and no unsafe code lives here.
+//!
+//! | feature | module | brings |
+//! |---|---|---|
+//! | `cpu` (default) | `cpu` | the CPU backend |
+//! | `conformance` | `conformance` | the suite that proves a backend, and [`AnyBackend`]'s `dispatch` |
+//!
+//! # Example
+//! Forward, then backward, on slices:
+//! ```
+//! # #[cfg(feature = "cpu")] {
+//! use rmsnorm_core::cpu::{Backward, CpuBackend, Forward};
+//! use rmsnorm_core::{NormBackend, NormSpec};
+//!
+//! let backend = CpuBackend::new();
+//! let norm = NormSpec::rms(2, 3, 1e-6);
+//! let (x, weight) = ([3.0f32, 4.0, 5.0, 0.0, -2.0, 0.0], [1.0, 2.0, 1.0]);
+//! let (mut y, mut rstd) = ([0.0; 6], [0.0; 2]);
+//! backend.forward(&norm, Forward::new(&x, &mut y).weight(&weight).rstd(&mut rstd))?;
+//!
+//! let (dy, mut dx, mut dweight) = ([1.0; 6], [0.0; 6], [0.0; 3]);
+//! backend.backward(&norm, Backward::new(&dy, &x, &mut dx).weight(&weight).rstd(&rstd).dweight(&mut dweight))?;
+//! assert!((dweight[0] - y[0]).abs() < 1e-6);
+//! # }
+//! # Ok::<(), rmsnorm_core::Error>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod device;
+
+#[cfg(feature = "conformance")]
+pub use device::Task;
+pub use device::{AnyBackend, Availability, Device, available};
+pub use rmsnorm_spec::*;
+
+/// The CPU backend.
+#[cfg(feature = "cpu")]
+pub mod cpu {
+    pub use rmsnorm_cpu::*;
+}
