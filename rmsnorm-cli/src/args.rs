@@ -1,0 +1,130 @@
+//! The arguments of the command line, as clap reads them.
+//!
+//! Names of backends, operations and dtypes stay strings here: the commands read them, so that a wrong one is answered
+//! in one line that names its source, be it a flag or a file.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+/// Fused RMSNorm and LayerNorm, forward and backward: what this machine has, proven and measured.
+///
+/// Without a command: the devices, a quick conformance run and a short benchmark.
+#[derive(Debug, Parser)]
+#[command(name = "rmsnorm", version)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// List every backend: what it runs on, or why it cannot
+    Devices(DevicesArgs),
+    /// Prove a backend: every output against its error bound, on generated cases
+    Conformance(ConformanceArgs),
+    /// Measure forward and backward against this machine's copy bandwidth
+    Bench(BenchArgs),
+    /// Normalize the tensors of a safetensors file
+    ///
+    /// The file holds x of any rank and, if wanted, weight, bias, residual, dy and dresidual_out, in F32, F16 or BF16.
+    /// The trailing dimensions that weight (or bias) has are normalized, without them the last one. The output gets y
+    /// and rstd, mean for layer_norm, residual_out if there is a residual and, if there is dy, dx, dweight and dbias.
+    Run(RunArgs),
+}
+
+/// Arguments of `rmsnorm devices`.
+#[derive(Debug, Args)]
+pub struct DevicesArgs {
+    /// Print a JSON object instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `rmsnorm conformance`.
+#[derive(Debug, Args)]
+pub struct ConformanceArgs {
+    /// The backend to prove
+    #[arg(long, value_name = "BACKEND", default_value = "cpu")]
+    pub backend: String,
+    /// How much to run: smoke (seconds), core (the fixed list), full (many random cases) or stress (large tensors)
+    #[arg(long, value_name = "PROFILE", default_value = "core")]
+    pub profile: String,
+    /// Seed of the cases of the full profile
+    #[arg(long, value_name = "SEED", default_value_t = 0)]
+    pub seed: u64,
+    /// Run only the case with this id, as a failure prints it
+    #[arg(long, value_name = "ID")]
+    pub case: Option<String>,
+    /// Write one JSON object per case and one for the summary to this file (`-`: stdout)
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// Arguments of `rmsnorm bench`.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// The backends to measure [default: all that this machine has]
+    #[arg(long, value_name = "BACKEND,..", value_delimiter = ',')]
+    pub backend: Vec<String>,
+    /// The norms to measure: rms_norm, layer_norm [default: both]
+    #[arg(long, value_name = "NORM,..", value_delimiter = ',')]
+    pub norm: Vec<String>,
+    /// The operations to measure: forward, add_forward, backward [default: all]
+    #[arg(long, value_name = "OP,..", value_delimiter = ',')]
+    pub op: Vec<String>,
+    /// The shapes to measure, as rows x cols: 4096x4096
+    #[arg(long, value_name = "MxN,..", value_delimiter = ',')]
+    pub shapes: Vec<String>,
+    /// The dtypes to measure: f32, f16, bf16 [default: f32,bf16]
+    #[arg(long, value_name = "DTYPE,..", value_delimiter = ',')]
+    pub dtype: Vec<String>,
+    /// Threads of the cpu backend [default: all]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Seconds of samples for each row of the table
+    #[arg(long, value_name = "S", default_value_t = 0.5)]
+    pub seconds: f64,
+    /// Write the measurements as JSON to this file (`-`: stdout)
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// Arguments of `rmsnorm run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// The safetensors file with the inputs
+    #[arg(value_name = "IN.safetensors")]
+    pub input: PathBuf,
+    /// The safetensors file to write; it appears complete or not at all
+    #[arg(short, long, value_name = "OUT.safetensors")]
+    pub output: PathBuf,
+    /// The backend that computes
+    #[arg(long, value_name = "BACKEND", default_value = "cpu")]
+    pub backend: String,
+    /// The scalars of the norm.
+    #[command(flatten)]
+    pub settings: SettingArgs,
+    /// Print what was done as a JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The flags of `rmsnorm run` that the file's metadata may give instead. The flag wins.
+#[derive(Debug, Default, Args)]
+pub struct SettingArgs {
+    /// rms_norm or layer_norm; needed here or as metadata "op"
+    #[arg(long, value_name = "OP")]
+    pub op: Option<String>,
+    /// Added to the variance inside the root; needed here or as metadata "eps"
+    #[arg(long, value_name = "E", allow_hyphen_values = true)]
+    pub eps: Option<String>,
+    /// Added to every weight, 1 for Gemma; or metadata "weight_offset" [default: 0]
+    #[arg(long, value_name = "O", allow_hyphen_values = true)]
+    pub weight_offset: Option<String>,
+    /// at_store, or before_weight for Llama's roundings; or metadata "cast_order" [default: at_store]
+    #[arg(long, value_name = "ORDER")]
+    pub cast_order: Option<String>,
+}

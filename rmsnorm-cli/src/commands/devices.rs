@@ -1,0 +1,35 @@
+//! `rmsnorm devices`: every backend, with what it runs on or why it cannot.
+
+use rmsnorm_core::{Availability, available};
+use serde_json::{Value, json};
+
+use crate::args::DevicesArgs;
+use crate::failure::Failure;
+use crate::output::print;
+
+/// Prints the list.
+pub fn run(args: &DevicesArgs) -> Result<(), Failure> {
+    let devices = available();
+    if args.json {
+        let devices: Vec<Value> = devices.iter().map(as_json).collect();
+        print(&format!("{:#}\n", json!({ "devices": devices })))
+    } else {
+        print(&table(&devices))
+    }
+}
+
+/// One line per device.
+pub fn table(devices: &[Availability]) -> String {
+    let line = |device: &Availability| match &device.status {
+        Ok(description) => format!("{:<6} ready    {description}\n", device.name),
+        Err(reason) => format!("{:<6} missing  {reason}\n", device.name),
+    };
+    devices.iter().map(line).collect()
+}
+
+fn as_json(device: &Availability) -> Value {
+    match &device.status {
+        Ok(description) => json!({ "name": device.name, "available": true, "description": description }),
+        Err(reason) => json!({ "name": device.name, "available": false, "reason": reason }),
+    }
+}

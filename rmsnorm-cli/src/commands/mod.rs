@@ -1,0 +1,7 @@
+//! One file per command, and `overview` for none.
+
+pub mod bench;
+pub mod conformance;
+pub mod devices;
+pub mod overview;
+pub mod run;

@@ -1,0 +1,32 @@
+//! `rmsnorm` without a command: the devices, each proven and measured in brief.
+
+use rmsnorm_core::conformance::Options;
+use rmsnorm_core::{AnyBackend, available};
+
+use super::conformance::prove;
+use super::{bench, devices};
+use crate::failure::Failure;
+use crate::output::print;
+
+/// Everything a newcomer wants to see, in under a minute. Speed is shown only of what is right.
+pub fn run() -> Result<(), Failure> {
+    let devices = available();
+    print(&format!("Devices\n\n{}\n", devices::table(&devices)))?;
+
+    let mut proven = Vec::new();
+    for device in devices.iter().filter(|device| device.status.is_ok()) {
+        let backend = AnyBackend::open(device.name.parse()?)?;
+        let summary = prove(&backend, &Options::default(), None)?;
+        print(&format!("Conformance, {}\n\n{summary}\n\n", device.name))?;
+        if !summary.is_success() {
+            return Err(Failure::Check);
+        }
+        proven.push(backend);
+    }
+
+    for backend in &proven {
+        print("Benchmark, ")?;
+        bench::short(backend)?;
+    }
+    Ok(())
+}

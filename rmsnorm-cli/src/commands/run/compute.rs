@@ -1,0 +1,162 @@
+//! The computation of `rmsnorm run`, on any backend: upload, forward, backward with the statistics of that forward,
+//! download.
+
+use rmsnorm_core::conformance::Harness;
+use rmsnorm_core::{Backward, DType, Element, Error, Forward, Norm, NormBackend, Task, bf16, f16};
+
+use super::request::Request;
+use crate::tensors::{OutputTensor, Tensor};
+
+/// What the device calls itself, and what it computed.
+#[derive(Debug)]
+pub struct Computed {
+    /// The device, in words.
+    pub device: String,
+    /// y, then the others in the order of their computation.
+    pub outputs: Vec<OutputTensor>,
+}
+
+/// The request as work for any backend.
+pub struct Compute<'a>(pub &'a Request<'a>);
+
+impl Task for Compute<'_> {
+    type Output = Result<Computed, Error>;
+
+    fn run<H: Harness>(self, harness: &H) -> Self::Output {
+        let request = self.0;
+        let outputs = match request.x.dtype {
+            DType::F32 => with_activation::<H, f32>(harness, request),
+            DType::F16 => with_activation::<H, f16>(harness, request),
+            DType::Bf16 => with_activation::<H, bf16>(harness, request),
+        }?;
+        Ok(Computed { device: harness.device(), outputs })
+    }
+}
+
+/// From dtypes as data to dtypes as types. [`Request`] has admitted each of the two others only as `T` or f32.
+fn with_activation<H: Harness, T: Element>(harness: &H, request: &Request<'_>) -> Result<Vec<OutputTensor>, Error> {
+    match (request.weight_dtype() == T::DTYPE, request.residual_dtype() == T::DTYPE) {
+        (true, true) => compute::<H, T, T, T>(harness, request),
+        (true, false) => compute::<H, T, T, f32>(harness, request),
+        (false, true) => compute::<H, T, f32, T>(harness, request),
+        (false, false) => compute::<H, T, f32, f32>(harness, request),
+    }
+}
+
+fn compute<H: Harness, T: Element, W: Element, R: Element>(
+    harness: &H,
+    request: &Request<'_>,
+) -> Result<Vec<OutputTensor>, Error> {
+    let weight = upload(harness, request.weight.as_ref())?;
+    let weight = weight.as_ref();
+    let (mut outputs, saved) = forward::<H, T, W, R>(harness, request, weight)?;
+    if let Some(dy) = &request.dy {
+        outputs.extend(backward::<H, T, W, R>(harness, request, dy, weight, saved)?);
+    }
+    Ok(outputs)
+}
+
+/// What backward needs from forward, on the device.
+struct Saved<H: Harness, R: Element> {
+    residual_out: Option<H::Buffer<R>>,
+    mean: Option<H::Buffer<f32>>,
+    rstd: H::Buffer<f32>,
+}
+
+fn forward<H: Harness, T: Element, W: Element, R: Element>(
+    harness: &H,
+    request: &Request<'_>,
+    weight: Option<&H::Buffer<W>>,
+) -> Result<(Vec<OutputTensor>, Saved<H, R>), Error> {
+    let Request { spec, batch_shape, x: input, .. } = request;
+    let (rows, cols, all) = (spec.rows, spec.cols, spec.rows * spec.cols);
+    let x = harness.upload(&input.elements::<T>())?;
+    let bias = upload::<H, W>(harness, request.bias.as_ref())?;
+    let residual = upload::<H, R>(harness, request.residual.as_ref())?;
+    let mut y = zeros::<H, T>(harness, all)?;
+    let mut residual_out = residual.is_some().then(|| zeros::<H, R>(harness, all)).transpose()?;
+    let mut mean = (spec.norm == Norm::Layer).then(|| zeros::<H, f32>(harness, rows)).transpose()?;
+    let mut rstd = zeros::<H, f32>(harness, rows)?;
+
+    let mut args = Forward::<H::Backend, T, W, R>::mixed(harness.view(&x, 0..all), harness.view_mut(&mut y, 0..all));
+    args = args.rstd(harness.view_mut(&mut rstd, 0..rows));
+    args.weight = weight.map(|weight| harness.view(weight, 0..cols));
+    args.bias = bias.as_ref().map(|bias| harness.view(bias, 0..cols));
+    args.mean = mean.as_mut().map(|mean| harness.view_mut(mean, 0..rows));
+    if let Some(residual) = &residual {
+        args = args.residual(harness.view(residual, 0..all));
+    }
+    if let Some(residual_out) = &mut residual_out {
+        args = args.residual_out(harness.view_mut(residual_out, 0..all));
+    }
+    harness.backend().forward(spec, args)?;
+
+    let mut outputs = vec![download(harness, "y", &input.shape, &y)?, download(harness, "rstd", batch_shape, &rstd)?];
+    if let Some(mean) = &mean {
+        outputs.push(download(harness, "mean", batch_shape, mean)?);
+    }
+    if let Some(residual_out) = &residual_out {
+        outputs.push(download(harness, "residual_out", &input.shape, residual_out)?);
+    }
+    Ok((outputs, Saved { residual_out, mean, rstd }))
+}
+
+fn backward<H: Harness, T: Element, W: Element, R: Element>(
+    harness: &H,
+    request: &Request<'_>,
+    dy: &Tensor<'_>,
+    weight: Option<&H::Buffer<W>>,
+    saved: Saved<H, R>,
+) -> Result<Vec<OutputTensor>, Error> {
+    let Request { spec, norm_shape, x, .. } = request;
+    let (rows, cols, all) = (spec.rows, spec.cols, spec.rows * spec.cols);
+    let dy = harness.upload(&dy.elements::<T>())?;
+    let dresidual_out = upload::<H, R>(harness, request.dresidual_out.as_ref())?;
+    let mut dx = zeros::<H, T>(harness, all)?;
+    let mut dweight = weight.is_some().then(|| zeros::<H, W>(harness, cols)).transpose()?;
+    let mut dbias = request.bias.is_some().then(|| zeros::<H, W>(harness, cols)).transpose()?;
+    let normalized = match saved.residual_out {
+        Some(residual_out) => residual_out,
+        // Without a residual `R` is the dtype of x, though the compiler cannot know.
+        None => harness.upload(&x.elements::<R>())?,
+    };
+
+    let (dy, normalized) = (harness.view(&dy, 0..all), harness.view(&normalized, 0..all));
+    let mut args = Backward::<H::Backend, T, W, R>::mixed(dy, normalized, harness.view_mut(&mut dx, 0..all));
+    args = args.rstd(harness.view(&saved.rstd, 0..rows));
+    args.weight = weight.map(|weight| harness.view(weight, 0..cols));
+    args.mean = saved.mean.as_ref().map(|mean| harness.view(mean, 0..rows));
+    args.dweight = dweight.as_mut().map(|dweight| harness.view_mut(dweight, 0..cols));
+    args.dbias = dbias.as_mut().map(|dbias| harness.view_mut(dbias, 0..cols));
+    if let Some(dresidual_out) = &dresidual_out {
+        args = args.dresidual_out(harness.view(dresidual_out, 0..all));
+    }
+    harness.backend().backward(spec, args)?;
+
+    let mut outputs = vec![download(harness, "dx", &x.shape, &dx)?];
+    if let Some(dweight) = &dweight {
+        outputs.push(download(harness, "dweight", norm_shape, dweight)?);
+    }
+    if let Some(dbias) = &dbias {
+        outputs.push(download(harness, "dbias", norm_shape, dbias)?);
+    }
+    Ok(outputs)
+}
+
+fn upload<H: Harness, E: Element>(harness: &H, tensor: Option<&Tensor<'_>>) -> Result<Option<H::Buffer<E>>, Error> {
+    tensor.map(|tensor| harness.upload(&tensor.elements::<E>())).transpose()
+}
+
+/// Room for an output.
+fn zeros<H: Harness, E: Element>(harness: &H, len: usize) -> Result<H::Buffer<E>, Error> {
+    harness.upload(&vec![E::default(); len])
+}
+
+fn download<H: Harness, E: Element>(
+    harness: &H,
+    name: &'static str,
+    shape: &[usize],
+    buffer: &H::Buffer<E>,
+) -> Result<OutputTensor, Error> {
+    Ok(OutputTensor::new(name, shape, &harness.download(buffer)?))
+}

@@ -1,0 +1,84 @@
+//! `rmsnorm run`: a norm, and its gradients if asked for, from one safetensors file to another.
+
+mod compute;
+mod request;
+mod settings;
+
+use std::fs;
+
+use rmsnorm_core::AnyBackend;
+use serde_json::{Map, Value, json};
+
+use self::compute::{Compute, Computed};
+use self::request::{INPUTS, Request};
+use self::settings::{Settings, cast_order_name};
+use crate::args::RunArgs;
+use crate::failure::Failure;
+use crate::output::{OutputFile, print};
+use crate::tensors::{OutputTensor, TensorFile, file_dtype, serialize};
+
+/// Reads, computes, writes, and says what was done.
+pub fn run(args: &RunArgs) -> Result<(), Failure> {
+    let target = OutputFile::new(&args.output)?;
+    let backend = AnyBackend::open(args.backend.parse()?)?;
+    let input = args.input.display();
+    let bytes = fs::read(&args.input).map_err(|error| format!("cannot read {input}: {error}"))?;
+    let in_file = |reason: String| format!("{input}: {reason}");
+
+    let file = TensorFile::parse(&bytes).map_err(in_file)?;
+    let settings = Settings::read(&args.settings, &file).map_err(in_file)?;
+    let request = Request::new(&file, settings).map_err(in_file)?;
+    let computed = backend.dispatch(Compute(&request)).map_err(|error| in_file(error.to_string()))?;
+    target.write(&serialize(&computed.outputs)?)?;
+
+    let ignored: Vec<&str> = file.names().into_iter().filter(|name| !INPUTS.contains(name)).collect();
+    if !ignored.is_empty() {
+        eprintln!("note: {input}: ignored {ignored:?}; run reads {}", INPUTS.join(", "));
+    }
+    let report = Report { args, request: &request, computed: &computed, ignored: &ignored };
+    print(&if args.json { report.json() } else { report.text() })
+}
+
+/// What there is to say about a run that succeeded.
+struct Report<'a> {
+    args: &'a RunArgs,
+    request: &'a Request<'a>,
+    computed: &'a Computed,
+    ignored: &'a [&'a str],
+}
+
+impl Report<'_> {
+    fn text(&self) -> String {
+        let (spec, device) = (&self.request.spec, &self.computed.device);
+        let mut text = format!("{} over {} rows of {} on {device}\n", spec.norm.name(), spec.rows, spec.cols);
+        text += &format!("wrote {}\n", self.args.output.display());
+        for OutputTensor { name, dtype, shape, .. } in &self.computed.outputs {
+            text += &format!("  {name:<12} {:<4} {shape:?}\n", file_dtype(*dtype).to_string());
+        }
+        text
+    }
+
+    fn json(&self) -> String {
+        let spec = &self.request.spec;
+        let tensor = |tensor: &OutputTensor| {
+            let value = json!({ "dtype": file_dtype(tensor.dtype).to_string(), "shape": tensor.shape });
+            (tensor.name.to_owned(), value)
+        };
+        let outputs: Map<String, Value> = self.computed.outputs.iter().map(tensor).collect();
+        let report = json!({
+            "input": self.args.input.display().to_string(),
+            "output": self.args.output.display().to_string(),
+            "backend": self.args.backend,
+            "device": self.computed.device,
+            "op": spec.norm.name(),
+            "rows": spec.rows,
+            "cols": spec.cols,
+            "eps": spec.eps,
+            "weight_offset": spec.weight_offset,
+            "cast_order": cast_order_name(spec.cast_order),
+            "tensors": outputs,
+            "ignored": self.ignored,
+        });
+        format!("{report:#}\n")
+    }
+}

@@ -1,0 +1,146 @@
+//! From the tensors of a file to a norm over rows and columns: ranks, shapes and dtypes, checked against each other.
+//!
+//! The library checks lengths; shapes exist here only, so their errors do too.
+
+use rmsnorm_core::{DType, NormSpec};
+
+use super::settings::Settings;
+use crate::tensors::{Tensor, TensorFile, file_dtype};
+
+/// Every tensor that a file may hold.
+pub const INPUTS: [&str; 6] = ["x", "weight", "bias", "residual", "dy", "dresidual_out"];
+
+/// The tensors of a file, and the norm that they describe.
+///
+/// Shapes fit each other: `residual`, `dy` and `dresidual_out` have that of `x`; `weight` and `bias` have its trailing
+/// dimensions. Dtypes too: `weight` and `bias` have one, `residual` and `dresidual_out` have one, `dy` that of `x`.
+#[derive(Debug)]
+pub struct Request<'a> {
+    /// What is computed.
+    pub spec: NormSpec,
+    /// The leading dimensions of `x`, with `rows` elements: the shape of the statistics.
+    pub batch_shape: Vec<usize>,
+    /// The trailing dimensions of `x`, with `cols` elements: the shape of the weight.
+    pub norm_shape: Vec<usize>,
+    /// Input.
+    pub x: Tensor<'a>,
+    /// Input.
+    pub weight: Option<Tensor<'a>>,
+    /// Input.
+    pub bias: Option<Tensor<'a>>,
+    /// Input.
+    pub residual: Option<Tensor<'a>>,
+    /// Input; asks for the backward pass.
+    pub dy: Option<Tensor<'a>>,
+    /// Input of the backward pass.
+    pub dresidual_out: Option<Tensor<'a>>,
+}
+
+impl<'a> Request<'a> {
+    /// Takes what `run` understands from a file.
+    ///
+    /// # Errors
+    /// The first rule above that does not hold, with the names and the two shapes or dtypes that differ.
+    pub fn new(file: &TensorFile<'a>, settings: Settings) -> Result<Self, String> {
+        let x = file.tensor("x")?.ok_or_else(|| no_x(file))?;
+        let weight = file.tensor("weight")?;
+        let bias = file.tensor("bias")?;
+        let residual = file.tensor("residual")?;
+        let dy = file.tensor("dy")?;
+        let dresidual_out = file.tensor("dresidual_out")?;
+
+        for tensor in [&residual, &dy, &dresidual_out].into_iter().flatten() {
+            check_shape(tensor, &x)?;
+        }
+        if let (Some(weight), Some(bias)) = (&weight, &bias) {
+            check_shape(bias, weight)?;
+            check_dtype(bias, weight)?;
+        }
+        if let Some(dy) = &dy {
+            check_dtype(dy, &x)?;
+        }
+        if let Some(dresidual_out) = &dresidual_out {
+            check_dtype(dresidual_out, residual.as_ref().unwrap_or(&x))?;
+            if dy.is_none() {
+                return Err("there is dresidual_out but no dy: the backward pass needs dy".into());
+            }
+        }
+        for tensor in [&weight, &bias, &residual].into_iter().flatten() {
+            check_mix(tensor, &x)?;
+        }
+
+        let (batch_shape, norm_shape) = split_shape(&x, weight.as_ref().or(bias.as_ref()))?;
+        if norm_shape.contains(&0) {
+            return Err(format!("x has shape {:?}: its normalized dimensions {norm_shape:?} hold no element", x.shape));
+        }
+        let spec = NormSpec {
+            norm: settings.norm,
+            rows: count(&batch_shape)?,
+            cols: count(&norm_shape)?,
+            eps: settings.eps,
+            weight_offset: settings.weight_offset,
+            cast_order: settings.cast_order,
+        };
+        Ok(Request { spec, batch_shape, norm_shape, x, weight, bias, residual, dy, dresidual_out })
+    }
+
+    /// The dtype `W` of weight and bias.
+    pub fn weight_dtype(&self) -> DType {
+        self.weight.as_ref().or(self.bias.as_ref()).unwrap_or(&self.x).dtype
+    }
+
+    /// The dtype `R` of the residual stream.
+    pub fn residual_dtype(&self) -> DType {
+        self.residual.as_ref().unwrap_or(&self.x).dtype
+    }
+}
+
+fn no_x(file: &TensorFile<'_>) -> String {
+    format!("there is no tensor x; the file has {:?}", file.names())
+}
+
+/// The leading and the trailing dimensions of `x`, as the weight divides them.
+fn split_shape(x: &Tensor<'_>, weight: Option<&Tensor<'_>>) -> Result<(Vec<usize>, Vec<usize>), String> {
+    if x.shape.is_empty() {
+        return Err("x has no dimension; it needs at least one, to normalize over".into());
+    }
+    let trailing = match weight {
+        Some(weight) if weight.shape.is_empty() || !x.shape.ends_with(&weight.shape) => {
+            let (name, shape) = (weight.name, &weight.shape);
+            return Err(format!("{name} has shape {shape:?}, which is not the end of x's shape {:?}", x.shape));
+        }
+        Some(weight) => weight.shape.len(),
+        None => 1,
+    };
+    let (batch_shape, norm_shape) = x.shape.split_at(x.shape.len() - trailing);
+    Ok((batch_shape.to_vec(), norm_shape.to_vec()))
+}
+
+/// The number of elements; the product may overflow only where another dimension is 0.
+fn count(shape: &[usize]) -> Result<usize, String> {
+    let product = shape.iter().try_fold(1usize, |product, &dimension| product.checked_mul(dimension));
+    product.ok_or_else(|| format!("the dimensions {shape:?} have too many elements"))
+}
+
+fn check_shape(tensor: &Tensor<'_>, model: &Tensor<'_>) -> Result<(), String> {
+    if tensor.shape == model.shape {
+        return Ok(());
+    }
+    Err(format!("{} has shape {:?}, but {} has {:?}", tensor.name, tensor.shape, model.name, model.shape))
+}
+
+fn check_dtype(tensor: &Tensor<'_>, model: &Tensor<'_>) -> Result<(), String> {
+    if tensor.dtype == model.dtype {
+        return Ok(());
+    }
+    let (got, expected) = (file_dtype(tensor.dtype), file_dtype(model.dtype));
+    Err(format!("{} has dtype {got}; it must be {expected}, like {}", tensor.name, model.name))
+}
+
+fn check_mix(tensor: &Tensor<'_>, x: &Tensor<'_>) -> Result<(), String> {
+    if tensor.dtype == DType::F32 || tensor.dtype == x.dtype {
+        return Ok(());
+    }
+    let (got, expected) = (file_dtype(tensor.dtype), file_dtype(x.dtype));
+    Err(format!("{} has dtype {got}; it must be F32 or {expected}, like x", tensor.name))
+}

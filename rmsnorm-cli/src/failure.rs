@@ -1,0 +1,44 @@
+//! How the program ends when not well: one line on stderr and an exit code.
+
+use std::process::ExitCode;
+
+use rmsnorm_core::Error;
+
+/// Why a command did not succeed.
+#[derive(Debug)]
+pub enum Failure {
+    /// A check failed, and the command has printed which. Exit code 1.
+    Check,
+    /// The input is bad or a device is missing. Exit code 2.
+    Input(String),
+}
+
+impl Failure {
+    /// Prints the one line, if it is still due, and gives the exit code.
+    pub fn report(self) -> ExitCode {
+        match self {
+            Failure::Check => ExitCode::from(1),
+            Failure::Input(message) => {
+                eprintln!("error: {}", one_line(&message));
+                ExitCode::from(2)
+            }
+        }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Failure::Input(error.to_string())
+    }
+}
+
+impl From<String> for Failure {
+    fn from(message: String) -> Self {
+        Failure::Input(message)
+    }
+}
+
+/// Names from files may hold anything; control characters must neither break the line nor reach the terminal.
+fn one_line(message: &str) -> String {
+    message.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+}

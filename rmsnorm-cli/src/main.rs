@@ -1,0 +1,37 @@
+//! `rmsnorm`: what this machine has (`devices`), that it is right (`conformance`), how fast it is (`bench`), and the
+//! norms themselves on files (`run`). Without a command: the first three in brief.
+//!
+//! Exit codes: 0 done, 1 a check failed, 2 bad input or missing device with one line on stderr.
+#![forbid(unsafe_code)]
+
+mod args;
+mod commands;
+mod failure;
+mod measure;
+mod output;
+mod progress;
+mod tensors;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::{Cli, Command};
+use failure::Failure;
+
+fn main() -> ExitCode {
+    match execute(&Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}
+
+fn execute(cli: &Cli) -> Result<(), Failure> {
+    match &cli.command {
+        None => commands::overview::run(),
+        Some(Command::Devices(args)) => commands::devices::run(args),
+        Some(Command::Conformance(args)) => commands::conformance::run(args),
+        Some(Command::Bench(args)) => commands::bench::run(args),
+        Some(Command::Run(args)) => commands::run::run(args),
+    }
+}

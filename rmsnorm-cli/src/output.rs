@@ -1,0 +1,112 @@
+//! Where results go: stdout, or a file that appears complete or not at all.
+
+use std::fs::{self, Permissions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use crate::failure::Failure;
+
+/// Prints to stdout. A reader that has gone away (`rmsnorm devices | head -1`) is no failure.
+pub fn print(text: &str) -> Result<(), Failure> {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Failure::Input(format!("cannot write to stdout: {error}")))
+        }
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+/// A destination for the bytes of a whole file.
+#[derive(Debug)]
+pub enum Output {
+    /// The standard output.
+    Stdout,
+    /// A file.
+    File(OutputFile),
+}
+
+impl Output {
+    /// The destination that `--json` names: a path, or `-` for stdout.
+    ///
+    /// # Errors
+    /// As [`OutputFile::new`].
+    pub fn new(path: &Path) -> Result<Self, Failure> {
+        if path == Path::new("-") { Ok(Output::Stdout) } else { OutputFile::new(path).map(Output::File) }
+    }
+
+    /// Writes everything at once.
+    ///
+    /// # Errors
+    /// If the destination cannot take it; a file is left as it was then.
+    pub fn write(&self, bytes: &[u8]) -> Result<(), Failure> {
+        match self {
+            Output::Stdout => print(&String::from_utf8_lossy(bytes)),
+            Output::File(file) => file.write(bytes),
+        }
+    }
+}
+
+/// A file to be written beside its place and then renamed.
+#[derive(Debug)]
+pub struct OutputFile {
+    path: PathBuf,
+    folder: PathBuf,
+}
+
+impl OutputFile {
+    /// The file at that path, which may exist. Nothing is created yet: an interrupted program leaves nothing behind.
+    ///
+    /// # Errors
+    /// If the path cannot become a file, so that a long computation does not end in this error.
+    pub fn new(path: &Path) -> Result<Self, Failure> {
+        let refuse = |why: &str| Failure::Input(format!("cannot write {}: {why}", path.display()));
+        // The parent of a bare file name is the empty path.
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        if path.file_name().is_none() || path.is_dir() {
+            return Err(refuse("it is a folder"));
+        }
+        // Renaming over a device such as /dev/null would destroy it.
+        if fs::metadata(path).is_ok_and(|existing| !existing.is_file()) {
+            return Err(refuse("it is not a regular file"));
+        }
+        if !folder.is_dir() {
+            return Err(refuse(&format!("there is no folder {}", folder.display())));
+        }
+        Ok(OutputFile { path: path.to_owned(), folder: folder.to_owned() })
+    }
+
+    /// Writes the whole file.
+    ///
+    /// # Errors
+    /// If the folder or the disk refuses; what was at the path before is still there then.
+    pub fn write(&self, bytes: &[u8]) -> Result<(), Failure> {
+        self.write_then_rename(bytes)
+            .map_err(|error| Failure::Input(format!("cannot write {}: {error}", self.path.display())))
+    }
+
+    fn write_then_rename(&self, bytes: &[u8]) -> io::Result<()> {
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(".rmsnorm-");
+        let permissions = new_file_permissions();
+        if let Some(permissions) = permissions {
+            builder.permissions(permissions);
+        }
+        let mut beside = builder.tempfile_in(&self.folder)?;
+        beside.write_all(bytes)?;
+        beside.persist(&self.path)?;
+        Ok(())
+    }
+}
+
+/// Temporary files are private by default; a result gets the permissions of any new file, less the umask.
+#[cfg(unix)]
+fn new_file_permissions() -> Option<Permissions> {
+    use std::os::unix::fs::PermissionsExt;
+    Some(Permissions::from_mode(0o666))
+}
+
+#[cfg(not(unix))]
+fn new_file_permissions() -> Option<Permissions> {
+    None
+}

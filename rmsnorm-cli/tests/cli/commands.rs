@@ -1,0 +1,95 @@
+//! The other commands: what they print, and how they refuse.
+
+use serde_json::Value;
+
+use crate::support::Folder;
+
+#[test]
+fn devices_lists_every_backend_and_why_it_is_missing() {
+    let outcome = Folder::new().rmsnorm(&["devices"]);
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""));
+    let lines: Vec<&str> = outcome.stdout.lines().collect();
+    assert!(lines[0].starts_with("cpu    ready") && lines[0].contains("thread"), "{lines:?}");
+    assert!(lines[1].starts_with("cuda   missing  not built in"), "{lines:?}");
+    assert!(lines[2].starts_with("wgpu   missing  not built in"), "{lines:?}");
+}
+
+#[test]
+fn devices_json_is_one_object() {
+    let outcome = Folder::new().rmsnorm(&["devices", "--json"]);
+    let report: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    assert_eq!((&report["devices"][0]["name"], &report["devices"][0]["available"]), (&"cpu".into(), &true.into()));
+    assert_eq!(report["devices"][1]["available"], false);
+    assert!(report["devices"][1]["reason"].is_string());
+}
+
+#[test]
+fn help_lists_every_command() {
+    for flag in ["--help", "-h"] {
+        let outcome = Folder::new().rmsnorm(&[flag]);
+        assert_eq!(outcome.code, Some(0));
+        for command in ["devices", "conformance", "bench", "run"] {
+            assert!(outcome.stdout.contains(&format!("\n  {command}")), "{command} is not in {}", outcome.stdout);
+        }
+    }
+}
+
+#[test]
+fn bad_usage_exits_with_2_and_prints_nothing_to_stdout() {
+    for args in [&["dance"] as &[_], &["run"], &["run", "in"], &["devices", "--yaml"]] {
+        let outcome = Folder::new().rmsnorm(args);
+        assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(2), ""), "{args:?}");
+        assert!(outcome.stderr.starts_with("error: "), "{}", outcome.stderr);
+    }
+}
+
+#[test]
+fn conformance_bad_arguments_are_one_line() {
+    let cases: [(&[&str], &[&str]); 5] = [
+        (&["--backend", "tpu"], &["cpu, cuda and wgpu", "tpu"]),
+        (&["--backend", "cuda"], &["cuda", "not built in"]),
+        (&["--profile", "huge"], &["--profile", "smoke, core, full, stress", "huge"]),
+        (&["--case", "bad"], &["bad"]),
+        (&["--json", "absent/report"], &["cannot write absent/report"]),
+    ];
+    for (args, words) in cases {
+        let folder = Folder::new();
+        let outcome = folder.rmsnorm(&[&["conformance"], args].concat());
+        assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(2), ""), "{args:?}: {outcome:?}");
+        assert_eq!(outcome.stderr.lines().count(), 1, "{}", outcome.stderr);
+        for word in words {
+            assert!(outcome.stderr.contains(word), "{word:?} is not in {:?}", outcome.stderr);
+        }
+        assert!(folder.names().is_empty());
+    }
+}
+
+#[test]
+fn conformance_report_has_a_line_per_case_and_each_can_be_replayed() {
+    let folder = Folder::new();
+    let outcome = folder.rmsnorm(&["conformance", "--profile", "smoke", "--json", "report"]);
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{}", outcome.stdout);
+    let report = std::fs::read_to_string(folder.path("report")).unwrap();
+    let mut lines: Vec<Value> = report.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let summary = lines.pop().unwrap();
+    assert_eq!((&summary["backend"], &summary["success"]), (&"cpu".into(), &true.into()));
+    let passed = lines.iter().filter(|line| line["status"] == "pass").count();
+    assert_eq!(summary["counts"]["passed"], passed);
+    assert!(outcome.stdout.lines().last().unwrap().starts_with(&format!("{passed} passed, 0 failed, ")));
+
+    let id = lines[lines.len() - 1]["id"].as_str().unwrap();
+    let replay = folder.rmsnorm(&["conformance", "--case", id]);
+    assert_eq!(replay.code, Some(0), "{id}: {replay:?}");
+    assert_eq!(replay.stdout.lines().last(), Some("1 passed, 0 failed, 0 skipped"));
+}
+
+#[test]
+fn conformance_json_to_stdout_is_nothing_but_json() {
+    let folder = Folder::new();
+    let outcome = folder.rmsnorm(&["conformance", "--case", "x", "--json", "-"]);
+    assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(2), ""));
+    let outcome = folder.rmsnorm(&["conformance", "--profile", "smoke", "--json", "-"]);
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+    assert!(outcome.stdout.lines().all(|line| serde_json::from_str::<Value>(line).is_ok()));
+    assert!(folder.names().is_empty());
+}

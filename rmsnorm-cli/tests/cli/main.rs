@@ -1,0 +1,8 @@
+//! The program `rmsnorm` from outside: arguments and files in, files, text and exit codes out.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod bad_input;
+mod commands;
+mod definition;
+mod run;
+mod support;

@@ -1,0 +1,232 @@
+//! `rmsnorm run` on good files: every output, bit for bit inside its interval.
+
+use rmsnorm_core::{CastOrder, DType, Norm};
+use serde_json::Value;
+
+use crate::definition::{Inputs, expected};
+use crate::support::{Folder, Outcome, Tensor, Tensors, file, raw_file, read};
+
+/// Inputs with these tensors, painted.
+fn inputs(norm: Norm, tensors: &[(&'static str, DType, &[usize])]) -> Inputs {
+    let painted =
+        |(seed, &(name, dtype, shape)): (usize, &(_, _, &[usize]))| (name, Tensor::painted(dtype, shape, seed as u64));
+    let tensors: Tensors = tensors.iter().enumerate().map(painted).collect();
+    Inputs { norm, eps: 1e-3, weight_offset: 0.0, cast_order: CastOrder::AtStore, tensors }
+}
+
+/// Runs `in` to `out` and compares every output with the definition: no tensor less, none more.
+fn check(folder: &Folder, inputs: &Inputs, args: &[&str]) -> Outcome {
+    let context =
+        format!("{args:?} {:?}", inputs.tensors.iter().map(|(n, t)| (n, t.dtype, &t.shape)).collect::<Vec<_>>());
+    let outcome = folder.rmsnorm(&[&["run", "in", "-o", "out"], args].concat());
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{context}");
+    let outputs = read(&folder.path("out"));
+    let expected = expected(inputs);
+    for tensor in &expected {
+        tensor.check(outputs.get(tensor.name).unwrap_or_else(|| panic!("no {} of {context}", tensor.name)), &context);
+    }
+    assert_eq!(outputs.len(), expected.len(), "{context}: {:?}", outputs.keys());
+    outcome
+}
+
+fn metadata(norm: Norm) -> [(&'static str, &'static str); 3] {
+    [("op", norm.name()), ("eps", "1e-3"), ("format", "pt")]
+}
+
+#[test]
+fn run_ranks_and_normalized_dimensions_give_shapes_and_values() {
+    let shapes: [(&[usize], &[usize]); 9] = [
+        (&[7], &[7]),
+        (&[1], &[1]),
+        (&[3, 33], &[33]),
+        (&[2, 3, 5], &[5]),
+        (&[2, 3, 5], &[3, 5]),
+        (&[2, 3, 5], &[2, 3, 5]),
+        (&[2, 2, 3, 4], &[4]),
+        (&[2, 2, 3, 4], &[3, 4]),
+        (&[2, 2, 3, 4], &[2, 3, 4]),
+    ];
+    let folder = Folder::new();
+    for norm in Norm::ALL {
+        for (x, weight) in shapes {
+            let f32 = DType::F32;
+            let inputs = inputs(norm, &[("x", f32, x), ("weight", f32, weight), ("bias", f32, weight), ("dy", f32, x)]);
+            folder.write("in", &file(&inputs.tensors, &metadata(norm)));
+            check(&folder, &inputs, &[]);
+        }
+    }
+}
+
+#[test]
+fn run_without_weight_normalizes_the_last_dimension() {
+    let folder = Folder::new();
+    for norm in Norm::ALL {
+        for shape in [&[9usize] as &[_], &[4, 9], &[2, 2, 9], &[2, 1, 2, 9]] {
+            let inputs = inputs(norm, &[("x", DType::F32, shape), ("dy", DType::F32, shape)]);
+            folder.write("in", &file(&inputs.tensors, &metadata(norm)));
+            check(&folder, &inputs, &[]);
+        }
+    }
+}
+
+#[test]
+fn run_bias_alone_sets_the_normalized_dimensions() {
+    let folder = Folder::new();
+    let (x, bias): (&[usize], &[usize]) = (&[4, 2, 3], &[2, 3]);
+    let tensors = [("x", DType::Bf16, x), ("bias", DType::F32, bias), ("dy", DType::Bf16, x)];
+    let inputs = inputs(Norm::Layer, &tensors);
+    folder.write("in", &file(&inputs.tensors, &metadata(Norm::Layer)));
+    check(&folder, &inputs, &[]);
+}
+
+#[test]
+fn run_every_dtype_mix_with_every_tensor_matches_the_definition() {
+    let folder = Folder::new();
+    for norm in Norm::ALL {
+        for activation in DType::ALL {
+            for weight in [activation, DType::F32] {
+                for residual in [activation, DType::F32] {
+                    let (x, w) = (&[6usize, 37] as &[_], &[37usize] as &[_]);
+                    let mut inputs = inputs(
+                        norm,
+                        &[
+                            ("x", activation, x),
+                            ("weight", weight, w),
+                            ("bias", weight, w),
+                            ("residual", residual, x),
+                            ("dy", activation, x),
+                            ("dresidual_out", residual, x),
+                        ],
+                    );
+                    inputs.weight_offset = 1.0;
+                    let metadata = [("op", norm.name()), ("eps", "1e-3"), ("weight_offset", "1")];
+                    folder.write("in", &file(&inputs.tensors, &metadata));
+                    check(&folder, &inputs, &[]);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn run_dresidual_out_without_residual_is_added_to_dx() {
+    let folder = Folder::new();
+    let shapes = ["x", "dy", "dresidual_out"].map(|name| (name, DType::F16, &[3usize, 8] as &[_]));
+    let inputs = inputs(Norm::Rms, &shapes);
+    folder.write("in", &file(&inputs.tensors, &metadata(Norm::Rms)));
+    check(&folder, &inputs, &[]);
+}
+
+#[test]
+fn run_before_weight_rounds_twice_and_at_store_once() {
+    let folder = Folder::new();
+    let shapes = [("x", DType::Bf16, &[16usize, 64] as &[_]), ("weight", DType::Bf16, &[64])];
+    let mut inputs = inputs(Norm::Rms, &shapes);
+    folder.write("in", &file(&inputs.tensors, &[("op", "rms_norm"), ("eps", "1e-3"), ("cast_order", "before_weight")]));
+    check(&folder, &Inputs { cast_order: CastOrder::BeforeWeight, ..inputs.clone() }, &[]);
+    let rounded_twice = std::fs::read(folder.path("out")).unwrap();
+    inputs.cast_order = CastOrder::AtStore;
+    check(&folder, &inputs, &["--cast-order", "at_store"]);
+    assert_ne!(rounded_twice, std::fs::read(folder.path("out")).unwrap());
+}
+
+#[test]
+fn run_flags_win_over_metadata_and_replace_it() {
+    let folder = Folder::new();
+    let shapes = [("x", DType::F32, &[3usize, 8] as &[_]), ("weight", DType::F32, &[8])];
+    let inputs = Inputs { eps: 0.5, weight_offset: -2.0, ..inputs(Norm::Layer, &shapes) };
+    let flags = ["--op", "layer_norm", "--eps", "0.5", "--weight-offset", "-2"];
+    let wrong = [("op", "rms_norm"), ("eps", "none"), ("weight_offset", "7")];
+    for metadata in [&wrong as &[_], &[]] {
+        folder.write("in", &file(&inputs.tensors, metadata));
+        check(&folder, &inputs, &flags);
+    }
+}
+
+#[test]
+fn run_zero_rows_writes_empty_outputs_and_zero_gradients() {
+    let folder = Folder::new();
+    for norm in Norm::ALL {
+        for x in [&[0usize, 8] as &[_], &[3, 0, 8]] {
+            let f16 = DType::F16;
+            let inputs = inputs(norm, &[("x", f16, x), ("weight", f16, &[8]), ("bias", f16, &[8]), ("dy", f16, x)]);
+            folder.write("in", &file(&inputs.tensors, &metadata(norm)));
+            check(&folder, &inputs, &[]);
+            assert_eq!(read(&folder.path("out"))["dweight"].values, [0.0; 8]);
+        }
+    }
+}
+
+#[test]
+fn run_reads_tensors_at_odd_addresses() {
+    let folder = Folder::new();
+    let inputs = inputs(Norm::Rms, &[("x", DType::Bf16, &[3, 5]), ("weight", DType::F32, &[5])]);
+    // A header of any length is allowed, and f32 data may follow 15 elements of two bytes.
+    for padding in 0..8 {
+        let header = format!(
+            r#"{{"__metadata__":{{"op":"rms_norm","eps":"1e-3"}},"x":{{"dtype":"BF16","shape":[3,5],"data_offsets":[0,30]}},
+            "weight":{{"dtype":"F32","shape":[5],"data_offsets":[30,50]}}}}{}"#,
+            " ".repeat(padding)
+        );
+        let data = [inputs.tensors["x"].bytes(), inputs.tensors["weight"].bytes()].concat();
+        folder.write("in", &raw_file(&header, &data));
+        check(&folder, &inputs, &[]);
+    }
+}
+
+#[test]
+fn run_output_over_input_and_over_an_older_file_replaces_it() {
+    let folder = Folder::new();
+    let inputs = inputs(Norm::Rms, &[("x", DType::F32, &[2, 8])]);
+    folder.write("in", &file(&inputs.tensors, &metadata(Norm::Rms)));
+    folder.write("out", b"older");
+    check(&folder, &inputs, &[]);
+    assert_eq!(folder.rmsnorm(&["run", "in", "-o", "in"]).code, Some(0));
+    assert_eq!(read(&folder.path("in")), read(&folder.path("out")));
+    assert_eq!(folder.names(), ["in", "out"]);
+}
+
+#[test]
+fn run_same_input_gives_the_same_file() {
+    let folder = Folder::new();
+    let inputs = inputs(Norm::Layer, &[("x", DType::F16, &[50, 40]), ("dy", DType::F16, &[50, 40])]);
+    folder.write("in", &file(&inputs.tensors, &metadata(Norm::Layer)));
+    check(&folder, &inputs, &[]);
+    let first = std::fs::read(folder.path("out")).unwrap();
+    check(&folder, &inputs, &[]);
+    assert_eq!(first, std::fs::read(folder.path("out")).unwrap());
+}
+
+#[test]
+fn run_unknown_tensors_are_named_and_ignored() {
+    let folder = Folder::new();
+    let inputs = inputs(Norm::Rms, &[("x", DType::F32, &[2, 8]), ("wieght", DType::F32, &[8])]);
+    folder.write("in", &file(&inputs.tensors, &metadata(Norm::Rms)));
+    let outcome = folder.rmsnorm(&["run", "in", "-o", "out"]);
+    assert_eq!(outcome.code, Some(0));
+    assert!(outcome.stderr.contains(r#"ignored ["wieght"]"#), "{}", outcome.stderr);
+    assert_eq!(read(&folder.path("out")).len(), 2);
+}
+
+#[test]
+fn run_json_says_what_was_done() {
+    let folder = Folder::new();
+    let inputs = inputs(Norm::Layer, &[("x", DType::Bf16, &[2, 3, 8]), ("weight", DType::F32, &[8])]);
+    folder.write("in", &file(&inputs.tensors, &metadata(Norm::Layer)));
+    let report: Value = serde_json::from_str(&check(&folder, &inputs, &["--json"]).stdout).unwrap();
+    assert_eq!((&report["op"], &report["rows"], &report["cols"]), (&"layer_norm".into(), &6.into(), &8.into()));
+    assert_eq!(report["tensors"]["y"], serde_json::json!({ "dtype": "BF16", "shape": [2, 3, 8] }));
+    assert_eq!(report["tensors"]["mean"], serde_json::json!({ "dtype": "F32", "shape": [2, 3] }));
+}
+
+#[cfg(unix)]
+#[test]
+fn run_output_has_the_permissions_of_any_new_file() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = Folder::new();
+    let inputs = inputs(Norm::Rms, &[("x", DType::F32, &[2, 8])]);
+    folder.write("in", &file(&inputs.tensors, &metadata(Norm::Rms)));
+    check(&folder, &inputs, &[]);
+    let mode = |name| std::fs::metadata(folder.path(name)).unwrap().permissions().mode();
+    assert_eq!(mode("out"), mode("in"));
+}
