@@ -45,7 +45,10 @@ pub enum Error {
         got: usize,
     },
     /// The size of a tensor in bytes is more than the address space holds.
-    #[error("{arg}: {rows} rows at a stride of {row_stride} {dtype} elements exceed the largest size of {} bytes", isize::MAX)]
+    #[error(
+        "{arg}: {rows} rows at a stride of {row_stride} {dtype} elements exceed the largest size of {} bytes",
+        isize::MAX
+    )]
     TooLarge {
         /// The tensor.
         arg: &'static str,

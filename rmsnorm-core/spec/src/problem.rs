@@ -236,7 +236,10 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Ba
         }
         forbid_mean_for_rms(&spec, args.mean.is_some())?;
         if spec.norm == Norm::Layer && args.mean.is_none() {
-            return Err(Error::Missing { arg: "mean", why: "layer norm's backward pass needs the forward pass's mean" });
+            return Err(Error::Missing {
+                arg: "mean",
+                why: "layer norm's backward pass needs the forward pass's mean",
+            });
         }
         if args.grad_reduction == (GradReduction::Locks { groups: 0 }) {
             return Err(Error::Unsupported { rule: "GradReduction::Locks needs at least 1 group, got 0".into() });
@@ -489,7 +492,8 @@ impl Tensor {
         if stride == 0 || stride != b as u128 * other.dtype.size() as u128 {
             return false;
         }
-        let (a_len, b_len) = (self.cols as u128 * self.dtype.size() as u128, other.cols as u128 * other.dtype.size() as u128);
+        let (a_len, b_len) =
+            (self.cols as u128 * self.dtype.size() as u128, other.cols as u128 * other.dtype.size() as u128);
         let (a, b) = (u128::from(self.span.start) % stride, u128::from(other.span.start) % stride);
         let distance = (b + stride - a) % stride;
         distance >= a_len && distance + b_len <= stride

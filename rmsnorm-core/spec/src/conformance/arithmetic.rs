@@ -1,0 +1,69 @@
+//! What a backend claims about its arithmetic. The bounds follow from the claim; policy caps the summation depth.
+
+/// How a backend rounds an f32 result to a 16-bit dtype at the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoreRounding {
+    /// To nearest, ties to even.
+    NearestEven,
+    /// To either neighbour (WGSL's own conversions promise no more).
+    EitherNeighbour,
+}
+
+/// What a backend does with NaN and infinity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NonFinite {
+    /// Propagates them as IEEE 754 says.
+    Ieee,
+    /// Promises nothing for the row they are in (WGSL).
+    Unspecified,
+}
+
+/// The claims of a backend, from which its error bounds are derived (docs/math.md, section 5).
+#[derive(Clone, Copy, Debug)]
+pub struct Arithmetic {
+    /// Unit roundoff of one f32 operation: `|fl(a op b) - (a op b)| <= u |a op b|`.
+    pub unit_roundoff: f64,
+    /// Relative error of the computed `1 / sqrt(v)`.
+    pub rstd_error: f64,
+    /// Roundings spent on "divide by cols", when cols is no power of two (else none): 2 for a multiplication with a
+    /// rounded reciprocal, 1 for a true division.
+    pub mean_roundings: f64,
+    /// The rounding of 16-bit stores.
+    pub store: StoreRounding,
+    /// Whether subnormal inputs and results may be flushed to zero.
+    pub flushes_subnormals: bool,
+    /// NaN and infinity.
+    pub non_finite: NonFinite,
+    /// Longest chain of f32 additions in a sum over a row of that many columns.
+    pub depth_cols: fn(usize) -> usize,
+    /// Longest chain of f32 additions in a sum over that many rows (dweight, dbias).
+    pub depth_rows: fn(usize) -> usize,
+}
+
+impl Arithmetic {
+    /// IEEE f32 with a correctly rounded square root and division: the CPU backend.
+    pub const IEEE: Arithmetic = Arithmetic {
+        unit_roundoff: F32_ROUNDOFF,
+        rstd_error: 2.0 * F32_ROUNDOFF,
+        mean_roundings: 2.0,
+        store: StoreRounding::NearestEven,
+        flushes_subnormals: false,
+        non_finite: NonFinite::Ieee,
+        depth_cols: policy_depth_cols,
+        depth_rows: policy_depth_rows,
+    };
+}
+
+const F32_ROUNDOFF: f64 = 1.0 / (1u64 << 24) as f64;
+
+/// Policy: the longest chain of f32 additions that a conformant sum over a row may use, `ceil(cols / 32) + 16`.
+pub fn policy_depth_cols(cols: usize) -> usize {
+    cols.saturating_sub(1).min(cols.div_ceil(32) + 16)
+}
+
+/// Policy: the longest chain of f32 additions that a conformant sum over rows may use, `2 ceil(sqrt(rows)) + 64`.
+pub fn policy_depth_rows(rows: usize) -> usize {
+    let root = rows.isqrt();
+    let ceil_root = if root * root < rows { root + 1 } else { root };
+    rows.saturating_sub(1).min(2 * ceil_root + 64)
+}

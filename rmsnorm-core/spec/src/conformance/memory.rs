@@ -1,0 +1,405 @@
+//! The tensors of a call, each in the middle of a larger buffer whose every other element is watched.
+//!
+//! A buffer is `canary | offset | row, padding, row, padding, .. row | canary`. Canaries and paddings hold random bits,
+//! outputs hold a poison before the call. Afterwards every bit that the call had no business with must be unchanged:
+//! inputs, canaries, and the paddings between strided rows. All of it is kept as raw bits, whatever the dtype.
+
+use std::ops::Range;
+
+use super::cases::Dtypes;
+use super::data::draw;
+use super::report::{Check, Finding};
+use crate::{DType, Element, Stage, bf16, f16};
+
+/// A tensor of a call, by its place in the argument structs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Slot {
+    X,
+    Residual,
+    Weight,
+    Bias,
+    Y,
+    ResidualOut,
+    Mean,
+    Rstd,
+    Dy,
+    DresidualOut,
+    Dx,
+    Dweight,
+    Dbias,
+    Workspace,
+}
+
+impl Slot {
+    /// The name in the argument structs and in errors.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Slot::X => "x",
+            Slot::Residual => "residual",
+            Slot::Weight => "weight",
+            Slot::Bias => "bias",
+            Slot::Y => "y",
+            Slot::ResidualOut => "residual_out",
+            Slot::Mean => "mean",
+            Slot::Rstd => "rstd",
+            Slot::Dy => "dy",
+            Slot::DresidualOut => "dresidual_out",
+            Slot::Dx => "dx",
+            Slot::Dweight => "dweight",
+            Slot::Dbias => "dbias",
+            Slot::Workspace => "workspace",
+        }
+    }
+
+    /// The dtype of that tensor in a call of that stage.
+    pub const fn dtype(self, stage: Stage, dtypes: Dtypes) -> DType {
+        match self {
+            Slot::X if matches!(stage, Stage::Backward) => dtypes.residual(),
+            Slot::X | Slot::Y | Slot::Dy | Slot::Dx => dtypes.activation,
+            Slot::Residual | Slot::ResidualOut | Slot::DresidualOut => dtypes.residual(),
+            Slot::Weight | Slot::Bias | Slot::Dweight | Slot::Dbias => dtypes.weight(),
+            Slot::Mean | Slot::Rstd | Slot::Workspace => DType::F32,
+        }
+    }
+}
+
+/// A dense tensor as raw bits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Bits {
+    pub dtype: DType,
+    pub bits: Vec<u32>,
+}
+
+impl Bits {
+    /// The values, exactly.
+    pub fn values(&self) -> Vec<f64> {
+        self.bits.iter().map(|&bits| decode(bits, self.dtype)).collect()
+    }
+
+    /// One value.
+    pub fn value(&self, index: usize) -> f64 {
+        decode(self.bits[index], self.dtype)
+    }
+
+    /// The typed elements.
+    pub fn elements<E: Element>(&self) -> Vec<E> {
+        self.bits.iter().map(|&bits| E::from_bits(bits)).collect()
+    }
+}
+
+/// The value with these bits.
+pub(super) fn decode(bits: u32, dtype: DType) -> f64 {
+    f64::from(match dtype {
+        DType::F32 => f32::from_bits(bits),
+        DType::F16 => <f16 as Element>::from_bits(bits).to_f32(),
+        DType::Bf16 => <bf16 as Element>::from_bits(bits).to_f32(),
+    })
+}
+
+/// The bits of a value that `dtype` holds exactly.
+pub(super) fn encode(value: f64, dtype: DType) -> u32 {
+    let value = value as f32;
+    match dtype {
+        DType::F32 => value.bits(),
+        DType::F16 => <f16 as Element>::from_f32(value).bits(),
+        DType::Bf16 => <bf16 as Element>::from_f32(value).bits(),
+    }
+}
+
+/// What an output holds before the call. Two runs with different poisons must end with the same bits: where they do
+/// not, the backend wrote nothing, or made its result depend on what was there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Poison {
+    /// A quiet NaN with a payload of its own, which spreads through arithmetic.
+    Nan,
+    /// A huge finite value, which passes where NaN is swallowed.
+    Huge,
+}
+
+impl Poison {
+    const fn bits(self, dtype: DType) -> u32 {
+        match (self, dtype) {
+            (Poison::Nan, DType::F32) => 0x7fc5_a5a5,
+            (Poison::Nan, DType::F16) => 0x7e5a,
+            (Poison::Nan, DType::Bf16) => 0x7fc5,
+            (Poison::Huge, DType::F32) => 0x7149_f2ca,
+            (Poison::Huge, DType::F16) => 0x7b5a,
+            (Poison::Huge, DType::Bf16) => 0x7149,
+        }
+    }
+}
+
+/// Where a tensor lies in its buffer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Placement {
+    /// Unused elements between rows.
+    pub pad: usize,
+    /// Elements between the canary and the first element.
+    pub offset: usize,
+    /// Whether the view includes the padding after the last row, as a slice of a larger tensor may.
+    pub reaches_stride: bool,
+}
+
+/// What the call may do with a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    /// Nothing changes.
+    Read,
+    /// The elements change, nothing between or around them.
+    Write,
+    /// As `Write`, but the elements are an input too.
+    Overwrite,
+    /// The elements may change and hold nothing afterwards.
+    Scratch,
+}
+
+/// What a tensor holds before the call.
+pub(super) enum Fill<'a> {
+    /// These dense values.
+    Values(&'a [f64]),
+    /// One poison everywhere.
+    Poison(Poison),
+}
+
+/// A tensor inside its guarded buffer, before and after the call.
+pub(super) struct Guarded {
+    pub slot: Slot,
+    pub dtype: DType,
+    pub access: Access,
+    rows: usize,
+    cols: usize,
+    stride: usize,
+    start: usize,
+    /// The whole buffer before the call.
+    pub before: Vec<u32>,
+    /// The whole buffer after the call; the same until one was made.
+    pub after: Vec<u32>,
+    /// The elements that the call gets to see. The misuse tests falsify it.
+    pub view: Range<usize>,
+    /// The stride that the call gets to see. The misuse tests falsify it.
+    pub row_stride: Option<usize>,
+}
+
+/// Bytes of canary on either side.
+const CANARY_BYTES: usize = 4096;
+
+impl Guarded {
+    /// A tensor of `rows` rows of `cols` elements; a vector is one row.
+    pub fn new(
+        tensor: (Slot, DType, Access),
+        shape: (usize, usize),
+        place: Placement,
+        fill: &Fill<'_>,
+        seed: u32,
+    ) -> Self {
+        let (slot, dtype, access) = tensor;
+        let (rows, cols) = shape;
+        let stride = cols + place.pad;
+        let canary = CANARY_BYTES / dtype.size();
+        let start = canary + place.offset;
+        let dense_end = if rows == 0 { 0 } else { (rows - 1) * stride + cols };
+        let view_len = if place.reaches_stride { rows * stride } else { dense_end };
+        // The padding after the last row is part of the buffer even where the view ends before it.
+        let len = start + rows * stride + canary;
+
+        let seed = u64::from(seed) ^ 0xca_a817;
+        let mut before: Vec<u32> = (0..len).map(|i| draw(seed, slot, i) as u32 & element_mask(dtype)).collect();
+        for row in 0..rows {
+            let first = start + row * stride;
+            for (col, element) in before[first..first + cols].iter_mut().enumerate() {
+                *element = match fill {
+                    Fill::Values(values) => encode(values[row * cols + col], dtype),
+                    Fill::Poison(poison) => poison.bits(dtype),
+                };
+            }
+        }
+        let row_stride = (place.pad > 0).then_some(stride);
+        let after = before.clone();
+        Guarded {
+            slot,
+            dtype,
+            access,
+            rows,
+            cols,
+            stride,
+            start,
+            before,
+            after,
+            view: start..start + view_len,
+            row_stride,
+        }
+    }
+
+    /// The elements after the call, dense.
+    pub fn result(&self) -> Bits {
+        let row = |row: usize| self.start + row * self.stride..self.start + row * self.stride + self.cols;
+        Bits { dtype: self.dtype, bits: (0..self.rows).flat_map(|r| self.after[row(r)].iter().copied()).collect() }
+    }
+
+    /// The first place that the call changed and should not have.
+    pub fn breach(&self) -> Option<Finding> {
+        let changed = |&i: &usize| self.before[i] != self.after[i] && !(self.may_change(i));
+        let index = (0..self.before.len()).find(changed)?;
+        let (check, place) = self.describe(index);
+        let detail = format!("{place} changed from {:#x} to {:#x}", self.before[index], self.after[index]);
+        Some(Finding { check, output: self.slot.name(), detail })
+    }
+
+    /// Whether anything at all changed; a refused call must not have touched its outputs.
+    pub fn is_untouched(&self) -> bool {
+        self.before == self.after
+    }
+
+    fn may_change(&self, index: usize) -> bool {
+        match self.access {
+            Access::Read => false,
+            Access::Write | Access::Overwrite | Access::Scratch => self.element(index).is_some(),
+        }
+    }
+
+    /// Row and column of an element of the buffer, if it belongs to the tensor.
+    fn element(&self, index: usize) -> Option<(usize, usize)> {
+        let distance = index.checked_sub(self.start).filter(|_| self.stride > 0)?;
+        let (row, col) = (distance / self.stride, distance % self.stride);
+        (row < self.rows && col < self.cols).then_some((row, col))
+    }
+
+    fn describe(&self, index: usize) -> (Check, String) {
+        let end = self.start + self.rows * self.stride;
+        if let Some((row, col)) = self.element(index) {
+            (Check::Input, format!("row {row}, col {col} of an input"))
+        } else if index < self.start {
+            (Check::Canary, format!("the element {} before the first", self.start - index))
+        } else if index >= end {
+            (Check::Canary, format!("the element {} after the last row", index - end + 1))
+        } else {
+            let row = (index - self.start) / self.stride;
+            (Check::Padding, format!("the padding after row {row}"))
+        }
+    }
+}
+
+const fn element_mask(dtype: DType) -> u32 {
+    match dtype {
+        DType::F32 => u32::MAX,
+        DType::F16 | DType::Bf16 => 0xffff,
+    }
+}
+
+/// All tensors of one call.
+pub(super) struct Call {
+    pub stage: Stage,
+    pub tensors: Vec<Guarded>,
+}
+
+impl Call {
+    /// The tensor of that name, if the call has one.
+    pub fn get(&self, slot: Slot) -> Option<&Guarded> {
+        self.tensors.iter().find(|tensor| tensor.slot == slot)
+    }
+
+    /// The tensor of that name, to be falsified or filled after the call.
+    pub fn get_mut(&mut self, slot: Slot) -> Option<&mut Guarded> {
+        self.tensors.iter_mut().find(|tensor| tensor.slot == slot)
+    }
+
+    /// The call without that tensor.
+    pub fn without(mut self, slot: Slot) -> Self {
+        self.tensors.retain(|tensor| tensor.slot != slot);
+        self
+    }
+
+    /// The first place that the call changed and should not have.
+    pub fn breach(&self) -> Option<Finding> {
+        self.tensors.iter().find_map(Guarded::breach)
+    }
+
+    /// What the call stored. The in-place form stores y over x and residual_out over residual.
+    pub fn outputs(&self) -> Outputs {
+        let stored = |tensor: &Guarded| match tensor.access {
+            Access::Read | Access::Scratch => None,
+            Access::Write => Some((tensor.slot, tensor.result())),
+            Access::Overwrite if tensor.slot == Slot::Residual => Some((Slot::ResidualOut, tensor.result())),
+            Access::Overwrite => Some((Slot::Y, tensor.result())),
+        };
+        Outputs { tensors: self.tensors.iter().filter_map(stored).collect() }
+    }
+}
+
+/// What a call stored, dense.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Outputs {
+    /// In the order of the call.
+    pub tensors: Vec<(Slot, Bits)>,
+}
+
+impl Outputs {
+    /// One output, if the call has it.
+    pub fn get(&self, slot: Slot) -> Option<&Bits> {
+        self.tensors.iter().find(|(name, _)| *name == slot).map(|(_, bits)| bits)
+    }
+
+    /// The outputs of two calls, one after the other.
+    pub fn followed_by(mut self, later: Outputs) -> Outputs {
+        self.tensors.extend(later.tensors);
+        self
+    }
+}
+
+/// The first difference between the outputs of a run that started from [`Poison::Nan`] and one from [`Poison::Huge`].
+pub(super) fn poison_difference(nan: &Outputs, huge: &Outputs, may_vary: impl Fn(Slot) -> bool) -> Option<Finding> {
+    for ((slot, a), (_, b)) in nan.tensors.iter().zip(&huge.tensors) {
+        let (poison_a, poison_b) = (Poison::Nan.bits(a.dtype), Poison::Huge.bits(b.dtype));
+        for (index, (&a, &b)) in a.bits.iter().zip(&b.bits).enumerate() {
+            if (a, b) == (poison_a, poison_b) {
+                let detail = format!("element {index} was never written");
+                return Some(Finding { check: Check::Unwritten, output: slot.name(), detail });
+            }
+            if a != b && !may_vary(*slot) {
+                let detail = format!("element {index} depends on what was in memory before: {a:#x} and {b:#x}");
+                return Some(Finding { check: Check::Poison, output: slot.name(), detail });
+            }
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn strided(access: Access) -> Guarded {
+        let place = Placement { pad: 2, offset: 3, reaches_stride: false };
+        Guarded::new((Slot::Y, DType::F16, access), (3, 5), place, &Fill::Poison(Poison::Nan), 1)
+    }
+
+    #[test]
+    fn breach_tells_canary_padding_and_input_apart() {
+        let start = strided(Access::Write).start;
+        for (index, access, check) in [
+            (0, Access::Write, Some(Check::Canary)),
+            (start - 1, Access::Write, Some(Check::Canary)),
+            (start + 4, Access::Write, None),
+            (start + 4, Access::Read, Some(Check::Input)),
+            (start + 5, Access::Write, Some(Check::Padding)),
+            (start + 19, Access::Write, Some(Check::Padding)),
+            (start + 21, Access::Write, Some(Check::Canary)),
+        ] {
+            let mut tensor = strided(access);
+            tensor.after[index] ^= 1;
+            assert_eq!(tensor.breach().map(|finding| finding.check), check, "{index}");
+        }
+    }
+
+    #[test]
+    fn poison_difference_finds_the_unwritten_element() {
+        let outputs = |last| Outputs { tensors: vec![(Slot::Rstd, Bits { dtype: DType::F32, bits: vec![7, last] })] };
+        let never = |_| false;
+        assert!(poison_difference(&outputs(8), &outputs(8), never).is_none());
+        let finding = poison_difference(&outputs(8), &outputs(9), never).expect("they differ");
+        assert_eq!(finding.check, Check::Poison);
+        assert!(poison_difference(&outputs(8), &outputs(9), |_| true).is_none());
+        let finding = poison_difference(&outputs(0x7fc5_a5a5), &outputs(0x7149_f2ca), |_| true).expect("unwritten");
+        assert_eq!(finding.check, Check::Unwritten);
+    }
+}

@@ -1,0 +1,441 @@
+//! Which cases a profile runs. A list depends on the profile and the seed only, so that its hash names it; the cases
+//! at a backend's own breakpoints come on top.
+
+use std::collections::HashSet;
+
+use super::cases::{Case, Dtypes, Kind, Layout, Trial};
+use super::data::{Family, splitmix};
+use crate::{CastOrder, DType, GradReduction, Norm, Present};
+
+/// How much is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profile {
+    /// Seconds: every family, kind, norm and dtype once, on small shapes.
+    Smoke,
+    /// Minutes: a fixed list over all axes. What "conformant" means.
+    Core,
+    /// Twenty thousand cases, drawn from the seed.
+    Full,
+    /// Few and large: long rows, many rows, many repeats.
+    Stress,
+}
+
+impl Profile {
+    /// Every profile.
+    pub const ALL: [Profile; 4] = [Profile::Smoke, Profile::Core, Profile::Full, Profile::Stress];
+
+    /// The name on the command line and in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Profile::Smoke => "smoke",
+            Profile::Core => "core",
+            Profile::Full => "full",
+            Profile::Stress => "stress",
+        }
+    }
+
+    /// The list of cases. Only [`Profile::Full`] depends on the seed.
+    pub fn cases(self, seed: u64) -> Vec<Case> {
+        let cases = match self {
+            Profile::Smoke => smoke(),
+            Profile::Core => core(),
+            Profile::Full => drawn(seed, 20_000, 1 << 13),
+            Profile::Stress => stress(),
+        };
+        let mut seen = HashSet::new();
+        cases.into_iter().map(Case::normalized).filter(|case| seen.insert(case.to_string())).collect()
+    }
+}
+
+/// Row lengths: around every power of two that a vector, a warp, a block or a shared memory can end at, primes, and
+/// the hidden sizes of models.
+const COLS: [usize; 46] = [
+    1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513, 1000,
+    1023, 1024, 1025, 2880, 4095, 4096, 4097, 4099, 5120, 8191, 8192, 16_384, 16_385, 17_389, 32_771, 65_536, 65_537,
+    131_072, 262_144,
+];
+
+/// Row counts: none, one, few, around powers of two, primes, and beyond 16 bits.
+const ROWS: [usize; 14] = [0, 1, 2, 3, 7, 31, 64, 65, 257, 777, 4100, 20_011, 65_535, 65_537];
+
+const EPS: [f32; 5] = [1e-5, 1e-6, 1e-12, 0.1, 0.0];
+
+const ALL_PRESENT: Present = Present {
+    weight: true,
+    bias: true,
+    residual: true,
+    residual_out: true,
+    mean: true,
+    rstd: true,
+    dresidual_out: true,
+    dweight: true,
+    dbias: true,
+    workspace: true,
+};
+
+/// The smallest call whose gradients of weight and bias can be judged.
+const GRADIENTS: Present =
+    Present { residual: false, residual_out: false, dresidual_out: false, workspace: false, ..ALL_PRESENT };
+
+/// A sequence of choices.
+struct Dice {
+    state: u64,
+}
+
+impl Dice {
+    fn roll(&mut self) -> u64 {
+        self.state = splitmix(self.state);
+        self.state >> 16
+    }
+
+    fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.roll() as usize % choices.len()]
+    }
+
+    fn one_in(&mut self, count: u64) -> bool {
+        self.roll().is_multiple_of(count)
+    }
+
+    fn case(&mut self, most_elements: usize) -> Case {
+        let size = self.size(most_elements);
+        self.case_of_size(size)
+    }
+
+    fn case_of_size(&mut self, (rows, cols): (usize, usize)) -> Case {
+        let (wide_weight, wide_residual) = (self.one_in(2), self.one_in(2));
+        Case {
+            trial: Trial::Bounds,
+            kind: self.pick(&Kind::ALL),
+            norm: self.pick(&Norm::ALL),
+            rows,
+            cols,
+            dtypes: Dtypes { activation: self.pick(&DType::ALL), wide_weight, wide_residual },
+            present: self.present(),
+            weight_offset: self.pick(&[0.0, 1.0]),
+            cast_order: self.pick(&[CastOrder::AtStore, CastOrder::AtStore, CastOrder::BeforeWeight]),
+            eps: self.pick(&EPS),
+            grad_reduction: self.grad_reduction(),
+            layout: self.layout(cols),
+            family: self.pick(&Family::ALL),
+            seed: self.roll() as u32 % 1000,
+        }
+    }
+
+    fn size(&mut self, most_elements: usize) -> (usize, usize) {
+        loop {
+            let (rows, cols) = (self.pick(&ROWS), self.pick(&COLS));
+            if rows * cols <= most_elements && cols <= most_elements {
+                return (rows, cols);
+            }
+        }
+    }
+
+    fn present(&mut self) -> Present {
+        Present {
+            weight: !self.one_in(4),
+            bias: self.one_in(2),
+            residual: self.one_in(2),
+            residual_out: self.one_in(2),
+            mean: self.one_in(2),
+            rstd: !self.one_in(4),
+            dresidual_out: self.one_in(2),
+            dweight: !self.one_in(4),
+            dbias: self.one_in(2),
+            workspace: self.one_in(2),
+        }
+    }
+
+    fn layout(&mut self, cols: usize) -> Layout {
+        match self.roll() % 6 {
+            0 => Layout::DENSE,
+            1 => Layout::Mixed(self.roll() as u32 % 1000),
+            _ => Layout::Uniform { pad: self.pick(&[0, 1, 8, cols]), offset: self.roll() as usize % 8 },
+        }
+    }
+
+    fn grad_reduction(&mut self) -> GradReduction {
+        let (partials, locks) = (GradReduction::Partials, GradReduction::Locks { groups: 4 });
+        self.pick(&[partials, partials, partials, locks, GradReduction::Locks { groups: 1 }, GradReduction::Atomics])
+    }
+}
+
+/// Whether a case can prove something. With eps = 0 a variance of zero, or one that underflows, has no rstd; with few
+/// columns layer norm has hardly a variance whatever the data; rounding errors alone, divided by a tiny eps, are noise.
+fn is_meaningful(case: &Case) -> bool {
+    let tiny_eps = case.eps < 1e-6;
+    let zero_eps = case.eps == 0.0;
+    let may_be_flat = match case.family {
+        Family::Const | Family::Zeros | Family::Mixed | Family::Subnormal => true,
+        Family::NearEps => zero_eps || (tiny_eps && case.dtypes.activation == DType::F16),
+        Family::Randn
+        | Family::Large
+        | Family::Shifted
+        | Family::ShiftedHi
+        | Family::CorrDy
+        | Family::PosDy
+        | Family::Loguni
+        | Family::Outlier
+        | Family::Exact
+        | Family::Nonfinite => false,
+    };
+    let few_cols = case.cols < 32 && case.norm == Norm::Layer;
+    let far_from_zero = case.norm == Norm::Layer && matches!(case.family, Family::ShiftedHi | Family::Nonfinite);
+    // The statistics of non-finite rows of a forward pass are no fair input of a backward pass.
+    let tainted = case.family == Family::Nonfinite && case.kind == Kind::EndToEnd;
+    // Constant x and dy are parallel, and nothing of dx is left but rounding errors, if no weight comes between.
+    let parallel = case.family == Family::Const && case.kind.has_backward() && !case.present.weight;
+    let square_cancels = zero_eps && case.cols == 1 && case.kind.has_backward();
+    // Two large 16-bit values are often equal, and their mean's error is all that is left of them.
+    let far = matches!(case.family, Family::Large | Family::Shifted | Family::ShiftedHi);
+    let flat_by_chance = case.norm == Norm::Layer && case.cols == 2 && far;
+    !(tainted
+        || parallel
+        || square_cancels
+        || flat_by_chance
+        || (tiny_eps && (may_be_flat || few_cols || far_from_zero)))
+}
+
+fn drawn(seed: u64, count: usize, most_elements: usize) -> Vec<Case> {
+    let mut dice = Dice { state: splitmix(seed) };
+    let draw = || dice.case(most_elements);
+    std::iter::repeat_with(draw).filter(is_meaningful).take(count).collect()
+}
+
+/// Every kind, norm and family, with the other axes drawn.
+fn smoke() -> Vec<Case> {
+    let mut dice = Dice { state: 1 };
+    let mut cases = Vec::new();
+    for (i, (kind, norm)) in kinds_and_norms().enumerate() {
+        for (j, family) in Family::ALL.into_iter().enumerate() {
+            // This kind has no case of that family; another shape of the most common family takes its place.
+            let replaced = family == Family::Nonfinite && kind == Kind::EndToEnd;
+            let family = if replaced { Family::Randn } else { family };
+            let drawn = std::iter::repeat_with(|| Case { kind, norm, family, ..dice.case(1 << 12) });
+            let good = drawn.filter(|case| case.rows > 1 && is_meaningful(case)).map(|case| {
+                let dtypes = Dtypes { activation: DType::ALL[(i + j) % 3], ..case.dtypes };
+                Case { dtypes, ..case }
+            });
+            cases.extend(good.take(1));
+        }
+        let dtype = DType::ALL[i % 3];
+        for (rows, cols) in [(0, 33), (2, 17_389)] {
+            cases.push(Case { present: GRADIENTS, ..Case::plain(kind, norm, dtype, rows, cols) });
+        }
+    }
+    cases.retain(is_meaningful);
+    cases.extend(determinism(&[(65, 33), (300, 7)], 3));
+    cases.extend(metamorphic(&[(29, 541)]));
+    cases
+}
+
+/// Every value of every axis on its own, then random combinations of all.
+fn core() -> Vec<Case> {
+    let mut cases: Vec<Case> = kinds_and_norms().flat_map(|(kind, norm)| extremes(kind, norm)).collect();
+    cases.retain(is_meaningful);
+    cases.extend(determinism(&[(1, 1), (2, 4099), (257, 33), (300, 129), (600, 7)], 3));
+    cases.extend(metamorphic(&[(3, 7), (29, 541), (64, 128), (257, 24), (2, 4099)]));
+    cover(&mut cases, 2000);
+    cases
+}
+
+/// Adds cases up to `count`: every size for every kind and norm, then drawn sizes. Each case is the one of a few drawn
+/// ones that brings most combinations of three values not seen before.
+fn cover(cases: &mut Vec<Case>, count: usize) {
+    let mut dice = Dice { state: 2 };
+    let mut sizes: Vec<(usize, usize)> = Vec::new();
+    sizes.extend(COLS.map(|cols| (if cols > 1 << 14 { 1 } else { 3 }, cols)));
+    sizes.extend(ROWS.map(|rows| (rows, if rows > 20_000 { 2 } else { 5 })));
+    let mut fixed = kinds_and_norms().flat_map(|(kind, norm)| sizes.iter().map(move |&size| (kind, norm, size)));
+    let mut seen: HashSet<u64> = cases.iter().flat_map(|case| combinations::<3>(&case.normalized())).collect();
+    while cases.len() < count {
+        let fixed = fixed.next();
+        let draw = || match fixed {
+            Some((kind, norm, size)) => Case { kind, norm, ..dice.case_of_size(size) },
+            None => dice.case(1 << 16),
+        };
+        let drawn = std::iter::repeat_with(draw).filter(is_meaningful).take(16);
+        let news = |case: &Case| combinations::<3>(&case.normalized()).filter(|key| !seen.contains(key)).count();
+        let Some(best) = drawn.max_by_key(news) else { return };
+        seen.extend(combinations::<3>(&best.normalized()));
+        cases.push(best);
+    }
+}
+
+/// The values of a case on the axes that are not sizes, as small numbers.
+fn axes(case: &Case) -> [u8; 12] {
+    let (present, dtypes) = (case.present, case.dtypes);
+    let flags = |flags: &[bool]| flags.iter().fold(0, |bits, &flag| 2 * bits + u8::from(flag));
+    let (pad, offset) = match case.layout {
+        Layout::Mixed(_) => (4, 8),
+        Layout::Uniform { pad, offset } => ([0, 1, 8].iter().position(|&known| known == pad).unwrap_or(3), offset),
+    };
+    let reduction = match case.grad_reduction {
+        GradReduction::Partials => 0,
+        GradReduction::Locks { .. } => 1,
+        GradReduction::Atomics => 2,
+    };
+    [
+        case.kind as u8,
+        case.norm as u8,
+        4 * dtypes.activation as u8 + flags(&[dtypes.wide_weight, dtypes.wide_residual]),
+        case.family as u8,
+        EPS.iter().position(|&eps| eps == case.eps).unwrap_or(EPS.len()) as u8,
+        flags(&[present.weight, present.bias]),
+        flags(&[case.weight_offset != 0.0, case.cast_order == CastOrder::BeforeWeight]),
+        flags(&[present.residual, present.residual_out, present.dresidual_out]),
+        flags(&[present.dweight, present.dbias, present.workspace]),
+        pad as u8,
+        offset as u8,
+        reduction,
+    ]
+}
+
+/// A key for every combination of `N` values of a case on different axes.
+fn combinations<const N: u32>(case: &Case) -> impl Iterator<Item = u64> + use<N> {
+    let axes = axes(case);
+    let chosen = (0u32..1 << axes.len()).filter(|chosen| chosen.count_ones() == N);
+    chosen.map(move |chosen| {
+        let values = axes.iter().enumerate().filter(|(axis, _)| chosen >> axis & 1 == 1);
+        values.fold(u64::from(chosen), |key, (_, &value)| key << 8 | u64::from(value))
+    })
+}
+
+fn kinds_and_norms() -> impl Iterator<Item = (Kind, Norm)> {
+    Kind::ALL.into_iter().flat_map(|kind| Norm::ALL.map(|norm| (kind, norm)))
+}
+
+/// One axis at a time away from a middling case with every optional tensor; the sizes follow in [`cover`].
+fn extremes(kind: Kind, norm: Norm) -> Vec<Case> {
+    let with = |dtype, rows, cols| Case { present: ALL_PRESENT, ..Case::plain(kind, norm, dtype, rows, cols) };
+    let middle = |i: usize| with(DType::ALL[i % 3], 29, 129);
+    let mut cases = Vec::new();
+    for family in Family::ALL {
+        for dtype in DType::ALL {
+            cases.push(Case { family, ..with(dtype, 31, 65) });
+        }
+    }
+    for offset in 0..8 {
+        cases.push(Case { layout: Layout::Uniform { pad: 0, offset }, ..middle(offset) });
+        cases.push(Case { layout: Layout::Mixed(offset as u32), ..middle(offset + 1) });
+    }
+    for (i, pad) in [1, 8, 129].into_iter().enumerate() {
+        cases.push(Case { layout: Layout::Uniform { pad, offset: 0 }, ..middle(i) });
+    }
+    for (i, eps) in EPS.into_iter().enumerate() {
+        cases.push(Case { eps, ..middle(i) });
+        cases.push(Case { eps, family: Family::NearEps, ..middle(i + 1) });
+    }
+    for dtype in [DType::F16, DType::Bf16] {
+        for (wide_weight, wide_residual) in [(false, true), (true, false), (true, true)] {
+            cases.push(Case { dtypes: Dtypes { activation: dtype, wide_weight, wide_residual }, ..middle(0) });
+        }
+    }
+    cases.extend((0..3).map(|i| Case { cast_order: CastOrder::BeforeWeight, ..middle(i) }));
+    cases.extend((0..3).map(|i| Case { present: Present::default(), ..middle(i) }));
+    for (i, grad_reduction) in [GradReduction::Atomics, GradReduction::Locks { groups: 3 }].into_iter().enumerate() {
+        cases.push(Case { grad_reduction, ..with(DType::ALL[i], 777, 24) });
+    }
+    cases
+}
+
+/// These shapes straddle common block sizes. An end-to-end case repeats both stages.
+fn determinism(shapes: &[(usize, usize)], repeats: u32) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for &(rows, cols) in shapes {
+        for norm in Norm::ALL {
+            for dtype in DType::ALL {
+                for kind in [Kind::EndToEnd, Kind::ForwardInPlace] {
+                    let plain = Case::plain(kind, norm, dtype, rows, cols);
+                    let layout = Layout::Mixed(rows as u32 % 16);
+                    cases.push(Case { trial: Trial::Determinism { repeats }, present: ALL_PRESENT, layout, ..plain });
+                }
+            }
+        }
+    }
+    cases
+}
+
+fn metamorphic(shapes: &[(usize, usize)]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for &(rows, cols) in shapes {
+        for norm in Norm::ALL {
+            for dtype in DType::ALL {
+                let plain = Case::plain(Kind::EndToEnd, norm, dtype, rows, cols);
+                cases.push(Case { trial: Trial::Metamorphic, present: ALL_PRESENT, ..plain });
+            }
+        }
+    }
+    cases
+}
+
+/// Sizes beyond 16 bits in either direction, and many repeats of calls whose rows share words or partial sums.
+fn stress() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (i, (kind, norm)) in kinds_and_norms().enumerate() {
+        let dtype = |j: usize| DType::ALL[(i + j) % 3];
+        let with = |dtype, rows, cols| Case { present: GRADIENTS, ..Case::plain(kind, norm, dtype, rows, cols) };
+        let shapes = [(65_536, 5), (65_537, 3), (131_073, 1), (5, 65_537), (40, 17_389), (3, 262_144), (1 << 20, 2)];
+        for (j, (rows, cols)) in shapes.into_iter().enumerate() {
+            cases.push(Case {
+                family: if j % 2 == 0 { Family::PosDy } else { Family::Randn },
+                ..with(dtype(j), rows, cols)
+            });
+        }
+    }
+    cases.extend(determinism(&[(4099, 1), (1000, 3), (500, 33)], 200));
+    cases
+}
+
+/// Cases around the sizes at which a backend's plan changes.
+pub(super) fn breakpoints(cols: &[usize], rows: &[usize]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    let around = |sizes: &[usize]| -> Vec<usize> {
+        let mut sizes: Vec<usize> = sizes.iter().flat_map(|&n| [n.saturating_sub(1), n, n + 1]).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        sizes
+    };
+    for (kind, norm) in kinds_and_norms() {
+        let with = |i: usize, rows, cols| Case {
+            present: GRADIENTS,
+            ..Case::plain(kind, norm, DType::ALL[i % 3], rows, cols)
+        };
+        let cols = around(cols).into_iter().filter(|&cols| cols > 0);
+        cases.extend(cols.enumerate().map(|(i, cols)| with(i, 3, cols)));
+        cases.extend(
+            around(rows).into_iter().enumerate().map(|(i, rows)| with(i, rows, if rows > 4096 { 3 } else { 33 })),
+        );
+    }
+    cases.into_iter().map(Case::normalized).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_have_their_sizes_and_every_id_reads_back() {
+        for (profile, sizes) in [(Profile::Smoke, 140..170), (Profile::Core, 1900..2001), (Profile::Stress, 60..100)] {
+            let cases = profile.cases(0);
+            assert!(sizes.contains(&cases.len()), "{}: {}", profile.name(), cases.len());
+            for case in cases {
+                assert_eq!(case.to_string().parse(), Ok(case));
+            }
+        }
+    }
+
+    #[test]
+    fn core_covers_combinations_of_values_on_different_axes() {
+        // What can occur is taken from a long list of drawn cases.
+        let (core, possible) = (Profile::Core.cases(0), Profile::Full.cases(7));
+        let keys = |cases: &[Case], of: fn(&Case) -> Vec<u64>| cases.iter().flat_map(of).collect::<HashSet<u64>>();
+        let share = |of: fn(&Case) -> Vec<u64>| {
+            let (core, possible) = (keys(&core, of), keys(&possible, of));
+            possible.intersection(&core).count() as f64 / possible.len() as f64
+        };
+        let (pairs, triples) =
+            (share(|case| combinations::<2>(case).collect()), share(|case| combinations::<3>(case).collect()));
+        assert_eq!(pairs, 1.0);
+        assert!(triples > 0.95, "{triples}");
+    }
+}

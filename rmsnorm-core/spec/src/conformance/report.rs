@@ -1,0 +1,422 @@
+//! What a run found: a status per case, JSON lines for machines, and one page for people.
+//!
+//! Nothing is skipped silently. A case that did not run says why, and a run in which nothing was executed has failed.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use super::judge::{self, Verdict};
+use super::self_test::SelfTest;
+use super::{Arithmetic, NonFinite, StoreRounding};
+use crate::DType;
+
+/// Version of the suite, part of every report: results of different versions are not comparable.
+pub const SUITE_VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The kind of check that found a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Check {
+    /// An element lies outside its acceptance interval.
+    Bounds,
+    /// NaN did not reach an element that it must reach.
+    NonFinite,
+    /// A byte outside the tensor changed.
+    Canary,
+    /// A byte between two rows changed.
+    Padding,
+    /// An input changed.
+    Input,
+    /// An element was never written.
+    Unwritten,
+    /// A result depends on what an output or the workspace held before.
+    Poison,
+    /// The same call gave other bits.
+    Repeat,
+    /// A row gave other bits in a batch of another size.
+    BatchInvariance,
+    /// A relation between two calls does not hold.
+    Metamorphic,
+    /// A bad call was not refused as it must be.
+    Misuse,
+    /// A good call was refused, or the device failed.
+    Error,
+    /// The backend panicked.
+    Panic,
+}
+
+impl Check {
+    /// The name in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Check::Bounds => "bounds",
+            Check::NonFinite => "non-finite",
+            Check::Canary => "canary",
+            Check::Padding => "padding",
+            Check::Input => "input",
+            Check::Unwritten => "unwritten",
+            Check::Poison => "poison",
+            Check::Repeat => "repeat",
+            Check::BatchInvariance => "batch invariance",
+            Check::Metamorphic => "metamorphic",
+            Check::Misuse => "misuse",
+            Check::Error => "error",
+            Check::Panic => "panic",
+        }
+    }
+}
+
+/// One failed check.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finding {
+    /// The check.
+    pub check: Check,
+    /// The tensor, or the argument, it is about.
+    pub output: &'static str,
+    /// What was seen.
+    pub detail: String,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {}: {}", self.check.name(), self.output, self.detail)
+    }
+}
+
+/// How a case ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Status {
+    /// Executed, all checks satisfied.
+    Pass,
+    /// A check failed.
+    Fail(Finding),
+    /// The backend answered [`Error::Unsupported`](crate::Error::Unsupported) with this rule.
+    Unsupported(String),
+    /// Executed, but the bound of this output is so wide that passing proves nothing.
+    Vacuous(&'static str),
+    /// Not executed for a lack of this machine, not of the backend.
+    Skipped(String),
+}
+
+impl Status {
+    fn name(&self) -> &'static str {
+        match self {
+            Status::Pass => "pass",
+            Status::Fail(_) => "fail",
+            Status::Unsupported(_) => "unsupported",
+            Status::Vacuous(_) => "vacuous",
+            Status::Skipped(_) => "skipped",
+        }
+    }
+
+    fn reason(&self) -> Option<String> {
+        match self {
+            Status::Pass => None,
+            Status::Fail(finding) => Some(finding.to_string()),
+            Status::Vacuous(output) => Some((*output).to_owned()),
+            Status::Unsupported(reason) | Status::Skipped(reason) => Some(reason.clone()),
+        }
+    }
+}
+
+/// The judgement of one output of a case.
+#[derive(Clone, Debug)]
+pub struct OutputReport {
+    /// The name of the output.
+    pub output: &'static str,
+    /// Its dtype.
+    pub dtype: DType,
+    /// The verdict over its elements.
+    pub verdict: Verdict,
+}
+
+/// One case, executed or not.
+#[derive(Clone, Debug)]
+pub struct CaseReport {
+    /// The id that replays it.
+    pub id: String,
+    /// How it ended.
+    pub status: Status,
+    /// Its judged outputs.
+    pub outputs: Vec<OutputReport>,
+    /// Wall time, with the reference and the judge.
+    pub elapsed_us: u64,
+}
+
+impl CaseReport {
+    /// Writes the case as one line of JSON.
+    ///
+    /// # Errors
+    /// Those of the writer.
+    pub fn write_json(&self, writer: &mut dyn Write) -> io::Result<()> {
+        let line = CaseJson {
+            id: &self.id,
+            params: self.id.split(':').collect(),
+            status: self.status.name(),
+            reason: self.status.reason(),
+            outputs: self.outputs.iter().map(OutputJson::new).collect(),
+            elapsed_us: self.elapsed_us,
+        };
+        write_line(writer, &line)
+    }
+}
+
+fn write_line(writer: &mut dyn Write, line: &impl Serialize) -> io::Result<()> {
+    serde_json::to_writer(&mut *writer, line)?;
+    writer.write_all(b"\n")
+}
+
+#[derive(Serialize)]
+struct CaseJson<'a> {
+    id: &'a str,
+    params: Vec<&'a str>,
+    status: &'static str,
+    reason: Option<String>,
+    outputs: Vec<OutputJson>,
+    elapsed_us: u64,
+}
+
+#[derive(Serialize)]
+struct OutputJson {
+    output: &'static str,
+    dtype: &'static str,
+    checked: usize,
+    failures: usize,
+    budget: f64,
+    misrounded: usize,
+    worst: Option<FailureJson>,
+}
+
+/// Values as a decimal that reads back exactly, and as bits: of the output's dtype for `got`, of f64 for the others.
+#[derive(Serialize)]
+struct FailureJson {
+    index: usize,
+    got: [String; 2],
+    reference: [String; 2],
+    low: [String; 2],
+    high: [String; 2],
+}
+
+impl OutputJson {
+    fn new(report: &OutputReport) -> Self {
+        let verdict = &report.verdict;
+        OutputJson {
+            output: report.output,
+            dtype: report.dtype.name(),
+            checked: verdict.checked,
+            failures: verdict.failures,
+            budget: verdict.budget,
+            misrounded: verdict.misrounded,
+            worst: verdict.worst.as_ref().map(FailureJson::new),
+        }
+    }
+}
+
+impl FailureJson {
+    fn new(failure: &judge::Failure) -> Self {
+        let wide = |value: f64| [format!("{value:e}"), format!("{:#018x}", value.to_bits())];
+        FailureJson {
+            index: failure.index,
+            got: [format!("{:e}", failure.got), format!("{:#x}", failure.got_bits)],
+            reference: wide(failure.reference),
+            low: wide(failure.low),
+            high: wide(failure.high),
+        }
+    }
+}
+
+/// How many cases ended how.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Counts {
+    /// Executed, all checks satisfied.
+    pub passed: usize,
+    /// A check failed.
+    pub failed: usize,
+    /// Refused by the backend with a rule.
+    pub unsupported: usize,
+    /// Executed, proving nothing.
+    pub vacuous: usize,
+    /// Not executed for a lack of the machine.
+    pub skipped: usize,
+}
+
+/// What all cases say about one output in one dtype.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Quality {
+    /// Elements judged.
+    pub checked: usize,
+    /// Largest share of a bound that was used up; above 1 is a failure.
+    pub budget: f64,
+    /// Elements that are not the reference rounded to nearest. Not a failure: a bound is wider than half a unit.
+    pub misrounded: usize,
+}
+
+/// A whole run.
+#[derive(Clone, Debug)]
+pub struct Summary {
+    /// The backend's name.
+    pub backend: &'static str,
+    /// The device in the backend's words.
+    pub device: String,
+    /// The profile, or `case` for a single one.
+    pub profile: &'static str,
+    /// Seed of the drawn cases.
+    pub seed: u64,
+    /// sha256 of the ids of the profile's list, one a line; breakpoints are the backend's own and not in it.
+    pub list_hash: String,
+    /// The backend's claims.
+    pub arithmetic: Arithmetic,
+    /// The proof that the suite can fail, where it was asked for.
+    pub self_test: Option<SelfTest>,
+    /// The counts.
+    pub counts: Counts,
+    /// By output and dtype.
+    pub quality: BTreeMap<(&'static str, DType), Quality>,
+    /// Rules and reasons of what was not executed, with counts.
+    pub not_executed: BTreeMap<String, usize>,
+    /// Ids and findings of the failed cases.
+    pub failures: Vec<(String, Finding)>,
+    /// Wall time of the run.
+    pub elapsed_us: u64,
+}
+
+impl Summary {
+    /// Counts a case in.
+    pub fn add(&mut self, case: &CaseReport) {
+        let counter = match &case.status {
+            Status::Pass => &mut self.counts.passed,
+            Status::Fail(_) => &mut self.counts.failed,
+            Status::Unsupported(_) => &mut self.counts.unsupported,
+            Status::Vacuous(_) => &mut self.counts.vacuous,
+            Status::Skipped(_) => &mut self.counts.skipped,
+        };
+        *counter += 1;
+        match &case.status {
+            Status::Pass => {}
+            Status::Fail(finding) => self.failures.push((case.id.clone(), finding.clone())),
+            Status::Unsupported(_) | Status::Vacuous(_) | Status::Skipped(_) => {
+                let line = format!("{}: {}", case.status.name(), case.status.reason().unwrap_or_default());
+                *self.not_executed.entry(line).or_default() += 1;
+            }
+        }
+        for report in &case.outputs {
+            let quality = self.quality.entry((report.output, report.dtype)).or_default();
+            quality.checked += report.verdict.checked;
+            quality.misrounded += report.verdict.misrounded;
+            quality.budget = quality.budget.max(report.verdict.budget);
+        }
+    }
+
+    /// Cases that ended neither passed nor failed.
+    pub fn skipped(&self) -> usize {
+        self.counts.unsupported + self.counts.vacuous + self.counts.skipped
+    }
+
+    /// Whether the backend conforms: something ran, nothing failed, the self-test caught every bug, and of every 200
+    /// cases at most one is vacuous.
+    pub fn is_success(&self) -> bool {
+        let Counts { passed, failed, vacuous, .. } = self.counts;
+        let caught_all = self.self_test.as_ref().is_none_or(SelfTest::is_success);
+        passed > 0 && failed == 0 && caught_all && vacuous * 200 <= passed + vacuous
+    }
+
+    /// Writes the summary as one line of JSON.
+    ///
+    /// # Errors
+    /// Those of the writer.
+    pub fn write_json(&self, writer: &mut dyn Write) -> io::Result<()> {
+        let quality = |(&(output, dtype), &quality): (&(&str, DType), &Quality)| (format!("{output}/{dtype}"), quality);
+        let line = SummaryJson {
+            suite_version: SUITE_VERSION,
+            backend: self.backend,
+            device: &self.device,
+            os: std::env::consts::OS,
+            arch: std::env::consts::ARCH,
+            profile: self.profile,
+            seed: self.seed,
+            list_hash: &self.list_hash,
+            arithmetic: describe_arithmetic(&self.arithmetic),
+            self_test_planted: self.self_test.as_ref().map(|test| test.planted),
+            self_test_caught: self.self_test.as_ref().map(|test| test.caught),
+            counts: self.counts,
+            success: self.is_success(),
+            quality: self.quality.iter().map(quality).collect(),
+            not_executed: &self.not_executed,
+            failures: self.failures.iter().map(|(id, finding)| (id.as_str(), finding.to_string())).collect(),
+            elapsed_us: self.elapsed_us,
+        };
+        write_line(writer, &line)
+    }
+
+    /// The command that runs one failed case again.
+    pub fn replay(&self, id: &str) -> String {
+        format!("rmsnorm conformance --backend {} --case {id}", self.backend)
+    }
+}
+
+#[derive(Serialize)]
+struct SummaryJson<'a> {
+    suite_version: &'static str,
+    backend: &'static str,
+    device: &'a str,
+    os: &'static str,
+    arch: &'static str,
+    profile: &'static str,
+    seed: u64,
+    list_hash: &'a str,
+    arithmetic: String,
+    self_test_planted: Option<usize>,
+    self_test_caught: Option<usize>,
+    counts: Counts,
+    success: bool,
+    quality: BTreeMap<String, Quality>,
+    not_executed: &'a BTreeMap<String, usize>,
+    failures: Vec<(&'a str, String)>,
+    elapsed_us: u64,
+}
+
+fn describe_arithmetic(arithmetic: &Arithmetic) -> String {
+    let store = match arithmetic.store {
+        StoreRounding::NearestEven => "stores round to nearest even",
+        StoreRounding::EitherNeighbour => "stores round to either neighbour",
+    };
+    let non_finite = match arithmetic.non_finite {
+        NonFinite::Ieee => "NaN and infinity propagate",
+        NonFinite::Unspecified => "NaN and infinity are unspecified within their row",
+    };
+    let subnormals = if arithmetic.flushes_subnormals { "flushed" } else { "kept" };
+    format!(
+        "u = 2^{}, rstd within {} u, {store}, subnormals {subnormals}, {non_finite}",
+        arithmetic.unit_roundoff.log2(),
+        arithmetic.rstd_error / arithmetic.unit_roundoff,
+    )
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (os, arch) = (std::env::consts::OS, std::env::consts::ARCH);
+        writeln!(f, "conformance {SUITE_VERSION}, profile {}, list sha256 {}", self.profile, self.list_hash)?;
+        writeln!(f, "backend     {}: {}, {os} {arch}", self.backend, self.device)?;
+        writeln!(f, "arithmetic  {}", describe_arithmetic(&self.arithmetic))?;
+        if let Some(test) = &self.self_test {
+            writeln!(f, "self-test   {} of {} planted bugs caught", test.caught, test.planted)?;
+        }
+        writeln!(f, "\n{:<14}{:<6}{:>12}{:>16}{:>15}", "output", "dtype", "elements", "bound used up", "not nearest")?;
+        for ((output, dtype), quality) in &self.quality {
+            let (checked, used) = (quality.checked, 100.0 * quality.budget);
+            let share = 100.0 * quality.misrounded as f64 / checked.max(1) as f64;
+            let nearest = if *dtype == DType::F32 { "-".into() } else { format!("{share:.3} %") };
+            writeln!(f, "{output:<14}{:<6}{checked:>12}{used:>14.1} %{nearest:>15}", dtype.name())?;
+        }
+        writeln!(f)?;
+        for (reason, count) in &self.not_executed {
+            writeln!(f, "{count:>5} {reason}")?;
+        }
+        for (id, finding) in &self.failures {
+            writeln!(f, "FAILED {finding}\n       {}", self.replay(id))?;
+        }
+        write!(f, "{} passed, {} failed, {} skipped", self.counts.passed, self.counts.failed, self.skipped())
+    }
+}
