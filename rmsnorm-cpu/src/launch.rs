@@ -115,7 +115,6 @@ pub(crate) fn backward<T: Element, W: Element, R: Element>(
         spec,
         rows: spec.rows,
         block_rows: plan.block_rows,
-        group_rows: plan.group_rows,
         streaming: plan.streaming,
         weight: args.weight,
         dy: matrix(args.dy, spec.cols),

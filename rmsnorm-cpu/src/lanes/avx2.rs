@@ -72,6 +72,13 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn fold(lanes: Self::Lanes) -> f32 {
+        // SAFETY:
+        // - feature: see the module.
+        unsafe { fold_register(_mm256_add_ps(_mm256_add_ps(lanes[0], lanes[2]), _mm256_add_ps(lanes[1], lanes[3]))) }
+    }
+
+    #[inline(always)]
     fn load(from: &[f32; LANES]) -> Self::Lanes {
         // SAFETY:
         // - feature: see the module;
@@ -168,6 +175,26 @@ impl Simd for Avx2 {
         // SAFETY:
         // - feature: sfence is part of SSE, which x86-64 guarantees.
         unsafe { _mm_sfence() }
+    }
+
+    #[inline(always)]
+    fn prefetch(address: *const u8) {
+        // SAFETY:
+        // - feature: prefetch is part of SSE, which x86-64 guarantees;
+        // - memory: it is a hint that accesses nothing, so any address is allowed.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+    }
+}
+
+/// The sum of 8 lanes in the tree of [`Simd::fold`].
+#[inline(always)]
+pub(super) fn fold_register(register: __m256) -> f32 {
+    // SAFETY:
+    // - feature: every caller is inlined into a stage body for AVX2 or AVX-512.
+    unsafe {
+        let four = _mm_add_ps(_mm256_castps256_ps128(register), _mm256_extractf128_ps::<1>(register));
+        let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+        _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
     }
 }
 

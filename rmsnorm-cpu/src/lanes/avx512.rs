@@ -5,6 +5,7 @@
 
 use std::arch::x86_64::*;
 
+use super::avx2::fold_register;
 use super::{LANES, Simd};
 
 /// AVX-512 F, BW, VL and DQ.
@@ -61,6 +62,17 @@ impl Simd for Avx512 {
         // SAFETY:
         // - feature: see the module.
         each_register!(i => unsafe { _mm512_mul_ps(a[i], b[i]) })
+    }
+
+    #[inline(always)]
+    fn fold(lanes: Self::Lanes) -> f32 {
+        // SAFETY:
+        // - feature: see the module.
+        unsafe {
+            let sixteen = _mm512_add_ps(lanes[0], lanes[1]);
+            let halves = [_mm512_castps512_ps256(sixteen), _mm512_extractf32x8_ps::<1>(sixteen)];
+            fold_register(_mm256_add_ps(halves[0], halves[1]))
+        }
     }
 
     #[inline(always)]
@@ -162,6 +174,14 @@ impl Simd for Avx512 {
         // SAFETY:
         // - feature: sfence is part of SSE, which x86-64 guarantees.
         unsafe { _mm_sfence() }
+    }
+
+    #[inline(always)]
+    fn prefetch(address: *const u8) {
+        // SAFETY:
+        // - feature: prefetch is part of SSE, which x86-64 guarantees;
+        // - memory: it is a hint that accesses nothing, so any address is allowed.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
     }
 }
 

@@ -41,6 +41,10 @@ pub(crate) trait Simd {
     /// Lane by lane.
     fn mul(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
 
+    /// The sum of all lanes, always in the same tree: each lane of the lower half takes up its partner in the upper
+    /// half, until one lane is left.
+    fn fold(lanes: Self::Lanes) -> f32;
+
     /// Reads 32 elements.
     fn load(from: &[f32; LANES]) -> Self::Lanes;
     /// Writes 32 elements.
@@ -66,6 +70,8 @@ pub(crate) trait Simd {
 
     /// Orders stores past the cache before later stores of this thread.
     fn fence();
+    /// Asks for the cache line at that address, which may be any.
+    fn prefetch(address: *const u8);
 }
 
 /// A piece of a row. Two types, so that the loop over full pieces is compiled without the code for short ones: a call
@@ -142,9 +148,9 @@ pub(crate) use for_each_piece;
 #[inline(always)]
 pub(crate) fn load<S: Simd, E: Element, P: Piece>(from: &[E], piece: P) -> S::Lanes {
     if P::IS_FULL {
-        widen::<S, E>(group(from, piece.start()))
+        widen::<S, E>(&from[piece.start()..piece.start() + LANES].as_chunks::<LANES>().0[0])
     } else {
-        widen::<S, E>(&load_part(&from[piece.start()..][..piece.len()]))
+        widen::<S, E>(&padded(&from[piece.start()..][..piece.len()]))
     }
 }
 
@@ -152,21 +158,22 @@ pub(crate) fn load<S: Simd, E: Element, P: Piece>(from: &[E], piece: P) -> S::La
 #[inline(always)]
 pub(crate) fn store<S: Simd, E: Element, P: Piece>(to: &mut [E], piece: P, lanes: S::Lanes) {
     if P::IS_FULL {
-        store_group::<S, E>(group_mut(to, piece.start()), lanes);
+        narrow::<S, E>(full_piece(to, piece), lanes);
     } else {
-        let mut padded = [E::default(); LANES];
-        store_group::<S, E>(&mut padded, lanes);
-        store_part(&mut to[piece.start()..][..piece.len()], &padded);
+        let mut all = [E::default(); LANES];
+        narrow::<S, E>(&mut all, lanes);
+        to[piece.start()..][..piece.len()].copy_from_slice(&all[..piece.len()]);
     }
 }
 
-/// As [`store`], past the cache where the piece is full and aligned to 64 bytes.
+/// As [`store`]; past the cache if `streaming`, where the piece is full and aligned for it.
 #[inline(always)]
-pub(crate) fn stream<S: Simd, E: Element, P: Piece>(to: &mut [E], piece: P, lanes: S::Lanes) {
-    if !P::IS_FULL || to.as_ptr().wrapping_add(piece.start()).align_offset(ALIGNMENT) != 0 {
+pub(crate) fn store_or_stream<S: Simd, E: Element, P: Piece>(to: &mut [E], piece: P, lanes: S::Lanes, streaming: bool) {
+    let address = to.as_ptr().wrapping_add(piece.start()).addr();
+    if !P::IS_FULL || !streaming || !address.is_multiple_of(ALIGNMENT) {
         return store::<S, E, P>(to, piece, lanes);
     }
-    let to = group_mut(to, piece.start());
+    let to = full_piece(to, piece);
     match E::DTYPE {
         DType::F32 => S::stream(cast_mut(to), lanes),
         DType::F16 => S::stream_halves(cast_mut(to), S::narrow_f16(lanes)),
@@ -174,7 +181,17 @@ pub(crate) fn stream<S: Simd, E: Element, P: Piece>(to: &mut [E], piece: P, lane
     }
 }
 
-/// Stores past the cache write whole lines.
+/// Asks for the same piece of the next row. There may be no next row: a hint may name any address.
+#[inline(always)]
+pub(crate) fn prefetch_next<S: Simd, E: Element, P: Piece>(row: &[E], row_stride: usize, piece: P) {
+    let first = row.as_ptr().wrapping_add(row_stride).wrapping_add(piece.start()).cast::<u8>();
+    S::prefetch(first);
+    if size_of::<E>() * LANES > ALIGNMENT {
+        S::prefetch(first.wrapping_add(ALIGNMENT));
+    }
+}
+
+/// Bytes of a cache line: stores past the cache write whole ones.
 pub(crate) const ALIGNMENT: usize = 64;
 
 /// The value each lane would have after a store and a load.
@@ -198,20 +215,6 @@ pub(crate) fn within<S: Simd, P: Piece>(piece: P, lanes: S::Lanes) -> S::Lanes {
     S::load(&array)
 }
 
-/// The sum of all lanes, always in the same tree: halves are added until one lane is left.
-#[inline(always)]
-pub(crate) fn fold<S: Simd>(lanes: S::Lanes) -> f32 {
-    let mut sums = to_array::<S>(lanes);
-    let mut half = LANES / 2;
-    while half > 0 {
-        for lane in 0..half {
-            sums[lane] += sums[lane + half];
-        }
-        half /= 2;
-    }
-    sums[0]
-}
-
 #[inline(always)]
 fn to_array<S: Simd>(lanes: S::Lanes) -> [f32; LANES] {
     let mut array = [0.0; LANES];
@@ -229,7 +232,7 @@ fn widen<S: Simd, E: Element>(from: &[E; LANES]) -> S::Lanes {
 }
 
 #[inline(always)]
-fn store_group<S: Simd, E: Element>(to: &mut [E; LANES], lanes: S::Lanes) {
+fn narrow<S: Simd, E: Element>(to: &mut [E; LANES], lanes: S::Lanes) {
     match E::DTYPE {
         DType::F32 => S::store(cast_mut(to), lanes),
         DType::F16 => S::store_halves(cast_mut(to), S::narrow_f16(lanes)),
@@ -237,38 +240,28 @@ fn store_group<S: Simd, E: Element>(to: &mut [E; LANES], lanes: S::Lanes) {
     }
 }
 
-// The short pieces stay out of the loops' code: they run at most twice a row.
+#[inline(always)]
+fn full_piece<E, P: Piece>(to: &mut [E], piece: P) -> &mut [E; LANES] {
+    &mut to[piece.start()..piece.start() + LANES].as_chunks_mut::<LANES>().0[0]
+}
+
+// Out of the loops' code: the ends of rows are rare.
 #[inline(never)]
-fn load_part<E: Element>(from: &[E]) -> [E; LANES] {
+fn padded<E: Element>(from: &[E]) -> [E; LANES] {
     let mut padded = [E::default(); LANES];
     padded[..from.len()].copy_from_slice(from);
     padded
 }
 
-#[inline(never)]
-fn store_part<E: Element>(to: &mut [E], padded: &[E; LANES]) {
-    to.copy_from_slice(&padded[..to.len()]);
-}
-
-#[inline(always)]
-fn group<E>(from: &[E], start: usize) -> &[E; LANES] {
-    &from[start..start + LANES].as_chunks::<LANES>().0[0]
-}
-
-#[inline(always)]
-fn group_mut<E>(to: &mut [E], start: usize) -> &mut [E; LANES] {
-    &mut to[start..start + LANES].as_chunks_mut::<LANES>().0[0]
-}
-
 /// The same bytes as elements of another type of the same size: `match E::DTYPE` proved that it is the same type.
 #[inline(always)]
 fn cast<E: Element, F: bytemuck::Pod>(from: &[E; LANES]) -> &[F; LANES] {
-    group(bytemuck::cast_slice(from), 0)
+    &bytemuck::cast_slice(from).as_chunks::<LANES>().0[0]
 }
 
 #[inline(always)]
 fn cast_mut<E: Element, F: bytemuck::Pod>(to: &mut [E; LANES]) -> &mut [F; LANES] {
-    group_mut(bytemuck::cast_slice_mut(to), 0)
+    &mut bytemuck::cast_slice_mut(to).as_chunks_mut::<LANES>().0[0]
 }
 
 #[cfg(test)]
@@ -313,7 +306,7 @@ mod tests {
         fn check<S: Simd, E: Element>(values: Vec<f32>, isa: Isa) {
             for values in values.as_chunks::<LANES>().0 {
                 let mut got = [E::default(); LANES];
-                store::<S, E, _>(&mut got, Full { start: 0 }, S::load(values));
+                narrow::<S, E>(&mut got, S::load(values));
                 for (got, value) in got.into_iter().zip(values) {
                     assert_same(got, E::from_f32(*value), *value, isa);
                 }
@@ -355,7 +348,9 @@ mod tests {
                 let from: Vec<f32> = (0..cols).map(|col| col as f32 + 1.0).collect();
                 let (mut to, mut visits) = (vec![0.0f32; cols], 0);
                 for_each_piece!(head, cols, piece => {
-                    store::<S, f32, _>(&mut to, piece, load::<S, f32, _>(&from, piece));
+                    let lanes = load::<S, f32, _>(&from, piece);
+                    assert_eq!(to_array::<S>(lanes)[piece.len()..].iter().sum::<f32>(), 0.0);
+                    store::<S, f32, _>(&mut to, piece, lanes);
                     visits += piece.len();
                 });
                 assert_eq!((&to, visits), (&from, cols), "cols {cols}, head {head} on {isa}");
@@ -377,7 +372,7 @@ mod tests {
                 tree[lane] += tree[lane + half];
             }
         }
-        assert_eq!(fold::<S>(S::load(&values)).to_bits(), tree[0].to_bits(), "on {isa}");
+        assert_eq!(S::fold(S::load(&values)).to_bits(), tree[0].to_bits(), "on {isa}");
         let serial: f32 = values.iter().sum();
         assert_ne!(tree[0].to_bits(), serial.to_bits(), "the values do not tell the orders apart");
     }

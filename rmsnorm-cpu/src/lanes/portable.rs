@@ -35,6 +35,18 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn fold(mut lanes: Self::Lanes) -> f32 {
+        let mut half = LANES / 2;
+        while half > 0 {
+            for lane in 0..half {
+                lanes[lane] += lanes[lane + half];
+            }
+            half /= 2;
+        }
+        lanes[0]
+    }
+
+    #[inline(always)]
     fn load(from: &[f32; LANES]) -> Self::Lanes {
         *from
     }
@@ -91,4 +103,7 @@ impl Simd for Portable {
 
     #[inline(always)]
     fn fence() {}
+
+    #[inline(always)]
+    fn prefetch(_address: *const u8) {}
 }

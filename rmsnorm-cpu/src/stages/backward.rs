@@ -1,5 +1,5 @@
-//! Backward: docs/math.md, equations (7) to (12). The rows of a block are taken in groups; a group is read once to find
-//! c1 and c2 of each row, and again, from the cache, to write dx and to add its rows to the block's partial rows.
+//! Backward: docs/math.md, equations (7) to (12). A row is read once to find c1 and c2, and again, from the cache, to
+//! write dx and to add the row to the partial sums of its block. While it is written, the next row is asked for.
 
 use rmsnorm_spec::{Element, Norm, NormSpec};
 
@@ -7,15 +7,11 @@ use super::forward::unaligned_head;
 use super::{Matrix, MatrixMut};
 use crate::lanes::{self, Piece, Simd};
 
-/// The most rows of a group: they share one read and write of the partial rows.
-pub(crate) const GROUP_ROWS: usize = 4;
-
 /// The blocks of a backward call, or some of them.
 pub(crate) struct BackwardBlocks<'a, T, W, R> {
     pub(crate) spec: NormSpec,
     pub(crate) rows: usize,
     pub(crate) block_rows: usize,
-    pub(crate) group_rows: usize,
     pub(crate) streaming: bool,
     pub(crate) weight: Option<&'a [W]>,
     pub(crate) dy: Matrix<'a, T>,
@@ -37,7 +33,6 @@ impl<'a, T: Element, W: Element, R: Element> BackwardBlocks<'a, T, W, R> {
             spec: self.spec,
             rows: self.rows,
             block_rows: self.block_rows,
-            group_rows: self.group_rows,
             streaming: self.streaming,
             weight: self.weight.map(bytemuck::cast_slice),
             dy: self.dy.cast(),
@@ -90,30 +85,20 @@ impl<'a, T: Element, W: Element, R: Element> BackwardBlocks<'a, T, W, R> {
         (low, high)
     }
 
-    /// Writes dx of every row and the partial rows of every block.
+    /// Writes dx of every row and the partial sums of every block.
     #[inline(always)]
     pub(crate) fn run<S: Simd>(mut self) {
         let cols = self.spec.cols;
         let (mut dweight_partials, mut dbias_partials) = (self.dweight_partials.take(), self.dbias_partials.take());
-        for block in 0..self.rows.div_ceil(self.block_rows) {
-            let first = block * self.block_rows;
-            let end = (first + self.block_rows).min(self.rows);
+        for r in 0..self.rows {
+            let block = r / self.block_rows;
             let mut partials = Partials {
-                dweight: dweight_partials.as_deref_mut().map(|p| &mut p[block * cols..][..cols]),
-                dbias: dbias_partials.as_deref_mut().map(|p| &mut p[block * cols..][..cols]),
+                dweight: dweight_partials.as_deref_mut().map(|sums| &mut sums[block * cols..][..cols]),
+                dbias: dbias_partials.as_deref_mut().map(|sums| &mut sums[block * cols..][..cols]),
+                is_first: r.is_multiple_of(self.block_rows),
             };
-            for start in (first..end).step_by(self.group_rows) {
-                let mut group = Group {
-                    start,
-                    len: (end - start).min(self.group_rows),
-                    is_first: start == first,
-                    scalars: [RowScalars::default(); GROUP_ROWS],
-                };
-                for i in 0..group.len {
-                    group.scalars[i] = self.row_scalars::<S>(start + i);
-                }
-                self.write_group::<S>(&group, &mut partials);
-            }
+            let scalars = self.scalars::<S>(r);
+            self.write_row::<S>(r, scalars, &mut partials);
         }
         if self.streaming {
             S::fence();
@@ -122,120 +107,94 @@ impl<'a, T: Element, W: Element, R: Element> BackwardBlocks<'a, T, W, R> {
 
     /// Equations (8) and (9).
     #[inline(always)]
-    fn row_scalars<S: Simd>(&self, r: usize) -> RowScalars {
+    fn scalars<S: Simd>(&self, r: usize) -> Scalars {
         let cols = self.spec.cols;
         let (dy, x) = (self.dy.row(r, cols), self.x.row(r, cols));
-        let mut scalars =
-            RowScalars { mean: self.mean.map_or(0.0, |mean| mean[r]), rstd: self.rstd[r], c1: 0.0, c2: 0.0 };
-        let wdy = Wdy { weight: self.weight, weight_offset: S::splat(self.spec.weight_offset) };
+        let mean = self.mean.map_or(0.0, |mean| mean[r]);
+        let mut scalars = Scalars { mean, rstd: self.rstd[r], c1: 0.0, c2: 0.0 };
+        let weight_offset = S::splat(self.spec.weight_offset);
         let (mut wdy_sums, mut product_sums) = (S::splat(0.0), S::splat(0.0));
         lanes::for_each_piece!(0, cols, piece => {
             let x_hat = scalars.x_hat::<S>(lanes::load::<S, R, _>(x, piece));
-            let wdy = wdy.of::<S, _>(lanes::load::<S, T, _>(dy, piece), piece);
+            let wdy = self.wdy::<S, _>(lanes::load::<S, T, _>(dy, piece), weight_offset, piece);
             // Lanes beyond a short piece have wdy = 0, but -mean * rstd for x_hat, which may be infinite.
             product_sums = S::add(product_sums, lanes::within::<S, _>(piece, S::mul(wdy, x_hat)));
             if self.spec.norm == Norm::Layer {
                 wdy_sums = S::add(wdy_sums, wdy);
             }
         });
-        scalars.c1 = lanes::fold::<S>(wdy_sums) / cols as f32;
-        scalars.c2 = lanes::fold::<S>(product_sums) / cols as f32;
+        scalars.c1 = S::fold(wdy_sums) / cols as f32;
+        scalars.c2 = S::fold(product_sums) / cols as f32;
         scalars
     }
 
-    /// Equations (10) to (12) for the rows of a group, piece by piece.
+    /// Equations (10) to (12).
     #[inline(always)]
-    fn write_group<S: Simd>(&mut self, group: &Group, partials: &mut Partials<'_>) {
+    fn write_row<S: Simd>(&mut self, r: usize, scalars: Scalars, partials: &mut Partials<'_>) {
         let (cols, streaming) = (self.spec.cols, self.streaming);
-        let dy_rows: [&[T]; GROUP_ROWS] = self.dy.group(group.start, group.len, cols);
-        let x_rows: [&[R]; GROUP_ROWS] = self.x.group(group.start, group.len, cols);
-        let dresidual_rows: Option<[&[R]; GROUP_ROWS]> =
-            self.dresidual_out.as_ref().map(|d| d.group(group.start, group.len, cols));
-        let wdy = Wdy { weight: self.weight, weight_offset: S::splat(self.spec.weight_offset) };
-        let dx_rows: [&mut [T]; GROUP_ROWS] = self.dx.group(group.start, group.len, cols);
-
-        // One alignment serves all rows where the stride keeps it; the store looks at each piece.
-        let head = if streaming { unaligned_head(dx_rows[0]) } else { 0 };
+        let (dy, dy_stride) = (self.dy.row(r, cols), self.dy.row_stride);
+        let (x, x_stride) = (self.x.row(r, cols), self.x.row_stride);
+        let dresidual_out = self.dresidual_out.as_ref().map(|dresidual_out| dresidual_out.row(r, cols));
+        let weight_offset = S::splat(self.spec.weight_offset);
+        let (c1, c2, rstd) = (S::splat(scalars.c1), S::splat(scalars.c2), S::splat(scalars.rstd));
+        let head = if streaming { unaligned_head(self.dx.row(r, cols)) } else { 0 };
         lanes::for_each_piece!(head, cols, piece => {
-            let mut dweight = partial::<S, _>(&partials.dweight, group.is_first, piece);
-            let mut dbias = partial::<S, _>(&partials.dbias, group.is_first, piece);
-            for (i, scalars) in group.scalars[..group.len].iter().enumerate() {
-                let dy = lanes::load::<S, T, _>(dy_rows[i], piece);
-                let x_hat = scalars.x_hat::<S>(lanes::load::<S, R, _>(x_rows[i], piece));
-                dweight = S::add(dweight, S::mul(dy, x_hat));
-                dbias = S::add(dbias, dy);
-
-                let wdy = wdy.of::<S, _>(dy, piece);
-                let projected = S::sub(S::sub(wdy, S::splat(scalars.c1)), S::mul(x_hat, S::splat(scalars.c2)));
-                let mut dx = S::mul(projected, S::splat(scalars.rstd));
-                if let Some(dresidual_rows) = &dresidual_rows {
-                    dx = S::add(dx, lanes::load::<S, R, _>(dresidual_rows[i], piece));
-                }
-                if streaming {
-                    lanes::stream::<S, T, _>(dx_rows[i], piece, dx);
-                } else {
-                    lanes::store::<S, T, _>(dx_rows[i], piece, dx);
-                }
+            lanes::prefetch_next::<S, T, _>(dy, dy_stride, piece);
+            lanes::prefetch_next::<S, R, _>(x, x_stride, piece);
+            let dy = lanes::load::<S, T, _>(dy, piece);
+            let x_hat = scalars.x_hat::<S>(lanes::load::<S, R, _>(x, piece));
+            if let Some(dweight) = &mut partials.dweight {
+                accumulate::<S, _>(dweight, piece, partials.is_first, S::mul(dy, x_hat));
             }
-            if let Some(partials) = &mut partials.dweight {
-                lanes::store::<S, f32, _>(partials, piece, dweight);
+            if let Some(dbias) = &mut partials.dbias {
+                accumulate::<S, _>(dbias, piece, partials.is_first, dy);
             }
-            if let Some(partials) = &mut partials.dbias {
-                lanes::store::<S, f32, _>(partials, piece, dbias);
+            let wdy = self.wdy::<S, _>(dy, weight_offset, piece);
+            let mut dx = S::mul(S::sub(S::sub(wdy, c1), S::mul(x_hat, c2)), rstd);
+            if let Some(dresidual_out) = dresidual_out {
+                dx = S::add(dx, lanes::load::<S, R, _>(dresidual_out, piece));
             }
+            lanes::store_or_stream::<S, T, _>(self.dx.row(r, cols), piece, dx, streaming);
         });
     }
-}
 
-/// Equation (7).
-struct Wdy<'a, W, L> {
-    weight: Option<&'a [W]>,
-    weight_offset: L,
-}
-
-impl<W: Element, L: Copy> Wdy<'_, W, L> {
+    /// Equation (7).
     #[inline(always)]
-    fn of<S: Simd<Lanes = L>, P: Piece>(&self, dy: L, piece: P) -> L {
+    fn wdy<S: Simd, P: Piece>(&self, dy: S::Lanes, weight_offset: S::Lanes, piece: P) -> S::Lanes {
         match self.weight {
-            Some(weight) => S::mul(dy, S::add(lanes::load::<S, W, _>(weight, piece), self.weight_offset)),
+            Some(weight) => S::mul(dy, S::add(lanes::load::<S, W, _>(weight, piece), weight_offset)),
             None => dy,
         }
     }
 }
 
-/// Rows that share one pass over the partial rows.
-struct Group {
-    start: usize,
-    len: usize,
-    /// The first group of a block overwrites what the partial rows held.
-    is_first: bool,
-    scalars: [RowScalars; GROUP_ROWS],
-}
-
-#[derive(Clone, Copy, Default)]
-struct RowScalars {
+#[derive(Clone, Copy)]
+struct Scalars {
+    /// 0 for RMS norm: subtracting it costs less than a branch.
     mean: f32,
     rstd: f32,
     c1: f32,
     c2: f32,
 }
 
-impl RowScalars {
+impl Scalars {
     #[inline(always)]
     fn x_hat<S: Simd>(&self, x: S::Lanes) -> S::Lanes {
         S::mul(S::sub(x, S::splat(self.mean)), S::splat(self.rstd))
     }
 }
 
+/// The partial sums of a block.
 struct Partials<'p> {
     dweight: Option<&'p mut [f32]>,
     dbias: Option<&'p mut [f32]>,
+    /// The first row of a block overwrites what the sums held.
+    is_first: bool,
 }
 
+/// Adds to the sums, or starts them.
 #[inline(always)]
-fn partial<S: Simd, P: Piece>(partials: &Option<&mut [f32]>, is_first: bool, piece: P) -> S::Lanes {
-    match partials {
-        Some(partials) if !is_first => lanes::load::<S, f32, _>(partials, piece),
-        Some(_) | None => S::splat(0.0),
-    }
+fn accumulate<S: Simd, P: Piece>(sums: &mut [f32], piece: P, is_first: bool, terms: S::Lanes) {
+    let sum = if is_first { terms } else { S::add(lanes::load::<S, f32, _>(sums, piece), terms) };
+    lanes::store::<S, f32, _>(sums, piece, sum);
 }

@@ -27,7 +27,7 @@ impl CopyRange<'_> {
         let head = super::forward::unaligned_head(self.to);
         lanes::for_each_piece!(head, self.to.len(), piece => {
             let lanes = lanes::load::<S, f32, _>(self.from, piece);
-            lanes::stream::<S, f32, _>(self.to, piece, lanes);
+            lanes::store_or_stream::<S, f32, _>(self.to, piece, lanes, true);
         });
         S::fence();
     }

@@ -1,4 +1,5 @@
-//! Forward: docs/math.md, equations (1) to (6). A row is read from memory once; later visits find it in the cache.
+//! Forward: docs/math.md, equations (1) to (6). A row is read from memory once; later visits find it in the cache. While
+//! it is written, the next row is asked for.
 
 use rmsnorm_spec::{CastOrder, Element, Norm, NormSpec};
 
@@ -61,23 +62,25 @@ impl<'a, R: Element> Residual<'a, R> {
         }
     }
 
+    /// A row of what is read and of what is written; in place the former is `None`.
     #[inline(always)]
-    fn row(&mut self, row: usize, cols: usize) -> ResidualRow<'_, R> {
+    fn row(&mut self, row: usize, cols: usize) -> (Option<&[R]>, Option<&mut [R]>) {
         match self {
-            Residual::Absent => ResidualRow { residual: None, residual_out: None },
-            Residual::Read(residual) => ResidualRow { residual: Some(residual.row(row, cols)), residual_out: None },
-            Residual::ReadWrite(residual, out) => {
-                ResidualRow { residual: Some(residual.row(row, cols)), residual_out: Some(out.row(row, cols)) }
-            }
-            Residual::InPlace(out) => ResidualRow { residual: None, residual_out: Some(out.row(row, cols)) },
+            Residual::Absent => (None, None),
+            Residual::Read(residual) => (Some(residual.row(row, cols)), None),
+            Residual::ReadWrite(residual, out) => (Some(residual.row(row, cols)), Some(out.row(row, cols))),
+            Residual::InPlace(out) => (None, Some(out.row(row, cols))),
         }
     }
-}
 
-/// `residual: None, residual_out: Some` is the in-place form.
-struct ResidualRow<'r, R> {
-    residual: Option<&'r [R]>,
-    residual_out: Option<&'r mut [R]>,
+    #[inline(always)]
+    fn row_stride(&self) -> usize {
+        match self {
+            Residual::Absent => 0,
+            Residual::Read(residual) | Residual::ReadWrite(residual, _) => residual.row_stride,
+            Residual::InPlace(out) => out.row_stride,
+        }
+    }
 }
 
 impl<'a, T: Element, W: Element, R: Element> ForwardRows<'a, T, W, R> {
@@ -128,20 +131,15 @@ impl<'a, T: Element, W: Element, R: Element> ForwardRows<'a, T, W, R> {
     /// Normalizes every row.
     #[inline(always)]
     pub(crate) fn run<S: Simd>(mut self) {
-        let cols = self.spec.cols;
+        // What a call has not got is tested here and not in the loops, for the commonest calls.
+        let has_residual = !matches!(self.residual, Residual::Absent);
+        let is_plain = self.bias.is_none() && self.spec.cast_order == CastOrder::AtStore;
         for r in 0..self.rows {
-            let residual = self.residual.row(r, cols);
-            let mut row = Row::<T, W, R> {
-                x: self.x.as_ref().map(|x| x.row(r, cols)),
-                y: self.y.row(r, cols),
-                residual: residual.residual,
-                residual_out: residual.residual_out,
-                weight: self.weight,
-                bias: self.bias,
-            };
-            let statistics = match self.spec.norm {
-                Norm::Rms => row.rms_statistics::<S>(self.spec.eps),
-                Norm::Layer => row.layer_statistics::<S>(self.spec.eps),
+            let statistics = match (has_residual, is_plain) {
+                (false, true) => self.run_row::<S, false, true>(r),
+                (false, false) => self.run_row::<S, false, false>(r),
+                (true, true) => self.run_row::<S, true, true>(r),
+                (true, false) => self.run_row::<S, true, false>(r),
             };
             if let Some(mean) = &mut self.mean {
                 mean[r] = statistics.mean;
@@ -149,36 +147,73 @@ impl<'a, T: Element, W: Element, R: Element> ForwardRows<'a, T, W, R> {
             if let Some(rstd) = &mut self.rstd {
                 rstd[r] = statistics.rstd;
             }
-            row.normalize::<S>(&self.spec, statistics, self.streaming);
         }
         if self.streaming {
             S::fence();
+        }
+    }
+
+    #[inline(always)]
+    fn run_row<S: Simd, const RESIDUAL: bool, const PLAIN: bool>(&mut self, r: usize) -> Statistics {
+        let (norm, eps) = (self.spec.norm, self.spec.eps);
+        let mut row = self.row(r);
+        let statistics = match norm {
+            Norm::Rms => row.rms_statistics::<S, RESIDUAL>(eps),
+            Norm::Layer => row.layer_statistics::<S, RESIDUAL>(eps),
+        };
+        row.normalize::<S, RESIDUAL, PLAIN>(statistics);
+        statistics
+    }
+
+    #[inline(always)]
+    fn row(&mut self, r: usize) -> Row<'_, T, W, R> {
+        let cols = self.spec.cols;
+        let residual_stride = self.residual.row_stride();
+        let (residual, residual_out) = self.residual.row(r, cols);
+        Row {
+            x: self.x.as_ref().map(|x| x.row(r, cols)),
+            x_stride: self.x.as_ref().map_or(self.y.row_stride, |x| x.row_stride),
+            y: self.y.row(r, cols),
+            residual,
+            residual_stride,
+            residual_out,
+            weight: self.weight,
+            weight_offset: self.spec.weight_offset,
+            bias: self.bias,
+            cast_order: self.spec.cast_order,
+            streaming: self.streaming,
         }
     }
 }
 
 #[derive(Clone, Copy)]
 struct Statistics {
+    /// 0 for RMS norm: subtracting it costs less than a branch.
     mean: f32,
     rstd: f32,
 }
 
 struct Row<'r, T, W, R> {
     x: Option<&'r [T]>,
+    x_stride: usize,
     y: &'r mut [T],
     residual: Option<&'r [R]>,
+    residual_stride: usize,
     residual_out: Option<&'r mut [R]>,
     weight: Option<&'r [W]>,
+    weight_offset: f32,
     bias: Option<&'r [W]>,
+    cast_order: CastOrder,
+    streaming: bool,
 }
 
 impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
     /// Equations (3) and (4) without a mean.
     #[inline(always)]
-    fn rms_statistics<S: Simd>(&mut self, eps: f32) -> Statistics {
+    fn rms_statistics<S: Simd, const RESIDUAL: bool>(&self, eps: f32) -> Statistics {
         let mut squares = S::splat(0.0);
         lanes::for_each_piece!(0, self.y.len(), piece => {
-            let h = self.first_visit::<S, _>(piece);
+            let h = self.h::<S, _, RESIDUAL>(piece);
             squares = S::add(squares, S::mul(h, h));
         });
         Statistics { mean: 0.0, rstd: self.rstd::<S>(squares, eps) }
@@ -186,17 +221,17 @@ impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
 
     /// Equations (2) to (4). The variance is centred: a second visit, because `avg(h^2) - mean^2` cancels.
     #[inline(always)]
-    fn layer_statistics<S: Simd>(&mut self, eps: f32) -> Statistics {
+    fn layer_statistics<S: Simd, const RESIDUAL: bool>(&self, eps: f32) -> Statistics {
         let mut sums = S::splat(0.0);
         lanes::for_each_piece!(0, self.y.len(), piece => {
-            sums = S::add(sums, self.first_visit::<S, _>(piece));
+            sums = S::add(sums, self.h::<S, _, RESIDUAL>(piece));
         });
-        let mean = lanes::fold::<S>(sums) / self.y.len() as f32;
+        let mean = S::fold(sums) / self.y.len() as f32;
 
         let (mut squares, means) = (S::splat(0.0), S::splat(mean));
         lanes::for_each_piece!(0, self.y.len(), piece => {
             // Lanes beyond a short piece hold 0, which is not 0 once centred.
-            let centred = lanes::within::<S, _>(piece, S::sub(self.h::<S, _>(piece), means));
+            let centred = lanes::within::<S, _>(piece, S::sub(self.h::<S, _, RESIDUAL>(piece), means));
             squares = S::add(squares, S::mul(centred, centred));
         });
         Statistics { mean, rstd: self.rstd::<S>(squares, eps) }
@@ -205,67 +240,56 @@ impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
     /// The square root and the division are correctly rounded: rstd is within 2 units of roundoff.
     #[inline(always)]
     fn rstd<S: Simd>(&self, squares: S::Lanes, eps: f32) -> f32 {
-        let var = lanes::fold::<S>(squares) / self.y.len() as f32;
+        let var = S::fold(squares) / self.y.len() as f32;
         1.0 / (var + eps).sqrt()
     }
 
-    /// Equations (5) and (6).
+    /// Equations (5) and (6), and the stores of y and of residual_out.
     #[inline(always)]
-    fn normalize<S: Simd>(&mut self, spec: &NormSpec, statistics: Statistics, streaming: bool) {
+    fn normalize<S: Simd, const RESIDUAL: bool, const PLAIN: bool>(&mut self, statistics: Statistics) {
         let (mean, rstd) = (S::splat(statistics.mean), S::splat(statistics.rstd));
-        let weight_offset = S::splat(spec.weight_offset);
+        let weight_offset = S::splat(self.weight_offset);
+        let streaming = self.streaming;
         let head = if streaming { unaligned_head(self.y) } else { 0 };
         lanes::for_each_piece!(head, self.y.len(), piece => {
-            let mut y = S::mul(S::sub(self.h::<S, _>(piece), mean), rstd);
-            if spec.cast_order == CastOrder::BeforeWeight {
+            self.prefetch_next::<S, _, RESIDUAL>(piece);
+            let h = self.h::<S, _, RESIDUAL>(piece);
+            let mut y = S::mul(S::sub(h, mean), rstd);
+            if !PLAIN && self.cast_order == CastOrder::BeforeWeight {
                 y = lanes::round_through::<S, T>(y);
             }
             if let Some(weight) = self.weight {
                 y = S::mul(y, S::add(lanes::load::<S, W, _>(weight, piece), weight_offset));
             }
-            if let Some(bias) = self.bias {
+            if !PLAIN && let Some(bias) = self.bias {
                 y = S::add(y, lanes::load::<S, W, _>(bias, piece));
             }
-            if streaming {
-                lanes::stream::<S, T, _>(self.y, piece, y);
-            } else {
-                lanes::store::<S, T, _>(self.y, piece, y);
+            lanes::store_or_stream::<S, T, _>(self.y, piece, y, streaming);
+            if RESIDUAL && let Some(residual_out) = &mut self.residual_out {
+                lanes::store_or_stream::<S, R, _>(residual_out, piece, h, streaming);
             }
         });
     }
 
-    /// Equation (1): adds the residual, rounds the sum to its dtype and keeps it if it has a place.
+    /// Equation (1): what is normalized. Computed again on each visit, from the cache: a sum that were stored on the
+    /// first could not bypass the cache.
     #[inline(always)]
-    fn first_visit<S: Simd, P: Piece>(&mut self, piece: P) -> S::Lanes {
-        let x = self.x::<S, _>(piece);
-        let residual = match (self.residual, &self.residual_out) {
-            (Some(residual), _) => lanes::load::<S, R, _>(residual, piece),
-            (None, Some(residual)) => lanes::load::<S, R, _>(residual, piece),
-            (None, None) => return x,
-        };
-        let h = lanes::round_through::<S, R>(S::add(x, residual));
-        if let Some(residual_out) = &mut self.residual_out {
-            lanes::store::<S, R, _>(residual_out, piece, h);
-        }
-        h
-    }
-
-    /// What is normalized, after the first visit.
-    #[inline(always)]
-    fn h<S: Simd, P: Piece>(&self, piece: P) -> S::Lanes {
-        if let Some(residual_out) = &self.residual_out {
-            return lanes::load::<S, R, _>(residual_out, piece);
-        }
-        let x = self.x::<S, _>(piece);
-        match self.residual {
-            Some(residual) => lanes::round_through::<S, R>(S::add(x, lanes::load::<S, R, _>(residual, piece))),
-            None => x,
+    fn h<S: Simd, P: Piece, const RESIDUAL: bool>(&self, piece: P) -> S::Lanes {
+        let x = lanes::load::<S, T, _>(self.x.unwrap_or(self.y), piece);
+        match self.residual.or(self.residual_out.as_deref()) {
+            Some(residual) if RESIDUAL => {
+                lanes::round_through::<S, R>(S::add(x, lanes::load::<S, R, _>(residual, piece)))
+            }
+            Some(_) | None => x,
         }
     }
 
     #[inline(always)]
-    fn x<S: Simd, P: Piece>(&self, piece: P) -> S::Lanes {
-        lanes::load::<S, T, _>(self.x.unwrap_or(self.y), piece)
+    fn prefetch_next<S: Simd, P: Piece, const RESIDUAL: bool>(&self, piece: P) {
+        lanes::prefetch_next::<S, T, _>(self.x.unwrap_or(self.y), self.x_stride, piece);
+        if RESIDUAL && let Some(residual) = self.residual.or(self.residual_out.as_deref()) {
+            lanes::prefetch_next::<S, R, _>(residual, self.residual_stride, piece);
+        }
     }
 }
 

@@ -20,12 +20,6 @@ impl<'a, E: Element> Matrix<'a, E> {
         &self.data[row * self.row_stride..][..cols]
     }
 
-    /// `len` rows from `start`; empty slices in the remaining places.
-    #[inline(always)]
-    pub(crate) fn group<const MOST: usize>(&self, start: usize, len: usize, cols: usize) -> [&'a [E]; MOST] {
-        std::array::from_fn(|i| if i < len { self.row(start + i, cols) } else { &[] })
-    }
-
     /// The rows before `row`, and the others.
     pub(crate) fn split_at(self, row: usize) -> (Self, Self) {
         let (low, high) = self.data.split_at((row * self.row_stride).min(self.data.len()));
@@ -48,13 +42,6 @@ impl<'a, E: Element> MatrixMut<'a, E> {
     #[inline(always)]
     pub(crate) fn row(&mut self, row: usize, cols: usize) -> &mut [E] {
         &mut self.data[row * self.row_stride..][..cols]
-    }
-
-    /// `len` rows from `start`; empty slices in the remaining places.
-    #[inline(always)]
-    pub(crate) fn group<const MOST: usize>(&mut self, start: usize, len: usize, cols: usize) -> [&mut [E]; MOST] {
-        let mut rows = self.data[start * self.row_stride..].chunks_mut(self.row_stride).take(len);
-        std::array::from_fn(|_| rows.next().map_or(&mut [] as &mut [E], |row| &mut row[..cols]))
     }
 
     /// The rows before `row`, and the others.
