@@ -78,12 +78,12 @@ impl Simd for Portable {
 
     #[inline(always)]
     fn widen_f16(halves: Self::Halves) -> Self::Lanes {
-        halves.map(|bits| rmsnorm_spec::f16::from_bits(bits).to_f32())
+        halves.map(f16_to_f32)
     }
 
     #[inline(always)]
     fn narrow_f16(lanes: Self::Lanes) -> Self::Halves {
-        lanes.map(|value| rmsnorm_spec::f16::from_f32(value).to_bits())
+        lanes.map(f16_from_f32)
     }
 
     #[inline(always)]
@@ -106,4 +106,31 @@ impl Simd for Portable {
 
     #[inline(always)]
     fn prefetch(_address: *const u8) {}
+}
+
+/// Exact. Without branches, so that it vectorises: the crate `half` asks for processor features at every element.
+#[inline(always)]
+fn f16_to_f32(half: u16) -> f32 {
+    // The exponent is 112 too small when the bits are moved into place; the product makes up for it, for subnormals too.
+    let magnitude = f32::from_bits(u32::from(half & 0x7fff) << 13) * f32::from_bits((127 + 112) << 23);
+    let is_infinite_or_nan = half & 0x7c00 == 0x7c00;
+    let exponent = if is_infinite_or_nan { 0x7f80_0000 } else { 0 };
+    f32::from_bits(magnitude.to_bits() | exponent | u32::from(half & 0x8000) << 16)
+}
+
+/// To nearest, ties to even; a NaN keeps its upper bits and becomes quiet. Without branches, as [`f16_to_f32`].
+#[inline(always)]
+fn f16_from_f32(value: f32) -> u16 {
+    let bits = value.to_bits() & 0x7fff_ffff;
+    let magnitude = f32::from_bits(bits);
+    // Below 2^-14 halves are spaced 2^-24: so are f32 from 0.5 on, and the sum rounds as a store would.
+    let subnormal = (magnitude + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
+    let odd = (bits >> 13) & 1;
+    let normal = bits.wrapping_sub(112 << 23).wrapping_add(0xfff + odd) >> 13;
+    let nan = 0x7e00 | (bits >> 13) & 0x3ff;
+    let rounded = if magnitude < 6.103_515_6e-5 { subnormal } else { normal };
+    // From halfway between the largest half and the next power of two on, infinity is nearer.
+    let finite = if magnitude < 65520.0 { rounded } else { 0x7c00 };
+    let unsigned = if magnitude.is_nan() { nan } else { finite };
+    unsigned as u16 | (value.to_bits() >> 16) as u16 & 0x8000
 }
