@@ -8,6 +8,7 @@
 //! |---|---|---|
 //! | `cpu` (default) | `cpu` | the CPU backend |
 //! | `conformance` | `conformance` | the suite that proves a backend, and [`AnyBackend`]'s `dispatch` |
+//! | `measure` | `measure` | operations and tensors to measure a backend with |
 //!
 //! # Example
 //! Forward, then backward, on slices:
@@ -31,6 +32,8 @@
 #![forbid(unsafe_code)]
 
 mod device;
+#[cfg(feature = "measure")]
+pub mod measure;
 
 #[cfg(feature = "conformance")]
 pub use device::Task;

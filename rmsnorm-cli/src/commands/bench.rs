@@ -1,16 +1,17 @@
 //! `rmsnorm bench`: forward and backward against this machine's copy bandwidth.
 
 use rmsnorm_core::cpu::CpuBackend;
+use rmsnorm_core::measure::{Op, Shape};
 use rmsnorm_core::{AnyBackend, DType, Norm};
 use serde_json::{Value, json};
 
 use crate::args::BenchArgs;
 use crate::failure::Failure;
-use crate::measure::{Op, Row, Selection, Shape, measure};
+use crate::measure::{Row, Selection, measure};
 use crate::output::{Output, print};
 use crate::progress::Progress;
 
-/// The shapes of docs/benchmarks: rows of one and of several thousand elements, short rows, and one decode step.
+/// The shapes of docs/benchmarks.md: rows of one and of several thousand elements, short rows, and one decode step.
 const SHAPES: [Shape; 5] = [
     Shape { rows: 4096, cols: 1024 },
     Shape { rows: 2048, cols: 4096 },
@@ -90,7 +91,7 @@ fn table(backend: &AnyBackend, selection: &Selection, show: bool) -> Result<Vec<
 
 fn line(row: &Row) -> String {
     let name = format!("{} {}", row.norm.name(), row.op.name());
-    let shape = format!("{}x{}", row.shape.rows, row.shape.cols);
+    let shape = row.shape;
     let us = row.samples.median() * 1e6;
     let decimals = if us < 100.0 { 2 } else { 0 };
     let dtype = row.dtype.name();

@@ -1,79 +1,21 @@
-//! The measurements behind `rmsnorm bench`: what an operation moves, how long it takes, and how long a plain copy takes
-//! on the same device, in the same run, with the same threads.
+//! The measurements behind `rmsnorm bench`: how long an operation takes, and how long a plain copy takes on the same
+//! device, in the same run, with the same threads. What an operation is and moves stands in `rmsnorm_core::measure`.
 //!
-//! GB/s counts the fewest bytes an operation must move, so that it compares with the copy. Cold rows visit several
-//! input sets in turn, which together exceed every cache; one that fits the cache many times over (a decode step) is
-//! measured there, and is to be read in microseconds. Samples of the copy and of the operation alternate, so that a
-//! disturbance of the machine meets both. A result is checked against its error bound before it is timed.
+//! Cold rows visit several input sets in turn, which together exceed every cache; a call that fits the cache many times
+//! over (a decode step) is measured there, and is to be read in microseconds. Samples of the copy and of the operation
+//! alternate, so that a disturbance of the machine meets both. A result is judged before it is timed.
 
 mod clock;
-mod workload;
+mod copies;
 
 use rmsnorm_core::cpu::CpuBackend;
+use rmsnorm_core::measure::{Op, Shape, Workload};
 use rmsnorm_core::{DType, Element, Norm, bf16, f16};
 
 use crate::failure::Failure;
+use crate::output::print;
 use clock::Samples;
-use workload::Workload;
-
-/// An operation that is measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Op {
-    /// y from x and weight (and bias, for layer norm), with rstd (and mean).
-    Forward,
-    /// The same with a residual added to x and its sum stored.
-    AddForward,
-    /// dx and dweight (and dbias, for layer norm), second stage included.
-    Backward,
-}
-
-impl Op {
-    /// Every operation.
-    pub const ALL: [Op; 3] = [Op::Forward, Op::AddForward, Op::Backward];
-
-    /// The name used on the command line and in reports.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Op::Forward => "forward",
-            Op::AddForward => "add_forward",
-            Op::Backward => "backward",
-        }
-    }
-
-    /// The fewest bytes that must move: every matrix once, every vector once.
-    fn bytes(self, norm: Norm, dtype: DType, shape: Shape) -> usize {
-        let (matrices, weight_vectors) = match (self, norm) {
-            (Op::Forward, Norm::Rms) => (2, 1),
-            (Op::Forward, Norm::Layer) => (2, 2),
-            (Op::AddForward, Norm::Rms) => (4, 1),
-            (Op::AddForward, Norm::Layer) => (4, 2),
-            (Op::Backward, Norm::Rms) => (3, 2),
-            (Op::Backward, Norm::Layer) => (3, 3),
-        };
-        let statistics = match norm {
-            Norm::Rms => 1,
-            Norm::Layer => 2,
-        };
-        let elements = matrices * shape.rows * shape.cols + weight_vectors * shape.cols;
-        elements * dtype.size() + statistics * shape.rows * DType::F32.size()
-    }
-}
-
-/// The size of a matrix.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
-    /// Rows.
-    pub rows: usize,
-    /// Elements of a row.
-    pub cols: usize,
-}
-
-impl Shape {
-    /// Bytes of one matrix.
-    fn bytes(self, dtype: DType) -> usize {
-        self.rows * self.cols * dtype.size()
-    }
-}
+use copies::Copies;
 
 /// What to measure: the product of all of it.
 #[derive(Clone, Debug)]
@@ -135,7 +77,7 @@ impl Row {
 /// Measures a selection on the CPU. `progress` is called with every row as it is done.
 ///
 /// # Errors
-/// If a call is refused, or a result is outside its error bound.
+/// If a call is refused, or an element of a result is outside its error bound.
 pub fn measure(backend: &CpuBackend, selection: &Selection, progress: &mut dyn FnMut(Row)) -> Result<(), Failure> {
     for &shape in &selection.shapes {
         for &dtype in &selection.dtypes {
@@ -155,14 +97,20 @@ fn measure_shape<T: Element>(
     shape: Shape,
     progress: &mut dyn FnMut(Row),
 ) -> Result<(), Failure> {
-    let mut workload = Workload::<T>::new(shape);
+    let mut workload = Workload::<_, T>::new(backend, shape)?;
+    let mut copies = Copies::new(backend, shape.bytes(T::DTYPE), workload.sets())?;
     for &norm in &selection.norms {
         for &op in &selection.ops {
-            workload.check(backend, op, norm)?;
+            let wrong = workload.wrong_elements(op, norm)?;
+            if wrong > 0 {
+                let (norm, op) = (norm.name(), op.name());
+                print(&format!("{norm} {op} {} {shape}: {wrong} elements outside their bounds\n", T::DTYPE))?;
+                return Err(Failure::Check);
+            }
             let [samples, cached_copy, streaming_copy] = clock::alternate(selection.seconds, |turn, set| match turn {
-                0 => workload.call(backend, op, norm, set),
-                1 => workload.copy(backend, set, false),
-                _ => workload.copy(backend, set, true),
+                0 => workload.call(op, norm, set),
+                1 => copies.copy(set, false),
+                _ => copies.copy(set, true),
             })?;
             let copy = if cached_copy.median() < streaming_copy.median() { cached_copy } else { streaming_copy };
             progress(Row {
@@ -170,7 +118,7 @@ fn measure_shape<T: Element>(
                 norm,
                 dtype: T::DTYPE,
                 shape,
-                is_cold: workload.is_cold(),
+                is_cold: workload.sets() > 1,
                 bytes: op.bytes(norm, T::DTYPE, shape),
                 samples,
                 copy_bytes: 2 * shape.bytes(T::DTYPE),
