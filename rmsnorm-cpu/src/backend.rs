@@ -1,6 +1,7 @@
 //! [`CpuBackend`]: the instruction set, the threads, and the trait.
 
-use std::sync::Arc;
+use std::error::Error as _;
+use std::sync::{Arc, OnceLock};
 
 use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, ForwardInPlace, NormBackend, Problem, Span};
 
@@ -36,9 +37,11 @@ pub struct CpuBackend {
 }
 
 impl CpuBackend {
-    /// The strongest instruction set of this processor, and as many threads as rayon has here.
+    /// The strongest instruction set of this processor, and the rayon pool of the calling thread: the one that the
+    /// thread belongs to, else the global one, which is started if it was not. Where the system refuses its threads,
+    /// everything runs on the caller's.
     pub fn new() -> Self {
-        CpuBackend { caps: Caps { isa: Isa::detect(), threads: rayon::current_num_threads() }, pool: None }
+        CpuBackend { caps: Caps { isa: Isa::detect(), threads: pool_threads() }, pool: None }
     }
 
     /// This instruction set and exactly this number of threads. With 1 thread everything runs on the caller's.
@@ -144,6 +147,20 @@ impl NormBackend for CpuBackend {
     ) -> Result<(), Error> {
         launch::backward(self, call)
     }
+}
+
+/// Threads of the pool that forks of the calling thread go to; 1 if there is none, and then nothing may fork.
+fn pool_threads() -> usize {
+    if rayon::current_thread_index().is_some() {
+        return rayon::current_num_threads();
+    }
+    static GLOBAL: OnceLock<usize> = OnceLock::new();
+    *GLOBAL.get_or_init(|| match rayon::ThreadPoolBuilder::new().build_global() {
+        // The system's own error is the source: no thread could be started, and asking rayon again would panic.
+        Err(error) if error.source().is_some() => 1,
+        // Started here, or earlier by the application.
+        Ok(()) | Err(_) => rayon::current_num_threads(),
+    })
 }
 
 /// Host addresses are global, so all slices are of one allocation.

@@ -34,13 +34,17 @@ impl<V> Rows<V> {
 /// `x`, `y`, `residual`, `residual_out`: (rows, cols). `weight`, `bias`: (cols). `mean`, `rstd`: (rows).
 ///
 /// # Example
+/// Code that is generic over the backend names the dtype. With a concrete backend it follows from the views, and
+/// `Forward::new(x, y)` is enough; a backend's own alias, such as `rmsnorm_cpu::Forward`, takes `&Vec` and `&[T; N]` too.
 /// ```
-/// # use rmsnorm_spec::{Forward, NormBackend, NormSpec, Error, Element};
-/// # fn demo<B>(backend: &B, x: &[f32], weight: &[f32], y: &mut [f32], rstd: &mut [f32]) -> Result<(), Error>
-/// # where B: for<'a> NormBackend<In<'a, f32> = &'a [f32], Out<'a, f32> = &'a mut [f32]> {
-/// let spec = NormSpec::rms(4, 1024, 1e-6);
-/// backend.forward(&spec, Forward::new(x, y).weight(weight).rstd(rstd))
-/// # }
+/// # use rmsnorm_spec::{Error, Forward, NormBackend, NormSpec};
+/// fn normalize<B>(backend: &B, x: &[f32], weight: &[f32], y: &mut [f32], rstd: &mut [f32]) -> Result<(), Error>
+/// where
+///     B: for<'a> NormBackend<In<'a, f32> = &'a [f32], Out<'a, f32> = &'a mut [f32]>,
+/// {
+///     let spec = NormSpec::rms(rstd.len(), weight.len(), 1e-6);
+///     backend.forward(&spec, Forward::<_, f32>::new(x, y).weight(weight).rstd(rstd))
+/// }
 /// ```
 #[non_exhaustive]
 pub struct Forward<'a, B: NormBackend + ?Sized, T: Element, W: Element = T, R: Element = T> {

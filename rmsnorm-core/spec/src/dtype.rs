@@ -51,7 +51,7 @@ impl fmt::Display for DType {
     }
 }
 
-/// The element type of a tensor, as a type: [`f32`], [`f16`] or [`bf16`].
+/// The element type of a tensor, as a type: [`f32`], [`struct@f16`] or [`bf16`].
 ///
 /// Sealed: kernels exist for these three only, and a foreign implementation could not be honoured.
 pub trait Element: sealed::Sealed + bytemuck::Pod + PartialEq + fmt::Debug + Default + Send + Sync + 'static {

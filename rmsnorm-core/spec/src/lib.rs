@@ -1,8 +1,8 @@
 //! What a fused normalization is, for every backend: the [`NormBackend`] trait, the argument structs, validation, the
-//! definition in f64 ([`reference`]) and, behind the feature `conformance`, the suite that proves a backend.
+//! definition in f64 ([`mod@reference`]) and, behind the feature `conformance`, the suite that proves a backend.
 //!
-//! No device, no unsafe code, no environment variable is touched here. Users depend on `rmsnorm-core`, which
-//! re-exports all of it; backends depend on this crate.
+//! No device and no unsafe code is touched here, and no environment variable outside the suite's named tests. Users
+//! depend on `rmsnorm-core`, which re-exports all of it; backends depend on this crate.
 //!
 //! | here | PyTorch | meaning |
 //! |---|---|---|

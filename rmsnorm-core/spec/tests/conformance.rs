@@ -3,4 +3,4 @@
 
 use rmsnorm_spec::conformance::simulate::SimulatedBackend;
 
-rmsnorm_spec::conformance!(SimulatedBackend::new(None));
+rmsnorm_spec::conformance!(Ok(SimulatedBackend::new(None)));

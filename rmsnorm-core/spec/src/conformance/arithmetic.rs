@@ -34,9 +34,10 @@ pub struct Arithmetic {
     pub flushes_subnormals: bool,
     /// NaN and infinity.
     pub non_finite: NonFinite,
-    /// Longest chain of f32 additions in a sum over a row of that many columns.
+    /// Longest chain of f32 additions in a sum over a row of that many columns; at most [`policy_depth_cols`].
     pub depth_cols: fn(usize) -> usize,
-    /// Longest chain of f32 additions in a sum over that many rows (dweight, dbias).
+    /// Longest chain of f32 additions in a sum over that many rows (dweight, dbias), for
+    /// [`GradReduction::Partials`](crate::GradReduction::Partials); at most [`policy_depth_rows`].
     pub depth_rows: fn(usize) -> usize,
 }
 

@@ -232,6 +232,16 @@ impl Case {
         self
     }
 
+    /// Elements of the largest buffer that a tensor may need, without its canaries.
+    fn largest_tensor(&self) -> u128 {
+        let (pad, offset) = match self.layout {
+            Layout::Uniform { pad, offset } => (pad, offset),
+            Layout::Mixed(_) => (self.cols, 0),
+        };
+        let row = self.cols.max(1) as u128 + pad as u128;
+        row.saturating_mul(self.rows.max(1) as u128).saturating_add(offset as u128)
+    }
+
     /// Whether the bits of dweight and dbias may vary from run to run.
     pub fn gradients_may_vary(&self) -> bool {
         match self.grad_reduction {
@@ -326,13 +336,19 @@ impl fmt::Display for Case {
 
 /// A string is not the id of a case.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{id:?} is not the id of a conformance case: {what} cannot be read")]
+#[error("{id:?} is not the id of a conformance case: {what} {why}")]
 pub struct ParseCaseError {
     /// The string.
     pub id: String,
     /// The first part that makes no sense.
     pub what: &'static str,
+    /// The reason.
+    pub why: &'static str,
 }
+
+/// The most elements of a tensor, with its padding. The reference and its bounds are kept whole and in f64, so this is
+/// a matter of tens of gigabytes; no profile comes near it.
+const MAX_ELEMENTS: u128 = 1 << 28;
 
 impl FromStr for Case {
     type Err = ParseCaseError;
@@ -340,13 +356,13 @@ impl FromStr for Case {
     fn from_str(id: &str) -> Result<Self, Self::Err> {
         let mut fields = id.split(':');
         let mut next = |what| fields.next().ok_or(what);
-        let case = parse_fields(&mut next).map_err(|what| ParseCaseError { id: id.into(), what })?;
-        // Ids are canonical, so what does not print as it was read contains something that was ignored.
-        if case.normalized().to_string() == id {
-            Ok(case)
-        } else {
-            Err(ParseCaseError { id: id.into(), what: "a setting" })
+        let error = |what, why| ParseCaseError { id: id.into(), what, why };
+        let case = parse_fields(&mut next).map_err(|what| error(what, "cannot be read"))?;
+        if case.largest_tensor() > MAX_ELEMENTS {
+            return Err(error("the size", "exceeds 2^28 elements a tensor"));
         }
+        // Ids are canonical, so what does not print as it was read contains something that was ignored.
+        if case.normalized().to_string() == id { Ok(case) } else { Err(error("a setting", "cannot be read")) }
     }
 }
 
@@ -474,7 +490,29 @@ mod tests {
             (":seed1", ":seed1:more", "a setting"),
         ] {
             let parsed: Result<Case, _> = id.replacen(from, to, 1).parse();
-            assert_eq!(parsed.map_err(|error| error.what), Err(what), "{from} -> {to}");
+            assert_eq!(
+                parsed.map_err(|error| (error.what, error.why)),
+                Err((what, "cannot be read")),
+                "{from} -> {to}"
+            );
         }
+    }
+
+    #[test]
+    fn id_of_a_case_beyond_memory_is_refused() {
+        let id = Case::plain(Kind::Forward, Norm::Rms, DType::F32, 3, 17).to_string();
+        for (from, to) in [
+            ("3x17", "18446744073709551615x18446744073709551615"),
+            ("3x17", "16777217x16"),
+            ("3x17", "0x268435457"),
+            ("3x17", "268435457x0"),
+            ("p0o0", "p18446744073709551615o0"),
+            ("p0o0", "p0o18446744073709551615"),
+        ] {
+            let parsed: Result<Case, _> = id.replacen(from, to, 1).parse();
+            let text = parsed.map_err(|error| error.to_string()).expect_err("it is too large");
+            assert!(text.ends_with(": the size exceeds 2^28 elements a tensor"), "{text}");
+        }
+        assert!(id.replacen("3x17", "16777216x16", 1).parse::<Case>().is_ok());
     }
 }

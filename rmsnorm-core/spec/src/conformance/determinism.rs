@@ -73,7 +73,8 @@ fn row_width(slot: Slot, cols: usize) -> Option<usize> {
     }
 }
 
-/// Relations that a deterministic IEEE kernel satisfies bit for bit: docs/math.md, section 7. The case is end to end.
+/// Relations between two calls that a deterministic kernel satisfies bit for bit. Negation is exact, and so are powers of
+/// two where nothing underflows; a row knows nothing of its place in the batch. The case is end to end.
 pub(super) fn run_metamorphic(context: Context<'_>, case: &Case) -> Status {
     let trial = Metamorphic { context, scenario: Scenario::new(case) };
     let outcome = trial.permute_rows().and_then(|()| trial.negate_x());

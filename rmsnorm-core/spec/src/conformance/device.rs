@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use super::cases::Dtypes;
 use super::memory::{Call, Guarded, Slot};
-use super::{Arithmetic, Harness};
+use super::{Arithmetic, Harness, span};
 use crate::{
     Backward, DType, Element, Error, Forward, ForwardInPlace, GradReduction, NormBackend, NormSpec, Problem, Rows,
     Stage, bf16, f16,
@@ -53,6 +53,8 @@ pub(super) trait Device {
     /// Breakpoints of cols and of rows.
     fn breakpoints(&self) -> (Vec<usize>, Vec<usize>);
     fn workspace_elements(&self, problem: &Problem) -> usize;
+    /// Whether views lie where their spans say; else the finding, in words.
+    fn check_spans(&self) -> Result<Result<(), String>, TransferError>;
     /// Uploads the tensors, makes the call, and downloads all of them, whatever it answered.
     fn make(&self, spec: &NormSpec, dtypes: CallDtypes, reduction: GradReduction, call: &mut Call) -> Answer;
 }
@@ -76,6 +78,10 @@ impl<H: Harness> Device for H {
 
     fn workspace_elements(&self, problem: &Problem) -> usize {
         self.backend().workspace_len(problem)
+    }
+
+    fn check_spans(&self) -> Result<Result<(), String>, TransferError> {
+        span::check(self)
     }
 
     fn make(&self, spec: &NormSpec, dtypes: CallDtypes, reduction: GradReduction, call: &mut Call) -> Answer {

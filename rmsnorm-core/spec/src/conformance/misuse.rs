@@ -1,6 +1,7 @@
 //! Bad calls, each of which must be refused with the error that names the argument, before anything is written.
 //!
-//! A bad call is a good one with one thing falsified. Overlap is missing here: safe host slices cannot express it.
+//! A bad call is a good one with one thing falsified. Overlap is missing here: safe host slices cannot express it. What
+//! validation finds overlaps by, the spans of views, has a check of its own in [`span`](super::span).
 
 use super::calls::{Context, Saved, backward_call, forward_call};
 use super::cases::{Case, Dtypes, Kind};
@@ -254,6 +255,10 @@ mod tests {
 
         fn workspace_elements(&self, _: &Problem) -> usize {
             10
+        }
+
+        fn check_spans(&self) -> Result<Result<(), String>, TransferError> {
+            Ok(Ok(()))
         }
 
         fn make(&self, _: &NormSpec, _: CallDtypes, _: GradReduction, call: &mut Call) -> Answer {

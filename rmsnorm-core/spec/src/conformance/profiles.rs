@@ -60,6 +60,10 @@ const ROWS: [usize; 14] = [0, 1, 2, 3, 7, 31, 64, 65, 257, 777, 4100, 20_011, 65
 
 const EPS: [f32; 5] = [1e-5, 1e-6, 1e-12, 0.1, 0.0];
 
+/// What many backends lack.
+const OTHER_REDUCTIONS: [GradReduction; 3] =
+    [GradReduction::Locks { groups: 1 }, GradReduction::Locks { groups: 4 }, GradReduction::Atomics];
+
 const ALL_PRESENT: Present = Present {
     weight: true,
     bias: true,
@@ -153,9 +157,9 @@ impl Dice {
         }
     }
 
+    /// Mostly partials: a backend that has nothing else must not lose half of its backward cases.
     fn grad_reduction(&mut self) -> GradReduction {
-        let (partials, locks) = (GradReduction::Partials, GradReduction::Locks { groups: 4 });
-        self.pick(&[partials, partials, partials, locks, GradReduction::Locks { groups: 1 }, GradReduction::Atomics])
+        if self.one_in(16) { self.pick(&OTHER_REDUCTIONS) } else { GradReduction::Partials }
     }
 }
 
@@ -184,9 +188,10 @@ fn is_meaningful(case: &Case) -> bool {
     let tainted = case.family == Family::Nonfinite && case.kind == Kind::EndToEnd;
     // Constant x and dy are parallel, and nothing of dx is left but rounding errors, if no weight comes between.
     let parallel = case.family == Family::Const && case.kind.has_backward() && !case.present.weight;
-    let square_cancels = zero_eps && case.cols == 1 && case.kind.has_backward();
     // Two large 16-bit values are often equal, and their mean's error is all that is left of them.
     let far = matches!(case.family, Family::Large | Family::Shifted | Family::ShiftedHi);
+    // A single column's dx is eps / (x^2 + eps) of its terms.
+    let square_cancels = case.cols == 1 && case.kind.has_backward() && (case.eps < 1e-5 || far);
     let flat_by_chance = case.norm == Norm::Layer && case.cols == 2 && far;
     !(tainted
         || parallel
@@ -223,6 +228,7 @@ fn smoke() -> Vec<Case> {
         }
     }
     cases.retain(is_meaningful);
+    cases.extend(reductions(&[(65, 33)]));
     cases.extend(determinism(&[(65, 33), (300, 7)], 3));
     cases.extend(metamorphic(&[(29, 541)]));
     cases
@@ -232,6 +238,8 @@ fn smoke() -> Vec<Case> {
 fn core() -> Vec<Case> {
     let mut cases: Vec<Case> = kinds_and_norms().flat_map(|(kind, norm)| extremes(kind, norm)).collect();
     cases.retain(is_meaningful);
+    cases.extend(beyond_caches());
+    cases.extend(reductions(&[(1, 129), (3, 4099), (64, 128), (257, 33), (777, 24), (4100, 5)]));
     cases.extend(determinism(&[(1, 1), (2, 4099), (257, 33), (300, 129), (600, 7)], 3));
     cases.extend(metamorphic(&[(3, 7), (29, 541), (64, 128), (257, 24), (2, 4099)]));
     cover(&mut cases, 2000);
@@ -253,7 +261,7 @@ fn cover(cases: &mut Vec<Case>, count: usize) {
             Some((kind, norm, size)) => Case { kind, norm, ..dice.case_of_size(size) },
             None => dice.case(1 << 16),
         };
-        let drawn = std::iter::repeat_with(draw).filter(is_meaningful).take(16);
+        let drawn = std::iter::repeat_with(draw).filter(is_meaningful).take(32);
         let news = |case: &Case| combinations::<3>(&case.normalized()).filter(|key| !seen.contains(key)).count();
         let Some(best) = drawn.max_by_key(news) else { return };
         seen.extend(combinations::<3>(&best.normalized()));
@@ -261,18 +269,14 @@ fn cover(cases: &mut Vec<Case>, count: usize) {
     }
 }
 
-/// The values of a case on the axes that are not sizes, as small numbers.
-fn axes(case: &Case) -> [u8; 12] {
+/// The values of a case on the axes that are not sizes, as small numbers. The ways of summing gradients are no axis:
+/// they have a list of their own.
+fn axes(case: &Case) -> [u8; 11] {
     let (present, dtypes) = (case.present, case.dtypes);
     let flags = |flags: &[bool]| flags.iter().fold(0, |bits, &flag| 2 * bits + u8::from(flag));
     let (pad, offset) = match case.layout {
         Layout::Mixed(_) => (4, 8),
         Layout::Uniform { pad, offset } => ([0, 1, 8].iter().position(|&known| known == pad).unwrap_or(3), offset),
-    };
-    let reduction = match case.grad_reduction {
-        GradReduction::Partials => 0,
-        GradReduction::Locks { .. } => 1,
-        GradReduction::Atomics => 2,
     };
     [
         case.kind as u8,
@@ -286,7 +290,6 @@ fn axes(case: &Case) -> [u8; 12] {
         flags(&[present.dweight, present.dbias, present.workspace]),
         pad as u8,
         offset as u8,
-        reduction,
     ]
 }
 
@@ -332,10 +335,38 @@ fn extremes(kind: Kind, norm: Norm) -> Vec<Case> {
     }
     cases.extend((0..3).map(|i| Case { cast_order: CastOrder::BeforeWeight, ..middle(i) }));
     cases.extend((0..3).map(|i| Case { present: Present::default(), ..middle(i) }));
-    for (i, grad_reduction) in [GradReduction::Atomics, GradReduction::Locks { groups: 3 }].into_iter().enumerate() {
-        cases.push(Case { grad_reduction, ..with(DType::ALL[i], 777, 24) });
+    cases
+}
+
+/// Every other way of summing gradients, with the other axes drawn.
+fn reductions(shapes: &[(usize, usize)]) -> Vec<Case> {
+    let mut dice = Dice { state: 3 };
+    let mut cases = Vec::new();
+    for &shape in shapes {
+        for kind in [Kind::Backward, Kind::EndToEnd] {
+            for norm in Norm::ALL {
+                for grad_reduction in OTHER_REDUCTIONS {
+                    let draw = || {
+                        let case = dice.case_of_size(shape);
+                        let present = Present { dweight: true, ..case.present };
+                        Case { kind, norm, grad_reduction, present, ..case }
+                    };
+                    cases.extend(std::iter::repeat_with(draw).find(is_meaningful));
+                }
+            }
+        }
     }
     cases
+}
+
+/// Matrices of more than 8 MiB in every dtype: from about there kernels write past the caches.
+fn beyond_caches() -> Vec<Case> {
+    let case = |(i, (kind, norm)): (usize, (Kind, Norm))| Case {
+        present: GRADIENTS,
+        layout: if i % 2 == 0 { Layout::DENSE } else { Layout::Mixed(i as u32) },
+        ..Case::plain(kind, norm, DType::ALL[i / 2 % 3], 1025, 4099)
+    };
+    kinds_and_norms().enumerate().map(case).collect()
 }
 
 /// These shapes straddle common block sizes. An end-to-end case repeats both stages.
@@ -386,7 +417,7 @@ fn stress() -> Vec<Case> {
     cases
 }
 
-/// Cases around the sizes at which a backend's plan changes.
+/// Cases around the sizes at which a backend's plan changes, in every dtype, dense or misaligned and strided in turn.
 pub(super) fn breakpoints(cols: &[usize], rows: &[usize]) -> Vec<Case> {
     let mut cases = Vec::new();
     let around = |sizes: &[usize]| -> Vec<usize> {
@@ -396,15 +427,14 @@ pub(super) fn breakpoints(cols: &[usize], rows: &[usize]) -> Vec<Case> {
         sizes
     };
     for (kind, norm) in kinds_and_norms() {
-        let with = |i: usize, rows, cols| Case {
-            present: GRADIENTS,
-            ..Case::plain(kind, norm, DType::ALL[i % 3], rows, cols)
-        };
-        let cols = around(cols).into_iter().filter(|&cols| cols > 0);
-        cases.extend(cols.enumerate().map(|(i, cols)| with(i, 3, cols)));
-        cases.extend(
-            around(rows).into_iter().enumerate().map(|(i, rows)| with(i, rows, if rows > 4096 { 3 } else { 33 })),
-        );
+        let cols = around(cols).into_iter().filter(|&cols| cols > 0).map(|cols| (3, cols));
+        let rows = around(rows).into_iter().map(|rows| (rows, if rows > 4096 { 3 } else { 33 }));
+        for (i, (rows, cols)) in cols.chain(rows).enumerate() {
+            for (j, dtype) in DType::ALL.into_iter().enumerate() {
+                let layout = if (i + j) % 2 == 0 { Layout::DENSE } else { Layout::Mixed((i + j) as u32) };
+                cases.push(Case { present: GRADIENTS, layout, ..Case::plain(kind, norm, dtype, rows, cols) });
+            }
+        }
     }
     cases.into_iter().map(Case::normalized).collect()
 }
@@ -415,7 +445,7 @@ mod tests {
 
     #[test]
     fn lists_have_their_sizes_and_every_id_reads_back() {
-        for (profile, sizes) in [(Profile::Smoke, 140..170), (Profile::Core, 1900..2001), (Profile::Stress, 60..100)] {
+        for (profile, sizes) in [(Profile::Smoke, 150..190), (Profile::Core, 1900..2001), (Profile::Stress, 60..100)] {
             let cases = profile.cases(0);
             assert!(sizes.contains(&cases.len()), "{}: {}", profile.name(), cases.len());
             for case in cases {

@@ -9,6 +9,7 @@ use std::io::{self, Write};
 use serde::Serialize;
 
 use super::judge::{self, Verdict};
+use super::profiles::Profile;
 use super::self_test::SelfTest;
 use super::{Arithmetic, NonFinite, StoreRounding};
 use crate::DType;
@@ -39,6 +40,10 @@ pub enum Check {
     BatchInvariance,
     /// A relation between two calls does not hold.
     Metamorphic,
+    /// A view does not lie where its span says.
+    Span,
+    /// The backend claims a longer chain of additions than policy allows.
+    Claim,
     /// A bad call was not refused as it must be.
     Misuse,
     /// A good call was refused, or the device failed.
@@ -61,6 +66,8 @@ impl Check {
             Check::Repeat => "repeat",
             Check::BatchInvariance => "batch invariance",
             Check::Metamorphic => "metamorphic",
+            Check::Span => "span",
+            Check::Claim => "claim",
             Check::Misuse => "misuse",
             Check::Error => "error",
             Check::Panic => "panic",
@@ -272,6 +279,8 @@ pub struct Summary {
     pub self_test: Option<SelfTest>,
     /// The counts.
     pub counts: Counts,
+    /// Features that a conformant backend must have, of which no case passed. Determined by the core profile only.
+    pub missing: Vec<&'static str>,
     /// By output and dtype.
     pub quality: BTreeMap<(&'static str, DType), Quality>,
     /// Rules and reasons of what was not executed, with counts.
@@ -309,17 +318,48 @@ impl Summary {
         }
     }
 
-    /// Cases that ended neither passed nor failed.
-    pub fn skipped(&self) -> usize {
-        self.counts.unsupported + self.counts.vacuous + self.counts.skipped
+    /// Whether the run proves what its profile can: something ran, nothing failed, the self-test caught every bug, and
+    /// of every 200 cases at most one is vacuous. Unsupported cases are gaps that the backend declares, and no obstacle.
+    ///
+    /// The core profile, which is what "conformant" means, also demands that the self-test was run, that no case was
+    /// skipped and that every mandatory feature was in a case that passed.
+    pub fn is_success(&self) -> bool {
+        self.objection().is_none()
     }
 
-    /// Whether the backend conforms: something ran, nothing failed, the self-test caught every bug, and of every 200
-    /// cases at most one is vacuous.
-    pub fn is_success(&self) -> bool {
-        let Counts { passed, failed, vacuous, .. } = self.counts;
-        let caught_all = self.self_test.as_ref().is_none_or(SelfTest::is_success);
-        passed > 0 && failed == 0 && caught_all && vacuous * 200 <= passed + vacuous
+    /// The result of the run in a few words: `conformant` (core), `passed` (the other profiles), or why it is neither.
+    pub fn conclusion(&self) -> String {
+        let success = if self.is_core() { "conformant" } else { "passed" };
+        self.objection().unwrap_or_else(|| success.into())
+    }
+
+    fn is_core(&self) -> bool {
+        self.profile == Profile::Core.name()
+    }
+
+    /// Why the run is no success.
+    fn objection(&self) -> Option<String> {
+        let Counts { passed, failed, vacuous, skipped, .. } = self.counts;
+        if let Some(test) = self.self_test.as_ref().filter(|test| !test.is_success()) {
+            let (survivors, alarms) = (test.survivors.len(), test.false_alarms.len());
+            Some(format!(
+                "nothing proven: in the self-test {survivors} planted bugs survived, with {alarms} false alarms"
+            ))
+        } else if failed > 0 {
+            Some(format!("failed: {failed} cases"))
+        } else if passed == 0 {
+            Some("nothing proven: no case passed".into())
+        } else if vacuous * 200 > passed + vacuous {
+            Some(format!("nothing proven: {vacuous} cases are vacuous, more than one in 200"))
+        } else if self.is_core() && self.self_test.is_none() {
+            Some("incomplete: the self-test was left out".into())
+        } else if self.is_core() && skipped > 0 {
+            Some(format!("incomplete: {skipped} cases were skipped on this machine"))
+        } else if self.is_core() && !self.missing.is_empty() {
+            Some(format!("incomplete: no case passed that has {}, which is mandatory", self.missing.join(" or ")))
+        } else {
+            None
+        }
     }
 
     /// Writes the summary as one line of JSON.
@@ -342,6 +382,8 @@ impl Summary {
             self_test_caught: self.self_test.as_ref().map(|test| test.caught),
             counts: self.counts,
             success: self.is_success(),
+            conclusion: self.conclusion(),
+            missing: &self.missing,
             quality: self.quality.iter().map(quality).collect(),
             not_executed: &self.not_executed,
             failures: self.failures.iter().map(|(id, finding)| (id.as_str(), finding.to_string())).collect(),
@@ -371,6 +413,8 @@ struct SummaryJson<'a> {
     self_test_caught: Option<usize>,
     counts: Counts,
     success: bool,
+    conclusion: String,
+    missing: &'a [&'static str],
     quality: BTreeMap<String, Quality>,
     not_executed: &'a BTreeMap<String, usize>,
     failures: Vec<(&'a str, String)>,
@@ -417,6 +461,11 @@ impl fmt::Display for Summary {
         for (id, finding) in &self.failures {
             writeln!(f, "FAILED {finding}\n       {}", self.replay(id))?;
         }
-        write!(f, "{} passed, {} failed, {} skipped", self.counts.passed, self.counts.failed, self.skipped())
+        let Counts { passed, failed, unsupported, vacuous, skipped } = self.counts;
+        if unsupported + vacuous > 0 {
+            writeln!(f, "{unsupported} unsupported, {vacuous} vacuous; both are listed above")?;
+        }
+        writeln!(f, "{}", self.conclusion())?;
+        write!(f, "{passed} passed, {failed} failed, {skipped} skipped")
     }
 }

@@ -11,17 +11,31 @@ use super::data::Inputs;
 use super::judge::{self, BeforeWeight, Verdict};
 use super::memory::{Bits, Outputs, Poison, Slot};
 use super::report::{Check, Finding, OutputReport, Status};
-use super::{Arithmetic, NonFinite};
+use super::{Arithmetic, NonFinite, policy_depth_cols, policy_depth_rows};
 use crate::reference::{self, BackwardInputs, BackwardOutputs, ForwardInputs, ForwardOutputs, round_to};
 use crate::{CastOrder, DType, Element, GradReduction, Norm, bf16, f16};
 
 /// Runs a case and judges it. The reports of judged outputs are added to `reports`, whatever the status.
 pub(super) fn run(context: Context<'_>, case: &Case, reports: &mut Vec<OutputReport>) -> Status {
+    if let Some(finding) = excessive_claim(context.arithmetic, case) {
+        return Status::Fail(finding);
+    }
     let mut judged = Judged { arithmetic: context.arithmetic, reports, finding: None, vacuous: None };
     match run_and_judge(context, case, &mut judged) {
         Err(status) => status,
         Ok(()) => judged.status(),
     }
+}
+
+/// Bounds follow from the claims, so a claim that could excuse anything is no better than a wrong result.
+fn excessive_claim(arithmetic: &Arithmetic, case: &Case) -> Option<Finding> {
+    let sums = [
+        ("a sum over cols", (arithmetic.depth_cols)(case.cols), policy_depth_cols(case.cols)),
+        ("a sum over rows", (arithmetic.depth_rows)(case.rows), policy_depth_rows(case.rows)),
+    ];
+    let (output, claimed, allowed) = sums.into_iter().find(|(_, claimed, allowed)| claimed > allowed)?;
+    let detail = format!("chains of {claimed} additions are claimed, policy allows {allowed}");
+    Some(Finding { check: Check::Claim, output, detail })
 }
 
 fn run_and_judge(context: Context<'_>, case: &Case, judged: &mut Judged<'_>) -> Result<(), Status> {
@@ -338,5 +352,23 @@ fn summed_in_any_order(case: &Case, arithmetic: &Arithmetic) -> Arithmetic {
         GradReduction::Locks { .. } | GradReduction::Atomics => {
             Arithmetic { depth_rows: |rows| rows.saturating_sub(1), ..*arithmetic }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::cases::Kind;
+    use super::super::simulate::SimulatedBackend;
+    use super::*;
+
+    #[test]
+    fn claim_of_longer_chains_than_policy_allows_fails_the_case() {
+        let arithmetic = Arithmetic { depth_cols: |cols| cols, ..Arithmetic::IEEE };
+        let device = &SimulatedBackend::new(None);
+        let case = Case::plain(Kind::Forward, Norm::Rms, DType::F32, 3, 1000);
+        let status = run(Context { device, arithmetic: &arithmetic }, &case, &mut Vec::new());
+        let detail = "chains of 1000 additions are claimed, policy allows 48".into();
+        assert_eq!(status, Status::Fail(Finding { check: Check::Claim, output: "a sum over cols", detail }));
+        assert_eq!(run(Context { device, arithmetic: &Arithmetic::IEEE }, &case, &mut Vec::new()), Status::Pass);
     }
 }

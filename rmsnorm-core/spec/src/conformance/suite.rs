@@ -1,6 +1,5 @@
-//! Runs a profile, or one case, and the named tests of the [`conformance!`](macro@crate::conformance) macro.
+//! Runs a profile, or one case, and reports it.
 
-use std::fmt;
 use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -8,14 +7,14 @@ use std::time::{Duration, Instant};
 use sha2::{Digest, Sha256};
 
 use super::calls::Context;
-use super::cases::{Case, Kind, ParseCaseError, Trial};
-use super::device::Device;
+use super::cases::{Case, ParseCaseError, Trial};
+use super::coverage::Coverage;
+use super::device::{Device, TransferError};
 use super::misuse::{BadCall, bad_calls};
 use super::profiles::{Profile, breakpoints};
 use super::report::{CaseReport, Check, Counts, Finding, Status, Summary};
 use super::self_test::self_test;
 use super::{Harness, determinism, runner};
-use crate::{DType, Norm};
 
 /// What to run.
 #[derive(Clone, Debug)]
@@ -24,7 +23,7 @@ pub struct Options {
     pub profile: Profile,
     /// Seed of [`Profile::Full`].
     pub seed: u64,
-    /// Runs only the case, or the bad call, with this id.
+    /// Runs only the case, the bad call, or the check of spans, with this id.
     pub case: Option<String>,
     /// Whether the suite first proves that it can fail.
     pub self_test: bool,
@@ -83,21 +82,29 @@ fn run_device(
         arithmetic,
         self_test: options.self_test.then(self_test),
         counts: Counts::default(),
+        missing: Vec::new(),
         quality: Default::default(),
         not_executed: Default::default(),
         failures: Vec::new(),
         elapsed_us: 0,
     };
-    let total = items.len();
+    let (total, mut coverage) = (items.len(), Coverage::default());
     for (done, item) in items.into_iter().enumerate() {
         progress(done, total);
+        let case = item.case();
         let report = item.execute(context);
         summary.add(&report);
+        if let (Some(case), Status::Pass) = (case, &report.status) {
+            coverage.add(&case);
+        }
         if let Some(writer) = &mut jsonl {
             report.write_json(*writer)?;
         }
     }
     progress(total, total);
+    if options.case.is_none() && options.profile == Profile::Core {
+        summary.missing = coverage.missing();
+    }
     summary.elapsed_us = micros(start.elapsed());
     if let Some(writer) = &mut jsonl {
         summary.write_json(*writer)?;
@@ -106,14 +113,24 @@ fn run_device(
 }
 
 /// One line of a report.
-enum Item {
+pub(super) enum Item {
+    Spans,
     Case(Case),
     Misuse(BadCall),
 }
 
 impl Item {
-    fn execute(self, context: Context<'_>) -> CaseReport {
+    fn case(&self) -> Option<Case> {
         match self {
+            Item::Case(case) => Some(*case),
+            Item::Spans | Item::Misuse(_) => None,
+        }
+    }
+
+    /// Runs it. A panic of the backend is a failure of the case, not of the run.
+    pub fn execute(self, context: Context<'_>) -> CaseReport {
+        match self {
+            Item::Spans => caught(SPANS.into(), |_| check_spans(context.device)),
             Item::Case(case) => execute_case(context, &case),
             Item::Misuse(call) => {
                 let id = call.id.clone();
@@ -127,6 +144,7 @@ fn items(device: &dyn Device, options: &Options) -> Result<(Vec<Item>, String), 
     if let Some(id) = &options.case {
         let item = match bad_calls(device).into_iter().find(|call| call.id == *id) {
             Some(call) => Item::Misuse(call),
+            None if id == SPANS => Item::Spans,
             None => Item::Case(id.parse()?),
         };
         return Ok((vec![item], hash(std::slice::from_ref(id))));
@@ -135,7 +153,19 @@ fn items(device: &dyn Device, options: &Options) -> Result<(Vec<Item>, String), 
     let list_hash = hash(&cases.iter().map(Case::to_string).collect::<Vec<_>>());
     let (cols, rows) = device.breakpoints();
     let cases = cases.into_iter().chain(breakpoints(&cols, &rows)).map(Item::Case);
-    Ok((bad_calls(device).into_iter().map(Item::Misuse).chain(cases).collect(), list_hash))
+    let items = std::iter::once(Item::Spans).chain(bad_calls(device).into_iter().map(Item::Misuse)).chain(cases);
+    Ok((items.collect(), list_hash))
+}
+
+/// The id of the check of spans.
+const SPANS: &str = "spans";
+
+fn check_spans(device: &dyn Device) -> Status {
+    match device.check_spans() {
+        Ok(Ok(())) => Status::Pass,
+        Ok(Err(detail)) => Status::Fail(Finding { check: Check::Span, output: "a view", detail }),
+        Err(TransferError(error)) => Status::Skipped(error.to_string()),
+    }
 }
 
 /// sha256 of the ids, one a line, in hexadecimal.
@@ -144,7 +174,7 @@ fn hash(ids: &[String]) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Runs one case. A panic of the backend is a failure of the case, not of the run.
+/// Runs one case.
 pub(super) fn execute_case(context: Context<'_>, case: &Case) -> CaseReport {
     caught(case.to_string(), |report| match case.trial {
         Trial::Bounds => runner::run(context, case, &mut report.outputs),
@@ -169,163 +199,6 @@ fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// The failure of a named test. `Debug`, which the test harness prints, is for people.
-pub struct TestFailure(String);
-
-impl fmt::Debug for TestFailure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-/// The self-test, as a named test; prints its table.
-///
-/// # Errors
-/// If a planted bug survives, or something correct is rejected.
-pub fn test_self_test() -> Result<(), TestFailure> {
-    let result = self_test();
-    println!("{result}");
-    if result.is_success() { Ok(()) } else { Err(TestFailure(result.to_string())) }
-}
-
-/// Every bad call, as a named test.
-///
-/// # Errors
-/// If one is not refused as it must be.
-pub fn test_misuse<H: Harness>(harness: &H) -> Result<(), TestFailure> {
-    test_items(harness, bad_calls(harness).into_iter().map(Item::Misuse).collect())
-}
-
-/// The smoke cases and breakpoints of one kind, norm and dtype, as a named test.
-///
-/// # Errors
-/// If one fails, or none can be executed.
-pub fn test_bounds<H: Harness>(harness: &H, kind: Kind, norm: Norm, dtype: DType) -> Result<(), TestFailure> {
-    let (cols, rows) = Device::breakpoints(harness);
-    let cases = Profile::Smoke.cases(0).into_iter().chain(breakpoints(&cols, &rows));
-    let chosen = |case: &Case| {
-        case.trial == Trial::Bounds && (case.kind, case.norm, case.dtypes.activation) == (kind, norm, dtype)
-    };
-    test_items(harness, cases.filter(chosen).map(Item::Case).collect())
-}
-
-/// The smoke cases about repetition and batch invariance of one norm, as a named test.
-///
-/// # Errors
-/// If one fails, or none can be executed.
-pub fn test_determinism<H: Harness>(harness: &H, norm: Norm) -> Result<(), TestFailure> {
-    let chosen = |case: &Case| matches!(case.trial, Trial::Determinism { .. }) && case.norm == norm;
-    test_items(harness, Profile::Smoke.cases(0).into_iter().filter(chosen).map(Item::Case).collect())
-}
-
-/// The smoke cases about relations between calls of one norm, as a named test.
-///
-/// # Errors
-/// If one fails, or none can be executed.
-pub fn test_metamorphic<H: Harness>(harness: &H, norm: Norm) -> Result<(), TestFailure> {
-    let chosen = |case: &Case| case.trial == Trial::Metamorphic && case.norm == norm;
-    test_items(harness, Profile::Smoke.cases(0).into_iter().filter(chosen).map(Item::Case).collect())
-}
-
-fn test_items(device: &dyn Device, items: Vec<Item>) -> Result<(), TestFailure> {
-    let arithmetic = device.claims();
-    let context = Context { device, arithmetic: &arithmetic };
-    let (mut executed, mut other, mut failed) = (0, Vec::new(), Vec::new());
-    for item in items {
-        let CaseReport { id, status, .. } = item.execute(context);
-        match status {
-            Status::Pass => executed += 1,
-            Status::Fail(finding) => failed.push(format!("{id}\n    {finding}")),
-            Status::Unsupported(_) | Status::Vacuous(_) | Status::Skipped(_) => other.push(format!("{id}: {status:?}")),
-        }
-    }
-    println!("{executed} passed, {} failed, {} skipped\n{}", failed.len(), other.len(), other.join("\n"));
-    match (failed.is_empty(), executed) {
-        (false, _) => Err(TestFailure(failed.join("\n"))),
-        (true, 0) => Err(TestFailure(format!("no case was executed\n{}", other.join("\n")))),
-        (true, _) => Ok(()),
-    }
-}
-
-/// The named tests of a backend: put it into a file of `tests/`, with an expression that makes a
-/// [`Harness`](crate::conformance::Harness).
-///
-/// Expands to the self-test, the bad calls, and the smoke profile by kind, norm and dtype. The longer profiles are for
-/// the command line, through [`run`](crate::conformance::run).
-///
-/// # Example
-/// ```
-/// use rmsnorm_spec::conformance::simulate::SimulatedBackend;
-/// rmsnorm_spec::conformance!(SimulatedBackend::new(None));
-/// ```
-#[macro_export]
-macro_rules! conformance {
-    ($harness:expr) => {
-        #[test]
-        fn self_test_catches_every_planted_bug() -> Result<(), $crate::conformance::TestFailure> {
-            $crate::conformance::test_self_test()
-        }
-
-        #[test]
-        fn misuse_is_rejected() -> Result<(), $crate::conformance::TestFailure> {
-            $crate::conformance::test_misuse(&$harness)
-        }
-
-        $crate::conformance! { @norms $harness;
-            Rms determinism_rms_norm_repeats_bits metamorphic_rms_norm_relations_hold;
-            Layer determinism_layer_norm_repeats_bits metamorphic_layer_norm_relations_hold;
-        }
-        $crate::conformance! { @bounds $harness;
-            Forward Rms F32 forward_rms_norm_f32_within_bounds;
-            Forward Rms F16 forward_rms_norm_f16_within_bounds;
-            Forward Rms Bf16 forward_rms_norm_bf16_within_bounds;
-            Forward Layer F32 forward_layer_norm_f32_within_bounds;
-            Forward Layer F16 forward_layer_norm_f16_within_bounds;
-            Forward Layer Bf16 forward_layer_norm_bf16_within_bounds;
-            ForwardInPlace Rms F32 forward_in_place_rms_norm_f32_within_bounds;
-            ForwardInPlace Rms F16 forward_in_place_rms_norm_f16_within_bounds;
-            ForwardInPlace Rms Bf16 forward_in_place_rms_norm_bf16_within_bounds;
-            ForwardInPlace Layer F32 forward_in_place_layer_norm_f32_within_bounds;
-            ForwardInPlace Layer F16 forward_in_place_layer_norm_f16_within_bounds;
-            ForwardInPlace Layer Bf16 forward_in_place_layer_norm_bf16_within_bounds;
-            Backward Rms F32 backward_rms_norm_f32_within_bounds;
-            Backward Rms F16 backward_rms_norm_f16_within_bounds;
-            Backward Rms Bf16 backward_rms_norm_bf16_within_bounds;
-            Backward Layer F32 backward_layer_norm_f32_within_bounds;
-            Backward Layer F16 backward_layer_norm_f16_within_bounds;
-            Backward Layer Bf16 backward_layer_norm_bf16_within_bounds;
-            EndToEnd Rms F32 end_to_end_rms_norm_f32_within_bounds;
-            EndToEnd Rms F16 end_to_end_rms_norm_f16_within_bounds;
-            EndToEnd Rms Bf16 end_to_end_rms_norm_bf16_within_bounds;
-            EndToEnd Layer F32 end_to_end_layer_norm_f32_within_bounds;
-            EndToEnd Layer F16 end_to_end_layer_norm_f16_within_bounds;
-            EndToEnd Layer Bf16 end_to_end_layer_norm_bf16_within_bounds;
-        }
-    };
-    (@norms $harness:expr; $($norm:ident $determinism:ident $metamorphic:ident;)*) => {
-        $(
-            #[test]
-            fn $determinism() -> Result<(), $crate::conformance::TestFailure> {
-                $crate::conformance::test_determinism(&$harness, $crate::Norm::$norm)
-            }
-
-            #[test]
-            fn $metamorphic() -> Result<(), $crate::conformance::TestFailure> {
-                $crate::conformance::test_metamorphic(&$harness, $crate::Norm::$norm)
-            }
-        )*
-    };
-    (@bounds $harness:expr; $($kind:ident $norm:ident $dtype:ident $name:ident;)*) => {
-        $(
-            #[test]
-            fn $name() -> Result<(), $crate::conformance::TestFailure> {
-                use $crate::conformance::Kind;
-                $crate::conformance::test_bounds(&$harness, Kind::$kind, $crate::Norm::$norm, $crate::DType::$dtype)
-            }
-        )*
-    };
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::simulate::SimulatedBackend;
@@ -343,7 +216,7 @@ mod tests {
     #[test]
     fn run_of_one_case_reports_that_case() {
         let id = "bounds:forward:rms_norm:f16,f32,f16:3x17:randn:eps1e-6:ws:offset1:at_store:partials:p1o3:seed9";
-        for id in [id, "misuse:backward:no_rstd"] {
+        for id in [id, "misuse:backward:no_rstd", "spans"] {
             let (result, lines) = summary(&Options { case: Some(id.into()), self_test: false, ..Options::default() });
             let summary = result.expect("the id is valid");
             assert_eq!(summary.counts, Counts { passed: 1, ..Counts::default() }, "{summary}");
@@ -355,6 +228,13 @@ mod tests {
             assert_eq!((lines[0]["id"].as_str(), lines[0]["status"].as_str()), (Some(id), Some("pass")));
             assert_eq!(lines[1]["success"].as_bool(), Some(true));
         }
+    }
+
+    /// "Conformant" means this list. Whoever changes it changes the suite's version.
+    #[test]
+    fn list_of_the_core_profile_is_fixed() {
+        let ids: Vec<String> = Profile::Core.cases(0).iter().map(Case::to_string).collect();
+        assert_eq!(hash(&ids), "dbf9d164128b52a549e4f1bdfa4796c1e5810b2dc1bc55da0721ec1a8c76eed5");
     }
 
     #[test]
@@ -373,6 +253,28 @@ mod tests {
         assert!(summary.is_success());
         summary.counts.vacuous = 6;
         assert!(!summary.is_success());
+    }
+
+    #[test]
+    fn run_with_gaps_says_how_many_and_core_with_skips_is_incomplete() {
+        let options = Options { case: Some("spans".into()), self_test: false, ..Options::default() };
+        let mut summary = summary(&options).0.expect("the id is valid");
+        summary.counts = Counts { passed: 1000, unsupported: 30, skipped: 2, ..Counts::default() };
+        let text = summary.to_string();
+        assert!(summary.is_success());
+        assert!(text.contains("\n30 unsupported, 0 vacuous; both are listed above\n"), "{text}");
+        assert!(text.ends_with("\n1000 passed, 0 failed, 2 skipped"), "{text}");
+
+        summary.profile = Profile::Core.name();
+        assert_eq!(summary.conclusion(), "incomplete: the self-test was left out");
+        summary.self_test = Some(self_test());
+        assert!(!summary.is_success());
+        assert!(summary.to_string().contains("incomplete: 2 cases were skipped on this machine"));
+        summary.counts.skipped = 0;
+        assert_eq!((summary.is_success(), summary.conclusion().as_str()), (true, "conformant"));
+        summary.missing = vec!["bias"];
+        assert!(!summary.is_success());
+        assert_eq!(summary.conclusion(), "incomplete: no case passed that has bias, which is mandatory");
     }
 
     #[test]

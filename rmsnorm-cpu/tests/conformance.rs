@@ -1,0 +1,15 @@
+//! The conformance suite on every instruction set: two threads, because splitting the rows must not show in the results.
+
+use rmsnorm_cpu::{CpuBackend, Isa};
+
+mod portable {
+    rmsnorm_spec::conformance!(super::CpuBackend::with(super::Isa::Portable, 2));
+}
+
+mod avx2 {
+    rmsnorm_spec::conformance!(super::CpuBackend::with(super::Isa::Avx2, 2));
+}
+
+mod avx512 {
+    rmsnorm_spec::conformance!(super::CpuBackend::with(super::Isa::Avx512, 2));
+}
