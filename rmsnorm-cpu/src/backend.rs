@@ -1,6 +1,7 @@
 //! [`CpuBackend`]: the instruction set, the threads, and the trait.
 
 use std::error::Error as _;
+use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, ForwardInPlace, NormBackend, Problem, Span};
@@ -47,12 +48,18 @@ impl CpuBackend {
     /// This instruction set and exactly this number of threads. With 1 thread everything runs on the caller's.
     ///
     /// # Errors
-    /// `Unavailable` if the processor lacks the instruction set, `threads` is 0, or the threads cannot be started.
+    /// `Unavailable` if the processor lacks the instruction set (of the backend `cpu-avx2`, say), `threads` is 0, or the
+    /// threads cannot be started.
     pub fn with(isa: Isa, threads: usize) -> Result<Self, Error> {
-        let unavailable = |reason| Error::Unavailable { backend: "cpu", reason };
         if !isa.is_available() {
-            return Err(unavailable(format!("this processor has no {isa}")));
+            let backend = match isa {
+                Isa::Portable => "cpu-portable",
+                Isa::Avx2 => "cpu-avx2",
+                Isa::Avx512 => "cpu-avx512",
+            };
+            return Err(Error::Unavailable { backend, reason: format!("this processor has no {isa}") });
         }
+        let unavailable = |reason| Error::Unavailable { backend: "cpu", reason };
         if threads == 0 {
             return Err(unavailable("at least 1 thread is needed, got 0".into()));
         }
@@ -92,12 +99,21 @@ impl CpuBackend {
         &self.caps
     }
 
-    /// Runs `work` where its forks go to this backend's pool.
-    pub(crate) fn install<O: Send>(&self, work: impl FnOnce() -> O + Send) -> O {
+    /// Runs `work` where its forks go to this backend's pool; work that will not fork stays on the calling thread.
+    pub(crate) fn install<O: Send>(&self, tasks: usize, work: impl FnOnce() -> O + Send) -> O {
         match &self.pool {
-            Some(pool) => pool.install(work),
-            None => work(),
+            Some(pool) if tasks > 1 => pool.install(work),
+            Some(_) | None => work(),
         }
+    }
+}
+
+/// The device in words: `x86_64, avx512, 2 threads`.
+impl fmt::Display for CpuBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let threads = self.threads();
+        let plural = if threads == 1 { "" } else { "s" };
+        write!(f, "{}, {}, {threads} thread{plural}", std::env::consts::ARCH, self.isa())
     }
 }
 

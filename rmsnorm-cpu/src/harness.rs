@@ -45,9 +45,7 @@ impl Harness for CpuBackend {
     }
 
     fn device(&self) -> String {
-        let threads = self.threads();
-        let plural = if threads == 1 { "" } else { "s" };
-        format!("{}, {}, {threads} thread{plural}", std::env::consts::ARCH, self.isa())
+        self.to_string()
     }
 
     fn cols_breakpoints(&self) -> Vec<usize> {

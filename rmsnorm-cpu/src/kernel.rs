@@ -145,8 +145,9 @@ impl IeeeMode {
         // - memory: each accesses the one u32 it is given;
         // - state: DEFAULT is the floating-point environment that Rust assumes.
         unsafe {
-            std::arch::asm!("stmxcsr [{}]", in(reg) &raw mut caller, options(nostack, preserves_flags));
-            std::arch::asm!("ldmxcsr [{}]", in(reg) &Self::DEFAULT, options(nostack, preserves_flags, readonly));
+            // Without `readonly` and `preserves_flags`: arithmetic must not move across the change of mode.
+            std::arch::asm!("stmxcsr [{}]", in(reg) &raw mut caller, options(nostack));
+            std::arch::asm!("ldmxcsr [{}]", in(reg) &Self::DEFAULT, options(nostack));
         }
         IeeeMode { caller }
     }
@@ -160,7 +161,7 @@ impl Drop for IeeeMode {
         // - memory: it reads the one u32 it is given;
         // - state: the value is the one that `enter` found.
         unsafe {
-            std::arch::asm!("ldmxcsr [{}]", in(reg) &self.caller, options(nostack, preserves_flags, readonly));
+            std::arch::asm!("ldmxcsr [{}]", in(reg) &self.caller, options(nostack));
         }
     }
 }

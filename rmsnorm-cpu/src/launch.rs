@@ -5,6 +5,7 @@ use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, ForwardInPlace, G
 
 use crate::backend::CpuBackend;
 use crate::kernel::{self, Kernel};
+use crate::lanes::LANES;
 use crate::plan::{self, Plan};
 use crate::stages::backward::BackwardBlocks;
 use crate::stages::copy::CopyRange;
@@ -70,7 +71,7 @@ fn run_forward<'a, T: Element, W: Element, R: Element>(
     plan: &Plan,
 ) {
     let (isa, rows) = (backend.caps().isa, work.rows);
-    backend.install(|| fork(work, rows, plan.tasks, &ForwardRows::split_at, &|work| kernel(isa, work)));
+    backend.install(plan.tasks, || fork(work, rows, plan.tasks, &ForwardRows::split_at, &|work| kernel(isa, work)));
 }
 
 fn no_kernel(problem: &Problem) -> Error {
@@ -127,29 +128,28 @@ pub(crate) fn backward<T: Element, W: Element, R: Element>(
         dbias_partials: args.dbias.is_some().then_some(&mut *dbias_partials),
     };
     let isa = backend.caps().isa;
-    backend.install(|| {
+    backend.install(plan.tasks, || {
         fork(work, plan.blocks, plan.tasks, &BackwardBlocks::split_at, &|work| kernel(isa, work));
     });
-    backend.install(|| {
-        reduce_partials(backend, dweight_partials, args.dweight, plan.tasks);
-        reduce_partials(backend, dbias_partials, args.dbias, plan.tasks);
-    });
+    reduce_partials(backend, dweight_partials, args.dweight, plan.reduce_tasks);
+    reduce_partials(backend, dbias_partials, args.dbias, plan.reduce_tasks);
     Ok(())
 }
 
 fn reduce_partials<W: Element>(backend: &CpuBackend, partials: &[f32], gradient: Option<&mut [W]>, tasks: usize) {
-    if let Some(gradient) = gradient {
-        let cols = gradient.len();
-        let work = PartialRows { partials, cols, first: 0, gradient };
-        let isa = backend.caps().isa;
-        fork(work, cols, tasks, &PartialRows::split_at, &|work| kernel::reduce_partials(isa, work));
-    }
+    let Some(gradient) = gradient else { return };
+    let (isa, cols) = (backend.caps().isa, gradient.len());
+    let work = PartialRows { partials, cols, first: 0, gradient };
+    backend.install(tasks, || {
+        let groups = cols / LANES;
+        fork(work, groups, tasks, &PartialRows::split_at_group, &|work| kernel::reduce_partials(isa, work));
+    });
 }
 
 pub(crate) fn copy(backend: &CpuBackend, work: CopyRange<'_>) {
     let (isa, units) = (backend.caps().isa, work.to.len());
     let tasks = plan::tasks(2 * size_of_val(work.to), units, backend.caps());
-    backend.install(|| fork(work, units, tasks, &CopyRange::split_at, &|work| kernel::copy(isa, work)));
+    backend.install(tasks, || fork(work, units, tasks, &CopyRange::split_at, &|work| kernel::copy(isa, work)));
 }
 
 /// Halves `work` of `units` until there are `tasks` pieces, and runs them on the current thread pool.

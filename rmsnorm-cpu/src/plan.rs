@@ -6,12 +6,15 @@
 use rmsnorm_spec::{Problem, Stage};
 
 use crate::caps::Caps;
+use crate::lanes::LANES;
 
 /// How one call is executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
     /// Contiguous ranges of rows (forward) or of blocks (backward) that may run on different threads; at least 1.
     pub(crate) tasks: usize,
+    /// Ranges of columns of one gradient that the second stage may add on different threads; at least 1.
+    pub(crate) reduce_tasks: usize,
     /// Rows whose weight gradients are summed into one partial row, in order.
     pub(crate) block_rows: usize,
     /// Number of blocks; the second stage adds their partial rows, in order.
@@ -38,10 +41,9 @@ const MIN_BLOCK_ROWS: usize = 8;
 #[cfg(any(test, feature = "conformance"))]
 pub(crate) const ROWS_BREAKPOINTS: [usize; 3] = [MIN_BLOCK_ROWS, 2 * MIN_BLOCK_ROWS, 64];
 
-/// Row lengths at which the code path changes, for the conformance suite: one group of lanes, several.
+/// Row lengths at which the code path changes, for the conformance suite: one group of lanes, two.
 #[cfg(any(test, feature = "conformance"))]
-pub(crate) const COLS_BREAKPOINTS: [usize; 4] =
-    [crate::lanes::LANES, 2 * crate::lanes::LANES, 8 * crate::lanes::LANES, 8192];
+pub(crate) const COLS_BREAKPOINTS: [usize; 2] = [LANES, 2 * LANES];
 
 /// Rows per block: about the square root, so that neither of the two chains of additions is long.
 pub(crate) fn block_rows(rows: usize) -> usize {
@@ -60,8 +62,7 @@ pub(crate) fn depth_rows(rows: usize) -> usize {
 /// Longest chain of additions in a sum over a row: within a lane, then the fold.
 #[cfg(any(test, feature = "conformance"))]
 pub(crate) fn depth_cols(cols: usize) -> usize {
-    let lanes = crate::lanes::LANES;
-    cols.saturating_sub(1).min(cols.div_ceil(lanes).saturating_sub(1) + lanes.ilog2() as usize)
+    cols.saturating_sub(1).min(cols.div_ceil(LANES).saturating_sub(1) + LANES.ilog2() as usize)
 }
 
 /// f32 elements of workspace: one partial row of `dweight` and one of `dbias` per block.
@@ -88,6 +89,7 @@ pub(crate) fn plan(problem: &Problem, caps: &Caps) -> Plan {
     };
     Plan {
         tasks: tasks(2 * output_bytes, units, caps),
+        reduce_tasks: tasks(blocks * cols * size_of::<f32>(), cols / LANES, caps),
         block_rows,
         blocks,
         streaming: output_bytes >= STREAMING_BYTES && problem.stage != Stage::ForwardInPlace,
@@ -127,6 +129,37 @@ mod tests {
             let plan = plan(&problem(Stage::Forward, rows, cols, DType::F32), &with_threads(8));
             assert_eq!(plan.tasks, 1, "{rows}x{cols}");
         }
+    }
+
+    #[test]
+    fn outputs_beyond_the_cache_bypass_it_unless_in_place() {
+        // 4096x1024 bf16 is 8 MiB.
+        for (stage, rows, expected) in [
+            (Stage::Forward, 4095, false),
+            (Stage::Forward, 4096, true),
+            (Stage::Backward, 4095, false),
+            (Stage::Backward, 4096, true),
+            (Stage::ForwardInPlace, 1 << 20, false),
+        ] {
+            let plan = plan(&problem(stage, rows, 1024, DType::Bf16), &with_threads(2));
+            assert_eq!(plan.streaming, expected, "{stage:?} of {rows} rows");
+        }
+    }
+
+    #[test]
+    fn a_second_thread_starts_at_the_bytes_that_are_worth_it() {
+        // 1 MiB read and 1 MiB written.
+        for (rows, expected) in [(255, 1), (256, 2), (257, 2)] {
+            let plan = plan(&problem(Stage::Forward, rows, 1024, DType::F32), &with_threads(2));
+            assert_eq!(plan.tasks, expected, "{rows} rows");
+        }
+    }
+
+    #[test]
+    fn the_second_stage_is_split_by_its_own_size() {
+        let reduce_tasks =
+            |rows, cols| plan(&problem(Stage::Backward, rows, cols, DType::F32), &with_threads(2)).reduce_tasks;
+        assert_eq!((reduce_tasks(4096, 1024), reduce_tasks(4096, 65536)), (1, 8));
     }
 
     #[test]

@@ -70,9 +70,7 @@ pub trait NormBackend {
         spec: &NormSpec,
         args: Backward<'_, Self, T, W, R>,
     ) -> Result<(), Error> {
-        let checked = Checked::backward(*spec, args)?;
-        checked.check_workspace(self.workspace_len(checked.problem()))?;
-        self.launch_backward(checked)
+        self.launch_backward(Checked::backward(self, *spec, args)?)
     }
 
     /// Runs a validated forward call.

@@ -77,6 +77,7 @@ pub struct Present {
 /// - `weight`, `bias`, `dweight`, `dbias` have `cols` elements, `mean` and `rstd` have `rows`;
 /// - `mean` is present exactly where it may be (forward) or must be (backward); `rstd` is present in backward;
 /// - weight and residual dtypes are each the activations' dtype or f32;
+/// - `workspace`, if present, has at least [`NormBackend::workspace_len`] elements;
 /// - no output overlaps any other tensor of the call;
 /// - `eps` is finite and not negative, `weight_offset` finite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -145,7 +146,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Fo
     ///
     /// # Errors
     /// The first rule of [`Problem`] that does not hold, as the variant of [`Error`] that names the argument.
-    pub fn forward(spec: NormSpec, args: Forward<'a, B, T, W, R>) -> Result<Self, Error> {
+    pub(crate) fn forward(spec: NormSpec, args: Forward<'a, B, T, W, R>) -> Result<Self, Error> {
         let mut tensors = Tensors::new(&spec)?;
         check_dtypes::<T, W, R>()?;
         if args.residual.is_none() && args.residual_out.is_some() {
@@ -190,7 +191,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Fo
     ///
     /// # Errors
     /// As [`Checked::forward`].
-    pub fn forward_in_place(spec: NormSpec, args: ForwardInPlace<'a, B, T, W, R>) -> Result<Self, Error> {
+    pub(crate) fn forward_in_place(spec: NormSpec, args: ForwardInPlace<'a, B, T, W, R>) -> Result<Self, Error> {
         let mut tensors = Tensors::new(&spec)?;
         check_dtypes::<T, W, R>()?;
         forbid_mean_for_rms(&spec, args.mean.is_some())?;
@@ -224,11 +225,11 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Fo
 }
 
 impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Backward<'a, B, T, W, R>> {
-    /// Validates a backward call, all but the size of its workspace.
+    /// Validates a backward call; the backend says how much workspace it needs.
     ///
     /// # Errors
     /// As [`Checked::forward`].
-    pub fn backward(spec: NormSpec, args: Backward<'a, B, T, W, R>) -> Result<Self, Error> {
+    pub(crate) fn backward(backend: &B, spec: NormSpec, args: Backward<'a, B, T, W, R>) -> Result<Self, Error> {
         let mut tensors = Tensors::new(&spec)?;
         check_dtypes::<T, W, R>()?;
         if args.rstd.is_none() {
@@ -270,6 +271,12 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Ba
             ..Present::default()
         };
         let problem = problem::<T, W, R>(Stage::Backward, &spec, args.grad_reduction, present);
+        if let Some(workspace) = &args.workspace {
+            let (min, got) = (backend.workspace_len(&problem), B::out_span(workspace).len);
+            if got < min {
+                return Err(Error::Length { arg: "workspace", min, max: usize::MAX, got });
+            }
+        }
         let cols = spec.cols;
         let args = Backward {
             dy: args.dy.resolved(cols),
@@ -279,15 +286,6 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Ba
             ..args
         };
         Ok(Checked { spec, args, problem })
-    }
-
-    pub(crate) fn check_workspace(&self, min: usize) -> Result<(), Error> {
-        match &self.args.workspace {
-            Some(workspace) if B::out_span(workspace).len < min => {
-                Err(Error::Length { arg: "workspace", min, max: usize::MAX, got: B::out_span(workspace).len })
-            }
-            Some(_) | None => Ok(()),
-        }
     }
 }
 
@@ -375,6 +373,7 @@ impl Tensors {
         span: Span,
         is_output: bool,
     ) {
+        debug_assert!(self.len < Tensors::MOST, "{name} would not be checked for overlap: raise Tensors::MOST");
         if let Some(slot) = self.list.get_mut(self.len) {
             *slot = Some(Tensor { name, dtype, cols, row_stride, span, is_output });
             self.len += 1;

@@ -97,13 +97,13 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn stream(to: &mut [f32; LANES], lanes: Self::Lanes) {
+    unsafe fn stream(to: &mut [f32; LANES], lanes: Self::Lanes) {
         for (i, register) in lanes.into_iter().enumerate() {
             // SAFETY:
             // - feature: see the module;
             // - bounds: i < REGISTERS, so WIDTH elements from i * WIDTH lie inside the array;
-            // - alignment: the only caller, `lanes::stream`, checked that the array is aligned to 64 bytes;
-            // - ordering: the stage body fences before it returns.
+            // - alignment: the caller's obligation;
+            // - ordering: the caller's obligation.
             unsafe { _mm256_stream_ps(to.as_mut_ptr().add(i * WIDTH), register) }
         }
     }
@@ -127,13 +127,13 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn stream_halves(to: &mut [u16; LANES], halves: Self::Halves) {
+    unsafe fn stream_halves(to: &mut [u16; LANES], halves: Self::Halves) {
         for (i, register) in halves.into_iter().enumerate() {
             // SAFETY:
             // - feature: see the module;
             // - bounds: i < 2, so the 16 elements from i * 16 lie inside the array;
-            // - alignment: the only caller, `lanes::stream`, checked that the array is aligned to 64 bytes;
-            // - ordering: the stage body fences before it returns.
+            // - alignment: the caller's obligation;
+            // - ordering: the caller's obligation.
             unsafe { _mm256_stream_si256(to.as_mut_ptr().add(i * 16).cast(), register) }
         }
     }

@@ -94,13 +94,13 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn stream(to: &mut [f32; LANES], lanes: Self::Lanes) {
+    unsafe fn stream(to: &mut [f32; LANES], lanes: Self::Lanes) {
         for (i, register) in lanes.into_iter().enumerate() {
             // SAFETY:
             // - feature: see the module;
             // - bounds: i < REGISTERS, so WIDTH elements from i * WIDTH lie inside the array;
-            // - alignment: the only caller, `lanes::stream`, checked that the array is aligned to 64 bytes;
-            // - ordering: the stage body fences before it returns.
+            // - alignment: the caller's obligation;
+            // - ordering: the caller's obligation.
             unsafe { _mm512_stream_ps(to.as_mut_ptr().add(i * WIDTH), register) }
         }
     }
@@ -122,12 +122,12 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn stream_halves(to: &mut [u16; LANES], halves: Self::Halves) {
+    unsafe fn stream_halves(to: &mut [u16; LANES], halves: Self::Halves) {
         // SAFETY:
         // - feature: see the module;
         // - bounds: the register is as long as the array;
-        // - alignment: the only caller, `lanes::stream`, checked that the array is aligned to 64 bytes;
-        // - ordering: the stage body fences before it returns.
+        // - alignment: the caller's obligation;
+        // - ordering: the caller's obligation.
         unsafe { _mm512_stream_si512(to.as_mut_ptr().cast(), halves) }
     }
 

@@ -49,15 +49,22 @@ pub(crate) trait Simd {
     fn load(from: &[f32; LANES]) -> Self::Lanes;
     /// Writes 32 elements.
     fn store(to: &mut [f32; LANES], lanes: Self::Lanes);
-    /// Writes 32 elements past the cache; `to` is aligned to 64 bytes.
-    fn stream(to: &mut [f32; LANES], lanes: Self::Lanes);
+    /// Writes 32 elements past the cache.
+    ///
+    /// # Safety
+    /// - `to` is aligned to [`ALIGNMENT`];
+    /// - [`fence`](Self::fence) is called on this thread before the elements are used elsewhere.
+    unsafe fn stream(to: &mut [f32; LANES], lanes: Self::Lanes);
 
     /// Reads 32 values of 16 bits.
     fn load_halves(from: &[u16; LANES]) -> Self::Halves;
     /// Writes 32 values of 16 bits.
     fn store_halves(to: &mut [u16; LANES], halves: Self::Halves);
-    /// Writes 32 values of 16 bits past the cache; `to` is aligned to 64 bytes.
-    fn stream_halves(to: &mut [u16; LANES], halves: Self::Halves);
+    /// Writes 32 values of 16 bits past the cache.
+    ///
+    /// # Safety
+    /// As [`stream`](Self::stream).
+    unsafe fn stream_halves(to: &mut [u16; LANES], halves: Self::Halves);
 
     /// Exact.
     fn widen_f16(halves: Self::Halves) -> Self::Lanes;
@@ -174,10 +181,15 @@ pub(crate) fn store_or_stream<S: Simd, E: Element, P: Piece>(to: &mut [E], piece
         return store::<S, E, P>(to, piece, lanes);
     }
     let to = full_piece(to, piece);
-    match E::DTYPE {
-        DType::F32 => S::stream(cast_mut(to), lanes),
-        DType::F16 => S::stream_halves(cast_mut(to), S::narrow_f16(lanes)),
-        DType::Bf16 => S::stream_halves(cast_mut(to), S::narrow_bf16(lanes)),
+    // SAFETY:
+    // - alignment: checked above;
+    // - ordering: every stage body that passes `streaming` fences before it returns.
+    unsafe {
+        match E::DTYPE {
+            DType::F32 => S::stream(cast_mut(to), lanes),
+            DType::F16 => S::stream_halves(cast_mut(to), S::narrow_f16(lanes)),
+            DType::Bf16 => S::stream_halves(cast_mut(to), S::narrow_bf16(lanes)),
+        }
     }
 }
 

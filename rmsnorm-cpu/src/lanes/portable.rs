@@ -57,7 +57,7 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn stream(to: &mut [f32; LANES], lanes: Self::Lanes) {
+    unsafe fn stream(to: &mut [f32; LANES], lanes: Self::Lanes) {
         *to = lanes;
     }
 
@@ -72,7 +72,7 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn stream_halves(to: &mut [u16; LANES], halves: Self::Halves) {
+    unsafe fn stream_halves(to: &mut [u16; LANES], halves: Self::Halves) {
         *to = halves;
     }
 

@@ -2,7 +2,7 @@
 
 use rmsnorm_spec::Element;
 
-use crate::lanes::{self, Simd};
+use crate::lanes::{self, LANES, Simd};
 
 /// Partial rows and the gradient they add up to, or a range of its columns.
 pub(crate) struct PartialRows<'a, W> {
@@ -25,8 +25,9 @@ impl<'a, W: Element> PartialRows<'a, W> {
         }
     }
 
-    /// The columns before `col`, and the others.
-    pub(crate) fn split_at(self, col: usize) -> (Self, Self) {
+    /// The columns before that group of lanes, and the others: only the last group of the row is a short one.
+    pub(crate) fn split_at_group(self, group: usize) -> (Self, Self) {
+        let col = group * LANES;
         let (low, high) = self.gradient.split_at_mut(col);
         (PartialRows { gradient: low, ..self }, PartialRows { gradient: high, first: self.first + col, ..self })
     }
