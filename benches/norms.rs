@@ -8,16 +8,8 @@
 use criterion::{Criterion, Throughput};
 use rmsnorm_core::conformance::Harness;
 use rmsnorm_core::cpu::CpuBackend;
-use rmsnorm_core::measure::{Op, Shape, Workload};
+use rmsnorm_core::measure::{Op, SHAPES, Shape, Workload};
 use rmsnorm_core::{Element, Norm, NormBackend, bf16, f16};
-
-/// Rows of one and of several thousand elements, short rows, and one decode step.
-const SHAPES: [Shape; 4] = [
-    Shape { rows: 4096, cols: 1024 },
-    Shape { rows: 2048, cols: 4096 },
-    Shape { rows: 8192, cols: 128 },
-    Shape { rows: 1, cols: 4096 },
-];
 
 fn main() {
     let mut criterion = Criterion::default().configure_from_args();

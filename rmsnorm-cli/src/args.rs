@@ -43,12 +43,26 @@ pub struct DevicesArgs {
     pub json: bool,
 }
 
+/// How the cpu backend runs. Other backends have no such choice and ignore these.
+#[derive(Debug, Default, Args)]
+pub struct CpuArgs {
+    /// Instruction set of the cpu backend: portable, avx2, avx512 [default: the strongest that the processor has]
+    #[arg(long, value_name = "ISA")]
+    pub isa: Option<String>,
+    /// Threads of the cpu backend [default: all]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+}
+
 /// Arguments of `rmsnorm conformance`.
 #[derive(Debug, Args)]
 pub struct ConformanceArgs {
     /// The backend to prove
     #[arg(long, value_name = "BACKEND", default_value = "cpu")]
     pub backend: String,
+    /// How it runs.
+    #[command(flatten)]
+    pub cpu: CpuArgs,
     /// How much to run: smoke (seconds), core (the fixed list), full (many random cases) or stress (large tensors)
     #[arg(long, value_name = "PROFILE", default_value = "core")]
     pub profile: String,
@@ -69,6 +83,9 @@ pub struct BenchArgs {
     /// The backends to measure [default: all that this machine has]
     #[arg(long, value_name = "BACKEND,..", value_delimiter = ',')]
     pub backend: Vec<String>,
+    /// How they run.
+    #[command(flatten)]
+    pub cpu: CpuArgs,
     /// The norms to measure: rms_norm, layer_norm [default: both]
     #[arg(long, value_name = "NORM,..", value_delimiter = ',')]
     pub norm: Vec<String>,
@@ -81,9 +98,6 @@ pub struct BenchArgs {
     /// The dtypes to measure: f32, f16, bf16 [default: f32,bf16]
     #[arg(long, value_name = "DTYPE,..", value_delimiter = ',')]
     pub dtype: Vec<String>,
-    /// Threads of the cpu backend [default: all]
-    #[arg(long, value_name = "N")]
-    pub threads: Option<usize>,
     /// Seconds of samples for each row of the table
     #[arg(long, value_name = "S", default_value_t = 0.5)]
     pub seconds: f64,
@@ -104,6 +118,9 @@ pub struct RunArgs {
     /// The backend that computes
     #[arg(long, value_name = "BACKEND", default_value = "cpu")]
     pub backend: String,
+    /// How it runs.
+    #[command(flatten)]
+    pub cpu: CpuArgs,
     /// The scalars of the norm.
     #[command(flatten)]
     pub settings: SettingArgs,

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod backends;
 mod commands;
 mod failure;
 mod measure;

@@ -110,6 +110,14 @@ impl AnyBackend {
         }
     }
 
+    /// The CPU backend, if it is that.
+    #[cfg(feature = "cpu")]
+    pub fn as_cpu(&self) -> Option<&CpuBackend> {
+        match self {
+            AnyBackend::Cpu(backend) => Some(backend),
+        }
+    }
+
     /// Runs a task on the backend, whichever it is.
     #[cfg(feature = "conformance")]
     #[cfg_attr(not(feature = "cpu"), expect(unused_variables, reason = "without a backend there is no value to match"))]
@@ -126,11 +134,7 @@ impl fmt::Display for AnyBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             #[cfg(feature = "cpu")]
-            AnyBackend::Cpu(ref backend) => {
-                let threads = backend.threads();
-                let plural = if threads == 1 { "" } else { "s" };
-                write!(f, "{}, {}, {threads} thread{plural}", std::env::consts::ARCH, backend.isa())
-            }
+            AnyBackend::Cpu(ref backend) => write!(f, "{backend}"),
         }
     }
 }

@@ -1,39 +1,32 @@
 //! `rmsnorm bench`: forward and backward against this machine's copy bandwidth.
 
 use rmsnorm_core::cpu::CpuBackend;
-use rmsnorm_core::measure::{Op, Shape};
-use rmsnorm_core::{AnyBackend, DType, Norm};
+use rmsnorm_core::measure::{Op, SHAPES, Shape};
+use rmsnorm_core::{AnyBackend, DType, Norm, NormBackend};
 use serde_json::{Value, json};
 
 use crate::args::BenchArgs;
+use crate::backends::{self, measurable};
 use crate::failure::Failure;
 use crate::measure::{Row, Selection, measure};
 use crate::output::{Output, print};
 use crate::progress::Progress;
 
-/// The shapes of docs/benchmarks.md: rows of one and of several thousand elements, short rows, and one decode step.
-const SHAPES: [Shape; 5] = [
-    Shape { rows: 4096, cols: 1024 },
-    Shape { rows: 2048, cols: 4096 },
-    Shape { rows: 512, cols: 8192 },
-    Shape { rows: 8192, cols: 128 },
-    Shape { rows: 1, cols: 4096 },
-];
-
-/// The most elements of a matrix: five of them in f32, in two sets, must fit the memory of a laptop.
-const MOST_ELEMENTS: usize = 1 << 28;
+/// The most elements of a matrix, which then has 256 MiB in f32. There are fourteen of that size, 3.5 GiB: two sets of
+/// four, and for the copy two pairs and what they are filled from. A single row takes more, as vectors are as long then.
+const MOST_ELEMENTS: usize = 1 << 26;
 
 /// Measures and prints a table.
 pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     let json = args.json.as_deref().map(Output::new).transpose()?;
     let selection = selection(args)?;
-    let backends = backends(args)?;
+    let backends = open_all(args)?;
     let to_stdout = matches!(json, Some(Output::Stdout));
     let mut reports = Vec::new();
     for backend in &backends {
         let rows = table(backend, &selection, !to_stdout)?;
         reports.push(json!({
-            "backend": backend.device().to_string(),
+            "backend": backend.name(),
             "device": backend.to_string(),
             "rows": rows.iter().map(as_json).collect::<Vec<_>>(),
         }));
@@ -51,17 +44,18 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
 
 /// The short table of `rmsnorm` without a command: a few seconds a backend.
 pub fn short(backend: &AnyBackend) -> Result<(), Failure> {
+    let [first, .., decode] = SHAPES;
     let selection = Selection {
         norms: Norm::ALL.to_vec(),
         ops: vec![Op::Forward, Op::Backward],
-        shapes: vec![SHAPES[0], SHAPES[4]],
+        shapes: vec![first, decode],
         dtypes: vec![DType::F32, DType::Bf16],
         seconds: 0.25,
     };
-    table(backend, &selection, true).map(drop)
+    table(measurable(backend)?, &selection, true).map(drop)
 }
 
-fn table(backend: &AnyBackend, selection: &Selection, show: bool) -> Result<Vec<Row>, Failure> {
+fn table(backend: &CpuBackend, selection: &Selection, show: bool) -> Result<Vec<Row>, Failure> {
     let mut rows = Vec::new();
     let mut shown = Ok(());
     let bar = Progress::new("bench");
@@ -72,10 +66,7 @@ fn table(backend: &AnyBackend, selection: &Selection, show: bool) -> Result<Vec<
             "dtype", "rows x cols", "us", "GB/s", "copy", "of copy"
         ))?;
     }
-    let AnyBackend::Cpu(cpu) = backend else {
-        return Err(Failure::Input(format!("bench cannot time {} yet", backend.device())));
-    };
-    measure(cpu, selection, &mut |row| {
+    measure(backend, selection, &mut |row| {
         if show && shown.is_ok() {
             shown = print(&line(&row));
         }
@@ -165,13 +156,7 @@ fn choose<V: Copy>(
     if names.is_empty() {
         return Ok(all.to_vec());
     }
-    let find = |name: &String| {
-        all.iter().copied().find(|&value| name_of(value) == name).ok_or_else(|| {
-            let known: Vec<_> = all.iter().map(|&value| name_of(value)).collect();
-            Failure::Input(format!("{flag}: expected some of {}, got {name:?}", known.join(", ")))
-        })
-    };
-    names.iter().map(find).collect()
+    names.iter().map(|name| backends::one_of(flag, name, all, &name_of)).collect()
 }
 
 fn parse_shape(text: &str) -> Result<Shape, Failure> {
@@ -186,13 +171,8 @@ fn parse_shape(text: &str) -> Result<Shape, Failure> {
     }
 }
 
-fn backends(args: &BenchArgs) -> Result<Vec<AnyBackend>, Failure> {
-    let names = if args.backend.is_empty() { &["cpu".to_owned()][..] } else { &args.backend };
-    let open = |name: &String| -> Result<AnyBackend, Failure> {
-        match (AnyBackend::open(name.parse()?)?, args.threads) {
-            (AnyBackend::Cpu(backend), Some(threads)) => Ok(AnyBackend::Cpu(CpuBackend::with(backend.isa(), threads)?)),
-            (backend, _) => Ok(backend),
-        }
-    };
-    names.iter().map(open).collect()
+/// The backends to measure, each opened before the first is measured.
+fn open_all(args: &BenchArgs) -> Result<Vec<CpuBackend>, Failure> {
+    let names = if args.backend.is_empty() { backends::names() } else { args.backend.clone() };
+    names.iter().map(|name| measurable(&backends::open(name, &args.cpu)?).cloned()).collect()
 }

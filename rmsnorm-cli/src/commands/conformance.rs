@@ -4,6 +4,7 @@ use rmsnorm_core::conformance::{self, Harness, Options, Profile, RunError, Summa
 use rmsnorm_core::{AnyBackend, Task};
 
 use crate::args::ConformanceArgs;
+use crate::backends;
 use crate::failure::Failure;
 use crate::output::{Output, print};
 use crate::progress::Progress;
@@ -11,9 +12,9 @@ use crate::progress::Progress;
 /// Runs the profile, or the one case, and prints the summary. With `--json -` stdout is all JSON.
 pub fn run(args: &ConformanceArgs) -> Result<(), Failure> {
     let json = args.json.as_deref().map(Output::new).transpose()?;
-    let backend = AnyBackend::open(args.backend.parse()?)?;
+    let backend = backends::open(&args.backend, &args.cpu)?;
     let options = Options {
-        profile: parse_profile(&args.profile)?,
+        profile: backends::one_of("--profile", &args.profile, &Profile::ALL, Profile::name)?,
         seed: args.seed,
         case: args.case.clone(),
         // Who replays one case knows that the suite can fail.
@@ -27,6 +28,11 @@ pub fn run(args: &ConformanceArgs) -> Result<(), Failure> {
     }
     if !matches!(json, Some(Output::Stdout)) {
         print(&format!("{summary}\n"))?;
+        let flags = backends::flags(&args.cpu);
+        if !(summary.failures.is_empty() || flags.is_empty()) {
+            // The suite, which writes the commands, knows no backend's flags.
+            print(&format!("the commands above replay with{flags} added\n"))?;
+        }
     }
     if summary.is_success() { Ok(()) } else { Err(Failure::Check) }
 }
@@ -34,12 +40,6 @@ pub fn run(args: &ConformanceArgs) -> Result<(), Failure> {
 /// Runs the suite on a backend, under a progress bar. Every case becomes a line of JSON if there is room for it.
 pub fn prove(backend: &AnyBackend, options: &Options, lines: Option<&mut Vec<u8>>) -> Result<Summary, Failure> {
     backend.dispatch(Prove { options, lines }).map_err(|error| Failure::Input(error.to_string()))
-}
-
-fn parse_profile(name: &str) -> Result<Profile, Failure> {
-    let names = || Profile::ALL.map(Profile::name).join(", ");
-    let profile = Profile::ALL.into_iter().find(|profile| profile.name() == name);
-    profile.ok_or_else(|| Failure::Input(format!("--profile: expected one of {}, got {name:?}", names())))
 }
 
 struct Prove<'a> {

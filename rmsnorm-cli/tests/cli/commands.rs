@@ -45,23 +45,57 @@ fn bad_usage_exits_with_2_and_prints_nothing_to_stdout() {
 
 #[test]
 fn conformance_bad_arguments_are_one_line() {
-    let cases: [(&[&str], &[&str]); 5] = [
+    let cases: [(&[&str], &[&str]); 7] = [
         (&["--backend", "tpu"], &["cpu, cuda and wgpu", "tpu"]),
         (&["--backend", "cuda"], &["cuda", "not built in"]),
         (&["--profile", "huge"], &["--profile", "smoke, core, full, stress", "huge"]),
+        (&["--isa", "sse"], &["--isa", "portable, avx2, avx512", "sse"]),
+        (&["--threads", "0"], &["thread", "0"]),
         (&["--case", "bad"], &["bad"]),
         (&["--json", "absent/report"], &["cannot write absent/report"]),
     ];
     for (args, words) in cases {
-        let folder = Folder::new();
-        let outcome = folder.rmsnorm(&[&["conformance"], args].concat());
-        assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(2), ""), "{args:?}: {outcome:?}");
-        assert_eq!(outcome.stderr.lines().count(), 1, "{}", outcome.stderr);
-        for word in words {
-            assert!(outcome.stderr.contains(word), "{word:?} is not in {:?}", outcome.stderr);
-        }
-        assert!(folder.names().is_empty());
+        refuse("conformance", args, words);
     }
+}
+
+#[test]
+fn bench_bad_arguments_are_one_line() {
+    let cases: [(&[&str], &[&str]); 7] = [
+        (&["--backend", "cpu,cuda"], &["cuda", "not built in"]),
+        (&["--isa", "sse"], &["--isa", "portable, avx2, avx512", "sse"]),
+        (&["--threads", "0"], &["thread", "0"]),
+        (&["--op", "forward,sideways"], &["--op", "forward, add_forward, backward", "sideways"]),
+        (&["--shapes", "4096"], &["--shapes", "4096x1024", "\"4096\""]),
+        (&["--shapes", "65536x1025"], &["--shapes", "at most 67108864 elements"]),
+        (&["--seconds", "61"], &["--seconds", "0 to 60", "61"]),
+    ];
+    for (args, words) in cases {
+        refuse("bench", args, words);
+    }
+}
+
+/// Bad arguments of a command: exit code 2, one line on stderr with every one of the words, and no file.
+fn refuse(command: &str, args: &[&str], words: &[&str]) {
+    let folder = Folder::new();
+    let outcome = folder.rmsnorm(&[&[command], args].concat());
+    assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(2), ""), "{args:?}: {outcome:?}");
+    assert_eq!(outcome.stderr.lines().count(), 1, "{}", outcome.stderr);
+    for word in words {
+        assert!(outcome.stderr.contains(word), "{word:?} is not in {:?}", outcome.stderr);
+    }
+    assert!(folder.names().is_empty());
+}
+
+#[test]
+fn bench_measures_what_this_machine_has_as_told() {
+    let shapes = ["--shapes", "2x8", "--seconds", "0"];
+    let outcome = Folder::new().rmsnorm(&[&["bench", "--isa", "portable", "--threads", "1"], &shapes[..]].concat());
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{}", outcome.stdout);
+    let lines: Vec<&str> = outcome.stdout.lines().collect();
+    assert!(lines[0].ends_with(", portable, 1 thread"), "{lines:?}");
+    // The heading, two norms of three operations in two dtypes, and the note on rates from the cache.
+    assert_eq!(lines.len(), 2 + 2 * 3 * 2 + 1, "{lines:?}");
 }
 
 #[test]
@@ -78,9 +112,12 @@ fn conformance_report_has_a_line_per_case_and_each_can_be_replayed() {
     assert!(outcome.stdout.lines().last().unwrap().starts_with(&format!("{passed} passed, 0 failed, ")));
 
     let id = lines[lines.len() - 1]["id"].as_str().unwrap();
-    let replay = folder.rmsnorm(&["conformance", "--case", id]);
-    assert_eq!(replay.code, Some(0), "{id}: {replay:?}");
-    assert_eq!(replay.stdout.lines().last(), Some("1 passed, 0 failed, 0 skipped"));
+    for flags in [&[] as &[_], &["--isa", "portable", "--threads", "1"]] {
+        let replay = folder.rmsnorm(&[&["conformance", "--backend", "cpu", "--case", id], flags].concat());
+        assert_eq!(replay.code, Some(0), "{id}: {replay:?}");
+        assert_eq!(replay.stdout.lines().last(), Some("1 passed, 0 failed, 0 skipped"));
+        assert_eq!(replay.stdout.contains("portable, 1 thread,"), !flags.is_empty(), "{}", replay.stdout);
+    }
 }
 
 #[test]

@@ -81,6 +81,16 @@ impl std::fmt::Display for Shape {
     }
 }
 
+/// The shapes that are measured unless others are asked for: rows of one and of several thousand elements, short rows,
+/// and last a decode step.
+pub const SHAPES: [Shape; 5] = [
+    Shape { rows: 4096, cols: 1024 },
+    Shape { rows: 2048, cols: 4096 },
+    Shape { rows: 512, cols: 8192 },
+    Shape { rows: 8192, cols: 128 },
+    Shape { rows: 1, cols: 4096 },
+];
+
 #[cfg(test)]
 mod tests {
     use super::*;

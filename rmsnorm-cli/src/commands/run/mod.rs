@@ -6,13 +6,13 @@ mod settings;
 
 use std::fs;
 
-use rmsnorm_core::AnyBackend;
 use serde_json::{Map, Value, json};
 
 use self::compute::{Compute, Computed};
 use self::request::{INPUTS, Request};
 use self::settings::{Settings, cast_order_name};
 use crate::args::RunArgs;
+use crate::backends;
 use crate::failure::Failure;
 use crate::output::{OutputFile, print};
 use crate::tensors::{OutputTensor, TensorFile, file_dtype, serialize};
@@ -20,7 +20,7 @@ use crate::tensors::{OutputTensor, TensorFile, file_dtype, serialize};
 /// Reads, computes, writes, and says what was done.
 pub fn run(args: &RunArgs) -> Result<(), Failure> {
     let target = OutputFile::new(&args.output)?;
-    let backend = AnyBackend::open(args.backend.parse()?)?;
+    let backend = backends::open(&args.backend, &args.cpu)?;
     let input = args.input.display();
     let bytes = fs::read(&args.input).map_err(|error| format!("cannot read {input}: {error}"))?;
     let in_file = |reason: String| format!("{input}: {reason}");

@@ -3,6 +3,7 @@
 //! It runs the suite's own trials on small cases, against a simulated backend with one bug at a time, until one fails.
 //! Anything that weakens a check, a family or a bound shows up here as a survivor.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use super::calls::Context;
@@ -34,9 +35,9 @@ pub struct Caught {
 /// The result of the self-test. `Display` prints the table of which check caught which bug.
 #[derive(Clone, Debug, Default)]
 pub struct SelfTest {
-    /// How many bugs were planted, counting each norm and stage it applies to.
+    /// In how many places a bug was planted: every norm and stage that each bug applies to.
     pub planted: usize,
-    /// How many of them were caught.
+    /// In how many of them it was caught.
     pub caught: usize,
     /// Who was caught, and how.
     pub rows: Vec<Caught>,
@@ -50,6 +51,19 @@ impl SelfTest {
     /// Whether every bug was caught and nothing correct was rejected.
     pub fn is_success(&self) -> bool {
         self.planted > 0 && self.caught == self.planted && self.false_alarms.is_empty()
+    }
+
+    /// How many different bugs were planted, each in one or more places.
+    pub fn bugs(&self) -> usize {
+        let caught = self.rows.iter().map(|row| row.bug);
+        let survived = self.survivors.iter().map(|&(bug, ..)| bug);
+        caught.chain(survived).collect::<BTreeSet<Bug>>().len()
+    }
+
+    /// The counts in a few words: `4 bugs planted in 9 places, all caught`.
+    pub fn counts(&self) -> String {
+        let caught = if self.caught == self.planted { "all".into() } else { format!("{} of them", self.caught) };
+        format!("{} bugs planted in {} places, {caught} caught", self.bugs(), self.planted)
     }
 }
 
@@ -199,9 +213,9 @@ impl fmt::Display for SelfTest {
         for alarm in &self.false_alarms {
             writeln!(f, "FALSE ALARM: {alarm}")?;
         }
-        let checks: std::collections::BTreeSet<Check> = self.rows.iter().map(|row| row.finding.check).collect();
+        let checks: BTreeSet<Check> = self.rows.iter().map(|row| row.finding.check).collect();
         let checks: Vec<&str> = checks.into_iter().map(Check::name).collect();
-        write!(f, "{} of {} planted bugs caught, by {}", self.caught, self.planted, checks.join(", "))
+        write!(f, "{}, by {}", self.counts(), checks.join(", "))
     }
 }
 
@@ -227,6 +241,24 @@ mod tests {
             let status = simulate(Some(bug), &case).status;
             assert!(matches!(&status, Status::Fail(finding) if finding.check == check), "{bug}: {status:?}");
         }
+    }
+
+    #[test]
+    fn counts_tell_bugs_from_places() {
+        let finding = Finding { check: Check::Bounds, output: "y", detail: String::new() };
+        let row = |norm| Caught {
+            bug: Bug::EpsMissing,
+            norm,
+            stage: Stage::Forward,
+            finding: finding.clone(),
+            case: String::new(),
+        };
+        let rows = Norm::ALL.map(row).into();
+        let survivors = vec![(Bug::RowOff, Norm::Rms, Stage::Forward)];
+        let test = SelfTest { planted: 3, caught: 2, rows, survivors, ..SelfTest::default() };
+        assert_eq!(test.counts(), "2 bugs planted in 3 places, 2 of them caught");
+        let test = SelfTest { planted: 2, survivors: Vec::new(), ..test };
+        assert_eq!(test.counts(), "1 bugs planted in 2 places, all caught");
     }
 
     #[test]

@@ -1,0 +1,85 @@
+//! From names and flags to a backend that is ready: the one place where the command line tells backends apart.
+
+use rmsnorm_core::cpu::{CpuBackend, Isa};
+use rmsnorm_core::{AnyBackend, available};
+
+use crate::args::CpuArgs;
+use crate::failure::Failure;
+
+/// The value of that name. `flag` names the source in the answer to a wrong one.
+///
+/// # Errors
+/// With all names, if it is none of them.
+pub fn one_of<V: Copy>(flag: &str, name: &str, all: &[V], name_of: impl Fn(V) -> &'static str) -> Result<V, Failure> {
+    all.iter().copied().find(|&value| name_of(value) == name).ok_or_else(|| {
+        let known: Vec<_> = all.iter().map(|&value| name_of(value)).collect();
+        Failure::Input(format!("{flag}: expected one of {}, got {name:?}", known.join(", ")))
+    })
+}
+
+/// The backend of that name, run as the flags say if it is the cpu backend.
+///
+/// # Errors
+/// If no backend has the name, or the build or the machine lacks it, its instruction set or its threads.
+pub fn open(name: &str, args: &CpuArgs) -> Result<AnyBackend, Failure> {
+    let backend = AnyBackend::open(name.parse()?)?;
+    let isa = args.isa.as_deref().map(|isa| one_of("--isa", isa, &Isa::ALL, Isa::name)).transpose()?;
+    match (backend.as_cpu(), isa, args.threads) {
+        (None, ..) | (Some(_), None, None) => Ok(backend),
+        (Some(cpu), isa, threads) => {
+            let (isa, threads) = (isa.unwrap_or(cpu.isa()), threads.unwrap_or(cpu.threads()));
+            Ok(AnyBackend::Cpu(CpuBackend::with(isa, threads)?))
+        }
+    }
+}
+
+/// The flags again, as they were given and with a space before each. Empty where there were none.
+pub fn flags(args: &CpuArgs) -> String {
+    let isa = args.isa.as_ref().map(|isa| format!(" --isa {isa}"));
+    let threads = args.threads.map(|threads| format!(" --threads {threads}"));
+    isa.into_iter().chain(threads).collect()
+}
+
+/// The names of the backends that this machine can run.
+pub fn names() -> Vec<String> {
+    available().into_iter().filter(|device| device.status.is_ok()).map(|device| device.name).collect()
+}
+
+/// The backend as `bench` needs it: with a copy to compare with, which the trait does not have.
+///
+/// # Errors
+/// If the command line has no copy for it.
+pub fn measurable(backend: &AnyBackend) -> Result<&CpuBackend, Failure> {
+    backend.as_cpu().ok_or_else(|| Failure::Input(format!("bench has no copy to compare {} with", backend.device())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Fails when a backend is added to the library and not to `bench`.
+    #[test]
+    fn every_backend_of_this_machine_is_measurable() {
+        assert!(!names().is_empty());
+        for name in names() {
+            let backend = open(&name, &CpuArgs::default()).unwrap();
+            assert!(measurable(&backend).is_ok(), "{name}");
+        }
+    }
+
+    #[test]
+    fn flags_choose_instruction_set_and_threads_each_alone() {
+        let strongest = CpuBackend::new();
+        let open = |isa: Option<&str>, threads| {
+            let args = CpuArgs { isa: isa.map(Into::into), threads };
+            let backend = open("cpu", &args).unwrap();
+            let cpu = measurable(&backend).unwrap();
+            (cpu.isa(), cpu.threads(), flags(&args))
+        };
+        let default = (strongest.isa(), strongest.threads());
+        assert_eq!(open(None, None), (default.0, default.1, String::new()));
+        assert_eq!(open(Some("portable"), None), (Isa::Portable, default.1, " --isa portable".into()));
+        assert_eq!(open(None, Some(3)), (default.0, 3, " --threads 3".into()));
+        assert_eq!(open(Some("portable"), Some(1)), (Isa::Portable, 1, " --isa portable --threads 1".into()));
+    }
+}
