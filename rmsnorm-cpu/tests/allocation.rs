@@ -1,7 +1,10 @@
-//! A warm call allocates nothing, except the partial sums of weight gradients when no workspace is given.
+//! A warm call allocates nothing, except the partial sums of weight gradients when no workspace is given, and what the
+//! thread pool's queue needs for itself.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rmsnorm_cpu::{Backward, CpuBackend, Forward, ForwardInPlace, Isa};
 use rmsnorm_spec::{NormBackend, NormSpec};
@@ -9,15 +12,18 @@ use rmsnorm_spec::{NormBackend, NormSpec};
 struct Counting;
 
 thread_local! {
-    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+    static BY_THIS_THREAD: Cell<usize> = const { Cell::new(0) };
 }
+
+static BY_ALL_THREADS: AtomicUsize = AtomicUsize::new(0);
 
 // SAFETY:
 // - every method passes its arguments on to the system allocator unchanged;
-// - counting touches a const-initialised thread local without a destructor, which does not allocate.
+// - counting touches an atomic, and a const-initialised thread local without a destructor: neither allocates.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        BY_THIS_THREAD.set(BY_THIS_THREAD.get() + 1);
+        BY_ALL_THREADS.fetch_add(1, Ordering::Relaxed);
         // SAFETY:
         // - layout: the caller's obligation, passed on.
         unsafe { System.alloc(layout) }
@@ -33,33 +39,85 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-fn allocations(work: impl FnOnce()) -> usize {
-    let before = ALLOCATIONS.get();
+/// How much `work` adds to a count.
+fn added(count: impl Fn() -> usize, work: impl FnOnce()) -> usize {
+    let before = count();
     work();
-    ALLOCATIONS.get() - before
+    count() - before
 }
 
+/// Both parts in one test: a test that ran beside the second would be counted in it.
 #[test]
 fn warm_calls_allocate_nothing_but_the_gradient_partials() {
-    let backend = CpuBackend::with(Isa::detect(), 1).unwrap();
-    let (rows, cols) = (100, 1000);
-    let norm = NormSpec::layer(rows, cols, 1e-5);
-    let (x, weight) = (vec![1.5f32; rows * cols], vec![0.5f32; cols]);
-    let (mut y, mut mean, mut rstd) = (x.clone(), vec![0.0; rows], vec![1.0; rows]);
-    let (mut dweight, mut dbias, mut workspace) = (vec![0.0; cols], vec![0.0; cols], vec![0.0; 20 * cols]);
+    one_thread_allocates_the_partials_only();
+    two_threads_allocate_blocks_of_the_queue_only();
+}
 
-    let mut run = |with_workspace: bool| {
-        let forward = Forward::new(&x, &mut y).weight(&weight).bias(&weight).mean(&mut mean).rstd(&mut rstd);
-        backend.forward(&norm, forward).unwrap();
-        backend.forward_in_place(&norm, ForwardInPlace::new(&mut y).weight(&weight)).unwrap();
-        let mut backward = Backward::new(&x, &x, &mut y).weight(&weight).mean(&mean).rstd(&rstd);
-        backward = backward.dweight(&mut dweight).dbias(&mut dbias);
-        if with_workspace {
-            backward = backward.workspace(&mut workspace);
+fn one_thread_allocates_the_partials_only() {
+    let backend = CpuBackend::with(Isa::detect(), 1).unwrap();
+    let mut calls = Calls::new(100, 1000);
+    calls.make(&backend, true);
+    assert_eq!(added(|| BY_THIS_THREAD.get(), || calls.make(&backend, true)), 0, "with a workspace");
+    assert_eq!(added(|| BY_THIS_THREAD.get(), || calls.make(&backend, false)), 1, "the workspace, once");
+}
+
+/// A call that is split enters the pool through rayon's queue of jobs from outside, a list of blocks with room for 63
+/// jobs each, and the thread that fills a block allocates the next. These calls enter at most once each, the second
+/// stage of backward being too small to split; with the queue as it is now 200 of them take 3 or 4 blocks. The limit of
+/// one allocation in 20 calls leaves room for another queue, and none for a library that allocates in every call.
+fn two_threads_allocate_blocks_of_the_queue_only() {
+    let backend = CpuBackend::with(Isa::detect(), 2).unwrap();
+    // 1.2 MB in and 1.2 MB out: enough for two tasks.
+    let mut calls = Calls::new(300, 1000);
+    calls.make(&backend, true);
+    let warm_calls = 201;
+    // Of all threads, those of the pool among them. The test harness's own has a few to make as well.
+    let all = || BY_ALL_THREADS.load(Ordering::Relaxed);
+    let count = added(all, || (0..warm_calls / CALLS).for_each(|_| calls.make(&backend, true)));
+    assert!(count <= warm_calls / 20, "{count} allocations in {warm_calls} calls");
+}
+
+/// The tensors of one call of each stage.
+struct Calls {
+    norm: NormSpec,
+    x: Vec<f32>,
+    weight: Vec<f32>,
+    y: Vec<f32>,
+    mean: Vec<f32>,
+    rstd: Vec<f32>,
+    dweight: Vec<f32>,
+    dbias: Vec<f32>,
+    workspace: Vec<f32>,
+}
+
+/// What [`Calls::make`] makes.
+const CALLS: usize = 3;
+
+impl Calls {
+    fn new(rows: usize, cols: usize) -> Self {
+        Calls {
+            norm: NormSpec::layer(rows, cols, 1e-5),
+            x: vec![1.5; rows * cols],
+            weight: vec![0.5; cols],
+            y: vec![1.5; rows * cols],
+            mean: vec![0.0; rows],
+            rstd: vec![1.0; rows],
+            dweight: vec![0.0; cols],
+            dbias: vec![0.0; cols],
+            workspace: vec![0.0; 40 * cols],
         }
-        backend.backward(&norm, backward).unwrap();
-    };
-    run(true);
-    assert_eq!(allocations(|| run(true)), 0, "with a workspace");
-    assert_eq!(allocations(|| run(false)), 1, "the workspace, once");
+    }
+
+    fn make(&mut self, backend: &CpuBackend, with_workspace: bool) {
+        let Calls { norm, x, weight, y, mean, rstd, dweight, dbias, workspace } = self;
+        let forward = Forward::new(&*x, &mut *y).weight(&*weight).bias(&*weight).mean(&mut *mean).rstd(&mut *rstd);
+        backend.forward(norm, forward).unwrap();
+        backend.forward_in_place(norm, ForwardInPlace::new(&mut *y).weight(&*weight)).unwrap();
+        let mut backward = Backward::new(&*x, &*x, &mut *y).weight(&*weight).mean(&*mean).rstd(&*rstd);
+        backward = backward.dweight(&mut *dweight).dbias(&mut *dbias);
+        if with_workspace {
+            backward = backward.workspace(&mut *workspace);
+        }
+        backend.backward(norm, backward).unwrap();
+    }
 }

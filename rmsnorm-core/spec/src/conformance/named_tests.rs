@@ -13,7 +13,7 @@ use super::cases::{Case, Kind, Trial};
 use super::device::Device;
 use super::misuse::bad_calls;
 use super::profiles::{Profile, breakpoints};
-use super::report::{CaseReport, Status};
+use super::report::{CaseReport, Status, replay};
 use super::self_test::{SelfTest, self_test};
 use super::suite::Item;
 use crate::{DType, Error, Norm};
@@ -132,7 +132,7 @@ fn test_items(device: &dyn Device, items: impl Iterator<Item = Item>) -> Result<
         let CaseReport { id, status, .. } = item.execute(context);
         match status {
             Status::Pass => executed += 1,
-            Status::Fail(finding) => failed.push(format!("{id}\n    {finding}")),
+            Status::Fail(finding) => failed.push(format!("{finding}\n    {}", replay(device.name(), &id))),
             Status::Unsupported(_) | Status::Vacuous(_) | Status::Skipped(_) => other.push(format!("{id}: {status:?}")),
         }
     }

@@ -359,12 +359,19 @@ fn reductions(shapes: &[(usize, usize)]) -> Vec<Case> {
     cases
 }
 
-/// Matrices of more than 8 MiB in every dtype: from about there kernels write past the caches.
+/// Matrices of more than 8 MiB in every dtype: from about there kernels write past the caches. Half of the calls have
+/// little besides the gradients, half have every tensor and an f32 residual stream.
 fn beyond_caches() -> Vec<Case> {
-    let case = |(i, (kind, norm)): (usize, (Kind, Norm))| Case {
-        present: GRADIENTS,
-        layout: if i % 2 == 0 { Layout::DENSE } else { Layout::Mixed(i as u32) },
-        ..Case::plain(kind, norm, DType::ALL[i / 2 % 3], 1025, 4099)
+    let case = |(i, (kind, norm)): (usize, (Kind, Norm))| {
+        // Changes places from kind to kind, so that each norm and each layout has both halves.
+        let has_all = (i + i / 2) % 2 == 1;
+        let dtypes = Dtypes { wide_residual: has_all, ..Dtypes::uniform(DType::ALL[i / 2 % 3]) };
+        Case {
+            present: if has_all { ALL_PRESENT } else { GRADIENTS },
+            dtypes,
+            layout: if i % 2 == 0 { Layout::DENSE } else { Layout::Mixed(i as u32) },
+            ..Case::plain(kind, norm, dtypes.activation, 1025, 4099)
+        }
     };
     kinds_and_norms().enumerate().map(case).collect()
 }

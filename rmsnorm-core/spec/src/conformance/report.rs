@@ -394,8 +394,13 @@ impl Summary {
 
     /// The command that runs one failed case again.
     pub fn replay(&self, id: &str) -> String {
-        format!("rmsnorm conformance --backend {} --case {id}", self.backend)
+        replay(self.backend, id)
     }
+}
+
+/// The command that runs one case of a backend again.
+pub(super) fn replay(backend: &str, id: &str) -> String {
+    format!("rmsnorm conformance --backend {backend} --case {id}")
 }
 
 #[derive(Serialize)]
@@ -445,7 +450,7 @@ impl fmt::Display for Summary {
         writeln!(f, "backend     {}: {}, {os} {arch}", self.backend, self.device)?;
         writeln!(f, "arithmetic  {}", describe_arithmetic(&self.arithmetic))?;
         if let Some(test) = &self.self_test {
-            writeln!(f, "self-test   {} of {} planted bugs caught", test.caught, test.planted)?;
+            writeln!(f, "self-test   {}", test.counts())?;
         }
         writeln!(f, "\n{:<14}{:<6}{:>12}{:>16}{:>15}", "output", "dtype", "elements", "bound used up", "not nearest")?;
         for ((output, dtype), quality) in &self.quality {

@@ -234,7 +234,7 @@ mod tests {
     #[test]
     fn list_of_the_core_profile_is_fixed() {
         let ids: Vec<String> = Profile::Core.cases(0).iter().map(Case::to_string).collect();
-        assert_eq!(hash(&ids), "dbf9d164128b52a549e4f1bdfa4796c1e5810b2dc1bc55da0721ec1a8c76eed5");
+        assert_eq!(hash(&ids), "268db3e92f1c78c4a0c6c872dd7ba67c81143485509094f81318ac739df4ec65");
     }
 
     #[test]
