@@ -64,7 +64,11 @@ pub fn policy_depth_cols(cols: usize) -> usize {
 
 /// Policy: the longest chain of f32 additions that a conformant sum over rows may use, `2 ceil(sqrt(rows)) + 64`.
 pub fn policy_depth_rows(rows: usize) -> usize {
-    let root = rows.isqrt();
-    let ceil_root = if root * root < rows { root + 1 } else { root };
-    rows.saturating_sub(1).min(2 * ceil_root + 64)
+    rows.saturating_sub(1).min(2 * ceil_root(rows) + 64)
+}
+
+/// The square root, rounded up.
+pub(super) fn ceil_root(n: usize) -> usize {
+    let root = n.isqrt();
+    if root * root < n { root + 1 } else { root }
 }

@@ -8,8 +8,9 @@ use super::cases::{Case, Dtypes, Kind};
 use super::data;
 use super::device::{CallDtypes, Device, TransferError};
 use super::memory::{Call, Guarded, Poison, Slot};
+use super::profiles::ALL_PRESENT;
 use super::report::{Check, Finding, Status};
-use crate::{DType, Error, GradReduction, Norm, NormSpec, Present};
+use crate::{DType, Error, GradReduction, Norm, NormSpec};
 
 /// The error that is due, with the argument it names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,19 +100,7 @@ const COLS: usize = 5;
 
 impl GoodCall {
     fn new(device: &dyn Device, kind: Kind, norm: Norm) -> Self {
-        let all = Present {
-            weight: true,
-            bias: true,
-            residual: true,
-            residual_out: true,
-            mean: true,
-            rstd: true,
-            dresidual_out: true,
-            dweight: true,
-            dbias: true,
-            workspace: true,
-        };
-        let case = Case { present: all, ..Case::plain(kind, norm, DType::F16, ROWS, COLS) }.normalized();
+        let case = Case { present: ALL_PRESENT, ..Case::plain(kind, norm, DType::F16, ROWS, COLS) }.normalized();
         let inputs = data::inputs(&case);
         let call = if kind.has_forward() {
             forward_call(&case, &inputs, Poison::Nan)

@@ -64,7 +64,8 @@ const EPS: [f32; 5] = [1e-5, 1e-6, 1e-12, 0.1, 0.0];
 const OTHER_REDUCTIONS: [GradReduction; 3] =
     [GradReduction::Locks { groups: 1 }, GradReduction::Locks { groups: 4 }, GradReduction::Atomics];
 
-const ALL_PRESENT: Present = Present {
+/// Every optional tensor; what a kind of call has no use for goes when its case is normalized.
+pub(super) const ALL_PRESENT: Present = Present {
     weight: true,
     bias: true,
     residual: true,

@@ -4,14 +4,13 @@
 use super::backward::BackwardRow;
 use super::call::Call;
 use super::matrix::round;
+use crate::conformance::arithmetic::ceil_root;
 use crate::conformance::planted::Bug;
 use crate::{DType, Element, Problem, Stage};
 
 /// Blocks grow with the root of `rows`, so that neither stage has a chain of additions longer than that.
 pub(super) fn rows_per_block(at_least: usize, rows: usize) -> usize {
-    let root = rows.isqrt();
-    let ceil_root = if root * root < rows { root + 1 } else { root };
-    at_least.max(ceil_root).max(1)
+    at_least.max(ceil_root(rows)).max(1)
 }
 
 /// One partial sum a column and block, for each gradient asked for.
