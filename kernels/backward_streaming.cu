@@ -1,0 +1,94 @@
+// Backward for rows that fit nowhere on chip, in two passes: docs/math.md, equations (7) to (10), then (10) to (12).
+
+struct Statistics {
+    float mean, rstd;
+
+    __device__ Statistics(const Params& p, unsigned long long row)
+        : mean(IS_LAYER ? p.mean[row] : 0.0f), rstd(p.rstd[row]) {}
+};
+
+// x_hat and wdy of the pack at a column; zeros past the end of the row.
+__device__ inline void load_terms(
+    const Params& p, unsigned long long row, unsigned long long col, Statistics statistics, const float (&weight)[PACK],
+    float (&x_hat)[PACK], float (&dy)[PACK], float (&wdy)[PACK]
+) {
+    const int left = int(min(p.cols - col, (unsigned long long)PACK));
+    unpack(load_pack<Reuse::ByNone>(p.x.row(row) + col, 0, left), x_hat);
+    unpack(load_pack<Reuse::ByNone>(p.dy.row(row) + col, 0, left), dy);
+    #pragma unroll
+    for (int i = 0; i < PACK; ++i) {
+        x_hat[i] = (x_hat[i] - statistics.mean) * statistics.rstd;
+        wdy[i] = dy[i] * weight[i];
+    }
+}
+
+__device__ inline void load_weight(const Params& p, unsigned long long col, float (&weight)[PACK]) {
+    const int left = int(min(p.cols - col, (unsigned long long)PACK));
+    unpack_weight(HAS_WEIGHT ? load_pack<Reuse::ByRows>(p.weight + col, 0, left) : Pack<W>{}, p.weight_offset, weight);
+}
+
+// c2 and c1 of every row. A block, or a cluster of them, has a row at a time.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) backward_row_sums(const __grid_constant__ Params p) {
+    __shared__ float exchange[2][GROUPS][2][SENDERS];
+    RowSums<2> sums(exchange, 0, threadIdx.x);
+    wait_for_earlier_kernels();
+    admit_next_kernel();
+
+    for (unsigned long long row = blockIdx.x / CLUSTER; row < p.rows; row += gridDim.x / CLUSTER) {
+        const Statistics statistics(p, row);
+        float totals[2] = {};
+        #pragma unroll 2
+        for (unsigned long long col = (cluster_rank() * THREADS_PER_ROW + threadIdx.x) * PACK; col < p.cols; col += STEP) {
+            float weight[PACK], x_hat[PACK], dy[PACK], wdy[PACK];
+            load_weight(p, col, weight);
+            load_terms(p, row, col, statistics, weight, x_hat, dy, wdy);
+            #pragma unroll
+            for (int i = 0; i < PACK; ++i) {
+                totals[0] += wdy[i] * x_hat[i];
+                totals[1] += wdy[i];
+            }
+        }
+        sums.sum(totals);
+        if (threadIdx.x == 0 && cluster_rank() == 0) {
+            p.row_sums[2 * row] = totals[0] * p.share;
+            p.row_sums[2 * row + 1] = IS_LAYER ? totals[1] * p.share : 0.0f;
+        }
+    }
+}
+
+// dx, and the partial sums of dweight and dbias. A block has THREADS * PACK columns of the rows of a chunk.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) backward_columns(const __grid_constant__ Params p) {
+    wait_for_earlier_kernels();
+    admit_next_kernel();
+    const unsigned long long tiles = (p.cols + STEP - 1) / STEP, works = tiles * p.chunks;
+    for (unsigned long long work = blockIdx.x; work < works; work += gridDim.x) {
+        const unsigned long long chunk = work / tiles, col = (work % tiles * THREADS + threadIdx.x) * PACK;
+        const int left = col < p.cols ? int(min(p.cols - col, (unsigned long long)PACK)) : 0;
+        Gradients gradients;
+        gradients.clear();
+        if (left > 0) {
+            float weight[PACK];
+            load_weight(p, col, weight);
+            #pragma unroll 2
+            for (unsigned long long row = chunk; row < p.rows; row += p.chunks) {
+                const Statistics statistics(p, row);
+                const float c2 = p.row_sums[2 * row], c1 = p.row_sums[2 * row + 1];
+                float x_hat[PACK], dy[PACK], wdy[PACK], dx[PACK];
+                load_terms(p, row, col, statistics, weight, x_hat, dy, wdy);
+                #pragma unroll
+                for (int i = 0; i < PACK; ++i) {
+                    dx[i] = statistics.rstd * ((wdy[i] - c1) - x_hat[i] * c2);
+                    if (i < left) gradients.add(0, i, dy[i], x_hat[i]);
+                }
+#if HAS_DRESIDUAL_OUT
+                float residual[PACK];
+                unpack(load_pack<Reuse::ByNone>(p.dresidual_out.row(row) + col, 0, left), residual);
+                #pragma unroll
+                for (int i = 0; i < PACK; ++i) dx[i] += residual[i];
+#endif
+                store_pack(p.dx.row(row) + col, 0, left, pack<T>(dx));
+            }
+        }
+        if constexpr (GRADIENTS > 0) hand_on(p, chunk, {work % tiles, tiles}, col, left, gradients);
+    }
+}

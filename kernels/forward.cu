@@ -1,0 +1,120 @@
+// Forward: docs/math.md, equations (1) to (6). A thread has the same columns in each of its rows.
+//
+// y reads its row a second time, from the L1. The registers that would have held it are better spent on more rows at a
+// time, and the caches are told which read is the last, so that they keep what is still to be written.
+
+// A thread's part of some rows of its group.
+using Parts = Pack<H>[UNROLL][PACKS];
+
+// A thread's part of h. The last read stores residual_out, so that in place nothing is overwritten too early.
+template <bool IS_LAST>
+__device__ inline Pack<H> load_h(const Params& p, unsigned long long row, unsigned first, int k, int left) {
+    constexpr Reuse REUSE = IS_LAST ? Reuse::ByNone : Reuse::ByThread;
+    const Pack<T> x = load_pack<REUSE>(p.x.row(row) + first, k, left);
+#if HAS_RESIDUAL
+    const Pack<R> h = add_residual(x, load_pack<REUSE>(p.residual.row(row) + first, k, left));
+    if (IS_LAST && p.residual_out.data) store_pack(p.residual_out.row(row) + first, k, left, h);
+    return h;
+#else
+    return x;
+#endif
+}
+
+// The thread's part of sum(h).
+__device__ inline float sum_values(const Pack<H> (&h)[PACKS]) {
+    float sums[PACK] = {};
+    #pragma unroll
+    for (int k = 0; k < PACKS; ++k) {
+        float values[PACK];
+        unpack(h[k], values);
+        #pragma unroll
+        for (int i = 0; i < PACK; ++i) sums[i] += values[i];
+    }
+    return sum_pack(sums);
+}
+
+// The thread's part of sum((h - mean)^2). Columns past the end hold zeros, which are not part of the row.
+__device__ inline float sum_squares(const Pack<H> (&h)[PACKS], float mean, int left) {
+    float sums[PACK] = {};
+    #pragma unroll
+    for (int k = 0; k < PACKS; ++k) {
+        float values[PACK];
+        unpack(h[k], values);
+        #pragma unroll
+        for (int i = 0; i < PACK; ++i) {
+            float deviation = values[i] - mean;
+            if (IS_LAYER && IS_RAGGED && k * STEP + i >= left) deviation = 0.0f;
+            sums[i] += deviation * deviation;
+        }
+    }
+    return sum_pack(sums);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward(const __grid_constant__ Params p) {
+    __shared__ float exchange[2][GROUPS][UNROLL][SENDERS];
+    const unsigned group = threadIdx.x / THREADS_PER_ROW, thread = threadIdx.x % THREADS_PER_ROW;
+    const unsigned first = (cluster_rank() * THREADS_PER_ROW + thread) * PACK;
+    const int left = columns_left(p.cols, first);
+    RowSums<UNROLL> sums(exchange, group, thread);
+    wait_for_earlier_kernels();
+
+    constexpr unsigned BLOCK_ROWS = GROUPS * UNROLL;
+    const unsigned long long stride = (unsigned long long)(gridDim.x / CLUSTER) * BLOCK_ROWS;
+    for (unsigned long long block = (unsigned long long)(blockIdx.x / CLUSTER) * BLOCK_ROWS; block < p.rows; block += stride) {
+        // Row u of this group. Where a block has one row, the loop has asked already whether it exists.
+        const auto row = [&](int u) { return block + u * GROUPS + group; };
+        const auto exists = [&](int u) { return BLOCK_ROWS == 1 || row(u) < p.rows; };
+        Parts h = {};
+        const auto load_rows = [&](auto is_last) {
+            #pragma unroll
+            for (int u = 0; u < UNROLL; ++u)
+                if (exists(u))
+                    #pragma unroll
+                    for (int k = 0; k < PACKS; ++k) h[u][k] = load_h<is_last.value>(p, row(u), first, k, left);
+        };
+
+        float mean[UNROLL] = {}, rstd[UNROLL];
+        load_rows(Bool<false>{});
+        if constexpr (IS_LAYER) {
+            #pragma unroll
+            for (int u = 0; u < UNROLL; ++u) mean[u] = sum_values(h[u]);
+            sums.sum(mean);
+            #pragma unroll
+            for (int u = 0; u < UNROLL; ++u) mean[u] *= p.share;
+        }
+        #pragma unroll
+        for (int u = 0; u < UNROLL; ++u) rstd[u] = sum_squares(h[u], mean[u], left);
+        sums.sum(rstd);
+        #pragma unroll
+        for (int u = 0; u < UNROLL; ++u) rstd[u] = reciprocal_root(rstd[u] * p.share + p.eps);
+
+        // Few packs: each is read just before it is needed. Many: all are asked for at once.
+        constexpr bool READS_LATE = PACKS <= 2;
+        if constexpr (!READS_LATE) load_rows(Bool<true>{});
+        #pragma unroll
+        for (int k = 0; k < PACKS; ++k) {
+            float weight[PACK], bias[PACK];
+            unpack_weight(HAS_WEIGHT ? load_pack<Reuse::ByRows>(p.weight + first, k, left) : Pack<W>{}, p.weight_offset, weight);
+            if constexpr (HAS_BIAS) unpack(load_pack<Reuse::ByRows>(p.bias + first, k, left), bias);
+            #pragma unroll
+            for (int u = 0; u < UNROLL; ++u) {
+                if (exists(u)) {
+                    if constexpr (READS_LATE) h[u][k] = load_h<true>(p, row(u), first, k, left);
+                    float y[PACK];
+                    unpack(h[u][k], y);
+                    normalize(y, mean[u], rstd[u], weight, bias);
+                    store_pack(p.y.row(row(u)) + first, k, left, pack<T>(y));
+                }
+            }
+        }
+        if (thread == 0 && cluster_rank() == 0) {
+            #pragma unroll
+            for (int u = 0; u < UNROLL; ++u) {
+                if (exists(u)) {
+                    if (IS_LAYER && p.mean) p.mean[row(u)] = mean[u];
+                    if (p.rstd) p.rstd[row(u)] = rstd[u];
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,97 @@
+// Forward for rows that are too long for the L1: docs/math.md, equations (1) to (6).
+//
+// A block, or a cluster of them, copies its row to shared memory. A thread reads back only what it has copied itself, so
+// that the only barriers are those of the sums. While one row is summed, others of the same multiprocessor are on their
+// way: rows are not loaded ahead.
+
+// A thread's part of a row. Threads are neighbours, so that banks do not collide.
+struct Slot {
+    Pack<T> x[PACKS][THREADS];
+#if HAS_RESIDUAL
+    Pack<R> residual[PACKS][THREADS]; // h, once it is known
+#endif
+};
+
+__device__ inline void load_row(const Params& p, unsigned long long row, unsigned first, int left, Slot& slot) {
+    #pragma unroll
+    for (int k = 0; k < PACKS; ++k) {
+        start_copy(&slot.x[k][threadIdx.x], p.x.row(row) + first, k, left);
+#if HAS_RESIDUAL
+        start_copy(&slot.residual[k][threadIdx.x], p.residual.row(row) + first, k, left);
+#endif
+    }
+    close_batch();
+    wait_copies<0>();
+#if HAS_RESIDUAL
+    #pragma unroll
+    for (int k = 0; k < PACKS; ++k) {
+        Pack<R>& residual = slot.residual[k][threadIdx.x];
+        residual = add_residual(slot.x[k][threadIdx.x], residual);
+        if (p.residual_out.data) store_pack(p.residual_out.row(row) + first, k, left, residual);
+    }
+#endif
+}
+
+__device__ inline Pack<H> load_h(const Slot& slot, int k) {
+#if HAS_RESIDUAL
+    return slot.residual[k][threadIdx.x];
+#else
+    return slot.x[k][threadIdx.x];
+#endif
+}
+
+// The thread's part of sum(h), or of sum((h - mean)^2). Columns past the end hold zeros, which are not part of the row.
+template <bool SQUARES>
+__device__ inline float sum_part(const Slot& slot, float mean, int left) {
+    float parts[PACK] = {};
+    #pragma unroll 2
+    for (int k = 0; k < PACKS; ++k) {
+        float values[PACK];
+        unpack(load_h(slot, k), values);
+        #pragma unroll
+        for (int i = 0; i < PACK; ++i) {
+            float deviation = values[i] - mean;
+            if (SQUARES && IS_LAYER && IS_RAGGED && k * STEP + i >= left) deviation = 0.0f;
+            parts[i] += SQUARES ? deviation * deviation : deviation;
+        }
+    }
+    return sum_pack(parts);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward_long(const __grid_constant__ Params p) {
+    extern __shared__ __align__(16) char shared[];
+    __shared__ float exchange[2][GROUPS][1][SENDERS];
+    Slot& slot = *reinterpret_cast<Slot*>(shared);
+    const unsigned first = (cluster_rank() * THREADS_PER_ROW + threadIdx.x) * PACK;
+    const int left = columns_left(p.cols, first);
+    RowSums<1> sums(exchange, 0, threadIdx.x);
+    wait_for_earlier_kernels();
+
+    for (unsigned long long row = blockIdx.x / CLUSTER; row < p.rows; row += gridDim.x / CLUSTER) {
+        load_row(p, row, first, left, slot);
+        float mean[1] = {0.0f}, rstd[1];
+        if constexpr (IS_LAYER) {
+            mean[0] = sum_part<false>(slot, 0.0f, left);
+            sums.sum(mean);
+            mean[0] *= p.share;
+        }
+        rstd[0] = sum_part<true>(slot, mean[0], left);
+        sums.sum(rstd);
+        rstd[0] = reciprocal_root(rstd[0] * p.share + p.eps);
+
+        // Not unrolled in full: the compiler would load everything first, into registers that are not there.
+        #pragma unroll 2
+        for (int k = 0; k < PACKS; ++k) {
+            float y[PACK], weight[PACK], bias[PACK];
+            unpack(load_h(slot, k), y);
+            unpack_weight(HAS_WEIGHT ? load_pack<Reuse::ByRows>(p.weight + first, k, left) : Pack<W>{}, p.weight_offset, weight);
+            if constexpr (HAS_BIAS) unpack(load_pack<Reuse::ByRows>(p.bias + first, k, left), bias);
+            normalize(y, mean[0], rstd[0], weight, bias);
+            store_pack(p.y.row(row) + first, k, left, pack<T>(y));
+        }
+        if (threadIdx.x == 0 && cluster_rank() == 0) {
+            if (IS_LAYER && p.mean) p.mean[row] = mean[0];
+            if (p.rstd) p.rstd[row] = rstd[0];
+        }
+    }
+}

@@ -1,0 +1,78 @@
+// Forward for rows that fit nowhere on chip: docs/math.md, equations (1) to (6). A block, or a cluster of them, reads
+// its row once for each sum and once more for y.
+
+// The part of a row that one thread visits: packs that are THREADS_PER_ROW * CLUSTER packs apart.
+struct Visit {
+    unsigned long long col, cols;
+
+    __device__ bool is_inside() const { return col < cols; }
+    __device__ int left() const { return int(min(cols - col, (unsigned long long)PACK)); }
+    __device__ void advance() { col += STEP; }
+};
+
+// h of one pack: x, or the rounded sum with the residual.
+__device__ inline Pack<H> load_h(const Params& p, unsigned long long row, const Visit& at) {
+    const Pack<T> x = load_pack<Reuse::ByNone>(p.x.row(row) + at.col, 0, at.left());
+#if HAS_RESIDUAL
+    return add_residual(x, load_pack<Reuse::ByNone>(p.residual.row(row) + at.col, 0, at.left()));
+#else
+    return x;
+#endif
+}
+
+// The thread's part of sum(h), or of sum((h - mean)^2).
+template <bool SQUARES>
+__device__ inline float sum_part(const Params& p, unsigned long long row, Visit at, float mean) {
+    float sum = 0.0f;
+    #pragma unroll 4
+    for (; at.is_inside(); at.advance()) {
+        float values[PACK];
+        unpack(load_h(p, row, at), values);
+        #pragma unroll
+        for (int i = 0; i < PACK; ++i) {
+            const float deviation = i < at.left() ? values[i] - mean : 0.0f;
+            sum += SQUARES ? deviation * deviation : deviation;
+        }
+    }
+    return sum;
+}
+
+__device__ inline void write_y(const Params& p, unsigned long long row, Visit at, float mean, float rstd) {
+    for (; at.is_inside(); at.advance()) {
+        const Pack<H> h = load_h(p, row, at);
+        float y[PACK], weight[PACK], bias[PACK] = {};
+        unpack(h, y);
+        unpack_weight(HAS_WEIGHT ? load_pack<Reuse::ByRows>(p.weight + at.col, 0, at.left()) : Pack<W>{}, p.weight_offset, weight);
+        if constexpr (HAS_BIAS) unpack(load_pack<Reuse::ByRows>(p.bias + at.col, 0, at.left()), bias);
+        normalize(y, mean, rstd, weight, bias);
+#if HAS_RESIDUAL
+        if (p.residual_out.data) store_pack(p.residual_out.row(row) + at.col, 0, at.left(), h);
+#endif
+        store_pack(p.y.row(row) + at.col, 0, at.left(), pack<T>(y));
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward_streaming(const __grid_constant__ Params p) {
+    __shared__ float exchange[2][GROUPS][1][SENDERS];
+    const Visit start = {(unsigned long long)(cluster_rank() * THREADS_PER_ROW + threadIdx.x) * PACK, p.cols};
+    RowSums<1> sums(exchange, 0, threadIdx.x);
+    wait_for_earlier_kernels();
+    admit_next_kernel();
+
+    for (unsigned long long row = blockIdx.x / CLUSTER; row < p.rows; row += gridDim.x / CLUSTER) {
+        float mean[1] = {0.0f}, rstd[1];
+        if constexpr (IS_LAYER) {
+            mean[0] = sum_part<false>(p, row, start, 0.0f);
+            sums.sum(mean);
+            mean[0] *= p.share;
+        }
+        rstd[0] = sum_part<true>(p, row, start, mean[0]);
+        sums.sum(rstd);
+        rstd[0] = reciprocal_root(rstd[0] * p.share + p.eps);
+        write_y(p, row, start, mean[0], rstd[0]);
+        if (threadIdx.x == 0 && cluster_rank() == 0) {
+            if (IS_LAYER && p.mean) p.mean[row] = mean[0];
+            if (p.rstd) p.rstd[row] = rstd[0];
+        }
+    }
+}

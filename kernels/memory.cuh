@@ -1,0 +1,213 @@
+// Moving packs between memory and registers, at the width that the alignment allows.
+//
+// A thread owns PACK consecutive columns whatever the alignment. ACCESS_BYTES only says in how many pieces they move, so
+// that results have the same bits wherever a tensor lies.
+
+// The bytes of one access to a tensor of E.
+template <class E>
+constexpr int ACCESS = ACCESS_BYTES < int(sizeof(E)) ? int(sizeof(E))
+                     : ACCESS_BYTES > Pack<E>::BYTES ? Pack<E>::BYTES
+                     : ACCESS_BYTES;
+
+// Who wants the data after this access: nobody, the same thread once more, or the other rows.
+enum class Reuse { ByNone, ByThread, ByRows };
+
+// 16 bytes that the caches keep for a second read, or let go first.
+template <bool KEEPS>
+__device__ inline void load_with_hint(const void* from, unsigned* words) {
+#if __CUDA_ARCH__ >= 800
+    unsigned long long policy;
+    if constexpr (KEEPS) {
+        asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+        asm volatile("ld.global.L1::evict_last.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+            : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "l"(from), "l"(policy) : "memory");
+    } else {
+        asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+        asm volatile("ld.global.L1::evict_first.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+            : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "l"(from), "l"(policy) : "memory");
+    }
+#else
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "l"(from) : "memory");
+#endif
+}
+
+template <int BYTES, Reuse REUSE>
+__device__ inline void load(const void* from, unsigned* words) {
+    if constexpr (BYTES == 16) {
+        if constexpr (REUSE == Reuse::ByRows) {
+            asm("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+                : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "l"(from));
+        } else if constexpr (REUSE == Reuse::ByThread) {
+            load_with_hint<true>(from, words);
+        } else {
+            load_with_hint<false>(from, words);
+        }
+    } else if constexpr (BYTES == 8) {
+        asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(words[0]), "=r"(words[1]) : "l"(from) : "memory");
+    } else {
+        asm volatile("ld.global.u32 %0, [%1];" : "=r"(words[0]) : "l"(from) : "memory");
+    }
+}
+
+template <int BYTES>
+__device__ inline void store(void* to, const unsigned* words) {
+    if constexpr (BYTES == 16) {
+        asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+            :: "l"(to), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]) : "memory");
+    } else if constexpr (BYTES == 8) {
+        asm volatile("st.global.v2.u32 [%0], {%1, %2};" :: "l"(to), "r"(words[0]), "r"(words[1]) : "memory");
+    } else {
+        asm volatile("st.global.u32 [%0], %1;" :: "l"(to), "r"(words[0]) : "memory");
+    }
+}
+
+__device__ inline unsigned load_half(const void* from) {
+    unsigned short half;
+    asm volatile("ld.global.u16 %0, [%1];" : "=h"(half) : "l"(from) : "memory");
+    return half;
+}
+
+__device__ inline void store_half(void* to, unsigned half) {
+    asm volatile("st.global.u16 [%0], %1;" :: "l"(to), "h"((unsigned short)half) : "memory");
+}
+
+// The first `count` elements of a pack, one at a time; zeros behind them.
+template <class E>
+__device__ inline Pack<E> load_elements(const E* from, int count) {
+    Pack<E> pack = {};
+    #pragma unroll
+    for (int i = 0; i < PACK; ++i) {
+        if (i < count) {
+            if constexpr (sizeof(E) == 4) load<4, Reuse::ByNone>(from + i, &pack.words[i]);
+            else pack.words[i / 2] |= load_half(from + i) << (16 * (i % 2));
+        }
+    }
+    return pack;
+}
+
+template <class E>
+__device__ inline void store_elements(E* to, const Pack<E>& pack, int count) {
+    #pragma unroll
+    for (int i = 0; i < PACK; ++i) {
+        if (i < count) {
+            if constexpr (sizeof(E) == 4) store<4>(to + i, &pack.words[i]);
+            else store_half(to + i, pack.words[i / 2] >> (16 * (i % 2)));
+        }
+    }
+}
+
+// Columns from a thread's pack to its next: packs of neighbouring threads are neighbours in memory.
+constexpr int STEP = THREADS_PER_ROW * CLUSTER * PACK;
+
+// The columns from a thread's first one to the end of the row, which may lie before it.
+__device__ inline int columns_left(unsigned long long cols, unsigned first) { return int(cols) - int(first); }
+
+// Pack k of a thread, from the address of its first column; zeros past the end of the row.
+template <Reuse REUSE, class E>
+__device__ inline Pack<E> load_pack(const E* first, int k, int left) {
+    const E* from = first + k * STEP;
+    const int count = left - k * STEP;
+    if (IS_RAGGED && count <= 0) return {};
+    if (ACCESS<E> < 4 || (IS_RAGGED && count < PACK)) return load_elements(from, IS_RAGGED ? min(count, PACK) : PACK);
+    Pack<E> pack;
+    constexpr int WIDTH = ACCESS<E> < 4 ? 4 : ACCESS<E> > 16 ? 16 : ACCESS<E>;
+    #pragma unroll
+    for (int byte = 0; byte < Pack<E>::BYTES; byte += WIDTH) {
+        load<WIDTH, REUSE>(reinterpret_cast<const char*>(from) + byte, &pack.words[byte / 4]);
+    }
+    return pack;
+}
+
+// Stores the part of pack k that lies in the row.
+template <class E>
+__device__ inline void store_pack(E* first, int k, int left, const Pack<E>& pack) {
+    E* to = first + k * STEP;
+    const int count = left - k * STEP;
+    if (IS_RAGGED && count <= 0) return;
+    if (ACCESS<E> < 4 || (IS_RAGGED && count < PACK)) return store_elements(to, pack, IS_RAGGED ? min(count, PACK) : PACK);
+    constexpr int WIDTH = ACCESS<E> < 4 ? 4 : ACCESS<E> > 16 ? 16 : ACCESS<E>;
+    #pragma unroll
+    for (int byte = 0; byte < Pack<E>::BYTES; byte += WIDTH) {
+        store<WIDTH>(reinterpret_cast<char*>(to) + byte, &pack.words[byte / 4]);
+    }
+}
+
+// The weights of a pack, with the offset: weight', or ones.
+__device__ inline void unpack_weight(const Pack<W>& raw, float offset, float (&weight)[PACK]) {
+#if HAS_WEIGHT
+    unpack(raw, weight);
+    #pragma unroll
+    for (int i = 0; i < PACK; ++i) weight[i] += offset;
+#else
+    #pragma unroll
+    for (int i = 0; i < PACK; ++i) weight[i] = 1.0f;
+#endif
+}
+
+// A copy of pack k to shared memory that runs on while the thread does; `wait_copies` waits for it. Only the thread that
+// asked for it reads what arrives, so that no barrier is needed.
+template <class E>
+__device__ inline void start_copy(Pack<E>* slot, const E* first, int k, int left) {
+#if __CUDA_ARCH__ >= 800
+    constexpr int WIDTH = ACCESS<E> > 16 ? 16 : ACCESS<E>;
+    if constexpr (WIDTH >= 4) {
+        const unsigned to = unsigned(__cvta_generic_to_shared(slot));
+        #pragma unroll
+        for (int byte = 0; byte < Pack<E>::BYTES; byte += WIDTH) {
+            const char* from = reinterpret_cast<const char*>(first + k * STEP) + byte;
+            int bytes = WIDTH;
+            if constexpr (IS_RAGGED) {
+                // What lies past the end is not read but zeroed.
+                bytes = max(0, min((left - k * STEP) * int(sizeof(E)) - byte, WIDTH));
+            }
+            if constexpr (WIDTH == 16) {
+                asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to + byte), "l"(from), "r"(bytes) : "memory");
+            } else {
+                asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" :: "r"(to + byte), "l"(from), "r"(bytes), "n"(WIDTH) : "memory");
+            }
+        }
+        return;
+    }
+#endif
+    *slot = load_pack<Reuse::ByNone>(first, k, left);
+}
+
+// The same for a single f32.
+__device__ inline void start_word(float* slot, const float* from) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(unsigned(__cvta_generic_to_shared(slot))), "l"(from) : "memory");
+#else
+    *slot = *from;
+#endif
+}
+
+__device__ inline void close_batch() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Until at most PENDING of the latest batches are under way.
+template <int PENDING>
+__device__ inline void wait_copies() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory");
+#endif
+}
+
+// Where kernels may overlap (programmatic dependent launch): no memory is touched before all earlier work is complete
+// and visible, and the next kernel may take its place on the device as soon as there is room.
+__device__ inline void wait_for_earlier_kernels() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// The next kernel may take its place on the device as soon as every block of this one runs. For kernels of few blocks:
+// where small blocks come and go by the thousand, this instruction halves their rate.
+__device__ inline void admit_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}

@@ -1,0 +1,33 @@
+// What forward does with one pack once the statistics are known.
+
+// The type of what is normalized: x, or the rounded sum with the residual.
+#if HAS_RESIDUAL
+using H = R;
+#else
+using H = T;
+#endif
+
+// y from h, in place.
+__device__ inline void normalize(
+    float (&values)[PACK], float mean, float rstd, const float (&weight)[PACK], const float (&bias)[PACK]
+) {
+    #pragma unroll
+    for (int i = 0; i < PACK; ++i) {
+        float x_hat = (values[i] - mean) * rstd;
+#if CAST_BEFORE_WEIGHT
+        x_hat = to_f32(from_f32<T>(x_hat));
+#endif
+        values[i] = x_hat * weight[i];
+        if constexpr (HAS_BIAS) values[i] += bias[i];
+    }
+}
+
+// h from x and residual, as it is stored.
+__device__ inline Pack<R> add_residual(const Pack<T>& x, const Pack<R>& residual) {
+    float sum[PACK], addend[PACK];
+    unpack(x, sum);
+    unpack(residual, addend);
+    #pragma unroll
+    for (int i = 0; i < PACK; ++i) sum[i] += addend[i];
+    return pack<R>(sum);
+}

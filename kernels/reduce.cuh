@@ -1,0 +1,139 @@
+// Sums over the threads that share a row, in an order that depends on the tile alone.
+//
+// Lanes of a warp exchange by shuffles, warps through shared memory, the blocks of a cluster through each other's shared
+// memory. One barrier a sum: two buffers alternate, so that nobody overwrites what another still reads. 
+// Of two sums that overlap, the second is sent only after the first was received.
+
+constexpr int THREADS = THREADS_PER_ROW * GROUPS;
+constexpr int LANES = THREADS_PER_ROW < 32 ? THREADS_PER_ROW : 32;
+constexpr int WARPS = THREADS_PER_ROW / LANES;
+constexpr int SENDERS = WARPS * CLUSTER;
+
+__device__ inline unsigned cluster_rank() {
+    unsigned rank = 0;
+#if CLUSTER > 1
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+    return rank;
+}
+
+__device__ inline void cluster_barrier() {
+#if CLUSTER > 1
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+template <int WIDTH>
+__device__ inline float sum_lanes(float value) {
+    #pragma unroll
+    for (int distance = WIDTH / 2; distance > 0; distance /= 2) value += __shfl_xor_sync(~0u, value, distance);
+    return value;
+}
+
+template <int MOST>
+struct RowSums {
+    float (*buffers)[GROUPS][MOST][SENDERS];
+    unsigned group, thread, turn;
+
+    __device__ RowSums(float (*shared)[GROUPS][MOST][SENDERS], unsigned group, unsigned thread)
+        : buffers(shared), group(group), thread(thread), turn(0) {
+        // The other blocks must exist before their shared memory is written.
+        cluster_barrier();
+    }
+
+    // Each of the values, summed over the threads of the row; every thread gets the sums.
+    template <int COUNT>
+    __device__ void sum(float (&values)[COUNT]) {
+        send(values);
+        receive(values);
+    }
+
+    // The first half of `sum`. What a thread does before `receive` hides the time that the exchange takes.
+    template <int COUNT>
+    __device__ void send(float (&values)[COUNT]) {
+        static_assert(COUNT <= MOST, "the buffers are too small");
+        #pragma unroll
+        for (int i = 0; i < COUNT; ++i) values[i] = sum_lanes<LANES>(values[i]);
+        if constexpr (SENDERS > 1) store(buffers[turn][group], values);
+        arrive();
+    }
+
+    // The second half: the same values, as `send` left them.
+    template <int COUNT>
+    __device__ void receive(float (&values)[COUNT]) {
+        if constexpr (SENDERS > 1) {
+            wait();
+            #pragma unroll
+            for (int i = 0; i < COUNT; ++i) values[i] = total(buffers[turn][group][i]);
+            turn ^= 1;
+        }
+    }
+
+private:
+    template <int COUNT>
+    __device__ void store(float (&buffer)[MOST][SENDERS], const float (&values)[COUNT]) {
+        const unsigned lane = thread % 32, warp = thread / 32;
+#if CLUSTER > 1
+        // Lane i writes to block i.
+        if (lane < CLUSTER) {
+            #pragma unroll
+            for (int i = 0; i < COUNT; ++i) {
+                unsigned to = unsigned(__cvta_generic_to_shared(&buffer[i][cluster_rank() * WARPS + warp]));
+                asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(to) : "r"(lane));
+                asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(to), "f"(values[i]) : "memory");
+            }
+        }
+#else
+        if (lane == 0) {
+            #pragma unroll
+            for (int i = 0; i < COUNT; ++i) buffer[i][warp] = values[i];
+        }
+#endif
+    }
+
+    __device__ void arrive() {
+#if CLUSTER > 1
+        asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+    }
+
+    __device__ void wait() {
+#if CLUSTER > 1
+        asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#else
+        if constexpr (GROUPS == 1) __syncthreads();
+        else asm volatile("bar.sync %0, %1;" :: "r"(group + 1), "n"(THREADS_PER_ROW) : "memory");
+#endif
+    }
+
+    __device__ static float total(const float (&sent)[SENDERS]) {
+        if constexpr (SENDERS <= 8) {
+            // A tree over what every thread reads itself is sooner done than shuffles.
+            float totals[SENDERS];
+            #pragma unroll
+            for (int i = 0; i < SENDERS; ++i) totals[i] = sent[i];
+            #pragma unroll
+            for (int half = SENDERS / 2; half > 0; half /= 2)
+                #pragma unroll
+                for (int i = 0; i < SENDERS / 2; ++i)
+                    if (i < half) totals[i] += totals[i + half];
+            return totals[0];
+        } else {
+            constexpr int WIDTH = SENDERS < 32 ? SENDERS : 32;
+            float total = 0.0f;
+            #pragma unroll
+            for (int i = 0; i < SENDERS; i += WIDTH) total += sent[i + threadIdx.x % WIDTH];
+            return sum_lanes<WIDTH>(total);
+        }
+    }
+};
+
+// 1 / sqrt(value), with a relative error of at most 2^-23: the device's estimate and one step of Newton's method.
+// Zero, infinity and NaN give what IEEE 754 says.
+__device__ inline float reciprocal_root(float value) {
+    float root;
+    asm("rsqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(value));
+    const float error = fmaf(-value * root, root, 1.0f);
+    // 0 * inf: the estimate is exact already.
+    return error == error ? fmaf(root * 0.5f, error, root) : root;
+}

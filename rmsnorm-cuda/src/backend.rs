@@ -1,0 +1,259 @@
+//! [`CudaBackend`]: a stream, the kernels of its context, and the trait.
+
+use std::fmt;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, CudaStream, CudaView, CudaViewMut, DevicePtr, DriverError, sys};
+use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, ForwardInPlace, NormBackend, Problem, Span};
+
+use crate::caps::Caps;
+use crate::error::{device_error, unavailable};
+use crate::kernel::Kernels;
+use crate::{compile, launch, library, plan};
+
+/// The oldest driver that has every call we make: 12.0 brought launches with attributes.
+const OLDEST_DRIVER: Version = Version { major: 12, minor: 0 };
+
+/// Normalizes tensors on an NVIDIA GPU, on a stream of the caller's.
+///
+/// Cheap to clone; clones, and what [`on`](Self::on) returns, share the stream's context and the kernels compiled for
+/// it. Calls may come from any thread.
+///
+/// # Tensors
+/// Arguments are views of [`CudaSlice`](cudarc::driver::CudaSlice)s: `x.as_view()`, `y.as_view_mut()`, or ranges,
+/// `x.slice(a..b)`. A view whose slice belongs to another context is refused with [`Error::Unsupported`]. Of memory
+/// that was brought in from outside (`CudaStream::upgrade_device_ptr`) cudarc knows only what it was told.
+///
+/// # Ordering
+/// A call enqueues its work on the stream and returns; it never waits, and copies nothing. With several streams in one
+/// context cudarc orders the accesses to a slice by events; calls here take part in that, as launches of cudarc's do.
+///
+/// # Memory
+/// A backward call with `dweight` or `dbias` needs a workspace of [`NormBackend::workspace_len`] elements. It is passed
+/// in, or allocated and freed in the order of the stream; where the device cannot do that, a call without one is refused
+/// with [`Error::Unsupported`].
+///
+/// # CUDA graphs
+/// Calls may be captured, on any stream but the default one. cudarc's events may not: take
+/// `CudaContext::per_thread_stream` in a context with no other stream, where cudarc needs none, or turn them off with
+/// `CudaContext::disable_event_tracking`. Make one call of the kind before the capture: a kernel that is used for the
+/// first time is compiled then, which takes up to a second. A workspace that is not passed in becomes part of the
+/// graph. The graph runs kernels that this backend and its clones hold: keep one of them for as long as the graph.
+///
+/// # Example
+/// ```no_run
+/// use rmsnorm_cuda::{Backward, CudaBackend, Forward, spec::{NormBackend, NormSpec, bf16}};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let backend = CudaBackend::new(0)?;
+/// let stream = backend.stream();
+/// let (rows, cols) = (4096, 8192);
+/// let norm = NormSpec::rms(rows, cols, 1e-6);
+/// let x = stream.alloc_zeros::<bf16>(rows * cols)?;
+/// let weight = stream.clone_htod(&vec![bf16::ONE; cols])?;
+/// let mut y = stream.alloc_zeros::<bf16>(rows * cols)?;
+/// let mut rstd = stream.alloc_zeros::<f32>(rows)?;
+/// let args = Forward::new(x.as_view(), y.as_view_mut()).weight(weight.as_view()).rstd(rstd.as_view_mut());
+/// backend.forward(&norm, args)?;
+///
+/// let dy = stream.alloc_zeros::<bf16>(rows * cols)?;
+/// let mut dx = stream.alloc_zeros::<bf16>(rows * cols)?;
+/// let mut dweight = stream.alloc_zeros::<bf16>(cols)?;
+/// let args = Backward::new(dy.as_view(), x.as_view(), dx.as_view_mut()).rstd(rstd.as_view());
+/// backend.backward(&norm, args.weight(weight.as_view()).dweight(dweight.as_view_mut()))?;
+/// let y: Vec<bf16> = stream.clone_dtoh(&y)?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct CudaBackend {
+    stream: Arc<CudaStream>,
+    kernels: Arc<Kernels>,
+    device: Arc<str>,
+}
+
+impl CudaBackend {
+    /// A backend that works on this stream. The caller keeps the stream for anything else, too.
+    ///
+    /// # Errors
+    /// `Unavailable` if the driver is too old or NVRTC is missing; `Device` if the driver fails.
+    pub fn from_stream(stream: Arc<CudaStream>) -> Result<Self, Error> {
+        library::require_driver()?;
+        let driver = driver_version()?;
+        library::require_nvrtc()?;
+        let (major, minor) = compile::nvrtc_version()?;
+        let context = stream.context().clone();
+        let caps = Caps::read(&context).map_err(device_error("cuDeviceGetAttribute"))?;
+        let device = describe(&context, &caps, driver, Version { major, minor });
+        let device = device.map_err(device_error("cuDeviceGetName"))?.into();
+        Ok(CudaBackend { stream, kernels: Arc::new(Kernels::new(context, caps)), device })
+    }
+
+    /// A backend on the default stream of a device.
+    ///
+    /// # Errors
+    /// `Unavailable` if the driver, NVRTC or the device is missing; `Device` if the driver fails.
+    pub fn new(ordinal: usize) -> Result<Self, Error> {
+        let count = CudaBackend::device_count()?;
+        // Before cudarc takes the number for a narrower integer.
+        if ordinal >= count {
+            let plural = if count == 1 { "" } else { "s" };
+            return Err(unavailable(format!("there is no device {ordinal}, only {count} device{plural}")));
+        }
+        library::require_nvrtc()?;
+        let context = CudaContext::new(ordinal).map_err(device_error("cuDevicePrimaryCtxRetain"))?;
+        CudaBackend::from_stream(context.default_stream())
+    }
+
+    /// How many CUDA devices there are; at least 1.
+    ///
+    /// # Errors
+    /// `Unavailable` if there is none, or no driver, or one that is too old or does not start.
+    pub fn device_count() -> Result<usize, Error> {
+        library::require_driver()?;
+        driver_version()?;
+        let count = CudaContext::device_count().map_err(|error| unavailable(start_failure(error)))?;
+        match usize::try_from(count) {
+            Ok(count @ 1..) => Ok(count),
+            Ok(0) | Err(_) => Err(unavailable("there is no CUDA device")),
+        }
+    }
+
+    /// The stream that calls are enqueued on.
+    pub fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+
+    /// The same backend on another stream of the same context: kernels that are compiled stay compiled.
+    ///
+    /// # Errors
+    /// `Unsupported` if the stream belongs to another context.
+    pub fn on(&self, stream: Arc<CudaStream>) -> Result<Self, Error> {
+        if stream.context() != self.kernels.context() {
+            let rule = format!(
+                "a backend's streams are of one context, got a stream of {} for a backend on {}",
+                place(stream.context()),
+                place(self.kernels.context())
+            );
+            return Err(Error::Unsupported { rule });
+        }
+        Ok(CudaBackend { stream, ..self.clone() })
+    }
+
+    pub(crate) fn kernels(&self) -> &Kernels {
+        &self.kernels
+    }
+}
+
+/// The device in words: `NVIDIA H200, sm_90, 132 SMs, 139.7 GiB, driver 13.0, NVRTC 13.0`.
+impl fmt::Display for CudaBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.device)
+    }
+}
+
+impl fmt::Debug for CudaBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaBackend")
+            .field("device", &self.device)
+            .field("stream", &self.stream)
+            .finish_non_exhaustive()
+    }
+}
+
+impl NormBackend for CudaBackend {
+    type In<'a, T: Element> = CudaView<'a, T>;
+    type Out<'a, T: Element> = CudaViewMut<'a, T>;
+
+    fn name(&self) -> &'static str {
+        crate::error::BACKEND
+    }
+
+    fn in_span<T: Element>(view: &CudaView<'_, T>) -> Span {
+        span(view)
+    }
+
+    fn out_span<T: Element>(view: &CudaViewMut<'_, T>) -> Span {
+        span(view)
+    }
+
+    fn workspace_len(&self, problem: &Problem) -> usize {
+        plan::workspace_len(problem, self.kernels.caps())
+    }
+
+    fn launch_forward<T: Element, W: Element, R: Element>(
+        &self,
+        call: Checked<Forward<'_, Self, T, W, R>>,
+    ) -> Result<(), Error> {
+        launch::forward(self, call)
+    }
+
+    fn launch_forward_in_place<T: Element, W: Element, R: Element>(
+        &self,
+        call: Checked<ForwardInPlace<'_, Self, T, W, R>>,
+    ) -> Result<(), Error> {
+        launch::forward_in_place(self, call)
+    }
+
+    fn launch_backward<T: Element, W: Element, R: Element>(
+        &self,
+        call: Checked<Backward<'_, Self, T, W, R>>,
+    ) -> Result<(), Error> {
+        launch::backward(self, call)
+    }
+}
+
+/// Device addresses are unique in a process, across devices: all memory is one allocation.
+fn span<T>(view: &impl DevicePtr<T>) -> Span {
+    // cudarc shows an address only to who is about to use it. With several streams that makes the slice's own stream
+    // wait for the last write, which it must before any use anyway; with one stream it does nothing. The guard would
+    // record a use when dropped, and there is none.
+    let (start, guard) = view.device_ptr(view.stream());
+    std::mem::forget(guard);
+    Span { allocation: 0, start, len: view.len() }
+}
+
+/// A context in a message.
+pub(crate) fn place(context: &CudaContext) -> String {
+    let kind = if context.is_primary() { "the primary context" } else { "a context" };
+    format!("{kind} of device {}", context.ordinal())
+}
+
+fn describe(context: &CudaContext, caps: &Caps, driver: Version, nvrtc: Version) -> Result<String, DriverError> {
+    let gib = context.total_mem()? as f64 / (1u64 << 30) as f64;
+    let (name, arch, sms) = (context.name()?, caps.arch, caps.sms);
+    Ok(format!("{name}, {arch}, {sms} SMs, {gib:.1} GiB, driver {driver}, NVRTC {nvrtc}"))
+}
+
+/// A version of CUDA.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Version {
+    major: u32,
+    minor: u32,
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+/// The newest CUDA that the driver knows, if that is new enough. The driver library must be there.
+fn driver_version() -> Result<Version, Error> {
+    let mut number = 0;
+    // SAFETY:
+    // - library: `require_driver` found it, and this call is in all versions of it;
+    // - pointer: to a local of the type that the call writes.
+    unsafe { sys::cuDriverGetVersion(&raw mut number) }.result().map_err(|error| unavailable(start_failure(error)))?;
+    let number = number.unsigned_abs();
+    let version = Version { major: number / 1000, minor: number % 1000 / 10 };
+    if version < OLDEST_DRIVER {
+        return Err(unavailable(format!(
+            "the driver supports CUDA {version}, {OLDEST_DRIVER} is the oldest that will do"
+        )));
+    }
+    Ok(version)
+}
+
+fn start_failure(error: DriverError) -> String {
+    crate::error::DriverFailure::new("the driver does not start", error).to_string()
+}

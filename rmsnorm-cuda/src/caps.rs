@@ -1,0 +1,95 @@
+//! What a device offers to a plan, read once per backend.
+
+use cudarc::driver::sys::CUdevice_attribute as Attribute;
+use cudarc::driver::{CudaContext, DriverError};
+use std::fmt;
+
+/// The architecture that code is compiled for: 90 is sm_90.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Arch(pub(crate) u32);
+
+impl Arch {
+    /// The first with clusters, and with launches that overlap the kernel before them.
+    pub(crate) const HOPPER: Arch = Arch(90);
+}
+
+impl fmt::Display for Arch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sm_{}", self.0)
+    }
+}
+
+/// What a plan depends on besides the problem and the alignment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Caps {
+    pub(crate) arch: Arch,
+    /// Streaming multiprocessors.
+    pub(crate) sms: u32,
+    /// Bytes of shared memory that one block may have at most.
+    pub(crate) shared_per_block_optin: u32,
+    /// Bytes of shared memory that the blocks of one multiprocessor share.
+    pub(crate) shared_per_sm: u32,
+    /// Threads that one multiprocessor holds.
+    pub(crate) threads_per_sm: u32,
+    /// Most blocks of a cluster that every device of the architecture takes; 1 where there are no clusters.
+    pub(crate) max_cluster: u32,
+    pub(crate) l2_bytes: u64,
+}
+
+impl Caps {
+    pub(crate) fn read(context: &CudaContext) -> Result<Self, DriverError> {
+        let read = |attribute| context.attribute(attribute).map(i32::unsigned_abs);
+        let (major, minor) = context.compute_capability()?;
+        let arch = Arch(major.unsigned_abs() * 10 + minor.unsigned_abs());
+        let has_clusters = arch >= Arch::HOPPER && read(Attribute::CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH)? != 0;
+        Ok(Caps {
+            arch,
+            sms: read(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+            shared_per_block_optin: read(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+            shared_per_sm: read(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?,
+            threads_per_sm: read(Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR)?,
+            max_cluster: if has_clusters { 8 } else { 1 },
+            l2_bytes: u64::from(read(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?),
+        })
+    }
+}
+
+/// Devices that tests plan for on machines without one.
+#[cfg(test)]
+impl Caps {
+    pub(crate) const fn h200() -> Self {
+        Caps {
+            arch: Arch(90),
+            sms: 132,
+            shared_per_block_optin: 227 << 10,
+            shared_per_sm: 228 << 10,
+            threads_per_sm: 2048,
+            max_cluster: 8,
+            l2_bytes: 60 << 20,
+        }
+    }
+
+    pub(crate) const fn a100() -> Self {
+        Caps {
+            arch: Arch(80),
+            sms: 108,
+            shared_per_block_optin: 163 << 10,
+            shared_per_sm: 164 << 10,
+            threads_per_sm: 2048,
+            max_cluster: 1,
+            l2_bytes: 40 << 20,
+        }
+    }
+
+    pub(crate) const fn t4() -> Self {
+        Caps {
+            arch: Arch(75),
+            sms: 40,
+            shared_per_block_optin: 64 << 10,
+            shared_per_sm: 64 << 10,
+            threads_per_sm: 1024,
+            max_cluster: 1,
+            l2_bytes: 4 << 20,
+        }
+    }
+}

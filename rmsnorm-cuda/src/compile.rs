@@ -1,0 +1,142 @@
+//! From a [`KernelKey`] to a cubin: out of the disk cache, else through NVRTC.
+//!
+//! Programs are compiled for the device's own architecture, never to PTX, so that a driver older than the compiler can
+//! load them.
+
+#[cfg(test)]
+mod programs;
+
+use std::sync::Arc;
+
+use rmsnorm_spec::Error;
+
+use crate::cache::{Cache, Id};
+use crate::caps::Arch;
+use crate::error::BACKEND;
+use crate::library::{self, Failure, Nvrtc};
+use crate::plan::KernelKey;
+use crate::source;
+
+/// A program that the compiler refused. The source of an [`Error::Device`].
+#[derive(Debug, thiserror::Error)]
+#[error("{file} does not compile: {call} of NVRTC {}.{} gives {status}\noptions: {options}\n{log}", version.0, version.1)]
+pub(crate) struct CompileError {
+    /// The program's file.
+    file: &'static str,
+    version: (u32, u32),
+    /// What of NVRTC failed.
+    call: &'static str,
+    status: String,
+    options: String,
+    /// What the compiler said.
+    log: String,
+}
+
+/// The cubin of a kernel, for a device.
+///
+/// # Errors
+/// `Unavailable` without NVRTC; `Device` with a [`CompileError`] where NVRTC fails.
+pub(crate) fn compile(key: &KernelKey, arch: Arch) -> Result<Arc<[u8]>, Error> {
+    let nvrtc = library::nvrtc()?;
+    let request = Request::new(key, arch);
+    let id = request.id(nvrtc.version());
+    Cache::of_user().get_or(&id, || request.compile(nvrtc)).map(Arc::from)
+}
+
+/// NVRTC's version: major, minor.
+///
+/// # Errors
+/// `Unavailable` without NVRTC.
+pub(crate) fn nvrtc_version() -> Result<(u32, u32), Error> {
+    library::nvrtc().map(Nvrtc::version)
+}
+
+/// All that decides what comes out, but the compiler itself.
+struct Request {
+    file: &'static str,
+    source: String,
+    options: Vec<String>,
+}
+
+impl Request {
+    fn new(key: &KernelKey, arch: Arch) -> Request {
+        Request {
+            file: source::file_name(key.program),
+            source: source::text(key.program),
+            options: source::options(key, arch),
+        }
+    }
+
+    fn id(&self, version: (u32, u32)) -> Id {
+        let version = format!("NVRTC {}.{}", version.0, version.1);
+        Id::of([version.as_str(), &self.source].into_iter().chain(self.options.iter().map(String::as_str)))
+    }
+
+    fn compile(&self, nvrtc: &Nvrtc) -> Result<Vec<u8>, Error> {
+        nvrtc.compile(self.file, &self.source, &self.options).map_err(|failure| self.error(nvrtc, failure))
+    }
+
+    fn error(&self, nvrtc: &Nvrtc, Failure { call, status, log }: Failure) -> Error {
+        let options = self.options.join(" ");
+        let error = CompileError { file: self.file, version: nvrtc.version(), call, status, options, log };
+        Error::Device { backend: BACKEND, source: Box::new(error) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::programs::nvrtc;
+    use super::*;
+
+    fn request(source: &str, options: &[&str]) -> Request {
+        let options = options.iter().map(ToString::to_string).collect();
+        Request { file: "kernels/test.cu", source: source.to_owned(), options }
+    }
+
+    #[test]
+    fn a_program_becomes_an_elf_file_for_its_device() {
+        let Some(nvrtc) = nvrtc() else { return };
+        let source = "extern \"C\" __global__ void nothing() {}";
+        let cubin = request(source, &["--gpu-architecture=sm_90"]).compile(nvrtc).expect("a program");
+        assert_eq!(&cubin[..4], b"\x7fELF");
+    }
+
+    #[test]
+    fn a_refused_program_is_an_error_with_the_log() {
+        let Some(nvrtc) = nvrtc() else { return };
+        let source = "#line 7 \"kernels/other.cuh\"\n__global__ void broken() { undeclared(); }\n";
+        let error = request(source, &["--gpu-architecture=sm_90", "-DPACK=8"]).compile(nvrtc).expect_err("no program");
+        let text = error.to_string();
+        for part in ["kernels/test.cu", "nvrtcCompileProgram", "-DPACK=8", "kernels/other.cuh(7)", "undeclared"] {
+            assert!(text.contains(part), "{part:?} is not in {text:?}");
+        }
+        assert!(error.source().is_some_and(|source| source.is::<CompileError>()), "{error:?}");
+    }
+
+    #[test]
+    fn a_refused_option_is_an_error_too() {
+        let Some(nvrtc) = nvrtc() else { return };
+        let error = request("", &["--gpu-architecture=sm_1"]).compile(nvrtc).expect_err("no such device");
+        assert!(error.to_string().contains("--gpu-architecture"), "{error}");
+        let error = request("a\0b", &[]).compile(nvrtc).expect_err("no text");
+        assert!(error.to_string().contains("NUL"), "{error}");
+    }
+
+    #[test]
+    fn everything_that_decides_the_code_is_in_the_id() {
+        let one = request("source", &["-DPACK=8", "-DPACKS=2"]);
+        let same = request("source", &["-DPACK=8", "-DPACKS=2"]);
+        assert!(one.id((13, 0)) == same.id((13, 0)));
+        let others = [
+            one.id((13, 1)),
+            one.id((12, 0)),
+            request("source ", &["-DPACK=8", "-DPACKS=2"]).id((13, 0)),
+            request("source", &["-DPACK=8", "-DPACKS=1"]).id((13, 0)),
+            request("source", &["-DPACK=8-DPACKS=2"]).id((13, 0)),
+            request("source-DPACK=8", &["-DPACKS=2"]).id((13, 0)),
+        ];
+        assert!(others.into_iter().all(|other| other != one.id((13, 0))));
+    }
+}

@@ -1,0 +1,297 @@
+//! What plans ask for is compiled here, for several devices and with none at hand: all of it must compile, and what was
+//! tuned must keep its registers.
+//!
+//! Without NVRTC the tests print why and pass, unless `RMSNORM_REQUIRE` names `nvrtc`.
+
+use std::collections::{BTreeSet, HashSet};
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use std::{env, io, thread};
+
+use rmsnorm_spec::{CastOrder, DType, GradReduction, Norm, Present, Problem, Stage};
+
+use super::*;
+use crate::caps::Caps;
+use crate::plan::{Program, Step, plan};
+
+/// Columns at which the plans were tuned, and the most that a cluster holds.
+const TUNED_COLS: [usize; 12] = [128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384, 32768, 65536, 131072];
+/// Columns that no vector access divides, and one of each regime.
+const ODD_COLS: [usize; 12] = [1, 7, 100, 300, 1000, 1536, 5120, 10007, 20480, 50000, 100001, 600000];
+const SAMPLES_PER_DEVICE: usize = 60;
+const ROWS: usize = 8192;
+
+/// NVRTC, or `None` where it may be missing and is.
+pub(super) fn nvrtc() -> Option<&'static Nvrtc> {
+    let error = match library::nvrtc() {
+        Ok(nvrtc) => return Some(nvrtc),
+        Err(error) => error,
+    };
+    let required = env::var("RMSNORM_REQUIRE").unwrap_or_default();
+    let is_required = required.split(',').map(str::trim).any(|name| name == "nvrtc" || name == "all");
+    assert!(!is_required, "{error}, and RMSNORM_REQUIRE={required} asks for nvrtc");
+    println!("skipped: {error}");
+    None
+}
+
+/// One program for one device.
+#[derive(Clone, Copy)]
+struct Job {
+    key: KernelKey,
+    arch: Arch,
+    /// Of the call that it was planned for; others may have the same program.
+    cols: usize,
+}
+
+/// What the assembler says about one kernel of a program.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Usage {
+    kernel: String,
+    registers: u32,
+    /// Bytes stored and loaded because the registers do not suffice.
+    spills: u32,
+}
+
+struct Outcome {
+    job: Job,
+    usage: Usage,
+    time: Duration,
+}
+
+fn problem(
+    stage: Stage,
+    norm: Norm,
+    cols: usize,
+    [activation, weight, residual]: [DType; 3],
+    present: Present,
+) -> Problem {
+    Problem {
+        stage,
+        norm,
+        rows: ROWS,
+        cols,
+        activation,
+        weight,
+        residual,
+        has_weight_offset: false,
+        cast_order: CastOrder::AtStore,
+        grad_reduction: GradReduction::Partials,
+        present,
+    }
+}
+
+/// The calls of training and inference, as they were tuned: one dtype, everything aligned.
+fn tuned() -> Vec<Job> {
+    let mut jobs = Vec::new();
+    for dtype in [DType::Bf16, DType::F16, DType::F32] {
+        for norm in Norm::ALL {
+            let bias = norm == Norm::Layer;
+            let forward = Present { weight: true, bias, rstd: true, mean: bias, ..Present::default() };
+            let add = Present { residual: true, residual_out: true, ..forward };
+            let backward = Present { dweight: true, dbias: bias, ..forward };
+            for cols in TUNED_COLS {
+                for (stage, present) in [(Stage::Forward, forward), (Stage::Forward, add), (Stage::Backward, backward)]
+                {
+                    jobs.extend(of_plan(&problem(stage, norm, cols, [dtype; 3], present), 16, &Caps::h200()));
+                }
+            }
+        }
+    }
+    unique(jobs)
+}
+
+/// Anything that a plan may be asked for: as many calls for each device, drawn from all.
+fn wide_sample() -> Vec<Job> {
+    let blackwell = Caps { arch: Arch(100), ..Caps::h200() };
+    let mut draw = Draw(1);
+    let mut jobs = Vec::new();
+    for caps in [Caps::h200(), Caps::a100(), Caps::t4(), blackwell] {
+        for stage in (0..SAMPLES_PER_DEVICE).map(|sample| Stage::ALL[sample % 3]) {
+            let access_bytes = draw.of([1, 2, 4, 8, 16, 16]);
+            jobs.extend(of_plan(&draw.problem(stage), access_bytes, &caps));
+        }
+    }
+    unique(jobs)
+}
+
+/// Draws from lists; the same every time.
+struct Draw(u64);
+
+impl Draw {
+    fn of<T: Copy, const N: usize>(&mut self, list: [T; N]) -> T {
+        // Knuth's MMIX constants; the upper bits are the random ones.
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        list[(self.0 >> 33) as usize % N]
+    }
+
+    fn yes(&mut self) -> bool {
+        self.of([false, true])
+    }
+
+    fn problem(&mut self, stage: Stage) -> Problem {
+        let activation = self.of(DType::ALL);
+        let dtypes = [activation, self.of([activation, DType::F32]), self.of([activation, DType::F32])];
+        let cols = if self.yes() { self.of(TUNED_COLS) } else { self.of(ODD_COLS) };
+        let (norm, backward, residual) = (self.of(Norm::ALL), stage == Stage::Backward, self.yes());
+        let present = Present {
+            weight: self.yes(),
+            bias: !backward && self.yes(),
+            residual: !backward && residual,
+            residual_out: !backward && residual && (stage == Stage::ForwardInPlace || self.yes()),
+            mean: norm == Norm::Layer,
+            rstd: backward || self.yes(),
+            dresidual_out: backward && residual,
+            dweight: backward && self.yes(),
+            dbias: backward && self.yes(),
+            workspace: false,
+        };
+        let grad_reduction =
+            self.of([GradReduction::Partials, GradReduction::Locks { groups: 64 }, GradReduction::Atomics]);
+        Problem {
+            cast_order: self.of([CastOrder::AtStore, CastOrder::BeforeWeight]),
+            grad_reduction: if backward { grad_reduction } else { GradReduction::default() },
+            ..problem(stage, norm, cols, dtypes, present)
+        }
+    }
+}
+
+fn of_plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Vec<Job> {
+    let keys = plan(problem, access_bytes, caps).steps.into_iter().flatten().filter_map(|step| match step {
+        Step::Launch { key, .. } => Some(key),
+        Step::Zero { .. } => None,
+    });
+    keys.map(|key| Job { key, arch: caps.arch, cols: problem.cols }).collect()
+}
+
+fn unique(jobs: Vec<Job>) -> Vec<Job> {
+    let mut seen = HashSet::new();
+    jobs.into_iter().filter(|job| seen.insert((job.key, job.arch))).collect()
+}
+
+/// Compiles all of them, on two threads; panics if one fails.
+fn compile_all(nvrtc: &Nvrtc, jobs: &[Job]) -> Vec<Outcome> {
+    let (next, outcomes, errors) = (AtomicUsize::new(0), Mutex::new(Vec::new()), Mutex::new(Vec::new()));
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    match compile_one(nvrtc, *job) {
+                        Ok(outcome) => outcomes.lock().expect("no panic").push(outcome),
+                        Err(error) => errors.lock().expect("no panic").push(error.to_string()),
+                    }
+                }
+            });
+        }
+    });
+    let errors = errors.into_inner().expect("no panic");
+    let first = errors.iter().take(3).map(String::as_str).collect::<Vec<_>>().join("\n\n");
+    assert!(errors.is_empty(), "{} of {} programs do not compile; the first:\n{first}", errors.len(), jobs.len());
+    outcomes.into_inner().expect("no panic")
+}
+
+fn compile_one(nvrtc: &Nvrtc, job: Job) -> Result<Outcome, Error> {
+    let start = Instant::now();
+    let mut request = Request::new(&job.key, job.arch);
+    request.options.push("--ptxas-options=-v".into());
+    let compiled = nvrtc.compile_logged(request.file, &request.source, &request.options);
+    let (cubin, log) = compiled.map_err(|failure| request.error(nvrtc, failure))?;
+    assert_eq!(&cubin[..4], b"\x7fELF");
+    let entry = job.key.program.entry();
+    let usage = usage(&log).into_iter().find(|usage| usage.kernel == entry);
+    let usage = usage.unwrap_or_else(|| panic!("no kernel {entry}: {log}"));
+    Ok(Outcome { job, usage, time: start.elapsed() })
+}
+
+/// Reads the assembler's messages, which come in this order for each kernel.
+fn usage(log: &str) -> Vec<Usage> {
+    let mut kernels: Vec<Usage> = Vec::new();
+    for line in log.lines() {
+        if let Some((_, rest)) = line.split_once("Compiling entry function '") {
+            let kernel = rest.split('\'').next().unwrap_or_default().to_owned();
+            kernels.push(Usage { kernel, ..Usage::default() });
+        } else if let Some(kernel) = kernels.last_mut() {
+            kernel.spills += number_before(line, " bytes spill stores") + number_before(line, " bytes spill loads");
+            kernel.registers += number_before(line, " registers");
+        }
+    }
+    kernels
+}
+
+/// The number that stands before these words; 0 if they are not there.
+fn number_before(line: &str, words: &str) -> u32 {
+    let before = line.find(words).map_or("", |end| &line[..end]);
+    before.rsplit(|c: char| !c.is_ascii_digit()).next().and_then(|digits| digits.parse().ok()).unwrap_or(0)
+}
+
+impl Outcome {
+    fn row(&self) -> String {
+        let Job { key: KernelKey { program, norm, activation, weight, residual, flags, tile, .. }, arch, cols } =
+            self.job;
+        let Usage { registers, spills, .. } = self.usage;
+        let (kernel, norm) = (program.entry(), norm.name());
+        format!(
+            "{arch} {kernel} {norm} {activation},{weight},{residual} cols {cols}: {registers} registers, {spills} bytes \
+             spilled\n    {flags:?}\n    {tile:?}\n"
+        )
+    }
+}
+
+/// Prints how many programs there were for each device, and those that spill. Past the test harness, which would keep
+/// it to itself.
+fn report(title: &str, outcomes: &[Outcome]) {
+    let mut text = String::new();
+    let archs: BTreeSet<Arch> = outcomes.iter().map(|outcome| outcome.job.arch).collect();
+    for arch in archs {
+        let these: Vec<&Outcome> = outcomes.iter().filter(|outcome| outcome.job.arch == arch).collect();
+        let registers = these.iter().map(|outcome| outcome.usage.registers).max();
+        let slowest = these.iter().map(|outcome| outcome.time).max().unwrap_or_default();
+        let spilling: Vec<_> = these.iter().filter(|outcome| outcome.usage.spills > 0).collect();
+        let (programs, registers, spill) = (these.len(), registers.unwrap_or(0), spilling.len());
+        let _ = writeln!(
+            text,
+            "{title}: {arch}: {programs} programs, up to {registers} registers, {spill} spill, slowest {slowest:.1?}"
+        );
+        text.extend(spilling.iter().map(|outcome| outcome.row()));
+    }
+    io::stderr().write_all(text.as_bytes()).expect("a stderr");
+}
+
+#[test]
+fn tuned_programs_compile_and_do_not_spill() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let outcomes = compile_all(nvrtc, &tuned());
+    report("tuned", &outcomes);
+    let spilling = outcomes.iter().filter(|outcome| outcome.usage.spills > 0).count();
+    assert_eq!(spilling, 0, "tuned programs spill; the table has them");
+}
+
+#[test]
+fn programs_of_a_wide_sample_compile() {
+    let Some(nvrtc) = nvrtc() else { return };
+    report("wide sample", &compile_all(nvrtc, &wide_sample()));
+}
+
+#[test]
+fn the_samples_have_every_program() {
+    for program in Program::ALL {
+        assert!(wide_sample().iter().any(|job| job.key.program == program), "{program:?}");
+    }
+}
+
+#[test]
+fn the_assemblers_messages_are_understood() {
+    let log = "ptxas info    : 0 bytes gmem\n\
+        ptxas info    : Compiling entry function 'first' for 'sm_90'\n\
+        ptxas info    : Function properties for first\n\
+        ptxas         .     800 bytes stack frame, 12 bytes spill stores, 30 bytes spill loads\n\
+        ptxas info    : Used 40 registers, used 1 barriers, 800 bytes cumulative stack size\n\
+        ptxas info    : Compile time = 110.614 ms\n\
+        ptxas info    : Compiling entry function 'second' for 'sm_90'\n\
+        \x20   0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n\
+        ptxas info    : Used 8 registers\n";
+    let kernel = |kernel: &str, registers, spills| Usage { kernel: kernel.into(), registers, spills };
+    assert_eq!(usage(log), [kernel("first", 40, 42), kernel("second", 8, 0)]);
+}

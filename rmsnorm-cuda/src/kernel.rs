@@ -1,0 +1,116 @@
+//! Compiled kernels, loaded into one context: a map from what a program is compiled for to its function.
+
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use cudarc::driver::sys::{self, CUfunction_attribute_enum as FunctionAttribute};
+use cudarc::driver::{CudaContext, CudaFunction, DriverError};
+use cudarc::nvrtc::Ptx;
+use rmsnorm_spec::Error;
+
+use crate::caps::Caps;
+use crate::compile;
+use crate::error::device_error;
+use crate::plan::{KernelKey, Program};
+
+/// Dynamic shared memory that a kernel may have without asking.
+const SHARED_WITHOUT_OPTIN: u32 = 48 << 10;
+
+impl Program {
+    /// The name of the kernel in its source file.
+    pub(crate) const fn entry(self) -> &'static str {
+        match self {
+            Program::Forward => "forward",
+            Program::ForwardLong => "forward_long",
+            Program::ForwardStreaming => "forward_streaming",
+            Program::Backward => "backward",
+            Program::BackwardRowSums => "backward_row_sums",
+            Program::BackwardColumns => "backward_columns",
+            Program::ReducePartials => "reduce_partials",
+        }
+    }
+}
+
+/// The kernels of a context. They stay loaded for as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Kernels {
+    context: Arc<CudaContext>,
+    caps: Caps,
+    loaded: RwLock<HashMap<KernelKey, CudaFunction>>,
+}
+
+impl Kernels {
+    pub(crate) fn new(context: Arc<CudaContext>, caps: Caps) -> Self {
+        Kernels { context, caps, loaded: RwLock::new(HashMap::new()) }
+    }
+
+    pub(crate) fn context(&self) -> &Arc<CudaContext> {
+        &self.context
+    }
+
+    pub(crate) fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    /// The kernel, compiled and loaded if this is its first use. The context must be current on this thread.
+    ///
+    /// Threads that need the same new kernel at once may each compile it; one of the copies is kept.
+    pub(crate) fn get(&self, key: &KernelKey) -> Result<sys::CUfunction, Error> {
+        // A thread that panicked has not left the map half-written: what is inserted was finished before.
+        if let Some(kernel) = self.loaded.read().unwrap_or_else(PoisonError::into_inner).get(key) {
+            return Ok(kernel.cu_function());
+        }
+        let kernel = self.load(key)?;
+        let mut loaded = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
+        Ok(loaded.entry(*key).or_insert(kernel).cu_function())
+    }
+
+    fn load(&self, key: &KernelKey) -> Result<CudaFunction, Error> {
+        let cubin = compile::compile(key, self.caps.arch)?;
+        let _permission = CapturePermission::enter()?;
+        let cubin = Ptx::from_binary(cubin.to_vec());
+        let module = self.context.load_module(cubin).map_err(device_error("cuModuleLoadData"))?;
+        let kernel = module.load_function(key.program.entry()).map_err(device_error("cuModuleGetFunction"))?;
+        self.allow_shared_memory(&kernel).map_err(device_error("cuFuncSetAttribute"))?;
+        Ok(kernel)
+    }
+
+    /// Lets a kernel have all the shared memory of a block; what it really gets is said at each launch.
+    fn allow_shared_memory(&self, kernel: &CudaFunction) -> Result<(), DriverError> {
+        let most = self.caps.shared_per_block_optin;
+        if most <= SHARED_WITHOUT_OPTIN {
+            return Ok(());
+        }
+        let dynamic = most.saturating_sub(kernel.shared_size_bytes()?.unsigned_abs());
+        kernel.set_attribute(FunctionAttribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, dynamic.cast_signed())
+    }
+}
+
+/// While it lives, this thread may load modules though a stream is being captured. Loading touches no stream, so it
+/// disturbs no capture; the driver forbids it unless a thread says that it knows.
+struct CapturePermission {
+    before: sys::CUstreamCaptureMode,
+}
+
+impl CapturePermission {
+    fn enter() -> Result<Self, Error> {
+        let before = exchange_capture_mode(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
+        Ok(CapturePermission { before: before.map_err(device_error("cuThreadExchangeStreamCaptureMode"))? })
+    }
+}
+
+impl Drop for CapturePermission {
+    fn drop(&mut self) {
+        // It succeeded a moment ago with the same kind of argument; if it fails now, the next capture says so.
+        let _ = exchange_capture_mode(self.before);
+    }
+}
+
+/// Sets how this thread may interfere with captures; returns what was set before.
+fn exchange_capture_mode(mut mode: sys::CUstreamCaptureMode) -> Result<sys::CUstreamCaptureMode, DriverError> {
+    // SAFETY:
+    // - pointer: to a local of the type that the call reads and writes;
+    // - value: the driver writes one of the enum's values, those it can be set to.
+    unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) }.result()?;
+    Ok(mode)
+}

@@ -1,0 +1,249 @@
+//! Runs a validated call: turns its arguments into [`Params`] and the plan's steps into work on the stream. Takes no
+//! decisions; those are in the plan.
+
+mod tensors;
+mod work;
+mod workspace;
+
+use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, ForwardInPlace, NormBackend, Problem, Stage};
+
+use crate::backend::CudaBackend;
+use crate::caps::Arch;
+use crate::error::device_error;
+use crate::params::Params;
+use crate::plan;
+use tensors::Tensors;
+use work::Work;
+use workspace::{Workspace, bytes_of};
+
+/// Bytes of the widest memory access.
+const WIDEST_ACCESS: u32 = 16;
+
+pub(crate) fn forward<T: Element, W: Element, R: Element>(
+    backend: &CudaBackend,
+    call: Checked<Forward<'_, CudaBackend, T, W, R>>,
+) -> Result<(), Error> {
+    let (spec, problem, args) = (*call.spec(), *call.problem(), call.into_args());
+    let mut tensors = Tensors::new(backend.stream(), spec.cols);
+    let params = Params {
+        x: tensors.read_rows("x", Some(args.x))?,
+        residual: tensors.read_rows("residual", args.residual)?,
+        weight: tensors.read("weight", args.weight)?,
+        bias: tensors.read("bias", args.bias)?,
+        y: tensors.write_rows("y", Some(args.y))?,
+        residual_out: tensors.write_rows("residual_out", args.residual_out)?,
+        mean: tensors.write("mean", args.mean)?,
+        rstd: tensors.write("rstd", args.rstd)?,
+        eps: spec.eps,
+        weight_offset: spec.weight_offset,
+        ..Params::default()
+    };
+    enqueue(backend, &problem, params)
+}
+
+pub(crate) fn forward_in_place<T: Element, W: Element, R: Element>(
+    backend: &CudaBackend,
+    call: Checked<ForwardInPlace<'_, CudaBackend, T, W, R>>,
+) -> Result<(), Error> {
+    let (spec, problem, args) = (*call.spec(), *call.problem(), call.into_args());
+    let mut tensors = Tensors::new(backend.stream(), spec.cols);
+    let x = tensors.write_rows("x", Some(args.x))?;
+    let residual = tensors.write_rows("residual", args.residual)?;
+    let params = Params {
+        x,
+        y: x,
+        residual,
+        residual_out: residual,
+        weight: tensors.read("weight", args.weight)?,
+        bias: tensors.read("bias", args.bias)?,
+        mean: tensors.write("mean", args.mean)?,
+        rstd: tensors.write("rstd", args.rstd)?,
+        eps: spec.eps,
+        weight_offset: spec.weight_offset,
+        ..Params::default()
+    };
+    enqueue(backend, &problem, params)
+}
+
+pub(crate) fn backward<T: Element, W: Element, R: Element>(
+    backend: &CudaBackend,
+    call: Checked<Backward<'_, CudaBackend, T, W, R>>,
+) -> Result<(), Error> {
+    let (spec, problem, args) = (*call.spec(), *call.problem(), call.into_args());
+    let mut tensors = Tensors::new(backend.stream(), spec.cols);
+    let params = Params {
+        dy: tensors.read_rows("dy", Some(args.dy))?,
+        x: tensors.read_rows("x", Some(args.x))?,
+        weight: tensors.read("weight", args.weight)?,
+        mean: tensors.read("mean", args.mean)?,
+        rstd: tensors.read("rstd", args.rstd)?,
+        dresidual_out: tensors.read_rows("dresidual_out", args.dresidual_out)?,
+        dx: tensors.write_rows("dx", Some(args.dx))?,
+        dweight: tensors.write("dweight", args.dweight)?,
+        dbias: tensors.write("dbias", args.dbias)?,
+        partials: tensors.write("workspace", args.workspace)?,
+        eps: spec.eps,
+        weight_offset: spec.weight_offset,
+        ..Params::default()
+    };
+    enqueue(backend, &problem, params)
+}
+
+/// Bytes that partial rows are read and written in.
+const WORKSPACE_ALIGNMENT: u64 = 16;
+
+/// Plans a call and enqueues its steps. `params.partials` is the workspace, or 0. What can fail for want of a kernel or
+/// of memory fails before the first step, so that nothing is written then.
+fn enqueue(backend: &CudaBackend, problem: &Problem, mut params: Params) -> Result<(), Error> {
+    let (stream, kernels) = (backend.stream(), backend.kernels());
+    // Raises what went wrong where no error could be returned, in cudarc's waits for events among others.
+    stream.context().bind_to_thread().map_err(device_error("before the launch"))?;
+    let plan = plan::plan(problem, access_bytes(problem, &params), kernels.caps());
+    debug_assert!(plan.workspace.len <= backend.workspace_len(problem), "{plan:?} exceeds what callers are told");
+    let mut work = plan.steps.map(|_| None);
+    for (work, step) in work.iter_mut().zip(plan.steps) {
+        *work = step.map(|step| Work::new(step, kernels)).transpose()?;
+    }
+    let allocated = (params.partials == 0 && plan.workspace.len > 0)
+        .then(|| Workspace::allocate(stream, plan.workspace.len))
+        .transpose()?;
+    if let Some(workspace) = &allocated {
+        params.partials = workspace.address;
+    }
+    // The plan has left room for this.
+    params.partials = params.partials.next_multiple_of(WORKSPACE_ALIGNMENT);
+    params.rows = problem.rows as u64;
+    params.cols = problem.cols as u64;
+    params.share = (1.0 / problem.cols as f64) as f32;
+    params.chunks = plan.chunks;
+    params.partial_rows = plan.partial_rows;
+    params.locks = params.partials + bytes_of(plan.workspace.locks);
+    params.row_sums = params.partials + bytes_of(plan.workspace.row_sums);
+    let overlap = kernels.caps().arch >= Arch::HOPPER;
+    work.into_iter().flatten().try_for_each(|work| work.enqueue(stream, &params, overlap))
+}
+
+/// The largest power of two, at most 16, that all addresses and row strides are multiples of. Statistics do not count,
+/// of which a thread reads and writes single elements, nor does the workspace, which is aligned by moving it.
+fn access_bytes(problem: &Problem, params: &Params) -> u32 {
+    let (activation, residual) = (problem.activation.size() as u64, problem.residual.size() as u64);
+    let x = match problem.stage {
+        Stage::Forward | Stage::ForwardInPlace => activation,
+        Stage::Backward => residual,
+    };
+    let matrices = [
+        (params.x, x),
+        (params.y, activation),
+        (params.dy, activation),
+        (params.dx, activation),
+        (params.residual, residual),
+        (params.residual_out, residual),
+        (params.dresidual_out, residual),
+    ];
+    let vectors = params.weight | params.bias | params.dweight | params.dbias;
+    let bits = matrices.into_iter().fold(vectors, |bits, (matrix, size)| {
+        let stride = if problem.rows > 1 { matrix.row_stride * size } else { 0 };
+        bits | matrix.data | stride
+    });
+    1 << bits.trailing_zeros().min(WIDEST_ACCESS.ilog2())
+}
+
+#[cfg(test)]
+mod tests {
+    use rmsnorm_spec::{CastOrder, DType, GradReduction, Norm, Present};
+
+    use super::*;
+    use crate::params::Matrix;
+
+    fn problem(stage: Stage, rows: usize) -> Problem {
+        Problem {
+            stage,
+            norm: Norm::Rms,
+            rows,
+            cols: 64,
+            activation: DType::Bf16,
+            weight: DType::Bf16,
+            residual: DType::F32,
+            has_weight_offset: false,
+            cast_order: CastOrder::AtStore,
+            grad_reduction: GradReduction::Partials,
+            present: Present::default(),
+        }
+    }
+
+    fn matrix(data: u64, row_stride: u64) -> Matrix {
+        Matrix { data, row_stride }
+    }
+
+    #[test]
+    fn accesses_are_as_wide_as_every_address_and_stride_allows() {
+        let forward = problem(Stage::Forward, 2);
+        let aligned = Params { x: matrix(0x1000, 64), y: matrix(0x2000, 64), weight: 0x3000, ..Params::default() };
+        for (expected, params) in [
+            (16, aligned),
+            (2, Params { x: matrix(0x1002, 64), ..aligned }),
+            (2, Params { y: matrix(0x2000, 65), ..aligned }),
+            (4, Params { y: matrix(0x2000, 66), ..aligned }),
+            (8, Params { weight: 0x3008, ..aligned }),
+            (4, Params { residual: matrix(0x4000, 65), ..aligned }),
+            (16, Params { rstd: 0x4004, mean: 0x4004, partials: 0x5004, ..aligned }),
+        ] {
+            assert_eq!(access_bytes(&forward, &params), expected, "{params:?}");
+        }
+    }
+
+    #[test]
+    fn one_row_has_no_stride_to_align() {
+        let params = Params { x: matrix(0x1000, 65), y: matrix(0x2000, 67), ..Params::default() };
+        assert_eq!(access_bytes(&problem(Stage::Forward, 1), &params), 16);
+        assert_eq!(access_bytes(&problem(Stage::Forward, 2), &params), 2);
+    }
+
+    #[test]
+    fn x_of_backward_has_the_dtype_of_the_residual_stream() {
+        let params = Params { x: matrix(0x1000, 66), ..Params::default() };
+        assert_eq!(access_bytes(&problem(Stage::Forward, 2), &params), 4);
+        assert_eq!(access_bytes(&problem(Stage::Backward, 2), &params), 8);
+    }
+
+    /// Name and kind of every field of `struct Params` in a source text; `parse` takes a line apart.
+    fn fields<'a>(
+        source: &'a str,
+        parse: fn(&'a str) -> Option<(&'a str, &'static str)>,
+    ) -> Vec<(&'a str, &'static str)> {
+        let body = source.split_once("struct Params {").unwrap().1.split_once("\n}").unwrap().0;
+        let mut fields: Vec<_> = body.lines().filter_map(|line| parse(line.trim())).collect();
+        // x is declared once for each direction.
+        fields.dedup();
+        fields
+    }
+
+    fn rust_field(line: &str) -> Option<(&str, &'static str)> {
+        let (name, kind) = line.strip_prefix("pub(crate) ")?.strip_suffix(',')?.split_once(": ")?;
+        Some((name, ["Matrix", "u64", "u32", "f32"].into_iter().find(|known| *known == kind)?))
+    }
+
+    fn cuda_field(line: &str) -> Option<(&str, &'static str)> {
+        let (kind, name) = line.split_once(';')?.0.rsplit_once(' ')?;
+        let kind = match kind {
+            "float" => "f32",
+            "unsigned" => "u32",
+            _ if kind.starts_with("Matrix<") => "Matrix",
+            _ if kind.ends_with('*') || kind == "unsigned long long" => "u64",
+            _ => panic!("{line}: neither matrix, pointer nor number"),
+        };
+        Some((name, kind))
+    }
+
+    #[test]
+    fn params_are_the_same_on_both_sides() {
+        let rust = fields(include_str!("params.rs"), rust_field);
+        assert_eq!(rust, fields(include_str!("../kernels/params.cuh"), cuda_field));
+        let bytes = |&(_, kind)| match kind {
+            "Matrix" => size_of::<Matrix>(),
+            "u64" => size_of::<u64>(),
+            _ => size_of::<u32>(),
+        };
+        assert_eq!(rust.iter().map(bytes).sum::<usize>(), size_of::<Params>(), "{rust:?}");
+    }
+}

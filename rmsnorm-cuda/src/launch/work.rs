@@ -1,0 +1,105 @@
+//! The steps of a plan as calls to the driver.
+
+use cudarc::driver::CudaStream;
+use cudarc::driver::sys::{self, CUlaunchAttributeID_enum as AttributeId};
+use rmsnorm_spec::Error;
+
+use super::workspace::bytes_of;
+use crate::error::device_error;
+use crate::kernel::Kernels;
+use crate::params::Params;
+use crate::plan::Step;
+
+/// A step with its kernel at hand.
+#[derive(Clone, Copy)]
+pub(super) enum Work {
+    Zero { first: usize, len: usize },
+    Launch(Launch),
+}
+
+impl Work {
+    pub(super) fn new(step: Step, kernels: &Kernels) -> Result<Self, Error> {
+        Ok(match step {
+            Step::Zero { first, len } => Work::Zero { first, len },
+            Step::Launch { key, grid, threads, shared_bytes } => Work::Launch(Launch {
+                kernel: kernels.get(&key)?,
+                grid,
+                threads,
+                shared_bytes,
+                cluster: key.tile.cluster,
+            }),
+        })
+    }
+
+    pub(super) fn enqueue(self, stream: &CudaStream, params: &Params, overlap: bool) -> Result<(), Error> {
+        match self {
+            Work::Zero { first, len } => {
+                let address = params.partials + bytes_of(first);
+                // SAFETY:
+                // - memory: the plan zeroes within its workspace, which has the plan's length (Checked, or allocated so);
+                // - order: the stream's, as for the kernels that use it.
+                unsafe { sys::cuMemsetD32Async(address, 0, len, stream.cu_stream()) }
+                    .result()
+                    .map_err(device_error("cuMemsetD32Async"))
+            }
+            Work::Launch(launch) => launch.enqueue(stream, params, overlap),
+        }
+    }
+}
+
+/// One kernel launch.
+#[derive(Clone, Copy)]
+pub(super) struct Launch {
+    kernel: sys::CUfunction,
+    grid: u32,
+    threads: u32,
+    shared_bytes: u32,
+    cluster: u32,
+}
+
+impl Launch {
+    /// `overlap`: the kernel may start while the one before it on the stream still runs, and waits for it itself before
+    /// it touches memory (programmatic dependent launch).
+    fn enqueue(self, stream: &CudaStream, params: &Params, overlap: bool) -> Result<(), Error> {
+        let cluster = attribute(AttributeId::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, |value| {
+            value.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: self.cluster, y: 1, z: 1 };
+        });
+        let overlapping = attribute(AttributeId::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, |value| {
+            value.programmaticStreamSerializationAllowed = 1;
+        });
+        let ignored = attribute(AttributeId::CU_LAUNCH_ATTRIBUTE_IGNORE, |_| {});
+        let mut attributes =
+            [if self.cluster > 1 { cluster } else { ignored }, if overlap { overlapping } else { ignored }];
+        let config = sys::CUlaunchConfig {
+            gridDimX: self.grid,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: self.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: self.shared_bytes,
+            hStream: stream.cu_stream(),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: attributes.len() as u32,
+        };
+        let mut arguments = [std::ptr::from_ref(params).cast_mut().cast()];
+        // SAFETY:
+        // - kernel: its module is loaded for as long as the backend, which outlives this call;
+        // - arguments: the kernel's one parameter is a `Params`, whose size was checked where it was compiled; the
+        //   driver copies it before it returns;
+        // - config: points to as many attributes as it says, each with the value that belongs to its id;
+        // - memory: addresses, lengths and strides come from a `Checked` call, so every access that the kernel makes for
+        //   (rows, cols) lies in a live tensor; no output overlaps another; the workspace has the plan's length;
+        // - alignment: the key's access_bytes divide all addresses and strides;
+        // - order: cudarc's events, held in `Tensors`, order the accesses with those on other streams.
+        unsafe { sys::cuLaunchKernelEx(&raw const config, self.kernel, arguments.as_mut_ptr(), std::ptr::null_mut()) }
+            .result()
+            .map_err(device_error("cuLaunchKernelEx"))
+    }
+}
+
+fn attribute(id: AttributeId, set: impl FnOnce(&mut sys::CUlaunchAttributeValue)) -> sys::CUlaunchAttribute {
+    let mut value = sys::CUlaunchAttributeValue { pad: [0; 64] };
+    set(&mut value);
+    sys::CUlaunchAttribute { id, pad: [0; 4], value }
+}

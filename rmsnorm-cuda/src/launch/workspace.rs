@@ -1,0 +1,47 @@
+//! The workspace of a call that brings none.
+
+use cudarc::driver::{CudaStream, DriverError, result, sys};
+use rmsnorm_spec::Error;
+
+use crate::error::device_error;
+
+/// Bytes of that many f32.
+pub(super) fn bytes_of(elements: usize) -> u64 {
+    elements as u64 * size_of::<f32>() as u64
+}
+
+/// A workspace of our own: allocated and freed in the order of the stream, without waiting.
+pub(super) struct Workspace<'a> {
+    stream: &'a CudaStream,
+    pub(super) address: sys::CUdeviceptr,
+}
+
+impl<'a> Workspace<'a> {
+    pub(super) fn allocate(stream: &'a CudaStream, len: usize) -> Result<Self, Error> {
+        if !stream.context().has_async_alloc() {
+            let rule = format!("this device cannot allocate in stream order: pass in a workspace of {len} f32");
+            return Err(Error::Unsupported { rule });
+        }
+        let operation = device_error("cuMemAllocAsync");
+        // The driver rounds up, and must not wrap.
+        let Some(bytes) = len.checked_mul(size_of::<f32>()).filter(|bytes| *bytes <= isize::MAX as usize) else {
+            return Err(operation(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)));
+        };
+        // SAFETY:
+        // - context: current on this thread, and the stream's;
+        // - contents: unset, and no kernel reads what the steps before it have not written.
+        let address = unsafe { result::malloc_async(stream.cu_stream(), bytes) };
+        Ok(Workspace { stream, address: address.map_err(operation)? })
+    }
+}
+
+impl Drop for Workspace<'_> {
+    fn drop(&mut self) {
+        // SAFETY:
+        // - address: allocated by `allocate`, freed here only;
+        // - order: the stream's, so after the last kernel that uses it.
+        let freed = unsafe { result::free_async(self.address, self.stream.cu_stream()) };
+        // Nowhere to return it: cudarc hands it to the next call.
+        self.stream.context().record_err(freed);
+    }
+}

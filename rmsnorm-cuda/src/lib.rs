@@ -1,0 +1,44 @@
+//! Fused RMSNorm and LayerNorm on NVIDIA GPUs, forward and backward, at the speed of memory.
+//!
+//! [`CudaBackend`] implements [`rmsnorm_spec::NormBackend`] over views of the caller's own [`cudarc`] slices, on the
+//! caller's own stream. A call enqueues kernels and returns: nothing is copied, nothing waits. Nothing is allocated but
+//! the partial sums of weight gradients, and those can be passed in.
+//!
+//! Needed at run time: the driver and the NVRTC library, at build time neither. Kernels are compiled for the device at
+//! hand when they are first used, which takes up to a second, and kept in memory and on disk.
+//!
+//! | here | role |
+//! |---|---|
+//! | `caps` | what the device offers, read once |
+//! | `plan` | a pure function of the problem, the alignment and the caps: which kernels, how large |
+//! | `params` | the argument of every kernel |
+//! | `source`, `compile`, `cache` | a kernel's source, its cubin, and the cubin on disk |
+//! | `kernel` | cubins loaded into the context |
+//! | `launch` | arguments to pointers, plans to launches |
+//! | `library` | whether the driver and NVRTC are there |
+
+mod backend;
+mod cache;
+mod caps;
+mod compile;
+mod error;
+#[cfg(feature = "conformance")]
+mod harness;
+mod kernel;
+mod launch;
+mod library;
+mod params;
+mod plan;
+mod source;
+
+pub use backend::CudaBackend;
+pub use cudarc;
+pub use error::DriverFailure;
+pub use rmsnorm_spec as spec;
+
+/// The tensors of a forward call on views of CUDA slices.
+pub type Forward<'a, T, W = T, R = T> = spec::Forward<'a, CudaBackend, T, W, R>;
+/// The tensors of an in-place forward call on views of CUDA slices.
+pub type ForwardInPlace<'a, T, W = T, R = T> = spec::ForwardInPlace<'a, CudaBackend, T, W, R>;
+/// The tensors of a backward call on views of CUDA slices.
+pub type Backward<'a, T, W = T, R = T> = spec::Backward<'a, CudaBackend, T, W, R>;

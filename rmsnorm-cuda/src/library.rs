@@ -1,0 +1,255 @@
+//! NVIDIA's libraries, looked for when they are first needed: nothing of CUDA is there to build with.
+//!
+//! cudarc loads the driver by itself and panics where it is missing or incomplete. So the driver is looked for here
+//! first, under cudarc's names and in its order, and what is wrong becomes an [`Error::Unavailable`]. NVRTC is called by
+//! us alone. Each is looked for once a process, and stays loaded.
+
+mod nvrtc;
+
+use std::env;
+use std::ffi::{OsStr, OsString, c_int};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use libloading::Library;
+use rmsnorm_spec::Error;
+
+use crate::error::unavailable;
+pub(crate) use nvrtc::{Failure, Nvrtc};
+
+/// Names an NVRTC library, or the folder that holds one, to be used instead of any other.
+const NVRTC_VARIABLE: &str = "RMSNORM_NVRTC";
+
+/// The driver, where the system's loader looks.
+const DRIVER_NAMES: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so", "libcuda.so.1"] };
+
+/// The oldest and the latest of what the backend calls. A driver that has these has all of it.
+const DRIVER_FUNCTIONS: [&str; 6] =
+    ["cuInit", "cuDeviceGetCount", "cuGetErrorName", "cuGetErrorString", "cuMemAllocAsync", "cuLaunchKernelEx"];
+
+/// NVRTC by the major version of CUDA, where the system's loader looks.
+const NVRTC_NAMES: &[(c_int, &str)] = if cfg!(windows) {
+    &[(13, "nvrtc64_130_0.dll"), (12, "nvrtc64_120_0.dll"), (11, "nvrtc64_112_0.dll")]
+} else {
+    &[(13, "libnvrtc.so.13"), (12, "libnvrtc.so.12"), (11, "libnvrtc.so.11.2")]
+};
+
+/// NVRTC where a toolkit for developers is installed, of whatever version.
+const NVRTC_PLAIN_NAME: &str = if cfg!(windows) { "nvrtc.dll" } else { "libnvrtc.so" };
+
+const INSTALL_NVRTC: &str = "install NVRTC: the CUDA toolkit, its package cuda-nvrtc, or pip's nvidia-cuda-nvrtc";
+
+/// Whether the driver can be loaded and is one that we, and cudarc, can use.
+///
+/// # Errors
+/// `Unavailable`: it is missing, broken, a stub of the toolkit, or so old that it lacks a function.
+pub(crate) fn require_driver() -> Result<(), Error> {
+    driver().map(|_| ())
+}
+
+/// Whether NVRTC can be loaded.
+///
+/// # Errors
+/// `Unavailable`: it is missing, broken, or lacks a function.
+pub(crate) fn require_nvrtc() -> Result<(), Error> {
+    nvrtc().map(|_| ())
+}
+
+/// NVRTC.
+///
+/// # Errors
+/// As [`require_nvrtc`].
+pub(crate) fn nvrtc() -> Result<&'static Nvrtc, Error> {
+    static NVRTC: OnceLock<Result<Nvrtc, String>> = OnceLock::new();
+    NVRTC.get_or_init(|| find_nvrtc(env::var_os(NVRTC_VARIABLE).as_deref())).as_ref().map_err(unavailable)
+}
+
+fn driver() -> Result<&'static Driver, Error> {
+    static DRIVER: OnceLock<Result<Driver, String>> = OnceLock::new();
+    DRIVER.get_or_init(|| Driver::find(DRIVER_NAMES)).as_ref().map_err(unavailable)
+}
+
+/// The driver. Kept, as cudarc may load it again at any time.
+#[derive(Debug)]
+struct Driver {
+    version: c_int,
+    _library: Library,
+}
+
+impl Driver {
+    fn find(names: &[&str]) -> Result<Driver, String> {
+        let advice = "install NVIDIA's driver; a container must be started with the GPUs";
+        let Opened { library, path } = open_first(names.iter().map(PathBuf::from), "NVIDIA driver", advice)?;
+        let path = path.display();
+        type Version = unsafe extern "C" fn(*mut c_int) -> c_int;
+        // SAFETY:
+        // - type: the driver API documents cuDriverGetVersion(int*) -> CUresult, an int.
+        let get_version = unsafe { function::<Version>(&library, "cuDriverGetVersion") }
+            .map_err(|error| format!("{path} is no NVIDIA driver: {error}"))?;
+        let mut version = 0;
+        // SAFETY:
+        // - argument: a valid place for one int.
+        // - state: this function needs no cuInit.
+        let status = unsafe { get_version(&mut version) };
+        if status != 0 {
+            return Err(format!(
+                "{path} is no working NVIDIA driver: cuDriverGetVersion gives error {status}; {advice}"
+            ));
+        }
+        for name in DRIVER_FUNCTIONS {
+            // SAFETY:
+            // - type: only looked up, never called or read through.
+            unsafe { function::<*const ()>(&library, name) }
+                .map_err(|error| format!("the NVIDIA driver {path} is too old or broken: {error}; {advice}"))?;
+        }
+        Ok(Driver { version, _library: library })
+    }
+}
+
+/// NVRTC where `chosen` says, if it does, else where it usually is.
+fn find_nvrtc(chosen: Option<&OsStr>) -> Result<Nvrtc, String> {
+    let chosen = chosen.filter(|path| !path.is_empty()).map(Path::new);
+    let driver_major = driver().map_or(c_int::MAX, |driver| driver.version / 1000);
+    let names = nvrtc_names(driver_major);
+    let (candidates, advice) = match chosen {
+        None => (usual_places(&names, toolkit_folders()), format!("{INSTALL_NVRTC}, or let {NVRTC_VARIABLE} name it")),
+        Some(path) if path.is_dir() => {
+            let folder = format!("{NVRTC_VARIABLE} is the folder {}", path.display());
+            (in_folder(path, &names), format!("{folder}, which must hold one of {}", names.join(", ")))
+        }
+        Some(path) => (vec![path.to_owned()], format!("{NVRTC_VARIABLE} must name a library or the folder of one")),
+    };
+    let Opened { library, path } = open_first(candidates, "NVRTC library", &advice)?;
+    Nvrtc::new(library, &path)
+}
+
+/// NVRTC's names, best first. The driver loads no code of a CUDA release after its own, so those come last.
+fn nvrtc_names(driver_major: c_int) -> Vec<&'static str> {
+    let (usable, too_new): (Vec<_>, Vec<_>) = NVRTC_NAMES.iter().partition(|(major, _)| *major <= driver_major);
+    let plain = [NVRTC_PLAIN_NAME];
+    usable.into_iter().map(|(_, name)| name).chain(plain).chain(too_new.into_iter().map(|(_, name)| name)).collect()
+}
+
+/// First wherever the system's loader looks, then in the folders.
+fn usual_places(names: &[&str], folders: impl IntoIterator<Item = PathBuf>) -> Vec<PathBuf> {
+    let mut places: Vec<PathBuf> = names.iter().map(PathBuf::from).collect();
+    places.extend(folders.into_iter().flat_map(|folder| in_folder(&folder, names)));
+    places
+}
+
+/// The files of these names that the folder has.
+fn in_folder(folder: &Path, names: &[&str]) -> Vec<PathBuf> {
+    names.iter().map(|name| folder.join(name)).filter(|path| path.is_file()).collect()
+}
+
+/// Where the toolkit's installers put libraries, on the search path or not.
+fn toolkit_folders() -> Vec<PathBuf> {
+    let named = ["CUDA_PATH", "CUDA_HOME"].into_iter().filter_map(env::var_os).filter(|root| !root.is_empty());
+    let roots = named.chain(cfg!(unix).then(|| OsString::from("/usr/local/cuda")));
+    roots.map(|root| Path::new(&root).join(if cfg!(windows) { "bin" } else { "lib64" })).collect()
+}
+
+/// A library, and the path or bare name under which it was found.
+struct Opened {
+    library: Library,
+    path: PathBuf,
+}
+
+/// The first library that can be loaded; if none, what was tried, and what to do.
+fn open_first(paths: impl IntoIterator<Item = PathBuf>, what: &str, advice: &str) -> Result<Opened, String> {
+    let (mut tried, mut broken) = (Vec::new(), String::new());
+    for path in paths {
+        // SAFETY:
+        // - initializers: those of the driver and of NVRTC may run on any thread at any time, and a process that uses
+        //   CUDA runs them anyway. A user who names a file vouches for it.
+        match unsafe { Library::new(&path) } {
+            Ok(library) => return Ok(Opened { library, path }),
+            Err(error) => {
+                let error = error_chain(&error);
+                // A file that is there but cannot be loaded has a reason of its own.
+                if !error.contains("No such file") {
+                    broken += &format!(" ({error})");
+                }
+                tried.push(path.display().to_string());
+            }
+        }
+    }
+    let tried = if tried.is_empty() { String::new() } else { format!(", tried {}", tried.join(", ")) };
+    Err(format!("no {what} can be loaded{tried}{broken}: {advice}"))
+}
+
+/// A function of a library.
+///
+/// # Safety
+/// `F` is a pointer, and the type that the library gives the function.
+///
+/// # Errors
+/// The library has no function of that name.
+unsafe fn function<F: Copy>(library: &Library, name: &str) -> Result<F, String> {
+    // SAFETY:
+    // - type: the caller's promise.
+    let symbol = unsafe { library.get::<F>(name) };
+    symbol.map(|symbol| *symbol).map_err(|error| error_chain(&error))
+}
+
+/// What the system said, which libloading keeps as the source of its own error.
+fn error_chain(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn compilers_that_the_driver_understands_come_first() {
+        let of = nvrtc_names;
+        assert_eq!(of(c_int::MAX).first(), Some(&NVRTC_NAMES[0].1));
+        assert_eq!(of(13).first(), Some(&NVRTC_NAMES[0].1));
+        assert_eq!(of(12).first(), Some(&NVRTC_NAMES[1].1));
+        assert_eq!(of(12).last(), Some(&NVRTC_NAMES[0].1));
+        assert_eq!(of(11)[..2], [NVRTC_NAMES[2].1, NVRTC_PLAIN_NAME]);
+        assert!([11, 12, 13].iter().all(|&major| of(major).len() == NVRTC_NAMES.len() + 1));
+    }
+
+    #[test]
+    fn a_missing_library_says_what_was_tried_and_what_to_do() {
+        let reason = Driver::find(&["libno-such.so", "libno-such.so.1"]).expect_err("no such library");
+        assert_eq!(
+            reason,
+            "no NVIDIA driver can be loaded, tried libno-such.so, libno-such.so.1: install NVIDIA's driver; a container \
+             must be started with the GPUs"
+        );
+    }
+
+    #[test]
+    fn a_library_that_cannot_be_loaded_says_why() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("libcuda.so");
+        fs::write(&file, "no library").expect("a file");
+        let name = file.to_str().expect("a name");
+        let reason = Driver::find(&[name]).expect_err("no library");
+        assert!(reason.contains(&format!("tried {name} (")), "{reason}");
+    }
+
+    #[test]
+    fn another_library_is_no_driver_and_no_compiler() {
+        let Ok(Opened { library, path }) = open_first(["libc.so.6".into()], "", "") else { return };
+        let reason = Driver::find(&["libc.so.6"]).expect_err("no driver");
+        assert!(reason.starts_with("libc.so.6 is no NVIDIA driver: ") && reason.contains("cuDriverGetVersion"));
+        let reason = Nvrtc::new(library, &path).expect_err("no compiler");
+        assert!(reason.starts_with("libc.so.6 is no usable NVRTC") && reason.contains("nvrtcVersion"), "{reason}");
+    }
+
+    #[test]
+    fn a_chosen_compiler_is_the_only_one_tried() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("no-such-file.so");
+        let reason = find_nvrtc(Some(file.as_os_str())).expect_err("no such file");
+        assert!(reason.contains(&format!("tried {}: RMSNORM_NVRTC must name", file.display())), "{reason}");
+        let reason = find_nvrtc(Some(folder.path().as_os_str())).expect_err("an empty folder");
+        assert!(reason.contains("RMSNORM_NVRTC is the folder") && reason.contains(NVRTC_NAMES[0].1), "{reason}");
+    }
+}

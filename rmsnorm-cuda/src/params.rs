@@ -1,0 +1,51 @@
+//! The argument of every kernel: one struct, passed by value. `kernels/params.cuh` is its mirror.
+//!
+//! Sizes are checked where a program is compiled (`static_assert`), names and order by a test here.
+
+/// A matrix on the device: address of its first element and elements from row to row. Address 0: absent.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Matrix {
+    pub(crate) data: u64,
+    pub(crate) row_stride: u64,
+}
+
+/// Everything a kernel is told at run time. Absent tensors have address 0.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Params {
+    /// x of forward; the normalized tensor of backward.
+    pub(crate) x: Matrix,
+    pub(crate) residual: Matrix,
+    pub(crate) dy: Matrix,
+    pub(crate) dresidual_out: Matrix,
+    pub(crate) y: Matrix,
+    pub(crate) residual_out: Matrix,
+    pub(crate) dx: Matrix,
+    pub(crate) weight: u64,
+    pub(crate) bias: u64,
+    /// Written by forward, read by backward.
+    pub(crate) mean: u64,
+    /// Written by forward, read by backward.
+    pub(crate) rstd: u64,
+    pub(crate) dweight: u64,
+    pub(crate) dbias: u64,
+    /// f32: partial rows of dweight, then those of dbias.
+    pub(crate) partials: u64,
+    /// u32: spin locks of `GradReduction::Locks`, zero before and after.
+    pub(crate) locks: u64,
+    /// f32: c1 and c2 of every row, where backward takes two passes over memory.
+    pub(crate) row_sums: u64,
+    pub(crate) rows: u64,
+    pub(crate) cols: u64,
+    /// Sets of rows whose gradients are summed one after the other; chunk c has the rows c, c + chunks, ...
+    pub(crate) chunks: u64,
+    /// Partial rows: the chunks, the groups of `Locks`, or 1.
+    pub(crate) partial_rows: u64,
+    pub(crate) eps: f32,
+    pub(crate) weight_offset: f32,
+    /// 1 / cols, rounded: sums become averages by a product.
+    pub(crate) share: f32,
+    /// Padding, so that the size is the same on both sides.
+    pub(crate) unused: u32,
+}

@@ -1,0 +1,245 @@
+//! How a problem becomes launches: a pure function of the problem, the alignment and the device's capabilities.
+//!
+//! Which thread owns which columns depends on cols, dtypes and flags only, so that a row's bits do not depend on the
+//! number of rows or on where a tensor lies.
+
+mod backward;
+mod forward;
+#[cfg(test)]
+mod tests;
+
+use rmsnorm_spec::{CastOrder, DType, Norm, Problem, Stage};
+
+use crate::caps::Caps;
+
+/// The kernel of a source file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Program {
+    /// `forward.cu`: a row stays on chip.
+    Forward,
+    /// `forward_long.cu`: a row is too long for the L1, and lies in shared memory.
+    ForwardLong,
+    /// `forward_streaming.cu`: a row fits nowhere on chip.
+    ForwardStreaming,
+    /// `backward.cu`: a row stays on chip.
+    Backward,
+    /// `backward_streaming.cu`, first pass: c1 and c2 of every row.
+    BackwardRowSums,
+    /// `backward_streaming.cu`, second pass: dx and the partial sums of dweight and dbias.
+    BackwardColumns,
+    /// `reduce_partials.cu`
+    ReducePartials,
+}
+
+#[cfg(test)]
+impl Program {
+    /// Every program.
+    pub(crate) const ALL: [Program; 7] = [
+        Program::Forward,
+        Program::ForwardLong,
+        Program::ForwardStreaming,
+        Program::Backward,
+        Program::BackwardRowSums,
+        Program::BackwardColumns,
+        Program::ReducePartials,
+    ];
+}
+
+/// Everything a program is compiled for. Two calls with equal keys run the same code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct KernelKey {
+    pub(crate) program: Program,
+    pub(crate) norm: Norm,
+    pub(crate) activation: DType,
+    pub(crate) weight: DType,
+    pub(crate) residual: DType,
+    pub(crate) cast_order: CastOrder,
+    pub(crate) grad_reduction: Accumulate,
+    pub(crate) flags: Flags,
+    pub(crate) tile: Tile,
+}
+
+/// `GradReduction` without its number of groups, which is a run-time value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Accumulate {
+    Partials,
+    Locks,
+    Atomics,
+}
+
+/// Which optional tensors the code handles.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Flags {
+    pub(crate) weight: bool,
+    pub(crate) bias: bool,
+    pub(crate) residual: bool,
+    pub(crate) dresidual_out: bool,
+    pub(crate) dweight: bool,
+    pub(crate) dbias: bool,
+}
+
+/// How threads share a row and a block its rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Tile {
+    /// Elements that a thread owns side by side.
+    pub(crate) pack: u32,
+    /// Packs a thread owns in a row.
+    pub(crate) packs: u32,
+    /// Threads of one block on one row; a power of two.
+    pub(crate) threads_per_row: u32,
+    /// Rows a block works on side by side.
+    pub(crate) groups: u32,
+    /// Blocks on one row, which exchange sums through distributed shared memory.
+    pub(crate) cluster: u32,
+    /// Rows that a thread has in flight in one step.
+    pub(crate) unroll: u32,
+    /// Steps that shared memory holds; 0 where rows go straight to registers.
+    pub(crate) stages: u32,
+    /// Whether the next step's first pass runs while the sums of this one are exchanged.
+    pub(crate) is_overlapped: bool,
+    /// Blocks that the registers of a multiprocessor must have room for.
+    pub(crate) blocks_per_sm: u32,
+    /// Bytes of one memory access: what all addresses and row strides are multiples of, at most 16.
+    pub(crate) access_bytes: u32,
+    /// Whether cols is not the number of columns that the threads own.
+    pub(crate) is_ragged: bool,
+}
+
+/// One thing to enqueue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Zeroes that many f32 (or u32) of the workspace, from that element.
+    Zero { first: usize, len: usize },
+    /// Launches a kernel. `grid` counts blocks and is a multiple of the key's cluster size.
+    Launch { key: KernelKey, grid: u32, threads: u32, shared_bytes: u32 },
+}
+
+/// How one call is executed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Plan {
+    /// In order; `None` after the last.
+    pub(crate) steps: [Option<Step>; 4],
+    /// Where the parts of the workspace lie.
+    pub(crate) workspace: Workspace,
+    /// Sets of rows whose gradients are summed one after the other; chunk c has the rows c, c + chunks, ...
+    pub(crate) chunks: u64,
+    /// Rows of partial sums: the chunks, the groups of `Locks`, or 1.
+    pub(crate) partial_rows: u64,
+}
+
+/// The parts of the workspace, as element offsets from its start, which `launch` rounds up to 16 bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Workspace {
+    /// Where the locks begin; partial rows come first.
+    pub(crate) locks: usize,
+    /// Where the row sums begin.
+    pub(crate) row_sums: usize,
+    /// Elements in all, with room for the rounding.
+    pub(crate) len: usize,
+}
+
+/// Elements by which a workspace of any alignment may have to be moved to begin on 16 bytes.
+const ALIGNMENT_SLACK: usize = 3;
+
+/// Row lengths at which the code path changes, for the conformance suite: 16-bit and f32 tiles of one pack, one warp,
+/// several warps, one block.
+#[cfg(any(test, feature = "conformance"))]
+pub(crate) const COLS_BREAKPOINTS: [usize; 9] = [8, 128, 256, 512, 1024, 2048, 4096, 8192, 16384];
+
+/// Row counts at which the plan changes, for the conformance suite: a block's rows in one step, a row for every block.
+#[cfg(any(test, feature = "conformance"))]
+pub(crate) const ROWS_BREAKPOINTS: [usize; 3] = [16, 32, 132];
+
+/// The plan of a problem whose addresses and row strides are multiples of `access_bytes`.
+pub(crate) fn plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
+    match problem.stage {
+        Stage::Forward | Stage::ForwardInPlace => forward::plan(problem, access_bytes, caps),
+        Stage::Backward => backward::plan(problem, access_bytes, caps),
+    }
+}
+
+/// f32 elements of workspace.
+pub(crate) fn workspace_len(problem: &Problem, caps: &Caps) -> usize {
+    // How memory is accessed has no part in it.
+    plan(problem, 16, caps).workspace.len
+}
+
+/// Longest chain of additions in a sum over a row: within a thread, then over lanes, warps and blocks.
+#[cfg(any(test, feature = "conformance"))]
+pub(crate) fn depth_cols(cols: usize) -> usize {
+    rmsnorm_spec::conformance::policy_depth_cols(cols)
+}
+
+/// Longest chain of additions in `dweight` and `dbias`. Plans keep within the policy's; a test holds them to it.
+#[cfg(any(test, feature = "conformance"))]
+pub(crate) fn depth_rows(rows: usize) -> usize {
+    rmsnorm_spec::conformance::policy_depth_rows(rows)
+}
+
+/// Elements of one pack: 16 bytes of the widest matrix.
+fn pack(activation: DType, stream: Option<DType>) -> u32 {
+    let widest = stream.map_or(activation.size(), |stream| stream.size().max(activation.size()));
+    if widest == DType::F32.size() { 4 } else { 8 }
+}
+
+/// The smallest power of two that is not less than a row's packs.
+fn threads_for(packs: usize) -> u32 {
+    // A row of more packs than a warp has lanes takes another branch.
+    packs.next_power_of_two() as u32
+}
+
+/// Whether the columns of a tile are not just those of the row.
+fn is_ragged(tile: &Tile, cols: usize) -> bool {
+    let owned = [tile.pack, tile.packs, tile.threads_per_row, tile.cluster].into_iter().map(|n| n as usize);
+    owned.product::<usize>() != cols
+}
+
+impl Tile {
+    /// To be filled in.
+    const NONE: Tile = Tile {
+        pack: 0,
+        packs: 0,
+        threads_per_row: 0,
+        groups: 0,
+        cluster: 1,
+        unroll: 1,
+        stages: 0,
+        is_overlapped: false,
+        blocks_per_sm: 1,
+        access_bytes: 16,
+        is_ragged: false,
+    };
+
+    /// Threads of a block.
+    fn threads(&self) -> u32 {
+        self.threads_per_row * self.groups
+    }
+}
+
+/// The part of a key that says what is computed. What does not matter to a program is set to one value, so that equal
+/// code has equal keys.
+fn key(problem: &Problem, program: Program, tile: Tile) -> KernelKey {
+    let present = &problem.present;
+    let is_forward = matches!(program, Program::Forward | Program::ForwardLong | Program::ForwardStreaming);
+    let flags = Flags {
+        weight: present.weight,
+        bias: is_forward && present.bias,
+        residual: is_forward && present.residual,
+        dresidual_out: !is_forward && present.dresidual_out,
+        dweight: !is_forward && present.dweight,
+        dbias: !is_forward && present.dbias,
+    };
+    let uses_weight = flags.weight || flags.bias || flags.dweight || flags.dbias;
+    let uses_stream = !is_forward || flags.residual;
+    KernelKey {
+        program,
+        norm: problem.norm,
+        activation: problem.activation,
+        weight: if uses_weight { problem.weight } else { problem.activation },
+        residual: if uses_stream { problem.residual } else { problem.activation },
+        cast_order: if is_forward { problem.cast_order } else { CastOrder::AtStore },
+        grad_reduction: Accumulate::Partials,
+        flags,
+        tile: Tile { is_ragged: is_ragged(&tile, problem.cols), ..tile },
+    }
+}

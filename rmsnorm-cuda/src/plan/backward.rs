@@ -1,0 +1,224 @@
+//! Backward: tiles by the length of a row, chunks of rows, and the workspace between its stages.
+
+use rmsnorm_spec::{GradReduction, Norm, Problem};
+
+use super::{ALIGNMENT_SLACK, Accumulate, KernelKey, Plan, Program, Step, Tile, Workspace, key, pack, threads_for};
+use crate::caps::Caps;
+
+/// Shared memory of a block that is not the ring of rows: what threads exchange, and what the driver keeps.
+const RESERVED_BYTES: usize = 4 << 10;
+
+/// Threads of the reduction that own four columns each.
+const REDUCE_LANES: u32 = 8;
+
+/// The plan of a backward call.
+pub(super) fn plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
+    let pack = pack(problem.activation, Some(problem.residual));
+    match tile(problem, problem.cols.div_ceil(pack as usize), caps) {
+        Some(tile) => on_chip(problem, Tile { pack, access_bytes, ..tile }, caps),
+        None => streaming(problem, Tile { pack, access_bytes, ..Tile::NONE }, caps),
+    }
+}
+
+/// The row stays on chip: one kernel, and the second stage.
+fn on_chip(problem: &Problem, tile: Tile, caps: &Caps) -> Plan {
+    let blocks =
+        (resident_clusters(&tile, caps) as usize).min(problem.rows.div_ceil((tile.groups * tile.unroll) as usize));
+    let chunks = chunks(problem.rows, blocks, tile.groups as usize);
+    let main = Step::Launch {
+        key: with_reduction(problem, key(problem, Program::Backward, tile)),
+        grid: chunks as u32 * tile.cluster,
+        threads: tile.threads(),
+        shared_bytes: shared_bytes(problem, &tile) as u32,
+    };
+    finish(problem, chunks, tile.cluster as usize, [(problem.rows > 0).then_some(main), None])
+}
+
+/// The row fits nowhere on chip: its sums first, then its columns, then the second stage.
+fn streaming(problem: &Problem, tile: Tile, caps: &Caps) -> Plan {
+    let row_tile =
+        Tile { packs: 1, threads_per_row: 512, groups: 1, cluster: caps.max_cluster, blocks_per_sm: 2, ..tile };
+    let col_tile = Tile { packs: 1, threads_per_row: 256, groups: 1, blocks_per_sm: 3, ..tile };
+    let tiles = problem.cols.div_ceil((col_tile.pack * col_tile.threads()) as usize);
+    // Enough blocks for every multiprocessor to have several, and to even out.
+    let blocks = (16 * caps.sms as usize).div_ceil(tiles).min(problem.rows);
+    let chunks = chunks(problem.rows, blocks, 1);
+    let clusters = problem.rows.min((2 * caps.sms / row_tile.cluster) as usize);
+    let sums = Step::Launch {
+        key: key(problem, Program::BackwardRowSums, row_tile),
+        grid: clusters as u32 * row_tile.cluster,
+        threads: row_tile.threads(),
+        shared_bytes: 0,
+    };
+    let columns = Step::Launch {
+        key: with_reduction(problem, key(problem, Program::BackwardColumns, col_tile)),
+        grid: (tiles * chunks).min(i32::MAX as usize) as u32,
+        threads: col_tile.threads(),
+        shared_bytes: 0,
+    };
+    let has_rows = problem.rows > 0;
+    let mut plan = finish(problem, chunks, tiles, [has_rows.then_some(sums), has_rows.then_some(columns)]);
+    plan.workspace.row_sums = plan.workspace.len.next_multiple_of(4);
+    plan.workspace.len = plan.workspace.row_sums + 2 * problem.rows + ALIGNMENT_SLACK;
+    plan
+}
+
+/// Adds what follows the main kernels: the second stage of the gradients, and the workspace. `slices` is the number of
+/// blocks that share a partial row.
+fn finish(problem: &Problem, chunks: usize, slices: usize, main: [Option<Step>; 2]) -> Plan {
+    let gradients = usize::from(problem.present.dweight) + usize::from(problem.present.dbias);
+    let partial_rows = match problem.grad_reduction {
+        GradReduction::Partials => chunks,
+        GradReduction::Locks { groups } => chunks.min(groups as usize),
+        GradReduction::Atomics => chunks.min(1),
+    };
+    let [first, second] = main;
+    let mut plan = Plan { chunks: chunks as u64, partial_rows: partial_rows as u64, ..Plan::default() };
+    if gradients == 0 {
+        plan.steps = [first, second, None, None];
+        return plan;
+    }
+    let partials = partial_rows * problem.cols.next_multiple_of(8) * gradients;
+    let (locks, zeroed) = match problem.grad_reduction {
+        GradReduction::Partials => (0, 0),
+        GradReduction::Locks { .. } => (partial_rows * slices, partials + partial_rows * slices),
+        GradReduction::Atomics => (0, partials),
+    };
+    let zero = (zeroed > 0).then_some(Step::Zero { first: 0, len: zeroed });
+    plan.workspace = Workspace { locks: partials, row_sums: 0, len: partials + locks + ALIGNMENT_SLACK };
+    plan.steps = [zero, first, second, Some(reduction(problem, partial_rows, gradients))];
+    plan
+}
+
+/// The second stage: adds the partial rows.
+fn reduction(problem: &Problem, partial_rows: usize, gradients: usize) -> Step {
+    // Two partial rows a thread, so that all of them are on their way at once.
+    let groups = partial_rows.div_ceil(2).next_power_of_two().clamp(4, 128) as u32;
+    let reduce_tile = Tile { pack: 4, packs: 1, threads_per_row: REDUCE_LANES, groups, ..Tile::NONE };
+    let mut key = key(problem, Program::ReducePartials, reduce_tile);
+    // The sums are f32, whatever they came from.
+    key.activation = problem.weight;
+    key.residual = problem.weight;
+    key.flags.weight = false;
+    key.flags.dresidual_out = false;
+    key.tile.is_ragged = true;
+    let tiles = problem.cols.div_ceil(4 * REDUCE_LANES as usize) * gradients;
+    Step::Launch { key, grid: tiles as u32, threads: reduce_tile.threads(), shared_bytes: 0 }
+}
+
+fn with_reduction(problem: &Problem, key: KernelKey) -> KernelKey {
+    let has_gradients = key.flags.dweight || key.flags.dbias;
+    let grad_reduction = match problem.grad_reduction {
+        GradReduction::Locks { .. } if has_gradients => Accumulate::Locks,
+        GradReduction::Atomics if has_gradients => Accumulate::Atomics,
+        GradReduction::Partials | GradReduction::Locks { .. } | GradReduction::Atomics => Accumulate::Partials,
+    };
+    KernelKey { grad_reduction, ..key }
+}
+
+/// Chunks of rows: as many as blocks, or a multiple where a chunk's sum would otherwise be a chain of additions longer
+/// than docs/math.md section 4 allows.
+fn chunks(rows: usize, blocks: usize, groups: usize) -> usize {
+    let most_rows = (rows.isqrt() + 1) * groups;
+    let rounds = rows.div_ceil((blocks * most_rows).max(1)).max(1);
+    blocks * rounds
+}
+
+/// How threads share a row of that many packs; `None` if it does not fit the shared memory of a cluster.
+///
+/// The figures are shares of the copy's 4.2 TB/s, in bf16 on an H200, 2026-11-21.
+fn tile(problem: &Problem, packs: usize, caps: &Caps) -> Option<Tile> {
+    let tile = |threads_per_row: usize, groups, unroll, blocks_per_sm| Tile {
+        pack: pack(problem.activation, Some(problem.residual)),
+        packs: packs.div_ceil(threads_per_row) as u32,
+        threads_per_row: threads_per_row as u32,
+        groups,
+        unroll,
+        stages: 3,
+        blocks_per_sm,
+        ..Tile::NONE
+    };
+    let overlapped = |tile| Tile { is_overlapped: true, ..tile };
+    let on_cluster = |cluster: u32, threads: usize, blocks_per_sm| {
+        let packs = packs.div_ceil(threads * cluster as usize) as u32;
+        (cluster <= caps.max_cluster).then(|| Tile { packs, cluster, ..overlapped(tile(threads, 1, 1, blocks_per_sm)) })
+    };
+    // Two sums a row and two a column need more registers.
+    let is_layer = problem.norm == Norm::Layer || (problem.present.dweight && problem.present.dbias);
+    let threads = threads_for(packs) as usize;
+    let tile = match (packs, is_layer) {
+        // 1048576x128: 95 %; layer norm 88 %.
+        (0..=32, false) => Some(Tile { stages: 4, ..tile(threads, 256 / threads as u32, 2, 3) }),
+        (0..=32, true) => Some(overlapped(tile(threads, 256 / threads as u32, 1, 3))),
+        // 576000x384: 98.5 %.
+        (33..=48, _) => Some(overlapped(tile(16, 16, 1, 1))),
+        // 262144x512: 98 %; layer norm 97 %.
+        (49..=64, false) => Some(overlapped(tile(64, 8, 2, 1))),
+        (49..=64, true) => Some(tile(32, 8, 1, 2)),
+        // 32768x1024: 95 %; layer norm 92 %.
+        (65..=128, false) => Some(overlapped(tile(128, 2, 2, 2))),
+        (65..=128, true) => Some(overlapped(tile(64, 4, 1, 2))),
+        // 65536x2048: 99 %; layer norm 98 %.
+        (129..=256, false) => Some(overlapped(tile(256, 4, 1, 1))),
+        (129..=256, true) => Some(overlapped(tile(128, 4, 1, 1))),
+        // 32768x4096: 99.6 %, overlapped 96 %; layer norm 98 %.
+        (257..=512, false) => Some(tile(512, 1, 1, 2)),
+        (257..=512, true) => Some(overlapped(tile(256, 2, 1, 1))),
+        // 16384x8192: 99.5 %, overlapped 98 %; layer norm 94 %.
+        (513..=1024, false) => Some(tile(1024, 1, 1, 1)),
+        (513..=1024, true) => Some(overlapped(tile(512, 1, 1, 1))),
+        // 8192x16384: 95 %, without a cluster 91 %; layer norm 90 and 83 %.
+        (1025..=2048, _) => on_cluster(2, 256, 2).or(Some(tile(512, 1, 1, 1))),
+        // 4096x32768: 94 %, with the passes in turn 85 %.
+        (2049..=4096, _) => on_cluster(2, 512, 1),
+        // 2048x65536: 92 %; layer norm 86 %, with clusters of 4 85 %.
+        (4097..=8192, false) => on_cluster(4, 512, 1),
+        (4097..=8192, true) => on_cluster(8, 256, 2),
+        // 1024x131072: 92 %; layer norm 83 %.
+        (8193..=16384, _) => on_cluster(8, 512, 1),
+        (_, _) => None,
+    };
+    fit(problem, tile?, caps)
+}
+
+/// Takes stages away, then blocks, until the ring fits the shared memory.
+fn fit(problem: &Problem, tile: Tile, caps: &Caps) -> Option<Tile> {
+    let fits = |tile: &Tile| {
+        let bytes = shared_bytes(problem, tile) + RESERVED_BYTES;
+        bytes <= caps.shared_per_block_optin as usize
+            && bytes * tile.blocks_per_sm as usize <= caps.shared_per_sm as usize
+            && tile.threads() * tile.blocks_per_sm <= caps.threads_per_sm
+    };
+    let with = |least: u32| {
+        let blocks = (1..=tile.blocks_per_sm).rev();
+        blocks.flat_map(move |blocks_per_sm| {
+            (least..=tile.stages).rev().map(move |stages| Tile { blocks_per_sm, stages, ..tile })
+        })
+    };
+    // A row must be on its way while another is worked on: one stage is the last resort.
+    let one = Tile { stages: 1, blocks_per_sm: 1, is_overlapped: false, ..tile };
+    with(2).find(fits).or_else(|| Some(one).filter(fits))
+}
+
+/// Dynamic shared memory of a block: the ring of rows, or what its groups exchange at the end of a chunk.
+fn shared_bytes(problem: &Problem, tile: &Tile) -> usize {
+    let streams =
+        problem.activation.size() + problem.residual.size() * (1 + usize::from(problem.present.dresidual_out));
+    let owned = (tile.pack * tile.packs * tile.threads()) as usize;
+    let statistics =
+        if problem.norm == Norm::Layer { 2 } else { 1 } * (tile.threads() / tile.threads_per_row.min(32)) as usize;
+    let ring = (tile.stages * tile.unroll) as usize * (owned * streams + statistics * size_of::<f32>());
+    let gradients = usize::from(problem.present.dweight) + usize::from(problem.present.dbias);
+    let width = tile.threads_per_row.max(32);
+    let exchange =
+        gradients * (tile.pack * tile.packs * (tile.threads() / width / 2) * width) as usize * size_of::<f32>();
+    ring.max(exchange)
+}
+
+/// Clusters of blocks that run at the same time. Clusters of more than two do not fill a device, since each lies within
+/// a part of it: of 132 multiprocessors 30 clusters of four and 15 of eight were seen to run (H200, 2026-11-21).
+fn resident_clusters(tile: &Tile, caps: &Caps) -> u32 {
+    let blocks = caps.sms * tile.blocks_per_sm;
+    let usable = if tile.cluster > 2 { blocks - blocks / 11 } else { blocks };
+    (usable / tile.cluster).max(1)
+}

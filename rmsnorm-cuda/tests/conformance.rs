@@ -1,0 +1,5 @@
+//! The conformance suite on the first device.
+
+use rmsnorm_cuda::CudaBackend;
+
+rmsnorm_spec::conformance!(CudaBackend::new(0));

@@ -1,0 +1,177 @@
+//! Calls captured into a CUDA graph and replayed on new data give the bits of calls made directly.
+
+use std::sync::Arc;
+
+use rmsnorm_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use rmsnorm_cuda::cudarc::driver::{CudaGraph, CudaSlice, CudaStream, DriverError};
+use rmsnorm_cuda::{
+    Backward, CudaBackend, Forward,
+    spec::{CastOrder, DType, Error, GradReduction, Norm, NormBackend, NormSpec, Present, Problem, Stage, bf16},
+};
+
+use crate::support::{Gpu, bytes, tensor, upload};
+
+/// Shapes of each regime: several rows a block, one row a block, a cluster a row, streaming.
+const SHAPES: [(usize, usize); 4] = [(3000, 384), (700, 4096), (150, 40000), (40, 300_000)];
+
+/// The tensors of a forward call and the backward call that follows.
+struct Tensors {
+    norm: NormSpec,
+    x: CudaSlice<bf16>,
+    weight: CudaSlice<bf16>,
+    y: CudaSlice<bf16>,
+    rstd: CudaSlice<f32>,
+    dy: CudaSlice<bf16>,
+    dx: CudaSlice<bf16>,
+    dweight: CudaSlice<bf16>,
+    workspace: Option<CudaSlice<f32>>,
+}
+
+impl Tensors {
+    fn new(backend: &CudaBackend, (rows, cols): (usize, usize), with_workspace: bool) -> Self {
+        let (stream, len) = (backend.stream(), rows * cols);
+        let workspace_len = backend.workspace_len(&backward_problem(rows, cols));
+        Tensors {
+            norm: NormSpec::rms(rows, cols, 1e-6),
+            x: upload(backend, 1, len),
+            weight: upload(backend, 2, cols),
+            y: stream.alloc_zeros(len).unwrap(),
+            rstd: stream.alloc_zeros(rows).unwrap(),
+            dy: upload(backend, 3, len),
+            dx: stream.alloc_zeros(len).unwrap(),
+            dweight: stream.alloc_zeros(cols).unwrap(),
+            workspace: with_workspace.then(|| stream.alloc_zeros(workspace_len.max(1)).unwrap()),
+        }
+    }
+
+    fn fill(&mut self, backend: &CudaBackend, seed: u32) {
+        let stream = backend.stream();
+        stream.memcpy_htod(&tensor::<bf16>(seed, self.x.len()), &mut self.x).unwrap();
+        stream.memcpy_htod(&tensor::<bf16>(seed + 1, self.dy.len()), &mut self.dy).unwrap();
+        stream.memset_zeros(&mut self.y).unwrap();
+        stream.memset_zeros(&mut self.dx).unwrap();
+        stream.memset_zeros(&mut self.dweight).unwrap();
+    }
+
+    fn call(&mut self, backend: &CudaBackend) -> Result<(), Error> {
+        let forward = Forward::new(self.x.as_view(), self.y.as_view_mut());
+        backend.forward(&self.norm, forward.weight(self.weight.as_view()).rstd(self.rstd.as_view_mut()))?;
+        let mut backward = Backward::new(self.dy.as_view(), self.x.as_view(), self.dx.as_view_mut())
+            .weight(self.weight.as_view())
+            .rstd(self.rstd.as_view())
+            .dweight(self.dweight.as_view_mut());
+        if let Some(workspace) = &mut self.workspace {
+            backward = backward.workspace(workspace.as_view_mut());
+        }
+        backend.backward(&self.norm, backward)
+    }
+
+    fn results(&self, backend: &CudaBackend) -> [Vec<u8>; 4] {
+        let rstd = bytes(backend, &self.rstd);
+        [bytes(backend, &self.y), rstd, bytes(backend, &self.dx), bytes(backend, &self.dweight)]
+    }
+}
+
+fn backward_problem(rows: usize, cols: usize) -> Problem {
+    Problem {
+        stage: Stage::Backward,
+        norm: Norm::Rms,
+        rows,
+        cols,
+        activation: DType::Bf16,
+        weight: DType::Bf16,
+        residual: DType::Bf16,
+        has_weight_offset: false,
+        cast_order: CastOrder::default(),
+        grad_reduction: GradReduction::default(),
+        present: Present { weight: true, rstd: true, dweight: true, workspace: true, ..Present::default() },
+    }
+}
+
+/// Captures what `work` enqueues. The mode concerns this thread alone.
+fn capture(stream: &Arc<CudaStream>, work: impl FnOnce() -> Result<(), Error>) -> (Result<(), Error>, Captured) {
+    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+    let outcome = work();
+    // cudarc would report an error that it has kept from the call, instead of ending the capture.
+    stream.context().check_err().ok();
+    (outcome, stream.end_capture(CUgraphInstantiate_flags(0)))
+}
+
+type Captured = Result<Option<CudaGraph>, DriverError>;
+
+/// A stream that can be captured, in a context where cudarc records no events.
+fn stream_without_events(gpu: &Gpu) -> Arc<CudaStream> {
+    let context = gpu.stream().context();
+    // SAFETY:
+    // - streams: these tests use the tensors of one stream on that stream only.
+    unsafe { context.disable_event_tracking() };
+    context.new_stream().unwrap()
+}
+
+/// Three replays on new data, each against a call made directly.
+fn check_replays(backend: &CudaBackend, tensors: &mut Tensors, graph: &CudaGraph) {
+    let shape = (tensors.norm.rows, tensors.norm.cols);
+    for seed in [10, 20, 30] {
+        tensors.fill(backend, seed);
+        tensors.call(backend).unwrap();
+        let expected = tensors.results(backend);
+        tensors.fill(backend, seed);
+        graph.launch().unwrap();
+        assert!(tensors.results(backend) == expected, "{shape:?}, seed {seed}");
+    }
+}
+
+fn check_captured(backend: &CudaBackend, shape: (usize, usize), with_workspace: bool) {
+    let mut tensors = Tensors::new(backend, shape, with_workspace);
+    tensors.call(backend).unwrap();
+    let (outcome, graph) = capture(backend.stream(), || tensors.call(backend));
+    outcome.unwrap();
+    check_replays(backend, &mut tensors, &graph.unwrap().unwrap());
+}
+
+#[test]
+fn calls_with_a_workspace_are_captured_and_replayed() {
+    let Some(gpu) = Gpu::open() else { return };
+    let backend = gpu.on(stream_without_events(&gpu)).unwrap();
+    SHAPES.into_iter().for_each(|shape| check_captured(&backend, shape, true));
+}
+
+#[test]
+fn calls_that_allocate_their_workspace_are_captured_and_replayed() {
+    let Some(gpu) = Gpu::open() else { return };
+    let backend = gpu.on(stream_without_events(&gpu)).unwrap();
+    SHAPES.into_iter().for_each(|shape| check_captured(&backend, shape, false));
+}
+
+/// In a context without other streams cudarc needs no events, and nothing has to be turned off.
+#[test]
+fn the_stream_of_the_thread_is_captured_with_no_more_ado() {
+    let Some(gpu) = Gpu::open() else { return };
+    let backend = gpu.on(gpu.stream().context().per_thread_stream()).unwrap();
+    check_captured(&backend, SHAPES[0], true);
+}
+
+/// The kernels are compiled and loaded while the stream is being captured.
+#[test]
+fn the_first_call_of_a_backend_may_be_a_captured_one() {
+    let Some(gpu) = Gpu::open() else { return };
+    let backend = gpu.on(stream_without_events(&gpu)).unwrap();
+    let mut tensors = Tensors::new(&backend, (77, 1000), true);
+    let (outcome, graph) = capture(backend.stream(), || tensors.call(&backend));
+    outcome.unwrap();
+    check_replays(&backend, &mut tensors, &graph.unwrap().unwrap());
+}
+
+/// cudarc's events say when `x` was written, and that was outside of the capture: an error, and no silent gap.
+#[test]
+fn a_capture_that_cudarcs_events_spoil_is_an_error() {
+    let Some(gpu) = Gpu::open() else { return };
+    let backend = gpu.on(gpu.stream().context().new_stream().unwrap()).unwrap();
+    let mut tensors = Tensors::new(&backend, (8, 128), true);
+    tensors.call(&backend).unwrap();
+    let (outcome, graph) = capture(backend.stream(), || tensors.call(&backend));
+    assert!(matches!(outcome, Err(Error::Device { .. })), "{outcome:?}");
+    assert!(graph.is_err());
+    // The stream is as good as new.
+    tensors.call(&backend).unwrap();
+}

@@ -1,0 +1,58 @@
+//! What a warm call costs on the host. Printed, not judged: a busy machine is no failure.
+
+use std::time::{Duration, Instant};
+
+use rmsnorm_cuda::{
+    Backward, CudaBackend, Forward,
+    spec::{NormBackend, NormSpec, bf16},
+};
+
+use crate::support::{Gpu, upload};
+
+const CALLS: usize = 2000;
+
+/// Median time of a call, with the queue never full.
+fn median(backend: &CudaBackend, mut call: impl FnMut()) -> Duration {
+    let mut times: Vec<_> = (0..CALLS)
+        .map(|index| {
+            if index % 100 == 0 {
+                backend.stream().synchronize().unwrap();
+            }
+            let start = Instant::now();
+            call();
+            start.elapsed()
+        })
+        .collect();
+    times.sort_unstable();
+    times[CALLS / 2]
+}
+
+#[test]
+fn the_overhead_of_a_warm_call_is_printed() {
+    let Some(gpu) = Gpu::open() else { return };
+    let (rows, cols, stream) = (4, 1024, gpu.stream());
+    let norm = NormSpec::rms(rows, cols, 1e-6);
+    let (x, weight) = (upload::<bf16>(&gpu, 1, rows * cols), upload::<bf16>(&gpu, 2, cols));
+    let mut y = stream.alloc_zeros::<bf16>(rows * cols).unwrap();
+    let mut rstd = stream.alloc_zeros::<f32>(rows).unwrap();
+    let forward = median(&gpu, || {
+        let args = Forward::new(x.as_view(), y.as_view_mut()).weight(weight.as_view());
+        gpu.forward(&norm, args.rstd(rstd.as_view_mut())).unwrap();
+    });
+    let mut dweight = stream.alloc_zeros::<bf16>(cols).unwrap();
+    let mut workspace = stream.alloc_zeros::<f32>(1 << 24).unwrap();
+    let mut backward = |with_workspace: bool| {
+        median(&gpu, || {
+            let mut args = Backward::new(x.as_view(), x.as_view(), y.as_view_mut())
+                .weight(weight.as_view())
+                .rstd(rstd.as_view())
+                .dweight(dweight.as_view_mut());
+            if with_workspace {
+                args = args.workspace(workspace.as_view_mut());
+            }
+            gpu.backward(&norm, args).unwrap();
+        })
+    };
+    println!("host time of a warm call, median of {CALLS}, {rows}x{cols} bf16 on {}:", *gpu);
+    println!("forward {forward:?}, backward {:?}, allocating its workspace {:?}", backward(true), backward(false));
+}
