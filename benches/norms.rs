@@ -1,48 +1,73 @@
 //! Forward, forward with a residual, and backward, as criterion groups: `forward/rms_norm/bf16/4096x1024/cpu`.
 //!
-//! The last part of an id is the backend, so a group compares backends. Throughput counts the fewest bytes that must
-//! move. Operations, tensors and the check before the clock starts are those of `rmsnorm bench`, which also prints the
-//! copy bandwidth; criterion adds its statistics and the comparison with an earlier run.
+//! The last part of an id is the backend, so a group compares backends that share its shape. Throughput counts the fewest
+//! bytes that must move. Operations, tensors, clocks and the check before the clock starts are those of `rmsnorm bench`,
+//! which also prints the copy bandwidth; criterion adds its statistics and the comparison with an earlier run.
 #![expect(clippy::expect_used, reason = "a benchmark that cannot run has nothing better to do than to stop")]
 
+use std::time::Duration;
+
 use criterion::{Criterion, Throughput};
-use rmsnorm_core::conformance::Harness;
-use rmsnorm_core::cpu::CpuBackend;
-use rmsnorm_core::measure::{Op, SHAPES, Shape, Workload};
-use rmsnorm_core::{Element, Norm, NormBackend, bf16, f16};
+use rmsnorm_core::measure::{Measurable, Measurement, Op, Operation, Shape, Workload};
+use rmsnorm_core::{AnyBackend, Element, GradReduction, Norm, NormBackend, available, bf16, f16};
 
 fn main() {
     let mut criterion = Criterion::default().configure_from_args();
-    let cpu = CpuBackend::new();
-    for shape in SHAPES {
-        bench::<_, f32>(&mut criterion, &cpu, shape);
-        bench::<_, f16>(&mut criterion, &cpu, shape);
-        bench::<_, bf16>(&mut criterion, &cpu, shape);
+    for device in available() {
+        match device.status {
+            Err(reason) => eprintln!("{}: skipped: {reason}", device.name),
+            Ok(_) => {
+                let backend = device.name.parse().and_then(AnyBackend::open).expect("it could be opened before");
+                backend.measure(Bench { criterion: &mut criterion }).expect("the device works");
+            }
+        }
     }
     criterion.final_summary();
 }
 
+/// Every shape, dtype, operation and norm on one backend.
+struct Bench<'a> {
+    criterion: &'a mut Criterion,
+}
+
+impl Measurement for Bench<'_> {
+    type Output = ();
+
+    fn run<D: Measurable>(self, device: &D) {
+        for &shape in D::SHAPES {
+            bench::<D, f32>(self.criterion, device, shape);
+            bench::<D, f16>(self.criterion, device, shape);
+            bench::<D, bf16>(self.criterion, device, shape);
+        }
+    }
+}
+
 /// Every operation and norm on one backend, in one dtype and shape.
-fn bench<H: Harness, T: Element>(criterion: &mut Criterion, harness: &H, shape: Shape) {
-    let backend = harness.backend().name();
+fn bench<D: Measurable, T: Element>(criterion: &mut Criterion, device: &D, shape: Shape) {
+    let reduction = GradReduction::default();
     // Made by the first benchmark that the filter lets through: the tensors are large.
     let mut workload = None;
     for op in Op::ALL {
         for norm in Norm::ALL {
+            let operation = Operation { norm, op, reduction };
             let mut group = criterion.benchmark_group(format!("{}/{}/{}/{shape}", op.name(), norm.name(), T::DTYPE));
-            group.throughput(Throughput::Bytes(op.bytes(norm, T::DTYPE, shape) as u64));
-            let (mut is_judged, mut set) = (false, 0);
-            group.bench_function(backend, |bencher| {
+            group.throughput(Throughput::Bytes(operation.bytes(T::DTYPE, shape) as u64));
+            let (mut batch, mut set) = (None, 0);
+            group.bench_function(device.backend().name(), |bencher| {
                 let workload = workload.get_or_insert_with(|| {
-                    Workload::<H, T>::new(harness, shape).expect("the device has room for the tensors")
+                    Workload::<D, T>::new(device, shape, &[reduction]).expect("the device has room for the tensors")
                 });
-                if !is_judged {
-                    assert_eq!(workload.wrong_elements(op, norm).expect("the call is valid"), 0, "{op:?} is wrong");
-                    is_judged = true;
-                }
-                bencher.iter(|| {
-                    set += 1;
-                    workload.call(op, norm, set).expect("the call is valid");
+                let batch = batch.get_or_insert_with(|| {
+                    let wrong = workload.wrong_elements(operation).expect("the call is valid");
+                    assert_eq!(wrong, 0, "elements of {operation:?} are outside their bounds");
+                    let sets = workload.sets();
+                    device.prepare(sets, &mut |set| workload.call(operation, set)).expect("the call is valid")
+                });
+                bencher.iter_custom(|calls| {
+                    let sets = set..set + calls as usize;
+                    set = sets.end;
+                    let seconds = device.time(batch, sets, &mut |set| workload.call(operation, set));
+                    Duration::from_secs_f64(seconds.expect("the call is valid") * calls as f64)
                 });
             });
             group.finish();

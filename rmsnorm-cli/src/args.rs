@@ -57,7 +57,7 @@ pub struct CpuArgs {
 /// Arguments of `rmsnorm conformance`.
 #[derive(Debug, Args)]
 pub struct ConformanceArgs {
-    /// The backend to prove
+    /// The backend to prove: cpu, cuda, or cuda:N for the CUDA device of that number
     #[arg(long, value_name = "BACKEND", default_value = "cpu")]
     pub backend: String,
     /// How it runs.
@@ -80,7 +80,7 @@ pub struct ConformanceArgs {
 /// Arguments of `rmsnorm bench`.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// The backends to measure [default: all that this machine has]
+    /// The backends to measure, such as cpu,cuda or cuda:1 [default: all that this machine has]
     #[arg(long, value_name = "BACKEND,..", value_delimiter = ',')]
     pub backend: Vec<String>,
     /// How they run.
@@ -92,7 +92,10 @@ pub struct BenchArgs {
     /// The operations to measure: forward, add_forward, backward [default: all]
     #[arg(long, value_name = "OP,..", value_delimiter = ',')]
     pub op: Vec<String>,
-    /// The shapes to measure, as rows x cols: 4096x4096
+    /// How backward sums weight gradients over the rows: partials, locks, atomics [default: partials]
+    #[arg(long, value_name = "REDUCTION,..", value_delimiter = ',')]
+    pub reduction: Vec<String>,
+    /// The shapes to measure, as rows x cols: 4096x4096 [default: a list for each backend]
     #[arg(long, value_name = "MxN,..", value_delimiter = ',')]
     pub shapes: Vec<String>,
     /// The dtypes to measure: f32, f16, bf16 [default: f32,bf16]
@@ -115,7 +118,7 @@ pub struct RunArgs {
     /// The safetensors file to write; it appears complete or not at all
     #[arg(short, long, value_name = "OUT.safetensors")]
     pub output: PathBuf,
-    /// The backend that computes
+    /// The backend that computes: cpu, cuda or cuda:N
     #[arg(long, value_name = "BACKEND", default_value = "cpu")]
     pub backend: String,
     /// How it runs.

@@ -45,27 +45,9 @@ pub fn names() -> Vec<String> {
     available().into_iter().filter(|device| device.status.is_ok()).map(|device| device.name).collect()
 }
 
-/// The backend as `bench` needs it: with a copy to compare with, which the trait does not have.
-///
-/// # Errors
-/// If the command line has no copy for it.
-pub fn measurable(backend: &AnyBackend) -> Result<&CpuBackend, Failure> {
-    backend.as_cpu().ok_or_else(|| Failure::Input(format!("bench has no copy to compare {} with", backend.device())))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// Fails when a backend is added to the library and not to `bench`.
-    #[test]
-    fn every_backend_of_this_machine_is_measurable() {
-        assert!(!names().is_empty());
-        for name in names() {
-            let backend = open(&name, &CpuArgs::default()).unwrap();
-            assert!(measurable(&backend).is_ok(), "{name}");
-        }
-    }
 
     #[test]
     fn flags_choose_instruction_set_and_threads_each_alone() {
@@ -73,7 +55,7 @@ mod tests {
         let open = |isa: Option<&str>, threads| {
             let args = CpuArgs { isa: isa.map(Into::into), threads };
             let backend = open("cpu", &args).unwrap();
-            let cpu = measurable(&backend).unwrap();
+            let cpu = backend.as_cpu().unwrap();
             (cpu.isa(), cpu.threads(), flags(&args))
         };
         let default = (strongest.isa(), strongest.threads());

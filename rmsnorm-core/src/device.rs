@@ -11,12 +11,11 @@ use crate::Error;
 use crate::conformance::Harness;
 #[cfg(feature = "cpu")]
 use crate::cpu::CpuBackend;
+#[cfg(feature = "cuda")]
+use crate::cuda::CudaBackend;
 
-/// Names of the backends that this crate will have, with the reason why they are not here.
-const NOT_BUILT_IN: [(&str, &str); 2] = [
-    ("cuda", "not built in: this build has no cuda backend (yet)"),
-    ("wgpu", "not built in: this build has no wgpu backend (yet)"),
-];
+/// The name of a backend that this crate will have, and why it is not here.
+const TO_COME: (&str, &str) = ("wgpu", "not built in: this build has no wgpu backend (yet)");
 
 /// A device that a backend runs on, by name. Its [`Display`](fmt::Display) form is what [`FromStr`] reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -24,12 +23,16 @@ const NOT_BUILT_IN: [(&str, &str); 2] = [
 pub enum Device {
     /// `cpu`: this machine's processor.
     Cpu,
+    /// `cuda`, the first CUDA device, or `cuda:1`, the one of that number.
+    Cuda(usize),
 }
 
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Device::Cpu => f.write_str("cpu"),
+            Device::Cuda(0) => f.write_str("cuda"),
+            Device::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
         }
     }
 }
@@ -37,18 +40,28 @@ impl fmt::Display for Device {
 impl FromStr for Device {
     type Err = Error;
 
-    /// The device of that name.
+    /// The device of that name, whether this build and this machine have it or not. `cuda:0` is `cuda`.
     ///
     /// # Errors
-    /// `Unavailable` for a backend that this build lacks, `Unsupported` for a name that no backend has.
+    /// `Unavailable` for a backend that is yet to come, `Unsupported` for a name that no device has.
     fn from_str(name: &str) -> Result<Self, Error> {
         if name == "cpu" {
             return Ok(Device::Cpu);
         }
-        match NOT_BUILT_IN.into_iter().find(|&(backend, _)| backend == name) {
-            Some((backend, reason)) => Err(Error::Unavailable { backend, reason: reason.into() }),
-            None => Err(Error::Unsupported { rule: format!("a backend is one of cpu, cuda and wgpu, got {name:?}") }),
+        if name == "cuda" {
+            return Ok(Device::Cuda(0));
         }
+        if let Some(number) = name.strip_prefix("cuda:") {
+            // `parse` alone would take a sign.
+            let ordinal = number.parse().ok().filter(|_| number.bytes().all(|byte| byte.is_ascii_digit()));
+            let rule = || format!("a CUDA device is cuda or cuda:N with N = 0, 1, .., got {name:?}");
+            return ordinal.map(Device::Cuda).ok_or_else(|| Error::Unsupported { rule: rule() });
+        }
+        let (backend, reason) = TO_COME;
+        if name == backend {
+            return Err(Error::Unavailable { backend, reason: reason.into() });
+        }
+        Err(Error::Unsupported { rule: format!("a backend is one of cpu, cuda and wgpu, got {name:?}") })
     }
 }
 
@@ -62,15 +75,34 @@ pub struct Availability {
 }
 
 /// Every device of every backend: what is on this machine and, for what is not, why. Never panics.
+///
+/// A backend without a device has one entry, under its own name. Every CUDA device is opened, which takes a moment each.
 pub fn available() -> Vec<Availability> {
-    let status = match AnyBackend::open(Device::Cpu) {
+    let devices = std::iter::once(Device::Cpu).chain((0..cuda_devices()).map(Device::Cuda));
+    let (name, reason) = TO_COME;
+    let to_come = Availability { name: name.into(), status: Err(reason.into()) };
+    devices.map(probe).chain([to_come]).collect()
+}
+
+fn probe(device: Device) -> Availability {
+    let status = match AnyBackend::open(device) {
         Ok(backend) => Ok(backend.to_string()),
         Err(Error::Unavailable { reason, .. }) => Err(reason),
         Err(error) => Err(error.to_string()),
     };
-    let cpu = Availability { name: Device::Cpu.to_string(), status };
-    let absent = NOT_BUILT_IN.map(|(name, reason)| Availability { name: name.into(), status: Err(reason.into()) });
-    std::iter::once(cpu).chain(absent).collect()
+    Availability { name: device.to_string(), status }
+}
+
+/// How many CUDA devices to list. Where there is none, opening the first says why.
+#[cfg(feature = "cuda")]
+fn cuda_devices() -> usize {
+    CudaBackend::device_count().unwrap_or(1)
+}
+
+/// One to list, with the reason why it is not here.
+#[cfg(not(feature = "cuda"))]
+const fn cuda_devices() -> usize {
+    1
 }
 
 /// A backend chosen at run time.
@@ -83,22 +115,26 @@ pub enum AnyBackend {
     /// The CPU backend.
     #[cfg(feature = "cpu")]
     Cpu(CpuBackend),
+    /// The CUDA backend on one device.
+    #[cfg(feature = "cuda")]
+    Cuda(CudaBackend),
 }
 
 impl AnyBackend {
-    /// The backend of that device, ready to use.
+    /// The backend of that device, ready to use. On a CUDA device it works on the default stream.
     ///
     /// # Errors
-    /// `Unavailable` if this build or this machine lacks it.
+    /// `Unavailable` if this build or this machine lacks it, `Device` if the device fails.
     pub fn open(device: Device) -> Result<Self, Error> {
         match device {
             #[cfg(feature = "cpu")]
             Device::Cpu => Ok(AnyBackend::Cpu(CpuBackend::new())),
             #[cfg(not(feature = "cpu"))]
-            Device::Cpu => {
-                let reason = "not built in: rmsnorm-core was built without its feature `cpu`".into();
-                Err(Error::Unavailable { backend: "cpu", reason })
-            }
+            Device::Cpu => Err(not_built_in("cpu")),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(ordinal) => CudaBackend::new(ordinal).map(AnyBackend::Cuda),
+            #[cfg(not(feature = "cuda"))]
+            Device::Cuda(_) => Err(not_built_in("cuda")),
         }
     }
 
@@ -107,6 +143,8 @@ impl AnyBackend {
         match *self {
             #[cfg(feature = "cpu")]
             AnyBackend::Cpu(_) => Device::Cpu,
+            #[cfg(feature = "cuda")]
+            AnyBackend::Cuda(ref backend) => Device::Cuda(backend.stream().context().ordinal()),
         }
     }
 
@@ -115,26 +153,55 @@ impl AnyBackend {
     pub fn as_cpu(&self) -> Option<&CpuBackend> {
         match self {
             AnyBackend::Cpu(backend) => Some(backend),
+            #[cfg(feature = "cuda")]
+            AnyBackend::Cuda(_) => None,
+        }
+    }
+
+    /// The CUDA backend, if it is that.
+    #[cfg(feature = "cuda")]
+    pub fn as_cuda(&self) -> Option<&CudaBackend> {
+        match self {
+            #[cfg(feature = "cpu")]
+            AnyBackend::Cpu(_) => None,
+            AnyBackend::Cuda(backend) => Some(backend),
         }
     }
 
     /// Runs a task on the backend, whichever it is.
     #[cfg(feature = "conformance")]
-    #[cfg_attr(not(feature = "cpu"), expect(unused_variables, reason = "without a backend there is no value to match"))]
+    #[cfg_attr(
+        not(any(feature = "cpu", feature = "cuda")),
+        expect(unused_variables, reason = "without a backend there is no value to match")
+    )]
     pub fn dispatch<K: Task>(&self, task: K) -> K::Output {
         match *self {
             #[cfg(feature = "cpu")]
             AnyBackend::Cpu(ref backend) => task.run(backend),
+            #[cfg(feature = "cuda")]
+            AnyBackend::Cuda(ref backend) => task.run(backend),
         }
     }
 }
 
+/// A device whose backend this build lacks. The feature has the backend's name.
+#[cfg(not(all(feature = "cpu", feature = "cuda")))]
+fn not_built_in(backend: &'static str) -> Error {
+    let reason = format!("not built in: rmsnorm-core was built without its feature `{backend}`");
+    Error::Unavailable { backend, reason }
+}
+
 impl fmt::Display for AnyBackend {
-    #[cfg_attr(not(feature = "cpu"), expect(unused_variables, reason = "without a backend there is no value to match"))]
+    #[cfg_attr(
+        not(any(feature = "cpu", feature = "cuda")),
+        expect(unused_variables, reason = "without a backend there is no value to match")
+    )]
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             #[cfg(feature = "cpu")]
             AnyBackend::Cpu(ref backend) => write!(f, "{backend}"),
+            #[cfg(feature = "cuda")]
+            AnyBackend::Cuda(ref backend) => write!(f, "{backend}"),
         }
     }
 }
@@ -154,26 +221,51 @@ mod tests {
     use super::*;
 
     #[test]
-    fn device_name_is_read_back() {
-        assert_eq!(Device::Cpu.to_string().parse::<Device>().unwrap(), Device::Cpu);
+    fn device_names_are_read_back() {
+        for (device, name) in [(Device::Cpu, "cpu"), (Device::Cuda(0), "cuda"), (Device::Cuda(12), "cuda:12")] {
+            assert_eq!(device.to_string(), name);
+            assert_eq!(name.parse::<Device>().unwrap(), device);
+        }
+        assert_eq!("cuda:0".parse::<Device>().unwrap(), Device::Cuda(0));
+    }
+
+    #[test]
+    fn device_bad_number_is_refused() {
+        for name in ["cuda:", "cuda:x", "cuda:-1", "cuda:+1", "cuda: 1", "cuda:1:2", "cuda:99999999999999999999"] {
+            let message = name.parse::<Device>().unwrap_err().to_string();
+            let expected = "unsupported: a CUDA device is cuda or cuda:N with N = 0, 1, .., got ";
+            assert_eq!(message, format!("{expected}{name:?}"));
+        }
     }
 
     #[test]
     fn device_unknown_name_lists_the_names() {
-        let message = "tpu".parse::<Device>().unwrap_err().to_string();
-        assert_eq!(message, r#"unsupported: a backend is one of cpu, cuda and wgpu, got "tpu""#);
+        for name in ["tpu", "cud", "cudax", "CUDA", ""] {
+            let message = name.parse::<Device>().unwrap_err().to_string();
+            assert_eq!(message, format!("unsupported: a backend is one of cpu, cuda and wgpu, got {name:?}"));
+        }
     }
 
     #[test]
-    fn device_not_built_in_says_so() {
-        let message = "cuda".parse::<Device>().unwrap_err().to_string();
-        assert_eq!(message, "the cuda backend is not available: not built in: this build has no cuda backend (yet)");
+    fn device_to_come_says_so() {
+        let message = "wgpu".parse::<Device>().unwrap_err().to_string();
+        assert_eq!(message, "the wgpu backend is not available: not built in: this build has no wgpu backend (yet)");
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    #[test]
+    fn device_not_built_in_names_the_feature() {
+        let message = AnyBackend::open(Device::Cuda(0)).unwrap_err().to_string();
+        let expected = "not built in: rmsnorm-core was built without its feature `cuda`";
+        assert_eq!(message, format!("the cuda backend is not available: {expected}"));
     }
 
     #[test]
-    fn available_has_every_backend_once_and_tells_the_truth() {
+    fn available_has_every_backend_and_tells_the_truth() {
         let list = available();
-        assert_eq!(list.iter().map(|device| device.name.as_str()).collect::<Vec<_>>(), ["cpu", "cuda", "wgpu"]);
+        let mut backends: Vec<_> = list.iter().map(|device| device.name.split(':').next().unwrap()).collect();
+        backends.dedup();
+        assert_eq!(backends, ["cpu", "cuda", "wgpu"]);
         for device in list {
             let opened = device.name.parse().and_then(AnyBackend::open);
             assert_eq!(opened.map(|backend| backend.to_string()).ok(), device.status.ok(), "{}", device.name);

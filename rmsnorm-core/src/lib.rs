@@ -7,8 +7,9 @@
 //! | feature | module | brings |
 //! |---|---|---|
 //! | `cpu` (default) | `cpu` | the CPU backend |
+//! | `cuda` | `cuda` | the CUDA backend; builds without CUDA, and says what is missing where it cannot run |
 //! | `conformance` | `conformance` | the suite that proves a backend, and [`AnyBackend`]'s `dispatch` |
-//! | `measure` | `measure` | operations and tensors to measure a backend with |
+//! | `measure` | `measure` | operations, tensors and clocks to measure a backend with |
 //!
 //! # Example
 //! Forward, then backward, on slices:
@@ -44,4 +45,10 @@ pub use rmsnorm_spec::*;
 #[cfg(feature = "cpu")]
 pub mod cpu {
     pub use rmsnorm_cpu::*;
+}
+
+/// The CUDA backend.
+#[cfg(feature = "cuda")]
+pub mod cuda {
+    pub use rmsnorm_cuda::*;
 }

@@ -1,40 +1,41 @@
 //! `rmsnorm bench`: forward and backward against this machine's copy bandwidth.
 
-use rmsnorm_core::cpu::CpuBackend;
-use rmsnorm_core::measure::{Op, SHAPES, Shape};
-use rmsnorm_core::{AnyBackend, DType, Norm, NormBackend};
+use rmsnorm_core::measure::{Mode, Op, Operation, REDUCTIONS, Shape, reduction_name};
+use rmsnorm_core::{AnyBackend, DType, GradReduction, Norm};
 use serde_json::{Value, json};
 
 use crate::args::BenchArgs;
-use crate::backends::{self, measurable};
+use crate::backends;
 use crate::failure::Failure;
-use crate::measure::{Row, Selection, measure};
+use crate::measure::{Outcome, Row, Selection, Shapes, admit, measure};
 use crate::output::{Output, print};
 use crate::progress::Progress;
 
-/// The most elements of a matrix, which then has 256 MiB in f32. There are fourteen of that size, 3.5 GiB: two sets of
-/// four, and for the copy two pairs and what they are filled from. A single row takes more, as vectors are as long then.
-const MOST_ELEMENTS: usize = 1 << 26;
+/// No memory holds the tensors of larger matrices, and no size in bytes overflows below. What a device has room for is
+/// asked later.
+const MOST_ELEMENTS: usize = isize::MAX as usize >> 8;
 
 /// Measures and prints a table.
 pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     let json = args.json.as_deref().map(Output::new).transpose()?;
     let selection = selection(args)?;
     let backends = open_all(args)?;
+    backends.iter().try_for_each(|backend| admit(backend, &selection))?;
     let to_stdout = matches!(json, Some(Output::Stdout));
     let mut reports = Vec::new();
     for backend in &backends {
-        let rows = table(backend, &selection, !to_stdout)?;
+        let table = table(backend, &selection, !to_stdout)?;
         reports.push(json!({
-            "backend": backend.name(),
+            "backend": backend.device().to_string(),
             "device": backend.to_string(),
-            "rows": rows.iter().map(as_json).collect::<Vec<_>>(),
+            "rows": table.rows.iter().map(as_json).collect::<Vec<_>>(),
+            "unsupported": table.unsupported,
         }));
     }
     if let Some(output) = json {
         let document = json!({
             "suite": concat!("rmsnorm ", env!("CARGO_PKG_VERSION")),
-            "machine": machine(),
+            "machine": machine(&backends),
             "reports": reports,
         });
         output.write(format!("{document:#}\n").as_bytes())?;
@@ -44,45 +45,89 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
 
 /// The short table of `rmsnorm` without a command: a few seconds a backend.
 pub fn short(backend: &AnyBackend) -> Result<(), Failure> {
-    let [first, .., decode] = SHAPES;
     let selection = Selection {
         norms: Norm::ALL.to_vec(),
         ops: vec![Op::Forward, Op::Backward],
-        shapes: vec![first, decode],
+        reductions: vec![GradReduction::default()],
+        shapes: Shapes::Two,
         dtypes: vec![DType::F32, DType::Bf16],
         seconds: 0.25,
     };
-    table(measurable(backend)?, &selection, true).map(drop)
+    table(backend, &selection, true).map(drop)
 }
 
-fn table(backend: &CpuBackend, selection: &Selection, show: bool) -> Result<Vec<Row>, Failure> {
-    let mut rows = Vec::new();
+/// What was measured, and each rule by which the backend refused a row.
+#[derive(Default)]
+struct Table {
+    rows: Vec<Row>,
+    unsupported: Vec<String>,
+}
+
+fn table(backend: &AnyBackend, selection: &Selection, show: bool) -> Result<Table, Failure> {
+    let mut table = Table::default();
     let mut shown = Ok(());
-    let bar = Progress::new("bench");
+    let (bar, mut done) = (Progress::new("bench"), 0);
     if show {
-        let op = "operation";
+        let (op, width) = ("operation", name_width(selection));
         print(&format!(
-            "{backend}\n{op:24} {:>5} {:>12} {:>10} {:>7} {:>7} {:>8}\n",
+            "{backend}\n{op:width$} {:>5} {:>12} {:>10} {:>7} {:>7} {:>8}\n",
             "dtype", "rows x cols", "us", "GB/s", "copy", "of copy"
         ))?;
     }
-    measure(backend, selection, &mut |row| {
-        if show && shown.is_ok() {
-            shown = print(&line(&row));
+    measure(backend, selection, &mut |outcome, total| {
+        match outcome {
+            Outcome::Measured(row) => {
+                if show && shown.is_ok() {
+                    shown = print(&line(&row, name_width(selection)));
+                }
+                table.rows.push(row);
+            }
+            Outcome::Unsupported(operation, rule) => {
+                let rule = format!("{}: {rule}", name(operation));
+                if !table.unsupported.contains(&rule) {
+                    table.unsupported.push(rule);
+                }
+            }
         }
-        rows.push(row);
-        bar.set(rows.len(), selection.len());
+        done += 1;
+        bar.set(done, total);
     })?;
     shown?;
-    if show && rows.iter().any(|row| !row.is_cold) {
-        print("* one input set, from the cache: read the time, not the rate\n")?;
+    if show {
+        print(&notes(&table))?;
     }
-    Ok(rows)
+    Ok(table)
 }
 
-fn line(row: &Row) -> String {
-    let name = format!("{} {}", row.norm.name(), row.op.name());
-    let shape = row.shape;
+/// What the table's signs mean, and what is not in it.
+fn notes(table: &Table) -> String {
+    let mut notes = String::new();
+    if table.rows.iter().any(|row| !row.is_cold) {
+        notes += "* all input sets fit the cache: read the time, not the rate\n";
+    }
+    if table.rows.iter().any(|row| row.mode == Mode::Events) {
+        notes += "+ not captured into a graph: the time includes gaps between launches\n";
+    }
+    for rule in &table.unsupported {
+        notes += &format!("unsupported: {rule}\n");
+    }
+    notes
+}
+
+/// `rms_norm backward`; the reduction follows unless it is the default.
+fn name(operation: Operation) -> String {
+    let Operation { norm, op, reduction } = operation;
+    let reduction = if reduction == GradReduction::default() { "" } else { reduction_name(reduction) };
+    format!("{} {} {reduction}", norm.name(), op.name()).trim_end().to_owned()
+}
+
+/// Room for the longest [`name`].
+fn name_width(selection: &Selection) -> usize {
+    if selection.reductions == [GradReduction::default()] { 24 } else { 28 }
+}
+
+fn line(row: &Row, width: usize) -> String {
+    let (name, shape) = (name(row.operation), row.shape);
     let us = row.samples.median() * 1e6;
     let decimals = if us < 100.0 { 2 } else { 0 };
     let dtype = row.dtype.name();
@@ -92,16 +137,21 @@ fn line(row: &Row) -> String {
     } else {
         format!("{:7.1} {:>7} {:>8}", row.rate(), "-", "*")
     };
-    format!("{name:24} {dtype:>5} {shape:>12} {us:10.decimals$} {rates}\n")
+    let gaps = if row.mode == Mode::Events { " +" } else { "" };
+    format!("{name:width$} {dtype:>5} {shape:>12} {us:10.decimals$} {rates}{gaps}\n")
 }
 
 fn as_json(row: &Row) -> Value {
+    let Operation { norm, op, reduction } = row.operation;
     json!({
-        "op": row.op.name(),
-        "norm": row.norm.name(),
+        "op": op.name(),
+        "norm": norm.name(),
+        "reduction": (op == Op::Backward).then_some(reduction_name(reduction)),
         "dtype": row.dtype.name(),
         "rows": row.shape.rows,
         "cols": row.shape.cols,
+        "mode": row.mode.name(),
+        "sets": row.sets,
         "cold": row.is_cold,
         "bytes": row.bytes,
         "us": row.samples.median() * 1e6,
@@ -114,8 +164,9 @@ fn as_json(row: &Row) -> Value {
     })
 }
 
-fn machine() -> Value {
+fn machine(backends: &[AnyBackend]) -> Value {
     json!({
+        "devices": backends.iter().map(ToString::to_string).collect::<Vec<_>>(),
         "os": std::env::consts::OS,
         "arch": std::env::consts::ARCH,
         "processor": processor(),
@@ -133,17 +184,22 @@ fn processor() -> Option<String> {
 fn selection(args: &BenchArgs) -> Result<Selection, Failure> {
     let norms = choose("--norm", &args.norm, &Norm::ALL, Norm::name)?;
     let ops = choose("--op", &args.op, &Op::ALL, Op::name)?;
+    let reductions = if args.reduction.is_empty() {
+        vec![GradReduction::default()]
+    } else {
+        choose("--reduction", &args.reduction, &REDUCTIONS, reduction_name)?
+    };
     let dtypes = if args.dtype.is_empty() {
         vec![DType::F32, DType::Bf16]
     } else {
         choose("--dtype", &args.dtype, &DType::ALL, DType::name)?
     };
     let shapes = args.shapes.iter().map(|text| parse_shape(text)).collect::<Result<Vec<_>, _>>()?;
-    let shapes = if shapes.is_empty() { SHAPES.to_vec() } else { shapes };
+    let shapes = if shapes.is_empty() { Shapes::OfDevice } else { Shapes::Given(shapes) };
     if !(args.seconds.is_finite() && (0.0..=60.0).contains(&args.seconds)) {
         return Err(Failure::Input(format!("--seconds: expected 0 to 60, got {}", args.seconds)));
     }
-    Ok(Selection { norms, ops, shapes, dtypes, seconds: args.seconds })
+    Ok(Selection { norms, ops, reductions, shapes, dtypes, seconds: args.seconds })
 }
 
 /// The values of those names, or all of them where none is named.
@@ -167,12 +223,12 @@ fn parse_shape(text: &str) -> Result<Shape, Failure> {
     match shape.rows.checked_mul(shape.cols) {
         Some(1..=MOST_ELEMENTS) => Ok(shape),
         Some(0) => Err(wrong("rows and cols must be at least 1")),
-        Some(_) | None => Err(wrong(&format!("at most {MOST_ELEMENTS} elements can be measured"))),
+        Some(_) | None => Err(wrong("no memory holds that many elements")),
     }
 }
 
 /// The backends to measure, each opened before the first is measured.
-fn open_all(args: &BenchArgs) -> Result<Vec<CpuBackend>, Failure> {
+fn open_all(args: &BenchArgs) -> Result<Vec<AnyBackend>, Failure> {
     let names = if args.backend.is_empty() { backends::names() } else { args.backend.clone() };
-    names.iter().map(|name| measurable(&backends::open(name, &args.cpu)?).cloned()).collect()
+    names.iter().map(|name| backends::open(name, &args.cpu)).collect()
 }

@@ -10,7 +10,8 @@ fn devices_lists_every_backend_and_why_it_is_missing() {
     assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""));
     let lines: Vec<&str> = outcome.stdout.lines().collect();
     assert!(lines[0].starts_with("cpu    ready") && lines[0].contains("thread"), "{lines:?}");
-    assert!(lines[1].starts_with("cuda   missing  not built in"), "{lines:?}");
+    let reason = lines[1].strip_prefix("cuda   missing  ").unwrap();
+    assert!(!reason.is_empty() && !reason.contains("not built in"), "{lines:?}");
     assert!(lines[2].starts_with("wgpu   missing  not built in"), "{lines:?}");
 }
 
@@ -45,9 +46,12 @@ fn bad_usage_exits_with_2_and_prints_nothing_to_stdout() {
 
 #[test]
 fn conformance_bad_arguments_are_one_line() {
-    let cases: [(&[&str], &[&str]); 7] = [
+    let cases: [(&[&str], &[&str]); 10] = [
         (&["--backend", "tpu"], &["cpu, cuda and wgpu", "tpu"]),
-        (&["--backend", "cuda"], &["cuda", "not built in"]),
+        (&["--backend", "wgpu"], &["wgpu", "not built in"]),
+        (&["--backend", "cuda"], &["the cuda backend is not available: "]),
+        (&["--backend", "cuda:7"], &["the cuda backend is not available: "]),
+        (&["--backend", "cuda:x"], &["cuda:N", "cuda:x"]),
         (&["--profile", "huge"], &["--profile", "smoke, core, full, stress", "huge"]),
         (&["--isa", "sse"], &["--isa", "portable, avx2, avx512", "sse"]),
         (&["--threads", "0"], &["thread", "0"]),
@@ -61,13 +65,17 @@ fn conformance_bad_arguments_are_one_line() {
 
 #[test]
 fn bench_bad_arguments_are_one_line() {
-    let cases: [(&[&str], &[&str]); 7] = [
-        (&["--backend", "cpu,cuda"], &["cuda", "not built in"]),
+    let cases: [(&[&str], &[&str]); 11] = [
+        (&["--backend", "cpu,cuda"], &["the cuda backend is not available: "]),
+        (&["--backend", "cuda:x"], &["cuda:N", "cuda:x"]),
+        (&["--reduction", "partials,trees"], &["--reduction", "partials, locks, atomics", "trees"]),
         (&["--isa", "sse"], &["--isa", "portable, avx2, avx512", "sse"]),
         (&["--threads", "0"], &["thread", "0"]),
         (&["--op", "forward,sideways"], &["--op", "forward, add_forward, backward", "sideways"]),
         (&["--shapes", "4096"], &["--shapes", "4096x1024", "\"4096\""]),
-        (&["--shapes", "65536x1025"], &["--shapes", "at most 67108864 elements"]),
+        (&["--shapes", "2x8,65536x1025"], &["--shapes", "at most 67108864 elements", "65536x1025 in f32"]),
+        (&["--shapes", "4294967296x4294967295"], &["--shapes", "no memory"]),
+        (&["--shapes", "99999999999x99999999999"], &["--shapes", "no memory"]),
         (&["--seconds", "61"], &["--seconds", "0 to 60", "61"]),
     ];
     for (args, words) in cases {
@@ -96,6 +104,29 @@ fn bench_measures_what_this_machine_has_as_told() {
     assert!(lines[0].ends_with(", portable, 1 thread"), "{lines:?}");
     // The heading, two norms of three operations in two dtypes, and the note on rates from the cache.
     assert_eq!(lines.len(), 2 + 2 * 3 * 2 + 1, "{lines:?}");
+}
+
+#[test]
+fn bench_json_says_how_every_row_was_measured() {
+    let args = ["bench", "--shapes", "2x8,3000x32", "--seconds", "0", "--dtype", "f16", "--norm", "layer_norm"];
+    let reductions = ["--reduction", "atomics,partials"];
+    let outcome = Folder::new().rmsnorm(&[&args[..], &reductions, &["--json", "-"]].concat());
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{}", outcome.stdout);
+    let document: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    let report = &document["reports"][0];
+    assert_eq!((&report["backend"], &report["device"]), (&"cpu".into(), &document["machine"]["devices"][0]));
+    let rule = report["unsupported"][0].as_str().unwrap();
+    assert!(rule.starts_with("layer_norm backward atomics: ") && rule.contains("Partials"), "{rule}");
+    let rows = report["rows"].as_array().unwrap();
+    let of = |row: &Value| (row["op"].clone(), row["reduction"].clone(), row["sets"].as_u64().unwrap() > 1);
+    let expected = [false, true].map(|is_cold| {
+        ["forward", "add_forward", "backward"].map(|op| {
+            let reduction = if op == "backward" { "partials".into() } else { Value::Null };
+            (op.into(), reduction, is_cold)
+        })
+    });
+    assert_eq!(rows.iter().map(of).collect::<Vec<_>>(), expected.concat());
+    assert!(rows.iter().all(|row| row["mode"] == "wall" && row["us"].as_f64().unwrap() > 0.0));
 }
 
 #[test]

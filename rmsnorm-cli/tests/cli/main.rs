@@ -4,5 +4,6 @@
 mod bad_input;
 mod commands;
 mod definition;
+mod gpu;
 mod run;
 mod support;

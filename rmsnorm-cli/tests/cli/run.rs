@@ -7,7 +7,7 @@ use crate::definition::{Inputs, expected};
 use crate::support::{Folder, Outcome, Tensor, Tensors, file, raw_file, read};
 
 /// Inputs with these tensors, painted.
-fn inputs(norm: Norm, tensors: &[(&'static str, DType, &[usize])]) -> Inputs {
+pub fn inputs(norm: Norm, tensors: &[(&'static str, DType, &[usize])]) -> Inputs {
     let painted =
         |(seed, &(name, dtype, shape)): (usize, &(_, _, &[usize]))| (name, Tensor::painted(dtype, shape, seed as u64));
     let tensors: Tensors = tensors.iter().enumerate().map(painted).collect();
@@ -15,7 +15,7 @@ fn inputs(norm: Norm, tensors: &[(&'static str, DType, &[usize])]) -> Inputs {
 }
 
 /// Runs `in` to `out` and compares every output with the definition: no tensor less, none more.
-fn check(folder: &Folder, inputs: &Inputs, args: &[&str]) -> Outcome {
+pub fn check(folder: &Folder, inputs: &Inputs, args: &[&str]) -> Outcome {
     let context =
         format!("{args:?} {:?}", inputs.tensors.iter().map(|(n, t)| (n, t.dtype, &t.shape)).collect::<Vec<_>>());
     let outcome = folder.rmsnorm(&[&["run", "in", "-o", "out"], args].concat());
@@ -29,7 +29,7 @@ fn check(folder: &Folder, inputs: &Inputs, args: &[&str]) -> Outcome {
     outcome
 }
 
-fn metadata(norm: Norm) -> [(&'static str, &'static str); 3] {
+pub fn metadata(norm: Norm) -> [(&'static str, &'static str); 3] {
     [("op", norm.name()), ("eps", "1e-3"), ("format", "pt")]
 }
 

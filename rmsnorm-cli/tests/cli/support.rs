@@ -19,15 +19,24 @@ pub struct Outcome {
 }
 
 /// A folder that the program runs in, gone afterwards.
-pub struct Folder(TempDir);
+pub struct Folder {
+    folder: TempDir,
+    has_gpu: bool,
+}
 
 impl Folder {
+    /// Where the program finds no GPU: tests that need none are the same on every machine.
     pub fn new() -> Self {
-        Folder(TempDir::new().unwrap())
+        Folder { folder: TempDir::new().unwrap(), has_gpu: false }
+    }
+
+    /// Where it finds the machine's.
+    pub fn with_gpu() -> Self {
+        Folder { has_gpu: true, ..Folder::new() }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
+        self.folder.path().join(name)
     }
 
     pub fn write(&self, name: &str, bytes: &[u8]) {
@@ -36,15 +45,18 @@ impl Folder {
 
     /// The names of everything in the folder, hidden files too, sorted.
     pub fn names(&self) -> Vec<String> {
-        let entries = std::fs::read_dir(self.0.path()).unwrap();
+        let entries = std::fs::read_dir(self.folder.path()).unwrap();
         let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
         names
     }
 
     pub fn rmsnorm(&self, args: &[&str]) -> Outcome {
-        let output =
-            Command::new(env!("CARGO_BIN_EXE_rmsnorm")).args(args).current_dir(self.0.path()).output().unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rmsnorm"));
+        if !self.has_gpu {
+            command.env("CUDA_VISIBLE_DEVICES", "");
+        }
+        let output = command.args(args).current_dir(self.folder.path()).output().unwrap();
         Outcome {
             code: output.status.code(),
             stdout: String::from_utf8(output.stdout).unwrap(),

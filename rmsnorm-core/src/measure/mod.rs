@@ -1,16 +1,27 @@
-//! What is measured, for `rmsnorm bench` and the criterion benchmarks: operations, the bytes they move, and tensors to
-//! run them on. The clock is not here; each of the two has its own.
+//! What is measured and how, for `rmsnorm bench` and the criterion benchmarks: operations, the bytes they move, tensors
+//! to run them on, and a clock and a copy for every backend.
 //!
 //! Rates count the fewest bytes an operation must move, so that they compare with a plain copy. Tensors come in several
-//! sets that together exceed every cache, unless the call is a decode step. A result is judged before it is timed.
+//! sets that are visited in turn and together exceed every cache, unless the call is too small for that. A result is
+//! judged before it is timed. How time is taken is a matter of the backend: [`Measurable`].
 
+mod clock;
+#[cfg(feature = "cpu")]
+mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
+mod judge;
+mod measurable;
+mod pattern;
 mod workload;
 
-pub use workload::{Workload, tensor};
+pub use clock::{Samples, Sampling, Timing, alternate};
+pub use measurable::{Measurable, Measurement, Mode, Sets};
+pub use workload::{Workload, workload_bytes};
 
-use crate::{DType, Norm};
+use crate::{DType, GradReduction, Norm};
 
-/// An operation that is measured.
+/// What is done with the tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     /// y from x and weight (and bias, for layer norm), with rstd (and mean).
@@ -22,7 +33,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// Every operation.
+    /// Every one.
     pub const ALL: [Op; 3] = [Op::Forward, Op::AddForward, Op::Backward];
 
     /// The name used on the command line, in bench ids and in reports: `forward`, `add_forward` or `backward`.
@@ -33,10 +44,35 @@ impl Op {
             Op::Backward => "backward",
         }
     }
+}
+
+/// An operation that is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Operation {
+    /// The kind of norm.
+    pub norm: Norm,
+    /// What is done.
+    pub op: Op,
+    /// How backward sums dweight and dbias. Forward has no use for it.
+    pub reduction: GradReduction,
+}
+
+impl Operation {
+    /// Every norm with every one of these, backward with every one of these reductions.
+    pub fn product(norms: &[Norm], ops: &[Op], reductions: &[GradReduction]) -> Vec<Operation> {
+        let mut operations = Vec::new();
+        for &norm in norms {
+            for &op in ops {
+                let reductions = if op == Op::Backward { reductions } else { &[GradReduction::Partials] };
+                operations.extend(reductions.iter().map(|&reduction| Operation { norm, op, reduction }));
+            }
+        }
+        operations
+    }
 
     /// The fewest bytes that must move: every matrix once, every vector once.
-    pub fn bytes(self, norm: Norm, dtype: DType, shape: Shape) -> usize {
-        let (matrices, weight_vectors) = match (self, norm) {
+    pub fn bytes(self, dtype: DType, shape: Shape) -> usize {
+        let (matrices, weight_vectors) = match (self.op, self.norm) {
             (Op::Forward, Norm::Rms) => (2, 1),
             (Op::Forward, Norm::Layer) => (2, 2),
             (Op::AddForward, Norm::Rms) => (4, 1),
@@ -44,12 +80,25 @@ impl Op {
             (Op::Backward, Norm::Rms) => (3, 2),
             (Op::Backward, Norm::Layer) => (3, 3),
         };
-        let statistics = match norm {
+        let statistics = match self.norm {
             Norm::Rms => 1,
             Norm::Layer => 2,
         };
         let elements = matrices * shape.elements() + weight_vectors * shape.cols;
         elements * dtype.size() + statistics * shape.rows * DType::F32.size()
+    }
+}
+
+/// The ways of summing weight gradients that are compared, by [`reduction_name`].
+pub const REDUCTIONS: [GradReduction; 3] =
+    [GradReduction::Partials, GradReduction::Locks { groups: 64 }, GradReduction::Atomics];
+
+/// The name used on the command line and in reports: `partials`, `locks` or `atomics`.
+pub const fn reduction_name(reduction: GradReduction) -> &'static str {
+    match reduction {
+        GradReduction::Partials => "partials",
+        GradReduction::Locks { .. } => "locks",
+        GradReduction::Atomics => "atomics",
     }
 }
 
@@ -81,29 +130,32 @@ impl std::fmt::Display for Shape {
     }
 }
 
-/// The shapes that are measured unless others are asked for: rows of one and of several thousand elements, short rows,
-/// and last a decode step.
-pub const SHAPES: [Shape; 5] = [
-    Shape { rows: 4096, cols: 1024 },
-    Shape { rows: 2048, cols: 4096 },
-    Shape { rows: 512, cols: 8192 },
-    Shape { rows: 8192, cols: 128 },
-    Shape { rows: 1, cols: 4096 },
-];
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn bytes(norm: Norm, op: Op, dtype: DType) -> usize {
+        Operation { norm, op, reduction: GradReduction::Partials }.bytes(dtype, Shape { rows: 10, cols: 3 })
+    }
+
     #[test]
     fn bytes_count_every_tensor_once() {
-        let shape = Shape { rows: 10, cols: 3 };
         // x, y; weight; rstd.
-        assert_eq!(Op::Forward.bytes(Norm::Rms, DType::Bf16, shape), 2 * (30 + 30 + 3) + 4 * 10);
+        assert_eq!(bytes(Norm::Rms, Op::Forward, DType::Bf16), 2 * (30 + 30 + 3) + 4 * 10);
         // x, residual, residual_out, y; weight, bias; mean, rstd.
-        assert_eq!(Op::AddForward.bytes(Norm::Layer, DType::F32, shape), 4 * (4 * 30 + 2 * 3) + 4 * 20);
+        assert_eq!(bytes(Norm::Layer, Op::AddForward, DType::F32), 4 * (4 * 30 + 2 * 3) + 4 * 20);
         // dy, x, dx; weight, dweight; rstd.
-        assert_eq!(Op::Backward.bytes(Norm::Rms, DType::F16, shape), 2 * (3 * 30 + 2 * 3) + 4 * 10);
+        assert_eq!(bytes(Norm::Rms, Op::Backward, DType::F16), 2 * (3 * 30 + 2 * 3) + 4 * 10);
+    }
+
+    #[test]
+    fn only_backward_is_multiplied_by_the_reductions() {
+        let operations = Operation::product(&Norm::ALL, &Op::ALL, &REDUCTIONS);
+        assert_eq!(operations.len(), 2 * (1 + 1 + 3));
+        let forward = operations.iter().filter(|operation| operation.op != Op::Backward);
+        assert!(forward.clone().all(|operation| operation.reduction == GradReduction::Partials));
+        let names: Vec<_> = operations[2..5].iter().map(|operation| reduction_name(operation.reduction)).collect();
+        assert_eq!(names, ["partials", "locks", "atomics"]);
     }
 
     #[test]

@@ -1,0 +1,217 @@
+//! The measurements behind `rmsnorm bench`: how long an operation takes, and how long a plain copy takes on the same
+//! device in the same run. What an operation is and moves, and how a device's time is taken, stands in
+//! `rmsnorm_core::measure`.
+//!
+//! Samples of the copy and of the operation alternate, so that a disturbance of the machine meets both. A result is
+//! judged before it is timed.
+
+use rmsnorm_core::measure::{
+    Measurable, Measurement, Mode, Op, Operation, Samples, Sampling, Shape, Workload, alternate, workload_bytes,
+};
+use rmsnorm_core::{AnyBackend, DType, Element, Error, GradReduction, Norm, bf16, f16};
+
+use crate::failure::Failure;
+use crate::output::print;
+
+/// What to measure: the product of all of it.
+#[derive(Clone, Debug)]
+pub struct Selection {
+    /// The kinds of norm.
+    pub norms: Vec<Norm>,
+    /// What is done with the tensors.
+    pub ops: Vec<Op>,
+    /// How backward sums the weight gradients.
+    pub reductions: Vec<GradReduction>,
+    /// The sizes.
+    pub shapes: Shapes,
+    /// The dtypes of all tensors.
+    pub dtypes: Vec<DType>,
+    /// Seconds of samples for each row of the table.
+    pub seconds: f64,
+}
+
+/// Which sizes to measure.
+#[derive(Clone, Debug)]
+pub enum Shapes {
+    /// All that stand for the device.
+    OfDevice,
+    /// A common one of the device, and a decode step.
+    Two,
+    /// These.
+    Given(Vec<Shape>),
+}
+
+impl Shapes {
+    fn on<D: Measurable>(&self) -> Vec<Shape> {
+        match (self, D::SHAPES) {
+            (Shapes::Two, [first, .., last]) => vec![*first, *last],
+            (Shapes::OfDevice | Shapes::Two, all) => all.to_vec(),
+            (Shapes::Given(shapes), _) => shapes.clone(),
+        }
+    }
+}
+
+/// One row of the table.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// The operation.
+    pub operation: Operation,
+    /// The dtype of all tensors.
+    pub dtype: DType,
+    /// The size.
+    pub shape: Shape,
+    /// How many input sets were visited.
+    pub sets: usize,
+    /// Whether the input sets exceed the caches.
+    pub is_cold: bool,
+    /// The fewest bytes a call must move.
+    pub bytes: usize,
+    /// Seconds a call.
+    pub samples: Samples,
+    /// How they were taken.
+    pub mode: Mode,
+    /// Bytes that the copy moves: one matrix read, one written.
+    pub copy_bytes: usize,
+    /// Seconds a copy, the best of the ways to copy.
+    pub copy: Samples,
+}
+
+impl Row {
+    /// GB/s of the operation, from the median.
+    pub fn rate(&self) -> f64 {
+        self.bytes as f64 / self.samples.median() * 1e-9
+    }
+
+    /// GB/s of the copy, from the median.
+    pub fn copy_rate(&self) -> f64 {
+        self.copy_bytes as f64 / self.copy.median() * 1e-9
+    }
+}
+
+/// What became of a row.
+#[derive(Clone, Debug)]
+pub enum Outcome {
+    /// It was measured.
+    Measured(Row),
+    /// The backend has no such operation, and says so with this rule.
+    Unsupported(Operation, String),
+}
+
+/// Whether the backend has room for every size of the selection; known before anything is measured.
+///
+/// # Errors
+/// The first size that it has not, and why.
+pub fn admit(backend: &AnyBackend, selection: &Selection) -> Result<(), Failure> {
+    backend.measure(Admit(selection))?
+}
+
+struct Admit<'a>(&'a Selection);
+
+impl Measurement for Admit<'_> {
+    type Output = Result<(), Failure>;
+
+    fn run<D: Measurable>(self, device: &D) -> Self::Output {
+        let Selection { shapes, dtypes, reductions, .. } = self.0;
+        for shape in shapes.on::<D>() {
+            for &dtype in dtypes {
+                let bytes = workload_bytes(device, shape, dtype, reductions);
+                let refuse = |why| Failure::Input(format!("--shapes: {why}, got {shape} in {dtype}"));
+                device.admit(shape, bytes).map_err(refuse)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Measures a selection. `progress` is called with every row as it is done, and with the number of rows in all.
+///
+/// # Errors
+/// If a call is refused, or an element of a result is outside its error bound.
+pub fn measure(
+    backend: &AnyBackend,
+    selection: &Selection,
+    progress: &mut dyn FnMut(Outcome, usize),
+) -> Result<(), Failure> {
+    backend.measure(Measure { selection, progress })?
+}
+
+struct Measure<'a> {
+    selection: &'a Selection,
+    progress: &'a mut dyn FnMut(Outcome, usize),
+}
+
+impl Measurement for Measure<'_> {
+    type Output = Result<(), Failure>;
+
+    fn run<D: Measurable>(self, device: &D) -> Self::Output {
+        let Selection { norms, ops, reductions, shapes, dtypes, .. } = self.selection;
+        let operations = Operation::product(norms, ops, reductions);
+        let shapes = shapes.on::<D>();
+        let total = operations.len() * shapes.len() * dtypes.len();
+        for shape in shapes {
+            for &dtype in dtypes {
+                let mut done = |outcome| (self.progress)(outcome, total);
+                match dtype {
+                    DType::F32 => self.selection.measure::<D, f32>(device, shape, &operations, &mut done)?,
+                    DType::F16 => self.selection.measure::<D, f16>(device, shape, &operations, &mut done)?,
+                    DType::Bf16 => self.selection.measure::<D, bf16>(device, shape, &operations, &mut done)?,
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Selection {
+    fn measure<D: Measurable, T: Element>(
+        &self,
+        device: &D,
+        shape: Shape,
+        operations: &[Operation],
+        done: &mut dyn FnMut(Outcome),
+    ) -> Result<(), Failure> {
+        let mut workload = Workload::<D, T>::new(device, shape, &self.reductions)?;
+        for &operation in operations {
+            match workload.wrong_elements(operation) {
+                Ok(0) => done(Outcome::Measured(self.row(device, &mut workload, shape, operation)?)),
+                Ok(wrong) => {
+                    let (norm, op) = (operation.norm.name(), operation.op.name());
+                    print(&format!("{norm} {op} {} {shape}: {wrong} elements outside their bounds\n", T::DTYPE))?;
+                    return Err(Failure::Check);
+                }
+                Err(Error::Unsupported { rule }) => done(Outcome::Unsupported(operation, rule)),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn row<D: Measurable, T: Element>(
+        &self,
+        device: &D,
+        workload: &mut Workload<'_, D, T>,
+        shape: Shape,
+        operation: Operation,
+    ) -> Result<Row, Failure> {
+        let sampling = Sampling { turns: 1 + D::COPIES, sets: workload.sets(), seconds: self.seconds };
+        let mut timings = alternate(device, sampling, |turn, set| match turn.checked_sub(1) {
+            None => workload.call(operation, set),
+            Some(way) => workload.copy(set, way),
+        })?;
+        let copies = timings.split_off(1).into_iter().map(|timing| timing.samples);
+        let copy = copies.min_by(|a, b| a.median().total_cmp(&b.median())).unwrap_or_default();
+        let timing = timings.swap_remove(0);
+        Ok(Row {
+            operation,
+            dtype: T::DTYPE,
+            shape,
+            sets: workload.sets(),
+            is_cold: workload.is_cold(),
+            bytes: operation.bytes(T::DTYPE, shape),
+            samples: timing.samples,
+            mode: timing.mode,
+            copy_bytes: 2 * shape.bytes(T::DTYPE),
+            copy,
+        })
+    }
+}

@@ -1,0 +1,84 @@
+//! What only a GPU can show. Without one each test says so and passes, unless `RMSNORM_REQUIRE` names `cuda`.
+
+use rmsnorm_core::{DType, Norm};
+use serde_json::Value;
+
+use crate::run::{check, inputs, metadata};
+use crate::support::{Folder, file};
+
+/// A folder where the program finds a GPU, if there is one.
+fn gpu() -> Option<Folder> {
+    let folder = Folder::with_gpu();
+    let report: Value = serde_json::from_str(&folder.rmsnorm(&["devices", "--json"]).stdout).unwrap();
+    let devices = report["devices"].as_array().unwrap();
+    let cuda = devices.iter().find(|device| device["name"] == "cuda").unwrap();
+    if cuda["available"] == true {
+        return Some(folder);
+    }
+    let required = std::env::var("RMSNORM_REQUIRE").unwrap_or_default();
+    let is_required = required.split(',').any(|name| ["cuda", "all"].contains(&name.trim()));
+    assert!(!is_required, "{}, and RMSNORM_REQUIRE={required} asks for it", cuda["reason"]);
+    println!("skipped: {}", cuda["reason"]);
+    None
+}
+
+#[test]
+fn gpu_is_listed_with_its_versions() {
+    let Some(folder) = gpu() else { return };
+    let outcome = folder.rmsnorm(&["devices"]);
+    let line = outcome.stdout.lines().find(|line| line.starts_with("cuda   ready    ")).unwrap();
+    for word in ["sm_", "SMs", "GiB", "driver", "NVRTC"] {
+        assert!(line.contains(word), "{word} is not in {line:?}");
+    }
+}
+
+#[test]
+fn gpu_runs_files_as_the_definition_says() {
+    let Some(folder) = gpu() else { return };
+    let (matrix, row): (&[usize], &[usize]) = (&[3, 5, 37], &[37]);
+    for norm in Norm::ALL {
+        for (activation, other) in [(DType::F32, DType::F32), (DType::Bf16, DType::Bf16), (DType::F16, DType::F32)] {
+            let tensors = [
+                ("x", activation, matrix),
+                ("weight", other, row),
+                ("bias", other, row),
+                ("residual", other, matrix),
+                ("dy", activation, matrix),
+                ("dresidual_out", other, matrix),
+            ];
+            let inputs = inputs(norm, &tensors);
+            folder.write("in", &file(&inputs.tensors, &metadata(norm)));
+            check(&folder, &inputs, &["--backend", "cuda"]);
+        }
+    }
+}
+
+#[test]
+fn gpu_bench_replays_graphs_over_rotating_sets() {
+    let Some(folder) = gpu() else { return };
+    let args = ["bench", "--backend", "cuda", "--shapes", "64x1000,1x4096", "--seconds", "0", "--dtype", "bf16"];
+    let reductions = ["--reduction", "partials,locks,atomics", "--json", "-"];
+    let outcome = folder.rmsnorm(&[&args[..], &reductions].concat());
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{}", outcome.stdout);
+    let document: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    let rows = document["reports"][0]["rows"].as_array().unwrap();
+    // Two shapes and two norms of forward, add_forward and three ways of backward.
+    assert_eq!(rows.len(), 2 * 2 * 5);
+    for row in rows {
+        assert_eq!((&row["mode"], &row["sets"]), (&"graph".into(), &64.into()), "{row}");
+        assert!(row["us"].as_f64().unwrap() > 0.1 && row["copy_gbs"].as_f64().unwrap() > 0.0, "{row}");
+    }
+}
+
+#[test]
+fn gpu_has_no_room_for_everything() {
+    let Some(folder) = gpu() else { return };
+    for (args, words) in [
+        (["bench", "--backend", "cuda", "--shapes", "1x4096,1048576x1048576"], &["GiB", "1048576x1048576"] as &[_]),
+        (["bench", "--backend", "cuda:99", "--shapes", "1x4096"], &["no device 99"]),
+    ] {
+        let outcome = folder.rmsnorm(&args);
+        assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(2), ""), "{outcome:?}");
+        assert!(words.iter().all(|word| outcome.stderr.contains(word)), "{}", outcome.stderr);
+    }
+}

@@ -1,0 +1,112 @@
+//! Measuring the CPU: the host's clock, and copies with the kernels' own loads and stores.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use bytemuck::{pod_align_to, pod_align_to_mut};
+
+use super::Shape;
+use super::measurable::{Call, Measurable, Mode, Sets};
+use crate::cpu::CpuBackend;
+use crate::{Element, Error};
+
+/// Input and output of all sets exceed this many bytes together: several times any processor's last-level cache.
+const COLD_BYTES: usize = 512 << 20;
+
+/// Below this size of a matrix the call is a decode step, whose tensors are in the cache.
+const HOT_BYTES: usize = 128 << 10;
+
+/// The most elements of a matrix, which then has 256 MiB in f32; there are eight of that size, two sets of four. A single
+/// row takes more, as vectors are as long then.
+const MOST_ELEMENTS: usize = 1 << 26;
+
+impl Measurable for CpuBackend {
+    /// Rows of one and of several thousand elements, short rows, and a decode step.
+    const SHAPES: &'static [Shape] = &[
+        Shape { rows: 4096, cols: 1024 },
+        Shape { rows: 2048, cols: 4096 },
+        Shape { rows: 512, cols: 8192 },
+        Shape { rows: 8192, cols: 128 },
+        Shape { rows: 1, cols: 4096 },
+    ];
+
+    /// Through the cache, and past it.
+    const COPIES: usize = 2;
+
+    const SAMPLE_SECONDS: f64 = 100e-6;
+
+    type Batch = ();
+
+    fn sets(&self, matrix_bytes: usize) -> Sets {
+        let is_cold = matrix_bytes >= HOT_BYTES;
+        Sets { count: if is_cold { COLD_BYTES.div_ceil(2 * matrix_bytes).max(2) } else { 1 }, is_cold }
+    }
+
+    fn admit(&self, shape: Shape, _bytes: usize) -> Result<(), String> {
+        if shape.elements() <= MOST_ELEMENTS {
+            return Ok(());
+        }
+        Err(format!("at most {MOST_ELEMENTS} elements can be measured on the cpu"))
+    }
+
+    fn copy<T: Element>(&self, from: &[T], to: &mut [T], way: usize) -> Result<(), Error> {
+        if from.len() != to.len() {
+            return Err(Error::Length { arg: "to", min: from.len(), max: from.len(), got: to.len() });
+        }
+        // The backend copies f32. Matrices begin on a cache line, so that nothing but an odd last element is left over.
+        let (head, body, tail) = pod_align_to::<T, f32>(from);
+        let (split, streaming) = (head.len(), way == 1);
+        let (head_to, body_to, tail_to) = pod_align_to_mut::<T, f32>(to);
+        if head_to.len() != split || body_to.len() != body.len() {
+            to.copy_from_slice(from);
+            return Ok(());
+        }
+        head_to.copy_from_slice(head);
+        tail_to.copy_from_slice(tail);
+        CpuBackend::copy(self, body, body_to, streaming)
+    }
+
+    fn prepare(&self, _sets: usize, call: &mut Call<'_>) -> Result<(), Error> {
+        // All is compiled: one call fills the caches and wakes the threads.
+        call(0)
+    }
+
+    fn time(&self, _batch: &(), mut sets: Range<usize>, call: &mut Call<'_>) -> Result<f64, Error> {
+        let (calls, start) = (sets.len(), Instant::now());
+        sets.try_for_each(call)?;
+        Ok(start.elapsed().as_secs_f64() / calls as f64)
+    }
+
+    fn mode(&self, _batch: &()) -> Mode {
+        Mode::Wall
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bf16;
+
+    #[test]
+    fn cold_sets_exceed_the_caches_and_a_decode_step_has_one() {
+        let backend = CpuBackend::new();
+        assert_eq!(backend.sets(16 << 20), Sets { count: 16, is_cold: true });
+        assert_eq!(backend.sets(1 << 30), Sets { count: 2, is_cold: true });
+        assert_eq!(backend.sets(8 << 10), Sets { count: 1, is_cold: false });
+    }
+
+    #[test]
+    fn copy_takes_any_length_and_alignment() {
+        let backend = CpuBackend::new();
+        let from: Vec<bf16> = (0..100).map(|i| bf16::from_f32(i as f32)).collect();
+        for way in 0..CpuBackend::COPIES {
+            for (from, start) in [(&from[..], 0), (&from[1..], 1), (&from[1..], 2), (&from[..99], 0), (&from[..0], 0)] {
+                let mut to = vec![bf16::NAN; 102];
+                Measurable::copy(&backend, from, &mut to[start..start + from.len()], way).unwrap();
+                assert_eq!(&to[start..start + from.len()], from);
+                assert_eq!(to.iter().filter(|value| value.is_nan()).count(), 102 - from.len());
+            }
+        }
+        assert!(Measurable::copy(&backend, &from, &mut [bf16::ZERO; 99], 0).is_err());
+    }
+}

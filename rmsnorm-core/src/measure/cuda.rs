@@ -1,0 +1,169 @@
+//! Measuring a CUDA device: graphs of calls between two events, and the driver's own copy.
+//!
+//! A batch is one call on every set, captured into a graph. A sample replays it many times over: what is measured is the
+//! device's time, and every call finds its tensors where the calls in between have left them, in memory. Where a call
+//! cannot be captured, events enclose a loop instead.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::Shape;
+use super::measurable::{Call, Measurable, Mode, Sets};
+use crate::cuda::CudaBackend;
+use crate::cuda::cudarc::driver::sys::{
+    CUdevice_attribute, CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode,
+};
+use crate::cuda::cudarc::driver::{CudaGraph, CudaStream, CudaView, CudaViewMut, DriverError};
+use crate::{Element, Error, NormBackend};
+
+/// Three matrices of all sets exceed this many bytes together: several times the L2 of any device.
+const COLD_BYTES: usize = 512 << 20;
+
+/// The most sets: small calls need not be told apart further.
+const MOST_SETS: usize = 64;
+
+/// Calls before a capture, which takes no kernel that is yet to be loaded.
+const WARM_CALLS: usize = 3;
+
+/// Device memory that is left for what is not a tensor: kernels, graphs, and the allocator's own needs.
+const RESERVED_BYTES: usize = 1 << 30;
+
+/// Calls that are timed together.
+pub struct Batch {
+    /// One call on every set; `None` where they could not be captured.
+    graph: Option<CudaGraph>,
+    sets: usize,
+}
+
+/// The backend on a stream whose calls can be captured: not the default stream, nor one that makes cudarc record its
+/// events, which a capture does not take. The calling thread's own stream is neither.
+pub(super) fn capturable(backend: &CudaBackend) -> Result<CudaBackend, Error> {
+    backend.on(backend.stream().context().per_thread_stream())
+}
+
+impl Measurable for CudaBackend {
+    /// Rows of all lengths that models and research have, a call that hardly fills the device, and decode steps.
+    const SHAPES: &'static [Shape] = &[
+        Shape { rows: 32768, cols: 4096 },
+        Shape { rows: 1_048_576, cols: 128 },
+        Shape { rows: 32768, cols: 1024 },
+        Shape { rows: 16384, cols: 8192 },
+        Shape { rows: 8192, cols: 16384 },
+        Shape { rows: 4096, cols: 32768 },
+        Shape { rows: 2048, cols: 65536 },
+        Shape { rows: 1024, cols: 131_072 },
+        Shape { rows: 4096, cols: 4096 },
+        Shape { rows: 128, cols: 4096 },
+        Shape { rows: 1, cols: 4096 },
+    ];
+
+    const COPIES: usize = 1;
+
+    const SAMPLE_SECONDS: f64 = 30e-3;
+
+    type Batch = Batch;
+
+    fn sets(&self, matrix_bytes: usize) -> Sets {
+        let count = set_count(matrix_bytes);
+        let l2_bytes = self.stream().context().attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE);
+        let l2_bytes = l2_bytes.map_or(0, |bytes| bytes.unsigned_abs() as usize);
+        // A call has an input and an output at least: twice the L2.
+        Sets { count, is_cold: count * matrix_bytes >= l2_bytes }
+    }
+
+    fn admit(&self, _shape: Shape, bytes: usize) -> Result<(), String> {
+        let (free, _) = self.stream().context().mem_get_info().map_err(|error| device_error(error).to_string())?;
+        if bytes.saturating_add(RESERVED_BYTES) <= free {
+            return Ok(());
+        }
+        let gib = |bytes: usize| bytes as f64 / (1 << 30) as f64;
+        let (needed, free) = (gib(bytes.saturating_add(RESERVED_BYTES)), gib(free));
+        Err(format!("measuring takes {needed:.1} GiB, {} has {free:.1} GiB free", self.name()))
+    }
+
+    fn copy<T: Element>(&self, from: CudaView<'_, T>, mut to: CudaViewMut<'_, T>, _way: usize) -> Result<(), Error> {
+        if from.len() != to.len() {
+            return Err(Error::Length { arg: "to", min: from.len(), max: from.len(), got: to.len() });
+        }
+        if from.is_empty() {
+            return Ok(());
+        }
+        self.stream().memcpy_dtod(&from, &mut to).map_err(device_error)
+    }
+
+    fn prepare(&self, sets: usize, call: &mut Call<'_>) -> Result<Batch, Error> {
+        (0..sets.min(WARM_CALLS)).try_for_each(&mut *call)?;
+        self.stream().synchronize().map_err(device_error)?;
+        let graph = capture(self.stream(), sets, call);
+        if let Some(graph) = &graph {
+            // The first launch of a graph also moves it to the device.
+            graph.launch().and_then(|()| self.stream().synchronize()).map_err(device_error)?;
+        }
+        Ok(Batch { graph, sets })
+    }
+
+    fn time(&self, batch: &Batch, mut sets: Range<usize>, call: &mut Call<'_>) -> Result<f64, Error> {
+        let stream = self.stream();
+        let event = || stream.context().new_event(Some(CUevent_flags::CU_EVENT_DEFAULT));
+        let (start, end) = (event().map_err(device_error)?, event().map_err(device_error)?);
+        let mut calls = sets.len();
+        start.record(stream).map_err(device_error)?;
+        match &batch.graph {
+            Some(graph) => {
+                let replays = calls.div_ceil(batch.sets);
+                (0..replays).try_for_each(|_| graph.launch()).map_err(device_error)?;
+                calls = replays * batch.sets;
+            }
+            None => sets.try_for_each(call)?,
+        }
+        end.record(stream).map_err(device_error)?;
+        let milliseconds = start.elapsed_ms(&end).map_err(device_error)?;
+        Ok(f64::from(milliseconds) * 1e-3 / calls as f64)
+    }
+
+    fn mode(&self, batch: &Batch) -> Mode {
+        match batch.graph {
+            Some(_) => Mode::Graph,
+            None => Mode::Events,
+        }
+    }
+}
+
+/// As many as visit [`COLD_BYTES`]; the peers are measured with the same number.
+fn set_count(matrix_bytes: usize) -> usize {
+    COLD_BYTES.div_ceil(3 * matrix_bytes.max(1)).clamp(2, MOST_SETS)
+}
+
+/// One call on every set as a graph, or `None` if a call or the driver refuses; the stream is then as it was before.
+fn capture(stream: &Arc<CudaStream>, sets: usize, call: &mut Call<'_>) -> Option<CudaGraph> {
+    // What other threads do meanwhile is none of this capture's business.
+    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).ok()?;
+    let calls = (0..sets).try_for_each(call);
+    // Whatever the calls said: a capture must end.
+    let graph = stream.end_capture(CUgraphInstantiate_flags(0));
+    match (calls, graph) {
+        (Ok(()), Ok(Some(graph))) => Some(graph),
+        (Ok(()) | Err(_), Ok(_) | Err(_)) => {
+            // cudarc keeps errors that it could not return, and would report this one at the next call.
+            stream.context().check_err().ok();
+            None
+        }
+    }
+}
+
+fn device_error(error: DriverError) -> Error {
+    Error::Device { backend: "cuda", source: error.to_string().into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sets_are_those_of_the_peers() {
+        // bf16: 32768x4096, 4096x4096, 4096x1024, 1x4096.
+        for (bytes, sets) in [(256 << 20, 2), (32 << 20, 6), (8 << 20, 22), (8 << 10, 64), (1, 64)] {
+            assert_eq!(set_count(bytes), sets, "{bytes} bytes");
+        }
+    }
+}

@@ -1,0 +1,315 @@
+//! The judgement before the clock starts: what is timed must be right.
+//!
+//! Outputs are filled with NaN, the call is made, and the first and the last rows are held to the bounds of docs/math.md;
+//! of dweight and dbias, sums over all rows, as many columns as are cheap. Inputs are known without the device, so only
+//! what is judged is downloaded.
+
+use std::ops::Range;
+
+use super::workload::{spec, tensors};
+use super::{Measurable, Op, Operation, Shape, Workload};
+use crate::conformance::{Arithmetic, bounds, judge};
+use crate::reference::{self, BackwardInputs, ForwardInputs};
+use crate::{Element, Error, GradReduction, Norm};
+
+/// Rows at either end of a result that are judged, at most.
+const JUDGED_ROWS: usize = 16;
+
+/// Elements at either end of a result that are judged, unless that is less than a row.
+const JUDGED_ELEMENTS: usize = 1 << 20;
+
+/// Terms of the sums over rows that are judged, at most: all columns of 4096x1024.
+const JUDGED_TERMS: usize = 1 << 22;
+
+impl<D: Measurable, T: Element> Workload<'_, D, T> {
+    /// Runs the operation once and gives the number of elements that are outside their error bounds.
+    ///
+    /// # Errors
+    /// What the backend says.
+    pub fn wrong_elements(&mut self, operation: Operation) -> Result<usize, Error> {
+        let norm = operation.norm;
+        self.poison()?;
+        match operation.op {
+            Op::Forward | Op::AddForward => {
+                self.call(operation, 0)?;
+                self.wrong_in_forward(norm, operation.op == Op::AddForward)
+            }
+            Op::Backward => {
+                // It needs the statistics of x alone.
+                self.call(Operation { op: Op::Forward, ..operation }, 0)?;
+                self.poison_rows_of_out()?;
+                self.call(operation, 0)?;
+                self.wrong_in_backward(operation)
+            }
+        }
+    }
+
+    /// NaN wherever a result is judged: an element that is not written must not pass.
+    fn poison(&mut self) -> Result<(), Error> {
+        let Shape { rows, cols } = self.shape;
+        (self.mean, self.rstd) = (self.nan(rows)?, self.nan(rows)?);
+        (self.dweight, self.dbias) = (self.nan(cols)?, self.nan(cols)?);
+        for rows in self.judged_rows() {
+            let (elements, nan) = (self.elements(&rows), self.nan(rows.len() * cols)?);
+            let from = self.device.view(&nan, 0..elements.len());
+            self.device.copy(from, self.device.view_mut(&mut self.sets[0].residual_out, elements), 0)?;
+        }
+        self.poison_rows_of_out()
+    }
+
+    fn poison_rows_of_out(&mut self) -> Result<(), Error> {
+        for rows in self.judged_rows() {
+            let elements = self.elements(&rows);
+            let nan = self.nan(elements.len())?;
+            let from = self.device.view(&nan, 0..elements.len());
+            self.device.copy(from, self.device.view_mut(&mut self.sets[0].out, elements), 0)?;
+        }
+        Ok(())
+    }
+
+    fn nan<E: Element>(&self, len: usize) -> Result<D::Buffer<E>, Error> {
+        self.device.upload(&vec![E::from_f32(f32::NAN); len])
+    }
+
+    /// The first and the last rows, without a row twice.
+    fn judged_rows(&self) -> [Range<usize>; 2] {
+        let Shape { rows, cols } = self.shape;
+        let most = (JUDGED_ELEMENTS / cols).clamp(1, JUDGED_ROWS);
+        let first = 0..most.min(rows);
+        let last = rows.saturating_sub(most).max(first.end)..rows;
+        [first, last]
+    }
+
+    fn elements(&self, rows: &Range<usize>) -> Range<usize> {
+        rows.start * self.shape.cols..rows.end * self.shape.cols
+    }
+
+    fn wrong_in_forward(&self, norm: Norm, add: bool) -> Result<usize, Error> {
+        let arithmetic = self.device.arithmetic();
+        let (rstd, mean) = (self.device.download(&self.rstd)?, self.device.download(&self.mean)?);
+        let (weight, bias) = (self.vector(tensors::WEIGHT), self.vector(tensors::BIAS));
+        let mut wrong = 0;
+        for rows in self.judged_rows() {
+            let elements = self.elements(&rows);
+            let (x, residual) = (self.values(tensors::X, &elements), self.values(tensors::SECOND, &elements));
+            let inputs = ForwardInputs {
+                x: &x,
+                residual: add.then_some((&*residual, T::DTYPE)),
+                weight: Some(&weight),
+                bias: (norm == Norm::Layer).then_some(&*bias),
+            };
+            let spec = spec(norm, Shape { rows: rows.len(), ..self.shape });
+            let expected = reference::forward(&spec, &inputs);
+            let model = bounds::Model { arithmetic: &arithmetic, mode: bounds::Mode::Worst };
+            let errors = bounds::forward(&spec, &inputs, T::DTYPE, &expected, model);
+
+            let set = &self.sets[0];
+            wrong += failures(&self.part(&set.out, elements.clone())?, &expected.y, &errors.y, &arithmetic);
+            wrong += failures(&rstd[rows.clone()], &expected.rstd, &errors.rstd, &arithmetic);
+            if norm == Norm::Layer {
+                wrong += failures(&mean[rows], &expected.mean, &errors.mean, &arithmetic);
+            }
+            if add {
+                // The reference has rounded the sum already; that of two 16-bit values passes f32 without a trace.
+                let error: Vec<f64> = expected.h.iter().map(|h| h.abs() * arithmetic.unit_roundoff).collect();
+                wrong += failures(&self.part(&set.residual_out, elements)?, &expected.h, &error, &arithmetic);
+            }
+        }
+        Ok(wrong)
+    }
+
+    fn wrong_in_backward(&self, operation: Operation) -> Result<usize, Error> {
+        let arithmetic = self.device.arithmetic();
+        let statistics = self.statistics(operation.norm)?;
+        let weight = self.vector(tensors::WEIGHT);
+        // A NaN that backward is given excuses a NaN that it gives.
+        let mut wrong = statistics.rstd.iter().chain(&statistics.mean).filter(|value| !value.is_finite()).count();
+        for rows in self.judged_rows() {
+            let elements = self.elements(&rows);
+            let (dy, x) = (self.values(tensors::SECOND, &elements), self.values(tensors::X, &elements));
+            let (mean, rstd) = (&statistics.mean[rows.clone()], &statistics.rstd[rows.clone()]);
+            let inputs = BackwardInputs { dy: &dy, x: &x, weight: Some(&weight), mean, rstd, dresidual_out: None };
+            let spec = spec(operation.norm, Shape { rows: rows.len(), ..self.shape });
+            let expected = reference::backward(&spec, &inputs);
+            let model = bounds::Model { arithmetic: &arithmetic, mode: bounds::Mode::Worst };
+            let errors = bounds::backward(&spec, &inputs, &expected, bounds::Statistics::Given, model);
+            wrong += failures(&self.part(&self.sets[0].out, elements)?, &expected.dx, &errors.dx, &arithmetic);
+        }
+        Ok(wrong + self.wrong_in_columns(operation, &statistics)?)
+    }
+
+    /// The sums over all rows, in columns from the first to the last at even distances. A column's sum depends on no
+    /// other column once the statistics are given, so the columns are judged as if they were all there are.
+    fn wrong_in_columns(&self, operation: Operation, statistics: &Statistics) -> Result<usize, Error> {
+        let Shape { rows, cols } = self.shape;
+        let count = (JUDGED_TERMS / rows).clamp(2, cols.max(2)).min(cols);
+        let columns: Vec<usize> = (0..count).map(|i| i * (cols - 1) / (count - 1).max(1)).collect();
+        let gather = |tensor| -> Vec<f64> {
+            let row = |row| columns.iter().map(move |col| row * cols + col);
+            (0..rows).flat_map(row).map(|index| self.pattern.value(tensor, index)).collect()
+        };
+        let (dy, x) = (gather(tensors::SECOND), gather(tensors::X));
+        let Statistics { mean, rstd } = statistics;
+        let inputs = BackwardInputs { dy: &dy, x: &x, weight: None, mean, rstd, dresidual_out: None };
+        let spec = spec(operation.norm, Shape { rows, cols: count });
+        let expected = reference::backward(&spec, &inputs);
+        let arithmetic = summed_as(operation.reduction, self.device.arithmetic());
+        let model = bounds::Model { arithmetic: &arithmetic, mode: bounds::Mode::Worst };
+        let errors = bounds::backward(&spec, &inputs, &expected, bounds::Statistics::Given, model);
+
+        let pick = |all: Vec<T>| -> Vec<T> { columns.iter().map(|&col| all[col]).collect() };
+        let dweight = pick(self.device.download(&self.dweight)?);
+        let mut wrong = failures(&dweight, &expected.dweight, &errors.dweight, &arithmetic);
+        if operation.norm == Norm::Layer {
+            let dbias = pick(self.device.download(&self.dbias)?);
+            wrong += failures(&dbias, &expected.dbias, &errors.dbias, &arithmetic);
+        }
+        Ok(wrong)
+    }
+
+    /// The statistics that backward was given: zeros for the mean of an RMS norm.
+    fn statistics(&self, norm: Norm) -> Result<Statistics, Error> {
+        let wide = |values: Vec<f32>| values.into_iter().map(f64::from).collect();
+        let mean = match norm {
+            Norm::Rms => vec![0.0; self.shape.rows],
+            Norm::Layer => wide(self.device.download(&self.mean)?),
+        };
+        Ok(Statistics { mean, rstd: wide(self.device.download(&self.rstd)?) })
+    }
+
+    fn vector(&self, tensor: usize) -> Vec<f64> {
+        self.values(tensor, &(0..self.shape.cols))
+    }
+
+    fn values(&self, tensor: usize, elements: &Range<usize>) -> Vec<f64> {
+        elements.clone().map(|index| self.pattern.value(tensor, index)).collect()
+    }
+
+    /// Some elements of a buffer. All of a large one would take longer than what is measured.
+    fn part(&self, buffer: &D::Buffer<T>, elements: Range<usize>) -> Result<Vec<T>, Error> {
+        let len = elements.len();
+        let mut part = self.nan::<T>(len)?;
+        self.device.copy(self.device.view(buffer, elements), self.device.view_mut(&mut part, 0..len), 0)?;
+        self.device.download(&part)
+    }
+}
+
+/// Of all rows.
+struct Statistics {
+    mean: Vec<f64>,
+    rstd: Vec<f64>,
+}
+
+fn failures<E: Element>(got: &[E], expected: &[f64], errors: &[f64], arithmetic: &Arithmetic) -> usize {
+    judge::judge(got, expected, errors, arithmetic).failures
+}
+
+/// Locks and atomics add in whatever order rows finish, so the only certain depth is the longest possible.
+fn summed_as(reduction: GradReduction, arithmetic: Arithmetic) -> Arithmetic {
+    match reduction {
+        GradReduction::Partials => arithmetic,
+        GradReduction::Locks { .. } | GradReduction::Atomics => {
+            Arithmetic { depth_rows: |rows| rows.saturating_sub(1), ..arithmetic }
+        }
+    }
+}
+
+#[cfg(all(test, feature = "cpu"))]
+mod tests {
+    use super::*;
+    use crate::conformance::Harness;
+    use crate::cpu::CpuBackend;
+    use crate::{bf16, f16};
+
+    fn operations() -> Vec<Operation> {
+        Operation::product(&Norm::ALL, &Op::ALL, &[GradReduction::Partials])
+    }
+
+    type OnCpu<'a, T> = Workload<'a, CpuBackend, T>;
+
+    fn workload<T: Element>(backend: &CpuBackend, rows: usize, cols: usize) -> Result<OnCpu<'_, T>, Error> {
+        Workload::new(backend, Shape { rows, cols }, &[GradReduction::Partials])
+    }
+
+    #[test]
+    fn every_operation_is_within_its_bounds() {
+        let backend = CpuBackend::new();
+        for (rows, cols) in [(1, 1), (1, 100), (20, 100), (40, 33), (3000, 7)] {
+            let mut workloads = (
+                workload::<f32>(&backend, rows, cols).unwrap(),
+                workload::<f16>(&backend, rows, cols).unwrap(),
+                workload::<bf16>(&backend, rows, cols).unwrap(),
+            );
+            for operation in operations() {
+                let wrong = [
+                    workloads.0.wrong_elements(operation).unwrap(),
+                    workloads.1.wrong_elements(operation).unwrap(),
+                    workloads.2.wrong_elements(operation).unwrap(),
+                ];
+                assert_eq!(wrong, [0; 3], "{operation:?} {rows}x{cols}");
+            }
+        }
+    }
+
+    /// The judge as it is called after an operation, on the results of no operation at all.
+    #[test]
+    fn what_is_not_written_is_wrong() {
+        let backend = CpuBackend::new();
+        let mut workload = workload::<bf16>(&backend, 100, 10).unwrap();
+        workload.poison().unwrap();
+        let judged = 2 * JUDGED_ROWS;
+        assert_eq!(workload.wrong_in_forward(Norm::Rms, false).unwrap(), judged * 10 + judged);
+        assert_eq!(workload.wrong_in_forward(Norm::Layer, true).unwrap(), 2 * judged * 10 + 2 * judged);
+        for operation in operations().into_iter().filter(|operation| operation.op == Op::Backward) {
+            workload.poison().unwrap();
+            workload.call(Operation { op: Op::Forward, ..operation }, 0).unwrap();
+            workload.poison_rows_of_out().unwrap();
+            let sums = if operation.norm == Norm::Layer { 20 } else { 10 };
+            assert_eq!(workload.wrong_in_backward(operation).unwrap(), judged * 10 + sums);
+        }
+    }
+
+    #[test]
+    fn norms_are_told_apart() {
+        let backend = CpuBackend::new();
+        let mut workload = workload::<f32>(&backend, 2, 100).unwrap();
+        let layer = Operation { norm: Norm::Layer, op: Op::Forward, reduction: GradReduction::Partials };
+        workload.poison().unwrap();
+        workload.call(layer, 0).unwrap();
+        assert_eq!(workload.wrong_in_forward(Norm::Layer, false).unwrap(), 0);
+        assert!(workload.wrong_in_forward(Norm::Rms, false).unwrap() > 100, "a layer norm is no RMS norm");
+    }
+
+    #[test]
+    fn a_row_that_is_missing_from_the_sums_is_seen() {
+        let backend = CpuBackend::new();
+        let [rows, cols] = [500, 12];
+        let whole = Operation { norm: Norm::Layer, op: Op::Backward, reduction: GradReduction::Partials };
+        let mut workload = workload::<f32>(&backend, rows, cols).unwrap();
+        assert_eq!(workload.wrong_elements(whole).unwrap(), 0);
+        let statistics = workload.statistics(whole.norm).unwrap();
+        // The same sums, but of all rows less the last.
+        workload.shape.rows = rows - 1;
+        workload.call(whole, 0).unwrap();
+        workload.shape.rows = rows;
+        assert_eq!(workload.wrong_in_columns(whole, &statistics).unwrap(), 2 * cols);
+    }
+
+    #[test]
+    fn judged_rows_are_both_ends_and_none_twice() {
+        let backend = CpuBackend::new();
+        let ends = [(1, [0..1, 1..1]), (16, [0..16, 16..16]), (20, [0..16, 16..20]), (99, [0..16, 83..99])];
+        for (rows, expected) in ends {
+            assert_eq!(workload::<f32>(&backend, rows, 3).unwrap().judged_rows(), expected);
+        }
+    }
+
+    #[test]
+    fn sums_in_any_order_may_be_as_deep_as_there_are_rows() {
+        let backend = CpuBackend::new();
+        let depth = |reduction| (summed_as(reduction, Harness::arithmetic(&backend)).depth_rows)(1000);
+        assert!(depth(GradReduction::Partials) < 200);
+        assert_eq!(depth(GradReduction::Atomics), 999);
+        assert_eq!(depth(GradReduction::Locks { groups: 64 }), 999);
+    }
+}

@@ -1,0 +1,74 @@
+//! The values of tensors: a fixed pattern, so that the judge knows any element without asking the device for it.
+
+use crate::Element;
+
+/// Elements until the pattern repeats. A prime: no row length divides it, so rows differ.
+const PERIOD: usize = 1_048_583;
+
+/// Values between -2 and 2 without structure: a constant tensor would flatter a branch or a denormal.
+///
+/// Every tensor is the pattern from an element of its own on, again and again.
+#[derive(Clone, Debug)]
+pub(super) struct Pattern<T>(Vec<T>);
+
+impl<T: Element> Pattern<T> {
+    pub(super) fn new() -> Self {
+        Pattern((0..PERIOD as u32).map(|i| T::from_f32((mixed(i) >> 8) as f32 / (1 << 22) as f32 - 2.0)).collect())
+    }
+
+    /// The tensor of that number, with this many elements.
+    pub(super) fn tensor(&self, tensor: usize, len: usize) -> Vec<T> {
+        let mut elements = Vec::with_capacity(len);
+        let mut start = first(tensor);
+        while elements.len() < len {
+            let end = PERIOD.min(start + len - elements.len());
+            elements.extend_from_slice(&self.0[start..end]);
+            start = 0;
+        }
+        elements
+    }
+
+    /// An element of that tensor.
+    pub(super) fn value(&self, tensor: usize, index: usize) -> f64 {
+        f64::from(self.0[(first(tensor) + index) % PERIOD].to_f32())
+    }
+}
+
+/// Bits without visible relation to those of a neighbouring number: the last steps of MurmurHash3.
+const fn mixed(mut bits: u32) -> u32 {
+    bits = (bits ^ (bits >> 16)).wrapping_mul(0x85eb_ca6b);
+    bits = (bits ^ (bits >> 13)).wrapping_mul(0xc2b2_ae35);
+    bits ^ (bits >> 16)
+}
+
+/// Where in the pattern a tensor begins; far apart for neighbours.
+const fn first(tensor: usize) -> usize {
+    tensor * 104_729 % PERIOD
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bf16;
+
+    #[test]
+    fn tensors_are_what_value_says_and_differ() {
+        let pattern = Pattern::<bf16>::new();
+        let (a, b) = (pattern.tensor(1, 2 * PERIOD + 5), pattern.tensor(2, 100));
+        for index in [0, 1, 99, PERIOD - 1, PERIOD, 2 * PERIOD + 4] {
+            assert_eq!(f64::from(a[index].to_f32()), pattern.value(1, index));
+        }
+        assert_eq!(a.len(), 2 * PERIOD + 5);
+        assert_ne!(a[..100], b[..]);
+        assert!(a.iter().all(|value| value.to_f32().abs() <= 2.0));
+    }
+
+    #[test]
+    fn values_have_no_mean_and_no_neighbours() {
+        let pattern = Pattern::<f32>::new();
+        let mean = |values: &[f32]| values.iter().map(|&value| f64::from(value)).sum::<f64>() / values.len() as f64;
+        assert!(mean(&pattern.0).abs() < 0.01);
+        let products: Vec<f32> = pattern.0.windows(2).map(|pair| pair[0] * pair[1]).collect();
+        assert!(mean(&products).abs() < 0.01, "neighbours are related: {}", mean(&products));
+    }
+}
