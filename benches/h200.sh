@@ -1,0 +1,105 @@
+#!/usr/bin/env bash
+# Ours and the published GPU kernels, one after the other on the same machine, in groups that each fit one call:
+#     bash benches/h200.sh FOLDER SECONDS PART...
+# FOLDER holds the binary `rmsnorm`; parts are forward backward small layer residual f32 (with peers) and half
+# reductions (ours alone). Writes ours-PART.json and peers-PART.json to $OUT (else the current folder), then the table.
+# PEERS is the path of bench_peers.py; PEERS=none measures ours alone. PYTHONPATH must lead to the peers' packages.
+set -euo pipefail
+
+benches=$(cd "$(dirname "$0")" && pwd)
+[ $# -ge 3 ] || { sed -n '2,6s/^# //p' "$0"; exit 2; }
+rmsnorm=$1/rmsnorm deadline=$((SECONDS + $2))
+shift 2
+out=${OUT:-.}
+peers=${PEERS:-$benches/../../shared/peers/bench_peers.py}
+export PYTHONUNBUFFERED=1
+
+# The shapes of the targets, those that matter most first: what the budget cuts off is the end.
+declare -A shapes=(
+    [forward]='32768x4096,32768x1024,8192x16384,16384x8192,4096x32768,2048x65536,1024x131072,1048576x128,4096x4096'
+    [backward]='32768x4096,32768x1024,8192x16384,2048x65536,4096x4096,4096x1024,16384x8192,4096x32768,1024x131072'
+    [small]='1x4096,8x4096,128x4096,128x8192,1024x4096'
+    [layer]='32768x4096,32768x1024,8192x16384,2048x65536'
+    [residual]='32768x4096,32768x1024,8192x16384'
+    [f32]='32768x1024,16384x4096'
+    [half]='32768x4096,32768x1024,8192x16384'
+    [reductions]='32768x4096,32768x1024,8192x16384,2048x65536,4096x4096,4096x1024'
+)
+shapes[backward]+=',1048576x128,576000x384,4096x8192'
+
+machine() {
+    nvidia-smi --format=csv,noheader \
+        --query-gpu=name,driver_version,clocks.sm,clocks.mem,temperature.gpu,power.draw,memory.used || true
+}
+
+# Runs a command until the deadline. One that fails or is late leaves a line, and the next one its turn.
+within_budget() {
+    local left=$((deadline - SECONDS)) status=0 start=$SECONDS
+    if [ "$left" -lt 25 ]; then
+        echo "no time left for: $*"
+        return
+    fi
+    timeout --kill-after=5 "$left" "$@" || status=$?
+    echo "-- $((SECONDS - start)) s, exit status $status"
+}
+
+# ours PART DTYPE NORM OPS [flags]
+ours() {
+    printf '\n== ours, %s: %s\n' "$1" "$(machine)"
+    within_budget "$rmsnorm" bench --backend cuda --dtype "$2" --norm "$3" --op "$4" --shapes "${shapes[$1]}" \
+        "${@:5}" --json "$out/ours-$1.json"
+}
+
+# published PART DTYPE OPS
+published() {
+    [ "$peers" != none ] || return 0
+    printf '\n== peers, %s: %s\n' "$1" "$(machine)"
+    # It looks at its budget between operations, each of which may take a while to compile.
+    within_budget python3 "$peers" --dtype "$2" --ops "$3" --shapes "${shapes[$1]}" \
+        --budget-s $((deadline - SECONDS - 20)) --out "$out/peers-$1.json"
+}
+
+measure() {
+    case $1 in
+    forward | small)
+        ours "$1" bf16 rms_norm forward
+        published "$1" bfloat16 rms_fwd
+        ;;
+    backward)
+        ours "$1" bf16 rms_norm backward
+        published "$1" bfloat16 rms_bwd
+        ;;
+    layer)
+        ours "$1" bf16 layer_norm forward,backward
+        published "$1" bfloat16 ln_fwd,ln_bwd
+        ;;
+    residual)
+        ours "$1" bf16 rms_norm add_forward
+        published "$1" bfloat16 add_rms_fwd
+        ;;
+    f32)
+        ours "$1" f32 rms_norm forward,backward
+        published "$1" float32 rms_fwd,rms_bwd
+        ;;
+    half) ours "$1" f16 rms_norm forward,backward ;;
+    reductions) ours "$1" bf16 rms_norm backward --reduction partials,locks,atomics ;;
+    esac
+}
+
+for part in "$@"; do
+    [ -n "${shapes[$part]:-}" ] || { echo "no such part: $part"; exit 2; }
+done
+for part in "$@"; do
+    measure "$part"
+done
+printf '\n'
+machine
+# Those of this call; an earlier call's files may lie in the same folder.
+files=()
+for part in "$@"; do
+    for file in "$out/ours-$part.json" "$out/peers-$part.json"; do
+        [ ! -e "$file" ] || files+=("$file")
+    done
+done
+[ ${#files[@]} -eq 0 ] || python3 -B "$benches/compare_gpu.py" "${files[@]}"
+printf '%s s in all\n' "$SECONDS"
