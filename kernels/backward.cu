@@ -11,82 +11,62 @@ struct Slot {
 #if HAS_DRESIDUAL_OUT
     Pack<R> dresidual_out[PACKS][THREADS];
 #endif
-    // One for the lanes of a row that share a warp: the first of them copies, all of them read.
-    float rstd[THREADS / LANES];
-#if IS_LAYER
-    float mean[THREADS / LANES];
-#endif
+};
 
-    __device__ float row_rstd() const { return rstd[threadIdx.x / LANES]; }
-    __device__ float row_mean() const {
-#if IS_LAYER
-        return mean[threadIdx.x / LANES];
-#else
-        return 0.0f;
-#endif
-    }
+struct Statistics {
+    float mean, rstd;
 };
 
 // wdy * x_hat and, for layer norm, wdy.
 constexpr int SUMS = IS_LAYER ? 2 : 1;
 
-// Weights stay in registers unless the sums of two gradients need them; then they are read from the L1 for every row.
-constexpr bool HOLDS_WEIGHTS = GRADIENTS * PACKS * PACK <= 32;
-
 // What a thread knows while it works on its chunk. A step is UNROLL rows of every group.
 struct Worker {
     const Params& p;
     Slot (*ring)[UNROLL];
+    Statistics (*kept)[UNROLL][THREADS / LANES];
     RowSums<UNROLL * SUMS> sums;
     unsigned group, first;
     int left;
-    unsigned steps;
+    // Of the block, and the rows of this group.
+    unsigned steps, rows;
     Pack<W> weights[PACKS];
     Gradients gradients;
 
+    using Rows = Statistics[UNROLL];
     using Totals = float[UNROLL * SUMS];
 
     __device__ void load_weights() {
         #pragma unroll
         for (int k = 0; k < PACKS; ++k)
-            weights[k] = HAS_WEIGHT && HOLDS_WEIGHTS ? load_pack<Reuse::ByRows>(p.weight + first, k, left) : Pack<W>{};
-    }
-
-    __device__ void unpack_weights(int k, float (&weight)[PACK]) const {
-        if constexpr (HAS_WEIGHT && !HOLDS_WEIGHTS) {
-            const W* from = p.weight + first;
-            // The compiler would lift the load out of the loop over rows, into registers that are not there.
-            asm volatile("" : "+l"(from));
-            unpack_weight(load_pack<Reuse::ByRows>(from, k, left), p.weight_offset, weight);
-        } else {
-            unpack_weight(weights[k], p.weight_offset, weight);
-        }
+            weights[k] = HAS_WEIGHT ? load_pack<Reuse::ByRows>(p.weight + first, k, left) : Pack<W>{};
     }
 
     // A block, or a cluster of them, has one chunk of rows.
     __device__ static unsigned chunk() { return blockIdx.x / CLUSTER; }
 
     __device__ void begin() {
-        const unsigned long long rows = (p.rows - chunk() + p.chunks - 1) / p.chunks;
-        steps = unsigned((rows + GROUPS * UNROLL - 1) / (GROUPS * UNROLL));
+        const unsigned long long in_chunk = (p.rows - chunk() + p.chunks - 1) / p.chunks;
+        steps = unsigned((in_chunk + GROUPS * UNROLL - 1) / (GROUPS * UNROLL));
+        rows = in_chunk > group ? unsigned((in_chunk - group + GROUPS - 1) / GROUPS) : 0;
         gradients.clear();
     }
 
-    // Chunks take turns with the rows, so that all of the device reads and writes in one place at a time.
+    // Chunks take turns with the rows, so that all of the device reads and writes in one place at a time. The plan keeps
+    // GROUPS * chunks within 32 bits.
     __device__ unsigned long long row(unsigned step, int u) const {
-        return ((unsigned long long)(step * UNROLL + u) * GROUPS + group) * p.chunks + chunk();
+        const unsigned chunks = unsigned(p.chunks);
+        return (unsigned long long)(step * UNROLL + u) * (GROUPS * chunks) + (group * chunks + chunk());
     }
 
-    __device__ bool exists(unsigned step, int u) const {
-        return step < steps && (GROUPS * UNROLL == 1 || row(step, u) < p.rows);
-    }
+    __device__ bool exists(unsigned step, int u) const { return step * UNROLL + u < rows; }
 
-    __device__ void start_statistics(unsigned step, int u, Slot& slot) {
-        if (threadIdx.x % LANES > 0) return;
-        start_word(&slot.rstd[threadIdx.x / LANES], p.rstd + row(step, u));
-#if IS_LAYER
-        start_word(&slot.mean[threadIdx.x / LANES], p.mean + row(step, u));
-#endif
+    __device__ void load_statistics(unsigned step, Rows& statistics) const {
+        #pragma unroll
+        for (int u = 0; u < UNROLL; ++u) {
+            statistics[u] = {0.0f, 0.0f};
+            if (exists(step, u)) statistics[u] = {IS_LAYER ? p.mean[row(step, u)] : 0.0f, p.rstd[row(step, u)]};
+        }
     }
 
     __device__ void start_pack(unsigned step, int u, int k, Slot& slot) {
@@ -100,33 +80,26 @@ struct Worker {
     __device__ void start_step(unsigned step, int slot) {
         #pragma unroll
         for (int u = 0; u < UNROLL; ++u)
-            if (exists(step, u)) {
-                start_statistics(step, u, ring[slot][u]);
+            if (exists(step, u))
                 #pragma unroll
                 for (int k = 0; k < PACKS; ++k) start_pack(step, u, k, ring[slot][u]);
-            }
         close_batch();
     }
 
-    // Until the thread's own copies have arrived, and the statistics that the first lane has copied.
-    template <int PENDING>
-    __device__ void wait_step() {
-        wait_copies<PENDING>();
-        __syncwarp();
-    }
-
     // The thread's part of the row sums, and its columns' part of the gradients. Past the end of a row dy is zero.
-    __device__ void first_pass(const Slot& slot, float* totals) {
-        const float mean = slot.row_mean(), rstd = slot.row_rstd();
+    __device__ void first_pass(const Slot& slot, Statistics row, float* totals) {
         #pragma unroll
         for (int k = 0; k < PACKS; ++k) {
             float x[PACK], dy[PACK], weight[PACK];
             unpack(slot.x[k][threadIdx.x], x);
             unpack(slot.dy[k][threadIdx.x], dy);
-            unpack_weights(k, weight);
+            unpack_weight(weights[k], p.weight_offset, weight);
             #pragma unroll
             for (int i = 0; i < PACK; ++i) {
-                const float x_hat = (x[i] - mean) * rstd, wdy = dy[i] * weight[i];
+                float x_hat = (x[i] - row.mean) * row.rstd;
+                // Past the end dy is zero, which does not help where x_hat overflows.
+                if (IS_LAYER && IS_RAGGED && k * STEP + i >= left) x_hat = 0.0f;
+                const float wdy = dy[i] * weight[i];
                 totals[0] += wdy * x_hat;
                 if constexpr (IS_LAYER) totals[SUMS - 1] += wdy;
                 gradients.add(k, i, dy[i], x_hat);
@@ -134,24 +107,24 @@ struct Worker {
         }
     }
 
-    __device__ void first_passes(unsigned step, int slot, Totals& totals) {
+    __device__ void first_passes(unsigned step, int slot, const Rows& statistics, Totals& totals) {
         #pragma unroll
         for (float& total : totals) total = 0.0f;
         #pragma unroll
         for (int u = 0; u < UNROLL; ++u)
-            if (exists(step, u)) first_pass(ring[slot][u], totals + u * SUMS);
+            if (exists(step, u)) first_pass(ring[slot][u], statistics[u], totals + u * SUMS);
     }
 
     // dx of one pack.
-    __device__ Pack<T> gradient(const Slot& slot, int k, float mean, float rstd, float c1, float c2) const {
+    __device__ Pack<T> gradient(const Slot& slot, int k, Statistics row, float c1, float c2) const {
         float x[PACK], dx[PACK], weight[PACK];
         unpack(slot.x[k][threadIdx.x], x);
         unpack(slot.dy[k][threadIdx.x], dx);
-        unpack_weights(k, weight);
+        unpack_weight(weights[k], p.weight_offset, weight);
         #pragma unroll
         for (int i = 0; i < PACK; ++i) {
-            const float x_hat = (x[i] - mean) * rstd;
-            dx[i] = rstd * ((dx[i] * weight[i] - c1) - x_hat * c2);
+            const float x_hat = (x[i] - row.mean) * row.rstd;
+            dx[i] = row.rstd * ((dx[i] * weight[i] - c1) - x_hat * c2);
         }
 #if HAS_DRESIDUAL_OUT
         float residual[PACK];
@@ -164,21 +137,15 @@ struct Worker {
 
     // Writes dx. With REFILLS each pack makes room for the row that is STAGES steps ahead.
     template <bool REFILLS>
-    __device__ void second_passes(unsigned step, int slot, const Totals& totals) {
+    __device__ void second_passes(unsigned step, int slot, const Rows& statistics, const Totals& totals) {
         #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
             if (!exists(step, u)) continue;
             const float c2 = totals[u * SUMS] * p.share, c1 = IS_LAYER ? totals[u * SUMS + SUMS - 1] * p.share : 0.0f;
-            const float mean = ring[slot][u].row_mean(), rstd = ring[slot][u].row_rstd();
             const bool refills = REFILLS && exists(step + STAGES, u);
-            if (refills) {
-                // All lanes have read what the first one now replaces.
-                __syncwarp();
-                start_statistics(step + STAGES, u, ring[slot][u]);
-            }
             #pragma unroll
             for (int k = 0; k < PACKS; ++k) {
-                store_pack(p.dx.row(row(step, u)) + first, k, left, gradient(ring[slot][u], k, mean, rstd, c1, c2));
+                store_pack(p.dx.row(row(step, u)) + first, k, left, gradient(ring[slot][u], k, statistics[u], c1, c2));
                 if (refills) start_pack(step + STAGES, u, k, ring[slot][u]);
             }
         }
@@ -187,36 +154,62 @@ struct Worker {
 
     // A row's two passes one after the other.
     __device__ void run_in_turn() {
+        Rows now, next;
         #pragma unroll 1
         for (unsigned step = 0; step < STAGES - 1; ++step) start_step(step, step);
+        load_statistics(0, next);
         for (unsigned step = 0; step < steps; ++step) {
-            // All lanes have read what the first one now replaces.
-            __syncwarp();
             start_step(step + STAGES - 1, (step + STAGES - 1) % STAGES);
-            wait_step<STAGES - 1>();
+            #pragma unroll
+            for (int u = 0; u < UNROLL; ++u) now[u] = next[u];
+            load_statistics(step + 1, next);
+            wait_copies<STAGES - 1>();
             Totals totals;
-            first_passes(step, step % STAGES, totals);
+            first_passes(step, step % STAGES, now, totals);
             sums.sum(totals);
-            second_passes<false>(step, step % STAGES, totals);
+            second_passes<false>(step, step % STAGES, now, totals);
         }
+    }
+
+    // A row's statistics are needed again after the next row's first pass, which has no registers for them.
+    __device__ void keep(unsigned step, const Rows& statistics) {
+        sync_lanes();
+        if (threadIdx.x % LANES == 0)
+            #pragma unroll
+            for (int u = 0; u < UNROLL; ++u) kept[step % 2][u][threadIdx.x / LANES] = statistics[u];
+    }
+
+    __device__ void recall(unsigned step, Rows& statistics) const {
+        sync_lanes();
+        #pragma unroll
+        for (int u = 0; u < UNROLL; ++u) statistics[u] = kept[step % 2][u][threadIdx.x / LANES];
     }
 
     // The next row's first pass runs while this row's sums are exchanged: for clusters, and where few threads share an SM.
     __device__ void run_overlapped() {
         constexpr int PENDING = STAGES > 1 ? STAGES - 2 : 0;
+        Rows now, next;
         Totals totals, next_totals;
         #pragma unroll 1
         for (unsigned step = 0; step < STAGES; ++step) start_step(step, step);
-        wait_step<STAGES - 1>();
-        first_passes(0, 0, totals);
+        load_statistics(0, next);
+        wait_copies<STAGES - 1>();
+        first_passes(0, 0, next, totals);
+        keep(0, next);
+        load_statistics(1, next);
         sums.send(totals);
         for (unsigned step = 0; step < steps; ++step) {
             const bool has_next = step + 1 < steps;
-            wait_step<PENDING>();
-            if (has_next) first_passes(step + 1, (step + 1) % STAGES, next_totals);
+            wait_copies<PENDING>();
+            if (has_next) {
+                first_passes(step + 1, (step + 1) % STAGES, next, next_totals);
+                keep(step + 1, next);
+            }
+            load_statistics(step + 2, next);
             sums.receive(totals);
             if (has_next) sums.send(next_totals);
-            second_passes<true>(step, step % STAGES, totals);
+            recall(step, now);
+            second_passes<true>(step, step % STAGES, now, totals);
             #pragma unroll
             for (int i = 0; i < UNROLL * SUMS; ++i) totals[i] = next_totals[i];
         }
@@ -253,8 +246,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) backward(co
     __shared__ float exchange[2][GROUPS][UNROLL * SUMS][SENDERS];
     const unsigned group = threadIdx.x / THREADS_PER_ROW, thread = threadIdx.x % THREADS_PER_ROW;
     const unsigned first = (cluster_rank() * THREADS_PER_ROW + thread) * PACK;
+    __shared__ Statistics kept[2][UNROLL][THREADS / LANES];
     Worker worker = {
-        p, reinterpret_cast<Slot (*)[UNROLL]>(shared), {exchange, group, thread}, group, first, columns_left(p.cols, first)
+        p, reinterpret_cast<Slot (*)[UNROLL]>(shared), kept, {exchange, group, thread}, group, first, columns_left(p.cols, first)
     };
     wait_for_earlier_kernels();
     admit_next_kernel();

@@ -17,7 +17,8 @@ __device__ inline void load_terms(
     unpack(load_pack<Reuse::ByNone>(p.dy.row(row) + col, 0, left), dy);
     #pragma unroll
     for (int i = 0; i < PACK; ++i) {
-        x_hat[i] = (x_hat[i] - statistics.mean) * statistics.rstd;
+        // Past the end x and dy are zero, which does not help where x_hat overflows.
+        x_hat[i] = IS_LAYER && i >= left ? 0.0f : (x_hat[i] - statistics.mean) * statistics.rstd;
         wdy[i] = dy[i] * weight[i];
     }
 }

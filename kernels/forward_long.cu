@@ -4,6 +4,9 @@
 // that the only barriers are those of the sums. While one row is summed, others of the same multiprocessor are on their
 // way: rows are not loaded ahead.
 
+// Packs that are read from shared memory together. All of them would need registers that are not there.
+constexpr int PACKS_AT_ONCE = IS_LAYER ? 4 : 2;
+
 // A thread's part of a row. Threads are neighbours, so that banks do not collide.
 struct Slot {
     Pack<T> x[PACKS][THREADS];
@@ -44,7 +47,7 @@ __device__ inline Pack<H> load_h(const Slot& slot, int k) {
 template <bool SQUARES>
 __device__ inline float sum_part(const Slot& slot, float mean, int left) {
     float parts[PACK] = {};
-    #pragma unroll 2
+    #pragma unroll PACKS_AT_ONCE
     for (int k = 0; k < PACKS; ++k) {
         float values[PACK];
         unpack(load_h(slot, k), values);
@@ -79,8 +82,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward_lon
         sums.sum(rstd);
         rstd[0] = reciprocal_root(rstd[0] * p.share + p.eps);
 
-        // Not unrolled in full: the compiler would load everything first, into registers that are not there.
-        #pragma unroll 2
+        #pragma unroll PACKS_AT_ONCE
         for (int k = 0; k < PACKS; ++k) {
             float y[PACK], weight[PACK], bias[PACK];
             unpack(load_h(slot, k), y);

@@ -36,7 +36,8 @@ template <int BYTES, Reuse REUSE>
 __device__ inline void load(const void* from, unsigned* words) {
     if constexpr (BYTES == 16) {
         if constexpr (REUSE == Reuse::ByRows) {
-            asm("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+            // Volatile, so that it stays behind the wait for earlier kernels.
+            asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "l"(from));
         } else if constexpr (REUSE == Reuse::ByThread) {
             load_with_hint<true>(from, words);
@@ -173,15 +174,6 @@ __device__ inline void start_copy(Pack<E>* slot, const E* first, int k, int left
     *slot = load_pack<Reuse::ByNone>(first, k, left);
 }
 
-// The same for a single f32.
-__device__ inline void start_word(float* slot, const float* from) {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(unsigned(__cvta_generic_to_shared(slot))), "l"(from) : "memory");
-#else
-    *slot = *from;
-#endif
-}
-
 __device__ inline void close_batch() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -196,8 +188,8 @@ __device__ inline void wait_copies() {
 #endif
 }
 
-// Where kernels may overlap (programmatic dependent launch): no memory is touched before all earlier work is complete
-// and visible, and the next kernel may take its place on the device as soon as there is room.
+// Kernels may overlap (programmatic dependent launch), but no memory is touched before all earlier work is complete and
+// visible.
 __device__ inline void wait_for_earlier_kernels() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -1,7 +1,7 @@
 // Sums over the threads that share a row, in an order that depends on the tile alone.
 //
 // Lanes of a warp exchange by shuffles, warps through shared memory, the blocks of a cluster through each other's shared
-// memory. One barrier a sum: two buffers alternate, so that nobody overwrites what another still reads. 
+// memory. One barrier a sum: two buffers alternate, so that nobody overwrites what another still reads.
 // Of two sums that overlap, the second is sent only after the first was received.
 
 constexpr int THREADS = THREADS_PER_ROW * GROUPS;
@@ -21,6 +21,12 @@ __device__ inline void cluster_barrier() {
 #if CLUSTER > 1
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
+}
+
+// Orders shared memory among the lanes of a row. Other rows of the warp may be elsewhere.
+__device__ inline void sync_lanes() {
+    constexpr unsigned FIRST = LANES < 32 ? (1u << LANES % 32) - 1 : ~0u;
+    __syncwarp(FIRST << (threadIdx.x % 32 / LANES * LANES));
 }
 
 template <int WIDTH>
