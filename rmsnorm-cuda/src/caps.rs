@@ -33,7 +33,6 @@ pub(crate) struct Caps {
     pub(crate) threads_per_sm: u32,
     /// Most blocks of a cluster that every device of the architecture takes; 1 where there are no clusters.
     pub(crate) max_cluster: u32,
-    pub(crate) l2_bytes: u64,
 }
 
 impl Caps {
@@ -49,7 +48,6 @@ impl Caps {
             shared_per_sm: read(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?,
             threads_per_sm: read(Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR)?,
             max_cluster: if has_clusters { 8 } else { 1 },
-            l2_bytes: u64::from(read(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?),
         })
     }
 }
@@ -65,7 +63,6 @@ impl Caps {
             shared_per_sm: 228 << 10,
             threads_per_sm: 2048,
             max_cluster: 8,
-            l2_bytes: 60 << 20,
         }
     }
 
@@ -77,7 +74,6 @@ impl Caps {
             shared_per_sm: 164 << 10,
             threads_per_sm: 2048,
             max_cluster: 1,
-            l2_bytes: 40 << 20,
         }
     }
 
@@ -89,7 +85,6 @@ impl Caps {
             shared_per_sm: 64 << 10,
             threads_per_sm: 1024,
             max_cluster: 1,
-            l2_bytes: 4 << 20,
         }
     }
 }

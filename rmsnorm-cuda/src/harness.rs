@@ -17,8 +17,8 @@ impl Harness for CudaBackend {
         self
     }
 
-    /// The kernels divide and take roots as IEEE says (no fast math), multiply with a rounded `1 / cols`, and keep
-    /// subnormals.
+    /// Roots are the device's estimate and one Newton step, within 2 u as if by a root and a division (docs/math.md,
+    /// section 8); averages are products with a rounded `1 / cols`; subnormals are kept.
     fn arithmetic(&self) -> Arithmetic {
         Arithmetic { depth_cols: plan::depth_cols, depth_rows: plan::depth_rows, ..Arithmetic::IEEE }
     }

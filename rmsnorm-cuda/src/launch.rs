@@ -140,7 +140,8 @@ fn access_bytes(problem: &Problem, params: &Params) -> u32 {
         (params.residual_out, residual),
         (params.dresidual_out, residual),
     ];
-    let vectors = params.weight | params.bias | params.dweight | params.dbias;
+    // Gradients are written element by element, by the second stage.
+    let vectors = params.weight | params.bias;
     let bits = matrices.into_iter().fold(vectors, |bits, (matrix, size)| {
         let stride = if problem.rows > 1 { matrix.row_stride * size } else { 0 };
         bits | matrix.data | stride

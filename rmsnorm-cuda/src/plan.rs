@@ -117,7 +117,7 @@ pub(crate) enum Step {
 /// How one call is executed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Plan {
-    /// In order; `None` after the last.
+    /// In order; those that are there.
     pub(crate) steps: [Option<Step>; 4],
     /// Where the parts of the workspace lie.
     pub(crate) workspace: Workspace,

@@ -43,7 +43,7 @@ fn streaming(problem: &Problem, tile: Tile, caps: &Caps) -> Plan {
     // Enough blocks for every multiprocessor to have several, and to even out.
     let blocks = (16 * caps.sms as usize).div_ceil(tiles).min(problem.rows);
     let chunks = chunks(problem.rows, blocks, 1);
-    let clusters = problem.rows.min((2 * caps.sms / row_tile.cluster) as usize);
+    let clusters = problem.rows.min((2 * caps.sms / row_tile.cluster).max(1) as usize);
     let sums = Step::Launch {
         key: key(problem, Program::BackwardRowSums, row_tile),
         grid: clusters as u32 * row_tile.cluster,
@@ -119,7 +119,9 @@ fn with_reduction(problem: &Problem, key: KernelKey) -> KernelKey {
 /// Chunks of rows: as many as blocks, or a multiple where a chunk's sum would otherwise be a chain of additions longer
 /// than docs/math.md section 4 allows.
 fn chunks(rows: usize, blocks: usize, groups: usize) -> usize {
-    let most_rows = (rows.isqrt() + 1) * groups;
+    let root = rows.isqrt();
+    // Of the 2 sqrt(rows) + 64 additions allowed, those that are left when the second stage has had its share.
+    let most_rows = (2 * root - root / 64 + 32) * groups;
     let rounds = rows.div_ceil((blocks * most_rows).max(1)).max(1);
     blocks * rounds
 }
@@ -147,16 +149,16 @@ fn tile(problem: &Problem, packs: usize, caps: &Caps) -> Option<Tile> {
     let is_layer = problem.norm == Norm::Layer || (problem.present.dweight && problem.present.dbias);
     let threads = threads_for(packs) as usize;
     let tile = match (packs, is_layer) {
-        // 1048576x128: 95 %; layer norm 88 %.
-        (0..=32, false) => Some(Tile { stages: 4, ..tile(threads, 256 / threads as u32, 2, 3) }),
-        (0..=32, true) => Some(overlapped(tile(threads, 256 / threads as u32, 1, 3))),
-        // 576000x384: 98.5 %.
-        (33..=48, _) => Some(overlapped(tile(16, 16, 1, 1))),
+        // 1048576x128: 98 %; layer norm 99 %.
+        (0..=32, false) => Some(overlapped(tile(threads, 512 / threads as u32, 1, 2))),
+        (0..=32, true) => Some(Tile { stages: 2, ..tile(threads, 512 / threads as u32, 2, 1) }),
+        // 576000x384: 98.5 %. Fewer than 41 packs would be a chain of additions longer than docs/math.md allows.
+        (41..=48, _) => Some(overlapped(tile(16, 16, 1, 1))),
         // 262144x512: 98 %; layer norm 97 %.
-        (49..=64, false) => Some(overlapped(tile(64, 8, 2, 1))),
-        (49..=64, true) => Some(tile(32, 8, 1, 2)),
-        // 32768x1024: 95 %; layer norm 92 %.
-        (65..=128, false) => Some(overlapped(tile(128, 2, 2, 2))),
+        (33..=64, false) => Some(overlapped(tile(64, 8, 2, 1))),
+        (33..=64, true) => Some(tile(32, 8, 1, 2)),
+        // 32768x1024: 98 %, overlapped 95 %; layer norm 92 %.
+        (65..=128, false) => Some(tile(128, 4, 1, 2)),
         (65..=128, true) => Some(overlapped(tile(64, 4, 1, 2))),
         // 65536x2048: 99 %; layer norm 98 %.
         (129..=256, false) => Some(overlapped(tile(256, 4, 1, 1))),
@@ -205,9 +207,7 @@ fn shared_bytes(problem: &Problem, tile: &Tile) -> usize {
     let streams =
         problem.activation.size() + problem.residual.size() * (1 + usize::from(problem.present.dresidual_out));
     let owned = (tile.pack * tile.packs * tile.threads()) as usize;
-    let statistics =
-        if problem.norm == Norm::Layer { 2 } else { 1 } * (tile.threads() / tile.threads_per_row.min(32)) as usize;
-    let ring = (tile.stages * tile.unroll) as usize * (owned * streams + statistics * size_of::<f32>());
+    let ring = (tile.stages * tile.unroll) as usize * owned * streams;
     let gradients = usize::from(problem.present.dweight) + usize::from(problem.present.dbias);
     let width = tile.threads_per_row.max(32);
     let exchange =

@@ -1,0 +1,105 @@
+//! The longest chain of additions, as the kernels add, against what the policy allows (docs/math.md, section 4).
+//!
+//! Additions of zeros are exact and do not count: the first of a sum, and those of columns or rows that are not there.
+//! So no chain is longer than the terms less one, however the rest is counted.
+
+use std::collections::BTreeMap;
+
+use super::super::{Program, depth_cols, depth_rows};
+use super::*;
+
+/// Additions in a tree over that many terms.
+fn tree(terms: u32) -> usize {
+    terms.next_power_of_two().ilog2() as usize
+}
+
+/// Additions in a sum of terms one after the other.
+fn chain(terms: usize) -> usize {
+    terms.saturating_sub(1)
+}
+
+/// `RowSums` of reduce.cuh: the lanes of a warp, then what the warps of all blocks have sent.
+fn exchange(tile: &Tile) -> usize {
+    let senders = tile.threads_per_row.div_ceil(32) * tile.cluster;
+    let received =
+        if senders <= 8 { tree(senders) } else { chain(senders.div_ceil(32) as usize) + tree(senders.min(32)) };
+    tree(tile.threads_per_row.min(32)) + received
+}
+
+/// The longest chain in a sum over a row; `None` if the program has no such sum.
+fn row_chain(key: &KernelKey, cols: usize) -> Option<usize> {
+    let tile = &key.tile;
+    let (pack, packs) = (tile.pack as usize, tile.packs as usize);
+    let thread = match key.program {
+        // A sum for each element of a pack; a tree joins them.
+        Program::Forward | Program::ForwardLong => chain(packs) + tree(tile.pack),
+        // One sum.
+        Program::Backward => chain(packs * pack),
+        Program::ForwardStreaming | Program::BackwardRowSums => chain(cols.div_ceil(columns(tile)) * pack),
+        Program::BackwardColumns | Program::ReducePartials => return None,
+    };
+    Some((thread + exchange(tile)).min(chain(cols)))
+}
+
+/// The longest chain in `dweight` and `dbias` with `GradReduction::Partials`.
+fn gradient_chain(plan: &Plan, rows: usize) -> usize {
+    let additions = launches(plan).map(|Launch { key: KernelKey { program, tile, .. }, .. }| match program {
+        Program::Backward | Program::BackwardColumns => {
+            let rows_of_chunk = (rows as u64).div_ceil(plan.chunks);
+            chain(rows_of_chunk.div_ceil(tile.groups.into()) as usize) + tree(tile.groups)
+        }
+        Program::ReducePartials => chain(plan.partial_rows.div_ceil(tile.groups.into()) as usize) + tree(tile.groups),
+        Program::Forward | Program::ForwardLong | Program::ForwardStreaming | Program::BackwardRowSums => 0,
+    });
+    additions.sum::<usize>().min(chain(rows))
+}
+
+#[test]
+fn sums_over_a_row_keep_to_the_policy() {
+    // The first for every tile.
+    let mut too_long = BTreeMap::new();
+    for_all(|caps, call, cols| {
+        for Launch { key, .. } in launches(&call.plan(1, cols, caps)) {
+            let (Some(got), allowed) = (row_chain(&key, cols), depth_cols(cols)) else { continue };
+            if got > allowed {
+                let tile = Tile { is_ragged: false, ..key.tile };
+                let first = || format!("{cols} cols: {got} additions, allowed {allowed}");
+                too_long.entry(format!("{:?} {tile:?}", key.program)).or_insert_with(first);
+            }
+        }
+    });
+    assert!(too_long.is_empty(), "{too_long:#?}");
+}
+
+#[test]
+fn sums_over_the_rows_keep_to_the_policy() {
+    let around_powers = (0..=33).flat_map(|bits| [(1usize << bits) - 1, 1 << bits, (1 << bits) + 1]);
+    let many_rows: Vec<usize> = around_powers.chain([300, 1000, 3_000_000]).filter(|rows| *rows > 0).collect();
+    for_all(|caps, call, cols| {
+        // Neighbouring lengths have equal tiles.
+        let is_sampled = cols > 300 || cols % 30 == 1;
+        for &rows in many_rows.iter().filter(|_| call.gradients() > 0 && is_sampled) {
+            let (got, allowed) = (gradient_chain(&call.plan(rows, cols, caps), rows), depth_rows(rows));
+            assert!(got <= allowed, "{rows}x{cols}: {got} additions, allowed {allowed}: {call:?}");
+        }
+    });
+}
+
+#[test]
+fn chains_are_counted_as_the_kernels_add() {
+    let tile = Tile { pack: 8, packs: 4, threads_per_row: 256, ..Tile::NONE };
+    let key = |program, tile| KernelKey {
+        tile,
+        program,
+        ..launches(&calls()[0].plan(1, 1, &Caps::t4())).next().expect("a kernel").key
+    };
+    // 3 additions of packs, 3 within a pack, 5 over lanes, 3 over 8 warps.
+    assert_eq!(row_chain(&key(Program::Forward, tile), 8192), Some(14));
+    // 31 of elements, 5 over lanes; 32 warps of 4 blocks: 3 of 32 at a time, 5 over lanes.
+    let cluster = Tile { threads_per_row: 1024, cluster: 4, ..tile };
+    assert_eq!(row_chain(&key(Program::Backward, cluster), 131072), Some(44));
+    // 2 visits of 8 elements: 15, and 8 as above.
+    assert_eq!(row_chain(&key(Program::ForwardStreaming, Tile { packs: 1, ..tile }), 2049), Some(23));
+    // Three terms have two additions, wherever they are.
+    assert_eq!(row_chain(&key(Program::Backward, tile), 3), Some(2));
+}

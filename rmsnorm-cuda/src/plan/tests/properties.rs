@@ -1,0 +1,205 @@
+//! What every plan keeps, whatever is asked for.
+
+use rmsnorm_spec::{Norm, Stage};
+
+use super::super::{COLS_BREAKPOINTS, Program, workspace_len};
+use super::*;
+
+/// Shared memory that a kernel may declare without asking.
+const STATIC_BYTES: usize = 48 << 10;
+
+/// Shared memory that the driver keeps of every block.
+const DRIVER_BYTES: usize = 1 << 10;
+
+/// Packs that the register arrays of the kernels hold without a spill.
+const MOST_PACKS: u32 = 8;
+
+/// Whether every column belongs to one thread; the other programs walk through the columns.
+fn is_on_chip(program: Program) -> bool {
+    match program {
+        Program::Forward | Program::ForwardLong | Program::Backward => true,
+        Program::ForwardStreaming | Program::BackwardRowSums | Program::BackwardColumns | Program::ReducePartials => {
+            false
+        }
+    }
+}
+
+/// Bytes of the arrays that a kernel declares `__shared__`.
+fn static_bytes(key: &KernelKey) -> usize {
+    let Tile { threads_per_row, groups, cluster, unroll, .. } = key.tile;
+    let sums = match key.program {
+        Program::Forward => unroll,
+        Program::ForwardLong | Program::ForwardStreaming => 1,
+        Program::Backward => unroll * if key.norm == Norm::Layer { 2 } else { 1 },
+        Program::BackwardRowSums => 2,
+        Program::BackwardColumns => 0,
+        Program::ReducePartials => return (threads_per_row * groups) as usize * 4 * size_of::<f32>(),
+    };
+    let senders = threads_per_row.div_ceil(32) * cluster;
+    if senders == 1 {
+        // One warp has nobody to exchange with; no code touches the array, and the compiler drops it.
+        return 0;
+    }
+    2 * (groups * sums * senders) as usize * size_of::<f32>()
+}
+
+/// Which thread owns which columns: what the bits of a row depend on.
+fn mapping(plan: &Plan) -> Vec<(Program, [u32; 4])> {
+    let row_kernels = launches(plan).filter(|launch| launch.key.program != Program::ReducePartials);
+    let tiles = row_kernels.map(|Launch { key, .. }| (key.program, key.tile));
+    tiles.map(|(program, tile)| (program, [tile.pack, tile.packs, tile.threads_per_row, tile.cluster])).collect()
+}
+
+#[test]
+fn every_column_has_one_thread() {
+    for_all(|caps, call, cols| {
+        for Launch { key, .. } in launches(&call.plan(4096, cols, caps)) {
+            let (owned, tile) = (columns(&key.tile), key.tile);
+            if is_on_chip(key.program) {
+                assert!(owned >= cols, "{cols} {tile:?}");
+                assert!(tile.packs <= MOST_PACKS, "{cols} {tile:?}");
+            }
+            assert_eq!(tile.is_ragged, key.program == Program::ReducePartials || owned != cols, "{cols} {key:?}");
+        }
+    });
+}
+
+#[test]
+fn blocks_are_what_a_device_takes() {
+    for_all(|caps, call, cols| {
+        for launch in launches(&call.plan(4096, cols, caps)) {
+            let Launch { key: KernelKey { program, tile, .. }, threads, .. } = launch;
+            assert_eq!(threads, tile.threads());
+            assert!(threads.is_multiple_of(32) && (32..=1024).contains(&threads), "{cols} {launch:?}");
+            assert!(tile.threads_per_row.is_power_of_two(), "{cols} {launch:?}");
+            // Sums over lanes, over groups and over partial rows are trees.
+            assert!(tile.groups.is_power_of_two(), "{cols} {launch:?}");
+            // A group of several warps has a barrier of its own, of the 15 that there are besides __syncthreads.
+            let has_barriers = program != Program::ReducePartials && tile.threads_per_row > 32;
+            assert!(!has_barriers || tile.groups <= 8, "{cols} {launch:?}");
+            assert!(tile.cluster.is_power_of_two() && tile.cluster <= caps.max_cluster, "{cols} {launch:?}");
+            assert!(tile.cluster == 1 || tile.groups == 1, "{cols} {launch:?}");
+            // The row ahead needs a slot of its own.
+            assert!(!tile.is_overlapped || tile.stages >= 2, "{cols} {launch:?}");
+            assert_eq!(tile.stages > 0, program == Program::Backward, "{cols} {launch:?}");
+        }
+    });
+}
+
+#[test]
+fn shared_memory_suffices() {
+    for_all(|caps, call, cols| {
+        for launch in launches(&call.plan(4096, cols, caps)) {
+            let (fixed, dynamic) = (static_bytes(&launch.key), launch.shared_bytes as usize);
+            assert!(fixed <= STATIC_BYTES, "{cols} {launch:?}");
+            assert!(fixed + dynamic <= caps.shared_per_block_optin as usize, "{cols} {fixed} {launch:?}");
+            // The ring of backward is cut so that as many blocks run as its plan counts on.
+            if launch.key.program == Program::Backward {
+                let blocks = launch.key.tile.blocks_per_sm;
+                let bytes = blocks as usize * (fixed + dynamic + DRIVER_BYTES);
+                assert!(bytes <= caps.shared_per_sm as usize, "{cols} {bytes} {launch:?}");
+                assert!(blocks * launch.threads <= caps.threads_per_sm, "{cols} {launch:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn grids_are_whole_clusters() {
+    for_all(|caps, call, cols| {
+        for rows in ROWS {
+            for launch in launches(&call.plan(rows, cols, caps)) {
+                assert!((1..=i32::MAX as u32).contains(&launch.grid), "{rows}x{cols} {launch:?}");
+                assert!(launch.grid.is_multiple_of(launch.key.tile.cluster), "{rows}x{cols} {launch:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_row_is_summed_alike_in_any_batch_and_at_any_address() {
+    for_all(|caps, call, cols| {
+        let one_row = mapping(&call.plan(1, cols, caps));
+        for rows in ROWS.into_iter().filter(|rows| *rows > 0) {
+            assert_eq!(mapping(&call.plan(rows, cols, caps)), one_row, "{rows}x{cols} {call:?}");
+        }
+        for access_bytes in [1, 2, 4, 8] {
+            let unaligned = plan(&call.problem(4096, cols), access_bytes, caps);
+            assert_eq!(mapping(&unaligned), one_row, "{cols} by {access_bytes} bytes, {call:?}");
+        }
+    });
+}
+
+#[test]
+fn alignment_changes_the_access_and_nothing_else() {
+    for_all(|caps, call, cols| {
+        let aligned = call.plan(4096, cols, caps);
+        for access_bytes in [1, 2, 4, 8] {
+            let mut unaligned = plan(&call.problem(4096, cols), access_bytes, caps);
+            for step in unaligned.steps.iter_mut().flatten() {
+                match step {
+                    Step::Launch { key, .. } if key.program == Program::ReducePartials => {}
+                    Step::Launch { key, .. } => {
+                        assert_eq!(std::mem::replace(&mut key.tile.access_bytes, 16), access_bytes)
+                    }
+                    Step::Zero { .. } => {}
+                }
+            }
+            assert_eq!(unaligned, aligned, "{cols} by {access_bytes} bytes, {call:?}");
+        }
+    });
+}
+
+#[test]
+fn the_workspace_does_not_depend_on_itself() {
+    for_all(|caps, call, cols| {
+        let with = Call { present: Present { workspace: true, ..call.present }, ..call };
+        assert_eq!(with.plan(4096, cols, caps), call.plan(4096, cols, caps), "{cols} {call:?}");
+        let len = workspace_len(&call.problem(4096, cols), caps);
+        assert_eq!(call.plan(4096, cols, caps).workspace.len, len, "{cols} {call:?}");
+    });
+}
+
+#[test]
+fn in_place_is_planned_as_forward_is() {
+    for_all(|caps, call, cols| {
+        let in_place = Call { stage: Stage::ForwardInPlace, ..call };
+        if call.stage == Stage::Forward {
+            assert_eq!(in_place.plan(4096, cols, caps), call.plan(4096, cols, caps), "{cols} {call:?}");
+        }
+    });
+}
+
+#[test]
+fn without_rows_only_gradients_are_written() {
+    for_all(|caps, call, cols| {
+        let plan = call.plan(0, cols, caps);
+        let programs: Vec<_> = launches(&plan).map(|launch| launch.key.program).collect();
+        let expected: &[Program] = if call.gradients() > 0 { &[Program::ReducePartials] } else { &[] };
+        assert_eq!(programs, expected, "{cols} {call:?}");
+        assert_eq!((plan.chunks, plan.partial_rows), (0, 0), "{cols} {call:?}");
+    });
+}
+
+#[test]
+fn every_chunk_has_a_row_and_is_counted_in_32_bits() {
+    for_all(|caps, call, cols| {
+        for rows in ROWS.into_iter().filter(|rows| *rows > 0 && call.stage == Stage::Backward) {
+            let plan = call.plan(rows, cols, caps);
+            assert!((1..=rows as u64).contains(&plan.chunks), "{rows}x{cols}: {} chunks, {call:?}", plan.chunks);
+            // backward.cu multiplies these.
+            for Launch { key, .. } in launches(&plan).filter(|launch| launch.key.program == Program::Backward) {
+                assert!(u64::from(key.tile.groups) * plan.chunks <= u32::MAX.into(), "{rows}x{cols} {plan:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn the_suite_is_told_where_plans_change() {
+    let (caps, calls) = (Caps::h200(), calls());
+    for cols in COLS_BREAKPOINTS {
+        let changes = |call: &Call| mapping(&call.plan(1, cols, &caps)) != mapping(&call.plan(1, cols + 1, &caps));
+        assert!(calls.iter().any(changes), "no plan changes after {cols} columns");
+    }
+}

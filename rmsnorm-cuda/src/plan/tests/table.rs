@@ -1,0 +1,279 @@
+//! What is launched for the shapes that were measured. A line reads
+//!
+//! program, blocks `x` threads on a row `x` packs of a thread `x` elements of a pack, `~` if that is not just the row;
+//! `in` rows side by side `x` rows in flight, if not one; `ring` steps that shared memory holds, `+` if passes overlap;
+//! `on` blocks `x` threads. `Reduce` says how many threads share the partial rows of a column, `Zero` how many words.
+
+use rmsnorm_spec::{Norm, Stage};
+
+use super::super::{Plan, Program};
+use super::*;
+
+const RMS_FORWARD: Call = Call::new(Stage::Forward, Norm::Rms, BF16, WEIGHT);
+const RMS_ADD: Call = Call { present: WEIGHT_RESIDUAL, ..RMS_FORWARD };
+const LAYER_FORWARD: Call = Call::new(Stage::Forward, Norm::Layer, BF16, WEIGHT_BIAS);
+const RMS_BACKWARD: Call = Call::new(Stage::Backward, Norm::Rms, BF16, DWEIGHT);
+const LAYER_BACKWARD: Call = Call::new(Stage::Backward, Norm::Layer, BF16, DWEIGHT_DBIAS);
+
+/// One launch, as the head of this file says.
+fn describe_launch(launch: &Launch) -> String {
+    let Launch { key: KernelKey { program, tile, .. }, grid, threads, shared_bytes } = *launch;
+    let Tile { pack, packs, threads_per_row, groups, cluster, unroll, .. } = tile;
+    let name = match program {
+        Program::Forward => "Forward",
+        Program::ForwardLong => "Long",
+        Program::ForwardStreaming => "Streaming",
+        Program::Backward => "Backward",
+        Program::BackwardRowSums => "RowSums",
+        Program::BackwardColumns => "Columns",
+        Program::ReducePartials => return format!("Reduce {groups} on {grid}x{threads}"),
+    };
+    let ragged = if tile.is_ragged { "~" } else { "" };
+    let rows = if groups * unroll > 1 { format!(" in {groups}x{unroll}") } else { String::new() };
+    let overlapped = if tile.is_overlapped { "+" } else { "" };
+    let memory = match (tile.stages, shared_bytes.div_ceil(1024)) {
+        (0, 0) => String::new(),
+        (0, kib) => format!(", {kib} KiB"),
+        (stages, kib) => format!(", ring {stages}{overlapped} of {kib} KiB"),
+    };
+    format!("{name} {cluster}x{threads_per_row}x{packs}x{pack}{ragged}{rows}{memory}, on {grid}x{threads}")
+}
+
+fn describe(plan: &Plan) -> String {
+    let zeros = plan.steps.iter().flatten().filter_map(|step| match step {
+        Step::Zero { len, .. } => Some(format!("Zero {len}")),
+        Step::Launch { .. } => None,
+    });
+    zeros.chain(launches(plan).map(|launch| describe_launch(&launch))).collect::<Vec<_>>().join("; ")
+}
+
+/// Holds the plan of every shape to its line; shows all lines that differ, as they would have to be written.
+#[track_caller]
+fn check(caps: &Caps, call: Call, lines: &[(usize, usize, &str)]) {
+    let differing = lines.iter().filter_map(|&(rows, cols, expected)| {
+        let got = describe(&call.plan(rows, cols, caps));
+        (got != expected).then(|| format!("        ({rows}, {cols}, \"{got}\"),\n"))
+    });
+    let differing: String = differing.collect();
+    assert!(differing.is_empty(), "{call:?}: these lines are now\n{differing}");
+}
+
+#[test]
+fn rms_forward_on_an_h200() {
+    check(
+        &Caps::h200(),
+        RMS_FORWARD,
+        &[
+            (1048576, 128, "Forward 1x16x1x8 in 16x2, on 32768x256"),
+            (262144, 512, "Forward 1x64x1x8 in 8x2, on 16384x512"),
+            (32768, 1024, "Forward 1x64x2x8, on 32768x64"),
+            (65536, 2048, "Forward 1x128x2x8 in 4x1, on 16384x512"),
+            (32768, 4096, "Forward 1x256x2x8, on 32768x256"),
+            (16384, 8192, "Forward 1x256x4x8, on 16384x256"),
+            (8192, 16384, "Forward 1x512x4x8, on 8192x512"),
+            (4096, 32768, "Forward 1x512x8x8, on 4096x512"),
+            (2048, 65536, "Forward 1x1024x8x8, on 2048x1024"),
+            (1024, 131072, "Long 4x512x8x8, 64 KiB, on 4096x512"),
+            (512, 262144, "Long 8x512x8x8, 64 KiB, on 4096x512"),
+            (4, 2097152, "Streaming 8x1024x1x8~, on 32x1024"),
+        ],
+    );
+}
+
+#[test]
+fn rms_forward_of_decoding() {
+    check(
+        &Caps::h200(),
+        RMS_FORWARD,
+        &[
+            (0, 4096, ""),
+            (1, 4096, "Forward 1x256x2x8, on 1x256"),
+            (8, 4096, "Forward 1x256x2x8, on 8x256"),
+            (128, 4096, "Forward 1x256x2x8, on 128x256"),
+            (128, 8192, "Forward 1x256x4x8, on 128x256"),
+            (1024, 4096, "Forward 1x256x2x8, on 1024x256"),
+        ],
+    );
+}
+
+#[test]
+fn add_and_rms_forward_on_an_h200() {
+    check(
+        &Caps::h200(),
+        RMS_ADD,
+        &[
+            (1048576, 128, "Forward 1x16x1x8 in 16x2, on 32768x256"),
+            (32768, 1024, "Forward 1x128x1x8, on 32768x128"),
+            (32768, 4096, "Forward 1x256x2x8, on 32768x256"),
+            (16384, 8192, "Forward 1x512x2x8, on 16384x512"),
+            (8192, 16384, "Forward 1x512x4x8, on 8192x512"),
+            (4096, 32768, "Long 1x512x8x8, 128 KiB, on 4096x512"),
+            (2048, 65536, "Long 4x512x4x8, 64 KiB, on 8192x512"),
+            (1024, 131072, "Long 8x512x4x8, 64 KiB, on 8192x512"),
+        ],
+    );
+}
+
+#[test]
+fn layer_forward_on_an_h200() {
+    check(
+        &Caps::h200(),
+        LAYER_FORWARD,
+        &[
+            (32768, 1024, "Forward 1x64x2x8, on 32768x64"),
+            (32768, 4096, "Forward 1x128x4x8, on 32768x128"),
+            (8192, 16384, "Forward 1x256x8x8, on 8192x256"),
+            (4096, 32768, "Long 1x512x8x8, 64 KiB, on 4096x512"),
+            (2048, 65536, "Long 1x1024x8x8, 128 KiB, on 2048x1024"),
+            (1024, 131072, "Long 4x512x8x8, 64 KiB, on 4096x512"),
+        ],
+    );
+}
+
+#[test]
+fn rms_backward_on_an_h200() {
+    check(
+        &Caps::h200(),
+        RMS_BACKWARD,
+        &[
+            (0, 4096, "Reduce 4 on 128x32"),
+            (1, 4096, "Backward 1x512x1x8, ring 3 of 48 KiB, on 1x512; Reduce 4 on 128x32"),
+            (1048576, 128, "Backward 1x16x1x8 in 32x1, ring 3+ of 48 KiB, on 264x512; Reduce 128 on 4x1024"),
+            (576000, 384, "Backward 1x16x3x8 in 16x1, ring 3+ of 72 KiB, on 132x256; Reduce 128 on 12x1024"),
+            (262144, 512, "Backward 1x64x1x8 in 8x2, ring 3+ of 96 KiB, on 132x512; Reduce 128 on 16x1024"),
+            (32768, 1024, "Backward 1x128x1x8 in 4x1, ring 3 of 48 KiB, on 264x512; Reduce 128 on 32x1024"),
+            (65536, 2048, "Backward 1x256x1x8 in 4x1, ring 3+ of 96 KiB, on 132x1024; Reduce 128 on 64x1024"),
+            (32768, 4096, "Backward 1x512x1x8, ring 3 of 48 KiB, on 264x512; Reduce 128 on 128x1024"),
+            (16384, 8192, "Backward 1x1024x1x8, ring 3 of 96 KiB, on 132x1024; Reduce 128 on 256x1024"),
+            (8192, 16384, "Backward 2x256x4x8, ring 3+ of 96 KiB, on 264x256; Reduce 128 on 512x1024"),
+            (4096, 32768, "Backward 2x512x4x8, ring 3+ of 192 KiB, on 132x512; Reduce 64 on 1024x512"),
+            (2048, 65536, "Backward 4x512x4x8, ring 3+ of 192 KiB, on 120x512; Reduce 16 on 2048x128"),
+            (1024, 131072, "Backward 8x512x4x8, ring 3+ of 192 KiB, on 120x512; Reduce 8 on 4096x64"),
+            (512, 262144, "RowSums 8x512x1x8~, on 264x512; Columns 1x256x1x8~, on 2176x256; Reduce 16 on 8192x128"),
+            (4096, 1024, "Backward 1x128x1x8 in 4x1, ring 3 of 48 KiB, on 264x512; Reduce 128 on 32x1024"),
+            (4096, 4096, "Backward 1x512x1x8, ring 3 of 48 KiB, on 264x512; Reduce 128 on 128x1024"),
+            (4096, 8192, "Backward 1x1024x1x8, ring 3 of 96 KiB, on 132x1024; Reduce 128 on 256x1024"),
+        ],
+    );
+}
+
+#[test]
+fn layer_backward_on_an_h200() {
+    check(
+        &Caps::h200(),
+        LAYER_BACKWARD,
+        &[
+            (32768, 1024, "Backward 1x64x2x8 in 4x1, ring 3+ of 48 KiB, on 264x256; Reduce 128 on 64x1024"),
+            (32768, 4096, "Backward 1x256x2x8 in 2x1, ring 3+ of 96 KiB, on 132x512; Reduce 128 on 256x1024"),
+            (8192, 16384, "Backward 2x256x4x8, ring 3+ of 96 KiB, on 264x256; Reduce 128 on 1024x1024"),
+            (2048, 65536, "Backward 8x256x4x8, ring 3+ of 96 KiB, on 240x256; Reduce 16 on 4096x128"),
+            (1024, 131072, "Backward 8x512x4x8, ring 3+ of 192 KiB, on 120x512; Reduce 8 on 8192x64"),
+        ],
+    );
+}
+
+#[test]
+fn f32_on_an_h200() {
+    check(
+        &Caps::h200(),
+        Call { dtypes: F32, ..RMS_FORWARD },
+        &[(32768, 1024, "Forward 1x128x2x4 in 4x1, on 8192x512"), (16384, 4096, "Forward 1x256x4x4, on 16384x256")],
+    );
+    check(
+        &Caps::h200(),
+        Call { dtypes: F32, ..RMS_BACKWARD },
+        &[
+            (32768, 1024, "Backward 1x256x1x4 in 4x1, ring 3+ of 96 KiB, on 132x1024; Reduce 128 on 32x1024"),
+            (16384, 4096, "Backward 1x1024x1x4, ring 3 of 96 KiB, on 132x1024; Reduce 128 on 128x1024"),
+        ],
+    );
+}
+
+#[test]
+fn rows_that_no_tile_fits() {
+    check(
+        &Caps::h200(),
+        RMS_FORWARD,
+        &[
+            (4096, 1, "Forward 1x1x1x8~ in 256x2, on 8x256"),
+            (4096, 100, "Forward 1x16x1x8~ in 16x2, on 128x256"),
+            (4096, 4097, "Forward 1x256x3x8~, on 4096x256"),
+        ],
+    );
+    check(
+        &Caps::h200(),
+        RMS_BACKWARD,
+        &[
+            (4096, 1, "Backward 1x1x1x8~ in 512x1, ring 3+ of 48 KiB, on 8x512; Reduce 4 on 1x32"),
+            (4096, 100, "Backward 1x16x1x8~ in 32x1, ring 3+ of 48 KiB, on 128x512; Reduce 64 on 4x512"),
+            (4096, 4097, "Backward 1x1024x1x8~, ring 3 of 96 KiB, on 132x1024; Reduce 128 on 129x1024"),
+        ],
+    );
+}
+
+#[test]
+fn a_wider_stream_halves_the_packs() {
+    let stream = |call| Call { dtypes: BF16_STREAM_F32, ..call };
+    check(&Caps::h200(), stream(RMS_ADD), &[(32768, 4096, "Forward 1x512x2x4, on 32768x512")]);
+    check(
+        &Caps::h200(),
+        stream(RMS_BACKWARD),
+        &[(32768, 4096, "Backward 1x1024x1x4, ring 3 of 72 KiB, on 132x1024; Reduce 128 on 128x1024")],
+    );
+    // Without a residual there is no stream to be wider.
+    check(&Caps::h200(), stream(RMS_FORWARD), &[(32768, 4096, "Forward 1x256x2x8, on 32768x256")]);
+}
+
+#[test]
+fn devices_without_clusters() {
+    check(
+        &Caps::a100(),
+        RMS_FORWARD,
+        &[(2048, 65536, "Forward 1x1024x8x8, on 2048x1024"), (1024, 131072, "Streaming 1x1024x1x8~, on 108x1024")],
+    );
+    check(
+        &Caps::a100(),
+        RMS_BACKWARD,
+        &[
+            (32768, 4096, "Backward 1x512x1x8, ring 3 of 48 KiB, on 216x512; Reduce 128 on 128x1024"),
+            (8192, 16384, "Backward 1x512x4x8, ring 2 of 128 KiB, on 108x512; Reduce 64 on 512x512"),
+            (4096, 32768, "RowSums 1x512x1x8~, on 216x512; Columns 1x256x1x8~, on 1728x256; Reduce 64 on 1024x512"),
+        ],
+    );
+    check(
+        &Caps::t4(),
+        LAYER_FORWARD,
+        &[(4096, 32768, "Streaming 1x1024x1x8~, on 40x1024"), (2048, 65536, "Streaming 1x1024x1x8~, on 40x1024")],
+    );
+    check(
+        &Caps::t4(),
+        RMS_BACKWARD,
+        &[
+            (32768, 4096, "Backward 1x512x1x8, ring 3 of 48 KiB, on 120x512; Reduce 64 on 128x512"),
+            (8192, 16384, "RowSums 1x512x1x8~, on 80x512; Columns 1x256x1x8~, on 640x256; Reduce 64 on 512x512"),
+        ],
+    );
+}
+
+#[test]
+fn locks_and_atomics_begin_with_zeros() {
+    let with = |grad_reduction| Call { grad_reduction, ..RMS_BACKWARD };
+    check(
+        &Caps::h200(),
+        with(GradReduction::Locks { groups: 64 }),
+        &[
+            (0, 4096, "Reduce 4 on 128x32"),
+            (32768, 4096, "Zero 262208; Backward 1x512x1x8, ring 3 of 48 KiB, on 264x512; Reduce 32 on 128x256"),
+            (8192, 16384, "Zero 1048704; Backward 2x256x4x8, ring 3+ of 96 KiB, on 264x256; Reduce 32 on 512x256"),
+        ],
+    );
+    check(
+        &Caps::h200(),
+        with(GradReduction::Atomics),
+        &[
+            (0, 4096, "Reduce 4 on 128x32"),
+            (32768, 4096, "Zero 4096; Backward 1x512x1x8, ring 3 of 48 KiB, on 264x512; Reduce 4 on 128x32"),
+            (8192, 16384, "Zero 16384; Backward 2x256x4x8, ring 3+ of 96 KiB, on 264x256; Reduce 4 on 512x32"),
+        ],
+    );
+}
