@@ -86,6 +86,7 @@ impl Measurable for CpuBackend {
 mod tests {
     use super::*;
     use crate::bf16;
+    use crate::conformance::Harness;
 
     #[test]
     fn cold_sets_exceed_the_caches_and_a_decode_step_has_one() {
@@ -93,6 +94,16 @@ mod tests {
         assert_eq!(backend.sets(16 << 20), Sets { count: 16, is_cold: true });
         assert_eq!(backend.sets(1 << 30), Sets { count: 2, is_cold: true });
         assert_eq!(backend.sets(8 << 10), Sets { count: 1, is_cold: false });
+    }
+
+    #[test]
+    fn repeat_fills_every_buffer() {
+        let backend = CpuBackend::new();
+        for (len, expected) in [(0, &[][..]), (2, &[1.0, 2.0]), (7, &[1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 1.0])] {
+            let buffers = backend.repeat(&[1.0f32, 2.0, 3.0], len, 2).unwrap();
+            assert_eq!(buffers.len(), 2);
+            assert!(buffers.iter().all(|buffer| backend.download(buffer).unwrap() == expected), "{len}");
+        }
     }
 
     #[test]

@@ -4,17 +4,19 @@
 //! device's time, and every call finds its tensors where the calls in between have left them, in memory. Where a call
 //! cannot be captured, events enclose a loop instead.
 
+use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::Shape;
 use super::measurable::{Call, Measurable, Mode, Sets};
+use crate::conformance::Harness;
 use crate::cuda::CudaBackend;
 use crate::cuda::cudarc::driver::sys::{
     CUdevice_attribute, CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode,
 };
-use crate::cuda::cudarc::driver::{CudaGraph, CudaStream, CudaView, CudaViewMut, DriverError};
-use crate::{Element, Error, NormBackend};
+use crate::cuda::cudarc::driver::{CudaGraph, CudaSlice, CudaStream, CudaView, CudaViewMut, DriverError};
+use crate::{DType, Element, Error, NormBackend, bf16, f16};
 
 /// Three matrices of all sets exceed this many bytes together: several times the L2 of any device.
 const COLD_BYTES: usize = 512 << 20;
@@ -81,6 +83,20 @@ impl Measurable for CudaBackend {
         Err(format!("measuring takes {needed:.1} GiB, {} has {free:.1} GiB free", self.name()))
     }
 
+    /// Only the period comes from the host, and is copied on the device: gigabytes from the host would take seconds.
+    fn repeat<T: Element>(&self, period: &[T], len: usize, count: usize) -> Result<Vec<CudaSlice<T>>, Error> {
+        let from = self.upload(period)?;
+        let repeated = |_| {
+            let mut buffer = zeros(self, len)?;
+            for start in (0..len).step_by(period.len().max(1)) {
+                let part = 0..period.len().min(len - start);
+                self.copy(from.slice(part.clone()), buffer.slice_mut(start..start + part.len()), 0)?;
+            }
+            Ok(buffer)
+        };
+        (0..count).map(repeated).collect()
+    }
+
     fn copy<T: Element>(&self, from: CudaView<'_, T>, mut to: CudaViewMut<'_, T>, _way: usize) -> Result<(), Error> {
         if from.len() != to.len() {
             return Err(Error::Length { arg: "to", min: from.len(), max: from.len(), got: to.len() });
@@ -127,6 +143,21 @@ impl Measurable for CudaBackend {
             None => Mode::Events,
         }
     }
+}
+
+/// Zeros. cudarc makes them of types of its own trait: all that are an [`Element`], but the compiler cannot know.
+fn zeros<T: Element>(backend: &CudaBackend, len: usize) -> Result<CudaSlice<T>, Error> {
+    // No device allocates 0 bytes.
+    let (stream, len) = (backend.stream(), len.max(1));
+    let zeros: Box<dyn Any> = match T::DTYPE {
+        DType::F32 => Box::new(stream.alloc_zeros::<f32>(len).map_err(device_error)?),
+        DType::F16 => Box::new(stream.alloc_zeros::<f16>(len).map_err(device_error)?),
+        DType::Bf16 => Box::new(stream.alloc_zeros::<bf16>(len).map_err(device_error)?),
+    };
+    zeros.downcast().map(|zeros| *zeros).map_err(|_| Error::Device {
+        backend: "cuda",
+        source: format!("{} is another type than it says", T::DTYPE).into(),
+    })
 }
 
 /// As many as visit [`COLD_BYTES`]; the peers are measured with the same number.

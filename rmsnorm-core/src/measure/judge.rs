@@ -15,11 +15,12 @@ use crate::{Element, Error, GradReduction, Norm};
 /// Rows at either end of a result that are judged, at most.
 const JUDGED_ROWS: usize = 16;
 
-/// Elements at either end of a result that are judged, unless that is less than a row.
-const JUDGED_ELEMENTS: usize = 1 << 20;
+/// Elements at either end of a result that are judged, unless that is less than a row. The device waits meanwhile: this
+/// takes a tenth of a second.
+const JUDGED_ELEMENTS: usize = 1 << 18;
 
-/// Terms of the sums over rows that are judged, at most: all columns of 4096x1024.
-const JUDGED_TERMS: usize = 1 << 22;
+/// Terms of the sums over rows that are judged, at most, unless that is less than two columns: all columns of 4096x256.
+const JUDGED_TERMS: usize = 1 << 20;
 
 impl<D: Measurable, T: Element> Workload<'_, D, T> {
     /// Runs the operation once and gives the number of elements that are outside their error bounds.

@@ -35,6 +35,18 @@ pub trait Measurable: Harness {
     /// The rule that forbids it, in words.
     fn admit(&self, shape: Shape, bytes: usize) -> Result<(), String>;
 
+    /// That many buffers of `len` elements, each of them the period again and again. Without a period, `len` must be 0.
+    ///
+    /// # Errors
+    /// If the device has no room or fails.
+    fn repeat<T: Element>(&self, period: &[T], len: usize, count: usize) -> Result<Vec<Self::Buffer<T>>, Error> {
+        let mut elements = Vec::with_capacity(len);
+        while elements.len() < len {
+            elements.extend_from_slice(&period[..period.len().min(len - elements.len())]);
+        }
+        (0..count).map(|_| self.upload(&elements)).collect()
+    }
+
     /// Copies one view to the other, in the way of that number below [`COPIES`](Self::COPIES). Enqueues, like a call.
     ///
     /// # Errors

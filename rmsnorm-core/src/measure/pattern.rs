@@ -16,6 +16,11 @@ impl<T: Element> Pattern<T> {
         Pattern((0..PERIOD as u32).map(|i| T::from_f32((mixed(i) >> 8) as f32 / (1 << 22) as f32 - 2.0)).collect())
     }
 
+    /// What repeats in the tensor of that number; less if it has fewer elements than that.
+    pub(super) fn period(&self, tensor: usize, len: usize) -> Vec<T> {
+        self.tensor(tensor, len.min(PERIOD))
+    }
+
     /// The tensor of that number, with this many elements.
     pub(super) fn tensor(&self, tensor: usize, len: usize) -> Vec<T> {
         let mut elements = Vec::with_capacity(len);
@@ -61,6 +66,9 @@ mod tests {
         assert_eq!(a.len(), 2 * PERIOD + 5);
         assert_ne!(a[..100], b[..]);
         assert!(a.iter().all(|value| value.to_f32().abs() <= 2.0));
+        let period = pattern.period(1, a.len());
+        assert!(a.chunks(period.len()).all(|repeated| *repeated == period[..repeated.len()]));
+        assert_eq!(pattern.period(2, 100), b);
     }
 
     #[test]

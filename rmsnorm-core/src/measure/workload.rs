@@ -52,16 +52,13 @@ impl<'d, D: Measurable, T: Element> Workload<'d, D, T> {
     /// # Errors
     /// If the device has no room for them.
     pub fn new(device: &'d D, shape: Shape, reductions: &[GradReduction]) -> Result<Self, Error> {
-        let (sets, pattern) = (device.sets(shape.bytes(T::DTYPE)), Pattern::new());
+        let (sets, pattern, len) = (device.sets(shape.bytes(T::DTYPE)), Pattern::new(), shape.elements());
         let upload = |tensor, len| device.upload(&pattern.tensor(tensor, len));
-        let matrices = |elements: &[T]| -> Result<Vec<D::Buffer<T>>, Error> {
-            (0..sets.count).map(|_| device.upload(elements)).collect()
-        };
-        // One on the host at a time: they may be large. What outputs hold does not matter.
-        let elements = pattern.tensor(tensors::X, shape.elements());
-        let (x, out, residual_out) = (matrices(&elements)?, matrices(&elements)?, matrices(&elements)?);
-        drop(elements);
-        let second = matrices(&pattern.tensor(tensors::SECOND, shape.elements()))?;
+        let matrices = |tensor, count| device.repeat(&pattern.period(tensor, len), len, count);
+        // What outputs hold does not matter: they are made with x.
+        let mut x = matrices(tensors::X, 3 * sets.count)?;
+        let (out, residual_out) = (x.split_off(2 * sets.count), x.split_off(sets.count));
+        let second = matrices(tensors::SECOND, sets.count)?;
         let pairs = x.into_iter().zip(second).zip(out.into_iter().zip(residual_out));
         let set = |((x, second), (out, residual_out))| Set { x, second, out, residual_out };
         // Not zeros: who adds to the workspace must clear it first.
