@@ -1,5 +1,7 @@
 //! What can go wrong on a working GPU is a typed error, and the next call works.
 
+use std::env;
+use std::process::Command;
 use std::sync::Arc;
 
 use rmsnorm_cuda::cudarc::driver::{CudaContext, CudaSlice, result};
@@ -96,4 +98,58 @@ fn fill_memory(gpu: &Gpu) -> Vec<CudaSlice<u8>> {
         }
     }
     hog
+}
+
+/// Set in the process that loses its context.
+const IS_CHILD: &str = "RMSNORM_TEST_CONTEXT_LOSS";
+
+/// Nothing survives a context, so it is lost in a process of its own: this test, started again.
+#[test]
+fn a_lost_context_is_a_device_error() {
+    let Some(_gpu) = Gpu::open() else { return };
+    let mut child = Command::new(env::current_exe().unwrap());
+    let output = child.args(["--exact", "errors::child_loses_its_context", "--nocapture"]).env(IS_CHILD, "1").output();
+    let output = output.unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && !text.contains("panicked"), "{output:?}");
+    let answers: Vec<_> = text.lines().filter_map(|line| line.split_once("lost: ")).map(|(_, error)| error).collect();
+    assert_eq!(answers.len(), 2 * CALLS_AFTER_LOSS, "{output:?}");
+    assert!(answers.iter().all(|error| error.contains("must be restarted")), "{answers:?}");
+}
+
+const CALLS_AFTER_LOSS: usize = 3;
+
+/// Not a test by itself: loses its context, where the test above asked for that, and says what calls answer then.
+#[test]
+fn child_loses_its_context() {
+    if env::var_os(IS_CHILD).is_none() {
+        return;
+    }
+    let gpu = CudaBackend::new(0).unwrap();
+    let (norm, stream) = (NormSpec::rms(2, 1024, 1e-6), gpu.stream());
+    let x = upload::<bf16>(&gpu, 1, 2048);
+    let mut y = stream.alloc_zeros::<bf16>(2048).unwrap();
+    let rstd = upload::<f32>(&gpu, 2, 2);
+    let mut dweight = stream.alloc_zeros::<bf16>(1024).unwrap();
+    gpu.forward(&norm, Forward::new(x.as_view(), y.as_view_mut())).unwrap();
+    stream.synchronize().unwrap();
+
+    // SAFETY:
+    // - memory: none, at an address that no allocation has: the device finds out, and only this process suffers;
+    // - ownership: forgotten below, never freed.
+    let nowhere = unsafe { stream.upgrade_device_ptr::<bf16>(1 << 12, 2048) };
+    gpu.forward(&norm, Forward::new(nowhere.as_view(), y.as_view_mut())).unwrap();
+    std::mem::forget(nowhere);
+    assert!(stream.synchronize().is_err(), "the kernel has read from nowhere");
+
+    for _ in 0..CALLS_AFTER_LOSS {
+        let forward = gpu.forward(&norm, Forward::new(x.as_view(), y.as_view_mut()));
+        let args = Backward::new(x.as_view(), x.as_view(), y.as_view_mut()).rstd(rstd.as_view());
+        let backward = gpu.backward(&norm, args.dweight(dweight.as_view_mut()));
+        for call in [forward, backward] {
+            let Err(Error::Device { source, .. }) = call else { panic!("{call:?}") };
+            assert!(source.downcast_ref().is_some_and(DriverFailure::is_context_lost), "{source}");
+            println!("lost: {source}");
+        }
+    }
 }

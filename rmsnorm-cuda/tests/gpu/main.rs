@@ -5,9 +5,11 @@
 
 mod errors;
 mod graphs;
+mod invariance;
 mod large;
 mod overhead;
 mod reductions;
 mod repeats;
+mod rows;
 mod streams;
 mod support;

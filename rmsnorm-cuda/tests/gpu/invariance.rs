@@ -1,0 +1,121 @@
+//! A row has the same bits alone, among others, and wherever its tensors lie.
+
+use rmsnorm_cuda::cudarc::driver::CudaSlice;
+use rmsnorm_cuda::{
+    Backward, CudaBackend, Forward,
+    spec::{Norm, NormBackend, NormSpec, bf16},
+};
+
+use crate::support::{Gpu, bytes, tensor};
+
+/// One for each way to share a row, with and without a rest; the last two fit nowhere on chip.
+const COLS: [usize; 7] = [100, 4097, 16385, 40000, 70001, 131_072, 300_000];
+const ROWS: usize = 40;
+/// Rows that differ; the others repeat them, since to make them up takes longer than to normalize them.
+const PERIOD: usize = 8;
+
+/// How the tensors of a call lie in their buffers.
+#[derive(Clone, Copy)]
+struct Layout {
+    /// Elements in front of every matrix and of the weight.
+    offset: usize,
+    /// Elements between the end of a row and the next.
+    gap: usize,
+}
+
+const DENSE: Layout = Layout { offset: 0, gap: 0 };
+/// No wider access than of one element is aligned.
+const MISALIGNED: Layout = Layout { offset: 1, gap: 1 };
+
+/// Some rows of the data, laid out in some way.
+struct Call<'a> {
+    gpu: &'a CudaBackend,
+    norm: NormSpec,
+    layout: Layout,
+}
+
+/// The bytes of what a call says of each row: y, dx, rstd, and mean for layer norm.
+type Results = [Vec<Vec<u8>>; 4];
+const NAMES: [&str; 4] = ["y", "dx", "rstd", "mean"];
+
+impl Call<'_> {
+    fn stride(&self) -> usize {
+        self.norm.cols + self.layout.gap
+    }
+
+    /// A matrix on the device, NaN around its rows.
+    fn upload(&self, dense: &[bf16]) -> CudaSlice<bf16> {
+        let mut host = vec![bf16::NAN; self.layout.offset];
+        for row in dense.chunks_exact(self.norm.cols) {
+            host.extend_from_slice(row);
+            host.resize(host.len() + self.layout.gap, bf16::NAN);
+        }
+        self.gpu.stream().clone_htod(&host).unwrap()
+    }
+
+    fn download(&self, matrix: &CudaSlice<bf16>) -> Vec<Vec<u8>> {
+        let host = self.gpu.stream().clone_dtoh(matrix).unwrap();
+        let rows = host[self.layout.offset..].chunks(self.stride());
+        rows.map(|row| bytemuck::cast_slice(&row[..self.norm.cols]).to_vec()).collect()
+    }
+
+    /// Forward, and backward with what forward has left.
+    fn run(&self, x: &[bf16], dy: &[bf16]) -> Results {
+        let (Call { gpu, norm, layout: Layout { offset, .. } }, stride) = (self, self.stride());
+        let is_layer = norm.norm == Norm::Layer;
+        let (x, dy, weight) = (self.upload(x), self.upload(dy), self.upload(&tensor(3, norm.cols)));
+        let mut matrices = [0; 2].map(|_| gpu.stream().alloc_zeros::<bf16>(x.len()).unwrap());
+        let mut statistics = [0; 2].map(|_| gpu.stream().alloc_zeros::<f32>(norm.rows).unwrap());
+        let ([y, dx], [mean, rstd]) = (&mut matrices, &mut statistics);
+        let weight = || weight.slice(*offset..offset + norm.cols);
+
+        let args = Forward::new(x.slice(*offset..), y.slice_mut(*offset..)).x_row_stride(stride).y_row_stride(stride);
+        let args = args.weight(weight()).rstd(rstd.as_view_mut());
+        let args = if is_layer { args.mean(mean.as_view_mut()) } else { args };
+        gpu.forward(norm, args).unwrap();
+
+        let args = Backward::new(dy.slice(*offset..), x.slice(*offset..), dx.slice_mut(*offset..));
+        let args = args.dy_row_stride(stride).x_row_stride(stride).dx_row_stride(stride);
+        let args = args.weight(weight()).rstd(rstd.as_view());
+        let args = if is_layer { args.mean(mean.as_view()) } else { args };
+        gpu.backward(norm, args).unwrap();
+
+        let by_row =
+            |values: &CudaSlice<f32>| bytes(gpu, values).chunks_exact(size_of::<f32>()).map(<[u8]>::to_vec).collect();
+        [self.download(y), self.download(dx), by_row(rstd), by_row(mean)]
+    }
+}
+
+fn check(gpu: &CudaBackend, norm: Norm, cols: usize) {
+    let spec = |rows| match norm {
+        Norm::Rms => NormSpec::rms(rows, cols, 1e-6),
+        Norm::Layer => NormSpec::layer(rows, cols, 1e-5),
+    };
+    let [x, dy] = [1, 2].map(|seed| tensor::<bf16>(seed, PERIOD * cols).repeat(ROWS / PERIOD));
+    let batch = Call { gpu, norm: spec(ROWS), layout: DENSE }.run(&x, &dy);
+    let misaligned = Call { gpu, norm: spec(ROWS), layout: MISALIGNED }.run(&x, &dy);
+    for (name, (got, expected)) in NAMES.into_iter().zip(misaligned.iter().zip(&batch)) {
+        assert!(got == expected, "{name} of {} of {ROWS}x{cols}, misaligned", norm.name());
+    }
+    for row in [0, 3, ROWS - 1] {
+        let range = row * cols..(row + 1) * cols;
+        for (how, layout) in [("aligned", DENSE), ("misaligned", MISALIGNED)] {
+            let alone = Call { gpu, norm: spec(1), layout }.run(&x[range.clone()], &dy[range.clone()]);
+            for (name, (got, expected)) in NAMES.into_iter().zip(alone.iter().zip(&batch)) {
+                assert!(got[0] == expected[row], "{name} of {}, row {row} of {cols} alone, {how}", norm.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_of_rms_norm_has_its_bits_wherever_it_lies() {
+    let Some(gpu) = Gpu::open() else { return };
+    COLS.into_iter().for_each(|cols| check(&gpu, Norm::Rms, cols));
+}
+
+#[test]
+fn a_row_of_layer_norm_has_its_bits_wherever_it_lies() {
+    let Some(gpu) = Gpu::open() else { return };
+    COLS.into_iter().for_each(|cols| check(&gpu, Norm::Layer, cols));
+}

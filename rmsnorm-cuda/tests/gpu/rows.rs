@@ -1,0 +1,206 @@
+//! Backward calls of so many rows that every block goes round its ring several times: all rows, all columns.
+//!
+//! The rows of a call are the same few over and over, and equal rows have equal bits: what the reference says of the
+//! few holds for all. How many they are is a prime that divides no number of rows that are in flight together, so that
+//! a row taken for another of its block is not its equal. Everything that the gradients are summed from is a small
+//! multiple of one half: f32 adds it without rounding in any order, so that no row can be missing or counted twice.
+
+use rmsnorm_cuda::cudarc::driver::{DeviceRepr, ValidAsZeroBits};
+use rmsnorm_cuda::{
+    Backward,
+    spec::{
+        Element, Norm, NormBackend, NormSpec, bf16,
+        conformance::{Harness, bounds, judge},
+        reference::{self, BackwardInputs},
+    },
+};
+
+use crate::support::{Gpu, tensor};
+
+/// Twice round a ring of three steps, and one more step.
+const STEPS: usize = 2 * 3 + 1;
+
+/// Lengths of bf16 rows, one for each way to share a row, and how many rows an H200 has in one step of all its blocks.
+const BF16: [(usize, usize); 12] = [
+    (100, 8448),
+    (128, 8448),
+    (384, 2112),
+    (512, 2112),
+    (1000, 1056),
+    (2048, 528),
+    (4096, 264),
+    (8192, 132),
+    (16384, 132),
+    (16385, 66),
+    (40000, 30),
+    (131_072, 15),
+];
+
+/// The same of f32.
+const F32: [(usize, usize); 2] = [(1024, 528), (16384, 66)];
+
+/// All steps, and a rest that not every block has a part of.
+fn rows(at_once: usize) -> usize {
+    STEPS * at_once + at_once / 3 + 1
+}
+
+/// Multiples of one half of what [`tensor`] has: whole numbers between -4 and 4.
+fn whole<E: Element>(seed: u32, len: usize) -> Vec<E> {
+    tensor::<f32>(seed, len).into_iter().map(|value| E::from_f32((2.0 * value).round())).collect()
+}
+
+fn wide<E: Element>(values: &[E]) -> Vec<f64> {
+    values.iter().map(|value| f64::from(value.to_f32())).collect()
+}
+
+/// The rows that repeat.
+struct Period<E> {
+    norm: NormSpec,
+    x: Vec<E>,
+    dy: Vec<E>,
+    weight: Vec<f32>,
+    mean: Vec<f32>,
+    rstd: Vec<f32>,
+}
+
+/// What a call over all rows has left.
+struct Outputs<E> {
+    dx: Vec<E>,
+    dweight: Vec<f32>,
+    dbias: Option<Vec<f32>>,
+}
+
+impl<E: Element + DeviceRepr + ValidAsZeroBits> Period<E> {
+    fn new(norm: Norm, cols: usize) -> Self {
+        // The reference takes its time.
+        let rows = match cols {
+            0..=8192 => 61,
+            8193..=65536 => 13,
+            _ => 7,
+        };
+        let (spec, mean) = match norm {
+            Norm::Rms => (NormSpec::rms(rows, cols, 1e-6), vec![0.0; rows]),
+            Norm::Layer => (NormSpec::layer(rows, cols, 1e-5), whole(4, rows)),
+        };
+        let rstd = (0..rows).map(|row| [0.5, 1.0, 2.0][row % 3]).collect();
+        let (x, dy) = (whole(1, rows * cols), whole(2, rows * cols));
+        Period { norm: spec, x, dy, weight: tensor(3, cols), mean, rstd }
+    }
+
+    /// A backward call of that many rows. Layer norm's sums dbias too.
+    fn backward(&self, gpu: &Gpu, rows: usize) -> Outputs<E> {
+        let (stream, cols) = (gpu.stream(), self.norm.cols);
+        let repeated = |period: &[E]| {
+            let mut all = period.repeat(rows.div_ceil(self.norm.rows));
+            all.truncate(rows * cols);
+            stream.clone_htod(&all).unwrap()
+        };
+        let statistics = |period: &[f32]| {
+            let all: Vec<f32> = period.iter().copied().cycle().take(rows).collect();
+            stream.clone_htod(&all).unwrap()
+        };
+        let (x, dy, weight) = (repeated(&self.x), repeated(&self.dy), stream.clone_htod(&self.weight).unwrap());
+        let (mean, rstd) = (statistics(&self.mean), statistics(&self.rstd));
+        let mut dx = stream.alloc_zeros::<E>(rows * cols).unwrap();
+        let mut gradients = [0; 2].map(|_| stream.alloc_zeros::<f32>(cols).unwrap());
+        let [dweight, dbias] = &mut gradients;
+        let args = Backward::<E, f32, E>::mixed(dy.as_view(), x.as_view(), dx.as_view_mut()).weight(weight.as_view());
+        let args = args.rstd(rstd.as_view()).dweight(dweight.as_view_mut());
+        let is_layer = self.norm.norm == Norm::Layer;
+        let args = if is_layer { args.mean(mean.as_view()).dbias(dbias.as_view_mut()) } else { args };
+        gpu.backward(&NormSpec { rows, ..self.norm }, args).unwrap();
+        Outputs {
+            dx: stream.clone_dtoh(&dx).unwrap(),
+            dweight: stream.clone_dtoh(dweight).unwrap(),
+            dbias: is_layer.then(|| stream.clone_dtoh(dbias).unwrap()),
+        }
+    }
+
+    /// Judges the first rows of dx; the rest must be their copies.
+    fn check_dx(&self, gpu: &Gpu, dx: &[E], case: &str) {
+        let (x, dy, weight) = (wide(&self.x), wide(&self.dy), wide(&self.weight));
+        let (mean, rstd) = (wide(&self.mean), wide(&self.rstd));
+        let inputs =
+            BackwardInputs { dy: &dy, x: &x, weight: Some(&weight), mean: &mean, rstd: &rstd, dresidual_out: None };
+        let expected = reference::backward(&self.norm, &inputs);
+        let arithmetic = gpu.arithmetic();
+        let model = bounds::Model { arithmetic: &arithmetic, mode: bounds::Mode::Worst };
+        let errors = bounds::backward(&self.norm, &inputs, &expected, bounds::Statistics::Given, model);
+        let (period, _) = dx.split_at(self.x.len());
+        let verdict = judge::judge(period, &expected.dx, &errors.dx, &arithmetic);
+        assert!(verdict.failures == 0 && !verdict.vacuous, "dx of {case}: {verdict:?}");
+
+        let bytes = |row: &'_ [E]| bytemuck::cast_slice::<E, u8>(row).to_vec();
+        let period: Vec<_> = period.chunks_exact(self.norm.cols).map(bytes).collect();
+        let rows = dx.chunks_exact(self.norm.cols).zip(period.iter().cycle()).enumerate();
+        let wrong: Vec<_> = rows
+            .filter(|(_, (got, expected))| bytemuck::cast_slice::<E, u8>(got) != expected.as_slice())
+            .map(|(row, _)| row)
+            .collect();
+        assert!(
+            wrong.is_empty(),
+            "dx of {case}: {} rows, the first are {:?}",
+            wrong.len(),
+            &wrong[..wrong.len().min(9)]
+        );
+    }
+
+    /// The sums over that many rows, which are exact.
+    fn gradients(&self, rows: usize) -> (Vec<f64>, Vec<f64>) {
+        let cols = self.norm.cols;
+        let (mut dweight, mut dbias) = (vec![0.0; cols], vec![0.0; cols]);
+        for row in 0..self.norm.rows {
+            let times = (rows - row).div_ceil(self.norm.rows) as f64;
+            let (mean, rstd) = (f64::from(self.mean[row]), f64::from(self.rstd[row]));
+            for col in 0..cols {
+                let [x, dy] = [&self.x, &self.dy].map(|matrix| f64::from(matrix[row * cols + col].to_f32()));
+                dweight[col] += times * dy * ((x - mean) * rstd);
+                dbias[col] += times * dy;
+            }
+        }
+        (dweight, dbias)
+    }
+}
+
+fn check<E: Element + DeviceRepr + ValidAsZeroBits>(gpu: &Gpu, norm: Norm, rows: usize, cols: usize) {
+    let case = format!("{} {rows}x{cols} {}", norm.name(), E::DTYPE);
+    let period = Period::<E>::new(norm, cols);
+    let outputs = period.backward(gpu, rows);
+    period.check_dx(gpu, &outputs.dx, &case);
+    let (dweight, dbias) = period.gradients(rows);
+    let wrong = |got: &[f32], expected: &[f64]| wide(got).iter().zip(expected).position(|(got, want)| got != want);
+    assert_eq!(wrong(&outputs.dweight, &dweight), None, "dweight of {case}: the first wrong column");
+    if let Some(got) = outputs.dbias {
+        assert_eq!(wrong(&got, &dbias), None, "dbias of {case}: the first wrong column");
+    }
+}
+
+#[test]
+fn every_row_of_rms_norm_is_right_in_every_round() {
+    let Some(gpu) = Gpu::open() else { return };
+    BF16.into_iter().for_each(|(cols, at_once)| check::<bf16>(&gpu, Norm::Rms, rows(at_once), cols));
+}
+
+#[test]
+fn every_row_of_layer_norm_is_right_in_every_round() {
+    let Some(gpu) = Gpu::open() else { return };
+    BF16.into_iter().for_each(|(cols, at_once)| check::<bf16>(&gpu, Norm::Layer, rows(at_once), cols));
+}
+
+#[test]
+fn every_row_of_f32_is_right_in_every_round() {
+    let Some(gpu) = Gpu::open() else { return };
+    for norm in Norm::ALL {
+        F32.into_iter().for_each(|(cols, at_once)| check::<f32>(&gpu, norm, rows(at_once), cols));
+    }
+}
+
+/// The last step of these has rows for some blocks only, and for some groups of the others: blocks that disagree on how
+/// many steps there are would wait for each other for ever.
+#[test]
+fn short_rows_that_leave_blocks_an_unequal_rest_are_right() {
+    let Some(gpu) = Gpu::open() else { return };
+    for norm in Norm::ALL {
+        check::<bf16>(&gpu, norm, 19801, 128);
+    }
+}
