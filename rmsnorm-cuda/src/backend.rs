@@ -17,7 +17,8 @@ const OLDEST_DRIVER: Version = Version { major: 12, minor: 0 };
 /// Normalizes tensors on an NVIDIA GPU, on a stream of the caller's.
 ///
 /// Cheap to clone; clones, and what [`on`](Self::on) returns, share the stream's context and the kernels compiled for
-/// it. Calls may come from any thread.
+/// it. Kernels stay loaded until the process ends, so take a clone rather than a second backend on the same context.
+/// Calls may come from any thread.
 ///
 /// # Tensors
 /// Arguments are views of [`CudaSlice`](cudarc::driver::CudaSlice)s: `x.as_view()`, `y.as_view_mut()`, or ranges,
@@ -38,7 +39,7 @@ const OLDEST_DRIVER: Version = Version { major: 12, minor: 0 };
 /// `CudaContext::per_thread_stream` in a context with no other stream, where cudarc needs none, or turn them off with
 /// `CudaContext::disable_event_tracking`. Make one call of the kind before the capture: a kernel that is used for the
 /// first time is compiled then, which takes up to a second. A workspace that is not passed in becomes part of the
-/// graph. The graph runs kernels that this backend and its clones hold: keep one of them for as long as the graph.
+/// graph.
 ///
 /// # Example
 /// ```no_run
@@ -68,6 +69,7 @@ const OLDEST_DRIVER: Version = Version { major: 12, minor: 0 };
 pub struct CudaBackend {
     stream: Arc<CudaStream>,
     kernels: Arc<Kernels>,
+    driver: Version,
     device: Arc<str>,
 }
 
@@ -85,7 +87,7 @@ impl CudaBackend {
         let caps = Caps::read(&context).map_err(device_error("cuDeviceGetAttribute"))?;
         let device = describe(&context, &caps, driver, Version { major, minor });
         let device = device.map_err(device_error("cuDeviceGetName"))?.into();
-        Ok(CudaBackend { stream, kernels: Arc::new(Kernels::new(context, caps)), device })
+        Ok(CudaBackend { stream, kernels: Arc::new(Kernels::new(context, caps)), driver, device })
     }
 
     /// A backend on the default stream of a device.
@@ -121,6 +123,11 @@ impl CudaBackend {
     /// The stream that calls are enqueued on.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
+    }
+
+    /// The newest CUDA that the driver knows: major, minor. Some calls of [`cudarc`] panic where the driver lacks them.
+    pub fn driver_version(&self) -> (u32, u32) {
+        (self.driver.major, self.driver.minor)
     }
 
     /// The same backend on another stream of the same context: kernels that are compiled stay compiled.

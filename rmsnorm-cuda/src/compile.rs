@@ -17,9 +17,12 @@ use crate::library::{self, Failure, Nvrtc};
 use crate::plan::KernelKey;
 use crate::source;
 
+/// The oldest architecture that NVRTC of CUDA 13 compiles for.
+const OLDEST_OF_CUDA_13: Arch = Arch(75);
+
 /// A program that the compiler refused. The source of an [`Error::Device`].
 #[derive(Debug, thiserror::Error)]
-#[error("{file} does not compile: {call} of NVRTC {}.{} gives {status}\noptions: {options}\n{log}", version.0, version.1)]
+#[error("{file} does not compile: {call} of NVRTC {}.{} gives {status}{advice}\noptions: {options}\n{log}", version.0, version.1)]
 pub(crate) struct CompileError {
     /// The program's file.
     file: &'static str,
@@ -27,6 +30,8 @@ pub(crate) struct CompileError {
     /// What of NVRTC failed.
     call: &'static str,
     status: String,
+    /// What can be done about it, or nothing.
+    advice: &'static str,
     options: String,
     /// What the compiler said.
     log: String,
@@ -53,6 +58,7 @@ pub(crate) fn nvrtc_version() -> Result<(u32, u32), Error> {
 
 /// All that decides what comes out, but the compiler itself.
 struct Request {
+    arch: Arch,
     file: &'static str,
     source: String,
     options: Vec<String>,
@@ -61,6 +67,7 @@ struct Request {
 impl Request {
     fn new(key: &KernelKey, arch: Arch) -> Request {
         Request {
+            arch,
             file: source::file_name(key.program),
             source: source::text(key.program),
             options: source::options(key, arch),
@@ -78,8 +85,19 @@ impl Request {
 
     fn error(&self, nvrtc: &Nvrtc, Failure { call, status, log }: Failure) -> Error {
         let options = self.options.join(" ");
-        let error = CompileError { file: self.file, version: nvrtc.version(), call, status, options, log };
+        let (file, version) = (self.file, nvrtc.version());
+        let advice = advice(self.arch, version);
+        let error = CompileError { file, version, call, status, advice, options, log };
         Error::Device { backend: BACKEND, source: Box::new(error) }
+    }
+}
+
+/// What can be done where NVRTC of that version refuses a program for the device.
+fn advice(arch: Arch, version: (u32, u32)) -> &'static str {
+    if arch < OLDEST_OF_CUDA_13 && version.0 >= 13 {
+        "; it no longer knows devices this old: let RMSNORM_NVRTC name an NVRTC of CUDA 12"
+    } else {
+        ""
     }
 }
 
@@ -92,7 +110,7 @@ mod tests {
 
     fn request(source: &str, options: &[&str]) -> Request {
         let options = options.iter().map(ToString::to_string).collect();
-        Request { file: "kernels/test.cu", source: source.to_owned(), options }
+        Request { arch: Arch::HOPPER, file: "kernels/test.cu", source: source.to_owned(), options }
     }
 
     #[test]
@@ -122,6 +140,18 @@ mod tests {
         assert!(error.to_string().contains("--gpu-architecture"), "{error}");
         let error = request("a\0b", &[]).compile(nvrtc).expect_err("no text");
         assert!(error.to_string().contains("NUL"), "{error}");
+    }
+
+    #[test]
+    fn an_architecture_that_the_compiler_has_dropped_comes_with_advice() {
+        assert!(advice(Arch(70), (13, 0)).contains("RMSNORM_NVRTC"));
+        for (arch, version) in [(70, (12, 9)), (75, (13, 0)), (90, (13, 2))] {
+            assert_eq!(advice(Arch(arch), version), "", "sm_{arch}, {version:?}");
+        }
+        let Some(nvrtc) = nvrtc().filter(|nvrtc| nvrtc.version().0 >= 13) else { return };
+        let request = Request { arch: Arch(70), ..request("", &["--gpu-architecture=sm_70"]) };
+        let error = request.compile(nvrtc).expect_err("a device of the past");
+        assert!(error.to_string().contains("an NVRTC of CUDA 12\noptions: "), "{error}");
     }
 
     #[test]

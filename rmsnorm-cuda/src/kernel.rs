@@ -31,7 +31,7 @@ impl Program {
     }
 }
 
-/// The kernels of a context. They stay loaded for as long as this lives.
+/// The kernels of a context. Those that were handed out stay loaded until the process ends.
 #[derive(Debug)]
 pub(crate) struct Kernels {
     context: Arc<CudaContext>,
@@ -62,9 +62,10 @@ impl Kernels {
         }
         let kernel = self.load(key)?;
         let mut loaded = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
-        Ok(loaded.entry(*key).or_insert(kernel).cu_function())
+        Ok(loaded.entry(*key).or_insert_with(|| keep_loaded(kernel)).cu_function())
     }
 
+    /// A kernel that is unloaded when it is dropped.
     fn load(&self, key: &KernelKey) -> Result<CudaFunction, Error> {
         let cubin = compile::compile(key, self.caps.arch)?;
         let _permission = CapturePermission::enter()?;
@@ -84,6 +85,14 @@ impl Kernels {
         let dynamic = most.saturating_sub(kernel.shared_size_bytes()?.unsigned_abs());
         kernel.set_attribute(FunctionAttribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, dynamic.cast_signed())
     }
+}
+
+/// The kernel, whose module is never unloaded, nor its context released. cudarc unloads a module with the last reference
+/// to it, while launches may still wait on a stream and graphs may still hold the kernel; no document promises that
+/// unloading waits for either.
+fn keep_loaded(kernel: CudaFunction) -> CudaFunction {
+    std::mem::forget(kernel.clone());
+    kernel
 }
 
 /// While it lives, this thread may load modules though a stream is being captured. Loading touches no stream, so it

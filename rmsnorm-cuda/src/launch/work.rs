@@ -84,7 +84,8 @@ impl Launch {
         };
         let mut arguments = [std::ptr::from_ref(params).cast_mut().cast()];
         // SAFETY:
-        // - kernel: its module is loaded for as long as the backend, which outlives this call;
+        // - kernel: `Kernels` hands out only kernels whose module stays loaded until the process ends, so the work may run
+        //   whenever its stream or a graph comes to it, be the backend dropped by then or not;
         // - arguments: the kernel's one parameter is a `Params`, whose size was checked where it was compiled; the
         //   driver copies it before it returns;
         // - config: points to as many attributes as it says, each with the value that belongs to its id;
