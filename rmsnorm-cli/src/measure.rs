@@ -97,10 +97,11 @@ pub enum Outcome {
     Unsupported(Operation, String),
 }
 
-/// Whether the backend has room for every size of the selection; known before anything is measured.
+/// Whether the backend takes every size that was asked for; known before anything is measured. A size that merely stands
+/// for the device may be refused, and is left out then.
 ///
 /// # Errors
-/// The first size that it has not, and why.
+/// The first size that it does not take, and why.
 pub fn admit(backend: &AnyBackend, selection: &Selection) -> Result<(), Failure> {
     backend.measure(Admit(selection))?
 }
@@ -111,19 +112,18 @@ impl Measurement for Admit<'_> {
     type Output = Result<(), Failure>;
 
     fn run<D: Measurable>(self, device: &D) -> Self::Output {
-        let Selection { shapes, dtypes, reductions, .. } = self.0;
-        for shape in shapes.on::<D>() {
-            for &dtype in dtypes {
-                let bytes = workload_bytes(device, shape, dtype, reductions);
+        match self.0.shapes {
+            Shapes::OfDevice | Shapes::Two => Ok(()),
+            Shapes::Given(_) => self.0.sizes::<D>().into_iter().try_for_each(|(shape, dtype)| {
                 let refuse = |why| Failure::Input(format!("--shapes: {why}, got {shape} in {dtype}"));
-                device.admit(shape, bytes).map_err(refuse)?;
-            }
+                self.0.admit(device, shape, dtype).map_err(refuse)
+            }),
         }
-        Ok(())
     }
 }
 
-/// Measures a selection. `progress` is called with every row as it is done, and with the number of rows in all.
+/// Measures a selection. `progress` is called with every row as it is done, and with the number of rows in all. Gives the
+/// sizes that the backend does not take, each with the reason.
 ///
 /// # Errors
 /// If a call is refused, or an element of a result is outside its error bound.
@@ -131,7 +131,7 @@ pub fn measure(
     backend: &AnyBackend,
     selection: &Selection,
     progress: &mut dyn FnMut(Outcome, usize),
-) -> Result<(), Failure> {
+) -> Result<Vec<String>, Failure> {
     backend.measure(Measure { selection, progress })?
 }
 
@@ -141,28 +141,45 @@ struct Measure<'a> {
 }
 
 impl Measurement for Measure<'_> {
-    type Output = Result<(), Failure>;
+    type Output = Result<Vec<String>, Failure>;
 
     fn run<D: Measurable>(self, device: &D) -> Self::Output {
-        let Selection { norms, ops, reductions, shapes, dtypes, .. } = self.selection;
+        let Selection { norms, ops, reductions, .. } = self.selection;
         let operations = Operation::product(norms, ops, reductions);
-        let shapes = shapes.on::<D>();
-        let total = operations.len() * shapes.len() * dtypes.len();
-        for shape in shapes {
-            for &dtype in dtypes {
-                let mut done = |outcome| (self.progress)(outcome, total);
-                match dtype {
-                    DType::F32 => self.selection.measure::<D, f32>(device, shape, &operations, &mut done)?,
-                    DType::F16 => self.selection.measure::<D, f16>(device, shape, &operations, &mut done)?,
-                    DType::Bf16 => self.selection.measure::<D, bf16>(device, shape, &operations, &mut done)?,
-                }
+        let (mut sizes, mut skipped) = (self.selection.sizes::<D>(), Vec::new());
+        sizes.retain(|&(shape, dtype)| {
+            let refusal = match self.selection.shapes {
+                Shapes::OfDevice | Shapes::Two => self.selection.admit(device, shape, dtype).err(),
+                // What was asked for has been admitted. If there is no room for it after all, that is an error.
+                Shapes::Given(_) => None,
+            };
+            skipped.extend(refusal.iter().map(|why| format!("{shape} in {dtype}: {why}")));
+            refusal.is_none()
+        });
+        let total = operations.len() * sizes.len();
+        for (shape, dtype) in sizes {
+            let mut done = |outcome| (self.progress)(outcome, total);
+            match dtype {
+                DType::F32 => self.selection.measure::<D, f32>(device, shape, &operations, &mut done)?,
+                DType::F16 => self.selection.measure::<D, f16>(device, shape, &operations, &mut done)?,
+                DType::Bf16 => self.selection.measure::<D, bf16>(device, shape, &operations, &mut done)?,
             }
         }
-        Ok(())
+        Ok(skipped)
     }
 }
 
 impl Selection {
+    /// Every shape in every dtype.
+    fn sizes<D: Measurable>(&self) -> Vec<(Shape, DType)> {
+        let of_shape = |shape| self.dtypes.iter().map(move |&dtype| (shape, dtype));
+        self.shapes.on::<D>().into_iter().flat_map(of_shape).collect()
+    }
+
+    fn admit<D: Measurable>(&self, device: &D, shape: Shape, dtype: DType) -> Result<(), String> {
+        device.admit(shape, workload_bytes(device, shape, dtype, &self.reductions))
+    }
+
     fn measure<D: Measurable, T: Element>(
         &self,
         device: &D,

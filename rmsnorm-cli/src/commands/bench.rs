@@ -30,6 +30,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
             "device": backend.to_string(),
             "rows": table.rows.iter().map(as_json).collect::<Vec<_>>(),
             "unsupported": table.unsupported,
+            "skipped": table.skipped,
         }));
     }
     if let Some(output) = json {
@@ -56,11 +57,12 @@ pub fn short(backend: &AnyBackend) -> Result<(), Failure> {
     table(backend, &selection, true).map(drop)
 }
 
-/// What was measured, and each rule by which the backend refused a row.
+/// What was measured, each rule by which the backend refused a row, and the sizes that it does not take.
 #[derive(Default)]
 struct Table {
     rows: Vec<Row>,
     unsupported: Vec<String>,
+    skipped: Vec<String>,
 }
 
 fn table(backend: &AnyBackend, selection: &Selection, show: bool) -> Result<Table, Failure> {
@@ -74,7 +76,7 @@ fn table(backend: &AnyBackend, selection: &Selection, show: bool) -> Result<Tabl
             "dtype", "rows x cols", "us", "GB/s", "copy", "of copy"
         ))?;
     }
-    measure(backend, selection, &mut |outcome, total| {
+    let skipped = measure(backend, selection, &mut |outcome, total| {
         match outcome {
             Outcome::Measured(row) => {
                 if show && shown.is_ok() {
@@ -93,6 +95,7 @@ fn table(backend: &AnyBackend, selection: &Selection, show: bool) -> Result<Tabl
         bar.set(done, total);
     })?;
     shown?;
+    table.skipped = skipped;
     if show {
         print(&notes(&table))?;
     }
@@ -110,6 +113,9 @@ fn notes(table: &Table) -> String {
     }
     for rule in &table.unsupported {
         notes += &format!("unsupported: {rule}\n");
+    }
+    for size in &table.skipped {
+        notes += &format!("skipped: {size}\n");
     }
     notes
 }

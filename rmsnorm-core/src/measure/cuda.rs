@@ -30,6 +30,9 @@ const WARM_CALLS: usize = 3;
 /// Device memory that is left for what is not a tensor: kernels, graphs, and the allocator's own needs.
 const RESERVED_BYTES: usize = 1 << 30;
 
+/// The oldest driver with the function by which cudarc reads events: it panics where that is missing.
+const OLDEST_TIMING_DRIVER: (u32, u32) = (12, 8);
+
 /// Calls that are timed together.
 pub struct Batch {
     /// One call on every set; `None` where they could not be captured.
@@ -74,6 +77,7 @@ impl Measurable for CudaBackend {
     }
 
     fn admit(&self, _shape: Shape, bytes: usize) -> Result<(), String> {
+        require_timing(self.driver_version())?;
         let (free, _) = self.stream().context().mem_get_info().map_err(|error| device_error(error).to_string())?;
         if bytes.saturating_add(RESERVED_BYTES) <= free {
             return Ok(());
@@ -108,6 +112,8 @@ impl Measurable for CudaBackend {
     }
 
     fn prepare(&self, sets: usize, call: &mut Call<'_>) -> Result<Batch, Error> {
+        // Not all who measure ask first whether they may.
+        require_timing(self.driver_version()).map_err(|reason| Error::Unavailable { backend: "cuda", reason })?;
         (0..sets.min(WARM_CALLS)).try_for_each(&mut *call)?;
         self.stream().synchronize().map_err(device_error)?;
         let graph = capture(self.stream(), sets, call);
@@ -160,6 +166,15 @@ fn zeros<T: Element>(backend: &CudaBackend, len: usize) -> Result<CudaSlice<T>, 
     })
 }
 
+/// Whether a driver of that version can time anything; if not, the rule in words.
+fn require_timing(driver: (u32, u32)) -> Result<(), String> {
+    if driver >= OLDEST_TIMING_DRIVER {
+        return Ok(());
+    }
+    let (oldest, got) = (OLDEST_TIMING_DRIVER, driver);
+    Err(format!("timing needs a driver of CUDA {}.{} or newer, this one is of {}.{}", oldest.0, oldest.1, got.0, got.1))
+}
+
 /// As many as visit [`COLD_BYTES`]; the peers are measured with the same number.
 fn set_count(matrix_bytes: usize) -> usize {
     COLD_BYTES.div_ceil(3 * matrix_bytes.max(1)).clamp(2, MOST_SETS)
@@ -189,6 +204,13 @@ fn device_error(error: DriverError) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_drivers_that_can_read_events_are_admitted() {
+        assert!([(12, 8), (12, 9), (13, 0)].into_iter().all(|driver| require_timing(driver).is_ok()));
+        let rule = "timing needs a driver of CUDA 12.8 or newer, this one is of 12.6";
+        assert_eq!(require_timing((12, 6)).expect_err("too old"), rule);
+    }
 
     #[test]
     fn sets_are_those_of_the_peers() {
