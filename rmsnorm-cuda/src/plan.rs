@@ -141,6 +141,9 @@ pub(crate) struct Workspace {
 /// Elements by which a workspace of any alignment may have to be moved to begin on 16 bytes.
 const ALIGNMENT_SLACK: usize = 3;
 
+/// Shared memory of a block that is not its rows: what threads exchange, and what the driver keeps.
+const RESERVED_BYTES: usize = 4 << 10;
+
 /// Row lengths at which the code path changes, for the conformance suite: 16-bit and f32 tiles of one pack, one warp,
 /// several warps, one block.
 #[cfg(any(test, feature = "conformance"))]

@@ -2,11 +2,8 @@
 
 use rmsnorm_spec::{Norm, Problem};
 
-use super::{Plan, Program, Step, Tile, key, pack, threads_for};
+use super::{Plan, Program, RESERVED_BYTES, Step, Tile, key, pack, threads_for};
 use crate::caps::Caps;
-
-/// Shared memory of a block that is not its row: what threads exchange, and what the driver keeps.
-const RESERVED_BYTES: usize = 4 << 10;
 
 /// The plan of a forward call.
 pub(super) fn plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
