@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# On the device machine: random cases (the full profile), seed after seed, until the time is up.
+# On the device machine: random cases (the first CASES, else 300, of the full profile), seed after seed, until the time
+# is up. Nearly every case is a program of its own, to be compiled first.
 #     bash benches/soak.sh FOLDER SECONDS [PROCESSES [FIRST_SEED]]
 # A run says nothing before its end, so none is begun that the last one's length says will not finish. Summaries go to
 # $OUT/soak.txt, the output of each failed run to $OUT/soak-failed.txt.
 set -uo pipefail
-[ $# -ge 2 ] || { sed -n '2,5s/^# //p' "$0"; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,6s/^# //p' "$0"; exit 2; }
 rmsnorm=$1/rmsnorm deadline=$((SECONDS + $2)) processes=${3:-6} first=${4:-1}
 out=${OUT:-.} failed=$(mktemp -d)
 export RMSNORM_CACHE_DIR=${RMSNORM_CACHE_DIR:-/tmp/rmsnorm-cache} RAYON_NUM_THREADS=2
@@ -14,7 +15,8 @@ worker() {
     local seed=$1 took=0 start left status log
     while left=$((deadline - SECONDS)) && [ "$left" -gt 10 ] && [ $((took + took / 10)) -lt "$left" ]; do
         start=$SECONDS status=0 log=$failed/$seed
-        timeout "$left" "$rmsnorm" conformance --backend cuda --profile full --seed "$seed" >"$log" 2>&1 || status=$?
+        timeout "$left" "$rmsnorm" conformance --backend cuda --profile full --most-cases "${CASES:-300}" \
+            --seed "$seed" >"$log" 2>&1 || status=$?
         took=$((SECONDS - start))
         echo "seed $seed: exit status $status, $took s: $(tail -1 "$log" | cut -c1-120)" | tee -a "$out/soak.txt"
         [ "$status" -ne 0 ] || rm "$log"

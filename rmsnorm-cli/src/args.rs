@@ -69,6 +69,9 @@ pub struct ConformanceArgs {
     /// Seed of the cases of the full profile
     #[arg(long, value_name = "SEED", default_value_t = 0)]
     pub seed: u64,
+    /// Run only so many cases of the profile's list: a part of the full profile, seed after seed, is a soak
+    #[arg(long, value_name = "N")]
+    pub most_cases: Option<usize>,
     /// Run only the case with this id, as a failure prints it
     #[arg(long, value_name = "ID")]
     pub case: Option<String>,

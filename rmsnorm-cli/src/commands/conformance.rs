@@ -16,6 +16,7 @@ pub fn run(args: &ConformanceArgs) -> Result<(), Failure> {
     let options = Options {
         profile: backends::one_of("--profile", &args.profile, &Profile::ALL, Profile::name)?,
         seed: args.seed,
+        most_cases: args.most_cases,
         case: args.case.clone(),
         // Who replays one case knows that the suite can fail.
         self_test: args.case.is_none(),
