@@ -39,7 +39,7 @@ struct Worker {
     __device__ void load_weights() {
         #pragma unroll
         for (int k = 0; k < PACKS; ++k)
-            weights[k] = HAS_WEIGHT ? load_pack<Reuse::ByRows>(p.weight + first, k, left) : Pack<W>{};
+            weights[k] = load_parameter<HAS_WEIGHT>(p.weight + first, k, left);
     }
 
     // A block, or a cluster of them, has one chunk of rows.
@@ -98,7 +98,7 @@ struct Worker {
             for (int i = 0; i < PACK; ++i) {
                 float x_hat = (x[i] - row.mean) * row.rstd;
                 // Past the end dy is zero, which does not help where x_hat overflows.
-                if (IS_LAYER && IS_RAGGED && k * STEP + i >= left) x_hat = 0.0f;
+                if (IS_LAYER && !is_in_row(k, i, left)) x_hat = 0.0f;
                 const float wdy = dy[i] * weight[i];
                 totals[0] += wdy * x_hat;
                 if constexpr (IS_LAYER) totals[SUMS - 1] += wdy;

@@ -25,7 +25,7 @@ __device__ inline void load_terms(
 
 __device__ inline void load_weight(const Params& p, unsigned long long col, float (&weight)[PACK]) {
     const int left = int(min(p.cols - col, (unsigned long long)PACK));
-    unpack_weight(HAS_WEIGHT ? load_pack<Reuse::ByRows>(p.weight + col, 0, left) : Pack<W>{}, p.weight_offset, weight);
+    unpack_weight(load_parameter<HAS_WEIGHT>(p.weight + col, 0, left), p.weight_offset, weight);
 }
 
 // c2 and c1 of every row. A block, or a cluster of them, has a row at a time.

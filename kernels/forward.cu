@@ -20,33 +20,12 @@ __device__ inline Pack<H> load_h(const Params& p, unsigned long long row, unsign
 #endif
 }
 
-// The thread's part of sum(h).
-__device__ inline float sum_values(const Pack<H> (&h)[PACKS]) {
+// The thread's part of sum(h), or of sum((h - mean)^2).
+template <bool SQUARES>
+__device__ inline float sum_part(const Pack<H> (&h)[PACKS], float mean, int left) {
     float sums[PACK] = {};
     #pragma unroll
-    for (int k = 0; k < PACKS; ++k) {
-        float values[PACK];
-        unpack(h[k], values);
-        #pragma unroll
-        for (int i = 0; i < PACK; ++i) sums[i] += values[i];
-    }
-    return sum_pack(sums);
-}
-
-// The thread's part of sum((h - mean)^2). Columns past the end hold zeros, which are not part of the row.
-__device__ inline float sum_squares(const Pack<H> (&h)[PACKS], float mean, int left) {
-    float sums[PACK] = {};
-    #pragma unroll
-    for (int k = 0; k < PACKS; ++k) {
-        float values[PACK];
-        unpack(h[k], values);
-        #pragma unroll
-        for (int i = 0; i < PACK; ++i) {
-            float deviation = values[i] - mean;
-            if (IS_LAYER && IS_RAGGED && k * STEP + i >= left) deviation = 0.0f;
-            sums[i] += deviation * deviation;
-        }
-    }
+    for (int k = 0; k < PACKS; ++k) add_pack<SQUARES>(h[k], mean, k, left, sums);
     return sum_pack(sums);
 }
 
@@ -77,13 +56,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward(con
         load_rows(Bool<false>{});
         if constexpr (IS_LAYER) {
             #pragma unroll
-            for (int u = 0; u < UNROLL; ++u) mean[u] = sum_values(h[u]);
+            for (int u = 0; u < UNROLL; ++u) mean[u] = sum_part<false>(h[u], 0.0f, left);
             sums.sum(mean);
             #pragma unroll
             for (int u = 0; u < UNROLL; ++u) mean[u] *= p.share;
         }
         #pragma unroll
-        for (int u = 0; u < UNROLL; ++u) rstd[u] = sum_squares(h[u], mean[u], left);
+        for (int u = 0; u < UNROLL; ++u) rstd[u] = sum_part<true>(h[u], mean[u], left);
         sums.sum(rstd);
         #pragma unroll
         for (int u = 0; u < UNROLL; ++u) rstd[u] = reciprocal_root(rstd[u] * p.share + p.eps);
@@ -94,8 +73,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward(con
         #pragma unroll
         for (int k = 0; k < PACKS; ++k) {
             float weight[PACK], bias[PACK];
-            unpack_weight(HAS_WEIGHT ? load_pack<Reuse::ByRows>(p.weight + first, k, left) : Pack<W>{}, p.weight_offset, weight);
-            if constexpr (HAS_BIAS) unpack(load_pack<Reuse::ByRows>(p.bias + first, k, left), bias);
+            unpack_weight(load_parameter<HAS_WEIGHT>(p.weight + first, k, left), p.weight_offset, weight);
+            unpack(load_parameter<HAS_BIAS>(p.bias + first, k, left), bias);
             #pragma unroll
             for (int u = 0; u < UNROLL; ++u) {
                 if (exists(u)) {

@@ -7,6 +7,11 @@
 // Packs that are read from shared memory together. All of them would need registers that are not there.
 constexpr int PACKS_AT_ONCE = IS_LAYER ? 4 : 2;
 
+// Whether the weights come while the row does, and the bias while the last sum is exchanged: what they take of the way
+// from the L2 is free then. There are no registers for them in f32, nor in the blocks of a cluster, which are more to a
+// multiprocessor.
+constexpr bool READS_EARLY = CLUSTER == 1 && sizeof(W) == 2;
+
 // A thread's part of a row. Threads are neighbours, so that banks do not collide.
 struct Slot {
     Pack<T> x[PACKS][THREADS];
@@ -15,7 +20,7 @@ struct Slot {
 #endif
 };
 
-__device__ inline void load_row(const Params& p, unsigned long long row, unsigned first, int left, Slot& slot) {
+__device__ inline void start_row(const Params& p, unsigned long long row, unsigned first, int left, Slot& slot) {
     #pragma unroll
     for (int k = 0; k < PACKS; ++k) {
         start_copy(&slot.x[k][threadIdx.x], p.x.row(row) + first, k, left);
@@ -24,6 +29,10 @@ __device__ inline void load_row(const Params& p, unsigned long long row, unsigne
 #endif
     }
     close_batch();
+}
+
+// Waits for the row, and adds the residual.
+__device__ inline void finish_row(const Params& p, unsigned long long row, unsigned first, int left, Slot& slot) {
     wait_copies<0>();
 #if HAS_RESIDUAL
     #pragma unroll
@@ -43,22 +52,19 @@ __device__ inline Pack<H> load_h(const Slot& slot, int k) {
 #endif
 }
 
-// The thread's part of sum(h), or of sum((h - mean)^2). Columns past the end hold zeros, which are not part of the row.
+template <bool EXISTS>
+__device__ inline void load_parameters(const W* first, int left, Pack<W> (&packs)[PACKS]) {
+    #pragma unroll
+    for (int k = 0; k < PACKS; ++k) packs[k] = load_parameter<EXISTS>(first, k, left);
+}
+
+// The thread's part of sum(h), or of sum((h - mean)^2).
 template <bool SQUARES>
 __device__ inline float sum_part(const Slot& slot, float mean, int left) {
-    float parts[PACK] = {};
+    float sums[PACK] = {};
     #pragma unroll PACKS_AT_ONCE
-    for (int k = 0; k < PACKS; ++k) {
-        float values[PACK];
-        unpack(load_h(slot, k), values);
-        #pragma unroll
-        for (int i = 0; i < PACK; ++i) {
-            float deviation = values[i] - mean;
-            if (SQUARES && IS_LAYER && IS_RAGGED && k * STEP + i >= left) deviation = 0.0f;
-            parts[i] += SQUARES ? deviation * deviation : deviation;
-        }
-    }
-    return sum_pack(parts);
+    for (int k = 0; k < PACKS; ++k) add_pack<SQUARES>(load_h(slot, k), mean, k, left, sums);
+    return sum_pack(sums);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward_long(const __grid_constant__ Params p) {
@@ -71,7 +77,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward_lon
     wait_for_earlier_kernels();
 
     for (unsigned long long row = blockIdx.x / CLUSTER; row < p.rows; row += gridDim.x / CLUSTER) {
-        load_row(p, row, first, left, slot);
+        start_row(p, row, first, left, slot);
+        Pack<W> weights[PACKS], biases[PACKS];
+        if constexpr (READS_EARLY) load_parameters<HAS_WEIGHT>(p.weight + first, left, weights);
+        finish_row(p, row, first, left, slot);
         float mean[1] = {0.0f}, rstd[1];
         if constexpr (IS_LAYER) {
             mean[0] = sum_part<false>(slot, 0.0f, left);
@@ -79,15 +88,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward_lon
             mean[0] *= p.share;
         }
         rstd[0] = sum_part<true>(slot, mean[0], left);
-        sums.sum(rstd);
+        sums.send(rstd);
+        if constexpr (READS_EARLY) load_parameters<HAS_BIAS>(p.bias + first, left, biases);
+        sums.receive(rstd);
         rstd[0] = reciprocal_root(rstd[0] * p.share + p.eps);
 
-        #pragma unroll PACKS_AT_ONCE
+        #pragma unroll (READS_EARLY ? PACKS : PACKS_AT_ONCE)
         for (int k = 0; k < PACKS; ++k) {
             float y[PACK], weight[PACK], bias[PACK];
             unpack(load_h(slot, k), y);
-            unpack_weight(HAS_WEIGHT ? load_pack<Reuse::ByRows>(p.weight + first, k, left) : Pack<W>{}, p.weight_offset, weight);
-            if constexpr (HAS_BIAS) unpack(load_pack<Reuse::ByRows>(p.bias + first, k, left), bias);
+            if constexpr (!READS_EARLY) weights[k] = load_parameter<HAS_WEIGHT>(p.weight + first, k, left);
+            if constexpr (!READS_EARLY) biases[k] = load_parameter<HAS_BIAS>(p.bias + first, k, left);
+            unpack_weight(weights[k], p.weight_offset, weight);
+            unpack(biases[k], bias);
             normalize(y, mean[0], rstd[0], weight, bias);
             store_pack(p.y.row(row) + first, k, left, pack<T>(y));
         }

@@ -23,27 +23,19 @@ __device__ inline Pack<H> load_h(const Params& p, unsigned long long row, const 
 // The thread's part of sum(h), or of sum((h - mean)^2).
 template <bool SQUARES>
 __device__ inline float sum_part(const Params& p, unsigned long long row, Visit at, float mean) {
-    float sum = 0.0f;
+    float sums[PACK] = {};
     #pragma unroll 4
-    for (; at.is_inside(); at.advance()) {
-        float values[PACK];
-        unpack(load_h(p, row, at), values);
-        #pragma unroll
-        for (int i = 0; i < PACK; ++i) {
-            const float deviation = i < at.left() ? values[i] - mean : 0.0f;
-            sum += SQUARES ? deviation * deviation : deviation;
-        }
-    }
-    return sum;
+    for (; at.is_inside(); at.advance()) add_pack<SQUARES>(load_h(p, row, at), mean, 0, at.left(), sums);
+    return sum_pack(sums);
 }
 
 __device__ inline void write_y(const Params& p, unsigned long long row, Visit at, float mean, float rstd) {
     for (; at.is_inside(); at.advance()) {
         const Pack<H> h = load_h(p, row, at);
-        float y[PACK], weight[PACK], bias[PACK] = {};
+        float y[PACK], weight[PACK], bias[PACK];
         unpack(h, y);
-        unpack_weight(HAS_WEIGHT ? load_pack<Reuse::ByRows>(p.weight + at.col, 0, at.left()) : Pack<W>{}, p.weight_offset, weight);
-        if constexpr (HAS_BIAS) unpack(load_pack<Reuse::ByRows>(p.bias + at.col, 0, at.left()), bias);
+        unpack_weight(load_parameter<HAS_WEIGHT>(p.weight + at.col, 0, at.left()), p.weight_offset, weight);
+        unpack(load_parameter<HAS_BIAS>(p.bias + at.col, 0, at.left()), bias);
         normalize(y, mean, rstd, weight, bias);
 #if HAS_RESIDUAL
         if (p.residual_out.data) store_pack(p.residual_out.row(row) + at.col, 0, at.left(), h);

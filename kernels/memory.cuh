@@ -9,6 +9,12 @@ constexpr int ACCESS = ACCESS_BYTES < int(sizeof(E)) ? int(sizeof(E))
                      : ACCESS_BYTES > Pack<E>::BYTES ? Pack<E>::BYTES
                      : ACCESS_BYTES;
 
+// Halves of words are moved by code of their own.
+template <class E> constexpr bool IS_HALF_ACCESS = ACCESS<E> < 4;
+
+// The bytes of one access where a pack moves in whole words.
+template <class E> constexpr int WORD_ACCESS = IS_HALF_ACCESS<E> ? 4 : ACCESS<E>;
+
 // Who wants the data after this access: nobody, the same thread once more, or the other rows.
 enum class Reuse { ByNone, ByThread, ByRows };
 
@@ -104,18 +110,20 @@ constexpr int STEP = THREADS_PER_ROW * CLUSTER * PACK;
 // The columns from a thread's first one to the end of the row, which may lie before it.
 __device__ inline int columns_left(unsigned long long cols, unsigned first) { return int(cols) - int(first); }
 
+// Whether column i of pack k is one of the row's.
+__device__ inline bool is_in_row(int k, int i, int left) { return !IS_RAGGED || k * STEP + (HAS_TAIL ? i : 0) < left; }
+
 // Pack k of a thread, from the address of its first column; zeros past the end of the row.
 template <Reuse REUSE, class E>
 __device__ inline Pack<E> load_pack(const E* first, int k, int left) {
     const E* from = first + k * STEP;
     const int count = left - k * STEP;
     if (IS_RAGGED && count <= 0) return {};
-    if (ACCESS<E> < 4 || (IS_RAGGED && count < PACK)) return load_elements(from, IS_RAGGED ? min(count, PACK) : PACK);
+    if (IS_HALF_ACCESS<E> || (HAS_TAIL && count < PACK)) return load_elements(from, HAS_TAIL ? min(count, PACK) : PACK);
     Pack<E> pack;
-    constexpr int WIDTH = ACCESS<E> < 4 ? 4 : ACCESS<E> > 16 ? 16 : ACCESS<E>;
     #pragma unroll
-    for (int byte = 0; byte < Pack<E>::BYTES; byte += WIDTH) {
-        load<WIDTH, REUSE>(reinterpret_cast<const char*>(from) + byte, &pack.words[byte / 4]);
+    for (int byte = 0; byte < Pack<E>::BYTES; byte += WORD_ACCESS<E>) {
+        load<WORD_ACCESS<E>, REUSE>(reinterpret_cast<const char*>(from) + byte, &pack.words[byte / 4]);
     }
     return pack;
 }
@@ -126,12 +134,18 @@ __device__ inline void store_pack(E* first, int k, int left, const Pack<E>& pack
     E* to = first + k * STEP;
     const int count = left - k * STEP;
     if (IS_RAGGED && count <= 0) return;
-    if (ACCESS<E> < 4 || (IS_RAGGED && count < PACK)) return store_elements(to, pack, IS_RAGGED ? min(count, PACK) : PACK);
-    constexpr int WIDTH = ACCESS<E> < 4 ? 4 : ACCESS<E> > 16 ? 16 : ACCESS<E>;
+    if (IS_HALF_ACCESS<E> || (HAS_TAIL && count < PACK)) return store_elements(to, pack, HAS_TAIL ? min(count, PACK) : PACK);
     #pragma unroll
-    for (int byte = 0; byte < Pack<E>::BYTES; byte += WIDTH) {
-        store<WIDTH>(reinterpret_cast<char*>(to) + byte, &pack.words[byte / 4]);
+    for (int byte = 0; byte < Pack<E>::BYTES; byte += WORD_ACCESS<E>) {
+        store<WORD_ACCESS<E>>(reinterpret_cast<char*>(to) + byte, &pack.words[byte / 4]);
     }
+}
+
+// Pack k of the weight or the bias, from a thread's first column; nothing where there is none.
+template <bool EXISTS>
+__device__ inline Pack<W> load_parameter(const W* first, int k, int left) {
+    if constexpr (EXISTS) return load_pack<Reuse::ByRows>(first, k, left);
+    else return {};
 }
 
 // The weights of a pack, with the offset: weight', or ones.
@@ -151,21 +165,20 @@ __device__ inline void unpack_weight(const Pack<W>& raw, float offset, float (&w
 template <class E>
 __device__ inline void start_copy(Pack<E>* slot, const E* first, int k, int left) {
 #if __CUDA_ARCH__ >= 800
-    constexpr int WIDTH = ACCESS<E> > 16 ? 16 : ACCESS<E>;
-    if constexpr (WIDTH >= 4) {
+    if constexpr (!IS_HALF_ACCESS<E>) {
         const unsigned to = unsigned(__cvta_generic_to_shared(slot));
+        const int left_bytes = (left - k * STEP) * int(sizeof(E));
         #pragma unroll
-        for (int byte = 0; byte < Pack<E>::BYTES; byte += WIDTH) {
+        for (int byte = 0; byte < Pack<E>::BYTES; byte += WORD_ACCESS<E>) {
             const char* from = reinterpret_cast<const char*>(first + k * STEP) + byte;
-            int bytes = WIDTH;
-            if constexpr (IS_RAGGED) {
-                // What lies past the end is not read but zeroed.
-                bytes = max(0, min((left - k * STEP) * int(sizeof(E)) - byte, WIDTH));
-            }
-            if constexpr (WIDTH == 16) {
+            // What lies past the end is not read but zeroed.
+            const int bytes = HAS_TAIL ? max(0, min(left_bytes - byte, WORD_ACCESS<E>))
+                            : IS_RAGGED && left_bytes <= 0 ? 0
+                            : WORD_ACCESS<E>;
+            if constexpr (WORD_ACCESS<E> == 16) {
                 asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to + byte), "l"(from), "r"(bytes) : "memory");
             } else {
-                asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" :: "r"(to + byte), "l"(from), "r"(bytes), "n"(WIDTH) : "memory");
+                asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" :: "r"(to + byte), "l"(from), "r"(bytes), "n"(WORD_ACCESS<E>) : "memory");
             }
         }
         return;

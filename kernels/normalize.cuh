@@ -7,6 +7,18 @@ using H = R;
 using H = T;
 #endif
 
+// Adds a pack's part of sum(h), or of sum((h - mean)^2). Columns past the end hold zeros, which are not part of the row.
+template <bool SQUARES>
+__device__ inline void add_pack(const Pack<H>& h, float mean, int k, int left, float (&sums)[PACK]) {
+    float values[PACK];
+    unpack(h, values);
+    #pragma unroll
+    for (int i = 0; i < PACK; ++i) {
+        const float deviation = !SQUARES ? values[i] : !IS_LAYER || is_in_row(k, i, left) ? values[i] - mean : 0.0f;
+        sums[i] += SQUARES ? deviation * deviation : deviation;
+    }
+}
+
 // y from h, in place.
 __device__ inline void normalize(
     float (&values)[PACK], float mean, float rstd, const float (&weight)[PACK], const float (&bias)[PACK]

@@ -36,6 +36,36 @@ __device__ inline float sum_lanes(float value) {
     return value;
 }
 
+// What all senders of a row have sent, added up.
+__device__ inline float total_of(const float (&sent)[SENDERS]) {
+    if constexpr (SENDERS <= 8) {
+        // A tree over what every thread reads itself is sooner done than shuffles.
+        float totals[SENDERS];
+        #pragma unroll
+        for (int i = 0; i < SENDERS; ++i) totals[i] = sent[i];
+        #pragma unroll
+        for (int half = SENDERS / 2; half > 0; half /= 2)
+            #pragma unroll
+            for (int i = 0; i < SENDERS / 2; ++i)
+                if (i < half) totals[i] += totals[i + half];
+        return totals[0];
+    } else {
+        constexpr int WIDTH = SENDERS < 32 ? SENDERS : 32;
+        float total = 0.0f;
+        #pragma unroll
+        for (int i = 0; i < SENDERS; i += WIDTH) total += sent[i + threadIdx.x % WIDTH];
+        return sum_lanes<WIDTH>(total);
+    }
+}
+
+#if CLUSTER > 1
+// Where block `rank` of the cluster has what this block has at an address of its shared memory.
+__device__ inline unsigned of_block(unsigned address, unsigned rank) {
+    asm("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(rank));
+    return address;
+}
+#endif
+
 template <int MOST>
 struct RowSums {
     float (*buffers)[GROUPS][MOST][SENDERS];
@@ -70,7 +100,7 @@ struct RowSums {
         if constexpr (SENDERS > 1) {
             wait();
             #pragma unroll
-            for (int i = 0; i < COUNT; ++i) values[i] = total(buffers[turn][group][i]);
+            for (int i = 0; i < COUNT; ++i) values[i] = total_of(buffers[turn][group][i]);
             turn ^= 1;
         }
     }
@@ -84,9 +114,8 @@ private:
         if (lane < CLUSTER) {
             #pragma unroll
             for (int i = 0; i < COUNT; ++i) {
-                unsigned to = unsigned(__cvta_generic_to_shared(&buffer[i][cluster_rank() * WARPS + warp]));
-                asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(to) : "r"(lane));
-                asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(to), "f"(values[i]) : "memory");
+                const unsigned own = unsigned(__cvta_generic_to_shared(&buffer[i][cluster_rank() * WARPS + warp]));
+                asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(of_block(own, lane)), "f"(values[i]) : "memory");
             }
         }
 #else
@@ -110,27 +139,6 @@ private:
         if constexpr (GROUPS == 1) __syncthreads();
         else asm volatile("bar.sync %0, %1;" :: "r"(group + 1), "n"(THREADS_PER_ROW) : "memory");
 #endif
-    }
-
-    __device__ static float total(const float (&sent)[SENDERS]) {
-        if constexpr (SENDERS <= 8) {
-            // A tree over what every thread reads itself is sooner done than shuffles.
-            float totals[SENDERS];
-            #pragma unroll
-            for (int i = 0; i < SENDERS; ++i) totals[i] = sent[i];
-            #pragma unroll
-            for (int half = SENDERS / 2; half > 0; half /= 2)
-                #pragma unroll
-                for (int i = 0; i < SENDERS / 2; ++i)
-                    if (i < half) totals[i] += totals[i + half];
-            return totals[0];
-        } else {
-            constexpr int WIDTH = SENDERS < 32 ? SENDERS : 32;
-            float total = 0.0f;
-            #pragma unroll
-            for (int i = 0; i < SENDERS; i += WIDTH) total += sent[i + threadIdx.x % WIDTH];
-            return sum_lanes<WIDTH>(total);
-        }
     }
 };
 

@@ -5,7 +5,7 @@
 extern "C" __global__ void __launch_bounds__(THREADS_PER_ROW * GROUPS) reduce_partials(const __grid_constant__ Params p) {
     __shared__ float4 shared[GROUPS][THREADS_PER_ROW];
     const unsigned group = threadIdx.x / THREADS_PER_ROW, thread = threadIdx.x % THREADS_PER_ROW;
-    const unsigned long long stride = (p.cols + 7) / 8 * 8;
+    const unsigned long long stride = partial_stride(p.cols);
     const unsigned long long tiles = (p.cols + 4 * THREADS_PER_ROW - 1) / (4 * THREADS_PER_ROW);
     wait_for_earlier_kernels();
     admit_next_kernel();

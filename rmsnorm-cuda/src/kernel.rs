@@ -21,6 +21,7 @@ impl Program {
     pub(crate) const fn entry(self) -> &'static str {
         match self {
             Program::Forward => "forward",
+            Program::ForwardCluster => "forward_cluster",
             Program::ForwardLong => "forward_long",
             Program::ForwardStreaming => "forward_streaming",
             Program::Backward => "backward",

@@ -17,6 +17,8 @@ use crate::caps::Caps;
 pub(crate) enum Program {
     /// `forward.cu`: a row stays on chip.
     Forward,
+    /// `forward_cluster.cu`: a row is too long for the L1, and lies in the registers of a cluster.
+    ForwardCluster,
     /// `forward_long.cu`: a row is too long for the L1, and lies in shared memory.
     ForwardLong,
     /// `forward_streaming.cu`: a row fits nowhere on chip.
@@ -31,11 +33,22 @@ pub(crate) enum Program {
     ReducePartials,
 }
 
+impl Program {
+    /// Whether this is a forward pass; the others are parts of backward.
+    pub(crate) const fn is_forward(self) -> bool {
+        match self {
+            Program::Forward | Program::ForwardCluster | Program::ForwardLong | Program::ForwardStreaming => true,
+            Program::Backward | Program::BackwardRowSums | Program::BackwardColumns | Program::ReducePartials => false,
+        }
+    }
+}
+
 #[cfg(test)]
 impl Program {
     /// Every program.
-    pub(crate) const ALL: [Program; 7] = [
+    pub(crate) const ALL: [Program; 8] = [
         Program::Forward,
+        Program::ForwardCluster,
         Program::ForwardLong,
         Program::ForwardStreaming,
         Program::Backward,
@@ -103,6 +116,8 @@ pub(crate) struct Tile {
     pub(crate) access_bytes: u32,
     /// Whether cols is not the number of columns that the threads own.
     pub(crate) is_ragged: bool,
+    /// Whether the last pack of a row is cut, which takes code for single elements.
+    pub(crate) has_tail: bool,
 }
 
 /// One thing to enqueue.
@@ -145,9 +160,10 @@ const ALIGNMENT_SLACK: usize = 3;
 const RESERVED_BYTES: usize = 4 << 10;
 
 /// Row lengths at which the code path changes, for the conformance suite: 16-bit and f32 tiles of one pack, one warp,
-/// several warps, one block.
+/// several warps, one block, and lengths between them at which threads have three, five or seven packs.
 #[cfg(any(test, feature = "conformance"))]
-pub(crate) const COLS_BREAKPOINTS: [usize; 9] = [8, 128, 256, 512, 1024, 2048, 4096, 8192, 16384];
+pub(crate) const COLS_BREAKPOINTS: [usize; 13] =
+    [8, 128, 256, 384, 512, 1024, 2048, 2560, 4096, 7168, 8192, 16384, 32768];
 
 /// Row counts at which the plan changes, for the conformance suite: a block's rows in one step, a row for every block.
 #[cfg(any(test, feature = "conformance"))]
@@ -211,6 +227,7 @@ impl Tile {
         blocks_per_sm: 1,
         access_bytes: 16,
         is_ragged: false,
+        has_tail: false,
     };
 
     /// Threads of a block.
@@ -223,26 +240,32 @@ impl Tile {
 /// code has equal keys.
 fn key(problem: &Problem, program: Program, tile: Tile) -> KernelKey {
     let present = &problem.present;
-    let is_forward = matches!(program, Program::Forward | Program::ForwardLong | Program::ForwardStreaming);
+    let is_forward = program.is_forward();
+    let is_reduction = program == Program::ReducePartials;
+    let writes_dx = matches!(program, Program::Backward | Program::BackwardColumns);
     let flags = Flags {
-        weight: present.weight,
+        weight: present.weight && !is_reduction,
         bias: is_forward && present.bias,
         residual: is_forward && present.residual,
-        dresidual_out: !is_forward && present.dresidual_out,
-        dweight: !is_forward && present.dweight,
-        dbias: !is_forward && present.dbias,
+        dresidual_out: writes_dx && present.dresidual_out,
+        dweight: (writes_dx || is_reduction) && present.dweight,
+        dbias: (writes_dx || is_reduction) && present.dbias,
     };
     let uses_weight = flags.weight || flags.bias || flags.dweight || flags.dbias;
     let uses_stream = !is_forward || flags.residual;
     KernelKey {
         program,
-        norm: problem.norm,
+        norm: if is_reduction { Norm::Rms } else { problem.norm },
         activation: problem.activation,
         weight: if uses_weight { problem.weight } else { problem.activation },
         residual: if uses_stream { problem.residual } else { problem.activation },
         cast_order: if is_forward { problem.cast_order } else { CastOrder::AtStore },
         grad_reduction: Accumulate::Partials,
         flags,
-        tile: Tile { is_ragged: is_ragged(&tile, problem.cols), ..tile },
+        tile: Tile {
+            is_ragged: is_ragged(&tile, problem.cols),
+            has_tail: !problem.cols.is_multiple_of(tile.pack as usize),
+            ..tile
+        },
     }
 }

@@ -31,6 +31,7 @@ const HEADERS: [File; 6] = [
 const fn file(program: Program) -> File {
     match program {
         Program::Forward => file!("forward.cu"),
+        Program::ForwardCluster => file!("forward_cluster.cu"),
         Program::ForwardLong => file!("forward_long.cu"),
         Program::ForwardStreaming => file!("forward_streaming.cu"),
         Program::Backward => file!("backward.cu"),
@@ -59,19 +60,15 @@ pub(crate) fn options(key: &KernelKey, arch: Arch) -> Vec<String> {
     language.into_iter().chain(names).chain(numbers).collect()
 }
 
-fn numbers(key: &KernelKey) -> [(&'static str, u32); 22] {
+fn numbers(key: &KernelKey) -> [(&'static str, u32); 23] {
     let KernelKey { program, norm, cast_order, grad_reduction, flags, tile, .. } = *key;
-    let is_backward = match program {
-        Program::Forward | Program::ForwardLong | Program::ForwardStreaming => false,
-        Program::Backward | Program::BackwardRowSums | Program::BackwardColumns | Program::ReducePartials => true,
-    };
     let accumulate = match grad_reduction {
         Accumulate::Partials => 0,
         Accumulate::Locks => 1,
         Accumulate::Atomics => 2,
     };
     [
-        ("IS_BACKWARD", is_backward.into()),
+        ("IS_BACKWARD", (!program.is_forward()).into()),
         ("IS_LAYER", (norm == Norm::Layer).into()),
         ("HAS_WEIGHT", flags.weight.into()),
         ("HAS_BIAS", flags.bias.into()),
@@ -92,6 +89,7 @@ fn numbers(key: &KernelKey) -> [(&'static str, u32); 22] {
         ("BLOCKS_PER_SM", tile.blocks_per_sm),
         ("ACCESS_BYTES", tile.access_bytes),
         ("IS_RAGGED", tile.is_ragged.into()),
+        ("HAS_TAIL", tile.has_tail.into()),
         ("PARAMS_BYTES", size_of::<Params>() as u32),
     ]
 }
@@ -126,6 +124,7 @@ mod tests {
             blocks_per_sm: 5,
             access_bytes: 16,
             is_ragged: true,
+            has_tail: false,
         },
     };
 
@@ -134,7 +133,7 @@ mod tests {
         let expected = "--gpu-architecture=sm_90 --std=c++17 -default-device -DT=bf16 -DW=f32 -DR=f16 -DIS_BACKWARD=0 \
             -DIS_LAYER=1 -DHAS_WEIGHT=1 -DHAS_BIAS=0 -DHAS_RESIDUAL=1 -DHAS_DRESIDUAL_OUT=0 -DHAS_DWEIGHT=0 \
             -DHAS_DBIAS=0 -DCAST_BEFORE_WEIGHT=0 -DACCUMULATE=0 -DPACK=8 -DPACKS=2 -DTHREADS_PER_ROW=32 -DGROUPS=4 \
-            -DCLUSTER=1 -DUNROLL=3 -DSTAGES=0 -DIS_OVERLAPPED=0 -DBLOCKS_PER_SM=5 -DACCESS_BYTES=16 -DIS_RAGGED=1 -DPARAMS_BYTES=";
+            -DCLUSTER=1 -DUNROLL=3 -DSTAGES=0 -DIS_OVERLAPPED=0 -DBLOCKS_PER_SM=5 -DACCESS_BYTES=16 -DIS_RAGGED=1 -DHAS_TAIL=0 -DPARAMS_BYTES=";
         assert_eq!(options(&KEY, Arch(90)).join(" "), format!("{expected}{}", size_of::<Params>()));
     }
 

@@ -18,9 +18,12 @@ use crate::caps::Caps;
 use crate::plan::{Program, Step, plan};
 
 /// Columns at which the plans were tuned, and the most that a cluster holds.
-const TUNED_COLS: [usize; 12] = [128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384, 32768, 65536, 131072];
+const TUNED_COLS: [usize; 20] = [
+    128, 256, 384, 512, 768, 1024, 1536, 2048, 2560, 3072, 3584, 4096, 5120, 7168, 8192, 12288, 16384, 32768, 65536,
+    131072,
+];
 /// Columns that no vector access divides, and one of each regime.
-const ODD_COLS: [usize; 12] = [1, 7, 100, 300, 1000, 1536, 5120, 10007, 20480, 50000, 100001, 600000];
+const ODD_COLS: [usize; 12] = [1, 7, 100, 300, 1000, 1500, 6144, 10007, 20480, 50000, 100001, 600000];
 const SAMPLES_PER_DEVICE: usize = 60;
 const ROWS: usize = 8192;
 

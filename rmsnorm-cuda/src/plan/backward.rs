@@ -96,12 +96,11 @@ fn reduction(problem: &Problem, partial_rows: usize, gradients: usize) -> Step {
     let groups = partial_rows.div_ceil(2).next_power_of_two().clamp(4, 128) as u32;
     let reduce_tile = Tile { pack: 4, packs: 1, threads_per_row: REDUCE_LANES, groups, ..Tile::NONE };
     let mut key = key(problem, Program::ReducePartials, reduce_tile);
-    // The sums are f32, whatever they came from.
+    // The sums are f32, whatever they came from, and are added whether or not the row is whole tiles.
     key.activation = problem.weight;
     key.residual = problem.weight;
-    key.flags.weight = false;
-    key.flags.dresidual_out = false;
     key.tile.is_ragged = true;
+    key.tile.has_tail = true;
     let tiles = problem.cols.div_ceil(4 * REDUCE_LANES as usize) * gradients;
     Step::Launch { key, grid: tiles as u32, threads: reduce_tile.threads(), shared_bytes: 0 }
 }
@@ -142,43 +141,63 @@ fn tile(problem: &Problem, pack: u32, caps: &Caps) -> Option<Tile> {
         ..Tile::NONE
     };
     let overlapped = |tile| Tile { is_overlapped: true, ..tile };
+    // Where three steps in shared memory would be more bytes under way than the memory likes.
+    let two = |tile| Tile { stages: 2, ..tile };
     let on_cluster = |cluster: u32, threads: usize, blocks_per_sm| {
         let packs = packs.div_ceil(threads * cluster as usize) as u32;
-        (cluster <= caps.max_cluster).then(|| Tile { packs, cluster, ..overlapped(tile(threads, 1, 1, blocks_per_sm)) })
+        (cluster <= caps.max_cluster).then(|| Tile { packs, cluster, ..tile(threads, 1, 1, blocks_per_sm) })
     };
     // Two sums a row and two a column need more registers.
     let is_layer = problem.norm == Norm::Layer || (problem.present.dweight && problem.present.dbias);
     let threads = threads_for(packs) as usize;
     let tile = match (packs, is_layer) {
-        // 1048576x128: 93 %.
-        (0..=32, false) => Some(overlapped(tile(threads, 512 / threads as u32, 1, 2))),
-        (0..=32, true) => Some(Tile { stages: 2, ..tile(threads, 512 / threads as u32, 2, 1) }),
-        // 576000x384: 96 %. Fewer than 41 packs would be a chain of additions longer than docs/math.md allows.
-        (41..=48, _) => Some(overlapped(tile(16, 16, 1, 1))),
+        // 1048576x128: 98 %, overlapped 94 %; layer norm 97 %.
+        (0..=32, false) => Some(tile(threads, 256 / threads as u32, 1, 4)),
+        (0..=32, true) => Some(tile(threads, 512 / threads as u32, 2, 1)),
+        // 576000x384: 100 %, overlapped 96 %; layer norm 98 %. Fewer than 41 packs would be a chain of additions longer
+        // than docs/math.md allows.
+        (41..=48, _) => Some(two(tile(16, 16, 1, 1))),
         // 262144x512: 98 %; layer norm 97 %.
-        (33..=64, false) => Some(overlapped(tile(64, 8, 2, 1))),
+        (33..=64, false) => Some(tile(64, 8, 2, 1)),
         (33..=64, true) => Some(tile(32, 8, 1, 2)),
-        // 32768x1024: 97 %, overlapped 88 to 95 %; layer norm 90 %.
-        (65..=128, false) => Some(tile(128, 4, 1, 2)),
-        (65..=128, true) => Some(overlapped(tile(64, 4, 1, 2))),
-        // 65536x2048: 99 %; layer norm 98 %.
-        (129..=256, false) => Some(overlapped(tile(256, 4, 1, 1))),
-        (129..=256, true) => Some(overlapped(tile(128, 4, 1, 1))),
-        // 32768x4096: 100 %, overlapped 96 %; layer norm 97 %.
-        (257..=512, false) => Some(tile(512, 1, 1, 2)),
-        (257..=512, true) => Some(overlapped(tile(256, 2, 1, 1))),
-        // 16384x8192: 99 %, overlapped 98 %; layer norm 94 %.
-        (513..=1024, false) => Some(tile(1024, 1, 1, 1)),
-        (513..=1024, true) => Some(overlapped(tile(512, 1, 1, 1))),
-        // 8192x16384: 92 %; layer norm 85 %, without a cluster 83 %.
+        // 262144x768: 100 %, three steps 98 %; layer norm 98 %, at 1024 columns 95 %, overlapped 90 %.
+        (65..=96, false) => Some(two(tile(128, 4, 1, 2))),
+        (65..=96, true) => Some(two(tile(32, 8, 1, 1))),
+        // 32768x1024: 97 %, overlapped 88 to 95 %.
+        (97..=128, false) => Some(tile(128, 4, 1, 2)),
+        (97..=128, true) => Some(two(tile(128, 4, 1, 2))),
+        // 87360x1536: 99.6 %; layer norm 97 %.
+        (129..=192, false) => Some(two(tile(256, 4, 1, 1))),
+        (129..=192, true) => Some(two(tile(64, 4, 1, 1))),
+        // 65536x2048: 99.5 %, overlapped 96 %; layer norm 99 %, overlapped 97 %.
+        (193..=256, false) => Some(tile(256, 4, 1, 1)),
+        (193..=256, true) => Some(tile(128, 4, 1, 1)),
+        // 65536x2560: 98 %; layer norm 99 %; at 3072 columns 97 and 94 %.
+        (257..=384, false) => Some(two(tile(128, 2, 1, 2))),
+        (257..=384, true) => Some(two(tile(128, 2, 1, 1))),
+        // 32768x4096: 100 %, overlapped 96 %; layer norm 97 %, at 3584 columns 99.7 %.
+        (385..=512, false) => Some(tile(512, 1, 1, 2)),
+        (385..=512, true) => Some(tile(128, 2, 1, 1)),
+        // 32768x5120: 97 %; layer norm 98 %; at 6144 columns 95 and 88 %.
+        (513..=768, false) => Some(two(tile(256, 1, 1, 2))),
+        (513..=768, true) => Some(two(tile(256, 2, 1, 1))),
+        // 18688x7168: 97 %; layer norm 96 %.
+        (769..=896, false) => Some(tile(512, 1, 1, 1)),
+        (769..=896, true) => Some(tile(256, 1, 1, 1)),
+        // 16384x8192: 99 %, overlapped 98 %; layer norm 94 %, overlapped 90 %.
+        (897..=1024, false) => Some(tile(1024, 1, 1, 1)),
+        (897..=1024, true) => Some(tile(512, 1, 1, 1)),
+        // 8192x16384: 93 %; layer norm 89 %, overlapped 85 %, without a cluster 83 %.
         (1025..=2048, _) => on_cluster(2, 256, 2).or(Some(tile(512, 1, 1, 1))),
-        // 4096x32768: 91 %, with the passes in turn 85 %.
-        (2049..=4096, _) => on_cluster(2, 512, 1),
-        // 2048x65536: 88 %; layer norm 83 %.
-        (4097..=8192, false) => on_cluster(4, 512, 1),
+        // 4096x32768: 95 %, 256 threads 93 %; layer norm 90 %, overlapped 84 %.
+        (2049..=4096, false) => on_cluster(4, 128, 2).map(two),
+        (2049..=4096, true) => on_cluster(4, 256, 2).map(two),
+        // 2048x65536: 93 %, 512 threads 89 %; layer norm 90 %, overlapped 83 %.
+        (4097..=8192, false) => on_cluster(8, 128, 2),
         (4097..=8192, true) => on_cluster(8, 256, 2),
-        // 1024x131072: 86 %, with the passes in turn 77 %.
-        (8193..=16384, _) => on_cluster(8, 512, 1),
+        // 1024x131072: 86 %, 512 threads 85 %, the passes in turn 85 %; layer norm 81 %.
+        (8193..=16384, false) => on_cluster(8, 256, 1).map(overlapped),
+        (8193..=16384, true) => on_cluster(8, 512, 1).map(overlapped),
         (_, _) => None,
     };
     fit(problem, tile?, caps)

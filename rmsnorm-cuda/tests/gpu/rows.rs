@@ -21,17 +21,21 @@ use crate::support::{Gpu, tensor};
 const STEPS: usize = 2 * 3 + 1;
 
 /// Lengths of bf16 rows, one for each way to share a row, and how many rows an H200 has in one step of all its blocks.
-const BF16: [(usize, usize); 12] = [
+const BF16: [(usize, usize); 16] = [
     (100, 8448),
     (128, 8448),
     (384, 2112),
     (512, 2112),
+    (768, 1056),
     (1000, 1056),
     (2048, 528),
+    (2560, 528),
     (4096, 264),
+    (5120, 264),
+    (7168, 132),
     (8192, 132),
     (16384, 132),
-    (16385, 66),
+    (16385, 60),
     (40000, 30),
     (131_072, 15),
 ];

@@ -32,10 +32,11 @@ fn row_chain(key: &KernelKey, cols: usize) -> Option<usize> {
     let (pack, packs) = (tile.pack as usize, tile.packs as usize);
     let thread = match key.program {
         // A sum for each element of a pack; a tree joins them.
-        Program::Forward | Program::ForwardLong => chain(packs) + tree(tile.pack),
+        Program::Forward | Program::ForwardCluster | Program::ForwardLong => chain(packs) + tree(tile.pack),
         // One sum.
         Program::Backward => chain(packs * pack),
-        Program::ForwardStreaming | Program::BackwardRowSums => chain(cols.div_ceil(columns(tile)) * pack),
+        Program::ForwardStreaming => chain(cols.div_ceil(columns(tile))) + tree(tile.pack),
+        Program::BackwardRowSums => chain(cols.div_ceil(columns(tile)) * pack),
         Program::BackwardColumns | Program::ReducePartials => return None,
     };
     Some((thread + exchange(tile)).min(chain(cols)))
@@ -49,7 +50,11 @@ fn gradient_chain(plan: &Plan, rows: usize) -> usize {
             chain(rows_of_chunk.div_ceil(tile.groups.into()) as usize) + tree(tile.groups)
         }
         Program::ReducePartials => chain(plan.partial_rows.div_ceil(tile.groups.into()) as usize) + tree(tile.groups),
-        Program::Forward | Program::ForwardLong | Program::ForwardStreaming | Program::BackwardRowSums => 0,
+        Program::Forward
+        | Program::ForwardCluster
+        | Program::ForwardLong
+        | Program::ForwardStreaming
+        | Program::BackwardRowSums => 0,
     });
     additions.sum::<usize>().min(chain(rows))
 }
@@ -98,8 +103,10 @@ fn chains_are_counted_as_the_kernels_add() {
     // 31 of elements, 5 over lanes; 32 warps of 4 blocks: 3 of 32 at a time, 5 over lanes.
     let cluster = Tile { threads_per_row: 1024, cluster: 4, ..tile };
     assert_eq!(row_chain(&key(Program::Backward, cluster), 131072), Some(44));
+    // 2 visits, which is one addition, 3 within a pack, and 8 as above.
+    assert_eq!(row_chain(&key(Program::ForwardStreaming, Tile { packs: 1, ..tile }), 2049), Some(12));
     // 2 visits of 8 elements: 15, and 8 as above.
-    assert_eq!(row_chain(&key(Program::ForwardStreaming, Tile { packs: 1, ..tile }), 2049), Some(23));
+    assert_eq!(row_chain(&key(Program::BackwardRowSums, Tile { packs: 1, ..tile }), 2049), Some(23));
     // Three terms have two additions, wherever they are.
     assert_eq!(row_chain(&key(Program::Backward, tile), 3), Some(2));
 }

@@ -21,6 +21,7 @@ fn describe_launch(launch: &Launch) -> String {
     let Tile { pack, packs, threads_per_row, groups, cluster, unroll, .. } = tile;
     let name = match program {
         Program::Forward => "Forward",
+        Program::ForwardCluster => "Cluster",
         Program::ForwardLong => "Long",
         Program::ForwardStreaming => "Streaming",
         Program::Backward => "Backward",
@@ -67,13 +68,13 @@ fn rms_forward_on_an_h200() {
             (1048576, 128, "Forward 1x16x1x8 in 16x2, on 32768x256"),
             (262144, 512, "Forward 1x64x1x8 in 8x2, on 16384x512"),
             (32768, 1024, "Forward 1x64x2x8, on 32768x64"),
-            (65536, 2048, "Forward 1x128x2x8 in 4x1, on 16384x512"),
+            (65536, 2048, "Forward 1x128x2x8, on 65536x128"),
             (32768, 4096, "Forward 1x256x2x8, on 32768x256"),
             (16384, 8192, "Forward 1x256x4x8, on 16384x256"),
             (8192, 16384, "Forward 1x512x4x8, on 8192x512"),
-            (4096, 32768, "Forward 1x512x8x8, on 4096x512"),
-            (2048, 65536, "Forward 1x1024x8x8, on 2048x1024"),
-            (1024, 131072, "Long 4x512x8x8, 64 KiB, on 4096x512"),
+            (4096, 32768, "Cluster 2x128x16x8, on 8192x128"),
+            (2048, 65536, "Cluster 4x128x16x8, on 8192x128"),
+            (1024, 131072, "Cluster 8x128x16x8, on 8192x128"),
             (512, 262144, "Long 8x512x8x8, 64 KiB, on 4096x512"),
             (4, 2097152, "Streaming 8x1024x1x8~, on 32x1024"),
         ],
@@ -107,9 +108,9 @@ fn add_and_rms_forward_on_an_h200() {
             (32768, 4096, "Forward 1x256x2x8, on 32768x256"),
             (16384, 8192, "Forward 1x512x2x8, on 16384x512"),
             (8192, 16384, "Forward 1x512x4x8, on 8192x512"),
-            (4096, 32768, "Long 1x512x8x8, 128 KiB, on 4096x512"),
-            (2048, 65536, "Long 4x512x4x8, 64 KiB, on 8192x512"),
-            (1024, 131072, "Long 8x512x4x8, 64 KiB, on 8192x512"),
+            (4096, 32768, "Cluster 2x256x8x8, on 8192x256"),
+            (2048, 65536, "Cluster 4x256x8x8, on 8192x256"),
+            (1024, 131072, "Cluster 8x256x8x8, on 8192x256"),
         ],
     );
 }
@@ -125,7 +126,7 @@ fn layer_forward_on_an_h200() {
             (8192, 16384, "Forward 1x256x8x8, on 8192x256"),
             (4096, 32768, "Long 1x512x8x8, 64 KiB, on 4096x512"),
             (2048, 65536, "Long 1x1024x8x8, 128 KiB, on 2048x1024"),
-            (1024, 131072, "Long 4x512x8x8, 64 KiB, on 4096x512"),
+            (1024, 131072, "Long 4x256x16x8, 64 KiB, on 4096x256"),
         ],
     );
 }
@@ -138,17 +139,17 @@ fn rms_backward_on_an_h200() {
         &[
             (0, 4096, "Reduce 4 on 128x32"),
             (1, 4096, "Backward 1x512x1x8, ring 3 of 48 KiB, on 1x512; Reduce 4 on 128x32"),
-            (1048576, 128, "Backward 1x16x1x8 in 32x1, ring 3+ of 48 KiB, on 264x512; Reduce 128 on 4x1024"),
-            (576000, 384, "Backward 1x16x3x8 in 16x1, ring 3+ of 72 KiB, on 132x256; Reduce 128 on 12x1024"),
-            (262144, 512, "Backward 1x64x1x8 in 8x2, ring 3+ of 96 KiB, on 132x512; Reduce 128 on 16x1024"),
+            (1048576, 128, "Backward 1x16x1x8 in 16x1, ring 3 of 24 KiB, on 528x256; Reduce 128 on 4x1024"),
+            (576000, 384, "Backward 1x16x3x8 in 16x1, ring 2 of 48 KiB, on 132x256; Reduce 128 on 12x1024"),
+            (262144, 512, "Backward 1x64x1x8 in 8x2, ring 3 of 96 KiB, on 132x512; Reduce 128 on 16x1024"),
             (32768, 1024, "Backward 1x128x1x8 in 4x1, ring 3 of 48 KiB, on 264x512; Reduce 128 on 32x1024"),
-            (65536, 2048, "Backward 1x256x1x8 in 4x1, ring 3+ of 96 KiB, on 132x1024; Reduce 128 on 64x1024"),
+            (65536, 2048, "Backward 1x256x1x8 in 4x1, ring 3 of 96 KiB, on 132x1024; Reduce 128 on 64x1024"),
             (32768, 4096, "Backward 1x512x1x8, ring 3 of 48 KiB, on 264x512; Reduce 128 on 128x1024"),
             (16384, 8192, "Backward 1x1024x1x8, ring 3 of 96 KiB, on 132x1024; Reduce 128 on 256x1024"),
-            (8192, 16384, "Backward 2x256x4x8, ring 3+ of 96 KiB, on 264x256; Reduce 128 on 512x1024"),
-            (4096, 32768, "Backward 2x512x4x8, ring 3+ of 192 KiB, on 132x512; Reduce 64 on 1024x512"),
-            (2048, 65536, "Backward 4x512x4x8, ring 3+ of 192 KiB, on 120x512; Reduce 16 on 2048x128"),
-            (1024, 131072, "Backward 8x512x4x8, ring 3+ of 192 KiB, on 120x512; Reduce 8 on 4096x64"),
+            (8192, 16384, "Backward 2x256x4x8, ring 3 of 96 KiB, on 264x256; Reduce 128 on 512x1024"),
+            (4096, 32768, "Backward 4x128x8x8, ring 2 of 64 KiB, on 240x128; Reduce 32 on 1024x256"),
+            (2048, 65536, "Backward 8x128x8x8, ring 3 of 96 KiB, on 240x128; Reduce 16 on 2048x128"),
+            (1024, 131072, "Backward 8x256x8x8, ring 3+ of 192 KiB, on 120x256; Reduce 8 on 4096x64"),
             (512, 262144, "RowSums 8x512x1x8~, on 264x512; Columns 1x256x1x8~, on 2176x256; Reduce 16 on 8192x128"),
             (4096, 1024, "Backward 1x128x1x8 in 4x1, ring 3 of 48 KiB, on 264x512; Reduce 128 on 32x1024"),
             (4096, 4096, "Backward 1x512x1x8, ring 3 of 48 KiB, on 264x512; Reduce 128 on 128x1024"),
@@ -163,10 +164,10 @@ fn layer_backward_on_an_h200() {
         &Caps::h200(),
         LAYER_BACKWARD,
         &[
-            (32768, 1024, "Backward 1x64x2x8 in 4x1, ring 3+ of 48 KiB, on 264x256; Reduce 128 on 64x1024"),
-            (32768, 4096, "Backward 1x256x2x8 in 2x1, ring 3+ of 96 KiB, on 132x512; Reduce 128 on 256x1024"),
-            (8192, 16384, "Backward 2x256x4x8, ring 3+ of 96 KiB, on 264x256; Reduce 128 on 1024x1024"),
-            (2048, 65536, "Backward 8x256x4x8, ring 3+ of 96 KiB, on 240x256; Reduce 16 on 4096x128"),
+            (32768, 1024, "Backward 1x128x1x8 in 4x1, ring 2 of 32 KiB, on 264x512; Reduce 128 on 64x1024"),
+            (32768, 4096, "Backward 1x128x4x8 in 2x1, ring 3 of 96 KiB, on 132x256; Reduce 128 on 256x1024"),
+            (8192, 16384, "Backward 2x256x4x8, ring 3 of 96 KiB, on 264x256; Reduce 128 on 1024x1024"),
+            (2048, 65536, "Backward 8x256x4x8, ring 3 of 96 KiB, on 240x256; Reduce 16 on 4096x128"),
             (1024, 131072, "Backward 8x512x4x8, ring 3+ of 192 KiB, on 120x512; Reduce 8 on 8192x64"),
         ],
     );
@@ -177,13 +178,13 @@ fn f32_on_an_h200() {
     check(
         &Caps::h200(),
         Call { dtypes: F32, ..RMS_FORWARD },
-        &[(32768, 1024, "Forward 1x128x2x4 in 4x1, on 8192x512"), (16384, 4096, "Forward 1x256x4x4, on 16384x256")],
+        &[(32768, 1024, "Forward 1x128x2x4, on 32768x128"), (16384, 4096, "Forward 1x256x4x4, on 16384x256")],
     );
     check(
         &Caps::h200(),
         Call { dtypes: F32, ..RMS_BACKWARD },
         &[
-            (32768, 1024, "Backward 1x256x1x4 in 4x1, ring 3+ of 96 KiB, on 132x1024; Reduce 128 on 32x1024"),
+            (32768, 1024, "Backward 1x256x1x4 in 4x1, ring 3 of 96 KiB, on 132x1024; Reduce 128 on 32x1024"),
             (16384, 4096, "Backward 1x1024x1x4, ring 3 of 96 KiB, on 132x1024; Reduce 128 on 128x1024"),
         ],
     );
@@ -204,9 +205,9 @@ fn rows_that_no_tile_fits() {
         &Caps::h200(),
         RMS_BACKWARD,
         &[
-            (4096, 1, "Backward 1x1x1x8~ in 512x1, ring 3+ of 48 KiB, on 8x512; Reduce 4 on 1x32"),
-            (4096, 100, "Backward 1x16x1x8~ in 32x1, ring 3+ of 48 KiB, on 128x512; Reduce 64 on 4x512"),
-            (4096, 4097, "Backward 1x1024x1x8~, ring 3 of 96 KiB, on 132x1024; Reduce 128 on 129x1024"),
+            (4096, 1, "Backward 1x1x1x8~ in 256x1, ring 3 of 24 KiB, on 16x256; Reduce 8 on 1x64"),
+            (4096, 100, "Backward 1x16x1x8~ in 16x1, ring 3 of 24 KiB, on 256x256; Reduce 128 on 4x1024"),
+            (4096, 4097, "Backward 1x256x3x8~, ring 2 of 48 KiB, on 264x256; Reduce 128 on 129x1024"),
         ],
     );
 }
@@ -264,7 +265,7 @@ fn locks_and_atomics_begin_with_zeros() {
         &[
             (0, 4096, "Reduce 4 on 128x32"),
             (32768, 4096, "Zero 262208; Backward 1x512x1x8, ring 3 of 48 KiB, on 264x512; Reduce 32 on 128x256"),
-            (8192, 16384, "Zero 1048704; Backward 2x256x4x8, ring 3+ of 96 KiB, on 264x256; Reduce 32 on 512x256"),
+            (8192, 16384, "Zero 1048704; Backward 2x256x4x8, ring 3 of 96 KiB, on 264x256; Reduce 32 on 512x256"),
         ],
     );
     check(
@@ -273,7 +274,7 @@ fn locks_and_atomics_begin_with_zeros() {
         &[
             (0, 4096, "Reduce 4 on 128x32"),
             (32768, 4096, "Zero 4096; Backward 1x512x1x8, ring 3 of 48 KiB, on 264x512; Reduce 4 on 128x32"),
-            (8192, 16384, "Zero 16384; Backward 2x256x4x8, ring 3+ of 96 KiB, on 264x256; Reduce 4 on 512x32"),
+            (8192, 16384, "Zero 16384; Backward 2x256x4x8, ring 3 of 96 KiB, on 264x256; Reduce 4 on 512x32"),
         ],
     );
 }
