@@ -185,7 +185,7 @@ struct Worker {
         for (int u = 0; u < UNROLL; ++u) statistics[u] = kept[step % 2][u][threadIdx.x / LANES];
     }
 
-    // The next row's first pass runs while this row's sums are exchanged: for clusters, and where few threads share an SM.
+    // The next row's first pass runs while this row's sums are exchanged: for the largest clusters.
     __device__ void run_overlapped() {
         constexpr int PENDING = STAGES > 1 ? STAGES - 2 : 0;
         Rows now, next;

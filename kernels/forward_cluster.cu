@@ -4,6 +4,7 @@
 // What would be waited for is begun early: the cluster meets once its row is on the way, and without a fence; blocks
 // hand each other their sums by stores that a barrier in shared memory counts; the weights come while the row does.
 
+static_assert(CLUSTER > 1 && GROUPS == 1 && UNROLL == 1, "a cluster has one row");
 static_assert(!IS_LAYER, "the mean would be a second exchange, which plans leave to forward_long");
 
 // Whether there are registers for the weights before they are needed.

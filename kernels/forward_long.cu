@@ -8,9 +8,9 @@
 constexpr int PACKS_AT_ONCE = IS_LAYER ? 4 : 2;
 
 // Whether the weights come while the row does, and the bias while the last sum is exchanged: what they take of the way
-// from the L2 is free then. There are no registers for them in f32, nor in the blocks of a cluster, which are more to a
-// multiprocessor.
-constexpr bool READS_EARLY = CLUSTER == 1 && sizeof(W) == 2;
+// from the L2 is free then. There are no registers for them in f32, where the end of a row is looked for, nor in the blocks
+// of a cluster, which are more to a multiprocessor.
+constexpr bool READS_EARLY = CLUSTER == 1 && sizeof(W) == 2 && !IS_RAGGED;
 
 // A thread's part of a row. Threads are neighbours, so that banks do not collide.
 struct Slot {
@@ -97,10 +97,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward_lon
         for (int k = 0; k < PACKS; ++k) {
             float y[PACK], weight[PACK], bias[PACK];
             unpack(load_h(slot, k), y);
-            if constexpr (!READS_EARLY) weights[k] = load_parameter<HAS_WEIGHT>(p.weight + first, k, left);
-            if constexpr (!READS_EARLY) biases[k] = load_parameter<HAS_BIAS>(p.bias + first, k, left);
-            unpack_weight(weights[k], p.weight_offset, weight);
-            unpack(biases[k], bias);
+            if constexpr (READS_EARLY) {
+                unpack_weight(weights[k], p.weight_offset, weight);
+                unpack(biases[k], bias);
+            } else {
+                unpack_weight(load_parameter<HAS_WEIGHT>(p.weight + first, k, left), p.weight_offset, weight);
+                unpack(load_parameter<HAS_BIAS>(p.bias + first, k, left), bias);
+            }
             normalize(y, mean[0], rstd[0], weight, bias);
             store_pack(p.y.row(row) + first, k, left, pack<T>(y));
         }

@@ -17,9 +17,9 @@ use crate::caps::Caps;
 pub(crate) enum Program {
     /// `forward.cu`: a row stays on chip.
     Forward,
-    /// `forward_cluster.cu`: a row is too long for the L1, and lies in the registers of a cluster.
+    /// `forward_cluster.cu`: a long row lies in the registers of a cluster.
     ForwardCluster,
-    /// `forward_long.cu`: a row is too long for the L1, and lies in shared memory.
+    /// `forward_long.cu`: a long row lies in shared memory, of a block or a cluster.
     ForwardLong,
     /// `forward_streaming.cu`: a row fits nowhere on chip.
     ForwardStreaming,

@@ -18,9 +18,9 @@ use crate::caps::Caps;
 use crate::plan::{Program, Step, plan};
 
 /// Columns at which the plans were tuned, and the most that a cluster holds.
-const TUNED_COLS: [usize; 20] = [
+const TUNED_COLS: [usize; 21] = [
     128, 256, 384, 512, 768, 1024, 1536, 2048, 2560, 3072, 3584, 4096, 5120, 7168, 8192, 12288, 16384, 32768, 65536,
-    131072,
+    131072, 262144,
 ];
 /// Columns that no vector access divides, and one of each regime.
 const ODD_COLS: [usize; 12] = [1, 7, 100, 300, 1000, 1500, 6144, 10007, 20480, 50000, 100001, 600000];
@@ -217,6 +217,7 @@ fn usage(log: &str) -> Vec<Usage> {
             kernels.push(Usage { kernel, ..Usage::default() });
         } else if let Some(kernel) = kernels.last_mut() {
             kernel.spills += number_before(line, " bytes spill stores") + number_before(line, " bytes spill loads");
+            kernel.spills += number_before(line, " bytes stack frame");
             kernel.registers += number_before(line, " registers");
         }
     }
@@ -296,5 +297,5 @@ fn the_assemblers_messages_are_understood() {
         \x20   0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n\
         ptxas info    : Used 8 registers\n";
     let kernel = |kernel: &str, registers, spills| Usage { kernel: kernel.into(), registers, spills };
-    assert_eq!(usage(log), [kernel("first", 40, 42), kernel("second", 8, 0)]);
+    assert_eq!(usage(log), [kernel("first", 40, 842), kernel("second", 8, 0)]);
 }

@@ -53,3 +53,31 @@ fn repeated_calls_have_the_same_bits() {
         }
     }
 }
+
+/// Rows in the registers of a cluster, of every size, with more rows than clusters are resident: what its blocks hand each
+/// other is ordered by a barrier that no sanitizer sees all of.
+#[test]
+fn repeated_forwards_of_long_rows_have_the_same_bits() {
+    let Some(gpu) = Gpu::open() else { return };
+    for (rows, cols) in [(600, 32768), (300, 65536), (200, 131_072), (100, 262_144)] {
+        let (stream, norm) = (gpu.stream(), NormSpec::rms(rows, cols, 1e-6));
+        let [x, residual] = [1, 2].map(|seed| upload::<bf16>(&gpu, seed, rows * cols));
+        let weight = upload::<bf16>(&gpu, 3, cols);
+        let mut outputs = [0; 2].map(|_| stream.alloc_zeros::<bf16>(rows * cols).unwrap());
+        for has_residual in [false, true] {
+            let mut results = || {
+                let [y, residual_out] = &mut outputs;
+                let mut args = Forward::new(x.as_view(), y.as_view_mut()).weight(weight.as_view());
+                if has_residual {
+                    args = args.residual(residual.as_view()).residual_out(residual_out.as_view_mut());
+                }
+                gpu.forward(&norm, args).unwrap();
+                outputs.each_ref().map(|output| bytes(&gpu, output))
+            };
+            let expected = results();
+            for repeat in 1..REPEATS {
+                assert!(results() == expected, "{rows}x{cols}, residual {has_residual}: repeat {repeat} differs");
+            }
+        }
+    }
+}

@@ -267,11 +267,12 @@ pub struct Summary {
     pub backend: &'static str,
     /// The device in the backend's words.
     pub device: String,
-    /// The profile, or `case` for a single one.
+    /// The profile, `part` for the beginning of its list, or `case` for a single one.
     pub profile: &'static str,
     /// Seed of the drawn cases.
     pub seed: u64,
-    /// sha256 of the ids of the profile's list, one a line; breakpoints are the backend's own and not in it.
+    /// sha256 of the ids of the profile's list, one a line, or of the part that ran; breakpoints are the backend's own
+    /// and not in it.
     pub list_hash: String,
     /// The backend's claims.
     pub arithmetic: Arithmetic,

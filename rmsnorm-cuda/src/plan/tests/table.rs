@@ -111,6 +111,7 @@ fn add_and_rms_forward_on_an_h200() {
             (4096, 32768, "Cluster 2x256x8x8, on 8192x256"),
             (2048, 65536, "Cluster 4x256x8x8, on 8192x256"),
             (1024, 131072, "Cluster 8x256x8x8, on 8192x256"),
+            (512, 262144, "Cluster 8x512x8x8, on 4096x512"),
         ],
     );
 }
