@@ -144,9 +144,11 @@ impl<V> Rows<V> {
 impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Forward<'a, B, T, W, R>> {
     /// Validates a forward call.
     ///
+    /// For backends whose calls have another form than the trait's, such as recording into an encoder.
+    ///
     /// # Errors
     /// The first rule of [`Problem`] that does not hold, as the variant of [`Error`] that names the argument.
-    pub(crate) fn forward(spec: NormSpec, args: Forward<'a, B, T, W, R>) -> Result<Self, Error> {
+    pub fn forward(spec: NormSpec, args: Forward<'a, B, T, W, R>) -> Result<Self, Error> {
         let mut tensors = Tensors::new(&spec)?;
         check_dtypes::<T, W, R>()?;
         if args.residual.is_none() && args.residual_out.is_some() {
@@ -189,9 +191,11 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Fo
 impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<ForwardInPlace<'a, B, T, W, R>> {
     /// Validates an in-place forward call.
     ///
+    /// For backends whose calls have another form than the trait's, such as recording into an encoder.
+    ///
     /// # Errors
     /// As [`Checked::forward`].
-    pub(crate) fn forward_in_place(spec: NormSpec, args: ForwardInPlace<'a, B, T, W, R>) -> Result<Self, Error> {
+    pub fn forward_in_place(spec: NormSpec, args: ForwardInPlace<'a, B, T, W, R>) -> Result<Self, Error> {
         let mut tensors = Tensors::new(&spec)?;
         check_dtypes::<T, W, R>()?;
         forbid_mean_for_rms(&spec, args.mean.is_some())?;
@@ -227,9 +231,11 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Fo
 impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Backward<'a, B, T, W, R>> {
     /// Validates a backward call; the backend says how much workspace it needs.
     ///
+    /// For backends whose calls have another form than the trait's, such as recording into an encoder.
+    ///
     /// # Errors
     /// As [`Checked::forward`].
-    pub(crate) fn backward(backend: &B, spec: NormSpec, args: Backward<'a, B, T, W, R>) -> Result<Self, Error> {
+    pub fn backward(backend: &B, spec: NormSpec, args: Backward<'a, B, T, W, R>) -> Result<Self, Error> {
         let mut tensors = Tensors::new(&spec)?;
         check_dtypes::<T, W, R>()?;
         if args.rstd.is_none() {

@@ -53,6 +53,11 @@ impl Arithmetic {
         depth_cols: policy_depth_cols,
         depth_rows: policy_depth_rows,
     };
+
+    /// Whether f32 additions round to nearest even: then the sum with the residual is one exact value.
+    pub fn adds_to_nearest(&self) -> bool {
+        self.unit_roundoff <= Arithmetic::IEEE.unit_roundoff && !self.flushes_subnormals
+    }
 }
 
 const F32_ROUNDOFF: f64 = 1.0 / (1u64 << 24) as f64;

@@ -224,7 +224,7 @@ impl BoundsTrial<'_> {
     /// from the one that the backend stored; from a second call if this one does not store it.
     fn observed_h(&self, stored: &Outputs) -> Result<Option<Vec<f64>>, Status> {
         let case = self.case;
-        if !case.present.residual || adds_to_nearest(self.context.arithmetic) {
+        if !case.present.residual || self.context.arithmetic.adds_to_nearest() {
             return Ok(None);
         }
         if let Some(h) = stored.get(Slot::ResidualOut) {
@@ -253,14 +253,14 @@ impl BoundsTrial<'_> {
     fn judge_forward(&self, truth: &ForwardTruth, stored: &Outputs, judged: &mut Judged<'_>) {
         let (ForwardTruth { outputs, bounds, due, .. }, cols) = (truth, self.case.cols);
         if let Some(sums) = &truth.sums {
-            let error: Vec<f64> = match adds_to_nearest(judged.arithmetic) {
+            let error: Vec<f64> = match judged.arithmetic.adds_to_nearest() {
                 // Exactly the nearest value: the sum of two 16-bit values rounds through f32 without a trace.
                 true => vec![0.0; sums.len()],
                 false => sums.iter().map(|sum| sum.abs() * judged.arithmetic.unit_roundoff).collect(),
             };
             let dtype = self.h_dtype();
             let nearest: Vec<f64> = sums.iter().map(|&sum| round_to(sum, dtype)).collect();
-            let reference = if adds_to_nearest(judged.arithmetic) { &nearest } else { sums };
+            let reference = if judged.arithmetic.adds_to_nearest() { &nearest } else { sums };
             judged.judge(Slot::ResidualOut, stored.get(Slot::ResidualOut), reference, &error, (due, cols));
         }
         if self.case.norm == Norm::Layer {
@@ -338,11 +338,6 @@ fn columns_due(outputs: &BackwardOutputs, rows: &[Due], arithmetic: &Arithmetic)
         (false, false) => Due::Nan,
     };
     (outputs.dweight.iter().map(column).collect(), outputs.dbias.iter().map(column).collect())
-}
-
-/// Whether f32 additions round to nearest even: then the sum with the residual is one exact value.
-fn adds_to_nearest(arithmetic: &Arithmetic) -> bool {
-    arithmetic.unit_roundoff <= Arithmetic::IEEE.unit_roundoff && !arithmetic.flushes_subnormals
 }
 
 /// Locks and atomics add in whatever order rows finish, so the only certain depth is the longest possible.

@@ -1,0 +1,139 @@
+//! Devices of our own: which adapters there are, in which order, and a device with all that one offers.
+
+use std::env;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use rmsnorm_spec::Error;
+use wgpu::{
+    Adapter, Backends, Device, DeviceDescriptor, DeviceType, DownlevelFlags, ExperimentalFeatures, Features, Instance,
+    InstanceDescriptor, InstanceFlags, MemoryHints, Queue, RequestAdapterOptions, Trace,
+};
+
+use crate::error::{WgpuFailure, unavailable};
+
+/// Part of an adapter's name, in any case: only adapters that have it are there.
+const NAME_VARIABLE: &str = "WGPU_ADAPTER_NAME";
+
+/// What kernels or measurements make use of where it is there.
+const USEFUL: Features = Features::SUBGROUP
+    .union(Features::TIMESTAMP_QUERY)
+    .union(Features::TIMESTAMP_QUERY_INSIDE_ENCODERS)
+    .union(Features::PIPELINE_CACHE);
+
+/// What a device of ours has told outside of any call.
+#[derive(Debug, Default)]
+pub(crate) struct Health {
+    lost: OnceLock<String>,
+    uncaptured: Mutex<Option<WgpuFailure>>,
+}
+
+impl Health {
+    /// What the next call answers: that the device is lost, or an error that nobody caught, once.
+    pub(crate) fn failure(&self) -> Option<WgpuFailure> {
+        if let Some(reason) = self.lost.get() {
+            return Some(WgpuFailure::lost("the device", reason.as_str()));
+        }
+        self.uncaptured.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+/// The adapters that can run kernels: discrete GPUs, integrated, virtual, others, software; of a kind as wgpu lists
+/// them. At least one.
+///
+/// # Errors
+/// `Unavailable` with what was tried, if there is none or none of the name asked for.
+pub(crate) fn adapters() -> Result<Vec<Adapter>, Error> {
+    let instance = instance()?;
+    let listed = pollster::block_on(instance.enumerate_adapters(Backends::all()));
+    if listed.is_empty() {
+        // Asked for one, wgpu says what it tried.
+        let tried = pollster::block_on(instance.request_adapter(&RequestAdapterOptions::default()));
+        let tried = tried.map_or_else(|error| error.to_string(), |_| "wgpu lists no adapter".into());
+        return Err(unavailable(tried));
+    }
+    let (mut adapters, unfit): (Vec<_>, Vec<_>) = listed
+        .into_iter()
+        .partition(|adapter| adapter.get_downlevel_capabilities().flags.contains(DownlevelFlags::COMPUTE_SHADERS));
+    if adapters.is_empty() {
+        return Err(unavailable(format!("no adapter has compute shaders; there are: {}", names(&unfit))));
+    }
+    if let Some(part) = env::var_os(NAME_VARIABLE) {
+        let part = part.to_string_lossy().to_lowercase();
+        let all = names(&adapters);
+        adapters.retain(|adapter| adapter.get_info().name.to_lowercase().contains(&part));
+        if adapters.is_empty() {
+            let reason = format!("no adapter's name contains {part:?} ({NAME_VARIABLE}); there are: {all}");
+            return Err(unavailable(reason));
+        }
+    }
+    adapters.sort_by_key(|adapter| rank(adapter.get_info().device_type));
+    Ok(adapters)
+}
+
+/// The instance of all devices of our own: wgpu's handles mean something to their own instance only, and one that a
+/// call of another gets is not always noticed. `WGPU_BACKEND` counts as it was when the first was asked for.
+fn instance() -> Result<&'static Instance, Error> {
+    static INSTANCE: OnceLock<Instance> = OnceLock::new();
+    // Without one, `Instance::new` panics.
+    if Instance::enabled_backend_features().is_empty() {
+        return Err(unavailable("wgpu was built without any of Vulkan, Metal and Direct3D 12"));
+    }
+    Ok(INSTANCE.get_or_init(|| {
+        Instance::new(InstanceDescriptor {
+            // Validation layers, wgpu's default in debug builds, are for the developer of a graphics program to ask for.
+            flags: InstanceFlags::empty().with_env(),
+            ..InstanceDescriptor::new_without_display_handle_from_env()
+        })
+    }))
+}
+
+/// A device with everything that kernels can use of the adapter. What goes wrong outside of our calls is kept for the
+/// next one.
+///
+/// # Errors
+/// `Unavailable` if the adapter gives none.
+pub(crate) fn open(adapter: &Adapter) -> Result<(Device, Queue, Arc<Health>), Error> {
+    let descriptor = DeviceDescriptor {
+        label: Some("rmsnorm"),
+        required_features: adapter.features() & USEFUL,
+        required_limits: adapter.limits(),
+        experimental_features: ExperimentalFeatures::disabled(),
+        memory_hints: MemoryHints::Performance,
+        trace: Trace::Off,
+    };
+    let (device, queue) = pollster::block_on(adapter.request_device(&descriptor))
+        .map_err(|error| unavailable(format!("{} gives no device: {error}", name(adapter))))?;
+    let health = Arc::new(Health::default());
+    let kept = Arc::clone(&health);
+    device.set_device_lost_callback(move |reason, message| {
+        let text = if message.is_empty() { format!("{reason:?}") } else { format!("{reason:?}, {message}") };
+        // The first reason is the cause.
+        let _ = kept.lost.set(text);
+    });
+    let kept = Arc::clone(&health);
+    device.on_uncaptured_error(Arc::new(move |error| {
+        let failure = WgpuFailure::caught("outside of a call", &error);
+        kept.uncaptured.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(failure);
+    }));
+    Ok((device, queue, health))
+}
+
+/// Better devices first.
+fn rank(kind: DeviceType) -> u32 {
+    match kind {
+        DeviceType::DiscreteGpu => 0,
+        DeviceType::IntegratedGpu => 1,
+        DeviceType::VirtualGpu => 2,
+        DeviceType::Other => 3,
+        DeviceType::Cpu => 4,
+    }
+}
+
+fn name(adapter: &Adapter) -> String {
+    let info = adapter.get_info();
+    format!("{} ({})", info.name, info.backend)
+}
+
+fn names(adapters: &[Adapter]) -> String {
+    adapters.iter().map(name).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,435 @@
+//! [`WgpuBackend`]: a device and its queue, the kernels made for it, and the trait.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
+
+use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, ForwardInPlace, NormBackend, NormSpec, Problem, Span};
+use wgpu::{
+    AdapterInfo, Buffer, BufferDescriptor, BufferUsages, CommandEncoder, CommandEncoderDescriptor, Device, Queue,
+};
+
+use crate::adapter::{self, Health};
+use crate::caps::Caps;
+use crate::error::{BACKEND, device_error, scoped, unavailable, unsupported};
+use crate::kernel::Kernels;
+use crate::launch::{self, Work};
+use crate::plan;
+use crate::view::WgpuSlice;
+
+/// Normalizes tensors on any device that wgpu finds.
+///
+/// Cheap to clone; clones share the kernels compiled for the device and the workspace. Calls may come from any thread.
+///
+/// # Tensors
+/// Arguments are [`WgpuSlice`]s of buffers of the same device with `BufferUsages::STORAGE`, at any offset that is a
+/// multiple of the element's size. Buffers of 16-bit elements need a size that is a multiple of 4 bytes. Several tensors
+/// may lie in one buffer, interleaved ones too. Rules that a call breaks are [`Error::Unsupported`] and name the tensor;
+/// a buffer that is destroyed, mapped or of another device is [`Error::Device`] with wgpu's words. wgpu cannot tell the
+/// buffers of one [`wgpu::Instance`] from those of another: do not mix them. All that [`new`](Self::new) opens is of one.
+///
+/// # Ordering
+/// The methods of [`NormBackend`] record and submit; the `encode_` methods record into an encoder of the caller's. None
+/// waits, none copies a tensor. wgpu orders what follows, within an encoder and from submission to submission.
+///
+/// # Memory
+/// A backward call with `dweight` or `dbias` needs a workspace of [`NormBackend::workspace_len`] elements. It is passed
+/// in, or the one that the backend keeps is used, which grows to the largest that was needed and is freed with the last
+/// clone. Each call has a uniform buffer of some hundred bytes besides.
+///
+/// # First use
+/// A kernel is compiled when it is first used, which takes 10 to 100 ms. Where the device was opened with
+/// `Features::PIPELINE_CACHE`, as [`new`](Self::new) does, what the driver compiled is kept on disk.
+///
+/// # Example
+/// ```no_run
+/// use rmsnorm_wgpu::{Backward, Forward, WgpuBackend, WgpuSlice, spec::{NormBackend, NormSpec, bf16}, wgpu};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let backend = WgpuBackend::new(0)?; // or `from_device`, with a device and queue that are there already
+/// let (rows, cols) = (4096, 8192);
+/// let norm = NormSpec::rms(rows, cols, 1e-6);
+/// let buffer = |bytes: usize| {
+///     let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;
+///     let size = bytes as u64;
+///     backend.device().create_buffer(&wgpu::BufferDescriptor { label: None, size, usage, mapped_at_creation: false })
+/// };
+/// let (x, y, weight, rstd) = (buffer(rows * cols * 2), buffer(rows * cols * 2), buffer(cols * 2), buffer(rows * 4));
+/// let weight = WgpuSlice::<bf16>::whole(&weight);
+/// let args = Forward::new(WgpuSlice::<bf16>::whole(&x), WgpuSlice::whole(&y));
+/// backend.forward(&norm, args.weight(weight).rstd(WgpuSlice::whole(&rstd)))?;
+///
+/// // Or as a part of something larger: recorded, and run when the encoder's commands are submitted.
+/// let (dy, dx, dweight) = (buffer(rows * cols * 2), buffer(rows * cols * 2), buffer(cols * 2));
+/// let args = Backward::new(WgpuSlice::<bf16>::whole(&dy), WgpuSlice::whole(&x), WgpuSlice::whole(&dx));
+/// let args = args.rstd(WgpuSlice::whole(&rstd)).weight(weight).dweight(WgpuSlice::whole(&dweight));
+/// let mut encoder = backend.device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+/// backend.encode_backward(&mut encoder, &norm, args)?;
+/// backend.queue().submit([encoder.finish()]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct WgpuBackend {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    device: Device,
+    queue: Queue,
+    caps: Caps,
+    kernels: Kernels,
+    /// The gradients' workspace, for calls that bring none.
+    workspace: Mutex<Option<Buffer>>,
+    /// Encoders that a thread's calls go into instead of being submitted.
+    recordings: Mutex<Vec<(ThreadId, CommandEncoder)>>,
+    /// Of a device that we opened.
+    own: Option<Own>,
+    description: String,
+}
+
+/// What is known of a device of our own.
+#[derive(Clone)]
+struct Own {
+    /// The number of its adapter.
+    ordinal: usize,
+    health: Arc<Health>,
+}
+
+impl WgpuBackend {
+    /// A backend on this device, which submits to this queue of it. The caller keeps both for anything else, too.
+    ///
+    /// The device's features and limits are taken as they are. More of them make more possible: subgroups
+    /// (`Features::SUBGROUP`), workgroups of more than 256 invocations, bindings of more than 128 MiB before a tensor is
+    /// worked on in parts, a pipeline cache. wgpu tells a lost device to the callback of its owner only; where a call
+    /// notices, it answers [`Error::Device`].
+    ///
+    /// # Errors
+    /// `Unavailable` if the device's limits leave no room for any kernel.
+    pub fn from_device(device: Device, queue: Queue) -> Result<Self, Error> {
+        WgpuBackend::build(device, queue, None)
+    }
+
+    /// A backend on a device of its own, on one of the machine's adapters, with all its limits.
+    ///
+    /// Adapters are counted from discrete GPUs over integrated and virtual ones to software. The environment variable
+    /// `WGPU_BACKEND` chooses among `vulkan`, `metal` and `dx12`; `WGPU_ADAPTER_NAME`, if set, is a part of the name of
+    /// the adapters that count, in any case.
+    ///
+    /// # Errors
+    /// `Unavailable` if there is no such adapter, with what was tried, or if it gives no device.
+    pub fn new(ordinal: usize) -> Result<Self, Error> {
+        let adapters = adapter::adapters()?;
+        let Some(adapter) = adapters.get(ordinal) else {
+            let plural = if adapters.len() == 1 { "" } else { "s" };
+            return Err(unavailable(format!("there is no adapter {ordinal}, only {} adapter{plural}", adapters.len())));
+        };
+        let (device, queue, health) = adapter::open(adapter)?;
+        WgpuBackend::build(device, queue, Some(Own { ordinal, health }))
+    }
+
+    /// How many adapters [`new`](Self::new) can choose from; at least 1.
+    ///
+    /// # Errors
+    /// `Unavailable` if there is none, with what was tried.
+    pub fn device_count() -> Result<usize, Error> {
+        adapter::adapters().map(|adapters| adapters.len())
+    }
+
+    fn build(device: Device, queue: Queue, own: Option<Own>) -> Result<Self, Error> {
+        let limits = device.limits();
+        if limits.max_compute_invocations_per_workgroup == 0 || limits.max_storage_buffers_per_shader_stage == 0 {
+            let reason = "the device was requested without compute: its limits have no invocations or storage buffers";
+            return Err(unavailable(reason));
+        }
+        let caps = Caps::read(&device);
+        let kernels = Kernels::new(device.clone(), true);
+        Ok(WgpuBackend::assemble(device, queue, caps, kernels, own))
+    }
+
+    fn assemble(device: Device, queue: Queue, caps: Caps, kernels: Kernels, own: Option<Own>) -> Self {
+        let description = describe(&device);
+        let (workspace, recordings) = (Mutex::default(), Mutex::default());
+        WgpuBackend {
+            shared: Arc::new(Shared { device, queue, caps, kernels, workspace, recordings, own, description }),
+        }
+    }
+
+    /// The same device with kernels of its own, compiled with the checks of bounds and loops that wgpu adds to shaders
+    /// it does not trust. Slower, with equal results: for those who would rather not trust this crate's shaders.
+    pub fn checked(&self) -> Self {
+        let Shared { device, queue, caps, own, .. } = &*self.shared;
+        let kernels = Kernels::new(device.clone(), false);
+        WgpuBackend::assemble(device.clone(), queue.clone(), *caps, kernels, own.clone())
+    }
+
+    /// The same device as if it had no subgroups. For tests.
+    #[doc(hidden)]
+    pub fn without_subgroups(&self) -> Self {
+        let Shared { device, queue, caps, own, .. } = &*self.shared;
+        let kernels = Kernels::new(device.clone(), true);
+        let caps = Caps { subgroup: None, ..*caps };
+        WgpuBackend::assemble(device.clone(), queue.clone(), caps, kernels, own.clone())
+    }
+
+    /// The number of the adapter that [`new`](Self::new) was asked for; `None` on a device of the caller's.
+    pub fn ordinal(&self) -> Option<usize> {
+        self.shared.own.as_ref().map(|own| own.ordinal)
+    }
+
+    /// The device that tensors lie on.
+    pub fn device(&self) -> &Device {
+        &self.shared.device
+    }
+
+    /// The queue that the calls of [`NormBackend`] are submitted to.
+    pub fn queue(&self) -> &Queue {
+        &self.shared.queue
+    }
+
+    /// Records a forward call: [`NormBackend::forward`], run when the encoder's commands are submitted. The encoder is one
+    /// of the same device.
+    ///
+    /// # Errors
+    /// As [`NormBackend::forward`]; nothing is recorded then. What is wrong with a buffer only when the commands are
+    /// submitted, such as being mapped, is the submission's error.
+    pub fn encode_forward<T: Element, W: Element, R: Element>(
+        &self,
+        encoder: &mut CommandEncoder,
+        spec: &NormSpec,
+        args: Forward<'_, Self, T, W, R>,
+    ) -> Result<(), Error> {
+        self.encode(encoder, || launch::forward(self, Checked::forward(*spec, args)?))
+    }
+
+    /// Records an in-place forward call: [`NormBackend::forward_in_place`].
+    ///
+    /// # Errors
+    /// As [`encode_forward`](Self::encode_forward).
+    pub fn encode_forward_in_place<T: Element, W: Element, R: Element>(
+        &self,
+        encoder: &mut CommandEncoder,
+        spec: &NormSpec,
+        args: ForwardInPlace<'_, Self, T, W, R>,
+    ) -> Result<(), Error> {
+        self.encode(encoder, || launch::forward_in_place(self, Checked::forward_in_place(*spec, args)?))
+    }
+
+    /// Records a backward call: [`NormBackend::backward`]. The workspace that the backend keeps is used from here to the
+    /// end of this call's commands, so encoders of several threads may use it, each in its turn.
+    ///
+    /// # Errors
+    /// As [`encode_forward`](Self::encode_forward).
+    pub fn encode_backward<T: Element, W: Element, R: Element>(
+        &self,
+        encoder: &mut CommandEncoder,
+        spec: &NormSpec,
+        args: Backward<'_, Self, T, W, R>,
+    ) -> Result<(), Error> {
+        self.encode(encoder, || launch::backward(self, Checked::backward(self, *spec, args)?))
+    }
+
+    /// Makes one submission of all calls that `calls` makes on this thread, to this backend and its clones.
+    ///
+    /// # Errors
+    /// Those of `calls`, and nothing is submitted; `Device` if the submission fails.
+    pub fn batch<O>(&self, calls: impl FnOnce() -> Result<O, Error>) -> Result<O, Error> {
+        self.check_health()?;
+        scoped(self.device(), "submitting a batch", || {
+            let encoder = self.device().create_command_encoder(&CommandEncoderDescriptor { label: Some("rmsnorm") });
+            let (encoder, output) = self.record_into(encoder, calls);
+            let output = output?;
+            self.queue().submit([encoder.finish()]);
+            Ok(output)
+        })
+    }
+
+    /// Records all calls that `calls` makes on this thread, to this backend and its clones, instead of submitting them:
+    /// for code that is generic over [`NormBackend`]. Gives the encoder back, and what `calls` returned; where that is an
+    /// error, the calls before it are in the encoder.
+    pub fn record_into<O>(&self, encoder: CommandEncoder, calls: impl FnOnce() -> O) -> (CommandEncoder, O) {
+        /// Takes the encoder out again, after a panic too.
+        struct Recording<'a>(&'a WgpuBackend);
+        impl Recording<'_> {
+            fn take(&self) -> Option<CommandEncoder> {
+                let (mut all, thread) = (self.0.recordings(), thread::current().id());
+                // A recording within a recording ends before it.
+                let last = all.iter().rposition(|(owner, _)| *owner == thread)?;
+                Some(all.remove(last).1)
+            }
+        }
+        impl Drop for Recording<'_> {
+            fn drop(&mut self) {
+                self.take();
+            }
+        }
+        self.recordings().push((thread::current().id(), encoder));
+        let recording = Recording(self);
+        let output = calls();
+        let encoder = recording.take();
+        std::mem::forget(recording);
+        // It is there: nobody else takes those of this thread.
+        let encoder =
+            encoder.unwrap_or_else(|| self.device().create_command_encoder(&CommandEncoderDescriptor::default()));
+        (encoder, output)
+    }
+
+    /// Copies elements by a kernel, as far as the shorter of the two goes. For measurements.
+    #[doc(hidden)]
+    pub fn copy<T: Element>(&self, from: WgpuSlice<'_, T>, to: WgpuSlice<'_, T>) -> Result<(), Error> {
+        self.run(|| launch::copy(self, from, to))
+    }
+
+    fn recordings(&self) -> MutexGuard<'_, Vec<(ThreadId, CommandEncoder)>> {
+        self.shared.recordings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn encode(&self, encoder: &mut CommandEncoder, prepare: impl FnOnce() -> Result<Work, Error>) -> Result<(), Error> {
+        self.check_health()?;
+        scoped(self.device(), "encoding", prepare)?.record(encoder);
+        Ok(())
+    }
+
+    /// Records and submits, or only records where this thread asked for that.
+    fn run(&self, prepare: impl FnOnce() -> Result<Work, Error>) -> Result<(), Error> {
+        self.check_health()?;
+        scoped(self.device(), "a call", || {
+            let work = prepare()?;
+            if work.is_empty() {
+                return Ok(());
+            }
+            let (mut recordings, thread) = (self.recordings(), thread::current().id());
+            if let Some((_, encoder)) = recordings.iter_mut().rfind(|(owner, _)| *owner == thread) {
+                work.record(encoder);
+                return Ok(());
+            }
+            drop(recordings);
+            let mut encoder =
+                self.device().create_command_encoder(&CommandEncoderDescriptor { label: Some("rmsnorm") });
+            work.record(&mut encoder);
+            self.queue().submit([encoder.finish()]);
+            Ok(())
+        })
+    }
+
+    /// What is known of a device of our own: it is lost, or something failed where no error could be returned.
+    pub(crate) fn check_health(&self) -> Result<(), Error> {
+        let failure = self.shared.own.as_ref().and_then(|own| own.health.failure());
+        failure.map_or(Ok(()), |failure| Err(device_error(failure)))
+    }
+
+    pub(crate) fn kernels(&self) -> &Kernels {
+        &self.shared.kernels
+    }
+
+    pub(crate) fn caps(&self) -> &Caps {
+        &self.shared.caps
+    }
+
+    /// The backend's own workspace, with room for that many f32. Calls use it one after the other: each in a stretch of
+    /// commands of one encoder, and encoders of a queue run in order. A fresh one would be zeroed by wgpu every time.
+    pub(crate) fn workspace(&self, len: u64) -> Result<Buffer, Error> {
+        let size = len.saturating_mul(size_of::<f32>() as u64);
+        let mut kept = self.shared.workspace.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(buffer) = kept.as_ref().filter(|buffer| buffer.size() >= size) {
+            return Ok(buffer.clone());
+        }
+        let most = self.device().limits().max_buffer_size;
+        if size > most {
+            let rule = format!("a buffer of this device has at most {most} bytes, got a workspace of {size}");
+            return Err(unsupported(rule));
+        }
+        // Only one that is there is kept.
+        let buffer = scoped(self.device(), "making the workspace", || {
+            let usage = BufferUsages::STORAGE | BufferUsages::COPY_DST;
+            let label = Some("rmsnorm workspace");
+            Ok(self.device().create_buffer(&BufferDescriptor { label, size, usage, mapped_at_creation: false }))
+        })?;
+        Ok(kept.insert(buffer).clone())
+    }
+}
+
+/// The device in words: `NVIDIA H200, vulkan, driver NVIDIA 580.82.07, subgroups of 32, 1024 invocations, 48 KiB of
+/// workgroup memory, bindings of 2.0 GiB, 1048576 storage buffers`.
+impl fmt::Display for WgpuBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.shared.description)
+    }
+}
+
+impl fmt::Debug for WgpuBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WgpuBackend").field("device", &self.shared.description).finish_non_exhaustive()
+    }
+}
+
+impl NormBackend for WgpuBackend {
+    type In<'a, T: Element> = WgpuSlice<'a, T>;
+    type Out<'a, T: Element> = WgpuSlice<'a, T>;
+
+    fn name(&self) -> &'static str {
+        BACKEND
+    }
+
+    fn in_span<T: Element>(view: &WgpuSlice<'_, T>) -> Span {
+        view.span()
+    }
+
+    fn out_span<T: Element>(view: &WgpuSlice<'_, T>) -> Span {
+        view.span()
+    }
+
+    fn workspace_len(&self, problem: &Problem) -> usize {
+        plan::workspace_len(problem, self.caps())
+    }
+
+    fn launch_forward<T: Element, W: Element, R: Element>(
+        &self,
+        call: Checked<Forward<'_, Self, T, W, R>>,
+    ) -> Result<(), Error> {
+        self.run(|| launch::forward(self, call))
+    }
+
+    fn launch_forward_in_place<T: Element, W: Element, R: Element>(
+        &self,
+        call: Checked<ForwardInPlace<'_, Self, T, W, R>>,
+    ) -> Result<(), Error> {
+        self.run(|| launch::forward_in_place(self, call))
+    }
+
+    fn launch_backward<T: Element, W: Element, R: Element>(
+        &self,
+        call: Checked<Backward<'_, Self, T, W, R>>,
+    ) -> Result<(), Error> {
+        self.run(|| launch::backward(self, call))
+    }
+}
+
+fn describe(device: &Device) -> String {
+    let (info, limits): (AdapterInfo, _) = (device.adapter_info(), device.limits());
+    let driver = format!("{} {}", info.driver, info.driver_info);
+    let subgroups = match (device.features().contains(wgpu::Features::SUBGROUP), info.subgroup_min_size) {
+        (false, _) => "no subgroups".to_owned(),
+        (true, least) if least == info.subgroup_max_size => format!("subgroups of {least}"),
+        (true, least) => format!("subgroups of {least} to {}", info.subgroup_max_size),
+    };
+    format!(
+        "{}, {}, driver {}, {subgroups}, {} invocations, {} of workgroup memory, bindings of {}, {} storage buffers",
+        info.name,
+        info.backend,
+        driver.trim(),
+        limits.max_compute_invocations_per_workgroup,
+        bytes(u64::from(limits.max_compute_workgroup_storage_size)),
+        bytes(limits.max_storage_buffer_binding_size),
+        limits.max_storage_buffers_per_shader_stage,
+    )
+}
+
+/// A size for readers: `48 KiB`, `2.0 GiB`.
+fn bytes(bytes: u64) -> String {
+    match bytes {
+        0..1024 => format!("{bytes} B"),
+        1024..0x10_0000 => format!("{} KiB", bytes >> 10),
+        0x10_0000..0x3000_0000 => format!("{} MiB", bytes >> 20),
+        _ => format!("{:.1} GiB", bytes as f64 / f64::from(1u32 << 30)),
+    }
+}

@@ -1,0 +1,151 @@
+//! What a device offers to a plan, read once per backend.
+
+use wgpu::{Device, DeviceType, Features};
+
+use crate::plan::Unfit;
+
+/// What a plan depends on besides the problem and how its tensors lie: limits that the device was asked for, which may
+/// be less than its adapter has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Caps {
+    /// Threads of a workgroup.
+    pub(crate) max_threads: u32,
+    /// Bytes of memory that the threads of a workgroup share.
+    pub(crate) workgroup_bytes: u32,
+    /// Storage buffers that a dispatch binds.
+    pub(crate) storage_buffers: u32,
+    /// Bytes of a storage buffer that one binding reaches.
+    pub(crate) binding_bytes: u64,
+    /// What the offsets of bindings are multiples of; at least 16, so that a binding moves no tensor off its packs.
+    pub(crate) offset_alignment: u32,
+    /// Workgroups in a dimension of a dispatch.
+    pub(crate) groups_per_dimension: u32,
+    /// Lanes of every subgroup, where they are the same in all programs.
+    pub(crate) subgroup: Option<u32>,
+    /// Workgroups that fill the device: a guess by its kind, since wgpu does not tell how many processors there are.
+    pub(crate) workgroups: u32,
+}
+
+impl Caps {
+    /// Those of a device, with the features and limits that it was made with.
+    pub(crate) fn read(device: &Device) -> Self {
+        let (limits, info) = (device.limits(), device.adapter_info());
+        let is_fixed = info.subgroup_min_size == info.subgroup_max_size
+            && is_usable_subgroup(info.subgroup_min_size)
+            && device.features().contains(Features::SUBGROUP);
+        Caps {
+            max_threads: limits.max_compute_invocations_per_workgroup.min(limits.max_compute_workgroup_size_x),
+            workgroup_bytes: limits.max_compute_workgroup_storage_size,
+            storage_buffers: limits.max_storage_buffers_per_shader_stage,
+            binding_bytes: limits.max_storage_buffer_binding_size,
+            offset_alignment: limits.min_storage_buffer_offset_alignment.max(16),
+            groups_per_dimension: limits.max_compute_workgroups_per_dimension,
+            subgroup: is_fixed.then_some(info.subgroup_min_size),
+            workgroups: match info.device_type {
+                // Four for each of an H200's 132 processors.
+                DeviceType::DiscreteGpu => 528,
+                DeviceType::IntegratedGpu | DeviceType::VirtualGpu | DeviceType::Other => 128,
+                DeviceType::Cpu => 8,
+            },
+        }
+    }
+
+    /// Whether every program has a form that the device takes.
+    ///
+    /// # Errors
+    /// [`Unfit::Device`]
+    pub(crate) fn check(&self) -> Result<(), Unfit> {
+        let Caps { max_threads, workgroup_bytes, .. } = *self;
+        if max_threads < 64 || workgroup_bytes < 4096 {
+            return Err(Unfit::Device { threads: max_threads, workgroup_bytes });
+        }
+        Ok(())
+    }
+
+    /// So many threads, a power of two, or what a workgroup may have.
+    pub(crate) const fn threads(&self, wanted: u32) -> u32 {
+        self.threads_with(wanted, 1)
+    }
+
+    /// As [`Caps::threads`], for threads that each take `bytes` of workgroup memory.
+    pub(crate) const fn threads_with(&self, wanted: u32, bytes: u32) -> u32 {
+        let by_memory = self.workgroup_bytes / bytes;
+        let most = if self.max_threads < by_memory { self.max_threads } else { by_memory };
+        let wanted = if wanted < most { wanted } else { most };
+        // The greatest power of two that is no more.
+        if wanted == 0 { 1 } else { 1 << wanted.ilog2() }
+    }
+
+    /// Bytes that a tensor may have to be bound at once, wherever it begins. Binding and tensor begin at most one
+    /// alignment apart, and no binding is so long that an index of 16-bit elements leaves 31 bits.
+    pub(crate) const fn available_bytes(&self) -> u64 {
+        let most = i32::MAX as u64;
+        let bytes = if self.binding_bytes < most { self.binding_bytes } else { most };
+        // Bindings are whole words.
+        (bytes / 4 * 4).saturating_sub(self.offset_alignment as u64)
+    }
+
+    /// Workgroups of a dispatch: those of two dimensions.
+    pub(crate) const fn most_groups(&self) -> u64 {
+        // More would not be counted in 32 bits.
+        let side = if self.groups_per_dimension < 65535 { self.groups_per_dimension } else { 65535 };
+        side as u64 * side as u64
+    }
+}
+
+/// Whether the sums of a row may go through subgroups of that many lanes. In smaller ones the chain of additions over
+/// the subgroups of a row would be longer than docs/math.md section 4 allows.
+const fn is_usable_subgroup(lanes: u32) -> bool {
+    lanes.is_power_of_two() && 8 <= lanes && lanes <= 128
+}
+
+/// Devices that tests plan for on machines without one.
+#[cfg(test)]
+impl Caps {
+    /// An H200 through Vulkan, with all that its adapter has.
+    pub(crate) const fn h200() -> Self {
+        Caps {
+            max_threads: 1024,
+            workgroup_bytes: 48 << 10,
+            storage_buffers: 1 << 20,
+            binding_bytes: i32::MAX as u64,
+            offset_alignment: 16,
+            groups_per_dimension: 65535,
+            subgroup: Some(32),
+            workgroups: 528,
+        }
+    }
+
+    /// An integrated GPU with wgpu's default limits and subgroups.
+    pub(crate) const fn laptop() -> Self {
+        Caps {
+            max_threads: 256,
+            workgroup_bytes: 16 << 10,
+            storage_buffers: 8,
+            binding_bytes: 128 << 20,
+            offset_alignment: 256,
+            groups_per_dimension: 65535,
+            subgroup: Some(32),
+            workgroups: 128,
+        }
+    }
+
+    /// wgpu's downlevel limits, without subgroups.
+    pub(crate) const fn phone() -> Self {
+        Caps { workgroup_bytes: 16352, storage_buffers: 4, subgroup: None, ..Caps::laptop() }
+    }
+
+    /// Mesa's software device, with all that its adapter has.
+    pub(crate) const fn lavapipe() -> Self {
+        Caps {
+            max_threads: 1024,
+            workgroup_bytes: 32 << 10,
+            storage_buffers: 1 << 20,
+            binding_bytes: 128 << 20,
+            offset_alignment: 16,
+            groups_per_dimension: 65535,
+            subgroup: Some(8),
+            workgroups: 8,
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! What wgpu reports, as values: error scopes around everything that wgpu would otherwise hand to a handler that panics.
+
+use std::fmt;
+
+use rmsnorm_spec::Error;
+use wgpu::{Device, ErrorFilter};
+
+/// The name of the backend in every error.
+pub(crate) const BACKEND: &str = "wgpu";
+
+/// Something that wgpu refused or a device could not do: the source of [`Error::Device`].
+///
+/// # Example
+/// ```
+/// fn is_out_of_memory(error: &rmsnorm_wgpu::spec::Error) -> bool {
+///     let rmsnorm_wgpu::spec::Error::Device { source, .. } = error else { return false };
+///     source.downcast_ref().is_some_and(rmsnorm_wgpu::WgpuFailure::is_out_of_memory)
+/// }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{operation}: {description}{}", self.kind.advice())]
+pub struct WgpuFailure {
+    operation: &'static str,
+    kind: Kind,
+    description: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    OutOfMemory,
+    Validation,
+    Internal,
+    Lost,
+}
+
+impl Kind {
+    fn advice(self) -> &'static str {
+        match self {
+            Kind::OutOfMemory => "; the device has no room left",
+            Kind::Lost => "; the device is lost: every later call fails, a new device is needed",
+            Kind::Validation | Kind::Internal => "",
+        }
+    }
+}
+
+impl WgpuFailure {
+    /// What a scope has caught.
+    pub(crate) fn caught(operation: &'static str, error: &wgpu::Error) -> Self {
+        let (kind, description) = match error {
+            wgpu::Error::OutOfMemory { source } => (Kind::OutOfMemory, chain(source.as_ref())),
+            wgpu::Error::Validation { source, .. } => (Kind::Validation, chain(source.as_ref())),
+            wgpu::Error::Internal { source, .. } => (Kind::Internal, chain(source.as_ref())),
+        };
+        WgpuFailure { operation, kind, description }
+    }
+
+    /// A device that does not answer any more.
+    pub(crate) fn lost(operation: &'static str, description: impl Into<String>) -> Self {
+        WgpuFailure { operation, kind: Kind::Lost, description: description.into() }
+    }
+
+    /// A failure that no scope reports.
+    pub(crate) fn internal(operation: &'static str, description: impl fmt::Display) -> Self {
+        WgpuFailure { operation, kind: Kind::Internal, description: description.to_string() }
+    }
+
+    /// Whether the device had no room left. Smaller calls may succeed, or the same one when memory was freed.
+    pub fn is_out_of_memory(&self) -> bool {
+        self.kind == Kind::OutOfMemory
+    }
+
+    /// Whether the device is lost: the driver gave up on it, or it was destroyed. No later call on it can succeed.
+    pub fn is_device_lost(&self) -> bool {
+        self.kind == Kind::Lost
+    }
+
+    /// Whether wgpu refused the call: a buffer that was destroyed, is mapped, or belongs to another device.
+    pub fn is_validation(&self) -> bool {
+        self.kind == Kind::Validation
+    }
+}
+
+/// An error and what caused it, on one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// [`Error::Device`] of a failure.
+pub(crate) fn device_error(failure: WgpuFailure) -> Error {
+    Error::Device { backend: BACKEND, source: Box::new(failure) }
+}
+
+/// [`Error::Unavailable`] for this backend.
+pub(crate) fn unavailable(reason: impl Into<String>) -> Error {
+    Error::Unavailable { backend: BACKEND, reason: reason.into() }
+}
+
+/// [`Error::Unsupported`] with this rule.
+pub(crate) fn unsupported(rule: impl Into<String>) -> Error {
+    Error::Unsupported { rule: rule.into() }
+}
+
+/// Runs `work` with every error of the device caught, of this thread only. What wgpu reports goes before what `work`
+/// returns, whose failures follow from it.
+///
+/// # Errors
+/// `Device` with what wgpu reported; those of `work`.
+pub(crate) fn scoped<O>(
+    device: &Device,
+    operation: &'static str,
+    work: impl FnOnce() -> Result<O, Error>,
+) -> Result<O, Error> {
+    // One scope catches one kind. Popped in reverse, which wgpu asserts.
+    let memory = device.push_error_scope(ErrorFilter::OutOfMemory);
+    let validation = device.push_error_scope(ErrorFilter::Validation);
+    let internal = device.push_error_scope(ErrorFilter::Internal);
+    let output = work();
+    // Ready at once: native devices report while they are called.
+    let [internal, validation, memory] = [internal, validation, memory].map(|scope| pollster::block_on(scope.pop()));
+    // Of several, the first in this order is the cause: what could not be allocated is invalid where it is used.
+    match memory.or(internal).or(validation) {
+        Some(error) => Err(device_error(WgpuFailure::caught(operation, &error))),
+        None => output,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn caught(make: impl FnOnce(Box<dyn std::error::Error + Send + Sync>) -> wgpu::Error) -> WgpuFailure {
+        WgpuFailure::caught("create_buffer", &make("no\n  words".into()))
+    }
+
+    #[test]
+    fn messages_tell_what_can_be_done() {
+        let failure = caught(|source| wgpu::Error::OutOfMemory { source });
+        assert_eq!(failure.to_string(), "create_buffer: no words; the device has no room left");
+        assert!(failure.is_out_of_memory() && !failure.is_device_lost() && !failure.is_validation());
+        let failure = caught(|source| wgpu::Error::Validation { source, description: String::new() });
+        assert_eq!(failure.to_string(), "create_buffer: no words");
+        assert!(failure.is_validation() && !failure.is_out_of_memory());
+        let failure = WgpuFailure::lost("submit", "it was destroyed");
+        assert!(failure.to_string().starts_with("submit: it was destroyed; the device is lost"), "{failure}");
+        assert!(failure.is_device_lost());
+    }
+}

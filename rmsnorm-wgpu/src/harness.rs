@@ -1,0 +1,133 @@
+//! The conformance suite's access to this backend.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use rmsnorm_spec::conformance::{Arithmetic, Harness, NonFinite, StoreRounding};
+use rmsnorm_spec::{Element, Error};
+use wgpu::{Buffer, BufferDescriptor, BufferUsages, CommandEncoderDescriptor, MapMode, PollType};
+
+use crate::error::{WgpuFailure, device_error, scoped};
+use crate::{WgpuBackend, WgpuSlice, plan};
+
+/// A buffer of the suite's: elements, then what makes its size a multiple of 4 bytes.
+#[derive(Debug)]
+pub struct TestBuffer<T> {
+    buffer: Buffer,
+    len: usize,
+    element: PhantomData<T>,
+}
+
+impl<T: Element> TestBuffer<T> {
+    /// A buffer of that many elements, all zero.
+    ///
+    /// # Errors
+    /// `Device` if the device has no room for it, or not in one buffer.
+    pub fn new(backend: &WgpuBackend, len: usize) -> Result<Self, Error> {
+        let buffer = scoped(backend.device(), "making a buffer", || Ok(make(backend, size::<T>(len), false)))?;
+        Ok(TestBuffer { buffer, len, element: PhantomData })
+    }
+}
+
+impl<T> TestBuffer<T> {
+    /// The buffer itself.
+    pub const fn buffer(&self) -> &Buffer {
+        &self.buffer
+    }
+}
+
+impl Harness for WgpuBackend {
+    type Backend = WgpuBackend;
+    type Buffer<T: Element> = TestBuffer<T>;
+
+    fn backend(&self) -> &WgpuBackend {
+        self
+    }
+
+    /// What WGSL promises, not what a device does: a sum or product is either neighbour of the exact value, an inverse
+    /// root is within 2 units in the last place, subnormals may be zero, NaN and infinity may be anything. Averages are
+    /// products with a `1 / cols` that the host has rounded. 16-bit values are rounded by integer arithmetic, which is
+    /// exact.
+    fn arithmetic(&self) -> Arithmetic {
+        let unit_roundoff = 1.0 / f64::from(1u32 << 23);
+        Arithmetic {
+            unit_roundoff,
+            rstd_error: 2.0 * unit_roundoff,
+            mean_roundings: 1.5,
+            store: StoreRounding::NearestEven,
+            flushes_subnormals: true,
+            non_finite: NonFinite::Unspecified,
+            depth_cols: plan::depth_cols,
+            depth_rows: plan::depth_rows,
+        }
+    }
+
+    fn device(&self) -> String {
+        self.to_string()
+    }
+
+    fn cols_breakpoints(&self) -> Vec<usize> {
+        plan::COLS_BREAKPOINTS.to_vec()
+    }
+
+    fn rows_breakpoints(&self) -> Vec<usize> {
+        plan::ROWS_BREAKPOINTS.to_vec()
+    }
+
+    fn upload<T: Element>(&self, data: &[T]) -> Result<TestBuffer<T>, Error> {
+        let bytes = bytemuck::cast_slice::<T, u8>(data);
+        let buffer = scoped(self.device(), "upload", || {
+            let buffer = make(self, size::<T>(data.len()), true);
+            let mut mapped = buffer
+                .get_mapped_range_mut(..)
+                .map_err(|error| device_error(WgpuFailure::lost("upload", error.to_string())))?;
+            mapped.slice(..bytes.len()).copy_from_slice(bytes);
+            drop(mapped);
+            buffer.unmap();
+            Ok(buffer)
+        })?;
+        Ok(TestBuffer { buffer, len: data.len(), element: PhantomData })
+    }
+
+    fn download<T: Element>(&self, buffer: &TestBuffer<T>) -> Result<Vec<T>, Error> {
+        let device = self.device();
+        let staging = scoped(device, "download", || {
+            let staging = device.create_buffer(&BufferDescriptor {
+                label: None,
+                size: buffer.buffer.size(),
+                usage: BufferUsages::MAP_READ | BufferUsages::COPY_DST,
+                mapped_at_creation: false,
+            });
+            let mut encoder = device.create_command_encoder(&CommandEncoderDescriptor::default());
+            encoder.copy_buffer_to_buffer(&buffer.buffer, 0, &staging, 0, staging.size());
+            self.queue().submit([encoder.finish()]);
+            // The outcome is that of `get_mapped_range` below.
+            staging.map_async(MapMode::Read, .., |_| {});
+            Ok(staging)
+        })?;
+        let failure = |error: &dyn std::error::Error| device_error(WgpuFailure::internal("download", error));
+        self.check_health()?;
+        device.poll(PollType::wait_indefinitely()).map_err(|error| failure(&error))?;
+        let mapped = staging.get_mapped_range(..).map_err(|error| failure(&error))?;
+        let bytes = mapped.get(..buffer.len * size_of::<T>()).unwrap_or_default();
+        Ok(bytemuck::pod_collect_to_vec(bytes))
+    }
+
+    fn view<'a, T: Element>(&self, buffer: &'a TestBuffer<T>, range: Range<usize>) -> WgpuSlice<'a, T> {
+        WgpuSlice::new(&buffer.buffer, (range.start * size_of::<T>()) as u64, range.len())
+    }
+
+    fn view_mut<'a, T: Element>(&self, buffer: &'a mut TestBuffer<T>, range: Range<usize>) -> WgpuSlice<'a, T> {
+        self.view(buffer, range)
+    }
+}
+
+/// Bytes of a buffer of that many elements: none has 0, and what is copied is a multiple of 4.
+fn size<T>(len: usize) -> u64 {
+    (len as u64).saturating_mul(size_of::<T>() as u64).checked_next_multiple_of(4).unwrap_or(u64::MAX).max(4)
+}
+
+fn make(backend: &WgpuBackend, size: u64, mapped_at_creation: bool) -> Buffer {
+    let usage = BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST;
+    backend.device().create_buffer(&BufferDescriptor { label: None, size, usage, mapped_at_creation })
+}

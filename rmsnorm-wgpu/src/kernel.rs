@@ -1,0 +1,172 @@
+//! Compiled kernels of one device: a map from what a program is made for to its pipeline.
+
+mod trusted;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use rmsnorm_spec::Error;
+use wgpu::{
+    AdapterInfo, BindGroupLayout, BindGroupLayoutDescriptor, BindGroupLayoutEntry, BindingType, BufferBindingType,
+    BufferSize, ComputePipeline, ComputePipelineDescriptor, Device, Features, PipelineCache,
+    PipelineCompilationOptions, PipelineLayoutDescriptor, ShaderModuleDescriptor, ShaderSource, ShaderStages,
+};
+
+use crate::cache::File;
+use crate::error::{scoped, unsupported};
+use crate::params::Params;
+use crate::plan::KernelKey;
+use crate::source;
+
+/// How often what the driver compiled is written to disk while new pipelines keep coming.
+const SAVE_INTERVAL: Duration = Duration::from_secs(2);
+
+/// A pipeline and what it binds.
+#[derive(Debug)]
+pub(crate) struct Kernel {
+    pub(crate) pipeline: ComputePipeline,
+    pub(crate) layout: BindGroupLayout,
+    /// Storage buffers; the uniform buffer comes on top.
+    pub(crate) bindings: Vec<source::Binding>,
+}
+
+/// The kernels of a device.
+#[derive(Debug)]
+pub(crate) struct Kernels {
+    device: Device,
+    is_trusted: bool,
+    made: RwLock<HashMap<KernelKey, Arc<Kernel>>>,
+    disk: Option<Disk>,
+}
+
+impl Kernels {
+    /// No kernels yet. `is_trusted`: without the run-time checks that wgpu adds.
+    pub(crate) fn new(device: Device, is_trusted: bool) -> Self {
+        let disk = Disk::open(&device);
+        Kernels { device, is_trusted, made: RwLock::default(), disk }
+    }
+
+    /// The kernel, compiled if this is its first use.
+    ///
+    /// Threads that need the same new kernel at once may each compile it; one of the copies is kept.
+    ///
+    /// # Errors
+    /// `Unsupported` if it takes more storage buffers than the device has; `Device` if the device does not take it.
+    pub(crate) fn get(&self, key: &KernelKey) -> Result<Arc<Kernel>, Error> {
+        // A thread that panicked has not left the map half-written: what is inserted was finished before.
+        if let Some(kernel) = self.made.read().unwrap_or_else(PoisonError::into_inner).get(key) {
+            return Ok(Arc::clone(kernel));
+        }
+        let (bound, most) = (source::bindings(key).len(), self.device.limits().max_storage_buffers_per_shader_stage);
+        if bound > most as usize {
+            let rule = format!(
+                "a kernel of this device has at most {most} storage buffers, {} takes {bound} for the tensors of this call",
+                key.program.name()
+            );
+            return Err(unsupported(rule));
+        }
+        let kernel = Arc::new(scoped(&self.device, "making a pipeline", || Ok(self.make(key)))?);
+        if let Some(disk) = &self.disk {
+            disk.save_now_and_then();
+        }
+        let mut made = self.made.write().unwrap_or_else(PoisonError::into_inner);
+        Ok(Arc::clone(made.entry(*key).or_insert(kernel)))
+    }
+
+    fn make(&self, key: &KernelKey) -> Kernel {
+        let (device, bindings) = (&self.device, source::bindings(key));
+        let label = Some(key.program.name());
+        let descriptor = ShaderModuleDescriptor { label, source: ShaderSource::Wgsl(source::text(key).into()) };
+        let module =
+            if self.is_trusted { trusted::module(device, descriptor) } else { device.create_shader_module(descriptor) };
+        let entry = |binding, ty, smallest| BindGroupLayoutEntry {
+            binding,
+            visibility: ShaderStages::COMPUTE,
+            ty: BindingType::Buffer { ty, has_dynamic_offset: false, min_binding_size: BufferSize::new(smallest) },
+            count: None,
+        };
+        let params = entry(source::PARAMS_BINDING, BufferBindingType::Uniform, size_of::<Params>() as u64);
+        let storage = bindings.iter().map(|binding| {
+            let ty = BufferBindingType::Storage { read_only: !binding.is_written };
+            entry(binding.number(), ty, u64::from(binding.unit))
+        });
+        let entries: Vec<_> = std::iter::once(params).chain(storage).collect();
+        let layout = device.create_bind_group_layout(&BindGroupLayoutDescriptor { label, entries: &entries });
+        let pipeline_layout = device.create_pipeline_layout(&PipelineLayoutDescriptor {
+            label,
+            bind_group_layouts: &[Some(&layout)],
+            immediate_size: 0,
+        });
+        let constants = source::constants(key);
+        let pipeline = device.create_compute_pipeline(&ComputePipelineDescriptor {
+            label,
+            layout: Some(&pipeline_layout),
+            module: &module,
+            entry_point: Some(source::ENTRY),
+            compilation_options: PipelineCompilationOptions {
+                constants: &constants,
+                // Programs read no slot of workgroup memory that they have not written.
+                zero_initialize_workgroup_memory: false,
+            },
+            cache: self.disk.as_ref().map(|disk| &disk.cache),
+        });
+        Kernel { pipeline, layout, bindings }
+    }
+}
+
+/// The driver's own cache of what it compiled, and the file it is kept in.
+#[derive(Debug)]
+struct Disk {
+    cache: PipelineCache,
+    file: File,
+    saved: Mutex<Saved>,
+}
+
+#[derive(Debug)]
+struct Saved {
+    data: Vec<u8>,
+    at: Instant,
+}
+
+impl Disk {
+    /// `None` where the device has no such cache, or the user no folder for it.
+    fn open(device: &Device) -> Option<Disk> {
+        if !device.features().contains(Features::PIPELINE_CACHE) {
+            return None;
+        }
+        let info: AdapterInfo = device.adapter_info();
+        let key = wgpu::util::pipeline_cache_key(&info)?;
+        let file = File::of_user(&[&key, &info.name, &info.driver, &info.driver_info])?;
+        let data = file.read();
+        let make = || Ok(trusted::pipeline_cache(device, data.as_deref()));
+        let cache = scoped(device, "making a pipeline cache", make).ok()?;
+        Some(Disk { cache, file, saved: Mutex::new(Saved { data: data.unwrap_or_default(), at: Instant::now() }) })
+    }
+
+    /// Saves if the last time is a while ago: what a process that ends without dropping its backends leaves behind.
+    fn save_now_and_then(&self) {
+        let mut saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner);
+        if saved.at.elapsed() >= SAVE_INTERVAL {
+            self.save(&mut saved);
+        }
+    }
+
+    fn save(&self, saved: &mut Saved) {
+        saved.at = Instant::now();
+        let Some(data) = self.cache.get_data().filter(|data| *data != saved.data) else { return };
+        // Without the file the next process compiles again.
+        let _ = self.file.write(&data);
+        saved.data = data;
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let mut saved = std::mem::replace(
+            self.saved.get_mut().unwrap_or_else(PoisonError::into_inner),
+            Saved { data: Vec::new(), at: Instant::now() },
+        );
+        self.save(&mut saved);
+    }
+}

@@ -1,0 +1,228 @@
+//! Prepares a validated call: turns its arguments into bindings and the plan's steps into commands. Takes no decisions;
+//! those are in the plan.
+
+mod bindings;
+mod tensors;
+mod workspace;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, ForwardInPlace, GradReduction, Problem};
+use wgpu::{BindGroup, Buffer, CommandEncoder, ComputePass, ComputePassDescriptor};
+
+use crate::backend::WgpuBackend;
+use crate::kernel::Kernel;
+use crate::params::Params;
+use crate::plan::{self, Access, Dispatch, Layout, Plan, Program, Step};
+use crate::source::Tensor;
+use crate::view::WgpuSlice;
+use bindings::Groups;
+use tensors::{Shape, Tensors};
+use workspace::Workspace;
+
+/// Commands with everything they need at hand: what can fail has not.
+#[derive(Debug, Default)]
+pub(crate) struct Work {
+    commands: Vec<Command>,
+}
+
+#[derive(Debug)]
+enum Command {
+    Zero { buffer: Buffer, bytes: Range<u64> },
+    Dispatch { kernel: Arc<Kernel>, group: BindGroup, grid: [u32; 2] },
+}
+
+impl Work {
+    /// Whether there is nothing to do.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.commands.is_empty()
+    }
+
+    /// Puts the commands into an encoder. wgpu orders dispatches that touch the same buffers.
+    pub(crate) fn record(&self, encoder: &mut CommandEncoder) {
+        let mut commands = self.commands.iter().peekable();
+        while let Some(command) = commands.next() {
+            match command {
+                Command::Zero { buffer, bytes } => {
+                    encoder.clear_buffer(buffer, bytes.start, Some(bytes.end - bytes.start));
+                }
+                Command::Dispatch { .. } => {
+                    let descriptor = ComputePassDescriptor { label: Some("rmsnorm"), timestamp_writes: None };
+                    let mut pass = encoder.begin_compute_pass(&descriptor);
+                    command.dispatch(&mut pass);
+                    while let Some(next) = commands.next_if(|next| matches!(next, Command::Dispatch { .. })) {
+                        next.dispatch(&mut pass);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Command {
+    fn dispatch(&self, pass: &mut ComputePass<'_>) {
+        if let Command::Dispatch { kernel, group, grid: [x, y] } = self {
+            pass.set_pipeline(&kernel.pipeline);
+            pass.set_bind_group(0, group, &[]);
+            pass.dispatch_workgroups(*x, *y, 1);
+        }
+    }
+}
+
+/// A forward call.
+///
+/// # Errors
+/// `Unsupported` and `Device`. The caller catches what wgpu reports.
+pub(crate) fn forward<T: Element, W: Element, R: Element>(
+    backend: &WgpuBackend,
+    call: Checked<Forward<'_, WgpuBackend, T, W, R>>,
+) -> Result<Work, Error> {
+    let (spec, problem, args) = (*call.spec(), *call.problem(), call.into_args());
+    let mut tensors = Tensors::new(spec.cols);
+    tensors.read_rows(Tensor::X, Some(args.x))?;
+    tensors.read_rows(Tensor::Residual, args.residual)?;
+    tensors.read(Tensor::Weight, args.weight, Shape::Columns)?;
+    tensors.read(Tensor::Bias, args.bias, Shape::Columns)?;
+    tensors.write_rows(Tensor::Y, "y", Some(args.y))?;
+    tensors.write_rows(Tensor::ResidualOut, "residual_out", args.residual_out)?;
+    tensors.write(Tensor::Mean, args.mean, Shape::PerRow)?;
+    tensors.write(Tensor::Rstd, args.rstd, Shape::PerRow)?;
+    prepare(backend, &problem, tensors, params(&problem, spec.eps, spec.weight_offset))
+}
+
+/// An in-place forward call: x is bound as y, residual as residual_out.
+///
+/// # Errors
+/// As [`forward`].
+pub(crate) fn forward_in_place<T: Element, W: Element, R: Element>(
+    backend: &WgpuBackend,
+    call: Checked<ForwardInPlace<'_, WgpuBackend, T, W, R>>,
+) -> Result<Work, Error> {
+    let (spec, problem, args) = (*call.spec(), *call.problem(), call.into_args());
+    let mut tensors = Tensors::new(spec.cols);
+    tensors.read(Tensor::Weight, args.weight, Shape::Columns)?;
+    tensors.read(Tensor::Bias, args.bias, Shape::Columns)?;
+    tensors.write_rows(Tensor::Y, "x", Some(args.x))?;
+    tensors.write_rows(Tensor::ResidualOut, "residual", args.residual)?;
+    tensors.write(Tensor::Mean, args.mean, Shape::PerRow)?;
+    tensors.write(Tensor::Rstd, args.rstd, Shape::PerRow)?;
+    prepare(backend, &problem, tensors, params(&problem, spec.eps, spec.weight_offset))
+}
+
+/// A backward call.
+///
+/// # Errors
+/// As [`forward`].
+pub(crate) fn backward<T: Element, W: Element, R: Element>(
+    backend: &WgpuBackend,
+    call: Checked<Backward<'_, WgpuBackend, T, W, R>>,
+) -> Result<Work, Error> {
+    let (spec, problem, args) = (*call.spec(), *call.problem(), call.into_args());
+    let mut tensors = Tensors::new(spec.cols);
+    tensors.read_rows(Tensor::Dy, Some(args.dy))?;
+    tensors.read_rows(Tensor::X, Some(args.x))?;
+    tensors.read(Tensor::Weight, args.weight, Shape::Columns)?;
+    tensors.read(Tensor::Mean, args.mean, Shape::PerRow)?;
+    tensors.read(Tensor::Rstd, args.rstd, Shape::PerRow)?;
+    tensors.read_rows(Tensor::DresidualOut, args.dresidual_out)?;
+    tensors.write_rows(Tensor::Dx, "dx", Some(args.dx))?;
+    tensors.write(Tensor::Dweight, args.dweight, Shape::Columns)?;
+    tensors.write(Tensor::Dbias, args.dbias, Shape::Columns)?;
+    tensors.write(Tensor::Workspace, args.workspace, Shape::Workspace)?;
+    if matches!(problem.grad_reduction, GradReduction::Atomics) {
+        tensors.check_clearable(Tensor::Workspace)?;
+    }
+    prepare(backend, &problem, tensors, params(&problem, spec.eps, spec.weight_offset))
+}
+
+/// A copy by a kernel, the yardstick of measurements: from one buffer to another, or to a part of the same that does not
+/// overlap, which the caller makes sure of.
+///
+/// # Errors
+/// As [`forward`].
+pub(crate) fn copy<T: Element>(
+    backend: &WgpuBackend,
+    from: WgpuSlice<'_, T>,
+    to: WgpuSlice<'_, T>,
+) -> Result<Work, Error> {
+    let len = from.len().min(to.len());
+    let mut tensors = Tensors::new(len);
+    tensors.read(Tensor::X, Some(from), Shape::Elements)?;
+    tensors.write(Tensor::Y, Some(to), Shape::Elements)?;
+    if len == 0 {
+        return Ok(Work::default());
+    }
+    let access = Access::of_copy(from.offset(), to.offset(), T::DTYPE, len as u64);
+    let plan = plan::copy(T::DTYPE, len as u64, access, from.buffer() == to.buffer(), backend.caps())?;
+    work(backend, &plan, &tensors, None, Params::default())
+}
+
+/// What is the same for all dispatches of a call.
+fn params(problem: &Problem, eps: f32, weight_offset: f32) -> Params {
+    Params { eps, weight_offset, share: (1.0 / problem.cols as f64) as f32, ..Params::default() }
+}
+
+fn prepare(backend: &WgpuBackend, problem: &Problem, tensors: Tensors<'_>, params: Params) -> Result<Work, Error> {
+    let (is_aliased, reduce_aliased) = tensors.aliases();
+    let layout = Layout::new(problem, tensors.inputs_and_matrices(), tensors.gradients(), is_aliased, reduce_aliased);
+    let plan = plan::plan(problem, &layout, backend.caps())?;
+    debug_assert!(
+        plan.workspace.len <= rmsnorm_spec::NormBackend::workspace_len(backend, problem) as u64,
+        "{plan:?} exceeds what callers are told"
+    );
+    let workspace = (plan.workspace.len > 0)
+        .then(|| Workspace::of_call(backend, tensors.get(Tensor::Workspace), plan.workspace.len))
+        .transpose()?;
+    work(backend, &plan, &tensors, workspace.as_ref(), Params { partial_rows: plan.partial_rows, ..params })
+}
+
+/// The plan's steps as commands.
+fn work(
+    backend: &WgpuBackend,
+    plan: &Plan,
+    tensors: &Tensors<'_>,
+    workspace: Option<&Workspace>,
+    params: Params,
+) -> Result<Work, Error> {
+    let mut groups = Groups::new(backend, tensors, workspace);
+    let mut kernels = Vec::with_capacity(plan.steps.len());
+    for step in &plan.steps {
+        let Step::Dispatch(dispatch) = step else { continue };
+        let kernel = backend.kernels().get(&dispatch.key)?;
+        groups.add(&kernel, dispatch, of_dispatch(params, dispatch, tensors.cols(), plan))?;
+        kernels.push(kernel);
+    }
+    let mut dispatches = kernels.into_iter().zip(groups.make()?);
+    let mut commands = Vec::with_capacity(plan.steps.len());
+    for step in &plan.steps {
+        commands.push(match step {
+            Step::Zero { first, len } => {
+                let Some(workspace) = workspace else { continue };
+                Command::Zero { buffer: workspace.buffer.clone(), bytes: workspace.bytes(*first, *len) }
+            }
+            Step::Dispatch(Dispatch { grid, .. }) => {
+                let Some((kernel, group)) = dispatches.next() else { continue };
+                Command::Dispatch { kernel, group, grid: *grid }
+            }
+        });
+    }
+    Ok(Work { commands })
+}
+
+/// The numbers of one dispatch, but where its tensors begin.
+fn of_dispatch(params: Params, dispatch: &Dispatch, cols: u64, plan: &Plan) -> Params {
+    let rows = dispatch.rows.end - dispatch.rows.start;
+    // A copy is one row of a length of its own.
+    let (rows, cols) = if dispatch.key.program == Program::Copy { (1, rows) } else { (rows, cols) };
+    Params {
+        // The plan keeps both within a binding, hence within 32 bits.
+        rows: rows as u32,
+        cols: cols as u32,
+        chunks: dispatch.chunks,
+        first_chunk: dispatch.first_chunk,
+        accumulates: u32::from(dispatch.accumulates),
+        row_sums: plan.workspace.row_sums as u32,
+        ..params
+    }
+}

@@ -1,0 +1,221 @@
+//! Views to places in buffers, with the rules of storage buffers: what wgpu would refuse later, and less clearly.
+
+use rmsnorm_spec::{DType, Element, Error, Rows};
+use wgpu::{Buffer, BufferUsages};
+
+use crate::error::unsupported;
+use crate::plan::Placed;
+use crate::source::Tensor;
+use crate::view::WgpuSlice;
+
+/// Tensors there are.
+const COUNT: usize = Tensor::Workspace as usize + 1;
+
+/// What part of a tensor a dispatch with some of the rows has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shape {
+    /// A matrix, with so many elements from row to row: those rows.
+    Rows { stride: u64 },
+    /// A vector with an element for every column: all of it.
+    Columns,
+    /// A vector with an element for every row: those elements.
+    PerRow,
+    /// Elements without rows, of which a dispatch has those of its range.
+    Elements,
+    /// f32 from the first multiple of 16 bytes on.
+    Workspace,
+}
+
+/// A tensor of a call: elements that lie within their buffer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct View<'a> {
+    pub(super) name: &'static str,
+    pub(super) buffer: &'a Buffer,
+    /// Bytes; a multiple of the element's size.
+    pub(super) offset: u64,
+    /// Elements.
+    pub(super) len: u64,
+    pub(super) dtype: DType,
+    pub(super) shape: Shape,
+    is_written: bool,
+}
+
+/// The tensors of a call.
+#[derive(Debug)]
+pub(super) struct Tensors<'a> {
+    cols: usize,
+    views: [Option<View<'a>>; COUNT],
+}
+
+impl<'a> Tensors<'a> {
+    pub(super) fn new(cols: usize) -> Self {
+        Tensors { cols, views: [None; COUNT] }
+    }
+
+    pub(super) fn cols(&self) -> u64 {
+        self.cols as u64
+    }
+
+    pub(super) fn get(&self, tensor: Tensor) -> Option<&View<'a>> {
+        self.views.get(tensor as usize)?.as_ref()
+    }
+
+    /// A matrix that is read.
+    ///
+    /// # Errors
+    /// `Unsupported`, with the name of the tensor, if it cannot be bound.
+    pub(super) fn read_rows<T: Element>(
+        &mut self,
+        tensor: Tensor,
+        rows: Option<Rows<WgpuSlice<'a, T>>>,
+    ) -> Result<(), Error> {
+        let Some(rows) = rows else { return Ok(()) };
+        let stride = rows.stride(self.cols) as u64;
+        self.add(tensor, tensor.name(), rows.view, Shape::Rows { stride }, false)
+    }
+
+    /// A matrix that is written. `name` is what the call calls it.
+    ///
+    /// # Errors
+    /// As [`read_rows`](Self::read_rows).
+    pub(super) fn write_rows<T: Element>(
+        &mut self,
+        tensor: Tensor,
+        name: &'static str,
+        rows: Option<Rows<WgpuSlice<'a, T>>>,
+    ) -> Result<(), Error> {
+        let Some(rows) = rows else { return Ok(()) };
+        let stride = rows.stride(self.cols) as u64;
+        self.add(tensor, name, rows.view, Shape::Rows { stride }, true)
+    }
+
+    /// Another tensor that is read.
+    ///
+    /// # Errors
+    /// As [`read_rows`](Self::read_rows).
+    pub(super) fn read<T: Element>(
+        &mut self,
+        tensor: Tensor,
+        view: Option<WgpuSlice<'a, T>>,
+        shape: Shape,
+    ) -> Result<(), Error> {
+        view.map_or(Ok(()), |view| self.add(tensor, tensor.name(), view, shape, false))
+    }
+
+    /// Another tensor that is written.
+    ///
+    /// # Errors
+    /// As [`read_rows`](Self::read_rows).
+    pub(super) fn write<T: Element>(
+        &mut self,
+        tensor: Tensor,
+        view: Option<WgpuSlice<'a, T>>,
+        shape: Shape,
+    ) -> Result<(), Error> {
+        view.map_or(Ok(()), |view| self.add(tensor, tensor.name(), view, shape, true))
+    }
+
+    /// A tensor that is zeroed by a copy command.
+    ///
+    /// # Errors
+    /// `Unsupported` if its buffer has not the usage.
+    pub(super) fn check_clearable(&self, tensor: Tensor) -> Result<(), Error> {
+        let Some(view) = self.get(tensor) else { return Ok(()) };
+        let usage = view.buffer.usage();
+        if usage.contains(BufferUsages::COPY_DST) {
+            return Ok(());
+        }
+        let name = view.name;
+        Err(unsupported(format!("GradReduction::Atomics needs a {name} whose buffer has COPY_DST, got {usage:?}")))
+    }
+
+    /// Where the tensors lie that the plan's accesses depend on: matrices, weight and bias.
+    pub(super) fn inputs_and_matrices(&self) -> impl Iterator<Item = Placed> {
+        let gradients = [Tensor::Dweight, Tensor::Dbias].map(|tensor| tensor as usize);
+        self.views.iter().enumerate().filter(move |(index, _)| !gradients.contains(index)).filter_map(|(_, view)| {
+            let view = view.as_ref()?;
+            match view.shape {
+                Shape::Rows { stride } => Some(view.placed(stride)),
+                Shape::Columns => Some(view.placed(0)),
+                Shape::PerRow | Shape::Elements | Shape::Workspace => None,
+            }
+        })
+    }
+
+    /// Where dweight and dbias lie.
+    pub(super) fn gradients(&self) -> impl Iterator<Item = Placed> {
+        [Tensor::Dweight, Tensor::Dbias].into_iter().filter_map(|tensor| Some(self.get(tensor)?.placed(0)))
+    }
+
+    /// Whether a tensor that is read lies in a buffer that is written too: by the programs that read matrices; and by the
+    /// one that sums partial gradients. wgpu lets a dispatch have such a buffer only if all its bindings may write.
+    pub(super) fn aliases(&self) -> (bool, bool) {
+        let is_gradient = |view: &&View<'_>| [Tensor::Dweight.name(), Tensor::Dbias.name()].contains(&view.name);
+        let all = || self.views.iter().flatten();
+        let written = || all().filter(|view| view.is_written && !is_gradient(view));
+        // The workspace is written by some programs and only read by others.
+        let is_workspace = |view: &View<'_>| view.name == Tensor::Workspace.name();
+        let read = all().filter(|view| !view.is_written || is_workspace(view));
+        let is_aliased = read.into_iter().any(|read| {
+            written().any(|view| view.buffer == read.buffer && !(is_workspace(view) && is_workspace(read)))
+        });
+        let reduce_aliased = self
+            .get(Tensor::Workspace)
+            .is_some_and(|workspace| all().filter(is_gradient).any(|gradient| gradient.buffer == workspace.buffer));
+        (is_aliased, reduce_aliased)
+    }
+
+    fn add<T: Element>(
+        &mut self,
+        tensor: Tensor,
+        name: &'static str,
+        slice: WgpuSlice<'a, T>,
+        shape: Shape,
+        is_written: bool,
+    ) -> Result<(), Error> {
+        let (buffer, offset, len) = (slice.buffer(), slice.offset(), slice.len() as u64);
+        let view = View { name, buffer, offset, len, dtype: T::DTYPE, shape, is_written };
+        view.check()?;
+        if let Some(slot) = self.views.get_mut(tensor as usize) {
+            *slot = Some(view);
+        }
+        Ok(())
+    }
+}
+
+impl View<'_> {
+    fn placed(&self, row_stride: u64) -> Placed {
+        Placed { dtype: self.dtype, offset: self.offset, row_stride }
+    }
+
+    /// Bytes of one element.
+    pub(super) fn element(&self) -> u64 {
+        self.dtype.size() as u64
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let View { name, buffer, offset, len, dtype, .. } = self;
+        let (element, size, usage) = (self.element(), buffer.size(), buffer.usage());
+        if !offset.is_multiple_of(element) {
+            return Err(unsupported(format!(
+                "a tensor begins at a multiple of its element's size, got {name} of {dtype} at byte {offset}"
+            )));
+        }
+        let end = len.checked_mul(element).and_then(|bytes| bytes.checked_add(*offset));
+        let Some(end) = end.filter(|end| *end <= size) else {
+            return Err(unsupported(format!(
+                "a tensor lies within its buffer, got {name} of {len} {dtype} from byte {offset} of {size}"
+            )));
+        };
+        if !usage.contains(BufferUsages::STORAGE) {
+            return Err(unsupported(format!("a tensor's buffer has the usage STORAGE, got {name} with {usage:?}")));
+        }
+        // Shaders see words, and a binding is a whole number of them.
+        if end.next_multiple_of(4) > size {
+            return Err(unsupported(format!(
+                "a buffer of 16-bit elements needs a size that is a multiple of 4, got {name} at the end of one of {size}"
+            )));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,57 @@
+//! The workspace of a call: the caller's, or the one that the backend keeps.
+
+use std::ops::Range;
+
+use rmsnorm_spec::Error;
+use wgpu::Buffer;
+
+use super::tensors::View;
+use crate::backend::WgpuBackend;
+use crate::plan::ALIGNMENT_SLACK;
+
+/// Bytes that partial rows are read and written in.
+const ALIGNMENT: u64 = 16;
+
+/// f32 in a buffer, from a multiple of 16 bytes on.
+#[derive(Debug)]
+pub(super) struct Workspace {
+    pub(super) buffer: Buffer,
+    /// Bytes.
+    pub(super) offset: u64,
+    /// Bytes that the plan uses, to a multiple of 16.
+    pub(super) len: u64,
+}
+
+impl Workspace {
+    /// The call's own, if it has one; `len` in elements, with the slack that moving it to a multiple of 16 bytes takes.
+    ///
+    /// # Errors
+    /// `Length` for one that another backend may have asked for, but is too short here. Where the backend's own cannot be
+    /// made.
+    pub(super) fn of_call(backend: &WgpuBackend, view: Option<&View<'_>>, len: u64) -> Result<Self, Error> {
+        let used = bytes_of(len.saturating_sub(ALIGNMENT_SLACK)).next_multiple_of(ALIGNMENT);
+        let (buffer, offset, room) = match view {
+            Some(view) => {
+                let offset = view.offset.next_multiple_of(ALIGNMENT);
+                (view.buffer.clone(), offset, (view.offset + bytes_of(view.len)).saturating_sub(offset))
+            }
+            None => (backend.workspace(len)?, 0, bytes_of(len)),
+        };
+        if room < used {
+            // The kernels index without checks: a `Checked` call may have been checked for another device.
+            let (min, got) = (len as usize, view.map_or(0, |view| view.len as usize));
+            return Err(Error::Length { arg: "workspace", min, max: usize::MAX, got });
+        }
+        Ok(Workspace { buffer, offset, len: used })
+    }
+
+    /// Where so many elements from that one on lie in the buffer, in bytes.
+    pub(super) fn bytes(&self, first: u64, len: u64) -> Range<u64> {
+        let start = self.offset + bytes_of(first);
+        start..start + bytes_of(len)
+    }
+}
+
+fn bytes_of(elements: u64) -> u64 {
+    elements * size_of::<f32>() as u64
+}

@@ -1,0 +1,410 @@
+//! How a problem becomes dispatches: a pure function of the problem, of how its tensors lie, and of the device's
+//! capabilities.
+//!
+//! Which thread owns which columns depends on cols, dtypes, flags and capabilities only, so that a row's bits do not
+//! depend on the number of rows or on where a tensor lies.
+
+mod backward;
+mod forward;
+mod ranges;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::ops::Range;
+
+use rmsnorm_spec::{CastOrder, DType, Error, GradReduction, Norm, Problem, Stage};
+
+use crate::caps::Caps;
+pub(crate) use ranges::{Layout, Placed};
+
+/// A program of `shaders/`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Program {
+    /// `forward.wgsl`: a row stays in registers.
+    Forward,
+    /// `forward_streaming.wgsl`: a row is read two or three times, in a loop.
+    ForwardStreaming,
+    /// `backward.wgsl`: a row stays in registers.
+    Backward,
+    /// `backward_row_sums.wgsl`, for rows that stream: c1 and c2 of every row.
+    BackwardRowSums,
+    /// `backward_columns.wgsl`, for rows that stream: dx and the partial sums of dweight and dbias.
+    BackwardColumns,
+    /// `reduce_partials.wgsl`
+    ReducePartials,
+    /// `copy.wgsl`, the yardstick of measurements.
+    Copy,
+}
+
+impl Program {
+    /// Every program.
+    #[cfg(test)]
+    pub(crate) const ALL: [Program; 7] = [
+        Program::Forward,
+        Program::ForwardStreaming,
+        Program::Backward,
+        Program::BackwardRowSums,
+        Program::BackwardColumns,
+        Program::ReducePartials,
+        Program::Copy,
+    ];
+
+    /// Whether this is a forward pass.
+    pub(crate) const fn is_forward(self) -> bool {
+        matches!(self, Program::Forward | Program::ForwardStreaming)
+    }
+
+    /// The label of pipelines.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Program::Forward => "forward",
+            Program::ForwardStreaming => "forward_streaming",
+            Program::Backward => "backward",
+            Program::BackwardRowSums => "backward_row_sums",
+            Program::BackwardColumns => "backward_columns",
+            Program::ReducePartials => "reduce_partials",
+            Program::Copy => "copy",
+        }
+    }
+}
+
+/// How the matrices and vectors of a dispatch are read and written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Access {
+    /// By the pack: everything lies on its bytes, and a row has no part of one.
+    Aligned,
+    /// By the 32-bit word: no word has elements of two rows or tensors.
+    Words,
+    /// By the 16-bit half of a word that somebody else may write to.
+    Halves,
+}
+
+/// How threads exchange their sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Flavour {
+    /// Through workgroup memory.
+    Workgroup,
+    /// By shuffles in subgroups of so many lanes, then through workgroup memory.
+    Subgroup(u32),
+}
+
+/// How threads share a row and a workgroup its rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Tile {
+    /// Threads on one row; a power of two. In `ReducePartials` those on neighbouring quads of columns.
+    pub(crate) threads_per_row: u32,
+    /// Rows a workgroup works on side by side; a power of two. In `ReducePartials` threads on one column.
+    pub(crate) groups: u32,
+    /// Pairs of quads, 8 columns, that a thread owns; 1 in the programs that loop over them.
+    pub(crate) packs: u32,
+    /// How sums over a row are made; `Workgroup` in programs that have none.
+    pub(crate) flavour: Flavour,
+}
+
+impl Tile {
+    /// Threads of a workgroup.
+    pub(crate) const fn threads(&self) -> u32 {
+        self.threads_per_row * self.groups
+    }
+
+    /// Terms that a thread adds in the first of the two visits of `reduce_workgroup.wgsl`: about the root of the
+    /// threads on a row.
+    pub(crate) const fn segment(&self) -> u32 {
+        if self.threads_per_row > 256 { 32 } else { 16 }
+    }
+}
+
+/// Which optional tensors the code handles.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Flags {
+    pub(crate) weight: bool,
+    pub(crate) bias: bool,
+    pub(crate) residual: bool,
+    /// In place it is the residual's own tensor.
+    pub(crate) residual_out: bool,
+    pub(crate) mean: bool,
+    pub(crate) rstd: bool,
+    /// y lies over x, and residual_out over the residual.
+    pub(crate) in_place: bool,
+    pub(crate) dresidual_out: bool,
+    pub(crate) dweight: bool,
+    pub(crate) dbias: bool,
+}
+
+/// Everything a program is compiled for. Two dispatches with equal keys run the same code; what does not matter to a
+/// program has one value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct KernelKey {
+    pub(crate) program: Program,
+    pub(crate) norm: Norm,
+    /// The dtype of x and y (forward), dy and dx; in `ReducePartials` that of dweight and dbias.
+    pub(crate) activation: DType,
+    pub(crate) weight: DType,
+    pub(crate) residual: DType,
+    pub(crate) cast_order: CastOrder,
+    /// Whether partial sums are added to one row by atomic operations.
+    pub(crate) atomics: bool,
+    pub(crate) flags: Flags,
+    pub(crate) tile: Tile,
+    pub(crate) access: Access,
+    /// Whether inputs are declared `read_write`, since one lies in a buffer that is also written.
+    pub(crate) aliased: bool,
+}
+
+/// One thing to record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Zeroes so many f32 of the workspace, from that element.
+    Zero { first: u64, len: u64 },
+    /// Dispatches a kernel.
+    Dispatch(Dispatch),
+}
+
+/// A kernel, and what of the call it is to work on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Dispatch {
+    pub(crate) key: KernelKey,
+    /// Of the call's rows, those that this dispatch has; its bindings begin at the first. Empty in `ReducePartials`;
+    /// elements in `Copy`.
+    pub(crate) rows: Range<u64>,
+    /// Partial row of the first of this dispatch's chunks.
+    pub(crate) first_chunk: u32,
+    /// Sets of the dispatch's rows whose gradients are summed one after the other; 0 in programs without.
+    pub(crate) chunks: u32,
+    /// Whether an earlier dispatch has written these partial rows, so that sums are added to what is there.
+    pub(crate) accumulates: bool,
+    /// Workgroups in x and y; surplus ones do nothing.
+    pub(crate) grid: [u32; 2],
+}
+
+/// How one call is executed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Plan {
+    /// In order.
+    pub(crate) steps: Vec<Step>,
+    /// Where the parts of the workspace lie.
+    pub(crate) workspace: Workspace,
+    /// Rows of partial sums, all of them written by the time the last step reads them.
+    pub(crate) partial_rows: u32,
+}
+
+/// The parts of the workspace, as f32 elements from its start, which `launch` rounds up to 16 bytes. Partial rows come
+/// first: those of dweight, then those of dbias, each padded to a multiple of 8 columns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Workspace {
+    /// Where the sums of the dispatch's rows begin, two each; a multiple of 4.
+    pub(crate) row_sums: u64,
+    /// Elements in all, with room for the rounding; 0 if nothing is bound.
+    pub(crate) len: u64,
+}
+
+/// Why a device has no plan for a valid call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unfit {
+    /// Spin locks need threads that get on, which WGSL does not promise.
+    Locks { groups: u32 },
+    /// A row does not fit a binding.
+    Row { bytes: u64, most: u64 },
+    /// Not one row of partial sums fits a binding beside the row sums.
+    Workspace { bytes: u64, most: u64 },
+    /// So few partial rows fit a binding that a sum over the rows would be too long a chain of additions.
+    Partials { rows: u64, additions: u64, most: u64 },
+    /// More workgroups than two dimensions have.
+    Grid { groups: u64, most: u64 },
+    /// A device with too little of what a workgroup has for the smallest of programs.
+    Device { threads: u32, workgroup_bytes: u32 },
+}
+
+impl fmt::Display for Unfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Unfit::Locks { groups } => write!(
+                f,
+                "the wgpu backend has GradReduction::Partials and Atomics, got Locks {{ groups: {groups} }}: WGSL does \
+                 not promise that a thread that holds a lock gets on",
+            ),
+            Unfit::Row { bytes, most } => {
+                write!(f, "a row must fit a storage buffer binding of this device: at most {most} bytes, got {bytes}")
+            }
+            Unfit::Workspace { bytes, most } => write!(
+                f,
+                "the workspace must fit a storage buffer binding of this device: at most {most} bytes, one row of \
+                 partial sums takes {bytes}",
+            ),
+            Unfit::Partials { rows, additions, most } => write!(
+                f,
+                "a sum over {rows} rows takes at most {most} additions one after the other; the partial sums that fit \
+                 a storage buffer binding of this device would take {additions}",
+            ),
+            Unfit::Grid { groups, most } => {
+                write!(f, "a dispatch of this device has at most {most} workgroups, got {groups}")
+            }
+            Unfit::Device { threads, workgroup_bytes } => write!(
+                f,
+                "kernels need workgroups of 64 threads and 4096 bytes, the device has {threads} threads and \
+                 {workgroup_bytes} bytes",
+            ),
+        }
+    }
+}
+
+impl From<Unfit> for Error {
+    fn from(unfit: Unfit) -> Self {
+        Error::Unsupported { rule: unfit.to_string() }
+    }
+}
+
+/// Columns of a pair of quads, which is what threads own.
+pub(crate) const PAIR: usize = 8;
+
+/// Elements by which a workspace of any alignment may have to be moved to begin on 16 bytes.
+pub(crate) const ALIGNMENT_SLACK: u64 = 3;
+
+/// Packs that unaligned tensors are read in straight-line code for; more take a loop. Code for single words and halves
+/// is long: unrolled eight times, llvmpipe took 1.25 s to compile it.
+const UNALIGNED_PACKS: u32 = 1;
+
+/// Row lengths at which the code path changes, for the conformance suite: threads of one pack, of two, larger
+/// workgroups, and the longest row that stays in registers everywhere or nowhere.
+#[cfg(any(test, feature = "conformance"))]
+pub(crate) const COLS_BREAKPOINTS: [usize; 5] = [256, 512, 2048, 8192, 32768];
+
+/// Row counts at which the plan changes, for the conformance suite: a workgroup's rows, a chunk for every workgroup of
+/// a software device.
+#[cfg(any(test, feature = "conformance"))]
+pub(crate) const ROWS_BREAKPOINTS: [usize; 2] = [8, 16];
+
+/// The plan of a problem whose tensors lie as `layout` says.
+///
+/// # Errors
+/// [`Unfit`] with the rule that the device, or WGSL, sets.
+pub(crate) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Plan, Unfit> {
+    caps.check()?;
+    match problem.stage {
+        Stage::Forward | Stage::ForwardInPlace => forward::plan(problem, layout, caps),
+        Stage::Backward => backward::plan(problem, layout, caps),
+    }
+}
+
+/// The plan of a copy of `len` elements: one row, of ranges of which each is a dispatch. `size_of(dtype) * rows.start`
+/// is a multiple of 16.
+///
+/// # Errors
+/// [`Unfit::Device`]
+pub(crate) fn copy(dtype: DType, len: u64, access: Access, aliased: bool, caps: &Caps) -> Result<Plan, Unfit> {
+    caps.check()?;
+    // 256 threads of 64 bytes: 4010 GB/s of 256 MB, 4168 of 1 GB, on an H200 through wgpu.
+    let packs = if dtype == DType::F32 { 2 } else { 4 };
+    let tile = Tile { threads_per_row: caps.threads(256), groups: 1, packs, flavour: Flavour::Workgroup };
+    let key = KernelKey {
+        program: Program::Copy,
+        norm: Norm::Rms,
+        activation: dtype,
+        weight: dtype,
+        residual: dtype,
+        cast_order: CastOrder::AtStore,
+        atomics: false,
+        flags: Flags::default(),
+        tile,
+        access,
+        aliased,
+    };
+    let owned = u64::from(tile.threads() * packs) * PAIR as u64;
+    let most = (caps.available_bytes() / dtype.size() as u64).min(owned * caps.most_groups());
+    let ranges = ranges::split(len, (most / 16 * 16).max(16));
+    let steps = ranges.map(|rows| {
+        let grid = ranges::grid((rows.end - rows.start).div_ceil(owned), caps)?;
+        Ok(Step::Dispatch(Dispatch { key, rows, first_chunk: 0, chunks: 0, accumulates: false, grid }))
+    });
+    Ok(Plan { steps: steps.collect::<Result<_, _>>()?, ..Plan::default() })
+}
+
+/// f32 elements of workspace that suffice however the tensors of the problem lie; 0 for what has no plan.
+pub(crate) fn workspace_len(problem: &Problem, caps: &Caps) -> usize {
+    match problem.stage {
+        Stage::Forward | Stage::ForwardInPlace => 0,
+        Stage::Backward => usize::try_from(backward::workspace_len(problem, caps)).unwrap_or(usize::MAX),
+    }
+}
+
+/// Longest chain of additions in a sum over a row: within a thread, then over the threads. Plans keep within the
+/// policy's; a test holds them to it.
+#[cfg(any(test, feature = "conformance"))]
+pub(crate) fn depth_cols(cols: usize) -> usize {
+    rmsnorm_spec::conformance::policy_depth_cols(cols)
+}
+
+/// Longest chain of additions in `dweight` and `dbias`. Plans keep within the policy's; a test holds them to it.
+#[cfg(any(test, feature = "conformance"))]
+pub(crate) fn depth_rows(rows: usize) -> usize {
+    rmsnorm_spec::conformance::policy_depth_rows(rows)
+}
+
+/// Pairs of quads in a row.
+const fn pairs(cols: usize) -> usize {
+    cols.div_ceil(PAIR)
+}
+
+/// The dtype of the residual stream, if the call has one.
+fn stream(problem: &Problem) -> Option<DType> {
+    (problem.stage == Stage::Backward || problem.present.residual).then_some(problem.residual)
+}
+
+/// Whether a matrix is f32, so that the two quads of a pair lie apart and take twice the registers.
+fn is_split(problem: &Problem) -> bool {
+    problem.activation == DType::F32 || stream(problem) == Some(DType::F32)
+}
+
+/// How a row's threads exchange their sums, in workgroups of `groups` rows.
+///
+/// 1024 columns on 64 threads, H200 through wgpu: subgroups 3364 GB/s, workgroup memory 3189. 4096 columns on 256: 2979
+/// and 3047; on 128: 3109 and 3046; 16384 on 512: 2779 and 2933. Backward is not measured through wgpu.
+fn flavour(threads_per_row: u32, groups: u32, caps: &Caps) -> Flavour {
+    match caps.subgroup {
+        // Subgroups must be full: a lane is counted within its own.
+        Some(lanes) if threads_per_row <= 128 && (threads_per_row * groups).is_multiple_of(lanes) => {
+            Flavour::Subgroup(lanes)
+        }
+        _ => Flavour::Workgroup,
+    }
+}
+
+/// The part of a key that says what is computed. What does not matter to a program is set to one value, so that equal
+/// code has equal keys.
+fn key(problem: &Problem, program: Program, tile: Tile, layout: &Layout) -> KernelKey {
+    let present = &problem.present;
+    let is_forward = program.is_forward();
+    let is_reduction = program == Program::ReducePartials;
+    let writes_dx = matches!(program, Program::Backward | Program::BackwardColumns);
+    let flags = Flags {
+        weight: present.weight && !is_reduction,
+        bias: is_forward && present.bias,
+        residual: is_forward && present.residual,
+        residual_out: is_forward && present.residual_out,
+        mean: !is_reduction && present.mean,
+        rstd: !is_reduction && present.rstd,
+        in_place: problem.stage == Stage::ForwardInPlace,
+        dresidual_out: writes_dx && present.dresidual_out,
+        dweight: (writes_dx || is_reduction) && present.dweight,
+        dbias: (writes_dx || is_reduction) && present.dbias,
+    };
+    let activation = if is_reduction { problem.weight } else { problem.activation };
+    // A rounding that the store repeats changes nothing.
+    let has_cast = is_forward && activation != DType::F32 && (flags.weight || flags.bias);
+    KernelKey {
+        program,
+        norm: if is_reduction { Norm::Rms } else { problem.norm },
+        activation,
+        weight: if flags.weight || flags.bias { problem.weight } else { activation },
+        residual: if is_reduction { activation } else { stream(problem).unwrap_or(activation) },
+        cast_order: if has_cast { problem.cast_order } else { CastOrder::AtStore },
+        atomics: writes_dx
+            && (flags.dweight || flags.dbias)
+            && matches!(problem.grad_reduction, GradReduction::Atomics),
+        flags,
+        tile,
+        access: if is_reduction { layout.reduce_access } else { layout.access },
+        aliased: if is_reduction { layout.reduce_aliased } else { layout.is_aliased },
+    }
+}

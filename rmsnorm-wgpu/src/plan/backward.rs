@@ -1,0 +1,327 @@
+//! Backward: tiles by the length of a row, chunks of rows, and the workspace between its stages.
+
+use std::ops::Range;
+
+use rmsnorm_spec::{GradReduction, Problem};
+
+use super::{
+    ALIGNMENT_SLACK, Access, Dispatch, Flavour, Layout, Plan, Program, Step, Tile, UNALIGNED_PACKS, Unfit, Workspace,
+    flavour, key, pairs, ranges,
+};
+use crate::caps::Caps;
+
+/// Threads of the second stage that own four columns each.
+const REDUCE_LANES: u32 = 8;
+
+/// Bytes of workgroup memory that a thread takes at most: two sums in each of two buffers, and a quad of a gradient.
+const THREAD_BYTES: u32 = 32;
+
+/// Bytes by which the start of the workspace is rounded up.
+const ROUNDING_BYTES: u64 = 16;
+
+/// The plan of a backward call.
+pub(super) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Plan, Unfit> {
+    if let GradReduction::Locks { groups } = problem.grad_reduction {
+        return Err(Unfit::Locks { groups });
+    }
+    let form = Form::of(problem, layout.access, caps);
+    let most = ranges::most_rows(problem, layout, form.rows_per_group(), caps)?;
+    let (ranges, partials) = ranges_and_partials(problem, &form, most, caps)?;
+    let gradients = gradients(problem);
+    let sets = partials.sets();
+    let len = partials.rows * gradients * row_stride(problem);
+    let mut steps = Vec::new();
+    if problem.grad_reduction == GradReduction::Atomics && len > 0 {
+        steps.push(Step::Zero { first: 0, len });
+    }
+    let longest = ranges.first().map_or(0, |rows| rows.end - rows.start);
+    for (index, rows) in ranges.into_iter().enumerate() {
+        let index = index as u64;
+        let main = Dispatch {
+            key: key(problem, form.main.0, form.main.1, layout),
+            first_chunk: (index % sets * partials.chunks) as u32,
+            chunks: partials.chunks as u32,
+            accumulates: partials.is_kept && index >= sets,
+            grid: ranges::grid(partials.chunks * form.tiles, caps)?,
+            rows: rows.clone(),
+        };
+        if let Some(tile) = form.sums {
+            let grid = ranges::grid((rows.end - rows.start).div_ceil(tile.groups.into()), caps)?;
+            let key = key(problem, Program::BackwardRowSums, tile, layout);
+            let sums = Dispatch { key, rows, first_chunk: 0, chunks: 0, accumulates: false, grid };
+            steps.push(Step::Dispatch(sums));
+        }
+        steps.push(Step::Dispatch(main));
+    }
+    if gradients > 0 {
+        steps.push(Step::Dispatch(reduction(problem, partials.rows, layout, caps)?));
+    }
+    let row_sums = if form.sums.is_some() { row_sums_of(longest) } else { 0 };
+    let workspace = Workspace { row_sums: len, len: whole(len, row_sums, gradients) };
+    Ok(Plan { steps, workspace, partial_rows: partials.rows as u32 })
+}
+
+/// f32 elements of workspace that suffice for any layout; 0 if there is no plan.
+pub(super) fn workspace_len(problem: &Problem, caps: &Caps) -> u64 {
+    if matches!(problem.grad_reduction, GradReduction::Locks { .. }) || caps.check().is_err() {
+        return 0;
+    }
+    let accesses = [Access::Aligned, Access::Halves];
+    let forms = accesses.map(|access| Form::of(problem, access, caps));
+    let fitting =
+        row_sums_len(problem, caps).and_then(|row_sums| Ok((row_sums, partial_rows_that_fit(problem, caps)?)));
+    let Ok((row_sums, fit)) = fitting else { return 0 };
+    let rows = forms.map(|form| match problem.grad_reduction {
+        GradReduction::Atomics => form.chunks.min(1),
+        GradReduction::Partials | GradReduction::Locks { .. } => form.chunks.min(fit),
+    });
+    let gradients = gradients(problem);
+    whole(rows.into_iter().max().unwrap_or_default() * gradients * row_stride(problem), row_sums, gradients)
+}
+
+/// Elements of a workspace with those parts.
+fn whole(partials: u64, row_sums: u64, gradients: u64) -> u64 {
+    // The second stage binds it even when there are no partial rows.
+    let len = (partials + row_sums).max(if gradients > 0 { 4 } else { 0 });
+    if len > 0 { len + ALIGNMENT_SLACK } else { 0 }
+}
+
+/// Gradients of vectors.
+fn gradients(problem: &Problem) -> u64 {
+    u64::from(problem.present.dweight) + u64::from(problem.present.dbias)
+}
+
+/// Elements of a row of partial sums of one gradient.
+fn row_stride(problem: &Problem) -> u64 {
+    (problem.cols as u64).next_multiple_of(8)
+}
+
+/// Which programs run, and how threads share their rows.
+#[derive(Clone, Copy, Debug)]
+struct Form {
+    /// The first of two passes, if a row does not stay in registers.
+    sums: Option<Tile>,
+    /// What writes dx and partial sums.
+    main: (Program, Tile),
+    /// Workgroups of it on the columns of a chunk.
+    tiles: u64,
+    /// Chunks of rows that are wanted in all.
+    chunks: u64,
+}
+
+impl Form {
+    fn of(problem: &Problem, access: Access, caps: &Caps) -> Self {
+        let rows = problem.rows as u64;
+        let row_tile = match tile(problem, caps) {
+            Some(tile) if access == Access::Aligned || tile.packs <= UNALIGNED_PACKS => {
+                let blocks = rows.div_ceil(tile.groups.into()).min(caps.workgroups.into());
+                let chunks = chunks(rows, blocks, tile.groups.into());
+                return Form { sums: None, main: (Program::Backward, tile), tiles: 1, chunks };
+            }
+            // The same threads: the same bits.
+            Some(tile) => Tile { packs: 1, ..tile },
+            // Not measured through wgpu; rmsnorm-cuda's.
+            None => {
+                let threads_per_row = caps.threads_with(512, THREAD_BYTES);
+                Tile { threads_per_row, groups: 1, packs: 1, flavour: flavour(threads_per_row, 1, caps) }
+            }
+        };
+        // Not measured through wgpu; rmsnorm-cuda's.
+        let threads_per_row = caps.threads_with(256, THREAD_BYTES);
+        let columns = Tile { threads_per_row, groups: 1, packs: 1, flavour: Flavour::Workgroup };
+        let tiles = pairs(problem.cols).div_ceil(threads_per_row as usize) as u64;
+        // Several for each place on the device, to even out.
+        let blocks = (4 * u64::from(caps.workgroups)).div_ceil(tiles).min(rows);
+        let chunks = chunks(rows, blocks, 1);
+        Form { sums: Some(row_tile), main: (Program::BackwardColumns, columns), tiles, chunks }
+    }
+
+    /// Rows that a workgroup has at the least: those of the first pass, since chunks have any number.
+    fn rows_per_group(&self) -> u32 {
+        self.sums.map_or(u32::MAX, |tile| tile.groups)
+    }
+}
+
+/// The ranges of rows, and how they share partial rows: ranges as long as they may be, or shorter ones where so few
+/// partial rows fit that a chunk's rows must be summed in parts.
+fn ranges_and_partials(
+    problem: &Problem,
+    form: &Form,
+    most: u64,
+    caps: &Caps,
+) -> Result<(Vec<Range<u64>>, Partials), Unfit> {
+    let split = |most| -> Vec<_> { ranges::even(problem.rows as u64, most).collect() };
+    let ranges = split(most);
+    let planned = Partials::of(problem, form, &ranges, caps);
+    let Err(unfit @ Unfit::Partials { .. }) = planned else { return Ok((ranges, planned?)) };
+    // As in a sum of sums, about the root of the rows in a chunk is best.
+    let mut shorter = most.min(problem.rows as u64) / 2;
+    while shorter > 0 {
+        let ranges = split(shorter);
+        if let Ok(partials) = Partials::of(problem, form, &ranges, caps) {
+            return Ok((ranges, partials));
+        }
+        shorter /= 2;
+    }
+    Err(unfit)
+}
+
+/// How the chunks of every range of rows use the partial rows.
+#[derive(Clone, Copy, Debug)]
+struct Partials {
+    /// Rows of partial sums.
+    rows: u64,
+    /// Chunks of every range.
+    chunks: u64,
+    /// Whether each chunk has a partial row of its own; with atomic sums all share one.
+    is_kept: bool,
+}
+
+impl Partials {
+    /// As many chunks as there may be, of as many ranges as have partial rows of their own; further ranges add to those
+    /// of the first.
+    fn of(problem: &Problem, form: &Form, ranges: &[Range<u64>], caps: &Caps) -> Result<Self, Unfit> {
+        let (rows, count) = (problem.rows as u64, ranges.len() as u64);
+        let wanted = form.chunks.min(caps.most_groups() / form.tiles).max(form.chunks.min(1));
+        if gradients(problem) == 0 {
+            return Ok(Partials { rows: 0, chunks: wanted, is_kept: false });
+        }
+        let fit = partial_rows_that_fit(problem, caps)?;
+        if problem.grad_reduction == GradReduction::Atomics {
+            return Ok(Partials { rows: wanted.min(1), chunks: wanted, is_kept: false });
+        }
+        let in_all = wanted.min(fit);
+        let longest = ranges.first().map_or(0, |rows| rows.end - rows.start);
+        let most = most_additions(rows);
+        let mut fewest = u64::MAX;
+        let mut chunks = in_all;
+        loop {
+            // With fewer chunks more ranges have partial rows of their own, and sums are handed on less often.
+            let sets = count.min(in_all.checked_div(chunks).unwrap_or(0));
+            let partials = Partials { rows: sets * chunks, chunks, is_kept: true };
+            let additions = partials.additions(form, longest, count, caps).min(rows.saturating_sub(1));
+            if additions <= most {
+                return Ok(partials);
+            }
+            fewest = fewest.min(additions);
+            if chunks <= 1 {
+                return Err(Unfit::Partials { rows, additions: fewest, most });
+            }
+            chunks /= 2;
+        }
+    }
+
+    /// Ranges that have partial rows of their own.
+    fn sets(&self) -> u64 {
+        if self.is_kept { self.rows.checked_div(self.chunks).unwrap_or(1) } else { 1 }
+    }
+
+    /// The longest chain of additions in a gradient, over `count` ranges of at most `longest` rows.
+    fn additions(&self, form: &Form, longest: u64, count: u64, caps: &Caps) -> u64 {
+        if self.chunks == 0 {
+            return 0;
+        }
+        let groups = u64::from(form.main.1.groups);
+        let visits = count.div_ceil(self.sets());
+        let chunk = chain(longest.div_ceil(self.chunks * groups)) + tree(groups);
+        let threads = u64::from(reduce_groups(self.rows, caps));
+        visits * chunk + chain(visits) + chain(self.rows.div_ceil(threads)) + tree(threads)
+    }
+}
+
+/// Additions of terms one after the other.
+fn chain(terms: u64) -> u64 {
+    terms.saturating_sub(1)
+}
+
+/// Additions in a tree over that many terms.
+fn tree(terms: u64) -> u64 {
+    terms.next_power_of_two().ilog2().into()
+}
+
+/// Additions one after the other that docs/math.md section 4 allows in a sum over the rows.
+pub(super) fn most_additions(rows: u64) -> u64 {
+    let root = rows.isqrt();
+    let root = if root * root < rows { root + 1 } else { root };
+    rows.saturating_sub(1).min(2 * root + 64)
+}
+
+/// Elements for two sums of every row, to a multiple of 16 bytes, since what the binding holds is read in those.
+fn row_sums_of(rows: u64) -> u64 {
+    (2 * rows).next_multiple_of(4)
+}
+
+/// Elements for the row sums of one range in any layout; 0 if no layout has any.
+fn row_sums_len(problem: &Problem, caps: &Caps) -> Result<u64, Unfit> {
+    // Unaligned calls have them if any has.
+    let Some(tile) = Form::of(problem, Access::Halves, caps).sums else { return Ok(0) };
+    let most = ranges::most_rows(problem, &Layout::dense(problem), tile.groups, caps)?;
+    Ok(row_sums_of(most.min(problem.rows as u64)))
+}
+
+/// Partial rows of all gradients that fit a binding together with row sums.
+fn partial_rows_that_fit(problem: &Problem, caps: &Caps) -> Result<u64, Unfit> {
+    let bytes = gradients(problem) * row_stride(problem) * 4;
+    let most = caps.available_bytes().saturating_sub(ROUNDING_BYTES + 4 * row_sums_len(problem, caps)?);
+    if bytes > most {
+        return Err(Unfit::Workspace { bytes, most });
+    }
+    Ok(most.checked_div(bytes).unwrap_or(0))
+}
+
+/// The second stage: adds the partial rows.
+fn reduction(problem: &Problem, partial_rows: u64, layout: &Layout, caps: &Caps) -> Result<Dispatch, Unfit> {
+    let groups = reduce_groups(partial_rows, caps);
+    let tile = Tile { threads_per_row: REDUCE_LANES, groups, packs: 1, flavour: Flavour::Workgroup };
+    let tiles = (problem.cols as u64).div_ceil(4 * u64::from(REDUCE_LANES)) * gradients(problem);
+    Ok(Dispatch {
+        key: key(problem, Program::ReducePartials, tile, layout),
+        rows: 0..0,
+        first_chunk: 0,
+        chunks: 0,
+        accumulates: false,
+        grid: ranges::grid(tiles, caps)?,
+    })
+}
+
+/// Threads that share the partial rows of a column: two rows each, so that all of them are on their way at once. Not
+/// measured through wgpu; rmsnorm-cuda's.
+fn reduce_groups(partial_rows: u64, caps: &Caps) -> u32 {
+    let most = caps.threads_with(128 * REDUCE_LANES, 16) / REDUCE_LANES;
+    let wanted = partial_rows.div_ceil(2).min(128).next_power_of_two();
+    (wanted as u32).max(4).min(most)
+}
+
+/// Chunks of rows: as many as workgroups, or a multiple where a chunk's sum would otherwise be a chain of additions
+/// longer than docs/math.md section 4 allows.
+fn chunks(rows: u64, blocks: u64, groups: u64) -> u64 {
+    let root = rows.isqrt();
+    // Half of the 2 sqrt(rows) + 64 additions allowed: the second stage needs some, and each of several ranges.
+    let most_rows = (root + 32) * groups;
+    let rounds = rows.div_ceil((blocks * most_rows).max(1)).max(1);
+    blocks * rounds
+}
+
+/// How threads share a row that lies in their registers with what they sum; `None` if it is too long for them.
+///
+/// Nothing here is measured through wgpu: these are rmsnorm-cuda's lengths, with fewer threads of more packs where it
+/// has its rows in shared memory.
+fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
+    let pairs = pairs(problem.cols);
+    let (threads, groups) = match pairs {
+        0..=32 => {
+            let threads = pairs.next_power_of_two() as u32;
+            (threads, 256 / threads)
+        }
+        33..=64 => (64, 4),
+        65..=128 => (128, 2),
+        129..=512 => (256, 1),
+        _ => (512, 1),
+    };
+    let threads_per_row = caps.threads_with(threads, THREAD_BYTES);
+    let groups = (caps.threads_with(threads * groups, THREAD_BYTES) / threads_per_row).max(1);
+    let packs = u32::try_from(pairs.div_ceil(threads_per_row as usize)).ok()?;
+    let flavour = flavour(threads_per_row, groups, caps);
+    // Of f32, with both gradients, four take 128 registers: all that a thread of 512 has.
+    (packs <= 4).then_some(Tile { threads_per_row, groups, packs, flavour })
+}

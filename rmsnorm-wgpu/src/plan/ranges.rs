@@ -1,0 +1,152 @@
+//! How tensors lie, what that means for the access to them, and the ranges of rows that bindings and grids take.
+
+use std::ops::Range;
+
+use rmsnorm_spec::{DType, Problem};
+
+use super::{Access, Unfit, is_split, stream};
+use crate::caps::Caps;
+
+/// Where a tensor begins in its buffer, and how far apart its rows are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Placed {
+    pub(crate) dtype: DType,
+    /// Bytes.
+    pub(crate) offset: u64,
+    /// Elements; 0 for a vector.
+    pub(crate) row_stride: u64,
+}
+
+/// What a plan depends on besides the problem and the device: nothing that decides who owns which columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    /// Access of the main programs.
+    pub(crate) access: Access,
+    /// Access of the second stage of the gradients.
+    pub(crate) reduce_access: Access,
+    /// Whether an input of the main programs shares its buffer with a tensor that they write.
+    pub(crate) is_aliased: bool,
+    /// Whether dweight or dbias shares its buffer with the workspace.
+    pub(crate) reduce_aliased: bool,
+    /// Bytes between the rows of the widest matrix of 16-bit elements, and of f32; 0 where there is none.
+    strides: [u64; 2],
+}
+
+impl Layout {
+    /// `tensors` are the matrices, weight and bias, as far as the call has them, `gradients` dweight and dbias.
+    pub(crate) fn new(
+        problem: &Problem,
+        tensors: impl IntoIterator<Item = Placed>,
+        gradients: impl IntoIterator<Item = Placed>,
+        is_aliased: bool,
+        reduce_aliased: bool,
+    ) -> Self {
+        let cols = problem.cols as u64;
+        let (mut access, mut strides) = (Access::Aligned, [0; 2]);
+        for tensor in tensors {
+            // There is no second row to be apart.
+            let row_stride = if problem.rows > 1 { tensor.row_stride } else { 0 };
+            let tensor = Placed { row_stride, ..tensor };
+            access = access.max(tensor.access(cols, is_split(problem)));
+            let widest = &mut strides[usize::from(tensor.dtype == DType::F32)];
+            *widest = row_stride.saturating_mul(tensor.dtype.size() as u64).max(*widest);
+        }
+        // The second stage moves one quad a thread.
+        let accesses = gradients.into_iter().map(|tensor| tensor.access(cols, true));
+        let reduce_access = accesses.max().unwrap_or(Access::Aligned);
+        Layout { access, reduce_access, is_aliased, reduce_aliased, strides }
+    }
+
+    /// Rows side by side from the start of their buffers: what other layouts are not denser than.
+    pub(super) fn dense(problem: &Problem) -> Self {
+        let placed = |dtype| Placed { dtype, offset: 0, row_stride: problem.cols as u64 };
+        let matrices = std::iter::once(problem.activation).chain(stream(problem));
+        Layout::new(problem, matrices.map(placed), [], false, false)
+    }
+}
+
+impl Placed {
+    /// How a tensor of rows of `cols` elements can be read and written. Where matrices of both widths are read
+    /// together, 16-bit elements move by the quad, else by two quads.
+    fn access(&self, cols: u64, is_split: bool) -> Access {
+        let size = self.dtype.size() as u64;
+        let pack_bytes = if size == 2 && is_split { 8 } else { 16 };
+        let is_multiple = |bytes: u64| {
+            [self.offset, cols.wrapping_mul(size), self.row_stride.wrapping_mul(size)]
+                .into_iter()
+                .all(|at| at.is_multiple_of(bytes))
+        };
+        if is_multiple(pack_bytes) {
+            Access::Aligned
+        } else if is_multiple(4) {
+            Access::Words
+        } else {
+            Access::Halves
+        }
+    }
+}
+
+impl Access {
+    /// That of a copy, whose tensors are a row of `len` elements each.
+    pub(crate) fn of_copy(from_offset: u64, to_offset: u64, dtype: DType, len: u64) -> Self {
+        let access = |offset| Placed { dtype, offset, row_stride: 0 }.access(len, dtype == DType::F32);
+        access(from_offset).max(access(to_offset))
+    }
+}
+
+/// The most rows that one dispatch may have: as many as every binding reaches, and `rows_per_group` for each workgroup
+/// of a grid.
+///
+/// # Errors
+/// [`Unfit::Row`]
+pub(super) fn most_rows(problem: &Problem, layout: &Layout, rows_per_group: u32, caps: &Caps) -> Result<u64, Unfit> {
+    let available = caps.available_bytes();
+    // weight and bias are bound whole, and may be wider than the matrices.
+    let present = &problem.present;
+    let has_vector = present.weight || present.bias || present.dweight || present.dbias;
+    let vector = has_vector.then_some(problem.weight);
+    let widest = [Some(problem.activation), stream(problem), vector].into_iter().flatten().map(DType::size).max();
+    let bytes = (problem.cols as u64).saturating_mul(widest.unwrap_or_default() as u64);
+    if bytes > available {
+        return Err(Unfit::Row { bytes, most: available });
+    }
+    // mean and rstd have one f32 a row.
+    let by_statistics = available / 4;
+    let by_matrices = layout.strides.iter().zip([2, 4]).filter(|(stride, _)| **stride > 0).map(|(stride, size)| {
+        let row = problem.cols as u64 * size;
+        (available - row) / stride + 1
+    });
+    let by_grid = caps.most_groups() * u64::from(rows_per_group);
+    Ok(by_matrices.fold(by_statistics.min(by_grid), u64::min).max(1))
+}
+
+/// Ranges of at most that many rows, about even.
+pub(super) fn even(rows: u64, most: u64) -> impl ExactSizeIterator<Item = Range<u64>> {
+    let ranges = rows.div_ceil(most.max(1)).max(1);
+    split(rows, rows.div_ceil(ranges))
+}
+
+/// Ranges of `size`, the last of what is left.
+pub(super) fn split(len: u64, size: u64) -> impl ExactSizeIterator<Item = Range<u64>> {
+    let size = size.max(1);
+    // A call of more ranges than 32 bits count has more rows than any memory.
+    let count = u32::try_from(len.div_ceil(size)).unwrap_or(u32::MAX) as usize;
+    (0..count).map(move |index| {
+        let start = index as u64 * size;
+        start..len.min(start + size)
+    })
+}
+
+/// Workgroups in two dimensions, at least so many.
+///
+/// # Errors
+/// [`Unfit::Grid`]
+pub(super) fn grid(groups: u64, caps: &Caps) -> Result<[u32; 2], Unfit> {
+    let most = caps.most_groups();
+    if groups > most {
+        return Err(Unfit::Grid { groups, most });
+    }
+    // Both are at most 65535 now.
+    let x = groups.clamp(1, u64::from(caps.groups_per_dimension.clamp(1, 65535)));
+    Ok([x as u32, groups.div_ceil(x).max(1) as u32])
+}

@@ -1,0 +1,140 @@
+//! The longest chain of additions, as the programs add, against what the policy allows (docs/math.md, section 4).
+//!
+//! Additions of zeros are exact and do not count: the first of a sum, and those of columns or rows that are not there.
+//! So no chain is longer than the terms less one, however the rest is counted.
+
+use std::collections::BTreeMap;
+
+use super::super::backward::most_additions;
+use super::super::{Flavour, KernelKey, depth_cols, depth_rows};
+use super::*;
+
+/// Additions in a tree over that many terms.
+fn tree(terms: u32) -> usize {
+    terms.next_power_of_two().ilog2() as usize
+}
+
+/// Additions in a sum of terms one after the other.
+fn chain(terms: usize) -> usize {
+    terms.saturating_sub(1)
+}
+
+/// `sum_threads` of `reduce_workgroup.wgsl` and `reduce_subgroup.wgsl`.
+fn exchange(tile: &Tile) -> usize {
+    let threads = tile.threads_per_row;
+    match tile.flavour {
+        Flavour::Workgroup => {
+            let segment = tile.segment().min(threads);
+            chain(segment as usize) + chain((threads / segment) as usize)
+        }
+        Flavour::Subgroup(lanes) => tree(threads.min(lanes)) + chain(threads.div_ceil(lanes) as usize),
+    }
+}
+
+/// The longest chain in a sum over a row; `None` if the program has no such sum. A pair is `total(lo + hi)`, a tree of
+/// its eight terms; a thread adds its pairs one after the other.
+fn row_chain(key: &KernelKey, cols: usize) -> Option<usize> {
+    let packs = match key.program {
+        Program::Forward | Program::Backward => key.tile.packs as usize,
+        Program::ForwardStreaming | Program::BackwardRowSums => cols.div_ceil(columns(&key.tile)),
+        Program::BackwardColumns | Program::ReducePartials | Program::Copy => return None,
+    };
+    Some((tree(8) + chain(packs) + exchange(&key.tile)).min(chain(cols)))
+}
+
+/// The longest chain in `dweight` and `dbias` with `GradReduction::Partials`: in every chunk, then over the ranges that
+/// share its partial row, then in the second stage.
+fn gradient_chain(plan: &Plan, rows: usize) -> usize {
+    let mut partial_rows = BTreeMap::new();
+    let mut second_stage = 0;
+    for Dispatch { key, rows, first_chunk, chunks, accumulates, .. } in dispatches(plan) {
+        match key.program {
+            Program::Backward | Program::BackwardColumns => {
+                let rows = (rows.end - rows.start).div_ceil(u64::from(*chunks) * u64::from(key.tile.groups));
+                let chunk = chain(rows as usize) + tree(key.tile.groups);
+                let so_far = partial_rows.insert(*first_chunk, 0);
+                assert_eq!(so_far.is_some(), *accumulates);
+                partial_rows.insert(*first_chunk, so_far.map_or(chunk, |so_far| so_far + 1 + chunk));
+            }
+            Program::ReducePartials => {
+                let groups = key.tile.groups;
+                second_stage = chain(plan.partial_rows.div_ceil(groups) as usize) + tree(groups);
+            }
+            Program::Forward | Program::ForwardStreaming | Program::BackwardRowSums | Program::Copy => {}
+        }
+    }
+    (partial_rows.into_values().max().unwrap_or(0) + second_stage).min(chain(rows))
+}
+
+#[test]
+fn sums_over_a_row_keep_to_the_policy() {
+    let every_size = [8, 16, 32, 64, 128].map(Some);
+    // The first for every tile.
+    let mut too_long = BTreeMap::new();
+    for_all(|device, call, cols| {
+        for subgroup in every_size.into_iter().chain([None]) {
+            let caps = Caps { subgroup, ..*device };
+            for access in [Access::Aligned, Access::Halves] {
+                for Dispatch { key, .. } in dispatches(&call.plan_by(access, 1, cols, &caps)) {
+                    let (Some(got), allowed) = (row_chain(key, cols), depth_cols(cols)) else { continue };
+                    if got > allowed {
+                        let first = || format!("{cols} cols: {got} additions, allowed {allowed}");
+                        too_long.entry(format!("{:?} {:?}", key.program, key.tile)).or_insert_with(first);
+                    }
+                }
+            }
+        }
+    });
+    assert!(too_long.is_empty(), "{too_long:#?}");
+}
+
+#[test]
+fn sums_over_the_rows_keep_to_the_policy() {
+    let around_powers = (0..=33).flat_map(|bits| [1 << bits, (1 << bits) + 1]);
+    let many_rows: Vec<usize> = around_powers.chain([300, 1000, 3_000_000]).collect();
+    for_all(|caps, call, cols| {
+        // Neighbouring lengths have equal tiles, and norms equal sums over the rows.
+        let is_sampled = (cols > 300 && cols % 2 == 0 || cols % 60 == 1) && call.norm == Norm::Rms;
+        let is_sampled = is_sampled && (call.dtypes == MIXES[0] || call.dtypes == MIXES[1]) && call.gradients() > 0;
+        // Matrices of more bindings take so many ranges, each added to the one before, that some of long rows are refused.
+        let most_bytes = (16 * caps.binding_bytes).min(1 << 38) as usize;
+        let fits = |rows: usize| rows * cols * call.dtypes[0].size() <= most_bytes;
+        for &rows in many_rows.iter().filter(|rows| is_sampled && fits(**rows)) {
+            for access in [Access::Aligned, Access::Halves] {
+                let layout = call.layout(rows, cols, access);
+                let plan = plan(&call.problem(rows, cols), &layout, caps);
+                let plan = plan.unwrap_or_else(|unfit| panic!("{rows}x{cols} {call:?} {caps:?}: {unfit}"));
+                let (got, allowed) = (gradient_chain(&plan, rows), depth_rows(rows));
+                assert!(got <= allowed, "{rows}x{cols}: {got} additions, allowed {allowed}: {call:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn the_plan_knows_the_policy() {
+    for rows in (0..5000).chain([1 << 20, (1 << 33) + 1, 3_000_000]) {
+        assert_eq!(most_additions(rows as u64), depth_rows(rows) as u64, "{rows} rows");
+    }
+}
+
+#[test]
+fn chains_are_counted_as_the_programs_add() {
+    let tile = Tile { threads_per_row: 256, groups: 1, packs: 4, flavour: Flavour::Workgroup };
+    let key = |program, tile| KernelKey {
+        tile,
+        program,
+        ..dispatches(&calls()[0].plan(1, 1, &Caps::phone())).next().expect("a kernel").key
+    };
+    // 3 within a pair, 3 of pairs, 15 of a segment, 15 of segments.
+    assert_eq!(row_chain(&key(Program::Forward, tile), 8192), Some(36));
+    // 31 of a segment and 31 of segments.
+    assert_eq!(row_chain(&key(Program::Forward, Tile { threads_per_row: 1024, ..tile }), 32768), Some(68));
+    // 5 over lanes, 3 over 4 subgroups.
+    let subgroups = Tile { threads_per_row: 128, flavour: Flavour::Subgroup(32), ..tile };
+    assert_eq!(row_chain(&key(Program::Backward, subgroups), 4096), Some(14));
+    // 2 visits, which is one addition, 3 within a pair, and 30 as above.
+    assert_eq!(row_chain(&key(Program::ForwardStreaming, Tile { packs: 1, ..tile }), 2049), Some(34));
+    // Three terms have two additions, wherever they are.
+    assert_eq!(row_chain(&key(Program::Backward, tile), 3), Some(2));
+}

@@ -1,0 +1,304 @@
+//! What every plan keeps, whatever is asked for.
+
+use super::super::{COLS_BREAKPOINTS, Flavour, KernelKey, Unfit, copy, workspace_len};
+use super::*;
+
+/// Bytes of workgroup memory that a program declares at most: sums in two buffers, and quads that are folded.
+fn workgroup_bytes(key: &KernelKey) -> u32 {
+    let is_backward = matches!(key.program, Program::Backward | Program::BackwardRowSums);
+    let sum = if is_backward && key.norm == Norm::Layer { 8 } else { 4 };
+    let senders = match key.tile.flavour {
+        Flavour::Workgroup => key.tile.threads(),
+        Flavour::Subgroup(lanes) => key.tile.threads() / lanes,
+    };
+    let folded = 16 * key.tile.threads();
+    match key.program {
+        Program::Forward | Program::ForwardStreaming | Program::BackwardRowSums => 2 * sum * senders,
+        Program::Backward => 2 * sum * senders + folded,
+        Program::ReducePartials => folded,
+        Program::BackwardColumns | Program::Copy => 0,
+    }
+}
+
+/// What the bits of a row depend on: which thread owns which columns, and how threads exchange. Of the two programs
+/// that a row may take, they are the same.
+fn mapping(plan: &Plan) -> Vec<(u32, u32, Flavour)> {
+    let row_programs = dispatches(plan).filter(|dispatch| match dispatch.key.program {
+        Program::Forward | Program::ForwardStreaming | Program::Backward | Program::BackwardRowSums => true,
+        Program::BackwardColumns | Program::ReducePartials | Program::Copy => false,
+    });
+    let mut tiles: Vec<_> = row_programs
+        .map(|Dispatch { key: KernelKey { tile, .. }, .. }| (tile.threads_per_row, tile.groups, tile.flavour))
+        .collect();
+    tiles.dedup();
+    tiles
+}
+
+#[test]
+fn every_column_has_one_thread() {
+    for_all(|caps, call, cols| {
+        for Dispatch { key, .. } in dispatches(&call.plan(SOME_ROWS, cols, caps)) {
+            let KernelKey { program, tile, .. } = key;
+            if is_on_chip(*program) {
+                assert!(columns(tile) >= cols, "{cols} {tile:?}");
+                // No pack is without a thread that has a column in it.
+                assert!(columns(tile) - tile.threads_per_row as usize * PAIR < cols, "{cols} {tile:?}");
+                let most_packs = if *program == Program::Forward { 8 } else { 4 };
+                assert!((1..=most_packs).contains(&tile.packs), "{cols} {tile:?}");
+            } else {
+                assert_eq!(tile.packs, 1, "{cols} {key:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn workgroups_are_what_a_device_takes() {
+    for_all(|caps, call, cols| {
+        for access in ACCESSES {
+            for dispatch in dispatches(&call.plan_by(access, SOME_ROWS, cols, caps)) {
+                let KernelKey { tile, .. } = dispatch.key;
+                assert!((32..=caps.max_threads).contains(&tile.threads()), "{cols} {dispatch:?}");
+                assert!(tile.threads_per_row.is_power_of_two(), "{cols} {dispatch:?}");
+                // Sums over groups and over partial rows are trees.
+                assert!(tile.groups.is_power_of_two(), "{cols} {dispatch:?}");
+                assert!(workgroup_bytes(&dispatch.key) <= caps.workgroup_bytes, "{cols} {dispatch:?}");
+                if let Flavour::Subgroup(lanes) = tile.flavour {
+                    assert_eq!(Some(lanes), caps.subgroup);
+                    assert!(tile.threads().is_multiple_of(lanes), "{cols} {dispatch:?}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn subgroups_are_full_whatever_their_size() {
+    for lanes in [8, 16, 32, 64, 128] {
+        for device in DEVICES {
+            let caps = Caps { subgroup: Some(lanes), ..device };
+            for call in calls() {
+                for cols in all_cols() {
+                    for Dispatch { key, .. } in dispatches(&call.plan(SOME_ROWS, cols, &caps)) {
+                        let is_full = key.tile.threads().is_multiple_of(lanes);
+                        assert!(is_full || key.tile.flavour == Flavour::Workgroup, "{cols} {key:?}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_grid_has_every_workgroup_in_two_dimensions() {
+    let narrow = Caps { groups_per_dimension: 300, ..Caps::laptop() };
+    for caps in DEVICES.into_iter().chain([narrow]) {
+        for call in calls() {
+            for cols in [1, 100, 264, 4096, 70_000] {
+                for rows in ROWS.into_iter().filter(|rows| rows * cols <= 1 << 34) {
+                    // More partial rows than fit.
+                    let layout = call.layout(rows, cols, Access::Halves);
+                    let Ok(plan) = plan(&call.problem(rows, cols), &layout, &caps) else { continue };
+                    for dispatch in dispatches(&plan) {
+                        let side = caps.groups_per_dimension;
+                        assert!(dispatch.grid.iter().all(|n| (1..=side).contains(n)), "{rows}x{cols} {dispatch:?}");
+                        let groups: u64 = dispatch.grid.iter().map(|n| u64::from(*n)).product();
+                        assert!(groups >= work(dispatch, call, cols), "{rows}x{cols} {dispatch:?}");
+                        // No dimension has a workgroup more than it needs.
+                        assert!(groups < work(dispatch, call, cols) + u64::from(side), "{rows}x{cols} {dispatch:?}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Workgroups that have something to do.
+fn work(dispatch: &Dispatch, call: Call, cols: usize) -> u64 {
+    let KernelKey { program, tile, .. } = dispatch.key;
+    let rows = dispatch.rows.end - dispatch.rows.start;
+    match program {
+        Program::Forward | Program::ForwardStreaming | Program::BackwardRowSums => rows.div_ceil(tile.groups.into()),
+        Program::Backward => dispatch.chunks.into(),
+        Program::BackwardColumns => u64::from(dispatch.chunks) * cols.div_ceil(columns(&tile)) as u64,
+        Program::ReducePartials => (cols.div_ceil(4 * tile.threads_per_row as usize) * call.gradients()) as u64,
+        Program::Copy => rows.div_ceil(columns(&tile) as u64),
+    }
+}
+
+#[test]
+fn a_row_is_summed_alike_in_any_batch_and_wherever_it_lies() {
+    for_all(|caps, call, cols| {
+        let one_row = mapping(&call.plan(1, cols, caps));
+        assert_eq!(one_row.len(), 1, "{cols} {call:?}");
+        for rows in ROWS.into_iter().filter(|rows| *rows > 0 && rows * cols <= 1 << 32) {
+            let layout = call.layout(rows, cols, Access::Aligned);
+            // What no memory holds may have too long sums over its rows.
+            let Ok(plan) = plan(&call.problem(rows, cols), &layout, caps) else { continue };
+            assert_eq!(mapping(&plan), one_row, "{rows}x{cols} {call:?}");
+        }
+        for access in ACCESSES {
+            assert_eq!(
+                mapping(&call.plan_by(access, SOME_ROWS, cols, caps)),
+                one_row,
+                "{cols} by {access:?}, {call:?}"
+            );
+        }
+    });
+}
+
+#[test]
+fn a_row_is_summed_alike_whatever_a_binding_reaches() {
+    let short = Caps { binding_bytes: 64 << 10, ..Caps::lavapipe() };
+    for call in calls() {
+        for cols in all_cols().into_iter().filter(|cols| *cols <= 1025) {
+            let split = call.plan(100, cols, &short);
+            assert_eq!(mapping(&split), mapping(&call.plan(100, cols, &Caps::lavapipe())), "{cols} {call:?}");
+        }
+    }
+}
+
+#[test]
+fn what_lies_anywhere_is_read_in_loops_unless_it_is_short() {
+    for_all(|caps, call, cols| {
+        let aligned = call.plan(SOME_ROWS, cols, caps);
+        for access in [Access::Words, Access::Halves] {
+            let plan = call.plan_by(access, SOME_ROWS, cols, caps);
+            for Dispatch { key, .. } in dispatches(&plan).filter(|dispatch| is_on_chip(dispatch.key.program)) {
+                assert_eq!(key.tile.packs, 1, "{cols} {key:?}");
+            }
+            for Dispatch { key, .. } in dispatches(&plan) {
+                let own = if key.program == Program::ReducePartials { Access::Aligned } else { access };
+                assert_eq!(key.access, own, "{cols} {key:?}");
+            }
+            let is_short =
+                dispatches(&aligned).any(|dispatch| is_on_chip(dispatch.key.program) && dispatch.key.tile.packs == 1);
+            let is_kept = dispatches(&plan).any(|dispatch| is_on_chip(dispatch.key.program));
+            assert_eq!(is_short, is_kept, "{cols} {call:?}");
+        }
+    });
+}
+
+#[test]
+fn the_workspace_does_not_depend_on_itself() {
+    for_all(|caps, call, cols| {
+        let with = Call { present: Present { workspace: true, ..call.present }, ..call };
+        assert_eq!(with.plan(SOME_ROWS, cols, caps), call.plan(SOME_ROWS, cols, caps), "{cols} {call:?}");
+        let len = workspace_len(&call.problem(SOME_ROWS, cols), caps);
+        assert_eq!(workspace_len(&with.problem(SOME_ROWS, cols), caps), len, "{cols} {call:?}");
+    });
+}
+
+#[test]
+fn in_place_is_planned_as_forward_is() {
+    for_all(|caps, call, cols| {
+        let in_place = Call { stage: Stage::ForwardInPlace, ..call };
+        if call.stage == Stage::Forward {
+            let mut plan = in_place.plan(SOME_ROWS, cols, caps);
+            for step in &mut plan.steps {
+                if let Step::Dispatch(dispatch) = step {
+                    assert!(std::mem::take(&mut dispatch.key.flags.in_place));
+                }
+            }
+            assert_eq!(plan, call.plan(SOME_ROWS, cols, caps), "{cols} {call:?}");
+        }
+    });
+}
+
+#[test]
+fn without_rows_only_gradients_are_written() {
+    for_all(|caps, call, cols| {
+        let plan = call.plan(0, cols, caps);
+        let programs: Vec<_> = dispatches(&plan).map(|dispatch| dispatch.key.program).collect();
+        let expected: &[Program] = if call.gradients() > 0 { &[Program::ReducePartials] } else { &[] };
+        assert_eq!(programs, expected, "{cols} {call:?}");
+        assert_eq!(plan.partial_rows, 0, "{cols} {call:?}");
+    });
+}
+
+#[test]
+fn equal_code_has_equal_keys() {
+    let caps = Caps::h200();
+    let key = |call: Call, cast_order| {
+        let problem = Problem { cast_order, ..call.problem(4096, 4096) };
+        let plan = plan(&problem, &call.layout(4096, 4096, Access::Aligned), &caps).expect("a plan");
+        dispatches(&plan).next().expect("a kernel").key
+    };
+    let (at_store, before) = (CastOrder::AtStore, CastOrder::BeforeWeight);
+    let call = |dtypes, present| Call::new(Stage::Forward, Norm::Rms, dtypes, present);
+    // x_hat is rounded before a weight of 16-bit activations, and nowhere else.
+    assert_ne!(key(call(BF16, WEIGHT), at_store), key(call(BF16, WEIGHT), before));
+    assert_eq!(key(call(BF16, NONE), at_store), key(call(BF16, NONE), before));
+    assert_eq!(key(call(F32, WEIGHT), at_store), key(call(F32, WEIGHT), before));
+    // The dtypes of tensors that are not there.
+    let mixed = [DType::Bf16, DType::F32, DType::F32];
+    assert_eq!(key(call(BF16, NONE), at_store), key(call(mixed, NONE), at_store));
+    let atomic = |present| Call {
+        grad_reduction: GradReduction::Atomics,
+        ..Call::new(Stage::Backward, Norm::Rms, BF16, present)
+    };
+    assert!(!key(atomic(WEIGHT), at_store).atomics);
+    assert!(key(atomic(DWEIGHT), at_store).atomics);
+}
+
+#[test]
+fn spin_locks_are_refused_by_rule() {
+    let call = Call {
+        grad_reduction: GradReduction::Locks { groups: 4 },
+        ..Call::new(Stage::Backward, Norm::Rms, BF16, DWEIGHT)
+    };
+    let (problem, layout) = (call.problem(64, 64), call.layout(64, 64, Access::Aligned));
+    let unfit = plan(&problem, &layout, &Caps::h200()).expect_err("no locks in WGSL");
+    assert_eq!(unfit, Unfit::Locks { groups: 4 });
+    let text = unfit.to_string();
+    assert!(
+        text.contains("the wgpu backend has GradReduction::Partials and Atomics, got Locks { groups: 4 }"),
+        "{text}"
+    );
+    assert_eq!(workspace_len(&problem, &Caps::h200()), 0);
+}
+
+#[test]
+fn a_device_with_too_little_is_refused_by_rule() {
+    let caps = Caps { max_threads: 0, workgroup_bytes: 0, ..Caps::phone() };
+    for call in calls() {
+        let planned = plan(&call.problem(64, 64), &call.layout(64, 64, Access::Aligned), &caps);
+        assert_eq!(planned, Err(Unfit::Device { threads: 0, workgroup_bytes: 0 }));
+        assert_eq!(workspace_len(&call.problem(64, 64), &caps), 0);
+    }
+}
+
+#[test]
+fn a_copy_has_every_element_once() {
+    for caps in DEVICES {
+        for dtype in [DType::F32, DType::Bf16] {
+            for len in [0, 1, 17, 4096, 1 << 26, (1 << 31) + 3] {
+                let access = Access::of_copy(16, 16, dtype, len);
+                let plan = copy(dtype, len, access, false, &caps).expect("a plan");
+                let mut next = 0;
+                for dispatch in dispatches(&plan) {
+                    let rows = dispatch.rows.clone();
+                    assert_eq!(rows.start, next);
+                    assert!((rows.start * dtype.size() as u64).is_multiple_of(16));
+                    assert!((rows.end - rows.start) * dtype.size() as u64 <= caps.available_bytes());
+                    let groups: u64 = dispatch.grid.iter().map(|n| u64::from(*n)).product();
+                    assert!(groups >= work(dispatch, calls()[0], 1), "{dispatch:?}");
+                    next = rows.end;
+                }
+                assert_eq!(next, len, "{len} {dtype:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_suite_is_told_where_plans_change() {
+    let (caps, calls) = (Caps::h200(), calls());
+    for cols in COLS_BREAKPOINTS {
+        let programs = |call: &Call, cols| -> Vec<_> {
+            dispatches(&call.plan(1, cols, &caps)).map(|dispatch| (dispatch.key.program, dispatch.key.tile)).collect()
+        };
+        let changes = |call: &Call| programs(call, cols) != programs(call, cols + 1);
+        assert!(calls.iter().any(changes), "no plan changes after {cols} columns");
+    }
+}

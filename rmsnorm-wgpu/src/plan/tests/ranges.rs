@@ -1,0 +1,172 @@
+//! How tensors lie, and rows that no binding or grid takes at once.
+
+use super::super::Unfit;
+use super::*;
+
+fn placed(dtype: DType, offset: u64, row_stride: u64) -> Placed {
+    Placed { dtype, offset, row_stride }
+}
+
+/// The access to a call of 4 rows whose x and weight lie so, and whose y is aligned.
+fn access(cols: usize, x: Placed, weight: Placed) -> Access {
+    let call = Call::new(Stage::Forward, Norm::Rms, [x.dtype, weight.dtype, x.dtype], WEIGHT);
+    let y = placed(x.dtype, 0, cols as u64);
+    Layout::new(&call.problem(4, cols), [x, y, weight], [], false, false).access
+}
+
+#[test]
+fn access_is_that_of_the_worst_tensor() {
+    let (bf16, f32) = (DType::Bf16, DType::F32);
+    let vector = placed(bf16, 0, 0);
+    // Offset in bytes, stride in elements.
+    assert_eq!(access(64, placed(bf16, 32, 64), vector), Access::Aligned);
+    assert_eq!(access(64, placed(bf16, 32, 72), vector), Access::Aligned);
+    assert_eq!(access(64, placed(bf16, 8, 64), vector), Access::Words);
+    assert_eq!(access(64, placed(bf16, 32, 68), vector), Access::Words);
+    assert_eq!(access(68, placed(bf16, 0, 72), vector), Access::Words);
+    assert_eq!(access(64, placed(bf16, 2, 64), vector), Access::Halves);
+    assert_eq!(access(64, placed(bf16, 0, 65), vector), Access::Halves);
+    assert_eq!(access(63, placed(bf16, 0, 64), vector), Access::Halves);
+    assert_eq!(access(64, placed(bf16, 0, 64), placed(bf16, 2, 0)), Access::Halves);
+    assert_eq!(access(64, placed(bf16, 0, 64), placed(f32, 4, 0)), Access::Words);
+    // f32 is never in halves, and a row of four is a quad.
+    assert_eq!(access(4, placed(f32, 16, 4), placed(f32, 0, 0)), Access::Aligned);
+    assert_eq!(access(3, placed(f32, 4, 5), placed(f32, 0, 0)), Access::Words);
+    // Beside f32 matrices, 16-bit elements move by the quad.
+    assert_eq!(access(4, placed(f32, 0, 4), placed(bf16, 8, 0)), Access::Aligned);
+}
+
+#[test]
+fn one_row_has_no_stride() {
+    let call = Call::new(Stage::Forward, Norm::Rms, BF16, NONE);
+    let x = placed(DType::Bf16, 0, 65);
+    assert_eq!(Layout::new(&call.problem(1, 64), [x], [], false, false).access, Access::Aligned);
+    assert_eq!(Layout::new(&call.problem(2, 64), [x], [], false, false).access, Access::Halves);
+}
+
+#[test]
+fn the_second_stage_has_an_access_of_its_own() {
+    let call = Call::new(Stage::Backward, Norm::Rms, BF16, DWEIGHT);
+    let problem = call.problem(64, 64);
+    let matrix = placed(DType::Bf16, 0, 64);
+    for (offset, expected) in [(8, Access::Aligned), (4, Access::Words), (2, Access::Halves)] {
+        let layout = Layout::new(&problem, [matrix; 3], [placed(DType::Bf16, offset, 0)], false, true);
+        let plan = plan(&problem, &layout, &Caps::h200()).expect("a plan");
+        for Dispatch { key, .. } in dispatches(&plan) {
+            let is_reduction = key.program == Program::ReducePartials;
+            assert_eq!(key.access, if is_reduction { expected } else { Access::Aligned });
+            assert_eq!(key.aliased, is_reduction);
+        }
+    }
+}
+
+#[test]
+fn a_copy_takes_what_both_ends_have() {
+    let of = |from, to, len| Access::of_copy(from, to, DType::Bf16, len);
+    assert_eq!(of(0, 16, 64), Access::Aligned);
+    assert_eq!(of(0, 4, 64), Access::Words);
+    assert_eq!(of(6, 0, 64), Access::Halves);
+    assert_eq!(of(0, 0, 63), Access::Halves);
+}
+
+#[test]
+fn ranges_have_every_row_once_and_fit_bindings() {
+    let short = Caps { binding_bytes: 64 << 10, ..Caps::lavapipe() };
+    let narrow = Caps { groups_per_dimension: 4, ..Caps::lavapipe() };
+    for caps in DEVICES.into_iter().chain([short, narrow]) {
+        for call in calls() {
+            for (rows, cols, row_stride) in [
+                (1000, 256, 256),
+                (1000, 256, 300),
+                (300, 264, 4000),
+                (70_000, 2, 2),
+                (1 << 20, 1, 1),
+                (3, 8000, 8000),
+                (2_000_000, 1024, 1024),
+            ] {
+                let problem = call.problem(rows, cols);
+                let has_stream = call.stage == Stage::Backward || call.present.residual;
+                let dtypes = [Some(call.dtypes[0]), has_stream.then_some(call.dtypes[2])];
+                let tensors = dtypes.into_iter().flatten().map(|dtype| placed(dtype, 0, row_stride));
+                let Ok(plan) = plan(&problem, &Layout::new(&problem, tensors, [], false, false), &caps) else {
+                    continue;
+                };
+                for program in Program::ALL.into_iter().filter(|program| *program != Program::ReducePartials) {
+                    let ranges = dispatches(&plan).filter(|dispatch| dispatch.key.program == program);
+                    let mut next = 0;
+                    for Dispatch { rows, .. } in ranges {
+                        assert_eq!(rows.start, next);
+                        assert!(rows.start < rows.end);
+                        next = rows.end;
+                        let count = rows.end - rows.start;
+                        let widest = call.dtypes[0].size().max(call.dtypes[2].size()) as u64;
+                        let used = if has_stream { widest } else { call.dtypes[0].size() as u64 };
+                        // The binding begins at most one alignment before the first row.
+                        let bytes = ((count - 1) * row_stride + cols as u64) * used + u64::from(caps.offset_alignment);
+                        assert!(bytes <= caps.binding_bytes.min(i32::MAX as u64), "{rows:?} {call:?}");
+                    }
+                    assert!(next == 0 || next == rows as u64, "{program:?} {rows}x{cols} {call:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn few_calls_are_split() {
+    // 2 GiB less a row: the H200 takes them at once.
+    let call = Call::new(Stage::Forward, Norm::Rms, BF16, WEIGHT);
+    let count = |rows, caps| dispatches(&call.plan(rows, 4096, &caps)).count();
+    assert_eq!(count((1 << 18) - 1, Caps::h200()), 1);
+    assert_eq!(count(1 << 18, Caps::h200()), 2);
+    assert_eq!(count(1 << 14, Caps::laptop()), 2);
+    assert_eq!(count((1 << 14) - 1, Caps::laptop()), 1);
+}
+
+#[test]
+fn indexes_fit_32_bits() {
+    // More than any index: a device that would bind 64 GiB at once.
+    let huge = Caps { binding_bytes: 64 << 30, ..Caps::h200() };
+    for caps in DEVICES.into_iter().chain([huge]) {
+        for call in calls() {
+            for (rows, cols) in [(1 << 33, 1), (1 << 31, 3), (1 << 24, 256), (1 << 20, 4096), (9, 1 << 28)] {
+                let layout = call.layout(rows, cols, Access::Halves);
+                let Ok(plan) = plan(&call.problem(rows, cols), &layout, &caps) else { continue };
+                for dispatch in dispatches(&plan) {
+                    let (tile, rows) = (dispatch.key.tile, dispatch.rows.end - dispatch.rows.start);
+                    // Elements, with what the first may be moved by; rows of the last step; workgroups.
+                    assert!(rows * cols as u64 + 256 <= i32::MAX as u64, "{dispatch:?}");
+                    let surplus = u64::from(dispatch.chunks.max(65_535)) * u64::from(tile.groups);
+                    assert!(rows + surplus <= u32::MAX.into(), "{dispatch:?}");
+                }
+                assert!(plan.workspace.len <= i32::MAX as u64);
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_longer_than_a_binding_are_refused_by_rule() {
+    let caps = Caps { binding_bytes: 64 << 10, ..Caps::lavapipe() };
+    let call = Call::new(Stage::Forward, Norm::Rms, BF16, WEIGHT);
+    let planned = |cols| plan(&call.problem(1, cols), &call.layout(1, cols, Access::Aligned), &caps);
+    assert!(planned(32_760).is_ok());
+    let unfit = planned(32_768).expect_err("a row of 64 KiB");
+    assert_eq!(unfit, Unfit::Row { bytes: 65_536, most: 65_520 });
+    let text = unfit.to_string();
+    assert!(text.contains("at most 65520 bytes, got 65536"), "{text}");
+    // Two gradients of f32 of a row of bf16.
+    let backward = Call::new(Stage::Backward, Norm::Layer, BF16, DWEIGHT_DBIAS);
+    let planned = plan(&backward.problem(2, 16_384), &backward.layout(2, 16_384, Access::Aligned), &caps);
+    let unfit = planned.expect_err("a partial row of 128 KiB");
+    assert!(matches!(unfit, Unfit::Workspace { bytes: 131_072, .. }), "{unfit}");
+}
+
+#[test]
+fn sums_too_long_for_the_partial_rows_are_refused_by_rule() {
+    let caps = Caps { binding_bytes: 64 << 10, ..Caps::lavapipe() };
+    let call = Call::new(Stage::Backward, Norm::Rms, BF16, DWEIGHT);
+    let planned = plan(&call.problem(1000, 4096), &call.layout(1000, 4096, Access::Aligned), &caps);
+    let unfit = planned.expect_err("three partial rows for 1000");
+    assert!(matches!(unfit, Unfit::Partials { rows: 1000, most: 128, .. }), "{unfit}");
+}

@@ -1,0 +1,314 @@
+//! A program as the device gets it: one text, put together from the files of `shaders/`, the tensors that it binds, and
+//! the numbers that the text leaves open.
+//!
+//! Types, tensors and yes-or-no questions are settled in the text, since an `override` cannot change a type, and a branch
+//! that is never taken still needs its bindings. Numbers are `override`s without a default.
+
+mod assemble;
+#[cfg(test)]
+mod programs;
+mod tensors;
+
+use rmsnorm_spec::{CastOrder, DType, Norm};
+
+use crate::plan::{Access, Flavour, KernelKey, Program};
+use assemble::{expand, substitute};
+pub(crate) use tensors::Tensor;
+use tensors::{Kind, Use, uses};
+
+/// Entry point of every program.
+pub(crate) const ENTRY: &str = "main";
+
+/// Where the uniform buffer with [`Params`](crate::params::Params) is bound; tensors follow.
+pub(crate) const PARAMS_BINDING: u32 = 0;
+
+/// Registers of a thread that `Backward` may fill with rows, weights and gradients and still load a row ahead.
+const AHEAD_REGISTERS: u32 = 128;
+
+macro_rules! file {
+    ($name:literal) => {
+        include_str!(concat!("../shaders/", $name, ".wgsl"))
+    };
+}
+
+/// A storage buffer that a program binds, in group 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Binding {
+    pub(crate) tensor: Tensor,
+    /// Whether it is declared `read_write`.
+    pub(crate) is_written: bool,
+    /// Bytes of the smallest access, and so of the smallest binding.
+    pub(crate) unit: u32,
+}
+
+impl Binding {
+    /// The number of the binding: the same in all programs.
+    pub(crate) const fn number(self) -> u32 {
+        self.tensor.number()
+    }
+}
+
+/// The storage buffers that a program binds, by their numbers. What is absent has no binding.
+pub(crate) fn bindings(key: &KernelKey) -> Vec<Binding> {
+    let binding = |used: Use| Binding { tensor: used.tensor, is_written: used.is_written(key), unit: unit(key, &used) };
+    uses(key).into_iter().map(binding).collect()
+}
+
+/// The WGSL of a program.
+pub(crate) fn text(key: &KernelKey) -> String {
+    let normalized = if has_residual(key) { key.residual } else { key.activation };
+    let dtypes =
+        [("T", key.activation), ("W", key.weight), ("R", key.residual), ("H", normalized)].map(|(n, d)| (n, d.name()));
+    let holds = |name: &str| conditions(key).contains(&(name, true));
+    let mut text = String::new();
+    for part in shared(key) {
+        text += &expand(part, holds, key.tile.packs);
+    }
+    for dtype in DType::ALL {
+        if [key.activation, key.weight, key.residual].contains(&dtype) {
+            text += io(dtype);
+            text += &substitute(file!("pair"), &[("DTYPE", dtype.name())]);
+        }
+    }
+    for used in uses(key) {
+        text += &of_tensor(key, &used);
+    }
+    for part in of_program(key) {
+        text += &substitute(&expand(part, holds, key.tile.packs), &dtypes);
+    }
+    text
+}
+
+/// The numbers that [`text`] leaves open: all of its overrides, and no other.
+pub(crate) fn constants(key: &KernelKey) -> Vec<(&'static str, f64)> {
+    let tile = &key.tile;
+    let mut numbers = vec![("WORKGROUP", tile.threads()), ("THREADS_PER_ROW", tile.threads_per_row)];
+    if has_sums(key.program) {
+        match tile.flavour {
+            Flavour::Workgroup => {
+                numbers.extend([("SEGMENT", segment(key)), ("SEGMENTS", tile.threads() / segment(key))])
+            }
+            Flavour::Subgroup(lanes) => numbers.extend([("SUBGROUP", lanes), ("EXCHANGE", exchange(key, lanes))]),
+        }
+    }
+    if gradients(key) > 0 {
+        numbers.push(("GRADIENTS", gradients(key)));
+    }
+    if key.program == Program::Copy {
+        numbers.push(("PACKS", tile.packs));
+    }
+    numbers.into_iter().map(|(name, number)| (name, f64::from(number))).collect()
+}
+
+/// Bytes of workgroup memory that a program declares.
+#[cfg(test)]
+pub(crate) fn workgroup_bytes(key: &KernelKey) -> u32 {
+    let threads = key.tile.threads();
+    let sum = if is_layer(key) && !key.program.is_forward() { 8 } else { 4 };
+    let sums = match key.tile.flavour {
+        _ if !has_sums(key.program) => 0,
+        Flavour::Workgroup => sum * (threads + threads / segment(key)),
+        Flavour::Subgroup(lanes) => sum * exchange(key, lanes),
+    };
+    let folded = if is_folded(key) || key.program == Program::ReducePartials { 16 * threads } else { 0 };
+    sums + folded
+}
+
+/// Whether a matrix is f32, so that the quads of a pair lie apart, and a 16-bit access has one of them.
+fn is_split(key: &KernelKey) -> bool {
+    key.activation == DType::F32 || (has_stream(key) && key.residual == DType::F32)
+}
+
+/// What the files ask with `// if`, and the answers.
+fn conditions(key: &KernelKey) -> [(&'static str, bool); 18] {
+    let flags = &key.flags;
+    [
+        ("IS_LAYER", is_layer(key)),
+        ("IS_SPLIT", is_split(key)),
+        ("IS_SUBGROUP", has_sums(key.program) && matches!(key.tile.flavour, Flavour::Subgroup(_))),
+        ("IS_IN_PLACE", flags.in_place),
+        ("IS_CAST_BEFORE_WEIGHT", key.cast_order == CastOrder::BeforeWeight),
+        ("IS_AHEAD", is_ahead(key)),
+        ("IS_FOLDED", is_folded(key)),
+        ("HAS_WEIGHT", flags.weight),
+        ("HAS_BIAS", flags.bias),
+        ("HAS_RESIDUAL", has_residual(key)),
+        ("HAS_RESIDUAL_OUT", flags.residual_out),
+        ("HAS_MEAN", flags.mean),
+        ("HAS_RSTD", flags.rstd),
+        ("HAS_DRESIDUAL_OUT", flags.dresidual_out),
+        ("HAS_DWEIGHT", flags.dweight),
+        ("HAS_DBIAS", flags.dbias),
+        ("HAS_GRADIENTS", gradients(key) > 0),
+        ("HAS_ROW_SUMS", key.program == Program::BackwardColumns),
+    ]
+}
+
+/// What all programs begin with.
+fn shared(key: &KernelKey) -> Vec<&'static str> {
+    let mut parts = vec![file!("params"), file!("row"), file!("me")];
+    if gradients(key) > 0 {
+        parts.push(file!("partial_rows"));
+    }
+    if has_sums(key.program) {
+        parts.push(match key.tile.flavour {
+            Flavour::Workgroup => file!("reduce_workgroup"),
+            Flavour::Subgroup(_) => file!("reduce_subgroup"),
+        });
+    }
+    parts
+}
+
+/// The program itself, after what it shares with others.
+fn of_program(key: &KernelKey) -> Vec<&'static str> {
+    let mut parts = match key.program {
+        Program::Forward | Program::ForwardStreaming => vec![file!("parameters"), file!("normalize")],
+        Program::Backward | Program::BackwardRowSums | Program::BackwardColumns => {
+            vec![file!("parameters"), file!("gradients")]
+        }
+        Program::ReducePartials | Program::Copy => vec![],
+    };
+    if gradients(key) > 0 && key.program != Program::ReducePartials {
+        parts.push(file!("fold"));
+    }
+    parts.push(match key.program {
+        Program::Forward => file!("forward"),
+        Program::ForwardStreaming => file!("forward_streaming"),
+        Program::Backward => file!("backward"),
+        Program::BackwardRowSums => file!("backward_row_sums"),
+        Program::BackwardColumns => file!("backward_columns"),
+        Program::ReducePartials => file!("reduce_partials"),
+        Program::Copy => file!("copy"),
+    });
+    parts
+}
+
+const fn io(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => file!("io_f32"),
+        DType::F16 => file!("io_f16"),
+        DType::Bf16 => file!("io_bf16"),
+    }
+}
+
+/// A tensor's declaration, and the functions that load and store it.
+fn of_tensor(key: &KernelKey, used: &Use) -> String {
+    let dtype = match used.kind {
+        Kind::Elements(dtype) => dtype,
+        Kind::Statistic | Kind::Workspace => DType::F32,
+    };
+    let number = used.tensor.number().to_string();
+    let names = [
+        ("TENSOR", used.tensor.name()),
+        ("DTYPE", dtype.name()),
+        ("BINDING", &number),
+        ("ACCESS", if used.is_written(key) { "read_write" } else { "read" }),
+    ];
+    let holds = |name: &str| match name {
+        "IS_LOADED" => used.is_loaded,
+        "IS_STORED" => used.is_stored,
+        // What another thread may be writing to next to it.
+        "IS_ATOMIC" => used.is_written(key),
+        _ => conditions(key).contains(&(name, true)),
+    };
+    fragments(key, used).into_iter().map(|part| substitute(&expand(part, holds, 1), &names)).collect()
+}
+
+/// The files of a tensor.
+fn fragments(key: &KernelKey, used: &Use) -> Vec<&'static str> {
+    let quads = match (used.kind, key.access) {
+        (Kind::Statistic, _) => return vec![file!("statistic")],
+        (Kind::Workspace, _) => return workspace(key),
+        (Kind::Elements(DType::F32), Access::Aligned) => file!("aligned32"),
+        (Kind::Elements(DType::F32), Access::Words | Access::Halves) => file!("words32"),
+        (Kind::Elements(DType::F16 | DType::Bf16), Access::Aligned) if moves_pairs(key) => {
+            return vec![file!("aligned16_pair")];
+        }
+        (Kind::Elements(DType::F16 | DType::Bf16), Access::Aligned) => file!("aligned16"),
+        (Kind::Elements(DType::F16 | DType::Bf16), Access::Words) => file!("words16"),
+        (Kind::Elements(DType::F16 | DType::Bf16), Access::Halves) => file!("halves16"),
+    };
+    // The second stage has single quads.
+    if key.program == Program::ReducePartials { vec![quads] } else { vec![quads, file!("quads")] }
+}
+
+fn workspace(key: &KernelKey) -> Vec<&'static str> {
+    match key.program {
+        Program::BackwardRowSums => vec![file!("row_sums")],
+        Program::ReducePartials => vec![file!("partial_sums")],
+        Program::Backward | Program::BackwardColumns if key.atomics => vec![file!("atomics")],
+        Program::Backward | Program::BackwardColumns => vec![file!("partials")],
+        Program::Forward | Program::ForwardStreaming | Program::Copy => vec![],
+    }
+}
+
+/// Bytes of the smallest access to a tensor.
+fn unit(key: &KernelKey, used: &Use) -> u32 {
+    match used.kind {
+        Kind::Statistic => 4,
+        Kind::Workspace if key.program == Program::BackwardRowSums => 8,
+        Kind::Workspace if key.atomics => 4,
+        Kind::Workspace => 16,
+        Kind::Elements(_) if key.access != Access::Aligned => 4,
+        Kind::Elements(DType::F16 | DType::Bf16) if !moves_pairs(key) => 8,
+        Kind::Elements(_) => 16,
+    }
+}
+
+/// Whether one access moves both quads of a 16-bit pair, where it is aligned.
+fn moves_pairs(key: &KernelKey) -> bool {
+    !is_split(key) && key.program != Program::ReducePartials
+}
+
+const fn has_sums(program: Program) -> bool {
+    match program {
+        Program::Forward | Program::ForwardStreaming | Program::Backward | Program::BackwardRowSums => true,
+        Program::BackwardColumns | Program::ReducePartials | Program::Copy => false,
+    }
+}
+
+fn is_layer(key: &KernelKey) -> bool {
+    key.norm == Norm::Layer
+}
+
+fn has_residual(key: &KernelKey) -> bool {
+    key.program.is_forward() && key.flags.residual
+}
+
+/// Whether the residual stream is one of the program's matrices.
+fn has_stream(key: &KernelKey) -> bool {
+    match key.program {
+        Program::Forward | Program::ForwardStreaming => key.flags.residual,
+        Program::Backward | Program::BackwardRowSums | Program::BackwardColumns => true,
+        Program::ReducePartials | Program::Copy => false,
+    }
+}
+
+/// Gradients of parameters that the program has a part in.
+fn gradients(key: &KernelKey) -> u32 {
+    u32::from(key.flags.dweight) + u32::from(key.flags.dbias)
+}
+
+/// Whether the groups of a workgroup add up their gradients.
+fn is_folded(key: &KernelKey) -> bool {
+    let has_rows = matches!(key.program, Program::Backward | Program::BackwardColumns);
+    has_rows && gradients(key) > 0 && key.tile.groups > 1
+}
+
+/// Whether `Backward` loads a row while it still works on the one before.
+fn is_ahead(key: &KernelKey) -> bool {
+    let words = |dtype: DType| 2 * dtype.size() as u32;
+    let rows = 2 * (words(key.activation) + words(key.residual));
+    let weight = if key.flags.weight { words(key.weight) } else { 0 };
+    key.program == Program::Backward && key.tile.packs * (rows + weight + 8 * gradients(key)) <= AHEAD_REGISTERS
+}
+
+/// Terms of the first visit of a sum in workgroup memory.
+fn segment(key: &KernelKey) -> u32 {
+    key.tile.segment().min(key.tile.threads_per_row)
+}
+
+/// Sums that subgroups exchange, in two halves that take turns.
+fn exchange(key: &KernelKey, lanes: u32) -> u32 {
+    2 * (key.tile.threads() / lanes).max(1)
+}

@@ -1,0 +1,370 @@
+//! Programs of a wide sample, with no device at hand: naga must accept each, find in it what Rust says of it, and
+//! translate it to SPIR-V, MSL and HLSL.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::mem::offset_of;
+use std::path::Path;
+
+use naga::back::pipeline_constants::process_overrides;
+use naga::back::{PipelineConstants, hlsl, msl, spv};
+use naga::front::wgsl;
+use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
+use naga::{AddressSpace, Module, ShaderStage, StorageAccess, TypeInner};
+use rmsnorm_spec::{CastOrder, DType, GradReduction, Norm, Present, Problem, Stage};
+
+use super::*;
+use crate::caps::Caps;
+use crate::params::{Params, Place};
+use crate::plan::{Flags, Layout, Placed, Step, Tile, plan};
+
+const SAMPLES_PER_PROGRAM: usize = 60;
+const CALLS_PER_DEVICE: usize = 60;
+/// A row length of each regime, and some that no vector access divides.
+const COLS: [usize; 14] = [1, 7, 64, 100, 300, 512, 1000, 2048, 4096, 5001, 8192, 16384, 65536, 600_000];
+
+/// Keys of everything that a plan may ask for, and more: as many of each program, drawn from all.
+fn wide_sample() -> Vec<KernelKey> {
+    let mut draw = Draw(1);
+    let samples = Program::ALL.into_iter().flat_map(|program| [program; SAMPLES_PER_PROGRAM]);
+    samples.map(|program| draw.key(program)).collect()
+}
+
+/// What plans ask for: as many calls for each device.
+fn planned() -> Vec<(Caps, KernelKey)> {
+    let mut draw = Draw(2);
+    let mut keys = Vec::new();
+    for caps in [Caps::h200(), Caps::laptop(), Caps::phone(), Caps::lavapipe()] {
+        for stage in (0..CALLS_PER_DEVICE).map(|call| Stage::ALL[call % Stage::ALL.len()]) {
+            let (problem, layout) = draw.call(stage);
+            let steps = plan(&problem, &layout, &caps).map(|plan| plan.steps);
+            keys.extend(steps.unwrap_or_else(|unfit| panic!("{problem:?}: {unfit}")).into_iter().filter_map(|step| {
+                match step {
+                    Step::Dispatch(dispatch) => Some((caps, dispatch.key)),
+                    Step::Zero { .. } => None,
+                }
+            }));
+        }
+    }
+    keys
+}
+
+/// All of them, each once.
+fn sample() -> Vec<KernelKey> {
+    let mut seen = HashSet::new();
+    let keys = wide_sample().into_iter().chain(planned().into_iter().map(|(_, key)| key));
+    keys.filter(|key| seen.insert(*key)).collect()
+}
+
+/// Draws from lists; the same every time.
+struct Draw(u64);
+
+impl Draw {
+    fn of<T: Copy, const N: usize>(&mut self, list: [T; N]) -> T {
+        // Knuth's MMIX constants; the upper bits are the random ones.
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        list[(self.0 >> 33) as usize % N]
+    }
+
+    fn yes(&mut self) -> bool {
+        self.of([false, true])
+    }
+
+    fn key(&mut self, program: Program) -> KernelKey {
+        let flags = self.flags(program);
+        let activation = self.of(DType::ALL);
+        let other = |draw: &mut Draw, is_there| if is_there { draw.of([activation, DType::F32]) } else { activation };
+        let is_reduction = program == Program::ReducePartials;
+        let is_backward = !program.is_forward() && !is_reduction && program != Program::Copy;
+        let (weight, residual) = (other(self, flags.weight || flags.bias), other(self, flags.residual || is_backward));
+        let has_norm = program.is_forward() || is_backward;
+        KernelKey {
+            program,
+            norm: if has_norm { self.of(Norm::ALL) } else { Norm::Rms },
+            activation,
+            weight,
+            residual,
+            cast_order: if program.is_forward() {
+                self.of([CastOrder::AtStore, CastOrder::BeforeWeight])
+            } else {
+                CastOrder::AtStore
+            },
+            atomics: is_backward && (flags.dweight || flags.dbias) && self.yes(),
+            flags,
+            tile: self.tile(program),
+            access: self.of([Access::Aligned, Access::Words, Access::Halves]),
+            aliased: self.yes(),
+        }
+    }
+
+    /// A call, and how its tensors lie.
+    fn call(&mut self, stage: Stage) -> (Problem, Layout) {
+        let (activation, norm, residual) = (self.of(DType::ALL), self.of(Norm::ALL), self.yes());
+        let backward = stage == Stage::Backward;
+        let present = Present {
+            weight: self.yes(),
+            bias: !backward && self.yes(),
+            residual: !backward && residual,
+            residual_out: !backward && residual && (stage == Stage::ForwardInPlace || self.yes()),
+            mean: norm == Norm::Layer,
+            rstd: backward || self.yes(),
+            dresidual_out: backward && residual,
+            dweight: backward && self.yes(),
+            dbias: backward && self.yes(),
+            workspace: false,
+        };
+        let problem = Problem {
+            stage,
+            norm,
+            rows: self.of([1, 40, 512]),
+            cols: self.of(COLS),
+            activation,
+            weight: self.of([activation, DType::F32]),
+            residual: self.of([activation, DType::F32]),
+            has_weight_offset: self.yes(),
+            cast_order: self.of([CastOrder::AtStore, CastOrder::BeforeWeight]),
+            grad_reduction: if backward && self.yes() { GradReduction::Atomics } else { GradReduction::Partials },
+            present,
+        };
+        let (offset, padding) = (self.of([0, 0, 4, 2]), self.of([0, 0, 2, 1]));
+        let row_stride = (problem.cols + padding) as u64;
+        let placed = |dtype: DType| Placed { dtype, offset: offset * dtype.size() as u64, row_stride };
+        let tensors = [problem.activation, problem.weight, problem.residual].map(placed);
+        (problem, Layout::new(&problem, tensors, [placed(problem.weight)], self.yes(), self.yes()))
+    }
+
+    fn flags(&mut self, program: Program) -> Flags {
+        let mut flags = Flags::default();
+        match program {
+            Program::Forward | Program::ForwardStreaming => {
+                flags.in_place = self.yes();
+                flags.weight = self.yes();
+                flags.bias = self.yes();
+                flags.residual = self.yes();
+                flags.residual_out = flags.residual && (flags.in_place || self.yes());
+                flags.mean = self.yes();
+                flags.rstd = self.yes();
+            }
+            Program::Backward | Program::BackwardColumns => {
+                flags.weight = self.yes();
+                flags.rstd = true;
+                flags.dresidual_out = self.yes();
+                flags.dweight = self.yes();
+                flags.dbias = self.yes();
+            }
+            Program::BackwardRowSums => {
+                flags.weight = self.yes();
+                flags.rstd = true;
+            }
+            Program::ReducePartials => {
+                flags.dweight = self.yes();
+                flags.dbias = !flags.dweight || self.yes();
+            }
+            Program::Copy => {}
+        }
+        flags
+    }
+
+    fn tile(&mut self, program: Program) -> Tile {
+        let threads_per_row: u32 = self.of([1, 2, 8, 16, 32, 64, 256, 512]);
+        let groups = self.of([1, 2, 8]).min(1024 / threads_per_row);
+        let is_whole = matches!(program, Program::Forward | Program::Backward | Program::Copy);
+        let lanes = self.of([8, 32, 64]);
+        let is_full = (threads_per_row * groups).is_multiple_of(lanes);
+        let flavour =
+            if has_sums(program) && is_full && self.yes() { Flavour::Subgroup(lanes) } else { Flavour::Workgroup };
+        Tile { threads_per_row, groups, packs: if is_whole { self.of([1, 2, 3, 4, 8]) } else { 1 }, flavour }
+    }
+}
+
+/// A program as naga reads it, its overrides settled.
+fn parsed(key: &KernelKey) -> (Module, ModuleInfo) {
+    let text = text(key);
+    let module = wgsl::parse_str(&text).unwrap_or_else(|error| panic!("{key:?}\n{}", error.emit_to_string(&text)));
+    // Nothing else may be needed: what every device has.
+    let is_subgroup = matches!(key.tile.flavour, Flavour::Subgroup(_));
+    let capabilities = if is_subgroup { Capabilities::SUBGROUP } else { Capabilities::empty() };
+    let info = Validator::new(ValidationFlags::all(), capabilities).validate(&module);
+    let info = info.unwrap_or_else(|error| panic!("{key:?}\n{}", error.emit_to_string(&text)));
+    let declared: BTreeSet<_> = module.overrides.iter().filter_map(|(_, each)| each.name.as_deref()).collect();
+    assert_eq!(declared, constants(key).into_iter().map(|(name, _)| name).collect(), "{key:?}");
+    assert!(module.overrides.iter().all(|(_, each)| each.init.is_none()), "{key:?}");
+    let mut values = PipelineConstants::default();
+    values.extend(constants(key).into_iter().map(|(name, number)| (name.to_owned(), number)));
+    let (module, info) = process_overrides(&module, &info, Some((ShaderStage::Compute, ENTRY)), &values)
+        .unwrap_or_else(|error| panic!("{key:?}\n{error}"));
+    (module.into_owned(), info.into_owned())
+}
+
+/// Runs a check of every program of the sample, on two threads.
+fn for_all(check: impl Fn(&KernelKey, &Module, &ModuleInfo) + Sync) {
+    let keys = sample();
+    let (first, second) = keys.split_at(keys.len() / 2);
+    std::thread::scope(|scope| {
+        for half in [first, second] {
+            let check = &check;
+            scope.spawn(move || {
+                for key in half {
+                    let (module, info) = parsed(key);
+                    check(key, &module, &info);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn programs_of_a_wide_sample_translate() {
+    for_all(|key, module, info| {
+        let options = spv::Options { lang_version: (1, 3), ..Default::default() };
+        let entry = spv::PipelineOptions { shader_stage: ShaderStage::Compute, entry_point: ENTRY.into() };
+        let words =
+            spv::write_vec(module, info, &options, Some(&entry)).unwrap_or_else(|error| panic!("{key:?}\n{error}"));
+        assert_eq!(words.first(), Some(&0x0723_0203));
+
+        let options = msl::Options { lang_version: (2, 4), ..Default::default() };
+        let written = msl::write_string(module, info, &options, &msl::PipelineOptions::default());
+        assert!(written.unwrap_or_else(|error| panic!("{key:?}\n{error}")).0.contains("kernel void"));
+
+        let options = hlsl::Options { shader_model: hlsl::ShaderModel::V6_0, ..Default::default() };
+        let (mut text, entry) = (String::new(), hlsl::PipelineOptions::default());
+        let written = hlsl::Writer::new(&mut text, &options, &entry).write(module, info, None);
+        written.unwrap_or_else(|error| panic!("{key:?}\n{error}"));
+        assert!(text.contains("numthreads"));
+    });
+}
+
+#[test]
+fn programs_bind_what_rust_says() {
+    for_all(|key, module, _| {
+        let mut bound = BTreeMap::new();
+        for (_, variable) in module.global_variables.iter() {
+            let Some(place) = &variable.binding else { continue };
+            assert_eq!(place.group, 0);
+            let AddressSpace::Storage { access } = variable.space else {
+                assert_eq!((place.binding, variable.space), (PARAMS_BINDING, AddressSpace::Uniform));
+                continue;
+            };
+            let TypeInner::Array { stride, .. } = module.types[variable.ty].inner else { panic!("{key:?}") };
+            let name = variable.name.clone().unwrap_or_default();
+            bound.insert(place.binding, (name, access.contains(StorageAccess::STORE), stride));
+        }
+        let said = bindings(key).into_iter();
+        let said = said.map(|each| (each.number(), (each.tensor.name().to_owned(), each.is_written, each.unit)));
+        assert_eq!(bound, said.collect(), "{key:?}");
+    });
+}
+
+#[test]
+fn workgroups_are_what_rust_says() {
+    for_all(|key, module, _| {
+        let [entry] = &module.entry_points[..] else { panic!("{key:?}") };
+        assert_eq!(entry.workgroup_size, [key.tile.threads(), 1, 1]);
+        let shared = module.global_variables.iter().filter(|(_, each)| each.space == AddressSpace::WorkGroup);
+        let bytes: u32 = shared.map(|(_, each)| module.types[each.ty].inner.size(module.to_ctx())).sum();
+        assert_eq!(bytes, workgroup_bytes(key), "{key:?}");
+    });
+}
+
+#[test]
+fn planned_programs_fit_their_devices() {
+    for (caps, key) in planned() {
+        assert!(workgroup_bytes(&key) <= caps.workgroup_bytes, "{key:?}, {caps:?}");
+        assert!(key.tile.threads() <= caps.max_threads, "{key:?}, {caps:?}");
+        match key.tile.flavour {
+            Flavour::Workgroup => {}
+            Flavour::Subgroup(lanes) => assert_eq!((Some(lanes), key.tile.threads() % lanes), (caps.subgroup, 0)),
+        }
+    }
+}
+
+#[test]
+fn params_lie_where_rust_says() {
+    let key = Draw(1).key(Program::Forward);
+    let (module, _) = parsed(&key);
+    let (_, params) = module.types.iter().find(|(_, each)| each.name.as_deref() == Some("Params")).expect("a struct");
+    let TypeInner::Struct { members, span } = &params.inner else { panic!("{params:?}") };
+    let read: Vec<_> = members.iter().map(|each| (each.name.as_deref().unwrap_or(""), each.offset as usize)).collect();
+    macro_rules! offsets {
+        ($($name:ident)*) => { [$((stringify!($name), offset_of!(Params, $name))),*] };
+    }
+    let written = offsets![
+        x residual dy dresidual_out y residual_out dx weight bias dweight dbias mean rstd workspace row_sums rows cols
+        chunks partial_rows eps weight_offset share first_chunk accumulates unused
+    ];
+    assert_eq!(read, written);
+    assert_eq!(*span as usize, size_of::<Params>());
+    assert_eq!((size_of::<Place>(), size_of::<Params>() % 16), (8, 0));
+}
+
+#[test]
+fn the_sample_has_all_that_keys_hold() {
+    let keys = wide_sample();
+    for program in Program::ALL {
+        let these: Vec<_> = keys.iter().filter(|key| key.program == program).collect();
+        for access in [Access::Aligned, Access::Words, Access::Halves] {
+            for dtype in DType::ALL {
+                let is_there = these.iter().any(|key| key.access == access && key.activation == dtype);
+                assert!(is_there, "{program:?} {access:?} {dtype}");
+            }
+        }
+        assert_eq!(these.iter().any(|key| matches!(key.tile.flavour, Flavour::Subgroup(_))), has_sums(program));
+    }
+}
+
+#[test]
+fn absent_tensors_have_no_binding() {
+    let bare = KernelKey { flags: Flags::default(), aliased: false, ..Draw(1).key(Program::Forward) };
+    let names: Vec<_> = bindings(&bare).into_iter().map(|each| each.tensor.name()).collect();
+    assert_eq!(names, ["x", "y"]);
+    let in_place = KernelKey { flags: Flags { in_place: true, ..Flags::default() }, ..bare };
+    let names: Vec<_> = bindings(&in_place).into_iter().map(|each| each.tensor.name()).collect();
+    assert_eq!(names, ["y"]);
+}
+
+#[test]
+fn whole_calls_bind_no_more_than_any_device_has_by_default() {
+    let flags = Flags {
+        weight: true,
+        bias: true,
+        residual: true,
+        residual_out: true,
+        mean: true,
+        rstd: true,
+        in_place: false,
+        dresidual_out: true,
+        dweight: true,
+        dbias: true,
+    };
+    for program in Program::ALL {
+        let key = KernelKey { norm: Norm::Layer, flags, ..Draw(1).key(program) };
+        assert!(bindings(&key).len() <= 8, "{program:?}");
+    }
+}
+
+/// Every file of `shaders/`: its stem and its text.
+fn files() -> Vec<(String, String)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("shaders");
+    let paths = folder.read_dir().expect("a folder").map(|file| file.expect("a file").path());
+    let stem = |path: &Path| path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default().to_owned();
+    paths.map(|path| (stem(&path), std::fs::read_to_string(&path).expect("a text"))).collect()
+}
+
+#[test]
+fn every_question_has_an_answer_and_every_answer_a_question() {
+    let files = files();
+    let lines = files.iter().flat_map(|(_, text)| text.lines());
+    let asked: BTreeSet<&str> = lines.filter_map(|line| line.trim().strip_prefix("// if ")).collect();
+    let answered = conditions(&Draw(1).key(Program::Forward)).map(|(name, _)| name);
+    assert_eq!(asked, answered.into_iter().chain(["IS_LOADED", "IS_STORED", "IS_ATOMIC"]).collect());
+}
+
+#[test]
+fn every_file_is_used_and_every_block_ends() {
+    for (stem, text) in files() {
+        assert!(include_str!("../source.rs").contains(&format!("file!(\"{stem}\")")), "{stem}");
+        let is_begin = |line: &&str| line.trim().starts_with("// if ") || line.trim() == "// unroll K";
+        let (begun, ended) =
+            (text.lines().filter(is_begin).count(), text.lines().filter(|line| line.trim() == "// end").count());
+        assert_eq!(begun, ended, "{stem}");
+    }
+}

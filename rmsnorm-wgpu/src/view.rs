@@ -1,0 +1,101 @@
+//! [`WgpuSlice`]: elements of a buffer.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use rmsnorm_spec::{Element, Span};
+use wgpu::Buffer;
+
+/// Elements of a [`wgpu::Buffer`]: where they begin, in bytes, and how many there are.
+///
+/// 16-bit elements lie two in a 32-bit word, the first in the low half. Reads and writes take the same type: wgpu's
+/// buffers are handles, and no borrow says who writes. The call says which tensors it writes, and the encoder keeps the
+/// order. A view may lie anywhere in its buffer; whether it does is judged by the call it is passed to.
+///
+/// # Example
+/// ```
+/// # fn views(buffer: &wgpu::Buffer) {
+/// use rmsnorm_wgpu::{WgpuSlice, spec::bf16};
+/// let (rows, cols) = (8, 1024);
+/// let x = WgpuSlice::<bf16>::new(buffer, 0, rows * cols);
+/// let last_row = x.slice((rows - 1) * cols..rows * cols);
+/// assert_eq!((last_row.offset(), last_row.len()), (14336, 1024));
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct WgpuSlice<'a, T> {
+    buffer: &'a Buffer,
+    offset: u64,
+    len: usize,
+    element: PhantomData<T>,
+}
+
+// Derived, they would ask the same of `T`.
+impl<T> Clone for WgpuSlice<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for WgpuSlice<'_, T> {}
+
+impl<'a, T: Element> WgpuSlice<'a, T> {
+    /// `len` elements from the byte `offset` on.
+    pub const fn new(buffer: &'a Buffer, offset: u64, len: usize) -> Self {
+        WgpuSlice { buffer, offset, len, element: PhantomData }
+    }
+
+    /// As many elements as the buffer holds.
+    pub fn whole(buffer: &'a Buffer) -> Self {
+        WgpuSlice::bytes(buffer, 0, buffer.size())
+    }
+
+    /// The elements of this range of the view. A range that ends behind the view is one of the buffer; behind that, the
+    /// call refuses it. A range that ends before it starts is empty.
+    pub fn slice(self, range: Range<usize>) -> Self {
+        let start = (range.start as u64).saturating_mul(size_of::<T>() as u64);
+        WgpuSlice::new(self.buffer, self.offset.saturating_add(start), range.end.saturating_sub(range.start))
+    }
+
+    /// The buffer.
+    pub const fn buffer(&self) -> &'a Buffer {
+        self.buffer
+    }
+
+    /// Where the first element lies in the buffer, in bytes.
+    pub const fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// The number of elements.
+    #[expect(clippy::len_without_is_empty, reason = "as rare a question here as for a tensor's shape")]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Buffers are told apart by wgpu's own number, which it shows only to a hasher. Two of a process collide once in
+    /// 2^64, and the worst that follows is a call refused for an overlap.
+    pub(crate) fn span(&self) -> Span {
+        let mut hasher = DefaultHasher::new();
+        self.buffer.hash(&mut hasher);
+        Span { allocation: hasher.finish(), start: self.offset, len: self.len }
+    }
+
+    fn bytes(buffer: &'a Buffer, offset: u64, bytes: u64) -> Self {
+        let len = usize::try_from(bytes / size_of::<T>() as u64).unwrap_or(usize::MAX);
+        WgpuSlice::new(buffer, offset, len)
+    }
+}
+
+impl<'a, T: Element> From<&'a Buffer> for WgpuSlice<'a, T> {
+    fn from(buffer: &'a Buffer) -> Self {
+        WgpuSlice::whole(buffer)
+    }
+}
+
+impl<'a, T: Element> From<wgpu::BufferSlice<'a>> for WgpuSlice<'a, T> {
+    fn from(slice: wgpu::BufferSlice<'a>) -> Self {
+        WgpuSlice::bytes(slice.buffer(), slice.offset(), slice.size())
+    }
+}

@@ -1,0 +1,57 @@
+//! A machine without a fitting adapter: the backend says what was tried, in a process of its own, where wgpu sees another
+//! environment.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::env;
+use std::process::Command;
+
+use rmsnorm_wgpu::WgpuBackend;
+use rmsnorm_wgpu::spec::Error;
+
+/// Set in the process that looks for adapters.
+const IS_CHILD: &str = "RMSNORM_TEST_ABSENCE";
+
+/// What a process answers to both questions for adapters, in this environment.
+fn reasons(environment: &[(&str, &str)]) -> Vec<String> {
+    let mut child = Command::new(env::current_exe().unwrap());
+    child.args(["--exact", "child_looks_for_adapters", "--nocapture"]).env(IS_CHILD, "1");
+    let output = child.envs(environment.iter().copied()).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    text.lines().filter_map(|line| Some(line.split_once("unavailable: ")?.1.to_owned())).collect()
+}
+
+/// Not a test by itself: says what the backend answers, where a test below asked for that.
+#[test]
+fn child_looks_for_adapters() {
+    if env::var_os(IS_CHILD).is_none() {
+        return;
+    }
+    for answer in [WgpuBackend::new(0).map(|_| ()), WgpuBackend::device_count().map(|_| ())] {
+        match answer {
+            Err(Error::Unavailable { backend: "wgpu", reason }) => {
+                println!("unavailable: {}", reason.replace('\n', " "));
+            }
+            other => println!("found: {other:?}"),
+        }
+    }
+}
+
+/// OpenGL is not built in, so nothing is left to find.
+#[test]
+fn a_wgpu_backend_that_is_not_there_is_unavailable() {
+    let reasons = reasons(&[("WGPU_BACKEND", "gl")]);
+    assert_eq!(reasons.len(), 2, "{reasons:?}");
+    assert!(reasons.iter().all(|reason| reason.contains("not compiled in")), "{reasons:?}");
+}
+
+#[test]
+fn a_name_that_no_adapter_has_is_unavailable() {
+    let reasons = reasons(&[("WGPU_ADAPTER_NAME", "No Such Adapter")]);
+    assert_eq!(reasons.len(), 2, "{reasons:?}");
+    // Where there is no adapter at all, that is the reason.
+    if WgpuBackend::device_count().is_ok() {
+        let told = |reason: &String| reason.contains("\"no such adapter\" (WGPU_ADAPTER_NAME); there are: ");
+        assert!(reasons.iter().all(told), "{reasons:?}");
+    }
+}

@@ -1,0 +1,10 @@
+//! The conformance suite on the first adapter. `WGPU_ADAPTER_NAME` and `WGPU_BACKEND` choose another.
+
+mod support;
+
+rmsnorm_spec::conformance!(support::backend());
+
+/// Sums through workgroup memory, which devices without subgroups of one size take.
+mod without_subgroups {
+    rmsnorm_spec::conformance!(super::support::backend_without_subgroups());
+}

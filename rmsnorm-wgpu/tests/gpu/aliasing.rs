@@ -1,0 +1,84 @@
+//! Tensors that share a buffer, which the suite's never do.
+
+use rmsnorm_wgpu::spec::{NormBackend, NormSpec, bf16, conformance::Harness};
+use rmsnorm_wgpu::{Backward, Forward, WgpuSlice};
+
+use crate::support::{backward, bits, forward, open, tensor};
+
+const SHAPES: [(usize, usize); 5] = [(7, 64), (5, 1024), (9, 33), (4, 501), (3, 4096)];
+
+#[test]
+fn x_and_y_may_be_halves_of_one_buffer() {
+    let Some(gpu) = open() else { return };
+    for (rows, cols) in SHAPES {
+        let expected = forward::<bf16>(&gpu, rows, cols);
+        let len = rows * cols;
+        let all = [tensor::<bf16>(1, len), tensor(3, len), tensor(2, cols)].concat();
+        let all = gpu.upload(&all).unwrap();
+        let rstd = gpu.upload(&vec![0f32; rows]).unwrap();
+        let view = |range| gpu.view(&all, range);
+        let args = Forward::new(view(0..len), view(len..2 * len)).weight(view(2 * len..2 * len + cols));
+        gpu.forward(&NormSpec::rms(rows, cols, 1e-5), args.rstd(WgpuSlice::whole(rstd.buffer()))).unwrap();
+        assert_eq!(bits(&gpu, &all)[len..2 * len], expected.0[..], "{rows}x{cols}");
+        assert_eq!(bits(&gpu, &rstd), expected.1, "{rows}x{cols}");
+    }
+}
+
+/// x and y are every second row of one matrix, as the parts of a fused projection are.
+#[test]
+fn rows_of_x_and_y_may_alternate() {
+    let Some(gpu) = open() else { return };
+    for (rows, cols) in SHAPES {
+        let expected = forward::<bf16>(&gpu, rows, cols);
+        let (x, weight) = (tensor::<bf16>(1, rows * cols), gpu.upload(&tensor::<bf16>(2, cols)).unwrap());
+        let mut all = Vec::new();
+        for row in x.chunks(cols) {
+            all.extend_from_slice(row);
+            all.extend_from_slice(&tensor::<bf16>(9, cols));
+        }
+        let both = gpu.upload(&all).unwrap();
+        let len = (2 * rows - 1) * cols;
+        let (x, y) = (gpu.view(&both, 0..len), gpu.view(&both, cols..cols + len));
+        let args = Forward::new(x, y).x_row_stride(2 * cols).y_row_stride(2 * cols);
+        gpu.forward(&NormSpec::rms(rows, cols, 1e-5), args.weight(gpu.view(&weight, 0..cols))).unwrap();
+        let got = bits(&gpu, &both);
+        for row in 0..rows {
+            let at = 2 * row * cols;
+            let before: Vec<u32> = all[at..at + cols].iter().map(|x| u32::from(x.to_bits())).collect();
+            assert_eq!(got[at..at + cols], before, "x, {rows}x{cols}, row {row}");
+            assert_eq!(got[at + cols..at + 2 * cols], expected.0[row * cols..(row + 1) * cols], "{rows}x{cols}, {row}");
+        }
+    }
+}
+
+/// Everything in one arena of f32, the workspace too.
+#[test]
+fn all_tensors_of_backward_may_share_a_buffer() {
+    let Some(gpu) = open() else { return };
+    for (rows, cols) in SHAPES {
+        let (dx, dweight, dbias) = backward::<f32>(&gpu, rows, cols);
+        let len = rows * cols;
+        let mut arena = Vec::<f32>::new();
+        let mut place = |data: Vec<f32>| {
+            let start = arena.len();
+            arena.extend(data);
+            start..arena.len()
+        };
+        let [x, dy] = [1, 5].map(|seed| tensor(seed, len)).map(&mut place);
+        let [mean, rstd] = [6, 7].map(|seed| tensor(seed, rows)).map(&mut place);
+        let [weight, dw, db] = [2, 9, 10].map(|seed| tensor(seed, cols)).map(&mut place);
+        let out = place(tensor(8, len));
+        // More than any plan of these sizes takes; NaN, which would show.
+        let workspace = place(vec![f32::NAN; 1 << 17]);
+        let arena = gpu.upload(&arena).unwrap();
+        let view = |range| gpu.view(&arena, range);
+        let args = Backward::new(view(dy), view(x), view(out.clone())).mean(view(mean)).rstd(view(rstd));
+        let args =
+            args.weight(view(weight)).dweight(view(dw.clone())).dbias(view(db.clone())).workspace(view(workspace));
+        gpu.backward(&NormSpec::layer(rows, cols, 1e-5), args).unwrap();
+        let got = gpu.download(&arena).unwrap();
+        let of = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+        assert_eq!(of(&got[out]), dx, "{rows}x{cols}");
+        assert_eq!((of(&got[dw]), of(&got[db])), (of(&dweight), of(&dbias)), "{rows}x{cols}");
+    }
+}

@@ -1,0 +1,110 @@
+//! Calls as a part of what the user records.
+
+use rmsnorm_wgpu::spec::{Error, NormBackend, NormSpec, bf16, conformance::Harness};
+use rmsnorm_wgpu::{Backward, Forward, ForwardInPlace, wgpu};
+use wgpu::CommandEncoderDescriptor;
+
+use crate::support::{backward, bits, forward, open, upload, view, whole};
+
+const ROWS: usize = 6;
+const COLS: usize = 264;
+
+#[test]
+fn a_call_runs_between_the_users_commands() {
+    let Some(gpu) = open() else { return };
+    let (expected, norm) = (forward::<bf16>(&gpu, ROWS, COLS), NormSpec::rms(ROWS, COLS, 1e-5));
+    let (x, weight) = (upload::<bf16>(&gpu, 1, ROWS * COLS), upload::<bf16>(&gpu, 2, COLS));
+    let [input, y, copy] = [7, 8, 9].map(|seed| upload::<bf16>(&gpu, seed, ROWS * COLS));
+    let mut encoder = gpu.device().create_command_encoder(&CommandEncoderDescriptor::default());
+    encoder.copy_buffer_to_buffer(x.buffer(), 0, input.buffer(), 0, None);
+    let args = Forward::new(whole(&input), whole(&y)).weight(whole(&weight));
+    gpu.encode_forward(&mut encoder, &norm, args).unwrap();
+    encoder.copy_buffer_to_buffer(y.buffer(), 0, copy.buffer(), 0, None);
+    let in_place = ForwardInPlace::new(whole(&input)).weight(whole(&weight));
+    gpu.encode_forward_in_place(&mut encoder, &norm, in_place).unwrap();
+    let before = bits(&gpu, &y);
+    assert_ne!(before, expected.0, "nothing runs before it is submitted");
+    gpu.queue().submit([encoder.finish()]);
+    for (name, buffer) in [("y", &y), ("its copy", &copy), ("in place", &input)] {
+        assert_eq!(bits(&gpu, buffer), expected.0, "{name}");
+    }
+}
+
+/// Both calls use the backend's own workspace.
+#[test]
+fn two_backward_calls_fit_one_encoder() {
+    let Some(gpu) = open() else { return };
+    let norm = NormSpec::layer(ROWS, COLS, 1e-5);
+    let (dx, dweight, dbias) = backward::<f32>(&gpu, ROWS, COLS);
+    let (x, dy) = (upload::<f32>(&gpu, 1, ROWS * COLS), upload::<f32>(&gpu, 5, ROWS * COLS));
+    let (mean, rstd, weight) = (upload(&gpu, 6, ROWS), upload(&gpu, 7, ROWS), upload::<f32>(&gpu, 2, COLS));
+    let outputs = [0; 2].map(|_| [ROWS * COLS, COLS, COLS].map(|len| upload::<f32>(&gpu, 8, len)));
+    let mut encoder = gpu.device().create_command_encoder(&CommandEncoderDescriptor::default());
+    for [dx, dweight, dbias] in &outputs {
+        let args = Backward::new(whole(&dy), whole(&x), whole(dx)).mean(whole(&mean)).rstd(whole(&rstd));
+        let args = args.weight(whole(&weight)).dweight(whole(dweight)).dbias(whole(dbias));
+        gpu.encode_backward(&mut encoder, &norm, args).unwrap();
+    }
+    gpu.queue().submit([encoder.finish()]);
+    for [got_dx, got_dweight, got_dbias] in &outputs {
+        assert_eq!(bits(&gpu, got_dx), dx);
+        assert_eq!(gpu.download(got_dweight).unwrap(), dweight);
+        assert_eq!(gpu.download(got_dbias).unwrap(), dbias);
+    }
+}
+
+#[test]
+fn a_call_that_is_refused_leaves_the_encoder_as_it_was() {
+    let Some(gpu) = open() else { return };
+    let (x, y) = (upload::<bf16>(&gpu, 1, 64), upload::<bf16>(&gpu, 2, 64));
+    let before = bits(&gpu, &y);
+    let mut encoder = gpu.device().create_command_encoder(&CommandEncoderDescriptor::default());
+    let norm = NormSpec::rms(4, 17, 1e-6);
+    let answer = gpu.encode_forward(&mut encoder, &norm, Forward::new(whole(&x), whole(&y)));
+    assert!(matches!(answer, Err(Error::Length { arg: "x", .. })), "{answer:?}");
+    gpu.queue().submit([encoder.finish()]);
+    assert_eq!(bits(&gpu, &y), before);
+}
+
+#[test]
+fn a_batch_is_submitted_at_its_end() {
+    let Some(gpu) = open() else { return };
+    let norm = NormSpec::rms(ROWS, COLS, 1e-5);
+    let expected = forward::<bf16>(&gpu, ROWS, COLS);
+    let (x, weight) = (upload::<bf16>(&gpu, 1, ROWS * COLS), upload::<bf16>(&gpu, 2, COLS));
+    let ys = [3, 4].map(|seed| upload::<bf16>(&gpu, seed, ROWS * COLS));
+    let clone = gpu.clone();
+    gpu.batch(|| {
+        for y in &ys {
+            clone.forward(&norm, Forward::new(whole(&x), whole(y)).weight(whole(&weight)))?;
+            assert_ne!(bits(&gpu, y), expected.0, "nothing runs before the end");
+        }
+        Ok(())
+    })
+    .unwrap();
+    for y in &ys {
+        assert_eq!(bits(&gpu, y), expected.0);
+    }
+    let y = upload::<bf16>(&gpu, 5, ROWS * COLS);
+    let before = bits(&gpu, &y);
+    let failed = gpu.batch(|| {
+        gpu.forward(&norm, Forward::new(whole(&x), whole(&y)))?;
+        gpu.forward(&norm, Forward::new(view(&x, 1), whole(&y)))
+    });
+    assert!(matches!(failed, Err(Error::Length { .. })), "{failed:?}");
+    assert_eq!(bits(&gpu, &y), before, "nothing of a batch that failed is submitted");
+    gpu.forward(&norm, Forward::new(whole(&x), whole(&y))).unwrap();
+    assert_ne!(bits(&gpu, &y), before, "the batch is over");
+}
+
+#[test]
+fn copies_are_exact_at_any_offset() {
+    let Some(gpu) = open() else { return };
+    for (len, from, to) in [(4096, 0, 0), (4099, 1, 0), (77, 3, 6), (1, 5, 1), (30000, 8, 8)] {
+        let (source, target) = (upload::<bf16>(&gpu, 1, len + 16), upload::<bf16>(&gpu, 2, len + 16));
+        let mut expected = bits(&gpu, &target);
+        expected[to..to + len].copy_from_slice(&bits(&gpu, &source)[from..from + len]);
+        gpu.copy(gpu.view(&source, from..from + len), gpu.view(&target, to..to + len)).unwrap();
+        assert!(bits(&gpu, &target) == expected, "{len} from {from} to {to}");
+    }
+}

@@ -1,0 +1,53 @@
+//! Devices of the caller's with smaller limits: tensors in parts, grids in two dimensions, wgpu's defaults.
+
+use rmsnorm_wgpu::spec::bf16;
+use rmsnorm_wgpu::wgpu::Limits;
+
+use crate::support::{backward, forward, open_limited};
+
+fn close(got: &[f32], expected: &[f32]) -> bool {
+    got.len() == expected.len()
+        && got.iter().zip(expected).all(|(got, expected)| (got - expected).abs() <= 1e-4 * (1.0 + expected.abs()))
+}
+
+/// Bits of rows do not depend on the parts; the sums over rows are summed in another order.
+#[test]
+fn tensors_beyond_the_largest_binding_are_worked_on_in_parts() {
+    let Some(whole) = open_limited(|_| ()) else { return };
+    let Some(parts) = open_limited(|limits| limits.max_storage_buffer_binding_size = 64 << 10) else { return };
+    for (rows, cols) in [(100, 1024), (301, 257), (9, 4000), (5000, 24)] {
+        assert!(forward::<f32>(&whole, rows, cols) == forward::<f32>(&parts, rows, cols), "{rows}x{cols}");
+        assert!(forward::<bf16>(&whole, rows, cols) == forward::<bf16>(&parts, rows, cols), "{rows}x{cols}");
+        let (expected, got) = (backward::<f32>(&whole, rows, cols), backward::<f32>(&parts, rows, cols));
+        assert!(expected.0 == got.0, "{rows}x{cols}");
+        assert!(close(&got.1, &expected.1) && close(&got.2, &expected.2), "{rows}x{cols}");
+    }
+}
+
+#[test]
+fn grids_take_two_dimensions() {
+    let Some(whole) = open_limited(|_| ()) else { return };
+    let Some(narrow) = open_limited(|limits| limits.max_compute_workgroups_per_dimension = 12) else { return };
+    for (rows, cols) in [(40, 2048), (30, 2049), (100, 5)] {
+        assert!(forward::<bf16>(&whole, rows, cols) == forward::<bf16>(&narrow, rows, cols), "{rows}x{cols}");
+        let (expected, got) = (backward::<f32>(&whole, rows, cols), backward::<f32>(&narrow, rows, cols));
+        assert!(expected.0 == got.0 && close(&got.1, &expected.1) && close(&got.2, &expected.2), "{rows}x{cols}");
+    }
+}
+
+#[test]
+fn default_limits_will_do() {
+    let Some(whole) = open_limited(|_| ()) else { return };
+    let Some(default) = open_limited(|limits| *limits = Limits::default()) else { return };
+    let Some(downlevel) = open_limited(|limits| *limits = Limits::downlevel_defaults()) else { return };
+    for (rows, cols) in [(6, 1000), (4, 333)] {
+        // The tiles differ with the threads that a workgroup may have, and so may the order of a sum.
+        let (expected, got) = (forward::<f32>(&whole, rows, cols), forward::<f32>(&default, rows, cols));
+        let values = |bits: &[u32]| bits.iter().map(|bits| f32::from_bits(*bits)).collect::<Vec<_>>();
+        assert!(close(&values(&got.0), &values(&expected.0)), "{rows}x{cols}");
+        let got = forward::<f32>(&downlevel, rows, cols);
+        assert!(close(&values(&got.0), &values(&expected.0)), "{rows}x{cols}");
+        let (expected, got) = (backward::<f32>(&whole, rows, cols), backward::<f32>(&default, rows, cols));
+        assert!(close(&got.1, &expected.1) && close(&got.2, &expected.2), "{rows}x{cols}");
+    }
+}

@@ -1,0 +1,12 @@
+//! What only a device can show, beside the conformance suite: encoders, buffers that tensors share, small limits, errors.
+//!
+//! Without an adapter every test prints why it is skipped and passes, unless `RMSNORM_REQUIRE` names `wgpu`.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helper functions too")]
+
+mod aliasing;
+mod checked;
+mod encoders;
+mod errors;
+mod limits;
+mod repeats;
+mod support;

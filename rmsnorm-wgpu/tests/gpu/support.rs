@@ -1,0 +1,120 @@
+//! The device, devices with smaller limits, and data for them.
+
+use std::sync::OnceLock;
+
+use rmsnorm_wgpu::spec::{Element, Error, NormBackend, NormSpec, bf16, conformance::Harness};
+use rmsnorm_wgpu::{Backward, Forward, TestBuffer, WgpuBackend, WgpuSlice, wgpu};
+
+/// A backend on the first adapter, shared by all tests; `None`, with the reason on stdout, where there is no adapter and
+/// nobody asks for one.
+pub fn open() -> Option<WgpuBackend> {
+    static BACKEND: OnceLock<Option<WgpuBackend>> = OnceLock::new();
+    let backend = BACKEND.get_or_init(open_another);
+    if backend.is_none() {
+        println!("skipped: there is no adapter");
+    }
+    backend.clone()
+}
+
+/// A backend on a device of its own.
+pub fn open_another() -> Option<WgpuBackend> {
+    match WgpuBackend::new(0) {
+        Ok(backend) => Some(backend),
+        Err(error @ Error::Unavailable { .. }) => {
+            let required = std::env::var("RMSNORM_REQUIRE").unwrap_or_default();
+            let is_required = required.split(',').map(str::trim).any(|name| name == "wgpu" || name == "all");
+            assert!(!is_required, "{error}, and RMSNORM_REQUIRE={required} asks for it");
+            println!("skipped: {error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// A backend on a device of the caller's, with these limits and no features.
+pub fn open_limited(limits: impl FnOnce(&mut wgpu::Limits)) -> Option<WgpuBackend> {
+    // Says why there is none.
+    open()?;
+    let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
+    let adapters = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::all()));
+    let adapter = adapters.first().unwrap();
+    let mut required_limits = adapter.limits();
+    limits(&mut required_limits);
+    let descriptor = wgpu::DeviceDescriptor { required_limits, ..Default::default() };
+    let (device, queue) = pollster::block_on(adapter.request_device(&descriptor)).unwrap();
+    Some(WgpuBackend::from_device(device, queue).unwrap())
+}
+
+/// Values between -2 and 2 without structure.
+pub fn tensor<E: Element>(seed: u32, len: usize) -> Vec<E> {
+    let hash = |index: usize| (index as u32 ^ seed.wrapping_mul(0x9e37_79b9)).wrapping_mul(0x85eb_ca6b);
+    (0..len).map(|index| E::from_f32((hash(index) >> 8) as f32 / (1 << 22) as f32 - 2.0)).collect()
+}
+
+/// [`tensor`] on the device.
+pub fn upload<E: Element>(backend: &WgpuBackend, seed: u32, len: usize) -> TestBuffer<E> {
+    backend.upload(&tensor::<E>(seed, len)).unwrap()
+}
+
+/// A buffer of bytes with these usages, zeroed.
+pub fn buffer(backend: &WgpuBackend, size: u64, usage: wgpu::BufferUsages) -> wgpu::Buffer {
+    backend.device().create_buffer(&wgpu::BufferDescriptor { label: None, size, usage, mapped_at_creation: false })
+}
+
+/// All elements of a buffer.
+pub fn whole<E: Element>(buffer: &TestBuffer<E>) -> WgpuSlice<'_, E> {
+    WgpuSlice::whole(buffer.buffer())
+}
+
+/// The bits of a tensor on the device, NaN and signs of zero included.
+pub fn bits<E: Element>(backend: &WgpuBackend, buffer: &TestBuffer<E>) -> Vec<u32> {
+    backend.download(buffer).unwrap().into_iter().map(E::bits).collect()
+}
+
+/// The bits of y and rstd of an RMS forward call with weight, from tensors of their own.
+pub fn forward<E: Element>(backend: &WgpuBackend, rows: usize, cols: usize) -> (Vec<u32>, Vec<u32>) {
+    let (x, weight) = (upload::<E>(backend, 1, rows * cols), upload::<E>(backend, 2, cols));
+    let (y, rstd) = (upload::<E>(backend, 3, rows * cols), upload::<f32>(backend, 4, rows));
+    let views = (view(&x, rows * cols), view(&y, rows * cols), view(&weight, cols));
+    let args = Forward::new(views.0, views.1).weight(views.2).rstd(whole(&rstd));
+    backend.forward(&NormSpec::rms(rows, cols, 1e-5), args).unwrap();
+    (bits(backend, &y), bits(backend, &rstd))
+}
+
+/// The bits of dx and the values of dweight and dbias of a layer norm's backward call, from tensors of their own.
+pub fn backward<E: Element>(backend: &WgpuBackend, rows: usize, cols: usize) -> (Vec<u32>, Vec<f32>, Vec<f32>) {
+    let (x, dy) = (upload::<E>(backend, 1, rows * cols), upload::<E>(backend, 5, rows * cols));
+    let (mean, rstd, weight) = (upload(backend, 6, rows), upload(backend, 7, rows), upload::<E>(backend, 2, cols));
+    let dx = upload::<E>(backend, 8, rows * cols);
+    let (dweight, dbias) = (upload::<E>(backend, 9, cols), upload::<E>(backend, 10, cols));
+    let args = Backward::new(view(&dy, rows * cols), view(&x, rows * cols), view(&dx, rows * cols));
+    let args = args.mean(whole(&mean)).rstd(whole(&rstd)).weight(view(&weight, cols));
+    let args = args.dweight(view(&dweight, cols)).dbias(view(&dbias, cols));
+    backend.backward(&NormSpec::layer(rows, cols, 1e-5), args).unwrap();
+    let values = |buffer: &TestBuffer<E>| backend.download(buffer).unwrap().into_iter().map(E::to_f32).collect();
+    (bits(backend, &dx), values(&dweight), values(&dbias))
+}
+
+/// The first elements of a buffer, which may hold one more than was uploaded.
+pub fn view<E: Element>(buffer: &TestBuffer<E>, len: usize) -> WgpuSlice<'_, E> {
+    WgpuSlice::new(buffer.buffer(), 0, len)
+}
+
+/// Small bf16 tensors of a call that works.
+pub struct Small {
+    pub x: TestBuffer<bf16>,
+    pub y: TestBuffer<bf16>,
+    pub norm: NormSpec,
+}
+
+impl Small {
+    pub fn new(backend: &WgpuBackend) -> Self {
+        Small { x: upload(backend, 1, 64), y: upload(backend, 2, 64), norm: NormSpec::rms(4, 16, 1e-6) }
+    }
+
+    /// That the backend still works.
+    pub fn check(&self, backend: &WgpuBackend) {
+        backend.forward(&self.norm, Forward::new(whole(&self.x), whole(&self.y))).unwrap();
+        assert!(backend.download(&self.y).unwrap().iter().all(|y| y.to_f32().is_finite()));
+    }
+}

@@ -1,0 +1,14 @@
+// TENSOR: 16-bit, rows that begin and end on 8 bytes. A quad in one access.
+@group(0) @binding(BINDING) var<storage, ACCESS> TENSOR: array<vec2<u32>>;
+
+// if IS_LOADED
+fn load_quad_TENSOR(row: u32, col: u32) -> vec2<u32> {
+    if (col >= params.cols) { return vec2<u32>(); }
+    return TENSOR[(params.TENSOR.x + row * params.TENSOR.y + col) >> 2u];
+}
+// end
+// if IS_STORED
+fn store_quad_TENSOR(row: u32, col: u32, words: vec2<u32>) {
+    if (col < params.cols) { TENSOR[(params.TENSOR.x + row * params.TENSOR.y + col) >> 2u] = words; }
+}
+// end

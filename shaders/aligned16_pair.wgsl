@@ -1,0 +1,16 @@
+// TENSOR: 16-bit, rows that begin and end on 16 bytes. Both quads of a pair in one access.
+@group(0) @binding(BINDING) var<storage, ACCESS> TENSOR: array<vec4<u32>>;
+
+// if IS_LOADED
+fn load_TENSOR(row: u32, thread: u32, k: u32) -> Kept_DTYPE {
+    let col = column(thread, k, 0u);
+    if (col >= params.cols) { return Kept_DTYPE(); }
+    return TENSOR[(params.TENSOR.x + row * params.TENSOR.y + col) >> 3u];
+}
+// end
+// if IS_STORED
+fn store_TENSOR(row: u32, thread: u32, k: u32, kept: Kept_DTYPE) {
+    let col = column(thread, k, 0u);
+    if (col < params.cols) { TENSOR[(params.TENSOR.x + row * params.TENSOR.y + col) >> 3u] = kept; }
+}
+// end

@@ -1,0 +1,42 @@
+// Backward for rows that registers do not hold, second pass: docs/math.md, equations (10) to (12). A workgroup has one
+// pair a thread, and some rows of a chunk side by side.
+
+@compute @workgroup_size(WORKGROUP)
+fn main(me: Me) {
+    let lane = lane_of(me);
+    let thread = lane % THREADS_PER_ROW;
+    let tiles = (params.cols + 8u * THREADS_PER_ROW - 1u) / (8u * THREADS_PER_ROW);
+    let chunk = work_of(me) / tiles;
+    let k = work_of(me) % tiles;
+    if (chunk >= params.chunks) { return; }
+    let rows_of_step = WORKGROUP / THREADS_PER_ROW * params.chunks;
+    let weight = load_weight_pair(thread, k);
+    // if HAS_DWEIGHT
+    var dweight = Pair();
+    // end
+    // if HAS_DBIAS
+    var dbias = Pair();
+    // end
+    for (var row = lane / THREADS_PER_ROW * params.chunks + chunk; row < params.rows; row += rows_of_step) {
+        let statistics = load_statistics(row);
+        let averages = averages_at(row);
+        let terms = terms_of(thread, k, load_x(row, thread, k), load_dy(row, thread, k), weight, statistics);
+        var dx = dx_pair_of(terms, statistics.rstd, averages);
+        // if HAS_DRESIDUAL_OUT
+        dx = plus(dx, pair_R(load_dresidual_out(row, thread, k)));
+        // end
+        store_dx(row, thread, k, kept_T(dx));
+        // if HAS_DWEIGHT
+        dweight = plus(dweight, times(terms.dy, terms.x_hat));
+        // end
+        // if HAS_DBIAS
+        dbias = plus(dbias, terms.dy);
+        // end
+    }
+    // if HAS_DWEIGHT
+    hand_on_pair(0u, chunk, k, dweight, lane);
+    // end
+    // if HAS_DBIAS
+    hand_on_pair(GRADIENTS - 1u, chunk, k, dbias, lane);
+    // end
+}

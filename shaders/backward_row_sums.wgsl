@@ -1,0 +1,22 @@
+// Backward for rows that registers do not hold, first pass: docs/math.md, equations (7) to (10). c2 and c1 of every
+// row.
+
+@compute @workgroup_size(WORKGROUP)
+fn main(me: Me) {
+    let lane = lane_of(me);
+    let thread = lane % THREADS_PER_ROW;
+    let row = work_of(me) * (WORKGROUP / THREADS_PER_ROW) + lane / THREADS_PER_ROW;
+    // Threads without a row still meet the others at the barriers of the sums.
+    let exists = row < params.rows;
+    var sums = Sum();
+    if (exists) {
+        let statistics = load_statistics(row);
+        let pairs = pairs_of(thread);
+        for (var k = 0u; k < pairs; k += 1u) {
+            let weight = load_weight_pair(thread, k);
+            sums += sums_of(terms_of(thread, k, load_x(row, thread, k), load_dy(row, thread, k), weight, statistics));
+        }
+    }
+    let averages = averages_of(sum_threads(sums, lane));
+    if (exists && thread == 0u) { workspace[(params.row_sums >> 1u) + row] = averages; }
+}

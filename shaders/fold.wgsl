@@ -1,0 +1,28 @@
+// The gradients of a workgroup: the sums of its groups, added up in a tree.
+
+// if IS_FOLDED
+var<workgroup> folded: array<vec4<f32>, WORKGROUP>;
+// end
+
+// Every thread of the workgroup must come here; the first group gets the sum over all of them.
+fn fold(value: vec4<f32>, lane: u32) -> vec4<f32> {
+    var sum = value;
+    // if IS_FOLDED
+    for (var half = WORKGROUP / THREADS_PER_ROW / 2u; half > 0u; half /= 2u) {
+        folded[lane] = sum;
+        workgroupBarrier();
+        if (lane < half * THREADS_PER_ROW) { sum += folded[lane + half * THREADS_PER_ROW]; }
+        workgroupBarrier();
+    }
+    // end
+    return sum;
+}
+
+// Hands on a pair of a gradient: 0 is the first that is asked for.
+fn hand_on_pair(gradient: u32, chunk: u32, k: u32, sum: Pair, lane: u32) {
+    let lo = fold(sum.lo, lane);
+    let hi = fold(sum.hi, lane);
+    if (lane >= THREADS_PER_ROW) { return; }
+    hand_on(gradient, chunk, column(lane, k, 0u), lo);
+    hand_on(gradient, chunk, column(lane, k, 1u), hi);
+}

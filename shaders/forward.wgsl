@@ -1,0 +1,40 @@
+// Forward: docs/math.md, equations (1) to (6). A row stays in the registers of its threads.
+
+@compute @workgroup_size(WORKGROUP)
+fn main(me: Me) {
+    let lane = lane_of(me);
+    let thread = lane % THREADS_PER_ROW;
+    let row = work_of(me) * (WORKGROUP / THREADS_PER_ROW) + lane / THREADS_PER_ROW;
+    // Threads without a row still meet the others at the barriers of the sums.
+    let exists = row < params.rows;
+    // unroll K
+    var h_K = Kept_H();
+    // end
+    if (exists) {
+        // unroll K
+        h_K = load_h(row, thread, K);
+        // end
+    }
+    var mean = 0.0;
+    // if IS_LAYER
+    // unroll K
+    mean += sum_of(pair_H(h_K));
+    // end
+    mean = sum_threads(mean, lane) * params.share;
+    // end
+    var squares = 0.0;
+    // unroll K
+    squares += squares_of(thread, K, pair_H(h_K), mean);
+    // end
+    let rstd = inverseSqrt(sum_threads(squares, lane) * params.share + params.eps);
+    if (!exists) { return; }
+    // All loads before the first store, which compilers must take to be of the same memory.
+    // unroll K
+    let weight_K = load_weight_pair(thread, K);
+    let bias_K = load_bias_pair(thread, K);
+    // end
+    // unroll K
+    write_y(row, thread, K, h_K, mean, rstd, weight_K, bias_K);
+    // end
+    write_statistics(row, thread, mean, rstd);
+}

@@ -1,0 +1,72 @@
+// What the backward programs share: the terms of docs/math.md, equations (7) to (12), of one pair.
+
+// sum(wdy * x_hat) and, for layer norm, sum(wdy).
+// if IS_LAYER
+alias Sum = vec2<f32>;
+// else
+alias Sum = f32;
+// end
+
+struct Statistics {
+    mean: f32,
+    rstd: f32,
+}
+
+fn load_statistics(row: u32) -> Statistics {
+    // if IS_LAYER
+    return Statistics(load_mean(row), load_rstd(row));
+    // else
+    return Statistics(0.0, load_rstd(row));
+    // end
+}
+
+struct Terms {
+    x_hat: Pair,
+    dy: Pair,
+    wdy: Pair,
+}
+
+fn terms_of(thread: u32, k: u32, x: Kept_R, dy: Kept_T, weight: Weight, row: Statistics) -> Terms {
+    let values = pair_R(x);
+    let dys = pair_T(dy);
+    // if IS_LAYER
+    // Past the end dy is 0, which does not help where x_hat overflows.
+    let lo = within(column(thread, k, 0u), (values.lo - row.mean) * row.rstd);
+    let hi = within(column(thread, k, 1u), (values.hi - row.mean) * row.rstd);
+    // else
+    let lo = values.lo * row.rstd;
+    let hi = values.hi * row.rstd;
+    // end
+    return Terms(Pair(lo, hi), dys, weighted(dys, weight));
+}
+
+// The thread's part of the row's sums.
+fn sums_of(terms: Terms) -> Sum {
+    let products = total(terms.wdy.lo * terms.x_hat.lo + terms.wdy.hi * terms.x_hat.hi);
+    // if IS_LAYER
+    return vec2(products, total(terms.wdy.lo + terms.wdy.hi));
+    // else
+    return products;
+    // end
+}
+
+// c2 and c1.
+fn averages_of(sums: Sum) -> vec2<f32> {
+    // if IS_LAYER
+    return sums * params.share;
+    // else
+    return vec2(sums * params.share, 0.0);
+    // end
+}
+
+fn dx_of(wdy: vec4<f32>, x_hat: vec4<f32>, rstd: f32, c: vec2<f32>) -> vec4<f32> {
+    return rstd * ((wdy - c.y) - x_hat * c.x);
+}
+
+fn dx_pair_of(terms: Terms, rstd: f32, c: vec2<f32>) -> Pair {
+    return Pair(dx_of(terms.wdy.lo, terms.x_hat.lo, rstd, c), dx_of(terms.wdy.hi, terms.x_hat.hi, rstd, c));
+}
+
+fn plus(a: Pair, b: Pair) -> Pair { return Pair(a.lo + b.lo, a.hi + b.hi); }
+
+fn times(a: Pair, b: Pair) -> Pair { return Pair(a.lo * b.lo, a.hi * b.hi); }

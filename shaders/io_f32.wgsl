@@ -1,0 +1,11 @@
+// f32: the bits as they are.
+
+struct Kept_f32 {
+    lo: vec4<u32>,
+    hi: vec4<u32>,
+}
+
+fn lo_f32(kept: Kept_f32) -> vec4<u32> { return kept.lo; }
+fn hi_f32(kept: Kept_f32) -> vec4<u32> { return kept.hi; }
+fn quad_f32(words: vec4<u32>) -> vec4<f32> { return bitcast<vec4<f32>>(words); }
+fn words_f32(values: vec4<f32>) -> vec4<u32> { return bitcast<vec4<u32>>(values); }

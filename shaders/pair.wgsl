@@ -1,0 +1,11 @@
+// Pairs of a dtype: as they wait in registers, and as values.
+
+fn pair_DTYPE(kept: Kept_DTYPE) -> Pair {
+    return Pair(quad_DTYPE(lo_DTYPE(kept)), quad_DTYPE(hi_DTYPE(kept)));
+}
+
+fn kept_DTYPE(pair: Pair) -> Kept_DTYPE {
+    return Kept_DTYPE(words_DTYPE(pair.lo), words_DTYPE(pair.hi));
+}
+
+fn rounded_DTYPE(values: vec4<f32>) -> vec4<f32> { return quad_DTYPE(words_DTYPE(values)); }

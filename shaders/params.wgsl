@@ -1,0 +1,32 @@
+// What every program is told at run time: the mirror of rmsnorm-wgpu/src/params.rs, field for field.
+//
+// A tensor has its first element, counted from the start of its binding, and its row stride, 0 for vectors.
+struct Params {
+    x: vec2<u32>,
+    residual: vec2<u32>,
+    dy: vec2<u32>,
+    dresidual_out: vec2<u32>,
+    y: vec2<u32>,
+    residual_out: vec2<u32>,
+    dx: vec2<u32>,
+    weight: vec2<u32>,
+    bias: vec2<u32>,
+    dweight: vec2<u32>,
+    dbias: vec2<u32>,
+    mean: u32,
+    rstd: u32,
+    workspace: u32, // partial rows: a multiple of 4
+    row_sums: u32, // in the workspace's binding; even
+    rows: u32,
+    cols: u32,
+    chunks: u32,
+    partial_rows: u32,
+    eps: f32,
+    weight_offset: f32,
+    share: f32, // 1 / cols
+    first_chunk: u32, // chunks of earlier dispatches
+    accumulates: u32, // 1: partial rows hold sums of earlier dispatches, to be added to
+    unused: u32,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;

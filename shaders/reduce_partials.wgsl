@@ -1,0 +1,35 @@
+// The second stage of dweight and dbias: adds partial rows in a fixed order and rounds once.
+//
+// THREADS_PER_ROW threads own a quad each; groups of them share the partial rows and meet in workgroup memory.
+
+var<workgroup> folded: array<vec4<f32>, WORKGROUP>;
+
+@compute @workgroup_size(WORKGROUP)
+fn main(me: Me) {
+    let lane = lane_of(me);
+    let tiles = (params.cols + 4u * THREADS_PER_ROW - 1u) / (4u * THREADS_PER_ROW);
+    let gradient = work_of(me) / tiles;
+    let col = (work_of(me) % tiles * THREADS_PER_ROW + lane % THREADS_PER_ROW) * 4u;
+    let groups = WORKGROUP / THREADS_PER_ROW;
+    let stride = partial_stride();
+    var sum = vec4(0.0);
+    if (col < params.cols && gradient < GRADIENTS) {
+        let first = gradient * params.partial_rows;
+        for (var row = lane / THREADS_PER_ROW; row < params.partial_rows; row += groups) {
+            sum += workspace[(params.workspace + (first + row) * stride + col) >> 2u];
+        }
+    }
+    for (var half = groups / 2u; half > 0u; half /= 2u) {
+        folded[lane] = sum;
+        workgroupBarrier();
+        if (lane < half * THREADS_PER_ROW) { sum += folded[lane + half * THREADS_PER_ROW]; }
+        workgroupBarrier();
+    }
+    if (lane >= THREADS_PER_ROW) { return; }
+    // if HAS_DWEIGHT
+    if (gradient == 0u) { store_quad_dweight(0u, col, words_W(sum)); }
+    // end
+    // if HAS_DBIAS
+    if (gradient == GRADIENTS - 1u) { store_quad_dbias(0u, col, words_W(sum)); }
+    // end
+}

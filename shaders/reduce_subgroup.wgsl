@@ -1,0 +1,29 @@
+// Sums over the threads of a row, in an order that depends on the tile alone: lanes of a subgroup by shuffles,
+// subgroups through workgroup memory.
+
+override SUBGROUP: u32;
+// Twice the subgroups of the workgroup. An expression as the length of an array makes naga panic.
+override EXCHANGE: u32;
+
+var<workgroup> exchange: array<Sum, EXCHANGE>;
+var<private> turn: u32 = 0u;
+
+// Every thread of the workgroup must come here; each gets the sum of its row. One barrier a sum: two halves of the
+// exchange alternate, so that nobody overwrites what another still reads.
+fn sum_threads(value: Sum, lane: u32) -> Sum {
+    var sum = value;
+    for (var distance = min(THREADS_PER_ROW, SUBGROUP) / 2u; distance > 0u; distance /= 2u) {
+        sum += subgroupShuffleXor(sum, distance);
+    }
+    if (THREADS_PER_ROW > SUBGROUP) {
+        let half = turn * (EXCHANGE / 2u);
+        turn ^= 1u;
+        if (lane % SUBGROUP == 0u) { exchange[half + lane / SUBGROUP] = sum; }
+        workgroupBarrier();
+        let senders = THREADS_PER_ROW / SUBGROUP;
+        let of_row = half + lane / THREADS_PER_ROW * senders;
+        sum = exchange[of_row];
+        for (var i = 1u; i < senders; i += 1u) { sum += exchange[of_row + i]; }
+    }
+    return sum;
+}

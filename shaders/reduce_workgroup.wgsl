@@ -1,0 +1,28 @@
+// Sums over the threads of a row through workgroup memory, in an order that depends on the tile alone: the threads of a
+// segment first, then the segments.
+
+override SEGMENT: u32;
+// Segments of the workgroup. An expression as the length of an array makes naga panic.
+override SEGMENTS: u32;
+
+var<workgroup> exchange: array<Sum, WORKGROUP>;
+var<workgroup> segments: array<Sum, SEGMENTS>;
+
+// Every thread of the workgroup must come here; each gets the sum of its row. Neither array is written for the next sum
+// before the barrier that follows the last read for this one.
+fn sum_threads(value: Sum, lane: u32) -> Sum {
+    if (THREADS_PER_ROW == 1u) { return value; }
+    exchange[lane] = value;
+    workgroupBarrier();
+    let first = lane / SEGMENT * SEGMENT;
+    var sum = exchange[first];
+    for (var i = 1u; i < SEGMENT; i += 1u) { sum += exchange[first + i]; }
+    if (THREADS_PER_ROW > SEGMENT && lane == first) { segments[lane / SEGMENT] = sum; }
+    workgroupBarrier();
+    if (THREADS_PER_ROW > SEGMENT) {
+        let of_row = lane / THREADS_PER_ROW * (THREADS_PER_ROW / SEGMENT);
+        sum = segments[of_row];
+        for (var i = 1u; i < THREADS_PER_ROW / SEGMENT; i += 1u) { sum += segments[of_row + i]; }
+    }
+    return sum;
+}

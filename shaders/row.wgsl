@@ -1,0 +1,42 @@
+// How the threads of a workgroup share its rows, and which columns each of them owns.
+//
+// A thread owns pairs of quads: eight columns. The quads of a pair lie side by side where all matrices are 16-bit, so
+// that one access moves both, and THREADS_PER_ROW quads apart where one of them is f32, so that neighbouring threads
+// access neighbouring words.
+
+override WORKGROUP: u32;
+override THREADS_PER_ROW: u32;
+
+struct Pair {
+    lo: vec4<f32>,
+    hi: vec4<f32>,
+}
+
+fn column(thread: u32, k: u32, quad: u32) -> u32 {
+    // if IS_SPLIT
+    return ((2u * k + quad) * THREADS_PER_ROW + thread) * 4u;
+    // else
+    return (k * THREADS_PER_ROW + thread) * 8u + quad * 4u;
+    // end
+}
+
+// The values of the columns from `col` on that exist; zeros past the end of the row.
+fn within(col: u32, values: vec4<f32>) -> vec4<f32> {
+    return select(vec4(0.0), values, vec4(col) + vec4(0u, 1u, 2u, 3u) < vec4(params.cols));
+}
+
+fn total(values: vec4<f32>) -> f32 {
+    let halves = values.xy + values.zw;
+    return halves.x + halves.y;
+}
+
+// The pairs of a thread of which at least a column exists.
+fn pairs_of(thread: u32) -> u32 {
+    // if IS_SPLIT
+    let first = thread * 4u;
+    // else
+    let first = thread * 8u;
+    // end
+    let step = THREADS_PER_ROW * 8u;
+    return select(0u, (params.cols - first + step - 1u) / step, first < params.cols);
+}
