@@ -13,9 +13,8 @@ use crate::conformance::Harness;
 use crate::cpu::CpuBackend;
 #[cfg(feature = "cuda")]
 use crate::cuda::CudaBackend;
-
-/// The name of a backend that this crate will have, and why it is not here.
-const TO_COME: (&str, &str) = ("wgpu", "not built in: this build has no wgpu backend (yet)");
+#[cfg(feature = "wgpu")]
+use crate::wgpu::WgpuBackend;
 
 /// A device that a backend runs on, by name. Its [`Display`](fmt::Display) form is what [`FromStr`] reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,6 +24,8 @@ pub enum Device {
     Cpu,
     /// `cuda`, the first CUDA device, or `cuda:1`, the one of that number.
     Cuda(usize),
+    /// `wgpu`, the first adapter that wgpu finds, or `wgpu:1`, the one of that number.
+    Wgpu(usize),
 }
 
 impl fmt::Display for Device {
@@ -33,6 +34,8 @@ impl fmt::Display for Device {
             Device::Cpu => f.write_str("cpu"),
             Device::Cuda(0) => f.write_str("cuda"),
             Device::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+            Device::Wgpu(0) => f.write_str("wgpu"),
+            Device::Wgpu(ordinal) => write!(f, "wgpu:{ordinal}"),
         }
     }
 }
@@ -43,25 +46,24 @@ impl FromStr for Device {
     /// The device of that name, whether this build and this machine have it or not. `cuda:0` is `cuda`.
     ///
     /// # Errors
-    /// `Unavailable` for a backend that is yet to come, `Unsupported` for a name that no device has.
+    /// `Unsupported` for a name that no device has.
     fn from_str(name: &str) -> Result<Self, Error> {
-        if name == "cpu" {
-            return Ok(Device::Cpu);
-        }
-        if name == "cuda" {
-            return Ok(Device::Cuda(0));
-        }
-        if let Some(number) = name.strip_prefix("cuda:") {
-            // `parse` alone would take a sign.
-            let ordinal = number.parse().ok().filter(|_| number.bytes().all(|byte| byte.is_ascii_digit()));
-            let rule = || format!("a CUDA device is cuda or cuda:N with N = 0, 1, .., got {name:?}");
-            return ordinal.map(Device::Cuda).ok_or_else(|| Error::Unsupported { rule: rule() });
-        }
-        let (backend, reason) = TO_COME;
-        if name == backend {
-            return Err(Error::Unavailable { backend, reason: reason.into() });
-        }
-        Err(Error::Unsupported { rule: format!("a backend is one of cpu, cuda and wgpu, got {name:?}") })
+        let (backend, number) = name.split_once(':').map_or((name, None), |(backend, number)| (backend, Some(number)));
+        let (numbered, kind): (fn(usize) -> Device, _) = match (backend, number) {
+            ("cpu", None) => return Ok(Device::Cpu),
+            ("cuda", _) => (Device::Cuda, "CUDA"),
+            ("wgpu", _) => (Device::Wgpu, "wgpu"),
+            (_, _) => {
+                return Err(Error::Unsupported {
+                    rule: format!("a backend is one of cpu, cuda and wgpu, got {name:?}"),
+                });
+            }
+        };
+        let Some(number) = number else { return Ok(numbered(0)) };
+        // `parse` alone would take a sign.
+        let ordinal = number.parse().ok().filter(|_| number.bytes().all(|byte| byte.is_ascii_digit()));
+        let rule = || format!("a {kind} device is {backend} or {backend}:N with N = 0, 1, .., got {name:?}");
+        ordinal.map(numbered).ok_or_else(|| Error::Unsupported { rule: rule() })
     }
 }
 
@@ -76,12 +78,11 @@ pub struct Availability {
 
 /// Every device of every backend: what is on this machine and, for what is not, why. Never panics.
 ///
-/// A backend without a device has one entry, under its own name. Every CUDA device is opened, which takes a moment each.
+/// A backend without a device has one entry, under its own name. Every GPU is opened, which takes a moment each.
 pub fn available() -> Vec<Availability> {
-    let devices = std::iter::once(Device::Cpu).chain((0..cuda_devices()).map(Device::Cuda));
-    let (name, reason) = TO_COME;
-    let to_come = Availability { name: name.into(), status: Err(reason.into()) };
-    devices.map(probe).chain([to_come]).collect()
+    let cuda = (0..cuda_devices()).map(Device::Cuda);
+    let wgpu = (0..wgpu_devices()).map(Device::Wgpu);
+    std::iter::once(Device::Cpu).chain(cuda).chain(wgpu).map(probe).collect()
 }
 
 fn probe(device: Device) -> Availability {
@@ -105,6 +106,18 @@ const fn cuda_devices() -> usize {
     1
 }
 
+/// How many adapters to list. Where there is none, opening the first says why.
+#[cfg(feature = "wgpu")]
+fn wgpu_devices() -> usize {
+    WgpuBackend::device_count().unwrap_or(1)
+}
+
+/// One to list, with the reason why it is not here.
+#[cfg(not(feature = "wgpu"))]
+const fn wgpu_devices() -> usize {
+    1
+}
+
 /// A backend chosen at run time.
 ///
 /// Match on it where the tensors' types are known for each backend; with the feature `conformance`, `dispatch` runs
@@ -118,6 +131,9 @@ pub enum AnyBackend {
     /// The CUDA backend on one device.
     #[cfg(feature = "cuda")]
     Cuda(CudaBackend),
+    /// The wgpu backend on one device.
+    #[cfg(feature = "wgpu")]
+    Wgpu(WgpuBackend),
 }
 
 impl AnyBackend {
@@ -135,16 +151,22 @@ impl AnyBackend {
             Device::Cuda(ordinal) => CudaBackend::new(ordinal).map(AnyBackend::Cuda),
             #[cfg(not(feature = "cuda"))]
             Device::Cuda(_) => Err(not_built_in("cuda")),
+            #[cfg(feature = "wgpu")]
+            Device::Wgpu(ordinal) => WgpuBackend::new(ordinal).map(AnyBackend::Wgpu),
+            #[cfg(not(feature = "wgpu"))]
+            Device::Wgpu(_) => Err(not_built_in("wgpu")),
         }
     }
 
-    /// The device it runs on.
+    /// The device it runs on. A wgpu device that was handed in has no number, and counts as the first.
     pub fn device(&self) -> Device {
         match *self {
             #[cfg(feature = "cpu")]
             AnyBackend::Cpu(_) => Device::Cpu,
             #[cfg(feature = "cuda")]
             AnyBackend::Cuda(ref backend) => Device::Cuda(backend.stream().context().ordinal()),
+            #[cfg(feature = "wgpu")]
+            AnyBackend::Wgpu(ref backend) => Device::Wgpu(backend.ordinal().unwrap_or(0)),
         }
     }
 
@@ -155,6 +177,8 @@ impl AnyBackend {
             AnyBackend::Cpu(backend) => Some(backend),
             #[cfg(feature = "cuda")]
             AnyBackend::Cuda(_) => None,
+            #[cfg(feature = "wgpu")]
+            AnyBackend::Wgpu(_) => None,
         }
     }
 
@@ -165,13 +189,27 @@ impl AnyBackend {
             #[cfg(feature = "cpu")]
             AnyBackend::Cpu(_) => None,
             AnyBackend::Cuda(backend) => Some(backend),
+            #[cfg(feature = "wgpu")]
+            AnyBackend::Wgpu(_) => None,
+        }
+    }
+
+    /// The wgpu backend, if it is that.
+    #[cfg(feature = "wgpu")]
+    pub fn as_wgpu(&self) -> Option<&WgpuBackend> {
+        match self {
+            #[cfg(feature = "cpu")]
+            AnyBackend::Cpu(_) => None,
+            #[cfg(feature = "cuda")]
+            AnyBackend::Cuda(_) => None,
+            AnyBackend::Wgpu(backend) => Some(backend),
         }
     }
 
     /// Runs a task on the backend, whichever it is.
     #[cfg(feature = "conformance")]
     #[cfg_attr(
-        not(any(feature = "cpu", feature = "cuda")),
+        not(any(feature = "cpu", feature = "cuda", feature = "wgpu")),
         expect(unused_variables, reason = "without a backend there is no value to match")
     )]
     pub fn dispatch<K: Task>(&self, task: K) -> K::Output {
@@ -180,12 +218,14 @@ impl AnyBackend {
             AnyBackend::Cpu(ref backend) => task.run(backend),
             #[cfg(feature = "cuda")]
             AnyBackend::Cuda(ref backend) => task.run(backend),
+            #[cfg(feature = "wgpu")]
+            AnyBackend::Wgpu(ref backend) => task.run(backend),
         }
     }
 }
 
 /// A device whose backend this build lacks. The feature has the backend's name.
-#[cfg(not(all(feature = "cpu", feature = "cuda")))]
+#[cfg(not(all(feature = "cpu", feature = "cuda", feature = "wgpu")))]
 fn not_built_in(backend: &'static str) -> Error {
     let reason = format!("not built in: rmsnorm-core was built without its feature `{backend}`");
     Error::Unavailable { backend, reason }
@@ -193,7 +233,7 @@ fn not_built_in(backend: &'static str) -> Error {
 
 impl fmt::Display for AnyBackend {
     #[cfg_attr(
-        not(any(feature = "cpu", feature = "cuda")),
+        not(any(feature = "cpu", feature = "cuda", feature = "wgpu")),
         expect(unused_variables, reason = "without a backend there is no value to match")
     )]
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -202,6 +242,8 @@ impl fmt::Display for AnyBackend {
             AnyBackend::Cpu(ref backend) => write!(f, "{backend}"),
             #[cfg(feature = "cuda")]
             AnyBackend::Cuda(ref backend) => write!(f, "{backend}"),
+            #[cfg(feature = "wgpu")]
+            AnyBackend::Wgpu(ref backend) => write!(f, "{backend}"),
         }
     }
 }
@@ -222,7 +264,14 @@ mod tests {
 
     #[test]
     fn device_names_are_read_back() {
-        for (device, name) in [(Device::Cpu, "cpu"), (Device::Cuda(0), "cuda"), (Device::Cuda(12), "cuda:12")] {
+        let names = [
+            (Device::Cpu, "cpu"),
+            (Device::Cuda(0), "cuda"),
+            (Device::Cuda(12), "cuda:12"),
+            (Device::Wgpu(0), "wgpu"),
+            (Device::Wgpu(3), "wgpu:3"),
+        ];
+        for (device, name) in names {
             assert_eq!(device.to_string(), name);
             assert_eq!(name.parse::<Device>().unwrap(), device);
         }
@@ -236,20 +285,16 @@ mod tests {
             let expected = "unsupported: a CUDA device is cuda or cuda:N with N = 0, 1, .., got ";
             assert_eq!(message, format!("{expected}{name:?}"));
         }
+        let message = "wgpu:-1".parse::<Device>().unwrap_err().to_string();
+        assert_eq!(message, r#"unsupported: a wgpu device is wgpu or wgpu:N with N = 0, 1, .., got "wgpu:-1""#);
     }
 
     #[test]
     fn device_unknown_name_lists_the_names() {
-        for name in ["tpu", "cud", "cudax", "CUDA", ""] {
+        for name in ["tpu", "cud", "cudax", "CUDA", "cpu:0", ""] {
             let message = name.parse::<Device>().unwrap_err().to_string();
             assert_eq!(message, format!("unsupported: a backend is one of cpu, cuda and wgpu, got {name:?}"));
         }
-    }
-
-    #[test]
-    fn device_to_come_says_so() {
-        let message = "wgpu".parse::<Device>().unwrap_err().to_string();
-        assert_eq!(message, "the wgpu backend is not available: not built in: this build has no wgpu backend (yet)");
     }
 
     #[cfg(not(feature = "cuda"))]

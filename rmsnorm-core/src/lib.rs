@@ -8,6 +8,7 @@
 //! |---|---|---|
 //! | `cpu` (default) | `cpu` | the CPU backend |
 //! | `cuda` | `cuda` | the CUDA backend; builds without CUDA, and says what is missing where it cannot run |
+//! | `wgpu` | `wgpu` | the wgpu backend: Vulkan, Metal and Direct3D 12, with no SDK |
 //! | `conformance` | `conformance` | the suite that proves a backend, and [`AnyBackend`]'s `dispatch` |
 //! | `measure` | `measure` | operations, tensors and clocks to measure a backend with |
 //!
@@ -51,4 +52,10 @@ pub mod cpu {
 #[cfg(feature = "cuda")]
 pub mod cuda {
     pub use rmsnorm_cuda::*;
+}
+
+/// The wgpu backend.
+#[cfg(feature = "wgpu")]
+pub mod wgpu {
+    pub use rmsnorm_wgpu::*;
 }

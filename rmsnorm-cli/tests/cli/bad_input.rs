@@ -145,7 +145,7 @@ fn bad_settings_are_refused_with_their_source() {
 #[test]
 fn missing_backends_are_refused() {
     refuse(&file(&good(), &GOOD), &["--backend", "tpu"], &["cpu, cuda and wgpu", "tpu"]);
-    refuse(&file(&good(), &GOOD), &["--backend", "wgpu"], &["wgpu", "not built in"]);
+    refuse(&file(&good(), &GOOD), &["--backend", "wgpu"], &["the wgpu backend is not available: "]);
     refuse(&file(&good(), &GOOD), &["--backend", "cuda"], &["the cuda backend is not available: "]);
     refuse(&file(&good(), &GOOD), &["--backend", "cuda:one"], &["cuda:N", "cuda:one"]);
 }

@@ -1,4 +1,4 @@
-//! What only a GPU can show. Without one each test says so and passes, unless `RMSNORM_REQUIRE` names `cuda`.
+//! What only a device can show. Without one each test says so and passes, unless `RMSNORM_REQUIRE` names its backend.
 
 use rmsnorm_core::{DType, Norm};
 use serde_json::Value;
@@ -6,35 +6,24 @@ use serde_json::Value;
 use crate::run::{check, inputs, metadata};
 use crate::support::{Folder, file};
 
-/// A folder where the program finds a GPU, if there is one.
-fn gpu() -> Option<Folder> {
+/// A folder where the program finds a device of that backend, if there is one.
+fn device(backend: &str) -> Option<Folder> {
     let folder = Folder::with_gpu();
     let report: Value = serde_json::from_str(&folder.rmsnorm(&["devices", "--json"]).stdout).unwrap();
     let devices = report["devices"].as_array().unwrap();
-    let cuda = devices.iter().find(|device| device["name"] == "cuda").unwrap();
-    if cuda["available"] == true {
+    let first = devices.iter().find(|device| device["name"] == backend).unwrap();
+    if first["available"] == true {
         return Some(folder);
     }
     let required = std::env::var("RMSNORM_REQUIRE").unwrap_or_default();
-    let is_required = required.split(',').any(|name| ["cuda", "all"].contains(&name.trim()));
-    assert!(!is_required, "{}, and RMSNORM_REQUIRE={required} asks for it", cuda["reason"]);
-    println!("skipped: {}", cuda["reason"]);
+    let is_required = required.split(',').any(|name| [backend, "all"].contains(&name.trim()));
+    assert!(!is_required, "{}, and RMSNORM_REQUIRE={required} asks for it", first["reason"]);
+    println!("skipped: {}", first["reason"]);
     None
 }
 
-#[test]
-fn gpu_is_listed_with_its_versions() {
-    let Some(folder) = gpu() else { return };
-    let outcome = folder.rmsnorm(&["devices"]);
-    let line = outcome.stdout.lines().find(|line| line.starts_with("cuda   ready    ")).unwrap();
-    for word in ["sm_", "SMs", "GiB", "driver", "NVRTC"] {
-        assert!(line.contains(word), "{word} is not in {line:?}");
-    }
-}
-
-#[test]
-fn gpu_runs_files_as_the_definition_says() {
-    let Some(folder) = gpu() else { return };
+/// Runs files of all mixes of dtypes that a pair of norms has.
+fn run_files(folder: &Folder, backend: &str) {
     let (matrix, row): (&[usize], &[usize]) = (&[3, 5, 37], &[37]);
     for norm in Norm::ALL {
         for (activation, other) in [(DType::F32, DType::F32), (DType::Bf16, DType::Bf16), (DType::F16, DType::F32)] {
@@ -48,14 +37,30 @@ fn gpu_runs_files_as_the_definition_says() {
             ];
             let inputs = inputs(norm, &tensors);
             folder.write("in", &file(&inputs.tensors, &metadata(norm)));
-            check(&folder, &inputs, &["--backend", "cuda"]);
+            check(folder, &inputs, &["--backend", backend]);
         }
     }
 }
 
 #[test]
+fn gpu_is_listed_with_its_versions() {
+    let Some(folder) = device("cuda") else { return };
+    let outcome = folder.rmsnorm(&["devices"]);
+    let line = outcome.stdout.lines().find(|line| line.starts_with("cuda   ready    ")).unwrap();
+    for word in ["sm_", "SMs", "GiB", "driver", "NVRTC"] {
+        assert!(line.contains(word), "{word} is not in {line:?}");
+    }
+}
+
+#[test]
+fn gpu_runs_files_as_the_definition_says() {
+    let Some(folder) = device("cuda") else { return };
+    run_files(&folder, "cuda");
+}
+
+#[test]
 fn gpu_bench_replays_graphs_over_rotating_sets() {
-    let Some(folder) = gpu() else { return };
+    let Some(folder) = device("cuda") else { return };
     let args = ["bench", "--backend", "cuda", "--shapes", "64x1000,1x4096", "--seconds", "0", "--dtype", "bf16"];
     let reductions = ["--reduction", "partials,locks,atomics", "--json", "-"];
     let outcome = folder.rmsnorm(&[&args[..], &reductions].concat());
@@ -72,7 +77,7 @@ fn gpu_bench_replays_graphs_over_rotating_sets() {
 
 #[test]
 fn gpu_has_no_room_for_everything() {
-    let Some(folder) = gpu() else { return };
+    let Some(folder) = device("cuda") else { return };
     for (args, words) in [
         (["bench", "--backend", "cuda", "--shapes", "1x4096,1048576x1048576"], &["GiB", "1048576x1048576"] as &[_]),
         (["bench", "--backend", "cuda:99", "--shapes", "1x4096"], &["no device 99"]),
@@ -80,5 +85,37 @@ fn gpu_has_no_room_for_everything() {
         let outcome = folder.rmsnorm(&args);
         assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(2), ""), "{outcome:?}");
         assert!(words.iter().all(|word| outcome.stderr.contains(word)), "{}", outcome.stderr);
+    }
+}
+
+#[test]
+fn adapter_is_listed_with_its_limits() {
+    let Some(folder) = device("wgpu") else { return };
+    let outcome = folder.rmsnorm(&["devices"]);
+    let line = outcome.stdout.lines().find(|line| line.starts_with("wgpu   ready    ")).unwrap();
+    for word in ["vulkan", "bindings", "storage buffers"] {
+        assert!(line.to_lowercase().contains(word), "{word} is not in {line:?}");
+    }
+}
+
+#[test]
+fn adapter_runs_files_as_the_definition_says() {
+    let Some(folder) = device("wgpu") else { return };
+    run_files(&folder, "wgpu");
+}
+
+#[test]
+fn adapter_bench_measures_by_timestamps() {
+    let Some(folder) = device("wgpu") else { return };
+    let args =
+        ["bench", "--backend", "wgpu", "--shapes", "64x1000", "--seconds", "0", "--dtype", "bf16", "--json", "-"];
+    let outcome = folder.rmsnorm(&args);
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+    let report: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    let rows = report["reports"][0]["rows"].as_array().unwrap();
+    assert!(!rows.is_empty());
+    for row in rows {
+        assert!(["timestamps", "wall"].iter().any(|mode| row["mode"] == *mode), "{row}");
+        assert!(row["us"].as_f64().unwrap() > 0.0, "{row}");
     }
 }

@@ -88,15 +88,18 @@ pub enum Mode {
     Graph,
     /// Events around a loop of calls, whose launches may leave gaps.
     Events,
+    /// Timestamps of the device around calls in one submission: the device's time.
+    Timestamps,
 }
 
 impl Mode {
-    /// The name in reports: `wall`, `graph` or `events`.
+    /// The name in reports: `wall`, `graph`, `events` or `timestamps`.
     pub const fn name(self) -> &'static str {
         match self {
             Mode::Wall => "wall",
             Mode::Graph => "graph",
             Mode::Events => "events",
+            Mode::Timestamps => "timestamps",
         }
     }
 }
@@ -117,7 +120,7 @@ impl AnyBackend {
     /// # Errors
     /// `Device` if there is no such stream.
     #[cfg_attr(
-        not(any(feature = "cpu", feature = "cuda")),
+        not(any(feature = "cpu", feature = "cuda", feature = "wgpu")),
         expect(unused_variables, reason = "without a backend there is no value to match")
     )]
     pub fn measure<M: Measurement>(&self, measurement: M) -> Result<M::Output, Error> {
@@ -126,6 +129,8 @@ impl AnyBackend {
             AnyBackend::Cpu(ref backend) => Ok(measurement.run(backend)),
             #[cfg(feature = "cuda")]
             AnyBackend::Cuda(ref backend) => Ok(measurement.run(&super::cuda::capturable(backend)?)),
+            #[cfg(feature = "wgpu")]
+            AnyBackend::Wgpu(ref backend) => Ok(measurement.run(backend)),
         }
     }
 }

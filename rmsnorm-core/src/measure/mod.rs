@@ -13,6 +13,8 @@ mod cuda;
 mod judge;
 mod measurable;
 mod pattern;
+#[cfg(feature = "wgpu")]
+mod wgpu;
 mod workload;
 
 pub use clock::{Samples, Sampling, Timing, alternate};

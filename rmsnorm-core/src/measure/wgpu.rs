@@ -1,0 +1,201 @@
+//! Measuring a wgpu device: timestamps around calls in one submission, and a copy by a kernel.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use super::Shape;
+use super::measurable::{Call, Measurable, Mode, Sets};
+use crate::conformance::Harness;
+use crate::wgpu::wgpu::{
+    Buffer, BufferDescriptor, BufferUsages, CommandEncoderDescriptor, DeviceType, Features, MapMode, PollType,
+    QuerySet, QuerySetDescriptor, QueryType,
+};
+use crate::wgpu::{TestBuffer, WgpuBackend, WgpuSlice};
+use crate::{Element, Error};
+
+/// Three matrices of all sets exceed this many bytes together, like on CUDA: several times the cache of any device.
+const COLD_BYTES: usize = 512 << 20;
+
+/// The most sets: small calls need not be told apart further.
+const MOST_SETS: usize = 64;
+
+/// Tensors of this many bytes in all are in no cache. wgpu tells none's size.
+const NO_CACHE_BYTES: usize = 128 << 20;
+
+/// Elements that a software adapter, which is a processor in disguise, is measured with at most.
+const MOST_SOFTWARE_ELEMENTS: usize = 1 << 20;
+
+/// Calls in one submission: the driver holds on to what each of them needs.
+const MOST_CALLS: usize = 1024;
+
+/// What timestamps need of a device.
+const TIMESTAMPS: Features = Features::TIMESTAMP_QUERY.union(Features::TIMESTAMP_QUERY_INSIDE_ENCODERS);
+
+/// Where a sample's two timestamps go; `None` on a device that has none.
+pub struct Batch(Option<Stamps>);
+
+struct Stamps {
+    queries: QuerySet,
+    resolved: Buffer,
+}
+
+impl Measurable for WgpuBackend {
+    /// Those of CUDA that wgpu has targets for, a call that hardly fills the device, and decode steps.
+    const SHAPES: &'static [Shape] = &[
+        Shape { rows: 32768, cols: 4096 },
+        Shape { rows: 1_048_576, cols: 128 },
+        Shape { rows: 32768, cols: 1024 },
+        Shape { rows: 16384, cols: 8192 },
+        Shape { rows: 8192, cols: 16384 },
+        Shape { rows: 2048, cols: 65536 },
+        Shape { rows: 256, cols: 4096 },
+        Shape { rows: 1, cols: 4096 },
+    ];
+
+    const COPIES: usize = 1;
+
+    const SAMPLE_SECONDS: f64 = 30e-3;
+
+    type Batch = Batch;
+
+    fn sets(&self, matrix_bytes: usize) -> Sets {
+        let most = if is_software(self) { 2 } else { MOST_SETS };
+        let count = COLD_BYTES.div_ceil(3 * matrix_bytes.max(1)).clamp(2, most);
+        Sets { count, is_cold: 2 * count * matrix_bytes >= NO_CACHE_BYTES }
+    }
+
+    /// wgpu does not say how much memory is free: what does not fit is an error of the device.
+    fn admit(&self, shape: Shape, _bytes: usize) -> Result<(), String> {
+        let most = self.device().limits().max_buffer_size;
+        if shape.elements() as u64 * 4 > most {
+            return Err(format!("a buffer of this device has at most {most} bytes"));
+        }
+        if is_software(self) && shape.elements() > MOST_SOFTWARE_ELEMENTS {
+            return Err(format!("a software adapter is measured with at most {MOST_SOFTWARE_ELEMENTS} elements"));
+        }
+        Ok(())
+    }
+
+    /// Only the period comes from the host, and is copied on the device: gigabytes from the host would take seconds.
+    fn repeat<T: Element>(&self, period: &[T], len: usize, count: usize) -> Result<Vec<TestBuffer<T>>, Error> {
+        let from = self.upload(period)?;
+        let repeated = |_| {
+            let mut buffer = self.uninitialized(len)?;
+            self.batch(|| {
+                (0..len).step_by(period.len().max(1)).try_for_each(|start| {
+                    let part = 0..period.len().min(len - start);
+                    let to = start..start + part.len();
+                    Measurable::copy(self, self.view(&from, part), self.view_mut(&mut buffer, to), 0)
+                })
+            })?;
+            Ok(buffer)
+        };
+        (0..count).map(repeated).collect()
+    }
+
+    fn copy<T: Element>(&self, from: WgpuSlice<'_, T>, to: WgpuSlice<'_, T>, _way: usize) -> Result<(), Error> {
+        if from.len() != to.len() {
+            return Err(Error::Length { arg: "to", min: from.len(), max: from.len(), got: to.len() });
+        }
+        WgpuBackend::copy(self, from, to)
+    }
+
+    fn prepare(&self, sets: usize, call: &mut Call<'_>) -> Result<Batch, Error> {
+        (0..sets).try_for_each(call)?;
+        self.wait()?;
+        let device = self.device();
+        let stamps = device.features().contains(TIMESTAMPS).then(|| Stamps {
+            queries: device.create_query_set(&QuerySetDescriptor { label: None, ty: QueryType::Timestamp, count: 2 }),
+            resolved: device.create_buffer(&BufferDescriptor {
+                label: None,
+                size: 16,
+                usage: BufferUsages::QUERY_RESOLVE | BufferUsages::COPY_SRC,
+                mapped_at_creation: false,
+            }),
+        });
+        Ok(Batch(stamps))
+    }
+
+    fn time(&self, batch: &Batch, sets: Range<usize>, call: &mut Call<'_>) -> Result<f64, Error> {
+        let calls = sets.len();
+        let mut seconds = 0.0;
+        let (mut start, end) = (sets.start, sets.end);
+        while start < end {
+            let part = start..end.min(start + MOST_CALLS);
+            start = part.end;
+            seconds += match &batch.0 {
+                Some(stamps) => self.between_stamps(stamps, || part.clone().try_for_each(&mut *call))?,
+                None => {
+                    let start = Instant::now();
+                    self.batch(|| part.clone().try_for_each(&mut *call))?;
+                    self.wait()?;
+                    start.elapsed().as_secs_f64()
+                }
+            };
+        }
+        Ok(seconds / calls.max(1) as f64)
+    }
+
+    fn mode(&self, batch: &Batch) -> Mode {
+        if batch.0.is_some() { Mode::Timestamps } else { Mode::Wall }
+    }
+}
+
+/// Whether the device is a processor that plays a GPU.
+fn is_software(backend: &WgpuBackend) -> bool {
+    backend.device().adapter_info().device_type == DeviceType::Cpu
+}
+
+/// What measuring adds to the backend.
+trait Clock {
+    /// A buffer of which nothing has been written.
+    fn uninitialized<T: Element>(&self, len: usize) -> Result<TestBuffer<T>, Error>;
+
+    /// Waits until all that was submitted is done.
+    fn wait(&self) -> Result<(), Error>;
+
+    /// Seconds on the device between the first and the last of the calls, which become one submission.
+    fn between_stamps(&self, stamps: &Stamps, calls: impl FnOnce() -> Result<(), Error>) -> Result<f64, Error>;
+}
+
+impl Clock for WgpuBackend {
+    fn uninitialized<T: Element>(&self, len: usize) -> Result<TestBuffer<T>, Error> {
+        TestBuffer::new(self, len)
+    }
+
+    fn wait(&self) -> Result<(), Error> {
+        self.device().poll(PollType::wait_indefinitely()).map(|_| ()).map_err(failure)
+    }
+
+    fn between_stamps(&self, stamps: &Stamps, calls: impl FnOnce() -> Result<(), Error>) -> Result<f64, Error> {
+        let device = self.device();
+        let mut encoder = device.create_command_encoder(&CommandEncoderDescriptor::default());
+        encoder.write_timestamp(&stamps.queries, 0);
+        let (mut encoder, made) = self.record_into(encoder, calls);
+        made?;
+        encoder.write_timestamp(&stamps.queries, 1);
+        encoder.resolve_query_set(&stamps.queries, 0..2, &stamps.resolved, 0);
+        let usage = BufferUsages::MAP_READ | BufferUsages::COPY_DST;
+        let staging =
+            device.create_buffer(&BufferDescriptor { label: None, size: 16, usage, mapped_at_creation: false });
+        encoder.copy_buffer_to_buffer(&stamps.resolved, 0, &staging, 0, 16);
+        self.queue().submit([encoder.finish()]);
+        // The outcome is that of `get_mapped_range`.
+        staging.map_async(MapMode::Read, .., |_| {});
+        self.wait()?;
+        let mapped = staging.get_mapped_range(..).map_err(failure)?;
+        let [start, end] = [0, 8].map(|at| {
+            let bytes: Option<[u8; 8]> = mapped.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
+            u64::from_le_bytes(bytes.unwrap_or_default())
+        });
+        if end <= start {
+            // What failed before this, wgpu tells others.
+            return Err(Error::Device { backend: "wgpu", source: "the device has written no timestamps".into() });
+        }
+        Ok((end - start) as f64 * f64::from(self.queue().get_timestamp_period()) * 1e-9)
+    }
+}
+
+fn failure(error: impl std::error::Error + Send + Sync + 'static) -> Error {
+    Error::Device { backend: "wgpu", source: Box::new(error) }
+}
