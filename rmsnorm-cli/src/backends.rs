@@ -1,7 +1,6 @@
 //! From names and flags to a backend that is ready: the one place where the command line tells backends apart.
 
 use rmsnorm_core::cpu::{CpuBackend, Isa};
-use rmsnorm_core::wgpu::wgpu::DeviceType;
 use rmsnorm_core::{AnyBackend, available};
 
 use crate::args::CpuArgs;
@@ -39,11 +38,6 @@ pub fn flags(args: &CpuArgs) -> String {
     let isa = args.isa.as_ref().map(|isa| format!(" --isa {isa}"));
     let threads = args.threads.map(|threads| format!(" --threads {threads}"));
     isa.into_iter().chain(threads).collect()
-}
-
-/// Whether the device is a processor that plays a GPU: it takes minutes for what others do in seconds.
-pub fn is_software(backend: &AnyBackend) -> bool {
-    backend.as_wgpu().is_some_and(|wgpu| wgpu.device().adapter_info().device_type == DeviceType::Cpu)
 }
 
 /// The names of the backends that this machine can run.

@@ -6,7 +6,8 @@ use std::thread::{self, ThreadId};
 
 use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, ForwardInPlace, NormBackend, NormSpec, Problem, Span};
 use wgpu::{
-    AdapterInfo, Buffer, BufferDescriptor, BufferUsages, CommandEncoder, CommandEncoderDescriptor, Device, Queue,
+    AdapterInfo, Buffer, BufferDescriptor, BufferUsages, CommandEncoder, CommandEncoderDescriptor, Device, DeviceType,
+    Queue,
 };
 
 use crate::adapter::{self, Health};
@@ -174,6 +175,11 @@ impl WgpuBackend {
     /// The number of the adapter that [`new`](Self::new) was asked for; `None` on a device of the caller's.
     pub fn ordinal(&self) -> Option<usize> {
         self.shared.own.as_ref().map(|own| own.ordinal)
+    }
+
+    /// Whether the device is a processor that plays a GPU: it takes minutes for what others do in seconds.
+    pub fn is_software(&self) -> bool {
+        self.device().adapter_info().device_type == DeviceType::Cpu
     }
 
     /// The device that tensors lie on.

@@ -1,11 +1,11 @@
 //! `rmsnorm` without a command: the devices, each proven and measured in brief.
 
 use rmsnorm_core::conformance::Options;
+use rmsnorm_core::wgpu::WgpuBackend;
 use rmsnorm_core::{AnyBackend, available};
 
 use super::conformance::prove;
 use super::{bench, devices};
-use crate::backends;
 use crate::failure::Failure;
 use crate::output::print;
 
@@ -17,7 +17,7 @@ pub fn run() -> Result<(), Failure> {
     let mut proven = Vec::new();
     for device in devices.iter().filter(|device| device.status.is_ok()) {
         let (backend, name) = (AnyBackend::open(device.name.parse()?)?, &device.name);
-        if backends::is_software(&backend) {
+        if backend.as_wgpu().is_some_and(WgpuBackend::is_software) {
             let how = format!("rmsnorm conformance --backend {name} --profile smoke");
             print(&format!("Conformance, {name}\n\nleft out: a software adapter takes minutes; run {how}\n\n"))?;
             continue;

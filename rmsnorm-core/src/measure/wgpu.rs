@@ -7,8 +7,8 @@ use super::Shape;
 use super::measurable::{Call, Measurable, Mode, Sets};
 use crate::conformance::Harness;
 use crate::wgpu::wgpu::{
-    Buffer, BufferDescriptor, BufferUsages, CommandEncoderDescriptor, DeviceType, Features, MapMode, PollType,
-    QuerySet, QuerySetDescriptor, QueryType,
+    Buffer, BufferDescriptor, BufferUsages, CommandEncoderDescriptor, Features, MapMode, PollType, QuerySet,
+    QuerySetDescriptor, QueryType,
 };
 use crate::wgpu::{TestBuffer, WgpuBackend, WgpuSlice};
 use crate::{Element, Error};
@@ -59,7 +59,7 @@ impl Measurable for WgpuBackend {
     type Batch = Batch;
 
     fn sets(&self, matrix_bytes: usize) -> Sets {
-        let most = if is_software(self) { 2 } else { MOST_SETS };
+        let most = if self.is_software() { 2 } else { MOST_SETS };
         let count = COLD_BYTES.div_ceil(3 * matrix_bytes.max(1)).clamp(2, most);
         Sets { count, is_cold: 2 * count * matrix_bytes >= NO_CACHE_BYTES }
     }
@@ -70,7 +70,7 @@ impl Measurable for WgpuBackend {
         if shape.elements() as u64 * 4 > most {
             return Err(format!("a buffer of this device has at most {most} bytes"));
         }
-        if is_software(self) && shape.elements() > MOST_SOFTWARE_ELEMENTS {
+        if self.is_software() && shape.elements() > MOST_SOFTWARE_ELEMENTS {
             return Err(format!("a software adapter is measured with at most {MOST_SOFTWARE_ELEMENTS} elements"));
         }
         Ok(())
@@ -139,11 +139,6 @@ impl Measurable for WgpuBackend {
     fn mode(&self, batch: &Batch) -> Mode {
         if batch.0.is_some() { Mode::Timestamps } else { Mode::Wall }
     }
-}
-
-/// Whether the device is a processor that plays a GPU.
-fn is_software(backend: &WgpuBackend) -> bool {
-    backend.device().adapter_info().device_type == DeviceType::Cpu
 }
 
 /// What measuring adds to the backend.

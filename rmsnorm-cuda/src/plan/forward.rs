@@ -57,18 +57,23 @@ enum Load {
     LayerResidual,
 }
 
-/// How threads share a row that a cluster has in its registers; `None` if it is too short to gain by it, or too long.
-///
-/// The figures are shares of the copy's 4.2 TB/s, in bf16 on an H200, 2026-11-21.
-fn cluster_tile(packs: usize, load: Load, caps: &Caps) -> Option<Tile> {
-    let tile = |cluster: u32, threads_per_row: u32, blocks_per_sm| Tile {
+/// Blocks of that many threads that have one row: a cluster of them, or one alone.
+fn one_row(packs: usize, cluster: u32, threads_per_row: u32, blocks_per_sm: u32) -> Tile {
+    Tile {
         packs: packs.div_ceil((cluster * threads_per_row) as usize) as u32,
         threads_per_row,
         groups: 1,
         cluster,
         blocks_per_sm,
         ..Tile::NONE
-    };
+    }
+}
+
+/// How threads share a row that a cluster has in its registers; `None` if it is too short to gain by it, or too long.
+///
+/// The figures are shares of the copy's 4.2 TB/s, in bf16 on an H200, 2026-11-21.
+fn cluster_tile(packs: usize, load: Load, caps: &Caps) -> Option<Tile> {
+    let tile = |cluster, threads_per_row, blocks_per_sm| one_row(packs, cluster, threads_per_row, blocks_per_sm);
     let tile = match (packs, load) {
         // 4096x32768: 101 %, 100 % from the L1; with a residual 101 %, 98 % from shared memory.
         (2049..=4096, Load::Plain) => tile(2, 128, 3),
@@ -157,14 +162,7 @@ fn tile(packs: usize, load: Load) -> Option<Tile> {
 /// How threads share a row that lies in shared memory; `None` if it does not fit.
 fn long_tile(packs: usize, load: Load, caps: &Caps) -> Option<Tile> {
     use Load::{Layer, LayerResidual, Plain, Residual};
-    let tile = |cluster: u32, threads_per_row: u32, blocks_per_sm| Tile {
-        packs: packs.div_ceil((cluster * threads_per_row) as usize) as u32,
-        threads_per_row,
-        groups: 1,
-        cluster,
-        blocks_per_sm,
-        ..Tile::NONE
-    };
+    let tile = |cluster, threads_per_row, blocks_per_sm| one_row(packs, cluster, threads_per_row, blocks_per_sm);
     let tile = match (packs, load) {
         // 4096x32768: layer norm 93 %; RMS norm with a residual, for devices without clusters, 98 %.
         (0..=4096, Layer) => tile(1, 512, 2),
