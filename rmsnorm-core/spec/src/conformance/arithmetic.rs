@@ -54,6 +54,12 @@ impl Arithmetic {
         depth_rows: policy_depth_rows,
     };
 
+    /// What `factor` times an f32 operand may lose if the operand is flushed to zero; nothing where subnormals are kept.
+    pub(super) fn flush_loss(&self, factor: f64) -> f64 {
+        // Not a product with 0, which is NaN for an infinite factor.
+        if self.flushes_subnormals { f64::from(f32::MIN_POSITIVE) * factor.abs() } else { 0.0 }
+    }
+
     /// Whether f32 additions round to nearest even: then the sum with the residual is one exact value.
     pub fn adds_to_nearest(&self) -> bool {
         self.unit_roundoff <= Arithmetic::IEEE.unit_roundoff && !self.flushes_subnormals

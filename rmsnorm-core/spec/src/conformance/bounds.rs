@@ -84,7 +84,8 @@ pub fn forward(
     outputs: &ForwardOutputs,
     model: Model<'_>,
 ) -> ForwardBounds {
-    let u = model.arithmetic.unit_roundoff;
+    let arithmetic = model.arithmetic;
+    let u = arithmetic.unit_roundoff;
     let mut bounds = ForwardBounds::default();
     for (row, h) in outputs.h.chunks_exact(spec.cols).enumerate() {
         let row = Row { h, mean: outputs.mean[row], var: outputs.var[row], rstd: outputs.rstd[row] };
@@ -96,17 +97,18 @@ pub fn forward(
         bounds.rstd.push(statistics.bound(statistics.rstd * row.rstd * SECOND_ORDER));
 
         for (col, h) in h.iter().enumerate() {
-            let x_hat = XHat::new(spec.norm, h - row.mean, row.rstd, statistics, u);
+            let x_hat = XHat::new(spec.norm, h - row.mean, row.rstd, statistics, arithmetic);
             let weight = Weight::new(spec, inputs.weight, col);
             let product = (x_hat.value * weight.value).abs();
             let bias = match inputs.bias {
                 None => 0.0,
                 Some(_) if overflows(product) => f64::INFINITY,
-                Some(_) => u * outputs.y[bounds.y.len()].abs(),
+                Some(_) => u * outputs.y[bounds.y.len()].abs() + arithmetic.flush_loss(1.0),
             };
-            let y = weight.value.abs() * x_hat.error + product * weight.roundings * u + bias;
+            let flushed = arithmetic.flush_loss(x_hat.value) * weight.flushes;
+            let y = weight.value.abs() * x_hat.error() + product * weight.roundings * u + flushed + bias;
             bounds.y.push(statistics.bound(y * SECOND_ORDER + underflow(row.rstd, weight.value)));
-            bounds.x_hat.push(statistics.bound(x_hat.error * SECOND_ORDER + underflow(row.rstd, 0.0)));
+            bounds.x_hat.push(statistics.bound(x_hat.error() * SECOND_ORDER + underflow(row.rstd, 0.0)));
         }
         bounds.statistics.push(statistics);
     }
@@ -134,13 +136,15 @@ pub fn backward(
         let row = BackwardRow::new(pass, row, statistics);
         let means = row.means_error();
         for (column, element) in columns.iter_mut().zip(&row.elements) {
-            column.add(element, statistics);
+            column.add(element, statistics, model.arithmetic);
             let underflow = underflow(row.rstd, element.weight.value) * (1.0 + row.rstd);
             dx.push(statistics.bound(row.dx_error(element, means) * SECOND_ORDER + underflow));
         }
     }
     let depth = (model.arithmetic.depth_rows)(spec.rows);
-    let finish = |error: f64| error * SECOND_ORDER + TINY * spec.rows as f64;
+    // In each row dy may be flushed, and so may the running sum; the product of dweight underflows.
+    let row_loss = TINY + model.arithmetic.flush_loss(2.0);
+    let finish = |error: f64| error * SECOND_ORDER + row_loss * spec.rows as f64;
     BackwardBounds {
         dx,
         dweight: columns.iter().map(|column| finish(column.dweight_error(depth, model))).collect(),
@@ -219,7 +223,11 @@ fn statistics_error(spec: &NormSpec, h_dtype: DType, row: &Row<'_>, model: Model
     let division = division_roundings(spec.cols, arithmetic);
     let mean = match spec.norm {
         Norm::Rms => 0.0,
-        Norm::Layer => Sum::of(row.h.iter().copied()).error(depth, model) / cols + division * u * row.mean.abs(),
+        Norm::Layer => {
+            let sum = Sum::of(row.h.iter().copied()).error(depth, model) / cols;
+            // h, the running sum, the mean.
+            sum + division * u * row.mean.abs() + arithmetic.flush_loss(3.0)
+        }
     };
     let shifted = row.var + eps;
     if !shifted.is_finite() || shifted == 0.0 {
@@ -238,6 +246,7 @@ fn statistics_error(spec: &NormSpec, h_dtype: DType, row: &Row<'_>, model: Model
         (Norm::Layer, DType::F32 | DType::F16 | DType::Bf16) => 3.0,
     };
     let var = squares.error(depth, model) / cols + row.var * (square_roundings + division) * u + mean * mean + TINY;
+    let var = var + arithmetic.flush_loss(2.0);
     if !var.is_finite() {
         return StatisticsError { mean, rstd: f64::INFINITY };
     }
@@ -270,15 +279,17 @@ struct Weight {
     value: f64,
     /// Of a product with it: the multiplication, and the addition of an offset.
     roundings: f64,
+    /// How many values may be flushed to zero on the way to it: the weight, the offset, their sum.
+    flushes: f64,
 }
 
 impl Weight {
     fn new(spec: &NormSpec, weight: Option<&[f64]>, col: usize) -> Weight {
         match weight {
-            None => Weight { value: 1.0, roundings: 1.0 },
+            None => Weight { value: 1.0, roundings: 1.0, flushes: 0.0 },
             Some(weight) => {
-                let roundings = if spec.weight_offset == 0.0 { 1.0 } else { 2.0 };
-                Weight { value: weight[col] + f64::from(spec.weight_offset), roundings }
+                let (roundings, flushes) = if spec.weight_offset == 0.0 { (1.0, 1.0) } else { (2.0, 3.0) };
+                Weight { value: weight[col] + f64::from(spec.weight_offset), roundings, flushes }
             }
         }
     }
@@ -292,12 +303,15 @@ struct XHat {
     common: f64,
     /// From the roundings of this element alone.
     local: f64,
-    /// All of it: common, local, and the share of rstd.
-    error: f64,
+    /// Common, local, and the share of rstd.
+    rounded: f64,
+    /// From `h` and `x_hat` being flushed to zero. Kept apart, since it does not average out.
+    flushed: f64,
 }
 
 impl XHat {
-    fn new(norm: Norm, deviation: f64, rstd: f64, statistics: StatisticsError, u: f64) -> XHat {
+    fn new(norm: Norm, deviation: f64, rstd: f64, statistics: StatisticsError, arithmetic: &Arithmetic) -> XHat {
+        let u = arithmetic.unit_roundoff;
         let value = deviation * rstd;
         let rstd_high = rstd * (1.0 + statistics.rstd);
         let subtraction = match norm {
@@ -306,7 +320,13 @@ impl XHat {
         };
         let common = rstd_high * statistics.mean;
         let local = subtraction + value.abs() * u;
-        XHat { value, common, local, error: common + value.abs() * statistics.rstd + local }
+        let rounded = common + value.abs() * statistics.rstd + local;
+        XHat { value, common, local, rounded, flushed: arithmetic.flush_loss(1.0 + rstd_high) }
+    }
+
+    /// All of it.
+    fn error(&self) -> f64 {
+        self.rounded + self.flushed
     }
 }
 
@@ -323,6 +343,8 @@ struct Pass<'a> {
 struct BackwardElement {
     dy: f64,
     wdy: f64,
+    /// What dy and the weight being flushed to zero may cost in wdy.
+    wdy_loss: f64,
     weight: Weight,
     x_hat: XHat,
     /// The reference's.
@@ -353,8 +375,10 @@ impl<'a> BackwardRow<'a> {
         let element = |col| {
             let i = row * spec.cols + col;
             let weight = Weight::new(spec, inputs.weight, col);
-            let x_hat = XHat::new(spec.norm, inputs.x[i] - mean, rstd, statistics, model.arithmetic.unit_roundoff);
-            BackwardElement { dy: inputs.dy[i], wdy: inputs.dy[i] * weight.value, weight, x_hat, dx: outputs.dx[i] }
+            let x_hat = XHat::new(spec.norm, inputs.x[i] - mean, rstd, statistics, model.arithmetic);
+            let (dy, arithmetic) = (inputs.dy[i], model.arithmetic);
+            let wdy_loss = arithmetic.flush_loss(weight.value) + arithmetic.flush_loss(dy) * weight.flushes;
+            BackwardElement { dy, wdy: dy * weight.value, wdy_loss, weight, x_hat, dx: outputs.dx[i] }
         };
         let elements = (0..spec.cols).map(element).collect();
         BackwardRow { pass, elements, rstd, c1: outputs.c1[row], c2: outputs.c2[row], statistics }
@@ -372,37 +396,42 @@ impl<'a> BackwardRow<'a> {
         let sum_error = |term: &dyn Fn(&BackwardElement) -> f64| {
             Sum::of(self.elements.iter().map(term)).error(depth, model) / spec.cols as f64
         };
+        // The term, the running sum, the average.
+        let sum_loss = model.arithmetic.flush_loss(3.0);
         let c1 = match spec.norm {
             Norm::Rms => 0.0,
             Norm::Layer => {
-                let terms = average(&|e| e.wdy.abs() * e.weight.roundings * u);
-                sum_error(&|e| e.wdy) + terms + division * u * self.c1.abs()
+                let terms = average(&|e| e.wdy.abs() * e.weight.roundings * u + e.wdy_loss);
+                sum_error(&|e| e.wdy) + terms + division * u * self.c1.abs() + sum_loss
             }
         };
         let common = self.elements.first().map_or(0.0, |e| e.x_hat.common);
         let terms = average(&|e| {
             let product = (e.wdy * e.x_hat.value).abs();
-            e.wdy.abs() * (1.0 + self.statistics.rstd) * e.x_hat.local + product * (1.0 + e.weight.roundings) * u
+            e.wdy.abs() * ((1.0 + self.statistics.rstd) * e.x_hat.local + e.x_hat.flushed)
+                + product * (1.0 + e.weight.roundings) * u
+                + e.x_hat.value.abs() * e.wdy_loss
         });
         let c2 = self.c2.abs() * self.statistics.rstd
             + average(&|e| e.wdy).abs() * common
             + sum_error(&|e| e.wdy * e.x_hat.value)
             + terms
-            + division * u * self.c2.abs();
+            + division * u * self.c2.abs()
+            + sum_loss;
         MeansError { c1, c2 }
     }
 
     /// Equation (10).
     fn dx_error(&self, element: &BackwardElement, means: MeansError) -> f64 {
         let u = self.pass.model.arithmetic.unit_roundoff;
-        let BackwardElement { wdy, weight, x_hat, dx, .. } = element;
+        let BackwardElement { wdy, wdy_loss, weight, x_hat, dx, .. } = element;
         let projection = x_hat.value * self.c2;
         let inner = wdy - self.c1 - projection;
         let scaled = (self.rstd * inner).abs();
         let dresidual_out = match self.pass.inputs.dresidual_out {
             None => 0.0,
             Some(_) if overflows(scaled) => f64::INFINITY,
-            Some(_) => u * dx.abs(),
+            Some(_) => u * dx.abs() + self.pass.model.arithmetic.flush_loss(1.0),
         };
         if overflows(wdy.abs() + self.c1.abs() + projection.abs()) {
             return f64::INFINITY;
@@ -412,11 +441,12 @@ impl<'a> BackwardRow<'a> {
             Norm::Layer => u * (wdy.abs() + self.c1.abs()),
         };
         let inner_error = wdy.abs() * weight.roundings * u
+            + wdy_loss
             + means.c1
             + x_hat.value.abs() * means.c2
-            + self.c2.abs() * x_hat.error
+            + self.c2.abs() * x_hat.error()
             // Second order, but all there is in a row whose variance is nothing but rounding errors.
-            + x_hat.error * means.c2
+            + x_hat.error() * means.c2
             + u * projection.abs()
             + first_subtraction
             + u * inner.abs();
@@ -432,15 +462,18 @@ struct Column {
     dbias: Sum,
     /// Of the errors that `x_hat` brings into the terms of `dweight`.
     x_hat: Sum,
+    /// What is lost in them when values are flushed to zero.
+    flushed: f64,
     /// A row whose rstd has no bound takes part.
     unbounded: bool,
 }
 
 impl Column {
-    fn add(&mut self, element: &BackwardElement, statistics: StatisticsError) {
+    fn add(&mut self, element: &BackwardElement, statistics: StatisticsError, arithmetic: &Arithmetic) {
         self.dweight.add(element.dy * element.x_hat.value);
         self.dbias.add(element.dy);
-        self.x_hat.add(element.dy.abs() * element.x_hat.error);
+        self.x_hat.add(element.dy.abs() * element.x_hat.rounded);
+        self.flushed += element.dy.abs() * element.x_hat.flushed + arithmetic.flush_loss(element.x_hat.value);
         self.unbounded |= statistics.rstd == f64::INFINITY;
     }
 
@@ -459,7 +492,7 @@ impl Column {
                     + DEVIATIONS * u * self.dweight.of_squares.sqrt(),
             ),
         };
-        self.dweight.error(depth, model) + terms
+        self.dweight.error(depth, model) + terms + self.flushed
     }
 }
 
@@ -572,6 +605,24 @@ mod tests {
         let rstd = 4.0;
         assert_eq!(bounds.dx[0], TINY * (1.0 + (1.0 + rstd) * 2.0) * (1.0 + rstd));
         assert_eq!((bounds.dweight[0], bounds.dbias[0]), (TINY, TINY));
+    }
+
+    #[test]
+    fn flushed_operands_cost_what_they_are_multiplied_with() {
+        // Found on an H200 through Vulkan: rstd multiplies what is lost of x by 1e3, and dy that by 8.
+        let flushing = Arithmetic { flushes_subnormals: true, ..Arithmetic::IEEE };
+        let spec = NormSpec::rms(1, 1, 1e-6);
+        let (x, dy) = ([f64::from(f32::MIN_POSITIVE) / 2.0], [8.0]);
+        let forward = reference::forward(&spec, &ForwardInputs { x: &x, residual: None, weight: None, bias: None });
+        let (mean, rstd) = (&forward.mean[..], &forward.rstd[..]);
+        let inputs = BackwardInputs { dy: &dy, x: &x, weight: None, mean, rstd, dresidual_out: None };
+        let outputs = reference::backward(&spec, &inputs);
+        let bound = |arithmetic: &Arithmetic| {
+            let model = Model { arithmetic, mode: Mode::Worst };
+            backward(&spec, &inputs, &outputs, Statistics::Given, model).dweight[0]
+        };
+        let lost = outputs.dweight[0];
+        assert!(bound(&Arithmetic::IEEE) < lost && lost < bound(&flushing) && bound(&flushing) < 3.0 * lost);
     }
 
     #[test]

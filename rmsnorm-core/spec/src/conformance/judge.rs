@@ -170,7 +170,14 @@ impl Expected {
         let u = arithmetic.unit_roundoff;
         let products = (low * weight, high * weight);
         let product = Expected { reference, low: products.0.min(products.1), high: products.0.max(products.1) };
-        let product = if has_offset { product.widened(u) } else { product }.rounded(u);
+        let product = if has_offset { product.widened(u) } else { product };
+        // The weight may be flushed to zero; what an offset is added to, too.
+        let flushed = if has_offset || weight.abs() < TINY {
+            3.0 * arithmetic.flush_loss(low.abs().max(high.abs()))
+        } else {
+            0.0
+        };
+        let product = Expected { low: product.low - flushed, high: product.high + flushed, ..product }.rounded(u);
         match bias {
             None => product,
             Some(bias) => Expected { reference, low: product.low + bias, high: product.high + bias }.rounded(u),

@@ -256,7 +256,11 @@ impl BoundsTrial<'_> {
             let error: Vec<f64> = match judged.arithmetic.adds_to_nearest() {
                 // Exactly the nearest value: the sum of two 16-bit values rounds through f32 without a trace.
                 true => vec![0.0; sums.len()],
-                false => sums.iter().map(|sum| sum.abs() * judged.arithmetic.unit_roundoff).collect(),
+                // x and the residual may be flushed to zero.
+                false => {
+                    let flushed = judged.arithmetic.flush_loss(2.0);
+                    sums.iter().map(|sum| sum.abs() * judged.arithmetic.unit_roundoff + flushed).collect()
+                }
             };
             let dtype = self.h_dtype();
             let nearest: Vec<f64> = sums.iter().map(|&sum| round_to(sum, dtype)).collect();
