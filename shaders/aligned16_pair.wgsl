@@ -4,13 +4,20 @@
 // if IS_LOADED
 fn load_TENSOR(row: u32, thread: u32, k: u32) -> Kept_DTYPE {
     let col = column(thread, k, 0u);
+    // if IS_WHOLE
+    // else
     if (col >= params.cols) { return Kept_DTYPE(); }
+    // end
     return TENSOR[(params.TENSOR.x + row * params.TENSOR.y + col) >> 3u];
 }
 // end
 // if IS_STORED
 fn store_TENSOR(row: u32, thread: u32, k: u32, kept: Kept_DTYPE) {
     let col = column(thread, k, 0u);
+    // if IS_WHOLE
+    TENSOR[(params.TENSOR.x + row * params.TENSOR.y + col) >> 3u] = kept;
+    // else
     if (col < params.cols) { TENSOR[(params.TENSOR.x + row * params.TENSOR.y + col) >> 3u] = kept; }
+    // end
 }
 // end

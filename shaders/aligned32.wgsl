@@ -3,12 +3,19 @@
 
 // if IS_LOADED
 fn load_quad_TENSOR(row: u32, col: u32) -> vec4<u32> {
+    // if IS_WHOLE
+    // else
     if (col >= params.cols) { return vec4<u32>(); }
+    // end
     return TENSOR[(params.TENSOR.x + row * params.TENSOR.y + col) >> 2u];
 }
 // end
 // if IS_STORED
 fn store_quad_TENSOR(row: u32, col: u32, words: vec4<u32>) {
+    // if IS_WHOLE
+    TENSOR[(params.TENSOR.x + row * params.TENSOR.y + col) >> 2u] = words;
+    // else
     if (col < params.cols) { TENSOR[(params.TENSOR.x + row * params.TENSOR.y + col) >> 2u] = words; }
+    // end
 }
 // end

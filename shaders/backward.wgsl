@@ -1,7 +1,10 @@
 // Backward: docs/math.md, equations (7) to (12). A row stays in the registers of its threads between its two uses.
 //
-// A workgroup has a chunk of rows, some side by side. A thread owns the same columns in every row: the weights, and the
-// sums of dweight and dbias, stay in its registers for the whole chunk.
+// A workgroup has a chunk of rows, some side by side. A thread owns the same columns in every row: the sums of dweight
+// and dbias stay in its registers for the whole chunk.
+
+// Rows of a thread whose loads and sums are on their way together.
+override ROWS_AT_ONCE: u32;
 
 @compute @workgroup_size(WORKGROUP)
 fn main(me: Me) {
@@ -10,13 +13,9 @@ fn main(me: Me) {
     let chunk = work_of(me);
     if (chunk >= params.chunks) { return; }
     // Chunks take turns with the rows, so that all of the device reads and writes in one place at a time.
-    let rows_of_step = WORKGROUP / THREADS_PER_ROW * params.chunks;
+    let turn_rows = WORKGROUP / THREADS_PER_ROW * params.chunks;
     var row = lane / THREADS_PER_ROW * params.chunks + chunk;
-    var statistics = Statistics();
     // unroll K
-    let weight_K = load_weight_pair(thread, K);
-    var x_K = Kept_R();
-    var dy_K = Kept_T();
     // if HAS_DWEIGHT
     var dweight_K = Pair();
     // end
@@ -24,64 +23,46 @@ fn main(me: Me) {
     var dbias_K = Pair();
     // end
     // end
-    // if IS_AHEAD
-    if (row < params.rows) {
-        statistics = load_statistics(row);
-        // unroll K
-        x_K = load_x(row, thread, K);
-        dy_K = load_dy(row, thread, K);
-        // end
-    }
-    // end
     // The same for all threads of the workgroup, which meet at the barriers of the sums.
-    let steps = (params.rows + rows_of_step - 1u) / rows_of_step;
+    let steps = (params.rows + ROWS_AT_ONCE * turn_rows - 1u) / (ROWS_AT_ONCE * turn_rows);
     for (var step = 0u; step < steps; step += 1u) {
+        // unroll J
         // A row that does not exist is all zeros.
-        let exists = row < params.rows;
-        let next_row = row + rows_of_step;
-        // if IS_AHEAD
-        // The next row is on its way while this one's sums are exchanged.
-        var next_statistics = Statistics();
+        let row_J = row + J * turn_rows;
+        let exists_J = row_J < params.rows;
+        var statistics_J = Statistics();
         // unroll K
-        var next_x_K = Kept_R();
-        var next_dy_K = Kept_T();
+        var x_J_K = Kept_R();
+        var dy_J_K = Kept_T();
         // end
-        if (next_row < params.rows) {
-            next_statistics = load_statistics(next_row);
+        if (exists_J) {
+            statistics_J = load_statistics(row_J);
             // unroll K
-            next_x_K = load_x(next_row, thread, K);
-            next_dy_K = load_dy(next_row, thread, K);
+            x_J_K = load_x(row_J, thread, K);
+            dy_J_K = load_dy(row_J, thread, K);
             // end
         }
-        // else
-        statistics = Statistics();
-        // unroll K
-        x_K = Kept_R();
-        dy_K = Kept_T();
-        // end
-        if (exists) {
-            statistics = load_statistics(row);
-            // unroll K
-            x_K = load_x(row, thread, K);
-            dy_K = load_dy(row, thread, K);
-            // end
-        }
-        // end
         // if HAS_DRESIDUAL_OUT
         // unroll K
-        var dresidual_out_K = Kept_R();
+        var dresidual_out_J_K = Kept_R();
         // end
-        if (exists) {
+        if (exists_J) {
             // unroll K
-            dresidual_out_K = load_dresidual_out(row, thread, K);
+            dresidual_out_J_K = load_dresidual_out(row_J, thread, K);
             // end
         }
         // end
-        var sums = Sum();
+        // end
+        // A thread that moves with the step, by nothing: else compilers would load but once and keep what caches keep.
+        // unroll K
+        let weight_K = load_weight_pair(thread + step * params.zero, K);
+        // end
+        // unroll J
+        var sums_J = Sum();
         // unroll K
         {
-            let terms = terms_of(thread, K, x_K, dy_K, weight_K, statistics);
-            sums += sums_of(terms);
+            let terms = terms_of(thread, K, x_J_K, dy_J_K, weight_K, statistics_J);
+            sums_J += sums_of(terms);
             // if HAS_DWEIGHT
             dweight_K = plus(dweight_K, times(terms.dy, terms.x_hat));
             // end
@@ -90,27 +71,25 @@ fn main(me: Me) {
             // end
         }
         // end
-        let averages = averages_of(sum_threads(sums, lane));
-        if (exists) {
+        // end
+        // unroll J
+        let averages_J = averages_of(sum_threads(sums_J, lane));
+        // end
+        // unroll J
+        if (exists_J) {
             // unroll K
             {
-                let terms = terms_of(thread, K, x_K, dy_K, weight_K, statistics);
-                var dx = dx_pair_of(terms, statistics.rstd, averages);
+                let terms = terms_of(thread, K, x_J_K, dy_J_K, weight_K, statistics_J);
+                var dx = dx_pair_of(terms, statistics_J.rstd, averages_J);
                 // if HAS_DRESIDUAL_OUT
-                dx = plus(dx, pair_R(dresidual_out_K));
+                dx = plus(dx, pair_R(dresidual_out_J_K));
                 // end
-                store_dx(row, thread, K, kept_T(dx));
+                store_dx(row_J, thread, K, kept_T(dx));
             }
             // end
         }
-        row = next_row;
-        // if IS_AHEAD
-        statistics = next_statistics;
-        // unroll K
-        x_K = next_x_K;
-        dy_K = next_dy_K;
         // end
-        // end
+        row += ROWS_AT_ONCE * turn_rows;
     }
     // if HAS_DWEIGHT
     // unroll K

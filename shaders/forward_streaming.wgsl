@@ -2,6 +2,8 @@
 // once more for y, in the order of `forward.wgsl`. In place too: a thread reads only what it owns, and h before it
 // writes y.
 
+override PACKS: u32;
+
 @compute @workgroup_size(WORKGROUP)
 fn main(me: Me) {
     let lane = lane_of(me);
@@ -9,20 +11,41 @@ fn main(me: Me) {
     let row = work_of(me) * (WORKGROUP / THREADS_PER_ROW) + lane / THREADS_PER_ROW;
     // Threads without a row still meet the others at the barriers of the sums.
     let exists = row < params.rows;
-    let pairs = select(0u, pairs_of(thread), exists);
+    let turns = select(0u, (pairs_of(thread) + PACKS - 1u) / PACKS, exists);
     var mean = 0.0;
     // if IS_LAYER
-    for (var k = 0u; k < pairs; k += 1u) { mean += sum_of(pair_H(load_h(row, thread, k))); }
+    for (var turn = 0u; turn < turns; turn += 1u) {
+        // unroll K
+        let h_K = load_h(row, thread, turn * PACKS + K);
+        // end
+        // unroll K
+        mean += sum_of(pair_H(h_K));
+        // end
+    }
     mean = sum_threads(mean, lane) * params.share;
     // end
     var squares = 0.0;
-    for (var k = 0u; k < pairs; k += 1u) { squares += squares_of(thread, k, pair_H(load_h(row, thread, k)), mean); }
+    for (var turn = 0u; turn < turns; turn += 1u) {
+        // unroll K
+        let h_K = load_h(row, thread, turn * PACKS + K);
+        // end
+        // unroll K
+        squares += squares_of(thread, turn * PACKS + K, pair_H(h_K), mean);
+        // end
+    }
     let rstd = inverseSqrt(sum_threads(squares, lane) * params.share + params.eps);
     if (!exists) { return; }
-    for (var k = 0u; k < pairs; k += 1u) {
-        let weight = load_weight_pair(thread, k);
-        let bias = load_bias_pair(thread, k);
-        write_y(row, thread, k, load_h(row, thread, k), mean, rstd, weight, bias);
+    // From the end: what was read last is the most likely to be in a cache.
+    for (var left = turns; left > 0u; left -= 1u) {
+        let first = (left - 1u) * PACKS;
+        // unroll K
+        let h_K = load_h(row, thread, first + K);
+        let weight_K = load_weight_pair(thread, first + K);
+        let bias_K = load_bias_pair(thread, first + K);
+        // end
+        // unroll K
+        write_y(row, thread, first + K, h_K, mean, rstd, weight_K, bias_K);
+        // end
     }
     write_statistics(row, thread, mean, rstd);
 }

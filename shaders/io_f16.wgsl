@@ -1,4 +1,5 @@
-// f16 by integer arithmetic, two to a word: WGSL's own conversions may flush subnormals and round either way.
+// f16 by integer arithmetic, two to a word: WGSL's own conversions may flush subnormals and round either way. Where all
+// of a quad, or all of a pair, are normal numbers, a shorter way does.
 
 alias Kept_f16 = vec4<u32>;
 
@@ -6,6 +7,13 @@ fn lo_f16(kept: Kept_f16) -> vec2<u32> { return kept.xy; }
 fn hi_f16(kept: Kept_f16) -> vec2<u32> { return kept.zw; }
 
 fn quad_f16(words: vec2<u32>) -> vec4<f32> {
+    // Below exponent 1 the subtraction borrows into a half's upper bit. It may from an exponent of 1, too, by the half
+    // beside it, which costs time only.
+    let exponents = words & vec2(0x7c007c00u);
+    let is_tiny = (exponents - vec2(0x04000400u)) & vec2(0x80008000u);
+    if ((is_tiny.x | is_tiny.y) == 0u) {
+        return vec4(unpack2x16float(words.x), unpack2x16float(words.y));
+    }
     let half = vec4(words.x & 0xffffu, words.x >> 16u, words.y & 0xffffu, words.y >> 16u);
     let sign = (half & vec4(0x8000u)) << vec4(16u);
     let magnitude = half & vec4(0x7fffu);
@@ -20,10 +28,7 @@ fn quad_f16(words: vec2<u32>) -> vec4<f32> {
 // To nearest even.
 fn words_f16(values: vec4<f32>) -> vec2<u32> {
     let bits = bitcast<vec4<u32>>(values);
-    let sign = (bits >> vec4(16u)) & vec4(0x8000u);
     let magnitude = bits & vec4(0x7fffffffu);
-    // Normal results: f16's bias, rounded at bit 13. A carry past 65504 gives infinity by itself.
-    let normal = (magnitude - vec4(0x38000000u) + vec4(0xfffu) + ((magnitude >> vec4(13u)) & vec4(1u))) >> vec4(13u);
     // Subnormal results: the mantissa with its leading bit, moved right by 126 - exponent.
     let shift = clamp(vec4(126u) - (magnitude >> vec4(23u)), vec4(1u), vec4(31u));
     let mantissa = (magnitude & vec4(0x7fffffu)) | vec4(0x800000u);
@@ -31,8 +36,33 @@ fn words_f16(values: vec4<f32>) -> vec2<u32> {
     let rest = mantissa - (kept << shift);
     let tie = vec4(1u) << (shift - vec4(1u));
     let is_up = (rest > tie) | ((rest == tie) & ((kept & vec4(1u)) == vec4(1u)));
-    var half = select(normal, kept + select(vec4(0u), vec4(1u), is_up), magnitude < vec4(0x38800000u));
+    let subnormal = kept + select(vec4(0u), vec4(1u), is_up);
+    var half = select(normal_f16(magnitude), subnormal, magnitude < vec4(0x38800000u));
     half = select(half, vec4(0x7c00u), magnitude >= vec4(0x47800000u));
-    half = select(half, vec4(0x7e00u), magnitude > vec4(0x7f800000u)) | sign;
-    return half.xz | (half.yw << vec2(16u));
+    half = select(half, vec4(0x7e00u), magnitude > vec4(0x7f800000u));
+    return signed_f16(half, bits);
+}
+
+// Normal results: f16's bias, rounded at bit 13. A carry past 65504 gives infinity by itself.
+fn normal_f16(magnitude: vec4<u32>) -> vec4<u32> {
+    return (magnitude - vec4(0x38000000u) + vec4(0xfffu) + ((magnitude >> vec4(13u)) & vec4(1u))) >> vec4(13u);
+}
+
+// With the signs of f32, two to a word.
+fn signed_f16(half: vec4<u32>, bits: vec4<u32>) -> vec2<u32> {
+    let signs = ((bits.xz >> vec2(16u)) & vec2(0x8000u)) | (bits.yw & vec2(0x80000000u));
+    return half.xz | (half.yw << vec2(16u)) | signs;
+}
+
+fn kept_f16(pair: Pair) -> Kept_f16 {
+    let lo = bitcast<vec4<u32>>(pair.lo);
+    let hi = bitcast<vec4<u32>>(pair.hi);
+    let lo_magnitude = lo & vec4(0x7fffffffu);
+    let hi_magnitude = hi & vec4(0x7fffffffu);
+    // From 2^-14 to below 65536: what is less wraps round to more.
+    let above = max(lo_magnitude - vec4(0x38800000u), hi_magnitude - vec4(0x38800000u));
+    if (max(max(above.x, above.y), max(above.z, above.w)) >= 0x0f000000u) {
+        return Kept_f16(words_f16(pair.lo), words_f16(pair.hi));
+    }
+    return Kept_f16(signed_f16(normal_f16(lo_magnitude), lo), signed_f16(normal_f16(hi_magnitude), hi));
 }

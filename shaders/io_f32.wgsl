@@ -9,3 +9,7 @@ fn lo_f32(kept: Kept_f32) -> vec4<u32> { return kept.lo; }
 fn hi_f32(kept: Kept_f32) -> vec4<u32> { return kept.hi; }
 fn quad_f32(words: vec4<u32>) -> vec4<f32> { return bitcast<vec4<f32>>(words); }
 fn words_f32(values: vec4<f32>) -> vec4<u32> { return bitcast<vec4<u32>>(values); }
+
+fn kept_f32(pair: Pair) -> Kept_f32 {
+    return Kept_f32(words_f32(pair.lo), words_f32(pair.hi));
+}

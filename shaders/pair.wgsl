@@ -4,8 +4,4 @@ fn pair_DTYPE(kept: Kept_DTYPE) -> Pair {
     return Pair(quad_DTYPE(lo_DTYPE(kept)), quad_DTYPE(hi_DTYPE(kept)));
 }
 
-fn kept_DTYPE(pair: Pair) -> Kept_DTYPE {
-    return Kept_DTYPE(words_DTYPE(pair.lo), words_DTYPE(pair.hi));
-}
-
 fn rounded_DTYPE(values: vec4<f32>) -> vec4<f32> { return quad_DTYPE(words_DTYPE(values)); }

@@ -11,7 +11,11 @@ fn load_weight_pair(thread: u32, k: u32) -> Weight { return false; }
 fn weighted(values: Pair, kept: Weight) -> Pair {
     // if HAS_WEIGHT
     let weight = pair_W(kept);
+    // if HAS_WEIGHT_OFFSET
     return Pair(values.lo * (weight.lo + params.weight_offset), values.hi * (weight.hi + params.weight_offset));
+    // else
+    return Pair(values.lo * weight.lo, values.hi * weight.hi);
+    // end
     // else
     return values;
     // end

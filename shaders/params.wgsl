@@ -26,7 +26,7 @@ struct Params {
     share: f32, // 1 / cols
     first_chunk: u32, // chunks of earlier dispatches
     accumulates: u32, // 1: partial rows hold sums of earlier dispatches, to be added to
-    unused: u32,
+    zero: u32, // what is added to an index so that compilers do not hold what was loaded
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

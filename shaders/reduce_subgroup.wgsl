@@ -22,8 +22,13 @@ fn sum_threads(value: Sum, lane: u32) -> Sum {
         workgroupBarrier();
         let senders = THREADS_PER_ROW / SUBGROUP;
         let of_row = half + lane / THREADS_PER_ROW * senders;
+        // if IS_SHUFFLED_TWICE
+        sum = exchange[of_row + lane % senders];
+        for (var distance = senders / 2u; distance > 0u; distance /= 2u) { sum += subgroupShuffleXor(sum, distance); }
+        // else
         sum = exchange[of_row];
         for (var i = 1u; i < senders; i += 1u) { sum += exchange[of_row + i]; }
+        // end
     }
     return sum;
 }

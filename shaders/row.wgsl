@@ -22,7 +22,15 @@ fn column(thread: u32, k: u32, quad: u32) -> u32 {
 
 // The values of the columns from `col` on that exist; zeros past the end of the row.
 fn within(col: u32, values: vec4<f32>) -> vec4<f32> {
+    // if IS_WHOLE
+    return values;
+    // else
+    // if IS_ALIGNED
+    return select(vec4(0.0), values, col < params.cols);
+    // else
     return select(vec4(0.0), values, vec4(col) + vec4(0u, 1u, 2u, 3u) < vec4(params.cols));
+    // end
+    // end
 }
 
 fn total(values: vec4<f32>) -> f32 {

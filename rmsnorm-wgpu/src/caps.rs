@@ -22,7 +22,8 @@ pub(crate) struct Caps {
     pub(crate) groups_per_dimension: u32,
     /// Lanes of every subgroup, where they are the same in all programs.
     pub(crate) subgroup: Option<u32>,
-    /// Workgroups that fill the device: a guess by its kind, since wgpu does not tell how many processors there are.
+    /// Workgroups of 128 threads that fill the device: a guess by its kind, since wgpu does not tell how many processors
+    /// there are.
     pub(crate) workgroups: u32,
 }
 

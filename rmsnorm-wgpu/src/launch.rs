@@ -39,33 +39,23 @@ impl Work {
         self.commands.is_empty()
     }
 
-    /// Puts the commands into an encoder. wgpu orders dispatches that touch the same buffers.
-    pub(crate) fn record(&self, encoder: &mut CommandEncoder) {
-        let mut commands = self.commands.iter().peekable();
-        while let Some(command) = commands.next() {
+    /// Puts the commands into an encoder and its compute pass, which is begun where none is open. wgpu orders
+    /// dispatches that touch the same buffers. Before anything else is done with the encoder, the pass must be dropped.
+    pub(crate) fn record(&self, encoder: &mut CommandEncoder, pass: &mut Option<ComputePass<'static>>) {
+        for command in &self.commands {
             match command {
                 Command::Zero { buffer, bytes } => {
+                    *pass = None;
                     encoder.clear_buffer(buffer, bytes.start, Some(bytes.end - bytes.start));
                 }
-                Command::Dispatch { .. } => {
+                Command::Dispatch { kernel, group, grid: [x, y] } => {
                     let descriptor = ComputePassDescriptor { label: Some("rmsnorm"), timestamp_writes: None };
-                    let mut pass = encoder.begin_compute_pass(&descriptor);
-                    command.dispatch(&mut pass);
-                    while let Some(next) = commands.next_if(|next| matches!(next, Command::Dispatch { .. })) {
-                        next.dispatch(&mut pass);
-                    }
+                    let pass = pass.get_or_insert_with(|| encoder.begin_compute_pass(&descriptor).forget_lifetime());
+                    pass.set_pipeline(&kernel.pipeline);
+                    pass.set_bind_group(0, group, &[]);
+                    pass.dispatch_workgroups(*x, *y, 1);
                 }
             }
-        }
-    }
-}
-
-impl Command {
-    fn dispatch(&self, pass: &mut ComputePass<'_>) {
-        if let Command::Dispatch { kernel, group, grid: [x, y] } = self {
-            pass.set_pipeline(&kernel.pipeline);
-            pass.set_bind_group(0, group, &[]);
-            pass.dispatch_workgroups(*x, *y, 1);
         }
     }
 }

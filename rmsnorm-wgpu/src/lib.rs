@@ -19,6 +19,7 @@
 //! | `source` | a kernel's text, put together from `shaders/` |
 //! | `kernel`, `cache` | pipelines, and what the driver compiled on disk |
 //! | `launch` | arguments to bindings, plans to dispatches |
+//! | `recording` | an encoder that several calls go into |
 #![deny(unsafe_code)]
 
 mod adapter;
@@ -32,6 +33,7 @@ mod kernel;
 mod launch;
 mod params;
 mod plan;
+mod recording;
 mod source;
 mod view;
 

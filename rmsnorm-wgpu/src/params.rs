@@ -53,6 +53,7 @@ pub(crate) struct Params {
     pub(crate) first_chunk: u32,
     /// 1 where the partial rows hold sums of earlier dispatches, to be added to; else 0.
     pub(crate) accumulates: u32,
-    /// Padding to a multiple of 16 bytes, which is what some devices ask of uniform buffers.
-    pub(crate) unused: u32,
+    /// 0, which compilers cannot know: added to an index it keeps them from holding in registers what was loaded. With it
+    /// the whole is a multiple of 16 bytes, which is what some devices ask of uniform buffers.
+    pub(crate) zero: u32,
 }

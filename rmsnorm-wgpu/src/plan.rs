@@ -80,6 +80,18 @@ pub(crate) enum Access {
     Halves,
 }
 
+impl Access {
+    /// Packs that are read in straight-line code; more take a loop. Code for single words and halves is long: eight packs
+    /// of halves took llvmpipe 1.25 s to compile.
+    const fn most_packs(self) -> u32 {
+        match self {
+            Access::Aligned => u32::MAX,
+            Access::Words => 4,
+            Access::Halves => 1,
+        }
+    }
+}
+
 /// How threads exchange their sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Flavour {
@@ -96,13 +108,20 @@ pub(crate) struct Tile {
     pub(crate) threads_per_row: u32,
     /// Rows a workgroup works on side by side; a power of two. In `ReducePartials` threads on one column.
     pub(crate) groups: u32,
-    /// Pairs of quads, 8 columns, that a thread owns; 1 in the programs that loop over them.
+    /// Pairs of quads, 8 columns, that a thread owns; in the programs that loop over them, those of a turn.
     pub(crate) packs: u32,
+    /// Rows that a thread of `Backward` works on at once; 1 in the other programs.
+    pub(crate) rows_at_once: u32,
     /// How sums over a row are made; `Workgroup` in programs that have none.
     pub(crate) flavour: Flavour,
 }
 
 impl Tile {
+    /// Threads that work on one row at once.
+    pub(crate) const fn new(threads_per_row: u32, groups: u32, packs: u32, flavour: Flavour) -> Self {
+        Tile { threads_per_row, groups, packs, rows_at_once: 1, flavour }
+    }
+
     /// Threads of a workgroup.
     pub(crate) const fn threads(&self) -> u32 {
         self.threads_per_row * self.groups
@@ -119,6 +138,7 @@ impl Tile {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Flags {
     pub(crate) weight: bool,
+    pub(crate) weight_offset: bool,
     pub(crate) bias: bool,
     pub(crate) residual: bool,
     /// In place it is the residual's own tensor.
@@ -148,6 +168,8 @@ pub(crate) struct KernelKey {
     pub(crate) flags: Flags,
     pub(crate) tile: Tile,
     pub(crate) access: Access,
+    /// Whether the packs of a row's threads are just its columns, so that nothing asks which of them exist.
+    pub(crate) is_whole: bool,
     /// Whether inputs are declared `read_write`, since one lies in a buffer that is also written.
     pub(crate) aliased: bool,
 }
@@ -261,14 +283,10 @@ pub(crate) const PAIR: usize = 8;
 /// Elements by which a workspace of any alignment may have to be moved to begin on 16 bytes.
 pub(crate) const ALIGNMENT_SLACK: u64 = 3;
 
-/// Packs that unaligned tensors are read in straight-line code for; more take a loop. Code for single words and halves
-/// is long: unrolled eight times, llvmpipe took 1.25 s to compile it.
-const UNALIGNED_PACKS: u32 = 1;
-
-/// Row lengths at which the code path changes, for the conformance suite: threads of one pack, of two, larger
-/// workgroups, and the longest row that stays in registers everywhere or nowhere.
+/// Row lengths at which the code path changes, for the conformance suite: threads of one pack in backward, of seven, of
+/// fewer packs of f32 and more of 16 bits, the longest rows that stay in registers, and those of f32 in forward.
 #[cfg(any(test, feature = "conformance"))]
-pub(crate) const COLS_BREAKPOINTS: [usize; 5] = [256, 512, 2048, 8192, 32768];
+pub(crate) const COLS_BREAKPOINTS: [usize; 5] = [256, 7168, 8192, 16384, 32768];
 
 /// Row counts at which the plan changes, for the conformance suite: a workgroup's rows, a chunk for every workgroup of
 /// a software device.
@@ -294,9 +312,9 @@ pub(crate) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Pl
 /// [`Unfit::Device`]
 pub(crate) fn copy(dtype: DType, len: u64, access: Access, aliased: bool, caps: &Caps) -> Result<Plan, Unfit> {
     caps.check()?;
-    // 256 threads of 64 bytes: 4010 GB/s of 256 MB, 4168 of 1 GB, on an H200 through wgpu.
-    let packs = if dtype == DType::F32 { 2 } else { 4 };
-    let tile = Tile { threads_per_row: caps.threads(256), groups: 1, packs, flavour: Flavour::Workgroup };
+    // 512 threads of 16 bytes, on an H200: 3900 GB/s of 64 MB, 4190 of 256 MB; 128 threads the same; 256 with 32 bytes
+    // 3840 and 4100, with 64 bytes 3757 and 4057.
+    let tile = Tile::new(caps.threads(512), 1, 1, Flavour::Workgroup);
     let key = KernelKey {
         program: Program::Copy,
         norm: Norm::Rms,
@@ -308,9 +326,10 @@ pub(crate) fn copy(dtype: DType, len: u64, access: Access, aliased: bool, caps: 
         flags: Flags::default(),
         tile,
         access,
+        is_whole: false,
         aliased,
     };
-    let owned = u64::from(tile.threads() * packs) * PAIR as u64;
+    let owned = u64::from(tile.threads() * tile.packs) * PAIR as u64;
     let most = (caps.available_bytes() / dtype.size() as u64).min(owned * caps.most_groups());
     let ranges = ranges::split(len, (most / 16 * 16).max(16));
     let steps = ranges.map(|rows| {
@@ -356,14 +375,25 @@ fn is_split(problem: &Problem) -> bool {
     problem.activation == DType::F32 || stream(problem) == Some(DType::F32)
 }
 
-/// How a row's threads exchange their sums, in workgroups of `groups` rows.
+/// So many threads, or half of them with up to seven packs each where otherwise an eighth or more would be idle: where
+/// threads own just the columns there are, nothing asks which of them exist.
+fn with_fewer_idle(pairs: usize, threads: u32) -> u32 {
+    let all = threads as usize;
+    let is_idle = 8 * pairs <= 7 * all * pairs.div_ceil(all);
+    if is_idle && 2 * pairs <= 7 * all && threads > 1 { threads / 2 } else { threads }
+}
+
+/// How a row's threads exchange their sums, in workgroups of `groups` rows: by subgroups where they shorten the chain of
+/// additions.
 ///
-/// 1024 columns on 64 threads, H200 through wgpu: subgroups 3364 GB/s, workgroup memory 3189. 4096 columns on 256: 2979
-/// and 3047; on 128: 3109 and 3046; 16384 on 512: 2779 and 2933. Backward is not measured through wgpu.
+/// bf16 RMS norm, H200 through wgpu: forward of 16384 columns on 256 threads, subgroups 145 us, workgroup memory 154; of
+/// 1024 on 64 46.2 and 48.6. Backward of 16384 on 1024 threads 240 and 262.
 fn flavour(threads_per_row: u32, groups: u32, caps: &Caps) -> Flavour {
     match caps.subgroup {
         // Subgroups must be full: a lane is counted within its own.
-        Some(lanes) if threads_per_row <= 128 && (threads_per_row * groups).is_multiple_of(lanes) => {
+        Some(lanes)
+            if (threads_per_row * groups).is_multiple_of(lanes) && threads_per_row <= 128.max(lanes * lanes) =>
+        {
             Flavour::Subgroup(lanes)
         }
         _ => Flavour::Workgroup,
@@ -379,6 +409,7 @@ fn key(problem: &Problem, program: Program, tile: Tile, layout: &Layout) -> Kern
     let writes_dx = matches!(program, Program::Backward | Program::BackwardColumns);
     let flags = Flags {
         weight: present.weight && !is_reduction,
+        weight_offset: present.weight && !is_reduction && problem.has_weight_offset,
         bias: is_forward && present.bias,
         residual: is_forward && present.residual,
         residual_out: is_forward && present.residual_out,
@@ -405,6 +436,9 @@ fn key(problem: &Problem, program: Program, tile: Tile, layout: &Layout) -> Kern
         flags,
         tile,
         access: if is_reduction { layout.reduce_access } else { layout.access },
+        is_whole: matches!(program, Program::Forward | Program::Backward)
+            && layout.access == Access::Aligned
+            && problem.cols == (tile.threads_per_row * tile.packs) as usize * PAIR,
         aliased: if is_reduction { layout.reduce_aliased } else { layout.is_aliased },
     }
 }

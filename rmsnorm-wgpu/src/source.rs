@@ -22,9 +22,6 @@ pub(crate) const ENTRY: &str = "main";
 /// Where the uniform buffer with [`Params`](crate::params::Params) is bound; tensors follow.
 pub(crate) const PARAMS_BINDING: u32 = 0;
 
-/// Registers of a thread that `Backward` may fill with rows, weights and gradients and still load a row ahead.
-const AHEAD_REGISTERS: u32 = 128;
-
 macro_rules! file {
     ($name:literal) => {
         include_str!(concat!("../shaders/", $name, ".wgsl"))
@@ -57,15 +54,16 @@ pub(crate) fn bindings(key: &KernelKey) -> Vec<Binding> {
 /// The WGSL of a program.
 pub(crate) fn text(key: &KernelKey) -> String {
     let normalized = if has_residual(key) { key.residual } else { key.activation };
-    let dtypes =
+    let names =
         [("T", key.activation), ("W", key.weight), ("R", key.residual), ("H", normalized)].map(|(n, d)| (n, d.name()));
     let holds = |name: &str| conditions(key).contains(&(name, true));
+    let times = |counter: &str| if counter == "J" { key.tile.rows_at_once } else { key.tile.packs };
     let mut text = String::new();
     for part in shared(key) {
-        text += &expand(part, holds, key.tile.packs);
+        text += &expand(part, holds, times);
     }
     for dtype in DType::ALL {
-        if [key.activation, key.weight, key.residual].contains(&dtype) {
+        if dtypes(key).contains(&dtype) {
             text += io(dtype);
             text += &substitute(file!("pair"), &[("DTYPE", dtype.name())]);
         }
@@ -74,7 +72,7 @@ pub(crate) fn text(key: &KernelKey) -> String {
         text += &of_tensor(key, &used);
     }
     for part in of_program(key) {
-        text += &substitute(&expand(part, holds, key.tile.packs), &dtypes);
+        text += &substitute(&expand(part, holds, times), &names);
     }
     text
 }
@@ -94,7 +92,10 @@ pub(crate) fn constants(key: &KernelKey) -> Vec<(&'static str, f64)> {
     if gradients(key) > 0 {
         numbers.push(("GRADIENTS", gradients(key)));
     }
-    if key.program == Program::Copy {
+    if key.program == Program::Backward {
+        numbers.push(("ROWS_AT_ONCE", tile.rows_at_once));
+    }
+    if matches!(key.program, Program::ForwardStreaming | Program::Copy) {
         numbers.push(("PACKS", tile.packs));
     }
     numbers.into_iter().map(|(name, number)| (name, f64::from(number))).collect()
@@ -120,17 +121,20 @@ fn is_split(key: &KernelKey) -> bool {
 }
 
 /// What the files ask with `// if`, and the answers.
-fn conditions(key: &KernelKey) -> [(&'static str, bool); 18] {
+fn conditions(key: &KernelKey) -> [(&'static str, bool); 21] {
     let flags = &key.flags;
     [
         ("IS_LAYER", is_layer(key)),
         ("IS_SPLIT", is_split(key)),
+        ("IS_ALIGNED", key.access == Access::Aligned),
+        ("IS_WHOLE", key.is_whole),
         ("IS_SUBGROUP", has_sums(key.program) && matches!(key.tile.flavour, Flavour::Subgroup(_))),
+        ("IS_SHUFFLED_TWICE", is_shuffled_twice(key)),
         ("IS_IN_PLACE", flags.in_place),
         ("IS_CAST_BEFORE_WEIGHT", key.cast_order == CastOrder::BeforeWeight),
-        ("IS_AHEAD", is_ahead(key)),
         ("IS_FOLDED", is_folded(key)),
         ("HAS_WEIGHT", flags.weight),
+        ("HAS_WEIGHT_OFFSET", flags.weight_offset),
         ("HAS_BIAS", flags.bias),
         ("HAS_RESIDUAL", has_residual(key)),
         ("HAS_RESIDUAL_OUT", flags.residual_out),
@@ -211,7 +215,7 @@ fn of_tensor(key: &KernelKey, used: &Use) -> String {
         "IS_ATOMIC" => used.is_written(key),
         _ => conditions(key).contains(&(name, true)),
     };
-    fragments(key, used).into_iter().map(|part| substitute(&expand(part, holds, 1), &names)).collect()
+    fragments(key, used).into_iter().map(|part| substitute(&expand(part, holds, |_| 1), &names)).collect()
 }
 
 /// The files of a tensor.
@@ -260,6 +264,10 @@ fn moves_pairs(key: &KernelKey) -> bool {
     !is_split(key) && key.program != Program::ReducePartials
 }
 
+const fn dtypes(key: &KernelKey) -> [DType; 3] {
+    [key.activation, key.weight, key.residual]
+}
+
 const fn has_sums(program: Program) -> bool {
     match program {
         Program::Forward | Program::ForwardStreaming | Program::Backward | Program::BackwardRowSums => true,
@@ -295,12 +303,16 @@ fn is_folded(key: &KernelKey) -> bool {
     has_rows && gradients(key) > 0 && key.tile.groups > 1
 }
 
-/// Whether `Backward` loads a row while it still works on the one before.
-fn is_ahead(key: &KernelKey) -> bool {
-    let words = |dtype: DType| 2 * dtype.size() as u32;
-    let rows = 2 * (words(key.activation) + words(key.residual));
-    let weight = if key.flags.weight { words(key.weight) } else { 0 };
-    key.program == Program::Backward && key.tile.packs * (rows + weight + 8 * gradients(key)) <= AHEAD_REGISTERS
+/// Whether a row's subgroups are so many that their sums, too, are added by shuffles: they are read
+/// once, not by every thread.
+fn is_shuffled_twice(key: &KernelKey) -> bool {
+    match key.tile.flavour {
+        Flavour::Workgroup => false,
+        Flavour::Subgroup(lanes) => {
+            let senders = key.tile.threads_per_row / lanes;
+            has_sums(key.program) && 8 < senders && senders <= lanes
+        }
+    }
 }
 
 /// Terms of the first visit of a sum in workgroup memory.

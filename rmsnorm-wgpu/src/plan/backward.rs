@@ -5,13 +5,16 @@ use std::ops::Range;
 use rmsnorm_spec::{GradReduction, Problem};
 
 use super::{
-    ALIGNMENT_SLACK, Access, Dispatch, Flavour, Layout, Plan, Program, Step, Tile, UNALIGNED_PACKS, Unfit, Workspace,
-    flavour, key, pairs, ranges,
+    ALIGNMENT_SLACK, Access, Dispatch, Flavour, Layout, Plan, Program, Step, Tile, Unfit, Workspace, flavour, is_split,
+    key, pairs, ranges, with_fewer_idle,
 };
 use crate::caps::Caps;
 
 /// Threads of the second stage that own four columns each.
 const REDUCE_LANES: u32 = 8;
+
+/// Threads of a workgroup whose rows take fewer.
+const WORKGROUP: u32 = 128;
 
 /// Bytes of workgroup memory that a thread takes at most: two sums in each of two buffers, and a quad of a gradient.
 const THREAD_BYTES: u32 = 32;
@@ -113,22 +116,22 @@ impl Form {
     fn of(problem: &Problem, access: Access, caps: &Caps) -> Self {
         let rows = problem.rows as u64;
         let row_tile = match tile(problem, caps) {
-            Some(tile) if access == Access::Aligned || tile.packs <= UNALIGNED_PACKS => {
-                let blocks = rows.div_ceil(tile.groups.into()).min(caps.workgroups.into());
+            Some(tile) if tile.packs <= access.most_packs() => {
+                let blocks = rows.div_ceil(tile.groups.into()).min(workgroups(&tile, caps));
                 let chunks = chunks(rows, blocks, tile.groups.into());
                 return Form { sums: None, main: (Program::Backward, tile), tiles: 1, chunks };
             }
             // The same threads: the same bits.
-            Some(tile) => Tile { packs: 1, ..tile },
+            Some(tile) => Tile { packs: 1, rows_at_once: 1, ..tile },
             // Not measured through wgpu; rmsnorm-cuda's.
             None => {
                 let threads_per_row = caps.threads_with(512, THREAD_BYTES);
-                Tile { threads_per_row, groups: 1, packs: 1, flavour: flavour(threads_per_row, 1, caps) }
+                Tile::new(threads_per_row, 1, 1, flavour(threads_per_row, 1, caps))
             }
         };
         // Not measured through wgpu; rmsnorm-cuda's.
         let threads_per_row = caps.threads_with(256, THREAD_BYTES);
-        let columns = Tile { threads_per_row, groups: 1, packs: 1, flavour: Flavour::Workgroup };
+        let columns = Tile::new(threads_per_row, 1, 1, Flavour::Workgroup);
         let tiles = pairs(problem.cols).div_ceil(threads_per_row as usize) as u64;
         // Several for each place on the device, to even out.
         let blocks = (4 * u64::from(caps.workgroups)).div_ceil(tiles).min(rows);
@@ -272,7 +275,7 @@ fn partial_rows_that_fit(problem: &Problem, caps: &Caps) -> Result<u64, Unfit> {
 /// The second stage: adds the partial rows.
 fn reduction(problem: &Problem, partial_rows: u64, layout: &Layout, caps: &Caps) -> Result<Dispatch, Unfit> {
     let groups = reduce_groups(partial_rows, caps);
-    let tile = Tile { threads_per_row: REDUCE_LANES, groups, packs: 1, flavour: Flavour::Workgroup };
+    let tile = Tile::new(REDUCE_LANES, groups, 1, Flavour::Workgroup);
     let tiles = (problem.cols as u64).div_ceil(4 * u64::from(REDUCE_LANES)) * gradients(problem);
     Ok(Dispatch {
         key: key(problem, Program::ReducePartials, tile, layout),
@@ -304,24 +307,56 @@ fn chunks(rows: u64, blocks: u64, groups: u64) -> u64 {
 
 /// How threads share a row that lies in their registers with what they sum; `None` if it is too long for them.
 ///
-/// Nothing here is measured through wgpu: these are rmsnorm-cuda's lengths, with fewer threads of more packs where it
-/// has its rows in shared memory.
+/// The figures are microseconds of a bf16 norm of 268 MB a tensor (67 MB at 1024 columns) through wgpu on an H200, RMS
+/// norm with dweight / layer norm with dweight and dbias, 2026-11; a copy of as many bytes takes 192 (51.6).
 fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
     let pairs = pairs(problem.cols);
-    let (threads, groups) = match pairs {
-        0..=32 => {
-            let threads = pairs.next_power_of_two() as u32;
-            (threads, 256 / threads)
-        }
-        33..=64 => (64, 4),
-        65..=128 => (128, 2),
-        129..=512 => (256, 1),
-        _ => (512, 1),
+    let is_wide = is_split(problem);
+    let has_two_sums = gradients(problem) == 2;
+    let wanted = match (pairs, is_wide) {
+        // 128 columns on 16 threads 212.5 / 220.6, on 8 229 / 243, on 4 219 / 262.
+        (0..=32, _) => 1,
+        // 1024 columns on 32 threads 58.8 / 73, on 64 58.9 / 71; 4096 on 128 202.5 / 264, on 256 212.6; 8192 on 256 206 /
+        // 259, on 512 208 / 247.
+        (_, false) => 5,
+        // 1024 columns of f32 on 64 threads 107, on 32 110, on 128 116; 4096 on 128 392, on 256 396; 8192 on 256 391, on
+        // 512 391.
+        (_, true) => 4,
     };
+    let mut threads = pairs.div_ceil(wanted).next_power_of_two().min(512) as u32;
+    // One sum leaves registers for seven packs: 7168 columns on 128 threads, which own just those, 218; on 256 282.
+    if !has_two_sums && !is_wide && pairs > 32 {
+        threads = with_fewer_idle(pairs, threads);
+    }
+    // The registers for two sums of four packs are too many, in as far as there are threads for fewer: 4096 columns on
+    // 256 threads with two rows at once / 229.
+    if has_two_sums && !is_wide && threads < 512 && pairs.div_ceil(threads as usize) == 4 {
+        threads *= 2;
+    }
     let threads_per_row = caps.threads_with(threads, THREAD_BYTES);
-    let groups = (caps.threads_with(threads * groups, THREAD_BYTES) / threads_per_row).max(1);
+    let groups = (caps.threads_with(threads.max(WORKGROUP), THREAD_BYTES) / threads_per_row).max(1);
     let packs = u32::try_from(pairs.div_ceil(threads_per_row as usize)).ok()?;
     let flavour = flavour(threads_per_row, groups, caps);
-    // Of f32, with both gradients, four take 128 registers: all that a thread of 512 has.
-    (packs <= 4).then_some(Tile { threads_per_row, groups, packs, flavour })
+    // A second row shares the first one's waiting. Two sums, two packs: 1024 columns 64 us against 71, 8192 246 against
+    // 320, but 1536 with three packs 255 against 221. One sum, five packs: 5120 208 against 240; three on 512 threads:
+    // 12288 213.5 against 253; but 1536 with three packs 232 against 210, 4096 with four 219 against 208.
+    let is_large = (threads_per_row <= 128 && packs >= 5) || (threads_per_row == 512 && packs <= 3);
+    let is_paired = !is_wide && if has_two_sums { packs <= 2 } else { is_large };
+    let tile = Tile::new(threads_per_row, groups, packs, flavour);
+    // 512 threads have 128 registers each: what four packs take.
+    let most_packs = if threads_per_row <= 128 && !is_wide { 7 } else { 4 };
+    (packs <= most_packs).then_some(Tile { rows_at_once: if is_paired { 2 } else { 1 }, ..tile })
+}
+
+/// Workgroups with chunks of rows of their own: as many threads as are best on all of the device. H200: 4096 columns in
+/// workgroups of 128, 528 of them 202.8 us, 264 265, 1056 209.7; 8192 in 256, 264 206, 528 212; 16384 in 512, 132 224,
+/// 264 230; 128 columns, one pack a thread, in 256, 528 212.5, 264 278; 5120, five packs, in 128, 264 208, 528 212.
+fn workgroups(tile: &Tile, caps: &Caps) -> u64 {
+    let threads = u64::from(caps.workgroups * WORKGROUP);
+    let threads = match tile.packs {
+        1 => 2 * threads,
+        2..=4 => threads,
+        _ => threads / 2,
+    };
+    (threads / u64::from(tile.threads())).max(1)
 }

@@ -3,19 +3,22 @@
 use rmsnorm_spec::Problem;
 
 use super::{
-    Access, Dispatch, Layout, Plan, Program, Step, Tile, UNALIGNED_PACKS, Unfit, flavour, is_split, key, pairs, ranges,
+    Access, Dispatch, Layout, Plan, Program, Step, Tile, Unfit, flavour, is_split, key, pairs, ranges, with_fewer_idle,
 };
 use crate::caps::Caps;
 
 /// Bytes of workgroup memory that a thread takes at most: a sum in each of two buffers.
 const THREAD_BYTES: u32 = 8;
 
+/// Packs that a thread which visits a row several times has on their way at once.
+const STREAMING_PACKS: u32 = 4;
+
 /// The plan of a forward call.
 pub(super) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Plan, Unfit> {
     let (program, tile) = match tile(problem, caps) {
-        Some(tile) if layout.access == Access::Aligned || tile.packs <= UNALIGNED_PACKS => (Program::Forward, tile),
+        Some(tile) if tile.packs <= layout.access.most_packs() => (Program::Forward, tile),
         Some(tile) => (Program::ForwardStreaming, Tile { packs: 1, ..tile }),
-        None => (Program::ForwardStreaming, streaming_tile(caps)),
+        None => (Program::ForwardStreaming, streaming_tile(layout.access, caps)),
     };
     let key = key(problem, program, tile, layout);
     let most = ranges::most_rows(problem, layout, tile.groups, caps)?;
@@ -28,48 +31,43 @@ pub(super) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Pl
 
 /// How threads share a row that lies in their registers; `None` if it is too long for them.
 ///
-/// The figures are GB/s of a bf16 RMS norm through wgpu on an H200, whose copy reaches 4010 to 4168, with wgpu's checks
-/// and arrays in loops (2026-11, 256 MB / 1 GB). What has none is not measured through wgpu: it follows its neighbours
-/// or rmsnorm-cuda.
+/// The figures are microseconds of a bf16 norm of 268 MB (67 MB at 1024 columns) through wgpu on an H200, RMS / layer
+/// norm, 2026-11; a copy takes 128.1 (34.4).
 fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
     let pairs = pairs(problem.cols);
     // A pair of f32 takes twice the registers.
     let is_wide = is_split(problem);
-    let (threads, groups) = match (pairs, is_wide) {
-        // Not measured through wgpu.
-        (0..=32, _) => {
-            let threads = pairs.next_power_of_two() as u32;
-            (threads, 256 / threads)
-        }
-        // Not measured through wgpu.
-        (33..=64, _) => (64, 4),
-        // 1024 columns: 3364 / 3550; 128 threads with one pack 3486 / -, 32 with four 2989 / 3129.
-        (65..=128, _) => (64, 1),
-        // Not measured through wgpu.
-        (129..=256, _) => (128, 1),
-        // 4096 columns: 3109 / 3334; 256 threads with two packs 3047 / 3178, 64 with eight 1589 / 1584.
-        (257..=512, false) => (128, 1),
-        // 8192 columns: 3037 / -; 128 threads with eight packs 1576.
-        (513..=1024, false) => (256, 1),
-        // 16384 columns: 2933.
-        (1025..=2048, false) => (512, 1),
-        // Not measured through wgpu: as many bytes a thread.
-        (257..=512, true) => (256, 1),
-        (513..=1024, true) => (512, 1),
-        // 32768 columns: 2648 with four packs. What needs more packs, or is f32, is not measured through wgpu.
-        (_, _) => (1024, 1),
+    let wanted = match (pairs, is_wide) {
+        // 128 columns on 4 threads 133.5 / 137.7, on 8 137.5; 1024 on 32 36.3 / 37.4, on 64 38.0, on 128 42.1; 1536 on 64
+        // 131, on 32 136; 4096 on 128 132.4 / 132.7, on 256 137; 8192 on 256 132.5 / 139.0, on 128 133.5 / 141.5.
+        (0..=1024, false) => 5,
+        // 16384 columns on 256 threads 135.2 / 152, on 512 137.3 / 148.7, on 1024 170; 12288 on 256 132, on 512 136.
+        (1025..=2048, false) => 8,
+        // 32768 columns on 512 threads 156.6 / 188: they stream, 147.7 / 172.8. 65536 on 1024 threads 178 / 233, streaming
+        // 171.8 / 201.
+        (_, false) => return None,
+        // 1024 columns of f32 on 64 threads 67.6, on 128 67.0, on 32 69; 4096 on 256 262, on 512 260.
+        (0..=1024, true) => 2,
+        // 16384 columns of f32 on 512 threads 270, on 1024 286.
+        (_, true) => 4,
     };
+    let threads = pairs.div_ceil(wanted).next_power_of_two().min(1024) as u32;
+    let threads = if is_wide { threads } else { with_fewer_idle(pairs, threads) };
     let threads_per_row = caps.threads_with(threads, THREAD_BYTES);
-    let groups = (caps.threads_with(threads * groups, THREAD_BYTES) / threads_per_row).max(1);
+    // Rows of less than a subgroup share a workgroup.
+    let side_by_side = if threads < 32 { 128 } else { threads };
+    let groups = (caps.threads_with(side_by_side, THREAD_BYTES) / threads_per_row).max(1);
     let packs = u32::try_from(pairs.div_ceil(threads_per_row as usize)).ok()?;
-    // 32 registers for a row. Not measured through wgpu.
+    // 32 registers for a row.
     let most_packs = if is_wide { 4 } else { 8 };
     let flavour = flavour(threads_per_row, groups, caps);
-    (packs <= most_packs).then_some(Tile { threads_per_row, groups, packs, flavour })
+    (packs <= most_packs).then_some(Tile::new(threads_per_row, groups, packs, flavour))
 }
 
-/// The workgroup that visits a row several times: as many loads in flight as there can be. Not measured through wgpu.
-fn streaming_tile(caps: &Caps) -> Tile {
-    let threads_per_row = caps.threads_with(1024, THREAD_BYTES);
-    Tile { threads_per_row, groups: 1, packs: 1, flavour: flavour(threads_per_row, 1, caps) }
+/// The workgroup that visits a row several times. RMS norm of 32768 bf16 columns, H200 through wgpu: 512 threads with 4
+/// packs on their way 147.7 us, 1024 threads 178, 256 178; with one pack 172, with 8 204.
+fn streaming_tile(access: Access, caps: &Caps) -> Tile {
+    let threads_per_row = caps.threads_with(512, THREAD_BYTES);
+    let packs = access.most_packs().min(STREAMING_PACKS);
+    Tile::new(threads_per_row, 1, packs, flavour(threads_per_row, 1, caps))
 }

@@ -77,6 +77,8 @@ impl Draw {
         let is_backward = !program.is_forward() && !is_reduction && program != Program::Copy;
         let (weight, residual) = (other(self, flags.weight || flags.bias), other(self, flags.residual || is_backward));
         let has_norm = program.is_forward() || is_backward;
+        let access = self.of([Access::Aligned, Access::Words, Access::Halves]);
+        let keeps_rows = matches!(program, Program::Forward | Program::Backward);
         KernelKey {
             program,
             norm: if has_norm { self.of(Norm::ALL) } else { Norm::Rms },
@@ -91,7 +93,8 @@ impl Draw {
             atomics: is_backward && (flags.dweight || flags.dbias) && self.yes(),
             flags,
             tile: self.tile(program),
-            access: self.of([Access::Aligned, Access::Words, Access::Halves]),
+            access,
+            is_whole: access == Access::Aligned && keeps_rows && self.yes(),
             aliased: self.yes(),
         }
     }
@@ -138,6 +141,7 @@ impl Draw {
             Program::Forward | Program::ForwardStreaming => {
                 flags.in_place = self.yes();
                 flags.weight = self.yes();
+                flags.weight_offset = flags.weight && self.yes();
                 flags.bias = self.yes();
                 flags.residual = self.yes();
                 flags.residual_out = flags.residual && (flags.in_place || self.yes());
@@ -146,6 +150,7 @@ impl Draw {
             }
             Program::Backward | Program::BackwardColumns => {
                 flags.weight = self.yes();
+                flags.weight_offset = flags.weight && self.yes();
                 flags.rstd = true;
                 flags.dresidual_out = self.yes();
                 flags.dweight = self.yes();
@@ -153,6 +158,7 @@ impl Draw {
             }
             Program::BackwardRowSums => {
                 flags.weight = self.yes();
+                flags.weight_offset = flags.weight && self.yes();
                 flags.rstd = true;
             }
             Program::ReducePartials => {
@@ -172,7 +178,9 @@ impl Draw {
         let is_full = (threads_per_row * groups).is_multiple_of(lanes);
         let flavour =
             if has_sums(program) && is_full && self.yes() { Flavour::Subgroup(lanes) } else { Flavour::Workgroup };
-        Tile { threads_per_row, groups, packs: if is_whole { self.of([1, 2, 3, 4, 8]) } else { 1 }, flavour }
+        let packs = if is_whole || program == Program::ForwardStreaming { self.of([1, 2, 3, 4, 8]) } else { 1 };
+        let rows_at_once = if program == Program::Backward { self.of([1, 2]) } else { 1 };
+        Tile { rows_at_once, ..Tile::new(threads_per_row, groups, packs, flavour) }
     }
 }
 
@@ -180,9 +188,10 @@ impl Draw {
 fn parsed(key: &KernelKey) -> (Module, ModuleInfo) {
     let text = text(key);
     let module = wgsl::parse_str(&text).unwrap_or_else(|error| panic!("{key:?}\n{}", error.emit_to_string(&text)));
-    // Nothing else may be needed: what every device has.
-    let is_subgroup = matches!(key.tile.flavour, Flavour::Subgroup(_));
-    let capabilities = if is_subgroup { Capabilities::SUBGROUP } else { Capabilities::empty() };
+    // Nothing else may be needed: what every device has that WebGPU's own shaders run on.
+    let has = |is_needed, capability| if is_needed { capability } else { Capabilities::empty() };
+    let capabilities = has(matches!(key.tile.flavour, Flavour::Subgroup(_)), Capabilities::SUBGROUP)
+        | has(dtypes(key).contains(&DType::F16), Capabilities::SHADER_FLOAT16_IN_FLOAT32);
     let info = Validator::new(ValidationFlags::all(), capabilities).validate(&module);
     let info = info.unwrap_or_else(|error| panic!("{key:?}\n{}", error.emit_to_string(&text)));
     let declared: BTreeSet<_> = module.overrides.iter().filter_map(|(_, each)| each.name.as_deref()).collect();
@@ -289,7 +298,7 @@ fn params_lie_where_rust_says() {
     }
     let written = offsets![
         x residual dy dresidual_out y residual_out dx weight bias dweight dbias mean rstd workspace row_sums rows cols
-        chunks partial_rows eps weight_offset share first_chunk accumulates unused
+        chunks partial_rows eps weight_offset share first_chunk accumulates zero
     ];
     assert_eq!(read, written);
     assert_eq!(*span as usize, size_of::<Params>());
@@ -325,6 +334,7 @@ fn absent_tensors_have_no_binding() {
 fn whole_calls_bind_no_more_than_any_device_has_by_default() {
     let flags = Flags {
         weight: true,
+        weight_offset: true,
         bias: true,
         residual: true,
         residual_out: true,
@@ -362,7 +372,7 @@ fn every_question_has_an_answer_and_every_answer_a_question() {
 fn every_file_is_used_and_every_block_ends() {
     for (stem, text) in files() {
         assert!(include_str!("../source.rs").contains(&format!("file!(\"{stem}\")")), "{stem}");
-        let is_begin = |line: &&str| line.trim().starts_with("// if ") || line.trim() == "// unroll K";
+        let is_begin = |line: &&str| line.trim().starts_with("// if ") || line.trim().starts_with("// unroll ");
         let (begun, ended) =
             (text.lines().filter(is_begin).count(), text.lines().filter(|line| line.trim() == "// end").count());
         assert_eq!(begun, ended, "{stem}");

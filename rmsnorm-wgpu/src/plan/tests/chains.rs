@@ -27,7 +27,11 @@ fn exchange(tile: &Tile) -> usize {
             let segment = tile.segment().min(threads);
             chain(segment as usize) + chain((threads / segment) as usize)
         }
-        Flavour::Subgroup(lanes) => tree(threads.min(lanes)) + chain(threads.div_ceil(lanes) as usize),
+        Flavour::Subgroup(lanes) => {
+            let senders = threads.div_ceil(lanes);
+            let over_senders = if 8 < senders && senders <= lanes { tree(senders) } else { chain(senders as usize) };
+            tree(threads.min(lanes)) + over_senders
+        }
     }
 }
 
@@ -36,7 +40,7 @@ fn exchange(tile: &Tile) -> usize {
 fn row_chain(key: &KernelKey, cols: usize) -> Option<usize> {
     let packs = match key.program {
         Program::Forward | Program::Backward => key.tile.packs as usize,
-        Program::ForwardStreaming | Program::BackwardRowSums => cols.div_ceil(columns(&key.tile)),
+        Program::ForwardStreaming | Program::BackwardRowSums => cols.div_ceil(columns(&Tile { packs: 1, ..key.tile })),
         Program::BackwardColumns | Program::ReducePartials | Program::Copy => return None,
     };
     Some((tree(8) + chain(packs) + exchange(&key.tile)).min(chain(cols)))
@@ -120,7 +124,7 @@ fn the_plan_knows_the_policy() {
 
 #[test]
 fn chains_are_counted_as_the_programs_add() {
-    let tile = Tile { threads_per_row: 256, groups: 1, packs: 4, flavour: Flavour::Workgroup };
+    let tile = Tile::new(256, 1, 4, Flavour::Workgroup);
     let key = |program, tile| KernelKey {
         tile,
         program,

@@ -43,10 +43,12 @@ fn every_column_has_one_thread() {
                 assert!(columns(tile) >= cols, "{cols} {tile:?}");
                 // No pack is without a thread that has a column in it.
                 assert!(columns(tile) - tile.threads_per_row as usize * PAIR < cols, "{cols} {tile:?}");
-                let most_packs = if *program == Program::Forward { 8 } else { 4 };
+                let most_packs = if *program == Program::Forward { 8 } else { 7 };
                 assert!((1..=most_packs).contains(&tile.packs), "{cols} {tile:?}");
             } else {
-                assert_eq!(tile.packs, 1, "{cols} {key:?}");
+                // Those of a turn.
+                let is_streaming = *program == Program::ForwardStreaming;
+                assert!(tile.packs == 1 || (is_streaming && tile.packs == 4), "{cols} {key:?}");
             }
         }
     });
@@ -165,14 +167,14 @@ fn what_lies_anywhere_is_read_in_loops_unless_it_is_short() {
         for access in [Access::Words, Access::Halves] {
             let plan = call.plan_by(access, SOME_ROWS, cols, caps);
             for Dispatch { key, .. } in dispatches(&plan).filter(|dispatch| is_on_chip(dispatch.key.program)) {
-                assert_eq!(key.tile.packs, 1, "{cols} {key:?}");
+                assert!(key.tile.packs <= access.most_packs(), "{cols} {key:?}");
             }
             for Dispatch { key, .. } in dispatches(&plan) {
                 let own = if key.program == Program::ReducePartials { Access::Aligned } else { access };
                 assert_eq!(key.access, own, "{cols} {key:?}");
             }
-            let is_short =
-                dispatches(&aligned).any(|dispatch| is_on_chip(dispatch.key.program) && dispatch.key.tile.packs == 1);
+            let is_short = dispatches(&aligned)
+                .any(|Dispatch { key, .. }| is_on_chip(key.program) && key.tile.packs <= access.most_packs());
             let is_kept = dispatches(&plan).any(|dispatch| is_on_chip(dispatch.key.program));
             assert_eq!(is_short, is_kept, "{cols} {call:?}");
         }

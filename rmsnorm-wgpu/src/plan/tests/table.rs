@@ -1,8 +1,9 @@
 //! What is dispatched for the shapes that are measured. A line reads
 //!
 //! program, threads on a row `x` packs of a thread, `~` if they own more columns than there are, `s` if subgroups
-//! exchange; `in` rows side by side, if not one; chunks; `on` workgroups. `Reduce` says how many threads share the
-//! partial rows of a column, `Zero` how many words. Equal dispatches of several ranges of rows are counted once.
+//! exchange; `in` rows side by side, and `by` rows at once, if not one; chunks; `on` workgroups. `Reduce` says how many
+//! threads share the partial rows of a column, `Zero` how many words. Equal dispatches of several ranges of rows are
+//! counted once.
 
 use super::super::{Flavour, KernelKey};
 use super::*;
@@ -16,7 +17,7 @@ const LAYER_BACKWARD: Call = Call::new(Stage::Backward, Norm::Layer, BF16, DWEIG
 /// One dispatch, as the head of this file says.
 fn describe_dispatch(dispatch: &Dispatch, cols: usize) -> String {
     let Dispatch { key: KernelKey { program, tile, .. }, chunks, grid: [x, y], .. } = dispatch;
-    let Tile { threads_per_row, groups, packs, flavour } = *tile;
+    let Tile { threads_per_row, groups, packs, rows_at_once, flavour } = *tile;
     let grid = if *y == 1 { x.to_string() } else { format!("{x}x{y}") };
     let name = match program {
         Program::Forward => "Forward",
@@ -29,9 +30,10 @@ fn describe_dispatch(dispatch: &Dispatch, cols: usize) -> String {
     };
     let ragged = if is_on_chip(*program) && columns(tile) != cols { "~" } else { "" };
     let subgroup = if flavour == Flavour::Workgroup { "" } else { "s" };
+    let at_once = if rows_at_once > 1 { format!(" by {rows_at_once}") } else { String::new() };
     let rows = if groups > 1 { format!(" in {groups}") } else { String::new() };
     let chunks = if *chunks > 0 { format!(", {chunks} chunks") } else { String::new() };
-    format!("{name} {threads_per_row}x{packs}{ragged}{subgroup}{rows}{chunks}, on {grid}")
+    format!("{name} {threads_per_row}x{packs}{ragged}{subgroup}{rows}{at_once}{chunks}, on {grid}")
 }
 
 fn describe(plan: &Plan, cols: usize) -> String {
@@ -74,17 +76,17 @@ fn rms_forward_on_an_h200() {
         &[
             (0, 4096, ""),
             (1, 4096, "Forward 128x4s, on 1"),
-            (1048576, 128, "Forward 16x1s in 16, on 65535x2"),
-            (262144, 512, "Forward 64x1s in 4, on 65535x2"),
-            (32768, 1024, "Forward 64x2s, on 32768"),
-            (65536, 2048, "Forward 128x2s, on 65535x2"),
+            (1048576, 128, "Forward 4x4s in 32, on 32768"),
+            (262144, 512, "Forward 16x4s in 8, on 32768"),
+            (32768, 1024, "Forward 32x4s, on 32768"),
+            (65536, 2048, "Forward 64x4s, on 32768x2"),
             (32768, 4096, "Forward 128x4s, on 32768"),
-            (18688, 7168, "Forward 256x4~, on 18688"),
-            (16384, 8192, "Forward 256x4, on 16384"),
-            (8192, 16384, "Forward 512x4, on 8192"),
-            (4096, 32768, "Forward 1024x4, on 4096"),
-            (2048, 65536, "Forward 1024x8, on 2048"),
-            (1024, 131072, "Streaming 1024x1, on 1024"),
+            (18688, 7168, "Forward 128x7s, on 18688"),
+            (16384, 8192, "Forward 256x4s, on 16384"),
+            (8192, 16384, "Forward 256x8s, on 8192"),
+            (4096, 32768, "Streaming 512x4s, on 4096"),
+            (2048, 65536, "Streaming 512x4s, on 2048"),
+            (1024, 131072, "Streaming 512x4s, on 1024"),
         ],
     );
 }
@@ -94,15 +96,15 @@ fn other_forwards_on_an_h200() {
     check(
         &Caps::h200(),
         RMS_ADD,
-        &[(32768, 1024, "Forward 64x2s, on 32768"), (32768, 4096, "Forward 128x4s, on 32768")],
+        &[(32768, 1024, "Forward 32x4s, on 32768"), (32768, 4096, "Forward 128x4s, on 32768")],
     );
     check(
         &Caps::h200(),
         LAYER_FORWARD,
         &[
-            (32768, 1024, "Forward 64x2s, on 32768"),
+            (32768, 1024, "Forward 32x4s, on 32768"),
             (32768, 4096, "Forward 128x4s, on 32768"),
-            (8192, 16384, "Forward 512x4, on 8192"),
+            (8192, 16384, "Forward 256x8s, on 8192"),
         ],
     );
 }
@@ -114,25 +116,25 @@ fn backward_on_an_h200() {
         RMS_BACKWARD,
         &[
             (0, 4096, "Reduce 4 on 128"),
-            (1, 4096, "Backward 256x2, 1 chunks, on 1; Reduce 4 on 128"),
-            (1048576, 128, "Backward 16x1s in 16, 528 chunks, on 528; Reduce 128 on 4"),
-            (262144, 512, "Backward 64x1s in 4, 528 chunks, on 528; Reduce 128 on 16"),
-            (32768, 1024, "Backward 128x1s in 2, 528 chunks, on 528; Reduce 128 on 32"),
-            (65536, 2048, "Backward 256x1, 528 chunks, on 528; Reduce 128 on 64"),
-            (32768, 4096, "Backward 256x2, 528 chunks, on 528; Reduce 128 on 128"),
-            (16384, 8192, "Backward 512x2, 528 chunks, on 528; Reduce 128 on 256"),
-            (8192, 16384, "Backward 512x4, 528 chunks, on 528; Reduce 128 on 512"),
-            (4096, 32768, "RowSums 512x1, on 4096; Columns 256x1, 132 chunks, on 2112; Reduce 128 on 1024"),
-            (512, 262144, "RowSums 512x1, on 512; Columns 256x1, 17 chunks, on 2176; Reduce 16 on 8192"),
+            (1, 4096, "Backward 128x4s, 1 chunks, on 1; Reduce 4 on 128"),
+            (1048576, 128, "Backward 16x1s in 8, 1056 chunks, on 1056; Reduce 128 on 4"),
+            (262144, 512, "Backward 16x4s in 8, 528 chunks, on 528; Reduce 128 on 16"),
+            (32768, 1024, "Backward 32x4s in 4, 528 chunks, on 528; Reduce 128 on 32"),
+            (65536, 2048, "Backward 64x4s in 2, 528 chunks, on 528; Reduce 128 on 64"),
+            (32768, 4096, "Backward 128x4s, 528 chunks, on 528; Reduce 128 on 128"),
+            (16384, 8192, "Backward 256x4s, 264 chunks, on 264; Reduce 128 on 256"),
+            (8192, 16384, "Backward 512x4s, 132 chunks, on 132; Reduce 128 on 512"),
+            (4096, 32768, "RowSums 512x1s, on 4096; Columns 256x1, 132 chunks, on 2112; Reduce 128 on 1024"),
+            (512, 262144, "RowSums 512x1s, on 512; Columns 256x1, 17 chunks, on 2176; Reduce 16 on 8192"),
         ],
     );
     check(
         &Caps::h200(),
         LAYER_BACKWARD,
         &[
-            (32768, 1024, "Backward 128x1s in 2, 528 chunks, on 528; Reduce 128 on 64"),
-            (32768, 4096, "Backward 256x2, 528 chunks, on 528; Reduce 128 on 256"),
-            (8192, 16384, "Backward 512x4, 528 chunks, on 528; Reduce 128 on 1024"),
+            (32768, 1024, "Backward 64x2s in 2 by 2, 528 chunks, on 528; Reduce 128 on 64"),
+            (32768, 4096, "Backward 256x2s by 2, 264 chunks, on 264; Reduce 128 on 256"),
+            (8192, 16384, "Backward 512x4s, 132 chunks, on 132; Reduce 128 on 1024"),
         ],
     );
 }
@@ -145,20 +147,20 @@ fn f32_on_an_h200() {
         f32(RMS_FORWARD),
         &[
             (32768, 1024, "Forward 64x2s, on 32768"),
-            (16384, 4096, "Forward 256x2, on 16384"),
-            (2048, 65536, "Streaming 1024x1, on 2048"),
+            (16384, 4096, "Forward 256x2s, on 16384"),
+            (2048, 65536, "Streaming 512x4s, on 2048"),
         ],
     );
     check(
         &Caps::h200(),
         f32(RMS_BACKWARD),
         &[
-            (32768, 1024, "Backward 128x1s in 2, 528 chunks, on 528; Reduce 128 on 32"),
-            (16384, 4096, "Backward 256x2, 528 chunks, on 528; Reduce 128 on 128"),
+            (32768, 1024, "Backward 32x4s in 4, 528 chunks, on 528; Reduce 128 on 32"),
+            (16384, 4096, "Backward 128x4s, 528 chunks, on 528; Reduce 128 on 128"),
         ],
     );
     let stream = |call| Call { dtypes: BF16_STREAM_F32, ..call };
-    check(&Caps::h200(), stream(RMS_ADD), &[(32768, 4096, "Forward 256x2, on 32768")]);
+    check(&Caps::h200(), stream(RMS_ADD), &[(32768, 4096, "Forward 256x2s, on 32768")]);
     // Without a residual there is no stream to be wider.
     check(&Caps::h200(), stream(RMS_FORWARD), &[(32768, 4096, "Forward 128x4s, on 32768")]);
 }
@@ -170,9 +172,9 @@ fn rows_that_lie_anywhere() {
         &Caps::h200(),
         RMS_FORWARD,
         &[
-            (4096, 1, "Forward 1x1~s in 256, on 16"),
-            (4096, 333, "Forward 64x1~s in 4, on 1024"),
-            (4096, 4097, "Streaming 256x1, on 4096"),
+            (4096, 1, "Forward 1x1~s in 128, on 32"),
+            (4096, 333, "Streaming 8x1s in 16, on 256"),
+            (4096, 4097, "Streaming 128x1s, on 4096"),
         ],
     );
     check_by(
@@ -180,9 +182,9 @@ fn rows_that_lie_anywhere() {
         &Caps::h200(),
         RMS_BACKWARD,
         &[
-            (4096, 2, "Backward 1x1~s in 256, 16 chunks, on 16; Reduce 8 on 1"),
-            (4096, 334, "Backward 64x1~s in 4, 528 chunks, on 528; Reduce 128 on 11"),
-            (4096, 4098, "RowSums 512x1, on 4096; Columns 256x1, 704 chunks, on 2112; Reduce 128 on 129"),
+            (4096, 2, "Backward 1x1~s in 128, 32 chunks, on 32; Reduce 16 on 1"),
+            (4096, 334, "RowSums 8x1s in 16, on 256; Columns 256x1, 2112 chunks, on 2112; Reduce 128 on 11"),
+            (4096, 4098, "RowSums 128x1s, on 4096; Columns 256x1, 704 chunks, on 2112; Reduce 128 on 129"),
         ],
     );
 }
@@ -193,18 +195,18 @@ fn devices_with_less() {
         &Caps::laptop(),
         RMS_FORWARD,
         &[
-            (32768, 1024, "Forward 64x2s, on 32768"),
+            (32768, 1024, "Forward 32x4s, on 32768"),
             (32768, 4096, "2 of Forward 128x4s, on 10923; Forward 128x4s, on 10922"),
-            (4096, 16384, "2 of Forward 256x8, on 2048"),
-            (2048, 32768, "2 of Streaming 256x1, on 1024"),
+            (4096, 16384, "2 of Forward 256x8s, on 2048"),
+            (2048, 32768, "2 of Streaming 256x4s, on 1024"),
         ],
     );
     check(
         &Caps::phone(),
         RMS_FORWARD,
         &[
-            (1 << 20, 128, "3 of Forward 16x1 in 16, on 21846"),
-            (32768, 1024, "Forward 64x2, on 32768"),
+            (1 << 20, 128, "3 of Forward 4x4 in 32, on 10923"),
+            (32768, 1024, "Forward 32x4, on 32768"),
             (2048, 4096, "Forward 128x4, on 2048"),
         ],
     );
@@ -212,17 +214,17 @@ fn devices_with_less() {
         &Caps::laptop(),
         RMS_BACKWARD,
         &[
-            (32768, 1024, "Backward 128x1s in 2, 128 chunks, on 128; Reduce 32 on 32"),
-            (8192, 8192, "2 of Backward 256x4, 128 chunks, on 128; Reduce 32 on 256"),
-            (4096, 16384, "2 of RowSums 256x1, on 2048; 2 of Columns 256x1, 64 chunks, on 512; Reduce 32 on 512"),
+            (32768, 1024, "Backward 32x4s in 4, 128 chunks, on 128; Reduce 32 on 32"),
+            (8192, 8192, "2 of Backward 256x4s, 128 chunks, on 128; Reduce 32 on 256"),
+            (4096, 16384, "2 of RowSums 256x1s, on 2048; 2 of Columns 256x1, 64 chunks, on 512; Reduce 32 on 512"),
         ],
     );
     check(
         &Caps::lavapipe(),
         RMS_BACKWARD,
         &[
-            (25, 33, "Backward 8x1~s in 32, 1 chunks, on 1; Reduce 4 on 2"),
-            (4096, 1024, "Backward 128x1s in 2, 24 chunks, on 24; Reduce 16 on 32"),
+            (25, 33, "Backward 8x1~s in 16, 2 chunks, on 2; Reduce 4 on 2"),
+            (4096, 1024, "Backward 32x4s in 4, 16 chunks, on 16; Reduce 8 on 32"),
         ],
     );
 }
@@ -235,8 +237,8 @@ fn atomics_begin_with_zeros() {
         call,
         &[
             (0, 4096, "Reduce 4 on 128"),
-            (32768, 4096, "Zero 4096; Backward 256x2, 528 chunks, on 528; Reduce 4 on 128"),
-            (4096, 32768, "Zero 32768; RowSums 512x1, on 4096; Columns 256x1, 132 chunks, on 2112; Reduce 4 on 1024"),
+            (32768, 4096, "Zero 4096; Backward 128x4s, 528 chunks, on 528; Reduce 4 on 128"),
+            (4096, 32768, "Zero 32768; RowSums 512x1s, on 4096; Columns 256x1, 132 chunks, on 2112; Reduce 4 on 1024"),
         ],
     );
 }
@@ -248,9 +250,9 @@ fn ranges_share_partial_rows_where_there_are_few() {
         &short,
         RMS_BACKWARD,
         &[
-            (100, 256, "Backward 32x1s in 8, 8 chunks, on 8; Reduce 4 on 8"),
-            (1000, 256, "8 of Backward 32x1s in 8, 8 chunks, on 8; Reduce 4 on 8"),
-            (1000, 1024, "33 of Backward 128x1s in 2, 8 chunks, on 8; Reduce 4 on 32"),
+            (100, 256, "Backward 32x1s in 4, 16 chunks, on 16; Reduce 8 on 8"),
+            (1000, 256, "8 of Backward 32x1s in 4, 16 chunks, on 16; Reduce 8 on 8"),
+            (1000, 1024, "33 of Backward 32x4s in 4, 8 chunks, on 8; Reduce 4 on 32"),
         ],
     );
 }
