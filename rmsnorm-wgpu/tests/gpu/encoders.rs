@@ -1,6 +1,6 @@
 //! Calls as a part of what the user records.
 
-use rmsnorm_wgpu::spec::{Error, NormBackend, NormSpec, bf16, conformance::Harness};
+use rmsnorm_wgpu::spec::{Error, GradReduction, NormBackend, NormSpec, bf16, conformance::Harness};
 use rmsnorm_wgpu::{Backward, Forward, ForwardInPlace, wgpu};
 use wgpu::CommandEncoderDescriptor;
 
@@ -95,6 +95,44 @@ fn a_batch_is_submitted_at_its_end() {
     assert_eq!(bits(&gpu, &y), before, "nothing of a batch that failed is submitted");
     gpu.forward(&norm, Forward::new(whole(&x), whole(&y))).unwrap();
     assert_ne!(bits(&gpu, &y), before, "the batch is over");
+}
+
+/// The calls of a batch share a compute pass, which ends where a workspace is zeroed for atomic sums, and begins again.
+#[test]
+fn a_batch_may_zero_a_workspace_between_its_calls() {
+    let Some(gpu) = open() else { return };
+    let norm = NormSpec::layer(ROWS, COLS, 1e-5);
+    let (dx, dweight, dbias) = backward::<f32>(&gpu, ROWS, COLS);
+    let (x, dy) = (upload::<f32>(&gpu, 1, ROWS * COLS), upload::<f32>(&gpu, 5, ROWS * COLS));
+    let (mean, rstd, weight) = (upload(&gpu, 6, ROWS), upload(&gpu, 7, ROWS), upload::<f32>(&gpu, 2, COLS));
+    let outputs = [0; 2].map(|_| [ROWS * COLS, COLS, COLS].map(|len| upload::<f32>(&gpu, 8, len)));
+    let ys = [0; 2].map(|_| upload::<f32>(&gpu, 9, ROWS * COLS));
+    let encoder = gpu.device().create_command_encoder(&CommandEncoderDescriptor::default());
+    let (mut encoder, answer) = gpu.record_into(encoder, || {
+        for ([dx, dweight, dbias], y) in outputs.iter().zip(&ys) {
+            let args = Backward::new(whole(&dy), whole(&x), whole(dx)).mean(whole(&mean)).rstd(whole(&rstd));
+            let args = args.weight(whole(&weight)).dweight(whole(dweight)).dbias(whole(dbias));
+            gpu.backward(&norm, args.grad_reduction(GradReduction::Atomics))?;
+            gpu.forward(&norm, Forward::new(whole(dx), whole(y)))?;
+        }
+        Ok::<_, Error>(())
+    });
+    answer.unwrap();
+    // No pass is open: the encoder takes other commands.
+    let copy = upload::<f32>(&gpu, 10, ROWS * COLS);
+    encoder.copy_buffer_to_buffer(ys[1].buffer(), 0, copy.buffer(), 0, None);
+    gpu.queue().submit([encoder.finish()]);
+    // Six terms of at most 2 * (2 + 2) * 2, added in two orders of five additions, each of which errs by 2^-23 of its sum.
+    let most = 2.0 * 5.0 * f32::EPSILON * 6.0 * 16.0;
+    let close =
+        |got: &[f32], expected: &[f32]| got.iter().zip(expected).all(|(got, expected)| (got - expected).abs() <= most);
+    for [got_dx, got_dweight, got_dbias] in &outputs {
+        assert_eq!(bits(&gpu, got_dx), dx);
+        assert!(close(&gpu.download(got_dweight).unwrap(), &dweight));
+        assert!(close(&gpu.download(got_dbias).unwrap(), &dbias));
+    }
+    assert_eq!(bits(&gpu, &ys[0]), bits(&gpu, &ys[1]));
+    assert_eq!(bits(&gpu, &copy), bits(&gpu, &ys[1]));
 }
 
 #[test]

@@ -1,10 +1,10 @@
 //! What can go wrong on a working device is a typed error, and the next call works.
 
-use rmsnorm_wgpu::spec::{Error, GradReduction, NormBackend, NormSpec, bf16, conformance::Harness};
+use rmsnorm_wgpu::spec::{Checked, Error, GradReduction, NormBackend, NormSpec, bf16, conformance::Harness};
 use rmsnorm_wgpu::{Backward, Forward, WgpuBackend, WgpuFailure, WgpuSlice, wgpu};
 use wgpu::BufferUsages;
 
-use crate::support::{Small, buffer, open, open_another, open_limited, upload, whole};
+use crate::support::{Small, bits, buffer, open, open_another, open_limited, upload, whole};
 
 /// The rule of an `Unsupported`.
 fn rule(answer: Result<(), Error>) -> String {
@@ -94,6 +94,27 @@ fn a_buffer_that_is_destroyed_or_mapped_is_a_validation_error() {
         assert!(failure.is_validation() && !failure.is_device_lost(), "{failure}");
         small.check(&gpu);
     }
+}
+
+/// A `Checked` call does not know which backend checked it, and kernels index without checks.
+#[test]
+fn a_workspace_that_is_long_enough_for_another_backend_only_is_refused() {
+    let Some(gpu) = open() else { return };
+    // Few partial rows fit its bindings.
+    let Some(other) = open_limited(|limits| limits.max_storage_buffer_binding_size = 16 << 10) else { return };
+    let norm = NormSpec::rms(64, 1024, 1e-6);
+    let [dy, x, dx] = [1, 2, 3].map(|seed| upload::<bf16>(&gpu, seed, norm.rows * norm.cols));
+    let (rstd, dweight) = (upload::<f32>(&gpu, 4, norm.rows), upload::<bf16>(&gpu, 5, norm.cols));
+    let args = || Backward::new(whole(&dy), whole(&x), whole(&dx)).rstd(whole(&rstd)).dweight(whole::<bf16>(&dweight));
+    let problem = *Checked::backward(&gpu, norm, args()).unwrap().problem();
+    let (len, needed) = (other.workspace_len(&problem), gpu.workspace_len(&problem));
+    assert!(len < needed, "{len} and {needed} prove nothing");
+    let workspace = upload::<f32>(&gpu, 6, len);
+    let before = (bits(&gpu, &dx), bits(&gpu, &dweight));
+    let call = Checked::backward(&other, norm, args().workspace(whole(&workspace))).unwrap();
+    let answer = gpu.launch_backward(call);
+    assert!(matches!(answer, Err(Error::Length { arg: "workspace", .. })), "{answer:?}");
+    assert_eq!((bits(&gpu, &dx), bits(&gpu, &dweight)), before);
 }
 
 #[test]
