@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Ours and the published GPU kernels, one after the other on the same machine, in groups that each fit one call:
 #     bash benches/h200.sh FOLDER SECONDS PART...
-# FOLDER holds the binary `rmsnorm`; parts are forward backward small layer residual f32 (with peers) and half
-# reductions (ours alone). Writes ours-PART.json and peers-PART.json to $OUT (else the current folder), then the table.
+# FOLDER holds the binary `rmsnorm`; parts are forward backward small layer residual f32 (with peers), half reductions
+# (ours alone) and wgpu (through Vulkan, beside CUDA). Writes ours-PART.json and peers-PART.json to $OUT (else the current
+# folder), for wgpu a file for each backend, norm and shape, then the tables.
 # PEERS is the path of bench_peers.py; PEERS=none measures ours alone. PYTHONPATH must lead to the peers' packages.
 set -euo pipefail
 
 benches=$(cd "$(dirname "$0")" && pwd)
-[ $# -ge 3 ] || { sed -n '2,6s/^# //p' "$0"; exit 2; }
+[ $# -ge 3 ] || { sed -n '2,7s/^# //p' "$0"; exit 2; }
 rmsnorm=$1/rmsnorm deadline=$((SECONDS + $2))
 shift 2
 out=${OUT:-.}
@@ -26,6 +27,8 @@ declare -A shapes=(
     [reductions]='32768x4096,32768x1024,8192x16384,2048x65536,4096x4096,4096x1024'
 )
 shapes[backward]+=',1048576x128,576000x384,4096x8192'
+shapes[wgpu]='32768x4096,32768x1024,8192x16384,16384x8192,1048576x128,4096x32768,2048x65536,576000x384,174720x768'
+shapes[wgpu]+=',87360x1536,52416x2560,26176x5120,18688x7168,10880x12288,1024x131072,4096x1024,4096x4096'
 
 machine() {
     nvidia-smi --format=csv,noheader \
@@ -59,6 +62,21 @@ published() {
         --budget-s $((deadline - SECONDS - 20)) --out "$out/peers-$1.json"
 }
 
+# CUDA's and wgpu's, a shape a process, so that none finds memory as another has left it.
+through_vulkan() {
+    local shape norm backend
+    printf '\n== ours, wgpu beside cuda: %s\n' "$(machine)"
+    for shape in ${shapes[wgpu]//,/ }; do
+        for norm in rms_norm layer_norm; do
+            for backend in cuda wgpu; do
+                within_budget "$rmsnorm" bench --backend "$backend" --dtype bf16 --norm "$norm" \
+                    --op forward,add_forward,backward --shapes "$shape" --seconds 0.1 \
+                    --json "$out/$backend-$norm-$shape.json"
+            done
+        done
+    done
+}
+
 measure() {
     case $1 in
     forward | small)
@@ -81,6 +99,7 @@ measure() {
         ours "$1" f32 rms_norm forward,backward
         published "$1" float32 rms_fwd,rms_bwd
         ;;
+    wgpu) through_vulkan ;;
     half) ours "$1" f16 rms_norm forward,backward ;;
     reductions) ours "$1" bf16 rms_norm backward --reduction partials,locks,atomics ;;
     esac
@@ -102,4 +121,8 @@ for part in "$@"; do
     done
 done
 [ ${#files[@]} -eq 0 ] || python3 -B "$benches/compare_gpu.py" "${files[@]}"
+files=("$out"/{cuda,wgpu}-{rms,layer}_norm-*.json)
+case " $* " in
+*' wgpu '*) [ ! -e "${files[0]}" ] || python3 -B "$benches/compare_wgpu.py" "${files[@]}" ;;
+esac
 printf '%s s in all\n' "$SECONDS"
