@@ -9,7 +9,7 @@ fn quad_bf16(words: vec2<u32>) -> vec4<f32> {
     return bitcast<vec4<f32>>(vec4(words.x << 16u, words.x & 0xffff0000u, words.y << 16u, words.y & 0xffff0000u));
 }
 
-// To nearest even. NaN stays NaN, which only its bits can tell: compilers take `x != x` to be false.
+// To nearest even. NaN stays NaN, as far as compilers let it: they take `x != x` to be false, so its bits are asked.
 fn words_bf16(values: vec4<f32>) -> vec2<u32> {
     let bits = bitcast<vec4<u32>>(values);
     let rounded = rounded_bits_bf16(bits);

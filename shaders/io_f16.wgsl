@@ -1,5 +1,5 @@
-// f16 by integer arithmetic, two to a word: WGSL's own conversions may flush subnormals and round either way. Where all
-// of a quad, or all of a pair, are normal numbers, a shorter way does.
+// f16 by integer arithmetic, two to a word: WGSL's own conversions may flush subnormals and round either way. Where none
+// of a quad is subnormal, or all of a pair are normal numbers, a shorter way does.
 
 alias Kept_f16 = vec4<u32>;
 
@@ -7,13 +7,14 @@ fn lo_f16(kept: Kept_f16) -> vec2<u32> { return kept.xy; }
 fn hi_f16(kept: Kept_f16) -> vec2<u32> { return kept.zw; }
 
 fn quad_f16(words: vec2<u32>) -> vec4<f32> {
-    // Below exponent 1 the subtraction borrows into a half's upper bit. It may from an exponent of 1, too, by the half
-    // beside it, which costs time only.
-    let exponents = words & vec2(0x7c007c00u);
-    let is_tiny = (exponents - vec2(0x04000400u)) & vec2(0x80008000u);
-    if ((is_tiny.x | is_tiny.y) == 0u) {
+    // if HAS_UNPACK
+    // Bit 15 of a half's magnitude + 0x7fff is set from 1 on, of its magnitude + 0x7c00 from the first normal number on.
+    let magnitudes = words & vec2(0x7fff7fffu);
+    let is_subnormal = (magnitudes + vec2(0x7fff7fffu)) & ~(magnitudes + vec2(0x7c007c00u)) & vec2(0x80008000u);
+    if ((is_subnormal.x | is_subnormal.y) == 0u) {
         return vec4(unpack2x16float(words.x), unpack2x16float(words.y));
     }
+    // end
     let half = vec4(words.x & 0xffffu, words.x >> 16u, words.y & 0xffffu, words.y >> 16u);
     let sign = (half & vec4(0x8000u)) << vec4(16u);
     let magnitude = half & vec4(0x7fffu);

@@ -36,6 +36,7 @@ pub(crate) struct Kernel {
 pub(crate) struct Kernels {
     device: Device,
     is_trusted: bool,
+    has_unpack: bool,
     made: RwLock<HashMap<KernelKey, Arc<Kernel>>>,
     disk: Option<Disk>,
 }
@@ -44,7 +45,10 @@ impl Kernels {
     /// No kernels yet. `is_trusted`: without the run-time checks that wgpu adds.
     pub(crate) fn new(device: Device, is_trusted: bool) -> Self {
         let disk = Disk::open(&device);
-        Kernels { device, is_trusted, made: RwLock::default(), disk }
+        // wgpu tells what an adapter lacks of WebGPU, and not what a device does.
+        let descriptor = ShaderModuleDescriptor { label: None, source: ShaderSource::Wgsl(source::UNPACKS_F16.into()) };
+        let has_unpack = scoped(&device, "a question", || Ok(device.create_shader_module(descriptor))).is_ok();
+        Kernels { device, is_trusted, has_unpack, made: RwLock::default(), disk }
     }
 
     /// The kernel, compiled if this is its first use.
@@ -77,7 +81,8 @@ impl Kernels {
     fn make(&self, key: &KernelKey) -> Kernel {
         let (device, bindings) = (&self.device, source::bindings(key));
         let label = Some(key.program.name());
-        let descriptor = ShaderModuleDescriptor { label, source: ShaderSource::Wgsl(source::text(key).into()) };
+        let descriptor =
+            ShaderModuleDescriptor { label, source: ShaderSource::Wgsl(source::text(key, self.has_unpack).into()) };
         let module =
             if self.is_trusted { trusted::module(device, descriptor) } else { device.create_shader_module(descriptor) };
         let entry = |binding, ty, smallest| BindGroupLayoutEntry {

@@ -376,11 +376,12 @@ fn is_split(problem: &Problem) -> bool {
 }
 
 /// So many threads, or half of them with up to seven packs each where otherwise an eighth or more would be idle: where
-/// threads own just the columns there are, nothing asks which of them exist.
+/// threads own just the columns there are, nothing asks which of them exist. Not in short rows, whose threads would read
+/// far apart.
 fn with_fewer_idle(pairs: usize, threads: u32) -> u32 {
     let all = threads as usize;
     let is_idle = 8 * pairs <= 7 * all * pairs.div_ceil(all);
-    if is_idle && 2 * pairs <= 7 * all && threads > 1 { threads / 2 } else { threads }
+    if is_idle && 2 * pairs <= 7 * all && pairs > 64 { threads / 2 } else { threads }
 }
 
 /// How a row's threads exchange their sums, in workgroups of `groups` rows: by subgroups where they shorten the chain of

@@ -51,8 +51,11 @@ pub(crate) fn bindings(key: &KernelKey) -> Vec<Binding> {
     uses(key).into_iter().map(binding).collect()
 }
 
-/// The WGSL of a program.
-pub(crate) fn text(key: &KernelKey) -> String {
+/// A shader that validates where there is `unpack2x16float`, which wgpu leaves out of a few software devices.
+pub(crate) const UNPACKS_F16: &str = "@compute @workgroup_size(1) fn main() { let unpacked = unpack2x16float(0u); }";
+
+/// The WGSL of a program. `has_unpack`: for a device with `unpack2x16float`.
+pub(crate) fn text(key: &KernelKey, has_unpack: bool) -> String {
     let normalized = if has_residual(key) { key.residual } else { key.activation };
     let names =
         [("T", key.activation), ("W", key.weight), ("R", key.residual), ("H", normalized)].map(|(n, d)| (n, d.name()));
@@ -64,7 +67,7 @@ pub(crate) fn text(key: &KernelKey) -> String {
     }
     for dtype in DType::ALL {
         if dtypes(key).contains(&dtype) {
-            text += io(dtype);
+            text += &expand(io(dtype), |name| name == "HAS_UNPACK" && has_unpack, |_| 1);
             text += &substitute(file!("pair"), &[("DTYPE", dtype.name())]);
         }
     }

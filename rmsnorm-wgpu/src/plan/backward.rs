@@ -69,6 +69,7 @@ pub(super) fn workspace_len(problem: &Problem, caps: &Caps) -> u64 {
     if matches!(problem.grad_reduction, GradReduction::Locks { .. }) || caps.check().is_err() {
         return 0;
     }
+    // Words take the form of one of the two.
     let accesses = [Access::Aligned, Access::Halves];
     let forms = accesses.map(|access| Form::of(problem, access, caps));
     let fitting =
@@ -318,14 +319,16 @@ fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
         (0..=32, _) => 1,
         // 1024 columns on 32 threads 58.8 / 73, on 64 58.9 / 71; 4096 on 128 202.5 / 264, on 256 212.6; 8192 on 256 206 /
         // 259, on 512 208 / 247.
-        (_, false) => 5,
+        (33..=640, false) => 5,
+        (_, false) => 4,
         // 1024 columns of f32 on 64 threads 107, on 32 110, on 128 116; 4096 on 128 392, on 256 396; 8192 on 256 391, on
         // 512 391.
         (_, true) => 4,
     };
     let mut threads = pairs.div_ceil(wanted).next_power_of_two().min(512) as u32;
-    // One sum leaves registers for seven packs: 7168 columns on 128 threads, which own just those, 218; on 256 282.
-    if !has_two_sums && !is_wide && pairs > 32 {
+    // One sum leaves registers for seven packs: 7168 columns on 128 threads, which own just those, 218 by two rows at once
+    // and 219.5 by one; on 256 282.
+    if !has_two_sums && !is_wide && threads <= 256 {
         threads = with_fewer_idle(pairs, threads);
     }
     // The registers for two sums of four packs are too many, in as far as there are threads for fewer: 4096 columns on
@@ -344,7 +347,11 @@ fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
     let is_paired = !is_wide && if has_two_sums { packs <= 2 } else { is_large };
     let tile = Tile::new(threads_per_row, groups, packs, flavour);
     // 512 threads have 128 registers each: what four packs take.
-    let most_packs = if threads_per_row <= 128 && !is_wide { 7 } else { 4 };
+    let most_packs = match (threads_per_row, has_two_sums) {
+        (0..=128, false) if !is_wide => 7,
+        (0..=128, true) if !is_wide => 5,
+        _ => 4,
+    };
     (packs <= most_packs).then_some(Tile { rows_at_once: if is_paired { 2 } else { 1 }, ..tile })
 }
 

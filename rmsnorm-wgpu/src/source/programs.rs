@@ -186,12 +186,17 @@ impl Draw {
 
 /// A program as naga reads it, its overrides settled.
 fn parsed(key: &KernelKey) -> (Module, ModuleInfo) {
-    let text = text(key);
+    parsed_for(key, true)
+}
+
+/// As [`parsed`], for a device that has `unpack2x16float` or not.
+fn parsed_for(key: &KernelKey, has_unpack: bool) -> (Module, ModuleInfo) {
+    let text = text(key, has_unpack);
     let module = wgsl::parse_str(&text).unwrap_or_else(|error| panic!("{key:?}\n{}", error.emit_to_string(&text)));
-    // Nothing else may be needed: what every device has that WebGPU's own shaders run on.
+    // Nothing else may be needed: what every device has.
     let has = |is_needed, capability| if is_needed { capability } else { Capabilities::empty() };
     let capabilities = has(matches!(key.tile.flavour, Flavour::Subgroup(_)), Capabilities::SUBGROUP)
-        | has(dtypes(key).contains(&DType::F16), Capabilities::SHADER_FLOAT16_IN_FLOAT32);
+        | has(has_unpack, Capabilities::SHADER_FLOAT16_IN_FLOAT32);
     let info = Validator::new(ValidationFlags::all(), capabilities).validate(&module);
     let info = info.unwrap_or_else(|error| panic!("{key:?}\n{}", error.emit_to_string(&text)));
     let declared: BTreeSet<_> = module.overrides.iter().filter_map(|(_, each)| each.name.as_deref()).collect();
@@ -360,12 +365,23 @@ fn files() -> Vec<(String, String)> {
 }
 
 #[test]
+fn f16_needs_no_conversion_of_wgsl() {
+    // What all programs do with f16 is the same.
+    for key in sample().iter().filter(|key| dtypes(key).contains(&DType::F16)).take(20) {
+        parsed_for(key, false);
+    }
+    let module = wgsl::parse_str(UNPACKS_F16).expect("WGSL");
+    let is_valid = |capabilities| Validator::new(ValidationFlags::all(), capabilities).validate(&module).is_ok();
+    assert!(is_valid(Capabilities::SHADER_FLOAT16_IN_FLOAT32) && !is_valid(Capabilities::empty()));
+}
+
+#[test]
 fn every_question_has_an_answer_and_every_answer_a_question() {
     let files = files();
     let lines = files.iter().flat_map(|(_, text)| text.lines());
     let asked: BTreeSet<&str> = lines.filter_map(|line| line.trim().strip_prefix("// if ")).collect();
     let answered = conditions(&Draw(1).key(Program::Forward)).map(|(name, _)| name);
-    assert_eq!(asked, answered.into_iter().chain(["IS_LOADED", "IS_STORED", "IS_ATOMIC"]).collect());
+    assert_eq!(asked, answered.into_iter().chain(["IS_LOADED", "IS_STORED", "IS_ATOMIC", "HAS_UNPACK"]).collect());
 }
 
 #[test]

@@ -246,12 +246,13 @@ fn statistics_error(spec: &NormSpec, h_dtype: DType, row: &Row<'_>, model: Model
         (Norm::Layer, DType::F32 | DType::F16 | DType::Bf16) => 3.0,
     };
     let var = squares.error(depth, model) / cols + row.var * (square_roundings + division) * u + mean * mean + TINY;
-    let var = var + arithmetic.flush_loss(2.0);
+    let var = var + arithmetic.flush_loss(3.0);
     if !var.is_finite() {
         return StatisticsError { mean, rstd: f64::INFINITY };
     }
     // A sum of squares is never negative, so no computed variance is below 0.
-    let low = (shifted - var).max(eps) * (1.0 - u);
+    let least = if arithmetic.flushes_subnormals && eps < TINY { 0.0 } else { eps };
+    let low = (shifted - var).max(least) * (1.0 - u);
     let high = (shifted + var) * (1.0 + u);
     let rstd_high = (1.0 + arithmetic.rstd_error) / low.sqrt();
     let rstd_low = (1.0 - arithmetic.rstd_error) / high.sqrt();
@@ -305,7 +306,7 @@ struct XHat {
     local: f64,
     /// Common, local, and the share of rstd.
     rounded: f64,
-    /// From `h` and `x_hat` being flushed to zero. Kept apart, since it does not average out.
+    /// From `h`, the mean and `x_hat` being flushed to zero. Kept apart, since it does not average out.
     flushed: f64,
 }
 
@@ -314,14 +315,15 @@ impl XHat {
         let u = arithmetic.unit_roundoff;
         let value = deviation * rstd;
         let rstd_high = rstd * (1.0 + statistics.rstd);
-        let subtraction = match norm {
-            Norm::Rms => 0.0,
-            Norm::Layer => rstd_high * u * deviation.abs(),
+        // The operands of the difference, or h.
+        let (subtraction, operands) = match norm {
+            Norm::Rms => (0.0, 1.0),
+            Norm::Layer => (rstd_high * u * deviation.abs(), 2.0),
         };
         let common = rstd_high * statistics.mean;
         let local = subtraction + value.abs() * u;
         let rounded = common + value.abs() * statistics.rstd + local;
-        XHat { value, common, local, rounded, flushed: arithmetic.flush_loss(1.0 + rstd_high) }
+        XHat { value, common, local, rounded, flushed: arithmetic.flush_loss(1.0 + operands * rstd_high) }
     }
 
     /// All of it.
@@ -623,6 +625,20 @@ mod tests {
         };
         let lost = outputs.dweight[0];
         assert!(bound(&Arithmetic::IEEE) < lost && lost < bound(&flushing) && bound(&flushing) < 3.0 * lost);
+    }
+
+    #[test]
+    fn flushed_mean_costs_as_much_as_a_flushed_element() {
+        let flushing = Arithmetic { flushes_subnormals: true, ..Arithmetic::IEEE };
+        let spec = NormSpec::layer(1, 4, 1e-6);
+        // x and its mean of opposite signs, both flushed: x_hat is 0.
+        let (x, dy) = ([0.9, -0.9, -0.9, -0.9].map(|x| x * TINY), [8.0, 0.0, 0.0, 0.0]);
+        let (mean, rstd) = (&[-0.45 * TINY][..], &[1000.0][..]);
+        let inputs = BackwardInputs { dy: &dy, x: &x, weight: None, mean, rstd, dresidual_out: None };
+        let outputs = reference::backward(&spec, &inputs);
+        let model = Model { arithmetic: &flushing, mode: Mode::Worst };
+        let bound = backward(&spec, &inputs, &outputs, Statistics::Given, model).dweight[0];
+        assert!(outputs.dweight[0].abs() < bound && bound < 2.0 * outputs.dweight[0].abs());
     }
 
     #[test]

@@ -180,7 +180,11 @@ impl Expected {
         let product = Expected { low: product.low - flushed, high: product.high + flushed, ..product }.rounded(u);
         match bias {
             None => product,
-            Some(bias) => Expected { reference, low: product.low + bias, high: product.high + bias }.rounded(u),
+            Some(bias) => {
+                let flushed = if bias != 0.0 && bias.abs() < TINY { arithmetic.flush_loss(1.0) } else { 0.0 };
+                let (low, high) = (product.low + bias - flushed, product.high + bias + flushed);
+                Expected { reference, low, high }.rounded(u)
+            }
         }
     }
 
@@ -548,6 +552,16 @@ mod tests {
         assert_eq!(before_weight_interval(&element, DType::Bf16, &Arithmetic::IEEE), (3.03125, 3.03125));
         assert_eq!(judge_before_weight(&[bf16::from_f64(3.015625)], &[element], &Arithmetic::IEEE).failures, 1);
         assert_eq!(interval(1.004 * 3.0, 1e-6, DType::Bf16, &Arithmetic::IEEE), (3.015625, 3.015625));
+    }
+
+    #[test]
+    fn before_weight_admits_a_flushed_bias_where_subnormals_are_flushed() {
+        let flushing = Arithmetic { flushes_subnormals: true, ..Arithmetic::IEEE };
+        // 2^-126 + 2^-127, both exact.
+        let element = before_weight(1.0, 0.0, TINY, Some(TINY / 2.0));
+        let got = [bf16::from_f64(TINY)];
+        assert_eq!(judge_before_weight(&got, &[element], &flushing).failures, 0);
+        assert_eq!(judge_before_weight(&got, &[element], &Arithmetic::IEEE).failures, 1);
     }
 
     #[test]

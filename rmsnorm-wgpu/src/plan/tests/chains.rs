@@ -78,7 +78,7 @@ fn sums_over_a_row_keep_to_the_policy() {
     for_all(|device, call, cols| {
         for subgroup in every_size.into_iter().chain([None]) {
             let caps = Caps { subgroup, ..*device };
-            for access in [Access::Aligned, Access::Halves] {
+            for access in ACCESSES {
                 for Dispatch { key, .. } in dispatches(&call.plan_by(access, 1, cols, &caps)) {
                     let (Some(got), allowed) = (row_chain(key, cols), depth_cols(cols)) else { continue };
                     if got > allowed {
@@ -104,7 +104,7 @@ fn sums_over_the_rows_keep_to_the_policy() {
         let most_bytes = (16 * caps.binding_bytes).min(1 << 38) as usize;
         let fits = |rows: usize| rows * cols * call.dtypes[0].size() <= most_bytes;
         for &rows in many_rows.iter().filter(|rows| is_sampled && fits(**rows)) {
-            for access in [Access::Aligned, Access::Halves] {
+            for access in ACCESSES {
                 let layout = call.layout(rows, cols, access);
                 let plan = plan(&call.problem(rows, cols), &layout, caps);
                 let plan = plan.unwrap_or_else(|unfit| panic!("{rows}x{cols} {call:?} {caps:?}: {unfit}"));

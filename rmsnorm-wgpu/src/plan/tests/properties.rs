@@ -161,6 +161,26 @@ fn a_row_is_summed_alike_whatever_a_binding_reaches() {
 }
 
 #[test]
+fn what_is_shorter_than_rows_in_registers_is_in_registers() {
+    for caps in DEVICES {
+        for call in calls() {
+            let is_kept = |cols: usize| {
+                let plan = call.plan(SOME_ROWS, cols, &caps);
+                dispatches(&plan).any(|dispatch| is_on_chip(dispatch.key.program))
+            };
+            let kept: Vec<bool> = (1..=4400).map(|packs| is_kept(packs * PAIR)).collect();
+            let first = kept.iter().position(|is_kept| !is_kept).unwrap_or(kept.len());
+            assert!(
+                kept[first..].iter().all(|is_kept| !is_kept),
+                "{} columns stream: {call:?}, {caps:?}",
+                PAIR * (first + 1)
+            );
+            assert!(first >= 512, "{first}: {call:?}, {caps:?}");
+        }
+    }
+}
+
+#[test]
 fn what_lies_anywhere_is_read_in_loops_unless_it_is_short() {
     for_all(|caps, call, cols| {
         let aligned = call.plan(SOME_ROWS, cols, caps);

@@ -122,6 +122,10 @@ fn backward_on_an_h200() {
             (32768, 1024, "Backward 32x4s in 4, 528 chunks, on 528; Reduce 128 on 32"),
             (65536, 2048, "Backward 64x4s in 2, 528 chunks, on 528; Reduce 128 on 64"),
             (32768, 4096, "Backward 128x4s, 528 chunks, on 528; Reduce 128 on 128"),
+            (26176, 5120, "Backward 128x5s by 2, 264 chunks, on 264; Reduce 128 on 160"),
+            (18688, 7168, "Backward 128x7s by 2, 264 chunks, on 264; Reduce 128 on 224"),
+            (13440, 9984, "Backward 512x3~s by 2, 132 chunks, on 132; Reduce 128 on 312"),
+            (10880, 12288, "Backward 512x3s by 2, 132 chunks, on 132; Reduce 128 on 384"),
             (16384, 8192, "Backward 256x4s, 264 chunks, on 264; Reduce 128 on 256"),
             (8192, 16384, "Backward 512x4s, 132 chunks, on 132; Reduce 128 on 512"),
             (4096, 32768, "RowSums 512x1s, on 4096; Columns 256x1, 132 chunks, on 2112; Reduce 128 on 1024"),
@@ -173,7 +177,7 @@ fn rows_that_lie_anywhere() {
         RMS_FORWARD,
         &[
             (4096, 1, "Forward 1x1~s in 128, on 32"),
-            (4096, 333, "Streaming 8x1s in 16, on 256"),
+            (4096, 333, "Streaming 16x1s in 8, on 512"),
             (4096, 4097, "Streaming 128x1s, on 4096"),
         ],
     );
@@ -183,7 +187,7 @@ fn rows_that_lie_anywhere() {
         RMS_BACKWARD,
         &[
             (4096, 2, "Backward 1x1~s in 128, 32 chunks, on 32; Reduce 16 on 1"),
-            (4096, 334, "RowSums 8x1s in 16, on 256; Columns 256x1, 2112 chunks, on 2112; Reduce 128 on 11"),
+            (4096, 334, "Backward 16x3~s in 8, 512 chunks, on 512; Reduce 128 on 11"),
             (4096, 4098, "RowSums 128x1s, on 4096; Columns 256x1, 704 chunks, on 2112; Reduce 128 on 129"),
         ],
     );

@@ -19,7 +19,7 @@ fn for_all_reductions(mut check: impl FnMut(&Caps, &Plan, Call, usize, usize)) {
                 let call = Call { grad_reduction, ..call };
                 for cols in all_cols().into_iter().filter(|cols| *cols > 300 && cols % 2 == 1 || cols % 100 == 1) {
                     for rows in [0, 1, 9, 529, 4096, 1 << 20].into_iter().filter(|rows| rows * cols <= 1 << 29) {
-                        for access in [Access::Aligned, Access::Halves] {
+                        for access in ACCESSES {
                             let layout = call.layout(rows, cols, access);
                             if let Ok(plan) = plan(&call.problem(rows, cols), &layout, &caps) {
                                 check(&caps, &plan, call, rows, cols);
