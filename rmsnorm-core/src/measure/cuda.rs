@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::Shape;
+use super::gpu::set_count;
 use super::measurable::{Call, Measurable, Mode, Sets};
 use crate::conformance::Harness;
 use crate::cuda::CudaBackend;
@@ -17,12 +18,6 @@ use crate::cuda::cudarc::driver::sys::{
 };
 use crate::cuda::cudarc::driver::{CudaGraph, CudaSlice, CudaStream, CudaView, CudaViewMut, DriverError};
 use crate::{DType, Element, Error, NormBackend, bf16, f16};
-
-/// Three matrices of all sets exceed this many bytes together: several times the L2 of any device.
-const COLD_BYTES: usize = 512 << 20;
-
-/// The most sets: small calls need not be told apart further.
-const MOST_SETS: usize = 64;
 
 /// Calls before a capture, which takes no kernel that is yet to be loaded.
 const WARM_CALLS: usize = 3;
@@ -175,11 +170,6 @@ fn require_timing(driver: (u32, u32)) -> Result<(), String> {
     Err(format!("timing needs a driver of CUDA {}.{} or newer, this one is of {}.{}", oldest.0, oldest.1, got.0, got.1))
 }
 
-/// As many as visit [`COLD_BYTES`]; the peers are measured with the same number.
-fn set_count(matrix_bytes: usize) -> usize {
-    COLD_BYTES.div_ceil(3 * matrix_bytes.max(1)).clamp(2, MOST_SETS)
-}
-
 /// One call on every set as a graph, or `None` if a call or the driver refuses; the stream is then as it was before.
 fn capture(stream: &Arc<CudaStream>, sets: usize, call: &mut Call<'_>) -> Option<CudaGraph> {
     // What other threads do meanwhile is none of this capture's business.
@@ -210,13 +200,5 @@ mod tests {
         assert!([(12, 8), (12, 9), (13, 0)].into_iter().all(|driver| require_timing(driver).is_ok()));
         let rule = "timing needs a driver of CUDA 12.8 or newer, this one is of 12.6";
         assert_eq!(require_timing((12, 6)).expect_err("too old"), rule);
-    }
-
-    #[test]
-    fn sets_are_those_of_the_peers() {
-        // bf16: 32768x4096, 4096x4096, 4096x1024, 1x4096.
-        for (bytes, sets) in [(256 << 20, 2), (32 << 20, 6), (8 << 20, 22), (8 << 10, 64), (1, 64)] {
-            assert_eq!(set_count(bytes), sets, "{bytes} bytes");
-        }
     }
 }

@@ -10,6 +10,8 @@ mod clock;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+mod gpu;
 mod judge;
 mod measurable;
 mod pattern;

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use super::Shape;
+use super::gpu::set_count;
 use super::measurable::{Call, Measurable, Mode, Sets};
 use crate::conformance::Harness;
 use crate::wgpu::wgpu::{
@@ -12,12 +13,6 @@ use crate::wgpu::wgpu::{
 };
 use crate::wgpu::{TestBuffer, WgpuBackend, WgpuSlice};
 use crate::{Element, Error};
-
-/// Three matrices of all sets exceed this many bytes together, like on CUDA: several times the cache of any device.
-const COLD_BYTES: usize = 512 << 20;
-
-/// The most sets: small calls need not be told apart further.
-const MOST_SETS: usize = 64;
 
 /// Tensors of this many bytes in all are in no cache. wgpu tells none's size.
 const NO_CACHE_BYTES: usize = 128 << 20;
@@ -59,8 +54,7 @@ impl Measurable for WgpuBackend {
     type Batch = Batch;
 
     fn sets(&self, matrix_bytes: usize) -> Sets {
-        let most = if self.is_software() { 2 } else { MOST_SETS };
-        let count = COLD_BYTES.div_ceil(3 * matrix_bytes.max(1)).clamp(2, most);
+        let count = if self.is_software() { 2 } else { set_count(matrix_bytes) };
         Sets { count, is_cold: 2 * count * matrix_bytes >= NO_CACHE_BYTES }
     }
 
