@@ -8,9 +8,10 @@ mod programs;
 
 use std::sync::Arc;
 
+use rmsnorm_cache::Id;
 use rmsnorm_spec::Error;
 
-use crate::cache::{Cache, Id};
+use crate::cache::{Cache, id_of};
 use crate::caps::Arch;
 use crate::error::BACKEND;
 use crate::library::{self, Failure, Nvrtc};
@@ -76,7 +77,7 @@ impl Request {
 
     fn id(&self, version: (u32, u32)) -> Id {
         let version = format!("NVRTC {}.{}", version.0, version.1);
-        Id::of([version.as_str(), &self.source].into_iter().chain(self.options.iter().map(String::as_str)))
+        id_of([version.as_str(), &self.source].into_iter().chain(self.options.iter().map(String::as_str)))
     }
 
     fn compile(&self, nvrtc: &Nvrtc) -> Result<Vec<u8>, Error> {

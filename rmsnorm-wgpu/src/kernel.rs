@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use rmsnorm_cache::{Entry, Id, Magic, folder_of_user};
 use rmsnorm_spec::Error;
 use wgpu::{
     AdapterInfo, BindGroupLayout, BindGroupLayoutDescriptor, BindGroupLayoutEntry, BindingType, BufferBindingType,
@@ -13,11 +14,13 @@ use wgpu::{
     PipelineCompilationOptions, PipelineLayoutDescriptor, ShaderModuleDescriptor, ShaderSource, ShaderStages,
 };
 
-use crate::cache::File;
-use crate::error::{scoped, unsupported};
+use crate::error::{BACKEND, scoped, unsupported};
 use crate::params::Params;
 use crate::plan::KernelKey;
 use crate::source;
+
+/// The kind of what is kept on disk.
+const MAGIC: &Magic = b"rmsnorm wgpu  1\n";
 
 /// How often what the driver compiled is written to disk while new pipelines keep coming.
 const SAVE_INTERVAL: Duration = Duration::from_secs(2);
@@ -124,7 +127,7 @@ impl Kernels {
 #[derive(Debug)]
 struct Disk {
     cache: PipelineCache,
-    file: File,
+    entry: Entry,
     saved: Mutex<Saved>,
 }
 
@@ -142,11 +145,12 @@ impl Disk {
         }
         let info: AdapterInfo = device.adapter_info();
         let key = wgpu::util::pipeline_cache_key(&info)?;
-        let file = File::of_user(&[&key, &info.name, &info.driver, &info.driver_info])?;
-        let data = file.read();
+        let id = Id::of(MAGIC, [key.as_str(), &info.name, &info.driver, &info.driver_info]);
+        let entry = Entry::new(&folder_of_user(BACKEND)?, id);
+        let data = entry.read();
         let make = || Ok(trusted::pipeline_cache(device, data.as_deref()));
         let cache = scoped(device, "making a pipeline cache", make).ok()?;
-        Some(Disk { cache, file, saved: Mutex::new(Saved { data: data.unwrap_or_default(), at: Instant::now() }) })
+        Some(Disk { cache, entry, saved: Mutex::new(Saved { data: data.unwrap_or_default(), at: Instant::now() }) })
     }
 
     /// Saves if the last time is a while ago: what a process that ends without dropping its backends leaves behind.
@@ -161,7 +165,7 @@ impl Disk {
         saved.at = Instant::now();
         let Some(data) = self.cache.get_data().filter(|data| *data != saved.data) else { return };
         // Without the file the next process compiles again.
-        let _ = self.file.write(&data);
+        let _ = self.entry.write(&data);
         saved.data = data;
     }
 }

@@ -17,14 +17,13 @@
 //! | `plan` | a pure function of the problem, the layout and the caps: which kernels, how large, on which rows |
 //! | `params` | the uniform buffer of every kernel |
 //! | `source` | a kernel's text, put together from `shaders/` |
-//! | `kernel`, `cache` | pipelines, and what the driver compiled on disk |
+//! | `kernel` | pipelines, and what the driver compiled on disk |
 //! | `launch` | arguments to bindings, plans to dispatches |
 //! | `recording` | an encoder that several calls go into |
 #![deny(unsafe_code)]
 
 mod adapter;
 mod backend;
-mod cache;
 mod caps;
 mod error;
 #[cfg(feature = "conformance")]

@@ -1,0 +1,199 @@
+//! What a backend has compiled, on disk, so that only the first process on a machine waits for the compiler.
+//!
+//! An entry is a file named by a hash of everything that went into what it holds. It is written under another name and
+//! renamed, so that it is seen whole or not at all; and it holds its own hash, so that one that is damaged or foreign is
+//! not used but replaced. Whoever can write to the folder decides what runs on the device.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::{env, fmt, fs, io};
+
+use sha2::{Digest, Sha256};
+
+/// The folder of the entries of all backends; empty: no cache.
+const FOLDER_VARIABLE: &str = "RMSNORM_CACHE_DIR";
+
+/// The first bytes of an entry: of what kind it is. They change with its layout.
+pub type Magic = [u8; 16];
+
+type Hash = [u8; 32];
+
+/// What an entry was made from, as a hash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Id {
+    magic: &'static Magic,
+    hash: Hash,
+}
+
+impl Id {
+    /// Of these texts. Every one counts, and so does where it ends.
+    pub fn of<'a>(magic: &'static Magic, texts: impl IntoIterator<Item = &'a str>) -> Id {
+        let mut hash = Sha256::new().chain_update(magic);
+        for text in texts {
+            hash.update((text.len() as u64).to_le_bytes());
+            hash.update(text);
+        }
+        Id { magic, hash: hash.finalize().into() }
+    }
+}
+
+/// As a file name: 64 hexadecimal digits.
+impl fmt::Display for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.hash.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// A file: magic, id, hash of the data, data.
+#[derive(Debug)]
+pub struct Entry {
+    path: PathBuf,
+    id: Id,
+}
+
+impl Entry {
+    /// The entry of that id in a folder, which need not be there.
+    pub fn new(folder: &Path, id: Id) -> Entry {
+        Entry { path: folder.join(id.to_string()), id }
+    }
+
+    /// What was kept last; `None` if nothing, or anything about it is wrong.
+    pub fn read(&self) -> Option<Vec<u8>> {
+        let entry = fs::read(&self.path).ok()?;
+        let rest = entry.strip_prefix(self.id.magic)?.strip_prefix(&self.id.hash)?;
+        let (hash, data) = rest.split_first_chunk::<32>()?;
+        (Hash::from(Sha256::digest(data)) == *hash).then(|| data.to_vec())
+    }
+
+    /// Keeps this for the next process.
+    ///
+    /// # Errors
+    /// Those of the file system; the entry is then as it was.
+    pub fn write(&self, data: &[u8]) -> io::Result<()> {
+        let folder = self.path.parent().ok_or(io::ErrorKind::NotFound)?;
+        fs::create_dir_all(folder)?;
+        let mut file = tempfile::Builder::new().prefix(".writing-").tempfile_in(folder)?;
+        for part in [self.id.magic.as_slice(), &self.id.hash, &Hash::from(Sha256::digest(data)), data] {
+            file.write_all(part)?;
+        }
+        file.persist(&self.path).map(|_| ()).map_err(|error| error.error)
+    }
+}
+
+/// Where the entries of a backend of that name belong: `RMSNORM_CACHE_DIR`, or `rmsnorm/NAME` in the user's folder of
+/// caches. `None` where the user has none, or the variable is empty.
+pub fn folder_of_user(backend: &str) -> Option<PathBuf> {
+    folder(backend, |name| env::var_os(name).map(PathBuf::from))
+}
+
+/// As [`folder_of_user`], given the environment.
+fn folder(backend: &str, variable: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
+    if let Some(folder) = variable(FOLDER_VARIABLE) {
+        return Some(folder).filter(|folder| !folder.as_os_str().is_empty());
+    }
+    // A relative path means nothing here; the XDG specification says to ignore it.
+    let absolute = |name| variable(name).filter(|path| path.is_absolute());
+    let caches = if cfg!(windows) {
+        absolute("LOCALAPPDATA")
+    } else {
+        absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))
+    };
+    Some(caches?.join("rmsnorm").join(backend))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DATA: &[u8] = b"compiled";
+
+    const MAGIC: &Magic = b"rmsnorm test  1\n";
+
+    /// The entry of something made from these texts.
+    fn within(folder: &tempfile::TempDir, texts: &[&str]) -> Entry {
+        Entry::new(&folder.path().join("not/yet/there"), Id::of(MAGIC, texts.iter().copied()))
+    }
+
+    fn entry() -> (tempfile::TempDir, Entry) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let entry = within(&folder, &["source", "option"]);
+        (folder, entry)
+    }
+
+    #[test]
+    fn what_was_written_is_read() {
+        let (folder, file) = entry();
+        assert_eq!(file.read(), None);
+        for data in [DATA, b"", b"later"] {
+            file.write(data).expect("a writable folder");
+            assert_eq!(file.read().as_deref(), Some(data));
+        }
+        let other = within(&folder, &["sourceo", "ption"]);
+        assert_eq!(other.read(), None);
+    }
+
+    /// Every single bit, every length, and what is not an entry at all.
+    #[test]
+    fn a_damaged_entry_is_not_used() {
+        let (_folder, file) = entry();
+        file.write(DATA).expect("a writable folder");
+        let entry = fs::read(&file.path).expect("an entry");
+        let flipped = (0..entry.len() * 8).map(|bit| {
+            let mut entry = entry.clone();
+            entry[bit / 8] ^= 1 << (bit % 8);
+            entry
+        });
+        let cut = (0..entry.len()).map(|len| entry[..len].to_vec());
+        let longer = [[&entry[..], b"x"].concat(), [b"x", &entry[..]].concat(), vec![0; 100]];
+        for damaged in flipped.chain(cut).chain(longer) {
+            fs::write(&file.path, &damaged).expect("a writable entry");
+            assert_eq!(file.read(), None, "{damaged:?}");
+        }
+        file.write(DATA).expect("a writable folder");
+        assert_eq!(file.read().as_deref(), Some(DATA));
+    }
+
+    #[test]
+    fn an_entry_of_something_else_is_not_used() {
+        let (folder, file) = entry();
+        file.write(DATA).expect("a writable folder");
+        let other = within(&folder, &["another"]);
+        fs::copy(&file.path, &other.path).expect("a copy");
+        assert_eq!(other.read(), None);
+    }
+
+    #[test]
+    fn what_is_in_the_way_is_no_cache() {
+        let (_folder, file) = entry();
+        fs::create_dir_all(&file.path).expect("a folder in the file's place");
+        assert!(file.write(DATA).is_err());
+        assert_eq!(file.read(), None);
+        let left = fs::read_dir(file.path.parent().expect("a folder")).expect("a folder").count();
+        assert_eq!(left, 1, "nothing half-written stays");
+    }
+
+    #[test]
+    fn the_environment_says_where_entries_belong() {
+        for backend in ["cuda", "wgpu"] {
+            let at = |set: &[(&str, &str)]| {
+                folder(backend, |name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| PathBuf::from(value)))
+            };
+            assert_eq!(at(&[]), None);
+            assert_eq!(at(&[("RMSNORM_CACHE_DIR", "here"), ("HOME", "/home/a")]), Some("here".into()));
+            assert_eq!(at(&[("RMSNORM_CACHE_DIR", ""), ("HOME", "/home/a")]), None);
+            if cfg!(unix) {
+                let of = |caches: &str| Some(format!("{caches}/rmsnorm/{backend}").into());
+                assert_eq!(at(&[("HOME", "/home/a")]), of("/home/a/.cache"));
+                assert_eq!(at(&[("HOME", "/home/a"), ("XDG_CACHE_HOME", "/c")]), of("/c"));
+                assert_eq!(at(&[("HOME", "/home/a"), ("XDG_CACHE_HOME", "c")]), of("/home/a/.cache"));
+                assert_eq!(at(&[("HOME", "")]), None);
+            }
+        }
+    }
+
+    #[test]
+    fn ids_are_file_names() {
+        let name = Id::of(MAGIC, ["source"]).to_string();
+        assert!(name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit()), "{name}");
+    }
+}
