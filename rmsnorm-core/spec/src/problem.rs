@@ -69,6 +69,22 @@ pub struct Present {
     pub workspace: bool,
 }
 
+impl Present {
+    /// No optional tensor; the default, for constants.
+    pub const NONE: Present = Present {
+        weight: false,
+        bias: false,
+        residual: false,
+        residual_out: false,
+        mean: false,
+        rstd: false,
+        dresidual_out: false,
+        dweight: false,
+        dbias: false,
+        workspace: false,
+    };
+}
+
 /// A validated call without its pointers and floats: what a plan is made from, so it can be compared and hashed.
 ///
 /// A `Problem` inside a [`Checked`] guarantees:

@@ -31,18 +31,7 @@ const BF16_STREAM_F32: DTypes = [DType::Bf16, DType::Bf16, DType::F32];
 const MIXES: [DTypes; 4] =
     [F32, [DType::F16; 3], [DType::F16, DType::F32, DType::F16], [DType::F16, DType::F32, DType::F32]];
 
-const NONE: Present = Present {
-    weight: false,
-    bias: false,
-    residual: false,
-    residual_out: false,
-    mean: false,
-    rstd: true,
-    dresidual_out: false,
-    dweight: false,
-    dbias: false,
-    workspace: false,
-};
+const NONE: Present = Present { rstd: true, ..Present::NONE };
 const WEIGHT: Present = Present { weight: true, ..NONE };
 const WEIGHT_BIAS: Present = Present { bias: true, ..WEIGHT };
 const WEIGHT_RESIDUAL: Present = Present { residual: true, residual_out: true, ..WEIGHT };

@@ -171,7 +171,7 @@ impl Case {
             rows,
             cols,
             dtypes: Dtypes::uniform(dtype),
-            present: NONE,
+            present: Present::NONE,
             weight_offset: 0.0,
             cast_order: CastOrder::AtStore,
             eps: 1e-5,
@@ -198,7 +198,7 @@ impl Case {
     pub fn normalized(mut self) -> Self {
         let layer = self.norm == Norm::Layer;
         let given = self.present;
-        let mut present = NONE;
+        let mut present = Present::NONE;
         present.weight = given.weight;
         if self.kind.has_forward() {
             present.bias = given.bias;
@@ -251,19 +251,6 @@ impl Case {
     }
 }
 
-const NONE: Present = Present {
-    weight: false,
-    bias: false,
-    residual: false,
-    residual_out: false,
-    mean: false,
-    rstd: false,
-    dresidual_out: false,
-    dweight: false,
-    dbias: false,
-    workspace: false,
-};
-
 /// Finds one flag.
 type Flag = fn(&mut Present) -> &mut bool;
 
@@ -287,7 +274,7 @@ fn present_letters(mut present: Present) -> String {
 }
 
 fn parse_present(letters: &str) -> Option<Present> {
-    let mut present = NONE;
+    let mut present = Present::NONE;
     for letter in letters.chars().filter(|&letter| letter != '-') {
         let (_, flag) = LETTERS.iter().find(|(known, _)| *known == letter)?;
         *flag(&mut present) = true;
@@ -450,7 +437,7 @@ mod tests {
 
     #[test]
     fn id_of_a_full_case_reads_back() {
-        let mut present = NONE;
+        let mut present = Present::NONE;
         for (_, flag) in LETTERS {
             *flag(&mut present) = true;
         }
