@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::Shape;
-use super::gpu::set_count;
+use super::gpu::{repetitions, set_count};
 use super::measurable::{Call, Measurable, Mode, Sets};
 use crate::conformance::Harness;
 use crate::cuda::CudaBackend;
@@ -87,9 +87,8 @@ impl Measurable for CudaBackend {
         let from = self.upload(period)?;
         let repeated = |_| {
             let mut buffer = zeros(self, len)?;
-            for start in (0..len).step_by(period.len().max(1)) {
-                let part = 0..period.len().min(len - start);
-                self.copy(from.slice(part.clone()), buffer.slice_mut(start..start + part.len()), 0)?;
+            for (part, place) in repetitions(period.len(), len) {
+                self.copy(from.slice(part), buffer.slice_mut(place), 0)?;
             }
             Ok(buffer)
         };

@@ -1,5 +1,7 @@
 //! What measuring any GPU has in common.
 
+use std::ops::Range;
+
 /// Three matrices of all sets exceed this many bytes together: several times the L2 of any device.
 const COLD_BYTES: usize = 512 << 20;
 
@@ -9,6 +11,14 @@ const MOST_SETS: usize = 64;
 /// As many sets as visit [`COLD_BYTES`]; the peers are measured with the same number.
 pub(super) fn set_count(matrix_bytes: usize) -> usize {
     COLD_BYTES.div_ceil(3 * matrix_bytes.max(1)).clamp(2, MOST_SETS)
+}
+
+/// The copies that fill `len` elements with repetitions of the first `period`: from where, to where.
+pub(super) fn repetitions(period: usize, len: usize) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
+    (0..len).step_by(period.max(1)).map(move |start| {
+        let part = 0..period.min(len - start);
+        (part.clone(), start..start + part.len())
+    })
 }
 
 #[cfg(test)]
@@ -21,5 +31,12 @@ mod tests {
         for (bytes, sets) in [(256 << 20, 2), (32 << 20, 6), (8 << 20, 22), (8 << 10, 64), (1, 64)] {
             assert_eq!(set_count(bytes), sets, "{bytes} bytes");
         }
+    }
+
+    #[test]
+    fn repetitions_fill_all_of_it() {
+        let all = |period, len| repetitions(period, len).collect::<Vec<_>>();
+        assert_eq!(all(4, 10), [(0..4, 0..4), (0..4, 4..8), (0..2, 8..10)]);
+        assert_eq!((all(4, 3), all(4, 0)), (vec![(0..3, 0..3)], vec![]));
     }
 }

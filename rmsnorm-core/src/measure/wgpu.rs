@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use super::Shape;
-use super::gpu::set_count;
+use super::gpu::{repetitions, set_count};
 use super::measurable::{Call, Measurable, Mode, Sets};
 use crate::conformance::Harness;
 use crate::wgpu::wgpu::{
@@ -76,10 +76,8 @@ impl Measurable for WgpuBackend {
         let repeated = |_| {
             let mut buffer = self.uninitialized(len)?;
             self.batch(|| {
-                (0..len).step_by(period.len().max(1)).try_for_each(|start| {
-                    let part = 0..period.len().min(len - start);
-                    let to = start..start + part.len();
-                    Measurable::copy(self, self.view(&from, part), self.view_mut(&mut buffer, to), 0)
+                repetitions(period.len(), len).try_for_each(|(part, place)| {
+                    Measurable::copy(self, self.view(&from, part), self.view_mut(&mut buffer, place), 0)
                 })
             })?;
             Ok(buffer)
