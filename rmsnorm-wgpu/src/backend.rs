@@ -145,7 +145,7 @@ impl WgpuBackend {
             return Err(unavailable(reason));
         }
         let caps = Caps::read(&device);
-        let kernels = Kernels::new(device.clone(), true);
+        let kernels = Kernels::new(device.clone(), &caps, true);
         Ok(WgpuBackend::assemble(device, queue, caps, kernels, own))
     }
 
@@ -161,7 +161,7 @@ impl WgpuBackend {
     /// it does not trust. Slower, with equal results: for those who would rather not trust this crate's shaders.
     pub fn checked(&self) -> Self {
         let Shared { device, queue, caps, own, .. } = &*self.shared;
-        let kernels = Kernels::new(device.clone(), false);
+        let kernels = Kernels::new(device.clone(), caps, false);
         WgpuBackend::assemble(device.clone(), queue.clone(), *caps, kernels, own.clone())
     }
 
@@ -169,7 +169,7 @@ impl WgpuBackend {
     #[doc(hidden)]
     pub fn without_subgroups(&self) -> Self {
         let Shared { device, queue, caps, own, .. } = &*self.shared;
-        let kernels = Kernels::new(device.clone(), true);
+        let kernels = Kernels::new(device.clone(), caps, true);
         let caps = Caps { subgroup: None, ..*caps };
         WgpuBackend::assemble(device.clone(), queue.clone(), caps, kernels, own.clone())
     }

@@ -1,8 +1,10 @@
-//! What a device offers to a plan, read once per backend.
+//! What a device offers to plans and programs, read once.
 
-use wgpu::{Device, DeviceType, Features};
+use wgpu::{Device, DeviceType, Features, ShaderModuleDescriptor, ShaderSource};
 
+use crate::error::scoped;
 use crate::plan::Unfit;
+use crate::source;
 
 /// What a plan depends on besides the problem and how its tensors lie: limits that the device was asked for, which may
 /// be less than its adapter has.
@@ -25,6 +27,8 @@ pub(crate) struct Caps {
     /// Workgroups of 128 threads that fill the device: a guess by its kind, since wgpu does not tell how many processors
     /// there are.
     pub(crate) workgroups: u32,
+    /// Whether programs may call `unpack2x16float`, which wgpu leaves out of a few software devices. No plan asks.
+    pub(crate) has_unpack: bool,
 }
 
 impl Caps {
@@ -48,6 +52,7 @@ impl Caps {
                 DeviceType::IntegratedGpu | DeviceType::VirtualGpu | DeviceType::Other => 128,
                 DeviceType::Cpu => 8,
             },
+            has_unpack: validates(device, source::UNPACKS_F16),
         }
     }
 
@@ -94,6 +99,12 @@ impl Caps {
     }
 }
 
+/// Whether the device takes this shader: wgpu tells what an adapter lacks of WebGPU, and not what a device does.
+fn validates(device: &Device, wgsl: &'static str) -> bool {
+    let descriptor = ShaderModuleDescriptor { label: None, source: ShaderSource::Wgsl(wgsl.into()) };
+    scoped(device, "a question", || Ok(device.create_shader_module(descriptor))).is_ok()
+}
+
 /// Whether the sums of a row may go through subgroups of that many lanes. In smaller ones the chain of additions over
 /// the subgroups of a row would be longer than docs/math.md section 4 allows.
 const fn is_usable_subgroup(lanes: u32) -> bool {
@@ -114,6 +125,7 @@ impl Caps {
             groups_per_dimension: 65535,
             subgroup: Some(32),
             workgroups: 528,
+            has_unpack: true,
         }
     }
 
@@ -128,6 +140,7 @@ impl Caps {
             groups_per_dimension: 65535,
             subgroup: Some(32),
             workgroups: 128,
+            has_unpack: true,
         }
     }
 
@@ -147,6 +160,7 @@ impl Caps {
             groups_per_dimension: 65535,
             subgroup: Some(8),
             workgroups: 8,
+            has_unpack: true,
         }
     }
 }

@@ -14,6 +14,7 @@ use wgpu::{
     PipelineCompilationOptions, PipelineLayoutDescriptor, ShaderModuleDescriptor, ShaderSource, ShaderStages,
 };
 
+use crate::caps::Caps;
 use crate::error::{BACKEND, scoped, unsupported};
 use crate::params::Params;
 use crate::plan::KernelKey;
@@ -46,12 +47,9 @@ pub(crate) struct Kernels {
 
 impl Kernels {
     /// No kernels yet. `is_trusted`: without the run-time checks that wgpu adds.
-    pub(crate) fn new(device: Device, is_trusted: bool) -> Self {
+    pub(crate) fn new(device: Device, caps: &Caps, is_trusted: bool) -> Self {
         let disk = Disk::open(&device);
-        // wgpu tells what an adapter lacks of WebGPU, and not what a device does.
-        let descriptor = ShaderModuleDescriptor { label: None, source: ShaderSource::Wgsl(source::UNPACKS_F16.into()) };
-        let has_unpack = scoped(&device, "a question", || Ok(device.create_shader_module(descriptor))).is_ok();
-        Kernels { device, is_trusted, has_unpack, made: RwLock::default(), disk }
+        Kernels { device, is_trusted, has_unpack: caps.has_unpack, made: RwLock::default(), disk }
     }
 
     /// The kernel, compiled if this is its first use.
