@@ -3,7 +3,7 @@
 use rmsnorm_wgpu::spec::{NormBackend, NormSpec, bf16, conformance::Harness};
 use rmsnorm_wgpu::{Backward, Forward, WgpuSlice};
 
-use crate::support::{backward, bits, forward, open, tensor, upload, whole};
+use crate::support::{Layer, backward, bits, forward, open, tensor, upload};
 
 const SHAPES: [(usize, usize); 5] = [(7, 64), (5, 1024), (9, 33), (4, 501), (3, 4096)];
 
@@ -90,12 +90,9 @@ fn the_workspace_may_share_the_buffer_of_dx_where_rows_stream() {
     let (rows, cols) = (2, 1 << 17);
     let (expected, ..) = backward::<f32>(&gpu, rows, cols);
     let len = rows * cols;
-    let [x, dy] = [1, 5].map(|seed| upload::<f32>(&gpu, seed, len));
-    let [mean, rstd] = [6, 7].map(|seed| upload::<f32>(&gpu, seed, rows));
-    let weight = upload::<f32>(&gpu, 2, cols);
+    let layer = Layer::<f32>::new(&gpu, rows, cols);
     let shared = upload::<f32>(&gpu, 8, len + 64);
-    let args = Backward::new(whole(&dy), whole(&x), gpu.view(&shared, 0..len)).mean(whole(&mean)).rstd(whole(&rstd));
-    let args = args.weight(whole(&weight)).workspace(gpu.view(&shared, len..len + 64));
-    gpu.backward(&NormSpec::layer(rows, cols, 1e-5), args).unwrap();
+    let args = layer.args(gpu.view(&shared, 0..len)).workspace(gpu.view(&shared, len..len + 64));
+    gpu.backward(&layer.norm, args).unwrap();
     assert_eq!(bits(&gpu, &shared)[..len], expected[..]);
 }

@@ -1,10 +1,10 @@
 //! Calls as a part of what the user records.
 
 use rmsnorm_wgpu::spec::{Error, GradReduction, NormBackend, NormSpec, bf16, conformance::Harness};
-use rmsnorm_wgpu::{Backward, Forward, ForwardInPlace, wgpu};
+use rmsnorm_wgpu::{Forward, ForwardInPlace, wgpu};
 use wgpu::CommandEncoderDescriptor;
 
-use crate::support::{backward, bits, forward, open, upload, view, whole};
+use crate::support::{Layer, backward, bits, forward, open, upload, view, whole};
 
 const ROWS: usize = 6;
 const COLS: usize = 264;
@@ -34,16 +34,13 @@ fn a_call_runs_between_the_users_commands() {
 #[test]
 fn two_backward_calls_fit_one_encoder() {
     let Some(gpu) = open() else { return };
-    let norm = NormSpec::layer(ROWS, COLS, 1e-5);
+    let layer = Layer::<f32>::new(&gpu, ROWS, COLS);
     let (dx, dweight, dbias) = backward::<f32>(&gpu, ROWS, COLS);
-    let (x, dy) = (upload::<f32>(&gpu, 1, ROWS * COLS), upload::<f32>(&gpu, 5, ROWS * COLS));
-    let (mean, rstd, weight) = (upload(&gpu, 6, ROWS), upload(&gpu, 7, ROWS), upload::<f32>(&gpu, 2, COLS));
     let outputs = [0; 2].map(|_| [ROWS * COLS, COLS, COLS].map(|len| upload::<f32>(&gpu, 8, len)));
     let mut encoder = gpu.device().create_command_encoder(&CommandEncoderDescriptor::default());
     for [dx, dweight, dbias] in &outputs {
-        let args = Backward::new(whole(&dy), whole(&x), whole(dx)).mean(whole(&mean)).rstd(whole(&rstd));
-        let args = args.weight(whole(&weight)).dweight(whole(dweight)).dbias(whole(dbias));
-        gpu.encode_backward(&mut encoder, &norm, args).unwrap();
+        let args = layer.args(whole(dx)).dweight(whole(dweight)).dbias(whole(dbias));
+        gpu.encode_backward(&mut encoder, &layer.norm, args).unwrap();
     }
     gpu.queue().submit([encoder.finish()]);
     for [got_dx, got_dweight, got_dbias] in &outputs {
@@ -101,19 +98,16 @@ fn a_batch_is_submitted_at_its_end() {
 #[test]
 fn a_batch_may_zero_a_workspace_between_its_calls() {
     let Some(gpu) = open() else { return };
-    let norm = NormSpec::layer(ROWS, COLS, 1e-5);
+    let layer = Layer::<f32>::new(&gpu, ROWS, COLS);
     let (dx, dweight, dbias) = backward::<f32>(&gpu, ROWS, COLS);
-    let (x, dy) = (upload::<f32>(&gpu, 1, ROWS * COLS), upload::<f32>(&gpu, 5, ROWS * COLS));
-    let (mean, rstd, weight) = (upload(&gpu, 6, ROWS), upload(&gpu, 7, ROWS), upload::<f32>(&gpu, 2, COLS));
     let outputs = [0; 2].map(|_| [ROWS * COLS, COLS, COLS].map(|len| upload::<f32>(&gpu, 8, len)));
     let ys = [0; 2].map(|_| upload::<f32>(&gpu, 9, ROWS * COLS));
     let encoder = gpu.device().create_command_encoder(&CommandEncoderDescriptor::default());
     let (mut encoder, answer) = gpu.record_into(encoder, || {
         for ([dx, dweight, dbias], y) in outputs.iter().zip(&ys) {
-            let args = Backward::new(whole(&dy), whole(&x), whole(dx)).mean(whole(&mean)).rstd(whole(&rstd));
-            let args = args.weight(whole(&weight)).dweight(whole(dweight)).dbias(whole(dbias));
-            gpu.backward(&norm, args.grad_reduction(GradReduction::Atomics))?;
-            gpu.forward(&norm, Forward::new(whole(dx), whole(y)))?;
+            let args = layer.args(whole(dx)).dweight(whole(dweight)).dbias(whole(dbias));
+            gpu.backward(&layer.norm, args.grad_reduction(GradReduction::Atomics))?;
+            gpu.forward(&layer.norm, Forward::new(whole(dx), whole(y)))?;
         }
         Ok::<_, Error>(())
     });

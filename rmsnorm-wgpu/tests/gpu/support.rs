@@ -83,16 +83,43 @@ pub fn forward<E: Element>(backend: &WgpuBackend, rows: usize, cols: usize) -> (
 
 /// The bits of dx and the values of dweight and dbias of a layer norm's backward call, from tensors of their own.
 pub fn backward<E: Element>(backend: &WgpuBackend, rows: usize, cols: usize) -> (Vec<u32>, Vec<f32>, Vec<f32>) {
-    let (x, dy) = (upload::<E>(backend, 1, rows * cols), upload::<E>(backend, 5, rows * cols));
-    let (mean, rstd, weight) = (upload(backend, 6, rows), upload(backend, 7, rows), upload::<E>(backend, 2, cols));
+    let layer = Layer::<E>::new(backend, rows, cols);
     let dx = upload::<E>(backend, 8, rows * cols);
     let (dweight, dbias) = (upload::<E>(backend, 9, cols), upload::<E>(backend, 10, cols));
-    let args = Backward::new(view(&dy, rows * cols), view(&x, rows * cols), view(&dx, rows * cols));
-    let args = args.mean(whole(&mean)).rstd(whole(&rstd)).weight(view(&weight, cols));
-    let args = args.dweight(view(&dweight, cols)).dbias(view(&dbias, cols));
-    backend.backward(&NormSpec::layer(rows, cols, 1e-5), args).unwrap();
+    let args = layer.args(view(&dx, rows * cols)).dweight(view(&dweight, cols)).dbias(view(&dbias, cols));
+    backend.backward(&layer.norm, args).unwrap();
     let values = |buffer: &TestBuffer<E>| backend.download(buffer).unwrap().into_iter().map(E::to_f32).collect();
     (bits(backend, &dx), values(&dweight), values(&dbias))
+}
+
+/// What a layer norm's backward call reads.
+pub struct Layer<E> {
+    pub norm: NormSpec,
+    dy: TestBuffer<E>,
+    x: TestBuffer<E>,
+    weight: TestBuffer<E>,
+    mean: TestBuffer<f32>,
+    rstd: TestBuffer<f32>,
+}
+
+impl<E: Element> Layer<E> {
+    pub fn new(backend: &WgpuBackend, rows: usize, cols: usize) -> Self {
+        Layer {
+            norm: NormSpec::layer(rows, cols, 1e-5),
+            dy: upload(backend, 5, rows * cols),
+            x: upload(backend, 1, rows * cols),
+            weight: upload(backend, 2, cols),
+            mean: upload(backend, 6, rows),
+            rstd: upload(backend, 7, rows),
+        }
+    }
+
+    /// A call without gradients of parameters.
+    pub fn args<'a>(&'a self, dx: WgpuSlice<'a, E>) -> Backward<'a, E> {
+        let len = self.norm.rows * self.norm.cols;
+        let args = Backward::new(view(&self.dy, len), view(&self.x, len), dx);
+        args.mean(whole(&self.mean)).rstd(whole(&self.rstd)).weight(view(&self.weight, self.norm.cols))
+    }
 }
 
 /// The first elements of a buffer, which may hold one more than was uploaded.
