@@ -245,8 +245,9 @@ fn statistics_error(spec: &NormSpec, h_dtype: DType, row: &Row<'_>, model: Model
         // The rounded difference counts twice, the square once.
         (Norm::Layer, DType::F32 | DType::F16 | DType::Bf16) => 3.0,
     };
-    let var = squares.error(depth, model) / cols + row.var * (square_roundings + division) * u + mean * mean + TINY;
-    let var = var + arithmetic.flush_loss(3.0);
+    let underflow = TINY + arithmetic.flush_loss(3.0);
+    let var =
+        squares.error(depth, model) / cols + row.var * (square_roundings + division) * u + mean * mean + underflow;
     if !var.is_finite() {
         return StatisticsError { mean, rstd: f64::INFINITY };
     }
