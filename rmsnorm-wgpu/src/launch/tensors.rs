@@ -29,6 +29,8 @@ pub(super) enum Shape {
 /// A tensor of a call: elements that lie within their buffer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct View<'a> {
+    tensor: Tensor,
+    /// What the call calls it.
     pub(super) name: &'static str,
     pub(super) buffer: &'a Buffer,
     /// Bytes; a multiple of the element's size.
@@ -131,38 +133,35 @@ impl<'a> Tensors<'a> {
 
     /// Where the tensors lie that the plan's accesses depend on: matrices, weight and bias.
     pub(super) fn inputs_and_matrices(&self) -> impl Iterator<Item = Placed> {
-        let gradients = [Tensor::Dweight, Tensor::Dbias].map(|tensor| tensor as usize);
-        self.views.iter().enumerate().filter(move |(index, _)| !gradients.contains(index)).filter_map(|(_, view)| {
-            let view = view.as_ref()?;
-            match view.shape {
-                Shape::Rows { stride } => Some(view.placed(stride)),
-                Shape::Columns => Some(view.placed(0)),
-                Shape::PerRow | Shape::Elements | Shape::Workspace => None,
-            }
+        self.all().filter(|view| !view.is_gradient()).filter_map(|view| match view.shape {
+            Shape::Rows { stride } => Some(view.placed(stride)),
+            Shape::Columns => Some(view.placed(0)),
+            Shape::PerRow | Shape::Elements | Shape::Workspace => None,
         })
     }
 
     /// Where dweight and dbias lie.
     pub(super) fn gradients(&self) -> impl Iterator<Item = Placed> {
-        [Tensor::Dweight, Tensor::Dbias].into_iter().filter_map(|tensor| Some(self.get(tensor)?.placed(0)))
+        self.all().filter(|view| view.is_gradient()).map(|view| view.placed(0))
     }
 
     /// Whether a tensor that is read lies in a buffer that is written too: by the programs that read matrices; and by the
     /// one that sums partial gradients. wgpu lets a dispatch have such a buffer only if all its bindings may write.
     pub(super) fn aliases(&self) -> (bool, bool) {
-        let is_gradient = |view: &&View<'_>| [Tensor::Dweight.name(), Tensor::Dbias.name()].contains(&view.name);
-        let all = || self.views.iter().flatten();
-        let written = || all().filter(|view| view.is_written && !is_gradient(view));
+        let written = || self.all().filter(|view| view.is_written && !view.is_gradient());
         // The workspace is written by some programs and only read by others.
-        let is_workspace = |view: &View<'_>| view.name == Tensor::Workspace.name();
-        let read = all().filter(|view| !view.is_written || is_workspace(view));
-        let is_aliased = read.into_iter().any(|read| {
-            written().any(|view| view.buffer == read.buffer && !(is_workspace(view) && is_workspace(read)))
-        });
+        let mut read = self.all().filter(|view| !view.is_written || view.tensor == Tensor::Workspace);
+        let is_aliased =
+            read.any(|read| written().any(|view| view.buffer == read.buffer && view.tensor != read.tensor));
         let reduce_aliased = self
             .get(Tensor::Workspace)
-            .is_some_and(|workspace| all().filter(is_gradient).any(|gradient| gradient.buffer == workspace.buffer));
+            .is_some_and(|workspace| self.all().any(|view| view.is_gradient() && view.buffer == workspace.buffer));
         (is_aliased, reduce_aliased)
+    }
+
+    /// The tensors that the call has.
+    fn all(&self) -> impl Iterator<Item = &View<'a>> {
+        self.views.iter().flatten()
     }
 
     fn add<T: Element>(
@@ -174,7 +173,7 @@ impl<'a> Tensors<'a> {
         is_written: bool,
     ) -> Result<(), Error> {
         let (buffer, offset, len) = (slice.buffer(), slice.offset(), slice.len() as u64);
-        let view = View { name, buffer, offset, len, dtype: T::DTYPE, shape, is_written };
+        let view = View { tensor, name, buffer, offset, len, dtype: T::DTYPE, shape, is_written };
         view.check()?;
         if let Some(slot) = self.views.get_mut(tensor as usize) {
             *slot = Some(view);
@@ -184,6 +183,10 @@ impl<'a> Tensors<'a> {
 }
 
 impl View<'_> {
+    fn is_gradient(&self) -> bool {
+        matches!(self.tensor, Tensor::Dweight | Tensor::Dbias)
+    }
+
     fn placed(&self, row_stride: u64) -> Placed {
         Placed { dtype: self.dtype, offset: self.offset, row_stride }
     }
