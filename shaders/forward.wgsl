@@ -8,13 +8,17 @@ fn main(me: Me) {
     // Threads without a row still meet the others at the barriers of the sums.
     let exists = row < params.rows;
     // unroll K
-    var h_K = Kept_H();
+    var addends_K = Addends();
     // end
+    // All loads before the first sum, whose rounding branches: compilers keep loads behind a branch.
     if (exists) {
         // unroll K
-        h_K = load_h(row, thread, K);
+        addends_K = load_addends(row, thread, K);
         // end
     }
+    // unroll K
+    let h_K = h_of(addends_K);
+    // end
     var mean = 0.0;
     // if IS_LAYER
     // unroll K
@@ -28,13 +32,16 @@ fn main(me: Me) {
     // end
     let rstd = inverseSqrt(sum_threads(squares, lane) * params.share + params.eps);
     if (!exists) { return; }
-    // All loads before the first store, which compilers must take to be of the same memory.
+    // Loads before stores, which compilers must take to be of the same memory. Not all of them: the registers of eight
+    // packs of weights and biases would cost an H200 a third of its workgroups.
+    // batches K 4
     // unroll K
     let weight_K = load_weight_pair(thread, K);
     let bias_K = load_bias_pair(thread, K);
     // end
     // unroll K
     write_y(row, thread, K, h_K, mean, rstd, weight_K, bias_K);
+    // end
     // end
     write_statistics(row, thread, mean, rstd);
 }

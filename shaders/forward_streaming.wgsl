@@ -16,10 +16,10 @@ fn main(me: Me) {
     // if IS_LAYER
     for (var turn = 0u; turn < turns; turn += 1u) {
         // unroll K
-        let h_K = load_h(row, thread, turn * PACKS + K);
+        let addends_K = load_addends(row, thread, turn * PACKS + K);
         // end
         // unroll K
-        mean += sum_of(pair_H(h_K));
+        mean += sum_of(pair_H(h_of(addends_K)));
         // end
     }
     mean = sum_threads(mean, lane) * params.share;
@@ -27,10 +27,10 @@ fn main(me: Me) {
     var squares = 0.0;
     for (var turn = 0u; turn < turns; turn += 1u) {
         // unroll K
-        let h_K = load_h(row, thread, turn * PACKS + K);
+        let addends_K = load_addends(row, thread, turn * PACKS + K);
         // end
         // unroll K
-        squares += squares_of(thread, turn * PACKS + K, pair_H(h_K), mean);
+        squares += squares_of(thread, turn * PACKS + K, pair_H(h_of(addends_K)), mean);
         // end
     }
     let rstd = inverseSqrt(sum_threads(squares, lane) * params.share + params.eps);
@@ -39,12 +39,12 @@ fn main(me: Me) {
     for (var left = turns; left > 0u; left -= 1u) {
         let first = (left - 1u) * PACKS;
         // unroll K
-        let h_K = load_h(row, thread, first + K);
+        let addends_K = load_addends(row, thread, first + K);
         let weight_K = load_weight_pair(thread, first + K);
         let bias_K = load_bias_pair(thread, first + K);
         // end
         // unroll K
-        write_y(row, thread, first + K, h_K, mean, rstd, weight_K, bias_K);
+        write_y(row, thread, first + K, h_of(addends_K), mean, rstd, weight_K, bias_K);
         // end
     }
     write_statistics(row, thread, mean, rstd);

@@ -9,16 +9,25 @@ fn load_residual(row: u32, thread: u32, k: u32) -> Kept_R { return load_residual
 // end
 // end
 
-// h as it is stored.
-fn load_h(row: u32, thread: u32, k: u32) -> Kept_H {
-    // if HAS_RESIDUAL
-    let x = pair_T(load_x(row, thread, k));
-    let residual = pair_R(load_residual(row, thread, k));
-    return kept_R(Pair(x.lo + residual.lo, x.hi + residual.hi));
-    // else
-    return load_x(row, thread, k);
-    // end
+// What h is made of, as it waits in registers, and h as it is stored.
+// if HAS_RESIDUAL
+struct Addends {
+    x: Kept_T,
+    residual: Kept_R,
 }
+fn load_addends(row: u32, thread: u32, k: u32) -> Addends {
+    return Addends(load_x(row, thread, k), load_residual(row, thread, k));
+}
+fn h_of(addends: Addends) -> Kept_R {
+    let x = pair_T(addends.x);
+    let residual = pair_R(addends.residual);
+    return kept_R(Pair(x.lo + residual.lo, x.hi + residual.hi));
+}
+// else
+alias Addends = Kept_T;
+fn load_addends(row: u32, thread: u32, k: u32) -> Addends { return load_x(row, thread, k); }
+fn h_of(x: Kept_T) -> Kept_T { return x; }
+// end
 
 // The thread's part of sum(h).
 fn sum_of(h: Pair) -> f32 { return total(h.lo + h.hi); }

@@ -23,8 +23,11 @@ fn sum_threads(value: Sum, lane: u32) -> Sum {
         let senders = THREADS_PER_ROW / SUBGROUP;
         let of_row = half + lane / THREADS_PER_ROW * senders;
         // if IS_SHUFFLED_TWICE
-        sum = exchange[of_row + lane % senders];
-        for (var distance = senders / 2u; distance > 0u; distance /= 2u) { sum += subgroupShuffleXor(sum, distance); }
+        // Of a power of two, those beyond the senders are zeros.
+        let half_of_all = 1u << firstLeadingBit(senders - 1u);
+        let sender = lane % (2u * half_of_all);
+        sum = select(Sum(), exchange[of_row + min(sender, senders - 1u)], sender < senders);
+        for (var distance = half_of_all; distance > 0u; distance /= 2u) { sum += subgroupShuffleXor(sum, distance); }
         // else
         sum = exchange[of_row];
         for (var i = 1u; i < senders; i += 1u) { sum += exchange[of_row + i]; }

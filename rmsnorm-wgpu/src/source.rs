@@ -60,14 +60,14 @@ pub(crate) fn text(key: &KernelKey, has_unpack: bool) -> String {
     let names =
         [("T", key.activation), ("W", key.weight), ("R", key.residual), ("H", normalized)].map(|(n, d)| (n, d.name()));
     let holds = |name: &str| conditions(key).contains(&(name, true));
-    let times = |counter: &str| if counter == "J" { key.tile.rows_at_once } else { key.tile.packs };
+    let counts = |counter: &str| 0..if counter == "J" { key.tile.rows_at_once } else { key.tile.packs };
     let mut text = String::new();
     for part in shared(key) {
-        text += &expand(part, holds, times);
+        text += &expand(part, &holds, &counts);
     }
     for dtype in DType::ALL {
         if dtypes(key).contains(&dtype) {
-            text += &expand(io(dtype), |name| name == "HAS_UNPACK" && has_unpack, |_| 1);
+            text += &expand(io(dtype), &|name| name == "HAS_UNPACK" && has_unpack, &|_| 0..1);
             text += &substitute(file!("pair"), &[("DTYPE", dtype.name())]);
         }
     }
@@ -75,7 +75,7 @@ pub(crate) fn text(key: &KernelKey, has_unpack: bool) -> String {
         text += &of_tensor(key, &used);
     }
     for part in of_program(key) {
-        text += &substitute(&expand(part, holds, times), &names);
+        text += &substitute(&expand(part, &holds, &counts), &names);
     }
     text
 }
@@ -218,7 +218,7 @@ fn of_tensor(key: &KernelKey, used: &Use) -> String {
         "IS_ATOMIC" => used.is_written(key),
         _ => conditions(key).contains(&(name, true)),
     };
-    fragments(key, used).into_iter().map(|part| substitute(&expand(part, holds, |_| 1), &names)).collect()
+    fragments(key, used).into_iter().map(|part| substitute(&expand(part, &holds, &|_| 0..1), &names)).collect()
 }
 
 /// The files of a tensor.

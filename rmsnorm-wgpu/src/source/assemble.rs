@@ -1,51 +1,66 @@
-//! The three things done to the text of a file: choice of lines, repetition of lines, replacement of names.
+//! The things done to the text of a file: choice of lines, repetition of lines, replacement of names.
 //!
-//! `// if NAME`, `// else`, `// end` keep one side; `// unroll NAME`, `// end` repeat lines with the name counted up. A
-//! name is replaced where it is an identifier, or a part of one between underscores: `load_TENSOR`, `x_J_K`.
+//! `// if NAME`, `// else`, `// end` keep one side; `// unroll NAME`, `// end` repeat lines with the name counted up;
+//! `// batches NAME 4`, `// end` repeat lines in which the name is counted over four numbers at most, then over the
+//! next four. A name is replaced where it is an identifier, or a part of one between underscores: `load_TENSOR`, `x_J_K`.
 
-/// A block whose `// end` is to come.
-enum Block {
-    If { is_kept: bool },
-    Unroll { counter: String, lines: String },
-}
+use std::ops::Range;
+use std::str::Lines;
 
-/// Chooses and repeats lines. `times`: how often, by the name that is counted.
-pub(super) fn expand(text: &str, holds: impl Fn(&str) -> bool, times: impl Fn(&str) -> u32) -> String {
-    let mut blocks: Vec<Block> = Vec::new();
+/// Chooses and repeats lines. `holds`: the answer to a question; `counts`: the numbers of a name that is counted.
+pub(super) fn expand(text: &str, holds: &dyn Fn(&str) -> bool, counts: &dyn Fn(&str) -> Range<u32>) -> String {
     let mut expanded = String::new();
-    for line in text.lines() {
-        let directive = line.trim();
-        if let Some(name) = directive.strip_prefix("// if ") {
-            blocks.push(Block::If { is_kept: holds(name) });
-        } else if directive == "// else" {
-            if let Some(Block::If { is_kept }) = blocks.last_mut() {
-                *is_kept = !*is_kept;
-            }
-        } else if let Some(counter) = directive.strip_prefix("// unroll ") {
-            blocks.push(Block::Unroll { counter: counter.into(), lines: String::new() });
-        } else if directive == "// end" {
-            if let Some(Block::Unroll { counter, lines }) = blocks.pop() {
-                let turn = |n: u32| substitute(&lines, &[(&counter, &n.to_string())]);
-                let repeated: String = (0..times(&counter)).map(turn).collect();
-                append(&mut blocks, &mut expanded, &repeated);
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
+        if let Some(name) = directive(line, "if") {
+            let (then, otherwise) = block(&mut lines);
+            expanded += &expand(if holds(name) { &then } else { &otherwise }, holds, counts);
+        } else if let Some(counter) = directive(line, "unroll") {
+            let body = expand(&block(&mut lines).0, holds, counts);
+            expanded.extend(counts(counter).map(|n| substitute(&body, &[(counter, &n.to_string())])));
+        } else if let Some((counter, most)) = directive(line, "batches").and_then(|words| words.split_once(' ')) {
+            let (body, _) = block(&mut lines);
+            let (all, most) = (counts(counter), most.parse().map_or(1, |most: u32| most.max(1)));
+            for first in all.clone().step_by(most as usize) {
+                let batch = first..all.end.min(first + most);
+                let in_batch = |name: &str| if name == counter { batch.clone() } else { counts(name) };
+                expanded += &expand(&body, holds, &in_batch);
             }
         } else {
-            append(&mut blocks, &mut expanded, &format!("{line}\n"));
+            append(&mut expanded, line);
         }
     }
     expanded
 }
 
-/// Adds lines to the innermost block that repeats, or to the whole, unless a block leaves them out.
-fn append(blocks: &mut [Block], expanded: &mut String, lines: &str) {
-    if blocks.iter().any(|block| matches!(block, Block::If { is_kept: false })) {
-        return;
+/// What follows a directive's verb.
+fn directive<'a>(line: &'a str, verb: &str) -> Option<&'a str> {
+    line.trim().strip_prefix("// ")?.strip_prefix(verb)?.strip_prefix(' ')
+}
+
+/// The lines of a block up to its end, and those behind its `// else`.
+fn block(lines: &mut Lines<'_>) -> (String, String) {
+    let (mut before, mut after) = (String::new(), String::new());
+    let (mut depth, mut is_else) = (0, false);
+    for line in lines {
+        match line.trim() {
+            "// end" if depth == 0 => break,
+            "// else" if depth == 0 => {
+                is_else = true;
+                continue;
+            }
+            "// end" => depth -= 1,
+            _ if ["if", "unroll", "batches"].iter().any(|verb| directive(line, verb).is_some()) => depth += 1,
+            _ => {}
+        }
+        append(if is_else { &mut after } else { &mut before }, line);
     }
-    let innermost = blocks.iter_mut().rev().find_map(|block| match block {
-        Block::Unroll { lines, .. } => Some(lines),
-        Block::If { .. } => None,
-    });
-    innermost.unwrap_or(expanded).push_str(lines);
+    (before, after)
+}
+
+fn append(text: &mut String, line: &str) {
+    text.push_str(line);
+    text.push('\n');
 }
 
 /// Replaces names by what they stand for.
@@ -74,18 +89,28 @@ mod tests {
     #[test]
     fn lines_are_chosen() {
         let text = "a\n// if YES\nb\n    // if NO\nc\n    // else\nd\n    // end\n// else\ne\n// end\nf\n";
-        assert_eq!(expand(text, |name| name == "YES", |_| 1), "a\nb\nd\nf\n");
-        assert_eq!(expand(text, |_| false, |_| 1), "a\ne\nf\n");
+        assert_eq!(expand(text, &|name| name == "YES", &|_| 0..1), "a\nb\nd\nf\n");
+        assert_eq!(expand(text, &|_| false, &|_| 0..1), "a\ne\nf\n");
     }
 
     #[test]
     fn lines_are_repeated() {
         let text = "// unroll K\nlet x_K = load(K);\n// if NO\nx_K\n// end\n// end\nK\n";
-        assert_eq!(expand(text, |_| false, |_| 2), "let x_0 = load(0);\nlet x_1 = load(1);\nK\n");
-        assert_eq!(expand("// if NO\n// unroll K\nx_K\n// end\n// end\nK\n", |_| false, |_| 2), "K\n");
+        assert_eq!(expand(text, &|_| false, &|_| 0..2), "let x_0 = load(0);\nlet x_1 = load(1);\nK\n");
+        assert_eq!(expand("// if NO\n// unroll K\nx_K\n// end\n// end\nK\n", &|_| false, &|_| 0..2), "K\n");
         let nested = "// unroll J\na_J\n// unroll K\nx_J_K\n// end\n// end\n";
-        let times = |counter: &str| if counter == "J" { 1 } else { 2 };
-        assert_eq!(expand(nested, |_| false, times), "a_0\nx_0_0\nx_0_1\n");
+        let counts = |counter: &str| if counter == "J" { 0..1 } else { 0..2 };
+        assert_eq!(expand(nested, &|_| false, &counts), "a_0\nx_0_0\nx_0_1\n");
+    }
+
+    #[test]
+    fn lines_are_repeated_in_batches() {
+        let text =
+            "// batches K 2\n// unroll K\na_K\n// if YES\n// unroll J\nb_J_K\n// end\n// end\n// end\n---\n// end\nK\n";
+        let counts = |counter: &str| if counter == "J" { 0..1 } else { 0..3 };
+        let expected = "a_0\nb_0_0\na_1\nb_0_1\n---\na_2\nb_0_2\n---\nK\n";
+        assert_eq!(expand(text, &|name| name == "YES", &counts), expected);
+        assert_eq!(expand("// batches K 4\na\n// end\n", &|_| false, &counts), "a\n");
     }
 
     #[test]

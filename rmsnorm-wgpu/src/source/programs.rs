@@ -388,7 +388,8 @@ fn every_question_has_an_answer_and_every_answer_a_question() {
 fn every_file_is_used_and_every_block_ends() {
     for (stem, text) in files() {
         assert!(include_str!("../source.rs").contains(&format!("file!(\"{stem}\")")), "{stem}");
-        let is_begin = |line: &&str| line.trim().starts_with("// if ") || line.trim().starts_with("// unroll ");
+        let is_begin =
+            |line: &&str| ["// if ", "// unroll ", "// batches "].iter().any(|verb| line.trim().starts_with(verb));
         let (begun, ended) =
             (text.lines().filter(is_begin).count(), text.lines().filter(|line| line.trim() == "// end").count());
         assert_eq!(begun, ended, "{stem}");
