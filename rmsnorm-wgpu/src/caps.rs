@@ -68,7 +68,7 @@ impl Caps {
         Ok(())
     }
 
-    /// So many threads, a power of two, or what a workgroup may have.
+    /// So many threads, or the greatest power of two that a workgroup may have.
     pub(crate) const fn threads(&self, wanted: u32) -> u32 {
         self.threads_with(wanted, 1)
     }
@@ -77,9 +77,11 @@ impl Caps {
     pub(crate) const fn threads_with(&self, wanted: u32, bytes: u32) -> u32 {
         let by_memory = self.workgroup_bytes / bytes;
         let most = if self.max_threads < by_memory { self.max_threads } else { by_memory };
-        let wanted = if wanted < most { wanted } else { most };
-        // The greatest power of two that is no more.
-        if wanted == 0 { 1 } else { 1 << wanted.ilog2() }
+        match (wanted <= most, most) {
+            (true, _) => wanted,
+            (false, 0) => 1,
+            (false, _) => 1 << most.ilog2(),
+        }
     }
 
     /// Bytes that a tensor may have to be bound at once, wherever it begins. Binding and tensor begin at most one

@@ -104,7 +104,7 @@ pub(crate) enum Flavour {
 /// How threads share a row and a workgroup its rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Tile {
-    /// Threads on one row; a power of two. In `ReducePartials` those on neighbouring quads of columns.
+    /// Threads on one row; a power of two, or a multiple of 32. In `ReducePartials` those on neighbouring quads of columns.
     pub(crate) threads_per_row: u32,
     /// Rows a workgroup works on side by side; a power of two. In `ReducePartials` threads on one column.
     pub(crate) groups: u32,
@@ -283,10 +283,11 @@ pub(crate) const PAIR: usize = 8;
 /// Elements by which a workspace of any alignment may have to be moved to begin on 16 bytes.
 pub(crate) const ALIGNMENT_SLACK: u64 = 3;
 
-/// Row lengths at which the code path changes, for the conformance suite: threads of one pack in backward, of seven, of
-/// fewer packs of f32 and more of 16 bits, the longest rows that stay in registers, and those of f32 in forward.
+/// Row lengths at which the code path changes, for the conformance suite: threads of one pack in backward, threads that
+/// are no power of two, fewer packs of f32 and more of 16 bits, the longest rows that stay in registers: those of layer
+/// norm, of f32 in forward, and of RMS norm.
 #[cfg(any(test, feature = "conformance"))]
-pub(crate) const COLS_BREAKPOINTS: [usize; 5] = [256, 7168, 8192, 16384, 32768];
+pub(crate) const COLS_BREAKPOINTS: [usize; 6] = [256, 7168, 8192, 16384, 32768, 65536];
 
 /// Row counts at which the plan changes, for the conformance suite: a workgroup's rows, a chunk for every workgroup of
 /// a software device.
@@ -382,6 +383,14 @@ fn with_fewer_idle(pairs: usize, threads: u32) -> u32 {
     let all = threads as usize;
     let is_idle = 8 * pairs <= 7 * all * pairs.div_ceil(all);
     if is_idle && 2 * pairs <= 7 * all && pairs > 64 { threads / 2 } else { threads }
+}
+
+/// Threads with one of these numbers of packs each, the first that fits, and no thread idle: where threads own just the
+/// columns there are, nothing asks which of them exist. They are whole subgroups, of 32 lanes as most devices have them.
+fn threads_without_idle(pairs: usize, packs: impl IntoIterator<Item = usize>, most: usize) -> Option<u32> {
+    let threads = |packs: usize| pairs.is_multiple_of(packs).then_some(pairs / packs);
+    let fits = |threads: &usize| threads.is_multiple_of(32) && *threads <= most;
+    packs.into_iter().filter_map(threads).find(fits).map(|threads| threads as u32)
 }
 
 /// How a row's threads exchange their sums, in workgroups of `groups` rows: by subgroups where they shorten the chain of

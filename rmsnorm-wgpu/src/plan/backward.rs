@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use rmsnorm_spec::{GradReduction, Problem};
+use rmsnorm_spec::{DType, GradReduction, Problem};
 
 use super::{
     ALIGNMENT_SLACK, Access, Dispatch, Flavour, Layout, Plan, Program, Step, Tile, Unfit, Workspace, flavour, is_split,
-    key, pairs, ranges, with_fewer_idle,
+    key, pairs, ranges, threads_without_idle,
 };
 use crate::caps::Caps;
 
@@ -118,7 +118,7 @@ impl Form {
         let rows = problem.rows as u64;
         let row_tile = match tile(problem, caps) {
             Some(tile) if tile.packs <= access.most_packs() => {
-                let blocks = rows.div_ceil(tile.groups.into()).min(workgroups(&tile, caps));
+                let blocks = rows.div_ceil(tile.groups.into()).min(workgroups(problem, &tile, caps));
                 let chunks = chunks(rows, blocks, tile.groups.into());
                 return Form { sums: None, main: (Program::Backward, tile), tiles: 1, chunks };
             }
@@ -314,56 +314,70 @@ fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
     let pairs = pairs(problem.cols);
     let is_wide = is_split(problem);
     let has_two_sums = gradients(problem) == 2;
-    let wanted = match (pairs, is_wide) {
-        // 128 columns on 16 threads 212.5 / 220.6, on 8 229 / 243, on 4 219 / 262.
-        (0..=32, _) => 1,
-        // 1024 columns on 32 threads 58.8 / 73, on 64 58.9 / 71; 4096 on 128 202.5 / 264, on 256 212.6; 8192 on 256 206 /
-        // 259, on 512 208 / 247.
-        (33..=640, false) => 5,
-        (_, false) => 4,
-        // 1024 columns of f32 on 64 threads 107, on 32 110, on 128 116; 4096 on 128 392, on 256 396; 8192 on 256 391, on
-        // 512 391.
-        (_, true) => 4,
+    let packs: &[usize] = match (pairs, is_wide) {
+        // 128 columns on 16 threads 212.5 / 220.6, on 8 229 / 243, on 4 219 / 262. 1024 columns of f32 on 64 threads 107,
+        // on 32 110, on 128 116; 4096 on 128 392, on 256 396; 8192 on 256 391, on 512 391.
+        (0..=64, _) | (_, true) => &[],
+        // The conversions of f16 take registers of their own. RMS norm of 1024 columns on 128 threads 87, on 32 105; of
+        // 4096 on 512 346, on 128 383; of 16384 on 1024 329, on 512 410.
+        (65.., false) if problem.activation == DType::F16 => &[1, 2],
+        // Two sums take twice the registers. 2560 columns on 160 threads 238, on 64 262; 4096 on 256 228, on 128 235; 5120
+        // on 320 255, on 128 266; 7168 on 448 241, on 128 246, on 224 331; 1536 on 96 218, on 64 218 by two rows at once.
+        (65.., false) if has_two_sums => &[2, 3, 4],
+        // 1536 columns on 64 threads 205, on 96 206; 2560 on 160 204, on 64 207; 5120 on 160 208, on 128 210; 7168 on 224
+        // 218, on 448 214, on 128 227; 12288 on 512 212, on 384 243.
+        (65.., false) => &[3, 4, 2],
     };
-    let mut threads = pairs.div_ceil(wanted).next_power_of_two().min(512) as u32;
-    // One sum leaves registers for seven packs: 7168 columns on 128 threads, which own just those, 218 by two rows at once
-    // and 219.5 by one; on 256 282.
-    if !has_two_sums && !is_wide && threads <= 256 {
-        threads = with_fewer_idle(pairs, threads);
-    }
-    // The registers for two sums of four packs are too many, in as far as there are threads for fewer: 4096 columns on
-    // 256 threads with two rows at once / 229.
-    if has_two_sums && !is_wide && threads < 512 && pairs.div_ceil(threads as usize) == 4 {
-        threads *= 2;
-    }
+    let most = if packs == [1, 2] && pairs > 512 { 1024 } else { 512 };
+    let threads = threads_without_idle(pairs, packs.iter().copied(), most).unwrap_or_else(|| {
+        let wanted = match pairs {
+            0..=32 => 1,
+            33..=640 if !is_wide => 5,
+            _ => 4,
+        };
+        let threads = pairs.div_ceil(wanted).next_power_of_two().min(512);
+        // As above, as far as there are threads for fewer.
+        let is_crowded = has_two_sums && !is_wide && threads < 512 && pairs.div_ceil(threads) == 4;
+        threads as u32 * if is_crowded { 2 } else { 1 }
+    });
     let threads_per_row = caps.threads_with(threads, THREAD_BYTES);
     let groups = (caps.threads_with(threads.max(WORKGROUP), THREAD_BYTES) / threads_per_row).max(1);
     let packs = u32::try_from(pairs.div_ceil(threads_per_row as usize)).ok()?;
     let flavour = flavour(threads_per_row, groups, caps);
-    // A second row shares the first one's waiting. Two sums, two packs: 1024 columns 64 us against 71, 8192 246 against
-    // 320, but 1536 with three packs 255 against 221. One sum, five packs: 5120 208 against 240; three on 512 threads:
-    // 12288 213.5 against 253; but 1536 with three packs 232 against 210, 4096 with four 219 against 208.
-    let is_large = (threads_per_row <= 128 && packs >= 5) || (threads_per_row == 512 && packs <= 3);
-    let is_paired = !is_wide && if has_two_sums { packs <= 2 } else { is_large };
+    // A second row shares the first one's waiting, where there are registers for it. One sum, three packs: 1536 columns
+    // 205 us against 211, 12288 212 against 240; but four packs, 4096 columns, 219 against 202. Two sums, two packs on as
+    // many threads as there may be: 8192 246 against 301; but 4096 229.6 against 228.
+    let is_paired = match (has_two_sums, packs) {
+        (false, 3) => threads_per_row >= 64,
+        (true, 2) => threads_per_row == 512,
+        _ => false,
+    };
     let tile = Tile::new(threads_per_row, groups, packs, flavour);
     // 512 threads have 128 registers each: what four packs take.
-    let most_packs = match (threads_per_row, has_two_sums) {
-        (0..=128, false) if !is_wide => 7,
-        (0..=128, true) if !is_wide => 5,
-        _ => 4,
-    };
-    (packs <= most_packs).then_some(Tile { rows_at_once: if is_paired { 2 } else { 1 }, ..tile })
+    let most_packs = if threads_per_row <= 128 && !is_wide { 5 } else { 4 };
+    (packs <= most_packs).then_some(Tile { rows_at_once: if is_paired && !is_wide { 2 } else { 1 }, ..tile })
 }
 
-/// Workgroups with chunks of rows of their own: as many threads as are best on all of the device. H200: 4096 columns in
-/// workgroups of 128, 528 of them 202.8 us, 264 265, 1056 209.7; 8192 in 256, 264 206, 528 212; 16384 in 512, 132 224,
-/// 264 230; 128 columns, one pack a thread, in 256, 528 212.5, 264 278; 5120, five packs, in 128, 264 208, 528 212.
-fn workgroups(tile: &Tile, caps: &Caps) -> u64 {
-    let threads = u64::from(caps.workgroups * WORKGROUP);
-    let threads = match tile.packs {
-        1 => 2 * threads,
-        2..=4 => threads,
-        _ => threads / 2,
+/// Workgroups with chunks of rows of their own: as many threads as registers suffice for on all of the device, since a
+/// second round leaves most of it idle.
+///
+/// H200: RMS norm of 4096 columns in workgroups of 128, 528 of them 202.8 us, 264 265, 1056 209.7; 8192 in 256, 264 206,
+/// 528 212; 16384 in 512, 132 224, 264 230; 128 columns, one pack a thread, in 256, 528 212.5, 264 278; 1536, three packs
+/// by two rows, in 128, 396 205, 528 268; 2560, two packs, in 160, 792 204, 528 225. Layer norm, two packs: 4096 columns in
+/// 256, 396 228, 528 282, 264 268; 2560 in 160, 528 236, 660 307; 1024 in 128, 792 62.9, 924 79; 7168 in 448, 264 242, 132
+/// 347.
+fn workgroups(problem: &Problem, tile: &Tile, caps: &Caps) -> u64 {
+    let is_wide = is_split(problem);
+    // Threads, and workgroups at the least, of a multiprocessor.
+    let (threads, least) = match (tile.packs, tile.rows_at_once, gradients(problem)) {
+        (1, ..) => (1024, 1),
+        (2, 1, 0 | 1) if !is_wide => (1024, 1),
+        (2, 1, _) if !is_wide => (768, 2),
+        (3, 2, _) | (5.., _, 0 | 1) => (384, 1),
+        (5.., ..) => (256, 1),
+        _ => (512, 1),
     };
-    (threads / u64::from(tile.threads())).max(1)
+    let each = (threads / tile.threads()).max(least);
+    // A device's workgroups are counted as four a multiprocessor.
+    u64::from((caps.workgroups / 4).max(1) * each)
 }

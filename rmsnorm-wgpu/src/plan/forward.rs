@@ -1,9 +1,10 @@
 //! Forward: tiles by the length of a row.
 
-use rmsnorm_spec::Problem;
+use rmsnorm_spec::{Norm, Problem};
 
 use super::{
-    Access, Dispatch, Layout, Plan, Program, Step, Tile, Unfit, flavour, is_split, key, pairs, ranges, with_fewer_idle,
+    Access, Dispatch, Layout, Plan, Program, Step, Tile, Unfit, flavour, is_split, key, pairs, ranges,
+    threads_without_idle, with_fewer_idle,
 };
 use crate::caps::Caps;
 
@@ -37,27 +38,40 @@ fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
     let pairs = pairs(problem.cols);
     // A pair of f32 takes twice the registers.
     let is_wide = is_split(problem);
-    let wanted = match (pairs, is_wide) {
-        // 128 columns on 4 threads 133.5 / 137.7, on 8 137.5; 1024 on 32 36.3 / 37.4, on 64 38.0, on 128 42.1; 1536 on 64
-        // 131, on 32 136; 4096 on 128 132.4 / 132.7, on 256 137; 8192 on 256 132.5 / 139.0, on 128 133.5 / 141.5.
-        (0..=1024, false) => 5,
-        // 16384 columns on 256 threads 135.2 / 152, on 512 137.3 / 148.7, on 1024 170; 12288 on 256 132, on 512 136.
-        (1025..=2048, false) => 8,
-        // 32768 columns on 512 threads 156.6 / 188: they stream, 147.7 / 172.8. 65536 on 1024 threads 178 / 233, streaming
-        // 171.8 / 201.
-        (_, false) => return None,
+    let wanted = match (pairs, is_wide, problem.norm) {
+        // 1024 columns on 64 threads 35.9 / 38.4, on 32 36.3 / 37.2; with a residual 67.4, and 68.4.
+        (97..=128, false, Norm::Rms) => 2,
+        // 128 columns on 4 threads 133.5 / 137.7, on 8 137.5; 4096 on 128 132.4 / 132.7, on 256 137, on 64 134.4 / 134.8.
+        (0..1024, false, _) => 5,
+        // 8192 columns on 128 threads 134.3 / 135.3, on 256 133.6 / 140.3; 12288 on 192 133.4 / 134.0, on 256 134.1 /
+        // 137.5, on 384 132.3 / 144; 16384 on 256 135.0 / 136.5, on 512 137.6 / 149.7.
+        (1024..=2048, false, _) => 8,
+        // 32768 columns on 1024 threads 157.8 / 185: they stream, 147.9 / 173.5. 65536 on 1024 threads 148.9 / 202,
+        // streaming 172 / 201; with a residual 343, and 368.
+        (4097..=8192, false, Norm::Rms) => 8,
+        (_, false, _) => return None,
         // 1024 columns of f32 on 64 threads 67.6, on 128 67.0, on 32 69; 4096 on 256 262, on 512 260.
-        (0..=1024, true) => 2,
+        (0..=1024, true, _) => 2,
         // 16384 columns of f32 on 512 threads 270, on 1024 286.
-        (_, true) => 4,
+        (_, true, _) => 4,
     };
     let threads = pairs.div_ceil(wanted).next_power_of_two().min(1024) as u32;
-    let threads = if is_wide { threads } else { with_fewer_idle(pairs, threads) };
+    let threads = match (is_wide, wanted) {
+        (true, _) => threads,
+        (false, 8) => threads_without_idle(pairs, (5..=8).rev(), 1024).unwrap_or(threads),
+        (false, _) => with_fewer_idle(pairs, threads),
+    };
     let threads_per_row = caps.threads_with(threads, THREAD_BYTES);
-    // Rows of less than a subgroup share a workgroup.
-    let side_by_side = if threads < 32 { 128 } else { threads };
-    let groups = (caps.threads_with(side_by_side, THREAD_BYTES) / threads_per_row).max(1);
     let packs = u32::try_from(pairs.div_ceil(threads_per_row as usize)).ok()?;
+    // Rows of less than a subgroup share a workgroup, and others of which a multiprocessor has too few: 768 columns on 32
+    // threads 131.8 / 133.5 by two rows, 130.8 / 138.7 by one; but 1024, four packs, 36.4 / 37.5 and 36.3 / 37.2.
+    let side_by_side = match (threads, packs) {
+        (0..32, _) => 128,
+        (32, 0..=3) if !is_wide => 64,
+        (64, 0..=2) if !is_wide => 128,
+        _ => threads,
+    };
+    let groups = (caps.threads_with(side_by_side, THREAD_BYTES) / threads_per_row).max(1);
     // 32 registers for a row.
     let most_packs = if is_wide { 4 } else { 8 };
     let flavour = flavour(threads_per_row, groups, caps);

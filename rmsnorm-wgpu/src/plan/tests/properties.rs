@@ -43,7 +43,7 @@ fn every_column_has_one_thread() {
                 assert!(columns(tile) >= cols, "{cols} {tile:?}");
                 // No pack is without a thread that has a column in it.
                 assert!(columns(tile) - tile.threads_per_row as usize * PAIR < cols, "{cols} {tile:?}");
-                let most_packs = if *program == Program::Forward { 8 } else { 7 };
+                let most_packs = if *program == Program::Forward { 8 } else { 5 };
                 assert!((1..=most_packs).contains(&tile.packs), "{cols} {tile:?}");
             } else {
                 // Those of a turn.
@@ -61,7 +61,13 @@ fn workgroups_are_what_a_device_takes() {
             for dispatch in dispatches(&call.plan_by(access, SOME_ROWS, cols, caps)) {
                 let KernelKey { tile, .. } = dispatch.key;
                 assert!((32..=caps.max_threads).contains(&tile.threads()), "{cols} {dispatch:?}");
-                assert!(tile.threads_per_row.is_power_of_two(), "{cols} {dispatch:?}");
+                let threads = tile.threads_per_row;
+                assert!(threads.is_power_of_two() || threads.is_multiple_of(32), "{cols} {dispatch:?}");
+                // Subgroups have threads of one row, or all threads of several.
+                let is_whole = |lanes| threads.is_multiple_of(lanes) || lanes % threads == 0;
+                assert!(!matches!(tile.flavour, Flavour::Subgroup(lanes) if !is_whole(lanes)), "{cols} {dispatch:?}");
+                // Of threads that meet in workgroup memory, all segments are full.
+                assert!(threads.is_multiple_of(tile.segment().min(threads)), "{cols} {dispatch:?}");
                 // Sums over groups and over partial rows are trees.
                 assert!(tile.groups.is_power_of_two(), "{cols} {dispatch:?}");
                 assert!(workgroup_bytes(&dispatch.key) <= caps.workgroup_bytes, "{cols} {dispatch:?}");
@@ -162,13 +168,14 @@ fn a_row_is_summed_alike_whatever_a_binding_reaches() {
 
 #[test]
 fn what_is_shorter_than_rows_in_registers_is_in_registers() {
+    // But for RMS norms beyond 32768 columns, on the largest workgroups: `plan/forward.rs` has the figures.
     for caps in DEVICES {
         for call in calls() {
             let is_kept = |cols: usize| {
                 let plan = call.plan(SOME_ROWS, cols, &caps);
                 dispatches(&plan).any(|dispatch| is_on_chip(dispatch.key.program))
             };
-            let kept: Vec<bool> = (1..=4400).map(|packs| is_kept(packs * PAIR)).collect();
+            let kept: Vec<bool> = (1..=4096).map(|packs| is_kept(packs * PAIR)).collect();
             let first = kept.iter().position(|is_kept| !is_kept).unwrap_or(kept.len());
             assert!(
                 kept[first..].iter().all(|is_kept| !is_kept),

@@ -78,14 +78,14 @@ fn rms_forward_on_an_h200() {
             (1, 4096, "Forward 128x4s, on 1"),
             (1048576, 128, "Forward 4x4s in 32, on 32768"),
             (262144, 512, "Forward 16x4s in 8, on 32768"),
-            (32768, 1024, "Forward 32x4s, on 32768"),
+            (32768, 1024, "Forward 64x2s in 2, on 16384"),
             (65536, 2048, "Forward 64x4s, on 32768x2"),
             (32768, 4096, "Forward 128x4s, on 32768"),
             (18688, 7168, "Forward 128x7s, on 18688"),
-            (16384, 8192, "Forward 256x4s, on 16384"),
+            (16384, 8192, "Forward 128x8s, on 16384"),
             (8192, 16384, "Forward 256x8s, on 8192"),
             (4096, 32768, "Streaming 512x4s, on 4096"),
-            (2048, 65536, "Streaming 512x4s, on 2048"),
+            (2048, 65536, "Forward 1024x8s, on 2048"),
             (1024, 131072, "Streaming 512x4s, on 1024"),
         ],
     );
@@ -96,7 +96,7 @@ fn other_forwards_on_an_h200() {
     check(
         &Caps::h200(),
         RMS_ADD,
-        &[(32768, 1024, "Forward 32x4s, on 32768"), (32768, 4096, "Forward 128x4s, on 32768")],
+        &[(32768, 1024, "Forward 64x2s in 2, on 16384"), (32768, 4096, "Forward 128x4s, on 32768")],
     );
     check(
         &Caps::h200(),
@@ -122,9 +122,9 @@ fn backward_on_an_h200() {
             (32768, 1024, "Backward 32x4s in 4, 528 chunks, on 528; Reduce 128 on 32"),
             (65536, 2048, "Backward 64x4s in 2, 528 chunks, on 528; Reduce 128 on 64"),
             (32768, 4096, "Backward 128x4s, 528 chunks, on 528; Reduce 128 on 128"),
-            (26176, 5120, "Backward 128x5s by 2, 264 chunks, on 264; Reduce 128 on 160"),
-            (18688, 7168, "Backward 128x7s by 2, 264 chunks, on 264; Reduce 128 on 224"),
-            (13440, 9984, "Backward 512x3~s by 2, 132 chunks, on 132; Reduce 128 on 312"),
+            (26176, 5120, "Backward 160x4s, 396 chunks, on 396; Reduce 128 on 160"),
+            (18688, 7168, "Backward 224x4s, 264 chunks, on 264; Reduce 128 on 224"),
+            (13440, 9984, "Backward 416x3s by 2, 132 chunks, on 132; Reduce 128 on 312"),
             (10880, 12288, "Backward 512x3s by 2, 132 chunks, on 132; Reduce 128 on 384"),
             (16384, 8192, "Backward 256x4s, 264 chunks, on 264; Reduce 128 on 256"),
             (8192, 16384, "Backward 512x4s, 132 chunks, on 132; Reduce 128 on 512"),
@@ -136,8 +136,8 @@ fn backward_on_an_h200() {
         &Caps::h200(),
         LAYER_BACKWARD,
         &[
-            (32768, 1024, "Backward 64x2s in 2 by 2, 528 chunks, on 528; Reduce 128 on 64"),
-            (32768, 4096, "Backward 256x2s by 2, 264 chunks, on 264; Reduce 128 on 256"),
+            (32768, 1024, "Backward 64x2s in 2, 792 chunks, on 792; Reduce 128 on 64"),
+            (32768, 4096, "Backward 256x2s, 396 chunks, on 396; Reduce 128 on 256"),
             (8192, 16384, "Backward 512x4s, 132 chunks, on 132; Reduce 128 on 1024"),
         ],
     );
@@ -199,7 +199,7 @@ fn devices_with_less() {
         &Caps::laptop(),
         RMS_FORWARD,
         &[
-            (32768, 1024, "Forward 32x4s, on 32768"),
+            (32768, 1024, "Forward 64x2s in 2, on 16384"),
             (32768, 4096, "2 of Forward 128x4s, on 10923; Forward 128x4s, on 10922"),
             (4096, 16384, "2 of Forward 256x8s, on 2048"),
             (2048, 32768, "2 of Streaming 256x4s, on 1024"),
@@ -210,7 +210,7 @@ fn devices_with_less() {
         RMS_FORWARD,
         &[
             (1 << 20, 128, "3 of Forward 4x4 in 32, on 10923"),
-            (32768, 1024, "Forward 32x4, on 32768"),
+            (32768, 1024, "Forward 64x2 in 2, on 16384"),
             (2048, 4096, "Forward 128x4, on 2048"),
         ],
     );
