@@ -22,6 +22,8 @@ mod kernel;
 mod lanes;
 mod launch;
 mod plan;
+#[cfg(feature = "conformance")]
+mod record;
 mod stages;
 
 pub use backend::CpuBackend;

@@ -29,6 +29,8 @@ mod launch;
 mod library;
 mod params;
 mod plan;
+#[cfg(feature = "conformance")]
+mod record;
 mod source;
 
 pub use backend::CudaBackend;

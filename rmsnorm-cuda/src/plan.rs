@@ -4,6 +4,8 @@
 //! number of rows or on where a tensor lies.
 
 mod backward;
+#[cfg(any(test, feature = "conformance"))]
+mod describe;
 mod forward;
 #[cfg(test)]
 mod tests;

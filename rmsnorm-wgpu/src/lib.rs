@@ -32,6 +32,8 @@ mod kernel;
 mod launch;
 mod params;
 mod plan;
+#[cfg(feature = "conformance")]
+mod record;
 mod recording;
 mod source;
 mod view;

@@ -5,6 +5,8 @@
 //! depend on the number of rows or on where a tensor lies.
 
 mod backward;
+#[cfg(any(test, feature = "conformance"))]
+mod describe;
 mod forward;
 mod ranges;
 #[cfg(test)]

@@ -20,6 +20,9 @@ const HOT_BYTES: usize = 128 << 10;
 /// row takes more, as vectors are as long then.
 const MOST_ELEMENTS: usize = 1 << 26;
 
+/// Bytes of a matrix in sweeps.
+const SWEEP_BYTES: usize = 16 << 20;
+
 impl Measurable for CpuBackend {
     /// Rows of one and of several thousand elements, short rows, and a decode step.
     const SHAPES: &'static [Shape] = &[
@@ -40,6 +43,10 @@ impl Measurable for CpuBackend {
     fn sets(&self, matrix_bytes: usize) -> Sets {
         let is_cold = matrix_bytes >= HOT_BYTES;
         Sets { count: if is_cold { COLD_BYTES.div_ceil(2 * matrix_bytes).max(2) } else { 1 }, is_cold }
+    }
+
+    fn sweep_bytes(&self) -> usize {
+        SWEEP_BYTES
     }
 
     fn admit(&self, shape: Shape, _bytes: usize) -> Result<(), String> {

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::Shape;
-use super::gpu::{repetitions, set_count};
+use super::gpu::{SWEEP_BYTES, repetitions, set_count};
 use super::measurable::{Call, Measurable, Mode, Sets};
 use crate::conformance::Harness;
 use crate::cuda::CudaBackend;
@@ -69,6 +69,10 @@ impl Measurable for CudaBackend {
         let l2_bytes = l2_bytes.map_or(0, |bytes| bytes.unsigned_abs() as usize);
         // A call has an input and an output at least: twice the L2.
         Sets { count, is_cold: count * matrix_bytes >= l2_bytes }
+    }
+
+    fn sweep_bytes(&self) -> usize {
+        SWEEP_BYTES
     }
 
     fn admit(&self, _shape: Shape, bytes: usize) -> Result<(), String> {

@@ -8,6 +8,9 @@ const COLD_BYTES: usize = 512 << 20;
 /// The most sets: small calls need not be told apart further.
 const MOST_SETS: usize = 64;
 
+/// Bytes of a matrix in sweeps.
+pub(super) const SWEEP_BYTES: usize = 256 << 20;
+
 /// As many sets as visit [`COLD_BYTES`]; the peers are measured with the same number.
 pub(super) fn set_count(matrix_bytes: usize) -> usize {
     COLD_BYTES.div_ceil(3 * matrix_bytes.max(1)).clamp(2, MOST_SETS)

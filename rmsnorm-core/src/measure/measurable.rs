@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::Shape;
-use crate::conformance::Harness;
+use crate::conformance::{Harness, Recorded};
 use crate::{AnyBackend, Element, Error, NormBackend};
 
 /// A call that is timed, on the input set of that number modulo their count.
@@ -13,7 +13,7 @@ type In<'a, D, T> = <<D as Harness>::Backend as NormBackend>::In<'a, T>;
 type Out<'a, D, T> = <<D as Harness>::Backend as NormBackend>::Out<'a, T>;
 
 /// A backend that can be measured.
-pub trait Measurable: Harness {
+pub trait Measurable: Harness + Recorded {
     /// The shapes that are measured unless others are asked for: a common one first, a decode step last.
     const SHAPES: &'static [Shape];
 
@@ -28,6 +28,9 @@ pub trait Measurable: Harness {
 
     /// How many sets of tensors a measurement visits, where a matrix has this many bytes.
     fn sets(&self, matrix_bytes: usize) -> Sets;
+
+    /// Bytes of a matrix in a sweep, at most: several times the caches.
+    fn sweep_bytes(&self) -> usize;
 
     /// Whether tensors of that shape, with this many bytes in all, can be measured here.
     ///

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use super::Shape;
-use super::gpu::{repetitions, set_count};
+use super::gpu::{SWEEP_BYTES, repetitions, set_count};
 use super::measurable::{Call, Measurable, Mode, Sets};
 use crate::conformance::Harness;
 use crate::wgpu::wgpu::{
@@ -56,6 +56,10 @@ impl Measurable for WgpuBackend {
     fn sets(&self, matrix_bytes: usize) -> Sets {
         let count = if self.is_software() { 2 } else { set_count(matrix_bytes) };
         Sets { count, is_cold: 2 * count * matrix_bytes >= NO_CACHE_BYTES }
+    }
+
+    fn sweep_bytes(&self) -> usize {
+        if self.is_software() { 2 * MOST_SOFTWARE_ELEMENTS } else { SWEEP_BYTES }
     }
 
     /// wgpu does not say how much memory is free: what does not fit is an error of the device.

@@ -172,20 +172,20 @@ pub(super) fn spec(norm: Norm, shape: Shape) -> NormSpec {
 /// What the backward calls of a workload need, for either norm and any of these reductions.
 fn workspace_len<D: Measurable>(device: &D, shape: Shape, dtype: DType, reductions: &[GradReduction]) -> usize {
     let calls = reductions.iter().flat_map(|&reduction| Norm::ALL.map(|norm| (norm, reduction)));
-    let lens = calls.map(|(norm, grad_reduction)| {
-        let problem = Problem { norm, grad_reduction, ..backward_problem(shape, dtype) };
-        let is_layer = norm == Norm::Layer;
-        let present = Present { mean: is_layer, dbias: is_layer, ..problem.present };
-        device.backend().workspace_len(&Problem { present, ..problem })
+    let lens = calls.map(|(norm, reduction)| {
+        let backward = problem(Operation { norm, op: Op::Backward, reduction }, dtype, shape);
+        device.backend().workspace_len(&backward)
     });
     lens.max().unwrap_or(0)
 }
 
-/// The problem of a workload's backward call, as an RMS norm.
-fn backward_problem(shape: Shape, dtype: DType) -> Problem {
+/// The problem that a workload's call is.
+pub(super) fn problem(operation: Operation, dtype: DType, shape: Shape) -> Problem {
+    let Operation { norm, op, reduction } = operation;
+    let (is_layer, is_backward, adds) = (norm == Norm::Layer, op == Op::Backward, op == Op::AddForward);
     Problem {
-        stage: Stage::Backward,
-        norm: Norm::Rms,
+        stage: if is_backward { Stage::Backward } else { Stage::Forward },
+        norm,
         rows: shape.rows,
         cols: shape.cols,
         activation: dtype,
@@ -193,7 +193,18 @@ fn backward_problem(shape: Shape, dtype: DType) -> Problem {
         residual: dtype,
         has_weight_offset: false,
         cast_order: CastOrder::default(),
-        grad_reduction: GradReduction::default(),
-        present: Present { weight: true, rstd: true, dweight: true, workspace: true, ..Present::default() },
+        grad_reduction: if is_backward { reduction } else { GradReduction::default() },
+        present: Present {
+            weight: true,
+            bias: is_layer && !is_backward,
+            residual: adds,
+            residual_out: adds,
+            mean: is_layer,
+            rstd: true,
+            dweight: is_backward,
+            dbias: is_layer && is_backward,
+            workspace: is_backward,
+            ..Present::default()
+        },
     }
 }

@@ -58,7 +58,7 @@ impl Layout {
     }
 
     /// Rows side by side from the start of their buffers: what other layouts are not denser than.
-    pub(super) fn dense(problem: &Problem) -> Self {
+    pub(crate) fn dense(problem: &Problem) -> Self {
         let placed = |dtype| Placed { dtype, offset: 0, row_stride: problem.cols as u64 };
         let matrices = std::iter::once(problem.activation).chain(stream(problem));
         Layout::new(problem, matrices.map(placed), [], false, false)

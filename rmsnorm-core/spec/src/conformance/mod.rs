@@ -28,6 +28,7 @@ mod misuse;
 mod named_tests;
 pub mod planted;
 mod profiles;
+mod record;
 mod report;
 mod runner;
 mod self_test;
@@ -43,6 +44,7 @@ pub use named_tests::{
     TestFailure, test_bounds, test_determinism, test_metamorphic, test_misuse, test_self_test, test_spans,
 };
 pub use profiles::Profile;
+pub use record::{Record, Recorded, read_caps, write_caps};
 pub use report::{CaseReport, Check, Counts, Finding, OutputReport, Quality, SUITE_VERSION, Status, Summary};
 pub use self_test::{Caught, SelfTest, self_test};
 pub use suite::{Options, RunError, run};

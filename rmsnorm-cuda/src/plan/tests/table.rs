@@ -1,12 +1,7 @@
-//! What is launched for the shapes that were measured. A line reads
-//!
-//! program, blocks `x` threads on a row `x` packs of a thread `x` elements of a pack, `~` if that is not just the row;
-//! `in` rows side by side `x` rows in flight, if not one; `ring` steps that shared memory holds, `+` if passes overlap;
-//! `on` blocks `x` threads. `Reduce` says how many threads share the partial rows of a column, `Zero` how many words.
+//! What is launched for the shapes that were measured, in the lines of `plan/describe.rs`.
 
 use rmsnorm_spec::{Norm, Stage};
 
-use super::super::{Plan, Program};
 use super::*;
 
 const RMS_FORWARD: Call = Call::new(Stage::Forward, Norm::Rms, BF16, WEIGHT);
@@ -15,44 +10,11 @@ const LAYER_FORWARD: Call = Call::new(Stage::Forward, Norm::Layer, BF16, WEIGHT_
 const RMS_BACKWARD: Call = Call::new(Stage::Backward, Norm::Rms, BF16, DWEIGHT);
 const LAYER_BACKWARD: Call = Call::new(Stage::Backward, Norm::Layer, BF16, DWEIGHT_DBIAS);
 
-/// One launch, as the head of this file says.
-fn describe_launch(launch: &Launch) -> String {
-    let Launch { key: KernelKey { program, tile, .. }, grid, threads, shared_bytes } = *launch;
-    let Tile { pack, packs, threads_per_row, groups, cluster, unroll, .. } = tile;
-    let name = match program {
-        Program::Forward => "Forward",
-        Program::ForwardCluster => "Cluster",
-        Program::ForwardLong => "Long",
-        Program::ForwardStreaming => "Streaming",
-        Program::Backward => "Backward",
-        Program::BackwardRowSums => "RowSums",
-        Program::BackwardColumns => "Columns",
-        Program::ReducePartials => return format!("Reduce {groups} on {grid}x{threads}"),
-    };
-    let ragged = if tile.is_ragged { "~" } else { "" };
-    let rows = if groups * unroll > 1 { format!(" in {groups}x{unroll}") } else { String::new() };
-    let overlapped = if tile.is_overlapped { "+" } else { "" };
-    let memory = match (tile.stages, shared_bytes.div_ceil(1024)) {
-        (0, 0) => String::new(),
-        (0, kib) => format!(", {kib} KiB"),
-        (stages, kib) => format!(", ring {stages}{overlapped} of {kib} KiB"),
-    };
-    format!("{name} {cluster}x{threads_per_row}x{packs}x{pack}{ragged}{rows}{memory}, on {grid}x{threads}")
-}
-
-fn describe(plan: &Plan) -> String {
-    let zeros = plan.steps.iter().flatten().filter_map(|step| match step {
-        Step::Zero { len, .. } => Some(format!("Zero {len}")),
-        Step::Launch { .. } => None,
-    });
-    zeros.chain(launches(plan).map(|launch| describe_launch(&launch))).collect::<Vec<_>>().join("; ")
-}
-
 /// Holds the plan of every shape to its line; shows all lines that differ, as they would have to be written.
 #[track_caller]
 fn check(caps: &Caps, call: Call, lines: &[(usize, usize, &str)]) {
     let differing = lines.iter().filter_map(|&(rows, cols, expected)| {
-        let got = describe(&call.plan(rows, cols, caps));
+        let got = call.plan(rows, cols, caps).to_string();
         (got != expected).then(|| format!("        ({rows}, {cols}, \"{got}\"),\n"))
     });
     let differing: String = differing.collect();

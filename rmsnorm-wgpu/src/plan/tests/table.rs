@@ -1,11 +1,5 @@
-//! What is dispatched for the shapes that are measured. A line reads
-//!
-//! program, threads on a row `x` packs of a thread, `~` if they own more columns than there are, `s` if subgroups
-//! exchange; `in` rows side by side, and `by` rows at once, if not one; chunks; `on` workgroups. `Reduce` says how many
-//! threads share the partial rows of a column, `Zero` how many words. Equal dispatches of several ranges of rows are
-//! counted once.
+//! What is dispatched for the shapes that are measured, in the lines of `plan/describe.rs`.
 
-use super::super::{Flavour, KernelKey};
 use super::*;
 
 const RMS_FORWARD: Call = Call::new(Stage::Forward, Norm::Rms, BF16, WEIGHT);
@@ -14,49 +8,11 @@ const LAYER_FORWARD: Call = Call::new(Stage::Forward, Norm::Layer, BF16, WEIGHT_
 const RMS_BACKWARD: Call = Call::new(Stage::Backward, Norm::Rms, BF16, DWEIGHT);
 const LAYER_BACKWARD: Call = Call::new(Stage::Backward, Norm::Layer, BF16, DWEIGHT_DBIAS);
 
-/// One dispatch, as the head of this file says.
-fn describe_dispatch(dispatch: &Dispatch, cols: usize) -> String {
-    let Dispatch { key: KernelKey { program, tile, .. }, chunks, grid: [x, y], .. } = dispatch;
-    let Tile { threads_per_row, groups, packs, rows_at_once, flavour } = *tile;
-    let grid = if *y == 1 { x.to_string() } else { format!("{x}x{y}") };
-    let name = match program {
-        Program::Forward => "Forward",
-        Program::ForwardStreaming => "Streaming",
-        Program::Backward => "Backward",
-        Program::BackwardRowSums => "RowSums",
-        Program::BackwardColumns => "Columns",
-        Program::ReducePartials => return format!("Reduce {groups} on {grid}"),
-        Program::Copy => "Copy",
-    };
-    let ragged = if is_on_chip(*program) && columns(tile) != cols { "~" } else { "" };
-    let subgroup = if flavour == Flavour::Workgroup { "" } else { "s" };
-    let at_once = if rows_at_once > 1 { format!(" by {rows_at_once}") } else { String::new() };
-    let rows = if groups > 1 { format!(" in {groups}") } else { String::new() };
-    let chunks = if *chunks > 0 { format!(", {chunks} chunks") } else { String::new() };
-    format!("{name} {threads_per_row}x{packs}{ragged}{subgroup}{rows}{at_once}{chunks}, on {grid}")
-}
-
-fn describe(plan: &Plan, cols: usize) -> String {
-    let mut lines: Vec<(String, usize)> = Vec::new();
-    for step in &plan.steps {
-        let line = match step {
-            Step::Zero { len, .. } => format!("Zero {len}"),
-            Step::Dispatch(dispatch) => describe_dispatch(dispatch, cols),
-        };
-        match lines.iter_mut().find(|(known, _)| *known == line) {
-            Some((_, count)) => *count += 1,
-            None => lines.push((line, 1)),
-        }
-    }
-    let counted = lines.into_iter().map(|(line, count)| if count > 1 { format!("{count} of {line}") } else { line });
-    counted.collect::<Vec<_>>().join("; ")
-}
-
 /// Holds the plan of every shape to its line; shows all lines that differ, as they would have to be written.
 #[track_caller]
 fn check_by(access: Access, caps: &Caps, call: Call, lines: &[(usize, usize, &str)]) {
     let differing = lines.iter().filter_map(|&(rows, cols, expected)| {
-        let got = describe(&call.plan_by(access, rows, cols, caps), cols);
+        let got = call.plan_by(access, rows, cols, caps).describe(cols);
         (got != expected).then(|| format!("            ({rows}, {cols}, \"{got}\"),\n"))
     });
     let differing: String = differing.collect();
