@@ -27,6 +27,14 @@ pub enum Command {
     Conformance(ConformanceArgs),
     /// Measure forward and backward against this machine's copy bandwidth
     Bench(BenchArgs),
+    /// Put measurements of earlier runs, and published kernels', side by side
+    ///
+    /// Reads what `bench --json` writes, and the results of the scripts that time published kernels: lists of rows on a
+    /// GPU, lines on the CPU. All are GB/s over the same fewest bytes. The first source in the files is the one that
+    /// others are compared with.
+    Compare(CompareArgs),
+    /// List the recorded measurements whose plan or kernels have changed since
+    Stale(StaleArgs),
     /// Normalize the tensors of a safetensors file
     ///
     /// The file holds x of any rank and, if wanted, weight, bias, residual, dy and dresidual_out, in F32, F16 or BF16.
@@ -101,6 +109,9 @@ pub struct BenchArgs {
     /// The shapes to measure, as rows x cols: 4096x4096 [default: a list for each backend]
     #[arg(long, value_name = "MxN,..", value_delimiter = ',')]
     pub shapes: Vec<String>,
+    /// Sweeps instead of shapes: cols, row lengths at a fixed number of bytes, and rows, numbers of rows of one length
+    #[arg(long, value_name = "SWEEP,..", value_delimiter = ',', conflicts_with = "shapes")]
+    pub sweep: Vec<String>,
     /// The dtypes to measure: f32, f16, bf16 [default: f32,bf16]
     #[arg(long, value_name = "DTYPE,..", value_delimiter = ',')]
     pub dtype: Vec<String>,
@@ -110,6 +121,31 @@ pub struct BenchArgs {
     /// Write the measurements as JSON to this file (`-`: stdout)
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// Compare with the measurements of these files, as `rmsnorm compare` reads them
+    #[arg(long, value_name = "FILE,..", value_delimiter = ',')]
+    pub compare: Vec<PathBuf>,
+    /// Draw rates over row lengths, and times over numbers of rows, into this SVG file
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
+}
+
+/// Arguments of `rmsnorm compare`.
+#[derive(Debug, Args)]
+pub struct CompareArgs {
+    /// Reports of `rmsnorm bench --json`, and results of published kernels
+    #[arg(value_name = "FILE", required = true)]
+    pub files: Vec<PathBuf>,
+    /// Draw rates over row lengths, and times over numbers of rows, into this SVG file
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
+}
+
+/// Arguments of `rmsnorm stale`.
+#[derive(Debug, Args)]
+pub struct StaleArgs {
+    /// Reports of `rmsnorm bench --json`, or folders with such
+    #[arg(value_name = "PATH", required = true)]
+    pub paths: Vec<PathBuf>,
 }
 
 /// Arguments of `rmsnorm run`.

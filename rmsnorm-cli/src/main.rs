@@ -7,10 +7,14 @@
 mod args;
 mod backends;
 mod commands;
+mod document;
 mod failure;
+mod figure;
 mod measure;
 mod output;
+mod plot;
 mod progress;
+mod side_by_side;
 mod tensors;
 
 use std::process::ExitCode;
@@ -33,6 +37,8 @@ fn execute(cli: &Cli) -> Result<(), Failure> {
         Some(Command::Devices(args)) => commands::devices::run(args),
         Some(Command::Conformance(args)) => commands::conformance::run(args),
         Some(Command::Bench(args)) => commands::bench::run(args),
+        Some(Command::Compare(args)) => commands::compare::run(args),
+        Some(Command::Stale(args)) => commands::stale::run(args),
         Some(Command::Run(args)) => commands::run::run(args),
     }
 }

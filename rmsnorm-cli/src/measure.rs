@@ -37,15 +37,66 @@ pub enum Shapes {
     OfDevice,
     /// A common one of the device, and a decode step.
     Two,
+    /// Those of these sweeps, as many bytes as the device is measured with.
+    Sweeps(Vec<Sweep>),
     /// These.
     Given(Vec<Shape>),
 }
 
+/// Shapes of which one side grows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sweep {
+    /// Row lengths, at a fixed number of bytes.
+    Cols,
+    /// Numbers of rows, of one length.
+    Rows,
+}
+
+impl Sweep {
+    /// Every one.
+    pub const ALL: [Sweep; 2] = [Sweep::Cols, Sweep::Rows];
+
+    /// The name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Sweep::Cols => "cols",
+            Sweep::Rows => "rows",
+        }
+    }
+
+    /// Its shapes, of at most so many bytes a matrix. Lengths are powers of two and some of models between them; numbers
+    /// of rows are powers of two.
+    fn shapes(self, bytes: usize, dtype: DType) -> Vec<Shape> {
+        let elements = bytes / dtype.size();
+        match self {
+            Sweep::Cols => {
+                let fitting = SWEPT_COLS.into_iter().filter(|&cols| cols <= elements);
+                fitting.map(|cols| Shape { rows: elements / cols, cols }).collect()
+            }
+            Sweep::Rows => {
+                let rows = (0..usize::BITS).map(|bits| 1 << bits);
+                let fitting = rows.take_while(|rows| rows * SWEPT_ROWS_COLS <= elements);
+                fitting.map(|rows| Shape { rows, cols: SWEPT_ROWS_COLS }).collect()
+            }
+        }
+    }
+}
+
+/// Lengths of rows in a sweep.
+const SWEPT_COLS: [usize; 16] =
+    [128, 256, 512, 768, 1024, 1536, 2048, 2560, 4096, 5120, 7168, 8192, 12288, 16384, 32768, 65536];
+
+/// The length of the rows whose number is swept.
+const SWEPT_ROWS_COLS: usize = 4096;
+
 impl Shapes {
-    fn on<D: Measurable>(&self) -> Vec<Shape> {
+    fn on<D: Measurable>(&self, device: &D, dtype: DType) -> Vec<Shape> {
         match (self, D::SHAPES) {
             (Shapes::Two, [first, .., last]) => vec![*first, *last],
             (Shapes::OfDevice | Shapes::Two, all) => all.to_vec(),
+            (Shapes::Sweeps(sweeps), _) => {
+                sweeps.iter().flat_map(|sweep| sweep.shapes(device.sweep_bytes(), dtype)).collect()
+            }
             (Shapes::Given(shapes), _) => shapes.clone(),
         }
     }
@@ -113,8 +164,8 @@ impl Measurement for Admit<'_> {
 
     fn run<D: Measurable>(self, device: &D) -> Self::Output {
         match self.0.shapes {
-            Shapes::OfDevice | Shapes::Two => Ok(()),
-            Shapes::Given(_) => self.0.sizes::<D>().into_iter().try_for_each(|(shape, dtype)| {
+            Shapes::OfDevice | Shapes::Two | Shapes::Sweeps(_) => Ok(()),
+            Shapes::Given(_) => self.0.sizes(device).into_iter().try_for_each(|(shape, dtype)| {
                 let refuse = |why| Failure::Input(format!("--shapes: {why}, got {shape} in {dtype}"));
                 self.0.admit(device, shape, dtype).map_err(refuse)
             }),
@@ -146,10 +197,10 @@ impl Measurement for Measure<'_> {
     fn run<D: Measurable>(self, device: &D) -> Self::Output {
         let Selection { norms, ops, reductions, .. } = self.selection;
         let operations = Operation::product(norms, ops, reductions);
-        let (mut sizes, mut skipped) = (self.selection.sizes::<D>(), Vec::new());
+        let (mut sizes, mut skipped) = (self.selection.sizes(device), Vec::new());
         sizes.retain(|&(shape, dtype)| {
             let refusal = match self.selection.shapes {
-                Shapes::OfDevice | Shapes::Two => self.selection.admit(device, shape, dtype).err(),
+                Shapes::OfDevice | Shapes::Two | Shapes::Sweeps(_) => self.selection.admit(device, shape, dtype).err(),
                 // What was asked for has been admitted. If there is no room for it after all, that is an error.
                 Shapes::Given(_) => None,
             };
@@ -170,10 +221,25 @@ impl Measurement for Measure<'_> {
 }
 
 impl Selection {
-    /// Every shape in every dtype.
-    fn sizes<D: Measurable>(&self) -> Vec<(Shape, DType)> {
-        let of_shape = |shape| self.dtypes.iter().map(move |&dtype| (shape, dtype));
-        self.shapes.on::<D>().into_iter().flat_map(of_shape).collect()
+    /// Every shape in every dtype, none twice.
+    fn sizes<D: Measurable>(&self, device: &D) -> Vec<(Shape, DType)> {
+        let of_dtype = |&dtype| self.shapes.on(device, dtype).into_iter().map(move |shape| (shape, dtype));
+        let mut sizes: Vec<_> = self.dtypes.iter().flat_map(of_dtype).collect();
+        // A shape's dtypes one after the other, where they share shapes; the order of the shapes is kept.
+        let mut order: Vec<Shape> = Vec::new();
+        for &(shape, _) in &sizes {
+            if !order.contains(&shape) {
+                order.push(shape);
+            }
+        }
+        sizes.sort_by_key(|(shape, _)| order.iter().position(|known| known == shape));
+        let mut different: Vec<(Shape, DType)> = Vec::with_capacity(sizes.len());
+        for size in sizes {
+            if !different.contains(&size) {
+                different.push(size);
+            }
+        }
+        different
     }
 
     fn admit<D: Measurable>(&self, device: &D, shape: Shape, dtype: DType) -> Result<(), String> {

@@ -2,46 +2,50 @@
 
 use rmsnorm_core::measure::{Mode, Op, Operation, REDUCTIONS, Shape, reduction_name};
 use rmsnorm_core::{AnyBackend, DType, GradReduction, Norm};
-use serde_json::{Value, json};
 
+use super::compare;
 use crate::args::BenchArgs;
-use crate::backends;
+use crate::document::{Document, Machine, Measured, Report};
 use crate::failure::Failure;
-use crate::measure::{Outcome, Row, Selection, Shapes, admit, measure};
-use crate::output::{Output, print};
+use crate::measure::{Outcome, Row, Selection, Shapes, Sweep, admit, measure};
+use crate::output::{Output, OutputFile, print};
 use crate::progress::Progress;
+use crate::{backends, figure, plot, side_by_side};
 
 /// No memory holds the tensors of larger matrices, and no size in bytes overflows below. What a device has room for is
 /// asked later.
 const MOST_ELEMENTS: usize = isize::MAX as usize >> 8;
 
-/// Measures and prints a table.
+/// Measures and prints a table of each backend, then all of them side by side with earlier measurements.
 pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     let json = args.json.as_deref().map(Output::new).transpose()?;
+    let picture = args.plot.as_deref().map(OutputFile::new).transpose()?;
     let selection = selection(args)?;
+    let earlier = compare::read_all(&args.compare)?;
     let backends = open_all(args)?;
     backends.iter().try_for_each(|backend| admit(backend, &selection))?;
     let to_stdout = matches!(json, Some(Output::Stdout));
     let mut reports = Vec::new();
     for backend in &backends {
         let table = table(backend, &selection, !to_stdout)?;
-        reports.push(json!({
-            "backend": backend.device().to_string(),
-            "device": backend.to_string(),
-            "rows": table.rows.iter().map(as_json).collect::<Vec<_>>(),
-            "unsupported": table.unsupported,
-            "skipped": table.skipped,
-        }));
+        let (device, caps) = (backend.device(), backend.caps());
+        let rows = table.rows.iter().map(|row| Measured::new(row, device, &caps)).collect::<Result<_, _>>()?;
+        let Table { unsupported, skipped, .. } = table;
+        let (backend, device) = (device.to_string(), backend.to_string());
+        reports.push(Report { backend, device, caps: Some(caps), rows, unsupported, skipped });
     }
+    let suite = concat!("rmsnorm ", env!("CARGO_PKG_VERSION")).to_owned();
+    let document = Document { suite, machine: Machine::this(&backends), reports };
     if let Some(output) = json {
-        let document = json!({
-            "suite": concat!("rmsnorm ", env!("CARGO_PKG_VERSION")),
-            "machine": machine(&backends),
-            "reports": reports,
-        });
-        output.write(format!("{document:#}\n").as_bytes())?;
+        let text = serde_json::to_string_pretty(&document).map_err(|error| format!("cannot write JSON: {error}"))?;
+        output.write(format!("{text}\n").as_bytes())?;
     }
-    Ok(())
+    let now = ("now".to_owned(), figure::of_document(&document));
+    let figures = figure::join(std::iter::once(now).chain(earlier).collect());
+    if !to_stdout && figure::sources(&figures).len() > 1 {
+        print(&format!("\n{}", side_by_side::table(&figures)))?;
+    }
+    picture.map_or(Ok(()), |file| file.write(plot::svg(&figures)?.as_bytes()))
 }
 
 /// The short table of `rmsnorm` without a command: a few seconds a backend.
@@ -147,46 +151,6 @@ fn line(row: &Row, width: usize) -> String {
     format!("{name:width$} {dtype:>5} {shape:>12} {us:10.decimals$} {rates}{gaps}\n")
 }
 
-fn as_json(row: &Row) -> Value {
-    let Operation { norm, op, reduction } = row.operation;
-    json!({
-        "op": op.name(),
-        "norm": norm.name(),
-        "reduction": (op == Op::Backward).then_some(reduction_name(reduction)),
-        "dtype": row.dtype.name(),
-        "rows": row.shape.rows,
-        "cols": row.shape.cols,
-        "mode": row.mode.name(),
-        "sets": row.sets,
-        "cold": row.is_cold,
-        "bytes": row.bytes,
-        "us": row.samples.median() * 1e6,
-        "us_p5": row.samples.quantile(0.05) * 1e6,
-        "us_p95": row.samples.quantile(0.95) * 1e6,
-        "gbs": row.rate(),
-        "copy_gbs": row.copy_rate(),
-        "of_copy": row.rate() / row.copy_rate(),
-        "samples_us": row.samples.all().iter().map(|seconds| seconds * 1e6).collect::<Vec<_>>(),
-    })
-}
-
-fn machine(backends: &[AnyBackend]) -> Value {
-    json!({
-        "devices": backends.iter().map(ToString::to_string).collect::<Vec<_>>(),
-        "os": std::env::consts::OS,
-        "arch": std::env::consts::ARCH,
-        "processor": processor(),
-        "threads": std::thread::available_parallelism().map_or(0, usize::from),
-    })
-}
-
-/// The processor's own name, where the system tells it.
-fn processor() -> Option<String> {
-    let info = std::fs::read_to_string("/proc/cpuinfo").ok()?;
-    let name = info.lines().find(|line| line.starts_with("model name"))?.split_once(':')?.1;
-    Some(name.trim().to_owned())
-}
-
 fn selection(args: &BenchArgs) -> Result<Selection, Failure> {
     let norms = choose("--norm", &args.norm, &Norm::ALL, Norm::name)?;
     let ops = choose("--op", &args.op, &Op::ALL, Op::name)?;
@@ -201,7 +165,11 @@ fn selection(args: &BenchArgs) -> Result<Selection, Failure> {
         choose("--dtype", &args.dtype, &DType::ALL, DType::name)?
     };
     let shapes = args.shapes.iter().map(|text| parse_shape(text)).collect::<Result<Vec<_>, _>>()?;
-    let shapes = if shapes.is_empty() { Shapes::OfDevice } else { Shapes::Given(shapes) };
+    let shapes = match (args.sweep.is_empty(), shapes.is_empty()) {
+        (false, _) => Shapes::Sweeps(choose("--sweep", &args.sweep, &Sweep::ALL, Sweep::name)?),
+        (true, true) => Shapes::OfDevice,
+        (true, false) => Shapes::Given(shapes),
+    };
     if !(args.seconds.is_finite() && (0.0..=60.0).contains(&args.seconds)) {
         return Err(Failure::Input(format!("--seconds: expected 0 to 60, got {}", args.seconds)));
     }

@@ -1,7 +1,9 @@
 //! One file per command, and `overview` for none.
 
 pub mod bench;
+pub mod compare;
 pub mod conformance;
 pub mod devices;
 pub mod overview;
 pub mod run;
+pub mod stale;

@@ -4,6 +4,7 @@
 mod bad_input;
 mod commands;
 mod definition;
+mod figures;
 mod gpu;
 mod run;
 mod support;

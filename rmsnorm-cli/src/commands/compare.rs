@@ -1,0 +1,30 @@
+//! `rmsnorm compare`: measurements of earlier runs, and published kernels', side by side.
+
+use std::path::Path;
+
+use crate::args::CompareArgs;
+use crate::failure::Failure;
+use crate::figure::{Figure, join, read};
+use crate::output::{OutputFile, print};
+use crate::{plot, side_by_side};
+
+/// Prints the table, and writes the picture.
+pub fn run(args: &CompareArgs) -> Result<(), Failure> {
+    let picture = args.plot.as_deref().map(OutputFile::new).transpose()?;
+    let figures = join(read_all(&args.files)?);
+    if figures.is_empty() {
+        return Err(Failure::Input("the files have no measurements to compare".into()));
+    }
+    let svg = picture.map(|file| plot::svg(&figures).map(|svg| (file, svg))).transpose()?;
+    print(&side_by_side::table(&figures))?;
+    svg.map_or(Ok(()), |(file, svg)| file.write(svg.as_bytes()))
+}
+
+/// The figures of every file, by its name without folder and extension.
+///
+/// # Errors
+/// The first file that cannot be read.
+pub fn read_all(files: &[impl AsRef<Path>]) -> Result<Vec<(String, Vec<Figure>)>, Failure> {
+    let name = |path: &Path| path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+    files.iter().map(AsRef::as_ref).map(|path| Ok((name(path), read(path)?))).collect()
+}

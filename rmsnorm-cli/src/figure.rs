@@ -1,0 +1,270 @@
+//! Measured figures of any source, ours or a published kernel's, as `compare` puts them side by side.
+
+use std::path::Path;
+
+use serde::Deserialize;
+
+use crate::document::{Document, Measured, Report};
+use crate::failure::Failure;
+
+/// What is measured: figures of equal subjects compare.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Subject {
+    /// `rms_norm` or `layer_norm`.
+    pub norm: String,
+    /// `forward`, `add_forward` or `backward`, and how it sums gradients unless that is the default.
+    pub op: String,
+    /// The dtype of all tensors.
+    pub dtype: String,
+    /// Rows.
+    pub rows: usize,
+    /// Elements of a row.
+    pub cols: usize,
+}
+
+/// A figure.
+#[derive(Clone, Debug)]
+pub struct Figure {
+    /// What is measured.
+    pub subject: Subject,
+    /// Whose it is: a backend or a library.
+    pub source: String,
+    /// Microseconds of a call.
+    pub us: f64,
+    /// GB/s over the fewest bytes that the operation must move.
+    pub gbs: f64,
+    /// GB/s of the copy that it is compared with, where the source tells one.
+    pub copy_gbs: Option<f64>,
+    /// Whether the tensors were outside the caches.
+    pub is_cold: bool,
+    /// Whether the time holds gaps between launches, so that it is not compared with.
+    pub has_gaps: bool,
+}
+
+/// The rows of `../shared/peers/bench_peers.py`, on a GPU.
+#[derive(Deserialize)]
+struct GpuPeer {
+    op: String,
+    dtype: String,
+    #[serde(rename = "M")]
+    rows: usize,
+    #[serde(rename = "N")]
+    cols: usize,
+    provider: String,
+    ms: Option<f64>,
+    gbps: Option<f64>,
+    mode: Option<String>,
+}
+
+/// The lines of `../shared/peers/cpu`.
+#[derive(Deserialize)]
+struct CpuPeer {
+    lib: String,
+    op: String,
+    dtype: String,
+    #[serde(rename = "M")]
+    rows: usize,
+    #[serde(rename = "N")]
+    cols: usize,
+    us: f64,
+    gbs: f64,
+}
+
+/// The figures of a file: a document of ours, a list of GPU peers' rows, or CPU peers' lines.
+///
+/// # Errors
+/// If the file cannot be read or is none of them.
+pub fn read(path: &Path) -> Result<Vec<Figure>, Failure> {
+    let text = read_text(path)?;
+    let refuse = |why: String| Failure::Input(format!("cannot read {}: {why}", path.display()));
+    match text.trim_start().chars().next() {
+        Some('[') => {
+            let rows = serde_json::from_str(&text)
+                .map_err(|error| refuse(format!("it starts as a list of peers' rows, but {error}")))?;
+            Ok(of_gpu_peers(rows))
+        }
+        Some('{') if is_a_line(&text) => {
+            let lines = text.lines().filter(|line| line.starts_with('{'));
+            let rows: Result<Vec<CpuPeer>, _> = lines.map(serde_json::from_str).collect();
+            Ok(of_cpu_peers(rows.map_err(|error| refuse(format!("it starts as peers' lines, but {error}")))?))
+        }
+        Some('{') => {
+            let document = serde_json::from_str(&text)
+                .map_err(|error| refuse(format!("it starts as a report of `rmsnorm bench --json`, but {error}")))?;
+            Ok(of_document(&document))
+        }
+        _ => Err(refuse("it is neither a report of `rmsnorm bench --json` nor peers' results".into())),
+    }
+}
+
+/// The text of a file.
+///
+/// # Errors
+/// If it cannot be read as text.
+pub fn read_text(path: &Path) -> Result<String, Failure> {
+    std::fs::read_to_string(path).map_err(|error| Failure::Input(format!("cannot read {}: {error}", path.display())))
+}
+
+/// Whether the first line is an object of its own.
+fn is_a_line(text: &str) -> bool {
+    let first = text.trim_start().lines().next().unwrap_or_default();
+    serde_json::from_str::<CpuPeer>(first).is_ok()
+}
+
+/// The figures of a document.
+pub fn of_document(document: &Document) -> Vec<Figure> {
+    let of_report =
+        |report: &Report| -> Vec<Figure> { report.rows.iter().map(|row| of_measured(row, &report.backend)).collect() };
+    document.reports.iter().flat_map(of_report).collect()
+}
+
+fn of_measured(row: &Measured, backend: &str) -> Figure {
+    let reduction = row.reduction.as_deref().filter(|&reduction| reduction != "partials");
+    let op = reduction.map_or(row.op.clone(), |reduction| format!("{} {reduction}", row.op));
+    Figure {
+        subject: Subject { norm: row.norm.clone(), op, dtype: row.dtype.clone(), rows: row.rows, cols: row.cols },
+        source: backend.into(),
+        us: row.us,
+        gbs: row.gbs,
+        copy_gbs: Some(row.copy_gbs),
+        is_cold: row.cold,
+        has_gaps: row.mode == "events",
+    }
+}
+
+fn of_gpu_peers(rows: Vec<GpuPeer>) -> Vec<Figure> {
+    let copy_of = |row: &GpuPeer| {
+        let is_copy = |other: &&GpuPeer| {
+            other.op == "copy" && (&other.dtype, other.rows, other.cols) == (&row.dtype, row.rows, row.cols)
+        };
+        rows.iter().find(is_copy).and_then(|copy| copy.gbps)
+    };
+    let figure = |row: &GpuPeer| {
+        // A row without a time says why it failed.
+        let (ms, gbs) = (row.ms?, row.gbps?);
+        Some(Figure {
+            subject: subject(&row.op, &row.dtype, row.rows, row.cols)?,
+            source: row.provider.clone(),
+            us: ms * 1e3,
+            gbs,
+            copy_gbs: copy_of(row),
+            is_cold: true,
+            has_gaps: row.mode.as_deref() != Some("graph"),
+        })
+    };
+    rows.iter().filter_map(figure).collect()
+}
+
+fn of_cpu_peers(rows: Vec<CpuPeer>) -> Vec<Figure> {
+    let mut figures: Vec<Figure> = Vec::new();
+    for row in rows {
+        let Some(subject) = subject(&row.op, &row.dtype, row.rows, row.cols) else { continue };
+        // What follows the version is how a library was set up; the best of them stands for it.
+        let source = row.lib.split(" jit").next().unwrap_or(&row.lib).to_owned();
+        let (us, gbs) = (row.us, row.gbs);
+        let figure = Figure { subject, source, us, gbs, copy_gbs: None, is_cold: true, has_gaps: false };
+        let is_same = |known: &&mut Figure| (&known.subject, &known.source) == (&figure.subject, &figure.source);
+        match figures.iter_mut().find(is_same) {
+            Some(known) if known.us <= figure.us => {}
+            Some(known) => *known = figure,
+            None => figures.push(figure),
+        }
+    }
+    figures
+}
+
+/// The subject by its names in the peers' scripts.
+fn subject(op: &str, dtype: &str, rows: usize, cols: usize) -> Option<Subject> {
+    let (norm, op) = match op {
+        "rms_fwd" => ("rms_norm", "forward"),
+        "rms_bwd" => ("rms_norm", "backward"),
+        "add_rms_fwd" => ("rms_norm", "add_forward"),
+        "ln_fwd" => ("layer_norm", "forward"),
+        "ln_bwd" => ("layer_norm", "backward"),
+        _ => return None,
+    };
+    let dtype = match dtype {
+        "float32" => "f32",
+        "float16" => "f16",
+        "bfloat16" => "bf16",
+        _ => return None,
+    };
+    Some(Subject { norm: norm.into(), op: op.into(), dtype: dtype.into(), rows, cols })
+}
+
+/// Figures of several files. Where a later file has a subject of a source again, the source gets the file's name behind
+/// it, so that a run can be compared with an earlier one.
+pub fn join(files: Vec<(String, Vec<Figure>)>) -> Vec<Figure> {
+    let mut joined: Vec<Figure> = Vec::new();
+    for (name, figures) in files {
+        let is_known = |figure: &Figure| {
+            joined.iter().any(|known| (&known.subject, &known.source) == (&figure.subject, &figure.source))
+        };
+        let mut again: Vec<String> = figures.iter().filter(|f| is_known(f)).map(|f| f.source.clone()).collect();
+        again.dedup();
+        let renamed = |mut figure: Figure| {
+            if again.contains(&figure.source) {
+                figure.source = format!("{} ({name})", figure.source);
+            }
+            figure
+        };
+        joined.extend(figures.into_iter().map(renamed));
+    }
+    joined
+}
+
+/// The sources, in the order in which they come.
+pub fn sources(figures: &[Figure]) -> Vec<&str> {
+    let mut sources = Vec::new();
+    for figure in figures {
+        if !sources.contains(&figure.source.as_str()) {
+            sources.push(&figure.source);
+        }
+    }
+    sources
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figure(source: &str, cols: usize) -> Figure {
+        let subject = subject("rms_fwd", "bfloat16", 8, cols).unwrap();
+        Figure { subject, source: source.into(), us: 1.0, gbs: 1.0, copy_gbs: None, is_cold: true, has_gaps: false }
+    }
+
+    #[test]
+    fn a_source_that_comes_again_is_named_by_its_file() {
+        let first = ("a".to_owned(), vec![figure("cuda", 1), figure("wgpu", 1)]);
+        let second = ("b".to_owned(), vec![figure("cuda", 1), figure("cuda", 2), figure("wgpu", 2)]);
+        let joined = join(vec![first, second]);
+        assert_eq!(sources(&joined), ["cuda", "wgpu", "cuda (b)"]);
+    }
+
+    #[test]
+    fn peers_of_a_gpu_have_their_own_copy_and_rows_that_failed_are_left_out() {
+        let text = r#"[{"op":"rms_fwd","dtype":"bfloat16","M":8,"N":4,"provider":"quack","ms":0.5,"gbps":3.0,"mode":"graph"},
+            {"op":"rms_fwd","dtype":"bfloat16","M":8,"N":4,"provider":"torch","ms":0.5,"gbps":3.0,"mode":"events"},
+            {"op":"rms_fwd","dtype":"bfloat16","M":8,"N":4,"provider":"liger","error":"no"},
+            {"op":"copy","dtype":"bfloat16","M":8,"N":4,"provider":"copy","ms":0.4,"gbps":4.0,"mode":"graph"}]"#;
+        let figures = of_gpu_peers(serde_json::from_str(text).unwrap());
+        assert_eq!(sources(&figures), ["quack", "torch"]);
+        let told: Vec<_> = figures.iter().map(|f| (f.us, f.copy_gbs, f.has_gaps)).collect();
+        assert_eq!(told, [(500.0, Some(4.0), false), (500.0, Some(4.0), true)]);
+    }
+
+    #[test]
+    fn the_best_way_to_run_a_cpu_library_stands_for_it() {
+        let line = |us: f64| CpuPeer {
+            lib: "oneDNN 3.13 jit:uni".into(),
+            op: "rms_fwd".into(),
+            dtype: "float32".into(),
+            rows: 8,
+            cols: 4,
+            us,
+            gbs: 1.0 / us,
+        };
+        let figures = of_cpu_peers(vec![line(2.0), line(1.0), line(3.0)]);
+        assert_eq!((figures.len(), figures[0].source.as_str(), figures[0].us), (1, "oneDNN 3.13", 1.0));
+    }
+}

@@ -1,0 +1,307 @@
+//! Figures as a picture: for every operation the rate over the length of rows at about equal bytes, under the rate of
+//! the copy, and the time over the number of rows.
+
+use std::collections::BTreeMap;
+
+use plotters::backend::SVGBackend;
+use plotters::coord::Shift;
+use plotters::prelude::*;
+
+use crate::failure::Failure;
+use crate::figure::{Figure, Subject, sources};
+
+/// Size of a panel, in pixels.
+const PANEL: (u32, u32) = (560, 330);
+
+/// Fewest points of a curve.
+const FEWEST: usize = 3;
+
+const FONT: &str = "sans-serif";
+
+/// The picture as SVG, a line of panels for every operation that has enough figures.
+///
+/// # Errors
+/// If no operation has.
+pub fn svg(figures: &[Figure]) -> Result<String, Failure> {
+    let figures: Vec<&Figure> = figures.iter().filter(|figure| !figure.has_gaps).collect();
+    let panels: Vec<[Option<Panel>; 2]> = operations(&figures).into_iter().filter_map(panels_of).collect();
+    if panels.is_empty() {
+        let what =
+            format!("a picture takes {FEWEST} row lengths of one size, or {FEWEST} numbers of rows of one length");
+        return Err(Failure::Input(format!("--plot: {what}, of one operation and dtype")));
+    }
+    let all: Vec<Figure> = figures.into_iter().cloned().collect();
+    let colours = colours(&sources(&all));
+    let mut svg = String::new();
+    {
+        let size = (2 * PANEL.0, PANEL.1 * panels.len() as u32);
+        let root = SVGBackend::with_string(&mut svg, size).into_drawing_area();
+        draw(&root, &panels, &colours).map_err(|error| Failure::Input(format!("--plot: {error}")))?;
+    }
+    Ok(svg)
+}
+
+/// Points of one source, by the quantity on the horizontal axis.
+type Curve = BTreeMap<usize, f64>;
+
+/// What is drawn in one system of axes.
+struct Panel {
+    title: String,
+    /// What the horizontal axis has.
+    across: &'static str,
+    /// What the vertical axis has; it is logarithmic where that is a time.
+    up: &'static str,
+    curves: Vec<(String, Curve)>,
+    /// The copy of each source that has one: its rate, or the time that it takes for as many bytes.
+    copies: Vec<(String, Curve)>,
+}
+
+/// The figures of each operation and dtype.
+fn operations<'f>(figures: &[&'f Figure]) -> Vec<Vec<&'f Figure>> {
+    let kind = |figure: &Figure| {
+        let Subject { norm, op, dtype, .. } = &figure.subject;
+        [norm.clone(), op.clone(), dtype.clone()]
+    };
+    let mut operations: Vec<Vec<&Figure>> = Vec::new();
+    for &figure in figures {
+        match operations.iter_mut().find(|known| known.first().is_some_and(|first| kind(first) == kind(figure))) {
+            Some(known) => known.push(figure),
+            None => operations.push(vec![figure]),
+        }
+    }
+    operations
+}
+
+/// The panels of an operation: row lengths, and numbers of rows.
+fn panels_of(figures: Vec<&Figure>) -> Option<[Option<Panel>; 2]> {
+    let first = &figures.first()?.subject;
+    let name = format!("{} {} {}", first.norm, first.op, first.dtype);
+    // About equal bytes: the size, to the nearest power of two, that most row lengths have.
+    let size = |figure: &Figure| (figure.subject.rows as f64 * figure.subject.cols as f64).log2().round() as i64;
+    let common_size = most_frequent(figures.iter().filter(|f| f.is_cold).map(|f| (size(f), f.subject.cols)));
+    let of_size: Vec<_> = figures.iter().copied().filter(|f| f.is_cold && Some(size(f)) == common_size).collect();
+    let cols = Panel {
+        title: format!("{name}, {} a matrix", common_size.map_or(String::new(), |size| bytes(size, &first.dtype))),
+        across: "columns",
+        up: "GB/s",
+        curves: curves(&of_size, |f| Some((f.subject.cols, f.gbs))),
+        copies: curves(&of_size, |f| Some((f.subject.cols, f.copy_gbs?))),
+    };
+    let common_cols = most_frequent(figures.iter().map(|f| (f.subject.cols, f.subject.rows)));
+    let of_cols: Vec<_> = figures.iter().copied().filter(|f| Some(f.subject.cols) == common_cols).collect();
+    let rows = Panel {
+        title: format!("{name}, {} columns", common_cols.unwrap_or_default()),
+        across: "rows",
+        up: "microseconds",
+        curves: curves(&of_cols, |f| Some((f.subject.rows, f.us))),
+        copies: curves(&of_cols, |f| Some((f.subject.rows, f.us * f.gbs / f.copy_gbs?))),
+    };
+    let panels = [cols, rows].map(|panel| (!panel.curves.is_empty()).then_some(panel));
+    panels.iter().any(Option::is_some).then_some(panels)
+}
+
+/// The bytes of 2^`size` elements, in the largest unit that holds them.
+fn bytes(size: i64, dtype: &str) -> String {
+    let bits = size + if dtype == "f32" { 2 } else { 1 };
+    match bits {
+        30.. => format!("{} GiB", 1u64 << (bits - 30).min(33)),
+        20..30 => format!("{} MiB", 1 << (bits - 20)),
+        10..20 => format!("{} KiB", 1 << (bits - 10)),
+        _ => format!("{} bytes", 1 << bits.max(0)),
+    }
+}
+
+/// The key with the most different values.
+fn most_frequent<K: Ord + Copy>(pairs: impl Iterator<Item = (K, usize)>) -> Option<K> {
+    let mut values: BTreeMap<K, Vec<usize>> = BTreeMap::new();
+    for (key, value) in pairs {
+        let known = values.entry(key).or_default();
+        if !known.contains(&value) {
+            known.push(value);
+        }
+    }
+    values.into_iter().max_by_key(|(key, values)| (values.len(), *key)).map(|(key, _)| key)
+}
+
+/// The curves of the sources that have enough points.
+fn curves(figures: &[&Figure], point: impl Fn(&Figure) -> Option<(usize, f64)>) -> Vec<(String, Curve)> {
+    let mut curves: Vec<(String, Curve)> = Vec::new();
+    for &figure in figures {
+        let Some((at, value)) = point(figure) else { continue };
+        match curves.iter_mut().find(|(source, _)| *source == figure.source) {
+            Some((_, curve)) => drop(curve.insert(at, value)),
+            None => curves.push((figure.source.clone(), Curve::from([(at, value)]))),
+        }
+    }
+    curves.retain(|(_, curve)| curve.len() >= FEWEST);
+    curves
+}
+
+/// A colour for every source: always the same for those that are known.
+fn colours(sources: &[&str]) -> Vec<(String, RGBColor)> {
+    let mut others =
+        [RGBColor(0, 0, 0), RGBColor(23, 158, 174), RGBColor(181, 126, 20), RGBColor(122, 88, 64)].into_iter().cycle();
+    let colour = |source: &&str| {
+        let known = match *source {
+            "cuda" => Some(RGBColor(74, 140, 0)),
+            "wgpu" => Some(RGBColor(31, 98, 205)),
+            "cpu" => Some(RGBColor(214, 96, 24)),
+            "quack" => Some(RGBColor(135, 60, 190)),
+            "liger" => Some(RGBColor(205, 40, 62)),
+            "compile" => Some(RGBColor(110, 110, 110)),
+            "torch" => Some(RGBColor(180, 180, 180)),
+            _ => others.next(),
+        };
+        (source.to_string(), known.unwrap_or(BLACK))
+    };
+    sources.iter().map(colour).collect()
+}
+
+type Drawn = Result<(), Box<dyn std::error::Error>>;
+
+fn draw(
+    root: &DrawingArea<SVGBackend<'_>, Shift>,
+    panels: &[[Option<Panel>; 2]],
+    colours: &[(String, RGBColor)],
+) -> Drawn {
+    root.fill(&WHITE)?;
+    let areas = root.split_evenly((panels.len(), 2));
+    for (area, panel) in areas.iter().zip(panels.iter().flatten()) {
+        if let Some(panel) = panel {
+            draw_panel(area, panel, colours)?;
+        }
+    }
+    root.present()?;
+    Ok(())
+}
+
+fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel, colours: &[(String, RGBColor)]) -> Drawn {
+    let is_time = panel.up == "microseconds";
+    // Axes are linear in the logarithm: to base 2 across, to base 10 up, where that is a time.
+    let height = move |value: f64| if is_time { value.log10() } else { value };
+    let across = |at: usize| (at as f64).log2();
+    let every = || panel.curves.iter().chain(&panel.copies).flat_map(|(_, curve)| curve);
+    let ends = |values: &mut dyn Iterator<Item = f64>| {
+        values.fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), value| (least.min(value), most.max(value)))
+    };
+    let (left, right) = ends(&mut every().map(|(&at, _)| across(at)));
+    let (least, most) = ends(&mut every().map(|(_, &value)| height(value)));
+    let bottom = if is_time { least - 0.1 } else { 0.0 };
+    let top = if is_time { most + 0.3 } else { 1.18 * most };
+    let mut chart = ChartBuilder::on(area)
+        .caption(&panel.title, (FONT, 15))
+        .margin(8)
+        .margin_right(26)
+        .x_label_area_size(36)
+        .y_label_area_size(56)
+        .build_cartesian_2d(left..right, bottom..top)?;
+    chart
+        .configure_mesh()
+        .light_line_style(TRANSPARENT)
+        .bold_line_style(RGBColor(226, 226, 226))
+        .x_desc(panel.across)
+        .y_desc(panel.up)
+        .label_style((FONT, 12))
+        .axis_desc_style((FONT, 13))
+        .x_labels((right - left).ceil().clamp(2.0, 18.0) as usize + 1)
+        .y_labels(8)
+        .x_label_formatter(&|&at| power_of_two(at))
+        .y_label_formatter(&|&value| if is_time { power_of_ten(value) } else { format!("{value:.0}") })
+        .draw()?;
+    let colour_of =
+        |source: &str| colours.iter().find(|(known, _)| known == source).map_or(BLACK, |(_, colour)| *colour);
+    for (source, copy) in &panel.copies {
+        let points = copy.iter().map(|(&at, &value)| (across(at), height(value)));
+        let line = DashedLineSeries::new(points, 5, 4, colour_of(source).stroke_width(1));
+        chart.draw_series(line)?.label(format!("copy ({source})")).legend(dashes(colour_of(source)));
+    }
+    for (source, curve) in &panel.curves {
+        let points: Vec<(f64, f64)> = curve.iter().map(|(&at, &value)| (across(at), height(value))).collect();
+        let colour = colour_of(source);
+        chart
+            .draw_series(LineSeries::new(points.iter().copied(), colour.stroke_width(2)))?
+            .label(source.as_str())
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2)));
+        chart.draw_series(points.iter().map(|&point| Circle::new(point, 3, colour.filled())))?;
+    }
+    let place = if is_time { SeriesLabelPosition::UpperLeft } else { SeriesLabelPosition::LowerRight };
+    chart
+        .configure_series_labels()
+        .position(place)
+        .label_font((FONT, 12))
+        .background_style(WHITE.mix(0.8))
+        .border_style(TRANSPARENT)
+        .draw()?;
+    Ok(())
+}
+
+/// What stands for a dashed line in the legend.
+fn dashes(colour: RGBColor) -> impl Fn((i32, i32)) -> PathElement<(i32, i32)> {
+    move |(x, y)| PathElement::new([(x, y), (x + 6, y)], colour.stroke_width(1))
+}
+
+/// The number whose logarithm to base 2 that is, if it is whole: `4096`, `128k`, `1M`.
+fn power_of_two(log: f64) -> String {
+    if (log - log.round()).abs() > 1e-6 || !(0.0..=62.0).contains(&log) {
+        return String::new();
+    }
+    let number = 1u64 << log.round() as u32;
+    match number {
+        0..=65_536 => number.to_string(),
+        65_537..=1_048_575 => format!("{}k", number >> 10),
+        _ => format!("{}M", number >> 20),
+    }
+}
+
+fn power_of_ten(log: f64) -> String {
+    let value = 10f64.powf(log);
+    let decimals = if value < 9.95 { 1 } else { 0 };
+    format!("{value:.decimals$}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figure(source: &str, rows: usize, cols: usize, us: f64) -> Figure {
+        let subject = Subject { norm: "rms_norm".into(), op: "forward".into(), dtype: "bf16".into(), rows, cols };
+        let gbs = (rows * cols) as f64 / us;
+        let copy_gbs = (source == "cuda").then_some(1.1 * gbs);
+        Figure { subject, source: source.into(), us, gbs, copy_gbs, is_cold: true, has_gaps: false }
+    }
+
+    #[test]
+    fn a_picture_has_every_source_and_the_copy() {
+        let mut figures: Vec<Figure> = (6..12).map(|bits| figure("cuda", 1 << (20 - bits), 1 << bits, 50.0)).collect();
+        figures.extend((6..12).map(|bits| figure("quack", 1 << (20 - bits), 1 << bits, 60.0)));
+        figures.extend((0..9).map(|bits| figure("cuda", 1 << bits, 2048, 1.0 + bits as f64)));
+        let svg = svg(&figures).unwrap();
+        assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+        for text in ["rms_norm forward bf16, 2 MiB a matrix", "2048 columns", "copy (cuda)", "quack"] {
+            assert!(svg.contains(text), "{text}");
+        }
+        // Two panels: the copy in both, and quack, which has no sweep of rows, in one.
+        assert_eq!((svg.matches("copy (cuda)").count(), svg.matches("quack").count()), (2, 1));
+    }
+
+    #[test]
+    fn too_few_points_make_no_picture() {
+        let figures = [figure("cuda", 1024, 1024, 50.0), figure("cuda", 2048, 512, 50.0)];
+        assert!(matches!(svg(&figures), Err(Failure::Input(message)) if message.contains("3 row lengths")));
+    }
+
+    #[test]
+    fn the_panel_of_lengths_has_those_of_the_common_size() {
+        let figures: Vec<Figure> =
+            [(1024, 1000), (512, 2048), (256, 4096), (1, 4096)].map(|(m, n)| figure("cuda", m, n, 1.0)).into();
+        let [cols, rows] = panels_of(figures.iter().collect()).unwrap();
+        assert_eq!(cols.unwrap().curves[0].1.keys().copied().collect::<Vec<_>>(), [1000, 2048, 4096]);
+        assert!(rows.is_none());
+    }
+
+    #[test]
+    fn labels_are_whole_powers() {
+        assert_eq!([7.0, 7.5, 16.0, 17.0, 20.0].map(power_of_two), ["128", "", "65536", "128k", "1M"]);
+        assert_eq!([0.0, 1.0, 2.5].map(power_of_ten), ["1.0", "10", "316"]);
+    }
+}

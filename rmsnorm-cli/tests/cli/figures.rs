@@ -1,0 +1,130 @@
+//! Figures that are kept: what `bench` writes, `compare` puts side by side, and `stale` finds to be old.
+
+use serde_json::{Value, json};
+
+use crate::support::Folder;
+
+/// A report of three numbers of rows, measured just long enough to be one.
+fn measured(folder: &Folder, json: &str) -> Value {
+    let shapes = ["--shapes", "1x64,2x64,4x64", "--dtype", "f32", "--seconds", "0"];
+    let args = [&["bench", "--backend", "cpu", "--threads", "1", "--json", json][..], &shapes].concat();
+    let outcome = folder.rmsnorm(&args);
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{outcome:?}");
+    serde_json::from_slice(&std::fs::read(folder.path(json)).unwrap()).unwrap()
+}
+
+#[test]
+fn every_row_tells_what_it_ran() {
+    let document = measured(&Folder::new(), "report.json");
+    let machine = &document["machine"];
+    assert!(machine["devices"][0].as_str().unwrap().contains("1 thread"), "{machine}");
+    assert!(machine["threads"].as_u64().unwrap() > 0);
+    let rows = document["reports"][0]["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 3 * 2 * 3);
+    assert_eq!(rows[0]["id"], "forward/rms_norm/f32/1x64/cpu");
+    for row in rows {
+        assert!(!row["revision"].as_str().unwrap().is_empty());
+        assert!(row["plan"].as_str().unwrap().contains("tasks "), "{row}");
+        assert_eq!(row["sources"].as_str().unwrap().len(), 16);
+        assert!(row["samples_us"].as_array().unwrap().len() >= 7);
+    }
+}
+
+#[test]
+fn figures_of_other_plans_and_kernels_are_stale() {
+    let folder = Folder::new();
+    let mut document = measured(&folder, "report.json");
+    let stale = |folder: &Folder| folder.rmsnorm(&["stale", "report.json"]).stdout;
+    assert_eq!(stale(&folder), "0 of 18 figures are of other plans or kernels than today's\n");
+
+    let rows = &mut document["reports"][0]["rows"];
+    rows[0]["plan"] = "portable 7 tasks".into();
+    rows[1]["sources"] = "0000000000000000".into();
+    for name in ["plan", "sources"] {
+        rows[2].as_object_mut().unwrap().remove(name);
+    }
+    rows[3]["op"] = "sideways".into();
+    folder.write("report.json", document.to_string().as_bytes());
+    let said = stale(&folder);
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines.len(), 4, "{said}");
+    assert!(lines[0].contains(r#"forward/rms_norm/f32/1x64/cpu: the plan was "portable 7 tasks", is ""#), "{said}");
+    assert!(lines[1].ends_with("add_forward/rms_norm/f32/1x64/cpu: the kernels have changed"), "{said}");
+    assert!(lines[2].ends_with("there is no such operation any more"), "{said}");
+    let summary =
+        "3 of 18 figures are of other plans or kernels than today's, 1 were measured before plans were recorded";
+    assert_eq!(lines[3], summary);
+    // The same in a folder, in which peers' results are passed over.
+    folder.write("peers.json", b"[]");
+    assert_eq!(folder.rmsnorm(&["stale", "."]).stdout.lines().count(), 4);
+}
+
+#[test]
+fn ours_and_peers_are_put_side_by_side() {
+    let folder = Folder::new();
+    let document = measured(&folder, "ours.json");
+    let us = document["reports"][0]["rows"][0]["us"].as_f64().unwrap();
+    let peers = json!([
+        {"op": "rms_fwd", "dtype": "float32", "M": 1, "N": 64, "provider": "quack", "ms": us / 500.0, "gbps": 1.0,
+         "mode": "graph"},
+        {"op": "rms_fwd", "dtype": "float32", "M": 1, "N": 64, "provider": "liger", "error": "no"},
+    ]);
+    folder.write("peers.json", peers.to_string().as_bytes());
+    let outcome = folder.rmsnorm(&["compare", "ours.json", "peers.json", "--plot", "figure.svg"]);
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{outcome:?}");
+    let lines: Vec<&str> = outcome.stdout.lines().collect();
+    assert_eq!(lines.len(), 3, "{outcome:?}");
+    assert!(lines[2].starts_with("| rms_norm forward | f32 | 1x64 |") && lines[2].ends_with("| 2.00x |"), "{lines:?}");
+    let svg = String::from_utf8(std::fs::read(folder.path("figure.svg")).unwrap()).unwrap();
+    assert!(svg.contains("rms_norm backward f32, ") || svg.contains("64 columns"), "no panel of rows");
+
+    // Two runs of the same backend are told apart by their files.
+    measured(&folder, "again.json");
+    let outcome = folder.rmsnorm(&["compare", "ours.json", "again.json"]);
+    assert!(outcome.stdout.lines().next().unwrap().contains("cpu (again), us"), "{outcome:?}");
+}
+
+#[test]
+fn bench_compares_with_earlier_files_and_draws() {
+    let folder = Folder::new();
+    measured(&folder, "before.json");
+    let args = ["bench", "--backend", "cpu", "--threads", "1", "--seconds", "0", "--dtype", "f32", "--op", "forward"];
+    let more = ["--shapes", "1x64,2x64,4x64", "--compare", "before.json", "--plot", "figure.svg"];
+    let outcome = folder.rmsnorm(&[&args[..], &more].concat());
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{outcome:?}");
+    assert!(outcome.stdout.contains("| cpu (before), us |"), "{outcome:?}");
+    let svg = std::fs::read(folder.path("figure.svg")).unwrap();
+    assert!(svg.starts_with(b"<svg"));
+}
+
+#[test]
+fn what_cannot_be_read_or_drawn_is_one_line_before_any_work() {
+    let folder = Folder::new();
+    folder.write("text", b"hello");
+    folder.write("broken.json", b"{\"machine\": ");
+    folder.write("list.json", b"[{\"op\": 1}]");
+    folder.write("empty.json", b"[]");
+    folder.write("binary", &[0xff, 0xfe, 0]);
+    let cases: [(&[&str], &str); 12] = [
+        (&["compare", "absent.json"], "cannot read absent.json"),
+        (&["compare", "text"], "neither a report of `rmsnorm bench --json` nor peers' results"),
+        (&["compare", "broken.json"], "it starts as a report of `rmsnorm bench --json`, but "),
+        (&["compare", "list.json"], "it starts as a list of peers' rows, but "),
+        (&["compare", "binary"], "cannot read binary"),
+        (&["compare", "empty.json"], "no measurements to compare"),
+        (&["compare", "empty.json", "--plot", "absent/figure.svg"], "cannot write absent/figure.svg"),
+        (&["stale", "absent.json"], "cannot read absent.json"),
+        (&["stale", "text"], "no report of `rmsnorm bench --json`"),
+        (&["bench", "--compare", "broken.json"], "it starts as a report"),
+        (&["bench", "--plot", "absent/figure.svg"], "cannot write absent/figure.svg"),
+        (&["bench", "--sweep", "diagonal"], "--sweep: expected one of cols, rows, got \"diagonal\""),
+    ];
+    let before = folder.names();
+    for (args, words) in cases {
+        let outcome = folder.rmsnorm(args);
+        assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(2), ""), "{args:?}: {outcome:?}");
+        assert_eq!(outcome.stderr.lines().count(), 1, "{args:?}: {outcome:?}");
+        assert!(outcome.stderr.contains(words), "{words:?} is not in {:?}", outcome.stderr);
+    }
+    assert_eq!(folder.names(), before);
+}
