@@ -2,13 +2,14 @@
 # Ours and the published GPU kernels, one after the other on the same machine, in groups that each fit one call:
 #     bash benches/h200.sh FOLDER SECONDS PART...
 # FOLDER holds the binary `rmsnorm`; parts are forward backward small layer residual f32 (with peers), half reductions
-# (ours alone) and wgpu (through Vulkan, beside CUDA). Writes ours-PART.json and peers-PART.json to $OUT (else the current
-# folder), for wgpu a file for each backend, norm and shape, then the tables.
+# (ours alone) and sweeps (row lengths and numbers of rows, CUDA beside wgpu through Vulkan, then the peers). Writes
+# ours-PART.json and peers-PART.json to $OUT (else the current folder), then the tables; for sweeps rms, layer and add.json,
+# and a table and a picture of each.
 # PEERS is the path of bench_peers.py; PEERS=none measures ours alone. PYTHONPATH must lead to the peers' packages.
 set -euo pipefail
 
 benches=$(cd "$(dirname "$0")" && pwd)
-[ $# -ge 3 ] || { sed -n '2,7s/^# //p' "$0"; exit 2; }
+[ $# -ge 3 ] || { sed -n '2,8s/^# //p' "$0"; exit 2; }
 rmsnorm=$1/rmsnorm deadline=$((SECONDS + $2))
 shift 2
 out=${OUT:-.}
@@ -27,8 +28,14 @@ declare -A shapes=(
     [reductions]='32768x4096,32768x1024,8192x16384,2048x65536,4096x4096,4096x1024'
 )
 shapes[backward]+=',1048576x128,576000x384,4096x8192'
-shapes[wgpu]='32768x4096,32768x1024,8192x16384,16384x8192,1048576x128,4096x32768,2048x65536,576000x384,174720x768'
-shapes[wgpu]+=',87360x1536,52416x2560,26176x5120,18688x7168,10880x12288,1024x131072,4096x1024,4096x4096'
+# Row lengths at 256 MiB a matrix, that of the targets at 64 MiB, and numbers of rows; the peers' shapes are some of them.
+lengths='32768x4096,131072x1024,8192x16384,16384x8192,1048576x128,4096x32768,2048x65536,262144x512,174762x768,87381x1536'
+lengths+=',65536x2048,52428x2560,26214x5120,18724x7168,10922x12288,1024x131072,524288x256,32768x1024'
+counts='1x4096,2x4096,4x4096,8x4096,16x4096,32x4096,64x4096,128x4096,256x4096,512x4096,1024x4096,2048x4096,4096x4096'
+counts+=',8192x4096,16384x4096'
+shapes[sweeps]='32768x4096,131072x1024,8192x16384,2048x65536,1048576x128,16384x8192,4096x32768,1x4096,256x4096,4096x4096'
+shapes[sweeps]+=',16x4096,1024x4096'
+shapes[sweeps_layer]='32768x4096,131072x1024,8192x16384,2048x65536'
 
 machine() {
     nvidia-smi --format=csv,noheader \
@@ -57,24 +64,47 @@ ours() {
 published() {
     [ "$peers" != none ] || return 0
     printf '\n== peers, %s: %s\n' "$1" "$(machine)"
-    # It looks at its budget between operations, each of which may take a while to compile.
-    within_budget python3 "$peers" --dtype "$2" --ops "$3" --shapes "${shapes[$1]}" \
-        --budget-s $((deadline - SECONDS - 20)) --out "$out/peers-$1.json"
+    # It looks at its budget between operations, each of which may take a while to compile. `spare`: seconds for the rest.
+    within_budget python3 "$peers" --dtype "$2" --ops "$3" --shapes "${shapes[$1]}" "${@:4}" \
+        --budget-s $((deadline - SECONDS - ${spare:-20})) --out "$out/peers-$1.json"
 }
 
-# CUDA's and wgpu's, a shape a process, so that none finds memory as another has left it.
-through_vulkan() {
-    local shape norm backend
-    printf '\n== ours, wgpu beside cuda: %s\n' "$(machine)"
-    for shape in ${shapes[wgpu]//,/ }; do
-        for norm in rms_norm layer_norm; do
-            for backend in cuda wgpu; do
-                within_budget "$rmsnorm" bench --backend "$backend" --dtype bf16 --norm "$norm" \
-                    --op forward,add_forward,backward --shapes "$shape" --seconds 0.1 \
-                    --json "$out/$backend-$norm-$shape.json"
-            done
+# each NAME NORM OPS SHAPE..: both backends', a shape a process, so that none finds memory as another has left it.
+each() {
+    local name=$1 norm=$2 ops=$3 shape backend
+    for shape in "${@:4}"; do
+        for backend in cuda wgpu; do
+            within_budget "$rmsnorm" bench --backend "$backend" --dtype bf16 --norm "$norm" --op "$ops" --seconds 0.1 \
+                --shapes "$shape" --json "$parts/$name-$backend-$shape.json" >>"$out/$name.txt" 2>&1
         done
     done
+    # The first backend's first.
+    shopt -s nullglob
+    python3 -B "$benches/join.py" "$out/$name.json" "$parts/$name"-{cuda,wgpu}-*.json
+    shopt -u nullglob
+}
+
+sweeps() {
+    local parts name
+    parts=$(mktemp -d)
+    printf '\n== ours, wgpu beside cuda: %s\n' "$(machine)"
+    # shellcheck disable=SC2086
+    each rms rms_norm forward,backward ${lengths//,/ } ${counts//,/ }
+    # shellcheck disable=SC2086
+    each layer layer_norm forward,backward ${lengths//,/ }
+    # shellcheck disable=SC2086
+    each add rms_norm add_forward ${lengths//,/ }
+    rm -r "$parts"
+    spare=80 published sweeps bfloat16 rms_fwd,rms_bwd --only compile,quack,liger
+    published sweeps_layer bfloat16 ln_fwd,ln_bwd --only compile,quack
+    for name in rms layer add; do
+        local peers_file=$out/peers-sweeps.json
+        [ $name = rms ] || peers_file=$out/peers-sweeps_layer.json
+        local files=("$out/$name.json")
+        [ $name = add ] || [ ! -e "$peers_file" ] || files+=("$peers_file")
+        "$rmsnorm" compare "${files[@]}" --plot "$out/$name.svg" >"$out/$name.md" || echo "no table or picture of $name"
+    done
+    cat "$out/rms.md"
 }
 
 measure() {
@@ -99,7 +129,7 @@ measure() {
         ours "$1" f32 rms_norm forward,backward
         published "$1" float32 rms_fwd,rms_bwd
         ;;
-    wgpu) through_vulkan ;;
+    sweeps) sweeps ;;
     half) ours "$1" f16 rms_norm forward,backward ;;
     reductions) ours "$1" bf16 rms_norm backward --reduction partials,locks,atomics ;;
     esac
@@ -121,8 +151,7 @@ for part in "$@"; do
     done
 done
 [ ${#files[@]} -eq 0 ] || python3 -B "$benches/compare_gpu.py" "${files[@]}"
-files=("$out"/{cuda,wgpu}-{rms,layer}_norm-*.json)
 case " $* " in
-*' wgpu '*) [ ! -e "${files[0]}" ] || python3 -B "$benches/compare_wgpu.py" "${files[@]}" ;;
+*' sweeps '*) python3 -B "$benches/compare_wgpu.py" "$out"/{rms,layer,add}.json ;;
 esac
 printf '%s s in all\n' "$SECONDS"
