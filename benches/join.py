@@ -2,11 +2,13 @@
 
 usage: python -B join.py OUT.json FILE.json..
 
-Rows of the same backend and device come under one report, in the order of the files. Machines must agree but for their
-devices, which are collected.
+Rows of the same backend and device come under one report, by operation, length and number of rows. Machines must agree
+but for their devices, which are collected.
 """
 import json
 import sys
+
+OPS = ["forward", "add_forward", "backward"]
 
 
 def main(out, paths):
@@ -24,6 +26,8 @@ def main(out, paths):
         mine["devices"] += [device for device in other["devices"] if device not in mine["devices"]]
         for report in document["reports"]:
             add(joined["reports"], report)
+    for report in joined["reports"]:
+        report["rows"].sort(key=lambda row: (row["norm"], OPS.index(row["op"]), row["dtype"], row["cols"], row["rows"]))
     json.dump(joined, open(out, "w"), indent=1)
 
 

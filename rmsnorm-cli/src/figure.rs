@@ -29,6 +29,8 @@ pub struct Figure {
     pub subject: Subject,
     /// Whose it is: a backend or a library.
     pub source: String,
+    /// Whether that is a backend of ours, whose copy alternated with its calls.
+    pub is_ours: bool,
     /// Microseconds of a call.
     pub us: f64,
     /// GB/s over the fewest bytes that the operation must move.
@@ -124,6 +126,7 @@ fn of_measured(row: &Measured, backend: &str) -> Figure {
     Figure {
         subject: Subject { norm: row.norm.clone(), op, dtype: row.dtype.clone(), rows: row.rows, cols: row.cols },
         source: backend.into(),
+        is_ours: true,
         us: row.us,
         gbs: row.gbs,
         copy_gbs: Some(row.copy_gbs),
@@ -145,6 +148,7 @@ fn of_gpu_peers(rows: Vec<GpuPeer>) -> Vec<Figure> {
         Some(Figure {
             subject: subject(&row.op, &row.dtype, row.rows, row.cols)?,
             source: row.provider.clone(),
+            is_ours: false,
             us: ms * 1e3,
             gbs,
             copy_gbs: copy_of(row),
@@ -162,7 +166,8 @@ fn of_cpu_peers(rows: Vec<CpuPeer>) -> Vec<Figure> {
         // What follows the version is how a library was set up; the best of them stands for it.
         let source = row.lib.split(" jit").next().unwrap_or(&row.lib).to_owned();
         let (us, gbs) = (row.us, row.gbs);
-        let figure = Figure { subject, source, us, gbs, copy_gbs: None, is_cold: true, has_gaps: false };
+        let figure =
+            Figure { subject, source, is_ours: false, us, gbs, copy_gbs: None, is_cold: true, has_gaps: false };
         let is_same = |known: &&mut Figure| (&known.subject, &known.source) == (&figure.subject, &figure.source);
         match figures.iter_mut().find(is_same) {
             Some(known) if known.us <= figure.us => {}
@@ -230,7 +235,16 @@ mod tests {
 
     fn figure(source: &str, cols: usize) -> Figure {
         let subject = subject("rms_fwd", "bfloat16", 8, cols).unwrap();
-        Figure { subject, source: source.into(), us: 1.0, gbs: 1.0, copy_gbs: None, is_cold: true, has_gaps: false }
+        Figure {
+            subject,
+            source: source.into(),
+            is_ours: true,
+            us: 1.0,
+            gbs: 1.0,
+            copy_gbs: None,
+            is_cold: true,
+            has_gaps: false,
+        }
     }
 
     #[test]

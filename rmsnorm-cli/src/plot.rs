@@ -52,7 +52,7 @@ struct Panel {
     /// What the vertical axis has; it is logarithmic where that is a time.
     up: &'static str,
     curves: Vec<(String, Curve)>,
-    /// The copy of each source that has one: its rate, or the time that it takes for as many bytes.
+    /// The copy of each of our backends: its rate, or the time that it takes for as many bytes.
     copies: Vec<(String, Curve)>,
 }
 
@@ -85,7 +85,7 @@ fn panels_of(figures: Vec<&Figure>) -> Option<[Option<Panel>; 2]> {
         across: "columns",
         up: "GB/s",
         curves: curves(&of_size, |f| Some((f.subject.cols, f.gbs))),
-        copies: curves(&of_size, |f| Some((f.subject.cols, f.copy_gbs?))),
+        copies: curves(&ours(&of_size), |f| Some((f.subject.cols, f.copy_gbs?))),
     };
     let common_cols = most_frequent(figures.iter().map(|f| (f.subject.cols, f.subject.rows)));
     let of_cols: Vec<_> = figures.iter().copied().filter(|f| Some(f.subject.cols) == common_cols).collect();
@@ -94,10 +94,14 @@ fn panels_of(figures: Vec<&Figure>) -> Option<[Option<Panel>; 2]> {
         across: "rows",
         up: "microseconds",
         curves: curves(&of_cols, |f| Some((f.subject.rows, f.us))),
-        copies: curves(&of_cols, |f| Some((f.subject.rows, f.us * f.gbs / f.copy_gbs?))),
+        copies: curves(&ours(&of_cols), |f| Some((f.subject.rows, f.us * f.gbs / f.copy_gbs?))),
     };
     let panels = [cols, rows].map(|panel| (!panel.curves.is_empty()).then_some(panel));
     panels.iter().any(Option::is_some).then_some(panels)
+}
+
+fn ours<'f>(figures: &[&'f Figure]) -> Vec<&'f Figure> {
+    figures.iter().copied().filter(|figure| figure.is_ours).collect()
 }
 
 /// The bytes of 2^`size` elements, in the largest unit that holds them.
@@ -203,7 +207,7 @@ fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel, colours:
         .y_desc(panel.up)
         .label_style((FONT, 12))
         .axis_desc_style((FONT, 13))
-        .x_labels((right - left).ceil().clamp(2.0, 18.0) as usize + 1)
+        .x_labels((right - left).ceil().clamp(2.0, 11.0) as usize + 1)
         .y_labels(8)
         .x_label_formatter(&|&at| power_of_two(at))
         .y_label_formatter(&|&value| if is_time { power_of_ten(value) } else { format!("{value:.0}") })
@@ -224,7 +228,17 @@ fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel, colours:
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2)));
         chart.draw_series(points.iter().map(|&point| Circle::new(point, 3, colour.filled())))?;
     }
-    let place = if is_time { SeriesLabelPosition::UpperLeft } else { SeriesLabelPosition::LowerRight };
+    // Times grow to the right; rates leave room below, on the side with fewer low points.
+    let low = |is_left: bool| {
+        let is_there =
+            |(at, value): (&usize, &f64)| *value < 0.6 * top && (across(*at) < (left + right) / 2.0) == is_left;
+        panel.curves.iter().flat_map(|(_, curve)| curve).filter(|&point| is_there(point)).count()
+    };
+    let place = match (is_time, low(true) <= low(false)) {
+        (true, _) => SeriesLabelPosition::UpperLeft,
+        (false, true) => SeriesLabelPosition::LowerLeft,
+        (false, false) => SeriesLabelPosition::LowerRight,
+    };
     chart
         .configure_series_labels()
         .position(place)
@@ -267,7 +281,16 @@ mod tests {
         let subject = Subject { norm: "rms_norm".into(), op: "forward".into(), dtype: "bf16".into(), rows, cols };
         let gbs = (rows * cols) as f64 / us;
         let copy_gbs = (source == "cuda").then_some(1.1 * gbs);
-        Figure { subject, source: source.into(), us, gbs, copy_gbs, is_cold: true, has_gaps: false }
+        Figure {
+            subject,
+            source: source.into(),
+            is_ours: source == "cuda",
+            us,
+            gbs,
+            copy_gbs,
+            is_cold: true,
+            has_gaps: false,
+        }
     }
 
     #[test]

@@ -77,7 +77,16 @@ mod tests {
 
     fn figure(source: &str, cols: usize, us: f64, copy_gbs: Option<f64>) -> Figure {
         let subject = Subject { norm: "rms_norm".into(), op: "forward".into(), dtype: "bf16".into(), rows: 8, cols };
-        Figure { subject, source: source.into(), us, gbs: 1000.0 / us, copy_gbs, is_cold: true, has_gaps: false }
+        Figure {
+            subject,
+            source: source.into(),
+            is_ours: true,
+            us,
+            gbs: 1000.0 / us,
+            copy_gbs,
+            is_cold: true,
+            has_gaps: false,
+        }
     }
 
     #[test]
