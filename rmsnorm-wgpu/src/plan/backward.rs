@@ -372,7 +372,7 @@ fn workgroups(problem: &Problem, tile: &Tile, caps: &Caps) -> u64 {
     let (threads, least) = match (tile.packs, tile.rows_at_once, gradients(problem)) {
         (1, ..) => (1024, 1),
         (2, 1, 0 | 1) if !is_wide => (1024, 1),
-        (2, 1, _) if !is_wide => (768, 2),
+        (2, 1, _) if !is_wide && tile.threads() <= 512 => (768, 2),
         (3, 2, _) | (5.., _, 0 | 1) => (384, 1),
         (5.., ..) => (256, 1),
         _ => (512, 1),

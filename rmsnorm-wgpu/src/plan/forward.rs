@@ -56,10 +56,11 @@ fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
         (_, true, _) => 4,
     };
     let threads = pairs.div_ceil(wanted).next_power_of_two().min(1024) as u32;
-    let threads = match (is_wide, wanted) {
+    let is_long = pairs >= 1024;
+    let threads = match (is_wide, is_long) {
         (true, _) => threads,
-        (false, 8) => threads_without_idle(pairs, (5..=8).rev(), 1024).unwrap_or(threads),
-        (false, _) => with_fewer_idle(pairs, threads),
+        (false, true) => threads_without_idle(pairs, (5..=8).rev(), 1024).unwrap_or(threads),
+        (false, false) => with_fewer_idle(pairs, threads),
     };
     let threads_per_row = caps.threads_with(threads, THREAD_BYTES);
     let packs = u32::try_from(pairs.div_ceil(threads_per_row as usize)).ok()?;

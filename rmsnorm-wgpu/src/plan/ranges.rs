@@ -60,8 +60,10 @@ impl Layout {
     /// Rows side by side from the start of their buffers: what other layouts are not denser than.
     pub(crate) fn dense(problem: &Problem) -> Self {
         let placed = |dtype| Placed { dtype, offset: 0, row_stride: problem.cols as u64 };
-        let matrices = std::iter::once(problem.activation).chain(stream(problem));
-        Layout::new(problem, matrices.map(placed), [], false, false)
+        let matrices = std::iter::once(problem.activation).chain(stream(problem)).map(placed);
+        let has_gradients = problem.present.dweight || problem.present.dbias;
+        let gradient = has_gradients.then_some(Placed { dtype: problem.weight, offset: 0, row_stride: 0 });
+        Layout::new(problem, matrices, gradient, false, false)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Plans as tables, and what holds for every plan. No device: four are planned for, and none is asked.
+//! Plans as tables, and what holds for every plan. No device: six are planned for, and none is asked.
 
 mod chains;
 mod properties;
@@ -11,7 +11,17 @@ use rmsnorm_spec::{CastOrder, DType, GradReduction, Norm, Present, Problem, Stag
 use super::{Access, Dispatch, Layout, PAIR, Placed, Plan, Program, Step, Tile, plan};
 use crate::caps::Caps;
 
-const DEVICES: [Caps; 4] = [Caps::h200(), Caps::laptop(), Caps::phone(), Caps::lavapipe()];
+const DEVICES: [Caps; 6] = [
+    Caps::h200(),
+    Caps::laptop(),
+    Caps::phone(),
+    Caps::lavapipe(),
+    SMALLEST,
+    Caps { max_threads: 128, ..Caps::laptop() },
+];
+
+/// The least that is taken.
+const SMALLEST: Caps = Caps { max_threads: 64, workgroup_bytes: 4096, ..Caps::phone() };
 
 const ACCESSES: [Access; 3] = [Access::Aligned, Access::Words, Access::Halves];
 
@@ -112,10 +122,11 @@ fn calls() -> Vec<Call> {
     calls
 }
 
-/// Every short row, and the lengths around each power of two.
+/// Every short row, the lengths around each power of two, and some between them, whose threads are no power of two.
 fn all_cols() -> Vec<usize> {
     let around_powers = (9..=21).flat_map(|bits| [(1 << bits) - 1, 1 << bits, (1 << bits) + 1]);
-    (1..=300).chain(around_powers).collect()
+    let between = [1536, 2560, 3072, 3584, 5120, 6656, 7168, 9984, 10_240, 12_288, 14_336, 40_960, 49_152];
+    (1..=300).chain(around_powers).chain(between).collect()
 }
 
 /// Calls `check` for every device, call and row length.

@@ -18,11 +18,13 @@ pub(super) fn expand(text: &str, holds: &dyn Fn(&str) -> bool, counts: &dyn Fn(&
         } else if let Some(counter) = directive(line, "unroll") {
             let body = expand(&block(&mut lines).0, holds, counts);
             expanded.extend(counts(counter).map(|n| substitute(&body, &[(counter, &n.to_string())])));
-        } else if let Some((counter, most)) = directive(line, "batches").and_then(|words| words.split_once(' ')) {
+        } else if let Some(words) = directive(line, "batches") {
             let (body, _) = block(&mut lines);
-            let (all, most) = (counts(counter), most.parse().map_or(1, |most: u32| most.max(1)));
+            // Without a number, all in one.
+            let (counter, most) = words.split_once(' ').unwrap_or((words, ""));
+            let (all, most) = (counts(counter), most.parse().map_or(u32::MAX, |most: u32| most.max(1)));
             for first in all.clone().step_by(most as usize) {
-                let batch = first..all.end.min(first + most);
+                let batch = first..all.end.min(first.saturating_add(most));
                 let in_batch = |name: &str| if name == counter { batch.clone() } else { counts(name) };
                 expanded += &expand(&body, holds, &in_batch);
             }

@@ -20,7 +20,8 @@ use crate::plan::{Flags, Layout, Placed, Step, Tile, plan};
 const SAMPLES_PER_PROGRAM: usize = 60;
 const CALLS_PER_DEVICE: usize = 60;
 /// A row length of each regime, and some that no vector access divides.
-const COLS: [usize; 14] = [1, 7, 64, 100, 300, 512, 1000, 2048, 4096, 5001, 8192, 16384, 65536, 600_000];
+const COLS: [usize; 17] =
+    [1, 7, 64, 100, 300, 512, 1000, 1536, 2048, 4096, 5001, 7168, 8192, 12_288, 16_384, 65_536, 600_000];
 
 /// Keys of everything that a plan may ask for, and more: as many of each program, drawn from all.
 fn wide_sample() -> Vec<KernelKey> {
@@ -171,14 +172,14 @@ impl Draw {
     }
 
     fn tile(&mut self, program: Program) -> Tile {
-        let threads_per_row: u32 = self.of([1, 2, 8, 16, 32, 64, 256, 512]);
-        let groups = self.of([1, 2, 8]).min(1024 / threads_per_row);
+        let threads_per_row: u32 = self.of([1, 2, 8, 16, 32, 64, 96, 160, 256, 448, 512]);
+        let groups = if threads_per_row.is_power_of_two() { self.of([1, 2, 8]).min(1024 / threads_per_row) } else { 1 };
         let is_whole = matches!(program, Program::Forward | Program::Backward | Program::Copy);
         let lanes = self.of([8, 32, 64]);
         let is_full = (threads_per_row * groups).is_multiple_of(lanes);
         let flavour =
             if has_sums(program) && is_full && self.yes() { Flavour::Subgroup(lanes) } else { Flavour::Workgroup };
-        let packs = if is_whole || program == Program::ForwardStreaming { self.of([1, 2, 3, 4, 8]) } else { 1 };
+        let packs = if is_whole || program == Program::ForwardStreaming { self.of([1, 2, 3, 4, 5, 7, 8]) } else { 1 };
         let rows_at_once = if program == Program::Backward { self.of([1, 2]) } else { 1 };
         Tile { rows_at_once, ..Tile::new(threads_per_row, groups, packs, flavour) }
     }
