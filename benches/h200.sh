@@ -80,7 +80,7 @@ each() {
     done
     # The first backend's first.
     shopt -s nullglob
-    python3 -B "$benches/join.py" "$out/$name.json" "$parts/$name"-{cuda,wgpu}-*.json
+    python3 -B "$benches/join.py" "$out/$name.json" "$parts/$name"-{cuda,wgpu}-*.json || echo "nothing of $name"
     shopt -u nullglob
 }
 
@@ -96,11 +96,12 @@ sweeps() {
     each add rms_norm add_forward ${lengths//,/ }
     rm -r "$parts"
     spare=80 published sweeps bfloat16 rms_fwd,rms_bwd --only compile,quack,liger
-    published sweeps_layer bfloat16 ln_fwd,ln_bwd --only compile,quack
+    published sweeps_layer bfloat16 ln_fwd,ln_bwd --only compile,quack,liger
     for name in rms layer add; do
         local peers_file=$out/peers-sweeps.json
         [ $name = rms ] || peers_file=$out/peers-sweeps_layer.json
         local files=("$out/$name.json")
+        [ -e "$out/$name.json" ] || continue
         [ $name = add ] || [ ! -e "$peers_file" ] || files+=("$peers_file")
         "$rmsnorm" compare "${files[@]}" --plot "$out/$name.svg" >"$out/$name.md" || echo "no table or picture of $name"
     done
@@ -136,7 +137,7 @@ measure() {
 }
 
 for part in "$@"; do
-    [ -n "${shapes[$part]:-}" ] || { echo "no such part: $part"; exit 2; }
+    [[ -n ${shapes[$part]:-} && $part != sweeps_layer ]] || { echo "no such part: $part"; exit 2; }
 done
 for part in "$@"; do
     measure "$part"
@@ -152,6 +153,10 @@ for part in "$@"; do
 done
 [ ${#files[@]} -eq 0 ] || python3 -B "$benches/compare_gpu.py" "${files[@]}"
 case " $* " in
-*' sweeps '*) python3 -B "$benches/compare_wgpu.py" "$out"/{rms,layer,add}.json ;;
+*' sweeps '*)
+    shopt -s nullglob
+    files=("$out"/rms.jso[n] "$out"/layer.jso[n] "$out"/add.jso[n])
+    [ ${#files[@]} -eq 0 ] || python3 -B "$benches/compare_wgpu.py" "${files[@]}"
+    ;;
 esac
 printf '%s s in all\n' "$SECONDS"

@@ -30,7 +30,7 @@ pub enum Command {
     /// Put measurements of earlier runs, and published kernels', side by side
     ///
     /// Reads what `bench --json` writes, and the results of the scripts that time published kernels: lists of rows on a
-    /// GPU, lines on the CPU. All are GB/s over the same fewest bytes. The first source in the files is the one that
+    /// GPU, lines on the CPU. All are GB/s over the fewest bytes that an operation must move. The first source in the files is the one that
     /// others are compared with.
     Compare(CompareArgs),
     /// List the recorded measurements whose plan or kernels have changed since
@@ -124,7 +124,8 @@ pub struct BenchArgs {
     /// Compare with the measurements of these files, as `rmsnorm compare` reads them
     #[arg(long, value_name = "FILE,..", value_delimiter = ',')]
     pub compare: Vec<PathBuf>,
-    /// Draw rates over row lengths, and times over numbers of rows, into this SVG file
+    /// Draw rates over row lengths, and times over numbers of rows, into this SVG file [implies --sweep cols,rows unless
+    /// shapes are given]
     #[arg(long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,
 }

@@ -7,7 +7,7 @@ use rmsnorm_core::{AnyBackend, DType, Device, GradReduction, Norm};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
-use crate::measure::Row;
+use crate::measure::{MOST_ELEMENTS, Row};
 
 /// The commit that the program was built from, with a `+` if files had changed since; `unknown` outside a repository.
 pub const REVISION: &str =
@@ -63,7 +63,7 @@ pub struct Report {
 /// One measurement.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Measured {
-    /// As criterion has it: `forward/rms_norm/bf16/4096x1024/cpu`.
+    /// As criterion has it: `forward/rms_norm/bf16/4096x1024/cpu`; a reduction that is not the default follows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
     /// `forward`, `add_forward` or `backward`.
@@ -79,8 +79,10 @@ pub struct Measured {
     /// Elements of a row.
     pub cols: usize,
     /// How time was taken.
+    #[serde(default)]
     pub mode: String,
     /// Input sets that were visited in turn.
+    #[serde(default)]
     pub sets: usize,
     /// Whether they exceed the caches.
     pub cold: bool,
@@ -139,7 +141,10 @@ impl Measured {
     pub fn new(row: &Row, device: Device, caps: &str) -> Result<Self, Failure> {
         let Operation { norm, op, reduction } = row.operation;
         let record = record(device, caps, row.operation, row.dtype, row.shape)?;
-        let id = format!("{}/{}/{}/{}/{device}", op.name(), norm.name(), row.dtype, row.shape);
+        // Criterion has the default reduction alone.
+        let is_default = reduction == GradReduction::default();
+        let reduction_part = if is_default { String::new() } else { format!("/{}", reduction_name(reduction)) };
+        let id = format!("{}/{}/{}/{}/{device}{reduction_part}", op.name(), norm.name(), row.dtype, row.shape);
         Ok(Measured {
             id: Some(id),
             op: op.name().into(),
@@ -165,7 +170,7 @@ impl Measured {
         })
     }
 
-    /// The operation, dtype and shape that it measures, if there still are such.
+    /// The operation, dtype and shape that it measures, if there still are such, and memory holds them.
     pub fn subject(&self) -> Option<(Operation, DType, Shape)> {
         let reduction = self.reduction.as_deref();
         let reduction = match reduction {
@@ -175,6 +180,8 @@ impl Measured {
         let norm = Norm::ALL.into_iter().find(|norm| norm.name() == self.norm)?;
         let op = Op::ALL.into_iter().find(|op| op.name() == self.op)?;
         let dtype = DType::ALL.into_iter().find(|dtype| dtype.name() == self.dtype)?;
+        let elements = self.rows.checked_mul(self.cols)?;
+        (1..=MOST_ELEMENTS).contains(&elements).then_some(())?;
         Some((Operation { norm, op, reduction }, dtype, Shape { rows: self.rows, cols: self.cols }))
     }
 }

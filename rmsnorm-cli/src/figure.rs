@@ -2,10 +2,13 @@
 
 use std::path::Path;
 
+use rmsnorm_core::DType;
+use rmsnorm_core::measure::Shape;
 use serde::Deserialize;
 
 use crate::document::{Document, Measured, Report};
 use crate::failure::Failure;
+use crate::measure::MOST_ELEMENTS;
 
 /// What is measured: figures of equal subjects compare.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +34,8 @@ pub struct Figure {
     pub source: String,
     /// Whether that is a backend of ours, whose copy alternated with its calls.
     pub is_ours: bool,
+    /// What it ran on, where that is told.
+    pub device: Option<String>,
     /// Microseconds of a call.
     pub us: f64,
     /// GB/s over the fewest bytes that the operation must move.
@@ -79,23 +84,51 @@ struct CpuPeer {
 pub fn read(path: &Path) -> Result<Vec<Figure>, Failure> {
     let text = read_text(path)?;
     let refuse = |why: String| Failure::Input(format!("cannot read {}: {why}", path.display()));
+    let figures = parse(&text).map_err(refuse)?;
+    match figures.iter().find(|figure| !figure.is_sound()) {
+        Some(figure) => Err(refuse(format!("it has a figure that nothing can measure: {figure:?}"))),
+        None => Ok(figures),
+    }
+}
+
+/// The figures of a text, or why there are none.
+fn parse(text: &str) -> Result<Vec<Figure>, String> {
     match text.trim_start().chars().next() {
         Some('[') => {
-            let rows = serde_json::from_str(&text)
-                .map_err(|error| refuse(format!("it starts as a list of peers' rows, but {error}")))?;
-            Ok(of_gpu_peers(rows))
+            let rows = serde_json::from_str(text);
+            rows.map(of_gpu_peers).map_err(|error| format!("it starts as a list of peers' rows, but {error}"))
         }
-        Some('{') if is_a_line(&text) => {
+        Some('{') if is_a_line(text) => {
             let lines = text.lines().filter(|line| line.starts_with('{'));
             let rows: Result<Vec<CpuPeer>, _> = lines.map(serde_json::from_str).collect();
-            Ok(of_cpu_peers(rows.map_err(|error| refuse(format!("it starts as peers' lines, but {error}")))?))
+            rows.map(of_cpu_peers).map_err(|error| format!("it starts as peers' lines, but {error}"))
         }
         Some('{') => {
-            let document = serde_json::from_str(&text)
-                .map_err(|error| refuse(format!("it starts as a report of `rmsnorm bench --json`, but {error}")))?;
-            Ok(of_document(&document))
+            let document = serde_json::from_str(text);
+            document
+                .map(|document| of_document(&document))
+                .map_err(|error| format!("it starts as a report of `rmsnorm bench --json`, but {error}"))
         }
-        _ => Err(refuse("it is neither a report of `rmsnorm bench --json` nor peers' results".into())),
+        _ => Err("it is neither a report of `rmsnorm bench --json` nor peers' results".into()),
+    }
+}
+
+impl Figure {
+    /// A figure that is yet to be measured.
+    pub fn planned(source: &str, dtype: DType, shape: Shape) -> Self {
+        let Shape { rows, cols } = shape;
+        let subject = Subject { norm: String::new(), op: String::new(), dtype: dtype.name().into(), rows, cols };
+        let (us, gbs, copy_gbs) = (1.0, 1.0, Some(1.0));
+        let (source, device) = (source.to_owned(), None);
+        Figure { subject, source, is_ours: true, device, us, gbs, copy_gbs, is_cold: true, has_gaps: false }
+    }
+
+    /// Whether sizes and numbers are such as a measurement gives.
+    fn is_sound(&self) -> bool {
+        let Subject { rows, cols, .. } = self.subject;
+        let is_positive = |number: f64| number.is_finite() && number > 0.0;
+        rows.checked_mul(cols).is_some_and(|elements| (1..=MOST_ELEMENTS).contains(&elements))
+            && [Some(self.us), Some(self.gbs), self.copy_gbs].into_iter().flatten().all(is_positive)
     }
 }
 
@@ -115,18 +148,20 @@ fn is_a_line(text: &str) -> bool {
 
 /// The figures of a document.
 pub fn of_document(document: &Document) -> Vec<Figure> {
-    let of_report =
-        |report: &Report| -> Vec<Figure> { report.rows.iter().map(|row| of_measured(row, &report.backend)).collect() };
+    let of_report = |report: &Report| -> Vec<Figure> {
+        report.rows.iter().map(|row| of_measured(row, &report.backend, &report.device)).collect()
+    };
     document.reports.iter().flat_map(of_report).collect()
 }
 
-fn of_measured(row: &Measured, backend: &str) -> Figure {
+fn of_measured(row: &Measured, backend: &str, device: &str) -> Figure {
     let reduction = row.reduction.as_deref().filter(|&reduction| reduction != "partials");
     let op = reduction.map_or(row.op.clone(), |reduction| format!("{} {reduction}", row.op));
     Figure {
         subject: Subject { norm: row.norm.clone(), op, dtype: row.dtype.clone(), rows: row.rows, cols: row.cols },
         source: backend.into(),
         is_ours: true,
+        device: Some(device.into()),
         us: row.us,
         gbs: row.gbs,
         copy_gbs: Some(row.copy_gbs),
@@ -149,6 +184,7 @@ fn of_gpu_peers(rows: Vec<GpuPeer>) -> Vec<Figure> {
             subject: subject(&row.op, &row.dtype, row.rows, row.cols)?,
             source: row.provider.clone(),
             is_ours: false,
+            device: None,
             us: ms * 1e3,
             gbs,
             copy_gbs: copy_of(row),
@@ -166,8 +202,17 @@ fn of_cpu_peers(rows: Vec<CpuPeer>) -> Vec<Figure> {
         // What follows the version is how a library was set up; the best of them stands for it.
         let source = row.lib.split(" jit").next().unwrap_or(&row.lib).to_owned();
         let (us, gbs) = (row.us, row.gbs);
-        let figure =
-            Figure { subject, source, is_ours: false, us, gbs, copy_gbs: None, is_cold: true, has_gaps: false };
+        let figure = Figure {
+            subject,
+            source,
+            is_ours: false,
+            device: None,
+            us,
+            gbs,
+            copy_gbs: None,
+            is_cold: true,
+            has_gaps: false,
+        };
         let is_same = |known: &&mut Figure| (&known.subject, &known.source) == (&figure.subject, &figure.source);
         match figures.iter_mut().find(is_same) {
             Some(known) if known.us <= figure.us => {}
@@ -197,23 +242,32 @@ fn subject(op: &str, dtype: &str, rows: usize, cols: usize) -> Option<Subject> {
     Some(Subject { norm: norm.into(), op: op.into(), dtype: dtype.into(), rows, cols })
 }
 
-/// Figures of several files. Where a later file has a subject of a source again, the source gets the file's name behind
-/// it, so that a run can be compared with an earlier one.
+/// Figures of several files. Where a later file has a subject of a source again, or the source on another device, the
+/// source gets the file's name behind it, so that a run can be compared with an earlier one.
 pub fn join(files: Vec<(String, Vec<Figure>)>) -> Vec<Figure> {
     let mut joined: Vec<Figure> = Vec::new();
-    for (name, figures) in files {
-        let is_known = |figure: &Figure| {
-            joined.iter().any(|known| (&known.subject, &known.source) == (&figure.subject, &figure.source))
-        };
-        let mut again: Vec<String> = figures.iter().filter(|f| is_known(f)).map(|f| f.source.clone()).collect();
-        again.dedup();
-        let renamed = |mut figure: Figure| {
-            if again.contains(&figure.source) {
-                figure.source = format!("{} ({name})", figure.source);
+    for (file, mut figures) in files {
+        let mut names: Vec<(String, String)> = Vec::new();
+        for source in sources(&figures) {
+            let own: Vec<&Figure> = figures.iter().filter(|figure| figure.source == source).collect();
+            let clashes = |name: &str| {
+                joined.iter().filter(|known| known.source == name).any(|known| {
+                    own.iter().any(|figure| known.subject == figure.subject || known.device != figure.device)
+                })
+            };
+            let behind = std::iter::once(format!("{source} ({file})"));
+            let counted = (2..).map(|number| format!("{source} ({file} {number})"));
+            let mut candidates = std::iter::once(source.to_owned()).chain(behind).chain(counted);
+            if let Some(name) = candidates.find(|name| !clashes(name)) {
+                names.push((source.to_owned(), name));
             }
-            figure
-        };
-        joined.extend(figures.into_iter().map(renamed));
+        }
+        for figure in &mut figures {
+            if let Some((_, name)) = names.iter().find(|(source, _)| *source == figure.source) {
+                figure.source.clone_from(name);
+            }
+        }
+        joined.extend(figures);
     }
     joined
 }
@@ -239,6 +293,7 @@ mod tests {
             subject,
             source: source.into(),
             is_ours: true,
+            device: None,
             us: 1.0,
             gbs: 1.0,
             copy_gbs: None,
@@ -251,8 +306,15 @@ mod tests {
     fn a_source_that_comes_again_is_named_by_its_file() {
         let first = ("a".to_owned(), vec![figure("cuda", 1), figure("wgpu", 1)]);
         let second = ("b".to_owned(), vec![figure("cuda", 1), figure("cuda", 2), figure("wgpu", 2)]);
-        let joined = join(vec![first, second]);
-        assert_eq!(sources(&joined), ["cuda", "wgpu", "cuda (b)"]);
+        let third = ("b".to_owned(), vec![figure("cuda", 1)]);
+        let joined = join(vec![first, second, third]);
+        assert_eq!(sources(&joined), ["cuda", "wgpu", "cuda (b)", "cuda (b 2)"]);
+
+        // The same device goes on in another file; another device does not.
+        let on = |device: &str, cols| Figure { device: Some(device.into()), ..figure("cuda", cols) };
+        let files = [("a", on("H200", 1)), ("b", on("H200", 2)), ("c", on("A100", 4))];
+        let joined = join(files.map(|(file, figure)| (file.to_owned(), vec![figure])).into());
+        assert_eq!(sources(&joined), ["cuda", "cuda (c)"]);
     }
 
     #[test]

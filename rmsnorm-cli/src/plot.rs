@@ -76,12 +76,20 @@ fn operations<'f>(figures: &[&'f Figure]) -> Vec<Vec<&'f Figure>> {
 fn panels_of(figures: Vec<&Figure>) -> Option<[Option<Panel>; 2]> {
     let first = &figures.first()?.subject;
     let name = format!("{} {} {}", first.norm, first.op, first.dtype);
-    // About equal bytes: the size, to the nearest power of two, that most row lengths have.
+    // About equal bytes: the size, to the nearest power of two, that most row lengths have; each source has its own.
     let size = |figure: &Figure| (figure.subject.rows as f64 * figure.subject.cols as f64).log2().round() as i64;
-    let common_size = most_frequent(figures.iter().filter(|f| f.is_cold).map(|f| (size(f), f.subject.cols)));
-    let of_size: Vec<_> = figures.iter().copied().filter(|f| f.is_cold && Some(size(f)) == common_size).collect();
+    let size_of = |source: &str| {
+        let own = figures.iter().filter(|f| f.is_cold && f.source == source);
+        most_frequent(own.map(|f| (size(f), f.subject.cols)))
+    };
+    let of_size: Vec<_> =
+        figures.iter().copied().filter(|f| f.is_cold && Some(size(f)) == size_of(&f.source)).collect();
+    let mut sizes: Vec<i64> = of_size.iter().map(|f| size(f)).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    let sizes: Vec<String> = sizes.into_iter().map(|size| bytes(size, &first.dtype)).collect();
     let cols = Panel {
-        title: format!("{name}, {} a matrix", common_size.map_or(String::new(), |size| bytes(size, &first.dtype))),
+        title: format!("{name}, {} a matrix", sizes.join(" or ")),
         across: "columns",
         up: "GB/s",
         curves: curves(&of_size, |f| Some((f.subject.cols, f.gbs))),
@@ -285,6 +293,7 @@ mod tests {
             subject,
             source: source.into(),
             is_ours: source == "cuda",
+            device: None,
             us,
             gbs,
             copy_gbs,
@@ -320,6 +329,16 @@ mod tests {
         let [cols, rows] = panels_of(figures.iter().collect()).unwrap();
         assert_eq!(cols.unwrap().curves[0].1.keys().copied().collect::<Vec<_>>(), [1000, 2048, 4096]);
         assert!(rows.is_none());
+    }
+
+    #[test]
+    fn backends_have_sizes_of_their_own() {
+        let mut figures: Vec<Figure> = (7..12).map(|bits| figure("cuda", 1 << (27 - bits), 1 << bits, 9.0)).collect();
+        figures.extend((7..12).map(|bits| figure("cpu", 1 << (23 - bits), 1 << bits, 9.0)));
+        let [cols, _] = panels_of(figures.iter().collect()).unwrap();
+        let cols = cols.unwrap();
+        assert!(cols.title.ends_with("16 MiB or 256 MiB a matrix"), "{}", cols.title);
+        assert_eq!(cols.curves.iter().map(|(source, _)| source.as_str()).collect::<Vec<_>>(), ["cuda", "cpu"]);
     }
 
     #[test]

@@ -3,15 +3,17 @@
 use crate::figure::{Figure, Subject, sources};
 
 /// The table in Markdown. The first source is the one that the others are compared with: `1.20x` behind a time says that
-/// the first takes so much less. Subjects that only one source has are left out unless there is but one source.
-pub fn table(figures: &[Figure]) -> String {
+/// the first takes so much less. Subjects that only one source has are left out unless there is but one source; `None` if
+/// that leaves nothing.
+pub fn table(figures: &[Figure]) -> Option<String> {
     let sources = sources(figures);
-    let Some((first, others)) = sources.split_first() else { return String::new() };
+    let (first, others) = sources.split_first()?;
     let mut head = vec!["operation".to_owned(), "dtype".into(), "rows x cols".into(), "copy, GB/s".into()];
     head.push(format!("{first}, us"));
     head.extend(["GB/s".into(), "of copy".into()]);
     head.extend(others.iter().flat_map(|source| [format!("{source}, us"), "of copy".into(), format!("{first} is")]));
     let mut text = line(&head) + &line(&vec!["---".to_owned(); head.len()]);
+    let mut is_empty = true;
     for subject in subjects(figures) {
         let of = |source: &str| figures.iter().find(|figure| figure.subject == *subject && figure.source == source);
         if sources.len() > 1 && sources.iter().filter(|source| of(source).is_some()).count() < 2 {
@@ -27,8 +29,9 @@ pub fn table(figures: &[Figure]) -> String {
             cells.extend(compared(of(source), reference, copy));
         }
         text += &line(&cells);
+        is_empty = false;
     }
-    text
+    (!is_empty).then_some(text)
 }
 
 /// The subjects, in the order in which they come.
@@ -50,8 +53,11 @@ fn own(figure: Option<&Figure>) -> [String; 3] {
 /// Another source's time, its share of its own copy (else of the first's), and how much faster the first is.
 fn compared(figure: Option<&Figure>, first: Option<&Figure>, copy: Option<f64>) -> [String; 3] {
     let Some(figure) = figure else { return ["-"; 3].map(Into::into) };
-    let ratio = first.filter(|_| !figure.has_gaps).map(|first| format!("{:.2}x", figure.us / first.us));
-    [time(figure), share(figure, figure.copy_gbs.or(copy)), ratio.unwrap_or("-".into())]
+    let ratio = first.filter(|first| !first.has_gaps && !figure.has_gaps);
+    let ratio = ratio.map_or("-".into(), |first| format!("{:.2}x", figure.us / first.us));
+    // Peers do not tell what is in a cache: as ours has it.
+    let is_cold = first.is_none_or(|first| first.is_cold);
+    [time(figure), share(figure, figure.copy_gbs.or(copy).filter(|_| is_cold)), ratio]
 }
 
 fn time(figure: &Figure) -> String {
@@ -81,6 +87,7 @@ mod tests {
             subject,
             source: source.into(),
             is_ours: true,
+            device: None,
             us,
             gbs: 1000.0 / us,
             copy_gbs,
@@ -93,7 +100,7 @@ mod tests {
     fn the_first_source_is_compared_with() {
         let figures =
             [figure("cuda", 64, 10.0, Some(125.0)), figure("quack", 64, 12.5, None), figure("cuda", 128, 5.0, None)];
-        let text = table(&figures);
+        let text = table(&figures).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 3, "{text}");
         assert_eq!(
@@ -104,10 +111,10 @@ mod tests {
 
     #[test]
     fn one_source_is_shown_whole_and_gaps_are_not_compared_with() {
-        assert_eq!(table(&[figure("cpu", 64, 10.0, None), figure("cpu", 128, 5.0, None)]).lines().count(), 4);
+        assert_eq!(table(&[figure("cpu", 64, 10.0, None), figure("cpu", 128, 5.0, None)]).unwrap().lines().count(), 4);
         let mut late = figure("compile", 64, 20.0, None);
         late.has_gaps = true;
-        let text = table(&[figure("cuda", 64, 10.0, Some(125.0)), late]);
+        let text = table(&[figure("cuda", 64, 10.0, Some(125.0)), late]).unwrap();
         assert!(text.lines().nth(2).unwrap().ends_with("| 20.00+ | 40.0 % | - |"), "{text}");
     }
 
@@ -115,6 +122,9 @@ mod tests {
     fn what_is_in_the_cache_has_no_rate() {
         let mut small = figure("cpu", 64, 0.5, Some(125.0));
         small.is_cold = false;
-        assert!(table(&[small]).ends_with("| rms_norm forward | bf16 | 8x64 | - | 0.50 | - | - |\n"));
+        let peer = Figure { is_ours: false, ..figure("quack", 64, 1.0, Some(125.0)) };
+        let text = table(&[small, peer]).unwrap();
+        assert!(text.ends_with("| rms_norm forward | bf16 | 8x64 | - | 0.50 | - | - | 1.00 | - | 2.00x |\n"), "{text}");
+        assert_eq!(table(&[figure("cpu", 64, 1.0, None), figure("cuda", 128, 1.0, None)]), None);
     }
 }

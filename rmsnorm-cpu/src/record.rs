@@ -34,6 +34,9 @@ impl Recorded for CpuBackend {
 
     fn record(caps: &str, problem: &Problem) -> Result<Record, Error> {
         let caps: Caps = read_caps(caps)?;
+        if caps.threads == 0 {
+            return Err(Error::Unsupported { rule: "capabilities must have at least one thread, got 0".into() });
+        }
         let plan::Plan { tasks, reduce_tasks, block_rows, blocks, streaming } = plan::plan(problem, &caps);
         let way = if streaming { "past the cache" } else { "through the cache" };
         let mut described = format!("{}, tasks {tasks}, {way}", caps.isa.name());

@@ -7,14 +7,11 @@ use super::compare;
 use crate::args::BenchArgs;
 use crate::document::{Document, Machine, Measured, Report};
 use crate::failure::Failure;
-use crate::measure::{Outcome, Row, Selection, Shapes, Sweep, admit, measure};
+use crate::figure::Figure;
+use crate::measure::{MOST_ELEMENTS, Outcome, Row, Selection, Shapes, Sweep, admit, measure, sizes};
 use crate::output::{Output, OutputFile, print};
 use crate::progress::Progress;
 use crate::{backends, figure, plot, side_by_side};
-
-/// No memory holds the tensors of larger matrices, and no size in bytes overflows below. What a device has room for is
-/// asked later.
-const MOST_ELEMENTS: usize = isize::MAX as usize >> 8;
 
 /// Measures and prints a table of each backend, then all of them side by side with earlier measurements.
 pub fn run(args: &BenchArgs) -> Result<(), Failure> {
@@ -24,28 +21,61 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     let earlier = compare::read_all(&args.compare)?;
     let backends = open_all(args)?;
     backends.iter().try_for_each(|backend| admit(backend, &selection))?;
+    if picture.is_some() {
+        require_points(&backends, &selection, &earlier)?;
+    }
     let to_stdout = matches!(json, Some(Output::Stdout));
-    let mut reports = Vec::new();
+    let (mut reports, mut failed) = (Vec::new(), None);
     for backend in &backends {
-        let table = table(backend, &selection, !to_stdout)?;
-        let (device, caps) = (backend.device(), backend.caps());
-        let rows = table.rows.iter().map(|row| Measured::new(row, device, &caps)).collect::<Result<_, _>>()?;
-        let Table { unsupported, skipped, .. } = table;
-        let (backend, device) = (device.to_string(), backend.to_string());
-        reports.push(Report { backend, device, caps: Some(caps), rows, unsupported, skipped });
+        match report(backend, &selection, !to_stdout) {
+            Ok(report) => reports.push(report),
+            Err(failure) => {
+                failed = Some(failure);
+                break;
+            }
+        }
     }
     let suite = concat!("rmsnorm ", env!("CARGO_PKG_VERSION")).to_owned();
     let document = Document { suite, machine: Machine::this(&backends), reports };
-    if let Some(output) = json {
+    // What was measured before a failure is kept.
+    if let (Some(output), false) = (json, failed.is_some() && document.reports.is_empty()) {
         let text = serde_json::to_string_pretty(&document).map_err(|error| format!("cannot write JSON: {error}"))?;
         output.write(format!("{text}\n").as_bytes())?;
+    }
+    if let Some(failure) = failed {
+        return Err(failure);
     }
     let now = ("now".to_owned(), figure::of_document(&document));
     let figures = figure::join(std::iter::once(now).chain(earlier).collect());
     if !to_stdout && figure::sources(&figures).len() > 1 {
-        print(&format!("\n{}", side_by_side::table(&figures)))?;
+        let table = side_by_side::table(&figures).unwrap_or("no two of them have a shape in common\n".into());
+        print(&format!("\n{table}"))?;
     }
     picture.map_or(Ok(()), |file| file.write(plot::svg(&figures)?.as_bytes()))
+}
+
+/// Measures one backend.
+fn report(backend: &AnyBackend, selection: &Selection, show: bool) -> Result<Report, Failure> {
+    let Table { rows, unsupported, skipped } = table(backend, selection, show)?;
+    let (device, caps) = (backend.device(), backend.caps());
+    let rows = rows.iter().map(|row| Measured::new(row, device, &caps)).collect::<Result<_, _>>()?;
+    let (backend, device) = (device.to_string(), backend.to_string());
+    Ok(Report { backend, device, caps: Some(caps), rows, unsupported, skipped })
+}
+
+/// Whether a picture will have points enough, known before anything is measured.
+fn require_points(
+    backends: &[AnyBackend],
+    selection: &Selection,
+    earlier: &[(String, Vec<Figure>)],
+) -> Result<(), Failure> {
+    let mut figures: Vec<Figure> = earlier.iter().flat_map(|(_, figures)| figures.clone()).collect();
+    for backend in backends {
+        let name = backend.device().to_string();
+        let planned = |(shape, dtype, is_cold)| Figure { is_cold, ..Figure::planned(&name, dtype, shape) };
+        figures.extend(sizes(backend, selection)?.into_iter().map(planned));
+    }
+    plot::svg(&figures).map(drop)
 }
 
 /// The short table of `rmsnorm` without a command: a few seconds a backend.
@@ -166,6 +196,8 @@ fn selection(args: &BenchArgs) -> Result<Selection, Failure> {
     };
     let shapes = args.shapes.iter().map(|text| parse_shape(text)).collect::<Result<Vec<_>, _>>()?;
     let shapes = match (args.sweep.is_empty(), shapes.is_empty()) {
+        // A picture is of sweeps, unless shapes are given.
+        (true, true) if args.plot.is_some() => Shapes::Sweeps(Sweep::ALL.to_vec()),
         (false, _) => Shapes::Sweeps(choose("--sweep", &args.sweep, &Sweep::ALL, Sweep::name)?),
         (true, true) => Shapes::OfDevice,
         (true, false) => Shapes::Given(shapes),

@@ -16,7 +16,7 @@ pub fn run(args: &CompareArgs) -> Result<(), Failure> {
         return Err(Failure::Input("the files have no measurements to compare".into()));
     }
     let svg = picture.map(|file| plot::svg(&figures).map(|svg| (file, svg))).transpose()?;
-    print(&side_by_side::table(&figures))?;
+    print(&side_by_side::table(&figures).unwrap_or("no two sources have a shape in common\n".into()))?;
     svg.map_or(Ok(()), |(file, svg)| file.write(svg.as_bytes()))
 }
 

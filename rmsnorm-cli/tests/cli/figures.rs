@@ -44,19 +44,24 @@ fn figures_of_other_plans_and_kernels_are_stale() {
         rows[2].as_object_mut().unwrap().remove(name);
     }
     rows[3]["op"] = "sideways".into();
+    rows[4]["cols"] = u64::MAX.into();
     folder.write("report.json", document.to_string().as_bytes());
     let said = stale(&folder);
     let lines: Vec<&str> = said.lines().collect();
-    assert_eq!(lines.len(), 4, "{said}");
+    assert_eq!(lines.len(), 5, "{said}");
     assert!(lines[0].contains(r#"forward/rms_norm/f32/1x64/cpu: the plan was "portable 7 tasks", is ""#), "{said}");
     assert!(lines[1].ends_with("add_forward/rms_norm/f32/1x64/cpu: the kernels have changed"), "{said}");
     assert!(lines[2].ends_with("there is no such operation any more"), "{said}");
     let summary =
-        "3 of 18 figures are of other plans or kernels than today's, 1 were measured before plans were recorded";
-    assert_eq!(lines[3], summary);
+        "4 of 18 figures are of other plans or kernels than today's, 1 were measured before plans were recorded";
+    assert_eq!(lines[4], summary);
     // The same in a folder, in which peers' results are passed over.
     folder.write("peers.json", b"[]");
-    assert_eq!(folder.rmsnorm(&["stale", "."]).stdout.lines().count(), 4);
+    assert_eq!(folder.rmsnorm(&["stale", "."]).stdout.lines().count(), 5);
+    // Capabilities that no backend has.
+    document["reports"][0]["caps"] = r#"{"isa":"Portable","threads":0}"#.into();
+    folder.write("report.json", document.to_string().as_bytes());
+    assert!(stale(&folder).contains("must have at least one thread, got 0"));
 }
 
 #[test]
@@ -105,7 +110,18 @@ fn what_cannot_be_read_or_drawn_is_one_line_before_any_work() {
     folder.write("list.json", b"[{\"op\": 1}]");
     folder.write("empty.json", b"[]");
     folder.write("binary", &[0xff, 0xfe, 0]);
-    let cases: [(&[&str], &str); 12] = [
+    let row = |m: f64, ms: f64| {
+        json!([{"op": "rms_fwd", "dtype": "float32", "M": m as usize, "N": 64, "provider": "quack",
+        "ms": ms, "gbps": 1.0, "mode": "graph"}])
+    };
+    folder.write("rows.json", row(0.0, 1.0).to_string().as_bytes());
+    folder.write("time.json", row(1.0, 0.0).to_string().as_bytes());
+    folder.write("huge.json", row(1e18, 1.0).to_string().as_bytes());
+    let cases: [(&[&str], &str); 16] = [
+        (&["compare", "rows.json", "--plot", "figure.svg"], "a figure that nothing can measure"),
+        (&["compare", "time.json", "--plot", "figure.svg"], "a figure that nothing can measure"),
+        (&["compare", "huge.json", "--plot", "figure.svg"], "a figure that nothing can measure"),
+        (&["bench", "--backend", "cpu", "--shapes", "1x64,2x64", "--plot", "figure.svg"], "--plot: a picture takes 3"),
         (&["compare", "absent.json"], "cannot read absent.json"),
         (&["compare", "text"], "neither a report of `rmsnorm bench --json` nor peers' results"),
         (&["compare", "broken.json"], "it starts as a report of `rmsnorm bench --json`, but "),

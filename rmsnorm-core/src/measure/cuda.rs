@@ -54,6 +54,9 @@ impl Measurable for CudaBackend {
         Shape { rows: 1024, cols: 131_072 },
         Shape { rows: 4096, cols: 4096 },
         Shape { rows: 128, cols: 4096 },
+        // Those of the CPU too.
+        Shape { rows: 4096, cols: 1024 },
+        Shape { rows: 2048, cols: 4096 },
         Shape { rows: 1, cols: 4096 },
     ];
 

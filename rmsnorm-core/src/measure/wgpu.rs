@@ -44,6 +44,9 @@ impl Measurable for WgpuBackend {
         Shape { rows: 8192, cols: 16384 },
         Shape { rows: 2048, cols: 65536 },
         Shape { rows: 256, cols: 4096 },
+        // Those of the CPU too.
+        Shape { rows: 4096, cols: 1024 },
+        Shape { rows: 2048, cols: 4096 },
         Shape { rows: 1, cols: 4096 },
     ];
 
