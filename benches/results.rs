@@ -1,0 +1,110 @@
+//! The committed results: that each can be read, tells its machine, and what its figures ran.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+use std::path::{Path, PathBuf};
+
+use rmsnorm_core::measure::{Op, Operation, REDUCTIONS, Shape, record, reduction_name};
+use rmsnorm_core::{DType, GradReduction, Norm};
+use serde_json::Value;
+
+type Parsed = (PathBuf, Value);
+
+/// Measured before rows told what they ran. No other file may lack it.
+const UNRECORDED: [&str; 3] = ["h200-2026-11-21/", "cpu-zen5-2026-11-21/", "h200-wgpu-2026-11-21/f32-f16.json"];
+
+fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(files(&path, extension));
+        } else if path.extension().is_some_and(|known| known == extension) {
+            found.push(path);
+        }
+    }
+    found
+}
+
+fn results() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("results")
+}
+
+fn parse(path: &Path, text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The documents of `rmsnorm bench --json`, and the other lists.
+fn documents_and_lists() -> (Vec<Parsed>, Vec<Parsed>) {
+    let read = |path: PathBuf| (path.clone(), parse(&path, &std::fs::read_to_string(&path).unwrap()));
+    files(&results(), "json").into_iter().map(read).partition(|(_, value)| value.is_object())
+}
+
+#[test]
+fn every_result_tells_its_machine() {
+    let (documents, lists) = documents_and_lists();
+    assert!(documents.len() >= 3, "{}", documents.len());
+    for (path, document) in &documents {
+        let (path, machine) = (path.display(), &document["machine"]);
+        assert!(machine["os"].is_string() && machine["arch"].is_string(), "{path}: {machine}");
+        assert!(machine["threads"].as_u64().is_some_and(|threads| threads > 0), "{path}: {machine}");
+        let reports = document["reports"].as_array().unwrap();
+        assert!(!reports.is_empty(), "{path}");
+        for report in reports {
+            assert!(report["device"].as_str().is_some_and(|device| !device.is_empty()), "{path}");
+            for row in report["rows"].as_array().unwrap() {
+                for number in ["rows", "cols", "us", "gbs", "copy_gbs", "bytes"] {
+                    assert!(row[number].as_f64().is_some_and(|number| number > 0.0), "{path}: {number} of {row}");
+                }
+            }
+        }
+    }
+    // Lists are peers' rows, which lie beside what was measured on the same machine.
+    for (path, list) in &lists {
+        assert!(documents.iter().any(|(document, _)| document.parent() == path.parent()), "{}", path.display());
+        for row in list.as_array().unwrap() {
+            assert!(row["op"].is_string() && row["provider"].is_string(), "{}: {row}", path.display());
+        }
+    }
+    for path in files(&results(), "jsonl") {
+        let text = std::fs::read_to_string(&path).unwrap();
+        let rows: Vec<Value> =
+            text.lines().filter(|line| line.starts_with('{')).map(|line| parse(&path, line)).collect();
+        assert!(!rows.is_empty(), "{}", path.display());
+        assert!(documents.iter().any(|(document, _)| document.parent() == path.parent()), "{}", path.display());
+    }
+}
+
+/// Every row tells what it ran, so that `rmsnorm stale` knows whether it is old. That one is, is no failure.
+#[test]
+fn every_figure_tells_what_it_ran() {
+    let mut recorded = 0;
+    for (path, document) in documents_and_lists().0 {
+        for report in document["reports"].as_array().unwrap() {
+            let Some(caps) = report["caps"].as_str() else {
+                let name = path.strip_prefix(results()).unwrap().to_str().unwrap();
+                assert!(UNRECORDED.iter().any(|known| name.starts_with(known)), "{name} does not tell what it ran");
+                continue;
+            };
+            let device = report["backend"].as_str().unwrap().parse().unwrap();
+            for row in report["rows"].as_array().unwrap() {
+                let text = |name: &str| row[name].as_str().unwrap_or_else(|| panic!("{name}: {}", path.display()));
+                let of = |name: &str| row[name].as_u64().unwrap() as usize;
+                let reduction =
+                    REDUCTIONS.into_iter().find(|&known| Some(reduction_name(known)) == row["reduction"].as_str());
+                let operation = Operation {
+                    norm: Norm::ALL.into_iter().find(|norm| norm.name() == text("norm")).unwrap(),
+                    op: Op::ALL.into_iter().find(|op| op.name() == text("op")).unwrap(),
+                    reduction: reduction.unwrap_or(GradReduction::default()),
+                };
+                let dtype = DType::ALL.into_iter().find(|dtype| dtype.name() == text("dtype")).unwrap();
+                let shape = Shape { rows: of("rows"), cols: of("cols") };
+                if let Ok(today) = record(device, caps, operation, dtype, shape) {
+                    assert_eq!(today.sources.len(), text("sources").len(), "{}", path.display());
+                }
+                assert!(!text("plan").is_empty() && !text("revision").is_empty(), "{}: {row}", path.display());
+                recorded += 1;
+            }
+        }
+    }
+    assert!(recorded > 0, "no result tells what it ran");
+}
