@@ -87,6 +87,8 @@ each() {
 sweeps() {
     local parts name
     parts=$(mktemp -d)
+    # Of an earlier call.
+    rm -f "$out"/{rms,layer,add}.{json,md,svg,txt} "$out"/peers-sweeps*.json
     printf '\n== ours, wgpu beside cuda: %s\n' "$(machine)"
     # shellcheck disable=SC2086
     each rms rms_norm forward,backward ${lengths//,/ } ${counts//,/ }
@@ -105,7 +107,7 @@ sweeps() {
         [ $name = add ] || [ ! -e "$peers_file" ] || files+=("$peers_file")
         "$rmsnorm" compare "${files[@]}" --plot "$out/$name.svg" >"$out/$name.md" || echo "no table or picture of $name"
     done
-    cat "$out/rms.md"
+    [ ! -e "$out/rms.md" ] || cat "$out/rms.md"
 }
 
 measure() {
@@ -147,6 +149,8 @@ machine
 # Those of this call; an earlier call's files may lie in the same folder.
 files=()
 for part in "$@"; do
+    # It has tables of its own.
+    [ "$part" != sweeps ] || continue
     for file in "$out/ours-$part.json" "$out/peers-$part.json"; do
         [ ! -e "$file" ] || files+=("$file")
     done

@@ -58,6 +58,9 @@ pub struct Report {
     /// The sizes that it does not take, and why.
     #[serde(default)]
     pub skipped: Vec<String>,
+    /// What ended the measurement before its end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<String>,
 }
 
 /// One measurement.

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use rmsnorm_core::DType;
-use rmsnorm_core::measure::Shape;
+use rmsnorm_core::measure::{Op, Shape};
+use rmsnorm_core::{DType, Norm};
 use serde::Deserialize;
 
-use crate::document::{Document, Measured, Report};
+use crate::document::{Document, Machine, Measured, Report};
 use crate::failure::Failure;
 use crate::measure::MOST_ELEMENTS;
 
@@ -115,9 +115,10 @@ fn parse(text: &str) -> Result<Vec<Figure>, String> {
 
 impl Figure {
     /// A figure that is yet to be measured.
-    pub fn planned(source: &str, dtype: DType, shape: Shape) -> Self {
+    pub fn planned(source: &str, norm: Norm, op: Op, dtype: DType, shape: Shape) -> Self {
         let Shape { rows, cols } = shape;
-        let subject = Subject { norm: String::new(), op: String::new(), dtype: dtype.name().into(), rows, cols };
+        let (norm, op) = (norm.name().into(), op.name().into());
+        let subject = Subject { norm, op, dtype: dtype.name().into(), rows, cols };
         let (us, gbs, copy_gbs) = (1.0, 1.0, Some(1.0));
         let (source, device) = (source.to_owned(), None);
         Figure { subject, source, is_ours: true, device, us, gbs, copy_gbs, is_cold: true, has_gaps: false }
@@ -148,8 +149,11 @@ fn is_a_line(text: &str) -> bool {
 
 /// The figures of a document.
 pub fn of_document(document: &Document) -> Vec<Figure> {
+    let Machine { os, arch, processor, threads, .. } = &document.machine;
     let of_report = |report: &Report| -> Vec<Figure> {
-        report.rows.iter().map(|row| of_measured(row, &report.backend, &report.device)).collect()
+        // A device's own words do not tell machines apart.
+        let device = format!("{}, {os}, {arch}, {processor:?}, {threads} threads", report.device);
+        report.rows.iter().map(|row| of_measured(row, &report.backend, &device)).collect()
     };
     document.reports.iter().flat_map(of_report).collect()
 }
@@ -243,13 +247,13 @@ fn subject(op: &str, dtype: &str, rows: usize, cols: usize) -> Option<Subject> {
 }
 
 /// Figures of several files. Where a later file has a subject of a source again, or the source on another device, the
-/// source gets the file's name behind it, so that a run can be compared with an earlier one.
+/// source gets the file's name behind it, so that a run can be compared with an earlier one. Of a subject that a file has
+/// twice, the first counts.
 pub fn join(files: Vec<(String, Vec<Figure>)>) -> Vec<Figure> {
     let mut joined: Vec<Figure> = Vec::new();
-    for (file, mut figures) in files {
-        let mut names: Vec<(String, String)> = Vec::new();
-        for source in sources(&figures) {
-            let own: Vec<&Figure> = figures.iter().filter(|figure| figure.source == source).collect();
+    for (file, figures) in files {
+        for mut own in runs(figures) {
+            let Some(source) = own.first().map(|figure| figure.source.clone()) else { continue };
             let clashes = |name: &str| {
                 joined.iter().filter(|known| known.source == name).any(|known| {
                     own.iter().any(|figure| known.subject == figure.subject || known.device != figure.device)
@@ -257,19 +261,42 @@ pub fn join(files: Vec<(String, Vec<Figure>)>) -> Vec<Figure> {
             };
             let behind = std::iter::once(format!("{source} ({file})"));
             let counted = (2..).map(|number| format!("{source} ({file} {number})"));
-            let mut candidates = std::iter::once(source.to_owned()).chain(behind).chain(counted);
-            if let Some(name) = candidates.find(|name| !clashes(name)) {
-                names.push((source.to_owned(), name));
+            let mut candidates = std::iter::once(source.clone()).chain(behind).chain(counted);
+            let name = candidates.find(|name| !clashes(name)).unwrap_or(source);
+            for figure in &mut own {
+                figure.source.clone_from(&name);
             }
+            joined.extend(own);
         }
-        for figure in &mut figures {
-            if let Some((_, name)) = names.iter().find(|(source, _)| *source == figure.source) {
-                figure.source.clone_from(name);
-            }
-        }
-        joined.extend(figures);
     }
     joined
+}
+
+/// The figures of each source on each device, every subject once.
+fn runs(figures: Vec<Figure>) -> Vec<Vec<Figure>> {
+    let mut runs: Vec<Vec<Figure>> = Vec::new();
+    for figure in figures {
+        let is_same = |first: &Figure| (&first.source, &first.device) == (&figure.source, &figure.device);
+        match runs.iter_mut().find(|run| run.first().is_some_and(is_same)) {
+            Some(run) if run.iter().any(|known| known.subject == figure.subject) => {}
+            Some(run) => run.push(figure),
+            None => runs.push(vec![figure]),
+        }
+    }
+    runs
+}
+
+/// As [`join`], of this run and earlier files, in which sources that this run has too are always told apart.
+pub fn join_with_earlier(now: Vec<Figure>, earlier: Vec<(String, Vec<Figure>)>) -> Vec<Figure> {
+    let own: Vec<String> = sources(&now).into_iter().map(str::to_owned).collect();
+    let mut files = vec![(String::new(), now)];
+    for (file, mut figures) in earlier {
+        for figure in figures.iter_mut().filter(|figure| own.contains(&figure.source)) {
+            figure.source = format!("{} ({file})", figure.source);
+        }
+        files.push((file, figures));
+    }
+    join(files)
 }
 
 /// The sources, in the order in which they come.
@@ -315,6 +342,12 @@ mod tests {
         let files = [("a", on("H200", 1)), ("b", on("H200", 2)), ("c", on("A100", 4))];
         let joined = join(files.map(|(file, figure)| (file.to_owned(), vec![figure])).into());
         assert_eq!(sources(&joined), ["cuda", "cuda (c)"]);
+
+        // Two devices of one name in a file; a subject that comes twice; and a run that is never mixed with an earlier one.
+        let joined = join(vec![("a".into(), vec![on("H200", 1), on("A100", 2), on("H200", 1)])]);
+        assert_eq!((sources(&joined), joined.len()), (vec!["cuda", "cuda (a)"], 2));
+        let joined = join_with_earlier(vec![on("H200", 1)], vec![("b".into(), vec![on("H200", 2)])]);
+        assert_eq!(sources(&joined), ["cuda", "cuda (b)"]);
     }
 
     #[test]

@@ -5,9 +5,11 @@
 //! Samples of the copy and of the operation alternate, so that a disturbance of the machine meets both. A result is
 //! judged before it is timed.
 
+use rmsnorm_core::cuda::DriverFailure;
 use rmsnorm_core::measure::{
     Measurable, Measurement, Mode, Op, Operation, Samples, Sampling, Shape, Workload, alternate, workload_bytes,
 };
+use rmsnorm_core::wgpu::WgpuFailure;
 use rmsnorm_core::{AnyBackend, DType, Element, Error, GradReduction, Norm, bf16, f16};
 
 use crate::failure::Failure;
@@ -167,7 +169,7 @@ pub fn admit(backend: &AnyBackend, selection: &Selection) -> Result<(), Failure>
     backend.measure(Admit(selection))?
 }
 
-/// The sizes that will be measured, unless the device refuses them, and whether each exceeds the caches.
+/// The sizes that will be measured, and whether each exceeds the caches.
 ///
 /// # Errors
 /// If the device fails.
@@ -182,7 +184,9 @@ impl Measurement for Sizes<'_> {
 
     fn run<D: Measurable>(self, device: &D) -> Self::Output {
         let is_cold = |shape: Shape, dtype| device.sets(shape.bytes(dtype)).is_cold;
-        self.0.sizes(device).into_iter().map(|(shape, dtype)| (shape, dtype, is_cold(shape, dtype))).collect()
+        let admitted = |&(shape, dtype): &(Shape, DType)| self.0.admit(device, shape, dtype).is_ok();
+        let sizes = self.0.sizes(device).into_iter().filter(admitted);
+        sizes.map(|(shape, dtype)| (shape, dtype, is_cold(shape, dtype))).collect()
     }
 }
 
@@ -250,6 +254,13 @@ impl Measurement for Measure<'_> {
     }
 }
 
+/// Whether an error is that of a device without room.
+fn is_out_of_memory(error: &Error) -> bool {
+    let Error::Device { source, .. } = error else { return false };
+    let cuda = source.downcast_ref::<DriverFailure>().is_some_and(DriverFailure::is_out_of_memory);
+    cuda || source.downcast_ref::<WgpuFailure>().is_some_and(WgpuFailure::is_out_of_memory)
+}
+
 impl Selection {
     /// Every shape in every dtype, none twice.
     fn sizes<D: Measurable>(&self, device: &D) -> Vec<(Shape, DType)> {
@@ -287,7 +298,9 @@ impl Selection {
         let mut workload = match Workload::<D, T>::new(device, shape, &self.reductions) {
             Ok(workload) => workload,
             // Some devices do not tell beforehand that there is no room.
-            Err(error) if !matches!(self.shapes, Shapes::Given(_)) => return Ok(Some(error.to_string())),
+            Err(error) if !matches!(self.shapes, Shapes::Given(_)) && is_out_of_memory(&error) => {
+                return Ok(Some(error.to_string()));
+            }
             Err(error) => return Err(error.into()),
         };
         for &operation in operations {

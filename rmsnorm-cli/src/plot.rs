@@ -1,7 +1,7 @@
 //! Figures as a picture: for every operation the rate over the length of rows at about equal bytes, under the rate of
 //! the copy, and the time over the number of rows.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use plotters::backend::SVGBackend;
 use plotters::coord::Shift;
@@ -76,15 +76,23 @@ fn operations<'f>(figures: &[&'f Figure]) -> Vec<Vec<&'f Figure>> {
 fn panels_of(figures: Vec<&Figure>) -> Option<[Option<Panel>; 2]> {
     let first = &figures.first()?.subject;
     let name = format!("{} {} {}", first.norm, first.op, first.dtype);
-    // About equal bytes: the size, to the nearest power of two, that most row lengths have; each source has its own.
+    let leading = &figures.first()?.source;
+    // About equal bytes: the size, to the nearest power of two, that most row lengths have; the first source's where a source
+    // has enough of it, else its own.
     let size = |figure: &Figure| (figure.subject.rows as f64 * figure.subject.cols as f64).log2().round() as i64;
-    let size_of = |source: &str| {
+    let lengths = |source: &str| -> Vec<(i64, usize)> {
         let own = figures.iter().filter(|f| f.is_cold && f.source == source);
-        most_frequent(own.map(|f| (size(f), f.subject.cols)))
+        own.map(|f| (size(f), f.subject.cols)).collect()
+    };
+    let common = most_frequent(lengths(leading).into_iter());
+    let size_of = |source: &str| {
+        let has_enough = different(lengths(source).into_iter().filter(|(size, _)| Some(*size) == common)) >= FEWEST;
+        if has_enough { common } else { most_frequent(lengths(source).into_iter()) }
     };
     let of_size: Vec<_> =
         figures.iter().copied().filter(|f| f.is_cold && Some(size(f)) == size_of(&f.source)).collect();
-    let mut sizes: Vec<i64> = of_size.iter().map(|f| size(f)).collect();
+    let rates = curves(&of_size, |f| Some((f.subject.cols, f.gbs)));
+    let mut sizes: Vec<i64> = rates.iter().filter_map(|(source, _)| size_of(source)).collect();
     sizes.sort_unstable();
     sizes.dedup();
     let sizes: Vec<String> = sizes.into_iter().map(|size| bytes(size, &first.dtype)).collect();
@@ -92,10 +100,16 @@ fn panels_of(figures: Vec<&Figure>) -> Option<[Option<Panel>; 2]> {
         title: format!("{name}, {} a matrix", sizes.join(" or ")),
         across: "columns",
         up: "GB/s",
-        curves: curves(&of_size, |f| Some((f.subject.cols, f.gbs))),
+        curves: rates,
         copies: curves(&ours(&of_size), |f| Some((f.subject.cols, f.copy_gbs?))),
     };
-    let common_cols = most_frequent(figures.iter().map(|f| (f.subject.cols, f.subject.rows)));
+    // The length of which the first source, else all, have the most numbers of rows.
+    let counts = |own: bool| {
+        figures.iter().filter(move |f| !own || f.source == *leading).map(|f| (f.subject.cols, f.subject.rows))
+    };
+    let own_cols = most_frequent(counts(true));
+    let has_enough = different(counts(true).filter(|(cols, _)| Some(*cols) == own_cols)) >= FEWEST;
+    let common_cols = if has_enough { own_cols } else { most_frequent(counts(false)) };
     let of_cols: Vec<_> = figures.iter().copied().filter(|f| Some(f.subject.cols) == common_cols).collect();
     let rows = Panel {
         title: format!("{name}, {} columns", common_cols.unwrap_or_default()),
@@ -121,6 +135,11 @@ fn bytes(size: i64, dtype: &str) -> String {
         10..20 => format!("{} KiB", 1 << (bits - 10)),
         _ => format!("{} bytes", 1 << bits.max(0)),
     }
+}
+
+/// How many different values there are.
+fn different<K>(pairs: impl Iterator<Item = (K, usize)>) -> usize {
+    pairs.map(|(_, value)| value).collect::<BTreeSet<usize>>().len()
 }
 
 /// The key with the most different values.

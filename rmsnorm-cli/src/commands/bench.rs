@@ -27,26 +27,25 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     let to_stdout = matches!(json, Some(Output::Stdout));
     let (mut reports, mut failed) = (Vec::new(), None);
     for backend in &backends {
-        match report(backend, &selection, !to_stdout) {
-            Ok(report) => reports.push(report),
-            Err(failure) => {
-                failed = Some(failure);
-                break;
-            }
+        let mut table = Table::default();
+        failed = measured(backend, &selection, !to_stdout, &mut table).err();
+        reports.push(report(backend, table, failed.as_ref())?);
+        if failed.is_some() {
+            break;
         }
     }
     let suite = concat!("rmsnorm ", env!("CARGO_PKG_VERSION")).to_owned();
     let document = Document { suite, machine: Machine::this(&backends), reports };
     // What was measured before a failure is kept.
-    if let (Some(output), false) = (json, failed.is_some() && document.reports.is_empty()) {
+    let has_rows = document.reports.iter().any(|report| !report.rows.is_empty());
+    if let (Some(output), true) = (json, has_rows || failed.is_none()) {
         let text = serde_json::to_string_pretty(&document).map_err(|error| format!("cannot write JSON: {error}"))?;
         output.write(format!("{text}\n").as_bytes())?;
     }
     if let Some(failure) = failed {
         return Err(failure);
     }
-    let now = ("now".to_owned(), figure::of_document(&document));
-    let figures = figure::join(std::iter::once(now).chain(earlier).collect());
+    let figures = figure::join_with_earlier(figure::of_document(&document), earlier);
     if !to_stdout && figure::sources(&figures).len() > 1 {
         let table = side_by_side::table(&figures).unwrap_or("no two of them have a shape in common\n".into());
         print(&format!("\n{table}"))?;
@@ -54,13 +53,14 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     picture.map_or(Ok(()), |file| file.write(plot::svg(&figures)?.as_bytes()))
 }
 
-/// Measures one backend.
-fn report(backend: &AnyBackend, selection: &Selection, show: bool) -> Result<Report, Failure> {
-    let Table { rows, unsupported, skipped } = table(backend, selection, show)?;
+/// What was measured of a backend, before a failure if there was one.
+fn report(backend: &AnyBackend, table: Table, failed: Option<&Failure>) -> Result<Report, Failure> {
+    let Table { rows, unsupported, skipped } = table;
     let (device, caps) = (backend.device(), backend.caps());
     let rows = rows.iter().map(|row| Measured::new(row, device, &caps)).collect::<Result<_, _>>()?;
     let (backend, device) = (device.to_string(), backend.to_string());
-    Ok(Report { backend, device, caps: Some(caps), rows, unsupported, skipped })
+    let failed = failed.map(ToString::to_string);
+    Ok(Report { backend, device, caps: Some(caps), rows, unsupported, skipped, failed })
 }
 
 /// Whether a picture will have points enough, known before anything is measured.
@@ -69,13 +69,17 @@ fn require_points(
     selection: &Selection,
     earlier: &[(String, Vec<Figure>)],
 ) -> Result<(), Failure> {
-    let mut figures: Vec<Figure> = earlier.iter().flat_map(|(_, figures)| figures.clone()).collect();
+    let mut now = Vec::new();
     for backend in backends {
         let name = backend.device().to_string();
-        let planned = |(shape, dtype, is_cold)| Figure { is_cold, ..Figure::planned(&name, dtype, shape) };
-        figures.extend(sizes(backend, selection)?.into_iter().map(planned));
+        for (shape, dtype, is_cold) in sizes(backend, selection)? {
+            for &norm in &selection.norms {
+                let planned = |&op| Figure { is_cold, ..Figure::planned(&name, norm, op, dtype, shape) };
+                now.extend(selection.ops.iter().map(planned));
+            }
+        }
     }
-    plot::svg(&figures).map(drop)
+    plot::svg(&figure::join_with_earlier(now, earlier.to_vec())).map(drop)
 }
 
 /// The short table of `rmsnorm` without a command: a few seconds a backend.
@@ -88,7 +92,7 @@ pub fn short(backend: &AnyBackend) -> Result<(), Failure> {
         dtypes: vec![DType::F32, DType::Bf16],
         seconds: 0.25,
     };
-    table(backend, &selection, true).map(drop)
+    measured(backend, &selection, true, &mut Table::default())
 }
 
 /// What was measured, each rule by which the backend refused a row, and the sizes that it does not take.
@@ -99,8 +103,8 @@ struct Table {
     skipped: Vec<String>,
 }
 
-fn table(backend: &AnyBackend, selection: &Selection, show: bool) -> Result<Table, Failure> {
-    let mut table = Table::default();
+/// Measures a backend and prints the table. What was measured before a failure is in the table.
+fn measured(backend: &AnyBackend, selection: &Selection, show: bool, table: &mut Table) -> Result<(), Failure> {
     let mut shown = Ok(());
     let (bar, mut done) = (Progress::new("bench"), 0);
     if show {
@@ -131,9 +135,9 @@ fn table(backend: &AnyBackend, selection: &Selection, show: bool) -> Result<Tabl
     shown?;
     table.skipped = skipped;
     if show {
-        print(&notes(&table))?;
+        print(&notes(table))?;
     }
-    Ok(table)
+    Ok(())
 }
 
 /// What the table's signs mean, and what is not in it.

@@ -103,6 +103,19 @@ fn bench_compares_with_earlier_files_and_draws() {
 }
 
 #[test]
+fn runs_without_common_shapes_are_told_apart() {
+    let folder = Folder::new();
+    measured(&folder, "before.json");
+    let bench = ["bench", "--backend", "cpu", "--threads", "1", "--seconds", "0", "--dtype", "f32", "--op", "forward"];
+    let outcome =
+        folder.rmsnorm(&[&bench[..], &["--norm", "rms_norm", "--shapes", "1x32", "--compare", "before.json"]].concat());
+    assert!(outcome.stdout.ends_with("no two of them have a shape in common\n"), "{outcome:?}");
+    folder.write("other.json", br#"[{"op":"rms_fwd","dtype":"float32","M":1,"N":8,"provider":"a","ms":1,"gbps":1}]"#);
+    let outcome = folder.rmsnorm(&["compare", "before.json", "other.json"]);
+    assert_eq!(outcome.stdout, "no two sources have a shape in common\n");
+}
+
+#[test]
 fn what_cannot_be_read_or_drawn_is_one_line_before_any_work() {
     let folder = Folder::new();
     folder.write("text", b"hello");
