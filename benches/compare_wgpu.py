@@ -7,8 +7,7 @@ Rates are shares of the backend's own copy in the same run, and speed is CUDA's 
 import json
 import sys
 
-from compare_gpu import FULL
-from compare_peers import OPS
+from compare_gpu import FULL, OPS
 
 # ../shared/TARGETS.md: percent of the WGSL copy in bf16, by columns. Beyond them the slope should be graceful.
 TARGETS = {"fwd": [(128, 16384, 95), (16385, 65536, 85)], "bwd": [(128, 16384, 85)]}
