@@ -57,6 +57,11 @@ impl Program {
         matches!(self, Program::Forward | Program::ForwardStreaming)
     }
 
+    /// Whether every column belongs to one thread; the other programs walk through the columns, or share them otherwise.
+    pub(crate) const fn is_on_chip(self) -> bool {
+        matches!(self, Program::Forward | Program::Backward)
+    }
+
     /// The label of pipelines.
     pub(crate) const fn name(self) -> &'static str {
         match self {
@@ -127,6 +132,11 @@ impl Tile {
     /// Threads of a workgroup.
     pub(crate) const fn threads(&self) -> u32 {
         self.threads_per_row * self.groups
+    }
+
+    /// Columns that the threads of a row own.
+    pub(crate) const fn columns(&self) -> usize {
+        (self.threads_per_row * self.packs) as usize * PAIR
     }
 
     /// Terms that a thread adds in the first of the two visits of `reduce_workgroup.wgsl`: about the root of the
@@ -378,15 +388,6 @@ fn is_split(problem: &Problem) -> bool {
     problem.activation == DType::F32 || stream(problem) == Some(DType::F32)
 }
 
-/// So many threads, or half of them with up to seven packs each where otherwise an eighth or more would be idle: where
-/// threads own just the columns there are, nothing asks which of them exist. Not in short rows, whose threads would read
-/// far apart.
-fn with_fewer_idle(pairs: usize, threads: u32) -> u32 {
-    let all = threads as usize;
-    let is_idle = 8 * pairs <= 7 * all * pairs.div_ceil(all);
-    if is_idle && 2 * pairs <= 7 * all && pairs > 64 { threads / 2 } else { threads }
-}
-
 /// Threads with one of these numbers of packs each, the first that fits, and no thread idle: where threads own just the
 /// columns there are, nothing asks which of them exist. They are whole subgroups, of 32 lanes as most devices have them.
 fn threads_without_idle(pairs: usize, packs: impl IntoIterator<Item = usize>, most: usize) -> Option<u32> {
@@ -448,9 +449,7 @@ fn key(problem: &Problem, program: Program, tile: Tile, layout: &Layout) -> Kern
         flags,
         tile,
         access: if is_reduction { layout.reduce_access } else { layout.access },
-        is_whole: matches!(program, Program::Forward | Program::Backward)
-            && layout.access == Access::Aligned
-            && problem.cols == (tile.threads_per_row * tile.packs) as usize * PAIR,
+        is_whole: program.is_on_chip() && layout.access == Access::Aligned && problem.cols == tile.columns(),
         aliased: if is_reduction { layout.reduce_aliased } else { layout.is_aliased },
     }
 }

@@ -314,13 +314,15 @@ fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
     let pairs = pairs(problem.cols);
     let is_wide = is_split(problem);
     let has_two_sums = gradients(problem) == 2;
+    // The conversions of f16 take registers of their own.
+    let is_f16 = !is_wide && problem.activation == DType::F16;
     let packs: &[usize] = match (pairs, is_wide) {
         // 128 columns on 16 threads 212.5 / 220.6, on 8 229 / 243, on 4 219 / 262. 1024 columns of f32 on 64 threads 107,
         // on 32 110, on 128 116; 4096 on 128 392, on 256 396; 8192 on 256 391, on 512 391.
         (0..=64, _) | (_, true) => &[],
-        // The conversions of f16 take registers of their own. RMS norm of 1024 columns on 128 threads 87, on 32 105; of
-        // 4096 on 512 346, on 128 383; of 16384 on 1024 329, on 512 410.
-        (65.., false) if problem.activation == DType::F16 => &[1, 2],
+        // RMS norm of 1024 columns on 128 threads 87, on 32 105; of 4096 on 512 346, on 128 383; of 16384 on 1024 329, on
+        // 512 410.
+        (65.., false) if is_f16 => &[1, 2],
         // Two sums take twice the registers. 2560 columns on 160 threads 238, on 64 262; 4096 on 256 228, on 128 235; 5120
         // on 320 255, on 128 266; 7168 on 448 241, on 128 246, on 224 331; 1536 on 96 218, on 64 218 by two rows at once.
         (65.., false) if has_two_sums => &[2, 3, 4],
@@ -328,7 +330,7 @@ fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
         // 218, on 448 214, on 128 227; 12288 on 512 212, on 384 243.
         (65.., false) => &[3, 4, 2],
     };
-    let most = if packs == [1, 2] && pairs > 512 { 1024 } else { 512 };
+    let most = if is_f16 && pairs > 512 { 1024 } else { 512 };
     let threads = threads_without_idle(pairs, packs.iter().copied(), most).unwrap_or_else(|| {
         let wanted = match pairs {
             0..=32 => 1,

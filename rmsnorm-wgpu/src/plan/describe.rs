@@ -5,7 +5,7 @@
 //! threads share the partial rows of a column, `Zero` how many words. Equal dispatches of several ranges of rows are
 //! counted once.
 
-use super::{Dispatch, Flavour, KernelKey, PAIR, Plan, Program, Step, Tile};
+use super::{Dispatch, Flavour, KernelKey, Plan, Program, Step, Tile};
 
 impl Plan {
     /// The line of a plan for rows of `cols` columns.
@@ -40,8 +40,7 @@ fn describe_dispatch(dispatch: &Dispatch, cols: usize) -> String {
         Program::ReducePartials => return format!("Reduce {groups} on {grid}"),
         Program::Copy => "Copy",
     };
-    let is_on_chip = matches!(program, Program::Forward | Program::Backward);
-    let ragged = if is_on_chip && (threads_per_row * packs) as usize * PAIR != cols { "~" } else { "" };
+    let ragged = if program.is_on_chip() && tile.columns() != cols { "~" } else { "" };
     let subgroup = if flavour == Flavour::Workgroup { "" } else { "s" };
     let at_once = if rows_at_once > 1 { format!(" by {rows_at_once}") } else { String::new() };
     let rows = if groups > 1 { format!(" in {groups}") } else { String::new() };

@@ -4,7 +4,7 @@ use rmsnorm_spec::{Norm, Problem};
 
 use super::{
     Access, Dispatch, Layout, Plan, Program, Step, Tile, Unfit, flavour, is_split, key, pairs, ranges,
-    threads_without_idle, with_fewer_idle,
+    threads_without_idle,
 };
 use crate::caps::Caps;
 
@@ -77,6 +77,15 @@ fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
     let most_packs = if is_wide { 4 } else { 8 };
     let flavour = flavour(threads_per_row, groups, caps);
     (packs <= most_packs).then_some(Tile::new(threads_per_row, groups, packs, flavour))
+}
+
+/// So many threads, or half of them with up to seven packs each where otherwise an eighth or more would be idle: where
+/// threads own just the columns there are, nothing asks which of them exist. Not in short rows, whose threads would read
+/// far apart.
+fn with_fewer_idle(pairs: usize, threads: u32) -> u32 {
+    let all = threads as usize;
+    let is_idle = 8 * pairs <= 7 * all * pairs.div_ceil(all);
+    if is_idle && 2 * pairs <= 7 * all && pairs > 64 { threads / 2 } else { threads }
 }
 
 /// The workgroup that visits a row several times. RMS norm of 32768 bf16 columns, H200 through wgpu: 512 threads with 4

@@ -146,13 +146,3 @@ fn dispatches(plan: &Plan) -> impl Iterator<Item = &Dispatch> {
         Step::Zero { .. } => None,
     })
 }
-
-/// Columns that the threads of a row own.
-fn columns(tile: &Tile) -> usize {
-    (tile.threads_per_row * tile.packs) as usize * PAIR
-}
-
-/// Whether every column belongs to one thread; the other programs walk through the columns, or share them otherwise.
-fn is_on_chip(program: Program) -> bool {
-    matches!(program, Program::Forward | Program::Backward)
-}

@@ -40,7 +40,7 @@ fn exchange(tile: &Tile) -> usize {
 fn row_chain(key: &KernelKey, cols: usize) -> Option<usize> {
     let packs = match key.program {
         Program::Forward | Program::Backward => key.tile.packs as usize,
-        Program::ForwardStreaming | Program::BackwardRowSums => cols.div_ceil(columns(&Tile { packs: 1, ..key.tile })),
+        Program::ForwardStreaming | Program::BackwardRowSums => cols.div_ceil(Tile { packs: 1, ..key.tile }.columns()),
         Program::BackwardColumns | Program::ReducePartials | Program::Copy => return None,
     };
     Some((tree(8) + chain(packs) + exchange(&key.tile)).min(chain(cols)))

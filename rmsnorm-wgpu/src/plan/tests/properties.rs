@@ -39,10 +39,10 @@ fn every_column_has_one_thread() {
     for_all(|caps, call, cols| {
         for Dispatch { key, .. } in dispatches(&call.plan(SOME_ROWS, cols, caps)) {
             let KernelKey { program, tile, .. } = key;
-            if is_on_chip(*program) {
-                assert!(columns(tile) >= cols, "{cols} {tile:?}");
+            if program.is_on_chip() {
+                assert!(tile.columns() >= cols, "{cols} {tile:?}");
                 // No pack is without a thread that has a column in it.
-                assert!(columns(tile) - tile.threads_per_row as usize * PAIR < cols, "{cols} {tile:?}");
+                assert!(tile.columns() - tile.threads_per_row as usize * PAIR < cols, "{cols} {tile:?}");
                 let most_packs = if *program == Program::Forward { 8 } else { 5 };
                 assert!((1..=most_packs).contains(&tile.packs), "{cols} {tile:?}");
             } else {
@@ -128,9 +128,9 @@ fn work(dispatch: &Dispatch, call: Call, cols: usize) -> u64 {
     match program {
         Program::Forward | Program::ForwardStreaming | Program::BackwardRowSums => rows.div_ceil(tile.groups.into()),
         Program::Backward => dispatch.chunks.into(),
-        Program::BackwardColumns => u64::from(dispatch.chunks) * cols.div_ceil(columns(&tile)) as u64,
+        Program::BackwardColumns => u64::from(dispatch.chunks) * cols.div_ceil(tile.columns()) as u64,
         Program::ReducePartials => (cols.div_ceil(4 * tile.threads_per_row as usize) * call.gradients()) as u64,
-        Program::Copy => rows.div_ceil(columns(&tile) as u64),
+        Program::Copy => rows.div_ceil(tile.columns() as u64),
     }
 }
 
@@ -173,7 +173,7 @@ fn what_is_shorter_than_rows_in_registers_is_in_registers() {
         for call in calls() {
             let is_kept = |cols: usize| {
                 let plan = call.plan(SOME_ROWS, cols, &caps);
-                dispatches(&plan).any(|dispatch| is_on_chip(dispatch.key.program))
+                dispatches(&plan).any(|dispatch| dispatch.key.program.is_on_chip())
             };
             let kept: Vec<bool> = (1..=4096).map(|packs| is_kept(packs * PAIR)).collect();
             let first = kept.iter().position(|is_kept| !is_kept).unwrap_or(kept.len());
@@ -194,7 +194,7 @@ fn what_lies_anywhere_is_read_in_loops_unless_it_is_short() {
         let aligned = call.plan(SOME_ROWS, cols, caps);
         for access in [Access::Words, Access::Halves] {
             let plan = call.plan_by(access, SOME_ROWS, cols, caps);
-            for Dispatch { key, .. } in dispatches(&plan).filter(|dispatch| is_on_chip(dispatch.key.program)) {
+            for Dispatch { key, .. } in dispatches(&plan).filter(|dispatch| dispatch.key.program.is_on_chip()) {
                 assert!(key.tile.packs <= access.most_packs(), "{cols} {key:?}");
             }
             for Dispatch { key, .. } in dispatches(&plan) {
@@ -203,8 +203,8 @@ fn what_lies_anywhere_is_read_in_loops_unless_it_is_short() {
                 assert_eq!(key.access, own, "{cols} {key:?}");
             }
             let is_short = dispatches(&aligned)
-                .any(|Dispatch { key, .. }| is_on_chip(key.program) && key.tile.packs <= access.most_packs());
-            let is_kept = dispatches(&plan).any(|dispatch| is_on_chip(dispatch.key.program));
+                .any(|Dispatch { key, .. }| key.program.is_on_chip() && key.tile.packs <= access.most_packs());
+            let is_kept = dispatches(&plan).any(|dispatch| dispatch.key.program.is_on_chip());
             assert_eq!(is_short, is_kept, "{cols} {call:?}");
         }
     });
