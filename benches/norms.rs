@@ -57,7 +57,7 @@ fn bench<D: Measurable, T: Element>(criterion: &mut Criterion, name: &str, devic
     for op in Op::ALL {
         for norm in Norm::ALL {
             let operation = Operation { norm, op, reduction };
-            let mut group = criterion.benchmark_group(format!("{}/{}/{}/{shape}", op.name(), norm.name(), T::DTYPE));
+            let mut group = criterion.benchmark_group(operation.id(T::DTYPE, shape));
             group.throughput(Throughput::Bytes(operation.bytes(T::DTYPE, shape) as u64));
             let (mut batch, mut set) = (None, 0);
             group.bench_function(name, |bencher| {

@@ -3,8 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
-use rmsnorm_core::measure::{Op, Operation, REDUCTIONS, Shape, record, reduction_name};
-use rmsnorm_core::{DType, GradReduction, Norm};
+use rmsnorm_core::DType;
+use rmsnorm_core::measure::{Operation, Shape, record};
 use serde_json::Value;
 
 type Parsed = (PathBuf, Value);
@@ -89,16 +89,7 @@ fn every_figure_tells_what_it_ran() {
             for row in report["rows"].as_array().unwrap() {
                 let text = |name: &str| row[name].as_str().unwrap_or_else(|| panic!("{name}: {}", path.display()));
                 let of = |name: &str| row[name].as_u64().unwrap() as usize;
-                let reduction =
-                    REDUCTIONS.into_iter().find(|&known| Some(reduction_name(known)) == row["reduction"].as_str());
-                let operation = Operation {
-                    norm: Norm::ALL.into_iter().find(|norm| norm.name() == text("norm")).unwrap(),
-                    op: Op::ALL.into_iter().find(|op| op.name() == text("op")).unwrap(),
-                    reduction: match row["reduction"].is_null() {
-                        true => GradReduction::default(),
-                        false => reduction.unwrap(),
-                    },
-                };
+                let operation = Operation::named(text("norm"), text("op"), row["reduction"].as_str()).unwrap();
                 let dtype = DType::ALL.into_iter().find(|dtype| dtype.name() == text("dtype")).unwrap();
                 let shape = Shape { rows: of("rows"), cols: of("cols") };
                 // Capabilities of an older version cannot be read, which makes the row old.

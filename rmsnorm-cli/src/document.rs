@@ -2,8 +2,8 @@
 //!
 //! What documents did not always have is optional, so that old ones can still be read.
 
-use rmsnorm_core::measure::{Op, Operation, REDUCTIONS, Shape, record, reduction_name};
-use rmsnorm_core::{AnyBackend, DType, Device, GradReduction, Norm};
+use rmsnorm_core::measure::{Op, Operation, Shape, record, reduction_name};
+use rmsnorm_core::{AnyBackend, DType, Device, GradReduction};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
@@ -146,8 +146,8 @@ impl Measured {
         let record = record(device, caps, row.operation, row.dtype, row.shape)?;
         // Criterion has the default reduction alone.
         let is_default = reduction == GradReduction::default();
-        let reduction_part = if is_default { String::new() } else { format!("/{}", reduction_name(reduction)) };
-        let id = format!("{}/{}/{}/{}/{device}{reduction_part}", op.name(), norm.name(), row.dtype, row.shape);
+        let behind = if is_default { String::new() } else { format!("/{}", reduction_name(reduction)) };
+        let id = format!("{}/{device}{behind}", row.operation.id(row.dtype, row.shape));
         Ok(Measured {
             id: Some(id),
             op: op.name().into(),
@@ -175,16 +175,10 @@ impl Measured {
 
     /// The operation, dtype and shape that it measures, if there still are such, and memory holds them.
     pub fn subject(&self) -> Option<(Operation, DType, Shape)> {
-        let reduction = self.reduction.as_deref();
-        let reduction = match reduction {
-            None => GradReduction::default(),
-            Some(name) => REDUCTIONS.into_iter().find(|&reduction| reduction_name(reduction) == name)?,
-        };
-        let norm = Norm::ALL.into_iter().find(|norm| norm.name() == self.norm)?;
-        let op = Op::ALL.into_iter().find(|op| op.name() == self.op)?;
+        let operation = Operation::named(&self.norm, &self.op, self.reduction.as_deref())?;
         let dtype = DType::ALL.into_iter().find(|dtype| dtype.name() == self.dtype)?;
         let elements = self.rows.checked_mul(self.cols)?;
         (1..=MOST_ELEMENTS).contains(&elements).then_some(())?;
-        Some((Operation { norm, op, reduction }, dtype, Shape { rows: self.rows, cols: self.cols }))
+        Some((operation, dtype, Shape { rows: self.rows, cols: self.cols }))
     }
 }

@@ -98,25 +98,14 @@ pub(crate) fn plan(problem: &Problem, caps: &Caps) -> Plan {
 
 #[cfg(test)]
 mod tests {
-    use rmsnorm_spec::{CastOrder, DType, GradReduction, Norm, Present};
+    use rmsnorm_spec::{DType, Norm, Present};
 
     use super::*;
     use crate::Isa;
 
     fn problem(stage: Stage, rows: usize, cols: usize, activation: DType) -> Problem {
-        Problem {
-            stage,
-            norm: Norm::Rms,
-            rows,
-            cols,
-            activation,
-            weight: activation,
-            residual: activation,
-            has_weight_offset: false,
-            cast_order: CastOrder::AtStore,
-            grad_reduction: GradReduction::Partials,
-            present: Present { weight: true, dweight: true, dbias: true, ..Present::default() },
-        }
+        let present = Present { weight: true, dweight: true, dbias: true, ..Present::default() };
+        Problem::uniform(stage, Norm::Rms, rows, cols, activation, present)
     }
 
     fn with_threads(threads: usize) -> Caps {

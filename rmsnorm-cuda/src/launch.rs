@@ -125,7 +125,7 @@ fn enqueue(backend: &CudaBackend, problem: &Problem, mut params: Params) -> Resu
 
 /// The largest power of two, at most 16, that all addresses and row strides are multiples of. Statistics do not count,
 /// of which a thread reads and writes single elements, nor does the workspace, which is aligned by moving it.
-fn access_bytes(problem: &Problem, params: &Params) -> u32 {
+pub(crate) fn access_bytes(problem: &Problem, params: &Params) -> u32 {
     let (activation, residual) = (problem.activation.size() as u64, problem.residual.size() as u64);
     let x = match problem.stage {
         Stage::Forward | Stage::ForwardInPlace => activation,

@@ -1,11 +1,12 @@
 //! What a measured call ran: see [`Recorded`].
 
 use rmsnorm_spec::conformance::{Record, Recorded, read_caps, write_caps};
-use rmsnorm_spec::{Error, Problem, Stage};
+use rmsnorm_spec::{Error, Problem};
 
 use crate::caps::Caps;
+use crate::params::{Matrix, Params};
 use crate::plan::{Plan, Step, plan};
-use crate::{CudaBackend, source};
+use crate::{CudaBackend, launch, source};
 
 impl Recorded for CudaBackend {
     fn caps(&self) -> String {
@@ -32,35 +33,23 @@ fn texts(plan: &Plan, caps: &Caps) -> Vec<String> {
     texts
 }
 
-/// The largest power of two, at most 16, that the row strides of a dense call are multiples of.
+/// That of a call whose rows lie side by side, at addresses that ask for nothing.
 fn access_bytes(problem: &Problem) -> u32 {
-    let has_stream = problem.stage == Stage::Backward || problem.present.residual;
-    let narrowest =
-        if has_stream { problem.activation.size().min(problem.residual.size()) } else { problem.activation.size() };
-    let stride = if problem.rows > 1 { problem.cols * narrowest } else { 0 };
-    1 << (16 | stride).trailing_zeros()
+    let dense = Matrix { data: 0, row_stride: problem.cols as u64 };
+    let residual = if problem.present.residual { dense } else { Matrix::default() };
+    // y stands for dy and dx.
+    launch::access_bytes(problem, &Params { x: dense, y: dense, residual, ..Params::default() })
 }
 
 #[cfg(test)]
 mod tests {
-    use rmsnorm_spec::{CastOrder, DType, GradReduction, Norm, Present};
+    use rmsnorm_spec::{DType, Norm, Present, Stage};
 
     use super::*;
 
     fn problem(cols: usize) -> Problem {
-        Problem {
-            stage: Stage::Forward,
-            norm: Norm::Rms,
-            rows: 32768,
-            cols,
-            activation: DType::Bf16,
-            weight: DType::Bf16,
-            residual: DType::Bf16,
-            has_weight_offset: false,
-            cast_order: CastOrder::AtStore,
-            grad_reduction: GradReduction::Partials,
-            present: Present { weight: true, rstd: true, ..Present::default() },
-        }
+        let present = Present { weight: true, rstd: true, ..Present::default() };
+        Problem::uniform(Stage::Forward, Norm::Rms, 32768, cols, DType::Bf16, present)
     }
 
     #[test]

@@ -34,24 +34,13 @@ fn texts(plan: &Plan, caps: &Caps) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use rmsnorm_spec::{CastOrder, DType, GradReduction, Norm, Present, Stage};
+    use rmsnorm_spec::{DType, Norm, Present, Stage};
 
     use super::*;
 
     fn problem(cols: usize) -> Problem {
-        Problem {
-            stage: Stage::Forward,
-            norm: Norm::Rms,
-            rows: 32768,
-            cols,
-            activation: DType::Bf16,
-            weight: DType::Bf16,
-            residual: DType::Bf16,
-            has_weight_offset: false,
-            cast_order: CastOrder::AtStore,
-            grad_reduction: GradReduction::Partials,
-            present: Present { weight: true, rstd: true, ..Present::default() },
-        }
+        let present = Present { weight: true, rstd: true, ..Present::default() };
+        Problem::uniform(Stage::Forward, Norm::Rms, 32768, cols, DType::Bf16, present)
     }
 
     #[test]

@@ -122,6 +122,25 @@ pub struct Problem {
     pub present: Present,
 }
 
+impl Problem {
+    /// A problem whose tensors all have one dtype, with no weight offset, and the default cast order and reduction.
+    pub fn uniform(stage: Stage, norm: Norm, rows: usize, cols: usize, dtype: DType, present: Present) -> Self {
+        Problem {
+            stage,
+            norm,
+            rows,
+            cols,
+            activation: dtype,
+            weight: dtype,
+            residual: dtype,
+            has_weight_offset: false,
+            cast_order: CastOrder::default(),
+            grad_reduction: GradReduction::default(),
+            present,
+        }
+    }
+}
+
 /// Arguments that have passed validation.
 pub struct Checked<A> {
     spec: NormSpec,

@@ -3,8 +3,7 @@
 use super::pattern::Pattern;
 use super::{Measurable, Op, Operation, Shape};
 use crate::{
-    Backward, CastOrder, DType, Element, Error, Forward, GradReduction, Norm, NormBackend, NormSpec, Present, Problem,
-    Stage,
+    Backward, DType, Element, Error, Forward, GradReduction, Norm, NormBackend, NormSpec, Present, Problem, Stage,
 };
 
 const EPS: f32 = 1e-6;
@@ -183,28 +182,19 @@ fn workspace_len<D: Measurable>(device: &D, shape: Shape, dtype: DType, reductio
 pub(super) fn problem(operation: Operation, dtype: DType, shape: Shape) -> Problem {
     let Operation { norm, op, reduction } = operation;
     let (is_layer, is_backward, adds) = (norm == Norm::Layer, op == Op::Backward, op == Op::AddForward);
-    Problem {
-        stage: if is_backward { Stage::Backward } else { Stage::Forward },
-        norm,
-        rows: shape.rows,
-        cols: shape.cols,
-        activation: dtype,
-        weight: dtype,
-        residual: dtype,
-        has_weight_offset: false,
-        cast_order: CastOrder::default(),
-        grad_reduction: if is_backward { reduction } else { GradReduction::default() },
-        present: Present {
-            weight: true,
-            bias: is_layer && !is_backward,
-            residual: adds,
-            residual_out: adds,
-            mean: is_layer,
-            rstd: true,
-            dweight: is_backward,
-            dbias: is_layer && is_backward,
-            workspace: is_backward,
-            ..Present::default()
-        },
-    }
+    let stage = if is_backward { Stage::Backward } else { Stage::Forward };
+    let present = Present {
+        weight: true,
+        bias: is_layer && !is_backward,
+        residual: adds,
+        residual_out: adds,
+        mean: is_layer,
+        rstd: true,
+        dweight: is_backward,
+        dbias: is_layer && is_backward,
+        workspace: is_backward,
+        ..Present::default()
+    };
+    let grad_reduction = if is_backward { reduction } else { GradReduction::default() };
+    Problem { grad_reduction, ..Problem::uniform(stage, norm, shape.rows, shape.cols, dtype, present) }
 }

@@ -6,7 +6,7 @@ use rmsnorm_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptur
 use rmsnorm_cuda::cudarc::driver::{CudaGraph, CudaSlice, CudaStream, DriverError};
 use rmsnorm_cuda::{
     Backward, CudaBackend, Forward,
-    spec::{CastOrder, DType, Error, GradReduction, Norm, NormBackend, NormSpec, Present, Problem, Stage, bf16},
+    spec::{DType, Error, Norm, NormBackend, NormSpec, Present, Problem, Stage, bf16},
 };
 
 use crate::support::{Gpu, bytes, tensor, upload};
@@ -73,19 +73,8 @@ impl Tensors {
 }
 
 fn backward_problem(rows: usize, cols: usize) -> Problem {
-    Problem {
-        stage: Stage::Backward,
-        norm: Norm::Rms,
-        rows,
-        cols,
-        activation: DType::Bf16,
-        weight: DType::Bf16,
-        residual: DType::Bf16,
-        has_weight_offset: false,
-        cast_order: CastOrder::default(),
-        grad_reduction: GradReduction::default(),
-        present: Present { weight: true, rstd: true, dweight: true, workspace: true, ..Present::default() },
-    }
+    let present = Present { weight: true, rstd: true, dweight: true, workspace: true, ..Present::default() };
+    Problem::uniform(Stage::Backward, Norm::Rms, rows, cols, DType::Bf16, present)
 }
 
 /// Captures what `work` enqueues. The mode concerns this thread alone.

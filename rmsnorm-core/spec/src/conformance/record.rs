@@ -26,10 +26,15 @@ impl Record {
             hash.update((text.len() as u64).to_le_bytes());
             hash.update(text);
         }
-        let mut sources: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        let mut sources = hexadecimal(&hash.finalize());
         sources.truncate(HASH_CHARACTERS);
         Record { plan, sources }
     }
+}
+
+/// Two digits a byte.
+pub(super) fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// A backend that tells what a call would run on a device, without the device.

@@ -12,6 +12,7 @@ use super::coverage::Coverage;
 use super::device::{Device, TransferError};
 use super::misuse::{BadCall, bad_calls};
 use super::profiles::{Profile, breakpoints};
+use super::record::hexadecimal;
 use super::report::{CaseReport, Check, Counts, Finding, Status, Summary};
 use super::self_test::self_test;
 use super::{Harness, determinism, runner};
@@ -181,8 +182,7 @@ fn check_spans(device: &dyn Device) -> Status {
 
 /// sha256 of the ids, one a line, in hexadecimal.
 fn hash(ids: &[String]) -> String {
-    let digest = Sha256::digest(ids.join("\n").as_bytes());
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+    hexadecimal(&Sha256::digest(ids.join("\n").as_bytes()))
 }
 
 /// Runs one case.
