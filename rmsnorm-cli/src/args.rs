@@ -30,8 +30,8 @@ pub enum Command {
     /// Put measurements of earlier runs, and published kernels', side by side
     ///
     /// Reads what `bench --json` writes, and the results of the scripts that time published kernels: lists of rows on a
-    /// GPU, lines on the CPU. All are GB/s over the fewest bytes that an operation must move. The first source in the files is the one that
-    /// others are compared with.
+    /// GPU, lines on the CPU. All are GB/s over the fewest bytes that an operation must move. The first source in the
+    /// files is the one that others are compared with.
     Compare(CompareArgs),
     /// List the recorded measurements whose plan or kernels have changed since
     Stale(StaleArgs),

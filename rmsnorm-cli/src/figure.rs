@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use rmsnorm_core::measure::{Op, Shape};
-use rmsnorm_core::{DType, Norm};
+use rmsnorm_core::measure::{Op, Shape, reduction_name};
+use rmsnorm_core::{DType, GradReduction, Norm};
 use serde::Deserialize;
 
 use crate::document::{Document, Machine, Measured, Report};
@@ -48,15 +48,22 @@ pub struct Figure {
     pub has_gaps: bool,
 }
 
-/// The rows of `../shared/peers/bench_peers.py`, on a GPU.
+/// What a peer's row measures, as the peers' scripts have it.
 #[derive(Deserialize)]
-struct GpuPeer {
+struct PeerSubject {
     op: String,
     dtype: String,
     #[serde(rename = "M")]
     rows: usize,
     #[serde(rename = "N")]
     cols: usize,
+}
+
+/// The rows of `../shared/peers/bench_peers.py`, on a GPU.
+#[derive(Deserialize)]
+struct GpuPeer {
+    #[serde(flatten)]
+    of: PeerSubject,
     provider: String,
     ms: Option<f64>,
     gbps: Option<f64>,
@@ -66,13 +73,9 @@ struct GpuPeer {
 /// The lines of `../shared/peers/cpu`.
 #[derive(Deserialize)]
 struct CpuPeer {
+    #[serde(flatten)]
+    of: PeerSubject,
     lib: String,
-    op: String,
-    dtype: String,
-    #[serde(rename = "M")]
-    rows: usize,
-    #[serde(rename = "N")]
-    cols: usize,
     us: f64,
     gbs: f64,
 }
@@ -159,7 +162,8 @@ pub fn of_document(document: &Document) -> Vec<Figure> {
 }
 
 fn of_measured(row: &Measured, backend: &str, device: &str) -> Figure {
-    let reduction = row.reduction.as_deref().filter(|&reduction| reduction != "partials");
+    let default = reduction_name(GradReduction::default());
+    let reduction = row.reduction.as_deref().filter(|&reduction| reduction != default);
     let op = reduction.map_or(row.op.clone(), |reduction| format!("{} {reduction}", row.op));
     Figure {
         subject: Subject { norm: row.norm.clone(), op, dtype: row.dtype.clone(), rows: row.rows, cols: row.cols },
@@ -176,8 +180,9 @@ fn of_measured(row: &Measured, backend: &str, device: &str) -> Figure {
 
 fn of_gpu_peers(rows: Vec<GpuPeer>) -> Vec<Figure> {
     let copy_of = |row: &GpuPeer| {
+        let PeerSubject { dtype, rows: count, cols, .. } = &row.of;
         let is_copy = |other: &&GpuPeer| {
-            other.op == "copy" && (&other.dtype, other.rows, other.cols) == (&row.dtype, row.rows, row.cols)
+            other.of.op == "copy" && (&other.of.dtype, &other.of.rows, &other.of.cols) == (dtype, count, cols)
         };
         rows.iter().find(is_copy).and_then(|copy| copy.gbps)
     };
@@ -185,7 +190,7 @@ fn of_gpu_peers(rows: Vec<GpuPeer>) -> Vec<Figure> {
         // A row without a time says why it failed.
         let (ms, gbs) = (row.ms?, row.gbps?);
         Some(Figure {
-            subject: subject(&row.op, &row.dtype, row.rows, row.cols)?,
+            subject: row.of.subject()?,
             source: row.provider.clone(),
             is_ours: false,
             device: None,
@@ -202,7 +207,7 @@ fn of_gpu_peers(rows: Vec<GpuPeer>) -> Vec<Figure> {
 fn of_cpu_peers(rows: Vec<CpuPeer>) -> Vec<Figure> {
     let mut figures: Vec<Figure> = Vec::new();
     for row in rows {
-        let Some(subject) = subject(&row.op, &row.dtype, row.rows, row.cols) else { continue };
+        let Some(subject) = row.of.subject() else { continue };
         // What follows the version is how a library was set up; the best of them stands for it.
         let source = row.lib.split(" jit").next().unwrap_or(&row.lib).to_owned();
         let (us, gbs) = (row.us, row.gbs);
@@ -227,23 +232,26 @@ fn of_cpu_peers(rows: Vec<CpuPeer>) -> Vec<Figure> {
     figures
 }
 
-/// The subject by its names in the peers' scripts.
-fn subject(op: &str, dtype: &str, rows: usize, cols: usize) -> Option<Subject> {
-    let (norm, op) = match op {
-        "rms_fwd" => ("rms_norm", "forward"),
-        "rms_bwd" => ("rms_norm", "backward"),
-        "add_rms_fwd" => ("rms_norm", "add_forward"),
-        "ln_fwd" => ("layer_norm", "forward"),
-        "ln_bwd" => ("layer_norm", "backward"),
-        _ => return None,
-    };
-    let dtype = match dtype {
-        "float32" => "f32",
-        "float16" => "f16",
-        "bfloat16" => "bf16",
-        _ => return None,
-    };
-    Some(Subject { norm: norm.into(), op: op.into(), dtype: dtype.into(), rows, cols })
+impl PeerSubject {
+    /// The same by our names, if we have it.
+    fn subject(&self) -> Option<Subject> {
+        let (norm, op) = match self.op.as_str() {
+            "rms_fwd" => ("rms_norm", "forward"),
+            "rms_bwd" => ("rms_norm", "backward"),
+            "add_rms_fwd" => ("rms_norm", "add_forward"),
+            "ln_fwd" => ("layer_norm", "forward"),
+            "ln_bwd" => ("layer_norm", "backward"),
+            _ => return None,
+        };
+        let dtype = match self.dtype.as_str() {
+            "float32" => "f32",
+            "float16" => "f16",
+            "bfloat16" => "bf16",
+            _ => return None,
+        };
+        let PeerSubject { rows, cols, .. } = *self;
+        Some(Subject { norm: norm.into(), op: op.into(), dtype: dtype.into(), rows, cols })
+    }
 }
 
 /// Figures of several files. Where a later file has a subject of a source again, or the source on another device, the
@@ -300,8 +308,8 @@ pub fn join_with_earlier(now: Vec<Figure>, earlier: Vec<(String, Vec<Figure>)>) 
 }
 
 /// The sources, in the order in which they come.
-pub fn sources(figures: &[Figure]) -> Vec<&str> {
-    let mut sources = Vec::new();
+pub fn sources<'f>(figures: impl IntoIterator<Item = &'f Figure>) -> Vec<&'f str> {
+    let mut sources: Vec<&str> = Vec::new();
     for figure in figures {
         if !sources.contains(&figure.source.as_str()) {
             sources.push(&figure.source);
@@ -314,8 +322,12 @@ pub fn sources(figures: &[Figure]) -> Vec<&str> {
 mod tests {
     use super::*;
 
+    fn of(dtype: &str, cols: usize) -> PeerSubject {
+        PeerSubject { op: "rms_fwd".into(), dtype: dtype.into(), rows: 8, cols }
+    }
+
     fn figure(source: &str, cols: usize) -> Figure {
-        let subject = subject("rms_fwd", "bfloat16", 8, cols).unwrap();
+        let subject = of("bfloat16", cols).subject().unwrap();
         Figure {
             subject,
             source: source.into(),
@@ -364,15 +376,7 @@ mod tests {
 
     #[test]
     fn the_best_way_to_run_a_cpu_library_stands_for_it() {
-        let line = |us: f64| CpuPeer {
-            lib: "oneDNN 3.13 jit:uni".into(),
-            op: "rms_fwd".into(),
-            dtype: "float32".into(),
-            rows: 8,
-            cols: 4,
-            us,
-            gbs: 1.0 / us,
-        };
+        let line = |us: f64| CpuPeer { of: of("float32", 4), lib: "oneDNN 3.13 jit:uni".into(), us, gbs: 1.0 / us };
         let figures = of_cpu_peers(vec![line(2.0), line(1.0), line(3.0)]);
         assert_eq!((figures.len(), figures[0].source.as_str(), figures[0].us), (1, "oneDNN 3.13", 1.0));
     }

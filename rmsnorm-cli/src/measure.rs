@@ -102,6 +102,11 @@ const SWEPT_COLS: [usize; 16] =
 const SWEPT_ROWS_COLS: usize = 4096;
 
 impl Shapes {
+    /// Whether they were asked for one by one, so that each must be measured.
+    const fn is_given(&self) -> bool {
+        matches!(self, Shapes::Given(_))
+    }
+
     fn on<D: Measurable>(&self, device: &D, dtype: DType) -> Vec<Shape> {
         match (self, D::SHAPES) {
             (Shapes::Two, [first, .., last]) => vec![*first, *last],
@@ -196,13 +201,13 @@ impl Measurement for Admit<'_> {
     type Output = Result<(), Failure>;
 
     fn run<D: Measurable>(self, device: &D) -> Self::Output {
-        match self.0.shapes {
-            Shapes::OfDevice | Shapes::Two | Shapes::Sweeps(_) => Ok(()),
-            Shapes::Given(_) => self.0.sizes(device).into_iter().try_for_each(|(shape, dtype)| {
-                let refuse = |why| Failure::Input(format!("--shapes: {why}, got {shape} in {dtype}"));
-                self.0.admit(device, shape, dtype).map_err(refuse)
-            }),
+        if !self.0.shapes.is_given() {
+            return Ok(());
         }
+        self.0.sizes(device).into_iter().try_for_each(|(shape, dtype)| {
+            let refuse = |why| Failure::Input(format!("--shapes: {why}, got {shape} in {dtype}"));
+            self.0.admit(device, shape, dtype).map_err(refuse)
+        })
     }
 }
 
@@ -231,15 +236,14 @@ impl Measurement for Measure<'_> {
         let Selection { norms, ops, reductions, .. } = self.selection;
         let operations = Operation::product(norms, ops, reductions);
         let (mut sizes, mut skipped) = (self.selection.sizes(device), Vec::new());
-        sizes.retain(|&(shape, dtype)| {
-            let refusal = match self.selection.shapes {
-                Shapes::OfDevice | Shapes::Two | Shapes::Sweeps(_) => self.selection.admit(device, shape, dtype).err(),
-                // What was asked for has been admitted. If there is no room for it after all, that is an error.
-                Shapes::Given(_) => None,
-            };
-            skipped.extend(refusal.iter().map(|why| format!("{shape} in {dtype}: {why}")));
-            refusal.is_none()
-        });
+        // What was asked for has been admitted. If there is no room for it after all, that is an error.
+        if !self.selection.shapes.is_given() {
+            sizes.retain(|&(shape, dtype)| {
+                let refusal = self.selection.admit(device, shape, dtype).err();
+                skipped.extend(refusal.iter().map(|why| format!("{shape} in {dtype}: {why}")));
+                refusal.is_none()
+            });
+        }
         let total = operations.len() * sizes.len();
         for (shape, dtype) in sizes {
             let mut done = |outcome| (self.progress)(outcome, total);
@@ -262,25 +266,19 @@ fn is_out_of_memory(error: &Error) -> bool {
 }
 
 impl Selection {
-    /// Every shape in every dtype, none twice.
+    /// Every shape in every dtype, none twice: a shape's dtypes one after the other, where they share shapes.
     fn sizes<D: Measurable>(&self, device: &D) -> Vec<(Shape, DType)> {
-        let of_dtype = |&dtype| self.shapes.on(device, dtype).into_iter().map(move |shape| (shape, dtype));
-        let mut sizes: Vec<_> = self.dtypes.iter().flat_map(of_dtype).collect();
-        // A shape's dtypes one after the other, where they share shapes; the order of the shapes is kept.
-        let mut order: Vec<Shape> = Vec::new();
-        for &(shape, _) in &sizes {
-            if !order.contains(&shape) {
-                order.push(shape);
+        let of_dtype = |&dtype| (dtype, self.shapes.on(device, dtype));
+        let lists: Vec<(DType, Vec<Shape>)> = self.dtypes.iter().map(of_dtype).collect();
+        let mut sizes = Vec::new();
+        for &shape in lists.iter().flat_map(|(_, shapes)| shapes) {
+            for &(dtype, ref shapes) in &lists {
+                if shapes.contains(&shape) && !sizes.contains(&(shape, dtype)) {
+                    sizes.push((shape, dtype));
+                }
             }
         }
-        sizes.sort_by_key(|(shape, _)| order.iter().position(|known| known == shape));
-        let mut different: Vec<(Shape, DType)> = Vec::with_capacity(sizes.len());
-        for size in sizes {
-            if !different.contains(&size) {
-                different.push(size);
-            }
-        }
-        different
+        sizes
     }
 
     fn admit<D: Measurable>(&self, device: &D, shape: Shape, dtype: DType) -> Result<(), String> {
@@ -298,7 +296,7 @@ impl Selection {
         let mut workload = match Workload::<D, T>::new(device, shape, &self.reductions) {
             Ok(workload) => workload,
             // Some devices do not tell beforehand that there is no room.
-            Err(error) if !matches!(self.shapes, Shapes::Given(_)) && is_out_of_memory(&error) => {
+            Err(error) if !self.shapes.is_given() && is_out_of_memory(&error) => {
                 return Ok(Some(error.to_string()));
             }
             Err(error) => return Err(error.into()),

@@ -18,20 +18,22 @@ const FEWEST: usize = 3;
 
 const FONT: &str = "sans-serif";
 
+/// Whether a picture can be drawn of these figures, whatever their times.
+///
+/// # Errors
+/// If no operation has enough of them.
+pub fn require(figures: &[Figure]) -> Result<(), Failure> {
+    panels(&drawable(figures)).map(drop)
+}
+
 /// The picture as SVG, a line of panels for every operation that has enough figures.
 ///
 /// # Errors
-/// If no operation has.
+/// As [`require`].
 pub fn svg(figures: &[Figure]) -> Result<String, Failure> {
-    let figures: Vec<&Figure> = figures.iter().filter(|figure| !figure.has_gaps).collect();
-    let panels: Vec<[Option<Panel>; 2]> = operations(&figures).into_iter().filter_map(panels_of).collect();
-    if panels.is_empty() {
-        let what =
-            format!("a picture takes {FEWEST} row lengths of one size, or {FEWEST} numbers of rows of one length");
-        return Err(Failure::Input(format!("--plot: {what}, of one operation and dtype")));
-    }
-    let all: Vec<Figure> = figures.into_iter().cloned().collect();
-    let colours = colours(&sources(&all));
+    let figures = drawable(figures);
+    let panels = panels(&figures)?;
+    let colours = colours(&sources(figures));
     let mut svg = String::new();
     {
         let size = (2 * PANEL.0, PANEL.1 * panels.len() as u32);
@@ -39,6 +41,21 @@ pub fn svg(figures: &[Figure]) -> Result<String, Failure> {
         draw(&root, &panels, &colours).map_err(|error| Failure::Input(format!("--plot: {error}")))?;
     }
     Ok(svg)
+}
+
+/// Those whose times hold nothing but the operation.
+fn drawable(figures: &[Figure]) -> Vec<&Figure> {
+    figures.iter().filter(|figure| !figure.has_gaps).collect()
+}
+
+fn panels(figures: &[&Figure]) -> Result<Vec<[Option<Panel>; 2]>, Failure> {
+    let panels: Vec<_> = operations(figures).iter().filter_map(|figures| panels_of(figures)).collect();
+    if panels.is_empty() {
+        let what =
+            format!("a picture takes {FEWEST} row lengths of one size, or {FEWEST} numbers of rows of one length");
+        return Err(Failure::Input(format!("--plot: {what}, of one operation and dtype")));
+    }
+    Ok(panels)
 }
 
 /// Points of one source, by the quantity on the horizontal axis.
@@ -73,44 +90,43 @@ fn operations<'f>(figures: &[&'f Figure]) -> Vec<Vec<&'f Figure>> {
 }
 
 /// The panels of an operation: row lengths, and numbers of rows.
-fn panels_of(figures: Vec<&Figure>) -> Option<[Option<Panel>; 2]> {
-    let first = &figures.first()?.subject;
+fn panels_of(figures: &[&Figure]) -> Option<[Option<Panel>; 2]> {
+    let Figure { subject: first, source: leading, .. } = figures.first()?;
     let name = format!("{} {} {}", first.norm, first.op, first.dtype);
-    let leading = &figures.first()?.source;
     // About equal bytes: the size, to the nearest power of two, that most row lengths have; the first source's where a source
     // has enough of it, else its own.
     let size = |figure: &Figure| (figure.subject.rows as f64 * figure.subject.cols as f64).log2().round() as i64;
-    let lengths = |source: &str| -> Vec<(i64, usize)> {
+    let lengths = |source: &str| {
         let own = figures.iter().filter(|f| f.is_cold && f.source == source);
-        own.map(|f| (size(f), f.subject.cols)).collect()
+        Groups::of(own.map(|f| (size(f), f.subject.cols)))
     };
-    let common = most_frequent(lengths(leading).into_iter());
-    let size_of = |source: &str| {
-        let has_enough = different(lengths(source).into_iter().filter(|(size, _)| Some(*size) == common)) >= FEWEST;
-        if has_enough { common } else { most_frequent(lengths(source).into_iter()) }
-    };
-    let of_size: Vec<_> =
-        figures.iter().copied().filter(|f| f.is_cold && Some(size(f)) == size_of(&f.source)).collect();
+    let common = lengths(leading).largest();
+    let sizes: BTreeMap<&str, i64> = sources(figures.iter().copied())
+        .into_iter()
+        .filter_map(|source| {
+            let own = lengths(source);
+            Some((source, common.filter(|&size| own.has_enough(size)).or_else(|| own.largest())?))
+        })
+        .collect();
+    let is_of_size = |f: &&&Figure| f.is_cold && sizes.get(f.source.as_str()) == Some(&size(f));
+    let of_size: Vec<&Figure> = figures.iter().filter(is_of_size).copied().collect();
     let rates = curves(&of_size, |f| Some((f.subject.cols, f.gbs)));
-    let mut sizes: Vec<i64> = rates.iter().filter_map(|(source, _)| size_of(source)).collect();
-    sizes.sort_unstable();
-    sizes.dedup();
-    let sizes: Vec<String> = sizes.into_iter().map(|size| bytes(size, &first.dtype)).collect();
+    let drawn: BTreeSet<i64> = rates.iter().filter_map(|(source, _)| sizes.get(source.as_str()).copied()).collect();
+    let drawn: Vec<String> = drawn.into_iter().map(|size| bytes(size, &first.dtype)).collect();
     let cols = Panel {
-        title: format!("{name}, {} a matrix", sizes.join(" or ")),
+        title: format!("{name}, {} a matrix", drawn.join(" or ")),
         across: "columns",
         up: "GB/s",
         curves: rates,
         copies: curves(&ours(&of_size), |f| Some((f.subject.cols, f.copy_gbs?))),
     };
     // The length of which the first source, else all, have the most numbers of rows.
-    let counts = |own: bool| {
-        figures.iter().filter(move |f| !own || f.source == *leading).map(|f| (f.subject.cols, f.subject.rows))
-    };
-    let own_cols = most_frequent(counts(true));
-    let has_enough = different(counts(true).filter(|(cols, _)| Some(*cols) == own_cols)) >= FEWEST;
-    let common_cols = if has_enough { own_cols } else { most_frequent(counts(false)) };
-    let of_cols: Vec<_> = figures.iter().copied().filter(|f| Some(f.subject.cols) == common_cols).collect();
+    let counts =
+        |figures: &mut dyn Iterator<Item = &&Figure>| Groups::of(figures.map(|f| (f.subject.cols, f.subject.rows)));
+    let own = counts(&mut figures.iter().filter(|f| f.source == *leading));
+    let own_cols = own.largest().filter(|&cols| own.has_enough(cols));
+    let common_cols = own_cols.or_else(|| counts(&mut figures.iter()).largest());
+    let of_cols: Vec<&Figure> = figures.iter().copied().filter(|f| Some(f.subject.cols) == common_cols).collect();
     let rows = Panel {
         title: format!("{name}, {} columns", common_cols.unwrap_or_default()),
         across: "rows",
@@ -137,21 +153,27 @@ fn bytes(size: i64, dtype: &str) -> String {
     }
 }
 
-/// How many different values there are.
-fn different<K>(pairs: impl Iterator<Item = (K, usize)>) -> usize {
-    pairs.map(|(_, value)| value).collect::<BTreeSet<usize>>().len()
-}
+/// The different values of each key.
+struct Groups<K>(BTreeMap<K, BTreeSet<usize>>);
 
-/// The key with the most different values.
-fn most_frequent<K: Ord + Copy>(pairs: impl Iterator<Item = (K, usize)>) -> Option<K> {
-    let mut values: BTreeMap<K, Vec<usize>> = BTreeMap::new();
-    for (key, value) in pairs {
-        let known = values.entry(key).or_default();
-        if !known.contains(&value) {
-            known.push(value);
+impl<K: Ord + Copy> Groups<K> {
+    fn of(pairs: impl Iterator<Item = (K, usize)>) -> Self {
+        let mut groups: BTreeMap<K, BTreeSet<usize>> = BTreeMap::new();
+        for (key, value) in pairs {
+            groups.entry(key).or_default().insert(value);
         }
+        Groups(groups)
     }
-    values.into_iter().max_by_key(|(key, values)| (values.len(), *key)).map(|(key, _)| key)
+
+    /// The key with the most values; the greatest of several.
+    fn largest(&self) -> Option<K> {
+        self.0.iter().max_by_key(|(key, values)| (values.len(), **key)).map(|(key, _)| *key)
+    }
+
+    /// Whether the key has values for a curve.
+    fn has_enough(&self, key: K) -> bool {
+        self.0.get(&key).is_some_and(|values| values.len() >= FEWEST)
+    }
 }
 
 /// The curves of the sources that have enough points.
@@ -345,7 +367,7 @@ mod tests {
     fn the_panel_of_lengths_has_those_of_the_common_size() {
         let figures: Vec<Figure> =
             [(1024, 1000), (512, 2048), (256, 4096), (1, 4096)].map(|(m, n)| figure("cuda", m, n, 1.0)).into();
-        let [cols, rows] = panels_of(figures.iter().collect()).unwrap();
+        let [cols, rows] = panels_of(&figures.iter().collect::<Vec<_>>()).unwrap();
         assert_eq!(cols.unwrap().curves[0].1.keys().copied().collect::<Vec<_>>(), [1000, 2048, 4096]);
         assert!(rows.is_none());
     }
@@ -354,7 +376,7 @@ mod tests {
     fn backends_have_sizes_of_their_own() {
         let mut figures: Vec<Figure> = (7..12).map(|bits| figure("cuda", 1 << (27 - bits), 1 << bits, 9.0)).collect();
         figures.extend((7..12).map(|bits| figure("cpu", 1 << (23 - bits), 1 << bits, 9.0)));
-        let [cols, _] = panels_of(figures.iter().collect()).unwrap();
+        let [cols, _] = panels_of(&figures.iter().collect::<Vec<_>>()).unwrap();
         let cols = cols.unwrap();
         assert!(cols.title.ends_with("16 MiB or 256 MiB a matrix"), "{}", cols.title);
         assert_eq!(cols.curves.iter().map(|(source, _)| source.as_str()).collect::<Vec<_>>(), ["cuda", "cpu"]);

@@ -12,8 +12,7 @@ pub fn table(figures: &[Figure]) -> Option<String> {
     head.push(format!("{first}, us"));
     head.extend(["GB/s".into(), "of copy".into()]);
     head.extend(others.iter().flat_map(|source| [format!("{source}, us"), "of copy".into(), format!("{first} is")]));
-    let mut text = line(&head) + &line(&vec!["---".to_owned(); head.len()]);
-    let mut is_empty = true;
+    let mut lines = Vec::new();
     for subject in subjects(figures) {
         let of = |source: &str| figures.iter().find(|figure| figure.subject == *subject && figure.source == source);
         if sources.len() > 1 && sources.iter().filter(|source| of(source).is_some()).count() < 2 {
@@ -28,10 +27,10 @@ pub fn table(figures: &[Figure]) -> Option<String> {
         for source in others {
             cells.extend(compared(of(source), reference, copy));
         }
-        text += &line(&cells);
-        is_empty = false;
+        lines.push(line(&cells));
     }
-    (!is_empty).then_some(text)
+    let rule = vec!["---".to_owned(); head.len()];
+    (!lines.is_empty()).then(|| line(&head) + &line(&rule) + &lines.concat())
 }
 
 /// The subjects, in the order in which they come.

@@ -79,7 +79,7 @@ fn require_points(
             }
         }
     }
-    plot::svg(&figure::join_with_earlier(now, earlier.to_vec())).map(drop)
+    plot::require(&figure::join_with_earlier(now, earlier.to_vec()))
 }
 
 /// The short table of `rmsnorm` without a command: a few seconds a backend.
