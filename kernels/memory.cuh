@@ -110,16 +110,24 @@ constexpr int STEP = THREADS_PER_ROW * CLUSTER * PACK;
 // The columns from a thread's first one to the end of the row, which may lie before it.
 __device__ inline int columns_left(unsigned long long cols, unsigned first) { return int(cols) - int(first); }
 
+// Whether pack k may reach past the end of the row. A thread has no more packs than the row needs (plan.rs), so that only
+// its last one does: the others cost no comparison.
+__device__ constexpr bool may_pass_end(int k) { return IS_RAGGED && k == PACKS - 1; }
+
 // Whether column i of pack k is one of the row's.
-__device__ inline bool is_in_row(int k, int i, int left) { return !IS_RAGGED || k * STEP + (HAS_TAIL ? i : 0) < left; }
+__device__ inline bool is_in_row(int k, int i, int left) {
+    return !may_pass_end(k) || k * STEP + (HAS_TAIL ? i : 0) < left;
+}
+
+// Whether only the first columns of pack k are the row's.
+__device__ inline bool has_part(int k, int left) { return HAS_TAIL && may_pass_end(k) && left - k * STEP < PACK; }
 
 // Pack k of a thread, from the address of its first column; zeros past the end of the row.
 template <Reuse REUSE, class E>
 __device__ inline Pack<E> load_pack(const E* first, int k, int left) {
     const E* from = first + k * STEP;
-    const int count = left - k * STEP;
-    if (IS_RAGGED && count <= 0) return {};
-    if (IS_HALF_ACCESS<E> || (HAS_TAIL && count < PACK)) return load_elements(from, HAS_TAIL ? min(count, PACK) : PACK);
+    if (!is_in_row(k, 0, left)) return {};
+    if (IS_HALF_ACCESS<E> || has_part(k, left)) return load_elements(from, has_part(k, left) ? left - k * STEP : PACK);
     Pack<E> pack;
     #pragma unroll
     for (int byte = 0; byte < Pack<E>::BYTES; byte += WORD_ACCESS<E>) {
@@ -132,9 +140,8 @@ __device__ inline Pack<E> load_pack(const E* first, int k, int left) {
 template <class E>
 __device__ inline void store_pack(E* first, int k, int left, const Pack<E>& pack) {
     E* to = first + k * STEP;
-    const int count = left - k * STEP;
-    if (IS_RAGGED && count <= 0) return;
-    if (IS_HALF_ACCESS<E> || (HAS_TAIL && count < PACK)) return store_elements(to, pack, HAS_TAIL ? min(count, PACK) : PACK);
+    if (!is_in_row(k, 0, left)) return;
+    if (IS_HALF_ACCESS<E> || has_part(k, left)) return store_elements(to, pack, has_part(k, left) ? left - k * STEP : PACK);
     #pragma unroll
     for (int byte = 0; byte < Pack<E>::BYTES; byte += WORD_ACCESS<E>) {
         store<WORD_ACCESS<E>>(reinterpret_cast<char*>(to) + byte, &pack.words[byte / 4]);
@@ -172,8 +179,9 @@ __device__ inline void start_copy(Pack<E>* slot, const E* first, int k, int left
         for (int byte = 0; byte < Pack<E>::BYTES; byte += WORD_ACCESS<E>) {
             const char* from = reinterpret_cast<const char*>(first + k * STEP) + byte;
             // What lies past the end is not read but zeroed.
-            const int bytes = HAS_TAIL ? max(0, min(left_bytes - byte, WORD_ACCESS<E>))
-                            : IS_RAGGED && left_bytes <= 0 ? 0
+            const int bytes = !may_pass_end(k) ? WORD_ACCESS<E>
+                            : HAS_TAIL ? max(0, min(left_bytes - byte, WORD_ACCESS<E>))
+                            : left_bytes <= 0 ? 0
                             : WORD_ACCESS<E>;
             if constexpr (WORD_ACCESS<E> == 16) {
                 asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to + byte), "l"(from), "r"(bytes) : "memory");
