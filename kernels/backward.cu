@@ -94,16 +94,20 @@ struct Worker {
             unpack(slot.x[k][threadIdx.x], x);
             unpack(slot.dy[k][threadIdx.x], dy);
             unpack_weight(weights[k], p.weight_offset, weight);
+            // Each pack has its own sums: one sum of all would be a longer chain than docs/math.md allows.
+            float parts[SUMS] = {};
             #pragma unroll
             for (int i = 0; i < PACK; ++i) {
                 float x_hat = (x[i] - row.mean) * row.rstd;
                 // Past the end dy is zero, which does not help where x_hat overflows.
                 if (IS_LAYER && !is_in_row(k, i, left)) x_hat = 0.0f;
                 const float wdy = dy[i] * weight[i];
-                totals[0] += wdy * x_hat;
-                if constexpr (IS_LAYER) totals[SUMS - 1] += wdy;
+                parts[0] += wdy * x_hat;
+                if constexpr (IS_LAYER) parts[SUMS - 1] += wdy;
                 gradients.add(k, i, dy[i], x_hat);
             }
+            #pragma unroll
+            for (int sum = 0; sum < SUMS; ++sum) totals[sum] += parts[sum];
         }
     }
 

@@ -33,8 +33,8 @@ fn row_chain(key: &KernelKey, cols: usize) -> Option<usize> {
     let thread = match key.program {
         // A sum for each element of a pack; a tree joins them.
         Program::Forward | Program::ForwardCluster | Program::ForwardLong => chain(packs) + tree(tile.pack),
-        // One sum.
-        Program::Backward => chain(packs * pack),
+        // A sum for each pack.
+        Program::Backward => chain(packs) + chain(pack),
         Program::ForwardStreaming => chain(cols.div_ceil(columns(tile))) + tree(tile.pack),
         Program::BackwardRowSums => chain(cols.div_ceil(columns(tile)) * pack),
         Program::BackwardColumns | Program::ReducePartials => return None,
@@ -100,9 +100,9 @@ fn chains_are_counted_as_the_kernels_add() {
     };
     // 3 additions of packs, 3 within a pack, 5 over lanes, 3 over 8 warps.
     assert_eq!(row_chain(&key(Program::Forward, tile), 8192), Some(14));
-    // 31 of elements, 5 over lanes; 32 warps of 4 blocks: 3 of 32 at a time, 5 over lanes.
+    // 3 additions of packs, 7 within a pack, 5 over lanes; 32 warps of 4 blocks: 3 of 32 at a time, 5 over lanes.
     let cluster = Tile { threads_per_row: 1024, cluster: 4, ..tile };
-    assert_eq!(row_chain(&key(Program::Backward, cluster), 131072), Some(44));
+    assert_eq!(row_chain(&key(Program::Backward, cluster), 131072), Some(23));
     // 2 visits, which is one addition, 3 within a pack, and 8 as above.
     assert_eq!(row_chain(&key(Program::ForwardStreaming, Tile { packs: 1, ..tile }), 2049), Some(12));
     // 2 visits of 8 elements: 15, and 8 as above.
