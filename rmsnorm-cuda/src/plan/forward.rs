@@ -93,69 +93,178 @@ fn cluster_tile(packs: usize, load: Load, caps: &Caps) -> Option<Tile> {
 
 /// How threads share a row of that many packs; `None` if it is too long for the L1.
 ///
-/// The figures are shares of the copy's 4.2 TB/s, in bf16 on an H200, 2026-11-21.
+/// What decides is how many bytes a multiprocessor has on their way, which is at its best from 64 to 128 KiB, how many
+/// lanes have nothing to do, and what a row costs besides its packs. Between powers of two, threads of three, five, six or
+/// seven packs leave fewer lanes idle. The figures are shares of the copy's 4.2 TB/s, in bf16 on an H200, 2026-11-21.
 fn tile(packs: usize, load: Load) -> Option<Tile> {
-    use Load::{Layer, LayerResidual, Plain, Residual};
-    let tile = |threads_per_row: usize, groups, unroll, blocks_per_sm| Tile {
-        packs: packs.div_ceil(threads_per_row) as u32,
-        threads_per_row: threads_per_row as u32,
+    let (threads_per_row, groups, unroll, blocks_per_sm) = match load {
+        Load::Plain => plain(packs),
+        Load::Residual => residual(packs),
+        Load::Layer => layer(packs),
+        Load::LayerResidual => layer_residual(packs),
+    }?;
+    Some(Tile {
+        packs: packs.div_ceil(threads_per_row as usize) as u32,
+        threads_per_row,
         groups,
         unroll,
         blocks_per_sm,
         ..Tile::NONE
-    };
-    let (threads, half) = (threads_for(packs) as usize, threads_for(packs.div_ceil(2)) as usize);
-    // Between powers of two, threads of three, five, six or seven packs leave fewer of them without work.
-    Some(match (packs, load) {
+    })
+}
+
+/// Threads of a row, groups of such threads in a block, rows of a group at a time, and blocks of a multiprocessor.
+type Shares = Option<(u32, u32, u32, u32)>;
+
+fn plain(packs: usize) -> Shares {
+    let threads = threads_for(packs);
+    Some(match packs {
+        // 699008x192: 99 %, 32 threads with one pack 84 %; 1398080x96: 99 %, 16 with one pack 85 %.
+        9..=12 => (4, 32, 2, 6),
+        17..=24 => (8, 32, 1, 6),
         // 1048576x128: 100 %; one row in flight 81 %, four 83 %.
-        (0..=32, Plain) => tile(threads, 256 / threads as u32, 2, 6),
-        // 1048576x128: 99 %, layer norm 99 %.
-        (0..=32, Residual) => tile(threads, 256 / threads as u32, 2, 3),
-        (0..=32, Layer | LayerResidual) => tile(half, 128 / half as u32, 2, 8),
-        // 576000x384: 99.8 %, 64 threads with one pack 82 %; with a residual 102 %; layer norm 99 %.
-        (33..=48, Plain) => tile(16, 16, 1, 4),
-        (33..=48, Residual | LayerResidual) => tile(32, 1, 1, 16),
-        (33..=48, Layer) => tile(16, 8, 2, 6),
-        // 262144x512: 101 %.
-        (49..=64, Plain) => tile(64, 8, 2, 2),
-        (49..=64, Residual | Layer | LayerResidual) => tile(64, 4, 1, 4),
-        // 262144x768: 99.9 %, 64 threads with two packs 92 %; with a residual 102 %; layer norm 99.5 %.
-        (65..=96, Plain) => tile(32, 1, 1, 16),
-        (65..=96, Residual | LayerResidual) => tile(64, 1, 1, 8),
-        (65..=96, Layer) => tile(32, 1, 1, 32),
-        // 32768x1024: 100 %; with a residual 105 %; layer norm 98 %, with 48 registers instead of 32 96 %.
-        (97..=128, Plain) => tile(64, 1, 1, 16),
-        (97..=128, Residual) => tile(128, 1, 1, 8),
-        (97..=128, Layer) => tile(64, 1, 1, 32),
-        (97..=128, LayerResidual) => tile(64, 1, 1, 16),
-        // 65536x2048: 100 %, four rows a block 96 %; 87360x1536: 101 %, with a residual 102 %, layer norm 99 %.
-        (129..=256, Plain) => tile(128, 1, 1, 16),
-        (129..=192, Layer) => tile(64, 1, 1, 24),
-        (129..=256, Residual | Layer | LayerResidual) => tile(128, 1, 1, 8),
-        // 65536x2560: 101 %, 256 threads with two packs 82 %; layer norm 99.8 %, at 3584 columns 99 %.
-        (257..=384, Plain) => tile(128, 1, 1, 8),
-        (257..=448, Layer | LayerResidual) => tile(64, 1, 1, 12),
-        // 32768x4096: 100 %, 128 threads with four packs 99 %; with a residual 102 %; layer norm 99.7 %.
+        0..=32 => (threads, 256 / threads, 2, 6),
+        // 349504x384: 99.8 %, 64 threads with one pack 82 %.
+        33..=48 => (16, 16, 1, 4),
+        // 262144x512: 99 %, 64 threads with one pack 94 %.
+        49..=64 => (32, 8, 2, 5),
+        // 209664x640: 99 %, 32 threads with three packs 97 %; at 576 columns 98 and 88 %.
+        65..=80 => (16, 8, 1, 8),
+        // 174720x768: 99 %, 64 threads with two packs 92 %.
+        81..=96 => (32, 1, 1, 16),
+        // 149760x896: 99 %, 64 threads with two packs 96 %.
+        97..=112 => (32, 8, 1, 5),
+        // 131072x1024: 100 %.
+        113..=128 => (64, 1, 1, 16),
+        // 104832x1280: 99.7 %, 128 threads with two packs 93 %; at 1152 columns 100 and 88 %.
+        129..=176 => (64, 1, 1, 24),
+        // 65536x2048: 100 %, four rows a block 96 %.
+        177..=256 => (128, 1, 1, 16),
+        // 58240x2304: 100 %, eight blocks 95 %.
+        257..=288 => (128, 1, 1, 12),
+        // 52416x2560: 100 %, 256 threads with two packs 82 %.
+        289..=384 => (128, 1, 1, 8),
+        // 32768x4096: 100 %, 128 threads with four packs 99 %.
         // 1024x4096: 5.6 us, with 40 registers instead of 32, which is a second wave of blocks, 6.0 us.
-        (385..=512, Plain) => tile(256, 1, 1, 8),
-        (257..=512, Residual) => tile(256, 1, 1, 4),
-        (449..=512, Layer | LayerResidual) => tile(128, 1, 1, 8),
-        // 32768x5120: 101 %, with a residual 101 %, layer norm 99.7 %, at 7168 columns 99.5 %.
-        (513..=768, Plain) => tile(256, 1, 1, 6),
-        (513..=768, Residual) => tile(256, 1, 1, 3),
-        (513..=896, Layer | LayerResidual) => tile(128, 1, 1, 6),
-        // 16384x8192: 100 %.
-        (769..=1024, Plain | Layer | LayerResidual) => tile(256, 1, 1, 4),
-        (769..=1024, Residual) => tile(512, 1, 1, 2),
-        // 8192x16384: 99.5 %, 1024 threads with two packs 72 %; with a residual 101 %; layer norm 98 %.
-        (1025..=2048, Plain) => tile(512, 1, 1, 3),
-        (1025..=2048, Residual) => tile(512, 1, 1, 2),
-        (1025..=2048, Layer) => tile(256, 1, 1, 3),
+        385..=512 => (256, 1, 1, 8),
+        // 26176x5120: 101 %; 29120x4608: 98 %, of five blocks 94 %.
+        513..=768 => (256, 1, 1, 6),
+        // 16384x8192: 99.5 %; 13056x10240: 100 %, 512 threads 95 %.
+        769..=1280 => (256, 1, 1, 4),
+        // 8192x16384: 99 %, 1024 threads with two packs 72 %.
+        1281..=2048 => (512, 1, 1, 3),
         // 4096x32768: 99.5 %. From here on for devices without clusters.
-        (2049..=4096, Plain) => tile(512, 1, 1, 2),
+        2049..=4096 => (512, 1, 1, 2),
         // 2048x65536: 97 %.
-        (4097..=8192, Plain) => tile(1024, 1, 1, 1),
-        (_, Plain | Residual | Layer | LayerResidual) => return None,
+        4097..=8192 => (1024, 1, 1, 1),
+        _ => return None,
+    })
+}
+
+fn residual(packs: usize) -> Shares {
+    let threads = threads_for(packs);
+    Some(match packs {
+        // 699008x192: 99 %, 32 threads with one pack 93 %.
+        17..=24 => (8, 32, 1, 5),
+        // 1048576x128: 100 %, two rows in flight 99 %.
+        0..=32 => (threads, 256 / threads, 1, 5),
+        // 349504x384: 101 %; at 320 columns 99 %, 32 threads with two packs 93 %.
+        33..=48 => (16, 16, 1, 3),
+        // 262144x512: 100 %, 64 threads with one pack 88 %; at 576 columns 101 and 89 %.
+        49..=80 => (32, 8, 1, 4),
+        // 174720x768: 101 %.
+        81..=96 => (64, 1, 1, 8),
+        // 131072x1024: 102 %.
+        97..=128 => (128, 1, 1, 8),
+        // 116480x1152: 100 %, 128 threads with two packs 93 %.
+        129..=160 => (32, 8, 1, 3),
+        // 65536x2048: 101 %.
+        161..=256 => (128, 1, 1, 8),
+        // 52416x2560: 101 %, 256 threads with two packs 96 %; at 2304 columns 102 and 91 %.
+        257..=320 => (128, 2, 1, 4),
+        // 32768x4096: 101 %.
+        321..=512 => (256, 1, 1, 4),
+        // 26176x5120: 101 %; 18688x7168: 101 %, 512 threads with two packs 95 %.
+        513..=1280 => (256, 1, 1, 3),
+        // 8192x16384: 101 %.
+        1281..=2048 => (512, 1, 1, 2),
+        _ => return None,
+    })
+}
+
+/// Layer norm, whose row is visited three times, has least to do between its sums where few threads have many packs.
+fn layer(packs: usize) -> Shares {
+    let half = threads_for(packs.div_ceil(2));
+    Some(match packs {
+        // 699008x192: 98 %, 16 threads with two packs 79 %; 1398080x96: 98 and 82 %.
+        9..=12 => (4, 32, 2, 6),
+        17..=24 => (8, 16, 2, 6),
+        // 1048576x128: 98 %.
+        0..=32 => (half, 128 / half, 2, 8),
+        // 419392x320: 92 %, 16 threads with three packs 85 %.
+        33..=40 => (8, 16, 1, 5),
+        // 349504x384: 99 %.
+        41..=48 => (16, 8, 2, 6),
+        // 262144x512: 97 %, 64 threads with one pack 57 %.
+        49..=64 => (32, 4, 2, 10),
+        65..=72 => (16, 4, 1, 12),
+        // 209664x640: 98 %, 32 threads with three packs 90 %.
+        73..=80 => (16, 8, 2, 4),
+        // 174720x768: 99 %.
+        // 131072x1024: 98 %; 149760x896: 98 %, 64 threads with two packs 90 %.
+        81..=128 => (32, 1, 1, 32),
+        // 104832x1280: 99 %, 128 threads with two packs 83 %.
+        129..=160 => (32, 1, 1, 24),
+        // 87360x1536: 99 %. 83840x1600: 99 %, of 16 blocks 92 %, 64 threads with four packs 90 %. 65536x2048: 98 %, 128
+        // threads with two packs 88 %.
+        161..=256 => (32, 1, 1, 20),
+        // 52416x2560: 99 %, of twelve blocks 99 %, but at 2304 columns 97 instead of 99 %.
+        257..=384 => (64, 1, 1, 16),
+        // 37440x3584: 99 %.
+        385..=448 => (64, 1, 1, 12),
+        // 32768x4096: 99 %; 26176x5120: 99 %.
+        449..=768 => (128, 1, 1, 8),
+        // 18688x7168: 99 %.
+        769..=896 => (128, 1, 1, 6),
+        // 16384x8192: 98 %; 13056x10240: 98.5 %, of three blocks 93 %.
+        897..=1280 => (256, 1, 1, 4),
+        // 8192x16384: 98 %; 10880x12288: 98 %.
+        1281..=2048 => (256, 1, 1, 3),
+        _ => return None,
+    })
+}
+
+fn layer_residual(packs: usize) -> Shares {
+    let half = threads_for(packs.div_ceil(2));
+    Some(match packs {
+        // 699008x192: 98 %, 16 threads with two packs 93 %.
+        9..=12 => (4, 64, 1, 4),
+        17..=24 => (8, 32, 1, 5),
+        // 1048576x128: 99 %, two rows in flight 94 %.
+        0..=32 => (half, 256 / half, 1, 5),
+        // 349504x384: 101 %, 32 threads with two packs 93 %.
+        33..=48 => (16, 16, 1, 3),
+        // 262144x512: 100 %, 64 threads with one pack 85 %; 174720x768: 100 and 92 %.
+        49..=96 => (32, 8, 1, 5),
+        // 131072x1024: 100 %.
+        97..=128 => (64, 1, 1, 16),
+        // 104832x1280: 100 %, 128 threads with two packs 84 %.
+        129..=160 => (32, 8, 1, 3),
+        // 87360x1536: 100 %, 128 threads with two packs 92 %.
+        161..=208 => (64, 4, 1, 4),
+        // 65536x2048: 101 %.
+        209..=256 => (128, 1, 1, 8),
+        // 52416x2560: 99 %.
+        257..=320 => (64, 1, 1, 12),
+        // 43648x3072: 101 %, 64 threads with six packs 97 %; 32768x4096: 99 %.
+        321..=640 => (128, 1, 1, 6),
+        // 18688x7168: 100 %, 128 threads with seven packs 95 %.
+        641..=1024 => (256, 1, 1, 4),
+        // 13056x10240: 101 %.
+        1025..=1536 => (256, 1, 1, 3),
+        // 8192x16384: 101 %, from shared memory 91 %.
+        1537..=2048 => (512, 1, 1, 2),
+        _ => return None,
     })
 }
 

@@ -29,6 +29,7 @@ const NONE: Present = Present { rstd: true, ..Present::NONE };
 const WEIGHT: Present = Present { weight: true, ..NONE };
 const WEIGHT_BIAS: Present = Present { bias: true, ..WEIGHT };
 const WEIGHT_RESIDUAL: Present = Present { residual: true, residual_out: true, ..WEIGHT };
+const WEIGHT_BIAS_RESIDUAL: Present = Present { bias: true, ..WEIGHT_RESIDUAL };
 const DWEIGHT: Present = Present { dweight: true, ..WEIGHT };
 const DWEIGHT_DBIAS: Present = Present { dbias: true, ..DWEIGHT };
 

@@ -7,6 +7,7 @@ use super::*;
 const RMS_FORWARD: Call = Call::new(Stage::Forward, Norm::Rms, BF16, WEIGHT);
 const RMS_ADD: Call = Call { present: WEIGHT_RESIDUAL, ..RMS_FORWARD };
 const LAYER_FORWARD: Call = Call::new(Stage::Forward, Norm::Layer, BF16, WEIGHT_BIAS);
+const LAYER_ADD: Call = Call { present: WEIGHT_BIAS_RESIDUAL, ..LAYER_FORWARD };
 const RMS_BACKWARD: Call = Call::new(Stage::Backward, Norm::Rms, BF16, DWEIGHT);
 const LAYER_BACKWARD: Call = Call::new(Stage::Backward, Norm::Layer, BF16, DWEIGHT_DBIAS);
 
@@ -28,7 +29,8 @@ fn rms_forward_on_an_h200() {
         RMS_FORWARD,
         &[
             (1048576, 128, "Forward 1x16x1x8 in 16x2, on 32768x256"),
-            (262144, 512, "Forward 1x64x1x8 in 8x2, on 16384x512"),
+            (262144, 512, "Forward 1x32x2x8 in 8x2, on 16384x256"),
+            (104832, 1280, "Forward 1x64x3x8~, on 104832x64"),
             (32768, 1024, "Forward 1x64x2x8, on 32768x64"),
             (65536, 2048, "Forward 1x128x2x8, on 65536x128"),
             (32768, 4096, "Forward 1x256x2x8, on 32768x256"),
@@ -65,10 +67,11 @@ fn add_and_rms_forward_on_an_h200() {
         &Caps::h200(),
         RMS_ADD,
         &[
-            (1048576, 128, "Forward 1x16x1x8 in 16x2, on 32768x256"),
+            (1048576, 128, "Forward 1x16x1x8 in 16x1, on 65536x256"),
+            (262144, 512, "Forward 1x32x2x8 in 8x1, on 32768x256"),
             (32768, 1024, "Forward 1x128x1x8, on 32768x128"),
             (32768, 4096, "Forward 1x256x2x8, on 32768x256"),
-            (16384, 8192, "Forward 1x512x2x8, on 16384x512"),
+            (16384, 8192, "Forward 1x256x4x8, on 16384x256"),
             (8192, 16384, "Forward 1x512x4x8, on 8192x512"),
             (4096, 32768, "Cluster 2x256x8x8, on 8192x256"),
             (2048, 65536, "Cluster 4x256x8x8, on 8192x256"),
@@ -84,12 +87,35 @@ fn layer_forward_on_an_h200() {
         &Caps::h200(),
         LAYER_FORWARD,
         &[
-            (32768, 1024, "Forward 1x64x2x8, on 32768x64"),
+            (1048576, 128, "Forward 1x8x2x8 in 16x2, on 32768x128"),
+            (262144, 512, "Forward 1x32x2x8 in 4x2, on 32768x128"),
+            (32768, 1024, "Forward 1x32x4x8, on 32768x32"),
+            (116480, 1152, "Forward 1x32x5x8~, on 116480x32"),
+            (65536, 2048, "Forward 1x32x8x8, on 65536x32"),
+            (52416, 2560, "Forward 1x64x5x8, on 52416x64"),
             (32768, 4096, "Forward 1x128x4x8, on 32768x128"),
             (8192, 16384, "Forward 1x256x8x8, on 8192x256"),
             (4096, 32768, "Long 1x512x8x8, 64 KiB, on 4096x512"),
             (2048, 65536, "Long 1x1024x8x8, 128 KiB, on 2048x1024"),
             (1024, 131072, "Long 4x256x16x8, 64 KiB, on 4096x256"),
+        ],
+    );
+}
+
+#[test]
+fn add_and_layer_forward_on_an_h200() {
+    check(
+        &Caps::h200(),
+        LAYER_ADD,
+        &[
+            (1048576, 128, "Forward 1x8x2x8 in 32x1, on 32768x256"),
+            (262144, 512, "Forward 1x32x2x8 in 8x1, on 32768x256"),
+            (32768, 1024, "Forward 1x64x2x8, on 32768x64"),
+            (65536, 2048, "Forward 1x128x2x8, on 65536x128"),
+            (32768, 4096, "Forward 1x128x4x8, on 32768x128"),
+            (16384, 8192, "Forward 1x256x4x8, on 16384x256"),
+            (8192, 16384, "Forward 1x512x4x8, on 8192x512"),
+            (4096, 32768, "Long 1x512x8x8, 128 KiB, on 4096x512"),
         ],
     );
 }
@@ -114,6 +140,8 @@ fn rms_backward_on_an_h200() {
             (2048, 65536, "Backward 8x128x8x8, ring 3 of 96 KiB, on 240x128; Reduce 16 on 2048x128"),
             (1024, 131072, "Backward 8x256x8x8, ring 3+ of 192 KiB, on 120x256; Reduce 8 on 4096x64"),
             (512, 262144, "RowSums 8x512x1x8~, on 264x512; Columns 1x256x1x8~, on 2176x256; Reduce 16 on 8192x128"),
+            (104832, 1280, "Backward 1x32x5x8 in 8x1, ring 2 of 80 KiB, on 132x256; Reduce 128 on 40x1024"),
+            (13056, 10240, "Backward 1x256x5x8, ring 3 of 120 KiB, on 132x256; Reduce 128 on 320x1024"),
             (4096, 1024, "Backward 1x128x1x8 in 4x1, ring 3 of 48 KiB, on 264x512; Reduce 128 on 32x1024"),
             (4096, 4096, "Backward 1x512x1x8, ring 3 of 48 KiB, on 264x512; Reduce 128 on 128x1024"),
             (4096, 8192, "Backward 1x1024x1x8, ring 3 of 96 KiB, on 132x1024; Reduce 128 on 256x1024"),
@@ -127,7 +155,10 @@ fn layer_backward_on_an_h200() {
         &Caps::h200(),
         LAYER_BACKWARD,
         &[
-            (32768, 1024, "Backward 1x128x1x8 in 4x1, ring 2 of 32 KiB, on 264x512; Reduce 128 on 64x1024"),
+            (262144, 512, "Backward 1x32x2x8 in 8x1, ring 3 of 48 KiB, on 264x256; Reduce 128 on 32x1024"),
+            (32768, 1024, "Backward 1x64x2x8 in 8x1, ring 3 of 96 KiB, on 132x512; Reduce 128 on 64x1024"),
+            (65536, 2048, "Backward 1x128x2x8 in 4x1, ring 3 of 96 KiB, on 132x512; Reduce 128 on 128x1024"),
+            (13056, 10240, "Backward 1x256x5x8, ring 2 of 80 KiB, on 132x256; Reduce 128 on 640x1024"),
             (32768, 4096, "Backward 1x128x4x8 in 2x1, ring 3 of 96 KiB, on 132x256; Reduce 128 on 256x1024"),
             (8192, 16384, "Backward 2x256x4x8, ring 3 of 96 KiB, on 264x256; Reduce 128 on 1024x1024"),
             (2048, 65536, "Backward 8x256x4x8, ring 3 of 96 KiB, on 240x256; Reduce 16 on 4096x128"),
@@ -170,7 +201,7 @@ fn rows_that_no_tile_fits() {
         &[
             (4096, 1, "Backward 1x1x1x8~ in 256x1, ring 3 of 24 KiB, on 16x256; Reduce 8 on 1x64"),
             (4096, 100, "Backward 1x16x1x8~ in 16x1, ring 3 of 24 KiB, on 256x256; Reduce 128 on 4x1024"),
-            (4096, 4097, "Backward 1x256x3x8~, ring 2 of 48 KiB, on 264x256; Reduce 128 on 129x1024"),
+            (4096, 4097, "Backward 1x128x5x8~ in 2x1, ring 2 of 80 KiB, on 132x256; Reduce 128 on 129x1024"),
         ],
     );
 }
@@ -178,7 +209,7 @@ fn rows_that_no_tile_fits() {
 #[test]
 fn a_wider_stream_halves_the_packs() {
     let stream = |call| Call { dtypes: BF16_STREAM_F32, ..call };
-    check(&Caps::h200(), stream(RMS_ADD), &[(32768, 4096, "Forward 1x512x2x4, on 32768x512")]);
+    check(&Caps::h200(), stream(RMS_ADD), &[(32768, 4096, "Forward 1x256x4x4, on 32768x256")]);
     check(
         &Caps::h200(),
         stream(RMS_BACKWARD),
