@@ -28,6 +28,12 @@ const RESERVED_BYTES: usize = 1 << 30;
 /// The oldest driver with the function by which cudarc reads events: it panics where that is missing.
 const OLDEST_TIMING_DRIVER: (u32, u32) = (12, 8);
 
+/// Whole pages of at most so many bytes were always copied at the driver's full rate. Of what is no whole number of pages,
+/// and of 512 MiB and 1 GiB, it made two thirds (H200, driver 580.159).
+const PIECE_BYTES: usize = 256 << 20;
+
+const PAGE_BYTES: usize = 4 << 10;
+
 /// Calls that are timed together.
 pub struct Batch {
     /// One call on every set; `None` where they could not be captured.
@@ -60,7 +66,8 @@ impl Measurable for CudaBackend {
         Shape { rows: 1, cols: 4096 },
     ];
 
-    const COPIES: usize = 1;
+    /// In one piece, and in [`pieces`].
+    const COPIES: usize = 2;
 
     const SAMPLE_SECONDS: f64 = 30e-3;
 
@@ -102,14 +109,20 @@ impl Measurable for CudaBackend {
         (0..count).map(repeated).collect()
     }
 
-    fn copy<T: Element>(&self, from: CudaView<'_, T>, mut to: CudaViewMut<'_, T>, _way: usize) -> Result<(), Error> {
+    fn copy<T: Element>(&self, from: CudaView<'_, T>, mut to: CudaViewMut<'_, T>, way: usize) -> Result<(), Error> {
         if from.len() != to.len() {
             return Err(Error::Length { arg: "to", min: from.len(), max: from.len(), got: to.len() });
         }
         if from.is_empty() {
             return Ok(());
         }
-        self.stream().memcpy_dtod(&from, &mut to).map_err(device_error)
+        if way == 0 {
+            return self.stream().memcpy_dtod(&from, &mut to).map_err(device_error);
+        }
+        for piece in pieces(from.len(), size_of::<T>()) {
+            self.stream().memcpy_dtod(&from.slice(piece.clone()), &mut to.slice_mut(piece)).map_err(device_error)?;
+        }
+        Ok(())
     }
 
     fn prepare(&self, sets: usize, call: &mut Call<'_>) -> Result<Batch, Error> {
@@ -150,6 +163,14 @@ impl Measurable for CudaBackend {
             None => Mode::Events,
         }
     }
+}
+
+/// The elements of a matrix in pieces that the driver copies at its full rate: whole pages, and a rest that takes no time.
+fn pieces(len: usize, element_bytes: usize) -> impl Iterator<Item = Range<usize>> {
+    let (piece, page) = (PIECE_BYTES / element_bytes, PAGE_BYTES / element_bytes);
+    let pages = len - len % page;
+    let whole = (0..pages).step_by(piece).map(move |start| start..pages.min(start + piece));
+    whole.chain((pages < len).then_some(pages..len))
 }
 
 /// Zeros. cudarc makes them of types of its own trait: all that are an [`Element`], but the compiler cannot know.
@@ -200,6 +221,21 @@ fn device_error(error: DriverError) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pieces_are_pages_and_a_rest() {
+        let ends = |len, element_bytes| pieces(len, element_bytes).map(|piece| piece.end).collect::<Vec<_>>();
+        let piece = 64 << 20;
+        assert_eq!(ends(3, 2), [3]);
+        assert_eq!(ends(2048, 2), [2048]);
+        assert_eq!(ends(5000, 2), [4096, 5000]);
+        assert_eq!(ends(piece, 4), [piece]);
+        assert_eq!(ends(2 * piece + 1, 4), [piece, 2 * piece, 2 * piece + 1]);
+        assert_eq!(ends(piece + 1024, 4), [piece, piece + 1024]);
+        // Each begins where the one before it ends.
+        let all: Vec<_> = pieces(2 * piece + 1, 4).collect();
+        assert_eq!((all[0].start, all[1].start, all[2].start), (0, all[0].end, all[1].end));
+    }
 
     #[test]
     fn only_drivers_that_can_read_events_are_admitted() {
