@@ -2,14 +2,15 @@
 # Ours and the published GPU kernels, one after the other on the same machine, in groups that each fit one call:
 #     bash benches/h200.sh FOLDER SECONDS PART...
 # FOLDER holds the binary `rmsnorm`; parts are forward backward small layer residual f32 (with peers), half reductions
-# (ours alone) and sweeps (row lengths and numbers of rows, CUDA beside wgpu through Vulkan, then the peers). Writes
-# ours-PART.json and peers-PART.json to $OUT (else the current folder), then the tables; for sweeps rms, layer and add.json,
-# and a table and a picture of each.
+# lengths (ours alone; lengths: CUDA at many row lengths, most of them of models or between those that tiles were chosen
+# by) and sweeps (row lengths and numbers of rows, CUDA beside wgpu through Vulkan, then the peers). Writes ours-PART.json
+# and peers-PART.json to $OUT (else the current folder), then the tables; for sweeps rms, layer and add.json, and a table
+# and a picture of each, for lengths a table and a picture.
 # PEERS is the path of bench_peers.py; PEERS=none measures ours alone. PYTHONPATH must lead to the peers' packages.
 set -euo pipefail
 
 benches=$(cd "$(dirname "$0")" && pwd)
-[ $# -ge 3 ] || { sed -n '2,8s/^# //p' "$0"; exit 2; }
+[ $# -ge 3 ] || { sed -n '2,10s/^# //p' "$0"; exit 2; }
 rmsnorm=$1/rmsnorm deadline=$((SECONDS + $2))
 shift 2
 out=${OUT:-.}
@@ -36,6 +37,14 @@ counts+=',8192x4096,16384x4096'
 shapes[sweeps]='32768x4096,131072x1024,8192x16384,2048x65536,1048576x128,16384x8192,4096x32768,1x4096,256x4096,4096x4096'
 shapes[sweeps]+=',16x4096,1024x4096'
 shapes[sweeps_layer]='32768x4096,131072x1024,8192x16384,2048x65536'
+shapes[sweeps_add]=${shapes[sweeps_layer]}
+# Rows in multiples of 64, 256 MiB or a little less.
+many='64 72 80 96 112 128 160 192 208 256 288 320 384 416 448 512 576 608 640 704 736 768 864 896 960 1024 1088 1152 1280 1344 1408'
+many+=' 1536 1600 1664 1792 1920 2048 2176 2304 2432 2560 2688 2816 2880 3072 3328 3584 3840 4096 4352 4608 5120 5376 5632 6144'
+many+=' 6656 7168 7680 8192 9216 9728 10240 11264 12288 13312 14336 15360 16384 18432 20480 24576 28672 32768'
+for cols in $many; do
+    shapes[lengths]+=${shapes[lengths]:+,}$(((1 << 27) / cols / 64 * 64))x$cols
+done
 
 machine() {
     nvidia-smi --format=csv,noheader \
@@ -97,17 +106,23 @@ sweeps() {
     # shellcheck disable=SC2086
     each add rms_norm add_forward ${lengths//,/ }
     rm -r "$parts"
-    spare=80 published sweeps bfloat16 rms_fwd,rms_bwd --only compile,quack,liger
-    published sweeps_layer bfloat16 ln_fwd,ln_bwd --only compile,quack,liger
-    for name in rms layer add; do
-        local peers_file=$out/peers-sweeps.json
-        [ $name = rms ] || peers_file=$out/peers-sweeps_layer.json
-        local files=("$out/$name.json")
-        [ -e "$out/$name.json" ] || continue
-        [ $name = add ] || [ ! -e "$peers_file" ] || files+=("$peers_file")
-        "$rmsnorm" compare "${files[@]}" --plot "$out/$name.svg" >"$out/$name.md" || echo "no table or picture of $name"
-    done
+    spare=120 published sweeps bfloat16 rms_fwd,rms_bwd --only compile,quack,liger
+    spare=50 published sweeps_layer bfloat16 ln_fwd,ln_bwd --only compile,quack,liger
+    published sweeps_add bfloat16 add_rms_fwd --only compile,quack
+    picture rms "$out"/{rms,peers-sweeps}.json
+    picture layer "$out"/{layer,peers-sweeps_layer}.json
+    picture add "$out"/{add,peers-sweeps_add}.json
     [ ! -e "$out/rms.md" ] || cat "$out/rms.md"
+}
+
+# picture NAME FILE..: a table and a picture of those files that there are, if there is the first, ours.
+picture() {
+    local files=() file
+    for file in "${@:2}"; do
+        [ ! -e "$file" ] || files+=("$file")
+    done
+    [ -e "$2" ] || return 0
+    "$rmsnorm" compare "${files[@]}" --plot "$out/$1.svg" >"$out/$1.md" || echo "no table or picture of $1"
 }
 
 measure() {
@@ -134,12 +149,16 @@ measure() {
         ;;
     sweeps) sweeps ;;
     half) ours "$1" f16 rms_norm forward,backward ;;
+    lengths)
+        ours "$1" bf16 rms_norm,layer_norm forward,add_forward,backward --seconds 0.05
+        picture "$1" "$out/ours-lengths.json"
+        ;;
     reductions) ours "$1" bf16 rms_norm backward --reduction partials,locks,atomics ;;
     esac
 }
 
 for part in "$@"; do
-    [[ -n ${shapes[$part]:-} && $part != sweeps_layer ]] || { echo "no such part: $part"; exit 2; }
+    [[ -n ${shapes[$part]:-} && $part != sweeps_* ]] || { echo "no such part: $part"; exit 2; }
 done
 for part in "$@"; do
     measure "$part"
@@ -149,8 +168,8 @@ machine
 # Those of this call; an earlier call's files may lie in the same folder.
 files=()
 for part in "$@"; do
-    # It has tables of its own.
-    [ "$part" != sweeps ] || continue
+    # They have tables of their own.
+    [[ $part != sweeps && $part != lengths ]] || continue
     for file in "$out/ours-$part.json" "$out/peers-$part.json"; do
         [ ! -e "$file" ] || files+=("$file")
     done
