@@ -34,7 +34,7 @@ lengths='32768x4096,131072x1024,8192x16384,16384x8192,1048576x128,4096x32768,204
 lengths+=',65536x2048,52416x2560,26176x5120,18688x7168,10880x12288,1024x131072,524288x256,32768x1024'
 counts='1x4096,2x4096,4x4096,8x4096,16x4096,32x4096,64x4096,128x4096,256x4096,512x4096,1024x4096,2048x4096,4096x4096'
 counts+=',8192x4096,16384x4096'
-shapes[sweeps]='32768x4096,131072x1024,8192x16384,2048x65536,1048576x128,16384x8192,4096x32768,1x4096,256x4096,4096x4096'
+shapes[sweeps]='32768x4096,131072x1024,8192x16384,2048x65536,1048576x128,1x4096,4096x4096,16384x8192,4096x32768,256x4096'
 shapes[sweeps]+=',16x4096,1024x4096'
 shapes[sweeps_layer]='32768x4096,131072x1024,8192x16384,2048x65536'
 shapes[sweeps_add]=${shapes[sweeps_layer]}
@@ -73,9 +73,9 @@ ours() {
 published() {
     [ "$peers" != none ] || return 0
     printf '\n== peers, %s: %s\n' "$1" "$(machine)"
-    # It looks at its budget between operations, each of which may take a while to compile. `spare`: seconds for the rest.
+    # It looks at its budget between operations, each of which may take a while to compile.
     within_budget python3 "$peers" --dtype "$2" --ops "$3" --shapes "${shapes[$1]}" "${@:4}" \
-        --budget-s $((deadline - SECONDS - ${spare:-20})) --out "$out/peers-$1.json"
+        --budget-s $((deadline - SECONDS - 20)) --out "$out/peers-$1.json"
 }
 
 # each NAME NORM OPS SHAPE..: both backends', a shape a process, so that none finds memory as another has left it.
@@ -106,9 +106,10 @@ sweeps() {
     # shellcheck disable=SC2086
     each add rms_norm add_forward ${lengths//,/ }
     rm -r "$parts"
-    spare=120 published sweeps bfloat16 rms_fwd,rms_bwd --only compile,quack,liger
-    spare=50 published sweeps_layer bfloat16 ln_fwd,ln_bwd --only compile,quack,liger
+    # Few shapes first: what the budget cuts off is the end.
+    published sweeps_layer bfloat16 ln_fwd,ln_bwd --only compile,quack,liger
     published sweeps_add bfloat16 add_rms_fwd --only compile,quack
+    published sweeps bfloat16 rms_fwd,rms_bwd --only compile,quack,liger
     picture rms "$out"/{rms,peers-sweeps}.json
     picture layer "$out"/{layer,peers-sweeps_layer}.json
     picture add "$out"/{add,peers-sweeps_add}.json
