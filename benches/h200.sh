@@ -10,7 +10,7 @@
 set -euo pipefail
 
 benches=$(cd "$(dirname "$0")" && pwd)
-[ $# -ge 3 ] || { sed -n '2,10s/^# //p' "$0"; exit 2; }
+[ $# -ge 3 ] || { sed -n '2,9s/^# //p' "$0"; exit 2; }
 rmsnorm=$1/rmsnorm deadline=$((SECONDS + $2))
 shift 2
 out=${OUT:-.}
@@ -94,7 +94,7 @@ each() {
 }
 
 sweeps() {
-    local parts name
+    local parts
     parts=$(mktemp -d)
     # Of an earlier call.
     rm -f "$out"/{rms,layer,add}.{json,md,svg,txt} "$out"/peers-sweeps*.json
@@ -151,6 +151,8 @@ measure() {
     sweeps) sweeps ;;
     half) ours "$1" f16 rms_norm forward,backward ;;
     lengths)
+        # Of an earlier call.
+        rm -f "$out/ours-lengths.json"
         ours "$1" bf16 rms_norm,layer_norm forward,add_forward,backward --seconds 0.05
         picture "$1" "$out/ours-lengths.json"
         ;;

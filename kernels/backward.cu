@@ -94,7 +94,7 @@ struct Worker {
             unpack(slot.x[k][threadIdx.x], x);
             unpack(slot.dy[k][threadIdx.x], dy);
             unpack_weight(weights[k], p.weight_offset, weight);
-            // Each pack has its own sums: one sum of all would be a longer chain than docs/math.md allows.
+            // Each pack has its own sums: in short rows one sum of all would be a longer chain than docs/math.md allows.
             float parts[SUMS] = {};
             #pragma unroll
             for (int i = 0; i < PACK; ++i) {

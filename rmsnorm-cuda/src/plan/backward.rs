@@ -196,7 +196,8 @@ fn tile(problem: &Problem, pack: u32, caps: &Caps) -> Option<Tile> {
         // 16384x8192: 99 %, overlapped 98 %; layer norm 94 %, overlapped 90 %.
         (897..=1024, false) => Some(tile(1024, 1, 1, 1)),
         (897..=1024, true) => Some(tile(512, 1, 1, 1)),
-        // 13056x10240: 96 %, on a cluster of two 83 %; layer norm 94 and 79 %. f32: 98 %, of two steps 90 %.
+        // 13056x10240: 96 %, on a cluster of two 83 %; layer norm 94 and 79 %. f32 13056x5120: 98 %, of two
+        // steps 90 %.
         (1025..=1280, false) => Some(tile(256, 1, 1, 1)),
         (1025..=1280, true) => Some(two(tile(256, 1, 1, 1))),
         // 10880x12288: 93 %, on a cluster of two 90 %; layer norm 87 and 86 %, at 11264 columns 93 and 83 %.
@@ -204,7 +205,8 @@ fn tile(problem: &Problem, pack: u32, caps: &Caps) -> Option<Tile> {
         (1281..=1536, true) => Some(two(tile(512, 1, 1, 1))),
         // 8192x16384: 93 %; layer norm 89 %, overlapped 85 %, without a cluster 83 %.
         (1537..=2048, _) => on_cluster(2, 256, 2).or(Some(tile(512, 1, 1, 1))),
-        // 4096x32768: 95 %, 256 threads 93 %; layer norm 89 %, overlapped 84 %; 6528x20480: 81 and 78 %, of 256 threads 72 %.
+        // 4096x32768: 95 %, 256 threads 93 %; layer norm 89 %, overlapped 84 %; 6528x20480: 81 and 78 %, of 256 threads 72
+        // %.
         (2049..=4096, false) | (2049..=3584, true) => on_cluster(4, 128, 2).map(two),
         (3585..=4096, true) => on_cluster(4, 256, 2).map(two),
         // 2048x65536: 93 %, 512 threads 89 %; layer norm 89 %, overlapped 83 %; at 40960 columns 76 %, 256 threads 69 %.

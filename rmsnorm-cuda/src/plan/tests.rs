@@ -95,10 +95,12 @@ fn calls() -> Vec<Call> {
     calls
 }
 
-/// Every short row, and the lengths around each power of two.
+/// Every short row, the lengths around each power of two, and around sixteenths of them, where tiles change.
 fn all_cols() -> Vec<usize> {
-    let around_powers = (9..=21).flat_map(|bits| [(1 << bits) - 1, 1 << bits, (1 << bits) + 1]);
-    (1..=300).chain(around_powers).collect()
+    let sixteenths = (9..=18).flat_map(|bits| (9..16).map(move |share| share << (bits - 4)));
+    let powers = (9..=21).map(|bits| 1 << bits);
+    let around = powers.chain(sixteenths).flat_map(|cols| [cols - 1, cols, cols + 1]);
+    (1..=300).chain(around).collect()
 }
 
 /// Calls `check` for every device, call and row length.

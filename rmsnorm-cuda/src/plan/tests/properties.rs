@@ -14,7 +14,7 @@ const DRIVER_BYTES: usize = 1 << 10;
 /// Elements of a matrix that no memory holds: four times 2^40 bytes at the least.
 const MOST_ELEMENTS: usize = 1 << 41;
 
-/// Packs of whole rows that the kernels hold without a spill: two arrays of them in registers, one, or the row in shared memory.
+/// Packs of whole rows that the kernels hold with hardly a spill: two arrays of them in registers, one, or the row in shared memory.
 const fn most_packs(program: Program) -> u32 {
     if matches!(program, Program::ForwardCluster | Program::ForwardLong) { 16 } else { 8 }
 }
