@@ -2,10 +2,10 @@
 # Ours and the published GPU kernels, one after the other on the same machine, in groups that each fit one call:
 #     bash benches/h200.sh FOLDER SECONDS PART...
 # FOLDER holds the binary `rmsnorm`; parts are forward backward small layer residual f32 (with peers), half reductions
-# lengths (ours alone; lengths: CUDA at many row lengths, most of them of models or between those that tiles were chosen
-# by) and sweeps (row lengths and numbers of rows, CUDA beside wgpu through Vulkan, then the peers). Writes ours-PART.json
-# and peers-PART.json to $OUT (else the current folder), then the tables; for sweeps rms, layer and add.json, and a table
-# and a picture of each, for lengths a table and a picture.
+# lengths (ours alone; lengths: CUDA at many row lengths, some of which no tile was chosen by) and sweeps (row lengths and
+# numbers of rows, CUDA beside wgpu through Vulkan, then the peers). Writes ours-PART.json and peers-PART.json to $OUT
+# (else the current folder), then the tables; for sweeps rms, layer and add.json, and for each a table and a picture, as for
+# lengths.
 # PEERS is the path of bench_peers.py; PEERS=none measures ours alone. PYTHONPATH must lead to the peers' packages.
 set -euo pipefail
 
