@@ -2,6 +2,7 @@
 //! the copy, and the time over the number of rows.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::iter;
 
 use plotters::backend::SVGBackend;
 use plotters::coord::Shift;
@@ -26,17 +27,17 @@ pub fn require(figures: &[Figure]) -> Result<(), Failure> {
     panels(&drawable(figures)).map(drop)
 }
 
-/// The picture as SVG, a line of panels for every operation that has enough figures.
+/// The picture as SVG, panels for every operation that has enough figures.
 ///
 /// # Errors
 /// As [`require`].
 pub fn svg(figures: &[Figure]) -> Result<String, Failure> {
     let figures = drawable(figures);
-    let panels = panels(&figures)?;
+    let panels = lines(panels(&figures)?);
     let colours = colours(&sources(figures));
     let mut svg = String::new();
     {
-        let size = (2 * PANEL.0, PANEL.1 * panels.len() as u32);
+        let size = (PANEL.0 * most_across(&panels) as u32, PANEL.1 * panels.len() as u32);
         let root = SVGBackend::with_string(&mut svg, size).into_drawing_area();
         draw(&root, &panels, &colours).map_err(|error| Failure::Input(format!("--plot: {error}")))?;
     }
@@ -56,6 +57,20 @@ fn panels(figures: &[&Figure]) -> Result<Vec<[Option<Panel>; 2]>, Failure> {
         return Err(Failure::Input(format!("--plot: {what}, of one operation and dtype")));
     }
     Ok(panels)
+}
+
+/// A line of panels for every operation; where none has both kinds, two operations a line.
+fn lines(panels: Vec<[Option<Panel>; 2]>) -> Vec<[Option<Panel>; 2]> {
+    if panels.iter().any(|line| line.iter().all(Option::is_some)) {
+        return panels;
+    }
+    let mut single = panels.into_iter().flatten().flatten();
+    iter::from_fn(|| Some([Some(single.next()?), single.next()])).collect()
+}
+
+/// How many panels the longest line has.
+fn most_across(lines: &[[Option<Panel>; 2]]) -> usize {
+    lines.iter().map(|line| line.iter().flatten().count()).max().unwrap_or(1)
 }
 
 /// Points of one source, by the quantity on the horizontal axis.
@@ -218,8 +233,9 @@ fn draw(
     colours: &[(String, RGBColor)],
 ) -> Drawn {
     root.fill(&WHITE)?;
-    let areas = root.split_evenly((panels.len(), 2));
-    for (area, panel) in areas.iter().zip(panels.iter().flatten()) {
+    let across = most_across(panels);
+    let areas = root.split_evenly((panels.len(), across));
+    for (area, panel) in areas.iter().zip(panels.iter().flat_map(|line| &line[..across])) {
         if let Some(panel) = panel {
             draw_panel(area, panel, colours)?;
         }
@@ -355,6 +371,19 @@ mod tests {
         }
         // Two panels: the copy in both, and quack, which has no sweep of rows, in one.
         assert_eq!((svg.matches("copy (cuda)").count(), svg.matches("quack").count()), (2, 1));
+    }
+
+    #[test]
+    fn panels_of_one_kind_stand_two_a_line() {
+        let lengths = |op: &str| {
+            let figures = (6..12).map(|bits| figure("cuda", 1 << (20 - bits), 1 << bits, 50.0));
+            figures.map(|f| Figure { subject: Subject { op: op.into(), ..f.subject }, ..f }).collect::<Vec<_>>()
+        };
+        let size = |figures: &[Figure]| svg(figures).unwrap().lines().next().unwrap().to_string();
+        let (one, three) = (lengths("forward"), ["forward", "add_forward", "backward"].map(lengths).concat());
+        assert!(size(&one).contains("width=\"560\" height=\"330\""), "{}", size(&one));
+        assert!(size(&three).contains("width=\"1120\" height=\"660\""), "{}", size(&three));
+        assert_eq!(svg(&three).unwrap().matches(" a matrix").count(), 3);
     }
 
     #[test]
