@@ -28,8 +28,8 @@ const RESERVED_BYTES: usize = 1 << 30;
 /// The oldest driver with the function by which cudarc reads events: it panics where that is missing.
 const OLDEST_TIMING_DRIVER: (u32, u32) = (12, 8);
 
-/// Whole pages of at most so many bytes were always copied at the driver's full rate. Of what is no whole number of pages,
-/// and of 512 MiB and 1 GiB, it made two thirds (H200, driver 580.159).
+/// Whole pages of at most so many bytes were always copied at the driver's full rate. What is no whole number of pages, and
+/// some larger sizes (a page more, 512 MiB, 1 GiB), ran at two thirds of it (H200, driver 580.159).
 const PIECE_BYTES: usize = 256 << 20;
 
 const PAGE_BYTES: usize = 4 << 10;
@@ -66,7 +66,7 @@ impl Measurable for CudaBackend {
         Shape { rows: 1, cols: 4096 },
     ];
 
-    /// In one piece, and in [`pieces`].
+    /// In one piece, and in pieces that the driver always copies at its full rate.
     const COPIES: usize = 2;
 
     const SAMPLE_SECONDS: f64 = 30e-3;
