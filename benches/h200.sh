@@ -116,13 +116,19 @@ sweeps() {
     [ ! -e "$out/rms.md" ] || cat "$out/rms.md"
 }
 
-# picture NAME FILE..: a table and a picture of those files that there are, if there is the first, ours.
-picture() {
-    local files=() file
-    for file in "${@:2}"; do
+# existing FILE..: `files` is then those that there are.
+existing() {
+    local file
+    files=()
+    for file in "$@"; do
         [ ! -e "$file" ] || files+=("$file")
     done
+}
+
+# picture NAME FILE..: a table and a picture of those files that there are, if there is the first, ours.
+picture() {
     [ -e "$2" ] || return 0
+    existing "${@:2}"
     "$rmsnorm" compare "${files[@]}" --plot "$out/$1.svg" >"$out/$1.md" || echo "no table or picture of $1"
 }
 
@@ -169,19 +175,16 @@ done
 printf '\n'
 machine
 # Those of this call; an earlier call's files may lie in the same folder.
-files=()
+measured=()
 for part in "$@"; do
     # They have tables of their own.
-    [[ $part != sweeps && $part != lengths ]] || continue
-    for file in "$out/ours-$part.json" "$out/peers-$part.json"; do
-        [ ! -e "$file" ] || files+=("$file")
-    done
+    [[ $part == sweeps || $part == lengths ]] || measured+=("$out/ours-$part.json" "$out/peers-$part.json")
 done
+existing "${measured[@]}"
 [ ${#files[@]} -eq 0 ] || python3 -B "$benches/compare_gpu.py" "${files[@]}"
 case " $* " in
 *' sweeps '*)
-    shopt -s nullglob
-    files=("$out"/rms.jso[n] "$out"/layer.jso[n] "$out"/add.jso[n])
+    existing "$out"/{rms,layer,add}.json
     [ ${#files[@]} -eq 0 ] || python3 -B "$benches/compare_wgpu.py" "${files[@]}"
     ;;
 esac

@@ -211,8 +211,7 @@ fn layer(packs: usize) -> Division {
         65..=72 => (16, 4, 1, 12),
         // 209664x640: 98 %, 32 threads with three packs 90 %.
         73..=80 => (16, 8, 2, 4),
-        // 174720x768: 99 %.
-        // 131072x1024: 98 %; 149760x896: 98 %, 64 threads with two packs 90 %.
+        // 174720x768: 99 %; 131072x1024: 98 %; 149760x896: 98 %, 64 threads with two packs 90 %.
         81..=128 => (32, 1, 1, 32),
         // 104832x1280: 99 %, 128 threads with two packs 83 %.
         129..=160 => (32, 1, 1, 24),
@@ -275,8 +274,8 @@ fn long_tile(packs: usize, load: Load, caps: &Caps) -> Option<Tile> {
     let tile = |cluster, threads_per_row, blocks_per_sm| one_row(packs, cluster, threads_per_row, blocks_per_sm);
     let tile = match (packs, load) {
         // 4096x32768: layer norm 93 %; RMS norm with a residual, for devices without clusters, 98 %.
-        (0..=4096, Layer) => tile(1, 512, 2),
-        (0..=4096, Residual | LayerResidual) => tile(1, 512, 1),
+        (2049..=4096, Layer) => tile(1, 512, 2),
+        (2049..=4096, Residual | LayerResidual) => tile(1, 512, 1),
         // 2048x65536: layer norm 87 %, with clusters of two 83 %.
         (4097..=8192, Layer) => tile(1, 1024, 1),
         (4097..=8192, LayerResidual) => tile(4, 512, 2),
