@@ -126,7 +126,7 @@ impl<'a> Builder<'a> {
 
     fn vector(&mut self, slot: Slot, access: Access, len: usize, fill: &Fill<'_>) {
         let place = self.case.layout.placement(slot, self.case.cols);
-        self.push(slot, access, (1, len), Placement { pad: 0, reaches_stride: false, ..place }, fill);
+        self.push(slot, access, (1, len), Placement { pad: 0, apart: 0, reaches_stride: false, ..place }, fill);
     }
 
     fn input_rows(&mut self, slot: Slot, values: Option<&[f64]>) {

@@ -109,7 +109,13 @@ pub enum Layout {
     },
     /// Every tensor has a padding and an offset of its own, drawn from this seed.
     Mixed(u32),
+    /// Rows start this many elements apart: so many that an index of 32 bits wraps. What lies between takes address space
+    /// but, where a backend can help it, no memory.
+    Far(usize),
 }
+
+/// Elements behind a row and in front of the next that are watched where rows are far apart.
+const FAR_PAD: usize = 128;
 
 impl Layout {
     /// Dense and aligned.
@@ -118,11 +124,15 @@ impl Layout {
     /// The place of one tensor whose rows have `cols` elements.
     pub(super) fn placement(self, slot: Slot, cols: usize) -> Placement {
         match self {
-            Layout::Uniform { pad, offset } => Placement { pad, offset, reaches_stride: false },
+            Layout::Uniform { pad, offset } => Placement { pad, apart: 0, offset, reaches_stride: false },
             Layout::Mixed(seed) => {
                 let draw = super::data::draw(u64::from(seed), slot, 0);
                 let pad = [0, 1, 8, cols][(draw % 4) as usize];
-                Placement { pad, offset: (draw >> 8) as usize % 8, reaches_stride: (draw >> 16) % 2 == 1 }
+                Placement { pad, apart: 0, offset: (draw >> 8) as usize % 8, reaches_stride: (draw >> 16) % 2 == 1 }
+            }
+            Layout::Far(stride) => {
+                let apart = stride.saturating_sub(cols + FAR_PAD);
+                Placement { pad: FAR_PAD, apart, offset: 0, reaches_stride: false }
             }
         }
     }
@@ -237,6 +247,8 @@ impl Case {
         let (pad, offset) = match self.layout {
             Layout::Uniform { pad, offset } => (pad, offset),
             Layout::Mixed(_) => (self.cols, 0),
+            Layout::Far(stride) if stride as u128 * self.rows as u128 > MAX_DISTANCE => return u128::MAX,
+            Layout::Far(_) => (FAR_PAD, 0),
         };
         let row = self.cols.max(1) as u128 + pad as u128;
         row.saturating_mul(self.rows.max(1) as u128).saturating_add(offset as u128)
@@ -297,6 +309,7 @@ impl fmt::Display for Layout {
         match self {
             Layout::Uniform { pad, offset } => write!(f, "p{pad}o{offset}"),
             Layout::Mixed(seed) => write!(f, "mixed{seed}"),
+            Layout::Far(stride) => write!(f, "far{stride}"),
         }
     }
 }
@@ -336,6 +349,9 @@ pub struct ParseCaseError {
 /// The most elements of a tensor, with its padding. The reference and its bounds are kept whole and in f64, so this is
 /// a matter of tens of gigabytes; no profile comes near it.
 const MAX_ELEMENTS: u128 = 1 << 28;
+
+/// The most elements from the first row to the last where rows are far apart.
+const MAX_DISTANCE: u128 = 1 << 36;
 
 impl FromStr for Case {
     type Err = ParseCaseError;
@@ -427,6 +443,9 @@ fn parse_layout(field: &str) -> Option<Layout> {
     if let Some(seed) = parse_after("mixed", field) {
         return Some(Layout::Mixed(seed));
     }
+    if let Some(stride) = parse_after("far", field) {
+        return Some(Layout::Far(stride));
+    }
     let (pad, offset) = field.strip_prefix('p')?.split_once('o')?;
     Some(Layout::Uniform { pad: pad.parse().ok()?, offset: offset.parse().ok()? })
 }
@@ -495,11 +514,14 @@ mod tests {
             ("3x17", "268435457x0"),
             ("p0o0", "p18446744073709551615o0"),
             ("p0o0", "p0o18446744073709551615"),
+            ("p0o0", "far18446744073709551615"),
+            ("p0o0", "far22906492246"),
         ] {
             let parsed: Result<Case, _> = id.replacen(from, to, 1).parse();
             let text = parsed.map_err(|error| error.to_string()).expect_err("it is too large");
             assert!(text.ends_with(": the size exceeds 2^28 elements a tensor"), "{text}");
         }
         assert!(id.replacen("3x17", "16777216x16", 1).parse::<Case>().is_ok());
+        assert!(id.replacen("p0o0", "far4294967333", 1).parse::<Case>().is_ok());
     }
 }

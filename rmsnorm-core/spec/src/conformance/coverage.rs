@@ -9,7 +9,7 @@ use crate::{CastOrder, DType, GradReduction, Norm};
 /// A feature, and whether a case exercises it.
 type Feature = (&'static str, fn(&Case) -> bool);
 
-const MANDATORY: [Feature; 23] = [
+const MANDATORY: [Feature; 24] = [
     ("forward", |case| case.kind == Kind::Forward),
     ("forward in place", |case| case.kind == Kind::ForwardInPlace),
     ("backward", |case| case.kind == Kind::Backward),
@@ -22,6 +22,7 @@ const MANDATORY: [Feature; 23] = [
     ("no weight", |case| !case.present.weight),
     ("weight_offset", |case| case.weight_offset != 0.0),
     ("bias", |case| case.present.bias),
+    ("bias without weight", |case| case.present.bias && !case.present.weight),
     ("residual and residual_out", |case| case.present.residual && case.present.residual_out),
     ("dresidual_out", |case| case.present.dresidual_out),
     ("dweight from partials", |case| case.present.dweight && case.grad_reduction == GradReduction::Partials),

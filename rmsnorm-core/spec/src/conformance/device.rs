@@ -52,6 +52,8 @@ pub(super) trait Device {
     fn claims(&self) -> Arithmetic;
     /// Breakpoints of cols and of rows.
     fn breakpoints(&self) -> (Vec<usize>, Vec<usize>);
+    /// Shapes at which a plan for that dtype changes in neither direction alone.
+    fn shape_breakpoints(&self, dtype: DType) -> Vec<(usize, usize)>;
     fn workspace_elements(&self, problem: &Problem) -> usize;
     /// Whether views lie where their spans say; else the finding, in words.
     fn check_spans(&self) -> Result<Result<(), String>, TransferError>;
@@ -74,6 +76,10 @@ impl<H: Harness> Device for H {
 
     fn breakpoints(&self) -> (Vec<usize>, Vec<usize>) {
         (self.cols_breakpoints(), self.rows_breakpoints())
+    }
+
+    fn shape_breakpoints(&self, dtype: DType) -> Vec<(usize, usize)> {
+        Harness::shape_breakpoints(self, dtype)
     }
 
     fn workspace_elements(&self, problem: &Problem) -> usize {
@@ -118,7 +124,14 @@ type Out<'a, H, E> = <<H as Harness>::Backend as NormBackend>::Out<'a, E>;
 impl<H: Harness, E: Element> Loaded<H, E> {
     fn load(harness: &H, tensor: &Guarded) -> Result<Self, TransferError> {
         let elements: Vec<E> = tensor.before.iter().map(|&bits| E::from_bits(bits)).collect();
-        let buffer = harness.upload(&elements).map_err(TransferError)?;
+        let buffer = match tensor.parts().as_slice() {
+            [_] => harness.upload(&elements),
+            parts => {
+                let parts: Vec<_> = parts.iter().map(|(there, here)| (*there, &elements[here.clone()])).collect();
+                harness.upload_parts(tensor.buffer_len(), &parts)
+            }
+        };
+        let buffer = buffer.map_err(TransferError)?;
         Ok(Loaded { buffer, range: tensor.view.clone(), row_stride: tensor.row_stride })
     }
 
@@ -140,10 +153,17 @@ impl<H: Harness, E: Element> Loaded<H, E> {
     }
 
     fn unload(self, harness: &H, tensor: Option<&mut Guarded>) -> Result<(), TransferError> {
-        let elements = harness.download(&self.buffer).map_err(TransferError)?;
-        if let Some(tensor) = tensor {
-            tensor.after = elements.into_iter().map(Element::bits).collect();
-        }
+        let Some(tensor) = tensor else { return Ok(()) };
+        let elements = match tensor.parts().as_slice() {
+            [_] => harness.download(&self.buffer),
+            parts => {
+                let part = |(there, here): &(usize, Range<usize>)| {
+                    harness.download_part(&self.buffer, *there..there + here.len())
+                };
+                parts.iter().map(part).collect::<Result<Vec<_>, _>>().map(|parts| parts.concat())
+            }
+        };
+        tensor.after = elements.map_err(TransferError)?.into_iter().map(Element::bits).collect();
         Ok(())
     }
 }

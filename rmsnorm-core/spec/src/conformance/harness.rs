@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::Arithmetic;
-use crate::{Element, Error, NormBackend};
+use crate::{DType, Element, Error, NormBackend};
 
 /// A backend under test. Implement it in a few lines, then call the `conformance!` macro (named tests) or
 /// [`run`](super::run) (a whole profile with a report).
@@ -28,6 +28,12 @@ pub trait Harness {
     /// Row counts at which the backend's plan changes. The suite tests each with its two neighbours.
     fn rows_breakpoints(&self) -> Vec<usize>;
 
+    /// Shapes, as (rows, cols), at which the backend's plan changes in neither direction alone: where a matrix outgrows a
+    /// cache, or a sum over rows is split. The suite tests each, and one row less.
+    fn shape_breakpoints(&self, _dtype: DType) -> Vec<(usize, usize)> {
+        Vec::new()
+    }
+
     /// A buffer with these elements.
     ///
     /// # Errors
@@ -39,6 +45,27 @@ pub trait Harness {
     /// # Errors
     /// If the device fails.
     fn download<T: Element>(&self, buffer: &Self::Buffer<T>) -> Result<Vec<T>, Error>;
+
+    /// A buffer of `len` elements of which these parts are set, each from its first element on; the rest may hold
+    /// anything. For rows billions of elements apart: a backend that can leave the rest unset saves its memory for it.
+    ///
+    /// # Errors
+    /// If the host or the device has no room.
+    fn upload_parts<T: Element>(&self, len: usize, parts: &[(usize, &[T])]) -> Result<Self::Buffer<T>, Error> {
+        let mut all: Vec<T> = bytemuck::allocation::try_zeroed_vec(len).map_err(|()| no_room(len * size_of::<T>()))?;
+        for (first, part) in parts {
+            all[*first..first + part.len()].copy_from_slice(part);
+        }
+        self.upload(&all)
+    }
+
+    /// Some elements of a buffer, after all enqueued work is done.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn download_part<T: Element>(&self, buffer: &Self::Buffer<T>, range: Range<usize>) -> Result<Vec<T>, Error> {
+        Ok(self.download(buffer)?[range].to_vec())
+    }
 
     /// A read-only view of a range of elements.
     fn view<'a, T: Element>(
@@ -53,4 +80,10 @@ pub trait Harness {
         buffer: &'a mut Self::Buffer<T>,
         range: Range<usize>,
     ) -> <Self::Backend as NormBackend>::Out<'a, T>;
+}
+
+/// The error of a host that cannot give that much memory.
+pub(super) fn no_room(bytes: usize) -> Error {
+    let source = format!("{bytes} bytes of memory cannot be had").into();
+    Error::Device { backend: "host", source }
 }

@@ -1,8 +1,13 @@
 //! The tensors of a call, each in the middle of a larger buffer whose every other element is watched.
 //!
-//! A buffer is `canary | offset | row, padding, row, padding, .. row | canary`. Canaries and paddings hold random bits,
-//! outputs hold a poison before the call. Afterwards every bit that the call had no business with must be unchanged:
-//! inputs, canaries, and the paddings between strided rows. All of it is kept as raw bits, whatever the dtype.
+//! A buffer is `canary | offset | row, padding, row, padding, .. row | canary`. Canaries and paddings hold NaN, infinities,
+//! huge values and random bits in turn, so that a kernel which lets an element behind a row into a sum, if only times
+//! zero, has a wrong sum; outputs hold a poison before the call. Afterwards every bit that the call had no business with
+//! must be unchanged: inputs, canaries, and the paddings between strided rows. All of it is kept as raw bits, whatever the
+//! dtype.
+//!
+//! Rows may also be billions of elements apart. What lies between is then left out here, but for a padding at either row,
+//! and the buffer is uploaded in [parts](Guarded::parts).
 
 use std::ops::Range;
 
@@ -129,11 +134,31 @@ impl Poison {
     }
 }
 
+/// What surrounds a tensor: values that must not get into it, and random bits, which no write leaves unchanged by chance.
+fn surroundings(seed: u64, slot: Slot, index: usize, dtype: DType) -> u32 {
+    let random = draw(seed, slot, index);
+    // Sign, then exponent and mantissa of an infinity; one more mantissa bit makes it a quiet NaN, one less a number.
+    let (sign, infinity, quiet) = match dtype {
+        DType::F32 => (1 << 31, 0x7f80_0000, 0x0040_0000),
+        DType::F16 => (1 << 15, 0x7c00, 0x0200),
+        DType::Bf16 => (1 << 15, 0x7f80, 0x0040),
+    };
+    let sign = if random >> 40 & 1 == 1 { sign } else { 0 };
+    match random >> 41 & 3 {
+        0 => sign | infinity | quiet | random as u32 & (quiet - 1),
+        1 => sign | infinity,
+        2 => sign | (infinity - 1),
+        _ => random as u32 & element_mask(dtype),
+    }
+}
+
 /// Where a tensor lies in its buffer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Placement {
-    /// Unused elements between rows.
+    /// Unused elements between rows that are watched.
     pub pad: usize,
+    /// Unused elements between rows that nobody looks at, in the middle of the padding.
+    pub apart: usize,
     /// Elements between the canary and the first element.
     pub offset: usize,
     /// Whether the view includes the padding after the last row, as a slice of a larger tensor may.
@@ -168,13 +193,16 @@ pub(super) struct Guarded {
     pub access: Access,
     rows: usize,
     cols: usize,
+    /// From row to row in `before` and `after`, which leave out what is between rows far apart.
     stride: usize,
+    /// Elements between rows that are left out.
+    apart: usize,
     start: usize,
     /// The whole buffer before the call.
     pub before: Vec<u32>,
     /// The whole buffer after the call; the same until one was made.
     pub after: Vec<u32>,
-    /// The elements that the call gets to see. The misuse tests falsify it.
+    /// The elements of the device's buffer that the call gets to see. The misuse tests falsify it.
     pub view: Range<usize>,
     /// The stride that the call gets to see. The misuse tests falsify it.
     pub row_stride: Option<usize>,
@@ -197,13 +225,14 @@ impl Guarded {
         let stride = cols + place.pad;
         let canary = CANARY_BYTES / dtype.size();
         let start = canary + place.offset;
-        let dense_end = if rows == 0 { 0 } else { (rows - 1) * stride + cols };
-        let view_len = if place.reaches_stride { rows * stride } else { dense_end };
+        let row_stride = stride + place.apart;
+        let dense_end = if rows == 0 { 0 } else { (rows - 1) * row_stride + cols };
+        let view_len = if place.reaches_stride { rows * row_stride } else { dense_end };
         // The padding after the last row is part of the buffer even where the view ends before it.
         let len = start + rows * stride + canary;
 
         let seed = u64::from(seed) ^ 0xca_a817;
-        let mut before: Vec<u32> = (0..len).map(|i| draw(seed, slot, i) as u32 & element_mask(dtype)).collect();
+        let mut before: Vec<u32> = (0..len).map(|i| surroundings(seed, slot, i, dtype)).collect();
         for row in 0..rows {
             let first = start + row * stride;
             for (col, element) in before[first..first + cols].iter_mut().enumerate() {
@@ -213,7 +242,6 @@ impl Guarded {
                 };
             }
         }
-        let row_stride = (place.pad > 0).then_some(stride);
         let after = before.clone();
         Guarded {
             slot,
@@ -222,12 +250,34 @@ impl Guarded {
             rows,
             cols,
             stride,
+            apart: place.apart,
             start,
             before,
             after,
             view: start..start + view_len,
-            row_stride,
+            row_stride: (row_stride > cols).then_some(row_stride),
         }
+    }
+
+    /// Elements of the device's buffer.
+    pub fn buffer_len(&self) -> usize {
+        self.before.len() + self.rows.saturating_sub(1) * self.apart
+    }
+
+    /// The pieces of `before` that lie together on the device, each with its first element there: one, or one for each
+    /// row with half of the padding on either side.
+    pub fn parts(&self) -> Vec<(usize, Range<usize>)> {
+        if self.apart == 0 || self.rows < 2 {
+            return vec![(0, 0..self.before.len())];
+        }
+        let half = (self.stride - self.cols) / 2;
+        let part = |row: usize| {
+            let first = if row == 0 { 0 } else { self.start + row * self.stride - half };
+            let next = self.start + (row + 1) * self.stride - half;
+            let end = if row + 1 == self.rows { self.before.len() } else { next };
+            (first + row * self.apart, first..end)
+        };
+        (0..self.rows).map(part).collect()
     }
 
     /// The elements after the call, dense.
@@ -369,8 +419,45 @@ mod tests {
     use super::*;
 
     fn strided(access: Access) -> Guarded {
-        let place = Placement { pad: 2, offset: 3, reaches_stride: false };
+        let place = Placement { pad: 2, apart: 0, offset: 3, reaches_stride: false };
         Guarded::new((Slot::Y, DType::F16, access), (3, 5), place, &Fill::Poison(Poison::Nan), 1)
+    }
+
+    /// Every element of the device's buffer comes from one place at most, rows start where the view and the stride say,
+    /// and the padding is cut in the middle.
+    #[test]
+    fn rows_far_apart_are_uploaded_where_the_view_has_them() {
+        for (rows, parts) in [(0, 1), (1, 1), (2, 2), (5, 5)] {
+            let place = Placement { pad: 8, apart: 1 << 33, offset: 3, reaches_stride: false };
+            let tensor =
+                Guarded::new((Slot::Y, DType::F16, Access::Write), (rows, 5), place, &Fill::Poison(Poison::Nan), 1);
+            assert_eq!(tensor.parts().len(), parts);
+            let (stride, mut end_there, mut end_here) = (tensor.row_stride.expect("it is strided"), 0, 0);
+            for (row, (there, here)) in tensor.parts().into_iter().enumerate() {
+                assert!(there >= end_there && here.start == end_here, "row {row} of {rows}");
+                (end_there, end_here) = (there + here.len(), here.end);
+                let row_there = tensor.view.start + row * stride;
+                let row_here = here.start + (row_there - there);
+                assert_eq!(tensor.element(row_here), (rows > 0).then_some((row, 0)));
+                assert!(row == 0 || row_here - here.start == 4, "half of the padding goes before the row");
+            }
+            assert_eq!((end_there, end_here), (tensor.buffer_len(), tensor.before.len()));
+            assert_eq!(tensor.view.len(), if rows == 0 { 0 } else { (rows - 1) * stride + 5 });
+        }
+    }
+
+    /// What a kernel may not read is worth reading: a quarter each of NaN, infinities and huge values.
+    #[test]
+    fn surroundings_are_values_that_spoil_a_sum() {
+        for dtype in DType::ALL {
+            let values: Vec<f64> = (0..4000).map(|i| decode(surroundings(7, Slot::X, i, dtype), dtype)).collect();
+            let count = |is: fn(&f64) -> bool| values.iter().filter(|value| is(value)).count();
+            for (what, count) in [("NaN", count(|v| v.is_nan())), ("infinity", count(|v| v.is_infinite()))] {
+                assert!((900..1200).contains(&count), "{what} in {dtype}: {count}");
+            }
+            assert!(count(|v| v.is_finite() && v.abs() > 6e4) > 900, "huge in {dtype}");
+            assert!(count(|v| *v < 0.0) > 1000 && count(|v| *v > 0.0) > 1000, "signs in {dtype}");
+        }
     }
 
     #[test]

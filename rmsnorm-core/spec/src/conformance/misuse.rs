@@ -242,6 +242,10 @@ mod tests {
             (Vec::new(), Vec::new())
         }
 
+        fn shape_breakpoints(&self, _: DType) -> Vec<(usize, usize)> {
+            Vec::new()
+        }
+
         fn workspace_elements(&self, _: &Problem) -> usize {
             10
         }

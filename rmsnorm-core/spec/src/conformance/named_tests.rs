@@ -12,7 +12,7 @@ use super::calls::Context;
 use super::cases::{Case, Kind, Trial};
 use super::device::Device;
 use super::misuse::bad_calls;
-use super::profiles::{Profile, breakpoints};
+use super::profiles::{Profile, breakpoints, combinations_in_small};
 use super::report::{CaseReport, Status, replay};
 use super::self_test::{SelfTest, self_test};
 use super::suite::Item;
@@ -57,7 +57,7 @@ pub fn test_misuse<H: Harness>(harness: Result<H, Error>) -> Result<(), TestFail
     on_backend(harness, |harness| test_items(harness, bad_calls(harness).into_iter().map(Item::Misuse)))
 }
 
-/// The smoke cases and breakpoints of one kind, norm and dtype, as a named test.
+/// The smoke cases, small combinations and breakpoints of one kind, norm and dtype, as a named test.
 ///
 /// # Errors
 /// If one fails, none can be executed, or the backend is absent and must not be.
@@ -72,7 +72,7 @@ pub fn test_bounds<H: Harness>(
     };
     on_backend(harness, |harness| {
         let (cols, rows) = Device::breakpoints(harness);
-        let cases = Profile::Smoke.cases(0).into_iter().chain(breakpoints(&cols, &rows));
+        let cases = Profile::Smoke.cases(0).into_iter().chain(combinations_in_small()).chain(breakpoints(&cols, &rows));
         test_items(harness, cases.filter(chosen).map(Item::Case))
     })
 }

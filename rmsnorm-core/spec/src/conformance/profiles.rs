@@ -50,14 +50,18 @@ impl Profile {
 
 /// Row lengths: around every power of two that a vector, a warp, a block or a shared memory can end at, primes, and
 /// the hidden sizes of models.
-const COLS: [usize; 46] = [
+const COLS: [usize; 47] = [
     1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513, 1000,
     1023, 1024, 1025, 2880, 4095, 4096, 4097, 4099, 5120, 8191, 8192, 16_384, 16_385, 17_389, 32_771, 65_536, 65_537,
-    131_072, 262_144,
+    100_003, 131_072, 262_144,
 ];
 
-/// Row counts: none, one, few, around powers of two, primes, and beyond 16 bits.
-const ROWS: [usize; 14] = [0, 1, 2, 3, 7, 31, 64, 65, 257, 777, 4100, 20_011, 65_535, 65_537];
+/// Row counts: none, one, few, around powers of two, primes, beyond 16 bits, and so many that the blocks of about their
+/// square root are more than 256.
+const ROWS: [usize; 15] = [0, 1, 2, 3, 7, 31, 64, 65, 257, 777, 4100, 20_011, 65_535, 65_537, 70_001];
+
+/// What is added to the weight: nothing, Gemma's 1, and values that no code can have a way of its own for.
+const WEIGHT_OFFSETS: [f32; 4] = [0.0, 1.0, -0.5, 0.3];
 
 /// Elements of most of the drawn cases: few, since each is judged against a reference in f64.
 const MOST_DRAWN: usize = 1 << 13;
@@ -120,7 +124,7 @@ impl Dice {
             cols,
             dtypes: Dtypes { activation: self.pick(&DType::ALL), wide_weight, wide_residual },
             present: self.present(),
-            weight_offset: self.pick(&[0.0, 1.0]),
+            weight_offset: self.pick(&WEIGHT_OFFSETS),
             cast_order: self.pick(&[CastOrder::AtStore, CastOrder::AtStore, CastOrder::BeforeWeight]),
             eps: self.pick(&EPS),
             grad_reduction: self.grad_reduction(),
@@ -231,7 +235,7 @@ fn smoke() -> Vec<Case> {
             cases.extend(good.take(1));
         }
         let dtype = DType::ALL[i % 3];
-        for (rows, cols) in [(0, 33), (2, 17_389)] {
+        for (rows, cols) in [(0, 33), (2, 17_389), (1, 100_003), (70_001, 1)] {
             cases.push(Case { present: GRADIENTS, ..Case::plain(kind, norm, dtype, rows, cols) });
         }
     }
@@ -247,10 +251,86 @@ fn core() -> Vec<Case> {
     let mut cases: Vec<Case> = kinds_and_norms().flat_map(|(kind, norm)| extremes(kind, norm)).collect();
     cases.retain(is_meaningful);
     cases.extend(beyond_caches());
+    cases.extend(DType::ALL.into_iter().flat_map(every_presence));
+    cases.extend(every_mix(&[(3, 7), (5, 45), (2, 1000)]));
+    cases.extend(many_partial_rows());
     cases.extend(reductions(&[(1, 129), (3, 4099), (64, 128), (257, 33), (777, 24), (4100, 5)]));
     cases.extend(determinism(&[(1, 1), (2, 4099), (257, 33), (300, 129), (600, 7)], 3));
     cases.extend(metamorphic(&[(3, 7), (29, 541), (64, 128), (257, 24), (2, 4099)]));
-    cover(&mut cases, 2000);
+    cover(&mut cases, 3000);
+    cases
+}
+
+/// What the named tests run besides smoke: lists of many small cases, which a device that compiles for each of them should
+/// not make a newcomer wait for.
+pub(super) fn combinations_in_small() -> Vec<Case> {
+    let mut cases = every_presence(DType::F32);
+    cases.extend(every_mix(&[(5, 45)]));
+    cases.into_iter().map(Case::normalized).collect()
+}
+
+/// Every set of optional tensors that a call may have. The offset, the order of roundings and the layout change from
+/// case to case, and the dtype from this one on.
+fn every_presence(first: DType) -> Vec<Case> {
+    let mut cases: Vec<Case> = Vec::new();
+    for (kind, norm) in kinds_and_norms().filter(|(kind, _)| *kind != Kind::EndToEnd) {
+        let all = (0u32..1 << 10).map(|bits| {
+            let has = |bit: u32| bits >> bit & 1 == 1;
+            let (weight, bias, mean, rstd, dresidual_out) = (has(0), has(1), has(2), has(3), has(4));
+            let (residual, residual_out, dweight, dbias, workspace) = (has(5), has(6), has(7), has(8), has(9));
+            let present =
+                Present { weight, bias, residual, residual_out, mean, rstd, dresidual_out, dweight, dbias, workspace };
+            Case { present, ..Case::plain(kind, norm, DType::F32, 3, 37) }.normalized()
+        });
+        let mut seen = HashSet::new();
+        let different: Vec<Case> = all.filter(|case| seen.insert(case.present)).collect();
+        cases.extend(different);
+    }
+    let mut dice = Dice { state: 4 + first as u64 };
+    let varied = |(i, case): (usize, Case)| {
+        let dtype = DType::ALL[(first as usize + i) % 3];
+        let cols = dice.pick(&[37, 40, 131]);
+        Case {
+            cols,
+            dtypes: Dtypes::uniform(dtype),
+            weight_offset: dice.pick(&WEIGHT_OFFSETS),
+            cast_order: dice.pick(&[CastOrder::AtStore, CastOrder::BeforeWeight]),
+            layout: dice.layout(cols),
+            ..case
+        }
+    };
+    cases.into_iter().enumerate().map(varied).collect()
+}
+
+/// Every mix of dtypes with every tensor, in rows that end within a register, and an offset that 16 bits do not hold.
+fn every_mix(shapes: &[(usize, usize)]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (kind, norm) in kinds_and_norms() {
+        for &(rows, cols) in shapes {
+            for activation in DType::ALL {
+                for wide in 0..if activation == DType::F32 { 1 } else { 4 } {
+                    let dtypes = Dtypes { activation, wide_weight: wide & 1 == 1, wide_residual: wide & 2 == 2 };
+                    let layout = Layout::Mixed(cases.len() as u32);
+                    let plain = Case::plain(kind, norm, activation, rows, cols);
+                    cases.push(Case { dtypes, present: ALL_PRESENT, weight_offset: 0.3, layout, ..plain });
+                }
+            }
+        }
+    }
+    cases
+}
+
+/// Few rows so long, and rows so many, that a second stage that adds up partial rows has work for several threads, or
+/// more partial rows than an index of 8 bits.
+fn many_partial_rows() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (i, norm) in Norm::ALL.into_iter().enumerate() {
+        for (j, (rows, cols)) in [(65, 70_003), (70_001, 5), (140_001, 1)].into_iter().enumerate() {
+            let plain = Case::plain(Kind::Backward, norm, DType::ALL[(i + j) % 3], rows, cols);
+            let family = if (i + j) % 2 == 0 { Family::Randn } else { Family::PosDy };
+            cases.push(Case { present: ALL_PRESENT, family, ..plain });
+        }
+    }
     cases
 }
 
@@ -284,6 +364,7 @@ fn axes(case: &Case) -> [u8; 11] {
     let flags = |flags: &[bool]| flags.iter().fold(0, |bits, &flag| 2 * bits + u8::from(flag));
     let (pad, offset) = match case.layout {
         Layout::Mixed(_) => (4, 8),
+        Layout::Far(_) => (5, 9),
         Layout::Uniform { pad, offset } => ([0, 1, 8].iter().position(|&known| known == pad).unwrap_or(3), offset),
     };
     [
@@ -293,7 +374,8 @@ fn axes(case: &Case) -> [u8; 11] {
         case.family as u8,
         EPS.iter().position(|&eps| eps == case.eps).unwrap_or(EPS.len()) as u8,
         flags(&[present.weight, present.bias]),
-        flags(&[case.weight_offset != 0.0, case.cast_order == CastOrder::BeforeWeight]),
+        2 * WEIGHT_OFFSETS.iter().position(|&known| known == case.weight_offset).unwrap_or(WEIGHT_OFFSETS.len()) as u8
+            + flags(&[case.cast_order == CastOrder::BeforeWeight]),
         flags(&[present.residual, present.residual_out, present.dresidual_out]),
         flags(&[present.dweight, present.dbias, present.workspace]),
         pad as u8,
@@ -429,7 +511,39 @@ fn stress() -> Vec<Case> {
         }
     }
     cases.extend(determinism(&[(4099, 1), (1000, 3), (500, 33)], 200));
+    cases.extend(far_apart());
     cases
+}
+
+/// Few rows, so far apart that an element's index needs more than 32 bits: by the stride, or only by its product with the
+/// row. In all mixes of narrow and wide tensors, as a byte offset may wrap where an element's does not.
+pub(super) fn far_apart() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (i, (kind, norm)) in kinds_and_norms().enumerate() {
+        for (j, (rows, stride)) in [(2, (1 << 32) + 37), (3, (1 << 31) + 1029)].into_iter().enumerate() {
+            let activation = if (i + j) % 2 == 0 { DType::Bf16 } else { DType::F16 };
+            let dtypes = Dtypes { activation, wide_weight: true, wide_residual: j == 1 };
+            let plain = Case::plain(kind, norm, activation, rows, 45);
+            cases.push(Case { dtypes, present: ALL_PRESENT, layout: Layout::Far(stride), ..plain });
+        }
+    }
+    cases
+}
+
+/// Cases at the shapes at which a backend's plan changes, and with one row less.
+pub(super) fn shape_breakpoints(shapes: impl Fn(DType) -> Vec<(usize, usize)>) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (kind, norm) in kinds_and_norms().filter(|(kind, _)| *kind != Kind::EndToEnd) {
+        for (i, dtype) in DType::ALL.into_iter().enumerate() {
+            for (j, (rows, cols)) in shapes(dtype).into_iter().enumerate() {
+                for rows in [rows.saturating_sub(1), rows] {
+                    let layout = if (i + j) % 2 == 0 { Layout::DENSE } else { Layout::Mixed((i + j) as u32) };
+                    cases.push(Case { present: GRADIENTS, layout, ..Case::plain(kind, norm, dtype, rows, cols) });
+                }
+            }
+        }
+    }
+    cases.into_iter().map(Case::normalized).collect()
 }
 
 /// Cases around the sizes at which a backend's plan changes, in every dtype, dense or misaligned and strided in turn.
@@ -460,7 +574,7 @@ mod tests {
 
     #[test]
     fn lists_have_their_sizes_and_every_id_reads_back() {
-        for (profile, sizes) in [(Profile::Smoke, 150..190), (Profile::Core, 1900..2001), (Profile::Stress, 60..100)] {
+        for (profile, sizes) in [(Profile::Smoke, 160..210), (Profile::Core, 2900..3001), (Profile::Stress, 70..120)] {
             let cases = profile.cases(0);
             assert!(sizes.contains(&cases.len()), "{}: {}", profile.name(), cases.len());
             for case in cases {

@@ -11,7 +11,7 @@ use super::cases::{Case, ParseCaseError, Trial};
 use super::coverage::Coverage;
 use super::device::{Device, TransferError};
 use super::misuse::{BadCall, bad_calls};
-use super::profiles::{Profile, breakpoints};
+use super::profiles::{Profile, breakpoints, shape_breakpoints};
 use super::record::hexadecimal;
 use super::report::{CaseReport, Check, Counts, Finding, Status, Summary};
 use super::self_test::self_test;
@@ -164,7 +164,12 @@ fn items(device: &dyn Device, options: &Options) -> Result<(Vec<Item>, String), 
     }
     let list_hash = hash(&cases.iter().map(Case::to_string).collect::<Vec<_>>());
     let (cols, rows) = device.breakpoints();
-    let cases = cases.into_iter().chain(breakpoints(&cols, &rows)).map(Item::Case);
+    let shapes = match options.profile {
+        // Large, and so not for everyone.
+        Profile::Core | Profile::Full | Profile::Stress => shape_breakpoints(|dtype| device.shape_breakpoints(dtype)),
+        Profile::Smoke => Vec::new(),
+    };
+    let cases = cases.into_iter().chain(breakpoints(&cols, &rows)).chain(shapes).map(Item::Case);
     let items = std::iter::once(Item::Spans).chain(bad_calls(device).into_iter().map(Item::Misuse)).chain(cases);
     Ok((items.collect(), list_hash))
 }
@@ -245,7 +250,7 @@ mod tests {
     #[test]
     fn list_of_the_core_profile_is_fixed() {
         let ids: Vec<String> = Profile::Core.cases(0).iter().map(Case::to_string).collect();
-        assert_eq!(hash(&ids), "268db3e92f1c78c4a0c6c872dd7ba67c81143485509094f81318ac739df4ec65");
+        assert_eq!(hash(&ids), "2618ea861950f0c087d03eec6d863b624205084a58e550b4a2c88f3e2159f6e5");
     }
 
     #[test]
