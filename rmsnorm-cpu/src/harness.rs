@@ -3,9 +3,10 @@
 use std::ops::Range;
 
 use rmsnorm_spec::conformance::{Arithmetic, Harness};
-use rmsnorm_spec::{Element, Error};
+use rmsnorm_spec::{DType, Element, Error};
 
 use crate::lanes::ALIGNMENT;
+use crate::launch::no_room;
 use crate::{CpuBackend, plan};
 
 /// Elements on a cache line of their own: the offset that a case asks for is then the alignment that the kernels see,
@@ -16,14 +17,25 @@ pub struct AlignedBuffer<T> {
 }
 
 impl<T: Element> AlignedBuffer<T> {
-    fn new(data: &[T]) -> Self {
-        let slack = ALIGNMENT / size_of::<T>();
-        let mut storage: Vec<T> = Vec::with_capacity(slack + data.len());
-        let first = storage.as_ptr().align_offset(ALIGNMENT).min(slack);
-        storage.resize(first, T::default());
-        // Within the capacity, so that nothing moves.
-        storage.extend_from_slice(data);
-        AlignedBuffer { storage, first }
+    /// `len` zeros. Pages of it that nobody writes to take no memory.
+    fn zeros(len: usize) -> Result<Self, Error> {
+        let len = len + ALIGNMENT / size_of::<T>();
+        let storage: Vec<T> = bytemuck::allocation::try_zeroed_vec(len)
+            .map_err(|()| no_room("tensor", len * size_of::<T>(), &"the allocator refused"))?;
+        let first = storage.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT / size_of::<T>());
+        Ok(AlignedBuffer { storage, first })
+    }
+
+    fn elements(&self, range: Range<usize>) -> &[T] {
+        &self.storage[self.first..][range]
+    }
+
+    fn elements_mut(&mut self, range: Range<usize>) -> &mut [T] {
+        &mut self.storage[self.first..][range]
+    }
+
+    fn len(&self) -> usize {
+        self.storage.len() - ALIGNMENT / size_of::<T>()
     }
 }
 
@@ -56,20 +68,40 @@ impl Harness for CpuBackend {
         plan::ROWS_BREAKPOINTS.to_vec()
     }
 
+    fn shape_breakpoints(&self, dtype: DType) -> Vec<(usize, usize)> {
+        plan::shape_breakpoints(dtype, self.caps())
+    }
+
     fn upload<T: Element>(&self, data: &[T]) -> Result<AlignedBuffer<T>, Error> {
-        Ok(AlignedBuffer::new(data))
+        self.upload_parts(data.len(), &[(0, data)])
+    }
+
+    fn upload_parts<T: Element>(&self, len: usize, parts: &[(usize, &[T])]) -> Result<AlignedBuffer<T>, Error> {
+        let mut buffer = AlignedBuffer::zeros(len)?;
+        for (first, part) in parts {
+            buffer.elements_mut(*first..first + part.len()).copy_from_slice(part);
+        }
+        Ok(buffer)
     }
 
     fn download<T: Element>(&self, buffer: &AlignedBuffer<T>) -> Result<Vec<T>, Error> {
-        Ok(buffer.storage[buffer.first..].to_vec())
+        self.download_part(buffer, 0..buffer.len())
+    }
+
+    fn download_part<T: Element>(&self, buffer: &AlignedBuffer<T>, range: Range<usize>) -> Result<Vec<T>, Error> {
+        let (elements, mut copy) = (buffer.elements(range), Vec::new());
+        let bytes = size_of_val(elements);
+        copy.try_reserve_exact(elements.len()).map_err(|error| no_room("copy of a tensor", bytes, &error))?;
+        copy.extend_from_slice(elements);
+        Ok(copy)
     }
 
     fn view<'a, T: Element>(&self, buffer: &'a AlignedBuffer<T>, range: Range<usize>) -> &'a [T] {
-        &buffer.storage[buffer.first..][range]
+        buffer.elements(range)
     }
 
     fn view_mut<'a, T: Element>(&self, buffer: &'a mut AlignedBuffer<T>, range: Range<usize>) -> &'a mut [T] {
-        &mut buffer.storage[buffer.first..][range]
+        buffer.elements_mut(range)
     }
 }
 
@@ -88,5 +120,21 @@ mod tests {
             assert_eq!(backend.download(&buffer).unwrap(), data);
             assert!(backend.view(&buffer, 0..len).as_ptr().addr().is_multiple_of(ALIGNMENT));
         }
+    }
+
+    #[test]
+    fn parts_of_a_buffer_are_where_they_were_put() {
+        let backend = CpuBackend::new();
+        let buffer = backend.upload_parts(1000, &[(0, &[1.0f32, 2.0]), (997, &[3.0, 4.0, 5.0])]).unwrap();
+        assert_eq!(backend.download_part(&buffer, 996..1000).unwrap(), [0.0, 3.0, 4.0, 5.0]);
+        assert_eq!(backend.download_part(&buffer, 0..3).unwrap(), [1.0, 2.0, 0.0]);
+        assert_eq!(backend.download(&buffer).unwrap().len(), 1000);
+    }
+
+    /// More than any address space: an answer, not an abort.
+    #[test]
+    fn memory_that_cannot_be_had_is_an_error() {
+        let error = CpuBackend::new().upload_parts::<f32>(1 << 60, &[]).map(|_| ()).unwrap_err();
+        assert!(error.to_string().starts_with("cpu device error: no 46116860184273"), "{error}");
     }
 }

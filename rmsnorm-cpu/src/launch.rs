@@ -1,7 +1,9 @@
 //! Runs a validated call: builds the stages' work from its arguments and splits it over threads. Takes no decisions;
 //! those are in the plan.
 
-use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, ForwardInPlace, GradReduction, Problem, Rows};
+use rmsnorm_spec::{
+    Backward, Checked, Element, Error, Forward, ForwardInPlace, GradReduction, NormSpec, Problem, Rows,
+};
 
 use crate::backend::CpuBackend;
 use crate::kernel::{self, Kernel};
@@ -17,7 +19,7 @@ pub(crate) fn forward<T: Element, W: Element, R: Element>(
     backend: &CpuBackend,
     call: Checked<Forward<'_, CpuBackend, T, W, R>>,
 ) -> Result<(), Error> {
-    let (spec, plan) = (*call.spec(), plan::plan(call.problem(), backend.caps()));
+    let (spec, plan) = (spec_of(&call), plan::plan(call.problem(), backend.caps()));
     let kernel = kernel::forward().ok_or_else(|| no_kernel(call.problem()))?;
     let args = call.into_args();
     let residual = match (args.residual, args.residual_out) {
@@ -45,7 +47,7 @@ pub(crate) fn forward_in_place<T: Element, W: Element, R: Element>(
     backend: &CpuBackend,
     call: Checked<ForwardInPlace<'_, CpuBackend, T, W, R>>,
 ) -> Result<(), Error> {
-    let (spec, plan) = (*call.spec(), plan::plan(call.problem(), backend.caps()));
+    let (spec, plan) = (spec_of(&call), plan::plan(call.problem(), backend.caps()));
     let kernel = kernel::forward().ok_or_else(|| no_kernel(call.problem()))?;
     let args = call.into_args();
     let work = ForwardRows {
@@ -74,6 +76,19 @@ fn run_forward<'a, T: Element, W: Element, R: Element>(
     backend.install(plan.tasks, || fork(work, rows, plan.tasks, &ForwardRows::split_at, &|work| kernel(isa, work)));
 }
 
+/// What is computed: what was asked for, unless a bug is planted for a test.
+fn spec_of<A>(call: &Checked<A>) -> NormSpec {
+    let spec = *call.spec();
+    #[cfg(feature = "planted")]
+    let spec = crate::planted::spoiled(spec, call.problem().stage);
+    spec
+}
+
+/// The error of a system that gives no memory for this, which a long-running caller may survive.
+pub(crate) fn no_room(what: &str, bytes: usize, error: &impl std::fmt::Display) -> Error {
+    Error::Device { backend: "cpu", source: format!("no {bytes} bytes of memory for the {what}: {error}").into() }
+}
+
 fn no_kernel(problem: &Problem) -> Error {
     let (activation, weight, residual) = (problem.activation, problem.weight, problem.residual);
     let rule = format!("the cpu backend has no kernel for {activation} with {weight} weight and {residual} residual");
@@ -92,7 +107,7 @@ pub(crate) fn backward<T: Element, W: Element, R: Element>(
             return Err(Error::Unsupported { rule });
         }
     }
-    let (spec, plan) = (*call.spec(), plan::plan(call.problem(), backend.caps()));
+    let (spec, plan) = (spec_of(&call), plan::plan(call.problem(), backend.caps()));
     let kernel = kernel::backward().ok_or_else(|| no_kernel(call.problem()))?;
     let len = plan::workspace_len(call.problem());
     let args = call.into_args();
@@ -105,6 +120,7 @@ pub(crate) fn backward<T: Element, W: Element, R: Element>(
     let workspace = match args.workspace {
         Some(workspace) => &mut workspace[..len],
         None => {
+            allocated.try_reserve_exact(len).map_err(|error| no_room("workspace", len * size_of::<f32>(), &error))?;
             allocated.resize(len, 0.0);
             allocated.as_mut_slice()
         }
@@ -178,3 +194,6 @@ fn matrix<'a, E: Element>(rows: Rows<&'a [E]>, cols: usize) -> Matrix<'a, E> {
 fn matrix_mut<'a, E: Element>(rows: Rows<&'a mut [E]>, cols: usize) -> MatrixMut<'a, E> {
     MatrixMut { row_stride: rows.stride(cols), data: rows.view }
 }
+
+#[cfg(test)]
+mod tests;

@@ -21,7 +21,11 @@ mod harness;
 mod kernel;
 mod lanes;
 mod launch;
+#[cfg(test)]
+mod order;
 mod plan;
+#[cfg(feature = "planted")]
+mod planted;
 #[cfg(feature = "conformance")]
 mod record;
 mod stages;

@@ -3,6 +3,8 @@
 //! What decides the bits of a result (`block_rows`) depends on the number of rows only, never on the number of threads
 //! or the instruction set. Everything else may be tuned freely.
 
+#[cfg(any(test, feature = "conformance"))]
+use rmsnorm_spec::{DType, Norm, Present};
 use rmsnorm_spec::{Problem, Stage};
 
 use crate::caps::Caps;
@@ -44,6 +46,23 @@ pub(crate) const ROWS_BREAKPOINTS: [usize; 3] = [MIN_BLOCK_ROWS, 2 * MIN_BLOCK_R
 /// Row lengths at which the code path changes, for the conformance suite: one group of lanes, two.
 #[cfg(any(test, feature = "conformance"))]
 pub(crate) const COLS_BREAKPOINTS: [usize; 2] = [LANES, 2 * LANES];
+
+/// Shapes at which the plan changes by the size of a matrix, for the conformance suite: the fewest rows of a length with
+/// which a call is split, bypasses the cache, and its second stage is split. Asked of the plan itself.
+#[cfg(any(test, feature = "conformance"))]
+pub(crate) fn shape_breakpoints(dtype: DType, caps: &Caps) -> Vec<(usize, usize)> {
+    let present = Present { dweight: true, dbias: true, ..Present::NONE };
+    let first = |cols, has_changed: fn(&Plan) -> bool| {
+        let of_rows = |rows| plan(&Problem::uniform(Stage::Backward, Norm::Rms, rows, cols, dtype, present), caps);
+        (1..1 << 14).find(|&rows| has_changed(&of_rows(rows))).map(|rows| (rows, cols))
+    };
+    let shapes = [
+        first(1021, |plan| plan.tasks > 1),
+        first(1021, |plan| plan.streaming),
+        first(70_003, |plan| plan.reduce_tasks > 1),
+    ];
+    shapes.into_iter().flatten().collect()
+}
 
 /// Rows per block: about the square root, so that neither of the two chains of additions is long.
 pub(crate) fn block_rows(rows: usize) -> usize {
@@ -98,8 +117,6 @@ pub(crate) fn plan(problem: &Problem, caps: &Caps) -> Plan {
 
 #[cfg(test)]
 mod tests {
-    use rmsnorm_spec::{DType, Norm, Present};
-
     use super::*;
     use crate::Isa;
 
@@ -149,6 +166,75 @@ mod tests {
         let reduce_tasks =
             |rows, cols| plan(&problem(Stage::Backward, rows, cols, DType::F32), &with_threads(2)).reduce_tasks;
         assert_eq!((reduce_tasks(4096, 1024), reduce_tasks(4096, 65536)), (1, 8));
+    }
+
+    /// On both sides: a plan that changes elsewhere is not found here.
+    #[test]
+    fn shape_breakpoints_are_where_the_plan_changes() {
+        for (dtype, expected) in [
+            (DType::F32, [(257, 1021), (2055, 1021), (57, 70_003)]),
+            (DType::Bf16, [(514, 1021), (4109, 1021), (57, 70_003)]),
+        ] {
+            assert_eq!(shape_breakpoints(dtype, &with_threads(2)), expected);
+            // One thread has nothing to split.
+            assert_eq!(shape_breakpoints(dtype, &with_threads(1)), expected[1..2]);
+        }
+    }
+
+    /// A second stage of so many MiB of partial sums; a column range is at least a group of lanes.
+    #[test]
+    fn the_second_stage_has_a_task_for_each_mebibyte() {
+        let reduce_tasks = |rows, cols, threads| {
+            plan(&problem(Stage::Backward, rows, cols, DType::F32), &with_threads(threads)).reduce_tasks
+        };
+        // 8 partial rows of 2^15 columns are 1 MiB.
+        assert_eq!([(1 << 16) - 1, 1 << 16, 3 << 15, 1 << 17].map(|cols| reduce_tasks(64, cols, 4)), [1, 2, 3, 4]);
+        assert_eq!([1, 2, 1000].map(|threads| reduce_tasks(64, 1 << 22, threads)), [1, 8, 128]);
+        // 2^16 partial rows: 8 MiB of 32 columns are one group.
+        assert_eq!(reduce_tasks(1 << 32, 32, 4), 1);
+        assert_eq!(reduce_tasks(1 << 32, 95, 4), 2);
+    }
+
+    /// No product wraps below the largest call that validation admits: rows times cols in bytes up to isize::MAX.
+    #[test]
+    fn the_largest_calls_have_a_plan() {
+        let most = isize::MAX as usize / size_of::<f32>();
+        for (rows, cols) in [(most, 1), (1, most), (1 << 30, most >> 30), (most >> 30, 1 << 30)] {
+            for stage in Stage::ALL {
+                let problem = problem(stage, rows, cols, DType::F32);
+                let plan = plan(&problem, &with_threads(1000));
+                let most_tasks = if stage == Stage::Backward { plan.blocks } else { rows };
+                assert_eq!(plan.tasks, 4000.min(most_tasks), "{stage:?} {rows}x{cols}");
+                assert_eq!(plan.streaming, stage != Stage::ForwardInPlace);
+                assert!(plan.blocks as u128 * plan.block_rows as u128 >= rows as u128);
+                assert!((plan.blocks as u128 - 1) * (plan.block_rows as u128) < rows as u128);
+                assert_eq!(workspace_len(&problem) as u128, plan.blocks as u128 * cols as u128 * 2);
+            }
+        }
+    }
+
+    /// Blocks are about as many as their rows, and neither wraps nor collapses into one.
+    #[test]
+    fn blocks_are_about_the_square_root_of_the_rows() {
+        for rows in
+            (64usize..5000).chain([65_535, 65_536, 65_537, 70_001, (1 << 32) - 1, 1 << 32, (1 << 32) + 1, 1 << 40])
+        {
+            let root = (rows as f64).sqrt();
+            let blocks = rows.div_ceil(block_rows(rows));
+            assert!((block_rows(rows) as f64 - root).abs() <= 1.0, "{rows} rows");
+            assert!((blocks as f64 - root).abs() <= 1.5, "{rows} rows: {blocks} blocks");
+        }
+        assert_eq!([0, 1, 7, 8, 9, 63, 64].map(block_rows), [8; 7]);
+        assert_eq!([65, 81, 82, 100, 101].map(block_rows), [9, 9, 10, 10, 11]);
+    }
+
+    #[test]
+    fn workspace_has_a_row_for_each_block_of_each_gradient() {
+        for (dweight, dbias, gradients) in [(false, false, 0), (true, false, 1), (false, true, 1), (true, true, 2)] {
+            let present = Present { dweight, dbias, ..Present::NONE };
+            let problem = Problem::uniform(Stage::Backward, Norm::Layer, 100, 7, DType::F16, present);
+            assert_eq!(workspace_len(&problem), 10 * 7 * gradients);
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use std::arch::x86_64::*;
 
-use super::avx2::fold_register;
+use super::avx2::{Avx2, fold_register};
 use super::{LANES, Simd};
 
 /// AVX-512 F, BW, VL and DQ.
@@ -171,9 +171,7 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn fence() {
-        // SAFETY:
-        // - feature: sfence is part of SSE, which x86-64 guarantees.
-        unsafe { _mm_sfence() }
+        Avx2::fence();
     }
 
     #[inline(always)]

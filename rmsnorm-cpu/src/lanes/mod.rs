@@ -11,6 +11,8 @@ mod avx2;
 mod avx512;
 mod portable;
 
+use std::marker::PhantomData;
+
 use rmsnorm_spec::{DType, Element};
 
 #[cfg(target_arch = "x86_64")]
@@ -173,17 +175,71 @@ pub(crate) fn store<S: Simd, E: Element, P: Piece>(to: &mut [E], piece: P, lanes
     }
 }
 
-/// As [`store`]; past the cache if `streaming`, where the piece is full and aligned for it.
+/// What a stage body stores with. Stores past the cache may become visible after later stores of the same thread, such as
+/// the one that tells another thread that the work is done, and on x86-64 no test can provoke that. So they are issued in
+/// one place, [`store_or_stream`], which asks for a [`Stores`]; this is where one comes from; and it fences when it ends.
+#[must_use = "it fences when it is dropped"]
+pub(crate) struct Fenced<S: Simd> {
+    streaming: bool,
+    /// Not `Send`: the fence must be on the thread of the stores.
+    thread: PhantomData<(S, *const ())>,
+}
+
+/// The right to store, past the cache or through it, for as long as the [`Fenced`] lives that it comes from.
+#[derive(Clone, Copy)]
+pub(crate) struct Stores<'f> {
+    streaming: bool,
+    fenced: PhantomData<&'f ()>,
+}
+
+impl<S: Simd> Fenced<S> {
+    /// Past the cache if `streaming`.
+    #[inline(always)]
+    pub(crate) fn new(streaming: bool) -> Self {
+        Fenced { streaming, thread: PhantomData }
+    }
+
+    #[inline(always)]
+    pub(crate) fn stores(&self) -> Stores<'_> {
+        Stores { streaming: self.streaming, fenced: PhantomData }
+    }
+}
+
+impl<S: Simd> Drop for Fenced<S> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if self.streaming {
+            S::fence();
+        }
+    }
+}
+
+impl Stores<'_> {
+    /// Elements to go before full pieces of a row can be stored past the cache: up to the first aligned one. None where
+    /// nothing is.
+    #[inline(always)]
+    pub(crate) fn head<E>(self, row: &[E]) -> usize {
+        if self.streaming { row.as_ptr().align_offset(ALIGNMENT).min(row.len()) } else { 0 }
+    }
+}
+
+/// As [`store`]; past the cache if `stores` say so, where the piece is full and aligned for it.
 #[inline(always)]
-pub(crate) fn store_or_stream<S: Simd, E: Element, P: Piece>(to: &mut [E], piece: P, lanes: S::Lanes, streaming: bool) {
+pub(crate) fn store_or_stream<S: Simd, E: Element, P: Piece>(
+    to: &mut [E],
+    piece: P,
+    lanes: S::Lanes,
+    stores: Stores<'_>,
+) {
     let address = to.as_ptr().wrapping_add(piece.start()).addr();
-    if !P::IS_FULL || !streaming || !address.is_multiple_of(ALIGNMENT) {
+    if !P::IS_FULL || !stores.streaming || !address.is_multiple_of(ALIGNMENT) {
         return store::<S, E, P>(to, piece, lanes);
     }
     let to = full_piece(to, piece);
     // SAFETY:
     // - alignment: checked above;
-    // - ordering: every stage body that passes `streaming` fences before it returns.
+    // - ordering: `stores` borrows a `Fenced`, which does not leave this thread and fences when it is dropped; no stage
+    //   body forgets it.
     unsafe {
         match E::DTYPE {
             DType::F32 => S::stream(cast_mut(to), lanes),
@@ -392,5 +448,24 @@ mod tests {
     #[test]
     fn fold_adds_halves_in_a_fixed_tree() {
         on_every_isa!(fold_uses_the_tree);
+    }
+
+    /// A fence that is missing shows in no result, so it is looked for in the machine code.
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn fences_are_sfence() {
+        #[inline(never)]
+        fn fence<S: Simd>() {
+            S::fence();
+        }
+        const SFENCE: [u8; 3] = [0x0f, 0xae, 0xf8];
+        for fence in [fence::<Avx2>, fence::<Avx512>] as [fn(); 2] {
+            // SAFETY:
+            // - memory: the program's code can be read, and there are more than 64 bytes of it from any test on.
+            let code = unsafe { std::slice::from_raw_parts(fence as *const u8, 64) };
+            // Up to the return of the function: what lies behind belongs to another one.
+            let end = code.iter().position(|&byte| byte == 0xc3).unwrap_or(code.len());
+            assert!(code[..end].windows(3).any(|bytes| bytes == SFENCE), "{code:02x?}");
+        }
     }
 }

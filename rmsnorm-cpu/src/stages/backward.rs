@@ -3,9 +3,8 @@
 
 use rmsnorm_spec::{Element, Norm, NormSpec};
 
-use super::forward::unaligned_head;
 use super::{Matrix, MatrixMut};
-use crate::lanes::{self, Piece, Simd};
+use crate::lanes::{self, Fenced, Piece, Simd, Stores};
 
 /// The blocks of a backward call, or some of them.
 pub(crate) struct BackwardBlocks<'a, T, W, R> {
@@ -89,6 +88,7 @@ impl<'a, T: Element, W: Element, R: Element> BackwardBlocks<'a, T, W, R> {
     #[inline(always)]
     pub(crate) fn run<S: Simd>(mut self) {
         let cols = self.spec.cols;
+        let fenced = Fenced::<S>::new(self.streaming);
         let (mut dweight_partials, mut dbias_partials) = (self.dweight_partials.take(), self.dbias_partials.take());
         for r in 0..self.rows {
             let block = r / self.block_rows;
@@ -98,10 +98,7 @@ impl<'a, T: Element, W: Element, R: Element> BackwardBlocks<'a, T, W, R> {
                 is_first: r.is_multiple_of(self.block_rows),
             };
             let scalars = self.scalars::<S>(r);
-            self.write_row::<S>(r, scalars, &mut partials);
-        }
-        if self.streaming {
-            S::fence();
+            self.write_row::<S>(r, scalars, &mut partials, fenced.stores());
         }
     }
 
@@ -130,15 +127,14 @@ impl<'a, T: Element, W: Element, R: Element> BackwardBlocks<'a, T, W, R> {
 
     /// Equations (10) to (12).
     #[inline(always)]
-    fn write_row<S: Simd>(&mut self, r: usize, scalars: Scalars, partials: &mut Partials<'_>) {
-        let (cols, streaming) = (self.spec.cols, self.streaming);
+    fn write_row<S: Simd>(&mut self, r: usize, scalars: Scalars, partials: &mut Partials<'_>, stores: Stores<'_>) {
+        let cols = self.spec.cols;
         let (dy, dy_stride) = (self.dy.row(r, cols), self.dy.row_stride);
         let (x, x_stride) = (self.x.row(r, cols), self.x.row_stride);
         let dresidual_out = self.dresidual_out.as_ref().map(|dresidual_out| dresidual_out.row(r, cols));
         let weight_offset = S::splat(self.spec.weight_offset);
         let (c1, c2, rstd) = (S::splat(scalars.c1), S::splat(scalars.c2), S::splat(scalars.rstd));
-        let head = if streaming { unaligned_head(self.dx.row(r, cols)) } else { 0 };
-        lanes::for_each_piece!(head, cols, piece => {
+        lanes::for_each_piece!(stores.head(self.dx.row(r, cols)), cols, piece => {
             lanes::prefetch_next::<S, T, _>(dy, dy_stride, piece);
             lanes::prefetch_next::<S, R, _>(x, x_stride, piece);
             let dy = lanes::load::<S, T, _>(dy, piece);
@@ -154,7 +150,7 @@ impl<'a, T: Element, W: Element, R: Element> BackwardBlocks<'a, T, W, R> {
             if let Some(dresidual_out) = dresidual_out {
                 dx = S::add(dx, lanes::load::<S, R, _>(dresidual_out, piece));
             }
-            lanes::store_or_stream::<S, T, _>(self.dx.row(r, cols), piece, dx, streaming);
+            lanes::store_or_stream::<S, T, _>(self.dx.row(r, cols), piece, dx, stores);
         });
     }
 

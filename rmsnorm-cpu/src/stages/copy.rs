@@ -1,6 +1,6 @@
 //! A plain copy, with the kernels' own loads and stores: the yardstick that their speed is measured against.
 
-use crate::lanes::{self, Simd};
+use crate::lanes::{self, Fenced, Simd};
 
 /// A range to copy.
 pub(crate) struct CopyRange<'a> {
@@ -24,11 +24,11 @@ impl CopyRange<'_> {
             // The library's memcpy: the best that is known for a copy through the cache.
             return self.to.copy_from_slice(self.from);
         }
-        let head = super::forward::unaligned_head(self.to);
-        lanes::for_each_piece!(head, self.to.len(), piece => {
+        let fenced = Fenced::<S>::new(true);
+        let stores = fenced.stores();
+        lanes::for_each_piece!(stores.head(self.to), self.to.len(), piece => {
             let lanes = lanes::load::<S, f32, _>(self.from, piece);
-            lanes::store_or_stream::<S, f32, _>(self.to, piece, lanes, true);
+            lanes::store_or_stream::<S, f32, _>(self.to, piece, lanes, stores);
         });
-        S::fence();
     }
 }

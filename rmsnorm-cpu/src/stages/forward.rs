@@ -4,7 +4,7 @@
 use rmsnorm_spec::{CastOrder, Element, Norm, NormSpec};
 
 use super::{Matrix, MatrixMut};
-use crate::lanes::{self, Piece, Simd};
+use crate::lanes::{self, Fenced, Piece, Simd, Stores};
 
 /// The rows of a forward call, or some of them.
 pub(crate) struct ForwardRows<'a, T, W, R> {
@@ -134,12 +134,14 @@ impl<'a, T: Element, W: Element, R: Element> ForwardRows<'a, T, W, R> {
         // What a call has not got is tested here and not in the loops, for the commonest calls.
         let has_residual = !matches!(self.residual, Residual::Absent);
         let is_plain = self.bias.is_none() && self.spec.cast_order == CastOrder::AtStore;
+        let fenced = Fenced::<S>::new(self.streaming);
+        let stores = fenced.stores();
         for r in 0..self.rows {
             let statistics = match (has_residual, is_plain) {
-                (false, true) => self.run_row::<S, false, true>(r),
-                (false, false) => self.run_row::<S, false, false>(r),
-                (true, true) => self.run_row::<S, true, true>(r),
-                (true, false) => self.run_row::<S, true, false>(r),
+                (false, true) => self.run_row::<S, false, true>(r, stores),
+                (false, false) => self.run_row::<S, false, false>(r, stores),
+                (true, true) => self.run_row::<S, true, true>(r, stores),
+                (true, false) => self.run_row::<S, true, false>(r, stores),
             };
             if let Some(mean) = &mut self.mean {
                 mean[r] = statistics.mean;
@@ -148,20 +150,21 @@ impl<'a, T: Element, W: Element, R: Element> ForwardRows<'a, T, W, R> {
                 rstd[r] = statistics.rstd;
             }
         }
-        if self.streaming {
-            S::fence();
-        }
     }
 
     #[inline(always)]
-    fn run_row<S: Simd, const RESIDUAL: bool, const PLAIN: bool>(&mut self, r: usize) -> Statistics {
+    fn run_row<S: Simd, const RESIDUAL: bool, const PLAIN: bool>(
+        &mut self,
+        r: usize,
+        stores: Stores<'_>,
+    ) -> Statistics {
         let (norm, eps) = (self.spec.norm, self.spec.eps);
         let mut row = self.row(r);
         let statistics = match norm {
             Norm::Rms => row.rms_statistics::<S, RESIDUAL>(eps),
             Norm::Layer => row.layer_statistics::<S, RESIDUAL>(eps),
         };
-        row.normalize::<S, RESIDUAL, PLAIN>(statistics);
+        row.normalize::<S, RESIDUAL, PLAIN>(statistics, stores);
         statistics
     }
 
@@ -181,7 +184,6 @@ impl<'a, T: Element, W: Element, R: Element> ForwardRows<'a, T, W, R> {
             weight_offset: self.spec.weight_offset,
             bias: self.bias,
             cast_order: self.spec.cast_order,
-            streaming: self.streaming,
         }
     }
 }
@@ -204,7 +206,6 @@ struct Row<'r, T, W, R> {
     weight_offset: f32,
     bias: Option<&'r [W]>,
     cast_order: CastOrder,
-    streaming: bool,
 }
 
 impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
@@ -246,12 +247,14 @@ impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
 
     /// Equations (5) and (6), and the stores of y and of residual_out.
     #[inline(always)]
-    fn normalize<S: Simd, const RESIDUAL: bool, const PLAIN: bool>(&mut self, statistics: Statistics) {
+    fn normalize<S: Simd, const RESIDUAL: bool, const PLAIN: bool>(
+        &mut self,
+        statistics: Statistics,
+        stores: Stores<'_>,
+    ) {
         let (mean, rstd) = (S::splat(statistics.mean), S::splat(statistics.rstd));
         let weight_offset = S::splat(self.weight_offset);
-        let streaming = self.streaming;
-        let head = if streaming { unaligned_head(self.y) } else { 0 };
-        lanes::for_each_piece!(head, self.y.len(), piece => {
+        lanes::for_each_piece!(stores.head(self.y), self.y.len(), piece => {
             self.prefetch_next::<S, _, RESIDUAL>(piece);
             let h = self.h::<S, _, RESIDUAL>(piece);
             let mut y = S::mul(S::sub(h, mean), rstd);
@@ -264,9 +267,9 @@ impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
             if !PLAIN && let Some(bias) = self.bias {
                 y = S::add(y, lanes::load::<S, W, _>(bias, piece));
             }
-            lanes::store_or_stream::<S, T, _>(self.y, piece, y, streaming);
+            lanes::store_or_stream::<S, T, _>(self.y, piece, y, stores);
             if RESIDUAL && let Some(residual_out) = &mut self.residual_out {
-                lanes::store_or_stream::<S, R, _>(residual_out, piece, h, streaming);
+                lanes::store_or_stream::<S, R, _>(residual_out, piece, h, stores);
             }
         });
     }
@@ -291,10 +294,4 @@ impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
             lanes::prefetch_next::<S, R, _>(residual, self.residual_stride, piece);
         }
     }
-}
-
-/// Elements before the first aligned one: full pieces can only stream from there.
-#[inline(always)]
-pub(super) fn unaligned_head<E>(row: &[E]) -> usize {
-    row.as_ptr().align_offset(lanes::ALIGNMENT).min(row.len())
 }

@@ -1,0 +1,189 @@
+//! The split of a call over threads, at sizes that no plan would split: every unit is done once, by one task, in its
+//! place, however the splits nest.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
+
+use std::ops::Range;
+use std::sync::Mutex;
+
+use rmsnorm_spec::{CastOrder, Norm, NormSpec, bf16, f16};
+
+use super::*;
+use crate::Isa;
+
+fn pool() -> rayon::ThreadPool {
+    rayon::ThreadPoolBuilder::new().num_threads(4).build().unwrap()
+}
+
+#[test]
+fn fork_gives_every_unit_to_one_task() {
+    let pool = pool();
+    for units in [0, 1, 2, 3, 5, 7, 64, 100, 1023] {
+        for tasks in [0, 1, 2, 3, 4, 5, 7, 8, 13, 64] {
+            let done = Mutex::new(Vec::new());
+            // The split is told where within the piece it is made.
+            let split_at = |range: Range<usize>, at| (range.start..range.start + at, range.start + at..range.end);
+            pool.install(|| fork(0..units, units, tasks, &split_at, &|range| done.lock().unwrap().push(range)));
+            let mut done = done.into_inner().unwrap();
+            done.sort_by_key(|range| (range.start, range.end));
+            let mut next = 0;
+            for range in &done {
+                assert_eq!(range.start, next, "{units} units, {tasks} tasks: {done:?}");
+                next = range.end;
+            }
+            assert_eq!(next, units, "{tasks} tasks: {done:?}");
+            if tasks <= units {
+                let (fewest, most) = (units / tasks.max(1), units.div_ceil(tasks.max(1)));
+                assert_eq!(done.len(), tasks.max(1), "{units} units: {done:?}");
+                // Halves of halves: each split rounds down once more.
+                assert!(
+                    done.iter().all(|range| (fewest.saturating_sub(1)..=most + 1).contains(&range.len())),
+                    "{done:?}"
+                );
+            }
+        }
+    }
+}
+
+/// Elements from a hash of their place, between -2 and 2.
+fn elements<E: Element>(seed: u32, len: usize) -> Vec<E> {
+    let value = |i: u32| (i ^ seed << 20).wrapping_mul(0x9e37_79b9).rotate_left(15).wrapping_mul(0x85eb_ca6b) >> 8;
+    (0..len as u32).map(|i| E::from_f32(value(i) as f32 / (1 << 22) as f32 - 2.0)).collect()
+}
+
+const ROWS: usize = 41;
+const COLS: usize = 45;
+/// Rows of each matrix are that many elements longer than COLS.
+const PADS: [usize; 4] = [3, 0, 7, 5];
+
+fn strided<E: Element>(seed: u32, pad: usize) -> (Vec<E>, usize) {
+    (elements(seed, (ROWS - 1) * (COLS + pad) + COLS), COLS + pad)
+}
+
+fn as_bits<E: Element>(values: &[E]) -> Vec<u32> {
+    values.iter().map(|value| value.bits()).collect()
+}
+
+/// Which optional tensors there are.
+#[derive(Clone, Copy, Debug)]
+struct Has {
+    residual: bool,
+    residual_out: bool,
+    in_place: bool,
+    statistics: bool,
+}
+
+/// Everything a forward call stores, made by that many tasks.
+fn forward_by(tasks: usize, has: Has) -> [Vec<u32>; 4] {
+    let [(x, x_stride), (mut y, y_stride)] = [strided::<bf16>(1, PADS[0]), strided::<bf16>(2, PADS[1])];
+    let [(residual, residual_stride), (mut out, out_stride)] = [strided::<f32>(3, PADS[2]), strided::<f32>(4, PADS[3])];
+    let (weight, bias) = (elements::<f32>(5, COLS), elements::<f32>(6, COLS));
+    let (mut mean, mut rstd) = (vec![7.0f32; ROWS], vec![7.0f32; ROWS]);
+    let spec = NormSpec::layer(ROWS, COLS, 1e-5).weight_offset(0.3).cast_order(CastOrder::BeforeWeight);
+    let added = Matrix { data: residual.as_slice(), row_stride: residual_stride };
+    let sum = MatrixMut { data: out.as_mut_slice(), row_stride: out_stride };
+    let work = ForwardRows {
+        spec,
+        rows: ROWS,
+        streaming: false,
+        weight: Some(weight.as_slice()),
+        bias: Some(bias.as_slice()),
+        x: (!has.in_place).then_some(Matrix { data: x.as_slice(), row_stride: x_stride }),
+        y: MatrixMut { data: y.as_mut_slice(), row_stride: y_stride },
+        residual: match (has.residual, has.residual_out, has.in_place) {
+            (false, ..) => Residual::Absent,
+            (true, _, true) => Residual::InPlace(sum),
+            (true, false, false) => Residual::Read(added),
+            (true, true, false) => Residual::ReadWrite(added, sum),
+        },
+        mean: has.statistics.then_some(mean.as_mut_slice()),
+        rstd: has.statistics.then_some(rstd.as_mut_slice()),
+    };
+    let kernel = kernel::forward::<bf16, f32, f32>().unwrap();
+    pool().install(|| fork(work, ROWS, tasks, &ForwardRows::split_at, &|work| kernel(Isa::Portable, work)));
+    [as_bits(&y), as_bits(&out), as_bits(&mean), as_bits(&rstd)]
+}
+
+#[test]
+fn forward_has_the_same_bits_in_any_number_of_tasks() {
+    for bits in 0..16u32 {
+        let [residual, residual_out, in_place, statistics] = [1, 2, 4, 8].map(|bit| bits & bit != 0);
+        let has = Has { residual, residual_out, in_place, statistics };
+        let expected = forward_by(1, has);
+        for tasks in [2, 3, 4, 7, ROWS] {
+            assert!(forward_by(tasks, has) == expected, "{has:?} in {tasks} tasks");
+        }
+    }
+}
+
+/// Everything a backward call stores, partial sums and all, where both stages are done by that many tasks.
+fn backward_by(tasks: usize, is_layer: bool, [dweight, dbias, dresidual_out]: [bool; 3]) -> [Vec<u32>; 5] {
+    let [(dy, dy_stride), (mut dx, dx_stride)] = [strided::<f16>(1, PADS[0]), strided::<f16>(2, PADS[1])];
+    let [(x, x_stride), (arriving, arriving_stride)] = [strided::<f32>(3, PADS[2]), strided::<f32>(4, PADS[3])];
+    let weight = elements::<f16>(5, COLS);
+    let (mean, rstd) = (elements::<f32>(6, ROWS), elements::<f32>(7, ROWS));
+    let block_rows = 3;
+    let blocks = ROWS.div_ceil(block_rows);
+    let [mut of_dweight, mut of_dbias] = [8, 9].map(|seed| elements::<f32>(seed, blocks * COLS));
+    let spec = NormSpec { norm: if is_layer { Norm::Layer } else { Norm::Rms }, ..NormSpec::rms(ROWS, COLS, 1e-5) };
+    let work = BackwardBlocks {
+        spec: spec.weight_offset(-0.5),
+        rows: ROWS,
+        block_rows,
+        streaming: false,
+        weight: Some(weight.as_slice()),
+        dy: Matrix { data: dy.as_slice(), row_stride: dy_stride },
+        x: Matrix { data: x.as_slice(), row_stride: x_stride },
+        mean: is_layer.then_some(mean.as_slice()),
+        rstd: &rstd,
+        dresidual_out: dresidual_out.then_some(Matrix { data: arriving.as_slice(), row_stride: arriving_stride }),
+        dx: MatrixMut { data: dx.as_mut_slice(), row_stride: dx_stride },
+        dweight_partials: dweight.then_some(of_dweight.as_mut_slice()),
+        dbias_partials: dbias.then_some(of_dbias.as_mut_slice()),
+    };
+    let kernel = kernel::backward::<f16, f16, f32>().unwrap();
+    pool().install(|| fork(work, blocks, tasks, &BackwardBlocks::split_at, &|work| kernel(Isa::Portable, work)));
+    let sums = |partials: &[f32]| {
+        let mut gradient = vec![f16::NAN; COLS];
+        let work = PartialRows { partials, cols: COLS, first: 0, gradient: &mut gradient };
+        kernel::reduce_partials(Isa::Portable, work);
+        as_bits(&gradient)
+    };
+    let gradients = [sums(&of_dweight), sums(&of_dbias)];
+    let [of_dweight, of_dbias] = [as_bits(&of_dweight), as_bits(&of_dbias)];
+    let [dweight, dbias] = gradients;
+    [as_bits(&dx), of_dweight, of_dbias, dweight, dbias]
+}
+
+#[test]
+fn backward_has_the_same_bits_in_any_number_of_tasks() {
+    for bits in 0..16u32 {
+        let [dweight, dbias, dresidual_out, is_layer] = [1, 2, 4, 8].map(|bit| bits & bit != 0);
+        let has = [dweight, dbias, dresidual_out];
+        let expected = backward_by(1, is_layer, has);
+        for tasks in [2, 3, 4, 7, 14] {
+            assert!(backward_by(tasks, is_layer, has) == expected, "{has:?} in {tasks} tasks, layer norm: {is_layer}");
+        }
+    }
+}
+
+/// Columns at every depth of nested splits, where a wrong offset finds the sums of another column; and the sums
+/// themselves, which are exact.
+#[test]
+fn the_second_stage_has_the_same_sums_in_any_number_of_tasks() {
+    let pool = pool();
+    for cols in [1, 31, 32, 33, 64, 7 * 32 + 5, 16 * 32] {
+        for blocks in [1, 2, 5] {
+            // A column's sum says which column it is of.
+            let partials: Vec<f32> = (0..blocks * cols).map(|i| (i % cols) as f32 + (i / cols) as f32 / 8.0).collect();
+            let more = (0..blocks).sum::<usize>() as f32 / 8.0;
+            let expected: Vec<f32> = (0..cols).map(|col| (col * blocks) as f32 + more).collect();
+            for tasks in [1, 2, 3, 4, 5, 7] {
+                let mut gradient = vec![f32::NAN; cols];
+                let work = PartialRows { partials: &partials, cols, first: 0, gradient: &mut gradient };
+                let run = |work: PartialRows<'_, f32>| kernel::reduce_partials(Isa::detect(), work);
+                pool.install(|| fork(work, cols / LANES, tasks, &PartialRows::split_at_group, &run));
+                assert_eq!(gradient, expected, "{blocks}x{cols} in {tasks} tasks");
+            }
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! For tests: the portable lanes, with a record of what is stored past the cache and when it is fenced.
+
+use std::cell::RefCell;
+
+use crate::lanes::{LANES, Portable, Simd};
+
+/// What happened, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// 32 elements were stored past the cache.
+    Stream,
+    /// Such stores were ordered before later ones.
+    Fence,
+}
+
+thread_local! {
+    static EVENTS: RefCell<Vec<Event>> = const { RefCell::new(Vec::new()) };
+}
+
+/// What happened on this thread since it was last asked.
+pub(crate) fn events() -> Vec<Event> {
+    EVENTS.take()
+}
+
+fn record(event: Event) {
+    EVENTS.with_borrow_mut(|events| events.push(event));
+}
+
+/// [`Portable`], traced.
+pub(crate) struct Traced;
+
+impl Simd for Traced {
+    type Lanes = <Portable as Simd>::Lanes;
+    type Halves = <Portable as Simd>::Halves;
+
+    fn splat(value: f32) -> Self::Lanes {
+        Portable::splat(value)
+    }
+    fn add(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes {
+        Portable::add(a, b)
+    }
+    fn sub(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes {
+        Portable::sub(a, b)
+    }
+    fn mul(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes {
+        Portable::mul(a, b)
+    }
+    fn fold(lanes: Self::Lanes) -> f32 {
+        Portable::fold(lanes)
+    }
+    fn load(from: &[f32; LANES]) -> Self::Lanes {
+        Portable::load(from)
+    }
+    fn store(to: &mut [f32; LANES], lanes: Self::Lanes) {
+        Portable::store(to, lanes);
+    }
+    unsafe fn stream(to: &mut [f32; LANES], lanes: Self::Lanes) {
+        record(Event::Stream);
+        Portable::store(to, lanes);
+    }
+    fn load_halves(from: &[u16; LANES]) -> Self::Halves {
+        Portable::load_halves(from)
+    }
+    fn store_halves(to: &mut [u16; LANES], halves: Self::Halves) {
+        Portable::store_halves(to, halves);
+    }
+    unsafe fn stream_halves(to: &mut [u16; LANES], halves: Self::Halves) {
+        record(Event::Stream);
+        Portable::store_halves(to, halves);
+    }
+    fn widen_f16(halves: Self::Halves) -> Self::Lanes {
+        Portable::widen_f16(halves)
+    }
+    fn narrow_f16(lanes: Self::Lanes) -> Self::Halves {
+        Portable::narrow_f16(lanes)
+    }
+    fn widen_bf16(halves: Self::Halves) -> Self::Lanes {
+        Portable::widen_bf16(halves)
+    }
+    fn narrow_bf16(lanes: Self::Lanes) -> Self::Halves {
+        Portable::narrow_bf16(lanes)
+    }
+    fn fence() {
+        record(Event::Fence);
+    }
+    fn prefetch(_address: *const u8) {}
+}

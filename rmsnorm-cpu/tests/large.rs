@@ -1,0 +1,31 @@
+//! Cases of the core profile that the named tests leave out, on four threads: so many partial rows that the second stage is
+//! split, in pieces of pieces, and more of them than an index of 8 bits has; and rows more than 2^32 elements apart, whose
+//! distance is address space that nobody touches.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
+
+use rmsnorm_cpu::{CpuBackend, Isa};
+use rmsnorm_spec::conformance::{Case, Kind, Layout, Options, Profile, run};
+
+/// Runs the cases of a profile that are `chosen`; there must be as many, and all pass.
+fn pass(profile: Profile, count: usize, chosen: fn(&Case) -> bool) {
+    let cases: Vec<Case> = profile.cases(0).into_iter().filter(chosen).collect();
+    assert_eq!(cases.len(), count);
+    let backend = CpuBackend::with(Isa::detect(), 4).unwrap();
+    for case in cases {
+        let options = Options { case: Some(case.to_string()), self_test: false, ..Options::default() };
+        let summary = run(&backend, &options, &mut |_, _| {}, None).unwrap();
+        assert_eq!(summary.counts.passed, 1, "{summary}");
+    }
+}
+
+#[test]
+fn many_partial_rows_are_added_up() {
+    let is_large =
+        |case: &Case| case.kind == Kind::Backward && [(65, 70_003), (140_001, 1)].contains(&(case.rows, case.cols));
+    pass(Profile::Core, 4, is_large);
+}
+
+#[test]
+fn rows_more_than_32_bits_apart_are_found() {
+    pass(Profile::Stress, 16, |case| matches!(case.layout, Layout::Far(_)));
+}

@@ -1,0 +1,40 @@
+//! Any number of threads: none is refused, a thousand give the bits of one.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
+
+use rmsnorm_cpu::{Backward, CpuBackend, Forward, Isa};
+use rmsnorm_spec::{Error, NormBackend, NormSpec};
+
+#[test]
+fn no_thread_at_all_is_refused() {
+    let error = CpuBackend::with(Isa::Portable, 0).unwrap_err();
+    assert!(matches!(error, Error::Unavailable { backend: "cpu", .. }), "{error}");
+    assert!(error.to_string().ends_with("at least 1 thread is needed, got 0"), "{error}");
+}
+
+#[test]
+fn a_backend_has_the_threads_that_were_asked_for() {
+    for threads in [1, 2, 5] {
+        let backend = CpuBackend::with(Isa::Portable, threads).unwrap();
+        assert_eq!((backend.threads(), backend.isa()), (threads, Isa::Portable));
+    }
+}
+
+/// y, dx and dweight of more rows than threads, and of so many bytes that every thread has some; the second stage too.
+#[test]
+fn a_thousand_threads_give_the_bits_of_one() {
+    let (rows, cols) = (1100, 4099);
+    let values = |seed: usize| -> Vec<f32> {
+        (0..rows * cols).map(|i| ((i * 7919 + seed * 104_729) % 1009) as f32 / 500.0 - 1.0).collect()
+    };
+    let (x, dy) = (values(1), values(2));
+    let results = [1, 1000].map(|threads| {
+        let backend = CpuBackend::with(Isa::detect(), threads).unwrap();
+        let norm = NormSpec::rms(rows, cols, 1e-5);
+        let (mut y, mut dx) = (vec![0.0f32; rows * cols], vec![0.0f32; rows * cols]);
+        let (mut rstd, mut dweight) = (vec![0.0; rows], vec![0.0; cols]);
+        backend.forward(&norm, Forward::new(&x, &mut y).rstd(&mut rstd)).unwrap();
+        backend.backward(&norm, Backward::new(&dy, &x, &mut dx).rstd(&rstd).dweight(&mut dweight)).unwrap();
+        [y, dx, rstd, dweight].map(|values| values.into_iter().map(f32::to_bits).collect::<Vec<_>>())
+    });
+    assert!(results[0] == results[1]);
+}
