@@ -515,7 +515,8 @@ impl Tensor {
     /// Whether the two share an element. Rows that interleave (slices of one fused buffer) do not.
     fn overlaps(&self, other: &Tensor) -> bool {
         let (a, b) = (self.bytes(), other.bytes());
-        let ranges_meet = self.span.allocation == other.span.allocation && a.0 < b.1 && b.0 < a.1;
+        // Where the later one starts is before the earlier end: never so for a view without elements.
+        let ranges_meet = self.span.allocation == other.span.allocation && a.0.max(b.0) < a.1.min(b.1);
         ranges_meet && !self.interleaves(other)
     }
 
@@ -539,3 +540,6 @@ impl Tensor {
         distance >= a_len && distance + b_len <= stride
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,711 @@
+//! Validation by the table of tensors: every pair of them in every way that two views can lie, every set of optional ones,
+//! every field of the problem that comes out. On a backend whose views are numbers.
+//!
+//! The argument structs are written as literals here, so that a new tensor breaks the build, and the names that they look
+//! up are compared with the table, so that it must be added there.
+#![expect(clippy::expect_used, reason = "a test fails by panicking, in its helper functions too")]
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::marker::PhantomData;
+
+use super::*;
+use crate::{bf16, f16};
+
+struct Numbers;
+
+/// Where a tensor lies, of whatever type.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    span: Span,
+    row_stride: Option<usize>,
+}
+
+#[derive(Clone, Copy)]
+struct View<E> {
+    span: Span,
+    element: PhantomData<E>,
+}
+
+impl NormBackend for Numbers {
+    type In<'a, E: Element> = View<E>;
+    type Out<'a, E: Element> = View<E>;
+
+    fn name(&self) -> &'static str {
+        "numbers"
+    }
+    fn in_span<E: Element>(view: &View<E>) -> Span {
+        view.span
+    }
+    fn out_span<E: Element>(view: &View<E>) -> Span {
+        view.span
+    }
+    fn workspace_len(&self, problem: &Problem) -> usize {
+        WORKSPACE * usize::from(problem.present.dweight || problem.present.dbias)
+    }
+    fn launch_forward<T: Element, W: Element, R: Element>(
+        &self,
+        _: Checked<Forward<'_, Self, T, W, R>>,
+    ) -> Result<(), Error> {
+        Ok(())
+    }
+    fn launch_forward_in_place<T: Element, W: Element, R: Element>(
+        &self,
+        _: Checked<ForwardInPlace<'_, Self, T, W, R>>,
+    ) -> Result<(), Error> {
+        Ok(())
+    }
+    fn launch_backward<T: Element, W: Element, R: Element>(
+        &self,
+        _: Checked<Backward<'_, Self, T, W, R>>,
+    ) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+const ROWS: usize = 3;
+const COLS: usize = 10;
+const WORKSPACE: usize = 17;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shape {
+    Matrix,
+    OfCols,
+    OfRows,
+    Workspace,
+}
+
+/// Which of a call's dtypes a tensor has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Type {
+    Activation,
+    Weight,
+    Residual,
+    F32,
+}
+
+/// One line of the table.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    name: &'static str,
+    shape: Shape,
+    dtype: Type,
+    is_output: bool,
+    is_optional: bool,
+}
+
+const fn entry(name: &'static str, shape: Shape, dtype: Type, is_output: bool, is_optional: bool) -> Entry {
+    Entry { name, shape, dtype, is_output, is_optional }
+}
+
+/// Every tensor of a call of layer norm.
+fn table(stage: Stage) -> &'static [Entry] {
+    use Shape::{Matrix, OfCols, OfRows, Workspace};
+    use Type::{Activation, F32, Residual, Weight};
+    const FORWARD: &[Entry] = &[
+        entry("x", Matrix, Activation, false, false),
+        entry("weight", OfCols, Weight, false, true),
+        entry("bias", OfCols, Weight, false, true),
+        entry("residual", Matrix, Residual, false, true),
+        entry("residual_out", Matrix, Residual, true, true),
+        entry("y", Matrix, Activation, true, false),
+        entry("mean", OfRows, F32, true, true),
+        entry("rstd", OfRows, F32, true, true),
+    ];
+    const IN_PLACE: &[Entry] = &[
+        entry("x", Matrix, Activation, true, false),
+        entry("weight", OfCols, Weight, false, true),
+        entry("bias", OfCols, Weight, false, true),
+        entry("residual", Matrix, Residual, true, true),
+        entry("mean", OfRows, F32, true, true),
+        entry("rstd", OfRows, F32, true, true),
+    ];
+    const BACKWARD: &[Entry] = &[
+        entry("dy", Matrix, Activation, false, false),
+        entry("x", Matrix, Residual, false, false),
+        entry("weight", OfCols, Weight, false, true),
+        entry("mean", OfRows, F32, false, false),
+        entry("rstd", OfRows, F32, false, false),
+        entry("dresidual_out", Matrix, Residual, false, true),
+        entry("dx", Matrix, Activation, true, false),
+        entry("dweight", OfCols, Weight, true, true),
+        entry("dbias", OfCols, Weight, true, true),
+        entry("workspace", Workspace, F32, true, true),
+    ];
+    match stage {
+        Stage::Forward => FORWARD,
+        Stage::ForwardInPlace => IN_PLACE,
+        Stage::Backward => BACKWARD,
+    }
+}
+
+/// A call: its tensors by name, and the norm.
+#[derive(Clone)]
+struct Call {
+    stage: Stage,
+    spec: NormSpec,
+    grad_reduction: GradReduction,
+    tensors: Vec<(&'static str, Place)>,
+}
+
+/// The dtypes of activations, weight and residual, as data.
+type Mix = [DType; 3];
+
+const MIXES: [Mix; 5] = [
+    [DType::F32, DType::F32, DType::F32],
+    [DType::F16, DType::F16, DType::F16],
+    [DType::Bf16, DType::F32, DType::F32],
+    [DType::F16, DType::F32, DType::F16],
+    [DType::Bf16, DType::Bf16, DType::F32],
+];
+
+fn size(entry: &Entry, mix: Mix) -> usize {
+    let [activation, weight, residual] = mix;
+    match entry.dtype {
+        Type::Activation => activation.size(),
+        Type::Weight => weight.size(),
+        Type::Residual => residual.size(),
+        Type::F32 => DType::F32.size(),
+    }
+}
+
+impl Call {
+    /// A layer norm with every tensor, each dense in an allocation of its own.
+    fn full(stage: Stage) -> Call {
+        let place = |(i, entry): (usize, &Entry)| {
+            let len = match entry.shape {
+                Shape::Matrix => ROWS * COLS,
+                Shape::OfCols => COLS,
+                Shape::OfRows => ROWS,
+                Shape::Workspace => WORKSPACE,
+            };
+            (entry.name, Place { span: Span { allocation: i as u64 + 1, start: 4096, len }, row_stride: None })
+        };
+        Call {
+            stage,
+            spec: NormSpec::layer(ROWS, COLS, 1e-5),
+            grad_reduction: GradReduction::Partials,
+            tensors: table(stage).iter().enumerate().map(place).collect(),
+        }
+    }
+
+    fn get(&self, name: &str) -> Option<Place> {
+        self.tensors.iter().find(|(known, _)| *known == name).map(|(_, place)| *place)
+    }
+
+    fn set(&mut self, name: &str, change: impl FnOnce(&mut Place)) {
+        let tensor = self.tensors.iter_mut().find(|(known, _)| *known == name);
+        change(&mut tensor.expect("the call has that tensor").1);
+    }
+
+    fn without(mut self, name: &str) -> Call {
+        self.tensors.retain(|(known, _)| *known != name);
+        self
+    }
+
+    fn check(&self, mix: Mix) -> Result<Validated, Error> {
+        match mix {
+            [DType::F32, ..] => self.validate::<f32, f32, f32>(),
+            [DType::F16, DType::F16, _] => self.validate::<f16, f16, f16>(),
+            [DType::F16, DType::F32 | DType::Bf16, _] => self.validate::<f16, f32, f16>(),
+            [DType::Bf16, DType::F32 | DType::F16, _] => self.validate::<bf16, f32, f32>(),
+            [DType::Bf16, DType::Bf16, _] => self.validate::<bf16, bf16, f32>(),
+        }
+    }
+
+    fn validate<T: Element, W: Element, R: Element>(&self) -> Result<Validated, Error> {
+        let names = RefCell::new(BTreeSet::new());
+        let look_up = Names { call: self, names: &names };
+        let optional = |name| look_up.find(name).is_some();
+        let (problem, strides) = match self.stage {
+            Stage::Forward => {
+                let args = Forward::<'_, Numbers, T, W, R> {
+                    x: look_up.rows("x"),
+                    weight: optional("weight").then(|| look_up.view("weight")),
+                    bias: optional("bias").then(|| look_up.view("bias")),
+                    residual: optional("residual").then(|| look_up.rows("residual")),
+                    residual_out: optional("residual_out").then(|| look_up.rows("residual_out")),
+                    y: look_up.rows("y"),
+                    mean: optional("mean").then(|| look_up.view("mean")),
+                    rstd: optional("rstd").then(|| look_up.view("rstd")),
+                };
+                let checked = Checked::forward(self.spec, args)?;
+                assert_eq!(checked.spec(), &self.spec);
+                let problem = *checked.problem();
+                let args = checked.into_args();
+                let strides = vec![
+                    ("x", args.x.row_stride),
+                    ("residual", args.residual.and_then(|rows| rows.row_stride)),
+                    ("residual_out", args.residual_out.and_then(|rows| rows.row_stride)),
+                    ("y", args.y.row_stride),
+                ];
+                (problem, strides)
+            }
+            Stage::ForwardInPlace => {
+                let args = ForwardInPlace::<'_, Numbers, T, W, R> {
+                    x: look_up.rows("x"),
+                    weight: optional("weight").then(|| look_up.view("weight")),
+                    bias: optional("bias").then(|| look_up.view("bias")),
+                    residual: optional("residual").then(|| look_up.rows("residual")),
+                    mean: optional("mean").then(|| look_up.view("mean")),
+                    rstd: optional("rstd").then(|| look_up.view("rstd")),
+                };
+                let checked = Checked::forward_in_place(self.spec, args)?;
+                assert_eq!(checked.spec(), &self.spec);
+                let problem = *checked.problem();
+                let args = checked.into_args();
+                let residual = args.residual.and_then(|rows| rows.row_stride);
+                (problem, vec![("x", args.x.row_stride), ("residual", residual)])
+            }
+            Stage::Backward => {
+                let args = Backward::<'_, Numbers, T, W, R> {
+                    dy: look_up.rows("dy"),
+                    x: look_up.rows("x"),
+                    weight: optional("weight").then(|| look_up.view("weight")),
+                    mean: optional("mean").then(|| look_up.view("mean")),
+                    rstd: optional("rstd").then(|| look_up.view("rstd")),
+                    dresidual_out: optional("dresidual_out").then(|| look_up.rows("dresidual_out")),
+                    dx: look_up.rows("dx"),
+                    dweight: optional("dweight").then(|| look_up.view("dweight")),
+                    dbias: optional("dbias").then(|| look_up.view("dbias")),
+                    workspace: optional("workspace").then(|| look_up.view("workspace")),
+                    grad_reduction: self.grad_reduction,
+                };
+                let checked = Checked::backward(&Numbers, self.spec, args)?;
+                assert_eq!(checked.spec(), &self.spec);
+                let problem = *checked.problem();
+                let args = checked.into_args();
+                let strides = vec![
+                    ("dy", args.dy.row_stride),
+                    ("x", args.x.row_stride),
+                    ("dresidual_out", args.dresidual_out.and_then(|rows| rows.row_stride)),
+                    ("dx", args.dx.row_stride),
+                ];
+                (problem, strides)
+            }
+        };
+        let known: BTreeSet<&str> = table(self.stage).iter().map(|entry| entry.name).collect();
+        assert_eq!(*names.borrow(), known, "the table has the tensors of the argument struct");
+        Ok(Validated { problem, strides })
+    }
+}
+
+/// What validation gives.
+#[derive(Debug)]
+struct Validated {
+    problem: Problem,
+    /// Of every matrix, by its name.
+    strides: Vec<(&'static str, Option<usize>)>,
+}
+
+/// Looks tensors up, and notes which.
+struct Names<'a> {
+    call: &'a Call,
+    names: &'a RefCell<BTreeSet<&'static str>>,
+}
+
+impl Names<'_> {
+    fn find(&self, name: &'static str) -> Option<Place> {
+        self.names.borrow_mut().insert(name);
+        self.call.get(name)
+    }
+
+    fn view<E>(&self, name: &'static str) -> View<E> {
+        View { span: self.find(name).expect("the call has that tensor").span, element: PhantomData }
+    }
+
+    fn rows<E>(&self, name: &'static str) -> Rows<View<E>> {
+        Rows { view: self.view(name), row_stride: self.find(name).and_then(|place| place.row_stride) }
+    }
+}
+
+/// The two names of the error of an overlap; `None` where the call was accepted. Panics on any other error.
+fn overlap(result: Result<Validated, Error>) -> Option<(&'static str, &'static str)> {
+    match result {
+        Ok(_) => None,
+        Err(Error::Overlap { output, other }) => Some((output, other)),
+        Err(error) => panic!("not about an overlap: {error}"),
+    }
+}
+
+/// Every pair of tensors of a stage, as (where one stays, what is moved).
+fn pairs(stage: Stage) -> impl Iterator<Item = (&'static Entry, &'static Entry)> {
+    let all = table(stage);
+    all.iter().flat_map(move |a| all.iter().filter(move |b| b.name != a.name).map(move |b| (a, b)))
+}
+
+/// Holds the answer of a call to whether the two tensors must be kept apart.
+fn expect(call: &Call, mix: Mix, (a, b): (&Entry, &Entry), shares: bool, what: &str) {
+    let stage = call.stage;
+    let what = format!("{what}: {} and {} of {stage:?} in {mix:?}", a.name, b.name);
+    match overlap(call.check(mix)) {
+        None => assert!(!(shares && (a.is_output || b.is_output)), "accepted: {what}"),
+        Some((output, other)) => {
+            assert!(shares, "refused: {what}");
+            assert!(
+                [(a, b), (b, a)].iter().any(|(a, b)| (a.name, b.name) == (output, other)),
+                "{output}, {other}: {what}"
+            );
+            assert!(table(stage).iter().any(|entry| entry.name == output && entry.is_output), "{output}: {what}");
+        }
+    }
+}
+
+/// All of it, a byte at either end, side by side, and the same addresses in another allocation.
+#[test]
+fn every_pair_of_tensors_is_kept_apart_unless_both_are_read() {
+    for stage in Stage::ALL {
+        for mix in MIXES {
+            for (a, b) in pairs(stage) {
+                let whole = Call::full(stage);
+                let (place_a, place_b) = (whole.get(a.name).expect("a"), whole.get(b.name).expect("b"));
+                let (len_a, len_b) =
+                    ((place_a.span.len * size(a, mix)) as u64, (place_b.span.len * size(b, mix)) as u64);
+                let start = place_a.span.start;
+                for (what, moved, shares) in [
+                    ("the same place", start, true),
+                    ("the last byte of the first", start + len_a - 1, true),
+                    ("the first byte of the first", start - len_b + 1, true),
+                    ("right behind", start + len_a, false),
+                    ("right in front", start - len_b, false),
+                ] {
+                    let mut call = whole.clone();
+                    call.set(b.name, |place| place.span = Span { start: moved, ..place_a.span });
+                    call.set(b.name, |place| place.span.len = place_b.span.len);
+                    expect(&call, mix, (a, b), shares, what);
+                }
+                // Where all of them lie to begin with.
+                expect(&whole, mix, (a, b), false, "other allocations");
+            }
+        }
+    }
+}
+
+/// The bytes of a matrix's elements.
+fn bytes(place: Place, row_stride: usize, size: usize) -> BTreeSet<u64> {
+    let row = |row: usize| {
+        let first = place.span.start + (row * row_stride * size) as u64;
+        first..first + (COLS * size) as u64
+    };
+    (0..ROWS).flat_map(row).collect()
+}
+
+/// Rows of two matrices that take turns in one buffer: whatever their dtypes, they are apart exactly if no byte is in both.
+/// With another distance in bytes from row to row that is not looked into, and they are refused.
+#[test]
+fn rows_of_two_matrices_may_take_turns_if_no_byte_is_shared() {
+    // 60 and 120 elements from row to row are 240 bytes in either size; in a row of 20 or 40 bytes.
+    for stage in Stage::ALL {
+        for mix in MIXES {
+            let both_matrices = |(a, b): &(&Entry, &Entry)| a.shape == Shape::Matrix && b.shape == Shape::Matrix;
+            for (a, b) in pairs(stage).filter(both_matrices) {
+                let sizes = [size(a, mix), size(b, mix)];
+                let of_bytes = sizes.map(|size| 240 / size);
+                let place = |start: u64, stride: usize| Place {
+                    span: Span { allocation: 77, start, len: (ROWS - 1) * stride + COLS },
+                    row_stride: Some(stride),
+                };
+                for start in (4096 - 300..4096 + 300u64).step_by(2) {
+                    for strides in [of_bytes, [of_bytes[0], of_bytes[0]], [of_bytes[0] + 2, of_bytes[1]]] {
+                        let places = [place(4096, strides[0]), place(start, strides[1])];
+                        let mut call = Call::full(stage);
+                        call.set(a.name, |place| *place = places[0]);
+                        call.set(b.name, |place| *place = places[1]);
+                        let [of_a, of_b] = [0, 1].map(|i| bytes(places[i], strides[i], sizes[i]));
+                        let shares = of_a.intersection(&of_b).next().is_some();
+                        let ranges_meet = of_a.first() <= of_b.last() && of_b.first() <= of_a.last();
+                        let takes_turns = strides[0] * sizes[0] == strides[1] * sizes[1];
+                        let refused = shares || (ranges_meet && !takes_turns);
+                        expect(&call, mix, (a, b), refused, &format!("{start}, strides {strides:?}"));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A vector has no rows that could take turns with a matrix's, wherever in the gaps it lies.
+#[test]
+fn a_vector_between_the_rows_of_a_matrix_is_refused() {
+    for stage in Stage::ALL {
+        for mix in MIXES {
+            let of_matrix_and_vector = |(a, b): &(&Entry, &Entry)| a.shape == Shape::Matrix && b.shape != Shape::Matrix;
+            for (a, b) in pairs(stage).filter(of_matrix_and_vector) {
+                let mut call = Call::full(stage);
+                let span = Span { allocation: 77, start: 0, len: (ROWS - 1) * 200 + COLS };
+                call.set(a.name, |place| *place = Place { span, row_stride: Some(200) });
+                let start = (COLS * size(a, mix)) as u64 + 8;
+                call.set(b.name, |place| place.span = Span { allocation: 77, start, ..place.span });
+                expect(&call, mix, (a, b), true, "in a gap");
+            }
+        }
+    }
+}
+
+/// A view without elements shares nothing, even inside another tensor.
+#[test]
+fn tensors_of_no_rows_overlap_nothing() {
+    for stage in Stage::ALL {
+        let mut call = Call::full(stage);
+        call.spec.rows = 0;
+        for entry in table(stage).iter().filter(|entry| matches!(entry.shape, Shape::Matrix | Shape::OfRows)) {
+            // In the middle of every vector of cols.
+            call.set(entry.name, |place| place.span = Span { allocation: 1, start: 4096 + 8, len: 0 });
+        }
+        for entry in table(stage).iter().filter(|entry| entry.shape == Shape::OfCols && !entry.is_output) {
+            call.set(entry.name, |place| place.span = Span { allocation: 1, start: 4096, len: COLS });
+        }
+        assert_eq!(overlap(call.check(MIXES[0])), None, "{stage:?}");
+    }
+}
+
+#[test]
+fn addresses_at_the_end_of_their_range_do_not_wrap() {
+    let mut call = Call::full(Stage::Forward);
+    let last = |bytes: u64, len| Place { span: Span { allocation: 9, start: u64::MAX - bytes, len }, row_stride: None };
+    call.set("x", |place| *place = last(119, ROWS * COLS));
+    call.set("y", |place| *place = last(239, ROWS * COLS));
+    assert_eq!(overlap(call.check(MIXES[0])), None);
+    call.set("y", |place| *place = last(238, ROWS * COLS));
+    assert_eq!(overlap(call.check(MIXES[0])), Some(("y", "x")));
+}
+
+/// The flag of each optional tensor.
+fn flag(present: &Present, name: &str) -> bool {
+    let Present { weight, bias, residual, residual_out, mean, rstd, dresidual_out, dweight, dbias, workspace } =
+        *present;
+    match name {
+        "weight" => weight,
+        "bias" => bias,
+        "residual" => residual,
+        "residual_out" => residual_out,
+        "mean" => mean,
+        "rstd" => rstd,
+        "dresidual_out" => dresidual_out,
+        "dweight" => dweight,
+        "dbias" => dbias,
+        "workspace" => workspace,
+        _ => panic!("{name} is no optional tensor"),
+    }
+}
+
+/// All sets of optional tensors: accepted but for a sum without a residual, and told as they are.
+#[test]
+fn the_problem_says_which_tensors_there_are() {
+    for stage in Stage::ALL {
+        let optional: Vec<&Entry> = table(stage).iter().filter(|entry| entry.is_optional).collect();
+        for bits in 0u32..1 << optional.len() {
+            let is_given = |name: &str| {
+                let place = optional.iter().position(|entry| entry.name == name);
+                place.map_or(table(stage).iter().any(|entry| entry.name == name), |i| bits >> i & 1 == 1)
+            };
+            let mut call = Call::full(stage);
+            for entry in optional.iter().filter(|entry| !is_given(entry.name)) {
+                call = call.without(entry.name);
+            }
+            let result = call.check(MIXES[2]);
+            if stage == Stage::Forward && is_given("residual_out") && !is_given("residual") {
+                assert!(matches!(result, Err(Error::Unexpected { arg: "residual_out", .. })), "{result:?}");
+                continue;
+            }
+            let present = result.expect("a good call").problem.present;
+            for name in [
+                "weight",
+                "bias",
+                "residual",
+                "residual_out",
+                "mean",
+                "rstd",
+                "dresidual_out",
+                "dweight",
+                "dbias",
+                "workspace",
+            ] {
+                // In place the sum is where the residual was.
+                let in_place = stage == Stage::ForwardInPlace && name == "residual_out";
+                let expected = if in_place { is_given("residual") } else { is_given(name) };
+                assert_eq!(flag(&present, name), expected, "{name} of {stage:?}, set {bits:#b}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_problem_says_what_is_computed() {
+    for stage in Stage::ALL {
+        for mix in MIXES {
+            for norm in Norm::ALL {
+                for (weight_offset, has_weight_offset) in [(0.0, false), (-0.0, false), (-0.5, true), (1e-30, true)] {
+                    for cast_order in [CastOrder::AtStore, CastOrder::BeforeWeight] {
+                        let mut call = Call::full(stage);
+                        if norm == Norm::Rms {
+                            call = call.without("mean");
+                        }
+                        call.spec = NormSpec { norm, weight_offset, cast_order, ..call.spec };
+                        call.grad_reduction = GradReduction::Locks { groups: 3 };
+                        let problem = call.check(mix).expect("a good call").problem;
+                        let [activation, weight, residual] = mix;
+                        let expected = Problem {
+                            stage,
+                            norm,
+                            rows: ROWS,
+                            cols: COLS,
+                            activation,
+                            weight,
+                            residual,
+                            has_weight_offset,
+                            cast_order,
+                            grad_reduction: match stage {
+                                Stage::Forward | Stage::ForwardInPlace => GradReduction::Partials,
+                                Stage::Backward => GradReduction::Locks { groups: 3 },
+                            },
+                            present: problem.present,
+                        };
+                        assert_eq!(problem, expected);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Every matrix has a stride of its own, and leaves validation with it; without one it is dense.
+#[test]
+fn strides_come_out_as_they_went_in() {
+    for stage in Stage::ALL {
+        let mut call = Call::full(stage);
+        let matrices: Vec<&Entry> = table(stage).iter().filter(|entry| entry.shape == Shape::Matrix).collect();
+        let dense = call.check(MIXES[0]).expect("a good call").strides;
+        assert_eq!(dense.len(), matrices.len());
+        assert!(dense.iter().all(|(_, stride)| *stride == Some(COLS)), "{dense:?}");
+        for (i, entry) in matrices.iter().enumerate() {
+            let stride = COLS + 1 + i;
+            call.set(entry.name, |place| {
+                place.row_stride = Some(stride);
+                place.span.len = (ROWS - 1) * stride + COLS;
+            });
+        }
+        for (name, stride) in call.check(MIXES[0]).expect("a good call").strides {
+            let place = matrices.iter().position(|entry| entry.name == name);
+            assert_eq!(stride, place.map(|i| COLS + 1 + i), "{name} of {stage:?}");
+        }
+    }
+}
+
+/// One element less, one more, and a stride of one less, of every tensor.
+#[test]
+fn every_length_and_stride_is_held_to_its_limits() {
+    for stage in Stage::ALL {
+        for entry in table(stage) {
+            let (name, whole) = (entry.name, Call::full(stage));
+            let len = whole.get(name).expect("a tensor").span.len;
+            for (change, is_good) in [(-1isize, false), (0, true), (1, entry.shape == Shape::Workspace)] {
+                let mut call = whole.clone();
+                call.set(name, |place| place.span.len = len.saturating_add_signed(change));
+                match call.check(MIXES[3]) {
+                    Ok(_) => assert!(is_good, "{name} of {stage:?} with {change:+} elements was accepted"),
+                    Err(Error::Length { arg, min, max, got }) => {
+                        assert!(!is_good && arg == name, "{arg} for {name} of {stage:?}");
+                        let most = if entry.shape == Shape::Workspace { usize::MAX } else { len };
+                        assert_eq!((min, max, got), (len, most, len.saturating_add_signed(change)));
+                    }
+                    Err(error) => panic!("{name} of {stage:?}: {error}"),
+                }
+            }
+            if entry.shape == Shape::Matrix {
+                let mut call = whole.clone();
+                call.set(name, |place| place.row_stride = Some(COLS - 1));
+                let error = call.check(MIXES[3]).map(|_| ()).expect_err("rows that overlap");
+                assert!(matches!(error, Error::Stride { arg, cols: COLS, got: 9 } if arg == name), "{name}: {error}");
+                let mut call = whole;
+                call.set(name, |place| place.row_stride = Some(usize::MAX / 2));
+                let error = call.check(MIXES[3]).map(|_| ()).expect_err("no memory is that large");
+                assert!(matches!(error, Error::TooLarge { arg, rows: ROWS, .. } if arg == name), "{name}: {error}");
+            }
+        }
+    }
+}
+
+/// The largest size of a tensor is isize::MAX bytes, of each dtype.
+#[test]
+fn the_largest_tensor_is_admitted_and_no_larger_one() {
+    for (mix, size) in [(MIXES[0], 4), (MIXES[1], 2)] {
+        let most = isize::MAX as usize / size;
+        for (rows, is_good) in [(most, true), (most + 1, false)] {
+            let mut call = Call::full(Stage::ForwardInPlace).without("residual").without("weight").without("bias");
+            call = call.without("mean").without("rstd");
+            call.spec = NormSpec::rms(rows, 1, 0.0);
+            call.set("x", |place| place.span.len = rows);
+            let result = call.check(mix);
+            assert_eq!(result.is_ok(), is_good, "{rows} elements of {size} bytes: {result:?}");
+            assert!(is_good || matches!(result, Err(Error::TooLarge { arg: "x", .. })));
+        }
+    }
+}
+
+#[test]
+fn scalars_are_held_to_their_limits() {
+    for stage in Stage::ALL {
+        for (eps, is_good) in [(0.0, true), (-0.0, true), (f32::MIN_POSITIVE, true), (f32::MAX, true), (-1e-45, false)]
+        {
+            let mut call = Call::full(stage);
+            call.spec.eps = eps;
+            assert_eq!(call.check(MIXES[0]).is_ok(), is_good, "eps {eps} of {stage:?}");
+        }
+        for (offset, is_good) in
+            [(-1.0, true), (f32::MIN, true), (f32::MAX, true), (f32::INFINITY, false), (f32::NEG_INFINITY, false)]
+        {
+            let mut call = Call::full(stage);
+            call.spec.weight_offset = offset;
+            let result = call.check(MIXES[0]);
+            assert_eq!(result.is_ok(), is_good, "weight_offset {offset} of {stage:?}");
+            assert!(is_good || matches!(result, Err(Error::InvalidWeightOffset { .. })));
+        }
+    }
+}
+
+/// Statistics: what each norm and direction must have, may have and must not.
+#[test]
+fn statistics_are_asked_for_and_refused_by_norm_and_direction() {
+    for stage in Stage::ALL {
+        for norm in Norm::ALL {
+            for (has_mean, has_rstd) in [(true, true), (true, false), (false, true), (false, false)] {
+                let mut call = Call::full(stage);
+                call.spec.norm = norm;
+                call = if has_mean { call } else { call.without("mean") };
+                call = if has_rstd { call } else { call.without("rstd") };
+                let result = call.check(MIXES[1]);
+                let what = format!("{stage:?} {norm:?}, mean: {has_mean}, rstd: {has_rstd}: {result:?}");
+                let is_backward = stage == Stage::Backward;
+                match (norm, is_backward) {
+                    (_, true) if !has_rstd => {
+                        assert!(matches!(result, Err(Error::Missing { arg: "rstd", .. })), "{what}")
+                    }
+                    (Norm::Rms, _) if has_mean => {
+                        assert!(matches!(result, Err(Error::Unexpected { arg: "mean", .. })), "{what}");
+                    }
+                    (Norm::Layer, true) if !has_mean => {
+                        assert!(matches!(result, Err(Error::Missing { arg: "mean", .. })), "{what}");
+                    }
+                    (Norm::Rms | Norm::Layer, _) => assert!(result.is_ok(), "{what}"),
+                }
+            }
+        }
+    }
+}
+
+/// The workspace is held to the length that the backend asks for this problem; where it asks for none, any will do.
+#[test]
+fn the_workspace_is_as_long_as_the_backend_says() {
+    for (dweight, dbias) in [(true, true), (true, false), (false, true), (false, false)] {
+        let mut call = Call::full(Stage::Backward);
+        call = if dweight { call } else { call.without("dweight") };
+        call = if dbias { call } else { call.without("dbias") };
+        let needed = if dweight || dbias { WORKSPACE } else { 0 };
+        for len in [0, WORKSPACE - 1, WORKSPACE, WORKSPACE + 1, 1 << 40] {
+            call.set("workspace", |place| place.span = Span { allocation: 99, start: 0, len });
+            let result = call.check(MIXES[0]);
+            assert_eq!(result.is_ok(), len >= needed, "{len} for {needed}: {result:?}");
+        }
+    }
+}
