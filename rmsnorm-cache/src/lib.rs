@@ -191,9 +191,100 @@ mod tests {
         }
     }
 
+    /// What is too long for one read or one page, damaged anywhere.
+    #[test]
+    fn a_large_entry_is_read_whole_and_checked() {
+        let (_folder, file) = entry();
+        let data: Vec<u8> = (0..1_100_001u32).map(|i| (i ^ i >> 8) as u8).collect();
+        file.write(&data).expect("a writable folder");
+        assert!(file.read() == Some(data));
+        let entry = fs::read(&file.path).expect("an entry");
+        for byte in [0, 15, 16, 47, 48, 79, 80, 1 << 16, 1 << 20, entry.len() - 1] {
+            let mut damaged = entry.clone();
+            damaged[byte] ^= 0x10;
+            fs::write(&file.path, &damaged).expect("a writable entry");
+            assert!(file.read().is_none(), "byte {byte}");
+        }
+        fs::write(&file.path, &entry[..entry.len() - 1]).expect("a writable entry");
+        assert!(file.read().is_none(), "the last byte is missing");
+    }
+
+    /// Whoever has the old entry open goes on reading it: the new one is another file, renamed.
+    #[test]
+    fn an_entry_is_replaced_and_not_overwritten() {
+        let (folder, file) = entry();
+        file.write(DATA).expect("a writable folder");
+        let (old, link) = (fs::read(&file.path).expect("an entry"), folder.path().join("link"));
+        fs::hard_link(&file.path, &link).expect("a second name");
+        file.write(b"later").expect("a writable folder");
+        assert_eq!(fs::read(link).expect("the old entry"), old);
+        assert_eq!(file.read().as_deref(), Some(&b"later"[..]));
+    }
+
+    /// A reader that comes at any moment finds one entry or the other, never half of one and never none.
+    #[test]
+    fn a_reader_never_sees_half_an_entry() {
+        let (folder, file) = entry();
+        let entries: [Vec<u8>; 2] = [vec![1; 300_000], vec![2; 200_000]];
+        file.write(&entries[0]).expect("a writable folder");
+        let reader = within(&folder, &["source", "option"]);
+        let is_written = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                (0..60).for_each(|i| file.write(&entries[i % 2]).expect("a writable folder"));
+                is_written.store(true, std::sync::atomic::Ordering::Release);
+            });
+            while !is_written.load(std::sync::atomic::Ordering::Acquire) {
+                let data = reader.read().expect("there is an entry at any moment");
+                assert!(entries.contains(&data), "{} bytes", data.len());
+            }
+        });
+    }
+
+    /// Tells the process that the next test starts that it is meant.
+    const CHILD: &str = "RMSNORM_CACHE_TEST_CHILD";
+
+    /// In a process of its own, for its environment: entries go to the folder that a variable names, even if its name is
+    /// not UTF-8, and nothing is written anywhere else first, since a rename must stay within a file system.
+    #[cfg(unix)]
+    #[test]
+    fn entries_are_written_in_their_folder_only() {
+        use std::os::unix::ffi::OsStrExt;
+        if env::var_os(CHILD).is_some() {
+            let folder = folder_of_user("wgpu").expect("the variable is set");
+            return Entry::new(&folder, Id::of(MAGIC, ["child"])).write(DATA).expect("a writable folder");
+        }
+        let parent = tempfile::tempdir().expect("a folder");
+        let folder = parent.path().join(std::ffi::OsStr::from_bytes(b"caf\xe9"));
+        let name = "tests::entries_are_written_in_their_folder_only";
+        let child = std::process::Command::new(env::current_exe().expect("this program"))
+            .args(["--exact", name])
+            .env(CHILD, "1")
+            .env(FOLDER_VARIABLE, &folder)
+            .env("TMPDIR", parent.path().join("nowhere"))
+            .output()
+            .expect("a child");
+        assert!(child.status.success(), "{child:?}");
+        assert_eq!(Entry::new(&folder, Id::of(MAGIC, ["child"])).read().as_deref(), Some(DATA));
+        assert_eq!(fs::read_dir(&folder).expect("a folder").count(), 1, "nothing else is left there");
+    }
+
     #[test]
     fn ids_are_file_names() {
-        let name = Id::of(MAGIC, ["source"]).to_string();
-        assert!(name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit()), "{name}");
+        for text in 0..300 {
+            let name = Id::of(MAGIC, [text.to_string().as_str()]).to_string();
+            assert!(name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit()), "{name}");
+        }
+    }
+
+    /// The hash of the magic, then of each text's length, as 64 bits in little-endian order, and the text.
+    #[test]
+    fn an_id_is_that_of_its_texts_and_of_nothing_else() {
+        let long = "x".repeat(300);
+        let bytes = [&MAGIC[..], &[6, 0, 0, 0, 0, 0, 0, 0], b"source", &[44, 1, 0, 0, 0, 0, 0, 0], long.as_bytes()];
+        let expected: Hash = Sha256::digest(bytes.concat()).into();
+        assert_eq!(Id::of(MAGIC, ["source", &long]).hash, expected);
+        const OTHER: &Magic = b"rmsnorm test  2\n";
+        assert_ne!(Id::of(OTHER, ["source"]).hash, Id::of(MAGIC, ["source"]).hash);
     }
 }

@@ -1,0 +1,192 @@
+"""Puts one-line bugs into the real sources, one at a time, and runs the tests that should see them.
+
+    python3 benches/mutants.py --check                    every bug still finds its place, exactly once
+    python3 benches/mutants.py [--out results.json]       every bug: hours on two cores
+    python3 benches/mutants.py --sample 40 --seconds 1200 a fixed sample, for as long as that
+
+The bugs are data: benches/mutants/rust.toml. Each is tried in a copy of the tree, so the checkout stays as it is; what it
+builds is kept in target/mutants. A bug ends as `caught` (a test failed, or hung), `survived`, or `unbuildable`, which counts
+for neither. The tests are those of the bug's own crate, then those of the crates that stand on it.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import queue
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LIST = ROOT / "benches/mutants/rust.toml"
+
+# For files below a folder: the packages whose tests are run, one after the other until one fails.
+TESTS = [
+    ("rmsnorm-core/spec/", [["-p", "rmsnorm-spec", "--all-features"], ["-p", "rmsnorm-cpu"]]),
+    ("rmsnorm-cache/", [["-p", "rmsnorm-cache"]]),
+    ("rmsnorm-cpu/", [["-p", "rmsnorm-cpu"]]),
+    ("rmsnorm-core/", [["-p", "rmsnorm-core", "--features", "measure"], ["-p", "rmsnorm-cli"]]),
+    ("rmsnorm-cli/", [["-p", "rmsnorm-cli"]]),
+]
+
+# A test run that takes longer hangs.
+LIMIT_S = 400
+
+
+def tests_of(path):
+    return next(tests for folder, tests in TESTS if path.startswith(folder))
+
+
+def load(path):
+    bugs = tomllib.loads(path.read_text())["bug"]
+    ids = [bug["id"] for bug in bugs]
+    assert len(ids) == len(set(ids)), "two bugs have one id"
+    return bugs
+
+
+def misplaced(bug, tree):
+    """Why the bug cannot be put into the tree, or None."""
+    text = (tree / bug["file"]).read_text()
+    count = text.count(bug["find"])
+    if count != 1:
+        return f"{bug['id']}: its text occurs {count} times in {bug['file']}"
+    return None if bug["find"] != bug["replace"] else f"{bug['id']}: changes nothing"
+
+
+class Worker:
+    """A copy of the tree with a target folder of its own."""
+
+    def __init__(self, number):
+        self.tree = ROOT / f"target/mutants/tree-{number}"
+        target = ROOT / f"target/mutants/target-{number}"
+        self.env = os.environ | {
+            "CARGO_TARGET_DIR": str(target),
+            "CARGO_INCREMENTAL": "1",
+            "CARGO_PROFILE_DEV_DEBUG": "0",
+            "RUST_BACKTRACE": "0",
+        }
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=ROOT, capture_output=True, check=True, text=True,
+        ).stdout.split("\0")
+        for name in filter(None, listed):
+            source, copy = ROOT / name, self.tree / name
+            if not source.is_file() and not source.is_symlink():
+                continue
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            if source.is_symlink():
+                if not copy.is_symlink():
+                    copy.symlink_to(os.readlink(source))
+            elif not copy.exists() or copy.read_bytes() != source.read_bytes():
+                shutil.copy(source, copy)
+
+    def cargo(self, *args):
+        return subprocess.run(
+            ["cargo", "test", "--quiet", *args], cwd=self.tree, env=self.env, timeout=LIMIT_S,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        )
+
+    def outcome(self, tests):
+        """(what became of it, the tests that failed)"""
+        for args in tests:
+            try:
+                if self.cargo(*args, "--no-run").returncode:
+                    return "unbuildable", []
+                run = self.cargo(*args)
+            except subprocess.TimeoutExpired:
+                return "caught", ["(no end)"]
+            if run.returncode:
+                failed = re.findall(r"^(\S+) --- FAILED|^test (\S+) \.\.\. FAILED|^    (\S+)$", run.stdout, re.M)
+                return "caught", sorted({name for names in failed for name in names if name})[:8]
+        return "survived", []
+
+    def run(self, bug):
+        file, start = self.tree / bug["file"], time.monotonic()
+        right = file.read_text()
+        try:
+            file.write_text(right.replace(bug["find"], bug["replace"]))
+            outcome, failed = self.outcome(tests_of(bug["file"]))
+        finally:
+            file.write_text(right)
+        if bug.get("equivalent") and outcome == "survived":
+            outcome = "equivalent"
+        return {"id": bug["id"], "class": bug["class"], "file": bug["file"], "outcome": outcome,
+                "tests": failed, "seconds": round(time.monotonic() - start, 1)}
+
+
+def summary(results):
+    """A line for each crate."""
+    by_crate = {}
+    for result in results:
+        by_crate.setdefault(result["id"].split("-")[0], []).append(result["outcome"])
+    kinds = ["caught", "survived", "equivalent", "unbuildable"]
+    lines = [f"{'crate':<8}{'tried':>7}" + "".join(f"{kind:>13}" for kind in kinds)]
+    for crate, outcomes in sorted(by_crate.items()) + [("all", [r["outcome"] for r in results])]:
+        lines.append(f"{crate:<8}{len(outcomes):>7}" + "".join(f"{outcomes.count(kind):>13}" for kind in kinds))
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="only say whether every bug finds its place")
+    parser.add_argument("--sample", type=int, help="so many bugs, drawn with a fixed seed")
+    parser.add_argument("--ids", nargs="+", help="these bugs")
+    parser.add_argument("--crate", help="bugs whose id begins with this word")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no other bug after so long")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--out", type=Path, help="write the results as JSON")
+    args = parser.parse_args()
+
+    bugs = load(LIST)
+    wrong = list(filter(None, (misplaced(bug, ROOT) for bug in bugs)))
+    if wrong:
+        sys.exit("\n".join(wrong))
+    if args.check:
+        print(f"{len(bugs)} bugs find their place")
+        return
+    if args.crate:
+        bugs = [bug for bug in bugs if bug["id"].startswith(args.crate + "-")]
+    if args.ids:
+        bugs = [bug for bug in bugs if bug["id"] in args.ids]
+    if args.sample:
+        bugs = random.Random(1).sample(bugs, min(args.sample, len(bugs)))
+
+    workers = queue.SimpleQueue()
+    for number in range(args.jobs):
+        workers.put(Worker(number))
+    start, results = time.monotonic(), []
+
+    def attempt(bug):
+        if time.monotonic() - start > args.seconds:
+            return None
+        worker = workers.get()
+        try:
+            return worker.run(bug)
+        finally:
+            workers.put(worker)
+
+    # Without a bug everything must pass, or nothing is learnt.
+    worker = workers.get()
+    for tests in {json.dumps(tests_of(bug["file"])) for bug in bugs}:
+        outcome, failed = worker.outcome(json.loads(tests))
+        if outcome != "survived":
+            sys.exit(f"without a bug: {outcome} {failed}")
+    workers.put(worker)
+
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        for future in concurrent.futures.as_completed([pool.submit(attempt, bug) for bug in bugs]):
+            if result := future.result():
+                results.append(result)
+                print(f"{result['outcome']:<12}{result['id']:<48}{result['seconds']:>6} s  {', '.join(result['tests'][:2])}", flush=True)
+                if args.out:
+                    args.out.write_text(json.dumps(results, indent=1))
+    print(f"\n{summary(results)}")
+
+
+main()
