@@ -301,6 +301,11 @@ impl Selection {
             }
             Err(error) => return Err(error.into()),
         };
+        let wrong = workload.wrong_copies()?;
+        if wrong > 0 {
+            print(&format!("copy {} {shape}: {wrong} elements did not arrive\n", T::DTYPE))?;
+            return Err(Failure::Check);
+        }
         for &operation in operations {
             match workload.wrong_elements(operation) {
                 Ok(0) => done(Outcome::Measured(self.row(device, &mut workload, shape, operation)?)),

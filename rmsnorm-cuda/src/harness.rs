@@ -36,11 +36,19 @@ impl Harness for CudaBackend {
     }
 
     fn upload<T: Element>(&self, data: &[T]) -> Result<CudaSlice<T>, Error> {
-        upload(self, data).map_err(device_error("upload"))
+        self.upload_parts(data.len(), &[(0, data)])
+    }
+
+    fn upload_parts<T: Element>(&self, len: usize, parts: &[(usize, &[T])]) -> Result<CudaSlice<T>, Error> {
+        upload(self, len, parts).map_err(device_error("upload"))
     }
 
     fn download<T: Element>(&self, buffer: &CudaSlice<T>) -> Result<Vec<T>, Error> {
-        download(self, buffer).map_err(device_error("download"))
+        self.download_part(buffer, 0..buffer.len())
+    }
+
+    fn download_part<T: Element>(&self, buffer: &CudaSlice<T>, range: Range<usize>) -> Result<Vec<T>, Error> {
+        download(self, buffer, range).map_err(device_error("download"))
     }
 
     fn view<'a, T: Element>(&self, buffer: &'a CudaSlice<T>, range: Range<usize>) -> CudaView<'a, T> {
@@ -53,32 +61,40 @@ impl Harness for CudaBackend {
 }
 
 /// cudarc copies types of its own trait, which not every [`Element`] is to the compiler: bytes are.
-fn upload<T: Element>(backend: &CudaBackend, data: &[T]) -> Result<CudaSlice<T>, DriverError> {
-    let (stream, bytes) = (backend.stream(), bytemuck::cast_slice::<T, u8>(data));
+fn upload<T: Element>(backend: &CudaBackend, len: usize, parts: &[(usize, &[T])]) -> Result<CudaSlice<T>, DriverError> {
+    let stream = backend.stream();
     // No device allocates 0 bytes.
     // SAFETY:
-    // - contents: unset until the copy below; where there is nothing to copy, no element is visible.
-    let mut buffer = unsafe { stream.alloc::<u8>(bytes.len().max(1)) }?;
-    if !bytes.is_empty() {
-        stream.memcpy_htod(bytes, &mut buffer)?;
+    // - contents: set by the copies below but for what is between the parts, which may hold anything: bytes have no
+    //   invalid value, and neither have elements.
+    let mut buffer = unsafe { stream.alloc::<u8>((len * size_of::<T>()).max(1)) }?;
+    for (first, part) in parts.iter().filter(|(_, part)| !part.is_empty()) {
+        let bytes = bytemuck::cast_slice::<T, u8>(part);
+        let first = first * size_of::<T>();
+        stream.memcpy_htod(bytes, &mut buffer.slice_mut(first..first + bytes.len()))?;
     }
-    // The copy has left `data`, and the buffer is given out without the events that would make others wait for it.
+    // The copies have left the parts, and the buffer is given out without the events that would make others wait for it.
     stream.synchronize()?;
     // SAFETY:
     // - address: an allocation of the stream's, given up by `leak`, which the new slice frees;
-    // - length: the bytes of `data`, hence its elements;
+    // - length: the bytes of `len` elements;
     // - alignment: allocations are aligned to 256 bytes;
-    // - contents: the elements of `data`.
-    Ok(unsafe { stream.upgrade_device_ptr(buffer.leak(), data.len()) })
+    // - contents: any bytes are elements.
+    Ok(unsafe { stream.upgrade_device_ptr(buffer.leak(), len) })
 }
 
-fn download<T: Element>(backend: &CudaBackend, buffer: &CudaSlice<T>) -> Result<Vec<T>, DriverError> {
+fn download<T: Element>(
+    backend: &CudaBackend,
+    buffer: &CudaSlice<T>,
+    range: Range<usize>,
+) -> Result<Vec<T>, DriverError> {
     let stream = backend.stream();
-    let mut data = vec![T::default(); buffer.len()];
+    let mut data = vec![T::default(); range.len()];
     // SAFETY:
     // - contents: bytes may have any value.
-    if let Some(bytes) = unsafe { buffer.transmute::<u8>(buffer.num_bytes()) }.filter(|bytes| !bytes.is_empty()) {
-        stream.memcpy_dtoh(&bytes, bytemuck::cast_slice_mut::<T, u8>(&mut data))?;
+    if let Some(bytes) = unsafe { buffer.transmute::<u8>(buffer.num_bytes()) }.filter(|_| !range.is_empty()) {
+        let part = bytes.slice(range.start * size_of::<T>()..range.end * size_of::<T>());
+        stream.memcpy_dtoh(&part, bytemuck::cast_slice_mut::<T, u8>(&mut data))?;
     }
     stream.synchronize()?;
     Ok(data)

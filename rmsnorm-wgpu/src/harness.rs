@@ -89,17 +89,42 @@ impl Harness for WgpuBackend {
         Ok(TestBuffer { buffer, len: data.len(), element: PhantomData })
     }
 
+    fn upload_parts<T: Element>(&self, len: usize, parts: &[(usize, &[T])]) -> Result<TestBuffer<T>, Error> {
+        let buffer = scoped(self.device(), "upload", || Ok(make(self, size::<T>(len), false)))?;
+        scoped(self.device(), "upload", || {
+            for (first, part) in parts {
+                let first = first * size_of::<T>();
+                // Writes begin and end with a word. What is beside a part nobody has set.
+                let before = first % WORD;
+                let mut bytes = vec![0; before];
+                bytes.extend_from_slice(bytemuck::cast_slice(part));
+                bytes.resize(bytes.len().next_multiple_of(WORD), 0);
+                self.queue().write_buffer(&buffer, (first - before) as u64, &bytes);
+            }
+            self.queue().submit([]);
+            Ok(())
+        })?;
+        Ok(TestBuffer { buffer, len, element: PhantomData })
+    }
+
     fn download<T: Element>(&self, buffer: &TestBuffer<T>) -> Result<Vec<T>, Error> {
+        self.download_part(buffer, 0..buffer.len)
+    }
+
+    fn download_part<T: Element>(&self, buffer: &TestBuffer<T>, range: Range<usize>) -> Result<Vec<T>, Error> {
         let device = self.device();
+        let (first, end) = (range.start * size_of::<T>(), range.end * size_of::<T>());
+        let from = first / WORD * WORD;
+        let words = (end.next_multiple_of(WORD) - from).max(WORD);
         let staging = scoped(device, "download", || {
             let staging = device.create_buffer(&BufferDescriptor {
                 label: None,
-                size: buffer.buffer.size(),
+                size: words as u64,
                 usage: BufferUsages::MAP_READ | BufferUsages::COPY_DST,
                 mapped_at_creation: false,
             });
             let mut encoder = device.create_command_encoder(&CommandEncoderDescriptor::default());
-            encoder.copy_buffer_to_buffer(&buffer.buffer, 0, &staging, 0, staging.size());
+            encoder.copy_buffer_to_buffer(&buffer.buffer, from as u64, &staging, 0, words as u64);
             self.queue().submit([encoder.finish()]);
             // The outcome is that of `get_mapped_range` below.
             staging.map_async(MapMode::Read, .., |_| {});
@@ -109,7 +134,7 @@ impl Harness for WgpuBackend {
         self.check_health()?;
         device.poll(PollType::wait_indefinitely()).map_err(|error| failure(&error))?;
         let mapped = staging.get_mapped_range(..).map_err(|error| failure(&error))?;
-        let bytes = mapped.get(..buffer.len * size_of::<T>()).unwrap_or_default();
+        let bytes = mapped.get(first - from..end - from).unwrap_or_default();
         Ok(bytemuck::pod_collect_to_vec(bytes))
     }
 
@@ -121,6 +146,9 @@ impl Harness for WgpuBackend {
         self.view(buffer, range)
     }
 }
+
+/// What copies and writes are multiples of, in bytes.
+const WORD: usize = 4;
 
 /// Bytes of a buffer of that many elements: none has 0, and what is copied is a multiple of 4.
 fn size<T>(len: usize) -> u64 {

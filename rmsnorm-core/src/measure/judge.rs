@@ -45,6 +45,30 @@ impl<D: Measurable, T: Element> Workload<'_, D, T> {
         }
     }
 
+    /// Copies the first set in each of the device's ways, onto NaN, and gives the number of elements that did not arrive:
+    /// every percentage rests on the copy.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn wrong_copies(&mut self) -> Result<usize, Error> {
+        let len = self.shape.elements();
+        let mut wrong = 0;
+        for way in 0..D::COPIES {
+            // First gone, then made anew: a device may have no room for both. Not by a copy, whose faults this is about.
+            self.sets[0].out = self.nan(0)?;
+            self.sets[0].out = self.nan(len)?;
+            self.copy(0, way)?;
+            wrong += self.not_copied()?;
+        }
+        Ok(wrong)
+    }
+
+    /// Elements of the first set's x that its `out` does not have, bit for bit.
+    fn not_copied(&self) -> Result<usize, Error> {
+        let (from, to) = (self.device.download(&self.sets[0].x)?, self.device.download(&self.sets[0].out)?);
+        Ok(from.iter().zip(&to).filter(|(from, to)| from.bits() != to.bits()).count())
+    }
+
     /// NaN wherever a result is judged: an element that is not written must not pass.
     fn poison(&mut self) -> Result<(), Error> {
         let Shape { rows, cols } = self.shape;
@@ -276,6 +300,27 @@ mod tests {
             let sums = if operation.norm == Norm::Layer { 20 } else { 10 };
             assert_eq!(workload.wrong_in_backward(operation).unwrap(), judged * 10 + sums);
         }
+    }
+
+    #[test]
+    fn every_way_to_copy_copies_every_element() {
+        let backend = CpuBackend::new();
+        for (rows, cols) in [(1, 1), (3, 7), (100, 1031), (1500, 2049)] {
+            assert_eq!(workload::<f32>(&backend, rows, cols).unwrap().wrong_copies().unwrap(), 0, "{rows}x{cols}");
+            assert_eq!(workload::<bf16>(&backend, rows, cols).unwrap().wrong_copies().unwrap(), 0, "{rows}x{cols}");
+        }
+    }
+
+    #[test]
+    fn elements_that_are_not_copied_are_counted() {
+        let backend = CpuBackend::new();
+        let mut workload = workload::<f16>(&backend, 10, 10).unwrap();
+        workload.sets[0].out = workload.nan(100).unwrap();
+        assert_eq!(workload.not_copied().unwrap(), 100);
+        let mut short = backend.download(&workload.sets[0].x).unwrap();
+        short[99] = f16::NAN;
+        workload.sets[0].out = backend.upload(&short).unwrap();
+        assert_eq!(workload.not_copied().unwrap(), 1);
     }
 
     #[test]

@@ -86,6 +86,10 @@ pub(super) const ALL_PRESENT: Present = Present {
     workspace: true,
 };
 
+/// A residual whose sum is not kept, and a bias.
+const SUM_NOT_KEPT: Present =
+    Present { residual: true, residual_out: false, bias: true, weight: true, rstd: true, mean: true, ..Present::NONE };
+
 /// The smallest call whose gradients of weight and bias can be judged.
 const GRADIENTS: Present =
     Present { residual: false, residual_out: false, dresidual_out: false, workspace: false, ..ALL_PRESENT };
@@ -254,6 +258,7 @@ fn core() -> Vec<Case> {
     cases.extend(DType::ALL.into_iter().flat_map(every_presence));
     cases.extend(every_mix(&[(3, 7), (5, 45), (2, 1000)]));
     cases.extend(many_partial_rows());
+    cases.extend(second_steps());
     cases.extend(reductions(&[(1, 129), (3, 4099), (64, 128), (257, 33), (777, 24), (4100, 5)]));
     cases.extend(determinism(&[(1, 1), (2, 4099), (257, 33), (300, 129), (600, 7)], 3));
     cases.extend(metamorphic(&[(3, 7), (29, 541), (64, 128), (257, 24), (2, 4099)]));
@@ -315,6 +320,29 @@ fn every_mix(shapes: &[(usize, usize)]) -> Vec<Case> {
                     cases.push(Case { dtypes, present: ALL_PRESENT, weight_offset: 0.3, layout, ..plain });
                 }
             }
+        }
+    }
+    cases
+}
+
+/// Rows that are long, or many, enough to occupy a large device more than once: whoever works on a row then comes to a
+/// second one, with a pipeline under way, sums begun and a short end of the row to step over. And rows of fewer bytes than
+/// a cache line in a matrix that outgrows the cache.
+fn second_steps() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (i, norm) in Norm::ALL.into_iter().enumerate() {
+        let backward = [(40, 65_539, DType::F32), (300, 17_389, DType::ALL[i]), (1025, 4099, DType::ALL[i + 1])];
+        for (j, (rows, cols, dtype)) in backward.into_iter().enumerate() {
+            let present = if (i + j) % 2 == 0 { ALL_PRESENT } else { GRADIENTS };
+            cases.push(Case { present, weight_offset: 0.3, ..Case::plain(Kind::Backward, norm, dtype, rows, cols) });
+        }
+        for present in [SUM_NOT_KEPT, ALL_PRESENT] {
+            let plain = Case::plain(Kind::Forward, norm, DType::F32, 20, 262_147);
+            cases.push(Case { present, weight_offset: -0.5, ..plain });
+        }
+        for kind in [Kind::Forward, Kind::Backward] {
+            let layout = Layout::Uniform { pad: 1, offset: 1 };
+            cases.push(Case { present: GRADIENTS, layout, ..Case::plain(kind, norm, DType::Bf16, 1_500_007, 3) });
         }
     }
     cases
@@ -512,6 +540,12 @@ fn stress() -> Vec<Case> {
     }
     cases.extend(determinism(&[(4099, 1), (1000, 3), (500, 33)], 200));
     cases.extend(far_apart());
+    for norm in Norm::ALL {
+        for kind in [Kind::Forward, Kind::Backward] {
+            let plain = Case::plain(kind, norm, DType::Bf16, 40, 262_147);
+            cases.push(Case { present: ALL_PRESENT, weight_offset: 0.3, ..plain });
+        }
+    }
     cases
 }
 

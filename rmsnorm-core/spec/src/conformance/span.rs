@@ -8,11 +8,28 @@ use super::Harness;
 use super::device::TransferError;
 use crate::{Element, NormBackend, Span, bf16, f16};
 
-/// Checks the views of two buffers of every dtype. The inner error says what is wrong.
+/// Checks the views of two buffers of every dtype, and what is uploaded in parts. The inner error says what is wrong.
 pub(super) fn check<H: Harness>(harness: &H) -> Result<Result<(), String>, TransferError> {
-    let dtypes = [check_dtype::<H, f32>, check_dtype::<H, f16>, check_dtype::<H, bf16>];
-    let checked: Result<Vec<_>, _> = dtypes.into_iter().map(|check| check(harness)).collect();
+    let views = [check_dtype::<H, f32>, check_dtype::<H, f16>, check_dtype::<H, bf16>];
+    let parts = [check_parts::<H, f32>, check_parts::<H, f16>, check_parts::<H, bf16>];
+    let checked: Result<Vec<_>, _> = views.into_iter().chain(parts).map(|check| check(harness)).collect();
     Ok(checked?.into_iter().collect())
+}
+
+/// What is uploaded in parts must be where it was put, or calls on rows far apart would be judged by other data.
+fn check_parts<H: Harness, E: Element>(harness: &H) -> Result<Result<(), String>, TransferError> {
+    let values: Vec<E> = (0..LEN as u16).map(|i| E::from_f32(f32::from(i))).collect();
+    let parts = [(1, &values[..4]), (9, &values[9..20]), (LEN - 3, &values[..3])];
+    let buffer = harness.upload_parts(LEN, &parts).map_err(TransferError)?;
+    let whole = harness.download(&buffer).map_err(TransferError)?;
+    for (first, part) in parts {
+        let range = first..first + part.len();
+        let alone = harness.download_part(&buffer, range.clone()).map_err(TransferError)?;
+        if alone != part || whole.get(range.clone()) != Some(part) {
+            return Ok(Err(format!("elements {range:?} of {} are not those that were uploaded there", E::DTYPE)));
+        }
+    }
+    Ok(Ok(()))
 }
 
 /// Elements of a buffer.

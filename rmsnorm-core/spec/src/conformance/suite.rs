@@ -250,7 +250,7 @@ mod tests {
     #[test]
     fn list_of_the_core_profile_is_fixed() {
         let ids: Vec<String> = Profile::Core.cases(0).iter().map(Case::to_string).collect();
-        assert_eq!(hash(&ids), "2618ea861950f0c087d03eec6d863b624205084a58e550b4a2c88f3e2159f6e5");
+        assert_eq!(hash(&ids), "27722a9d31c1c76e819850ff5e6deb611a1b44948bd50b2a9ef58a1db34c16aa");
     }
 
     #[test]
