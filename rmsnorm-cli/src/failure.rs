@@ -4,6 +4,8 @@ use std::process::ExitCode;
 
 use rmsnorm_core::Error;
 
+use crate::output::tell;
+
 /// Why a command did not succeed.
 #[derive(Debug)]
 pub enum Failure {
@@ -19,7 +21,7 @@ impl Failure {
         match self {
             Failure::Check => ExitCode::from(1),
             Failure::Input(message) => {
-                eprintln!("error: {}", one_line(&message));
+                tell(&format!("error: {message}"));
                 ExitCode::from(2)
             }
         }
@@ -45,9 +47,4 @@ impl From<String> for Failure {
     fn from(message: String) -> Self {
         Failure::Input(message)
     }
-}
-
-/// Names from files may hold anything; control characters must neither break the line nor reach the terminal.
-fn one_line(message: &str) -> String {
-    message.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
 }

@@ -25,7 +25,17 @@ use args::{Cli, Command};
 use failure::Failure;
 
 fn main() -> ExitCode {
-    match execute(&Cli::parse()) {
+    let outcome = match Cli::try_parse() {
+        Ok(cli) => execute(&cli),
+        // What is wrong with the arguments, in clap's own words. A stderr that does not take them changes nothing.
+        Err(answer) if answer.use_stderr() => {
+            let _ = answer.print();
+            return ExitCode::from(2);
+        }
+        // Help or the version, which were asked for like any other output.
+        Err(answer) => output::printed(answer.print()),
+    };
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
     }

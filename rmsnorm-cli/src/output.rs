@@ -6,15 +6,37 @@ use std::path::{Path, PathBuf};
 
 use crate::failure::Failure;
 
-/// Prints to stdout. A reader that has gone away (`rmsnorm devices | head -1`) is no failure.
+/// Prints to stdout.
+///
+/// # Errors
+/// As [`printed`].
 pub fn print(text: &str) -> Result<(), Failure> {
-    let mut stdout = io::stdout().lock();
-    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+    printed(io::stdout().write_all(text.as_bytes()))
+}
+
+/// What came of printing to stdout, once the last of it has left. A reader that has gone away
+/// (`rmsnorm devices | head -1`) is no failure.
+///
+/// # Errors
+/// If stdout did not take it.
+pub fn printed(outcome: io::Result<()>) -> Result<(), Failure> {
+    match outcome.and_then(|()| io::stdout().flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             Err(Failure::Input(format!("cannot write to stdout: {error}")))
         }
         Ok(()) | Err(_) => Ok(()),
     }
+}
+
+/// Prints a line to stderr. If that is closed or full, nobody is left to be told, and the exit code still says how it
+/// went.
+pub fn tell(line: &str) {
+    let _ = io::stderr().write_all(format!("{}\n", one_line(line)).as_bytes());
+}
+
+/// Names from files may hold anything; control characters must neither break the line nor reach the terminal.
+fn one_line(message: &str) -> String {
+    message.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
 }
 
 /// A destination for the bytes of a whole file.

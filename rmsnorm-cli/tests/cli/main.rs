@@ -7,4 +7,6 @@ mod definition;
 mod figures;
 mod gpu;
 mod run;
+#[cfg(target_os = "linux")]
+mod streams;
 mod support;

@@ -10,6 +10,9 @@ use rmsnorm_core::{DType, Element, bf16, f16};
 use safetensors::tensor::{Dtype, SafeTensors, View};
 use tempfile::TempDir;
 
+/// The program.
+const PROGRAM: &str = env!("CARGO_BIN_EXE_rmsnorm");
+
 /// What the program did.
 #[derive(Debug)]
 pub struct Outcome {
@@ -52,12 +55,30 @@ impl Folder {
     }
 
     pub fn rmsnorm(&self, args: &[&str]) -> Outcome {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_rmsnorm"));
+        Outcome::of(self.command(PROGRAM).args(args))
+    }
+
+    /// Runs a shell script, in which "$0" is the program.
+    #[cfg(unix)]
+    pub fn shell(&self, script: &str) -> Outcome {
+        Outcome::of(self.command("sh").args(["-c", script, PROGRAM]))
+    }
+
+    /// A program that will run in the folder.
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command.current_dir(self.folder.path());
         if !self.has_gpu {
             // wgpu is asked for what it was built without.
             command.env("CUDA_VISIBLE_DEVICES", "").env("WGPU_BACKEND", "gl");
         }
-        let output = command.args(args).current_dir(self.folder.path()).output().unwrap();
+        command
+    }
+}
+
+impl Outcome {
+    fn of(command: &mut Command) -> Self {
+        let output = command.output().unwrap();
         Outcome {
             code: output.status.code(),
             stdout: String::from_utf8(output.stdout).unwrap(),

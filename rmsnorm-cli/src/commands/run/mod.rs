@@ -14,7 +14,7 @@ use self::settings::{Settings, cast_order_name};
 use crate::args::RunArgs;
 use crate::backends;
 use crate::failure::Failure;
-use crate::output::{OutputFile, print};
+use crate::output::{OutputFile, print, tell};
 use crate::tensors::{OutputTensor, TensorFile, file_dtype, serialize};
 
 /// Reads, computes, writes, and says what was done.
@@ -33,7 +33,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
 
     let ignored: Vec<&str> = file.names().into_iter().filter(|name| !INPUTS.contains(name)).collect();
     if !ignored.is_empty() {
-        eprintln!("note: {input}: ignored {ignored:?}; run reads {}", INPUTS.join(", "));
+        tell(&format!("note: {input}: ignored {ignored:?}; run reads {}", INPUTS.join(", ")));
     }
     let report = Report { args, request: &request, computed: &computed, ignored: &ignored };
     print(&if args.json { report.json() } else { report.text() })
