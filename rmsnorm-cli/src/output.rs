@@ -1,6 +1,8 @@
 //! Where results go: stdout, or a file that appears complete or not at all.
 
-use std::fs::{self, Permissions};
+mod temporary;
+
+use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -64,7 +66,7 @@ impl Output {
     pub fn write(&self, bytes: &[u8]) -> Result<(), Failure> {
         match self {
             Output::Stdout => print(&String::from_utf8_lossy(bytes)),
-            Output::File(file) => file.write(bytes),
+            Output::File(file) => file.write(&[bytes]),
         }
     }
 }
@@ -98,37 +100,20 @@ impl OutputFile {
         Ok(OutputFile { path: path.to_owned(), folder: folder.to_owned() })
     }
 
-    /// Writes the whole file.
+    /// Writes the whole file, part after part: what a file is made of need not lie in memory a second time.
     ///
     /// # Errors
     /// If the folder or the disk refuses; what was at the path before is still there then.
-    pub fn write(&self, bytes: &[u8]) -> Result<(), Failure> {
-        self.write_then_rename(bytes)
+    pub fn write(&self, parts: &[&[u8]]) -> Result<(), Failure> {
+        self.write_then_rename(parts)
             .map_err(|error| Failure::Input(format!("cannot write {}: {error}", self.path.display())))
     }
 
-    fn write_then_rename(&self, bytes: &[u8]) -> io::Result<()> {
-        let mut builder = tempfile::Builder::new();
-        builder.prefix(".rmsnorm-");
-        let permissions = new_file_permissions();
-        if let Some(permissions) = permissions {
-            builder.permissions(permissions);
-        }
-        let mut beside = builder.tempfile_in(&self.folder)?;
-        beside.write_all(bytes)?;
+    fn write_then_rename(&self, parts: &[&[u8]]) -> io::Result<()> {
+        temporary::remove_abandoned(&self.folder);
+        let mut beside = temporary::create(&self.folder)?;
+        parts.iter().try_for_each(|part| beside.write_all(part))?;
         beside.persist(&self.path)?;
         Ok(())
     }
-}
-
-/// Temporary files are private by default; a result gets the permissions of any new file, less the umask.
-#[cfg(unix)]
-fn new_file_permissions() -> Option<Permissions> {
-    use std::os::unix::fs::PermissionsExt;
-    Some(Permissions::from_mode(0o666))
-}
-
-#[cfg(not(unix))]
-fn new_file_permissions() -> Option<Permissions> {
-    None
 }

@@ -50,7 +50,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
         let table = side_by_side::table(&figures).unwrap_or("no two of them have a shape in common\n".into());
         print(&format!("\n{table}"))?;
     }
-    picture.map_or(Ok(()), |file| file.write(plot::svg(&figures)?.as_bytes()))
+    picture.map_or(Ok(()), |file| file.write(&[plot::svg(&figures)?.as_bytes()]))
 }
 
 /// What was measured of a backend, before a failure if there was one.

@@ -17,7 +17,7 @@ pub fn run(args: &CompareArgs) -> Result<(), Failure> {
     }
     let svg = picture.map(|file| plot::svg(&figures).map(|svg| (file, svg))).transpose()?;
     print(&side_by_side::table(&figures).unwrap_or("no two sources have a shape in common\n".into()))?;
-    svg.map_or(Ok(()), |(file, svg)| file.write(svg.as_bytes()))
+    svg.map_or(Ok(()), |(file, svg)| file.write(&[svg.as_bytes()]))
 }
 
 /// The figures of every file, by its name without folder and extension.

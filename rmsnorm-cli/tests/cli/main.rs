@@ -10,3 +10,4 @@ mod run;
 #[cfg(target_os = "linux")]
 mod streams;
 mod support;
+mod writing;

@@ -11,7 +11,7 @@ use safetensors::tensor::{Dtype, SafeTensors, View};
 use tempfile::TempDir;
 
 /// The program.
-const PROGRAM: &str = env!("CARGO_BIN_EXE_rmsnorm");
+pub const PROGRAM: &str = env!("CARGO_BIN_EXE_rmsnorm");
 
 /// What the program did.
 #[derive(Debug)]
@@ -65,7 +65,7 @@ impl Folder {
     }
 
     /// A program that will run in the folder.
-    fn command(&self, program: &str) -> Command {
+    pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         command.current_dir(self.folder.path());
         if !self.has_gpu {

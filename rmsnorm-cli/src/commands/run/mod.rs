@@ -29,7 +29,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     let settings = Settings::read(&args.settings, &file).map_err(in_file)?;
     let request = Request::new(&file, settings).map_err(in_file)?;
     let computed = backend.dispatch(Compute(&request)).map_err(|error| in_file(error.to_string()))?;
-    target.write(&serialize(&computed.outputs)?)?;
+    target.write(&[&serialize(&computed.outputs)?])?;
 
     let ignored: Vec<&str> = file.names().into_iter().filter(|name| !INPUTS.contains(name)).collect();
     if !ignored.is_empty() {
