@@ -11,6 +11,7 @@ mod document;
 mod failure;
 mod figure;
 mod measure;
+mod memory;
 mod output;
 mod plot;
 mod progress;

@@ -2,11 +2,15 @@
 //!
 //! Files are little-endian, as are the machines that this program supports.
 
-use std::borrow::Cow;
-use std::collections::HashMap;
+mod header;
+
+use std::cmp::Reverse;
+use std::fmt::Debug;
 
 use rmsnorm_core::{DType, Element};
-use safetensors::tensor::{Dtype, SafeTensorError, SafeTensors, View};
+use safetensors::tensor::{Dtype, Metadata, TensorInfo};
+
+use crate::memory;
 
 #[cfg(target_endian = "big")]
 compile_error!("safetensors files are little-endian, and their bytes are used as they are");
@@ -14,8 +18,8 @@ compile_error!("safetensors files are little-endian, and their bytes are used as
 /// A parsed file: names, shapes and text; the elements stay in the buffer it was read into.
 #[derive(Debug)]
 pub struct TensorFile<'a> {
-    tensors: SafeTensors<'a>,
-    metadata: HashMap<String, String>,
+    header: Metadata,
+    elements: &'a [u8],
 }
 
 impl<'a> TensorFile<'a> {
@@ -24,22 +28,18 @@ impl<'a> TensorFile<'a> {
     /// # Errors
     /// What is wrong with it, for a person.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, String> {
-        let parse = || {
-            let (_, header) = SafeTensors::read_metadata(bytes)?;
-            let metadata = header.metadata().clone().unwrap_or_default();
-            Ok(TensorFile { tensors: SafeTensors::deserialize(bytes)?, metadata })
-        };
-        parse().map_err(|error| explain(&error))
+        let (header, elements) = header::split(bytes)?;
+        Ok(TensorFile { header, elements })
     }
 
     /// The text stored under that key.
     pub fn metadata(&self, key: &str) -> Option<&str> {
-        self.metadata.get(key).map(String::as_str)
+        self.header.metadata().as_ref()?.get(key).map(String::as_str)
     }
 
     /// The names of all tensors, in alphabetical order.
-    pub fn names(&self) -> Vec<&str> {
-        let mut names = self.tensors.names();
+    pub fn names(&self) -> Vec<String> {
+        let mut names = self.header.offset_keys();
         names.sort_unstable();
         names
     }
@@ -49,22 +49,13 @@ impl<'a> TensorFile<'a> {
     /// # Errors
     /// If its dtype is none of ours.
     pub fn tensor(&self, name: &'static str) -> Result<Option<Tensor<'a>>, String> {
-        let Ok(view) = self.tensors.tensor(name) else { return Ok(None) };
-        let found = view.dtype();
-        let dtype = DType::ALL.into_iter().find(|&dtype| file_dtype(dtype) == found);
+        let Some(TensorInfo { dtype: found, shape, data_offsets: (start, end) }) = self.header.info(name) else {
+            return Ok(None);
+        };
+        let dtype = DType::ALL.into_iter().find(|&dtype| file_dtype(dtype) == *found);
         let dtype = dtype.ok_or_else(|| format!("{name} has dtype {found}; it must be F32, F16 or BF16"))?;
-        Ok(Some(Tensor { name, dtype, shape: view.shape().to_vec(), bytes: view.data() }))
-    }
-}
-
-/// What a parse error means for the owner of the file.
-fn explain(error: &SafeTensorError) -> String {
-    if matches!(error, SafeTensorError::HeaderTooSmall | SafeTensorError::InvalidHeaderLength) {
-        "the file ends within its header: it is truncated or not a safetensors file".into()
-    } else if matches!(error, SafeTensorError::MetadataIncompleteBuffer) {
-        "the file is shorter or longer than its header says: it is truncated or damaged".into()
-    } else {
-        format!("not a valid safetensors file: {error}")
+        let bytes = self.elements.get(*start..*end).ok_or_else(|| format!("{name} lies outside the file"))?;
+        Ok(Some(Tensor { name, dtype, shape: shape.clone(), bytes }))
     }
 }
 
@@ -91,15 +82,20 @@ pub struct Tensor<'a> {
 
 impl Tensor<'_> {
     /// The elements. `T` must be the type of [`dtype`](Self::dtype).
-    pub fn elements<T: Element>(&self) -> Vec<T> {
+    ///
+    /// # Errors
+    /// If there is no room for them.
+    pub fn elements<T: Element>(&self) -> Result<Vec<T>, String> {
         debug_assert_eq!(T::DTYPE, self.dtype, "{}", self.name);
         // The bytes lie in the file's buffer at any address, so they cannot be viewed as elements in place.
-        bytemuck::pod_collect_to_vec(self.bytes)
+        let mut elements = memory::filled(self.name, T::default(), self.bytes.len() / size_of::<T>())?;
+        bytemuck::cast_slice_mut(&mut elements).copy_from_slice(self.bytes);
+        Ok(elements)
     }
 }
 
 /// An output tensor.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct OutputTensor {
     /// Its name in the file.
     pub name: &'static str,
@@ -107,41 +103,89 @@ pub struct OutputTensor {
     pub dtype: DType,
     /// Its dimensions, outermost first.
     pub shape: Vec<usize>,
-    bytes: Vec<u8>,
+    elements: Box<dyn Bytes>,
+}
+
+/// Elements of whatever type, as they lie in a file.
+trait Bytes: Debug {
+    fn bytes(&self) -> &[u8];
+}
+
+impl<T: Element> Bytes for Vec<T> {
+    fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(self)
+    }
 }
 
 impl OutputTensor {
     /// A tensor of that shape with these elements.
-    pub fn new<T: Element>(name: &'static str, shape: &[usize], elements: &[T]) -> Self {
-        let bytes = bytemuck::cast_slice(elements).to_vec();
-        OutputTensor { name, dtype: T::DTYPE, shape: shape.to_vec(), bytes }
+    pub fn new<T: Element>(name: &'static str, shape: &[usize], elements: Vec<T>) -> Self {
+        OutputTensor { name, dtype: T::DTYPE, shape: shape.to_vec(), elements: Box::new(elements) }
     }
 }
 
-impl View for &OutputTensor {
-    fn dtype(&self) -> Dtype {
-        file_dtype(self.dtype)
+/// The parts of a file with these tensors and no metadata: maps of text have no fixed order in a header, and equal
+/// results shall be equal files. The elements stay where they are.
+#[derive(Debug)]
+pub struct Serialized<'a> {
+    header: Vec<u8>,
+    tensors: Vec<&'a OutputTensor>,
+}
+
+impl<'a> Serialized<'a> {
+    /// Lays a file out as `safetensors::serialize` does, which would copy all of it.
+    ///
+    /// # Errors
+    /// If the tensors cannot be written as a safetensors file.
+    pub fn new(tensors: &'a [OutputTensor]) -> Result<Self, String> {
+        let mut tensors: Vec<&OutputTensor> = tensors.iter().collect();
+        // Those of the widest elements first, so that all are aligned.
+        tensors.sort_by_key(|tensor| (Reverse(file_dtype(tensor.dtype)), tensor.name));
+        let mut end = 0;
+        let info = |tensor: &&OutputTensor| {
+            let start = end;
+            end += tensor.elements.bytes().len();
+            let (dtype, shape) = (file_dtype(tensor.dtype), tensor.shape.clone());
+            (tensor.name.to_owned(), TensorInfo { dtype, shape, data_offsets: (start, end) })
+        };
+        let infos = tensors.iter().map(info).collect();
+        let header = Metadata::new(None, infos).map_err(|error| error.to_string())?;
+        let mut text = serde_json::to_vec(&header).map_err(|error| error.to_string())?;
+        text.resize(text.len().next_multiple_of(8), b' ');
+        let len = (text.len() as u64).to_le_bytes();
+        Ok(Serialized { header: [&len, text.as_slice()].concat(), tensors })
     }
 
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Borrowed(&self.bytes)
-    }
-
-    fn data_len(&self) -> usize {
-        self.bytes.len()
+    /// The whole file, part after part.
+    pub fn parts(&self) -> Vec<&[u8]> {
+        let elements = self.tensors.iter().map(|tensor| tensor.elements.bytes());
+        std::iter::once(self.header.as_slice()).chain(elements).collect()
     }
 }
 
-/// The bytes of a file with these tensors and no metadata: maps of text have no fixed order in a header, and equal
-/// results shall be equal files.
-///
-/// # Errors
-/// If the tensors cannot be written as a safetensors file.
-pub fn serialize(tensors: &[OutputTensor]) -> Result<Vec<u8>, String> {
-    let named = tensors.iter().map(|tensor| (tensor.name, tensor));
-    safetensors::serialize(named, None).map_err(|error| error.to_string())
+#[cfg(test)]
+mod tests {
+    use rmsnorm_core::{bf16, f16};
+    use safetensors::tensor::TensorView;
+
+    use super::*;
+
+    #[test]
+    fn files_are_those_of_the_safetensors_crate() {
+        let tensors = [
+            OutputTensor::new("y", &[3], vec![f16::ONE; 3]),
+            OutputTensor::new("rstd", &[], vec![0.5f32]),
+            OutputTensor::new("dx", &[0, 7], Vec::<bf16>::new()),
+            OutputTensor::new("dweight", &[1, 2], vec![1.0f32, -2.0]),
+        ];
+        for tensors in [&tensors[..], &tensors[..1], &[]] {
+            let view = |tensor: &'static str, of: &OutputTensor| {
+                let view = TensorView::new(file_dtype(of.dtype), of.shape.clone(), of.elements.bytes().to_vec().leak());
+                (tensor, view.unwrap())
+            };
+            let views: Vec<_> = tensors.iter().map(|tensor| view(tensor.name, tensor)).collect();
+            let parts = Serialized::new(tensors).unwrap();
+            assert_eq!(parts.parts().concat(), safetensors::serialize(views, None).unwrap());
+        }
+    }
 }

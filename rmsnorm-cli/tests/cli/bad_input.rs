@@ -7,7 +7,7 @@ use crate::support::{Folder, Tensor, Tensors, file, raw_file};
 const GOOD: [(&str, &str); 2] = [("op", "rms_norm"), ("eps", "1e-6")];
 
 /// Runs `in` to `out` in a folder with these bytes as `in`; the line must contain every one of the words.
-fn refuse(bytes: &[u8], args: &[&str], words: &[&str]) {
+pub fn refuse(bytes: &[u8], args: &[&str], words: &[&str]) {
     let folder = Folder::new();
     folder.write("in", bytes);
     refuse_in(&folder, &[&["run", "in", "-o", "out"], args].concat(), words);

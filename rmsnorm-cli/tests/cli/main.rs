@@ -6,6 +6,9 @@ mod commands;
 mod definition;
 mod figures;
 mod gpu;
+mod headers;
+#[cfg(target_os = "linux")]
+mod memory;
 mod run;
 #[cfg(target_os = "linux")]
 mod streams;

@@ -2,9 +2,11 @@
 //! download.
 
 use rmsnorm_core::conformance::Harness;
-use rmsnorm_core::{Backward, DType, Element, Error, Forward, Norm, NormBackend, Task, bf16, f16};
+use rmsnorm_core::{Backward, Checked, DType, Element, Forward, Norm, NormBackend, Task, bf16, f16};
 
 use super::request::Request;
+use crate::failure::Failure;
+use crate::memory;
 use crate::tensors::{OutputTensor, Tensor};
 
 /// What the device calls itself, and what it computed.
@@ -20,7 +22,7 @@ pub struct Computed {
 pub struct Compute<'a>(pub &'a Request<'a>);
 
 impl Task for Compute<'_> {
-    type Output = Result<Computed, Error>;
+    type Output = Result<Computed, Failure>;
 
     fn run<H: Harness>(self, harness: &H) -> Self::Output {
         let request = self.0;
@@ -34,7 +36,7 @@ impl Task for Compute<'_> {
 }
 
 /// From dtypes as data to dtypes as types. [`Request`] has admitted each of the two others only as `T` or f32.
-fn with_activation<H: Harness, T: Element>(harness: &H, request: &Request<'_>) -> Result<Vec<OutputTensor>, Error> {
+fn with_activation<H: Harness, T: Element>(harness: &H, request: &Request<'_>) -> Result<Vec<OutputTensor>, Failure> {
     match (request.weight_dtype() == T::DTYPE, request.residual_dtype() == T::DTYPE) {
         (true, true) => compute::<H, T, T, T>(harness, request),
         (true, false) => compute::<H, T, T, f32>(harness, request),
@@ -46,7 +48,7 @@ fn with_activation<H: Harness, T: Element>(harness: &H, request: &Request<'_>) -
 fn compute<H: Harness, T: Element, W: Element, R: Element>(
     harness: &H,
     request: &Request<'_>,
-) -> Result<Vec<OutputTensor>, Error> {
+) -> Result<Vec<OutputTensor>, Failure> {
     let weight = upload(harness, request.weight.as_ref())?;
     let weight = weight.as_ref();
     let (mut outputs, saved) = forward::<H, T, W, R>(harness, request, weight)?;
@@ -67,16 +69,16 @@ fn forward<H: Harness, T: Element, W: Element, R: Element>(
     harness: &H,
     request: &Request<'_>,
     weight: Option<&H::Buffer<W>>,
-) -> Result<(Vec<OutputTensor>, Saved<H, R>), Error> {
+) -> Result<(Vec<OutputTensor>, Saved<H, R>), Failure> {
     let Request { spec, batch_shape, x: input, .. } = request;
     let (rows, cols, all) = (spec.rows, spec.cols, spec.rows * spec.cols);
-    let x = harness.upload(&input.elements::<T>())?;
+    let x = load::<H, T>(harness, input)?;
     let bias = upload::<H, W>(harness, request.bias.as_ref())?;
     let residual = upload::<H, R>(harness, request.residual.as_ref())?;
-    let mut y = zeros::<H, T>(harness, all)?;
-    let mut residual_out = residual.is_some().then(|| zeros::<H, R>(harness, all)).transpose()?;
-    let mut mean = (spec.norm == Norm::Layer).then(|| zeros::<H, f32>(harness, rows)).transpose()?;
-    let mut rstd = zeros::<H, f32>(harness, rows)?;
+    let mut y = zeros::<H, T>(harness, "y", all)?;
+    let mut residual_out = residual.is_some().then(|| zeros::<H, R>(harness, "residual_out", all)).transpose()?;
+    let mut mean = (spec.norm == Norm::Layer).then(|| zeros::<H, f32>(harness, "mean", rows)).transpose()?;
+    let mut rstd = zeros::<H, f32>(harness, "rstd", rows)?;
 
     let mut args = Forward::<H::Backend, T, W, R>::mixed(harness.view(&x, 0..all), harness.view_mut(&mut y, 0..all));
     args = args.rstd(harness.view_mut(&mut rstd, 0..rows));
@@ -107,18 +109,18 @@ fn backward<H: Harness, T: Element, W: Element, R: Element>(
     dy: &Tensor<'_>,
     weight: Option<&H::Buffer<W>>,
     saved: Saved<H, R>,
-) -> Result<Vec<OutputTensor>, Error> {
+) -> Result<Vec<OutputTensor>, Failure> {
     let Request { spec, norm_shape, x, .. } = request;
     let (rows, cols, all) = (spec.rows, spec.cols, spec.rows * spec.cols);
-    let dy = harness.upload(&dy.elements::<T>())?;
+    let dy = load::<H, T>(harness, dy)?;
     let dresidual_out = upload::<H, R>(harness, request.dresidual_out.as_ref())?;
-    let mut dx = zeros::<H, T>(harness, all)?;
-    let mut dweight = weight.is_some().then(|| zeros::<H, W>(harness, cols)).transpose()?;
-    let mut dbias = request.bias.is_some().then(|| zeros::<H, W>(harness, cols)).transpose()?;
+    let mut dx = zeros::<H, T>(harness, "dx", all)?;
+    let mut dweight = weight.is_some().then(|| zeros::<H, W>(harness, "dweight", cols)).transpose()?;
+    let mut dbias = request.bias.is_some().then(|| zeros::<H, W>(harness, "dbias", cols)).transpose()?;
     let normalized = match saved.residual_out {
         Some(residual_out) => residual_out,
         // Without a residual `R` is the dtype of x, though the compiler cannot know.
-        None => harness.upload(&x.elements::<R>())?,
+        None => load(harness, x)?,
     };
 
     let (dy, normalized) = (harness.view(&dy, 0..all), harness.view(&normalized, 0..all));
@@ -131,7 +133,10 @@ fn backward<H: Harness, T: Element, W: Element, R: Element>(
     if let Some(dresidual_out) = &dresidual_out {
         args = args.dresidual_out(harness.view(dresidual_out, 0..all));
     }
-    harness.backend().backward(spec, args)?;
+    let call = Checked::backward(harness.backend(), *spec, args)?;
+    let workspace = harness.backend().workspace_len(call.problem());
+    memory::require("the sum over the rows", workspace.saturating_mul(DType::F32.size()))?;
+    harness.backend().launch_backward(call)?;
 
     let mut outputs = vec![download(harness, "dx", &x.shape, &dx)?];
     if let Some(dweight) = &dweight {
@@ -143,13 +148,23 @@ fn backward<H: Harness, T: Element, W: Element, R: Element>(
     Ok(outputs)
 }
 
-fn upload<H: Harness, E: Element>(harness: &H, tensor: Option<&Tensor<'_>>) -> Result<Option<H::Buffer<E>>, Error> {
-    tensor.map(|tensor| harness.upload(&tensor.elements::<E>())).transpose()
+fn upload<H: Harness, E: Element>(harness: &H, tensor: Option<&Tensor<'_>>) -> Result<Option<H::Buffer<E>>, Failure> {
+    tensor.map(|tensor| load(harness, tensor)).transpose()
+}
+
+fn load<H: Harness, E: Element>(harness: &H, tensor: &Tensor<'_>) -> Result<H::Buffer<E>, Failure> {
+    store(harness, tensor.name, &tensor.elements::<E>()?)
 }
 
 /// Room for an output.
-fn zeros<H: Harness, E: Element>(harness: &H, len: usize) -> Result<H::Buffer<E>, Error> {
-    harness.upload(&vec![E::default(); len])
+fn zeros<H: Harness, E: Element>(harness: &H, name: &str, len: usize) -> Result<H::Buffer<E>, Failure> {
+    store(harness, name, &memory::filled(name, E::default(), len)?)
+}
+
+/// A copy on the device, which may be this machine.
+fn store<H: Harness, E: Element>(harness: &H, name: &str, elements: &[E]) -> Result<H::Buffer<E>, Failure> {
+    memory::require(name, size_of_val(elements))?;
+    Ok(harness.upload(elements)?)
 }
 
 fn download<H: Harness, E: Element>(
@@ -157,6 +172,7 @@ fn download<H: Harness, E: Element>(
     name: &'static str,
     shape: &[usize],
     buffer: &H::Buffer<E>,
-) -> Result<OutputTensor, Error> {
-    Ok(OutputTensor::new(name, shape, &harness.download(buffer)?))
+) -> Result<OutputTensor, Failure> {
+    memory::require(name, shape.iter().product::<usize>() * size_of::<E>())?;
+    Ok(OutputTensor::new(name, shape, harness.download(buffer)?))
 }

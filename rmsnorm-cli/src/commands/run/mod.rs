@@ -4,34 +4,32 @@ mod compute;
 mod request;
 mod settings;
 
-use std::fs;
-
 use serde_json::{Map, Value, json};
 
 use self::compute::{Compute, Computed};
 use self::request::{INPUTS, Request};
 use self::settings::{Settings, cast_order_name};
 use crate::args::RunArgs;
-use crate::backends;
 use crate::failure::Failure;
 use crate::output::{OutputFile, print, tell};
-use crate::tensors::{OutputTensor, TensorFile, file_dtype, serialize};
+use crate::tensors::{OutputTensor, Serialized, TensorFile, file_dtype};
+use crate::{backends, memory};
 
 /// Reads, computes, writes, and says what was done.
 pub fn run(args: &RunArgs) -> Result<(), Failure> {
     let target = OutputFile::new(&args.output)?;
     let backend = backends::open(&args.backend, &args.cpu)?;
     let input = args.input.display();
-    let bytes = fs::read(&args.input).map_err(|error| format!("cannot read {input}: {error}"))?;
+    let bytes = memory::file(&args.input)?;
     let in_file = |reason: String| format!("{input}: {reason}");
 
     let file = TensorFile::parse(&bytes).map_err(in_file)?;
     let settings = Settings::read(&args.settings, &file).map_err(in_file)?;
     let request = Request::new(&file, settings).map_err(in_file)?;
-    let computed = backend.dispatch(Compute(&request)).map_err(|error| in_file(error.to_string()))?;
-    target.write(&[&serialize(&computed.outputs)?])?;
+    let computed = backend.dispatch(Compute(&request)).map_err(|failure| in_file(failure.to_string()))?;
+    target.write(&Serialized::new(&computed.outputs)?.parts())?;
 
-    let ignored: Vec<&str> = file.names().into_iter().filter(|name| !INPUTS.contains(name)).collect();
+    let ignored: Vec<String> = file.names().into_iter().filter(|name| !INPUTS.contains(&name.as_str())).collect();
     if !ignored.is_empty() {
         tell(&format!("note: {input}: ignored {ignored:?}; run reads {}", INPUTS.join(", ")));
     }
@@ -44,7 +42,7 @@ struct Report<'a> {
     args: &'a RunArgs,
     request: &'a Request<'a>,
     computed: &'a Computed,
-    ignored: &'a [&'a str],
+    ignored: &'a [String],
 }
 
 impl Report<'_> {

@@ -144,3 +144,18 @@ fn check_mix(tensor: &Tensor<'_>, x: &Tensor<'_>) -> Result<(), String> {
     let (got, expected) = (file_dtype(tensor.dtype), file_dtype(x.dtype));
     Err(format!("{} has dtype {got}; it must be F32 or {expected}, like x", tensor.name))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn elements_are_counted_without_wrapping() {
+        assert_eq!(count(&[]), Ok(1));
+        assert_eq!(count(&[3, 5]), Ok(15));
+        assert_eq!(count(&[0, usize::MAX, 2]), Ok(0));
+        for shape in [[1 << 32, 1 << 32], [1 << 62, 4], [usize::MAX, 2]] {
+            assert_eq!(count(&shape), Err(format!("the dimensions {shape:?} have too many elements")));
+        }
+    }
+}

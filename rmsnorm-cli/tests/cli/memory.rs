@@ -1,0 +1,100 @@
+//! `rmsnorm run` where memory ends: whatever allocation is the first that fails, it is one line and exit code 2.
+
+use std::fs::File;
+use std::io::Write;
+
+use crate::support::{Folder, Outcome, raw_file};
+
+const MIB: u64 = 1 << 20;
+
+/// Writes `in`: tensors of these shapes in F16, in holes of the file, and metadata.
+fn sparse(folder: &Folder, tensors: &[(&str, &[u64])], metadata: &str) {
+    let mut end = 0;
+    let mut entry = |&(name, shape): &(&str, &[u64])| {
+        let start = end;
+        end += 2 * shape.iter().product::<u64>();
+        let shape = format!("{shape:?}").replace(' ', "");
+        format!(r#","{name}":{{"dtype":"F16","shape":{shape},"data_offsets":[{start},{end}]}}"#)
+    };
+    let entries: String = tensors.iter().map(&mut entry).collect();
+    let header = raw_file(&format!(r#"{{"__metadata__":{metadata}{entries}}}"#), &[]);
+    let mut file = File::create(folder.path("in")).unwrap();
+    file.write_all(&header).unwrap();
+    file.set_len(header.len() as u64 + end).unwrap();
+}
+
+/// Runs with so much address space. One thread, and no other that could be started.
+fn run(folder: &Folder, mib: u64) -> Outcome {
+    let limit = mib * MIB / 1024;
+    let run = r#"RAYON_NUM_THREADS=1 exec "$0" run in -o out --threads 1 --op layer_norm --eps 1"#;
+    folder.shell(&format!("ulimit -v {limit}; {run}"))
+}
+
+/// The least that a small file needs, in steps: the program itself, and what it keeps for small things.
+fn least() -> u64 {
+    let folder = Folder::new();
+    sparse(&folder, &[("x", &[2, 8])], "{}");
+    (16..).step_by(8).find(|&mib| run(&folder, mib).code == Some(0)).unwrap()
+}
+
+/// Runs with ever more address space until a run succeeds. Every one before must end in one line, and these words, each
+/// of another allocation, must be among the lines.
+fn climb(folder: &Folder, step: usize, words: &[&str]) {
+    let mut lines = String::new();
+    for mib in (least()..).step_by(step) {
+        let outcome = run(folder, mib);
+        if outcome.code == Some(0) {
+            break;
+        }
+        assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(2), ""), "{mib} MiB: {outcome:?}");
+        assert_eq!(outcome.stderr.lines().count(), 1, "{mib} MiB: {outcome:?}");
+        assert!(outcome.stderr.ends_with("bytes, which this machine cannot give\n"), "{mib} MiB: {outcome:?}");
+        assert_eq!(folder.names(), ["in"], "{mib} MiB");
+        lines += &outcome.stderr;
+    }
+    for word in words {
+        assert!(lines.contains(word), "{word:?} is not in {lines}");
+    }
+}
+
+#[test]
+fn every_allocation_of_a_run_may_fail() {
+    let folder = Folder::new();
+    let x: &[u64] = &[2048, 1024];
+    // 4 MiB each.
+    sparse(&folder, &[("x", x), ("weight", &[1024]), ("residual", x), ("dy", x), ("dresidual_out", x)], "{}");
+    climb(
+        &folder,
+        2,
+        &["error: in needs ", "in: x needs 4194304 bytes", "residual", "y needs", "dresidual_out needs", "dx needs"],
+    );
+}
+
+#[test]
+fn outputs_may_be_larger_than_the_file() {
+    let folder = Folder::new();
+    sparse(&folder, &[("x", &[1 << 20, 1])], "{}");
+    climb(&folder, 2, &["error: in needs ", "mean needs 4194304 bytes", "rstd needs 4194304 bytes"]);
+}
+
+#[test]
+fn a_header_may_need_more_than_the_file_is_long() {
+    let folder = Folder::new();
+    let names: Vec<String> = (0..50_000).map(|i| format!(r#""{i}":"""#)).collect();
+    sparse(&folder, &[("x", &[2, 8])], &format!("{{{}}}", names.join(",")));
+    climb(&folder, 4, &["in: the header needs "]);
+
+    let folder = Folder::new();
+    sparse(&folder, &[("x", &[1; 300_000])], "{}");
+    climb(&folder, 4, &["in: the header needs "]);
+}
+
+#[test]
+fn a_file_larger_than_memory_is_one_line() {
+    let folder = Folder::new();
+    sparse(&folder, &[("x", &[3 << 10, 1 << 20])], "{}");
+    let outcome = run(&folder, 4 << 10);
+    assert_eq!(outcome.code, Some(2), "{outcome:?}");
+    assert!(outcome.stderr.starts_with("error: in needs 6442451"), "{outcome:?}");
+    assert_eq!(outcome.stderr.lines().count(), 1, "{outcome:?}");
+}
