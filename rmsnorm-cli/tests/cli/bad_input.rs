@@ -13,7 +13,7 @@ pub fn refuse(bytes: &[u8], args: &[&str], words: &[&str]) {
     refuse_in(&folder, &[&["run", "in", "-o", "out"], args].concat(), words);
 }
 
-fn refuse_in(folder: &Folder, args: &[&str], words: &[&str]) {
+pub fn refuse_in(folder: &Folder, args: &[&str], words: &[&str]) {
     let before = folder.names();
     let outcome = folder.rmsnorm(args);
     assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(2), ""), "{args:?}: {outcome:?}");
@@ -71,13 +71,18 @@ fn wrong_dtypes_are_refused_with_tensor_and_dtype() {
     }
     let (f32, f16, bf16) = (DType::F32, DType::F16, DType::Bf16);
     let (x, w): (&[usize], &[usize]) = (&[2, 8], &[8]);
-    let cases: [(&[_], &[&str]); 6] = [
+    let cases: [(&[_], &[&str]); 8] = [
         (&[("x", bf16, x), ("weight", f16, w)], &["weight has dtype F16", "must be F32 or BF16, like x"]),
         (&[("x", f32, x), ("residual", bf16, x)], &["residual has dtype BF16", "must be F32"]),
         (&[("x", bf16, x), ("weight", f32, w), ("bias", bf16, w)], &["bias has dtype BF16", "F32, like weight"]),
         (&[("x", bf16, x), ("dy", f32, x)], &["dy has dtype F32", "BF16, like x"]),
         (&[("x", bf16, x), ("dy", bf16, x), ("dresidual_out", f32, x)], &["dresidual_out has dtype F32", "like x"]),
         (&[("x", bf16, x), ("bias", f16, w)], &["bias has dtype F16"]),
+        (&[("x", f32, x), ("weight", f16, w)], &["weight has dtype F16", "must be F32"]),
+        (
+            &[("x", bf16, x), ("residual", f32, x), ("dy", bf16, x), ("dresidual_out", bf16, x)],
+            &["dresidual_out has dtype BF16", "F32, like residual"],
+        ),
     ];
     for (list, words) in cases {
         refuse(&file(&tensors(list), &GOOD), &[], words);

@@ -150,6 +150,12 @@ fn conformance_report_has_a_line_per_case_and_each_can_be_replayed() {
         assert_eq!(replay.stdout.lines().last(), Some("1 passed, 0 failed, 0 skipped"));
         assert_eq!(replay.stdout.contains("portable, 1 thread,"), !flags.is_empty(), "{}", replay.stdout);
     }
+    // A system may have fewer threads to give.
+    let replay = folder.rmsnorm(&["conformance", "--case", id, "--threads", "1000"]);
+    match replay.code {
+        Some(0) => assert!(replay.stdout.contains("1000 threads") && replay.stdout.contains("1 passed"), "{replay:?}"),
+        code => assert_eq!((code, replay.stderr.lines().count()), (Some(2), 1), "{replay:?}"),
+    }
 }
 
 #[test]

@@ -34,7 +34,12 @@ fn every_row_tells_what_it_ran() {
 fn figures_of_other_plans_and_kernels_are_stale() {
     let folder = Folder::new();
     let mut document = measured(&folder, "report.json");
-    let stale = |folder: &Folder| folder.rmsnorm(&["stale", "report.json"]).stdout;
+    let stale = |folder: &Folder| {
+        let outcome = folder.rmsnorm(&["stale", "report.json"]);
+        // That figures are old is what was asked, and no failure.
+        assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""));
+        outcome.stdout
+    };
     assert_eq!(stale(&folder), "0 of 18 figures are of other plans or kernels than today's\n");
 
     let rows = &mut document["reports"][0]["rows"];

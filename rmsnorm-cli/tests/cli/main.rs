@@ -13,4 +13,5 @@ mod run;
 #[cfg(target_os = "linux")]
 mod streams;
 mod support;
+mod threads;
 mod writing;

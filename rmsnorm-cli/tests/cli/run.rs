@@ -1,7 +1,7 @@
 //! `rmsnorm run` on good files: every output, bit for bit inside its interval.
 
 use rmsnorm_core::{CastOrder, DType, Norm};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::definition::{Inputs, expected};
 use crate::support::{Folder, Outcome, Tensor, Tensors, file, raw_file, read};
@@ -217,6 +217,44 @@ fn run_json_says_what_was_done() {
     assert_eq!((&report["op"], &report["rows"], &report["cols"]), (&"layer_norm".into(), &6.into(), &8.into()));
     assert_eq!(report["tensors"]["y"], serde_json::json!({ "dtype": "BF16", "shape": [2, 3, 8] }));
     assert_eq!(report["tensors"]["mean"], serde_json::json!({ "dtype": "F32", "shape": [2, 3] }));
+}
+
+#[test]
+fn run_json_has_every_setting_and_every_tensor() {
+    let folder = Folder::new();
+    let names = ["x", "weight", "bias", "residual", "dy", "dresidual_out", "z", "a\nb"];
+    let shape = |name: &str| if name == "weight" || name == "bias" { &[4usize, 8] as &[_] } else { &[3, 4, 8] };
+    let inputs = inputs(Norm::Layer, &names.map(|name| (name, DType::F32, shape(name))));
+    let metadata = [("op", "layer_norm"), ("eps", " 0.5 "), ("weight_offset", "-1"), ("cast_order", "at_store")];
+    folder.write("in", &file(&inputs.tensors, &metadata));
+    let outcome =
+        folder.rmsnorm(&["run", "in", "-o", "out", "--json", "--threads", "1", "--cast-order", "before_weight"]);
+    let note = "note: in: ignored [\"a\\nb\", \"z\"]; run reads x, weight, bias, residual, dy, dresidual_out\n";
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), note));
+    let mut report: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    assert!(report["device"].take().as_str().unwrap().ends_with(", 1 thread"));
+    let tensor = |shape: &[usize]| json!({ "dtype": "F32", "shape": shape });
+    let (all, batch, norm) = (tensor(&[3, 4, 8]), tensor(&[3]), tensor(&[4, 8]));
+    let tensors = json!({
+        "y": all, "rstd": batch, "mean": batch, "residual_out": all, "dx": all, "dweight": norm, "dbias": norm,
+    });
+    let expected = json!({
+        "input": "in", "output": "out", "backend": "cpu", "device": null, "op": "layer_norm", "rows": 3, "cols": 32,
+        "eps": 0.5, "weight_offset": -1.0, "cast_order": "before_weight", "tensors": tensors,
+        "ignored": ["a\nb", "z"],
+    });
+    assert_eq!(report, expected);
+}
+
+#[test]
+fn run_text_says_what_was_done() {
+    let folder = Folder::new();
+    let inputs = inputs(Norm::Rms, &[("x", DType::F16, &[2, 3, 8]), ("weight", DType::F32, &[3, 8])]);
+    folder.write("in", &file(&inputs.tensors, &metadata(Norm::Rms)));
+    let text = check(&folder, &inputs, &["--isa", "portable", "--threads", "1"]).stdout;
+    let (first, rest) = text.split_once('\n').unwrap();
+    assert!(first.starts_with("rms_norm over 2 rows of 24 on ") && first.ends_with("portable, 1 thread"), "{first}");
+    assert_eq!(rest, "wrote out\n  y            F16  [2, 3, 8]\n  rstd         F32  [2]\n");
 }
 
 #[cfg(unix)]
