@@ -24,16 +24,22 @@ const TRIES: usize = 8;
 /// If the folder refuses.
 pub fn create(folder: &Path) -> io::Result<NamedTempFile> {
     for _ in 0..TRIES {
-        let file = unlocked(folder)?;
-        match file.as_file().try_lock() {
-            // The other program may have come and gone before the lock.
-            Ok(()) if !file.path().exists() => {}
-            Err(TryLockError::WouldBlock) => {}
-            // A file system without locks: there, nobody can take the file for abandoned either.
-            Ok(()) | Err(TryLockError::Error(_)) => return Ok(file),
+        if let Some(file) = claim(unlocked(folder)?) {
+            return Ok(file);
         }
     }
     Err(io::Error::other("temporary files vanish as soon as they are created"))
+}
+
+/// Locks a new file, unless another program was first.
+fn claim(file: NamedTempFile) -> Option<NamedTempFile> {
+    match file.as_file().try_lock() {
+        // It may have come and gone before the lock.
+        Ok(()) if !file.path().exists() => None,
+        Err(TryLockError::WouldBlock) => None,
+        // A file system without locks: there, nobody can take the file for abandoned either.
+        Ok(()) | Err(TryLockError::Error(_)) => Some(file),
+    }
 }
 
 fn unlocked(folder: &Path) -> io::Result<NamedTempFile> {
@@ -107,6 +113,24 @@ mod tests {
         let (_, path) = file.keep().unwrap();
         remove_abandoned(folder.path());
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_file_that_was_found_before_its_lock_is_given_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let found = || {
+            let file = unlocked(folder.path()).unwrap();
+            let other = File::open(file.path()).unwrap();
+            other.lock().unwrap();
+            (file, other)
+        };
+        let (file, _other) = found();
+        assert!(claim(file).is_none());
+        let (file, other) = found();
+        fs::remove_file(file.path()).unwrap();
+        drop(other);
+        assert!(claim(file).is_none());
+        assert!(claim(unlocked(folder.path()).unwrap()).is_some());
     }
 
     #[test]
