@@ -80,6 +80,9 @@ pub struct ConformanceArgs {
     /// Run only so many cases of the profile's list: a part of the full profile, seed after seed, is a soak
     #[arg(long, value_name = "N")]
     pub most_cases: Option<usize>,
+    /// End with the first case that fails
+    #[arg(long)]
+    pub fail_fast: bool,
     /// Run only the case with this id, as a failure prints it
     #[arg(long, value_name = "ID")]
     pub case: Option<String>,

@@ -20,6 +20,7 @@ pub fn run(args: &ConformanceArgs) -> Result<(), Failure> {
         case: args.case.clone(),
         // Who replays one case knows that the suite can fail.
         self_test: args.case.is_none(),
+        fail_fast: args.fail_fast,
     };
 
     let mut lines = Vec::new();

@@ -30,12 +30,14 @@ pub struct Options {
     pub case: Option<String>,
     /// Whether the suite first proves that it can fail.
     pub self_test: bool,
+    /// Whether the run ends with the first case that fails.
+    pub fail_fast: bool,
 }
 
 impl Default for Options {
     /// Smoke, with the self-test.
     fn default() -> Self {
-        Options { profile: Profile::Smoke, seed: 0, most_cases: None, case: None, self_test: true }
+        Options { profile: Profile::Smoke, seed: 0, most_cases: None, case: None, self_test: true, fail_fast: false }
     }
 }
 
@@ -106,6 +108,9 @@ fn run_device(
         }
         if let Some(writer) = &mut jsonl {
             report.write_json(*writer)?;
+        }
+        if options.fail_fast && matches!(report.status, Status::Fail(_)) {
+            break;
         }
     }
     progress(total, total);
