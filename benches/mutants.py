@@ -140,6 +140,7 @@ def main():
     parser.add_argument("--crate", help="bugs whose id begins with this word")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no other bug after so long")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first copy, beside another run")
     parser.add_argument("--out", type=Path, help="write the results as JSON")
     args = parser.parse_args()
 
@@ -158,7 +159,7 @@ def main():
         bugs = random.Random(1).sample(bugs, min(args.sample, len(bugs)))
 
     workers = queue.SimpleQueue()
-    for number in range(args.jobs):
+    for number in range(args.first, args.first + args.jobs):
         workers.put(Worker(number))
     start, results = time.monotonic(), []
 

@@ -116,3 +116,27 @@ mod sealed {
     impl Sealed for half::f16 {}
     impl Sealed for half::bf16 {}
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Files, reports and ids have these names.
+    #[test]
+    fn dtypes_have_their_names_sizes_and_bits() {
+        let expected = [(DType::F32, "f32", 4), (DType::F16, "f16", 2), (DType::Bf16, "bf16", 2)];
+        assert_eq!(DType::ALL.map(|dtype| (dtype, dtype.name(), dtype.size())), expected);
+        for (dtype, name, _) in expected {
+            assert_eq!((DType::from_name(name), dtype.to_string().as_str()), (Some(dtype), name));
+        }
+        assert_eq!((DType::from_name("F32"), DType::from_name("")), (None, None));
+        assert_eq!((f32::DTYPE, f16::DTYPE, bf16::DTYPE), (DType::F32, DType::F16, DType::Bf16));
+        // 1.5 in each format; what is above the width of a type is ignored.
+        let bits = (Element::bits(1.5f32), Element::bits(f16::from_f32(1.5)), Element::bits(bf16::from_f32(1.5)));
+        assert_eq!(bits, (0x3fc0_0000, 0x3e00, 0x3fc0));
+        assert_eq!(<f16 as Element>::from_bits(0xabcd_3e00), f16::from_f32(1.5));
+        assert_eq!(<bf16 as Element>::from_bits(0xabcd_3fc0), bf16::from_f32(1.5));
+        let halves = (<f16 as Element>::from_f32(1e6), <bf16 as Element>::from_f32(1.0 + 1.0 / 256.0));
+        assert_eq!(halves, (f16::INFINITY, bf16::ONE), "overflow gives infinity, a tie the even neighbour");
+    }
+}

@@ -116,3 +116,29 @@ fn expected_elements(min: usize, max: usize) -> String {
         format!("{min} to {max}")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The text is what a caller has to go by: it names the argument, what was expected and what came.
+    #[test]
+    fn messages_say_what_was_expected_and_what_came() {
+        let length = |min, max, got| Error::Length { arg: "x", min, max, got }.to_string();
+        assert_eq!(length(4, 4, 3), "x: expected 4 elements, got 3");
+        assert_eq!(length(4, usize::MAX, 3), "x: expected at least 4 elements, got 3");
+        assert_eq!(length(4, 8, 9), "x: expected 4 to 8 elements, got 9");
+        let too_large = Error::TooLarge { arg: "dx", rows: 5, row_stride: 7, dtype: DType::Bf16 }.to_string();
+        let most = "9223372036854775807";
+        assert_eq!(
+            too_large,
+            format!("dx: 5 rows at a stride of 7 bf16 elements exceed the largest size of {most} bytes")
+        );
+        let stride = Error::Stride { arg: "y", cols: 10, got: 9 }.to_string();
+        assert_eq!(stride, "y: row stride must be at least cols = 10, got 9");
+        let unavailable = Error::Unavailable { backend: "cuda", reason: "no driver".into() }.to_string();
+        assert_eq!(unavailable, "the cuda backend is not available: no driver");
+        let device = Error::Device { backend: "wgpu", source: "lost".into() }.to_string();
+        assert_eq!(device, "wgpu device error: lost");
+    }
+}

@@ -89,3 +89,26 @@ impl NormSpec {
         NormSpec { cast_order, ..self }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each method sets its own field and leaves the others, in either order.
+    #[test]
+    fn methods_set_their_field_and_no_other() {
+        for (norm, spec) in [(Norm::Rms, NormSpec::rms(2, 3, 1e-6)), (Norm::Layer, NormSpec::layer(2, 3, 1e-6))] {
+            let expected = NormSpec {
+                norm,
+                rows: 2,
+                cols: 3,
+                eps: 1e-6,
+                weight_offset: -0.5,
+                cast_order: CastOrder::BeforeWeight,
+            };
+            assert_eq!(spec, NormSpec { weight_offset: 0.0, cast_order: CastOrder::AtStore, ..expected });
+            assert_eq!(spec.weight_offset(-0.5).cast_order(CastOrder::BeforeWeight), expected);
+            assert_eq!(spec.cast_order(CastOrder::BeforeWeight).weight_offset(-0.5), expected);
+        }
+    }
+}

@@ -4,6 +4,7 @@
 //! "bias": if no case with such a feature passed, the core profile is not passed either, whatever the other cases say.
 
 use super::cases::{Case, Kind, Layout};
+use super::report::Status;
 use crate::{CastOrder, DType, GradReduction, Norm};
 
 /// A feature, and whether a case exercises it.
@@ -43,8 +44,11 @@ pub(super) struct Coverage {
 }
 
 impl Coverage {
-    /// Counts a passed case in.
-    pub fn add(&mut self, case: &Case) {
+    /// Counts a case in, if it passed.
+    pub fn add(&mut self, case: &Case, status: &Status) {
+        if *status != Status::Pass {
+            return;
+        }
         for (passed, (_, has_feature)) in self.passed.iter_mut().zip(MANDATORY) {
             *passed |= has_feature(case);
         }
@@ -64,7 +68,7 @@ mod tests {
     #[test]
     fn core_profile_has_every_mandatory_feature() {
         let mut coverage = Coverage::default();
-        Profile::Core.cases(0).iter().for_each(|case| coverage.add(case));
+        Profile::Core.cases(0).iter().for_each(|case| coverage.add(case, &Status::Pass));
         assert_eq!(coverage.missing(), Vec::<&str>::new());
     }
 
@@ -72,7 +76,25 @@ mod tests {
     fn features_without_a_passed_case_are_missing() {
         let mut coverage = Coverage::default();
         let without = |case: &Case| case.kind != Kind::Backward && case.cols < 4096;
-        Profile::Core.cases(0).iter().filter(|case| without(case)).for_each(|case| coverage.add(case));
+        Profile::Core.cases(0).iter().filter(|case| without(case)).for_each(|case| coverage.add(case, &Status::Pass));
         assert_eq!(coverage.missing(), ["backward", "more than 65536 columns"]);
+    }
+
+    /// A feature that a backend refuses, fails or cannot run is none that it has.
+    #[test]
+    fn only_cases_that_passed_cover_a_feature() {
+        use super::super::report::{Check, Finding};
+        let finding = Finding { check: Check::Bounds, output: "y", detail: String::new() };
+        let others = [
+            Status::Fail(finding),
+            Status::Unsupported(String::new()),
+            Status::Vacuous("y"),
+            Status::Skipped(String::new()),
+        ];
+        let mut coverage = Coverage::default();
+        for case in &Profile::Core.cases(0) {
+            others.iter().for_each(|status| coverage.add(case, status));
+        }
+        assert_eq!(coverage.missing().len(), MANDATORY.len());
     }
 }

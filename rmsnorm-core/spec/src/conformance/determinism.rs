@@ -214,3 +214,83 @@ fn double(values: &mut [f64]) {
 fn violated(slot: Slot, detail: String) -> Status {
     Status::Fail(Finding { check: Check::Metamorphic, output: slot.name(), detail })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::cases::{Dtypes, Kind};
+    use super::super::faulty::Faulty;
+    use super::super::memory::Call;
+    use super::*;
+    use crate::{Norm, NormSpec};
+
+    fn case(kind: Kind) -> Case {
+        let mut case = Case::plain(kind, Norm::Rms, DType::Bf16, 9, 33);
+        (case.present.weight, case.present.dweight) = (true, true);
+        case.normalized()
+    }
+
+    /// The last bit of the first element of an output.
+    fn spoil(call: &mut Call, slot: Slot) {
+        for tensor in call.get_mut(slot).into_iter() {
+            let first = tensor.view.start;
+            tensor.after[first] ^= 1;
+        }
+    }
+
+    /// A fault that comes once in many calls: the call before it and between belong to another shape.
+    #[test]
+    fn last_of_many_repeats_counts() {
+        for repeat in [1, 2, 6] {
+            // A call, then pairs of another shape's and the same again.
+            let fault = move |n, _: &NormSpec, call: &mut Call| {
+                if n == 2 * repeat {
+                    spoil(call, Slot::Y)
+                }
+            };
+            let status = run(Faulty::new(fault).context(), &case(Kind::Forward), 7);
+            assert!(matches!(&status, Status::Fail(finding) if finding.check == Check::Repeat), "{repeat}: {status:?}");
+        }
+        assert_eq!(run(Faulty::correct().context(), &case(Kind::Forward), 7), Status::Pass);
+    }
+
+    /// A row that has other bits when it is alone, be it the first, the middle or the last of its batch.
+    #[test]
+    fn any_row_alone_must_have_its_bits() {
+        let case = case(Kind::Forward);
+        let x = Scenario::new(&case).inputs.x;
+        for row in [0, 4, 8] {
+            let first = super::super::memory::encode(x[row * case.cols], DType::Bf16);
+            let fault = move |_, spec: &NormSpec, call: &mut Call| {
+                let is_row = call.get(Slot::X).is_some_and(|x| x.before[x.view.start] == first);
+                if spec.rows == 1 && is_row {
+                    spoil(call, Slot::Y);
+                }
+            };
+            let status = run(Faulty::new(fault).context(), &case, 1);
+            let is_found = matches!(&status, Status::Fail(finding) if finding.check == Check::BatchInvariance);
+            assert!(is_found, "{row}: {status:?}");
+        }
+    }
+
+    /// Every relation, in the dtypes that it holds in: each is broken alone, in the second of its two calls.
+    #[test]
+    fn every_relation_between_calls_is_asked_for() {
+        for (dtype, relations) in [(DType::F32, 4), (DType::Bf16, 4), (DType::F16, 2)] {
+            let case = Case { dtypes: Dtypes::uniform(dtype), ..case(Kind::EndToEnd) };
+            let correct = Faulty::correct();
+            assert_eq!(run_metamorphic(correct.context(), &case), Status::Pass);
+            // A forward and a backward call for each of the two sides of a relation.
+            assert_eq!(correct.calls(), 4 * relations, "{dtype}");
+            for relation in 0..relations {
+                let fault = move |n, _: &NormSpec, call: &mut Call| {
+                    if n == 4 * relation + 3 {
+                        spoil(call, Slot::Dx);
+                    }
+                };
+                let status = run_metamorphic(Faulty::new(fault).context(), &case);
+                let is_found = matches!(&status, Status::Fail(finding) if finding.check == Check::Metamorphic);
+                assert!(is_found, "{dtype}, relation {relation}: {status:?}");
+            }
+        }
+    }
+}

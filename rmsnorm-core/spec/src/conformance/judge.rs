@@ -589,4 +589,14 @@ mod tests {
         assert_eq!(judge_one(before_weight(f64::NAN, 0.0, 1.0, None)).failures, 1);
         assert_eq!(judge_one(before_weight(0.0, 0.0, 1.0, None)).failures, 0);
     }
+
+    #[test]
+    fn one_bound_that_proves_nothing_makes_a_verdict_vacuous_wherever_it_is() {
+        for place in 0..3 {
+            let mut error = [0.0; 3];
+            error[place] = f64::INFINITY;
+            assert!(judge(&[1.0f32; 3], &[1.0; 3], &error, &Arithmetic::IEEE).vacuous, "element {place}");
+        }
+        assert!(!judge(&[1.0f32; 3], &[1.0; 3], &[0.0; 3], &Arithmetic::IEEE).vacuous);
+    }
 }

@@ -489,4 +489,40 @@ mod tests {
         let finding = poison_difference(&outputs(0x7fc5_a5a5), &outputs(0x7149_f2ca), |_| true).expect("unwritten");
         assert_eq!(finding.check, Check::Unwritten);
     }
+
+    /// One NaN and one huge number, in every dtype: what swallows the one lets the other through.
+    #[test]
+    fn poisons_are_a_nan_and_a_huge_number() {
+        for dtype in DType::ALL {
+            assert!(decode(Poison::Nan.bits(dtype), dtype).is_nan(), "{dtype}");
+            let huge = decode(Poison::Huge.bits(dtype), dtype);
+            assert!(huge.is_finite() && huge > 5e4, "{dtype}: {huge:e}");
+        }
+    }
+
+    /// Whatever the access, only elements may change.
+    #[test]
+    fn nothing_around_a_tensor_may_change() {
+        for access in [Access::Read, Access::Write, Access::Overwrite, Access::Scratch] {
+            let start = strided(access).start;
+            for index in [0, start - 1, start + 5, start + 13, start + 21] {
+                let mut tensor = strided(access);
+                tensor.after[index] ^= 1;
+                assert!(tensor.breach().is_some(), "{access:?}, element {index}");
+            }
+            let mut tensor = strided(access);
+            tensor.after[start] ^= 1;
+            assert_eq!(tensor.breach().is_some(), access == Access::Read, "{access:?}");
+        }
+    }
+
+    #[test]
+    fn every_output_is_compared_between_the_poisons() {
+        let bits = |values: &[u32]| Bits { dtype: DType::F32, bits: values.to_vec() };
+        let outputs = |second: u32| Outputs {
+            tensors: vec![(Slot::Y, bits(&[1, 2])), (Slot::Mean, bits(&[3, second])), (Slot::Rstd, bits(&[4]))],
+        };
+        let finding = poison_difference(&outputs(5), &outputs(6), |_| false).expect("they differ");
+        assert_eq!((finding.check, finding.output), (Check::Poison, "mean"));
+    }
 }

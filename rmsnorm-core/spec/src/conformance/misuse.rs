@@ -294,4 +294,18 @@ mod tests {
         let statuses = statuses(&Stub { answer: broken, touches: None });
         assert!(statuses.iter().all(|status| matches!(status, Status::Skipped(_))));
     }
+
+    /// Inputs too: a call that is refused has touched nothing at all.
+    #[test]
+    fn bad_calls_fail_a_backend_that_touches_any_tensor() {
+        let answer = || Ok(Err(Error::EmptyRow));
+        let touched = |touches| statuses(&Stub { answer, touches }).iter().filter(|s| **s == Status::Pass).count();
+        // Each stage has a bad call without columns, which alone is answered so.
+        assert_eq!(touched(Some(Slot::X)), 0);
+        for (slot, stages_without) in
+            [(Slot::Weight, 0), (Slot::Bias, 1), (Slot::Y, 2), (Slot::Dy, 2), (Slot::Workspace, 2)]
+        {
+            assert_eq!(touched(Some(slot)), stages_without, "{slot:?}");
+        }
+    }
 }

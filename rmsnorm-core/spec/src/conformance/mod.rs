@@ -21,6 +21,8 @@ mod coverage;
 mod data;
 mod determinism;
 mod device;
+#[cfg(test)]
+mod faulty;
 mod harness;
 pub mod judge;
 mod memory;

@@ -67,14 +67,18 @@ pub fn test_bounds<H: Harness>(
     norm: Norm,
     dtype: DType,
 ) -> Result<(), TestFailure> {
+    on_backend(harness, |harness| {
+        test_items(harness, bounds_cases(harness, kind, norm, dtype).into_iter().map(Item::Case))
+    })
+}
+
+fn bounds_cases(device: &dyn Device, kind: Kind, norm: Norm, dtype: DType) -> Vec<Case> {
     let chosen = |case: &Case| {
         case.trial == Trial::Bounds && (case.kind, case.norm, case.dtypes.activation) == (kind, norm, dtype)
     };
-    on_backend(harness, |harness| {
-        let (cols, rows) = Device::breakpoints(harness);
-        let cases = Profile::Smoke.cases(0).into_iter().chain(combinations_in_small()).chain(breakpoints(&cols, &rows));
-        test_items(harness, cases.filter(chosen).map(Item::Case))
-    })
+    let (cols, rows) = device.breakpoints();
+    let cases = Profile::Smoke.cases(0).into_iter().chain(combinations_in_small()).chain(breakpoints(&cols, &rows));
+    cases.filter(chosen).collect()
 }
 
 /// The smoke cases about repetition and batch invariance of one norm, as a named test.
@@ -235,6 +239,8 @@ macro_rules! conformance {
 
 #[cfg(test)]
 mod tests {
+    use super::super::faulty::Faulty;
+    use super::super::memory::Call;
     use super::*;
 
     fn absent() -> Result<(), Error> {
@@ -262,5 +268,67 @@ mod tests {
     #[test]
     fn present_backend_is_tested_whatever_is_required() {
         assert!(matches!(present(Ok(7), "cuda"), Ok(Some(7))));
+    }
+
+    /// The whole smoke profile's bounds, the small combinations and the breakpoints, each in one test.
+    #[test]
+    fn named_tests_have_every_case_once() {
+        let mut device = Faulty::correct();
+        device.breakpoints = (vec![1234], vec![99]);
+        let mut all: Vec<String> = Vec::new();
+        for kind in Kind::ALL {
+            for norm in Norm::ALL {
+                for dtype in DType::ALL {
+                    all.extend(bounds_cases(&device, kind, norm, dtype).iter().map(Case::to_string));
+                }
+            }
+        }
+        let smoke = Profile::Smoke.cases(0).into_iter().filter(|case| case.trial == Trial::Bounds);
+        let due = smoke.chain(combinations_in_small()).chain(breakpoints(&[1234], &[99]));
+        let mut due: Vec<String> = due.map(|case| case.to_string()).collect();
+        (all.sort(), due.sort());
+        assert_eq!(all, due);
+        assert!(due.iter().any(|id| id.contains(":3x1235:")) && due.iter().any(|id| id.contains(":98x33:")));
+    }
+
+    fn cases() -> impl Iterator<Item = Item> {
+        [5, 6, 7].map(|cols| Item::Case(Case::plain(Kind::Forward, Norm::Rms, DType::F32, 3, cols))).into_iter()
+    }
+
+    #[test]
+    fn named_test_fails_if_one_case_does_or_none_was_executed() {
+        assert!(test_items(&Faulty::correct(), cases()).is_ok());
+        let spoil = |n: usize, _: &crate::NormSpec, call: &mut Call| {
+            if n == 2 {
+                call.tensors.iter_mut().for_each(|tensor| tensor.after[0] ^= 1);
+            }
+        };
+        let failure = test_items(&Faulty::new(spoil), cases()).expect_err("the second case fails");
+        assert!(failure.0.contains("3x6") && !failure.0.contains("3x5"), "{failure:?}");
+        let mut refusing = Faulty::correct();
+        refusing.refusal = Some(|| Error::Unsupported { rule: "nothing".into() });
+        let failure = test_items(&refusing, cases()).expect_err("nothing was executed");
+        assert!(failure.0.starts_with("no case was executed"), "{failure:?}");
+        assert!(test_items(&Faulty::correct(), std::iter::empty()).is_err());
+    }
+
+    /// In a process of its own, for its environment.
+    #[test]
+    fn variable_turns_a_skip_into_a_failure() {
+        const CHILD: &str = "RMSNORM_NAMED_TEST_CHILD";
+        let name = "conformance::named_tests::tests::variable_turns_a_skip_into_a_failure";
+        if let Ok(expected) = std::env::var(CHILD) {
+            let is_failure = on_backend(absent(), |()| Ok(())).is_err();
+            assert_eq!(is_failure.to_string(), expected);
+            return;
+        }
+        for (required, is_failure) in [("cuda", "true"), ("cpu,cuda", "true"), ("all", "true"), ("cpu", "false")] {
+            let child = std::process::Command::new(std::env::current_exe().expect("this program"))
+                .args(["--exact", name])
+                .envs([(REQUIRE, required), (CHILD, is_failure)])
+                .output()
+                .expect("a child");
+            assert!(child.status.success(), "{required}: {child:?}");
+        }
     }
 }

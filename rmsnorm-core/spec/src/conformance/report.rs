@@ -475,3 +475,71 @@ impl fmt::Display for Summary {
         write!(f, "{passed} passed, {failed} failed, {skipped} skipped")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(status: Status) -> CaseReport {
+        CaseReport { id: "id".into(), status, outputs: Vec::new(), elapsed_us: 0 }
+    }
+
+    fn finding() -> Finding {
+        Finding { check: Check::Bounds, output: "y", detail: "far off".into() }
+    }
+
+    fn summary() -> Summary {
+        Summary {
+            backend: "stub",
+            device: String::new(),
+            profile: Profile::Smoke.name(),
+            seed: 0,
+            list_hash: String::new(),
+            arithmetic: Arithmetic::IEEE,
+            self_test: None,
+            counts: Counts::default(),
+            missing: Vec::new(),
+            quality: BTreeMap::new(),
+            not_executed: BTreeMap::new(),
+            failures: Vec::new(),
+            elapsed_us: 0,
+        }
+    }
+
+    #[test]
+    fn every_status_has_a_count_of_its_own() {
+        let mut summary = summary();
+        for (status, times) in [
+            (Status::Pass, 1),
+            (Status::Fail(finding()), 2),
+            (Status::Unsupported("rule".into()), 3),
+            (Status::Vacuous("y"), 4),
+            (Status::Skipped("no memory".into()), 5),
+        ] {
+            (0..times).for_each(|_| summary.add(&report(status.clone())));
+        }
+        let counts = Counts { passed: 1, failed: 2, unsupported: 3, vacuous: 4, skipped: 5 };
+        assert_eq!(summary.counts, counts);
+        assert_eq!(summary.failures, vec![("id".to_owned(), finding()); 2]);
+        assert_eq!(summary.not_executed.values().copied().collect::<Vec<_>>(), [5, 3, 4]);
+    }
+
+    /// Machines read the same verdict as people, and the exit code with them.
+    #[test]
+    fn json_says_of_success_what_the_summary_does() {
+        for (counts, success) in [
+            (Counts { passed: 1, ..Counts::default() }, true),
+            (Counts::default(), false),
+            (Counts { unsupported: 7, ..Counts::default() }, false),
+            (Counts { passed: 10, vacuous: 1, ..Counts::default() }, false),
+            (Counts { passed: 10, failed: 1, ..Counts::default() }, false),
+        ] {
+            let summary = Summary { counts, ..summary() };
+            let mut line = Vec::new();
+            summary.write_json(&mut line).expect("memory takes it");
+            let line: serde_json::Value = serde_json::from_slice(&line).expect("a line is JSON");
+            assert_eq!((summary.is_success(), &line["success"]), (success, &success.into()), "{counts:?}");
+            assert_eq!(line["conclusion"], summary.conclusion());
+        }
+    }
+}

@@ -370,4 +370,86 @@ mod tests {
         assert_eq!(status, Status::Fail(Finding { check: Check::Claim, output: "a sum over cols", detail }));
         assert_eq!(run(Context { device, arithmetic: &Arithmetic::IEEE }, &case, &mut Vec::new()), Status::Pass);
     }
+
+    fn judged(reports: &mut Vec<OutputReport>) -> Judged<'_> {
+        Judged { arithmetic: &Arithmetic::IEEE, reports, finding: None, vacuous: None }
+    }
+
+    #[test]
+    fn case_with_a_bound_that_proves_nothing_is_vacuous() {
+        let (mut reports, got) = (Vec::new(), Bits { dtype: DType::F32, bits: vec![1f32.to_bits(); 2] });
+        let mut case = judged(&mut reports);
+        case.judge(Slot::Y, Some(&got), &[1.0, 1.0], &[f64::INFINITY, 0.0], (&[Due::Interval], 2));
+        assert_eq!(case.status(), Status::Vacuous("y"));
+        let mut case = judged(&mut reports);
+        case.judge(Slot::Y, Some(&got), &[1.0, 1.0], &[0.0, 0.0], (&[Due::Interval], 2));
+        assert_eq!(case.status(), Status::Pass);
+        let mut case = judged(&mut reports);
+        case.judge(Slot::Y, Some(&got), &[1.0, 2.0], &[f64::INFINITY, 0.0], (&[Due::Interval], 2));
+        assert!(matches!(case.status(), Status::Fail(_)), "a failure weighs more");
+    }
+
+    /// Once by the statistics that the backend gave itself, once by the exact ones.
+    #[test]
+    fn end_to_end_case_is_judged_twice() {
+        let device = SimulatedBackend::new(None);
+        let (context, mut reports) = (Context { device: &device, arithmetic: &Arithmetic::IEEE }, Vec::new());
+        let case = Case::plain(Kind::EndToEnd, Norm::Layer, DType::F32, 3, 40).normalized();
+        assert_eq!(run(context, &case, &mut reports), Status::Pass);
+        assert_eq!(reports.iter().filter(|report| report.output == "dx").count(), 2);
+    }
+
+    /// Squares that sum to what f32 still holds are judged.
+    #[test]
+    fn rows_are_judged_up_to_the_end_of_f32() {
+        let device = SimulatedBackend::new(None);
+        let case = Case::plain(Kind::Forward, Norm::Rms, DType::F32, 1, 4);
+        let scenario = Scenario::new(&case);
+        let context = Context { device: &device, arithmetic: &Arithmetic::IEEE };
+        let trial = BoundsTrial { context, case: &case, inputs: &scenario.inputs };
+        let due = |h: f64| {
+            let x = [h; 4];
+            let given = ForwardInputs { x: &x, residual: None, weight: None, bias: None };
+            trial.forward_due(&reference::forward(&case.spec(), &given), 0)
+        };
+        assert!(due(1e10) == Due::Interval && due(6e18) == Due::Interval, "sums of 4e20 and 1.44e38");
+        assert!(due(1e19) == Due::Nothing, "a sum of 4e38");
+        assert!(due(f64::INFINITY) == Due::Nan && due(f64::NAN) == Due::Nan);
+    }
+
+    #[test]
+    fn column_of_a_weight_gradient_must_be_nan_where_the_reference_is() {
+        let outputs = BackwardOutputs {
+            dx: Vec::new(),
+            c1: Vec::new(),
+            c2: Vec::new(),
+            dweight: vec![1.0, f64::NAN],
+            dbias: vec![f64::INFINITY, 2.0],
+        };
+        let due =
+            |rows: &[Due], non_finite| columns_due(&outputs, rows, &Arithmetic { non_finite, ..Arithmetic::IEEE });
+        let expected = (vec![Due::Interval, Due::Nan], vec![Due::Nan, Due::Interval]);
+        for rows in [[Due::Interval; 2], [Due::Interval, Due::Nan]] {
+            assert!(due(&rows, NonFinite::Ieee) == expected);
+        }
+        assert!(due(&[Due::Interval; 2], NonFinite::Unspecified) == expected);
+        let open = (vec![Due::Nothing; 2], vec![Due::Nothing; 2]);
+        assert!(due(&[Due::Interval, Due::Nothing], NonFinite::Unspecified) == open);
+    }
+
+    /// The bound of dbias is its own: an error that dweight's would excuse fails the case.
+    #[test]
+    fn dbias_is_held_to_its_own_bound() {
+        let device = super::super::faulty::Faulty::new(|_, _, call| {
+            for dbias in call.get_mut(Slot::Dbias).into_iter() {
+                let first = dbias.view.start;
+                dbias.after[first] = (f32::from_bits(dbias.after[first]) * (1.0 + 2e-6)).to_bits();
+            }
+        });
+        let mut case = Case::plain(Kind::Backward, Norm::Rms, DType::F32, 3, 4);
+        (case.present.dweight, case.present.dbias) = (true, true);
+        let mut reports = Vec::new();
+        let status = run(device.context(), &case.normalized(), &mut reports);
+        assert!(matches!(&status, Status::Fail(finding) if finding.output == "dbias"), "{status:?}");
+    }
 }

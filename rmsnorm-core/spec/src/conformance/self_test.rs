@@ -265,4 +265,17 @@ mod tests {
     fn hand_computed_results_are_those_of_the_reference() {
         assert_eq!(hand_computed(), Vec::<String>::new());
     }
+
+    #[test]
+    fn self_test_succeeds_only_if_all_is_caught_and_nothing_correct_is_rejected() {
+        let good = SelfTest { planted: 3, caught: 3, ..SelfTest::default() };
+        assert!(good.is_success());
+        for bad in [
+            SelfTest { caught: 2, ..good.clone() },
+            SelfTest { planted: 0, caught: 0, ..good.clone() },
+            SelfTest { false_alarms: vec!["a correct case".into()], ..good.clone() },
+        ] {
+            assert!(!bad.is_success(), "{bad:?}");
+        }
+    }
 }

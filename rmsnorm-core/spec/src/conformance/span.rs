@@ -57,3 +57,116 @@ fn check_dtype<H: Harness, E: Element>(harness: &H) -> Result<Result<(), String>
 fn read_span<H: Harness, E: Element>(harness: &H, buffer: &H::Buffer<E>, range: Range<usize>) -> Span {
     H::Backend::in_span::<E>(&harness.view(buffer, range))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::Arithmetic;
+    use super::*;
+    use crate::{Backward, Checked, Error, Forward, ForwardInPlace, Problem};
+
+    /// Views whose read or written spans are off by so many bytes, and a part that is put beside its place.
+    #[derive(Clone, Copy, Default)]
+    struct Skewed {
+        read: u64,
+        written: u64,
+        part: usize,
+    }
+
+    #[derive(Clone, Copy)]
+    struct View {
+        span: Span,
+    }
+
+    impl NormBackend for Skewed {
+        type In<'a, E: Element> = View;
+        type Out<'a, E: Element> = View;
+
+        fn name(&self) -> &'static str {
+            "skewed"
+        }
+        fn in_span<E: Element>(view: &View) -> Span {
+            view.span
+        }
+        fn out_span<E: Element>(view: &View) -> Span {
+            view.span
+        }
+        fn workspace_len(&self, _: &Problem) -> usize {
+            0
+        }
+        fn launch_forward<T: Element, W: Element, R: Element>(
+            &self,
+            _: Checked<Forward<'_, Self, T, W, R>>,
+        ) -> Result<(), Error> {
+            Ok(())
+        }
+        fn launch_forward_in_place<T: Element, W: Element, R: Element>(
+            &self,
+            _: Checked<ForwardInPlace<'_, Self, T, W, R>>,
+        ) -> Result<(), Error> {
+            Ok(())
+        }
+        fn launch_backward<T: Element, W: Element, R: Element>(
+            &self,
+            _: Checked<Backward<'_, Self, T, W, R>>,
+        ) -> Result<(), Error> {
+            Ok(())
+        }
+    }
+
+    fn span<E: Element>(buffer: &[E], range: &Range<usize>) -> Span {
+        let start = buffer.as_ptr().addr() as u64 + (range.start * size_of::<E>()) as u64;
+        Span { allocation: 0, start, len: range.len() }
+    }
+
+    impl Harness for Skewed {
+        type Backend = Skewed;
+        type Buffer<E: Element> = Vec<E>;
+
+        fn backend(&self) -> &Skewed {
+            self
+        }
+        fn arithmetic(&self) -> Arithmetic {
+            Arithmetic::IEEE
+        }
+        fn device(&self) -> String {
+            String::new()
+        }
+        fn cols_breakpoints(&self) -> Vec<usize> {
+            Vec::new()
+        }
+        fn rows_breakpoints(&self) -> Vec<usize> {
+            Vec::new()
+        }
+        fn upload<E: Element>(&self, data: &[E]) -> Result<Vec<E>, Error> {
+            Ok(data.to_vec())
+        }
+        fn download<E: Element>(&self, buffer: &Vec<E>) -> Result<Vec<E>, Error> {
+            Ok(buffer.clone())
+        }
+        fn download_part<E: Element>(&self, buffer: &Vec<E>, range: Range<usize>) -> Result<Vec<E>, Error> {
+            Ok(buffer[range.start - self.part..range.end - self.part].to_vec())
+        }
+        fn view<'a, E: Element>(&self, buffer: &'a Vec<E>, range: Range<usize>) -> View {
+            let span = span(buffer, &range);
+            View { span: Span { start: span.start + self.read, ..span } }
+        }
+        fn view_mut<'a, E: Element>(&self, buffer: &'a mut Vec<E>, range: Range<usize>) -> View {
+            let span = span(buffer, &range);
+            View { span: Span { start: span.start + self.written, ..span } }
+        }
+    }
+
+    #[test]
+    fn spans_and_parts_that_are_not_where_they_say_are_found() {
+        let verdict = |skewed: Skewed| check(&skewed).expect("nothing is transferred that could fail");
+        assert_eq!(verdict(Skewed::default()), Ok(()));
+        // A read span that is off everywhere is where it says, seen from itself; a written one then is not.
+        for skewed in [
+            Skewed { read: 4, ..Skewed::default() },
+            Skewed { written: 4, ..Skewed::default() },
+            Skewed { part: 1, ..Skewed::default() },
+        ] {
+            assert!(verdict(skewed).is_err());
+        }
+    }
+}

@@ -103,8 +103,8 @@ fn run_device(
         let case = item.case();
         let report = item.execute(context);
         summary.add(&report);
-        if let (Some(case), Status::Pass) = (case, &report.status) {
-            coverage.add(&case);
+        if let Some(case) = case {
+            coverage.add(&case, &report.status);
         }
         if let Some(writer) = &mut jsonl {
             report.write_json(*writer)?;
@@ -222,8 +222,11 @@ fn micros(duration: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::faulty::Faulty;
+    use super::super::memory::Call;
     use super::super::simulate::SimulatedBackend;
     use super::*;
+    use crate::NormSpec;
 
     fn summary(options: &Options) -> (Result<Summary, RunError>, String) {
         let mut lines = Vec::new();
@@ -327,5 +330,51 @@ mod tests {
         let report = caught("id".into(), |_| panic!("index out of bounds"));
         let finding = Finding { check: Check::Panic, output: "the call", detail: "index out of bounds".into() };
         assert_eq!(report.status, Status::Fail(finding));
+    }
+
+    /// Nothing that a profile promises is left out of a run: spans, bad calls, the list, the breakpoints of either kind.
+    #[test]
+    fn run_has_every_item_of_its_profile() {
+        let mut device = Faulty::correct();
+        device.breakpoints = (vec![1234], vec![99]);
+        for profile in [Profile::Smoke, Profile::Core, Profile::Stress] {
+            let (items, _) = items(&device, &Options { profile, ..Options::default() }).expect("a list");
+            let spans = items.iter().filter(|item| matches!(item, Item::Spans)).count();
+            let misuse = items.iter().filter(|item| matches!(item, Item::Misuse(_))).count();
+            assert_eq!((spans, misuse), (1, bad_calls(&device).len()), "{}", profile.name());
+            let cases: Vec<Case> = items.iter().filter_map(Item::case).collect();
+            assert!(profile.cases(0).iter().all(|case| cases.contains(case)));
+            let has = |rows: Option<usize>, cols: Option<usize>| {
+                cases.iter().any(|case| rows.is_none_or(|n| case.rows == n) && cols.is_none_or(|n| case.cols == n))
+            };
+            for n in [1233, 1234, 1235] {
+                assert!(has(None, Some(n)), "{n} columns in {}", profile.name());
+            }
+            for n in [98, 99, 100] {
+                assert!(has(Some(n), None), "{n} rows in {}", profile.name());
+            }
+            let shapes = [6, 7].map(|rows| has(Some(rows), Some(11)));
+            assert_eq!(shapes, [profile != Profile::Smoke; 2], "{}", profile.name());
+        }
+    }
+
+    #[test]
+    fn run_that_fails_fast_ends_with_the_first_failure() {
+        // The first calls are the bad ones, which are refused.
+        let bad = bad_calls(&Faulty::correct()).len();
+        let spoil = move |n: usize, _: &NormSpec, call: &mut Call| {
+            if n == bad + 4 {
+                call.tensors.iter_mut().for_each(|tensor| tensor.after[0] ^= 1);
+            }
+        };
+        for (fail_fast, most_calls) in [(true, bad + 5), (false, usize::MAX)] {
+            let device = Faulty::new(spoil);
+            let options = Options { self_test: false, fail_fast, ..Options::default() };
+            let summary = run_device(&device, &options, &mut |_, _| {}, None).expect("nothing is written");
+            assert_eq!(summary.counts.failed, 1, "{summary}");
+            assert!(!summary.is_success());
+            assert!(device.calls() > bad && device.calls() <= most_calls, "{}", device.calls());
+            assert_eq!(device.calls() > bad + 5, !fail_fast);
+        }
     }
 }
