@@ -91,6 +91,8 @@ impl CpuBackend {
         if from.len() != to.len() {
             return Err(Error::Length { arg: "to", min: from.len(), max: from.len(), got: to.len() });
         }
+        #[cfg(feature = "planted")]
+        let (from, to) = (&from[..crate::planted::copied(from.len())], &mut to[..crate::planted::copied(from.len())]);
         launch::copy(self, CopyRange { from, to, streaming });
         Ok(())
     }

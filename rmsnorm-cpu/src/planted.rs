@@ -5,14 +5,22 @@ use std::sync::OnceLock;
 
 use rmsnorm_spec::{NormSpec, Stage};
 
-/// Names what is wrong: `forward` or `backward`, in every process that it is set for.
+/// Names what is wrong: `forward`, `backward` or `copy`, in every process that it is set for.
 const VARIABLE: &str = "RMSNORM_PLANTED";
+
+fn planted() -> &'static str {
+    static PLANTED: OnceLock<String> = OnceLock::new();
+    PLANTED.get_or_init(|| std::env::var(VARIABLE).unwrap_or_default())
+}
+
+/// How many of so many elements are copied.
+pub(crate) fn copied(len: usize) -> usize {
+    if planted() == "copy" { len.saturating_sub(1) } else { len }
+}
 
 /// The norm that is computed in place of the one that was asked for.
 pub(crate) fn spoiled(spec: NormSpec, stage: Stage) -> NormSpec {
-    static PLANTED: OnceLock<String> = OnceLock::new();
-    let planted = PLANTED.get_or_init(|| std::env::var(VARIABLE).unwrap_or_default());
-    match (stage, planted.as_str()) {
+    match (stage, planted()) {
         (Stage::Forward | Stage::ForwardInPlace, "forward") => NormSpec { eps: spec.eps + 1.0, ..spec },
         // Statistics are given here, and eps is not used.
         (Stage::Backward, "backward") => NormSpec { weight_offset: spec.weight_offset + 1.0, ..spec },

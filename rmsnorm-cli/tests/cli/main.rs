@@ -9,6 +9,7 @@ mod gpu;
 mod headers;
 #[cfg(target_os = "linux")]
 mod memory;
+mod proof;
 mod run;
 #[cfg(target_os = "linux")]
 mod streams;

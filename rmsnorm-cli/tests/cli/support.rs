@@ -58,6 +58,11 @@ impl Folder {
         Outcome::of(self.command(PROGRAM).args(args))
     }
 
+    /// With these variables in its environment.
+    pub fn rmsnorm_with(&self, variables: &[(&str, &str)], args: &[&str]) -> Outcome {
+        Outcome::of(self.command(PROGRAM).envs(variables.iter().copied()).args(args))
+    }
+
     /// Runs a shell script, in which "$0" is the program.
     #[cfg(unix)]
     pub fn shell(&self, script: &str) -> Outcome {

@@ -1,0 +1,116 @@
+//! What happens when a proof fails: exit code 1, the finding and how to replay it, and no measurement of what is wrong.
+//!
+//! The program under test has a cpu backend with the feature `planted`: a variable makes its results wrong.
+
+use serde_json::Value;
+
+use crate::support::{Folder, Outcome};
+
+/// Runs the program with that bug in its cpu backend.
+fn planted(folder: &Folder, bug: &str, args: &[&str]) -> Outcome {
+    folder.rmsnorm_with(&[("RMSNORM_PLANTED", bug)], args)
+}
+
+#[test]
+fn conformance_of_a_wrong_backend_exits_with_1_and_says_how_to_replay() {
+    for (bug, output) in [("forward", "y"), ("backward", "dx")] {
+        let folder = Folder::new();
+        let outcome = planted(&folder, bug, &["conformance", "--profile", "smoke", "--json", "report"]);
+        assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(1), ""), "{}", outcome.stdout);
+        let finding = format!("FAILED bounds of {output}: ");
+        assert!(outcome.stdout.contains(&finding), "{bug}: {}", outcome.stdout);
+        let last = outcome.stdout.lines().last().unwrap();
+        assert!(last.contains(" failed, ") && !last.contains(" 0 failed"), "{last}");
+
+        // The report is written all the same, and says the same.
+        let report = std::fs::read_to_string(folder.path("report")).unwrap();
+        let summary: Value = serde_json::from_str(report.lines().last().unwrap()).unwrap();
+        assert_eq!(summary["success"], false);
+        assert!(summary["counts"]["failed"].as_u64().unwrap() > 0);
+
+        let command = outcome.stdout.lines().find_map(|line| line.trim().strip_prefix("rmsnorm ")).unwrap();
+        let replay: Vec<&str> = command.split(' ').collect();
+        assert_eq!(planted(&folder, bug, &replay).code, Some(1), "{command}");
+        assert_eq!(folder.rmsnorm(&replay).code, Some(0), "{command} without the bug");
+    }
+}
+
+#[test]
+fn conformance_that_fails_fast_has_one_failure() {
+    let folder = Folder::new();
+    let outcome = planted(&folder, "forward", &["conformance", "--profile", "smoke", "--fail-fast"]);
+    assert_eq!(outcome.code, Some(1));
+    assert_eq!(outcome.stdout.matches("FAILED").count(), 1, "{}", outcome.stdout);
+    assert!(outcome.stdout.lines().last().unwrap().contains(" 1 failed, "));
+}
+
+/// Nothing failed there, but nothing was proven either.
+#[test]
+fn conformance_that_proves_nothing_exits_with_1() {
+    let id = "bounds:backward:rms_norm:f32,f32,f32:3x5:randn:eps1e-5:sW:offset0:at_store:atomics:p0o0:seed1";
+    let outcome = Folder::new().rmsnorm(&["conformance", "--case", id]);
+    assert_eq!(outcome.code, Some(1), "{outcome:?}");
+    assert!(outcome.stdout.contains("nothing proven: no case passed"), "{}", outcome.stdout);
+    assert_eq!(outcome.stdout.lines().last(), Some("0 passed, 0 failed, 0 skipped"));
+}
+
+#[test]
+fn conformance_first_proves_that_the_suite_can_fail() {
+    let outcome = Folder::new().rmsnorm(&["conformance", "--profile", "smoke", "--most-cases", "1"]);
+    assert_eq!(outcome.code, Some(0));
+    assert!(
+        outcome.stdout.contains("bugs planted in ") && outcome.stdout.contains(", all caught"),
+        "{}",
+        outcome.stdout
+    );
+}
+
+#[test]
+fn bare_command_stops_at_a_wrong_backend_and_measures_nothing() {
+    for bug in ["forward", "backward"] {
+        let outcome = planted(&Folder::new(), bug, &[]);
+        assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(1), ""), "{}", outcome.stdout);
+        assert!(outcome.stdout.contains("Conformance, cpu") && outcome.stdout.contains("FAILED bounds of "));
+        for word in ["Benchmark", "GB/s"] {
+            assert!(!outcome.stdout.contains(word), "{word} is in {}", outcome.stdout);
+        }
+    }
+}
+
+/// A table that was begun is kept, up to what is wrong, and the report says why it ends.
+#[test]
+fn bench_stops_at_a_wrong_result_and_keeps_what_it_measured() {
+    let args =
+        ["bench", "--shapes", "16x40", "--seconds", "0", "--dtype", "f32", "--norm", "rms_norm", "--json", "report"];
+    for (bug, rows) in [("forward", 0), ("backward", 2)] {
+        let folder = Folder::new();
+        let outcome = planted(&folder, bug, &args);
+        assert_eq!(outcome.code, Some(1), "{outcome:?}");
+        let finding = format!("rms_norm {bug} f32 16x40: ");
+        assert!(
+            outcome.stdout.contains(&finding) && outcome.stdout.contains("outside their bounds"),
+            "{}",
+            outcome.stdout
+        );
+        if rows > 0 {
+            let report = std::fs::read_to_string(folder.path("report")).unwrap();
+            let report: Value = serde_json::from_str(&report).unwrap();
+            let report = &report["reports"][0];
+            assert_eq!((report["rows"].as_array().unwrap().len(), &report["failed"]), (rows, &"a check failed".into()));
+        } else {
+            assert!(folder.names().is_empty(), "nothing was measured: {:?}", folder.names());
+        }
+    }
+    assert_eq!(Folder::new().rmsnorm(&args).code, Some(0), "without a bug");
+}
+
+#[test]
+fn bench_measures_nothing_beside_a_copy_that_leaves_something_out() {
+    let folder = Folder::new();
+    let args = ["bench", "--shapes", "16x40", "--seconds", "0", "--dtype", "bf16", "--json", "report"];
+    let outcome = planted(&folder, "copy", &args);
+    assert_eq!(outcome.code, Some(1), "{outcome:?}");
+    // The last f32, which is two bf16, in each of the two ways to copy.
+    assert!(outcome.stdout.contains("copy bf16 16x40: 4 elements did not arrive"), "{}", outcome.stdout);
+    assert!(folder.names().is_empty());
+}
