@@ -228,13 +228,10 @@ mod tests {
         let entries: [Vec<u8>; 2] = [vec![1; 300_000], vec![2; 200_000]];
         file.write(&entries[0]).expect("a writable folder");
         let reader = within(&folder, &["source", "option"]);
-        let is_written = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
-            scope.spawn(|| {
-                (0..60).for_each(|i| file.write(&entries[i % 2]).expect("a writable folder"));
-                is_written.store(true, std::sync::atomic::Ordering::Release);
-            });
-            while !is_written.load(std::sync::atomic::Ordering::Acquire) {
+            let write = || (0..60).for_each(|i| file.write(&entries[i % 2]).expect("a writable folder"));
+            let writer = scope.spawn(write);
+            while !writer.is_finished() {
                 let data = reader.read().expect("there is an entry at any moment");
                 assert!(entries.contains(&data), "{} bytes", data.len());
             }

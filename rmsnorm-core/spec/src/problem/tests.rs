@@ -626,6 +626,28 @@ fn every_length_and_stride_is_held_to_its_limits() {
     }
 }
 
+/// Rows apart: the padding after the last one may be there or not, and the message says both.
+#[test]
+fn a_strided_matrix_may_end_with_its_last_element_or_its_stride() {
+    for stage in Stage::ALL {
+        for entry in table(stage).iter().filter(|entry| entry.shape == Shape::Matrix) {
+            let (least, most) = ((ROWS - 1) * 12 + COLS, ROWS * 12);
+            for len in least - 1..=most + 1 {
+                let mut call = Call::full(stage);
+                call.set(entry.name, |place| (place.row_stride, place.span.len) = (Some(12), len));
+                match call.check(MIXES[4]) {
+                    Ok(_) => assert!((least..=most).contains(&len), "{}: {len}", entry.name),
+                    Err(Error::Length { arg, min, max, got }) => {
+                        assert!(!(least..=most).contains(&len), "{}: {len}", entry.name);
+                        assert_eq!((arg, min, max, got), (entry.name, least, most, len));
+                    }
+                    Err(error) => panic!("{} of {stage:?}: {error}", entry.name),
+                }
+            }
+        }
+    }
+}
+
 /// The largest size of a tensor is isize::MAX bytes, of each dtype.
 #[test]
 fn the_largest_tensor_is_admitted_and_no_larger_one() {
