@@ -1,5 +1,4 @@
 //! The copy that every percentage of a benchmark rests on: all of its elements arrive, and nothing else changes.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
 
 use rmsnorm_cpu::{CpuBackend, Isa};
 use rmsnorm_spec::Error;

@@ -1,5 +1,4 @@
 //! Any number of threads: none is refused, a thousand give the bits of one.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
 
 use rmsnorm_cpu::{Backward, CpuBackend, Forward, Isa};
 use rmsnorm_spec::{Error, NormBackend, NormSpec};

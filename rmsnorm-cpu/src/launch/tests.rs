@@ -1,6 +1,5 @@
 //! The split of a call over threads, at sizes that no plan would split: every unit is done once, by one task, in its
 //! place, however the splits nest.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
 
 use std::ops::Range;
 use std::sync::Mutex;

@@ -286,7 +286,8 @@ mod tests {
         let smoke = Profile::Smoke.cases(0).into_iter().filter(|case| case.trial == Trial::Bounds);
         let due = smoke.chain(combinations_in_small()).chain(breakpoints(&[1234], &[99]));
         let mut due: Vec<String> = due.map(|case| case.to_string()).collect();
-        (all.sort(), due.sort());
+        all.sort();
+        due.sort();
         assert_eq!(all, due);
         assert!(due.iter().any(|id| id.contains(":3x1235:")) && due.iter().any(|id| id.contains(":98x33:")));
     }

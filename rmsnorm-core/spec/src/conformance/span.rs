@@ -146,11 +146,11 @@ mod tests {
         fn download_part<E: Element>(&self, buffer: &Vec<E>, range: Range<usize>) -> Result<Vec<E>, Error> {
             Ok(buffer[range.start - self.part..range.end - self.part].to_vec())
         }
-        fn view<'a, E: Element>(&self, buffer: &'a Vec<E>, range: Range<usize>) -> View {
+        fn view<E: Element>(&self, buffer: &Vec<E>, range: Range<usize>) -> View {
             let span = span(buffer, &range);
             View { span: Span { start: span.start + self.read, ..span } }
         }
-        fn view_mut<'a, E: Element>(&self, buffer: &'a mut Vec<E>, range: Range<usize>) -> View {
+        fn view_mut<E: Element>(&self, buffer: &mut Vec<E>, range: Range<usize>) -> View {
             let span = span(buffer, &range);
             View { span: Span { start: span.start + self.written, ..span } }
         }

@@ -3,7 +3,6 @@
 //!
 //! The argument structs are written as literals here, so that a new tensor breaks the build, and the names that they look
 //! up are compared with the table, so that it must be added there.
-#![expect(clippy::expect_used, reason = "a test fails by panicking, in its helper functions too")]
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
