@@ -17,6 +17,7 @@ import queue
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -87,22 +88,29 @@ class Worker:
                 shutil.copy(source, copy)
 
     def cargo(self, *args):
-        return subprocess.run(
-            ["cargo", "test", "--quiet", *args], cwd=self.tree, env=self.env, timeout=LIMIT_S,
+        """The exit code, None if it did not end, and the output. Nothing that it started is left."""
+        process = subprocess.Popen(
+            ["cargo", "test", "--quiet", *args], cwd=self.tree, env=self.env, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
         )
+        try:
+            output, _ = process.communicate(timeout=LIMIT_S)
+            return process.returncode, output
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            return None, ""
 
     def outcome(self, tests):
         """(what became of it, the tests that failed)"""
         for args in tests:
-            try:
-                if self.cargo(*args, "--no-run").returncode:
-                    return "unbuildable", []
-                run = self.cargo(*args)
-            except subprocess.TimeoutExpired:
+            if self.cargo(*args, "--no-run")[0] != 0:
+                return "unbuildable", []
+            code, output = self.cargo(*args)
+            if code is None:
                 return "caught", ["(no end)"]
-            if run.returncode:
-                failed = re.findall(r"^(\S+) --- FAILED|^test (\S+) \.\.\. FAILED|^    (\S+)$", run.stdout, re.M)
+            if code:
+                failed = re.findall(r"^(\S+) --- FAILED|^test (\S+) \.\.\. FAILED|^    (\S+)$", output, re.M)
                 return "caught", sorted({name for names in failed for name in names if name})[:8]
         return "survived", []
 

@@ -77,7 +77,7 @@ pub struct ConformanceArgs {
     /// Seed of the cases of the full profile
     #[arg(long, value_name = "SEED", default_value_t = 0)]
     pub seed: u64,
-    /// Run only so many cases of the profile's list: a part of the full profile, seed after seed, is a soak
+    /// Run only so many cases, spread over the profile's list: a part of the full profile, seed after seed, is a soak
     #[arg(long, value_name = "N")]
     pub most_cases: Option<usize>,
     /// End with the first case that fails

@@ -19,9 +19,11 @@ pub struct AlignedBuffer<T> {
 impl<T: Element> AlignedBuffer<T> {
     /// `len` zeros. Pages of it that nobody writes to take no memory.
     fn zeros(len: usize) -> Result<Self, Error> {
-        let len = len + ALIGNMENT / size_of::<T>();
-        let storage: Vec<T> = bytemuck::allocation::try_zeroed_vec(len)
-            .map_err(|()| no_room("tensor", len * size_of::<T>(), &"the allocator refused"))?;
+        let len = len.saturating_add(ALIGNMENT / size_of::<T>());
+        let bytes = len.saturating_mul(size_of::<T>());
+        // More than any allocation may have: the allocator is not asked, it would take the product that wrapped.
+        let zeros = if bytes > isize::MAX as usize { Err(()) } else { bytemuck::allocation::try_zeroed_vec(len) };
+        let storage: Vec<T> = zeros.map_err(|()| no_room("tensor", bytes, &"the allocator refused"))?;
         let first = storage.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT / size_of::<T>());
         Ok(AlignedBuffer { storage, first })
     }
@@ -134,7 +136,9 @@ mod tests {
     /// More than any address space: an answer, not an abort.
     #[test]
     fn memory_that_cannot_be_had_is_an_error() {
-        let error = CpuBackend::new().upload_parts::<f32>(1 << 60, &[]).map(|_| ()).unwrap_err();
-        assert!(error.to_string().starts_with("cpu device error: no 46116860184273"), "{error}");
+        for len in [1 << 60, 1 << 62, usize::MAX] {
+            let error = CpuBackend::new().upload_parts::<f32>(len, &[]).map(|_| ()).unwrap_err();
+            assert!(error.to_string().starts_with("cpu device error: no "), "{error}");
+        }
     }
 }

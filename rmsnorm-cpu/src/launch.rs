@@ -179,7 +179,9 @@ fn fork<K: Send>(
     if tasks <= 1 || units <= 1 {
         return run(work);
     }
-    let (low_tasks, low_units) = (tasks / 2, units * (tasks / 2) / tasks);
+    let low_tasks = tasks / 2;
+    // units * low_tasks / tasks, without a product that wraps.
+    let low_units = units / tasks * low_tasks + units % tasks * low_tasks / tasks;
     let (low, high) = split_at(work, low_units);
     rayon::join(
         || fork(low, low_units, low_tasks, split_at, run),

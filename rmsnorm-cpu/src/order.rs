@@ -79,10 +79,25 @@ fn stores_past_the_cache_are_fenced_before_a_stage_ends() {
     }
 }
 
-/// Without rows there is nothing to order, and a fence does no harm; but none may be missing where there is one row.
+/// The least that is stored past the cache is fenced too.
 #[test]
-fn a_single_row_is_fenced_too() {
+fn a_single_group_of_lanes_is_fenced() {
     let (x, mut y) = (Aligned([1.0f32; ROWS * COLS]), Aligned([0.0f32; ROWS * COLS]));
     CopyRange { from: &x.0[..32], to: &mut y.0[..32], streaming: true }.run::<Traced>();
     assert_fenced(true, "copy");
+}
+
+/// Stage bodies store past the cache through `store_or_stream` alone, and keep what fences.
+#[test]
+fn stage_bodies_neither_stream_nor_fence_by_themselves() {
+    for (name, text) in [
+        ("forward", include_str!("stages/forward.rs")),
+        ("backward", include_str!("stages/backward.rs")),
+        ("copy", include_str!("stages/copy.rs")),
+        ("reduce_partials", include_str!("stages/reduce_partials.rs")),
+    ] {
+        for word in ["stream(", "stream_halves(", "fence()", "forget", "ManuallyDrop", "unsafe"] {
+            assert!(!text.contains(word), "{word} in {name}");
+        }
+    }
 }

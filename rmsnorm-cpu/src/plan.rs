@@ -41,7 +41,7 @@ const MIN_BLOCK_ROWS: usize = 8;
 /// Row counts at which the plan changes, for the conformance suite: one block, two blocks,
 /// blocks that grow with the root.
 #[cfg(any(test, feature = "conformance"))]
-pub(crate) const ROWS_BREAKPOINTS: [usize; 3] = [MIN_BLOCK_ROWS, 2 * MIN_BLOCK_ROWS, 64];
+pub(crate) const ROWS_BREAKPOINTS: [usize; 3] = [MIN_BLOCK_ROWS, 2 * MIN_BLOCK_ROWS, MIN_BLOCK_ROWS * MIN_BLOCK_ROWS];
 
 /// Row lengths at which the code path changes, for the conformance suite: one group of lanes, two.
 #[cfg(any(test, feature = "conformance"))]

@@ -2,7 +2,7 @@
 //!
 //! Outputs are filled with NaN, the call is made, and the first and the last rows are held to the bounds of docs/math.md;
 //! of dweight and dbias, sums over all rows, as many columns as are cheap. Inputs are known without the device, so only
-//! what is judged is downloaded.
+//! what is judged is downloaded. The copy that a call is compared with is held to all of its elements.
 
 use std::ops::Range;
 
@@ -45,7 +45,7 @@ impl<D: Measurable, T: Element> Workload<'_, D, T> {
         }
     }
 
-    /// Copies the first set in each of the device's ways, onto NaN, and gives the number of elements that did not arrive:
+    /// Copies the first and the last set in each of the device's ways, onto NaN, and gives the number of elements that did not arrive:
     /// every percentage rests on the copy.
     ///
     /// # Errors
@@ -54,19 +54,22 @@ impl<D: Measurable, T: Element> Workload<'_, D, T> {
         let len = self.shape.elements();
         let mut wrong = 0;
         for way in 0..D::COPIES {
-            // First gone, then made anew: a device may have no room for both. Not by a copy, whose faults this is about.
-            self.sets[0].out = self.nan(0)?;
-            self.sets[0].out = self.nan(len)?;
-            self.copy(0, way)?;
-            wrong += self.not_copied()?;
+            for set in [0, self.sets.len() - 1] {
+                // First gone, then made anew: a device may have no room for both. Not by a copy, whose faults this is about.
+                self.sets[set].out = self.nan(0)?;
+                self.sets[set].out = self.nan(len)?;
+                self.copy(set, way)?;
+                wrong += self.not_copied(set)?;
+            }
         }
         Ok(wrong)
     }
 
-    /// Elements of the first set's x that its `out` does not have, bit for bit.
-    fn not_copied(&self) -> Result<usize, Error> {
-        let (from, to) = (self.device.download(&self.sets[0].x)?, self.device.download(&self.sets[0].out)?);
-        Ok(from.iter().zip(&to).filter(|(from, to)| from.bits() != to.bits()).count())
+    /// Elements of a set's x that its `out` does not have, bit for bit.
+    fn not_copied(&self, set: usize) -> Result<usize, Error> {
+        let (from, to) = (self.device.download(&self.sets[set].x)?, self.device.download(&self.sets[set].out)?);
+        let unlike = from.iter().zip(&to).filter(|(from, to)| from.bits() != to.bits()).count();
+        Ok(unlike + from.len().abs_diff(to.len()))
     }
 
     /// NaN wherever a result is judged: an element that is not written must not pass.
@@ -316,11 +319,34 @@ mod tests {
         let backend = CpuBackend::new();
         let mut workload = workload::<f16>(&backend, 10, 10).unwrap();
         workload.sets[0].out = workload.nan(100).unwrap();
-        assert_eq!(workload.not_copied().unwrap(), 100);
-        let mut short = backend.download(&workload.sets[0].x).unwrap();
-        short[99] = f16::NAN;
-        workload.sets[0].out = backend.upload(&short).unwrap();
-        assert_eq!(workload.not_copied().unwrap(), 1);
+        assert_eq!(workload.not_copied(0).unwrap(), 100);
+        let mut last = backend.download(&workload.sets[0].x).unwrap();
+        last[99] = f16::NAN;
+        workload.sets[0].out = backend.upload(&last).unwrap();
+        assert_eq!(workload.not_copied(0).unwrap(), 1);
+        workload.sets[0].out = backend.upload(&last[..99]).unwrap();
+        assert_eq!(workload.not_copied(0).unwrap(), 1);
+    }
+
+    /// Each set in turn, and no other: a copy of the same set again would find it in the cache.
+    #[test]
+    fn a_copy_is_of_the_set_that_is_asked_for() {
+        let backend = CpuBackend::new();
+        let mut workload = workload::<f32>(&backend, 128, 256).unwrap();
+        let count = workload.sets.len();
+        assert!(count > 2, "{count}");
+        for set in [0, 1, count - 1] {
+            for way in 0..CpuBackend::COPIES {
+                for set in &mut workload.sets {
+                    set.out = backend.upload(&[f32::NAN; 128 * 256]).unwrap();
+                }
+                workload.copy(set + count, way).unwrap();
+                for other in [0, 1, count - 1] {
+                    let expected = if other == set { 0 } else { 128 * 256 };
+                    assert_eq!(workload.not_copied(other).unwrap(), expected, "set {set}, way {way}");
+                }
+            }
+        }
     }
 
     #[test]

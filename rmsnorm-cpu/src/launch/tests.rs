@@ -16,7 +16,7 @@ fn pool() -> rayon::ThreadPool {
 #[test]
 fn fork_gives_every_unit_to_one_task() {
     let pool = pool();
-    for units in [0, 1, 2, 3, 5, 7, 64, 100, 1023] {
+    for units in [0, 1, 2, 3, 5, 7, 64, 100, 1023, (1 << 32) + 1, (1 << 61) + 7] {
         for tasks in [0, 1, 2, 3, 4, 5, 7, 8, 13, 64] {
             let done = Mutex::new(Vec::new());
             // The split is told where within the piece it is made.
@@ -40,6 +40,28 @@ fn fork_gives_every_unit_to_one_task() {
                 );
             }
         }
+    }
+}
+
+/// Rows whose distance needs more than 32 bits are found on either side of a split. What is between takes no memory.
+#[test]
+fn a_matrix_is_split_at_rows_far_apart() {
+    let row_stride = (1usize << 31) + 5;
+    let mut data: Vec<u16> = bytemuck::allocation::try_zeroed_vec(4 * row_stride + 1).unwrap();
+    (0..5).for_each(|row| data[row * row_stride] = row as u16 + 1);
+    let first = |matrix: &Matrix<'_, f16>, row| matrix.row(row, 1)[0].to_bits();
+    for split in 0..=5 {
+        let matrix = Matrix { data: bytemuck::cast_slice::<u16, f16>(&data), row_stride };
+        let (low, high) = matrix.split_at(split);
+        (0..split).for_each(|row| assert_eq!(first(&low, row), row as u16 + 1, "split at {split}"));
+        (split..5).for_each(|row| assert_eq!(first(&high, row - split), row as u16 + 1, "split at {split}"));
+    }
+    for split in 0..=5 {
+        let matrix = MatrixMut { data: bytemuck::cast_slice_mut::<u16, f16>(&mut data), row_stride };
+        let (mut low, mut high) = matrix.split_at(split);
+        (0..split).for_each(|row| assert_eq!(low.row(row, 1)[0].to_bits(), row as u16 + 1, "split at {split}"));
+        (split..5)
+            .for_each(|row| assert_eq!(high.row(row - split, 1)[0].to_bits(), row as u16 + 1, "split at {split}"));
     }
 }
 

@@ -47,7 +47,7 @@ pub trait Harness {
     fn download<T: Element>(&self, buffer: &Self::Buffer<T>) -> Result<Vec<T>, Error>;
 
     /// A buffer of `len` elements of which these parts are set, each from its first element on; the rest may hold
-    /// anything. For rows billions of elements apart: a backend that can leave the rest unset saves its memory for it.
+    /// anything. Parts are in ascending order and at least 4 bytes apart. For rows billions of elements apart: a backend that can leave the rest unset saves its memory for it.
     ///
     /// # Errors
     /// If the host or the device has no room.

@@ -24,7 +24,7 @@ pub struct Options {
     pub profile: Profile,
     /// Seed of [`Profile::Full`].
     pub seed: u64,
-    /// Runs only so many cases of the profile's list, from its beginning, and nothing else.
+    /// Runs only so many cases, evenly spread over the profile's list, and nothing else.
     pub most_cases: Option<usize>,
     /// Runs only the case, the bad call, or the check of spans, with this id.
     pub case: Option<String>,
@@ -163,7 +163,8 @@ fn items(device: &dyn Device, options: &Options) -> Result<(Vec<Item>, String), 
     }
     let mut cases = options.profile.cases(options.seed);
     if let Some(most) = options.most_cases {
-        cases.truncate(most);
+        let step = cases.len().div_ceil(most.max(1)).max(1);
+        cases = cases.into_iter().step_by(step).take(most).collect();
         let list_hash = hash(&cases.iter().map(Case::to_string).collect::<Vec<_>>());
         return Ok((cases.into_iter().map(Item::Case).collect(), list_hash));
     }
@@ -302,12 +303,15 @@ mod tests {
     }
 
     #[test]
-    fn part_of_a_list_is_its_beginning_and_does_not_conclude() {
+    fn part_of_a_list_is_spread_over_it_and_does_not_conclude() {
         let backend = SimulatedBackend::new(None);
         let options =
             |most_cases| Options { profile: Profile::Core, most_cases, self_test: false, ..Options::default() };
         let (items, _) = items(&backend, &options(Some(3))).expect("a list");
-        assert_eq!(items.iter().filter_map(Item::case).collect::<Vec<_>>(), Profile::Core.cases(0)[..3]);
+        let all = Profile::Core.cases(0);
+        let third = all.len().div_ceil(3);
+        let cases = items.iter().filter_map(Item::case).collect::<Vec<_>>();
+        assert_eq!(cases, [all[0], all[third], all[2 * third]]);
         assert_eq!(items.len(), 3);
         let summary = run(&backend, &options(Some(3)), &mut |_, _| {}, None).expect("nothing is written");
         assert_eq!((summary.profile, summary.conclusion().as_str()), ("part", "passed"));

@@ -375,6 +375,17 @@ fn every_pair_of_tensors_is_kept_apart_unless_both_are_read() {
                 }
                 // Where all of them lie to begin with.
                 expect(&whole, mix, (a, b), false, "other allocations");
+                // A vector has no rows, whatever its distance is a multiple of. Views begin with an element.
+                if a.shape != Shape::Matrix || b.shape != Shape::Matrix {
+                    let step = size(a, mix).min(size(b, mix)) as u64;
+                    for moved in (start - len_b - step..=start + len_a + step).step_by(step as usize) {
+                        let mut call = whole.clone();
+                        let len = place_b.span.len;
+                        call.set(b.name, |place| place.span = Span { start: moved, len, ..place_a.span });
+                        let shares = moved < start + len_a && start < moved + len_b;
+                        expect(&call, mix, (a, b), shares, &format!("{moved} to {start}"));
+                    }
+                }
             }
         }
     }
@@ -439,6 +450,39 @@ fn a_vector_between_the_rows_of_a_matrix_is_refused() {
             }
         }
     }
+}
+
+/// A single row, or a view that reaches to the end of its stride, takes turns as any other rows do; and a vector as long as
+/// the stride does not.
+#[test]
+fn single_rows_and_whole_strides_take_turns_too() {
+    let place = |start: u64, len| Place { span: Span { allocation: 7, start, len }, row_stride: Some(3 * COLS) };
+    for (rows, len) in [(1, COLS), (1, 3 * COLS), (3, 7 * COLS), (3, 9 * COLS)] {
+        // Rows of 40 bytes, 120 apart.
+        for (start, shares) in [(0, true), (36, true), (40, false), (80, false), (84, rows > 1)] {
+            // A single row's view that reaches to the next may not have another's elements in it.
+            if (rows, len, start) == (1, 3 * COLS, 84) {
+                continue;
+            }
+            let mut call = Call::full(Stage::ForwardInPlace);
+            call.spec.rows = rows;
+            for name in ["mean", "rstd"] {
+                call.set(name, |tensor| tensor.span.len = rows);
+            }
+            call.set("x", |tensor| *tensor = place(4000, len));
+            call.set("residual", |tensor| *tensor = place(4000 + start, len));
+            assert_eq!(overlap(call.check(MIXES[0])).is_some(), shares, "{rows} rows of {len} elements, {start}");
+        }
+    }
+    let mut call = Call::full(Stage::Forward);
+    call.spec.rows = COLS;
+    for entry in table(Stage::Forward).iter().filter(|entry| entry.shape != Shape::OfCols) {
+        let len = if entry.shape == Shape::Matrix { COLS * COLS } else { COLS };
+        call.set(entry.name, |place| place.span.len = len);
+    }
+    let x = call.get("x").expect("x").span;
+    call.set("mean", |place| place.span = Span { start: x.start + 4 * COLS as u64, len: COLS, ..x });
+    assert_eq!(overlap(call.check(MIXES[0])), Some(("mean", "x")));
 }
 
 /// A view without elements shares nothing, even inside another tensor.
