@@ -66,7 +66,10 @@ fn conformance_bad_arguments_are_one_line() {
 
 #[test]
 fn bench_bad_arguments_are_one_line() {
-    let cases: [(&[&str], &[&str]); 11] = [
+    let cases: [(&[&str], &[&str]); 13] = [
+        // Products that wrap to 0 and to 2.
+        (&["--shapes", "4294967296x4294967296"], &["--shapes", "no memory"]),
+        (&["--shapes", "9223372036854775809x2"], &["--shapes", "no memory"]),
         (&["--backend", "cpu,cuda"], &["the cuda backend is not available: "]),
         (&["--backend", "cuda:x"], &["cuda:N", "cuda:x"]),
         (&["--reduction", "partials,trees"], &["--reduction", "partials, locks, atomics", "trees"]),
@@ -128,6 +131,15 @@ fn bench_json_says_how_every_row_was_measured() {
     });
     assert_eq!(rows.iter().map(of).collect::<Vec<_>>(), expected.concat());
     assert!(rows.iter().all(|row| row["mode"] == "wall" && row["us"].as_f64().unwrap() > 0.0));
+    for row in rows {
+        let number = |name: &str| row[name].as_f64().unwrap();
+        let samples: Vec<f64> = row["samples_us"].as_array().unwrap().iter().map(|us| us.as_f64().unwrap()).collect();
+        assert!(samples.len() >= 7 && samples.contains(&number("us")) && samples.contains(&number("us_p95")), "{row}");
+        assert!(number("us") <= number("us_p95"), "{row}");
+        let rate = number("bytes") / number("us") * 1e-3;
+        assert!((number("gbs") / rate - 1.0).abs() < 1e-6, "{row}");
+        assert!((number("of_copy") - number("gbs") / number("copy_gbs")).abs() < 1e-6, "{row}");
+    }
 }
 
 #[test]

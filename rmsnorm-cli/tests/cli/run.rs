@@ -246,6 +246,33 @@ fn run_json_has_every_setting_and_every_tensor() {
     assert_eq!(report, expected);
 }
 
+/// Just above the middle between 1 and the next f32: rounded to f64 first, it would be the middle, and then 1.
+#[test]
+fn run_numbers_are_rounded_once() {
+    let folder = Folder::new();
+    let inputs = inputs(Norm::Rms, &[("x", DType::F32, &[2, 8])]);
+    folder.write("in", &file(&inputs.tensors, &metadata(Norm::Rms)));
+    let number = "1.00000005960464477539062500000001";
+    let outcome = folder.rmsnorm(&["run", "in", "-o", "out", "--json", "--weight-offset", number, "--eps", number]);
+    let report: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    for name in ["eps", "weight_offset"] {
+        assert_eq!(report[name].as_f64().unwrap() as f32, 1.0f32.next_up(), "{name}");
+    }
+}
+
+/// The link becomes the file; what it pointed to stays as it was.
+#[cfg(unix)]
+#[test]
+fn run_output_may_be_a_link_to_a_file() {
+    let folder = Folder::new();
+    let inputs = inputs(Norm::Rms, &[("x", DType::F32, &[2, 8])]);
+    folder.write("in", &file(&inputs.tensors, &metadata(Norm::Rms)));
+    folder.write("older", b"older");
+    std::os::unix::fs::symlink(folder.path("older"), folder.path("out")).unwrap();
+    check(&folder, &inputs, &[]);
+    assert_eq!(std::fs::read(folder.path("older")).unwrap(), b"older");
+}
+
 #[test]
 fn run_text_says_what_was_done() {
     let folder = Folder::new();

@@ -13,7 +13,8 @@ const FEWEST_SAMPLES: usize = 7;
 pub struct Samples(Vec<f64>);
 
 impl Samples {
-    fn new(mut seconds: Vec<f64>) -> Self {
+    /// These samples, in seconds.
+    pub fn new(mut seconds: Vec<f64>) -> Self {
         seconds.sort_by(f64::total_cmp);
         Samples(seconds)
     }

@@ -51,10 +51,11 @@ impl<D: Measurable, T: Element> Workload<'_, D, T> {
     /// # Errors
     /// What the device says.
     pub fn wrong_copies(&mut self) -> Result<usize, Error> {
-        let len = self.shape.elements();
+        let (len, last) = (self.shape.elements(), self.sets.len() - 1);
+        let judged = if last == 0 { vec![0] } else { vec![0, last] };
         let mut wrong = 0;
         for way in 0..D::COPIES {
-            for set in [0, self.sets.len() - 1] {
+            for &set in &judged {
                 // First gone, then made anew: a device may have no room for both. Not by a copy, whose faults this is about.
                 self.sets[set].out = self.nan(0)?;
                 self.sets[set].out = self.nan(len)?;
