@@ -369,8 +369,7 @@ mod tests {
     #[test]
     fn rates_are_of_bytes_that_move() {
         let shape = Shape { rows: 10, cols: 3 };
-        let operation =
-            Operation { norm: Norm::Rms, op: Op::Forward, reduction: GradReduction::Partials };
+        let operation = Operation { norm: Norm::Rms, op: Op::Forward, reduction: GradReduction::Partials };
         let row = Row {
             operation,
             dtype: DType::F32,
