@@ -45,8 +45,8 @@ impl<D: Measurable, T: Element> Workload<'_, D, T> {
         }
     }
 
-    /// Copies the first and the last set in each of the device's ways, onto NaN, and gives the number of elements that did not arrive:
-    /// every percentage rests on the copy.
+    /// Copies the first and the last set in each of the device's ways, onto NaN, and gives the number of elements that
+    /// did not arrive: every percentage rests on the copy.
     ///
     /// # Errors
     /// What the device says.

@@ -47,12 +47,13 @@ pub trait Harness {
     fn download<T: Element>(&self, buffer: &Self::Buffer<T>) -> Result<Vec<T>, Error>;
 
     /// A buffer of `len` elements of which these parts are set, each from its first element on; the rest may hold
-    /// anything. Parts are in ascending order and at least 4 bytes apart. For rows billions of elements apart: a backend that can leave the rest unset saves its memory for it.
+    /// anything. Parts are in ascending order and at least 4 bytes apart. For rows billions of elements apart: a backend
+    /// that can leave the rest unset saves its memory for it.
     ///
     /// # Errors
     /// If the host or the device has no room.
     fn upload_parts<T: Element>(&self, len: usize, parts: &[(usize, &[T])]) -> Result<Self::Buffer<T>, Error> {
-        let mut all: Vec<T> = bytemuck::allocation::try_zeroed_vec(len).map_err(|()| no_room(len * size_of::<T>()))?;
+        let mut all: Vec<T> = bytemuck::allocation::try_zeroed_vec(len).map_err(|()| no_room::<T>(len))?;
         for (first, part) in parts {
             all[*first..first + part.len()].copy_from_slice(part);
         }
@@ -82,8 +83,8 @@ pub trait Harness {
     ) -> <Self::Backend as NormBackend>::Out<'a, T>;
 }
 
-/// The error of a host that cannot give that much memory.
-pub(super) fn no_room(bytes: usize) -> Error {
-    let source = format!("{bytes} bytes of memory cannot be had").into();
+/// The error of a host that cannot give memory for so many elements.
+fn no_room<T>(len: usize) -> Error {
+    let source = format!("{} bytes of memory cannot be had", len.saturating_mul(size_of::<T>())).into();
     Error::Device { backend: "host", source }
 }
