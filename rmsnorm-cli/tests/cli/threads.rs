@@ -41,6 +41,28 @@ fn threads_change_no_bit_of_a_result() {
     assert_eq!(folder.names(), ["in", "out"]);
 }
 
+/// The suite's own digest of all outputs, as a report has it.
+#[test]
+fn conformance_shows_equal_bits_for_all_threads_and_instruction_sets() {
+    let digest = |flags: &[&str]| {
+        let args = [&["conformance", "--profile", "smoke", "--most-cases", "60"], flags].concat();
+        let outcome = Folder::new().rmsnorm(&args);
+        assert_eq!(outcome.code, Some(0), "{outcome:?}");
+        outcome.stdout.lines().find_map(|line| line.strip_prefix("bits        sha256 ").map(str::to_owned)).unwrap()
+    };
+    let alone = digest(&["--threads", "1"]);
+    assert_eq!(alone.len(), 64);
+    assert_eq!(digest(&["--threads", "3"]), alone);
+    assert_eq!(digest(&["--isa", "portable"]), alone);
+    assert_ne!(
+        digest(&[
+            "--case",
+            "bounds:forward:rms_norm:f16,f32,f16:3x17:randn:eps1e-6:ws:offset1:at_store:partials:p1o3:seed9"
+        ]),
+        alone
+    );
+}
+
 #[test]
 fn no_threads_are_refused() {
     let folder = folder();

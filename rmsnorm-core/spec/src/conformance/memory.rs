@@ -11,8 +11,11 @@
 
 use std::ops::Range;
 
+use sha2::{Digest, Sha256};
+
 use super::cases::Dtypes;
 use super::data::draw;
+use super::record::hexadecimal;
 use super::report::{Check, Finding};
 use crate::{DType, Element, Stage, bf16, f16};
 
@@ -387,6 +390,19 @@ impl Outputs {
     /// One output, if the call has it.
     pub fn get(&self, slot: Slot) -> Option<&Bits> {
         self.tensors.iter().find(|(name, _)| *name == slot).map(|(_, bits)| bits)
+    }
+
+    /// SHA-256 of the bits of the outputs that `is_fixed`, with their names, in hexadecimal. Equal bits on every machine
+    /// give equal digests.
+    pub fn digest(&self, is_fixed: impl Fn(Slot) -> bool) -> String {
+        let mut digest = Sha256::new();
+        for (slot, bits) in self.tensors.iter().filter(|(slot, _)| is_fixed(*slot)) {
+            digest.update(slot.name());
+            // The length keeps outputs apart.
+            digest.update((bits.bits.len() as u64).to_le_bytes());
+            digest.update(bits.bits.iter().flat_map(|element| element.to_le_bytes()).collect::<Vec<_>>());
+        }
+        hexadecimal(&digest.finalize())
     }
 
     /// The outputs of two calls, one after the other.

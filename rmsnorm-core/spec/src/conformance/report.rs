@@ -146,6 +146,9 @@ pub struct CaseReport {
     pub id: String,
     /// How it ended.
     pub status: Status,
+    /// SHA-256 of the bits of its outputs, in hexadecimal, but for those that may differ from run to run. None where
+    /// nothing was judged by bounds.
+    pub digest: Option<String>,
     /// Its judged outputs.
     pub outputs: Vec<OutputReport>,
     /// Wall time, with the reference and the judge.
@@ -153,6 +156,11 @@ pub struct CaseReport {
 }
 
 impl CaseReport {
+    /// A case of which nothing is known yet.
+    pub(super) fn new(id: String) -> Self {
+        CaseReport { id, status: Status::Pass, digest: None, outputs: Vec::new(), elapsed_us: 0 }
+    }
+
     /// Writes the case as one line of JSON.
     ///
     /// # Errors
@@ -163,6 +171,7 @@ impl CaseReport {
             params: self.id.split(':').collect(),
             status: self.status.name(),
             reason: self.status.reason(),
+            digest: self.digest.as_deref(),
             outputs: self.outputs.iter().map(OutputJson::new).collect(),
             elapsed_us: self.elapsed_us,
         };
@@ -181,6 +190,7 @@ struct CaseJson<'a> {
     params: Vec<&'a str>,
     status: &'static str,
     reason: Option<String>,
+    digest: Option<&'a str>,
     outputs: Vec<OutputJson>,
     elapsed_us: u64,
 }
@@ -274,6 +284,9 @@ pub struct Summary {
     /// sha256 of the ids of the profile's list, one a line, or of the part that ran; breakpoints are the backend's own
     /// and not in it.
     pub list_hash: String,
+    /// SHA-256 of the digests of all cases with their ids, in hexadecimal: two runs of one list, breakpoints included,
+    /// have the same one if and only if they gave the same bits.
+    pub digest: String,
     /// The backend's claims.
     pub arithmetic: Arithmetic,
     /// The proof that the suite can fail, where it was asked for.
@@ -378,6 +391,7 @@ impl Summary {
             profile: self.profile,
             seed: self.seed,
             list_hash: &self.list_hash,
+            digest: &self.digest,
             arithmetic: describe_arithmetic(&self.arithmetic),
             self_test_planted: self.self_test.as_ref().map(|test| test.planted),
             self_test_caught: self.self_test.as_ref().map(|test| test.caught),
@@ -414,6 +428,7 @@ struct SummaryJson<'a> {
     profile: &'static str,
     seed: u64,
     list_hash: &'a str,
+    digest: &'a str,
     arithmetic: String,
     self_test_planted: Option<usize>,
     self_test_caught: Option<usize>,
@@ -460,7 +475,7 @@ impl fmt::Display for Summary {
             let nearest = if *dtype == DType::F32 { "-".into() } else { format!("{share:.3} %") };
             writeln!(f, "{output:<14}{:<6}{checked:>12}{used:>14.1} %{nearest:>15}", dtype.name())?;
         }
-        writeln!(f)?;
+        writeln!(f, "\nbits        sha256 {}\n", self.digest)?;
         for (reason, count) in &self.not_executed {
             writeln!(f, "{count:>5} {reason}")?;
         }
@@ -481,7 +496,7 @@ mod tests {
     use super::*;
 
     fn report(status: Status) -> CaseReport {
-        CaseReport { id: "id".into(), status, outputs: Vec::new(), elapsed_us: 0 }
+        CaseReport { status, ..CaseReport::new("id".into()) }
     }
 
     fn finding() -> Finding {
@@ -495,6 +510,7 @@ mod tests {
             profile: Profile::Smoke.name(),
             seed: 0,
             list_hash: String::new(),
+            digest: String::new(),
             arithmetic: Arithmetic::IEEE,
             self_test: None,
             counts: Counts::default(),

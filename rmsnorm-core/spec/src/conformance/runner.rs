@@ -5,23 +5,25 @@
 //! against the gradient of the exact function, with the errors of the forward pass in the bound.
 
 use super::bounds::{self, ForwardBounds, Model, Statistics};
-use super::calls::{Context, Saved, Scenario};
+use super::calls::{Context, Saved, Scenario, may_vary};
 use super::cases::Case;
 use super::data::Inputs;
 use super::judge::{self, BeforeWeight, Verdict};
 use super::memory::{Bits, Outputs, Poison, Slot};
-use super::report::{Check, Finding, OutputReport, Status};
+use super::report::{CaseReport, Check, Finding, OutputReport, Status};
 use super::{Arithmetic, NonFinite, policy_depth_cols, policy_depth_rows};
 use crate::reference::{self, BackwardInputs, BackwardOutputs, ForwardInputs, ForwardOutputs, round_to};
 use crate::{CastOrder, DType, Element, GradReduction, Norm, bf16, f16};
 
-/// Runs a case and judges it. The reports of judged outputs are added to `reports`, whatever the status.
-pub(super) fn run(context: Context<'_>, case: &Case, reports: &mut Vec<OutputReport>) -> Status {
+/// Runs a case and judges it. The digest of its outputs and the reports of judged ones are added to `report`, whatever
+/// the status.
+pub(super) fn run(context: Context<'_>, case: &Case, report: &mut CaseReport) -> Status {
     if let Some(finding) = excessive_claim(context.arithmetic, case) {
         return Status::Fail(finding);
     }
-    let mut judged = Judged { arithmetic: context.arithmetic, reports, finding: None, vacuous: None };
-    match run_and_judge(context, case, &mut judged) {
+    let mut judged =
+        Judged { arithmetic: context.arithmetic, reports: &mut report.outputs, finding: None, vacuous: None };
+    match run_and_judge(context, case, &mut report.digest, &mut judged) {
         Err(status) => status,
         Ok(()) => judged.status(),
     }
@@ -38,9 +40,15 @@ fn excessive_claim(arithmetic: &Arithmetic, case: &Case) -> Option<Finding> {
     Some(Finding { check: Check::Claim, output, detail })
 }
 
-fn run_and_judge(context: Context<'_>, case: &Case, judged: &mut Judged<'_>) -> Result<(), Status> {
+fn run_and_judge(
+    context: Context<'_>,
+    case: &Case,
+    digest: &mut Option<String>,
+    judged: &mut Judged<'_>,
+) -> Result<(), Status> {
     let scenario = Scenario::new(case);
     let stored = scenario.run_from_both_poisons(context)?;
+    *digest = Some(stored.digest(|slot| !may_vary(case, slot)));
     let trial = BoundsTrial { context, case, inputs: &scenario.inputs };
     let truth = if case.kind.has_forward() { Some(trial.forward_truth(&stored)?) } else { None };
     if let Some(truth) = &truth {
@@ -365,10 +373,13 @@ mod tests {
         let arithmetic = Arithmetic { depth_cols: |cols| cols, ..Arithmetic::IEEE };
         let device = &SimulatedBackend::new(None);
         let case = Case::plain(Kind::Forward, Norm::Rms, DType::F32, 3, 1000);
-        let status = run(Context { device, arithmetic: &arithmetic }, &case, &mut Vec::new());
+        let status = run(Context { device, arithmetic: &arithmetic }, &case, &mut CaseReport::new(String::new()));
         let detail = "chains of 1000 additions are claimed, policy allows 48".into();
         assert_eq!(status, Status::Fail(Finding { check: Check::Claim, output: "a sum over cols", detail }));
-        assert_eq!(run(Context { device, arithmetic: &Arithmetic::IEEE }, &case, &mut Vec::new()), Status::Pass);
+        assert_eq!(
+            run(Context { device, arithmetic: &Arithmetic::IEEE }, &case, &mut CaseReport::new(String::new())),
+            Status::Pass
+        );
     }
 
     fn judged(reports: &mut Vec<OutputReport>) -> Judged<'_> {
@@ -393,10 +404,11 @@ mod tests {
     #[test]
     fn end_to_end_case_is_judged_twice() {
         let device = SimulatedBackend::new(None);
-        let (context, mut reports) = (Context { device: &device, arithmetic: &Arithmetic::IEEE }, Vec::new());
+        let context = Context { device: &device, arithmetic: &Arithmetic::IEEE };
+        let mut report = CaseReport::new(String::new());
         let case = Case::plain(Kind::EndToEnd, Norm::Layer, DType::F32, 3, 40).normalized();
-        assert_eq!(run(context, &case, &mut reports), Status::Pass);
-        assert_eq!(reports.iter().filter(|report| report.output == "dx").count(), 2);
+        assert_eq!(run(context, &case, &mut report), Status::Pass);
+        assert_eq!(report.outputs.iter().filter(|report| report.output == "dx").count(), 2);
     }
 
     /// Squares that sum to what f32 still holds are judged.
@@ -448,8 +460,7 @@ mod tests {
         });
         let mut case = Case::plain(Kind::Backward, Norm::Rms, DType::F32, 3, 4);
         (case.present.dweight, case.present.dbias) = (true, true);
-        let mut reports = Vec::new();
-        let status = run(device.context(), &case.normalized(), &mut reports);
+        let status = run(device.context(), &case.normalized(), &mut CaseReport::new(String::new()));
         assert!(matches!(&status, Status::Fail(finding) if finding.output == "dbias"), "{status:?}");
     }
 }

@@ -88,6 +88,7 @@ fn run_device(
         },
         seed: options.seed,
         list_hash,
+        digest: String::new(),
         arithmetic,
         self_test: options.self_test.then(self_test),
         counts: Counts::default(),
@@ -97,12 +98,15 @@ fn run_device(
         failures: Vec::new(),
         elapsed_us: 0,
     };
-    let (total, mut coverage) = (items.len(), Coverage::default());
+    let (total, mut coverage, mut digest) = (items.len(), Coverage::default(), Sha256::new());
     for (done, item) in items.into_iter().enumerate() {
         progress(done, total);
         let case = item.case();
         let report = item.execute(context);
         summary.add(&report);
+        if let Some(outputs) = &report.digest {
+            digest.update(format!("{} {outputs}\n", report.id));
+        }
         if let Some(case) = case {
             coverage.add(&case, &report.status);
         }
@@ -117,6 +121,7 @@ fn run_device(
     if options.case.is_none() && options.most_cases.is_none() && options.profile == Profile::Core {
         summary.missing = coverage.missing();
     }
+    summary.digest = hexadecimal(&digest.finalize());
     summary.elapsed_us = micros(start.elapsed());
     if let Some(writer) = &mut jsonl {
         summary.write_json(*writer)?;
@@ -199,7 +204,7 @@ fn hash(ids: &[String]) -> String {
 /// Runs one case.
 pub(super) fn execute_case(context: Context<'_>, case: &Case) -> CaseReport {
     caught(case.to_string(), |report| match case.trial {
-        Trial::Bounds => runner::run(context, case, &mut report.outputs),
+        Trial::Bounds => runner::run(context, case, report),
         Trial::Determinism { repeats } => determinism::run(context, case, repeats),
         Trial::Metamorphic => determinism::run_metamorphic(context, case),
     })
@@ -207,7 +212,7 @@ pub(super) fn execute_case(context: Context<'_>, case: &Case) -> CaseReport {
 
 fn caught(id: String, run: impl FnOnce(&mut CaseReport) -> Status) -> CaseReport {
     let start = Instant::now();
-    let mut report = CaseReport { id, status: Status::Pass, outputs: Vec::new(), elapsed_us: 0 };
+    let mut report = CaseReport::new(id);
     report.status = catch_unwind(AssertUnwindSafe(|| run(&mut report))).unwrap_or_else(|payload| {
         let text = payload.downcast_ref::<String>().map(String::as_str).or(payload.downcast_ref::<&str>().copied());
         let detail = text.unwrap_or("no message").to_owned();
@@ -224,7 +229,7 @@ fn micros(duration: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::super::faulty::Faulty;
-    use super::super::memory::Call;
+    use super::super::memory::{Call, Slot};
     use super::super::simulate::SimulatedBackend;
     use super::*;
     use crate::NormSpec;
@@ -260,6 +265,34 @@ mod tests {
     fn list_of_the_core_profile_is_fixed() {
         let ids: Vec<String> = Profile::Core.cases(0).iter().map(Case::to_string).collect();
         assert_eq!(hash(&ids), "27722a9d31c1c76e819850ff5e6deb611a1b44948bd50b2a9ef58a1db34c16aa");
+    }
+
+    /// What a rebuilt kernel is held to: one changed bit of one output changes it, and nothing else does.
+    #[test]
+    fn digest_of_a_run_is_that_of_its_bits() {
+        let options = Options { most_cases: Some(40), self_test: false, ..Options::default() };
+        let digest = |device: &Faulty| {
+            let mut lines = Vec::new();
+            let summary = run_device(device, &options, &mut |_, _| {}, Some(&mut lines)).expect("a list");
+            let text = String::from_utf8(lines).expect("JSON is UTF-8");
+            let cases: Vec<serde_json::Value> =
+                text.lines().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect();
+            assert_eq!(cases.last().expect("a summary")["digest"], summary.digest);
+            assert!(summary.to_string().contains(&format!("bits        sha256 {}\n", summary.digest)));
+            (summary.digest, cases.into_iter().map(|case| case["digest"].clone()).collect::<Vec<_>>())
+        };
+        let (right, cases) = digest(&Faulty::correct());
+        assert_eq!(digest(&Faulty::correct()), (right.clone(), cases.clone()));
+        // The last bit of one element of every y.
+        let (other, changed) = digest(&Faulty::new(|_, _, call| {
+            if let Some(y) = call.tensors.iter_mut().find(|tensor| tensor.slot == Slot::Y) {
+                let first = y.view.start;
+                y.after[first] ^= 1;
+            }
+        }));
+        assert_ne!(other, right);
+        let differ = (0..cases.len() - 1).filter(|&case| cases[case] != changed[case]).count();
+        assert!(differ > 10, "{differ}");
     }
 
     #[test]
