@@ -99,8 +99,11 @@ pub struct Measured {
     pub us_p95: f64,
     /// GB/s, from the median.
     pub gbs: f64,
-    /// GB/s of the device's copy, which alternated with the calls.
+    /// GB/s of the device's copy, which alternated with the calls: one matrix read and one written.
     pub copy_gbs: f64,
+    /// Microseconds of that copy, the median. Older documents lack it.
+    #[serde(default)]
+    pub copy_us: f64,
     /// Their ratio.
     pub of_copy: f64,
     /// The commit it was measured at, for the reader.
@@ -165,6 +168,7 @@ impl Measured {
             us_p95: row.samples.quantile(0.95) * 1e6,
             gbs: row.rate(),
             copy_gbs: row.copy_rate(),
+            copy_us: row.copy.median() * 1e6,
             of_copy: row.rate() / row.copy_rate(),
             revision: Some(REVISION.into()),
             plan: Some(record.plan),

@@ -138,6 +138,9 @@ fn bench_json_says_how_every_row_was_measured() {
         assert!(number("us") <= number("us_p95"), "{row}");
         let rate = number("bytes") / number("us") * 1e-3;
         assert!((number("gbs") / rate - 1.0).abs() < 1e-6, "{row}");
+        // f16, read once and written once.
+        let copied = 2.0 * 2.0 * number("rows") * number("cols");
+        assert!((number("copy_gbs") / (copied / number("copy_us") * 1e-3) - 1.0).abs() < 1e-6, "{row}");
         assert!((number("of_copy") - number("gbs") / number("copy_gbs")).abs() < 1e-6, "{row}");
     }
 }

@@ -99,6 +99,8 @@ mod tests {
     fn cold_sets_exceed_the_caches_and_a_decode_step_has_one() {
         let backend = CpuBackend::new();
         assert_eq!(backend.sets(16 << 20), Sets { count: 16, is_cold: true });
+        // 5 sets of two matrices would be 20 MiB short.
+        assert_eq!(backend.sets(50 << 20), Sets { count: 6, is_cold: true });
         assert_eq!(backend.sets(1 << 30), Sets { count: 2, is_cold: true });
         assert_eq!(backend.sets(8 << 10), Sets { count: 1, is_cold: false });
     }

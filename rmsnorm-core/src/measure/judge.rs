@@ -28,18 +28,27 @@ impl<D: Measurable, T: Element> Workload<'_, D, T> {
     /// # Errors
     /// What the backend says.
     pub fn wrong_elements(&mut self, operation: Operation) -> Result<usize, Error> {
+        self.wrong_after(operation, |workload, operation| workload.call(operation, 0))
+    }
+
+    /// The same for calls that are made in this way, on the first set.
+    fn wrong_after(
+        &mut self,
+        operation: Operation,
+        call: impl Fn(&mut Self, Operation) -> Result<(), Error>,
+    ) -> Result<usize, Error> {
         let norm = operation.norm;
         self.poison()?;
         match operation.op {
             Op::Forward | Op::AddForward => {
-                self.call(operation, 0)?;
+                call(self, operation)?;
                 self.wrong_in_forward(norm, operation.op == Op::AddForward)
             }
             Op::Backward => {
                 // It needs the statistics of x alone.
-                self.call(Operation { op: Op::Forward, ..operation }, 0)?;
+                call(self, Operation { op: Op::Forward, ..operation })?;
                 self.poison_rows_of_out()?;
-                self.call(operation, 0)?;
+                call(self, operation)?;
                 self.wrong_in_backward(operation)
             }
         }
@@ -303,6 +312,36 @@ mod tests {
             workload.poison_rows_of_out().unwrap();
             let sums = if operation.norm == Norm::Layer { 20 } else { 10 };
             assert_eq!(workload.wrong_in_backward(operation).unwrap(), judged * 10 + sums);
+        }
+    }
+
+    /// Right results of an earlier call do not pass for those of one that writes nothing.
+    #[test]
+    fn what_an_earlier_call_left_is_wrong() {
+        let backend = CpuBackend::new();
+        let mut workload = workload::<f32>(&backend, 20, 100).unwrap();
+        for operation in operations() {
+            assert_eq!(workload.wrong_elements(operation).unwrap(), 0);
+            // All 20 rows are judged. Backward gets its statistics.
+            let all_but_this = |workload: &mut OnCpu<'_, f32>, made: Operation| {
+                if made.op == operation.op { Ok(()) } else { workload.call(made, 0) }
+            };
+            let wrong = workload.wrong_after(operation, all_but_this).unwrap();
+            assert!(wrong >= 20 * 100, "{operation:?}: {wrong}");
+        }
+    }
+
+    /// NaN in the statistics that backward is given excuses no NaN in its results.
+    #[test]
+    fn statistics_that_are_not_numbers_are_wrong() {
+        let backend = CpuBackend::new();
+        let mut workload = workload::<f32>(&backend, 20, 100).unwrap();
+        for operation in operations().into_iter().filter(|operation| operation.op == Op::Backward) {
+            let backward_alone = |workload: &mut OnCpu<'_, f32>, made: Operation| {
+                if made.op == Op::Backward { workload.call(made, 0) } else { Ok(()) }
+            };
+            let wrong = workload.wrong_after(operation, backward_alone).unwrap();
+            assert!(wrong >= 20, "{operation:?}: {wrong}");
         }
     }
 

@@ -163,10 +163,16 @@ mod tests {
     fn bytes_count_every_tensor_once() {
         // x, y; weight; rstd.
         assert_eq!(bytes(Norm::Rms, Op::Forward, DType::Bf16), 2 * (30 + 30 + 3) + 4 * 10);
-        // x, residual, residual_out, y; weight, bias; mean, rstd.
+        // x, y; weight, bias; mean, rstd.
+        assert_eq!(bytes(Norm::Layer, Op::Forward, DType::Bf16), 2 * (30 + 30 + 2 * 3) + 4 * 20);
+        // x, residual, residual_out, y; weight; rstd.
+        assert_eq!(bytes(Norm::Rms, Op::AddForward, DType::F32), 4 * (4 * 30 + 3) + 4 * 10);
+        // The same and bias; mean.
         assert_eq!(bytes(Norm::Layer, Op::AddForward, DType::F32), 4 * (4 * 30 + 2 * 3) + 4 * 20);
         // dy, x, dx; weight, dweight; rstd.
         assert_eq!(bytes(Norm::Rms, Op::Backward, DType::F16), 2 * (3 * 30 + 2 * 3) + 4 * 10);
+        // The same and dbias; mean.
+        assert_eq!(bytes(Norm::Layer, Op::Backward, DType::F16), 2 * (3 * 30 + 3 * 3) + 4 * 20);
     }
 
     #[test]
