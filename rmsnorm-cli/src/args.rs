@@ -80,6 +80,9 @@ pub struct ConformanceArgs {
     /// Run only so many cases, spread over the profile's list: a part of the full profile, seed after seed, is a soak
     #[arg(long, value_name = "N")]
     pub most_cases: Option<usize>,
+    /// Run only the K-th of N parts of what the profile runs, so that N processes can share it
+    #[arg(long, value_name = "K/N", conflicts_with_all = ["most_cases", "case"])]
+    pub part: Option<String>,
     /// End with the first case that fails
     #[arg(long)]
     pub fail_fast: bool,

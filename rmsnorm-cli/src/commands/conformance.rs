@@ -17,6 +17,7 @@ pub fn run(args: &ConformanceArgs) -> Result<(), Failure> {
         profile: backends::one_of("--profile", &args.profile, &Profile::ALL, Profile::name)?,
         seed: args.seed,
         most_cases: args.most_cases,
+        part: args.part.as_deref().map(part).transpose()?,
         case: args.case.clone(),
         // Who replays one case knows that the suite can fail.
         self_test: args.case.is_none(),
@@ -37,6 +38,14 @@ pub fn run(args: &ConformanceArgs) -> Result<(), Failure> {
         }
     }
     if summary.is_success() { Ok(()) } else { Err(Failure::Check) }
+}
+
+/// A part by its number and how many there are.
+fn part(text: &str) -> Result<(usize, usize), Failure> {
+    let numbers = text.split_once('/').and_then(|(part, parts)| Some((part.parse().ok()?, parts.parse().ok()?)));
+    numbers
+        .filter(|(part, parts)| (1..=*parts).contains(part))
+        .ok_or_else(|| Failure::Input(format!("--part: expected K/N with K from 1 to N, as in 1/16, got {text:?}")))
 }
 
 /// Runs the suite on a backend, under a progress bar. Every case becomes a line of JSON if there is room for it.

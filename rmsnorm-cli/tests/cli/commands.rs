@@ -47,7 +47,11 @@ fn bad_usage_exits_with_2_and_prints_nothing_to_stdout() {
 
 #[test]
 fn conformance_bad_arguments_are_one_line() {
-    let cases: [(&[&str], &[&str]); 10] = [
+    let cases: [(&[&str], &[&str]); 14] = [
+        (&["--part", "0/3"], &["--part", "K/N", "0/3"]),
+        (&["--part", "4/3"], &["--part", "K/N", "4/3"]),
+        (&["--part", "1/0"], &["--part", "K/N", "1/0"]),
+        (&["--part", "1"], &["--part", "K/N"]),
         (&["--backend", "tpu"], &["cpu, cuda and wgpu", "tpu"]),
         (&["--backend", "wgpu"], &["the wgpu backend is not available: "]),
         (&["--backend", "cuda"], &["the cuda backend is not available: "]),

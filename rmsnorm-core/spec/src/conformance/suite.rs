@@ -26,6 +26,9 @@ pub struct Options {
     pub seed: u64,
     /// Runs only so many cases, evenly spread over the profile's list, and nothing else.
     pub most_cases: Option<usize>,
+    /// Runs only the k-th of n parts, as (k, n) with k from 1 to n: the parts are disjoint, and together they are all that
+    /// the profile runs, so that n processes can share it.
+    pub part: Option<(usize, usize)>,
     /// Runs only the case, the bad call, or the check of spans, with this id.
     pub case: Option<String>,
     /// Whether the suite first proves that it can fail.
@@ -37,7 +40,22 @@ pub struct Options {
 impl Default for Options {
     /// Smoke, with the self-test.
     fn default() -> Self {
-        Options { profile: Profile::Smoke, seed: 0, most_cases: None, case: None, self_test: true, fail_fast: false }
+        Options {
+            profile: Profile::Smoke,
+            seed: 0,
+            most_cases: None,
+            part: None,
+            case: None,
+            self_test: true,
+            fail_fast: false,
+        }
+    }
+}
+
+impl Options {
+    /// Whether all that the profile has is run.
+    fn is_whole(&self) -> bool {
+        self.case.is_none() && self.most_cases.is_none() && self.part.is_none()
     }
 }
 
@@ -77,14 +95,21 @@ fn run_device(
     let start = Instant::now();
     let arithmetic = device.claims();
     let context = Context { device, arithmetic: &arithmetic };
-    let (items, list_hash) = items(device, options)?;
+    let (mut items, list_hash) = items(device, options)?;
+    if let Some((part, parts)) = options.part {
+        let mut index = 0;
+        items.retain(|_| {
+            index += 1;
+            (index - 1) % parts.max(1) + 1 == part
+        });
+    }
     let mut summary = Summary {
         backend: device.name(),
         device: device.describe(),
-        profile: match (&options.case, options.most_cases) {
+        profile: match (&options.case, options.is_whole()) {
             (Some(_), _) => "case",
-            (None, Some(_)) => "part",
-            (None, None) => options.profile.name(),
+            (None, false) => "part",
+            (None, true) => options.profile.name(),
         },
         seed: options.seed,
         list_hash,
@@ -118,7 +143,7 @@ fn run_device(
         }
     }
     progress(total, total);
-    if options.case.is_none() && options.most_cases.is_none() && options.profile == Profile::Core {
+    if options.is_whole() && options.profile == Profile::Core {
         summary.missing = coverage.missing();
     }
     summary.digest = hexadecimal(&digest.finalize());
@@ -293,6 +318,27 @@ mod tests {
         assert_ne!(other, right);
         let differ = (0..cases.len() - 1).filter(|&case| cases[case] != changed[case]).count();
         assert!(differ > 10, "{differ}");
+    }
+
+    #[test]
+    fn parts_are_disjoint_and_together_the_whole() {
+        let ids = |part| {
+            let (_, lines) = summary(&Options { part, self_test: false, ..Options::default() });
+            let cases = lines.lines().filter_map(|line| {
+                let line: serde_json::Value = serde_json::from_str(line).expect("a line is JSON");
+                line["id"].as_str().map(str::to_owned)
+            });
+            cases.collect::<Vec<_>>()
+        };
+        let whole = ids(None);
+        let parts: Vec<Vec<String>> = (1..=7).map(|part| ids(Some((part, 7)))).collect();
+        assert!(parts.iter().all(|part| part.len().abs_diff(whole.len() / 7) <= 1));
+        let mut together = parts.concat();
+        assert_eq!(together.len(), whole.len());
+        together.sort();
+        let mut sorted = whole;
+        sorted.sort();
+        assert_eq!(together, sorted);
     }
 
     #[test]
