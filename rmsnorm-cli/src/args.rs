@@ -83,12 +83,15 @@ pub struct ConformanceArgs {
     /// Run only the K-th of N parts of what the profile runs, so that N processes can share it
     #[arg(long, value_name = "K/N", conflicts_with_all = ["most_cases", "case"])]
     pub part: Option<String>,
+    /// Print the ids of the cases, one a line, and run none
+    #[arg(long, conflicts_with = "json")]
+    pub list: bool,
     /// End with the first case that fails
     #[arg(long)]
     pub fail_fast: bool,
-    /// Run only the case with this id, as a failure prints it
+    /// Run only the case with this id, as a failure prints it; may be given several times
     #[arg(long, value_name = "ID")]
-    pub case: Option<String>,
+    pub case: Vec<String>,
     /// Write one JSON object per case and one for the summary to this file (`-`: stdout)
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,

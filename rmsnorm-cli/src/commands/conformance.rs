@@ -18,12 +18,16 @@ pub fn run(args: &ConformanceArgs) -> Result<(), Failure> {
         seed: args.seed,
         most_cases: args.most_cases,
         part: args.part.as_deref().map(part).transpose()?,
-        case: args.case.clone(),
+        cases: args.case.clone(),
         // Who replays one case knows that the suite can fail.
-        self_test: args.case.is_none(),
+        self_test: args.case.is_empty(),
         fail_fast: args.fail_fast,
     };
 
+    if args.list {
+        let ids = backend.dispatch(List { options: &options }).map_err(|error| Failure::Input(error.to_string()))?;
+        return print(&format!("{}\n", ids.join("\n")));
+    }
     let mut lines = Vec::new();
     let summary = prove(&backend, &options, json.is_some().then_some(&mut lines))?;
     if let Some(output) = &json {
@@ -51,6 +55,18 @@ fn part(text: &str) -> Result<(usize, usize), Failure> {
 /// Runs the suite on a backend, under a progress bar. Every case becomes a line of JSON if there is room for it.
 pub fn prove(backend: &AnyBackend, options: &Options, lines: Option<&mut Vec<u8>>) -> Result<Summary, Failure> {
     backend.dispatch(Prove { options, lines }).map_err(|error| Failure::Input(error.to_string()))
+}
+
+struct List<'a> {
+    options: &'a Options,
+}
+
+impl Task for List<'_> {
+    type Output = Result<Vec<String>, RunError>;
+
+    fn run<H: Harness>(self, harness: &H) -> Self::Output {
+        conformance::list(harness, self.options)
+    }
 }
 
 struct Prove<'a> {

@@ -177,6 +177,23 @@ fn conformance_report_has_a_line_per_case_and_each_can_be_replayed() {
     }
 }
 
+/// In parts too, so that a driver can share out what runs.
+#[test]
+fn conformance_list_has_the_ids_of_what_runs() {
+    let list = |flags: &[&str]| {
+        let outcome = Folder::new().rmsnorm(&[&["conformance", "--profile", "smoke", "--list"], flags].concat());
+        assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{outcome:?}");
+        outcome.stdout.lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let mut all = list(&[]);
+    assert!(all.len() > 189 && all.iter().any(|id| id == "spans"), "{}", all.len());
+    let mut parts = [list(&["--part", "1/2"]), list(&["--part", "2/2"])].concat();
+    all.sort();
+    parts.sort();
+    assert_eq!(all, parts);
+    assert_eq!(list(&["--case", "spans"]), ["spans"]);
+}
+
 #[test]
 fn conformance_json_to_stdout_is_nothing_but_json() {
     let folder = Folder::new();

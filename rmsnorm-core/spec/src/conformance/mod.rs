@@ -49,4 +49,4 @@ pub use profiles::Profile;
 pub use record::{Record, Recorded, read_caps, write_caps};
 pub use report::{CaseReport, Check, Counts, Finding, OutputReport, Quality, SUITE_VERSION, Status, Summary};
 pub use self_test::{Caught, SelfTest, self_test};
-pub use suite::{Options, RunError, run};
+pub use suite::{Options, RunError, list, run};

@@ -48,12 +48,12 @@ impl Profile {
     }
 }
 
-/// Row lengths: around every power of two that a vector, a warp, a block or a shared memory can end at, primes, and
-/// the hidden sizes of models.
-const COLS: [usize; 47] = [
-    1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513, 1000,
-    1023, 1024, 1025, 2880, 4095, 4096, 4097, 4099, 5120, 8191, 8192, 16_384, 16_385, 17_389, 32_771, 65_536, 65_537,
-    100_003, 131_072, 262_144,
+/// Row lengths: around every power of two that a vector, a warp, a block or a shared memory can end at, primes, lengths
+/// that end in half a vector or a quarter of one, and the hidden sizes of models.
+const COLS: [usize; 57] = [
+    1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 20, 31, 32, 33, 63, 64, 65, 127, 128, 129, 252, 255, 256, 257, 511, 512,
+    513, 516, 1000, 1004, 1023, 1024, 1025, 1284, 1538, 2880, 4095, 4096, 4097, 4099, 4100, 5120, 8191, 8192, 16_384,
+    16_385, 16_388, 17_389, 32_771, 65_536, 65_537, 100_003, 131_072, 262_144,
 ];
 
 /// Row counts: none, one, few, around powers of two, primes, beyond 16 bits, and so many that the blocks of about their
@@ -259,6 +259,7 @@ fn core() -> Vec<Case> {
     cases.extend(every_mix(&[(3, 7), (5, 45), (2, 1000)]));
     cases.extend(many_partial_rows());
     cases.extend(second_steps());
+    cases.extend(long_rows());
     cases.extend(reductions(&[(1, 129), (3, 4099), (64, 128), (257, 33), (777, 24), (4100, 5)]));
     cases.extend(determinism(&[(1, 1), (2, 4099), (257, 33), (300, 129), (600, 7)], 3));
     cases.extend(metamorphic(&[(3, 7), (29, 541), (64, 128), (257, 24), (2, 4099)]));
@@ -294,7 +295,7 @@ fn every_presence(first: DType) -> Vec<Case> {
     let mut dice = Dice { state: 4 + first as u64 };
     let varied = |(i, case): (usize, Case)| {
         let dtype = DType::ALL[(first as usize + i) % 3];
-        let cols = dice.pick(&[37, 40, 131]);
+        let cols = dice.pick(&[37, 40, 44, 131]);
         Case {
             cols,
             dtypes: Dtypes::uniform(dtype),
@@ -336,6 +337,12 @@ fn second_steps() -> Vec<Case> {
             let present = if (i + j) % 2 == 0 { ALL_PRESENT } else { GRADIENTS };
             cases.push(Case { present, weight_offset: 0.3, ..Case::plain(Kind::Backward, norm, dtype, rows, cols) });
         }
+        // A thread with two rows at once has the second only where there are more rows than workgroups; the fewer sums over
+        // rows it has, the more lengths it does so at.
+        let (rows, cols) = if norm == Norm::Rms { (2100, 1536) } else { (700, 8192) };
+        let present = Present { dbias: norm == Norm::Layer, ..GRADIENTS };
+        let plain = Case::plain(Kind::Backward, norm, DType::Bf16, rows, cols);
+        cases.push(Case { present, family: Family::Mixed, ..plain });
         for present in [SUM_NOT_KEPT, ALL_PRESENT] {
             let plain = Case::plain(Kind::Forward, norm, DType::F32, 20, 262_147);
             cases.push(Case { present, weight_offset: -0.5, ..plain });
@@ -345,6 +352,33 @@ fn second_steps() -> Vec<Case> {
             cases.push(Case { present: GRADIENTS, layout, ..Case::plain(kind, norm, DType::Bf16, 1_500_007, 3) });
         }
     }
+    cases
+}
+
+/// Rows that a device has ways of its own for, with data that those ways can be wrong about: far from zero, so large that
+/// only x - mean counts, rows unlike their neighbours, a weight's offset, a stride of dresidual_out's own.
+fn long_rows() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for dtype in DType::ALL {
+        let with = |kind, norm, rows, cols| Case { present: ALL_PRESENT, ..Case::plain(kind, norm, dtype, rows, cols) };
+        for norm in Norm::ALL {
+            for (i, cols) in [32_768, 65_536].into_iter().enumerate() {
+                let (present, weight_offset) = (GRADIENTS, WEIGHT_OFFSETS[2 + i]);
+                cases.push(Case { present, weight_offset, ..with(Kind::Forward, norm, 2, cols) });
+            }
+            cases.push(Case { family: Family::Mixed, ..with(Kind::Backward, norm, 40, 65_539) });
+            let layout = Layout::Mixed(7);
+            cases.push(Case { layout, ..with(Kind::Backward, norm, 3, 262_147) });
+        }
+        for family in [Family::Shifted, Family::Const] {
+            for present in [SUM_NOT_KEPT, ALL_PRESENT] {
+                let plain = with(Kind::Forward, Norm::Layer, 2, 262_147);
+                cases.push(Case { family, present, ..plain });
+            }
+            cases.push(Case { family, ..with(Kind::Backward, Norm::Layer, 2, 262_147) });
+        }
+    }
+    cases.retain(is_meaningful);
     cases
 }
 
@@ -358,6 +392,9 @@ fn many_partial_rows() -> Vec<Case> {
             let family = if (i + j) % 2 == 0 { Family::Randn } else { Family::PosDy };
             cases.push(Case { present: ALL_PRESENT, family, ..plain });
         }
+        // Sums beyond twice the largest f16.
+        let plain = Case::plain(Kind::Backward, norm, DType::F16, 400_003, 1);
+        cases.push(Case { present: ALL_PRESENT, family: Family::PosDy, ..plain });
     }
     cases
 }
@@ -590,12 +627,17 @@ pub(super) fn breakpoints(cols: &[usize], rows: &[usize]) -> Vec<Case> {
         sizes
     };
     for (kind, norm) in kinds_and_norms() {
-        let cols = around(cols).into_iter().filter(|&cols| cols > 0).map(|cols| (3, cols));
+        // And a length that ends in half a vector of 16 bits.
+        let halves = cols.iter().map(|&cols| cols + 4);
+        let cols = around(cols).into_iter().chain(halves).filter(|&cols| cols > 0).map(|cols| (3, cols));
         let rows = around(rows).into_iter().map(|rows| (rows, if rows > 4096 { 3 } else { 33 }));
         for (i, (rows, cols)) in cols.chain(rows).enumerate() {
             for (j, dtype) in DType::ALL.into_iter().enumerate() {
                 let layout = if (i + j) % 2 == 0 { Layout::DENSE } else { Layout::Mixed((i + j) as u32) };
-                cases.push(Case { present: GRADIENTS, layout, ..Case::plain(kind, norm, dtype, rows, cols) });
+                // Every other offset is none, and each of the others meets every layout and dtype.
+                let weight_offset = if i % 2 == 0 { WEIGHT_OFFSETS[1 + (i / 2 + j) % 3] } else { 0.0 };
+                let plain = Case::plain(kind, norm, dtype, rows, cols);
+                cases.push(Case { present: GRADIENTS, layout, weight_offset, ..plain });
             }
         }
     }

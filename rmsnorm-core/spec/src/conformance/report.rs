@@ -277,7 +277,7 @@ pub struct Summary {
     pub backend: &'static str,
     /// The device in the backend's words.
     pub device: String,
-    /// The profile, `part` for some of its cases, or `case` for a single one.
+    /// The profile, `part` for some of its cases, or `case` for those that were named.
     pub profile: &'static str,
     /// Seed of the drawn cases.
     pub seed: u64,

@@ -29,8 +29,8 @@ pub struct Options {
     /// Runs only the k-th of n parts, as (k, n) with k from 1 to n: the parts are disjoint, and together they are all that
     /// the profile runs, so that n processes can share it.
     pub part: Option<(usize, usize)>,
-    /// Runs only the case, the bad call, or the check of spans, with this id.
-    pub case: Option<String>,
+    /// Runs only the cases, the bad calls, or the check of spans, with these ids, if there is one.
+    pub cases: Vec<String>,
     /// Whether the suite first proves that it can fail.
     pub self_test: bool,
     /// Whether the run ends with the first case that fails.
@@ -45,7 +45,7 @@ impl Default for Options {
             seed: 0,
             most_cases: None,
             part: None,
-            case: None,
+            cases: Vec::new(),
             self_test: true,
             fail_fast: false,
         }
@@ -55,7 +55,7 @@ impl Default for Options {
 impl Options {
     /// Whether all that the profile has is run.
     fn is_whole(&self) -> bool {
-        self.case.is_none() && self.most_cases.is_none() && self.part.is_none()
+        self.cases.is_empty() && self.most_cases.is_none() && self.part.is_none()
     }
 }
 
@@ -86,6 +86,14 @@ pub fn run<H: Harness>(
     run_device(harness, options, progress, jsonl)
 }
 
+/// The ids of all that `options` runs against a backend, in their order. Nothing is run.
+///
+/// # Errors
+/// [`RunError::Case`]: an id that is none.
+pub fn list<H: Harness>(harness: &H, options: &Options) -> Result<Vec<String>, RunError> {
+    Ok(items(harness, options)?.0.iter().map(Item::id).collect())
+}
+
 fn run_device(
     device: &dyn Device,
     options: &Options,
@@ -95,21 +103,14 @@ fn run_device(
     let start = Instant::now();
     let arithmetic = device.claims();
     let context = Context { device, arithmetic: &arithmetic };
-    let (mut items, list_hash) = items(device, options)?;
-    if let Some((part, parts)) = options.part {
-        let mut index = 0;
-        items.retain(|_| {
-            index += 1;
-            (index - 1) % parts.max(1) + 1 == part
-        });
-    }
+    let (items, list_hash) = items(device, options)?;
     let mut summary = Summary {
         backend: device.name(),
         device: device.describe(),
-        profile: match (&options.case, options.is_whole()) {
-            (Some(_), _) => "case",
-            (None, false) => "part",
-            (None, true) => options.profile.name(),
+        profile: match (options.cases.is_empty(), options.is_whole()) {
+            (false, _) => "case",
+            (true, false) => "part",
+            (true, true) => options.profile.name(),
         },
         seed: options.seed,
         list_hash,
@@ -169,6 +170,14 @@ impl Item {
         }
     }
 
+    fn id(&self) -> String {
+        match self {
+            Item::Spans => SPANS.into(),
+            Item::Case(case) => case.to_string(),
+            Item::Misuse(call) => call.id.clone(),
+        }
+    }
+
     /// Runs it. A panic of the backend is a failure of the case, not of the run.
     pub fn execute(self, context: Context<'_>) -> CaseReport {
         match self {
@@ -182,14 +191,24 @@ impl Item {
     }
 }
 
+/// What runs, and the hash of the ids of the profile's list.
 fn items(device: &dyn Device, options: &Options) -> Result<(Vec<Item>, String), ParseCaseError> {
-    if let Some(id) = &options.case {
-        let item = match bad_calls(device).into_iter().find(|call| call.id == *id) {
-            Some(call) => Item::Misuse(call),
-            None if id == SPANS => Item::Spans,
-            None => Item::Case(id.parse()?),
+    let (items, hash) = all_items(device, options)?;
+    let is_in_part = |index: usize| options.part.is_none_or(|(part, parts)| index % parts.max(1) + 1 == part);
+    let items = items.into_iter().enumerate().filter(|(index, _)| is_in_part(*index));
+    Ok((items.map(|(_, item)| item).collect(), hash))
+}
+
+fn all_items(device: &dyn Device, options: &Options) -> Result<(Vec<Item>, String), ParseCaseError> {
+    if !options.cases.is_empty() {
+        let item = |id: &String| {
+            Ok(match bad_calls(device).into_iter().find(|call| call.id == *id) {
+                Some(call) => Item::Misuse(call),
+                None if id == SPANS => Item::Spans,
+                None => Item::Case(id.parse()?),
+            })
         };
-        return Ok((vec![item], hash(std::slice::from_ref(id))));
+        return Ok((options.cases.iter().map(item).collect::<Result<_, _>>()?, hash(&options.cases)));
     }
     let mut cases = options.profile.cases(options.seed);
     if let Some(most) = options.most_cases {
@@ -272,7 +291,7 @@ mod tests {
     fn run_of_one_case_reports_that_case() {
         let id = "bounds:forward:rms_norm:f16,f32,f16:3x17:randn:eps1e-6:ws:offset1:at_store:partials:p1o3:seed9";
         for id in [id, "misuse:backward:no_rstd", "spans"] {
-            let (result, lines) = summary(&Options { case: Some(id.into()), self_test: false, ..Options::default() });
+            let (result, lines) = summary(&Options { cases: vec![id.into()], self_test: false, ..Options::default() });
             let summary = result.expect("the id is valid");
             assert_eq!(summary.counts, Counts { passed: 1, ..Counts::default() }, "{summary}");
             assert!(summary.is_success());
@@ -289,7 +308,7 @@ mod tests {
     #[test]
     fn list_of_the_core_profile_is_fixed() {
         let ids: Vec<String> = Profile::Core.cases(0).iter().map(Case::to_string).collect();
-        assert_eq!(hash(&ids), "27722a9d31c1c76e819850ff5e6deb611a1b44948bd50b2a9ef58a1db34c16aa");
+        assert_eq!(hash(&ids), "94fa2784918a45b642d167494a953849c4fd23dd2d12b3e95ec6f2de8548513b");
     }
 
     /// What a rebuilt kernel is held to: one changed bit of one output changes it, and nothing else does.
@@ -321,6 +340,16 @@ mod tests {
     }
 
     #[test]
+    fn several_cases_run_in_the_order_they_are_named() {
+        let ids = ["spans".to_owned(), "misuse:backward:no_rstd".into()];
+        let (result, lines) = summary(&Options { cases: ids.to_vec(), self_test: false, ..Options::default() });
+        assert_eq!(result.expect("the ids are valid").counts.passed, 2);
+        for (id, line) in ids.iter().zip(lines.lines()) {
+            assert!(line.contains(&format!(r#""id":"{id}""#)), "{line}");
+        }
+    }
+
+    #[test]
     fn parts_are_disjoint_and_together_the_whole() {
         let ids = |part| {
             let (_, lines) = summary(&Options { part, self_test: false, ..Options::default() });
@@ -331,6 +360,7 @@ mod tests {
             cases.collect::<Vec<_>>()
         };
         let whole = ids(None);
+        assert_eq!(list(&SimulatedBackend::new(None), &Options::default()).expect("a profile"), whole);
         let parts: Vec<Vec<String>> = (1..=7).map(|part| ids(Some((part, 7)))).collect();
         assert!(parts.iter().all(|part| part.len().abs_diff(whole.len() / 7) <= 1));
         let mut together = parts.concat();
@@ -343,13 +373,13 @@ mod tests {
 
     #[test]
     fn run_of_an_unknown_case_is_an_error() {
-        let options = Options { case: Some("bounds:forward".into()), self_test: false, ..Options::default() };
+        let options = Options { cases: vec!["bounds:forward".into()], self_test: false, ..Options::default() };
         assert!(matches!(summary(&options).0, Err(RunError::Case(_))));
     }
 
     #[test]
     fn run_without_an_executed_case_is_no_success() {
-        let options = Options { case: Some("misuse:backward:no_rstd".into()), self_test: false, ..Options::default() };
+        let options = Options { cases: vec!["misuse:backward:no_rstd".into()], self_test: false, ..Options::default() };
         let mut summary = summary(&options).0.expect("the id is valid");
         summary.counts = Counts { unsupported: 5, ..Counts::default() };
         assert!(!summary.is_success());
@@ -361,7 +391,7 @@ mod tests {
 
     #[test]
     fn run_with_gaps_says_how_many_and_core_with_skips_is_incomplete() {
-        let options = Options { case: Some("spans".into()), self_test: false, ..Options::default() };
+        let options = Options { cases: vec!["spans".into()], self_test: false, ..Options::default() };
         let mut summary = summary(&options).0.expect("the id is valid");
         summary.counts = Counts { passed: 1000, unsupported: 30, skipped: 2, ..Counts::default() };
         let text = summary.to_string();
