@@ -275,6 +275,17 @@ mod tests {
         }
     }
 
+    /// Bounds follow from what is claimed, so that is no less than what is done: the rows of a block one after the other,
+    /// then the blocks.
+    #[test]
+    fn claimed_chains_are_as_long_as_those_of_the_plan() {
+        for rows in (1..5000).chain([65_537, 1 << 20, 1 << 32]) {
+            let plan = plan(&problem(Stage::Backward, rows, 3, DType::F32), &with_threads(2));
+            let additions = plan.block_rows.min(rows) - 1 + plan.blocks - 1;
+            assert!(depth_rows(rows) >= additions, "{rows} rows: {additions}");
+        }
+    }
+
     #[test]
     fn chains_of_additions_stay_within_policy() {
         for n in (0..5000).chain([17389, 65537, 1 << 20, 1 << 24]) {

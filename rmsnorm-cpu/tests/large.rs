@@ -12,7 +12,7 @@ fn pass(profile: Profile, count: usize, chosen: fn(&Case) -> bool) {
     assert_eq!(cases.len(), count);
     let backend = CpuBackend::with(Isa::detect(), 4).unwrap();
     for case in cases {
-        let options = Options { case: Some(case.to_string()), self_test: false, ..Options::default() };
+        let options = Options { cases: vec![case.to_string()], self_test: false, ..Options::default() };
         let summary = run(&backend, &options, &mut |_, _| {}, None).unwrap();
         assert_eq!(summary.counts.passed, 1, "{summary}");
     }

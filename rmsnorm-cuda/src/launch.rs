@@ -186,10 +186,30 @@ mod tests {
             (2, Params { y: matrix(0x2000, 65), ..aligned }),
             (4, Params { y: matrix(0x2000, 66), ..aligned }),
             (8, Params { weight: 0x3008, ..aligned }),
+            (2, Params { bias: 0x3002, ..aligned }),
             (4, Params { residual: matrix(0x4000, 65), ..aligned }),
             (16, Params { rstd: 0x4004, mean: 0x4004, partials: 0x5004, ..aligned }),
         ] {
             assert_eq!(access_bytes(&forward, &params), expected, "{params:?}");
+        }
+    }
+
+    /// A stride of 66 elements is 132 bytes of bf16, and 264 of an f32 stream.
+    #[test]
+    fn strides_count_in_the_dtype_of_their_matrix() {
+        let (forward, backward) = (problem(Stage::Forward, 2), problem(Stage::Backward, 2));
+        let odd = matrix(0x1000, 66);
+        for (expected, problem, params) in [
+            (4, forward, Params { x: odd, ..Params::default() }),
+            (4, forward, Params { y: odd, ..Params::default() }),
+            (8, forward, Params { residual: odd, ..Params::default() }),
+            (8, forward, Params { residual_out: odd, ..Params::default() }),
+            (4, backward, Params { dy: odd, ..Params::default() }),
+            (4, backward, Params { dx: odd, ..Params::default() }),
+            (8, backward, Params { x: odd, ..Params::default() }),
+            (8, backward, Params { dresidual_out: odd, ..Params::default() }),
+        ] {
+            assert_eq!(access_bytes(&problem, &params), expected, "{params:?}");
         }
     }
 
@@ -198,13 +218,6 @@ mod tests {
         let params = Params { x: matrix(0x1000, 65), y: matrix(0x2000, 67), ..Params::default() };
         assert_eq!(access_bytes(&problem(Stage::Forward, 1), &params), 16);
         assert_eq!(access_bytes(&problem(Stage::Forward, 2), &params), 2);
-    }
-
-    #[test]
-    fn x_of_backward_has_the_dtype_of_the_residual_stream() {
-        let params = Params { x: matrix(0x1000, 66), ..Params::default() };
-        assert_eq!(access_bytes(&problem(Stage::Forward, 2), &params), 4);
-        assert_eq!(access_bytes(&problem(Stage::Backward, 2), &params), 8);
     }
 
     /// Name and kind of every field of `struct Params` in a source text; `parse` takes a line apart.

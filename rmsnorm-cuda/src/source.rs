@@ -144,6 +144,13 @@ mod tests {
             let changed: Vec<_> = after.iter().filter(|option| !before.contains(option)).collect();
             assert_eq!(changed, [option]);
         };
+        let flag = |flags: Flags, option: &str| differs(KernelKey { flags, ..KEY }, option);
+        flag(Flags { weight: false, ..KEY.flags }, "-DHAS_WEIGHT=0");
+        flag(Flags { bias: true, ..KEY.flags }, "-DHAS_BIAS=1");
+        flag(Flags { residual: false, ..KEY.flags }, "-DHAS_RESIDUAL=0");
+        flag(Flags { dresidual_out: true, ..KEY.flags }, "-DHAS_DRESIDUAL_OUT=1");
+        flag(Flags { dweight: true, ..KEY.flags }, "-DHAS_DWEIGHT=1");
+        flag(Flags { dbias: true, ..KEY.flags }, "-DHAS_DBIAS=1");
         differs(KernelKey { program: Program::ReducePartials, ..KEY }, "-DIS_BACKWARD=1");
         differs(KernelKey { norm: Norm::Rms, ..KEY }, "-DIS_LAYER=0");
         differs(KernelKey { cast_order: CastOrder::BeforeWeight, ..KEY }, "-DCAST_BEFORE_WEIGHT=1");

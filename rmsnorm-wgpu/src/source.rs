@@ -119,7 +119,7 @@ pub(crate) fn workgroup_bytes(key: &KernelKey) -> u32 {
 }
 
 /// Whether a matrix is f32, so that the quads of a pair lie apart, and a 16-bit access has one of them.
-fn is_split(key: &KernelKey) -> bool {
+pub(crate) fn is_split(key: &KernelKey) -> bool {
     key.activation == DType::F32 || (has_stream(key) && key.residual == DType::F32)
 }
 

@@ -187,12 +187,12 @@ fn backward_has_the_same_bits_in_any_number_of_tasks() {
     }
 }
 
-/// Columns at every depth of nested splits, where a wrong offset finds the sums of another column; and the sums
-/// themselves, which are exact.
+/// Columns at every depth of nested splits, beyond 16 bits too, where a wrong offset finds the sums of another column; and
+/// the sums themselves, which are exact.
 #[test]
 fn the_second_stage_has_the_same_sums_in_any_number_of_tasks() {
     let pool = pool();
-    for cols in [1, 31, 32, 33, 64, 7 * 32 + 5, 16 * 32] {
+    for cols in [1, 31, 32, 33, 64, 7 * 32 + 5, 16 * 32, 131_075] {
         for blocks in [1, 2, 5] {
             // A column's sum says which column it is of.
             let partials: Vec<f32> = (0..blocks * cols).map(|i| (i % cols) as f32 + (i / cols) as f32 / 8.0).collect();

@@ -45,3 +45,16 @@ impl Drop for Workspace<'_> {
         self.stream.context().record_err(freed);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::bytes_of;
+
+    #[test]
+    fn bytes_of_a_workspace_do_not_wrap_at_32_bits() {
+        assert_eq!(
+            [0, 1, (1 << 30) - 1, 1 << 30, (1 << 40) + 3].map(bytes_of),
+            [0, 4, (1 << 32) - 4, 1 << 32, (1 << 42) + 12]
+        );
+    }
+}

@@ -103,7 +103,8 @@ impl Call {
 
 /// Both stages and norms, with every set of optional tensors that a plan tells apart.
 fn calls() -> Vec<Call> {
-    let forward = [NONE, WEIGHT_BIAS, WEIGHT_RESIDUAL].map(|present| (Stage::Forward, present));
+    let bias = Present { bias: true, ..NONE };
+    let forward = [NONE, bias, WEIGHT_BIAS, WEIGHT_RESIDUAL].map(|present| (Stage::Forward, present));
     let backward = [
         NONE,
         DWEIGHT,

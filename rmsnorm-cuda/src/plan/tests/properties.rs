@@ -2,7 +2,7 @@
 
 use rmsnorm_spec::{Norm, Stage};
 
-use super::super::{COLS_BREAKPOINTS, Program, workspace_len};
+use super::super::{Accumulate, COLS_BREAKPOINTS, Flags, Program, workspace_len};
 use super::*;
 
 /// Shared memory that a kernel may declare without asking.
@@ -71,6 +71,99 @@ fn every_column_has_one_thread() {
                 assert!(tile.packs <= most_packs(key.program), "{cols} {tile:?}");
             }
             assert_eq!(tile.is_ragged, key.program == Program::ReducePartials || owned != cols, "{cols} {key:?}");
+        }
+    });
+}
+
+/// A tensor that is there has its flag and its dtype in the key, and what is not there leaves no trace.
+#[test]
+fn keys_have_the_tensors_of_the_call() {
+    for_all(|caps, call, cols| {
+        let Call { present, dtypes: [activation, weight, residual], .. } = call;
+        for Launch { key, .. } in launches(&call.plan(4096, cols, caps)) {
+            let is_forward = call.stage == Stage::Forward;
+            let is_reduction = key.program == Program::ReducePartials;
+            let writes_dx = matches!(key.program, Program::Backward | Program::BackwardColumns);
+            let has_gradients = writes_dx || is_reduction;
+            let expected = Flags {
+                weight: !is_reduction && present.weight,
+                bias: is_forward && present.bias,
+                residual: is_forward && present.residual,
+                dresidual_out: writes_dx && present.dresidual_out,
+                dweight: has_gradients && present.dweight,
+                dbias: has_gradients && present.dbias,
+            };
+            assert_eq!(key.flags, expected, "{cols} {call:?}");
+            if is_reduction {
+                assert_eq!(key.weight, weight, "{cols} {call:?}");
+                continue;
+            }
+            let Flags { weight: w, bias, dweight, dbias, .. } = expected;
+            let has_weight = w || bias || dweight || dbias;
+            let has_stream = !is_forward || present.residual;
+            let dtypes = [key.activation, key.weight, key.residual];
+            let weight = if has_weight { weight } else { activation };
+            let residual = if has_stream { residual } else { activation };
+            assert_eq!(dtypes, [activation, weight, residual], "{cols} {key:?} of {call:?}");
+        }
+    });
+}
+
+/// Each gradient has a block for each tile of its columns.
+#[test]
+fn the_second_stage_has_a_block_for_every_tile_of_every_gradient() {
+    for_all(|caps, call, cols| {
+        for launch in launches(&call.plan(4096, cols, caps)) {
+            if launch.key.program == Program::ReducePartials {
+                let tiles = cols.div_ceil(4 * launch.key.tile.threads_per_row as usize);
+                assert_eq!(launch.grid as usize, call.gradients() * tiles, "{cols} {call:?}");
+            }
+        }
+    });
+}
+
+/// One gradient alone is summed as both are.
+#[test]
+fn gradients_are_summed_in_the_way_that_was_asked_for() {
+    let ways = [
+        (GradReduction::Partials, Accumulate::Partials),
+        (GradReduction::Locks { groups: 64 }, Accumulate::Locks),
+        (GradReduction::Atomics, Accumulate::Atomics),
+    ];
+    for_all(|caps, call, cols| {
+        for (grad_reduction, expected) in ways {
+            let plan = Call { grad_reduction, ..call }.plan(4096, cols, caps);
+            for Launch { key, .. } in launches(&plan) {
+                let sums = matches!(key.program, Program::Backward | Program::BackwardColumns) && call.gradients() > 0;
+                let expected = if sums { expected } else { Accumulate::Partials };
+                assert_eq!(key.grad_reduction, expected, "{cols} {key:?} of {call:?}");
+            }
+        }
+    });
+}
+
+/// What a block keeps of its rows: x and residual of a long row; dy, x and dresidual_out of every row of every step.
+#[test]
+fn shared_memory_has_room_for_the_rows() {
+    for_all(|caps, call, cols| {
+        let [activation, _, residual] = call.dtypes.map(|dtype| dtype.size());
+        for launch in launches(&call.plan(4096, cols, caps)) {
+            let tile = launch.key.tile;
+            let owned = columns(&tile) / tile.cluster as usize;
+            let needed = match launch.key.program {
+                Program::ForwardLong => owned * (activation + if call.present.residual { residual } else { 0 }),
+                Program::Backward => {
+                    let rows = (tile.groups * tile.unroll * tile.stages) as usize;
+                    rows * owned * (activation + residual * (1 + usize::from(call.present.dresidual_out)))
+                }
+                Program::Forward
+                | Program::ForwardCluster
+                | Program::ForwardStreaming
+                | Program::BackwardRowSums
+                | Program::BackwardColumns
+                | Program::ReducePartials => 0,
+            };
+            assert!(launch.shared_bytes as usize >= needed, "{cols} {needed} {launch:?} of {call:?}");
         }
     });
 }

@@ -1,7 +1,8 @@
 //! What every plan keeps, whatever is asked for.
 
-use super::super::{COLS_BREAKPOINTS, Flavour, KernelKey, Unfit, copy, workspace_len};
+use super::super::{COLS_BREAKPOINTS, Flags, Flavour, KernelKey, Unfit, copy, workspace_len};
 use super::*;
+use crate::source;
 
 /// Bytes of workgroup memory that a program declares at most: sums in two buffers, and quads that are folded.
 fn workgroup_bytes(key: &KernelKey) -> u32 {
@@ -49,6 +50,52 @@ fn every_column_has_one_thread() {
                 // Those of a turn.
                 let is_streaming = *program == Program::ForwardStreaming;
                 assert!(tile.packs == 1 || (is_streaming && tile.packs == 4), "{cols} {key:?}");
+            }
+        }
+    });
+}
+
+/// A tensor that is there has its flag and its dtype in the key.
+#[test]
+fn keys_have_the_tensors_of_the_call() {
+    for_all(|caps, call, cols| {
+        let Call { dtypes: [activation, weight, residual], .. } = call;
+        let problem = call.problem(SOME_ROWS, cols);
+        let present = problem.present;
+        for Dispatch { key, .. } in dispatches(&call.plan(SOME_ROWS, cols, caps)) {
+            let is_forward = call.stage == Stage::Forward;
+            let is_reduction = key.program == Program::ReducePartials;
+            let writes_dx = matches!(key.program, Program::Backward | Program::BackwardColumns);
+            let has_gradients = writes_dx || is_reduction;
+            let expected = Flags {
+                weight: !is_reduction && present.weight,
+                weight_offset: !is_reduction && present.weight && problem.has_weight_offset,
+                bias: is_forward && present.bias,
+                residual: is_forward && present.residual,
+                residual_out: is_forward && present.residual_out,
+                mean: !is_reduction && present.mean,
+                rstd: !is_reduction && present.rstd,
+                in_place: false,
+                dresidual_out: writes_dx && present.dresidual_out,
+                dweight: has_gradients && present.dweight,
+                dbias: has_gradients && present.dbias,
+            };
+            assert_eq!(key.flags, expected, "{cols} {call:?}");
+            let activation = if is_reduction { weight } else { activation };
+            let has_stream = !is_reduction && (!is_forward || present.residual);
+            let weight = if expected.weight || expected.bias { weight } else { activation };
+            let residual = if has_stream { residual } else { activation };
+            let dtypes = [key.activation, key.weight, key.residual];
+            assert_eq!(dtypes, [activation, weight, residual], "{cols} {key:?} of {call:?}");
+            // What the text is assembled for is what the plan has made sure of.
+            let is_f32 = key.activation == DType::F32 || (has_stream && residual == DType::F32);
+            assert_eq!(source::is_split(key), is_f32, "{cols} {key:?} of {call:?}");
+            // Then nothing asks which columns exist.
+            assert!(!key.is_whole || key.tile.columns() == cols, "{cols} {key:?}");
+            // What a thread adds of the subgroups' sums is a chain.
+            if let Flavour::Subgroup(lanes) = key.tile.flavour {
+                let sums = key.tile.threads_per_row.div_ceil(lanes);
+                assert!(sums <= lanes.max(128 / lanes), "{cols} {key:?}");
             }
         }
     });
