@@ -16,9 +16,12 @@ temporary folder. Options:
                      of each file and class in turn: for lists that will not be finished)
     --cache PATH     RMSNORM_CACHE_DIR: own (default: an empty folder for each bug), off, or a folder for all. A folder
                      for all is safe: entries are named by a hash of their text
+    --ids FILE       ids of cases, one a line, as `conformance --list` prints them. A bug whose `cases` is a regex is then
+                     run on those that match, --pick N of them (60) spread over the list, and on nothing else
     --baseline       runs the binary as it is first; without a pass nothing else is run
 
-The verdict of a bug, by the exit code: caught (1, or 101: a test), survived (0), timeout, crash (a signal: caught too),
+The verdict of a bug, by the exit code: caught (1, or 101: a test), survived (0), nothing (1, though no case failed: they
+were all skipped), timeout, crash (a signal: caught too),
 broken (2, or the text does not compile: the bug is no bug), bad (it could not be planted).
 
 Python 3.11 or later, standard library only.
@@ -106,6 +109,8 @@ def run(binary, folder, args, options, name):
         else "survived" if code == 0
         else "broken" if no_program or code not in (1, 101) and code > 0
         else "crash" if code < 0
+        # No case failed: none passed either, or what ran was too little for its profile.
+        else "nothing" if counts and result["failed"] == 0
         else "caught"
     )
     if result["verdict"] in ("broken", "crash"):
@@ -149,13 +154,13 @@ def sorted_bugs(bugs, key):
 
 def table(bugs, results):
     """What became of the bugs, by class, and those that no one caught."""
-    verdicts = ["caught", "timeout", "crash", "survived", "broken", "bad"]
+    verdicts = ["caught", "timeout", "crash", "survived", "nothing", "broken", "bad"]
     print(f"\n{'class':<14}" + "".join(f"{verdict:>10}" for verdict in verdicts) + f"{'not run':>10}")
     for name in sorted({bug["class"] for bug in bugs}) + ["all"]:
         of_class = [bug for bug in bugs if name in ("all", bug["class"])]
         got = [results.bugs.get(bug["id"], {}).get("verdict") for bug in of_class]
         print(f"{name:<14}" + "".join(f"{got.count(verdict):>10}" for verdict in verdicts) + f"{got.count(None):>10}")
-    for verdict in ("survived", "timeout", "crash", "broken", "bad"):
+    for verdict in ("survived", "timeout", "nothing", "crash", "broken", "bad"):
         of_verdict = [bug for bug in bugs if results.bugs.get(bug["id"], {}).get("verdict") == verdict]
         if of_verdict:
             print(f"\n{verdict}:")
@@ -187,6 +192,8 @@ def main():
     parser.add_argument("--skip")
     parser.add_argument("--sort", choices=["list", "likely", "spread"], default="list")
     parser.add_argument("--cache", default="own")
+    parser.add_argument("--ids")
+    parser.add_argument("--pick", type=int, default=60)
     parser.add_argument("--baseline", action="store_true")
     options = parser.parse_args(own)
 
@@ -197,7 +204,15 @@ def main():
         text = f"{bug['id']} {bug['class']} {bug['file']}"
         if (not options.only or re.search(options.only, text)) and not (options.skip and re.search(options.skip, text)):
             chosen.append(bug)
+    ids = Path(options.ids).read_text().split() if options.ids else []
     results = Results(options.out)
+
+    def named(bug):
+        """The cases that reach the bug, as arguments."""
+        matching = [id for id in ids if "cases" in bug and re.search(bug["cases"], id)]
+        picked = matching[::max(1, -(-len(matching) // options.pick))]
+        return [word for id in picked for word in ("--case", id)]
+
     head = {"binary": binary, "list": options.list, "args": args}
 
     if options.baseline:
@@ -216,7 +231,10 @@ def main():
             try:
                 with SPAWN:
                     patch.patch(binary, bug, patched)
-                result = run(patched, folder, args, options, bug["id"])
+                cases = named(bug)
+                result = run(patched, folder, args + cases, options, bug["id"])
+                if cases:
+                    result["cases"] = len(cases) // 2
             except (OSError, ValueError) as error:
                 result = {"exit": None, "seconds": 0.0, "failures": [], "verdict": "bad", "said": str(error)}
         results.add(bug["id"], {**result, **about}, head)

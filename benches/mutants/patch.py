@@ -15,7 +15,7 @@ import tomllib
 from pathlib import Path
 
 FIELDS = {"id", "class", "file", "find", "replace", "why"}
-OPTIONAL = {"order", "equivalent", "expect"}
+OPTIONAL = {"order", "equivalent", "expect", "cases"}
 
 
 def load(path):
