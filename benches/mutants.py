@@ -29,7 +29,8 @@ LIST = ROOT / "benches/mutants/rust.toml"
 
 # For files below a folder: the packages whose tests are run, one after the other until one fails.
 TESTS = [
-    ("rmsnorm-core/spec/", [["-p", "rmsnorm-spec", "--all-features"], ["-p", "rmsnorm-cpu"]]),
+    ("rmsnorm-spec/", [["-p", "rmsnorm-spec", "-p", "rmsnorm-conformance"], ["-p", "rmsnorm-cpu"]]),
+    ("rmsnorm-conformance/", [["-p", "rmsnorm-conformance"], ["-p", "rmsnorm-cpu"]]),
     ("rmsnorm-cache/", [["-p", "rmsnorm-cache"]]),
     ("rmsnorm-cpu/", [["-p", "rmsnorm-cpu"]]),
     ("rmsnorm-core/", [["-p", "rmsnorm-core", "--features", "measure"], ["-p", "rmsnorm-cli"]]),

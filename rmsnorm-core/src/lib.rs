@@ -40,6 +40,9 @@ pub mod measure;
 #[cfg(feature = "conformance")]
 pub use device::Task;
 pub use device::{AnyBackend, Availability, Device, available};
+#[cfg(feature = "conformance")]
+#[doc(no_inline)]
+pub use rmsnorm_conformance as conformance;
 pub use rmsnorm_spec::*;
 
 /// The CPU backend.

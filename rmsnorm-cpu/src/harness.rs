@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use rmsnorm_spec::conformance::{Arithmetic, Harness};
+use rmsnorm_conformance::{Arithmetic, Harness};
 use rmsnorm_spec::{DType, Element, Error};
 
 use crate::lanes::ALIGNMENT;

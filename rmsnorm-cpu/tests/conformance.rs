@@ -3,13 +3,13 @@
 use rmsnorm_cpu::{CpuBackend, Isa};
 
 mod portable {
-    rmsnorm_spec::conformance!(super::CpuBackend::with(super::Isa::Portable, 2));
+    rmsnorm_conformance::conformance!(super::CpuBackend::with(super::Isa::Portable, 2));
 }
 
 mod avx2 {
-    rmsnorm_spec::conformance!(super::CpuBackend::with(super::Isa::Avx2, 2));
+    rmsnorm_conformance::conformance!(super::CpuBackend::with(super::Isa::Avx2, 2));
 }
 
 mod avx512 {
-    rmsnorm_spec::conformance!(super::CpuBackend::with(super::Isa::Avx512, 2));
+    rmsnorm_conformance::conformance!(super::CpuBackend::with(super::Isa::Avx512, 2));
 }

@@ -3,8 +3,8 @@
 //! distance is address space that nobody touches.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
 
+use rmsnorm_conformance::{Case, Kind, Layout, Options, Profile, run};
 use rmsnorm_cpu::{CpuBackend, Isa};
-use rmsnorm_spec::conformance::{Case, Kind, Layout, Options, Profile, run};
 
 /// Runs the cases of a profile that are `chosen`; there must be as many, and all pass.
 fn pass(profile: Profile, count: usize, chosen: fn(&Case) -> bool) {

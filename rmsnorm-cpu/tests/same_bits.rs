@@ -6,10 +6,10 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
 
 use bytemuck::cast_slice;
+use rmsnorm_conformance::Arithmetic;
+use rmsnorm_conformance::bounds::{self, Mode, Model, Statistics};
+use rmsnorm_conformance::judge::{self, BeforeWeight};
 use rmsnorm_cpu::{Backward, CpuBackend, Forward, ForwardInPlace, Isa};
-use rmsnorm_spec::conformance::Arithmetic;
-use rmsnorm_spec::conformance::bounds::{self, Mode, Model, Statistics};
-use rmsnorm_spec::conformance::judge::{self, BeforeWeight};
 use rmsnorm_spec::reference::{self, BackwardInputs, ForwardInputs};
 use rmsnorm_spec::{CastOrder, Element, Norm, NormBackend, NormSpec, bf16, f16};
 

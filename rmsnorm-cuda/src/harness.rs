@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DriverError};
-use rmsnorm_spec::conformance::{Arithmetic, Harness};
+use rmsnorm_conformance::{Arithmetic, Harness};
 use rmsnorm_spec::{Element, Error};
 
 use crate::error::device_error;

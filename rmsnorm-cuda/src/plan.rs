@@ -188,13 +188,13 @@ pub(crate) fn workspace_len(problem: &Problem, caps: &Caps) -> usize {
 /// Longest chain of additions in a sum over a row: within a thread, then over lanes, warps and blocks.
 #[cfg(any(test, feature = "conformance"))]
 pub(crate) fn depth_cols(cols: usize) -> usize {
-    rmsnorm_spec::conformance::policy_depth_cols(cols)
+    rmsnorm_spec::depth::policy_depth_cols(cols)
 }
 
 /// Longest chain of additions in `dweight` and `dbias`. Plans keep within the policy's; a test holds them to it.
 #[cfg(any(test, feature = "conformance"))]
 pub(crate) fn depth_rows(rows: usize) -> usize {
-    rmsnorm_spec::conformance::policy_depth_rows(rows)
+    rmsnorm_spec::depth::policy_depth_rows(rows)
 }
 
 /// Elements of one pack: 16 bytes of the widest matrix.

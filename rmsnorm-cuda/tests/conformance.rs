@@ -2,4 +2,4 @@
 
 use rmsnorm_cuda::CudaBackend;
 
-rmsnorm_spec::conformance!(CudaBackend::new(0));
+rmsnorm_conformance::conformance!(CudaBackend::new(0));

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use rmsnorm_spec::conformance::{Arithmetic, Harness, NonFinite, StoreRounding};
+use rmsnorm_conformance::{Arithmetic, Harness, NonFinite, StoreRounding};
 use rmsnorm_spec::{Element, Error};
 use wgpu::{Buffer, BufferDescriptor, BufferUsages, CommandEncoderDescriptor, MapMode, PollType};
 

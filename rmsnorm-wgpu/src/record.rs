@@ -1,6 +1,6 @@
 //! What a measured call ran: see [`Recorded`].
 
-use rmsnorm_spec::conformance::{Record, Recorded, read_caps, write_caps};
+use rmsnorm_conformance::{Record, Recorded, read_caps, write_caps};
 use rmsnorm_spec::{Error, Problem};
 
 use crate::caps::Caps;

@@ -2,9 +2,9 @@
 
 mod support;
 
-rmsnorm_spec::conformance!(support::backend());
+rmsnorm_conformance::conformance!(support::backend());
 
 /// Sums through workgroup memory, which devices without subgroups of one size take.
 mod without_subgroups {
-    rmsnorm_spec::conformance!(super::support::backend_without_subgroups());
+    rmsnorm_conformance::conformance!(super::support::backend_without_subgroups());
 }

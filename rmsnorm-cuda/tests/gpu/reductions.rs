@@ -1,10 +1,10 @@
 //! The ways of summing weight gradients, from one group for all rows to more groups than rows.
 
+use rmsnorm_conformance::{Arithmetic, Harness, bounds, judge};
 use rmsnorm_cuda::{
     Backward, CudaBackend, DriverFailure,
     spec::{
         Element, Error, GradReduction, NormBackend, NormSpec, bf16,
-        conformance::{Arithmetic, Harness, bounds, judge},
         reference::{self, BackwardInputs},
     },
 };

@@ -5,12 +5,12 @@
 //! a row taken for another of its block is not its equal. Everything that the gradients are summed from is a small
 //! multiple of one half: f32 adds it without rounding in any order, so that no row can be missing or counted twice.
 
+use rmsnorm_conformance::{Harness, bounds, judge};
 use rmsnorm_cuda::cudarc::driver::{DeviceRepr, ValidAsZeroBits};
 use rmsnorm_cuda::{
     Backward,
     spec::{
         Element, Norm, NormBackend, NormSpec, bf16,
-        conformance::{Harness, bounds, judge},
         reference::{self, BackwardInputs},
     },
 };

@@ -3,10 +3,11 @@
 use std::ops::Deref;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use rmsnorm_conformance::Harness;
 use rmsnorm_cuda::cudarc::driver::{CudaSlice, DeviceRepr};
 use rmsnorm_cuda::{
     CudaBackend,
-    spec::{Element, Error, conformance::Harness},
+    spec::{Element, Error},
 };
 
 /// The backend of one test. No other test runs meanwhile: some need most of the memory, and what one test enqueues on

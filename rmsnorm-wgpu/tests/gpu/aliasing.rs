@@ -1,6 +1,7 @@
 //! Tensors that share a buffer, which the suite's never do.
 
-use rmsnorm_wgpu::spec::{NormBackend, NormSpec, bf16, conformance::Harness};
+use rmsnorm_conformance::Harness;
+use rmsnorm_wgpu::spec::{NormBackend, NormSpec, bf16};
 use rmsnorm_wgpu::{Backward, Forward, WgpuSlice};
 
 use crate::support::{Layer, backward, bits, forward, open, tensor, upload};

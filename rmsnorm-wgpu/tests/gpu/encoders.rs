@@ -1,6 +1,7 @@
 //! Calls as a part of what the user records.
 
-use rmsnorm_wgpu::spec::{Error, GradReduction, NormBackend, NormSpec, bf16, conformance::Harness};
+use rmsnorm_conformance::Harness;
+use rmsnorm_wgpu::spec::{Error, GradReduction, NormBackend, NormSpec, bf16};
 use rmsnorm_wgpu::{Forward, ForwardInPlace, wgpu};
 use wgpu::CommandEncoderDescriptor;
 

@@ -1,6 +1,7 @@
 //! What can go wrong on a working device is a typed error, and the next call works.
 
-use rmsnorm_wgpu::spec::{Checked, Error, GradReduction, NormBackend, NormSpec, bf16, conformance::Harness};
+use rmsnorm_conformance::Harness;
+use rmsnorm_wgpu::spec::{Checked, Error, GradReduction, NormBackend, NormSpec, bf16};
 use rmsnorm_wgpu::{Backward, Forward, WgpuBackend, WgpuFailure, WgpuSlice, wgpu};
 use wgpu::BufferUsages;
 

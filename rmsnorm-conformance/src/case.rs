@@ -1,0 +1,532 @@
+//! A [`Case`]: one point of the suite's axes, and the id that writes it down.
+//!
+//! An id holds everything: axes, layout and seed. `rmsnorm conformance --case ID` therefore replays exactly one case,
+//! on any machine and any backend. Which cases a profile runs is decided in [`profiles`](crate::case::profiles).
+
+pub(crate) mod coverage;
+pub(crate) mod data;
+pub(crate) mod profiles;
+
+use std::fmt;
+use std::str::FromStr;
+
+use rmsnorm_spec::{CastOrder, DType, GradReduction, Norm, NormSpec, Present, Stage};
+
+use crate::case::data::Family;
+use crate::run::memory::{Placement, Slot};
+
+/// What is asked of the backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trial {
+    /// Every output lies inside its acceptance interval, and no other memory changes.
+    Bounds,
+    /// The same call gives the same bits that many times, and a row gives the same bits in a smaller batch.
+    Determinism {
+        /// How often the call is made.
+        repeats: u32,
+    },
+    /// Relations that hold bit for bit and need no reference: scaling by two, negation, permutation of rows.
+    Metamorphic,
+}
+
+/// Which calls a case makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Kind {
+    /// One forward call.
+    Forward,
+    /// One in-place forward call.
+    ForwardInPlace,
+    /// One backward call, with the statistics of the f64 reference rounded to f32.
+    Backward,
+    /// A forward call, then a backward call that gets the statistics and the `residual_out` of the first.
+    EndToEnd,
+}
+
+impl Kind {
+    /// Every kind.
+    pub const ALL: [Kind; 4] = [Kind::Forward, Kind::ForwardInPlace, Kind::Backward, Kind::EndToEnd];
+
+    /// The name used in ids and test names.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::Forward => "forward",
+            Kind::ForwardInPlace => "forward_in_place",
+            Kind::Backward => "backward",
+            Kind::EndToEnd => "end_to_end",
+        }
+    }
+
+    /// The stage of the first call of a case.
+    pub(crate) const fn stage(self) -> Stage {
+        match self {
+            Kind::Forward | Kind::EndToEnd => Stage::Forward,
+            Kind::ForwardInPlace => Stage::ForwardInPlace,
+            Kind::Backward => Stage::Backward,
+        }
+    }
+
+    pub(crate) const fn has_forward(self) -> bool {
+        !matches!(self, Kind::Backward)
+    }
+
+    pub(crate) const fn has_backward(self) -> bool {
+        matches!(self, Kind::Backward | Kind::EndToEnd)
+    }
+}
+
+/// The three dtypes of a call, in a combination that is valid for every backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Dtypes {
+    /// `T`
+    pub activation: DType,
+    /// `W` is f32 though `T` is not.
+    pub wide_weight: bool,
+    /// `R` is f32 though `T` is not.
+    pub wide_residual: bool,
+}
+
+impl Dtypes {
+    /// All tensors of one dtype.
+    pub const fn uniform(activation: DType) -> Self {
+        Dtypes { activation, wide_weight: false, wide_residual: false }
+    }
+
+    /// `W`
+    pub const fn weight(self) -> DType {
+        if self.wide_weight { DType::F32 } else { self.activation }
+    }
+
+    /// `R`
+    pub const fn residual(self) -> DType {
+        if self.wide_residual { DType::F32 } else { self.activation }
+    }
+}
+
+/// Where the tensors of a call lie in their buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Layout {
+    /// Every tensor starts `offset` elements after an aligned address, and rows are `pad` elements apart.
+    Uniform {
+        /// Unused elements after each row.
+        pad: usize,
+        /// Elements between the aligned address and the first one.
+        offset: usize,
+    },
+    /// Every tensor has a padding and an offset of its own, drawn from this seed.
+    Mixed(u32),
+    /// Rows start this many elements apart: so many that an index of 32 bits wraps. What lies between takes address space
+    /// but, where a backend can help it, no memory.
+    Far(usize),
+}
+
+/// Elements behind a row and in front of the next that are watched where rows are far apart.
+const FAR_PAD: usize = 128;
+
+impl Layout {
+    /// Dense and aligned.
+    pub const DENSE: Layout = Layout::Uniform { pad: 0, offset: 0 };
+
+    /// The place of one tensor whose rows have `cols` elements.
+    pub(crate) fn placement(self, slot: Slot, cols: usize) -> Placement {
+        match self {
+            Layout::Uniform { pad, offset } => Placement { pad, apart: 0, offset, reaches_stride: false },
+            Layout::Mixed(seed) => {
+                let draw = data::draw(u64::from(seed), slot, 0);
+                let pad = [0, 1, 8, cols][(draw % 4) as usize];
+                Placement { pad, apart: 0, offset: (draw >> 8) as usize % 8, reaches_stride: (draw >> 16) % 2 == 1 }
+            }
+            Layout::Far(stride) => {
+                let apart = stride.saturating_sub(cols + FAR_PAD);
+                Placement { pad: FAR_PAD, apart, offset: 0, reaches_stride: false }
+            }
+        }
+    }
+}
+
+/// One case. `Display` writes its id, `FromStr` reads it back.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Case {
+    /// What is asked.
+    pub trial: Trial,
+    /// The calls.
+    pub kind: Kind,
+    /// The norm.
+    pub norm: Norm,
+    /// Rows of every matrix.
+    pub rows: usize,
+    /// Elements of a row.
+    pub cols: usize,
+    /// `T`, `W` and `R`.
+    pub dtypes: Dtypes,
+    /// The optional tensors.
+    pub present: Present,
+    /// Added to the weight.
+    pub weight_offset: f32,
+    /// Where `x_hat` is rounded.
+    pub cast_order: CastOrder,
+    /// Inside the root.
+    pub eps: f32,
+    /// How dweight and dbias are summed.
+    pub grad_reduction: GradReduction,
+    /// Where the tensors lie.
+    pub layout: Layout,
+    /// The distribution of the inputs.
+    pub family: Family,
+    /// Seed of the inputs, canaries and paddings.
+    pub seed: u32,
+}
+
+impl Case {
+    /// A dense case without optional tensors, to be varied with struct update syntax.
+    pub const fn plain(kind: Kind, norm: Norm, dtype: DType, rows: usize, cols: usize) -> Self {
+        Case {
+            trial: Trial::Bounds,
+            kind,
+            norm,
+            rows,
+            cols,
+            dtypes: Dtypes::uniform(dtype),
+            present: Present::NONE,
+            weight_offset: 0.0,
+            cast_order: CastOrder::AtStore,
+            eps: 1e-5,
+            grad_reduction: GradReduction::Partials,
+            layout: Layout::DENSE,
+            family: Family::Randn,
+            seed: 1,
+        }
+    }
+
+    /// The specification of its calls.
+    pub fn spec(&self) -> NormSpec {
+        NormSpec {
+            norm: self.norm,
+            rows: self.rows,
+            cols: self.cols,
+            eps: self.eps,
+            weight_offset: self.weight_offset,
+            cast_order: self.cast_order,
+        }
+    }
+
+    /// The same case without the settings that its kind cannot have, so that two ids never mean one call.
+    pub fn normalized(mut self) -> Self {
+        let layer = self.norm == Norm::Layer;
+        let given = self.present;
+        let mut present = Present::NONE;
+        present.weight = given.weight;
+        if self.kind.has_forward() {
+            present.bias = given.bias;
+            present.residual = given.residual;
+            present.residual_out = given.residual && (given.residual_out || self.kind != Kind::Forward);
+            present.mean = layer && (given.mean || self.kind == Kind::EndToEnd);
+            present.rstd = given.rstd || self.kind == Kind::EndToEnd;
+            self.dtypes.wide_residual &= given.residual;
+        }
+        if self.kind.has_backward() {
+            present.mean = layer;
+            present.rstd = true;
+            present.dresidual_out = given.dresidual_out;
+            present.dweight = given.dweight;
+            present.dbias = given.dbias;
+            present.workspace = given.workspace;
+        } else {
+            self.grad_reduction = GradReduction::Partials;
+            self.dtypes.wide_weight &= given.weight || given.bias;
+        }
+        if !self.kind.has_forward() {
+            self.cast_order = CastOrder::AtStore;
+        }
+        if self.dtypes.activation == DType::F32 {
+            self.dtypes = Dtypes::uniform(DType::F32);
+        }
+        if self.layout == (Layout::Uniform { pad: 0, offset: 0 }) {
+            self.layout = Layout::DENSE;
+        }
+        self.present = present;
+        self
+    }
+
+    /// Elements of the largest buffer that a tensor may need, without its canaries.
+    fn largest_tensor(&self) -> u128 {
+        let (pad, offset) = match self.layout {
+            Layout::Uniform { pad, offset } => (pad, offset),
+            Layout::Mixed(_) => (self.cols, 0),
+            Layout::Far(stride) if stride as u128 * self.rows as u128 > MAX_DISTANCE => return u128::MAX,
+            Layout::Far(_) => (FAR_PAD, 0),
+        };
+        let row = self.cols.max(1) as u128 + pad as u128;
+        row.saturating_mul(self.rows.max(1) as u128).saturating_add(offset as u128)
+    }
+
+    /// Whether the bits of dweight and dbias may vary from run to run.
+    pub fn gradients_may_vary(&self) -> bool {
+        match self.grad_reduction {
+            GradReduction::Partials => false,
+            GradReduction::Locks { .. } | GradReduction::Atomics => true,
+        }
+    }
+}
+
+/// Finds one flag.
+type Flag = fn(&mut Present) -> &mut bool;
+
+/// The letter of each optional tensor in an id.
+const LETTERS: [(char, Flag); 10] = [
+    ('w', |p| &mut p.weight),
+    ('b', |p| &mut p.bias),
+    ('r', |p| &mut p.residual),
+    ('o', |p| &mut p.residual_out),
+    ('m', |p| &mut p.mean),
+    ('s', |p| &mut p.rstd),
+    ('d', |p| &mut p.dresidual_out),
+    ('W', |p| &mut p.dweight),
+    ('B', |p| &mut p.dbias),
+    ('k', |p| &mut p.workspace),
+];
+
+fn present_letters(mut present: Present) -> String {
+    let letters: String = LETTERS.iter().filter(|(_, flag)| *flag(&mut present)).map(|(letter, _)| letter).collect();
+    if letters.is_empty() { "-".into() } else { letters }
+}
+
+fn parse_present(letters: &str) -> Option<Present> {
+    let mut present = Present::NONE;
+    for letter in letters.chars().filter(|&letter| letter != '-') {
+        let (_, flag) = LETTERS.iter().find(|(known, _)| *known == letter)?;
+        *flag(&mut present) = true;
+    }
+    Some(present)
+}
+
+impl fmt::Display for Trial {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Trial::Bounds => f.write_str("bounds"),
+            Trial::Determinism { repeats } => write!(f, "determinism{repeats}"),
+            Trial::Metamorphic => f.write_str("metamorphic"),
+        }
+    }
+}
+
+impl fmt::Display for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Layout::Uniform { pad, offset } => write!(f, "p{pad}o{offset}"),
+            Layout::Mixed(seed) => write!(f, "mixed{seed}"),
+            Layout::Far(stride) => write!(f, "far{stride}"),
+        }
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Dtypes { activation, .. } = self.dtypes;
+        write!(f, "{}:{}:{}:", self.trial, self.kind.name(), self.norm.name())?;
+        write!(f, "{activation},{},{}:", self.dtypes.weight(), self.dtypes.residual())?;
+        write!(f, "{}x{}:{}:eps{:e}:", self.rows, self.cols, self.family.name(), self.eps)?;
+        write!(f, "{}:offset{}:", present_letters(self.present), self.weight_offset)?;
+        f.write_str(match self.cast_order {
+            CastOrder::AtStore => "at_store:",
+            CastOrder::BeforeWeight => "before_weight:",
+        })?;
+        match self.grad_reduction {
+            GradReduction::Partials => f.write_str("partials")?,
+            GradReduction::Locks { groups } => write!(f, "locks{groups}")?,
+            GradReduction::Atomics => f.write_str("atomics")?,
+        }
+        write!(f, ":{}:seed{}", self.layout, self.seed)
+    }
+}
+
+/// A string is not the id of a case.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{id:?} is not the id of a conformance case: {what} {why}")]
+pub struct ParseCaseError {
+    /// The string.
+    pub id: String,
+    /// The first part that makes no sense.
+    pub what: &'static str,
+    /// The reason.
+    pub why: &'static str,
+}
+
+/// The most elements of a tensor, with its padding. The reference and its bounds are kept whole and in f64, so this is
+/// a matter of tens of gigabytes; no profile comes near it.
+const MAX_ELEMENTS: u128 = 1 << 28;
+
+/// The most elements from the first row to the last where rows are far apart.
+const MAX_DISTANCE: u128 = 1 << 36;
+
+impl FromStr for Case {
+    type Err = ParseCaseError;
+
+    fn from_str(id: &str) -> Result<Self, Self::Err> {
+        let mut fields = id.split(':');
+        let mut next = |what| fields.next().ok_or(what);
+        let error = |what, why| ParseCaseError { id: id.into(), what, why };
+        let case = parse_fields(&mut next).map_err(|what| error(what, "cannot be read"))?;
+        if case.largest_tensor() > MAX_ELEMENTS {
+            return Err(error("the size", "exceeds 2^28 elements a tensor"));
+        }
+        // Ids are canonical, so what does not print as it was read contains something that was ignored.
+        if case.normalized().to_string() == id { Ok(case) } else { Err(error("a setting", "cannot be read")) }
+    }
+}
+
+fn parse_fields<'a>(
+    next: &mut impl FnMut(&'static str) -> Result<&'a str, &'static str>,
+) -> Result<Case, &'static str> {
+    let trial = parse_trial(next("the trial")?).ok_or("the trial")?;
+    let name = next("the kind")?;
+    let kind = Kind::ALL.into_iter().find(|kind| kind.name() == name).ok_or("the kind")?;
+    let name = next("the norm")?;
+    let norm = Norm::ALL.into_iter().find(|norm| norm.name() == name).ok_or("the norm")?;
+    let dtypes = parse_dtypes(next("the dtypes")?).ok_or("the dtypes")?;
+    let (rows, cols) = next("the shape")?.split_once('x').ok_or("the shape")?;
+    let family = Family::from_name(next("the family")?).ok_or("the family")?;
+    let eps = parse_after("eps", next("eps")?).ok_or("eps")?;
+    let present = parse_present(next("the optional tensors")?).ok_or("the optional tensors")?;
+    let weight_offset = parse_after("offset", next("the weight offset")?).ok_or("the weight offset")?;
+    let cast_order = match next("the cast order")? {
+        "at_store" => CastOrder::AtStore,
+        "before_weight" => CastOrder::BeforeWeight,
+        _ => return Err("the cast order"),
+    };
+    let grad_reduction = parse_reduction(next("the reduction")?).ok_or("the reduction")?;
+    let layout = parse_layout(next("the layout")?).ok_or("the layout")?;
+    let seed = parse_after("seed", next("the seed")?).ok_or("the seed")?;
+    let rows = rows.parse().map_err(|_| "the rows")?;
+    let cols = cols.parse().map_err(|_| "the cols")?;
+    Ok(Case {
+        trial,
+        kind,
+        norm,
+        rows,
+        cols,
+        dtypes,
+        present,
+        weight_offset,
+        cast_order,
+        eps,
+        grad_reduction,
+        layout,
+        family,
+        seed,
+    })
+}
+
+fn parse_after<T: FromStr>(prefix: &str, field: &str) -> Option<T> {
+    field.strip_prefix(prefix)?.parse().ok()
+}
+
+fn parse_trial(field: &str) -> Option<Trial> {
+    match field {
+        "bounds" => Some(Trial::Bounds),
+        "metamorphic" => Some(Trial::Metamorphic),
+        _ => parse_after("determinism", field).map(|repeats| Trial::Determinism { repeats }),
+    }
+}
+
+fn parse_dtypes(field: &str) -> Option<Dtypes> {
+    let mut names = field.split(',').map(DType::from_name);
+    let (activation, weight, residual) = (names.next()??, names.next()??, names.next()??);
+    let wide = |dtype| dtype == DType::F32 && activation != DType::F32;
+    let dtypes = Dtypes { activation, wide_weight: wide(weight), wide_residual: wide(residual) };
+    (dtypes.weight() == weight && dtypes.residual() == residual).then_some(dtypes)
+}
+
+fn parse_reduction(field: &str) -> Option<GradReduction> {
+    match field {
+        "partials" => Some(GradReduction::Partials),
+        "atomics" => Some(GradReduction::Atomics),
+        _ => parse_after("locks", field).map(|groups| GradReduction::Locks { groups }),
+    }
+}
+
+fn parse_layout(field: &str) -> Option<Layout> {
+    if let Some(seed) = parse_after("mixed", field) {
+        return Some(Layout::Mixed(seed));
+    }
+    if let Some(stride) = parse_after("far", field) {
+        return Some(Layout::Far(stride));
+    }
+    let (pad, offset) = field.strip_prefix('p')?.split_once('o')?;
+    Some(Layout::Uniform { pad: pad.parse().ok()?, offset: offset.parse().ok()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn id_of_a_full_case_reads_back() {
+        let mut present = Present::NONE;
+        for (_, flag) in LETTERS {
+            *flag(&mut present) = true;
+        }
+        let case = Case {
+            trial: Trial::Determinism { repeats: 200 },
+            dtypes: Dtypes { activation: DType::Bf16, wide_weight: true, wide_residual: false },
+            present,
+            weight_offset: -0.5,
+            cast_order: CastOrder::BeforeWeight,
+            eps: 1.0e-12,
+            grad_reduction: GradReduction::Locks { groups: 4 },
+            layout: Layout::Uniform { pad: 8, offset: 3 },
+            family: Family::ShiftedHi,
+            ..Case::plain(Kind::EndToEnd, Norm::Layer, DType::Bf16, 3, 17)
+        };
+        let id = case.to_string();
+        assert_eq!(
+            id,
+            "determinism200:end_to_end:layer_norm:bf16,f32,bf16:3x17:shifted_hi:eps1e-12:wbromsdWBk:offset-0.5:\
+             before_weight:locks4:p8o3:seed1"
+        );
+        assert_eq!(id.parse(), Ok(case));
+    }
+
+    #[test]
+    fn id_with_a_damaged_part_names_that_part() {
+        let id = Case::plain(Kind::Forward, Norm::Rms, DType::F32, 3, 17).to_string();
+        for (from, to, what) in [
+            ("bounds", "bound", "the trial"),
+            ("forward", "onward", "the kind"),
+            ("f32,f32,f32", "f32,bf16,f32", "the dtypes"),
+            ("3x17", "3by17", "the shape"),
+            ("randn", "random", "the family"),
+            (":-:", ":q:", "the optional tensors"),
+            (":-:", ":W:", "a setting"),
+            (":seed1", "", "the seed"),
+            (":seed1", ":seed1:more", "a setting"),
+        ] {
+            let parsed: Result<Case, _> = id.replacen(from, to, 1).parse();
+            assert_eq!(
+                parsed.map_err(|error| (error.what, error.why)),
+                Err((what, "cannot be read")),
+                "{from} -> {to}"
+            );
+        }
+    }
+
+    #[test]
+    fn id_of_a_case_beyond_memory_is_refused() {
+        let id = Case::plain(Kind::Forward, Norm::Rms, DType::F32, 3, 17).to_string();
+        for (from, to) in [
+            ("3x17", "18446744073709551615x18446744073709551615"),
+            ("3x17", "16777217x16"),
+            ("3x17", "0x268435457"),
+            ("3x17", "268435457x0"),
+            ("p0o0", "p18446744073709551615o0"),
+            ("p0o0", "p0o18446744073709551615"),
+            ("p0o0", "far18446744073709551615"),
+            ("p0o0", "far22906492246"),
+        ] {
+            let parsed: Result<Case, _> = id.replacen(from, to, 1).parse();
+            let text = parsed.map_err(|error| error.to_string()).expect_err("it is too large");
+            assert!(text.ends_with(": the size exceeds 2^28 elements a tensor"), "{text}");
+        }
+        assert!(id.replacen("3x17", "16777216x16", 1).parse::<Case>().is_ok());
+        assert!(id.replacen("p0o0", "far4294967333", 1).parse::<Case>().is_ok());
+    }
+}

@@ -1,0 +1,101 @@
+//! What a backend must be able to do to be called conformant: no gap that it declares may reach this far.
+//!
+//! `Unsupported` is an honest answer to a rare mix of dtypes or a way of summing gradients. It is none to "backward" or
+//! "bias": if no case with such a feature passed, the core profile is not passed either, whatever the other cases say.
+
+use rmsnorm_spec::{CastOrder, DType, GradReduction, Norm};
+
+use crate::case::{Case, Kind, Layout};
+use crate::report::Status;
+
+/// A feature, and whether a case exercises it.
+type Feature = (&'static str, fn(&Case) -> bool);
+
+const MANDATORY: [Feature; 24] = [
+    ("forward", |case| case.kind == Kind::Forward),
+    ("forward in place", |case| case.kind == Kind::ForwardInPlace),
+    ("backward", |case| case.kind == Kind::Backward),
+    ("backward after forward", |case| case.kind == Kind::EndToEnd),
+    ("RMS norm", |case| case.norm == Norm::Rms),
+    ("layer norm", |case| case.norm == Norm::Layer),
+    ("f32", |case| case.dtypes.activation == DType::F32),
+    ("f16 or bf16", |case| case.dtypes.activation != DType::F32),
+    ("weight", |case| case.present.weight),
+    ("no weight", |case| !case.present.weight),
+    ("weight_offset", |case| case.weight_offset != 0.0),
+    ("bias", |case| case.present.bias),
+    ("bias without weight", |case| case.present.bias && !case.present.weight),
+    ("residual and residual_out", |case| case.present.residual && case.present.residual_out),
+    ("dresidual_out", |case| case.present.dresidual_out),
+    ("dweight from partials", |case| case.present.dweight && case.grad_reduction == GradReduction::Partials),
+    ("dbias from partials", |case| case.present.dbias && case.grad_reduction == GradReduction::Partials),
+    ("a workspace of the caller", |case| case.present.workspace),
+    ("the cast order before_weight", |case| case.cast_order == CastOrder::BeforeWeight),
+    ("row strides", |case| matches!(case.layout, Layout::Uniform { pad: 1.., .. } | Layout::Mixed(_))),
+    ("misaligned tensors", |case| matches!(case.layout, Layout::Uniform { offset: 1.., .. } | Layout::Mixed(_))),
+    ("no rows", |case| case.rows == 0),
+    ("more than 65535 rows", |case| case.rows > 65_535),
+    ("more than 65536 columns", |case| case.cols > 65_536),
+];
+
+/// Which mandatory features a passed case had.
+#[derive(Default)]
+pub(crate) struct Coverage {
+    passed: [bool; MANDATORY.len()],
+}
+
+impl Coverage {
+    /// Counts a case in, if it passed.
+    pub fn add(&mut self, case: &Case, status: &Status) {
+        if *status != Status::Pass {
+            return;
+        }
+        for (passed, (_, has_feature)) in self.passed.iter_mut().zip(MANDATORY) {
+            *passed |= has_feature(case);
+        }
+    }
+
+    /// The features that no passed case had.
+    pub fn missing(&self) -> Vec<&'static str> {
+        self.passed.iter().zip(MANDATORY).filter(|(passed, _)| !**passed).map(|(_, (name, _))| name).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::case::profiles::Profile;
+
+    #[test]
+    fn core_profile_has_every_mandatory_feature() {
+        let mut coverage = Coverage::default();
+        Profile::Core.cases(0).iter().for_each(|case| coverage.add(case, &Status::Pass));
+        assert_eq!(coverage.missing(), Vec::<&str>::new());
+    }
+
+    #[test]
+    fn features_without_a_passed_case_are_missing() {
+        let mut coverage = Coverage::default();
+        let without = |case: &Case| case.kind != Kind::Backward && case.cols < 4096;
+        Profile::Core.cases(0).iter().filter(|case| without(case)).for_each(|case| coverage.add(case, &Status::Pass));
+        assert_eq!(coverage.missing(), ["backward", "more than 65536 columns"]);
+    }
+
+    /// A feature that a backend refuses, fails or cannot run is none that it has.
+    #[test]
+    fn only_cases_that_passed_cover_a_feature() {
+        use crate::report::{Check, Finding};
+        let finding = Finding { check: Check::Bounds, output: "y", detail: String::new() };
+        let others = [
+            Status::Fail(finding),
+            Status::Unsupported(String::new()),
+            Status::Vacuous("y"),
+            Status::Skipped(String::new()),
+        ];
+        let mut coverage = Coverage::default();
+        for case in &Profile::Core.cases(0) {
+            others.iter().for_each(|status| coverage.add(case, status));
+        }
+        assert_eq!(coverage.missing().len(), MANDATORY.len());
+    }
+}

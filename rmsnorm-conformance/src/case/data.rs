@@ -1,0 +1,402 @@
+//! The inputs of a case: a distribution per family, from a counter-based generator.
+//!
+//! An element depends on (seed, tensor, index) only, so a single one can be computed again anywhere. Values are rounded
+//! to their storage dtype here; the reference, the bounds and the backend all see the rounded value.
+
+use rmsnorm_spec::reference::round_to;
+use rmsnorm_spec::{DType, Norm};
+
+use crate::case::{Case, Kind};
+use crate::judge::bounds::Mode;
+use crate::run::memory::Slot;
+
+/// 64 random bits for an element of a tensor: splitmix64, jumped to its position.
+pub(crate) fn draw(seed: u64, slot: Slot, index: usize) -> u64 {
+    let stream = splitmix(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ slot as u64);
+    splitmix(stream.wrapping_add(index as u64))
+}
+
+/// One step of splitmix64.
+pub(crate) fn splitmix(state: u64) -> u64 {
+    let mut z = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// Uniform in (0, 1).
+fn uniform(bits: u64) -> f64 {
+    ((bits >> 11) as f64 + 0.5) / (1u64 << 53) as f64
+}
+
+/// A distribution of inputs. Each makes some kind of bug visible; the comment says which.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Family {
+    /// Standard normal: most bugs.
+    Randn,
+    /// Rows of variance eps: everything about eps.
+    NearEps,
+    /// Large values, far from overflow in f32: squares in 16 bit, eps in the wrong place.
+    Large,
+    /// A mean of many deviations: variance by E[x^2] - mean^2.
+    Shifted,
+    /// A mean of so many deviations that the mean's own rounding matters.
+    ShiftedHi,
+    /// dy nearly parallel to x_hat, so that dx is what a cancellation leaves.
+    CorrDy,
+    /// Positive x and dy: sums that grow and drown their addends.
+    PosDy,
+    /// Magnitudes over sixteen binades.
+    Loguni,
+    /// One large column and one large row: what is lost at an edge.
+    Outlier,
+    /// Few significant bits: every sum is exact in any order.
+    Exact,
+    /// One value everywhere: a variance of zero; a huge one where only x - mean counts.
+    Const,
+    /// Zeros.
+    Zeros,
+    /// Zero, constant, tiny and huge rows side by side: what leaks from row to row.
+    Mixed,
+    /// Subnormal elements of the storage dtype.
+    Subnormal,
+    /// NaN, infinities and overflowing squares in some rows: isolation of the others.
+    Nonfinite,
+}
+
+impl Family {
+    /// Every family.
+    pub const ALL: [Family; 15] = [
+        Family::Randn,
+        Family::NearEps,
+        Family::Large,
+        Family::Shifted,
+        Family::ShiftedHi,
+        Family::CorrDy,
+        Family::PosDy,
+        Family::Loguni,
+        Family::Outlier,
+        Family::Exact,
+        Family::Const,
+        Family::Zeros,
+        Family::Mixed,
+        Family::Subnormal,
+        Family::Nonfinite,
+    ];
+
+    /// The name in ids.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Family::Randn => "randn",
+            Family::NearEps => "near_eps",
+            Family::Large => "large",
+            Family::Shifted => "shifted",
+            Family::ShiftedHi => "shifted_hi",
+            Family::CorrDy => "corr_dy",
+            Family::PosDy => "posdy",
+            Family::Loguni => "loguni",
+            Family::Outlier => "outlier",
+            Family::Exact => "exact",
+            Family::Const => "const",
+            Family::Zeros => "zeros",
+            Family::Mixed => "mixed",
+            Family::Subnormal => "subnormal",
+            Family::Nonfinite => "nonfinite",
+        }
+    }
+
+    /// The family of that [`name`](Self::name), if there is one.
+    pub fn from_name(name: &str) -> Option<Family> {
+        Family::ALL.into_iter().find(|family| family.name() == name)
+    }
+
+    /// The bound that is valid for it. Independent roundings are a fair model for continuous, roughly centred data
+    /// only; on a lattice or far from zero the same rounding repeats and the worst case is due.
+    pub const fn mode(self) -> Mode {
+        match self {
+            Family::Randn
+            | Family::NearEps
+            | Family::Large
+            | Family::CorrDy
+            | Family::PosDy
+            | Family::Loguni
+            | Family::Outlier => Mode::Statistical,
+            Family::Shifted
+            | Family::ShiftedHi
+            | Family::Exact
+            | Family::Const
+            | Family::Zeros
+            | Family::Mixed
+            | Family::Subnormal
+            | Family::Nonfinite => Mode::Worst,
+        }
+    }
+}
+
+/// The inputs of a case, dense, as exact values of their storage dtypes.
+#[derive(Clone, Debug)]
+pub(crate) struct Inputs {
+    /// (rows, cols); in a backward case the tensor that was normalized
+    pub x: Vec<f64>,
+    /// (rows, cols)
+    pub residual: Option<Vec<f64>>,
+    /// (cols)
+    pub weight: Option<Vec<f64>>,
+    /// (cols)
+    pub bias: Option<Vec<f64>>,
+    /// (rows, cols); empty where the case has no backward call
+    pub dy: Vec<f64>,
+    /// (rows, cols)
+    pub dresidual_out: Option<Vec<f64>>,
+}
+
+impl Inputs {
+    /// The same vectors with some of the rows, in the order given.
+    pub fn with_rows(&self, rows: &[usize], cols: usize) -> Inputs {
+        Inputs {
+            x: pick_rows(&self.x, rows, cols),
+            residual: self.residual.as_ref().map(|residual| pick_rows(residual, rows, cols)),
+            weight: self.weight.clone(),
+            bias: self.bias.clone(),
+            dy: if self.dy.is_empty() { Vec::new() } else { pick_rows(&self.dy, rows, cols) },
+            dresidual_out: self.dresidual_out.as_ref().map(|d| pick_rows(d, rows, cols)),
+        }
+    }
+}
+
+/// Rows of a dense matrix, in the order given.
+pub(crate) fn pick_rows<T: Copy>(matrix: &[T], rows: &[usize], cols: usize) -> Vec<T> {
+    rows.iter().flat_map(|row| matrix[row * cols..(row + 1) * cols].iter().copied()).collect()
+}
+
+/// The inputs of `case`.
+pub(crate) fn inputs(case: &Case) -> Inputs {
+    let painter = Painter { case };
+    let present = case.present;
+    let weight_dtype = case.dtypes.weight();
+    let x_dtype = Slot::X.dtype(case.kind.stage(), case.dtypes);
+    let matrix = |value: &dyn Fn(usize, usize) -> f64, dtype| -> Vec<f64> {
+        (0..case.rows * case.cols).map(|i| round_to(value(i / case.cols, i % case.cols), dtype)).collect()
+    };
+    let vector = |value: &dyn Fn(usize) -> f64| -> Vec<f64> {
+        (0..case.cols).map(|col| round_to(value(col), weight_dtype)).collect()
+    };
+
+    let x = matrix(&|row, col| painter.x(row, col), x_dtype);
+    let residual = present.residual.then(|| matrix(&|row, col| painter.residual(row, col), case.dtypes.residual()));
+    let weight = present.weight.then(|| vector(&|col| painter.weight(col)));
+    let bias = present.bias.then(|| vector(&|col| painter.bias(col)));
+    let dy = if case.kind.has_backward() {
+        let h = |i: usize| x[i] + residual.as_ref().map_or(0.0, |residual| residual[i]);
+        let weight = |col: usize| weight.as_ref().map_or(1.0, |w| w[col] + f64::from(case.weight_offset));
+        matrix(&|row, col| painter.dy(row, col, h(row * case.cols + col), weight(col)), case.dtypes.activation)
+    } else {
+        Vec::new()
+    };
+    let dresidual_out =
+        present.dresidual_out.then(|| matrix(&|row, col| painter.dresidual_out(row, col), case.dtypes.residual()));
+    Inputs { x, residual, weight, bias, dy, dresidual_out }
+}
+
+/// Computes single elements.
+struct Painter<'a> {
+    case: &'a Case,
+}
+
+impl Painter<'_> {
+    fn bits(&self, slot: Slot, index: usize) -> u64 {
+        draw(u64::from(self.case.seed), slot, index)
+    }
+
+    fn at(&self, row: usize, col: usize) -> usize {
+        row * self.case.cols + col
+    }
+
+    /// Standard normal, by Box and Muller.
+    fn normal(&self, slot: Slot, index: usize) -> f64 {
+        let radius = (-2.0 * uniform(self.bits(slot, 2 * index)).ln()).sqrt();
+        radius * (std::f64::consts::TAU * uniform(self.bits(slot, 2 * index + 1))).cos()
+    }
+
+    fn pick<const N: usize>(&self, slot: Slot, index: usize, choices: [f64; N]) -> f64 {
+        choices[(self.bits(slot, index) >> 32) as usize % N]
+    }
+
+    fn x(&self, row: usize, col: usize) -> f64 {
+        let (case, i) = (self.case, self.at(row, col));
+        let z = self.normal(Slot::X, i);
+        let dtype = case.dtypes.activation;
+        match case.family {
+            Family::Randn | Family::CorrDy => z,
+            Family::NearEps => z * f64::from(case.eps).sqrt(),
+            Family::Large => z * if dtype == DType::F16 { 1.5e3 } else { 3e6 },
+            Family::Shifted => z + if dtype == DType::F32 { 300.0 } else { 16.0 },
+            Family::ShiftedHi => z + by_dtype(dtype, 3000.0, 500.0, 64.0),
+            Family::PosDy => z.abs() + 0.25,
+            Family::Loguni => z * (16.0 * uniform(self.bits(Slot::Workspace, i)) - 8.0).exp2(),
+            Family::Outlier => {
+                let column = if col + 1 == case.cols { 40.0 } else { 1.0 };
+                let line = if row + 1 == case.rows { 3.0 } else { 1.0 };
+                z * column * line
+            }
+            Family::Exact => self.pick(Slot::X, i, [-2.0, 2.0]),
+            Family::Const => self.constant(),
+            Family::Zeros => 0.0,
+            Family::Mixed => match row % 5 {
+                0 => z,
+                1 => 0.0,
+                2 => 3.140_625,
+                3 => z * 1024.0,
+                _ => z / 1024.0,
+            },
+            Family::Subnormal => self.subnormal(dtype, z, col),
+            Family::Nonfinite => self.nonfinite(dtype, z, row, col),
+        }
+    }
+
+    /// A layer norm's gradient starts from x - mean, which is zero here however large x is. So x may be so large that
+    /// mean * rstd overflows: an element beyond the row that counts as zero has an infinite x_hat, and zero times that
+    /// must not get into a sum. f16 has no such values.
+    fn constant(&self) -> f64 {
+        let case = self.case;
+        let is_given = case.kind == Kind::Backward && case.norm == Norm::Layer;
+        let is_wide = Slot::X.dtype(case.kind.stage(), case.dtypes) != DType::F16;
+        if is_given && is_wide { 124f64.exp2() } else { 3.140_625 }
+    }
+
+    /// In f16 all elements are subnormal. In the wide dtypes a third is: rows of nothing else would have results below
+    /// the flush terms of the bounds, and prove nothing.
+    fn subnormal(&self, dtype: DType, z: f64, col: usize) -> f64 {
+        match dtype {
+            DType::F16 => z * (-17f64).exp2(),
+            DType::F32 | DType::Bf16 if col % 3 == 1 => z * (-130f64).exp2(),
+            DType::F32 | DType::Bf16 => z * (-90f64).exp2(),
+        }
+    }
+
+    /// Of every five rows, the first and the last stay clean; the others get one NaN, one infinity, or squares that
+    /// overflow f32 (f16 has none so large, and gets the other infinity).
+    fn nonfinite(&self, dtype: DType, z: f64, row: usize, col: usize) -> f64 {
+        let hit = col == (row * 7 + 3) % self.case.cols;
+        match row % 5 {
+            1 if hit => f64::NAN,
+            2 if hit => f64::INFINITY,
+            3 if dtype == DType::F16 && hit => f64::NEG_INFINITY,
+            3 if dtype != DType::F16 => z * 1e25,
+            _ => z,
+        }
+    }
+
+    fn residual(&self, row: usize, col: usize) -> f64 {
+        let z = self.normal(Slot::Residual, self.at(row, col));
+        match self.case.family {
+            Family::NearEps => z * f64::from(self.case.eps).sqrt(),
+            // These families are about the exact values of h.
+            Family::Exact | Family::Const | Family::Zeros | Family::Subnormal => 0.0,
+            Family::Randn
+            | Family::Large
+            | Family::Shifted
+            | Family::ShiftedHi
+            | Family::CorrDy
+            | Family::PosDy
+            | Family::Loguni
+            | Family::Outlier
+            | Family::Mixed
+            | Family::Nonfinite => z,
+        }
+    }
+
+    fn weight(&self, col: usize) -> f64 {
+        let offset = f64::from(self.case.weight_offset);
+        if self.case.family == Family::Exact {
+            return self.pick(Slot::Weight, col, [0.25, 0.5, 1.0, 2.0, 4.0]) - offset;
+        }
+        let center = if offset == 1.0 { 0.0 } else { 1.0 };
+        center + 0.3 * self.normal(Slot::Weight, col)
+    }
+
+    fn bias(&self, col: usize) -> f64 {
+        if self.case.family == Family::Exact {
+            return self.pick(Slot::Bias, col, [-4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0]);
+        }
+        0.5 * self.normal(Slot::Bias, col)
+    }
+
+    fn dy(&self, row: usize, col: usize, h: f64, weight: f64) -> f64 {
+        let (case, i) = (self.case, self.at(row, col));
+        let z = self.normal(Slot::Dy, i);
+        match case.family {
+            Family::CorrDy => (h + 0.05 * z) / if weight.abs() < 0.05 { 0.05 } else { weight },
+            Family::PosDy => z.abs() + 0.25,
+            Family::Outlier => {
+                let column = if col + 1 == case.cols { 8.0 } else { 1.0 };
+                let line = if row + 1 == case.rows { 8.0 } else { 1.0 };
+                z * column * line
+            }
+            Family::Exact => self.pick(Slot::Dy, i, [-1.0, 1.0, 2.0, -2.0]),
+            Family::Const => 1.0,
+            // Rows unlike those before them, by a step and by a cluster or two: whose sums are a row's, shows.
+            Family::Mixed => z + (row % 7) as f64,
+            Family::Nonfinite if row % 5 == 4 && row % 2 == 1 && col == 0 => f64::NAN,
+            Family::Randn
+            | Family::NearEps
+            | Family::Large
+            | Family::Shifted
+            | Family::ShiftedHi
+            | Family::Loguni
+            | Family::Zeros
+            | Family::Subnormal
+            | Family::Nonfinite => z,
+        }
+    }
+
+    fn dresidual_out(&self, row: usize, col: usize) -> f64 {
+        self.normal(Slot::DresidualOut, self.at(row, col))
+    }
+}
+
+fn by_dtype(dtype: DType, f32: f64, f16: f64, bf16: f64) -> f64 {
+    match dtype {
+        DType::F32 => f32,
+        DType::F16 => f16,
+        DType::Bf16 => bf16,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn splitmix_matches_its_published_first_outputs() {
+        assert_eq!(splitmix(0), 0xe220_a839_7b1d_cdaf);
+        assert_eq!(splitmix(0x9e37_79b9_7f4a_7c15), 0x6e78_9e6a_a1b9_65f4);
+    }
+
+    #[test]
+    fn normal_has_the_moments_of_a_normal() {
+        let case = Case::plain(Kind::Forward, Norm::Rms, DType::F32, 100, 1000);
+        let x = inputs(&case).x;
+        let count = x.len() as f64;
+        let mean = x.iter().sum::<f64>() / count;
+        let var = x.iter().map(|x| x * x).sum::<f64>() / count;
+        let fourth = x.iter().map(|x| x.powi(4)).sum::<f64>() / count;
+        // Five standard deviations of each estimate: 1, sqrt(2) and sqrt(96) over sqrt(count).
+        assert!(mean.abs() < 5.0 / count.sqrt(), "{mean}");
+        assert!((var - 1.0).abs() < 5.0 * 2f64.sqrt() / count.sqrt(), "{var}");
+        assert!((fourth - 3.0).abs() < 5.0 * 96f64.sqrt() / count.sqrt(), "{fourth}");
+    }
+
+    #[test]
+    fn every_value_is_one_of_its_dtype() {
+        for family in Family::ALL {
+            for dtype in DType::ALL {
+                let case = Case { family, ..Case::plain(Kind::Backward, Norm::Layer, dtype, 5, 9) };
+                let inputs = inputs(&case);
+                for value in inputs.x.iter().chain(&inputs.dy) {
+                    assert!(value.is_nan() || round_to(*value, dtype) == *value, "{family:?} {dtype} {value}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,678 @@
+//! Which cases a profile runs. A list depends on the profile and the seed only, so that its hash names it; the cases
+//! at a backend's own breakpoints come on top.
+
+use std::collections::HashSet;
+
+use rmsnorm_spec::{CastOrder, DType, GradReduction, Norm, Present};
+
+use crate::case::data::{Family, splitmix};
+use crate::case::{Case, Dtypes, Kind, Layout, Trial};
+
+/// How much is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profile {
+    /// Seconds: every family, kind, norm and dtype once, on small shapes.
+    Smoke,
+    /// Minutes: a fixed list over all axes. What "conformant" means.
+    Core,
+    /// Twenty thousand cases, drawn from the seed.
+    Full,
+    /// Few and large: long rows, many rows, many repeats.
+    Stress,
+}
+
+impl Profile {
+    /// Every profile.
+    pub const ALL: [Profile; 4] = [Profile::Smoke, Profile::Core, Profile::Full, Profile::Stress];
+
+    /// The name on the command line and in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Profile::Smoke => "smoke",
+            Profile::Core => "core",
+            Profile::Full => "full",
+            Profile::Stress => "stress",
+        }
+    }
+
+    /// The list of cases. Only [`Profile::Full`] depends on the seed.
+    pub fn cases(self, seed: u64) -> Vec<Case> {
+        let cases = match self {
+            Profile::Smoke => smoke(),
+            Profile::Core => core(),
+            // Long rows are what a GPU has paths of its own for.
+            Profile::Full => drawn(seed, 20_000, |dice| if dice.one_in(8) { 1 << 18 } else { MOST_DRAWN }),
+            Profile::Stress => stress(),
+        };
+        let mut seen = HashSet::new();
+        cases.into_iter().map(Case::normalized).filter(|case| seen.insert(case.to_string())).collect()
+    }
+}
+
+/// Row lengths: around every power of two that a vector, a warp, a block or a shared memory can end at, primes, lengths
+/// that end in half a vector or a quarter of one, and the hidden sizes of models.
+const COLS: [usize; 57] = [
+    1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 20, 31, 32, 33, 63, 64, 65, 127, 128, 129, 252, 255, 256, 257, 511, 512,
+    513, 516, 1000, 1004, 1023, 1024, 1025, 1284, 1538, 2880, 4095, 4096, 4097, 4099, 4100, 5120, 8191, 8192, 16_384,
+    16_385, 16_388, 17_389, 32_771, 65_536, 65_537, 100_003, 131_072, 262_144,
+];
+
+/// Row counts: none, one, few, around powers of two, primes, beyond 16 bits, and so many that the blocks of about their
+/// square root are more than 256.
+const ROWS: [usize; 15] = [0, 1, 2, 3, 7, 31, 64, 65, 257, 777, 4100, 20_011, 65_535, 65_537, 70_001];
+
+/// What is added to the weight: nothing, Gemma's 1, and values that no code can have a way of its own for.
+const WEIGHT_OFFSETS: [f32; 4] = [0.0, 1.0, -0.5, 0.3];
+
+/// Elements of most of the drawn cases: few, since each is judged against a reference in f64.
+const MOST_DRAWN: usize = 1 << 13;
+
+const EPS: [f32; 5] = [1e-5, 1e-6, 1e-12, 0.1, 0.0];
+
+/// What many backends lack.
+const OTHER_REDUCTIONS: [GradReduction; 3] =
+    [GradReduction::Locks { groups: 1 }, GradReduction::Locks { groups: 4 }, GradReduction::Atomics];
+
+/// Every optional tensor; what a kind of call has no use for goes when its case is normalized.
+pub(crate) const ALL_PRESENT: Present = Present {
+    weight: true,
+    bias: true,
+    residual: true,
+    residual_out: true,
+    mean: true,
+    rstd: true,
+    dresidual_out: true,
+    dweight: true,
+    dbias: true,
+    workspace: true,
+};
+
+/// A residual whose sum is not kept, and a bias.
+const SUM_NOT_KEPT: Present =
+    Present { residual: true, residual_out: false, bias: true, weight: true, rstd: true, mean: true, ..Present::NONE };
+
+/// The smallest call whose gradients of weight and bias can be judged.
+const GRADIENTS: Present =
+    Present { residual: false, residual_out: false, dresidual_out: false, workspace: false, ..ALL_PRESENT };
+
+/// A sequence of choices.
+struct Dice {
+    state: u64,
+}
+
+impl Dice {
+    fn roll(&mut self) -> u64 {
+        self.state = splitmix(self.state);
+        self.state >> 16
+    }
+
+    fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.roll() as usize % choices.len()]
+    }
+
+    fn one_in(&mut self, count: u64) -> bool {
+        self.roll().is_multiple_of(count)
+    }
+
+    fn case(&mut self, most_elements: usize) -> Case {
+        let size = self.size(most_elements);
+        self.case_of_size(size)
+    }
+
+    fn case_of_size(&mut self, (rows, cols): (usize, usize)) -> Case {
+        let (wide_weight, wide_residual) = (self.one_in(2), self.one_in(2));
+        Case {
+            trial: Trial::Bounds,
+            kind: self.pick(&Kind::ALL),
+            norm: self.pick(&Norm::ALL),
+            rows,
+            cols,
+            dtypes: Dtypes { activation: self.pick(&DType::ALL), wide_weight, wide_residual },
+            present: self.present(),
+            weight_offset: self.pick(&WEIGHT_OFFSETS),
+            cast_order: self.pick(&[CastOrder::AtStore, CastOrder::AtStore, CastOrder::BeforeWeight]),
+            eps: self.pick(&EPS),
+            grad_reduction: self.grad_reduction(),
+            layout: self.layout(cols),
+            family: self.pick(&Family::ALL),
+            seed: self.roll() as u32 % 1000,
+        }
+    }
+
+    fn size(&mut self, most_elements: usize) -> (usize, usize) {
+        loop {
+            let (rows, cols) = (self.pick(&ROWS), self.pick(&COLS));
+            if rows * cols <= most_elements && cols <= most_elements {
+                return (rows, cols);
+            }
+        }
+    }
+
+    fn present(&mut self) -> Present {
+        Present {
+            weight: !self.one_in(4),
+            bias: self.one_in(2),
+            residual: self.one_in(2),
+            residual_out: self.one_in(2),
+            mean: self.one_in(2),
+            rstd: !self.one_in(4),
+            dresidual_out: self.one_in(2),
+            dweight: !self.one_in(4),
+            dbias: self.one_in(2),
+            workspace: self.one_in(2),
+        }
+    }
+
+    fn layout(&mut self, cols: usize) -> Layout {
+        match self.roll() % 6 {
+            0 => Layout::DENSE,
+            1 => Layout::Mixed(self.roll() as u32 % 1000),
+            _ => Layout::Uniform { pad: self.pick(&[0, 1, 8, cols]), offset: self.roll() as usize % 8 },
+        }
+    }
+
+    /// Mostly partials: a backend that has nothing else must not lose half of its backward cases.
+    fn grad_reduction(&mut self) -> GradReduction {
+        if self.one_in(16) { self.pick(&OTHER_REDUCTIONS) } else { GradReduction::Partials }
+    }
+}
+
+/// Whether a case can prove something. With eps = 0 a variance of zero, or one that underflows, has no rstd; with few
+/// columns layer norm has hardly a variance whatever the data; rounding errors alone, divided by a tiny eps, are noise.
+fn is_meaningful(case: &Case) -> bool {
+    let tiny_eps = case.eps < 1e-6;
+    let zero_eps = case.eps == 0.0;
+    let may_be_flat = match case.family {
+        Family::Const | Family::Zeros | Family::Mixed | Family::Subnormal => true,
+        Family::NearEps => zero_eps || (tiny_eps && case.dtypes.activation == DType::F16),
+        Family::Randn
+        | Family::Large
+        | Family::Shifted
+        | Family::ShiftedHi
+        | Family::CorrDy
+        | Family::PosDy
+        | Family::Loguni
+        | Family::Outlier
+        | Family::Exact
+        | Family::Nonfinite => false,
+    };
+    let few_cols = case.cols < 32 && case.norm == Norm::Layer;
+    let far_from_zero = case.norm == Norm::Layer && matches!(case.family, Family::ShiftedHi | Family::Nonfinite);
+    // The statistics of non-finite rows of a forward pass are no fair input of a backward pass.
+    let tainted = case.family == Family::Nonfinite && case.kind == Kind::EndToEnd;
+    // Constant x and dy are parallel, and nothing of dx is left but rounding errors, if no weight comes between.
+    let parallel = case.family == Family::Const && case.kind.has_backward() && !case.present.weight;
+    // Two large 16-bit values are often equal, and their mean's error is all that is left of them.
+    let far = matches!(case.family, Family::Large | Family::Shifted | Family::ShiftedHi);
+    // A single column's dx is eps / (x^2 + eps) of its terms.
+    let square_cancels = case.cols == 1 && case.kind.has_backward() && (case.eps < 1e-5 || far);
+    let flat_by_chance = case.norm == Norm::Layer && case.cols == 2 && far;
+    !(tainted
+        || parallel
+        || square_cancels
+        || flat_by_chance
+        || (tiny_eps && (may_be_flat || few_cols || far_from_zero)))
+}
+
+fn drawn(seed: u64, count: usize, most_elements: fn(&mut Dice) -> usize) -> Vec<Case> {
+    let mut dice = Dice { state: splitmix(seed) };
+    let draw = || {
+        let most_elements = most_elements(&mut dice);
+        dice.case(most_elements)
+    };
+    std::iter::repeat_with(draw).filter(is_meaningful).take(count).collect()
+}
+
+/// Every kind, norm and family, with the other axes drawn.
+fn smoke() -> Vec<Case> {
+    let mut dice = Dice { state: 1 };
+    let mut cases = Vec::new();
+    for (i, (kind, norm)) in kinds_and_norms().enumerate() {
+        for (j, family) in Family::ALL.into_iter().enumerate() {
+            // This kind has no case of that family; another shape of the most common family takes its place.
+            let replaced = family == Family::Nonfinite && kind == Kind::EndToEnd;
+            let family = if replaced { Family::Randn } else { family };
+            let drawn = std::iter::repeat_with(|| Case { kind, norm, family, ..dice.case(1 << 12) });
+            let good = drawn.filter(|case| case.rows > 1 && is_meaningful(case)).map(|case| {
+                let dtypes = Dtypes { activation: DType::ALL[(i + j) % 3], ..case.dtypes };
+                Case { dtypes, ..case }
+            });
+            cases.extend(good.take(1));
+        }
+        let dtype = DType::ALL[i % 3];
+        for (rows, cols) in [(0, 33), (2, 17_389), (1, 100_003), (70_001, 1)] {
+            cases.push(Case { present: GRADIENTS, ..Case::plain(kind, norm, dtype, rows, cols) });
+        }
+    }
+    cases.retain(is_meaningful);
+    cases.extend(reductions(&[(65, 33)]));
+    cases.extend(determinism(&[(65, 33), (300, 7)], 3));
+    cases.extend(metamorphic(&[(29, 541)]));
+    cases
+}
+
+/// Every value of every axis on its own, then random combinations of all.
+fn core() -> Vec<Case> {
+    let mut cases: Vec<Case> = kinds_and_norms().flat_map(|(kind, norm)| extremes(kind, norm)).collect();
+    cases.retain(is_meaningful);
+    cases.extend(beyond_caches());
+    cases.extend(DType::ALL.into_iter().flat_map(every_presence));
+    cases.extend(every_mix(&[(3, 7), (5, 45), (2, 1000)]));
+    cases.extend(many_partial_rows());
+    cases.extend(second_steps());
+    cases.extend(long_rows());
+    cases.extend(reductions(&[(1, 129), (3, 4099), (64, 128), (257, 33), (777, 24), (4100, 5)]));
+    cases.extend(determinism(&[(1, 1), (2, 4099), (257, 33), (300, 129), (600, 7)], 3));
+    cases.extend(metamorphic(&[(3, 7), (29, 541), (64, 128), (257, 24), (2, 4099)]));
+    cover(&mut cases, 3000);
+    cases
+}
+
+/// What the named tests run besides smoke: lists of many small cases, which a device that compiles for each of them should
+/// not make a newcomer wait for.
+pub(crate) fn combinations_in_small() -> Vec<Case> {
+    let mut cases = every_presence(DType::F32);
+    cases.extend(every_mix(&[(5, 45)]));
+    cases.into_iter().map(Case::normalized).collect()
+}
+
+/// Every set of optional tensors that a call may have. The offset, the order of roundings and the layout change from
+/// case to case, and the dtype from this one on.
+fn every_presence(first: DType) -> Vec<Case> {
+    let mut cases: Vec<Case> = Vec::new();
+    for (kind, norm) in kinds_and_norms().filter(|(kind, _)| *kind != Kind::EndToEnd) {
+        let all = (0u32..1 << 10).map(|bits| {
+            let has = |bit: u32| bits >> bit & 1 == 1;
+            let (weight, bias, mean, rstd, dresidual_out) = (has(0), has(1), has(2), has(3), has(4));
+            let (residual, residual_out, dweight, dbias, workspace) = (has(5), has(6), has(7), has(8), has(9));
+            let present =
+                Present { weight, bias, residual, residual_out, mean, rstd, dresidual_out, dweight, dbias, workspace };
+            Case { present, ..Case::plain(kind, norm, DType::F32, 3, 37) }.normalized()
+        });
+        let mut seen = HashSet::new();
+        let different: Vec<Case> = all.filter(|case| seen.insert(case.present)).collect();
+        cases.extend(different);
+    }
+    let mut dice = Dice { state: 4 + first as u64 };
+    let varied = |(i, case): (usize, Case)| {
+        let dtype = DType::ALL[(first as usize + i) % 3];
+        let cols = dice.pick(&[37, 40, 44, 131]);
+        Case {
+            cols,
+            dtypes: Dtypes::uniform(dtype),
+            weight_offset: dice.pick(&WEIGHT_OFFSETS),
+            cast_order: dice.pick(&[CastOrder::AtStore, CastOrder::BeforeWeight]),
+            layout: dice.layout(cols),
+            ..case
+        }
+    };
+    cases.into_iter().enumerate().map(varied).collect()
+}
+
+/// Every mix of dtypes with every tensor, in rows that end within a register, and an offset that 16 bits do not hold.
+fn every_mix(shapes: &[(usize, usize)]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (kind, norm) in kinds_and_norms() {
+        for &(rows, cols) in shapes {
+            for activation in DType::ALL {
+                for wide in 0..if activation == DType::F32 { 1 } else { 4 } {
+                    let dtypes = Dtypes { activation, wide_weight: wide & 1 == 1, wide_residual: wide & 2 == 2 };
+                    let layout = Layout::Mixed(cases.len() as u32);
+                    let plain = Case::plain(kind, norm, activation, rows, cols);
+                    cases.push(Case { dtypes, present: ALL_PRESENT, weight_offset: 0.3, layout, ..plain });
+                }
+            }
+        }
+    }
+    cases
+}
+
+/// Rows that are long, or many, enough to occupy a large device more than once: whoever works on a row then comes to a
+/// second one, with a pipeline under way, sums begun and a short end of the row to step over. And rows of fewer bytes than
+/// a cache line in a matrix that outgrows the cache.
+fn second_steps() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (i, norm) in Norm::ALL.into_iter().enumerate() {
+        let backward = [(40, 65_539, DType::F32), (300, 17_389, DType::ALL[i]), (1025, 4099, DType::ALL[i + 1])];
+        for (j, (rows, cols, dtype)) in backward.into_iter().enumerate() {
+            let present = if (i + j) % 2 == 0 { ALL_PRESENT } else { GRADIENTS };
+            cases.push(Case { present, weight_offset: 0.3, ..Case::plain(Kind::Backward, norm, dtype, rows, cols) });
+        }
+        // A thread with two rows at once has the second only where there are more rows than workgroups; the fewer sums over
+        // rows it has, the more lengths it does so at.
+        let (rows, cols) = if norm == Norm::Rms { (2100, 1536) } else { (700, 8192) };
+        let present = Present { dbias: norm == Norm::Layer, ..GRADIENTS };
+        let plain = Case::plain(Kind::Backward, norm, DType::Bf16, rows, cols);
+        cases.push(Case { present, family: Family::Mixed, ..plain });
+        for present in [SUM_NOT_KEPT, ALL_PRESENT] {
+            let plain = Case::plain(Kind::Forward, norm, DType::F32, 20, 262_147);
+            cases.push(Case { present, weight_offset: -0.5, ..plain });
+        }
+        for kind in [Kind::Forward, Kind::Backward] {
+            let layout = Layout::Uniform { pad: 1, offset: 1 };
+            cases.push(Case { present: GRADIENTS, layout, ..Case::plain(kind, norm, DType::Bf16, 1_500_007, 3) });
+        }
+    }
+    cases
+}
+
+/// Rows that a device has ways of its own for, with data that those ways can be wrong about: far from zero, so large that
+/// only x - mean counts, rows unlike their neighbours, a weight's offset, a stride of dresidual_out's own.
+fn long_rows() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for dtype in DType::ALL {
+        let with = |kind, norm, rows, cols| Case { present: ALL_PRESENT, ..Case::plain(kind, norm, dtype, rows, cols) };
+        for norm in Norm::ALL {
+            for (i, cols) in [32_768, 65_536].into_iter().enumerate() {
+                let (present, weight_offset) = (GRADIENTS, WEIGHT_OFFSETS[2 + i]);
+                cases.push(Case { present, weight_offset, ..with(Kind::Forward, norm, 2, cols) });
+            }
+            cases.push(Case { family: Family::Mixed, ..with(Kind::Backward, norm, 40, 65_539) });
+            let layout = Layout::Mixed(7);
+            cases.push(Case { layout, ..with(Kind::Backward, norm, 3, 262_147) });
+        }
+        for family in [Family::Shifted, Family::Const] {
+            for present in [SUM_NOT_KEPT, ALL_PRESENT] {
+                let plain = with(Kind::Forward, Norm::Layer, 2, 262_147);
+                cases.push(Case { family, present, ..plain });
+            }
+            cases.push(Case { family, ..with(Kind::Backward, Norm::Layer, 2, 262_147) });
+        }
+    }
+    cases.retain(is_meaningful);
+    cases
+}
+
+/// Few rows so long, and rows so many, that a second stage that adds up partial rows has work for several threads, or
+/// more partial rows than an index of 8 bits.
+fn many_partial_rows() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (i, norm) in Norm::ALL.into_iter().enumerate() {
+        for (j, (rows, cols)) in [(65, 70_003), (70_001, 5), (140_001, 1)].into_iter().enumerate() {
+            let plain = Case::plain(Kind::Backward, norm, DType::ALL[(i + j) % 3], rows, cols);
+            let family = if (i + j) % 2 == 0 { Family::Randn } else { Family::PosDy };
+            cases.push(Case { present: ALL_PRESENT, family, ..plain });
+        }
+        // Sums beyond twice the largest f16.
+        let plain = Case::plain(Kind::Backward, norm, DType::F16, 400_003, 1);
+        cases.push(Case { present: ALL_PRESENT, family: Family::PosDy, ..plain });
+    }
+    cases
+}
+
+/// Adds cases up to `count`: every size for every kind and norm, then drawn sizes. Each case is the one of a few drawn
+/// ones that brings most combinations of three values not seen before.
+fn cover(cases: &mut Vec<Case>, count: usize) {
+    let mut dice = Dice { state: 2 };
+    let mut sizes: Vec<(usize, usize)> = Vec::new();
+    sizes.extend(COLS.map(|cols| (if cols > 1 << 14 { 1 } else { 3 }, cols)));
+    sizes.extend(ROWS.map(|rows| (rows, if rows > 20_000 { 2 } else { 5 })));
+    let mut fixed = kinds_and_norms().flat_map(|(kind, norm)| sizes.iter().map(move |&size| (kind, norm, size)));
+    let mut seen: HashSet<u64> = cases.iter().flat_map(|case| combinations::<3>(&case.normalized())).collect();
+    while cases.len() < count {
+        let fixed = fixed.next();
+        let draw = || match fixed {
+            Some((kind, norm, size)) => Case { kind, norm, ..dice.case_of_size(size) },
+            None => dice.case(1 << 16),
+        };
+        let drawn = std::iter::repeat_with(draw).filter(is_meaningful).take(32);
+        let news = |case: &Case| combinations::<3>(&case.normalized()).filter(|key| !seen.contains(key)).count();
+        let Some(best) = drawn.max_by_key(news) else { return };
+        seen.extend(combinations::<3>(&best.normalized()));
+        cases.push(best);
+    }
+}
+
+/// The values of a case on the axes that are not sizes, as small numbers. The ways of summing gradients are no axis:
+/// they have a list of their own.
+fn axes(case: &Case) -> [u8; 11] {
+    let (present, dtypes) = (case.present, case.dtypes);
+    let flags = |flags: &[bool]| flags.iter().fold(0, |bits, &flag| 2 * bits + u8::from(flag));
+    let (pad, offset) = match case.layout {
+        Layout::Mixed(_) => (4, 8),
+        Layout::Far(_) => (5, 9),
+        Layout::Uniform { pad, offset } => ([0, 1, 8].iter().position(|&known| known == pad).unwrap_or(3), offset),
+    };
+    [
+        case.kind as u8,
+        case.norm as u8,
+        4 * dtypes.activation as u8 + flags(&[dtypes.wide_weight, dtypes.wide_residual]),
+        case.family as u8,
+        EPS.iter().position(|&eps| eps == case.eps).unwrap_or(EPS.len()) as u8,
+        flags(&[present.weight, present.bias]),
+        2 * WEIGHT_OFFSETS.iter().position(|&known| known == case.weight_offset).unwrap_or(WEIGHT_OFFSETS.len()) as u8
+            + flags(&[case.cast_order == CastOrder::BeforeWeight]),
+        flags(&[present.residual, present.residual_out, present.dresidual_out]),
+        flags(&[present.dweight, present.dbias, present.workspace]),
+        pad as u8,
+        offset as u8,
+    ]
+}
+
+/// A key for every combination of `N` values of a case on different axes.
+fn combinations<const N: u32>(case: &Case) -> impl Iterator<Item = u64> + use<N> {
+    let axes = axes(case);
+    let chosen = (0u32..1 << axes.len()).filter(|chosen| chosen.count_ones() == N);
+    chosen.map(move |chosen| {
+        let values = axes.iter().enumerate().filter(|(axis, _)| chosen >> axis & 1 == 1);
+        values.fold(u64::from(chosen), |key, (_, &value)| key << 8 | u64::from(value))
+    })
+}
+
+fn kinds_and_norms() -> impl Iterator<Item = (Kind, Norm)> {
+    Kind::ALL.into_iter().flat_map(|kind| Norm::ALL.map(|norm| (kind, norm)))
+}
+
+/// One axis at a time away from a middling case with every optional tensor; the sizes follow in [`cover`].
+fn extremes(kind: Kind, norm: Norm) -> Vec<Case> {
+    let with = |dtype, rows, cols| Case { present: ALL_PRESENT, ..Case::plain(kind, norm, dtype, rows, cols) };
+    let middle = |i: usize| with(DType::ALL[i % 3], 29, 129);
+    let mut cases = Vec::new();
+    for family in Family::ALL {
+        for dtype in DType::ALL {
+            cases.push(Case { family, ..with(dtype, 31, 65) });
+        }
+    }
+    for offset in 0..8 {
+        cases.push(Case { layout: Layout::Uniform { pad: 0, offset }, ..middle(offset) });
+        cases.push(Case { layout: Layout::Mixed(offset as u32), ..middle(offset + 1) });
+    }
+    for (i, pad) in [1, 8, 129].into_iter().enumerate() {
+        cases.push(Case { layout: Layout::Uniform { pad, offset: 0 }, ..middle(i) });
+    }
+    for (i, eps) in EPS.into_iter().enumerate() {
+        cases.push(Case { eps, ..middle(i) });
+        cases.push(Case { eps, family: Family::NearEps, ..middle(i + 1) });
+    }
+    for dtype in [DType::F16, DType::Bf16] {
+        for (wide_weight, wide_residual) in [(false, true), (true, false), (true, true)] {
+            cases.push(Case { dtypes: Dtypes { activation: dtype, wide_weight, wide_residual }, ..middle(0) });
+        }
+    }
+    cases.extend((0..3).map(|i| Case { cast_order: CastOrder::BeforeWeight, ..middle(i) }));
+    cases.extend((0..3).map(|i| Case { present: Present::default(), ..middle(i) }));
+    cases
+}
+
+/// Every other way of summing gradients, with the other axes drawn.
+fn reductions(shapes: &[(usize, usize)]) -> Vec<Case> {
+    let mut dice = Dice { state: 3 };
+    let mut cases = Vec::new();
+    for &shape in shapes {
+        for kind in [Kind::Backward, Kind::EndToEnd] {
+            for norm in Norm::ALL {
+                for grad_reduction in OTHER_REDUCTIONS {
+                    let draw = || {
+                        let case = dice.case_of_size(shape);
+                        let present = Present { dweight: true, ..case.present };
+                        Case { kind, norm, grad_reduction, present, ..case }
+                    };
+                    cases.extend(std::iter::repeat_with(draw).find(is_meaningful));
+                }
+            }
+        }
+    }
+    cases
+}
+
+/// Matrices of more than 8 MiB in every dtype: from about there kernels write past the caches. Half of the calls have
+/// little besides the gradients, half have every tensor and an f32 residual stream.
+fn beyond_caches() -> Vec<Case> {
+    let case = |(i, (kind, norm)): (usize, (Kind, Norm))| {
+        // Changes places from kind to kind, so that each norm and each layout has both halves.
+        let has_all = (i + i / 2) % 2 == 1;
+        let dtypes = Dtypes { wide_residual: has_all, ..Dtypes::uniform(DType::ALL[i / 2 % 3]) };
+        Case {
+            present: if has_all { ALL_PRESENT } else { GRADIENTS },
+            dtypes,
+            layout: if i % 2 == 0 { Layout::DENSE } else { Layout::Mixed(i as u32) },
+            ..Case::plain(kind, norm, dtypes.activation, 1025, 4099)
+        }
+    };
+    kinds_and_norms().enumerate().map(case).collect()
+}
+
+/// These shapes straddle common block sizes. An end-to-end case repeats both stages.
+fn determinism(shapes: &[(usize, usize)], repeats: u32) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for &(rows, cols) in shapes {
+        for norm in Norm::ALL {
+            for dtype in DType::ALL {
+                for kind in [Kind::EndToEnd, Kind::ForwardInPlace] {
+                    let plain = Case::plain(kind, norm, dtype, rows, cols);
+                    let layout = Layout::Mixed(rows as u32 % 16);
+                    cases.push(Case { trial: Trial::Determinism { repeats }, present: ALL_PRESENT, layout, ..plain });
+                }
+            }
+        }
+    }
+    cases
+}
+
+fn metamorphic(shapes: &[(usize, usize)]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for &(rows, cols) in shapes {
+        for norm in Norm::ALL {
+            for dtype in DType::ALL {
+                let plain = Case::plain(Kind::EndToEnd, norm, dtype, rows, cols);
+                cases.push(Case { trial: Trial::Metamorphic, present: ALL_PRESENT, ..plain });
+            }
+        }
+    }
+    cases
+}
+
+/// Sizes beyond 16 bits in either direction, and many repeats of calls whose rows share words or partial sums.
+fn stress() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (i, (kind, norm)) in kinds_and_norms().enumerate() {
+        let dtype = |j: usize| DType::ALL[(i + j) % 3];
+        let with = |dtype, rows, cols| Case { present: GRADIENTS, ..Case::plain(kind, norm, dtype, rows, cols) };
+        let shapes = [(65_536, 5), (65_537, 3), (131_073, 1), (5, 65_537), (40, 17_389), (3, 262_144), (1 << 20, 2)];
+        for (j, (rows, cols)) in shapes.into_iter().enumerate() {
+            cases.push(Case {
+                family: if j % 2 == 0 { Family::PosDy } else { Family::Randn },
+                ..with(dtype(j), rows, cols)
+            });
+        }
+    }
+    cases.extend(determinism(&[(4099, 1), (1000, 3), (500, 33)], 200));
+    cases.extend(far_apart());
+    for norm in Norm::ALL {
+        for kind in [Kind::Forward, Kind::Backward] {
+            let plain = Case::plain(kind, norm, DType::Bf16, 40, 262_147);
+            cases.push(Case { present: ALL_PRESENT, weight_offset: 0.3, ..plain });
+        }
+    }
+    cases
+}
+
+/// Few rows, so far apart that an element's index needs more than 32 bits: by the stride, or only by its product with the
+/// row. In all mixes of narrow and wide tensors, as a byte offset may wrap where an element's does not.
+pub(crate) fn far_apart() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (i, (kind, norm)) in kinds_and_norms().enumerate() {
+        for (j, (rows, stride)) in [(2, (1 << 32) + 37), (3, (1 << 31) + 1029)].into_iter().enumerate() {
+            let activation = if (i + j) % 2 == 0 { DType::Bf16 } else { DType::F16 };
+            let dtypes = Dtypes { activation, wide_weight: true, wide_residual: j == 1 };
+            let plain = Case::plain(kind, norm, activation, rows, 45);
+            cases.push(Case { dtypes, present: ALL_PRESENT, layout: Layout::Far(stride), ..plain });
+        }
+    }
+    cases
+}
+
+/// Cases at the shapes at which a backend's plan changes, and with one row less.
+pub(crate) fn shape_breakpoints(shapes: impl Fn(DType) -> Vec<(usize, usize)>) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (kind, norm) in kinds_and_norms().filter(|(kind, _)| *kind != Kind::EndToEnd) {
+        for (i, dtype) in DType::ALL.into_iter().enumerate() {
+            for (j, (rows, cols)) in shapes(dtype).into_iter().enumerate() {
+                for rows in [rows.saturating_sub(1), rows] {
+                    let layout = if (i + j) % 2 == 0 { Layout::DENSE } else { Layout::Mixed((i + j) as u32) };
+                    cases.push(Case { present: GRADIENTS, layout, ..Case::plain(kind, norm, dtype, rows, cols) });
+                }
+            }
+        }
+    }
+    cases.into_iter().map(Case::normalized).collect()
+}
+
+/// Cases around the sizes at which a backend's plan changes, in every dtype, dense or misaligned and strided in turn.
+pub(crate) fn breakpoints(cols: &[usize], rows: &[usize]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    let around = |sizes: &[usize]| -> Vec<usize> {
+        let mut sizes: Vec<usize> = sizes.iter().flat_map(|&n| [n.saturating_sub(1), n, n + 1]).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        sizes
+    };
+    for (kind, norm) in kinds_and_norms() {
+        // And a length that ends in half a vector of 16 bits.
+        let halves = cols.iter().map(|&cols| cols + 4);
+        let cols = around(cols).into_iter().chain(halves).filter(|&cols| cols > 0).map(|cols| (3, cols));
+        let rows = around(rows).into_iter().map(|rows| (rows, if rows > 4096 { 3 } else { 33 }));
+        for (i, (rows, cols)) in cols.chain(rows).enumerate() {
+            for (j, dtype) in DType::ALL.into_iter().enumerate() {
+                let layout = if (i + j) % 2 == 0 { Layout::DENSE } else { Layout::Mixed((i + j) as u32) };
+                // Every other offset is none, and each of the others meets every layout and dtype.
+                let weight_offset = if i % 2 == 0 { WEIGHT_OFFSETS[1 + (i / 2 + j) % 3] } else { 0.0 };
+                let plain = Case::plain(kind, norm, dtype, rows, cols);
+                cases.push(Case { present: GRADIENTS, layout, weight_offset, ..plain });
+            }
+        }
+    }
+    cases.into_iter().map(Case::normalized).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_have_their_sizes_and_every_id_reads_back() {
+        for (profile, sizes) in [(Profile::Smoke, 160..210), (Profile::Core, 2900..3001), (Profile::Stress, 70..120)] {
+            let cases = profile.cases(0);
+            assert!(sizes.contains(&cases.len()), "{}: {}", profile.name(), cases.len());
+            for case in cases {
+                assert_eq!(case.to_string().parse(), Ok(case));
+            }
+        }
+    }
+
+    #[test]
+    fn core_covers_combinations_of_values_on_different_axes() {
+        // What can occur is taken from a long list of drawn cases.
+        let possible = drawn(7, 20_000, |_| MOST_DRAWN).into_iter().map(Case::normalized).collect::<Vec<_>>();
+        let core = Profile::Core.cases(0);
+        let keys = |cases: &[Case], of: fn(&Case) -> Vec<u64>| cases.iter().flat_map(of).collect::<HashSet<u64>>();
+        let share = |of: fn(&Case) -> Vec<u64>| {
+            let (core, possible) = (keys(&core, of), keys(&possible, of));
+            possible.intersection(&core).count() as f64 / possible.len() as f64
+        };
+        let (pairs, triples) =
+            (share(|case| combinations::<2>(case).collect()), share(|case| combinations::<3>(case).collect()));
+        assert_eq!(pairs, 1.0);
+        assert!(triples > 0.95, "{triples}");
+    }
+}

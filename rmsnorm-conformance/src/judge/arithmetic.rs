@@ -1,0 +1,71 @@
+//! What a backend claims about its arithmetic. The bounds follow from the claim; policy caps the summation depth.
+
+use rmsnorm_spec::depth::{policy_depth_cols, policy_depth_rows};
+
+/// How a backend rounds an f32 result to a 16-bit dtype at the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoreRounding {
+    /// To nearest, ties to even.
+    NearestEven,
+    /// To either neighbour (WGSL's own conversions promise no more).
+    EitherNeighbour,
+}
+
+/// What a backend does with NaN and infinity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NonFinite {
+    /// Propagates them as IEEE 754 says.
+    Ieee,
+    /// Promises nothing for the row they are in (WGSL).
+    Unspecified,
+}
+
+/// The claims of a backend, from which its error bounds are derived (docs/math.md, section 5).
+#[derive(Clone, Copy, Debug)]
+pub struct Arithmetic {
+    /// Unit roundoff of one f32 operation: `|fl(a op b) - (a op b)| <= u |a op b|`.
+    pub unit_roundoff: f64,
+    /// Relative error of the computed `1 / sqrt(v)`.
+    pub rstd_error: f64,
+    /// Roundings spent on "divide by cols", when cols is no power of two (else none): 2 for a multiplication with a
+    /// rounded reciprocal, 1 for a true division.
+    pub mean_roundings: f64,
+    /// The rounding of 16-bit stores.
+    pub store: StoreRounding,
+    /// Whether subnormal inputs and results may be flushed to zero.
+    pub flushes_subnormals: bool,
+    /// NaN and infinity.
+    pub non_finite: NonFinite,
+    /// Longest chain of f32 additions in a sum over a row of that many columns; at most [`policy_depth_cols`].
+    pub depth_cols: fn(usize) -> usize,
+    /// Longest chain of f32 additions in a sum over that many rows (dweight, dbias), for
+    /// [`GradReduction::Partials`](rmsnorm_spec::GradReduction::Partials); at most [`policy_depth_rows`].
+    pub depth_rows: fn(usize) -> usize,
+}
+
+impl Arithmetic {
+    /// IEEE f32 with a correctly rounded square root and division: the CPU backend.
+    pub const IEEE: Arithmetic = Arithmetic {
+        unit_roundoff: F32_ROUNDOFF,
+        rstd_error: 2.0 * F32_ROUNDOFF,
+        mean_roundings: 2.0,
+        store: StoreRounding::NearestEven,
+        flushes_subnormals: false,
+        non_finite: NonFinite::Ieee,
+        depth_cols: policy_depth_cols,
+        depth_rows: policy_depth_rows,
+    };
+
+    /// What `factor` times an f32 operand may lose if the operand is flushed to zero; nothing where subnormals are kept.
+    pub(crate) fn flush_loss(&self, factor: f64) -> f64 {
+        // Not a product with 0, which is NaN for an infinite factor.
+        if self.flushes_subnormals { f64::from(f32::MIN_POSITIVE) * factor.abs() } else { 0.0 }
+    }
+
+    /// Whether f32 additions round to nearest even: then the sum with the residual is one exact value.
+    pub fn adds_to_nearest(&self) -> bool {
+        self.unit_roundoff <= Arithmetic::IEEE.unit_roundoff && !self.flushes_subnormals
+    }
+}
+
+const F32_ROUNDOFF: f64 = 1.0 / (1u64 << 24) as f64;

@@ -1,0 +1,651 @@
+//! A-priori error bounds, derived in docs/math.md section 5: formulas in the unit roundoff, never a tuned tolerance.
+//!
+//! A bound is the largest absolute error that the f32 arithmetic a backend declares can leave in an output before the
+//! final rounding to a 16-bit dtype; for an f32 output it covers the final rounding too. An infinite bound says that
+//! the arithmetic promises nothing there: a sum overflows f32, or eps is lost in the rounding errors of the variance.
+//! A NaN bound belongs to an input that is not finite. What follows from a bound is the matter of
+//! [`judge`](crate::judge).
+
+use rmsnorm_spec::reference::{BackwardInputs, BackwardOutputs, ForwardInputs, ForwardOutputs};
+use rmsnorm_spec::{DType, Norm, NormSpec};
+
+use crate::{Arithmetic, NonFinite};
+
+/// Covers the products of two errors that the formulas leave out.
+pub(crate) const SECOND_ORDER: f64 = 1.0 + 1.0 / 1024.0;
+/// The smallest normal f32: what an operation loses at most by gradual underflow or a flush to zero.
+pub(crate) const TINY: f64 = f32::MIN_POSITIVE as f64;
+/// Sums up to here cannot overflow f32, whatever their rounding errors.
+const NO_OVERFLOW: f64 = f32::MAX as f64 / 2.0;
+/// Standard deviations that [`Mode::Statistical`] allows.
+const DEVIATIONS: f64 = 6.0;
+
+/// How the rounding errors of a long sum are taken to add up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Rigorous: every rounding error at its largest and of the same sign.
+    Worst,
+    /// Rounding errors as independent random variables of mean zero, six standard deviations. Tighter; valid only for
+    /// continuous, roughly centred data. Where few distinct values repeat, so do their rounding errors.
+    Statistical,
+}
+
+/// What the bounds are derived from.
+#[derive(Clone, Copy, Debug)]
+pub struct Model<'a> {
+    /// What the backend declares.
+    pub arithmetic: &'a Arithmetic,
+    /// How the errors of sums add up.
+    pub mode: Mode,
+}
+
+/// Absolute error bounds of a forward pass.
+#[derive(Clone, Debug, Default)]
+pub struct ForwardBounds {
+    /// Zeros for RMS norm. (rows)
+    pub mean: Vec<f64>,
+    /// (rows)
+    pub rstd: Vec<f64>,
+    /// (rows, cols)
+    pub y: Vec<f64>,
+    /// In f32, before any rounding to the dtype of `y`. (rows, cols)
+    pub x_hat: Vec<f64>,
+    /// What the backward pass inherits. (rows)
+    statistics: Vec<StatisticsError>,
+}
+
+/// Absolute error bounds of a backward pass.
+#[derive(Clone, Debug, Default)]
+pub struct BackwardBounds {
+    /// (rows, cols)
+    pub dx: Vec<f64>,
+    /// (cols)
+    pub dweight: Vec<f64>,
+    /// (cols)
+    pub dbias: Vec<f64>,
+}
+
+/// Where the backward pass under test had its mean and rstd from.
+#[derive(Clone, Copy, Debug)]
+pub enum Statistics<'a> {
+    /// It received exactly the mean and rstd that the reference received.
+    Given,
+    /// From its own forward pass, whose errors these are.
+    Computed(&'a ForwardBounds),
+}
+
+/// The bounds of equations (2) to (6): docs/math.md, section 5.2.
+///
+/// `h_dtype` is the dtype in which `h` is stored: the residual stream's if there is one, else that of `x`. `outputs`
+/// are the reference's for `inputs`; the bounds say how far a computed value may be from them.
+pub fn forward(
+    spec: &NormSpec,
+    inputs: &ForwardInputs<'_>,
+    h_dtype: DType,
+    outputs: &ForwardOutputs,
+    model: Model<'_>,
+) -> ForwardBounds {
+    let arithmetic = model.arithmetic;
+    let u = arithmetic.unit_roundoff;
+    let mut bounds = ForwardBounds::default();
+    for (row, h) in outputs.h.chunks_exact(spec.cols).enumerate() {
+        let row = Row { h, mean: outputs.mean[row], var: outputs.var[row], rstd: outputs.rstd[row] };
+        let statistics = statistics_error(spec, h_dtype, &row, model);
+        bounds.mean.push(match spec.norm {
+            Norm::Rms => 0.0,
+            Norm::Layer => statistics.mean * SECOND_ORDER + TINY,
+        });
+        bounds.rstd.push(statistics.bound(statistics.rstd * row.rstd * SECOND_ORDER));
+
+        for (col, h) in h.iter().enumerate() {
+            let x_hat = XHat::new(spec.norm, h - row.mean, row.rstd, statistics, arithmetic);
+            let weight = Weight::new(spec, inputs.weight, col);
+            let product = (x_hat.value * weight.value).abs();
+            let bias = match inputs.bias {
+                None => 0.0,
+                Some(_) if overflows(product) => f64::INFINITY,
+                Some(_) => u * outputs.y[bounds.y.len()].abs() + arithmetic.flush_loss(1.0),
+            };
+            let flushed = arithmetic.flush_loss(x_hat.value) * weight.flushes;
+            let y = weight.value.abs() * x_hat.error() + product * weight.roundings * u + flushed + bias;
+            bounds.y.push(statistics.bound(y * SECOND_ORDER + underflow(row.rstd, weight.value)));
+            bounds.x_hat.push(statistics.bound(x_hat.error() * SECOND_ORDER + underflow(row.rstd, 0.0)));
+        }
+        bounds.statistics.push(statistics);
+    }
+    bounds
+}
+
+/// The bounds of equations (7) to (12): docs/math.md, section 5.3.
+///
+/// `outputs` are the reference's for `inputs`, whose `mean` and `rstd` are the ones `statistics` speaks of.
+pub fn backward(
+    spec: &NormSpec,
+    inputs: &BackwardInputs<'_>,
+    outputs: &BackwardOutputs,
+    statistics: Statistics<'_>,
+    model: Model<'_>,
+) -> BackwardBounds {
+    let pass = Pass { spec, inputs, outputs, model };
+    let mut dx = Vec::with_capacity(outputs.dx.len());
+    let mut columns = vec![Column::default(); spec.cols];
+    for row in 0..spec.rows {
+        let statistics = match statistics {
+            Statistics::Given => StatisticsError { mean: 0.0, rstd: 0.0 },
+            Statistics::Computed(forward) => forward.statistics[row],
+        };
+        let row = BackwardRow::new(pass, row, statistics);
+        let means = row.means_error();
+        for (column, element) in columns.iter_mut().zip(&row.elements) {
+            column.add(element, statistics, model.arithmetic);
+            let underflow = underflow(row.rstd, element.weight.value) * (1.0 + row.rstd);
+            dx.push(statistics.bound(row.dx_error(element, means) * SECOND_ORDER + underflow));
+        }
+    }
+    let depth = (model.arithmetic.depth_rows)(spec.rows);
+    // In each row dy may be flushed, and so may the running sum; the product of dweight underflows.
+    let row_loss = TINY + model.arithmetic.flush_loss(2.0);
+    let finish = |error: f64| error * SECOND_ORDER + row_loss * spec.rows as f64;
+    BackwardBounds {
+        dx,
+        dweight: columns.iter().map(|column| finish(column.dweight_error(depth, model))).collect(),
+        dbias: columns.iter().map(|column| finish(column.dbias.error(depth, model))).collect(),
+    }
+}
+
+/// What the bound of a sum needs to know of its terms.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sum {
+    value: f64,
+    of_abs: f64,
+    of_squares: f64,
+}
+
+impl Sum {
+    fn of(terms: impl Iterator<Item = f64>) -> Sum {
+        let mut sum = Sum::default();
+        terms.for_each(|term| sum.add(term));
+        sum
+    }
+
+    fn add(&mut self, term: f64) {
+        self.value += term;
+        self.of_abs += term.abs();
+        self.of_squares += term * term;
+    }
+
+    /// Bound of the error of adding exact terms, where no term passes through more than `depth` additions.
+    fn error(&self, depth: usize, model: Model<'_>) -> f64 {
+        let u = model.arithmetic.unit_roundoff;
+        if !self.of_abs.is_finite() {
+            return f64::NAN;
+        }
+        let depth = depth as f64;
+        if overflows(self.of_abs) || depth * u >= 1.0 {
+            return f64::INFINITY;
+        }
+        let worst = self.of_abs * depth * u / (1.0 - depth * u);
+        match model.mode {
+            Mode::Worst => worst,
+            Mode::Statistical => {
+                worst.min(DEVIATIONS * u * (depth / 3.0).sqrt() * (self.value.abs() + self.of_squares.sqrt()))
+            }
+        }
+    }
+}
+
+/// A row of the forward pass.
+struct Row<'a> {
+    h: &'a [f64],
+    mean: f64,
+    var: f64,
+    rstd: f64,
+}
+
+/// The errors of a row's statistics: absolute of the mean, relative of rstd.
+#[derive(Clone, Copy, Debug)]
+struct StatisticsError {
+    mean: f64,
+    rstd: f64,
+}
+
+impl StatisticsError {
+    /// The bound of something that depends on these statistics. Without it, `inf * 0` would hide that there is none.
+    fn bound(self, bound: f64) -> f64 {
+        if self.rstd == f64::INFINITY { f64::INFINITY } else { bound }
+    }
+}
+
+fn statistics_error(spec: &NormSpec, h_dtype: DType, row: &Row<'_>, model: Model<'_>) -> StatisticsError {
+    let arithmetic = model.arithmetic;
+    let u = arithmetic.unit_roundoff;
+    let (cols, eps) = (spec.cols as f64, f64::from(spec.eps));
+    let depth = (arithmetic.depth_cols)(spec.cols);
+    let division = division_roundings(spec.cols, arithmetic);
+    let mean = match spec.norm {
+        Norm::Rms => 0.0,
+        Norm::Layer => {
+            let sum = Sum::of(row.h.iter().copied()).error(depth, model) / cols;
+            // h, the running sum, the mean.
+            sum + division * u * row.mean.abs() + arithmetic.flush_loss(3.0)
+        }
+    };
+    let shifted = row.var + eps;
+    if !shifted.is_finite() || shifted == 0.0 {
+        // 1/sqrt(inf) = 0, 1/sqrt(0) = inf and NaN are exact under IEEE, unless the zero is what a mean with an error
+        // would have to hit.
+        let exact = arithmetic.non_finite == NonFinite::Ieee && (mean == 0.0 || !shifted.is_finite());
+        return StatisticsError { mean, rstd: if exact { 0.0 } else { f64::INFINITY } };
+    }
+
+    let squares = Sum::of(row.h.iter().map(|h| (h - row.mean) * (h - row.mean)));
+    let square_roundings = match (spec.norm, h_dtype) {
+        // The square of 11 or 8 significant bits fits the 24 of an f32.
+        (Norm::Rms, DType::F16 | DType::Bf16) => 0.0,
+        (Norm::Rms, DType::F32) => 1.0,
+        // The rounded difference counts twice, the square once.
+        (Norm::Layer, DType::F32 | DType::F16 | DType::Bf16) => 3.0,
+    };
+    let underflow = TINY + arithmetic.flush_loss(3.0);
+    let var =
+        squares.error(depth, model) / cols + row.var * (square_roundings + division) * u + mean * mean + underflow;
+    if !var.is_finite() {
+        return StatisticsError { mean, rstd: f64::INFINITY };
+    }
+    // A sum of squares is never negative, so no computed variance is below 0.
+    let least = if arithmetic.flushes_subnormals && eps < TINY { 0.0 } else { eps };
+    let low = (shifted - var).max(least) * (1.0 - u);
+    let high = (shifted + var) * (1.0 + u);
+    let rstd_high = (1.0 + arithmetic.rstd_error) / low.sqrt();
+    let rstd_low = (1.0 - arithmetic.rstd_error) / high.sqrt();
+    StatisticsError { mean, rstd: (rstd_high / row.rstd - 1.0).max(1.0 - rstd_low / row.rstd) }
+}
+
+/// Roundings spent on "divide by cols": none for a power of two.
+fn division_roundings(cols: usize, arithmetic: &Arithmetic) -> f64 {
+    if cols.is_power_of_two() { 0.0 } else { arithmetic.mean_roundings }
+}
+
+/// Whether an intermediate may overflow f32 on the way to a finite result. Not for infinite inputs: those propagate.
+fn overflows(magnitude: f64) -> bool {
+    magnitude.is_finite() && magnitude > NO_OVERFLOW
+}
+
+/// What underflow can cost in an output: one loss in `h - mean`, scaled by rstd and the weight, and one an operation.
+fn underflow(rstd: f64, weight: f64) -> f64 {
+    TINY * (1.0 + (1.0 + rstd) * (1.0 + weight.abs()))
+}
+
+/// `weight + weight_offset` of a column.
+#[derive(Clone, Copy)]
+struct Weight {
+    value: f64,
+    /// Of a product with it: the multiplication, and the addition of an offset.
+    roundings: f64,
+    /// How many values may be flushed to zero on the way to it: the weight, the offset, their sum.
+    flushes: f64,
+}
+
+impl Weight {
+    fn new(spec: &NormSpec, weight: Option<&[f64]>, col: usize) -> Weight {
+        match weight {
+            None => Weight { value: 1.0, roundings: 1.0, flushes: 0.0 },
+            Some(weight) => {
+                let (roundings, flushes) = if spec.weight_offset == 0.0 { (1.0, 1.0) } else { (2.0, 3.0) };
+                Weight { value: weight[col] + f64::from(spec.weight_offset), roundings, flushes }
+            }
+        }
+    }
+}
+
+/// `x_hat` of an element and its errors.
+#[derive(Clone, Copy)]
+struct XHat {
+    value: f64,
+    /// From the error of the mean: the same for the whole row.
+    common: f64,
+    /// From the roundings of this element alone.
+    local: f64,
+    /// Common, local, and the share of rstd.
+    rounded: f64,
+    /// From `h`, the mean and `x_hat` being flushed to zero. Kept apart, since it does not average out.
+    flushed: f64,
+}
+
+impl XHat {
+    fn new(norm: Norm, deviation: f64, rstd: f64, statistics: StatisticsError, arithmetic: &Arithmetic) -> XHat {
+        let u = arithmetic.unit_roundoff;
+        let value = deviation * rstd;
+        let rstd_high = rstd * (1.0 + statistics.rstd);
+        // The operands of the difference, or h.
+        let (subtraction, operands) = match norm {
+            Norm::Rms => (0.0, 1.0),
+            Norm::Layer => (rstd_high * u * deviation.abs(), 2.0),
+        };
+        let common = rstd_high * statistics.mean;
+        let local = subtraction + value.abs() * u;
+        let rounded = common + value.abs() * statistics.rstd + local;
+        XHat { value, common, local, rounded, flushed: arithmetic.flush_loss(1.0 + operands * rstd_high) }
+    }
+
+    /// All of it.
+    fn error(&self) -> f64 {
+        self.rounded + self.flushed
+    }
+}
+
+/// The arguments of [`backward`], for its parts.
+#[derive(Clone, Copy)]
+struct Pass<'a> {
+    spec: &'a NormSpec,
+    inputs: &'a BackwardInputs<'a>,
+    outputs: &'a BackwardOutputs,
+    model: Model<'a>,
+}
+
+/// An element of the backward pass.
+struct BackwardElement {
+    dy: f64,
+    wdy: f64,
+    /// What dy and the weight being flushed to zero may cost in wdy.
+    wdy_loss: f64,
+    weight: Weight,
+    x_hat: XHat,
+    /// The reference's.
+    dx: f64,
+}
+
+/// A row of the backward pass.
+struct BackwardRow<'a> {
+    pass: Pass<'a>,
+    elements: Vec<BackwardElement>,
+    rstd: f64,
+    c1: f64,
+    c2: f64,
+    statistics: StatisticsError,
+}
+
+/// The errors of `c1` and `c2`.
+#[derive(Clone, Copy)]
+struct MeansError {
+    c1: f64,
+    c2: f64,
+}
+
+impl<'a> BackwardRow<'a> {
+    fn new(pass: Pass<'a>, row: usize, statistics: StatisticsError) -> Self {
+        let Pass { spec, inputs, outputs, model } = pass;
+        let (mean, rstd) = (inputs.mean[row], inputs.rstd[row]);
+        let element = |col| {
+            let i = row * spec.cols + col;
+            let weight = Weight::new(spec, inputs.weight, col);
+            let x_hat = XHat::new(spec.norm, inputs.x[i] - mean, rstd, statistics, model.arithmetic);
+            let (dy, arithmetic) = (inputs.dy[i], model.arithmetic);
+            let wdy_loss = arithmetic.flush_loss(weight.value) + arithmetic.flush_loss(dy) * weight.flushes;
+            BackwardElement { dy, wdy: dy * weight.value, wdy_loss, weight, x_hat, dx: outputs.dx[i] }
+        };
+        let elements = (0..spec.cols).map(element).collect();
+        BackwardRow { pass, elements, rstd, c1: outputs.c1[row], c2: outputs.c2[row], statistics }
+    }
+
+    /// An error of rstd scales `c2` as a whole, and an error of the mean shifts every `x_hat` alike: neither goes
+    /// through the sum term by term, which would be wider by the square root of `cols`.
+    fn means_error(&self) -> MeansError {
+        let Pass { spec, model, .. } = self.pass;
+        let u = model.arithmetic.unit_roundoff;
+        let depth = (model.arithmetic.depth_cols)(spec.cols);
+        let division = division_roundings(spec.cols, model.arithmetic);
+        let average =
+            |term: &dyn Fn(&BackwardElement) -> f64| self.elements.iter().map(term).sum::<f64>() / spec.cols as f64;
+        let sum_error = |term: &dyn Fn(&BackwardElement) -> f64| {
+            Sum::of(self.elements.iter().map(term)).error(depth, model) / spec.cols as f64
+        };
+        // The term, the running sum, the average.
+        let sum_loss = model.arithmetic.flush_loss(3.0);
+        let c1 = match spec.norm {
+            Norm::Rms => 0.0,
+            Norm::Layer => {
+                let terms = average(&|e| e.wdy.abs() * e.weight.roundings * u + e.wdy_loss);
+                sum_error(&|e| e.wdy) + terms + division * u * self.c1.abs() + sum_loss
+            }
+        };
+        let common = self.elements.first().map_or(0.0, |e| e.x_hat.common);
+        let terms = average(&|e| {
+            let product = (e.wdy * e.x_hat.value).abs();
+            e.wdy.abs() * ((1.0 + self.statistics.rstd) * e.x_hat.local + e.x_hat.flushed)
+                + product * (1.0 + e.weight.roundings) * u
+                + e.x_hat.value.abs() * e.wdy_loss
+        });
+        let c2 = self.c2.abs() * self.statistics.rstd
+            + average(&|e| e.wdy).abs() * common
+            + sum_error(&|e| e.wdy * e.x_hat.value)
+            + terms
+            + division * u * self.c2.abs()
+            + sum_loss;
+        MeansError { c1, c2 }
+    }
+
+    /// Equation (10).
+    fn dx_error(&self, element: &BackwardElement, means: MeansError) -> f64 {
+        let u = self.pass.model.arithmetic.unit_roundoff;
+        let BackwardElement { wdy, wdy_loss, weight, x_hat, dx, .. } = element;
+        let projection = x_hat.value * self.c2;
+        let inner = wdy - self.c1 - projection;
+        let scaled = (self.rstd * inner).abs();
+        let dresidual_out = match self.pass.inputs.dresidual_out {
+            None => 0.0,
+            Some(_) if overflows(scaled) => f64::INFINITY,
+            Some(_) => u * dx.abs() + self.pass.model.arithmetic.flush_loss(1.0),
+        };
+        if overflows(wdy.abs() + self.c1.abs() + projection.abs()) {
+            return f64::INFINITY;
+        }
+        let first_subtraction = match self.pass.spec.norm {
+            Norm::Rms => 0.0,
+            Norm::Layer => u * (wdy.abs() + self.c1.abs()),
+        };
+        let inner_error = wdy.abs() * weight.roundings * u
+            + wdy_loss
+            + means.c1
+            + x_hat.value.abs() * means.c2
+            + self.c2.abs() * x_hat.error()
+            // Second order, but all there is in a row whose variance is nothing but rounding errors.
+            + x_hat.error() * means.c2
+            + u * projection.abs()
+            + first_subtraction
+            + u * inner.abs();
+        let rstd_high = self.rstd * (1.0 + self.statistics.rstd);
+        rstd_high * inner_error + scaled * (self.statistics.rstd + u) + dresidual_out
+    }
+}
+
+/// The sums over the rows of one column.
+#[derive(Clone, Copy, Default)]
+struct Column {
+    dweight: Sum,
+    dbias: Sum,
+    /// Of the errors that `x_hat` brings into the terms of `dweight`.
+    x_hat: Sum,
+    /// What is lost in them when values are flushed to zero.
+    flushed: f64,
+    /// A row whose rstd has no bound takes part.
+    unbounded: bool,
+}
+
+impl Column {
+    fn add(&mut self, element: &BackwardElement, statistics: StatisticsError, arithmetic: &Arithmetic) {
+        self.dweight.add(element.dy * element.x_hat.value);
+        self.dbias.add(element.dy);
+        self.x_hat.add(element.dy.abs() * element.x_hat.rounded);
+        self.flushed += element.dy.abs() * element.x_hat.flushed + arithmetic.flush_loss(element.x_hat.value);
+        self.unbounded |= statistics.rstd == f64::INFINITY;
+    }
+
+    fn dweight_error(&self, depth: usize, model: Model<'_>) -> f64 {
+        let Arithmetic { unit_roundoff: u, rstd_error, .. } = *model.arithmetic;
+        if self.unbounded {
+            return f64::INFINITY;
+        }
+        let worst = self.x_hat.of_abs + u * self.dweight.of_abs;
+        let terms = match model.mode {
+            Mode::Worst => worst,
+            // Rows are independent of each other; only a bias of rstd that all rows share adds up coherently.
+            Mode::Statistical => worst.min(
+                rstd_error * self.dweight.value.abs()
+                    + DEVIATIONS * self.x_hat.of_squares.sqrt()
+                    + DEVIATIONS * u * self.dweight.of_squares.sqrt(),
+            ),
+        };
+        self.dweight.error(depth, model) + terms + self.flushed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rmsnorm_spec::reference;
+
+    const WORST: Model<'static> = Model { arithmetic: &Arithmetic::IEEE, mode: Mode::Worst };
+    const STATISTICAL: Model<'static> = Model { arithmetic: &Arithmetic::IEEE, mode: Mode::Statistical };
+    const U: f64 = Arithmetic::IEEE.unit_roundoff;
+
+    fn bounds_of(spec: &NormSpec, x: &[f64], model: Model<'_>) -> (ForwardOutputs, ForwardBounds) {
+        let inputs = ForwardInputs { x, residual: None, weight: None, bias: None };
+        let outputs = reference::forward(spec, &inputs);
+        let bounds = forward(spec, &inputs, DType::F32, &outputs, model);
+        (outputs, bounds)
+    }
+
+    fn gradient_bounds_of(spec: &NormSpec, x: &[f64], dy: &[f64]) -> (BackwardOutputs, BackwardBounds) {
+        let (forward, forward_bounds) = bounds_of(spec, x, WORST);
+        let (mean, rstd) = (&forward.mean[..], &forward.rstd[..]);
+        let inputs = BackwardInputs { dy, x, weight: None, mean, rstd, dresidual_out: None };
+        let outputs = reference::backward(spec, &inputs);
+        let bounds = backward(spec, &inputs, &outputs, Statistics::Computed(&forward_bounds), WORST);
+        (outputs, bounds)
+    }
+
+    #[test]
+    fn sum_of_one_chain_follows_the_depth() {
+        let sum = Sum::of([1.0, -2.0, 4.0].into_iter());
+        assert!((sum.error(2, WORST) / (7.0 * 2.0 * U) - 1.0).abs() < 1e-6);
+        assert_eq!(sum.error(0, WORST), 0.0);
+        assert_eq!(sum.error(1 << 24, WORST), f64::INFINITY);
+    }
+
+    #[test]
+    fn statistical_bounds_are_never_wider_than_worst() {
+        let x: Vec<f64> = (0..512).map(|i| f64::from((i * 37 % 101) as f32) - 50.0).collect();
+        for spec in [NormSpec::rms(2, 256, 1e-6), NormSpec::layer(2, 256, 1e-6)] {
+            let ((_, worst), (_, statistical)) = (bounds_of(&spec, &x, WORST), bounds_of(&spec, &x, STATISTICAL));
+            assert!(worst.y.iter().zip(&statistical.y).all(|(worst, statistical)| worst >= statistical));
+            assert!(worst.rstd.iter().zip(&statistical.rstd).all(|(worst, statistical)| worst > statistical));
+        }
+    }
+
+    #[test]
+    fn bf16_row_of_4096_matches_the_order_of_magnitude_in_the_docs() {
+        let x: Vec<f64> = (0..4096).map(|i| if i % 2 == 0 { 1.0 } else { -1.0 }).collect();
+        let arithmetic = Arithmetic { rstd_error: 4.0 * U, ..Arithmetic::IEEE };
+        let inputs = ForwardInputs { x: &x, residual: None, weight: None, bias: None };
+        let spec = NormSpec::rms(1, 4096, 1e-6);
+        let outputs = reference::forward(&spec, &inputs);
+        let model = Model { arithmetic: &arithmetic, mode: Mode::Worst };
+        let bounds = forward(&spec, &inputs, DType::Bf16, &outputs, model);
+        assert!((bounds.rstd[0] / outputs.rstd[0] / U - 76.6).abs() < 0.2);
+        assert!((bounds.y[0] / outputs.y[0].abs() / U - 78.6).abs() < 0.2);
+    }
+
+    #[test]
+    fn zero_row_without_eps_has_no_value_but_no_freedom_either() {
+        let (outputs, bounds) = bounds_of(&NormSpec::rms(1, 3, 0.0), &[0.0; 3], WORST);
+        assert!(outputs.rstd[0].is_infinite() && outputs.y[0].is_nan());
+        assert!(bounds.rstd[0].is_nan() && bounds.y[0].is_nan());
+    }
+
+    #[test]
+    fn constant_row_without_eps_is_unbounded_for_layer_norm() {
+        let spec = NormSpec::layer(1, 3, 0.0);
+        let (_, bounds) = bounds_of(&spec, &[0.1, 0.1, 0.1], WORST);
+        assert_eq!((bounds.rstd[0], bounds.y[0], bounds.x_hat[0]), (f64::INFINITY, f64::INFINITY, f64::INFINITY));
+        let (_, bounds) = gradient_bounds_of(&spec, &[0.1, 0.1, 0.1], &[0.0, 1.0, 2.0]);
+        assert!(bounds.dx.iter().chain(&bounds.dweight).all(|&bound| bound == f64::INFINITY));
+        assert_eq!(bounds.dbias[0], TINY);
+    }
+
+    #[test]
+    fn row_that_overflows_f32_is_unbounded_and_leaves_its_neighbour_alone() {
+        let spec = NormSpec::rms(2, 2, 1e-6);
+        let (_, bounds) = bounds_of(&spec, &[1e30, 1.0, 2.0, 1.0], WORST);
+        assert_eq!((bounds.rstd[0], bounds.y[1]), (f64::INFINITY, f64::INFINITY));
+        assert!(bounds.rstd[1] < 1e-6 && bounds.y[3] < 1e-6);
+    }
+
+    #[test]
+    fn infinite_element_makes_the_rest_of_its_row_exactly_zero() {
+        let spec = NormSpec::rms(1, 2, 1e-6);
+        let (outputs, bounds) = bounds_of(&spec, &[f64::INFINITY, 1.0], WORST);
+        assert_eq!((outputs.rstd[0], bounds.rstd[0]), (0.0, 0.0));
+        assert!(outputs.y[0].is_nan() && bounds.y[0].is_nan());
+        assert_eq!((outputs.y[1], bounds.y[1] < 1e-37), (0.0, true));
+        let unspecified = Arithmetic { non_finite: NonFinite::Unspecified, ..Arithmetic::IEEE };
+        let model = Model { arithmetic: &unspecified, mode: Mode::Worst };
+        assert_eq!(bounds_of(&spec, &[f64::INFINITY, 1.0], model).1.y[1], f64::INFINITY);
+    }
+
+    #[test]
+    fn nan_in_a_gradient_stays_in_its_column() {
+        let (outputs, bounds) =
+            gradient_bounds_of(&NormSpec::rms(2, 2, 1e-6), &[1.0, 2.0, 3.0, 4.0], &[f64::NAN, 1.0, 1.0, 1.0]);
+        assert!(outputs.dbias[0].is_nan() && bounds.dbias[0].is_nan() && bounds.dweight[0].is_nan());
+        assert!(bounds.dbias[1] < 1e-6 && bounds.dweight[1] < 1e-5);
+        assert!(bounds.dx[0].is_nan() && bounds.dx[1].is_nan() && bounds.dx[2] < 1e-5);
+    }
+
+    #[test]
+    fn zero_gradient_leaves_nothing_but_underflow() {
+        let spec = NormSpec::rms(1, 2, 0.0);
+        let (_, bounds) = gradient_bounds_of(&spec, &[0.25, 0.25], &[0.0, 0.0]);
+        let rstd = 4.0;
+        assert_eq!(bounds.dx[0], TINY * (1.0 + (1.0 + rstd) * 2.0) * (1.0 + rstd));
+        assert_eq!((bounds.dweight[0], bounds.dbias[0]), (TINY, TINY));
+    }
+
+    #[test]
+    fn flushed_operands_cost_what_they_are_multiplied_with() {
+        // Found on an H200 through Vulkan: rstd multiplies what is lost of x by 1e3, and dy that by 8.
+        let flushing = Arithmetic { flushes_subnormals: true, ..Arithmetic::IEEE };
+        let spec = NormSpec::rms(1, 1, 1e-6);
+        let (x, dy) = ([f64::from(f32::MIN_POSITIVE) / 2.0], [8.0]);
+        let forward = reference::forward(&spec, &ForwardInputs { x: &x, residual: None, weight: None, bias: None });
+        let (mean, rstd) = (&forward.mean[..], &forward.rstd[..]);
+        let inputs = BackwardInputs { dy: &dy, x: &x, weight: None, mean, rstd, dresidual_out: None };
+        let outputs = reference::backward(&spec, &inputs);
+        let bound = |arithmetic: &Arithmetic| {
+            let model = Model { arithmetic, mode: Mode::Worst };
+            backward(&spec, &inputs, &outputs, Statistics::Given, model).dweight[0]
+        };
+        let lost = outputs.dweight[0];
+        assert!(bound(&Arithmetic::IEEE) < lost && lost < bound(&flushing) && bound(&flushing) < 3.0 * lost);
+    }
+
+    #[test]
+    fn flushed_mean_costs_as_much_as_a_flushed_element() {
+        let flushing = Arithmetic { flushes_subnormals: true, ..Arithmetic::IEEE };
+        let spec = NormSpec::layer(1, 4, 1e-6);
+        // x and its mean of opposite signs, both flushed: x_hat is 0.
+        let (x, dy) = ([0.9, -0.9, -0.9, -0.9].map(|x| x * TINY), [8.0, 0.0, 0.0, 0.0]);
+        let (mean, rstd) = (&[-0.45 * TINY][..], &[1000.0][..]);
+        let inputs = BackwardInputs { dy: &dy, x: &x, weight: None, mean, rstd, dresidual_out: None };
+        let outputs = reference::backward(&spec, &inputs);
+        let model = Model { arithmetic: &flushing, mode: Mode::Worst };
+        let bound = backward(&spec, &inputs, &outputs, Statistics::Given, model).dweight[0];
+        assert!(outputs.dweight[0].abs() < bound && bound < 2.0 * outputs.dweight[0].abs());
+    }
+
+    #[test]
+    fn no_rows_leave_zero_gradients_without_error() {
+        let (outputs, bounds) = gradient_bounds_of(&NormSpec::layer(0, 2, 1e-6), &[], &[]);
+        assert_eq!((outputs.dweight, bounds.dweight, bounds.dbias), (vec![0.0; 2], vec![0.0; 2], vec![0.0; 2]));
+    }
+}

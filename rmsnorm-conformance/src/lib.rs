@@ -1,0 +1,39 @@
+//! The conformance suite: what a backend must do, proven on the device at hand.
+//!
+//! A backend brings a [`Harness`] (a way to move test data, and claims about its arithmetic) and gets named tests from
+//! the [`conformance!`](macro@crate::conformance) macro, or a whole profile with a report from [`run`]. A machine may lack
+//! the backend: its named tests then say so and pass, unless the environment variable `RMSNORM_REQUIRE` names it.
+//!
+//! The flow of a case:
+//!
+//! ```text
+//! profiles -> Case -> data -> calls + memory -> device (the backend) -> runner: reference, bounds, judge -> report
+//! ```
+//!
+//! Outputs are judged by acceptance intervals that follow from the declared arithmetic (docs/math.md, sections 5 and
+//! 6); there is no tolerance to tune. Before a run the suite proves on [`planted`] bugs that it can fail.
+
+#![forbid(unsafe_code)]
+
+mod case;
+pub mod judge;
+mod record;
+mod report;
+mod run;
+mod selftest;
+
+pub use case::data::Family;
+pub use case::profiles::Profile;
+pub use case::{Case, Dtypes, Kind, Layout, ParseCaseError, Trial};
+pub use judge::arithmetic::{Arithmetic, NonFinite, StoreRounding};
+pub use judge::bounds;
+pub use record::{Record, Recorded, read_caps, write_caps};
+pub use report::{CaseReport, Check, Counts, Finding, OutputReport, Quality, SUITE_VERSION, Status, Summary};
+#[doc(no_inline)]
+pub use rmsnorm_spec as spec;
+pub use run::harness::Harness;
+pub use run::named_tests::{
+    TestFailure, test_bounds, test_determinism, test_metamorphic, test_misuse, test_self_test, test_spans,
+};
+pub use run::{Options, RunError, list, run};
+pub use selftest::{Caught, SelfTest, planted, self_test, simulate};

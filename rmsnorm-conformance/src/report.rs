@@ -1,0 +1,561 @@
+//! What a run found: a status per case, JSON lines for machines, and one page for people.
+//!
+//! Nothing is skipped silently. A case that did not run says why, and a run in which nothing was executed has failed.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::{self, Write};
+
+use rmsnorm_spec::DType;
+use serde::Serialize;
+
+use crate::case::profiles::Profile;
+use crate::judge::{self, Verdict};
+use crate::selftest::SelfTest;
+use crate::{Arithmetic, NonFinite, StoreRounding};
+
+/// Version of the suite, part of every report: results of different versions are not comparable.
+pub const SUITE_VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The kind of check that found a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Check {
+    /// An element lies outside its acceptance interval.
+    Bounds,
+    /// NaN did not reach an element that it must reach.
+    NonFinite,
+    /// A byte outside the tensor changed.
+    Canary,
+    /// A byte between two rows changed.
+    Padding,
+    /// An input changed.
+    Input,
+    /// An element was never written.
+    Unwritten,
+    /// A result depends on what an output or the workspace held before.
+    Poison,
+    /// The same call gave other bits.
+    Repeat,
+    /// A row gave other bits in a batch of another size.
+    BatchInvariance,
+    /// A relation between two calls does not hold.
+    Metamorphic,
+    /// A view does not lie where its span says.
+    Span,
+    /// The backend claims a longer chain of additions than policy allows.
+    Claim,
+    /// A bad call was not refused as it must be.
+    Misuse,
+    /// A good call was refused, or the device failed.
+    Error,
+    /// The backend panicked.
+    Panic,
+}
+
+impl Check {
+    /// The name in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Check::Bounds => "bounds",
+            Check::NonFinite => "non-finite",
+            Check::Canary => "canary",
+            Check::Padding => "padding",
+            Check::Input => "input",
+            Check::Unwritten => "unwritten",
+            Check::Poison => "poison",
+            Check::Repeat => "repeat",
+            Check::BatchInvariance => "batch invariance",
+            Check::Metamorphic => "metamorphic",
+            Check::Span => "span",
+            Check::Claim => "claim",
+            Check::Misuse => "misuse",
+            Check::Error => "error",
+            Check::Panic => "panic",
+        }
+    }
+}
+
+/// One failed check.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finding {
+    /// The check.
+    pub check: Check,
+    /// The tensor, or the argument, it is about.
+    pub output: &'static str,
+    /// What was seen.
+    pub detail: String,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {}: {}", self.check.name(), self.output, self.detail)
+    }
+}
+
+/// How a case ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Status {
+    /// Executed, all checks satisfied.
+    Pass,
+    /// A check failed.
+    Fail(Finding),
+    /// The backend answered [`Error::Unsupported`](rmsnorm_spec::Error::Unsupported) with this rule.
+    Unsupported(String),
+    /// Executed, but the bound of this output is so wide that passing proves nothing.
+    Vacuous(&'static str),
+    /// Not executed for a lack of this machine, not of the backend.
+    Skipped(String),
+}
+
+impl Status {
+    fn name(&self) -> &'static str {
+        match self {
+            Status::Pass => "pass",
+            Status::Fail(_) => "fail",
+            Status::Unsupported(_) => "unsupported",
+            Status::Vacuous(_) => "vacuous",
+            Status::Skipped(_) => "skipped",
+        }
+    }
+
+    fn reason(&self) -> Option<String> {
+        match self {
+            Status::Pass => None,
+            Status::Fail(finding) => Some(finding.to_string()),
+            Status::Vacuous(output) => Some((*output).to_owned()),
+            Status::Unsupported(reason) | Status::Skipped(reason) => Some(reason.clone()),
+        }
+    }
+}
+
+/// The judgement of one output of a case.
+#[derive(Clone, Debug)]
+pub struct OutputReport {
+    /// The name of the output.
+    pub output: &'static str,
+    /// Its dtype.
+    pub dtype: DType,
+    /// The verdict over its elements.
+    pub verdict: Verdict,
+}
+
+/// One case, executed or not.
+#[derive(Clone, Debug)]
+pub struct CaseReport {
+    /// The id that replays it.
+    pub id: String,
+    /// How it ended.
+    pub status: Status,
+    /// SHA-256 of the bits of its outputs, in hexadecimal, but for those that may differ from run to run. None where
+    /// nothing was judged by bounds.
+    pub digest: Option<String>,
+    /// Its judged outputs.
+    pub outputs: Vec<OutputReport>,
+    /// Wall time, with the reference and the judge.
+    pub elapsed_us: u64,
+}
+
+impl CaseReport {
+    /// A case of which nothing is known yet.
+    pub(crate) fn new(id: String) -> Self {
+        CaseReport { id, status: Status::Pass, digest: None, outputs: Vec::new(), elapsed_us: 0 }
+    }
+
+    /// Writes the case as one line of JSON.
+    ///
+    /// # Errors
+    /// Those of the writer.
+    pub fn write_json(&self, writer: &mut dyn Write) -> io::Result<()> {
+        let line = CaseJson {
+            id: &self.id,
+            params: self.id.split(':').collect(),
+            status: self.status.name(),
+            reason: self.status.reason(),
+            digest: self.digest.as_deref(),
+            outputs: self.outputs.iter().map(OutputJson::new).collect(),
+            elapsed_us: self.elapsed_us,
+        };
+        write_line(writer, &line)
+    }
+}
+
+fn write_line(writer: &mut dyn Write, line: &impl Serialize) -> io::Result<()> {
+    serde_json::to_writer(&mut *writer, line)?;
+    writer.write_all(b"\n")
+}
+
+#[derive(Serialize)]
+struct CaseJson<'a> {
+    id: &'a str,
+    params: Vec<&'a str>,
+    status: &'static str,
+    reason: Option<String>,
+    digest: Option<&'a str>,
+    outputs: Vec<OutputJson>,
+    elapsed_us: u64,
+}
+
+#[derive(Serialize)]
+struct OutputJson {
+    output: &'static str,
+    dtype: &'static str,
+    checked: usize,
+    failures: usize,
+    budget: f64,
+    misrounded: usize,
+    worst: Option<FailureJson>,
+}
+
+/// Values as a decimal that reads back exactly, and as bits: of the output's dtype for `got`, of f64 for the others.
+#[derive(Serialize)]
+struct FailureJson {
+    index: usize,
+    got: [String; 2],
+    reference: [String; 2],
+    low: [String; 2],
+    high: [String; 2],
+}
+
+impl OutputJson {
+    fn new(report: &OutputReport) -> Self {
+        let verdict = &report.verdict;
+        OutputJson {
+            output: report.output,
+            dtype: report.dtype.name(),
+            checked: verdict.checked,
+            failures: verdict.failures,
+            budget: verdict.budget,
+            misrounded: verdict.misrounded,
+            worst: verdict.worst.as_ref().map(FailureJson::new),
+        }
+    }
+}
+
+impl FailureJson {
+    fn new(failure: &judge::Failure) -> Self {
+        let wide = |value: f64| [format!("{value:e}"), format!("{:#018x}", value.to_bits())];
+        FailureJson {
+            index: failure.index,
+            got: [format!("{:e}", failure.got), format!("{:#x}", failure.got_bits)],
+            reference: wide(failure.reference),
+            low: wide(failure.low),
+            high: wide(failure.high),
+        }
+    }
+}
+
+/// How many cases ended how.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Counts {
+    /// Executed, all checks satisfied.
+    pub passed: usize,
+    /// A check failed.
+    pub failed: usize,
+    /// Refused by the backend with a rule.
+    pub unsupported: usize,
+    /// Executed, proving nothing.
+    pub vacuous: usize,
+    /// Not executed for a lack of the machine.
+    pub skipped: usize,
+}
+
+/// What all cases say about one output in one dtype.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Quality {
+    /// Elements judged.
+    pub checked: usize,
+    /// Largest share of a bound that was used up; above 1 is a failure.
+    pub budget: f64,
+    /// Elements that are not the reference rounded to nearest. Not a failure: a bound is wider than half a unit.
+    pub misrounded: usize,
+}
+
+/// A whole run.
+#[derive(Clone, Debug)]
+pub struct Summary {
+    /// The backend's name.
+    pub backend: &'static str,
+    /// The device in the backend's words.
+    pub device: String,
+    /// The profile, `part` for some of its cases, or `case` for those that were named.
+    pub profile: &'static str,
+    /// Seed of the drawn cases.
+    pub seed: u64,
+    /// sha256 of the ids of the profile's list, one a line, or of the part that ran; breakpoints are the backend's own
+    /// and not in it.
+    pub list_hash: String,
+    /// SHA-256 of the digests of all cases with their ids, in hexadecimal: two runs of one list, breakpoints included,
+    /// have the same one if and only if they gave the same bits.
+    pub digest: String,
+    /// The backend's claims.
+    pub arithmetic: Arithmetic,
+    /// The proof that the suite can fail, where it was asked for.
+    pub self_test: Option<SelfTest>,
+    /// The counts.
+    pub counts: Counts,
+    /// Features that a conformant backend must have, of which no case passed. Determined by the core profile only.
+    pub missing: Vec<&'static str>,
+    /// By output and dtype.
+    pub quality: BTreeMap<(&'static str, DType), Quality>,
+    /// Rules and reasons of what was not executed, with counts.
+    pub not_executed: BTreeMap<String, usize>,
+    /// Ids and findings of the failed cases.
+    pub failures: Vec<(String, Finding)>,
+    /// Wall time of the run.
+    pub elapsed_us: u64,
+}
+
+impl Summary {
+    /// Counts a case in.
+    pub fn add(&mut self, case: &CaseReport) {
+        let counter = match &case.status {
+            Status::Pass => &mut self.counts.passed,
+            Status::Fail(_) => &mut self.counts.failed,
+            Status::Unsupported(_) => &mut self.counts.unsupported,
+            Status::Vacuous(_) => &mut self.counts.vacuous,
+            Status::Skipped(_) => &mut self.counts.skipped,
+        };
+        *counter += 1;
+        match &case.status {
+            Status::Pass => {}
+            Status::Fail(finding) => self.failures.push((case.id.clone(), finding.clone())),
+            Status::Unsupported(_) | Status::Vacuous(_) | Status::Skipped(_) => {
+                let line = format!("{}: {}", case.status.name(), case.status.reason().unwrap_or_default());
+                *self.not_executed.entry(line).or_default() += 1;
+            }
+        }
+        for report in &case.outputs {
+            let quality = self.quality.entry((report.output, report.dtype)).or_default();
+            quality.checked += report.verdict.checked;
+            quality.misrounded += report.verdict.misrounded;
+            quality.budget = quality.budget.max(report.verdict.budget);
+        }
+    }
+
+    /// Whether the run proves what its profile can: something ran, nothing failed, the self-test caught every bug, and
+    /// of every 200 cases at most one is vacuous. Unsupported cases are gaps that the backend declares, and no obstacle.
+    ///
+    /// The core profile, which is what "conformant" means, also demands that the self-test was run, that no case was
+    /// skipped and that every mandatory feature was in a case that passed.
+    pub fn is_success(&self) -> bool {
+        self.objection().is_none()
+    }
+
+    /// The result of the run in a few words: `conformant` (core), `passed` (the other profiles), or why it is neither.
+    pub fn conclusion(&self) -> String {
+        let success = if self.is_core() { "conformant" } else { "passed" };
+        self.objection().unwrap_or_else(|| success.into())
+    }
+
+    fn is_core(&self) -> bool {
+        self.profile == Profile::Core.name()
+    }
+
+    /// Why the run is no success.
+    fn objection(&self) -> Option<String> {
+        let Counts { passed, failed, vacuous, skipped, .. } = self.counts;
+        if let Some(test) = self.self_test.as_ref().filter(|test| !test.is_success()) {
+            let (survivors, alarms) = (test.survivors.len(), test.false_alarms.len());
+            Some(format!(
+                "nothing proven: in the self-test {survivors} planted bugs survived, with {alarms} false alarms"
+            ))
+        } else if failed > 0 {
+            Some(format!("failed: {failed} cases"))
+        } else if passed == 0 {
+            Some("nothing proven: no case passed".into())
+        } else if vacuous * 200 > passed + vacuous {
+            Some(format!("nothing proven: {vacuous} cases are vacuous, more than one in 200"))
+        } else if self.is_core() && self.self_test.is_none() {
+            Some("incomplete: the self-test was left out".into())
+        } else if self.is_core() && skipped > 0 {
+            Some(format!("incomplete: {skipped} cases were skipped on this machine"))
+        } else if self.is_core() && !self.missing.is_empty() {
+            Some(format!("incomplete: no case passed that has {}, which is mandatory", self.missing.join(" or ")))
+        } else {
+            None
+        }
+    }
+
+    /// Writes the summary as one line of JSON.
+    ///
+    /// # Errors
+    /// Those of the writer.
+    pub fn write_json(&self, writer: &mut dyn Write) -> io::Result<()> {
+        let quality = |(&(output, dtype), &quality): (&(&str, DType), &Quality)| (format!("{output}/{dtype}"), quality);
+        let line = SummaryJson {
+            suite_version: SUITE_VERSION,
+            backend: self.backend,
+            device: &self.device,
+            os: std::env::consts::OS,
+            arch: std::env::consts::ARCH,
+            profile: self.profile,
+            seed: self.seed,
+            list_hash: &self.list_hash,
+            digest: &self.digest,
+            arithmetic: describe_arithmetic(&self.arithmetic),
+            self_test_planted: self.self_test.as_ref().map(|test| test.planted),
+            self_test_caught: self.self_test.as_ref().map(|test| test.caught),
+            counts: self.counts,
+            success: self.is_success(),
+            conclusion: self.conclusion(),
+            missing: &self.missing,
+            quality: self.quality.iter().map(quality).collect(),
+            not_executed: &self.not_executed,
+            failures: self.failures.iter().map(|(id, finding)| (id.as_str(), finding.to_string())).collect(),
+            elapsed_us: self.elapsed_us,
+        };
+        write_line(writer, &line)
+    }
+
+    /// The command that runs one failed case again.
+    pub fn replay(&self, id: &str) -> String {
+        replay(self.backend, id)
+    }
+}
+
+/// The command that runs one case of a backend again.
+pub(crate) fn replay(backend: &str, id: &str) -> String {
+    format!("rmsnorm conformance --backend {backend} --case {id}")
+}
+
+#[derive(Serialize)]
+struct SummaryJson<'a> {
+    suite_version: &'static str,
+    backend: &'static str,
+    device: &'a str,
+    os: &'static str,
+    arch: &'static str,
+    profile: &'static str,
+    seed: u64,
+    list_hash: &'a str,
+    digest: &'a str,
+    arithmetic: String,
+    self_test_planted: Option<usize>,
+    self_test_caught: Option<usize>,
+    counts: Counts,
+    success: bool,
+    conclusion: String,
+    missing: &'a [&'static str],
+    quality: BTreeMap<String, Quality>,
+    not_executed: &'a BTreeMap<String, usize>,
+    failures: Vec<(&'a str, String)>,
+    elapsed_us: u64,
+}
+
+fn describe_arithmetic(arithmetic: &Arithmetic) -> String {
+    let store = match arithmetic.store {
+        StoreRounding::NearestEven => "stores round to nearest even",
+        StoreRounding::EitherNeighbour => "stores round to either neighbour",
+    };
+    let non_finite = match arithmetic.non_finite {
+        NonFinite::Ieee => "NaN and infinity propagate",
+        NonFinite::Unspecified => "NaN and infinity are unspecified within their row",
+    };
+    let subnormals = if arithmetic.flushes_subnormals { "flushed" } else { "kept" };
+    format!(
+        "u = 2^{}, rstd within {} u, {store}, subnormals {subnormals}, {non_finite}",
+        arithmetic.unit_roundoff.log2(),
+        arithmetic.rstd_error / arithmetic.unit_roundoff,
+    )
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (os, arch) = (std::env::consts::OS, std::env::consts::ARCH);
+        writeln!(f, "conformance {SUITE_VERSION}, profile {}, list sha256 {}", self.profile, self.list_hash)?;
+        writeln!(f, "backend     {}: {}, {os} {arch}", self.backend, self.device)?;
+        writeln!(f, "arithmetic  {}", describe_arithmetic(&self.arithmetic))?;
+        if let Some(test) = &self.self_test {
+            writeln!(f, "self-test   {}", test.counts())?;
+        }
+        writeln!(f, "\n{:<14}{:<6}{:>12}{:>16}{:>15}", "output", "dtype", "elements", "bound used up", "not nearest")?;
+        for ((output, dtype), quality) in &self.quality {
+            let (checked, used) = (quality.checked, 100.0 * quality.budget);
+            let share = 100.0 * quality.misrounded as f64 / checked.max(1) as f64;
+            let nearest = if *dtype == DType::F32 { "-".into() } else { format!("{share:.3} %") };
+            writeln!(f, "{output:<14}{:<6}{checked:>12}{used:>14.1} %{nearest:>15}", dtype.name())?;
+        }
+        writeln!(f, "\nbits        sha256 {}\n", self.digest)?;
+        for (reason, count) in &self.not_executed {
+            writeln!(f, "{count:>5} {reason}")?;
+        }
+        for (id, finding) in &self.failures {
+            writeln!(f, "FAILED {finding}\n       {}", self.replay(id))?;
+        }
+        let Counts { passed, failed, unsupported, vacuous, skipped } = self.counts;
+        if unsupported + vacuous > 0 {
+            writeln!(f, "{unsupported} unsupported, {vacuous} vacuous; both are listed above")?;
+        }
+        writeln!(f, "{}", self.conclusion())?;
+        write!(f, "{passed} passed, {failed} failed, {skipped} skipped")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(status: Status) -> CaseReport {
+        CaseReport { status, ..CaseReport::new("id".into()) }
+    }
+
+    fn finding() -> Finding {
+        Finding { check: Check::Bounds, output: "y", detail: "far off".into() }
+    }
+
+    fn summary() -> Summary {
+        Summary {
+            backend: "stub",
+            device: String::new(),
+            profile: Profile::Smoke.name(),
+            seed: 0,
+            list_hash: String::new(),
+            digest: String::new(),
+            arithmetic: Arithmetic::IEEE,
+            self_test: None,
+            counts: Counts::default(),
+            missing: Vec::new(),
+            quality: BTreeMap::new(),
+            not_executed: BTreeMap::new(),
+            failures: Vec::new(),
+            elapsed_us: 0,
+        }
+    }
+
+    #[test]
+    fn every_status_has_a_count_of_its_own() {
+        let mut summary = summary();
+        for (status, times) in [
+            (Status::Pass, 1),
+            (Status::Fail(finding()), 2),
+            (Status::Unsupported("rule".into()), 3),
+            (Status::Vacuous("y"), 4),
+            (Status::Skipped("no memory".into()), 5),
+        ] {
+            (0..times).for_each(|_| summary.add(&report(status.clone())));
+        }
+        let counts = Counts { passed: 1, failed: 2, unsupported: 3, vacuous: 4, skipped: 5 };
+        assert_eq!(summary.counts, counts);
+        assert_eq!(summary.failures, vec![("id".to_owned(), finding()); 2]);
+        assert_eq!(summary.not_executed.values().copied().collect::<Vec<_>>(), [5, 3, 4]);
+    }
+
+    /// Machines read the same verdict as people, and the exit code with them.
+    #[test]
+    fn json_says_of_success_what_the_summary_does() {
+        for (counts, success) in [
+            (Counts { passed: 1, ..Counts::default() }, true),
+            (Counts::default(), false),
+            (Counts { unsupported: 7, ..Counts::default() }, false),
+            (Counts { passed: 10, vacuous: 1, ..Counts::default() }, false),
+            (Counts { passed: 10, failed: 1, ..Counts::default() }, false),
+        ] {
+            let summary = Summary { counts, ..summary() };
+            let mut line = Vec::new();
+            summary.write_json(&mut line).expect("memory takes it");
+            let line: serde_json::Value = serde_json::from_slice(&line).expect("a line is JSON");
+            assert_eq!((summary.is_success(), &line["success"]), (success, &success.into()), "{counts:?}");
+            assert_eq!(line["conclusion"], summary.conclusion());
+        }
+    }
+}

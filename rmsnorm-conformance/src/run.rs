@@ -1,0 +1,503 @@
+//! Runs a profile, or one case, and reports it.
+
+pub(crate) mod calls;
+pub(crate) mod determinism;
+pub(crate) mod device;
+pub(crate) mod harness;
+pub(crate) mod memory;
+pub(crate) mod misuse;
+pub(crate) mod named_tests;
+pub(crate) mod span;
+
+use std::io::{self, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use sha2::{Digest, Sha256};
+
+use crate::Harness;
+use crate::case::coverage::Coverage;
+use crate::case::profiles::{Profile, breakpoints, shape_breakpoints};
+use crate::case::{Case, ParseCaseError, Trial};
+use crate::judge::trial;
+use crate::record::hexadecimal;
+use crate::report::{CaseReport, Check, Counts, Finding, Status, Summary};
+use crate::run::calls::Context;
+use crate::run::device::{Device, TransferError};
+use crate::run::misuse::{BadCall, bad_calls};
+use crate::selftest::self_test;
+
+/// What to run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The list of cases.
+    pub profile: Profile,
+    /// Seed of [`Profile::Full`].
+    pub seed: u64,
+    /// Runs only so many cases, evenly spread over the profile's list, and nothing else.
+    pub most_cases: Option<usize>,
+    /// Runs only the k-th of n parts, as (k, n) with k from 1 to n: the parts are disjoint, and together they are all that
+    /// the profile runs, so that n processes can share it.
+    pub part: Option<(usize, usize)>,
+    /// Runs only the cases, the bad calls, or the check of spans, with these ids, if there is one.
+    pub cases: Vec<String>,
+    /// Whether the suite first proves that it can fail.
+    pub self_test: bool,
+    /// Whether the run ends with the first case that fails.
+    pub fail_fast: bool,
+}
+
+impl Default for Options {
+    /// Smoke, with the self-test.
+    fn default() -> Self {
+        Options {
+            profile: Profile::Smoke,
+            seed: 0,
+            most_cases: None,
+            part: None,
+            cases: Vec::new(),
+            self_test: true,
+            fail_fast: false,
+        }
+    }
+}
+
+impl Options {
+    /// Whether all that the profile has is run.
+    fn is_whole(&self) -> bool {
+        self.cases.is_empty() && self.most_cases.is_none() && self.part.is_none()
+    }
+}
+
+/// The run itself could not be made; a failed case is no such error.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// There is no such case.
+    #[error(transparent)]
+    Case(#[from] ParseCaseError),
+    /// The report cannot be written.
+    #[error("the report cannot be written: {0}")]
+    Report(#[from] io::Error),
+}
+
+/// Runs `options` against a backend.
+///
+/// `progress` is called before each case with the cases done and their total, and once at the end. `jsonl` receives
+/// a line of JSON per case and one for the summary.
+///
+/// # Errors
+/// [`RunError`]: an id that is none, or a report that cannot be written. Failed cases are in the [`Summary`].
+pub fn run<H: Harness>(
+    harness: &H,
+    options: &Options,
+    progress: &mut dyn FnMut(usize, usize),
+    jsonl: Option<&mut dyn Write>,
+) -> Result<Summary, RunError> {
+    run_device(harness, options, progress, jsonl)
+}
+
+/// The ids of all that `options` runs against a backend, in their order. Nothing is run.
+///
+/// # Errors
+/// [`RunError::Case`]: an id that is none.
+pub fn list<H: Harness>(harness: &H, options: &Options) -> Result<Vec<String>, RunError> {
+    Ok(items(harness, options)?.0.iter().map(Item::id).collect())
+}
+
+fn run_device(
+    device: &dyn Device,
+    options: &Options,
+    progress: &mut dyn FnMut(usize, usize),
+    mut jsonl: Option<&mut dyn Write>,
+) -> Result<Summary, RunError> {
+    let start = Instant::now();
+    let arithmetic = device.claims();
+    let context = Context { device, arithmetic: &arithmetic };
+    let (items, list_hash) = items(device, options)?;
+    let mut summary = Summary {
+        backend: device.name(),
+        device: device.describe(),
+        profile: match (options.cases.is_empty(), options.is_whole()) {
+            (false, _) => "case",
+            (true, false) => "part",
+            (true, true) => options.profile.name(),
+        },
+        seed: options.seed,
+        list_hash,
+        digest: String::new(),
+        arithmetic,
+        self_test: options.self_test.then(self_test),
+        counts: Counts::default(),
+        missing: Vec::new(),
+        quality: Default::default(),
+        not_executed: Default::default(),
+        failures: Vec::new(),
+        elapsed_us: 0,
+    };
+    let (total, mut coverage, mut digest) = (items.len(), Coverage::default(), Sha256::new());
+    for (done, item) in items.into_iter().enumerate() {
+        progress(done, total);
+        let case = item.case();
+        let report = item.execute(context);
+        summary.add(&report);
+        if let Some(outputs) = &report.digest {
+            digest.update(format!("{} {outputs}\n", report.id));
+        }
+        if let Some(case) = case {
+            coverage.add(&case, &report.status);
+        }
+        if let Some(writer) = &mut jsonl {
+            report.write_json(*writer)?;
+        }
+        if options.fail_fast && matches!(report.status, Status::Fail(_)) {
+            break;
+        }
+    }
+    progress(total, total);
+    if options.is_whole() && options.profile == Profile::Core {
+        summary.missing = coverage.missing();
+    }
+    summary.digest = hexadecimal(&digest.finalize());
+    summary.elapsed_us = micros(start.elapsed());
+    if let Some(writer) = &mut jsonl {
+        summary.write_json(*writer)?;
+    }
+    Ok(summary)
+}
+
+/// One line of a report.
+pub(crate) enum Item {
+    Spans,
+    Case(Case),
+    Misuse(BadCall),
+}
+
+impl Item {
+    fn case(&self) -> Option<Case> {
+        match self {
+            Item::Case(case) => Some(*case),
+            Item::Spans | Item::Misuse(_) => None,
+        }
+    }
+
+    fn id(&self) -> String {
+        match self {
+            Item::Spans => SPANS.into(),
+            Item::Case(case) => case.to_string(),
+            Item::Misuse(call) => call.id.clone(),
+        }
+    }
+
+    /// Runs it. A panic of the backend is a failure of the case, not of the run.
+    pub fn execute(self, context: Context<'_>) -> CaseReport {
+        match self {
+            Item::Spans => caught(SPANS.into(), |_| check_spans(context.device)),
+            Item::Case(case) => execute_case(context, &case),
+            Item::Misuse(call) => {
+                let id = call.id.clone();
+                caught(id, move |_| call.run(context))
+            }
+        }
+    }
+}
+
+/// What runs, and the hash of the ids of the profile's list.
+fn items(device: &dyn Device, options: &Options) -> Result<(Vec<Item>, String), ParseCaseError> {
+    let (items, hash) = all_items(device, options)?;
+    let is_in_part = |index: usize| options.part.is_none_or(|(part, parts)| index % parts.max(1) + 1 == part);
+    let items = items.into_iter().enumerate().filter(|(index, _)| is_in_part(*index));
+    Ok((items.map(|(_, item)| item).collect(), hash))
+}
+
+fn all_items(device: &dyn Device, options: &Options) -> Result<(Vec<Item>, String), ParseCaseError> {
+    if !options.cases.is_empty() {
+        let item = |id: &String| {
+            Ok(match bad_calls(device).into_iter().find(|call| call.id == *id) {
+                Some(call) => Item::Misuse(call),
+                None if id == SPANS => Item::Spans,
+                None => Item::Case(id.parse()?),
+            })
+        };
+        return Ok((options.cases.iter().map(item).collect::<Result<_, _>>()?, hash(&options.cases)));
+    }
+    let mut cases = options.profile.cases(options.seed);
+    if let Some(most) = options.most_cases {
+        let step = cases.len().div_ceil(most.max(1)).max(1);
+        cases = cases.into_iter().step_by(step).take(most).collect();
+        let list_hash = hash(&cases.iter().map(Case::to_string).collect::<Vec<_>>());
+        return Ok((cases.into_iter().map(Item::Case).collect(), list_hash));
+    }
+    let list_hash = hash(&cases.iter().map(Case::to_string).collect::<Vec<_>>());
+    let (cols, rows) = device.breakpoints();
+    let shapes = match options.profile {
+        // Large, and so not for everyone.
+        Profile::Core | Profile::Full | Profile::Stress => shape_breakpoints(|dtype| device.shape_breakpoints(dtype)),
+        Profile::Smoke => Vec::new(),
+    };
+    let cases = cases.into_iter().chain(breakpoints(&cols, &rows)).chain(shapes).map(Item::Case);
+    let items = std::iter::once(Item::Spans).chain(bad_calls(device).into_iter().map(Item::Misuse)).chain(cases);
+    Ok((items.collect(), list_hash))
+}
+
+/// The id of the check of spans.
+const SPANS: &str = "spans";
+
+fn check_spans(device: &dyn Device) -> Status {
+    match device.check_spans() {
+        Ok(Ok(())) => Status::Pass,
+        Ok(Err(detail)) => Status::Fail(Finding { check: Check::Span, output: "a view", detail }),
+        Err(TransferError(error)) => Status::Skipped(error.to_string()),
+    }
+}
+
+/// sha256 of the ids, one a line, in hexadecimal.
+fn hash(ids: &[String]) -> String {
+    hexadecimal(&Sha256::digest(ids.join("\n").as_bytes()))
+}
+
+/// Runs one case.
+pub(crate) fn execute_case(context: Context<'_>, case: &Case) -> CaseReport {
+    caught(case.to_string(), |report| match case.trial {
+        Trial::Bounds => trial::run(context, case, report),
+        Trial::Determinism { repeats } => determinism::run(context, case, repeats),
+        Trial::Metamorphic => determinism::run_metamorphic(context, case),
+    })
+}
+
+fn caught(id: String, run: impl FnOnce(&mut CaseReport) -> Status) -> CaseReport {
+    let start = Instant::now();
+    let mut report = CaseReport::new(id);
+    report.status = catch_unwind(AssertUnwindSafe(|| run(&mut report))).unwrap_or_else(|payload| {
+        let text = payload.downcast_ref::<String>().map(String::as_str).or(payload.downcast_ref::<&str>().copied());
+        let detail = text.unwrap_or("no message").to_owned();
+        Status::Fail(Finding { check: Check::Panic, output: "the call", detail })
+    });
+    report.elapsed_us = micros(start.elapsed());
+    report
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::memory::{Call, Slot};
+    use crate::selftest::faulty::Faulty;
+    use crate::selftest::simulate::SimulatedBackend;
+    use rmsnorm_spec::NormSpec;
+
+    fn summary(options: &Options) -> (Result<Summary, RunError>, String) {
+        let mut lines = Vec::new();
+        let mut seen = (0, 0);
+        let result =
+            run(&SimulatedBackend::new(None), options, &mut |done, total| seen = (done, total), Some(&mut lines));
+        assert!(result.is_err() || seen.0 == seen.1);
+        (result, String::from_utf8(lines).expect("JSON is UTF-8"))
+    }
+
+    #[test]
+    fn run_of_one_case_reports_that_case() {
+        let id = "bounds:forward:rms_norm:f16,f32,f16:3x17:randn:eps1e-6:ws:offset1:at_store:partials:p1o3:seed9";
+        for id in [id, "misuse:backward:no_rstd", "spans"] {
+            let (result, lines) = summary(&Options { cases: vec![id.into()], self_test: false, ..Options::default() });
+            let summary = result.expect("the id is valid");
+            assert_eq!(summary.counts, Counts { passed: 1, ..Counts::default() }, "{summary}");
+            assert!(summary.is_success());
+            assert!(summary.to_string().ends_with("\n1 passed, 0 failed, 0 skipped"));
+            let lines: Vec<serde_json::Value> =
+                lines.lines().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect();
+            assert_eq!(lines.len(), 2);
+            assert_eq!((lines[0]["id"].as_str(), lines[0]["status"].as_str()), (Some(id), Some("pass")));
+            assert_eq!(lines[1]["success"].as_bool(), Some(true));
+        }
+    }
+
+    /// "Conformant" means this list. Whoever changes it changes the suite's version.
+    #[test]
+    fn list_of_the_core_profile_is_fixed() {
+        let ids: Vec<String> = Profile::Core.cases(0).iter().map(Case::to_string).collect();
+        assert_eq!(hash(&ids), "94fa2784918a45b642d167494a953849c4fd23dd2d12b3e95ec6f2de8548513b");
+    }
+
+    /// What a rebuilt kernel is held to: one changed bit of one output changes it, and nothing else does.
+    #[test]
+    fn digest_of_a_run_is_that_of_its_bits() {
+        let options = Options { most_cases: Some(40), self_test: false, ..Options::default() };
+        let digest = |device: &Faulty| {
+            let mut lines = Vec::new();
+            let summary = run_device(device, &options, &mut |_, _| {}, Some(&mut lines)).expect("a list");
+            let text = String::from_utf8(lines).expect("JSON is UTF-8");
+            let cases: Vec<serde_json::Value> =
+                text.lines().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect();
+            assert_eq!(cases.last().expect("a summary")["digest"], summary.digest);
+            assert!(summary.to_string().contains(&format!("bits        sha256 {}\n", summary.digest)));
+            (summary.digest, cases.into_iter().map(|case| case["digest"].clone()).collect::<Vec<_>>())
+        };
+        let (right, cases) = digest(&Faulty::correct());
+        assert_eq!(digest(&Faulty::correct()), (right.clone(), cases.clone()));
+        // The last bit of one element of every y.
+        let (other, changed) = digest(&Faulty::new(|_, _, call| {
+            if let Some(y) = call.tensors.iter_mut().find(|tensor| tensor.slot == Slot::Y) {
+                let first = y.view.start;
+                y.after[first] ^= 1;
+            }
+        }));
+        assert_ne!(other, right);
+        let differ = (0..cases.len() - 1).filter(|&case| cases[case] != changed[case]).count();
+        assert!(differ > 10, "{differ}");
+    }
+
+    #[test]
+    fn several_cases_run_in_the_order_they_are_named() {
+        let ids = ["spans".to_owned(), "misuse:backward:no_rstd".into()];
+        let (result, lines) = summary(&Options { cases: ids.to_vec(), self_test: false, ..Options::default() });
+        assert_eq!(result.expect("the ids are valid").counts.passed, 2);
+        for (id, line) in ids.iter().zip(lines.lines()) {
+            assert!(line.contains(&format!(r#""id":"{id}""#)), "{line}");
+        }
+    }
+
+    #[test]
+    fn parts_are_disjoint_and_together_the_whole() {
+        let ids = |part| {
+            let (_, lines) = summary(&Options { part, self_test: false, ..Options::default() });
+            let cases = lines.lines().filter_map(|line| {
+                let line: serde_json::Value = serde_json::from_str(line).expect("a line is JSON");
+                line["id"].as_str().map(str::to_owned)
+            });
+            cases.collect::<Vec<_>>()
+        };
+        let whole = ids(None);
+        assert_eq!(list(&SimulatedBackend::new(None), &Options::default()).expect("a profile"), whole);
+        let parts: Vec<Vec<String>> = (1..=7).map(|part| ids(Some((part, 7)))).collect();
+        assert!(parts.iter().all(|part| part.len().abs_diff(whole.len() / 7) <= 1));
+        let mut together = parts.concat();
+        assert_eq!(together.len(), whole.len());
+        together.sort();
+        let mut sorted = whole;
+        sorted.sort();
+        assert_eq!(together, sorted);
+    }
+
+    #[test]
+    fn run_of_an_unknown_case_is_an_error() {
+        let options = Options { cases: vec!["bounds:forward".into()], self_test: false, ..Options::default() };
+        assert!(matches!(summary(&options).0, Err(RunError::Case(_))));
+    }
+
+    #[test]
+    fn run_without_an_executed_case_is_no_success() {
+        let options = Options { cases: vec!["misuse:backward:no_rstd".into()], self_test: false, ..Options::default() };
+        let mut summary = summary(&options).0.expect("the id is valid");
+        summary.counts = Counts { unsupported: 5, ..Counts::default() };
+        assert!(!summary.is_success());
+        summary.counts = Counts { passed: 1000, vacuous: 5, ..Counts::default() };
+        assert!(summary.is_success());
+        summary.counts.vacuous = 6;
+        assert!(!summary.is_success());
+    }
+
+    #[test]
+    fn run_with_gaps_says_how_many_and_core_with_skips_is_incomplete() {
+        let options = Options { cases: vec!["spans".into()], self_test: false, ..Options::default() };
+        let mut summary = summary(&options).0.expect("the id is valid");
+        summary.counts = Counts { passed: 1000, unsupported: 30, skipped: 2, ..Counts::default() };
+        let text = summary.to_string();
+        assert!(summary.is_success());
+        assert!(text.contains("\n30 unsupported, 0 vacuous; both are listed above\n"), "{text}");
+        assert!(text.ends_with("\n1000 passed, 0 failed, 2 skipped"), "{text}");
+
+        summary.profile = Profile::Core.name();
+        assert_eq!(summary.conclusion(), "incomplete: the self-test was left out");
+        summary.self_test = Some(self_test());
+        assert!(!summary.is_success());
+        assert!(summary.to_string().contains("incomplete: 2 cases were skipped on this machine"));
+        summary.counts.skipped = 0;
+        assert_eq!((summary.is_success(), summary.conclusion().as_str()), (true, "conformant"));
+        summary.missing = vec!["bias"];
+        assert!(!summary.is_success());
+        assert_eq!(summary.conclusion(), "incomplete: no case passed that has bias, which is mandatory");
+    }
+
+    #[test]
+    fn part_of_a_list_is_spread_over_it_and_does_not_conclude() {
+        let backend = SimulatedBackend::new(None);
+        let options =
+            |most_cases| Options { profile: Profile::Core, most_cases, self_test: false, ..Options::default() };
+        let (items, _) = items(&backend, &options(Some(3))).expect("a list");
+        let all = Profile::Core.cases(0);
+        let third = all.len().div_ceil(3);
+        let cases = items.iter().filter_map(Item::case).collect::<Vec<_>>();
+        assert_eq!(cases, [all[0], all[third], all[2 * third]]);
+        assert_eq!(items.len(), 3);
+        let summary = run(&backend, &options(Some(3)), &mut |_, _| {}, None).expect("nothing is written");
+        assert_eq!((summary.profile, summary.conclusion().as_str()), ("part", "passed"));
+    }
+
+    #[test]
+    fn failing_case_prints_the_line_that_replays_it() {
+        use crate::selftest::planted::Bug;
+        let options = Options { self_test: false, ..Options::default() };
+        let backend = SimulatedBackend::new(Some(Bug::NoSecond));
+        let summary = run(&backend, &options, &mut |_, _| {}, None).expect("nothing is written");
+        let (id, finding) = summary.failures.first().expect("dx is wrong");
+        assert_eq!((finding.check, finding.output), (Check::Bounds, "dx"));
+        assert!(!summary.is_success());
+        assert!(summary.to_string().contains(&format!("rmsnorm conformance --backend simulated --case {id}\n")));
+    }
+
+    #[test]
+    fn panic_of_a_backend_is_a_failed_case() {
+        let report = caught("id".into(), |_| panic!("index out of bounds"));
+        let finding = Finding { check: Check::Panic, output: "the call", detail: "index out of bounds".into() };
+        assert_eq!(report.status, Status::Fail(finding));
+    }
+
+    /// Nothing that a profile promises is left out of a run: spans, bad calls, the list, the breakpoints of either kind.
+    #[test]
+    fn run_has_every_item_of_its_profile() {
+        let mut device = Faulty::correct();
+        device.breakpoints = (vec![1234], vec![99]);
+        for profile in [Profile::Smoke, Profile::Core, Profile::Stress] {
+            let (items, _) = items(&device, &Options { profile, ..Options::default() }).expect("a list");
+            let spans = items.iter().filter(|item| matches!(item, Item::Spans)).count();
+            let misuse = items.iter().filter(|item| matches!(item, Item::Misuse(_))).count();
+            assert_eq!((spans, misuse), (1, bad_calls(&device).len()), "{}", profile.name());
+            let cases: Vec<Case> = items.iter().filter_map(Item::case).collect();
+            assert!(profile.cases(0).iter().all(|case| cases.contains(case)));
+            let has = |rows: Option<usize>, cols: Option<usize>| {
+                cases.iter().any(|case| rows.is_none_or(|n| case.rows == n) && cols.is_none_or(|n| case.cols == n))
+            };
+            for n in [1233, 1234, 1235] {
+                assert!(has(None, Some(n)), "{n} columns in {}", profile.name());
+            }
+            for n in [98, 99, 100] {
+                assert!(has(Some(n), None), "{n} rows in {}", profile.name());
+            }
+            let shapes = [6, 7].map(|rows| has(Some(rows), Some(11)));
+            assert_eq!(shapes, [profile != Profile::Smoke; 2], "{}", profile.name());
+        }
+    }
+
+    #[test]
+    fn run_that_fails_fast_ends_with_the_first_failure() {
+        // The first calls are the bad ones, which are refused.
+        let bad = bad_calls(&Faulty::correct()).len();
+        let spoil = move |n: usize, _: &NormSpec, call: &mut Call| {
+            if n == bad + 4 {
+                call.tensors.iter_mut().for_each(|tensor| tensor.after[0] ^= 1);
+            }
+        };
+        for (fail_fast, most_calls) in [(true, bad + 5), (false, usize::MAX)] {
+            let device = Faulty::new(spoil);
+            let options = Options { self_test: false, fail_fast, ..Options::default() };
+            let summary = run_device(&device, &options, &mut |_, _| {}, None).expect("nothing is written");
+            assert_eq!(summary.counts.failed, 1, "{summary}");
+            assert!(!summary.is_success());
+            assert!(device.calls() > bad && device.calls() <= most_calls, "{}", device.calls());
+            assert_eq!(device.calls() > bad + 5, !fail_fast);
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! Builds a case's calls from its inputs, makes them, and checks everything that needs no reference: the answer, the
+//! memory around the tensors, and independence from what the outputs held before.
+
+use rmsnorm_spec::reference::{self, ForwardInputs, round_to};
+use rmsnorm_spec::{DType, Error, GradReduction, Present, Problem, Stage};
+
+use crate::Arithmetic;
+use crate::case::data::{self, Inputs, pick_rows};
+use crate::case::{Case, Kind};
+use crate::report::{Check, Finding, Status};
+use crate::run::device::{CallDtypes, Device, TransferError};
+use crate::run::memory::{Access, Bits, Call, Fill, Guarded, Outputs, Placement, Poison, Slot, poison_difference};
+
+/// What every trial needs: the backend, and its claims, read once.
+#[derive(Clone, Copy)]
+pub(crate) struct Context<'a> {
+    pub device: &'a dyn Device,
+    pub arithmetic: &'a Arithmetic,
+}
+
+/// What a forward pass leaves for the backward pass, dense.
+#[derive(Clone)]
+pub(crate) struct Saved {
+    /// The tensor that was normalized. (rows, cols)
+    pub x: Vec<f64>,
+    /// Zeros for RMS norm. (rows)
+    pub mean: Vec<f64>,
+    /// (rows)
+    pub rstd: Vec<f64>,
+}
+
+/// A case with its data: all that its calls are made from.
+#[derive(Clone)]
+pub(crate) struct Scenario {
+    pub case: Case,
+    pub inputs: Inputs,
+    /// What a lone backward call is given; the other kinds make their own.
+    saved: Option<Saved>,
+}
+
+impl Scenario {
+    /// The data of a case.
+    pub fn new(case: &Case) -> Self {
+        let inputs = data::inputs(case);
+        let saved = (case.kind == Kind::Backward).then(|| reference_saved(case, &inputs));
+        Scenario { case: *case, inputs, saved }
+    }
+
+    /// The same with some of the rows, in the order given.
+    pub fn with_rows(&self, rows: &[usize]) -> Self {
+        let cols = self.case.cols;
+        Scenario {
+            case: Case { rows: rows.len(), ..self.case },
+            inputs: self.inputs.with_rows(rows, cols),
+            saved: self.saved.as_ref().map(|saved| Saved {
+                x: pick_rows(&saved.x, rows, cols),
+                mean: pick_rows(&saved.mean, rows, 1),
+                rstd: pick_rows(&saved.rstd, rows, 1),
+            }),
+        }
+    }
+
+    /// Makes the calls once, and checks their answers and their memory.
+    pub fn run(&self, context: Context<'_>, poison: Poison) -> Result<Outputs, Status> {
+        let (case, inputs) = (&self.case, &self.inputs);
+        if let Some(saved) = &self.saved {
+            return context.backward(case, inputs, saved, poison);
+        }
+        let forward = context.forward(case, inputs, poison)?;
+        if !case.kind.has_backward() {
+            return Ok(forward);
+        }
+        let backward = context.backward(case, inputs, &self.saved_by(&forward), poison)?;
+        Ok(forward.followed_by(backward))
+    }
+
+    /// Makes the calls from both poisons and returns what the first run stored, if the second stored the same. In an
+    /// end-to-end case the second run starts over too, so its backward pass gets what its own forward pass stored.
+    pub fn run_from_both_poisons(&self, context: Context<'_>) -> Result<Outputs, Status> {
+        let (nan, huge) = (self.run(context, Poison::Nan)?, self.run(context, Poison::Huge)?);
+        match poison_difference(&nan, &huge, |slot| may_vary(&self.case, slot)) {
+            Some(finding) => Err(Status::Fail(finding)),
+            None => Ok(nan),
+        }
+    }
+
+    /// What the backward pass got, where the forward pass stored this.
+    pub fn saved_by(&self, stored: &Outputs) -> Saved {
+        let values = |slot| stored.get(slot).map(Bits::values);
+        self.saved.clone().unwrap_or_else(|| Saved {
+            x: values(Slot::ResidualOut).unwrap_or_else(|| self.inputs.x.clone()),
+            mean: values(Slot::Mean).unwrap_or_else(|| vec![0.0; self.case.rows]),
+            rstd: values(Slot::Rstd).unwrap_or_default(),
+        })
+    }
+}
+
+/// The statistics of the f64 reference, rounded to what a forward pass can store.
+fn reference_saved(case: &Case, inputs: &Inputs) -> Saved {
+    let forward =
+        reference::forward(&case.spec(), &ForwardInputs { x: &inputs.x, residual: None, weight: None, bias: None });
+    let stored = |values: &[f64]| values.iter().map(|&value| round_to(value, DType::F32)).collect();
+    Saved { x: inputs.x.clone(), mean: stored(&forward.mean), rstd: stored(&forward.rstd) }
+}
+
+/// Builds the tensors of a call.
+struct Builder<'a> {
+    case: &'a Case,
+    poison: Poison,
+    call: Call,
+}
+
+impl<'a> Builder<'a> {
+    fn new(case: &'a Case, stage: Stage, poison: Poison) -> Self {
+        Builder { case, poison, call: Call { stage, tensors: Vec::new() } }
+    }
+
+    fn push(&mut self, slot: Slot, access: Access, shape: (usize, usize), place: Placement, fill: &Fill<'_>) {
+        let tensor = (slot, slot.dtype(self.call.stage, self.case.dtypes), access);
+        self.call.tensors.push(Guarded::new(tensor, shape, place, fill, self.case.seed));
+    }
+
+    fn matrix(&mut self, slot: Slot, access: Access, fill: &Fill<'_>) {
+        let place = self.case.layout.placement(slot, self.case.cols);
+        self.push(slot, access, (self.case.rows, self.case.cols), place, fill);
+    }
+
+    fn vector(&mut self, slot: Slot, access: Access, len: usize, fill: &Fill<'_>) {
+        let place = self.case.layout.placement(slot, self.case.cols);
+        self.push(slot, access, (1, len), Placement { pad: 0, apart: 0, reaches_stride: false, ..place }, fill);
+    }
+
+    fn input_rows(&mut self, slot: Slot, values: Option<&[f64]>) {
+        if let Some(values) = values {
+            self.matrix(slot, Access::Read, &Fill::Values(values));
+        }
+    }
+
+    fn input(&mut self, slot: Slot, values: Option<&[f64]>) {
+        if let Some(values) = values {
+            self.vector(slot, Access::Read, values.len(), &Fill::Values(values));
+        }
+    }
+
+    fn output_rows(&mut self, slot: Slot, wanted: bool) {
+        if wanted {
+            self.matrix(slot, Access::Write, &Fill::Poison(self.poison));
+        }
+    }
+
+    fn output(&mut self, slot: Slot, len: usize, wanted: bool) {
+        if wanted {
+            self.vector(slot, Access::Write, len, &Fill::Poison(self.poison));
+        }
+    }
+}
+
+/// The forward call of a case, in the form that its kind asks for.
+pub(crate) fn forward_call(case: &Case, inputs: &Inputs, poison: Poison) -> Call {
+    let stage = case.kind.stage();
+    let mut builder = Builder::new(case, stage, poison);
+    if stage == Stage::ForwardInPlace {
+        builder.matrix(Slot::X, Access::Overwrite, &Fill::Values(&inputs.x));
+        if let Some(residual) = &inputs.residual {
+            builder.matrix(Slot::Residual, Access::Overwrite, &Fill::Values(residual));
+        }
+    } else {
+        builder.input_rows(Slot::X, Some(&inputs.x));
+        builder.input_rows(Slot::Residual, inputs.residual.as_deref());
+        builder.output_rows(Slot::ResidualOut, case.present.residual_out);
+        builder.output_rows(Slot::Y, true);
+    }
+    builder.input(Slot::Weight, inputs.weight.as_deref());
+    builder.input(Slot::Bias, inputs.bias.as_deref());
+    builder.output(Slot::Mean, case.rows, case.present.mean);
+    builder.output(Slot::Rstd, case.rows, case.present.rstd);
+    builder.call
+}
+
+/// The backward call of a case, for what its forward pass saved.
+pub(crate) fn backward_call(device: &dyn Device, case: &Case, inputs: &Inputs, saved: &Saved, poison: Poison) -> Call {
+    let present = case.present;
+    let mut builder = Builder::new(case, Stage::Backward, poison);
+    builder.input_rows(Slot::Dy, Some(&inputs.dy));
+    builder.input_rows(Slot::X, Some(&saved.x));
+    builder.input(Slot::Weight, inputs.weight.as_deref());
+    builder.input(Slot::Mean, present.mean.then_some(&saved.mean));
+    builder.input(Slot::Rstd, Some(&saved.rstd));
+    builder.input_rows(Slot::DresidualOut, inputs.dresidual_out.as_deref());
+    builder.output_rows(Slot::Dx, true);
+    builder.output(Slot::Dweight, case.cols, present.dweight);
+    builder.output(Slot::Dbias, case.cols, present.dbias);
+    if present.workspace {
+        let len = device.workspace_elements(&backward_problem(case));
+        builder.vector(Slot::Workspace, Access::Scratch, len, &Fill::Poison(poison));
+    }
+    builder.call
+}
+
+/// The problem of a case's backward call.
+pub(crate) fn backward_problem(case: &Case) -> Problem {
+    let present = Present { bias: false, residual: false, residual_out: false, ..case.present };
+    Problem {
+        stage: Stage::Backward,
+        norm: case.norm,
+        rows: case.rows,
+        cols: case.cols,
+        activation: case.dtypes.activation,
+        weight: case.dtypes.weight(),
+        residual: case.dtypes.residual(),
+        has_weight_offset: case.weight_offset != 0.0,
+        cast_order: case.cast_order,
+        grad_reduction: case.grad_reduction,
+        present,
+    }
+}
+
+impl Context<'_> {
+    /// Makes a forward call and checks its memory.
+    pub fn forward(&self, case: &Case, inputs: &Inputs, poison: Poison) -> Result<Outputs, Status> {
+        self.make(case, GradReduction::Partials, forward_call(case, inputs, poison))
+    }
+
+    /// Makes a backward call and checks its memory.
+    pub fn backward(&self, case: &Case, inputs: &Inputs, saved: &Saved, poison: Poison) -> Result<Outputs, Status> {
+        self.make(case, case.grad_reduction, backward_call(self.device, case, inputs, saved, poison))
+    }
+
+    fn make(&self, case: &Case, reduction: GradReduction, mut call: Call) -> Result<Outputs, Status> {
+        let answer = self.device.make(&case.spec(), CallDtypes::Valid(case.dtypes), reduction, &mut call);
+        match answer {
+            Err(TransferError(error)) => return Err(Status::Skipped(error.to_string())),
+            Ok(Err(Error::Unsupported { rule })) => return Err(Status::Unsupported(rule)),
+            Ok(Err(error)) => {
+                let detail = format!("the call was refused: {error}");
+                return Err(Status::Fail(Finding { check: Check::Error, output: call.stage.name(), detail }));
+            }
+            Ok(Ok(())) => {}
+        }
+        match call.breach() {
+            Some(finding) => Err(Status::Fail(finding)),
+            None => Ok(call.outputs()),
+        }
+    }
+}
+
+/// Whether the bits of that output may differ between two equal calls.
+pub(crate) fn may_vary(case: &Case, slot: Slot) -> bool {
+    case.gradients_may_vary() && matches!(slot, Slot::Dweight | Slot::Dbias)
+}

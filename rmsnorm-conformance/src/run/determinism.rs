@@ -1,0 +1,298 @@
+//! Trials that need no reference, only a second call: repetition, batch invariance and metamorphic relations.
+
+use rmsnorm_spec::DType;
+
+use crate::Arithmetic;
+use crate::case::Case;
+use crate::case::data;
+use crate::report::{Check, Finding, Status};
+use crate::run::calls::{Context, Scenario, may_vary};
+use crate::run::memory::{Bits, Outputs, Poison, Slot};
+
+/// The same call `repeats` times, with a call of another shape between, then parts of its rows alone.
+pub(crate) fn run(context: Context<'_>, case: &Case, repeats: u32) -> Status {
+    let scenario = Scenario::new(case);
+    let outcome = repeat(context, &scenario, repeats).and_then(|first| batches(context, &scenario, &first));
+    outcome.err().unwrap_or(Status::Pass)
+}
+
+fn repeat(context: Context<'_>, scenario: &Scenario, repeats: u32) -> Result<Outputs, Status> {
+    let case = &scenario.case;
+    let first = scenario.run(context, Poison::Nan)?;
+    let other = Scenario::new(&Case { rows: 3, cols: case.cols + 1, ..*case });
+    for repeat in 1..repeats {
+        other.run(context, Poison::Huge)?;
+        let again = scenario.run(context, Poison::Huge)?;
+        for (slot, bits) in first.tensors.iter().filter(|(slot, _)| !may_vary(case, *slot)) {
+            let again = again.get(*slot);
+            if again != Some(bits) {
+                let index = again.map_or(0, |again| first_difference(&bits.bits, &again.bits));
+                let detail = format!("call {} gave other bits at element {index}", repeat + 1);
+                return Err(Status::Fail(Finding { check: Check::Repeat, output: slot.name(), detail }));
+            }
+        }
+    }
+    Ok(first)
+}
+
+fn first_difference(a: &[u32], b: &[u32]) -> usize {
+    a.iter().zip(b).position(|(a, b)| a != b).unwrap_or_default()
+}
+
+/// Layout and alignment stay as they are in the full batch: only the number of rows changes.
+fn batches(context: Context<'_>, scenario: &Scenario, whole: &Outputs) -> Result<(), Status> {
+    let (rows, cols) = (scenario.case.rows, scenario.case.cols);
+    if rows == 0 {
+        return Ok(());
+    }
+    let single = [vec![0], vec![rows / 2], vec![rows - 1]];
+    let several =
+        [2, 7, 64, 255, 256, 257].into_iter().filter(|&count| count < rows).map(|n| (rows - n..rows).collect());
+    for part in single.into_iter().chain(several) {
+        let alone = scenario.with_rows(&part).run(context, Poison::Nan)?;
+        for (slot, bits) in &alone.tensors {
+            let Some((width, whole)) = row_width(*slot, cols).zip(whole.get(*slot)) else { continue };
+            let in_batch = data::pick_rows(&whole.bits, &part, width);
+            if bits.bits != in_batch {
+                let index = first_difference(&bits.bits, &in_batch);
+                let (row, count) = (part[index / width], part.len());
+                let detail = format!("row {row} has other bits among {count} rows than among {rows}");
+                return Err(Status::Fail(Finding { check: Check::BatchInvariance, output: slot.name(), detail }));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Elements of an output that belong to one row; `None` for sums over rows.
+fn row_width(slot: Slot, cols: usize) -> Option<usize> {
+    match slot {
+        Slot::Y | Slot::ResidualOut | Slot::Dx => Some(cols),
+        Slot::Mean | Slot::Rstd => Some(1),
+        Slot::Dweight | Slot::Dbias => None,
+        // Inputs and the workspace are never outputs.
+        Slot::X | Slot::Residual | Slot::Weight | Slot::Bias | Slot::Dy | Slot::DresidualOut | Slot::Workspace => None,
+    }
+}
+
+/// Relations between two calls that a deterministic kernel satisfies bit for bit. Negation is exact, and so are powers of
+/// two where nothing underflows; a row knows nothing of its place in the batch. The case is end to end.
+pub(crate) fn run_metamorphic(context: Context<'_>, case: &Case) -> Status {
+    let trial = Metamorphic { context, scenario: Scenario::new(case) };
+    let outcome = trial.permute_rows().and_then(|()| trial.negate_x());
+    // Powers of two scale exactly where nothing underflows, which f16 cannot promise.
+    let scales = is_ieee(context.arithmetic) && case.dtypes.activation != DType::F16;
+    let outcome = match scales {
+        true => outcome.and_then(|()| trial.double_x()).and_then(|()| trial.double_dy()),
+        false => outcome,
+    };
+    outcome.err().unwrap_or(Status::Pass)
+}
+
+fn is_ieee(arithmetic: &Arithmetic) -> bool {
+    let ieee = Arithmetic::IEEE;
+    arithmetic.unit_roundoff == ieee.unit_roundoff
+        && arithmetic.rstd_error <= ieee.rstd_error
+        && !arithmetic.flushes_subnormals
+}
+
+struct Metamorphic<'a> {
+    context: Context<'a>,
+    scenario: Scenario,
+}
+
+/// A relation: its name, and the factor of each output between the original and the changed call.
+struct Relation {
+    name: &'static str,
+    factors: &'static [(Slot, f64)],
+}
+
+impl Metamorphic<'_> {
+    fn outputs(&self, scenario: &Scenario) -> Result<Outputs, Status> {
+        scenario.run(self.context, Poison::Nan)
+    }
+
+    /// Reversing the rows reverses what is stored per row.
+    fn permute_rows(&self) -> Result<(), Status> {
+        let (rows, cols) = (self.scenario.case.rows, self.scenario.case.cols);
+        let reversed: Vec<usize> = (0..rows).rev().collect();
+        let original = self.outputs(&self.scenario)?;
+        for (slot, bits) in &self.outputs(&self.scenario.with_rows(&reversed))?.tensors {
+            let Some((width, original)) = row_width(*slot, cols).zip(original.get(*slot)) else { continue };
+            let expected = data::pick_rows(&original.bits, &reversed, width);
+            if bits.bits != expected {
+                let detail =
+                    format!("rows in reverse order: row {} differs", first_difference(&bits.bits, &expected) / width);
+                return Err(violated(*slot, detail));
+            }
+        }
+        Ok(())
+    }
+
+    /// x -> -x without a bias.
+    fn negate_x(&self) -> Result<(), Status> {
+        let mut original = self.scenario.clone();
+        original.inputs.bias = None;
+        original.case.present.bias = false;
+        let mut changed = original.clone();
+        negate(&mut changed.inputs.x);
+        changed.inputs.residual.as_mut().into_iter().for_each(|residual| negate(residual));
+        let relation = Relation {
+            name: "x -> -x",
+            factors: &[
+                (Slot::Y, -1.0),
+                (Slot::ResidualOut, -1.0),
+                (Slot::Mean, -1.0),
+                (Slot::Rstd, 1.0),
+                (Slot::Dx, 1.0),
+                (Slot::Dweight, -1.0),
+                (Slot::Dbias, 1.0),
+            ],
+        };
+        self.compare(&relation, &original, &changed)
+    }
+
+    /// x -> 2x, eps -> 4 eps; dx then has no place for an unscaled gradient of residual_out.
+    fn double_x(&self) -> Result<(), Status> {
+        let mut original = self.scenario.clone();
+        original.inputs.dresidual_out = None;
+        original.case.present.dresidual_out = false;
+        let mut changed = original.clone();
+        changed.case.eps *= 4.0;
+        double(&mut changed.inputs.x);
+        changed.inputs.residual.as_mut().into_iter().for_each(|residual| double(residual));
+        let relation = Relation {
+            name: "x -> 2x, eps -> 4 eps",
+            factors: &[
+                (Slot::Y, 1.0),
+                (Slot::ResidualOut, 2.0),
+                (Slot::Mean, 2.0),
+                (Slot::Rstd, 0.5),
+                (Slot::Dx, 0.5),
+                (Slot::Dweight, 1.0),
+                (Slot::Dbias, 1.0),
+            ],
+        };
+        self.compare(&relation, &original, &changed)
+    }
+
+    /// dy -> 2 dy, and dresidual_out with it.
+    fn double_dy(&self) -> Result<(), Status> {
+        let mut changed = self.scenario.clone();
+        double(&mut changed.inputs.dy);
+        changed.inputs.dresidual_out.as_mut().into_iter().for_each(|d| double(d));
+        let relation =
+            Relation { name: "dy -> 2 dy", factors: &[(Slot::Dx, 2.0), (Slot::Dweight, 2.0), (Slot::Dbias, 2.0)] };
+        self.compare(&relation, &self.scenario, &changed)
+    }
+
+    fn compare(&self, relation: &Relation, original: &Scenario, changed: &Scenario) -> Result<(), Status> {
+        let (before, after) = (self.outputs(original)?, self.outputs(changed)?);
+        for (slot, factor) in relation.factors.iter().filter(|(slot, _)| !may_vary(&original.case, *slot)) {
+            let Some((before, after)) = before.get(*slot).zip(after.get(*slot)) else { continue };
+            if let Some(index) = (0..before.bits.len()).find(|&i| !scaled(before, after, i, *factor)) {
+                let (before, after) = (before.value(index), after.value(index));
+                let detail = format!("{}: element {index} went from {before:e} to {after:e}", relation.name);
+                return Err(violated(*slot, detail));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Compares values, so that the two zeros are equal.
+fn scaled(before: &Bits, after: &Bits, index: usize, factor: f64) -> bool {
+    before.value(index) * factor == after.value(index)
+}
+
+fn negate(values: &mut [f64]) {
+    values.iter_mut().for_each(|value| *value = -*value);
+}
+
+fn double(values: &mut [f64]) {
+    values.iter_mut().for_each(|value| *value *= 2.0);
+}
+
+fn violated(slot: Slot, detail: String) -> Status {
+    Status::Fail(Finding { check: Check::Metamorphic, output: slot.name(), detail })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::case::{Dtypes, Kind};
+    use crate::run::memory::Call;
+    use crate::selftest::faulty::Faulty;
+    use rmsnorm_spec::{Norm, NormSpec};
+
+    fn case(kind: Kind) -> Case {
+        let mut case = Case::plain(kind, Norm::Rms, DType::Bf16, 9, 33);
+        (case.present.weight, case.present.dweight) = (true, true);
+        case.normalized()
+    }
+
+    /// The last bit of the first element of an output.
+    fn spoil(call: &mut Call, slot: Slot) {
+        for tensor in call.get_mut(slot).into_iter() {
+            let first = tensor.view.start;
+            tensor.after[first] ^= 1;
+        }
+    }
+
+    /// A fault that comes once in many calls: the call before it and between belong to another shape.
+    #[test]
+    fn last_of_many_repeats_counts() {
+        for repeat in [1, 2, 6] {
+            // A call, then pairs of another shape's and the same again.
+            let fault = move |n, _: &NormSpec, call: &mut Call| {
+                if n == 2 * repeat {
+                    spoil(call, Slot::Y)
+                }
+            };
+            let status = run(Faulty::new(fault).context(), &case(Kind::Forward), 7);
+            assert!(matches!(&status, Status::Fail(finding) if finding.check == Check::Repeat), "{repeat}: {status:?}");
+        }
+        assert_eq!(run(Faulty::correct().context(), &case(Kind::Forward), 7), Status::Pass);
+    }
+
+    /// A row that has other bits when it is alone, be it the first, the middle or the last of its batch.
+    #[test]
+    fn any_row_alone_must_have_its_bits() {
+        let case = case(Kind::Forward);
+        let x = Scenario::new(&case).inputs.x;
+        for row in [0, 4, 8] {
+            let first = crate::run::memory::encode(x[row * case.cols], DType::Bf16);
+            let fault = move |_, spec: &NormSpec, call: &mut Call| {
+                let is_row = call.get(Slot::X).is_some_and(|x| x.before[x.view.start] == first);
+                if spec.rows == 1 && is_row {
+                    spoil(call, Slot::Y);
+                }
+            };
+            let status = run(Faulty::new(fault).context(), &case, 1);
+            let is_found = matches!(&status, Status::Fail(finding) if finding.check == Check::BatchInvariance);
+            assert!(is_found, "{row}: {status:?}");
+        }
+    }
+
+    /// Every relation, in the dtypes that it holds in: each is broken alone, in the second of its two calls.
+    #[test]
+    fn every_relation_between_calls_is_asked_for() {
+        for (dtype, relations) in [(DType::F32, 4), (DType::Bf16, 4), (DType::F16, 2)] {
+            let case = Case { dtypes: Dtypes::uniform(dtype), ..case(Kind::EndToEnd) };
+            let correct = Faulty::correct();
+            assert_eq!(run_metamorphic(correct.context(), &case), Status::Pass);
+            // A forward and a backward call for each of the two sides of a relation.
+            assert_eq!(correct.calls(), 4 * relations, "{dtype}");
+            for relation in 0..relations {
+                let fault = move |n, _: &NormSpec, call: &mut Call| {
+                    if n == 4 * relation + 3 {
+                        spoil(call, Slot::Dx);
+                    }
+                };
+                let status = run_metamorphic(Faulty::new(fault).context(), &case);
+                let is_found = matches!(&status, Status::Fail(finding) if finding.check == Check::Metamorphic);
+                assert!(is_found, "{dtype}, relation {relation}: {status:?}");
+            }
+        }
+    }
+}

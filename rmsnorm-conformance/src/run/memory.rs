@@ -1,0 +1,544 @@
+//! The tensors of a call, each in the middle of a larger buffer whose every other element is watched.
+//!
+//! A buffer is `canary | offset | row, padding, row, padding, .. row | canary`. Canaries and paddings hold NaN, infinities,
+//! huge values and random bits in turn, so that a kernel which lets an element behind a row into a sum, if only times
+//! zero, has a wrong sum; outputs hold a poison before the call. Afterwards every bit that the call had no business with
+//! must be unchanged: inputs, canaries, and the paddings between strided rows. All of it is kept as raw bits, whatever the
+//! dtype.
+//!
+//! Rows may also be billions of elements apart. What lies between is then left out here, but for a padding at either row,
+//! and the buffer is uploaded in [parts](Guarded::parts).
+
+use std::ops::Range;
+
+use rmsnorm_spec::{DType, Element, Stage, bf16, f16};
+use sha2::{Digest, Sha256};
+
+use crate::case::Dtypes;
+use crate::case::data::draw;
+use crate::record::hexadecimal;
+use crate::report::{Check, Finding};
+
+/// A tensor of a call, by its place in the argument structs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Slot {
+    X,
+    Residual,
+    Weight,
+    Bias,
+    Y,
+    ResidualOut,
+    Mean,
+    Rstd,
+    Dy,
+    DresidualOut,
+    Dx,
+    Dweight,
+    Dbias,
+    Workspace,
+}
+
+impl Slot {
+    /// The name in the argument structs and in errors.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Slot::X => "x",
+            Slot::Residual => "residual",
+            Slot::Weight => "weight",
+            Slot::Bias => "bias",
+            Slot::Y => "y",
+            Slot::ResidualOut => "residual_out",
+            Slot::Mean => "mean",
+            Slot::Rstd => "rstd",
+            Slot::Dy => "dy",
+            Slot::DresidualOut => "dresidual_out",
+            Slot::Dx => "dx",
+            Slot::Dweight => "dweight",
+            Slot::Dbias => "dbias",
+            Slot::Workspace => "workspace",
+        }
+    }
+
+    /// The dtype of that tensor in a call of that stage.
+    pub const fn dtype(self, stage: Stage, dtypes: Dtypes) -> DType {
+        match self {
+            Slot::X if matches!(stage, Stage::Backward) => dtypes.residual(),
+            Slot::X | Slot::Y | Slot::Dy | Slot::Dx => dtypes.activation,
+            Slot::Residual | Slot::ResidualOut | Slot::DresidualOut => dtypes.residual(),
+            Slot::Weight | Slot::Bias | Slot::Dweight | Slot::Dbias => dtypes.weight(),
+            Slot::Mean | Slot::Rstd | Slot::Workspace => DType::F32,
+        }
+    }
+}
+
+/// A dense tensor as raw bits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Bits {
+    pub dtype: DType,
+    pub bits: Vec<u32>,
+}
+
+impl Bits {
+    /// The values, exactly.
+    pub fn values(&self) -> Vec<f64> {
+        self.bits.iter().map(|&bits| decode(bits, self.dtype)).collect()
+    }
+
+    /// One value.
+    pub fn value(&self, index: usize) -> f64 {
+        decode(self.bits[index], self.dtype)
+    }
+
+    /// The typed elements.
+    pub fn elements<E: Element>(&self) -> Vec<E> {
+        self.bits.iter().map(|&bits| E::from_bits(bits)).collect()
+    }
+}
+
+/// The value with these bits.
+pub(crate) fn decode(bits: u32, dtype: DType) -> f64 {
+    f64::from(match dtype {
+        DType::F32 => f32::from_bits(bits),
+        DType::F16 => <f16 as Element>::from_bits(bits).to_f32(),
+        DType::Bf16 => <bf16 as Element>::from_bits(bits).to_f32(),
+    })
+}
+
+/// The bits of a value that `dtype` holds exactly.
+pub(crate) fn encode(value: f64, dtype: DType) -> u32 {
+    let value = value as f32;
+    match dtype {
+        DType::F32 => value.bits(),
+        DType::F16 => <f16 as Element>::from_f32(value).bits(),
+        DType::Bf16 => <bf16 as Element>::from_f32(value).bits(),
+    }
+}
+
+/// What an output holds before the call. Two runs with different poisons must end with the same bits: where they do
+/// not, the backend wrote nothing, or made its result depend on what was there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Poison {
+    /// A quiet NaN with a payload of its own, which spreads through arithmetic.
+    Nan,
+    /// A huge finite value, which passes where NaN is swallowed.
+    Huge,
+}
+
+impl Poison {
+    const fn bits(self, dtype: DType) -> u32 {
+        match (self, dtype) {
+            (Poison::Nan, DType::F32) => 0x7fc5_a5a5,
+            (Poison::Nan, DType::F16) => 0x7e5a,
+            (Poison::Nan, DType::Bf16) => 0x7fc5,
+            (Poison::Huge, DType::F32) => 0x7149_f2ca,
+            (Poison::Huge, DType::F16) => 0x7b5a,
+            (Poison::Huge, DType::Bf16) => 0x7149,
+        }
+    }
+}
+
+/// What surrounds a tensor: values that must not get into it, and random bits, which no write leaves unchanged by chance.
+fn surroundings(seed: u64, slot: Slot, index: usize, dtype: DType) -> u32 {
+    let random = draw(seed, slot, index);
+    // Sign, then exponent and mantissa of an infinity; one more mantissa bit makes it a quiet NaN, one less a number.
+    let (sign, infinity, quiet) = match dtype {
+        DType::F32 => (1 << 31, 0x7f80_0000, 0x0040_0000),
+        DType::F16 => (1 << 15, 0x7c00, 0x0200),
+        DType::Bf16 => (1 << 15, 0x7f80, 0x0040),
+    };
+    let sign = if random >> 40 & 1 == 1 { sign } else { 0 };
+    match random >> 41 & 3 {
+        0 => sign | infinity | quiet | random as u32 & (quiet - 1),
+        1 => sign | infinity,
+        2 => sign | (infinity - 1),
+        _ => random as u32 & element_mask(dtype),
+    }
+}
+
+/// Where a tensor lies in its buffer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Placement {
+    /// Unused elements between rows that are watched.
+    pub pad: usize,
+    /// Unused elements between rows that nobody looks at, in the middle of the padding.
+    pub apart: usize,
+    /// Elements between the canary and the first element.
+    pub offset: usize,
+    /// Whether the view includes the padding after the last row, as a slice of a larger tensor may.
+    pub reaches_stride: bool,
+}
+
+/// What the call may do with a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// Nothing changes.
+    Read,
+    /// The elements change, nothing between or around them.
+    Write,
+    /// As `Write`, but the elements are an input too.
+    Overwrite,
+    /// The elements may change and hold nothing afterwards.
+    Scratch,
+}
+
+/// What a tensor holds before the call.
+pub(crate) enum Fill<'a> {
+    /// These dense values.
+    Values(&'a [f64]),
+    /// One poison everywhere.
+    Poison(Poison),
+}
+
+/// A tensor inside its guarded buffer, before and after the call.
+pub(crate) struct Guarded {
+    pub slot: Slot,
+    pub dtype: DType,
+    pub access: Access,
+    rows: usize,
+    cols: usize,
+    /// From row to row in `before` and `after`, which leave out what is between rows far apart.
+    stride: usize,
+    /// Elements between rows that are left out.
+    apart: usize,
+    start: usize,
+    /// The whole buffer before the call.
+    pub before: Vec<u32>,
+    /// The whole buffer after the call; the same until one was made.
+    pub after: Vec<u32>,
+    /// The elements of the device's buffer that the call gets to see. The misuse tests falsify it.
+    pub view: Range<usize>,
+    /// The stride that the call gets to see. The misuse tests falsify it.
+    pub row_stride: Option<usize>,
+}
+
+/// Bytes of canary on either side.
+const CANARY_BYTES: usize = 4096;
+
+impl Guarded {
+    /// A tensor of `rows` rows of `cols` elements; a vector is one row.
+    pub fn new(
+        tensor: (Slot, DType, Access),
+        shape: (usize, usize),
+        place: Placement,
+        fill: &Fill<'_>,
+        seed: u32,
+    ) -> Self {
+        let (slot, dtype, access) = tensor;
+        let (rows, cols) = shape;
+        let stride = cols + place.pad;
+        let canary = CANARY_BYTES / dtype.size();
+        let start = canary + place.offset;
+        let row_stride = stride + place.apart;
+        let dense_end = if rows == 0 { 0 } else { (rows - 1) * row_stride + cols };
+        let view_len = if place.reaches_stride { rows * row_stride } else { dense_end };
+        // The padding after the last row is part of the buffer even where the view ends before it.
+        let len = start + rows * stride + canary;
+
+        let seed = u64::from(seed) ^ 0xca_a817;
+        let mut before: Vec<u32> = (0..len).map(|i| surroundings(seed, slot, i, dtype)).collect();
+        for row in 0..rows {
+            let first = start + row * stride;
+            for (col, element) in before[first..first + cols].iter_mut().enumerate() {
+                *element = match fill {
+                    Fill::Values(values) => encode(values[row * cols + col], dtype),
+                    Fill::Poison(poison) => poison.bits(dtype),
+                };
+            }
+        }
+        let after = before.clone();
+        Guarded {
+            slot,
+            dtype,
+            access,
+            rows,
+            cols,
+            stride,
+            apart: place.apart,
+            start,
+            before,
+            after,
+            view: start..start + view_len,
+            row_stride: (row_stride > cols).then_some(row_stride),
+        }
+    }
+
+    /// Elements of the device's buffer.
+    pub fn buffer_len(&self) -> usize {
+        self.before.len() + self.rows.saturating_sub(1) * self.apart
+    }
+
+    /// The pieces of `before` that lie together on the device, each with its first element there: one, or one for each
+    /// row with half of the padding on either side.
+    pub fn parts(&self) -> Vec<(usize, Range<usize>)> {
+        if self.apart == 0 || self.rows < 2 {
+            return vec![(0, 0..self.before.len())];
+        }
+        let half = (self.stride - self.cols) / 2;
+        let part = |row: usize| {
+            let first = if row == 0 { 0 } else { self.start + row * self.stride - half };
+            let next = self.start + (row + 1) * self.stride - half;
+            let end = if row + 1 == self.rows { self.before.len() } else { next };
+            (first + row * self.apart, first..end)
+        };
+        (0..self.rows).map(part).collect()
+    }
+
+    /// The elements after the call, dense.
+    pub fn result(&self) -> Bits {
+        let row = |row: usize| self.start + row * self.stride..self.start + row * self.stride + self.cols;
+        Bits { dtype: self.dtype, bits: (0..self.rows).flat_map(|r| self.after[row(r)].iter().copied()).collect() }
+    }
+
+    /// The first place that the call changed and should not have.
+    pub fn breach(&self) -> Option<Finding> {
+        let changed = |&i: &usize| self.before[i] != self.after[i] && !(self.may_change(i));
+        let index = (0..self.before.len()).find(changed)?;
+        let (check, place) = self.describe(index);
+        let detail = format!("{place} changed from {:#x} to {:#x}", self.before[index], self.after[index]);
+        Some(Finding { check, output: self.slot.name(), detail })
+    }
+
+    /// Whether anything at all changed; a refused call must not have touched its outputs.
+    pub fn is_untouched(&self) -> bool {
+        self.before == self.after
+    }
+
+    fn may_change(&self, index: usize) -> bool {
+        match self.access {
+            Access::Read => false,
+            Access::Write | Access::Overwrite | Access::Scratch => self.element(index).is_some(),
+        }
+    }
+
+    /// Row and column of an element of the buffer, if it belongs to the tensor.
+    fn element(&self, index: usize) -> Option<(usize, usize)> {
+        let distance = index.checked_sub(self.start).filter(|_| self.stride > 0)?;
+        let (row, col) = (distance / self.stride, distance % self.stride);
+        (row < self.rows && col < self.cols).then_some((row, col))
+    }
+
+    fn describe(&self, index: usize) -> (Check, String) {
+        let end = self.start + self.rows * self.stride;
+        if let Some((row, col)) = self.element(index) {
+            (Check::Input, format!("row {row}, col {col} of an input"))
+        } else if index < self.start {
+            (Check::Canary, format!("the element {} before the first", self.start - index))
+        } else if index >= end {
+            (Check::Canary, format!("the element {} after the last row", index - end + 1))
+        } else {
+            let row = (index - self.start) / self.stride;
+            (Check::Padding, format!("the padding after row {row}"))
+        }
+    }
+}
+
+const fn element_mask(dtype: DType) -> u32 {
+    match dtype {
+        DType::F32 => u32::MAX,
+        DType::F16 | DType::Bf16 => 0xffff,
+    }
+}
+
+/// All tensors of one call.
+pub(crate) struct Call {
+    pub stage: Stage,
+    pub tensors: Vec<Guarded>,
+}
+
+impl Call {
+    /// The tensor of that name, if the call has one.
+    pub fn get(&self, slot: Slot) -> Option<&Guarded> {
+        self.tensors.iter().find(|tensor| tensor.slot == slot)
+    }
+
+    /// The tensor of that name, to be falsified or filled after the call.
+    pub fn get_mut(&mut self, slot: Slot) -> Option<&mut Guarded> {
+        self.tensors.iter_mut().find(|tensor| tensor.slot == slot)
+    }
+
+    /// The call without that tensor.
+    pub fn without(mut self, slot: Slot) -> Self {
+        self.tensors.retain(|tensor| tensor.slot != slot);
+        self
+    }
+
+    /// The first place that the call changed and should not have.
+    pub fn breach(&self) -> Option<Finding> {
+        self.tensors.iter().find_map(Guarded::breach)
+    }
+
+    /// What the call stored. The in-place form stores y over x and residual_out over residual.
+    pub fn outputs(&self) -> Outputs {
+        let stored = |tensor: &Guarded| match tensor.access {
+            Access::Read | Access::Scratch => None,
+            Access::Write => Some((tensor.slot, tensor.result())),
+            Access::Overwrite if tensor.slot == Slot::Residual => Some((Slot::ResidualOut, tensor.result())),
+            Access::Overwrite => Some((Slot::Y, tensor.result())),
+        };
+        Outputs { tensors: self.tensors.iter().filter_map(stored).collect() }
+    }
+}
+
+/// What a call stored, dense.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Outputs {
+    /// In the order of the call.
+    pub tensors: Vec<(Slot, Bits)>,
+}
+
+impl Outputs {
+    /// One output, if the call has it.
+    pub fn get(&self, slot: Slot) -> Option<&Bits> {
+        self.tensors.iter().find(|(name, _)| *name == slot).map(|(_, bits)| bits)
+    }
+
+    /// SHA-256 of the bits of the outputs that `is_fixed`, with their names, in hexadecimal. Equal bits on every machine
+    /// give equal digests.
+    pub fn digest(&self, is_fixed: impl Fn(Slot) -> bool) -> String {
+        let mut digest = Sha256::new();
+        for (slot, bits) in self.tensors.iter().filter(|(slot, _)| is_fixed(*slot)) {
+            digest.update(slot.name());
+            // The length keeps outputs apart.
+            digest.update((bits.bits.len() as u64).to_le_bytes());
+            digest.update(bits.bits.iter().flat_map(|element| element.to_le_bytes()).collect::<Vec<_>>());
+        }
+        hexadecimal(&digest.finalize())
+    }
+
+    /// The outputs of two calls, one after the other.
+    pub fn followed_by(mut self, later: Outputs) -> Outputs {
+        self.tensors.extend(later.tensors);
+        self
+    }
+}
+
+/// The first difference between the outputs of a run that started from [`Poison::Nan`] and one from [`Poison::Huge`].
+pub(crate) fn poison_difference(nan: &Outputs, huge: &Outputs, may_vary: impl Fn(Slot) -> bool) -> Option<Finding> {
+    for ((slot, a), (_, b)) in nan.tensors.iter().zip(&huge.tensors) {
+        let (poison_a, poison_b) = (Poison::Nan.bits(a.dtype), Poison::Huge.bits(b.dtype));
+        for (index, (&a, &b)) in a.bits.iter().zip(&b.bits).enumerate() {
+            if (a, b) == (poison_a, poison_b) {
+                let detail = format!("element {index} was never written");
+                return Some(Finding { check: Check::Unwritten, output: slot.name(), detail });
+            }
+            if a != b && !may_vary(*slot) {
+                let detail = format!("element {index} depends on what was in memory before: {a:#x} and {b:#x}");
+                return Some(Finding { check: Check::Poison, output: slot.name(), detail });
+            }
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn strided(access: Access) -> Guarded {
+        let place = Placement { pad: 2, apart: 0, offset: 3, reaches_stride: false };
+        Guarded::new((Slot::Y, DType::F16, access), (3, 5), place, &Fill::Poison(Poison::Nan), 1)
+    }
+
+    /// Every element of the device's buffer comes from one place at most, rows start where the view and the stride say,
+    /// and the padding is cut in the middle.
+    #[test]
+    fn rows_far_apart_are_uploaded_where_the_view_has_them() {
+        for (rows, parts) in [(0, 1), (1, 1), (2, 2), (5, 5)] {
+            let place = Placement { pad: 8, apart: 1 << 33, offset: 3, reaches_stride: false };
+            let tensor =
+                Guarded::new((Slot::Y, DType::F16, Access::Write), (rows, 5), place, &Fill::Poison(Poison::Nan), 1);
+            assert_eq!(tensor.parts().len(), parts);
+            let (stride, mut end_there, mut end_here) = (tensor.row_stride.expect("it is strided"), 0, 0);
+            for (row, (there, here)) in tensor.parts().into_iter().enumerate() {
+                assert!(there >= end_there && here.start == end_here, "row {row} of {rows}");
+                (end_there, end_here) = (there + here.len(), here.end);
+                let row_there = tensor.view.start + row * stride;
+                let row_here = here.start + (row_there - there);
+                assert_eq!(tensor.element(row_here), (rows > 0).then_some((row, 0)));
+                assert!(row == 0 || row_here - here.start == 4, "half of the padding goes before the row");
+            }
+            assert_eq!((end_there, end_here), (tensor.buffer_len(), tensor.before.len()));
+            assert_eq!(tensor.view.len(), if rows == 0 { 0 } else { (rows - 1) * stride + 5 });
+        }
+    }
+
+    /// What a kernel may not read is worth reading: a quarter each of NaN, infinities and huge values.
+    #[test]
+    fn surroundings_are_values_that_spoil_a_sum() {
+        for dtype in DType::ALL {
+            let values: Vec<f64> = (0..4000).map(|i| decode(surroundings(7, Slot::X, i, dtype), dtype)).collect();
+            let count = |is: fn(&f64) -> bool| values.iter().filter(|value| is(value)).count();
+            for (what, count) in [("NaN", count(|v| v.is_nan())), ("infinity", count(|v| v.is_infinite()))] {
+                assert!((900..1200).contains(&count), "{what} in {dtype}: {count}");
+            }
+            assert!(count(|v| v.is_finite() && v.abs() > 6e4) > 900, "huge in {dtype}");
+            assert!(count(|v| *v < 0.0) > 1000 && count(|v| *v > 0.0) > 1000, "signs in {dtype}");
+        }
+    }
+
+    #[test]
+    fn breach_tells_canary_padding_and_input_apart() {
+        let start = strided(Access::Write).start;
+        for (index, access, check) in [
+            (0, Access::Write, Some(Check::Canary)),
+            (start - 1, Access::Write, Some(Check::Canary)),
+            (start + 4, Access::Write, None),
+            (start + 4, Access::Read, Some(Check::Input)),
+            (start + 5, Access::Write, Some(Check::Padding)),
+            (start + 19, Access::Write, Some(Check::Padding)),
+            (start + 21, Access::Write, Some(Check::Canary)),
+        ] {
+            let mut tensor = strided(access);
+            tensor.after[index] ^= 1;
+            assert_eq!(tensor.breach().map(|finding| finding.check), check, "{index}");
+        }
+    }
+
+    #[test]
+    fn poison_difference_finds_the_unwritten_element() {
+        let outputs = |last| Outputs { tensors: vec![(Slot::Rstd, Bits { dtype: DType::F32, bits: vec![7, last] })] };
+        let never = |_| false;
+        assert!(poison_difference(&outputs(8), &outputs(8), never).is_none());
+        let finding = poison_difference(&outputs(8), &outputs(9), never).expect("they differ");
+        assert_eq!(finding.check, Check::Poison);
+        assert!(poison_difference(&outputs(8), &outputs(9), |_| true).is_none());
+        let finding = poison_difference(&outputs(0x7fc5_a5a5), &outputs(0x7149_f2ca), |_| true).expect("unwritten");
+        assert_eq!(finding.check, Check::Unwritten);
+    }
+
+    /// One NaN and one huge number, in every dtype: what swallows the one lets the other through.
+    #[test]
+    fn poisons_are_a_nan_and_a_huge_number() {
+        for dtype in DType::ALL {
+            assert!(decode(Poison::Nan.bits(dtype), dtype).is_nan(), "{dtype}");
+            let huge = decode(Poison::Huge.bits(dtype), dtype);
+            assert!(huge.is_finite() && huge > 5e4, "{dtype}: {huge:e}");
+        }
+    }
+
+    /// Whatever the access, only elements may change.
+    #[test]
+    fn nothing_around_a_tensor_may_change() {
+        for access in [Access::Read, Access::Write, Access::Overwrite, Access::Scratch] {
+            let start = strided(access).start;
+            for index in [0, start - 1, start + 5, start + 13, start + 21] {
+                let mut tensor = strided(access);
+                tensor.after[index] ^= 1;
+                assert!(tensor.breach().is_some(), "{access:?}, element {index}");
+            }
+            let mut tensor = strided(access);
+            tensor.after[start] ^= 1;
+            assert_eq!(tensor.breach().is_some(), access == Access::Read, "{access:?}");
+        }
+    }
+
+    #[test]
+    fn every_output_is_compared_between_the_poisons() {
+        let bits = |values: &[u32]| Bits { dtype: DType::F32, bits: values.to_vec() };
+        let outputs = |second: u32| Outputs {
+            tensors: vec![(Slot::Y, bits(&[1, 2])), (Slot::Mean, bits(&[3, second])), (Slot::Rstd, bits(&[4]))],
+        };
+        let finding = poison_difference(&outputs(5), &outputs(6), |_| false).expect("they differ");
+        assert_eq!((finding.check, finding.output), (Check::Poison, "mean"));
+    }
+}

@@ -1,0 +1,317 @@
+//! Bad calls, each of which must be refused with the error that names the argument, before anything is written.
+//!
+//! A bad call is a good one with one thing falsified. Overlap is missing here: safe host slices cannot express it. What
+//! validation finds overlaps by, the spans of views, has a check of its own in [`span`](crate::run::span).
+
+use rmsnorm_spec::{DType, Error, GradReduction, Norm, NormSpec};
+
+use crate::case::data;
+use crate::case::profiles::ALL_PRESENT;
+use crate::case::{Case, Dtypes, Kind};
+use crate::report::{Check, Finding, Status};
+use crate::run::calls::{Context, Saved, backward_call, forward_call};
+use crate::run::device::{CallDtypes, Device, TransferError};
+use crate::run::memory::{Call, Guarded, Poison, Slot};
+
+/// The error that is due, with the argument it names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Refusal {
+    Eps,
+    WeightOffset,
+    EmptyRow,
+    Stride(&'static str),
+    Length(&'static str),
+    TooLarge(&'static str),
+    Missing(&'static str),
+    Unexpected(&'static str),
+    Unsupported,
+}
+
+impl Refusal {
+    /// The refusal that an error is; `None` for errors that no bad argument causes.
+    fn of(error: &Error) -> Option<Refusal> {
+        match error {
+            Error::InvalidEps { .. } => Some(Refusal::Eps),
+            Error::InvalidWeightOffset { .. } => Some(Refusal::WeightOffset),
+            Error::EmptyRow => Some(Refusal::EmptyRow),
+            Error::Stride { arg, .. } => Some(Refusal::Stride(arg)),
+            Error::Length { arg, .. } => Some(Refusal::Length(arg)),
+            Error::TooLarge { arg, .. } => Some(Refusal::TooLarge(arg)),
+            Error::Missing { arg, .. } => Some(Refusal::Missing(arg)),
+            Error::Unexpected { arg, .. } => Some(Refusal::Unexpected(arg)),
+            Error::Unsupported { .. } => Some(Refusal::Unsupported),
+            // Overlap, devices, and errors to come, for which there are no bad calls here yet.
+            _ => None,
+        }
+    }
+}
+
+/// A call with one thing wrong.
+pub(crate) struct BadCall {
+    /// Its id, `misuse:<kind>:<what is wrong>`.
+    pub id: String,
+    kind: Kind,
+    spec: NormSpec,
+    dtypes: CallDtypes,
+    reduction: GradReduction,
+    call: Call,
+    refusal: Refusal,
+}
+
+impl BadCall {
+    /// Makes the call and checks its answer and its memory.
+    pub fn run(mut self, context: Context<'_>) -> Status {
+        let fail = |detail| Status::Fail(Finding { check: Check::Misuse, output: self.kind.name(), detail });
+        match context.device.make(&self.spec, self.dtypes, self.reduction, &mut self.call) {
+            Err(TransferError(error)) => Status::Skipped(error.to_string()),
+            Ok(Ok(())) => fail(format!("accepted, expected {:?}", self.refusal)),
+            Ok(Err(error)) if Refusal::of(&error) != Some(self.refusal) => {
+                fail(format!("expected {:?}, got: {error}", self.refusal))
+            }
+            Ok(Err(_)) => match self.call.tensors.iter().find(|tensor| !tensor.is_untouched()) {
+                Some(tensor) => fail(format!("{} was touched by a call that was refused", tensor.slot.name())),
+                None => Status::Pass,
+            },
+        }
+    }
+}
+
+/// Every bad call. A short workspace is among them where the backend needs one.
+pub(crate) fn bad_calls(device: &dyn Device) -> Vec<BadCall> {
+    let mut calls = Vec::new();
+    for kind in [Kind::Forward, Kind::ForwardInPlace, Kind::Backward] {
+        let good = || GoodCall::new(device, kind, Norm::Layer);
+        scalars(&good, &mut calls);
+        sizes(&good, &mut calls);
+        presence(&good, &mut calls);
+        foreign_dtypes(&good, &mut calls);
+    }
+    calls
+}
+
+/// A good call with every optional tensor, to be falsified.
+struct GoodCall {
+    kind: Kind,
+    spec: NormSpec,
+    reduction: GradReduction,
+    call: Call,
+}
+
+const ROWS: usize = 3;
+const COLS: usize = 5;
+
+impl GoodCall {
+    fn new(device: &dyn Device, kind: Kind, norm: Norm) -> Self {
+        let case = Case { present: ALL_PRESENT, ..Case::plain(kind, norm, DType::F16, ROWS, COLS) }.normalized();
+        let inputs = data::inputs(&case);
+        let call = if kind.has_forward() {
+            forward_call(&case, &inputs, Poison::Nan)
+        } else {
+            let saved = Saved { x: inputs.x.clone(), mean: vec![0.0; ROWS], rstd: vec![1.0; ROWS] };
+            backward_call(device, &case, &inputs, &saved, Poison::Nan)
+        };
+        GoodCall { kind, spec: case.spec(), reduction: GradReduction::Partials, call }
+    }
+
+    fn bad(self, what: &str, refusal: Refusal) -> BadCall {
+        let GoodCall { kind, spec, reduction, call } = self;
+        let id = format!("misuse:{}:{what}", kind.name());
+        let dtypes = CallDtypes::Valid(Dtypes::uniform(DType::F16));
+        BadCall { id, kind, spec, dtypes, reduction, call, refusal }
+    }
+}
+
+fn scalars(good: &dyn Fn() -> GoodCall, calls: &mut Vec<BadCall>) {
+    for (what, eps) in [("nan_eps", f32::NAN), ("negative_eps", -1e-5), ("infinite_eps", f32::INFINITY)] {
+        let mut call = good();
+        call.spec.eps = eps;
+        calls.push(call.bad(what, Refusal::Eps));
+    }
+    for (what, offset) in [("nan_weight_offset", f32::NAN), ("infinite_weight_offset", f32::NEG_INFINITY)] {
+        let mut call = good();
+        call.spec.weight_offset = offset;
+        calls.push(call.bad(what, Refusal::WeightOffset));
+    }
+    let mut call = good();
+    call.spec.cols = 0;
+    calls.push(call.bad("no_cols", Refusal::EmptyRow));
+    let mut call = good();
+    call.reduction = GradReduction::Locks { groups: 0 };
+    if call.kind == Kind::Backward {
+        calls.push(call.bad("no_lock_groups", Refusal::Unsupported));
+    }
+}
+
+fn sizes(good: &dyn Fn() -> GoodCall, calls: &mut Vec<BadCall>) {
+    // The first matrix that validation comes to.
+    let first = if good().kind == Kind::Backward { "dy" } else { "x" };
+    let mut call = good();
+    call.spec.rows = usize::MAX;
+    calls.push(call.bad("rows_beyond_memory", Refusal::TooLarge(first)));
+
+    for slot in good().call.tensors.iter().map(|tensor| tensor.slot) {
+        let name = slot.name();
+        let is_matrix = !matches!(
+            slot,
+            Slot::Weight | Slot::Bias | Slot::Mean | Slot::Rstd | Slot::Dweight | Slot::Dbias | Slot::Workspace
+        );
+        let falsified = |what: &str, refusal, change: &dyn Fn(&mut Guarded)| {
+            let mut call = good();
+            call.call.get_mut(slot).into_iter().for_each(change);
+            call.bad(&format!("{what}_{name}"), refusal)
+        };
+        if good().call.get(slot).is_some_and(|tensor| !tensor.view.is_empty()) {
+            calls.push(falsified("short", Refusal::Length(name), &|tensor| tensor.view.end -= 1));
+        }
+        if slot != Slot::Workspace {
+            calls.push(falsified("long", Refusal::Length(name), &|tensor| tensor.view.end += 1));
+        }
+        if is_matrix {
+            calls.push(falsified("overlapping_rows_of", Refusal::Stride(name), &|tensor| {
+                tensor.row_stride = Some(COLS - 1)
+            }));
+            let beyond = Some(usize::MAX / 2);
+            calls.push(falsified("stride_beyond_memory_of", Refusal::TooLarge(name), &|tensor| {
+                tensor.row_stride = beyond
+            }));
+        }
+    }
+}
+
+fn presence(good: &dyn Fn() -> GoodCall, calls: &mut Vec<BadCall>) {
+    let mut call = good();
+    call.spec.norm = Norm::Rms;
+    calls.push(call.bad("mean_for_rms_norm", Refusal::Unexpected("mean")));
+    let without = |slot| {
+        let call = good();
+        GoodCall { call: call.call.without(slot), ..call }
+    };
+    match good().kind {
+        Kind::Forward => {
+            calls.push(
+                without(Slot::Residual).bad("residual_out_without_residual", Refusal::Unexpected("residual_out")),
+            );
+        }
+        Kind::Backward => {
+            calls.push(without(Slot::Rstd).bad("no_rstd", Refusal::Missing("rstd")));
+            calls.push(without(Slot::Mean).bad("no_mean", Refusal::Missing("mean")));
+        }
+        Kind::ForwardInPlace | Kind::EndToEnd => {}
+    }
+}
+
+fn foreign_dtypes(good: &dyn Fn() -> GoodCall, calls: &mut Vec<BadCall>) {
+    let foreign =
+        [("bf16_weight_for_f16", CallDtypes::ForeignWeight), ("bf16_residual_for_f16", CallDtypes::ForeignResidual)];
+    for (what, dtypes) in foreign {
+        let mut call = good();
+        for tensor in &mut call.call.tensors {
+            // Both dtypes have 16 bits, so the buffer can be read as either.
+            tensor.dtype = dtypes.of(tensor.slot, call.call.stage);
+        }
+        calls.push(BadCall { dtypes, ..call.bad(what, Refusal::Unsupported) });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Arithmetic;
+    use crate::run::device::Answer;
+    use crate::selftest::simulate::SimulatedBackend;
+    use rmsnorm_spec::Problem;
+
+    /// Answers every call alike, after it changed a bit of that tensor.
+    struct Stub {
+        answer: fn() -> Answer,
+        touches: Option<Slot>,
+    }
+
+    impl Device for Stub {
+        fn name(&self) -> &'static str {
+            "stub"
+        }
+
+        fn describe(&self) -> String {
+            String::new()
+        }
+
+        fn claims(&self) -> Arithmetic {
+            Arithmetic::IEEE
+        }
+
+        fn breakpoints(&self) -> (Vec<usize>, Vec<usize>) {
+            (Vec::new(), Vec::new())
+        }
+
+        fn shape_breakpoints(&self, _: DType) -> Vec<(usize, usize)> {
+            Vec::new()
+        }
+
+        fn workspace_elements(&self, _: &Problem) -> usize {
+            10
+        }
+
+        fn check_spans(&self) -> Result<Result<(), String>, TransferError> {
+            Ok(Ok(()))
+        }
+
+        fn make(&self, _: &NormSpec, _: CallDtypes, _: GradReduction, call: &mut Call) -> Answer {
+            let touched = self.touches.and_then(|slot| call.get_mut(slot));
+            // An element of it, which a call that is not refused may well write.
+            touched.into_iter().for_each(|tensor| {
+                let first = tensor.view.start.min(tensor.after.len() - 1);
+                tensor.after[first] ^= 1;
+            });
+            (self.answer)()
+        }
+    }
+
+    fn statuses(device: &dyn Device) -> Vec<Status> {
+        let arithmetic = Arithmetic::IEEE;
+        bad_calls(device).into_iter().map(|call| call.run(Context { device, arithmetic: &arithmetic })).collect()
+    }
+
+    #[test]
+    fn bad_calls_are_refused_by_the_shared_validation() {
+        let backend = SimulatedBackend::new(None);
+        assert!(statuses(&backend).iter().all(|status| *status == Status::Pass));
+    }
+
+    #[test]
+    fn bad_calls_fail_a_backend_that_accepts_them_or_names_something_else() {
+        let accepting = Stub { answer: || Ok(Ok(())), touches: None };
+        assert!(statuses(&accepting).iter().all(|status| matches!(status, Status::Fail(_))));
+        let vague = Stub { answer: || Ok(Err(Error::Missing { arg: "something", why: "" })), touches: None };
+        assert!(statuses(&vague).iter().all(|status| matches!(status, Status::Fail(_))));
+    }
+
+    #[test]
+    fn bad_calls_fail_a_backend_that_writes_before_it_refuses() {
+        let answer = || Ok(Err(Error::EmptyRow));
+        let passed = |touches| statuses(&Stub { answer, touches }).iter().filter(|s| **s == Status::Pass).count();
+        assert_eq!(passed(None), 3);
+        assert_eq!(passed(Some(Slot::Rstd)), 0);
+    }
+
+    #[test]
+    fn transfer_that_fails_is_no_verdict() {
+        let broken = || Err(TransferError(Error::Unavailable { backend: "stub", reason: "no memory".into() }));
+        let statuses = statuses(&Stub { answer: broken, touches: None });
+        assert!(statuses.iter().all(|status| matches!(status, Status::Skipped(_))));
+    }
+
+    /// Inputs too: a call that is refused has touched nothing at all.
+    #[test]
+    fn bad_calls_fail_a_backend_that_touches_any_tensor() {
+        let answer = || Ok(Err(Error::EmptyRow));
+        let touched = |touches| statuses(&Stub { answer, touches }).iter().filter(|s| **s == Status::Pass).count();
+        // Each stage has a bad call without columns, which alone is answered so.
+        assert_eq!(touched(Some(Slot::X)), 0);
+        for (slot, stages_without) in
+            [(Slot::Weight, 0), (Slot::Bias, 1), (Slot::Y, 2), (Slot::Dy, 2), (Slot::Workspace, 2)]
+        {
+            assert_eq!(touched(Some(slot)), stages_without, "{slot:?}");
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! The named tests of a backend: the [`conformance!`](macro@crate::conformance) macro and the functions that it calls.
+//!
+//! A machine may lack a backend: an instruction set, a GPU. Its tests then print the reason and pass, unless the
+//! environment variable `RMSNORM_REQUIRE` names it. So a laptop tests what it has, and a machine that was rented for
+//! its GPU cannot go green without it.
+
+use std::fmt;
+use std::sync::OnceLock;
+
+use rmsnorm_spec::{DType, Error, Norm};
+
+use crate::Harness;
+use crate::case::profiles::{Profile, breakpoints, combinations_in_small};
+use crate::case::{Case, Kind, Trial};
+use crate::report::{CaseReport, Status, replay};
+use crate::run::Item;
+use crate::run::calls::Context;
+use crate::run::device::Device;
+use crate::run::misuse::bad_calls;
+use crate::selftest::{SelfTest, self_test};
+
+/// Names the backends that must not be absent: a comma-separated list, or `all`.
+const REQUIRE: &str = "RMSNORM_REQUIRE";
+
+/// The failure of a named test. `Debug`, which the test harness prints, is for people.
+pub struct TestFailure(String);
+
+impl fmt::Debug for TestFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The self-test, as a named test; prints its table. It runs once a process, however many backends ask for it.
+///
+/// # Errors
+/// If a planted bug survives, or something correct is rejected.
+pub fn test_self_test() -> Result<(), TestFailure> {
+    static RESULT: OnceLock<SelfTest> = OnceLock::new();
+    let result = RESULT.get_or_init(self_test);
+    println!("{result}");
+    if result.is_success() { Ok(()) } else { Err(TestFailure(result.to_string())) }
+}
+
+/// The spans of the backend's views, as a named test.
+///
+/// # Errors
+/// If one does not say where the view lies, or the backend is absent and must not be.
+pub fn test_spans<H: Harness>(harness: Result<H, Error>) -> Result<(), TestFailure> {
+    on_backend(harness, |harness| test_items(harness, std::iter::once(Item::Spans)))
+}
+
+/// Every bad call, as a named test.
+///
+/// # Errors
+/// If one is not refused as it must be, or the backend is absent and must not be.
+pub fn test_misuse<H: Harness>(harness: Result<H, Error>) -> Result<(), TestFailure> {
+    on_backend(harness, |harness| test_items(harness, bad_calls(harness).into_iter().map(Item::Misuse)))
+}
+
+/// The smoke cases, small combinations and breakpoints of one kind, norm and dtype, as a named test.
+///
+/// # Errors
+/// If one fails, none can be executed, or the backend is absent and must not be.
+pub fn test_bounds<H: Harness>(
+    harness: Result<H, Error>,
+    kind: Kind,
+    norm: Norm,
+    dtype: DType,
+) -> Result<(), TestFailure> {
+    on_backend(harness, |harness| {
+        test_items(harness, bounds_cases(harness, kind, norm, dtype).into_iter().map(Item::Case))
+    })
+}
+
+fn bounds_cases(device: &dyn Device, kind: Kind, norm: Norm, dtype: DType) -> Vec<Case> {
+    let chosen = |case: &Case| {
+        case.trial == Trial::Bounds && (case.kind, case.norm, case.dtypes.activation) == (kind, norm, dtype)
+    };
+    let (cols, rows) = device.breakpoints();
+    let cases = Profile::Smoke.cases(0).into_iter().chain(combinations_in_small()).chain(breakpoints(&cols, &rows));
+    cases.filter(chosen).collect()
+}
+
+/// The smoke cases about repetition and batch invariance of one norm, as a named test.
+///
+/// # Errors
+/// As [`test_bounds`].
+pub fn test_determinism<H: Harness>(harness: Result<H, Error>, norm: Norm) -> Result<(), TestFailure> {
+    let chosen = |case: &Case| matches!(case.trial, Trial::Determinism { .. }) && case.norm == norm;
+    on_backend(harness, |harness| {
+        test_items(harness, Profile::Smoke.cases(0).into_iter().filter(chosen).map(Item::Case))
+    })
+}
+
+/// The smoke cases about relations between calls of one norm, as a named test.
+///
+/// # Errors
+/// As [`test_bounds`].
+pub fn test_metamorphic<H: Harness>(harness: Result<H, Error>, norm: Norm) -> Result<(), TestFailure> {
+    let chosen = |case: &Case| case.trial == Trial::Metamorphic && case.norm == norm;
+    on_backend(harness, |harness| {
+        test_items(harness, Profile::Smoke.cases(0).into_iter().filter(chosen).map(Item::Case))
+    })
+}
+
+/// Runs a test on a backend, if it is there.
+fn on_backend<H>(
+    harness: Result<H, Error>,
+    test: impl FnOnce(&H) -> Result<(), TestFailure>,
+) -> Result<(), TestFailure> {
+    let required = std::env::var_os(REQUIRE).unwrap_or_default();
+    present(harness, &required.to_string_lossy())?.map_or(Ok(()), |harness| test(&harness))
+}
+
+/// The backend, or `None` if this machine lacks it and `required` does not ask for it.
+fn present<H>(harness: Result<H, Error>, required: &str) -> Result<Option<H>, TestFailure> {
+    let error = match harness {
+        Ok(harness) => return Ok(Some(harness)),
+        Err(error) => error,
+    };
+    let Error::Unavailable { backend, .. } = &error else {
+        return Err(TestFailure(error.to_string()));
+    };
+    if required.split(',').map(str::trim).any(|name| name == *backend || name == "all") {
+        return Err(TestFailure(format!("{error}, and {REQUIRE}={required} asks for it")));
+    }
+    println!("skipped: {error}");
+    Ok(None)
+}
+
+fn test_items(device: &dyn Device, items: impl Iterator<Item = Item>) -> Result<(), TestFailure> {
+    let arithmetic = device.claims();
+    let context = Context { device, arithmetic: &arithmetic };
+    let (mut executed, mut other, mut failed) = (0, Vec::new(), Vec::new());
+    for item in items {
+        let CaseReport { id, status, .. } = item.execute(context);
+        match status {
+            Status::Pass => executed += 1,
+            Status::Fail(finding) => failed.push(format!("{finding}\n    {}", replay(device.name(), &id))),
+            Status::Unsupported(_) | Status::Vacuous(_) | Status::Skipped(_) => other.push(format!("{id}: {status:?}")),
+        }
+    }
+    println!("{executed} passed, {} failed, {} proved nothing\n{}", failed.len(), other.len(), other.join("\n"));
+    match (failed.is_empty(), executed) {
+        (false, _) => Err(TestFailure(failed.join("\n"))),
+        (true, 0) => Err(TestFailure(format!("no case was executed\n{}", other.join("\n")))),
+        (true, _) => Ok(()),
+    }
+}
+
+/// The named tests of a backend: put it into a file of `tests/`, or into a module of one for each variant of the
+/// backend, with an expression of type `Result<H, `[`Error`](rmsnorm_spec::Error)`>` that makes a
+/// [`Harness`](crate::Harness); `Ok(..)` where that cannot fail. Every test evaluates it anew.
+///
+/// Expands to the self-test, which needs no backend, then the spans, the bad calls, and the smoke profile by kind, norm
+/// and dtype. The longer profiles are for the command line, through [`run`](crate::run).
+///
+/// Where the expression gives [`Error::Unavailable`](rmsnorm_spec::Error::Unavailable), the machine lacks the backend, and
+/// each test prints `skipped: <reason>` and passes. The environment variable `RMSNORM_REQUIRE`, a comma-separated list
+/// of names of backends or `all`, says which may not be absent: their tests fail. Any other error is a failure always.
+///
+/// # Example
+/// ```
+/// use rmsnorm_conformance::simulate::SimulatedBackend;
+/// rmsnorm_conformance::conformance!(Ok(SimulatedBackend::new(None)));
+/// ```
+#[macro_export]
+macro_rules! conformance {
+    ($harness:expr) => {
+        #[test]
+        fn self_test_catches_every_planted_bug() -> Result<(), $crate::TestFailure> {
+            $crate::test_self_test()
+        }
+
+        #[test]
+        fn spans_say_where_views_lie() -> Result<(), $crate::TestFailure> {
+            $crate::test_spans($harness)
+        }
+
+        #[test]
+        fn misuse_is_rejected() -> Result<(), $crate::TestFailure> {
+            $crate::test_misuse($harness)
+        }
+
+        $crate::conformance! { @norms $harness;
+            Rms determinism_rms_norm_repeats_bits metamorphic_rms_norm_relations_hold;
+            Layer determinism_layer_norm_repeats_bits metamorphic_layer_norm_relations_hold;
+        }
+        $crate::conformance! { @bounds $harness;
+            Forward Rms F32 forward_rms_norm_f32_within_bounds;
+            Forward Rms F16 forward_rms_norm_f16_within_bounds;
+            Forward Rms Bf16 forward_rms_norm_bf16_within_bounds;
+            Forward Layer F32 forward_layer_norm_f32_within_bounds;
+            Forward Layer F16 forward_layer_norm_f16_within_bounds;
+            Forward Layer Bf16 forward_layer_norm_bf16_within_bounds;
+            ForwardInPlace Rms F32 forward_in_place_rms_norm_f32_within_bounds;
+            ForwardInPlace Rms F16 forward_in_place_rms_norm_f16_within_bounds;
+            ForwardInPlace Rms Bf16 forward_in_place_rms_norm_bf16_within_bounds;
+            ForwardInPlace Layer F32 forward_in_place_layer_norm_f32_within_bounds;
+            ForwardInPlace Layer F16 forward_in_place_layer_norm_f16_within_bounds;
+            ForwardInPlace Layer Bf16 forward_in_place_layer_norm_bf16_within_bounds;
+            Backward Rms F32 backward_rms_norm_f32_within_bounds;
+            Backward Rms F16 backward_rms_norm_f16_within_bounds;
+            Backward Rms Bf16 backward_rms_norm_bf16_within_bounds;
+            Backward Layer F32 backward_layer_norm_f32_within_bounds;
+            Backward Layer F16 backward_layer_norm_f16_within_bounds;
+            Backward Layer Bf16 backward_layer_norm_bf16_within_bounds;
+            EndToEnd Rms F32 end_to_end_rms_norm_f32_within_bounds;
+            EndToEnd Rms F16 end_to_end_rms_norm_f16_within_bounds;
+            EndToEnd Rms Bf16 end_to_end_rms_norm_bf16_within_bounds;
+            EndToEnd Layer F32 end_to_end_layer_norm_f32_within_bounds;
+            EndToEnd Layer F16 end_to_end_layer_norm_f16_within_bounds;
+            EndToEnd Layer Bf16 end_to_end_layer_norm_bf16_within_bounds;
+        }
+    };
+    (@norms $harness:expr; $($norm:ident $determinism:ident $metamorphic:ident;)*) => {
+        $(
+            #[test]
+            fn $determinism() -> Result<(), $crate::TestFailure> {
+                $crate::test_determinism($harness, $crate::spec::Norm::$norm)
+            }
+
+            #[test]
+            fn $metamorphic() -> Result<(), $crate::TestFailure> {
+                $crate::test_metamorphic($harness, $crate::spec::Norm::$norm)
+            }
+        )*
+    };
+    (@bounds $harness:expr; $($kind:ident $norm:ident $dtype:ident $name:ident;)*) => {
+        $(
+            #[test]
+            fn $name() -> Result<(), $crate::TestFailure> {
+                use $crate::Kind;
+                $crate::test_bounds($harness, Kind::$kind, $crate::spec::Norm::$norm, $crate::spec::DType::$dtype)
+            }
+        )*
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::memory::Call;
+    use crate::selftest::faulty::Faulty;
+
+    fn absent() -> Result<(), Error> {
+        Err(Error::Unavailable { backend: "cuda", reason: "no driver".into() })
+    }
+
+    #[test]
+    fn absent_backend_is_skipped_unless_it_is_required() {
+        for required in ["", "cpu", "cpu,wgpu", "cud", "cuda2"] {
+            assert!(matches!(present(absent(), required), Ok(None)), "{required:?}");
+        }
+        for required in ["cuda", "all", "cpu, cuda", "wgpu,all"] {
+            let failure = present(absent(), required).expect_err("it is required");
+            let text = "the cuda backend is not available: no driver, and RMSNORM_REQUIRE=";
+            assert_eq!(failure.0, format!("{text}{required} asks for it"));
+        }
+    }
+
+    #[test]
+    fn broken_backend_fails_even_if_it_is_not_required() {
+        let broken: Result<(), _> = Err(Error::Unsupported { rule: "no such device".into() });
+        assert_eq!(present(broken, "").expect_err("it is no absence").0, "unsupported: no such device");
+    }
+
+    #[test]
+    fn present_backend_is_tested_whatever_is_required() {
+        assert!(matches!(present(Ok(7), "cuda"), Ok(Some(7))));
+    }
+
+    /// The whole smoke profile's bounds, the small combinations and the breakpoints, each in one test.
+    #[test]
+    fn named_tests_have_every_case_once() {
+        let mut device = Faulty::correct();
+        device.breakpoints = (vec![1234], vec![99]);
+        let mut all: Vec<String> = Vec::new();
+        for kind in Kind::ALL {
+            for norm in Norm::ALL {
+                for dtype in DType::ALL {
+                    all.extend(bounds_cases(&device, kind, norm, dtype).iter().map(Case::to_string));
+                }
+            }
+        }
+        let smoke = Profile::Smoke.cases(0).into_iter().filter(|case| case.trial == Trial::Bounds);
+        let due = smoke.chain(combinations_in_small()).chain(breakpoints(&[1234], &[99]));
+        let mut due: Vec<String> = due.map(|case| case.to_string()).collect();
+        all.sort();
+        due.sort();
+        assert_eq!(all, due);
+        assert!(due.iter().any(|id| id.contains(":3x1235:")) && due.iter().any(|id| id.contains(":98x33:")));
+    }
+
+    fn cases() -> impl Iterator<Item = Item> {
+        [5, 6, 7].map(|cols| Item::Case(Case::plain(Kind::Forward, Norm::Rms, DType::F32, 3, cols))).into_iter()
+    }
+
+    #[test]
+    fn named_test_fails_if_one_case_does_or_none_was_executed() {
+        assert!(test_items(&Faulty::correct(), cases()).is_ok());
+        let spoil = |n: usize, _: &rmsnorm_spec::NormSpec, call: &mut Call| {
+            if n == 2 {
+                call.tensors.iter_mut().for_each(|tensor| tensor.after[0] ^= 1);
+            }
+        };
+        let failure = test_items(&Faulty::new(spoil), cases()).expect_err("the second case fails");
+        assert!(failure.0.contains("3x6") && !failure.0.contains("3x5"), "{failure:?}");
+        let mut refusing = Faulty::correct();
+        refusing.refusal = Some(|| Error::Unsupported { rule: "nothing".into() });
+        let failure = test_items(&refusing, cases()).expect_err("nothing was executed");
+        assert!(failure.0.starts_with("no case was executed"), "{failure:?}");
+        assert!(test_items(&Faulty::correct(), std::iter::empty()).is_err());
+    }
+
+    /// In a process of its own, for its environment.
+    #[test]
+    fn variable_turns_a_skip_into_a_failure() {
+        const CHILD: &str = "RMSNORM_NAMED_TEST_CHILD";
+        let name = "conformance::named_tests::tests::variable_turns_a_skip_into_a_failure";
+        if let Ok(expected) = std::env::var(CHILD) {
+            let is_failure = on_backend(absent(), |()| Ok(())).is_err();
+            assert_eq!(is_failure.to_string(), expected);
+            return;
+        }
+        for (required, is_failure) in [("cuda", "true"), ("cpu,cuda", "true"), ("all", "true"), ("cpu", "false")] {
+            let child = std::process::Command::new(std::env::current_exe().expect("this program"))
+                .args(["--exact", name])
+                .envs([(REQUIRE, required), (CHILD, is_failure)])
+                .output()
+                .expect("a child");
+            assert!(child.status.success(), "{required}: {child:?}");
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! The proof that the suite can fail: every planted bug must be caught, and the correct simulated backend pass.
+//!
+//! It runs the suite's own trials on small cases, against a simulated backend with one bug at a time, until one fails.
+//! Anything that weakens a check, a family or a bound shows up here as a survivor.
+
+#[cfg(test)]
+pub(crate) mod faulty;
+pub mod planted;
+pub mod simulate;
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use rmsnorm_spec::reference::{self, BackwardInputs, ForwardInputs};
+use rmsnorm_spec::{CastOrder, DType, Norm, NormSpec, Present, Stage};
+
+use crate::case::data::Family;
+use crate::case::{Case, Dtypes, Kind, Layout, Trial};
+use crate::report::{CaseReport, Check, Finding, Status};
+use crate::run::calls::Context;
+use crate::run::execute_case;
+use crate::run::harness::Harness;
+use crate::selftest::planted::Bug;
+use crate::selftest::simulate::SimulatedBackend;
+
+/// A planted bug and the first check that caught it.
+#[derive(Clone, Debug)]
+pub struct Caught {
+    /// The bug.
+    pub bug: Bug,
+    /// The norm it was planted in.
+    pub norm: Norm,
+    /// The stage it was planted in.
+    pub stage: Stage,
+    /// What the check saw.
+    pub finding: Finding,
+    /// The case that replays it.
+    pub case: String,
+}
+
+/// The result of the self-test. `Display` prints the table of which check caught which bug.
+#[derive(Clone, Debug, Default)]
+pub struct SelfTest {
+    /// In how many places a bug was planted: every norm and stage that each bug applies to.
+    pub planted: usize,
+    /// In how many of them it was caught.
+    pub caught: usize,
+    /// Who was caught, and how.
+    pub rows: Vec<Caught>,
+    /// Bugs that passed every case.
+    pub survivors: Vec<(Bug, Norm, Stage)>,
+    /// Cases that the correct backend failed, and hand-computed results that the reference does not give.
+    pub false_alarms: Vec<String>,
+}
+
+impl SelfTest {
+    /// Whether every bug was caught and nothing correct was rejected.
+    pub fn is_success(&self) -> bool {
+        self.planted > 0 && self.caught == self.planted && self.false_alarms.is_empty()
+    }
+
+    /// How many different bugs were planted, each in one or more places.
+    pub fn bugs(&self) -> usize {
+        let caught = self.rows.iter().map(|row| row.bug);
+        let survived = self.survivors.iter().map(|&(bug, ..)| bug);
+        caught.chain(survived).collect::<BTreeSet<Bug>>().len()
+    }
+
+    /// The counts in a few words: `4 bugs planted in 9 places, all caught`.
+    pub fn counts(&self) -> String {
+        let caught = if self.caught == self.planted { "all".into() } else { format!("{} of them", self.caught) };
+        format!("{} bugs planted in {} places, {caught} caught", self.bugs(), self.planted)
+    }
+}
+
+/// Plants every bug in every norm and stage it applies to.
+pub fn self_test() -> SelfTest {
+    let mut result = SelfTest { false_alarms: hand_computed(), ..SelfTest::default() };
+    for norm in Norm::ALL {
+        for stage in Stage::ALL {
+            let cases = cases(norm, stage);
+            for case in &cases {
+                let report = simulate(None, case);
+                if report.status != Status::Pass {
+                    result.false_alarms.push(format!("{}: {:?}", report.id, report.status));
+                }
+            }
+            for &bug in Bug::ALL.iter().filter(|bug| bug.applies_to(norm, stage)) {
+                result.planted += 1;
+                match catch(bug, &cases) {
+                    Some((finding, case)) => {
+                        result.caught += 1;
+                        result.rows.push(Caught { bug, norm, stage, finding, case });
+                    }
+                    None => result.survivors.push((bug, norm, stage)),
+                }
+            }
+        }
+    }
+    result
+}
+
+fn catch(bug: Bug, cases: &[Case]) -> Option<(Finding, String)> {
+    cases.iter().find_map(|case| match simulate(Some(bug), case) {
+        CaseReport { status: Status::Fail(finding), id, .. } => Some((finding, id)),
+        CaseReport { .. } => None,
+    })
+}
+
+fn simulate(bug: Option<Bug>, case: &Case) -> CaseReport {
+    let backend = SimulatedBackend::new(bug);
+    let arithmetic = backend.arithmetic();
+    execute_case(Context { device: &backend, arithmetic: &arithmetic }, case)
+}
+
+/// Small cases, those first that catch most.
+fn cases(norm: Norm, stage: Stage) -> Vec<Case> {
+    let kind = match stage {
+        Stage::Forward => Kind::Forward,
+        Stage::ForwardInPlace => Kind::ForwardInPlace,
+        Stage::Backward => Kind::Backward,
+    };
+    let present =
+        Present { weight: true, bias: true, mean: true, rstd: true, dweight: true, dbias: true, ..Present::default() };
+    let residual = Present { residual: true, residual_out: true, dresidual_out: true, workspace: true, ..present };
+    // A bias would hide a small product.
+    let bare = Present { bias: false, ..present };
+    let plain = |dtype, rows, cols| Case { present, ..Case::plain(kind, norm, dtype, rows, cols) };
+    let full = |dtype, rows, cols| Case { present: residual, weight_offset: 1.0, ..plain(dtype, rows, cols) };
+    let strided = Layout::Uniform { pad: 3, offset: 1 };
+    let (f32, f16, bf16) = (DType::F32, DType::F16, DType::Bf16);
+    let trial = |trial, case: Case| Case { trial, ..case };
+
+    let mut cases = vec![
+        plain(f32, 5, 33),
+        full(bf16, 5, 33),
+        Case { layout: strided, ..full(f32, 3, 13) },
+        Case { layout: Layout::Mixed(3), ..full(f16, 3, 13) },
+        Case { layout: Layout::Mixed(4), ..full(f32, 3, 13) },
+        Case { family: Family::NearEps, ..plain(f32, 3, 13) },
+        Case { family: Family::NearEps, eps: 1e-6, ..plain(f16, 3, 13) },
+        Case { family: Family::Nonfinite, ..plain(f32, 11, 13) },
+        Case { family: Family::PosDy, ..plain(bf16, 300, 5) },
+        Case { family: Family::PosDy, ..plain(f32, 300, 5) },
+        Case { family: Family::CorrDy, ..plain(bf16, 9, 65) },
+        Case { family: Family::ShiftedHi, ..plain(f32, 3, 257) },
+        Case { family: Family::Subnormal, eps: 0.1, present: bare, ..plain(f16, 3, 65) },
+        Case { family: Family::Large, ..plain(f16, 9, 257) },
+        Case { cast_order: CastOrder::BeforeWeight, ..full(bf16, 9, 257) },
+        Case { cast_order: CastOrder::BeforeWeight, ..plain(f16, 9, 257) },
+        Case { dtypes: Dtypes { activation: bf16, wide_weight: true, wide_residual: true }, ..full(bf16, 29, 129) },
+        plain(f32, 0, 5),
+        full(f16, 64, 128),
+        plain(bf16, 17, 541),
+        trial(Trial::Determinism { repeats: 3 }, full(f32, 9, 257)),
+        trial(Trial::Determinism { repeats: 3 }, plain(f32, 70, 129)),
+    ];
+    for family in Family::ALL {
+        for dtype in DType::ALL {
+            cases.push(Case { family, eps: 1e-6, ..full(dtype, 13, 100) });
+        }
+    }
+    cases.into_iter().map(Case::normalized).collect()
+}
+
+/// Five results computed by hand, one line each where the reference disagrees.
+fn hand_computed() -> Vec<String> {
+    let mut wrong = Vec::new();
+    let mut expect = |what: &str, got: &[f64], expected: &[f64]| {
+        let close = |(got, expected): (&f64, &f64)| (got - expected).abs() <= 1e-15 * expected.abs().max(1.0);
+        if got.len() != expected.len() || !got.iter().zip(expected).all(close) {
+            wrong.push(format!("reference: {what} is {got:?}, by hand {expected:?}"));
+        }
+    };
+    let forward = |spec: &NormSpec, x: &[f64], weight: &[f64], bias: &[f64]| {
+        reference::forward(spec, &ForwardInputs { x, residual: None, weight: Some(weight), bias: Some(bias) })
+    };
+    // avg(x^2) = 24.5, plus eps 0.5 is 25: rstd = 1/5.
+    let rms = NormSpec::rms(1, 2, 0.5).weight_offset(1.0);
+    let out = forward(&rms, &[7.0, 0.0], &[1.0, 2.0], &[0.0, 3.0]);
+    expect("rstd of (7, 0)", &out.rstd, &[0.2]);
+    expect("y of (7, 0)", &out.y, &[2.8, 3.0]);
+    // mean 3, variance 4, eps 0: rstd = 1/2, x_hat = (-1, 1).
+    let layer = NormSpec::layer(1, 2, 0.0);
+    let out = forward(&layer, &[1.0, 5.0], &[10.0, 10.0], &[1.0, 1.0]);
+    expect("y of (1, 5)", &out.y, &[-9.0, 11.0]);
+
+    let backward = |spec: &NormSpec, dy: &[f64], x: &[f64], mean: f64, rstd: f64| {
+        let (weight, mean, rstd) = ([1.0, 1.0], [mean], [rstd]);
+        let weight = Some(weight.as_slice());
+        reference::backward(spec, &BackwardInputs { dy, x, weight, mean: &mean, rstd: &rstd, dresidual_out: None })
+    };
+    // x_hat = (1.4, 0), wdy = (2, 2): c2 = 1.4, dx = (2 - 1.96, 2) / 5.
+    let out = backward(&rms, &[1.0, 1.0], &[7.0, 0.0], 0.0, 0.2);
+    expect("dx of RMS norm", &out.dx, &[0.008, 0.4]);
+    // Two columns span mean and x_hat: nothing of dy is left in dx.
+    let out = backward(&layer, &[3.0, -8.0], &[1.0, 5.0], 3.0, 0.5);
+    expect("dx of layer norm", &out.dx, &[0.0, 0.0]);
+    wrong
+}
+
+impl fmt::Display for SelfTest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{:<24}{:<12}{:<18}{:<18}{:<14}case", "planted bug", "norm", "stage", "caught by", "in")?;
+        for Caught { bug, norm, stage, finding, case } in &self.rows {
+            let check = finding.check.name();
+            writeln!(
+                f,
+                "{:<24}{:<12}{:<18}{check:<18}{:<14}{case}",
+                bug.name(),
+                norm.name(),
+                stage.name(),
+                finding.output
+            )?;
+        }
+        for (bug, norm, stage) in &self.survivors {
+            writeln!(f, "SURVIVED: {} in {} {}: {}", bug.name(), norm.name(), stage.name(), bug.description())?;
+        }
+        for alarm in &self.false_alarms {
+            writeln!(f, "FALSE ALARM: {alarm}")?;
+        }
+        let checks: BTreeSet<Check> = self.rows.iter().map(|row| row.finding.check).collect();
+        let checks: Vec<&str> = checks.into_iter().map(Check::name).collect();
+        write!(f, "{}, by {}", self.counts(), checks.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The first case to catch a bug is mostly one of bounds; each other trial must be able to catch on its own.
+    #[test]
+    fn each_trial_catches_a_bug_of_its_kind() {
+        let plain = Case::plain(Kind::EndToEnd, Norm::Layer, DType::F32, 70, 129);
+        let plain = Case { present: Present { dweight: true, ..Present::default() }, ..plain }.normalized();
+        let repeated = Case { trial: Trial::Determinism { repeats: 3 }, ..plain };
+        let related = Case { trial: Trial::Metamorphic, ..plain };
+        for (bug, case, check) in [
+            (Bug::Nondeterministic, repeated, Check::Repeat),
+            (Bug::BatchVariant, repeated, Check::BatchInvariance),
+            (Bug::EpsOutside, related, Check::Metamorphic),
+            (Bug::RowOff, related, Check::Metamorphic),
+            (Bug::DwAccumulate, plain, Check::Unwritten),
+            (Bug::GapOverwritten, Case { layout: Layout::Uniform { pad: 1, offset: 0 }, ..plain }, Check::Padding),
+        ] {
+            let status = simulate(Some(bug), &case).status;
+            assert!(matches!(&status, Status::Fail(finding) if finding.check == check), "{bug}: {status:?}");
+        }
+    }
+
+    #[test]
+    fn counts_tell_bugs_from_places() {
+        let finding = Finding { check: Check::Bounds, output: "y", detail: String::new() };
+        let row = |norm| Caught {
+            bug: Bug::EpsMissing,
+            norm,
+            stage: Stage::Forward,
+            finding: finding.clone(),
+            case: String::new(),
+        };
+        let rows = Norm::ALL.map(row).into();
+        let survivors = vec![(Bug::RowOff, Norm::Rms, Stage::Forward)];
+        let test = SelfTest { planted: 3, caught: 2, rows, survivors, ..SelfTest::default() };
+        assert_eq!(test.counts(), "2 bugs planted in 3 places, 2 of them caught");
+        let test = SelfTest { planted: 2, survivors: Vec::new(), ..test };
+        assert_eq!(test.counts(), "1 bugs planted in 2 places, all caught");
+    }
+
+    #[test]
+    fn hand_computed_results_are_those_of_the_reference() {
+        assert_eq!(hand_computed(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn self_test_succeeds_only_if_all_is_caught_and_nothing_correct_is_rejected() {
+        let good = SelfTest { planted: 3, caught: 3, ..SelfTest::default() };
+        assert!(good.is_success());
+        for bad in [
+            SelfTest { caught: 2, ..good.clone() },
+            SelfTest { planted: 0, caught: 0, ..good.clone() },
+            SelfTest { false_alarms: vec!["a correct case".into()], ..good.clone() },
+        ] {
+            assert!(!bad.is_success(), "{bad:?}");
+        }
+    }
+}

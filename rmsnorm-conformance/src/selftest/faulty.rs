@@ -1,0 +1,86 @@
+//! For tests of the suite: the simulated backend, of which a test spoils the calls it chooses, after they were made.
+
+use std::cell::Cell;
+
+use rmsnorm_spec::{DType, Error, GradReduction, NormSpec, Problem};
+
+use crate::run::calls::Context;
+use crate::run::device::{Answer, CallDtypes, Device, TransferError};
+use crate::run::memory::Call;
+use crate::selftest::simulate::SimulatedBackend;
+use crate::{Arithmetic, Harness};
+
+/// What is done to a call that was made: its number from 0 on, its norm, and its tensors.
+type Fault = Box<dyn Fn(usize, &NormSpec, &mut Call)>;
+
+/// A backend with a fault that no formula explains.
+pub(crate) struct Faulty {
+    correct: SimulatedBackend,
+    fault: Fault,
+    calls: Cell<usize>,
+    /// Answers this in place of the call, where it is given.
+    pub refusal: Option<fn() -> Error>,
+    /// Breakpoints of cols, and of rows.
+    pub breakpoints: (Vec<usize>, Vec<usize>),
+}
+
+impl Faulty {
+    pub fn new(fault: impl Fn(usize, &NormSpec, &mut Call) + 'static) -> Self {
+        let (fault, breakpoints) = (Box::new(fault), (Vec::new(), Vec::new()));
+        Faulty { correct: SimulatedBackend::new(None), fault, calls: Cell::new(0), refusal: None, breakpoints }
+    }
+
+    /// Without a fault.
+    pub fn correct() -> Self {
+        Faulty::new(|_, _, _| {})
+    }
+
+    /// How many calls were made.
+    pub fn calls(&self) -> usize {
+        self.calls.get()
+    }
+
+    /// For a trial against it.
+    pub fn context(&self) -> Context<'_> {
+        Context { device: self, arithmetic: &Arithmetic::IEEE }
+    }
+}
+
+impl Device for Faulty {
+    fn name(&self) -> &'static str {
+        "faulty"
+    }
+
+    fn describe(&self) -> String {
+        Device::describe(&self.correct)
+    }
+
+    fn claims(&self) -> Arithmetic {
+        self.correct.arithmetic()
+    }
+
+    fn breakpoints(&self) -> (Vec<usize>, Vec<usize>) {
+        self.breakpoints.clone()
+    }
+
+    fn shape_breakpoints(&self, dtype: DType) -> Vec<(usize, usize)> {
+        if dtype == DType::F32 { vec![(7, 11)] } else { Vec::new() }
+    }
+
+    fn workspace_elements(&self, problem: &Problem) -> usize {
+        self.correct.workspace_elements(problem)
+    }
+
+    fn check_spans(&self) -> Result<Result<(), String>, TransferError> {
+        self.correct.check_spans()
+    }
+
+    fn make(&self, spec: &NormSpec, dtypes: CallDtypes, reduction: GradReduction, call: &mut Call) -> Answer {
+        if let Some(refusal) = self.refusal {
+            return Ok(Err(refusal()));
+        }
+        let answer = self.correct.make(spec, dtypes, reduction, call);
+        (self.fault)(self.calls.replace(self.calls.get() + 1), spec, call);
+        answer
+    }
+}

@@ -1,0 +1,214 @@
+//! A host backend in plain f32 loops, one row at a time, with at most one planted bug.
+//!
+//! Without a bug it is a correct kernel as a GPU would compute it: strided accumulators and a tree along a row, blocks
+//! of rows for the weight gradients. With one it is what the self-test must reject. It is no backend for users:
+//! nothing here is fast, and every hook of a bug stands at the place where a real kernel would have it.
+//!
+//! `call` holds what all rows of a call share, `matrix` reads and writes rows, `forward` and `backward` hold the
+//! formulas, `gradients` the sums over rows.
+
+mod backward;
+mod call;
+mod forward;
+mod gradients;
+mod matrix;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, ForwardInPlace, NormBackend, Problem, Span};
+
+use self::backward::{BackwardInputs, BackwardKernel};
+use self::call::Call;
+use self::forward::{ForwardKernel, SavedStatistics};
+use self::gradients::{Gradients, rows_per_block, workspace_len};
+use self::matrix::Matrix;
+use crate::selftest::planted::Bug;
+use crate::{Arithmetic, Harness};
+
+/// A correct kernel simulated on the host, or one with a planted bug.
+///
+/// It implements [`NormBackend`] on slices and is its own [`Harness`]. It supports every combination of dtypes,
+/// strides, optional tensors and cast orders, and sums weight gradients the same way for every
+/// [`GradReduction`](rmsnorm_spec::GradReduction).
+#[derive(Debug)]
+pub struct SimulatedBackend {
+    /// What is wrong with it; `None` for the correct kernel.
+    pub bug: Option<Bug>,
+    /// A sum over a row runs in this many strided accumulators, which a tree then adds. The claims of
+    /// [`Arithmetic::IEEE`] hold from 32 on.
+    pub lanes: usize,
+    /// Weight gradients are summed serially within blocks of this many rows, or of `ceil(sqrt(rows))` where that is
+    /// more, then serially over the blocks.
+    pub block_rows: usize,
+    /// Calls so far: [`Bug::Nondeterministic`] depends on it.
+    calls: AtomicUsize,
+}
+
+impl SimulatedBackend {
+    /// The kernel with this bug, or the correct one, with 32 lanes and blocks of 64 rows.
+    pub const fn new(bug: Option<Bug>) -> Self {
+        SimulatedBackend { bug, lanes: 32, block_rows: 64, calls: AtomicUsize::new(0) }
+    }
+
+    fn call<A>(&self, checked: &Checked<A>) -> Call {
+        Call::new(self, checked.spec(), checked.problem(), self.calls.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+impl Default for SimulatedBackend {
+    /// The correct kernel.
+    fn default() -> Self {
+        SimulatedBackend::new(None)
+    }
+}
+
+impl NormBackend for SimulatedBackend {
+    type In<'a, T: Element> = &'a [T];
+    type Out<'a, T: Element> = &'a mut [T];
+
+    fn name(&self) -> &'static str {
+        "simulated"
+    }
+
+    fn in_span<T: Element>(view: &&[T]) -> Span {
+        Span { allocation: 0, start: view.as_ptr().addr() as u64, len: view.len() }
+    }
+
+    fn out_span<T: Element>(view: &&mut [T]) -> Span {
+        Span { allocation: 0, start: view.as_ptr().addr() as u64, len: view.len() }
+    }
+
+    fn workspace_len(&self, problem: &Problem) -> usize {
+        workspace_len(problem, rows_per_block(self.block_rows, problem.rows))
+    }
+
+    fn launch_forward<T: Element, W: Element, R: Element>(
+        &self,
+        checked: Checked<Forward<'_, Self, T, W, R>>,
+    ) -> Result<(), Error> {
+        let call = self.call(&checked);
+        let args = checked.into_args();
+        let x = Matrix::new(args.x, &call, Bug::XStrideIgnored);
+        let residual = args.residual.map(|rows| Matrix::new(rows, &call, Bug::ResStrideIgnored));
+        let mut y = Matrix::new(args.y, &call, Bug::YStrideIgnored);
+        let mut residual_out = args.residual_out.map(|rows| Matrix::new(rows, &call, Bug::ResOutStrideIgnored));
+        let mut saved = SavedStatistics { mean: args.mean, rstd: args.rstd };
+        let mut kernel = ForwardKernel::new(&call, args.weight, args.bias);
+        for row in 0..call.spec.rows {
+            let residual = residual.as_ref().map(|residual| residual.row(row));
+            let result = kernel.row(row, &x.row(row), residual.as_deref());
+            if let Some(residual_out) = &mut residual_out {
+                residual_out.store_residual(&call, row, &result.residual_out);
+            }
+            y.store_result(&call, row, &result.y);
+            saved.store(row, &result);
+        }
+        Ok(())
+    }
+
+    fn launch_forward_in_place<T: Element, W: Element, R: Element>(
+        &self,
+        checked: Checked<ForwardInPlace<'_, Self, T, W, R>>,
+    ) -> Result<(), Error> {
+        let call = self.call(&checked);
+        let args = checked.into_args();
+        let mut x = Matrix::new(args.x, &call, Bug::XStrideIgnored);
+        let mut residual = args.residual.map(|rows| Matrix::new(rows, &call, Bug::ResStrideIgnored));
+        let mut saved = SavedStatistics { mean: args.mean, rstd: args.rstd };
+        let mut kernel = ForwardKernel::new(&call, args.weight, args.bias);
+        for row in 0..call.spec.rows {
+            let addend = residual.as_ref().map(|residual| residual.row(row));
+            let result = kernel.row(row, &x.row(row), addend.as_deref());
+            if let Some(residual) = &mut residual {
+                residual.store_residual(&call, row, &result.residual_out);
+            }
+            x.store_result(&call, row, &result.y);
+            saved.store(row, &result);
+        }
+        Ok(())
+    }
+
+    fn launch_backward<T: Element, W: Element, R: Element>(
+        &self,
+        checked: Checked<Backward<'_, Self, T, W, R>>,
+    ) -> Result<(), Error> {
+        let call = self.call(&checked);
+        let len = self.workspace_len(checked.problem());
+        let args = checked.into_args();
+        let Some(rstd) = args.rstd else {
+            return Err(Error::Missing { arg: "rstd", why: "the backward pass needs the forward pass's rstd" });
+        };
+        let x = Matrix::new(args.x, &call, Bug::XStrideIgnored);
+        let dy = Matrix::new(args.dy, &call, Bug::DyStrideOfX).with_stride_of(&x, call.has(Bug::DyStrideOfX));
+        let dresidual_out = args.dresidual_out.map(|rows| Matrix::new(rows, &call, Bug::DresStrideIgnored));
+        let mut dx = Matrix::new(args.dx, &call, Bug::DxStrideIgnored);
+
+        let mut own_workspace = Vec::new();
+        let workspace = args.workspace.unwrap_or_else(|| {
+            own_workspace.resize(len, 0.0);
+            &mut own_workspace
+        });
+        let mut gradients = Gradients::new(&call, workspace);
+        let mut kernel = BackwardKernel::new(&call, args.weight);
+        for row in 0..call.spec.rows {
+            let dresidual_out = dresidual_out.as_ref().map(|dresidual_out| dresidual_out.row(row));
+            let result = kernel.row(&BackwardInputs {
+                row,
+                dy: &dy.row(row),
+                x: &x.row(row),
+                mean: args.mean.map_or(0.0, |mean| mean[row]),
+                rstd: rstd[call.row_of_rstd(row)],
+                dresidual_out: dresidual_out.as_deref(),
+            });
+            dx.store_result(&call, row, &result.dx);
+            gradients.add(row, &result);
+        }
+        gradients.store(args.dweight, args.dbias);
+        Ok(())
+    }
+}
+
+impl Harness for SimulatedBackend {
+    type Backend = Self;
+    type Buffer<T: Element> = Vec<T>;
+
+    fn backend(&self) -> &Self {
+        self
+    }
+
+    fn arithmetic(&self) -> Arithmetic {
+        Arithmetic::IEEE
+    }
+
+    fn device(&self) -> String {
+        let bug = self.bug.map_or("no bug", Bug::name);
+        format!("host loops, {} lanes, blocks of {} rows, {bug}", self.lanes, self.block_rows)
+    }
+
+    fn cols_breakpoints(&self) -> Vec<usize> {
+        vec![self.lanes]
+    }
+
+    fn rows_breakpoints(&self) -> Vec<usize> {
+        vec![self.block_rows]
+    }
+
+    fn upload<T: Element>(&self, data: &[T]) -> Result<Vec<T>, Error> {
+        Ok(data.to_vec())
+    }
+
+    fn download<T: Element>(&self, buffer: &Vec<T>) -> Result<Vec<T>, Error> {
+        Ok(buffer.clone())
+    }
+
+    fn view<'a, T: Element>(&self, buffer: &'a Vec<T>, range: Range<usize>) -> &'a [T] {
+        &buffer[range]
+    }
+
+    fn view_mut<'a, T: Element>(&self, buffer: &'a mut Vec<T>, range: Range<usize>) -> &'a mut [T] {
+        &mut buffer[range]
+    }
+}

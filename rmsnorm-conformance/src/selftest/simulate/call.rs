@@ -1,0 +1,106 @@
+//! What all rows of a call share: the problem, the bug if it is within reach of this call, the order of summation.
+
+use rmsnorm_spec::{DType, Element, NormSpec, Problem};
+
+use super::SimulatedBackend;
+use super::gradients::rows_per_block;
+use super::matrix::round;
+use crate::selftest::planted::Bug;
+
+pub(super) struct Call {
+    pub(super) spec: NormSpec,
+    pub(super) problem: Problem,
+    pub(super) block_rows: usize,
+    bug: Option<Bug>,
+    lanes: usize,
+    /// The column at which a sum over a row starts: 0 in a correct kernel.
+    first_col: usize,
+}
+
+impl Call {
+    pub(super) fn new(backend: &SimulatedBackend, spec: &NormSpec, problem: &Problem, calls_before: usize) -> Self {
+        let bug = backend.bug.filter(|bug| bug.applies_to(problem.norm, problem.stage));
+        let first_col = match bug {
+            Some(Bug::Nondeterministic) => calls_before,
+            Some(Bug::BatchVariant) => problem.rows,
+            Some(_) | None => 0,
+        };
+        Call {
+            spec: *spec,
+            problem: *problem,
+            block_rows: rows_per_block(backend.block_rows, problem.rows),
+            bug,
+            lanes: backend.lanes.clamp(1, problem.cols.next_power_of_two()),
+            first_col: first_col % problem.cols,
+        }
+    }
+
+    /// Whether this bug is planted.
+    pub(super) fn has(&self, bug: Bug) -> bool {
+        self.bug == Some(bug)
+    }
+
+    /// Whether the row has a row before it and none after it: some bugs mix up these two.
+    pub(super) fn is_last_of_several(&self, row: usize) -> bool {
+        row > 0 && row + 1 == self.spec.rows
+    }
+
+    /// The row whose rstd backward uses for this row.
+    pub(super) fn row_of_rstd(&self, row: usize) -> usize {
+        let off_by_one = self.has(Bug::BwdRowOff) && self.is_last_of_several(row);
+        if off_by_one { row - 1 } else { row }
+    }
+
+    /// The dtype of values that a bug keeps in 16 bits: the activations' own, or bf16 where that has 32.
+    pub(super) fn low(&self) -> DType {
+        match self.problem.activation {
+            DType::F32 => DType::Bf16,
+            DType::F16 | DType::Bf16 => self.problem.activation,
+        }
+    }
+
+    /// The dtype of an accumulator: f32, or 16 bits with this bug.
+    pub(super) fn accumulator(&self, low_with: Bug) -> DType {
+        if self.has(low_with) { self.low() } else { DType::F32 }
+    }
+
+    /// A sum over a row: strided serial accumulators, then a tree.
+    pub(super) fn sum(&self, terms: &[f32], accumulator: DType) -> f32 {
+        let mut lanes = vec![0.0; self.lanes];
+        // Two runs through the lanes where the sum does not start at the first column: the order differs, the depth
+        // hardly.
+        let (last, first) = terms.split_at(self.first_col.min(terms.len()));
+        for chunk in first.chunks(self.lanes).chain(last.chunks(self.lanes)) {
+            for (lane, term) in lanes.iter_mut().zip(chunk) {
+                *lane = round(*lane + term, accumulator);
+            }
+        }
+        while lanes.len() > 1 {
+            let upper = lanes.split_off(lanes.len().div_ceil(2));
+            for (lane, other) in lanes.iter_mut().zip(upper) {
+                *lane = round(*lane + other, accumulator);
+            }
+        }
+        lanes[0]
+    }
+
+    /// `weight + weight_offset`, one for every column; ones if there is no weight.
+    pub(super) fn effective_weight<W: Element>(&self, weight: Option<&[W]>) -> Vec<f32> {
+        let cols = self.spec.cols;
+        let Some(weight) = weight else { return vec![1.0; cols] };
+        let offset = self.spec.weight_offset;
+        let add_offset = |weight: f32| match self.bug {
+            Some(Bug::OffsetMissing | Bug::BwdNoOffset) => weight,
+            Some(Bug::OffsetDtype) => round(weight + round(offset, W::DTYPE), W::DTYPE),
+            Some(_) | None => weight + offset,
+        };
+        let mut weight: Vec<f32> = weight.iter().map(|weight| add_offset(weight.to_f32())).collect();
+        if self.has(Bug::WShift) {
+            weight.rotate_right(1);
+        }
+        if self.has(Bug::WTail) {
+            weight.copy_within(0..cols % 8, cols - cols % 8);
+        }
+        weight
+    }
+}

@@ -1,0 +1,232 @@
+//! The forward pass of one row: docs/math.md, equations (1) to (6), in f32.
+
+use rmsnorm_spec::{CastOrder, DType, Element, Norm};
+
+use super::call::Call;
+use super::matrix::round;
+use crate::selftest::planted::Bug;
+
+#[derive(Clone, Copy)]
+struct Statistics {
+    mean: f32,
+    var: f32,
+    rstd: f32,
+}
+
+/// The results of one row. Matrix rows have (cols) elements.
+pub(super) struct ForwardRow {
+    /// The rounded sum with the residual, or `x`.
+    pub(super) residual_out: Vec<f32>,
+    /// Not yet rounded.
+    pub(super) y: Vec<f32>,
+    saved_mean: f32,
+    /// `None` where a bug forgets it.
+    saved_rstd: Option<f32>,
+}
+
+/// Where the statistics go, each (rows).
+pub(super) struct SavedStatistics<'a> {
+    pub(super) mean: Option<&'a mut [f32]>,
+    pub(super) rstd: Option<&'a mut [f32]>,
+}
+
+impl SavedStatistics<'_> {
+    pub(super) fn store(&mut self, row: usize, result: &ForwardRow) {
+        if let Some(mean) = &mut self.mean {
+            mean[row] = result.saved_mean;
+        }
+        if let (Some(rstd), Some(value)) = (&mut self.rstd, result.saved_rstd) {
+            rstd[row] = value;
+        }
+    }
+}
+
+pub(super) struct ForwardKernel<'c> {
+    call: &'c Call,
+    weight: Vec<f32>,
+    bias: Option<Vec<f32>>,
+    /// Of the row before, for the bugs that confuse rows.
+    previous: Option<Statistics>,
+}
+
+impl<'c> ForwardKernel<'c> {
+    pub(super) fn new<W: Element>(call: &'c Call, weight: Option<&[W]>, bias: Option<&[W]>) -> Self {
+        let (weight, bias) = match (weight, bias) {
+            (Some(weight), Some(bias)) if call.has(Bug::WeightBiasSwapped) => (Some(bias), Some(weight)),
+            as_given => as_given,
+        };
+        let bias = bias.filter(|_| !call.has(Bug::BiasMissing));
+        let bias = bias.map(|bias| bias.iter().map(|bias| bias.to_f32()).collect());
+        ForwardKernel { call, weight: call.effective_weight(weight), bias, previous: None }
+    }
+
+    /// Normalizes a row of `x`, plus the residual if there is one.
+    pub(super) fn row(&mut self, row: usize, x: &[f32], residual: Option<&[f32]>) -> ForwardRow {
+        let (h, residual_out) = self.add_residual(x, residual);
+        let mut statistics = self.statistics(row, &h);
+        if let Some(previous) = self.previous
+            && self.call.has(Bug::RowOff)
+            && self.call.is_last_of_several(row)
+        {
+            statistics.rstd = previous.rstd;
+        }
+        let mut y = self.scale(&h, statistics);
+        if self.call.has(Bug::ReadAfterWrite) {
+            self.redo_second_half(row, &h, &mut y);
+        }
+        let saved_mean = round(statistics.mean, self.call.accumulator(Bug::MeanStore16));
+        let saved_rstd = self.saved_rstd(statistics);
+        self.previous = Some(statistics);
+        ForwardRow { residual_out, y, saved_mean, saved_rstd }
+    }
+
+    fn saved_rstd(&self, statistics: Statistics) -> Option<f32> {
+        if self.call.has(Bug::RstdMissing) {
+            None
+        } else if self.call.has(Bug::RstdIsVariance) {
+            Some(statistics.var)
+        } else if self.call.has(Bug::RstdOfOtherRow) {
+            Some(self.previous.unwrap_or(statistics).rstd)
+        } else {
+            Some(round(statistics.rstd, self.call.accumulator(Bug::RstdStore16)))
+        }
+    }
+
+    /// What is normalized, and what is stored as `residual_out`: the same rounded sum in a correct kernel.
+    fn add_residual(&self, x: &[f32], residual: Option<&[f32]>) -> (Vec<f32>, Vec<f32>) {
+        let Some(residual) = residual else { return (x.to_vec(), x.to_vec()) };
+        let dtype = self.call.problem.residual;
+        let sums: Vec<f32> = x.iter().zip(residual).map(|(x, residual)| x + residual).collect();
+        let rounded: Vec<f32> = sums.iter().map(|&sum| round(sum, dtype)).collect();
+        if self.call.has(Bug::ResUnrounded) {
+            (sums, rounded)
+        } else if self.call.has(Bug::ResMissing) {
+            (x.to_vec(), rounded)
+        } else if self.call.has(Bug::ResOutBeforeAdd) {
+            (rounded, x.to_vec())
+        } else {
+            (rounded.clone(), rounded)
+        }
+    }
+
+    fn statistics(&self, row: usize, h: &[f32]) -> Statistics {
+        let call = self.call;
+        let counted = self.counted(h);
+        let mean = match call.spec.norm {
+            Norm::Rms => 0.0,
+            Norm::Layer => self.divide_by_cols(call.sum(&counted, call.accumulator(Bug::MeanLowacc))),
+        };
+        let squares = self.squares(row, &counted, mean);
+        let sum = call.sum(&squares, call.accumulator(Bug::SqLowacc));
+        let mut var = self.divide_by_cols(sum);
+        if call.has(Bug::Onepass) {
+            let squares: Vec<f32> = h.iter().map(|h| h * h).collect();
+            var = (self.divide_by_cols(call.sum(&squares, DType::F32)) - mean * mean).max(0.0);
+        }
+        if let Some(previous) = self.previous
+            && call.has(Bug::NanLeak)
+        {
+            var += 0.0 * previous.var;
+        }
+        Statistics { mean, var, rstd: self.rstd(sum, var) }
+    }
+
+    /// The elements that enter the statistics: all of them in a correct kernel.
+    fn counted(&self, h: &[f32]) -> Vec<f32> {
+        let mut counted = h.to_vec();
+        if self.call.has(Bug::DropLastCol) {
+            counted.truncate(h.len() - 1);
+        }
+        if self.call.has(Bug::DropTail8) {
+            counted.truncate(h.len() - h.len() % 8);
+        }
+        if self.call.has(Bug::DupFirstCol) {
+            counted.push(h[0]);
+        }
+        counted
+    }
+
+    fn squares(&self, row: usize, counted: &[f32], mean: f32) -> Vec<f32> {
+        let dtype = self.call.accumulator(Bug::SqF16);
+        let square = |h: &f32| {
+            let deviation = round(h - mean, dtype);
+            round(deviation * deviation, dtype)
+        };
+        let mut squares: Vec<f32> = counted.iter().map(square).collect();
+        if self.call.has(Bug::WarpLost) && row == 0 {
+            squares.truncate(squares.len().saturating_sub(32));
+        }
+        squares
+    }
+
+    fn divide_by_cols(&self, sum: f32) -> f32 {
+        let cols = self.call.spec.cols;
+        let divisor = if self.call.has(Bug::NMinusOne) {
+            (cols - 1).max(1)
+        } else if self.call.has(Bug::NPadded8) {
+            cols.next_multiple_of(8)
+        } else if self.call.has(Bug::NPow2) {
+            cols.next_power_of_two()
+        } else {
+            cols
+        };
+        // A multiplication with the rounded reciprocal, as most kernels do.
+        sum * (1.0 / divisor as f64) as f32
+    }
+
+    fn rstd(&self, sum: f32, var: f32) -> f32 {
+        let call = self.call;
+        let eps = if call.has(Bug::EpsDefault) {
+            1e-5
+        } else if call.has(Bug::EpsDtype) {
+            round(call.spec.eps, call.problem.activation)
+        } else {
+            call.spec.eps
+        };
+        let inverse_root = |value: f32| 1.0 / value.sqrt();
+        if call.has(Bug::EpsOutside) {
+            1.0 / (var.sqrt() + eps)
+        } else if call.has(Bug::EpsMissing) {
+            inverse_root(var)
+        } else if call.has(Bug::EpsBeforeDiv) {
+            inverse_root(self.divide_by_cols(sum + eps))
+        } else if call.has(Bug::EpsAfter) {
+            inverse_root(var) + eps
+        } else if call.has(Bug::EpsMax) {
+            inverse_root(var.max(eps))
+        } else if call.has(Bug::Rsqrt12) {
+            f32::from_bits(inverse_root(var + eps).to_bits() & !0xfff)
+        } else if call.has(Bug::RsqrtF16) {
+            round(inverse_root(var + eps), DType::F16)
+        } else {
+            round(inverse_root(var + eps), call.accumulator(Bug::RsqrtStore))
+        }
+    }
+
+    fn scale(&self, h: &[f32], statistics: Statistics) -> Vec<f32> {
+        let x_hat_dtype = match self.call.spec.cast_order {
+            CastOrder::BeforeWeight if self.call.has(Bug::CastOrderIgnored) => DType::F32,
+            CastOrder::BeforeWeight => self.call.problem.activation,
+            CastOrder::AtStore => self.call.accumulator(Bug::CastLlama),
+        };
+        let scale_one = |(col, h): (usize, &f32)| {
+            let x_hat = round((h - statistics.mean) * statistics.rstd, x_hat_dtype);
+            match &self.bias {
+                Some(bias) if self.call.has(Bug::BiasBeforeW) => (x_hat + bias[col]) * self.weight[col],
+                Some(bias) => x_hat * self.weight[col] + bias[col],
+                None => x_hat * self.weight[col],
+            }
+        };
+        h.iter().enumerate().map(scale_one).collect()
+    }
+
+    /// The race of an in-place kernel without a barrier: the second half of a row takes its statistics when the first
+    /// half already holds `y`.
+    fn redo_second_half(&self, row: usize, h: &[f32], y: &mut [f32]) {
+        let half = h.len() / 2;
+        let overwritten = y[..half].iter().map(|&y| round(y, self.call.problem.activation));
+        let seen: Vec<f32> = overwritten.chain(h[half..].iter().copied()).collect();
+        let late = self.scale(&seen, self.statistics(row, &seen));
+        y[half..].copy_from_slice(&late[half..]);
+    }
+}

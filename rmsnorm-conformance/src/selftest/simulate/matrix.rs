@@ -1,0 +1,110 @@
+//! Rows in host memory: read into f32, rounded once when they are written.
+
+use std::ops::{Deref, DerefMut};
+
+use rmsnorm_spec::{DType, Element, Rows, bf16, f16};
+
+use super::call::Call;
+use crate::selftest::planted::Bug;
+
+/// A matrix with the row stride that the kernel believes in.
+pub(super) struct Matrix<V> {
+    view: V,
+    row_stride: usize,
+    cols: usize,
+}
+
+impl<V> Matrix<V> {
+    /// The matrix as given, or one of dense rows with this bug.
+    pub(super) fn new(rows: Rows<V>, call: &Call, dense_with: Bug) -> Self {
+        let cols = call.spec.cols;
+        let row_stride = if call.has(dense_with) { cols } else { rows.stride(cols) };
+        Matrix { view: rows.view, row_stride, cols }
+    }
+
+    /// This matrix, taken to have the stride of another one if so.
+    pub(super) fn with_stride_of<U>(self, other: &Matrix<U>, mistaken: bool) -> Self {
+        let row_stride = if mistaken { other.row_stride } else { self.row_stride };
+        Matrix { row_stride, ..self }
+    }
+}
+
+impl<T: Element, V: Deref<Target = [T]>> Matrix<V> {
+    /// The row, in f32.
+    pub(super) fn row(&self, row: usize) -> Vec<f32> {
+        // A mistaken stride may point beyond the view, where a slice has nothing to read.
+        let start = (row * self.row_stride).min(self.view.len() - self.cols);
+        self.view[start..start + self.cols].iter().map(|element| element.to_f32()).collect()
+    }
+}
+
+impl<T: Element, V: DerefMut<Target = [T]>> Matrix<V> {
+    /// Writes a row of `residual_out`, whose values are already rounded.
+    pub(super) fn store_residual(&mut self, call: &Call, row: usize, values: &[f32]) {
+        if call.has(Bug::ResOutMissing) {
+            return;
+        }
+        let start = row * self.row_stride;
+        for (element, &value) in self.view[start..].iter_mut().zip(values) {
+            *element = T::from_f32(value);
+        }
+    }
+
+    /// Writes a row of `y` or `dx`.
+    pub(super) fn store_result(&mut self, call: &Call, row: usize, values: &[f32]) {
+        if call.has(Bug::SkipLastRowWrite) && row + 1 == call.spec.rows {
+            return;
+        }
+        let start = row * self.row_stride;
+        let written = if call.has(Bug::SkipLastColWrite) { self.cols - 1 } else { self.cols };
+        for (element, &value) in self.view[start..].iter_mut().zip(&values[..written]) {
+            let value = if call.has(Bug::OutputRead) { value + 0.0 * element.to_f32() } else { value };
+            *element = stored(call, value);
+        }
+        if call.has(Bug::GapOverwritten) && self.row_stride > self.cols {
+            let last = self.view[start + self.cols - 1];
+            if let Some(gap) = self.view.get_mut(start + self.cols) {
+                *gap = last;
+            }
+        }
+    }
+}
+
+/// The value of a result in its storage type: rounded once, to nearest even.
+fn stored<T: Element>(call: &Call, value: f32) -> T {
+    let nearest = T::from_f32(value);
+    if call.has(Bug::RtzStore) && nearest.to_f32().abs() > value.abs() {
+        // One bit pattern lower is one value closer to zero, from infinity to the largest finite value as well.
+        return T::from_bits(nearest.bits() - 1);
+    }
+    if call.has(Bug::DoubleRound) {
+        let other = match T::DTYPE {
+            DType::F32 | DType::F16 => DType::Bf16,
+            DType::Bf16 => DType::F16,
+        };
+        return T::from_f32(round(value, other));
+    }
+    if call.has(Bug::SubnormalFlush) && nearest.to_f32().abs() < min_normal(T::DTYPE) {
+        return T::default();
+    }
+    if call.has(Bug::NanSwallowed) && value.is_nan() {
+        return T::default();
+    }
+    nearest
+}
+
+fn min_normal(dtype: DType) -> f32 {
+    match dtype {
+        DType::F32 | DType::Bf16 => f32::MIN_POSITIVE,
+        DType::F16 => f16::MIN_POSITIVE.to_f32(),
+    }
+}
+
+/// The f32 nearest to `value` among the values of `dtype`.
+pub(super) fn round(value: f32, dtype: DType) -> f32 {
+    match dtype {
+        DType::F32 => value,
+        DType::F16 => f16::from_f32(value).to_f32(),
+        DType::Bf16 => bf16::from_f32(value).to_f32(),
+    }
+}

@@ -1,0 +1,349 @@
+//! The correct kernel against the definition, and every bug against the correct kernel.
+
+use rmsnorm_spec::reference::{self, BackwardInputs, ForwardInputs};
+use rmsnorm_spec::{
+    Backward, CastOrder, DType, Element, Error, Forward, ForwardInPlace, Norm, NormBackend, NormSpec, Stage, bf16, f16,
+};
+
+use super::SimulatedBackend;
+use crate::selftest::planted::Bug;
+
+/// One small call: what matters for a bug to show.
+#[derive(Clone, Copy)]
+struct Scenario {
+    rows: usize,
+    cols: usize,
+    /// Extra elements between rows; tensors differ in it, unless it is 0.
+    pad: usize,
+    weight_offset: f32,
+    cast_order: CastOrder,
+    /// The magnitude of x and of the residual.
+    x_scale: f32,
+    /// The magnitude of weight, bias, dy and dresidual_out.
+    gain: f32,
+    has_nan: bool,
+}
+
+const PLAIN: Scenario = Scenario {
+    rows: 70,
+    cols: 33,
+    pad: 0,
+    weight_offset: 0.0,
+    cast_order: CastOrder::AtStore,
+    x_scale: 1.0,
+    gain: 1.0,
+    has_nan: false,
+};
+
+const SCENARIOS: [Scenario; 6] = [
+    Scenario { pad: 1, weight_offset: 1.0, ..PLAIN },
+    // The variance is as small as eps.
+    Scenario { x_scale: 1e-3, ..PLAIN },
+    Scenario { cast_order: CastOrder::BeforeWeight, ..PLAIN },
+    // Results are subnormal in f16.
+    Scenario { gain: 1e-3, ..PLAIN },
+    Scenario { has_nan: true, ..PLAIN },
+    Scenario { rows: 0, ..PLAIN },
+];
+
+/// The tensors of a call in one of the three forms.
+#[derive(Clone)]
+struct Tensors<T, W, R> {
+    spec: NormSpec,
+    pad: usize,
+    x: Vec<T>,
+    /// Backward's `x` is of the residual stream's dtype.
+    normalized: Vec<R>,
+    residual: Vec<R>,
+    weight: Vec<W>,
+    bias: Vec<W>,
+    dy: Vec<T>,
+    dresidual_out: Vec<R>,
+    y: Vec<T>,
+    residual_out: Vec<R>,
+    mean: Vec<f32>,
+    rstd: Vec<f32>,
+    dx: Vec<T>,
+    dweight: Vec<W>,
+    dbias: Vec<W>,
+    workspace: Vec<f32>,
+}
+
+/// Uniform in [-scale, scale), the same for the same seed and index.
+fn uniform<E: Element>(seed: u64, len: usize, scale: f32) -> Vec<E> {
+    let value = |index: usize| {
+        let mut bits = (seed << 32 | index as u64).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        bits = (bits ^ (bits >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        E::from_f32(((bits >> 40) as f32 / (1u64 << 23) as f32 - 1.0) * scale)
+    };
+    (0..len).map(value).collect()
+}
+
+fn poisoned<E: Element>(len: usize) -> Vec<E> {
+    vec![E::from_f32(f32::NAN); len]
+}
+
+impl<T: Element, W: Element, R: Element> Tensors<T, W, R> {
+    fn new(norm: Norm, scenario: &Scenario) -> Self {
+        let Scenario { rows, cols, pad, x_scale, gain, .. } = *scenario;
+        let spec = NormSpec { norm, ..NormSpec::rms(rows, cols, 1e-6) };
+        let len = |pads: usize| rows * (cols + pads * pad);
+        let mut tensors = Tensors {
+            spec: spec.weight_offset(scenario.weight_offset).cast_order(scenario.cast_order),
+            pad,
+            x: uniform(1, len(1), x_scale),
+            normalized: uniform(2, len(1), x_scale),
+            residual: uniform(3, len(2), x_scale),
+            weight: uniform(4, cols, gain),
+            bias: uniform(5, cols, gain),
+            dy: uniform(6, len(2), gain),
+            dresidual_out: uniform(7, len(3), gain),
+            y: poisoned(len(3)),
+            residual_out: poisoned(len(4)),
+            mean: poisoned(rows),
+            rstd: poisoned(rows),
+            dx: poisoned(len(4)),
+            dweight: poisoned(cols),
+            dbias: poisoned(cols),
+            workspace: poisoned(rows * cols * 2),
+        };
+        if scenario.has_nan {
+            tensors.x[cols] = T::from_f32(f32::NAN);
+            tensors.normalized[cols] = R::from_f32(f32::NAN);
+        }
+        tensors
+    }
+
+    fn run(&mut self, backend: &SimulatedBackend, stage: Stage) -> Result<(), Error> {
+        match stage {
+            Stage::Forward => self.forward(backend),
+            Stage::ForwardInPlace => self.forward_in_place(backend),
+            Stage::Backward => self.backward(backend),
+        }
+    }
+
+    fn forward(&mut self, backend: &SimulatedBackend) -> Result<(), Error> {
+        let stride = |pads| self.spec.cols + pads * self.pad;
+        let args = Forward::<SimulatedBackend, T, W, R>::mixed(&self.x, &mut self.y);
+        let args = args.x_row_stride(stride(1)).y_row_stride(stride(3));
+        let args = args.weight(&self.weight).bias(&self.bias).rstd(&mut self.rstd);
+        let args = args.residual(&self.residual).residual_row_stride(stride(2));
+        let mut args = args.residual_out(&mut self.residual_out).residual_out_row_stride(stride(4));
+        args.mean = (self.spec.norm == Norm::Layer).then_some(self.mean.as_mut_slice());
+        backend.forward(&self.spec, args)
+    }
+
+    fn forward_in_place(&mut self, backend: &SimulatedBackend) -> Result<(), Error> {
+        let stride = |pads| self.spec.cols + pads * self.pad;
+        let args = ForwardInPlace::<SimulatedBackend, T, W, R>::mixed(&mut self.x).x_row_stride(stride(1));
+        let args = args.weight(&self.weight).bias(&self.bias).rstd(&mut self.rstd);
+        let mut args = args.residual(&mut self.residual).residual_row_stride(stride(2));
+        args.mean = (self.spec.norm == Norm::Layer).then_some(self.mean.as_mut_slice());
+        backend.forward_in_place(&self.spec, args)
+    }
+
+    /// From statistics that fit the data roughly: the backward pass takes them as they are.
+    fn backward(&mut self, backend: &SimulatedBackend) -> Result<(), Error> {
+        let stride = |pads| self.spec.cols + pads * self.pad;
+        self.mean = uniform(8, self.spec.rows, 0.1);
+        self.rstd = uniform::<f32>(9, self.spec.rows, 0.1).iter().map(|delta| 1.7 + delta).collect();
+        let args = Backward::<SimulatedBackend, T, W, R>::mixed(&self.dy, &self.normalized, &mut self.dx);
+        let args = args.dy_row_stride(stride(2)).x_row_stride(stride(1)).dx_row_stride(stride(4));
+        let args = args.weight(&self.weight).rstd(&self.rstd);
+        let args = args.dresidual_out(&self.dresidual_out).dresidual_out_row_stride(stride(3));
+        let mut args = args.dweight(&mut self.dweight).dbias(&mut self.dbias).workspace(&mut self.workspace);
+        args.mean = (self.spec.norm == Norm::Layer).then_some(self.mean.as_slice());
+        backend.backward(&self.spec, args)
+    }
+
+    /// Everything a call may have written, gaps between rows included, but the workspace.
+    fn bits(&self) -> Vec<u32> {
+        fn of<E: Element>(elements: &[E]) -> impl Iterator<Item = u32> {
+            elements.iter().map(|element| element.bits())
+        }
+        let activations = of(&self.x).chain(of(&self.y)).chain(of(&self.dx));
+        let stream = of(&self.residual).chain(of(&self.residual_out));
+        let vectors = of(&self.mean).chain(of(&self.rstd)).chain(of(&self.dweight)).chain(of(&self.dbias));
+        activations.chain(stream).chain(vectors).collect()
+    }
+}
+
+/// The bits after a first call, then those of a second one with the same inputs on the same backend.
+fn bits_of_two_calls<T: Element, W: Element, R: Element>(
+    bug: Option<Bug>,
+    norm: Norm,
+    stage: Stage,
+    scenario: &Scenario,
+) -> Vec<u32> {
+    let backend = SimulatedBackend::new(bug);
+    let mut bits = Vec::new();
+    for _ in 0..2 {
+        let mut tensors = Tensors::<T, W, R>::new(norm, scenario);
+        tensors.run(&backend, stage).unwrap();
+        bits.extend(tensors.bits());
+    }
+    bits
+}
+
+fn changes_a_bit<T: Element, W: Element, R: Element>(bug: Bug, norm: Norm, stage: Stage) -> bool {
+    SCENARIOS.iter().any(|scenario| {
+        bits_of_two_calls::<T, W, R>(Some(bug), norm, stage, scenario)
+            != bits_of_two_calls::<T, W, R>(None, norm, stage, scenario)
+    })
+}
+
+fn shows(bug: Bug, norm: Norm, stage: Stage) -> bool {
+    changes_a_bit::<f32, f32, f32>(bug, norm, stage)
+        || changes_a_bit::<f16, f16, f16>(bug, norm, stage)
+        || changes_a_bit::<bf16, f32, f32>(bug, norm, stage)
+}
+
+#[test]
+fn every_bug_changes_a_result_wherever_it_applies() {
+    let mut silent = Vec::new();
+    for &bug in Bug::ALL {
+        for norm in Norm::ALL {
+            for stage in Stage::ALL {
+                if bug.applies_to(norm, stage) && !shows(bug, norm, stage) {
+                    silent.push((bug.name(), norm, stage));
+                }
+            }
+        }
+    }
+    assert!(silent.is_empty(), "planted without effect: {silent:?}");
+}
+
+#[test]
+fn bugs_outside_their_scope_change_nothing() {
+    for &bug in Bug::ALL {
+        for norm in Norm::ALL {
+            for stage in Stage::ALL {
+                let shows = changes_a_bit::<bf16, bf16, bf16>(bug, norm, stage);
+                assert!(bug.applies_to(norm, stage) || !shows, "{bug} shows in {} {}", norm.name(), stage.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn bug_names_are_unique_and_every_bug_applies_somewhere() {
+    let mut names: Vec<&str> = Bug::ALL.iter().map(|bug| bug.name()).collect();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), Bug::ALL.len());
+    assert!(names.len() >= 90, "bugs were lost: {}", names.len());
+    for bug in Bug::ALL {
+        assert!(Norm::ALL.iter().any(|&norm| Stage::ALL.iter().any(|&stage| bug.applies_to(norm, stage))), "{bug}");
+    }
+}
+
+fn widen<E: Element>(elements: &[E]) -> Vec<f64> {
+    elements.iter().map(|element| f64::from(element.to_f32())).collect()
+}
+
+/// Crude on purpose: the derived bounds judge this backend in the suite itself.
+fn assert_close(what: &str, got: &[f32], expected: &[f64]) {
+    assert_eq!(got.len(), expected.len(), "{what}");
+    let scale = expected.iter().fold(0.0, |max: f64, value| max.max(value.abs()));
+    for (index, (&got, expected)) in got.iter().zip(expected).enumerate() {
+        let error = (f64::from(got) - expected).abs();
+        assert!(error <= 1e-5 * scale, "{what}[{index}]: got {got}, expected {expected}");
+    }
+}
+
+/// Shapes that leave lanes and blocks empty, fill them exactly, and overfill them.
+const SHAPES: [(usize, usize); 6] = [(1, 1), (3, 7), (64, 32), (65, 33), (200, 96), (5000, 5)];
+
+#[test]
+fn correct_forward_matches_reference() {
+    for norm in Norm::ALL {
+        for (rows, cols) in SHAPES {
+            let scenario = Scenario { rows, cols, weight_offset: 1.0, ..PLAIN };
+            let mut t = Tensors::<f32, f32, f32>::new(norm, &scenario);
+            t.forward(&SimulatedBackend::new(None)).unwrap();
+            let (x, residual, weight, bias) = (widen(&t.x), widen(&t.residual), widen(&t.weight), widen(&t.bias));
+            let inputs = ForwardInputs {
+                x: &x,
+                residual: Some((&residual, DType::F32)),
+                weight: Some(&weight),
+                bias: Some(&bias),
+            };
+            let expected = reference::forward(&t.spec, &inputs);
+            assert_close("y", &t.y, &expected.y);
+            assert_close("rstd", &t.rstd, &expected.rstd);
+            assert_eq!(widen(&t.residual_out), expected.h);
+            if norm == Norm::Layer {
+                assert_close("mean", &t.mean, &expected.mean);
+            }
+        }
+    }
+}
+
+#[test]
+fn correct_backward_matches_reference() {
+    for norm in Norm::ALL {
+        for (rows, cols) in SHAPES {
+            let scenario = Scenario { rows, cols, weight_offset: 1.0, ..PLAIN };
+            let mut t = Tensors::<f32, f32, f32>::new(norm, &scenario);
+            t.backward(&SimulatedBackend::new(None)).unwrap();
+            let mean = if norm == Norm::Rms { vec![0.0; rows] } else { widen(&t.mean) };
+            let (dy, x, weight) = (widen(&t.dy), widen(&t.normalized), widen(&t.weight));
+            let (rstd, dresidual_out) = (widen(&t.rstd), widen(&t.dresidual_out));
+            let inputs = BackwardInputs {
+                dy: &dy,
+                x: &x,
+                weight: Some(&weight),
+                mean: &mean,
+                rstd: &rstd,
+                dresidual_out: Some(&dresidual_out),
+            };
+            let expected = reference::backward(&t.spec, &inputs);
+            assert_close("dx", &t.dx, &expected.dx);
+            assert_close("dweight", &t.dweight, &expected.dweight);
+            assert_close("dbias", &t.dbias, &expected.dbias);
+        }
+    }
+}
+
+#[test]
+fn in_place_form_has_the_bits_of_the_other_one() {
+    for norm in Norm::ALL {
+        let backend = SimulatedBackend::new(None);
+        let mut apart = Tensors::<bf16, f32, f32>::new(norm, &PLAIN);
+        let mut over = apart.clone();
+        apart.forward(&backend).unwrap();
+        over.forward_in_place(&backend).unwrap();
+        assert_eq!(apart.y, over.x);
+        assert_eq!(apart.residual_out, over.residual);
+        assert_eq!(apart.rstd, over.rstd);
+    }
+}
+
+#[test]
+fn correct_kernel_writes_every_result_and_no_gap() {
+    for scenario in [Scenario { pad: 1, ..PLAIN }, Scenario { rows: 0, ..PLAIN }] {
+        let mut t = Tensors::<f16, f16, f32>::new(Norm::Layer, &scenario);
+        let backend = SimulatedBackend::new(None);
+        t.forward(&backend).unwrap();
+        t.backward(&backend).unwrap();
+        for (matrix, stride) in [(widen(&t.y), 36), (widen(&t.residual_out), 37), (widen(&t.dx), 37)] {
+            let is_poison = |(index, value): (usize, &f64)| value.is_nan() == (index % stride >= scenario.cols);
+            assert!(matrix.iter().enumerate().all(is_poison));
+        }
+        assert!(widen(&t.dweight).iter().chain(&widen(&t.dbias)).all(|value| !value.is_nan()));
+    }
+}
+
+#[test]
+fn workspace_of_the_callers_changes_no_bit() {
+    let backend = SimulatedBackend::new(None);
+    let mut given = Tensors::<f32, f32, f32>::new(Norm::Rms, &PLAIN);
+    let mut absent = given.clone();
+    given.backward(&backend).unwrap();
+    let args = Backward::<SimulatedBackend, f32>::new(&absent.dy, &absent.normalized, &mut absent.dx);
+    let args =
+        args.weight(&absent.weight).rstd(&given.rstd).dweight(&mut absent.dweight).dresidual_out(&absent.dresidual_out);
+    backend.backward(&absent.spec, args).unwrap();
+    assert_eq!(given.dweight, absent.dweight);
+    assert_eq!(given.dx, absent.dx);
+}

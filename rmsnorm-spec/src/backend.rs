@@ -1,0 +1,102 @@
+//! The trait that every backend implements and every caller uses.
+
+use crate::{Backward, Checked, Element, Error, Forward, ForwardInPlace, NormSpec, Problem, Span};
+
+/// A device that can normalize.
+///
+/// Callers use [`forward`](Self::forward), [`forward_in_place`](Self::forward_in_place) and
+/// [`backward`](Self::backward). Each validates its arguments, once and the same way for every backend, then hands them
+/// to the `launch_` method of the same name.
+///
+/// # Ordering
+/// A call enqueues its work on the backend's stream or queue and returns; it never synchronizes and never copies. The
+/// CPU backend is done on return.
+///
+/// # Implementer notes
+/// Implement the view types, the two span functions and the three `launch_` methods; do not override the provided
+/// ones. A [`Checked`] proves everything that [`Problem`] documents, so `launch_` takes no decisions about validity.
+/// The conformance suite (`rmsnorm-conformance`) proves the result. New operations (quantized outputs,
+/// statistics of a sharded row) arrive as new methods whose default answer is [`Error::Unsupported`].
+pub trait NormBackend {
+    /// A read-only view of a tensor: `&[T]`, `CudaView<T>`, a range of a `wgpu::Buffer`.
+    type In<'a, T: Element>;
+    /// A view of a tensor that is written: `&mut [T]`, `CudaViewMut<T>`, a range of a `wgpu::Buffer`.
+    type Out<'a, T: Element>;
+
+    /// The name used in reports and bench ids: `cpu`, `cuda`, `wgpu`.
+    fn name(&self) -> &'static str;
+
+    /// Where a read-only view lies.
+    fn in_span<T: Element>(view: &Self::In<'_, T>) -> Span;
+
+    /// Where a written view lies.
+    fn out_span<T: Element>(view: &Self::Out<'_, T>) -> Span;
+
+    /// The f32 elements of workspace that a backward call with this problem needs; 0 if it needs none.
+    ///
+    /// A workspace of that size may be passed in with [`Backward::workspace`], and a call then allocates nothing.
+    fn workspace_len(&self, problem: &Problem) -> usize;
+
+    /// Normalizes: docs/math.md, equations (1) to (6).
+    ///
+    /// # Errors
+    /// Every validation error of [`Error`], before anything is written; `Unsupported` and `Device` from the backend.
+    fn forward<T: Element, W: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        args: Forward<'_, Self, T, W, R>,
+    ) -> Result<(), Error> {
+        self.launch_forward(Checked::forward(*spec, args)?)
+    }
+
+    /// Normalizes, overwriting the input: docs/math.md, equations (1) to (6).
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    fn forward_in_place<T: Element, W: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        args: ForwardInPlace<'_, Self, T, W, R>,
+    ) -> Result<(), Error> {
+        self.launch_forward_in_place(Checked::forward_in_place(*spec, args)?)
+    }
+
+    /// The gradients of a normalization: docs/math.md, equations (7) to (12).
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    fn backward<T: Element, W: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        args: Backward<'_, Self, T, W, R>,
+    ) -> Result<(), Error> {
+        self.launch_backward(Checked::backward(self, *spec, args)?)
+    }
+
+    /// Runs a validated forward call.
+    ///
+    /// # Errors
+    /// `Unsupported` and `Device` only.
+    fn launch_forward<T: Element, W: Element, R: Element>(
+        &self,
+        call: Checked<Forward<'_, Self, T, W, R>>,
+    ) -> Result<(), Error>;
+
+    /// Runs a validated in-place forward call.
+    ///
+    /// # Errors
+    /// `Unsupported` and `Device` only.
+    fn launch_forward_in_place<T: Element, W: Element, R: Element>(
+        &self,
+        call: Checked<ForwardInPlace<'_, Self, T, W, R>>,
+    ) -> Result<(), Error>;
+
+    /// Runs a validated backward call.
+    ///
+    /// # Errors
+    /// `Unsupported` and `Device` only.
+    fn launch_backward<T: Element, W: Element, R: Element>(
+        &self,
+        call: Checked<Backward<'_, Self, T, W, R>>,
+    ) -> Result<(), Error>;
+}

@@ -1,0 +1,18 @@
+//! Policy: how long a chain of f32 additions a conformant sum may use. Plans keep to it, and the suite derives its bounds
+//! from it (docs/math.md, section 5).
+
+/// Policy: the longest chain of f32 additions that a conformant sum over a row may use, `ceil(cols / 32) + 16`.
+pub fn policy_depth_cols(cols: usize) -> usize {
+    cols.saturating_sub(1).min(cols.div_ceil(32) + 16)
+}
+
+/// Policy: the longest chain of f32 additions that a conformant sum over rows may use, `2 ceil(sqrt(rows)) + 64`.
+pub fn policy_depth_rows(rows: usize) -> usize {
+    rows.saturating_sub(1).min(2 * ceil_root(rows) + 64)
+}
+
+/// The square root, rounded up.
+pub fn ceil_root(n: usize) -> usize {
+    let root = n.isqrt();
+    if root * root < n { root + 1 } else { root }
+}

@@ -1,0 +1,31 @@
+//! What a fused normalization is, for every backend: the [`NormBackend`] trait, the argument structs, validation, the
+//! definition in f64 ([`mod@reference`]).
+//!
+//! No device, no unsafe code and no environment variable is touched here. Users depend on `rmsnorm-core`, which re-exports
+//! all of it; backends depend on this crate, and `rmsnorm-conformance` proves them.
+//!
+//! | here | PyTorch | meaning |
+//! |---|---|---|
+//! | `rows`, `cols` | product of batch dimensions, `normalized_shape` | statistics run over `cols` |
+//! | [`Forward`], [`ForwardInPlace`] | `F.rms_norm`, `F.layer_norm` | views of the caller's tensors |
+//! | [`Backward`] | `native_layer_norm_backward` | the gradients, from saved statistics |
+//! | `weight`, `bias` | `weight`, `bias` (gamma, beta) | (cols) |
+//! | `residual`, `residual_out` | `x = x + residual` before the norm | the residual stream |
+//! | `mean`, `rstd` | `save_mean`, `save_invstd` | (rows), always f32 |
+#![forbid(unsafe_code)]
+
+mod args;
+mod backend;
+pub mod depth;
+mod dtype;
+mod error;
+mod norm;
+mod problem;
+pub mod reference;
+
+pub use args::{Backward, Forward, ForwardInPlace, Rows};
+pub use backend::NormBackend;
+pub use dtype::{DType, Element, bf16, f16};
+pub use error::Error;
+pub use norm::{CastOrder, GradReduction, Norm, NormSpec};
+pub use problem::{Checked, Present, Problem, Span, Stage};
