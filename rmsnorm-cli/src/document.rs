@@ -1,13 +1,12 @@
-//! The document that `rmsnorm bench --json` writes, and that `compare` and `stale` read.
+//! The document that `rmsnorm bench --json` writes, and that `compare` reads.
 //!
 //! What documents did not always have is optional, so that old ones can still be read.
 
-use rmsnorm_core::measure::{Op, Operation, Shape, record, reduction_name};
-use rmsnorm_core::{AnyBackend, DType, Device, GradReduction};
+use rmsnorm_core::measure::{Op, Operation, reduction_name};
+use rmsnorm_core::{AnyBackend, Device, GradReduction};
 use serde::{Deserialize, Serialize};
 
-use crate::failure::Failure;
-use crate::measure::{MOST_ELEMENTS, Row};
+use crate::measure::Row;
 
 /// The commit that the program was built from, with a `+` if files had changed since; `unknown` outside a repository.
 pub const REVISION: &str =
@@ -47,9 +46,6 @@ pub struct Report {
     pub backend: String,
     /// What it ran on.
     pub device: String,
-    /// What its plans depend on besides the problem, as JSON.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub caps: Option<String>,
     /// The measurements.
     pub rows: Vec<Measured>,
     /// Each rule by which the backend refused a row.
@@ -112,9 +108,6 @@ pub struct Measured {
     /// The plan that ran, in a line.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan: Option<String>,
-    /// A hash of the texts of the kernels that ran.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub sources: Option<String>,
     /// Every sample, in microseconds.
     #[serde(default)]
     pub samples_us: Vec<f64>,
@@ -140,18 +133,14 @@ fn processor() -> Option<String> {
 }
 
 impl Measured {
-    /// A row that was measured on that device, with those capabilities.
-    ///
-    /// # Errors
-    /// If the backend has no plan for it after all.
-    pub fn new(row: &Row, device: Device, caps: &str) -> Result<Self, Failure> {
+    /// A row that was measured on that device.
+    pub fn new(row: &Row, device: Device) -> Self {
         let Operation { norm, op, reduction } = row.operation;
-        let record = record(device, caps, row.operation, row.dtype, row.shape)?;
         // Criterion has the default reduction alone.
         let is_default = reduction == GradReduction::default();
         let behind = if is_default { String::new() } else { format!("/{}", reduction_name(reduction)) };
         let id = format!("{}/{device}{behind}", row.operation.id(row.dtype, row.shape));
-        Ok(Measured {
+        Measured {
             id: Some(id),
             op: op.name().into(),
             norm: norm.name().into(),
@@ -171,18 +160,8 @@ impl Measured {
             copy_us: row.copy.median() * 1e6,
             of_copy: row.rate() / row.copy_rate(),
             revision: Some(REVISION.into()),
-            plan: Some(record.plan),
-            sources: Some(record.sources),
+            plan: Some(row.plan.clone()),
             samples_us: row.samples.all().iter().map(|seconds| seconds * 1e6).collect(),
-        })
-    }
-
-    /// The operation, dtype and shape that it measures, if there still are such, and memory holds them.
-    pub fn subject(&self) -> Option<(Operation, DType, Shape)> {
-        let operation = Operation::named(&self.norm, &self.op, self.reduction.as_deref())?;
-        let dtype = DType::ALL.into_iter().find(|dtype| dtype.name() == self.dtype)?;
-        let elements = self.rows.checked_mul(self.cols)?;
-        (1..=MOST_ELEMENTS).contains(&elements).then_some(())?;
-        Some((operation, dtype, Shape { rows: self.rows, cols: self.cols }))
+        }
     }
 }

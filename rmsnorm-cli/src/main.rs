@@ -49,7 +49,6 @@ fn execute(cli: &Cli) -> Result<(), Failure> {
         Some(Command::Conformance(args)) => commands::conformance::run(args),
         Some(Command::Bench(args)) => commands::bench::run(args),
         Some(Command::Compare(args)) => commands::compare::run(args),
-        Some(Command::Stale(args)) => commands::stale::run(args),
         Some(Command::Run(args)) => commands::run::run(args),
     }
 }

@@ -142,6 +142,8 @@ pub struct Row {
     pub copy_bytes: usize,
     /// Seconds a copy, the best of the ways to copy.
     pub copy: Samples,
+    /// What ran, in the backend's words.
+    pub plan: String,
 }
 
 impl Row {
@@ -346,6 +348,7 @@ impl Selection {
             mode: timing.mode,
             copy_bytes: 2 * shape.bytes(T::DTYPE),
             copy,
+            plan: workload.plan(operation),
         })
     }
 }
@@ -381,6 +384,7 @@ mod tests {
             mode: Mode::Wall,
             copy_bytes: 2 * shape.bytes(DType::F32),
             copy: Samples::new(vec![1e-6]),
+            plan: String::new(),
         };
         assert!((row.rate() - 1.5).abs() < 1e-9, "{}", row.rate());
         assert!((row.copy_rate() - 0.24).abs() < 1e-9, "{}", row.copy_rate());

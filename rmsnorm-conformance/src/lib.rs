@@ -17,7 +17,6 @@
 
 mod case;
 pub mod judge;
-mod record;
 mod report;
 mod run;
 mod selftest;
@@ -27,7 +26,6 @@ pub use case::profiles::Profile;
 pub use case::{Case, Dtypes, Kind, Layout, ParseCaseError, Trial};
 pub use judge::arithmetic::{Arithmetic, NonFinite, StoreRounding};
 pub use judge::bounds;
-pub use record::{Record, Recorded, read_caps, write_caps};
 pub use report::{CaseReport, Check, Counts, Finding, OutputReport, Quality, SUITE_VERSION, Status, Summary};
 #[doc(no_inline)]
 pub use rmsnorm_spec as spec;

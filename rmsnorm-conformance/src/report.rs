@@ -179,6 +179,11 @@ impl CaseReport {
     }
 }
 
+/// Two digits a byte.
+pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 fn write_line(writer: &mut dyn Write, line: &impl Serialize) -> io::Result<()> {
     serde_json::to_writer(&mut *writer, line)?;
     writer.write_all(b"\n")

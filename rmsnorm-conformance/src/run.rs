@@ -20,7 +20,7 @@ use crate::case::coverage::Coverage;
 use crate::case::profiles::{Profile, breakpoints, shape_breakpoints};
 use crate::case::{Case, ParseCaseError, Trial};
 use crate::judge::trial;
-use crate::record::hexadecimal;
+use crate::report::hexadecimal;
 use crate::report::{CaseReport, Check, Counts, Finding, Status, Summary};
 use crate::run::calls::Context;
 use crate::run::device::{Device, TransferError};

@@ -4,7 +4,6 @@ use std::fmt;
 
 /// The instruction set that the kernels use. Results have the same bits on all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[cfg_attr(feature = "conformance", derive(serde::Serialize, serde::Deserialize))]
 pub enum Isa {
     /// What the compilation target guarantees: SSE2 on x86-64, NEON on aarch64.
     Portable,
@@ -74,7 +73,6 @@ fn has_avx512() -> bool {
 
 /// What a plan depends on besides the problem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "conformance", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct Caps {
     pub(crate) isa: Isa,
     pub(crate) threads: usize,

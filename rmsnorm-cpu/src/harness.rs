@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use rmsnorm_conformance::{Arithmetic, Harness};
-use rmsnorm_spec::{DType, Element, Error};
+use rmsnorm_spec::{DType, Element, Error, Problem, Stage};
 
 use crate::lanes::ALIGNMENT;
 use crate::launch::no_room;
@@ -60,6 +60,19 @@ impl Harness for CpuBackend {
 
     fn device(&self) -> String {
         self.to_string()
+    }
+
+    fn plan(&self, problem: &Problem) -> String {
+        let plan = plan::plan(problem, &self.caps());
+        let plan::Plan { tasks, reduce_tasks, block_rows, blocks, streaming } = plan;
+        let way = if streaming { "past the cache" } else { "through the cache" };
+        let described = format!("{}, tasks {tasks}, {way}", self.isa().name());
+        match problem.stage {
+            Stage::Forward | Stage::ForwardInPlace => described,
+            Stage::Backward => {
+                format!("{described}; blocks {blocks} of {block_rows} rows, added in tasks {reduce_tasks}")
+            }
+        }
     }
 
     fn cols_breakpoints(&self) -> Vec<usize> {

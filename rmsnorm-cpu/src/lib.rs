@@ -26,8 +26,6 @@ mod order;
 mod plan;
 #[cfg(feature = "planted")]
 mod planted;
-#[cfg(feature = "conformance")]
-mod record;
 mod stages;
 
 pub use backend::CpuBackend;

@@ -6,7 +6,6 @@ use std::fmt;
 
 /// The architecture that code is compiled for: 90 is sm_90.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[cfg_attr(feature = "conformance", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct Arch(pub(crate) u32);
 
 impl Arch {
@@ -22,7 +21,6 @@ impl fmt::Display for Arch {
 
 /// What a plan depends on besides the problem and the alignment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "conformance", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct Caps {
     pub(crate) arch: Arch,
     /// Streaming multiprocessors.

@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DriverError};
 use rmsnorm_conformance::{Arithmetic, Harness};
-use rmsnorm_spec::{Element, Error};
+use rmsnorm_spec::{Element, Error, Problem};
 
 use crate::error::device_error;
-use crate::{CudaBackend, plan};
+use crate::{CudaBackend, launch, plan};
 
 impl Harness for CudaBackend {
     type Backend = CudaBackend;
@@ -25,6 +25,10 @@ impl Harness for CudaBackend {
 
     fn device(&self) -> String {
         self.to_string()
+    }
+
+    fn plan(&self, problem: &Problem) -> String {
+        plan::plan(problem, launch::dense_access_bytes(problem), self.kernels().caps()).to_string()
     }
 
     fn cols_breakpoints(&self) -> Vec<usize> {

@@ -10,6 +10,8 @@ use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, ForwardInPlace, N
 use crate::backend::CudaBackend;
 use crate::caps::Arch;
 use crate::error::device_error;
+#[cfg(any(test, feature = "conformance"))]
+use crate::params::Matrix;
 use crate::params::Params;
 use crate::plan;
 use tensors::Tensors;
@@ -149,6 +151,15 @@ pub(crate) fn access_bytes(problem: &Problem, params: &Params) -> u32 {
     1 << bits.trailing_zeros().min(WIDEST_ACCESS.ilog2())
 }
 
+/// The same of a call whose rows lie side by side, at addresses that ask for nothing.
+#[cfg(any(test, feature = "conformance"))]
+pub(crate) fn dense_access_bytes(problem: &Problem) -> u32 {
+    let dense = Matrix { data: 0, row_stride: problem.cols as u64 };
+    let residual = if problem.present.residual { dense } else { Matrix::default() };
+    // y stands for dy and dx.
+    access_bytes(problem, &Params { x: dense, y: dense, residual, ..Params::default() })
+}
+
 #[cfg(test)]
 mod tests {
     use rmsnorm_spec::{CastOrder, DType, GradReduction, Norm, Present};
@@ -218,6 +229,12 @@ mod tests {
         let params = Params { x: matrix(0x1000, 65), y: matrix(0x2000, 67), ..Params::default() };
         assert_eq!(access_bytes(&problem(Stage::Forward, 1), &params), 16);
         assert_eq!(access_bytes(&problem(Stage::Forward, 2), &params), 2);
+    }
+
+    #[test]
+    fn dense_rows_are_as_aligned_as_their_length() {
+        let dense = |cols| dense_access_bytes(&Problem { cols, ..problem(Stage::Forward, 2) });
+        assert_eq!([4096, 4100, 4098, 4097].map(dense), [16, 8, 4, 2]);
     }
 
     /// Name and kind of every field of `struct Params` in a source text; `parse` takes a line apart.

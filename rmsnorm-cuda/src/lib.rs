@@ -29,8 +29,6 @@ mod launch;
 mod library;
 mod params;
 mod plan;
-#[cfg(feature = "conformance")]
-mod record;
 mod source;
 
 pub use backend::CudaBackend;

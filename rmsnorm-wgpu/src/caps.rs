@@ -9,7 +9,6 @@ use crate::source;
 /// What a plan depends on besides the problem and how its tensors lie: limits that the device was asked for, which may
 /// be less than its adapter has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "conformance", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct Caps {
     /// Threads of a workgroup.
     pub(crate) max_threads: u32,

@@ -4,10 +4,11 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use rmsnorm_conformance::{Arithmetic, Harness, NonFinite, StoreRounding};
-use rmsnorm_spec::{Element, Error};
+use rmsnorm_spec::{Element, Error, Problem};
 use wgpu::{Buffer, BufferDescriptor, BufferUsages, CommandEncoderDescriptor, MapMode, PollType};
 
 use crate::error::{WgpuFailure, device_error, scoped};
+use crate::plan::Layout;
 use crate::{WgpuBackend, WgpuSlice, plan};
 
 /// A buffer of the suite's: elements, then what makes its size a multiple of 4 bytes.
@@ -64,6 +65,11 @@ impl Harness for WgpuBackend {
 
     fn device(&self) -> String {
         self.to_string()
+    }
+
+    fn plan(&self, problem: &Problem) -> String {
+        let plan = plan::plan(problem, &Layout::dense(problem), self.caps());
+        plan.map(|plan| plan.describe(problem.cols)).unwrap_or_else(|error| error.to_string())
     }
 
     fn cols_breakpoints(&self) -> Vec<usize> {

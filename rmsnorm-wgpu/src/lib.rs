@@ -32,8 +32,6 @@ mod kernel;
 mod launch;
 mod params;
 mod plan;
-#[cfg(feature = "conformance")]
-mod record;
 mod recording;
 mod source;
 mod view;

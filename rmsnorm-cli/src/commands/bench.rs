@@ -29,7 +29,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     for backend in &backends {
         let mut table = Table::default();
         failed = measured(backend, &selection, !to_stdout, &mut table).err();
-        reports.push(report(backend, table, failed.as_ref())?);
+        reports.push(report(backend, table, failed.as_ref()));
         if failed.is_some() {
             break;
         }
@@ -54,13 +54,12 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
 }
 
 /// What was measured of a backend, before a failure if there was one.
-fn report(backend: &AnyBackend, table: Table, failed: Option<&Failure>) -> Result<Report, Failure> {
+fn report(backend: &AnyBackend, table: Table, failed: Option<&Failure>) -> Report {
     let Table { rows, unsupported, skipped } = table;
-    let (device, caps) = (backend.device(), backend.caps());
-    let rows = rows.iter().map(|row| Measured::new(row, device, &caps)).collect::<Result<_, _>>()?;
-    let (backend, device) = (device.to_string(), backend.to_string());
+    let rows = rows.iter().map(|row| Measured::new(row, backend.device())).collect();
+    let (backend, device) = (backend.device().to_string(), backend.to_string());
     let failed = failed.map(ToString::to_string);
-    Ok(Report { backend, device, caps: Some(caps), rows, unsupported, skipped, failed })
+    Report { backend, device, rows, unsupported, skipped, failed }
 }
 
 /// Whether a picture will have points enough, known before anything is measured.

@@ -6,4 +6,3 @@ pub mod conformance;
 pub mod devices;
 pub mod overview;
 pub mod run;
-pub mod stale;

@@ -30,7 +30,7 @@ fn help_lists_every_command() {
     for flag in ["--help", "-h"] {
         let outcome = Folder::new().rmsnorm(&[flag]);
         assert_eq!(outcome.code, Some(0));
-        for command in ["devices", "conformance", "bench", "compare", "stale", "run"] {
+        for command in ["devices", "conformance", "bench", "compare", "run"] {
             assert!(outcome.stdout.contains(&format!("\n  {command}")), "{command} is not in {}", outcome.stdout);
         }
     }

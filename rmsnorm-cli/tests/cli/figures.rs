@@ -1,4 +1,4 @@
-//! Figures that are kept: what `bench` writes, `compare` puts side by side, and `stale` finds to be old.
+//! Figures that are kept: what `bench` writes, and `compare` puts side by side.
 
 use serde_json::{Value, json};
 
@@ -25,48 +25,8 @@ fn every_row_tells_what_it_ran() {
     for row in rows {
         assert!(!row["revision"].as_str().unwrap().is_empty());
         assert!(row["plan"].as_str().unwrap().contains("tasks "), "{row}");
-        assert_eq!(row["sources"].as_str().unwrap().len(), 16);
         assert!(row["samples_us"].as_array().unwrap().len() >= 7);
     }
-}
-
-#[test]
-fn figures_of_other_plans_and_kernels_are_stale() {
-    let folder = Folder::new();
-    let mut document = measured(&folder, "report.json");
-    let stale = |folder: &Folder| {
-        let outcome = folder.rmsnorm(&["stale", "report.json"]);
-        // That figures are old is what was asked, and no failure.
-        assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""));
-        outcome.stdout
-    };
-    assert_eq!(stale(&folder), "0 of 18 figures are of other plans or kernels than today's\n");
-
-    let rows = &mut document["reports"][0]["rows"];
-    rows[0]["plan"] = "portable 7 tasks".into();
-    rows[1]["sources"] = "0000000000000000".into();
-    for name in ["plan", "sources"] {
-        rows[2].as_object_mut().unwrap().remove(name);
-    }
-    rows[3]["op"] = "sideways".into();
-    rows[4]["cols"] = u64::MAX.into();
-    folder.write("report.json", document.to_string().as_bytes());
-    let said = stale(&folder);
-    let lines: Vec<&str> = said.lines().collect();
-    assert_eq!(lines.len(), 5, "{said}");
-    assert!(lines[0].contains(r#"forward/rms_norm/f32/1x64/cpu: the plan was "portable 7 tasks", is ""#), "{said}");
-    assert!(lines[1].ends_with("add_forward/rms_norm/f32/1x64/cpu: the kernels have changed"), "{said}");
-    assert!(lines[2].ends_with("there is no such operation any more"), "{said}");
-    let summary =
-        "4 of 18 figures are of other plans or kernels than today's, 1 were measured before plans were recorded";
-    assert_eq!(lines[4], summary);
-    // The same in a folder, in which peers' results are passed over.
-    folder.write("peers.json", b"[]");
-    assert_eq!(folder.rmsnorm(&["stale", "."]).stdout.lines().count(), 5);
-    // Capabilities that no backend has.
-    document["reports"][0]["caps"] = r#"{"isa":"Portable","threads":0}"#.into();
-    folder.write("report.json", document.to_string().as_bytes());
-    assert!(stale(&folder).contains("must have at least one thread, got 0"));
 }
 
 #[test]
@@ -135,7 +95,7 @@ fn what_cannot_be_read_or_drawn_is_one_line_before_any_work() {
     folder.write("rows.json", row(0.0, 1.0).to_string().as_bytes());
     folder.write("time.json", row(1.0, 0.0).to_string().as_bytes());
     folder.write("huge.json", row(1e18, 1.0).to_string().as_bytes());
-    let cases: [(&[&str], &str); 16] = [
+    let cases: [(&[&str], &str); 14] = [
         (&["compare", "rows.json", "--plot", "figure.svg"], "a figure that nothing can measure"),
         (&["compare", "time.json", "--plot", "figure.svg"], "a figure that nothing can measure"),
         (&["compare", "huge.json", "--plot", "figure.svg"], "a figure that nothing can measure"),
@@ -147,8 +107,6 @@ fn what_cannot_be_read_or_drawn_is_one_line_before_any_work() {
         (&["compare", "binary"], "cannot read binary"),
         (&["compare", "empty.json"], "no measurements to compare"),
         (&["compare", "empty.json", "--plot", "absent/figure.svg"], "cannot write absent/figure.svg"),
-        (&["stale", "absent.json"], "cannot read absent.json"),
-        (&["stale", "text"], "no report of `rmsnorm bench --json`"),
         (&["bench", "--compare", "broken.json"], "it starts as a report"),
         (&["bench", "--plot", "absent/figure.svg"], "cannot write absent/figure.svg"),
         (&["bench", "--sweep", "diagonal"], "--sweep: expected one of cols, rows, got \"diagonal\""),

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use rmsnorm_spec::{DType, Element, Error, NormBackend};
+use rmsnorm_spec::{DType, Element, Error, NormBackend, Problem};
 
 use crate::Arithmetic;
 
@@ -22,6 +22,12 @@ pub trait Harness {
 
     /// What the device is, in words, for the report: name, driver, instruction set, threads.
     fn device(&self) -> String;
+
+    /// What a call runs, in a line, where its tensors are dense and aligned: what a reader of a report wants to know, and
+    /// a test of plans. Empty where there is nothing to say.
+    fn plan(&self, _problem: &Problem) -> String {
+        String::new()
+    }
 
     /// Row lengths at which the backend's plan changes. The suite tests each with its two neighbours.
     fn cols_breakpoints(&self) -> Vec<usize>;

@@ -16,7 +16,7 @@ use sha2::{Digest, Sha256};
 
 use crate::case::Dtypes;
 use crate::case::data::draw;
-use crate::record::hexadecimal;
+use crate::report::hexadecimal;
 use crate::report::{Check, Finding};
 
 /// A tensor of a call, by its place in the argument structs.

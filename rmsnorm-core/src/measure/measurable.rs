@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::Shape;
-use crate::conformance::{Harness, Recorded};
+use crate::conformance::Harness;
 use crate::{AnyBackend, Element, Error, NormBackend};
 
 /// A call that is timed, on the input set of that number modulo their count.
@@ -13,7 +13,7 @@ type In<'a, D, T> = <<D as Harness>::Backend as NormBackend>::In<'a, T>;
 type Out<'a, D, T> = <<D as Harness>::Backend as NormBackend>::Out<'a, T>;
 
 /// A backend that can be measured.
-pub trait Measurable: Harness + Recorded {
+pub trait Measurable: Harness {
     /// The shapes that are measured unless others are asked for: a common one first, a decode step last.
     const SHAPES: &'static [Shape];
 

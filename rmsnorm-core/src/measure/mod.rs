@@ -15,14 +15,12 @@ mod gpu;
 mod judge;
 mod measurable;
 mod pattern;
-mod record;
 #[cfg(feature = "wgpu")]
 mod wgpu;
 mod workload;
 
 pub use clock::{Samples, Sampling, Timing, alternate};
 pub use measurable::{Measurable, Measurement, Mode, Sets};
-pub use record::record;
 pub use workload::{Workload, workload_bytes};
 
 use crate::{DType, GradReduction, Norm};

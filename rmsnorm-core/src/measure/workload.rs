@@ -114,6 +114,11 @@ impl<'d, D: Measurable, T: Element> Workload<'d, D, T> {
         device.copy(from, device.view_mut(&mut set.out, matrix), way)
     }
 
+    /// What a call of the operation runs, in the backend's words.
+    pub fn plan(&self, operation: Operation) -> String {
+        self.device.plan(&problem(operation, T::DTYPE, self.shape))
+    }
+
     fn forward(&mut self, norm: Norm, set: usize, add: bool) -> Result<(), Error> {
         let (device, spec, count) = (self.device, spec(norm, self.shape), self.sets.len());
         let set = &mut self.sets[set % count];
