@@ -33,7 +33,8 @@ TESTS = [
     ("rmsnorm-conformance/", [["-p", "rmsnorm-conformance"], ["-p", "rmsnorm-cpu"]]),
     ("rmsnorm-cache/", [["-p", "rmsnorm-cache"]]),
     ("rmsnorm-cpu/", [["-p", "rmsnorm-cpu"]]),
-    ("rmsnorm-core/", [["-p", "rmsnorm-core", "--features", "measure"], ["-p", "rmsnorm-cli"]]),
+    ("rmsnorm-core/", [["-p", "rmsnorm-core"], ["-p", "rmsnorm-cli"]]),
+    ("benches/", [["-p", "rmsnorm-bench", "--lib"], ["-p", "rmsnorm-cli"]]),
     ("rmsnorm-cli/", [["-p", "rmsnorm-cli"]]),
     # NVRTC compiles here, and a software adapter runs; without them those tests are skipped, and bugs survive.
     # First what takes seconds.

@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use criterion::{Criterion, Throughput};
-use rmsnorm_core::measure::{Measurable, Measurement, Op, Operation, Shape, Workload, workload_bytes};
+use rmsnorm_bench::{Measurable, Measurement, Op, Operation, Shape, Workload, workload_bytes};
 use rmsnorm_core::{AnyBackend, Element, GradReduction, Norm, available, bf16, f16};
 
 fn main() {
@@ -19,7 +19,7 @@ fn main() {
             Ok(_) => {
                 let backend = device.name.parse().and_then(AnyBackend::open).expect("it could be opened before");
                 let name = &device.name;
-                backend.measure(Bench { criterion: &mut criterion, name }).expect("the device works");
+                rmsnorm_bench::measure(&backend, Bench { criterion: &mut criterion, name }).expect("the device works");
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use rmsnorm_bench::BenchError;
 use rmsnorm_core::Error;
 
 use crate::output::tell;
@@ -11,6 +12,8 @@ use crate::output::tell;
 pub enum Failure {
     /// A check failed, and the command has printed which. Exit code 1.
     Check,
+    /// A result that was to be measured is wrong; this says which. Exit code 1.
+    Wrong(String),
     /// The input is bad or a device is missing. Exit code 2.
     Input(String),
 }
@@ -20,6 +23,10 @@ impl Failure {
     pub fn report(self) -> ExitCode {
         match self {
             Failure::Check => ExitCode::from(1),
+            Failure::Wrong(what) => {
+                tell(&format!("error: {what}"));
+                ExitCode::from(1)
+            }
             Failure::Input(message) => {
                 tell(&format!("error: {message}"));
                 ExitCode::from(2)
@@ -32,7 +39,7 @@ impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Failure::Check => f.write_str("a check failed"),
-            Failure::Input(message) => f.write_str(message),
+            Failure::Wrong(message) | Failure::Input(message) => f.write_str(message),
         }
     }
 }
@@ -40,6 +47,15 @@ impl std::fmt::Display for Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         Failure::Input(error.to_string())
+    }
+}
+
+impl From<BenchError> for Failure {
+    fn from(error: BenchError) -> Self {
+        match error {
+            BenchError::Wrong(what) => Failure::Wrong(what),
+            BenchError::Input(message) => Failure::Input(message),
+        }
     }
 }
 

@@ -7,15 +7,10 @@
 mod args;
 mod backends;
 mod commands;
-mod document;
 mod failure;
-mod figure;
-mod measure;
 mod memory;
 mod output;
-mod plot;
 mod progress;
-mod side_by_side;
 mod tensors;
 
 use std::process::ExitCode;

@@ -10,7 +10,6 @@
 //! | `cuda` | `cuda` | the CUDA backend; builds without CUDA, and says what is missing where it cannot run |
 //! | `wgpu` | `wgpu` | the wgpu backend: Vulkan, Metal and Direct3D 12, with no SDK |
 //! | `conformance` | `conformance` | the suite that proves a backend, and [`AnyBackend`]'s `dispatch` |
-//! | `measure` | `measure` | operations, tensors and clocks to measure a backend with |
 //!
 //! # Example
 //! Forward, then backward, on slices:
@@ -34,8 +33,6 @@
 #![forbid(unsafe_code)]
 
 mod device;
-#[cfg(feature = "measure")]
-pub mod measure;
 
 #[cfg(feature = "conformance")]
 pub use device::Task;

@@ -1,17 +1,18 @@
 //! `rmsnorm bench`: forward and backward against this machine's copy bandwidth.
 
-use rmsnorm_core::measure::{Mode, Op, Operation, REDUCTIONS, Shape, reduction_name};
+use rmsnorm_bench::document::{Document, Machine, Measured, Report};
+use rmsnorm_bench::figure::Figure;
+use rmsnorm_bench::selection::{MOST_ELEMENTS, Outcome, Row, Selection, Shapes, Sweep, admit, measure, sizes};
+use rmsnorm_bench::{Mode, Op, Operation, REDUCTIONS, Shape, reduction_name};
+use rmsnorm_bench::{figure, plot, side_by_side};
 use rmsnorm_core::{AnyBackend, DType, GradReduction, Norm};
 
 use super::compare;
 use crate::args::BenchArgs;
-use crate::document::{Document, Machine, Measured, Report};
+use crate::backends;
 use crate::failure::Failure;
-use crate::figure::Figure;
-use crate::measure::{MOST_ELEMENTS, Outcome, Row, Selection, Shapes, Sweep, admit, measure, sizes};
 use crate::output::{Output, OutputFile, print};
 use crate::progress::Progress;
-use crate::{backends, figure, plot, side_by_side};
 
 /// Measures and prints a table of each backend, then all of them side by side with earlier measurements.
 pub fn run(args: &BenchArgs) -> Result<(), Failure> {
@@ -78,7 +79,7 @@ fn require_points(
             }
         }
     }
-    plot::require(&figure::join_with_earlier(now, earlier.to_vec()))
+    Ok(plot::require(&figure::join_with_earlier(now, earlier.to_vec()))?)
 }
 
 /// The short table of `rmsnorm` without a command: a few seconds a backend.

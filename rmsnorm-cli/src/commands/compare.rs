@@ -2,11 +2,12 @@
 
 use std::path::Path;
 
+use rmsnorm_bench::figure::{Figure, join, read};
+use rmsnorm_bench::{plot, side_by_side};
+
 use crate::args::CompareArgs;
 use crate::failure::Failure;
-use crate::figure::{Figure, join, read};
 use crate::output::{OutputFile, print};
-use crate::{plot, side_by_side};
 
 /// Prints the table, and writes the picture.
 pub fn run(args: &CompareArgs) -> Result<(), Failure> {

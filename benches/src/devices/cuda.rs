@@ -8,16 +8,17 @@ use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::Shape;
-use super::gpu::{SWEEP_BYTES, repetitions, set_count};
-use super::measurable::{Call, Measurable, Mode, Sets};
-use crate::conformance::Harness;
-use crate::cuda::CudaBackend;
-use crate::cuda::cudarc::driver::sys::{
+use rmsnorm_core::conformance::Harness;
+use rmsnorm_core::cuda::CudaBackend;
+use rmsnorm_core::cuda::cudarc::driver::sys::{
     CUdevice_attribute, CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode,
 };
-use crate::cuda::cudarc::driver::{CudaGraph, CudaSlice, CudaStream, CudaView, CudaViewMut, DriverError};
-use crate::{DType, Element, Error, NormBackend, bf16, f16};
+use rmsnorm_core::cuda::cudarc::driver::{CudaGraph, CudaSlice, CudaStream, CudaView, CudaViewMut, DriverError};
+use rmsnorm_core::{DType, Element, Error, NormBackend, bf16, f16};
+
+use super::gpu::{SWEEP_BYTES, repetitions, set_count};
+use crate::Shape;
+use crate::measurable::{Call, Measurable, Mode, Sets};
 
 /// Calls before a capture, which takes no kernel that is yet to be loaded.
 const WARM_CALLS: usize = 3;
@@ -43,7 +44,7 @@ pub struct Batch {
 
 /// The backend on a stream whose calls can be captured: not the default stream, nor one that makes cudarc record its
 /// events, which a capture does not take. The calling thread's own stream is neither.
-pub(super) fn capturable(backend: &CudaBackend) -> Result<CudaBackend, Error> {
+pub(crate) fn capturable(backend: &CudaBackend) -> Result<CudaBackend, Error> {
     backend.on(backend.stream().context().per_thread_stream())
 }
 

@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
-use rmsnorm_core::measure::{Op, Shape, reduction_name};
 use rmsnorm_core::{DType, GradReduction, Norm};
 use serde::Deserialize;
 
+use crate::BenchError;
 use crate::document::{Document, Machine, Measured, Report};
-use crate::failure::Failure;
-use crate::measure::MOST_ELEMENTS;
+use crate::selection::MOST_ELEMENTS;
+use crate::{Op, Shape, reduction_name};
 
 /// What is measured: figures of equal subjects compare.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,9 +84,9 @@ struct CpuPeer {
 ///
 /// # Errors
 /// If the file cannot be read or is none of them.
-pub fn read(path: &Path) -> Result<Vec<Figure>, Failure> {
+pub fn read(path: &Path) -> Result<Vec<Figure>, BenchError> {
     let text = read_text(path)?;
-    let refuse = |why: String| Failure::Input(format!("cannot read {}: {why}", path.display()));
+    let refuse = |why: String| BenchError::Input(format!("cannot read {}: {why}", path.display()));
     let figures = parse(&text).map_err(refuse)?;
     match figures.iter().find(|figure| !figure.is_sound()) {
         Some(figure) => Err(refuse(format!("it has a figure that nothing can measure: {figure:?}"))),
@@ -140,8 +140,8 @@ impl Figure {
 ///
 /// # Errors
 /// If it cannot be read as text.
-pub fn read_text(path: &Path) -> Result<String, Failure> {
-    std::fs::read_to_string(path).map_err(|error| Failure::Input(format!("cannot read {}: {error}", path.display())))
+pub fn read_text(path: &Path) -> Result<String, BenchError> {
+    std::fs::read_to_string(path).map_err(|error| BenchError::Input(format!("cannot read {}: {error}", path.display())))
 }
 
 /// Whether the first line is an object of its own.

@@ -4,11 +4,11 @@ use std::ops::Range;
 use std::time::Instant;
 
 use bytemuck::{pod_align_to, pod_align_to_mut};
+use rmsnorm_core::cpu::CpuBackend;
+use rmsnorm_core::{Element, Error};
 
-use super::Shape;
-use super::measurable::{Call, Measurable, Mode, Sets};
-use crate::cpu::CpuBackend;
-use crate::{Element, Error};
+use crate::Shape;
+use crate::measurable::{Call, Measurable, Mode, Sets};
 
 /// Input and output of all sets exceed this many bytes together: several times any processor's last-level cache.
 const COLD_BYTES: usize = 512 << 20;
@@ -92,8 +92,8 @@ impl Measurable for CpuBackend {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bf16;
-    use crate::conformance::Harness;
+    use rmsnorm_core::bf16;
+    use rmsnorm_core::conformance::Harness;
 
     #[test]
     fn cold_sets_exceed_the_caches_and_a_decode_step_has_one() {

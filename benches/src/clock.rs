@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use super::measurable::{Measurable, Mode};
-use crate::Error;
+use rmsnorm_core::Error;
+
+use crate::measurable::{Measurable, Mode};
 
 /// The fewest samples of anything.
 const FEWEST_SAMPLES: usize = 7;
@@ -103,11 +104,9 @@ mod tests {
         assert_eq!((samples.median(), samples.quantile(0.0), samples.quantile(1.0)), (3.0, 1.0, 5.0));
         assert_eq!(samples.all(), [1.0, 2.0, 3.0, 4.0, 5.0]);
     }
-
-    #[cfg(feature = "cpu")]
     mod on_the_cpu {
         use super::*;
-        use crate::cpu::CpuBackend;
+        use rmsnorm_core::cpu::CpuBackend;
 
         #[test]
         fn alternate_takes_turns_and_visits_the_sets_in_order() {

@@ -6,11 +6,12 @@
 
 use std::ops::Range;
 
-use super::workload::{spec, tensors};
-use super::{Measurable, Op, Operation, Shape, Workload};
-use crate::conformance::{Arithmetic, bounds, judge};
-use crate::reference::{self, BackwardInputs, ForwardInputs};
-use crate::{Element, Error, GradReduction, Norm};
+use rmsnorm_core::conformance::{Arithmetic, bounds, judge};
+use rmsnorm_core::reference::{self, BackwardInputs, ForwardInputs};
+use rmsnorm_core::{Element, Error, GradReduction, Norm};
+
+use crate::workload::{spec, tensors};
+use crate::{Measurable, Op, Operation, Shape, Workload};
 
 /// Rows at either end of a result that are judged, at most.
 const JUDGED_ROWS: usize = 16;
@@ -260,12 +261,12 @@ fn summed_as(reduction: GradReduction, arithmetic: Arithmetic) -> Arithmetic {
     }
 }
 
-#[cfg(all(test, feature = "cpu"))]
+#[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conformance::Harness;
-    use crate::cpu::CpuBackend;
-    use crate::{bf16, f16};
+    use rmsnorm_core::conformance::Harness;
+    use rmsnorm_core::cpu::CpuBackend;
+    use rmsnorm_core::{bf16, f16};
 
     fn operations() -> Vec<Operation> {
         Operation::product(&Norm::ALL, &Op::ALL, &[GradReduction::Partials])

@@ -8,7 +8,7 @@ use plotters::backend::SVGBackend;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
-use crate::failure::Failure;
+use crate::BenchError;
 use crate::figure::{Figure, Subject, sources};
 
 /// Size of a panel, in pixels.
@@ -23,7 +23,7 @@ const FONT: &str = "sans-serif";
 ///
 /// # Errors
 /// If no operation has enough of them.
-pub fn require(figures: &[Figure]) -> Result<(), Failure> {
+pub fn require(figures: &[Figure]) -> Result<(), BenchError> {
     panels(&drawable(figures)).map(drop)
 }
 
@@ -31,7 +31,7 @@ pub fn require(figures: &[Figure]) -> Result<(), Failure> {
 ///
 /// # Errors
 /// As [`require`].
-pub fn svg(figures: &[Figure]) -> Result<String, Failure> {
+pub fn svg(figures: &[Figure]) -> Result<String, BenchError> {
     let figures = drawable(figures);
     let panels = lines(panels(&figures)?);
     let colours = colours(&sources(figures));
@@ -39,7 +39,7 @@ pub fn svg(figures: &[Figure]) -> Result<String, Failure> {
     {
         let size = (PANEL.0 * most_across(&panels) as u32, PANEL.1 * panels.len() as u32);
         let root = SVGBackend::with_string(&mut svg, size).into_drawing_area();
-        draw(&root, &panels, &colours).map_err(|error| Failure::Input(format!("--plot: {error}")))?;
+        draw(&root, &panels, &colours).map_err(|error| BenchError::Input(format!("--plot: {error}")))?;
     }
     Ok(svg)
 }
@@ -49,12 +49,12 @@ fn drawable(figures: &[Figure]) -> Vec<&Figure> {
     figures.iter().filter(|figure| !figure.has_gaps).collect()
 }
 
-fn panels(figures: &[&Figure]) -> Result<Vec<[Option<Panel>; 2]>, Failure> {
+fn panels(figures: &[&Figure]) -> Result<Vec<[Option<Panel>; 2]>, BenchError> {
     let panels: Vec<_> = operations(figures).iter().filter_map(|figures| panels_of(figures)).collect();
     if panels.is_empty() {
         let what =
             format!("a picture takes {FEWEST} row lengths of one size, or {FEWEST} numbers of rows of one length");
-        return Err(Failure::Input(format!("--plot: {what}, of one operation and dtype")));
+        return Err(BenchError::Input(format!("--plot: {what}, of one operation and dtype")));
     }
     Ok(panels)
 }
@@ -389,7 +389,7 @@ mod tests {
     #[test]
     fn too_few_points_make_no_picture() {
         let figures = [figure("cuda", 1024, 1024, 50.0), figure("cuda", 2048, 512, 50.0)];
-        assert!(matches!(svg(&figures), Err(Failure::Input(message)) if message.contains("3 row lengths")));
+        assert!(matches!(svg(&figures), Err(BenchError::Input(message)) if message.contains("3 row lengths")));
     }
 
     #[test]

@@ -1,19 +1,18 @@
 //! The measurements behind `rmsnorm bench`: how long an operation takes, and how long a plain copy takes on the same
 //! device in the same run. What an operation is and moves, and how a device's time is taken, stands in
-//! `rmsnorm_core::measure`.
+//! this crate.
 //!
 //! Samples of the copy and of the operation alternate, so that a disturbance of the machine meets both. A result is
 //! judged before it is timed.
 
 use rmsnorm_core::cuda::DriverFailure;
-use rmsnorm_core::measure::{
-    Measurable, Measurement, Mode, Op, Operation, Samples, Sampling, Shape, Workload, alternate, workload_bytes,
-};
 use rmsnorm_core::wgpu::WgpuFailure;
 use rmsnorm_core::{AnyBackend, DType, Element, Error, GradReduction, Norm, bf16, f16};
 
-use crate::failure::Failure;
-use crate::output::print;
+use crate::BenchError;
+use crate::{
+    Measurable, Measurement, Mode, Op, Operation, Samples, Sampling, Shape, Workload, alternate, workload_bytes,
+};
 
 /// No memory holds the tensors of larger matrices, and no size in bytes overflows below. What a device has room for is
 /// asked later.
@@ -172,16 +171,16 @@ pub enum Outcome {
 ///
 /// # Errors
 /// The first size that it does not take, and why.
-pub fn admit(backend: &AnyBackend, selection: &Selection) -> Result<(), Failure> {
-    backend.measure(Admit(selection))?
+pub fn admit(backend: &AnyBackend, selection: &Selection) -> Result<(), BenchError> {
+    crate::measure(backend, Admit(selection))?
 }
 
 /// The sizes that will be measured, and whether each exceeds the caches.
 ///
 /// # Errors
 /// If the device fails.
-pub fn sizes(backend: &AnyBackend, selection: &Selection) -> Result<Vec<(Shape, DType, bool)>, Failure> {
-    Ok(backend.measure(Sizes(selection))?)
+pub fn sizes(backend: &AnyBackend, selection: &Selection) -> Result<Vec<(Shape, DType, bool)>, BenchError> {
+    Ok(crate::measure(backend, Sizes(selection))?)
 }
 
 struct Sizes<'a>(&'a Selection);
@@ -200,14 +199,14 @@ impl Measurement for Sizes<'_> {
 struct Admit<'a>(&'a Selection);
 
 impl Measurement for Admit<'_> {
-    type Output = Result<(), Failure>;
+    type Output = Result<(), BenchError>;
 
     fn run<D: Measurable>(self, device: &D) -> Self::Output {
         if !self.0.shapes.is_given() {
             return Ok(());
         }
         self.0.sizes(device).into_iter().try_for_each(|(shape, dtype)| {
-            let refuse = |why| Failure::Input(format!("--shapes: {why}, got {shape} in {dtype}"));
+            let refuse = |why| BenchError::Input(format!("--shapes: {why}, got {shape} in {dtype}"));
             self.0.admit(device, shape, dtype).map_err(refuse)
         })
     }
@@ -222,8 +221,8 @@ pub fn measure(
     backend: &AnyBackend,
     selection: &Selection,
     progress: &mut dyn FnMut(Outcome, usize),
-) -> Result<Vec<String>, Failure> {
-    backend.measure(Measure { selection, progress })?
+) -> Result<Vec<String>, BenchError> {
+    crate::measure(backend, Measure { selection, progress })?
 }
 
 struct Measure<'a> {
@@ -232,7 +231,7 @@ struct Measure<'a> {
 }
 
 impl Measurement for Measure<'_> {
-    type Output = Result<Vec<String>, Failure>;
+    type Output = Result<Vec<String>, BenchError>;
 
     fn run<D: Measurable>(self, device: &D) -> Self::Output {
         let Selection { norms, ops, reductions, .. } = self.selection;
@@ -294,7 +293,7 @@ impl Selection {
         shape: Shape,
         operations: &[Operation],
         done: &mut dyn FnMut(Outcome),
-    ) -> Result<Option<String>, Failure> {
+    ) -> Result<Option<String>, BenchError> {
         let mut workload = match Workload::<D, T>::new(device, shape, &self.reductions) {
             Ok(workload) => workload,
             // Some devices do not tell beforehand that there is no room.
@@ -305,16 +304,15 @@ impl Selection {
         };
         let wrong = workload.wrong_copies()?;
         if wrong > 0 {
-            print(&format!("copy {} {shape}: {wrong} elements did not arrive\n", T::DTYPE))?;
-            return Err(Failure::Check);
+            return Err(BenchError::Wrong(format!("copy {} {shape}: {wrong} elements did not arrive", T::DTYPE)));
         }
         for &operation in operations {
             match workload.wrong_elements(operation) {
                 Ok(0) => done(Outcome::Measured(self.row(device, &mut workload, shape, operation)?)),
                 Ok(wrong) => {
                     let (norm, op) = (operation.norm.name(), operation.op.name());
-                    print(&format!("{norm} {op} {} {shape}: {wrong} elements outside their bounds\n", T::DTYPE))?;
-                    return Err(Failure::Check);
+                    let what = format!("{norm} {op} {} {shape}: {wrong} elements outside their bounds", T::DTYPE);
+                    return Err(BenchError::Wrong(what));
                 }
                 Err(Error::Unsupported { rule }) => done(Outcome::Unsupported(operation, rule)),
                 Err(error) => return Err(error.into()),
@@ -329,7 +327,7 @@ impl Selection {
         workload: &mut Workload<'_, D, T>,
         shape: Shape,
         operation: Operation,
-    ) -> Result<Row, Failure> {
+    ) -> Result<Row, BenchError> {
         let sampling = Sampling { turns: 1 + D::COPIES, sets: workload.sets(), seconds: self.seconds };
         let mut timings = alternate(device, sampling, |turn, set| match turn.checked_sub(1) {
             None => workload.call(operation, set),

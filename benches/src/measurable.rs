@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
-use super::Shape;
-use crate::conformance::Harness;
-use crate::{AnyBackend, Element, Error, NormBackend};
+use rmsnorm_core::conformance::Harness;
+use rmsnorm_core::{AnyBackend, Element, Error, NormBackend};
+
+use crate::Shape;
 
 /// A call that is timed, on the input set of that number modulo their count.
 pub(crate) type Call<'c> = dyn FnMut(usize) -> Result<(), Error> + 'c;
@@ -107,7 +108,7 @@ impl Mode {
     }
 }
 
-/// A measurement of any backend: a closure that is generic over its argument, like [`Task`](crate::Task).
+/// A measurement of any backend: a closure that is generic over its argument, like [`Task`](rmsnorm_core::Task).
 pub trait Measurement {
     /// What it gives.
     type Output;
@@ -116,24 +117,20 @@ pub trait Measurement {
     fn run<D: Measurable>(self, device: &D) -> Self::Output;
 }
 
-impl AnyBackend {
-    /// Runs a measurement on the backend, whichever it is; on a CUDA device on a stream whose calls can be captured into
-    /// a graph.
-    ///
-    /// # Errors
-    /// `Device` if there is no such stream.
-    #[cfg_attr(
-        not(any(feature = "cpu", feature = "cuda", feature = "wgpu")),
-        expect(unused_variables, reason = "without a backend there is no value to match")
-    )]
-    pub fn measure<M: Measurement>(&self, measurement: M) -> Result<M::Output, Error> {
-        match *self {
-            #[cfg(feature = "cpu")]
-            AnyBackend::Cpu(ref backend) => Ok(measurement.run(backend)),
-            #[cfg(feature = "cuda")]
-            AnyBackend::Cuda(ref backend) => Ok(measurement.run(&super::cuda::capturable(backend)?)),
-            #[cfg(feature = "wgpu")]
-            AnyBackend::Wgpu(ref backend) => Ok(measurement.run(backend)),
-        }
+/// Runs a measurement on the backend, whichever it is; on a CUDA device on a stream whose calls can be captured into a
+/// graph.
+///
+/// # Errors
+/// `Device` if there is no such stream.
+pub fn measure<M: Measurement>(backend: &AnyBackend, measurement: M) -> Result<M::Output, Error> {
+    if let Some(backend) = backend.as_cpu() {
+        Ok(measurement.run(backend))
+    } else if let Some(backend) = backend.as_cuda() {
+        Ok(measurement.run(&crate::devices::cuda::capturable(backend)?))
+    } else if let Some(backend) = backend.as_wgpu() {
+        Ok(measurement.run(backend))
+    } else {
+        let rule = format!("{} has no clock here", backend.device());
+        Err(Error::Unsupported { rule })
     }
 }

@@ -3,16 +3,17 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use super::Shape;
-use super::gpu::{SWEEP_BYTES, repetitions, set_count};
-use super::measurable::{Call, Measurable, Mode, Sets};
-use crate::conformance::Harness;
-use crate::wgpu::wgpu::{
+use rmsnorm_core::conformance::Harness;
+use rmsnorm_core::wgpu::wgpu::{
     Buffer, BufferDescriptor, BufferUsages, CommandEncoderDescriptor, Features, MapMode, PollType, QuerySet,
     QuerySetDescriptor, QueryType,
 };
-use crate::wgpu::{TestBuffer, WgpuBackend, WgpuSlice};
-use crate::{Element, Error};
+use rmsnorm_core::wgpu::{TestBuffer, WgpuBackend, WgpuSlice};
+use rmsnorm_core::{Element, Error};
+
+use super::gpu::{SWEEP_BYTES, repetitions, set_count};
+use crate::Shape;
+use crate::measurable::{Call, Measurable, Mode, Sets};
 
 /// Tensors of this many bytes in all are in no cache. wgpu tells none's size.
 const NO_CACHE_BYTES: usize = 128 << 20;

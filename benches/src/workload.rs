@@ -1,46 +1,47 @@
 //! The tensors of one shape and dtype, in several sets, and the calls that are timed on them.
 
-use super::pattern::Pattern;
-use super::{Measurable, Op, Operation, Shape};
-use crate::{
+use rmsnorm_core::{
     Backward, DType, Element, Error, Forward, GradReduction, Norm, NormBackend, NormSpec, Present, Problem, Stage,
 };
+
+use crate::pattern::Pattern;
+use crate::{Measurable, Op, Operation, Shape};
 
 const EPS: f32 = 1e-6;
 
 /// The numbers of the input tensors in the [`Pattern`].
-pub(super) mod tensors {
-    pub(in super::super) const X: usize = 1;
+pub(crate) mod tensors {
+    pub(crate) const X: usize = 1;
     /// The residual of forward; dy of backward.
-    pub(in super::super) const SECOND: usize = 2;
-    pub(in super::super) const WEIGHT: usize = 3;
-    pub(in super::super) const BIAS: usize = 4;
+    pub(crate) const SECOND: usize = 2;
+    pub(crate) const WEIGHT: usize = 3;
+    pub(crate) const BIAS: usize = 4;
 }
 
 /// One set: inputs and outputs of every operation.
-pub(super) struct Set<D: Measurable, T: Element> {
+pub(crate) struct Set<D: Measurable, T: Element> {
     /// x of forward; x of backward.
-    pub(super) x: D::Buffer<T>,
+    pub(crate) x: D::Buffer<T>,
     /// The residual of forward; dy of backward.
-    pub(super) second: D::Buffer<T>,
+    pub(crate) second: D::Buffer<T>,
     /// y of forward; dx of backward.
-    pub(super) out: D::Buffer<T>,
-    pub(super) residual_out: D::Buffer<T>,
+    pub(crate) out: D::Buffer<T>,
+    pub(crate) residual_out: D::Buffer<T>,
 }
 
 /// Sets that are visited in turn, and the vectors they share.
 pub struct Workload<'d, D: Measurable, T: Element> {
-    pub(super) device: &'d D,
-    pub(super) shape: Shape,
-    pub(super) pattern: Pattern<T>,
-    pub(super) sets: Vec<Set<D, T>>,
+    pub(crate) device: &'d D,
+    pub(crate) shape: Shape,
+    pub(crate) pattern: Pattern<T>,
+    pub(crate) sets: Vec<Set<D, T>>,
     is_cold: bool,
     weight: D::Buffer<T>,
     bias: D::Buffer<T>,
-    pub(super) mean: D::Buffer<f32>,
-    pub(super) rstd: D::Buffer<f32>,
-    pub(super) dweight: D::Buffer<T>,
-    pub(super) dbias: D::Buffer<T>,
+    pub(crate) mean: D::Buffer<f32>,
+    pub(crate) rstd: D::Buffer<f32>,
+    pub(crate) dweight: D::Buffer<T>,
+    pub(crate) dbias: D::Buffer<T>,
     workspace: D::Buffer<f32>,
     workspace_len: usize,
 }
@@ -166,7 +167,7 @@ pub fn workload_bytes<D: Measurable>(device: &D, shape: Shape, dtype: DType, red
     [vectors, statistics, workspace].into_iter().fold(matrices, usize::saturating_add)
 }
 
-pub(super) fn spec(norm: Norm, shape: Shape) -> NormSpec {
+pub(crate) fn spec(norm: Norm, shape: Shape) -> NormSpec {
     match norm {
         Norm::Rms => NormSpec::rms(shape.rows, shape.cols, EPS),
         Norm::Layer => NormSpec::layer(shape.rows, shape.cols, EPS),
@@ -184,7 +185,7 @@ fn workspace_len<D: Measurable>(device: &D, shape: Shape, dtype: DType, reductio
 }
 
 /// The problem that a workload's call is.
-pub(super) fn problem(operation: Operation, dtype: DType, shape: Shape) -> Problem {
+pub(crate) fn problem(operation: Operation, dtype: DType, shape: Shape) -> Problem {
     let Operation { norm, op, reduction } = operation;
     let (is_layer, is_backward, adds) = (norm == Norm::Layer, op == Op::Backward, op == Op::AddForward);
     let stage = if is_backward { Stage::Backward } else { Stage::Forward };

@@ -1,29 +1,6 @@
-//! What is measured and how, for `rmsnorm bench` and the criterion benchmarks: operations, the bytes they move, tensors
-//! to run them on, and a clock and a copy for every backend.
-//!
-//! Rates count the fewest bytes an operation must move, so that they compare with a plain copy. Tensors come in several
-//! sets that are visited in turn and together exceed every cache, unless the call is too small for that. A result is
-//! judged before it is timed. How time is taken is a matter of the backend: [`Measurable`].
+//! What is measured: operations, their sizes, and the bytes they move.
 
-mod clock;
-#[cfg(feature = "cpu")]
-mod cpu;
-#[cfg(feature = "cuda")]
-mod cuda;
-#[cfg(any(feature = "cuda", feature = "wgpu"))]
-mod gpu;
-mod judge;
-mod measurable;
-mod pattern;
-#[cfg(feature = "wgpu")]
-mod wgpu;
-mod workload;
-
-pub use clock::{Samples, Sampling, Timing, alternate};
-pub use measurable::{Measurable, Measurement, Mode, Sets};
-pub use workload::{Workload, workload_bytes};
-
-use crate::{DType, GradReduction, Norm};
+use rmsnorm_core::{DType, GradReduction, Norm};
 
 /// What is done with the tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

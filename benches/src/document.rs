@@ -2,11 +2,11 @@
 //!
 //! What documents did not always have is optional, so that old ones can still be read.
 
-use rmsnorm_core::measure::{Op, Operation, reduction_name};
 use rmsnorm_core::{AnyBackend, Device, GradReduction};
 use serde::{Deserialize, Serialize};
 
-use crate::measure::Row;
+use crate::selection::Row;
+use crate::{Op, Operation, reduction_name};
 
 /// The commit that the program was built from, with a `+` if files had changed since; `unknown` outside a repository.
 pub const REVISION: &str =

@@ -1,6 +1,6 @@
 //! The values of tensors: a fixed pattern, so that the judge knows any element without asking the device for it.
 
-use crate::Element;
+use rmsnorm_core::Element;
 
 /// Elements until the pattern repeats. A prime: no row length divides it, so rows differ.
 const PERIOD: usize = 1_048_583;
@@ -54,7 +54,7 @@ const fn first(tensor: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bf16;
+    use rmsnorm_core::bf16;
 
     #[test]
     fn tensors_are_what_value_says_and_differ() {

@@ -1,0 +1,30 @@
+//! How fast the backends are: what `rmsnorm bench`, `rmsnorm compare` and the criterion benchmarks are made of.
+//!
+//! Rates count the fewest bytes an operation must move, so that they compare with a plain copy. Tensors come in several
+//! sets that are visited in turn and together exceed every cache, unless the call is too small for that. A result is
+//! checked before it is timed. How time is taken is a matter of the backend: [`Measurable`].
+//!
+//! ```text
+//! selection -> workload (operation, pattern) -> check -> clock (measurable, devices) -> document -> figure -> tables, plot
+//! ```
+#![forbid(unsafe_code)]
+
+mod check;
+mod clock;
+mod devices;
+pub mod document;
+mod error;
+pub mod figure;
+mod measurable;
+mod operation;
+mod pattern;
+pub mod plot;
+pub mod selection;
+pub mod side_by_side;
+mod workload;
+
+pub use clock::{Samples, Sampling, Timing, alternate};
+pub use error::BenchError;
+pub use measurable::{Measurable, Measurement, Mode, Sets, measure};
+pub use operation::{Op, Operation, REDUCTIONS, Shape, reduction_name};
+pub use workload::{Workload, workload_bytes};
