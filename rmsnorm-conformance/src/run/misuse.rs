@@ -40,8 +40,8 @@ impl Refusal {
             Error::Missing { arg, .. } => Some(Refusal::Missing(arg)),
             Error::Unexpected { arg, .. } => Some(Refusal::Unexpected(arg)),
             Error::Unsupported { .. } => Some(Refusal::Unsupported),
-            // Overlap, devices, and errors to come, for which there are no bad calls here yet.
-            _ => None,
+            // And errors to come.
+            Error::Overlap { .. } | Error::Unavailable { .. } | Error::Device { .. } | _ => None,
         }
     }
 }
