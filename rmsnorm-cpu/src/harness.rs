@@ -63,7 +63,7 @@ impl Harness for CpuBackend {
     }
 
     fn plan(&self, problem: &Problem) -> String {
-        let plan = plan::plan(problem, &self.caps());
+        let plan = plan::plan(problem, self.caps());
         let plan::Plan { tasks, reduce_tasks, block_rows, blocks, streaming } = plan;
         let way = if streaming { "past the cache" } else { "through the cache" };
         let described = format!("{}, tasks {tasks}, {way}", self.isa().name());
