@@ -269,7 +269,7 @@ mod tests {
     #[test]
     fn params_are_the_same_on_both_sides() {
         let rust = fields(include_str!("params.rs"), rust_field);
-        assert_eq!(rust, fields(include_str!("../kernels/params.cuh"), cuda_field));
+        assert_eq!(rust, fields(rmsnorm_kernels::PARAMS.text, cuda_field));
         let bytes = |&(_, kind)| match kind {
             "Matrix" => size_of::<Matrix>(),
             "u64" => size_of::<u64>(),

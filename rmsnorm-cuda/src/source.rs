@@ -3,51 +3,41 @@
 //! The kernels have no `#include`, so a driver and NVRTC are all that a user needs. No number is written in both
 //! languages: what Rust decides reaches the kernels as `-D` options, and only through here.
 
+use rmsnorm_kernels::{self as kernels, Source};
 use rmsnorm_spec::{CastOrder, Norm};
 
 use crate::caps::Arch;
 use crate::params::Params;
 use crate::plan::{Accumulate, KernelKey, Program};
 
-/// A file of `kernels/`: its path and its text.
-type File = (&'static str, &'static str);
-
-macro_rules! file {
-    ($name:literal) => {
-        (concat!("kernels/", $name), include_str!(concat!("../kernels/", $name)))
-    };
-}
-
 /// Each may use what stands before it.
-const HEADERS: [File; 6] = [
-    file!("dtype.cuh"),
-    file!("params.cuh"),
-    file!("reduce.cuh"),
-    file!("memory.cuh"),
-    file!("normalize.cuh"),
-    file!("gradients.cuh"),
-];
+const HEADERS: [Source; 6] =
+    [kernels::DTYPE, kernels::PARAMS, kernels::REDUCE, kernels::MEMORY, kernels::NORMALIZE, kernels::GRADIENTS];
 
-const fn file(program: Program) -> File {
+const fn file(program: Program) -> Source {
     match program {
-        Program::Forward => file!("forward.cu"),
-        Program::ForwardCluster => file!("forward_cluster.cu"),
-        Program::ForwardLong => file!("forward_long.cu"),
-        Program::ForwardStreaming => file!("forward_streaming.cu"),
-        Program::Backward => file!("backward.cu"),
-        Program::BackwardRowSums | Program::BackwardColumns => file!("backward_streaming.cu"),
-        Program::ReducePartials => file!("reduce_partials.cu"),
+        Program::Forward => kernels::FORWARD,
+        Program::ForwardCluster => kernels::FORWARD_CLUSTER,
+        Program::ForwardLong => kernels::FORWARD_LONG,
+        Program::ForwardStreaming => kernels::FORWARD_STREAMING,
+        Program::Backward => kernels::BACKWARD,
+        Program::BackwardRowSums | Program::BackwardColumns => kernels::BACKWARD_STREAMING,
+        Program::ReducePartials => kernels::REDUCE_PARTIALS,
     }
 }
 
 /// The file of a program, under the name that the compiler's messages have for it.
 pub(crate) const fn file_name(program: Program) -> &'static str {
-    file(program).0
+    file(program).path
 }
 
 /// Headers and program as one text. Messages of the compiler name the file and its line.
 pub(crate) fn text(program: Program) -> String {
-    HEADERS.into_iter().chain([file(program)]).map(|(path, text)| format!("#line 1 \"{path}\"\n{text}\n")).collect()
+    HEADERS
+        .into_iter()
+        .chain([file(program)])
+        .map(|Source { path, text }| format!("#line 1 \"{path}\"\n{text}\n"))
+        .collect()
 }
 
 /// The compiler's options for a kernel: the device, the language, then all that the sources leave open. Nothing here
@@ -179,11 +169,8 @@ mod tests {
 
     #[test]
     fn every_file_is_part_of_a_program() {
-        let folder = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/kernels")).expect("a folder");
-        let there: BTreeSet<String> =
-            folder.map(|entry| format!("kernels/{}", entry.expect("a file").file_name().display())).collect();
-        let used: BTreeSet<String> =
-            HEADERS.iter().map(|(path, _)| *path).chain(Program::ALL.map(file_name)).map(String::from).collect();
+        let there: BTreeSet<&str> = kernels::ALL.iter().map(|source| source.path).collect();
+        let used = HEADERS.iter().map(|header| header.path).chain(Program::ALL.map(file_name)).collect();
         assert_eq!(there, used);
     }
 }

@@ -9,6 +9,7 @@ mod assemble;
 mod programs;
 mod tensors;
 
+use rmsnorm_shaders as shaders;
 use rmsnorm_spec::{CastOrder, DType, Norm};
 
 use crate::plan::{Access, Flavour, KernelKey, Program};
@@ -21,12 +22,6 @@ pub(crate) const ENTRY: &str = "main";
 
 /// Where the uniform buffer with [`Params`](crate::params::Params) is bound; tensors follow.
 pub(crate) const PARAMS_BINDING: u32 = 0;
-
-macro_rules! file {
-    ($name:literal) => {
-        include_str!(concat!("../shaders/", $name, ".wgsl"))
-    };
-}
 
 /// A storage buffer that a program binds, in group 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +63,7 @@ pub(crate) fn text(key: &KernelKey, has_unpack: bool) -> String {
     for dtype in DType::ALL {
         if dtypes(key).contains(&dtype) {
             text += &expand(io(dtype), &|name| name == "HAS_UNPACK" && has_unpack, &|_| 0..1);
-            text += &substitute(file!("pair"), &[("DTYPE", dtype.name())]);
+            text += &substitute(shaders::PAIR.text, &[("DTYPE", dtype.name())]);
         }
     }
     for used in uses(key) {
@@ -153,14 +148,14 @@ fn conditions(key: &KernelKey) -> [(&'static str, bool); 21] {
 
 /// What all programs begin with.
 fn shared(key: &KernelKey) -> Vec<&'static str> {
-    let mut parts = vec![file!("params"), file!("row"), file!("me")];
+    let mut parts = vec![shaders::PARAMS.text, shaders::ROW.text, shaders::ME.text];
     if gradients(key) > 0 {
-        parts.push(file!("partial_rows"));
+        parts.push(shaders::PARTIAL_ROWS.text);
     }
     if has_sums(key.program) {
         parts.push(match key.tile.flavour {
-            Flavour::Workgroup => file!("reduce_workgroup"),
-            Flavour::Subgroup(_) => file!("reduce_subgroup"),
+            Flavour::Workgroup => shaders::REDUCE_WORKGROUP.text,
+            Flavour::Subgroup(_) => shaders::REDUCE_SUBGROUP.text,
         });
     }
     parts
@@ -169,32 +164,32 @@ fn shared(key: &KernelKey) -> Vec<&'static str> {
 /// The program itself, after what it shares with others.
 fn of_program(key: &KernelKey) -> Vec<&'static str> {
     let mut parts = match key.program {
-        Program::Forward | Program::ForwardStreaming => vec![file!("parameters"), file!("normalize")],
+        Program::Forward | Program::ForwardStreaming => vec![shaders::PARAMETERS.text, shaders::NORMALIZE.text],
         Program::Backward | Program::BackwardRowSums | Program::BackwardColumns => {
-            vec![file!("parameters"), file!("gradients")]
+            vec![shaders::PARAMETERS.text, shaders::GRADIENTS.text]
         }
         Program::ReducePartials | Program::Copy => vec![],
     };
     if gradients(key) > 0 && key.program != Program::ReducePartials {
-        parts.push(file!("fold"));
+        parts.push(shaders::FOLD.text);
     }
     parts.push(match key.program {
-        Program::Forward => file!("forward"),
-        Program::ForwardStreaming => file!("forward_streaming"),
-        Program::Backward => file!("backward"),
-        Program::BackwardRowSums => file!("backward_row_sums"),
-        Program::BackwardColumns => file!("backward_columns"),
-        Program::ReducePartials => file!("reduce_partials"),
-        Program::Copy => file!("copy"),
+        Program::Forward => shaders::FORWARD.text,
+        Program::ForwardStreaming => shaders::FORWARD_STREAMING.text,
+        Program::Backward => shaders::BACKWARD.text,
+        Program::BackwardRowSums => shaders::BACKWARD_ROW_SUMS.text,
+        Program::BackwardColumns => shaders::BACKWARD_COLUMNS.text,
+        Program::ReducePartials => shaders::REDUCE_PARTIALS.text,
+        Program::Copy => shaders::COPY.text,
     });
     parts
 }
 
 const fn io(dtype: DType) -> &'static str {
     match dtype {
-        DType::F32 => file!("io_f32"),
-        DType::F16 => file!("io_f16"),
-        DType::Bf16 => file!("io_bf16"),
+        DType::F32 => shaders::IO_F32.text,
+        DType::F16 => shaders::IO_F16.text,
+        DType::Bf16 => shaders::IO_BF16.text,
     }
 }
 
@@ -224,27 +219,27 @@ fn of_tensor(key: &KernelKey, used: &Use) -> String {
 /// The files of a tensor.
 fn fragments(key: &KernelKey, used: &Use) -> Vec<&'static str> {
     let quads = match (used.kind, key.access) {
-        (Kind::Statistic, _) => return vec![file!("statistic")],
+        (Kind::Statistic, _) => return vec![shaders::STATISTIC.text],
         (Kind::Workspace, _) => return workspace(key),
-        (Kind::Elements(DType::F32), Access::Aligned) => file!("aligned32"),
-        (Kind::Elements(DType::F32), Access::Words | Access::Halves) => file!("words32"),
+        (Kind::Elements(DType::F32), Access::Aligned) => shaders::ALIGNED32.text,
+        (Kind::Elements(DType::F32), Access::Words | Access::Halves) => shaders::WORDS32.text,
         (Kind::Elements(DType::F16 | DType::Bf16), Access::Aligned) if moves_pairs(key) => {
-            return vec![file!("aligned16_pair")];
+            return vec![shaders::ALIGNED16_PAIR.text];
         }
-        (Kind::Elements(DType::F16 | DType::Bf16), Access::Aligned) => file!("aligned16"),
-        (Kind::Elements(DType::F16 | DType::Bf16), Access::Words) => file!("words16"),
-        (Kind::Elements(DType::F16 | DType::Bf16), Access::Halves) => file!("halves16"),
+        (Kind::Elements(DType::F16 | DType::Bf16), Access::Aligned) => shaders::ALIGNED16.text,
+        (Kind::Elements(DType::F16 | DType::Bf16), Access::Words) => shaders::WORDS16.text,
+        (Kind::Elements(DType::F16 | DType::Bf16), Access::Halves) => shaders::HALVES16.text,
     };
     // The second stage has single quads.
-    if key.program == Program::ReducePartials { vec![quads] } else { vec![quads, file!("quads")] }
+    if key.program == Program::ReducePartials { vec![quads] } else { vec![quads, shaders::QUADS.text] }
 }
 
 fn workspace(key: &KernelKey) -> Vec<&'static str> {
     match key.program {
-        Program::BackwardRowSums => vec![file!("row_sums")],
-        Program::ReducePartials => vec![file!("partial_sums")],
-        Program::Backward | Program::BackwardColumns if key.atomics => vec![file!("atomics")],
-        Program::Backward | Program::BackwardColumns => vec![file!("partials")],
+        Program::BackwardRowSums => vec![shaders::ROW_SUMS.text],
+        Program::ReducePartials => vec![shaders::PARTIAL_SUMS.text],
+        Program::Backward | Program::BackwardColumns if key.atomics => vec![shaders::ATOMICS.text],
+        Program::Backward | Program::BackwardColumns => vec![shaders::PARTIALS.text],
         Program::Forward | Program::ForwardStreaming | Program::Copy => vec![],
     }
 }

@@ -10,6 +10,7 @@ use naga::back::{PipelineConstants, hlsl, msl, spv};
 use naga::front::wgsl;
 use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
 use naga::{AddressSpace, Module, ShaderStage, StorageAccess, TypeInner};
+use rmsnorm_shaders::{self as shaders, Source};
 use rmsnorm_spec::{CastOrder, DType, GradReduction, Norm, Present, Problem, Stage};
 
 use super::*;
@@ -357,14 +358,6 @@ fn whole_calls_bind_no_more_than_any_device_has_by_default() {
     }
 }
 
-/// Every file of `shaders/`: its stem and its text.
-fn files() -> Vec<(String, String)> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("shaders");
-    let paths = folder.read_dir().expect("a folder").map(|file| file.expect("a file").path());
-    let stem = |path: &Path| path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default().to_owned();
-    paths.map(|path| (stem(&path), std::fs::read_to_string(&path).expect("a text"))).collect()
-}
-
 #[test]
 fn f16_needs_no_conversion_of_wgsl() {
     // What all programs do with f16 is the same.
@@ -378,8 +371,7 @@ fn f16_needs_no_conversion_of_wgsl() {
 
 #[test]
 fn every_question_has_an_answer_and_every_answer_a_question() {
-    let files = files();
-    let lines = files.iter().flat_map(|(_, text)| text.lines());
+    let lines = shaders::ALL.iter().flat_map(|source| source.text.lines());
     let asked: BTreeSet<&str> = lines.filter_map(|line| line.trim().strip_prefix("// if ")).collect();
     let answered = conditions(&Draw(1).key(Program::Forward)).map(|(name, _)| name);
     assert_eq!(asked, answered.into_iter().chain(["IS_LOADED", "IS_STORED", "IS_ATOMIC", "HAS_UNPACK"]).collect());
@@ -387,8 +379,9 @@ fn every_question_has_an_answer_and_every_answer_a_question() {
 
 #[test]
 fn every_file_is_used_and_every_block_ends() {
-    for (stem, text) in files() {
-        assert!(include_str!("../source.rs").contains(&format!("file!(\"{stem}\")")), "{stem}");
+    for Source { path, text } in shaders::ALL {
+        let stem = Path::new(path).file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
+        assert!(include_str!("../source.rs").contains(&format!("shaders::{}.", stem.to_uppercase())), "{stem}");
         let is_begin =
             |line: &&str| ["// if ", "// unroll ", "// batches "].iter().any(|verb| line.trim().starts_with(verb));
         let (begun, ended) =

@@ -1,0 +1,60 @@
+//! The CUDA C++ of `rmsnorm-cuda`, as text: headers (`.cuh`) and one file per stage. It has no `#include`; what puts a
+//! program together, and what it leaves open (`-D` options), is in that crate's `source.rs`.
+#![no_std]
+#![forbid(unsafe_code)]
+
+/// A file of this folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// Its name in the repository, as messages of a compiler have it.
+    pub path: &'static str,
+    /// What is in it.
+    pub text: &'static str,
+}
+
+macro_rules! sources {
+    ($($name:ident = $file:literal,)*) => {
+        $(
+            #[doc = concat!("`", $file, "`")]
+            pub const $name: Source = Source { path: concat!("kernels/", $file), text: include_str!($file) };
+        )*
+
+        /// Every file.
+        pub const ALL: &[Source] = &[$($name),*];
+    };
+}
+
+sources! {
+    BACKWARD = "backward.cu",
+    BACKWARD_STREAMING = "backward_streaming.cu",
+    DTYPE = "dtype.cuh",
+    FORWARD = "forward.cu",
+    FORWARD_CLUSTER = "forward_cluster.cu",
+    FORWARD_LONG = "forward_long.cu",
+    FORWARD_STREAMING = "forward_streaming.cu",
+    GRADIENTS = "gradients.cuh",
+    MEMORY = "memory.cuh",
+    NORMALIZE = "normalize.cuh",
+    PARAMS = "params.cuh",
+    REDUCE = "reduce.cuh",
+    REDUCE_PARTIALS = "reduce_partials.cu",
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::collections::BTreeSet;
+    use std::format;
+    use std::string::String;
+
+    use super::ALL;
+
+    #[test]
+    fn every_file_of_the_folder_is_listed() {
+        let folder = std::fs::read_dir(env!("CARGO_MANIFEST_DIR")).expect("a folder");
+        let names = folder.map(|file| format!("kernels/{}", file.expect("a file").file_name().display()));
+        let there: BTreeSet<String> = names.filter(|name| name.ends_with(".cu") || name.ends_with(".cuh")).collect();
+        assert_eq!(there, ALL.iter().map(|source| source.path.into()).collect());
+    }
+}

@@ -1,0 +1,80 @@
+//! The WGSL of `rmsnorm-wgpu`, as text: one file per stage, and what stages share. What puts a program together is in that
+//! crate's `source.rs`.
+#![no_std]
+#![forbid(unsafe_code)]
+
+/// A file of this folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// Its name in the repository, as messages of a compiler have it.
+    pub path: &'static str,
+    /// What is in it.
+    pub text: &'static str,
+}
+
+macro_rules! sources {
+    ($($name:ident = $file:literal,)*) => {
+        $(
+            #[doc = concat!("`", $file, "`")]
+            pub const $name: Source = Source { path: concat!("shaders/", $file), text: include_str!($file) };
+        )*
+
+        /// Every file.
+        pub const ALL: &[Source] = &[$($name),*];
+    };
+}
+
+sources! {
+    ALIGNED16 = "aligned16.wgsl",
+    ALIGNED16_PAIR = "aligned16_pair.wgsl",
+    ALIGNED32 = "aligned32.wgsl",
+    ATOMICS = "atomics.wgsl",
+    BACKWARD = "backward.wgsl",
+    BACKWARD_COLUMNS = "backward_columns.wgsl",
+    BACKWARD_ROW_SUMS = "backward_row_sums.wgsl",
+    COPY = "copy.wgsl",
+    FOLD = "fold.wgsl",
+    FORWARD = "forward.wgsl",
+    FORWARD_STREAMING = "forward_streaming.wgsl",
+    GRADIENTS = "gradients.wgsl",
+    HALVES16 = "halves16.wgsl",
+    IO_BF16 = "io_bf16.wgsl",
+    IO_F16 = "io_f16.wgsl",
+    IO_F32 = "io_f32.wgsl",
+    ME = "me.wgsl",
+    NORMALIZE = "normalize.wgsl",
+    PAIR = "pair.wgsl",
+    PARAMETERS = "parameters.wgsl",
+    PARAMS = "params.wgsl",
+    PARTIAL_ROWS = "partial_rows.wgsl",
+    PARTIAL_SUMS = "partial_sums.wgsl",
+    PARTIALS = "partials.wgsl",
+    QUADS = "quads.wgsl",
+    REDUCE_PARTIALS = "reduce_partials.wgsl",
+    REDUCE_SUBGROUP = "reduce_subgroup.wgsl",
+    REDUCE_WORKGROUP = "reduce_workgroup.wgsl",
+    ROW = "row.wgsl",
+    ROW_SUMS = "row_sums.wgsl",
+    STATISTIC = "statistic.wgsl",
+    WORDS16 = "words16.wgsl",
+    WORDS32 = "words32.wgsl",
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::collections::BTreeSet;
+    use std::format;
+    use std::string::String;
+
+    use super::ALL;
+
+    #[test]
+    fn every_file_of_the_folder_is_listed() {
+        let folder = std::fs::read_dir(env!("CARGO_MANIFEST_DIR")).expect("a folder");
+        let names = folder.map(|file| format!("shaders/{}", file.expect("a file").file_name().display()));
+        let there: BTreeSet<String> = names.filter(|name| name.ends_with(".wgsl")).collect();
+        assert_eq!(there, ALL.iter().map(|source| source.path.into()).collect());
+    }
+}
