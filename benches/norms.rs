@@ -13,12 +13,12 @@ use rmsnorm_core::{AnyBackend, Element, GradReduction, Norm, available, bf16, f1
 
 fn main() {
     let mut criterion = Criterion::default().configure_from_args();
-    for device in available() {
-        match device.status {
-            Err(reason) => eprintln!("{}: skipped: {reason}", device.name),
+    for entry in available() {
+        match entry.status {
+            Err(reason) => eprintln!("{}: skipped: {reason}", entry.device),
             Ok(_) => {
-                let backend = device.name.parse().and_then(AnyBackend::open).expect("it could be opened before");
-                let name = &device.name;
+                let backend = AnyBackend::open(entry.device).expect("it could be opened before");
+                let name = &entry.device.to_string();
                 rmsnorm_bench::measure(&backend, Bench { criterion: &mut criterion, name }).expect("the device works");
             }
         }

@@ -1,7 +1,7 @@
 //! From names and flags to a backend that is ready: the one place where the command line tells backends apart.
 
 use rmsnorm_core::cpu::{CpuBackend, Isa};
-use rmsnorm_core::{AnyBackend, available};
+use rmsnorm_core::{AnyBackend, ParseDeviceError, available};
 
 use crate::args::CpuArgs;
 use crate::failure::Failure;
@@ -22,7 +22,8 @@ pub fn one_of<V: Copy>(flag: &str, name: &str, all: &[V], name_of: impl Fn(V) ->
 /// # Errors
 /// If no backend has the name, or the build or the machine lacks it, its instruction set or its threads.
 pub fn open(name: &str, args: &CpuArgs) -> Result<AnyBackend, Failure> {
-    let backend = AnyBackend::open(name.parse()?)?;
+    let device = name.parse().map_err(|error: ParseDeviceError| Failure::Input(error.to_string()))?;
+    let backend = AnyBackend::open(device)?;
     let isa = args.isa.as_deref().map(|isa| one_of("--isa", isa, &Isa::ALL, Isa::name)).transpose()?;
     match (backend.as_cpu(), isa, args.threads) {
         (None, ..) | (Some(_), None, None) => Ok(backend),
@@ -42,7 +43,7 @@ pub fn flags(args: &CpuArgs) -> String {
 
 /// The names of the backends that this machine can run.
 pub fn names() -> Vec<String> {
-    available().into_iter().filter(|device| device.status.is_ok()).map(|device| device.name).collect()
+    available().into_iter().filter(|device| device.status.is_ok()).map(|entry| entry.device.to_string()).collect()
 }
 
 #[cfg(test)]

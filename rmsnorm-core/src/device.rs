@@ -30,48 +30,61 @@ pub enum Device {
 
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Device::Cpu => f.write_str("cpu"),
-            Device::Cuda(0) => f.write_str("cuda"),
-            Device::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
-            Device::Wgpu(0) => f.write_str("wgpu"),
-            Device::Wgpu(ordinal) => write!(f, "wgpu:{ordinal}"),
-        }
+        // Through a string, so that a width pads the whole.
+        let name = match self {
+            Device::Cpu => "cpu".into(),
+            Device::Cuda(0) => "cuda".into(),
+            Device::Cuda(ordinal) => format!("cuda:{ordinal}"),
+            Device::Wgpu(0) => "wgpu".into(),
+            Device::Wgpu(ordinal) => format!("wgpu:{ordinal}"),
+        };
+        f.pad(&name)
     }
 }
 
+/// A text that names no device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParseDeviceError {
+    expected: &'static str,
+    got: String,
+}
+
+impl fmt::Display for ParseDeviceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a device is {}, got {:?}", self.expected, self.got)
+    }
+}
+
+impl std::error::Error for ParseDeviceError {}
+
 impl FromStr for Device {
-    type Err = Error;
+    type Err = ParseDeviceError;
 
     /// The device of that name, whether this build and this machine have it or not. `cuda:0` is `cuda`.
     ///
     /// # Errors
-    /// `Unsupported` for a name that no device has.
-    fn from_str(name: &str) -> Result<Self, Error> {
+    /// [`ParseDeviceError`] for a name that no device has.
+    fn from_str(name: &str) -> Result<Self, ParseDeviceError> {
+        let refuse = |expected| ParseDeviceError { expected, got: name.into() };
         let (backend, number) = name.split_once(':').map_or((name, None), |(backend, number)| (backend, Some(number)));
-        let (numbered, kind): (fn(usize) -> Device, _) = match (backend, number) {
+        let (numbered, expected): (fn(usize) -> Device, _) = match (backend, number) {
             ("cpu", None) => return Ok(Device::Cpu),
-            ("cuda", _) => (Device::Cuda, "CUDA"),
-            ("wgpu", _) => (Device::Wgpu, "wgpu"),
-            (_, _) => {
-                return Err(Error::Unsupported {
-                    rule: format!("a backend is one of cpu, cuda and wgpu, got {name:?}"),
-                });
-            }
+            ("cuda", _) => (Device::Cuda, "cuda or cuda:N with N = 0, 1, .."),
+            ("wgpu", _) => (Device::Wgpu, "wgpu or wgpu:N with N = 0, 1, .."),
+            (_, _) => return Err(refuse("one of cpu, cuda and wgpu")),
         };
         let Some(number) = number else { return Ok(numbered(0)) };
         // `parse` alone would take a sign.
         let ordinal = number.parse().ok().filter(|_| number.bytes().all(|byte| byte.is_ascii_digit()));
-        let rule = || format!("a {kind} device is {backend} or {backend}:N with N = 0, 1, .., got {name:?}");
-        ordinal.map(numbered).ok_or_else(|| Error::Unsupported { rule: rule() })
+        ordinal.map(numbered).ok_or_else(|| refuse(expected))
     }
 }
 
 /// Whether a device can be used on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Availability {
-    /// The device's name; where it can be used, [`Device`] reads it.
-    pub name: String,
+    /// The device.
+    pub device: Device,
     /// What the device is, or why it cannot be used.
     pub status: Result<String, String>,
 }
@@ -91,7 +104,7 @@ fn probe(device: Device) -> Availability {
         Err(Error::Unavailable { reason, .. }) => Err(reason),
         Err(error) => Err(error.to_string()),
     };
-    Availability { name: device.to_string(), status }
+    Availability { device, status }
 }
 
 /// How many CUDA devices to list. Where there is none, opening the first says why.
@@ -276,24 +289,24 @@ mod tests {
             assert_eq!(name.parse::<Device>().unwrap(), device);
         }
         assert_eq!("cuda:0".parse::<Device>().unwrap(), Device::Cuda(0));
+        assert_eq!(format!("{:<7}|", Device::Cuda(3)), "cuda:3 |");
     }
 
     #[test]
     fn device_bad_number_is_refused() {
         for name in ["cuda:", "cuda:x", "cuda:-1", "cuda:+1", "cuda: 1", "cuda:1:2", "cuda:99999999999999999999"] {
             let message = name.parse::<Device>().unwrap_err().to_string();
-            let expected = "unsupported: a CUDA device is cuda or cuda:N with N = 0, 1, .., got ";
-            assert_eq!(message, format!("{expected}{name:?}"));
+            assert_eq!(message, format!("a device is cuda or cuda:N with N = 0, 1, .., got {name:?}"));
         }
         let message = "wgpu:-1".parse::<Device>().unwrap_err().to_string();
-        assert_eq!(message, r#"unsupported: a wgpu device is wgpu or wgpu:N with N = 0, 1, .., got "wgpu:-1""#);
+        assert_eq!(message, r#"a device is wgpu or wgpu:N with N = 0, 1, .., got "wgpu:-1""#);
     }
 
     #[test]
     fn device_unknown_name_lists_the_names() {
         for name in ["tpu", "cud", "cudax", "CUDA", "cpu:0", ""] {
             let message = name.parse::<Device>().unwrap_err().to_string();
-            assert_eq!(message, format!("unsupported: a backend is one of cpu, cuda and wgpu, got {name:?}"));
+            assert_eq!(message, format!("a device is one of cpu, cuda and wgpu, got {name:?}"));
         }
     }
 
@@ -308,12 +321,12 @@ mod tests {
     #[test]
     fn available_has_every_backend_and_tells_the_truth() {
         let list = available();
-        let mut backends: Vec<_> = list.iter().map(|device| device.name.split(':').next().unwrap()).collect();
-        backends.dedup();
-        assert_eq!(backends, ["cpu", "cuda", "wgpu"]);
-        for device in list {
-            let opened = device.name.parse().and_then(AnyBackend::open);
-            assert_eq!(opened.map(|backend| backend.to_string()).ok(), device.status.ok(), "{}", device.name);
+        for device in [Device::Cpu, Device::Cuda(0), Device::Wgpu(0)] {
+            assert_eq!(list.iter().filter(|entry| entry.device == device).count(), 1, "{device}");
+        }
+        for Availability { device, status } in list {
+            let opened = AnyBackend::open(device).map(|backend| backend.to_string());
+            assert_eq!(opened.ok(), status.ok(), "{device}");
         }
     }
 }

@@ -36,7 +36,7 @@ mod device;
 
 #[cfg(feature = "conformance")]
 pub use device::Task;
-pub use device::{AnyBackend, Availability, Device, available};
+pub use device::{AnyBackend, Availability, Device, ParseDeviceError, available};
 #[cfg(feature = "conformance")]
 #[doc(no_inline)]
 pub use rmsnorm_conformance as conformance;

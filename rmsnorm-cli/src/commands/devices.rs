@@ -20,16 +20,16 @@ pub fn run(args: &DevicesArgs) -> Result<(), Failure> {
 
 /// One line per device.
 pub fn table(devices: &[Availability]) -> String {
-    let line = |device: &Availability| match &device.status {
-        Ok(description) => format!("{:<6} ready    {description}\n", device.name),
-        Err(reason) => format!("{:<6} missing  {reason}\n", device.name),
+    let line = |entry: &Availability| match &entry.status {
+        Ok(description) => format!("{:<6} ready    {description}\n", entry.device),
+        Err(reason) => format!("{:<6} missing  {reason}\n", entry.device),
     };
     devices.iter().map(line).collect()
 }
 
-fn as_json(device: &Availability) -> Value {
-    match &device.status {
-        Ok(description) => json!({ "name": device.name, "available": true, "description": description }),
-        Err(reason) => json!({ "name": device.name, "available": false, "reason": reason }),
+fn as_json(entry: &Availability) -> Value {
+    match &entry.status {
+        Ok(description) => json!({ "name": entry.device.to_string(), "available": true, "description": description }),
+        Err(reason) => json!({ "name": entry.device.to_string(), "available": false, "reason": reason }),
     }
 }

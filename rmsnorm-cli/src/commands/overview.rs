@@ -15,8 +15,8 @@ pub fn run() -> Result<(), Failure> {
     print(&format!("Devices\n\n{}\n", devices::table(&devices)))?;
 
     let mut proven = Vec::new();
-    for device in devices.iter().filter(|device| device.status.is_ok()) {
-        let (backend, name) = (AnyBackend::open(device.name.parse()?)?, &device.name);
+    for entry in devices.iter().filter(|entry| entry.status.is_ok()) {
+        let (backend, name) = (AnyBackend::open(entry.device)?, entry.device);
         if backend.as_wgpu().is_some_and(WgpuBackend::is_software) {
             let how = format!("rmsnorm conformance --backend {name} --profile smoke");
             print(&format!("Conformance, {name}\n\nleft out: a software adapter takes minutes; run {how}\n\n"))?;
