@@ -11,6 +11,15 @@
 //! | `wgpu` | `wgpu` | the wgpu backend: Vulkan, Metal and Direct3D 12, with no SDK |
 //! | `conformance` | `conformance` | the suite that proves a backend, and [`AnyBackend`]'s `dispatch` |
 //!
+//! # Debug builds
+//! A debug build of your program runs the CPU kernels 120 times slower than a release build, since a dependency cannot choose its
+//! own optimization. Choose it in the workspace that you build:
+//!
+//! ```toml
+//! [profile.dev.package.rmsnorm-cpu]
+//! opt-level = 3
+//! ```
+//!
 //! # Example
 //! Forward, then backward, on slices:
 //! ```

@@ -5,6 +5,16 @@
 //! and for any number of threads. Nothing is allocated here but the partial sums of weight gradients, and those can
 //! be passed in; rayon's queue allocates a block now and then when a call is split over threads.
 //!
+//! # Debug builds
+//! A debug build of your program runs the CPU kernels 120 times slower than a release build, since a dependency cannot choose its
+//! own optimization. Choose it in the workspace that you build:
+//!
+//! ```toml
+//! [profile.dev.package.rmsnorm-cpu]
+//! opt-level = 3
+//! ```
+//!
+//! # Rooms
 //! | here | role |
 //! |---|---|
 //! | `caps` | what the processor offers, read once |
@@ -30,6 +40,7 @@ mod stages;
 
 pub use backend::CpuBackend;
 pub use caps::Isa;
+#[doc(no_inline)]
 pub use rmsnorm_spec as spec;
 
 /// The tensors of a forward call on slices.

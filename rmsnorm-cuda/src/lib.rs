@@ -34,6 +34,7 @@ mod source;
 pub use backend::CudaBackend;
 pub use cudarc;
 pub use error::DriverFailure;
+#[doc(no_inline)]
 pub use rmsnorm_spec as spec;
 
 /// The tensors of a forward call on views of CUDA slices.

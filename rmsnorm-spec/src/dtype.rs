@@ -54,6 +54,10 @@ impl fmt::Display for DType {
 /// The element type of a tensor, as a type: [`f32`], [`struct@f16`] or [`bf16`].
 ///
 /// Sealed: kernels exist for these three only, and a foreign implementation could not be honoured.
+#[diagnostic::on_unimplemented(
+    message = "there are kernels for f32, f16 and bf16, and none for `{Self}`",
+    label = "not an element type of rmsnorm"
+)]
 pub trait Element: sealed::Sealed + bytemuck::Pod + PartialEq + fmt::Debug + Default + Send + Sync + 'static {
     /// The same type, as data.
     const DTYPE: DType;

@@ -40,6 +40,7 @@ pub use backend::WgpuBackend;
 pub use error::WgpuFailure;
 #[cfg(feature = "conformance")]
 pub use harness::TestBuffer;
+#[doc(no_inline)]
 pub use rmsnorm_spec as spec;
 pub use view::WgpuSlice;
 pub use wgpu;

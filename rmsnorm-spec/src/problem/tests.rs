@@ -774,3 +774,9 @@ fn the_workspace_is_as_long_as_the_backend_says() {
         }
     }
 }
+
+/// Reports and messages name a stage by this.
+#[test]
+fn stages_have_names() {
+    assert_eq!(Stage::ALL.map(Stage::name), ["forward", "forward_in_place", "backward"]);
+}
