@@ -38,7 +38,7 @@ const BF16: DTypes = [DType::Bf16; 3];
 const F32: DTypes = [DType::F32; 3];
 const BF16_STREAM_F32: DTypes = [DType::Bf16, DType::Bf16, DType::F32];
 /// Plans know bytes, and f16 by its conversions.
-const MIXES: [DTypes; 4] = [F32, [DType::F16; 3], BF16, BF16_STREAM_F32];
+const MIXES: [DTypes; 5] = [F32, [DType::F16; 3], BF16, BF16_STREAM_F32, [DType::Bf16, DType::F32, DType::Bf16]];
 
 const NONE: Present = Present { rstd: true, ..Present::NONE };
 const WEIGHT: Present = Present { weight: true, ..NONE };
