@@ -104,6 +104,7 @@ mod tests {
         assert_eq!((samples.median(), samples.quantile(0.0), samples.quantile(1.0)), (3.0, 1.0, 5.0));
         assert_eq!(samples.all(), [1.0, 2.0, 3.0, 4.0, 5.0]);
     }
+
     mod on_the_cpu {
         use super::*;
         use rmsnorm_core::cpu::CpuBackend;

@@ -18,9 +18,3 @@ impl From<Error> for BenchError {
         BenchError::Input(error.to_string())
     }
 }
-
-impl From<String> for BenchError {
-    fn from(message: String) -> Self {
-        BenchError::Input(message)
-    }
-}

@@ -140,7 +140,7 @@ impl Figure {
 ///
 /// # Errors
 /// If it cannot be read as text.
-pub fn read_text(path: &Path) -> Result<String, BenchError> {
+fn read_text(path: &Path) -> Result<String, BenchError> {
     std::fs::read_to_string(path).map_err(|error| BenchError::Input(format!("cannot read {}: {error}", path.display())))
 }
 

@@ -51,16 +51,6 @@ impl Operation {
         operations
     }
 
-    /// The operation of these names; without a reduction it is summed in the default way.
-    pub fn named(norm: &str, op: &str, reduction: Option<&str>) -> Option<Operation> {
-        let named = |name| REDUCTIONS.into_iter().find(|&reduction| reduction_name(reduction) == name);
-        Some(Operation {
-            norm: Norm::ALL.into_iter().find(|known| known.name() == norm)?,
-            op: Op::ALL.into_iter().find(|known| known.name() == op)?,
-            reduction: reduction.map_or(Some(GradReduction::default()), named)?,
-        })
-    }
-
     /// The id of benchmarks and reports, to which the backend's name is added: `forward/rms_norm/bf16/4096x1024`.
     pub fn id(self, dtype: DType, shape: Shape) -> String {
         format!("{}/{}/{dtype}/{shape}", self.op.name(), self.norm.name())
@@ -161,16 +151,9 @@ mod tests {
     }
 
     #[test]
-    fn operations_are_read_back_by_their_names() {
-        for operation in Operation::product(&Norm::ALL, &Op::ALL, &REDUCTIONS) {
-            let Operation { norm, op, reduction } = operation;
-            assert_eq!(Operation::named(norm.name(), op.name(), Some(reduction_name(reduction))), Some(operation));
-        }
+    fn ids_are_those_of_criterion() {
         let default = Operation { norm: Norm::Rms, op: Op::Backward, reduction: GradReduction::default() };
-        assert_eq!(Operation::named("rms_norm", "backward", None), Some(default));
         assert_eq!(default.id(DType::Bf16, Shape { rows: 8, cols: 4 }), "backward/rms_norm/bf16/8x4");
-        assert_eq!(Operation::named("rms_norm", "sideways", None), None);
-        assert_eq!(Operation::named("rms_norm", "backward", Some("guesses")), None);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The measurements behind `rmsnorm bench`: how long an operation takes, and how long a plain copy takes on the same
-//! device in the same run. What an operation is and moves, and how a device's time is taken, stands in
-//! this crate.
+//! device in the same run. What an operation is and moves stands in `operation`, and how a device's time is taken in
+//! `measurable`.
 //!
 //! Samples of the copy and of the operation alternate, so that a disturbance of the machine meets both. A result is
 //! judged before it is timed.
@@ -9,9 +9,9 @@ use rmsnorm_core::cuda::DriverFailure;
 use rmsnorm_core::wgpu::WgpuFailure;
 use rmsnorm_core::{AnyBackend, DType, Element, Error, GradReduction, Norm, bf16, f16};
 
-use crate::BenchError;
 use crate::{
-    Measurable, Measurement, Mode, Op, Operation, Samples, Sampling, Shape, Workload, alternate, workload_bytes,
+    BenchError, Measurable, Measurement, Mode, Op, Operation, Samples, Sampling, Shape, Workload, alternate,
+    workload_bytes,
 };
 
 /// No memory holds the tensors of larger matrices, and no size in bytes overflows below. What a device has room for is

@@ -43,7 +43,7 @@ pub fn flags(args: &CpuArgs) -> String {
 
 /// The names of the backends that this machine can run.
 pub fn names() -> Vec<String> {
-    available().into_iter().filter(|device| device.status.is_ok()).map(|entry| entry.device.to_string()).collect()
+    available().into_iter().filter(|entry| entry.status.is_ok()).map(|entry| entry.device.to_string()).collect()
 }
 
 #[cfg(test)]

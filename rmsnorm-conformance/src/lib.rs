@@ -7,7 +7,7 @@
 //! The flow of a case:
 //!
 //! ```text
-//! profiles -> Case -> data -> calls + memory -> device (the backend) -> runner: reference, bounds, judge -> report
+//! profiles -> Case -> data -> calls + memory -> device (the backend) -> trial: reference, bounds, judge -> report
 //! ```
 //!
 //! Outputs are judged by acceptance intervals that follow from the declared arithmetic (docs/math.md, sections 5 and

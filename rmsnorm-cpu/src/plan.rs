@@ -3,6 +3,7 @@
 //! What decides the bits of a result (`block_rows`) depends on the number of rows only, never on the number of threads
 //! or the instruction set. Everything else may be tuned freely.
 
+use rmsnorm_spec::depth::ceil_root;
 #[cfg(any(test, feature = "conformance"))]
 use rmsnorm_spec::{DType, Norm, Present};
 use rmsnorm_spec::{Problem, Stage};
@@ -66,9 +67,7 @@ pub(crate) fn shape_breakpoints(dtype: DType, caps: &Caps) -> Vec<(usize, usize)
 
 /// Rows per block: about the square root, so that neither of the two chains of additions is long.
 pub(crate) fn block_rows(rows: usize) -> usize {
-    let root = rows.isqrt();
-    let ceil_root = if root * root < rows { root + 1 } else { root };
-    ceil_root.max(MIN_BLOCK_ROWS)
+    ceil_root(rows).max(MIN_BLOCK_ROWS)
 }
 
 /// Longest chain of additions in `dweight` and `dbias`: within a block, then over the blocks.

@@ -165,7 +165,6 @@ mod tests {
     use rmsnorm_spec::{CastOrder, DType, GradReduction, Norm, Present};
 
     use super::*;
-    use crate::params::Matrix;
 
     fn problem(stage: Stage, rows: usize) -> Problem {
         Problem {

@@ -23,8 +23,7 @@ pub trait Harness {
     /// What the device is, in words, for the report: name, driver, instruction set, threads.
     fn device(&self) -> String;
 
-    /// What a call runs, in a line, where its tensors are dense and aligned: what a reader of a report wants to know, and
-    /// a test of plans. Empty where there is nothing to say.
+    /// What a call runs, in a line, where its tensors are dense and aligned: what a reader of a report wants to know. Empty where there is nothing to say.
     fn plan(&self, _problem: &Problem) -> String {
         String::new()
     }

@@ -16,8 +16,7 @@ use sha2::{Digest, Sha256};
 
 use crate::case::Dtypes;
 use crate::case::data::draw;
-use crate::report::hexadecimal;
-use crate::report::{Check, Finding};
+use crate::report::{Check, Finding, hexadecimal};
 
 /// A tensor of a call, by its place in the argument structs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

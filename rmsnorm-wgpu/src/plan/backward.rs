@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use rmsnorm_spec::depth::policy_depth_rows;
 use rmsnorm_spec::{DType, GradReduction, Problem};
 
 use super::{
@@ -245,9 +246,7 @@ fn tree(terms: u64) -> u64 {
 
 /// Additions one after the other that docs/math.md section 4 allows in a sum over the rows.
 pub(super) fn most_additions(rows: u64) -> u64 {
-    let root = rows.isqrt();
-    let root = if root * root < rows { root + 1 } else { root };
-    rows.saturating_sub(1).min(2 * root + 64)
+    policy_depth_rows(rows as usize) as u64
 }
 
 /// Elements for two sums of every row, to a multiple of 16 bytes, since what the binding holds is read in those.
