@@ -1,7 +1,7 @@
 //! The tensors of one shape and dtype, in several sets, and the calls that are timed on them.
 
 use rmsnorm_core::{
-    Backward, DType, Element, Error, Forward, GradReduction, Norm, NormBackend, NormSpec, Present, Problem, Stage,
+    Backward, DType, Element, Error, Forward, GradReduction, Norm, NormBackend, NormSpec, Problem, Tensor,
 };
 
 use crate::pattern::Pattern;
@@ -144,12 +144,16 @@ impl<'d, D: Measurable, T: Element> Workload<'d, D, T> {
         let set = &mut self.sets[set % count];
         let (matrix, row, stat) = (0..self.shape.elements(), 0..self.shape.cols, 0..self.shape.rows);
         let (dy, x) = (device.view(&set.second, matrix.clone()), device.view(&set.x, matrix.clone()));
-        let mut args = Backward::<D::Backend, T>::new(dy, x, device.view_mut(&mut set.out, matrix))
-            .weight(device.view(&self.weight, row.clone()))
-            .rstd(device.view(&self.rstd, stat.clone()))
-            .dweight(device.view_mut(&mut self.dweight, row.clone()))
-            .workspace(device.view_mut(&mut self.workspace, 0..self.workspace_len))
-            .grad_reduction(operation.reduction);
+        let mut args = Backward::<D::Backend, T>::new(
+            dy,
+            x,
+            device.view(&self.rstd, stat.clone()),
+            device.view_mut(&mut set.out, matrix),
+        )
+        .weight(device.view(&self.weight, row.clone()))
+        .dweight(device.view_mut(&mut self.dweight, row.clone()))
+        .workspace(device.view_mut(&mut self.workspace, 0..self.workspace_len))
+        .grad_reduction(operation.reduction);
         if operation.norm == Norm::Layer {
             args = args.mean(device.view(&self.mean, stat)).dbias(device.view_mut(&mut self.dbias, row));
         }
@@ -187,20 +191,22 @@ fn workspace_len<D: Measurable>(device: &D, shape: Shape, dtype: DType, reductio
 /// The problem that a workload's call is.
 pub(crate) fn problem(operation: Operation, dtype: DType, shape: Shape) -> Problem {
     let Operation { norm, op, reduction } = operation;
-    let (is_layer, is_backward, adds) = (norm == Norm::Layer, op == Op::Backward, op == Op::AddForward);
-    let stage = if is_backward { Stage::Backward } else { Stage::Forward };
-    let present = Present {
-        weight: true,
-        bias: is_layer && !is_backward,
-        residual: adds,
-        residual_out: adds,
-        mean: is_layer,
-        rstd: true,
-        dweight: is_backward,
-        dbias: is_layer && is_backward,
-        workspace: is_backward,
-        ..Present::default()
+    let given = |tensors: &[Tensor]| {
+        let of_layer = [Tensor::Bias, Tensor::Dbias, Tensor::Mean];
+        let is_given = |tensor: &&Tensor| norm == Norm::Layer || !of_layer.contains(tensor);
+        tensors.iter().filter(is_given).copied().collect::<Vec<_>>()
     };
-    let grad_reduction = if is_backward { reduction } else { GradReduction::default() };
-    Problem { grad_reduction, ..Problem::uniform(stage, norm, shape.rows, shape.cols, dtype, present) }
+    let forward = [Tensor::Weight, Tensor::Bias, Tensor::Mean, Tensor::Rstd];
+    let Shape { rows, cols } = shape;
+    match op {
+        Op::Forward => Problem::forward(norm, rows, cols, dtype, &given(&forward)),
+        Op::AddForward => {
+            let tensors = [&forward[..], &[Tensor::Residual, Tensor::ResidualOut]].concat();
+            Problem::forward(norm, rows, cols, dtype, &given(&tensors))
+        }
+        Op::Backward => {
+            let tensors = given(&[Tensor::Weight, Tensor::Dweight, Tensor::Dbias, Tensor::Workspace]);
+            Problem { grad_reduction: reduction, ..Problem::backward(norm, rows, cols, dtype, &tensors) }
+        }
+    }
 }

@@ -10,10 +10,10 @@ pub(crate) mod profiles;
 use std::fmt;
 use std::str::FromStr;
 
-use rmsnorm_spec::{CastOrder, DType, GradReduction, Norm, NormSpec, Present, Stage};
+use rmsnorm_spec::{CastOrder, DType, DTypes, Direction, GradReduction, Norm, NormSpec, Problem, Tensor, TensorSet};
 
 use crate::case::data::Family;
-use crate::run::memory::{Placement, Slot};
+use crate::run::memory::Placement;
 
 /// What is asked of the backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,12 +56,23 @@ impl Kind {
         }
     }
 
-    /// The stage of the first call of a case.
-    pub(crate) const fn stage(self) -> Stage {
+    /// The kinds that are one call.
+    pub const CALLS: [Kind; 3] = [Kind::Forward, Kind::ForwardInPlace, Kind::Backward];
+
+    /// The kind of a backend's call.
+    pub(crate) const fn of(problem: &Problem) -> Kind {
+        match problem.direction {
+            Direction::Forward if problem.tensors.is_in_place() => Kind::ForwardInPlace,
+            Direction::Forward => Kind::Forward,
+            Direction::Backward => Kind::Backward,
+        }
+    }
+
+    /// The direction of the first call of a case.
+    pub(crate) const fn direction(self) -> Direction {
         match self {
-            Kind::Forward | Kind::EndToEnd => Stage::Forward,
-            Kind::ForwardInPlace => Stage::ForwardInPlace,
-            Kind::Backward => Stage::Backward,
+            Kind::Forward | Kind::ForwardInPlace | Kind::EndToEnd => Direction::Forward,
+            Kind::Backward => Direction::Backward,
         }
     }
 
@@ -71,34 +82,6 @@ impl Kind {
 
     pub(crate) const fn has_backward(self) -> bool {
         matches!(self, Kind::Backward | Kind::EndToEnd)
-    }
-}
-
-/// The three dtypes of a call, in a combination that is valid for every backend.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Dtypes {
-    /// `T`
-    pub activation: DType,
-    /// `W` is f32 though `T` is not.
-    pub wide_weight: bool,
-    /// `R` is f32 though `T` is not.
-    pub wide_residual: bool,
-}
-
-impl Dtypes {
-    /// All tensors of one dtype.
-    pub const fn uniform(activation: DType) -> Self {
-        Dtypes { activation, wide_weight: false, wide_residual: false }
-    }
-
-    /// `W`
-    pub const fn weight(self) -> DType {
-        if self.wide_weight { DType::F32 } else { self.activation }
-    }
-
-    /// `R`
-    pub const fn residual(self) -> DType {
-        if self.wide_residual { DType::F32 } else { self.activation }
     }
 }
 
@@ -127,11 +110,11 @@ impl Layout {
     pub const DENSE: Layout = Layout::Uniform { pad: 0, offset: 0 };
 
     /// The place of one tensor whose rows have `cols` elements.
-    pub(crate) fn placement(self, slot: Slot, cols: usize) -> Placement {
+    pub(crate) fn placement(self, tensor: Tensor, cols: usize) -> Placement {
         match self {
             Layout::Uniform { pad, offset } => Placement { pad, apart: 0, offset, reaches_stride: false },
             Layout::Mixed(seed) => {
-                let draw = data::draw(u64::from(seed), slot, 0);
+                let draw = data::draw(u64::from(seed), tensor, 0);
                 let pad = [0, 1, 8, cols][(draw % 4) as usize];
                 Placement { pad, apart: 0, offset: (draw >> 8) as usize % 8, reaches_stride: (draw >> 16) % 2 == 1 }
             }
@@ -157,9 +140,9 @@ pub struct Case {
     /// Elements of a row.
     pub cols: usize,
     /// `T`, `W` and `R`.
-    pub dtypes: Dtypes,
-    /// The optional tensors.
-    pub present: Present,
+    pub dtypes: DTypes,
+    /// The optional tensors. In place `residual_out` is what `residual` becomes.
+    pub present: TensorSet,
     /// Added to the weight.
     pub weight_offset: f32,
     /// Where `x_hat` is rounded.
@@ -185,8 +168,8 @@ impl Case {
             norm,
             rows,
             cols,
-            dtypes: Dtypes::uniform(dtype),
-            present: Present::NONE,
+            dtypes: DTypes::uniform(dtype),
+            present: TensorSet::NONE,
             weight_offset: 0.0,
             cast_order: CastOrder::AtStore,
             eps: 1e-5,
@@ -213,32 +196,30 @@ impl Case {
     pub fn normalized(mut self) -> Self {
         let layer = self.norm == Norm::Layer;
         let given = self.present;
-        let mut present = Present::NONE;
-        present.weight = given.weight;
+        let kept = |tensors: &[Tensor]| given.intersection(TensorSet::of(tensors));
+        let mut present = kept(&[Tensor::Weight]);
         if self.kind.has_forward() {
-            present.bias = given.bias;
-            present.residual = given.residual;
-            present.residual_out = given.residual && (given.residual_out || self.kind != Kind::Forward);
-            present.mean = layer && (given.mean || self.kind == Kind::EndToEnd);
-            present.rstd = given.rstd || self.kind == Kind::EndToEnd;
-            self.dtypes.wide_residual &= given.residual;
+            let ends = self.kind == Kind::EndToEnd;
+            present = present.union(kept(&[Tensor::Bias, Tensor::Residual]));
+            let sum_is_kept = given.has(Tensor::ResidualOut) || self.kind != Kind::Forward;
+            present = present.set(Tensor::ResidualOut, given.has(Tensor::Residual) && sum_is_kept);
+            present = present.set(Tensor::Mean, layer && (given.has(Tensor::Mean) || ends));
+            present = present.set(Tensor::Rstd, given.has(Tensor::Rstd) || ends);
+            if !given.has(Tensor::Residual) {
+                self.dtypes.residual = self.dtypes.activation;
+            }
         }
         if self.kind.has_backward() {
-            present.mean = layer;
-            present.rstd = true;
-            present.dresidual_out = given.dresidual_out;
-            present.dweight = given.dweight;
-            present.dbias = given.dbias;
-            present.workspace = given.workspace;
+            present = present.set(Tensor::Mean, layer).with(Tensor::Rstd);
+            present = present.union(kept(&[Tensor::DresidualOut, Tensor::Dweight, Tensor::Dbias, Tensor::Workspace]));
         } else {
             self.grad_reduction = GradReduction::Partials;
-            self.dtypes.wide_weight &= given.weight || given.bias;
+            if !given.has(Tensor::Weight) && !given.has(Tensor::Bias) {
+                self.dtypes.weight = self.dtypes.activation;
+            }
         }
         if !self.kind.has_forward() {
             self.cast_order = CastOrder::AtStore;
-        }
-        if self.dtypes.activation == DType::F32 {
-            self.dtypes = Dtypes::uniform(DType::F32);
         }
         if self.layout == (Layout::Uniform { pad: 0, offset: 0 }) {
             self.layout = Layout::DENSE;
@@ -268,35 +249,28 @@ impl Case {
     }
 }
 
-/// Finds one flag.
-type Flag = fn(&mut Present) -> &mut bool;
-
 /// The letter of each optional tensor in an id.
-const LETTERS: [(char, Flag); 10] = [
-    ('w', |p| &mut p.weight),
-    ('b', |p| &mut p.bias),
-    ('r', |p| &mut p.residual),
-    ('o', |p| &mut p.residual_out),
-    ('m', |p| &mut p.mean),
-    ('s', |p| &mut p.rstd),
-    ('d', |p| &mut p.dresidual_out),
-    ('W', |p| &mut p.dweight),
-    ('B', |p| &mut p.dbias),
-    ('k', |p| &mut p.workspace),
+const LETTERS: [(char, Tensor); 10] = [
+    ('w', Tensor::Weight),
+    ('b', Tensor::Bias),
+    ('r', Tensor::Residual),
+    ('o', Tensor::ResidualOut),
+    ('m', Tensor::Mean),
+    ('s', Tensor::Rstd),
+    ('d', Tensor::DresidualOut),
+    ('W', Tensor::Dweight),
+    ('B', Tensor::Dbias),
+    ('k', Tensor::Workspace),
 ];
 
-fn present_letters(mut present: Present) -> String {
-    let letters: String = LETTERS.iter().filter(|(_, flag)| *flag(&mut present)).map(|(letter, _)| letter).collect();
+fn present_letters(present: TensorSet) -> String {
+    let letters: String = LETTERS.iter().filter(|(_, tensor)| present.has(*tensor)).map(|(letter, _)| letter).collect();
     if letters.is_empty() { "-".into() } else { letters }
 }
 
-fn parse_present(letters: &str) -> Option<Present> {
-    let mut present = Present::NONE;
-    for letter in letters.chars().filter(|&letter| letter != '-') {
-        let (_, flag) = LETTERS.iter().find(|(known, _)| *known == letter)?;
-        *flag(&mut present) = true;
-    }
-    Some(present)
+fn parse_present(letters: &str) -> Option<TensorSet> {
+    let tensor = |letter| LETTERS.iter().find(|(known, _)| *known == letter).map(|(_, tensor)| *tensor);
+    letters.chars().filter(|&letter| letter != '-').map(tensor).collect()
 }
 
 impl fmt::Display for Trial {
@@ -321,9 +295,8 @@ impl fmt::Display for Layout {
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Dtypes { activation, .. } = self.dtypes;
         write!(f, "{}:{}:{}:", self.trial, self.kind.name(), self.norm.name())?;
-        write!(f, "{activation},{},{}:", self.dtypes.weight(), self.dtypes.residual())?;
+        write!(f, "{}:", self.dtypes)?;
         write!(f, "{}x{}:{}:eps{:e}:", self.rows, self.cols, self.family.name(), self.eps)?;
         write!(f, "{}:offset{}:", present_letters(self.present), self.weight_offset)?;
         f.write_str(match self.cast_order {
@@ -428,12 +401,8 @@ fn parse_trial(field: &str) -> Option<Trial> {
     }
 }
 
-fn parse_dtypes(field: &str) -> Option<Dtypes> {
-    let mut names = field.split(',').map(DType::from_name);
-    let (activation, weight, residual) = (names.next()??, names.next()??, names.next()??);
-    let wide = |dtype| dtype == DType::F32 && activation != DType::F32;
-    let dtypes = Dtypes { activation, wide_weight: wide(weight), wide_residual: wide(residual) };
-    (dtypes.weight() == weight && dtypes.residual() == residual).then_some(dtypes)
+fn parse_dtypes(field: &str) -> Option<DTypes> {
+    DTypes::ALL.into_iter().find(|dtypes| dtypes.to_string() == field)
 }
 
 fn parse_reduction(field: &str) -> Option<GradReduction> {
@@ -461,13 +430,10 @@ mod tests {
 
     #[test]
     fn id_of_a_full_case_reads_back() {
-        let mut present = Present::NONE;
-        for (_, flag) in LETTERS {
-            *flag(&mut present) = true;
-        }
+        let present = LETTERS.map(|(_, tensor)| tensor).into_iter().collect();
         let case = Case {
             trial: Trial::Determinism { repeats: 200 },
-            dtypes: Dtypes { activation: DType::Bf16, wide_weight: true, wide_residual: false },
+            dtypes: DTypes::uniform(DType::Bf16).widened(true, false),
             present,
             weight_offset: -0.5,
             cast_order: CastOrder::BeforeWeight,

@@ -23,7 +23,7 @@ mod selftest;
 
 pub use case::data::Family;
 pub use case::profiles::Profile;
-pub use case::{Case, Dtypes, Kind, Layout, ParseCaseError, Trial};
+pub use case::{Case, Kind, Layout, ParseCaseError, Trial};
 pub use judge::arithmetic::{Arithmetic, NonFinite, StoreRounding};
 pub use judge::bounds;
 pub use report::{CaseReport, Check, Counts, Finding, OutputReport, Quality, SUITE_VERSION, Status, Summary};

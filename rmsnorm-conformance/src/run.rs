@@ -282,10 +282,10 @@ fn micros(duration: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::memory::{Call, Slot};
+    use crate::run::memory::Call;
     use crate::selftest::faulty::Faulty;
     use crate::selftest::simulate::SimulatedBackend;
-    use rmsnorm_spec::NormSpec;
+    use rmsnorm_spec::{NormSpec, Tensor};
 
     fn summary(options: &Options) -> (Result<Summary, RunError>, String) {
         let mut lines = Vec::new();
@@ -299,7 +299,7 @@ mod tests {
     #[test]
     fn run_of_one_case_reports_that_case() {
         let id = "bounds:forward:rms_norm:f16,f32,f16:3x17:randn:eps1e-6:ws:offset1:at_store:partials:p1o3:seed9";
-        for id in [id, "misuse:backward:no_rstd", "spans"] {
+        for id in [id, "misuse:backward:no_mean", "spans"] {
             let (result, lines) = summary(&Options { cases: vec![id.into()], self_test: false, ..Options::default() });
             let summary = result.expect("the id is valid");
             assert_eq!(summary.counts, Counts { passed: 1, ..Counts::default() }, "{summary}");
@@ -338,7 +338,7 @@ mod tests {
         assert_eq!(digest(&Faulty::correct()), (right.clone(), cases.clone()));
         // The last bit of one element of every y.
         let (other, changed) = digest(&Faulty::new(|_, _, call| {
-            if let Some(y) = call.tensors.iter_mut().find(|tensor| tensor.slot == Slot::Y) {
+            if let Some(y) = call.tensors.iter_mut().find(|tensor| tensor.name == Tensor::Y) {
                 let first = y.view.start;
                 y.after[first] ^= 1;
             }
@@ -350,7 +350,7 @@ mod tests {
 
     #[test]
     fn several_cases_run_in_the_order_they_are_named() {
-        let ids = ["spans".to_owned(), "misuse:backward:no_rstd".into()];
+        let ids = ["spans".to_owned(), "misuse:backward:no_mean".into()];
         let (result, lines) = summary(&Options { cases: ids.to_vec(), self_test: false, ..Options::default() });
         assert_eq!(result.expect("the ids are valid").counts.passed, 2);
         for (id, line) in ids.iter().zip(lines.lines()) {
@@ -388,7 +388,7 @@ mod tests {
 
     #[test]
     fn run_without_an_executed_case_is_no_success() {
-        let options = Options { cases: vec!["misuse:backward:no_rstd".into()], self_test: false, ..Options::default() };
+        let options = Options { cases: vec!["misuse:backward:no_mean".into()], self_test: false, ..Options::default() };
         let mut summary = summary(&options).0.expect("the id is valid");
         summary.counts = Counts { unsupported: 5, ..Counts::default() };
         assert!(!summary.is_success());

@@ -12,10 +12,10 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use rmsnorm_spec::reference::{self, BackwardInputs, ForwardInputs};
-use rmsnorm_spec::{CastOrder, DType, Norm, NormSpec, Present, Stage};
+use rmsnorm_spec::{CastOrder, DType, DTypes, Norm, NormSpec, Tensor, TensorSet};
 
 use crate::case::data::Family;
-use crate::case::{Case, Dtypes, Kind, Layout, Trial};
+use crate::case::{Case, Kind, Layout, Trial};
 use crate::report::{CaseReport, Check, Finding, Status};
 use crate::run::calls::Context;
 use crate::run::execute_case;
@@ -31,7 +31,7 @@ pub struct Caught {
     /// The norm it was planted in.
     pub norm: Norm,
     /// The stage it was planted in.
-    pub stage: Stage,
+    pub kind: Kind,
     /// What the check saw.
     pub finding: Finding,
     /// The case that replays it.
@@ -48,7 +48,7 @@ pub struct SelfTest {
     /// Who was caught, and how.
     pub rows: Vec<Caught>,
     /// Bugs that passed every case.
-    pub survivors: Vec<(Bug, Norm, Stage)>,
+    pub survivors: Vec<(Bug, Norm, Kind)>,
     /// Cases that the correct backend failed, and hand-computed results that the reference does not give.
     pub false_alarms: Vec<String>,
 }
@@ -77,22 +77,22 @@ impl SelfTest {
 pub fn self_test() -> SelfTest {
     let mut result = SelfTest { false_alarms: hand_computed(), ..SelfTest::default() };
     for norm in Norm::ALL {
-        for stage in Stage::ALL {
-            let cases = cases(norm, stage);
+        for kind in Kind::CALLS {
+            let cases = cases(norm, kind);
             for case in &cases {
                 let report = simulate(None, case);
                 if report.status != Status::Pass {
                     result.false_alarms.push(format!("{}: {:?}", report.id, report.status));
                 }
             }
-            for &bug in Bug::ALL.iter().filter(|bug| bug.applies_to(norm, stage)) {
+            for &bug in Bug::ALL.iter().filter(|bug| bug.applies_to(norm, kind)) {
                 result.planted += 1;
                 match catch(bug, &cases) {
                     Some((finding, case)) => {
                         result.caught += 1;
-                        result.rows.push(Caught { bug, norm, stage, finding, case });
+                        result.rows.push(Caught { bug, norm, kind, finding, case });
                     }
-                    None => result.survivors.push((bug, norm, stage)),
+                    None => result.survivors.push((bug, norm, kind)),
                 }
             }
         }
@@ -114,17 +114,12 @@ fn simulate(bug: Option<Bug>, case: &Case) -> CaseReport {
 }
 
 /// Small cases, those first that catch most.
-fn cases(norm: Norm, stage: Stage) -> Vec<Case> {
-    let kind = match stage {
-        Stage::Forward => Kind::Forward,
-        Stage::ForwardInPlace => Kind::ForwardInPlace,
-        Stage::Backward => Kind::Backward,
-    };
-    let present =
-        Present { weight: true, bias: true, mean: true, rstd: true, dweight: true, dbias: true, ..Present::default() };
-    let residual = Present { residual: true, residual_out: true, dresidual_out: true, workspace: true, ..present };
+fn cases(norm: Norm, kind: Kind) -> Vec<Case> {
+    use Tensor::{Bias, Dbias, DresidualOut, Dweight, Mean, Residual, ResidualOut, Rstd, Weight, Workspace};
+    let present = TensorSet::of(&[Weight, Bias, Mean, Rstd, Dweight, Dbias]);
+    let residual = present.union(TensorSet::of(&[Residual, ResidualOut, DresidualOut, Workspace]));
     // A bias would hide a small product.
-    let bare = Present { bias: false, ..present };
+    let bare = present.without(Bias);
     let plain = |dtype, rows, cols| Case { present, ..Case::plain(kind, norm, dtype, rows, cols) };
     let full = |dtype, rows, cols| Case { present: residual, weight_offset: 1.0, ..plain(dtype, rows, cols) };
     let strided = Layout::Uniform { pad: 3, offset: 1 };
@@ -148,7 +143,7 @@ fn cases(norm: Norm, stage: Stage) -> Vec<Case> {
         Case { family: Family::Large, ..plain(f16, 9, 257) },
         Case { cast_order: CastOrder::BeforeWeight, ..full(bf16, 9, 257) },
         Case { cast_order: CastOrder::BeforeWeight, ..plain(f16, 9, 257) },
-        Case { dtypes: Dtypes { activation: bf16, wide_weight: true, wide_residual: true }, ..full(bf16, 29, 129) },
+        Case { dtypes: DTypes::uniform(bf16).widened(true, true), ..full(bf16, 29, 129) },
         plain(f32, 0, 5),
         full(f16, 64, 128),
         plain(bf16, 17, 541),
@@ -202,19 +197,19 @@ fn hand_computed() -> Vec<String> {
 impl fmt::Display for SelfTest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{:<24}{:<12}{:<18}{:<18}{:<14}case", "planted bug", "norm", "stage", "caught by", "in")?;
-        for Caught { bug, norm, stage, finding, case } in &self.rows {
+        for Caught { bug, norm, kind, finding, case } in &self.rows {
             let check = finding.check.name();
             writeln!(
                 f,
                 "{:<24}{:<12}{:<18}{check:<18}{:<14}{case}",
                 bug.name(),
                 norm.name(),
-                stage.name(),
+                kind.name(),
                 finding.output
             )?;
         }
-        for (bug, norm, stage) in &self.survivors {
-            writeln!(f, "SURVIVED: {} in {} {}: {}", bug.name(), norm.name(), stage.name(), bug.description())?;
+        for (bug, norm, kind) in &self.survivors {
+            writeln!(f, "SURVIVED: {} in {} {}: {}", bug.name(), norm.name(), kind.name(), bug.description())?;
         }
         for alarm in &self.false_alarms {
             writeln!(f, "FALSE ALARM: {alarm}")?;
@@ -233,7 +228,7 @@ mod tests {
     #[test]
     fn each_trial_catches_a_bug_of_its_kind() {
         let plain = Case::plain(Kind::EndToEnd, Norm::Layer, DType::F32, 70, 129);
-        let plain = Case { present: Present { dweight: true, ..Present::default() }, ..plain }.normalized();
+        let plain = Case { present: TensorSet::of(&[Tensor::Dweight]), ..plain }.normalized();
         let repeated = Case { trial: Trial::Determinism { repeats: 3 }, ..plain };
         let related = Case { trial: Trial::Metamorphic, ..plain };
         for (bug, case, check) in [
@@ -255,12 +250,12 @@ mod tests {
         let row = |norm| Caught {
             bug: Bug::EpsMissing,
             norm,
-            stage: Stage::Forward,
+            kind: Kind::Forward,
             finding: finding.clone(),
             case: String::new(),
         };
         let rows = Norm::ALL.map(row).into();
-        let survivors = vec![(Bug::RowOff, Norm::Rms, Stage::Forward)];
+        let survivors = vec![(Bug::RowOff, Norm::Rms, Kind::Forward)];
         let test = SelfTest { planted: 3, caught: 2, rows, survivors, ..SelfTest::default() };
         assert_eq!(test.counts(), "2 bugs planted in 3 places, 2 of them caught");
         let test = SelfTest { planted: 2, survivors: Vec::new(), ..test };

@@ -34,7 +34,7 @@
 //! backend.forward(&norm, Forward::new(&x, &mut y).weight(&weight).rstd(&mut rstd))?;
 //!
 //! let (dy, mut dx, mut dweight) = ([1.0; 6], [0.0; 6], [0.0; 3]);
-//! backend.backward(&norm, Backward::new(&dy, &x, &mut dx).weight(&weight).rstd(&rstd).dweight(&mut dweight))?;
+//! backend.backward(&norm, Backward::new(&dy, &x, &rstd, &mut dx).weight(&weight).dweight(&mut dweight))?;
 //! assert!((dweight[0] - y[0]).abs() < 1e-6);
 //! # }
 //! # Ok::<(), rmsnorm_core::Error>(())

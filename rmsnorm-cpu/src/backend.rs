@@ -4,7 +4,7 @@ use std::error::Error as _;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, ForwardInPlace, NormBackend, Problem, Span};
+use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, NormBackend, Problem, Span};
 
 use crate::caps::{Caps, Isa};
 use crate::stages::copy::CopyRange;
@@ -25,7 +25,7 @@ use crate::{launch, plan};
 /// backend.forward(&norm, Forward::new(&x, &mut y).weight(&weight).rstd(&mut rstd))?;
 ///
 /// let (dy, mut dx, mut dweight) = ([1.0f32; 8], [0.0f32; 8], [0.0f32; 4]);
-/// backend.backward(&norm, Backward::new(&dy, &x, &mut dx).weight(&weight).rstd(&rstd).dweight(&mut dweight))?;
+/// backend.backward(&norm, Backward::new(&dy, &x, &rstd, &mut dx).weight(&weight).dweight(&mut dweight))?;
 /// assert!((y[0] - 1.0 / 7.5f32.sqrt()).abs() < 1e-6);
 /// # Ok(())
 /// # }
@@ -150,13 +150,6 @@ impl NormBackend for CpuBackend {
         call: Checked<Forward<'_, Self, T, W, R>>,
     ) -> Result<(), Error> {
         launch::forward(self, call)
-    }
-
-    fn launch_forward_in_place<T: Element, W: Element, R: Element>(
-        &self,
-        call: Checked<ForwardInPlace<'_, Self, T, W, R>>,
-    ) -> Result<(), Error> {
-        launch::forward_in_place(self, call)
     }
 
     fn launch_backward<T: Element, W: Element, R: Element>(

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use rmsnorm_conformance::{Arithmetic, Harness};
-use rmsnorm_spec::{DType, Element, Error, Problem, Stage};
+use rmsnorm_spec::{DType, Direction, Element, Error, Problem};
 
 use crate::lanes::ALIGNMENT;
 use crate::launch::no_room;
@@ -67,9 +67,9 @@ impl Harness for CpuBackend {
         let plan::Plan { tasks, reduce_tasks, block_rows, blocks, streaming } = plan;
         let way = if streaming { "past the cache" } else { "through the cache" };
         let described = format!("{}, tasks {tasks}, {way}", self.isa().name());
-        match problem.stage {
-            Stage::Forward | Stage::ForwardInPlace => described,
-            Stage::Backward => {
+        match problem.direction {
+            Direction::Forward => described,
+            Direction::Backward => {
                 format!("{described}; blocks {blocks} of {block_rows} rows, added in tasks {reduce_tasks}")
             }
         }

@@ -2,7 +2,7 @@
 //! those are in the plan.
 
 use rmsnorm_spec::{
-    Backward, Checked, Element, Error, Forward, ForwardInPlace, GradReduction, NormSpec, Problem, Rows,
+    Backward, Checked, DTypes, Element, Error, Forward, GradReduction, NormSpec, Problem, Rows, Source,
 };
 
 use crate::backend::CpuBackend;
@@ -22,10 +22,18 @@ pub(crate) fn forward<T: Element, W: Element, R: Element>(
     let (spec, plan) = (spec_of(&call), plan::plan(call.problem(), backend.caps()));
     let kernel = kernel::forward().ok_or_else(|| no_kernel(call.problem()))?;
     let args = call.into_args();
+    let cols = spec.cols;
+    let (x, y) = match (args.x, args.y) {
+        (Source::Read(x), Some(y)) => (Some(matrix(x, cols)), y),
+        (Source::Overwrite(y), _) => (None, y),
+        // A `Checked` forward call has one of the two; the error is for the type system only.
+        (Source::Read(_), None) => return Err(Error::Missing { arg: "y", why: "x is not overwritten" }),
+    };
     let residual = match (args.residual, args.residual_out) {
         (None, _) => Residual::Absent,
-        (Some(residual), None) => Residual::Read(matrix(residual, spec.cols)),
-        (Some(residual), Some(out)) => Residual::ReadWrite(matrix(residual, spec.cols), matrix_mut(out, spec.cols)),
+        (Some(Source::Read(residual)), None) => Residual::Read(matrix(residual, cols)),
+        (Some(Source::Read(residual)), Some(out)) => Residual::ReadWrite(matrix(residual, cols), matrix_mut(out, cols)),
+        (Some(Source::Overwrite(residual)), _) => Residual::InPlace(matrix_mut(residual, cols)),
     };
     let work = ForwardRows {
         spec,
@@ -33,32 +41,9 @@ pub(crate) fn forward<T: Element, W: Element, R: Element>(
         streaming: plan.streaming,
         weight: args.weight,
         bias: args.bias,
-        x: Some(matrix(args.x, spec.cols)),
-        y: matrix_mut(args.y, spec.cols),
+        x,
+        y: matrix_mut(y, cols),
         residual,
-        mean: args.mean,
-        rstd: args.rstd,
-    };
-    run_forward(backend, kernel, work, &plan);
-    Ok(())
-}
-
-pub(crate) fn forward_in_place<T: Element, W: Element, R: Element>(
-    backend: &CpuBackend,
-    call: Checked<ForwardInPlace<'_, CpuBackend, T, W, R>>,
-) -> Result<(), Error> {
-    let (spec, plan) = (spec_of(&call), plan::plan(call.problem(), backend.caps()));
-    let kernel = kernel::forward().ok_or_else(|| no_kernel(call.problem()))?;
-    let args = call.into_args();
-    let work = ForwardRows {
-        spec,
-        rows: spec.rows,
-        streaming: plan.streaming,
-        weight: args.weight,
-        bias: args.bias,
-        x: None,
-        y: matrix_mut(args.x, spec.cols),
-        residual: args.residual.map_or(Residual::Absent, |rows| Residual::InPlace(matrix_mut(rows, spec.cols))),
         mean: args.mean,
         rstd: args.rstd,
     };
@@ -80,7 +65,7 @@ fn run_forward<'a, T: Element, W: Element, R: Element>(
 fn spec_of<A>(call: &Checked<A>) -> NormSpec {
     let spec = *call.spec();
     #[cfg(feature = "planted")]
-    let spec = crate::planted::spoiled(spec, call.problem().stage);
+    let spec = crate::planted::spoiled(spec, call.problem().direction);
     spec
 }
 
@@ -90,7 +75,7 @@ pub(crate) fn no_room(what: &str, bytes: usize, error: &impl std::fmt::Display) 
 }
 
 fn no_kernel(problem: &Problem) -> Error {
-    let (activation, weight, residual) = (problem.activation, problem.weight, problem.residual);
+    let DTypes { activation, weight, residual } = problem.dtypes;
     let rule = format!("the cpu backend has no kernel for {activation} with {weight} weight and {residual} residual");
     Error::Unsupported { rule }
 }
@@ -111,10 +96,6 @@ pub(crate) fn backward<T: Element, W: Element, R: Element>(
     let kernel = kernel::backward().ok_or_else(|| no_kernel(call.problem()))?;
     let len = plan::workspace_len(call.problem());
     let args = call.into_args();
-    // A `Checked` backward call has rstd; the error is for the type system only.
-    let Some(rstd) = args.rstd else {
-        return Err(Error::Missing { arg: "rstd", why: "the backward pass needs the forward pass's rstd" });
-    };
 
     let mut allocated = Vec::new();
     let workspace = match args.workspace {
@@ -137,7 +118,7 @@ pub(crate) fn backward<T: Element, W: Element, R: Element>(
         dy: matrix(args.dy, spec.cols),
         x: matrix(args.x, spec.cols),
         mean: args.mean,
-        rstd,
+        rstd: args.rstd,
         dresidual_out: args.dresidual_out.map(|rows| matrix(rows, spec.cols)),
         dx: matrix_mut(args.dx, spec.cols),
         dweight_partials: args.dweight.is_some().then_some(&mut *dweight_partials),

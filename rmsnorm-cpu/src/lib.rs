@@ -45,7 +45,5 @@ pub use rmsnorm_spec as spec;
 
 /// The tensors of a forward call on slices.
 pub type Forward<'a, T, W = T, R = T> = spec::Forward<'a, CpuBackend, T, W, R>;
-/// The tensors of an in-place forward call on slices.
-pub type ForwardInPlace<'a, T, W = T, R = T> = spec::ForwardInPlace<'a, CpuBackend, T, W, R>;
 /// The tensors of a backward call on slices.
 pub type Backward<'a, T, W = T, R = T> = spec::Backward<'a, CpuBackend, T, W, R>;

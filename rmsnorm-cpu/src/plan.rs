@@ -5,8 +5,8 @@
 
 use rmsnorm_spec::depth::ceil_root;
 #[cfg(any(test, feature = "conformance"))]
-use rmsnorm_spec::{DType, Norm, Present};
-use rmsnorm_spec::{Problem, Stage};
+use rmsnorm_spec::{DType, Norm, Tensor};
+use rmsnorm_spec::{Direction, Problem};
 
 use crate::caps::Caps;
 use crate::lanes::LANES;
@@ -52,9 +52,9 @@ pub(crate) const COLS_BREAKPOINTS: [usize; 2] = [LANES, 2 * LANES];
 /// which a call is split, bypasses the cache, and its second stage is split. Asked of the plan itself.
 #[cfg(any(test, feature = "conformance"))]
 pub(crate) fn shape_breakpoints(dtype: DType, caps: &Caps) -> Vec<(usize, usize)> {
-    let present = Present { dweight: true, dbias: true, ..Present::NONE };
+    let gradients = [Tensor::Dweight, Tensor::Dbias];
     let first = |cols, has_changed: fn(&Plan) -> bool| {
-        let of_rows = |rows| plan(&Problem::uniform(Stage::Backward, Norm::Rms, rows, cols, dtype, present), caps);
+        let of_rows = |rows| plan(&Problem::backward(Norm::Rms, rows, cols, dtype, &gradients), caps);
         (1..1 << 14).find(|&rows| has_changed(&of_rows(rows))).map(|rows| (rows, cols))
     };
     let shapes = [
@@ -85,8 +85,7 @@ pub(crate) fn depth_cols(cols: usize) -> usize {
 
 /// f32 elements of workspace: one partial row of `dweight` and one of `dbias` per block.
 pub(crate) fn workspace_len(problem: &Problem) -> usize {
-    let gradients = usize::from(problem.present.dweight) + usize::from(problem.present.dbias);
-    problem.rows.div_ceil(block_rows(problem.rows)) * problem.cols * gradients
+    problem.rows.div_ceil(block_rows(problem.rows)) * problem.cols * problem.tensors.sums_over_rows()
 }
 
 /// Pieces of `units` that are worth a thread each, when `bytes` are moved.
@@ -98,19 +97,19 @@ pub(crate) fn tasks(bytes: usize, units: usize, caps: &Caps) -> usize {
 /// The plan of a problem.
 pub(crate) fn plan(problem: &Problem, caps: &Caps) -> Plan {
     let (rows, cols) = (problem.rows, problem.cols);
-    let output_bytes = rows * cols * problem.activation.size();
+    let output_bytes = rows * cols * problem.dtypes.activation.size();
     let block_rows = block_rows(rows);
     let blocks = rows.div_ceil(block_rows);
-    let units = match problem.stage {
-        Stage::Forward | Stage::ForwardInPlace => rows,
-        Stage::Backward => blocks,
+    let units = match problem.direction {
+        Direction::Forward => rows,
+        Direction::Backward => blocks,
     };
     Plan {
         tasks: tasks(2 * output_bytes, units, caps),
         reduce_tasks: tasks(blocks * cols * size_of::<f32>(), cols / LANES, caps),
         block_rows,
         blocks,
-        streaming: output_bytes >= STREAMING_BYTES && problem.stage != Stage::ForwardInPlace,
+        streaming: output_bytes >= STREAMING_BYTES && !problem.tensors.is_in_place(),
     }
 }
 
@@ -119,9 +118,17 @@ mod tests {
     use super::*;
     use crate::Isa;
 
-    fn problem(stage: Stage, rows: usize, cols: usize, activation: DType) -> Problem {
-        let present = Present { weight: true, dweight: true, dbias: true, ..Present::default() };
-        Problem::uniform(stage, Norm::Rms, rows, cols, activation, present)
+    fn forward(rows: usize, cols: usize, dtype: DType) -> Problem {
+        Problem::forward(Norm::Rms, rows, cols, dtype, &[Tensor::Weight])
+    }
+
+    fn in_place(rows: usize, cols: usize, dtype: DType) -> Problem {
+        let forward = forward(rows, cols, dtype);
+        Problem { tensors: forward.tensors.without(Tensor::X), ..forward }
+    }
+
+    fn backward(rows: usize, cols: usize, dtype: DType) -> Problem {
+        Problem::backward(Norm::Rms, rows, cols, dtype, &[Tensor::Weight, Tensor::Dweight, Tensor::Dbias])
     }
 
     fn with_threads(threads: usize) -> Caps {
@@ -131,7 +138,7 @@ mod tests {
     #[test]
     fn small_calls_stay_on_the_calling_thread() {
         for (rows, cols) in [(0, 4096), (1, 4096), (1, 131072), (128, 1024), (1024, 128)] {
-            let plan = plan(&problem(Stage::Forward, rows, cols, DType::F32), &with_threads(8));
+            let plan = plan(&forward(rows, cols, DType::F32), &with_threads(8));
             assert_eq!(plan.tasks, 1, "{rows}x{cols}");
         }
     }
@@ -139,15 +146,15 @@ mod tests {
     #[test]
     fn outputs_beyond_the_cache_bypass_it_unless_in_place() {
         // 4096x1024 bf16 is 8 MiB.
-        for (stage, rows, expected) in [
-            (Stage::Forward, 4095, false),
-            (Stage::Forward, 4096, true),
-            (Stage::Backward, 4095, false),
-            (Stage::Backward, 4096, true),
-            (Stage::ForwardInPlace, 1 << 20, false),
+        for (problem, expected) in [
+            (forward(4095, 1024, DType::Bf16), false),
+            (forward(4096, 1024, DType::Bf16), true),
+            (backward(4095, 1024, DType::Bf16), false),
+            (backward(4096, 1024, DType::Bf16), true),
+            (in_place(1 << 20, 1024, DType::Bf16), false),
         ] {
-            let plan = plan(&problem(stage, rows, 1024, DType::Bf16), &with_threads(2));
-            assert_eq!(plan.streaming, expected, "{stage:?} of {rows} rows");
+            let plan = plan(&problem, &with_threads(2));
+            assert_eq!(plan.streaming, expected, "{problem:?}");
         }
     }
 
@@ -155,15 +162,14 @@ mod tests {
     fn a_second_thread_starts_at_the_bytes_that_are_worth_it() {
         // 1 MiB read and 1 MiB written.
         for (rows, expected) in [(255, 1), (256, 2), (257, 2)] {
-            let plan = plan(&problem(Stage::Forward, rows, 1024, DType::F32), &with_threads(2));
+            let plan = plan(&forward(rows, 1024, DType::F32), &with_threads(2));
             assert_eq!(plan.tasks, expected, "{rows} rows");
         }
     }
 
     #[test]
     fn the_second_stage_is_split_by_its_own_size() {
-        let reduce_tasks =
-            |rows, cols| plan(&problem(Stage::Backward, rows, cols, DType::F32), &with_threads(2)).reduce_tasks;
+        let reduce_tasks = |rows, cols| plan(&backward(rows, cols, DType::F32), &with_threads(2)).reduce_tasks;
         assert_eq!((reduce_tasks(4096, 1024), reduce_tasks(4096, 65536)), (1, 8));
     }
 
@@ -183,9 +189,8 @@ mod tests {
     /// A second stage of so many MiB of partial sums; a column range is at least a group of lanes.
     #[test]
     fn the_second_stage_has_a_task_for_each_mebibyte() {
-        let reduce_tasks = |rows, cols, threads| {
-            plan(&problem(Stage::Backward, rows, cols, DType::F32), &with_threads(threads)).reduce_tasks
-        };
+        let reduce_tasks =
+            |rows, cols, threads| plan(&backward(rows, cols, DType::F32), &with_threads(threads)).reduce_tasks;
         // 8 partial rows of 2^15 columns are 1 MiB.
         assert_eq!([(1 << 16) - 1, 1 << 16, 3 << 15, 1 << 17].map(|cols| reduce_tasks(64, cols, 4)), [1, 2, 3, 4]);
         assert_eq!([1, 2, 1000].map(|threads| reduce_tasks(64, 1 << 22, threads)), [1, 8, 128]);
@@ -199,15 +204,15 @@ mod tests {
     fn the_largest_calls_have_a_plan() {
         let most = isize::MAX as usize / size_of::<f32>();
         for (rows, cols) in [(most, 1), (1, most), (1 << 30, most >> 30), (most >> 30, 1 << 30)] {
-            for stage in Stage::ALL {
-                let problem = problem(stage, rows, cols, DType::F32);
+            for problem in [forward, in_place, backward].map(|problem| problem(rows, cols, DType::F32)) {
                 let plan = plan(&problem, &with_threads(1000));
-                let most_tasks = if stage == Stage::Backward { plan.blocks } else { rows };
-                assert_eq!(plan.tasks, 4000.min(most_tasks), "{stage:?} {rows}x{cols}");
-                assert_eq!(plan.streaming, stage != Stage::ForwardInPlace);
+                let most_tasks = if problem.direction == Direction::Backward { plan.blocks } else { rows };
+                assert_eq!(plan.tasks, 4000.min(most_tasks), "{problem:?}");
+                assert_eq!(plan.streaming, !problem.tensors.is_in_place());
                 assert!(plan.blocks as u128 * plan.block_rows as u128 >= rows as u128);
                 assert!((plan.blocks as u128 - 1) * (plan.block_rows as u128) < rows as u128);
-                assert_eq!(workspace_len(&problem) as u128, plan.blocks as u128 * cols as u128 * 2);
+                let gradients = problem.tensors.sums_over_rows() as u128;
+                assert_eq!(workspace_len(&problem) as u128, plan.blocks as u128 * cols as u128 * gradients);
             }
         }
     }
@@ -229,25 +234,24 @@ mod tests {
 
     #[test]
     fn workspace_has_a_row_for_each_block_of_each_gradient() {
-        for (dweight, dbias, gradients) in [(false, false, 0), (true, false, 1), (false, true, 1), (true, true, 2)] {
-            let present = Present { dweight, dbias, ..Present::NONE };
-            let problem = Problem::uniform(Stage::Backward, Norm::Layer, 100, 7, DType::F16, present);
-            assert_eq!(workspace_len(&problem), 10 * 7 * gradients);
+        for gradients in [&[][..], &[Tensor::Dweight], &[Tensor::Dbias], &[Tensor::Dweight, Tensor::Dbias]] {
+            let problem = Problem::backward(Norm::Layer, 100, 7, DType::F16, gradients);
+            assert_eq!(workspace_len(&problem), 10 * 7 * gradients.len());
         }
     }
 
     #[test]
     fn one_row_is_never_split() {
-        let plan = plan(&problem(Stage::Forward, 1, 1 << 24, DType::F32), &with_threads(8));
+        let plan = plan(&forward(1, 1 << 24, DType::F32), &with_threads(8));
         assert_eq!(plan.tasks, 1);
     }
 
     #[test]
     fn large_calls_use_every_thread() {
         for threads in [2, 3, 16] {
-            let forward = plan(&problem(Stage::Forward, 4096, 1024, DType::F32), &with_threads(threads));
+            let forward = plan(&forward(4096, 1024, DType::F32), &with_threads(threads));
             assert!(forward.tasks >= threads && forward.tasks <= 4096, "{forward:?}");
-            let backward = plan(&problem(Stage::Backward, 4096, 1024, DType::F32), &with_threads(threads));
+            let backward = plan(&backward(4096, 1024, DType::F32), &with_threads(threads));
             assert!(backward.tasks >= threads && backward.tasks <= backward.blocks, "{backward:?}");
         }
     }
@@ -255,9 +259,9 @@ mod tests {
     #[test]
     fn what_decides_the_bits_depends_on_rows_only() {
         for rows in [1, 7, 8, 9, 64, 65, 4096, 1 << 20] {
-            let reference = plan(&problem(Stage::Backward, rows, 64, DType::F32), &with_threads(1));
+            let reference = plan(&backward(rows, 64, DType::F32), &with_threads(1));
             for (threads, cols, dtype) in [(2, 64, DType::F32), (16, 65537, DType::Bf16), (3, 1, DType::F16)] {
-                let other = plan(&problem(Stage::Backward, rows, cols, dtype), &with_threads(threads));
+                let other = plan(&backward(rows, cols, dtype), &with_threads(threads));
                 assert_eq!((reference.block_rows, reference.blocks), (other.block_rows, other.blocks));
             }
         }
@@ -266,7 +270,7 @@ mod tests {
     #[test]
     fn blocks_cover_all_rows_and_fit_the_workspace() {
         for rows in (0..200).chain([4095, 4096, 4097, 65537, 1 << 20]) {
-            let problem = problem(Stage::Backward, rows, 3, DType::F32);
+            let problem = backward(rows, 3, DType::F32);
             let plan = plan(&problem, &with_threads(2));
             assert!(plan.blocks * plan.block_rows >= rows);
             assert!(rows == 0 || (plan.blocks - 1) * plan.block_rows < rows, "an empty block for {rows} rows");
@@ -279,7 +283,7 @@ mod tests {
     #[test]
     fn claimed_chains_are_as_long_as_those_of_the_plan() {
         for rows in (1..5000).chain([65_537, 1 << 20, 1 << 32]) {
-            let plan = plan(&problem(Stage::Backward, rows, 3, DType::F32), &with_threads(2));
+            let plan = plan(&backward(rows, 3, DType::F32), &with_threads(2));
             let additions = plan.block_rows.min(rows) - 1 + plan.blocks - 1;
             assert!(depth_rows(rows) >= additions, "{rows} rows: {additions}");
         }

@@ -3,7 +3,7 @@
 
 use std::sync::OnceLock;
 
-use rmsnorm_spec::{NormSpec, Stage};
+use rmsnorm_spec::{Direction, NormSpec};
 
 /// Names what is wrong: `forward`, `backward` or `copy`, in every process that it is set for.
 const VARIABLE: &str = "RMSNORM_PLANTED";
@@ -19,11 +19,11 @@ pub(crate) fn copied(len: usize) -> usize {
 }
 
 /// The norm that is computed in place of the one that was asked for.
-pub(crate) fn spoiled(spec: NormSpec, stage: Stage) -> NormSpec {
-    match (stage, planted()) {
-        (Stage::Forward | Stage::ForwardInPlace, "forward") => NormSpec { eps: spec.eps + 1.0, ..spec },
+pub(crate) fn spoiled(spec: NormSpec, direction: Direction) -> NormSpec {
+    match (direction, planted()) {
+        (Direction::Forward, "forward") => NormSpec { eps: spec.eps + 1.0, ..spec },
         // Statistics are given here, and eps is not used.
-        (Stage::Backward, "backward") => NormSpec { weight_offset: spec.weight_offset + 1.0, ..spec },
+        (Direction::Backward, "backward") => NormSpec { weight_offset: spec.weight_offset + 1.0, ..spec },
         _ => spec,
     }
 }

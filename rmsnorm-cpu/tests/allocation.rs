@@ -6,7 +6,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rmsnorm_cpu::{Backward, CpuBackend, Forward, ForwardInPlace, Isa};
+use rmsnorm_cpu::{Backward, CpuBackend, Forward, Isa};
 use rmsnorm_spec::{NormBackend, NormSpec};
 
 struct Counting;
@@ -112,8 +112,8 @@ impl Calls {
         let Calls { norm, x, weight, y, mean, rstd, dweight, dbias, workspace } = self;
         let forward = Forward::new(&*x, &mut *y).weight(&*weight).bias(&*weight).mean(&mut *mean).rstd(&mut *rstd);
         backend.forward(norm, forward).unwrap();
-        backend.forward_in_place(norm, ForwardInPlace::new(&mut *y).weight(&*weight)).unwrap();
-        let mut backward = Backward::new(&*x, &*x, &mut *y).weight(&*weight).mean(&*mean).rstd(&*rstd);
+        backend.forward(norm, Forward::in_place(&mut *y).weight(&*weight)).unwrap();
+        let mut backward = Backward::new(&*x, &*x, &*rstd, &mut *y).weight(&*weight).mean(&*mean);
         backward = backward.dweight(&mut *dweight).dbias(&mut *dbias);
         if with_workspace {
             backward = backward.workspace(&mut *workspace);

@@ -8,8 +8,8 @@ use std::cell::Cell;
 
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
-use rmsnorm_cpu::{Backward, CpuBackend, Forward, ForwardInPlace};
-use rmsnorm_spec::{CastOrder, Element, Error, GradReduction, Norm, NormBackend, NormSpec, bf16, f16};
+use rmsnorm_cpu::{Backward, CpuBackend, Forward};
+use rmsnorm_spec::{CastOrder, Element, Error, GradReduction, Norm, NormBackend, NormSpec, Rows, bf16, f16};
 
 /// A tensor as the fuzzer asks for it, inside a larger buffer.
 #[derive(Clone, Debug)]
@@ -119,6 +119,15 @@ impl<E: Element> Guarded<E> {
         Guarded::filled(1, len, &Shape { padding: 0, ..shape.clone() }, bits, fill)
     }
 
+    fn rows(&self) -> Rows<&[E]> {
+        Rows::strided(self.view(), self.row_stride)
+    }
+
+    fn rows_mut(&mut self) -> Rows<&mut [E]> {
+        let row_stride = self.row_stride;
+        Rows::strided(self.view_mut(), row_stride)
+    }
+
     fn view(&self) -> &[E] {
         &self.buffer[self.start..][..self.len]
     }
@@ -188,9 +197,8 @@ fn forward<T: Element, W: Element, R: Element>(call: &Call, fill: u32) -> Outcom
     let mut rstds = Guarded::<f32>::vector_filled(rows, rstd, call.bits, fill);
     let before = (output.snapshot(), sum.snapshot(), means.snapshot(), rstds.snapshot());
 
-    let (y_stride, sum_stride) = (output.row_stride, sum.row_stride);
-    let mut args = Forward::<T, W, R>::mixed(input.view(), output.view_mut());
-    args = args.x_row_stride(input.row_stride).y_row_stride(y_stride);
+    let args = Forward::<T>::new(input.rows(), output.rows_mut());
+    let mut args = args.weight_dtype::<W>().residual_dtype::<R>();
     if weight.present {
         args = args.weight(w.view());
     }
@@ -198,10 +206,10 @@ fn forward<T: Element, W: Element, R: Element>(call: &Call, fill: u32) -> Outcom
         args = args.bias(b.view());
     }
     if residual.present {
-        args = args.residual(add.view()).residual_row_stride(add.row_stride);
+        args = args.residual(add.rows());
     }
     if residual_out.present {
-        args = args.residual_out(sum.view_mut()).residual_out_row_stride(sum_stride);
+        args = args.residual_out(sum.rows_mut());
     }
     if mean.present {
         args = args.mean(means.view_mut());
@@ -230,8 +238,8 @@ fn forward_in_place<T: Element, W: Element, R: Element>(call: &Call, fill: u32) 
     let mut rstds = Guarded::<f32>::vector_filled(rows, rstd, call.bits, fill);
     let before = (matrix.snapshot(), sum.snapshot(), means.snapshot(), rstds.snapshot());
 
-    let (x_stride, sum_stride) = (matrix.row_stride, sum.row_stride);
-    let mut args = ForwardInPlace::<T, W, R>::mixed(matrix.view_mut()).x_row_stride(x_stride);
+    let args = Forward::<T>::in_place(matrix.rows_mut());
+    let mut args = args.weight_dtype::<W>().residual_dtype::<R>();
     if weight.present {
         args = args.weight(w.view());
     }
@@ -239,7 +247,7 @@ fn forward_in_place<T: Element, W: Element, R: Element>(call: &Call, fill: u32) 
         args = args.bias(b.view());
     }
     if residual.present {
-        args = args.residual(sum.view_mut()).residual_row_stride(sum_stride);
+        args = args.residual_in_place(sum.rows_mut());
     }
     if mean.present {
         args = args.mean(means.view_mut());
@@ -247,7 +255,7 @@ fn forward_in_place<T: Element, W: Element, R: Element>(call: &Call, fill: u32) 
     if rstd.present {
         args = args.rstd(rstds.view_mut());
     }
-    let result = CpuBackend::new().forward_in_place(&call.norm, args);
+    let result = CpuBackend::new().forward(&call.norm, args);
     let outputs = [
         (true, matrix.written(&before.0, &result, "x")),
         (residual.present, sum.written(&before.1, &result, "residual")),
@@ -273,21 +281,16 @@ fn backward<T: Element, W: Element, R: Element>(call: &Call, fill: u32) -> Outco
     let mut scratch = Guarded::<f32>::vector_filled(6 * cols, workspace, call.bits, fill);
     let before = (output.snapshot(), dw.snapshot(), db.snapshot(), scratch.snapshot());
 
-    let dx_stride = output.row_stride;
-    let mut args = Backward::<T, W, R>::mixed(gradient.view(), input.view(), output.view_mut());
-    args = args.dy_row_stride(gradient.row_stride).x_row_stride(input.row_stride).dx_row_stride(dx_stride);
-    args = args.grad_reduction(call.reduction);
+    let args = Backward::<T, W, R>::mixed(gradient.rows(), input.rows(), rstds.view(), output.rows_mut());
+    let mut args = args.grad_reduction(call.reduction);
     if weight.present {
         args = args.weight(w.view());
     }
     if mean.present {
         args = args.mean(means.view());
     }
-    if rstd.present {
-        args = args.rstd(rstds.view());
-    }
     if dresidual_out.present {
-        args = args.dresidual_out(arriving.view()).dresidual_out_row_stride(arriving.row_stride);
+        args = args.dresidual_out(arriving.rows());
     }
     if dweight.present {
         args = args.dweight(dw.view_mut());

@@ -16,7 +16,7 @@ fn no_thread_is_started_but_the_backends_own() {
         let (x, mut out) = (vec![1.0f32; rows * cols], vec![0.0f32; rows * cols]);
         let (mut rstd, mut dweight) = (vec![0.0; rows], vec![0.0; cols]);
         backend.forward(&norm, Forward::new(&x, &mut out).rstd(&mut rstd)).unwrap();
-        backend.backward(&norm, Backward::new(&x, &x, &mut out).rstd(&rstd).dweight(&mut dweight)).unwrap();
+        backend.backward(&norm, Backward::new(&x, &x, &rstd, &mut out).dweight(&mut dweight)).unwrap();
     }
     assert_eq!(threads(), before);
 }

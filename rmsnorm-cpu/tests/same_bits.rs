@@ -9,9 +9,9 @@ use bytemuck::cast_slice;
 use rmsnorm_conformance::Arithmetic;
 use rmsnorm_conformance::bounds::{self, Mode, Model, Statistics};
 use rmsnorm_conformance::judge::{self, BeforeWeight};
-use rmsnorm_cpu::{Backward, CpuBackend, Forward, ForwardInPlace, Isa};
+use rmsnorm_cpu::{Backward, CpuBackend, Forward, Isa};
 use rmsnorm_spec::reference::{self, BackwardInputs, ForwardInputs};
-use rmsnorm_spec::{CastOrder, Element, Norm, NormBackend, NormSpec, bf16, f16};
+use rmsnorm_spec::{CastOrder, Element, Norm, NormBackend, NormSpec, Rows, bf16, f16};
 
 /// A value for an element, from a hash of its position: the same everywhere, with no structure. Between -2 and 2.
 fn element<E: Element>(seed: u64, index: usize) -> E {
@@ -46,6 +46,14 @@ impl<E: Element> Matrix<E> {
         Matrix { data: vec![E::from_f32(UNTOUCHED); rows * row_stride], cols, row_stride }
     }
 
+    fn rows(&self) -> Rows<&[E]> {
+        Rows::strided(&self.data, self.row_stride)
+    }
+
+    fn rows_mut(&mut self) -> Rows<&mut [E]> {
+        Rows::strided(&mut self.data, self.row_stride)
+    }
+
     fn random(seed: u64, rows: usize, cols: usize, padding: usize) -> Self {
         let mut matrix = Matrix::untouched(rows, cols, padding);
         for (r, row) in matrix.data.chunks_exact_mut(cols + padding).enumerate() {
@@ -59,7 +67,7 @@ impl<E: Element> Matrix<E> {
     }
 
     /// These rows alone, dense.
-    fn rows(&self, rows: &[usize]) -> Self {
+    fn pick(&self, rows: &[usize]) -> Self {
         let data = rows.iter().flat_map(|&row| self.row(row)).copied().collect();
         Matrix { data, cols: self.cols, row_stride: self.cols }
     }
@@ -152,14 +160,14 @@ impl<T: Element, W: Element, R: Element> Inputs<T, W, R> {
     }
 
     /// The inputs of these rows alone, dense.
-    fn rows(&self, rows: &[usize]) -> Self {
+    fn pick(&self, rows: &[usize]) -> Self {
         Inputs {
             shape: Shape::new(rows.len(), self.shape.cols, false),
-            x: self.x.rows(rows),
-            residual: self.residual.rows(rows),
-            dy: self.dy.rows(rows),
-            h: self.h.rows(rows),
-            dresidual_out: self.dresidual_out.rows(rows),
+            x: self.x.pick(rows),
+            residual: self.residual.pick(rows),
+            dy: self.dy.pick(rows),
+            h: self.h.pick(rows),
+            dresidual_out: self.dresidual_out.pick(rows),
             weight: self.weight.clone(),
             bias: self.bias.clone(),
             mean: rows.iter().map(|&row| self.mean[row]).collect(),
@@ -207,10 +215,9 @@ impl<T: Element, W: Element, R: Element> Outputs<T, W, R> {
     }
 
     fn forward(&mut self, backend: &CpuBackend, inputs: &Inputs<T, W, R>, setup: Setup) {
-        let (y_stride, residual_out_stride) = (self.y.row_stride, self.residual_out.row_stride);
-        let mut args = Forward::<T, W, R>::mixed(&inputs.x.data, &mut self.y.data);
-        args = args.x_row_stride(inputs.x.row_stride).y_row_stride(y_stride);
-        args = args.weight(&inputs.weight).rstd(&mut self.rstd);
+        let args = Forward::<T>::new(inputs.x.rows(), self.y.rows_mut());
+        let args = args.weight_dtype::<W>().residual_dtype::<R>();
+        let mut args = args.weight(&inputs.weight).rstd(&mut self.rstd);
         if setup.norm == Norm::Layer {
             args = args.mean(&mut self.mean);
         }
@@ -218,30 +225,28 @@ impl<T: Element, W: Element, R: Element> Outputs<T, W, R> {
             args = args.bias(&inputs.bias);
         }
         if setup.residual {
-            args = args.residual(&inputs.residual.data).residual_row_stride(inputs.residual.row_stride);
-            args = args.residual_out(&mut self.residual_out.data).residual_out_row_stride(residual_out_stride);
+            args = args.residual(inputs.residual.rows()).residual_out(self.residual_out.rows_mut());
         }
         backend.forward(&inputs.spec(setup), args).unwrap();
     }
 
     fn forward_in_place(&mut self, backend: &CpuBackend, inputs: &Inputs<T, W, R>, setup: Setup) {
         let (x, residual) = (&mut self.in_place.0, &mut self.in_place.1);
-        let mut args = ForwardInPlace::<T, W, R>::mixed(&mut x.data).x_row_stride(x.row_stride);
-        args = args.weight(&inputs.weight);
+        let args = Forward::<T>::in_place(x.rows_mut()).weight_dtype::<W>().residual_dtype::<R>();
+        let mut args = args.weight(&inputs.weight);
         if setup.bias {
             args = args.bias(&inputs.bias);
         }
         if setup.residual {
-            args = args.residual(&mut residual.data).residual_row_stride(residual.row_stride);
+            args = args.residual_in_place(residual.rows_mut());
         }
-        backend.forward_in_place(&inputs.spec(setup), args).unwrap();
+        backend.forward(&inputs.spec(setup), args).unwrap();
     }
 
     fn backward(&mut self, backend: &CpuBackend, inputs: &Inputs<T, W, R>, setup: Setup) {
-        let dx_stride = self.dx.row_stride;
-        let mut args = Backward::<T, W, R>::mixed(&inputs.dy.data, &inputs.h.data, &mut self.dx.data);
-        args = args.dy_row_stride(inputs.dy.row_stride).x_row_stride(inputs.h.row_stride).dx_row_stride(dx_stride);
-        args = args.weight(&inputs.weight).rstd(&inputs.rstd).dweight(&mut self.dweight);
+        let (dy, x) = (inputs.dy.rows(), inputs.h.rows());
+        let args = Backward::<T, W, R>::mixed(dy, x, &inputs.rstd, self.dx.rows_mut());
+        let mut args = args.weight(&inputs.weight).dweight(&mut self.dweight);
         if setup.norm == Norm::Layer {
             args = args.mean(&inputs.mean);
         }
@@ -249,8 +254,7 @@ impl<T: Element, W: Element, R: Element> Outputs<T, W, R> {
             args = args.dbias(&mut self.dbias);
         }
         if setup.residual {
-            let dresidual_out = &inputs.dresidual_out;
-            args = args.dresidual_out(&dresidual_out.data).dresidual_out_row_stride(dresidual_out.row_stride);
+            args = args.dresidual_out(inputs.dresidual_out.rows());
         }
         backend.backward(&inputs.spec(setup), args).unwrap();
     }
@@ -301,7 +305,7 @@ impl<T: Element, W: Element, R: Element> Judge<'_, T, W, R> {
     /// Some rows of what a row decides alone, some columns of what a column does.
     fn judge(&self) {
         let rows = some_of(self.inputs.shape.rows);
-        let inputs = self.inputs.rows(&rows);
+        let inputs = self.inputs.pick(&rows);
         self.judge_forward(&inputs, &rows);
         self.judge_dx(&inputs, &rows);
         self.judge_weight_gradients(&some_of(self.inputs.shape.cols));
@@ -327,14 +331,14 @@ impl<T: Element, W: Element, R: Element> Judge<'_, T, W, R> {
             assert_within("mean", &of_rows(&outputs.mean), &truth.mean, &bounds.mean);
         }
         if setup.residual {
-            assert_eq!(exact(&outputs.residual_out.rows(rows).data), truth.h, "residual_out is rounded once");
+            assert_eq!(exact(&outputs.residual_out.pick(rows).data), truth.h, "residual_out is rounded once");
         }
         let elements = truth.x_hat.iter().zip(&bounds.x_hat).enumerate().map(|(i, (&x_hat, &x_hat_error))| {
             let col = i % spec.cols;
             let bias = setup.bias.then_some(bias[col]);
             BeforeWeight { x_hat, x_hat_error, weight: weight[col] + 1.0, has_offset: true, bias }
         });
-        let y = outputs.y.rows(rows).data;
+        let y = outputs.y.pick(rows).data;
         match setup.cast_order {
             CastOrder::AtStore => assert_within("y", &y, &truth.y, &bounds.y),
             CastOrder::BeforeWeight => {
@@ -342,9 +346,9 @@ impl<T: Element, W: Element, R: Element> Judge<'_, T, W, R> {
                 assert!(verdict.failures == 0 && !verdict.vacuous, "y: {verdict:?}");
             }
         }
-        assert!(outputs.in_place.0.rows(rows).data == y, "x in place");
+        assert!(outputs.in_place.0.pick(rows).data == y, "x in place");
         if setup.residual {
-            assert!(outputs.in_place.1.rows(rows).data == outputs.residual_out.rows(rows).data, "residual in place");
+            assert!(outputs.in_place.1.pick(rows).data == outputs.residual_out.pick(rows).data, "residual in place");
         }
     }
 
@@ -362,7 +366,7 @@ impl<T: Element, W: Element, R: Element> Judge<'_, T, W, R> {
         let spec = inputs.spec(self.setup);
         let truth = reference::backward(&spec, &given);
         let bounds = bounds::backward(&spec, &given, &truth, Statistics::Given, MODEL);
-        assert_within("dx", &self.outputs.dx.rows(rows).data, &truth.dx, &bounds.dx);
+        assert_within("dx", &self.outputs.dx.pick(rows).data, &truth.dx, &bounds.dx);
     }
 
     /// A column of dweight and dbias depends on no other column once mean and rstd are given: the reference may look at
@@ -472,20 +476,22 @@ fn a_row_has_the_same_bits_in_any_batch() {
     let rows = some_of(inputs.shape.rows);
     for setup in SETUPS {
         let batch = Outputs::of(&backend, &inputs, setup);
-        let alone = Outputs::of(&backend, &inputs.rows(&rows), setup);
-        assert!(batch.y.rows(&rows).data == alone.y.data, "y: {setup:?}");
-        assert!(batch.residual_out.rows(&rows).data == alone.residual_out.data, "residual_out: {setup:?}");
-        assert!(batch.dx.rows(&rows).data == alone.dx.data, "dx: {setup:?}");
+        let alone = Outputs::of(&backend, &inputs.pick(&rows), setup);
+        assert!(batch.y.pick(&rows).data == alone.y.data, "y: {setup:?}");
+        assert!(batch.residual_out.pick(&rows).data == alone.residual_out.data, "residual_out: {setup:?}");
+        assert!(batch.dx.pick(&rows).data == alone.dx.data, "dx: {setup:?}");
         assert_eq!(rows.map(|row| batch.mean[row]), *alone.mean, "mean: {setup:?}");
         assert_eq!(rows.map(|row| batch.rstd[row]), *alone.rstd, "rstd: {setup:?}");
     }
 }
 
-/// A caller that flushes subnormals, as audio code does, gets the same bits and keeps its mode.
+/// A caller that flushes subnormals, as audio code does, or rounds to another direction, gets the same bits and keeps its
+/// mode.
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn results_do_not_depend_on_the_callers_floating_point_mode() {
-    const FLUSH: u32 = 0x9fc0;
+    /// Flush to zero and denormals as zero; round up, down and towards zero. All exceptions are masked.
+    const MODES: [u32; 4] = [0x9fc0, 0x5f80, 0x3f80, 0x7f80];
     fn mode() -> u32 {
         let mut mode = 0u32;
         // SAFETY:
@@ -509,12 +515,14 @@ fn results_do_not_depend_on_the_callers_floating_point_mode() {
         let (mut expected, mut got) = (vec![0.0f32; rows * cols], vec![0.0f32; rows * cols]);
         backend.forward(&norm, Forward::new(&tiny, &mut expected)).unwrap();
         let default = mode();
-        set_mode(FLUSH);
-        let result = backend.forward(&norm, Forward::new(&tiny, &mut got));
-        let (after, _) = (mode() & 0xffc0, set_mode(default));
-        assert!(result.is_ok());
-        assert_eq!(after, FLUSH, "the caller's mode was not restored on {isa}");
-        assert_eq!(cast_slice::<f32, u32>(&got), cast_slice::<f32, u32>(&expected), "on {isa}");
+        for theirs in MODES {
+            set_mode(theirs);
+            let result = backend.forward(&norm, Forward::new(&tiny, &mut got));
+            let (after, _) = (mode() & 0xffc0, set_mode(default));
+            assert!(result.is_ok());
+            assert_eq!(after, theirs, "the caller's mode was not restored on {isa}");
+            assert_eq!(cast_slice::<f32, u32>(&got), cast_slice::<f32, u32>(&expected), "{theirs:#x} on {isa}");
+        }
         assert!(expected.iter().any(|y| y.is_subnormal()), "the data does not reach the subnormals");
     }
 }

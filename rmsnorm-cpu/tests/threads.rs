@@ -32,7 +32,7 @@ fn a_thousand_threads_give_the_bits_of_one() {
         let (mut y, mut dx) = (vec![0.0f32; rows * cols], vec![0.0f32; rows * cols]);
         let (mut rstd, mut dweight) = (vec![0.0; rows], vec![0.0; cols]);
         backend.forward(&norm, Forward::new(&x, &mut y).rstd(&mut rstd)).unwrap();
-        backend.backward(&norm, Backward::new(&dy, &x, &mut dx).rstd(&rstd).dweight(&mut dweight)).unwrap();
+        backend.backward(&norm, Backward::new(&dy, &x, &rstd, &mut dx).dweight(&mut dweight)).unwrap();
         [y, dx, rstd, dweight].map(|values| values.into_iter().map(f32::to_bits).collect::<Vec<_>>())
     });
     assert!(results[0] == results[1]);

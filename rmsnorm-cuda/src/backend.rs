@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream, CudaView, CudaViewMut, DevicePtr, DriverError, sys};
-use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, ForwardInPlace, NormBackend, Problem, Span};
+use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, NormBackend, Problem, Span};
 
 use crate::caps::Caps;
 use crate::error::{device_error, unavailable};
@@ -59,7 +59,7 @@ const OLDEST_DRIVER: Version = Version { major: 12, minor: 0 };
 /// let dy = stream.alloc_zeros::<bf16>(rows * cols)?;
 /// let mut dx = stream.alloc_zeros::<bf16>(rows * cols)?;
 /// let mut dweight = stream.alloc_zeros::<bf16>(cols)?;
-/// let args = Backward::new(dy.as_view(), x.as_view(), dx.as_view_mut()).rstd(rstd.as_view());
+/// let args = Backward::new(dy.as_view(), x.as_view(), rstd.as_view(), dx.as_view_mut());
 /// backend.backward(&norm, args.weight(weight.as_view()).dweight(dweight.as_view_mut()))?;
 /// let y: Vec<bf16> = stream.clone_dtoh(&y)?;
 /// # Ok(())
@@ -192,13 +192,6 @@ impl NormBackend for CudaBackend {
         call: Checked<Forward<'_, Self, T, W, R>>,
     ) -> Result<(), Error> {
         launch::forward(self, call)
-    }
-
-    fn launch_forward_in_place<T: Element, W: Element, R: Element>(
-        &self,
-        call: Checked<ForwardInPlace<'_, Self, T, W, R>>,
-    ) -> Result<(), Error> {
-        launch::forward_in_place(self, call)
     }
 
     fn launch_backward<T: Element, W: Element, R: Element>(

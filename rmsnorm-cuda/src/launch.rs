@@ -5,7 +5,9 @@ mod tensors;
 mod work;
 mod workspace;
 
-use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, ForwardInPlace, NormBackend, Problem, Stage};
+use rmsnorm_spec::{
+    Access, Backward, Checked, Element, Error, Forward, NormBackend, NormSpec, Problem, Tensor, TensorShape,
+};
 
 use crate::backend::CudaBackend;
 use crate::caps::Arch;
@@ -25,79 +27,31 @@ pub(crate) fn forward<T: Element, W: Element, R: Element>(
     backend: &CudaBackend,
     call: Checked<Forward<'_, CudaBackend, T, W, R>>,
 ) -> Result<(), Error> {
-    let (spec, problem, args) = (*call.spec(), *call.problem(), call.into_args());
-    let mut tensors = Tensors::new(backend.stream(), spec.cols);
-    let params = Params {
-        x: tensors.read_rows("x", Some(args.x))?,
-        residual: tensors.read_rows("residual", args.residual)?,
-        weight: tensors.read("weight", args.weight)?,
-        bias: tensors.read("bias", args.bias)?,
-        y: tensors.write_rows("y", Some(args.y))?,
-        residual_out: tensors.write_rows("residual_out", args.residual_out)?,
-        mean: tensors.write("mean", args.mean)?,
-        rstd: tensors.write("rstd", args.rstd)?,
-        eps: spec.eps,
-        weight_offset: spec.weight_offset,
-        ..Params::default()
-    };
-    enqueue(backend, &problem, params)
-}
-
-pub(crate) fn forward_in_place<T: Element, W: Element, R: Element>(
-    backend: &CudaBackend,
-    call: Checked<ForwardInPlace<'_, CudaBackend, T, W, R>>,
-) -> Result<(), Error> {
-    let (spec, problem, args) = (*call.spec(), *call.problem(), call.into_args());
-    let mut tensors = Tensors::new(backend.stream(), spec.cols);
-    let x = tensors.write_rows("x", Some(args.x))?;
-    let residual = tensors.write_rows("residual", args.residual)?;
-    let params = Params {
-        x,
-        y: x,
-        residual,
-        residual_out: residual,
-        weight: tensors.read("weight", args.weight)?,
-        bias: tensors.read("bias", args.bias)?,
-        mean: tensors.write("mean", args.mean)?,
-        rstd: tensors.write("rstd", args.rstd)?,
-        eps: spec.eps,
-        weight_offset: spec.weight_offset,
-        ..Params::default()
-    };
-    enqueue(backend, &problem, params)
+    let (spec, problem) = (*call.spec(), *call.problem());
+    let mut tensors = Tensors::new(backend.stream(), problem);
+    call.visit(&mut tensors)?;
+    enqueue(backend, &spec, &problem, &tensors)
 }
 
 pub(crate) fn backward<T: Element, W: Element, R: Element>(
     backend: &CudaBackend,
     call: Checked<Backward<'_, CudaBackend, T, W, R>>,
 ) -> Result<(), Error> {
-    let (spec, problem, args) = (*call.spec(), *call.problem(), call.into_args());
-    let mut tensors = Tensors::new(backend.stream(), spec.cols);
-    let params = Params {
-        dy: tensors.read_rows("dy", Some(args.dy))?,
-        x: tensors.read_rows("x", Some(args.x))?,
-        weight: tensors.read("weight", args.weight)?,
-        mean: tensors.read("mean", args.mean)?,
-        rstd: tensors.read("rstd", args.rstd)?,
-        dresidual_out: tensors.read_rows("dresidual_out", args.dresidual_out)?,
-        dx: tensors.write_rows("dx", Some(args.dx))?,
-        dweight: tensors.write("dweight", args.dweight)?,
-        dbias: tensors.write("dbias", args.dbias)?,
-        partials: tensors.write("workspace", args.workspace)?,
-        eps: spec.eps,
-        weight_offset: spec.weight_offset,
-        ..Params::default()
-    };
-    enqueue(backend, &problem, params)
+    let (spec, problem) = (*call.spec(), *call.problem());
+    let mut tensors = Tensors::new(backend.stream(), problem);
+    call.visit(&mut tensors)?;
+    enqueue(backend, &spec, &problem, &tensors)
 }
 
 /// Bytes that partial rows are read and written in.
 const WORKSPACE_ALIGNMENT: u64 = 16;
 
-/// Plans a call and enqueues its steps. `params.partials` is the workspace, or 0. What can fail for want of a kernel or
-/// of memory fails before the first step, so that nothing is written then.
-fn enqueue(backend: &CudaBackend, problem: &Problem, mut params: Params) -> Result<(), Error> {
+/// Plans a call and enqueues its steps. What can fail for want of a kernel or of memory fails before the first step, so
+/// that nothing is written then.
+fn enqueue(backend: &CudaBackend, spec: &NormSpec, problem: &Problem, tensors: &Tensors<'_>) -> Result<(), Error> {
     let (stream, kernels) = (backend.stream(), backend.kernels());
+    // `partials` is the caller's workspace, or 0.
+    let mut params = tensors.params();
     // Raises what went wrong where no error could be returned, in cudarc's waits for events among others.
     stream.context().bind_to_thread().map_err(device_error("before the launch"))?;
     let plan = plan::plan(problem, access_bytes(problem, &params), kernels.caps());
@@ -114,6 +68,8 @@ fn enqueue(backend: &CudaBackend, problem: &Problem, mut params: Params) -> Resu
     }
     // The plan has left room for this.
     params.partials = params.partials.next_multiple_of(WORKSPACE_ALIGNMENT);
+    params.eps = spec.eps;
+    params.weight_offset = spec.weight_offset;
     params.rows = problem.rows as u64;
     params.cols = problem.cols as u64;
     params.share = (1.0 / problem.cols as f64) as f32;
@@ -128,58 +84,46 @@ fn enqueue(backend: &CudaBackend, problem: &Problem, mut params: Params) -> Resu
 /// The largest power of two, at most 16, that all addresses and row strides are multiples of. Statistics do not count,
 /// of which a thread reads and writes single elements, nor does the workspace, which is aligned by moving it.
 pub(crate) fn access_bytes(problem: &Problem, params: &Params) -> u32 {
-    let (activation, residual) = (problem.activation.size() as u64, problem.residual.size() as u64);
-    let x = match problem.stage {
-        Stage::Forward | Stage::ForwardInPlace => activation,
-        Stage::Backward => residual,
+    let bits = |bits, tensor: Tensor| {
+        let matrix = params.tensor(tensor);
+        let is_counted = match tensor.shape() {
+            TensorShape::Matrix => true,
+            // Gradients are written element by element, by the second stage.
+            TensorShape::Cols => tensor.access(problem.direction) == Some(Access::Read),
+            TensorShape::Rows | TensorShape::Workspace => false,
+        };
+        let stride = if problem.rows > 1 { matrix.row_stride * problem.dtype(tensor).size() as u64 } else { 0 };
+        if is_counted { bits | matrix.data | stride } else { bits }
     };
-    let matrices = [
-        (params.x, x),
-        (params.y, activation),
-        (params.dy, activation),
-        (params.dx, activation),
-        (params.residual, residual),
-        (params.residual_out, residual),
-        (params.dresidual_out, residual),
-    ];
-    // Gradients are written element by element, by the second stage.
-    let vectors = params.weight | params.bias;
-    let bits = matrices.into_iter().fold(vectors, |bits, (matrix, size)| {
-        let stride = if problem.rows > 1 { matrix.row_stride * size } else { 0 };
-        bits | matrix.data | stride
-    });
-    1 << bits.trailing_zeros().min(WIDEST_ACCESS.ilog2())
+    1 << Tensor::ALL.into_iter().fold(0, bits).trailing_zeros().min(WIDEST_ACCESS.ilog2())
 }
 
 /// The same of a call whose rows lie side by side, at addresses that ask for nothing.
 #[cfg(any(test, feature = "conformance"))]
 pub(crate) fn dense_access_bytes(problem: &Problem) -> u32 {
-    let dense = Matrix { data: 0, row_stride: problem.cols as u64 };
-    let residual = if problem.present.residual { dense } else { Matrix::default() };
-    // y stands for dy and dx.
-    access_bytes(problem, &Params { x: dense, y: dense, residual, ..Params::default() })
+    let mut params = Params::default();
+    for tensor in problem.tensors.iter().filter(|tensor| tensor.is_matrix()) {
+        params.place(tensor, Matrix { data: 0, row_stride: problem.cols as u64 });
+    }
+    access_bytes(problem, &params)
 }
 
 #[cfg(test)]
 mod tests {
-    use rmsnorm_spec::{CastOrder, DType, GradReduction, Norm, Present};
+    use rmsnorm_spec::{DType, DTypes, Norm};
 
     use super::*;
 
-    fn problem(stage: Stage, rows: usize) -> Problem {
-        Problem {
-            stage,
-            norm: Norm::Rms,
-            rows,
-            cols: 64,
-            activation: DType::Bf16,
-            weight: DType::Bf16,
-            residual: DType::F32,
-            has_weight_offset: false,
-            cast_order: CastOrder::AtStore,
-            grad_reduction: GradReduction::Partials,
-            present: Present::default(),
-        }
+    fn of_dtypes(problem: Problem) -> Problem {
+        Problem { dtypes: DTypes::uniform(DType::Bf16).widened(false, true), ..problem }
+    }
+
+    fn forward(rows: usize) -> Problem {
+        of_dtypes(Problem::forward(Norm::Rms, rows, 64, DType::Bf16, &[]))
+    }
+
+    fn backward(rows: usize) -> Problem {
+        of_dtypes(Problem::backward(Norm::Rms, rows, 64, DType::Bf16, &[]))
     }
 
     fn matrix(data: u64, row_stride: u64) -> Matrix {
@@ -188,7 +132,7 @@ mod tests {
 
     #[test]
     fn accesses_are_as_wide_as_every_address_and_stride_allows() {
-        let forward = problem(Stage::Forward, 2);
+        let forward = forward(2);
         let aligned = Params { x: matrix(0x1000, 64), y: matrix(0x2000, 64), weight: 0x3000, ..Params::default() };
         for (expected, params) in [
             (16, aligned),
@@ -207,7 +151,7 @@ mod tests {
     /// A stride of 66 elements is 132 bytes of bf16, and 264 of an f32 stream.
     #[test]
     fn strides_count_in_the_dtype_of_their_matrix() {
-        let (forward, backward) = (problem(Stage::Forward, 2), problem(Stage::Backward, 2));
+        let (forward, backward) = (forward(2), backward(2));
         let odd = matrix(0x1000, 66);
         for (expected, problem, params) in [
             (4, forward, Params { x: odd, ..Params::default() }),
@@ -226,14 +170,28 @@ mod tests {
     #[test]
     fn one_row_has_no_stride_to_align() {
         let params = Params { x: matrix(0x1000, 65), y: matrix(0x2000, 67), ..Params::default() };
-        assert_eq!(access_bytes(&problem(Stage::Forward, 1), &params), 16);
-        assert_eq!(access_bytes(&problem(Stage::Forward, 2), &params), 2);
+        assert_eq!(access_bytes(&forward(1), &params), 16);
+        assert_eq!(access_bytes(&forward(2), &params), 2);
     }
 
     #[test]
     fn dense_rows_are_as_aligned_as_their_length() {
-        let dense = |cols| dense_access_bytes(&Problem { cols, ..problem(Stage::Forward, 2) });
+        let dense = |cols| dense_access_bytes(&Problem { cols, ..forward(2) });
         assert_eq!([4096, 4100, 4098, 4097].map(dense), [16, 8, 4, 2]);
+    }
+
+    /// Every tensor has a place of its own, and keeps what it was given.
+    #[test]
+    fn tensors_are_where_they_were_placed() {
+        let mut params = Params::default();
+        for tensor in Tensor::ALL {
+            params.place(tensor, matrix(1 + tensor as u64, if tensor.is_matrix() { 100 + tensor as u64 } else { 0 }));
+        }
+        for tensor in Tensor::ALL {
+            let Matrix { data, row_stride } = params.tensor(tensor);
+            let stride = if tensor.is_matrix() { 100 + tensor as u64 } else { 0 };
+            assert_eq!((data, row_stride), (1 + tensor as u64, stride), "{tensor}");
+        }
     }
 
     /// Name and kind of every field of `struct Params` in a source text; `parse` takes a line apart.

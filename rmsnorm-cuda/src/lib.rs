@@ -39,7 +39,5 @@ pub use rmsnorm_spec as spec;
 
 /// The tensors of a forward call on views of CUDA slices.
 pub type Forward<'a, T, W = T, R = T> = spec::Forward<'a, CudaBackend, T, W, R>;
-/// The tensors of an in-place forward call on views of CUDA slices.
-pub type ForwardInPlace<'a, T, W = T, R = T> = spec::ForwardInPlace<'a, CudaBackend, T, W, R>;
 /// The tensors of a backward call on views of CUDA slices.
 pub type Backward<'a, T, W = T, R = T> = spec::Backward<'a, CudaBackend, T, W, R>;

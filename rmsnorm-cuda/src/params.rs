@@ -2,6 +2,8 @@
 //!
 //! Sizes are checked where a program is compiled (`static_assert`), names and order by a test here.
 
+use rmsnorm_spec::Tensor;
+
 /// A matrix on the device: address of its first element and elements from row to row. Address 0: absent.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -48,4 +50,52 @@ pub(crate) struct Params {
     pub(crate) share: f32,
     /// Padding, so that the size is the same on both sides.
     pub(crate) unused: u32,
+}
+
+impl Params {
+    /// Where a tensor lies; a vector has no row stride.
+    pub(crate) const fn tensor(&self, tensor: Tensor) -> Matrix {
+        match tensor {
+            Tensor::X => self.x,
+            Tensor::Residual => self.residual,
+            Tensor::Weight => Matrix::vector(self.weight),
+            Tensor::Bias => Matrix::vector(self.bias),
+            Tensor::Y => self.y,
+            Tensor::ResidualOut => self.residual_out,
+            Tensor::Mean => Matrix::vector(self.mean),
+            Tensor::Rstd => Matrix::vector(self.rstd),
+            Tensor::Dy => self.dy,
+            Tensor::DresidualOut => self.dresidual_out,
+            Tensor::Dx => self.dx,
+            Tensor::Dweight => Matrix::vector(self.dweight),
+            Tensor::Dbias => Matrix::vector(self.dbias),
+            Tensor::Workspace => Matrix::vector(self.partials),
+        }
+    }
+
+    /// Says where a tensor lies.
+    pub(crate) const fn place(&mut self, tensor: Tensor, matrix: Matrix) {
+        match tensor {
+            Tensor::X => self.x = matrix,
+            Tensor::Residual => self.residual = matrix,
+            Tensor::Weight => self.weight = matrix.data,
+            Tensor::Bias => self.bias = matrix.data,
+            Tensor::Y => self.y = matrix,
+            Tensor::ResidualOut => self.residual_out = matrix,
+            Tensor::Mean => self.mean = matrix.data,
+            Tensor::Rstd => self.rstd = matrix.data,
+            Tensor::Dy => self.dy = matrix,
+            Tensor::DresidualOut => self.dresidual_out = matrix,
+            Tensor::Dx => self.dx = matrix,
+            Tensor::Dweight => self.dweight = matrix.data,
+            Tensor::Dbias => self.dbias = matrix.data,
+            Tensor::Workspace => self.partials = matrix.data,
+        }
+    }
+}
+
+impl Matrix {
+    const fn vector(data: u64) -> Self {
+        Matrix { data, row_stride: 0 }
+    }
 }

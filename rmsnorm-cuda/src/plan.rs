@@ -10,7 +10,7 @@ mod forward;
 #[cfg(test)]
 mod tests;
 
-use rmsnorm_spec::{CastOrder, DType, Norm, Problem, Stage};
+use rmsnorm_spec::{CastOrder, DType, DTypes, Direction, Norm, Problem, Tensor, TensorSet};
 
 use crate::caps::Caps;
 
@@ -43,7 +43,23 @@ impl Program {
             Program::Backward | Program::BackwardRowSums | Program::BackwardColumns | Program::ReducePartials => false,
         }
     }
+
+    /// The optional tensors that the code may leave out. The others it has always, or writes if they have an address.
+    const fn optional(self) -> TensorSet {
+        use Tensor::{Bias, Dbias, DresidualOut, Dweight, Residual, Weight};
+        match self {
+            Program::Forward | Program::ForwardCluster | Program::ForwardLong | Program::ForwardStreaming => {
+                TensorSet::of(&[Weight, Bias, Residual])
+            }
+            Program::Backward | Program::BackwardColumns => TensorSet::of(&[Weight, DresidualOut, Dweight, Dbias]),
+            Program::BackwardRowSums => TensorSet::of(&[Weight]),
+            Program::ReducePartials => TensorSet::of(&[Dweight, Dbias]),
+        }
+    }
 }
+
+/// The tensors that some program may leave out.
+pub(crate) const OPTIONAL: TensorSet = Program::Forward.optional().union(Program::Backward.optional());
 
 #[cfg(test)]
 impl Program {
@@ -65,12 +81,11 @@ impl Program {
 pub(crate) struct KernelKey {
     pub(crate) program: Program,
     pub(crate) norm: Norm,
-    pub(crate) activation: DType,
-    pub(crate) weight: DType,
-    pub(crate) residual: DType,
+    pub(crate) dtypes: DTypes,
     pub(crate) cast_order: CastOrder,
     pub(crate) grad_reduction: Accumulate,
-    pub(crate) flags: Flags,
+    /// Of the tensors that the program may leave out, those that it has code for. A residual stands here, in place too.
+    pub(crate) tensors: TensorSet,
     pub(crate) tile: Tile,
 }
 
@@ -80,17 +95,6 @@ pub(crate) enum Accumulate {
     Partials,
     Locks,
     Atomics,
-}
-
-/// Which optional tensors the code handles.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Flags {
-    pub(crate) weight: bool,
-    pub(crate) bias: bool,
-    pub(crate) residual: bool,
-    pub(crate) dresidual_out: bool,
-    pub(crate) dweight: bool,
-    pub(crate) dbias: bool,
 }
 
 /// How threads share a row and a block its rows.
@@ -173,9 +177,9 @@ pub(crate) const ROWS_BREAKPOINTS: [usize; 3] = [16, 32, 132];
 
 /// The plan of a problem whose addresses and row strides are multiples of `access_bytes`.
 pub(crate) fn plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
-    match problem.stage {
-        Stage::Forward | Stage::ForwardInPlace => forward::plan(problem, access_bytes, caps),
-        Stage::Backward => backward::plan(problem, access_bytes, caps),
+    match problem.direction {
+        Direction::Forward => forward::plan(problem, access_bytes, caps),
+        Direction::Backward => backward::plan(problem, access_bytes, caps),
     }
 }
 
@@ -241,29 +245,25 @@ impl Tile {
 /// The part of a key that says what is computed. What does not matter to a program is set to one value, so that equal
 /// code has equal keys.
 fn key(problem: &Problem, program: Program, tile: Tile) -> KernelKey {
-    let present = &problem.present;
     let is_forward = program.is_forward();
     let is_reduction = program == Program::ReducePartials;
-    let writes_dx = matches!(program, Program::Backward | Program::BackwardColumns);
-    let flags = Flags {
-        weight: present.weight && !is_reduction,
-        bias: is_forward && present.bias,
-        residual: is_forward && present.residual,
-        dresidual_out: writes_dx && present.dresidual_out,
-        dweight: (writes_dx || is_reduction) && present.dweight,
-        dbias: (writes_dx || is_reduction) && present.dbias,
-    };
-    let uses_weight = flags.weight || flags.bias || flags.dweight || flags.dbias;
-    let uses_stream = !is_forward || flags.residual;
+    let given = problem.tensors.set(Tensor::Residual, problem.tensors.adds_residual());
+    let tensors = given.intersection(program.optional());
+    let of_weight = TensorSet::of(&[Tensor::Weight, Tensor::Bias, Tensor::Dweight, Tensor::Dbias]);
+    let uses_weight = tensors.intersection(of_weight) != TensorSet::NONE;
+    let uses_stream = !is_forward || tensors.has(Tensor::Residual);
+    let DTypes { activation, weight, residual } = problem.dtypes;
     KernelKey {
         program,
         norm: if is_reduction { Norm::Rms } else { problem.norm },
-        activation: problem.activation,
-        weight: if uses_weight { problem.weight } else { problem.activation },
-        residual: if uses_stream { problem.residual } else { problem.activation },
+        dtypes: DTypes {
+            activation,
+            weight: if uses_weight { weight } else { activation },
+            residual: if uses_stream { residual } else { activation },
+        },
         cast_order: if is_forward { problem.cast_order } else { CastOrder::AtStore },
         grad_reduction: Accumulate::Partials,
-        flags,
+        tensors,
         tile: Tile {
             is_ragged: is_ragged(&tile, problem.cols),
             has_tail: !problem.cols.is_multiple_of(tile.pack as usize),

@@ -4,11 +4,11 @@
 //! languages: what Rust decides reaches the kernels as `-D` options, and only through here.
 
 use rmsnorm_kernels::{self as kernels, Source};
-use rmsnorm_spec::{CastOrder, Norm};
+use rmsnorm_spec::{CastOrder, DTypes, Norm, Tensor};
 
 use crate::caps::Arch;
 use crate::params::Params;
-use crate::plan::{Accumulate, KernelKey, Program};
+use crate::plan::{Accumulate, KernelKey, OPTIONAL, Program};
 
 /// Each may use what stands before it.
 const HEADERS: [Source; 6] =
@@ -44,14 +44,17 @@ pub(crate) fn text(program: Program) -> String {
 /// loosens IEEE arithmetic.
 pub(crate) fn options(key: &KernelKey, arch: Arch) -> Vec<String> {
     let language = [format!("--gpu-architecture=sm_{}", arch.0), "--std=c++17".into(), "-default-device".into()];
-    let dtypes = [("T", key.activation), ("W", key.weight), ("R", key.residual)];
+    let DTypes { activation, weight, residual } = key.dtypes;
+    let dtypes = [("T", activation), ("W", weight), ("R", residual)];
     let names = dtypes.map(|(name, dtype)| format!("-D{name}={dtype}"));
     let numbers = numbers(key).map(|(name, value)| format!("-D{name}={value}"));
-    language.into_iter().chain(names).chain(numbers).collect()
+    let has =
+        |tensor: Tensor| format!("-DHAS_{}={}", tensor.name().to_ascii_uppercase(), u32::from(key.tensors.has(tensor)));
+    language.into_iter().chain(names).chain(numbers).chain(OPTIONAL.iter().map(has)).collect()
 }
 
-fn numbers(key: &KernelKey) -> [(&'static str, u32); 23] {
-    let KernelKey { program, norm, cast_order, grad_reduction, flags, tile, .. } = *key;
+fn numbers(key: &KernelKey) -> [(&'static str, u32); 17] {
+    let KernelKey { program, norm, cast_order, grad_reduction, tile, .. } = *key;
     let accumulate = match grad_reduction {
         Accumulate::Partials => 0,
         Accumulate::Locks => 1,
@@ -60,12 +63,6 @@ fn numbers(key: &KernelKey) -> [(&'static str, u32); 23] {
     [
         ("IS_BACKWARD", (!program.is_forward()).into()),
         ("IS_LAYER", (norm == Norm::Layer).into()),
-        ("HAS_WEIGHT", flags.weight.into()),
-        ("HAS_BIAS", flags.bias.into()),
-        ("HAS_RESIDUAL", flags.residual.into()),
-        ("HAS_DRESIDUAL_OUT", flags.dresidual_out.into()),
-        ("HAS_DWEIGHT", flags.dweight.into()),
-        ("HAS_DBIAS", flags.dbias.into()),
         ("CAST_BEFORE_WEIGHT", (cast_order == CastOrder::BeforeWeight).into()),
         ("ACCUMULATE", accumulate),
         ("PACK", tile.pack),
@@ -88,20 +85,18 @@ fn numbers(key: &KernelKey) -> [(&'static str, u32); 23] {
 mod tests {
     use std::collections::BTreeSet;
 
-    use rmsnorm_spec::DType;
+    use rmsnorm_spec::{DType, TensorSet};
 
     use super::*;
-    use crate::plan::{Flags, Tile};
+    use crate::plan::Tile;
 
     const KEY: KernelKey = KernelKey {
         program: Program::Forward,
         norm: Norm::Layer,
-        activation: DType::Bf16,
-        weight: DType::F32,
-        residual: DType::F16,
+        dtypes: DTypes { activation: DType::Bf16, weight: DType::F32, residual: DType::F16 },
         cast_order: CastOrder::AtStore,
         grad_reduction: Accumulate::Partials,
-        flags: Flags { weight: true, bias: false, residual: true, dresidual_out: false, dweight: false, dbias: false },
+        tensors: TensorSet::of(&[Tensor::Weight, Tensor::Residual]),
         tile: Tile {
             pack: 8,
             packs: 2,
@@ -121,10 +116,13 @@ mod tests {
     #[test]
     fn options_are_what_the_kernels_expect() {
         let expected = "--gpu-architecture=sm_90 --std=c++17 -default-device -DT=bf16 -DW=f32 -DR=f16 -DIS_BACKWARD=0 \
-            -DIS_LAYER=1 -DHAS_WEIGHT=1 -DHAS_BIAS=0 -DHAS_RESIDUAL=1 -DHAS_DRESIDUAL_OUT=0 -DHAS_DWEIGHT=0 \
-            -DHAS_DBIAS=0 -DCAST_BEFORE_WEIGHT=0 -DACCUMULATE=0 -DPACK=8 -DPACKS=2 -DTHREADS_PER_ROW=32 -DGROUPS=4 \
-            -DCLUSTER=1 -DUNROLL=3 -DSTAGES=0 -DIS_OVERLAPPED=0 -DBLOCKS_PER_SM=5 -DACCESS_BYTES=16 -DIS_RAGGED=1 -DHAS_TAIL=0 -DPARAMS_BYTES=";
-        assert_eq!(options(&KEY, Arch(90)).join(" "), format!("{expected}{}", size_of::<Params>()));
+            -DIS_LAYER=1 -DCAST_BEFORE_WEIGHT=0 -DACCUMULATE=0 -DPACK=8 -DPACKS=2 -DTHREADS_PER_ROW=32 -DGROUPS=4 \
+            -DCLUSTER=1 -DUNROLL=3 -DSTAGES=0 -DIS_OVERLAPPED=0 -DBLOCKS_PER_SM=5 -DACCESS_BYTES=16 -DIS_RAGGED=1 \
+            -DHAS_TAIL=0 -DPARAMS_BYTES=";
+        let tensors =
+            "-DHAS_RESIDUAL=1 -DHAS_WEIGHT=1 -DHAS_BIAS=0 -DHAS_DRESIDUAL_OUT=0 -DHAS_DWEIGHT=0 -DHAS_DBIAS=0";
+        let expected = format!("{expected}{} {tensors}", size_of::<Params>());
+        assert_eq!(options(&KEY, Arch(90)).join(" "), expected);
     }
 
     #[test]
@@ -134,13 +132,18 @@ mod tests {
             let changed: Vec<_> = after.iter().filter(|option| !before.contains(option)).collect();
             assert_eq!(changed, [option]);
         };
-        let flag = |flags: Flags, option: &str| differs(KernelKey { flags, ..KEY }, option);
-        flag(Flags { weight: false, ..KEY.flags }, "-DHAS_WEIGHT=0");
-        flag(Flags { bias: true, ..KEY.flags }, "-DHAS_BIAS=1");
-        flag(Flags { residual: false, ..KEY.flags }, "-DHAS_RESIDUAL=0");
-        flag(Flags { dresidual_out: true, ..KEY.flags }, "-DHAS_DRESIDUAL_OUT=1");
-        flag(Flags { dweight: true, ..KEY.flags }, "-DHAS_DWEIGHT=1");
-        flag(Flags { dbias: true, ..KEY.flags }, "-DHAS_DBIAS=1");
+        for (tensor, name) in [
+            (Tensor::Weight, "WEIGHT"),
+            (Tensor::Bias, "BIAS"),
+            (Tensor::Residual, "RESIDUAL"),
+            (Tensor::DresidualOut, "DRESIDUAL_OUT"),
+            (Tensor::Dweight, "DWEIGHT"),
+            (Tensor::Dbias, "DBIAS"),
+        ] {
+            let is_there = !KEY.tensors.has(tensor);
+            let key = KernelKey { tensors: KEY.tensors.set(tensor, is_there), ..KEY };
+            differs(key, &format!("-DHAS_{name}={}", u32::from(is_there)));
+        }
         differs(KernelKey { program: Program::ReducePartials, ..KEY }, "-DIS_BACKWARD=1");
         differs(KernelKey { norm: Norm::Rms, ..KEY }, "-DIS_LAYER=0");
         differs(KernelKey { cast_order: CastOrder::BeforeWeight, ..KEY }, "-DCAST_BEFORE_WEIGHT=1");

@@ -1,19 +1,18 @@
 //! The trait that every backend implements and every caller uses.
 
-use crate::{Backward, Checked, Element, Error, Forward, ForwardInPlace, NormSpec, Problem, Span};
+use crate::{Backward, Checked, Element, Error, Forward, NormSpec, Problem, Span};
 
 /// A device that can normalize.
 ///
-/// Callers use [`forward`](Self::forward), [`forward_in_place`](Self::forward_in_place) and
-/// [`backward`](Self::backward). Each validates its arguments, once and the same way for every backend, then hands them
-/// to the `launch_` method of the same name.
+/// Callers use [`forward`](Self::forward) and [`backward`](Self::backward). Each validates its arguments, once and the
+/// same way for every backend, then hands them to the `launch_` method of the same name.
 ///
 /// # Ordering
 /// A call enqueues its work on the backend's stream or queue and returns; it never synchronizes and never copies. The
 /// CPU backend is done on return.
 ///
 /// # Implementer notes
-/// Implement the view types, the two span functions and the three `launch_` methods; do not override the provided
+/// Implement the view types, the two span functions and the two `launch_` methods; do not override the provided
 /// ones. A [`Checked`] proves everything that [`Problem`] documents, so `launch_` takes no decisions about validity.
 /// The conformance suite (`rmsnorm-conformance`) proves the result. New operations (quantized outputs,
 /// statistics of a sharded row) arrive as new methods whose default answer is [`Error::Unsupported`].
@@ -49,18 +48,6 @@ pub trait NormBackend {
         self.launch_forward(Checked::forward(*spec, args)?)
     }
 
-    /// Normalizes, overwriting the input: docs/math.md, equations (1) to (6).
-    ///
-    /// # Errors
-    /// As [`forward`](Self::forward).
-    fn forward_in_place<T: Element, W: Element, R: Element>(
-        &self,
-        spec: &NormSpec,
-        args: ForwardInPlace<'_, Self, T, W, R>,
-    ) -> Result<(), Error> {
-        self.launch_forward_in_place(Checked::forward_in_place(*spec, args)?)
-    }
-
     /// The gradients of a normalization: docs/math.md, equations (7) to (12).
     ///
     /// # Errors
@@ -80,15 +67,6 @@ pub trait NormBackend {
     fn launch_forward<T: Element, W: Element, R: Element>(
         &self,
         call: Checked<Forward<'_, Self, T, W, R>>,
-    ) -> Result<(), Error>;
-
-    /// Runs a validated in-place forward call.
-    ///
-    /// # Errors
-    /// `Unsupported` and `Device` only.
-    fn launch_forward_in_place<T: Element, W: Element, R: Element>(
-        &self,
-        call: Checked<ForwardInPlace<'_, Self, T, W, R>>,
     ) -> Result<(), Error>;
 
     /// Runs a validated backward call.

@@ -1,9 +1,12 @@
-//! The element types of tensors, at run time ([`DType`]) and at compile time ([`Element`]).
+//! The element types of tensors, at run time ([`DType`], and [`DTypes`] for those of a call) and at compile time
+//! ([`Element`]).
 //!
 //! This is the only list of dtypes in Rust. No `match` on [`DType`] in the workspace has a wildcard arm, so that a new
 //! dtype breaks the build wherever work is due.
 
 use std::fmt;
+
+use crate::Error;
 
 pub use half::{bf16, f16};
 
@@ -49,6 +52,115 @@ impl fmt::Display for DType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
+}
+
+/// The three dtypes of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DTypes {
+    /// `T`: of x (in forward), y, dy and dx.
+    pub activation: DType,
+    /// `W`: of weight, bias, dweight and dbias.
+    pub weight: DType,
+    /// `R`: of the residual stream, which is residual, residual_out, dresidual_out and backward's x.
+    pub residual: DType,
+}
+
+impl DTypes {
+    /// The valid mixes, for which there are kernels: weight and residual stream each have the activations' dtype or f32.
+    pub const ALL: [DTypes; 9] = [
+        DTypes::uniform(DType::F32),
+        DTypes::uniform(DType::F16),
+        DTypes::uniform(DType::F16).widened(false, true),
+        DTypes::uniform(DType::F16).widened(true, false),
+        DTypes::uniform(DType::F16).widened(true, true),
+        DTypes::uniform(DType::Bf16),
+        DTypes::uniform(DType::Bf16).widened(false, true),
+        DTypes::uniform(DType::Bf16).widened(true, false),
+        DTypes::uniform(DType::Bf16).widened(true, true),
+    ];
+
+    /// All tensors of one dtype.
+    pub const fn uniform(dtype: DType) -> Self {
+        DTypes { activation: dtype, weight: dtype, residual: dtype }
+    }
+
+    /// With a weight, or a residual stream, in f32 where so.
+    pub const fn widened(self, weight: bool, residual: bool) -> Self {
+        DTypes {
+            activation: self.activation,
+            weight: if weight { DType::F32 } else { self.weight },
+            residual: if residual { DType::F32 } else { self.residual },
+        }
+    }
+
+    /// The dtypes of three types, whether or not they go together.
+    pub const fn of<T: Element, W: Element, R: Element>() -> Self {
+        DTypes { activation: T::DTYPE, weight: W::DTYPE, residual: R::DTYPE }
+    }
+
+    /// Whether the dtypes go together.
+    ///
+    /// # Errors
+    /// `Unsupported` if the weight's or the residual stream's is neither f32 nor the activations'.
+    pub fn check(self) -> Result<(), Error> {
+        for (arg, dtype) in [("weight and bias", self.weight), ("the residual stream", self.residual)] {
+            if dtype != self.activation && dtype != DType::F32 {
+                let rule = format!("{arg} must be f32 or of the activations' dtype {}, got {dtype}", self.activation);
+                return Err(Error::Unsupported { rule });
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs code that is generic over the element types with the types of these dtypes: the step from dtypes that are
+    /// data, such as a file's or another framework's, to a typed call.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check).
+    ///
+    /// # Example
+    /// ```
+    /// # use rmsnorm_spec::{DType, DTypes, Element, Error, WithDTypes};
+    /// struct RowBytes { cols: usize }
+    /// impl WithDTypes for RowBytes {
+    ///     type Output = usize;
+    ///     fn call<T: Element, W: Element, R: Element>(self) -> usize {
+    ///         self.cols * size_of::<T>()
+    ///     }
+    /// }
+    /// assert_eq!(DTypes::uniform(DType::Bf16).dispatch(RowBytes { cols: 4 })?, 8);
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn dispatch<F: WithDTypes>(self, work: F) -> Result<F::Output, Error> {
+        self.check()?;
+        Ok(match (self.activation, self.weight == DType::F32, self.residual == DType::F32) {
+            (DType::F32, _, _) => work.call::<f32, f32, f32>(),
+            (DType::F16, false, false) => work.call::<f16, f16, f16>(),
+            (DType::F16, false, true) => work.call::<f16, f16, f32>(),
+            (DType::F16, true, false) => work.call::<f16, f32, f16>(),
+            (DType::F16, true, true) => work.call::<f16, f32, f32>(),
+            (DType::Bf16, false, false) => work.call::<bf16, bf16, bf16>(),
+            (DType::Bf16, false, true) => work.call::<bf16, bf16, f32>(),
+            (DType::Bf16, true, false) => work.call::<bf16, f32, bf16>(),
+            (DType::Bf16, true, true) => work.call::<bf16, f32, f32>(),
+        })
+    }
+}
+
+/// Activations, weight, residual stream: `bf16,f32,bf16`.
+impl fmt::Display for DTypes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{},{},{}", self.activation, self.weight, self.residual)
+    }
+}
+
+/// Code that is generic over the element types of a call, for [`DTypes::dispatch`].
+pub trait WithDTypes {
+    /// What it answers.
+    type Output;
+
+    /// Runs with `T`, `W` and `R`, which go together.
+    fn call<T: Element, W: Element, R: Element>(self) -> Self::Output;
 }
 
 /// The element type of a tensor, as a type: [`f32`], [`struct@f16`] or [`bf16`].
@@ -142,5 +254,29 @@ mod tests {
         assert_eq!(<bf16 as Element>::from_bits(0xabcd_3fc0), bf16::from_f32(1.5));
         let halves = (<f16 as Element>::from_f32(1e6), <bf16 as Element>::from_f32(1.0 + 1.0 / 256.0));
         assert_eq!(halves, (f16::INFINITY, bf16::ONE), "overflow gives infinity, a tie the even neighbour");
+    }
+
+    /// A mix that is valid comes as the types it names; the others are refused.
+    #[test]
+    fn dispatch_runs_every_valid_mix_with_its_types_and_no_other() {
+        struct Names;
+        impl WithDTypes for Names {
+            type Output = DTypes;
+            fn call<T: Element, W: Element, R: Element>(self) -> DTypes {
+                DTypes::of::<T, W, R>()
+            }
+        }
+        for activation in DType::ALL {
+            for weight in DType::ALL {
+                for residual in DType::ALL {
+                    let dtypes = DTypes { activation, weight, residual };
+                    let is_valid = [weight, residual].iter().all(|d| [activation, DType::F32].contains(d));
+                    assert_eq!(dtypes.dispatch(Names).ok(), is_valid.then_some(dtypes), "{dtypes}");
+                    assert_eq!(DTypes::ALL.contains(&dtypes), is_valid, "{dtypes}");
+                }
+            }
+        }
+        let mixed = DTypes::uniform(DType::F16).widened(true, false);
+        assert_eq!(mixed.to_string(), "f16,f32,f16");
     }
 }

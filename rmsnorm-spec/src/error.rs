@@ -76,7 +76,7 @@ pub enum Error {
         why: &'static str,
     },
     /// An output shares memory with another tensor of the same call.
-    #[error("{output} overlaps {other} in memory; the in-place forms are argument structs of their own")]
+    #[error("{output} overlaps {other} in memory; a call that overwrites its input says so: Forward::in_place")]
     Overlap {
         /// The output.
         output: &'static str,

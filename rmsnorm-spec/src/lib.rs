@@ -7,7 +7,7 @@
 //! | here | PyTorch | meaning |
 //! |---|---|---|
 //! | `rows`, `cols` | product of batch dimensions, `normalized_shape` | statistics run over `cols` |
-//! | [`Forward`], [`ForwardInPlace`] | `F.rms_norm`, `F.layer_norm` | views of the caller's tensors |
+//! | [`Forward`] | `F.rms_norm`, `F.layer_norm` | views of the caller's tensors |
 //! | [`Backward`] | `native_layer_norm_backward` | the gradients, from saved statistics |
 //! | `weight`, `bias` | `weight`, `bias` (gamma, beta) | (cols) |
 //! | `residual`, `residual_out` | `x = x + residual` before the norm | the residual stream |
@@ -22,10 +22,12 @@ mod error;
 mod norm;
 mod problem;
 pub mod reference;
+mod tensor;
 
-pub use args::{Backward, Forward, ForwardInPlace, Rows};
+pub use args::{Backward, Forward, Rows, Source, Visitor};
 pub use backend::NormBackend;
-pub use dtype::{DType, Element, bf16, f16};
+pub use dtype::{DType, DTypes, Element, WithDTypes, bf16, f16};
 pub use error::Error;
 pub use norm::{CastOrder, GradReduction, Norm, NormSpec};
-pub use problem::{Checked, Present, Problem, Span, Stage};
+pub use problem::{Checked, Problem, Span};
+pub use tensor::{Access, Direction, Tensor, TensorSet, TensorShape};

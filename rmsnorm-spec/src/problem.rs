@@ -3,10 +3,16 @@
 //! A [`Checked`] can only be built here, so holding one proves what [`Problem`] documents. Backends cite that proof in
 //! their SAFETY comments instead of checking again.
 
+mod layout;
+#[cfg(test)]
+mod tests;
+
+use crate::args::Views;
 use crate::{
-    Backward, CastOrder, DType, Element, Error, Forward, ForwardInPlace, GradReduction, Norm, NormBackend, NormSpec,
-    Rows,
+    Backward, CastOrder, DType, DTypes, Direction, Element, Error, Forward, GradReduction, Norm, NormBackend, NormSpec,
+    Source, Tensor, TensorSet, Visitor,
 };
+use layout::Layout;
 
 /// Where a view lies in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,72 +25,6 @@ pub struct Span {
     pub len: usize,
 }
 
-/// The direction of a call and its form.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Stage {
-    /// [`NormBackend::forward`].
-    Forward,
-    /// [`NormBackend::forward_in_place`].
-    ForwardInPlace,
-    /// [`NormBackend::backward`].
-    Backward,
-}
-
-impl Stage {
-    /// Every stage.
-    pub const ALL: [Stage; 3] = [Stage::Forward, Stage::ForwardInPlace, Stage::Backward];
-
-    /// The name used in reports and bench ids: `forward`, `forward_in_place` or `backward`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Stage::Forward => "forward",
-            Stage::ForwardInPlace => "forward_in_place",
-            Stage::Backward => "backward",
-        }
-    }
-}
-
-/// Which optional tensors a call has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Present {
-    /// `weight`
-    pub weight: bool,
-    /// `bias`
-    pub bias: bool,
-    /// `residual`
-    pub residual: bool,
-    /// `residual_out`; in the in-place form the same as `residual`
-    pub residual_out: bool,
-    /// `mean`
-    pub mean: bool,
-    /// `rstd`
-    pub rstd: bool,
-    /// `dresidual_out`
-    pub dresidual_out: bool,
-    /// `dweight`
-    pub dweight: bool,
-    /// `dbias`
-    pub dbias: bool,
-    /// `workspace`
-    pub workspace: bool,
-}
-
-impl Present {
-    /// No optional tensor; the default, for constants.
-    pub const NONE: Present = Present {
-        weight: false,
-        bias: false,
-        residual: false,
-        residual_out: false,
-        mean: false,
-        rstd: false,
-        dresidual_out: false,
-        dweight: false,
-        dbias: false,
-        workspace: false,
-    };
-}
-
 /// A validated call without its pointers and floats: what a plan is made from, so it can be compared and hashed.
 ///
 /// A `Problem` inside a [`Checked`] guarantees:
@@ -95,49 +35,84 @@ impl Present {
 /// - weight and residual dtypes are each the activations' dtype or f32;
 /// - `workspace`, if present, has at least [`NormBackend::workspace_len`] elements;
 /// - no output overlaps any other tensor of the call;
+/// - `x` and a `residual` are both overwritten or neither is;
 /// - `eps` is finite and not negative, `weight_offset` finite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Problem {
-    /// The direction and form.
-    pub stage: Stage,
+    /// The direction.
+    pub direction: Direction,
     /// The kind of norm.
     pub norm: Norm,
     /// Rows of every matrix.
     pub rows: usize,
     /// Elements of every row.
     pub cols: usize,
-    /// The dtype `T` of x (forward), y, dy and dx.
-    pub activation: DType,
-    /// The dtype `W` of weight, bias, dweight and dbias.
-    pub weight: DType,
-    /// The dtype `R` of residual, residual_out, dresidual_out and backward's x.
-    pub residual: DType,
+    /// Of the activations, the weight and the residual stream.
+    pub dtypes: DTypes,
+    /// The tensors of the call. In place there is `y` and no `x`, `residual_out` and no `residual`.
+    pub tensors: TensorSet,
     /// Whether a non-zero `weight_offset` is added.
     pub has_weight_offset: bool,
     /// Where `x_hat` is rounded.
     pub cast_order: CastOrder,
     /// How weight gradients are summed; the default in forward.
     pub grad_reduction: GradReduction,
-    /// Which optional tensors there are.
-    pub present: Present,
 }
 
 impl Problem {
-    /// A problem whose tensors all have one dtype, with no weight offset, and the default cast order and reduction.
-    pub fn uniform(stage: Stage, norm: Norm, rows: usize, cols: usize, dtype: DType, present: Present) -> Self {
+    /// A forward problem that has these tensors beside `x` and `y`, all of one dtype, with no weight offset, and the
+    /// default cast order.
+    pub fn forward(norm: Norm, rows: usize, cols: usize, dtype: DType, tensors: &[Tensor]) -> Self {
+        let tensors = TensorSet::of(tensors).with(Tensor::X).with(Tensor::Y);
+        Problem::uniform(Direction::Forward, norm, (rows, cols), dtype, tensors)
+    }
+
+    /// A backward problem that has these tensors beside `dy`, `x`, `dx` and the statistics of the norm, all of one dtype,
+    /// with no weight offset, and the default reduction.
+    pub fn backward(norm: Norm, rows: usize, cols: usize, dtype: DType, tensors: &[Tensor]) -> Self {
+        let required = TensorSet::of(&[Tensor::Dy, Tensor::X, Tensor::Dx, Tensor::Rstd]);
+        let tensors = TensorSet::of(tensors).union(required).set(Tensor::Mean, matches!(norm, Norm::Layer));
+        Problem::uniform(Direction::Backward, norm, (rows, cols), dtype, tensors)
+    }
+
+    fn uniform(
+        direction: Direction,
+        norm: Norm,
+        (rows, cols): (usize, usize),
+        dtype: DType,
+        tensors: TensorSet,
+    ) -> Self {
         Problem {
-            stage,
+            direction,
             norm,
             rows,
             cols,
-            activation: dtype,
-            weight: dtype,
-            residual: dtype,
+            dtypes: DTypes::uniform(dtype),
+            tensors,
             has_weight_offset: false,
             cast_order: CastOrder::default(),
             grad_reduction: GradReduction::default(),
-            present,
         }
+    }
+
+    /// Whether the call has that tensor.
+    pub const fn has(&self, tensor: Tensor) -> bool {
+        self.tensors.has(tensor)
+    }
+
+    /// The name of the argument that a tensor was given as: in place, that of what it overwrites.
+    pub const fn arg(&self, tensor: Tensor) -> &'static str {
+        let given = match (tensor, self.tensors.is_in_place()) {
+            (Tensor::Y, true) => Tensor::X,
+            (Tensor::ResidualOut, true) => Tensor::Residual,
+            (tensor, true | false) => tensor,
+        };
+        given.name()
+    }
+
+    /// The dtype of a tensor.
+    pub const fn dtype(&self, tensor: Tensor) -> DType {
+        tensor.dtype(self.direction, self.dtypes)
     }
 }
 
@@ -159,20 +134,9 @@ impl<A> Checked<A> {
         &self.problem
     }
 
-    /// The arguments. Every [`Rows::row_stride`] in them is set.
+    /// The arguments, as they were given.
     pub fn into_args(self) -> A {
         self.args
-    }
-}
-
-impl<V> Rows<V> {
-    /// The distance between rows, in elements.
-    pub fn stride(&self, cols: usize) -> usize {
-        self.row_stride.unwrap_or(cols)
-    }
-
-    fn resolved(self, cols: usize) -> Self {
-        Rows { row_stride: Some(self.stride(cols)), ..self }
     }
 }
 
@@ -184,82 +148,22 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Fo
     /// # Errors
     /// The first rule of [`Problem`] that does not hold, as the variant of [`Error`] that names the argument.
     pub fn forward(spec: NormSpec, args: Forward<'a, B, T, W, R>) -> Result<Self, Error> {
-        let mut tensors = Tensors::new(&spec)?;
-        check_dtypes::<T, W, R>()?;
-        if args.residual.is_none() && args.residual_out.is_some() {
-            return Err(Error::Unexpected { arg: "residual_out", why: "there is no residual to add" });
-        }
+        check_spec(&spec)?;
+        check_order(args.lost)?;
+        DTypes::of::<T, W, R>().check()?;
+        check_targets(&args)?;
         forbid_mean_for_rms(&spec, args.mean.is_some())?;
-
-        tensors.input_rows::<B, T>("x", Some(&args.x))?;
-        tensors.input_rows::<B, R>("residual", args.residual.as_ref())?;
-        tensors.input::<B, W>("weight", spec.cols, args.weight.as_ref())?;
-        tensors.input::<B, W>("bias", spec.cols, args.bias.as_ref())?;
-        tensors.output_rows::<B, T>("y", Some(&args.y))?;
-        tensors.output_rows::<B, R>("residual_out", args.residual_out.as_ref())?;
-        tensors.output::<B, f32>("mean", spec.rows, args.mean.as_ref())?;
-        tensors.output::<B, f32>("rstd", spec.rows, args.rstd.as_ref())?;
-        tensors.check_overlap()?;
-
-        let present = Present {
-            weight: args.weight.is_some(),
-            bias: args.bias.is_some(),
-            residual: args.residual.is_some(),
-            residual_out: args.residual_out.is_some(),
-            mean: args.mean.is_some(),
-            rstd: args.rstd.is_some(),
-            ..Present::default()
-        };
-        let problem = problem::<T, W, R>(Stage::Forward, &spec, GradReduction::default(), present);
-        let cols = spec.cols;
-        let args = Forward {
-            x: args.x.resolved(cols),
-            y: args.y.resolved(cols),
-            residual: args.residual.map(|rows| rows.resolved(cols)),
-            residual_out: args.residual_out.map(|rows| rows.resolved(cols)),
-            ..args
-        };
+        let tensors = Layout::of(&spec, Direction::Forward, &args)?.tensors();
+        let problem = problem::<T, W, R>(Direction::Forward, &spec, tensors, GradReduction::default());
         Ok(Checked { spec, args, problem })
     }
-}
 
-impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<ForwardInPlace<'a, B, T, W, R>> {
-    /// Validates an in-place forward call.
-    ///
-    /// For backends whose calls have another form than the trait's, such as recording into an encoder.
+    /// Hands every tensor to the visitor, in the order of [`Tensor::ALL`] but for what in place takes an input's turn.
     ///
     /// # Errors
-    /// As [`Checked::forward`].
-    pub fn forward_in_place(spec: NormSpec, args: ForwardInPlace<'a, B, T, W, R>) -> Result<Self, Error> {
-        let mut tensors = Tensors::new(&spec)?;
-        check_dtypes::<T, W, R>()?;
-        forbid_mean_for_rms(&spec, args.mean.is_some())?;
-
-        tensors.output_rows::<B, T>("x", Some(&args.x))?;
-        tensors.output_rows::<B, R>("residual", args.residual.as_ref())?;
-        tensors.input::<B, W>("weight", spec.cols, args.weight.as_ref())?;
-        tensors.input::<B, W>("bias", spec.cols, args.bias.as_ref())?;
-        tensors.output::<B, f32>("mean", spec.rows, args.mean.as_ref())?;
-        tensors.output::<B, f32>("rstd", spec.rows, args.rstd.as_ref())?;
-        tensors.check_overlap()?;
-
-        let present = Present {
-            weight: args.weight.is_some(),
-            bias: args.bias.is_some(),
-            residual: args.residual.is_some(),
-            residual_out: args.residual.is_some(),
-            mean: args.mean.is_some(),
-            rstd: args.rstd.is_some(),
-            ..Present::default()
-        };
-        let problem = problem::<T, W, R>(Stage::ForwardInPlace, &spec, GradReduction::default(), present);
-        let cols = spec.cols;
-        let args = ForwardInPlace {
-            x: args.x.resolved(cols),
-            residual: args.residual.map(|rows| rows.resolved(cols)),
-            ..args
-        };
-        Ok(Checked { spec, args, problem })
+    /// The first of the visitor's.
+    pub fn visit(self, visitor: &mut impl Visitor<'a, B>) -> Result<(), Error> {
+        self.args.visit(visitor)
     }
 }
 
@@ -271,11 +175,9 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Ba
     /// # Errors
     /// As [`Checked::forward`].
     pub fn backward(backend: &B, spec: NormSpec, args: Backward<'a, B, T, W, R>) -> Result<Self, Error> {
-        let mut tensors = Tensors::new(&spec)?;
-        check_dtypes::<T, W, R>()?;
-        if args.rstd.is_none() {
-            return Err(Error::Missing { arg: "rstd", why: "the backward pass needs the forward pass's rstd" });
-        }
+        check_spec(&spec)?;
+        check_order(args.lost)?;
+        DTypes::of::<T, W, R>().check()?;
         forbid_mean_for_rms(&spec, args.mean.is_some())?;
         if spec.norm == Norm::Layer && args.mean.is_none() {
             return Err(Error::Missing {
@@ -286,79 +188,92 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Ba
         if args.grad_reduction == (GradReduction::Locks { groups: 0 }) {
             return Err(Error::Unsupported { rule: "GradReduction::Locks needs at least 1 group, got 0".into() });
         }
-
-        tensors.input_rows::<B, T>("dy", Some(&args.dy))?;
-        tensors.input_rows::<B, R>("x", Some(&args.x))?;
-        tensors.input::<B, W>("weight", spec.cols, args.weight.as_ref())?;
-        tensors.input::<B, f32>("mean", spec.rows, args.mean.as_ref())?;
-        tensors.input::<B, f32>("rstd", spec.rows, args.rstd.as_ref())?;
-        tensors.input_rows::<B, R>("dresidual_out", args.dresidual_out.as_ref())?;
-        tensors.output_rows::<B, T>("dx", Some(&args.dx))?;
-        tensors.output::<B, W>("dweight", spec.cols, args.dweight.as_ref())?;
-        tensors.output::<B, W>("dbias", spec.cols, args.dbias.as_ref())?;
-        if let Some(workspace) = &args.workspace {
-            tensors.push("workspace", DType::F32, 1, Some(0), B::out_span(workspace), true);
-        }
-        tensors.check_overlap()?;
-
-        let present = Present {
-            weight: args.weight.is_some(),
-            mean: args.mean.is_some(),
-            rstd: true,
-            dresidual_out: args.dresidual_out.is_some(),
-            dweight: args.dweight.is_some(),
-            dbias: args.dbias.is_some(),
-            workspace: args.workspace.is_some(),
-            ..Present::default()
-        };
-        let problem = problem::<T, W, R>(Stage::Backward, &spec, args.grad_reduction, present);
+        let tensors = Layout::of(&spec, Direction::Backward, &args)?.tensors();
+        let problem = problem::<T, W, R>(Direction::Backward, &spec, tensors, args.grad_reduction);
         if let Some(workspace) = &args.workspace {
             let (min, got) = (backend.workspace_len(&problem), B::out_span(workspace).len);
             if got < min {
                 return Err(Error::Length { arg: "workspace", min, max: usize::MAX, got });
             }
         }
-        let cols = spec.cols;
-        let args = Backward {
-            dy: args.dy.resolved(cols),
-            x: args.x.resolved(cols),
-            dx: args.dx.resolved(cols),
-            dresidual_out: args.dresidual_out.map(|rows| rows.resolved(cols)),
-            ..args
-        };
         Ok(Checked { spec, args, problem })
+    }
+
+    /// Hands every tensor to the visitor, in the order of [`Tensor::ALL`].
+    ///
+    /// # Errors
+    /// The first of the visitor's.
+    pub fn visit(self, visitor: &mut impl Visitor<'a, B>) -> Result<(), Error> {
+        self.args.visit(visitor)
     }
 }
 
 fn problem<T: Element, W: Element, R: Element>(
-    stage: Stage,
+    direction: Direction,
     spec: &NormSpec,
+    tensors: TensorSet,
     grad_reduction: GradReduction,
-    present: Present,
 ) -> Problem {
     Problem {
-        stage,
+        direction,
         norm: spec.norm,
         rows: spec.rows,
         cols: spec.cols,
-        activation: T::DTYPE,
-        weight: W::DTYPE,
-        residual: R::DTYPE,
+        dtypes: DTypes::of::<T, W, R>(),
+        tensors,
         has_weight_offset: spec.weight_offset != 0.0,
         cast_order: spec.cast_order,
         grad_reduction,
-        present,
     }
 }
 
-fn check_dtypes<T: Element, W: Element, R: Element>() -> Result<(), Error> {
-    for (arg, dtype) in [("weight and bias", W::DTYPE), ("the residual stream", R::DTYPE)] {
-        if dtype != T::DTYPE && dtype != DType::F32 {
-            let rule = format!("{arg} must be f32 or of the activations' dtype {}, got {dtype}", T::DTYPE);
-            return Err(Error::Unsupported { rule });
-        }
+fn check_spec(spec: &NormSpec) -> Result<(), Error> {
+    if !(spec.eps.is_finite() && spec.eps >= 0.0) {
+        return Err(Error::InvalidEps { got: spec.eps });
+    }
+    if !spec.weight_offset.is_finite() {
+        return Err(Error::InvalidWeightOffset { got: spec.weight_offset });
+    }
+    if spec.cols == 0 {
+        return Err(Error::EmptyRow);
     }
     Ok(())
+}
+
+/// A tensor whose dtype was changed after it was given is gone, which no call may pass over.
+fn check_order(lost: Option<&'static str>) -> Result<(), Error> {
+    let why = "f32_weight and f32_residual come before the tensors that they are about";
+    lost.map_or(Ok(()), |arg| Err(Error::Unexpected { arg, why }))
+}
+
+/// What x and the residual become, and where it goes.
+fn check_targets<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
+    args: &Forward<'_, B, T, W, R>,
+) -> Result<(), Error> {
+    let unexpected = |arg, why| Err(Error::Unexpected { arg, why });
+    match (&args.x, &args.y) {
+        (Source::Read(_), None) => return Err(Error::Missing { arg: "y", why: "x is not overwritten" }),
+        (Source::Overwrite(_), Some(_)) => return unexpected("y", "it takes the place of x"),
+        (Source::Read(_), Some(_)) | (Source::Overwrite(_), None) => {}
+    }
+    match (&args.x, &args.residual) {
+        (Source::Read(_), Some(Source::Overwrite(_))) => {
+            return unexpected("residual", "it can be overwritten only if x is");
+        }
+        (Source::Overwrite(_), Some(Source::Read(_))) => {
+            return unexpected("residual", "in place it is overwritten, as residual_in_place says");
+        }
+        (Source::Read(_) | Source::Overwrite(_), None)
+        | (Source::Read(_), Some(Source::Read(_)))
+        | (Source::Overwrite(_), Some(Source::Overwrite(_))) => {}
+    }
+    match (&args.residual, &args.residual_out) {
+        (None, Some(_)) => unexpected("residual_out", "there is no residual to add"),
+        (Some(Source::Overwrite(_)), Some(_)) => unexpected("residual_out", "it takes the place of the residual"),
+        (Some(Source::Read(_)) | None, None)
+        | (Some(Source::Read(_)), Some(_))
+        | (Some(Source::Overwrite(_)), None) => Ok(()),
+    }
 }
 
 fn forbid_mean_for_rms(spec: &NormSpec, has_mean: bool) -> Result<(), Error> {
@@ -367,179 +282,3 @@ fn forbid_mean_for_rms(spec: &NormSpec, has_mean: bool) -> Result<(), Error> {
     }
     Ok(())
 }
-
-/// One tensor of a call, reduced to what the checks need.
-#[derive(Clone, Copy)]
-struct Tensor {
-    name: &'static str,
-    dtype: DType,
-    cols: usize,
-    /// `None` for a dense vector.
-    row_stride: Option<usize>,
-    span: Span,
-    is_output: bool,
-}
-
-/// The tensors of a call: a fixed array, because a call must not allocate.
-struct Tensors {
-    rows: usize,
-    cols: usize,
-    list: [Option<Tensor>; Tensors::MOST],
-    len: usize,
-}
-
-impl Tensors {
-    /// Backward's count: dy, x, weight, mean, rstd, dresidual_out, dx, dweight, dbias, workspace.
-    const MOST: usize = 10;
-
-    fn new(spec: &NormSpec) -> Result<Self, Error> {
-        if !(spec.eps.is_finite() && spec.eps >= 0.0) {
-            return Err(Error::InvalidEps { got: spec.eps });
-        }
-        if !spec.weight_offset.is_finite() {
-            return Err(Error::InvalidWeightOffset { got: spec.weight_offset });
-        }
-        if spec.cols == 0 {
-            return Err(Error::EmptyRow);
-        }
-        Ok(Tensors { rows: spec.rows, cols: spec.cols, list: [None; Tensors::MOST], len: 0 })
-    }
-
-    fn push(
-        &mut self,
-        name: &'static str,
-        dtype: DType,
-        cols: usize,
-        row_stride: Option<usize>,
-        span: Span,
-        is_output: bool,
-    ) {
-        debug_assert!(self.len < Tensors::MOST, "{name} would not be checked for overlap: raise Tensors::MOST");
-        if let Some(slot) = self.list.get_mut(self.len) {
-            *slot = Some(Tensor { name, dtype, cols, row_stride, span, is_output });
-            self.len += 1;
-        }
-    }
-
-    fn input<B: NormBackend + ?Sized, E: Element>(
-        &mut self,
-        name: &'static str,
-        expected: usize,
-        view: Option<&B::In<'_, E>>,
-    ) -> Result<(), Error> {
-        view.map_or(Ok(()), |view| self.vector(name, E::DTYPE, expected, B::in_span(view), false))
-    }
-
-    fn output<B: NormBackend + ?Sized, E: Element>(
-        &mut self,
-        name: &'static str,
-        expected: usize,
-        view: Option<&B::Out<'_, E>>,
-    ) -> Result<(), Error> {
-        view.map_or(Ok(()), |view| self.vector(name, E::DTYPE, expected, B::out_span(view), true))
-    }
-
-    fn input_rows<B: NormBackend + ?Sized, E: Element>(
-        &mut self,
-        name: &'static str,
-        rows: Option<&Rows<B::In<'_, E>>>,
-    ) -> Result<(), Error> {
-        rows.map_or(Ok(()), |r| self.matrix(name, E::DTYPE, r.stride(self.cols), B::in_span(&r.view), false))
-    }
-
-    fn output_rows<B: NormBackend + ?Sized, E: Element>(
-        &mut self,
-        name: &'static str,
-        rows: Option<&Rows<B::Out<'_, E>>>,
-    ) -> Result<(), Error> {
-        rows.map_or(Ok(()), |r| self.matrix(name, E::DTYPE, r.stride(self.cols), B::out_span(&r.view), true))
-    }
-
-    fn vector(
-        &mut self,
-        name: &'static str,
-        dtype: DType,
-        expected: usize,
-        span: Span,
-        is_output: bool,
-    ) -> Result<(), Error> {
-        if span.len != expected {
-            return Err(Error::Length { arg: name, min: expected, max: expected, got: span.len });
-        }
-        self.push(name, dtype, expected, None, span, is_output);
-        Ok(())
-    }
-
-    fn matrix(
-        &mut self,
-        name: &'static str,
-        dtype: DType,
-        row_stride: usize,
-        span: Span,
-        is_output: bool,
-    ) -> Result<(), Error> {
-        let (rows, cols) = (self.rows, self.cols);
-        if row_stride < cols {
-            return Err(Error::Stride { arg: name, cols, got: row_stride });
-        }
-        let too_large = Error::TooLarge { arg: name, rows, row_stride, dtype };
-        // A byte size above isize::MAX cannot be a Rust slice nor be indexed by any backend.
-        let Some(max) = rows.checked_mul(row_stride).filter(|&max| max <= isize::MAX as usize / dtype.size()) else {
-            return Err(too_large);
-        };
-        // The last row need not be padded to the stride.
-        let min = if rows == 0 { 0 } else { max - row_stride + cols };
-        if !(min..=max).contains(&span.len) {
-            return Err(Error::Length { arg: name, min, max, got: span.len });
-        }
-        self.push(name, dtype, cols, Some(row_stride), span, is_output);
-        Ok(())
-    }
-
-    fn check_overlap(&self) -> Result<(), Error> {
-        let tensors = || self.list.iter().flatten();
-        for (i, output) in tensors().enumerate().filter(|(_, tensor)| tensor.is_output) {
-            for (j, other) in tensors().enumerate() {
-                // Two outputs meet once, in the order of their names in the argument struct.
-                let seen = i == j || (other.is_output && j < i);
-                if !seen && output.overlaps(other) {
-                    return Err(Error::Overlap { output: output.name, other: other.name });
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Tensor {
-    /// Whether the two share an element. Rows that interleave (slices of one fused buffer) do not.
-    fn overlaps(&self, other: &Tensor) -> bool {
-        let (a, b) = (self.bytes(), other.bytes());
-        // Where the later one starts is before the earlier end: never so for a view without elements.
-        let ranges_meet = self.span.allocation == other.span.allocation && a.0.max(b.0) < a.1.min(b.1);
-        ranges_meet && !self.interleaves(other)
-    }
-
-    /// First byte and the byte after the last.
-    fn bytes(&self) -> (u128, u128) {
-        let start = u128::from(self.span.start);
-        (start, start + self.span.len as u128 * self.dtype.size() as u128)
-    }
-
-    /// Two matrices of one stride in bytes, whose rows fall into disjoint columns of it.
-    fn interleaves(&self, other: &Tensor) -> bool {
-        let (Some(a), Some(b)) = (self.row_stride, other.row_stride) else { return false };
-        let stride = a as u128 * self.dtype.size() as u128;
-        if stride == 0 || stride != b as u128 * other.dtype.size() as u128 {
-            return false;
-        }
-        let (a_len, b_len) =
-            (self.cols as u128 * self.dtype.size() as u128, other.cols as u128 * other.dtype.size() as u128);
-        let (a, b) = (u128::from(self.span.start) % stride, u128::from(other.span.start) % stride);
-        let distance = (b + stride - a) % stride;
-        distance >= a_len && distance + b_len <= stride
-    }
-}
-
-#[cfg(test)]
-mod tests;

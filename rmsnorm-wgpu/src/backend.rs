@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 
-use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, ForwardInPlace, NormBackend, NormSpec, Problem, Span};
+use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, NormBackend, NormSpec, Problem, Span};
 use wgpu::{
     AdapterInfo, Buffer, BufferDescriptor, BufferUsages, CommandEncoder, CommandEncoderDescriptor, Device, DeviceType,
     Queue,
@@ -63,8 +63,8 @@ use crate::view::WgpuSlice;
 ///
 /// // Or as a part of something larger: recorded, and run when the encoder's commands are submitted.
 /// let (dy, dx, dweight) = (buffer(rows * cols * 2), buffer(rows * cols * 2), buffer(cols * 2));
-/// let args = Backward::new(WgpuSlice::<bf16>::whole(&dy), WgpuSlice::whole(&x), WgpuSlice::whole(&dx));
-/// let args = args.rstd(WgpuSlice::whole(&rstd)).weight(weight).dweight(WgpuSlice::whole(&dweight));
+/// let (dy, x) = (WgpuSlice::<bf16>::whole(&dy), WgpuSlice::whole(&x));
+/// let args = Backward::new(dy, x, WgpuSlice::whole(&rstd), WgpuSlice::whole(&dx)).weight(weight).dweight(WgpuSlice::whole(&dweight));
 /// let mut encoder = backend.device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
 /// backend.encode_backward(&mut encoder, &norm, args)?;
 /// backend.queue().submit([encoder.finish()]);
@@ -207,19 +207,6 @@ impl WgpuBackend {
         args: Forward<'_, Self, T, W, R>,
     ) -> Result<(), Error> {
         self.encode(encoder, || launch::forward(self, Checked::forward(*spec, args)?))
-    }
-
-    /// Records an in-place forward call: [`NormBackend::forward_in_place`].
-    ///
-    /// # Errors
-    /// As [`encode_forward`](Self::encode_forward).
-    pub fn encode_forward_in_place<T: Element, W: Element, R: Element>(
-        &self,
-        encoder: &mut CommandEncoder,
-        spec: &NormSpec,
-        args: ForwardInPlace<'_, Self, T, W, R>,
-    ) -> Result<(), Error> {
-        self.encode(encoder, || launch::forward_in_place(self, Checked::forward_in_place(*spec, args)?))
     }
 
     /// Records a backward call: [`NormBackend::backward`]. The workspace that the backend keeps is used from here to the
@@ -401,13 +388,6 @@ impl NormBackend for WgpuBackend {
         call: Checked<Forward<'_, Self, T, W, R>>,
     ) -> Result<(), Error> {
         self.run(|| launch::forward(self, call))
-    }
-
-    fn launch_forward_in_place<T: Element, W: Element, R: Element>(
-        &self,
-        call: Checked<ForwardInPlace<'_, Self, T, W, R>>,
-    ) -> Result<(), Error> {
-        self.run(|| launch::forward_in_place(self, call))
     }
 
     fn launch_backward<T: Element, W: Element, R: Element>(

@@ -8,17 +8,16 @@ mod workspace;
 use std::ops::Range;
 use std::sync::Arc;
 
-use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, ForwardInPlace, GradReduction, Problem};
+use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, GradReduction, NormSpec, Problem, Tensor};
 use wgpu::{BindGroup, Buffer, CommandEncoder, ComputePass, ComputePassDescriptor};
 
 use crate::backend::WgpuBackend;
 use crate::kernel::Kernel;
 use crate::params::Params;
 use crate::plan::{self, Access, Dispatch, Layout, Plan, Program, Step};
-use crate::source::Tensor;
 use crate::view::WgpuSlice;
 use bindings::Groups;
-use tensors::{Shape, Tensors};
+use tensors::Tensors;
 use workspace::Workspace;
 
 /// Commands with everything they need at hand: what can fail has not.
@@ -68,36 +67,10 @@ pub(crate) fn forward<T: Element, W: Element, R: Element>(
     backend: &WgpuBackend,
     call: Checked<Forward<'_, WgpuBackend, T, W, R>>,
 ) -> Result<Work, Error> {
-    let (spec, problem, args) = (*call.spec(), *call.problem(), call.into_args());
-    let mut tensors = Tensors::new(spec.cols);
-    tensors.read_rows(Tensor::X, Some(args.x))?;
-    tensors.read_rows(Tensor::Residual, args.residual)?;
-    tensors.read(Tensor::Weight, args.weight, Shape::Columns)?;
-    tensors.read(Tensor::Bias, args.bias, Shape::Columns)?;
-    tensors.write_rows(Tensor::Y, "y", Some(args.y))?;
-    tensors.write_rows(Tensor::ResidualOut, "residual_out", args.residual_out)?;
-    tensors.write(Tensor::Mean, args.mean, Shape::PerRow)?;
-    tensors.write(Tensor::Rstd, args.rstd, Shape::PerRow)?;
-    prepare(backend, &problem, tensors, params(&problem, spec.eps, spec.weight_offset))
-}
-
-/// An in-place forward call: x is bound as y, residual as residual_out.
-///
-/// # Errors
-/// As [`forward`].
-pub(crate) fn forward_in_place<T: Element, W: Element, R: Element>(
-    backend: &WgpuBackend,
-    call: Checked<ForwardInPlace<'_, WgpuBackend, T, W, R>>,
-) -> Result<Work, Error> {
-    let (spec, problem, args) = (*call.spec(), *call.problem(), call.into_args());
-    let mut tensors = Tensors::new(spec.cols);
-    tensors.read(Tensor::Weight, args.weight, Shape::Columns)?;
-    tensors.read(Tensor::Bias, args.bias, Shape::Columns)?;
-    tensors.write_rows(Tensor::Y, "x", Some(args.x))?;
-    tensors.write_rows(Tensor::ResidualOut, "residual", args.residual)?;
-    tensors.write(Tensor::Mean, args.mean, Shape::PerRow)?;
-    tensors.write(Tensor::Rstd, args.rstd, Shape::PerRow)?;
-    prepare(backend, &problem, tensors, params(&problem, spec.eps, spec.weight_offset))
+    let (spec, problem) = (*call.spec(), *call.problem());
+    let mut tensors = Tensors::new(problem);
+    call.visit(&mut tensors)?;
+    prepare(backend, &spec, &problem, tensors)
 }
 
 /// A backward call.
@@ -108,22 +81,13 @@ pub(crate) fn backward<T: Element, W: Element, R: Element>(
     backend: &WgpuBackend,
     call: Checked<Backward<'_, WgpuBackend, T, W, R>>,
 ) -> Result<Work, Error> {
-    let (spec, problem, args) = (*call.spec(), *call.problem(), call.into_args());
-    let mut tensors = Tensors::new(spec.cols);
-    tensors.read_rows(Tensor::Dy, Some(args.dy))?;
-    tensors.read_rows(Tensor::X, Some(args.x))?;
-    tensors.read(Tensor::Weight, args.weight, Shape::Columns)?;
-    tensors.read(Tensor::Mean, args.mean, Shape::PerRow)?;
-    tensors.read(Tensor::Rstd, args.rstd, Shape::PerRow)?;
-    tensors.read_rows(Tensor::DresidualOut, args.dresidual_out)?;
-    tensors.write_rows(Tensor::Dx, "dx", Some(args.dx))?;
-    tensors.write(Tensor::Dweight, args.dweight, Shape::Columns)?;
-    tensors.write(Tensor::Dbias, args.dbias, Shape::Columns)?;
-    tensors.write(Tensor::Workspace, args.workspace, Shape::Workspace)?;
+    let (spec, problem) = (*call.spec(), *call.problem());
+    let mut tensors = Tensors::new(problem);
+    call.visit(&mut tensors)?;
     if matches!(problem.grad_reduction, GradReduction::Atomics) {
         tensors.check_clearable(Tensor::Workspace)?;
     }
-    prepare(backend, &problem, tensors, params(&problem, spec.eps, spec.weight_offset))
+    prepare(backend, &spec, &problem, tensors)
 }
 
 /// A copy by a kernel, the yardstick of measurements: from one buffer to another, or to a part of the same that does not
@@ -136,10 +100,7 @@ pub(crate) fn copy<T: Element>(
     from: WgpuSlice<'_, T>,
     to: WgpuSlice<'_, T>,
 ) -> Result<Work, Error> {
-    let len = from.len().min(to.len());
-    let mut tensors = Tensors::new(len);
-    tensors.read(Tensor::X, Some(from), Shape::Elements)?;
-    tensors.write(Tensor::Y, Some(to), Shape::Elements)?;
+    let (len, tensors) = (from.len().min(to.len()), Tensors::of_copy(from, to)?);
     if len == 0 {
         return Ok(Work::default());
     }
@@ -148,12 +109,7 @@ pub(crate) fn copy<T: Element>(
     work(backend, &plan, &tensors, None, Params::default())
 }
 
-/// What is the same for all dispatches of a call.
-fn params(problem: &Problem, eps: f32, weight_offset: f32) -> Params {
-    Params { eps, weight_offset, share: (1.0 / problem.cols as f64) as f32, ..Params::default() }
-}
-
-fn prepare(backend: &WgpuBackend, problem: &Problem, tensors: Tensors<'_>, params: Params) -> Result<Work, Error> {
+fn prepare(backend: &WgpuBackend, spec: &NormSpec, problem: &Problem, tensors: Tensors<'_>) -> Result<Work, Error> {
     let (is_aliased, reduce_aliased) = tensors.aliases();
     let layout = Layout::new(problem, tensors.inputs_and_matrices(), tensors.gradients(), is_aliased, reduce_aliased);
     let plan = plan::plan(problem, &layout, backend.caps())?;
@@ -164,7 +120,15 @@ fn prepare(backend: &WgpuBackend, problem: &Problem, tensors: Tensors<'_>, param
     let workspace = (plan.workspace.len > 0)
         .then(|| Workspace::of_call(backend, tensors.get(Tensor::Workspace), plan.workspace.len))
         .transpose()?;
-    work(backend, &plan, &tensors, workspace.as_ref(), Params { partial_rows: plan.partial_rows, ..params })
+    // What is the same for all dispatches of the call.
+    let params = Params {
+        eps: spec.eps,
+        weight_offset: spec.weight_offset,
+        share: (1.0 / problem.cols as f64) as f32,
+        partial_rows: plan.partial_rows,
+        ..Params::default()
+    };
+    work(backend, &plan, &tensors, workspace.as_ref(), params)
 }
 
 /// The plan's steps as commands.

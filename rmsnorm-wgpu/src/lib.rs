@@ -47,7 +47,5 @@ pub use wgpu;
 
 /// The tensors of a forward call on views of wgpu's buffers.
 pub type Forward<'a, T, W = T, R = T> = spec::Forward<'a, WgpuBackend, T, W, R>;
-/// The tensors of an in-place forward call on views of wgpu's buffers.
-pub type ForwardInPlace<'a, T, W = T, R = T> = spec::ForwardInPlace<'a, WgpuBackend, T, W, R>;
 /// The tensors of a backward call on views of wgpu's buffers.
 pub type Backward<'a, T, W = T, R = T> = spec::Backward<'a, WgpuBackend, T, W, R>;

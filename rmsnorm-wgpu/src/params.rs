@@ -3,6 +3,7 @@
 //! A test compares sizes, names and offsets with what naga reads there.
 
 use bytemuck::{Pod, Zeroable};
+use rmsnorm_spec::Tensor;
 
 /// Where a tensor lies in its binding, in elements.
 #[repr(C)]
@@ -56,4 +57,30 @@ pub(crate) struct Params {
     /// 0, which compilers cannot know: added to an index it keeps them from holding in registers what was loaded. With it
     /// the whole is a multiple of 16 bytes, which is what some devices ask of uniform buffers.
     pub(crate) zero: u32,
+}
+
+impl Params {
+    /// Says where a tensor lies in its binding.
+    pub(crate) const fn place(&mut self, tensor: Tensor, place: Place) {
+        match tensor {
+            Tensor::X => self.x = place,
+            Tensor::Residual => self.residual = place,
+            Tensor::Weight => self.weight = place,
+            Tensor::Bias => self.bias = place,
+            Tensor::Y => self.y = place,
+            Tensor::ResidualOut => self.residual_out = place,
+            Tensor::Mean => self.mean = place.first,
+            Tensor::Rstd => self.rstd = place.first,
+            Tensor::Dy => self.dy = place,
+            Tensor::DresidualOut => self.dresidual_out = place,
+            Tensor::Dx => self.dx = place,
+            Tensor::Dweight => self.dweight = place,
+            Tensor::Dbias => self.dbias = place,
+            Tensor::Workspace => {
+                self.workspace = place.first;
+                // The plan counts from the workspace's start.
+                self.row_sums += place.first;
+            }
+        }
+    }
 }

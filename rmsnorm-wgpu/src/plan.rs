@@ -15,7 +15,7 @@ mod tests;
 use std::fmt;
 use std::ops::Range;
 
-use rmsnorm_spec::{CastOrder, DType, Error, GradReduction, Norm, Problem, Stage};
+use rmsnorm_spec::{CastOrder, DType, DTypes, Direction, Error, GradReduction, Norm, Problem, Tensor, TensorSet};
 
 use crate::caps::Caps;
 pub(crate) use ranges::{Layout, Placed};
@@ -55,6 +55,33 @@ impl Program {
     /// Whether this is a forward pass.
     pub(crate) const fn is_forward(self) -> bool {
         matches!(self, Program::Forward | Program::ForwardStreaming)
+    }
+
+    /// The direction whose tensors it has; a copy has an x and a y.
+    pub(crate) const fn direction(self) -> Direction {
+        match self {
+            Program::Forward | Program::ForwardStreaming | Program::Copy => Direction::Forward,
+            Program::Backward | Program::BackwardRowSums | Program::BackwardColumns | Program::ReducePartials => {
+                Direction::Backward
+            }
+        }
+    }
+
+    /// The tensors that it has code for, of a call that has all of them. The workspace is not among them: which part of it a
+    /// program has follows from the others.
+    pub(crate) const fn tensors(self) -> TensorSet {
+        use Tensor::{Bias, Dbias, DresidualOut, Dweight, Dx, Dy, Mean, Residual, ResidualOut, Rstd, Weight, X, Y};
+        match self {
+            Program::Forward | Program::ForwardStreaming => {
+                TensorSet::of(&[X, Residual, Weight, Bias, Y, ResidualOut, Mean, Rstd])
+            }
+            Program::Backward | Program::BackwardColumns => {
+                TensorSet::of(&[X, Weight, Mean, Rstd, Dy, DresidualOut, Dx, Dweight, Dbias])
+            }
+            Program::BackwardRowSums => TensorSet::of(&[X, Weight, Mean, Rstd, Dy]),
+            Program::ReducePartials => TensorSet::of(&[Dweight, Dbias]),
+            Program::Copy => TensorSet::of(&[X, Y]),
+        }
     }
 
     /// Whether every column belongs to one thread; the other programs walk through the columns, or share them otherwise.
@@ -146,38 +173,21 @@ impl Tile {
     }
 }
 
-/// Which optional tensors the code handles.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Flags {
-    pub(crate) weight: bool,
-    pub(crate) weight_offset: bool,
-    pub(crate) bias: bool,
-    pub(crate) residual: bool,
-    /// In place it is the residual's own tensor.
-    pub(crate) residual_out: bool,
-    pub(crate) mean: bool,
-    pub(crate) rstd: bool,
-    /// y lies over x, and residual_out over the residual.
-    pub(crate) in_place: bool,
-    pub(crate) dresidual_out: bool,
-    pub(crate) dweight: bool,
-    pub(crate) dbias: bool,
-}
-
 /// Everything a program is compiled for. Two dispatches with equal keys run the same code; what does not matter to a
 /// program has one value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct KernelKey {
     pub(crate) program: Program,
     pub(crate) norm: Norm,
-    /// The dtype of x and y (forward), dy and dx; in `ReducePartials` that of dweight and dbias.
-    pub(crate) activation: DType,
-    pub(crate) weight: DType,
-    pub(crate) residual: DType,
+    /// In `ReducePartials` all are that of dweight and dbias.
+    pub(crate) dtypes: DTypes,
     pub(crate) cast_order: CastOrder,
     /// Whether partial sums are added to one row by atomic operations.
     pub(crate) atomics: bool,
-    pub(crate) flags: Flags,
+    /// The tensors of the call that the program has code for. In place, y without x and residual_out without residual.
+    pub(crate) tensors: TensorSet,
+    /// Whether a number is added to the weight.
+    pub(crate) has_weight_offset: bool,
     pub(crate) tile: Tile,
     pub(crate) access: Access,
     /// Whether the packs of a row's threads are just its columns, so that nothing asks which of them exist.
@@ -312,9 +322,9 @@ pub(crate) const ROWS_BREAKPOINTS: [usize; 2] = [8, 16];
 /// [`Unfit`] with the rule that the device, or WGSL, sets.
 pub(crate) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Plan, Unfit> {
     caps.check()?;
-    match problem.stage {
-        Stage::Forward | Stage::ForwardInPlace => forward::plan(problem, layout, caps),
-        Stage::Backward => backward::plan(problem, layout, caps),
+    match problem.direction {
+        Direction::Forward => forward::plan(problem, layout, caps),
+        Direction::Backward => backward::plan(problem, layout, caps),
     }
 }
 
@@ -331,12 +341,11 @@ pub(crate) fn copy(dtype: DType, len: u64, access: Access, aliased: bool, caps: 
     let key = KernelKey {
         program: Program::Copy,
         norm: Norm::Rms,
-        activation: dtype,
-        weight: dtype,
-        residual: dtype,
+        dtypes: DTypes::uniform(dtype),
         cast_order: CastOrder::AtStore,
         atomics: false,
-        flags: Flags::default(),
+        tensors: Program::Copy.tensors(),
+        has_weight_offset: false,
         tile,
         access,
         is_whole: false,
@@ -354,9 +363,9 @@ pub(crate) fn copy(dtype: DType, len: u64, access: Access, aliased: bool, caps: 
 
 /// f32 elements of workspace that suffice however the tensors of the problem lie; 0 for what has no plan.
 pub(crate) fn workspace_len(problem: &Problem, caps: &Caps) -> usize {
-    match problem.stage {
-        Stage::Forward | Stage::ForwardInPlace => 0,
-        Stage::Backward => usize::try_from(backward::workspace_len(problem, caps)).unwrap_or(usize::MAX),
+    match problem.direction {
+        Direction::Forward => 0,
+        Direction::Backward => usize::try_from(backward::workspace_len(problem, caps)).unwrap_or(usize::MAX),
     }
 }
 
@@ -380,12 +389,13 @@ const fn pairs(cols: usize) -> usize {
 
 /// The dtype of the residual stream, if the call has one.
 fn stream(problem: &Problem) -> Option<DType> {
-    (problem.stage == Stage::Backward || problem.present.residual).then_some(problem.residual)
+    let has_stream = problem.direction == Direction::Backward || problem.tensors.adds_residual();
+    has_stream.then_some(problem.dtypes.residual)
 }
 
 /// Whether a matrix is f32, so that the two quads of a pair lie apart and take twice the registers.
 fn is_split(problem: &Problem) -> bool {
-    problem.activation == DType::F32 || stream(problem) == Some(DType::F32)
+    problem.dtypes.activation == DType::F32 || stream(problem) == Some(DType::F32)
 }
 
 /// Threads with one of these numbers of packs each, the first that fits, and no thread idle: where threads own just the
@@ -416,37 +426,30 @@ fn flavour(threads_per_row: u32, groups: u32, caps: &Caps) -> Flavour {
 /// The part of a key that says what is computed. What does not matter to a program is set to one value, so that equal
 /// code has equal keys.
 fn key(problem: &Problem, program: Program, tile: Tile, layout: &Layout) -> KernelKey {
-    let present = &problem.present;
-    let is_forward = program.is_forward();
     let is_reduction = program == Program::ReducePartials;
     let writes_dx = matches!(program, Program::Backward | Program::BackwardColumns);
-    let flags = Flags {
-        weight: present.weight && !is_reduction,
-        weight_offset: present.weight && !is_reduction && problem.has_weight_offset,
-        bias: is_forward && present.bias,
-        residual: is_forward && present.residual,
-        residual_out: is_forward && present.residual_out,
-        mean: !is_reduction && present.mean,
-        rstd: !is_reduction && present.rstd,
-        in_place: problem.stage == Stage::ForwardInPlace,
-        dresidual_out: writes_dx && present.dresidual_out,
-        dweight: (writes_dx || is_reduction) && present.dweight,
-        dbias: (writes_dx || is_reduction) && present.dbias,
+    let tensors = problem.tensors.intersection(program.tensors());
+    let uses_weight = tensors.has(Tensor::Weight) || tensors.has(Tensor::Bias);
+    let DTypes { activation, weight, .. } = problem.dtypes;
+    let dtypes = if is_reduction {
+        DTypes::uniform(weight)
+    } else {
+        DTypes {
+            activation,
+            weight: if uses_weight { weight } else { activation },
+            residual: stream(problem).unwrap_or(activation),
+        }
     };
-    let activation = if is_reduction { problem.weight } else { problem.activation };
     // A rounding that the store repeats changes nothing.
-    let has_cast = is_forward && activation != DType::F32 && (flags.weight || flags.bias);
+    let has_cast = program.is_forward() && activation != DType::F32 && uses_weight;
     KernelKey {
         program,
         norm: if is_reduction { Norm::Rms } else { problem.norm },
-        activation,
-        weight: if flags.weight || flags.bias { problem.weight } else { activation },
-        residual: if is_reduction { activation } else { stream(problem).unwrap_or(activation) },
+        dtypes,
         cast_order: if has_cast { problem.cast_order } else { CastOrder::AtStore },
-        atomics: writes_dx
-            && (flags.dweight || flags.dbias)
-            && matches!(problem.grad_reduction, GradReduction::Atomics),
-        flags,
+        atomics: writes_dx && tensors.sums_over_rows() > 0 && matches!(problem.grad_reduction, GradReduction::Atomics),
+        tensors,
+        has_weight_offset: tensors.has(Tensor::Weight) && problem.has_weight_offset,
         tile,
         access: if is_reduction { layout.reduce_access } else { layout.access },
         is_whole: program.is_on_chip() && layout.access == Access::Aligned && problem.cols == tile.columns(),

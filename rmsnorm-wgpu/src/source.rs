@@ -10,11 +10,10 @@ mod programs;
 mod tensors;
 
 use rmsnorm_shaders as shaders;
-use rmsnorm_spec::{CastOrder, DType, Norm};
+use rmsnorm_spec::{CastOrder, DType, DTypes, Norm, Tensor};
 
 use crate::plan::{Access, Flavour, KernelKey, Program};
 use assemble::{expand, substitute};
-pub(crate) use tensors::Tensor;
 use tensors::{Kind, Use, uses};
 
 /// Entry point of every program.
@@ -36,7 +35,7 @@ pub(crate) struct Binding {
 impl Binding {
     /// The number of the binding: the same in all programs.
     pub(crate) const fn number(self) -> u32 {
-        self.tensor.number()
+        self.tensor as u32 + 1
     }
 }
 
@@ -51,10 +50,10 @@ pub(crate) const UNPACKS_F16: &str = "@compute @workgroup_size(1) fn main() { le
 
 /// The WGSL of a program. `has_unpack`: for a device with `unpack2x16float`.
 pub(crate) fn text(key: &KernelKey, has_unpack: bool) -> String {
-    let normalized = if has_residual(key) { key.residual } else { key.activation };
-    let names =
-        [("T", key.activation), ("W", key.weight), ("R", key.residual), ("H", normalized)].map(|(n, d)| (n, d.name()));
-    let holds = |name: &str| conditions(key).contains(&(name, true));
+    let DTypes { activation, weight, residual } = key.dtypes;
+    let normalized = if has_residual(key) { residual } else { activation };
+    let names = [("T", activation), ("W", weight), ("R", residual), ("H", normalized)].map(|(n, d)| (n, d.name()));
+    let holds = |name: &str| answer(key, name) == Some(true);
     let counts = |counter: &str| 0..if counter == "J" { key.tile.rows_at_once } else { key.tile.packs };
     let mut text = String::new();
     for part in shared(key) {
@@ -115,35 +114,29 @@ pub(crate) fn workgroup_bytes(key: &KernelKey) -> u32 {
 
 /// Whether a matrix is f32, so that the quads of a pair lie apart, and a 16-bit access has one of them.
 pub(crate) fn is_split(key: &KernelKey) -> bool {
-    key.activation == DType::F32 || (has_stream(key) && key.residual == DType::F32)
+    key.dtypes.activation == DType::F32 || (has_stream(key) && key.dtypes.residual == DType::F32)
 }
 
-/// What the files ask with `// if`, and the answers.
-fn conditions(key: &KernelKey) -> [(&'static str, bool); 21] {
-    let flags = &key.flags;
-    [
-        ("IS_LAYER", is_layer(key)),
-        ("IS_SPLIT", is_split(key)),
-        ("IS_ALIGNED", key.access == Access::Aligned),
-        ("IS_WHOLE", key.is_whole),
-        ("IS_SUBGROUP", has_sums(key.program) && matches!(key.tile.flavour, Flavour::Subgroup(_))),
-        ("IS_SHUFFLED_TWICE", is_shuffled_twice(key)),
-        ("IS_IN_PLACE", flags.in_place),
-        ("IS_CAST_BEFORE_WEIGHT", key.cast_order == CastOrder::BeforeWeight),
-        ("IS_FOLDED", is_folded(key)),
-        ("HAS_WEIGHT", flags.weight),
-        ("HAS_WEIGHT_OFFSET", flags.weight_offset),
-        ("HAS_BIAS", flags.bias),
-        ("HAS_RESIDUAL", has_residual(key)),
-        ("HAS_RESIDUAL_OUT", flags.residual_out),
-        ("HAS_MEAN", flags.mean),
-        ("HAS_RSTD", flags.rstd),
-        ("HAS_DRESIDUAL_OUT", flags.dresidual_out),
-        ("HAS_DWEIGHT", flags.dweight),
-        ("HAS_DBIAS", flags.dbias),
-        ("HAS_GRADIENTS", gradients(key) > 0),
-        ("HAS_ROW_SUMS", key.program == Program::BackwardColumns),
-    ]
+/// The answer to what the files ask with `// if`; `None` if nobody knows. `HAS_` and a tensor's name asks for that tensor.
+fn answer(key: &KernelKey, question: &str) -> Option<bool> {
+    let tensor = question.strip_prefix("HAS_").and_then(|name| Tensor::from_name(&name.to_ascii_lowercase()));
+    Some(match (question, tensor) {
+        ("IS_LAYER", _) => is_layer(key),
+        ("IS_SPLIT", _) => is_split(key),
+        ("IS_ALIGNED", _) => key.access == Access::Aligned,
+        ("IS_WHOLE", _) => key.is_whole,
+        ("IS_SUBGROUP", _) => has_sums(key.program) && matches!(key.tile.flavour, Flavour::Subgroup(_)),
+        ("IS_SHUFFLED_TWICE", _) => is_shuffled_twice(key),
+        ("IS_IN_PLACE", _) => key.tensors.is_in_place(),
+        ("IS_CAST_BEFORE_WEIGHT", _) => key.cast_order == CastOrder::BeforeWeight,
+        ("IS_FOLDED", _) => is_folded(key),
+        ("HAS_WEIGHT_OFFSET", _) => key.has_weight_offset,
+        ("HAS_GRADIENTS", _) => gradients(key) > 0,
+        ("HAS_ROW_SUMS", _) => key.program == Program::BackwardColumns,
+        (_, Some(Tensor::Residual)) => has_residual(key),
+        (_, Some(tensor)) => key.tensors.has(tensor),
+        (_, None) => return None,
+    })
 }
 
 /// What all programs begin with.
@@ -199,7 +192,7 @@ fn of_tensor(key: &KernelKey, used: &Use) -> String {
         Kind::Elements(dtype) => dtype,
         Kind::Statistic | Kind::Workspace => DType::F32,
     };
-    let number = used.tensor.number().to_string();
+    let number = (used.tensor as u32 + 1).to_string();
     let names = [
         ("TENSOR", used.tensor.name()),
         ("DTYPE", dtype.name()),
@@ -211,7 +204,7 @@ fn of_tensor(key: &KernelKey, used: &Use) -> String {
         "IS_STORED" => used.is_stored,
         // What another thread may be writing to next to it.
         "IS_ATOMIC" => used.is_written(key),
-        _ => conditions(key).contains(&(name, true)),
+        _ => answer(key, name) == Some(true),
     };
     fragments(key, used).into_iter().map(|part| substitute(&expand(part, &holds, &|_| 0..1), &names)).collect()
 }
@@ -263,7 +256,8 @@ fn moves_pairs(key: &KernelKey) -> bool {
 }
 
 const fn dtypes(key: &KernelKey) -> [DType; 3] {
-    [key.activation, key.weight, key.residual]
+    let DTypes { activation, weight, residual } = key.dtypes;
+    [activation, weight, residual]
 }
 
 const fn has_sums(program: Program) -> bool {
@@ -278,13 +272,13 @@ fn is_layer(key: &KernelKey) -> bool {
 }
 
 fn has_residual(key: &KernelKey) -> bool {
-    key.program.is_forward() && key.flags.residual
+    key.program.is_forward() && key.tensors.adds_residual()
 }
 
 /// Whether the residual stream is one of the program's matrices.
 fn has_stream(key: &KernelKey) -> bool {
     match key.program {
-        Program::Forward | Program::ForwardStreaming => key.flags.residual,
+        Program::Forward | Program::ForwardStreaming => key.tensors.adds_residual(),
         Program::Backward | Program::BackwardRowSums | Program::BackwardColumns => true,
         Program::ReducePartials | Program::Copy => false,
     }
@@ -292,7 +286,7 @@ fn has_stream(key: &KernelKey) -> bool {
 
 /// Gradients of parameters that the program has a part in.
 fn gradients(key: &KernelKey) -> u32 {
-    u32::from(key.flags.dweight) + u32::from(key.flags.dbias)
+    key.tensors.sums_over_rows() as u32
 }
 
 /// Whether the groups of a workgroup add up their gradients.

@@ -3,7 +3,7 @@
 //! `Unsupported` is an honest answer to a rare mix of dtypes or a way of summing gradients. It is none to "backward" or
 //! "bias": if no case with such a feature passed, the core profile is not passed either, whatever the other cases say.
 
-use rmsnorm_spec::{CastOrder, DType, GradReduction, Norm};
+use rmsnorm_spec::{CastOrder, DType, GradReduction, Norm, Tensor};
 
 use crate::case::{Case, Kind, Layout};
 use crate::report::Status;
@@ -20,16 +20,18 @@ const MANDATORY: [Feature; 24] = [
     ("layer norm", |case| case.norm == Norm::Layer),
     ("f32", |case| case.dtypes.activation == DType::F32),
     ("f16 or bf16", |case| case.dtypes.activation != DType::F32),
-    ("weight", |case| case.present.weight),
-    ("no weight", |case| !case.present.weight),
+    ("weight", |case| case.present.has(Tensor::Weight)),
+    ("no weight", |case| !case.present.has(Tensor::Weight)),
     ("weight_offset", |case| case.weight_offset != 0.0),
-    ("bias", |case| case.present.bias),
-    ("bias without weight", |case| case.present.bias && !case.present.weight),
-    ("residual and residual_out", |case| case.present.residual && case.present.residual_out),
-    ("dresidual_out", |case| case.present.dresidual_out),
-    ("dweight from partials", |case| case.present.dweight && case.grad_reduction == GradReduction::Partials),
-    ("dbias from partials", |case| case.present.dbias && case.grad_reduction == GradReduction::Partials),
-    ("a workspace of the caller", |case| case.present.workspace),
+    ("bias", |case| case.present.has(Tensor::Bias)),
+    ("bias without weight", |case| case.present.has(Tensor::Bias) && !case.present.has(Tensor::Weight)),
+    ("residual and residual_out", |case| case.present.has(Tensor::Residual) && case.present.has(Tensor::ResidualOut)),
+    ("dresidual_out", |case| case.present.has(Tensor::DresidualOut)),
+    ("dweight from partials", |case| {
+        case.present.has(Tensor::Dweight) && case.grad_reduction == GradReduction::Partials
+    }),
+    ("dbias from partials", |case| case.present.has(Tensor::Dbias) && case.grad_reduction == GradReduction::Partials),
+    ("a workspace of the caller", |case| case.present.has(Tensor::Workspace)),
     ("the cast order before_weight", |case| case.cast_order == CastOrder::BeforeWeight),
     ("row strides", |case| matches!(case.layout, Layout::Uniform { pad: 1.., .. } | Layout::Mixed(_))),
     ("misaligned tensors", |case| matches!(case.layout, Layout::Uniform { offset: 1.., .. } | Layout::Mixed(_))),

@@ -4,15 +4,14 @@
 //! to their storage dtype here; the reference, the bounds and the backend all see the rounded value.
 
 use rmsnorm_spec::reference::round_to;
-use rmsnorm_spec::{DType, Norm};
+use rmsnorm_spec::{DType, Norm, Tensor};
 
 use crate::case::{Case, Kind};
 use crate::judge::bounds::Mode;
-use crate::run::memory::Slot;
 
 /// 64 random bits for an element of a tensor: splitmix64, jumped to its position.
-pub(crate) fn draw(seed: u64, slot: Slot, index: usize) -> u64 {
-    let stream = splitmix(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ slot as u64);
+pub(crate) fn draw(seed: u64, tensor: Tensor, index: usize) -> u64 {
+    let stream = splitmix(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ tensor as u64);
     splitmix(stream.wrapping_add(index as u64))
 }
 
@@ -173,8 +172,8 @@ pub(crate) fn pick_rows<T: Copy>(matrix: &[T], rows: &[usize], cols: usize) -> V
 pub(crate) fn inputs(case: &Case) -> Inputs {
     let painter = Painter { case };
     let present = case.present;
-    let weight_dtype = case.dtypes.weight();
-    let x_dtype = Slot::X.dtype(case.kind.stage(), case.dtypes);
+    let weight_dtype = case.dtypes.weight;
+    let x_dtype = Tensor::X.dtype(case.kind.direction(), case.dtypes);
     let matrix = |value: &dyn Fn(usize, usize) -> f64, dtype| -> Vec<f64> {
         (0..case.rows * case.cols).map(|i| round_to(value(i / case.cols, i % case.cols), dtype)).collect()
     };
@@ -183,9 +182,10 @@ pub(crate) fn inputs(case: &Case) -> Inputs {
     };
 
     let x = matrix(&|row, col| painter.x(row, col), x_dtype);
-    let residual = present.residual.then(|| matrix(&|row, col| painter.residual(row, col), case.dtypes.residual()));
-    let weight = present.weight.then(|| vector(&|col| painter.weight(col)));
-    let bias = present.bias.then(|| vector(&|col| painter.bias(col)));
+    let residual =
+        present.has(Tensor::Residual).then(|| matrix(&|row, col| painter.residual(row, col), case.dtypes.residual));
+    let weight = present.has(Tensor::Weight).then(|| vector(&|col| painter.weight(col)));
+    let bias = present.has(Tensor::Bias).then(|| vector(&|col| painter.bias(col)));
     let dy = if case.kind.has_backward() {
         let h = |i: usize| x[i] + residual.as_ref().map_or(0.0, |residual| residual[i]);
         let weight = |col: usize| weight.as_ref().map_or(1.0, |w| w[col] + f64::from(case.weight_offset));
@@ -193,8 +193,9 @@ pub(crate) fn inputs(case: &Case) -> Inputs {
     } else {
         Vec::new()
     };
-    let dresidual_out =
-        present.dresidual_out.then(|| matrix(&|row, col| painter.dresidual_out(row, col), case.dtypes.residual()));
+    let dresidual_out = present
+        .has(Tensor::DresidualOut)
+        .then(|| matrix(&|row, col| painter.dresidual_out(row, col), case.dtypes.residual));
     Inputs { x, residual, weight, bias, dy, dresidual_out }
 }
 
@@ -204,8 +205,8 @@ struct Painter<'a> {
 }
 
 impl Painter<'_> {
-    fn bits(&self, slot: Slot, index: usize) -> u64 {
-        draw(u64::from(self.case.seed), slot, index)
+    fn bits(&self, tensor: Tensor, index: usize) -> u64 {
+        draw(u64::from(self.case.seed), tensor, index)
     }
 
     fn at(&self, row: usize, col: usize) -> usize {
@@ -213,18 +214,18 @@ impl Painter<'_> {
     }
 
     /// Standard normal, by Box and Muller.
-    fn normal(&self, slot: Slot, index: usize) -> f64 {
-        let radius = (-2.0 * uniform(self.bits(slot, 2 * index)).ln()).sqrt();
-        radius * (std::f64::consts::TAU * uniform(self.bits(slot, 2 * index + 1))).cos()
+    fn normal(&self, tensor: Tensor, index: usize) -> f64 {
+        let radius = (-2.0 * uniform(self.bits(tensor, 2 * index)).ln()).sqrt();
+        radius * (std::f64::consts::TAU * uniform(self.bits(tensor, 2 * index + 1))).cos()
     }
 
-    fn pick<const N: usize>(&self, slot: Slot, index: usize, choices: [f64; N]) -> f64 {
-        choices[(self.bits(slot, index) >> 32) as usize % N]
+    fn pick<const N: usize>(&self, tensor: Tensor, index: usize, choices: [f64; N]) -> f64 {
+        choices[(self.bits(tensor, index) >> 32) as usize % N]
     }
 
     fn x(&self, row: usize, col: usize) -> f64 {
         let (case, i) = (self.case, self.at(row, col));
-        let z = self.normal(Slot::X, i);
+        let z = self.normal(Tensor::X, i);
         let dtype = case.dtypes.activation;
         match case.family {
             Family::Randn | Family::CorrDy => z,
@@ -233,13 +234,13 @@ impl Painter<'_> {
             Family::Shifted => z + if dtype == DType::F32 { 300.0 } else { 16.0 },
             Family::ShiftedHi => z + by_dtype(dtype, 3000.0, 500.0, 64.0),
             Family::PosDy => z.abs() + 0.25,
-            Family::Loguni => z * (16.0 * uniform(self.bits(Slot::Workspace, i)) - 8.0).exp2(),
+            Family::Loguni => z * (16.0 * uniform(self.bits(Tensor::Workspace, i)) - 8.0).exp2(),
             Family::Outlier => {
                 let column = if col + 1 == case.cols { 40.0 } else { 1.0 };
                 let line = if row + 1 == case.rows { 3.0 } else { 1.0 };
                 z * column * line
             }
-            Family::Exact => self.pick(Slot::X, i, [-2.0, 2.0]),
+            Family::Exact => self.pick(Tensor::X, i, [-2.0, 2.0]),
             Family::Const => self.constant(),
             Family::Zeros => 0.0,
             Family::Mixed => match row % 5 {
@@ -260,7 +261,7 @@ impl Painter<'_> {
     fn constant(&self) -> f64 {
         let case = self.case;
         let is_given = case.kind == Kind::Backward && case.norm == Norm::Layer;
-        let is_wide = Slot::X.dtype(case.kind.stage(), case.dtypes) != DType::F16;
+        let is_wide = Tensor::X.dtype(case.kind.direction(), case.dtypes) != DType::F16;
         if is_given && is_wide { 124f64.exp2() } else { 3.140_625 }
     }
 
@@ -288,7 +289,7 @@ impl Painter<'_> {
     }
 
     fn residual(&self, row: usize, col: usize) -> f64 {
-        let z = self.normal(Slot::Residual, self.at(row, col));
+        let z = self.normal(Tensor::Residual, self.at(row, col));
         match self.case.family {
             Family::NearEps => z * f64::from(self.case.eps).sqrt(),
             // These families are about the exact values of h.
@@ -309,22 +310,22 @@ impl Painter<'_> {
     fn weight(&self, col: usize) -> f64 {
         let offset = f64::from(self.case.weight_offset);
         if self.case.family == Family::Exact {
-            return self.pick(Slot::Weight, col, [0.25, 0.5, 1.0, 2.0, 4.0]) - offset;
+            return self.pick(Tensor::Weight, col, [0.25, 0.5, 1.0, 2.0, 4.0]) - offset;
         }
         let center = if offset == 1.0 { 0.0 } else { 1.0 };
-        center + 0.3 * self.normal(Slot::Weight, col)
+        center + 0.3 * self.normal(Tensor::Weight, col)
     }
 
     fn bias(&self, col: usize) -> f64 {
         if self.case.family == Family::Exact {
-            return self.pick(Slot::Bias, col, [-4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0]);
+            return self.pick(Tensor::Bias, col, [-4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0]);
         }
-        0.5 * self.normal(Slot::Bias, col)
+        0.5 * self.normal(Tensor::Bias, col)
     }
 
     fn dy(&self, row: usize, col: usize, h: f64, weight: f64) -> f64 {
         let (case, i) = (self.case, self.at(row, col));
-        let z = self.normal(Slot::Dy, i);
+        let z = self.normal(Tensor::Dy, i);
         match case.family {
             Family::CorrDy => (h + 0.05 * z) / if weight.abs() < 0.05 { 0.05 } else { weight },
             Family::PosDy => z.abs() + 0.25,
@@ -333,7 +334,7 @@ impl Painter<'_> {
                 let line = if row + 1 == case.rows { 8.0 } else { 1.0 };
                 z * column * line
             }
-            Family::Exact => self.pick(Slot::Dy, i, [-1.0, 1.0, 2.0, -2.0]),
+            Family::Exact => self.pick(Tensor::Dy, i, [-1.0, 1.0, 2.0, -2.0]),
             Family::Const => 1.0,
             // Rows unlike those before them, by a step and by a cluster or two: whose sums are a row's, shows.
             Family::Mixed => z + (row % 7) as f64,
@@ -351,7 +352,7 @@ impl Painter<'_> {
     }
 
     fn dresidual_out(&self, row: usize, col: usize) -> f64 {
-        self.normal(Slot::DresidualOut, self.at(row, col))
+        self.normal(Tensor::DresidualOut, self.at(row, col))
     }
 }
 

@@ -3,10 +3,10 @@
 
 use std::collections::HashSet;
 
-use rmsnorm_spec::{CastOrder, DType, GradReduction, Norm, Present};
+use rmsnorm_spec::{CastOrder, DType, DTypes, GradReduction, Norm, Tensor, TensorSet};
 
 use crate::case::data::{Family, splitmix};
-use crate::case::{Case, Dtypes, Kind, Layout, Trial};
+use crate::case::{Case, Kind, Layout, Trial};
 
 /// How much is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,26 +74,36 @@ const OTHER_REDUCTIONS: [GradReduction; 3] =
     [GradReduction::Locks { groups: 1 }, GradReduction::Locks { groups: 4 }, GradReduction::Atomics];
 
 /// Every optional tensor; what a kind of call has no use for goes when its case is normalized.
-pub(crate) const ALL_PRESENT: Present = Present {
-    weight: true,
-    bias: true,
-    residual: true,
-    residual_out: true,
-    mean: true,
-    rstd: true,
-    dresidual_out: true,
-    dweight: true,
-    dbias: true,
-    workspace: true,
-};
+pub(crate) const ALL_PRESENT: TensorSet = TensorSet::of(&OPTIONAL);
+
+/// The optional tensors, in the order in which they are drawn.
+const OPTIONAL: [Tensor; 10] = [
+    Tensor::Weight,
+    Tensor::Bias,
+    Tensor::Residual,
+    Tensor::ResidualOut,
+    Tensor::Mean,
+    Tensor::Rstd,
+    Tensor::DresidualOut,
+    Tensor::Dweight,
+    Tensor::Dbias,
+    Tensor::Workspace,
+];
 
 /// A residual whose sum is not kept, and a bias.
-const SUM_NOT_KEPT: Present =
-    Present { residual: true, residual_out: false, bias: true, weight: true, rstd: true, mean: true, ..Present::NONE };
+const SUM_NOT_KEPT: TensorSet =
+    TensorSet::of(&[Tensor::Residual, Tensor::Bias, Tensor::Weight, Tensor::Rstd, Tensor::Mean]);
 
 /// The smallest call whose gradients of weight and bias can be judged.
-const GRADIENTS: Present =
-    Present { residual: false, residual_out: false, dresidual_out: false, workspace: false, ..ALL_PRESENT };
+const GRADIENTS: TensorSet =
+    TensorSet::of(&[Tensor::Weight, Tensor::Bias, Tensor::Mean, Tensor::Rstd, Tensor::Dweight, Tensor::Dbias]);
+
+/// A case of one dtype, and which of its tensors are to be f32 all the same.
+struct Drawn {
+    case: Case,
+    wide_weight: bool,
+    wide_residual: bool,
+}
 
 /// A sequence of choices.
 struct Dice {
@@ -119,15 +129,20 @@ impl Dice {
         self.case_of_size(size)
     }
 
-    fn case_of_size(&mut self, (rows, cols): (usize, usize)) -> Case {
+    fn case_of_size(&mut self, size: (usize, usize)) -> Case {
+        let Drawn { case, wide_weight, wide_residual } = self.draw(size);
+        Case { dtypes: case.dtypes.widened(wide_weight, wide_residual), ..case }
+    }
+
+    fn draw(&mut self, (rows, cols): (usize, usize)) -> Drawn {
         let (wide_weight, wide_residual) = (self.one_in(2), self.one_in(2));
-        Case {
+        let case = Case {
             trial: Trial::Bounds,
             kind: self.pick(&Kind::ALL),
             norm: self.pick(&Norm::ALL),
             rows,
             cols,
-            dtypes: Dtypes { activation: self.pick(&DType::ALL), wide_weight, wide_residual },
+            dtypes: DTypes::uniform(self.pick(&DType::ALL)),
             present: self.present(),
             weight_offset: self.pick(&WEIGHT_OFFSETS),
             cast_order: self.pick(&[CastOrder::AtStore, CastOrder::AtStore, CastOrder::BeforeWeight]),
@@ -136,7 +151,8 @@ impl Dice {
             layout: self.layout(cols),
             family: self.pick(&Family::ALL),
             seed: self.roll() as u32 % 1000,
-        }
+        };
+        Drawn { case, wide_weight, wide_residual }
     }
 
     fn size(&mut self, most_elements: usize) -> (usize, usize) {
@@ -148,19 +164,10 @@ impl Dice {
         }
     }
 
-    fn present(&mut self) -> Present {
-        Present {
-            weight: !self.one_in(4),
-            bias: self.one_in(2),
-            residual: self.one_in(2),
-            residual_out: self.one_in(2),
-            mean: self.one_in(2),
-            rstd: !self.one_in(4),
-            dresidual_out: self.one_in(2),
-            dweight: !self.one_in(4),
-            dbias: self.one_in(2),
-            workspace: self.one_in(2),
-        }
+    fn present(&mut self) -> TensorSet {
+        const USUAL: TensorSet = TensorSet::of(&[Tensor::Weight, Tensor::Rstd, Tensor::Dweight]);
+        let is_drawn = |tensor: &Tensor| if USUAL.has(*tensor) { !self.one_in(4) } else { self.one_in(2) };
+        OPTIONAL.into_iter().filter(is_drawn).collect()
     }
 
     fn layout(&mut self, cols: usize) -> Layout {
@@ -201,7 +208,7 @@ fn is_meaningful(case: &Case) -> bool {
     // The statistics of non-finite rows of a forward pass are no fair input of a backward pass.
     let tainted = case.family == Family::Nonfinite && case.kind == Kind::EndToEnd;
     // Constant x and dy are parallel, and nothing of dx is left but rounding errors, if no weight comes between.
-    let parallel = case.family == Family::Const && case.kind.has_backward() && !case.present.weight;
+    let parallel = case.family == Family::Const && case.kind.has_backward() && !case.present.has(Tensor::Weight);
     // Two large 16-bit values are often equal, and their mean's error is all that is left of them.
     let far = matches!(case.family, Family::Large | Family::Shifted | Family::ShiftedHi);
     // A single column's dx is eps / (x^2 + eps) of its terms.
@@ -232,10 +239,14 @@ fn smoke() -> Vec<Case> {
             // This kind has no case of that family; another shape of the most common family takes its place.
             let replaced = family == Family::Nonfinite && kind == Kind::EndToEnd;
             let family = if replaced { Family::Randn } else { family };
-            let drawn = std::iter::repeat_with(|| Case { kind, norm, family, ..dice.case(1 << 12) });
-            let good = drawn.filter(|case| case.rows > 1 && is_meaningful(case)).map(|case| {
-                let dtypes = Dtypes { activation: DType::ALL[(i + j) % 3], ..case.dtypes };
-                Case { dtypes, ..case }
+            let drawn = std::iter::repeat_with(|| {
+                let size = dice.size(1 << 12);
+                let drawn = dice.draw(size);
+                Drawn { case: Case { kind, norm, family, ..drawn.case }, ..drawn }
+            });
+            let good = drawn.filter(|Drawn { case, .. }| case.rows > 1 && is_meaningful(case)).map(|drawn| {
+                let dtypes = DTypes::uniform(DType::ALL[(i + j) % 3]);
+                Case { dtypes: dtypes.widened(drawn.wide_weight, drawn.wide_residual), ..drawn.case }
             });
             cases.extend(good.take(1));
         }
@@ -281,17 +292,28 @@ pub(crate) fn combinations_in_small() -> Vec<Case> {
     cases.into_iter().map(Case::normalized).collect()
 }
 
+/// The optional tensors, in the order in which [`every_presence`] counts through their sets.
+const EVERY_ORDER: [Tensor; 10] = [
+    Tensor::Weight,
+    Tensor::Bias,
+    Tensor::Mean,
+    Tensor::Rstd,
+    Tensor::DresidualOut,
+    Tensor::Residual,
+    Tensor::ResidualOut,
+    Tensor::Dweight,
+    Tensor::Dbias,
+    Tensor::Workspace,
+];
+
 /// Every set of optional tensors that a call may have. The offset, the order of roundings and the layout change from
 /// case to case, and the dtype from this one on.
 fn every_presence(first: DType) -> Vec<Case> {
     let mut cases: Vec<Case> = Vec::new();
     for (kind, norm) in kinds_and_norms().filter(|(kind, _)| *kind != Kind::EndToEnd) {
         let all = (0u32..1 << 10).map(|bits| {
-            let has = |bit: u32| bits >> bit & 1 == 1;
-            let (weight, bias, mean, rstd, dresidual_out) = (has(0), has(1), has(2), has(3), has(4));
-            let (residual, residual_out, dweight, dbias, workspace) = (has(5), has(6), has(7), has(8), has(9));
-            let present =
-                Present { weight, bias, residual, residual_out, mean, rstd, dresidual_out, dweight, dbias, workspace };
+            let has = |(bit, _): &(usize, Tensor)| bits >> bit & 1 == 1;
+            let present = EVERY_ORDER.into_iter().enumerate().filter(has).map(|(_, tensor)| tensor).collect();
             Case { present, ..Case::plain(kind, norm, DType::F32, 3, 37) }.normalized()
         });
         let mut seen = HashSet::new();
@@ -304,7 +326,7 @@ fn every_presence(first: DType) -> Vec<Case> {
         let cols = dice.pick(&[37, 40, 44, 131]);
         Case {
             cols,
-            dtypes: Dtypes::uniform(dtype),
+            dtypes: DTypes::uniform(dtype),
             weight_offset: dice.pick(&WEIGHT_OFFSETS),
             cast_order: dice.pick(&[CastOrder::AtStore, CastOrder::BeforeWeight]),
             layout: dice.layout(cols),
@@ -321,7 +343,7 @@ fn every_mix(shapes: &[(usize, usize)]) -> Vec<Case> {
         for &(rows, cols) in shapes {
             for activation in DType::ALL {
                 for wide in 0..if activation == DType::F32 { 1 } else { 4 } {
-                    let dtypes = Dtypes { activation, wide_weight: wide & 1 == 1, wide_residual: wide & 2 == 2 };
+                    let dtypes = DTypes::uniform(activation).widened(wide & 1 == 1, wide & 2 == 2);
                     let layout = Layout::Mixed(cases.len() as u32);
                     let plain = Case::plain(kind, norm, activation, rows, cols);
                     cases.push(Case { dtypes, present: ALL_PRESENT, weight_offset: 0.3, layout, ..plain });
@@ -346,7 +368,7 @@ fn second_steps() -> Vec<Case> {
         // A thread with two rows at once has the second only where there are more rows than workgroups; the fewer sums over
         // rows it has, the more lengths it does so at.
         let (rows, cols) = if norm == Norm::Rms { (2100, 1536) } else { (700, 8192) };
-        let present = Present { dbias: norm == Norm::Layer, ..GRADIENTS };
+        let present = GRADIENTS.set(Tensor::Dbias, norm == Norm::Layer);
         let plain = Case::plain(Kind::Backward, norm, DType::Bf16, rows, cols);
         cases.push(Case { present, family: Family::Mixed, ..plain });
         for present in [SUM_NOT_KEPT, ALL_PRESENT] {
@@ -441,14 +463,15 @@ fn axes(case: &Case) -> [u8; 11] {
     [
         case.kind as u8,
         case.norm as u8,
-        4 * dtypes.activation as u8 + flags(&[dtypes.wide_weight, dtypes.wide_residual]),
+        4 * dtypes.activation as u8
+            + flags(&[dtypes.weight != dtypes.activation, dtypes.residual != dtypes.activation]),
         case.family as u8,
         EPS.iter().position(|&eps| eps == case.eps).unwrap_or(EPS.len()) as u8,
-        flags(&[present.weight, present.bias]),
+        flags(&[present.has(Tensor::Weight), present.has(Tensor::Bias)]),
         2 * WEIGHT_OFFSETS.iter().position(|&known| known == case.weight_offset).unwrap_or(WEIGHT_OFFSETS.len()) as u8
             + flags(&[case.cast_order == CastOrder::BeforeWeight]),
-        flags(&[present.residual, present.residual_out, present.dresidual_out]),
-        flags(&[present.dweight, present.dbias, present.workspace]),
+        flags(&[present.has(Tensor::Residual), present.has(Tensor::ResidualOut), present.has(Tensor::DresidualOut)]),
+        flags(&[present.has(Tensor::Dweight), present.has(Tensor::Dbias), present.has(Tensor::Workspace)]),
         pad as u8,
         offset as u8,
     ]
@@ -491,11 +514,11 @@ fn extremes(kind: Kind, norm: Norm) -> Vec<Case> {
     }
     for dtype in [DType::F16, DType::Bf16] {
         for (wide_weight, wide_residual) in [(false, true), (true, false), (true, true)] {
-            cases.push(Case { dtypes: Dtypes { activation: dtype, wide_weight, wide_residual }, ..middle(0) });
+            cases.push(Case { dtypes: DTypes::uniform(dtype).widened(wide_weight, wide_residual), ..middle(0) });
         }
     }
     cases.extend((0..3).map(|i| Case { cast_order: CastOrder::BeforeWeight, ..middle(i) }));
-    cases.extend((0..3).map(|i| Case { present: Present::default(), ..middle(i) }));
+    cases.extend((0..3).map(|i| Case { present: TensorSet::NONE, ..middle(i) }));
     cases
 }
 
@@ -509,7 +532,7 @@ fn reductions(shapes: &[(usize, usize)]) -> Vec<Case> {
                 for grad_reduction in OTHER_REDUCTIONS {
                     let draw = || {
                         let case = dice.case_of_size(shape);
-                        let present = Present { dweight: true, ..case.present };
+                        let present = case.present.with(Tensor::Dweight);
                         Case { kind, norm, grad_reduction, present, ..case }
                     };
                     cases.extend(std::iter::repeat_with(draw).find(is_meaningful));
@@ -526,7 +549,7 @@ fn beyond_caches() -> Vec<Case> {
     let case = |(i, (kind, norm)): (usize, (Kind, Norm))| {
         // Changes places from kind to kind, so that each norm and each layout has both halves.
         let has_all = (i + i / 2) % 2 == 1;
-        let dtypes = Dtypes { wide_residual: has_all, ..Dtypes::uniform(DType::ALL[i / 2 % 3]) };
+        let dtypes = DTypes::uniform(DType::ALL[i / 2 % 3]).widened(false, has_all);
         Case {
             present: if has_all { ALL_PRESENT } else { GRADIENTS },
             dtypes,
@@ -599,7 +622,7 @@ pub(crate) fn far_apart() -> Vec<Case> {
     for (i, (kind, norm)) in kinds_and_norms().enumerate() {
         for (j, (rows, stride)) in [(2, (1 << 32) + 37), (3, (1 << 31) + 1029)].into_iter().enumerate() {
             let activation = if (i + j) % 2 == 0 { DType::Bf16 } else { DType::F16 };
-            let dtypes = Dtypes { activation, wide_weight: true, wide_residual: j == 1 };
+            let dtypes = DTypes::uniform(activation).widened(true, j == 1);
             let plain = Case::plain(kind, norm, activation, rows, 45);
             cases.push(Case { dtypes, present: ALL_PRESENT, layout: Layout::Far(stride), ..plain });
         }

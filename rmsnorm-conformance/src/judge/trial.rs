@@ -6,7 +6,7 @@
 
 use rmsnorm_spec::depth::{policy_depth_cols, policy_depth_rows};
 use rmsnorm_spec::reference::{self, BackwardInputs, BackwardOutputs, ForwardInputs, ForwardOutputs, round_to};
-use rmsnorm_spec::{CastOrder, DType, Element, GradReduction, Norm, bf16, f16};
+use rmsnorm_spec::{CastOrder, DType, Element, GradReduction, Norm, Tensor, bf16, f16};
 
 use crate::case::Case;
 use crate::case::data::Inputs;
@@ -14,7 +14,7 @@ use crate::judge::bounds::{self, ForwardBounds, Model, Statistics};
 use crate::judge::{self, BeforeWeight, Verdict};
 use crate::report::{CaseReport, Check, Finding, OutputReport, Status};
 use crate::run::calls::{Context, Saved, Scenario, may_vary};
-use crate::run::memory::{Bits, Outputs, Poison, Slot};
+use crate::run::memory::{Bits, Outputs, Poison};
 use crate::{Arithmetic, NonFinite};
 
 /// Runs a case and judges it. The digest of its outputs and the reports of judged ones are added to `report`, whatever
@@ -50,7 +50,7 @@ fn run_and_judge(
 ) -> Result<(), Status> {
     let scenario = Scenario::new(case);
     let stored = scenario.run_from_both_poisons(context)?;
-    *digest = Some(stored.digest(|slot| !may_vary(case, slot)));
+    *digest = Some(stored.digest(|tensor| !may_vary(case, tensor)));
     let trial = BoundsTrial { context, case, inputs: &scenario.inputs };
     let truth = if case.kind.has_forward() { Some(trial.forward_truth(&stored)?) } else { None };
     if let Some(truth) = &truth {
@@ -94,10 +94,10 @@ impl Judged<'_> {
     }
 
     /// Judges an output of which each part has `width` elements.
-    fn judge(&mut self, slot: Slot, got: Option<&Bits>, reference: &[f64], error: &[f64], due: (&[Due], usize)) {
+    fn judge(&mut self, tensor: Tensor, got: Option<&Bits>, reference: &[f64], error: &[f64], due: (&[Due], usize)) {
         let Some(got) = got else { return };
         let (parts, width) = due;
-        self.require_nan(slot, got, reference, due);
+        self.require_nan(tensor, got, reference, due);
         let arithmetic = self.arithmetic;
         let kept = kept_elements(parts, width);
         let verdict = match &kept {
@@ -107,12 +107,12 @@ impl Judged<'_> {
                 judge_bits(&got, &select(kept, reference), &select(kept, error), arithmetic)
             }
         };
-        self.add(slot, got.dtype, verdict, kept.as_deref());
+        self.add(tensor, got.dtype, verdict, kept.as_deref());
     }
 
     /// Judges y where x_hat is rounded before it meets the weight.
     fn judge_before_weight(&mut self, got: &Bits, elements: &[BeforeWeight], reference: &[f64], due: (&[Due], usize)) {
-        self.require_nan(Slot::Y, got, reference, due);
+        self.require_nan(Tensor::Y, got, reference, due);
         let kept = kept_elements(due.0, due.1).unwrap_or_else(|| (0..elements.len()).collect());
         let bits = Bits { dtype: got.dtype, bits: select(&kept, &got.bits) };
         let elements = select(&kept, elements);
@@ -121,34 +121,34 @@ impl Judged<'_> {
             DType::F16 => judge::judge_before_weight(&bits.elements::<f16>(), &elements, self.arithmetic),
             DType::Bf16 => judge::judge_before_weight(&bits.elements::<bf16>(), &elements, self.arithmetic),
         };
-        self.add(Slot::Y, got.dtype, verdict, Some(&kept));
+        self.add(Tensor::Y, got.dtype, verdict, Some(&kept));
     }
 
-    fn require_nan(&mut self, slot: Slot, got: &Bits, reference: &[f64], due: (&[Due], usize)) {
+    fn require_nan(&mut self, tensor: Tensor, got: &Bits, reference: &[f64], due: (&[Due], usize)) {
         let (parts, width) = due;
         let swallowed = |&i: &usize| parts[i / width] == Due::Nan && reference[i].is_nan() && !got.value(i).is_nan();
         if self.finding.is_none()
             && let Some(index) = (0..reference.len()).find(swallowed)
         {
             let detail = format!("element {index} must be NaN, got {:e}", got.value(index));
-            self.finding = Some(Finding { check: Check::NonFinite, output: slot.name(), detail });
+            self.finding = Some(Finding { check: Check::NonFinite, output: tensor.name(), detail });
         }
     }
 
     /// `kept` maps an index of the judged elements to one of the tensor.
-    fn add(&mut self, slot: Slot, dtype: DType, mut verdict: Verdict, kept: Option<&[usize]>) {
+    fn add(&mut self, tensor: Tensor, dtype: DType, mut verdict: Verdict, kept: Option<&[usize]>) {
         if let (Some(worst), Some(kept)) = (&mut verdict.worst, kept) {
             worst.index = kept.get(worst.index).copied().unwrap_or(worst.index);
         }
         if verdict.failures > 0 && self.finding.is_none() {
             let worst = verdict.worst.as_ref().map(describe).unwrap_or_default();
             let detail = format!("{} of {} elements outside; {worst}", verdict.failures, verdict.checked);
-            self.finding = Some(Finding { check: Check::Bounds, output: slot.name(), detail });
+            self.finding = Some(Finding { check: Check::Bounds, output: tensor.name(), detail });
         }
         if verdict.vacuous && self.vacuous.is_none() {
-            self.vacuous = Some(slot.name());
+            self.vacuous = Some(tensor.name());
         }
-        self.reports.push(OutputReport { output: slot.name(), dtype, verdict });
+        self.reports.push(OutputReport { output: tensor.name(), dtype, verdict });
     }
 }
 
@@ -208,7 +208,7 @@ impl BoundsTrial<'_> {
 
     /// The dtype in which h is stored, or would be.
     fn h_dtype(&self) -> DType {
-        if self.case.present.residual { self.case.dtypes.residual() } else { self.case.dtypes.activation }
+        if self.case.present.has(Tensor::Residual) { self.case.dtypes.residual } else { self.case.dtypes.activation }
     }
 
     fn forward_truth(&self, stored: &Outputs) -> Result<ForwardTruth, Status> {
@@ -218,9 +218,7 @@ impl BoundsTrial<'_> {
         let observed = self.observed_h(stored)?;
         let given = match (&observed, &inputs.residual) {
             (Some(h), _) => ForwardInputs { x: h, residual: None, weight, bias },
-            (None, Some(r)) => {
-                ForwardInputs { x: &inputs.x, residual: Some((r, case.dtypes.residual())), weight, bias }
-            }
+            (None, Some(r)) => ForwardInputs { x: &inputs.x, residual: Some((r, case.dtypes.residual)), weight, bias },
             (None, None) => ForwardInputs { x: &inputs.x, residual: None, weight, bias },
         };
         let spec = case.spec();
@@ -234,16 +232,16 @@ impl BoundsTrial<'_> {
     /// from the one that the backend stored; from a second call if this one does not store it.
     fn observed_h(&self, stored: &Outputs) -> Result<Option<Vec<f64>>, Status> {
         let case = self.case;
-        if !case.present.residual || self.context.arithmetic.adds_to_nearest() {
+        if !case.present.has(Tensor::Residual) || self.context.arithmetic.adds_to_nearest() {
             return Ok(None);
         }
-        if let Some(h) = stored.get(Slot::ResidualOut) {
+        if let Some(h) = stored.get(Tensor::ResidualOut) {
             return Ok(Some(h.values()));
         }
         let mut with_h = *case;
-        with_h.present.residual_out = true;
+        with_h.present = with_h.present.with(Tensor::ResidualOut);
         let stored = self.context.forward(&with_h, self.inputs, Poison::Nan)?;
-        Ok(stored.get(Slot::ResidualOut).map(Bits::values))
+        Ok(stored.get(Tensor::ResidualOut).map(Bits::values))
     }
 
     fn forward_due(&self, outputs: &ForwardOutputs, row: usize) -> Due {
@@ -275,15 +273,15 @@ impl BoundsTrial<'_> {
             let dtype = self.h_dtype();
             let nearest: Vec<f64> = sums.iter().map(|&sum| round_to(sum, dtype)).collect();
             let reference = if judged.arithmetic.adds_to_nearest() { &nearest } else { sums };
-            judged.judge(Slot::ResidualOut, stored.get(Slot::ResidualOut), reference, &error, (due, cols));
+            judged.judge(Tensor::ResidualOut, stored.get(Tensor::ResidualOut), reference, &error, (due, cols));
         }
         if self.case.norm == Norm::Layer {
-            judged.judge(Slot::Mean, stored.get(Slot::Mean), &outputs.mean, &bounds.mean, (due, 1));
+            judged.judge(Tensor::Mean, stored.get(Tensor::Mean), &outputs.mean, &bounds.mean, (due, 1));
         }
-        judged.judge(Slot::Rstd, stored.get(Slot::Rstd), &outputs.rstd, &bounds.rstd, (due, 1));
-        let y = stored.get(Slot::Y);
+        judged.judge(Tensor::Rstd, stored.get(Tensor::Rstd), &outputs.rstd, &bounds.rstd, (due, 1));
+        let y = stored.get(Tensor::Y);
         match (self.case.cast_order, y) {
-            (CastOrder::AtStore, y) => judged.judge(Slot::Y, y, &outputs.y, &bounds.y, (due, cols)),
+            (CastOrder::AtStore, y) => judged.judge(Tensor::Y, y, &outputs.y, &bounds.y, (due, cols)),
             (CastOrder::BeforeWeight, None) => {}
             (CastOrder::BeforeWeight, Some(y)) => {
                 judged.judge_before_weight(y, &self.before_weight(truth), &outputs.y, (due, cols));
@@ -322,10 +320,10 @@ impl BoundsTrial<'_> {
         let bounds = bounds::backward(&case.spec(), &given, &outputs, statistics, model);
 
         let due: Vec<Due> = (0..case.rows).map(|row| self.backward_due(&given, row)).collect();
-        judged.judge(Slot::Dx, stored.get(Slot::Dx), &outputs.dx, &bounds.dx, (&due, case.cols));
+        judged.judge(Tensor::Dx, stored.get(Tensor::Dx), &outputs.dx, &bounds.dx, (&due, case.cols));
         let due = columns_due(&outputs, &due, judged.arithmetic);
-        judged.judge(Slot::Dweight, stored.get(Slot::Dweight), &outputs.dweight, &bounds.dweight, (&due.0, 1));
-        judged.judge(Slot::Dbias, stored.get(Slot::Dbias), &outputs.dbias, &bounds.dbias, (&due.1, 1));
+        judged.judge(Tensor::Dweight, stored.get(Tensor::Dweight), &outputs.dweight, &bounds.dweight, (&due.0, 1));
+        judged.judge(Tensor::Dbias, stored.get(Tensor::Dbias), &outputs.dbias, &bounds.dbias, (&due.1, 1));
     }
 
     fn backward_due(&self, given: &BackwardInputs<'_>, row: usize) -> Due {
@@ -392,13 +390,13 @@ mod tests {
     fn case_with_a_bound_that_proves_nothing_is_vacuous() {
         let (mut reports, got) = (Vec::new(), Bits { dtype: DType::F32, bits: vec![1f32.to_bits(); 2] });
         let mut case = judged(&mut reports);
-        case.judge(Slot::Y, Some(&got), &[1.0, 1.0], &[f64::INFINITY, 0.0], (&[Due::Interval], 2));
+        case.judge(Tensor::Y, Some(&got), &[1.0, 1.0], &[f64::INFINITY, 0.0], (&[Due::Interval], 2));
         assert_eq!(case.status(), Status::Vacuous("y"));
         let mut case = judged(&mut reports);
-        case.judge(Slot::Y, Some(&got), &[1.0, 1.0], &[0.0, 0.0], (&[Due::Interval], 2));
+        case.judge(Tensor::Y, Some(&got), &[1.0, 1.0], &[0.0, 0.0], (&[Due::Interval], 2));
         assert_eq!(case.status(), Status::Pass);
         let mut case = judged(&mut reports);
-        case.judge(Slot::Y, Some(&got), &[1.0, 2.0], &[f64::INFINITY, 0.0], (&[Due::Interval], 2));
+        case.judge(Tensor::Y, Some(&got), &[1.0, 2.0], &[f64::INFINITY, 0.0], (&[Due::Interval], 2));
         assert!(matches!(case.status(), Status::Fail(_)), "a failure weighs more");
     }
 
@@ -455,13 +453,13 @@ mod tests {
     #[test]
     fn dbias_is_held_to_its_own_bound() {
         let device = crate::selftest::faulty::Faulty::new(|_, _, call| {
-            for dbias in call.get_mut(Slot::Dbias).into_iter() {
+            for dbias in call.get_mut(Tensor::Dbias).into_iter() {
                 let first = dbias.view.start;
                 dbias.after[first] = (f32::from_bits(dbias.after[first]) * (1.0 + 2e-6)).to_bits();
             }
         });
         let mut case = Case::plain(Kind::Backward, Norm::Rms, DType::F32, 3, 4);
-        (case.present.dweight, case.present.dbias) = (true, true);
+        case.present = case.present.with(Tensor::Dweight).with(Tensor::Dbias);
         let status = run(device.context(), &case.normalized(), &mut CaseReport::new(String::new()));
         assert!(matches!(&status, Status::Fail(finding) if finding.output == "dbias"), "{status:?}");
     }

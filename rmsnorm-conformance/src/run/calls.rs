@@ -2,14 +2,14 @@
 //! memory around the tensors, and independence from what the outputs held before.
 
 use rmsnorm_spec::reference::{self, ForwardInputs, round_to};
-use rmsnorm_spec::{DType, Error, GradReduction, Present, Problem, Stage};
+use rmsnorm_spec::{DType, Error, GradReduction, Problem, Tensor, TensorSet};
 
 use crate::Arithmetic;
 use crate::case::data::{self, Inputs, pick_rows};
 use crate::case::{Case, Kind};
 use crate::report::{Check, Finding, Status};
-use crate::run::device::{CallDtypes, Device, TransferError};
-use crate::run::memory::{Access, Bits, Call, Fill, Guarded, Outputs, Placement, Poison, Slot, poison_difference};
+use crate::run::device::{Device, TransferError};
+use crate::run::memory::{Access, Bits, Call, Fill, Guarded, Outputs, Placement, Poison, poison_difference};
 
 /// What every trial needs: the backend, and its claims, read once.
 #[derive(Clone, Copy)]
@@ -78,7 +78,7 @@ impl Scenario {
     /// end-to-end case the second run starts over too, so its backward pass gets what its own forward pass stored.
     pub fn run_from_both_poisons(&self, context: Context<'_>) -> Result<Outputs, Status> {
         let (nan, huge) = (self.run(context, Poison::Nan)?, self.run(context, Poison::Huge)?);
-        match poison_difference(&nan, &huge, |slot| may_vary(&self.case, slot)) {
+        match poison_difference(&nan, &huge, |name| may_vary(&self.case, name)) {
             Some(finding) => Err(Status::Fail(finding)),
             None => Ok(nan),
         }
@@ -86,11 +86,11 @@ impl Scenario {
 
     /// What the backward pass got, where the forward pass stored this.
     pub fn saved_by(&self, stored: &Outputs) -> Saved {
-        let values = |slot| stored.get(slot).map(Bits::values);
+        let values = |name| stored.get(name).map(Bits::values);
         self.saved.clone().unwrap_or_else(|| Saved {
-            x: values(Slot::ResidualOut).unwrap_or_else(|| self.inputs.x.clone()),
-            mean: values(Slot::Mean).unwrap_or_else(|| vec![0.0; self.case.rows]),
-            rstd: values(Slot::Rstd).unwrap_or_default(),
+            x: values(Tensor::ResidualOut).unwrap_or_else(|| self.inputs.x.clone()),
+            mean: values(Tensor::Mean).unwrap_or_else(|| vec![0.0; self.case.rows]),
+            rstd: values(Tensor::Rstd).unwrap_or_default(),
         })
     }
 }
@@ -111,107 +111,102 @@ struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    fn new(case: &'a Case, stage: Stage, poison: Poison) -> Self {
-        Builder { case, poison, call: Call { stage, tensors: Vec::new() } }
+    fn new(case: &'a Case, kind: Kind, poison: Poison) -> Self {
+        Builder { case, poison, call: Call { kind, tensors: Vec::new() } }
     }
 
-    fn push(&mut self, slot: Slot, access: Access, shape: (usize, usize), place: Placement, fill: &Fill<'_>) {
-        let tensor = (slot, slot.dtype(self.call.stage, self.case.dtypes), access);
+    fn push(&mut self, name: Tensor, access: Access, shape: (usize, usize), place: Placement, fill: &Fill<'_>) {
+        let tensor = (name, name.dtype(self.call.kind.direction(), self.case.dtypes), access);
         self.call.tensors.push(Guarded::new(tensor, shape, place, fill, self.case.seed));
     }
 
-    fn matrix(&mut self, slot: Slot, access: Access, fill: &Fill<'_>) {
-        let place = self.case.layout.placement(slot, self.case.cols);
-        self.push(slot, access, (self.case.rows, self.case.cols), place, fill);
+    fn matrix(&mut self, name: Tensor, access: Access, fill: &Fill<'_>) {
+        let place = self.case.layout.placement(name, self.case.cols);
+        self.push(name, access, (self.case.rows, self.case.cols), place, fill);
     }
 
-    fn vector(&mut self, slot: Slot, access: Access, len: usize, fill: &Fill<'_>) {
-        let place = self.case.layout.placement(slot, self.case.cols);
-        self.push(slot, access, (1, len), Placement { pad: 0, apart: 0, reaches_stride: false, ..place }, fill);
+    fn vector(&mut self, name: Tensor, access: Access, len: usize, fill: &Fill<'_>) {
+        let place = self.case.layout.placement(name, self.case.cols);
+        self.push(name, access, (1, len), Placement { pad: 0, apart: 0, reaches_stride: false, ..place }, fill);
     }
 
-    fn input_rows(&mut self, slot: Slot, values: Option<&[f64]>) {
+    fn input_rows(&mut self, name: Tensor, values: Option<&[f64]>) {
         if let Some(values) = values {
-            self.matrix(slot, Access::Read, &Fill::Values(values));
+            self.matrix(name, Access::Read, &Fill::Values(values));
         }
     }
 
-    fn input(&mut self, slot: Slot, values: Option<&[f64]>) {
+    fn input(&mut self, name: Tensor, values: Option<&[f64]>) {
         if let Some(values) = values {
-            self.vector(slot, Access::Read, values.len(), &Fill::Values(values));
+            self.vector(name, Access::Read, values.len(), &Fill::Values(values));
         }
     }
 
-    fn output_rows(&mut self, slot: Slot, wanted: bool) {
+    fn output_rows(&mut self, name: Tensor, wanted: bool) {
         if wanted {
-            self.matrix(slot, Access::Write, &Fill::Poison(self.poison));
+            self.matrix(name, Access::Write, &Fill::Poison(self.poison));
         }
     }
 
-    fn output(&mut self, slot: Slot, len: usize, wanted: bool) {
+    fn output(&mut self, name: Tensor, len: usize, wanted: bool) {
         if wanted {
-            self.vector(slot, Access::Write, len, &Fill::Poison(self.poison));
+            self.vector(name, Access::Write, len, &Fill::Poison(self.poison));
         }
     }
 }
 
 /// The forward call of a case, in the form that its kind asks for.
 pub(crate) fn forward_call(case: &Case, inputs: &Inputs, poison: Poison) -> Call {
-    let stage = case.kind.stage();
-    let mut builder = Builder::new(case, stage, poison);
-    if stage == Stage::ForwardInPlace {
-        builder.matrix(Slot::X, Access::Overwrite, &Fill::Values(&inputs.x));
+    let kind = if case.kind == Kind::ForwardInPlace { case.kind } else { Kind::Forward };
+    let mut builder = Builder::new(case, kind, poison);
+    if kind == Kind::ForwardInPlace {
+        builder.matrix(Tensor::X, Access::Overwrite, &Fill::Values(&inputs.x));
         if let Some(residual) = &inputs.residual {
-            builder.matrix(Slot::Residual, Access::Overwrite, &Fill::Values(residual));
+            builder.matrix(Tensor::Residual, Access::Overwrite, &Fill::Values(residual));
         }
     } else {
-        builder.input_rows(Slot::X, Some(&inputs.x));
-        builder.input_rows(Slot::Residual, inputs.residual.as_deref());
-        builder.output_rows(Slot::ResidualOut, case.present.residual_out);
-        builder.output_rows(Slot::Y, true);
+        builder.input_rows(Tensor::X, Some(&inputs.x));
+        builder.input_rows(Tensor::Residual, inputs.residual.as_deref());
+        builder.output_rows(Tensor::ResidualOut, case.present.has(Tensor::ResidualOut));
+        builder.output_rows(Tensor::Y, true);
     }
-    builder.input(Slot::Weight, inputs.weight.as_deref());
-    builder.input(Slot::Bias, inputs.bias.as_deref());
-    builder.output(Slot::Mean, case.rows, case.present.mean);
-    builder.output(Slot::Rstd, case.rows, case.present.rstd);
+    builder.input(Tensor::Weight, inputs.weight.as_deref());
+    builder.input(Tensor::Bias, inputs.bias.as_deref());
+    builder.output(Tensor::Mean, case.rows, case.present.has(Tensor::Mean));
+    builder.output(Tensor::Rstd, case.rows, case.present.has(Tensor::Rstd));
     builder.call
 }
 
 /// The backward call of a case, for what its forward pass saved.
 pub(crate) fn backward_call(device: &dyn Device, case: &Case, inputs: &Inputs, saved: &Saved, poison: Poison) -> Call {
     let present = case.present;
-    let mut builder = Builder::new(case, Stage::Backward, poison);
-    builder.input_rows(Slot::Dy, Some(&inputs.dy));
-    builder.input_rows(Slot::X, Some(&saved.x));
-    builder.input(Slot::Weight, inputs.weight.as_deref());
-    builder.input(Slot::Mean, present.mean.then_some(&saved.mean));
-    builder.input(Slot::Rstd, Some(&saved.rstd));
-    builder.input_rows(Slot::DresidualOut, inputs.dresidual_out.as_deref());
-    builder.output_rows(Slot::Dx, true);
-    builder.output(Slot::Dweight, case.cols, present.dweight);
-    builder.output(Slot::Dbias, case.cols, present.dbias);
-    if present.workspace {
+    let mut builder = Builder::new(case, Kind::Backward, poison);
+    builder.input_rows(Tensor::Dy, Some(&inputs.dy));
+    builder.input_rows(Tensor::X, Some(&saved.x));
+    builder.input(Tensor::Weight, inputs.weight.as_deref());
+    builder.input(Tensor::Mean, present.has(Tensor::Mean).then_some(&saved.mean));
+    builder.input(Tensor::Rstd, Some(&saved.rstd));
+    builder.input_rows(Tensor::DresidualOut, inputs.dresidual_out.as_deref());
+    builder.output_rows(Tensor::Dx, true);
+    builder.output(Tensor::Dweight, case.cols, present.has(Tensor::Dweight));
+    builder.output(Tensor::Dbias, case.cols, present.has(Tensor::Dbias));
+    if present.has(Tensor::Workspace) {
         let len = device.workspace_elements(&backward_problem(case));
-        builder.vector(Slot::Workspace, Access::Scratch, len, &Fill::Poison(poison));
+        builder.vector(Tensor::Workspace, Access::Scratch, len, &Fill::Poison(poison));
     }
     builder.call
 }
 
 /// The problem of a case's backward call.
 pub(crate) fn backward_problem(case: &Case) -> Problem {
-    let present = Present { bias: false, residual: false, residual_out: false, ..case.present };
+    let given = [Tensor::Weight, Tensor::DresidualOut, Tensor::Dweight, Tensor::Dbias, Tensor::Workspace];
+    let given: Vec<Tensor> = case.present.intersection(TensorSet::of(&given)).iter().collect();
     Problem {
-        stage: Stage::Backward,
-        norm: case.norm,
-        rows: case.rows,
-        cols: case.cols,
-        activation: case.dtypes.activation,
-        weight: case.dtypes.weight(),
-        residual: case.dtypes.residual(),
+        dtypes: case.dtypes,
         has_weight_offset: case.weight_offset != 0.0,
         cast_order: case.cast_order,
         grad_reduction: case.grad_reduction,
-        present,
+        ..Problem::backward(case.norm, case.rows, case.cols, case.dtypes.activation, &given)
     }
 }
 
@@ -227,13 +222,13 @@ impl Context<'_> {
     }
 
     fn make(&self, case: &Case, reduction: GradReduction, mut call: Call) -> Result<Outputs, Status> {
-        let answer = self.device.make(&case.spec(), CallDtypes::Valid(case.dtypes), reduction, &mut call);
+        let answer = self.device.make(&case.spec(), case.dtypes, reduction, &mut call);
         match answer {
             Err(TransferError(error)) => return Err(Status::Skipped(error.to_string())),
             Ok(Err(Error::Unsupported { rule })) => return Err(Status::Unsupported(rule)),
             Ok(Err(error)) => {
                 let detail = format!("the call was refused: {error}");
-                return Err(Status::Fail(Finding { check: Check::Error, output: call.stage.name(), detail }));
+                return Err(Status::Fail(Finding { check: Check::Error, output: call.kind.name(), detail }));
             }
             Ok(Ok(())) => {}
         }
@@ -245,6 +240,6 @@ impl Context<'_> {
 }
 
 /// Whether the bits of that output may differ between two equal calls.
-pub(crate) fn may_vary(case: &Case, slot: Slot) -> bool {
-    case.gradients_may_vary() && matches!(slot, Slot::Dweight | Slot::Dbias)
+pub(crate) fn may_vary(case: &Case, name: Tensor) -> bool {
+    case.gradients_may_vary() && matches!(name, Tensor::Dweight | Tensor::Dbias)
 }

@@ -1,13 +1,13 @@
 //! Trials that need no reference, only a second call: repetition, batch invariance and metamorphic relations.
 
-use rmsnorm_spec::DType;
+use rmsnorm_spec::{DType, Tensor};
 
 use crate::Arithmetic;
 use crate::case::Case;
 use crate::case::data;
 use crate::report::{Check, Finding, Status};
 use crate::run::calls::{Context, Scenario, may_vary};
-use crate::run::memory::{Bits, Outputs, Poison, Slot};
+use crate::run::memory::{Bits, Outputs, Poison};
 
 /// The same call `repeats` times, with a call of another shape between, then parts of its rows alone.
 pub(crate) fn run(context: Context<'_>, case: &Case, repeats: u32) -> Status {
@@ -23,12 +23,12 @@ fn repeat(context: Context<'_>, scenario: &Scenario, repeats: u32) -> Result<Out
     for repeat in 1..repeats {
         other.run(context, Poison::Huge)?;
         let again = scenario.run(context, Poison::Huge)?;
-        for (slot, bits) in first.tensors.iter().filter(|(slot, _)| !may_vary(case, *slot)) {
-            let again = again.get(*slot);
+        for (tensor, bits) in first.tensors.iter().filter(|(tensor, _)| !may_vary(case, *tensor)) {
+            let again = again.get(*tensor);
             if again != Some(bits) {
                 let index = again.map_or(0, |again| first_difference(&bits.bits, &again.bits));
                 let detail = format!("call {} gave other bits at element {index}", repeat + 1);
-                return Err(Status::Fail(Finding { check: Check::Repeat, output: slot.name(), detail }));
+                return Err(Status::Fail(Finding { check: Check::Repeat, output: tensor.name(), detail }));
             }
         }
     }
@@ -50,14 +50,14 @@ fn batches(context: Context<'_>, scenario: &Scenario, whole: &Outputs) -> Result
         [2, 7, 64, 255, 256, 257].into_iter().filter(|&count| count < rows).map(|n| (rows - n..rows).collect());
     for part in single.into_iter().chain(several) {
         let alone = scenario.with_rows(&part).run(context, Poison::Nan)?;
-        for (slot, bits) in &alone.tensors {
-            let Some((width, whole)) = row_width(*slot, cols).zip(whole.get(*slot)) else { continue };
+        for (tensor, bits) in &alone.tensors {
+            let Some((width, whole)) = row_width(*tensor, cols).zip(whole.get(*tensor)) else { continue };
             let in_batch = data::pick_rows(&whole.bits, &part, width);
             if bits.bits != in_batch {
                 let index = first_difference(&bits.bits, &in_batch);
                 let (row, count) = (part[index / width], part.len());
                 let detail = format!("row {row} has other bits among {count} rows than among {rows}");
-                return Err(Status::Fail(Finding { check: Check::BatchInvariance, output: slot.name(), detail }));
+                return Err(Status::Fail(Finding { check: Check::BatchInvariance, output: tensor.name(), detail }));
             }
         }
     }
@@ -65,13 +65,19 @@ fn batches(context: Context<'_>, scenario: &Scenario, whole: &Outputs) -> Result
 }
 
 /// Elements of an output that belong to one row; `None` for sums over rows.
-fn row_width(slot: Slot, cols: usize) -> Option<usize> {
-    match slot {
-        Slot::Y | Slot::ResidualOut | Slot::Dx => Some(cols),
-        Slot::Mean | Slot::Rstd => Some(1),
-        Slot::Dweight | Slot::Dbias => None,
+fn row_width(tensor: Tensor, cols: usize) -> Option<usize> {
+    match tensor {
+        Tensor::Y | Tensor::ResidualOut | Tensor::Dx => Some(cols),
+        Tensor::Mean | Tensor::Rstd => Some(1),
+        Tensor::Dweight | Tensor::Dbias => None,
         // Inputs and the workspace are never outputs.
-        Slot::X | Slot::Residual | Slot::Weight | Slot::Bias | Slot::Dy | Slot::DresidualOut | Slot::Workspace => None,
+        Tensor::X
+        | Tensor::Residual
+        | Tensor::Weight
+        | Tensor::Bias
+        | Tensor::Dy
+        | Tensor::DresidualOut
+        | Tensor::Workspace => None,
     }
 }
 
@@ -104,7 +110,7 @@ struct Metamorphic<'a> {
 /// A relation: its name, and the factor of each output between the original and the changed call.
 struct Relation {
     name: &'static str,
-    factors: &'static [(Slot, f64)],
+    factors: &'static [(Tensor, f64)],
 }
 
 impl Metamorphic<'_> {
@@ -117,13 +123,13 @@ impl Metamorphic<'_> {
         let (rows, cols) = (self.scenario.case.rows, self.scenario.case.cols);
         let reversed: Vec<usize> = (0..rows).rev().collect();
         let original = self.outputs(&self.scenario)?;
-        for (slot, bits) in &self.outputs(&self.scenario.with_rows(&reversed))?.tensors {
-            let Some((width, original)) = row_width(*slot, cols).zip(original.get(*slot)) else { continue };
+        for (tensor, bits) in &self.outputs(&self.scenario.with_rows(&reversed))?.tensors {
+            let Some((width, original)) = row_width(*tensor, cols).zip(original.get(*tensor)) else { continue };
             let expected = data::pick_rows(&original.bits, &reversed, width);
             if bits.bits != expected {
                 let detail =
                     format!("rows in reverse order: row {} differs", first_difference(&bits.bits, &expected) / width);
-                return Err(violated(*slot, detail));
+                return Err(violated(*tensor, detail));
             }
         }
         Ok(())
@@ -133,20 +139,20 @@ impl Metamorphic<'_> {
     fn negate_x(&self) -> Result<(), Status> {
         let mut original = self.scenario.clone();
         original.inputs.bias = None;
-        original.case.present.bias = false;
+        original.case.present = original.case.present.without(Tensor::Bias);
         let mut changed = original.clone();
         negate(&mut changed.inputs.x);
         changed.inputs.residual.as_mut().into_iter().for_each(|residual| negate(residual));
         let relation = Relation {
             name: "x -> -x",
             factors: &[
-                (Slot::Y, -1.0),
-                (Slot::ResidualOut, -1.0),
-                (Slot::Mean, -1.0),
-                (Slot::Rstd, 1.0),
-                (Slot::Dx, 1.0),
-                (Slot::Dweight, -1.0),
-                (Slot::Dbias, 1.0),
+                (Tensor::Y, -1.0),
+                (Tensor::ResidualOut, -1.0),
+                (Tensor::Mean, -1.0),
+                (Tensor::Rstd, 1.0),
+                (Tensor::Dx, 1.0),
+                (Tensor::Dweight, -1.0),
+                (Tensor::Dbias, 1.0),
             ],
         };
         self.compare(&relation, &original, &changed)
@@ -156,7 +162,7 @@ impl Metamorphic<'_> {
     fn double_x(&self) -> Result<(), Status> {
         let mut original = self.scenario.clone();
         original.inputs.dresidual_out = None;
-        original.case.present.dresidual_out = false;
+        original.case.present = original.case.present.without(Tensor::DresidualOut);
         let mut changed = original.clone();
         changed.case.eps *= 4.0;
         double(&mut changed.inputs.x);
@@ -164,13 +170,13 @@ impl Metamorphic<'_> {
         let relation = Relation {
             name: "x -> 2x, eps -> 4 eps",
             factors: &[
-                (Slot::Y, 1.0),
-                (Slot::ResidualOut, 2.0),
-                (Slot::Mean, 2.0),
-                (Slot::Rstd, 0.5),
-                (Slot::Dx, 0.5),
-                (Slot::Dweight, 1.0),
-                (Slot::Dbias, 1.0),
+                (Tensor::Y, 1.0),
+                (Tensor::ResidualOut, 2.0),
+                (Tensor::Mean, 2.0),
+                (Tensor::Rstd, 0.5),
+                (Tensor::Dx, 0.5),
+                (Tensor::Dweight, 1.0),
+                (Tensor::Dbias, 1.0),
             ],
         };
         self.compare(&relation, &original, &changed)
@@ -181,19 +187,21 @@ impl Metamorphic<'_> {
         let mut changed = self.scenario.clone();
         double(&mut changed.inputs.dy);
         changed.inputs.dresidual_out.as_mut().into_iter().for_each(|d| double(d));
-        let relation =
-            Relation { name: "dy -> 2 dy", factors: &[(Slot::Dx, 2.0), (Slot::Dweight, 2.0), (Slot::Dbias, 2.0)] };
+        let relation = Relation {
+            name: "dy -> 2 dy",
+            factors: &[(Tensor::Dx, 2.0), (Tensor::Dweight, 2.0), (Tensor::Dbias, 2.0)],
+        };
         self.compare(&relation, &self.scenario, &changed)
     }
 
     fn compare(&self, relation: &Relation, original: &Scenario, changed: &Scenario) -> Result<(), Status> {
         let (before, after) = (self.outputs(original)?, self.outputs(changed)?);
-        for (slot, factor) in relation.factors.iter().filter(|(slot, _)| !may_vary(&original.case, *slot)) {
-            let Some((before, after)) = before.get(*slot).zip(after.get(*slot)) else { continue };
+        for (tensor, factor) in relation.factors.iter().filter(|(tensor, _)| !may_vary(&original.case, *tensor)) {
+            let Some((before, after)) = before.get(*tensor).zip(after.get(*tensor)) else { continue };
             if let Some(index) = (0..before.bits.len()).find(|&i| !scaled(before, after, i, *factor)) {
                 let (before, after) = (before.value(index), after.value(index));
                 let detail = format!("{}: element {index} went from {before:e} to {after:e}", relation.name);
-                return Err(violated(*slot, detail));
+                return Err(violated(*tensor, detail));
             }
         }
         Ok(())
@@ -213,27 +221,27 @@ fn double(values: &mut [f64]) {
     values.iter_mut().for_each(|value| *value *= 2.0);
 }
 
-fn violated(slot: Slot, detail: String) -> Status {
-    Status::Fail(Finding { check: Check::Metamorphic, output: slot.name(), detail })
+fn violated(tensor: Tensor, detail: String) -> Status {
+    Status::Fail(Finding { check: Check::Metamorphic, output: tensor.name(), detail })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::case::{Dtypes, Kind};
+    use crate::case::Kind;
     use crate::run::memory::Call;
     use crate::selftest::faulty::Faulty;
-    use rmsnorm_spec::{Norm, NormSpec};
+    use rmsnorm_spec::{DTypes, Norm, NormSpec};
 
     fn case(kind: Kind) -> Case {
         let mut case = Case::plain(kind, Norm::Rms, DType::Bf16, 9, 33);
-        (case.present.weight, case.present.dweight) = (true, true);
+        case.present = case.present.with(Tensor::Weight).with(Tensor::Dweight);
         case.normalized()
     }
 
     /// The last bit of the first element of an output.
-    fn spoil(call: &mut Call, slot: Slot) {
-        for tensor in call.get_mut(slot).into_iter() {
+    fn spoil(call: &mut Call, tensor: Tensor) {
+        for tensor in call.get_mut(tensor).into_iter() {
             let first = tensor.view.start;
             tensor.after[first] ^= 1;
         }
@@ -246,7 +254,7 @@ mod tests {
             // A call, then pairs of another shape's and the same again.
             let fault = move |n, _: &NormSpec, call: &mut Call| {
                 if n == 2 * repeat {
-                    spoil(call, Slot::Y)
+                    spoil(call, Tensor::Y)
                 }
             };
             let status = run(Faulty::new(fault).context(), &case(Kind::Forward), 7);
@@ -263,9 +271,9 @@ mod tests {
         for row in [0, 4, 8] {
             let first = crate::run::memory::encode(x[row * case.cols], DType::Bf16);
             let fault = move |_, spec: &NormSpec, call: &mut Call| {
-                let is_row = call.get(Slot::X).is_some_and(|x| x.before[x.view.start] == first);
+                let is_row = call.get(Tensor::X).is_some_and(|x| x.before[x.view.start] == first);
                 if spec.rows == 1 && is_row {
-                    spoil(call, Slot::Y);
+                    spoil(call, Tensor::Y);
                 }
             };
             let status = run(Faulty::new(fault).context(), &case, 1);
@@ -278,7 +286,7 @@ mod tests {
     #[test]
     fn every_relation_between_calls_is_asked_for() {
         for (dtype, relations) in [(DType::F32, 4), (DType::Bf16, 4), (DType::F16, 2)] {
-            let case = Case { dtypes: Dtypes::uniform(dtype), ..case(Kind::EndToEnd) };
+            let case = Case { dtypes: DTypes::uniform(dtype), ..case(Kind::EndToEnd) };
             let correct = Faulty::correct();
             assert_eq!(run_metamorphic(correct.context(), &case), Status::Pass);
             // A forward and a backward call for each of the two sides of a relation.
@@ -286,7 +294,7 @@ mod tests {
             for relation in 0..relations {
                 let fault = move |n, _: &NormSpec, call: &mut Call| {
                     if n == 4 * relation + 3 {
-                        spoil(call, Slot::Dx);
+                        spoil(call, Tensor::Dx);
                     }
                 };
                 let status = run_metamorphic(Faulty::new(fault).context(), &case);

@@ -6,13 +6,13 @@
 use std::ops::Range;
 
 use rmsnorm_spec::{
-    Backward, DType, Element, Error, Forward, ForwardInPlace, GradReduction, NormBackend, NormSpec, Problem, Rows,
-    Stage, bf16, f16,
+    Backward, DType, DTypes, Element, Error, Forward, GradReduction, NormBackend, NormSpec, Problem, Rows, Source,
+    Tensor, WithDTypes, bf16, f16,
 };
 
 use super::span;
-use crate::case::Dtypes;
-use crate::run::memory::{Call, Guarded, Slot};
+use crate::case::Kind;
+use crate::run::memory::{Call, Guarded};
 use crate::{Arithmetic, Harness};
 
 /// Test data could not be moved to or from the device: the case says nothing about the backend.
@@ -22,30 +22,9 @@ pub(crate) struct TransferError(pub Error);
 /// What a call answered, once its data was moved.
 pub(crate) type Answer = Result<Result<(), Error>, TransferError>;
 
-/// The dtypes of a call, valid or not.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum CallDtypes {
-    /// A combination that validation accepts.
-    Valid(Dtypes),
-    /// f16 activations with a bf16 weight.
-    ForeignWeight,
-    /// f16 activations with a bf16 residual stream.
-    ForeignResidual,
-}
-
-impl CallDtypes {
-    /// The dtype of a tensor.
-    pub fn of(self, slot: Slot, stage: Stage) -> DType {
-        let valid = match self {
-            CallDtypes::Valid(dtypes) => return slot.dtype(stage, dtypes),
-            CallDtypes::ForeignWeight => Dtypes { wide_weight: true, ..Dtypes::uniform(DType::F16) },
-            CallDtypes::ForeignResidual => Dtypes { wide_residual: true, ..Dtypes::uniform(DType::F16) },
-        };
-        // The foreign tensors are those that widening made f32; statistics are f32 anyway.
-        let (narrow, wide) = (slot.dtype(stage, Dtypes::uniform(DType::F16)), slot.dtype(stage, valid));
-        if narrow == wide { narrow } else { DType::Bf16 }
-    }
-}
+/// f16 activations with a bf16 weight, and with a bf16 residual stream: mixes that validation refuses.
+pub(crate) const FOREIGN_WEIGHT: DTypes = DTypes { weight: DType::Bf16, ..DTypes::uniform(DType::F16) };
+pub(crate) const FOREIGN_RESIDUAL: DTypes = DTypes { residual: DType::Bf16, ..DTypes::uniform(DType::F16) };
 
 /// A backend under test, without its types.
 pub(crate) trait Device {
@@ -60,7 +39,7 @@ pub(crate) trait Device {
     /// Whether views lie where their spans say; else the finding, in words.
     fn check_spans(&self) -> Result<Result<(), String>, TransferError>;
     /// Uploads the tensors, makes the call, and downloads all of them, whatever it answered.
-    fn make(&self, spec: &NormSpec, dtypes: CallDtypes, reduction: GradReduction, call: &mut Call) -> Answer;
+    fn make(&self, spec: &NormSpec, dtypes: DTypes, reduction: GradReduction, call: &mut Call) -> Answer;
 }
 
 impl<H: Harness> Device for H {
@@ -92,23 +71,12 @@ impl<H: Harness> Device for H {
         span::check(self)
     }
 
-    fn make(&self, spec: &NormSpec, dtypes: CallDtypes, reduction: GradReduction, call: &mut Call) -> Answer {
-        let typed = Typed { harness: self, spec, reduction };
-        let dtypes = match dtypes {
-            CallDtypes::Valid(dtypes) => dtypes,
-            CallDtypes::ForeignWeight => return typed.make::<f16, bf16, f16>(call),
-            CallDtypes::ForeignResidual => return typed.make::<f16, f16, bf16>(call),
-        };
-        match (dtypes.activation, dtypes.wide_weight, dtypes.wide_residual) {
-            (DType::F32, _, _) => typed.make::<f32, f32, f32>(call),
-            (DType::F16, false, false) => typed.make::<f16, f16, f16>(call),
-            (DType::F16, false, true) => typed.make::<f16, f16, f32>(call),
-            (DType::F16, true, false) => typed.make::<f16, f32, f16>(call),
-            (DType::F16, true, true) => typed.make::<f16, f32, f32>(call),
-            (DType::Bf16, false, false) => typed.make::<bf16, bf16, bf16>(call),
-            (DType::Bf16, false, true) => typed.make::<bf16, bf16, f32>(call),
-            (DType::Bf16, true, false) => typed.make::<bf16, f32, bf16>(call),
-            (DType::Bf16, true, true) => typed.make::<bf16, f32, f32>(call),
+    fn make(&self, spec: &NormSpec, dtypes: DTypes, reduction: GradReduction, call: &mut Call) -> Answer {
+        let typed = Typed { harness: self, spec, reduction, call };
+        match dtypes {
+            FOREIGN_WEIGHT => typed.call::<f16, bf16, f16>(),
+            FOREIGN_RESIDUAL => typed.call::<f16, f16, bf16>(),
+            valid => valid.dispatch(typed).unwrap_or_else(|error| Err(TransferError(error))),
         }
     }
 }
@@ -142,7 +110,9 @@ impl<H: Harness, E: Element> Loaded<H, E> {
     }
 
     fn rows(&self, harness: &H) -> Rows<In<'_, H, E>> {
-        Rows { view: self.view(harness), row_stride: self.row_stride }
+        let mut rows = Rows::dense(self.view(harness));
+        rows.row_stride = self.row_stride;
+        rows
     }
 
     fn view_mut(&mut self, harness: &H) -> Out<'_, H, E> {
@@ -151,7 +121,9 @@ impl<H: Harness, E: Element> Loaded<H, E> {
 
     fn rows_mut(&mut self, harness: &H) -> Rows<Out<'_, H, E>> {
         let row_stride = self.row_stride;
-        Rows { view: self.view_mut(harness), row_stride }
+        let mut rows = Rows::dense(self.view_mut(harness));
+        rows.row_stride = row_stride;
+        rows
     }
 
     fn unload(self, harness: &H, tensor: Option<&mut Guarded>) -> Result<(), TransferError> {
@@ -175,112 +147,92 @@ struct Typed<'a, H> {
     harness: &'a H,
     spec: &'a NormSpec,
     reduction: GradReduction,
+    call: &'a mut Call,
 }
 
 /// Downloads a list of tensors that differ in type.
 macro_rules! unload {
-    ($self:ident, $call:ident: $($slot:ident = $tensor:expr),* $(,)?) => {
+    ($self:ident: $($name:ident = $tensor:expr),* $(,)?) => {
         $(if let Some(tensor) = $tensor {
-            tensor.unload($self.harness, $call.get_mut(Slot::$slot))?;
+            tensor.unload($self.harness, $self.call.get_mut(Tensor::$name))?;
         })*
     };
 }
 
-impl<H: Harness> Typed<'_, H> {
-    fn make<T: Element, W: Element, R: Element>(&self, call: &mut Call) -> Answer {
-        match call.stage {
-            Stage::Forward => self.forward::<T, W, R>(call),
-            Stage::ForwardInPlace => self.forward_in_place::<T, W, R>(call),
-            Stage::Backward => self.backward::<T, W, R>(call),
+impl<H: Harness> WithDTypes for Typed<'_, H> {
+    type Output = Answer;
+
+    fn call<T: Element, W: Element, R: Element>(self) -> Answer {
+        match self.call.kind {
+            Kind::Forward | Kind::ForwardInPlace | Kind::EndToEnd => self.forward::<T, W, R>(),
+            Kind::Backward => self.backward::<T, W, R>(),
         }
     }
+}
 
-    fn optional<E: Element>(&self, call: &Call, slot: Slot) -> Result<Option<Loaded<H, E>>, TransferError> {
-        call.get(slot).map(|tensor| Loaded::load(self.harness, tensor)).transpose()
+impl<H: Harness> Typed<'_, H> {
+    fn optional<E: Element>(&self, name: Tensor) -> Result<Option<Loaded<H, E>>, TransferError> {
+        self.call.get(name).map(|tensor| Loaded::load(self.harness, tensor)).transpose()
     }
 
-    fn required<E: Element>(&self, call: &Call, slot: Slot) -> Result<Loaded<H, E>, TransferError> {
-        let missing = Error::Missing { arg: slot.name(), why: "the argument struct has it always" };
-        self.optional(call, slot)?.ok_or(TransferError(missing))
+    fn required<E: Element>(&self, name: Tensor) -> Result<Loaded<H, E>, TransferError> {
+        let missing = Error::Missing { arg: name.name(), why: "the argument struct has it always" };
+        self.optional(name)?.ok_or(TransferError(missing))
     }
 
-    fn forward<T: Element, W: Element, R: Element>(&self, call: &mut Call) -> Answer {
+    fn forward<T: Element, W: Element, R: Element>(self) -> Answer {
         let h = self.harness;
-        let x = self.required::<T>(call, Slot::X)?;
-        let residual = self.optional::<R>(call, Slot::Residual)?;
-        let weight = self.optional::<W>(call, Slot::Weight)?;
-        let bias = self.optional::<W>(call, Slot::Bias)?;
-        let mut y = self.required::<T>(call, Slot::Y)?;
-        let mut residual_out = self.optional::<R>(call, Slot::ResidualOut)?;
-        let mut mean = self.optional::<f32>(call, Slot::Mean)?;
-        let mut rstd = self.optional::<f32>(call, Slot::Rstd)?;
-        let Rows { view: x_view, row_stride: x_stride } = x.rows(h);
-        let Rows { view: y_view, row_stride: y_stride } = y.rows_mut(h);
-        let mut args = Forward::<H::Backend, T, W, R>::mixed(x_view, y_view);
-        args.x.row_stride = x_stride;
+        let mut x = self.required::<T>(Tensor::X)?;
+        let mut residual = self.optional::<R>(Tensor::Residual)?;
+        let weight = self.optional::<W>(Tensor::Weight)?;
+        let bias = self.optional::<W>(Tensor::Bias)?;
+        let mut y = self.optional::<T>(Tensor::Y)?;
+        let mut residual_out = self.optional::<R>(Tensor::ResidualOut)?;
+        let mut mean = self.optional::<f32>(Tensor::Mean)?;
+        let mut rstd = self.optional::<f32>(Tensor::Rstd)?;
+        let is_in_place = y.is_none();
+        let args = match &mut y {
+            Some(y) => Forward::<H::Backend, T>::new(x.rows(h), y.rows_mut(h)),
+            None => Forward::<H::Backend, T>::in_place(x.rows_mut(h)),
+        };
+        let mut args = args.weight_dtype::<W>().residual_dtype::<R>();
         args.weight = weight.as_ref().map(|t| t.view(h));
         args.bias = bias.as_ref().map(|t| t.view(h));
-        args.residual = residual.as_ref().map(|t| t.rows(h));
+        args.residual = residual.as_mut().map(|t| match is_in_place {
+            true => Source::Overwrite(t.rows_mut(h)),
+            false => Source::Read(t.rows(h)),
+        });
         args.residual_out = residual_out.as_mut().map(|t| t.rows_mut(h));
-        args.y.row_stride = y_stride;
         args.mean = mean.as_mut().map(|t| t.view_mut(h));
         args.rstd = rstd.as_mut().map(|t| t.view_mut(h));
         let answer = h.backend().forward(self.spec, args);
-        unload!(self, call: X = Some(x), Residual = residual, Weight = weight, Bias = bias, Y = Some(y),
-            ResidualOut = residual_out, Mean = mean, Rstd = rstd);
+        unload!(self: X = Some(x), Residual = residual, Weight = weight, Bias = bias, Y = y, ResidualOut = residual_out,
+            Mean = mean, Rstd = rstd);
         Ok(answer)
     }
 
-    fn forward_in_place<T: Element, W: Element, R: Element>(&self, call: &mut Call) -> Answer {
+    fn backward<T: Element, W: Element, R: Element>(self) -> Answer {
         let h = self.harness;
-        let mut x = self.required::<T>(call, Slot::X)?;
-        let mut residual = self.optional::<R>(call, Slot::Residual)?;
-        let weight = self.optional::<W>(call, Slot::Weight)?;
-        let bias = self.optional::<W>(call, Slot::Bias)?;
-        let mut mean = self.optional::<f32>(call, Slot::Mean)?;
-        let mut rstd = self.optional::<f32>(call, Slot::Rstd)?;
-        let Rows { view: x_view, row_stride: x_stride } = x.rows_mut(h);
-        let mut args = ForwardInPlace::<H::Backend, T, W, R>::mixed(x_view);
-        args.x.row_stride = x_stride;
-        args.weight = weight.as_ref().map(|t| t.view(h));
-        args.bias = bias.as_ref().map(|t| t.view(h));
-        args.residual = residual.as_mut().map(|t| t.rows_mut(h));
-        args.mean = mean.as_mut().map(|t| t.view_mut(h));
-        args.rstd = rstd.as_mut().map(|t| t.view_mut(h));
-        let answer = h.backend().forward_in_place(self.spec, args);
-        unload!(self, call: X = Some(x), Residual = residual, Weight = weight, Bias = bias, Mean = mean, Rstd = rstd);
-        Ok(answer)
-    }
-
-    fn backward<T: Element, W: Element, R: Element>(&self, call: &mut Call) -> Answer {
-        let h = self.harness;
-        let dy = self.required::<T>(call, Slot::Dy)?;
-        let x = self.required::<R>(call, Slot::X)?;
-        let weight = self.optional::<W>(call, Slot::Weight)?;
-        let mean = self.optional::<f32>(call, Slot::Mean)?;
-        let rstd = self.optional::<f32>(call, Slot::Rstd)?;
-        let dresidual_out = self.optional::<R>(call, Slot::DresidualOut)?;
-        let mut dx = self.required::<T>(call, Slot::Dx)?;
-        let mut dweight = self.optional::<W>(call, Slot::Dweight)?;
-        let mut dbias = self.optional::<W>(call, Slot::Dbias)?;
-        let mut workspace = self.optional::<f32>(call, Slot::Workspace)?;
-        let Rows { view: dy_view, row_stride: dy_stride } = dy.rows(h);
-        let Rows { view: x_view, row_stride: x_stride } = x.rows(h);
-        let Rows { view: dx_view, row_stride: dx_stride } = dx.rows_mut(h);
-        let mut args = Backward::<H::Backend, T, W, R>::mixed(dy_view, x_view, dx_view);
-        args.dy.row_stride = dy_stride;
-        args.x.row_stride = x_stride;
+        let dy = self.required::<T>(Tensor::Dy)?;
+        let x = self.required::<R>(Tensor::X)?;
+        let weight = self.optional::<W>(Tensor::Weight)?;
+        let mean = self.optional::<f32>(Tensor::Mean)?;
+        let rstd = self.required::<f32>(Tensor::Rstd)?;
+        let dresidual_out = self.optional::<R>(Tensor::DresidualOut)?;
+        let mut dx = self.required::<T>(Tensor::Dx)?;
+        let mut dweight = self.optional::<W>(Tensor::Dweight)?;
+        let mut dbias = self.optional::<W>(Tensor::Dbias)?;
+        let mut workspace = self.optional::<f32>(Tensor::Workspace)?;
+        let args = Backward::<H::Backend, T, W, R>::mixed(dy.rows(h), x.rows(h), rstd.view(h), dx.rows_mut(h));
+        let mut args = args.grad_reduction(self.reduction);
         args.weight = weight.as_ref().map(|t| t.view(h));
         args.mean = mean.as_ref().map(|t| t.view(h));
-        args.rstd = rstd.as_ref().map(|t| t.view(h));
         args.dresidual_out = dresidual_out.as_ref().map(|t| t.rows(h));
-        args.dx.row_stride = dx_stride;
         args.dweight = dweight.as_mut().map(|t| t.view_mut(h));
         args.dbias = dbias.as_mut().map(|t| t.view_mut(h));
         args.workspace = workspace.as_mut().map(|t| t.view_mut(h));
-        args.grad_reduction = self.reduction;
         let answer = h.backend().backward(self.spec, args);
-        unload!(self, call: Dy = Some(dy), X = Some(x), Weight = weight, Mean = mean, Rstd = rstd,
+        unload!(self: Dy = Some(dy), X = Some(x), Weight = weight, Mean = mean, Rstd = Some(rstd),
             DresidualOut = dresidual_out, Dx = Some(dx), Dweight = dweight, Dbias = dbias, Workspace = workspace);
         Ok(answer)
     }

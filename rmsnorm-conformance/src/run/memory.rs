@@ -11,64 +11,12 @@
 
 use std::ops::Range;
 
-use rmsnorm_spec::{DType, Element, Stage, bf16, f16};
+use rmsnorm_spec::{DType, Element, Tensor, bf16, f16};
 use sha2::{Digest, Sha256};
 
-use crate::case::Dtypes;
+use crate::case::Kind;
 use crate::case::data::draw;
 use crate::report::{Check, Finding, hexadecimal};
-
-/// A tensor of a call, by its place in the argument structs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Slot {
-    X,
-    Residual,
-    Weight,
-    Bias,
-    Y,
-    ResidualOut,
-    Mean,
-    Rstd,
-    Dy,
-    DresidualOut,
-    Dx,
-    Dweight,
-    Dbias,
-    Workspace,
-}
-
-impl Slot {
-    /// The name in the argument structs and in errors.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Slot::X => "x",
-            Slot::Residual => "residual",
-            Slot::Weight => "weight",
-            Slot::Bias => "bias",
-            Slot::Y => "y",
-            Slot::ResidualOut => "residual_out",
-            Slot::Mean => "mean",
-            Slot::Rstd => "rstd",
-            Slot::Dy => "dy",
-            Slot::DresidualOut => "dresidual_out",
-            Slot::Dx => "dx",
-            Slot::Dweight => "dweight",
-            Slot::Dbias => "dbias",
-            Slot::Workspace => "workspace",
-        }
-    }
-
-    /// The dtype of that tensor in a call of that stage.
-    pub const fn dtype(self, stage: Stage, dtypes: Dtypes) -> DType {
-        match self {
-            Slot::X if matches!(stage, Stage::Backward) => dtypes.residual(),
-            Slot::X | Slot::Y | Slot::Dy | Slot::Dx => dtypes.activation,
-            Slot::Residual | Slot::ResidualOut | Slot::DresidualOut => dtypes.residual(),
-            Slot::Weight | Slot::Bias | Slot::Dweight | Slot::Dbias => dtypes.weight(),
-            Slot::Mean | Slot::Rstd | Slot::Workspace => DType::F32,
-        }
-    }
-}
 
 /// A dense tensor as raw bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -137,8 +85,8 @@ impl Poison {
 }
 
 /// What surrounds a tensor: values that must not get into it, and random bits, which no write leaves unchanged by chance.
-fn surroundings(seed: u64, slot: Slot, index: usize, dtype: DType) -> u32 {
-    let random = draw(seed, slot, index);
+fn surroundings(seed: u64, tensor: Tensor, index: usize, dtype: DType) -> u32 {
+    let random = draw(seed, tensor, index);
     // Sign, then exponent and mantissa of an infinity; one more mantissa bit makes it a quiet NaN, one less a number.
     let (sign, infinity, quiet) = match dtype {
         DType::F32 => (1 << 31, 0x7f80_0000, 0x0040_0000),
@@ -190,7 +138,7 @@ pub(crate) enum Fill<'a> {
 
 /// A tensor inside its guarded buffer, before and after the call.
 pub(crate) struct Guarded {
-    pub slot: Slot,
+    pub name: Tensor,
     pub dtype: DType,
     pub access: Access,
     rows: usize,
@@ -216,13 +164,13 @@ const CANARY_BYTES: usize = 4096;
 impl Guarded {
     /// A tensor of `rows` rows of `cols` elements; a vector is one row.
     pub fn new(
-        tensor: (Slot, DType, Access),
+        tensor: (Tensor, DType, Access),
         shape: (usize, usize),
         place: Placement,
         fill: &Fill<'_>,
         seed: u32,
     ) -> Self {
-        let (slot, dtype, access) = tensor;
+        let (name, dtype, access) = tensor;
         let (rows, cols) = shape;
         let stride = cols + place.pad;
         let canary = CANARY_BYTES / dtype.size();
@@ -234,7 +182,7 @@ impl Guarded {
         let len = start + rows * stride + canary;
 
         let seed = u64::from(seed) ^ 0xca_a817;
-        let mut before: Vec<u32> = (0..len).map(|i| surroundings(seed, slot, i, dtype)).collect();
+        let mut before: Vec<u32> = (0..len).map(|i| surroundings(seed, name, i, dtype)).collect();
         for row in 0..rows {
             let first = start + row * stride;
             for (col, element) in before[first..first + cols].iter_mut().enumerate() {
@@ -246,7 +194,7 @@ impl Guarded {
         }
         let after = before.clone();
         Guarded {
-            slot,
+            name,
             dtype,
             access,
             rows,
@@ -294,7 +242,7 @@ impl Guarded {
         let index = (0..self.before.len()).find(changed)?;
         let (check, place) = self.describe(index);
         let detail = format!("{place} changed from {:#x} to {:#x}", self.before[index], self.after[index]);
-        Some(Finding { check, output: self.slot.name(), detail })
+        Some(Finding { check, output: self.name.name(), detail })
     }
 
     /// Whether anything at all changed; a refused call must not have touched its outputs.
@@ -340,24 +288,24 @@ const fn element_mask(dtype: DType) -> u32 {
 
 /// All tensors of one call.
 pub(crate) struct Call {
-    pub stage: Stage,
+    pub kind: Kind,
     pub tensors: Vec<Guarded>,
 }
 
 impl Call {
     /// The tensor of that name, if the call has one.
-    pub fn get(&self, slot: Slot) -> Option<&Guarded> {
-        self.tensors.iter().find(|tensor| tensor.slot == slot)
+    pub fn get(&self, tensor: Tensor) -> Option<&Guarded> {
+        self.tensors.iter().find(|guarded| guarded.name == tensor)
     }
 
     /// The tensor of that name, to be falsified or filled after the call.
-    pub fn get_mut(&mut self, slot: Slot) -> Option<&mut Guarded> {
-        self.tensors.iter_mut().find(|tensor| tensor.slot == slot)
+    pub fn get_mut(&mut self, tensor: Tensor) -> Option<&mut Guarded> {
+        self.tensors.iter_mut().find(|guarded| guarded.name == tensor)
     }
 
     /// The call without that tensor.
-    pub fn without(mut self, slot: Slot) -> Self {
-        self.tensors.retain(|tensor| tensor.slot != slot);
+    pub fn without(mut self, tensor: Tensor) -> Self {
+        self.tensors.retain(|guarded| guarded.name != tensor);
         self
     }
 
@@ -370,9 +318,9 @@ impl Call {
     pub fn outputs(&self) -> Outputs {
         let stored = |tensor: &Guarded| match tensor.access {
             Access::Read | Access::Scratch => None,
-            Access::Write => Some((tensor.slot, tensor.result())),
-            Access::Overwrite if tensor.slot == Slot::Residual => Some((Slot::ResidualOut, tensor.result())),
-            Access::Overwrite => Some((Slot::Y, tensor.result())),
+            Access::Write => Some((tensor.name, tensor.result())),
+            Access::Overwrite if tensor.name == Tensor::Residual => Some((Tensor::ResidualOut, tensor.result())),
+            Access::Overwrite => Some((Tensor::Y, tensor.result())),
         };
         Outputs { tensors: self.tensors.iter().filter_map(stored).collect() }
     }
@@ -382,21 +330,21 @@ impl Call {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outputs {
     /// In the order of the call.
-    pub tensors: Vec<(Slot, Bits)>,
+    pub tensors: Vec<(Tensor, Bits)>,
 }
 
 impl Outputs {
     /// One output, if the call has it.
-    pub fn get(&self, slot: Slot) -> Option<&Bits> {
-        self.tensors.iter().find(|(name, _)| *name == slot).map(|(_, bits)| bits)
+    pub fn get(&self, tensor: Tensor) -> Option<&Bits> {
+        self.tensors.iter().find(|(name, _)| *name == tensor).map(|(_, bits)| bits)
     }
 
     /// SHA-256 of the bits of the outputs that `is_fixed`, with their names, in hexadecimal. Equal bits on every machine
     /// give equal digests.
-    pub fn digest(&self, is_fixed: impl Fn(Slot) -> bool) -> String {
+    pub fn digest(&self, is_fixed: impl Fn(Tensor) -> bool) -> String {
         let mut digest = Sha256::new();
-        for (slot, bits) in self.tensors.iter().filter(|(slot, _)| is_fixed(*slot)) {
-            digest.update(slot.name());
+        for (tensor, bits) in self.tensors.iter().filter(|(tensor, _)| is_fixed(*tensor)) {
+            digest.update(tensor.name());
             // The length keeps outputs apart.
             digest.update((bits.bits.len() as u64).to_le_bytes());
             digest.update(bits.bits.iter().flat_map(|element| element.to_le_bytes()).collect::<Vec<_>>());
@@ -412,17 +360,17 @@ impl Outputs {
 }
 
 /// The first difference between the outputs of a run that started from [`Poison::Nan`] and one from [`Poison::Huge`].
-pub(crate) fn poison_difference(nan: &Outputs, huge: &Outputs, may_vary: impl Fn(Slot) -> bool) -> Option<Finding> {
-    for ((slot, a), (_, b)) in nan.tensors.iter().zip(&huge.tensors) {
+pub(crate) fn poison_difference(nan: &Outputs, huge: &Outputs, may_vary: impl Fn(Tensor) -> bool) -> Option<Finding> {
+    for ((tensor, a), (_, b)) in nan.tensors.iter().zip(&huge.tensors) {
         let (poison_a, poison_b) = (Poison::Nan.bits(a.dtype), Poison::Huge.bits(b.dtype));
         for (index, (&a, &b)) in a.bits.iter().zip(&b.bits).enumerate() {
             if (a, b) == (poison_a, poison_b) {
                 let detail = format!("element {index} was never written");
-                return Some(Finding { check: Check::Unwritten, output: slot.name(), detail });
+                return Some(Finding { check: Check::Unwritten, output: tensor.name(), detail });
             }
-            if a != b && !may_vary(*slot) {
+            if a != b && !may_vary(*tensor) {
                 let detail = format!("element {index} depends on what was in memory before: {a:#x} and {b:#x}");
-                return Some(Finding { check: Check::Poison, output: slot.name(), detail });
+                return Some(Finding { check: Check::Poison, output: tensor.name(), detail });
             }
         }
     }
@@ -435,7 +383,7 @@ mod tests {
 
     fn strided(access: Access) -> Guarded {
         let place = Placement { pad: 2, apart: 0, offset: 3, reaches_stride: false };
-        Guarded::new((Slot::Y, DType::F16, access), (3, 5), place, &Fill::Poison(Poison::Nan), 1)
+        Guarded::new((Tensor::Y, DType::F16, access), (3, 5), place, &Fill::Poison(Poison::Nan), 1)
     }
 
     /// Every element of the device's buffer comes from one place at most, rows start where the view and the stride say,
@@ -445,7 +393,7 @@ mod tests {
         for (rows, parts) in [(0, 1), (1, 1), (2, 2), (5, 5)] {
             let place = Placement { pad: 8, apart: 1 << 33, offset: 3, reaches_stride: false };
             let tensor =
-                Guarded::new((Slot::Y, DType::F16, Access::Write), (rows, 5), place, &Fill::Poison(Poison::Nan), 1);
+                Guarded::new((Tensor::Y, DType::F16, Access::Write), (rows, 5), place, &Fill::Poison(Poison::Nan), 1);
             assert_eq!(tensor.parts().len(), parts);
             let (stride, mut end_there, mut end_here) = (tensor.row_stride.expect("it is strided"), 0, 0);
             for (row, (there, here)) in tensor.parts().into_iter().enumerate() {
@@ -465,7 +413,7 @@ mod tests {
     #[test]
     fn surroundings_are_values_that_spoil_a_sum() {
         for dtype in DType::ALL {
-            let values: Vec<f64> = (0..4000).map(|i| decode(surroundings(7, Slot::X, i, dtype), dtype)).collect();
+            let values: Vec<f64> = (0..4000).map(|i| decode(surroundings(7, Tensor::X, i, dtype), dtype)).collect();
             let count = |is: fn(&f64) -> bool| values.iter().filter(|value| is(value)).count();
             for (what, count) in [("NaN", count(|v| v.is_nan())), ("infinity", count(|v| v.is_infinite()))] {
                 assert!((900..1200).contains(&count), "{what} in {dtype}: {count}");
@@ -495,7 +443,7 @@ mod tests {
 
     #[test]
     fn poison_difference_finds_the_unwritten_element() {
-        let outputs = |last| Outputs { tensors: vec![(Slot::Rstd, Bits { dtype: DType::F32, bits: vec![7, last] })] };
+        let outputs = |last| Outputs { tensors: vec![(Tensor::Rstd, Bits { dtype: DType::F32, bits: vec![7, last] })] };
         let never = |_| false;
         assert!(poison_difference(&outputs(8), &outputs(8), never).is_none());
         let finding = poison_difference(&outputs(8), &outputs(9), never).expect("they differ");
@@ -535,7 +483,7 @@ mod tests {
     fn every_output_is_compared_between_the_poisons() {
         let bits = |values: &[u32]| Bits { dtype: DType::F32, bits: values.to_vec() };
         let outputs = |second: u32| Outputs {
-            tensors: vec![(Slot::Y, bits(&[1, 2])), (Slot::Mean, bits(&[3, second])), (Slot::Rstd, bits(&[4]))],
+            tensors: vec![(Tensor::Y, bits(&[1, 2])), (Tensor::Mean, bits(&[3, second])), (Tensor::Rstd, bits(&[4]))],
         };
         let finding = poison_difference(&outputs(5), &outputs(6), |_| false).expect("they differ");
         assert_eq!((finding.check, finding.output), (Check::Poison, "mean"));

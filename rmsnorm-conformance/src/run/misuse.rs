@@ -3,15 +3,15 @@
 //! A bad call is a good one with one thing falsified. Overlap is missing here: safe host slices cannot express it. What
 //! validation finds overlaps by, the spans of views, has a check of its own in [`span`](crate::run::span).
 
-use rmsnorm_spec::{DType, Error, GradReduction, Norm, NormSpec};
+use rmsnorm_spec::{DType, DTypes, Error, GradReduction, Norm, NormSpec, Tensor};
 
 use crate::case::data;
 use crate::case::profiles::ALL_PRESENT;
-use crate::case::{Case, Dtypes, Kind};
+use crate::case::{Case, Kind};
 use crate::report::{Check, Finding, Status};
 use crate::run::calls::{Context, Saved, backward_call, forward_call};
-use crate::run::device::{CallDtypes, Device, TransferError};
-use crate::run::memory::{Call, Guarded, Poison, Slot};
+use crate::run::device::{Device, FOREIGN_RESIDUAL, FOREIGN_WEIGHT, TransferError};
+use crate::run::memory::{Call, Guarded, Poison};
 
 /// The error that is due, with the argument it names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +52,7 @@ pub(crate) struct BadCall {
     pub id: String,
     kind: Kind,
     spec: NormSpec,
-    dtypes: CallDtypes,
+    dtypes: DTypes,
     reduction: GradReduction,
     call: Call,
     refusal: Refusal,
@@ -69,7 +69,7 @@ impl BadCall {
                 fail(format!("expected {:?}, got: {error}", self.refusal))
             }
             Ok(Err(_)) => match self.call.tensors.iter().find(|tensor| !tensor.is_untouched()) {
-                Some(tensor) => fail(format!("{} was touched by a call that was refused", tensor.slot.name())),
+                Some(tensor) => fail(format!("{} was touched by a call that was refused", tensor.name.name())),
                 None => Status::Pass,
             },
         }
@@ -116,7 +116,7 @@ impl GoodCall {
     fn bad(self, what: &str, refusal: Refusal) -> BadCall {
         let GoodCall { kind, spec, reduction, call } = self;
         let id = format!("misuse:{}:{what}", kind.name());
-        let dtypes = CallDtypes::Valid(Dtypes::uniform(DType::F16));
+        let dtypes = DTypes::uniform(DType::F16);
         BadCall { id, kind, spec, dtypes, reduction, call, refusal }
     }
 }
@@ -143,30 +143,24 @@ fn scalars(good: &dyn Fn() -> GoodCall, calls: &mut Vec<BadCall>) {
 }
 
 fn sizes(good: &dyn Fn() -> GoodCall, calls: &mut Vec<BadCall>) {
-    // The first matrix that validation comes to.
-    let first = if good().kind == Kind::Backward { "dy" } else { "x" };
     let mut call = good();
     call.spec.rows = usize::MAX;
-    calls.push(call.bad("rows_beyond_memory", Refusal::TooLarge(first)));
+    calls.push(call.bad("rows_beyond_memory", Refusal::TooLarge("x")));
 
-    for slot in good().call.tensors.iter().map(|tensor| tensor.slot) {
-        let name = slot.name();
-        let is_matrix = !matches!(
-            slot,
-            Slot::Weight | Slot::Bias | Slot::Mean | Slot::Rstd | Slot::Dweight | Slot::Dbias | Slot::Workspace
-        );
+    for tensor in good().call.tensors.iter().map(|guarded| guarded.name) {
+        let name = tensor.name();
         let falsified = |what: &str, refusal, change: &dyn Fn(&mut Guarded)| {
             let mut call = good();
-            call.call.get_mut(slot).into_iter().for_each(change);
+            call.call.get_mut(tensor).into_iter().for_each(change);
             call.bad(&format!("{what}_{name}"), refusal)
         };
-        if good().call.get(slot).is_some_and(|tensor| !tensor.view.is_empty()) {
+        if good().call.get(tensor).is_some_and(|tensor| !tensor.view.is_empty()) {
             calls.push(falsified("short", Refusal::Length(name), &|tensor| tensor.view.end -= 1));
         }
-        if slot != Slot::Workspace {
+        if tensor != Tensor::Workspace {
             calls.push(falsified("long", Refusal::Length(name), &|tensor| tensor.view.end += 1));
         }
-        if is_matrix {
+        if tensor.is_matrix() {
             calls.push(falsified("overlapping_rows_of", Refusal::Stride(name), &|tensor| {
                 tensor.row_stride = Some(COLS - 1)
             }));
@@ -189,25 +183,23 @@ fn presence(good: &dyn Fn() -> GoodCall, calls: &mut Vec<BadCall>) {
     match good().kind {
         Kind::Forward => {
             calls.push(
-                without(Slot::Residual).bad("residual_out_without_residual", Refusal::Unexpected("residual_out")),
+                without(Tensor::Residual).bad("residual_out_without_residual", Refusal::Unexpected("residual_out")),
             );
         }
         Kind::Backward => {
-            calls.push(without(Slot::Rstd).bad("no_rstd", Refusal::Missing("rstd")));
-            calls.push(without(Slot::Mean).bad("no_mean", Refusal::Missing("mean")));
+            calls.push(without(Tensor::Mean).bad("no_mean", Refusal::Missing("mean")));
         }
         Kind::ForwardInPlace | Kind::EndToEnd => {}
     }
 }
 
 fn foreign_dtypes(good: &dyn Fn() -> GoodCall, calls: &mut Vec<BadCall>) {
-    let foreign =
-        [("bf16_weight_for_f16", CallDtypes::ForeignWeight), ("bf16_residual_for_f16", CallDtypes::ForeignResidual)];
+    let foreign = [("bf16_weight_for_f16", FOREIGN_WEIGHT), ("bf16_residual_for_f16", FOREIGN_RESIDUAL)];
     for (what, dtypes) in foreign {
         let mut call = good();
         for tensor in &mut call.call.tensors {
             // Both dtypes have 16 bits, so the buffer can be read as either.
-            tensor.dtype = dtypes.of(tensor.slot, call.call.stage);
+            tensor.dtype = tensor.name.dtype(call.call.kind.direction(), dtypes);
         }
         calls.push(BadCall { dtypes, ..call.bad(what, Refusal::Unsupported) });
     }
@@ -224,7 +216,7 @@ mod tests {
     /// Answers every call alike, after it changed a bit of that tensor.
     struct Stub {
         answer: fn() -> Answer,
-        touches: Option<Slot>,
+        touches: Option<Tensor>,
     }
 
     impl Device for Stub {
@@ -256,7 +248,7 @@ mod tests {
             Ok(Ok(()))
         }
 
-        fn make(&self, _: &NormSpec, _: CallDtypes, _: GradReduction, call: &mut Call) -> Answer {
+        fn make(&self, _: &NormSpec, _: DTypes, _: GradReduction, call: &mut Call) -> Answer {
             let touched = self.touches.and_then(|slot| call.get_mut(slot));
             // An element of it, which a call that is not refused may well write.
             touched.into_iter().for_each(|tensor| {
@@ -291,7 +283,7 @@ mod tests {
         let answer = || Ok(Err(Error::EmptyRow));
         let passed = |touches| statuses(&Stub { answer, touches }).iter().filter(|s| **s == Status::Pass).count();
         assert_eq!(passed(None), 3);
-        assert_eq!(passed(Some(Slot::Rstd)), 0);
+        assert_eq!(passed(Some(Tensor::Rstd)), 0);
     }
 
     #[test]
@@ -307,9 +299,9 @@ mod tests {
         let answer = || Ok(Err(Error::EmptyRow));
         let touched = |touches| statuses(&Stub { answer, touches }).iter().filter(|s| **s == Status::Pass).count();
         // Each stage has a bad call without columns, which alone is answered so.
-        assert_eq!(touched(Some(Slot::X)), 0);
+        assert_eq!(touched(Some(Tensor::X)), 0);
         for (slot, stages_without) in
-            [(Slot::Weight, 0), (Slot::Bias, 1), (Slot::Y, 2), (Slot::Dy, 2), (Slot::Workspace, 2)]
+            [(Tensor::Weight, 0), (Tensor::Bias, 1), (Tensor::Y, 2), (Tensor::Dy, 2), (Tensor::Workspace, 2)]
         {
             assert_eq!(touched(Some(slot)), stages_without, "{slot:?}");
         }

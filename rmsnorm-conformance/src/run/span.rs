@@ -63,7 +63,7 @@ fn read_span<H: Harness, E: Element>(harness: &H, buffer: &H::Buffer<E>, range: 
 mod tests {
     use super::*;
     use crate::Arithmetic;
-    use rmsnorm_spec::{Backward, Checked, Error, Forward, ForwardInPlace, Problem};
+    use rmsnorm_spec::{Backward, Checked, Error, Forward, Problem};
 
     /// Views whose read or written spans are off by so many bytes, and a part that is put beside its place.
     #[derive(Clone, Copy, Default)]
@@ -97,12 +97,6 @@ mod tests {
         fn launch_forward<T: Element, W: Element, R: Element>(
             &self,
             _: Checked<Forward<'_, Self, T, W, R>>,
-        ) -> Result<(), Error> {
-            Ok(())
-        }
-        fn launch_forward_in_place<T: Element, W: Element, R: Element>(
-            &self,
-            _: Checked<ForwardInPlace<'_, Self, T, W, R>>,
         ) -> Result<(), Error> {
             Ok(())
         }

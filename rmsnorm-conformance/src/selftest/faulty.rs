@@ -2,10 +2,10 @@
 
 use std::cell::Cell;
 
-use rmsnorm_spec::{DType, Error, GradReduction, NormSpec, Problem};
+use rmsnorm_spec::{DType, DTypes, Error, GradReduction, NormSpec, Problem};
 
 use crate::run::calls::Context;
-use crate::run::device::{Answer, CallDtypes, Device, TransferError};
+use crate::run::device::{Answer, Device, TransferError};
 use crate::run::memory::Call;
 use crate::selftest::simulate::SimulatedBackend;
 use crate::{Arithmetic, Harness};
@@ -75,7 +75,7 @@ impl Device for Faulty {
         self.correct.check_spans()
     }
 
-    fn make(&self, spec: &NormSpec, dtypes: CallDtypes, reduction: GradReduction, call: &mut Call) -> Answer {
+    fn make(&self, spec: &NormSpec, dtypes: DTypes, reduction: GradReduction, call: &mut Call) -> Answer {
         if let Some(refusal) = self.refusal {
             return Ok(Err(refusal()));
         }

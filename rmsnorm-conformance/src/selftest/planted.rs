@@ -7,7 +7,9 @@
 
 use std::fmt;
 
-use rmsnorm_spec::{Norm, Stage};
+use rmsnorm_spec::Norm;
+
+use crate::case::Kind;
 
 /// The kinds of norm that a bug can touch.
 #[derive(Clone, Copy)]
@@ -185,7 +187,7 @@ impl Bug {
     ///
     /// Which call it is, is for the suite to find out: many bugs need a bias, a residual, a 16-bit dtype, a row stride
     /// or several rows before they show.
-    pub const fn applies_to(self, norm: Norm, stage: Stage) -> bool {
+    pub const fn applies_to(self, norm: Norm, kind: Kind) -> bool {
         let (norms, stages) = self.scope();
         let norm_fits = match norms {
             Norms::Both => true,
@@ -193,11 +195,11 @@ impl Bug {
         };
         let stage_fits = match stages {
             Stages::Every => true,
-            Stages::Forward => matches!(stage, Stage::Forward | Stage::ForwardInPlace),
-            Stages::OutOfPlace => matches!(stage, Stage::Forward),
-            Stages::InPlace => matches!(stage, Stage::ForwardInPlace),
-            Stages::Backward => matches!(stage, Stage::Backward),
-            Stages::OwnOutput => matches!(stage, Stage::Forward | Stage::Backward),
+            Stages::Forward => matches!(kind, Kind::Forward | Kind::ForwardInPlace),
+            Stages::OutOfPlace => matches!(kind, Kind::Forward),
+            Stages::InPlace => matches!(kind, Kind::ForwardInPlace),
+            Stages::Backward => matches!(kind, Kind::Backward),
+            Stages::OwnOutput => matches!(kind, Kind::Forward | Kind::Backward),
         };
         norm_fits && stage_fits
     }

@@ -18,13 +18,13 @@ mod tests;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, ForwardInPlace, NormBackend, Problem, Span};
+use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, NormBackend, Problem, Span};
 
 use self::backward::{BackwardInputs, BackwardKernel};
 use self::call::Call;
 use self::forward::{ForwardKernel, SavedStatistics};
 use self::gradients::{Gradients, rows_per_block, workspace_len};
-use self::matrix::Matrix;
+use self::matrix::{Input, Matrix};
 use crate::selftest::planted::Bug;
 use crate::{Arithmetic, Harness};
 
@@ -91,41 +91,21 @@ impl NormBackend for SimulatedBackend {
     ) -> Result<(), Error> {
         let call = self.call(&checked);
         let args = checked.into_args();
-        let x = Matrix::new(args.x, &call, Bug::XStrideIgnored);
-        let residual = args.residual.map(|rows| Matrix::new(rows, &call, Bug::ResStrideIgnored));
-        let mut y = Matrix::new(args.y, &call, Bug::YStrideIgnored);
+        let mut saved = SavedStatistics { mean: args.mean, rstd: args.rstd };
+        let mut kernel = ForwardKernel::new(&call, args.weight, args.bias);
+        let mut y = args.y.map(|rows| Matrix::new(rows, &call, Bug::YStrideIgnored));
         let mut residual_out = args.residual_out.map(|rows| Matrix::new(rows, &call, Bug::ResOutStrideIgnored));
-        let mut saved = SavedStatistics { mean: args.mean, rstd: args.rstd };
-        let mut kernel = ForwardKernel::new(&call, args.weight, args.bias);
-        for row in 0..call.spec.rows {
-            let residual = residual.as_ref().map(|residual| residual.row(row));
-            let result = kernel.row(row, &x.row(row), residual.as_deref());
-            if let Some(residual_out) = &mut residual_out {
-                residual_out.store_residual(&call, row, &result.residual_out);
-            }
-            y.store_result(&call, row, &result.y);
-            saved.store(row, &result);
-        }
-        Ok(())
-    }
-
-    fn launch_forward_in_place<T: Element, W: Element, R: Element>(
-        &self,
-        checked: Checked<ForwardInPlace<'_, Self, T, W, R>>,
-    ) -> Result<(), Error> {
-        let call = self.call(&checked);
-        let args = checked.into_args();
-        let mut x = Matrix::new(args.x, &call, Bug::XStrideIgnored);
-        let mut residual = args.residual.map(|rows| Matrix::new(rows, &call, Bug::ResStrideIgnored));
-        let mut saved = SavedStatistics { mean: args.mean, rstd: args.rstd };
-        let mut kernel = ForwardKernel::new(&call, args.weight, args.bias);
+        let mut x = Input::new(args.x, &call, Bug::XStrideIgnored);
+        let mut residual = args.residual.map(|source| Input::new(source, &call, Bug::ResStrideIgnored));
         for row in 0..call.spec.rows {
             let addend = residual.as_ref().map(|residual| residual.row(row));
             let result = kernel.row(row, &x.row(row), addend.as_deref());
-            if let Some(residual) = &mut residual {
-                residual.store_residual(&call, row, &result.residual_out);
+            if let Some(out) = residual.as_mut().and_then(Input::overwritten).or(residual_out.as_mut()) {
+                out.store_residual(&call, row, &result.residual_out);
             }
-            x.store_result(&call, row, &result.y);
+            if let Some(y) = x.overwritten().or(y.as_mut()) {
+                y.store_result(&call, row, &result.y);
+            }
             saved.store(row, &result);
         }
         Ok(())
@@ -138,9 +118,6 @@ impl NormBackend for SimulatedBackend {
         let call = self.call(&checked);
         let len = self.workspace_len(checked.problem());
         let args = checked.into_args();
-        let Some(rstd) = args.rstd else {
-            return Err(Error::Missing { arg: "rstd", why: "the backward pass needs the forward pass's rstd" });
-        };
         let x = Matrix::new(args.x, &call, Bug::XStrideIgnored);
         let dy = Matrix::new(args.dy, &call, Bug::DyStrideOfX).with_stride_of(&x, call.has(Bug::DyStrideOfX));
         let dresidual_out = args.dresidual_out.map(|rows| Matrix::new(rows, &call, Bug::DresStrideIgnored));
@@ -160,7 +137,7 @@ impl NormBackend for SimulatedBackend {
                 dy: &dy.row(row),
                 x: &x.row(row),
                 mean: args.mean.map_or(0.0, |mean| mean[row]),
-                rstd: rstd[call.row_of_rstd(row)],
+                rstd: args.rstd[call.row_of_rstd(row)],
                 dresidual_out: dresidual_out.as_deref(),
             });
             dx.store_result(&call, row, &result.dx);

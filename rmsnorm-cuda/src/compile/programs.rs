@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use std::{env, io, thread};
 
-use rmsnorm_spec::{CastOrder, DType, GradReduction, Norm, Present, Problem, Stage};
+use rmsnorm_spec::{CastOrder, DType, DTypes, GradReduction, Norm, Problem, Tensor, TensorSet};
 
 use super::*;
 use crate::caps::Caps;
@@ -68,42 +68,26 @@ struct Outcome {
     time: Duration,
 }
 
-fn problem(
-    stage: Stage,
-    norm: Norm,
-    cols: usize,
-    [activation, weight, residual]: [DType; 3],
-    present: Present,
-) -> Problem {
-    Problem {
-        stage,
-        norm,
-        rows: ROWS,
-        cols,
-        activation,
-        weight,
-        residual,
-        has_weight_offset: false,
-        cast_order: CastOrder::AtStore,
-        grad_reduction: GradReduction::Partials,
-        present,
-    }
-}
-
 /// The calls of training and inference, as they were tuned: one dtype, everything aligned.
 fn tuned() -> Vec<Job> {
     let mut jobs = Vec::new();
     for dtype in [DType::Bf16, DType::F16, DType::F32] {
         for norm in Norm::ALL {
-            let bias = norm == Norm::Layer;
-            let forward = Present { weight: true, bias, rstd: true, mean: bias, ..Present::default() };
-            let add = Present { residual: true, residual_out: true, ..forward };
-            let backward = Present { dweight: true, dbias: bias, ..forward };
+            let given = |tensors: &[Tensor]| {
+                let of_layer = [Tensor::Bias, Tensor::Dbias, Tensor::Mean];
+                let tensors = tensors.iter().filter(|tensor| norm == Norm::Layer || !of_layer.contains(tensor));
+                tensors.copied().collect::<Vec<_>>()
+            };
+            let forward = given(&[Tensor::Weight, Tensor::Bias, Tensor::Mean, Tensor::Rstd]);
+            let add = [&forward[..], &[Tensor::Residual, Tensor::ResidualOut]].concat();
+            let backward = given(&[Tensor::Weight, Tensor::Dweight, Tensor::Dbias]);
             for cols in TUNED_COLS {
-                for (stage, present) in [(Stage::Forward, forward), (Stage::Forward, add), (Stage::Backward, backward)]
-                {
-                    jobs.extend(of_plan(&problem(stage, norm, cols, [dtype; 3], present), 16, &Caps::h200()));
-                }
+                let problems = [
+                    Problem::forward(norm, ROWS, cols, dtype, &forward),
+                    Problem::forward(norm, ROWS, cols, dtype, &add),
+                    Problem::backward(norm, ROWS, cols, dtype, &backward),
+                ];
+                jobs.extend(problems.iter().flat_map(|problem| of_plan(problem, 16, &Caps::h200())));
             }
         }
     }
@@ -116,9 +100,14 @@ fn wide_sample() -> Vec<Job> {
     let mut draw = Draw(1);
     let mut jobs = Vec::new();
     for caps in [Caps::h200(), Caps::a100(), Caps::t4(), blackwell] {
-        for stage in (0..SAMPLES_PER_DEVICE).map(|sample| Stage::ALL[sample % 3]) {
+        for sample in 0..SAMPLES_PER_DEVICE {
             let access_bytes = draw.of([1, 2, 4, 8, 16, 16]);
-            jobs.extend(of_plan(&draw.problem(stage), access_bytes, &caps));
+            let problem = match sample % 3 {
+                0 => draw.forward(),
+                1 => draw.forward_in_place(),
+                _ => draw.backward(),
+            };
+            jobs.extend(of_plan(&problem, access_bytes, &caps));
         }
     }
     unique(jobs)
@@ -138,30 +127,38 @@ impl Draw {
         self.of([false, true])
     }
 
-    fn problem(&mut self, stage: Stage) -> Problem {
-        let activation = self.of(DType::ALL);
-        let dtypes = [activation, self.of([activation, DType::F32]), self.of([activation, DType::F32])];
-        let cols = if self.yes() { self.of(TUNED_COLS) } else { self.of(ODD_COLS) };
-        let (norm, backward, residual) = (self.of(Norm::ALL), stage == Stage::Backward, self.yes());
-        let present = Present {
-            weight: self.yes(),
-            bias: !backward && self.yes(),
-            residual: !backward && residual,
-            residual_out: !backward && residual && (stage == Stage::ForwardInPlace || self.yes()),
-            mean: norm == Norm::Layer,
-            rstd: backward || self.yes(),
-            dresidual_out: backward && residual,
-            dweight: backward && self.yes(),
-            dbias: backward && self.yes(),
-            workspace: false,
+    fn some(&mut self, tensors: &[Tensor]) -> Vec<Tensor> {
+        tensors.iter().copied().filter(|_| self.yes()).collect()
+    }
+
+    fn cols(&mut self) -> usize {
+        if self.yes() { self.of(TUNED_COLS) } else { self.of(ODD_COLS) }
+    }
+
+    fn forward(&mut self) -> Problem {
+        let (cols, norm, dtypes) = (self.cols(), self.of(Norm::ALL), self.of(DTypes::ALL));
+        let tensors = self.some(&[Tensor::Weight, Tensor::Bias, Tensor::Residual, Tensor::ResidualOut]);
+        let problem = Problem::forward(norm, ROWS, cols, dtypes.activation, &tensors);
+        let tensors = match problem.has(Tensor::Residual) {
+            true => problem.tensors,
+            false => problem.tensors.without(Tensor::ResidualOut),
         };
-        let grad_reduction =
-            self.of([GradReduction::Partials, GradReduction::Locks { groups: 64 }, GradReduction::Atomics]);
-        Problem {
-            cast_order: self.of([CastOrder::AtStore, CastOrder::BeforeWeight]),
-            grad_reduction: if backward { grad_reduction } else { GradReduction::default() },
-            ..problem(stage, norm, cols, dtypes, present)
-        }
+        Problem { dtypes, tensors, cast_order: self.of([CastOrder::AtStore, CastOrder::BeforeWeight]), ..problem }
+    }
+
+    fn forward_in_place(&mut self) -> Problem {
+        let problem = self.forward();
+        let tensors = problem.tensors.set(Tensor::ResidualOut, problem.has(Tensor::Residual));
+        let overwritten = TensorSet::of(&[Tensor::X, Tensor::Residual]);
+        Problem { tensors: overwritten.iter().fold(tensors, TensorSet::without), ..problem }
+    }
+
+    fn backward(&mut self) -> Problem {
+        let (cols, norm, dtypes) = (self.cols(), self.of(Norm::ALL), self.of(DTypes::ALL));
+        let tensors = self.some(&[Tensor::Weight, Tensor::DresidualOut, Tensor::Dweight, Tensor::Dbias]);
+        let reductions = [GradReduction::Partials, GradReduction::Locks { groups: 64 }, GradReduction::Atomics];
+        let problem = Problem::backward(norm, ROWS, cols, dtypes.activation, &tensors);
+        Problem { dtypes, grad_reduction: self.of(reductions), ..problem }
     }
 }
 
@@ -236,13 +233,12 @@ fn number_before(line: &str, words: &str) -> u32 {
 
 impl Outcome {
     fn row(&self) -> String {
-        let Job { key: KernelKey { program, norm, activation, weight, residual, flags, tile, .. }, arch, cols } =
-            self.job;
+        let Job { key: KernelKey { program, norm, dtypes, tensors, tile, .. }, arch, cols } = self.job;
         let Usage { registers, spills, .. } = self.usage;
         let (kernel, norm) = (program.entry(), norm.name());
         format!(
-            "{arch} {kernel} {norm} {activation},{weight},{residual} cols {cols}: {registers} registers, {spills} bytes \
-             spilled\n    {flags:?}\n    {tile:?}\n"
+            "{arch} {kernel} {norm} {dtypes} cols {cols}: {registers} registers, {spills} bytes \
+             spilled\n    {tensors:?}\n    {tile:?}\n"
         )
     }
 }

@@ -1,81 +1,66 @@
 //! Views to addresses, and cudarc's bookkeeping of who uses what.
 
 use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceSlice, SyncOnDrop, sys};
-use rmsnorm_spec::{Error, Rows};
+use rmsnorm_spec::{Element, Error, Problem, Rows, Tensor, Visitor};
 
-use crate::backend::place;
-use crate::params::Matrix;
+use crate::backend::{CudaBackend, place};
+use crate::params::{Matrix, Params};
 
 /// The tensors of a call on their way to addresses. Until this is dropped, after the last step was enqueued, cudarc
 /// takes them to be in use; what follows on other streams then waits for the stream.
 pub(super) struct Tensors<'a> {
     stream: &'a CudaStream,
-    cols: usize,
-    uses: [Option<SyncOnDrop<'a>>; Tensors::MOST],
-    len: usize,
+    problem: Problem,
+    params: Params,
+    uses: [Option<SyncOnDrop<'a>>; Tensor::COUNT],
 }
 
 impl<'a> Tensors<'a> {
-    /// Backward's count: dy, x, weight, mean, rstd, dresidual_out, dx, dweight, dbias, workspace.
-    const MOST: usize = 10;
-
-    pub(super) fn new(stream: &'a CudaStream, cols: usize) -> Self {
-        Tensors { stream, cols, uses: [const { None }; Tensors::MOST], len: 0 }
+    pub(super) fn new(stream: &'a CudaStream, problem: Problem) -> Self {
+        Tensors { stream, problem, params: Params::default(), uses: [const { None }; Tensor::COUNT] }
     }
 
-    /// The address of a tensor that is read; 0 if there is none.
-    pub(super) fn read<T>(&mut self, name: &'static str, view: Option<CudaView<'a, T>>) -> Result<u64, Error> {
-        let Some(view) = view else { return Ok(0) };
-        self.check_context(name, view.stream())?;
-        Ok(self.hold(view.view_ptr(self.stream)))
-    }
-
-    /// The address of a tensor that is written; 0 if there is none.
-    pub(super) fn write<T>(&mut self, name: &'static str, view: Option<CudaViewMut<'a, T>>) -> Result<u64, Error> {
-        let Some(view) = view else { return Ok(0) };
-        self.check_context(name, view.stream())?;
-        Ok(self.hold(view.view_ptr_mut(self.stream)))
-    }
-
-    pub(super) fn read_rows<T>(
-        &mut self,
-        name: &'static str,
-        rows: Option<Rows<CudaView<'a, T>>>,
-    ) -> Result<Matrix, Error> {
-        let Some(rows) = rows else { return Ok(Matrix::default()) };
-        let row_stride = rows.stride(self.cols) as u64;
-        Ok(Matrix { data: self.read(name, Some(rows.view))?, row_stride })
-    }
-
-    pub(super) fn write_rows<T>(
-        &mut self,
-        name: &'static str,
-        rows: Option<Rows<CudaViewMut<'a, T>>>,
-    ) -> Result<Matrix, Error> {
-        let Some(rows) = rows else { return Ok(Matrix::default()) };
-        let row_stride = rows.stride(self.cols) as u64;
-        Ok(Matrix { data: self.write(name, Some(rows.view))?, row_stride })
-    }
-
-    fn hold(&mut self, (address, in_use): (sys::CUdeviceptr, SyncOnDrop<'a>)) -> u64 {
-        debug_assert!(self.len < Tensors::MOST, "a use would end before it began: raise Tensors::MOST");
-        if let Some(slot) = self.uses.get_mut(self.len) {
-            *slot = Some(in_use);
-            self.len += 1;
+    /// The parameters that have the tensors' addresses, once all were visited.
+    pub(super) fn params(&self) -> Params {
+        let mut params = self.params;
+        // Kernels read an element of a row before they write it, and in place find both at one address.
+        if self.problem.tensors.is_in_place() {
+            params.x = params.y;
+            params.residual = params.residual_out;
         }
-        address
+        params
     }
 
-    fn check_context(&self, name: &'static str, stream: &CudaStream) -> Result<(), Error> {
+    fn hold(&mut self, tensor: Tensor, row_stride: usize, (data, in_use): (sys::CUdeviceptr, SyncOnDrop<'a>)) {
+        self.params.place(tensor, Matrix { data, row_stride: row_stride as u64 });
+        self.uses[tensor as usize] = Some(in_use);
+    }
+
+    fn check_context(&self, tensor: Tensor, stream: &CudaStream) -> Result<(), Error> {
         let (theirs, ours) = (stream.context(), self.stream.context());
         if theirs == ours {
             return Ok(());
         }
         let rule = format!(
-            "tensors lie in the context of the backend's stream, got {name} in {} for a stream of {}",
+            "tensors lie in the context of the backend's stream, got {} in {} for a stream of {}",
+            self.problem.arg(tensor),
             place(theirs),
             place(ours)
         );
         Err(Error::Unsupported { rule })
+    }
+}
+
+impl<'a, 'v: 'a> Visitor<'v, CudaBackend> for Tensors<'a> {
+    fn read<E: Element>(&mut self, tensor: Tensor, rows: Rows<CudaView<'v, E>>) -> Result<(), Error> {
+        self.check_context(tensor, rows.view.stream())?;
+        self.hold(tensor, rows.stride(self.problem.cols), rows.view.view_ptr(self.stream));
+        Ok(())
+    }
+
+    fn write<E: Element>(&mut self, tensor: Tensor, rows: Rows<CudaViewMut<'v, E>>) -> Result<(), Error> {
+        self.check_context(tensor, rows.view.stream())?;
+        self.hold(tensor, rows.stride(self.problem.cols), rows.view.view_ptr_mut(self.stream));
+        Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! Backward: tiles by the length of a row, chunks of rows, and the workspace between its stages.
 
-use rmsnorm_spec::{GradReduction, Norm, Problem};
+use rmsnorm_spec::{DTypes, GradReduction, Norm, Problem, Tensor};
 
 use super::{
     ALIGNMENT_SLACK, Accumulate, KernelKey, Plan, Program, RESERVED_BYTES, Step, Tile, Workspace, key, pack,
@@ -13,7 +13,7 @@ const REDUCE_LANES: u32 = 8;
 
 /// The plan of a backward call.
 pub(super) fn plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
-    let pack = pack(problem.activation, Some(problem.residual));
+    let pack = pack(problem.dtypes.activation, Some(problem.dtypes.residual));
     match tile(problem, pack, caps) {
         Some(tile) => on_chip(problem, Tile { access_bytes, ..tile }, caps),
         None => streaming(problem, Tile { pack, access_bytes, ..Tile::NONE }, caps),
@@ -66,7 +66,7 @@ fn streaming(problem: &Problem, tile: Tile, caps: &Caps) -> Plan {
 /// Adds what follows the main kernels: the second stage of the gradients, and the workspace. `slices` is the number of
 /// blocks that share a partial row.
 fn finish(problem: &Problem, chunks: usize, slices: usize, main: [Option<Step>; 2]) -> Plan {
-    let gradients = usize::from(problem.present.dweight) + usize::from(problem.present.dbias);
+    let gradients = problem.tensors.sums_over_rows();
     let partial_rows = match problem.grad_reduction {
         GradReduction::Partials => chunks,
         GradReduction::Locks { groups } => chunks.min(groups as usize),
@@ -97,8 +97,7 @@ fn reduction(problem: &Problem, partial_rows: usize, gradients: usize) -> Step {
     let reduce_tile = Tile { pack: 4, packs: 1, threads_per_row: REDUCE_LANES, groups, ..Tile::NONE };
     let mut key = key(problem, Program::ReducePartials, reduce_tile);
     // The sums are f32, whatever they came from, and are added whether or not the row is whole tiles.
-    key.activation = problem.weight;
-    key.residual = problem.weight;
+    key.dtypes = DTypes::uniform(problem.dtypes.weight);
     key.tile.is_ragged = true;
     key.tile.has_tail = true;
     let tiles = problem.cols.div_ceil(4 * REDUCE_LANES as usize) * gradients;
@@ -106,7 +105,7 @@ fn reduction(problem: &Problem, partial_rows: usize, gradients: usize) -> Step {
 }
 
 fn with_reduction(problem: &Problem, key: KernelKey) -> KernelKey {
-    let has_gradients = key.flags.dweight || key.flags.dbias;
+    let has_gradients = key.tensors.sums_over_rows() > 0;
     let grad_reduction = match problem.grad_reduction {
         GradReduction::Locks { .. } if has_gradients => Accumulate::Locks,
         GradReduction::Atomics if has_gradients => Accumulate::Atomics,
@@ -148,7 +147,7 @@ fn tile(problem: &Problem, pack: u32, caps: &Caps) -> Option<Tile> {
         (cluster <= caps.max_cluster).then(|| Tile { packs, cluster, ..tile(threads, 1, 1, blocks_per_sm) })
     };
     // Two sums a row and two a column need more registers.
-    let is_layer = problem.norm == Norm::Layer || (problem.present.dweight && problem.present.dbias);
+    let is_layer = problem.norm == Norm::Layer || problem.tensors.sums_over_rows() == 2;
     let threads = threads_for(packs);
     let tile = match (packs, is_layer) {
         // 1398080x96: 95 %, 16 threads with one pack 86 %; layer norm 91 and 83 %.
@@ -244,11 +243,11 @@ fn fit(problem: &Problem, tile: Tile, caps: &Caps) -> Option<Tile> {
 
 /// Dynamic shared memory of a block: the ring of rows, or what its groups exchange at the end of a chunk.
 fn shared_bytes(problem: &Problem, tile: &Tile) -> usize {
-    let streams =
-        problem.activation.size() + problem.residual.size() * (1 + usize::from(problem.present.dresidual_out));
+    let DTypes { activation, residual, .. } = problem.dtypes;
+    let streams = activation.size() + residual.size() * (1 + usize::from(problem.has(Tensor::DresidualOut)));
     let owned = (tile.pack * tile.packs * tile.threads()) as usize;
     let ring = (tile.stages * tile.unroll) as usize * owned * streams;
-    let gradients = usize::from(problem.present.dweight) + usize::from(problem.present.dbias);
+    let gradients = problem.tensors.sums_over_rows();
     let width = tile.threads_per_row.max(32);
     let exchange =
         gradients * (tile.pack * tile.packs * (tile.threads() / width / 2) * width) as usize * size_of::<f32>();

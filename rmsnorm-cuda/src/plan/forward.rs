@@ -10,9 +10,10 @@ pub(super) fn plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
     if problem.rows == 0 {
         return Plan::default();
     }
-    let stream = problem.present.residual.then_some(problem.residual);
-    let pack = pack(problem.activation, stream);
-    let load = match (problem.norm, problem.present.residual) {
+    let adds_residual = problem.tensors.adds_residual();
+    let stream = adds_residual.then_some(problem.dtypes.residual);
+    let pack = pack(problem.dtypes.activation, stream);
+    let load = match (problem.norm, adds_residual) {
         (Norm::Rms, false) => Load::Plain,
         (Norm::Rms, true) => Load::Residual,
         (Norm::Layer, false) => Load::Layer,
@@ -299,8 +300,8 @@ fn fits(problem: &Problem, tile: &Tile, caps: &Caps) -> bool {
 
 /// Dynamic shared memory of a block of `forward_long`: its part of x and of the residual.
 fn shared_bytes(problem: &Problem, tile: &Tile) -> usize {
-    let residual = if problem.present.residual { problem.residual.size() } else { 0 };
-    (tile.pack * tile.packs * tile.threads()) as usize * (problem.activation.size() + residual)
+    let residual = if problem.tensors.adds_residual() { problem.dtypes.residual.size() } else { 0 };
+    (tile.pack * tile.packs * tile.threads()) as usize * (problem.dtypes.activation.size() + residual)
 }
 
 /// The blocks that visit a row several times.

@@ -70,7 +70,7 @@ fn a_workspace_that_does_not_fit_is_out_of_memory() {
     let mut dx = stream.alloc_zeros::<bf16>(rows * cols).unwrap();
     let mut dweight = stream.alloc_zeros::<bf16>(cols).unwrap();
     let mut call = || {
-        let args = Backward::new(dy.as_view(), dy.as_view(), dx.as_view_mut()).rstd(rstd.as_view());
+        let args = Backward::new(dy.as_view(), dy.as_view(), rstd.as_view(), dx.as_view_mut());
         gpu.backward(&norm, args.dweight(dweight.as_view_mut()))
     };
     call().unwrap();
@@ -144,7 +144,7 @@ fn child_loses_its_context() {
 
     for _ in 0..CALLS_AFTER_LOSS {
         let forward = gpu.forward(&norm, Forward::new(x.as_view(), y.as_view_mut()));
-        let args = Backward::new(x.as_view(), x.as_view(), y.as_view_mut()).rstd(rstd.as_view());
+        let args = Backward::new(x.as_view(), x.as_view(), rstd.as_view(), y.as_view_mut());
         let backward = gpu.backward(&norm, args.dweight(dweight.as_view_mut()));
         for call in [forward, backward] {
             let Err(Error::Device { source, .. }) = call else { panic!("{call:?}") };

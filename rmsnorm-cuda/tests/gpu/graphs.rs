@@ -6,7 +6,7 @@ use rmsnorm_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptur
 use rmsnorm_cuda::cudarc::driver::{CudaGraph, CudaSlice, CudaStream, DriverError};
 use rmsnorm_cuda::{
     Backward, CudaBackend, Forward,
-    spec::{DType, Error, Norm, NormBackend, NormSpec, Present, Problem, Stage, bf16},
+    spec::{DType, Error, Norm, NormBackend, NormSpec, Problem, Tensor, bf16},
 };
 
 use crate::support::{Gpu, bytes, tensor, upload};
@@ -56,10 +56,10 @@ impl Tensors {
     fn call(&mut self, backend: &CudaBackend) -> Result<(), Error> {
         let forward = Forward::new(self.x.as_view(), self.y.as_view_mut());
         backend.forward(&self.norm, forward.weight(self.weight.as_view()).rstd(self.rstd.as_view_mut()))?;
-        let mut backward = Backward::new(self.dy.as_view(), self.x.as_view(), self.dx.as_view_mut())
-            .weight(self.weight.as_view())
-            .rstd(self.rstd.as_view())
-            .dweight(self.dweight.as_view_mut());
+        let mut backward =
+            Backward::new(self.dy.as_view(), self.x.as_view(), self.rstd.as_view(), self.dx.as_view_mut())
+                .weight(self.weight.as_view())
+                .dweight(self.dweight.as_view_mut());
         if let Some(workspace) = &mut self.workspace {
             backward = backward.workspace(workspace.as_view_mut());
         }
@@ -73,8 +73,8 @@ impl Tensors {
 }
 
 fn backward_problem(rows: usize, cols: usize) -> Problem {
-    let present = Present { weight: true, rstd: true, dweight: true, workspace: true, ..Present::default() };
-    Problem::uniform(Stage::Backward, Norm::Rms, rows, cols, DType::Bf16, present)
+    let tensors = [Tensor::Weight, Tensor::Dweight, Tensor::Workspace];
+    Problem::backward(Norm::Rms, rows, cols, DType::Bf16, &tensors)
 }
 
 /// Captures what `work` enqueues. The mode concerns this thread alone.

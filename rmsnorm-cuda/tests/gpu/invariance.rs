@@ -3,7 +3,7 @@
 use rmsnorm_cuda::cudarc::driver::CudaSlice;
 use rmsnorm_cuda::{
     Backward, CudaBackend, Forward,
-    spec::{Norm, NormBackend, NormSpec, bf16},
+    spec::{Norm, NormBackend, NormSpec, Rows, bf16},
 };
 
 use crate::support::{Gpu, bytes, tensor};
@@ -69,14 +69,15 @@ impl Call<'_> {
         let ([y, dx], [mean, rstd]) = (&mut matrices, &mut statistics);
         let weight = || weight.slice(*offset..offset + norm.cols);
 
-        let args = Forward::new(x.slice(*offset..), y.slice_mut(*offset..)).x_row_stride(stride).y_row_stride(stride);
+        let args =
+            Forward::new(Rows::strided(x.slice(*offset..), stride), Rows::strided(y.slice_mut(*offset..), stride));
         let args = args.weight(weight()).rstd(rstd.as_view_mut());
         let args = if is_layer { args.mean(mean.as_view_mut()) } else { args };
         gpu.forward(norm, args).unwrap();
 
-        let args = Backward::new(dy.slice(*offset..), x.slice(*offset..), dx.slice_mut(*offset..));
-        let args = args.dy_row_stride(stride).x_row_stride(stride).dx_row_stride(stride);
-        let args = args.weight(weight()).rstd(rstd.as_view());
+        let [dy, x] = [&dy, &x].map(|matrix| Rows::strided(matrix.slice(*offset..), stride));
+        let args = Backward::new(dy, x, rstd.as_view(), Rows::strided(dx.slice_mut(*offset..), stride));
+        let args = args.weight(weight());
         let args = if is_layer { args.mean(mean.as_view()) } else { args };
         gpu.backward(norm, args).unwrap();
 

@@ -91,10 +91,9 @@ impl Tensors {
     }
 
     fn backward(&mut self, backend: &CudaBackend) {
-        let args = Backward::new(self.dy.as_view(), self.x.as_view(), self.dx.as_view_mut())
+        let args = Backward::new(self.dy.as_view(), self.x.as_view(), self.rstd.as_view(), self.dx.as_view_mut())
             .weight(self.weight.as_view())
             .mean(self.mean.as_view())
-            .rstd(self.rstd.as_view())
             .dweight(self.dweight.as_view_mut())
             .dbias(self.dbias.as_view_mut());
         backend.backward(&self.norm, args).unwrap();
@@ -199,8 +198,8 @@ fn more_than_2_to_the_31_elements_in_one_row() {
     let mut dy = constant(backend, bf16::ZERO, cols);
     stream.memcpy_htod(&[one], &mut dy.slice_mut(cols - 1..)).unwrap();
     let mut dweight = constant(backend, bf16::NAN, cols);
-    let args = Backward::new(dy.as_view(), x.as_view(), y.as_view_mut()).weight(weight.as_view());
-    backend.backward(&norm, args.rstd(rstd.as_view()).dweight(dweight.as_view_mut())).unwrap();
+    let args = Backward::new(dy.as_view(), x.as_view(), rstd.as_view(), y.as_view_mut()).weight(weight.as_view());
+    backend.backward(&norm, args.dweight(dweight.as_view_mut())).unwrap();
     let [dx @ .., last] = ends(&y);
     assert!(dx.iter().all(|dx| *dx < -8e-10 && *dx > -1.1e-9) && last == 2.0, "{dx:?}, {last}");
     assert_eq!(ends(&dweight), [0.0, 0.0, 0.0, 0.0, 0.0, 1.0]);

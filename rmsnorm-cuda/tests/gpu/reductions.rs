@@ -51,9 +51,8 @@ impl Case {
         let mut dx = stream.alloc_zeros::<bf16>(self.x.len()).unwrap();
         let mut dweight = stream.alloc_zeros::<f32>(cols).unwrap();
         let mut dbias = stream.alloc_zeros::<f32>(cols).unwrap();
-        let args = Backward::<bf16, f32, bf16>::mixed(dy.as_view(), x.as_view(), dx.as_view_mut())
+        let args = Backward::<bf16, f32, bf16>::mixed(dy.as_view(), x.as_view(), rstd.as_view(), dx.as_view_mut())
             .mean(mean.as_view())
-            .rstd(rstd.as_view())
             .dweight(dweight.as_view_mut())
             .dbias(dbias.as_view_mut())
             .grad_reduction(reduction);

@@ -108,8 +108,9 @@ impl<E: Element + DeviceRepr + ValidAsZeroBits> Period<E> {
         let mut dx = stream.alloc_zeros::<E>(rows * cols).unwrap();
         let mut gradients = [0; 2].map(|_| stream.alloc_zeros::<f32>(cols).unwrap());
         let [dweight, dbias] = &mut gradients;
-        let args = Backward::<E, f32, E>::mixed(dy.as_view(), x.as_view(), dx.as_view_mut()).weight(weight.as_view());
-        let args = args.rstd(rstd.as_view()).dweight(dweight.as_view_mut());
+        let args = Backward::<E, f32, E>::mixed(dy.as_view(), x.as_view(), rstd.as_view(), dx.as_view_mut())
+            .weight(weight.as_view());
+        let args = args.dweight(dweight.as_view_mut());
         let is_layer = self.norm.norm == Norm::Layer;
         let args = if is_layer { args.mean(mean.as_view()).dbias(dbias.as_view_mut()) } else { args };
         gpu.backward(&NormSpec { rows, ..self.norm }, args).unwrap();

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::marker::PhantomData;
 
 use super::*;
-use crate::{bf16, f16};
+use crate::{Access, Rows, bf16, f16};
 
 struct Numbers;
 
@@ -40,17 +40,11 @@ impl NormBackend for Numbers {
         view.span
     }
     fn workspace_len(&self, problem: &Problem) -> usize {
-        WORKSPACE * usize::from(problem.present.dweight || problem.present.dbias)
+        WORKSPACE * usize::from(problem.tensors.sums_over_rows() > 0)
     }
     fn launch_forward<T: Element, W: Element, R: Element>(
         &self,
         _: Checked<Forward<'_, Self, T, W, R>>,
-    ) -> Result<(), Error> {
-        Ok(())
-    }
-    fn launch_forward_in_place<T: Element, W: Element, R: Element>(
-        &self,
-        _: Checked<ForwardInPlace<'_, Self, T, W, R>>,
     ) -> Result<(), Error> {
         Ok(())
     }
@@ -65,6 +59,25 @@ impl NormBackend for Numbers {
 const ROWS: usize = 3;
 const COLS: usize = 10;
 const WORKSPACE: usize = 17;
+
+/// The direction of a call and its form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    Forward,
+    InPlace,
+    Backward,
+}
+
+impl Form {
+    const ALL: [Form; 3] = [Form::Forward, Form::InPlace, Form::Backward];
+
+    const fn direction(self) -> Direction {
+        match self {
+            Form::Forward | Form::InPlace => Direction::Forward,
+            Form::Backward => Direction::Backward,
+        }
+    }
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shape {
@@ -98,7 +111,7 @@ const fn entry(name: &'static str, shape: Shape, dtype: Type, is_output: bool, i
 }
 
 /// Every tensor of a call of layer norm.
-fn table(stage: Stage) -> &'static [Entry] {
+fn table(form: Form) -> &'static [Entry] {
     use Shape::{Matrix, OfCols, OfRows, Workspace};
     use Type::{Activation, F32, Residual, Weight};
     const FORWARD: &[Entry] = &[
@@ -131,17 +144,17 @@ fn table(stage: Stage) -> &'static [Entry] {
         entry("dbias", OfCols, Weight, true, true),
         entry("workspace", Workspace, F32, true, true),
     ];
-    match stage {
-        Stage::Forward => FORWARD,
-        Stage::ForwardInPlace => IN_PLACE,
-        Stage::Backward => BACKWARD,
+    match form {
+        Form::Forward => FORWARD,
+        Form::InPlace => IN_PLACE,
+        Form::Backward => BACKWARD,
     }
 }
 
 /// A call: its tensors by name, and the norm.
 #[derive(Clone)]
 struct Call {
-    stage: Stage,
+    form: Form,
     spec: NormSpec,
     grad_reduction: GradReduction,
     tensors: Vec<(&'static str, Place)>,
@@ -170,7 +183,7 @@ fn size(entry: &Entry, mix: Mix) -> usize {
 
 impl Call {
     /// A layer norm with every tensor, each dense in an allocation of its own.
-    fn full(stage: Stage) -> Call {
+    fn full(form: Form) -> Call {
         let place = |(i, entry): (usize, &Entry)| {
             let len = match entry.shape {
                 Shape::Matrix => ROWS * COLS,
@@ -181,10 +194,10 @@ impl Call {
             (entry.name, Place { span: Span { allocation: i as u64 + 1, start: 4096, len }, row_stride: None })
         };
         Call {
-            stage,
+            form,
             spec: NormSpec::layer(ROWS, COLS, 1e-5),
             grad_reduction: GradReduction::Partials,
-            tensors: table(stage).iter().enumerate().map(place).collect(),
+            tensors: table(form).iter().enumerate().map(place).collect(),
         }
     }
 
@@ -216,76 +229,55 @@ impl Call {
         let names = RefCell::new(BTreeSet::new());
         let look_up = Names { call: self, names: &names };
         let optional = |name| look_up.find(name).is_some();
-        let (problem, strides) = match self.stage {
-            Stage::Forward => {
+        let checked = match self.form {
+            Form::Forward | Form::InPlace => {
                 let args = Forward::<'_, Numbers, T, W, R> {
-                    x: look_up.rows("x"),
+                    x: look_up.source("x"),
                     weight: optional("weight").then(|| look_up.view("weight")),
                     bias: optional("bias").then(|| look_up.view("bias")),
-                    residual: optional("residual").then(|| look_up.rows("residual")),
-                    residual_out: optional("residual_out").then(|| look_up.rows("residual_out")),
-                    y: look_up.rows("y"),
+                    residual: optional("residual").then(|| look_up.source("residual")),
+                    residual_out: look_up.target("residual_out"),
+                    y: look_up.target("y"),
                     mean: optional("mean").then(|| look_up.view("mean")),
                     rstd: optional("rstd").then(|| look_up.view("rstd")),
+                    lost: None,
                 };
-                let checked = Checked::forward(self.spec, args)?;
-                assert_eq!(checked.spec(), &self.spec);
-                let problem = *checked.problem();
-                let args = checked.into_args();
-                let strides = vec![
-                    ("x", args.x.row_stride),
-                    ("residual", args.residual.and_then(|rows| rows.row_stride)),
-                    ("residual_out", args.residual_out.and_then(|rows| rows.row_stride)),
-                    ("y", args.y.row_stride),
-                ];
-                (problem, strides)
+                self.validated(Checked::forward(self.spec, args)?, Checked::<Forward<'_, Numbers, T, W, R>>::visit)
             }
-            Stage::ForwardInPlace => {
-                let args = ForwardInPlace::<'_, Numbers, T, W, R> {
-                    x: look_up.rows("x"),
-                    weight: optional("weight").then(|| look_up.view("weight")),
-                    bias: optional("bias").then(|| look_up.view("bias")),
-                    residual: optional("residual").then(|| look_up.rows("residual")),
-                    mean: optional("mean").then(|| look_up.view("mean")),
-                    rstd: optional("rstd").then(|| look_up.view("rstd")),
-                };
-                let checked = Checked::forward_in_place(self.spec, args)?;
-                assert_eq!(checked.spec(), &self.spec);
-                let problem = *checked.problem();
-                let args = checked.into_args();
-                let residual = args.residual.and_then(|rows| rows.row_stride);
-                (problem, vec![("x", args.x.row_stride), ("residual", residual)])
-            }
-            Stage::Backward => {
+            Form::Backward => {
                 let args = Backward::<'_, Numbers, T, W, R> {
                     dy: look_up.rows("dy"),
                     x: look_up.rows("x"),
                     weight: optional("weight").then(|| look_up.view("weight")),
                     mean: optional("mean").then(|| look_up.view("mean")),
-                    rstd: optional("rstd").then(|| look_up.view("rstd")),
+                    rstd: look_up.view("rstd"),
                     dresidual_out: optional("dresidual_out").then(|| look_up.rows("dresidual_out")),
                     dx: look_up.rows("dx"),
                     dweight: optional("dweight").then(|| look_up.view("dweight")),
                     dbias: optional("dbias").then(|| look_up.view("dbias")),
                     workspace: optional("workspace").then(|| look_up.view("workspace")),
                     grad_reduction: self.grad_reduction,
+                    lost: None,
                 };
                 let checked = Checked::backward(&Numbers, self.spec, args)?;
-                assert_eq!(checked.spec(), &self.spec);
-                let problem = *checked.problem();
-                let args = checked.into_args();
-                let strides = vec![
-                    ("dy", args.dy.row_stride),
-                    ("x", args.x.row_stride),
-                    ("dresidual_out", args.dresidual_out.and_then(|rows| rows.row_stride)),
-                    ("dx", args.dx.row_stride),
-                ];
-                (problem, strides)
+                self.validated(checked, Checked::<Backward<'_, Numbers, T, W, R>>::visit)
             }
         };
-        let known: BTreeSet<&str> = table(self.stage).iter().map(|entry| entry.name).collect();
+        let known: BTreeSet<&str> = table(self.form).iter().map(|entry| entry.name).collect();
         assert_eq!(*names.borrow(), known, "the table has the tensors of the argument struct");
-        Ok(Validated { problem, strides })
+        Ok(checked)
+    }
+
+    fn validated<A>(
+        &self,
+        checked: Checked<A>,
+        visit: impl FnOnce(Checked<A>, &mut Visited) -> Result<(), Error>,
+    ) -> Validated {
+        assert_eq!(checked.spec(), &self.spec);
+        let problem = *checked.problem();
+        let mut visited = Visited { problem, tensors: Vec::new() };
+        visit(checked, &mut visited).expect("the visitor takes every tensor");
+        Validated { problem, visited: visited.tensors }
     }
 }
 
@@ -293,8 +285,34 @@ impl Call {
 #[derive(Debug)]
 struct Validated {
     problem: Problem,
-    /// Of every matrix, by its name.
-    strides: Vec<(&'static str, Option<usize>)>,
+    /// Every tensor that a launch is handed.
+    visited: Vec<(Tensor, Place)>,
+}
+
+/// Takes note of what a launch is handed.
+struct Visited {
+    problem: Problem,
+    tensors: Vec<(Tensor, Place)>,
+}
+
+impl Visited {
+    fn note(&mut self, tensor: Tensor, place: Place, dtype: DType, access: Access) {
+        let expected = (tensor.access(self.problem.direction), self.problem.dtype(tensor));
+        assert_eq!(expected, (Some(access), dtype), "{tensor}");
+        self.tensors.push((tensor, place));
+    }
+}
+
+impl Visitor<'_, Numbers> for Visited {
+    fn read<E: Element>(&mut self, tensor: Tensor, rows: Rows<View<E>>) -> Result<(), Error> {
+        self.note(tensor, Place { span: rows.view.span, row_stride: rows.row_stride }, E::DTYPE, Access::Read);
+        Ok(())
+    }
+
+    fn write<E: Element>(&mut self, tensor: Tensor, rows: Rows<View<E>>) -> Result<(), Error> {
+        self.note(tensor, Place { span: rows.view.span, row_stride: rows.row_stride }, E::DTYPE, Access::Write);
+        Ok(())
+    }
 }
 
 /// Looks tensors up, and notes which.
@@ -313,6 +331,20 @@ impl Names<'_> {
         View { span: self.find(name).expect("the call has that tensor").span, element: PhantomData }
     }
 
+    /// Read in a call of its own results, else overwritten.
+    fn source<E>(&self, name: &'static str) -> Source<View<E>, View<E>> {
+        match self.call.form {
+            Form::InPlace => Source::Overwrite(self.rows(name)),
+            Form::Forward | Form::Backward => Source::Read(self.rows(name)),
+        }
+    }
+
+    /// Absent where the source is overwritten, and not looked up then.
+    fn target<E>(&self, name: &'static str) -> Option<Rows<View<E>>> {
+        let is_given = self.call.form != Form::InPlace && self.find(name).is_some();
+        is_given.then(|| self.rows(name))
+    }
+
     fn rows<E>(&self, name: &'static str) -> Rows<View<E>> {
         Rows { view: self.view(name), row_stride: self.find(name).and_then(|place| place.row_stride) }
     }
@@ -327,16 +359,16 @@ fn overlap(result: Result<Validated, Error>) -> Option<(&'static str, &'static s
     }
 }
 
-/// Every pair of tensors of a stage, as (where one stays, what is moved).
-fn pairs(stage: Stage) -> impl Iterator<Item = (&'static Entry, &'static Entry)> {
-    let all = table(stage);
+/// Every pair of tensors of a form, as (where one stays, what is moved).
+fn pairs(form: Form) -> impl Iterator<Item = (&'static Entry, &'static Entry)> {
+    let all = table(form);
     all.iter().flat_map(move |a| all.iter().filter(move |b| b.name != a.name).map(move |b| (a, b)))
 }
 
 /// Holds the answer of a call to whether the two tensors must be kept apart.
 fn expect(call: &Call, mix: Mix, (a, b): (&Entry, &Entry), shares: bool, what: &str) {
-    let stage = call.stage;
-    let what = format!("{what}: {} and {} of {stage:?} in {mix:?}", a.name, b.name);
+    let form = call.form;
+    let what = format!("{what}: {} and {} of {form:?} in {mix:?}", a.name, b.name);
     match overlap(call.check(mix)) {
         None => assert!(!(shares && (a.is_output || b.is_output)), "accepted: {what}"),
         Some((output, other)) => {
@@ -345,7 +377,7 @@ fn expect(call: &Call, mix: Mix, (a, b): (&Entry, &Entry), shares: bool, what: &
                 [(a, b), (b, a)].iter().any(|(a, b)| (a.name, b.name) == (output, other)),
                 "{output}, {other}: {what}"
             );
-            assert!(table(stage).iter().any(|entry| entry.name == output && entry.is_output), "{output}: {what}");
+            assert!(table(form).iter().any(|entry| entry.name == output && entry.is_output), "{output}: {what}");
         }
     }
 }
@@ -353,10 +385,10 @@ fn expect(call: &Call, mix: Mix, (a, b): (&Entry, &Entry), shares: bool, what: &
 /// All of it, a byte at either end, side by side, and the same addresses in another allocation.
 #[test]
 fn every_pair_of_tensors_is_kept_apart_unless_both_are_read() {
-    for stage in Stage::ALL {
+    for form in Form::ALL {
         for mix in MIXES {
-            for (a, b) in pairs(stage) {
-                let whole = Call::full(stage);
+            for (a, b) in pairs(form) {
+                let whole = Call::full(form);
                 let (place_a, place_b) = (whole.get(a.name).expect("a"), whole.get(b.name).expect("b"));
                 let (len_a, len_b) =
                     ((place_a.span.len * size(a, mix)) as u64, (place_b.span.len * size(b, mix)) as u64);
@@ -405,10 +437,10 @@ fn bytes(place: Place, row_stride: usize, size: usize) -> BTreeSet<u64> {
 #[test]
 fn rows_of_two_matrices_may_take_turns_if_no_byte_is_shared() {
     // 60 and 120 elements from row to row are 240 bytes in either size; in a row of 20 or 40 bytes.
-    for stage in Stage::ALL {
+    for form in Form::ALL {
         for mix in MIXES {
             let both_matrices = |(a, b): &(&Entry, &Entry)| a.shape == Shape::Matrix && b.shape == Shape::Matrix;
-            for (a, b) in pairs(stage).filter(both_matrices) {
+            for (a, b) in pairs(form).filter(both_matrices) {
                 let sizes = [size(a, mix), size(b, mix)];
                 let of_bytes = sizes.map(|size| 240 / size);
                 let place = |start: u64, stride: usize| Place {
@@ -418,7 +450,7 @@ fn rows_of_two_matrices_may_take_turns_if_no_byte_is_shared() {
                 for start in (4096 - 300..4096 + 300u64).step_by(2) {
                     for strides in [of_bytes, [of_bytes[0], of_bytes[0]], [of_bytes[0] + 2, of_bytes[1]]] {
                         let places = [place(4096, strides[0]), place(start, strides[1])];
-                        let mut call = Call::full(stage);
+                        let mut call = Call::full(form);
                         call.set(a.name, |place| *place = places[0]);
                         call.set(b.name, |place| *place = places[1]);
                         let [of_a, of_b] = [0, 1].map(|i| bytes(places[i], strides[i], sizes[i]));
@@ -437,11 +469,11 @@ fn rows_of_two_matrices_may_take_turns_if_no_byte_is_shared() {
 /// A vector has no rows that could take turns with a matrix's, wherever in the gaps it lies.
 #[test]
 fn a_vector_between_the_rows_of_a_matrix_is_refused() {
-    for stage in Stage::ALL {
+    for form in Form::ALL {
         for mix in MIXES {
             let of_matrix_and_vector = |(a, b): &(&Entry, &Entry)| a.shape == Shape::Matrix && b.shape != Shape::Matrix;
-            for (a, b) in pairs(stage).filter(of_matrix_and_vector) {
-                let mut call = Call::full(stage);
+            for (a, b) in pairs(form).filter(of_matrix_and_vector) {
+                let mut call = Call::full(form);
                 let span = Span { allocation: 77, start: 0, len: (ROWS - 1) * 200 + COLS };
                 call.set(a.name, |place| *place = Place { span, row_stride: Some(200) });
                 let start = (COLS * size(a, mix)) as u64 + 8;
@@ -464,7 +496,7 @@ fn single_rows_and_whole_strides_take_turns_too() {
             if (rows, len, start) == (1, 3 * COLS, 84) {
                 continue;
             }
-            let mut call = Call::full(Stage::ForwardInPlace);
+            let mut call = Call::full(Form::InPlace);
             call.spec.rows = rows;
             for name in ["mean", "rstd"] {
                 call.set(name, |tensor| tensor.span.len = rows);
@@ -474,9 +506,9 @@ fn single_rows_and_whole_strides_take_turns_too() {
             assert_eq!(overlap(call.check(MIXES[0])).is_some(), shares, "{rows} rows of {len} elements, {start}");
         }
     }
-    let mut call = Call::full(Stage::Forward);
+    let mut call = Call::full(Form::Forward);
     call.spec.rows = COLS;
-    for entry in table(Stage::Forward).iter().filter(|entry| entry.shape != Shape::OfCols) {
+    for entry in table(Form::Forward).iter().filter(|entry| entry.shape != Shape::OfCols) {
         let len = if entry.shape == Shape::Matrix { COLS * COLS } else { COLS };
         call.set(entry.name, |place| place.span.len = len);
     }
@@ -488,23 +520,23 @@ fn single_rows_and_whole_strides_take_turns_too() {
 /// A view without elements shares nothing, even inside another tensor.
 #[test]
 fn tensors_of_no_rows_overlap_nothing() {
-    for stage in Stage::ALL {
-        let mut call = Call::full(stage);
+    for form in Form::ALL {
+        let mut call = Call::full(form);
         call.spec.rows = 0;
-        for entry in table(stage).iter().filter(|entry| matches!(entry.shape, Shape::Matrix | Shape::OfRows)) {
+        for entry in table(form).iter().filter(|entry| matches!(entry.shape, Shape::Matrix | Shape::OfRows)) {
             // In the middle of every vector of cols.
             call.set(entry.name, |place| place.span = Span { allocation: 1, start: 4096 + 8, len: 0 });
         }
-        for entry in table(stage).iter().filter(|entry| entry.shape == Shape::OfCols && !entry.is_output) {
+        for entry in table(form).iter().filter(|entry| entry.shape == Shape::OfCols && !entry.is_output) {
             call.set(entry.name, |place| place.span = Span { allocation: 1, start: 4096, len: COLS });
         }
-        assert_eq!(overlap(call.check(MIXES[0])), None, "{stage:?}");
+        assert_eq!(overlap(call.check(MIXES[0])), None, "{form:?}");
     }
 }
 
 #[test]
 fn addresses_at_the_end_of_their_range_do_not_wrap() {
-    let mut call = Call::full(Stage::Forward);
+    let mut call = Call::full(Form::Forward);
     let last = |bytes: u64, len| Place { span: Span { allocation: 9, start: u64::MAX - bytes, len }, row_stride: None };
     call.set("x", |place| *place = last(119, ROWS * COLS));
     call.set("y", |place| *place = last(239, ROWS * COLS));
@@ -513,74 +545,51 @@ fn addresses_at_the_end_of_their_range_do_not_wrap() {
     assert_eq!(overlap(call.check(MIXES[0])), Some(("y", "x")));
 }
 
-/// The flag of each optional tensor.
-fn flag(present: &Present, name: &str) -> bool {
-    let Present { weight, bias, residual, residual_out, mean, rstd, dresidual_out, dweight, dbias, workspace } =
-        *present;
-    match name {
-        "weight" => weight,
-        "bias" => bias,
-        "residual" => residual,
-        "residual_out" => residual_out,
-        "mean" => mean,
-        "rstd" => rstd,
-        "dresidual_out" => dresidual_out,
-        "dweight" => dweight,
-        "dbias" => dbias,
-        "workspace" => workspace,
-        _ => panic!("{name} is no optional tensor"),
-    }
-}
-
 /// All sets of optional tensors: accepted but for a sum without a residual, and told as they are.
 #[test]
 fn the_problem_says_which_tensors_there_are() {
-    for stage in Stage::ALL {
-        let optional: Vec<&Entry> = table(stage).iter().filter(|entry| entry.is_optional).collect();
+    for form in Form::ALL {
+        let optional: Vec<&Entry> = table(form).iter().filter(|entry| entry.is_optional).collect();
         for bits in 0u32..1 << optional.len() {
             let is_given = |name: &str| {
                 let place = optional.iter().position(|entry| entry.name == name);
-                place.map_or(table(stage).iter().any(|entry| entry.name == name), |i| bits >> i & 1 == 1)
+                place.map_or(table(form).iter().any(|entry| entry.name == name), |i| bits >> i & 1 == 1)
             };
-            let mut call = Call::full(stage);
+            let mut call = Call::full(form);
             for entry in optional.iter().filter(|entry| !is_given(entry.name)) {
                 call = call.without(entry.name);
             }
             let result = call.check(MIXES[2]);
-            if stage == Stage::Forward && is_given("residual_out") && !is_given("residual") {
+            if form == Form::Forward && is_given("residual_out") && !is_given("residual") {
                 assert!(matches!(result, Err(Error::Unexpected { arg: "residual_out", .. })), "{result:?}");
                 continue;
             }
-            let present = result.expect("a good call").problem.present;
-            for name in [
-                "weight",
-                "bias",
-                "residual",
-                "residual_out",
-                "mean",
-                "rstd",
-                "dresidual_out",
-                "dweight",
-                "dbias",
-                "workspace",
-            ] {
-                // In place the sum is where the residual was.
-                let in_place = stage == Stage::ForwardInPlace && name == "residual_out";
-                let expected = if in_place { is_given("residual") } else { is_given(name) };
-                assert_eq!(flag(&present, name), expected, "{name} of {stage:?}, set {bits:#b}");
+            let checked = result.expect("a good call");
+            for tensor in Tensor::ALL {
+                let expected = match (form, tensor) {
+                    // What is overwritten is the result already.
+                    (Form::InPlace, Tensor::X | Tensor::Residual) => false,
+                    (Form::InPlace, Tensor::Y) => true,
+                    (Form::InPlace, Tensor::ResidualOut) => is_given("residual"),
+                    _ => is_given(tensor.name()),
+                };
+                assert_eq!(checked.problem.has(tensor), expected, "{tensor} of {form:?}, set {bits:#b}");
             }
+            let visited: Vec<Tensor> = checked.visited.iter().map(|(tensor, _)| *tensor).collect();
+            assert_eq!(visited.iter().copied().collect::<TensorSet>(), checked.problem.tensors);
+            assert_eq!(visited.len(), checked.problem.tensors.iter().count(), "each of them once");
         }
     }
 }
 
 #[test]
 fn the_problem_says_what_is_computed() {
-    for stage in Stage::ALL {
+    for form in Form::ALL {
         for mix in MIXES {
             for norm in Norm::ALL {
                 for (weight_offset, has_weight_offset) in [(0.0, false), (-0.0, false), (-0.5, true), (1e-30, true)] {
                     for cast_order in [CastOrder::AtStore, CastOrder::BeforeWeight] {
-                        let mut call = Call::full(stage);
+                        let mut call = Call::full(form);
                         if norm == Norm::Rms {
                             call = call.without("mean");
                         }
@@ -589,20 +598,18 @@ fn the_problem_says_what_is_computed() {
                         let problem = call.check(mix).expect("a good call").problem;
                         let [activation, weight, residual] = mix;
                         let expected = Problem {
-                            stage,
+                            direction: form.direction(),
                             norm,
                             rows: ROWS,
                             cols: COLS,
-                            activation,
-                            weight,
-                            residual,
+                            dtypes: DTypes { activation, weight, residual },
                             has_weight_offset,
                             cast_order,
-                            grad_reduction: match stage {
-                                Stage::Forward | Stage::ForwardInPlace => GradReduction::Partials,
-                                Stage::Backward => GradReduction::Locks { groups: 3 },
+                            grad_reduction: match form {
+                                Form::Forward | Form::InPlace => GradReduction::Partials,
+                                Form::Backward => GradReduction::Locks { groups: 3 },
                             },
-                            present: problem.present,
+                            tensors: problem.tensors,
                         };
                         assert_eq!(problem, expected);
                     }
@@ -612,47 +619,110 @@ fn the_problem_says_what_is_computed() {
     }
 }
 
-/// Every matrix has a stride of its own, and leaves validation with it; without one it is dense.
+/// Every tensor lies elsewhere and every matrix has a stride of its own, and a launch is handed just that.
 #[test]
-fn strides_come_out_as_they_went_in() {
-    for stage in Stage::ALL {
-        let mut call = Call::full(stage);
-        let matrices: Vec<&Entry> = table(stage).iter().filter(|entry| entry.shape == Shape::Matrix).collect();
-        let dense = call.check(MIXES[0]).expect("a good call").strides;
-        assert_eq!(dense.len(), matrices.len());
-        assert!(dense.iter().all(|(_, stride)| *stride == Some(COLS)), "{dense:?}");
-        for (i, entry) in matrices.iter().enumerate() {
+fn views_and_strides_come_out_as_they_went_in() {
+    for form in Form::ALL {
+        let mut call = Call::full(form);
+        for (i, entry) in table(form).iter().enumerate() {
             let stride = COLS + 1 + i;
             call.set(entry.name, |place| {
-                place.row_stride = Some(stride);
-                place.span.len = (ROWS - 1) * stride + COLS;
+                place.span.start += 4 * i as u64;
+                if entry.shape == Shape::Matrix && i % 3 != 0 {
+                    place.row_stride = Some(stride);
+                    place.span.len = (ROWS - 1) * stride + COLS;
+                }
             });
         }
-        for (name, stride) in call.check(MIXES[0]).expect("a good call").strides {
-            let place = matrices.iter().position(|entry| entry.name == name);
-            assert_eq!(stride, place.map(|i| COLS + 1 + i), "{name} of {stage:?}");
+        for (tensor, place) in call.check(MIXES[0]).expect("a good call").visited {
+            let arg = match (form, tensor) {
+                (Form::InPlace, Tensor::Y) => "x",
+                (Form::InPlace, Tensor::ResidualOut) => "residual",
+                _ => tensor.name(),
+            };
+            let given = call.get(arg).expect("a tensor of the call");
+            assert_eq!((place.span, place.row_stride), (given.span, given.row_stride), "{tensor} of {form:?}");
         }
     }
+}
+
+/// A result has one place, and a residual is overwritten exactly where x is.
+#[test]
+fn what_is_overwritten_is_said_once() {
+    type Args<'a> = Forward<'a, Numbers, f32>;
+    let view = |allocation| View::<f32> { span: Span { allocation, start: 0, len: ROWS * COLS }, element: PhantomData };
+    let check = |args: Args<'_>| Checked::forward(NormSpec::rms(ROWS, COLS, 1e-5), args).map(|c| *c.problem());
+    let (separate, in_place) = (|| Args::new(view(1), view(2)), || Args::in_place(view(1)));
+    let good = |args| check(args).expect("a good call").tensors;
+    assert_eq!(good(in_place().residual_in_place(view(3))), TensorSet::of(&[Tensor::Y, Tensor::ResidualOut]));
+    let all = [Tensor::X, Tensor::Y, Tensor::Residual, Tensor::ResidualOut];
+    assert_eq!(good(separate().residual(view(3)).residual_out(view(4))), TensorSet::of(&all));
+
+    let refused = |args| match check(args) {
+        Err(Error::Unexpected { arg, .. } | Error::Missing { arg, .. }) => arg,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(refused(Args { y: None, ..separate() }), "y");
+    assert_eq!(refused(Args { y: Some(view(2).into()), ..in_place() }), "y");
+    assert_eq!(refused(in_place().residual(view(3))), "residual");
+    assert_eq!(refused(separate().residual_in_place(view(3))), "residual");
+    assert_eq!(refused(separate().residual_out(view(4))), "residual_out");
+    assert_eq!(refused(in_place().residual_in_place(view(3)).residual_out(view(4))), "residual_out");
+}
+
+/// The dtype of a tensor is said before the tensor is given; what comes too late is no silent loss.
+#[test]
+fn a_tensor_given_before_its_dtype_changes_is_named() {
+    fn view<E>(allocation: u64, len: usize) -> View<E> {
+        View { span: Span { allocation, start: 0, len }, element: PhantomData }
+    }
+    let matrix = |allocation| view::<f16>(allocation, ROWS * COLS);
+    let spec = NormSpec::rms(ROWS, COLS, 1e-5);
+    let forward = || Forward::<Numbers, f16>::new(matrix(1), matrix(2));
+    let backward = || Backward::<Numbers, f16>::new(matrix(1), matrix(2), view(3, ROWS), matrix(4));
+    let (narrow, wide) = (|n| view::<f16>(n, COLS), |n| view::<f32>(n, COLS));
+
+    let dtypes = |result: Result<Problem, Error>| result.expect("a good call").dtypes;
+    let good = forward().f32_weight().f32_residual().weight(wide(5)).residual(view(6, ROWS * COLS));
+    let mixed = DTypes::uniform(DType::F16);
+    assert_eq!(dtypes(Checked::forward(spec, good).map(|c| *c.problem())), mixed.widened(true, true));
+    let good = Checked::backward(&Numbers, spec, backward().f32_weight().dweight(wide(5)));
+    assert_eq!(dtypes(good.map(|c| *c.problem())), mixed.widened(true, false));
+
+    let lost = |result: Result<(), Error>| match result {
+        Err(Error::Unexpected { arg, .. }) => arg,
+        other => panic!("{other:?}"),
+    };
+    let forward_of = |args: Forward<'_, Numbers, f16, f32, f16>| lost(Checked::forward(spec, args).map(drop));
+    assert_eq!(forward_of(forward().weight(narrow(5)).f32_weight()), "weight");
+    assert_eq!(forward_of(forward().bias(narrow(5)).f32_weight().bias(wide(6))), "bias");
+    let streamed = |args: Forward<'_, Numbers, f16, f16, f32>| lost(Checked::forward(spec, args).map(drop));
+    assert_eq!(streamed(forward().residual(matrix(5)).f32_residual()), "residual");
+    assert_eq!(streamed(forward().residual_out(matrix(5)).f32_residual()), "residual_out");
+    let backward_of = |args: Backward<'_, Numbers, f16, f32>| lost(Checked::backward(&Numbers, spec, args).map(drop));
+    assert_eq!(backward_of(backward().weight(narrow(5)).f32_weight()), "weight");
+    assert_eq!(backward_of(backward().dweight(narrow(5)).f32_weight()), "dweight");
+    assert_eq!(backward_of(backward().dbias(narrow(5)).f32_weight()), "dbias");
 }
 
 /// One element less, one more, and a stride of one less, of every tensor.
 #[test]
 fn every_length_and_stride_is_held_to_its_limits() {
-    for stage in Stage::ALL {
-        for entry in table(stage) {
-            let (name, whole) = (entry.name, Call::full(stage));
+    for form in Form::ALL {
+        for entry in table(form) {
+            let (name, whole) = (entry.name, Call::full(form));
             let len = whole.get(name).expect("a tensor").span.len;
             for (change, is_good) in [(-1isize, false), (0, true), (1, entry.shape == Shape::Workspace)] {
                 let mut call = whole.clone();
                 call.set(name, |place| place.span.len = len.saturating_add_signed(change));
                 match call.check(MIXES[3]) {
-                    Ok(_) => assert!(is_good, "{name} of {stage:?} with {change:+} elements was accepted"),
+                    Ok(_) => assert!(is_good, "{name} of {form:?} with {change:+} elements was accepted"),
                     Err(Error::Length { arg, min, max, got }) => {
-                        assert!(!is_good && arg == name, "{arg} for {name} of {stage:?}");
+                        assert!(!is_good && arg == name, "{arg} for {name} of {form:?}");
                         let most = if entry.shape == Shape::Workspace { usize::MAX } else { len };
                         assert_eq!((min, max, got), (len, most, len.saturating_add_signed(change)));
                     }
-                    Err(error) => panic!("{name} of {stage:?}: {error}"),
+                    Err(error) => panic!("{name} of {form:?}: {error}"),
                 }
             }
             if entry.shape == Shape::Matrix {
@@ -672,11 +742,11 @@ fn every_length_and_stride_is_held_to_its_limits() {
 /// Rows apart: the padding after the last one may be there or not, and the message says both.
 #[test]
 fn a_strided_matrix_may_end_with_its_last_element_or_its_stride() {
-    for stage in Stage::ALL {
-        for entry in table(stage).iter().filter(|entry| entry.shape == Shape::Matrix) {
+    for form in Form::ALL {
+        for entry in table(form).iter().filter(|entry| entry.shape == Shape::Matrix) {
             let (least, most) = ((ROWS - 1) * 12 + COLS, ROWS * 12);
             for len in least - 1..=most + 1 {
-                let mut call = Call::full(stage);
+                let mut call = Call::full(form);
                 call.set(entry.name, |place| (place.row_stride, place.span.len) = (Some(12), len));
                 match call.check(MIXES[4]) {
                     Ok(_) => assert!((least..=most).contains(&len), "{}: {len}", entry.name),
@@ -684,7 +754,7 @@ fn a_strided_matrix_may_end_with_its_last_element_or_its_stride() {
                         assert!(!(least..=most).contains(&len), "{}: {len}", entry.name);
                         assert_eq!((arg, min, max, got), (entry.name, least, most, len));
                     }
-                    Err(error) => panic!("{} of {stage:?}: {error}", entry.name),
+                    Err(error) => panic!("{} of {form:?}: {error}", entry.name),
                 }
             }
         }
@@ -697,7 +767,7 @@ fn the_largest_tensor_is_admitted_and_no_larger_one() {
     for (mix, size) in [(MIXES[0], 4), (MIXES[1], 2)] {
         let most = isize::MAX as usize / size;
         for (rows, is_good) in [(most, true), (most + 1, false)] {
-            let mut call = Call::full(Stage::ForwardInPlace).without("residual").without("weight").without("bias");
+            let mut call = Call::full(Form::InPlace).without("residual").without("weight").without("bias");
             call = call.without("mean").without("rstd");
             call.spec = NormSpec::rms(rows, 1, 0.0);
             call.set("x", |place| place.span.len = rows);
@@ -710,20 +780,20 @@ fn the_largest_tensor_is_admitted_and_no_larger_one() {
 
 #[test]
 fn scalars_are_held_to_their_limits() {
-    for stage in Stage::ALL {
+    for form in Form::ALL {
         for (eps, is_good) in [(0.0, true), (-0.0, true), (f32::MIN_POSITIVE, true), (f32::MAX, true), (-1e-45, false)]
         {
-            let mut call = Call::full(stage);
+            let mut call = Call::full(form);
             call.spec.eps = eps;
-            assert_eq!(call.check(MIXES[0]).is_ok(), is_good, "eps {eps} of {stage:?}");
+            assert_eq!(call.check(MIXES[0]).is_ok(), is_good, "eps {eps} of {form:?}");
         }
         for (offset, is_good) in
             [(-1.0, true), (f32::MIN, true), (f32::MAX, true), (f32::INFINITY, false), (f32::NEG_INFINITY, false)]
         {
-            let mut call = Call::full(stage);
+            let mut call = Call::full(form);
             call.spec.weight_offset = offset;
             let result = call.check(MIXES[0]);
-            assert_eq!(result.is_ok(), is_good, "weight_offset {offset} of {stage:?}");
+            assert_eq!(result.is_ok(), is_good, "weight_offset {offset} of {form:?}");
             assert!(is_good || matches!(result, Err(Error::InvalidWeightOffset { .. })));
         }
     }
@@ -732,20 +802,21 @@ fn scalars_are_held_to_their_limits() {
 /// Statistics: what each norm and direction must have, may have and must not.
 #[test]
 fn statistics_are_asked_for_and_refused_by_norm_and_direction() {
-    for stage in Stage::ALL {
+    for form in Form::ALL {
         for norm in Norm::ALL {
+            // Backward's rstd is no option, by its type.
             for (has_mean, has_rstd) in [(true, true), (true, false), (false, true), (false, false)] {
-                let mut call = Call::full(stage);
+                if form == Form::Backward && !has_rstd {
+                    continue;
+                }
+                let mut call = Call::full(form);
                 call.spec.norm = norm;
                 call = if has_mean { call } else { call.without("mean") };
                 call = if has_rstd { call } else { call.without("rstd") };
                 let result = call.check(MIXES[1]);
-                let what = format!("{stage:?} {norm:?}, mean: {has_mean}, rstd: {has_rstd}: {result:?}");
-                let is_backward = stage == Stage::Backward;
+                let what = format!("{form:?} {norm:?}, mean: {has_mean}, rstd: {has_rstd}: {result:?}");
+                let is_backward = form == Form::Backward;
                 match (norm, is_backward) {
-                    (_, true) if !has_rstd => {
-                        assert!(matches!(result, Err(Error::Missing { arg: "rstd", .. })), "{what}")
-                    }
                     (Norm::Rms, _) if has_mean => {
                         assert!(matches!(result, Err(Error::Unexpected { arg: "mean", .. })), "{what}");
                     }
@@ -763,7 +834,7 @@ fn statistics_are_asked_for_and_refused_by_norm_and_direction() {
 #[test]
 fn the_workspace_is_as_long_as_the_backend_says() {
     for (dweight, dbias) in [(true, true), (true, false), (false, true), (false, false)] {
-        let mut call = Call::full(Stage::Backward);
+        let mut call = Call::full(Form::Backward);
         call = if dweight { call } else { call.without("dweight") };
         call = if dbias { call } else { call.without("dbias") };
         let needed = if dweight || dbias { WORKSPACE } else { 0 };
@@ -775,8 +846,8 @@ fn the_workspace_is_as_long_as_the_backend_says() {
     }
 }
 
-/// Reports and messages name a stage by this.
+/// Reports and messages name a direction by this.
 #[test]
-fn stages_have_names() {
-    assert_eq!(Stage::ALL.map(Stage::name), ["forward", "forward_in_place", "backward"]);
+fn directions_have_names() {
+    assert_eq!(Direction::ALL.map(Direction::name), ["forward", "backward"]);
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 
-use rmsnorm_spec::Error;
+use rmsnorm_spec::{Error, Tensor};
 use wgpu::{
     BindGroup, BindGroupDescriptor, BindGroupEntry, BindingResource, Buffer, BufferBinding, BufferDescriptor,
     BufferSize, BufferUsages, Device,
@@ -17,7 +17,7 @@ use crate::error::{WgpuFailure, device_error, unsupported};
 use crate::kernel::Kernel;
 use crate::params::{Params, Place};
 use crate::plan::Dispatch;
-use crate::source::{PARAMS_BINDING, Tensor};
+use crate::source::PARAMS_BINDING;
 
 /// The bind groups of a call, whose numbers lie in one uniform buffer.
 pub(super) struct Groups<'a> {
@@ -182,27 +182,7 @@ fn place(params: &mut Params, tensor: Tensor, view: Option<&View<'_>>, part: &Pa
         Some(Shape::Rows { stride }) if rows > 1 => stride as u32,
         _ => 0,
     };
-    let place = Place { first, row_stride: stride };
-    match tensor {
-        Tensor::X => params.x = place,
-        Tensor::Residual => params.residual = place,
-        Tensor::Dy => params.dy = place,
-        Tensor::DresidualOut => params.dresidual_out = place,
-        Tensor::Y => params.y = place,
-        Tensor::ResidualOut => params.residual_out = place,
-        Tensor::Dx => params.dx = place,
-        Tensor::Weight => params.weight = place,
-        Tensor::Bias => params.bias = place,
-        Tensor::Dweight => params.dweight = place,
-        Tensor::Dbias => params.dbias = place,
-        Tensor::Mean => params.mean = first,
-        Tensor::Rstd => params.rstd = first,
-        Tensor::Workspace => {
-            params.workspace = first;
-            // The plan counts from the workspace's start.
-            params.row_sums += first;
-        }
-    }
+    params.place(tensor, Place { first, row_stride: stride });
 }
 
 fn entry(binding: u32, buffer: &Buffer, offset: u64, size: u64) -> BindGroupEntry<'_> {

@@ -1,15 +1,12 @@
 //! Views to places in buffers, with the rules of storage buffers: what wgpu would refuse later, and less clearly.
 
-use rmsnorm_spec::{DType, Element, Error, Rows};
+use rmsnorm_spec::{DType, Element, Error, Problem, Rows, Tensor, TensorShape, Visitor};
 use wgpu::{Buffer, BufferUsages};
 
+use crate::backend::WgpuBackend;
 use crate::error::unsupported;
 use crate::plan::Placed;
-use crate::source::Tensor;
 use crate::view::WgpuSlice;
-
-/// Tensors there are.
-const COUNT: usize = Tensor::Workspace as usize + 1;
 
 /// What part of a tensor a dispatch with some of the rows has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,12 +43,26 @@ pub(super) struct View<'a> {
 #[derive(Debug)]
 pub(super) struct Tensors<'a> {
     cols: usize,
-    views: [Option<View<'a>>; COUNT],
+    /// `None` for a copy.
+    problem: Option<Problem>,
+    views: [Option<View<'a>>; Tensor::COUNT],
 }
 
 impl<'a> Tensors<'a> {
-    pub(super) fn new(cols: usize) -> Self {
-        Tensors { cols, views: [None; COUNT] }
+    /// None yet, of a call with this problem.
+    pub(super) fn new(problem: Problem) -> Self {
+        Tensors { cols: problem.cols, problem: Some(problem), views: [None; Tensor::COUNT] }
+    }
+
+    /// The two of a copy: rows of a length of their own.
+    ///
+    /// # Errors
+    /// `Unsupported`, with the name of the tensor, if it cannot be bound.
+    pub(super) fn of_copy<T: Element>(from: WgpuSlice<'a, T>, to: WgpuSlice<'a, T>) -> Result<Self, Error> {
+        let mut tensors = Tensors { cols: from.len().min(to.len()), problem: None, views: [None; Tensor::COUNT] };
+        tensors.add(Tensor::X, from, Shape::Elements, false)?;
+        tensors.add(Tensor::Y, to, Shape::Elements, true)?;
+        Ok(tensors)
     }
 
     pub(super) fn cols(&self) -> u64 {
@@ -60,61 +71,6 @@ impl<'a> Tensors<'a> {
 
     pub(super) fn get(&self, tensor: Tensor) -> Option<&View<'a>> {
         self.views.get(tensor as usize)?.as_ref()
-    }
-
-    /// A matrix that is read.
-    ///
-    /// # Errors
-    /// `Unsupported`, with the name of the tensor, if it cannot be bound.
-    pub(super) fn read_rows<T: Element>(
-        &mut self,
-        tensor: Tensor,
-        rows: Option<Rows<WgpuSlice<'a, T>>>,
-    ) -> Result<(), Error> {
-        let Some(rows) = rows else { return Ok(()) };
-        let stride = rows.stride(self.cols) as u64;
-        self.add(tensor, tensor.name(), rows.view, Shape::Rows { stride }, false)
-    }
-
-    /// A matrix that is written. `name` is what the call calls it.
-    ///
-    /// # Errors
-    /// As [`read_rows`](Self::read_rows).
-    pub(super) fn write_rows<T: Element>(
-        &mut self,
-        tensor: Tensor,
-        name: &'static str,
-        rows: Option<Rows<WgpuSlice<'a, T>>>,
-    ) -> Result<(), Error> {
-        let Some(rows) = rows else { return Ok(()) };
-        let stride = rows.stride(self.cols) as u64;
-        self.add(tensor, name, rows.view, Shape::Rows { stride }, true)
-    }
-
-    /// Another tensor that is read.
-    ///
-    /// # Errors
-    /// As [`read_rows`](Self::read_rows).
-    pub(super) fn read<T: Element>(
-        &mut self,
-        tensor: Tensor,
-        view: Option<WgpuSlice<'a, T>>,
-        shape: Shape,
-    ) -> Result<(), Error> {
-        view.map_or(Ok(()), |view| self.add(tensor, tensor.name(), view, shape, false))
-    }
-
-    /// Another tensor that is written.
-    ///
-    /// # Errors
-    /// As [`read_rows`](Self::read_rows).
-    pub(super) fn write<T: Element>(
-        &mut self,
-        tensor: Tensor,
-        view: Option<WgpuSlice<'a, T>>,
-        shape: Shape,
-    ) -> Result<(), Error> {
-        view.map_or(Ok(()), |view| self.add(tensor, tensor.name(), view, shape, true))
     }
 
     /// A tensor that is zeroed by a copy command.
@@ -167,18 +123,37 @@ impl<'a> Tensors<'a> {
     fn add<T: Element>(
         &mut self,
         tensor: Tensor,
-        name: &'static str,
         slice: WgpuSlice<'a, T>,
         shape: Shape,
         is_written: bool,
     ) -> Result<(), Error> {
         let (buffer, offset, len) = (slice.buffer(), slice.offset(), slice.len() as u64);
+        let name = self.problem.map_or(tensor.name(), |problem| problem.arg(tensor));
         let view = View { tensor, name, buffer, offset, len, dtype: T::DTYPE, shape, is_written };
         view.check()?;
-        if let Some(slot) = self.views.get_mut(tensor as usize) {
-            *slot = Some(view);
-        }
+        self.views[tensor as usize] = Some(view);
         Ok(())
+    }
+
+    fn shape<V>(&self, tensor: Tensor, rows: &Rows<V>) -> Shape {
+        match tensor.shape() {
+            TensorShape::Matrix => Shape::Rows { stride: rows.stride(self.cols) as u64 },
+            TensorShape::Cols => Shape::Columns,
+            TensorShape::Rows => Shape::PerRow,
+            TensorShape::Workspace => Shape::Workspace,
+        }
+    }
+}
+
+impl<'a> Visitor<'a, WgpuBackend> for Tensors<'a> {
+    fn read<E: Element>(&mut self, tensor: Tensor, rows: Rows<WgpuSlice<'a, E>>) -> Result<(), Error> {
+        let shape = self.shape(tensor, &rows);
+        self.add(tensor, rows.view, shape, false)
+    }
+
+    fn write<E: Element>(&mut self, tensor: Tensor, rows: Rows<WgpuSlice<'a, E>>) -> Result<(), Error> {
+        let shape = self.shape(tensor, &rows);
+        self.add(tensor, rows.view, shape, true)
     }
 }
 

@@ -93,7 +93,7 @@ fn whole(partials: u64, row_sums: u64, gradients: u64) -> u64 {
 
 /// Gradients of vectors.
 fn gradients(problem: &Problem) -> u64 {
-    u64::from(problem.present.dweight) + u64::from(problem.present.dbias)
+    problem.tensors.sums_over_rows() as u64
 }
 
 /// Elements of a row of partial sums of one gradient.
@@ -314,7 +314,7 @@ fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
     let is_wide = is_split(problem);
     let has_two_sums = gradients(problem) == 2;
     // The conversions of f16 take registers of their own.
-    let is_f16 = !is_wide && problem.activation == DType::F16;
+    let is_f16 = !is_wide && problem.dtypes.activation == DType::F16;
     let packs: &[usize] = match (pairs, is_wide) {
         // 128 columns on 16 threads 212.5 / 220.6, on 8 229 / 243, on 4 219 / 262. 1024 columns of f32 on 64 threads 107,
         // on 32 110, on 128 116; 4096 on 128 392, on 256 396; 8192 on 256 391, on 512 391.

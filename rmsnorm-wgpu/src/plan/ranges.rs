@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use rmsnorm_spec::{DType, Problem};
+use rmsnorm_spec::{DType, Problem, TensorShape};
 
 use super::{Access, Unfit, is_split, stream};
 use crate::caps::Caps;
@@ -60,9 +60,9 @@ impl Layout {
     /// Rows side by side from the start of their buffers: what other layouts are not denser than.
     pub(crate) fn dense(problem: &Problem) -> Self {
         let placed = |dtype| Placed { dtype, offset: 0, row_stride: problem.cols as u64 };
-        let matrices = std::iter::once(problem.activation).chain(stream(problem)).map(placed);
-        let has_gradients = problem.present.dweight || problem.present.dbias;
-        let gradient = has_gradients.then_some(Placed { dtype: problem.weight, offset: 0, row_stride: 0 });
+        let matrices = std::iter::once(problem.dtypes.activation).chain(stream(problem)).map(placed);
+        let has_gradients = problem.tensors.sums_over_rows() > 0;
+        let gradient = has_gradients.then_some(Placed { dtype: problem.dtypes.weight, offset: 0, row_stride: 0 });
         Layout::new(problem, matrices, gradient, false, false)
     }
 }
@@ -104,10 +104,10 @@ impl Access {
 pub(super) fn most_rows(problem: &Problem, layout: &Layout, rows_per_group: u32, caps: &Caps) -> Result<u64, Unfit> {
     let available = caps.available_bytes();
     // weight and bias are bound whole, and may be wider than the matrices.
-    let present = &problem.present;
-    let has_vector = present.weight || present.bias || present.dweight || present.dbias;
-    let vector = has_vector.then_some(problem.weight);
-    let widest = [Some(problem.activation), stream(problem), vector].into_iter().flatten().map(DType::size).max();
+    let has_vector = problem.tensors.iter().any(|tensor| tensor.shape() == TensorShape::Cols);
+    let vector = has_vector.then_some(problem.dtypes.weight);
+    let widest =
+        [Some(problem.dtypes.activation), stream(problem), vector].into_iter().flatten().map(DType::size).max();
     let bytes = (problem.cols as u64).saturating_mul(widest.unwrap_or_default() as u64);
     if bytes > available {
         return Err(Unfit::Row { bytes, most: available });

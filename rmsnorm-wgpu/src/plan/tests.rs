@@ -6,7 +6,7 @@ mod ranges;
 mod table;
 mod workspace;
 
-use rmsnorm_spec::{CastOrder, DType, GradReduction, Norm, Present, Problem, Stage};
+use rmsnorm_spec::{CastOrder, DType, DTypes, Direction, GradReduction, Norm, Problem, Tensor, TensorSet};
 
 use super::{Access, Dispatch, Layout, PAIR, Placed, Plan, Program, Step, Tile, plan};
 use crate::caps::Caps;
@@ -31,52 +31,43 @@ const ROWS: [usize; 12] = [0, 1, 2, 7, 8, 9, 528, 529, 4096, 65_536, 1 << 20, 1 
 /// Rows enough for every workgroup to have several, and few enough for any device to sum gradients of any length over.
 const SOME_ROWS: usize = 64;
 
-/// The dtypes of activations, weight and residual stream.
-type DTypes = [DType; 3];
-
-const BF16: DTypes = [DType::Bf16; 3];
-const F32: DTypes = [DType::F32; 3];
-const BF16_STREAM_F32: DTypes = [DType::Bf16, DType::Bf16, DType::F32];
+const BF16: DTypes = DTypes::uniform(DType::Bf16);
+const F32: DTypes = DTypes::uniform(DType::F32);
+const BF16_STREAM_F32: DTypes = BF16.widened(false, true);
 /// Plans know bytes, and f16 by its conversions.
-const MIXES: [DTypes; 5] = [F32, [DType::F16; 3], BF16, BF16_STREAM_F32, [DType::Bf16, DType::F32, DType::Bf16]];
+const MIXES: [DTypes; 5] = [F32, DTypes::uniform(DType::F16), BF16, BF16_STREAM_F32, BF16.widened(true, false)];
 
-const NONE: Present = Present { rstd: true, ..Present::NONE };
-const WEIGHT: Present = Present { weight: true, ..NONE };
-const WEIGHT_BIAS: Present = Present { bias: true, ..WEIGHT };
-const WEIGHT_RESIDUAL: Present = Present { residual: true, residual_out: true, ..WEIGHT };
-const DWEIGHT: Present = Present { dweight: true, ..WEIGHT };
-const DWEIGHT_DBIAS: Present = Present { dbias: true, ..DWEIGHT };
+const NONE: TensorSet = TensorSet::of(&[Tensor::Rstd]);
+const WEIGHT: TensorSet = NONE.with(Tensor::Weight);
+const WEIGHT_BIAS: TensorSet = WEIGHT.with(Tensor::Bias);
+const WEIGHT_RESIDUAL: TensorSet = WEIGHT.with(Tensor::Residual).with(Tensor::ResidualOut);
+const DWEIGHT: TensorSet = WEIGHT.with(Tensor::Dweight);
+const DWEIGHT_DBIAS: TensorSet = DWEIGHT.with(Tensor::Dbias);
 
 /// A call without its size.
 #[derive(Clone, Copy, Debug)]
 struct Call {
-    stage: Stage,
+    direction: Direction,
     norm: Norm,
     dtypes: DTypes,
-    present: Present,
+    /// Beside those that every call has.
+    tensors: TensorSet,
     grad_reduction: GradReduction,
 }
 
 impl Call {
-    const fn new(stage: Stage, norm: Norm, dtypes: DTypes, present: Present) -> Self {
-        Call { stage, norm, dtypes, present, grad_reduction: GradReduction::Partials }
+    const fn new(direction: Direction, norm: Norm, dtypes: DTypes, tensors: TensorSet) -> Self {
+        Call { direction, norm, dtypes, tensors, grad_reduction: GradReduction::Partials }
     }
 
     fn problem(self, rows: usize, cols: usize) -> Problem {
-        let Call { stage, norm, dtypes: [activation, weight, residual], present, grad_reduction } = self;
-        Problem {
-            stage,
-            norm,
-            rows,
-            cols,
-            activation,
-            weight,
-            residual,
-            has_weight_offset: false,
-            cast_order: CastOrder::AtStore,
-            grad_reduction,
-            present: Present { mean: norm == Norm::Layer, ..present },
-        }
+        let Call { direction, norm, dtypes, tensors, grad_reduction } = self;
+        let tensors: Vec<Tensor> = tensors.set(Tensor::Mean, norm == Norm::Layer).iter().collect();
+        let problem = match direction {
+            Direction::Forward => Problem::forward(norm, rows, cols, dtypes.activation, &tensors),
+            Direction::Backward => Problem::backward(norm, rows, cols, dtypes.activation, &tensors),
+        };
+        Problem { dtypes, grad_reduction, ..problem }
     }
 
     /// Rows side by side, accessed as said: what is planned does not ask whether they can be.
@@ -97,27 +88,27 @@ impl Call {
     }
 
     fn gradients(&self) -> usize {
-        usize::from(self.present.dweight) + usize::from(self.present.dbias)
+        self.tensors.sums_over_rows()
     }
 }
 
-/// Both stages and norms, with every set of optional tensors that a plan tells apart.
+/// Both directions and norms, with every set of optional tensors that a plan tells apart.
 fn calls() -> Vec<Call> {
-    let bias = Present { bias: true, ..NONE };
-    let forward = [NONE, bias, WEIGHT_BIAS, WEIGHT_RESIDUAL].map(|present| (Stage::Forward, present));
+    let bias = NONE.with(Tensor::Bias);
+    let forward = [NONE, bias, WEIGHT_BIAS, WEIGHT_RESIDUAL].map(|tensors| (Direction::Forward, tensors));
     let backward = [
         NONE,
         DWEIGHT,
         DWEIGHT_DBIAS,
-        Present { dbias: true, ..NONE },
-        Present { dresidual_out: true, ..WEIGHT },
-        Present { dresidual_out: true, ..DWEIGHT_DBIAS },
+        NONE.with(Tensor::Dbias),
+        WEIGHT.with(Tensor::DresidualOut),
+        DWEIGHT_DBIAS.with(Tensor::DresidualOut),
     ];
-    let backward = backward.map(|present| (Stage::Backward, present));
+    let backward = backward.map(|tensors| (Direction::Backward, tensors));
     let mut calls = Vec::new();
-    for (stage, present) in forward.into_iter().chain(backward) {
+    for (direction, tensors) in forward.into_iter().chain(backward) {
         for norm in Norm::ALL {
-            calls.extend(MIXES.map(|dtypes| Call::new(stage, norm, dtypes, present)));
+            calls.extend(MIXES.map(|dtypes| Call::new(direction, norm, dtypes, tensors)));
         }
     }
     calls

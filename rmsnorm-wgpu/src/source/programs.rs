@@ -11,12 +11,12 @@ use naga::front::wgsl;
 use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
 use naga::{AddressSpace, Module, ShaderStage, StorageAccess, TypeInner};
 use rmsnorm_shaders::{self as shaders, Source};
-use rmsnorm_spec::{CastOrder, DType, GradReduction, Norm, Present, Problem, Stage};
+use rmsnorm_spec::{CastOrder, DType, DTypes, GradReduction, Norm, Problem, Tensor, TensorSet};
 
 use super::*;
 use crate::caps::Caps;
 use crate::params::{Params, Place};
-use crate::plan::{Flags, Layout, Placed, Step, Tile, plan};
+use crate::plan::{Layout, Placed, Step, Tile, plan};
 
 const SAMPLES_PER_PROGRAM: usize = 60;
 const CALLS_PER_DEVICE: usize = 60;
@@ -36,8 +36,13 @@ fn planned() -> Vec<(Caps, KernelKey)> {
     let mut draw = Draw(2);
     let mut keys = Vec::new();
     for caps in [Caps::h200(), Caps::laptop(), Caps::phone(), Caps::lavapipe()] {
-        for stage in (0..CALLS_PER_DEVICE).map(|call| Stage::ALL[call % Stage::ALL.len()]) {
-            let (problem, layout) = draw.call(stage);
+        for call in 0..CALLS_PER_DEVICE {
+            let problem = match call % 3 {
+                0 => draw.forward(),
+                1 => draw.forward_in_place(),
+                _ => draw.backward(),
+            };
+            let layout = draw.layout(&problem);
             let steps = plan(&problem, &layout, &caps).map(|plan| plan.steps);
             keys.extend(steps.unwrap_or_else(|unfit| panic!("{problem:?}: {unfit}")).into_iter().filter_map(|step| {
                 match step {
@@ -72,28 +77,31 @@ impl Draw {
     }
 
     fn key(&mut self, program: Program) -> KernelKey {
-        let flags = self.flags(program);
-        let activation = self.of(DType::ALL);
-        let other = |draw: &mut Draw, is_there| if is_there { draw.of([activation, DType::F32]) } else { activation };
+        let tensors = self.tensors(program);
         let is_reduction = program == Program::ReducePartials;
         let is_backward = !program.is_forward() && !is_reduction && program != Program::Copy;
-        let (weight, residual) = (other(self, flags.weight || flags.bias), other(self, flags.residual || is_backward));
+        let activation = DTypes::uniform(self.of(DType::ALL));
+        let uses_weight = tensors.has(Tensor::Weight) || tensors.has(Tensor::Bias);
+        let uses_stream = is_backward || tensors.adds_residual();
+        let dtypes = activation.widened(uses_weight && self.yes(), uses_stream && self.yes());
         let has_norm = program.is_forward() || is_backward;
+        let norm = if has_norm { self.of(Norm::ALL) } else { Norm::Rms };
+        // Backward has a mean exactly where the norm has.
+        let tensors = if is_backward { tensors.set(Tensor::Mean, norm == Norm::Layer) } else { tensors };
         let access = self.of([Access::Aligned, Access::Words, Access::Halves]);
         let keeps_rows = matches!(program, Program::Forward | Program::Backward);
         KernelKey {
             program,
-            norm: if has_norm { self.of(Norm::ALL) } else { Norm::Rms },
-            activation,
-            weight,
-            residual,
+            norm,
+            dtypes,
             cast_order: if program.is_forward() {
                 self.of([CastOrder::AtStore, CastOrder::BeforeWeight])
             } else {
                 CastOrder::AtStore
             },
-            atomics: is_backward && (flags.dweight || flags.dbias) && self.yes(),
-            flags,
+            atomics: is_backward && tensors.sums_over_rows() > 0 && self.yes(),
+            tensors,
+            has_weight_offset: tensors.has(Tensor::Weight) && self.yes(),
             tile: self.tile(program),
             access,
             is_whole: access == Access::Aligned && keeps_rows && self.yes(),
@@ -101,75 +109,73 @@ impl Draw {
         }
     }
 
-    /// A call, and how its tensors lie.
-    fn call(&mut self, stage: Stage) -> (Problem, Layout) {
-        let (activation, norm, residual) = (self.of(DType::ALL), self.of(Norm::ALL), self.yes());
-        let backward = stage == Stage::Backward;
-        let present = Present {
-            weight: self.yes(),
-            bias: !backward && self.yes(),
-            residual: !backward && residual,
-            residual_out: !backward && residual && (stage == Stage::ForwardInPlace || self.yes()),
-            mean: norm == Norm::Layer,
-            rstd: backward || self.yes(),
-            dresidual_out: backward && residual,
-            dweight: backward && self.yes(),
-            dbias: backward && self.yes(),
-            workspace: false,
-        };
-        let problem = Problem {
-            stage,
-            norm,
-            rows: self.of([1, 40, 512]),
-            cols: self.of(COLS),
-            activation,
-            weight: self.of([activation, DType::F32]),
-            residual: self.of([activation, DType::F32]),
-            has_weight_offset: self.yes(),
-            cast_order: self.of([CastOrder::AtStore, CastOrder::BeforeWeight]),
-            grad_reduction: if backward && self.yes() { GradReduction::Atomics } else { GradReduction::Partials },
-            present,
-        };
+    fn some(&mut self, tensors: &[Tensor]) -> Vec<Tensor> {
+        tensors.iter().copied().filter(|_| self.yes()).collect()
+    }
+
+    fn forward(&mut self) -> Problem {
+        use Tensor::{Bias, Residual, ResidualOut, Rstd, Weight};
+        let (norm, rows, cols, dtypes) = (self.of(Norm::ALL), self.rows(), self.of(COLS), self.of(DTypes::ALL));
+        let tensors = self.some(&[Weight, Bias, Rstd, Residual, ResidualOut]);
+        let problem = Problem::forward(norm, rows, cols, dtypes.activation, &tensors);
+        let keeps_sum = problem.has(Residual) && problem.has(ResidualOut);
+        let tensors = problem.tensors.set(ResidualOut, keeps_sum).set(Tensor::Mean, norm == Norm::Layer);
+        let cast_order = self.of([CastOrder::AtStore, CastOrder::BeforeWeight]);
+        Problem { dtypes, tensors, cast_order, has_weight_offset: self.yes(), ..problem }
+    }
+
+    fn forward_in_place(&mut self) -> Problem {
+        let problem = self.forward();
+        let tensors = problem.tensors.set(Tensor::ResidualOut, problem.has(Tensor::Residual));
+        Problem { tensors: tensors.without(Tensor::X).without(Tensor::Residual), ..problem }
+    }
+
+    fn backward(&mut self) -> Problem {
+        use Tensor::{Dbias, DresidualOut, Dweight, Weight};
+        let (norm, rows, cols, dtypes) = (self.of(Norm::ALL), self.rows(), self.of(COLS), self.of(DTypes::ALL));
+        let tensors = self.some(&[Weight, DresidualOut, Dweight, Dbias]);
+        let grad_reduction = self.of([GradReduction::Atomics, GradReduction::Partials]);
+        let problem = Problem::backward(norm, rows, cols, dtypes.activation, &tensors);
+        Problem { dtypes, grad_reduction, has_weight_offset: self.yes(), ..problem }
+    }
+
+    fn rows(&mut self) -> usize {
+        self.of([1, 40, 512])
+    }
+
+    /// How a call's tensors lie.
+    fn layout(&mut self, problem: &Problem) -> Layout {
         let (offset, padding) = (self.of([0, 0, 4, 2]), self.of([0, 0, 2, 1]));
         let row_stride = (problem.cols + padding) as u64;
         let placed = |dtype: DType| Placed { dtype, offset: offset * dtype.size() as u64, row_stride };
-        let tensors = [problem.activation, problem.weight, problem.residual].map(placed);
-        (problem, Layout::new(&problem, tensors, [placed(problem.weight)], self.yes(), self.yes()))
+        let DTypes { activation, weight, residual } = problem.dtypes;
+        let tensors = [activation, weight, residual].map(placed);
+        Layout::new(problem, tensors, [placed(weight)], self.yes(), self.yes())
     }
 
-    fn flags(&mut self, program: Program) -> Flags {
-        let mut flags = Flags::default();
+    fn tensors(&mut self, program: Program) -> TensorSet {
+        use Tensor::{Bias, Dbias, DresidualOut, Dweight, Mean, Residual, ResidualOut, Rstd, Weight, X, Y};
         match program {
             Program::Forward | Program::ForwardStreaming => {
-                flags.in_place = self.yes();
-                flags.weight = self.yes();
-                flags.weight_offset = flags.weight && self.yes();
-                flags.bias = self.yes();
-                flags.residual = self.yes();
-                flags.residual_out = flags.residual && (flags.in_place || self.yes());
-                flags.mean = self.yes();
-                flags.rstd = self.yes();
+                let drawn = self.some(&[Weight, Bias, Residual, ResidualOut, Mean, Rstd]);
+                let drawn: TensorSet = drawn.into_iter().collect();
+                let adds_residual = drawn.has(Residual);
+                match self.yes() {
+                    true => drawn.with(Y).without(Residual).set(ResidualOut, adds_residual),
+                    false => drawn.with(X).with(Y).set(ResidualOut, adds_residual && drawn.has(ResidualOut)),
+                }
             }
             Program::Backward | Program::BackwardColumns => {
-                flags.weight = self.yes();
-                flags.weight_offset = flags.weight && self.yes();
-                flags.rstd = true;
-                flags.dresidual_out = self.yes();
-                flags.dweight = self.yes();
-                flags.dbias = self.yes();
+                let drawn: TensorSet = self.some(&[Weight, DresidualOut, Dweight, Dbias]).into_iter().collect();
+                drawn.union(TensorSet::of(&[X, Tensor::Dy, Tensor::Dx, Rstd]))
             }
-            Program::BackwardRowSums => {
-                flags.weight = self.yes();
-                flags.weight_offset = flags.weight && self.yes();
-                flags.rstd = true;
-            }
+            Program::BackwardRowSums => TensorSet::of(&[X, Tensor::Dy, Rstd]).set(Weight, self.yes()),
             Program::ReducePartials => {
-                flags.dweight = self.yes();
-                flags.dbias = !flags.dweight || self.yes();
+                let has_dweight = self.yes();
+                TensorSet::NONE.set(Dweight, has_dweight).set(Dbias, !has_dweight || self.yes())
             }
-            Program::Copy => {}
+            Program::Copy => TensorSet::of(&[X, Y]),
         }
-        flags
     }
 
     fn tile(&mut self, program: Program) -> Tile {
@@ -319,7 +325,7 @@ fn the_sample_has_all_that_keys_hold() {
         let these: Vec<_> = keys.iter().filter(|key| key.program == program).collect();
         for access in [Access::Aligned, Access::Words, Access::Halves] {
             for dtype in DType::ALL {
-                let is_there = these.iter().any(|key| key.access == access && key.activation == dtype);
+                let is_there = these.iter().any(|key| key.access == access && key.dtypes.activation == dtype);
                 assert!(is_there, "{program:?} {access:?} {dtype}");
             }
         }
@@ -329,31 +335,20 @@ fn the_sample_has_all_that_keys_hold() {
 
 #[test]
 fn absent_tensors_have_no_binding() {
-    let bare = KernelKey { flags: Flags::default(), aliased: false, ..Draw(1).key(Program::Forward) };
-    let names: Vec<_> = bindings(&bare).into_iter().map(|each| each.tensor.name()).collect();
-    assert_eq!(names, ["x", "y"]);
-    let in_place = KernelKey { flags: Flags { in_place: true, ..Flags::default() }, ..bare };
-    let names: Vec<_> = bindings(&in_place).into_iter().map(|each| each.tensor.name()).collect();
-    assert_eq!(names, ["y"]);
+    let names = |tensors: &[Tensor]| {
+        let tensors = TensorSet::of(tensors);
+        let key = KernelKey { tensors, aliased: false, ..Draw(1).key(Program::Forward) };
+        bindings(&key).into_iter().map(|each| each.tensor.name()).collect::<Vec<_>>()
+    };
+    assert_eq!(names(&[Tensor::X, Tensor::Y]), ["x", "y"]);
+    assert_eq!(names(&[Tensor::Y]), ["y"]);
+    assert_eq!(names(&[Tensor::Y, Tensor::ResidualOut]), ["y", "residual_out"]);
 }
 
 #[test]
 fn whole_calls_bind_no_more_than_any_device_has_by_default() {
-    let flags = Flags {
-        weight: true,
-        weight_offset: true,
-        bias: true,
-        residual: true,
-        residual_out: true,
-        mean: true,
-        rstd: true,
-        in_place: false,
-        dresidual_out: true,
-        dweight: true,
-        dbias: true,
-    };
     for program in Program::ALL {
-        let key = KernelKey { norm: Norm::Layer, flags, ..Draw(1).key(program) };
+        let key = KernelKey { norm: Norm::Layer, tensors: program.tensors(), ..Draw(1).key(program) };
         assert!(bindings(&key).len() <= 8, "{program:?}");
     }
 }
@@ -373,8 +368,18 @@ fn f16_needs_no_conversion_of_wgsl() {
 fn every_question_has_an_answer_and_every_answer_a_question() {
     let lines = shaders::ALL.iter().flat_map(|source| source.text.lines());
     let asked: BTreeSet<&str> = lines.filter_map(|line| line.trim().strip_prefix("// if ")).collect();
-    let answered = conditions(&Draw(1).key(Program::Forward)).map(|(name, _)| name);
-    assert_eq!(asked, answered.into_iter().chain(["IS_LOADED", "IS_STORED", "IS_ATOMIC", "HAS_UNPACK"]).collect());
+    // Those of one tensor's files, which are asked beside a tensor, and of the conversions of f16.
+    let others = ["IS_LOADED", "IS_STORED", "IS_ATOMIC", "HAS_UNPACK"];
+    let key = Draw(1).key(Program::Forward);
+    let unanswered: Vec<_> = asked.iter().filter(|name| answer(&key, name).is_none()).collect();
+    assert_eq!(unanswered.into_iter().copied().collect::<BTreeSet<_>>(), BTreeSet::from(others));
+    let text = include_str!("../source.rs");
+    let (_, text) = text.split_once("fn answer(").expect("the answers");
+    let (answers, _) = text.split_once("\n}").expect("their end");
+    let answered = answers.lines().filter_map(|line| line.trim().strip_prefix("(\"")?.split('"').next());
+    for name in answered {
+        assert!(asked.contains(name), "nobody asks {name}");
+    }
 }
 
 #[test]

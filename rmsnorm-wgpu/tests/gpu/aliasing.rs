@@ -1,7 +1,7 @@
 //! Tensors that share a buffer, which the suite's never do.
 
 use rmsnorm_conformance::Harness;
-use rmsnorm_wgpu::spec::{NormBackend, NormSpec, bf16};
+use rmsnorm_wgpu::spec::{NormBackend, NormSpec, Rows, bf16};
 use rmsnorm_wgpu::{Backward, Forward, WgpuSlice};
 
 use crate::support::{Layer, backward, bits, forward, open, tensor, upload};
@@ -40,7 +40,7 @@ fn rows_of_x_and_y_may_alternate() {
         let both = gpu.upload(&all).unwrap();
         let len = (2 * rows - 1) * cols;
         let (x, y) = (gpu.view(&both, 0..len), gpu.view(&both, cols..cols + len));
-        let args = Forward::new(x, y).x_row_stride(2 * cols).y_row_stride(2 * cols);
+        let args = Forward::new(Rows::strided(x, 2 * cols), Rows::strided(y, 2 * cols));
         gpu.forward(&NormSpec::rms(rows, cols, 1e-5), args.weight(gpu.view(&weight, 0..cols))).unwrap();
         let got = bits(&gpu, &both);
         for row in 0..rows {
@@ -73,7 +73,7 @@ fn all_tensors_of_backward_may_share_a_buffer() {
         let workspace = place(vec![f32::NAN; 1 << 17]);
         let arena = gpu.upload(&arena).unwrap();
         let view = |range| gpu.view(&arena, range);
-        let args = Backward::new(view(dy), view(x), view(out.clone())).mean(view(mean)).rstd(view(rstd));
+        let args = Backward::new(view(dy), view(x), view(rstd), view(out.clone())).mean(view(mean));
         let args =
             args.weight(view(weight)).dweight(view(dw.clone())).dbias(view(db.clone())).workspace(view(workspace));
         gpu.backward(&NormSpec::layer(rows, cols, 1e-5), args).unwrap();

@@ -2,7 +2,7 @@
 
 use rmsnorm_conformance::Harness;
 use rmsnorm_wgpu::spec::{Error, GradReduction, NormBackend, NormSpec, bf16};
-use rmsnorm_wgpu::{Forward, ForwardInPlace, wgpu};
+use rmsnorm_wgpu::{Forward, wgpu};
 use wgpu::CommandEncoderDescriptor;
 
 use crate::support::{Layer, backward, bits, forward, open, upload, view, whole};
@@ -21,8 +21,8 @@ fn a_call_runs_between_the_users_commands() {
     let args = Forward::new(whole(&input), whole(&y)).weight(whole(&weight));
     gpu.encode_forward(&mut encoder, &norm, args).unwrap();
     encoder.copy_buffer_to_buffer(y.buffer(), 0, copy.buffer(), 0, None);
-    let in_place = ForwardInPlace::new(whole(&input)).weight(whole(&weight));
-    gpu.encode_forward_in_place(&mut encoder, &norm, in_place).unwrap();
+    let in_place = Forward::in_place(whole(&input)).weight(whole(&weight));
+    gpu.encode_forward(&mut encoder, &norm, in_place).unwrap();
     let before = bits(&gpu, &y);
     assert_ne!(before, expected.0, "nothing runs before it is submitted");
     gpu.queue().submit([encoder.finish()]);

@@ -106,7 +106,7 @@ fn a_workspace_that_is_long_enough_for_another_backend_only_is_refused() {
     let norm = NormSpec::rms(64, 1024, 1e-6);
     let [dy, x, dx] = [1, 2, 3].map(|seed| upload::<bf16>(&gpu, seed, norm.rows * norm.cols));
     let (rstd, dweight) = (upload::<f32>(&gpu, 4, norm.rows), upload::<bf16>(&gpu, 5, norm.cols));
-    let args = || Backward::new(whole(&dy), whole(&x), whole(&dx)).rstd(whole(&rstd)).dweight(whole::<bf16>(&dweight));
+    let args = || Backward::new(whole(&dy), whole(&x), whole(&rstd), whole(&dx)).dweight(whole::<bf16>(&dweight));
     let problem = *Checked::backward(&gpu, norm, args()).unwrap().problem();
     let (len, needed) = (other.workspace_len(&problem), gpu.workspace_len(&problem));
     assert!(len < needed, "{len} and {needed} prove nothing");
@@ -122,7 +122,7 @@ fn a_workspace_that_is_long_enough_for_another_backend_only_is_refused() {
 fn locks_are_unsupported() {
     let Some(gpu) = open() else { return };
     let (small, rstd) = (Small::new(&gpu), upload::<f32>(&gpu, 1, 4));
-    let args = Backward::new(whole(&small.x), whole(&small.x), whole(&small.y)).rstd(whole(&rstd));
+    let args = Backward::new(whole(&small.x), whole(&small.x), whole(&rstd), whole(&small.y));
     let rule = rule(gpu.backward(&small.norm, args.grad_reduction(GradReduction::Locks { groups: 4 })));
     assert!(rule.contains("Locks { groups: 4 }"), "{rule}");
 }
@@ -134,7 +134,7 @@ fn a_workspace_that_cannot_be_zeroed_is_refused_for_atomics() {
     let workspace = buffer(&gpu, 4096, BufferUsages::STORAGE);
     let dweight = upload::<bf16>(&gpu, 1, 16);
     for (reduction, is_refused) in [(GradReduction::Atomics, true), (GradReduction::Partials, false)] {
-        let args = Backward::new(whole(&small.x), whole(&small.x), whole(&small.y)).rstd(whole(&rstd));
+        let args = Backward::new(whole(&small.x), whole(&small.x), whole(&rstd), whole(&small.y));
         let args = args.dweight(whole(&dweight)).workspace(WgpuSlice::whole(&workspace)).grad_reduction(reduction);
         let answer = gpu.backward(&small.norm, args);
         if is_refused {

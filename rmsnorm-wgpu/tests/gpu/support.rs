@@ -118,8 +118,8 @@ impl<E: Element> Layer<E> {
     /// A call without gradients of parameters.
     pub fn args<'a>(&'a self, dx: WgpuSlice<'a, E>) -> Backward<'a, E> {
         let len = self.norm.rows * self.norm.cols;
-        let args = Backward::new(view(&self.dy, len), view(&self.x, len), dx);
-        args.mean(whole(&self.mean)).rstd(whole(&self.rstd)).weight(view(&self.weight, self.norm.cols))
+        let args = Backward::new(view(&self.dy, len), view(&self.x, len), whole(&self.rstd), dx);
+        args.mean(whole(&self.mean)).weight(view(&self.weight, self.norm.cols))
     }
 }
 

@@ -2,7 +2,7 @@
 //! download.
 
 use rmsnorm_core::conformance::Harness;
-use rmsnorm_core::{Backward, Checked, DType, Element, Forward, Norm, NormBackend, Task, bf16, f16};
+use rmsnorm_core::{Backward, Checked, DType, DTypes, Element, Forward, Norm, NormBackend, Task, WithDTypes};
 
 use super::request::Request;
 use crate::failure::Failure;
@@ -26,22 +26,24 @@ impl Task for Compute<'_> {
 
     fn run<H: Harness>(self, harness: &H) -> Self::Output {
         let request = self.0;
-        let outputs = match request.x.dtype {
-            DType::F32 => with_activation::<H, f32>(harness, request),
-            DType::F16 => with_activation::<H, f16>(harness, request),
-            DType::Bf16 => with_activation::<H, bf16>(harness, request),
-        }?;
+        let dtypes =
+            DTypes { activation: request.x.dtype, weight: request.weight_dtype(), residual: request.residual_dtype() };
+        let outputs = dtypes.dispatch(On { harness, request })??;
         Ok(Computed { device: harness.device(), outputs })
     }
 }
 
-/// From dtypes as data to dtypes as types. [`Request`] has admitted each of the two others only as `T` or f32.
-fn with_activation<H: Harness, T: Element>(harness: &H, request: &Request<'_>) -> Result<Vec<OutputTensor>, Failure> {
-    match (request.weight_dtype() == T::DTYPE, request.residual_dtype() == T::DTYPE) {
-        (true, true) => compute::<H, T, T, T>(harness, request),
-        (true, false) => compute::<H, T, T, f32>(harness, request),
-        (false, true) => compute::<H, T, f32, T>(harness, request),
-        (false, false) => compute::<H, T, f32, f32>(harness, request),
+/// The request on a device.
+struct On<'a, H> {
+    harness: &'a H,
+    request: &'a Request<'a>,
+}
+
+impl<H: Harness> WithDTypes for On<'_, H> {
+    type Output = Result<Vec<OutputTensor>, Failure>;
+
+    fn call<T: Element, W: Element, R: Element>(self) -> Self::Output {
+        compute::<H, T, W, R>(self.harness, self.request)
     }
 }
 
@@ -80,8 +82,8 @@ fn forward<H: Harness, T: Element, W: Element, R: Element>(
     let mut mean = (spec.norm == Norm::Layer).then(|| zeros::<H, f32>(harness, "mean", rows)).transpose()?;
     let mut rstd = zeros::<H, f32>(harness, "rstd", rows)?;
 
-    let mut args = Forward::<H::Backend, T, W, R>::mixed(harness.view(&x, 0..all), harness.view_mut(&mut y, 0..all));
-    args = args.rstd(harness.view_mut(&mut rstd, 0..rows));
+    let args = Forward::<H::Backend, T>::new(harness.view(&x, 0..all), harness.view_mut(&mut y, 0..all));
+    let mut args = args.weight_dtype::<W>().residual_dtype::<R>().rstd(harness.view_mut(&mut rstd, 0..rows));
     args.weight = weight.map(|weight| harness.view(weight, 0..cols));
     args.bias = bias.as_ref().map(|bias| harness.view(bias, 0..cols));
     args.mean = mean.as_mut().map(|mean| harness.view_mut(mean, 0..rows));
@@ -124,8 +126,12 @@ fn backward<H: Harness, T: Element, W: Element, R: Element>(
     };
 
     let (dy, normalized) = (harness.view(&dy, 0..all), harness.view(&normalized, 0..all));
-    let mut args = Backward::<H::Backend, T, W, R>::mixed(dy, normalized, harness.view_mut(&mut dx, 0..all));
-    args = args.rstd(harness.view(&saved.rstd, 0..rows));
+    let mut args = Backward::<H::Backend, T, W, R>::mixed(
+        dy,
+        normalized,
+        harness.view(&saved.rstd, 0..rows),
+        harness.view_mut(&mut dx, 0..all),
+    );
     args.weight = weight.map(|weight| harness.view(weight, 0..cols));
     args.mean = saved.mean.as_ref().map(|mean| harness.view(mean, 0..rows));
     args.dweight = dweight.as_mut().map(|dweight| harness.view_mut(dweight, 0..cols));

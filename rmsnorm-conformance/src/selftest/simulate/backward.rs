@@ -118,7 +118,7 @@ impl<'c> BackwardKernel<'c> {
                 Some(_) if call.has(Bug::DresMissing) => dx,
                 Some(dresidual_out) if call.has(Bug::DresBeforeR) => (inner + dresidual_out[col]) * row.rstd,
                 Some(dresidual_out) if call.has(Bug::DresAfterStore) => {
-                    round(dx, call.problem.activation) + dresidual_out[col]
+                    round(dx, call.problem.dtypes.activation) + dresidual_out[col]
                 }
                 Some(dresidual_out) => dx + dresidual_out[col],
             }

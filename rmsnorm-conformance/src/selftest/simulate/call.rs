@@ -5,6 +5,7 @@ use rmsnorm_spec::{DType, Element, NormSpec, Problem};
 use super::SimulatedBackend;
 use super::gradients::rows_per_block;
 use super::matrix::round;
+use crate::case::Kind;
 use crate::selftest::planted::Bug;
 
 pub(super) struct Call {
@@ -19,7 +20,7 @@ pub(super) struct Call {
 
 impl Call {
     pub(super) fn new(backend: &SimulatedBackend, spec: &NormSpec, problem: &Problem, calls_before: usize) -> Self {
-        let bug = backend.bug.filter(|bug| bug.applies_to(problem.norm, problem.stage));
+        let bug = backend.bug.filter(|bug| bug.applies_to(problem.norm, Kind::of(problem)));
         let first_col = match bug {
             Some(Bug::Nondeterministic) => calls_before,
             Some(Bug::BatchVariant) => problem.rows,
@@ -53,9 +54,9 @@ impl Call {
 
     /// The dtype of values that a bug keeps in 16 bits: the activations' own, or bf16 where that has 32.
     pub(super) fn low(&self) -> DType {
-        match self.problem.activation {
+        match self.problem.dtypes.activation {
             DType::F32 => DType::Bf16,
-            DType::F16 | DType::Bf16 => self.problem.activation,
+            DType::F16 | DType::Bf16 => self.problem.dtypes.activation,
         }
     }
 

@@ -95,7 +95,7 @@ impl<'c> ForwardKernel<'c> {
     /// What is normalized, and what is stored as `residual_out`: the same rounded sum in a correct kernel.
     fn add_residual(&self, x: &[f32], residual: Option<&[f32]>) -> (Vec<f32>, Vec<f32>) {
         let Some(residual) = residual else { return (x.to_vec(), x.to_vec()) };
-        let dtype = self.call.problem.residual;
+        let dtype = self.call.problem.dtypes.residual;
         let sums: Vec<f32> = x.iter().zip(residual).map(|(x, residual)| x + residual).collect();
         let rounded: Vec<f32> = sums.iter().map(|&sum| round(sum, dtype)).collect();
         if self.call.has(Bug::ResUnrounded) {
@@ -179,7 +179,7 @@ impl<'c> ForwardKernel<'c> {
         let eps = if call.has(Bug::EpsDefault) {
             1e-5
         } else if call.has(Bug::EpsDtype) {
-            round(call.spec.eps, call.problem.activation)
+            round(call.spec.eps, call.problem.dtypes.activation)
         } else {
             call.spec.eps
         };
@@ -206,7 +206,7 @@ impl<'c> ForwardKernel<'c> {
     fn scale(&self, h: &[f32], statistics: Statistics) -> Vec<f32> {
         let x_hat_dtype = match self.call.spec.cast_order {
             CastOrder::BeforeWeight if self.call.has(Bug::CastOrderIgnored) => DType::F32,
-            CastOrder::BeforeWeight => self.call.problem.activation,
+            CastOrder::BeforeWeight => self.call.problem.dtypes.activation,
             CastOrder::AtStore => self.call.accumulator(Bug::CastLlama),
         };
         let scale_one = |(col, h): (usize, &f32)| {
@@ -224,7 +224,7 @@ impl<'c> ForwardKernel<'c> {
     /// half already holds `y`.
     fn redo_second_half(&self, row: usize, h: &[f32], y: &mut [f32]) {
         let half = h.len() / 2;
-        let overwritten = y[..half].iter().map(|&y| round(y, self.call.problem.activation));
+        let overwritten = y[..half].iter().map(|&y| round(y, self.call.problem.dtypes.activation));
         let seen: Vec<f32> = overwritten.chain(h[half..].iter().copied()).collect();
         let late = self.scale(&seen, self.statistics(row, &seen));
         y[half..].copy_from_slice(&late[half..]);

@@ -2,7 +2,7 @@
 //! workspace, then a serial sum over the blocks.
 
 use rmsnorm_spec::depth::ceil_root;
-use rmsnorm_spec::{DType, Element, Problem, Stage};
+use rmsnorm_spec::{DType, Element, Problem, Tensor};
 
 use super::backward::BackwardRow;
 use super::call::Call;
@@ -16,13 +16,7 @@ pub(super) fn rows_per_block(at_least: usize, rows: usize) -> usize {
 
 /// One partial sum a column and block, for each gradient asked for.
 pub(super) fn workspace_len(problem: &Problem, block_rows: usize) -> usize {
-    match problem.stage {
-        Stage::Forward | Stage::ForwardInPlace => 0,
-        Stage::Backward => {
-            let gradients = usize::from(problem.present.dweight) + usize::from(problem.present.dbias);
-            gradients * problem.rows.div_ceil(block_rows) * problem.cols
-        }
-    }
+    problem.tensors.sums_over_rows() * problem.rows.div_ceil(block_rows) * problem.cols
 }
 
 pub(super) struct Gradients<'c> {
@@ -34,20 +28,20 @@ pub(super) struct Gradients<'c> {
 impl<'c> Gradients<'c> {
     /// `workspace` has at least [`workspace_len`] elements of any value.
     pub(super) fn new(call: &'c Call, workspace: &'c mut [f32]) -> Self {
-        let present = call.problem.present;
+        let present = call.problem.tensors;
         let each = call.spec.rows.div_ceil(call.block_rows) * call.spec.cols;
-        let (for_dweight, rest) = workspace.split_at_mut(if present.dweight { each } else { 0 });
-        let (for_dbias, _) = rest.split_at_mut(if present.dbias { each } else { 0 });
+        let (for_dweight, rest) = workspace.split_at_mut(if present.has(Tensor::Dweight) { each } else { 0 });
+        let (for_dbias, _) = rest.split_at_mut(if present.has(Tensor::Dbias) { each } else { 0 });
         let sums = |partials, low_accumulator| ColumnSums {
             partials,
             accumulator: call.accumulator(low_accumulator),
             partial_dtype: DType::F32,
         };
-        let dweight = present.dweight.then(|| ColumnSums {
+        let dweight = present.has(Tensor::Dweight).then(|| ColumnSums {
             partial_dtype: call.accumulator(Bug::DwLowPartials),
             ..sums(for_dweight, Bug::DwLowacc)
         });
-        let dbias = present.dbias.then(|| sums(for_dbias, Bug::DbLowacc));
+        let dbias = present.has(Tensor::Dbias).then(|| sums(for_dbias, Bug::DbLowacc));
         Gradients { call, dweight, dbias }
     }
 

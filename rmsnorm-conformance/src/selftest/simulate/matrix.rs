@@ -2,7 +2,7 @@
 
 use std::ops::{Deref, DerefMut};
 
-use rmsnorm_spec::{DType, Element, Rows, bf16, f16};
+use rmsnorm_spec::{DType, Element, Rows, Source, bf16, f16};
 
 use super::call::Call;
 use crate::selftest::planted::Bug;
@@ -26,6 +26,37 @@ impl<V> Matrix<V> {
     pub(super) fn with_stride_of<U>(self, other: &Matrix<U>, mistaken: bool) -> Self {
         let row_stride = if mistaken { other.row_stride } else { self.row_stride };
         Matrix { row_stride, ..self }
+    }
+}
+
+/// A matrix that is read, and in place written to as well.
+pub(super) enum Input<'a, T> {
+    Read(Matrix<&'a [T]>),
+    Overwrite(Matrix<&'a mut [T]>),
+}
+
+impl<'a, T: Element> Input<'a, T> {
+    pub(super) fn new(source: Source<&'a [T], &'a mut [T]>, call: &Call, dense_with: Bug) -> Self {
+        match source {
+            Source::Read(rows) => Input::Read(Matrix::new(rows, call, dense_with)),
+            Source::Overwrite(rows) => Input::Overwrite(Matrix::new(rows, call, dense_with)),
+        }
+    }
+
+    /// The row, in f32.
+    pub(super) fn row(&self, row: usize) -> Vec<f32> {
+        match self {
+            Input::Read(matrix) => matrix.row(row),
+            Input::Overwrite(matrix) => matrix.row(row),
+        }
+    }
+
+    /// The matrix, if it is to be overwritten.
+    pub(super) fn overwritten(&mut self) -> Option<&mut Matrix<&'a mut [T]>> {
+        match self {
+            Input::Read(_) => None,
+            Input::Overwrite(matrix) => Some(matrix),
+        }
     }
 }
 

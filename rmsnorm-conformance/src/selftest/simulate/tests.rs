@@ -1,11 +1,10 @@
 //! The correct kernel against the definition, and every bug against the correct kernel.
 
 use rmsnorm_spec::reference::{self, BackwardInputs, ForwardInputs};
-use rmsnorm_spec::{
-    Backward, CastOrder, DType, Element, Error, Forward, ForwardInPlace, Norm, NormBackend, NormSpec, Stage, bf16, f16,
-};
+use rmsnorm_spec::{Backward, CastOrder, DType, Element, Error, Forward, Norm, NormBackend, NormSpec, Rows, bf16, f16};
 
 use super::SimulatedBackend;
+use crate::case::Kind;
 use crate::selftest::planted::Bug;
 
 /// One small call: what matters for a bug to show.
@@ -114,32 +113,33 @@ impl<T: Element, W: Element, R: Element> Tensors<T, W, R> {
         tensors
     }
 
-    fn run(&mut self, backend: &SimulatedBackend, stage: Stage) -> Result<(), Error> {
-        match stage {
-            Stage::Forward => self.forward(backend),
-            Stage::ForwardInPlace => self.forward_in_place(backend),
-            Stage::Backward => self.backward(backend),
+    fn run(&mut self, backend: &SimulatedBackend, kind: Kind) -> Result<(), Error> {
+        match kind {
+            Kind::Forward | Kind::EndToEnd => self.forward(backend),
+            Kind::ForwardInPlace => self.forward_in_place(backend),
+            Kind::Backward => self.backward(backend),
         }
     }
 
     fn forward(&mut self, backend: &SimulatedBackend) -> Result<(), Error> {
         let stride = |pads| self.spec.cols + pads * self.pad;
-        let args = Forward::<SimulatedBackend, T, W, R>::mixed(&self.x, &mut self.y);
-        let args = args.x_row_stride(stride(1)).y_row_stride(stride(3));
+        let (x, y) = (Rows::strided(&self.x[..], stride(1)), Rows::strided(&mut self.y[..], stride(3)));
+        let args = Forward::<SimulatedBackend, T>::new(x, y).weight_dtype::<W>().residual_dtype::<R>();
         let args = args.weight(&self.weight).bias(&self.bias).rstd(&mut self.rstd);
-        let args = args.residual(&self.residual).residual_row_stride(stride(2));
-        let mut args = args.residual_out(&mut self.residual_out).residual_out_row_stride(stride(4));
+        let args = args.residual(Rows::strided(&self.residual[..], stride(2)));
+        let mut args = args.residual_out(Rows::strided(&mut self.residual_out[..], stride(4)));
         args.mean = (self.spec.norm == Norm::Layer).then_some(self.mean.as_mut_slice());
         backend.forward(&self.spec, args)
     }
 
     fn forward_in_place(&mut self, backend: &SimulatedBackend) -> Result<(), Error> {
         let stride = |pads| self.spec.cols + pads * self.pad;
-        let args = ForwardInPlace::<SimulatedBackend, T, W, R>::mixed(&mut self.x).x_row_stride(stride(1));
+        let args = Forward::<SimulatedBackend, T>::in_place(Rows::strided(&mut self.x[..], stride(1)));
+        let args = args.weight_dtype::<W>().residual_dtype::<R>();
         let args = args.weight(&self.weight).bias(&self.bias).rstd(&mut self.rstd);
-        let mut args = args.residual(&mut self.residual).residual_row_stride(stride(2));
+        let mut args = args.residual_in_place(Rows::strided(&mut self.residual[..], stride(2)));
         args.mean = (self.spec.norm == Norm::Layer).then_some(self.mean.as_mut_slice());
-        backend.forward_in_place(&self.spec, args)
+        backend.forward(&self.spec, args)
     }
 
     /// From statistics that fit the data roughly: the backward pass takes them as they are.
@@ -147,10 +147,10 @@ impl<T: Element, W: Element, R: Element> Tensors<T, W, R> {
         let stride = |pads| self.spec.cols + pads * self.pad;
         self.mean = uniform(8, self.spec.rows, 0.1);
         self.rstd = uniform::<f32>(9, self.spec.rows, 0.1).iter().map(|delta| 1.7 + delta).collect();
-        let args = Backward::<SimulatedBackend, T, W, R>::mixed(&self.dy, &self.normalized, &mut self.dx);
-        let args = args.dy_row_stride(stride(2)).x_row_stride(stride(1)).dx_row_stride(stride(4));
-        let args = args.weight(&self.weight).rstd(&self.rstd);
-        let args = args.dresidual_out(&self.dresidual_out).dresidual_out_row_stride(stride(3));
+        let (dy, x) = (Rows::strided(&self.dy[..], stride(2)), Rows::strided(&self.normalized[..], stride(1)));
+        let dx = Rows::strided(&mut self.dx[..], stride(4));
+        let args = Backward::<SimulatedBackend, T, W, R>::mixed(dy, x, &self.rstd, dx);
+        let args = args.weight(&self.weight).dresidual_out(Rows::strided(&self.dresidual_out[..], stride(3)));
         let mut args = args.dweight(&mut self.dweight).dbias(&mut self.dbias).workspace(&mut self.workspace);
         args.mean = (self.spec.norm == Norm::Layer).then_some(self.mean.as_slice());
         backend.backward(&self.spec, args)
@@ -172,30 +172,30 @@ impl<T: Element, W: Element, R: Element> Tensors<T, W, R> {
 fn bits_of_two_calls<T: Element, W: Element, R: Element>(
     bug: Option<Bug>,
     norm: Norm,
-    stage: Stage,
+    kind: Kind,
     scenario: &Scenario,
 ) -> Vec<u32> {
     let backend = SimulatedBackend::new(bug);
     let mut bits = Vec::new();
     for _ in 0..2 {
         let mut tensors = Tensors::<T, W, R>::new(norm, scenario);
-        tensors.run(&backend, stage).unwrap();
+        tensors.run(&backend, kind).unwrap();
         bits.extend(tensors.bits());
     }
     bits
 }
 
-fn changes_a_bit<T: Element, W: Element, R: Element>(bug: Bug, norm: Norm, stage: Stage) -> bool {
+fn changes_a_bit<T: Element, W: Element, R: Element>(bug: Bug, norm: Norm, kind: Kind) -> bool {
     SCENARIOS.iter().any(|scenario| {
-        bits_of_two_calls::<T, W, R>(Some(bug), norm, stage, scenario)
-            != bits_of_two_calls::<T, W, R>(None, norm, stage, scenario)
+        bits_of_two_calls::<T, W, R>(Some(bug), norm, kind, scenario)
+            != bits_of_two_calls::<T, W, R>(None, norm, kind, scenario)
     })
 }
 
-fn shows(bug: Bug, norm: Norm, stage: Stage) -> bool {
-    changes_a_bit::<f32, f32, f32>(bug, norm, stage)
-        || changes_a_bit::<f16, f16, f16>(bug, norm, stage)
-        || changes_a_bit::<bf16, f32, f32>(bug, norm, stage)
+fn shows(bug: Bug, norm: Norm, kind: Kind) -> bool {
+    changes_a_bit::<f32, f32, f32>(bug, norm, kind)
+        || changes_a_bit::<f16, f16, f16>(bug, norm, kind)
+        || changes_a_bit::<bf16, f32, f32>(bug, norm, kind)
 }
 
 #[test]
@@ -203,9 +203,9 @@ fn every_bug_changes_a_result_wherever_it_applies() {
     let mut silent = Vec::new();
     for &bug in Bug::ALL {
         for norm in Norm::ALL {
-            for stage in Stage::ALL {
-                if bug.applies_to(norm, stage) && !shows(bug, norm, stage) {
-                    silent.push((bug.name(), norm, stage));
+            for kind in Kind::CALLS {
+                if bug.applies_to(norm, kind) && !shows(bug, norm, kind) {
+                    silent.push((bug.name(), norm, kind));
                 }
             }
         }
@@ -217,9 +217,9 @@ fn every_bug_changes_a_result_wherever_it_applies() {
 fn bugs_outside_their_scope_change_nothing() {
     for &bug in Bug::ALL {
         for norm in Norm::ALL {
-            for stage in Stage::ALL {
-                let shows = changes_a_bit::<bf16, bf16, bf16>(bug, norm, stage);
-                assert!(bug.applies_to(norm, stage) || !shows, "{bug} shows in {} {}", norm.name(), stage.name());
+            for kind in Kind::CALLS {
+                let shows = changes_a_bit::<bf16, bf16, bf16>(bug, norm, kind);
+                assert!(bug.applies_to(norm, kind) || !shows, "{bug} shows in {} {}", norm.name(), kind.name());
             }
         }
     }
@@ -233,7 +233,7 @@ fn bug_names_are_unique_and_every_bug_applies_somewhere() {
     assert_eq!(names.len(), Bug::ALL.len());
     assert!(names.len() >= 90, "bugs were lost: {}", names.len());
     for bug in Bug::ALL {
-        assert!(Norm::ALL.iter().any(|&norm| Stage::ALL.iter().any(|&stage| bug.applies_to(norm, stage))), "{bug}");
+        assert!(Norm::ALL.iter().any(|&norm| Kind::CALLS.iter().any(|&kind| bug.applies_to(norm, kind))), "{bug}");
     }
 }
 
@@ -340,9 +340,8 @@ fn workspace_of_the_callers_changes_no_bit() {
     let mut given = Tensors::<f32, f32, f32>::new(Norm::Rms, &PLAIN);
     let mut absent = given.clone();
     given.backward(&backend).unwrap();
-    let args = Backward::<SimulatedBackend, f32>::new(&absent.dy, &absent.normalized, &mut absent.dx);
-    let args =
-        args.weight(&absent.weight).rstd(&given.rstd).dweight(&mut absent.dweight).dresidual_out(&absent.dresidual_out);
+    let args = Backward::<SimulatedBackend, f32>::new(&absent.dy, &absent.normalized, &given.rstd, &mut absent.dx);
+    let args = args.weight(&absent.weight).dweight(&mut absent.dweight).dresidual_out(&absent.dresidual_out);
     backend.backward(&absent.spec, args).unwrap();
     assert_eq!(given.dweight, absent.dweight);
     assert_eq!(given.dx, absent.dx);

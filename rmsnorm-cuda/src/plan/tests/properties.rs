@@ -1,8 +1,8 @@
 //! What every plan keeps, whatever is asked for.
 
-use rmsnorm_spec::{Norm, Stage};
+use rmsnorm_spec::Norm;
 
-use super::super::{Accumulate, COLS_BREAKPOINTS, Flags, Program, workspace_len};
+use super::super::{Accumulate, COLS_BREAKPOINTS, Program, workspace_len};
 use super::*;
 
 /// Shared memory that a kernel may declare without asking.
@@ -79,32 +79,28 @@ fn every_column_has_one_thread() {
 #[test]
 fn keys_have_the_tensors_of_the_call() {
     for_all(|caps, call, cols| {
-        let Call { present, dtypes: [activation, weight, residual], .. } = call;
+        use Tensor::{Bias, Dbias, DresidualOut, Dweight, Residual, Weight};
+        let DTypes { activation, weight, residual } = call.dtypes;
         for Launch { key, .. } in launches(&call.plan(4096, cols, caps)) {
-            let is_forward = call.stage == Stage::Forward;
-            let is_reduction = key.program == Program::ReducePartials;
-            let writes_dx = matches!(key.program, Program::Backward | Program::BackwardColumns);
-            let has_gradients = writes_dx || is_reduction;
-            let expected = Flags {
-                weight: !is_reduction && present.weight,
-                bias: is_forward && present.bias,
-                residual: is_forward && present.residual,
-                dresidual_out: writes_dx && present.dresidual_out,
-                dweight: has_gradients && present.dweight,
-                dbias: has_gradients && present.dbias,
+            let code: &[Tensor] = match key.program {
+                Program::Forward | Program::ForwardCluster | Program::ForwardLong | Program::ForwardStreaming => {
+                    &[Weight, Bias, Residual]
+                }
+                Program::Backward | Program::BackwardColumns => &[Weight, DresidualOut, Dweight, Dbias],
+                Program::BackwardRowSums => &[Weight],
+                Program::ReducePartials => &[Dweight, Dbias],
             };
-            assert_eq!(key.flags, expected, "{cols} {call:?}");
-            if is_reduction {
-                assert_eq!(key.weight, weight, "{cols} {call:?}");
+            let expected: TensorSet = code.iter().copied().filter(|tensor| call.tensors.has(*tensor)).collect();
+            assert_eq!(key.tensors, expected, "{cols} {call:?}");
+            if key.program == Program::ReducePartials {
+                assert_eq!(key.dtypes.weight, weight, "{cols} {call:?}");
                 continue;
             }
-            let Flags { weight: w, bias, dweight, dbias, .. } = expected;
-            let has_weight = w || bias || dweight || dbias;
-            let has_stream = !is_forward || present.residual;
-            let dtypes = [key.activation, key.weight, key.residual];
+            let has_weight = [Weight, Bias, Dweight, Dbias].iter().any(|tensor| expected.has(*tensor));
+            let has_stream = call.direction == Direction::Backward || expected.has(Residual);
             let weight = if has_weight { weight } else { activation };
             let residual = if has_stream { residual } else { activation };
-            assert_eq!(dtypes, [activation, weight, residual], "{cols} {key:?} of {call:?}");
+            assert_eq!(key.dtypes, DTypes { activation, weight, residual }, "{cols} {key:?} of {call:?}");
         }
     });
 }
@@ -146,15 +142,17 @@ fn gradients_are_summed_in_the_way_that_was_asked_for() {
 #[test]
 fn shared_memory_has_room_for_the_rows() {
     for_all(|caps, call, cols| {
-        let [activation, _, residual] = call.dtypes.map(|dtype| dtype.size());
+        let (activation, residual) = (call.dtypes.activation.size(), call.dtypes.residual.size());
         for launch in launches(&call.plan(4096, cols, caps)) {
             let tile = launch.key.tile;
             let owned = columns(&tile) / tile.cluster as usize;
             let needed = match launch.key.program {
-                Program::ForwardLong => owned * (activation + if call.present.residual { residual } else { 0 }),
+                Program::ForwardLong => {
+                    owned * (activation + if call.tensors.has(Tensor::Residual) { residual } else { 0 })
+                }
                 Program::Backward => {
                     let rows = (tile.groups * tile.unroll * tile.stages) as usize;
-                    rows * owned * (activation + residual * (1 + usize::from(call.present.dresidual_out)))
+                    rows * owned * (activation + residual * (1 + usize::from(call.tensors.has(Tensor::DresidualOut))))
                 }
                 Program::Forward
                 | Program::ForwardCluster
@@ -259,7 +257,7 @@ fn alignment_changes_the_access_and_nothing_else() {
 #[test]
 fn the_workspace_does_not_depend_on_itself() {
     for_all(|caps, call, cols| {
-        let with = Call { present: Present { workspace: true, ..call.present }, ..call };
+        let with = Call { tensors: call.tensors.with(Tensor::Workspace), ..call };
         assert_eq!(with.plan(4096, cols, caps), call.plan(4096, cols, caps), "{cols} {call:?}");
         let len = workspace_len(&call.problem(4096, cols), caps);
         assert_eq!(call.plan(4096, cols, caps).workspace.len, len, "{cols} {call:?}");
@@ -269,9 +267,12 @@ fn the_workspace_does_not_depend_on_itself() {
 #[test]
 fn in_place_is_planned_as_forward_is() {
     for_all(|caps, call, cols| {
-        let in_place = Call { stage: Stage::ForwardInPlace, ..call };
-        if call.stage == Stage::Forward {
-            assert_eq!(in_place.plan(4096, cols, caps), call.plan(4096, cols, caps), "{cols} {call:?}");
+        let problem = call.problem(4096, cols);
+        let separate = TensorSet::of(&[Tensor::X, Tensor::Residual]);
+        let tensors = separate.iter().fold(problem.tensors, TensorSet::without);
+        if call.direction == Direction::Forward {
+            let in_place = plan(&Problem { tensors, ..problem }, 16, caps);
+            assert_eq!(in_place, call.plan(4096, cols, caps), "{cols} {call:?}");
         }
     });
 }
@@ -290,7 +291,7 @@ fn without_rows_only_gradients_are_written() {
 #[test]
 fn every_chunk_has_a_row_and_is_counted_in_32_bits() {
     for_all(|caps, call, cols| {
-        for rows in ROWS.into_iter().filter(|rows| *rows > 0 && call.stage == Stage::Backward) {
+        for rows in ROWS.into_iter().filter(|rows| *rows > 0 && call.direction == Direction::Backward) {
             let plan = call.plan(rows, cols, caps);
             assert!((1..=rows as u64).contains(&plan.chunks), "{rows}x{cols}: {} chunks, {call:?}", plan.chunks);
             // backward.cu multiplies these.

@@ -1,15 +1,15 @@
 //! What is launched for the shapes that were measured, in the lines of `plan/describe.rs`.
 
-use rmsnorm_spec::{Norm, Stage};
+use rmsnorm_spec::Norm;
 
 use super::*;
 
-const RMS_FORWARD: Call = Call::new(Stage::Forward, Norm::Rms, BF16, WEIGHT);
-const RMS_ADD: Call = Call { present: WEIGHT_RESIDUAL, ..RMS_FORWARD };
-const LAYER_FORWARD: Call = Call::new(Stage::Forward, Norm::Layer, BF16, WEIGHT_BIAS);
-const LAYER_ADD: Call = Call { present: WEIGHT_BIAS_RESIDUAL, ..LAYER_FORWARD };
-const RMS_BACKWARD: Call = Call::new(Stage::Backward, Norm::Rms, BF16, DWEIGHT);
-const LAYER_BACKWARD: Call = Call::new(Stage::Backward, Norm::Layer, BF16, DWEIGHT_DBIAS);
+const RMS_FORWARD: Call = Call::new(Direction::Forward, Norm::Rms, BF16, WEIGHT);
+const RMS_ADD: Call = Call { tensors: WEIGHT_RESIDUAL, ..RMS_FORWARD };
+const LAYER_FORWARD: Call = Call::new(Direction::Forward, Norm::Layer, BF16, WEIGHT_BIAS);
+const LAYER_ADD: Call = Call { tensors: WEIGHT_BIAS_RESIDUAL, ..LAYER_FORWARD };
+const RMS_BACKWARD: Call = Call::new(Direction::Backward, Norm::Rms, BF16, DWEIGHT);
+const LAYER_BACKWARD: Call = Call::new(Direction::Backward, Norm::Layer, BF16, DWEIGHT_DBIAS);
 
 /// Holds the plan of every shape to its line; shows all lines that differ, as they would have to be written.
 #[track_caller]

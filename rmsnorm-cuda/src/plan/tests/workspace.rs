@@ -2,8 +2,6 @@
 
 use std::ops::Range;
 
-use rmsnorm_spec::Stage;
-
 use super::super::{ALIGNMENT_SLACK, Program};
 use super::*;
 
@@ -47,7 +45,7 @@ fn parts(plan: &Plan, call: Call, rows: usize, cols: usize) -> Parts {
 /// Calls `check` for every backward call with every way of summing, for some lengths of each regime.
 fn for_all_reductions(mut check: impl FnMut(&Plan, Call, usize, usize)) {
     for caps in DEVICES {
-        for call in calls().into_iter().filter(|call| call.stage == Stage::Backward) {
+        for call in calls().into_iter().filter(|call| call.direction == Direction::Backward) {
             for grad_reduction in REDUCTIONS {
                 let call = Call { grad_reduction, ..call };
                 for cols in all_cols().into_iter().filter(|cols| *cols > 300 || cols % 30 == 1) {

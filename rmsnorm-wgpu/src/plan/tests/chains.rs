@@ -102,7 +102,7 @@ fn sums_over_the_rows_keep_to_the_policy() {
         let is_sampled = is_sampled && (call.dtypes == MIXES[0] || call.dtypes == MIXES[1]) && call.gradients() > 0;
         // Matrices of more bindings take so many ranges, each added to the one before, that some of long rows are refused.
         let most_bytes = (16 * caps.binding_bytes).min(1 << 38) as usize;
-        let fits = |rows: usize| rows * cols * call.dtypes[0].size() <= most_bytes;
+        let fits = |rows: usize| rows * cols * call.dtypes.activation.size() <= most_bytes;
         for &rows in many_rows.iter().filter(|rows| is_sampled && fits(**rows)) {
             for access in ACCESSES {
                 let layout = call.layout(rows, cols, access);

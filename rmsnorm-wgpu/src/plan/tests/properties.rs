@@ -1,6 +1,6 @@
 //! What every plan keeps, whatever is asked for.
 
-use super::super::{COLS_BREAKPOINTS, Flags, Flavour, KernelKey, Unfit, copy, workspace_len};
+use super::super::{COLS_BREAKPOINTS, Flavour, KernelKey, Unfit, copy, workspace_len};
 use super::*;
 use crate::source;
 
@@ -59,36 +59,32 @@ fn every_column_has_one_thread() {
 #[test]
 fn keys_have_the_tensors_of_the_call() {
     for_all(|caps, call, cols| {
-        let Call { dtypes: [activation, weight, residual], .. } = call;
+        use Tensor::{Bias, Dbias, DresidualOut, Dweight, Dx, Dy, Mean, Residual, ResidualOut, Rstd, Weight, X, Y};
         let problem = call.problem(SOME_ROWS, cols);
-        let present = problem.present;
+        let DTypes { activation, weight, residual } = call.dtypes;
         for Dispatch { key, .. } in dispatches(&call.plan(SOME_ROWS, cols, caps)) {
-            let is_forward = call.stage == Stage::Forward;
-            let is_reduction = key.program == Program::ReducePartials;
-            let writes_dx = matches!(key.program, Program::Backward | Program::BackwardColumns);
-            let has_gradients = writes_dx || is_reduction;
-            let expected = Flags {
-                weight: !is_reduction && present.weight,
-                weight_offset: !is_reduction && present.weight && problem.has_weight_offset,
-                bias: is_forward && present.bias,
-                residual: is_forward && present.residual,
-                residual_out: is_forward && present.residual_out,
-                mean: !is_reduction && present.mean,
-                rstd: !is_reduction && present.rstd,
-                in_place: false,
-                dresidual_out: writes_dx && present.dresidual_out,
-                dweight: has_gradients && present.dweight,
-                dbias: has_gradients && present.dbias,
+            let code: &[Tensor] = match key.program {
+                Program::Forward | Program::ForwardStreaming => {
+                    &[X, Residual, Weight, Bias, Y, ResidualOut, Mean, Rstd]
+                }
+                Program::Backward | Program::BackwardColumns => {
+                    &[X, Dy, Weight, Mean, Rstd, DresidualOut, Dx, Dweight, Dbias]
+                }
+                Program::BackwardRowSums => &[X, Dy, Weight, Mean, Rstd],
+                Program::ReducePartials => &[Dweight, Dbias],
+                Program::Copy => &[],
             };
-            assert_eq!(key.flags, expected, "{cols} {call:?}");
+            let expected: TensorSet = code.iter().copied().filter(|tensor| problem.has(*tensor)).collect();
+            assert_eq!((key.tensors, key.has_weight_offset), (expected, false), "{cols} {call:?}");
+            let is_reduction = key.program == Program::ReducePartials;
             let activation = if is_reduction { weight } else { activation };
-            let has_stream = !is_reduction && (!is_forward || present.residual);
-            let weight = if expected.weight || expected.bias { weight } else { activation };
+            let is_backward = call.direction == Direction::Backward;
+            let has_stream = !is_reduction && (is_backward || problem.has(Residual));
+            let weight = if expected.has(Weight) || expected.has(Bias) { weight } else { activation };
             let residual = if has_stream { residual } else { activation };
-            let dtypes = [key.activation, key.weight, key.residual];
-            assert_eq!(dtypes, [activation, weight, residual], "{cols} {key:?} of {call:?}");
+            assert_eq!(key.dtypes, DTypes { activation, weight, residual }, "{cols} {key:?} of {call:?}");
             // What the text is assembled for is what the plan has made sure of.
-            let is_f32 = key.activation == DType::F32 || (has_stream && residual == DType::F32);
+            let is_f32 = key.dtypes.activation == DType::F32 || (has_stream && residual == DType::F32);
             assert_eq!(source::is_split(key), is_f32, "{cols} {key:?} of {call:?}");
             // Then nothing asks which columns exist.
             assert!(!key.is_whole || key.tile.columns() == cols, "{cols} {key:?}");
@@ -260,7 +256,7 @@ fn what_lies_anywhere_is_read_in_loops_unless_it_is_short() {
 #[test]
 fn the_workspace_does_not_depend_on_itself() {
     for_all(|caps, call, cols| {
-        let with = Call { present: Present { workspace: true, ..call.present }, ..call };
+        let with = Call { tensors: call.tensors.with(Tensor::Workspace), ..call };
         assert_eq!(with.plan(SOME_ROWS, cols, caps), call.plan(SOME_ROWS, cols, caps), "{cols} {call:?}");
         let len = workspace_len(&call.problem(SOME_ROWS, cols), caps);
         assert_eq!(workspace_len(&with.problem(SOME_ROWS, cols), caps), len, "{cols} {call:?}");
@@ -270,12 +266,16 @@ fn the_workspace_does_not_depend_on_itself() {
 #[test]
 fn in_place_is_planned_as_forward_is() {
     for_all(|caps, call, cols| {
-        let in_place = Call { stage: Stage::ForwardInPlace, ..call };
-        if call.stage == Stage::Forward {
-            let mut plan = in_place.plan(SOME_ROWS, cols, caps);
+        if call.direction == Direction::Forward {
+            let separate = call.problem(SOME_ROWS, cols);
+            let tensors = separate.tensors.without(Tensor::X).without(Tensor::Residual);
+            let layout = call.layout(SOME_ROWS, cols, Access::Aligned);
+            let mut plan = plan(&Problem { tensors, ..separate }, &layout, caps).expect("a plan");
             for step in &mut plan.steps {
-                if let Step::Dispatch(dispatch) = step {
-                    assert!(std::mem::take(&mut dispatch.key.flags.in_place));
+                if let Step::Dispatch(Dispatch { key, .. }) = step {
+                    assert!(key.tensors.is_in_place());
+                    let adds_residual = key.tensors.has(Tensor::ResidualOut);
+                    key.tensors = key.tensors.with(Tensor::X).set(Tensor::Residual, adds_residual);
                 }
             }
             assert_eq!(plan, call.plan(SOME_ROWS, cols, caps), "{cols} {call:?}");
@@ -303,17 +303,17 @@ fn equal_code_has_equal_keys() {
         dispatches(&plan).next().expect("a kernel").key
     };
     let (at_store, before) = (CastOrder::AtStore, CastOrder::BeforeWeight);
-    let call = |dtypes, present| Call::new(Stage::Forward, Norm::Rms, dtypes, present);
+    let call = |dtypes, tensors| Call::new(Direction::Forward, Norm::Rms, dtypes, tensors);
     // x_hat is rounded before a weight of 16-bit activations, and nowhere else.
     assert_ne!(key(call(BF16, WEIGHT), at_store), key(call(BF16, WEIGHT), before));
     assert_eq!(key(call(BF16, NONE), at_store), key(call(BF16, NONE), before));
     assert_eq!(key(call(F32, WEIGHT), at_store), key(call(F32, WEIGHT), before));
     // The dtypes of tensors that are not there.
-    let mixed = [DType::Bf16, DType::F32, DType::F32];
+    let mixed = BF16.widened(true, true);
     assert_eq!(key(call(BF16, NONE), at_store), key(call(mixed, NONE), at_store));
-    let atomic = |present| Call {
+    let atomic = |tensors| Call {
         grad_reduction: GradReduction::Atomics,
-        ..Call::new(Stage::Backward, Norm::Rms, BF16, present)
+        ..Call::new(Direction::Backward, Norm::Rms, BF16, tensors)
     };
     assert!(!key(atomic(WEIGHT), at_store).atomics);
     assert!(key(atomic(DWEIGHT), at_store).atomics);
@@ -323,7 +323,7 @@ fn equal_code_has_equal_keys() {
 fn spin_locks_are_refused_by_rule() {
     let call = Call {
         grad_reduction: GradReduction::Locks { groups: 4 },
-        ..Call::new(Stage::Backward, Norm::Rms, BF16, DWEIGHT)
+        ..Call::new(Direction::Backward, Norm::Rms, BF16, DWEIGHT)
     };
     let (problem, layout) = (call.problem(64, 64), call.layout(64, 64, Access::Aligned));
     let unfit = plan(&problem, &layout, &Caps::h200()).expect_err("no locks in WGSL");

@@ -9,7 +9,8 @@ fn placed(dtype: DType, offset: u64, row_stride: u64) -> Placed {
 
 /// The access to a call of 4 rows whose x and weight lie so, and whose y is aligned.
 fn access(cols: usize, x: Placed, weight: Placed) -> Access {
-    let call = Call::new(Stage::Forward, Norm::Rms, [x.dtype, weight.dtype, x.dtype], WEIGHT);
+    let call =
+        Call::new(Direction::Forward, Norm::Rms, DTypes { weight: weight.dtype, ..DTypes::uniform(x.dtype) }, WEIGHT);
     let y = placed(x.dtype, 0, cols as u64);
     Layout::new(&call.problem(4, cols), [x, y, weight], [], false, false).access
 }
@@ -38,7 +39,7 @@ fn access_is_that_of_the_worst_tensor() {
 
 #[test]
 fn one_row_has_no_stride() {
-    let call = Call::new(Stage::Forward, Norm::Rms, BF16, NONE);
+    let call = Call::new(Direction::Forward, Norm::Rms, BF16, NONE);
     let x = placed(DType::Bf16, 0, 65);
     assert_eq!(Layout::new(&call.problem(1, 64), [x], [], false, false).access, Access::Aligned);
     assert_eq!(Layout::new(&call.problem(2, 64), [x], [], false, false).access, Access::Halves);
@@ -46,7 +47,7 @@ fn one_row_has_no_stride() {
 
 #[test]
 fn the_second_stage_has_an_access_of_its_own() {
-    let call = Call::new(Stage::Backward, Norm::Rms, BF16, DWEIGHT);
+    let call = Call::new(Direction::Backward, Norm::Rms, BF16, DWEIGHT);
     let problem = call.problem(64, 64);
     let matrix = placed(DType::Bf16, 0, 64);
     for (offset, expected) in [(8, Access::Aligned), (4, Access::Words), (2, Access::Halves)] {
@@ -85,8 +86,8 @@ fn ranges_have_every_row_once_and_fit_bindings() {
                 (2_000_000, 1024, 1024),
             ] {
                 let problem = call.problem(rows, cols);
-                let has_stream = call.stage == Stage::Backward || call.present.residual;
-                let dtypes = [Some(call.dtypes[0]), has_stream.then_some(call.dtypes[2])];
+                let has_stream = call.direction == Direction::Backward || call.tensors.has(Tensor::Residual);
+                let dtypes = [Some(call.dtypes.activation), has_stream.then_some(call.dtypes.residual)];
                 let tensors = dtypes.into_iter().flatten().map(|dtype| placed(dtype, 0, row_stride));
                 let Ok(plan) = plan(&problem, &Layout::new(&problem, tensors, [], false, false), &caps) else {
                     continue;
@@ -99,8 +100,8 @@ fn ranges_have_every_row_once_and_fit_bindings() {
                         assert!(rows.start < rows.end);
                         next = rows.end;
                         let count = rows.end - rows.start;
-                        let widest = call.dtypes[0].size().max(call.dtypes[2].size()) as u64;
-                        let used = if has_stream { widest } else { call.dtypes[0].size() as u64 };
+                        let widest = call.dtypes.activation.size().max(call.dtypes.residual.size()) as u64;
+                        let used = if has_stream { widest } else { call.dtypes.activation.size() as u64 };
                         // The binding begins at most one alignment before the first row.
                         let bytes = ((count - 1) * row_stride + cols as u64) * used + u64::from(caps.offset_alignment);
                         assert!(bytes <= caps.binding_bytes.min(i32::MAX as u64), "{rows:?} {call:?}");
@@ -115,7 +116,7 @@ fn ranges_have_every_row_once_and_fit_bindings() {
 #[test]
 fn few_calls_are_split() {
     // 2 GiB less a row: the H200 takes them at once.
-    let call = Call::new(Stage::Forward, Norm::Rms, BF16, WEIGHT);
+    let call = Call::new(Direction::Forward, Norm::Rms, BF16, WEIGHT);
     let count = |rows, caps| dispatches(&call.plan(rows, 4096, &caps)).count();
     assert_eq!(count((1 << 18) - 1, Caps::h200()), 1);
     assert_eq!(count(1 << 18, Caps::h200()), 2);
@@ -148,7 +149,7 @@ fn indexes_fit_32_bits() {
 #[test]
 fn rows_longer_than_a_binding_are_refused_by_rule() {
     let caps = Caps { binding_bytes: 64 << 10, ..Caps::lavapipe() };
-    let call = Call::new(Stage::Forward, Norm::Rms, BF16, WEIGHT);
+    let call = Call::new(Direction::Forward, Norm::Rms, BF16, WEIGHT);
     let planned = |cols| plan(&call.problem(1, cols), &call.layout(1, cols, Access::Aligned), &caps);
     assert!(planned(32_760).is_ok());
     let unfit = planned(32_768).expect_err("a row of 64 KiB");
@@ -156,7 +157,7 @@ fn rows_longer_than_a_binding_are_refused_by_rule() {
     let text = unfit.to_string();
     assert!(text.contains("at most 65520 bytes, got 65536"), "{text}");
     // Two gradients of f32 of a row of bf16.
-    let backward = Call::new(Stage::Backward, Norm::Layer, BF16, DWEIGHT_DBIAS);
+    let backward = Call::new(Direction::Backward, Norm::Layer, BF16, DWEIGHT_DBIAS);
     let planned = plan(&backward.problem(2, 16_384), &backward.layout(2, 16_384, Access::Aligned), &caps);
     let unfit = planned.expect_err("a partial row of 128 KiB");
     assert!(matches!(unfit, Unfit::Workspace { bytes: 131_072, .. }), "{unfit}");
@@ -165,7 +166,7 @@ fn rows_longer_than_a_binding_are_refused_by_rule() {
 #[test]
 fn sums_too_long_for_the_partial_rows_are_refused_by_rule() {
     let caps = Caps { binding_bytes: 64 << 10, ..Caps::lavapipe() };
-    let call = Call::new(Stage::Backward, Norm::Rms, BF16, DWEIGHT);
+    let call = Call::new(Direction::Backward, Norm::Rms, BF16, DWEIGHT);
     let planned = plan(&call.problem(1000, 4096), &call.layout(1000, 4096, Access::Aligned), &caps);
     let unfit = planned.expect_err("three partial rows for 1000");
     assert!(matches!(unfit, Unfit::Partials { rows: 1000, most: 128, .. }), "{unfit}");

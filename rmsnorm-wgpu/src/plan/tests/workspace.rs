@@ -14,7 +14,7 @@ const SHORT: Caps = Caps { binding_bytes: 1 << 20, ..Caps::lavapipe() };
 fn for_all_reductions(mut check: impl FnMut(&Caps, &Plan, Call, usize, usize)) {
     for caps in DEVICES.into_iter().chain([SHORT]) {
         // Norms have equal workspaces.
-        for call in calls().into_iter().filter(|call| call.stage == Stage::Backward && call.norm == Norm::Rms) {
+        for call in calls().into_iter().filter(|call| call.direction == Direction::Backward && call.norm == Norm::Rms) {
             for grad_reduction in REDUCTIONS {
                 let call = Call { grad_reduction, ..call };
                 for cols in all_cols().into_iter().filter(|cols| *cols > 300 && cols % 2 == 1 || cols % 100 == 1) {
@@ -66,7 +66,8 @@ fn callers_are_told_enough_for_any_layout() {
         let problem = call.problem(rows, cols);
         for row_stride in [cols + 1, 3 * cols, 50 * cols] {
             let placed = |dtype| Placed { dtype, offset: 6, row_stride: row_stride as u64 };
-            let layout = Layout::new(&problem, [placed(call.dtypes[0]), placed(call.dtypes[2])], [], false, false);
+            let layout =
+                Layout::new(&problem, [placed(call.dtypes.activation), placed(call.dtypes.residual)], [], false, false);
             if rows <= 529
                 && let Ok(apart) = super::plan(&problem, &layout, caps)
             {
@@ -117,7 +118,7 @@ fn a_call_that_keeps_nothing_needs_no_workspace() {
         let is_bound = call.gradients() > 0 || row_sums(plan) > 0;
         assert_eq!(plan.workspace.len > 0, is_bound, "{rows}x{cols} {call:?} {plan:?}");
     });
-    for call in calls().into_iter().filter(|call| call.stage == Stage::Forward) {
+    for call in calls().into_iter().filter(|call| call.direction == Direction::Forward) {
         assert_eq!(workspace_len(&call.problem(4096, 4096), &Caps::h200()), 0, "{call:?}");
     }
 }

@@ -1,0 +1,145 @@
+//! [`Backward`]: the tensors of a backward call.
+
+use super::{Rows, builders};
+use crate::{Element, GradReduction, NormBackend};
+
+/// The tensors of a backward call: docs/math.md, equations (7) to (12).
+///
+/// ```text
+/// wdy = dy * (weight + weight_offset)     mean_wdy = avg(wdy) (layer norm, else 0)     mean_wdy_xhat = avg(wdy * x_hat)
+/// dx = rstd * (wdy - mean_wdy - x_hat * mean_wdy_xhat) (+ dresidual_out)
+/// dweight = sum over rows of dy * x_hat                  dbias = sum over rows of dy
+/// ```
+///
+/// # Shapes
+/// `dy`, `x`, `dx`, `dresidual_out`: (rows, cols). `weight`, `dweight`, `dbias`: (cols). `mean`, `rstd`: (rows).
+/// `workspace`: at least [`NormBackend::workspace_len`] elements.
+///
+/// # Dtypes
+/// One for all to begin with. [`f32_weight`](Self::f32_weight) makes those of the parameters f32; where the residual
+/// stream is f32, [`mixed`](Self::mixed) takes `x` in it.
+///
+/// # Example
+/// ```
+/// # use rmsnorm_spec::{Backward, Error, NormBackend, NormSpec};
+/// struct Saved<'a> { x: &'a [f32], rstd: &'a [f32] }
+/// fn gradients<B>(
+///     backend: &B, saved: &Saved<'_>, weight: &[f32], dy: &[f32], dx: &mut [f32], dweight: &mut [f32],
+/// ) -> Result<(), Error>
+/// where
+///     B: for<'a> NormBackend<In<'a, f32> = &'a [f32], Out<'a, f32> = &'a mut [f32]>,
+/// {
+///     let spec = NormSpec::rms(saved.rstd.len(), weight.len(), 1e-6);
+///     let args = Backward::<_, f32>::new(dy, saved.x, saved.rstd, dx);
+///     backend.backward(&spec, args.weight(weight).dweight(dweight))
+/// }
+/// ```
+#[non_exhaustive]
+pub struct Backward<'a, B: NormBackend + ?Sized, T: Element, W: Element = T, R: Element = T> {
+    /// The gradient of `y`.
+    pub dy: Rows<B::In<'a, T>>,
+    /// The tensor that was normalized: the forward pass's `x`, or its `residual_out` where a residual was added.
+    pub x: Rows<B::In<'a, R>>,
+    /// The forward pass's weight; ones if absent.
+    pub weight: Option<B::In<'a, W>>,
+    /// The forward pass's mean. Layer norm needs it, RMS norm has none.
+    pub mean: Option<B::In<'a, f32>>,
+    /// The forward pass's rstd.
+    pub rstd: B::In<'a, f32>,
+    /// The gradient that arrives at `residual_out` from elsewhere; added to `dx` in f32, before the rounding.
+    pub dresidual_out: Option<Rows<B::In<'a, R>>>,
+    /// Receives the gradient of `x`, which is the gradient of `residual` too.
+    pub dx: Rows<B::Out<'a, T>>,
+    /// Receives the gradient of `weight`. Overwritten, never added to.
+    pub dweight: Option<B::Out<'a, W>>,
+    /// Receives the gradient of `bias`. Overwritten, never added to.
+    pub dbias: Option<B::Out<'a, W>>,
+    /// Room for the partial sums of `dweight` and `dbias`; the backend allocates it if absent. Contents are
+    /// unspecified before and after.
+    pub workspace: Option<B::Out<'a, f32>>,
+    /// How `dweight` and `dbias` are summed.
+    pub grad_reduction: GradReduction,
+    /// A tensor that was given before its dtype was changed, and is gone. Validation refuses the call.
+    pub(crate) lost: Option<&'static str>,
+}
+
+impl<'a, B: NormBackend + ?Sized, T: Element> Backward<'a, B, T> {
+    /// `dx` from `dy`, the normalized tensor `x` and its saved `rstd`. Matrices are views of dense rows, or
+    /// [`Rows::strided`]. Layer norm needs [`mean`](Self::mean) too.
+    pub fn new(
+        dy: impl Into<Rows<B::In<'a, T>>>,
+        x: impl Into<Rows<B::In<'a, T>>>,
+        rstd: B::In<'a, f32>,
+        dx: impl Into<Rows<B::Out<'a, T>>>,
+    ) -> Self {
+        Backward::mixed(dy, x, rstd, dx)
+    }
+}
+
+impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Backward<'a, B, T, W, R> {
+    /// As [`new`](Backward::new), where the residual stream (`R`: `x` and `dresidual_out`) or the weight (`W`) has a dtype
+    /// of its own: that of the activations, or f32.
+    pub fn mixed(
+        dy: impl Into<Rows<B::In<'a, T>>>,
+        x: impl Into<Rows<B::In<'a, R>>>,
+        rstd: B::In<'a, f32>,
+        dx: impl Into<Rows<B::Out<'a, T>>>,
+    ) -> Self {
+        Backward {
+            dy: dy.into(),
+            x: x.into(),
+            weight: None,
+            mean: None,
+            rstd,
+            dresidual_out: None,
+            dx: dx.into(),
+            dweight: None,
+            dbias: None,
+            workspace: None,
+            grad_reduction: GradReduction::default(),
+            lost: None,
+        }
+    }
+}
+
+impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Backward<'a, B, T, W, R> {
+    /// With an f32 weight, dweight and dbias, whatever the activations' dtype. To be called before they are given.
+    pub fn f32_weight(self) -> Backward<'a, B, T, f32, R> {
+        self.weight_dtype()
+    }
+
+    /// With a weight, dweight and dbias of that type, for code that is generic over it: the activations' or f32.
+    pub fn weight_dtype<V: Element>(self) -> Backward<'a, B, T, V, R> {
+        let Backward { dy, x, weight, mean, rstd, dresidual_out, dx, dweight, dbias, workspace, grad_reduction, lost } =
+            self;
+        let lost = lost.or(weight.and(Some("weight"))).or(dweight.and(Some("dweight"))).or(dbias.and(Some("dbias")));
+        Backward {
+            dy,
+            x,
+            weight: None,
+            mean,
+            rstd,
+            dresidual_out,
+            dx,
+            dweight: None,
+            dbias: None,
+            workspace,
+            grad_reduction,
+            lost,
+        }
+    }
+
+    /// With this way of summing `dweight` and `dbias` over the rows.
+    pub fn grad_reduction(self, grad_reduction: GradReduction) -> Self {
+        Backward { grad_reduction, ..self }
+    }
+}
+
+builders!(Backward {
+    vector weight: In W;
+    vector mean: In f32;
+    matrix dresidual_out: In R;
+    vector dweight: Out W;
+    vector dbias: Out W;
+    vector workspace: Out f32;
+});

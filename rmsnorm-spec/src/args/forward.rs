@@ -1,0 +1,138 @@
+//! [`Forward`]: the tensors of a forward call.
+
+use super::{Rows, Source, builders};
+use crate::{Element, NormBackend};
+
+/// The tensors of a forward call: docs/math.md, equations (1) to (6).
+///
+/// ```text
+/// h = x (+ residual)        x_hat = (h - mean) * rstd        y = x_hat * (weight + weight_offset) + bias
+/// ```
+///
+/// # Shapes
+/// `x`, `y`, `residual`, `residual_out`: (rows, cols). `weight`, `bias`: (cols). `mean`, `rstd`: (rows).
+///
+/// # Dtypes
+/// One for all to begin with. [`f32_weight`](Self::f32_weight) and [`f32_residual`](Self::f32_residual) make those of the
+/// parameters and of the residual stream f32, while the activations have 16 bits.
+///
+/// # Example
+/// Code that is generic over the backend names the dtype. With a concrete backend it follows from the views, and
+/// `Forward::new(x, y)` is enough through the backend's own alias, such as `rmsnorm_cpu::Forward`.
+/// ```
+/// # use rmsnorm_spec::{Error, Forward, NormBackend, NormSpec};
+/// fn normalize<B>(backend: &B, x: &[f32], weight: &[f32], y: &mut [f32], rstd: &mut [f32]) -> Result<(), Error>
+/// where
+///     B: for<'a> NormBackend<In<'a, f32> = &'a [f32], Out<'a, f32> = &'a mut [f32]>,
+/// {
+///     let spec = NormSpec::rms(rstd.len(), weight.len(), 1e-6);
+///     backend.forward(&spec, Forward::<_, f32>::new(x, y).weight(weight).rstd(rstd))
+/// }
+/// ```
+#[non_exhaustive]
+pub struct Forward<'a, B: NormBackend + ?Sized, T: Element, W: Element = T, R: Element = T> {
+    /// The input; in place it holds `y` afterwards.
+    pub x: Source<B::In<'a, T>, B::Out<'a, T>>,
+    /// Multiplied with the normalized row, after `weight_offset` was added to it; ones if absent.
+    pub weight: Option<B::In<'a, W>>,
+    /// Added last; zeros if absent.
+    pub bias: Option<B::In<'a, W>>,
+    /// Added to `x` before the norm. The sum is rounded to `R`, and the rounded value is what is normalized. In place it
+    /// holds the rounded sum afterwards, as `residual_out` would.
+    pub residual: Option<Source<B::In<'a, R>, B::Out<'a, R>>>,
+    /// Receives the rounded sum; backward takes it as its `x`. Only with a `residual` that is not overwritten.
+    pub residual_out: Option<Rows<B::Out<'a, R>>>,
+    /// The output; `None` if it overwrites `x`.
+    pub y: Option<Rows<B::Out<'a, T>>>,
+    /// Receives the mean of every row. Layer norm only.
+    pub mean: Option<B::Out<'a, f32>>,
+    /// Receives `1 / sqrt(var + eps)` of every row, for the backward pass.
+    pub rstd: Option<B::Out<'a, f32>>,
+    /// A tensor that was given before its dtype was changed, and is gone. Validation refuses the call.
+    pub(crate) lost: Option<&'static str>,
+}
+
+impl<'a, B: NormBackend + ?Sized, T: Element> Forward<'a, B, T> {
+    /// `y` from `x`: views of dense rows, or [`Rows::strided`].
+    pub fn new(x: impl Into<Rows<B::In<'a, T>>>, y: impl Into<Rows<B::Out<'a, T>>>) -> Self {
+        Forward { y: Some(y.into()), ..Forward::of(Source::Read(x.into())) }
+    }
+
+    /// `y` over `x`. A residual is overwritten, too: [`residual_in_place`](Self::residual_in_place).
+    ///
+    /// # Example
+    /// ```
+    /// # use rmsnorm_spec::{Error, Forward, NormBackend, NormSpec};
+    /// fn add_and_normalize<B>(backend: &B, x: &mut [f32], residual: &mut [f32], weight: &[f32]) -> Result<(), Error>
+    /// where
+    ///     B: for<'a> NormBackend<In<'a, f32> = &'a [f32], Out<'a, f32> = &'a mut [f32]>,
+    /// {
+    ///     let spec = NormSpec::rms(x.len() / weight.len(), weight.len(), 1e-6);
+    ///     backend.forward(&spec, Forward::<_, f32>::in_place(x).residual_in_place(residual).weight(weight))
+    /// }
+    /// ```
+    pub fn in_place(x: impl Into<Rows<B::Out<'a, T>>>) -> Self {
+        Forward::of(Source::Overwrite(x.into()))
+    }
+
+    fn of(x: Source<B::In<'a, T>, B::Out<'a, T>>) -> Self {
+        Forward {
+            x,
+            weight: None,
+            bias: None,
+            residual: None,
+            residual_out: None,
+            y: None,
+            mean: None,
+            rstd: None,
+            lost: None,
+        }
+    }
+}
+
+impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Forward<'a, B, T, W, R> {
+    /// With an f32 weight and bias, whatever the activations' dtype. To be called before they are given.
+    pub fn f32_weight(self) -> Forward<'a, B, T, f32, R> {
+        self.weight_dtype()
+    }
+
+    /// With a residual stream in f32, whatever the activations' dtype: `residual` and `residual_out`. To be called before
+    /// they are given.
+    pub fn f32_residual(self) -> Forward<'a, B, T, W, f32> {
+        self.residual_dtype()
+    }
+
+    /// With a weight and bias of that type, for code that is generic over it: the activations' or f32.
+    pub fn weight_dtype<V: Element>(self) -> Forward<'a, B, T, V, R> {
+        let Forward { x, weight, bias, residual, residual_out, y, mean, rstd, lost } = self;
+        let lost = lost.or(weight.and(Some("weight"))).or(bias.and(Some("bias")));
+        Forward { x, weight: None, bias: None, residual, residual_out, y, mean, rstd, lost }
+    }
+
+    /// With a residual stream of that type, for code that is generic over it: the activations' or f32.
+    pub fn residual_dtype<Q: Element>(self) -> Forward<'a, B, T, W, Q> {
+        let Forward { x, weight, bias, residual, residual_out, y, mean, rstd, lost } = self;
+        let lost = lost.or(residual.and(Some("residual"))).or(residual_out.and(Some("residual_out")));
+        Forward { x, weight, bias, residual: None, residual_out: None, y, mean, rstd, lost }
+    }
+
+    /// With this [`residual`](Self#structfield.residual), which stays as it is: a view of dense rows, or
+    /// [`Rows::strided`].
+    pub fn residual(self, residual: impl Into<Rows<B::In<'a, R>>>) -> Self {
+        Forward { residual: Some(Source::Read(residual.into())), ..self }
+    }
+
+    /// With this [`residual`](Self#structfield.residual), which the rounded sum overwrites. Only with
+    /// [`in_place`](Forward::in_place).
+    pub fn residual_in_place(self, residual: impl Into<Rows<B::Out<'a, R>>>) -> Self {
+        Forward { residual: Some(Source::Overwrite(residual.into())), ..self }
+    }
+}
+
+builders!(Forward {
+    vector weight: In W;
+    vector bias: In W;
+    matrix residual_out: Out R;
+    vector mean: Out f32;
+    vector rstd: Out f32;
+});

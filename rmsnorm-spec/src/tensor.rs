@@ -1,0 +1,343 @@
+//! The one list of tensors that calls have: names, shapes, dtypes, and what each direction does with them.
+//!
+//! Whatever is done for every tensor of a call (validation, kernel flags, parameters, test memory, file names) is a loop
+//! over [`Tensor::ALL`] or over a [`TensorSet`], or a lookup here.
+
+use std::fmt;
+
+use crate::{DType, DTypes};
+
+/// The direction of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Direction {
+    /// `y` and the statistics from `x`: [`NormBackend::forward`](crate::NormBackend::forward).
+    Forward,
+    /// `dx` and the gradients from `dy`: [`NormBackend::backward`](crate::NormBackend::backward).
+    Backward,
+}
+
+impl Direction {
+    /// Both directions.
+    pub const ALL: [Direction; 2] = [Direction::Forward, Direction::Backward];
+
+    /// The name used in reports: `forward` or `backward`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Direction::Forward => "forward",
+            Direction::Backward => "backward",
+        }
+    }
+}
+
+/// A tensor of a call, by its place in the argument structs. The order is that of validation, and part of the identity
+/// of the conformance suite's cases: a new tensor comes last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Tensor {
+    /// What is normalized; in backward what was.
+    X,
+    /// Added to `x` before the norm.
+    Residual,
+    /// Multiplied with the normalized row.
+    Weight,
+    /// Added last.
+    Bias,
+    /// The result. Without an `x` of its own it is `x` before: the call is in place.
+    Y,
+    /// The rounded sum of `x` and `residual`. Without a `residual` of its own it is the residual before.
+    ResidualOut,
+    /// The mean of every row.
+    Mean,
+    /// `1 / sqrt(var + eps)` of every row.
+    Rstd,
+    /// The gradient of `y`.
+    Dy,
+    /// The gradient that arrives at `residual_out` from elsewhere.
+    DresidualOut,
+    /// The gradient of `x` and of `residual`.
+    Dx,
+    /// The gradient of `weight`.
+    Dweight,
+    /// The gradient of `bias`.
+    Dbias,
+    /// Room for partial sums.
+    Workspace,
+}
+
+/// How long a tensor is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TensorShape {
+    /// (rows, cols), with a row stride.
+    Matrix,
+    /// (cols)
+    Cols,
+    /// (rows)
+    Rows,
+    /// [`NormBackend::workspace_len`](crate::NormBackend::workspace_len) elements or more.
+    Workspace,
+}
+
+/// What a call does with a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// It is read, and stays as it is.
+    Read,
+    /// It is written; what was there before has no effect, unless the call is in place.
+    Write,
+}
+
+impl Tensor {
+    /// Every tensor, in the order of declaration.
+    pub const ALL: [Tensor; 14] = [
+        Tensor::X,
+        Tensor::Residual,
+        Tensor::Weight,
+        Tensor::Bias,
+        Tensor::Y,
+        Tensor::ResidualOut,
+        Tensor::Mean,
+        Tensor::Rstd,
+        Tensor::Dy,
+        Tensor::DresidualOut,
+        Tensor::Dx,
+        Tensor::Dweight,
+        Tensor::Dbias,
+        Tensor::Workspace,
+    ];
+
+    /// How many there are.
+    pub const COUNT: usize = Tensor::ALL.len();
+
+    /// The name in the argument structs, in errors, kernels and files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Tensor::X => "x",
+            Tensor::Residual => "residual",
+            Tensor::Weight => "weight",
+            Tensor::Bias => "bias",
+            Tensor::Y => "y",
+            Tensor::ResidualOut => "residual_out",
+            Tensor::Mean => "mean",
+            Tensor::Rstd => "rstd",
+            Tensor::Dy => "dy",
+            Tensor::DresidualOut => "dresidual_out",
+            Tensor::Dx => "dx",
+            Tensor::Dweight => "dweight",
+            Tensor::Dbias => "dbias",
+            Tensor::Workspace => "workspace",
+        }
+    }
+
+    /// The tensor of that [`name`](Self::name), if there is one.
+    pub fn from_name(name: &str) -> Option<Tensor> {
+        Tensor::ALL.into_iter().find(|tensor| tensor.name() == name)
+    }
+
+    /// How long it is.
+    pub const fn shape(self) -> TensorShape {
+        match self {
+            Tensor::X
+            | Tensor::Residual
+            | Tensor::Dy
+            | Tensor::DresidualOut
+            | Tensor::Y
+            | Tensor::ResidualOut
+            | Tensor::Dx => TensorShape::Matrix,
+            Tensor::Weight | Tensor::Bias | Tensor::Dweight | Tensor::Dbias => TensorShape::Cols,
+            Tensor::Mean | Tensor::Rstd => TensorShape::Rows,
+            Tensor::Workspace => TensorShape::Workspace,
+        }
+    }
+
+    /// Its dtype in a call of that direction. Backward's `x` is what the forward pass normalized, the residual stream.
+    pub const fn dtype(self, direction: Direction, dtypes: DTypes) -> DType {
+        match (self, direction) {
+            (Tensor::X, Direction::Forward) | (Tensor::Dy | Tensor::Y | Tensor::Dx, _) => dtypes.activation,
+            (Tensor::X, Direction::Backward) => dtypes.residual,
+            (Tensor::Residual | Tensor::ResidualOut | Tensor::DresidualOut, _) => dtypes.residual,
+            (Tensor::Weight | Tensor::Bias | Tensor::Dweight | Tensor::Dbias, _) => dtypes.weight,
+            (Tensor::Mean | Tensor::Rstd | Tensor::Workspace, _) => DType::F32,
+        }
+    }
+
+    /// What a call of that direction does with it; `None` if it has no such tensor.
+    pub const fn access(self, direction: Direction) -> Option<Access> {
+        match (self, direction) {
+            (Tensor::X | Tensor::Weight, _)
+            | (Tensor::Residual | Tensor::Bias, Direction::Forward)
+            | (Tensor::Dy | Tensor::DresidualOut | Tensor::Mean | Tensor::Rstd, Direction::Backward) => {
+                Some(Access::Read)
+            }
+            (Tensor::Y | Tensor::ResidualOut | Tensor::Mean | Tensor::Rstd, Direction::Forward)
+            | (Tensor::Dx | Tensor::Dweight | Tensor::Dbias | Tensor::Workspace, Direction::Backward) => {
+                Some(Access::Write)
+            }
+            (Tensor::Residual | Tensor::Bias | Tensor::Y | Tensor::ResidualOut, Direction::Backward)
+            | (
+                Tensor::Dy | Tensor::DresidualOut | Tensor::Dx | Tensor::Dweight | Tensor::Dbias | Tensor::Workspace,
+                Direction::Forward,
+            ) => None,
+        }
+    }
+
+    /// Whether it has rows that may be apart.
+    pub const fn is_matrix(self) -> bool {
+        matches!(self.shape(), TensorShape::Matrix)
+    }
+}
+
+impl fmt::Display for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Some of the tensors: those of a call, or those that a kernel has code for.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct TensorSet(u16);
+
+impl TensorSet {
+    /// No tensor; the default, for constants.
+    pub const NONE: TensorSet = TensorSet(0);
+
+    /// These tensors.
+    pub const fn of(tensors: &[Tensor]) -> Self {
+        let (mut set, mut index) = (TensorSet::NONE, 0);
+        while index < tensors.len() {
+            set = set.with(tensors[index]);
+            index += 1;
+        }
+        set
+    }
+
+    /// Whether the tensor is among them.
+    pub const fn has(self, tensor: Tensor) -> bool {
+        self.0 & (1 << tensor as u8) != 0
+    }
+
+    /// These and that one.
+    pub const fn with(self, tensor: Tensor) -> Self {
+        TensorSet(self.0 | 1 << tensor as u8)
+    }
+
+    /// These but that one.
+    pub const fn without(self, tensor: Tensor) -> Self {
+        TensorSet(self.0 & !(1 << tensor as u8))
+    }
+
+    /// With or without that one.
+    pub const fn set(self, tensor: Tensor, is_there: bool) -> Self {
+        if is_there { self.with(tensor) } else { self.without(tensor) }
+    }
+
+    /// Those that both have.
+    pub const fn intersection(self, other: TensorSet) -> Self {
+        TensorSet(self.0 & other.0)
+    }
+
+    /// Those that either has.
+    pub const fn union(self, other: TensorSet) -> Self {
+        TensorSet(self.0 | other.0)
+    }
+
+    /// The tensors, in the order of [`Tensor::ALL`].
+    pub fn iter(self) -> impl Iterator<Item = Tensor> {
+        Tensor::ALL.into_iter().filter(move |&tensor| self.has(tensor))
+    }
+
+    /// Whether `y` overwrites `x`.
+    pub const fn is_in_place(self) -> bool {
+        self.has(Tensor::Y) && !self.has(Tensor::X)
+    }
+
+    /// Whether something is added to `x` before the norm: a residual of its own, or the one that `residual_out`
+    /// overwrites.
+    pub const fn adds_residual(self) -> bool {
+        self.has(Tensor::Residual) || self.has(Tensor::ResidualOut)
+    }
+
+    /// How many sums over the rows there are: `dweight`, `dbias`, both or none.
+    pub const fn sums_over_rows(self) -> usize {
+        self.has(Tensor::Dweight) as usize + self.has(Tensor::Dbias) as usize
+    }
+}
+
+impl FromIterator<Tensor> for TensorSet {
+    fn from_iter<I: IntoIterator<Item = Tensor>>(tensors: I) -> Self {
+        tensors.into_iter().fold(TensorSet::NONE, TensorSet::with)
+    }
+}
+
+impl fmt::Debug for TensorSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.iter().map(Tensor::name)).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tensors_are_found_by_their_names_and_stand_in_their_order() {
+        for (index, tensor) in Tensor::ALL.into_iter().enumerate() {
+            assert_eq!((Tensor::from_name(tensor.name()), tensor as usize), (Some(tensor), index));
+        }
+        assert_eq!((Tensor::from_name("X"), Tensor::from_name("")), (None, None));
+    }
+
+    /// The argument structs, as the documentation has them.
+    #[test]
+    fn each_direction_has_the_tensors_of_its_arguments() {
+        let names = |direction, access| {
+            let is = |tensor: &Tensor| tensor.access(direction) == Some(access);
+            Tensor::ALL.into_iter().filter(is).map(Tensor::name).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(names(Direction::Forward, Access::Read), "x residual weight bias");
+        assert_eq!(names(Direction::Forward, Access::Write), "y residual_out mean rstd");
+        assert_eq!(names(Direction::Backward, Access::Read), "x weight mean rstd dy dresidual_out");
+        assert_eq!(names(Direction::Backward, Access::Write), "dx dweight dbias workspace");
+    }
+
+    #[test]
+    fn dtypes_and_shapes_are_those_of_the_arguments() {
+        let dtypes = DTypes { activation: DType::F16, weight: DType::F32, residual: DType::Bf16 };
+        let of = |dtype, direction| {
+            let is = |t: &Tensor| t.access(direction).is_some() && t.dtype(direction, dtypes) == dtype;
+            Tensor::ALL.into_iter().filter(is).collect::<TensorSet>()
+        };
+        use Tensor::*;
+        assert_eq!(of(DType::F16, Direction::Forward), TensorSet::of(&[X, Y]));
+        assert_eq!(of(DType::Bf16, Direction::Forward), TensorSet::of(&[Residual, ResidualOut]));
+        assert_eq!(of(DType::F32, Direction::Forward), TensorSet::of(&[Weight, Bias, Mean, Rstd]));
+        assert_eq!(of(DType::F16, Direction::Backward), TensorSet::of(&[Dy, Dx]));
+        assert_eq!(of(DType::Bf16, Direction::Backward), TensorSet::of(&[X, DresidualOut]));
+        let f32s = [Weight, Mean, Rstd, Dweight, Dbias, Workspace];
+        assert_eq!(of(DType::F32, Direction::Backward), TensorSet::of(&f32s));
+
+        let with = |shape| Tensor::ALL.into_iter().filter(|t| t.shape() == shape).collect::<TensorSet>();
+        assert_eq!(with(TensorShape::Cols), TensorSet::of(&[Weight, Bias, Dweight, Dbias]));
+        assert_eq!(with(TensorShape::Rows), TensorSet::of(&[Mean, Rstd]));
+        assert_eq!(with(TensorShape::Workspace), TensorSet::of(&[Workspace]));
+        assert!(with(TensorShape::Matrix).iter().all(Tensor::is_matrix));
+    }
+
+    #[test]
+    fn sets_hold_what_was_put_into_them() {
+        use Tensor::*;
+        let set = TensorSet::of(&[Y, Weight]);
+        assert_eq!(set.iter().collect::<Vec<_>>(), [Weight, Y]);
+        assert_eq!(format!("{set:?}"), "{\"weight\", \"y\"}");
+        assert_eq!(set.with(X).without(Y), TensorSet::of(&[X, Weight]));
+        assert_eq!(set.set(Y, false).set(Workspace, true), TensorSet::of(&[Weight, Workspace]));
+        assert_eq!(set.intersection(TensorSet::of(&[Y, Bias])), TensorSet::of(&[Y]));
+        assert_eq!(set.union(TensorSet::of(&[Y, Bias])), TensorSet::of(&[Y, Weight, Bias]));
+        assert_eq!(Tensor::ALL.into_iter().filter(|&t| TensorSet::of(&Tensor::ALL).has(t)).count(), Tensor::COUNT);
+
+        assert!(set.is_in_place() && !set.with(X).is_in_place() && !TensorSet::of(&[X, Dx]).is_in_place());
+        assert!(TensorSet::of(&[ResidualOut]).adds_residual() && TensorSet::of(&[Residual]).adds_residual());
+        assert!(!TensorSet::of(&[X, Y, DresidualOut]).adds_residual());
+        let counts = [TensorSet::NONE, TensorSet::of(&[Dbias]), TensorSet::of(&[Dweight, Dbias])];
+        assert_eq!(counts.map(TensorSet::sums_over_rows), [0, 1, 2]);
+    }
+}
