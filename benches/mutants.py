@@ -31,7 +31,7 @@ LIST = ROOT / "benches/mutants/rust.toml"
 TESTS = [
     ("rmsnorm-spec/", [["-p", "rmsnorm-spec", "-p", "rmsnorm-conformance"], ["-p", "rmsnorm-cpu"]]),
     ("rmsnorm-conformance/", [["-p", "rmsnorm-conformance"], ["-p", "rmsnorm-cpu"]]),
-    ("rmsnorm-cache/", [["-p", "rmsnorm-cache"]]),
+    ("rmsnorm-gpu/", [["-p", "rmsnorm-gpu"]]),
     ("rmsnorm-cpu/", [["-p", "rmsnorm-cpu"]]),
     ("rmsnorm-core/", [["-p", "rmsnorm-core"], ["-p", "rmsnorm-cli"]]),
     ("benches/", [["-p", "rmsnorm-bench", "--lib"], ["-p", "rmsnorm-cli"]]),
@@ -39,7 +39,7 @@ TESTS = [
     # NVRTC compiles here, and a software adapter runs; without them those tests are skipped, and bugs survive.
     # First what takes seconds.
     ("rmsnorm-cuda/", [["-p", "rmsnorm-cuda", "--lib", "--", "--skip", "programs"], ["-p", "rmsnorm-cuda"]]),
-    ("rmsnorm-wgpu/", [["-p", "rmsnorm-wgpu", "--lib"], ["-p", "rmsnorm-wgpu"]]),
+    ("rmsnorm-wgpu/", [["-p", "rmsnorm-wgpu", "--lib"], ["-p", "rmsnorm-wgpu", "--test", "gpu"], ["-p", "rmsnorm-wgpu"]]),
 ]
 
 # A test run that takes longer hangs.

@@ -14,8 +14,8 @@ python3 benches/mutants.py --sample 40 --seconds $((seconds * 2 / 3)) --out targ
 if cargo mutants --version >/dev/null 2>&1; then
     # A sixteenth of them; 2 is what it answers where one is missed, which is what this is about.
     timeout $((seconds / 3)) cargo mutants --no-shuffle --shard 0/16 --output target/mutants --all-features \
-        --package rmsnorm-spec --package rmsnorm-cache --package rmsnorm-cpu \
-        --file '**/problem.rs' --file rmsnorm-cache/src/lib.rs --file rmsnorm-cpu/src/plan.rs --file rmsnorm-cpu/src/launch.rs ||
+        --package rmsnorm-spec --package rmsnorm-gpu --package rmsnorm-cpu \
+        --file '**/problem.rs' --file rmsnorm-gpu/src/cache.rs --file rmsnorm-cpu/src/plan.rs --file rmsnorm-cpu/src/launch.rs ||
         [ $? = 2 ] || [ $? = 124 ]
 else
     echo 'not run: cargo mutants, which is not installed'

@@ -8,15 +8,17 @@ mod programs;
 
 use std::sync::Arc;
 
-use rmsnorm_cache::Id;
+use rmsnorm_gpu::cache::{Cache, Id, Magic};
 use rmsnorm_spec::Error;
 
-use crate::cache::{Cache, id_of};
 use crate::caps::Arch;
 use crate::error::BACKEND;
 use crate::library::{self, Failure, Nvrtc};
 use crate::plan::KernelKey;
 use crate::source;
+
+/// The kind of what is kept on disk.
+const MAGIC: &Magic = b"rmsnorm cubin 1\n";
 
 /// The oldest architecture that NVRTC of CUDA 13 compiles for.
 const OLDEST_OF_CUDA_13: Arch = Arch(75);
@@ -46,7 +48,7 @@ pub(crate) fn compile(key: &KernelKey, arch: Arch) -> Result<Arc<[u8]>, Error> {
     let nvrtc = library::nvrtc()?;
     let request = Request::new(key, arch);
     let id = request.id(nvrtc.version());
-    Cache::of_user().get_or(&id, || request.compile(nvrtc)).map(Arc::from)
+    Cache::of_user(BACKEND).get_or(id, || request.compile(nvrtc)).map(Arc::from)
 }
 
 /// NVRTC's version: major, minor.
@@ -77,7 +79,8 @@ impl Request {
 
     fn id(&self, version: (u32, u32)) -> Id {
         let version = format!("NVRTC {}.{}", version.0, version.1);
-        id_of([version.as_str(), &self.source].into_iter().chain(self.options.iter().map(String::as_str)))
+        let texts = [version.as_str(), &self.source].into_iter().chain(self.options.iter().map(String::as_str));
+        Id::of(MAGIC, texts)
     }
 
     fn compile(&self, nvrtc: &Nvrtc) -> Result<Vec<u8>, Error> {

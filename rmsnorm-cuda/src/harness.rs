@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DriverError};
 use rmsnorm_conformance::{Arithmetic, Harness};
+use rmsnorm_spec::depth::{policy_depth_cols, policy_depth_rows};
 use rmsnorm_spec::{Element, Error, Problem};
 
 use crate::error::device_error;
@@ -20,7 +21,7 @@ impl Harness for CudaBackend {
     /// Roots are the device's estimate and one Newton step, within 2 u as if by a root and a division (docs/math.md,
     /// section 8); averages are products with a rounded `1 / cols`; subnormals are kept.
     fn arithmetic(&self) -> Arithmetic {
-        Arithmetic { depth_cols: plan::depth_cols, depth_rows: plan::depth_rows, ..Arithmetic::IEEE }
+        Arithmetic { depth_cols: policy_depth_cols, depth_rows: policy_depth_rows, ..Arithmetic::IEEE }
     }
 
     fn device(&self) -> String {

@@ -12,13 +12,12 @@
 //! | `caps` | what the device offers, read once |
 //! | `plan` | a pure function of the problem, the alignment and the caps: which kernels, how large |
 //! | `params` | the argument of every kernel |
-//! | `source`, `compile`, `cache` | a kernel's source, its cubin, and the cubin on disk |
+//! | `source`, `compile` | a kernel's source, and its cubin, kept on disk |
 //! | `kernel` | cubins loaded into the context |
 //! | `launch` | arguments to pointers, plans to launches |
 //! | `library` | whether the driver and NVRTC are there |
 
 mod backend;
-mod cache;
 mod caps;
 mod compile;
 mod error;

@@ -36,30 +36,32 @@ pub(crate) enum Program {
 }
 
 impl Program {
-    /// Whether this is a forward pass; the others are parts of backward.
-    pub(crate) const fn is_forward(self) -> bool {
-        match self {
-            Program::Forward | Program::ForwardCluster | Program::ForwardLong | Program::ForwardStreaming => true,
-            Program::Backward | Program::BackwardRowSums | Program::BackwardColumns | Program::ReducePartials => false,
-        }
+    /// What it is: everything that the other rooms ask of a program.
+    pub(crate) const fn info(self) -> rmsnorm_gpu::program::Program {
+        use Tensor::{Bias, Dbias, DresidualOut, Dweight, Residual, Weight};
+        let (stem, direction, is_reduction, optional): (_, _, _, &[Tensor]) = match self {
+            Program::Forward => ("forward", Direction::Forward, false, &[Weight, Bias, Residual]),
+            Program::ForwardCluster => ("forward_cluster", Direction::Forward, false, &[Weight, Bias, Residual]),
+            Program::ForwardLong => ("forward_long", Direction::Forward, false, &[Weight, Bias, Residual]),
+            Program::ForwardStreaming => ("forward_streaming", Direction::Forward, false, &[Weight, Bias, Residual]),
+            Program::Backward => ("backward", Direction::Backward, false, &[Weight, DresidualOut, Dweight, Dbias]),
+            Program::BackwardRowSums => ("backward_streaming", Direction::Backward, false, &[Weight]),
+            Program::BackwardColumns => {
+                ("backward_streaming", Direction::Backward, false, &[Weight, DresidualOut, Dweight, Dbias])
+            }
+            Program::ReducePartials => ("reduce_partials", Direction::Backward, true, &[Dweight, Dbias]),
+        };
+        rmsnorm_gpu::program::Program { stem, direction, is_reduction, optional: TensorSet::of(optional) }
     }
 
-    /// The optional tensors that the code may leave out. The others it has always, or writes if they have an address.
-    const fn optional(self) -> TensorSet {
-        use Tensor::{Bias, Dbias, DresidualOut, Dweight, Residual, Weight};
-        match self {
-            Program::Forward | Program::ForwardCluster | Program::ForwardLong | Program::ForwardStreaming => {
-                TensorSet::of(&[Weight, Bias, Residual])
-            }
-            Program::Backward | Program::BackwardColumns => TensorSet::of(&[Weight, DresidualOut, Dweight, Dbias]),
-            Program::BackwardRowSums => TensorSet::of(&[Weight]),
-            Program::ReducePartials => TensorSet::of(&[Dweight, Dbias]),
-        }
+    /// Whether this is a forward pass; the others are parts of backward.
+    pub(crate) const fn is_forward(self) -> bool {
+        matches!(self.info().direction, Direction::Forward)
     }
 }
 
 /// The tensors that some program may leave out.
-pub(crate) const OPTIONAL: TensorSet = Program::Forward.optional().union(Program::Backward.optional());
+pub(crate) const OPTIONAL: TensorSet = Program::Forward.info().optional.union(Program::Backward.info().optional);
 
 #[cfg(test)]
 impl Program {
@@ -189,18 +191,6 @@ pub(crate) fn workspace_len(problem: &Problem, caps: &Caps) -> usize {
     plan(problem, 16, caps).workspace.len
 }
 
-/// Longest chain of additions in a sum over a row: within a thread, then over lanes, warps and blocks.
-#[cfg(any(test, feature = "conformance"))]
-pub(crate) fn depth_cols(cols: usize) -> usize {
-    rmsnorm_spec::depth::policy_depth_cols(cols)
-}
-
-/// Longest chain of additions in `dweight` and `dbias`. Plans keep within the policy's; a test holds them to it.
-#[cfg(any(test, feature = "conformance"))]
-pub(crate) fn depth_rows(rows: usize) -> usize {
-    rmsnorm_spec::depth::policy_depth_rows(rows)
-}
-
 /// Elements of one pack: 16 bytes of the widest matrix.
 fn pack(activation: DType, stream: Option<DType>) -> u32 {
     let widest = stream.map_or(activation.size(), |stream| stream.size().max(activation.size()));
@@ -245,23 +235,13 @@ impl Tile {
 /// The part of a key that says what is computed. What does not matter to a program is set to one value, so that equal
 /// code has equal keys.
 fn key(problem: &Problem, program: Program, tile: Tile) -> KernelKey {
-    let is_forward = program.is_forward();
-    let is_reduction = program == Program::ReducePartials;
-    let given = problem.tensors.set(Tensor::Residual, problem.tensors.adds_residual());
-    let tensors = given.intersection(program.optional());
-    let of_weight = TensorSet::of(&[Tensor::Weight, Tensor::Bias, Tensor::Dweight, Tensor::Dbias]);
-    let uses_weight = tensors.intersection(of_weight) != TensorSet::NONE;
-    let uses_stream = !is_forward || tensors.has(Tensor::Residual);
-    let DTypes { activation, weight, residual } = problem.dtypes;
+    let info = program.info();
+    let tensors = info.tensors(problem);
     KernelKey {
         program,
-        norm: if is_reduction { Norm::Rms } else { problem.norm },
-        dtypes: DTypes {
-            activation,
-            weight: if uses_weight { weight } else { activation },
-            residual: if uses_stream { residual } else { activation },
-        },
-        cast_order: if is_forward { problem.cast_order } else { CastOrder::AtStore },
+        norm: if info.is_reduction { Norm::Rms } else { problem.norm },
+        dtypes: info.dtypes(problem, tensors),
+        cast_order: if program.is_forward() { problem.cast_order } else { CastOrder::AtStore },
         grad_reduction: Accumulate::Partials,
         tensors,
         tile: Tile {

@@ -230,6 +230,11 @@ impl TensorSet {
         if is_there { self.with(tensor) } else { self.without(tensor) }
     }
 
+    /// Whether there is none.
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
     /// Those that both have.
     pub const fn intersection(self, other: TensorSet) -> Self {
         TensorSet(self.0 & other.0)
@@ -334,6 +339,7 @@ mod tests {
         assert_eq!(set.union(TensorSet::of(&[Y, Bias])), TensorSet::of(&[Y, Weight, Bias]));
         assert_eq!(Tensor::ALL.into_iter().filter(|&t| TensorSet::of(&Tensor::ALL).has(t)).count(), Tensor::COUNT);
 
+        assert!(TensorSet::NONE.is_empty() && !set.is_empty());
         assert!(set.is_in_place() && !set.with(X).is_in_place() && !TensorSet::of(&[X, Dx]).is_in_place());
         assert!(TensorSet::of(&[ResidualOut]).adds_residual() && TensorSet::of(&[Residual]).adds_residual());
         assert!(!TensorSet::of(&[X, Y, DresidualOut]).adds_residual());

@@ -141,6 +141,9 @@ fn strided_rows_may_leave_out_the_last_padding_only() {
     }
     let text = rejected(|b| b.forward(&RMS, strided(COLS, 9)));
     assert_eq!(text, "y: row stride must be at least cols = 10, got 9");
+    // No stride means dense rows, 0 is one.
+    let text = rejected(|b| b.forward(&RMS, strided(0, COLS)));
+    assert_eq!(text, "x: row stride must be at least cols = 10, got 0");
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use rmsnorm_conformance::{Arithmetic, Harness, NonFinite, StoreRounding};
+use rmsnorm_spec::depth::{policy_depth_cols, policy_depth_rows};
 use rmsnorm_spec::{Element, Error, Problem};
 use wgpu::{Buffer, BufferDescriptor, BufferUsages, CommandEncoderDescriptor, MapMode, PollType};
 
@@ -58,8 +59,8 @@ impl Harness for WgpuBackend {
             store: StoreRounding::NearestEven,
             flushes_subnormals: true,
             non_finite: NonFinite::Unspecified,
-            depth_cols: plan::depth_cols,
-            depth_rows: plan::depth_rows,
+            depth_cols: policy_depth_cols,
+            depth_rows: policy_depth_rows,
         }
     }
 

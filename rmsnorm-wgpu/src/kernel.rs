@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use rmsnorm_cache::{Entry, Id, Magic, folder_of_user};
+use rmsnorm_gpu::cache::{Cache, Entry, Id, Magic};
 use rmsnorm_spec::Error;
 use wgpu::{
     AdapterInfo, BindGroupLayout, BindGroupLayoutDescriptor, BindGroupLayoutEntry, BindingType, BufferBindingType,
@@ -67,7 +67,7 @@ impl Kernels {
         if bound > most as usize {
             let rule = format!(
                 "a kernel of this device has at most {most} storage buffers, {} takes {bound} for the tensors of this call",
-                key.program.name()
+                key.program.info().stem
             );
             return Err(unsupported(rule));
         }
@@ -81,7 +81,7 @@ impl Kernels {
 
     fn make(&self, key: &KernelKey) -> Kernel {
         let (device, bindings) = (&self.device, source::bindings(key));
-        let label = Some(key.program.name());
+        let label = Some(key.program.info().stem);
         let descriptor =
             ShaderModuleDescriptor { label, source: ShaderSource::Wgsl(source::text(key, self.has_unpack).into()) };
         let module =
@@ -143,8 +143,7 @@ impl Disk {
         }
         let info: AdapterInfo = device.adapter_info();
         let key = wgpu::util::pipeline_cache_key(&info)?;
-        let id = Id::of(MAGIC, [key.as_str(), &info.name, &info.driver, &info.driver_info]);
-        let entry = Entry::new(&folder_of_user(BACKEND)?, id);
+        let entry = Cache::of_user(BACKEND).entry(id(&key, &info))?;
         let data = entry.read();
         let make = || Ok(trusted::pipeline_cache(device, data.as_deref()));
         let cache = scoped(device, "making a pipeline cache", make).ok()?;
@@ -175,5 +174,37 @@ impl Drop for Disk {
             Saved { data: Vec::new(), at: Instant::now() },
         );
         self.save(&mut saved);
+    }
+}
+
+/// What a driver compiled, it takes back: that driver, in that version, for that device. `key` is wgpu's own name of both.
+fn id(key: &str, info: &AdapterInfo) -> Id {
+    Id::of(MAGIC, [key, &info.name, &info.driver, &info.driver_info])
+}
+
+#[cfg(test)]
+mod tests {
+    use wgpu::{Backend, DeviceType};
+
+    use super::*;
+
+    #[test]
+    fn another_device_or_driver_has_a_file_of_its_own() {
+        let info = |name: &str, driver: &str, version: &str| AdapterInfo {
+            name: name.into(),
+            driver: driver.into(),
+            driver_info: version.into(),
+            ..AdapterInfo::new(DeviceType::DiscreteGpu, Backend::Vulkan)
+        };
+        let first = id("key", &info("H200", "NVIDIA", "580.1"));
+        assert_eq!(first, id("key", &info("H200", "NVIDIA", "580.1")));
+        for other in [
+            id("yek", &info("H200", "NVIDIA", "580.1")),
+            id("key", &info("H100", "NVIDIA", "580.1")),
+            id("key", &info("H200", "NVK", "580.1")),
+            id("key", &info("H200", "NVIDIA", "580.2")),
+        ] {
+            assert_ne!(first, other);
+        }
     }
 }

@@ -84,3 +84,44 @@ impl Params {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The number that a tensor was placed at, as the program reads it.
+    fn first(params: &Params, tensor: Tensor) -> u32 {
+        match tensor {
+            Tensor::X => params.x.first,
+            Tensor::Residual => params.residual.first,
+            Tensor::Weight => params.weight.first,
+            Tensor::Bias => params.bias.first,
+            Tensor::Y => params.y.first,
+            Tensor::ResidualOut => params.residual_out.first,
+            Tensor::Mean => params.mean,
+            Tensor::Rstd => params.rstd,
+            Tensor::Dy => params.dy.first,
+            Tensor::DresidualOut => params.dresidual_out.first,
+            Tensor::Dx => params.dx.first,
+            Tensor::Dweight => params.dweight.first,
+            Tensor::Dbias => params.dbias.first,
+            Tensor::Workspace => params.workspace,
+        }
+    }
+
+    /// Each where it was placed, and the row sums move with their workspace, from whose start the plan counts.
+    #[test]
+    fn tensors_are_where_they_were_placed() {
+        let mut params = Params { row_sums: 1000, ..Params::default() };
+        for tensor in Tensor::ALL {
+            params.place(tensor, Place { first: 1 + tensor as u32, row_stride: 100 });
+        }
+        for tensor in Tensor::ALL {
+            assert_eq!(first(&params, tensor), 1 + tensor as u32, "{tensor}");
+        }
+        assert_eq!(params.row_sums, 1001 + Tensor::Workspace as u32);
+        let strides =
+            [params.x, params.residual, params.y, params.residual_out, params.dy, params.dresidual_out, params.dx];
+        assert!(strides.iter().all(|place| place.row_stride == 100));
+    }
+}

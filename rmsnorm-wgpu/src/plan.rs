@@ -52,54 +52,33 @@ impl Program {
         Program::Copy,
     ];
 
+    /// What it is: everything that the other rooms ask of a program. Its text has code for these tensors, and leaves out those
+    /// that a call has not got; a copy has an x and a y. The workspace is not among them: which part of it a program has
+    /// follows from the others.
+    pub(crate) const fn info(self) -> rmsnorm_gpu::program::Program {
+        use Tensor::{Bias, Dbias, DresidualOut, Dweight, Dx, Dy, Mean, Residual, ResidualOut, Rstd, Weight, X, Y};
+        const FORWARD: &[Tensor] = &[X, Residual, Weight, Bias, Y, ResidualOut, Mean, Rstd];
+        const BACKWARD: &[Tensor] = &[X, Weight, Mean, Rstd, Dy, DresidualOut, Dx, Dweight, Dbias];
+        let (stem, direction, is_reduction, tensors): (_, _, _, &[Tensor]) = match self {
+            Program::Forward => ("forward", Direction::Forward, false, FORWARD),
+            Program::ForwardStreaming => ("forward_streaming", Direction::Forward, false, FORWARD),
+            Program::Backward => ("backward", Direction::Backward, false, BACKWARD),
+            Program::BackwardRowSums => ("backward_row_sums", Direction::Backward, false, &[X, Weight, Mean, Rstd, Dy]),
+            Program::BackwardColumns => ("backward_columns", Direction::Backward, false, BACKWARD),
+            Program::ReducePartials => ("reduce_partials", Direction::Backward, true, &[Dweight, Dbias]),
+            Program::Copy => ("copy", Direction::Forward, false, &[X, Y]),
+        };
+        rmsnorm_gpu::program::Program { stem, direction, is_reduction, optional: TensorSet::of(tensors) }
+    }
+
     /// Whether this is a forward pass.
     pub(crate) const fn is_forward(self) -> bool {
         matches!(self, Program::Forward | Program::ForwardStreaming)
     }
 
-    /// The direction whose tensors it has; a copy has an x and a y.
-    pub(crate) const fn direction(self) -> Direction {
-        match self {
-            Program::Forward | Program::ForwardStreaming | Program::Copy => Direction::Forward,
-            Program::Backward | Program::BackwardRowSums | Program::BackwardColumns | Program::ReducePartials => {
-                Direction::Backward
-            }
-        }
-    }
-
-    /// The tensors that it has code for, of a call that has all of them. The workspace is not among them: which part of it a
-    /// program has follows from the others.
-    pub(crate) const fn tensors(self) -> TensorSet {
-        use Tensor::{Bias, Dbias, DresidualOut, Dweight, Dx, Dy, Mean, Residual, ResidualOut, Rstd, Weight, X, Y};
-        match self {
-            Program::Forward | Program::ForwardStreaming => {
-                TensorSet::of(&[X, Residual, Weight, Bias, Y, ResidualOut, Mean, Rstd])
-            }
-            Program::Backward | Program::BackwardColumns => {
-                TensorSet::of(&[X, Weight, Mean, Rstd, Dy, DresidualOut, Dx, Dweight, Dbias])
-            }
-            Program::BackwardRowSums => TensorSet::of(&[X, Weight, Mean, Rstd, Dy]),
-            Program::ReducePartials => TensorSet::of(&[Dweight, Dbias]),
-            Program::Copy => TensorSet::of(&[X, Y]),
-        }
-    }
-
     /// Whether every column belongs to one thread; the other programs walk through the columns, or share them otherwise.
     pub(crate) const fn is_on_chip(self) -> bool {
         matches!(self, Program::Forward | Program::Backward)
-    }
-
-    /// The label of pipelines.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Program::Forward => "forward",
-            Program::ForwardStreaming => "forward_streaming",
-            Program::Backward => "backward",
-            Program::BackwardRowSums => "backward_row_sums",
-            Program::BackwardColumns => "backward_columns",
-            Program::ReducePartials => "reduce_partials",
-            Program::Copy => "copy",
-        }
     }
 }
 
@@ -344,7 +323,7 @@ pub(crate) fn copy(dtype: DType, len: u64, access: Access, aliased: bool, caps: 
         dtypes: DTypes::uniform(dtype),
         cast_order: CastOrder::AtStore,
         atomics: false,
-        tensors: Program::Copy.tensors(),
+        tensors: Program::Copy.info().optional,
         has_weight_offset: false,
         tile,
         access,
@@ -367,19 +346,6 @@ pub(crate) fn workspace_len(problem: &Problem, caps: &Caps) -> usize {
         Direction::Forward => 0,
         Direction::Backward => usize::try_from(backward::workspace_len(problem, caps)).unwrap_or(usize::MAX),
     }
-}
-
-/// Longest chain of additions in a sum over a row: within a thread, then over the threads. Plans keep within the
-/// policy's; a test holds them to it.
-#[cfg(any(test, feature = "conformance"))]
-pub(crate) fn depth_cols(cols: usize) -> usize {
-    rmsnorm_spec::depth::policy_depth_cols(cols)
-}
-
-/// Longest chain of additions in `dweight` and `dbias`. Plans keep within the policy's; a test holds them to it.
-#[cfg(any(test, feature = "conformance"))]
-pub(crate) fn depth_rows(rows: usize) -> usize {
-    rmsnorm_spec::depth::policy_depth_rows(rows)
 }
 
 /// Pairs of quads in a row.
@@ -426,9 +392,10 @@ fn flavour(threads_per_row: u32, groups: u32, caps: &Caps) -> Flavour {
 /// The part of a key that says what is computed. What does not matter to a program is set to one value, so that equal
 /// code has equal keys.
 fn key(problem: &Problem, program: Program, tile: Tile, layout: &Layout) -> KernelKey {
-    let is_reduction = program == Program::ReducePartials;
+    let info = program.info();
+    let is_reduction = info.is_reduction;
     let writes_dx = matches!(program, Program::Backward | Program::BackwardColumns);
-    let tensors = problem.tensors.intersection(program.tensors());
+    let tensors = problem.tensors.intersection(info.optional);
     let uses_weight = tensors.has(Tensor::Weight) || tensors.has(Tensor::Bias);
     let DTypes { activation, weight, .. } = problem.dtypes;
     let dtypes = if is_reduction {

@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use std::{env, io, thread};
 
-use rmsnorm_spec::{CastOrder, DType, DTypes, GradReduction, Norm, Problem, Tensor, TensorSet};
+use rmsnorm_gpu::testing::Draw;
+use rmsnorm_spec::{DType, Direction, GradReduction, Norm, Problem, Tensor};
 
 use super::*;
 use crate::caps::Caps;
@@ -97,69 +98,21 @@ fn tuned() -> Vec<Job> {
 /// Anything that a plan may be asked for: as many calls for each device, drawn from all.
 fn wide_sample() -> Vec<Job> {
     let blackwell = Caps { arch: Arch(100), ..Caps::h200() };
-    let mut draw = Draw(1);
+    let mut draw = Draw::new(1);
     let mut jobs = Vec::new();
     for caps in [Caps::h200(), Caps::a100(), Caps::t4(), blackwell] {
         for sample in 0..SAMPLES_PER_DEVICE {
             let access_bytes = draw.of([1, 2, 4, 8, 16, 16]);
-            let problem = match sample % 3 {
-                0 => draw.forward(),
-                1 => draw.forward_in_place(),
-                _ => draw.backward(),
-            };
+            let cols = if draw.yes() { draw.of(TUNED_COLS) } else { draw.of(ODD_COLS) };
+            let problem = draw.problem(sample, ROWS, cols);
+            // In backward one call in three takes locks.
+            let locks = problem.direction == Direction::Backward && draw.of([true, false, false]);
+            let grad_reduction = if locks { GradReduction::Locks { groups: 64 } } else { problem.grad_reduction };
+            let problem = Problem { grad_reduction, ..problem };
             jobs.extend(of_plan(&problem, access_bytes, &caps));
         }
     }
     unique(jobs)
-}
-
-/// Draws from lists; the same every time.
-struct Draw(u64);
-
-impl Draw {
-    fn of<T: Copy, const N: usize>(&mut self, list: [T; N]) -> T {
-        // Knuth's MMIX constants; the upper bits are the random ones.
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        list[(self.0 >> 33) as usize % N]
-    }
-
-    fn yes(&mut self) -> bool {
-        self.of([false, true])
-    }
-
-    fn some(&mut self, tensors: &[Tensor]) -> Vec<Tensor> {
-        tensors.iter().copied().filter(|_| self.yes()).collect()
-    }
-
-    fn cols(&mut self) -> usize {
-        if self.yes() { self.of(TUNED_COLS) } else { self.of(ODD_COLS) }
-    }
-
-    fn forward(&mut self) -> Problem {
-        let (cols, norm, dtypes) = (self.cols(), self.of(Norm::ALL), self.of(DTypes::ALL));
-        let tensors = self.some(&[Tensor::Weight, Tensor::Bias, Tensor::Residual, Tensor::ResidualOut]);
-        let problem = Problem::forward(norm, ROWS, cols, dtypes.activation, &tensors);
-        let tensors = match problem.has(Tensor::Residual) {
-            true => problem.tensors,
-            false => problem.tensors.without(Tensor::ResidualOut),
-        };
-        Problem { dtypes, tensors, cast_order: self.of([CastOrder::AtStore, CastOrder::BeforeWeight]), ..problem }
-    }
-
-    fn forward_in_place(&mut self) -> Problem {
-        let problem = self.forward();
-        let tensors = problem.tensors.set(Tensor::ResidualOut, problem.has(Tensor::Residual));
-        let overwritten = TensorSet::of(&[Tensor::X, Tensor::Residual]);
-        Problem { tensors: overwritten.iter().fold(tensors, TensorSet::without), ..problem }
-    }
-
-    fn backward(&mut self) -> Problem {
-        let (cols, norm, dtypes) = (self.cols(), self.of(Norm::ALL), self.of(DTypes::ALL));
-        let tensors = self.some(&[Tensor::Weight, Tensor::DresidualOut, Tensor::Dweight, Tensor::Dbias]);
-        let reductions = [GradReduction::Partials, GradReduction::Locks { groups: 64 }, GradReduction::Atomics];
-        let problem = Problem::backward(norm, ROWS, cols, dtypes.activation, &tensors);
-        Problem { dtypes, grad_reduction: self.of(reductions), ..problem }
-    }
 }
 
 fn of_plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Vec<Job> {

@@ -97,7 +97,6 @@ fn reduction(problem: &Problem, partial_rows: usize, gradients: usize) -> Step {
     let reduce_tile = Tile { pack: 4, packs: 1, threads_per_row: REDUCE_LANES, groups, ..Tile::NONE };
     let mut key = key(problem, Program::ReducePartials, reduce_tile);
     // The sums are f32, whatever they came from, and are added whether or not the row is whole tiles.
-    key.dtypes = DTypes::uniform(problem.dtypes.weight);
     key.tile.is_ragged = true;
     key.tile.has_tail = true;
     let tiles = problem.cols.div_ceil(4 * REDUCE_LANES as usize) * gradients;

@@ -5,7 +5,10 @@ mod properties;
 mod table;
 mod workspace;
 
-use rmsnorm_spec::{DType, DTypes, Direction, GradReduction, Norm, Problem, Tensor, TensorSet};
+use rmsnorm_gpu::testing::{
+    self, BF16, BF16_STREAM_F32, Call, DWEIGHT, DWEIGHT_DBIAS, F32, WEIGHT, WEIGHT_BIAS, WEIGHT_RESIDUAL,
+};
+use rmsnorm_spec::{DType, DTypes, Direction, GradReduction, Tensor, TensorSet};
 
 use super::{KernelKey, Plan, Step, Tile, plan};
 use crate::caps::Caps;
@@ -15,76 +18,26 @@ const DEVICES: [Caps; 3] = [Caps::h200(), Caps::a100(), Caps::t4()];
 /// Row counts at which plans may change, and more than any grid has blocks.
 const ROWS: [usize; 12] = [0, 1, 2, 15, 16, 17, 131, 132, 133, 4096, 1 << 20, 1 << 33];
 
-const BF16: DTypes = DTypes::uniform(DType::Bf16);
-const F32: DTypes = DTypes::uniform(DType::F32);
-const BF16_STREAM_F32: DTypes = BF16.widened(false, true);
 /// Plans know bytes, not dtypes: f16 stands for both types of 16 bits.
 const F16: DTypes = DTypes::uniform(DType::F16);
 const MIXES: [DTypes; 4] = [F32, F16, F16.widened(true, false), F16.widened(true, true)];
 
-const NONE: TensorSet = TensorSet::of(&[Tensor::Rstd]);
-const WEIGHT: TensorSet = NONE.with(Tensor::Weight);
-const WEIGHT_BIAS: TensorSet = WEIGHT.with(Tensor::Bias);
-const WEIGHT_RESIDUAL: TensorSet = WEIGHT.with(Tensor::Residual).with(Tensor::ResidualOut);
 const WEIGHT_BIAS_RESIDUAL: TensorSet = WEIGHT_RESIDUAL.with(Tensor::Bias);
-const DWEIGHT: TensorSet = WEIGHT.with(Tensor::Dweight);
-const DWEIGHT_DBIAS: TensorSet = DWEIGHT.with(Tensor::Dbias);
 
-/// A call without its size.
-#[derive(Clone, Copy, Debug)]
-struct Call {
-    direction: Direction,
-    norm: Norm,
-    dtypes: DTypes,
-    /// Beside those that every call has.
-    tensors: TensorSet,
-    grad_reduction: GradReduction,
+/// The plan of a call.
+trait Planned {
+    fn plan(self, rows: usize, cols: usize, caps: &Caps) -> Plan;
 }
 
-impl Call {
-    const fn new(direction: Direction, norm: Norm, dtypes: DTypes, tensors: TensorSet) -> Self {
-        Call { direction, norm, dtypes, tensors, grad_reduction: GradReduction::Partials }
-    }
-
-    fn problem(self, rows: usize, cols: usize) -> Problem {
-        let Call { direction, norm, dtypes, tensors, grad_reduction } = self;
-        let tensors: Vec<Tensor> = tensors.set(Tensor::Mean, norm == Norm::Layer).iter().collect();
-        let problem = match direction {
-            Direction::Forward => Problem::forward(norm, rows, cols, dtypes.activation, &tensors),
-            Direction::Backward => Problem::backward(norm, rows, cols, dtypes.activation, &tensors),
-        };
-        Problem { dtypes, grad_reduction, ..problem }
-    }
-
+impl Planned for Call {
     fn plan(self, rows: usize, cols: usize, caps: &Caps) -> Plan {
         plan(&self.problem(rows, cols), 16, caps)
-    }
-
-    fn gradients(&self) -> usize {
-        self.tensors.sums_over_rows()
     }
 }
 
 /// Both directions and norms, with every set of optional tensors that a plan tells apart.
 fn calls() -> Vec<Call> {
-    let bias = NONE.with(Tensor::Bias);
-    let forward = [NONE, bias, WEIGHT_BIAS, WEIGHT_RESIDUAL].map(|tensors| (Direction::Forward, tensors));
-    let backward = [
-        NONE,
-        DWEIGHT,
-        DWEIGHT_DBIAS,
-        NONE.with(Tensor::Dbias),
-        WEIGHT.with(Tensor::DresidualOut),
-        DWEIGHT_DBIAS.with(Tensor::DresidualOut),
-    ];
-    let backward = backward.map(|tensors| (Direction::Backward, tensors));
-    let mut calls = Vec::new();
-    for (direction, tensors) in forward.into_iter().chain(backward) {
-        for norm in Norm::ALL {
-            calls.extend(MIXES.map(|dtypes| Call::new(direction, norm, dtypes, tensors)));
-        }
-    }
-    calls
+    testing::calls(&MIXES)
 }
 
 /// Every short row, the lengths around each power of two, and around sixteenths of them, where tiles change.

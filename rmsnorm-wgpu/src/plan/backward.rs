@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use rmsnorm_gpu::chain::{serial, tree};
 use rmsnorm_spec::depth::policy_depth_rows;
 use rmsnorm_spec::{DType, GradReduction, Problem};
 
@@ -228,20 +229,10 @@ impl Partials {
         }
         let groups = u64::from(form.main.1.groups);
         let visits = count.div_ceil(self.sets());
-        let chunk = chain(longest.div_ceil(self.chunks * groups)) + tree(groups);
+        let chunk = serial(longest.div_ceil(self.chunks * groups)) + tree(groups);
         let threads = u64::from(reduce_groups(self.rows, caps));
-        visits * chunk + chain(visits) + chain(self.rows.div_ceil(threads)) + tree(threads)
+        visits * chunk + serial(visits) + serial(self.rows.div_ceil(threads)) + tree(threads)
     }
-}
-
-/// Additions of terms one after the other.
-fn chain(terms: u64) -> u64 {
-    terms.saturating_sub(1)
-}
-
-/// Additions in a tree over that many terms.
-fn tree(terms: u64) -> u64 {
-    terms.next_power_of_two().ilog2().into()
 }
 
 /// Additions one after the other that docs/math.md section 4 allows in a sum over the rows.

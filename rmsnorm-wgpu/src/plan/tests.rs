@@ -6,6 +6,9 @@ mod ranges;
 mod table;
 mod workspace;
 
+use rmsnorm_gpu::testing::{
+    self, BF16, BF16_STREAM_F32, Call, DWEIGHT, DWEIGHT_DBIAS, F32, NONE, WEIGHT, WEIGHT_BIAS, WEIGHT_RESIDUAL,
+};
 use rmsnorm_spec::{CastOrder, DType, DTypes, Direction, GradReduction, Norm, Problem, Tensor, TensorSet};
 
 use super::{Access, Dispatch, Layout, PAIR, Placed, Plan, Program, Step, Tile, plan};
@@ -31,54 +34,26 @@ const ROWS: [usize; 12] = [0, 1, 2, 7, 8, 9, 528, 529, 4096, 65_536, 1 << 20, 1 
 /// Rows enough for every workgroup to have several, and few enough for any device to sum gradients of any length over.
 const SOME_ROWS: usize = 64;
 
-const BF16: DTypes = DTypes::uniform(DType::Bf16);
-const F32: DTypes = DTypes::uniform(DType::F32);
-const BF16_STREAM_F32: DTypes = BF16.widened(false, true);
 /// Plans know bytes, and f16 by its conversions.
 const MIXES: [DTypes; 5] = [F32, DTypes::uniform(DType::F16), BF16, BF16_STREAM_F32, BF16.widened(true, false)];
 
-const NONE: TensorSet = TensorSet::of(&[Tensor::Rstd]);
-const WEIGHT: TensorSet = NONE.with(Tensor::Weight);
-const WEIGHT_BIAS: TensorSet = WEIGHT.with(Tensor::Bias);
-const WEIGHT_RESIDUAL: TensorSet = WEIGHT.with(Tensor::Residual).with(Tensor::ResidualOut);
-const DWEIGHT: TensorSet = WEIGHT.with(Tensor::Dweight);
-const DWEIGHT_DBIAS: TensorSet = DWEIGHT.with(Tensor::Dbias);
+/// The plan of a call.
+trait Planned: Copy {
+    /// Rows side by side, accessed as said: what is planned does not ask whether they can be.
+    fn layout(self, rows: usize, cols: usize, access: Access) -> Layout;
 
-/// A call without its size.
-#[derive(Clone, Copy, Debug)]
-struct Call {
-    direction: Direction,
-    norm: Norm,
-    dtypes: DTypes,
-    /// Beside those that every call has.
-    tensors: TensorSet,
-    grad_reduction: GradReduction,
+    fn plan(self, rows: usize, cols: usize, caps: &Caps) -> Plan {
+        self.plan_by(Access::Aligned, rows, cols, caps)
+    }
+
+    fn plan_by(self, access: Access, rows: usize, cols: usize, caps: &Caps) -> Plan;
 }
 
-impl Call {
-    const fn new(direction: Direction, norm: Norm, dtypes: DTypes, tensors: TensorSet) -> Self {
-        Call { direction, norm, dtypes, tensors, grad_reduction: GradReduction::Partials }
-    }
-
-    fn problem(self, rows: usize, cols: usize) -> Problem {
-        let Call { direction, norm, dtypes, tensors, grad_reduction } = self;
-        let tensors: Vec<Tensor> = tensors.set(Tensor::Mean, norm == Norm::Layer).iter().collect();
-        let problem = match direction {
-            Direction::Forward => Problem::forward(norm, rows, cols, dtypes.activation, &tensors),
-            Direction::Backward => Problem::backward(norm, rows, cols, dtypes.activation, &tensors),
-        };
-        Problem { dtypes, grad_reduction, ..problem }
-    }
-
-    /// Rows side by side, accessed as said: what is planned does not ask whether they can be.
+impl Planned for Call {
     fn layout(self, rows: usize, cols: usize, access: Access) -> Layout {
         let mut layout = Layout::dense(&self.problem(rows, cols));
         layout.access = access;
         layout
-    }
-
-    fn plan(self, rows: usize, cols: usize, caps: &Caps) -> Plan {
-        self.plan_by(Access::Aligned, rows, cols, caps)
     }
 
     #[track_caller]
@@ -86,32 +61,11 @@ impl Call {
         let planned = plan(&self.problem(rows, cols), &self.layout(rows, cols, access), caps);
         planned.unwrap_or_else(|unfit| panic!("{rows}x{cols} by {access:?}, {self:?}, {caps:?}: {unfit}"))
     }
-
-    fn gradients(&self) -> usize {
-        self.tensors.sums_over_rows()
-    }
 }
 
 /// Both directions and norms, with every set of optional tensors that a plan tells apart.
 fn calls() -> Vec<Call> {
-    let bias = NONE.with(Tensor::Bias);
-    let forward = [NONE, bias, WEIGHT_BIAS, WEIGHT_RESIDUAL].map(|tensors| (Direction::Forward, tensors));
-    let backward = [
-        NONE,
-        DWEIGHT,
-        DWEIGHT_DBIAS,
-        NONE.with(Tensor::Dbias),
-        WEIGHT.with(Tensor::DresidualOut),
-        DWEIGHT_DBIAS.with(Tensor::DresidualOut),
-    ];
-    let backward = backward.map(|tensors| (Direction::Backward, tensors));
-    let mut calls = Vec::new();
-    for (direction, tensors) in forward.into_iter().chain(backward) {
-        for norm in Norm::ALL {
-            calls.extend(MIXES.map(|dtypes| Call::new(direction, norm, dtypes, tensors)));
-        }
-    }
-    calls
+    testing::calls(&MIXES)
 }
 
 /// Every short row, the lengths around each power of two, and some between them, whose threads are no power of two.

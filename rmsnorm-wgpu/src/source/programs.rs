@@ -10,8 +10,9 @@ use naga::back::{PipelineConstants, hlsl, msl, spv};
 use naga::front::wgsl;
 use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
 use naga::{AddressSpace, Module, ShaderStage, StorageAccess, TypeInner};
+use rmsnorm_gpu::testing::Draw;
 use rmsnorm_shaders::{self as shaders, Source};
-use rmsnorm_spec::{CastOrder, DType, DTypes, GradReduction, Norm, Problem, Tensor, TensorSet};
+use rmsnorm_spec::{CastOrder, DType, DTypes, Norm, Problem, Tensor, TensorSet};
 
 use super::*;
 use crate::caps::Caps;
@@ -26,22 +27,19 @@ const COLS: [usize; 17] =
 
 /// Keys of everything that a plan may ask for, and more: as many of each program, drawn from all.
 fn wide_sample() -> Vec<KernelKey> {
-    let mut draw = Draw(1);
+    let mut draw = Draw::new(1);
     let samples = Program::ALL.into_iter().flat_map(|program| [program; SAMPLES_PER_PROGRAM]);
     samples.map(|program| draw.key(program)).collect()
 }
 
 /// What plans ask for: as many calls for each device.
 fn planned() -> Vec<(Caps, KernelKey)> {
-    let mut draw = Draw(2);
+    let mut draw = Draw::new(2);
     let mut keys = Vec::new();
     for caps in [Caps::h200(), Caps::laptop(), Caps::phone(), Caps::lavapipe()] {
         for call in 0..CALLS_PER_DEVICE {
-            let problem = match call % 3 {
-                0 => draw.forward(),
-                1 => draw.forward_in_place(),
-                _ => draw.backward(),
-            };
+            let (rows, cols) = (draw.of([1, 40, 512]), draw.of(COLS));
+            let problem = draw.problem(call, rows, cols);
             let layout = draw.layout(&problem);
             let steps = plan(&problem, &layout, &caps).map(|plan| plan.steps);
             keys.extend(steps.unwrap_or_else(|unfit| panic!("{problem:?}: {unfit}")).into_iter().filter_map(|step| {
@@ -62,20 +60,19 @@ fn sample() -> Vec<KernelKey> {
     keys.filter(|key| seen.insert(*key)).collect()
 }
 
-/// Draws from lists; the same every time.
-struct Draw(u64);
+/// Keys and layouts, drawn.
+trait DrawKeys {
+    fn key(&mut self, program: Program) -> KernelKey;
 
-impl Draw {
-    fn of<T: Copy, const N: usize>(&mut self, list: [T; N]) -> T {
-        // Knuth's MMIX constants; the upper bits are the random ones.
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        list[(self.0 >> 33) as usize % N]
-    }
+    /// How a call's tensors lie.
+    fn layout(&mut self, problem: &Problem) -> Layout;
 
-    fn yes(&mut self) -> bool {
-        self.of([false, true])
-    }
+    fn tensors(&mut self, program: Program) -> TensorSet;
 
+    fn tile(&mut self, program: Program) -> Tile;
+}
+
+impl DrawKeys for Draw {
     fn key(&mut self, program: Program) -> KernelKey {
         let tensors = self.tensors(program);
         let is_reduction = program == Program::ReducePartials;
@@ -109,41 +106,6 @@ impl Draw {
         }
     }
 
-    fn some(&mut self, tensors: &[Tensor]) -> Vec<Tensor> {
-        tensors.iter().copied().filter(|_| self.yes()).collect()
-    }
-
-    fn forward(&mut self) -> Problem {
-        use Tensor::{Bias, Residual, ResidualOut, Rstd, Weight};
-        let (norm, rows, cols, dtypes) = (self.of(Norm::ALL), self.rows(), self.of(COLS), self.of(DTypes::ALL));
-        let tensors = self.some(&[Weight, Bias, Rstd, Residual, ResidualOut]);
-        let problem = Problem::forward(norm, rows, cols, dtypes.activation, &tensors);
-        let keeps_sum = problem.has(Residual) && problem.has(ResidualOut);
-        let tensors = problem.tensors.set(ResidualOut, keeps_sum).set(Tensor::Mean, norm == Norm::Layer);
-        let cast_order = self.of([CastOrder::AtStore, CastOrder::BeforeWeight]);
-        Problem { dtypes, tensors, cast_order, has_weight_offset: self.yes(), ..problem }
-    }
-
-    fn forward_in_place(&mut self) -> Problem {
-        let problem = self.forward();
-        let tensors = problem.tensors.set(Tensor::ResidualOut, problem.has(Tensor::Residual));
-        Problem { tensors: tensors.without(Tensor::X).without(Tensor::Residual), ..problem }
-    }
-
-    fn backward(&mut self) -> Problem {
-        use Tensor::{Dbias, DresidualOut, Dweight, Weight};
-        let (norm, rows, cols, dtypes) = (self.of(Norm::ALL), self.rows(), self.of(COLS), self.of(DTypes::ALL));
-        let tensors = self.some(&[Weight, DresidualOut, Dweight, Dbias]);
-        let grad_reduction = self.of([GradReduction::Atomics, GradReduction::Partials]);
-        let problem = Problem::backward(norm, rows, cols, dtypes.activation, &tensors);
-        Problem { dtypes, grad_reduction, has_weight_offset: self.yes(), ..problem }
-    }
-
-    fn rows(&mut self) -> usize {
-        self.of([1, 40, 512])
-    }
-
-    /// How a call's tensors lie.
     fn layout(&mut self, problem: &Problem) -> Layout {
         let (offset, padding) = (self.of([0, 0, 4, 2]), self.of([0, 0, 2, 1]));
         let row_stride = (problem.cols + padding) as u64;
@@ -158,7 +120,6 @@ impl Draw {
         match program {
             Program::Forward | Program::ForwardStreaming => {
                 let drawn = self.some(&[Weight, Bias, Residual, ResidualOut, Mean, Rstd]);
-                let drawn: TensorSet = drawn.into_iter().collect();
                 let adds_residual = drawn.has(Residual);
                 match self.yes() {
                     true => drawn.with(Y).without(Residual).set(ResidualOut, adds_residual),
@@ -166,7 +127,7 @@ impl Draw {
                 }
             }
             Program::Backward | Program::BackwardColumns => {
-                let drawn: TensorSet = self.some(&[Weight, DresidualOut, Dweight, Dbias]).into_iter().collect();
+                let drawn = self.some(&[Weight, DresidualOut, Dweight, Dbias]);
                 drawn.union(TensorSet::of(&[X, Tensor::Dy, Tensor::Dx, Rstd]))
             }
             Program::BackwardRowSums => TensorSet::of(&[X, Tensor::Dy, Rstd]).set(Weight, self.yes()),
@@ -301,7 +262,7 @@ fn planned_programs_fit_their_devices() {
 
 #[test]
 fn params_lie_where_rust_says() {
-    let key = Draw(1).key(Program::Forward);
+    let key = Draw::new(1).key(Program::Forward);
     let (module, _) = parsed(&key);
     let (_, params) = module.types.iter().find(|(_, each)| each.name.as_deref() == Some("Params")).expect("a struct");
     let TypeInner::Struct { members, span } = &params.inner else { panic!("{params:?}") };
@@ -337,7 +298,7 @@ fn the_sample_has_all_that_keys_hold() {
 fn absent_tensors_have_no_binding() {
     let names = |tensors: &[Tensor]| {
         let tensors = TensorSet::of(tensors);
-        let key = KernelKey { tensors, aliased: false, ..Draw(1).key(Program::Forward) };
+        let key = KernelKey { tensors, aliased: false, ..Draw::new(1).key(Program::Forward) };
         bindings(&key).into_iter().map(|each| each.tensor.name()).collect::<Vec<_>>()
     };
     assert_eq!(names(&[Tensor::X, Tensor::Y]), ["x", "y"]);
@@ -348,7 +309,7 @@ fn absent_tensors_have_no_binding() {
 #[test]
 fn whole_calls_bind_no_more_than_any_device_has_by_default() {
     for program in Program::ALL {
-        let key = KernelKey { norm: Norm::Layer, tensors: program.tensors(), ..Draw(1).key(program) };
+        let key = KernelKey { norm: Norm::Layer, tensors: program.info().optional, ..Draw::new(1).key(program) };
         assert!(bindings(&key).len() <= 8, "{program:?}");
     }
 }
@@ -370,7 +331,7 @@ fn every_question_has_an_answer_and_every_answer_a_question() {
     let asked: BTreeSet<&str> = lines.filter_map(|line| line.trim().strip_prefix("// if ")).collect();
     // Those of one tensor's files, which are asked beside a tensor, and of the conversions of f16.
     let others = ["IS_LOADED", "IS_STORED", "IS_ATOMIC", "HAS_UNPACK"];
-    let key = Draw(1).key(Program::Forward);
+    let key = Draw::new(1).key(Program::Forward);
     let unanswered: Vec<_> = asked.iter().filter(|name| answer(&key, name).is_none()).collect();
     assert_eq!(unanswered.into_iter().copied().collect::<BTreeSet<_>>(), BTreeSet::from(others));
     let text = include_str!("../source.rs");

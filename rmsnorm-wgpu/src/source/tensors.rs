@@ -38,7 +38,7 @@ pub(super) fn uses(key: &KernelKey) -> Vec<Use> {
 
 /// A tensor of the call; `None` for a gradient of which the program only makes partial sums.
 fn of_call(key: &KernelKey, tensor: Tensor) -> Option<Use> {
-    let direction = key.program.direction();
+    let direction = key.program.info().direction;
     let kind = match tensor.shape() {
         TensorShape::Cols if tensor.access(direction)? == Access::Write && key.program != Program::ReducePartials => {
             return None;

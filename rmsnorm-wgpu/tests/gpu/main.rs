@@ -8,5 +8,6 @@ mod checked;
 mod encoders;
 mod errors;
 mod limits;
+mod places;
 mod repeats;
 mod support;

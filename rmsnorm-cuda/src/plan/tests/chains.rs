@@ -5,58 +5,54 @@
 
 use std::collections::BTreeMap;
 
-use super::super::{Program, depth_cols, depth_rows};
+use rmsnorm_gpu::chain::{serial, tree};
+use rmsnorm_spec::depth::{policy_depth_cols, policy_depth_rows};
+
+use super::super::Program;
 use super::*;
 
-/// Additions in a tree over that many terms.
-fn tree(terms: u32) -> usize {
-    terms.next_power_of_two().ilog2() as usize
-}
-
-/// Additions in a sum of terms one after the other.
-fn chain(terms: usize) -> usize {
-    terms.saturating_sub(1)
-}
-
 /// `RowSums` of reduce.cuh: the lanes of a warp, then what the warps of all blocks have sent.
-fn exchange(tile: &Tile) -> usize {
-    let senders = tile.threads_per_row.div_ceil(32) * tile.cluster;
-    let received =
-        if senders <= 8 { tree(senders) } else { chain(senders.div_ceil(32) as usize) + tree(senders.min(32)) };
-    tree(tile.threads_per_row.min(32)) + received
+fn exchange(tile: &Tile) -> u64 {
+    let senders = u64::from(tile.threads_per_row.div_ceil(32) * tile.cluster);
+    let received = if senders <= 8 { tree(senders) } else { serial(senders.div_ceil(32)) + tree(senders.min(32)) };
+    tree(tile.threads_per_row.min(32).into()) + received
 }
 
 /// The longest chain in a sum over a row; `None` if the program has no such sum.
-fn row_chain(key: &KernelKey, cols: usize) -> Option<usize> {
+fn row_chain(key: &KernelKey, cols: usize) -> Option<u64> {
     let tile = &key.tile;
-    let (pack, packs) = (tile.pack as usize, tile.packs as usize);
+    let (pack, packs, cols) = (u64::from(tile.pack), u64::from(tile.packs), cols as u64);
+    let turns = cols.div_ceil(columns(tile) as u64);
     let thread = match key.program {
         // A sum for each element of a pack; a tree joins them.
-        Program::Forward | Program::ForwardCluster | Program::ForwardLong => chain(packs) + tree(tile.pack),
+        Program::Forward | Program::ForwardCluster | Program::ForwardLong => serial(packs) + tree(pack),
         // A sum for each pack.
-        Program::Backward => chain(packs) + chain(pack),
-        Program::ForwardStreaming => chain(cols.div_ceil(columns(tile))) + tree(tile.pack),
-        Program::BackwardRowSums => chain(cols.div_ceil(columns(tile)) * pack),
+        Program::Backward => serial(packs) + serial(pack),
+        Program::ForwardStreaming => serial(turns) + tree(pack),
+        Program::BackwardRowSums => serial(turns * pack),
         Program::BackwardColumns | Program::ReducePartials => return None,
     };
-    Some((thread + exchange(tile)).min(chain(cols)))
+    Some((thread + exchange(tile)).min(serial(cols)))
 }
 
 /// The longest chain in `dweight` and `dbias` with `GradReduction::Partials`.
-fn gradient_chain(plan: &Plan, rows: usize) -> usize {
-    let additions = launches(plan).map(|Launch { key: KernelKey { program, tile, .. }, .. }| match program {
-        Program::Backward | Program::BackwardColumns => {
-            let rows_of_chunk = (rows as u64).div_ceil(plan.chunks);
-            chain(rows_of_chunk.div_ceil(tile.groups.into()) as usize) + tree(tile.groups)
+fn gradient_chain(plan: &Plan, rows: usize) -> u64 {
+    let rows = rows as u64;
+    let additions = launches(plan).map(|Launch { key: KernelKey { program, tile, .. }, .. }| {
+        let groups = u64::from(tile.groups);
+        match program {
+            Program::Backward | Program::BackwardColumns => {
+                serial(rows.div_ceil(plan.chunks).div_ceil(groups)) + tree(groups)
+            }
+            Program::ReducePartials => serial(plan.partial_rows.div_ceil(groups)) + tree(groups),
+            Program::Forward
+            | Program::ForwardCluster
+            | Program::ForwardLong
+            | Program::ForwardStreaming
+            | Program::BackwardRowSums => 0,
         }
-        Program::ReducePartials => chain(plan.partial_rows.div_ceil(tile.groups.into()) as usize) + tree(tile.groups),
-        Program::Forward
-        | Program::ForwardCluster
-        | Program::ForwardLong
-        | Program::ForwardStreaming
-        | Program::BackwardRowSums => 0,
     });
-    additions.sum::<usize>().min(chain(rows))
+    additions.sum::<u64>().min(serial(rows))
 }
 
 #[test]
@@ -65,7 +61,7 @@ fn sums_over_a_row_keep_to_the_policy() {
     let mut too_long = BTreeMap::new();
     for_all(|caps, call, cols| {
         for Launch { key, .. } in launches(&call.plan(1, cols, caps)) {
-            let (Some(got), allowed) = (row_chain(&key, cols), depth_cols(cols)) else { continue };
+            let (Some(got), allowed) = (row_chain(&key, cols), policy_depth_cols(cols) as u64) else { continue };
             if got > allowed {
                 let tile = Tile { is_ragged: false, ..key.tile };
                 let first = || format!("{cols} cols: {got} additions, allowed {allowed}");
@@ -84,7 +80,7 @@ fn sums_over_the_rows_keep_to_the_policy() {
         // Neighbouring lengths have equal tiles.
         let is_sampled = cols > 300 || cols % 30 == 1;
         for &rows in many_rows.iter().filter(|_| call.gradients() > 0 && is_sampled) {
-            let (got, allowed) = (gradient_chain(&call.plan(rows, cols, caps), rows), depth_rows(rows));
+            let (got, allowed) = (gradient_chain(&call.plan(rows, cols, caps), rows), policy_depth_rows(rows) as u64);
             assert!(got <= allowed, "{rows}x{cols}: {got} additions, allowed {allowed}: {call:?}");
         }
     });

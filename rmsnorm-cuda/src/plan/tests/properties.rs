@@ -267,11 +267,8 @@ fn the_workspace_does_not_depend_on_itself() {
 #[test]
 fn in_place_is_planned_as_forward_is() {
     for_all(|caps, call, cols| {
-        let problem = call.problem(4096, cols);
-        let separate = TensorSet::of(&[Tensor::X, Tensor::Residual]);
-        let tensors = separate.iter().fold(problem.tensors, TensorSet::without);
         if call.direction == Direction::Forward {
-            let in_place = plan(&Problem { tensors, ..problem }, 16, caps);
+            let in_place = plan(&testing::in_place(&call.problem(4096, cols)), 16, caps);
             assert_eq!(in_place, call.plan(4096, cols, caps), "{cols} {call:?}");
         }
     });

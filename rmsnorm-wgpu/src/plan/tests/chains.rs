@@ -5,31 +5,25 @@
 
 use std::collections::BTreeMap;
 
+use rmsnorm_gpu::chain::{serial, tree};
+use rmsnorm_spec::depth::{policy_depth_cols, policy_depth_rows};
+
 use super::super::backward::most_additions;
-use super::super::{Flavour, KernelKey, depth_cols, depth_rows};
+use super::super::{Flavour, KernelKey};
 use super::*;
 
-/// Additions in a tree over that many terms.
-fn tree(terms: u32) -> usize {
-    terms.next_power_of_two().ilog2() as usize
-}
-
-/// Additions in a sum of terms one after the other.
-fn chain(terms: usize) -> usize {
-    terms.saturating_sub(1)
-}
-
 /// `sum_threads` of `reduce_workgroup.wgsl` and `reduce_subgroup.wgsl`.
-fn exchange(tile: &Tile) -> usize {
-    let threads = tile.threads_per_row;
+fn exchange(tile: &Tile) -> u64 {
+    let threads = u64::from(tile.threads_per_row);
     match tile.flavour {
         Flavour::Workgroup => {
-            let segment = tile.segment().min(threads);
-            chain(segment as usize) + chain((threads / segment) as usize)
+            let segment = u64::from(tile.segment()).min(threads);
+            serial(segment) + serial(threads / segment)
         }
         Flavour::Subgroup(lanes) => {
+            let lanes = u64::from(lanes);
             let senders = threads.div_ceil(lanes);
-            let over_senders = if 8 < senders && senders <= lanes { tree(senders) } else { chain(senders as usize) };
+            let over_senders = if 8 < senders && senders <= lanes { tree(senders) } else { serial(senders) };
             tree(threads.min(lanes)) + over_senders
         }
     }
@@ -37,37 +31,39 @@ fn exchange(tile: &Tile) -> usize {
 
 /// The longest chain in a sum over a row; `None` if the program has no such sum. A pair is `total(lo + hi)`, a tree of
 /// its eight terms; a thread adds its pairs one after the other.
-fn row_chain(key: &KernelKey, cols: usize) -> Option<usize> {
+fn row_chain(key: &KernelKey, cols: usize) -> Option<u64> {
     let packs = match key.program {
-        Program::Forward | Program::Backward => key.tile.packs as usize,
-        Program::ForwardStreaming | Program::BackwardRowSums => cols.div_ceil(Tile { packs: 1, ..key.tile }.columns()),
+        Program::Forward | Program::Backward => u64::from(key.tile.packs),
+        Program::ForwardStreaming | Program::BackwardRowSums => {
+            cols.div_ceil(Tile { packs: 1, ..key.tile }.columns()) as u64
+        }
         Program::BackwardColumns | Program::ReducePartials | Program::Copy => return None,
     };
-    Some((tree(8) + chain(packs) + exchange(&key.tile)).min(chain(cols)))
+    Some((tree(8) + serial(packs) + exchange(&key.tile)).min(serial(cols as u64)))
 }
 
 /// The longest chain in `dweight` and `dbias` with `GradReduction::Partials`: in every chunk, then over the ranges that
 /// share its partial row, then in the second stage.
-fn gradient_chain(plan: &Plan, rows: usize) -> usize {
+fn gradient_chain(plan: &Plan, rows: usize) -> u64 {
     let mut partial_rows = BTreeMap::new();
     let mut second_stage = 0;
     for Dispatch { key, rows, first_chunk, chunks, accumulates, .. } in dispatches(plan) {
         match key.program {
             Program::Backward | Program::BackwardColumns => {
                 let rows = (rows.end - rows.start).div_ceil(u64::from(*chunks) * u64::from(key.tile.groups));
-                let chunk = chain(rows as usize) + tree(key.tile.groups);
+                let chunk = serial(rows) + tree(key.tile.groups.into());
                 let so_far = partial_rows.insert(*first_chunk, 0);
                 assert_eq!(so_far.is_some(), *accumulates);
                 partial_rows.insert(*first_chunk, so_far.map_or(chunk, |so_far| so_far + 1 + chunk));
             }
             Program::ReducePartials => {
                 let groups = key.tile.groups;
-                second_stage = chain(plan.partial_rows.div_ceil(groups) as usize) + tree(groups);
+                second_stage = serial(plan.partial_rows.div_ceil(groups).into()) + tree(groups.into());
             }
             Program::Forward | Program::ForwardStreaming | Program::BackwardRowSums | Program::Copy => {}
         }
     }
-    (partial_rows.into_values().max().unwrap_or(0) + second_stage).min(chain(rows))
+    (partial_rows.into_values().max().unwrap_or(0) + second_stage).min(serial(rows as u64))
 }
 
 #[test]
@@ -80,7 +76,7 @@ fn sums_over_a_row_keep_to_the_policy() {
             let caps = Caps { subgroup, ..*device };
             for access in ACCESSES {
                 for Dispatch { key, .. } in dispatches(&call.plan_by(access, 1, cols, &caps)) {
-                    let (Some(got), allowed) = (row_chain(key, cols), depth_cols(cols)) else { continue };
+                    let (Some(got), allowed) = (row_chain(key, cols), policy_depth_cols(cols) as u64) else { continue };
                     if got > allowed {
                         let first = || format!("{cols} cols: {got} additions, allowed {allowed}");
                         too_long.entry(format!("{:?} {:?}", key.program, key.tile)).or_insert_with(first);
@@ -108,7 +104,7 @@ fn sums_over_the_rows_keep_to_the_policy() {
                 let layout = call.layout(rows, cols, access);
                 let plan = plan(&call.problem(rows, cols), &layout, caps);
                 let plan = plan.unwrap_or_else(|unfit| panic!("{rows}x{cols} {call:?} {caps:?}: {unfit}"));
-                let (got, allowed) = (gradient_chain(&plan, rows), depth_rows(rows));
+                let (got, allowed) = (gradient_chain(&plan, rows), policy_depth_rows(rows) as u64);
                 assert!(got <= allowed, "{rows}x{cols}: {got} additions, allowed {allowed}: {call:?}");
             }
         }
@@ -118,7 +114,7 @@ fn sums_over_the_rows_keep_to_the_policy() {
 #[test]
 fn the_plan_knows_the_policy() {
     for rows in (0..5000).chain([1 << 20, (1 << 33) + 1, 3_000_000]) {
-        assert_eq!(most_additions(rows as u64), depth_rows(rows) as u64, "{rows} rows");
+        assert_eq!(most_additions(rows as u64), policy_depth_rows(rows) as u64, "{rows} rows");
     }
 }
 

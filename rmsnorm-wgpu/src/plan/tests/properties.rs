@@ -267,10 +267,8 @@ fn the_workspace_does_not_depend_on_itself() {
 fn in_place_is_planned_as_forward_is() {
     for_all(|caps, call, cols| {
         if call.direction == Direction::Forward {
-            let separate = call.problem(SOME_ROWS, cols);
-            let tensors = separate.tensors.without(Tensor::X).without(Tensor::Residual);
             let layout = call.layout(SOME_ROWS, cols, Access::Aligned);
-            let mut plan = plan(&Problem { tensors, ..separate }, &layout, caps).expect("a plan");
+            let mut plan = plan(&testing::in_place(&call.problem(SOME_ROWS, cols)), &layout, caps).expect("a plan");
             for step in &mut plan.steps {
                 if let Step::Dispatch(Dispatch { key, .. }) = step {
                     assert!(key.tensors.is_in_place());

@@ -80,29 +80,80 @@ impl Entry {
     }
 }
 
-/// Where the entries of a backend of that name belong: `RMSNORM_CACHE_DIR`, or `rmsnorm/NAME` in the user's folder of
-/// caches. `None` where the user has none, or the variable is empty.
-pub fn folder_of_user(backend: &str) -> Option<PathBuf> {
-    folder(backend, |name| env::var_os(name).map(PathBuf::from))
+/// The entries of a backend, or none: where the folder cannot be read or written nothing is kept, which costs time and is no
+/// error.
+#[derive(Clone, Debug)]
+pub struct Cache {
+    folder: Option<PathBuf>,
 }
 
-/// As [`folder_of_user`], given the environment.
-fn folder(backend: &str, variable: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
+impl Cache {
+    /// Those of this process's user, for a backend of that name: in `RMSNORM_CACHE_DIR`, or in `rmsnorm/NAME` in the user's
+    /// folder of caches. None where the user has no such folder, or the variable is empty.
+    pub fn of_user(backend: &str) -> Cache {
+        Cache { folder: folder(backend, System::HOST, |name| env::var_os(name).map(PathBuf::from)) }
+    }
+
+    /// The entry of that id, which need not be there.
+    pub fn entry(&self, id: Id) -> Option<Entry> {
+        self.folder.as_ref().map(|folder| Entry::new(folder, id))
+    }
+
+    /// What is kept under that id, or what `make` gives, which is then kept.
+    ///
+    /// # Errors
+    /// Those of `make` only.
+    pub fn get_or<E>(&self, id: Id, make: impl FnOnce() -> Result<Vec<u8>, E>) -> Result<Vec<u8>, E> {
+        let Some(entry) = self.entry(id) else { return make() };
+        if let Some(data) = entry.read() {
+            return Ok(data);
+        }
+        let data = make()?;
+        // What cannot be kept is made again next time.
+        let _: Result<(), io::Error> = entry.write(&data);
+        Ok(data)
+    }
+}
+
+/// Systems by where they keep a user's caches.
+#[derive(Clone, Copy)]
+enum System {
+    Windows,
+    MacOs,
+    Other,
+}
+
+impl System {
+    const HOST: System = if cfg!(windows) {
+        System::Windows
+    } else if cfg!(target_os = "macos") {
+        System::MacOs
+    } else {
+        System::Other
+    };
+}
+
+/// The folder of a backend's entries, given the system and the environment.
+fn folder(backend: &str, system: System, variable: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
     if let Some(folder) = variable(FOLDER_VARIABLE) {
         return Some(folder).filter(|folder| !folder.as_os_str().is_empty());
     }
     // A relative path means nothing here; the XDG specification says to ignore it.
     let absolute = |name| variable(name).filter(|path| path.is_absolute());
-    let caches = if cfg!(windows) {
-        absolute("LOCALAPPDATA")
-    } else {
-        absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))
+    let caches = match system {
+        System::Windows => absolute("LOCALAPPDATA"),
+        System::MacOs => absolute("HOME").map(|home| home.join("Library/Caches")),
+        System::Other => absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache"))),
     };
     Some(caches?.join("rmsnorm").join(backend))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+    use std::sync::Barrier;
+    use std::thread;
+
     use super::*;
 
     const DATA: &[u8] = b"compiled";
@@ -175,20 +226,96 @@ mod tests {
     #[test]
     fn the_environment_says_where_entries_belong() {
         for backend in ["cuda", "wgpu"] {
-            let at = |set: &[(&str, &str)]| {
-                folder(backend, |name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| PathBuf::from(value)))
+            let on = |system, set: &[(&str, &str)]| {
+                let value =
+                    |name: &str| set.iter().find(|(key, _)| *key == name).map(|(_, value)| PathBuf::from(value));
+                folder(backend, system, value)
             };
-            assert_eq!(at(&[]), None);
-            assert_eq!(at(&[("RMSNORM_CACHE_DIR", "here"), ("HOME", "/home/a")]), Some("here".into()));
-            assert_eq!(at(&[("RMSNORM_CACHE_DIR", ""), ("HOME", "/home/a")]), None);
+            for system in [System::Windows, System::MacOs, System::Other] {
+                let at = |set| on(system, set);
+                assert_eq!(at(&[]), None);
+                assert_eq!(at(&[("RMSNORM_CACHE_DIR", "here"), ("HOME", "/home/a")]), Some("here".into()));
+                assert_eq!(at(&[("RMSNORM_CACHE_DIR", ""), ("HOME", "/home/a")]), None);
+                assert_eq!(at(&[("HOME", "")]), None);
+            }
             if cfg!(unix) {
                 let of = |caches: &str| Some(format!("{caches}/rmsnorm/{backend}").into());
+                let at = |set| on(System::Other, set);
                 assert_eq!(at(&[("HOME", "/home/a")]), of("/home/a/.cache"));
                 assert_eq!(at(&[("HOME", "/home/a"), ("XDG_CACHE_HOME", "/c")]), of("/c"));
                 assert_eq!(at(&[("HOME", "/home/a"), ("XDG_CACHE_HOME", "c")]), of("/home/a/.cache"));
-                assert_eq!(at(&[("HOME", "")]), None);
+                let at = |set| on(System::MacOs, set);
+                assert_eq!(at(&[("HOME", "/Users/a"), ("XDG_CACHE_HOME", "/c")]), of("/Users/a/Library/Caches"));
+                assert_eq!(on(System::Windows, &[("LOCALAPPDATA", "/data"), ("HOME", "/a")]), of("/data"));
             }
         }
+    }
+
+    fn cache(folder: &tempfile::TempDir) -> Cache {
+        Cache { folder: Some(folder.path().join("not/yet/there")) }
+    }
+
+    /// What the cache gives, and whether it had to be made for that.
+    fn get(cache: &Cache, texts: &[&str]) -> (Vec<u8>, bool) {
+        let mut made = false;
+        let Ok(data) = cache.get_or(Id::of(MAGIC, texts.iter().copied()), || {
+            made = true;
+            Ok::<_, Infallible>(DATA.to_vec())
+        });
+        (data, made)
+    }
+
+    #[test]
+    fn what_is_kept_is_made_once() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let cache = cache(&folder);
+        assert_eq!(get(&cache, &["source", "option"]), (DATA.to_vec(), true));
+        assert_eq!(get(&cache, &["source", "option"]), (DATA.to_vec(), false));
+        assert!(get(&cache, &["source", "other option"]).1);
+        let entry = cache.entry(Id::of(MAGIC, ["source", "option"])).expect("a folder");
+        fs::write(&entry.path, b"damaged").expect("a writable entry");
+        assert_eq!(get(&cache, &["source", "option"]), (DATA.to_vec(), true));
+        assert_eq!(get(&cache, &["source", "option"]), (DATA.to_vec(), false));
+    }
+
+    #[test]
+    fn a_failure_is_handed_on_and_not_kept() {
+        let folder = tempfile::tempdir().expect("a folder");
+        assert_eq!(cache(&folder).get_or(Id::of(MAGIC, ["source"]), || Err("no")), Err("no"));
+        assert!(get(&cache(&folder), &["source"]).1);
+    }
+
+    /// A file where the folder should be: root may write anywhere else.
+    #[test]
+    fn where_nothing_can_be_kept_it_is_made_each_time() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        for folder in [Some(file.path().join("folder")), None] {
+            let cache = Cache { folder };
+            assert_eq!(get(&cache, &["source"]), (DATA.to_vec(), true));
+            assert_eq!(get(&cache, &["source"]), (DATA.to_vec(), true));
+        }
+    }
+
+    #[test]
+    fn threads_that_write_at_once_all_see_a_whole_entry() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let cache = cache(&folder);
+        let whole: Vec<u8> = (0..200_000u32).map(|i| i as u8).collect();
+        let barrier = Barrier::new(2);
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for round in 0..50 {
+                        let id = Id::of(MAGIC, [round.to_string().as_str()]);
+                        barrier.wait();
+                        let Ok(got) = cache.get_or(id, || Ok::<_, Infallible>(whole.clone()));
+                        assert!(got == whole);
+                        let Ok(again) = cache.get_or(id, || Ok::<_, Infallible>(Vec::new()));
+                        assert!(again == whole, "the entry is there and whole");
+                    }
+                });
+            }
+        });
     }
 
     /// What is too long for one read or one page, damaged anywhere.
@@ -228,7 +355,7 @@ mod tests {
         let entries: [Vec<u8>; 2] = [vec![1; 300_000], vec![2; 200_000]];
         file.write(&entries[0]).expect("a writable folder");
         let reader = within(&folder, &["source", "option"]);
-        std::thread::scope(|scope| {
+        thread::scope(|scope| {
             let write = || (0..60).for_each(|i| file.write(&entries[i % 2]).expect("a writable folder"));
             let writer = scope.spawn(write);
             while !writer.is_finished() {
@@ -248,12 +375,12 @@ mod tests {
     fn entries_are_written_in_their_folder_only() {
         use std::os::unix::ffi::OsStrExt;
         if env::var_os(CHILD).is_some() {
-            let folder = folder_of_user("wgpu").expect("the variable is set");
-            return Entry::new(&folder, Id::of(MAGIC, ["child"])).write(DATA).expect("a writable folder");
+            let entry = Cache::of_user("wgpu").entry(Id::of(MAGIC, ["child"])).expect("the variable is set");
+            return entry.write(DATA).expect("a writable folder");
         }
         let parent = tempfile::tempdir().expect("a folder");
         let folder = parent.path().join(std::ffi::OsStr::from_bytes(b"caf\xe9"));
-        let name = "tests::entries_are_written_in_their_folder_only";
+        let name = "cache::tests::entries_are_written_in_their_folder_only";
         let child = std::process::Command::new(env::current_exe().expect("this program"))
             .args(["--exact", name])
             .env(CHILD, "1")

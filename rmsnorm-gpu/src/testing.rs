@@ -1,0 +1,149 @@
+//! Calls of every kind, without a device: what plans and texts are tested with.
+
+use rmsnorm_spec::{CastOrder, DType, DTypes, Direction, GradReduction, Norm, Problem, Tensor, TensorSet};
+
+/// bf16 throughout.
+pub const BF16: DTypes = DTypes::uniform(DType::Bf16);
+/// f32 throughout.
+pub const F32: DTypes = DTypes::uniform(DType::F32);
+/// bf16 with an f32 residual stream.
+pub const BF16_STREAM_F32: DTypes = BF16.widened(false, true);
+
+/// Nothing but the statistics.
+pub const NONE: TensorSet = TensorSet::of(&[Tensor::Rstd]);
+/// A weight.
+pub const WEIGHT: TensorSet = NONE.with(Tensor::Weight);
+/// A weight and a bias.
+pub const WEIGHT_BIAS: TensorSet = WEIGHT.with(Tensor::Bias);
+/// A weight, and a residual whose sum is kept.
+pub const WEIGHT_RESIDUAL: TensorSet = WEIGHT.with(Tensor::Residual).with(Tensor::ResidualOut);
+/// A weight and its gradient.
+pub const DWEIGHT: TensorSet = WEIGHT.with(Tensor::Dweight);
+/// A weight, its gradient and that of a bias.
+pub const DWEIGHT_DBIAS: TensorSet = DWEIGHT.with(Tensor::Dbias);
+
+/// A call without its size.
+#[derive(Clone, Copy, Debug)]
+pub struct Call {
+    /// Forward or backward.
+    pub direction: Direction,
+    /// The norm; layer norm has a mean.
+    pub norm: Norm,
+    /// Of activations, weight and residual stream.
+    pub dtypes: DTypes,
+    /// Beside those that every call has.
+    pub tensors: TensorSet,
+    /// Of the gradients.
+    pub grad_reduction: GradReduction,
+}
+
+impl Call {
+    /// A call whose gradients, if any, are summed by partial rows.
+    pub const fn new(direction: Direction, norm: Norm, dtypes: DTypes, tensors: TensorSet) -> Self {
+        Call { direction, norm, dtypes, tensors, grad_reduction: GradReduction::Partials }
+    }
+
+    /// The call with a size.
+    pub fn problem(self, rows: usize, cols: usize) -> Problem {
+        let Call { direction, norm, dtypes, tensors, grad_reduction } = self;
+        let tensors: Vec<Tensor> = tensors.set(Tensor::Mean, norm == Norm::Layer).iter().collect();
+        let problem = match direction {
+            Direction::Forward => Problem::forward(norm, rows, cols, dtypes.activation, &tensors),
+            Direction::Backward => Problem::backward(norm, rows, cols, dtypes.activation, &tensors),
+        };
+        Problem { dtypes, grad_reduction, ..problem }
+    }
+
+    /// How many gradients it sums over the rows.
+    pub const fn gradients(&self) -> usize {
+        self.tensors.sums_over_rows()
+    }
+}
+
+/// The same call, overwriting its input.
+pub fn in_place(problem: &Problem) -> Problem {
+    Problem { tensors: problem.tensors.without(Tensor::X).without(Tensor::Residual), ..*problem }
+}
+
+/// Both directions and norms in each of these dtypes, with every set of optional tensors that a plan tells apart.
+pub fn calls(mixes: &[DTypes]) -> Vec<Call> {
+    let bias = NONE.with(Tensor::Bias);
+    let forward = [NONE, bias, WEIGHT_BIAS, WEIGHT_RESIDUAL].map(|tensors| (Direction::Forward, tensors));
+    let backward = [
+        NONE,
+        DWEIGHT,
+        DWEIGHT_DBIAS,
+        NONE.with(Tensor::Dbias),
+        WEIGHT.with(Tensor::DresidualOut),
+        DWEIGHT_DBIAS.with(Tensor::DresidualOut),
+    ];
+    let backward = backward.map(|tensors| (Direction::Backward, tensors));
+    let mut calls = Vec::new();
+    for (direction, tensors) in forward.into_iter().chain(backward) {
+        for norm in Norm::ALL {
+            calls.extend(mixes.iter().map(|&dtypes| Call::new(direction, norm, dtypes, tensors)));
+        }
+    }
+    calls
+}
+
+/// Draws from lists; the same every time.
+#[derive(Clone, Debug)]
+pub struct Draw(u64);
+
+impl Draw {
+    /// The sequence of that number.
+    pub const fn new(seed: u64) -> Self {
+        Draw(seed)
+    }
+
+    /// One of these.
+    pub fn of<T: Copy, const N: usize>(&mut self, list: [T; N]) -> T {
+        // Knuth's MMIX constants; the upper bits are the random ones.
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        list[(self.0 >> 33) as usize % N]
+    }
+
+    /// One time in two.
+    pub fn yes(&mut self) -> bool {
+        self.of([false, true])
+    }
+
+    /// Each of these, one time in two.
+    pub fn some(&mut self, tensors: &[Tensor]) -> TensorSet {
+        tensors.iter().copied().filter(|_| self.yes()).collect()
+    }
+
+    /// The `number`-th call of a sample: forward, in place and backward take turns. Everything else is drawn.
+    pub fn problem(&mut self, number: usize, rows: usize, cols: usize) -> Problem {
+        match number % 3 {
+            0 => self.forward(rows, cols),
+            1 => {
+                let forward = self.forward(rows, cols);
+                let tensors = forward.tensors.set(Tensor::ResidualOut, forward.has(Tensor::Residual));
+                in_place(&Problem { tensors, ..forward })
+            }
+            _ => self.backward(rows, cols),
+        }
+    }
+
+    fn forward(&mut self, rows: usize, cols: usize) -> Problem {
+        use Tensor::{Bias, Mean, Residual, ResidualOut, Rstd, Weight};
+        let (norm, dtypes) = (self.of(Norm::ALL), self.of(DTypes::ALL));
+        let drawn = self.some(&[Weight, Bias, Residual, ResidualOut, Rstd]);
+        let drawn = drawn.set(ResidualOut, drawn.has(Residual) && drawn.has(ResidualOut));
+        let tensors: Vec<Tensor> = drawn.set(Mean, norm == Norm::Layer).iter().collect();
+        let problem = Problem::forward(norm, rows, cols, dtypes.activation, &tensors);
+        let cast_order = self.of([CastOrder::AtStore, CastOrder::BeforeWeight]);
+        Problem { dtypes, cast_order, has_weight_offset: self.yes(), ..problem }
+    }
+
+    fn backward(&mut self, rows: usize, cols: usize) -> Problem {
+        use Tensor::{Dbias, DresidualOut, Dweight, Weight};
+        let (norm, dtypes) = (self.of(Norm::ALL), self.of(DTypes::ALL));
+        let tensors: Vec<Tensor> = self.some(&[Weight, DresidualOut, Dweight, Dbias]).iter().collect();
+        let problem = Problem::backward(norm, rows, cols, dtypes.activation, &tensors);
+        let reductions = [GradReduction::Partials, GradReduction::Atomics];
+        Problem { dtypes, grad_reduction: self.of(reductions), has_weight_offset: self.yes(), ..problem }
+    }
+}
