@@ -120,7 +120,7 @@ struct Worker {
     }
 
     // dx of one pack.
-    __device__ Pack<T> gradient(const Slot& slot, int k, Statistics row, float c1, float c2) const {
+    __device__ Pack<T> gradient(const Slot& slot, int k, Statistics row, float mean_wdy, float mean_wdy_xhat) const {
         float x[PACK], dx[PACK], weight[PACK];
         unpack(slot.x[k][threadIdx.x], x);
         unpack(slot.dy[k][threadIdx.x], dx);
@@ -128,7 +128,7 @@ struct Worker {
         #pragma unroll
         for (int i = 0; i < PACK; ++i) {
             const float x_hat = (x[i] - row.mean) * row.rstd;
-            dx[i] = row.rstd * ((dx[i] * weight[i] - c1) - x_hat * c2);
+            dx[i] = row.rstd * ((dx[i] * weight[i] - mean_wdy) - x_hat * mean_wdy_xhat);
         }
 #if HAS_DRESIDUAL_OUT
         float residual[PACK];
@@ -145,11 +145,13 @@ struct Worker {
         #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
             if (!exists(step, u)) continue;
-            const float c2 = totals[u * SUMS] * p.share, c1 = IS_LAYER ? totals[u * SUMS + SUMS - 1] * p.share : 0.0f;
+            const float mean_wdy_xhat = totals[u * SUMS] * p.share;
+            const float mean_wdy = IS_LAYER ? totals[u * SUMS + SUMS - 1] * p.share : 0.0f;
             const bool refills = REFILLS && exists(step + STAGES, u);
             #pragma unroll
             for (int k = 0; k < PACKS; ++k) {
-                store_pack(p.dx.row(row(step, u)) + first, k, left, gradient(ring[slot][u], k, statistics[u], c1, c2));
+                const Pack<T> dx = gradient(ring[slot][u], k, statistics[u], mean_wdy, mean_wdy_xhat);
+                store_pack(p.dx.row(row(step, u)) + first, k, left, dx);
                 if (refills) start_pack(step + STAGES, u, k, ring[slot][u]);
             }
         }

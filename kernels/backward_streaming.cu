@@ -31,7 +31,7 @@ __device__ inline void load_weight(const Params& p, unsigned long long col, floa
     unpack_weight(load_parameter<HAS_WEIGHT>(p.weight + col, 0, left), p.weight_offset, weight);
 }
 
-// c2 and c1 of every row. A block, or a cluster of them, has a row at a time.
+// mean_wdy_xhat and mean_wdy of every row. A block, or a cluster of them, has a row at a time.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) backward_row_sums(const __grid_constant__ Params p) {
     __shared__ float exchange[2][GROUPS][2][SENDERS];
     RowSums<2> sums(exchange, 0, threadIdx.x);
@@ -76,12 +76,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) backward_co
             #pragma unroll 2
             for (unsigned long long row = chunk; row < p.rows; row += p.chunks) {
                 const Statistics statistics(p, row);
-                const float c2 = p.row_sums[2 * row], c1 = p.row_sums[2 * row + 1];
+                const float mean_wdy_xhat = p.row_sums[2 * row], mean_wdy = p.row_sums[2 * row + 1];
                 float x_hat[PACK], dy[PACK], wdy[PACK], dx[PACK];
                 load_terms(p, row, col, statistics, weight, x_hat, dy, wdy);
                 #pragma unroll
                 for (int i = 0; i < PACK; ++i) {
-                    dx[i] = statistics.rstd * ((wdy[i] - c1) - x_hat[i] * c2);
+                    dx[i] = statistics.rstd * ((wdy[i] - mean_wdy) - x_hat[i] * mean_wdy_xhat);
                     if (i < left) gradients.add(0, i, dy[i], x_hat[i]);
                 }
 #if HAS_DRESIDUAL_OUT

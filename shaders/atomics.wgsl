@@ -20,7 +20,7 @@ fn hand_on(gradient: u32, chunk: u32, col: u32, sum: vec4<f32>) {
 }
 // if HAS_ROW_SUMS
 
-// c2 and c1 of a row.
+// mean_wdy_xhat and mean_wdy of a row.
 fn averages_at(row: u32) -> vec2<f32> {
     let at = params.row_sums + 2u * row;
     return vec2(bitcast<f32>(atomicLoad(&TENSOR[at])), bitcast<f32>(atomicLoad(&TENSOR[at + 1u])));

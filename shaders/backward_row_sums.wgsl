@@ -1,5 +1,5 @@
-// Backward for rows that registers do not hold, first pass: docs/math.md, equations (7) to (10). c2 and c1 of every
-// row.
+// Backward for rows that registers do not hold, first pass: docs/math.md, equations (7) to (10).
+// mean_wdy_xhat and mean_wdy of every row.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(me: Me) {

@@ -50,7 +50,7 @@ fn sums_of(terms: Terms) -> Sum {
     // end
 }
 
-// c2 and c1.
+// mean_wdy_xhat and mean_wdy.
 fn averages_of(sums: Sum) -> vec2<f32> {
     // if IS_LAYER
     return sums * params.share;

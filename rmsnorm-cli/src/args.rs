@@ -63,7 +63,7 @@ pub struct CpuArgs {
 /// Arguments of `rmsnorm conformance`.
 #[derive(Debug, Args)]
 pub struct ConformanceArgs {
-    /// The backend to prove: cpu, cuda, or cuda:N for the CUDA device of that number
+    /// The backend to prove: cpu, cuda or wgpu; cuda:N and wgpu:N for the device of that number
     #[arg(long, value_name = "BACKEND", default_value = "cpu")]
     pub backend: String,
     /// How it runs.
@@ -98,7 +98,7 @@ pub struct ConformanceArgs {
 /// Arguments of `rmsnorm bench`.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// The backends to measure, such as cpu,cuda or cuda:1 [default: all that this machine has]
+    /// The backends to measure, such as cpu,cuda or wgpu:1 [default: all that this machine has]
     #[arg(long, value_name = "BACKEND,..", value_delimiter = ',')]
     pub backend: Vec<String>,
     /// How they run.
@@ -157,7 +157,7 @@ pub struct RunArgs {
     /// The safetensors file to write; it appears complete or not at all
     #[arg(short, long, value_name = "OUT.safetensors")]
     pub output: PathBuf,
-    /// The backend that computes: cpu, cuda or cuda:N
+    /// The backend that computes: cpu, cuda or wgpu; cuda:N and wgpu:N for the device of that number
     #[arg(long, value_name = "BACKEND", default_value = "cpu")]
     pub backend: String,
     /// How it runs.

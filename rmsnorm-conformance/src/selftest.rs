@@ -185,7 +185,7 @@ fn hand_computed() -> Vec<String> {
         let weight = Some(weight.as_slice());
         reference::backward(spec, &BackwardInputs { dy, x, weight, mean: &mean, rstd: &rstd, dresidual_out: None })
     };
-    // x_hat = (1.4, 0), wdy = (2, 2): c2 = 1.4, dx = (2 - 1.96, 2) / 5.
+    // x_hat = (1.4, 0), wdy = (2, 2): mean_wdy_xhat = 1.4, dx = (2 - 1.96, 2) / 5.
     let out = backward(&rms, &[1.0, 1.0], &[7.0, 0.0], 0.0, 0.2);
     expect("dx of RMS norm", &out.dx, &[0.008, 0.4]);
     // Two columns span mean and x_hat: nothing of dy is left in dx.

@@ -56,6 +56,7 @@ fn enqueue(backend: &CudaBackend, spec: &NormSpec, problem: &Problem, tensors: &
     stream.context().bind_to_thread().map_err(device_error("before the launch"))?;
     let plan = plan::plan(problem, access_bytes(problem, &params), kernels.caps());
     debug_assert!(plan.workspace.len <= backend.workspace_len(problem), "{plan:?} exceeds what callers are told");
+    check_workspace(tensors.workspace_len(), plan.workspace.len)?;
     let mut work = plan.steps.map(|_| None);
     for (work, step) in work.iter_mut().zip(plan.steps) {
         *work = step.map(|step| Work::new(step, kernels)).transpose()?;
@@ -79,6 +80,14 @@ fn enqueue(backend: &CudaBackend, spec: &NormSpec, problem: &Problem, tensors: &
     params.row_sums = params.partials + bytes_of(plan.workspace.row_sums);
     let overlap = kernels.caps().arch >= Arch::HOPPER;
     work.into_iter().flatten().try_for_each(|work| work.enqueue(stream, &params, overlap))
+}
+
+/// A call may have been checked for another device, whose plan takes less; kernels write without looking.
+const fn check_workspace(given: Option<usize>, needed: usize) -> Result<(), Error> {
+    match given {
+        Some(got) if got < needed => Err(Error::Length { arg: "workspace", min: needed, max: usize::MAX, got }),
+        Some(_) | None => Ok(()),
+    }
 }
 
 /// The largest power of two, at most 16, that all addresses and row strides are multiples of. Statistics do not count,
@@ -178,6 +187,17 @@ mod tests {
     fn dense_rows_are_as_aligned_as_their_length() {
         let dense = |cols| dense_access_bytes(&Problem { cols, ..forward(2) });
         assert_eq!([4096, 4100, 4098, 4097].map(dense), [16, 8, 4, 2]);
+    }
+
+    /// As if a call that was checked for one device were launched on another.
+    #[test]
+    fn a_workspace_that_is_too_short_for_the_plan_is_refused() {
+        for (given, is_good) in [(None, true), (Some(99), false), (Some(100), true), (Some(101), true)] {
+            let result = check_workspace(given, 100);
+            let refused = matches!(result, Err(Error::Length { arg: "workspace", min: 100, got: 99, .. }));
+            assert_eq!((result.is_ok(), refused), (is_good, !is_good), "{given:?}");
+        }
+        assert!(check_workspace(Some(0), 0).is_ok());
     }
 
     /// Every tensor has a place of its own, and keeps what it was given.

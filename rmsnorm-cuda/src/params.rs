@@ -36,7 +36,7 @@ pub(crate) struct Params {
     pub(crate) partials: u64,
     /// u32: spin locks of `GradReduction::Locks`, zero before and after.
     pub(crate) locks: u64,
-    /// f32: c1 and c2 of every row, where backward takes two passes over memory.
+    /// f32: mean_wdy and mean_wdy_xhat of every row, where backward takes two passes over memory.
     pub(crate) row_sums: u64,
     pub(crate) rows: u64,
     pub(crate) cols: u64,

@@ -27,7 +27,7 @@ pub(crate) enum Program {
     ForwardStreaming,
     /// `backward.cu`: a row stays on chip.
     Backward,
-    /// `backward_streaming.cu`, first pass: c1 and c2 of every row.
+    /// `backward_streaming.cu`, first pass: mean_wdy and mean_wdy_xhat of every row.
     BackwardRowSums,
     /// `backward_streaming.cu`, second pass: dx and the partial sums of dweight and dbias.
     BackwardColumns,

@@ -91,9 +91,9 @@ pub struct BackwardInputs<'a> {
 #[derive(Clone, Debug, Default)]
 pub struct BackwardOutputs {
     /// `avg(wdy)`, 0 for RMS norm. (rows)
-    pub c1: Vec<f64>,
+    pub mean_wdy: Vec<f64>,
     /// `avg(wdy * x_hat)`. (rows)
-    pub c2: Vec<f64>,
+    pub mean_wdy_xhat: Vec<f64>,
     /// (rows, cols)
     pub dx: Vec<f64>,
     /// (cols)
@@ -112,17 +112,17 @@ pub fn backward(spec: &NormSpec, inputs: &BackwardInputs<'_>) -> BackwardOutputs
         let dy = |col: usize| inputs.dy[row * cols + col];
         let wdy = |col: usize| dy(col) * effective_weight(spec, inputs.weight, col);
 
-        let c1 = match spec.norm {
+        let mean_wdy = match spec.norm {
             Norm::Rms => 0.0,
             Norm::Layer => average((0..cols).map(wdy)),
         };
-        let c2 = average((0..cols).map(|col| wdy(col) * x_hat(col)));
-        out.c1.push(c1);
-        out.c2.push(c2);
+        let mean_wdy_xhat = average((0..cols).map(|col| wdy(col) * x_hat(col)));
+        out.mean_wdy.push(mean_wdy);
+        out.mean_wdy_xhat.push(mean_wdy_xhat);
 
         for col in 0..cols {
             let dresidual_out = inputs.dresidual_out.map_or(0.0, |d| d[row * cols + col]);
-            out.dx.push(rstd * (wdy(col) - c1 - x_hat(col) * c2) + dresidual_out);
+            out.dx.push(rstd * (wdy(col) - mean_wdy - x_hat(col) * mean_wdy_xhat) + dresidual_out);
             out.dweight[col] += dy(col) * x_hat(col);
             out.dbias[col] += dy(col);
         }

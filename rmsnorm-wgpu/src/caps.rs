@@ -14,8 +14,6 @@ pub(crate) struct Caps {
     pub(crate) max_threads: u32,
     /// Bytes of memory that the threads of a workgroup share.
     pub(crate) workgroup_bytes: u32,
-    /// Storage buffers that a dispatch binds.
-    pub(crate) storage_buffers: u32,
     /// Bytes of a storage buffer that one binding reaches.
     pub(crate) binding_bytes: u64,
     /// What the offsets of bindings are multiples of; at least 16, so that a binding moves no tensor off its packs.
@@ -41,7 +39,6 @@ impl Caps {
         Caps {
             max_threads: limits.max_compute_invocations_per_workgroup.min(limits.max_compute_workgroup_size_x),
             workgroup_bytes: limits.max_compute_workgroup_storage_size,
-            storage_buffers: limits.max_storage_buffers_per_shader_stage,
             binding_bytes: limits.max_storage_buffer_binding_size,
             offset_alignment: limits.min_storage_buffer_offset_alignment.max(16),
             groups_per_dimension: limits.max_compute_workgroups_per_dimension,
@@ -121,7 +118,6 @@ impl Caps {
         Caps {
             max_threads: 1024,
             workgroup_bytes: 48 << 10,
-            storage_buffers: 1 << 20,
             binding_bytes: i32::MAX as u64,
             offset_alignment: 16,
             groups_per_dimension: 65535,
@@ -136,7 +132,6 @@ impl Caps {
         Caps {
             max_threads: 256,
             workgroup_bytes: 16 << 10,
-            storage_buffers: 8,
             binding_bytes: 128 << 20,
             offset_alignment: 256,
             groups_per_dimension: 65535,
@@ -148,7 +143,7 @@ impl Caps {
 
     /// wgpu's downlevel limits, without subgroups.
     pub(crate) const fn phone() -> Self {
-        Caps { workgroup_bytes: 16352, storage_buffers: 4, subgroup: None, ..Caps::laptop() }
+        Caps { workgroup_bytes: 16352, subgroup: None, ..Caps::laptop() }
     }
 
     /// Mesa's software device, with all that its adapter has.
@@ -156,7 +151,6 @@ impl Caps {
         Caps {
             max_threads: 1024,
             workgroup_bytes: 32 << 10,
-            storage_buffers: 1 << 20,
             binding_bytes: 128 << 20,
             offset_alignment: 16,
             groups_per_dimension: 65535,

@@ -29,7 +29,7 @@ pub(crate) enum Program {
     ForwardStreaming,
     /// `backward.wgsl`: a row stays in registers.
     Backward,
-    /// `backward_row_sums.wgsl`, for rows that stream: c1 and c2 of every row.
+    /// `backward_row_sums.wgsl`, for rows that stream: mean_wdy and mean_wdy_xhat of every row.
     BackwardRowSums,
     /// `backward_columns.wgsl`, for rows that stream: dx and the partial sums of dweight and dbias.
     BackwardColumns,

@@ -36,6 +36,17 @@ fn help_lists_every_command() {
     }
 }
 
+/// What a backend may be is said where one is asked for.
+#[test]
+fn help_names_every_backend() {
+    for command in ["conformance", "run", "bench"] {
+        let outcome = Folder::new().rmsnorm(&[command, "--help"]);
+        for backend in ["cpu", "cuda", "wgpu"] {
+            assert!(outcome.stdout.contains(backend), "{backend} is not in {}", outcome.stdout);
+        }
+    }
+}
+
 #[test]
 fn bad_usage_exits_with_2_and_prints_nothing_to_stdout() {
     for args in [&["dance"] as &[_], &["run"], &["run", "in"], &["devices", "--yaml"]] {

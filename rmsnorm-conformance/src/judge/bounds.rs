@@ -360,16 +360,16 @@ struct BackwardRow<'a> {
     pass: Pass<'a>,
     elements: Vec<BackwardElement>,
     rstd: f64,
-    c1: f64,
-    c2: f64,
+    mean_wdy: f64,
+    mean_wdy_xhat: f64,
     statistics: StatisticsError,
 }
 
-/// The errors of `c1` and `c2`.
+/// The errors of `mean_wdy` and `mean_wdy_xhat`.
 #[derive(Clone, Copy)]
 struct MeansError {
-    c1: f64,
-    c2: f64,
+    mean_wdy: f64,
+    mean_wdy_xhat: f64,
 }
 
 impl<'a> BackwardRow<'a> {
@@ -385,10 +385,17 @@ impl<'a> BackwardRow<'a> {
             BackwardElement { dy, wdy: dy * weight.value, wdy_loss, weight, x_hat, dx: outputs.dx[i] }
         };
         let elements = (0..spec.cols).map(element).collect();
-        BackwardRow { pass, elements, rstd, c1: outputs.c1[row], c2: outputs.c2[row], statistics }
+        BackwardRow {
+            pass,
+            elements,
+            rstd,
+            mean_wdy: outputs.mean_wdy[row],
+            mean_wdy_xhat: outputs.mean_wdy_xhat[row],
+            statistics,
+        }
     }
 
-    /// An error of rstd scales `c2` as a whole, and an error of the mean shifts every `x_hat` alike: neither goes
+    /// An error of rstd scales `mean_wdy_xhat` as a whole, and an error of the mean shifts every `x_hat` alike: neither goes
     /// through the sum term by term, which would be wider by the square root of `cols`.
     fn means_error(&self) -> MeansError {
         let Pass { spec, model, .. } = self.pass;
@@ -402,11 +409,11 @@ impl<'a> BackwardRow<'a> {
         };
         // The term, the running sum, the average.
         let sum_loss = model.arithmetic.flush_loss(3.0);
-        let c1 = match spec.norm {
+        let mean_wdy = match spec.norm {
             Norm::Rms => 0.0,
             Norm::Layer => {
                 let terms = average(&|e| e.wdy.abs() * e.weight.roundings * u + e.wdy_loss);
-                sum_error(&|e| e.wdy) + terms + division * u * self.c1.abs() + sum_loss
+                sum_error(&|e| e.wdy) + terms + division * u * self.mean_wdy.abs() + sum_loss
             }
         };
         let common = self.elements.first().map_or(0.0, |e| e.x_hat.common);
@@ -416,41 +423,41 @@ impl<'a> BackwardRow<'a> {
                 + product * (1.0 + e.weight.roundings) * u
                 + e.x_hat.value.abs() * e.wdy_loss
         });
-        let c2 = self.c2.abs() * self.statistics.rstd
+        let mean_wdy_xhat = self.mean_wdy_xhat.abs() * self.statistics.rstd
             + average(&|e| e.wdy).abs() * common
             + sum_error(&|e| e.wdy * e.x_hat.value)
             + terms
-            + division * u * self.c2.abs()
+            + division * u * self.mean_wdy_xhat.abs()
             + sum_loss;
-        MeansError { c1, c2 }
+        MeansError { mean_wdy, mean_wdy_xhat }
     }
 
     /// Equation (10).
     fn dx_error(&self, element: &BackwardElement, means: MeansError) -> f64 {
         let u = self.pass.model.arithmetic.unit_roundoff;
         let BackwardElement { wdy, wdy_loss, weight, x_hat, dx, .. } = element;
-        let projection = x_hat.value * self.c2;
-        let inner = wdy - self.c1 - projection;
+        let projection = x_hat.value * self.mean_wdy_xhat;
+        let inner = wdy - self.mean_wdy - projection;
         let scaled = (self.rstd * inner).abs();
         let dresidual_out = match self.pass.inputs.dresidual_out {
             None => 0.0,
             Some(_) if overflows(scaled) => f64::INFINITY,
             Some(_) => u * dx.abs() + self.pass.model.arithmetic.flush_loss(1.0),
         };
-        if overflows(wdy.abs() + self.c1.abs() + projection.abs()) {
+        if overflows(wdy.abs() + self.mean_wdy.abs() + projection.abs()) {
             return f64::INFINITY;
         }
         let first_subtraction = match self.pass.spec.norm {
             Norm::Rms => 0.0,
-            Norm::Layer => u * (wdy.abs() + self.c1.abs()),
+            Norm::Layer => u * (wdy.abs() + self.mean_wdy.abs()),
         };
         let inner_error = wdy.abs() * weight.roundings * u
             + wdy_loss
-            + means.c1
-            + x_hat.value.abs() * means.c2
-            + self.c2.abs() * x_hat.error()
+            + means.mean_wdy
+            + x_hat.value.abs() * means.mean_wdy_xhat
+            + self.mean_wdy_xhat.abs() * x_hat.error()
             // Second order, but all there is in a row whose variance is nothing but rounding errors.
-            + x_hat.error() * means.c2
+            + x_hat.error() * means.mean_wdy_xhat
             + u * projection.abs()
             + first_subtraction
             + u * inner.abs();

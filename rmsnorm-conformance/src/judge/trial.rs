@@ -433,8 +433,8 @@ mod tests {
     fn column_of_a_weight_gradient_must_be_nan_where_the_reference_is() {
         let outputs = BackwardOutputs {
             dx: Vec::new(),
-            c1: Vec::new(),
-            c2: Vec::new(),
+            mean_wdy: Vec::new(),
+            mean_wdy_xhat: Vec::new(),
             dweight: vec![1.0, f64::NAN],
             dbias: vec![f64::INFINITY, 2.0],
         };

@@ -1,5 +1,5 @@
-//! Backward: docs/math.md, equations (7) to (12). A row is read once to find c1 and c2, and again, from the cache, to
-//! write dx and to add the row to the partial sums of its block. While it is written, the next row is asked for.
+//! Backward: docs/math.md, equations (7) to (12). A row is read once to find mean_wdy and mean_wdy_xhat, and again, from the
+//! cache, to write dx and to add the row to the partial sums of its block. While it is written, the next row is asked for.
 
 use rmsnorm_spec::{Element, Norm, NormSpec};
 
@@ -108,7 +108,7 @@ impl<'a, T: Element, W: Element, R: Element> BackwardBlocks<'a, T, W, R> {
         let cols = self.spec.cols;
         let (dy, x) = (self.dy.row(r, cols), self.x.row(r, cols));
         let mean = self.mean.map_or(0.0, |mean| mean[r]);
-        let mut scalars = Scalars { mean, rstd: self.rstd[r], c1: 0.0, c2: 0.0 };
+        let mut scalars = Scalars { mean, rstd: self.rstd[r], mean_wdy: 0.0, mean_wdy_xhat: 0.0 };
         let weight_offset = S::splat(self.spec.weight_offset);
         let (mut wdy_sums, mut product_sums) = (S::splat(0.0), S::splat(0.0));
         lanes::for_each_piece!(0, cols, piece => {
@@ -120,8 +120,8 @@ impl<'a, T: Element, W: Element, R: Element> BackwardBlocks<'a, T, W, R> {
                 wdy_sums = S::add(wdy_sums, wdy);
             }
         });
-        scalars.c1 = S::fold(wdy_sums) / cols as f32;
-        scalars.c2 = S::fold(product_sums) / cols as f32;
+        scalars.mean_wdy = S::fold(wdy_sums) / cols as f32;
+        scalars.mean_wdy_xhat = S::fold(product_sums) / cols as f32;
         scalars
     }
 
@@ -133,7 +133,8 @@ impl<'a, T: Element, W: Element, R: Element> BackwardBlocks<'a, T, W, R> {
         let (x, x_stride) = (self.x.row(r, cols), self.x.row_stride);
         let dresidual_out = self.dresidual_out.as_ref().map(|dresidual_out| dresidual_out.row(r, cols));
         let weight_offset = S::splat(self.spec.weight_offset);
-        let (c1, c2, rstd) = (S::splat(scalars.c1), S::splat(scalars.c2), S::splat(scalars.rstd));
+        let (mean_wdy, mean_wdy_xhat, rstd) =
+            (S::splat(scalars.mean_wdy), S::splat(scalars.mean_wdy_xhat), S::splat(scalars.rstd));
         lanes::for_each_piece!(stores.head(self.dx.row(r, cols)), cols, piece => {
             lanes::prefetch_next::<S, T, _>(dy, dy_stride, piece);
             lanes::prefetch_next::<S, R, _>(x, x_stride, piece);
@@ -146,7 +147,7 @@ impl<'a, T: Element, W: Element, R: Element> BackwardBlocks<'a, T, W, R> {
                 accumulate::<S, _>(dbias, piece, partials.is_first, dy);
             }
             let wdy = self.wdy::<S, _>(dy, weight_offset, piece);
-            let mut dx = S::mul(S::sub(S::sub(wdy, c1), S::mul(x_hat, c2)), rstd);
+            let mut dx = S::mul(S::sub(S::sub(wdy, mean_wdy), S::mul(x_hat, mean_wdy_xhat)), rstd);
             if let Some(dresidual_out) = dresidual_out {
                 dx = S::add(dx, lanes::load::<S, R, _>(dresidual_out, piece));
             }
@@ -169,8 +170,8 @@ struct Scalars {
     /// 0 for RMS norm: subtracting it costs less than a branch.
     mean: f32,
     rstd: f32,
-    c1: f32,
-    c2: f32,
+    mean_wdy: f32,
+    mean_wdy_xhat: f32,
 }
 
 impl Scalars {

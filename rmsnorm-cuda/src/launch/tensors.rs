@@ -12,12 +12,20 @@ pub(super) struct Tensors<'a> {
     stream: &'a CudaStream,
     problem: Problem,
     params: Params,
+    /// Elements of the caller's workspace, if there is one.
+    workspace_len: Option<usize>,
     uses: [Option<SyncOnDrop<'a>>; Tensor::COUNT],
 }
 
 impl<'a> Tensors<'a> {
     pub(super) fn new(stream: &'a CudaStream, problem: Problem) -> Self {
-        Tensors { stream, problem, params: Params::default(), uses: [const { None }; Tensor::COUNT] }
+        Tensors {
+            stream,
+            problem,
+            params: Params::default(),
+            workspace_len: None,
+            uses: [const { None }; Tensor::COUNT],
+        }
     }
 
     /// The parameters that have the tensors' addresses, once all were visited.
@@ -29,6 +37,11 @@ impl<'a> Tensors<'a> {
             params.residual = params.residual_out;
         }
         params
+    }
+
+    /// Elements of the caller's workspace, if there is one.
+    pub(super) const fn workspace_len(&self) -> Option<usize> {
+        self.workspace_len
     }
 
     fn hold(&mut self, tensor: Tensor, row_stride: usize, (data, in_use): (sys::CUdeviceptr, SyncOnDrop<'a>)) {
@@ -60,6 +73,9 @@ impl<'a, 'v: 'a> Visitor<'v, CudaBackend> for Tensors<'a> {
 
     fn write<E: Element>(&mut self, tensor: Tensor, rows: Rows<CudaViewMut<'v, E>>) -> Result<(), Error> {
         self.check_context(tensor, rows.view.stream())?;
+        if tensor == Tensor::Workspace {
+            self.workspace_len = Some(rows.view.len());
+        }
         self.hold(tensor, rows.stride(self.problem.cols), rows.view.view_ptr_mut(self.stream));
         Ok(())
     }

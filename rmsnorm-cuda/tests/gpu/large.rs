@@ -194,7 +194,7 @@ fn more_than_2_to_the_31_elements_in_one_row() {
     };
     assert_eq!(ends(&y), [1.0, 1.0, 1.0, 1.0, 1.0, 2.0]);
 
-    // A gradient in the last column alone: c2 is 2 / cols, so that dx is 2 there and about -1e-9 elsewhere.
+    // A gradient in the last column alone: mean_wdy_xhat is 2 / cols, so that dx is 2 there and about -1e-9 elsewhere.
     let mut dy = constant(backend, bf16::ZERO, cols);
     stream.memcpy_htod(&[one], &mut dy.slice_mut(cols - 1..)).unwrap();
     let mut dweight = constant(backend, bf16::NAN, cols);

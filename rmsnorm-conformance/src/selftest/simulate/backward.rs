@@ -35,15 +35,15 @@ struct Row {
     rstd: f32,
     wdy: Vec<f32>,
     /// `avg(wdy)`
-    c1: f32,
+    mean_wdy: f32,
     /// `avg(wdy * x_hat)`
-    c2: f32,
+    mean_wdy_xhat: f32,
 }
 
 pub(super) struct BackwardKernel<'c> {
     call: &'c Call,
     weight: Vec<f32>,
-    /// `c2` of the row before, for the bugs that confuse rows.
+    /// `mean_wdy_xhat` of the row before, for the bugs that confuse rows.
     previous_c2: Option<f32>,
 }
 
@@ -57,18 +57,18 @@ impl<'c> BackwardKernel<'c> {
         let rstd = if self.call.has(Bug::BwdNoEps) { self.rstd_without_eps(&centred) } else { inputs.rstd };
         let x_hat: Vec<f32> = centred.iter().map(|centred| centred * rstd).collect();
         let wdy: Vec<f32> = inputs.dy.iter().zip(&self.weight).map(|(dy, weight)| dy * weight).collect();
-        let c1 = match self.call.spec.norm {
+        let mean_wdy = match self.call.spec.norm {
             Norm::Rms => 0.0,
             Norm::Layer => self.average(&wdy, DType::F32),
         };
-        let mut row = Row { centred, x_hat, rstd, wdy, c1, c2: 0.0 };
-        let c2 = self.c2(inputs, &row);
-        row.c2 = match self.previous_c2 {
-            Some(previous) if self.call.has(Bug::NanLeak) => c2 + 0.0 * previous,
+        let mut row = Row { centred, x_hat, rstd, wdy, mean_wdy, mean_wdy_xhat: 0.0 };
+        let mean_wdy_xhat = self.mean_wdy_xhat(inputs, &row);
+        row.mean_wdy_xhat = match self.previous_c2 {
+            Some(previous) if self.call.has(Bug::NanLeak) => mean_wdy_xhat + 0.0 * previous,
             Some(previous) if self.call.has(Bug::CStale) && self.call.is_last_of_several(inputs.row) => previous,
-            Some(_) | None => c2,
+            Some(_) | None => mean_wdy_xhat,
         };
-        self.previous_c2 = Some(row.c2);
+        self.previous_c2 = Some(row.mean_wdy_xhat);
         BackwardRow {
             dx: self.dx(inputs, &row),
             dweight_terms: self.dweight_terms(inputs, &row),
@@ -87,7 +87,7 @@ impl<'c> BackwardKernel<'c> {
         self.call.sum(terms, accumulator) * (1.0 / divisor as f64) as f32
     }
 
-    fn c2(&self, inputs: &BackwardInputs<'_>, row: &Row) -> f32 {
+    fn mean_wdy_xhat(&self, inputs: &BackwardInputs<'_>, row: &Row) -> f32 {
         let call = self.call;
         let wdy = |col: usize| {
             if call.has(Bug::CWithoutW) { inputs.dy[col] } else { round(row.wdy[col], call.accumulator(Bug::CLow)) }
@@ -110,7 +110,7 @@ impl<'c> BackwardKernel<'c> {
         let call = self.call;
         let dx_one = |col: usize| {
             let direct = if call.has(Bug::DxDirectNoW) { inputs.dy[col] } else { row.wdy[col] };
-            let first = if call.has(Bug::NoFirst) { 0.0 } else { row.c1 };
+            let first = if call.has(Bug::NoFirst) { 0.0 } else { row.mean_wdy };
             let inner = direct - first - self.second_term(row, col);
             let dx = inner * row.rstd;
             match inputs.dresidual_out {
@@ -126,13 +126,13 @@ impl<'c> BackwardKernel<'c> {
         (0..row.wdy.len()).map(dx_one).collect()
     }
 
-    /// `x_hat * c2`
+    /// `x_hat * mean_wdy_xhat`
     fn second_term(&self, row: &Row, col: usize) -> f32 {
-        let second = row.x_hat[col] * row.c2;
+        let second = row.x_hat[col] * row.mean_wdy_xhat;
         if self.call.has(Bug::NoSecond) {
             0.0
         } else if self.call.has(Bug::SecondNoR) {
-            row.centred[col] * row.c2
+            row.centred[col] * row.mean_wdy_xhat
         } else if self.call.has(Bug::SecondSign) {
             -second
         } else if self.call.has(Bug::SecondWTwice) {
