@@ -9,11 +9,13 @@
 
 mod backward;
 mod forward;
+mod row_layout;
 mod rows;
 mod visit;
 
 pub use backward::Backward;
 pub use forward::Forward;
+pub use row_layout::RowLayout;
 pub use rows::{Rows, Source};
 pub use visit::Visitor;
 pub(crate) use visit::{SpanVisitor, View, Views};

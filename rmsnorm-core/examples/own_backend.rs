@@ -1,0 +1,186 @@
+//! A backend of your own, proven by the conformance suite: plain loops over slices, in f64.
+//!
+//!     cargo run -p rmsnorm-core --features conformance --example own_backend
+
+use std::ops::Range;
+
+use rmsnorm_core::conformance::{Arithmetic, Harness, Options, run};
+use rmsnorm_core::reference::{self, BackwardInputs, ForwardInputs, round_to};
+use rmsnorm_core::{
+    Backward, CastOrder, Checked, Element, Error, Forward, GradReduction, NormBackend, NormSpec, Problem, Rows, Source,
+    Span,
+};
+
+/// Computes by the definition itself.
+struct Loops;
+
+impl NormBackend for Loops {
+    type In<'a, T: Element> = &'a [T];
+    type Out<'a, T: Element> = &'a mut [T];
+
+    fn name(&self) -> &'static str {
+        "loops"
+    }
+
+    fn in_span<T: Element>(view: &&[T]) -> Span {
+        Span { allocation: 0, start: view.as_ptr().addr() as u64, len: view.len() }
+    }
+
+    fn out_span<T: Element>(view: &&mut [T]) -> Span {
+        Span { allocation: 0, start: view.as_ptr().addr() as u64, len: view.len() }
+    }
+
+    fn workspace_len(&self, _: &Problem) -> usize {
+        0
+    }
+
+    fn launch_forward<T: Element, W: Element, R: Element>(
+        &self,
+        call: Checked<Forward<'_, Self, T, W, R>>,
+    ) -> Result<(), Error> {
+        let (spec, args) = (*call.spec(), call.into_args());
+        let (x, mut y) = split(args.x, args.y, &spec);
+        let (residual, mut residual_out) = match args.residual {
+            Some(source) => {
+                let (values, out) = split(source, args.residual_out, &spec);
+                (Some(values), out)
+            }
+            None => (None, None),
+        };
+        let (weight, bias) = (args.weight.map(values), args.bias.map(values));
+        let inputs = ForwardInputs {
+            x: &x,
+            residual: residual.as_deref().map(|residual| (residual, R::DTYPE)),
+            weight: weight.as_deref(),
+            bias: bias.as_deref(),
+        };
+        let mut out = reference::forward(&spec, &inputs);
+        if spec.cast_order == CastOrder::BeforeWeight {
+            for (i, y) in out.y.iter_mut().enumerate() {
+                let col = i % spec.cols;
+                let weight = weight.as_ref().map_or(1.0, |weight| weight[col] + f64::from(spec.weight_offset));
+                *y = round_to(out.x_hat[i], T::DTYPE) * weight + bias.as_ref().map_or(0.0, |bias| bias[col]);
+            }
+        }
+        store(&mut y, &out.y, &spec);
+        store(&mut residual_out, &out.h, &spec);
+        store_vector(args.mean, &out.mean);
+        store_vector(args.rstd, &out.rstd);
+        Ok(())
+    }
+
+    fn launch_backward<T: Element, W: Element, R: Element>(
+        &self,
+        call: Checked<Backward<'_, Self, T, W, R>>,
+    ) -> Result<(), Error> {
+        if call.problem().grad_reduction != GradReduction::Partials {
+            return Err(Error::Unsupported { rule: "the loops have GradReduction::Partials only".into() });
+        }
+        let (spec, args) = (*call.spec(), call.into_args());
+        let (dy, x) = (matrix(&args.dy, &spec), matrix(&args.x, &spec));
+        let (weight, dresidual_out) = (args.weight.map(values), args.dresidual_out.map(|rows| matrix(&rows, &spec)));
+        let mean = args.mean.map_or_else(|| vec![0.0; spec.rows], values);
+        let inputs = BackwardInputs {
+            dy: &dy,
+            x: &x,
+            weight: weight.as_deref(),
+            mean: &mean,
+            rstd: &values(args.rstd),
+            dresidual_out: dresidual_out.as_deref(),
+        };
+        let out = reference::backward(&spec, &inputs);
+        store(&mut Some(args.dx), &out.dx, &spec);
+        store_vector(args.dweight, &out.dweight);
+        store_vector(args.dbias, &out.dbias);
+        Ok(())
+    }
+}
+
+fn values<T: Element>(vector: &[T]) -> Vec<f64> {
+    vector.iter().map(|value| f64::from(value.to_f32())).collect()
+}
+
+/// A matrix without the padding between its rows.
+fn matrix<T: Element>(rows: &Rows<&[T]>, spec: &NormSpec) -> Vec<f64> {
+    let stride = rows.stride(spec.cols);
+    (0..spec.rows).flat_map(|row| values(&rows.view[row * stride..][..spec.cols])).collect()
+}
+
+/// What is read, and where the result goes: over it in place, else to a matrix of its own, if there is one.
+fn split<'a, T: Element>(
+    source: Source<&'a [T], &'a mut [T]>,
+    target: Option<Rows<&'a mut [T]>>,
+    spec: &NormSpec,
+) -> (Vec<f64>, Option<Rows<&'a mut [T]>>) {
+    match source {
+        Source::Read(rows) => (matrix(&rows, spec), target),
+        Source::Overwrite(rows) => {
+            let stride = rows.stride(spec.cols);
+            (matrix(&Rows::strided(&*rows.view, stride), spec), Some(rows))
+        }
+    }
+}
+
+fn store<T: Element>(target: &mut Option<Rows<&mut [T]>>, values: &[f64], spec: &NormSpec) {
+    let Some(rows) = target else { return };
+    let stride = rows.stride(spec.cols);
+    for (row, values) in values.chunks(spec.cols).enumerate() {
+        store_vector(Some(&mut rows.view[row * stride..][..spec.cols]), values);
+    }
+}
+
+/// Each value is rounded once.
+fn store_vector<T: Element>(target: Option<&mut [T]>, values: &[f64]) {
+    for (element, value) in target.into_iter().flatten().zip(values) {
+        *element = T::from_f32(round_to(*value, T::DTYPE) as f32);
+    }
+}
+
+/// What the suite needs besides: a way to move its data, and what is claimed about the arithmetic. That of f64 is better
+/// than the claims of f32 with correct rounding.
+impl Harness for Loops {
+    type Backend = Loops;
+    type Buffer<T: Element> = Vec<T>;
+
+    fn backend(&self) -> &Loops {
+        self
+    }
+
+    fn arithmetic(&self) -> Arithmetic {
+        Arithmetic::IEEE
+    }
+
+    fn device(&self) -> String {
+        "f64 loops".into()
+    }
+
+    fn cols_breakpoints(&self) -> Vec<usize> {
+        Vec::new()
+    }
+
+    fn rows_breakpoints(&self) -> Vec<usize> {
+        Vec::new()
+    }
+
+    fn upload<T: Element>(&self, data: &[T]) -> Result<Vec<T>, Error> {
+        Ok(data.to_vec())
+    }
+
+    fn download<T: Element>(&self, buffer: &Vec<T>) -> Result<Vec<T>, Error> {
+        Ok(buffer.clone())
+    }
+
+    fn view<'a, T: Element>(&self, buffer: &'a Vec<T>, range: Range<usize>) -> &'a [T] {
+        &buffer[range]
+    }
+
+    fn view_mut<'a, T: Element>(&self, buffer: &'a mut Vec<T>, range: Range<usize>) -> &'a mut [T] {
+        &mut buffer[range]
+    }
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let summary = run(&Loops, &Options::default(), &mut |_, _| (), None)?;
+    println!("{summary}");
+    if summary.is_success() { Ok(()) } else { Err("the backend is not conformant".into()) }
+}
