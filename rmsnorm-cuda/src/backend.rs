@@ -22,7 +22,7 @@ const OLDEST_DRIVER: Version = Version { major: 12, minor: 0 };
 ///
 /// # Tensors
 /// Arguments are views of [`CudaSlice`](cudarc::driver::CudaSlice)s: `x.as_view()`, `y.as_view_mut()`, or ranges,
-/// `x.slice(a..b)`. A view whose slice belongs to another context is refused with [`Error::Unsupported`]. Of memory
+/// `x.slice(a..b)`. A view whose slice belongs to another context is refused with [`Error::InvalidArgument`]. Of memory
 /// that was brought in from outside (`CudaStream::upgrade_device_ptr`) cudarc knows only what it was told.
 ///
 /// # Ordering
@@ -133,7 +133,7 @@ impl CudaBackend {
     /// The same backend on another stream of the same context: kernels that are compiled stay compiled.
     ///
     /// # Errors
-    /// `Unsupported` if the stream belongs to another context.
+    /// `InvalidArgument` if the stream belongs to another context.
     pub fn on(&self, stream: Arc<CudaStream>) -> Result<Self, Error> {
         if stream.context() != self.kernels.context() {
             let rule = format!(
@@ -141,7 +141,7 @@ impl CudaBackend {
                 place(stream.context()),
                 place(self.kernels.context())
             );
-            return Err(Error::Unsupported { rule });
+            return Err(Error::InvalidArgument { arg: "stream", rule });
         }
         Ok(CudaBackend { stream, ..self.clone() })
     }

@@ -63,7 +63,7 @@ pub trait NormBackend {
     /// Runs a validated forward call.
     ///
     /// # Errors
-    /// `Unsupported` and `Device` only.
+    /// `Unsupported` and `Device`; `InvalidArgument` for a view that this backend cannot use as it is.
     fn launch_forward<T: Element, W: Element, R: Element>(
         &self,
         call: Checked<Forward<'_, Self, T, W, R>>,
@@ -72,7 +72,7 @@ pub trait NormBackend {
     /// Runs a validated backward call.
     ///
     /// # Errors
-    /// `Unsupported` and `Device` only.
+    /// As [`launch_forward`](Self::launch_forward); `Length` for a workspace that was checked for another device.
     fn launch_backward<T: Element, W: Element, R: Element>(
         &self,
         call: Checked<Backward<'_, Self, T, W, R>>,

@@ -250,6 +250,9 @@ mod tests {
         // 1.5 in each format; what is above the width of a type is ignored.
         let bits = (Element::bits(1.5f32), Element::bits(f16::from_f32(1.5)), Element::bits(bf16::from_f32(1.5)));
         assert_eq!(bits, (0x3fc0_0000, 0x3e00, 0x3fc0));
+        let f32s =
+            (Element::to_f32(-2.5f32), <f32 as Element>::from_f32(1.5), <f32 as Element>::from_bits(0x3fc0_0000));
+        assert_eq!(f32s, (-2.5, 1.5, 1.5));
         assert_eq!(<f16 as Element>::from_bits(0xabcd_3e00), f16::from_f32(1.5));
         assert_eq!(<bf16 as Element>::from_bits(0xabcd_3fc0), bf16::from_f32(1.5));
         let halves = (<f16 as Element>::from_f32(1e6), <bf16 as Element>::from_f32(1.0 + 1.0 / 256.0));

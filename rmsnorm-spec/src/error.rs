@@ -83,6 +83,14 @@ pub enum Error {
         /// The other tensor.
         other: &'static str,
     },
+    /// An argument that no backend of its kind could take as it is, for another reason than those above.
+    #[error("{arg}: {rule}")]
+    InvalidArgument {
+        /// The argument.
+        arg: &'static str,
+        /// The rule that it breaks, with what came.
+        rule: String,
+    },
     /// A valid request that this backend, or any, does not implement.
     #[error("unsupported: {rule}")]
     Unsupported {
@@ -138,6 +146,8 @@ mod tests {
         assert_eq!(stride, "y: row stride must be at least cols = 10, got 9");
         let unavailable = Error::Unavailable { backend: "cuda", reason: "no driver".into() }.to_string();
         assert_eq!(unavailable, "the cuda backend is not available: no driver");
+        let invalid = Error::InvalidArgument { arg: "x", rule: "begins at a multiple of 4, got 2".into() }.to_string();
+        assert_eq!(invalid, "x: begins at a multiple of 4, got 2");
         let device = Error::Device { backend: "wgpu", source: "lost".into() }.to_string();
         assert_eq!(device, "wgpu device error: lost");
     }

@@ -186,7 +186,8 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Ba
             });
         }
         if args.grad_reduction == (GradReduction::Locks { groups: 0 }) {
-            return Err(Error::Unsupported { rule: "GradReduction::Locks needs at least 1 group, got 0".into() });
+            let rule = "GradReduction::Locks needs at least 1 group, got 0".into();
+            return Err(Error::InvalidArgument { arg: "grad_reduction", rule });
         }
         let tensors = Layout::of(&spec, Direction::Backward, &args)?.tensors();
         let problem = problem::<T, W, R>(Direction::Backward, &spec, tensors, args.grad_reduction);

@@ -287,6 +287,7 @@ mod tests {
     fn tensors_are_found_by_their_names_and_stand_in_their_order() {
         for (index, tensor) in Tensor::ALL.into_iter().enumerate() {
             assert_eq!((Tensor::from_name(tensor.name()), tensor as usize), (Some(tensor), index));
+            assert_eq!(tensor.to_string(), tensor.name());
         }
         assert_eq!((Tensor::from_name("X"), Tensor::from_name("")), (None, None));
     }
@@ -324,7 +325,9 @@ mod tests {
         assert_eq!(with(TensorShape::Cols), TensorSet::of(&[Weight, Bias, Dweight, Dbias]));
         assert_eq!(with(TensorShape::Rows), TensorSet::of(&[Mean, Rstd]));
         assert_eq!(with(TensorShape::Workspace), TensorSet::of(&[Workspace]));
-        assert!(with(TensorShape::Matrix).iter().all(Tensor::is_matrix));
+        let matrices = Tensor::ALL.into_iter().filter(|tensor| tensor.is_matrix()).collect::<TensorSet>();
+        assert_eq!(matrices, TensorSet::of(&[X, Residual, Y, ResidualOut, Dy, DresidualOut, Dx]));
+        assert_eq!(with(TensorShape::Matrix), matrices);
     }
 
     #[test]
@@ -334,6 +337,7 @@ mod tests {
         assert_eq!(set.iter().collect::<Vec<_>>(), [Weight, Y]);
         assert_eq!(format!("{set:?}"), "{\"weight\", \"y\"}");
         assert_eq!(set.with(X).without(Y), TensorSet::of(&[X, Weight]));
+        assert_eq!((set.with(Y), set.without(X)), (set, set), "as it was already");
         assert_eq!(set.set(Y, false).set(Workspace, true), TensorSet::of(&[Weight, Workspace]));
         assert_eq!(set.intersection(TensorSet::of(&[Y, Bias])), TensorSet::of(&[Y]));
         assert_eq!(set.union(TensorSet::of(&[Y, Bias])), TensorSet::of(&[Y, Weight, Bias]));

@@ -26,7 +26,7 @@ use crate::view::WgpuSlice;
 /// # Tensors
 /// Arguments are [`WgpuSlice`]s of buffers of the same device with `BufferUsages::STORAGE`, at any offset that is a
 /// multiple of the element's size. Buffers of 16-bit elements need a size that is a multiple of 4 bytes. Several tensors
-/// may lie in one buffer, interleaved ones too. Rules that a call breaks are [`Error::Unsupported`] and name the tensor;
+/// may lie in one buffer, interleaved ones too. Rules that a call breaks are [`Error::InvalidArgument`] and name the tensor;
 /// a buffer that is destroyed, mapped or of another device is [`Error::Device`] with wgpu's words. wgpu cannot tell the
 /// buffers of one [`wgpu::Instance`] from those of another: do not mix them. All that [`new`](Self::new) opens is of one.
 ///

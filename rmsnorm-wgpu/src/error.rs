@@ -101,6 +101,11 @@ pub(crate) fn unavailable(reason: impl Into<String>) -> Error {
     Error::Unavailable { backend: BACKEND, reason: reason.into() }
 }
 
+/// [`Error::InvalidArgument`] with this rule.
+pub(crate) fn invalid(arg: &'static str, rule: impl Into<String>) -> Error {
+    Error::InvalidArgument { arg, rule: rule.into() }
+}
+
 /// [`Error::Unsupported`] with this rule.
 pub(crate) fn unsupported(rule: impl Into<String>) -> Error {
     Error::Unsupported { rule: rule.into() }

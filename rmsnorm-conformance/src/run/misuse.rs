@@ -24,6 +24,7 @@ enum Refusal {
     TooLarge(&'static str),
     Missing(&'static str),
     Unexpected(&'static str),
+    Invalid(&'static str),
     Unsupported,
 }
 
@@ -39,6 +40,7 @@ impl Refusal {
             Error::TooLarge { arg, .. } => Some(Refusal::TooLarge(arg)),
             Error::Missing { arg, .. } => Some(Refusal::Missing(arg)),
             Error::Unexpected { arg, .. } => Some(Refusal::Unexpected(arg)),
+            Error::InvalidArgument { arg, .. } => Some(Refusal::Invalid(arg)),
             Error::Unsupported { .. } => Some(Refusal::Unsupported),
             // And errors to come.
             Error::Overlap { .. } | Error::Unavailable { .. } | Error::Device { .. } | _ => None,
@@ -138,7 +140,7 @@ fn scalars(good: &dyn Fn() -> GoodCall, calls: &mut Vec<BadCall>) {
     let mut call = good();
     call.reduction = GradReduction::Locks { groups: 0 };
     if call.kind == Kind::Backward {
-        calls.push(call.bad("no_lock_groups", Refusal::Unsupported));
+        calls.push(call.bad("no_lock_groups", Refusal::Invalid("grad_reduction")));
     }
 }
 

@@ -55,12 +55,11 @@ impl<'a> Tensors<'a> {
             return Ok(());
         }
         let rule = format!(
-            "tensors lie in the context of the backend's stream, got {} in {} for a stream of {}",
-            self.problem.arg(tensor),
-            place(theirs),
-            place(ours)
+            "tensors lie in the context of the backend's stream, {}, got one in {}",
+            place(ours),
+            place(theirs)
         );
-        Err(Error::Unsupported { rule })
+        Err(Error::InvalidArgument { arg: self.problem.arg(tensor), rule })
     }
 }
 

@@ -12,7 +12,7 @@ use super::Rows;
 /// let row = 3 * heads * head_dim;
 /// // One head of every token: rows that are apart.
 /// let one = RowLayout::fold(&[2, tokens, head_dim], &[(tokens * row) as isize, row as isize, 1]);
-/// assert_eq!(one, Some(RowLayout { rows: 2 * tokens, cols: head_dim, row_stride: row }));
+/// assert_eq!(one.map(|one| (one.rows, one.cols, one.row_stride)), Some((2 * tokens, head_dim, row)));
 /// // All heads: between the last of a token and the first of the next lie queries and values.
 /// let all = RowLayout::fold(&[tokens, heads, head_dim], &[row as isize, head_dim as isize, 1]);
 /// assert_eq!(all, None);

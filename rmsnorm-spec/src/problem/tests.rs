@@ -634,7 +634,8 @@ fn views_and_strides_come_out_as_they_went_in() {
                 }
             });
         }
-        for (tensor, place) in call.check(MIXES[0]).expect("a good call").visited {
+        let Validated { problem, visited } = call.check(MIXES[0]).expect("a good call");
+        for (tensor, place) in visited {
             let arg = match (form, tensor) {
                 (Form::InPlace, Tensor::Y) => "x",
                 (Form::InPlace, Tensor::ResidualOut) => "residual",
@@ -642,6 +643,7 @@ fn views_and_strides_come_out_as_they_went_in() {
             };
             let given = call.get(arg).expect("a tensor of the call");
             assert_eq!((place.span, place.row_stride), (given.span, given.row_stride), "{tensor} of {form:?}");
+            assert_eq!(problem.arg(tensor), arg, "{form:?}");
         }
     }
 }

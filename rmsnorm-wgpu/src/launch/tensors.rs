@@ -4,7 +4,7 @@ use rmsnorm_spec::{DType, Element, Error, Problem, Rows, Tensor, TensorShape, Vi
 use wgpu::{Buffer, BufferUsages};
 
 use crate::backend::WgpuBackend;
-use crate::error::unsupported;
+use crate::error::invalid;
 use crate::plan::Placed;
 use crate::view::WgpuSlice;
 
@@ -57,7 +57,7 @@ impl<'a> Tensors<'a> {
     /// The two of a copy: rows of a length of their own.
     ///
     /// # Errors
-    /// `Unsupported`, with the name of the tensor, if it cannot be bound.
+    /// `InvalidArgument`, with the name of the tensor, if it cannot be bound.
     pub(super) fn of_copy<T: Element>(from: WgpuSlice<'a, T>, to: WgpuSlice<'a, T>) -> Result<Self, Error> {
         let mut tensors = Tensors { cols: from.len().min(to.len()), problem: None, views: [None; Tensor::COUNT] };
         tensors.add(Tensor::X, from, Shape::Elements, false)?;
@@ -76,7 +76,7 @@ impl<'a> Tensors<'a> {
     /// A tensor that is zeroed by a copy command.
     ///
     /// # Errors
-    /// `Unsupported` if its buffer has not the usage.
+    /// `InvalidArgument` if its buffer has not the usage.
     pub(super) fn check_clearable(&self, tensor: Tensor) -> Result<(), Error> {
         let Some(view) = self.get(tensor) else { return Ok(()) };
         let usage = view.buffer.usage();
@@ -84,7 +84,7 @@ impl<'a> Tensors<'a> {
             return Ok(());
         }
         let name = view.name;
-        Err(unsupported(format!("GradReduction::Atomics needs a {name} whose buffer has COPY_DST, got {usage:?}")))
+        Err(invalid(name, format!("GradReduction::Atomics needs a buffer with the usage COPY_DST, got {usage:?}")))
     }
 
     /// Where the tensors lie that the plan's accesses depend on: matrices, weight and bias.
@@ -175,24 +175,23 @@ impl View<'_> {
         let View { name, buffer, offset, len, dtype, .. } = self;
         let (element, size, usage) = (self.element(), buffer.size(), buffer.usage());
         if !offset.is_multiple_of(element) {
-            return Err(unsupported(format!(
-                "a tensor begins at a multiple of its element's size, got {name} of {dtype} at byte {offset}"
-            )));
+            let rule = format!("a tensor begins at a multiple of its element's size, got {dtype} at byte {offset}");
+            return Err(invalid(name, rule));
         }
         let end = len.checked_mul(element).and_then(|bytes| bytes.checked_add(*offset));
         let Some(end) = end.filter(|end| *end <= size) else {
-            return Err(unsupported(format!(
-                "a tensor lies within its buffer, got {name} of {len} {dtype} from byte {offset} of {size}"
-            )));
+            let rule = format!("a tensor lies within its buffer, got {len} {dtype} from byte {offset} of {size}");
+            return Err(invalid(name, rule));
         };
         if !usage.contains(BufferUsages::STORAGE) {
-            return Err(unsupported(format!("a tensor's buffer has the usage STORAGE, got {name} with {usage:?}")));
+            return Err(invalid(name, format!("a tensor's buffer has the usage STORAGE, got {usage:?}")));
         }
         // Shaders see words, and a binding is a whole number of them.
         if end.next_multiple_of(4) > size {
-            return Err(unsupported(format!(
-                "a buffer of 16-bit elements needs a size that is a multiple of 4, got {name} at the end of one of {size}"
-            )));
+            let rule = format!(
+                "a buffer of 16-bit elements has a size that is a multiple of 4, got a tensor at the end of {size}"
+            );
+            return Err(invalid(name, rule));
         }
         Ok(())
     }
