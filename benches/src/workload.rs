@@ -1,7 +1,7 @@
 //! The tensors of one shape and dtype, in several sets, and the calls that are timed on them.
 
 use rmsnorm_core::{
-    Backward, DType, Element, Error, Forward, GradReduction, Norm, NormBackend, NormSpec, Problem, Tensor,
+    Backward, DType, Element, Error, Forward, GradReduction, Norm, NormBackend, NormSpec, Problem, Tensor, TensorSet,
 };
 
 use crate::pattern::Pattern;
@@ -191,22 +191,19 @@ fn workspace_len<D: Measurable>(device: &D, shape: Shape, dtype: DType, reductio
 /// The problem that a workload's call is.
 pub(crate) fn problem(operation: Operation, dtype: DType, shape: Shape) -> Problem {
     let Operation { norm, op, reduction } = operation;
-    let given = |tensors: &[Tensor]| {
-        let of_layer = [Tensor::Bias, Tensor::Dbias, Tensor::Mean];
-        let is_given = |tensor: &&Tensor| norm == Norm::Layer || !of_layer.contains(tensor);
-        tensors.iter().filter(is_given).copied().collect::<Vec<_>>()
-    };
-    let forward = [Tensor::Weight, Tensor::Bias, Tensor::Mean, Tensor::Rstd];
+    let is_layer = norm == Norm::Layer;
+    let weight = TensorSet::of(&[Tensor::Weight]);
+    let forward = weight.with(Tensor::Rstd).set(Tensor::Bias, is_layer).set(Tensor::Mean, is_layer);
     let Shape { rows, cols } = shape;
     match op {
-        Op::Forward => Problem::forward(norm, rows, cols, dtype, &given(&forward)),
+        Op::Forward => Problem::forward(norm, rows, cols, dtype, forward),
         Op::AddForward => {
-            let tensors = [&forward[..], &[Tensor::Residual, Tensor::ResidualOut]].concat();
-            Problem::forward(norm, rows, cols, dtype, &given(&tensors))
+            let tensors = forward.with(Tensor::Residual).with(Tensor::ResidualOut);
+            Problem::forward(norm, rows, cols, dtype, tensors)
         }
         Op::Backward => {
-            let tensors = given(&[Tensor::Weight, Tensor::Dweight, Tensor::Dbias, Tensor::Workspace]);
-            Problem { grad_reduction: reduction, ..Problem::backward(norm, rows, cols, dtype, &tensors) }
+            let tensors = weight.with(Tensor::Dweight).with(Tensor::Workspace).set(Tensor::Dbias, is_layer);
+            Problem { grad_reduction: reduction, ..Problem::backward(norm, rows, cols, dtype, tensors) }
         }
     }
 }

@@ -23,11 +23,11 @@ impl NormBackend for Loops {
     }
 
     fn in_span<T: Element>(view: &&[T]) -> Span {
-        Span { allocation: 0, start: view.as_ptr().addr() as u64, len: view.len() }
+        Span::of(view)
     }
 
     fn out_span<T: Element>(view: &&mut [T]) -> Span {
-        Span { allocation: 0, start: view.as_ptr().addr() as u64, len: view.len() }
+        Span::of(view)
     }
 
     fn workspace_len(&self, _: &Problem) -> usize {
@@ -58,7 +58,7 @@ impl NormBackend for Loops {
         if spec.cast_order == CastOrder::BeforeWeight {
             for (i, y) in out.y.iter_mut().enumerate() {
                 let col = i % spec.cols;
-                let weight = weight.as_ref().map_or(1.0, |weight| weight[col] + f64::from(spec.weight_offset));
+                let weight = reference::effective_weight(&spec, weight.as_deref(), col);
                 *y = round_to(out.x_hat[i], T::DTYPE) * weight + bias.as_ref().map_or(0.0, |bias| bias[col]);
             }
         }

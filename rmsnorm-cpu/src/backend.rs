@@ -134,11 +134,11 @@ impl NormBackend for CpuBackend {
     }
 
     fn in_span<T: Element>(view: &&[T]) -> Span {
-        span(view)
+        Span::of(view)
     }
 
     fn out_span<T: Element>(view: &&mut [T]) -> Span {
-        span(view)
+        Span::of(view)
     }
 
     fn workspace_len(&self, problem: &Problem) -> usize {
@@ -172,9 +172,4 @@ fn pool_threads() -> usize {
         // Started here, or earlier by the application.
         Ok(()) | Err(_) => rayon::current_num_threads(),
     })
-}
-
-/// Host addresses are global, so all slices are of one allocation.
-fn span<T>(slice: &[T]) -> Span {
-    Span { allocation: 0, start: slice.as_ptr().addr() as u64, len: slice.len() }
 }

@@ -46,10 +46,10 @@ impl Call {
     /// The call with a size.
     pub fn problem(self, rows: usize, cols: usize) -> Problem {
         let Call { direction, norm, dtypes, tensors, grad_reduction } = self;
-        let tensors: Vec<Tensor> = tensors.set(Tensor::Mean, norm == Norm::Layer).iter().collect();
+        let tensors = tensors.set(Tensor::Mean, norm == Norm::Layer);
         let problem = match direction {
-            Direction::Forward => Problem::forward(norm, rows, cols, dtypes.activation, &tensors),
-            Direction::Backward => Problem::backward(norm, rows, cols, dtypes.activation, &tensors),
+            Direction::Forward => Problem::forward(norm, rows, cols, dtypes.activation, tensors),
+            Direction::Backward => Problem::backward(norm, rows, cols, dtypes.activation, tensors),
         };
         Problem { dtypes, grad_reduction, ..problem }
     }
@@ -132,8 +132,8 @@ impl Draw {
         let (norm, dtypes) = (self.of(Norm::ALL), self.of(DTypes::ALL));
         let drawn = self.some(&[Weight, Bias, Residual, ResidualOut, Rstd]);
         let drawn = drawn.set(ResidualOut, drawn.has(Residual) && drawn.has(ResidualOut));
-        let tensors: Vec<Tensor> = drawn.set(Mean, norm == Norm::Layer).iter().collect();
-        let problem = Problem::forward(norm, rows, cols, dtypes.activation, &tensors);
+        let tensors = drawn.set(Mean, norm == Norm::Layer);
+        let problem = Problem::forward(norm, rows, cols, dtypes.activation, tensors);
         let cast_order = self.of([CastOrder::AtStore, CastOrder::BeforeWeight]);
         Problem { dtypes, cast_order, has_weight_offset: self.yes(), ..problem }
     }
@@ -141,8 +141,8 @@ impl Draw {
     fn backward(&mut self, rows: usize, cols: usize) -> Problem {
         use Tensor::{Dbias, DresidualOut, Dweight, Weight};
         let (norm, dtypes) = (self.of(Norm::ALL), self.of(DTypes::ALL));
-        let tensors: Vec<Tensor> = self.some(&[Weight, DresidualOut, Dweight, Dbias]).iter().collect();
-        let problem = Problem::backward(norm, rows, cols, dtypes.activation, &tensors);
+        let tensors = self.some(&[Weight, DresidualOut, Dweight, Dbias]);
+        let problem = Problem::backward(norm, rows, cols, dtypes.activation, tensors);
         let reductions = [GradReduction::Partials, GradReduction::Atomics];
         Problem { dtypes, grad_reduction: self.of(reductions), has_weight_offset: self.yes(), ..problem }
     }

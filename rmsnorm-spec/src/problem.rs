@@ -25,6 +25,13 @@ pub struct Span {
     pub len: usize,
 }
 
+impl Span {
+    /// Of a slice of host memory, whose addresses are global.
+    pub fn of<T>(slice: &[T]) -> Self {
+        Span { allocation: 0, start: slice.as_ptr().addr() as u64, len: slice.len() }
+    }
+}
+
 /// A validated call without its pointers and floats: what a plan is made from, so it can be compared and hashed.
 ///
 /// A `Problem` inside a [`Checked`] guarantees:
@@ -62,16 +69,16 @@ pub struct Problem {
 impl Problem {
     /// A forward problem that has these tensors beside `x` and `y`, all of one dtype, with no weight offset, and the
     /// default cast order.
-    pub fn forward(norm: Norm, rows: usize, cols: usize, dtype: DType, tensors: &[Tensor]) -> Self {
-        let tensors = TensorSet::of(tensors).with(Tensor::X).with(Tensor::Y);
+    pub fn forward(norm: Norm, rows: usize, cols: usize, dtype: DType, tensors: impl Into<TensorSet>) -> Self {
+        let tensors = tensors.into().with(Tensor::X).with(Tensor::Y);
         Problem::uniform(Direction::Forward, norm, (rows, cols), dtype, tensors)
     }
 
     /// A backward problem that has these tensors beside `dy`, `x`, `dx` and the statistics of the norm, all of one dtype,
     /// with no weight offset, and the default reduction.
-    pub fn backward(norm: Norm, rows: usize, cols: usize, dtype: DType, tensors: &[Tensor]) -> Self {
+    pub fn backward(norm: Norm, rows: usize, cols: usize, dtype: DType, tensors: impl Into<TensorSet>) -> Self {
         let required = TensorSet::of(&[Tensor::Dy, Tensor::X, Tensor::Dx, Tensor::Rstd]);
-        let tensors = TensorSet::of(tensors).union(required).set(Tensor::Mean, matches!(norm, Norm::Layer));
+        let tensors = tensors.into().union(required).set(Tensor::Mean, matches!(norm, Norm::Layer));
         Problem::uniform(Direction::Backward, norm, (rows, cols), dtype, tensors)
     }
 

@@ -130,7 +130,8 @@ pub fn backward(spec: &NormSpec, inputs: &BackwardInputs<'_>) -> BackwardOutputs
     out
 }
 
-fn effective_weight(spec: &NormSpec, weight: Option<&[f64]>, col: usize) -> f64 {
+/// What a normalized column is multiplied with: `weight + weight_offset`, or 1 without a weight.
+pub fn effective_weight(spec: &NormSpec, weight: Option<&[f64]>, col: usize) -> f64 {
     weight.map_or(1.0, |weight| weight[col] + f64::from(spec.weight_offset))
 }
 

@@ -267,6 +267,18 @@ impl TensorSet {
     }
 }
 
+impl From<&[Tensor]> for TensorSet {
+    fn from(tensors: &[Tensor]) -> Self {
+        TensorSet::of(tensors)
+    }
+}
+
+impl<const N: usize> From<&[Tensor; N]> for TensorSet {
+    fn from(tensors: &[Tensor; N]) -> Self {
+        TensorSet::of(tensors)
+    }
+}
+
 impl FromIterator<Tensor> for TensorSet {
     fn from_iter<I: IntoIterator<Item = Tensor>>(tensors: I) -> Self {
         tensors.into_iter().fold(TensorSet::NONE, TensorSet::with)

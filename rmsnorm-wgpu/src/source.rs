@@ -33,10 +33,15 @@ pub(crate) struct Binding {
 }
 
 impl Binding {
-    /// The number of the binding: the same in all programs.
+    /// The number of the binding.
     pub(crate) const fn number(self) -> u32 {
-        self.tensor as u32 + 1
+        binding_number(self.tensor)
     }
+}
+
+/// A tensor has the same in all programs.
+const fn binding_number(tensor: Tensor) -> u32 {
+    tensor as u32 + 1
 }
 
 /// The storage buffers that a program binds, by their numbers. What is absent has no binding.
@@ -192,7 +197,7 @@ fn of_tensor(key: &KernelKey, used: &Use) -> String {
         Kind::Elements(dtype) => dtype,
         Kind::Statistic | Kind::Workspace => DType::F32,
     };
-    let number = (used.tensor as u32 + 1).to_string();
+    let number = binding_number(used.tensor).to_string();
     let names = [
         ("TENSOR", used.tensor.name()),
         ("DTYPE", dtype.name()),

@@ -200,13 +200,13 @@ pub(crate) fn backward_call(device: &dyn Device, case: &Case, inputs: &Inputs, s
 /// The problem of a case's backward call.
 pub(crate) fn backward_problem(case: &Case) -> Problem {
     let given = [Tensor::Weight, Tensor::DresidualOut, Tensor::Dweight, Tensor::Dbias, Tensor::Workspace];
-    let given: Vec<Tensor> = case.present.intersection(TensorSet::of(&given)).iter().collect();
+    let given = case.present.intersection(TensorSet::of(&given));
     Problem {
         dtypes: case.dtypes,
         has_weight_offset: case.weight_offset != 0.0,
         cast_order: case.cast_order,
         grad_reduction: case.grad_reduction,
-        ..Problem::backward(case.norm, case.rows, case.cols, case.dtypes.activation, &given)
+        ..Problem::backward(case.norm, case.rows, case.cols, case.dtypes.activation, given)
     }
 }
 

@@ -74,11 +74,11 @@ impl NormBackend for SimulatedBackend {
     }
 
     fn in_span<T: Element>(view: &&[T]) -> Span {
-        Span { allocation: 0, start: view.as_ptr().addr() as u64, len: view.len() }
+        Span::of(view)
     }
 
     fn out_span<T: Element>(view: &&mut [T]) -> Span {
-        Span { allocation: 0, start: view.as_ptr().addr() as u64, len: view.len() }
+        Span::of(view)
     }
 
     fn workspace_len(&self, problem: &Problem) -> usize {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use std::{env, io, thread};
 
 use rmsnorm_gpu::testing::Draw;
-use rmsnorm_spec::{DType, Direction, GradReduction, Norm, Problem, Tensor};
+use rmsnorm_spec::{DType, Direction, GradReduction, Norm, Problem, Tensor, TensorSet};
 
 use super::*;
 use crate::caps::Caps;
@@ -74,19 +74,16 @@ fn tuned() -> Vec<Job> {
     let mut jobs = Vec::new();
     for dtype in [DType::Bf16, DType::F16, DType::F32] {
         for norm in Norm::ALL {
-            let given = |tensors: &[Tensor]| {
-                let of_layer = [Tensor::Bias, Tensor::Dbias, Tensor::Mean];
-                let tensors = tensors.iter().filter(|tensor| norm == Norm::Layer || !of_layer.contains(tensor));
-                tensors.copied().collect::<Vec<_>>()
-            };
-            let forward = given(&[Tensor::Weight, Tensor::Bias, Tensor::Mean, Tensor::Rstd]);
-            let add = [&forward[..], &[Tensor::Residual, Tensor::ResidualOut]].concat();
-            let backward = given(&[Tensor::Weight, Tensor::Dweight, Tensor::Dbias]);
+            let is_layer = norm == Norm::Layer;
+            let weight = TensorSet::of(&[Tensor::Weight]);
+            let forward = weight.with(Tensor::Rstd).set(Tensor::Bias, is_layer).set(Tensor::Mean, is_layer);
+            let add = forward.with(Tensor::Residual).with(Tensor::ResidualOut);
+            let backward = weight.with(Tensor::Dweight).set(Tensor::Dbias, is_layer);
             for cols in TUNED_COLS {
                 let problems = [
-                    Problem::forward(norm, ROWS, cols, dtype, &forward),
-                    Problem::forward(norm, ROWS, cols, dtype, &add),
-                    Problem::backward(norm, ROWS, cols, dtype, &backward),
+                    Problem::forward(norm, ROWS, cols, dtype, forward),
+                    Problem::forward(norm, ROWS, cols, dtype, add),
+                    Problem::backward(norm, ROWS, cols, dtype, backward),
                 ];
                 jobs.extend(problems.iter().flat_map(|problem| of_plan(problem, 16, &Caps::h200())));
             }

@@ -44,8 +44,8 @@ pub(crate) trait Views<'a, B: NormBackend + ?Sized> {
 
 impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Views<'a, B> for Forward<'a, B, T, W, R> {
     fn spans(&self, visitor: &mut impl SpanVisitor) -> Result<(), Error> {
-        source::<B, T>(visitor, "x", (Tensor::X, Tensor::Y), Some(&self.x))?;
-        source::<B, R>(visitor, "residual", (Tensor::Residual, Tensor::ResidualOut), self.residual.as_ref())?;
+        source::<B, T>(visitor, (Tensor::X, Tensor::Y), Some(&self.x))?;
+        source::<B, R>(visitor, (Tensor::Residual, Tensor::ResidualOut), self.residual.as_ref())?;
         vector_in::<B, W>(visitor, Tensor::Weight, self.weight.as_ref())?;
         vector_in::<B, W>(visitor, Tensor::Bias, self.bias.as_ref())?;
         matrix_out::<B, T>(visitor, Tensor::Y, self.y.as_ref())?;
@@ -109,7 +109,6 @@ type Shown = Result<(), Error>;
 
 fn source<B: NormBackend + ?Sized, E: Element>(
     visitor: &mut impl SpanVisitor,
-    arg: &'static str,
     (read, overwritten): (Tensor, Tensor),
     source: Option<&SourceOf<'_, B, E>>,
 ) -> Shown {
@@ -118,7 +117,7 @@ fn source<B: NormBackend + ?Sized, E: Element>(
         Some(Source::Overwrite(rows)) => (overwritten, rows.row_stride, B::out_span(&rows.view)),
         None => return Ok(()),
     };
-    visitor.visit(tensor, View { arg, dtype: E::DTYPE, row_stride, span })
+    visitor.visit(tensor, View { arg: read.name(), dtype: E::DTYPE, row_stride, span })
 }
 
 fn matrix_in<B: NormBackend + ?Sized, E: Element>(

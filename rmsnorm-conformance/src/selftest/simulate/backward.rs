@@ -44,12 +44,12 @@ pub(super) struct BackwardKernel<'c> {
     call: &'c Call,
     weight: Vec<f32>,
     /// `mean_wdy_xhat` of the row before, for the bugs that confuse rows.
-    previous_c2: Option<f32>,
+    previous_mean_wdy_xhat: Option<f32>,
 }
 
 impl<'c> BackwardKernel<'c> {
     pub(super) fn new<W: Element>(call: &'c Call, weight: Option<&[W]>) -> Self {
-        BackwardKernel { call, weight: call.effective_weight(weight), previous_c2: None }
+        BackwardKernel { call, weight: call.effective_weight(weight), previous_mean_wdy_xhat: None }
     }
 
     pub(super) fn row(&mut self, inputs: &BackwardInputs<'_>) -> BackwardRow {
@@ -63,12 +63,12 @@ impl<'c> BackwardKernel<'c> {
         };
         let mut row = Row { centred, x_hat, rstd, wdy, mean_wdy, mean_wdy_xhat: 0.0 };
         let mean_wdy_xhat = self.mean_wdy_xhat(inputs, &row);
-        row.mean_wdy_xhat = match self.previous_c2 {
+        row.mean_wdy_xhat = match self.previous_mean_wdy_xhat {
             Some(previous) if self.call.has(Bug::NanLeak) => mean_wdy_xhat + 0.0 * previous,
             Some(previous) if self.call.has(Bug::CStale) && self.call.is_last_of_several(inputs.row) => previous,
             Some(_) | None => mean_wdy_xhat,
         };
-        self.previous_c2 = Some(row.mean_wdy_xhat);
+        self.previous_mean_wdy_xhat = Some(row.mean_wdy_xhat);
         BackwardRow {
             dx: self.dx(inputs, &row),
             dweight_terms: self.dweight_terms(inputs, &row),
