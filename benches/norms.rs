@@ -68,12 +68,14 @@ fn bench<D: Measurable, T: Element>(criterion: &mut Criterion, name: &str, devic
                     let wrong = workload.wrong_elements(operation).expect("the call is valid");
                     assert_eq!(wrong, 0, "elements of {operation:?} are outside their bounds");
                     let sets = workload.sets();
-                    device.prepare(sets, &mut |set| workload.call(operation, set)).expect("the call is valid")
+                    device
+                        .make_batch(sets, &mut |device, set| workload.call_on(device, operation, set))
+                        .expect("the call is valid")
                 });
                 bencher.iter_custom(|calls| {
                     let sets = set..set + calls as usize;
                     set = sets.end;
-                    let seconds = device.time(batch, sets, &mut |set| workload.call(operation, set));
+                    let seconds = device.time(batch, sets, &mut |device, set| workload.call_on(device, operation, set));
                     Duration::from_secs_f64(seconds.expect("the call is valid") * calls as f64)
                 });
             });

@@ -59,21 +59,21 @@ pub struct Timing {
 
 /// Samples of several calls that take turns, so that a disturbance of the machine meets all of them; one timing a turn.
 ///
-/// `call` gets the number of the turn and that of the input set, which grows with every call.
+/// `call` gets the device to call, the number of the turn and that of the input set, which grows with every call.
 ///
 /// # Errors
 /// The first error of a call.
 pub fn alternate<D: Measurable>(
     device: &D,
     sampling: Sampling,
-    mut call: impl FnMut(usize, usize) -> Result<(), Error>,
+    mut call: impl FnMut(&D, usize, usize) -> Result<(), Error>,
 ) -> Result<Vec<Timing>, Error> {
     let Sampling { turns, sets, seconds } = sampling;
     let sample_seconds = D::SAMPLE_SECONDS.min(seconds / (turns * FEWEST_SAMPLES) as f64);
     let mut batches = Vec::with_capacity(turns);
     for turn in 0..turns {
-        let batch = device.prepare(sets, &mut |set| call(turn, set))?;
-        let once = device.time(&batch, 0..1, &mut |set| call(turn, set))?;
+        let batch = device.make_batch(sets, &mut |device, set| call(device, turn, set))?;
+        let once = device.time(&batch, 0..1, &mut |device, set| call(device, turn, set))?;
         let repeats = (sample_seconds / once.max(1e-9)).ceil().clamp(1.0, 1e6) as usize;
         batches.push((batch, repeats));
     }
@@ -83,7 +83,7 @@ pub fn alternate<D: Measurable>(
     let mut set = 0;
     while start.elapsed() < budget || samples.iter().any(|samples| samples.len() < FEWEST_SAMPLES) {
         for (turn, ((batch, repeats), samples)) in batches.iter().zip(&mut samples).enumerate() {
-            samples.push(device.time(batch, set..set + repeats, &mut |set| call(turn, set))?);
+            samples.push(device.time(batch, set..set + repeats, &mut |device, set| call(device, turn, set))?);
             set += repeats;
         }
     }
@@ -113,7 +113,7 @@ mod tests {
         fn alternate_takes_turns_and_visits_the_sets_in_order() {
             let mut calls = Vec::new();
             let sampling = Sampling { turns: 2, sets: 3, seconds: 0.0 };
-            let timings = alternate(&CpuBackend::new(), sampling, |turn, set| {
+            let timings = alternate(&CpuBackend::new(), sampling, |_, turn, set| {
                 calls.push((turn, set));
                 std::thread::sleep(Duration::from_micros(200));
                 Ok(())
@@ -134,8 +134,11 @@ mod tests {
         #[test]
         fn alternate_stops_at_an_error() {
             let sampling = Sampling { turns: 1, sets: 2, seconds: 10.0 };
-            let result =
-                alternate(&CpuBackend::new(), sampling, |_, set| if set < 5 { Ok(()) } else { Err(Error::EmptyRow) });
+            let result = alternate(
+                &CpuBackend::new(),
+                sampling,
+                |_, _, set| if set < 5 { Ok(()) } else { Err(Error::EmptyRow) },
+            );
             assert!(matches!(result, Err(Error::EmptyRow)));
         }
     }

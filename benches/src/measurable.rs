@@ -7,14 +7,15 @@ use rmsnorm_core::{AnyBackend, Element, Error, NormBackend};
 
 use crate::Shape;
 
-/// A call that is timed, on the input set of that number modulo their count.
-pub(crate) type Call<'c> = dyn FnMut(usize) -> Result<(), Error> + 'c;
+/// A call that is timed, made to that device on the input set of that number modulo their count. The device is the one that
+/// is measured, or one that keeps the calls to submit them together.
+pub(crate) type Call<'c, D> = dyn FnMut(&D, usize) -> Result<(), Error> + 'c;
 
 type In<'a, D, T> = <<D as Harness>::Backend as NormBackend>::In<'a, T>;
 type Out<'a, D, T> = <<D as Harness>::Backend as NormBackend>::Out<'a, T>;
 
 /// A backend that can be measured.
-pub trait Measurable: Harness {
+pub trait Measurable: Harness + Sized {
     /// The shapes that are measured unless others are asked for: a common one first, a decode step last.
     const SHAPES: &'static [Shape];
 
@@ -61,14 +62,14 @@ pub trait Measurable: Harness {
     ///
     /// # Errors
     /// The first error of a call. What the device says.
-    fn prepare(&self, sets: usize, call: &mut Call<'_>) -> Result<Self::Batch, Error>;
+    fn make_batch(&self, sets: usize, call: &mut Call<'_, Self>) -> Result<Self::Batch, Error>;
 
     /// Seconds a call, on average over calls on these sets; where a batch can be repeated as a whole only, over at
     /// least as many.
     ///
     /// # Errors
     /// The first error of a call. What the device says.
-    fn time(&self, batch: &Self::Batch, sets: Range<usize>, call: &mut Call<'_>) -> Result<f64, Error>;
+    fn time(&self, batch: &Self::Batch, sets: Range<usize>, call: &mut Call<'_, Self>) -> Result<f64, Error>;
 
     /// How [`time`](Self::time) measures that batch.
     fn mode(&self, batch: &Self::Batch) -> Mode;

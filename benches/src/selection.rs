@@ -329,9 +329,9 @@ impl Selection {
         operation: Operation,
     ) -> Result<Row, BenchError> {
         let sampling = Sampling { turns: 1 + D::COPIES, sets: workload.sets(), seconds: self.seconds };
-        let mut timings = alternate(device, sampling, |turn, set| match turn.checked_sub(1) {
-            None => workload.call(operation, set),
-            Some(way) => workload.copy(set, way),
+        let mut timings = alternate(device, sampling, |device, turn, set| match turn.checked_sub(1) {
+            None => workload.call_on(device, operation, set),
+            Some(way) => workload.copy_on(device, set, way),
         })?;
         let copy = fastest(timings.split_off(1).into_iter().map(|timing| timing.samples));
         let timing = timings.swap_remove(0);

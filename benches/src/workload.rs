@@ -96,10 +96,18 @@ impl<'d, D: Measurable, T: Element> Workload<'d, D, T> {
     /// # Errors
     /// What the backend says.
     pub fn call(&mut self, operation: Operation, set: usize) -> Result<(), Error> {
+        self.call_on(self.device, operation, set)
+    }
+
+    /// [`call`](Self::call) on that device, which keeps it to submit it later.
+    ///
+    /// # Errors
+    /// What the backend says.
+    pub fn call_on(&mut self, device: &D, operation: Operation, set: usize) -> Result<(), Error> {
         match operation.op {
-            Op::Forward => self.forward(operation.norm, set, false),
-            Op::AddForward => self.forward(operation.norm, set, true),
-            Op::Backward => self.backward(operation, set),
+            Op::Forward => self.forward(device, operation.norm, set, false),
+            Op::AddForward => self.forward(device, operation.norm, set, true),
+            Op::Backward => self.backward(device, operation, set),
         }
     }
 
@@ -109,7 +117,15 @@ impl<'d, D: Measurable, T: Element> Workload<'d, D, T> {
     /// # Errors
     /// What the device says.
     pub fn copy(&mut self, set: usize, way: usize) -> Result<(), Error> {
-        let (device, matrix, count) = (self.device, 0..self.shape.elements(), self.sets.len());
+        self.copy_on(self.device, set, way)
+    }
+
+    /// [`copy`](Self::copy) on that device, which keeps it to submit it later.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn copy_on(&mut self, device: &D, set: usize, way: usize) -> Result<(), Error> {
+        let (matrix, count) = (0..self.shape.elements(), self.sets.len());
         let set = &mut self.sets[set % count];
         let from = device.view(&set.x, matrix.clone());
         device.copy(from, device.view_mut(&mut set.out, matrix), way)
@@ -120,8 +136,8 @@ impl<'d, D: Measurable, T: Element> Workload<'d, D, T> {
         self.device.plan(&problem(operation, T::DTYPE, self.shape))
     }
 
-    fn forward(&mut self, norm: Norm, set: usize, add: bool) -> Result<(), Error> {
-        let (device, spec, count) = (self.device, spec(norm, self.shape), self.sets.len());
+    fn forward(&mut self, device: &D, norm: Norm, set: usize, add: bool) -> Result<(), Error> {
+        let (spec, count) = (spec(norm, self.shape), self.sets.len());
         let set = &mut self.sets[set % count];
         let (matrix, row, stat) = (0..self.shape.elements(), 0..self.shape.cols, 0..self.shape.rows);
         let x = device.view(&set.x, matrix.clone());
@@ -139,8 +155,8 @@ impl<'d, D: Measurable, T: Element> Workload<'d, D, T> {
         device.backend().forward(&spec, args)
     }
 
-    fn backward(&mut self, operation: Operation, set: usize) -> Result<(), Error> {
-        let (device, spec, count) = (self.device, spec(operation.norm, self.shape), self.sets.len());
+    fn backward(&mut self, device: &D, operation: Operation, set: usize) -> Result<(), Error> {
+        let (spec, count) = (spec(operation.norm, self.shape), self.sets.len());
         let set = &mut self.sets[set % count];
         let (matrix, row, stat) = (0..self.shape.elements(), 0..self.shape.cols, 0..self.shape.rows);
         let (dy, x) = (device.view(&set.second, matrix.clone()), device.view(&set.x, matrix.clone()));

@@ -12,8 +12,8 @@ use crate::{Backward, Checked, Element, Error, Forward, NormSpec, Problem, Span}
 /// CPU backend is done on return.
 ///
 /// # Implementer notes
-/// Implement the view types, the two span functions and the two `launch_` methods; do not override the provided
-/// ones. A [`Checked`] proves everything that [`Problem`] documents, so `launch_` takes no decisions about validity.
+/// Implement the view types, the two span functions and the two `launch_` methods, and [`prepare`](Self::prepare) if
+/// anything is compiled when it is first used; do not override `forward` and `backward`. A [`Checked`] proves everything that [`Problem`] documents, so `launch_` takes no decisions about validity.
 /// The conformance suite (`rmsnorm-conformance`) proves the result. New operations (quantized outputs,
 /// statistics of a sharded row) arrive as new methods whose default answer is [`Error::Unsupported`].
 pub trait NormBackend {
@@ -35,6 +35,17 @@ pub trait NormBackend {
     ///
     /// A workspace of that size may be passed in with [`Backward::workspace`], and a call then allocates nothing.
     fn workspace_len(&self, problem: &Problem) -> usize;
+
+    /// Compiles and loads what a call with this problem needs, and runs nothing: before a stream is captured, or before
+    /// the first request. Its tensors are taken to have rows side by side and to begin where allocations do; a call on
+    /// others may have something left to compile.
+    ///
+    /// # Errors
+    /// `Unsupported` and `Device`, as the call itself.
+    fn prepare(&self, problem: &Problem) -> Result<(), Error> {
+        let _ = problem;
+        Ok(())
+    }
 
     /// Normalizes: docs/math.md, equations (1) to (6).
     ///

@@ -1,8 +1,7 @@
 //! [`WgpuBackend`]: a device and its queue, the kernels made for it, and the trait.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, ThreadId};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, NormBackend, NormSpec, Problem, Span};
 use wgpu::{
@@ -16,7 +15,7 @@ use crate::error::{BACKEND, device_error, scoped, unavailable, unsupported};
 use crate::kernel::Kernels;
 use crate::launch::{self, Work};
 use crate::plan;
-use crate::recording::Recording;
+use crate::recording::{Recorder, Target};
 use crate::view::WgpuSlice;
 
 /// Normalizes tensors on any device that wgpu finds.
@@ -31,8 +30,9 @@ use crate::view::WgpuSlice;
 /// buffers of one [`wgpu::Instance`] from those of another: do not mix them. All that [`new`](Self::new) opens is of one.
 ///
 /// # Ordering
-/// The methods of [`NormBackend`] record and submit; the `encode_` methods record into an encoder of the caller's. None
-/// waits, none copies a tensor. wgpu orders what follows, within an encoder and from submission to submission.
+/// The methods of [`NormBackend`] record and submit; the `encode_` methods record into an encoder or a compute pass of the
+/// caller's, as a [`Recorder`] does with calls of code that is generic over the backend. None waits, none copies a tensor.
+/// wgpu orders what follows, within an encoder and from submission to submission.
 ///
 /// # Memory
 /// A backward call with `dweight` or `dbias` needs a workspace of [`NormBackend::workspace_len`] elements. It is passed
@@ -40,7 +40,8 @@ use crate::view::WgpuSlice;
 /// clone. Each call has a uniform buffer of some hundred bytes besides.
 ///
 /// # First use
-/// A kernel is compiled when it is first used, which takes a driver tens of milliseconds, and longer in software. Where
+/// A kernel is compiled when it is first used, which takes a driver tens of milliseconds, and longer in software;
+/// [`NormBackend::prepare`] does it ahead. Where
 /// the device was opened with `Features::PIPELINE_CACHE`, as [`new`](Self::new) does, what the driver compiled is kept on
 /// disk.
 ///
@@ -74,6 +75,8 @@ use crate::view::WgpuSlice;
 #[derive(Clone)]
 pub struct WgpuBackend {
     shared: Arc<Shared>,
+    /// Of a recorder: the calls that were not encoded yet.
+    kept: Option<Arc<Mutex<Vec<Work>>>>,
 }
 
 struct Shared {
@@ -83,8 +86,6 @@ struct Shared {
     kernels: Kernels,
     /// The gradients' workspace, for calls that bring none.
     workspace: Mutex<Option<Buffer>>,
-    /// Encoders that a thread's calls go into instead of being submitted.
-    recordings: Mutex<Vec<(ThreadId, Recording)>>,
     /// Of a device that we opened.
     own: Option<Own>,
     description: String,
@@ -151,10 +152,9 @@ impl WgpuBackend {
 
     fn assemble(device: Device, queue: Queue, caps: Caps, kernels: Kernels, own: Option<Own>) -> Self {
         let description = describe(&device);
-        let (workspace, recordings) = (Mutex::default(), Mutex::default());
-        WgpuBackend {
-            shared: Arc::new(Shared { device, queue, caps, kernels, workspace, recordings, own, description }),
-        }
+        let workspace = Mutex::default();
+        let shared = Arc::new(Shared { device, queue, caps, kernels, workspace, own, description });
+        WgpuBackend { shared, kept: None }
     }
 
     /// The same device with kernels of its own, compiled with the checks of bounds and loops that wgpu adds to shaders
@@ -194,82 +194,56 @@ impl WgpuBackend {
         &self.shared.queue
     }
 
-    /// Records a forward call: [`NormBackend::forward`], run when the encoder's commands are submitted. The encoder is one
-    /// of the same device.
+    /// Encodes a forward call, [`NormBackend::forward`], into an encoder or a compute pass of the same device: `&mut encoder`
+    /// or `&mut pass`. It runs when the encoder's commands are submitted.
     ///
     /// # Errors
     /// As [`NormBackend::forward`]; nothing is recorded then. What is wrong with a buffer only when the commands are
     /// submitted, such as being mapped, is the submission's error.
-    pub fn encode_forward<T: Element, W: Element, R: Element>(
+    pub fn encode_forward<'t, 'p: 't, T: Element, W: Element, R: Element>(
         &self,
-        encoder: &mut CommandEncoder,
+        target: impl Into<Target<'t, 'p>>,
         spec: &NormSpec,
         args: Forward<'_, Self, T, W, R>,
     ) -> Result<(), Error> {
-        self.encode(encoder, || launch::forward(self, Checked::forward(*spec, args)?))
+        self.encode(target.into(), || launch::forward(self, Checked::forward(*spec, args)?))
     }
 
-    /// Records a backward call: [`NormBackend::backward`]. The workspace that the backend keeps is used from here to the
+    /// Encodes a backward call, [`NormBackend::backward`]. The workspace that the backend keeps is used from here to the
     /// end of this call's commands, so encoders of several threads may use it, each in its turn.
     ///
     /// # Errors
-    /// As [`encode_forward`](Self::encode_forward).
-    pub fn encode_backward<T: Element, W: Element, R: Element>(
+    /// As [`encode_forward`](Self::encode_forward); `InvalidArgument` for `GradReduction::Atomics` in a compute pass.
+    pub fn encode_backward<'t, 'p: 't, T: Element, W: Element, R: Element>(
         &self,
-        encoder: &mut CommandEncoder,
+        target: impl Into<Target<'t, 'p>>,
         spec: &NormSpec,
         args: Backward<'_, Self, T, W, R>,
     ) -> Result<(), Error> {
-        self.encode(encoder, || launch::backward(self, Checked::backward(self, *spec, args)?))
+        self.encode(target.into(), || launch::backward(self, Checked::backward(self, *spec, args)?))
     }
 
-    /// Makes one submission of all calls that `calls` makes on this thread, to this backend and its clones. They share a
-    /// compute pass, which is faster than one for each, by about 7 us a call on an H200; it ends before a backward call with
+    /// A backend on the same device, with the same kernels, whose calls are encoded where the caller says.
+    pub fn recorder(&self) -> Recorder {
+        Recorder::new(WgpuBackend { kept: Some(Arc::default()), ..self.clone() })
+    }
+
+    /// Makes one submission of all calls that `calls` makes to the backend it is given. They share a compute pass, which is
+    /// faster than one for each, by about 7 us a call on an H200; it ends before a backward call with
     /// `GradReduction::Atomics`, which zeroes its workspace.
     ///
     /// # Errors
     /// Those of `calls`, and nothing is submitted; `Device` if the submission fails.
-    pub fn batch<O>(&self, calls: impl FnOnce() -> Result<O, Error>) -> Result<O, Error> {
+    pub fn batch<O>(&self, calls: impl FnOnce(&Self) -> Result<O, Error>) -> Result<O, Error> {
+        let recorder = self.recorder();
+        let output = calls(&recorder)?;
         self.check_health()?;
         scoped(self.device(), "submitting a batch", || {
-            let encoder = self.device().create_command_encoder(&CommandEncoderDescriptor { label: Some("rmsnorm") });
-            let (encoder, output) = self.record_into(encoder, calls);
-            let output = output?;
+            let mut encoder = self.encoder();
+            recorder.encode(&mut encoder)?;
             self.queue().submit([encoder.finish()]);
             Ok(output)
         })
-    }
-
-    /// Records all calls that `calls` makes on this thread, to this backend and its clones, instead of submitting them:
-    /// for code that is generic over [`NormBackend`]. Gives the encoder back, and what `calls` returned; where that is an
-    /// error, the calls before it are in the encoder.
-    pub fn record_into<O>(&self, encoder: CommandEncoder, calls: impl FnOnce() -> O) -> (CommandEncoder, O) {
-        /// Takes the encoder out again, after a panic too.
-        struct Guard<'a>(&'a WgpuBackend);
-        impl Guard<'_> {
-            fn take(&self) -> Option<Recording> {
-                let (mut all, thread) = (self.0.recordings(), thread::current().id());
-                // A recording within a recording ends before it.
-                let last = all.iter().rposition(|(owner, _)| *owner == thread)?;
-                Some(all.remove(last).1)
-            }
-        }
-        impl Drop for Guard<'_> {
-            fn drop(&mut self) {
-                self.take();
-            }
-        }
-        self.recordings().push((thread::current().id(), Recording::new(encoder)));
-        let guard = Guard(self);
-        let output = calls();
-        let recording = guard.take();
-        std::mem::forget(guard);
-        // It is there: nobody else takes those of this thread.
-        let encoder = recording.map_or_else(
-            || self.device().create_command_encoder(&CommandEncoderDescriptor::default()),
-            Recording::finish,
-        );
-        (encoder, output)
     }
 
     /// Copies elements by a kernel, as far as the shorter of the two goes. For measurements.
@@ -278,19 +252,33 @@ impl WgpuBackend {
         self.run(|| launch::copy(self, from, to))
     }
 
-    fn recordings(&self) -> MutexGuard<'_, Vec<(ThreadId, Recording)>> {
-        self.shared.recordings.lock().unwrap_or_else(PoisonError::into_inner)
+    /// How many kernels were made. For tests.
+    #[cfg(feature = "conformance")]
+    #[doc(hidden)]
+    pub fn kernel_count(&self) -> usize {
+        self.kernels().len()
     }
 
-    fn encode(&self, encoder: &mut CommandEncoder, prepare: impl FnOnce() -> Result<Work, Error>) -> Result<(), Error> {
+    fn encoder(&self) -> CommandEncoder {
+        self.device().create_command_encoder(&CommandEncoderDescriptor { label: Some("rmsnorm") })
+    }
+
+    fn encode(&self, target: Target<'_, '_>, prepare: impl FnOnce() -> Result<Work, Error>) -> Result<(), Error> {
         self.check_health()?;
-        scoped(self.device(), "encoding", || {
-            prepare()?.record(encoder, &mut None);
-            Ok(())
-        })
+        scoped(self.device(), "encoding", || launch::encode(&[prepare()?], target))
     }
 
-    /// Records and submits, or only records where this thread asked for that.
+    /// Encodes the calls that were kept, and keeps them no longer.
+    pub(crate) fn encode_kept(&self, target: Target<'_, '_>) -> Result<(), Error> {
+        let Some(kept) = &self.kept else { return Ok(()) };
+        self.check_health()?;
+        let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+        scoped(self.device(), "encoding", || launch::encode(&kept, target))?;
+        kept.clear();
+        Ok(())
+    }
+
+    /// Records and submits, or keeps what a recorder will encode.
     fn run(&self, prepare: impl FnOnce() -> Result<Work, Error>) -> Result<(), Error> {
         self.check_health()?;
         scoped(self.device(), "a call", || {
@@ -298,15 +286,12 @@ impl WgpuBackend {
             if work.is_empty() {
                 return Ok(());
             }
-            let (mut recordings, thread) = (self.recordings(), thread::current().id());
-            if let Some((_, recording)) = recordings.iter_mut().rfind(|(owner, _)| *owner == thread) {
-                recording.add(&work);
+            if let Some(kept) = &self.kept {
+                kept.lock().unwrap_or_else(PoisonError::into_inner).push(work);
                 return Ok(());
             }
-            drop(recordings);
-            let mut encoder =
-                self.device().create_command_encoder(&CommandEncoderDescriptor { label: Some("rmsnorm") });
-            work.record(&mut encoder, &mut None);
+            let mut encoder = self.encoder();
+            launch::encode(&[work], Target::Encoder(&mut encoder))?;
             self.queue().submit([encoder.finish()]);
             Ok(())
         })
@@ -381,6 +366,11 @@ impl NormBackend for WgpuBackend {
 
     fn workspace_len(&self, problem: &Problem) -> usize {
         plan::workspace_len(problem, self.caps())
+    }
+
+    fn prepare(&self, problem: &Problem) -> Result<(), Error> {
+        self.check_health()?;
+        launch::prepare(self, problem)
     }
 
     fn launch_forward<T: Element, W: Element, R: Element>(

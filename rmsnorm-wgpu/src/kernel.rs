@@ -52,6 +52,12 @@ impl Kernels {
         Kernels { device, is_trusted, has_unpack: caps.has_unpack, made: RwLock::default(), disk }
     }
 
+    /// How many were made.
+    #[cfg(feature = "conformance")]
+    pub(crate) fn len(&self) -> usize {
+        self.made.read().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
     /// The kernel, compiled if this is its first use.
     ///
     /// Threads that need the same new kernel at once may each compile it; one of the copies is kept.

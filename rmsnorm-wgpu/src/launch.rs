@@ -9,12 +9,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, GradReduction, NormSpec, Problem, Tensor};
-use wgpu::{BindGroup, Buffer, CommandEncoder, ComputePass, ComputePassDescriptor};
+use wgpu::{BindGroup, Buffer, ComputePass, ComputePassDescriptor};
 
 use crate::backend::WgpuBackend;
+use crate::error::invalid;
 use crate::kernel::Kernel;
 use crate::params::Params;
 use crate::plan::{self, Access, Dispatch, Layout, Plan, Program, Step};
+use crate::recording::Target;
 use crate::view::WgpuSlice;
 use bindings::Groups;
 use tensors::Tensors;
@@ -29,7 +31,15 @@ pub(crate) struct Work {
 #[derive(Debug)]
 enum Command {
     Zero { buffer: Buffer, bytes: Range<u64> },
-    Dispatch { kernel: Arc<Kernel>, group: BindGroup, grid: [u32; 2] },
+    Dispatch(Bound),
+}
+
+/// A kernel with all that it is dispatched with.
+#[derive(Debug)]
+struct Bound {
+    kernel: Arc<Kernel>,
+    group: BindGroup,
+    grid: [u32; 2],
 }
 
 impl Work {
@@ -37,26 +47,70 @@ impl Work {
     pub(crate) fn is_empty(&self) -> bool {
         self.commands.is_empty()
     }
+}
 
-    /// Puts the commands into an encoder and its compute pass, which is begun where none is open. wgpu orders
-    /// dispatches that touch the same buffers. Before anything else is done with the encoder, the pass must be dropped.
-    pub(crate) fn record(&self, encoder: &mut CommandEncoder, pass: &mut Option<ComputePass<'static>>) {
-        for command in &self.commands {
-            match command {
-                Command::Zero { buffer, bytes } => {
-                    *pass = None;
-                    encoder.clear_buffer(buffer, bytes.start, Some(bytes.end - bytes.start));
+/// Puts the commands of calls into an encoder or a compute pass, in order. wgpu orders dispatches that touch the same buffers.
+///
+/// # Errors
+/// `InvalidArgument`, with nothing encoded, for what a compute pass cannot do.
+pub(crate) fn encode(calls: &[Work], target: Target<'_, '_>) -> Result<(), Error> {
+    let commands = || calls.iter().flat_map(|work| &work.commands);
+    match target {
+        Target::Encoder(encoder) => {
+            // wgpu makes two command buffers of every compute pass, between which a device has nothing to do: dispatches
+            // that follow one another share one. It is dropped before the encoder is used otherwise.
+            let mut open: Option<ComputePass<'static>> = None;
+            let descriptor = ComputePassDescriptor { label: Some("rmsnorm"), timestamp_writes: None };
+            for command in commands() {
+                match command {
+                    Command::Zero { buffer, bytes } => {
+                        open = None;
+                        encoder.clear_buffer(buffer, bytes.start, Some(bytes.end - bytes.start));
+                    }
+                    Command::Dispatch(bound) => {
+                        bound.encode(
+                            open.get_or_insert_with(|| encoder.begin_compute_pass(&descriptor).forget_lifetime()),
+                        );
+                    }
                 }
-                Command::Dispatch { kernel, group, grid: [x, y] } => {
-                    let descriptor = ComputePassDescriptor { label: Some("rmsnorm"), timestamp_writes: None };
-                    let pass = pass.get_or_insert_with(|| encoder.begin_compute_pass(&descriptor).forget_lifetime());
-                    pass.set_pipeline(&kernel.pipeline);
-                    pass.set_bind_group(0, group, &[]);
-                    pass.dispatch_workgroups(*x, *y, 1);
+            }
+        }
+        Target::Pass(pass) => {
+            if commands().any(|command| matches!(command, Command::Zero { .. })) {
+                let rule = "GradReduction::Atomics zeroes its workspace, which a compute pass cannot do: encode the call \
+                            into the encoder";
+                return Err(invalid("grad_reduction", rule));
+            }
+            for command in commands() {
+                match command {
+                    Command::Zero { .. } => {}
+                    Command::Dispatch(bound) => bound.encode(pass),
                 }
             }
         }
     }
+    Ok(())
+}
+
+impl Bound {
+    fn encode(&self, pass: &mut ComputePass<'_>) {
+        let Bound { kernel, group, grid: [x, y] } = self;
+        pass.set_pipeline(&kernel.pipeline);
+        pass.set_bind_group(0, group, &[]);
+        pass.dispatch_workgroups(*x, *y, 1);
+    }
+}
+
+/// Makes the kernels of a call on dense tensors.
+///
+/// # Errors
+/// As [`forward`].
+pub(crate) fn prepare(backend: &WgpuBackend, problem: &Problem) -> Result<(), Error> {
+    let plan = plan::plan(problem, &Layout::dense(problem), backend.caps())?;
+    plan.steps.iter().try_for_each(|step| match step {
+        Step::Zero { .. } => Ok(()),
+        Step::Dispatch(dispatch) => backend.kernels().get(&dispatch.key).map(|_| ()),
+    })
 }
 
 /// A forward call.
@@ -70,7 +124,7 @@ pub(crate) fn forward<T: Element, W: Element, R: Element>(
     let (spec, problem) = (*call.spec(), *call.problem());
     let mut tensors = Tensors::new(problem);
     call.visit(&mut tensors)?;
-    prepare(backend, &spec, &problem, tensors)
+    bind(backend, &spec, &problem, tensors)
 }
 
 /// A backward call.
@@ -87,7 +141,7 @@ pub(crate) fn backward<T: Element, W: Element, R: Element>(
     if matches!(problem.grad_reduction, GradReduction::Atomics) {
         tensors.check_clearable(Tensor::Workspace)?;
     }
-    prepare(backend, &spec, &problem, tensors)
+    bind(backend, &spec, &problem, tensors)
 }
 
 /// A copy by a kernel, the yardstick of measurements: from one buffer to another, or to a part of the same that does not
@@ -109,7 +163,7 @@ pub(crate) fn copy<T: Element>(
     work(backend, &plan, &tensors, None, Params::default())
 }
 
-fn prepare(backend: &WgpuBackend, spec: &NormSpec, problem: &Problem, tensors: Tensors<'_>) -> Result<Work, Error> {
+fn bind(backend: &WgpuBackend, spec: &NormSpec, problem: &Problem, tensors: Tensors<'_>) -> Result<Work, Error> {
     let (is_aliased, reduce_aliased) = tensors.aliases();
     let layout = Layout::new(problem, tensors.inputs_and_matrices(), tensors.gradients(), is_aliased, reduce_aliased);
     let plan = plan::plan(problem, &layout, backend.caps())?;
@@ -157,7 +211,7 @@ fn work(
             }
             Step::Dispatch(Dispatch { grid, .. }) => {
                 let Some((kernel, group)) = dispatches.next() else { continue };
-                Command::Dispatch { kernel, group, grid: *grid }
+                Command::Dispatch(Bound { kernel, group, grid: *grid })
             }
         });
     }

@@ -19,7 +19,7 @@
 //! | `source` | a kernel's text, put together from `shaders/` |
 //! | `kernel` | pipelines, and what the driver compiled on disk |
 //! | `launch` | arguments to bindings, plans to dispatches |
-//! | `recording` | an encoder that several calls go into |
+//! | `recording` | where calls go instead of being submitted |
 #![deny(unsafe_code)]
 
 mod adapter;
@@ -40,6 +40,7 @@ pub use backend::WgpuBackend;
 pub use error::WgpuFailure;
 #[cfg(feature = "conformance")]
 pub use harness::TestBuffer;
+pub use recording::{Recorder, Target};
 #[doc(no_inline)]
 pub use rmsnorm_spec as spec;
 pub use view::WgpuSlice;

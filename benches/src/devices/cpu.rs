@@ -73,14 +73,14 @@ impl Measurable for CpuBackend {
         CpuBackend::copy(self, body, body_to, streaming)
     }
 
-    fn prepare(&self, _sets: usize, call: &mut Call<'_>) -> Result<(), Error> {
+    fn make_batch(&self, _sets: usize, call: &mut Call<'_, Self>) -> Result<(), Error> {
         // All is compiled: one call fills the caches and wakes the threads.
-        call(0)
+        call(self, 0)
     }
 
-    fn time(&self, _batch: &(), mut sets: Range<usize>, call: &mut Call<'_>) -> Result<f64, Error> {
+    fn time(&self, _batch: &(), mut sets: Range<usize>, call: &mut Call<'_, Self>) -> Result<f64, Error> {
         let (calls, start) = (sets.len(), Instant::now());
-        sets.try_for_each(call)?;
+        sets.try_for_each(|set| call(self, set))?;
         Ok(start.elapsed().as_secs_f64() / calls as f64)
     }
 

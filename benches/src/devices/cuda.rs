@@ -6,14 +6,13 @@
 
 use std::any::Any;
 use std::ops::Range;
-use std::sync::Arc;
 
 use rmsnorm_core::conformance::Harness;
 use rmsnorm_core::cuda::CudaBackend;
 use rmsnorm_core::cuda::cudarc::driver::sys::{
     CUdevice_attribute, CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode,
 };
-use rmsnorm_core::cuda::cudarc::driver::{CudaGraph, CudaSlice, CudaStream, CudaView, CudaViewMut, DriverError};
+use rmsnorm_core::cuda::cudarc::driver::{CudaGraph, CudaSlice, CudaView, CudaViewMut, DriverError};
 use rmsnorm_core::{DType, Element, Error, NormBackend, bf16, f16};
 
 use super::gpu::{SWEEP_BYTES, repetitions, set_count};
@@ -126,12 +125,12 @@ impl Measurable for CudaBackend {
         Ok(())
     }
 
-    fn prepare(&self, sets: usize, call: &mut Call<'_>) -> Result<Batch, Error> {
+    fn make_batch(&self, sets: usize, call: &mut Call<'_, Self>) -> Result<Batch, Error> {
         // Not all who measure ask first whether they may.
         require_timing(self.driver_version()).map_err(|reason| Error::Unavailable { backend: "cuda", reason })?;
-        (0..sets.min(WARM_CALLS)).try_for_each(&mut *call)?;
+        (0..sets.min(WARM_CALLS)).try_for_each(|set| call(self, set))?;
         self.stream().synchronize().map_err(device_error)?;
-        let graph = capture(self.stream(), sets, call);
+        let graph = capture(self, sets, call);
         if let Some(graph) = &graph {
             // The first launch of a graph also moves it to the device.
             graph.launch().and_then(|()| self.stream().synchronize()).map_err(device_error)?;
@@ -139,7 +138,7 @@ impl Measurable for CudaBackend {
         Ok(Batch { graph, sets })
     }
 
-    fn time(&self, batch: &Batch, mut sets: Range<usize>, call: &mut Call<'_>) -> Result<f64, Error> {
+    fn time(&self, batch: &Batch, mut sets: Range<usize>, call: &mut Call<'_, Self>) -> Result<f64, Error> {
         let stream = self.stream();
         let event = || stream.context().new_event(Some(CUevent_flags::CU_EVENT_DEFAULT));
         let (start, end) = (event().map_err(device_error)?, event().map_err(device_error)?);
@@ -151,7 +150,7 @@ impl Measurable for CudaBackend {
                 (0..replays).try_for_each(|_| graph.launch()).map_err(device_error)?;
                 calls = replays * batch.sets;
             }
-            None => sets.try_for_each(call)?,
+            None => sets.try_for_each(|set| call(self, set))?,
         }
         end.record(stream).map_err(device_error)?;
         let milliseconds = start.elapsed_ms(&end).map_err(device_error)?;
@@ -199,10 +198,11 @@ fn require_timing(driver: (u32, u32)) -> Result<(), String> {
 }
 
 /// One call on every set as a graph, or `None` if a call or the driver refuses; the stream is then as it was before.
-fn capture(stream: &Arc<CudaStream>, sets: usize, call: &mut Call<'_>) -> Option<CudaGraph> {
+fn capture(backend: &CudaBackend, sets: usize, call: &mut Call<'_, CudaBackend>) -> Option<CudaGraph> {
+    let stream = backend.stream();
     // What other threads do meanwhile is none of this capture's business.
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).ok()?;
-    let calls = (0..sets).try_for_each(call);
+    let calls = (0..sets).try_for_each(|set| call(backend, set));
     // Whatever the calls said: a capture must end.
     let graph = stream.end_capture(CUgraphInstantiate_flags(0));
     match (calls, graph) {

@@ -83,9 +83,9 @@ impl Measurable for WgpuBackend {
         let from = self.upload(period)?;
         let repeated = |_| {
             let mut buffer = self.uninitialized(len)?;
-            self.batch(|| {
+            self.batch(|kept| {
                 repetitions(period.len(), len).try_for_each(|(part, place)| {
-                    Measurable::copy(self, self.view(&from, part), self.view_mut(&mut buffer, place), 0)
+                    Measurable::copy(kept, self.view(&from, part), self.view_mut(&mut buffer, place), 0)
                 })
             })?;
             Ok(buffer)
@@ -100,8 +100,8 @@ impl Measurable for WgpuBackend {
         WgpuBackend::copy(self, from, to)
     }
 
-    fn prepare(&self, sets: usize, call: &mut Call<'_>) -> Result<Batch, Error> {
-        (0..sets).try_for_each(call)?;
+    fn make_batch(&self, sets: usize, call: &mut Call<'_, Self>) -> Result<Batch, Error> {
+        (0..sets).try_for_each(|set| call(self, set))?;
         self.wait()?;
         let device = self.device();
         let stamps = device.features().contains(TIMESTAMPS).then(|| Stamps {
@@ -116,7 +116,7 @@ impl Measurable for WgpuBackend {
         Ok(Batch(stamps))
     }
 
-    fn time(&self, batch: &Batch, sets: Range<usize>, call: &mut Call<'_>) -> Result<f64, Error> {
+    fn time(&self, batch: &Batch, sets: Range<usize>, call: &mut Call<'_, Self>) -> Result<f64, Error> {
         let calls = sets.len();
         let mut seconds = 0.0;
         let (mut start, end) = (sets.start, sets.end);
@@ -124,10 +124,10 @@ impl Measurable for WgpuBackend {
             let part = start..end.min(start + MOST_CALLS);
             start = part.end;
             seconds += match &batch.0 {
-                Some(stamps) => self.between_stamps(stamps, || part.clone().try_for_each(&mut *call))?,
+                Some(stamps) => self.between_stamps(stamps, |kept| part.clone().try_for_each(|set| call(kept, set)))?,
                 None => {
                     let start = Instant::now();
-                    self.batch(|| part.clone().try_for_each(&mut *call))?;
+                    self.batch(|kept| part.clone().try_for_each(|set| call(kept, set)))?;
                     self.wait()?;
                     start.elapsed().as_secs_f64()
                 }
@@ -150,7 +150,7 @@ trait Clock {
     fn wait(&self) -> Result<(), Error>;
 
     /// Seconds on the device between the first and the last of the calls, which become one submission.
-    fn between_stamps(&self, stamps: &Stamps, calls: impl FnOnce() -> Result<(), Error>) -> Result<f64, Error>;
+    fn between_stamps(&self, stamps: &Stamps, calls: impl FnOnce(&Self) -> Result<(), Error>) -> Result<f64, Error>;
 }
 
 impl Clock for WgpuBackend {
@@ -162,12 +162,13 @@ impl Clock for WgpuBackend {
         self.device().poll(PollType::wait_indefinitely()).map(|_| ()).map_err(failure)
     }
 
-    fn between_stamps(&self, stamps: &Stamps, calls: impl FnOnce() -> Result<(), Error>) -> Result<f64, Error> {
+    fn between_stamps(&self, stamps: &Stamps, calls: impl FnOnce(&Self) -> Result<(), Error>) -> Result<f64, Error> {
         let device = self.device();
+        let recorder = self.recorder();
+        calls(&recorder)?;
         let mut encoder = device.create_command_encoder(&CommandEncoderDescriptor::default());
         encoder.write_timestamp(&stamps.queries, 0);
-        let (mut encoder, made) = self.record_into(encoder, calls);
-        made?;
+        recorder.encode(&mut encoder)?;
         encoder.write_timestamp(&stamps.queries, 1);
         encoder.resolve_query_set(&stamps.queries, 0..2, &stamps.resolved, 0);
         let usage = BufferUsages::MAP_READ | BufferUsages::COPY_DST;
@@ -184,7 +185,7 @@ impl Clock for WgpuBackend {
             u64::from_le_bytes(bytes.unwrap_or_default())
         });
         if end <= start {
-            // What failed before this, wgpu tells others.
+            // Earlier failures are reported to the device's error callback instead.
             return Err(Error::Device { backend: "wgpu", source: "the device has written no timestamps".into() });
         }
         Ok((end - start) as f64 * f64::from(self.queue().get_timestamp_period()) * 1e-9)

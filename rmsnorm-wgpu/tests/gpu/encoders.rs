@@ -1,9 +1,9 @@
 //! Calls as a part of what the user records.
 
 use rmsnorm_conformance::Harness;
-use rmsnorm_wgpu::spec::{Error, GradReduction, NormBackend, NormSpec, bf16};
-use rmsnorm_wgpu::{Forward, wgpu};
-use wgpu::CommandEncoderDescriptor;
+use rmsnorm_wgpu::spec::{DType, Error, GradReduction, Norm, NormBackend, NormSpec, Problem, Tensor, bf16};
+use rmsnorm_wgpu::{Forward, Recorder, WgpuBackend, wgpu};
+use wgpu::{CommandEncoderDescriptor, ComputePassDescriptor};
 
 use crate::support::{Layer, backward, bits, forward, open, upload, view, whole};
 
@@ -71,10 +71,9 @@ fn a_batch_is_submitted_at_its_end() {
     let expected = forward::<bf16>(&gpu, ROWS, COLS);
     let (x, weight) = (upload::<bf16>(&gpu, 1, ROWS * COLS), upload::<bf16>(&gpu, 2, COLS));
     let ys = [3, 4].map(|seed| upload::<bf16>(&gpu, seed, ROWS * COLS));
-    let clone = gpu.clone();
-    gpu.batch(|| {
+    gpu.batch(|kept| {
         for y in &ys {
-            clone.forward(&norm, Forward::new(whole(&x), whole(y)).weight(whole(&weight)))?;
+            kept.clone().forward(&norm, Forward::new(whole(&x), whole(y)).weight(whole(&weight)))?;
             assert_ne!(bits(&gpu, y), expected.0, "nothing runs before the end");
         }
         Ok(())
@@ -85,34 +84,37 @@ fn a_batch_is_submitted_at_its_end() {
     }
     let y = upload::<bf16>(&gpu, 5, ROWS * COLS);
     let before = bits(&gpu, &y);
-    let failed = gpu.batch(|| {
-        gpu.forward(&norm, Forward::new(whole(&x), whole(&y)))?;
-        gpu.forward(&norm, Forward::new(view(&x, 1), whole(&y)))
+    let failed = gpu.batch(|kept| {
+        kept.forward(&norm, Forward::new(whole(&x), whole(&y)))?;
+        kept.forward(&norm, Forward::new(view(&x, 1), whole(&y)))
     });
     assert!(matches!(failed, Err(Error::Length { .. })), "{failed:?}");
     assert_eq!(bits(&gpu, &y), before, "nothing of a batch that failed is submitted");
-    gpu.forward(&norm, Forward::new(whole(&x), whole(&y))).unwrap();
-    assert_ne!(bits(&gpu, &y), before, "the batch is over");
+    gpu.batch(|_| gpu.forward(&norm, Forward::new(whole(&x), whole(&y)))).unwrap();
+    assert_ne!(bits(&gpu, &y), before, "only what the batch is told is of it");
 }
 
-/// The calls of a batch share a compute pass, which ends where a workspace is zeroed for atomic sums, and begins again.
+/// The calls of a recorder share a compute pass, which ends where a workspace is zeroed for atomic sums, and begins again.
 #[test]
-fn a_batch_may_zero_a_workspace_between_its_calls() {
+fn a_recorder_may_zero_a_workspace_between_its_calls() {
     let Some(gpu) = open() else { return };
     let layer = Layer::<f32>::new(&gpu, ROWS, COLS);
     let (dx, dweight, dbias) = backward::<f32>(&gpu, ROWS, COLS);
     let outputs = [0; 2].map(|_| [ROWS * COLS, COLS, COLS].map(|len| upload::<f32>(&gpu, 8, len)));
     let ys = [0; 2].map(|_| upload::<f32>(&gpu, 9, ROWS * COLS));
-    let encoder = gpu.device().create_command_encoder(&CommandEncoderDescriptor::default());
-    let (mut encoder, answer) = gpu.record_into(encoder, || {
-        for ([dx, dweight, dbias], y) in outputs.iter().zip(&ys) {
-            let args = layer.args(whole(dx)).dweight(whole(dweight)).dbias(whole(dbias));
-            gpu.backward(&layer.norm, args.grad_reduction(GradReduction::Atomics))?;
-            gpu.forward(&layer.norm, Forward::new(whole(dx), whole(y)))?;
-        }
-        Ok::<_, Error>(())
-    });
-    answer.unwrap();
+    let recorder = gpu.recorder();
+    for ([dx, dweight, dbias], y) in outputs.iter().zip(&ys) {
+        let args = layer.args(whole(dx)).dweight(whole(dweight)).dbias(whole(dbias));
+        recorder.backward(&layer.norm, args.grad_reduction(GradReduction::Atomics)).unwrap();
+        recorder.forward(&layer.norm, Forward::new(whole(dx), whole(y))).unwrap();
+    }
+    // A pass cannot zero memory. The encoder stays as it was, and the recorder keeps its calls.
+    let mut encoder = gpu.device().create_command_encoder(&CommandEncoderDescriptor::default());
+    let mut pass = encoder.begin_compute_pass(&ComputePassDescriptor::default());
+    let refused = recorder.encode(&mut pass);
+    assert!(matches!(refused, Err(Error::InvalidArgument { arg: "grad_reduction", .. })), "{refused:?}");
+    drop(pass);
+    recorder.encode(&mut encoder).unwrap();
     // No pass is open: the encoder takes other commands.
     let copy = upload::<f32>(&gpu, 10, ROWS * COLS);
     encoder.copy_buffer_to_buffer(ys[1].buffer(), 0, copy.buffer(), 0, None);
@@ -128,6 +130,77 @@ fn a_batch_may_zero_a_workspace_between_its_calls() {
     }
     assert_eq!(bits(&gpu, &ys[0]), bits(&gpu, &ys[1]));
     assert_eq!(bits(&gpu, &copy), bits(&gpu, &ys[1]));
+}
+
+/// Each call runs once, when it was encoded and submitted; a recorder within another's calls has a list of its own.
+#[test]
+fn a_recorder_encodes_each_call_once() {
+    let Some(gpu) = open() else { return };
+    let (expected, norm) = (forward::<bf16>(&gpu, ROWS, COLS), NormSpec::rms(ROWS, COLS, 1e-5));
+    let (x, weight) = (upload::<bf16>(&gpu, 1, ROWS * COLS), upload::<bf16>(&gpu, 2, COLS));
+    let ys = [3, 4, 5].map(|seed| upload::<bf16>(&gpu, seed, ROWS * COLS));
+    let call = |backend: &WgpuBackend, y| {
+        backend.forward(&norm, Forward::new(whole(&x), whole(y)).weight(whole(&weight))).unwrap();
+    };
+    let (outer, inner) = (gpu.recorder(), gpu.recorder().recorder());
+    call(&outer, &ys[0]);
+    call(&inner, &ys[1]);
+    let encoded = |recorder: &Recorder| {
+        let mut encoder = gpu.device().create_command_encoder(&CommandEncoderDescriptor::default());
+        let mut pass = encoder.begin_compute_pass(&ComputePassDescriptor::default());
+        recorder.encode(&mut pass).unwrap();
+        drop(pass);
+        encoder.finish()
+    };
+    let before = ys.each_ref().map(|y| bits(&gpu, y));
+    assert!(before.iter().all(|y| *y != expected.0), "nothing runs before it is submitted");
+    gpu.queue().submit([encoded(&inner)]);
+    assert_eq!((bits(&gpu, &ys[0]) == before[0], bits(&gpu, &ys[1]) == expected.0), (true, true));
+    // What was encoded is not encoded again.
+    call(&inner, &ys[2]);
+    let mut overwrite = gpu.device().create_command_encoder(&CommandEncoderDescriptor::default());
+    overwrite.copy_buffer_to_buffer(x.buffer(), 0, ys[1].buffer(), 0, None);
+    gpu.queue().submit([overwrite.finish(), encoded(&inner), encoded(&outer)]);
+    let after = ys.each_ref().map(|y| bits(&gpu, y));
+    assert!(after[0] == expected.0 && after[1] == bits(&gpu, &x) && after[2] == expected.0);
+}
+
+#[test]
+fn a_call_joins_a_pass_of_the_users() {
+    let Some(gpu) = open() else { return };
+    let (expected, norm) = (forward::<bf16>(&gpu, ROWS, COLS), NormSpec::rms(ROWS, COLS, 1e-5));
+    let (x, weight) = (upload::<bf16>(&gpu, 1, ROWS * COLS), upload::<bf16>(&gpu, 2, COLS));
+    let y = upload::<bf16>(&gpu, 3, ROWS * COLS);
+    let layer = Layer::<f32>::new(&gpu, ROWS, COLS);
+    let gradients = backward::<f32>(&gpu, ROWS, COLS);
+    let [dx, dweight, dbias] = [ROWS * COLS, COLS, COLS].map(|len| upload::<f32>(&gpu, 8, len));
+    let mut encoder = gpu.device().create_command_encoder(&CommandEncoderDescriptor::default());
+    let mut pass = encoder.begin_compute_pass(&ComputePassDescriptor::default());
+    gpu.encode_forward(&mut pass, &norm, Forward::new(whole(&x), whole(&y)).weight(whole(&weight))).unwrap();
+    let args = || layer.args(whole(&dx)).dweight(whole(&dweight)).dbias(whole(&dbias));
+    let refused = gpu.encode_backward(&mut pass, &layer.norm, args().grad_reduction(GradReduction::Atomics));
+    assert!(matches!(refused, Err(Error::InvalidArgument { arg: "grad_reduction", .. })), "{refused:?}");
+    gpu.encode_backward(&mut pass, &layer.norm, args()).unwrap();
+    drop(pass);
+    gpu.queue().submit([encoder.finish()]);
+    assert_eq!(bits(&gpu, &y), expected.0);
+    assert_eq!((bits(&gpu, &dx), gpu.download(&dweight).unwrap(), gpu.download(&dbias).unwrap()), gradients);
+}
+
+#[test]
+fn what_was_prepared_is_not_compiled_again() {
+    let Some(gpu) = open() else { return };
+    // A length of these kernels alone; `without_subgroups` has kernels of its own.
+    let gpu = gpu.without_subgroups();
+    let problem = Problem::forward(Norm::Rms, ROWS, COLS, DType::Bf16, &[Tensor::Weight, Tensor::Rstd]);
+    let gradients = [Tensor::Mean, Tensor::Weight, Tensor::Dweight, Tensor::Dbias];
+    gpu.prepare(&problem).unwrap();
+    gpu.prepare(&Problem::backward(Norm::Layer, ROWS, COLS, DType::F32, &gradients)).unwrap();
+    let prepared = gpu.kernel_count();
+    assert_eq!(prepared, 3, "forward, backward, and what adds the partial sums");
+    forward::<bf16>(&gpu, ROWS, COLS);
+    backward::<f32>(&gpu, ROWS, COLS);
+    assert_eq!(gpu.kernel_count(), prepared);
 }
 
 #[test]

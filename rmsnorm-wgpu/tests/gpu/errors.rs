@@ -183,7 +183,7 @@ fn a_destroyed_device_is_lost() {
         let args = Forward::new(whole(&small.x), whole(&small.y));
         assert!(failure(gpu.encode_forward(&mut encoder, &small.norm, args)).is_device_lost());
         assert!(
-            failure(gpu.batch(|| gpu.forward(&small.norm, Forward::new(whole(&small.x), whole(&small.y)))))
+            failure(gpu.batch(|kept| kept.forward(&small.norm, Forward::new(whole(&small.x), whole(&small.y)))))
                 .is_device_lost()
         );
         assert!(gpu.download(&small.x).is_err() && gpu.upload(&[1f32]).is_err());
