@@ -16,14 +16,13 @@ const OLDEST_DRIVER: Version = Version { major: 12, minor: 0 };
 
 /// Normalizes tensors on an NVIDIA GPU, on a stream of the caller's.
 ///
-/// Cheap to clone; clones, and what [`on`](Self::on) returns, share the stream's context and the kernels compiled for
-/// it. Kernels stay loaded until the process ends, so take a clone rather than a second backend on the same context.
-/// Calls may come from any thread.
+/// Cheap to clone. All backends of a process on one context share the kernels that were loaded into it, which stay loaded
+/// until the process ends. Calls may come from any thread.
 ///
 /// # Tensors
 /// Arguments are views of [`CudaSlice`](cudarc::driver::CudaSlice)s: `x.as_view()`, `y.as_view_mut()`, or ranges,
-/// `x.slice(a..b)`. A view whose slice belongs to another context is refused with [`Error::InvalidArgument`]. Of memory
-/// that was brought in from outside (`CudaStream::upgrade_device_ptr`) cudarc knows only what it was told.
+/// `x.slice(a..b)`. A view whose slice belongs to another context is refused with [`Error::InvalidArgument`]. Memory that
+/// another framework owns comes in as a [`BorrowedSlice`](crate::BorrowedSlice), its stream through [`on_raw`](Self::on_raw).
 ///
 /// # Ordering
 /// A call enqueues its work on the stream and returns; it never waits, and copies nothing. With several streams in one
@@ -31,15 +30,14 @@ const OLDEST_DRIVER: Version = Version { major: 12, minor: 0 };
 ///
 /// # Memory
 /// A backward call with `dweight` or `dbias` needs a workspace of [`NormBackend::workspace_len`] elements. It is passed
-/// in, or allocated and freed in the order of the stream; where the device cannot do that, a call without one is refused
-/// with [`Error::Unsupported`].
+/// in, or allocated and freed in the order of the stream, from a pool that keeps up to 256 MiB for the next call; where the
+/// device cannot do that, a call without one is refused with [`Error::Unsupported`].
 ///
 /// # CUDA graphs
 /// Calls may be captured, on any stream but the default one. cudarc's events may not: take
 /// `CudaContext::per_thread_stream` in a context with no other stream, where cudarc needs none, or turn them off with
-/// `CudaContext::disable_event_tracking`. Make one call of the kind before the capture: a kernel that is used for the
-/// first time is compiled then, which takes up to a second. A workspace that is not passed in becomes part of the
-/// graph.
+/// `CudaContext::disable_event_tracking`. [`NormBackend::prepare`] before the capture compiles the kernels, which takes up
+/// to a second each. A workspace that is not passed in becomes part of the graph, which then cannot be a child of another.
 ///
 /// # Example
 /// ```no_run
@@ -83,11 +81,10 @@ impl CudaBackend {
         let driver = driver_version()?;
         library::require_nvrtc()?;
         let (major, minor) = compile::nvrtc_version()?;
-        let context = stream.context().clone();
-        let caps = Caps::read(&context).map_err(device_error("cuDeviceGetAttribute"))?;
-        let device = describe(&context, &caps, driver, Version { major, minor });
+        let kernels = Kernels::of(stream.context())?;
+        let device = describe(kernels.context(), kernels.caps(), driver, Version { major, minor });
         let device = device.map_err(device_error("cuDeviceGetName"))?.into();
-        Ok(CudaBackend { stream, kernels: Arc::new(Kernels::new(context, caps)), driver, device })
+        Ok(CudaBackend { stream, kernels, driver, device })
     }
 
     /// A backend on the default stream of a device.
@@ -146,6 +143,36 @@ impl CudaBackend {
         Ok(CudaBackend { stream, ..self.clone() })
     }
 
+    /// The same backend on a stream that another library owns: PyTorch's current one, that of a custom call of XLA.
+    ///
+    /// # Safety
+    /// - `stream` is a stream of the backend's context.
+    /// - Its owner keeps it alive for as long as the backend, its clones and all that holds their
+    ///   [`stream`](Self::stream).
+    /// - What its owner enqueues there is ordered with what goes through cudarc by the caller.
+    pub unsafe fn on_raw(&self, stream: sys::CUstream) -> Self {
+        // SAFETY:
+        // - stream: the caller's promises are the ones that are asked for.
+        let stream = unsafe { self.stream.context().wrap_borrowed_stream(stream) };
+        CudaBackend { stream, ..self.clone() }
+    }
+
+    /// [`NormBackend::prepare`] for tensors whose addresses and row strides, in bytes, are multiples of `alignment`. More than
+    /// 16 makes no difference; a call on less aligned tensors than it was prepared for compiles other kernels.
+    ///
+    /// # Errors
+    /// `Device` if a kernel cannot be compiled or loaded.
+    pub fn prepare_aligned(&self, problem: &Problem, alignment: usize) -> Result<(), Error> {
+        launch::prepare(self, problem, alignment)
+    }
+
+    /// How many kernels the context has. For tests.
+    #[cfg(feature = "conformance")]
+    #[doc(hidden)]
+    pub fn kernel_count(&self) -> usize {
+        self.kernels.len()
+    }
+
     pub(crate) fn kernels(&self) -> &Kernels {
         &self.kernels
     }
@@ -185,6 +212,10 @@ impl NormBackend for CudaBackend {
 
     fn workspace_len(&self, problem: &Problem) -> usize {
         plan::workspace_len(problem, self.kernels.caps())
+    }
+
+    fn prepare(&self, problem: &Problem) -> Result<(), Error> {
+        self.prepare_aligned(problem, launch::dense_access_bytes(problem) as usize)
     }
 
     fn launch_forward<T: Element, W: Element, R: Element>(

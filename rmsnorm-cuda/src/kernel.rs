@@ -1,7 +1,9 @@
-//! Compiled kernels, loaded into one context: a map from what a program is compiled for to its function.
+//! What one context has for all backends on it: its compiled kernels, and the pool of their workspaces.
+
+mod pool;
 
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
 use cudarc::driver::sys::{self, CUfunction_attribute_enum as FunctionAttribute};
 use cudarc::driver::{CudaContext, CudaFunction, DriverError};
@@ -12,6 +14,7 @@ use crate::caps::Caps;
 use crate::compile;
 use crate::error::device_error;
 use crate::plan::{KernelKey, Program};
+use pool::Pool;
 
 /// Dynamic shared memory that a kernel may have without asking.
 const SHARED_WITHOUT_OPTIN: u32 = 48 << 10;
@@ -38,11 +41,24 @@ pub(crate) struct Kernels {
     context: Arc<CudaContext>,
     caps: Caps,
     loaded: RwLock<HashMap<KernelKey, CudaFunction>>,
+    pool: Mutex<Option<Pool>>,
 }
 
 impl Kernels {
-    pub(crate) fn new(context: Arc<CudaContext>, caps: Caps) -> Self {
-        Kernels { context, caps, loaded: RwLock::new(HashMap::new()) }
+    /// Those of that context: the ones that another backend in this process has, or new ones.
+    pub(crate) fn of(context: &Arc<CudaContext>) -> Result<Arc<Self>, Error> {
+        static ALL: Mutex<Vec<Weak<Kernels>>> = Mutex::new(Vec::new());
+        // A thread that panicked has left whole entries: each is made before it is pushed.
+        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|kernels| kernels.strong_count() > 0);
+        if let Some(kernels) = all.iter().filter_map(Weak::upgrade).find(|kernels| kernels.context == *context) {
+            return Ok(kernels);
+        }
+        let caps = Caps::read(context).map_err(device_error("cuDeviceGetAttribute"))?;
+        let (loaded, pool) = (RwLock::default(), Mutex::default());
+        let kernels = Arc::new(Kernels { context: context.clone(), caps, loaded, pool });
+        all.push(Arc::downgrade(&kernels));
+        Ok(kernels)
     }
 
     pub(crate) fn context(&self) -> &Arc<CudaContext> {
@@ -51,6 +67,21 @@ impl Kernels {
 
     pub(crate) fn caps(&self) -> &Caps {
         &self.caps
+    }
+
+    /// How many kernels are loaded.
+    #[cfg(feature = "conformance")]
+    pub(crate) fn len(&self) -> usize {
+        self.loaded.read().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// The pool that workspaces come from, made at its first use. The context must be current on this thread.
+    pub(crate) fn pool(&self) -> Result<sys::CUmemoryPool, Error> {
+        let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pool) = &*pool {
+            return Ok(pool.handle());
+        }
+        Ok(pool.insert(Pool::new(&self.context)?).handle())
     }
 
     /// The kernel, compiled and loaded if this is its first use. The context must be current on this thread.

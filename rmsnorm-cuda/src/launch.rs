@@ -12,9 +12,7 @@ use rmsnorm_spec::{
 use crate::backend::CudaBackend;
 use crate::caps::Arch;
 use crate::error::device_error;
-#[cfg(any(test, feature = "conformance"))]
-use crate::params::Matrix;
-use crate::params::Params;
+use crate::params::{Matrix, Params};
 use crate::plan;
 use tensors::Tensors;
 use work::Work;
@@ -62,7 +60,7 @@ fn enqueue(backend: &CudaBackend, spec: &NormSpec, problem: &Problem, tensors: &
         *work = step.map(|step| Work::new(step, kernels)).transpose()?;
     }
     let allocated = (params.partials == 0 && plan.workspace.len > 0)
-        .then(|| Workspace::allocate(stream, plan.workspace.len))
+        .then(|| Workspace::allocate(stream, kernels, plan.workspace.len))
         .transpose()?;
     if let Some(workspace) = &allocated {
         params.partials = workspace.address;
@@ -80,6 +78,14 @@ fn enqueue(backend: &CudaBackend, spec: &NormSpec, problem: &Problem, tensors: &
     params.row_sums = params.partials + bytes_of(plan.workspace.row_sums);
     let overlap = kernels.caps().arch >= Arch::HOPPER;
     work.into_iter().flatten().try_for_each(|work| work.enqueue(stream, &params, overlap))
+}
+
+/// Compiles and loads the kernels of a call whose addresses and row strides are multiples of so many bytes.
+pub(crate) fn prepare(backend: &CudaBackend, problem: &Problem, alignment: usize) -> Result<(), Error> {
+    let (context, kernels) = (backend.stream().context(), backend.kernels());
+    context.bind_to_thread().map_err(device_error("before the kernels are loaded"))?;
+    let plan = plan::plan(problem, access_of(alignment as u64), kernels.caps());
+    plan.steps.into_iter().flatten().try_for_each(|step| Work::new(step, kernels).map(|_| ()))
 }
 
 /// A call may have been checked for another device, whose plan takes less; kernels write without looking.
@@ -104,11 +110,15 @@ pub(crate) fn access_bytes(problem: &Problem, params: &Params) -> u32 {
         let stride = if problem.rows > 1 { matrix.row_stride * problem.dtype(tensor).size() as u64 } else { 0 };
         if is_counted { bits | matrix.data | stride } else { bits }
     };
-    1 << Tensor::ALL.into_iter().fold(0, bits).trailing_zeros().min(WIDEST_ACCESS.ilog2())
+    access_of(Tensor::ALL.into_iter().fold(0, bits))
 }
 
-/// The same of a call whose rows lie side by side, at addresses that ask for nothing.
-#[cfg(any(test, feature = "conformance"))]
+/// The largest power of two, at most 16, that divides a number of bytes.
+const fn access_of(bytes: u64) -> u32 {
+    1 << (bytes | WIDEST_ACCESS as u64).trailing_zeros()
+}
+
+/// [`access_bytes`] of a call whose rows lie side by side, at addresses that ask for nothing.
 pub(crate) fn dense_access_bytes(problem: &Problem) -> u32 {
     let mut params = Params::default();
     for tensor in problem.tensors.iter().filter(|tensor| tensor.is_matrix()) {

@@ -13,11 +13,13 @@
 //! | `plan` | a pure function of the problem, the alignment and the caps: which kernels, how large |
 //! | `params` | the argument of every kernel |
 //! | `source`, `compile` | a kernel's source, and its cubin, kept on disk |
-//! | `kernel` | cubins loaded into the context |
+//! | `kernel` | what a context has for all backends on it: its loaded cubins, the pool of workspaces |
 //! | `launch` | arguments to pointers, plans to launches |
+//! | `borrowed` | memory of another owner as tensors |
 //! | `library` | whether the driver and NVRTC are there |
 
 mod backend;
+mod borrowed;
 mod caps;
 mod compile;
 mod error;
@@ -31,6 +33,7 @@ mod plan;
 mod source;
 
 pub use backend::CudaBackend;
+pub use borrowed::BorrowedSlice;
 pub use cudarc;
 pub use error::DriverFailure;
 #[doc(no_inline)]

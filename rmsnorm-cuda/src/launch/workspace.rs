@@ -4,6 +4,7 @@ use cudarc::driver::{CudaStream, DriverError, result, sys};
 use rmsnorm_spec::Error;
 
 use crate::error::device_error;
+use crate::kernel::Kernels;
 
 /// Bytes of that many f32.
 pub(super) fn bytes_of(elements: usize) -> u64 {
@@ -17,22 +18,38 @@ pub(super) struct Workspace<'a> {
 }
 
 impl<'a> Workspace<'a> {
-    pub(super) fn allocate(stream: &'a CudaStream, len: usize) -> Result<Self, Error> {
+    pub(super) fn allocate(stream: &'a CudaStream, kernels: &Kernels, len: usize) -> Result<Self, Error> {
         if !stream.context().has_async_alloc() {
             let rule = format!("this device cannot allocate in stream order: pass in a workspace of {len} f32");
             return Err(Error::Unsupported { rule });
         }
-        let operation = device_error("cuMemAllocAsync");
+        let out_of_memory = DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         // The driver rounds up, and must not wrap.
         let Some(bytes) = len.checked_mul(size_of::<f32>()).filter(|bytes| *bytes <= isize::MAX as usize) else {
-            return Err(operation(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)));
+            return Err(device_error("cuMemAllocFromPoolAsync")(out_of_memory));
         };
-        // SAFETY:
-        // - context: current on this thread, and the stream's;
-        // - contents: unset, and no kernel reads what the steps before it have not written.
-        let address = unsafe { result::malloc_async(stream.cu_stream(), bytes) };
-        Ok(Workspace { stream, address: address.map_err(operation)? })
+        let address = match from_pool(stream, kernels.pool()?, bytes) {
+            // What the caller has freed in the order of the stream is in the device's pool until a synchronization.
+            Err(error) if error == out_of_memory => {
+                // SAFETY:
+                // - as in `from_pool`.
+                unsafe { result::malloc_async(stream.cu_stream(), bytes) }.map_err(device_error("cuMemAllocAsync"))?
+            }
+            address => address.map_err(device_error("cuMemAllocFromPoolAsync"))?,
+        };
+        Ok(Workspace { stream, address })
     }
+}
+
+fn from_pool(stream: &CudaStream, pool: sys::CUmemoryPool, bytes: usize) -> Result<sys::CUdeviceptr, DriverError> {
+    let mut address = 0;
+    // SAFETY:
+    // - pointer: to a local of the type that the call writes;
+    // - context: current on this thread, the stream's and the pool's;
+    // - pool: destroyed with the kernels at the earliest, and the driver keeps it until the last of its memory was freed;
+    // - contents: unset, and no kernel reads what the steps before it have not written.
+    unsafe { sys::cuMemAllocFromPoolAsync(&raw mut address, bytes, pool, stream.cu_stream()) }.result()?;
+    Ok(address)
 }
 
 impl Drop for Workspace<'_> {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rmsnorm_cuda::cudarc::driver::{CudaContext, CudaSlice, result};
 use rmsnorm_cuda::{
     Backward, CudaBackend, DriverFailure, Forward,
-    spec::{Error, NormBackend, NormSpec, bf16},
+    spec::{DType, Error, Norm, NormBackend, NormSpec, Problem, Tensor, bf16},
 };
 
 use crate::support::{Gpu, upload};
@@ -73,7 +73,8 @@ fn a_workspace_that_does_not_fit_is_out_of_memory() {
         let args = Backward::new(dy.as_view(), dy.as_view(), rstd.as_view(), dx.as_view_mut());
         gpu.backward(&norm, args.dweight(dweight.as_view_mut()))
     };
-    call().unwrap();
+    // Not a call: the pool would keep its workspace.
+    gpu.prepare(&Problem::backward(Norm::Rms, rows, cols, DType::Bf16, &[Tensor::Dweight])).unwrap();
     let hog = fill_memory(&gpu);
     let Err(Error::Device { source, .. }) = call() else { panic!("it fitted") };
     let failure = source.downcast_ref::<DriverFailure>().unwrap();

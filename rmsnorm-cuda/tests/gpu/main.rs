@@ -5,6 +5,7 @@
 
 mod errors;
 mod graphs;
+mod interop;
 mod invariance;
 mod large;
 mod overhead;
