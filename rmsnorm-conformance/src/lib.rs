@@ -7,8 +7,10 @@
 //! The flow of a case:
 //!
 //! ```text
-//! profiles -> Case -> data -> calls + memory -> device (the backend) -> trial: reference, bounds, judge -> report
+//! profiles -> Case -> data -> calls + memory -> device (the backend) -> trial: truth (reference, bounds), judge -> report
 //! ```
+//!
+//! What else tests need beside the suite is in [`testing`]: values, guarded memory, absent devices, the judge of one call.
 //!
 //! Outputs are judged by acceptance intervals that follow from the declared arithmetic (docs/math.md, sections 5 and
 //! 6); there is no tolerance to tune. Before a run the suite proves on [`planted`] bugs that it can fail.
@@ -20,6 +22,7 @@ pub mod judge;
 mod report;
 mod run;
 mod selftest;
+pub mod testing;
 
 pub use case::data::Family;
 pub use case::profiles::Profile;
@@ -30,8 +33,7 @@ pub use report::{CaseReport, Check, Counts, Finding, OutputReport, Quality, SUIT
 #[doc(no_inline)]
 pub use rmsnorm_spec as spec;
 pub use run::harness::Harness;
-pub use run::named_tests::{
-    TestFailure, test_bounds, test_determinism, test_metamorphic, test_misuse, test_self_test, test_spans,
-};
+pub use run::named_tests::{test_bounds, test_determinism, test_metamorphic, test_misuse, test_self_test, test_spans};
 pub use run::{Options, RunError, list, run};
 pub use selftest::{Caught, SelfTest, planted, self_test, simulate};
+pub use testing::TestFailure;

@@ -5,8 +5,9 @@ use std::collections::HashSet;
 
 use rmsnorm_spec::{CastOrder, DType, DTypes, GradReduction, Norm, Tensor, TensorSet};
 
-use crate::case::data::{Family, splitmix};
+use crate::case::data::Family;
 use crate::case::{Case, Kind, Layout, Trial};
+use crate::testing::splitmix;
 
 /// How much is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,21 +1,22 @@
-//! The trial of bounds: makes a case's calls, computes the reference and the bounds, and judges every output.
+//! The trial of bounds: makes a case's calls, and judges every output by the [truth](crate::judge::truth) of its call.
 //!
-//! A forward reference starts from the exact inputs. A backward reference starts from the very statistics that the
-//! backend was given, so that only the backward pass's own errors remain; an end-to-end case is judged a second time
-//! against the gradient of the exact function, with the errors of the forward pass in the bound.
+//! A backward reference starts from the very statistics that the backend was given, so that only the backward pass's own
+//! errors remain; an end-to-end case is judged a second time against the gradient of the exact function, with the errors
+//! of the forward pass in the bound.
 
 use rmsnorm_spec::depth::{policy_depth_cols, policy_depth_rows};
-use rmsnorm_spec::reference::{self, BackwardInputs, BackwardOutputs, ForwardInputs, ForwardOutputs, round_to};
-use rmsnorm_spec::{CastOrder, DType, Element, GradReduction, Norm, Tensor, bf16, f16};
+use rmsnorm_spec::reference::{BackwardInputs, ForwardInputs};
+use rmsnorm_spec::{DType, Tensor};
 
+use crate::Arithmetic;
 use crate::case::Case;
 use crate::case::data::Inputs;
-use crate::judge::bounds::{self, ForwardBounds, Model, Statistics};
-use crate::judge::{self, BeforeWeight, Verdict};
+use crate::judge::bounds::{Model, Statistics};
+use crate::judge::truth::{BackwardTruth, ForwardTruth};
+use crate::judge::{self, Verdict};
 use crate::report::{CaseReport, Check, Finding, OutputReport, Status};
 use crate::run::calls::{Context, Saved, Scenario, may_vary};
 use crate::run::memory::{Bits, Outputs, Poison};
-use crate::{Arithmetic, NonFinite};
 
 /// Runs a case and judges it. The digest of its outputs and the reports of judged ones are added to `report`, whatever
 /// the status.
@@ -23,8 +24,7 @@ pub(crate) fn run(context: Context<'_>, case: &Case, report: &mut CaseReport) ->
     if let Some(finding) = excessive_claim(context.arithmetic, case) {
         return Status::Fail(finding);
     }
-    let mut judged =
-        Judged { arithmetic: context.arithmetic, reports: &mut report.outputs, finding: None, vacuous: None };
+    let mut judged = Judged { reports: &mut report.outputs, finding: None, vacuous: None };
     match run_and_judge(context, case, &mut report.digest, &mut judged) {
         Err(status) => status,
         Ok(()) => judged.status(),
@@ -54,7 +54,8 @@ fn run_and_judge(
     let trial = BoundsTrial { context, case, inputs: &scenario.inputs };
     let truth = if case.kind.has_forward() { Some(trial.forward_truth(&stored)?) } else { None };
     if let Some(truth) = &truth {
-        trial.judge_forward(truth, &stored, judged);
+        let outputs = [Tensor::ResidualOut, Tensor::Mean, Tensor::Rstd, Tensor::Y];
+        judged.add_all(&outputs, &stored, |tensor, got| truth.judge_bits(tensor, got));
     }
     if case.kind.has_backward() {
         trial.judge_backward(&scenario.saved_by(&stored), Statistics::Given, &stored, judged);
@@ -67,21 +68,9 @@ fn run_and_judge(
 
 /// The verdicts of a case so far.
 struct Judged<'a> {
-    arithmetic: &'a Arithmetic,
     reports: &'a mut Vec<OutputReport>,
     finding: Option<Finding>,
     vacuous: Option<&'static str>,
-}
-
-/// What is due of a part of an output: a row, or a column of a weight gradient.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Due {
-    /// The acceptance interval.
-    Interval,
-    /// NaN where the reference is NaN.
-    Nan,
-    /// Nothing: the arithmetic is outside its domain.
-    Nothing,
 }
 
 impl Judged<'_> {
@@ -93,57 +82,20 @@ impl Judged<'_> {
         }
     }
 
-    /// Judges an output of which each part has `width` elements.
-    fn judge(&mut self, tensor: Tensor, got: Option<&Bits>, reference: &[f64], error: &[f64], due: (&[Due], usize)) {
-        let Some(got) = got else { return };
-        let (parts, width) = due;
-        self.require_nan(tensor, got, reference, due);
-        let arithmetic = self.arithmetic;
-        let kept = kept_elements(parts, width);
-        let verdict = match &kept {
-            None => judge_bits(got, reference, error, arithmetic),
-            Some(kept) => {
-                let got = Bits { dtype: got.dtype, bits: select(kept, &got.bits) };
-                judge_bits(&got, &select(kept, reference), &select(kept, error), arithmetic)
+    /// Judges those of the tensors that the call stored.
+    fn add_all(&mut self, tensors: &[Tensor], stored: &Outputs, judge: impl Fn(Tensor, &Bits) -> Verdict) {
+        for &tensor in tensors {
+            if let Some(got) = stored.get(tensor) {
+                self.add(tensor, got.dtype, judge(tensor, got));
             }
-        };
-        self.add(tensor, got.dtype, verdict, kept.as_deref());
-    }
-
-    /// Judges y where x_hat is rounded before it meets the weight.
-    fn judge_before_weight(&mut self, got: &Bits, elements: &[BeforeWeight], reference: &[f64], due: (&[Due], usize)) {
-        self.require_nan(Tensor::Y, got, reference, due);
-        let kept = kept_elements(due.0, due.1).unwrap_or_else(|| (0..elements.len()).collect());
-        let bits = Bits { dtype: got.dtype, bits: select(&kept, &got.bits) };
-        let elements = select(&kept, elements);
-        let verdict = match got.dtype {
-            DType::F32 => judge::judge_before_weight(&bits.elements::<f32>(), &elements, self.arithmetic),
-            DType::F16 => judge::judge_before_weight(&bits.elements::<f16>(), &elements, self.arithmetic),
-            DType::Bf16 => judge::judge_before_weight(&bits.elements::<bf16>(), &elements, self.arithmetic),
-        };
-        self.add(Tensor::Y, got.dtype, verdict, Some(&kept));
-    }
-
-    fn require_nan(&mut self, tensor: Tensor, got: &Bits, reference: &[f64], due: (&[Due], usize)) {
-        let (parts, width) = due;
-        let swallowed = |&i: &usize| parts[i / width] == Due::Nan && reference[i].is_nan() && !got.value(i).is_nan();
-        if self.finding.is_none()
-            && let Some(index) = (0..reference.len()).find(swallowed)
-        {
-            let detail = format!("element {index} must be NaN, got {:e}", got.value(index));
-            self.finding = Some(Finding { check: Check::NonFinite, output: tensor.name(), detail });
         }
     }
 
-    /// `kept` maps an index of the judged elements to one of the tensor.
-    fn add(&mut self, tensor: Tensor, dtype: DType, mut verdict: Verdict, kept: Option<&[usize]>) {
-        if let (Some(worst), Some(kept)) = (&mut verdict.worst, kept) {
-            worst.index = kept.get(worst.index).copied().unwrap_or(worst.index);
-        }
+    fn add(&mut self, tensor: Tensor, dtype: DType, verdict: Verdict) {
         if verdict.failures > 0 && self.finding.is_none() {
-            let worst = verdict.worst.as_ref().map(describe).unwrap_or_default();
+            let (check, worst) = verdict.worst.as_ref().map_or((Check::Bounds, String::new()), describe);
             let detail = format!("{} of {} elements outside; {worst}", verdict.failures, verdict.checked);
-            self.finding = Some(Finding { check: Check::Bounds, output: tensor.name(), detail });
+            self.finding = Some(Finding { check, output: tensor.name(), detail });
         }
         if verdict.vacuous && self.vacuous.is_none() {
             self.vacuous = Some(tensor.name());
@@ -152,42 +104,13 @@ impl Judged<'_> {
     }
 }
 
-fn describe(failure: &judge::Failure) -> String {
+fn describe(failure: &judge::Failure) -> (Check, String) {
     let judge::Failure { index, got, got_bits, reference, low, high } = failure;
-    format!("element {index} is {got:e} ({got_bits:#x}), not in [{low:e}, {high:e}] around {reference:e}")
-}
-
-/// The elements whose interval is due, or `None` if that is all of them.
-fn kept_elements(parts: &[Due], width: usize) -> Option<Vec<usize>> {
-    if parts.iter().all(|&due| due == Due::Interval) {
-        return None;
+    if reference.is_nan() {
+        return (Check::NonFinite, format!("element {index} must be NaN, got {got:e}"));
     }
-    Some((0..parts.len() * width).filter(|i| parts[i / width] == Due::Interval).collect())
-}
-
-fn select<T: Clone>(kept: &[usize], all: &[T]) -> Vec<T> {
-    kept.iter().map(|&i| all[i].clone()).collect()
-}
-
-fn judge_bits(got: &Bits, reference: &[f64], error: &[f64], arithmetic: &Arithmetic) -> Verdict {
-    match got.dtype {
-        DType::F32 => judge_typed::<f32>(got, reference, error, arithmetic),
-        DType::F16 => judge_typed::<f16>(got, reference, error, arithmetic),
-        DType::Bf16 => judge_typed::<bf16>(got, reference, error, arithmetic),
-    }
-}
-
-fn judge_typed<E: Element>(got: &Bits, reference: &[f64], error: &[f64], arithmetic: &Arithmetic) -> Verdict {
-    judge::judge(&got.elements::<E>(), reference, error, arithmetic)
-}
-
-/// What a forward pass must give: the f64 reference, its bounds, and what is due of each row.
-struct ForwardTruth {
-    /// The sums with the residual before their rounding.
-    sums: Option<Vec<f64>>,
-    outputs: ForwardOutputs,
-    bounds: ForwardBounds,
-    due: Vec<Due>,
+    let place = format!("element {index} is {got:e} ({got_bits:#x}), not in [{low:e}, {high:e}] around {reference:e}");
+    (Check::Bounds, place)
 }
 
 struct BoundsTrial<'a> {
@@ -196,40 +119,25 @@ struct BoundsTrial<'a> {
     inputs: &'a Inputs,
 }
 
-impl BoundsTrial<'_> {
-    fn judge_end_to_end(&self, truth: ForwardTruth, stored: &Outputs, judged: &mut Judged<'_>) {
-        let exact = Saved { x: truth.outputs.h, mean: truth.outputs.mean, rstd: truth.outputs.rstd };
-        self.judge_backward(&exact, Statistics::Computed(&truth.bounds), stored, judged);
-    }
-
-    fn model(&self) -> Model<'_> {
+impl<'a> BoundsTrial<'a> {
+    fn model(&self) -> Model<'a> {
         Model { arithmetic: self.context.arithmetic, mode: self.case.family.mode() }
     }
 
-    /// The dtype in which h is stored, or would be.
-    fn h_dtype(&self) -> DType {
-        if self.case.present.has(Tensor::Residual) { self.case.dtypes.residual } else { self.case.dtypes.activation }
-    }
-
-    fn forward_truth(&self, stored: &Outputs) -> Result<ForwardTruth, Status> {
+    fn forward_truth(&self, stored: &Outputs) -> Result<ForwardTruth<'a>, Status> {
         let (case, inputs) = (self.case, self.inputs);
-        let sums = inputs.residual.as_ref().map(|residual| inputs.x.iter().zip(residual).map(|(x, r)| x + r).collect());
-        let (weight, bias) = (inputs.weight.as_deref(), inputs.bias.as_deref());
-        let observed = self.observed_h(stored)?;
-        let given = match (&observed, &inputs.residual) {
-            (Some(h), _) => ForwardInputs { x: h, residual: None, weight, bias },
-            (None, Some(r)) => ForwardInputs { x: &inputs.x, residual: Some((r, case.dtypes.residual)), weight, bias },
-            (None, None) => ForwardInputs { x: &inputs.x, residual: None, weight, bias },
+        let given = ForwardInputs {
+            x: &inputs.x,
+            residual: inputs.residual.as_deref().map(|residual| (residual, case.dtypes.residual)),
+            weight: inputs.weight.as_deref(),
+            bias: inputs.bias.as_deref(),
         };
-        let spec = case.spec();
-        let outputs = reference::forward(&spec, &given);
-        let bounds = bounds::forward(&spec, &given, self.h_dtype(), &outputs, self.model());
-        let due = (0..case.rows).map(|row| self.forward_due(&outputs, row)).collect();
-        Ok(ForwardTruth { sums, outputs, bounds, due })
+        let observed = self.observed_h(stored)?;
+        Ok(ForwardTruth::new(&case.spec(), given, case.dtypes.activation, observed.as_deref(), self.model()))
     }
 
-    /// Where additions may round to either neighbour, h is not a function of the inputs, and the reference starts
-    /// from the one that the backend stored; from a second call if this one does not store it.
+    /// Where additions may round to either neighbour, the reference starts from the sum that the backend stored; from a
+    /// second call if this one does not store it.
     fn observed_h(&self, stored: &Outputs) -> Result<Option<Vec<f64>>, Status> {
         let case = self.case;
         if !case.present.has(Tensor::Residual) || self.context.arithmetic.adds_to_nearest() {
@@ -244,66 +152,6 @@ impl BoundsTrial<'_> {
         Ok(stored.get(Tensor::ResidualOut).map(Bits::values))
     }
 
-    fn forward_due(&self, outputs: &ForwardOutputs, row: usize) -> Due {
-        let cols = self.case.cols;
-        let h = &outputs.h[row * cols..(row + 1) * cols];
-        if h.iter().any(|h| !h.is_finite()) {
-            return match self.context.arithmetic.non_finite {
-                NonFinite::Ieee => Due::Nan,
-                NonFinite::Unspecified => Due::Nothing,
-            };
-        }
-        // The sums of this row do not fit f32, with a factor of two for the rounding of partial sums.
-        let squares = (outputs.var[row] + outputs.mean[row] * outputs.mean[row]) * cols as f64;
-        if squares > f64::from(f32::MAX) / 2.0 { Due::Nothing } else { Due::Interval }
-    }
-
-    fn judge_forward(&self, truth: &ForwardTruth, stored: &Outputs, judged: &mut Judged<'_>) {
-        let (ForwardTruth { outputs, bounds, due, .. }, cols) = (truth, self.case.cols);
-        if let Some(sums) = &truth.sums {
-            let error: Vec<f64> = match judged.arithmetic.adds_to_nearest() {
-                // Exactly the nearest value: the sum of two 16-bit values rounds through f32 without a trace.
-                true => vec![0.0; sums.len()],
-                // x and the residual may be flushed to zero.
-                false => {
-                    let flushed = judged.arithmetic.flush_loss(2.0);
-                    sums.iter().map(|sum| sum.abs() * judged.arithmetic.unit_roundoff + flushed).collect()
-                }
-            };
-            let dtype = self.h_dtype();
-            let nearest: Vec<f64> = sums.iter().map(|&sum| round_to(sum, dtype)).collect();
-            let reference = if judged.arithmetic.adds_to_nearest() { &nearest } else { sums };
-            judged.judge(Tensor::ResidualOut, stored.get(Tensor::ResidualOut), reference, &error, (due, cols));
-        }
-        if self.case.norm == Norm::Layer {
-            judged.judge(Tensor::Mean, stored.get(Tensor::Mean), &outputs.mean, &bounds.mean, (due, 1));
-        }
-        judged.judge(Tensor::Rstd, stored.get(Tensor::Rstd), &outputs.rstd, &bounds.rstd, (due, 1));
-        let y = stored.get(Tensor::Y);
-        match (self.case.cast_order, y) {
-            (CastOrder::AtStore, y) => judged.judge(Tensor::Y, y, &outputs.y, &bounds.y, (due, cols)),
-            (CastOrder::BeforeWeight, None) => {}
-            (CastOrder::BeforeWeight, Some(y)) => {
-                judged.judge_before_weight(y, &self.before_weight(truth), &outputs.y, (due, cols));
-            }
-        }
-    }
-
-    fn before_weight(&self, truth: &ForwardTruth) -> Vec<BeforeWeight> {
-        let (inputs, offset) = (self.inputs, f64::from(self.case.weight_offset));
-        let element = |(i, (&x_hat, &x_hat_error)): (usize, (&f64, &f64))| {
-            let col = i % self.case.cols;
-            BeforeWeight {
-                x_hat,
-                x_hat_error,
-                weight: inputs.weight.as_ref().map_or(1.0, |weight| weight[col] + offset),
-                has_offset: inputs.weight.is_some() && offset != 0.0,
-                bias: inputs.bias.as_ref().map(|bias| bias[col]),
-            }
-        };
-        truth.outputs.x_hat.iter().zip(&truth.bounds.x_hat).enumerate().map(element).collect()
-    }
-
     fn judge_backward(&self, saved: &Saved, statistics: Statistics<'_>, stored: &Outputs, judged: &mut Judged<'_>) {
         let (case, inputs) = (self.case, self.inputs);
         let given = BackwardInputs {
@@ -314,57 +162,22 @@ impl BoundsTrial<'_> {
             rstd: &saved.rstd,
             dresidual_out: inputs.dresidual_out.as_deref(),
         };
-        let arithmetic = summed_in_any_order(case, self.context.arithmetic);
-        let model = Model { arithmetic: &arithmetic, ..self.model() };
-        let outputs = reference::backward(&case.spec(), &given);
-        let bounds = bounds::backward(&case.spec(), &given, &outputs, statistics, model);
-
-        let due: Vec<Due> = (0..case.rows).map(|row| self.backward_due(&given, row)).collect();
-        judged.judge(Tensor::Dx, stored.get(Tensor::Dx), &outputs.dx, &bounds.dx, (&due, case.cols));
-        let due = columns_due(&outputs, &due, judged.arithmetic);
-        judged.judge(Tensor::Dweight, stored.get(Tensor::Dweight), &outputs.dweight, &bounds.dweight, (&due.0, 1));
-        judged.judge(Tensor::Dbias, stored.get(Tensor::Dbias), &outputs.dbias, &bounds.dbias, (&due.1, 1));
+        let truth = BackwardTruth::new(&case.spec(), &given, statistics, case.grad_reduction, self.model());
+        let outputs = [Tensor::Dx, Tensor::Dweight, Tensor::Dbias];
+        judged.add_all(&outputs, stored, |tensor, got| truth.judge_bits(tensor, got));
     }
 
-    fn backward_due(&self, given: &BackwardInputs<'_>, row: usize) -> Due {
-        let elements = row * self.case.cols..(row + 1) * self.case.cols;
-        let finite = |values: &[f64]| values[elements.clone()].iter().all(|value| value.is_finite());
-        let statistics = given.mean[row].is_finite() && given.rstd[row].is_finite();
-        if statistics && finite(given.dy) && finite(given.x) && given.dresidual_out.is_none_or(finite) {
-            return Due::Interval;
-        }
-        match self.context.arithmetic.non_finite {
-            NonFinite::Ieee => Due::Nan,
-            NonFinite::Unspecified => Due::Nothing,
-        }
-    }
-}
-
-/// What is due of each column of dweight and of dbias. A tainted row reaches a column with the values it has there;
-/// where the arithmetic leaves those open, it leaves the columns open too.
-fn columns_due(outputs: &BackwardOutputs, rows: &[Due], arithmetic: &Arithmetic) -> (Vec<Due>, Vec<Due>) {
-    let open = arithmetic.non_finite == NonFinite::Unspecified && rows.iter().any(|&due| due != Due::Interval);
-    let column = |&value: &f64| match (open, value.is_finite()) {
-        (true, _) => Due::Nothing,
-        (false, true) => Due::Interval,
-        (false, false) => Due::Nan,
-    };
-    (outputs.dweight.iter().map(column).collect(), outputs.dbias.iter().map(column).collect())
-}
-
-/// Locks and atomics add in whatever order rows finish, so the only certain depth is the longest possible.
-fn summed_in_any_order(case: &Case, arithmetic: &Arithmetic) -> Arithmetic {
-    match case.grad_reduction {
-        GradReduction::Partials => *arithmetic,
-        GradReduction::Locks { .. } | GradReduction::Atomics => {
-            Arithmetic { depth_rows: |rows| rows.saturating_sub(1), ..*arithmetic }
-        }
+    fn judge_end_to_end(&self, truth: ForwardTruth<'_>, stored: &Outputs, judged: &mut Judged<'_>) {
+        let exact = Saved { x: truth.outputs.h, mean: truth.outputs.mean, rstd: truth.outputs.rstd };
+        self.judge_backward(&exact, Statistics::Computed(&truth.bounds), stored, judged);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rmsnorm_spec::Norm;
+
     use crate::case::Kind;
     use crate::selftest::simulate::SimulatedBackend;
 
@@ -383,21 +196,23 @@ mod tests {
     }
 
     fn judged(reports: &mut Vec<OutputReport>) -> Judged<'_> {
-        Judged { arithmetic: &Arithmetic::IEEE, reports, finding: None, vacuous: None }
+        Judged { reports, finding: None, vacuous: None }
     }
 
     #[test]
     fn case_with_a_bound_that_proves_nothing_is_vacuous() {
-        let (mut reports, got) = (Vec::new(), Bits { dtype: DType::F32, bits: vec![1f32.to_bits(); 2] });
-        let mut case = judged(&mut reports);
-        case.judge(Tensor::Y, Some(&got), &[1.0, 1.0], &[f64::INFINITY, 0.0], (&[Due::Interval], 2));
-        assert_eq!(case.status(), Status::Vacuous("y"));
-        let mut case = judged(&mut reports);
-        case.judge(Tensor::Y, Some(&got), &[1.0, 1.0], &[0.0, 0.0], (&[Due::Interval], 2));
-        assert_eq!(case.status(), Status::Pass);
-        let mut case = judged(&mut reports);
-        case.judge(Tensor::Y, Some(&got), &[1.0, 2.0], &[f64::INFINITY, 0.0], (&[Due::Interval], 2));
-        assert!(matches!(case.status(), Status::Fail(_)), "a failure weighs more");
+        let (mut reports, judged_as) = (Vec::new(), |reference: [f64; 2], error: [f64; 2]| {
+            judge::judge(&[1f32; 2], &reference, &error, &Arithmetic::IEEE)
+        });
+        let mut status = |verdict| {
+            let mut case = judged(&mut reports);
+            case.add(Tensor::Y, DType::F32, verdict);
+            case.status()
+        };
+        assert_eq!(status(judged_as([1.0, 1.0], [f64::INFINITY, 0.0])), Status::Vacuous("y"));
+        assert_eq!(status(judged_as([1.0, 1.0], [0.0, 0.0])), Status::Pass);
+        let failed = status(judged_as([1.0, 2.0], [f64::INFINITY, 0.0]));
+        assert!(matches!(failed, Status::Fail(_)), "a failure weighs more");
     }
 
     /// Once by the statistics that the backend gave itself, once by the exact ones.
@@ -409,44 +224,6 @@ mod tests {
         let case = Case::plain(Kind::EndToEnd, Norm::Layer, DType::F32, 3, 40).normalized();
         assert_eq!(run(context, &case, &mut report), Status::Pass);
         assert_eq!(report.outputs.iter().filter(|report| report.output == "dx").count(), 2);
-    }
-
-    /// Squares that sum to what f32 still holds are judged.
-    #[test]
-    fn rows_are_judged_up_to_the_end_of_f32() {
-        let device = SimulatedBackend::new(None);
-        let case = Case::plain(Kind::Forward, Norm::Rms, DType::F32, 1, 4);
-        let scenario = Scenario::new(&case);
-        let context = Context { device: &device, arithmetic: &Arithmetic::IEEE };
-        let trial = BoundsTrial { context, case: &case, inputs: &scenario.inputs };
-        let due = |h: f64| {
-            let x = [h; 4];
-            let given = ForwardInputs { x: &x, residual: None, weight: None, bias: None };
-            trial.forward_due(&reference::forward(&case.spec(), &given), 0)
-        };
-        assert!(due(1e10) == Due::Interval && due(6e18) == Due::Interval, "sums of 4e20 and 1.44e38");
-        assert!(due(1e19) == Due::Nothing, "a sum of 4e38");
-        assert!(due(f64::INFINITY) == Due::Nan && due(f64::NAN) == Due::Nan);
-    }
-
-    #[test]
-    fn column_of_a_weight_gradient_must_be_nan_where_the_reference_is() {
-        let outputs = BackwardOutputs {
-            dx: Vec::new(),
-            mean_wdy: Vec::new(),
-            mean_wdy_xhat: Vec::new(),
-            dweight: vec![1.0, f64::NAN],
-            dbias: vec![f64::INFINITY, 2.0],
-        };
-        let due =
-            |rows: &[Due], non_finite| columns_due(&outputs, rows, &Arithmetic { non_finite, ..Arithmetic::IEEE });
-        let expected = (vec![Due::Interval, Due::Nan], vec![Due::Nan, Due::Interval]);
-        for rows in [[Due::Interval; 2], [Due::Interval, Due::Nan]] {
-            assert!(due(&rows, NonFinite::Ieee) == expected);
-        }
-        assert!(due(&[Due::Interval; 2], NonFinite::Unspecified) == expected);
-        let open = (vec![Due::Nothing; 2], vec![Due::Nothing; 2]);
-        assert!(due(&[Due::Interval, Due::Nothing], NonFinite::Unspecified) == open);
     }
 
     /// The bound of dbias is its own: an error that dweight's would excuse fails the case.

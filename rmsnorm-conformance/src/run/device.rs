@@ -17,10 +17,10 @@ use crate::{Arithmetic, Harness};
 
 /// Test data could not be moved to or from the device: the case says nothing about the backend.
 #[derive(Debug)]
-pub(crate) struct TransferError(pub Error);
+pub struct TransferError(pub Error);
 
 /// What a call answered, once its data was moved.
-pub(crate) type Answer = Result<Result<(), Error>, TransferError>;
+pub type Answer = Result<Result<(), Error>, TransferError>;
 
 /// f16 activations with a bf16 weight, and with a bf16 residual stream: mixes that validation refuses.
 pub(crate) const FOREIGN_WEIGHT: DTypes = DTypes { weight: DType::Bf16, ..DTypes::uniform(DType::F16) };
@@ -148,6 +148,21 @@ struct Typed<'a, H> {
     spec: &'a NormSpec,
     reduction: GradReduction,
     call: &'a mut Call,
+}
+
+impl Call {
+    /// Makes the call in these dtypes, whether a norm has them or not, and downloads all of its tensors.
+    ///
+    /// # Errors
+    /// If data cannot be moved, or a tensor is missing that every such call has. Inside is what the backend says.
+    pub fn make<T: Element, W: Element, R: Element>(
+        &mut self,
+        harness: &impl Harness,
+        spec: &NormSpec,
+        reduction: GradReduction,
+    ) -> Answer {
+        Typed { harness, spec, reduction, call: self }.call::<T, W, R>()
+    }
 }
 
 /// Downloads a list of tensors that differ in type.

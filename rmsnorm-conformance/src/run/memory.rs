@@ -20,12 +20,19 @@ use crate::report::{Check, Finding, hexadecimal};
 
 /// A dense tensor as raw bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Bits {
+pub struct Bits {
+    /// Of the elements.
     pub dtype: DType,
+    /// Of each element, zero-extended.
     pub bits: Vec<u32>,
 }
 
 impl Bits {
+    /// The bits of these elements.
+    pub fn of<E: Element>(elements: &[E]) -> Self {
+        Bits { dtype: E::DTYPE, bits: elements.iter().map(|element| element.bits()).collect() }
+    }
+
     /// The values, exactly.
     pub fn values(&self) -> Vec<f64> {
         self.bits.iter().map(|&bits| decode(bits, self.dtype)).collect()
@@ -34,11 +41,6 @@ impl Bits {
     /// One value.
     pub fn value(&self, index: usize) -> f64 {
         decode(self.bits[index], self.dtype)
-    }
-
-    /// The typed elements.
-    pub fn elements<E: Element>(&self) -> Vec<E> {
-        self.bits.iter().map(|&bits| E::from_bits(bits)).collect()
     }
 }
 
@@ -64,7 +66,7 @@ pub(crate) fn encode(value: f64, dtype: DType) -> u32 {
 /// What an output holds before the call. Two runs with different poisons must end with the same bits: where they do
 /// not, the backend wrote nothing, or made its result depend on what was there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Poison {
+pub enum Poison {
     /// A quiet NaN with a payload of its own, which spreads through arithmetic.
     Nan,
     /// A huge finite value, which passes where NaN is swallowed.
@@ -104,7 +106,7 @@ fn surroundings(seed: u64, tensor: Tensor, index: usize, dtype: DType) -> u32 {
 
 /// Where a tensor lies in its buffer.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Placement {
+pub struct Placement {
     /// Unused elements between rows that are watched.
     pub pad: usize,
     /// Unused elements between rows that nobody looks at, in the middle of the padding.
@@ -117,7 +119,7 @@ pub(crate) struct Placement {
 
 /// What the call may do with a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Access {
+pub enum Access {
     /// Nothing changes.
     Read,
     /// The elements change, nothing between or around them.
@@ -129,17 +131,22 @@ pub(crate) enum Access {
 }
 
 /// What a tensor holds before the call.
-pub(crate) enum Fill<'a> {
+pub enum Fill<'a> {
     /// These dense values.
     Values(&'a [f64]),
     /// One poison everywhere.
     Poison(Poison),
+    /// These bits, by the index of an element; as many of the lower ones as its dtype has.
+    Bits(&'a dyn Fn(usize) -> u32),
 }
 
 /// A tensor inside its guarded buffer, before and after the call.
-pub(crate) struct Guarded {
+pub struct Guarded {
+    /// Which tensor of the call it is.
     pub name: Tensor,
+    /// Of its elements.
     pub dtype: DType,
+    /// What the call may do with it.
     pub access: Access,
     rows: usize,
     cols: usize,
@@ -189,6 +196,7 @@ impl Guarded {
                 *element = match fill {
                     Fill::Values(values) => encode(values[row * cols + col], dtype),
                     Fill::Poison(poison) => poison.bits(dtype),
+                    Fill::Bits(bits) => bits(row * cols + col) & element_mask(dtype),
                 };
             }
         }
@@ -287,8 +295,10 @@ const fn element_mask(dtype: DType) -> u32 {
 }
 
 /// All tensors of one call.
-pub(crate) struct Call {
+pub struct Call {
+    /// Forward or backward; a forward call without y is in place.
     pub kind: Kind,
+    /// In any order.
     pub tensors: Vec<Guarded>,
 }
 
@@ -328,7 +338,7 @@ impl Call {
 
 /// What a call stored, dense.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Outputs {
+pub struct Outputs {
     /// In the order of the call.
     pub tensors: Vec<(Tensor, Bits)>,
 }

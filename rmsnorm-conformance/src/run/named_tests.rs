@@ -1,10 +1,5 @@
 //! The named tests of a backend: the [`conformance!`](macro@crate::conformance) macro and the functions that it calls.
-//!
-//! A machine may lack a backend: an instruction set, a GPU. Its tests then print the reason and pass, unless the
-//! environment variable `RMSNORM_REQUIRE` names it. So a laptop tests what it has, and a machine that was rented for
-//! its GPU cannot go green without it.
 
-use std::fmt;
 use std::sync::OnceLock;
 
 use rmsnorm_spec::{DType, Error, Norm};
@@ -18,18 +13,7 @@ use crate::run::calls::Context;
 use crate::run::device::Device;
 use crate::run::misuse::bad_calls;
 use crate::selftest::{SelfTest, self_test};
-
-/// Names the backends that must not be absent: a comma-separated list, or `all`.
-const REQUIRE: &str = "RMSNORM_REQUIRE";
-
-/// The failure of a named test. `Debug`, which the test harness prints, is for people.
-pub struct TestFailure(String);
-
-impl fmt::Debug for TestFailure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
+use crate::testing::{TestFailure, available};
 
 /// The self-test, as a named test; prints its table. It runs once a process, however many backends ask for it.
 ///
@@ -109,24 +93,7 @@ fn on_backend<H>(
     harness: Result<H, Error>,
     test: impl FnOnce(&H) -> Result<(), TestFailure>,
 ) -> Result<(), TestFailure> {
-    let required = std::env::var_os(REQUIRE).unwrap_or_default();
-    present(harness, &required.to_string_lossy())?.map_or(Ok(()), |harness| test(&harness))
-}
-
-/// The backend, or `None` if this machine lacks it and `required` does not ask for it.
-fn present<H>(harness: Result<H, Error>, required: &str) -> Result<Option<H>, TestFailure> {
-    let error = match harness {
-        Ok(harness) => return Ok(Some(harness)),
-        Err(error) => error,
-    };
-    let Error::Unavailable { backend, .. } = &error else {
-        return Err(TestFailure(error.to_string()));
-    };
-    if required.split(',').map(str::trim).any(|name| name == *backend || name == "all") {
-        return Err(TestFailure(format!("{error}, and {REQUIRE}={required} asks for it")));
-    }
-    println!("skipped: {error}");
-    Ok(None)
+    available(harness)?.map_or(Ok(()), |harness| test(&harness))
 }
 
 fn test_items(device: &dyn Device, items: impl Iterator<Item = Item>) -> Result<(), TestFailure> {
@@ -244,33 +211,6 @@ mod tests {
     use crate::run::memory::Call;
     use crate::selftest::faulty::Faulty;
 
-    fn absent() -> Result<(), Error> {
-        Err(Error::Unavailable { backend: "cuda", reason: "no driver".into() })
-    }
-
-    #[test]
-    fn absent_backend_is_skipped_unless_it_is_required() {
-        for required in ["", "cpu", "cpu,wgpu", "cud", "cuda2"] {
-            assert!(matches!(present(absent(), required), Ok(None)), "{required:?}");
-        }
-        for required in ["cuda", "all", "cpu, cuda", "wgpu,all"] {
-            let failure = present(absent(), required).expect_err("it is required");
-            let text = "the cuda backend is not available: no driver, and RMSNORM_REQUIRE=";
-            assert_eq!(failure.0, format!("{text}{required} asks for it"));
-        }
-    }
-
-    #[test]
-    fn broken_backend_fails_even_if_it_is_not_required() {
-        let broken: Result<(), _> = Err(Error::Unsupported { rule: "no such device".into() });
-        assert_eq!(present(broken, "").expect_err("it is no absence").0, "unsupported: no such device");
-    }
-
-    #[test]
-    fn present_backend_is_tested_whatever_is_required() {
-        assert!(matches!(present(Ok(7), "cuda"), Ok(Some(7))));
-    }
-
     /// The whole smoke profile's bounds, the small combinations and the breakpoints, each in one test.
     #[test]
     fn named_tests_have_every_case_once() {
@@ -312,25 +252,5 @@ mod tests {
         let failure = test_items(&refusing, cases()).expect_err("nothing was executed");
         assert!(failure.0.starts_with("no case was executed"), "{failure:?}");
         assert!(test_items(&Faulty::correct(), std::iter::empty()).is_err());
-    }
-
-    /// In a process of its own, for its environment.
-    #[test]
-    fn variable_turns_a_skip_into_a_failure() {
-        const CHILD: &str = "RMSNORM_NAMED_TEST_CHILD";
-        let name = "conformance::named_tests::tests::variable_turns_a_skip_into_a_failure";
-        if let Ok(expected) = std::env::var(CHILD) {
-            let is_failure = on_backend(absent(), |()| Ok(())).is_err();
-            assert_eq!(is_failure.to_string(), expected);
-            return;
-        }
-        for (required, is_failure) in [("cuda", "true"), ("cpu,cuda", "true"), ("all", "true"), ("cpu", "false")] {
-            let child = std::process::Command::new(std::env::current_exe().expect("this program"))
-                .args(["--exact", name])
-                .envs([(REQUIRE, required), (CHILD, is_failure)])
-                .output()
-                .expect("a child");
-            assert!(child.status.success(), "{required}: {child:?}");
-        }
     }
 }

@@ -1,11 +1,18 @@
 //! The correct kernel against the definition, and every bug against the correct kernel.
 
-use rmsnorm_spec::reference::{self, BackwardInputs, ForwardInputs};
-use rmsnorm_spec::{Backward, CastOrder, DType, Element, Error, Forward, Norm, NormBackend, NormSpec, Rows, bf16, f16};
+use rmsnorm_spec::reference::{BackwardInputs, ForwardInputs};
+use rmsnorm_spec::{
+    Backward, CastOrder, DType, Element, Error, Forward, GradReduction, Norm, NormBackend, NormSpec, Rows, Tensor,
+    bf16, f16,
+};
 
 use super::SimulatedBackend;
+use crate::Arithmetic;
 use crate::case::Kind;
+use crate::judge::Verdict;
+use crate::judge::bounds::{Mode, Model, Statistics};
 use crate::selftest::planted::Bug;
+use crate::testing::{BackwardTruth, ForwardTruth, exact, values};
 
 /// One small call: what matters for a bug to show.
 #[derive(Clone, Copy)]
@@ -68,14 +75,9 @@ struct Tensors<T, W, R> {
     workspace: Vec<f32>,
 }
 
-/// Uniform in [-scale, scale), the same for the same seed and index.
+/// Between -scale and scale, the same for the same seed and index.
 fn uniform<E: Element>(seed: u64, len: usize, scale: f32) -> Vec<E> {
-    let value = |index: usize| {
-        let mut bits = (seed << 32 | index as u64).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        bits = (bits ^ (bits >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        E::from_f32(((bits >> 40) as f32 / (1u64 << 23) as f32 - 1.0) * scale)
-    };
-    (0..len).map(value).collect()
+    values::<f32>(seed, len).into_iter().map(|value| E::from_f32(value / 2.0 * scale)).collect()
 }
 
 fn poisoned<E: Element>(len: usize) -> Vec<E> {
@@ -237,18 +239,10 @@ fn bug_names_are_unique_and_every_bug_applies_somewhere() {
     }
 }
 
-fn widen<E: Element>(elements: &[E]) -> Vec<f64> {
-    elements.iter().map(|element| f64::from(element.to_f32())).collect()
-}
+const MODEL: Model<'static> = Model { arithmetic: &Arithmetic::IEEE, mode: Mode::Worst };
 
-/// Crude on purpose: the derived bounds judge this backend in the suite itself.
-fn assert_close(what: &str, got: &[f32], expected: &[f64]) {
-    assert_eq!(got.len(), expected.len(), "{what}");
-    let scale = expected.iter().fold(0.0, |max: f64, value| max.max(value.abs()));
-    for (index, (&got, expected)) in got.iter().zip(expected).enumerate() {
-        let error = (f64::from(got) - expected).abs();
-        assert!(error <= 1e-5 * scale, "{what}[{index}]: got {got}, expected {expected}");
-    }
+fn assert_pass(tensor: Tensor, verdict: &Verdict) {
+    assert!(verdict.is_pass(), "{tensor}: {verdict:?}");
 }
 
 /// Shapes that leave lanes and blocks empty, fill them exactly, and overfill them.
@@ -261,19 +255,23 @@ fn correct_forward_matches_reference() {
             let scenario = Scenario { rows, cols, weight_offset: 1.0, ..PLAIN };
             let mut t = Tensors::<f32, f32, f32>::new(norm, &scenario);
             t.forward(&SimulatedBackend::new(None)).unwrap();
-            let (x, residual, weight, bias) = (widen(&t.x), widen(&t.residual), widen(&t.weight), widen(&t.bias));
+            let (x, residual, weight, bias) = (exact(&t.x), exact(&t.residual), exact(&t.weight), exact(&t.bias));
             let inputs = ForwardInputs {
                 x: &x,
                 residual: Some((&residual, DType::F32)),
                 weight: Some(&weight),
                 bias: Some(&bias),
             };
-            let expected = reference::forward(&t.spec, &inputs);
-            assert_close("y", &t.y, &expected.y);
-            assert_close("rstd", &t.rstd, &expected.rstd);
-            assert_eq!(widen(&t.residual_out), expected.h);
-            if norm == Norm::Layer {
-                assert_close("mean", &t.mean, &expected.mean);
+            let truth = ForwardTruth::new(&t.spec, inputs, DType::F32, None, MODEL);
+            let outputs = [
+                (Tensor::Y, &t.y),
+                (Tensor::Rstd, &t.rstd),
+                (Tensor::ResidualOut, &t.residual_out),
+                (Tensor::Mean, &t.mean),
+            ];
+            // The last is layer norm's.
+            for (tensor, got) in &outputs[..if norm == Norm::Layer { 4 } else { 3 }] {
+                assert_pass(*tensor, &truth.judge(*tensor, got));
             }
         }
     }
@@ -286,9 +284,9 @@ fn correct_backward_matches_reference() {
             let scenario = Scenario { rows, cols, weight_offset: 1.0, ..PLAIN };
             let mut t = Tensors::<f32, f32, f32>::new(norm, &scenario);
             t.backward(&SimulatedBackend::new(None)).unwrap();
-            let mean = if norm == Norm::Rms { vec![0.0; rows] } else { widen(&t.mean) };
-            let (dy, x, weight) = (widen(&t.dy), widen(&t.normalized), widen(&t.weight));
-            let (rstd, dresidual_out) = (widen(&t.rstd), widen(&t.dresidual_out));
+            let mean = if norm == Norm::Rms { vec![0.0; rows] } else { exact(&t.mean) };
+            let (dy, x, weight) = (exact(&t.dy), exact(&t.normalized), exact(&t.weight));
+            let (rstd, dresidual_out) = (exact(&t.rstd), exact(&t.dresidual_out));
             let inputs = BackwardInputs {
                 dy: &dy,
                 x: &x,
@@ -297,10 +295,10 @@ fn correct_backward_matches_reference() {
                 rstd: &rstd,
                 dresidual_out: Some(&dresidual_out),
             };
-            let expected = reference::backward(&t.spec, &inputs);
-            assert_close("dx", &t.dx, &expected.dx);
-            assert_close("dweight", &t.dweight, &expected.dweight);
-            assert_close("dbias", &t.dbias, &expected.dbias);
+            let truth = BackwardTruth::new(&t.spec, &inputs, Statistics::Given, GradReduction::Partials, MODEL);
+            for (tensor, got) in [(Tensor::Dx, &t.dx), (Tensor::Dweight, &t.dweight), (Tensor::Dbias, &t.dbias)] {
+                assert_pass(tensor, &truth.judge(tensor, got));
+            }
         }
     }
 }
@@ -326,11 +324,11 @@ fn correct_kernel_writes_every_result_and_no_gap() {
         let backend = SimulatedBackend::new(None);
         t.forward(&backend).unwrap();
         t.backward(&backend).unwrap();
-        for (matrix, stride) in [(widen(&t.y), 36), (widen(&t.residual_out), 37), (widen(&t.dx), 37)] {
+        for (matrix, stride) in [(exact(&t.y), 36), (exact(&t.residual_out), 37), (exact(&t.dx), 37)] {
             let is_poison = |(index, value): (usize, &f64)| value.is_nan() == (index % stride >= scenario.cols);
             assert!(matrix.iter().enumerate().all(is_poison));
         }
-        assert!(widen(&t.dweight).iter().chain(&widen(&t.dbias)).all(|value| !value.is_nan()));
+        assert!(exact(&t.dweight).iter().chain(&exact(&t.dbias)).all(|value| !value.is_nan()));
     }
 }
 

@@ -1,0 +1,352 @@
+//! What a call must give: the f64 reference, its bounds, and what is due of each row or column, put together once.
+//!
+//! A forward reference starts from the exact inputs, a backward reference from the statistics that the call was given.
+
+use rmsnorm_spec::reference::{self, BackwardInputs, BackwardOutputs, ForwardInputs, ForwardOutputs};
+use rmsnorm_spec::{CastOrder, DType, Element, GradReduction, NormSpec, Tensor};
+
+use super::{Expected, judge_expected};
+use crate::judge::bounds::{self, BackwardBounds, ForwardBounds, Model, Statistics};
+use crate::judge::{BeforeWeight, Verdict};
+use crate::run::memory::Bits;
+use crate::{Arithmetic, NonFinite};
+
+/// What is due of a part of an output: a row, or a column of a weight gradient.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Due {
+    /// The acceptance interval.
+    Interval,
+    /// NaN where the reference is NaN.
+    Nan,
+    /// Nothing: the arithmetic is outside its domain.
+    Nothing,
+}
+
+/// What a forward call must give.
+#[derive(Debug)]
+pub struct ForwardTruth<'a> {
+    spec: NormSpec,
+    inputs: ForwardInputs<'a>,
+    arithmetic: &'a Arithmetic,
+    /// The reference: not rounded to the dtypes of the outputs, but for h.
+    pub outputs: ForwardOutputs,
+    /// How far the arithmetic may be from it.
+    pub bounds: ForwardBounds,
+    due: Vec<Due>,
+}
+
+impl<'a> ForwardTruth<'a> {
+    /// Of a call with these inputs, x of that dtype.
+    ///
+    /// Where additions may round to either neighbour, the sum of x and a residual is no function of the two, and y is
+    /// judged by the sum that the backend stored: `residual_out`, (rows, cols), which then must be given.
+    pub fn new(
+        spec: &NormSpec,
+        inputs: ForwardInputs<'a>,
+        x_dtype: DType,
+        residual_out: Option<&[f64]>,
+        model: Model<'a>,
+    ) -> Self {
+        let arithmetic = model.arithmetic;
+        let h_dtype = inputs.residual.map_or(x_dtype, |(_, dtype)| dtype);
+        let given = match residual_out {
+            Some(h) if inputs.residual.is_some() && !arithmetic.adds_to_nearest() => {
+                ForwardInputs { x: h, residual: None, weight: inputs.weight, bias: inputs.bias }
+            }
+            Some(_) | None => inputs,
+        };
+        let outputs = reference::forward(spec, &given);
+        let bounds = bounds::forward(spec, &given, h_dtype, &outputs, model);
+        let due = (0..spec.rows).map(|row| forward_due(spec, &outputs, row, arithmetic)).collect();
+        ForwardTruth { spec: *spec, inputs, arithmetic, outputs, bounds, due }
+    }
+
+    /// Judges an output of the call, all of it; a tensor that is none is a failure in every element.
+    pub fn judge<E: Element>(&self, tensor: Tensor, got: &[E]) -> Verdict {
+        self.judge_bits(tensor, &Bits::of(got))
+    }
+
+    pub(crate) fn judge_bits(&self, tensor: Tensor, got: &Bits) -> Verdict {
+        let (outputs, bounds) = (&self.outputs, &self.bounds);
+        let expected = match (tensor, self.spec.cast_order) {
+            (Tensor::ResidualOut, _) => self.residual_out(),
+            (Tensor::Mean, _) => plain(&outputs.mean, &bounds.mean),
+            (Tensor::Rstd, _) => plain(&outputs.rstd, &bounds.rstd),
+            (Tensor::Y, CastOrder::AtStore) => plain(&outputs.y, &bounds.y),
+            (Tensor::Y, CastOrder::BeforeWeight) => self.before_weight(got.dtype),
+            (Tensor::X | Tensor::Residual | Tensor::Weight | Tensor::Bias, _)
+            | (Tensor::Dy | Tensor::DresidualOut | Tensor::Dx | Tensor::Dweight | Tensor::Dbias, _)
+            | (Tensor::Workspace, _) => Vec::new(),
+        };
+        let width = if tensor.is_matrix() { self.spec.cols } else { 1 };
+        judge_due(got, expected, &self.due, width, self.arithmetic)
+    }
+
+    fn residual_out(&self) -> Vec<Expected> {
+        let (x, arithmetic) = (self.inputs.x, self.arithmetic);
+        match self.inputs.residual {
+            None => Vec::new(),
+            // Exactly the nearest value: the sum of two 16-bit values rounds through f32 without a trace.
+            Some(_) if arithmetic.adds_to_nearest() => self.outputs.h.iter().map(|&h| Expected::new(h, 0.0)).collect(),
+            Some((residual, _)) => {
+                // x and the residual may be flushed to zero.
+                let error = |sum: f64| sum.abs() * arithmetic.unit_roundoff + arithmetic.flush_loss(2.0);
+                x.iter().zip(residual).map(|(x, residual)| Expected::new(x + residual, error(x + residual))).collect()
+            }
+        }
+    }
+
+    fn before_weight(&self, dtype: DType) -> Vec<Expected> {
+        let (weight, offset) = (self.inputs.weight, f64::from(self.spec.weight_offset));
+        let element = |(i, (&x_hat, &x_hat_error)): (usize, (&f64, &f64))| {
+            let col = i % self.spec.cols;
+            let element = BeforeWeight {
+                x_hat,
+                x_hat_error,
+                weight: reference::effective_weight(&self.spec, weight, col),
+                has_offset: weight.is_some() && offset != 0.0,
+                bias: self.inputs.bias.map(|bias| bias[col]),
+            };
+            Expected::before_weight(&element, dtype, self.arithmetic)
+        };
+        self.outputs.x_hat.iter().zip(&self.bounds.x_hat).enumerate().map(element).collect()
+    }
+}
+
+fn forward_due(spec: &NormSpec, outputs: &ForwardOutputs, row: usize, arithmetic: &Arithmetic) -> Due {
+    let h = &outputs.h[row * spec.cols..(row + 1) * spec.cols];
+    if h.iter().any(|h| !h.is_finite()) {
+        return tainted(arithmetic);
+    }
+    // The sums of this row do not fit f32, with a factor of two for the rounding of partial sums.
+    let squares = (outputs.var[row] + outputs.mean[row] * outputs.mean[row]) * spec.cols as f64;
+    if squares > f64::from(f32::MAX) / 2.0 { Due::Nothing } else { Due::Interval }
+}
+
+/// What is due of a row with an input that is not finite.
+fn tainted(arithmetic: &Arithmetic) -> Due {
+    match arithmetic.non_finite {
+        NonFinite::Ieee => Due::Nan,
+        NonFinite::Unspecified => Due::Nothing,
+    }
+}
+
+/// What a backward call must give.
+#[derive(Debug)]
+pub struct BackwardTruth {
+    cols: usize,
+    arithmetic: Arithmetic,
+    /// The reference: not rounded to the dtypes of the outputs.
+    pub outputs: BackwardOutputs,
+    /// How far the arithmetic may be from it.
+    pub bounds: BackwardBounds,
+    rows_due: Vec<Due>,
+    /// Of dweight, and of dbias.
+    columns_due: (Vec<Due>, Vec<Due>),
+}
+
+impl BackwardTruth {
+    /// Of a call with these inputs, which sums its gradients in this way.
+    ///
+    /// A column of dweight or dbias depends on no other column once the statistics are given: where these alone are
+    /// judged, `spec` and `inputs` may be of a few columns. dx is then that of another row.
+    pub fn new(
+        spec: &NormSpec,
+        inputs: &BackwardInputs<'_>,
+        statistics: Statistics<'_>,
+        reduction: GradReduction,
+        model: Model<'_>,
+    ) -> Self {
+        let arithmetic = summed_as(reduction, model.arithmetic);
+        let model = Model { arithmetic: &arithmetic, ..model };
+        let outputs = reference::backward(spec, inputs);
+        let bounds = bounds::backward(spec, inputs, &outputs, statistics, model);
+        let rows_due: Vec<Due> = (0..spec.rows).map(|row| backward_due(spec, inputs, row, &arithmetic)).collect();
+        let columns_due = columns_due(&outputs, &rows_due, &arithmetic);
+        BackwardTruth { cols: spec.cols, arithmetic, outputs, bounds, rows_due, columns_due }
+    }
+
+    /// Judges an output of the call, all of it; a tensor that is none is a failure in every element.
+    pub fn judge<E: Element>(&self, tensor: Tensor, got: &[E]) -> Verdict {
+        self.judge_bits(tensor, &Bits::of(got))
+    }
+
+    pub(crate) fn judge_bits(&self, tensor: Tensor, got: &Bits) -> Verdict {
+        let BackwardTruth { outputs, bounds, columns_due, .. } = self;
+        let (expected, due, width) = match tensor {
+            Tensor::Dx => (plain(&outputs.dx, &bounds.dx), &self.rows_due, self.cols),
+            Tensor::Dweight => (plain(&outputs.dweight, &bounds.dweight), &columns_due.0, 1),
+            Tensor::Dbias => (plain(&outputs.dbias, &bounds.dbias), &columns_due.1, 1),
+            Tensor::X
+            | Tensor::Residual
+            | Tensor::Weight
+            | Tensor::Bias
+            | Tensor::Y
+            | Tensor::ResidualOut
+            | Tensor::Mean
+            | Tensor::Rstd
+            | Tensor::Dy
+            | Tensor::DresidualOut
+            | Tensor::Workspace => (Vec::new(), &self.rows_due, 1),
+        };
+        judge_due(got, expected, due, width, &self.arithmetic)
+    }
+}
+
+fn backward_due(spec: &NormSpec, given: &BackwardInputs<'_>, row: usize, arithmetic: &Arithmetic) -> Due {
+    let elements = row * spec.cols..(row + 1) * spec.cols;
+    let finite = |values: &[f64]| values[elements.clone()].iter().all(|value| value.is_finite());
+    let statistics = given.mean[row].is_finite() && given.rstd[row].is_finite();
+    if statistics && finite(given.dy) && finite(given.x) && given.dresidual_out.is_none_or(finite) {
+        return Due::Interval;
+    }
+    tainted(arithmetic)
+}
+
+/// What is due of each column of dweight and of dbias. A tainted row reaches a column with the values it has there;
+/// where the arithmetic leaves those open, it leaves the columns open too.
+fn columns_due(outputs: &BackwardOutputs, rows: &[Due], arithmetic: &Arithmetic) -> (Vec<Due>, Vec<Due>) {
+    let open = arithmetic.non_finite == NonFinite::Unspecified && rows.iter().any(|&due| due != Due::Interval);
+    let column = |&value: &f64| match (open, value.is_finite()) {
+        (true, _) => Due::Nothing,
+        (false, true) => Due::Interval,
+        (false, false) => Due::Nan,
+    };
+    (outputs.dweight.iter().map(column).collect(), outputs.dbias.iter().map(column).collect())
+}
+
+/// Locks and atomics add in whatever order rows finish, so the only certain depth is the longest possible.
+fn summed_as(reduction: GradReduction, arithmetic: &Arithmetic) -> Arithmetic {
+    match reduction {
+        GradReduction::Partials => *arithmetic,
+        GradReduction::Locks { .. } | GradReduction::Atomics => {
+            Arithmetic { depth_rows: |rows| rows.saturating_sub(1), ..*arithmetic }
+        }
+    }
+}
+
+fn plain(reference: &[f64], error: &[f64]) -> Vec<Expected> {
+    reference.iter().zip(error).map(|(&reference, &error)| Expected::new(reference, error)).collect()
+}
+
+/// Judges what is due of an output of which each part has `width` elements.
+fn judge_due(got: &Bits, expected: Vec<Expected>, due: &[Due], width: usize, arithmetic: &Arithmetic) -> Verdict {
+    let expected = expected.into_iter().enumerate().map(|(i, expected)| match due[i / width] {
+        Due::Interval => Some(expected),
+        // Whatever its bound: NaN.
+        Due::Nan => expected.reference.is_nan().then(|| Expected::new(f64::NAN, 0.0)),
+        Due::Nothing => None,
+    });
+    judge_expected(got, &expected.collect::<Vec<_>>(), arithmetic)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::judge::bounds::Mode;
+
+    const MODEL: Model<'static> = Model { arithmetic: &Arithmetic::IEEE, mode: Mode::Worst };
+
+    /// Squares that sum to what f32 still holds are judged.
+    #[test]
+    fn rows_are_judged_up_to_the_end_of_f32() {
+        let due = |h: f64| {
+            let inputs = ForwardInputs { x: &[h; 4], residual: None, weight: None, bias: None };
+            ForwardTruth::new(&NormSpec::rms(1, 4, 1e-6), inputs, DType::F32, None, MODEL).due[0]
+        };
+        assert!(due(1e10) == Due::Interval && due(6e18) == Due::Interval, "sums of 4e20 and 1.44e38");
+        assert!(due(1e19) == Due::Nothing, "a sum of 4e38");
+        assert!(due(f64::INFINITY) == Due::Nan && due(f64::NAN) == Due::Nan);
+    }
+
+    #[test]
+    fn column_of_a_weight_gradient_must_be_nan_where_the_reference_is() {
+        let outputs = BackwardOutputs {
+            dx: Vec::new(),
+            mean_wdy: Vec::new(),
+            mean_wdy_xhat: Vec::new(),
+            dweight: vec![1.0, f64::NAN],
+            dbias: vec![f64::INFINITY, 2.0],
+        };
+        let due =
+            |rows: &[Due], non_finite| columns_due(&outputs, rows, &Arithmetic { non_finite, ..Arithmetic::IEEE });
+        let expected = (vec![Due::Interval, Due::Nan], vec![Due::Nan, Due::Interval]);
+        for rows in [[Due::Interval; 2], [Due::Interval, Due::Nan]] {
+            assert!(due(&rows, NonFinite::Ieee) == expected);
+        }
+        assert!(due(&[Due::Interval; 2], NonFinite::Unspecified) == expected);
+        let open = (vec![Due::Nothing; 2], vec![Due::Nothing; 2]);
+        assert!(due(&[Due::Interval, Due::Nothing], NonFinite::Unspecified) == open);
+    }
+
+    /// Every output by its own reference: what is right passes, and one element that is not fails.
+    #[test]
+    fn every_output_is_judged_and_nothing_else() {
+        let (x, residual, weight, bias) = ([3.0, 4.0, 5.0, 0.0, -2.0, 1.0], [1.0; 6], [1.0, 2.0, 0.5], [0.5; 3]);
+        let (x, residual, weight) = (&x[..], &residual[..], &weight[..]);
+        let float = |values: &[f64]| values.iter().map(|&value| value as f32).collect::<Vec<_>>();
+        let spec = NormSpec::layer(2, 3, 1e-6).weight_offset(1.0);
+        for cast_order in [CastOrder::AtStore, CastOrder::BeforeWeight] {
+            let inputs =
+                ForwardInputs { x, residual: Some((residual, DType::F32)), weight: Some(weight), bias: Some(&bias) };
+            let truth = ForwardTruth::new(&spec.cast_order(cast_order), inputs, DType::F32, None, MODEL);
+            let out = &truth.outputs;
+            for (tensor, reference) in [
+                (Tensor::ResidualOut, &out.h),
+                (Tensor::Mean, &out.mean),
+                (Tensor::Rstd, &out.rstd),
+                (Tensor::Y, &out.y),
+            ] {
+                let mut got = float(reference);
+                assert!(truth.judge(tensor, &got).is_pass(), "{tensor}");
+                got[1] = got[1].next_up() * 1.00001;
+                assert_eq!(truth.judge(tensor, &got).failures, 1, "{tensor}");
+            }
+            assert_eq!(truth.judge(Tensor::Dx, &[0f32; 6]).failures, 6, "no output of this call");
+        }
+        let (mean, rstd) = (&[4.0, 0.0][..], &[1.0, 0.5][..]);
+        let inputs = BackwardInputs { dy: residual, x, weight: Some(weight), mean, rstd, dresidual_out: Some(x) };
+        let truth = BackwardTruth::new(&spec, &inputs, Statistics::Given, GradReduction::Partials, MODEL);
+        let out = &truth.outputs;
+        for (tensor, reference) in [(Tensor::Dx, &out.dx), (Tensor::Dweight, &out.dweight), (Tensor::Dbias, &out.dbias)]
+        {
+            let mut got = float(reference);
+            assert!(truth.judge(tensor, &got).is_pass(), "{tensor}");
+            got[1] = got[1].next_up() * 1.00001;
+            assert_eq!(truth.judge(tensor, &got).failures, 1, "{tensor}");
+        }
+        assert_eq!(truth.judge(Tensor::Y, &[0f32; 6]).failures, 6, "no output of this call");
+    }
+
+    /// A sum that may round to either neighbour: each is right, and y must follow from the one that was stored.
+    #[test]
+    fn y_is_judged_by_the_sum_that_was_stored() {
+        let either = Arithmetic { unit_roundoff: 2.0 * Arithmetic::IEEE.unit_roundoff, ..Arithmetic::IEEE };
+        let model = Model { arithmetic: &either, ..MODEL };
+        let (x, residual) = ([1.0, 3.0], [2f64.powi(-24), 0.0]);
+        let inputs = ForwardInputs { x: &x, residual: Some((&residual, DType::F32)), weight: None, bias: None };
+        for first in [1.0, 1.0 + 2f64.powi(-23)] {
+            let h = [first, 3.0];
+            let truth = ForwardTruth::new(&NormSpec::rms(1, 2, 1e-6), inputs, DType::F32, Some(&h), model);
+            assert_eq!(truth.outputs.h, h);
+            assert!(truth.judge(Tensor::ResidualOut, &h.map(|h| h as f32)).is_pass());
+        }
+        let nearest = ForwardTruth::new(&NormSpec::rms(1, 2, 1e-6), inputs, DType::F32, Some(&[9.0; 2]), MODEL);
+        assert_eq!(nearest.outputs.h, [1.0, 3.0], "the nearest sum is one value, whatever was stored");
+        assert_eq!(nearest.judge(Tensor::ResidualOut, &[1f32.next_up(), 3.0]).failures, 1);
+    }
+
+    /// NaN must arrive wherever the reference has it; the other elements of such a row are open.
+    #[test]
+    fn swallowed_nan_is_a_failure_and_open_elements_are_counted() {
+        let x = [1.0, f64::INFINITY, 1.0, 2.0];
+        let inputs = ForwardInputs { x: &x, residual: None, weight: None, bias: None };
+        let spec = NormSpec::rms(2, 2, 1e-6);
+        let truth = ForwardTruth::new(&spec, inputs, DType::F32, None, MODEL);
+        let finite = truth.outputs.y[3] as f32;
+        let judged = |y1: f32| truth.judge(Tensor::Y, &[7.0, y1, truth.outputs.y[2] as f32, finite]);
+        let verdict = judged(f32::NAN);
+        assert_eq!((verdict.checked, verdict.failures, verdict.open, verdict.is_pass()), (3, 0, 1, false));
+        assert_eq!(judged(0.0).failures, 1);
+    }
+}

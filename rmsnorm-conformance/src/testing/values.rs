@@ -1,0 +1,71 @@
+//! One generator of values: an element depends on its seed and its index only, so a single one can be computed again.
+
+use rmsnorm_spec::Element;
+
+/// One step of splitmix64.
+pub fn splitmix(state: u64) -> u64 {
+    let mut z = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// 64 random bits for an element: splitmix64, jumped to its position.
+pub fn bits(seed: u64, index: usize) -> u64 {
+    splitmix(splitmix(seed).wrapping_add(index as u64))
+}
+
+/// One of the [`values`] of that seed.
+pub fn value<E: Element>(seed: u64, index: usize) -> E {
+    // All 64 bits, so that an f32 near zero has as many significant bits as one near 2.
+    let uniform = bits(seed, index) as i64 as f64 / (1u64 << 62) as f64;
+    E::from_f32(uniform as f32)
+}
+
+/// Values between -2 and 2 without structure, other ones for each seed.
+pub fn values<E: Element>(seed: u64, len: usize) -> Vec<E> {
+    (0..len).map(|index| value(seed, index)).collect()
+}
+
+/// The values of elements, exactly: what the reference computes from.
+pub fn exact<E: Element>(elements: &[E]) -> Vec<f64> {
+    elements.iter().map(|element| f64::from(element.to_f32())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rmsnorm_spec::bf16;
+
+    #[test]
+    fn splitmix_matches_its_published_first_outputs() {
+        assert_eq!(splitmix(0), 0xe220_a839_7b1d_cdaf);
+        assert_eq!(splitmix(0x9e37_79b9_7f4a_7c15), 0x6e78_9e6a_a1b9_65f4);
+    }
+
+    #[test]
+    fn values_are_the_same_every_time_and_others_for_each_seed() {
+        let first = values::<bf16>(1, 100);
+        assert_eq!(first, values::<bf16>(1, 200)[..100]);
+        assert_eq!(first[7], value(1, 7));
+        assert_ne!(first, values::<bf16>(2, 100));
+    }
+
+    /// Uniform: the mean is 0 and the variance 4/3. Neighbours, in a tensor or by their seeds, are unrelated.
+    #[test]
+    fn values_are_uniform_and_unrelated() {
+        let (one, two) = (exact(&values::<f32>(1, 100_000)), exact(&values::<f32>(2, 100_000)));
+        let average = |products: &mut dyn Iterator<Item = f64>| products.sum::<f64>() / 100_000.0;
+        assert!(one.iter().all(|value| value.abs() <= 2.0));
+        assert!(one.iter().any(|value| value.abs() > 1.999) && one.iter().any(|value| value.abs() < 1e-3));
+        for (what, got, expected) in [
+            ("the mean", average(&mut one.iter().copied()), 0.0),
+            ("the variance", average(&mut one.iter().map(|x| x * x)), 4.0 / 3.0),
+            ("neighbours", average(&mut one.windows(2).map(|pair| pair[0] * pair[1])), 0.0),
+            ("seeds", average(&mut one.iter().zip(&two).map(|(x, y)| x * y)), 0.0),
+        ] {
+            // Of 100000 values, five standard deviations are at most 0.022.
+            assert!((got - expected).abs() < 0.022, "{what}: {got}");
+        }
+    }
+}
