@@ -3,13 +3,16 @@
 //!
 //! That an element was written shows in a second call, on outputs that held the inverse of every bit: both must leave
 //! the same. Whether it is right is for the conformance suite.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
 
 use std::cell::Cell;
 
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
-use rmsnorm_cpu::{Backward, CpuBackend, Forward};
-use rmsnorm_spec::{CastOrder, Element, Error, GradReduction, Norm, NormBackend, NormSpec, Rows, bf16, f16};
+use rmsnorm_conformance::Kind;
+use rmsnorm_conformance::testing::{self, Access, Fill, Guarded, Outputs, Placement, bits};
+use rmsnorm_cpu::CpuBackend;
+use rmsnorm_spec::{CastOrder, Element, GradReduction, Norm, NormSpec, Tensor, bf16, f16};
 
 /// A tensor as the fuzzer asks for it, inside a larger buffer.
 #[derive(Clone, Debug)]
@@ -81,243 +84,126 @@ fn call() -> impl Strategy<Value = Call> {
     )
 }
 
-const MARGIN: usize = 16;
-
 /// What the bits of an output are combined with before a call: two fills that differ in every bit.
 const FILLS: [u32; 2] = [0, !0];
 
-/// A buffer with a tensor inside.
-struct Guarded<E> {
-    buffer: Vec<E>,
-    start: usize,
-    len: usize,
-    rows: usize,
-    cols: usize,
-    row_stride: usize,
+/// The tensors of a call, built from what the fuzzer asks for.
+struct Builder<'a> {
+    fuzzed: &'a Call,
+    fill: u32,
+    call: testing::Call,
 }
 
-impl<E: Element> Guarded<E> {
-    fn new(rows: usize, cols: usize, shape: &Shape, bits: u32) -> Self {
-        Guarded::filled(rows, cols, shape, bits, FILLS[0])
+impl<'a> Builder<'a> {
+    fn new(fuzzed: &'a Call, kind: Kind, fill: u32) -> Self {
+        Builder { fuzzed, fill, call: testing::Call { kind, tensors: Vec::new() } }
     }
 
-    fn filled(rows: usize, cols: usize, shape: &Shape, bits: u32, fill: u32) -> Self {
-        let row_stride = cols + shape.padding;
-        let right = if rows == 0 { 0 } else { (rows - 1) * row_stride + cols };
-        let len = right.saturating_add_signed(shape.length_error);
-        let start = MARGIN + shape.offset;
-        // Any bit pattern: NaNs, infinities and subnormals among them.
-        let element = |i: usize| E::from_bits(fill ^ (i as u32 ^ bits).wrapping_mul(0x9e37_79b9).rotate_left(13));
-        Guarded { buffer: (0..start + len + MARGIN).map(element).collect(), start, len, rows, cols, row_stride }
+    /// Any bit pattern: NaNs, infinities and subnormals among them.
+    fn push<E: Element>(&mut self, name: Tensor, access: Access, (rows, cols): (usize, usize), shape: &Shape) {
+        let seed = u64::from(self.fuzzed.bits) << 8 | name as u64;
+        let fill = if matches!(access, Access::Write | Access::Scratch) { self.fill } else { 0 };
+        let place = Placement { pad: shape.padding, apart: 0, offset: shape.offset, reaches_stride: false };
+        let fill = Fill::Bits(&|index| bits(seed, index) as u32 ^ fill);
+        let mut tensor = Guarded::new((name, E::DTYPE, access), (rows, cols), place, &fill, self.fuzzed.bits);
+        tensor.view.end = tensor.view.start + tensor.view.len().saturating_add_signed(shape.length_error);
+        tensor.row_stride = Some(cols + shape.padding);
+        self.call.tensors.push(tensor);
     }
 
-    fn vector(len: usize, shape: &Shape, bits: u32) -> Self {
-        Guarded::vector_filled(len, shape, bits, FILLS[0])
+    fn matrix<E: Element>(&mut self, name: Tensor, access: Access, shape: &Shape) {
+        let NormSpec { rows, cols, .. } = self.fuzzed.norm;
+        self.push::<E>(name, access, (rows, cols), shape);
     }
 
-    fn vector_filled(len: usize, shape: &Shape, bits: u32, fill: u32) -> Self {
-        Guarded::filled(1, len, &Shape { padding: 0, ..shape.clone() }, bits, fill)
-    }
-
-    fn rows(&self) -> Rows<&[E]> {
-        Rows::strided(self.view(), self.row_stride)
-    }
-
-    fn rows_mut(&mut self) -> Rows<&mut [E]> {
-        let row_stride = self.row_stride;
-        Rows::strided(self.view_mut(), row_stride)
-    }
-
-    fn view(&self) -> &[E] {
-        &self.buffer[self.start..][..self.len]
-    }
-
-    fn view_mut(&mut self) -> &mut [E] {
-        &mut self.buffer[self.start..][..self.len]
-    }
-
-    fn snapshot(&self) -> Vec<u32> {
-        self.buffer.iter().map(|element| element.bits()).collect()
-    }
-
-    fn is_element(&self, index: usize) -> bool {
-        let Some(inside) = index.checked_sub(self.start) else { return false };
-        inside < self.len && inside / self.row_stride.max(1) < self.rows && inside % self.row_stride.max(1) < self.cols
-    }
-
-    /// The elements of the output after a call that was accepted; all NaNs are one. Panics if anything was written that
-    /// such a call may not write.
-    fn written(&self, before: &[u32], result: &Result<(), Error>, name: &'static str) -> Output {
-        let mut elements = Vec::new();
-        for (index, (element, before)) in self.buffer.iter().zip(before).enumerate() {
-            if result.is_ok() && self.is_element(index) {
-                elements.push(if element.to_f32().is_nan() { u32::MAX } else { element.bits() });
-            } else {
-                assert!(element.bits() == *before, "{name}[{index}] was written: {result:?}");
-            }
+    fn vector<E: Element>(&mut self, name: Tensor, access: Access, len: usize, shape: &Shape) {
+        if shape.present {
+            self.push::<E>(name, access, (1, len), &Shape { padding: 0, ..shape.clone() });
         }
-        (name, elements)
+    }
+
+    /// Makes the call. What it left, or `None` if it was rejected; panics if anything was written that it may not write.
+    fn outcome<T: Element, W: Element, R: Element>(mut self) -> Option<Outputs> {
+        let Call { norm, reduction, .. } = self.fuzzed;
+        let answer = self.call.make::<T, W, R>(&CpuBackend::new(), norm, *reduction).unwrap();
+        if answer.is_err() {
+            let written: Vec<Tensor> =
+                self.call.tensors.iter().filter(|tensor| !tensor.is_untouched()).map(|tensor| tensor.name).collect();
+            assert!(written.is_empty(), "{written:?} written: {answer:?}");
+            return None;
+        }
+        assert_eq!(self.call.breach(), None);
+        Some(self.call.outputs())
     }
 }
 
-/// The name and the elements of an output.
-type Output = (&'static str, Vec<u32>);
-
-/// What a call left, or `None` if it was rejected.
-type Outcome = Option<Vec<Output>>;
-
-/// The outputs that the call had.
-fn outcome<const N: usize>(result: Result<(), Error>, outputs: [(bool, Output); N]) -> Outcome {
-    let present = outputs.into_iter().filter(|(present, _)| *present).map(|(_, output)| output);
-    result.is_ok().then(|| present.collect())
-}
-
-/// Panics if the two differ. Gives whether they are of accepted calls.
-fn agree(first: Outcome, second: Outcome) -> bool {
+/// Panics if the two differ; all NaNs are one. Gives whether they are of accepted calls.
+fn agree(first: Option<Outputs>, second: Option<Outputs>) -> bool {
     assert_eq!(first.is_some(), second.is_some(), "one was accepted");
-    let (first, second) = (first.unwrap_or_default(), second.unwrap_or_default());
-    for ((first_name, first), (second_name, second)) in first.iter().zip(&second) {
-        let unlike = first.iter().zip(second).position(|(first, second)| first != second);
-        assert!(unlike.is_none(), "element {unlike:?} of {first_name} and {second_name} differs");
-    }
+    let (first, second) = (first.unwrap_or_default().tensors, second.unwrap_or_default().tensors);
     assert_eq!(first.len(), second.len());
+    for ((name, first), (twin, second)) in first.iter().zip(&second) {
+        let is_unlike =
+            |&i: &usize| first.bits[i] != second.bits[i] && !(first.value(i).is_nan() && second.value(i).is_nan());
+        assert_eq!((name, first.bits.len()), (twin, second.bits.len()));
+        let unlike = (0..first.bits.len()).find(is_unlike);
+        assert!(unlike.is_none(), "element {unlike:?} of {name} differs");
+    }
     !first.is_empty()
 }
 
-fn forward<T: Element, W: Element, R: Element>(call: &Call, fill: u32) -> Outcome {
-    let (rows, cols) = (call.norm.rows, call.norm.cols);
+/// A forward call into outputs of its own, or in place.
+fn forward<T: Element, W: Element, R: Element>(call: &Call, kind: Kind, fill: u32) -> Option<Outputs> {
+    let NormSpec { rows, cols, .. } = call.norm;
     let [x, y, residual, residual_out] = &call.matrices;
     let [weight, bias, mean, rstd, ..] = &call.vectors;
-    let input = Guarded::<T>::new(rows, cols, x, call.bits);
-    let mut output = Guarded::<T>::filled(rows, cols, y, call.bits, fill);
-    let add = Guarded::<R>::new(rows, cols, residual, call.bits);
-    let mut sum = Guarded::<R>::filled(rows, cols, residual_out, call.bits, fill);
-    let (w, b) = (Guarded::<W>::vector(cols, weight, call.bits), Guarded::<W>::vector(cols, bias, call.bits));
-    let mut means = Guarded::<f32>::vector_filled(rows, mean, call.bits, fill);
-    let mut rstds = Guarded::<f32>::vector_filled(rows, rstd, call.bits, fill);
-    let before = (output.snapshot(), sum.snapshot(), means.snapshot(), rstds.snapshot());
-
-    let args = Forward::<T>::new(input.rows(), output.rows_mut());
-    let mut args = args.weight_dtype::<W>().residual_dtype::<R>();
-    if weight.present {
-        args = args.weight(w.view());
-    }
-    if bias.present {
-        args = args.bias(b.view());
+    let (is_in_place, mut builder) = (kind == Kind::ForwardInPlace, Builder::new(call, kind, fill));
+    let input = if is_in_place { Access::Overwrite } else { Access::Read };
+    builder.matrix::<T>(Tensor::X, input, x);
+    if !is_in_place {
+        builder.matrix::<T>(Tensor::Y, Access::Write, y);
     }
     if residual.present {
-        args = args.residual(add.rows());
+        builder.matrix::<R>(Tensor::Residual, input, residual);
     }
-    if residual_out.present {
-        args = args.residual_out(sum.rows_mut());
+    if residual_out.present && !is_in_place {
+        builder.matrix::<R>(Tensor::ResidualOut, Access::Write, residual_out);
     }
-    if mean.present {
-        args = args.mean(means.view_mut());
-    }
-    if rstd.present {
-        args = args.rstd(rstds.view_mut());
-    }
-    let result = CpuBackend::new().forward(&call.norm, args);
-    let outputs = [
-        (true, output.written(&before.0, &result, "y")),
-        (residual_out.present, sum.written(&before.1, &result, "residual_out")),
-        (mean.present, means.written(&before.2, &result, "mean")),
-        (rstd.present, rstds.written(&before.3, &result, "rstd")),
-    ];
-    outcome(result, outputs)
+    builder.vector::<W>(Tensor::Weight, Access::Read, cols, weight);
+    builder.vector::<W>(Tensor::Bias, Access::Read, cols, bias);
+    builder.vector::<f32>(Tensor::Mean, Access::Write, rows, mean);
+    builder.vector::<f32>(Tensor::Rstd, Access::Write, rows, rstd);
+    builder.outcome::<T, W, R>()
 }
 
-fn forward_in_place<T: Element, W: Element, R: Element>(call: &Call, fill: u32) -> Outcome {
-    let (rows, cols) = (call.norm.rows, call.norm.cols);
-    let [x, _, residual, _] = &call.matrices;
-    let [weight, bias, mean, rstd, ..] = &call.vectors;
-    let mut matrix = Guarded::<T>::new(rows, cols, x, call.bits);
-    let mut sum = Guarded::<R>::new(rows, cols, residual, call.bits);
-    let (w, b) = (Guarded::<W>::vector(cols, weight, call.bits), Guarded::<W>::vector(cols, bias, call.bits));
-    let mut means = Guarded::<f32>::vector_filled(rows, mean, call.bits, fill);
-    let mut rstds = Guarded::<f32>::vector_filled(rows, rstd, call.bits, fill);
-    let before = (matrix.snapshot(), sum.snapshot(), means.snapshot(), rstds.snapshot());
-
-    let args = Forward::<T>::in_place(matrix.rows_mut());
-    let mut args = args.weight_dtype::<W>().residual_dtype::<R>();
-    if weight.present {
-        args = args.weight(w.view());
-    }
-    if bias.present {
-        args = args.bias(b.view());
-    }
-    if residual.present {
-        args = args.residual_in_place(sum.rows_mut());
-    }
-    if mean.present {
-        args = args.mean(means.view_mut());
-    }
-    if rstd.present {
-        args = args.rstd(rstds.view_mut());
-    }
-    let result = CpuBackend::new().forward(&call.norm, args);
-    let outputs = [
-        (true, matrix.written(&before.0, &result, "x")),
-        (residual.present, sum.written(&before.1, &result, "residual")),
-        (mean.present, means.written(&before.2, &result, "mean")),
-        (rstd.present, rstds.written(&before.3, &result, "rstd")),
-    ];
-    outcome(result, outputs)
-}
-
-fn backward<T: Element, W: Element, R: Element>(call: &Call, fill: u32) -> Outcome {
-    let (rows, cols) = (call.norm.rows, call.norm.cols);
+fn backward<T: Element, W: Element, R: Element>(call: &Call, fill: u32) -> Option<Outputs> {
+    let NormSpec { rows, cols, .. } = call.norm;
     let [dy, x, dx, dresidual_out] = &call.matrices;
     let [weight, _, mean, rstd, dweight, dbias, workspace] = &call.vectors;
-    let gradient = Guarded::<T>::new(rows, cols, dy, call.bits);
-    let input = Guarded::<R>::new(rows, cols, x, call.bits);
-    let mut output = Guarded::<T>::filled(rows, cols, dx, call.bits, fill);
-    let arriving = Guarded::<R>::new(rows, cols, dresidual_out, call.bits);
-    let w = Guarded::<W>::vector(cols, weight, call.bits);
-    let means = Guarded::<f32>::vector(rows, mean, call.bits);
-    let rstds = Guarded::<f32>::vector(rows, rstd, call.bits);
-    let mut dw = Guarded::<W>::vector_filled(cols, dweight, call.bits, fill);
-    let mut db = Guarded::<W>::vector_filled(cols, dbias, call.bits, fill);
-    let mut scratch = Guarded::<f32>::vector_filled(6 * cols, workspace, call.bits, fill);
-    let before = (output.snapshot(), dw.snapshot(), db.snapshot(), scratch.snapshot());
-
-    let args = Backward::<T, W, R>::mixed(gradient.rows(), input.rows(), rstds.view(), output.rows_mut());
-    let mut args = args.grad_reduction(call.reduction);
-    if weight.present {
-        args = args.weight(w.view());
-    }
-    if mean.present {
-        args = args.mean(means.view());
-    }
+    let mut builder = Builder::new(call, Kind::Backward, fill);
+    builder.matrix::<T>(Tensor::Dy, Access::Read, dy);
+    builder.matrix::<R>(Tensor::X, Access::Read, x);
+    builder.matrix::<T>(Tensor::Dx, Access::Write, dx);
     if dresidual_out.present {
-        args = args.dresidual_out(arriving.rows());
+        builder.matrix::<R>(Tensor::DresidualOut, Access::Read, dresidual_out);
     }
-    if dweight.present {
-        args = args.dweight(dw.view_mut());
-    }
-    if dbias.present {
-        args = args.dbias(db.view_mut());
-    }
-    if workspace.present {
-        args = args.workspace(scratch.view_mut());
-    }
-    let result = CpuBackend::new().backward(&call.norm, args);
+    builder.vector::<f32>(Tensor::Rstd, Access::Read, rows, &Shape { present: true, ..rstd.clone() });
+    builder.vector::<W>(Tensor::Weight, Access::Read, cols, weight);
+    builder.vector::<f32>(Tensor::Mean, Access::Read, rows, mean);
+    builder.vector::<W>(Tensor::Dweight, Access::Write, cols, dweight);
+    builder.vector::<W>(Tensor::Dbias, Access::Write, cols, dbias);
     // What is left in the workspace is nobody's business, but nothing may be written around it.
-    scratch.written(&before.3, &result, "workspace");
-    let outputs = [
-        (true, output.written(&before.0, &result, "dx")),
-        (dweight.present, dw.written(&before.1, &result, "dweight")),
-        (dbias.present, db.written(&before.2, &result, "dbias")),
-    ];
-    outcome(result, outputs)
+    builder.vector::<f32>(Tensor::Workspace, Access::Scratch, 6 * cols, workspace);
+    builder.outcome::<T, W, R>()
 }
 
 /// Every stage on one choice of dtypes, and whether each was accepted.
 fn stages<T: Element, W: Element, R: Element>(call: &Call) -> [bool; 3] {
-    let twin = forward::<T, W, R>(&call.out_of_place(), FILLS[0]);
+    let apart = |call, fill| forward::<T, W, R>(call, Kind::Forward, fill);
+    let in_place = forward::<T, W, R>(call, Kind::ForwardInPlace, FILLS[1]);
     [
-        agree(forward::<T, W, R>(call, FILLS[0]), forward::<T, W, R>(call, FILLS[1])),
-        agree(twin, forward_in_place::<T, W, R>(call, FILLS[1])),
+        agree(apart(call, FILLS[0]), apart(call, FILLS[1])),
+        agree(apart(&call.out_of_place(), FILLS[0]), in_place),
         agree(backward::<T, W, R>(call, FILLS[0]), backward::<T, W, R>(call, FILLS[1])),
     ]
 }

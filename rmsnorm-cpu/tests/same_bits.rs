@@ -7,27 +7,12 @@
 
 use bytemuck::cast_slice;
 use rmsnorm_conformance::Arithmetic;
-use rmsnorm_conformance::bounds::{self, Mode, Model, Statistics};
-use rmsnorm_conformance::judge::{self, BeforeWeight};
+use rmsnorm_conformance::bounds::{Mode, Model, Statistics};
+use rmsnorm_conformance::judge::Verdict;
+use rmsnorm_conformance::testing::{BackwardTruth, ForwardTruth, exact, value, values};
 use rmsnorm_cpu::{Backward, CpuBackend, Forward, Isa};
-use rmsnorm_spec::reference::{self, BackwardInputs, ForwardInputs};
-use rmsnorm_spec::{CastOrder, Element, Norm, NormBackend, NormSpec, Rows, bf16, f16};
-
-/// A value for an element, from a hash of its position: the same everywhere, with no structure. Between -2 and 2.
-fn element<E: Element>(seed: u64, index: usize) -> E {
-    let mut z = (seed << 32 | index as u64).wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    E::from_f32(((z ^ (z >> 31)) >> 40) as f32 / (1 << 22) as f32 - 2.0)
-}
-
-fn tensor<E: Element>(seed: u64, len: usize) -> Vec<E> {
-    (0..len).map(|index| element(seed, index)).collect()
-}
-
-fn exact<E: Element>(values: &[E]) -> Vec<f64> {
-    values.iter().map(|value| f64::from(value.to_f32())).collect()
-}
+use rmsnorm_spec::reference::{BackwardInputs, ForwardInputs};
+use rmsnorm_spec::{CastOrder, Element, GradReduction, Norm, NormBackend, NormSpec, Rows, Tensor, bf16, f16};
 
 /// What lies between rows, and in outputs before a call: no result of a norm of such data.
 const UNTOUCHED: f32 = -12345.0;
@@ -57,7 +42,7 @@ impl<E: Element> Matrix<E> {
     fn random(seed: u64, rows: usize, cols: usize, padding: usize) -> Self {
         let mut matrix = Matrix::untouched(rows, cols, padding);
         for (r, row) in matrix.data.chunks_exact_mut(cols + padding).enumerate() {
-            row[..cols].iter_mut().enumerate().for_each(|(col, value)| *value = element(seed, r * cols + col));
+            row[..cols].iter_mut().enumerate().for_each(|(col, element)| *element = value(seed, r * cols + col));
         }
         matrix
     }
@@ -152,10 +137,10 @@ impl<T: Element, W: Element, R: Element> Inputs<T, W, R> {
             dy: Matrix::random(3, rows, cols, shape.padding(2)),
             h: Matrix::random(4, rows, cols, shape.padding(6)),
             dresidual_out: Matrix::random(5, rows, cols, shape.padding(9)),
-            weight: tensor(6, cols),
-            bias: tensor(7, cols),
-            mean: tensor(8, rows),
-            rstd: tensor::<f32>(9, rows).iter().map(|value| value.abs() + 0.5).collect(),
+            weight: values(6, cols),
+            bias: values(7, cols),
+            mean: values(8, rows),
+            rstd: values::<f32>(9, rows).iter().map(|value| value.abs() + 0.5).collect(),
         }
     }
 
@@ -288,12 +273,10 @@ struct Judge<'a, T, W, R> {
     setup: Setup,
 }
 
-const ARITHMETIC: Arithmetic = Arithmetic::IEEE;
-const MODEL: Model<'static> = Model { arithmetic: &ARITHMETIC, mode: Mode::Worst };
+const MODEL: Model<'static> = Model { arithmetic: &Arithmetic::IEEE, mode: Mode::Worst };
 
-fn assert_within<E: Element>(output: &str, got: &[E], reference: &[f64], error: &[f64]) {
-    let verdict = judge::judge(got, reference, error, &ARITHMETIC);
-    assert!(verdict.failures == 0 && !verdict.vacuous, "{output}: {verdict:?}");
+fn assert_pass(output: Tensor, verdict: &Verdict) {
+    assert!(verdict.is_pass(), "{output}: {verdict:?}");
 }
 
 /// The first, a middle and the last row or column.
@@ -321,31 +304,18 @@ impl<T: Element, W: Element, R: Element> Judge<'_, T, W, R> {
             weight: Some(&weight),
             bias: setup.bias.then_some(&bias),
         };
-        let truth = reference::forward(&spec, &given);
-        let h_dtype = if setup.residual { R::DTYPE } else { T::DTYPE };
-        let bounds = bounds::forward(&spec, &given, h_dtype, &truth, MODEL);
-
+        let truth = ForwardTruth::new(&spec, given, T::DTYPE, None, MODEL);
         let of_rows = |statistic: &[f32]| rows.iter().map(|&row| statistic[row]).collect::<Vec<_>>();
-        assert_within("rstd", &of_rows(&outputs.rstd), &truth.rstd, &bounds.rstd);
+        assert_pass(Tensor::Rstd, &truth.judge(Tensor::Rstd, &of_rows(&outputs.rstd)));
         if setup.norm == Norm::Layer {
-            assert_within("mean", &of_rows(&outputs.mean), &truth.mean, &bounds.mean);
+            assert_pass(Tensor::Mean, &truth.judge(Tensor::Mean, &of_rows(&outputs.mean)));
         }
         if setup.residual {
-            assert_eq!(exact(&outputs.residual_out.pick(rows).data), truth.h, "residual_out is rounded once");
+            let residual_out = outputs.residual_out.pick(rows).data;
+            assert_pass(Tensor::ResidualOut, &truth.judge(Tensor::ResidualOut, &residual_out));
         }
-        let elements = truth.x_hat.iter().zip(&bounds.x_hat).enumerate().map(|(i, (&x_hat, &x_hat_error))| {
-            let col = i % spec.cols;
-            let bias = setup.bias.then_some(bias[col]);
-            BeforeWeight { x_hat, x_hat_error, weight: weight[col] + 1.0, has_offset: true, bias }
-        });
         let y = outputs.y.pick(rows).data;
-        match setup.cast_order {
-            CastOrder::AtStore => assert_within("y", &y, &truth.y, &bounds.y),
-            CastOrder::BeforeWeight => {
-                let verdict = judge::judge_before_weight(&y, &elements.collect::<Vec<_>>(), &ARITHMETIC);
-                assert!(verdict.failures == 0 && !verdict.vacuous, "y: {verdict:?}");
-            }
-        }
+        assert_pass(Tensor::Y, &truth.judge(Tensor::Y, &y));
         assert!(outputs.in_place.0.pick(rows).data == y, "x in place");
         if setup.residual {
             assert!(outputs.in_place.1.pick(rows).data == outputs.residual_out.pick(rows).data, "residual in place");
@@ -364,13 +334,10 @@ impl<T: Element, W: Element, R: Element> Judge<'_, T, W, R> {
             dresidual_out: self.setup.residual.then_some(&dresidual_out),
         };
         let spec = inputs.spec(self.setup);
-        let truth = reference::backward(&spec, &given);
-        let bounds = bounds::backward(&spec, &given, &truth, Statistics::Given, MODEL);
-        assert_within("dx", &self.outputs.dx.pick(rows).data, &truth.dx, &bounds.dx);
+        let truth = BackwardTruth::new(&spec, &given, Statistics::Given, GradReduction::Partials, MODEL);
+        assert_pass(Tensor::Dx, &truth.judge(Tensor::Dx, &self.outputs.dx.pick(rows).data));
     }
 
-    /// A column of dweight and dbias depends on no other column once mean and rstd are given: the reference may look at
-    /// these alone. Its dx would be that of another row, and is not asked for.
     fn judge_weight_gradients(&self, cols: &[usize]) {
         let (inputs, outputs) = (self.inputs, self.outputs);
         let (dy, h) = (exact(&inputs.dy.cols(cols).data), exact(&inputs.h.cols(cols).data));
@@ -383,12 +350,11 @@ impl<T: Element, W: Element, R: Element> Judge<'_, T, W, R> {
             dresidual_out: None,
         };
         let spec = NormSpec { cols: cols.len(), ..inputs.spec(self.setup) };
-        let truth = reference::backward(&spec, &given);
-        let bounds = bounds::backward(&spec, &given, &truth, Statistics::Given, MODEL);
+        let truth = BackwardTruth::new(&spec, &given, Statistics::Given, GradReduction::Partials, MODEL);
         let of_cols = |gradient: &[W]| cols.iter().map(|&col| gradient[col]).collect::<Vec<_>>();
-        assert_within("dweight", &of_cols(&outputs.dweight), &truth.dweight, &bounds.dweight);
+        assert_pass(Tensor::Dweight, &truth.judge(Tensor::Dweight, &of_cols(&outputs.dweight)));
         if self.setup.bias {
-            assert_within("dbias", &of_cols(&outputs.dbias), &truth.dbias, &bounds.dbias);
+            assert_pass(Tensor::Dbias, &truth.judge(Tensor::Dbias, &of_cols(&outputs.dbias)));
         }
     }
 
@@ -508,7 +474,7 @@ fn results_do_not_depend_on_the_callers_floating_point_mode() {
         unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &mode, options(nostack, preserves_flags)) };
     }
     let (rows, cols) = (3, 40);
-    let tiny: Vec<f32> = tensor::<f32>(1, rows * cols).iter().map(|x| x * 1e-38).collect();
+    let tiny: Vec<f32> = values::<f32>(1, rows * cols).iter().map(|x| x * 1e-38).collect();
     for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
         let backend = CpuBackend::with(isa, 1).unwrap();
         let norm = NormSpec::rms(rows, cols, 1.0);
