@@ -349,4 +349,12 @@ mod tests {
         assert_eq!((verdict.checked, verdict.failures, verdict.open, verdict.is_pass()), (3, 0, 1, false));
         assert_eq!(judged(0.0).failures, 1);
     }
+
+    #[test]
+    fn sums_in_any_order_may_be_as_deep_as_there_are_rows() {
+        let depth = |reduction| (summed_as(reduction, &Arithmetic::IEEE).depth_rows)(1000);
+        assert!(depth(GradReduction::Partials) < 200);
+        assert_eq!(depth(GradReduction::Atomics), 999);
+        assert_eq!(depth(GradReduction::Locks { groups: 64 }), 999);
+    }
 }

@@ -9,8 +9,9 @@ use std::io::Write as _;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use std::{env, io, thread};
+use std::{io, thread};
 
+use rmsnorm_conformance::testing::skip_or_fail;
 use rmsnorm_gpu::testing::Draw;
 use rmsnorm_spec::{DType, Direction, GradReduction, Norm, Problem, Tensor, TensorSet};
 
@@ -34,15 +35,13 @@ const MOST_SPILLED: u32 = 24;
 
 /// NVRTC, or `None` where it may be missing and is.
 pub(super) fn nvrtc() -> Option<&'static Nvrtc> {
-    let error = match library::nvrtc() {
-        Ok(nvrtc) => return Some(nvrtc),
-        Err(error) => error,
-    };
-    let required = env::var("RMSNORM_REQUIRE").unwrap_or_default();
-    let is_required = required.split(',').map(str::trim).any(|name| name == "nvrtc" || name == "all");
-    assert!(!is_required, "{error}, and RMSNORM_REQUIRE={required} asks for nvrtc");
-    println!("skipped: {error}");
-    None
+    match library::nvrtc() {
+        Ok(nvrtc) => Some(nvrtc),
+        Err(error) => {
+            skip_or_fail("nvrtc", error).unwrap();
+            None
+        }
+    }
 }
 
 /// One program for one device.

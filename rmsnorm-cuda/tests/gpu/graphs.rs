@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use rmsnorm_conformance::testing::values;
 use rmsnorm_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use rmsnorm_cuda::cudarc::driver::{CudaGraph, CudaSlice, CudaStream, DriverError};
 use rmsnorm_cuda::{
@@ -9,7 +10,7 @@ use rmsnorm_cuda::{
     spec::{DType, Error, Norm, NormBackend, NormSpec, Problem, Tensor, bf16},
 };
 
-use crate::support::{Gpu, bytes, tensor, upload};
+use crate::support::{Gpu, bytes, upload};
 
 /// Shapes of each regime: several rows a block, one row a block, a cluster a row, streaming.
 const SHAPES: [(usize, usize); 4] = [(3000, 384), (700, 4096), (150, 40000), (40, 300_000)];
@@ -44,10 +45,10 @@ impl Tensors {
         }
     }
 
-    fn fill(&mut self, backend: &CudaBackend, seed: u32) {
+    fn fill(&mut self, backend: &CudaBackend, seed: u64) {
         let stream = backend.stream();
-        stream.memcpy_htod(&tensor::<bf16>(seed, self.x.len()), &mut self.x).unwrap();
-        stream.memcpy_htod(&tensor::<bf16>(seed + 1, self.dy.len()), &mut self.dy).unwrap();
+        stream.memcpy_htod(&values::<bf16>(seed, self.x.len()), &mut self.x).unwrap();
+        stream.memcpy_htod(&values::<bf16>(seed + 1, self.dy.len()), &mut self.dy).unwrap();
         stream.memset_zeros(&mut self.y).unwrap();
         stream.memset_zeros(&mut self.dx).unwrap();
         stream.memset_zeros(&mut self.dweight).unwrap();

@@ -1,12 +1,13 @@
 //! A row has the same bits alone, among others, and wherever its tensors lie.
 
+use rmsnorm_conformance::testing::values;
 use rmsnorm_cuda::cudarc::driver::CudaSlice;
 use rmsnorm_cuda::{
     Backward, CudaBackend, Forward,
     spec::{Norm, NormBackend, NormSpec, Rows, bf16},
 };
 
-use crate::support::{Gpu, bytes, tensor};
+use crate::support::{Gpu, bytes};
 
 /// One for each way to share a row, with and without a rest; the last two fit nowhere on chip.
 const COLS: [usize; 7] = [100, 4097, 16385, 40000, 70001, 131_072, 300_000];
@@ -63,7 +64,7 @@ impl Call<'_> {
     fn run(&self, x: &[bf16], dy: &[bf16]) -> Results {
         let (Call { gpu, norm, layout: Layout { offset, .. } }, stride) = (self, self.stride());
         let is_layer = norm.norm == Norm::Layer;
-        let (x, dy, weight) = (self.upload(x), self.upload(dy), self.upload(&tensor(3, norm.cols)));
+        let (x, dy, weight) = (self.upload(x), self.upload(dy), self.upload(&values(3, norm.cols)));
         let mut matrices = [0; 2].map(|_| gpu.stream().alloc_zeros::<bf16>(x.len()).unwrap());
         let mut statistics = [0; 2].map(|_| gpu.stream().alloc_zeros::<f32>(norm.rows).unwrap());
         let ([y, dx], [mean, rstd]) = (&mut matrices, &mut statistics);
@@ -92,7 +93,7 @@ fn check(gpu: &CudaBackend, norm: Norm, cols: usize) {
         Norm::Rms => NormSpec::rms(rows, cols, 1e-6),
         Norm::Layer => NormSpec::layer(rows, cols, 1e-5),
     };
-    let [x, dy] = [1, 2].map(|seed| tensor::<bf16>(seed, PERIOD * cols).repeat(ROWS / PERIOD));
+    let [x, dy] = [1, 2].map(|seed| values::<bf16>(seed, PERIOD * cols).repeat(ROWS / PERIOD));
     let batch = Call { gpu, norm: spec(ROWS), layout: DENSE }.run(&x, &dy);
     let misaligned = Call { gpu, norm: spec(ROWS), layout: MISALIGNED }.run(&x, &dy);
     for (name, (got, expected)) in NAMES.into_iter().zip(misaligned.iter().zip(&batch)) {

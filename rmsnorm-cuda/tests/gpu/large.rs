@@ -1,12 +1,13 @@
 //! More than 2^31 and 2^32 elements: in many rows, in many short rows, and in a single row.
 
+use rmsnorm_conformance::testing::values;
 use rmsnorm_cuda::cudarc::driver::{CudaSlice, DevicePtrMut, DriverError, sys};
 use rmsnorm_cuda::{
     Backward, CudaBackend, Forward,
     spec::{NormBackend, NormSpec, bf16},
 };
 
-use crate::support::{Gpu, tensor};
+use crate::support::Gpu;
 
 const BYTES: usize = size_of::<bf16>();
 
@@ -62,7 +63,7 @@ impl Tensors {
             norm: NormSpec::layer(rows, cols, 1e-5),
             x: constant(backend, bf16::ONE, len),
             dy: constant(backend, bf16::ZERO, len),
-            weight: stream.clone_htod(&tensor::<bf16>(1, cols)).unwrap(),
+            weight: stream.clone_htod(&values::<bf16>(1, cols)).unwrap(),
             y: constant(backend, bf16::NAN, len),
             dx: constant(backend, bf16::NAN, len),
             mean: stream.alloc_zeros(rows).unwrap(),
@@ -77,11 +78,11 @@ impl Tensors {
     }
 
     /// Gives a row content of its own.
-    fn set_row(&mut self, backend: &CudaBackend, row: usize, seed: u32) {
+    fn set_row(&mut self, backend: &CudaBackend, row: usize, seed: u64) {
         let range = row * self.norm.cols..(row + 1) * self.norm.cols;
         let (stream, len) = (backend.stream(), range.len());
-        stream.memcpy_htod(&tensor::<bf16>(seed, len), &mut self.x.slice_mut(range.clone())).unwrap();
-        stream.memcpy_htod(&tensor::<bf16>(seed + 1, len), &mut self.dy.slice_mut(range)).unwrap();
+        stream.memcpy_htod(&values::<bf16>(seed, len), &mut self.x.slice_mut(range.clone())).unwrap();
+        stream.memcpy_htod(&values::<bf16>(seed + 1, len), &mut self.dy.slice_mut(range)).unwrap();
     }
 
     fn forward(&mut self, backend: &CudaBackend) {
@@ -117,7 +118,7 @@ fn check_rows(backend: &CudaBackend, rows: usize, cols: usize) {
     let mut small = Tensors::new(backend, telling.len() + 1, cols);
     let mut large = Tensors::new(backend, rows, cols);
     for (index, &row) in telling.iter().enumerate() {
-        let seed = 10 + 2 * index as u32;
+        let seed = 10 + 2 * index as u64;
         small.set_row(backend, index, seed);
         large.set_row(backend, row, seed);
     }
@@ -146,7 +147,7 @@ fn check_gradients(backend: &CudaBackend, large: &mut Tensors) {
         tensors.forward(backend);
         tensors.backward(backend);
         let dbias = stream.clone_dtoh(&tensors.dbias).unwrap();
-        assert_eq!(bits(&dbias), bits(&tensor::<bf16>(6, cols)), "dbias of {}x{cols}", tensors.norm.rows);
+        assert_eq!(bits(&dbias), bits(&values::<bf16>(6, cols)), "dbias of {}x{cols}", tensors.norm.rows);
     }
     let [expected, got] = [&single.dweight, &large.dweight].map(|dweight| bits(&stream.clone_dtoh(dweight).unwrap()));
     assert!(got == expected, "dweight of {rows}x{cols}");

@@ -5,17 +5,16 @@
 //! a row taken for another of its block is not its equal. Everything that the gradients are summed from is a small
 //! multiple of one half: f32 adds it without rounding in any order, so that no row can be missing or counted twice.
 
-use rmsnorm_conformance::{Harness, bounds, judge};
+use rmsnorm_conformance::Harness;
+use rmsnorm_conformance::bounds::{Mode, Model, Statistics};
+use rmsnorm_conformance::testing::{BackwardTruth, exact, values};
 use rmsnorm_cuda::cudarc::driver::{DeviceRepr, ValidAsZeroBits};
 use rmsnorm_cuda::{
     Backward,
-    spec::{
-        Element, Norm, NormBackend, NormSpec, bf16,
-        reference::{self, BackwardInputs},
-    },
+    spec::{Element, GradReduction, Norm, NormBackend, NormSpec, Tensor, bf16, reference::BackwardInputs},
 };
 
-use crate::support::{Gpu, tensor};
+use crate::support::Gpu;
 
 /// Twice round a ring of three steps, and one more step.
 const STEPS: usize = 2 * 3 + 1;
@@ -48,13 +47,9 @@ fn rows(at_once: usize) -> usize {
     STEPS * at_once + at_once / 3 + 1
 }
 
-/// Multiples of one half of what [`tensor`] has: whole numbers between -4 and 4.
-fn whole<E: Element>(seed: u32, len: usize) -> Vec<E> {
-    tensor::<f32>(seed, len).into_iter().map(|value| E::from_f32((2.0 * value).round())).collect()
-}
-
-fn wide<E: Element>(values: &[E]) -> Vec<f64> {
-    values.iter().map(|value| f64::from(value.to_f32())).collect()
+/// Multiples of one half of what [`values`] has: whole numbers between -4 and 4.
+fn whole<E: Element>(seed: u64, len: usize) -> Vec<E> {
+    values::<f32>(seed, len).into_iter().map(|value| E::from_f32((2.0 * value).round())).collect()
 }
 
 /// The rows that repeat.
@@ -88,7 +83,7 @@ impl<E: Element + DeviceRepr + ValidAsZeroBits> Period<E> {
         };
         let rstd = (0..rows).map(|row| [0.5, 1.0, 2.0][row % 3]).collect();
         let (x, dy) = (whole(1, rows * cols), whole(2, rows * cols));
-        Period { norm: spec, x, dy, weight: tensor(3, cols), mean, rstd }
+        Period { norm: spec, x, dy, weight: values(3, cols), mean, rstd }
     }
 
     /// A backward call of that many rows. Layer norm's sums dbias too.
@@ -123,17 +118,16 @@ impl<E: Element + DeviceRepr + ValidAsZeroBits> Period<E> {
 
     /// Judges the first rows of dx; the rest must be their copies.
     fn check_dx(&self, gpu: &Gpu, dx: &[E], case: &str) {
-        let (x, dy, weight) = (wide(&self.x), wide(&self.dy), wide(&self.weight));
-        let (mean, rstd) = (wide(&self.mean), wide(&self.rstd));
+        let (x, dy, weight) = (exact(&self.x), exact(&self.dy), exact(&self.weight));
+        let (mean, rstd) = (exact(&self.mean), exact(&self.rstd));
         let inputs =
             BackwardInputs { dy: &dy, x: &x, weight: Some(&weight), mean: &mean, rstd: &rstd, dresidual_out: None };
-        let expected = reference::backward(&self.norm, &inputs);
         let arithmetic = gpu.arithmetic();
-        let model = bounds::Model { arithmetic: &arithmetic, mode: bounds::Mode::Worst };
-        let errors = bounds::backward(&self.norm, &inputs, &expected, bounds::Statistics::Given, model);
+        let model = Model { arithmetic: &arithmetic, mode: Mode::Worst };
+        let truth = BackwardTruth::new(&self.norm, &inputs, Statistics::Given, GradReduction::Partials, model);
         let (period, _) = dx.split_at(self.x.len());
-        let verdict = judge::judge(period, &expected.dx, &errors.dx, &arithmetic);
-        assert!(verdict.failures == 0 && !verdict.vacuous, "dx of {case}: {verdict:?}");
+        let verdict = truth.judge(Tensor::Dx, period);
+        assert!(verdict.is_pass(), "dx of {case}: {verdict:?}");
 
         let bytes = |row: &'_ [E]| bytemuck::cast_slice::<E, u8>(row).to_vec();
         let period: Vec<_> = period.chunks_exact(self.norm.cols).map(bytes).collect();
@@ -173,7 +167,7 @@ fn check<E: Element + DeviceRepr + ValidAsZeroBits>(gpu: &Gpu, norm: Norm, rows:
     let outputs = period.backward(gpu, rows);
     period.check_dx(gpu, &outputs.dx, &case);
     let (dweight, dbias) = period.gradients(rows);
-    let wrong = |got: &[f32], expected: &[f64]| wide(got).iter().zip(expected).position(|(got, want)| got != want);
+    let wrong = |got: &[f32], expected: &[f64]| exact(got).iter().zip(expected).position(|(got, want)| got != want);
     assert_eq!(wrong(&outputs.dweight, &dweight), None, "dweight of {case}: the first wrong column");
     if let Some(got) = outputs.dbias {
         assert_eq!(wrong(&got, &dbias), None, "dbias of {case}: the first wrong column");

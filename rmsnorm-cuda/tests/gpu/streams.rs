@@ -1,12 +1,13 @@
 //! Several streams and several threads on one context.
 
+use rmsnorm_conformance::testing::values;
 use rmsnorm_cuda::cudarc::driver::CudaSlice;
 use rmsnorm_cuda::{
     CudaBackend, Forward,
     spec::{NormBackend, NormSpec, bf16},
 };
 
-use crate::support::{Gpu, bytes, tensor, upload};
+use crate::support::{Gpu, bytes, upload};
 
 const ROWS: usize = 4096;
 const COLS: usize = 2048;
@@ -21,7 +22,7 @@ fn accesses_on_other_streams_are_in_order() {
     let Some(gpu) = Gpu::open() else { return };
     let other = gpu.on(gpu.stream().context().new_stream().unwrap()).unwrap();
     let backend = gpu.on(gpu.stream().context().new_stream().unwrap()).unwrap();
-    let host: Vec<Vec<bf16>> = (0..4).map(|seed| tensor(seed, ROWS * COLS)).collect();
+    let host: Vec<Vec<bf16>> = (0..4).map(|seed| values(seed, ROWS * COLS)).collect();
     let mut x = other.stream().alloc_zeros::<bf16>(ROWS * COLS).unwrap();
     let mut y = other.stream().alloc_zeros::<bf16>(ROWS * COLS).unwrap();
     let expected: Vec<_> = (0..4)

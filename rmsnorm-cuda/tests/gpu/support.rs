@@ -4,11 +4,10 @@ use std::ops::Deref;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rmsnorm_conformance::Harness;
+use rmsnorm_conformance::testing::{available, values};
+use rmsnorm_cuda::CudaBackend;
 use rmsnorm_cuda::cudarc::driver::{CudaSlice, DeviceRepr};
-use rmsnorm_cuda::{
-    CudaBackend,
-    spec::{Element, Error},
-};
+use rmsnorm_cuda::spec::Element;
 
 /// The backend of one test. No other test runs meanwhile: some need most of the memory, and what one test enqueues on
 /// the default stream may not meet what another captures.
@@ -31,17 +30,8 @@ impl Gpu {
         static ALONE: Mutex<()> = Mutex::new(());
         // A test that failed has left nothing in the lock.
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        match CudaBackend::new(0) {
-            Ok(backend) => Some(Gpu { backend, _alone: alone }),
-            Err(error @ Error::Unavailable { .. }) => {
-                let required = std::env::var("RMSNORM_REQUIRE").unwrap_or_default();
-                let is_required = required.split(',').map(str::trim).any(|name| name == "cuda" || name == "all");
-                assert!(!is_required, "{error}, and RMSNORM_REQUIRE={required} asks for it");
-                println!("skipped: {error}");
-                None
-            }
-            Err(error) => panic!("{error}"),
-        }
+        let backend = available(CudaBackend::new(0)).unwrap()?;
+        Some(Gpu { backend, _alone: alone })
     }
 
     /// Whether this much memory is free; says so if not.
@@ -56,15 +46,9 @@ impl Gpu {
     }
 }
 
-/// Values between -2 and 2 without structure.
-pub fn tensor<E: Element>(seed: u32, len: usize) -> Vec<E> {
-    let hash = |index: usize| (index as u32 ^ seed.wrapping_mul(0x9e37_79b9)).wrapping_mul(0x85eb_ca6b);
-    (0..len).map(|index| E::from_f32((hash(index) >> 8) as f32 / (1 << 22) as f32 - 2.0)).collect()
-}
-
-/// [`tensor`] on the device.
-pub fn upload<E: Element + DeviceRepr>(backend: &CudaBackend, seed: u32, len: usize) -> CudaSlice<E> {
-    backend.stream().clone_htod(&tensor::<E>(seed, len)).unwrap()
+/// [`values`] on the device.
+pub fn upload<E: Element + DeviceRepr>(backend: &CudaBackend, seed: u64, len: usize) -> CudaSlice<E> {
+    backend.stream().clone_htod(&values::<E>(seed, len)).unwrap()
 }
 
 /// The bytes of a tensor on the device: equal bytes are equal bits, NaN and signs of zero included.

@@ -1,10 +1,11 @@
 //! Tensors that share a buffer, which the suite's never do.
 
 use rmsnorm_conformance::Harness;
+use rmsnorm_conformance::testing::values;
 use rmsnorm_wgpu::spec::{NormBackend, NormSpec, Rows, bf16};
 use rmsnorm_wgpu::{Backward, Forward, WgpuSlice};
 
-use crate::support::{Layer, backward, bits, forward, open, tensor, upload};
+use crate::support::{Layer, backward, bits, forward, open, upload};
 
 const SHAPES: [(usize, usize); 5] = [(7, 64), (5, 1024), (9, 33), (4, 501), (3, 4096)];
 
@@ -14,7 +15,7 @@ fn x_and_y_may_be_halves_of_one_buffer() {
     for (rows, cols) in SHAPES {
         let expected = forward::<bf16>(&gpu, rows, cols);
         let len = rows * cols;
-        let all = [tensor::<bf16>(1, len), tensor(3, len), tensor(2, cols)].concat();
+        let all = [values::<bf16>(1, len), values(3, len), values(2, cols)].concat();
         let all = gpu.upload(&all).unwrap();
         let rstd = gpu.upload(&vec![0f32; rows]).unwrap();
         let view = |range| gpu.view(&all, range);
@@ -31,11 +32,11 @@ fn rows_of_x_and_y_may_alternate() {
     let Some(gpu) = open() else { return };
     for (rows, cols) in SHAPES {
         let expected = forward::<bf16>(&gpu, rows, cols);
-        let (x, weight) = (tensor::<bf16>(1, rows * cols), gpu.upload(&tensor::<bf16>(2, cols)).unwrap());
+        let (x, weight) = (values::<bf16>(1, rows * cols), gpu.upload(&values::<bf16>(2, cols)).unwrap());
         let mut all = Vec::new();
         for row in x.chunks(cols) {
             all.extend_from_slice(row);
-            all.extend_from_slice(&tensor::<bf16>(9, cols));
+            all.extend_from_slice(&values::<bf16>(9, cols));
         }
         let both = gpu.upload(&all).unwrap();
         let len = (2 * rows - 1) * cols;
@@ -65,10 +66,10 @@ fn all_tensors_of_backward_may_share_a_buffer() {
             arena.extend(data);
             start..arena.len()
         };
-        let [x, dy] = [1, 5].map(|seed| tensor(seed, len)).map(&mut place);
-        let [mean, rstd] = [6, 7].map(|seed| tensor(seed, rows)).map(&mut place);
-        let [weight, dw, db] = [2, 9, 10].map(|seed| tensor(seed, cols)).map(&mut place);
-        let out = place(tensor(8, len));
+        let [x, dy] = [1, 5].map(|seed| values(seed, len)).map(&mut place);
+        let [mean, rstd] = [6, 7].map(|seed| values(seed, rows)).map(&mut place);
+        let [weight, dw, db] = [2, 9, 10].map(|seed| values(seed, cols)).map(&mut place);
+        let out = place(values(8, len));
         // More than any plan of these sizes takes; NaN, which would show.
         let workspace = place(vec![f32::NAN; 1 << 17]);
         let arena = gpu.upload(&arena).unwrap();

@@ -1,10 +1,11 @@
 //! Tensors at places of their own in their buffers.
 
 use rmsnorm_conformance::Harness;
+use rmsnorm_conformance::testing::values;
 use rmsnorm_wgpu::spec::{GradReduction, NormBackend, NormSpec, bf16};
 use rmsnorm_wgpu::{Forward, WgpuSlice, wgpu};
 
-use crate::support::{Layer, backward, bits, forward, open, tensor, upload, view, whole};
+use crate::support::{Layer, backward, bits, forward, open, upload, view, whole};
 
 const ROWS: usize = 7;
 const COLS: usize = 264;
@@ -17,7 +18,7 @@ fn a_weight_alone_may_be_unaligned() {
     let (x, y) = (upload::<bf16>(&gpu, 1, ROWS * COLS), upload::<bf16>(&gpu, 3, ROWS * COLS));
     let rstd = upload::<f32>(&gpu, 4, ROWS);
     for offset in [1, 2, 4] {
-        let shifted = [tensor::<bf16>(9, offset), tensor(2, COLS), tensor(9, 8)].concat();
+        let shifted = [values::<bf16>(9, offset), values(2, COLS), values(9, 8)].concat();
         let shifted = gpu.upload(&shifted).unwrap();
         let args = Forward::new(view(&x, ROWS * COLS), view(&y, ROWS * COLS)).rstd(whole(&rstd));
         let args = args.weight(gpu.view(&shifted, offset..offset + COLS));

@@ -3,7 +3,8 @@
 use std::sync::OnceLock;
 
 use rmsnorm_conformance::Harness;
-use rmsnorm_wgpu::spec::{Element, Error, NormBackend, NormSpec, bf16};
+use rmsnorm_conformance::testing::{available, values};
+use rmsnorm_wgpu::spec::{Element, NormBackend, NormSpec, bf16};
 use rmsnorm_wgpu::{Backward, Forward, TestBuffer, WgpuBackend, WgpuSlice, wgpu};
 
 /// A backend on the first adapter, shared by all tests; `None`, with the reason on stdout, where there is no adapter and
@@ -19,17 +20,7 @@ pub fn open() -> Option<WgpuBackend> {
 
 /// A backend on a device of its own.
 pub fn open_another() -> Option<WgpuBackend> {
-    match WgpuBackend::new(0) {
-        Ok(backend) => Some(backend),
-        Err(error @ Error::Unavailable { .. }) => {
-            let required = std::env::var("RMSNORM_REQUIRE").unwrap_or_default();
-            let is_required = required.split(',').map(str::trim).any(|name| name == "wgpu" || name == "all");
-            assert!(!is_required, "{error}, and RMSNORM_REQUIRE={required} asks for it");
-            println!("skipped: {error}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
+    available(WgpuBackend::new(0)).unwrap()
 }
 
 /// A backend on a device of the caller's, with these limits and no features.
@@ -46,15 +37,9 @@ pub fn open_limited(limits: impl FnOnce(&mut wgpu::Limits)) -> Option<WgpuBacken
     Some(WgpuBackend::from_device(device, queue).unwrap())
 }
 
-/// Values between -2 and 2 without structure.
-pub fn tensor<E: Element>(seed: u32, len: usize) -> Vec<E> {
-    let hash = |index: usize| (index as u32 ^ seed.wrapping_mul(0x9e37_79b9)).wrapping_mul(0x85eb_ca6b);
-    (0..len).map(|index| E::from_f32((hash(index) >> 8) as f32 / (1 << 22) as f32 - 2.0)).collect()
-}
-
-/// [`tensor`] on the device.
-pub fn upload<E: Element>(backend: &WgpuBackend, seed: u32, len: usize) -> TestBuffer<E> {
-    backend.upload(&tensor::<E>(seed, len)).unwrap()
+/// [`values`] on the device.
+pub fn upload<E: Element>(backend: &WgpuBackend, seed: u64, len: usize) -> TestBuffer<E> {
+    backend.upload(&values::<E>(seed, len)).unwrap()
 }
 
 /// A buffer of bytes with these usages, zeroed.
