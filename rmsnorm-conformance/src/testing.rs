@@ -6,6 +6,40 @@
 //! | [`Guarded`] | a tensor amid memory that must stay as it was; a [`Call`] is made of them |
 //! | [`available`], [`skip_or_fail`] | a device that a machine lacks: skipped, or a failure where `RMSNORM_REQUIRE` names it |
 //! | [`ForwardTruth`], [`BackwardTruth`] | what a call must give: reference, derived bounds, and the judge of its outputs |
+//!
+//! # Example
+//! A call in guarded memory, judged:
+//! ```
+//! use rmsnorm_conformance::bounds::{Mode, Model};
+//! use rmsnorm_conformance::simulate::SimulatedBackend;
+//! use rmsnorm_conformance::spec::{DType, GradReduction, NormSpec, Tensor, reference::ForwardInputs};
+//! use rmsnorm_conformance::testing::{Access, Call, Fill, ForwardTruth, Guarded, Placement, Poison, exact, values};
+//! use rmsnorm_conformance::{Harness, Kind};
+//!
+//! let (backend, spec) = (SimulatedBackend::new(None), NormSpec::rms(4, 33, 1e-6));
+//! let x = exact(&values::<f32>(1, 4 * 33));
+//! let place = Placement { pad: 3, apart: 0, offset: 1, reaches_stride: false };
+//! let guarded = |name, access, fill| Guarded::new((name, DType::F32, access), (4, 33), place, &fill, 0);
+//! let mut call = Call {
+//!     kind: Kind::Forward,
+//!     tensors: vec![
+//!         guarded(Tensor::X, Access::Read, Fill::Values(&x)),
+//!         guarded(Tensor::Y, Access::Write, Fill::Poison(Poison::Nan)),
+//!     ],
+//! };
+//! call.make::<f32, f32, f32>(&backend, &spec, GradReduction::Partials).unwrap().unwrap();
+//! assert_eq!(call.breach(), None);
+//!
+//! let inputs = ForwardInputs { x: &x, residual: None, weight: None, bias: None };
+//! let model = Model { arithmetic: &backend.arithmetic(), mode: Mode::Worst };
+//! let truth = ForwardTruth::new(&spec, inputs, DType::F32, None, model);
+//! assert!(truth.judge_bits(Tensor::Y, call.outputs().get(Tensor::Y).unwrap()).is_pass());
+//!
+//! // One element behind the last row.
+//! let y = call.get_mut(Tensor::Y).unwrap();
+//! y.after[y.view.end] ^= 1;
+//! assert!(call.breach().is_some());
+//! ```
 
 mod require;
 mod values;

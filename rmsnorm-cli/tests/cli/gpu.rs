@@ -1,9 +1,13 @@
 //! What only a device can show. Without one each test says so and passes, unless `RMSNORM_REQUIRE` names its backend.
 
-use rmsnorm_core::{DType, Norm};
+use rmsnorm_core::conformance::Harness;
+use rmsnorm_core::conformance::testing::skip_or_fail;
+use rmsnorm_core::cuda::CudaBackend;
+use rmsnorm_core::wgpu::WgpuBackend;
+use rmsnorm_core::{DType, Norm, NormBackend};
 use serde_json::Value;
 
-use crate::run::{check, inputs, metadata};
+use crate::run::{check_on, inputs, metadata};
 use crate::support::{Folder, file};
 
 /// A folder where the program finds a device of that backend, if there is one.
@@ -15,15 +19,13 @@ fn device(backend: &str) -> Option<Folder> {
     if first["available"] == true {
         return Some(folder);
     }
-    let required = std::env::var("RMSNORM_REQUIRE").unwrap_or_default();
-    let is_required = required.split(',').any(|name| [backend, "all"].contains(&name.trim()));
-    assert!(!is_required, "{}, and RMSNORM_REQUIRE={required} asks for it", first["reason"]);
-    println!("skipped: {}", first["reason"]);
+    skip_or_fail(backend, &first["reason"]).unwrap();
     None
 }
 
 /// Runs files of all mixes of dtypes that a pair of norms has.
-fn run_files(folder: &Folder, backend: &str) {
+fn run_files(folder: &Folder, harness: &impl Harness) {
+    let (backend, arithmetic) = (harness.backend().name(), harness.arithmetic());
     let (matrix, row): (&[usize], &[usize]) = (&[3, 5, 37], &[37]);
     for norm in Norm::ALL {
         for (activation, other) in [(DType::F32, DType::F32), (DType::Bf16, DType::Bf16), (DType::F16, DType::F32)] {
@@ -37,7 +39,7 @@ fn run_files(folder: &Folder, backend: &str) {
             ];
             let inputs = inputs(norm, &tensors);
             folder.write("in", &file(&inputs.tensors, &metadata(norm)));
-            check(folder, &inputs, &["--backend", backend]);
+            check_on(&arithmetic, folder, &inputs, &["--backend", backend]);
         }
     }
 }
@@ -55,7 +57,7 @@ fn gpu_is_listed_with_its_versions() {
 #[test]
 fn gpu_runs_files_as_the_definition_says() {
     let Some(folder) = device("cuda") else { return };
-    run_files(&folder, "cuda");
+    run_files(&folder, &CudaBackend::new(0).unwrap());
 }
 
 #[test]
@@ -101,7 +103,7 @@ fn adapter_is_listed_with_its_limits() {
 #[test]
 fn adapter_runs_files_as_the_definition_says() {
     let Some(folder) = device("wgpu") else { return };
-    run_files(&folder, "wgpu");
+    run_files(&folder, &WgpuBackend::new(0).unwrap());
 }
 
 #[test]

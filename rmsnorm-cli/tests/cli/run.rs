@@ -1,9 +1,10 @@
 //! `rmsnorm run` on good files: every output, bit for bit inside its interval.
 
+use rmsnorm_core::conformance::Arithmetic;
 use rmsnorm_core::{CastOrder, DType, Norm};
 use serde_json::{Value, json};
 
-use crate::definition::{Inputs, expected};
+use crate::definition::{self, Inputs};
 use crate::support::{Folder, Outcome, Tensor, Tensors, file, raw_file, read};
 
 /// Inputs with these tensors, painted.
@@ -14,18 +15,18 @@ pub fn inputs(norm: Norm, tensors: &[(&'static str, DType, &[usize])]) -> Inputs
     Inputs { norm, eps: 1e-3, weight_offset: 0.0, cast_order: CastOrder::AtStore, tensors }
 }
 
-/// Runs `in` to `out` and compares every output with the definition: no tensor less, none more.
+/// Runs `in` to `out` on the CPU and compares every output with the definition: no tensor less, none more.
 pub fn check(folder: &Folder, inputs: &Inputs, args: &[&str]) -> Outcome {
+    check_on(&Arithmetic::IEEE, folder, inputs, args)
+}
+
+/// The same on a backend that claims this.
+pub fn check_on(arithmetic: &Arithmetic, folder: &Folder, inputs: &Inputs, args: &[&str]) -> Outcome {
     let context =
         format!("{args:?} {:?}", inputs.tensors.iter().map(|(n, t)| (n, t.dtype, &t.shape)).collect::<Vec<_>>());
     let outcome = folder.rmsnorm(&[&["run", "in", "-o", "out"], args].concat());
     assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{context}");
-    let outputs = read(&folder.path("out"));
-    let expected = expected(inputs);
-    for tensor in &expected {
-        tensor.check(outputs.get(tensor.name).unwrap_or_else(|| panic!("no {} of {context}", tensor.name)), &context);
-    }
-    assert_eq!(outputs.len(), expected.len(), "{context}: {:?}", outputs.keys());
+    definition::check(inputs, &read(&folder.path("out")), arithmetic, &context);
     outcome
 }
 

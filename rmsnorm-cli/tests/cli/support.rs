@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::process::Command;
 
+use rmsnorm_core::conformance::testing::values;
 use rmsnorm_core::reference::round_to;
 use rmsnorm_core::{DType, Element, bf16, f16};
 use safetensors::tensor::{Dtype, SafeTensors, View};
@@ -104,17 +105,11 @@ pub struct Tensor {
 pub type Tensors = BTreeMap<&'static str, Tensor>;
 
 impl Tensor {
-    /// Values between -2 and 2 with all bits of the dtype in use, other ones for each seed.
+    /// The kit's [`values`], other ones for each seed.
     pub fn painted(dtype: DType, shape: &[usize], seed: u64) -> Self {
-        let value = |i: u64| {
-            // The first outputs of splitmix64 from neighbouring states are unrelated.
-            let mut z = (seed << 32 | i).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            round_to((z ^ (z >> 31)) as f64 / (1u64 << 62) as f64 - 2.0, dtype)
-        };
-        let len: usize = shape.iter().product();
-        Tensor { dtype, shape: shape.to_vec(), values: (0..len as u64).map(value).collect() }
+        let values = values::<f32>(seed, shape.iter().product());
+        let values = values.into_iter().map(|value| round_to(f64::from(value), dtype)).collect();
+        Tensor { dtype, shape: shape.to_vec(), values }
     }
 
     pub fn bytes(&self) -> Vec<u8> {

@@ -66,7 +66,8 @@ impl<'a> ForwardTruth<'a> {
         self.judge_bits(tensor, &Bits::of(got))
     }
 
-    pub(crate) fn judge_bits(&self, tensor: Tensor, got: &Bits) -> Verdict {
+    /// The same for an output whose dtype is data.
+    pub fn judge_bits(&self, tensor: Tensor, got: &Bits) -> Verdict {
         let (outputs, bounds) = (&self.outputs, &self.bounds);
         let expected = match (tensor, self.spec.cast_order) {
             (Tensor::ResidualOut, _) => self.residual_out(),
@@ -171,7 +172,8 @@ impl BackwardTruth {
         self.judge_bits(tensor, &Bits::of(got))
     }
 
-    pub(crate) fn judge_bits(&self, tensor: Tensor, got: &Bits) -> Verdict {
+    /// The same for an output whose dtype is data.
+    pub fn judge_bits(&self, tensor: Tensor, got: &Bits) -> Verdict {
         let BackwardTruth { outputs, bounds, columns_due, .. } = self;
         let (expected, due, width) = match tensor {
             Tensor::Dx => (plain(&outputs.dx, &bounds.dx), &self.rows_due, self.cols),

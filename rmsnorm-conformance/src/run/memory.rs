@@ -33,6 +33,11 @@ impl Bits {
         Bits { dtype: E::DTYPE, bits: elements.iter().map(|element| element.bits()).collect() }
     }
 
+    /// The bits of these values in that dtype, rounded to it by way of f32.
+    pub fn rounded(values: &[f64], dtype: DType) -> Self {
+        Bits { dtype, bits: values.iter().map(|&value| encode(value, dtype)).collect() }
+    }
+
     /// The values, exactly.
     pub fn values(&self) -> Vec<f64> {
         self.bits.iter().map(|&bits| decode(bits, self.dtype)).collect()
