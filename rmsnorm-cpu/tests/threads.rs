@@ -1,5 +1,6 @@
 //! Any number of threads: none is refused, a thousand give the bits of one.
 
+use rmsnorm_conformance::testing::values;
 use rmsnorm_cpu::{Backward, CpuBackend, Forward, Isa};
 use rmsnorm_spec::{Error, NormBackend, NormSpec};
 
@@ -22,10 +23,7 @@ fn a_backend_has_the_threads_that_were_asked_for() {
 #[test]
 fn a_thousand_threads_give_the_bits_of_one() {
     let (rows, cols) = (1100, 4099);
-    let values = |seed: usize| -> Vec<f32> {
-        (0..rows * cols).map(|i| ((i * 7919 + seed * 104_729) % 1009) as f32 / 500.0 - 1.0).collect()
-    };
-    let (x, dy) = (values(1), values(2));
+    let [x, dy] = [1, 2].map(|seed| values::<f32>(seed, rows * cols));
     let results = [1, 1000].map(|threads| {
         let backend = CpuBackend::with(Isa::detect(), threads).unwrap();
         let norm = NormSpec::rms(rows, cols, 1e-5);
