@@ -17,7 +17,7 @@ use crate::{Arithmetic, NonFinite, StoreRounding};
 
 /// What is known of an element of `y` under [`CastOrder::BeforeWeight`](rmsnorm_spec::CastOrder::BeforeWeight).
 #[derive(Clone, Copy, Debug)]
-pub struct BeforeWeight {
+pub(crate) struct BeforeWeight {
     /// The reference's, not rounded.
     pub x_hat: f64,
     /// Its bound: [`ForwardBounds::x_hat`](crate::judge::bounds::ForwardBounds::x_hat).
@@ -94,27 +94,12 @@ pub fn accepts(got: f64, reference: f64, error: f64, dtype: DType, arithmetic: &
     Expected::new(reference, error).admits(got, dtype, arithmetic)
 }
 
-/// The acceptance interval of an element of `y` under [`CastOrder::BeforeWeight`](rmsnorm_spec::CastOrder::BeforeWeight).
-///
-/// Rounding is monotone, so the computed `x_hat` lies in its own acceptance interval; what follows is monotone in
-/// `x_hat`, so the two ends, widened by the roundings that follow, bound `y` before its store.
-pub fn before_weight_interval(element: &BeforeWeight, dtype: DType, arithmetic: &Arithmetic) -> (f64, f64) {
-    Expected::before_weight(element, dtype, arithmetic).interval(dtype, arithmetic)
-}
-
 /// Judges a tensor, element by element, as [`accepts`] does. All three slices have the shape of the output.
 pub fn judge<E: Element>(got: &[E], reference: &[f64], error: &[f64], arithmetic: &Arithmetic) -> Verdict {
     let expected = reference.iter().zip(error).map(|(&reference, &error)| Some(Expected::new(reference, error)));
     let missing = reference.len().abs_diff(error.len());
     let verdict = judge_expected(&Bits::of(got), &expected.collect::<Vec<_>>(), arithmetic);
     Verdict { failures: verdict.failures + missing, ..verdict }
-}
-
-/// Judges `y` under [`CastOrder::BeforeWeight`](rmsnorm_spec::CastOrder::BeforeWeight). The reference of the report is the
-/// exact product of the rounded `x_hat` with the weight, plus the bias.
-pub fn judge_before_weight<E: Element>(got: &[E], elements: &[BeforeWeight], arithmetic: &Arithmetic) -> Verdict {
-    let expected = elements.iter().map(|element| Some(Expected::before_weight(element, E::DTYPE, arithmetic)));
-    judge_expected(&Bits::of(got), &expected.collect::<Vec<_>>(), arithmetic)
 }
 
 /// Judges what is expected of each element; of some it may be nothing.
@@ -174,6 +159,9 @@ impl Expected {
         Expected { reference, low: f64::NEG_INFINITY, high: f64::INFINITY }
     }
 
+    /// Rounding is monotone, so the computed `x_hat` lies in its own acceptance interval; what follows is monotone in
+    /// `x_hat`, so the two ends, widened by the roundings that follow, bound `y` before its store. The reference of a
+    /// report is the exact product of the rounded `x_hat` with the weight, plus the bias.
     fn before_weight(element: &BeforeWeight, dtype: DType, arithmetic: &Arithmetic) -> Expected {
         let &BeforeWeight { x_hat, x_hat_error, weight, has_offset, bias } = element;
         let x_hat_rounded = match dtype {
@@ -560,6 +548,15 @@ mod tests {
         let got = [1.0, 1.0 + 2f64.powi(-7)].map(bf16::from_f64);
         assert_eq!(judge(&got, &[1.001, 1.001], &[1.0, 1.0], &Arithmetic::IEEE).misrounded, 1);
         assert_eq!(judge(&[1.0_f32], &[1.001], &[1.0], &Arithmetic::IEEE).misrounded, 0);
+    }
+
+    fn before_weight_interval(element: &BeforeWeight, dtype: DType, arithmetic: &Arithmetic) -> (f64, f64) {
+        Expected::before_weight(element, dtype, arithmetic).interval(dtype, arithmetic)
+    }
+
+    fn judge_before_weight<E: Element>(got: &[E], elements: &[BeforeWeight], arithmetic: &Arithmetic) -> Verdict {
+        let expected = elements.iter().map(|element| Some(Expected::before_weight(element, E::DTYPE, arithmetic)));
+        judge_expected(&Bits::of(got), &expected.collect::<Vec<_>>(), arithmetic)
     }
 
     fn before_weight(x_hat: f64, x_hat_error: f64, weight: f64, bias: Option<f64>) -> BeforeWeight {
