@@ -1,4 +1,4 @@
-// Backward: docs/math.md, equations (7) to (12). The row stays on chip between its two uses.
+// Backward: math.md, equations (7) to (12). The row stays on chip between its two uses.
 //
 // Rows are loaded ahead into a ring of STAGES slots in shared memory. A thread reads back only what it has copied itself,
 // so that the one barrier of a step is that of the sums. A thread owns the same columns in every row: the weights, and
@@ -94,7 +94,7 @@ struct Worker {
             unpack(slot.x[k][threadIdx.x], x);
             unpack(slot.dy[k][threadIdx.x], dy);
             unpack_weight(weights[k], p.weight_offset, weight);
-            // Each pack has its own sums: in short rows one sum of all would be a longer chain than docs/math.md allows.
+            // Each pack has its own sums: in short rows one sum of all would be a longer chain than math.md allows.
             float parts[SUMS] = {};
             #pragma unroll
             for (int i = 0; i < PACK; ++i) {

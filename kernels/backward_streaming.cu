@@ -1,4 +1,4 @@
-// Backward for rows that fit nowhere on chip, in two passes: docs/math.md, equations (7) to (10), then (10) to (12).
+// Backward for rows that fit nowhere on chip, in two passes: math.md, equations (7) to (10), then (10) to (12).
 
 // Every pack is pack 0 of a thread that has one: its first and its last (`may_pass_end`).
 static_assert(PACKS == 1);

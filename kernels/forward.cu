@@ -1,4 +1,4 @@
-// Forward: docs/math.md, equations (1) to (6). A thread has the same columns in each of its rows.
+// Forward: math.md, equations (1) to (6). A thread has the same columns in each of its rows.
 //
 // y reads its row a second time, from the L1. The registers that would have held it are better spent on more rows at a
 // time, and the caches are told which read is the last, so that they keep what is still to be written.

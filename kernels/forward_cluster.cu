@@ -1,4 +1,4 @@
-// Forward of RMS norm for rows that the registers of a cluster hold: docs/math.md, equations (1) to (6). A cluster has
+// Forward of RMS norm for rows that the registers of a cluster hold: math.md, equations (1) to (6). A cluster has
 // one row. Clusters come and go, so that the device's memory always has rows to load and rows to store.
 //
 // What would be waited for is begun early: the cluster meets once its row is on the way, and without a fence; blocks

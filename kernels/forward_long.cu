@@ -1,4 +1,4 @@
-// Forward for rows that are too long for the L1: docs/math.md, equations (1) to (6).
+// Forward for rows that are too long for the L1: math.md, equations (1) to (6).
 //
 // A block, or a cluster of them, copies its row to shared memory. A thread reads back only what it has copied itself, so
 // that the only barriers are those of the sums. While one row is summed, others of the same multiprocessor are on their

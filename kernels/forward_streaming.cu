@@ -1,4 +1,4 @@
-// Forward for rows that fit nowhere on chip: docs/math.md, equations (1) to (6). A block, or a cluster of them, reads
+// Forward for rows that fit nowhere on chip: math.md, equations (1) to (6). A block, or a cluster of them, reads
 // its row once for each sum and once more for y.
 
 // Every pack is pack 0 of a thread that has one: its first and its last (`may_pass_end`).

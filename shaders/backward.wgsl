@@ -1,4 +1,4 @@
-// Backward: docs/math.md, equations (7) to (12). A row stays in the registers of its threads between its two uses.
+// Backward: math.md, equations (7) to (12). A row stays in the registers of its threads between its two uses.
 //
 // A workgroup has a chunk of rows, some side by side. A thread owns the same columns in every row: the sums of dweight
 // and dbias stay in its registers for the whole chunk.

@@ -1,4 +1,4 @@
-// Backward for rows that registers do not hold, second pass: docs/math.md, equations (10) to (12). A workgroup has one
+// Backward for rows that registers do not hold, second pass: math.md, equations (10) to (12). A workgroup has one
 // pair a thread, and some rows of a chunk side by side.
 
 @compute @workgroup_size(WORKGROUP)

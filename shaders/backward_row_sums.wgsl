@@ -1,4 +1,4 @@
-// Backward for rows that registers do not hold, first pass: docs/math.md, equations (7) to (10).
+// Backward for rows that registers do not hold, first pass: math.md, equations (7) to (10).
 // mean_wdy_xhat and mean_wdy of every row.
 
 @compute @workgroup_size(WORKGROUP)

@@ -1,4 +1,4 @@
-// Forward: docs/math.md, equations (1) to (6). A row stays in the registers of its threads.
+// Forward: math.md, equations (1) to (6). A row stays in the registers of its threads.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(me: Me) {

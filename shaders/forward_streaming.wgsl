@@ -1,4 +1,4 @@
-// Forward for rows that registers do not hold: docs/math.md, equations (1) to (6). A row is read once for each sum and
+// Forward for rows that registers do not hold: math.md, equations (1) to (6). A row is read once for each sum and
 // once more for y, in the order of `forward.wgsl`. In place too: a thread reads only what it owns, and h before it
 // writes y.
 

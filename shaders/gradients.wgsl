@@ -1,4 +1,4 @@
-// What the backward programs share: the terms of docs/math.md, equations (7) to (12), of one pair.
+// What the backward programs share: the terms of math.md, equations (7) to (12), of one pair.
 
 // sum(wdy * x_hat) and, for layer norm, sum(wdy).
 // if IS_LAYER

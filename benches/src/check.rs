@@ -1,6 +1,6 @@
 //! The judgement before the clock starts: what is timed must be right.
 //!
-//! Outputs are filled with NaN, the call is made, and the first and the last rows are held to the bounds of docs/math.md;
+//! Outputs are filled with NaN, the call is made, and the first and the last rows are held to the bounds of math.md;
 //! of dweight and dbias, sums over all rows, as many columns as are cheap. Inputs are known without the device, so only
 //! what is judged is downloaded. The copy that a call is compared with is held to all of its elements.
 

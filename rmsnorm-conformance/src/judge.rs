@@ -1,7 +1,7 @@
 //! Acceptance intervals: an output passes when `rnd(ref - E) <= got <= rnd(ref + E)`. No tolerance anywhere.
 //!
 //! `ref` is the f64 reference, `E` its bound from [`bounds`], `rnd` the rounding of the backend's store
-//! (docs/math.md, section 6). An f32 output gets no further rounding: its bound covers the last one already.
+//! ([math](rmsnorm_spec::math), section 6). An f32 output gets no further rounding: its bound covers the last one already.
 
 pub(crate) mod arithmetic;
 pub mod bounds;

@@ -12,8 +12,8 @@
 //!
 //! What else tests need beside the suite is in [`testing`]: values, guarded memory, absent devices, the judge of one call.
 //!
-//! Outputs are judged by acceptance intervals that follow from the declared arithmetic (docs/math.md, sections 5 and
-//! 6); there is no tolerance to tune. Before a run the suite proves on [`planted`] bugs that it can fail.
+//! Outputs are judged by acceptance intervals that follow from the declared arithmetic ([math](rmsnorm_spec::math),
+//! sections 5 and 6); there is no tolerance to tune. Before a run the suite proves on [`planted`] bugs that it can fail.
 
 #![forbid(unsafe_code)]
 

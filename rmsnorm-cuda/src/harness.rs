@@ -18,7 +18,7 @@ impl Harness for CudaBackend {
         self
     }
 
-    /// Roots are the device's estimate and one Newton step, within 2 u as if by a root and a division (docs/math.md,
+    /// Roots are the device's estimate and one Newton step, within 2 u as if by a root and a division (math.md,
     /// section 8); averages are products with a rounded `1 / cols`; subnormals are kept.
     fn arithmetic(&self) -> Arithmetic {
         Arithmetic { depth_cols: policy_depth_cols, depth_rows: policy_depth_rows, ..Arithmetic::IEEE }

@@ -1,4 +1,4 @@
-//! Additions one after the other in a sum, as kernels add. Error bounds follow from the longest chain, and docs/math.md
+//! Additions one after the other in a sum, as kernels add. Error bounds follow from the longest chain, and math.md
 //! section 4 limits it: [`rmsnorm_spec::depth`].
 
 /// In a sum of so many terms, one after the other. The first is added to zero, which is exact.

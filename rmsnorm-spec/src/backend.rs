@@ -47,7 +47,7 @@ pub trait NormBackend {
         Ok(())
     }
 
-    /// Normalizes: docs/math.md, equations (1) to (6).
+    /// Normalizes: [math](crate::math), equations (1) to (6).
     ///
     /// # Errors
     /// Every validation error of [`Error`], before anything is written; `Unsupported` and `Device` from the backend.
@@ -59,7 +59,7 @@ pub trait NormBackend {
         self.launch_forward(Checked::forward(*spec, args)?)
     }
 
-    /// The gradients of a normalization: docs/math.md, equations (7) to (12).
+    /// The gradients of a normalization: [math](crate::math), equations (7) to (12).
     ///
     /// # Errors
     /// As [`forward`](Self::forward).

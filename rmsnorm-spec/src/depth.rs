@@ -1,5 +1,5 @@
 //! Policy: how long a chain of f32 additions a conformant sum may use. Plans keep to it, and the suite derives its bounds
-//! from it (docs/math.md, section 5).
+//! from it ([math](crate::math), section 5).
 
 /// Policy: the longest chain of f32 additions that a conformant sum over a row may use, `ceil(cols / 32) + 16`.
 pub fn policy_depth_cols(cols: usize) -> usize {

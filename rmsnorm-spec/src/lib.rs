@@ -1,5 +1,5 @@
 //! What a fused normalization is, for every backend: the [`NormBackend`] trait, the argument structs, validation, the
-//! definition in f64 ([`mod@reference`]).
+//! definition in f64 ([`mod@reference`]) and its [mathematics](math).
 //!
 //! No device, no unsafe code and no environment variable is touched here. Users depend on `rmsnorm-core`, which re-exports
 //! all of it; backends depend on this crate, and `rmsnorm-conformance` proves them.
@@ -19,6 +19,8 @@ mod backend;
 pub mod depth;
 mod dtype;
 mod error;
+#[doc = include_str!("../math.md")]
+pub mod math {}
 mod norm;
 mod problem;
 pub mod reference;

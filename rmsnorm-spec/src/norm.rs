@@ -22,7 +22,7 @@ impl Norm {
     }
 }
 
-/// Where the normalized value is rounded on its way to `y` (docs/math.md, section 3).
+/// Where the normalized value is rounded on its way to `y` ([math](crate::math), section 3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum CastOrder {
     /// Everything in f32, one rounding at the store of `y`. The order of Gemma, TransformerEngine and Quack.

@@ -1,4 +1,4 @@
-//! The definition, in f64 and plain loops: docs/math.md, section 1. Every backend is judged against this page.
+//! The definition, in f64 and plain loops: [math](crate::math), section 1. Every backend is judged against this page.
 //!
 //! The inputs are exact values of their storage types. Rounding happens in one place only: where a residual is added,
 //! `h` is rounded to the dtype of the residual stream before it is normalized, because that is part of the definition.

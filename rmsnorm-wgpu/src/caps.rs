@@ -105,7 +105,7 @@ fn validates(device: &Device, wgsl: &'static str) -> bool {
 }
 
 /// Whether the sums of a row may go through subgroups of that many lanes. In smaller ones the chain of additions over
-/// the subgroups of a row would be longer than docs/math.md section 4 allows.
+/// the subgroups of a row would be longer than math.md section 4 allows.
 const fn is_usable_subgroup(lanes: u32) -> bool {
     lanes.is_power_of_two() && 8 <= lanes && lanes <= 128
 }

@@ -20,7 +20,7 @@ pub enum NonFinite {
     Unspecified,
 }
 
-/// The claims of a backend, from which its error bounds are derived (docs/math.md, section 5).
+/// The claims of a backend, from which its error bounds are derived ([math](rmsnorm_spec::math), section 5).
 #[derive(Clone, Copy, Debug)]
 pub struct Arithmetic {
     /// Unit roundoff of one f32 operation: `|fl(a op b) - (a op b)| <= u |a op b|`.

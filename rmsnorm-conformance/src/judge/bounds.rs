@@ -1,4 +1,4 @@
-//! A-priori error bounds, derived in docs/math.md section 5: formulas in the unit roundoff, never a tuned tolerance.
+//! A-priori error bounds, derived in [math](rmsnorm_spec::math) section 5: formulas in the unit roundoff, never a tuned tolerance.
 //!
 //! A bound is the largest absolute error that the f32 arithmetic a backend declares can leave in an output before the
 //! final rounding to a 16-bit dtype; for an f32 output it covers the final rounding too. An infinite bound says that
@@ -74,7 +74,7 @@ pub enum Statistics<'a> {
     Computed(&'a ForwardBounds),
 }
 
-/// The bounds of equations (2) to (6): docs/math.md, section 5.2.
+/// The bounds of equations (2) to (6): [math](rmsnorm_spec::math), section 5.2.
 ///
 /// `h_dtype` is the dtype in which `h` is stored: the residual stream's if there is one, else that of `x`. `outputs`
 /// are the reference's for `inputs`; the bounds say how far a computed value may be from them.
@@ -116,7 +116,7 @@ pub fn forward(
     bounds
 }
 
-/// The bounds of equations (7) to (12): docs/math.md, section 5.3.
+/// The bounds of equations (7) to (12): [math](rmsnorm_spec::math), section 5.3.
 ///
 /// `outputs` are the reference's for `inputs`, whose `mean` and `rstd` are the ones `statistics` speaks of.
 pub fn backward(

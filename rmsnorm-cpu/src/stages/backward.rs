@@ -1,4 +1,4 @@
-//! Backward: docs/math.md, equations (7) to (12). A row is read once to find mean_wdy and mean_wdy_xhat, and again, from the
+//! Backward: math.md, equations (7) to (12). A row is read once to find mean_wdy and mean_wdy_xhat, and again, from the
 //! cache, to write dx and to add the row to the partial sums of its block. While it is written, the next row is asked for.
 
 use rmsnorm_spec::{Element, Norm, NormSpec};

@@ -1,4 +1,4 @@
-//! Forward: docs/math.md, equations (1) to (6). A row is read from memory once; later visits find it in the cache. While
+//! Forward: math.md, equations (1) to (6). A row is read from memory once; later visits find it in the cache. While
 //! it is written, the next row is asked for.
 
 use rmsnorm_spec::{CastOrder, Element, Norm, NormSpec};

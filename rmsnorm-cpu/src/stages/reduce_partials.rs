@@ -1,4 +1,4 @@
-//! The second stage of the weight gradients: adds the blocks' partial rows in order. docs/math.md, (11) and (12).
+//! The second stage of the weight gradients: adds the blocks' partial rows in order. math.md, (11) and (12).
 
 use rmsnorm_spec::Element;
 

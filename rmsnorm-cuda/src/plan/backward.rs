@@ -114,7 +114,7 @@ fn with_reduction(problem: &Problem, key: KernelKey) -> KernelKey {
 }
 
 /// Chunks of rows: as many as blocks, or a multiple where a chunk's sum would otherwise be a chain of additions longer
-/// than docs/math.md section 4 allows.
+/// than math.md section 4 allows.
 fn chunks(rows: usize, blocks: usize, groups: usize) -> usize {
     let root = rows.isqrt();
     // Of the 2 sqrt(rows) + 64 additions allowed, those that are left when the second stage has had its share.

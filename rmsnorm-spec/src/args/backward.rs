@@ -3,7 +3,7 @@
 use super::{Rows, builders};
 use crate::{Element, GradReduction, NormBackend};
 
-/// The tensors of a backward call: docs/math.md, equations (7) to (12).
+/// The tensors of a backward call: [math](crate::math), equations (7) to (12).
 ///
 /// ```text
 /// wdy = dy * (weight + weight_offset)     mean_wdy = avg(wdy) (layer norm, else 0)     mean_wdy_xhat = avg(wdy * x_hat)

@@ -3,7 +3,7 @@
 use super::{Rows, Source, builders};
 use crate::{Element, NormBackend};
 
-/// The tensors of a forward call: docs/math.md, equations (1) to (6).
+/// The tensors of a forward call: [math](crate::math), equations (1) to (6).
 ///
 /// ```text
 /// h = x (+ residual)        x_hat = (h - mean) * rstd        y = x_hat * (weight + weight_offset) + bias

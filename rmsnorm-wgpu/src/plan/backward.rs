@@ -235,7 +235,7 @@ impl Partials {
     }
 }
 
-/// Additions one after the other that docs/math.md section 4 allows in a sum over the rows.
+/// Additions one after the other that math.md section 4 allows in a sum over the rows.
 pub(super) fn most_additions(rows: u64) -> u64 {
     policy_depth_rows(rows as usize) as u64
 }
@@ -287,7 +287,7 @@ fn reduce_groups(partial_rows: u64, caps: &Caps) -> u32 {
 }
 
 /// Chunks of rows: as many as workgroups, or a multiple where a chunk's sum would otherwise be a chain of additions
-/// longer than docs/math.md section 4 allows.
+/// longer than math.md section 4 allows.
 fn chunks(rows: u64, blocks: u64, groups: u64) -> u64 {
     let root = rows.isqrt();
     // Half of the 2 sqrt(rows) + 64 additions allowed: the second stage needs some, and each of several ranges.

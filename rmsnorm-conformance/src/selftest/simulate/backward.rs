@@ -1,4 +1,4 @@
-//! The backward pass of one row: docs/math.md, equations (7) to (10), and the row's terms of (11) and (12), in f32.
+//! The backward pass of one row: math.md, equations (7) to (10), and the row's terms of (11) and (12), in f32.
 
 use rmsnorm_spec::{DType, Element, Norm};
 

@@ -1,4 +1,4 @@
-//! The forward pass of one row: docs/math.md, equations (1) to (6), in f32.
+//! The forward pass of one row: math.md, equations (1) to (6), in f32.
 
 use rmsnorm_spec::{CastOrder, DType, Element, Norm};
 

@@ -1,4 +1,4 @@
-//! `dweight` and `dbias`: docs/math.md, equations (11) and (12). f32 partial sums of blocks of rows, kept in the
+//! `dweight` and `dbias`: math.md, equations (11) and (12). f32 partial sums of blocks of rows, kept in the
 //! workspace, then a serial sum over the blocks.
 
 use rmsnorm_spec::depth::ceil_root;

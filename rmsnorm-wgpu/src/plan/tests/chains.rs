@@ -1,4 +1,4 @@
-//! The longest chain of additions, as the programs add, against what the policy allows (docs/math.md, section 4).
+//! The longest chain of additions, as the programs add, against what the policy allows (math.md, section 4).
 //!
 //! Additions of zeros are exact and do not count: the first of a sum, and those of columns or rows that are not there.
 //! So no chain is longer than the terms less one, however the rest is counted.
