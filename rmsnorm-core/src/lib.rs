@@ -39,9 +39,15 @@
 //! # }
 //! # Ok::<(), rmsnorm_core::Error>(())
 //! ```
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
 mod device;
+
+/// Its example is a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}
 
 #[cfg(feature = "conformance")]
 pub use device::Task;

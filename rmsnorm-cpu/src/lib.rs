@@ -23,6 +23,7 @@
 //! | `stages` | the arithmetic: one file per stage, shared by all instruction sets |
 //! | `kernel` | the stage bodies compiled per instruction set |
 //! | `launch` | splits rows over threads |
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod backend;
 mod caps;

@@ -17,6 +17,7 @@
 //! | `launch` | arguments to pointers, plans to launches |
 //! | `borrowed` | memory of another owner as tensors |
 //! | `library` | whether the driver and NVRTC are there |
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod backend;
 mod borrowed;

@@ -9,6 +9,7 @@
 //! | [`chain`] | additions one after the other, which error bounds follow from |
 //! | [`cache`] | what was compiled, on disk |
 //! | `testing` | calls of every kind without a device, for tests of plans; with the feature `testing` |
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
 pub mod cache;

@@ -20,6 +20,7 @@
 //! | `kernel` | pipelines, and what the driver compiled on disk |
 //! | `launch` | arguments to bindings, plans to dispatches |
 //! | `recording` | where calls go instead of being submitted |
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]
 
 mod adapter;
