@@ -92,6 +92,16 @@ pub struct Availability {
 /// Every device of every backend: what is on this machine and, for what is not, why. Never panics.
 ///
 /// A backend without a device has one entry, under its own name. Every GPU is opened, which takes a moment each.
+///
+/// # Example
+/// ```
+/// for entry in rmsnorm_core::available() {
+///     match entry.status {
+///         Ok(description) => println!("{}: {description}", entry.device),
+///         Err(reason) => println!("{}: not available: {reason}", entry.device),
+///     }
+/// }
+/// ```
 pub fn available() -> Vec<Availability> {
     let cuda = (0..cuda_devices()).map(Device::Cuda);
     let wgpu = (0..wgpu_devices()).map(Device::Wgpu);
@@ -135,6 +145,19 @@ const fn wgpu_devices() -> usize {
 ///
 /// Match on it where the tensors' types are known for each backend; with the feature `conformance`, `dispatch` runs
 /// code that is generic over all of them. Its [`Display`](fmt::Display) form says what the device is.
+///
+/// # Example
+/// ```
+/// # #[cfg(feature = "cpu")] {
+/// use rmsnorm_core::{AnyBackend, Device};
+///
+/// let device: Device = "cpu".parse()?; // or "cuda", "wgpu:1"
+/// let backend = AnyBackend::open(device)?;
+/// let cpu = backend.as_cpu().ok_or("not the CPU")?; // a `CpuBackend`, which takes slices
+/// println!("{backend}: {} threads", cpu.threads());
+/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum AnyBackend {

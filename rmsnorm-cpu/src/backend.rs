@@ -50,6 +50,14 @@ impl CpuBackend {
     /// # Errors
     /// `Unavailable` if the processor lacks the instruction set (of the backend `cpu-avx2`, say), `threads` is 0, or the
     /// threads cannot be started.
+    ///
+    /// # Example
+    /// ```
+    /// # use rmsnorm_cpu::{CpuBackend, Isa};
+    /// let backend = CpuBackend::with(Isa::detect(), 1)?;
+    /// assert_eq!(backend.threads(), 1);
+    /// # Ok::<(), rmsnorm_cpu::spec::Error>(())
+    /// ```
     pub fn with(isa: Isa, threads: usize) -> Result<Self, Error> {
         if !isa.is_available() {
             let backend = match isa {

@@ -45,6 +45,43 @@ pub use caps::Isa;
 pub use rmsnorm_spec as spec;
 
 /// The tensors of a forward call on slices.
+///
+/// # Example
+/// The residual stream: `residual_out` is `x + residual`, and `y` its norm. Activations are bf16; weight and stream are
+/// f32. `x` is the first half of every row of a buffer of 8 columns.
+/// ```
+/// use rmsnorm_cpu::{CpuBackend, Forward, spec::{Error, NormBackend, NormSpec, Rows, bf16}};
+/// # fn main() -> Result<(), Error> {
+/// let wide = [bf16::from_f32(2.0); 2 * 8];
+/// let (residual, weight) = ([-1.0f32; 2 * 4], [0.5f32; 4]);
+/// let (mut residual_out, mut y, mut rstd) = ([0.0f32; 8], [bf16::ZERO; 8], [0.0; 2]);
+/// let args = Forward::new(Rows::strided(&wide[..8 + 4], 8), &mut y).f32_weight().f32_residual();
+/// let args = args.residual(&residual).residual_out(&mut residual_out).weight(&weight).rstd(&mut rstd);
+/// CpuBackend::new().forward(&NormSpec::rms(2, 4, 1e-6), args)?;
+/// assert_eq!((residual_out, y), ([1.0; 8], [bf16::from_f32(0.5); 8]));
+/// # Ok(())
+/// # }
+/// ```
 pub type Forward<'a, T, W = T, R = T> = spec::Forward<'a, CpuBackend, T, W, R>;
 /// The tensors of a backward call on slices.
+///
+/// # Example
+/// The gradients of a layer norm, with the workspace of `dweight` and `dbias` passed in:
+/// ```
+/// use rmsnorm_cpu::{Backward, CpuBackend, Forward, spec::{Checked, Error, NormBackend, NormSpec}};
+/// # fn main() -> Result<(), Error> {
+/// let (backend, norm) = (CpuBackend::new(), NormSpec::layer(2, 4, 1e-5));
+/// let (x, weight, dy) = ([1.0f32, 2.0, 3.0, 4.0, 4.0, 3.0, 2.0, 1.0], [1.0; 4], [1.0; 8]);
+/// let (mut y, mut mean, mut rstd) = ([0.0; 8], [0.0; 2], [0.0; 2]);
+/// backend.forward(&norm, Forward::new(&x, &mut y).weight(&weight).mean(&mut mean).rstd(&mut rstd))?;
+///
+/// let (mut dx, mut dweight, mut dbias) = ([0.0; 8], [0.0; 4], [0.0; 4]);
+/// let args = Backward::new(&dy, &x, &rstd, &mut dx).mean(&mean).weight(&weight);
+/// let call = Checked::backward(&backend, norm, args.dweight(&mut dweight).dbias(&mut dbias))?;
+/// let mut workspace = vec![0.0; backend.workspace_len(call.problem())];
+/// backend.backward(&norm, call.into_args().workspace(&mut workspace))?;
+/// assert_eq!((mean, dbias), ([2.5; 2], [2.0; 4]));
+/// # Ok(())
+/// # }
+/// ```
 pub type Backward<'a, T, W = T, R = T> = spec::Backward<'a, CpuBackend, T, W, R>;

@@ -34,6 +34,15 @@ pub trait NormBackend {
     /// The f32 elements of workspace that a backward call with this problem needs; 0 if it needs none.
     ///
     /// A workspace of that size may be passed in with [`Backward::workspace`], and a call then allocates nothing.
+    ///
+    /// # Example
+    /// ```
+    /// # use rmsnorm_spec::{DType, Norm, NormBackend, Problem, Tensor};
+    /// fn workspace(backend: &impl NormBackend) -> Vec<f32> {
+    ///     let problem = Problem::backward(Norm::Rms, 4096, 1024, DType::Bf16, &[Tensor::Weight, Tensor::Dweight]);
+    ///     vec![0.0; backend.workspace_len(&problem)]
+    /// }
+    /// ```
     fn workspace_len(&self, problem: &Problem) -> usize;
 
     /// Compiles and loads what a call with this problem needs, and runs nothing: before a stream is captured, or before

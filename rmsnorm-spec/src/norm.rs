@@ -30,10 +30,36 @@ pub enum CastOrder {
     AtStore,
     /// `x_hat` is rounded to the dtype of `y` before it is multiplied with the weight, and the result is rounded again
     /// at the store. The order of Llama and of ONNX. Forward only: the backward pass does not depend on it.
+    /// ```
+    /// # use rmsnorm_spec::{CastOrder, NormSpec};
+    /// let llama = NormSpec::rms(8, 4096, 1e-5).cast_order(CastOrder::BeforeWeight);
+    /// # assert_eq!(llama.cast_order, CastOrder::BeforeWeight);
+    /// ```
     BeforeWeight,
 }
 
 /// How the gradients of weight and bias are summed over the rows.
+///
+/// # Example
+/// ```
+/// # use rmsnorm_spec::{Backward, Error, GradReduction, NormBackend, NormSpec};
+/// /// Backward with atomic additions, or with partial sums where the backend has no atomics.
+/// fn gradients<B>(
+///     backend: &B, dy: &[f32], x: &[f32], rstd: &[f32], dx: &mut [f32], dweight: &mut [f32],
+/// ) -> Result<(), Error>
+/// where
+///     B: for<'a> NormBackend<In<'a, f32> = &'a [f32], Out<'a, f32> = &'a mut [f32]>,
+/// {
+///     let spec = NormSpec::rms(rstd.len(), dweight.len(), 1e-6);
+///     let args = Backward::<_, f32>::new(dy, x, rstd, &mut *dx).dweight(&mut *dweight);
+///     match backend.backward(&spec, args.grad_reduction(GradReduction::Atomics)) {
+///         Err(Error::Unsupported { .. }) => {
+///             backend.backward(&spec, Backward::<_, f32>::new(dy, x, rstd, dx).dweight(dweight))
+///         }
+///         done => done,
+///     }
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum GradReduction {
     /// f32 partial sums per group of rows, added in a fixed order by a second stage. Deterministic.
@@ -52,6 +78,15 @@ pub enum GradReduction {
 /// A normalization of `rows` rows of `cols` elements: everything but the tensors.
 ///
 /// `cols` is the hidden size (PyTorch's `normalized_shape`), `rows` the product of all other dimensions.
+///
+/// # Example
+/// A batch of 8 sequences of 512 tokens, as GPT-2 and as Gemma normalize it:
+/// ```
+/// # use rmsnorm_spec::{Norm, NormSpec};
+/// let gpt2 = NormSpec::layer(8 * 512, 768, 1e-5);
+/// let gemma = NormSpec::rms(8 * 512, 2048, 1e-6).weight_offset(1.0);
+/// assert_eq!((gpt2.norm, gemma.norm, gemma.rows), (Norm::Layer, Norm::Rms, 4096));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormSpec {
     /// The kind of norm.

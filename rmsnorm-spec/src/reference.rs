@@ -2,6 +2,16 @@
 //!
 //! The inputs are exact values of their storage types. Rounding happens in one place only: where a residual is added,
 //! `h` is rounded to the dtype of the residual stream before it is normalized, because that is part of the definition.
+//!
+//! # Example
+//! ```
+//! # use rmsnorm_spec::{NormSpec, reference::{ForwardInputs, forward}};
+//! let inputs = ForwardInputs { x: &[3.0, 4.0, 5.0, 0.0], residual: None, weight: Some(&[1.0, 2.0]), bias: None };
+//! let out = forward(&NormSpec::rms(2, 2, 0.0), &inputs);
+//! let root = 12.5f64.sqrt();
+//! assert_eq!(out.var, [12.5, 12.5]);
+//! assert!(out.y.iter().zip([3.0, 8.0, 5.0, 0.0]).all(|(y, expected)| (y - expected / root).abs() < 1e-15));
+//! ```
 
 use crate::{DType, Norm, NormSpec};
 
