@@ -1,24 +1,24 @@
 """Writes golden.json: bounds and verdicts of the Python study that rmsnorm_conformance was ported from.
 
-    python make_golden.py /work/shared/reference/numerics > golden.json      # needs numpy and ml_dtypes
+    pip install numpy==2.4.6 ml_dtypes==0.6.0
+    python make_golden.py > golden.json
 
-The argument is the folder of bounds.py and sim.py. Inputs are not stored: tests/golden.rs makes the same ones with the
-same counter-based generator. References are extended precision here and f64 there.
+On x86-64 with these versions the file comes out as it is committed, byte for byte. Inputs are not stored: tests/golden.rs
+makes the same ones with the same counter-based generator. References are extended precision here (bounds.py) and f64
+there; the outputs that are judged come from a simulated kernel (kernel.py).
 """
 import json
-import sys
 
 import numpy as np
 
-sys.path.insert(0, sys.argv[1])
-import bounds  # noqa: E402
-import sim  # noqa: E402
+import bounds
+import kernel
 
 SAMPLES = {"f32": 240, "f16": 900, "bf16": 900}  # elements of an output that are judged, by dtype
 ARITHMETIC = {
-    "cpu": (bounds.CPU, lambda: sim.IEEE(np.random.default_rng(1), 0)),
-    "cuda": (bounds.CUDA, lambda: sim.IEEE(np.random.default_rng(1), 1)),
-    "wgsl": (bounds.WGSL, lambda: sim.WGSLModel(np.random.default_rng(1))),
+    "cpu": (bounds.Arithmetic(), lambda: kernel.Ieee(0)),
+    "cuda": (bounds.Arithmetic(rho=4.0), lambda: kernel.Ieee(1)),
+    "wgsl": (bounds.Arithmetic(u=2.0 ** -23, k=1.5, stores_nearest=False, flushes=True), kernel.Wgsl),
 }
 DEFAULTS = dict(arithmetic="cpu", mode="worst", dtype="f32", weight=None, bias=False, offset=0.0, residual=False,
                 dresidual_out=False, given=False, shift=0.0, scale=1.0, eps=1e-6, bug=None)
@@ -66,7 +66,7 @@ def inputs(index, case):
 
     def tensor(name, shape, stored, transform=lambda t: t):
         values = transform(uniform(int(np.prod(shape)), 1000 * index + TENSORS.index(name))).reshape(shape)
-        return values.astype(np.float32).astype(sim.DT[stored])
+        return values.astype(np.float32).astype(kernel.TYPES[stored])
 
     matrix, vector, parameters = (rows, cols), (cols,), case["weight"] or dtype
     return dict(
@@ -92,7 +92,7 @@ def verdict(got, reference, error, dtype, arithmetic):
     if dtype != "f32":
         below = bounds.round_to(np.abs(reference), dtype, "down")
         spacing = bounds.round_to(below + below * 2.0 ** -30 + 1e-300, dtype, "up") - below
-        store = spacing / 2 if arithmetic.rne_store else spacing
+        store = spacing / 2 if arithmetic.stores_nearest else spacing
     beyond = np.maximum(np.abs(values.astype(bounds.LD) - reference) - store, 0)
     return failures, float(np.max(beyond / error))
 
@@ -108,36 +108,28 @@ def judged(got, reference, error, dtype, arithmetic):
 
 
 def golden(index, case):
-    op = dict(rms_norm="rms", layer_norm="ln")[case["norm"]]
-    arithmetic, simulated = ARITHMETIC[case["arithmetic"]]
-    t, eps, dtype = inputs(index, case), np.float32(case["eps"]), case["dtype"]
-    definition = (op, t["x"], t["weight"], t["bias"], t["dy"], eps, case["offset"], t["residual"], t["dresidual_out"])
-    reference = bounds.reference(*definition, storage=dtype)
-    error = bounds.bounds(op, reference, eps, arithmetic, dtype, case["offset"], case["bias"], case["dresidual_out"],
-                          "stat" if case["mode"] == "statistical" else "worst")
-    outputs = dict(rstd="rstd", y="y", dx="dx", dweight="dw", dbias="db")
-    if op == "ln":
-        outputs["mean"] = "mean"
+    norm, eps, dtype, parameters = case["norm"], np.float32(case["eps"]), case["dtype"], case["weight"] or case["dtype"]
+    arithmetic, ops = ARITHMETIC[case["arithmetic"]]
+    t = inputs(index, case)
+    reference = bounds.reference(norm, t, eps, case["offset"], dtype)
+    error = bounds.bounds(norm, reference, eps, arithmetic, dtype, case)
+    outputs = ["rstd", "y", "dx", "dweight", "dbias"] + (["mean"] if norm == "layer_norm" else [])
     if case["given"]:
         # The backward pass as a backend sees it that is handed the reference's statistics, rounded to f32.
-        statistics = {name: reference[name].astype(np.float32) for name in ("mean", "rstd")}
-        backward = bounds.reference(*definition, storage=dtype, mean_in=statistics["mean"], rstd_in=statistics["rstd"])
-        given = bounds.bounds(op, backward, eps, arithmetic, dtype, case["offset"], case["bias"],
-                              case["dresidual_out"], "worst", stats_given=True)
-        for name in ("dx", "dw", "db"):
+        statistics = [reference[name].astype(np.float32) for name in ("mean", "rstd")]
+        backward = bounds.reference(norm, t, eps, case["offset"], dtype, *statistics)
+        given = bounds.bounds(norm, backward, eps, arithmetic, dtype, case, given=True)
+        for name in ("dx", "dweight", "dbias"):
             reference[name], error[name] = backward[name], given[name]
     result = dict(case, reference={}, bound={}, judged={})
-    kernel = sim.impl(op, t["x"], t["weight"], t["bias"], t["dy"], eps, case["offset"], dtype, simulated(), lanes=32,
-                      block=128, res=t["residual"], dres=t["dresidual_out"], mut=case["bug"],
-                      fmt_w=case["weight"] or dtype)
-    stored = dict(mean="f32", rstd="f32", y=dtype, dx=dtype, dweight=case["weight"] or dtype,
-                  dbias=case["weight"] or dtype)
-    for name, short in outputs.items():
-        result["reference"][name] = summary(reference[short])
-        result["bound"][name] = summary(error[short])
+    got = kernel.run(norm, t, eps, case["offset"], dtype, parameters, ops(), case["bug"])
+    stored = dict(mean="f32", rstd="f32", y=dtype, dx=dtype, dweight=parameters, dbias=parameters)
+    for name in outputs:
+        result["reference"][name] = summary(reference[name])
+        result["bound"][name] = summary(error[name])
         # The simulated kernel uses its own statistics, so its gradients say nothing about given ones.
         if not (case["given"] and name in ("dx", "dweight", "dbias")):
-            result["judged"][name] = judged(kernel[short], reference[short], error[short], stored[name], arithmetic)
+            result["judged"][name] = judged(got[name], reference[name], error[name], stored[name], arithmetic)
     return result
 
 
