@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Ours and a published CPU library, one after the other on the same machine, then sweeps:
 #     bash benches/cpu.sh FOLDER [COMMAND..]
-# FOLDER holds the binary `rmsnorm`. COMMAND prints the peers' lines, as the programs of ../shared/peers/cpu do; they are
-# to visit several input sets in turn, as ours do, or they find their data in a cache. Without one ours is measured alone.
+# FOLDER holds the binary `rmsnorm`. COMMAND prints the peers' lines, as docs/benchmarks.md describes them; they are to
+# visit several input sets in turn, as ours do, or they find their data in a cache. Without one ours is measured alone.
 # Writes before.json, peers.jsonl, after.json and sweeps.json to $OUT (else the current folder), a table of each and a
 # picture of the sweeps. Nothing else should run meanwhile: about five minutes on two cores.
 set -euo pipefail

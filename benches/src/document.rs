@@ -2,11 +2,15 @@
 //!
 //! What documents did not always have is optional, so that old ones can still be read.
 
+use std::fmt;
+use std::path::Path;
+
 use rmsnorm_core::{AnyBackend, Device, GradReduction};
 use serde::{Deserialize, Serialize};
 
+use crate::figure::read_text;
 use crate::selection::Row;
-use crate::{Op, Operation, reduction_name};
+use crate::{BenchError, Op, Operation, reduction_name};
 
 /// The commit that the program was built from, with a `+` if files had changed since; `unknown` outside a repository.
 pub const REVISION: &str =
@@ -113,7 +117,66 @@ pub struct Measured {
     pub samples_us: Vec<f64>,
 }
 
+impl Document {
+    /// The document of a file.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or is no document.
+    pub fn read(path: &Path) -> Result<Self, BenchError> {
+        let refuse = |error| {
+            BenchError::Input(format!(
+                "cannot read {}: it is no report of `rmsnorm bench --json`: {error}",
+                path.display()
+            ))
+        };
+        serde_json::from_str(&read_text(path)?).map_err(refuse)
+    }
+
+    /// Adds a later run on the same machine. Rows of one backend and device come under one report, by operation, length
+    /// and number of rows; a row that was measured again takes the place of the earlier one.
+    pub fn append(&mut self, later: Document) {
+        let devices = &mut self.machine.devices;
+        let new = |device: &String| !devices.contains(device);
+        let new: Vec<String> = later.machine.devices.into_iter().filter(new).collect();
+        devices.extend(new);
+        for report in later.reports {
+            let is_same = |known: &&mut Report| (&known.backend, &known.device) == (&report.backend, &report.device);
+            match self.reports.iter_mut().find(is_same) {
+                Some(known) => known.append(report),
+                None => self.reports.push(report),
+            }
+        }
+    }
+}
+
+impl Report {
+    fn append(&mut self, later: Report) {
+        let subject = |row: &Measured| {
+            let op = Op::ALL.iter().position(|op| op.name() == row.op);
+            (row.norm.clone(), op, row.dtype.clone(), row.cols, row.rows, row.reduction.clone())
+        };
+        let again: Vec<_> = later.rows.iter().map(subject).collect();
+        self.rows.retain(|row| !again.contains(&subject(row)));
+        self.rows.extend(later.rows);
+        self.rows.sort_by_cached_key(subject);
+        for (known, more) in [(&mut self.unsupported, later.unsupported), (&mut self.skipped, later.skipped)] {
+            for line in more {
+                if !known.contains(&line) {
+                    known.push(line);
+                }
+            }
+        }
+        self.failed = later.failed.or(self.failed.take());
+    }
+}
+
 impl Machine {
+    /// Whether figures of the two can stand in one document. They may be of different devices.
+    pub fn is_same(&self, other: &Machine) -> bool {
+        let Machine { devices: _, os, arch, processor, threads } = self;
+        (os, arch, processor, threads) == (&other.os, &other.arch, &other.processor, &other.threads)
+    }
+
     /// This machine, with the devices of these backends.
     pub fn this(backends: &[AnyBackend]) -> Self {
         Machine {
@@ -123,6 +186,14 @@ impl Machine {
             processor: processor(),
             threads: std::thread::available_parallelism().map_or(0, usize::from),
         }
+    }
+}
+
+/// All but the devices: `linux, x86_64, AMD EPYC, 2 threads`.
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Machine { devices: _, os, arch, processor, threads } = self;
+        write!(f, "{os}, {arch}, {}, {threads} threads", processor.as_deref().unwrap_or("processor unknown"))
     }
 }
 
@@ -163,5 +234,60 @@ impl Measured {
             plan: Some(row.plan.clone()),
             samples_us: row.samples.all().iter().map(|seconds| seconds * 1e6).collect(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(op: &str, rows: usize, us: f64) -> Measured {
+        let text = format!(
+            r#"{{"op": "{op}", "norm": "rms_norm", "reduction": null, "dtype": "f32", "rows": {rows}, "cols": 8, "cold": true,
+            "bytes": 1, "us": {us}, "us_p5": 1, "us_p95": 1, "gbs": 1, "copy_gbs": 1, "of_copy": 1}}"#
+        );
+        serde_json::from_str(&text).unwrap()
+    }
+
+    fn document(device: &str, rows: Vec<Measured>, skipped: &str) -> Document {
+        let report = Report {
+            backend: "cuda".into(),
+            device: device.into(),
+            rows,
+            unsupported: vec![],
+            skipped: vec![skipped.into()],
+            failed: None,
+        };
+        let machine = Machine {
+            devices: vec![device.into()],
+            os: "linux".into(),
+            arch: "x86_64".into(),
+            processor: None,
+            threads: 2,
+        };
+        Document { suite: "rmsnorm".into(), machine, reports: vec![report] }
+    }
+
+    #[test]
+    fn runs_are_joined_by_device_in_order_and_the_later_row_counts() {
+        let mut joined = document("H200", vec![row("backward", 1, 1.0), row("forward", 4, 2.0)], "a");
+        joined.append(document(
+            "H200",
+            vec![row("forward", 4, 3.0), row("add_forward", 1, 4.0), row("forward", 2, 5.0)],
+            "a",
+        ));
+        joined.append(document("A100", vec![row("forward", 1, 6.0)], "b"));
+        assert_eq!(joined.machine.devices, ["H200", "A100"]);
+        let [first, second] = &joined.reports[..] else { panic!("{:?}", joined.reports) };
+        let told: Vec<_> = first.rows.iter().map(|row| (row.op.as_str(), row.rows, row.us)).collect();
+        assert_eq!(told, [("forward", 2, 5.0), ("forward", 4, 3.0), ("add_forward", 1, 4.0), ("backward", 1, 1.0)]);
+        assert_eq!((first.skipped.len(), second.rows.len()), (1, 1));
+    }
+
+    #[test]
+    fn machines_are_told_apart_by_all_but_their_devices() {
+        let machine = document("H200", vec![], "").machine;
+        assert!(machine.is_same(&Machine { devices: vec![], ..machine.clone() }));
+        assert!(!machine.is_same(&Machine { threads: 3, ..machine.clone() }));
     }
 }

@@ -6,7 +6,7 @@ use rmsnorm_core::{DType, GradReduction, Norm};
 use serde::Deserialize;
 
 use crate::BenchError;
-use crate::document::{Document, Machine, Measured, Report};
+use crate::document::{Document, Measured, Report};
 use crate::selection::MOST_ELEMENTS;
 use crate::{Op, Shape, reduction_name};
 
@@ -48,7 +48,7 @@ pub struct Figure {
     pub has_gaps: bool,
 }
 
-/// What a peer's row measures, as the peers' scripts have it.
+/// What a peer's row measures. The files of published kernels are described in docs/benchmarks.md.
 #[derive(Deserialize)]
 struct PeerSubject {
     op: String,
@@ -59,7 +59,7 @@ struct PeerSubject {
     cols: usize,
 }
 
-/// The rows of `../shared/peers/bench_peers.py`, on a GPU.
+/// A row of a list: a published kernel on a GPU.
 #[derive(Deserialize)]
 struct GpuPeer {
     #[serde(flatten)]
@@ -70,7 +70,7 @@ struct GpuPeer {
     mode: Option<String>,
 }
 
-/// The lines of `../shared/peers/cpu`.
+/// A line: a published kernel on the CPU.
 #[derive(Deserialize)]
 struct CpuPeer {
     #[serde(flatten)]
@@ -140,7 +140,7 @@ impl Figure {
 ///
 /// # Errors
 /// If it cannot be read as text.
-fn read_text(path: &Path) -> Result<String, BenchError> {
+pub(crate) fn read_text(path: &Path) -> Result<String, BenchError> {
     std::fs::read_to_string(path).map_err(|error| BenchError::Input(format!("cannot read {}: {error}", path.display())))
 }
 
@@ -152,10 +152,9 @@ fn is_a_line(text: &str) -> bool {
 
 /// The figures of a document.
 pub fn of_document(document: &Document) -> Vec<Figure> {
-    let Machine { os, arch, processor, threads, .. } = &document.machine;
     let of_report = |report: &Report| -> Vec<Figure> {
         // A device's own words do not tell machines apart.
-        let device = format!("{}, {os}, {arch}, {processor:?}, {threads} threads", report.device);
+        let device = format!("{}, {}", report.device, document.machine);
         report.rows.iter().map(|row| of_measured(row, &report.backend, &device)).collect()
     };
     document.reports.iter().flat_map(of_report).collect()

@@ -5,7 +5,7 @@
 //! checked before it is timed. How time is taken is a matter of the backend: [`Measurable`].
 //!
 //! ```text
-//! selection -> workload (operation, pattern) -> check -> clock (measurable, devices) -> document -> figure -> tables, plot
+//! selection -> workload (operation, pattern) -> check -> clock (measurable, devices) -> document -> figure -> tables, targets, plot
 //! ```
 #![forbid(unsafe_code)]
 
@@ -20,7 +20,9 @@ mod operation;
 mod pattern;
 pub mod plot;
 pub mod selection;
+pub mod shapes;
 pub mod side_by_side;
+pub mod targets;
 mod workload;
 
 pub use clock::{Samples, Sampling, Timing, alternate};

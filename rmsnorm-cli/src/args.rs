@@ -113,9 +113,13 @@ pub struct BenchArgs {
     /// How backward sums weight gradients over the rows: partials, locks, atomics [default: partials]
     #[arg(long, value_name = "REDUCTION,..", value_delimiter = ',')]
     pub reduction: Vec<String>,
-    /// The shapes to measure, as rows x cols: 4096x4096 [default: a list for each backend]
+    /// The shapes to measure, as rows x cols: 4096x4096; @NAME is a list of benches/shapes.toml, such as @h200-forward
+    /// [default: a list for each backend]
     #[arg(long, value_name = "MxN,..", value_delimiter = ',')]
     pub shapes: Vec<String>,
+    /// Print the shapes that --shapes names, one a line, and measure none
+    #[arg(long, requires = "shapes", conflicts_with_all = ["json", "append", "plot"])]
+    pub list: bool,
     /// Sweeps instead of shapes: cols, row lengths at a fixed number of bytes, and rows, numbers of rows of one length
     #[arg(long, value_name = "SWEEP,..", value_delimiter = ',', conflicts_with = "shapes")]
     pub sweep: Vec<String>,
@@ -128,6 +132,9 @@ pub struct BenchArgs {
     /// Write the measurements as JSON to this file (`-`: stdout)
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// Add the measurements to those in this file, which is of this machine; without the file, as --json
+    #[arg(long, value_name = "FILE", conflicts_with = "json")]
+    pub append: Option<PathBuf>,
     /// Compare with the measurements of these files, as `rmsnorm compare` reads them
     #[arg(long, value_name = "FILE,..", value_delimiter = ',')]
     pub compare: Vec<PathBuf>,
@@ -143,6 +150,9 @@ pub struct CompareArgs {
     /// Reports of `rmsnorm bench --json`, and results of published kernels
     #[arg(value_name = "FILE", required = true)]
     pub files: Vec<PathBuf>,
+    /// Hold our measurements to the speeds that this file aims at, such as benches/targets.toml
+    #[arg(long, value_name = "FILE.toml")]
+    pub targets: Option<PathBuf>,
     /// Draw rates over row lengths, and times over numbers of rows, into this SVG file
     #[arg(long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,

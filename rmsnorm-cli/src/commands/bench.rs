@@ -1,10 +1,12 @@
 //! `rmsnorm bench`: forward and backward against this machine's copy bandwidth.
 
+use std::path::Path;
+
 use rmsnorm_bench::document::{Document, Machine, Measured, Report};
 use rmsnorm_bench::figure::Figure;
-use rmsnorm_bench::selection::{MOST_ELEMENTS, Outcome, Row, Selection, Shapes, Sweep, admit, measure, sizes};
+use rmsnorm_bench::selection::{Outcome, Row, Selection, Shapes, Sweep, admit, measure, sizes};
 use rmsnorm_bench::{Mode, Op, Operation, REDUCTIONS, Shape, reduction_name};
-use rmsnorm_bench::{figure, plot, side_by_side};
+use rmsnorm_bench::{figure, plot, shapes, side_by_side};
 use rmsnorm_core::{AnyBackend, DType, GradReduction, Norm};
 
 use super::compare;
@@ -16,9 +18,14 @@ use crate::progress::Progress;
 
 /// Measures and prints a table of each backend, then all of them side by side with earlier measurements.
 pub fn run(args: &BenchArgs) -> Result<(), Failure> {
+    let given = given_shapes(args)?;
+    if args.list {
+        return print(&given.iter().map(|shape| format!("{shape}\n")).collect::<String>());
+    }
     let json = args.json.as_deref().map(Output::new).transpose()?;
+    let appended = args.append.as_deref().map(Appended::new).transpose()?;
     let picture = args.plot.as_deref().map(OutputFile::new).transpose()?;
-    let selection = selection(args)?;
+    let selection = selection(args, given)?;
     let earlier = compare::read_all(&args.compare)?;
     let backends = open_all(args)?;
     backends.iter().try_for_each(|backend| admit(backend, &selection))?;
@@ -37,21 +44,61 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     }
     let suite = concat!("rmsnorm ", env!("CARGO_PKG_VERSION")).to_owned();
     let document = Document { suite, machine: Machine::this(&backends), reports };
+    let figures = figure::join_with_earlier(figure::of_document(&document), earlier);
     // What was measured before a failure is kept.
-    let has_rows = document.reports.iter().any(|report| !report.rows.is_empty());
-    if let (Some(output), true) = (json, has_rows || failed.is_none()) {
-        let text = serde_json::to_string_pretty(&document).map_err(|error| format!("cannot write JSON: {error}"))?;
-        output.write(format!("{text}\n").as_bytes())?;
+    if document.reports.iter().any(|report| !report.rows.is_empty()) || failed.is_none() {
+        match (json, appended) {
+            (Some(output), _) => output.write(text(&document)?.as_bytes())?,
+            (None, Some(appended)) => appended.write(document)?,
+            (None, None) => {}
+        }
     }
     if let Some(failure) = failed {
         return Err(failure);
     }
-    let figures = figure::join_with_earlier(figure::of_document(&document), earlier);
     if !to_stdout && figure::sources(&figures).len() > 1 {
         let table = side_by_side::table(&figures).unwrap_or("no two of them have a shape in common\n".into());
         print(&format!("\n{table}"))?;
     }
     picture.map_or(Ok(()), |file| file.write(&[plot::svg(&figures)?.as_bytes()]))
+}
+
+/// A file that measurements are added to.
+struct Appended {
+    file: OutputFile,
+    /// What is in it.
+    earlier: Option<Document>,
+}
+
+impl Appended {
+    /// # Errors
+    /// If the file cannot be written, or holds anything but measurements of this machine.
+    fn new(path: &Path) -> Result<Self, Failure> {
+        let file = OutputFile::new(path)?;
+        let earlier = path.exists().then(|| Document::read(path)).transpose()?;
+        match &earlier {
+            Some(Document { machine, .. }) if !machine.is_same(&Machine::this(&[])) => {
+                Err(Failure::Input(format!("--append: {} is of another machine: {machine}", path.display())))
+            }
+            Some(_) | None => Ok(Appended { file, earlier }),
+        }
+    }
+
+    fn write(self, now: Document) -> Result<(), Failure> {
+        let document = match self.earlier {
+            Some(mut document) => {
+                document.append(now);
+                document
+            }
+            None => now,
+        };
+        self.file.write(&[text(&document)?.as_bytes()])
+    }
+}
+
+fn text(document: &Document) -> Result<String, Failure> {
+    let text = serde_json::to_string_pretty(document).map_err(|error| format!("cannot write JSON: {error}"))?;
+    Ok(text + "\n")
 }
 
 /// What was measured of a backend, before a failure if there was one.
@@ -185,7 +232,7 @@ fn line(row: &Row, width: usize) -> String {
     format!("{name:width$} {dtype:>5} {shape:>12} {us:10.decimals$} {rates}{gaps}\n")
 }
 
-fn selection(args: &BenchArgs) -> Result<Selection, Failure> {
+fn selection(args: &BenchArgs, shapes: Vec<Shape>) -> Result<Selection, Failure> {
     let norms = choose("--norm", &args.norm, &Norm::ALL, Norm::name)?;
     let ops = choose("--op", &args.op, &Op::ALL, Op::name)?;
     let reductions = if args.reduction.is_empty() {
@@ -198,7 +245,6 @@ fn selection(args: &BenchArgs) -> Result<Selection, Failure> {
     } else {
         choose("--dtype", &args.dtype, &DType::ALL, DType::name)?
     };
-    let shapes = args.shapes.iter().map(|text| parse_shape(text)).collect::<Result<Vec<_>, _>>()?;
     let shapes = match (args.sweep.is_empty(), shapes.is_empty()) {
         // A picture is of sweeps, unless shapes are given.
         (true, true) if args.plot.is_some() => Shapes::Sweeps(Sweep::ALL.to_vec()),
@@ -225,16 +271,10 @@ fn choose<V: Copy>(
     names.iter().map(|name| backends::one_of(flag, name, all, &name_of)).collect()
 }
 
-fn parse_shape(text: &str) -> Result<Shape, Failure> {
-    let wrong = |why: &str| Failure::Input(format!("--shapes: {why}, got {text:?}"));
-    let (rows, cols) = text.split_once('x').ok_or_else(|| wrong("expected rows x cols as in 4096x1024"))?;
-    let number = |text: &str| text.parse::<usize>().map_err(|_| wrong("expected rows x cols as in 4096x1024"));
-    let shape = Shape { rows: number(rows)?, cols: number(cols)? };
-    match shape.rows.checked_mul(shape.cols) {
-        Some(1..=MOST_ELEMENTS) => Ok(shape),
-        Some(0) => Err(wrong("rows and cols must be at least 1")),
-        Some(_) | None => Err(wrong("no memory holds that many elements")),
-    }
+/// The shapes that `--shapes` names.
+fn given_shapes(args: &BenchArgs) -> Result<Vec<Shape>, Failure> {
+    let named = |name: &String| shapes::named(name).map_err(|error| Failure::Input(format!("--shapes: {error}")));
+    Ok(args.shapes.iter().map(named).collect::<Result<Vec<_>, _>>()?.concat())
 }
 
 /// The backends to measure, each opened before the first is measured.

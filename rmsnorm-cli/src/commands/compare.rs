@@ -3,21 +3,25 @@
 use std::path::Path;
 
 use rmsnorm_bench::figure::{Figure, join, read};
-use rmsnorm_bench::{plot, side_by_side};
+use rmsnorm_bench::{plot, side_by_side, targets};
 
 use crate::args::CompareArgs;
 use crate::failure::Failure;
 use crate::output::{OutputFile, print};
 
-/// Prints the table, and writes the picture.
+/// Prints the table and what became of the targets, and writes the picture.
 pub fn run(args: &CompareArgs) -> Result<(), Failure> {
     let picture = args.plot.as_deref().map(OutputFile::new).transpose()?;
+    let targets = args.targets.as_deref().map(targets::read).transpose()?;
     let figures = join(read_all(&args.files)?);
     if figures.is_empty() {
         return Err(Failure::Input("the files have no measurements to compare".into()));
     }
     let svg = picture.map(|file| plot::svg(&figures).map(|svg| (file, svg))).transpose()?;
     print(&side_by_side::table(&figures).unwrap_or("no two sources have a shape in common\n".into()))?;
+    if let Some(targets) = targets {
+        print(&format!("\n{}", targets::table(&figures, &targets)))?;
+    }
     svg.map_or(Ok(()), |(file, svg)| file.write(&[svg.as_bytes()]))
 }
 

@@ -81,12 +81,63 @@ fn runs_without_common_shapes_are_told_apart() {
 }
 
 #[test]
+fn measurements_are_added_to_a_file() {
+    let folder = Folder::new();
+    let add = |shapes: &str, op: &str| {
+        let args =
+            ["bench", "--backend", "cpu", "--threads", "1", "--seconds", "0", "--dtype", "f32", "--norm", "rms_norm"];
+        let outcome = folder.rmsnorm(&[&args[..], &["--op", op, "--shapes", shapes, "--append", "all.json"]].concat());
+        assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{outcome:?}");
+        let document: Value = serde_json::from_slice(&std::fs::read(folder.path("all.json")).unwrap()).unwrap();
+        let reports = document["reports"].as_array().unwrap();
+        assert_eq!(reports.len(), 1);
+        let ids = reports[0]["rows"].as_array().unwrap().iter().map(|row| row["id"].as_str().unwrap().to_owned());
+        ids.collect::<Vec<_>>()
+    };
+    assert_eq!(add("2x64", "backward"), ["backward/rms_norm/f32/2x64/cpu"]);
+    // Rows come in order, and one that is measured again is there once.
+    let both = ["forward/rms_norm/f32/1x64/cpu", "backward/rms_norm/f32/2x64/cpu"];
+    assert_eq!(add("1x64", "forward"), both);
+    assert_eq!(add("1x64", "forward"), both);
+
+    let mut other: Value = serde_json::from_slice(&std::fs::read(folder.path("all.json")).unwrap()).unwrap();
+    other["machine"]["threads"] = 4096.into();
+    folder.write("other.json", other.to_string().as_bytes());
+    let outcome = folder.rmsnorm(&["bench", "--append", "other.json"]);
+    assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(2), ""), "{outcome:?}");
+    assert!(outcome.stderr.contains("other.json is of another machine: ") && outcome.stderr.lines().count() == 1);
+}
+
+#[test]
+fn lists_of_shapes_have_names() {
+    let outcome = Folder::new().rmsnorm(&["bench", "--shapes", "1x64,@h200-f32", "--list"]);
+    assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(0), "1x64\n32768x1024\n16384x4096\n"), "{outcome:?}");
+}
+
+#[test]
+fn figures_are_held_to_targets() {
+    let folder = Folder::new();
+    let document = measured(&folder, "ours.json");
+    let us = document["reports"][0]["rows"][0]["us"].as_f64().unwrap();
+    let entry = "[[target]]\nbackend = \"cpu\"\noperations = [\"rms_norm forward\"]\ndtype = \"f32\"\n";
+    let limits = format!("us = {{ 1x64 = {}, 2x64 = 1e-6, 3x64 = 1 }}", us + 1.0);
+    folder.write("targets.toml", format!("{entry}{limits}").as_bytes());
+    let outcome = folder.rmsnorm(&["compare", "ours.json", "--targets", "targets.toml"]);
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{outcome:?}");
+    let lines: Vec<&str> = outcome.stdout.lines().rev().take(3).collect();
+    assert_eq!(lines[0], "1 of 2 figures meet their targets; targets without a figure: 1");
+    assert!(lines[1].starts_with("| rms_norm forward | f32 | 2x64 | cpu | ") && lines[1].contains(" | missed by "));
+    assert!(lines[2].starts_with("| rms_norm forward | f32 | 1x64 | cpu | ") && lines[2].ends_with(" | met |"));
+}
+
+#[test]
 fn what_cannot_be_read_or_drawn_is_one_line_before_any_work() {
     let folder = Folder::new();
     folder.write("text", b"hello");
     folder.write("broken.json", b"{\"machine\": ");
     folder.write("list.json", b"[{\"op\": 1}]");
     folder.write("empty.json", b"[]");
+    folder.write("targets.toml", b"goal = 1");
     folder.write("binary", &[0xff, 0xfe, 0]);
     let row = |m: f64, ms: f64| {
         json!([{"op": "rms_fwd", "dtype": "float32", "M": m as usize, "N": 64, "provider": "quack",
@@ -95,7 +146,7 @@ fn what_cannot_be_read_or_drawn_is_one_line_before_any_work() {
     folder.write("rows.json", row(0.0, 1.0).to_string().as_bytes());
     folder.write("time.json", row(1.0, 0.0).to_string().as_bytes());
     folder.write("huge.json", row(1e18, 1.0).to_string().as_bytes());
-    let cases: [(&[&str], &str); 14] = [
+    let cases: [(&[&str], &str); 21] = [
         (&["compare", "rows.json", "--plot", "figure.svg"], "a figure that nothing can measure"),
         (&["compare", "time.json", "--plot", "figure.svg"], "a figure that nothing can measure"),
         (&["compare", "huge.json", "--plot", "figure.svg"], "a figure that nothing can measure"),
@@ -109,6 +160,13 @@ fn what_cannot_be_read_or_drawn_is_one_line_before_any_work() {
         (&["compare", "empty.json", "--plot", "absent/figure.svg"], "cannot write absent/figure.svg"),
         (&["bench", "--compare", "broken.json"], "it starts as a report"),
         (&["bench", "--plot", "absent/figure.svg"], "cannot write absent/figure.svg"),
+        (&["bench", "--append", "broken.json"], "cannot read broken.json: it is no report of `rmsnorm bench --json`"),
+        (&["bench", "--append", "list.json"], "cannot read list.json: it is no report of `rmsnorm bench --json`"),
+        (&["bench", "--append", "absent/all.json"], "cannot write absent/all.json"),
+        (&["bench", "--shapes", "@h200"], "--shapes: expected one of @h200-backward, "),
+        (&["compare", "empty.json", "--targets", "absent.toml"], "cannot read absent.toml"),
+        (&["compare", "empty.json", "--targets", "text"], "cannot read text: line 1: "),
+        (&["compare", "empty.json", "--targets", "targets.toml"], "targets.toml: line 1: unknown field `goal`"),
         (&["bench", "--sweep", "diagonal"], "--sweep: expected one of cols, rows, got \"diagonal\""),
     ];
     let before = folder.names();
