@@ -7,6 +7,8 @@ use std::sync::{Arc, OnceLock};
 use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, NormBackend, Problem, Span};
 
 use crate::caps::{Caps, Isa};
+use crate::lanes::Out;
+use crate::launch::SliceBackend;
 use crate::stages::copy::CopyRange;
 use crate::{launch, plan};
 
@@ -101,7 +103,7 @@ impl CpuBackend {
         }
         #[cfg(feature = "planted")]
         let (from, to) = (&from[..crate::planted::copied(from.len())], &mut to[..crate::planted::copied(from.len())]);
-        launch::copy(self, CopyRange { from, to, streaming });
+        launch::copy(self, CopyRange { from, to: Out::from(to), streaming });
         Ok(())
     }
 
@@ -165,6 +167,24 @@ impl NormBackend for CpuBackend {
         call: Checked<Backward<'_, Self, T, W, R>>,
     ) -> Result<(), Error> {
         launch::backward(self, call)
+    }
+}
+
+impl SliceBackend for CpuBackend {
+    fn input<'a, E: Element>(view: Self::In<'a, E>) -> &'a [E] {
+        view
+    }
+
+    fn out<'a, E: Element>(view: Self::Out<'a, E>) -> Out<'a, E> {
+        Out::from(view)
+    }
+
+    fn values<'a, E: Element>(view: Self::Out<'a, E>) -> Result<&'a mut [E], Error> {
+        Ok(view)
+    }
+
+    fn workspace(view: Self::Out<'_, f32>, len: usize) -> &mut [f32] {
+        &mut view[..len]
     }
 }
 

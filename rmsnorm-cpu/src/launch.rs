@@ -2,12 +2,12 @@
 //! those are in the plan.
 
 use rmsnorm_spec::{
-    Backward, Checked, DTypes, Element, Error, Forward, GradReduction, NormSpec, Problem, Rows, Source,
+    Backward, Checked, DTypes, Element, Error, Forward, GradReduction, NormBackend, NormSpec, Problem, Rows, Source,
 };
 
 use crate::backend::CpuBackend;
 use crate::kernel::{self, Kernel};
-use crate::lanes::LANES;
+use crate::lanes::{LANES, Out};
 use crate::plan::{self, Plan};
 use crate::stages::backward::BackwardBlocks;
 use crate::stages::copy::CopyRange;
@@ -15,37 +15,57 @@ use crate::stages::forward::{ForwardRows, Residual};
 use crate::stages::reduce_partials::PartialRows;
 use crate::stages::{Matrix, MatrixMut};
 
-pub(crate) fn forward<T: Element, W: Element, R: Element>(
+/// A backend on slices, and what the views of its outputs may be used for.
+pub(crate) trait SliceBackend: NormBackend {
+    /// A view that is read.
+    fn input<'a, E: Element>(view: Self::In<'a, E>) -> &'a [E];
+
+    /// A view that is written, and never read before.
+    fn out<'a, E: Element>(view: Self::Out<'a, E>) -> Out<'a, E>;
+
+    /// A view that is overwritten, so that it must hold values.
+    ///
+    /// # Errors
+    /// `Unsupported` if it need not.
+    fn values<'a, E: Element>(view: Self::Out<'a, E>) -> Result<&'a mut [E], Error>;
+
+    /// The first `len` elements of a workspace, with any values.
+    fn workspace(view: Self::Out<'_, f32>, len: usize) -> &mut [f32];
+}
+
+pub(crate) fn forward<B: SliceBackend, T: Element, W: Element, R: Element>(
     backend: &CpuBackend,
-    call: Checked<Forward<'_, CpuBackend, T, W, R>>,
+    call: Checked<Forward<'_, B, T, W, R>>,
 ) -> Result<(), Error> {
     let (spec, plan) = (spec_of(&call), plan::plan(call.problem(), backend.caps()));
     let kernel = kernel::forward().ok_or_else(|| no_kernel(call.problem()))?;
     let args = call.into_args();
     let cols = spec.cols;
     let (x, y) = match (args.x, args.y) {
-        (Source::Read(x), Some(y)) => (Some(matrix(x, cols)), y),
-        (Source::Overwrite(y), _) => (None, y),
+        (Source::Read(x), Some(y)) => (Some(matrix::<B, T>(x, cols)), matrix_mut::<B, T>(y, cols)),
+        (Source::Overwrite(y), _) => (None, overwritten::<B, T>(y, cols)?),
         // A `Checked` forward call has one of the two; the error is for the type system only.
         (Source::Read(_), None) => return Err(Error::Missing { arg: "y", why: "x is not overwritten" }),
     };
     let residual = match (args.residual, args.residual_out) {
         (None, _) => Residual::Absent,
-        (Some(Source::Read(residual)), None) => Residual::Read(matrix(residual, cols)),
-        (Some(Source::Read(residual)), Some(out)) => Residual::ReadWrite(matrix(residual, cols), matrix_mut(out, cols)),
-        (Some(Source::Overwrite(residual)), _) => Residual::InPlace(matrix_mut(residual, cols)),
+        (Some(Source::Read(residual)), None) => Residual::Read(matrix::<B, R>(residual, cols)),
+        (Some(Source::Read(residual)), Some(out)) => {
+            Residual::ReadWrite(matrix::<B, R>(residual, cols), matrix_mut::<B, R>(out, cols))
+        }
+        (Some(Source::Overwrite(residual)), _) => Residual::InPlace(overwritten::<B, R>(residual, cols)?),
     };
     let work = ForwardRows {
         spec,
         rows: spec.rows,
         streaming: plan.streaming,
-        weight: args.weight,
-        bias: args.bias,
+        weight: args.weight.map(B::input),
+        bias: args.bias.map(B::input),
         x,
-        y: matrix_mut(y, cols),
+        y,
         residual,
-        mean: args.mean,
-        rstd: args.rstd,
+        mean: args.mean.map(B::out),
+        rstd: args.rstd.map(B::out),
     };
     run_forward(backend, kernel, work, &plan);
     Ok(())
@@ -80,9 +100,9 @@ fn no_kernel(problem: &Problem) -> Error {
     Error::Unsupported { rule }
 }
 
-pub(crate) fn backward<T: Element, W: Element, R: Element>(
+pub(crate) fn backward<B: SliceBackend, T: Element, W: Element, R: Element>(
     backend: &CpuBackend,
-    call: Checked<Backward<'_, CpuBackend, T, W, R>>,
+    call: Checked<Backward<'_, B, T, W, R>>,
 ) -> Result<(), Error> {
     match call.problem().grad_reduction {
         GradReduction::Partials => {}
@@ -99,7 +119,7 @@ pub(crate) fn backward<T: Element, W: Element, R: Element>(
 
     let mut allocated = Vec::new();
     let workspace = match args.workspace {
-        Some(workspace) => &mut workspace[..len],
+        Some(workspace) => B::workspace(workspace, len),
         None => {
             allocated.try_reserve_exact(len).map_err(|error| no_room("workspace", len * size_of::<f32>(), &error))?;
             allocated.resize(len, 0.0);
@@ -114,13 +134,13 @@ pub(crate) fn backward<T: Element, W: Element, R: Element>(
         rows: spec.rows,
         block_rows: plan.block_rows,
         streaming: plan.streaming,
-        weight: args.weight,
-        dy: matrix(args.dy, spec.cols),
-        x: matrix(args.x, spec.cols),
-        mean: args.mean,
-        rstd: args.rstd,
-        dresidual_out: args.dresidual_out.map(|rows| matrix(rows, spec.cols)),
-        dx: matrix_mut(args.dx, spec.cols),
+        weight: args.weight.map(B::input),
+        dy: matrix::<B, T>(args.dy, spec.cols),
+        x: matrix::<B, R>(args.x, spec.cols),
+        mean: args.mean.map(B::input),
+        rstd: B::input(args.rstd),
+        dresidual_out: args.dresidual_out.map(|rows| matrix::<B, R>(rows, spec.cols)),
+        dx: matrix_mut::<B, T>(args.dx, spec.cols),
         dweight_partials: args.dweight.is_some().then_some(&mut *dweight_partials),
         dbias_partials: args.dbias.is_some().then_some(&mut *dbias_partials),
     };
@@ -128,12 +148,12 @@ pub(crate) fn backward<T: Element, W: Element, R: Element>(
     backend.install(plan.tasks, || {
         fork(work, plan.blocks, plan.tasks, &BackwardBlocks::split_at, &|work| kernel(isa, work));
     });
-    reduce_partials(backend, dweight_partials, args.dweight, plan.reduce_tasks);
-    reduce_partials(backend, dbias_partials, args.dbias, plan.reduce_tasks);
+    reduce_partials(backend, dweight_partials, args.dweight.map(B::out::<W>), plan.reduce_tasks);
+    reduce_partials(backend, dbias_partials, args.dbias.map(B::out::<W>), plan.reduce_tasks);
     Ok(())
 }
 
-fn reduce_partials<W: Element>(backend: &CpuBackend, partials: &[f32], gradient: Option<&mut [W]>, tasks: usize) {
+fn reduce_partials<W: Element>(backend: &CpuBackend, partials: &[f32], gradient: Option<Out<'_, W>>, tasks: usize) {
     let Some(gradient) = gradient else { return };
     let (isa, cols) = (backend.caps().isa, gradient.len());
     let work = PartialRows { partials, cols, first: 0, gradient };
@@ -145,7 +165,7 @@ fn reduce_partials<W: Element>(backend: &CpuBackend, partials: &[f32], gradient:
 
 pub(crate) fn copy(backend: &CpuBackend, work: CopyRange<'_>) {
     let (isa, units) = (backend.caps().isa, work.to.len());
-    let tasks = plan::tasks(2 * size_of_val(work.to), units, backend.caps());
+    let tasks = plan::tasks(2 * size_of::<f32>() * units, units, backend.caps());
     backend.install(tasks, || fork(work, units, tasks, &CopyRange::split_at, &|work| kernel::copy(isa, work)));
 }
 
@@ -170,12 +190,19 @@ fn fork<K: Send>(
     );
 }
 
-fn matrix<'a, E: Element>(rows: Rows<&'a [E]>, cols: usize) -> Matrix<'a, E> {
-    Matrix { row_stride: rows.stride(cols), data: rows.view }
+fn matrix<'a, B: SliceBackend, E: Element>(rows: Rows<B::In<'a, E>>, cols: usize) -> Matrix<'a, E> {
+    Matrix { row_stride: rows.stride(cols), data: B::input(rows.view) }
 }
 
-fn matrix_mut<'a, E: Element>(rows: Rows<&'a mut [E]>, cols: usize) -> MatrixMut<'a, E> {
-    MatrixMut { row_stride: rows.stride(cols), data: rows.view }
+fn matrix_mut<'a, B: SliceBackend, E: Element>(rows: Rows<B::Out<'a, E>>, cols: usize) -> MatrixMut<'a, E> {
+    MatrixMut { row_stride: rows.stride(cols), data: B::out(rows.view) }
+}
+
+fn overwritten<'a, B: SliceBackend, E: Element>(
+    rows: Rows<B::Out<'a, E>>,
+    cols: usize,
+) -> Result<MatrixMut<'a, E>, Error> {
+    Ok(MatrixMut { row_stride: rows.stride(cols), data: Out::from(B::values(rows.view)?) })
 }
 
 #[cfg(test)]

@@ -5,6 +5,10 @@
 //! and for any number of threads. Nothing is allocated here but the partial sums of weight gradients, and those can
 //! be passed in; rayon's queue allocates a block now and then when a call is split over threads.
 //!
+//! # Outputs
+//! Outputs are `&mut [T]`, of the caller's. Where they would be new vectors each time, [`CpuBackend::forward_vec`] and
+//! [`CpuBackend::backward_vec`] make them, and [`CpuBackend::uninit`] takes memory that holds nothing yet.
+//!
 //! # Debug builds
 //! A debug build of your program runs the CPU kernels 120 times slower than a release build, since a dependency cannot choose its
 //! own optimization. Choose it in the workspace that you build:
@@ -38,11 +42,15 @@ mod plan;
 #[cfg(feature = "planted")]
 mod planted;
 mod stages;
+mod uninit;
+mod vectors;
 
 pub use backend::CpuBackend;
 pub use caps::Isa;
 #[doc(no_inline)]
 pub use rmsnorm_spec as spec;
+pub use uninit::UninitBackend;
+pub use vectors::{BackwardInputs, BackwardOutputs, ForwardInputs, ForwardOutputs};
 
 /// The tensors of a forward call on slices.
 ///

@@ -6,6 +6,7 @@ mod traced;
 use rmsnorm_spec::{NormSpec, bf16};
 
 use self::traced::{Event, Traced, events};
+use crate::lanes::Out;
 use crate::stages::backward::BackwardBlocks;
 use crate::stages::copy::CopyRange;
 use crate::stages::forward::{ForwardRows, Residual};
@@ -45,8 +46,11 @@ fn stores_past_the_cache_are_fenced_before_a_stage_ends() {
             weight: None,
             bias: None,
             x: Some(of(&x.0)),
-            y: MatrixMut { data: &mut y.0, row_stride: COLS },
-            residual: Residual::ReadWrite(of(&residual.0), MatrixMut { data: &mut out.0, row_stride: COLS }),
+            y: MatrixMut { data: Out::from(&mut y.0[..]), row_stride: COLS },
+            residual: Residual::ReadWrite(
+                of(&residual.0),
+                MatrixMut { data: Out::from(&mut out.0[..]), row_stride: COLS },
+            ),
             mean: None,
             rstd: None,
         }
@@ -66,14 +70,14 @@ fn stores_past_the_cache_are_fenced_before_a_stage_ends() {
             mean: None,
             rstd: &[1.0; ROWS],
             dresidual_out: None,
-            dx: MatrixMut { data: &mut dx.0, row_stride: COLS },
+            dx: MatrixMut { data: Out::from(&mut dx.0[..]), row_stride: COLS },
             dweight_partials: None,
             dbias_partials: None,
         }
         .run::<Traced>();
         assert_fenced(streaming, "backward");
 
-        CopyRange { from: &x.0, to: &mut y.0, streaming }.run::<Traced>();
+        CopyRange { from: &x.0, to: Out::from(&mut y.0[..]), streaming }.run::<Traced>();
         assert_fenced(streaming, "copy");
         assert_eq!(y.0, x.0);
     }
@@ -83,7 +87,7 @@ fn stores_past_the_cache_are_fenced_before_a_stage_ends() {
 #[test]
 fn a_single_group_of_lanes_is_fenced() {
     let (x, mut y) = (Aligned([1.0f32; ROWS * COLS]), Aligned([0.0f32; ROWS * COLS]));
-    CopyRange { from: &x.0[..32], to: &mut y.0[..32], streaming: true }.run::<Traced>();
+    CopyRange { from: &x.0[..32], to: Out::from(&mut y.0[..32]), streaming: true }.run::<Traced>();
     assert_fenced(true, "copy");
 }
 

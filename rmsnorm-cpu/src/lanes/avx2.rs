@@ -5,7 +5,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{LANES, Simd};
+use super::{Group, LANES, Simd};
 
 /// AVX2 with F16C.
 pub(crate) struct Avx2;
@@ -87,24 +87,24 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn store(to: &mut [f32; LANES], lanes: Self::Lanes) {
+    fn store(to: &mut Group<f32>, lanes: Self::Lanes) {
         for (i, register) in lanes.into_iter().enumerate() {
             // SAFETY:
             // - feature: see the module;
             // - bounds: i < REGISTERS, so WIDTH elements from i * WIDTH lie inside the array.
-            unsafe { _mm256_storeu_ps(to.as_mut_ptr().add(i * WIDTH), register) }
+            unsafe { _mm256_storeu_ps(to.as_mut_ptr().cast::<f32>().add(i * WIDTH), register) }
         }
     }
 
     #[inline(always)]
-    unsafe fn stream(to: &mut [f32; LANES], lanes: Self::Lanes) {
+    unsafe fn stream(to: &mut Group<f32>, lanes: Self::Lanes) {
         for (i, register) in lanes.into_iter().enumerate() {
             // SAFETY:
             // - feature: see the module;
             // - bounds: i < REGISTERS, so WIDTH elements from i * WIDTH lie inside the array;
             // - alignment: the caller's obligation;
             // - ordering: the caller's obligation.
-            unsafe { _mm256_stream_ps(to.as_mut_ptr().add(i * WIDTH), register) }
+            unsafe { _mm256_stream_ps(to.as_mut_ptr().cast::<f32>().add(i * WIDTH), register) }
         }
     }
 
@@ -117,7 +117,7 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn store_halves(to: &mut [u16; LANES], halves: Self::Halves) {
+    fn store_halves(to: &mut Group<u16>, halves: Self::Halves) {
         for (i, register) in halves.into_iter().enumerate() {
             // SAFETY:
             // - feature: see the module;
@@ -127,7 +127,7 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn stream_halves(to: &mut [u16; LANES], halves: Self::Halves) {
+    unsafe fn stream_halves(to: &mut Group<u16>, halves: Self::Halves) {
         for (i, register) in halves.into_iter().enumerate() {
             // SAFETY:
             // - feature: see the module;

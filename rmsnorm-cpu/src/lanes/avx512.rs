@@ -6,7 +6,7 @@
 use std::arch::x86_64::*;
 
 use super::avx2::{Avx2, fold_register};
-use super::{LANES, Simd};
+use super::{Group, LANES, Simd};
 
 /// AVX-512 F, BW, VL and DQ.
 pub(crate) struct Avx512;
@@ -84,24 +84,24 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn store(to: &mut [f32; LANES], lanes: Self::Lanes) {
+    fn store(to: &mut Group<f32>, lanes: Self::Lanes) {
         for (i, register) in lanes.into_iter().enumerate() {
             // SAFETY:
             // - feature: see the module;
             // - bounds: i < REGISTERS, so WIDTH elements from i * WIDTH lie inside the array.
-            unsafe { _mm512_storeu_ps(to.as_mut_ptr().add(i * WIDTH), register) }
+            unsafe { _mm512_storeu_ps(to.as_mut_ptr().cast::<f32>().add(i * WIDTH), register) }
         }
     }
 
     #[inline(always)]
-    unsafe fn stream(to: &mut [f32; LANES], lanes: Self::Lanes) {
+    unsafe fn stream(to: &mut Group<f32>, lanes: Self::Lanes) {
         for (i, register) in lanes.into_iter().enumerate() {
             // SAFETY:
             // - feature: see the module;
             // - bounds: i < REGISTERS, so WIDTH elements from i * WIDTH lie inside the array;
             // - alignment: the caller's obligation;
             // - ordering: the caller's obligation.
-            unsafe { _mm512_stream_ps(to.as_mut_ptr().add(i * WIDTH), register) }
+            unsafe { _mm512_stream_ps(to.as_mut_ptr().cast::<f32>().add(i * WIDTH), register) }
         }
     }
 
@@ -114,7 +114,7 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn store_halves(to: &mut [u16; LANES], halves: Self::Halves) {
+    fn store_halves(to: &mut Group<u16>, halves: Self::Halves) {
         // SAFETY:
         // - feature: see the module;
         // - bounds: the register is as long as the array.
@@ -122,7 +122,7 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn stream_halves(to: &mut [u16; LANES], halves: Self::Halves) {
+    unsafe fn stream_halves(to: &mut Group<u16>, halves: Self::Halves) {
         // SAFETY:
         // - feature: see the module;
         // - bounds: the register is as long as the array;

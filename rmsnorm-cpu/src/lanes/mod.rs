@@ -9,9 +9,11 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod out;
 mod portable;
 
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 
 use rmsnorm_spec::{DType, Element};
 
@@ -19,6 +21,7 @@ use rmsnorm_spec::{DType, Element};
 pub(crate) use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx512::Avx512;
+pub(crate) use out::{Out, input_or_overwritten};
 pub(crate) use portable::Portable;
 // `Isa::is_available` never says yes to them elsewhere, but the code that asks is the same.
 #[cfg(not(target_arch = "x86_64"))]
@@ -26,6 +29,9 @@ pub(crate) use portable::{Portable as Avx2, Portable as Avx512};
 
 /// Elements that are handled together.
 pub(crate) const LANES: usize = 32;
+
+/// A group of elements to write, which may hold nothing yet. Only values go in.
+pub(crate) type Group<E> = [MaybeUninit<E>; LANES];
 
 /// What an instruction set does with a group of lanes.
 pub(crate) trait Simd {
@@ -50,23 +56,23 @@ pub(crate) trait Simd {
     /// Reads 32 elements.
     fn load(from: &[f32; LANES]) -> Self::Lanes;
     /// Writes 32 elements.
-    fn store(to: &mut [f32; LANES], lanes: Self::Lanes);
+    fn store(to: &mut Group<f32>, lanes: Self::Lanes);
     /// Writes 32 elements past the cache.
     ///
     /// # Safety
     /// - `to` is aligned to [`ALIGNMENT`];
     /// - [`fence`](Self::fence) is called on this thread before the elements are used elsewhere.
-    unsafe fn stream(to: &mut [f32; LANES], lanes: Self::Lanes);
+    unsafe fn stream(to: &mut Group<f32>, lanes: Self::Lanes);
 
     /// Reads 32 values of 16 bits.
     fn load_halves(from: &[u16; LANES]) -> Self::Halves;
     /// Writes 32 values of 16 bits.
-    fn store_halves(to: &mut [u16; LANES], halves: Self::Halves);
+    fn store_halves(to: &mut Group<u16>, halves: Self::Halves);
     /// Writes 32 values of 16 bits past the cache.
     ///
     /// # Safety
     /// As [`stream`](Self::stream).
-    unsafe fn stream_halves(to: &mut [u16; LANES], halves: Self::Halves);
+    unsafe fn stream_halves(to: &mut Group<u16>, halves: Self::Halves);
 
     /// Exact.
     fn widen_f16(halves: Self::Halves) -> Self::Lanes;
@@ -165,13 +171,12 @@ pub(crate) fn load<S: Simd, E: Element, P: Piece>(from: &[E], piece: P) -> S::La
 
 /// Rounds to the nearest elements, ties to even, and stores those within the piece.
 #[inline(always)]
-pub(crate) fn store<S: Simd, E: Element, P: Piece>(to: &mut [E], piece: P, lanes: S::Lanes) {
+pub(crate) fn store<S: Simd, E: Element, P: Piece>(to: &mut Out<'_, E>, piece: P, lanes: S::Lanes) {
     if P::IS_FULL {
-        narrow::<S, E>(full_piece(to, piece), lanes);
+        narrow::<S, E>(to.group(piece.start()), lanes);
     } else {
-        let mut all = [E::default(); LANES];
-        narrow::<S, E>(&mut all, lanes);
-        to[piece.start()..][..piece.len()].copy_from_slice(&all[..piece.len()]);
+        let all = rounded::<S, E>(lanes);
+        to.part(piece.start(), piece.len()).copy_from_slice(&all[..piece.len()]);
     }
 }
 
@@ -218,7 +223,7 @@ impl Stores<'_> {
     /// Elements to go before full pieces of a row can be stored past the cache: up to the first aligned one. None where
     /// nothing is.
     #[inline(always)]
-    pub(crate) fn head<E>(self, row: &[E]) -> usize {
+    pub(crate) fn head<E: Element>(self, row: &Out<'_, E>) -> usize {
         if self.streaming { row.as_ptr().align_offset(ALIGNMENT).min(row.len()) } else { 0 }
     }
 }
@@ -226,7 +231,7 @@ impl Stores<'_> {
 /// As [`store`]; past the cache if `stores` say so, where the piece is full and aligned for it.
 #[inline(always)]
 pub(crate) fn store_or_stream<S: Simd, E: Element, P: Piece>(
-    to: &mut [E],
+    to: &mut Out<'_, E>,
     piece: P,
     lanes: S::Lanes,
     stores: Stores<'_>,
@@ -235,7 +240,7 @@ pub(crate) fn store_or_stream<S: Simd, E: Element, P: Piece>(
     if !P::IS_FULL || !stores.streaming || !address.is_multiple_of(ALIGNMENT) {
         return store::<S, E, P>(to, piece, lanes);
     }
-    let to = full_piece(to, piece);
+    let to = to.group(piece.start());
     // SAFETY:
     // - alignment: checked above;
     // - ordering: `stores` borrows a `Fenced`, which does not leave this thread and fences when it is dropped; no stage
@@ -278,16 +283,17 @@ pub(crate) fn within<S: Simd, P: Piece>(piece: P, lanes: S::Lanes) -> S::Lanes {
     if P::IS_FULL {
         return lanes;
     }
-    let mut array = to_array::<S>(lanes);
+    let mut array = rounded::<S, f32>(lanes);
     array[piece.len()..].fill(0.0);
     S::load(&array)
 }
 
+/// The nearest elements, ties to even.
 #[inline(always)]
-fn to_array<S: Simd>(lanes: S::Lanes) -> [f32; LANES] {
-    let mut array = [0.0; LANES];
-    S::store(&mut array, lanes);
-    array
+fn rounded<S: Simd, E: Element>(lanes: S::Lanes) -> [E; LANES] {
+    let mut all = [E::default(); LANES];
+    narrow::<S, E>(Out::from(&mut all[..]).group(0), lanes);
+    all
 }
 
 #[inline(always)]
@@ -300,17 +306,12 @@ fn widen<S: Simd, E: Element>(from: &[E; LANES]) -> S::Lanes {
 }
 
 #[inline(always)]
-fn narrow<S: Simd, E: Element>(to: &mut [E; LANES], lanes: S::Lanes) {
+fn narrow<S: Simd, E: Element>(to: &mut Group<E>, lanes: S::Lanes) {
     match E::DTYPE {
         DType::F32 => S::store(cast_mut(to), lanes),
         DType::F16 => S::store_halves(cast_mut(to), S::narrow_f16(lanes)),
         DType::Bf16 => S::store_halves(cast_mut(to), S::narrow_bf16(lanes)),
     }
-}
-
-#[inline(always)]
-fn full_piece<E, P: Piece>(to: &mut [E], piece: P) -> &mut [E; LANES] {
-    &mut to[piece.start()..piece.start() + LANES].as_chunks_mut::<LANES>().0[0]
 }
 
 // Out of the loops' code: the ends of rows are rare.
@@ -328,8 +329,12 @@ fn cast<E: Element, F: bytemuck::Pod>(from: &[E; LANES]) -> &[F; LANES] {
 }
 
 #[inline(always)]
-fn cast_mut<E: Element, F: bytemuck::Pod>(to: &mut [E; LANES]) -> &mut [F; LANES] {
-    &mut bytemuck::cast_slice_mut(to).as_chunks_mut::<LANES>().0[0]
+fn cast_mut<E: Element, F: bytemuck::Pod>(to: &mut Group<E>) -> &mut Group<F> {
+    assert!(size_of::<E>() == size_of::<F>() && align_of::<E>() == align_of::<F>());
+    // SAFETY:
+    // - memory: the same bytes, borrowed as before, at the same size and alignment, which were compared;
+    // - contents: any bytes are an element of either type, and `MaybeUninit` asks for none.
+    unsafe { &mut *std::ptr::from_mut(to).cast() }
 }
 
 #[cfg(test)]
@@ -373,9 +378,7 @@ mod tests {
     fn stores_round_to_nearest_even<S: Simd>(isa: Isa) {
         fn check<S: Simd, E: Element>(values: Vec<f32>, isa: Isa) {
             for values in values.as_chunks::<LANES>().0 {
-                let mut got = [E::default(); LANES];
-                narrow::<S, E>(&mut got, S::load(values));
-                for (got, value) in got.into_iter().zip(values) {
+                for (got, value) in rounded::<S, E>(S::load(values)).into_iter().zip(values) {
                     assert_same(got, E::from_f32(*value), *value, isa);
                 }
             }
@@ -393,7 +396,7 @@ mod tests {
         fn check<S: Simd, E: Element>(isa: Isa) {
             let all: Vec<E> = (0..=u32::from(u16::MAX)).map(E::from_bits).collect();
             for start in (0..all.len()).step_by(LANES) {
-                let got = to_array::<S>(load::<S, E, _>(&all, Full { start }));
+                let got = rounded::<S, f32>(load::<S, E, _>(&all, Full { start }));
                 for (got, element) in got.into_iter().zip(&all[start..]) {
                     let expected = element.to_f32();
                     let same = got.to_bits() == expected.to_bits() || (got.is_nan() && expected.is_nan());
@@ -417,8 +420,8 @@ mod tests {
                 let (mut to, mut visits) = (vec![0.0f32; cols], 0);
                 for_each_piece!(head, cols, piece => {
                     let lanes = load::<S, f32, _>(&from, piece);
-                    assert_eq!(to_array::<S>(lanes)[piece.len()..].iter().sum::<f32>(), 0.0);
-                    store::<S, f32, _>(&mut to, piece, lanes);
+                    assert_eq!(rounded::<S, f32>(lanes)[piece.len()..].iter().sum::<f32>(), 0.0);
+                    store::<S, f32, _>(&mut Out::from(&mut to[..]), piece, lanes);
                     visits += piece.len();
                 });
                 assert_eq!((&to, visits), (&from, cols), "cols {cols}, head {head} on {isa}");

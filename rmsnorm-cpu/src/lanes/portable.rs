@@ -1,6 +1,8 @@
 //! What the compilation target guarantees (SSE2 on x86-64, NEON on aarch64), by loops that the compiler vectorises.
 
-use super::{LANES, Simd};
+use std::mem::MaybeUninit;
+
+use super::{Group, LANES, Simd};
 
 /// No instruction set beyond the target's.
 pub(crate) struct Portable;
@@ -52,13 +54,13 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn store(to: &mut [f32; LANES], lanes: Self::Lanes) {
-        *to = lanes;
+    fn store(to: &mut Group<f32>, lanes: Self::Lanes) {
+        *to = lanes.map(MaybeUninit::new);
     }
 
     #[inline(always)]
-    unsafe fn stream(to: &mut [f32; LANES], lanes: Self::Lanes) {
-        *to = lanes;
+    unsafe fn stream(to: &mut Group<f32>, lanes: Self::Lanes) {
+        *to = lanes.map(MaybeUninit::new);
     }
 
     #[inline(always)]
@@ -67,13 +69,13 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn store_halves(to: &mut [u16; LANES], halves: Self::Halves) {
-        *to = halves;
+    fn store_halves(to: &mut Group<u16>, halves: Self::Halves) {
+        *to = halves.map(MaybeUninit::new);
     }
 
     #[inline(always)]
-    unsafe fn stream_halves(to: &mut [u16; LANES], halves: Self::Halves) {
-        *to = halves;
+    unsafe fn stream_halves(to: &mut Group<u16>, halves: Self::Halves) {
+        *to = halves.map(MaybeUninit::new);
     }
 
     #[inline(always)]

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use rmsnorm_spec::{CastOrder, Norm, NormSpec, bf16, f16};
 
 use super::*;
-use crate::Isa;
+use crate::{Isa, lanes};
 
 fn pool() -> rayon::ThreadPool {
     rayon::ThreadPoolBuilder::new().num_threads(4).build().unwrap()
@@ -56,12 +56,15 @@ fn a_matrix_is_split_at_rows_far_apart() {
         (0..split).for_each(|row| assert_eq!(first(&low, row), row as u16 + 1, "split at {split}"));
         (split..5).for_each(|row| assert_eq!(first(&high, row - split), row as u16 + 1, "split at {split}"));
     }
+    let first_mut = |matrix: &mut MatrixMut<'_, f16>, row| {
+        let row = matrix.row(row, 1);
+        lanes::input_or_overwritten(None, &row)[0].to_bits()
+    };
     for split in 0..=5 {
-        let matrix = MatrixMut { data: bytemuck::cast_slice_mut::<u16, f16>(&mut data), row_stride };
+        let matrix = MatrixMut { data: Out::from(bytemuck::cast_slice_mut::<u16, f16>(&mut data)), row_stride };
         let (mut low, mut high) = matrix.split_at(split);
-        (0..split).for_each(|row| assert_eq!(low.row(row, 1)[0].to_bits(), row as u16 + 1, "split at {split}"));
-        (split..5)
-            .for_each(|row| assert_eq!(high.row(row - split, 1)[0].to_bits(), row as u16 + 1, "split at {split}"));
+        (0..split).for_each(|row| assert_eq!(first_mut(&mut low, row), row as u16 + 1, "split at {split}"));
+        (split..5).for_each(|row| assert_eq!(first_mut(&mut high, row - split), row as u16 + 1, "split at {split}"));
     }
 }
 
@@ -101,7 +104,7 @@ fn forward_by(tasks: usize, has: Has) -> [Vec<u32>; 4] {
     let (mut mean, mut rstd) = (vec![7.0f32; ROWS], vec![7.0f32; ROWS]);
     let spec = NormSpec::layer(ROWS, COLS, 1e-5).weight_offset(0.3).cast_order(CastOrder::BeforeWeight);
     let added = Matrix { data: residual.as_slice(), row_stride: residual_stride };
-    let sum = MatrixMut { data: out.as_mut_slice(), row_stride: out_stride };
+    let sum = MatrixMut { data: Out::from(out.as_mut_slice()), row_stride: out_stride };
     let work = ForwardRows {
         spec,
         rows: ROWS,
@@ -109,15 +112,15 @@ fn forward_by(tasks: usize, has: Has) -> [Vec<u32>; 4] {
         weight: Some(weight.as_slice()),
         bias: Some(bias.as_slice()),
         x: (!has.in_place).then_some(Matrix { data: x.as_slice(), row_stride: x_stride }),
-        y: MatrixMut { data: y.as_mut_slice(), row_stride: y_stride },
+        y: MatrixMut { data: Out::from(y.as_mut_slice()), row_stride: y_stride },
         residual: match (has.residual, has.residual_out, has.in_place) {
             (false, ..) => Residual::Absent,
             (true, _, true) => Residual::InPlace(sum),
             (true, false, false) => Residual::Read(added),
             (true, true, false) => Residual::ReadWrite(added, sum),
         },
-        mean: has.statistics.then_some(mean.as_mut_slice()),
-        rstd: has.statistics.then_some(rstd.as_mut_slice()),
+        mean: has.statistics.then_some(mean.as_mut_slice().into()),
+        rstd: has.statistics.then_some(rstd.as_mut_slice().into()),
     };
     let kernel = kernel::forward::<bf16, f32, f32>().unwrap();
     pool().install(|| fork(work, ROWS, tasks, &ForwardRows::split_at, &|work| kernel(Isa::Portable, work)));
@@ -157,7 +160,7 @@ fn backward_by(tasks: usize, is_layer: bool, [dweight, dbias, dresidual_out]: [b
         mean: is_layer.then_some(mean.as_slice()),
         rstd: &rstd,
         dresidual_out: dresidual_out.then_some(Matrix { data: arriving.as_slice(), row_stride: arriving_stride }),
-        dx: MatrixMut { data: dx.as_mut_slice(), row_stride: dx_stride },
+        dx: MatrixMut { data: Out::from(dx.as_mut_slice()), row_stride: dx_stride },
         dweight_partials: dweight.then_some(of_dweight.as_mut_slice()),
         dbias_partials: dbias.then_some(of_dbias.as_mut_slice()),
     };
@@ -165,7 +168,7 @@ fn backward_by(tasks: usize, is_layer: bool, [dweight, dbias, dresidual_out]: [b
     pool().install(|| fork(work, blocks, tasks, &BackwardBlocks::split_at, &|work| kernel(Isa::Portable, work)));
     let sums = |partials: &[f32]| {
         let mut gradient = vec![f16::NAN; COLS];
-        let work = PartialRows { partials, cols: COLS, first: 0, gradient: &mut gradient };
+        let work = PartialRows { partials, cols: COLS, first: 0, gradient: Out::from(&mut gradient[..]) };
         kernel::reduce_partials(Isa::Portable, work);
         as_bits(&gradient)
     };
@@ -200,7 +203,7 @@ fn the_second_stage_has_the_same_sums_in_any_number_of_tasks() {
             let expected: Vec<f32> = (0..cols).map(|col| (col * blocks) as f32 + more).collect();
             for tasks in [1, 2, 3, 4, 5, 7] {
                 let mut gradient = vec![f32::NAN; cols];
-                let work = PartialRows { partials: &partials, cols, first: 0, gradient: &mut gradient };
+                let work = PartialRows { partials: &partials, cols, first: 0, gradient: Out::from(&mut gradient[..]) };
                 let run = |work: PartialRows<'_, f32>| kernel::reduce_partials(Isa::detect(), work);
                 pool.install(|| fork(work, cols / LANES, tasks, &PartialRows::split_at_group, &run));
                 assert_eq!(gradient, expected, "{blocks}x{cols} in {tasks} tasks");

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use crate::lanes::{LANES, Portable, Simd};
+use crate::lanes::{Group, LANES, Portable, Simd};
 
 /// What happened, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,20 +51,20 @@ impl Simd for Traced {
     fn load(from: &[f32; LANES]) -> Self::Lanes {
         Portable::load(from)
     }
-    fn store(to: &mut [f32; LANES], lanes: Self::Lanes) {
+    fn store(to: &mut Group<f32>, lanes: Self::Lanes) {
         Portable::store(to, lanes);
     }
-    unsafe fn stream(to: &mut [f32; LANES], lanes: Self::Lanes) {
+    unsafe fn stream(to: &mut Group<f32>, lanes: Self::Lanes) {
         record(Event::Stream);
         Portable::store(to, lanes);
     }
     fn load_halves(from: &[u16; LANES]) -> Self::Halves {
         Portable::load_halves(from)
     }
-    fn store_halves(to: &mut [u16; LANES], halves: Self::Halves) {
+    fn store_halves(to: &mut Group<u16>, halves: Self::Halves) {
         Portable::store_halves(to, halves);
     }
-    unsafe fn stream_halves(to: &mut [u16; LANES], halves: Self::Halves) {
+    unsafe fn stream_halves(to: &mut Group<u16>, halves: Self::Halves) {
         record(Event::Stream);
         Portable::store_halves(to, halves);
     }

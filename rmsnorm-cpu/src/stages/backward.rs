@@ -4,7 +4,7 @@
 use rmsnorm_spec::{Element, Norm, NormSpec};
 
 use super::{Matrix, MatrixMut};
-use crate::lanes::{self, Fenced, Piece, Simd, Stores};
+use crate::lanes::{self, Fenced, Out, Piece, Simd, Stores};
 
 /// The blocks of a backward call, or some of them.
 pub(crate) struct BackwardBlocks<'a, T, W, R> {
@@ -135,7 +135,7 @@ impl<'a, T: Element, W: Element, R: Element> BackwardBlocks<'a, T, W, R> {
         let weight_offset = S::splat(self.spec.weight_offset);
         let (mean_wdy, mean_wdy_xhat, rstd) =
             (S::splat(scalars.mean_wdy), S::splat(scalars.mean_wdy_xhat), S::splat(scalars.rstd));
-        lanes::for_each_piece!(stores.head(self.dx.row(r, cols)), cols, piece => {
+        lanes::for_each_piece!(stores.head(&self.dx.row(r, cols)), cols, piece => {
             lanes::prefetch_next::<S, T, _>(dy, dy_stride, piece);
             lanes::prefetch_next::<S, R, _>(x, x_stride, piece);
             let dy = lanes::load::<S, T, _>(dy, piece);
@@ -151,7 +151,7 @@ impl<'a, T: Element, W: Element, R: Element> BackwardBlocks<'a, T, W, R> {
             if let Some(dresidual_out) = dresidual_out {
                 dx = S::add(dx, lanes::load::<S, R, _>(dresidual_out, piece));
             }
-            lanes::store_or_stream::<S, T, _>(self.dx.row(r, cols), piece, dx, stores);
+            lanes::store_or_stream::<S, T, _>(&mut self.dx.row(r, cols), piece, dx, stores);
         });
     }
 
@@ -193,5 +193,5 @@ struct Partials<'p> {
 #[inline(always)]
 fn accumulate<S: Simd, P: Piece>(sums: &mut [f32], piece: P, is_first: bool, terms: S::Lanes) {
     let sum = if is_first { terms } else { S::add(lanes::load::<S, f32, _>(sums, piece), terms) };
-    lanes::store::<S, f32, _>(sums, piece, sum);
+    lanes::store::<S, f32, _>(&mut Out::from(sums), piece, sum);
 }

@@ -1,11 +1,11 @@
 //! A plain copy, with the kernels' own loads and stores: the yardstick that their speed is measured against.
 
-use crate::lanes::{self, Fenced, Simd};
+use crate::lanes::{self, Fenced, Out, Simd};
 
 /// A range to copy.
 pub(crate) struct CopyRange<'a> {
     pub(crate) from: &'a [f32],
-    pub(crate) to: &'a mut [f32],
+    pub(crate) to: Out<'a, f32>,
     pub(crate) streaming: bool,
 }
 
@@ -13,22 +13,22 @@ impl CopyRange<'_> {
     /// The elements before `index`, and the others.
     pub(crate) fn split_at(self, index: usize) -> (Self, Self) {
         let (from_low, from_high) = self.from.split_at(index);
-        let (to_low, to_high) = self.to.split_at_mut(index);
+        let (to_low, to_high) = self.to.split_at(index);
         (CopyRange { from: from_low, to: to_low, ..self }, CopyRange { from: from_high, to: to_high, ..self })
     }
 
     /// Copies.
     #[inline(always)]
-    pub(crate) fn run<S: Simd>(self) {
+    pub(crate) fn run<S: Simd>(mut self) {
         if !self.streaming {
             // The library's memcpy: the best that is known for a copy through the cache.
             return self.to.copy_from_slice(self.from);
         }
         let fenced = Fenced::<S>::new(true);
         let stores = fenced.stores();
-        lanes::for_each_piece!(stores.head(self.to), self.to.len(), piece => {
+        lanes::for_each_piece!(stores.head(&self.to), self.to.len(), piece => {
             let lanes = lanes::load::<S, f32, _>(self.from, piece);
-            lanes::store_or_stream::<S, f32, _>(self.to, piece, lanes, stores);
+            lanes::store_or_stream::<S, f32, _>(&mut self.to, piece, lanes, stores);
         });
     }
 }

@@ -4,7 +4,7 @@
 use rmsnorm_spec::{CastOrder, Element, Norm, NormSpec};
 
 use super::{Matrix, MatrixMut};
-use crate::lanes::{self, Fenced, Piece, Simd, Stores};
+use crate::lanes::{self, Fenced, Out, Piece, Simd, Stores};
 
 /// The rows of a forward call, or some of them.
 pub(crate) struct ForwardRows<'a, T, W, R> {
@@ -13,12 +13,12 @@ pub(crate) struct ForwardRows<'a, T, W, R> {
     pub(crate) streaming: bool,
     pub(crate) weight: Option<&'a [W]>,
     pub(crate) bias: Option<&'a [W]>,
-    /// `None` in the in-place form: x is what y holds.
+    /// `None` in the in-place form: x is what y holds, which is made of a slice of values then.
     pub(crate) x: Option<Matrix<'a, T>>,
     pub(crate) y: MatrixMut<'a, T>,
     pub(crate) residual: Residual<'a, R>,
-    pub(crate) mean: Option<&'a mut [f32]>,
-    pub(crate) rstd: Option<&'a mut [f32]>,
+    pub(crate) mean: Option<Out<'a, f32>>,
+    pub(crate) rstd: Option<Out<'a, f32>>,
 }
 
 /// What is added to x before the norm, and where the sum goes.
@@ -29,7 +29,7 @@ pub(crate) enum Residual<'a, R> {
     Read(Matrix<'a, R>),
     /// The sum is kept beside the residual.
     ReadWrite(Matrix<'a, R>, MatrixMut<'a, R>),
-    /// The sum overwrites the residual.
+    /// The sum overwrites the residual, a slice of values.
     InPlace(MatrixMut<'a, R>),
 }
 
@@ -64,7 +64,7 @@ impl<'a, R: Element> Residual<'a, R> {
 
     /// A row of what is read and of what is written; in place the former is `None`.
     #[inline(always)]
-    fn row(&mut self, row: usize, cols: usize) -> (Option<&[R]>, Option<&mut [R]>) {
+    fn row(&mut self, row: usize, cols: usize) -> (Option<&[R]>, Option<Out<'_, R>>) {
         match self {
             Residual::Absent => (None, None),
             Residual::Read(residual) => (Some(residual.row(row, cols)), None),
@@ -105,8 +105,8 @@ impl<'a, T: Element, W: Element, R: Element> ForwardRows<'a, T, W, R> {
         let (x_low, x_high) = self.x.map(|x| x.split_at(row)).unzip();
         let (y_low, y_high) = self.y.split_at(row);
         let (residual_low, residual_high) = self.residual.split_at(row);
-        let (mean_low, mean_high) = self.mean.map(|mean| mean.split_at_mut(row)).unzip();
-        let (rstd_low, rstd_high) = self.rstd.map(|rstd| rstd.split_at_mut(row)).unzip();
+        let (mean_low, mean_high) = self.mean.map(|mean| mean.split_at(row)).unzip();
+        let (rstd_low, rstd_high) = self.rstd.map(|rstd| rstd.split_at(row)).unzip();
         let low = ForwardRows {
             rows: row,
             x: x_low,
@@ -144,10 +144,10 @@ impl<'a, T: Element, W: Element, R: Element> ForwardRows<'a, T, W, R> {
                 (true, false) => self.run_row::<S, true, false>(r, stores),
             };
             if let Some(mean) = &mut self.mean {
-                mean[r] = statistics.mean;
+                mean.set(r, statistics.mean);
             }
             if let Some(rstd) = &mut self.rstd {
-                rstd[r] = statistics.rstd;
+                rstd.set(r, statistics.rstd);
             }
         }
     }
@@ -198,10 +198,10 @@ struct Statistics {
 struct Row<'r, T, W, R> {
     x: Option<&'r [T]>,
     x_stride: usize,
-    y: &'r mut [T],
+    y: Out<'r, T>,
     residual: Option<&'r [R]>,
     residual_stride: usize,
-    residual_out: Option<&'r mut [R]>,
+    residual_out: Option<Out<'r, R>>,
     weight: Option<&'r [W]>,
     weight_offset: f32,
     bias: Option<&'r [W]>,
@@ -209,6 +209,18 @@ struct Row<'r, T, W, R> {
 }
 
 impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
+    /// What is read: x, which in place is what y holds.
+    #[inline(always)]
+    fn x(&self) -> &[T] {
+        lanes::input_or_overwritten(self.x, &self.y)
+    }
+
+    /// What is added, which in place is what residual_out holds.
+    #[inline(always)]
+    fn residual(&self) -> Option<&[R]> {
+        self.residual_out.as_ref().map(|out| lanes::input_or_overwritten(self.residual, out)).or(self.residual)
+    }
+
     /// Equations (3) and (4) without a mean.
     #[inline(always)]
     fn rms_statistics<S: Simd, const RESIDUAL: bool>(&self, eps: f32) -> Statistics {
@@ -254,7 +266,7 @@ impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
     ) {
         let (mean, rstd) = (S::splat(statistics.mean), S::splat(statistics.rstd));
         let weight_offset = S::splat(self.weight_offset);
-        lanes::for_each_piece!(stores.head(self.y), self.y.len(), piece => {
+        lanes::for_each_piece!(stores.head(&self.y), self.y.len(), piece => {
             self.prefetch_next::<S, _, RESIDUAL>(piece);
             let h = self.h::<S, _, RESIDUAL>(piece);
             let mut y = S::mul(S::sub(h, mean), rstd);
@@ -267,7 +279,7 @@ impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
             if !PLAIN && let Some(bias) = self.bias {
                 y = S::add(y, lanes::load::<S, W, _>(bias, piece));
             }
-            lanes::store_or_stream::<S, T, _>(self.y, piece, y, stores);
+            lanes::store_or_stream::<S, T, _>(&mut self.y, piece, y, stores);
             if RESIDUAL && let Some(residual_out) = &mut self.residual_out {
                 lanes::store_or_stream::<S, R, _>(residual_out, piece, h, stores);
             }
@@ -278,8 +290,8 @@ impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
     /// first could not bypass the cache.
     #[inline(always)]
     fn h<S: Simd, P: Piece, const RESIDUAL: bool>(&self, piece: P) -> S::Lanes {
-        let x = lanes::load::<S, T, _>(self.x.unwrap_or(self.y), piece);
-        match self.residual.or(self.residual_out.as_deref()) {
+        let x = lanes::load::<S, T, _>(self.x(), piece);
+        match self.residual() {
             Some(residual) if RESIDUAL => {
                 lanes::round_through::<S, R>(S::add(x, lanes::load::<S, R, _>(residual, piece)))
             }
@@ -289,8 +301,8 @@ impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
 
     #[inline(always)]
     fn prefetch_next<S: Simd, P: Piece, const RESIDUAL: bool>(&self, piece: P) {
-        lanes::prefetch_next::<S, T, _>(self.x.unwrap_or(self.y), self.x_stride, piece);
-        if RESIDUAL && let Some(residual) = self.residual.or(self.residual_out.as_deref()) {
+        lanes::prefetch_next::<S, T, _>(self.x(), self.x_stride, piece);
+        if RESIDUAL && let Some(residual) = self.residual() {
             lanes::prefetch_next::<S, R, _>(residual, self.residual_stride, piece);
         }
     }

@@ -2,6 +2,8 @@
 
 use rmsnorm_spec::Element;
 
+use crate::lanes::Out;
+
 /// A matrix that is read.
 #[derive(Clone, Copy)]
 pub(crate) struct Matrix<'a, E> {
@@ -27,27 +29,28 @@ impl<'a, E: Element> Matrix<'a, E> {
     }
 }
 
-/// A matrix that is written.
+/// A matrix that is written, or overwritten.
 pub(crate) struct MatrixMut<'a, E> {
-    pub(crate) data: &'a mut [E],
+    pub(crate) data: Out<'a, E>,
     pub(crate) row_stride: usize,
 }
 
 impl<'a, E: Element> MatrixMut<'a, E> {
     /// The same matrix under another name of its element type.
     pub(crate) fn cast<F: Element>(self) -> MatrixMut<'a, F> {
-        MatrixMut { data: bytemuck::cast_slice_mut(self.data), row_stride: self.row_stride }
+        MatrixMut { data: self.data.cast(), row_stride: self.row_stride }
     }
 
     #[inline(always)]
-    pub(crate) fn row(&mut self, row: usize, cols: usize) -> &mut [E] {
-        &mut self.data[row * self.row_stride..][..cols]
+    pub(crate) fn row(&mut self, row: usize, cols: usize) -> Out<'_, E> {
+        self.data.part(row * self.row_stride, cols)
     }
 
     /// The rows before `row`, and the others.
     pub(crate) fn split_at(self, row: usize) -> (Self, Self) {
         let row_stride = self.row_stride;
-        let (low, high) = self.data.split_at_mut((row * row_stride).min(self.data.len()));
+        let at = (row * row_stride).min(self.data.len());
+        let (low, high) = self.data.split_at(at);
         (MatrixMut { data: low, row_stride }, MatrixMut { data: high, row_stride })
     }
 }

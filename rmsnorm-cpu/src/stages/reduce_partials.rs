@@ -2,7 +2,7 @@
 
 use rmsnorm_spec::Element;
 
-use crate::lanes::{self, LANES, Simd};
+use crate::lanes::{self, LANES, Out, Simd};
 
 /// Partial rows and the gradient they add up to, or a range of its columns.
 pub(crate) struct PartialRows<'a, W> {
@@ -11,37 +11,32 @@ pub(crate) struct PartialRows<'a, W> {
     pub(crate) cols: usize,
     /// The first column of `gradient`.
     pub(crate) first: usize,
-    pub(crate) gradient: &'a mut [W],
+    pub(crate) gradient: Out<'a, W>,
 }
 
 impl<'a, W: Element> PartialRows<'a, W> {
     /// The same rows under another name of the gradient's element type.
     pub(crate) fn cast<V: Element>(self) -> PartialRows<'a, V> {
-        PartialRows {
-            partials: self.partials,
-            cols: self.cols,
-            first: self.first,
-            gradient: bytemuck::cast_slice_mut(self.gradient),
-        }
+        PartialRows { partials: self.partials, cols: self.cols, first: self.first, gradient: self.gradient.cast() }
     }
 
     /// The columns before that group of lanes, and the others: only the last group of the row is a short one.
     pub(crate) fn split_at_group(self, group: usize) -> (Self, Self) {
         let col = group * LANES;
-        let (low, high) = self.gradient.split_at_mut(col);
+        let (low, high) = self.gradient.split_at(col);
         (PartialRows { gradient: low, ..self }, PartialRows { gradient: high, first: self.first + col, ..self })
     }
 
     /// Writes the gradient.
     #[inline(always)]
-    pub(crate) fn run<S: Simd>(self) {
+    pub(crate) fn run<S: Simd>(mut self) {
         let (first, len) = (self.first, self.gradient.len());
         lanes::for_each_piece!(0, len, piece => {
             let mut sums = S::splat(0.0);
             for partials in self.partials.chunks_exact(self.cols) {
                 sums = S::add(sums, lanes::load::<S, f32, _>(&partials[first..][..len], piece));
             }
-            lanes::store::<S, W, _>(self.gradient, piece, sums);
+            lanes::store::<S, W, _>(&mut self.gradient, piece, sums);
         });
     }
 }

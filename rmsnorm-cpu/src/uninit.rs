@@ -1,0 +1,100 @@
+//! [`UninitBackend`]: outputs in memory that holds nothing yet.
+
+use std::mem::MaybeUninit;
+
+use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, NormBackend, Problem, Span};
+
+use crate::lanes::Out;
+use crate::launch::{self, SliceBackend};
+use crate::{CpuBackend, plan};
+
+/// A [`CpuBackend`] whose outputs are `&mut [MaybeUninit<T>]`: they need not be zeroed first, which takes longer than a norm
+/// where the memory is new. Same kernels, same bits. Made by [`CpuBackend::uninit`]; for results in vectors there is
+/// [`CpuBackend::forward_vec`].
+///
+/// # What is written
+/// If a call succeeds, it has written every element of every output that was given: `rows * cols` of a matrix, and nothing
+/// of the gaps between strided rows. If it fails, it may have written any of them or none. A workspace is written, too, and
+/// holds nothing of use.
+///
+/// A call in place is [`Error::Unsupported`], since what is overwritten must hold values.
+///
+/// # Example
+/// ```
+/// use rmsnorm_cpu::{CpuBackend, UninitBackend, spec::{Error, Forward, NormBackend, NormSpec}};
+/// # fn main() -> Result<(), Error> {
+/// let (norm, x) = (NormSpec::rms(2, 2, 0.0), [3.0f32, 3.0, -5.0, 5.0]);
+/// let mut y = Vec::with_capacity(x.len());
+/// let out = &mut y.spare_capacity_mut()[..x.len()];
+/// CpuBackend::new().uninit().forward(&norm, Forward::<UninitBackend, f32>::new(&x, out))?;
+/// // SAFETY:
+/// // - length: within the capacity;
+/// // - contents: the call has succeeded, so it has written every element of y.
+/// unsafe { y.set_len(x.len()) };
+/// assert_eq!(y, [1.0, 1.0, -1.0, 1.0]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct UninitBackend(CpuBackend);
+
+impl CpuBackend {
+    /// This backend, with outputs that need not hold values before a call.
+    pub fn uninit(&self) -> UninitBackend {
+        UninitBackend(self.clone())
+    }
+}
+
+impl NormBackend for UninitBackend {
+    type In<'a, T: Element> = &'a [T];
+    type Out<'a, T: Element> = &'a mut [MaybeUninit<T>];
+
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn in_span<T: Element>(view: &&[T]) -> Span {
+        Span::of(view)
+    }
+
+    fn out_span<T: Element>(view: &&mut [MaybeUninit<T>]) -> Span {
+        Span::of(view)
+    }
+
+    fn workspace_len(&self, problem: &Problem) -> usize {
+        plan::workspace_len(problem)
+    }
+
+    fn launch_forward<T: Element, W: Element, R: Element>(
+        &self,
+        call: Checked<Forward<'_, Self, T, W, R>>,
+    ) -> Result<(), Error> {
+        launch::forward(&self.0, call)
+    }
+
+    fn launch_backward<T: Element, W: Element, R: Element>(
+        &self,
+        call: Checked<Backward<'_, Self, T, W, R>>,
+    ) -> Result<(), Error> {
+        launch::backward(&self.0, call)
+    }
+}
+
+impl SliceBackend for UninitBackend {
+    fn input<'a, E: Element>(view: Self::In<'a, E>) -> &'a [E] {
+        view
+    }
+
+    fn out<'a, E: Element>(view: Self::Out<'a, E>) -> Out<'a, E> {
+        Out::from(view)
+    }
+
+    fn values<'a, E: Element>(_: Self::Out<'a, E>) -> Result<&'a mut [E], Error> {
+        let rule = "a call in place overwrites values, and an output of MaybeUninit need not hold any".into();
+        Err(Error::Unsupported { rule })
+    }
+
+    fn workspace(view: Self::Out<'_, f32>, len: usize) -> &mut [f32] {
+        Out::from(&mut view[..len]).filled(0.0)
+    }
+}

@@ -1,0 +1,266 @@
+//! Results in new vectors, which nobody zeroes first.
+
+use std::mem::MaybeUninit;
+
+use rmsnorm_spec::{
+    Access, Backward, Direction, Element, Error, Forward, NormBackend, NormSpec, Rows, Source, Tensor, TensorSet,
+    TensorShape,
+};
+
+use crate::launch::no_room;
+use crate::{CpuBackend, UninitBackend};
+
+/// What [`CpuBackend::forward_vec`] reads. Shapes are those of [`Forward`]; matrices are slices of dense rows, or
+/// [`Rows::strided`].
+#[derive(Clone, Copy, Debug)]
+pub struct ForwardInputs<'a, T: Element, W: Element = T, R: Element = T> {
+    x: Rows<&'a [T]>,
+    weight: Option<&'a [W]>,
+    bias: Option<&'a [W]>,
+    residual: Option<Rows<&'a [R]>>,
+}
+
+impl<'a, T: Element> ForwardInputs<'a, T> {
+    /// `x`, where all tensors have one dtype.
+    pub fn new(x: impl Into<Rows<&'a [T]>>) -> Self {
+        ForwardInputs::mixed(x)
+    }
+}
+
+impl<'a, T: Element, W: Element, R: Element> ForwardInputs<'a, T, W, R> {
+    /// As [`new`](ForwardInputs::new), where weight and bias (`W`) or the residual stream (`R`) have a dtype of their own:
+    /// that of the activations, or f32.
+    pub fn mixed(x: impl Into<Rows<&'a [T]>>) -> Self {
+        ForwardInputs { x: x.into(), weight: None, bias: None, residual: None }
+    }
+
+    /// With this weight.
+    pub fn weight(self, weight: &'a [W]) -> Self {
+        ForwardInputs { weight: Some(weight), ..self }
+    }
+
+    /// With this bias.
+    pub fn bias(self, bias: &'a [W]) -> Self {
+        ForwardInputs { bias: Some(bias), ..self }
+    }
+
+    /// With this residual, which is added to `x` before the norm.
+    pub fn residual(self, residual: impl Into<Rows<&'a [R]>>) -> Self {
+        ForwardInputs { residual: Some(residual.into()), ..self }
+    }
+}
+
+/// What [`CpuBackend::forward_vec`] gives, in dense rows. What was not asked for is empty.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct ForwardOutputs<T, R = T> {
+    /// The normalized rows.
+    pub y: Vec<T>,
+    /// The rounded sum of `x` and `residual`, which backward takes as its `x`.
+    pub residual_out: Vec<R>,
+    /// The mean of every row.
+    pub mean: Vec<f32>,
+    /// `1 / sqrt(var + eps)` of every row.
+    pub rstd: Vec<f32>,
+}
+
+/// What [`CpuBackend::backward_vec`] reads. Shapes are those of [`Backward`]; matrices are slices of dense rows, or
+/// [`Rows::strided`].
+#[derive(Clone, Copy, Debug)]
+pub struct BackwardInputs<'a, T: Element, W: Element = T, R: Element = T> {
+    dy: Rows<&'a [T]>,
+    x: Rows<&'a [R]>,
+    weight: Option<&'a [W]>,
+    mean: Option<&'a [f32]>,
+    rstd: &'a [f32],
+    dresidual_out: Option<Rows<&'a [R]>>,
+}
+
+impl<'a, T: Element> BackwardInputs<'a, T> {
+    /// `dy`, the normalized tensor `x` and its saved `rstd`, where all tensors have one dtype. Layer norm needs
+    /// [`mean`](Self::mean) too.
+    pub fn new(dy: impl Into<Rows<&'a [T]>>, x: impl Into<Rows<&'a [T]>>, rstd: &'a [f32]) -> Self {
+        BackwardInputs::mixed(dy, x, rstd)
+    }
+}
+
+impl<'a, T: Element, W: Element, R: Element> BackwardInputs<'a, T, W, R> {
+    /// As [`new`](BackwardInputs::new), where the weight (`W`) or the residual stream (`R`: `x` and `dresidual_out`) has a
+    /// dtype of its own: that of the activations, or f32.
+    pub fn mixed(dy: impl Into<Rows<&'a [T]>>, x: impl Into<Rows<&'a [R]>>, rstd: &'a [f32]) -> Self {
+        BackwardInputs { dy: dy.into(), x: x.into(), weight: None, mean: None, rstd, dresidual_out: None }
+    }
+
+    /// With the forward pass's weight.
+    pub fn weight(self, weight: &'a [W]) -> Self {
+        BackwardInputs { weight: Some(weight), ..self }
+    }
+
+    /// With the forward pass's mean.
+    pub fn mean(self, mean: &'a [f32]) -> Self {
+        BackwardInputs { mean: Some(mean), ..self }
+    }
+
+    /// With the gradient that arrives at `residual_out` from elsewhere.
+    pub fn dresidual_out(self, dresidual_out: impl Into<Rows<&'a [R]>>) -> Self {
+        BackwardInputs { dresidual_out: Some(dresidual_out.into()), ..self }
+    }
+}
+
+/// What [`CpuBackend::backward_vec`] gives, in dense rows. What was not asked for is empty.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct BackwardOutputs<T, W = T> {
+    /// The gradient of `x`, and of `residual`.
+    pub dx: Vec<T>,
+    /// The gradient of `weight`.
+    pub dweight: Vec<W>,
+    /// The gradient of `bias`.
+    pub dbias: Vec<W>,
+}
+
+impl CpuBackend {
+    /// As [`forward`](NormBackend::forward), with the results in new vectors: `y`, and of `residual_out`, `mean` and `rstd`
+    /// those in `wanted`. Where memory is new, this takes a third of the time that zeroed vectors take.
+    ///
+    /// # Errors
+    /// As `forward`; `InvalidArgument` if `wanted` has a tensor that is no output; `Device` if there is no memory.
+    ///
+    /// # Example
+    /// ```
+    /// use rmsnorm_cpu::{BackwardInputs, CpuBackend, ForwardInputs, spec::{Error, NormSpec, Tensor}};
+    /// # fn main() -> Result<(), Error> {
+    /// let (backend, norm) = (CpuBackend::new(), NormSpec::rms(2, 2, 0.0));
+    /// let (x, weight) = ([3.0f32, 3.0, -5.0, 5.0], [1.0, 2.0]);
+    /// let made = backend.forward_vec(&norm, ForwardInputs::new(&x).weight(&weight), &[Tensor::Rstd])?;
+    /// assert_eq!(made.y, [1.0, 2.0, -1.0, 2.0]);
+    ///
+    /// let inputs = BackwardInputs::new(&[1.0, 1.0, 0.0, 0.0], &x, &made.rstd).weight(&weight);
+    /// let gradients = backend.backward_vec(&norm, inputs, &[Tensor::Dweight])?;
+    /// assert_eq!(gradients.dweight, [1.0, 1.0]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn forward_vec<T: Element, W: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        inputs: ForwardInputs<'_, T, W, R>,
+        wanted: impl Into<TensorSet>,
+    ) -> Result<ForwardOutputs<T, R>, Error> {
+        let wanted = outputs(Direction::Forward, wanted.into(), Tensor::Y)?;
+        let mut y = Output::new(spec, wanted, Tensor::Y)?;
+        let mut residual_out = Output::new(spec, wanted, Tensor::ResidualOut)?;
+        let mut mean = Output::new(spec, wanted, Tensor::Mean)?;
+        let mut rstd = Output::new(spec, wanted, Tensor::Rstd)?;
+        let args = Forward::<UninitBackend, T>::new(inputs.x, y.elements());
+        let mut args = args.weight_dtype::<W>().residual_dtype::<R>();
+        args.weight = inputs.weight;
+        args.bias = inputs.bias;
+        args.residual = inputs.residual.map(Source::Read);
+        args.residual_out = residual_out.wanted().map(Rows::dense);
+        args.mean = mean.wanted();
+        args.rstd = rstd.wanted();
+        self.uninit().forward(spec, args)?;
+        // SAFETY:
+        // - contents: the call has succeeded, so it has written every element of every output that it was given, and those
+        //   that are wanted were given.
+        unsafe {
+            Ok(ForwardOutputs {
+                y: y.written(),
+                residual_out: residual_out.written(),
+                mean: mean.written(),
+                rstd: rstd.written(),
+            })
+        }
+    }
+
+    /// As [`backward`](NormBackend::backward), with the results in new vectors: `dx`, and of `dweight` and `dbias` those in
+    /// `wanted`. See [`forward_vec`](Self::forward_vec) for an example.
+    ///
+    /// # Errors
+    /// As [`forward_vec`](Self::forward_vec).
+    pub fn backward_vec<T: Element, W: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        inputs: BackwardInputs<'_, T, W, R>,
+        wanted: impl Into<TensorSet>,
+    ) -> Result<BackwardOutputs<T, W>, Error> {
+        let wanted = outputs(Direction::Backward, wanted.into(), Tensor::Dx)?;
+        let mut dx = Output::new(spec, wanted, Tensor::Dx)?;
+        let mut dweight = Output::new(spec, wanted, Tensor::Dweight)?;
+        let mut dbias = Output::new(spec, wanted, Tensor::Dbias)?;
+        let mut args =
+            Backward::<UninitBackend, T, W, R>::mixed(inputs.dy, inputs.x, inputs.rstd, Rows::dense(dx.elements()));
+        args.weight = inputs.weight;
+        args.mean = inputs.mean;
+        args.dresidual_out = inputs.dresidual_out;
+        args.dweight = dweight.wanted();
+        args.dbias = dbias.wanted();
+        self.uninit().backward(spec, args)?;
+        // SAFETY:
+        // - contents: the call has succeeded, so it has written every element of every output that it was given, and those
+        //   that are wanted were given.
+        unsafe { Ok(BackwardOutputs { dx: dx.written(), dweight: dweight.written(), dbias: dbias.written() }) }
+    }
+}
+
+/// What is to be made: what is wanted, and the one that always is.
+fn outputs(direction: Direction, wanted: TensorSet, always: Tensor) -> Result<TensorSet, Error> {
+    let is_output = |tensor: Tensor| tensor.access(direction) == Some(Access::Write) && tensor != Tensor::Workspace;
+    match wanted.iter().find(|&tensor| !is_output(tensor)) {
+        Some(tensor) => {
+            let rule = format!("{tensor} is no output of a {} call", direction.name());
+            Err(Error::InvalidArgument { arg: "wanted", rule })
+        }
+        None => Ok(wanted.with(always)),
+    }
+}
+
+/// An output on its way to a vector.
+struct Output<E> {
+    /// Empty, with room for `len`.
+    vector: Vec<E>,
+    len: usize,
+    is_wanted: bool,
+}
+
+impl<E: Element> Output<E> {
+    /// Room for a tensor, if it is wanted.
+    fn new(spec: &NormSpec, wanted: TensorSet, tensor: Tensor) -> Result<Self, Error> {
+        let NormSpec { rows, cols, .. } = *spec;
+        let is_wanted = wanted.has(tensor);
+        let len = match tensor.shape() {
+            _ if !is_wanted => 0,
+            TensorShape::Cols => cols,
+            TensorShape::Rows => rows,
+            TensorShape::Matrix | TensorShape::Workspace => {
+                let too_large = Error::TooLarge { arg: tensor.name(), rows, row_stride: cols, dtype: E::DTYPE };
+                rows.checked_mul(cols).ok_or(too_large)?
+            }
+        };
+        let mut vector = Vec::new();
+        let bytes = len.saturating_mul(size_of::<E>());
+        vector.try_reserve_exact(len).map_err(|error| no_room(tensor.name(), bytes, &error))?;
+        Ok(Output { vector, len, is_wanted })
+    }
+
+    fn elements(&mut self) -> &mut [MaybeUninit<E>] {
+        &mut self.vector.spare_capacity_mut()[..self.len]
+    }
+
+    fn wanted(&mut self) -> Option<&mut [MaybeUninit<E>]> {
+        self.is_wanted.then(|| self.elements())
+    }
+
+    /// The vector with its elements.
+    ///
+    /// # Safety
+    /// All [`elements`](Self::elements) were written, if it is wanted.
+    unsafe fn written(mut self) -> Vec<E> {
+        // SAFETY:
+        // - length: `new` has reserved that many elements;
+        // - contents: the caller's obligation; there are none where it is not wanted.
+        unsafe { self.vector.set_len(self.len) };
+        self.vector
+    }
+}
