@@ -4,7 +4,7 @@
 
 use rmsnorm_core::cuda::cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
 use rmsnorm_core::cuda::{Backward, CudaBackend, Forward};
-use rmsnorm_core::{DType, Error, Norm, NormBackend, NormSpec, Problem, Tensor, bf16};
+use rmsnorm_core::{DType, Error, Norm, NormSpec, Problem, Tensor, bf16};
 
 const ROWS: usize = 4096;
 const COLS: usize = 8192;

@@ -6,7 +6,7 @@
 //! buffer, and the workspace of the weight gradient is allocated once.
 
 use rmsnorm_core::cpu::{Backward, CpuBackend, Forward};
-use rmsnorm_core::{DType, DTypes, Error, Norm, NormBackend, NormSpec, Problem, Rows, Tensor, bf16};
+use rmsnorm_core::{DType, DTypes, Error, Norm, NormSpec, Problem, Rows, Tensor, bf16};
 
 const ROWS: usize = 256;
 const COLS: usize = 64;

@@ -25,7 +25,7 @@
 //! ```
 //! # #[cfg(feature = "cpu")] {
 //! use rmsnorm_core::cpu::{Backward, CpuBackend, Forward};
-//! use rmsnorm_core::{NormBackend, NormSpec};
+//! use rmsnorm_core::NormSpec;
 //!
 //! let backend = CpuBackend::new();
 //! let norm = NormSpec::rms(2, 3, 1e-6);

@@ -18,7 +18,7 @@ use crate::{launch, plan};
 ///
 /// # Example
 /// ```
-/// use rmsnorm_cpu::{Backward, CpuBackend, Forward, spec::{Error, NormBackend, NormSpec}};
+/// use rmsnorm_cpu::{Backward, CpuBackend, Forward, spec::{Error, NormSpec}};
 /// # fn main() -> Result<(), Error> {
 /// let backend = CpuBackend::new();
 /// let norm = NormSpec::rms(2, 4, 1e-6);
@@ -134,6 +134,8 @@ impl Default for CpuBackend {
         CpuBackend::new()
     }
 }
+
+rmsnorm_spec::inherent_methods!(CpuBackend);
 
 impl NormBackend for CpuBackend {
     type In<'a, T: Element> = &'a [T];

@@ -21,7 +21,7 @@ use crate::{CpuBackend, plan};
 ///
 /// # Example
 /// ```
-/// use rmsnorm_cpu::{CpuBackend, UninitBackend, spec::{Error, Forward, NormBackend, NormSpec}};
+/// use rmsnorm_cpu::{CpuBackend, UninitBackend, spec::{Error, Forward, NormSpec}};
 /// # fn main() -> Result<(), Error> {
 /// let (norm, x) = (NormSpec::rms(2, 2, 0.0), [3.0f32, 3.0, -5.0, 5.0]);
 /// let mut y = Vec::with_capacity(x.len());
@@ -44,6 +44,8 @@ impl CpuBackend {
         UninitBackend(self.clone())
     }
 }
+
+rmsnorm_spec::inherent_methods!(UninitBackend);
 
 impl NormBackend for UninitBackend {
     type In<'a, T: Element> = &'a [T];

@@ -3,8 +3,7 @@
 use std::mem::MaybeUninit;
 
 use rmsnorm_spec::{
-    Access, Backward, Direction, Element, Error, Forward, NormBackend, NormSpec, Rows, Source, Tensor, TensorSet,
-    TensorShape,
+    Access, Backward, Direction, Element, Error, Forward, NormSpec, Rows, Source, Tensor, TensorSet, TensorShape,
 };
 
 use crate::launch::no_room;
@@ -120,7 +119,7 @@ pub struct BackwardOutputs<T, W = T> {
 }
 
 impl CpuBackend {
-    /// As [`forward`](NormBackend::forward), with the results in new vectors: `y`, and of `residual_out`, `mean` and `rstd`
+    /// As [`forward`](Self::forward), with the results in new vectors: `y`, and of `residual_out`, `mean` and `rstd`
     /// those in `wanted`. Where memory is new, this takes a third of the time that zeroed vectors take.
     ///
     /// # Errors
@@ -174,7 +173,7 @@ impl CpuBackend {
         }
     }
 
-    /// As [`backward`](NormBackend::backward), with the results in new vectors: `dx`, and of `dweight` and `dbias` those in
+    /// As [`backward`](Self::backward), with the results in new vectors: `dx`, and of `dweight` and `dbias` those in
     /// `wanted`. See [`forward_vec`](Self::forward_vec) for an example.
     ///
     /// # Errors

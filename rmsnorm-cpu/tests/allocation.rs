@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rmsnorm_cpu::{Backward, CpuBackend, Forward, Isa};
-use rmsnorm_spec::{NormBackend, NormSpec};
+use rmsnorm_spec::NormSpec;
 
 struct Counting;
 

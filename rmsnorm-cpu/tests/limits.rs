@@ -2,7 +2,7 @@
 //! was made up.
 
 use rmsnorm_cpu::{CpuBackend, Forward, Isa};
-use rmsnorm_spec::{NormBackend, NormSpec};
+use rmsnorm_spec::NormSpec;
 
 #[test]
 fn eps_of_zero_is_zero() {

@@ -2,7 +2,7 @@
 #![cfg(target_os = "linux")]
 
 use rmsnorm_cpu::{Backward, CpuBackend, Forward, Isa};
-use rmsnorm_spec::{NormBackend, NormSpec};
+use rmsnorm_spec::NormSpec;
 
 /// Both stages of backward are split here, into two tasks and into more. The one test of this file, as threads are counted.
 #[test]

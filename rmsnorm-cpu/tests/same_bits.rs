@@ -12,7 +12,7 @@ use rmsnorm_conformance::judge::Verdict;
 use rmsnorm_conformance::testing::{BackwardTruth, ForwardTruth, exact, value, values};
 use rmsnorm_cpu::{Backward, CpuBackend, Forward, Isa};
 use rmsnorm_spec::reference::{BackwardInputs, ForwardInputs};
-use rmsnorm_spec::{CastOrder, Element, GradReduction, Norm, NormBackend, NormSpec, Rows, Tensor, bf16, f16};
+use rmsnorm_spec::{CastOrder, Element, GradReduction, Norm, NormSpec, Rows, Tensor, bf16, f16};
 
 /// What lies between rows, and in outputs before a call: no result of a norm of such data.
 const UNTOUCHED: f32 = -12345.0;

@@ -2,7 +2,7 @@
 
 use rmsnorm_conformance::testing::values;
 use rmsnorm_cpu::{Backward, CpuBackend, Forward, Isa};
-use rmsnorm_spec::{Error, NormBackend, NormSpec};
+use rmsnorm_spec::{Error, NormSpec};
 
 #[test]
 fn no_thread_at_all_is_refused() {

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use rmsnorm_conformance::{Arithmetic, Harness};
 use rmsnorm_cpu::{Backward, BackwardInputs, CpuBackend, Forward, ForwardInputs, ForwardOutputs, Isa, UninitBackend};
-use rmsnorm_spec::{DType, Element, Error, NormBackend, NormSpec, Problem, Rows, Tensor, TensorSet, bf16};
+use rmsnorm_spec::{DType, Element, Error, NormSpec, Problem, Rows, Tensor, TensorSet, bf16};
 
 /// The suite's access to both backends: all that is not the view of an output is [`CpuBackend`]'s.
 struct Uninit {

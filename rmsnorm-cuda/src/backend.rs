@@ -194,6 +194,8 @@ impl fmt::Debug for CudaBackend {
     }
 }
 
+rmsnorm_spec::inherent_methods!(CudaBackend);
+
 impl NormBackend for CudaBackend {
     type In<'a, T: Element> = CudaView<'a, T>;
     type Out<'a, T: Element> = CudaViewMut<'a, T>;

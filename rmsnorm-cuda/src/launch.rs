@@ -5,9 +5,7 @@ mod tensors;
 mod work;
 mod workspace;
 
-use rmsnorm_spec::{
-    Access, Backward, Checked, Element, Error, Forward, NormBackend, NormSpec, Problem, Tensor, TensorShape,
-};
+use rmsnorm_spec::{Access, Backward, Checked, Element, Error, Forward, NormSpec, Problem, Tensor, TensorShape};
 
 use crate::backend::CudaBackend;
 use crate::caps::Arch;

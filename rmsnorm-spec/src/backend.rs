@@ -98,3 +98,76 @@ pub trait NormBackend {
         call: Checked<Backward<'_, Self, T, W, R>>,
     ) -> Result<(), Error>;
 }
+
+/// Gives a backend inherent methods of the names `forward`, `backward`, `workspace_len` and `prepare`, so that its callers need
+/// not import [`NormBackend`].
+///
+/// # Example
+/// ```
+/// # use rmsnorm_spec::*;
+/// # pub struct Mine;
+/// # impl NormBackend for Mine {
+/// #     type In<'a, T: Element> = &'a [T];
+/// #     type Out<'a, T: Element> = &'a mut [T];
+/// #     fn name(&self) -> &'static str { "mine" }
+/// #     fn in_span<T: Element>(view: &&[T]) -> Span { Span::of(view) }
+/// #     fn out_span<T: Element>(view: &&mut [T]) -> Span { Span::of(view) }
+/// #     fn workspace_len(&self, _: &Problem) -> usize { 7 }
+/// #     fn launch_forward<T: Element, W: Element, R: Element>(
+/// #         &self, _: Checked<Forward<'_, Self, T, W, R>>) -> Result<(), Error> { Ok(()) }
+/// #     fn launch_backward<T: Element, W: Element, R: Element>(
+/// #         &self, _: Checked<Backward<'_, Self, T, W, R>>) -> Result<(), Error> { Ok(()) }
+/// # }
+/// rmsnorm_spec::inherent_methods!(Mine);
+/// mod without_the_trait {
+///     use rmsnorm_spec::{DType, Norm, Problem};
+///     pub fn len(backend: &super::Mine) -> usize {
+///         backend.workspace_len(&Problem::backward(Norm::Rms, 4, 8, DType::F32, &[]))
+///     }
+/// }
+/// assert_eq!(without_the_trait::len(&Mine), 7);
+/// ```
+#[macro_export]
+macro_rules! inherent_methods {
+    ($backend:ty) => {
+        /// What [`NormBackend`]($crate::NormBackend) has for callers, who need not import it.
+        impl $backend {
+            /// [`NormBackend::forward`]($crate::NormBackend::forward): normalizes.
+            ///
+            /// # Errors
+            /// As there.
+            pub fn forward<T: $crate::Element, W: $crate::Element, R: $crate::Element>(
+                &self,
+                spec: &$crate::NormSpec,
+                args: $crate::Forward<'_, Self, T, W, R>,
+            ) -> Result<(), $crate::Error> {
+                $crate::NormBackend::forward(self, spec, args)
+            }
+
+            /// [`NormBackend::backward`]($crate::NormBackend::backward): the gradients.
+            ///
+            /// # Errors
+            /// As there.
+            pub fn backward<T: $crate::Element, W: $crate::Element, R: $crate::Element>(
+                &self,
+                spec: &$crate::NormSpec,
+                args: $crate::Backward<'_, Self, T, W, R>,
+            ) -> Result<(), $crate::Error> {
+                $crate::NormBackend::backward(self, spec, args)
+            }
+
+            /// [`NormBackend::workspace_len`]($crate::NormBackend::workspace_len): f32 elements that a backward call needs.
+            pub fn workspace_len(&self, problem: &$crate::Problem) -> usize {
+                $crate::NormBackend::workspace_len(self, problem)
+            }
+
+            /// [`NormBackend::prepare`]($crate::NormBackend::prepare): compiles what a call needs, and runs nothing.
+            ///
+            /// # Errors
+            /// As there.
+            pub fn prepare(&self, problem: &$crate::Problem) -> Result<(), $crate::Error> {
+                $crate::NormBackend::prepare(self, problem)
+            }
+        }
+    };
+}

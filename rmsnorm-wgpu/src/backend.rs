@@ -348,6 +348,8 @@ impl fmt::Debug for WgpuBackend {
     }
 }
 
+rmsnorm_spec::inherent_methods!(WgpuBackend);
+
 impl NormBackend for WgpuBackend {
     type In<'a, T: Element> = WgpuSlice<'a, T>;
     type Out<'a, T: Element> = WgpuSlice<'a, T>;

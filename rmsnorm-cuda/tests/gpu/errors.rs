@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rmsnorm_cuda::cudarc::driver::{CudaContext, CudaSlice, result};
 use rmsnorm_cuda::{
     Backward, CudaBackend, DriverFailure, Forward,
-    spec::{DType, Error, Norm, NormBackend, NormSpec, Problem, Tensor, bf16},
+    spec::{DType, Error, Norm, NormSpec, Problem, Tensor, bf16},
 };
 
 use crate::support::{Gpu, upload};

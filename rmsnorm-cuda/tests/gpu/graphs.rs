@@ -7,7 +7,7 @@ use rmsnorm_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptur
 use rmsnorm_cuda::cudarc::driver::{CudaGraph, CudaSlice, CudaStream, DriverError};
 use rmsnorm_cuda::{
     Backward, CudaBackend, Forward,
-    spec::{DType, Error, Norm, NormBackend, NormSpec, Problem, Tensor, bf16},
+    spec::{DType, Error, Norm, NormSpec, Problem, Tensor, bf16},
 };
 
 use crate::support::{Gpu, bytes, upload};

@@ -3,7 +3,7 @@
 use rmsnorm_cuda::cudarc::driver::{DevicePtr, sys};
 use rmsnorm_cuda::{
     Backward, BorrowedSlice, CudaBackend, Forward,
-    spec::{DType, Error, Norm, NormBackend, NormSpec, Problem, Tensor, bf16},
+    spec::{DType, Error, Norm, NormSpec, Problem, Tensor, bf16},
 };
 
 use crate::support::{Gpu, bytes, upload};

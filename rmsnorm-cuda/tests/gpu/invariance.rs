@@ -4,7 +4,7 @@ use rmsnorm_conformance::testing::values;
 use rmsnorm_cuda::cudarc::driver::CudaSlice;
 use rmsnorm_cuda::{
     Backward, CudaBackend, Forward,
-    spec::{Norm, NormBackend, NormSpec, Rows, bf16},
+    spec::{Norm, NormSpec, Rows, bf16},
 };
 
 use crate::support::{Gpu, bytes};

@@ -4,7 +4,7 @@ use rmsnorm_conformance::testing::values;
 use rmsnorm_cuda::cudarc::driver::{CudaSlice, DevicePtrMut, DriverError, sys};
 use rmsnorm_cuda::{
     Backward, CudaBackend, Forward,
-    spec::{NormBackend, NormSpec, bf16},
+    spec::{NormSpec, bf16},
 };
 
 use crate::support::Gpu;

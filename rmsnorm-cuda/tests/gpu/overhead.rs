@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rmsnorm_cuda::{
     Backward, CudaBackend, Forward,
-    spec::{NormBackend, NormSpec, bf16},
+    spec::{NormSpec, bf16},
 };
 
 use crate::support::{Gpu, upload};

@@ -5,7 +5,7 @@ use rmsnorm_conformance::bounds::{Mode, Model, Statistics};
 use rmsnorm_conformance::testing::{BackwardTruth, exact, values};
 use rmsnorm_cuda::{
     Backward, CudaBackend, DriverFailure,
-    spec::{Error, GradReduction, NormBackend, NormSpec, Tensor, bf16, reference::BackwardInputs},
+    spec::{Error, GradReduction, NormSpec, Tensor, bf16, reference::BackwardInputs},
 };
 
 use crate::support::Gpu;

@@ -2,7 +2,7 @@
 
 use rmsnorm_cuda::{
     Backward, CudaBackend, Forward,
-    spec::{NormBackend, NormSpec, bf16},
+    spec::{NormSpec, bf16},
 };
 
 use crate::support::{Gpu, bytes, upload};

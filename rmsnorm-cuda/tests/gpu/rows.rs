@@ -11,7 +11,7 @@ use rmsnorm_conformance::testing::{BackwardTruth, exact, values};
 use rmsnorm_cuda::cudarc::driver::{DeviceRepr, ValidAsZeroBits};
 use rmsnorm_cuda::{
     Backward,
-    spec::{Element, GradReduction, Norm, NormBackend, NormSpec, Tensor, bf16, reference::BackwardInputs},
+    spec::{Element, GradReduction, Norm, NormSpec, Tensor, bf16, reference::BackwardInputs},
 };
 
 use crate::support::Gpu;

@@ -2,7 +2,7 @@
 
 use rmsnorm_conformance::Harness;
 use rmsnorm_conformance::testing::values;
-use rmsnorm_wgpu::spec::{NormBackend, NormSpec, Rows, bf16};
+use rmsnorm_wgpu::spec::{NormSpec, Rows, bf16};
 use rmsnorm_wgpu::{Backward, Forward, WgpuSlice};
 
 use crate::support::{Layer, backward, bits, forward, open, upload};

@@ -1,7 +1,7 @@
 //! Calls as a part of what the user records.
 
 use rmsnorm_conformance::Harness;
-use rmsnorm_wgpu::spec::{DType, Error, GradReduction, Norm, NormBackend, NormSpec, Problem, Tensor, bf16};
+use rmsnorm_wgpu::spec::{DType, Error, GradReduction, Norm, NormSpec, Problem, Tensor, bf16};
 use rmsnorm_wgpu::{Forward, Recorder, WgpuBackend, wgpu};
 use wgpu::{CommandEncoderDescriptor, ComputePassDescriptor};
 

@@ -2,7 +2,7 @@
 
 use rmsnorm_conformance::Harness;
 use rmsnorm_conformance::testing::values;
-use rmsnorm_wgpu::spec::{GradReduction, NormBackend, NormSpec, bf16};
+use rmsnorm_wgpu::spec::{GradReduction, NormSpec, bf16};
 use rmsnorm_wgpu::{Forward, WgpuSlice, wgpu};
 
 use crate::support::{Layer, backward, bits, forward, open, upload, view, whole};

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use rmsnorm_conformance::Harness;
 use rmsnorm_conformance::testing::{available, values};
-use rmsnorm_wgpu::spec::{Element, NormBackend, NormSpec, bf16};
+use rmsnorm_wgpu::spec::{Element, NormSpec, bf16};
 use rmsnorm_wgpu::{Backward, Forward, TestBuffer, WgpuBackend, WgpuSlice, wgpu};
 
 /// A backend on the first adapter, shared by all tests; `None`, with the reason on stdout, where there is no adapter and
