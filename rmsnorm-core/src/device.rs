@@ -6,7 +6,6 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::Error;
 #[cfg(feature = "conformance")]
 use crate::conformance::Harness;
 #[cfg(feature = "cpu")]
@@ -15,6 +14,7 @@ use crate::cpu::CpuBackend;
 use crate::cuda::CudaBackend;
 #[cfg(feature = "wgpu")]
 use crate::wgpu::WgpuBackend;
+use crate::{Error, NormBackend};
 
 /// A device that a backend runs on, by name. Its [`Display`](fmt::Display) form is what [`FromStr`] reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -143,8 +143,9 @@ const fn wgpu_devices() -> usize {
 
 /// A backend chosen at run time.
 ///
-/// Match on it where the tensors' types are known for each backend; with the feature `conformance`, `dispatch` runs
-/// code that is generic over all of them. Its [`Display`](fmt::Display) form says what the device is.
+/// Match on it where tensors are given, whose types differ from backend to backend. [`dispatch`](Self::dispatch) runs code
+/// that is generic over backends; with the feature `conformance`, `dispatch_harness` runs code that moves data too. Its
+/// [`Display`](fmt::Display) form says what the device is.
 ///
 /// # Example
 /// ```
@@ -243,12 +244,49 @@ impl AnyBackend {
     }
 
     /// Runs a task on the backend, whichever it is.
-    #[cfg(feature = "conformance")]
+    ///
+    /// # Example
+    /// The workspace that a training step needs, on the device that a configuration names:
+    /// ```
+    /// use rmsnorm_core::{AnyBackend, DType, Error, Norm, NormBackend, Problem, Task, Tensor};
+    /// struct WorkspaceLen(Problem);
+    /// impl Task for WorkspaceLen {
+    ///     type Output = usize;
+    ///     fn run<B: NormBackend>(self, backend: &B) -> usize {
+    ///         backend.workspace_len(&self.0)
+    ///     }
+    /// }
+    /// fn workspace_len(device: &str) -> Result<usize, Box<dyn std::error::Error>> {
+    ///     let problem = Problem::backward(Norm::Rms, 4096, 1024, DType::F32, &[Tensor::Dweight]);
+    ///     Ok(AnyBackend::open(device.parse()?)?.dispatch(WorkspaceLen(problem)))
+    /// }
+    /// # #[cfg(feature = "cpu")]
+    /// assert_eq!(workspace_len("cpu")?, 64 * 1024);
+    /// assert!(workspace_len("tpu").is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[cfg_attr(
         not(any(feature = "cpu", feature = "cuda", feature = "wgpu")),
         expect(unused_variables, reason = "without a backend there is no value to match")
     )]
     pub fn dispatch<K: Task>(&self, task: K) -> K::Output {
+        match *self {
+            #[cfg(feature = "cpu")]
+            AnyBackend::Cpu(ref backend) => task.run(backend),
+            #[cfg(feature = "cuda")]
+            AnyBackend::Cuda(ref backend) => task.run(backend),
+            #[cfg(feature = "wgpu")]
+            AnyBackend::Wgpu(ref backend) => task.run(backend),
+        }
+    }
+
+    /// Runs a task that moves data on the backend, whichever it is.
+    #[cfg(feature = "conformance")]
+    #[cfg_attr(
+        not(any(feature = "cpu", feature = "cuda", feature = "wgpu")),
+        expect(unused_variables, reason = "without a backend there is no value to match")
+    )]
+    pub fn dispatch_harness<K: HarnessTask>(&self, task: K) -> K::Output {
         match *self {
             #[cfg(feature = "cpu")]
             AnyBackend::Cpu(ref backend) => task.run(backend),
@@ -284,9 +322,19 @@ impl fmt::Display for AnyBackend {
     }
 }
 
-/// Work that runs on any backend: a closure that is generic over its argument, which Rust has no syntax for.
-#[cfg(feature = "conformance")]
+/// Work that runs on any backend, for [`AnyBackend::dispatch`]: a closure that is generic over its argument, which Rust has no
+/// syntax for.
 pub trait Task {
+    /// What the work gives.
+    type Output;
+
+    /// Does the work on this backend.
+    fn run<B: NormBackend>(self, backend: &B) -> Self::Output;
+}
+
+/// As [`Task`], for work that moves data, by `AnyBackend::dispatch_harness`.
+#[cfg(feature = "conformance")]
+pub trait HarnessTask {
     /// What the work gives.
     type Output;
 

@@ -9,7 +9,7 @@
 //! | `cpu` (default) | `cpu` | the CPU backend |
 //! | `cuda` | `cuda` | the CUDA backend; builds without CUDA, and says what is missing where it cannot run |
 //! | `wgpu` | `wgpu` | the wgpu backend: Vulkan, Metal and Direct3D 12, with no SDK |
-//! | `conformance` | `conformance` | the suite that proves a backend, and [`AnyBackend`]'s `dispatch` |
+//! | `conformance` | `conformance` | the suite that proves a backend, and [`AnyBackend`]'s `dispatch_harness` |
 //!
 //! # Debug builds
 //! A debug build of your program runs the CPU kernels 120 times slower than a release build, since a dependency cannot choose its
@@ -50,8 +50,8 @@ mod device;
 mod readme {}
 
 #[cfg(feature = "conformance")]
-pub use device::Task;
-pub use device::{AnyBackend, Availability, Device, ParseDeviceError, available};
+pub use device::HarnessTask;
+pub use device::{AnyBackend, Availability, Device, ParseDeviceError, Task, available};
 #[cfg(feature = "conformance")]
 #[doc(no_inline)]
 pub use rmsnorm_conformance as conformance;

@@ -1,7 +1,7 @@
 //! `rmsnorm conformance`: the suite of the library, run on one backend, with its report.
 
 use rmsnorm_core::conformance::{self, Harness, Options, Profile, RunError, Summary};
-use rmsnorm_core::{AnyBackend, Task};
+use rmsnorm_core::{AnyBackend, HarnessTask};
 
 use crate::args::ConformanceArgs;
 use crate::backends;
@@ -25,7 +25,8 @@ pub fn run(args: &ConformanceArgs) -> Result<(), Failure> {
     };
 
     if args.list {
-        let ids = backend.dispatch(List { options: &options }).map_err(|error| Failure::Input(error.to_string()))?;
+        let ids =
+            backend.dispatch_harness(List { options: &options }).map_err(|error| Failure::Input(error.to_string()))?;
         return print(&format!("{}\n", ids.join("\n")));
     }
     let mut lines = Vec::new();
@@ -54,14 +55,14 @@ fn part(text: &str) -> Result<(usize, usize), Failure> {
 
 /// Runs the suite on a backend, under a progress bar. Every case becomes a line of JSON if there is room for it.
 pub fn prove(backend: &AnyBackend, options: &Options, lines: Option<&mut Vec<u8>>) -> Result<Summary, Failure> {
-    backend.dispatch(Prove { options, lines }).map_err(|error| Failure::Input(error.to_string()))
+    backend.dispatch_harness(Prove { options, lines }).map_err(|error| Failure::Input(error.to_string()))
 }
 
 struct List<'a> {
     options: &'a Options,
 }
 
-impl Task for List<'_> {
+impl HarnessTask for List<'_> {
     type Output = Result<Vec<String>, RunError>;
 
     fn run<H: Harness>(self, harness: &H) -> Self::Output {
@@ -74,7 +75,7 @@ struct Prove<'a> {
     lines: Option<&'a mut Vec<u8>>,
 }
 
-impl Task for Prove<'_> {
+impl HarnessTask for Prove<'_> {
     type Output = Result<Summary, RunError>;
 
     fn run<H: Harness>(self, harness: &H) -> Self::Output {

@@ -2,7 +2,7 @@
 //! download.
 
 use rmsnorm_core::conformance::Harness;
-use rmsnorm_core::{Backward, Checked, DType, DTypes, Element, Forward, Norm, NormBackend, Task, WithDTypes};
+use rmsnorm_core::{Backward, Checked, DType, DTypes, Element, Forward, HarnessTask, Norm, NormBackend, WithDTypes};
 
 use super::request::Request;
 use crate::failure::Failure;
@@ -21,7 +21,7 @@ pub struct Computed {
 /// The request as work for any backend.
 pub struct Compute<'a>(pub &'a Request<'a>);
 
-impl Task for Compute<'_> {
+impl HarnessTask for Compute<'_> {
     type Output = Result<Computed, Failure>;
 
     fn run<H: Harness>(self, harness: &H) -> Self::Output {

@@ -26,7 +26,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     let file = TensorFile::parse(&bytes).map_err(in_file)?;
     let settings = Settings::read(&args.settings, &file).map_err(in_file)?;
     let request = Request::new(&file, settings).map_err(in_file)?;
-    let computed = backend.dispatch(Compute(&request)).map_err(|failure| in_file(failure.to_string()))?;
+    let computed = backend.dispatch_harness(Compute(&request)).map_err(|failure| in_file(failure.to_string()))?;
     target.write(&Serialized::new(&computed.outputs)?.parts())?;
 
     let ignored: Vec<String> = file.names().into_iter().filter(|name| !INPUTS.contains(&name.as_str())).collect();
