@@ -182,14 +182,8 @@ impl Case {
 
     /// The specification of its calls.
     pub fn spec(&self) -> NormSpec {
-        NormSpec {
-            norm: self.norm,
-            rows: self.rows,
-            cols: self.cols,
-            eps: self.eps,
-            weight_offset: self.weight_offset,
-            cast_order: self.cast_order,
-        }
+        let spec = NormSpec::new(self.norm, self.rows, self.cols, self.eps);
+        spec.weight_offset(self.weight_offset).cast_order(self.cast_order)
     }
 
     /// The same case without the settings that its kind cannot have, so that two ids never mean one call.

@@ -21,9 +21,9 @@ pub(crate) fn copied(len: usize) -> usize {
 /// The norm that is computed in place of the one that was asked for.
 pub(crate) fn spoiled(spec: NormSpec, direction: Direction) -> NormSpec {
     match (direction, planted()) {
-        (Direction::Forward, "forward") => NormSpec { eps: spec.eps + 1.0, ..spec },
+        (Direction::Forward, "forward") => spec.eps(spec.eps + 1.0),
         // Statistics are given here, and eps is not used.
-        (Direction::Backward, "backward") => NormSpec { weight_offset: spec.weight_offset + 1.0, ..spec },
+        (Direction::Backward, "backward") => spec.weight_offset(spec.weight_offset + 1.0),
         _ => spec,
     }
 }

@@ -55,13 +55,10 @@ fn call() -> impl Strategy<Value = Call> {
     let eps = prop_oneof![8 => Just(1e-5f32), 1 => Just(0.0), 1 => any::<f32>()];
     let offset = prop_oneof![4 => Just(0.0f32), 3 => Just(1.0), 1 => any::<f32>()];
     let norm = (any::<bool>(), 0usize..20, 0usize..200, eps, offset, any::<bool>()).prop_map(
-        |(rms, rows, cols, eps, weight_offset, at_store)| NormSpec {
-            norm: if rms { Norm::Rms } else { Norm::Layer },
-            rows,
-            cols,
-            eps,
-            weight_offset,
-            cast_order: if at_store { CastOrder::AtStore } else { CastOrder::BeforeWeight },
+        |(rms, rows, cols, eps, weight_offset, at_store)| {
+            NormSpec::new(if rms { Norm::Rms } else { Norm::Layer }, rows, cols, eps)
+                .weight_offset(weight_offset)
+                .cast_order(if at_store { CastOrder::AtStore } else { CastOrder::BeforeWeight })
         },
     );
     let reduction = prop_oneof![

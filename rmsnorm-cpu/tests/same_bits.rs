@@ -163,7 +163,7 @@ impl<T: Element, W: Element, R: Element> Inputs<T, W, R> {
     fn spec(&self, setup: Setup) -> NormSpec {
         let Shape { rows, cols, .. } = self.shape;
         let Setup { norm, cast_order, .. } = setup;
-        NormSpec { norm, rows, cols, eps: 1e-5, weight_offset: 1.0, cast_order }
+        NormSpec::new(norm, rows, cols, 1e-5).weight_offset(1.0).cast_order(cast_order)
     }
 }
 
@@ -349,7 +349,7 @@ impl<T: Element, W: Element, R: Element> Judge<'_, T, W, R> {
             rstd: &exact(&inputs.rstd),
             dresidual_out: None,
         };
-        let spec = NormSpec { cols: cols.len(), ..inputs.spec(self.setup) };
+        let spec = inputs.spec(self.setup).cols(cols.len());
         let truth = BackwardTruth::new(&spec, &given, Statistics::Given, GradReduction::Partials, MODEL);
         let of_cols = |gradient: &[W]| cols.iter().map(|&col| gradient[col]).collect::<Vec<_>>();
         assert_pass(Tensor::Dweight, &truth.judge(Tensor::Dweight, &of_cols(&outputs.dweight)));

@@ -77,7 +77,8 @@ pub enum GradReduction {
 
 /// A normalization of `rows` rows of `cols` elements: everything but the tensors.
 ///
-/// `cols` is the hidden size (PyTorch's `normalized_shape`), `rows` the product of all other dimensions.
+/// `cols` is the hidden size (PyTorch's `normalized_shape`), `rows` the product of all other dimensions. Fields can be read and
+/// set; a spec is made by [`rms`](Self::rms), [`layer`](Self::layer) or [`new`](Self::new), as there may be more fields one day.
 ///
 /// # Example
 /// A batch of 8 sequences of 512 tokens, as GPT-2 and as Gemma normalize it:
@@ -86,8 +87,11 @@ pub enum GradReduction {
 /// let gpt2 = NormSpec::layer(8 * 512, 768, 1e-5);
 /// let gemma = NormSpec::rms(8 * 512, 2048, 1e-6).weight_offset(1.0);
 /// assert_eq!((gpt2.norm, gemma.norm, gemma.rows), (Norm::Layer, Norm::Rms, 4096));
+/// let one_row = gemma.rows(1);
+/// assert_eq!((one_row.rows, one_row.cols), (1, 2048));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct NormSpec {
     /// The kind of norm.
     pub norm: Norm,
@@ -106,12 +110,32 @@ pub struct NormSpec {
 impl NormSpec {
     /// An RMS norm over `rows` rows of `cols` elements.
     pub const fn rms(rows: usize, cols: usize, eps: f32) -> Self {
-        NormSpec { norm: Norm::Rms, rows, cols, eps, weight_offset: 0.0, cast_order: CastOrder::AtStore }
+        NormSpec::new(Norm::Rms, rows, cols, eps)
     }
 
     /// A layer norm over `rows` rows of `cols` elements.
     pub const fn layer(rows: usize, cols: usize, eps: f32) -> Self {
-        NormSpec { norm: Norm::Layer, ..NormSpec::rms(rows, cols, eps) }
+        NormSpec::new(Norm::Layer, rows, cols, eps)
+    }
+
+    /// A norm of that kind over `rows` rows of `cols` elements, with no weight offset and the default order of roundings.
+    pub const fn new(norm: Norm, rows: usize, cols: usize, eps: f32) -> Self {
+        NormSpec { norm, rows, cols, eps, weight_offset: 0.0, cast_order: CastOrder::AtStore }
+    }
+
+    /// With this number of rows: the same norm on another batch.
+    pub const fn rows(self, rows: usize) -> Self {
+        NormSpec { rows, ..self }
+    }
+
+    /// With rows of this length.
+    pub const fn cols(self, cols: usize) -> Self {
+        NormSpec { cols, ..self }
+    }
+
+    /// With this value added to the variance.
+    pub const fn eps(self, eps: f32) -> Self {
+        NormSpec { eps, ..self }
     }
 
     /// With this value added to every weight.
@@ -144,6 +168,8 @@ mod tests {
             assert_eq!(spec, NormSpec { weight_offset: 0.0, cast_order: CastOrder::AtStore, ..expected });
             assert_eq!(spec.weight_offset(-0.5).cast_order(CastOrder::BeforeWeight), expected);
             assert_eq!(spec.cast_order(CastOrder::BeforeWeight).weight_offset(-0.5), expected);
+            assert_eq!(spec.rows(5).cols(7).eps(0.5), NormSpec { rows: 5, cols: 7, eps: 0.5, ..spec });
+            assert_eq!(NormSpec::new(norm, 2, 3, 1e-6), spec);
         }
     }
 }

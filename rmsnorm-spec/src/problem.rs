@@ -124,6 +124,7 @@ impl Problem {
 }
 
 /// Arguments that have passed validation.
+#[derive(Debug)]
 pub struct Checked<A> {
     spec: NormSpec,
     args: A,

@@ -95,7 +95,7 @@ fn rejected(call: impl FnOnce(&Numbers) -> Result<(), Error>) -> String {
 #[test]
 fn scalars_out_of_range_are_rejected() {
     for eps in [-1e-9, f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-        let text = rejected(|b| b.forward(&NormSpec { eps, ..RMS }, forward()));
+        let text = rejected(|b| b.forward(&RMS.eps(eps), forward()));
         assert_eq!(text, format!("eps must be finite and not negative, got {eps}"));
     }
     let text = rejected(|b| b.forward(&RMS.weight_offset(f32::NAN), forward()));
@@ -107,7 +107,7 @@ fn scalars_out_of_range_are_rejected() {
 #[test]
 fn eps_of_zero_is_allowed() {
     let backend = Numbers::default();
-    backend.forward(&NormSpec { eps: 0.0, ..RMS }, forward()).unwrap();
+    backend.forward(&RMS.eps(0.0), forward()).unwrap();
     assert_eq!(backend.launches.get(), 1);
 }
 
@@ -299,4 +299,17 @@ proptest! {
             prop_assert_eq!(rejected, shares);
         }
     }
+}
+
+/// What a caller sees of a call that was refused: which tensors, of what dtype, how long, how far apart.
+#[test]
+fn arguments_are_described_without_what_they_hold() {
+    let args = Forward::<Numbers, bf16>::new(Rows::strided(own(1, 37), 12), own(2, 30)).f32_weight();
+    let text = format!("{:?}", args.weight(own(3, 10)).rstd(own(4, 3)));
+    assert_eq!(text, "Forward { x: bf16[37] by 12, weight: f32[10], y: bf16[30], rstd: f32[3] }");
+    let args = Forward::<Numbers, f16>::in_place(own(1, 30)).residual_in_place(own(2, 30));
+    assert_eq!(format!("{args:?}"), "Forward { x: f16[30], residual: f16[30] }");
+    let text = format!("{:?}", backward().dweight(own(5, COLS)));
+    let tensors = "x: f32[40], rstd: f32[4], dy: f32[40], dx: f32[40], dweight: f32[10]";
+    assert_eq!(text, format!("Backward {{ grad_reduction: Partials, {tensors} }}"));
 }

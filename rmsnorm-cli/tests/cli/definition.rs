@@ -31,14 +31,9 @@ pub fn check(inputs: &Inputs, outputs: &BTreeMap<String, Tensor>, arithmetic: &A
         (&inputs.tensors["x"], input(Role::Residual), input(Role::Weight), input(Role::Bias));
     let norm_shape = weight.or(bias).map_or(&x.shape[x.shape.len() - 1..], |tensor| &tensor.shape);
     let batch_shape = &x.shape[..x.shape.len() - norm_shape.len()];
-    let spec = NormSpec {
-        norm: inputs.norm,
-        rows: batch_shape.iter().product(),
-        cols: norm_shape.iter().product(),
-        eps: inputs.eps,
-        weight_offset: inputs.weight_offset,
-        cast_order: inputs.cast_order,
-    };
+    let spec = NormSpec::new(inputs.norm, batch_shape.iter().product(), norm_shape.iter().product(), inputs.eps)
+        .weight_offset(inputs.weight_offset)
+        .cast_order(inputs.cast_order);
     let mut expected = vec![(Role::Y, x.dtype, &x.shape[..]), (Role::Rstd, DType::F32, batch_shape)];
     if inputs.norm == Norm::Layer {
         expected.push((Role::Mean, DType::F32, batch_shape));

@@ -148,7 +148,7 @@ fn backward_by(tasks: usize, is_layer: bool, [dweight, dbias, dresidual_out]: [b
     let block_rows = 3;
     let blocks = ROWS.div_ceil(block_rows);
     let [mut of_dweight, mut of_dbias] = [8, 9].map(|seed| elements::<f32>(seed, blocks * COLS));
-    let spec = NormSpec { norm: if is_layer { Norm::Layer } else { Norm::Rms }, ..NormSpec::rms(ROWS, COLS, 1e-5) };
+    let spec = NormSpec::new(if is_layer { Norm::Layer } else { Norm::Rms }, ROWS, COLS, 1e-5);
     let work = BackwardBlocks {
         spec: spec.weight_offset(-0.5),
         rows: ROWS,

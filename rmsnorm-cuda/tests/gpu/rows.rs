@@ -108,7 +108,7 @@ impl<E: Element + DeviceRepr + ValidAsZeroBits> Period<E> {
         let args = args.dweight(dweight.as_view_mut());
         let is_layer = self.norm.norm == Norm::Layer;
         let args = if is_layer { args.mean(mean.as_view()).dbias(dbias.as_view_mut()) } else { args };
-        gpu.backward(&NormSpec { rows, ..self.norm }, args).unwrap();
+        gpu.backward(&self.norm.rows(rows), args).unwrap();
         Outputs {
             dx: stream.clone_dtoh(&dx).unwrap(),
             dweight: stream.clone_dtoh(dweight).unwrap(),

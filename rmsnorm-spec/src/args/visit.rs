@@ -1,5 +1,7 @@
 //! The tensors of the argument structs, one after the other: by value for launches, by their spans for validation.
 
+use std::fmt;
+
 use super::{Backward, Forward, Rows, Source};
 use crate::{DType, Element, Error, NormBackend, Span, Tensor};
 
@@ -99,6 +101,39 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Views<'a, 
         hand_out::<B, W>(visitor, Tensor::Dbias, self.dbias)?;
         hand_out::<B, f32>(visitor, Tensor::Workspace, self.workspace)
     }
+}
+
+/// The tensors that there are, and their dtypes, lengths and row strides: `Forward { x: f32[8] by 4, y: f32[6], .. }`. What
+/// they hold may be on a device.
+impl<B: NormBackend + ?Sized, T: Element, W: Element, R: Element> fmt::Debug for Forward<'_, B, T, W, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        describe::<B>(self, &mut f.debug_struct("Forward"))
+    }
+}
+
+/// As [`Forward`]'s, and how weight gradients are summed.
+impl<B: NormBackend + ?Sized, T: Element, W: Element, R: Element> fmt::Debug for Backward<'_, B, T, W, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        describe::<B>(self, f.debug_struct("Backward").field("grad_reduction", &self.grad_reduction))
+    }
+}
+
+fn describe<'a, B: NormBackend + ?Sized>(args: &impl Views<'a, B>, to: &mut fmt::DebugStruct<'_, '_>) -> fmt::Result {
+    /// Appends each tensor.
+    struct Fields<'t, 'f, 'w>(&'t mut fmt::DebugStruct<'f, 'w>);
+    impl SpanVisitor for Fields<'_, '_, '_> {
+        fn visit(&mut self, _: Tensor, view: View) -> Result<(), Error> {
+            let View { arg, dtype, row_stride, span } = view;
+            let len = span.len;
+            match row_stride {
+                Some(row_stride) => self.0.field(arg, &format_args!("{dtype}[{len}] by {row_stride}")),
+                None => self.0.field(arg, &format_args!("{dtype}[{len}]")),
+            };
+            Ok(())
+        }
+    }
+    args.spans(&mut Fields(to)).map_err(|_| fmt::Error)?;
+    to.finish()
 }
 
 /// What a backend's matrix is read from.

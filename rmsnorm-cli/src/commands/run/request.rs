@@ -73,14 +73,9 @@ impl<'a> Request<'a> {
         if norm_shape.contains(&0) {
             return Err(format!("x has shape {:?}: its normalized dimensions {norm_shape:?} hold no element", x.shape));
         }
-        let spec = NormSpec {
-            norm: settings.norm,
-            rows: count(&batch_shape)?,
-            cols: count(&norm_shape)?,
-            eps: settings.eps,
-            weight_offset: settings.weight_offset,
-            cast_order: settings.cast_order,
-        };
+        let spec = NormSpec::new(settings.norm, count(&batch_shape)?, count(&norm_shape)?, settings.eps)
+            .weight_offset(settings.weight_offset)
+            .cast_order(settings.cast_order);
         Ok(Request { spec, batch_shape, norm_shape, x, weight, bias, residual, dy, dresidual_out })
     }
 
