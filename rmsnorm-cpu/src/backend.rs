@@ -16,6 +16,10 @@ use crate::{launch, plan};
 ///
 /// Cheap to clone; clones share the pool. Results do not depend on the instruction set or on the number of threads.
 ///
+/// # After a fork
+/// A child process has none of its parent's threads: what was made before the fork runs on the calling thread there, and so does
+/// [`new`](Self::new) if the parent has called it. [`with`](Self::with) starts threads of the child's own.
+///
 /// # Example
 /// ```
 /// use rmsnorm_cpu::{Backward, CpuBackend, Forward, spec::{Error, NormSpec}};
@@ -36,7 +40,9 @@ use crate::{launch, plan};
 pub struct CpuBackend {
     caps: Caps,
     /// `None`: the pool of the calling thread, which is rayon's global one unless the caller installed another.
-    pool: Option<Arc<rayon::ThreadPool>>,
+    pool: Option<Arc<Pool>>,
+    /// The process that has the pool's threads.
+    process: u32,
 }
 
 impl CpuBackend {
@@ -44,7 +50,8 @@ impl CpuBackend {
     /// thread belongs to, else the global one, which is started if it was not. Where the system refuses its threads,
     /// everything runs on the caller's.
     pub fn new() -> Self {
-        CpuBackend { caps: Caps { isa: Isa::detect(), threads: pool_threads() }, pool: None }
+        let process = std::process::id();
+        CpuBackend { caps: Caps { isa: Isa::detect(), threads: pool_threads(process) }, pool: None, process }
     }
 
     /// This instruction set and exactly this number of threads. With 1 thread everything runs on the caller's.
@@ -73,13 +80,14 @@ impl CpuBackend {
         if threads == 0 {
             return Err(unavailable("at least 1 thread is needed, got 0".into()));
         }
+        let process = std::process::id();
         let pool = if threads == 1 {
             None
         } else {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-            Some(Arc::new(pool.map_err(|error| unavailable(error.to_string()))?))
+            Some(Arc::new(Pool(Some(pool.map_err(|error| unavailable(error.to_string()))?), process)))
         };
-        Ok(CpuBackend { caps: Caps { isa, threads }, pool })
+        Ok(CpuBackend { caps: Caps { isa, threads }, pool, process })
     }
 
     /// The instruction set in use.
@@ -111,9 +119,16 @@ impl CpuBackend {
         &self.caps
     }
 
+    /// The tasks that work is split into in this process, of those of its plan: 1 in a child of the one that has the threads,
+    /// where nobody would take the others. The bits of a result do not depend on it.
+    pub(crate) fn tasks_here(&self, tasks: usize) -> usize {
+        // The system is asked only where there is something to split.
+        if tasks > 1 && std::process::id() != self.process { 1 } else { tasks }
+    }
+
     /// Runs `work` where its forks go to this backend's pool; work that will not fork stays on the calling thread.
     pub(crate) fn install<O: Send>(&self, tasks: usize, work: impl FnOnce() -> O + Send) -> O {
-        match &self.pool {
+        match self.pool.as_ref().and_then(|pool| pool.0.as_ref()) {
             Some(pool) if tasks > 1 => pool.install(work),
             Some(_) | None => work(),
         }
@@ -190,16 +205,30 @@ impl SliceBackend for CpuBackend {
     }
 }
 
+/// A backend's own threads, and the process that has them.
+#[derive(Debug)]
+struct Pool(Option<rayon::ThreadPool>, u32);
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        if std::process::id() != self.1 {
+            // In a child there is no thread to end, and a lock that one held at the fork is never released.
+            std::mem::forget(self.0.take());
+        }
+    }
+}
+
 /// Threads of the pool that forks of the calling thread go to; 1 if there is none, and then nothing may fork.
-fn pool_threads() -> usize {
+fn pool_threads(process: u32) -> usize {
     if rayon::current_thread_index().is_some() {
         return rayon::current_num_threads();
     }
-    static GLOBAL: OnceLock<usize> = OnceLock::new();
-    *GLOBAL.get_or_init(|| match rayon::ThreadPoolBuilder::new().build_global() {
+    static GLOBAL: OnceLock<(usize, u32)> = OnceLock::new();
+    let (threads, started_by) = *GLOBAL.get_or_init(|| match rayon::ThreadPoolBuilder::new().build_global() {
         // The system's own error is the source: no thread could be started, and asking rayon again would panic.
-        Err(error) if error.source().is_some() => 1,
+        Err(error) if error.source().is_some() => (1, process),
         // Started here, or earlier by the application.
-        Ok(()) | Err(_) => rayon::current_num_threads(),
-    })
+        Ok(()) | Err(_) => (rayon::current_num_threads(), process),
+    });
+    if started_by == process { threads } else { 1 }
 }

@@ -37,7 +37,7 @@ pub(crate) fn forward<B: SliceBackend, T: Element, W: Element, R: Element>(
     backend: &CpuBackend,
     call: Checked<Forward<'_, B, T, W, R>>,
 ) -> Result<(), Error> {
-    let (spec, plan) = (spec_of(&call), plan::plan(call.problem(), backend.caps()));
+    let (spec, plan) = (spec_of(&call), plan_here(backend, call.problem()));
     let kernel = kernel::forward().ok_or_else(|| no_kernel(call.problem()))?;
     let args = call.into_args();
     let cols = spec.cols;
@@ -81,6 +81,12 @@ fn run_forward<'a, T: Element, W: Element, R: Element>(
     backend.install(plan.tasks, || fork(work, rows, plan.tasks, &ForwardRows::split_at, &|work| kernel(isa, work)));
 }
 
+/// The plan, with no more tasks than this process has threads for.
+fn plan_here(backend: &CpuBackend, problem: &Problem) -> Plan {
+    let plan = plan::plan(problem, backend.caps());
+    Plan { tasks: backend.tasks_here(plan.tasks), reduce_tasks: backend.tasks_here(plan.reduce_tasks), ..plan }
+}
+
 /// What is computed: what was asked for, unless a bug is planted for a test.
 fn spec_of<A>(call: &Checked<A>) -> NormSpec {
     let spec = *call.spec();
@@ -112,7 +118,7 @@ pub(crate) fn backward<B: SliceBackend, T: Element, W: Element, R: Element>(
             return Err(Error::Unsupported { rule });
         }
     }
-    let (spec, plan) = (spec_of(&call), plan::plan(call.problem(), backend.caps()));
+    let (spec, plan) = (spec_of(&call), plan_here(backend, call.problem()));
     let kernel = kernel::backward().ok_or_else(|| no_kernel(call.problem()))?;
     let len = plan::workspace_len(call.problem());
     let args = call.into_args();
@@ -165,7 +171,7 @@ fn reduce_partials<W: Element>(backend: &CpuBackend, partials: &[f32], gradient:
 
 pub(crate) fn copy(backend: &CpuBackend, work: CopyRange<'_>) {
     let (isa, units) = (backend.caps().isa, work.to.len());
-    let tasks = plan::tasks(2 * size_of::<f32>() * units, units, backend.caps());
+    let tasks = backend.tasks_here(plan::tasks(2 * size_of::<f32>() * units, units, backend.caps()));
     backend.install(tasks, || fork(work, units, tasks, &CopyRange::split_at, &|work| kernel::copy(isa, work)));
 }
 
