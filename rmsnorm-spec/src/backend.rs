@@ -104,28 +104,25 @@ pub trait NormBackend {
 ///
 /// # Example
 /// ```
-/// # use rmsnorm_spec::*;
-/// # pub struct Mine;
-/// # impl NormBackend for Mine {
-/// #     type In<'a, T: Element> = &'a [T];
-/// #     type Out<'a, T: Element> = &'a mut [T];
-/// #     fn name(&self) -> &'static str { "mine" }
-/// #     fn in_span<T: Element>(view: &&[T]) -> Span { Span::of(view) }
-/// #     fn out_span<T: Element>(view: &&mut [T]) -> Span { Span::of(view) }
-/// #     fn workspace_len(&self, _: &Problem) -> usize { 7 }
-/// #     fn launch_forward<T: Element, W: Element, R: Element>(
-/// #         &self, _: Checked<Forward<'_, Self, T, W, R>>) -> Result<(), Error> { Ok(()) }
-/// #     fn launch_backward<T: Element, W: Element, R: Element>(
-/// #         &self, _: Checked<Backward<'_, Self, T, W, R>>) -> Result<(), Error> { Ok(()) }
-/// # }
-/// rmsnorm_spec::inherent_methods!(Mine);
-/// mod without_the_trait {
-///     use rmsnorm_spec::{DType, Norm, Problem};
-///     pub fn len(backend: &super::Mine) -> usize {
-///         backend.workspace_len(&Problem::backward(Norm::Rms, 4, 8, DType::F32, &[]))
-///     }
+/// mod mine {
+///     # use rmsnorm_spec::*;
+///     pub struct Mine;
+///     # impl NormBackend for Mine {
+///     #     type In<'a, T: Element> = &'a [T];
+///     #     type Out<'a, T: Element> = &'a mut [T];
+///     #     fn name(&self) -> &'static str { "mine" }
+///     #     fn in_span<T: Element>(view: &&[T]) -> Span { Span::of(view) }
+///     #     fn out_span<T: Element>(view: &&mut [T]) -> Span { Span::of(view) }
+///     #     fn workspace_len(&self, _: &Problem) -> usize { 7 }
+///     #     fn launch_forward<T: Element, W: Element, R: Element>(
+///     #         &self, _: Checked<Forward<'_, Self, T, W, R>>) -> Result<(), Error> { Ok(()) }
+///     #     fn launch_backward<T: Element, W: Element, R: Element>(
+///     #         &self, _: Checked<Backward<'_, Self, T, W, R>>) -> Result<(), Error> { Ok(()) }
+///     # }
+///     rmsnorm_spec::inherent_methods!(Mine); // which implements NormBackend
 /// }
-/// assert_eq!(without_the_trait::len(&Mine), 7);
+/// use rmsnorm_spec::{DType, Norm, Problem};
+/// assert_eq!(mine::Mine.workspace_len(&Problem::backward(Norm::Rms, 4, 8, DType::F32, &[])), 7);
 /// ```
 #[macro_export]
 macro_rules! inherent_methods {
