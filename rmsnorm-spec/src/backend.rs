@@ -127,9 +127,9 @@ pub trait NormBackend {
 #[macro_export]
 macro_rules! inherent_methods {
     ($backend:ty) => {
-        /// What [`NormBackend`]($crate::NormBackend) has for callers, who need not import it.
+        /// What `NormBackend` has for callers, who need not import it.
         impl $backend {
-            /// [`NormBackend::forward`]($crate::NormBackend::forward): normalizes.
+            /// `NormBackend::forward`: normalizes.
             ///
             /// # Errors
             /// As there.
@@ -141,7 +141,7 @@ macro_rules! inherent_methods {
                 $crate::NormBackend::forward(self, spec, args)
             }
 
-            /// [`NormBackend::backward`]($crate::NormBackend::backward): the gradients.
+            /// `NormBackend::backward`: the gradients.
             ///
             /// # Errors
             /// As there.
@@ -153,12 +153,12 @@ macro_rules! inherent_methods {
                 $crate::NormBackend::backward(self, spec, args)
             }
 
-            /// [`NormBackend::workspace_len`]($crate::NormBackend::workspace_len): f32 elements that a backward call needs.
+            /// `NormBackend::workspace_len`: f32 elements that a backward call needs.
             pub fn workspace_len(&self, problem: &$crate::Problem) -> usize {
                 $crate::NormBackend::workspace_len(self, problem)
             }
 
-            /// [`NormBackend::prepare`]($crate::NormBackend::prepare): compiles what a call needs, and runs nothing.
+            /// `NormBackend::prepare`: compiles what a call needs, and runs nothing.
             ///
             /// # Errors
             /// As there.
