@@ -13,27 +13,11 @@ use rmsnorm_spec::Error;
 use crate::caps::Caps;
 use crate::compile;
 use crate::error::device_error;
-use crate::plan::{KernelKey, Program};
+use crate::plan::KernelKey;
 use pool::Pool;
 
 /// Dynamic shared memory that a kernel may have without asking.
 const SHARED_WITHOUT_OPTIN: u32 = 48 << 10;
-
-impl Program {
-    /// The name of the kernel in its source file.
-    pub(crate) const fn entry(self) -> &'static str {
-        match self {
-            Program::Forward => "forward",
-            Program::ForwardCluster => "forward_cluster",
-            Program::ForwardLong => "forward_long",
-            Program::ForwardStreaming => "forward_streaming",
-            Program::Backward => "backward",
-            Program::BackwardRowSums => "backward_row_sums",
-            Program::BackwardColumns => "backward_columns",
-            Program::ReducePartials => "reduce_partials",
-        }
-    }
-}
 
 /// The kernels of a context. Those that were handed out stay loaded until the process ends.
 #[derive(Debug)]
@@ -103,7 +87,7 @@ impl Kernels {
         let _permission = CapturePermission::enter()?;
         let cubin = Ptx::from_binary(cubin.to_vec());
         let module = self.context.load_module(cubin).map_err(device_error("cuModuleLoadData"))?;
-        let kernel = module.load_function(key.program.entry()).map_err(device_error("cuModuleGetFunction"))?;
+        let kernel = module.load_function(key.program.info().stem).map_err(device_error("cuModuleGetFunction"))?;
         self.allow_shared_memory(&kernel).map_err(device_error("cuFuncSetAttribute"))?;
         Ok(kernel)
     }

@@ -10,7 +10,8 @@ mod forward;
 #[cfg(test)]
 mod tests;
 
-use rmsnorm_spec::{CastOrder, DType, DTypes, Direction, Norm, Problem, Tensor, TensorSet};
+use rmsnorm_gpu::program::CallKey;
+use rmsnorm_spec::{DType, Direction, Problem, Tensor, TensorSet};
 
 use crate::caps::Caps;
 
@@ -45,9 +46,9 @@ impl Program {
             Program::ForwardLong => ("forward_long", Direction::Forward, false, &[Weight, Bias, Residual]),
             Program::ForwardStreaming => ("forward_streaming", Direction::Forward, false, &[Weight, Bias, Residual]),
             Program::Backward => ("backward", Direction::Backward, false, &[Weight, DresidualOut, Dweight, Dbias]),
-            Program::BackwardRowSums => ("backward_streaming", Direction::Backward, false, &[Weight]),
+            Program::BackwardRowSums => ("backward_row_sums", Direction::Backward, false, &[Weight]),
             Program::BackwardColumns => {
-                ("backward_streaming", Direction::Backward, false, &[Weight, DresidualOut, Dweight, Dbias])
+                ("backward_columns", Direction::Backward, false, &[Weight, DresidualOut, Dweight, Dbias])
             }
             Program::ReducePartials => ("reduce_partials", Direction::Backward, true, &[Dweight, Dbias]),
         };
@@ -82,21 +83,9 @@ impl Program {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct KernelKey {
     pub(crate) program: Program,
-    pub(crate) norm: Norm,
-    pub(crate) dtypes: DTypes,
-    pub(crate) cast_order: CastOrder,
-    pub(crate) grad_reduction: Accumulate,
-    /// Of the tensors that the program may leave out, those that it has code for. A residual stands here, in place too.
-    pub(crate) tensors: TensorSet,
+    /// Of the tensors, those that the program has code for. A residual stands here, in place too.
+    pub(crate) call: CallKey,
     pub(crate) tile: Tile,
-}
-
-/// `GradReduction` without its number of groups, which is a run-time value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Accumulate {
-    Partials,
-    Locks,
-    Atomics,
 }
 
 /// How threads share a row and a block its rows.
@@ -160,9 +149,6 @@ pub(crate) struct Workspace {
     /// Elements in all, with room for the rounding.
     pub(crate) len: usize,
 }
-
-/// Elements by which a workspace of any alignment may have to be moved to begin on 16 bytes.
-const ALIGNMENT_SLACK: usize = 3;
 
 /// Shared memory of a block that is not its rows: what threads exchange, and what the driver keeps.
 const RESERVED_BYTES: usize = 4 << 10;
@@ -232,22 +218,13 @@ impl Tile {
     }
 }
 
-/// The part of a key that says what is computed. What does not matter to a program is set to one value, so that equal
-/// code has equal keys.
 fn key(problem: &Problem, program: Program, tile: Tile) -> KernelKey {
-    let info = program.info();
-    let tensors = info.tensors(problem);
-    KernelKey {
-        program,
-        norm: if info.is_reduction { Norm::Rms } else { problem.norm },
-        dtypes: info.dtypes(problem, tensors),
-        cast_order: if program.is_forward() { problem.cast_order } else { CastOrder::AtStore },
-        grad_reduction: Accumulate::Partials,
-        tensors,
-        tile: Tile {
-            is_ragged: is_ragged(&tile, problem.cols),
-            has_tail: !problem.cols.is_multiple_of(tile.pack as usize),
-            ..tile
-        },
+    let has_tail = !problem.cols.is_multiple_of(tile.pack as usize);
+    let tile = Tile { is_ragged: is_ragged(&tile, problem.cols), has_tail, ..tile };
+    let mut call = program.info().key(problem);
+    // In the texts `W` is the type of the gradients too, also where only partial sums of them are made.
+    if call.tensors.sums_over_rows() > 0 {
+        call.dtypes.weight = problem.dtypes.weight;
     }
+    KernelKey { program, call, tile }
 }

@@ -3,12 +3,13 @@
 //! The kernels have no `#include`, so a driver and NVRTC are all that a user needs. No number is written in both
 //! languages: what Rust decides reaches the kernels as `-D` options, and only through here.
 
+use rmsnorm_gpu::program::{Accumulate, CallKey};
 use rmsnorm_kernels::{self as kernels, Source};
 use rmsnorm_spec::{CastOrder, DTypes, Norm, Tensor};
 
 use crate::caps::Arch;
 use crate::params::Params;
-use crate::plan::{Accumulate, KernelKey, OPTIONAL, Program};
+use crate::plan::{KernelKey, OPTIONAL, Program};
 
 /// Each may use what stands before it.
 const HEADERS: [Source; 6] =
@@ -44,18 +45,19 @@ pub(crate) fn text(program: Program) -> String {
 /// loosens IEEE arithmetic.
 pub(crate) fn options(key: &KernelKey, arch: Arch) -> Vec<String> {
     let language = [format!("--gpu-architecture=sm_{}", arch.0), "--std=c++17".into(), "-default-device".into()];
-    let DTypes { activation, weight, residual } = key.dtypes;
+    let DTypes { activation, weight, residual } = key.call.dtypes;
     let dtypes = [("T", activation), ("W", weight), ("R", residual)];
     let names = dtypes.map(|(name, dtype)| format!("-D{name}={dtype}"));
     let numbers = numbers(key).map(|(name, value)| format!("-D{name}={value}"));
-    let has =
-        |tensor: Tensor| format!("-DHAS_{}={}", tensor.name().to_ascii_uppercase(), u32::from(key.tensors.has(tensor)));
+    let has = |tensor: Tensor| {
+        format!("-DHAS_{}={}", tensor.name().to_ascii_uppercase(), u32::from(key.call.tensors.has(tensor)))
+    };
     language.into_iter().chain(names).chain(numbers).chain(OPTIONAL.iter().map(has)).collect()
 }
 
 fn numbers(key: &KernelKey) -> [(&'static str, u32); 17] {
-    let KernelKey { program, norm, cast_order, grad_reduction, tile, .. } = *key;
-    let accumulate = match grad_reduction {
+    let KernelKey { program, call: CallKey { norm, cast_order, accumulate, .. }, tile } = *key;
+    let accumulate = match accumulate {
         Accumulate::Partials => 0,
         Accumulate::Locks => 1,
         Accumulate::Atomics => 2,
@@ -90,13 +92,16 @@ mod tests {
     use super::*;
     use crate::plan::Tile;
 
-    const KEY: KernelKey = KernelKey {
-        program: Program::Forward,
+    const CALL: CallKey = CallKey {
         norm: Norm::Layer,
         dtypes: DTypes { activation: DType::Bf16, weight: DType::F32, residual: DType::F16 },
         cast_order: CastOrder::AtStore,
-        grad_reduction: Accumulate::Partials,
+        accumulate: Accumulate::Partials,
         tensors: TensorSet::of(&[Tensor::Weight, Tensor::Residual]),
+    };
+    const KEY: KernelKey = KernelKey {
+        program: Program::Forward,
+        call: CALL,
         tile: Tile {
             pack: 8,
             packs: 2,
@@ -140,15 +145,19 @@ mod tests {
             (Tensor::Dweight, "DWEIGHT"),
             (Tensor::Dbias, "DBIAS"),
         ] {
-            let is_there = !KEY.tensors.has(tensor);
-            let key = KernelKey { tensors: KEY.tensors.set(tensor, is_there), ..KEY };
-            differs(key, &format!("-DHAS_{name}={}", u32::from(is_there)));
+            let is_there = !CALL.tensors.has(tensor);
+            let call = CallKey { tensors: CALL.tensors.set(tensor, is_there), ..CALL };
+            differs(KernelKey { call, ..KEY }, &format!("-DHAS_{name}={}", u32::from(is_there)));
         }
         differs(KernelKey { program: Program::ReducePartials, ..KEY }, "-DIS_BACKWARD=1");
-        differs(KernelKey { norm: Norm::Rms, ..KEY }, "-DIS_LAYER=0");
-        differs(KernelKey { cast_order: CastOrder::BeforeWeight, ..KEY }, "-DCAST_BEFORE_WEIGHT=1");
-        differs(KernelKey { grad_reduction: Accumulate::Locks, ..KEY }, "-DACCUMULATE=1");
-        differs(KernelKey { grad_reduction: Accumulate::Atomics, ..KEY }, "-DACCUMULATE=2");
+        for (call, option) in [
+            (CallKey { norm: Norm::Rms, ..CALL }, "-DIS_LAYER=0"),
+            (CallKey { cast_order: CastOrder::BeforeWeight, ..CALL }, "-DCAST_BEFORE_WEIGHT=1"),
+            (CallKey { accumulate: Accumulate::Locks, ..CALL }, "-DACCUMULATE=1"),
+            (CallKey { accumulate: Accumulate::Atomics, ..CALL }, "-DACCUMULATE=2"),
+        ] {
+            differs(KernelKey { call, ..KEY }, option);
+        }
     }
 
     #[test]

@@ -11,6 +11,11 @@ pub const fn tree(terms: u64) -> u64 {
     terms.next_power_of_two().ilog2() as u64
 }
 
+/// In a sum whose terms so many threads share: those of a thread one after the other, then a tree over the threads.
+pub const fn shared(terms: u64, threads: u64) -> u64 {
+    serial(terms.div_ceil(threads)) + tree(threads)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -19,5 +24,6 @@ mod tests {
     fn chains_count_additions() {
         assert_eq!([0, 1, 2, 9].map(serial), [0, 0, 1, 8]);
         assert_eq!([0, 1, 2, 3, 4, 5, 1024, 1025].map(tree), [0, 0, 1, 2, 2, 3, 10, 11]);
+        assert_eq!([(0, 4), (4, 4), (5, 4), (9, 1)].map(|(terms, threads)| shared(terms, threads)), [2, 2, 3, 8]);
     }
 }

@@ -1,12 +1,14 @@
-//! What the backends of rmsnorm for GPUs share: what a program is, how additions chain, what is kept on disk, and the calls
-//! that their plans are tested with. No device and no unsafe code.
+//! What the backends of rmsnorm for GPUs share: what a program is, what of their plans is the same, what is kept on disk, and
+//! the calls that plans are tested with. No device and no unsafe code.
 //!
 //! A backend for another kind of GPU brings what is its own: tiles, texts, compiled kernels and launches.
 //!
 //! | here | role |
 //! |---|---|
-//! | [`program`] | what a program computes, from which tensors, and which of them its code may leave out |
+//! | [`program`] | what a program computes, from which tensors, and what of a call its code depends on |
+//! | [`reduction`] | the second stage of the gradients: partial rows, and the threads that add them up |
 //! | [`chain`] | additions one after the other, which error bounds follow from |
+//! | [`describe`] | plans in words |
 //! | [`cache`] | what was compiled, on disk |
 //! | `testing` | calls of every kind without a device, for tests of plans; with the feature `testing` |
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -14,6 +16,8 @@
 
 pub mod cache;
 pub mod chain;
+pub mod describe;
 pub mod program;
+pub mod reduction;
 #[cfg(feature = "testing")]
 pub mod testing;

@@ -1,11 +1,11 @@
 //! What a program is, whatever the language of its text.
 
-use rmsnorm_spec::{DTypes, Direction, Problem, Tensor, TensorSet};
+use rmsnorm_spec::{CastOrder, DType, DTypes, Direction, GradReduction, Norm, Problem, Tensor, TensorSet};
 
 /// A program of a GPU: a text that is compiled for many keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Program {
-    /// The stem of its file, and its name in messages.
+    /// Its name in messages and plans: of its entry point in CUDA C++, of its file in WGSL.
     pub stem: &'static str,
     /// The pass that it is of, or is a part of.
     pub direction: Direction,
@@ -15,36 +15,86 @@ pub struct Program {
     pub optional: TensorSet,
 }
 
+/// The part of a kernel's key that follows from the call. What does not matter to a program has one value, so that equal
+/// code has equal keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CallKey {
+    /// [`Norm::Rms`] in the second stage of gradients, which has no part in rows.
+    pub norm: Norm,
+    /// Of the tensors that the code has. In the second stage of gradients all are that of `dweight` and `dbias`.
+    pub dtypes: DTypes,
+    /// When forward rounds.
+    pub cast_order: CastOrder,
+    /// How the program hands its sums over rows on.
+    pub accumulate: Accumulate,
+    /// Of the tensors that the code may leave out, those that it has.
+    pub tensors: TensorSet,
+}
+
+/// [`GradReduction`] without its number of groups, which is a run-time value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Accumulate {
+    /// A partial row of its own for each chunk; or the program has no sums over rows.
+    Partials,
+    /// Partial rows that are shared behind locks.
+    Locks,
+    /// One partial row, by atomic additions.
+    Atomics,
+}
+
 impl Program {
-    /// Of the tensors that the code may leave out, those that the call has. A residual counts wherever it lies: in place it
-    /// is what `residual_out` overwrites.
-    pub const fn tensors(&self, problem: &Problem) -> TensorSet {
-        let given = problem.tensors.set(Tensor::Residual, problem.tensors.adds_residual());
-        given.intersection(self.optional)
+    /// What the call asks of this program.
+    pub const fn key(&self, problem: &Problem) -> CallKey {
+        let tensors = self.tensors(problem);
+        let is_forward = matches!(self.direction, Direction::Forward);
+        let sums_over_rows = !is_forward && !self.is_reduction && tensors.sums_over_rows() > 0;
+        let accumulate = match problem.grad_reduction {
+            GradReduction::Locks { .. } if sums_over_rows => Accumulate::Locks,
+            GradReduction::Atomics if sums_over_rows => Accumulate::Atomics,
+            GradReduction::Partials | GradReduction::Locks { .. } | GradReduction::Atomics => Accumulate::Partials,
+        };
+        // A rounding that the store repeats changes nothing.
+        let is_rounded_twice = !matches!(problem.dtypes.activation, DType::F32) && has_parameters(tensors);
+        CallKey {
+            norm: if self.is_reduction { Norm::Rms } else { problem.norm },
+            dtypes: self.dtypes(problem, tensors),
+            cast_order: if is_forward && is_rounded_twice { problem.cast_order } else { CastOrder::AtStore },
+            accumulate,
+            tensors,
+        }
     }
 
-    /// The dtypes of the tensors that the code has; one for all that it has not, so that equal code has equal keys.
-    /// `tensors` are those that it has of the optional ones.
-    pub const fn dtypes(&self, problem: &Problem, tensors: TensorSet) -> DTypes {
+    /// Of the tensors that the code may leave out, those that the call has. Where the code does not ask whether there is an
+    /// `x`, which in place there is not, a residual counts wherever it lies: in place it is what `residual_out` overwrites.
+    const fn tensors(&self, problem: &Problem) -> TensorSet {
+        let tensors = problem.tensors;
+        let adds_residual =
+            if self.optional.has(Tensor::X) { tensors.has(Tensor::Residual) } else { tensors.adds_residual() };
+        tensors.set(Tensor::Residual, adds_residual).intersection(self.optional)
+    }
+
+    /// The dtypes of the tensors that the code has; one for all that it has not. Sums over rows are f32 until the second
+    /// stage.
+    const fn dtypes(&self, problem: &Problem, tensors: TensorSet) -> DTypes {
         let DTypes { activation, weight, residual } = problem.dtypes;
         if self.is_reduction {
             return DTypes::uniform(weight);
         }
-        let of_weight = TensorSet::of(&[Tensor::Weight, Tensor::Bias, Tensor::Dweight, Tensor::Dbias]);
-        let uses_weight = !tensors.intersection(of_weight).is_empty();
-        let uses_stream = matches!(self.direction, Direction::Backward) || tensors.has(Tensor::Residual);
+        let uses_stream = matches!(self.direction, Direction::Backward) || problem.tensors.adds_residual();
         DTypes {
             activation,
-            weight: if uses_weight { weight } else { activation },
+            weight: if has_parameters(tensors) { weight } else { activation },
             residual: if uses_stream { residual } else { activation },
         }
     }
 }
 
+const fn has_parameters(tensors: TensorSet) -> bool {
+    tensors.has(Tensor::Weight) || tensors.has(Tensor::Bias)
+}
+
 #[cfg(test)]
 mod tests {
-    use rmsnorm_spec::{DType, Norm};
-
     use super::*;
 
     const FORWARD: Program = Program {
@@ -52,6 +102,12 @@ mod tests {
         direction: Direction::Forward,
         is_reduction: false,
         optional: TensorSet::of(&[Tensor::Weight, Tensor::Bias, Tensor::Residual]),
+    };
+    const BACKWARD: Program = Program {
+        stem: "backward",
+        direction: Direction::Backward,
+        is_reduction: false,
+        optional: TensorSet::of(&[Tensor::Weight, Tensor::Dweight, Tensor::Dbias]),
     };
     const REDUCE: Program = Program {
         stem: "reduce_partials",
@@ -61,25 +117,69 @@ mod tests {
     };
     const MIXED: DTypes = DTypes { activation: DType::F16, weight: DType::F32, residual: DType::Bf16 };
 
+    const IN_PLACE: TensorSet = TensorSet::of(&[Tensor::Y, Tensor::ResidualOut]);
+
+    fn forward(tensors: &[Tensor]) -> Problem {
+        Problem::forward(Norm::Layer, 2, 3, DType::F16, tensors)
+    }
+
+    fn backward(tensors: &[Tensor]) -> Problem {
+        Problem { dtypes: MIXED, ..Problem::backward(Norm::Layer, 2, 3, DType::F16, tensors) }
+    }
+
     #[test]
     fn a_key_has_what_the_call_and_the_code_have() {
-        let problem = Problem::forward(Norm::Rms, 2, 3, DType::F16, &[Tensor::Weight, Tensor::Rstd]);
-        assert_eq!(FORWARD.tensors(&problem), TensorSet::of(&[Tensor::Weight]));
-        let in_place = Problem { tensors: TensorSet::of(&[Tensor::Y, Tensor::ResidualOut]), ..problem };
-        assert_eq!(FORWARD.tensors(&in_place), TensorSet::of(&[Tensor::Residual]));
+        assert_eq!(FORWARD.key(&forward(&[Tensor::Weight, Tensor::Rstd])).tensors, TensorSet::of(&[Tensor::Weight]));
+        let in_place = Problem { tensors: IN_PLACE, ..forward(&[]) };
+        assert_eq!(FORWARD.key(&in_place).tensors, TensorSet::of(&[Tensor::Residual]));
+        // A program that binds tensors one by one tells where a residual lies.
+        let binds = TensorSet::of(&[Tensor::X, Tensor::Y, Tensor::Residual, Tensor::ResidualOut]);
+        let program = Program { optional: binds, ..FORWARD };
+        assert_eq!(program.key(&in_place).tensors, IN_PLACE);
+        assert_eq!(program.key(&forward(&[Tensor::Residual])).tensors, binds.without(Tensor::ResidualOut));
+        assert_eq!((REDUCE.key(&backward(&[])).norm, BACKWARD.key(&backward(&[])).norm), (Norm::Rms, Norm::Layer));
     }
 
     #[test]
     fn dtypes_of_what_is_not_there_leave_no_trace() {
-        let problem = Problem { dtypes: MIXED, ..Problem::forward(Norm::Rms, 2, 3, DType::F16, &[]) };
-        let dtypes = |tensors: &[Tensor]| FORWARD.dtypes(&problem, TensorSet::of(tensors));
+        let dtypes = |tensors: &[Tensor]| FORWARD.key(&Problem { dtypes: MIXED, ..forward(tensors) }).dtypes;
         assert_eq!(dtypes(&[]), DTypes::uniform(DType::F16));
         assert_eq!(dtypes(&[Tensor::Bias]), DTypes { residual: DType::F16, ..MIXED });
         assert_eq!(dtypes(&[Tensor::Residual]), DTypes { weight: DType::F16, ..MIXED });
-        let backward = Problem { dtypes: MIXED, ..Problem::backward(Norm::Rms, 2, 3, DType::F16, &[Tensor::Dbias]) };
-        let program = Program { direction: Direction::Backward, ..FORWARD };
-        assert_eq!(program.dtypes(&backward, TensorSet::NONE), DTypes { weight: DType::F16, ..MIXED });
-        assert_eq!(REDUCE.tensors(&backward), TensorSet::of(&[Tensor::Dbias]));
-        assert_eq!(REDUCE.dtypes(&backward, REDUCE.tensors(&backward)), DTypes::uniform(DType::F32));
+        let in_place = Problem { dtypes: MIXED, tensors: IN_PLACE, ..forward(&[]) };
+        assert_eq!(FORWARD.key(&in_place).dtypes, DTypes { weight: DType::F16, ..MIXED });
+        assert_eq!(BACKWARD.key(&backward(&[Tensor::Dweight])).dtypes, DTypes { weight: DType::F16, ..MIXED });
+        assert_eq!(BACKWARD.key(&backward(&[Tensor::Weight])).dtypes, MIXED);
+        assert_eq!(REDUCE.key(&backward(&[Tensor::Dbias])).dtypes, DTypes::uniform(DType::F32));
+    }
+
+    #[test]
+    fn only_what_sums_over_rows_accumulates() {
+        let accumulate = |program: Program, grad_reduction, tensors: &[Tensor]| {
+            program.key(&Problem { grad_reduction, ..backward(tensors) }).accumulate
+        };
+        for gradient in [Tensor::Dweight, Tensor::Dbias] {
+            for (grad_reduction, expected) in [
+                (GradReduction::Partials, Accumulate::Partials),
+                (GradReduction::Locks { groups: 3 }, Accumulate::Locks),
+                (GradReduction::Atomics, Accumulate::Atomics),
+            ] {
+                assert_eq!(accumulate(BACKWARD, grad_reduction, &[gradient]), expected);
+                assert_eq!(accumulate(BACKWARD, grad_reduction, &[]), Accumulate::Partials);
+                assert_eq!(accumulate(REDUCE, grad_reduction, &[gradient]), Accumulate::Partials);
+            }
+        }
+    }
+
+    #[test]
+    fn casts_count_where_the_store_does_not_repeat_them() {
+        let cast_order = |dtype, tensors: &[Tensor]| {
+            let problem = Problem { dtypes: DTypes::uniform(dtype), ..forward(tensors) };
+            FORWARD.key(&Problem { cast_order: CastOrder::BeforeWeight, ..problem }).cast_order
+        };
+        assert_eq!(cast_order(DType::Bf16, &[Tensor::Weight]), CastOrder::BeforeWeight);
+        assert_eq!(cast_order(DType::Bf16, &[Tensor::Bias]), CastOrder::BeforeWeight);
+        assert_eq!(cast_order(DType::Bf16, &[]), CastOrder::AtStore);
+        assert_eq!(cast_order(DType::F32, &[Tensor::Weight]), CastOrder::AtStore);
     }
 }

@@ -70,7 +70,7 @@ impl Harness for WgpuBackend {
 
     fn plan(&self, problem: &Problem) -> String {
         let plan = plan::plan(problem, &Layout::dense(problem), self.caps());
-        plan.map(|plan| plan.describe(problem.cols)).unwrap_or_else(|error| error.to_string())
+        plan.map(|plan| plan.to_string()).unwrap_or_else(|error| error.to_string())
     }
 
     fn cols_breakpoints(&self) -> Vec<usize> {

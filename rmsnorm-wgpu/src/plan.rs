@@ -15,7 +15,8 @@ mod tests;
 use std::fmt;
 use std::ops::Range;
 
-use rmsnorm_spec::{CastOrder, DType, DTypes, Direction, Error, GradReduction, Norm, Problem, Tensor, TensorSet};
+use rmsnorm_gpu::program::CallKey;
+use rmsnorm_spec::{DType, Direction, Error, Norm, Problem, Tensor, TensorSet};
 
 use crate::caps::Caps;
 pub(crate) use ranges::{Layout, Placed};
@@ -157,14 +158,8 @@ impl Tile {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct KernelKey {
     pub(crate) program: Program,
-    pub(crate) norm: Norm,
-    /// In `ReducePartials` all are that of dweight and dbias.
-    pub(crate) dtypes: DTypes,
-    pub(crate) cast_order: CastOrder,
-    /// Whether partial sums are added to one row by atomic operations.
-    pub(crate) atomics: bool,
-    /// The tensors of the call that the program has code for. In place, y without x and residual_out without residual.
-    pub(crate) tensors: TensorSet,
+    /// Of the tensors, those that the program has code for. In place, y without x and residual_out without residual.
+    pub(crate) call: CallKey,
     /// Whether a number is added to the weight.
     pub(crate) has_weight_offset: bool,
     pub(crate) tile: Tile,
@@ -281,9 +276,6 @@ impl From<Unfit> for Error {
 /// Columns of a pair of quads, which is what threads own.
 pub(crate) const PAIR: usize = 8;
 
-/// Elements by which a workspace of any alignment may have to be moved to begin on 16 bytes.
-pub(crate) const ALIGNMENT_SLACK: u64 = 3;
-
 /// Row lengths at which the code path changes, for the conformance suite: threads of one pack in backward, threads that
 /// are no power of two, fewer packs of f32 and more of 16 bits, the longest rows that stay in registers: those of layer
 /// norm, of f32 in forward, and of RMS norm.
@@ -317,19 +309,8 @@ pub(crate) fn copy(dtype: DType, len: u64, access: Access, aliased: bool, caps: 
     // 512 threads of 16 bytes, on an H200: 3900 GB/s of 64 MB, 4190 of 256 MB; 128 threads the same; 256 with 32 bytes
     // 3840 and 4100, with 64 bytes 3757 and 4057.
     let tile = Tile::new(caps.threads(512), 1, 1, Flavour::Workgroup);
-    let key = KernelKey {
-        program: Program::Copy,
-        norm: Norm::Rms,
-        dtypes: DTypes::uniform(dtype),
-        cast_order: CastOrder::AtStore,
-        atomics: false,
-        tensors: Program::Copy.info().optional,
-        has_weight_offset: false,
-        tile,
-        access,
-        is_whole: false,
-        aliased,
-    };
+    let problem = Problem::forward(Norm::Rms, 1, len as usize, dtype, TensorSet::NONE);
+    let key = key(&problem, Program::Copy, tile, &Layout { access, is_aliased: aliased, ..Layout::dense(&problem) });
     let owned = u64::from(tile.threads() * tile.packs) * PAIR as u64;
     let most = (caps.available_bytes() / dtype.size() as u64).min(owned * caps.most_groups());
     let ranges = ranges::split(len, (most / 16 * 16).max(16));
@@ -389,37 +370,16 @@ fn flavour(threads_per_row: u32, groups: u32, caps: &Caps) -> Flavour {
     }
 }
 
-/// The part of a key that says what is computed. What does not matter to a program is set to one value, so that equal
-/// code has equal keys.
 fn key(problem: &Problem, program: Program, tile: Tile, layout: &Layout) -> KernelKey {
     let info = program.info();
-    let is_reduction = info.is_reduction;
-    let writes_dx = matches!(program, Program::Backward | Program::BackwardColumns);
-    let tensors = problem.tensors.intersection(info.optional);
-    let uses_weight = tensors.has(Tensor::Weight) || tensors.has(Tensor::Bias);
-    let DTypes { activation, weight, .. } = problem.dtypes;
-    let dtypes = if is_reduction {
-        DTypes::uniform(weight)
-    } else {
-        DTypes {
-            activation,
-            weight: if uses_weight { weight } else { activation },
-            residual: stream(problem).unwrap_or(activation),
-        }
-    };
-    // A rounding that the store repeats changes nothing.
-    let has_cast = program.is_forward() && activation != DType::F32 && uses_weight;
+    let call = info.key(problem);
     KernelKey {
         program,
-        norm: if is_reduction { Norm::Rms } else { problem.norm },
-        dtypes,
-        cast_order: if has_cast { problem.cast_order } else { CastOrder::AtStore },
-        atomics: writes_dx && tensors.sums_over_rows() > 0 && matches!(problem.grad_reduction, GradReduction::Atomics),
-        tensors,
-        has_weight_offset: tensors.has(Tensor::Weight) && problem.has_weight_offset,
+        call,
+        has_weight_offset: call.tensors.has(Tensor::Weight) && problem.has_weight_offset,
         tile,
-        access: if is_reduction { layout.reduce_access } else { layout.access },
+        access: if info.is_reduction { layout.reduce_access } else { layout.access },
         is_whole: program.is_on_chip() && layout.access == Access::Aligned && problem.cols == tile.columns(),
-        aliased: if is_reduction { layout.reduce_aliased } else { layout.is_aliased },
+        aliased: if info.is_reduction { layout.reduce_aliased } else { layout.is_aliased },
     }
 }

@@ -9,6 +9,7 @@ mod assemble;
 mod programs;
 mod tensors;
 
+use rmsnorm_gpu::program::Accumulate;
 use rmsnorm_shaders as shaders;
 use rmsnorm_spec::{CastOrder, DType, DTypes, Norm, Tensor};
 
@@ -55,7 +56,7 @@ pub(crate) const UNPACKS_F16: &str = "@compute @workgroup_size(1) fn main() { le
 
 /// The WGSL of a program. `has_unpack`: for a device with `unpack2x16float`.
 pub(crate) fn text(key: &KernelKey, has_unpack: bool) -> String {
-    let DTypes { activation, weight, residual } = key.dtypes;
+    let DTypes { activation, weight, residual } = key.call.dtypes;
     let normalized = if has_residual(key) { residual } else { activation };
     let names = [("T", activation), ("W", weight), ("R", residual), ("H", normalized)].map(|(n, d)| (n, d.name()));
     let holds = |name: &str| answer(key, name) == Some(true);
@@ -119,7 +120,7 @@ pub(crate) fn workgroup_bytes(key: &KernelKey) -> u32 {
 
 /// Whether a matrix is f32, so that the quads of a pair lie apart, and a 16-bit access has one of them.
 pub(crate) fn is_split(key: &KernelKey) -> bool {
-    key.dtypes.activation == DType::F32 || (has_stream(key) && key.dtypes.residual == DType::F32)
+    key.call.dtypes.activation == DType::F32 || (has_stream(key) && key.call.dtypes.residual == DType::F32)
 }
 
 /// The answer to what the files ask with `// if`; `None` if nobody knows. `HAS_` and a tensor's name asks for that tensor.
@@ -132,14 +133,14 @@ fn answer(key: &KernelKey, question: &str) -> Option<bool> {
         ("IS_WHOLE", _) => key.is_whole,
         ("IS_SUBGROUP", _) => has_sums(key.program) && matches!(key.tile.flavour, Flavour::Subgroup(_)),
         ("IS_SHUFFLED_TWICE", _) => is_shuffled_twice(key),
-        ("IS_IN_PLACE", _) => key.tensors.is_in_place(),
-        ("IS_CAST_BEFORE_WEIGHT", _) => key.cast_order == CastOrder::BeforeWeight,
+        ("IS_IN_PLACE", _) => key.call.tensors.is_in_place(),
+        ("IS_CAST_BEFORE_WEIGHT", _) => key.call.cast_order == CastOrder::BeforeWeight,
         ("IS_FOLDED", _) => is_folded(key),
         ("HAS_WEIGHT_OFFSET", _) => key.has_weight_offset,
         ("HAS_GRADIENTS", _) => gradients(key) > 0,
         ("HAS_ROW_SUMS", _) => key.program == Program::BackwardColumns,
         (_, Some(Tensor::Residual)) => has_residual(key),
-        (_, Some(tensor)) => key.tensors.has(tensor),
+        (_, Some(tensor)) => key.call.tensors.has(tensor),
         (_, None) => return None,
     })
 }
@@ -236,7 +237,9 @@ fn workspace(key: &KernelKey) -> Vec<&'static str> {
     match key.program {
         Program::BackwardRowSums => vec![shaders::ROW_SUMS.text],
         Program::ReducePartials => vec![shaders::PARTIAL_SUMS.text],
-        Program::Backward | Program::BackwardColumns if key.atomics => vec![shaders::ATOMICS.text],
+        Program::Backward | Program::BackwardColumns if key.call.accumulate == Accumulate::Atomics => {
+            vec![shaders::ATOMICS.text]
+        }
         Program::Backward | Program::BackwardColumns => vec![shaders::PARTIALS.text],
         Program::Forward | Program::ForwardStreaming | Program::Copy => vec![],
     }
@@ -247,7 +250,7 @@ fn unit(key: &KernelKey, used: &Use) -> u32 {
     match used.kind {
         Kind::Statistic => 4,
         Kind::Workspace if key.program == Program::BackwardRowSums => 8,
-        Kind::Workspace if key.atomics => 4,
+        Kind::Workspace if key.call.accumulate == Accumulate::Atomics => 4,
         Kind::Workspace => 16,
         Kind::Elements(_) if key.access != Access::Aligned => 4,
         Kind::Elements(DType::F16 | DType::Bf16) if !moves_pairs(key) => 8,
@@ -261,7 +264,7 @@ fn moves_pairs(key: &KernelKey) -> bool {
 }
 
 const fn dtypes(key: &KernelKey) -> [DType; 3] {
-    let DTypes { activation, weight, residual } = key.dtypes;
+    let DTypes { activation, weight, residual } = key.call.dtypes;
     [activation, weight, residual]
 }
 
@@ -273,17 +276,17 @@ const fn has_sums(program: Program) -> bool {
 }
 
 fn is_layer(key: &KernelKey) -> bool {
-    key.norm == Norm::Layer
+    key.call.norm == Norm::Layer
 }
 
 fn has_residual(key: &KernelKey) -> bool {
-    key.program.is_forward() && key.tensors.adds_residual()
+    key.program.is_forward() && key.call.tensors.adds_residual()
 }
 
 /// Whether the residual stream is one of the program's matrices.
 fn has_stream(key: &KernelKey) -> bool {
     match key.program {
-        Program::Forward | Program::ForwardStreaming => key.tensors.adds_residual(),
+        Program::Forward | Program::ForwardStreaming => key.call.tensors.adds_residual(),
         Program::Backward | Program::BackwardRowSums | Program::BackwardColumns => true,
         Program::ReducePartials | Program::Copy => false,
     }
@@ -291,7 +294,7 @@ fn has_stream(key: &KernelKey) -> bool {
 
 /// Gradients of parameters that the program has a part in.
 fn gradients(key: &KernelKey) -> u32 {
-    key.tensors.sums_over_rows() as u32
+    key.call.tensors.sums_over_rows() as u32
 }
 
 /// Whether the groups of a workgroup add up their gradients.

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use std::{io, thread};
 
 use rmsnorm_conformance::testing::skip_or_fail;
+use rmsnorm_gpu::program::CallKey;
 use rmsnorm_gpu::testing::Draw;
 use rmsnorm_spec::{DType, Direction, GradReduction, Norm, Problem, Tensor, TensorSet};
 
@@ -152,7 +153,7 @@ fn compile_one(nvrtc: &Nvrtc, job: Job) -> Result<Outcome, Error> {
     let compiled = nvrtc.compile_logged(request.file, &request.source, &request.options);
     let (cubin, log) = compiled.map_err(|failure| request.error(nvrtc, failure))?;
     assert_eq!(&cubin[..4], b"\x7fELF");
-    let entry = job.key.program.entry();
+    let entry = job.key.program.info().stem;
     let usage = usage(&log).into_iter().find(|usage| usage.kernel == entry);
     let usage = usage.unwrap_or_else(|| panic!("no kernel {entry}: {log}"));
     Ok(Outcome { job, usage, time: start.elapsed() })
@@ -182,9 +183,10 @@ fn number_before(line: &str, words: &str) -> u32 {
 
 impl Outcome {
     fn row(&self) -> String {
-        let Job { key: KernelKey { program, norm, dtypes, tensors, tile, .. }, arch, cols } = self.job;
+        let Job { key: KernelKey { program, call: CallKey { norm, dtypes, tensors, .. }, tile }, arch, cols } =
+            self.job;
         let Usage { registers, spills, .. } = self.usage;
-        let (kernel, norm) = (program.entry(), norm.name());
+        let (kernel, norm) = (program.info().stem, norm.name());
         format!(
             "{arch} {kernel} {norm} {dtypes} cols {cols}: {registers} registers, {spills} bytes \
              spilled\n    {tensors:?}\n    {tile:?}\n"

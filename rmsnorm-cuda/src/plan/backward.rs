@@ -1,15 +1,13 @@
 //! Backward: tiles by the length of a row, chunks of rows, and the workspace between its stages.
 
+use rmsnorm_gpu::reduction;
 use rmsnorm_spec::{DTypes, GradReduction, Norm, Problem, Tensor};
 
-use super::{
-    ALIGNMENT_SLACK, Accumulate, KernelKey, Plan, Program, RESERVED_BYTES, Step, Tile, Workspace, key, pack,
-    threads_for,
-};
+use super::{Plan, Program, RESERVED_BYTES, Step, Tile, Workspace, key, pack, threads_for};
 use crate::caps::Caps;
 
-/// Threads of the reduction that own four columns each.
-const REDUCE_LANES: u32 = 8;
+/// Threads that share the partial rows of a column at the most.
+const MOST_REDUCE_GROUPS: u32 = 128;
 
 /// The plan of a backward call.
 pub(super) fn plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
@@ -22,16 +20,16 @@ pub(super) fn plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
 
 /// The row stays on chip: one kernel, and the second stage.
 fn on_chip(problem: &Problem, tile: Tile, caps: &Caps) -> Plan {
-    let blocks =
-        (resident_clusters(&tile, caps) as usize).min(problem.rows.div_ceil((tile.groups * tile.unroll) as usize));
-    let chunks = chunks(problem.rows, blocks, tile.groups as usize);
+    let rows = problem.rows as u64;
+    let blocks = u64::from(resident_clusters(&tile, caps)).min(rows.div_ceil((tile.groups * tile.unroll).into()));
+    let chunks = reduction::chunks(rows, blocks, most_rows(rows, tile.groups));
     let main = Step::Launch {
-        key: with_reduction(problem, key(problem, Program::Backward, tile)),
+        key: key(problem, Program::Backward, tile),
         grid: chunks as u32 * tile.cluster,
         threads: tile.threads(),
         shared_bytes: shared_bytes(problem, &tile) as u32,
     };
-    finish(problem, chunks, tile.cluster as usize, [(problem.rows > 0).then_some(main), None])
+    finish(problem, chunks, tile.cluster.into(), [(problem.rows > 0).then_some(main), None])
 }
 
 /// The row fits nowhere on chip: its sums first, then its columns, then the second stage.
@@ -39,10 +37,11 @@ fn streaming(problem: &Problem, tile: Tile, caps: &Caps) -> Plan {
     let row_tile =
         Tile { packs: 1, threads_per_row: 512, groups: 1, cluster: caps.max_cluster, blocks_per_sm: 2, ..tile };
     let col_tile = Tile { packs: 1, threads_per_row: 256, groups: 1, blocks_per_sm: 3, ..tile };
-    let tiles = problem.cols.div_ceil((col_tile.pack * col_tile.threads()) as usize);
+    let (rows, tiles) =
+        (problem.rows as u64, (problem.cols as u64).div_ceil((col_tile.pack * col_tile.threads()).into()));
     // Enough blocks for every multiprocessor to have several, and to even out.
-    let blocks = (16 * caps.sms as usize).div_ceil(tiles).min(problem.rows);
-    let chunks = chunks(problem.rows, blocks, 1);
+    let blocks = (16 * u64::from(caps.sms)).div_ceil(tiles).min(rows);
+    let chunks = reduction::chunks(rows, blocks, most_rows(rows, 1));
     let clusters = problem.rows.min((2 * caps.sms / row_tile.cluster).max(1) as usize);
     let sums = Step::Launch {
         key: key(problem, Program::BackwardRowSums, row_tile),
@@ -51,76 +50,63 @@ fn streaming(problem: &Problem, tile: Tile, caps: &Caps) -> Plan {
         shared_bytes: 0,
     };
     let columns = Step::Launch {
-        key: with_reduction(problem, key(problem, Program::BackwardColumns, col_tile)),
-        grid: (tiles * chunks).min(i32::MAX as usize) as u32,
+        key: key(problem, Program::BackwardColumns, col_tile),
+        grid: (tiles * chunks).min(i32::MAX as u64) as u32,
         threads: col_tile.threads(),
         shared_bytes: 0,
     };
     let has_rows = problem.rows > 0;
     let mut plan = finish(problem, chunks, tiles, [has_rows.then_some(sums), has_rows.then_some(columns)]);
     plan.workspace.row_sums = plan.workspace.len.next_multiple_of(4);
-    plan.workspace.len = plan.workspace.row_sums + 2 * problem.rows + ALIGNMENT_SLACK;
+    plan.workspace.len = plan.workspace.row_sums + 2 * problem.rows + reduction::ALIGNMENT_SLACK as usize;
     plan
 }
 
 /// Adds what follows the main kernels: the second stage of the gradients, and the workspace. `slices` is the number of
 /// blocks that share a partial row.
-fn finish(problem: &Problem, chunks: usize, slices: usize, main: [Option<Step>; 2]) -> Plan {
+fn finish(problem: &Problem, chunks: u64, slices: u64, main: [Option<Step>; 2]) -> Plan {
     let gradients = problem.tensors.sums_over_rows();
     let partial_rows = match problem.grad_reduction {
         GradReduction::Partials => chunks,
-        GradReduction::Locks { groups } => chunks.min(groups as usize),
+        GradReduction::Locks { groups } => chunks.min(groups.into()),
         GradReduction::Atomics => chunks.min(1),
     };
     let [first, second] = main;
-    let mut plan = Plan { chunks: chunks as u64, partial_rows: partial_rows as u64, ..Plan::default() };
+    let mut plan = Plan { chunks, partial_rows, ..Plan::default() };
     if gradients == 0 {
         plan.steps = [first, second, None, None];
         return plan;
     }
-    let partials = partial_rows * problem.cols.next_multiple_of(8) * gradients;
+    let partials = (partial_rows * reduction::row_stride(problem.cols)) as usize * gradients;
     let (locks, zeroed) = match problem.grad_reduction {
         GradReduction::Partials => (0, 0),
-        GradReduction::Locks { .. } => (partial_rows * slices, partials + partial_rows * slices),
+        GradReduction::Locks { .. } => ((partial_rows * slices) as usize, partials + (partial_rows * slices) as usize),
         GradReduction::Atomics => (0, partials),
     };
+    let len = partials + locks + reduction::ALIGNMENT_SLACK as usize;
     let zero = (zeroed > 0).then_some(Step::Zero { first: 0, len: zeroed });
-    plan.workspace = Workspace { locks: partials, row_sums: 0, len: partials + locks + ALIGNMENT_SLACK };
-    plan.steps = [zero, first, second, Some(reduction(problem, partial_rows, gradients))];
+    plan.workspace = Workspace { locks: partials, row_sums: 0, len };
+    plan.steps = [zero, first, second, Some(second_stage(problem, partial_rows))];
     plan
 }
 
 /// The second stage: adds the partial rows.
-fn reduction(problem: &Problem, partial_rows: usize, gradients: usize) -> Step {
-    // Two partial rows a thread, so that all of them are on their way at once.
-    let groups = partial_rows.div_ceil(2).next_power_of_two().clamp(4, 128) as u32;
-    let reduce_tile = Tile { pack: 4, packs: 1, threads_per_row: REDUCE_LANES, groups, ..Tile::NONE };
-    let mut key = key(problem, Program::ReducePartials, reduce_tile);
+fn second_stage(problem: &Problem, partial_rows: u64) -> Step {
+    let groups = reduction::groups(partial_rows, MOST_REDUCE_GROUPS);
+    let tile = Tile { pack: reduction::COLUMNS, packs: 1, threads_per_row: reduction::LANES, groups, ..Tile::NONE };
+    let mut key = key(problem, Program::ReducePartials, tile);
     // The sums are f32, whatever they came from, and are added whether or not the row is whole tiles.
     key.tile.is_ragged = true;
     key.tile.has_tail = true;
-    let tiles = problem.cols.div_ceil(4 * REDUCE_LANES as usize) * gradients;
-    Step::Launch { key, grid: tiles as u32, threads: reduce_tile.threads(), shared_bytes: 0 }
+    let grid = reduction::blocks(problem.cols, problem.tensors.sums_over_rows()) as u32;
+    Step::Launch { key, grid, threads: tile.threads(), shared_bytes: 0 }
 }
 
-fn with_reduction(problem: &Problem, key: KernelKey) -> KernelKey {
-    let has_gradients = key.tensors.sums_over_rows() > 0;
-    let grad_reduction = match problem.grad_reduction {
-        GradReduction::Locks { .. } if has_gradients => Accumulate::Locks,
-        GradReduction::Atomics if has_gradients => Accumulate::Atomics,
-        GradReduction::Partials | GradReduction::Locks { .. } | GradReduction::Atomics => Accumulate::Partials,
-    };
-    KernelKey { grad_reduction, ..key }
-}
-
-/// Chunks of rows: as many as blocks, or a multiple where a chunk's sum would otherwise be a chain of additions longer
-/// than math.md section 4 allows.
-fn chunks(rows: usize, blocks: usize, groups: usize) -> usize {
+/// Rows of a chunk at the most: of the `2 sqrt(rows) + 64` additions that math.md section 4 allows, what is left when
+/// the second stage has had its share.
+fn most_rows(rows: u64, groups: u32) -> u64 {
     let root = rows.isqrt();
-    // Of the 2 sqrt(rows) + 64 additions allowed, those that are left when the second stage has had its share.
-    let most_rows = (2 * root - root / 64 + 32) * groups;
-    let rounds = rows.div_ceil((blocks * most_rows).max(1)).max(1);
-    blocks * rounds
+    (2 * root - root / 64 + 32) * u64::from(groups)
 }
 
 /// How threads share a row in packs of `pack` values; `None` if it does not fit the shared memory of a cluster.

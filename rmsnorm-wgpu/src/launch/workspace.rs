@@ -2,15 +2,12 @@
 
 use std::ops::Range;
 
+use rmsnorm_gpu::reduction::{ALIGNMENT, ALIGNMENT_SLACK};
 use rmsnorm_spec::Error;
 use wgpu::Buffer;
 
 use super::tensors::View;
 use crate::backend::WgpuBackend;
-use crate::plan::ALIGNMENT_SLACK;
-
-/// Bytes that partial rows are read and written in.
-const ALIGNMENT: u64 = 16;
 
 /// f32 in a buffer, from a multiple of 16 bytes on.
 #[derive(Debug)]

@@ -2,27 +2,22 @@
 
 use std::ops::Range;
 
-use rmsnorm_gpu::chain::{serial, tree};
+use rmsnorm_gpu::chain::{serial, shared};
+use rmsnorm_gpu::reduction;
 use rmsnorm_spec::depth::policy_depth_rows;
 use rmsnorm_spec::{DType, GradReduction, Problem};
 
 use super::{
-    ALIGNMENT_SLACK, Access, Dispatch, Flavour, Layout, Plan, Program, Step, Tile, Unfit, Workspace, flavour, is_split,
-    key, pairs, ranges, threads_without_idle,
+    Access, Dispatch, Flavour, Layout, Plan, Program, Step, Tile, Unfit, Workspace, flavour, is_split, key, pairs,
+    ranges, threads_without_idle,
 };
 use crate::caps::Caps;
-
-/// Threads of the second stage that own four columns each.
-const REDUCE_LANES: u32 = 8;
 
 /// Threads of a workgroup whose rows take fewer.
 const WORKGROUP: u32 = 128;
 
 /// Bytes of workgroup memory that a thread takes at most: two sums in each of two buffers, and a quad of a gradient.
 const THREAD_BYTES: u32 = 32;
-
-/// Bytes by which the start of the workspace is rounded up.
-const ROUNDING_BYTES: u64 = 16;
 
 /// The plan of a backward call.
 pub(super) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Plan, Unfit> {
@@ -34,7 +29,7 @@ pub(super) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Pl
     let (ranges, partials) = ranges_and_partials(problem, &form, most, caps)?;
     let gradients = gradients(problem);
     let sets = partials.sets();
-    let len = partials.rows * gradients * row_stride(problem);
+    let len = partials.rows * gradients * reduction::row_stride(problem.cols);
     let mut steps = Vec::new();
     if problem.grad_reduction == GradReduction::Atomics && len > 0 {
         steps.push(Step::Zero { first: 0, len });
@@ -59,7 +54,7 @@ pub(super) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Pl
         steps.push(Step::Dispatch(main));
     }
     if gradients > 0 {
-        steps.push(Step::Dispatch(reduction(problem, partials.rows, layout, caps)?));
+        steps.push(Step::Dispatch(second_stage(problem, partials.rows, layout, caps)?));
     }
     let row_sums = if form.sums.is_some() { row_sums_of(longest) } else { 0 };
     let workspace = Workspace { row_sums: len, len: whole(len, row_sums, gradients) };
@@ -82,24 +77,20 @@ pub(super) fn workspace_len(problem: &Problem, caps: &Caps) -> u64 {
         GradReduction::Partials | GradReduction::Locks { .. } => form.chunks.min(fit),
     });
     let gradients = gradients(problem);
-    whole(rows.into_iter().max().unwrap_or_default() * gradients * row_stride(problem), row_sums, gradients)
+    let partials = rows.into_iter().max().unwrap_or_default() * gradients * reduction::row_stride(problem.cols);
+    whole(partials, row_sums, gradients)
 }
 
 /// Elements of a workspace with those parts.
 fn whole(partials: u64, row_sums: u64, gradients: u64) -> u64 {
     // The second stage binds it even when there are no partial rows.
     let len = (partials + row_sums).max(if gradients > 0 { 4 } else { 0 });
-    if len > 0 { len + ALIGNMENT_SLACK } else { 0 }
+    if len > 0 { len + reduction::ALIGNMENT_SLACK } else { 0 }
 }
 
 /// Gradients of vectors.
 fn gradients(problem: &Problem) -> u64 {
     problem.tensors.sums_over_rows() as u64
-}
-
-/// Elements of a row of partial sums of one gradient.
-fn row_stride(problem: &Problem) -> u64 {
-    (problem.cols as u64).next_multiple_of(8)
 }
 
 /// Which programs run, and how threads share their rows.
@@ -121,7 +112,7 @@ impl Form {
         let row_tile = match tile(problem, caps) {
             Some(tile) if tile.packs <= access.most_packs() => {
                 let blocks = rows.div_ceil(tile.groups.into()).min(workgroups(problem, &tile, caps));
-                let chunks = chunks(rows, blocks, tile.groups.into());
+                let chunks = reduction::chunks(rows, blocks, most_rows(rows, tile.groups));
                 return Form { sums: None, main: (Program::Backward, tile), tiles: 1, chunks };
             }
             // The same threads: the same bits.
@@ -138,7 +129,7 @@ impl Form {
         let tiles = pairs(problem.cols).div_ceil(threads_per_row as usize) as u64;
         // Several for each place on the device, to even out.
         let blocks = (4 * u64::from(caps.workgroups)).div_ceil(tiles).min(rows);
-        let chunks = chunks(rows, blocks, 1);
+        let chunks = reduction::chunks(rows, blocks, most_rows(rows, 1));
         Form { sums: Some(row_tile), main: (Program::BackwardColumns, columns), tiles, chunks }
     }
 
@@ -229,9 +220,8 @@ impl Partials {
         }
         let groups = u64::from(form.main.1.groups);
         let visits = count.div_ceil(self.sets());
-        let chunk = serial(longest.div_ceil(self.chunks * groups)) + tree(groups);
-        let threads = u64::from(reduce_groups(self.rows, caps));
-        visits * chunk + serial(visits) + serial(self.rows.div_ceil(threads)) + tree(threads)
+        let chunk = shared(longest.div_ceil(self.chunks), groups);
+        visits * chunk + serial(visits) + shared(self.rows, reduce_groups(self.rows, caps).into())
     }
 }
 
@@ -255,8 +245,8 @@ fn row_sums_len(problem: &Problem, caps: &Caps) -> Result<u64, Unfit> {
 
 /// Partial rows of all gradients that fit a binding together with row sums.
 fn partial_rows_that_fit(problem: &Problem, caps: &Caps) -> Result<u64, Unfit> {
-    let bytes = gradients(problem) * row_stride(problem) * 4;
-    let most = caps.available_bytes().saturating_sub(ROUNDING_BYTES + 4 * row_sums_len(problem, caps)?);
+    let bytes = gradients(problem) * reduction::row_stride(problem.cols) * 4;
+    let most = caps.available_bytes().saturating_sub(reduction::ALIGNMENT + 4 * row_sums_len(problem, caps)?);
     if bytes > most {
         return Err(Unfit::Workspace { bytes, most });
     }
@@ -264,36 +254,28 @@ fn partial_rows_that_fit(problem: &Problem, caps: &Caps) -> Result<u64, Unfit> {
 }
 
 /// The second stage: adds the partial rows.
-fn reduction(problem: &Problem, partial_rows: u64, layout: &Layout, caps: &Caps) -> Result<Dispatch, Unfit> {
-    let groups = reduce_groups(partial_rows, caps);
-    let tile = Tile::new(REDUCE_LANES, groups, 1, Flavour::Workgroup);
-    let tiles = (problem.cols as u64).div_ceil(4 * u64::from(REDUCE_LANES)) * gradients(problem);
+fn second_stage(problem: &Problem, partial_rows: u64, layout: &Layout, caps: &Caps) -> Result<Dispatch, Unfit> {
+    let tile = Tile::new(reduction::LANES, reduce_groups(partial_rows, caps), 1, Flavour::Workgroup);
     Ok(Dispatch {
         key: key(problem, Program::ReducePartials, tile, layout),
         rows: 0..0,
         first_chunk: 0,
         chunks: 0,
         accumulates: false,
-        grid: ranges::grid(tiles, caps)?,
+        grid: ranges::grid(reduction::blocks(problem.cols, problem.tensors.sums_over_rows()), caps)?,
     })
 }
 
-/// Threads that share the partial rows of a column: two rows each, so that all of them are on their way at once. Not
-/// measured through wgpu; rmsnorm-cuda's.
+/// Threads that share the partial rows of a column. Not measured through wgpu; rmsnorm-cuda's.
 fn reduce_groups(partial_rows: u64, caps: &Caps) -> u32 {
-    let most = caps.threads_with(128 * REDUCE_LANES, 16) / REDUCE_LANES;
-    let wanted = partial_rows.div_ceil(2).min(128).next_power_of_two();
-    (wanted as u32).max(4).min(most)
+    let most = caps.threads_with(128 * reduction::LANES, 16) / reduction::LANES;
+    reduction::groups(partial_rows, most)
 }
 
-/// Chunks of rows: as many as workgroups, or a multiple where a chunk's sum would otherwise be a chain of additions
-/// longer than math.md section 4 allows.
-fn chunks(rows: u64, blocks: u64, groups: u64) -> u64 {
-    let root = rows.isqrt();
-    // Half of the 2 sqrt(rows) + 64 additions allowed: the second stage needs some, and each of several ranges.
-    let most_rows = (root + 32) * groups;
-    let rounds = rows.div_ceil((blocks * most_rows).max(1)).max(1);
-    blocks * rounds
+/// Rows of a chunk at the most: half of the `2 sqrt(rows) + 64` additions that math.md section 4 allows, since the
+/// second stage needs some, and each of several ranges.
+fn most_rows(rows: u64, groups: u32) -> u64 {
+    (rows.isqrt() + 32) * u64::from(groups)
 }
 
 /// How threads share a row that lies in their registers with what they sum; `None` if it is too long for them.

@@ -29,7 +29,7 @@ pub(crate) struct Layout {
     /// Whether dweight or dbias shares its buffer with the workspace.
     pub(crate) reduce_aliased: bool,
     /// Bytes between the rows of the widest matrix of 16-bit elements, and of f32; 0 where there is none.
-    strides: [u64; 2],
+    pub(super) strides: [u64; 2],
 }
 
 impl Layout {

@@ -10,6 +10,7 @@ use naga::back::{PipelineConstants, hlsl, msl, spv};
 use naga::front::wgsl;
 use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
 use naga::{AddressSpace, Module, ShaderStage, StorageAccess, TypeInner};
+use rmsnorm_gpu::program::CallKey;
 use rmsnorm_gpu::testing::Draw;
 use rmsnorm_shaders::{self as shaders, Source};
 use rmsnorm_spec::{CastOrder, DType, DTypes, Norm, Problem, Tensor, TensorSet};
@@ -87,17 +88,16 @@ impl DrawKeys for Draw {
         let tensors = if is_backward { tensors.set(Tensor::Mean, norm == Norm::Layer) } else { tensors };
         let access = self.of([Access::Aligned, Access::Words, Access::Halves]);
         let keeps_rows = matches!(program, Program::Forward | Program::Backward);
+        let cast_order = if program.is_forward() {
+            self.of([CastOrder::AtStore, CastOrder::BeforeWeight])
+        } else {
+            CastOrder::AtStore
+        };
+        let has_sums = is_backward && tensors.sums_over_rows() > 0;
+        let accumulate = if has_sums && self.yes() { Accumulate::Atomics } else { Accumulate::Partials };
         KernelKey {
             program,
-            norm,
-            dtypes,
-            cast_order: if program.is_forward() {
-                self.of([CastOrder::AtStore, CastOrder::BeforeWeight])
-            } else {
-                CastOrder::AtStore
-            },
-            atomics: is_backward && tensors.sums_over_rows() > 0 && self.yes(),
-            tensors,
+            call: CallKey { norm, dtypes, cast_order, accumulate, tensors },
             has_weight_offset: tensors.has(Tensor::Weight) && self.yes(),
             tile: self.tile(program),
             access,
@@ -286,7 +286,7 @@ fn the_sample_has_all_that_keys_hold() {
         let these: Vec<_> = keys.iter().filter(|key| key.program == program).collect();
         for access in [Access::Aligned, Access::Words, Access::Halves] {
             for dtype in DType::ALL {
-                let is_there = these.iter().any(|key| key.access == access && key.dtypes.activation == dtype);
+                let is_there = these.iter().any(|key| key.access == access && key.call.dtypes.activation == dtype);
                 assert!(is_there, "{program:?} {access:?} {dtype}");
             }
         }
@@ -298,7 +298,8 @@ fn the_sample_has_all_that_keys_hold() {
 fn absent_tensors_have_no_binding() {
     let names = |tensors: &[Tensor]| {
         let tensors = TensorSet::of(tensors);
-        let key = KernelKey { tensors, aliased: false, ..Draw::new(1).key(Program::Forward) };
+        let key = KernelKey { aliased: false, ..Draw::new(1).key(Program::Forward) };
+        let key = KernelKey { call: CallKey { tensors, ..key.call }, ..key };
         bindings(&key).into_iter().map(|each| each.tensor.name()).collect::<Vec<_>>()
     };
     assert_eq!(names(&[Tensor::X, Tensor::Y]), ["x", "y"]);
@@ -309,7 +310,8 @@ fn absent_tensors_have_no_binding() {
 #[test]
 fn whole_calls_bind_no_more_than_any_device_has_by_default() {
     for program in Program::ALL {
-        let key = KernelKey { norm: Norm::Layer, tensors: program.info().optional, ..Draw::new(1).key(program) };
+        let mut key = Draw::new(1).key(program);
+        (key.call.norm, key.call.tensors) = (Norm::Layer, program.info().optional);
         assert!(bindings(&key).len() <= 8, "{program:?}");
     }
 }

@@ -33,7 +33,7 @@ impl Use {
 
 /// Every tensor that a program binds, by the numbers of their bindings.
 pub(super) fn uses(key: &KernelKey) -> Vec<Use> {
-    key.tensors.iter().filter_map(|tensor| of_call(key, tensor)).chain(workspace(key)).collect()
+    key.call.tensors.iter().filter_map(|tensor| of_call(key, tensor)).chain(workspace(key)).collect()
 }
 
 /// A tensor of the call; `None` for a gradient of which the program only makes partial sums.
@@ -43,21 +43,21 @@ fn of_call(key: &KernelKey, tensor: Tensor) -> Option<Use> {
         TensorShape::Cols if tensor.access(direction)? == Access::Write && key.program != Program::ReducePartials => {
             return None;
         }
-        TensorShape::Matrix | TensorShape::Cols => Kind::Elements(tensor.dtype(direction, key.dtypes)),
+        TensorShape::Matrix | TensorShape::Cols => Kind::Elements(tensor.dtype(direction, key.call.dtypes)),
         TensorShape::Rows => Kind::Statistic,
         TensorShape::Workspace => return None,
     };
     let is_loaded = match tensor.access(direction)? {
         Access::Read => true,
         // What is overwritten was an input.
-        Access::Write => key.tensors.is_in_place() && tensor.is_matrix(),
+        Access::Write => key.call.tensors.is_in_place() && tensor.is_matrix(),
     };
     Some(Use { tensor, kind, is_loaded, is_stored: tensor.access(direction)? == Access::Write })
 }
 
 /// The part of the workspace that the program has.
 fn workspace(key: &KernelKey) -> Option<Use> {
-    let has_gradients = key.tensors.sums_over_rows() > 0;
+    let has_gradients = key.call.tensors.sums_over_rows() > 0;
     let (is_bound, is_stored) = match key.program {
         Program::Forward | Program::ForwardStreaming | Program::Copy => (false, false),
         Program::Backward => (has_gradients, true),

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use rmsnorm_gpu::chain::{serial, tree};
+use rmsnorm_gpu::chain::{serial, shared, tree};
 use rmsnorm_spec::depth::{policy_depth_cols, policy_depth_rows};
 
 use super::super::Program;
@@ -41,10 +41,8 @@ fn gradient_chain(plan: &Plan, rows: usize) -> u64 {
     let additions = launches(plan).map(|Launch { key: KernelKey { program, tile, .. }, .. }| {
         let groups = u64::from(tile.groups);
         match program {
-            Program::Backward | Program::BackwardColumns => {
-                serial(rows.div_ceil(plan.chunks).div_ceil(groups)) + tree(groups)
-            }
-            Program::ReducePartials => serial(plan.partial_rows.div_ceil(groups)) + tree(groups),
+            Program::Backward | Program::BackwardColumns => shared(rows.div_ceil(plan.chunks), groups),
+            Program::ReducePartials => shared(plan.partial_rows, groups),
             Program::Forward
             | Program::ForwardCluster
             | Program::ForwardLong

@@ -2,7 +2,7 @@
 
 use rmsnorm_spec::Norm;
 
-use super::super::{Accumulate, COLS_BREAKPOINTS, Program, workspace_len};
+use super::super::{COLS_BREAKPOINTS, Program, workspace_len};
 use super::*;
 
 /// Shared memory that a kernel may declare without asking.
@@ -40,7 +40,7 @@ fn static_bytes(key: &KernelKey) -> usize {
             return (size_of::<u64>() + senders * size_of::<f32>()).next_multiple_of(size_of::<u64>());
         }
         Program::ForwardLong | Program::ForwardStreaming => 1,
-        Program::Backward => unroll * if key.norm == Norm::Layer { 2 } else { 1 },
+        Program::Backward => unroll * if key.call.norm == Norm::Layer { 2 } else { 1 },
         Program::BackwardRowSums => 2,
         Program::BackwardColumns => 0,
         Program::ReducePartials => return (threads_per_row * groups) as usize * 4 * size_of::<f32>(),
@@ -75,12 +75,10 @@ fn every_column_has_one_thread() {
     });
 }
 
-/// A tensor that is there has its flag and its dtype in the key, and what is not there leaves no trace.
 #[test]
 fn keys_have_the_tensors_of_the_call() {
     for_all(|caps, call, cols| {
         use Tensor::{Bias, Dbias, DresidualOut, Dweight, Residual, Weight};
-        let DTypes { activation, weight, residual } = call.dtypes;
         for Launch { key, .. } in launches(&call.plan(4096, cols, caps)) {
             let code: &[Tensor] = match key.program {
                 Program::Forward | Program::ForwardCluster | Program::ForwardLong | Program::ForwardStreaming => {
@@ -91,16 +89,7 @@ fn keys_have_the_tensors_of_the_call() {
                 Program::ReducePartials => &[Dweight, Dbias],
             };
             let expected: TensorSet = code.iter().copied().filter(|tensor| call.tensors.has(*tensor)).collect();
-            assert_eq!(key.tensors, expected, "{cols} {call:?}");
-            if key.program == Program::ReducePartials {
-                assert_eq!(key.dtypes.weight, weight, "{cols} {call:?}");
-                continue;
-            }
-            let has_weight = [Weight, Bias, Dweight, Dbias].iter().any(|tensor| expected.has(*tensor));
-            let has_stream = call.direction == Direction::Backward || expected.has(Residual);
-            let weight = if has_weight { weight } else { activation };
-            let residual = if has_stream { residual } else { activation };
-            assert_eq!(key.dtypes, DTypes { activation, weight, residual }, "{cols} {key:?} of {call:?}");
+            assert_eq!(key.call.tensors, expected, "{cols} {call:?}");
         }
     });
 }
@@ -113,26 +102,6 @@ fn the_second_stage_has_a_block_for_every_tile_of_every_gradient() {
             if launch.key.program == Program::ReducePartials {
                 let tiles = cols.div_ceil(4 * launch.key.tile.threads_per_row as usize);
                 assert_eq!(launch.grid as usize, call.gradients() * tiles, "{cols} {call:?}");
-            }
-        }
-    });
-}
-
-/// One gradient alone is summed as both are.
-#[test]
-fn gradients_are_summed_in_the_way_that_was_asked_for() {
-    let ways = [
-        (GradReduction::Partials, Accumulate::Partials),
-        (GradReduction::Locks { groups: 64 }, Accumulate::Locks),
-        (GradReduction::Atomics, Accumulate::Atomics),
-    ];
-    for_all(|caps, call, cols| {
-        for (grad_reduction, expected) in ways {
-            let plan = Call { grad_reduction, ..call }.plan(4096, cols, caps);
-            for Launch { key, .. } in launches(&plan) {
-                let sums = matches!(key.program, Program::Backward | Program::BackwardColumns) && call.gradients() > 0;
-                let expected = if sums { expected } else { Accumulate::Partials };
-                assert_eq!(key.grad_reduction, expected, "{cols} {key:?} of {call:?}");
             }
         }
     });

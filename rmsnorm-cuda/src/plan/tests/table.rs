@@ -28,19 +28,19 @@ fn rms_forward_on_an_h200() {
         &Caps::h200(),
         RMS_FORWARD,
         &[
-            (1048576, 128, "Forward 1x16x1x8 in 16x2, on 32768x256"),
-            (262144, 512, "Forward 1x32x2x8 in 8x2, on 16384x256"),
-            (104832, 1280, "Forward 1x64x3x8~, on 104832x64"),
-            (32768, 1024, "Forward 1x64x2x8, on 32768x64"),
-            (65536, 2048, "Forward 1x128x2x8, on 65536x128"),
-            (32768, 4096, "Forward 1x256x2x8, on 32768x256"),
-            (16384, 8192, "Forward 1x256x4x8, on 16384x256"),
-            (8192, 16384, "Forward 1x512x4x8, on 8192x512"),
-            (4096, 32768, "Cluster 2x128x16x8, on 8192x128"),
-            (2048, 65536, "Cluster 4x128x16x8, on 8192x128"),
-            (1024, 131072, "Cluster 8x128x16x8, on 8192x128"),
-            (512, 262144, "Long 8x512x8x8, 64 KiB, on 4096x512"),
-            (4, 2097152, "Streaming 8x1024x1x8~, on 32x1024"),
+            (1048576, 128, "forward threads=16 packs=1x8 rows=16x2 grid=32768"),
+            (262144, 512, "forward threads=32 packs=2x8 rows=8x2 grid=16384"),
+            (104832, 1280, "forward threads=64 packs=3x8 ragged grid=104832"),
+            (32768, 1024, "forward threads=64 packs=2x8 grid=32768"),
+            (65536, 2048, "forward threads=128 packs=2x8 grid=65536"),
+            (32768, 4096, "forward threads=256 packs=2x8 grid=32768"),
+            (16384, 8192, "forward threads=256 packs=4x8 grid=16384"),
+            (8192, 16384, "forward threads=512 packs=4x8 grid=8192"),
+            (4096, 32768, "forward_cluster threads=2x128 packs=16x8 grid=8192"),
+            (2048, 65536, "forward_cluster threads=4x128 packs=16x8 grid=8192"),
+            (1024, 131072, "forward_cluster threads=8x128 packs=16x8 grid=8192"),
+            (512, 262144, "forward_long threads=8x512 packs=8x8 shared=64KiB grid=4096"),
+            (4, 2097152, "forward_streaming threads=8x1024 packs=1x8 ragged grid=32"),
         ],
     );
 }
@@ -52,11 +52,11 @@ fn rms_forward_of_decoding() {
         RMS_FORWARD,
         &[
             (0, 4096, ""),
-            (1, 4096, "Forward 1x256x2x8, on 1x256"),
-            (8, 4096, "Forward 1x256x2x8, on 8x256"),
-            (128, 4096, "Forward 1x256x2x8, on 128x256"),
-            (128, 8192, "Forward 1x256x4x8, on 128x256"),
-            (1024, 4096, "Forward 1x256x2x8, on 1024x256"),
+            (1, 4096, "forward threads=256 packs=2x8 grid=1"),
+            (8, 4096, "forward threads=256 packs=2x8 grid=8"),
+            (128, 4096, "forward threads=256 packs=2x8 grid=128"),
+            (128, 8192, "forward threads=256 packs=4x8 grid=128"),
+            (1024, 4096, "forward threads=256 packs=2x8 grid=1024"),
         ],
     );
 }
@@ -67,16 +67,16 @@ fn add_and_rms_forward_on_an_h200() {
         &Caps::h200(),
         RMS_ADD,
         &[
-            (1048576, 128, "Forward 1x16x1x8 in 16x1, on 65536x256"),
-            (262144, 512, "Forward 1x32x2x8 in 8x1, on 32768x256"),
-            (32768, 1024, "Forward 1x128x1x8, on 32768x128"),
-            (32768, 4096, "Forward 1x256x2x8, on 32768x256"),
-            (16384, 8192, "Forward 1x256x4x8, on 16384x256"),
-            (8192, 16384, "Forward 1x512x4x8, on 8192x512"),
-            (4096, 32768, "Cluster 2x256x8x8, on 8192x256"),
-            (2048, 65536, "Cluster 4x256x8x8, on 8192x256"),
-            (1024, 131072, "Cluster 8x256x8x8, on 8192x256"),
-            (512, 262144, "Cluster 8x512x8x8, on 4096x512"),
+            (1048576, 128, "forward threads=16 packs=1x8 rows=16 grid=65536"),
+            (262144, 512, "forward threads=32 packs=2x8 rows=8 grid=32768"),
+            (32768, 1024, "forward threads=128 packs=1x8 grid=32768"),
+            (32768, 4096, "forward threads=256 packs=2x8 grid=32768"),
+            (16384, 8192, "forward threads=256 packs=4x8 grid=16384"),
+            (8192, 16384, "forward threads=512 packs=4x8 grid=8192"),
+            (4096, 32768, "forward_cluster threads=2x256 packs=8x8 grid=8192"),
+            (2048, 65536, "forward_cluster threads=4x256 packs=8x8 grid=8192"),
+            (1024, 131072, "forward_cluster threads=8x256 packs=8x8 grid=8192"),
+            (512, 262144, "forward_cluster threads=8x512 packs=8x8 grid=4096"),
         ],
     );
 }
@@ -87,17 +87,17 @@ fn layer_forward_on_an_h200() {
         &Caps::h200(),
         LAYER_FORWARD,
         &[
-            (1048576, 128, "Forward 1x8x2x8 in 16x2, on 32768x128"),
-            (262144, 512, "Forward 1x32x2x8 in 4x2, on 32768x128"),
-            (32768, 1024, "Forward 1x32x4x8, on 32768x32"),
-            (116480, 1152, "Forward 1x32x5x8~, on 116480x32"),
-            (65536, 2048, "Forward 1x32x8x8, on 65536x32"),
-            (52416, 2560, "Forward 1x64x5x8, on 52416x64"),
-            (32768, 4096, "Forward 1x128x4x8, on 32768x128"),
-            (8192, 16384, "Forward 1x256x8x8, on 8192x256"),
-            (4096, 32768, "Long 1x512x8x8, 64 KiB, on 4096x512"),
-            (2048, 65536, "Long 1x1024x8x8, 128 KiB, on 2048x1024"),
-            (1024, 131072, "Long 4x256x16x8, 64 KiB, on 4096x256"),
+            (1048576, 128, "forward threads=8 packs=2x8 rows=16x2 grid=32768"),
+            (262144, 512, "forward threads=32 packs=2x8 rows=4x2 grid=32768"),
+            (32768, 1024, "forward threads=32 packs=4x8 grid=32768"),
+            (116480, 1152, "forward threads=32 packs=5x8 ragged grid=116480"),
+            (65536, 2048, "forward threads=32 packs=8x8 grid=65536"),
+            (52416, 2560, "forward threads=64 packs=5x8 grid=52416"),
+            (32768, 4096, "forward threads=128 packs=4x8 grid=32768"),
+            (8192, 16384, "forward threads=256 packs=8x8 grid=8192"),
+            (4096, 32768, "forward_long threads=512 packs=8x8 shared=64KiB grid=4096"),
+            (2048, 65536, "forward_long threads=1024 packs=8x8 shared=128KiB grid=2048"),
+            (1024, 131072, "forward_long threads=4x256 packs=16x8 shared=64KiB grid=4096"),
         ],
     );
 }
@@ -108,14 +108,14 @@ fn add_and_layer_forward_on_an_h200() {
         &Caps::h200(),
         LAYER_ADD,
         &[
-            (1048576, 128, "Forward 1x8x2x8 in 32x1, on 32768x256"),
-            (262144, 512, "Forward 1x32x2x8 in 8x1, on 32768x256"),
-            (32768, 1024, "Forward 1x64x2x8, on 32768x64"),
-            (65536, 2048, "Forward 1x128x2x8, on 65536x128"),
-            (32768, 4096, "Forward 1x128x4x8, on 32768x128"),
-            (16384, 8192, "Forward 1x256x4x8, on 16384x256"),
-            (8192, 16384, "Forward 1x512x4x8, on 8192x512"),
-            (4096, 32768, "Long 1x512x8x8, 128 KiB, on 4096x512"),
+            (1048576, 128, "forward threads=8 packs=2x8 rows=32 grid=32768"),
+            (262144, 512, "forward threads=32 packs=2x8 rows=8 grid=32768"),
+            (32768, 1024, "forward threads=64 packs=2x8 grid=32768"),
+            (65536, 2048, "forward threads=128 packs=2x8 grid=65536"),
+            (32768, 4096, "forward threads=128 packs=4x8 grid=32768"),
+            (16384, 8192, "forward threads=256 packs=4x8 grid=16384"),
+            (8192, 16384, "forward threads=512 packs=4x8 grid=8192"),
+            (4096, 32768, "forward_long threads=512 packs=8x8 shared=128KiB grid=4096"),
         ],
     );
 }
@@ -126,25 +126,93 @@ fn rms_backward_on_an_h200() {
         &Caps::h200(),
         RMS_BACKWARD,
         &[
-            (0, 4096, "Reduce 4 on 128x32"),
-            (1, 4096, "Backward 1x512x1x8, ring 3 of 48 KiB, on 1x512; Reduce 4 on 128x32"),
-            (1048576, 128, "Backward 1x16x1x8 in 16x1, ring 3 of 24 KiB, on 528x256; Reduce 128 on 4x1024"),
-            (576000, 384, "Backward 1x16x3x8 in 16x1, ring 2 of 48 KiB, on 132x256; Reduce 128 on 12x1024"),
-            (262144, 512, "Backward 1x64x1x8 in 8x2, ring 3 of 96 KiB, on 132x512; Reduce 128 on 16x1024"),
-            (32768, 1024, "Backward 1x128x1x8 in 4x1, ring 3 of 48 KiB, on 264x512; Reduce 128 on 32x1024"),
-            (65536, 2048, "Backward 1x256x1x8 in 4x1, ring 3 of 96 KiB, on 132x1024; Reduce 128 on 64x1024"),
-            (32768, 4096, "Backward 1x512x1x8, ring 3 of 48 KiB, on 264x512; Reduce 128 on 128x1024"),
-            (16384, 8192, "Backward 1x1024x1x8, ring 3 of 96 KiB, on 132x1024; Reduce 128 on 256x1024"),
-            (8192, 16384, "Backward 2x256x4x8, ring 3 of 96 KiB, on 264x256; Reduce 128 on 512x1024"),
-            (4096, 32768, "Backward 4x128x8x8, ring 2 of 64 KiB, on 240x128; Reduce 32 on 1024x256"),
-            (2048, 65536, "Backward 8x128x8x8, ring 3 of 96 KiB, on 240x128; Reduce 16 on 2048x128"),
-            (1024, 131072, "Backward 8x256x8x8, ring 3+ of 192 KiB, on 120x256; Reduce 8 on 4096x64"),
-            (512, 262144, "RowSums 8x512x1x8~, on 264x512; Columns 1x256x1x8~, on 2176x256; Reduce 16 on 8192x128"),
-            (104832, 1280, "Backward 1x32x5x8 in 8x1, ring 2 of 80 KiB, on 132x256; Reduce 128 on 40x1024"),
-            (13056, 10240, "Backward 1x256x5x8, ring 3 of 120 KiB, on 132x256; Reduce 128 on 320x1024"),
-            (4096, 1024, "Backward 1x128x1x8 in 4x1, ring 3 of 48 KiB, on 264x512; Reduce 128 on 32x1024"),
-            (4096, 4096, "Backward 1x512x1x8, ring 3 of 48 KiB, on 264x512; Reduce 128 on 128x1024"),
-            (4096, 8192, "Backward 1x1024x1x8, ring 3 of 96 KiB, on 132x1024; Reduce 128 on 256x1024"),
+            (0, 4096, "reduce_partials rows=4 grid=128"),
+            (1, 4096, "backward threads=512 packs=1x8 ring=3 shared=48KiB grid=1; reduce_partials rows=4 grid=128"),
+            (
+                1048576,
+                128,
+                "backward threads=16 packs=1x8 rows=16 ring=3 shared=24KiB grid=528; reduce_partials rows=128 grid=4",
+            ),
+            (
+                576000,
+                384,
+                "backward threads=16 packs=3x8 rows=16 ring=2 shared=48KiB grid=132; reduce_partials rows=128 grid=12",
+            ),
+            (
+                262144,
+                512,
+                "backward threads=64 packs=1x8 rows=8x2 ring=3 shared=96KiB grid=132; reduce_partials rows=128 grid=16",
+            ),
+            (
+                32768,
+                1024,
+                "backward threads=128 packs=1x8 rows=4 ring=3 shared=48KiB grid=264; reduce_partials rows=128 grid=32",
+            ),
+            (
+                65536,
+                2048,
+                "backward threads=256 packs=1x8 rows=4 ring=3 shared=96KiB grid=132; reduce_partials rows=128 grid=64",
+            ),
+            (
+                32768,
+                4096,
+                "backward threads=512 packs=1x8 ring=3 shared=48KiB grid=264; reduce_partials rows=128 grid=128",
+            ),
+            (
+                16384,
+                8192,
+                "backward threads=1024 packs=1x8 ring=3 shared=96KiB grid=132; reduce_partials rows=128 grid=256",
+            ),
+            (
+                8192,
+                16384,
+                "backward threads=2x256 packs=4x8 ring=3 shared=96KiB grid=264; reduce_partials rows=128 grid=512",
+            ),
+            (
+                4096,
+                32768,
+                "backward threads=4x128 packs=8x8 ring=2 shared=64KiB grid=240; reduce_partials rows=32 grid=1024",
+            ),
+            (
+                2048,
+                65536,
+                "backward threads=8x128 packs=8x8 ring=3 shared=96KiB grid=240; reduce_partials rows=16 grid=2048",
+            ),
+            (
+                1024,
+                131072,
+                "backward threads=8x256 packs=8x8 ring=3 overlapped shared=192KiB grid=120; reduce_partials rows=8 grid=4096",
+            ),
+            (
+                512,
+                262144,
+                "backward_row_sums threads=8x512 packs=1x8 ragged grid=264; backward_columns threads=256 packs=1x8 ragged grid=2176; reduce_partials rows=16 grid=8192",
+            ),
+            (
+                104832,
+                1280,
+                "backward threads=32 packs=5x8 rows=8 ring=2 shared=80KiB grid=132; reduce_partials rows=128 grid=40",
+            ),
+            (
+                13056,
+                10240,
+                "backward threads=256 packs=5x8 ring=3 shared=120KiB grid=132; reduce_partials rows=128 grid=320",
+            ),
+            (
+                4096,
+                1024,
+                "backward threads=128 packs=1x8 rows=4 ring=3 shared=48KiB grid=264; reduce_partials rows=128 grid=32",
+            ),
+            (
+                4096,
+                4096,
+                "backward threads=512 packs=1x8 ring=3 shared=48KiB grid=264; reduce_partials rows=128 grid=128",
+            ),
+            (
+                4096,
+                8192,
+                "backward threads=1024 packs=1x8 ring=3 shared=96KiB grid=132; reduce_partials rows=128 grid=256",
+            ),
         ],
     );
 }
@@ -155,14 +223,46 @@ fn layer_backward_on_an_h200() {
         &Caps::h200(),
         LAYER_BACKWARD,
         &[
-            (262144, 512, "Backward 1x32x2x8 in 8x1, ring 3 of 48 KiB, on 264x256; Reduce 128 on 32x1024"),
-            (32768, 1024, "Backward 1x64x2x8 in 8x1, ring 3 of 96 KiB, on 132x512; Reduce 128 on 64x1024"),
-            (65536, 2048, "Backward 1x128x2x8 in 4x1, ring 3 of 96 KiB, on 132x512; Reduce 128 on 128x1024"),
-            (13056, 10240, "Backward 1x256x5x8, ring 2 of 80 KiB, on 132x256; Reduce 128 on 640x1024"),
-            (32768, 4096, "Backward 1x128x4x8 in 2x1, ring 3 of 96 KiB, on 132x256; Reduce 128 on 256x1024"),
-            (8192, 16384, "Backward 2x256x4x8, ring 3 of 96 KiB, on 264x256; Reduce 128 on 1024x1024"),
-            (2048, 65536, "Backward 8x256x4x8, ring 3 of 96 KiB, on 240x256; Reduce 16 on 4096x128"),
-            (1024, 131072, "Backward 8x512x4x8, ring 3+ of 192 KiB, on 120x512; Reduce 8 on 8192x64"),
+            (
+                262144,
+                512,
+                "backward threads=32 packs=2x8 rows=8 ring=3 shared=48KiB grid=264; reduce_partials rows=128 grid=32",
+            ),
+            (
+                32768,
+                1024,
+                "backward threads=64 packs=2x8 rows=8 ring=3 shared=96KiB grid=132; reduce_partials rows=128 grid=64",
+            ),
+            (
+                65536,
+                2048,
+                "backward threads=128 packs=2x8 rows=4 ring=3 shared=96KiB grid=132; reduce_partials rows=128 grid=128",
+            ),
+            (
+                13056,
+                10240,
+                "backward threads=256 packs=5x8 ring=2 shared=80KiB grid=132; reduce_partials rows=128 grid=640",
+            ),
+            (
+                32768,
+                4096,
+                "backward threads=128 packs=4x8 rows=2 ring=3 shared=96KiB grid=132; reduce_partials rows=128 grid=256",
+            ),
+            (
+                8192,
+                16384,
+                "backward threads=2x256 packs=4x8 ring=3 shared=96KiB grid=264; reduce_partials rows=128 grid=1024",
+            ),
+            (
+                2048,
+                65536,
+                "backward threads=8x256 packs=4x8 ring=3 shared=96KiB grid=240; reduce_partials rows=16 grid=4096",
+            ),
+            (
+                1024,
+                131072,
+                "backward threads=8x512 packs=4x8 ring=3 overlapped shared=192KiB grid=120; reduce_partials rows=8 grid=8192",
+            ),
         ],
     );
 }
@@ -172,14 +272,25 @@ fn f32_on_an_h200() {
     check(
         &Caps::h200(),
         Call { dtypes: F32, ..RMS_FORWARD },
-        &[(32768, 1024, "Forward 1x128x2x4, on 32768x128"), (16384, 4096, "Forward 1x256x4x4, on 16384x256")],
+        &[
+            (32768, 1024, "forward threads=128 packs=2x4 grid=32768"),
+            (16384, 4096, "forward threads=256 packs=4x4 grid=16384"),
+        ],
     );
     check(
         &Caps::h200(),
         Call { dtypes: F32, ..RMS_BACKWARD },
         &[
-            (32768, 1024, "Backward 1x256x1x4 in 4x1, ring 3 of 96 KiB, on 132x1024; Reduce 128 on 32x1024"),
-            (16384, 4096, "Backward 1x1024x1x4, ring 3 of 96 KiB, on 132x1024; Reduce 128 on 128x1024"),
+            (
+                32768,
+                1024,
+                "backward threads=256 packs=1x4 rows=4 ring=3 shared=96KiB grid=132; reduce_partials rows=128 grid=32",
+            ),
+            (
+                16384,
+                4096,
+                "backward threads=1024 packs=1x4 ring=3 shared=96KiB grid=132; reduce_partials rows=128 grid=128",
+            ),
         ],
     );
 }
@@ -190,18 +301,30 @@ fn rows_that_no_tile_fits() {
         &Caps::h200(),
         RMS_FORWARD,
         &[
-            (4096, 1, "Forward 1x1x1x8~ in 256x2, on 8x256"),
-            (4096, 100, "Forward 1x16x1x8~ in 16x2, on 128x256"),
-            (4096, 4097, "Forward 1x256x3x8~, on 4096x256"),
+            (4096, 1, "forward threads=1 packs=1x8 rows=256x2 ragged grid=8"),
+            (4096, 100, "forward threads=16 packs=1x8 rows=16x2 ragged grid=128"),
+            (4096, 4097, "forward threads=256 packs=3x8 ragged grid=4096"),
         ],
     );
     check(
         &Caps::h200(),
         RMS_BACKWARD,
         &[
-            (4096, 1, "Backward 1x1x1x8~ in 256x1, ring 3 of 24 KiB, on 16x256; Reduce 8 on 1x64"),
-            (4096, 100, "Backward 1x16x1x8~ in 16x1, ring 3 of 24 KiB, on 256x256; Reduce 128 on 4x1024"),
-            (4096, 4097, "Backward 1x128x5x8~ in 2x1, ring 2 of 80 KiB, on 132x256; Reduce 128 on 129x1024"),
+            (
+                4096,
+                1,
+                "backward threads=1 packs=1x8 rows=256 ragged ring=3 shared=24KiB grid=16; reduce_partials rows=8 grid=1",
+            ),
+            (
+                4096,
+                100,
+                "backward threads=16 packs=1x8 rows=16 ragged ring=3 shared=24KiB grid=256; reduce_partials rows=128 grid=4",
+            ),
+            (
+                4096,
+                4097,
+                "backward threads=128 packs=5x8 rows=2 ragged ring=2 shared=80KiB grid=132; reduce_partials rows=128 grid=129",
+            ),
         ],
     );
 }
@@ -209,14 +332,18 @@ fn rows_that_no_tile_fits() {
 #[test]
 fn a_wider_stream_halves_the_packs() {
     let stream = |call| Call { dtypes: BF16_STREAM_F32, ..call };
-    check(&Caps::h200(), stream(RMS_ADD), &[(32768, 4096, "Forward 1x256x4x4, on 32768x256")]);
+    check(&Caps::h200(), stream(RMS_ADD), &[(32768, 4096, "forward threads=256 packs=4x4 grid=32768")]);
     check(
         &Caps::h200(),
         stream(RMS_BACKWARD),
-        &[(32768, 4096, "Backward 1x1024x1x4, ring 3 of 72 KiB, on 132x1024; Reduce 128 on 128x1024")],
+        &[(
+            32768,
+            4096,
+            "backward threads=1024 packs=1x4 ring=3 shared=72KiB grid=132; reduce_partials rows=128 grid=128",
+        )],
     );
     // Without a residual there is no stream to be wider.
-    check(&Caps::h200(), stream(RMS_FORWARD), &[(32768, 4096, "Forward 1x256x2x8, on 32768x256")]);
+    check(&Caps::h200(), stream(RMS_FORWARD), &[(32768, 4096, "forward threads=256 packs=2x8 grid=32768")]);
 }
 
 #[test]
@@ -224,28 +351,54 @@ fn devices_without_clusters() {
     check(
         &Caps::a100(),
         RMS_FORWARD,
-        &[(2048, 65536, "Forward 1x1024x8x8, on 2048x1024"), (1024, 131072, "Streaming 1x1024x1x8~, on 108x1024")],
+        &[
+            (2048, 65536, "forward threads=1024 packs=8x8 grid=2048"),
+            (1024, 131072, "forward_streaming threads=1024 packs=1x8 ragged grid=108"),
+        ],
     );
     check(
         &Caps::a100(),
         RMS_BACKWARD,
         &[
-            (32768, 4096, "Backward 1x512x1x8, ring 3 of 48 KiB, on 216x512; Reduce 128 on 128x1024"),
-            (8192, 16384, "Backward 1x512x4x8, ring 2 of 128 KiB, on 108x512; Reduce 64 on 512x512"),
-            (4096, 32768, "RowSums 1x512x1x8~, on 216x512; Columns 1x256x1x8~, on 1728x256; Reduce 64 on 1024x512"),
+            (
+                32768,
+                4096,
+                "backward threads=512 packs=1x8 ring=3 shared=48KiB grid=216; reduce_partials rows=128 grid=128",
+            ),
+            (
+                8192,
+                16384,
+                "backward threads=512 packs=4x8 ring=2 shared=128KiB grid=108; reduce_partials rows=64 grid=512",
+            ),
+            (
+                4096,
+                32768,
+                "backward_row_sums threads=512 packs=1x8 ragged grid=216; backward_columns threads=256 packs=1x8 ragged grid=1728; reduce_partials rows=64 grid=1024",
+            ),
         ],
     );
     check(
         &Caps::t4(),
         LAYER_FORWARD,
-        &[(4096, 32768, "Streaming 1x1024x1x8~, on 40x1024"), (2048, 65536, "Streaming 1x1024x1x8~, on 40x1024")],
+        &[
+            (4096, 32768, "forward_streaming threads=1024 packs=1x8 ragged grid=40"),
+            (2048, 65536, "forward_streaming threads=1024 packs=1x8 ragged grid=40"),
+        ],
     );
     check(
         &Caps::t4(),
         RMS_BACKWARD,
         &[
-            (32768, 4096, "Backward 1x512x1x8, ring 3 of 48 KiB, on 120x512; Reduce 64 on 128x512"),
-            (8192, 16384, "RowSums 1x512x1x8~, on 80x512; Columns 1x256x1x8~, on 640x256; Reduce 64 on 512x512"),
+            (
+                32768,
+                4096,
+                "backward threads=512 packs=1x8 ring=3 shared=48KiB grid=120; reduce_partials rows=64 grid=128",
+            ),
+            (
+                8192,
+                16384,
+                "backward_row_sums threads=512 packs=1x8 ragged grid=80; backward_columns threads=256 packs=1x8 ragged grid=640; reduce_partials rows=64 grid=512",
+            ),
         ],
     );
 }
@@ -257,18 +410,34 @@ fn locks_and_atomics_begin_with_zeros() {
         &Caps::h200(),
         with(GradReduction::Locks { groups: 64 }),
         &[
-            (0, 4096, "Reduce 4 on 128x32"),
-            (32768, 4096, "Zero 262208; Backward 1x512x1x8, ring 3 of 48 KiB, on 264x512; Reduce 32 on 128x256"),
-            (8192, 16384, "Zero 1048704; Backward 2x256x4x8, ring 3 of 96 KiB, on 264x256; Reduce 32 on 512x256"),
+            (0, 4096, "reduce_partials rows=4 grid=128"),
+            (
+                32768,
+                4096,
+                "zero=262208; backward threads=512 packs=1x8 ring=3 shared=48KiB grid=264; reduce_partials rows=32 grid=128",
+            ),
+            (
+                8192,
+                16384,
+                "zero=1048704; backward threads=2x256 packs=4x8 ring=3 shared=96KiB grid=264; reduce_partials rows=32 grid=512",
+            ),
         ],
     );
     check(
         &Caps::h200(),
         with(GradReduction::Atomics),
         &[
-            (0, 4096, "Reduce 4 on 128x32"),
-            (32768, 4096, "Zero 4096; Backward 1x512x1x8, ring 3 of 48 KiB, on 264x512; Reduce 4 on 128x32"),
-            (8192, 16384, "Zero 16384; Backward 2x256x4x8, ring 3 of 96 KiB, on 264x256; Reduce 4 on 512x32"),
+            (0, 4096, "reduce_partials rows=4 grid=128"),
+            (
+                32768,
+                4096,
+                "zero=4096; backward threads=512 packs=1x8 ring=3 shared=48KiB grid=264; reduce_partials rows=4 grid=128",
+            ),
+            (
+                8192,
+                16384,
+                "zero=16384; backward threads=2x256 packs=4x8 ring=3 shared=96KiB grid=264; reduce_partials rows=4 grid=512",
+            ),
         ],
     );
 }

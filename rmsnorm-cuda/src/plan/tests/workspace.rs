@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use super::super::{ALIGNMENT_SLACK, Program};
+use rmsnorm_gpu::reduction::ALIGNMENT_SLACK;
+
+use super::super::Program;
 use super::*;
 
 const REDUCTIONS: [GradReduction; 5] = [
@@ -68,7 +70,7 @@ fn parts_do_not_overlap_and_end_within() {
             end = part.end;
         }
         // Whatever the caller's address, the parts still fit when they begin on 16 bytes.
-        assert!(end == 0 || end + ALIGNMENT_SLACK <= plan.workspace.len, "{rows}x{cols} {call:?} {plan:?}");
+        assert!(end == 0 || end + ALIGNMENT_SLACK as usize <= plan.workspace.len, "{rows}x{cols} {call:?} {plan:?}");
     });
 }
 

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use rmsnorm_gpu::chain::{serial, tree};
+use rmsnorm_gpu::chain::{serial, shared, tree};
 use rmsnorm_spec::depth::{policy_depth_cols, policy_depth_rows};
 
 use super::super::backward::most_additions;
@@ -50,15 +50,13 @@ fn gradient_chain(plan: &Plan, rows: usize) -> u64 {
     for Dispatch { key, rows, first_chunk, chunks, accumulates, .. } in dispatches(plan) {
         match key.program {
             Program::Backward | Program::BackwardColumns => {
-                let rows = (rows.end - rows.start).div_ceil(u64::from(*chunks) * u64::from(key.tile.groups));
-                let chunk = serial(rows) + tree(key.tile.groups.into());
+                let chunk = shared((rows.end - rows.start).div_ceil((*chunks).into()), key.tile.groups.into());
                 let so_far = partial_rows.insert(*first_chunk, 0);
                 assert_eq!(so_far.is_some(), *accumulates);
                 partial_rows.insert(*first_chunk, so_far.map_or(chunk, |so_far| so_far + 1 + chunk));
             }
             Program::ReducePartials => {
-                let groups = key.tile.groups;
-                second_stage = serial(plan.partial_rows.div_ceil(groups).into()) + tree(groups.into());
+                second_stage = shared(plan.partial_rows.into(), key.tile.groups.into());
             }
             Program::Forward | Program::ForwardStreaming | Program::BackwardRowSums | Program::Copy => {}
         }

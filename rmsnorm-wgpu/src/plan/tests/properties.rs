@@ -1,5 +1,7 @@
 //! What every plan keeps, whatever is asked for.
 
+use rmsnorm_gpu::program::Accumulate;
+
 use super::super::{COLS_BREAKPOINTS, Flavour, KernelKey, Unfit, copy, workspace_len};
 use super::*;
 use crate::source;
@@ -7,7 +9,7 @@ use crate::source;
 /// Bytes of workgroup memory that a program declares at most: sums in two buffers, and quads that are folded.
 fn workgroup_bytes(key: &KernelKey) -> u32 {
     let is_backward = matches!(key.program, Program::Backward | Program::BackwardRowSums);
-    let sum = if is_backward && key.norm == Norm::Layer { 8 } else { 4 };
+    let sum = if is_backward && key.call.norm == Norm::Layer { 8 } else { 4 };
     let senders = match key.tile.flavour {
         Flavour::Workgroup => key.tile.threads(),
         Flavour::Subgroup(lanes) => key.tile.threads() / lanes,
@@ -55,13 +57,11 @@ fn every_column_has_one_thread() {
     });
 }
 
-/// A tensor that is there has its flag and its dtype in the key.
 #[test]
 fn keys_have_the_tensors_of_the_call() {
     for_all(|caps, call, cols| {
         use Tensor::{Bias, Dbias, DresidualOut, Dweight, Dx, Dy, Mean, Residual, ResidualOut, Rstd, Weight, X, Y};
         let problem = call.problem(SOME_ROWS, cols);
-        let DTypes { activation, weight, residual } = call.dtypes;
         for Dispatch { key, .. } in dispatches(&call.plan(SOME_ROWS, cols, caps)) {
             let code: &[Tensor] = match key.program {
                 Program::Forward | Program::ForwardStreaming => {
@@ -75,16 +75,10 @@ fn keys_have_the_tensors_of_the_call() {
                 Program::Copy => &[],
             };
             let expected: TensorSet = code.iter().copied().filter(|tensor| problem.has(*tensor)).collect();
-            assert_eq!((key.tensors, key.has_weight_offset), (expected, false), "{cols} {call:?}");
-            let is_reduction = key.program == Program::ReducePartials;
-            let activation = if is_reduction { weight } else { activation };
-            let is_backward = call.direction == Direction::Backward;
-            let has_stream = !is_reduction && (is_backward || problem.has(Residual));
-            let weight = if expected.has(Weight) || expected.has(Bias) { weight } else { activation };
-            let residual = if has_stream { residual } else { activation };
-            assert_eq!(key.dtypes, DTypes { activation, weight, residual }, "{cols} {key:?} of {call:?}");
+            assert_eq!((key.call.tensors, key.has_weight_offset), (expected, false), "{cols} {call:?}");
             // What the text is assembled for is what the plan has made sure of.
-            let is_f32 = key.dtypes.activation == DType::F32 || (has_stream && residual == DType::F32);
+            let matrices = [key.call.dtypes.activation, key.call.dtypes.residual];
+            let is_f32 = matrices.contains(&DType::F32);
             assert_eq!(source::is_split(key), is_f32, "{cols} {key:?} of {call:?}");
             // Then nothing asks which columns exist.
             assert!(!key.is_whole || key.tile.columns() == cols, "{cols} {key:?}");
@@ -271,9 +265,9 @@ fn in_place_is_planned_as_forward_is() {
             let mut plan = plan(&testing::in_place(&call.problem(SOME_ROWS, cols)), &layout, caps).expect("a plan");
             for step in &mut plan.steps {
                 if let Step::Dispatch(Dispatch { key, .. }) = step {
-                    assert!(key.tensors.is_in_place());
-                    let adds_residual = key.tensors.has(Tensor::ResidualOut);
-                    key.tensors = key.tensors.with(Tensor::X).set(Tensor::Residual, adds_residual);
+                    assert!(key.call.tensors.is_in_place());
+                    let adds_residual = key.call.tensors.has(Tensor::ResidualOut);
+                    key.call.tensors = key.call.tensors.with(Tensor::X).set(Tensor::Residual, adds_residual);
                 }
             }
             assert_eq!(plan, call.plan(SOME_ROWS, cols, caps), "{cols} {call:?}");
@@ -313,8 +307,8 @@ fn equal_code_has_equal_keys() {
         grad_reduction: GradReduction::Atomics,
         ..Call::new(Direction::Backward, Norm::Rms, BF16, tensors)
     };
-    assert!(!key(atomic(WEIGHT), at_store).atomics);
-    assert!(key(atomic(DWEIGHT), at_store).atomics);
+    assert_eq!(key(atomic(WEIGHT), at_store).call.accumulate, Accumulate::Partials);
+    assert_eq!(key(atomic(DWEIGHT), at_store).call.accumulate, Accumulate::Atomics);
 }
 
 #[test]

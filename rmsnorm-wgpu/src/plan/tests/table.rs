@@ -12,7 +12,7 @@ const LAYER_BACKWARD: Call = Call::new(Direction::Backward, Norm::Layer, BF16, D
 #[track_caller]
 fn check_by(access: Access, caps: &Caps, call: Call, lines: &[(usize, usize, &str)]) {
     let differing = lines.iter().filter_map(|&(rows, cols, expected)| {
-        let got = call.plan_by(access, rows, cols, caps).describe(cols);
+        let got = call.plan_by(access, rows, cols, caps).to_string();
         (got != expected).then(|| format!("            ({rows}, {cols}, \"{got}\"),\n"))
     });
     let differing: String = differing.collect();
@@ -31,18 +31,18 @@ fn rms_forward_on_an_h200() {
         RMS_FORWARD,
         &[
             (0, 4096, ""),
-            (1, 4096, "Forward 128x4s, on 1"),
-            (1048576, 128, "Forward 4x4s in 32, on 32768"),
-            (262144, 512, "Forward 16x4s in 8, on 32768"),
-            (32768, 1024, "Forward 64x2s in 2, on 16384"),
-            (65536, 2048, "Forward 64x4s, on 32768x2"),
-            (32768, 4096, "Forward 128x4s, on 32768"),
-            (18688, 7168, "Forward 128x7s, on 18688"),
-            (16384, 8192, "Forward 128x8s, on 16384"),
-            (8192, 16384, "Forward 256x8s, on 8192"),
-            (4096, 32768, "Streaming 512x4s, on 4096"),
-            (2048, 65536, "Forward 1024x8s, on 2048"),
-            (1024, 131072, "Streaming 512x4s, on 1024"),
+            (1, 4096, "forward threads=128 packs=4x8 subgroups=32 grid=1"),
+            (1048576, 128, "forward threads=4 packs=4x8 rows=32 subgroups=32 grid=32768"),
+            (262144, 512, "forward threads=16 packs=4x8 rows=8 subgroups=32 grid=32768"),
+            (32768, 1024, "forward threads=64 packs=2x8 rows=2 subgroups=32 grid=16384"),
+            (65536, 2048, "forward threads=64 packs=4x8 subgroups=32 grid=32768x2"),
+            (32768, 4096, "forward threads=128 packs=4x8 subgroups=32 grid=32768"),
+            (18688, 7168, "forward threads=128 packs=7x8 subgroups=32 grid=18688"),
+            (16384, 8192, "forward threads=128 packs=8x8 subgroups=32 grid=16384"),
+            (8192, 16384, "forward threads=256 packs=8x8 subgroups=32 grid=8192"),
+            (4096, 32768, "forward_streaming threads=512 packs=4x8 subgroups=32 grid=4096"),
+            (2048, 65536, "forward threads=1024 packs=8x8 subgroups=32 grid=2048"),
+            (1024, 131072, "forward_streaming threads=512 packs=4x8 subgroups=32 grid=1024"),
         ],
     );
 }
@@ -52,15 +52,18 @@ fn other_forwards_on_an_h200() {
     check(
         &Caps::h200(),
         RMS_ADD,
-        &[(32768, 1024, "Forward 64x2s in 2, on 16384"), (32768, 4096, "Forward 128x4s, on 32768")],
+        &[
+            (32768, 1024, "forward threads=64 packs=2x8 rows=2 subgroups=32 grid=16384"),
+            (32768, 4096, "forward threads=128 packs=4x8 subgroups=32 grid=32768"),
+        ],
     );
     check(
         &Caps::h200(),
         LAYER_FORWARD,
         &[
-            (32768, 1024, "Forward 32x4s, on 32768"),
-            (32768, 4096, "Forward 128x4s, on 32768"),
-            (8192, 16384, "Forward 256x8s, on 8192"),
+            (32768, 1024, "forward threads=32 packs=4x8 subgroups=32 grid=32768"),
+            (32768, 4096, "forward threads=128 packs=4x8 subgroups=32 grid=32768"),
+            (8192, 16384, "forward threads=256 packs=8x8 subgroups=32 grid=8192"),
         ],
     );
 }
@@ -71,30 +74,94 @@ fn backward_on_an_h200() {
         &Caps::h200(),
         RMS_BACKWARD,
         &[
-            (0, 4096, "Reduce 4 on 128"),
-            (1, 4096, "Backward 128x4s, 1 chunks, on 1; Reduce 4 on 128"),
-            (1048576, 128, "Backward 16x1s in 8, 1056 chunks, on 1056; Reduce 128 on 4"),
-            (262144, 512, "Backward 16x4s in 8, 528 chunks, on 528; Reduce 128 on 16"),
-            (32768, 1024, "Backward 32x4s in 4, 528 chunks, on 528; Reduce 128 on 32"),
-            (65536, 2048, "Backward 64x4s in 2, 528 chunks, on 528; Reduce 128 on 64"),
-            (32768, 4096, "Backward 128x4s, 528 chunks, on 528; Reduce 128 on 128"),
-            (26176, 5120, "Backward 160x4s, 396 chunks, on 396; Reduce 128 on 160"),
-            (18688, 7168, "Backward 224x4s, 264 chunks, on 264; Reduce 128 on 224"),
-            (13440, 9984, "Backward 416x3s by 2, 132 chunks, on 132; Reduce 128 on 312"),
-            (10880, 12288, "Backward 512x3s by 2, 132 chunks, on 132; Reduce 128 on 384"),
-            (16384, 8192, "Backward 256x4s, 264 chunks, on 264; Reduce 128 on 256"),
-            (8192, 16384, "Backward 512x4s, 132 chunks, on 132; Reduce 128 on 512"),
-            (4096, 32768, "RowSums 512x1s, on 4096; Columns 256x1, 132 chunks, on 2112; Reduce 128 on 1024"),
-            (512, 262144, "RowSums 512x1s, on 512; Columns 256x1, 17 chunks, on 2176; Reduce 16 on 8192"),
+            (0, 4096, "reduce_partials rows=4 grid=128"),
+            (1, 4096, "backward threads=128 packs=4x8 subgroups=32 chunks=1 grid=1; reduce_partials rows=4 grid=128"),
+            (
+                1048576,
+                128,
+                "backward threads=16 packs=1x8 rows=8 subgroups=32 chunks=1056 grid=1056; reduce_partials rows=128 grid=4",
+            ),
+            (
+                262144,
+                512,
+                "backward threads=16 packs=4x8 rows=8 subgroups=32 chunks=528 grid=528; reduce_partials rows=128 grid=16",
+            ),
+            (
+                32768,
+                1024,
+                "backward threads=32 packs=4x8 rows=4 subgroups=32 chunks=528 grid=528; reduce_partials rows=128 grid=32",
+            ),
+            (
+                65536,
+                2048,
+                "backward threads=64 packs=4x8 rows=2 subgroups=32 chunks=528 grid=528; reduce_partials rows=128 grid=64",
+            ),
+            (
+                32768,
+                4096,
+                "backward threads=128 packs=4x8 subgroups=32 chunks=528 grid=528; reduce_partials rows=128 grid=128",
+            ),
+            (
+                26176,
+                5120,
+                "backward threads=160 packs=4x8 subgroups=32 chunks=396 grid=396; reduce_partials rows=128 grid=160",
+            ),
+            (
+                18688,
+                7168,
+                "backward threads=224 packs=4x8 subgroups=32 chunks=264 grid=264; reduce_partials rows=128 grid=224",
+            ),
+            (
+                13440,
+                9984,
+                "backward threads=416 packs=3x8 rows=1x2 subgroups=32 chunks=132 grid=132; reduce_partials rows=128 grid=312",
+            ),
+            (
+                10880,
+                12288,
+                "backward threads=512 packs=3x8 rows=1x2 subgroups=32 chunks=132 grid=132; reduce_partials rows=128 grid=384",
+            ),
+            (
+                16384,
+                8192,
+                "backward threads=256 packs=4x8 subgroups=32 chunks=264 grid=264; reduce_partials rows=128 grid=256",
+            ),
+            (
+                8192,
+                16384,
+                "backward threads=512 packs=4x8 subgroups=32 chunks=132 grid=132; reduce_partials rows=128 grid=512",
+            ),
+            (
+                4096,
+                32768,
+                "backward_row_sums threads=512 packs=1x8 subgroups=32 grid=4096; backward_columns threads=256 packs=1x8 chunks=132 grid=2112; reduce_partials rows=128 grid=1024",
+            ),
+            (
+                512,
+                262144,
+                "backward_row_sums threads=512 packs=1x8 subgroups=32 grid=512; backward_columns threads=256 packs=1x8 chunks=17 grid=2176; reduce_partials rows=16 grid=8192",
+            ),
         ],
     );
     check(
         &Caps::h200(),
         LAYER_BACKWARD,
         &[
-            (32768, 1024, "Backward 64x2s in 2, 792 chunks, on 792; Reduce 128 on 64"),
-            (32768, 4096, "Backward 256x2s, 396 chunks, on 396; Reduce 128 on 256"),
-            (8192, 16384, "Backward 512x4s, 132 chunks, on 132; Reduce 128 on 1024"),
+            (
+                32768,
+                1024,
+                "backward threads=64 packs=2x8 rows=2 subgroups=32 chunks=792 grid=792; reduce_partials rows=128 grid=64",
+            ),
+            (
+                32768,
+                4096,
+                "backward threads=256 packs=2x8 subgroups=32 chunks=396 grid=396; reduce_partials rows=128 grid=256",
+            ),
+            (
+                8192,
+                16384,
+                "backward threads=512 packs=4x8 subgroups=32 chunks=132 grid=132; reduce_partials rows=128 grid=1024",
+            ),
         ],
     );
 }
@@ -106,23 +173,35 @@ fn f32_on_an_h200() {
         &Caps::h200(),
         f32(RMS_FORWARD),
         &[
-            (32768, 1024, "Forward 64x2s, on 32768"),
-            (16384, 4096, "Forward 256x2s, on 16384"),
-            (2048, 65536, "Streaming 512x4s, on 2048"),
+            (32768, 1024, "forward threads=64 packs=2x8 subgroups=32 grid=32768"),
+            (16384, 4096, "forward threads=256 packs=2x8 subgroups=32 grid=16384"),
+            (2048, 65536, "forward_streaming threads=512 packs=4x8 subgroups=32 grid=2048"),
         ],
     );
     check(
         &Caps::h200(),
         f32(RMS_BACKWARD),
         &[
-            (32768, 1024, "Backward 32x4s in 4, 528 chunks, on 528; Reduce 128 on 32"),
-            (16384, 4096, "Backward 128x4s, 528 chunks, on 528; Reduce 128 on 128"),
+            (
+                32768,
+                1024,
+                "backward threads=32 packs=4x8 rows=4 subgroups=32 chunks=528 grid=528; reduce_partials rows=128 grid=32",
+            ),
+            (
+                16384,
+                4096,
+                "backward threads=128 packs=4x8 subgroups=32 chunks=528 grid=528; reduce_partials rows=128 grid=128",
+            ),
         ],
     );
     let stream = |call| Call { dtypes: BF16_STREAM_F32, ..call };
-    check(&Caps::h200(), stream(RMS_ADD), &[(32768, 4096, "Forward 256x2s, on 32768")]);
+    check(&Caps::h200(), stream(RMS_ADD), &[(32768, 4096, "forward threads=256 packs=2x8 subgroups=32 grid=32768")]);
     // Without a residual there is no stream to be wider.
-    check(&Caps::h200(), stream(RMS_FORWARD), &[(32768, 4096, "Forward 128x4s, on 32768")]);
+    check(
+        &Caps::h200(),
+        stream(RMS_FORWARD),
+        &[(32768, 4096, "forward threads=128 packs=4x8 subgroups=32 grid=32768")],
+    );
 }
 
 #[test]
@@ -132,9 +211,9 @@ fn rows_that_lie_anywhere() {
         &Caps::h200(),
         RMS_FORWARD,
         &[
-            (4096, 1, "Forward 1x1~s in 128, on 32"),
-            (4096, 333, "Streaming 16x1s in 8, on 512"),
-            (4096, 4097, "Streaming 128x1s, on 4096"),
+            (4096, 1, "forward threads=1 packs=1x8 rows=128 access=halves subgroups=32 grid=32"),
+            (4096, 333, "forward_streaming threads=16 packs=1x8 rows=8 access=halves subgroups=32 grid=512"),
+            (4096, 4097, "forward_streaming threads=128 packs=1x8 access=halves subgroups=32 grid=4096"),
         ],
     );
     check_by(
@@ -142,9 +221,21 @@ fn rows_that_lie_anywhere() {
         &Caps::h200(),
         RMS_BACKWARD,
         &[
-            (4096, 2, "Backward 1x1~s in 128, 32 chunks, on 32; Reduce 16 on 1"),
-            (4096, 334, "Backward 16x3~s in 8, 512 chunks, on 512; Reduce 128 on 11"),
-            (4096, 4098, "RowSums 128x1s, on 4096; Columns 256x1, 704 chunks, on 2112; Reduce 128 on 129"),
+            (
+                4096,
+                2,
+                "backward threads=1 packs=1x8 rows=128 access=words subgroups=32 chunks=32 grid=32; reduce_partials rows=16 grid=1",
+            ),
+            (
+                4096,
+                334,
+                "backward threads=16 packs=3x8 rows=8 access=words subgroups=32 chunks=512 grid=512; reduce_partials rows=128 grid=11",
+            ),
+            (
+                4096,
+                4098,
+                "backward_row_sums threads=128 packs=1x8 access=words subgroups=32 grid=4096; backward_columns threads=256 packs=1x8 access=words chunks=704 grid=2112; reduce_partials rows=128 grid=129",
+            ),
         ],
     );
 }
@@ -155,36 +246,60 @@ fn devices_with_less() {
         &Caps::laptop(),
         RMS_FORWARD,
         &[
-            (32768, 1024, "Forward 64x2s in 2, on 16384"),
-            (32768, 4096, "2 of Forward 128x4s, on 10923; Forward 128x4s, on 10922"),
-            (4096, 16384, "2 of Forward 256x8s, on 2048"),
-            (2048, 32768, "2 of Streaming 256x4s, on 1024"),
+            (32768, 1024, "forward threads=64 packs=2x8 rows=2 subgroups=32 grid=16384"),
+            (
+                32768,
+                4096,
+                "2 of forward threads=128 packs=4x8 subgroups=32 grid=10923; forward threads=128 packs=4x8 subgroups=32 grid=10922",
+            ),
+            (4096, 16384, "2 of forward threads=256 packs=8x8 subgroups=32 grid=2048"),
+            (2048, 32768, "2 of forward_streaming threads=256 packs=4x8 subgroups=32 grid=1024"),
         ],
     );
     check(
         &Caps::phone(),
         RMS_FORWARD,
         &[
-            (1 << 20, 128, "3 of Forward 4x4 in 32, on 10923"),
-            (32768, 1024, "Forward 64x2 in 2, on 16384"),
-            (2048, 4096, "Forward 128x4, on 2048"),
+            (1 << 20, 128, "3 of forward threads=4 packs=4x8 rows=32 grid=10923"),
+            (32768, 1024, "forward threads=64 packs=2x8 rows=2 grid=16384"),
+            (2048, 4096, "forward threads=128 packs=4x8 grid=2048"),
         ],
     );
     check(
         &Caps::laptop(),
         RMS_BACKWARD,
         &[
-            (32768, 1024, "Backward 32x4s in 4, 128 chunks, on 128; Reduce 32 on 32"),
-            (8192, 8192, "2 of Backward 256x4s, 128 chunks, on 128; Reduce 32 on 256"),
-            (4096, 16384, "2 of RowSums 256x1s, on 2048; 2 of Columns 256x1, 64 chunks, on 512; Reduce 32 on 512"),
+            (
+                32768,
+                1024,
+                "backward threads=32 packs=4x8 rows=4 subgroups=32 chunks=128 grid=128; reduce_partials rows=32 grid=32",
+            ),
+            (
+                8192,
+                8192,
+                "2 of backward threads=256 packs=4x8 subgroups=32 chunks=128 grid=128; reduce_partials rows=32 grid=256",
+            ),
+            (
+                4096,
+                16384,
+                "2 of backward_row_sums threads=256 packs=1x8 subgroups=32 grid=2048; 2 of backward_columns threads=256 packs=1x8 chunks=64 grid=512; reduce_partials rows=32 grid=512",
+            ),
         ],
     );
     check(
         &Caps::lavapipe(),
         RMS_BACKWARD,
         &[
-            (25, 33, "Backward 8x1~s in 16, 2 chunks, on 2; Reduce 4 on 2"),
-            (4096, 1024, "Backward 32x4s in 4, 16 chunks, on 16; Reduce 8 on 32"),
+            (
+                25,
+                33,
+                "backward threads=8 packs=1x8 rows=16 ragged subgroups=8 chunks=2 grid=2; reduce_partials rows=4 grid=2",
+            ),
+            (
+                4096,
+                1024,
+                "backward threads=32 packs=4x8 rows=4 subgroups=8 chunks=16 grid=16; reduce_partials rows=8 grid=32",
+            ),
         ],
     );
 }
@@ -196,9 +311,17 @@ fn atomics_begin_with_zeros() {
         &Caps::h200(),
         call,
         &[
-            (0, 4096, "Reduce 4 on 128"),
-            (32768, 4096, "Zero 4096; Backward 128x4s, 528 chunks, on 528; Reduce 4 on 128"),
-            (4096, 32768, "Zero 32768; RowSums 512x1s, on 4096; Columns 256x1, 132 chunks, on 2112; Reduce 4 on 1024"),
+            (0, 4096, "reduce_partials rows=4 grid=128"),
+            (
+                32768,
+                4096,
+                "zero=4096; backward threads=128 packs=4x8 subgroups=32 chunks=528 grid=528; reduce_partials rows=4 grid=128",
+            ),
+            (
+                4096,
+                32768,
+                "zero=32768; backward_row_sums threads=512 packs=1x8 subgroups=32 grid=4096; backward_columns threads=256 packs=1x8 chunks=132 grid=2112; reduce_partials rows=4 grid=1024",
+            ),
         ],
     );
 }
@@ -210,9 +333,21 @@ fn ranges_share_partial_rows_where_there_are_few() {
         &short,
         RMS_BACKWARD,
         &[
-            (100, 256, "Backward 32x1s in 4, 16 chunks, on 16; Reduce 8 on 8"),
-            (1000, 256, "8 of Backward 32x1s in 4, 16 chunks, on 16; Reduce 8 on 8"),
-            (1000, 1024, "33 of Backward 32x4s in 4, 8 chunks, on 8; Reduce 4 on 32"),
+            (
+                100,
+                256,
+                "backward threads=32 packs=1x8 rows=4 subgroups=8 chunks=16 grid=16; reduce_partials rows=8 grid=8",
+            ),
+            (
+                1000,
+                256,
+                "8 of backward threads=32 packs=1x8 rows=4 subgroups=8 chunks=16 grid=16; reduce_partials rows=8 grid=8",
+            ),
+            (
+                1000,
+                1024,
+                "33 of backward threads=32 packs=4x8 rows=4 subgroups=8 chunks=8 grid=8; reduce_partials rows=4 grid=32",
+            ),
         ],
     );
 }

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::super::{ALIGNMENT_SLACK, workspace_len};
+use rmsnorm_gpu::reduction::ALIGNMENT_SLACK;
+
+use super::super::workspace_len;
 use super::*;
 
 const REDUCTIONS: [GradReduction; 2] = [GradReduction::Partials, GradReduction::Atomics];
