@@ -4,6 +4,8 @@ use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use cudarc::driver::{CudaContext, DriverError};
 use std::fmt;
 
+use crate::plan::Tuning;
+
 /// The architecture that code is compiled for: 90 is sm_90.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Arch(pub(crate) u32);
@@ -33,6 +35,8 @@ pub(crate) struct Caps {
     pub(crate) threads_per_sm: u32,
     /// Most blocks of a cluster that every device of the architecture takes; 1 where there are no clusters.
     pub(crate) max_cluster: u32,
+    /// What was measured to be best. A table that was measured on the device itself can take its place.
+    pub(crate) tuning: &'static Tuning,
 }
 
 impl Caps {
@@ -48,6 +52,7 @@ impl Caps {
             shared_per_sm: read(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?,
             threads_per_sm: read(Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR)?,
             max_cluster: if has_clusters { 8 } else { 1 },
+            tuning: Tuning::H200,
         })
     }
 }
@@ -63,6 +68,7 @@ impl Caps {
             shared_per_sm: 228 << 10,
             threads_per_sm: 2048,
             max_cluster: 8,
+            tuning: Tuning::H200,
         }
     }
 
@@ -74,6 +80,7 @@ impl Caps {
             shared_per_sm: 164 << 10,
             threads_per_sm: 2048,
             max_cluster: 1,
+            tuning: Tuning::H200,
         }
     }
 
@@ -85,6 +92,7 @@ impl Caps {
             shared_per_sm: 64 << 10,
             threads_per_sm: 1024,
             max_cluster: 1,
+            tuning: Tuning::H200,
         }
     }
 }

@@ -33,7 +33,7 @@ impl Harness for CudaBackend {
     }
 
     fn cols_breakpoints(&self) -> Vec<usize> {
-        plan::COLS_BREAKPOINTS.to_vec()
+        self.kernels().caps().tuning.cols_breakpoints()
     }
 
     fn rows_breakpoints(&self) -> Vec<usize> {

@@ -9,11 +9,14 @@ mod describe;
 mod forward;
 #[cfg(test)]
 mod tests;
+mod tuning;
 
 use rmsnorm_gpu::program::CallKey;
+use rmsnorm_gpu::tuning::{Rung, find};
 use rmsnorm_spec::{DType, Direction, Problem, Tensor, TensorSet};
 
 use crate::caps::Caps;
+pub(crate) use tuning::Tuning;
 
 /// The kernel of a source file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -153,12 +156,6 @@ pub(crate) struct Workspace {
 /// Shared memory of a block that is not its rows: what threads exchange, and what the driver keeps.
 const RESERVED_BYTES: usize = 4 << 10;
 
-/// Row lengths at which the code path changes, for the conformance suite: 16-bit and f32 tiles of one pack, one warp,
-/// several warps, one block, and lengths between them at which threads have three, five or seven packs.
-#[cfg(any(test, feature = "conformance"))]
-pub(crate) const COLS_BREAKPOINTS: [usize; 17] =
-    [8, 128, 192, 256, 384, 512, 640, 1024, 1280, 2048, 2560, 4096, 7168, 8192, 10240, 16384, 32768];
-
 /// Row counts at which the plan changes, for the conformance suite: a block's rows in one step, a row for every block.
 #[cfg(any(test, feature = "conformance"))]
 pub(crate) const ROWS_BREAKPOINTS: [usize; 3] = [16, 32, 132];
@@ -183,10 +180,11 @@ fn pack(activation: DType, stream: Option<DType>) -> u32 {
     if widest == DType::F32.size() { 4 } else { 8 }
 }
 
-/// The smallest power of two that is not less than a row's packs.
-fn threads_for(packs: usize) -> u32 {
-    // A row of more packs than a warp has lanes takes another branch.
-    packs.next_power_of_two() as u32
+/// The tile that a table has for rows of that length, where the device has such clusters.
+fn found(ladder: &[Rung<Tile>], cols: usize, pack: u32, caps: &Caps) -> Option<Tile> {
+    let packs = cols.div_ceil(pack as usize);
+    let tile = find(ladder, packs).filter(|tile| tile.cluster <= caps.max_cluster)?;
+    Some(Tile { pack, packs: packs.div_ceil((tile.cluster * tile.threads_per_row) as usize) as u32, ..tile })
 }
 
 /// Whether the columns of a tile are not just those of the row.

@@ -8,6 +8,7 @@
 //! | [`program`] | what a program computes, from which tensors, and what of a call its code depends on |
 //! | [`reduction`] | the second stage of the gradients: partial rows, and the threads that add them up |
 //! | [`chain`] | additions one after the other, which error bounds follow from |
+//! | [`tuning`] | tables of what was measured to be best, by the length of a row |
 //! | [`describe`] | plans in words |
 //! | [`cache`] | what was compiled, on disk |
 //! | `testing` | calls of every kind without a device, for tests of plans; with the feature `testing` |
@@ -21,3 +22,4 @@ pub mod program;
 pub mod reduction;
 #[cfg(feature = "testing")]
 pub mod testing;
+pub mod tuning;

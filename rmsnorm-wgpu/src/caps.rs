@@ -3,7 +3,7 @@
 use wgpu::{Device, DeviceType, Features, ShaderModuleDescriptor, ShaderSource};
 
 use crate::error::scoped;
-use crate::plan::Unfit;
+use crate::plan::{Tuning, Unfit};
 use crate::source;
 
 /// What a plan depends on besides the problem and how its tensors lie: limits that the device was asked for, which may
@@ -27,6 +27,8 @@ pub(crate) struct Caps {
     pub(crate) workgroups: u32,
     /// Whether programs may call `unpack2x16float`, which wgpu leaves out of a few software devices. No plan asks.
     pub(crate) has_unpack: bool,
+    /// What was measured to be best. A table that was measured on the device itself can take its place.
+    pub(crate) tuning: &'static Tuning,
 }
 
 impl Caps {
@@ -50,6 +52,7 @@ impl Caps {
                 DeviceType::Cpu => 8,
             },
             has_unpack: validates(device, source::UNPACKS_F16),
+            tuning: Tuning::H200,
         }
     }
 
@@ -124,6 +127,7 @@ impl Caps {
             subgroup: Some(32),
             workgroups: 528,
             has_unpack: true,
+            tuning: Tuning::H200,
         }
     }
 
@@ -138,6 +142,7 @@ impl Caps {
             subgroup: Some(32),
             workgroups: 128,
             has_unpack: true,
+            tuning: Tuning::H200,
         }
     }
 
@@ -157,6 +162,7 @@ impl Caps {
             subgroup: Some(8),
             workgroups: 8,
             has_unpack: true,
+            tuning: Tuning::H200,
         }
     }
 }

@@ -74,7 +74,7 @@ impl Harness for WgpuBackend {
     }
 
     fn cols_breakpoints(&self) -> Vec<usize> {
-        plan::COLS_BREAKPOINTS.to_vec()
+        self.caps().tuning.cols_breakpoints()
     }
 
     fn rows_breakpoints(&self) -> Vec<usize> {

@@ -11,6 +11,7 @@ mod forward;
 mod ranges;
 #[cfg(test)]
 mod tests;
+mod tuning;
 
 use std::fmt;
 use std::ops::Range;
@@ -20,6 +21,7 @@ use rmsnorm_spec::{DType, Direction, Error, Norm, Problem, Tensor, TensorSet};
 
 use crate::caps::Caps;
 pub(crate) use ranges::{Layout, Placed};
+pub(crate) use tuning::Tuning;
 
 /// A program of `shaders/`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -276,12 +278,6 @@ impl From<Unfit> for Error {
 /// Columns of a pair of quads, which is what threads own.
 pub(crate) const PAIR: usize = 8;
 
-/// Row lengths at which the code path changes, for the conformance suite: threads of one pack in backward, threads that
-/// are no power of two, fewer packs of f32 and more of 16 bits, the longest rows that stay in registers: those of layer
-/// norm, of f32 in forward, and of RMS norm.
-#[cfg(any(test, feature = "conformance"))]
-pub(crate) const COLS_BREAKPOINTS: [usize; 6] = [256, 7168, 8192, 16384, 32768, 65536];
-
 /// Row counts at which the plan changes, for the conformance suite: a workgroup's rows, a chunk for every workgroup of
 /// a software device.
 #[cfg(any(test, feature = "conformance"))]
@@ -340,6 +336,11 @@ fn stream(problem: &Problem) -> Option<DType> {
     has_stream.then_some(problem.dtypes.residual)
 }
 
+/// Gradients of vectors.
+fn gradients(problem: &Problem) -> u64 {
+    problem.tensors.sums_over_rows() as u64
+}
+
 /// Whether a matrix is f32, so that the two quads of a pair lie apart and take twice the registers.
 fn is_split(problem: &Problem) -> bool {
     problem.dtypes.activation == DType::F32 || stream(problem) == Some(DType::F32)
@@ -347,10 +348,11 @@ fn is_split(problem: &Problem) -> bool {
 
 /// Threads with one of these numbers of packs each, the first that fits, and no thread idle: where threads own just the
 /// columns there are, nothing asks which of them exist. They are whole subgroups, of 32 lanes as most devices have them.
-fn threads_without_idle(pairs: usize, packs: impl IntoIterator<Item = usize>, most: usize) -> Option<u32> {
-    let threads = |packs: usize| pairs.is_multiple_of(packs).then_some(pairs / packs);
-    let fits = |threads: &usize| threads.is_multiple_of(32) && *threads <= most;
-    packs.into_iter().filter_map(threads).find(fits).map(|threads| threads as u32)
+fn threads_without_idle(pairs: usize, packs: &[u32], most: u32) -> Option<u32> {
+    let threads =
+        packs.iter().filter(|packs| pairs.is_multiple_of(**packs as usize)).map(|packs| pairs / *packs as usize);
+    let mut fitting = threads.filter(|threads| threads.is_multiple_of(32) && *threads <= most as usize);
+    fitting.next().map(|threads| threads as u32)
 }
 
 /// How a row's threads exchange their sums, in workgroups of `groups` rows: by subgroups where they shorten the chain of

@@ -1,15 +1,17 @@
-//! Backward: tiles by the length of a row, chunks of rows, and the workspace between its stages.
+//! Backward: the tile of a row, chunks of rows, and the workspace between its stages.
 
 use std::ops::Range;
 
 use rmsnorm_gpu::chain::{serial, shared};
 use rmsnorm_gpu::reduction;
+use rmsnorm_gpu::tuning::find;
 use rmsnorm_spec::depth::policy_depth_rows;
-use rmsnorm_spec::{DType, GradReduction, Problem};
+use rmsnorm_spec::{GradReduction, Problem};
 
+use super::tuning::Division;
 use super::{
-    Access, Dispatch, Flavour, Layout, Plan, Program, Step, Tile, Unfit, Workspace, flavour, is_split, key, pairs,
-    ranges, threads_without_idle,
+    Access, Dispatch, Flavour, Layout, Plan, Program, Step, Tile, Unfit, Workspace, flavour, gradients, is_split, key,
+    pairs, ranges, threads_without_idle,
 };
 use crate::caps::Caps;
 
@@ -86,11 +88,6 @@ fn whole(partials: u64, row_sums: u64, gradients: u64) -> u64 {
     // The second stage binds it even when there are no partial rows.
     let len = (partials + row_sums).max(if gradients > 0 { 4 } else { 0 });
     if len > 0 { len + reduction::ALIGNMENT_SLACK } else { 0 }
-}
-
-/// Gradients of vectors.
-fn gradients(problem: &Problem) -> u64 {
-    problem.tensors.sums_over_rows() as u64
 }
 
 /// Which programs run, and how threads share their rows.
@@ -280,37 +277,15 @@ fn most_rows(rows: u64, groups: u32) -> u64 {
 
 /// How threads share a row that lies in their registers with what they sum; `None` if it is too long for them.
 ///
-/// The figures are microseconds of a bf16 norm of 268 MB a tensor (67 MB at 1024 columns) through wgpu on an H200, RMS
-/// norm with dweight / layer norm with dweight and dbias, 2026-11; a copy of as many bytes takes 192 (51.6).
+/// The figures are those of `tuning.rs`.
 fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
     let pairs = pairs(problem.cols);
     let is_wide = is_split(problem);
     let has_two_sums = gradients(problem) == 2;
-    // The conversions of f16 take registers of their own.
-    let is_f16 = !is_wide && problem.dtypes.activation == DType::F16;
-    let packs: &[usize] = match (pairs, is_wide) {
-        // 128 columns on 16 threads 212.5 / 220.6, on 8 229 / 243, on 4 219 / 262. 1024 columns of f32 on 64 threads 107,
-        // on 32 110, on 128 116; 4096 on 128 392, on 256 396; 8192 on 256 391, on 512 391.
-        (0..=64, _) | (_, true) => &[],
-        // RMS norm of 1024 columns on 128 threads 87, on 32 105; of 4096 on 512 346, on 128 383; of 16384 on 1024 329, on
-        // 512 410.
-        (65.., false) if is_f16 => &[1, 2],
-        // Two sums take twice the registers. 2560 columns on 160 threads 238, on 64 262; 4096 on 256 228, on 128 235; 5120
-        // on 320 255, on 128 266; 7168 on 448 241, on 128 246, on 224 331; 1536 on 96 218, on 64 218 by two rows at once.
-        (65.., false) if has_two_sums => &[2, 3, 4],
-        // 1536 columns on 64 threads 205, on 96 206; 2560 on 160 204, on 64 207; 5120 on 160 208, on 128 210; 7168 on 224
-        // 218, on 448 214, on 128 227; 12288 on 512 212, on 384 243.
-        (65.., false) => &[3, 4, 2],
-    };
-    let most = if is_f16 && pairs > 512 { 1024 } else { 512 };
-    let threads = threads_without_idle(pairs, packs.iter().copied(), most).unwrap_or_else(|| {
-        let wanted = match pairs {
-            0..=32 => 1,
-            33..=640 if !is_wide => 5,
-            _ => 4,
-        };
-        let threads = pairs.div_ceil(wanted).next_power_of_two().min(512);
-        // As above, as far as there are threads for fewer.
+    let Division { without_idle: (packs, most), most: wanted } = find(caps.tuning.backward(problem), pairs)?;
+    let threads = threads_without_idle(pairs, packs, most).unwrap_or_else(|| {
+        let threads = pairs.div_ceil(wanted as usize).next_power_of_two().min(512);
+        // As with none idle, as far as there are threads for fewer packs.
         let is_crowded = has_two_sums && !is_wide && threads < 512 && pairs.div_ceil(threads) == 4;
         threads as u32 * if is_crowded { 2 } else { 1 }
     });

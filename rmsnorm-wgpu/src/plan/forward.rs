@@ -1,6 +1,7 @@
-//! Forward: tiles by the length of a row.
+//! Forward: the tile of a row, or how it streams.
 
-use rmsnorm_spec::{Norm, Problem};
+use rmsnorm_gpu::tuning::find;
+use rmsnorm_spec::Problem;
 
 use super::{
     Access, Dispatch, Layout, Plan, Program, Step, Tile, Unfit, flavour, is_split, key, pairs, ranges,
@@ -32,34 +33,17 @@ pub(super) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Pl
 
 /// How threads share a row that lies in their registers; `None` if it is too long for them.
 ///
-/// The figures are microseconds of a bf16 norm of 268 MB (67 MB at 1024 columns) through wgpu on an H200, RMS / layer
-/// norm, 2026-11; a copy takes 128.1 (34.4).
+/// The figures are those of `tuning.rs`.
 fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
     let pairs = pairs(problem.cols);
     // A pair of f32 takes twice the registers.
     let is_wide = is_split(problem);
-    let wanted = match (pairs, is_wide, problem.norm) {
-        // 1024 columns on 64 threads 35.9 / 38.4, on 32 36.3 / 37.2; with a residual 67.4, and 68.4.
-        (97..=128, false, Norm::Rms) => 2,
-        // 128 columns on 4 threads 133.5 / 137.7, on 8 137.5; 4096 on 128 132.4 / 132.7, on 256 137, on 64 134.4 / 134.8.
-        (0..1024, false, _) => 5,
-        // 8192 columns on 128 threads 134.3 / 135.3, on 256 133.6 / 140.3; 12288 on 192 133.4 / 134.0, on 256 134.1 /
-        // 137.5, on 384 132.3 / 144; 16384 on 256 135.0 / 136.5, on 512 137.6 / 149.7.
-        (1024..=2048, false, _) => 8,
-        // 32768 columns on 1024 threads 157.8 / 185: they stream, 147.9 / 173.5. 65536 on 1024 threads 148.9 / 202,
-        // streaming 172 / 201; with a residual 343, and 368.
-        (4097..=8192, false, Norm::Rms) => 8,
-        (_, false, _) => return None,
-        // 1024 columns of f32 on 64 threads 67.6, on 128 67.0, on 32 69; 4096 on 256 262, on 512 260.
-        (0..=1024, true, _) => 2,
-        // 16384 columns of f32 on 512 threads 270, on 1024 286.
-        (_, true, _) => 4,
-    };
+    let wanted = find(caps.tuning.forward(problem), pairs)? as usize;
     let threads = pairs.div_ceil(wanted).next_power_of_two().min(1024) as u32;
     let is_long = pairs >= 1024;
     let threads = match (is_wide, is_long) {
         (true, _) => threads,
-        (false, true) => threads_without_idle(pairs, (5..=8).rev(), 1024).unwrap_or(threads),
+        (false, true) => threads_without_idle(pairs, &[8, 7, 6, 5], 1024).unwrap_or(threads),
         (false, false) => with_fewer_idle(pairs, threads),
     };
     let threads_per_row = caps.threads_with(threads, THREAD_BYTES);

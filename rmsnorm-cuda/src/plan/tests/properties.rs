@@ -2,7 +2,10 @@
 
 use rmsnorm_spec::Norm;
 
-use super::super::{COLS_BREAKPOINTS, Program, workspace_len};
+use rmsnorm_gpu::tuning::{rises, up_to};
+
+use super::super::tuning::{Ladders, Tables};
+use super::super::{Program, Tuning, workspace_len};
 use super::*;
 
 /// Shared memory that a kernel may declare without asking.
@@ -271,8 +274,43 @@ fn every_chunk_has_a_row_and_is_counted_in_32_bits() {
 #[test]
 fn the_suite_is_told_where_plans_change() {
     let (caps, calls) = (Caps::h200(), calls());
-    for cols in COLS_BREAKPOINTS {
+    let breakpoints = caps.tuning.cols_breakpoints();
+    for &cols in &breakpoints {
         let changes = |call: &Call| mapping(&call.plan(1, cols, &caps)) != mapping(&call.plan(1, cols + 1, &caps));
         assert!(calls.iter().any(changes), "no plan changes after {cols} columns");
     }
+    // One thread, one warp, several warps, one block, a cluster, and three, five or seven packs: what was chosen by hand once.
+    let chosen = [8, 128, 192, 256, 384, 512, 640, 1024, 1280, 2048, 2560, 4096, 7168, 8192, 10240, 16384, 32768];
+    for cols in chosen {
+        assert!(breakpoints.contains(&cols), "{cols}: {breakpoints:?}");
+    }
+}
+
+fn ladders(tuning: &Tuning) -> impl Iterator<Item = &Ladders> {
+    tuning.widths.iter().flat_map(|Tables { forward, backward }| forward.iter().chain(backward))
+}
+
+#[test]
+fn limits_of_tables_rise() {
+    for Ladders { cluster, block, long } in ladders(Tuning::H200) {
+        assert!([cluster, block, long].into_iter().all(|ladder| rises(ladder)), "{cluster:?} {block:?} {long:?}");
+    }
+}
+
+/// A table that was measured takes the built-in one's place, for the calls it is of.
+#[test]
+fn plans_follow_the_table_of_their_device() {
+    let mut tuning = Tuning::H200.clone();
+    tuning.widths[0].forward[0].block = vec![up_to(512, Tile { threads_per_row: 32, groups: 1, ..Tile::NONE })].into();
+    let caps = Caps { tuning: Box::leak(Box::new(tuning)), ..Caps::h200() };
+    let threads = |dtypes, norm, cols| {
+        let call = Call::new(Direction::Forward, norm, dtypes, WEIGHT);
+        launches(&call.plan(4096, cols, &caps))
+            .map(|launch| (launch.key.program, launch.key.tile.threads_per_row))
+            .collect()
+    };
+    let launched: Vec<Vec<(Program, u32)>> =
+        vec![threads(BF16, Norm::Rms, 4096), threads(F32, Norm::Rms, 4096), threads(BF16, Norm::Layer, 4096)];
+    let expected = [32, 256, 128].map(|threads| vec![(Program::Forward, threads)]);
+    assert_eq!(launched, expected);
 }

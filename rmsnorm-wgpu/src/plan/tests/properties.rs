@@ -1,8 +1,9 @@
 //! What every plan keeps, whatever is asked for.
 
 use rmsnorm_gpu::program::Accumulate;
+use rmsnorm_gpu::tuning::{rises, up_to};
 
-use super::super::{COLS_BREAKPOINTS, Flavour, KernelKey, Unfit, copy, workspace_len};
+use super::super::{Flavour, KernelKey, Tuning, Unfit, copy, workspace_len};
 use super::*;
 use crate::source;
 
@@ -364,11 +365,36 @@ fn a_copy_has_every_element_once() {
 #[test]
 fn the_suite_is_told_where_plans_change() {
     let (caps, calls) = (Caps::h200(), calls());
-    for cols in COLS_BREAKPOINTS {
+    let breakpoints = caps.tuning.cols_breakpoints();
+    for &cols in &breakpoints {
         let programs = |call: &Call, cols| -> Vec<_> {
             dispatches(&call.plan(1, cols, &caps)).map(|dispatch| (dispatch.key.program, dispatch.key.tile)).collect()
         };
         let changes = |call: &Call| programs(call, cols) != programs(call, cols + 1);
         assert!(calls.iter().any(changes), "no plan changes after {cols} columns");
     }
+    // One pack in backward, threads that are no power of two, fewer packs of f32, the longest rows that stay in registers.
+    for cols in [256, 7168, 8192, 16384, 32768, 65536] {
+        assert!(breakpoints.contains(&cols), "{cols}: {breakpoints:?}");
+    }
+}
+
+#[test]
+fn limits_of_tables_rise() {
+    let Tuning { forward, backward } = Tuning::H200;
+    assert!(forward.iter().all(|ladder| rises(ladder)), "{forward:?}");
+    assert!(backward.iter().all(|ladder| rises(ladder)), "{backward:?}");
+}
+
+/// A table that was measured takes the built-in one's place, for the calls it is of.
+#[test]
+fn plans_follow_the_table_of_their_device() {
+    let mut tuning = Tuning::H200.clone();
+    tuning.forward[0] = vec![up_to(512, 8)].into();
+    let caps = Caps { tuning: Box::leak(Box::new(tuning)), ..Caps::h200() };
+    let packs = |norm, caps: &Caps| {
+        let plan = Call::new(Direction::Forward, norm, BF16, WEIGHT).plan(SOME_ROWS, 4096, caps);
+        dispatches(&plan).map(|dispatch| dispatch.key.tile.packs).collect::<Vec<_>>()
+    };
+    assert_eq!([packs(Norm::Rms, &Caps::h200()), packs(Norm::Rms, &caps), packs(Norm::Layer, &caps)], [[4], [8], [4]]);
 }

@@ -1,0 +1,40 @@
+//! Row lengths at which plans change, for the conformance suite.
+
+use std::collections::BTreeSet;
+
+use rmsnorm_gpu::tuning::{Ladder, find};
+
+use super::{Ladders, Tables, Tuning};
+use crate::plan::Tile;
+
+impl Tuning {
+    /// The last lengths before the threads of three kinds of call or more get another number of packs, or get company. In columns
+    /// of 16 bits; longer rows are the stress profile's.
+    pub(crate) fn cols_breakpoints(&self) -> Vec<usize> {
+        let [Tables { forward, backward }, _] = &self.widths;
+        let kinds = || forward.iter().chain(backward);
+        let limits = kinds().flat_map(Ladders::all).flat_map(|ladder| ladder.iter().map(|rung| rung.up_to as usize));
+        let limits: BTreeSet<usize> = limits.filter(|packs| *packs <= 4096).collect();
+        let changes = |packs: &usize| kinds().filter(|kind| kind.changes_after(*packs)).count() >= 3;
+        limits.into_iter().filter(changes).map(|packs| 8 * packs).collect()
+    }
+}
+
+impl Ladders {
+    fn all(&self) -> [&Ladder<Tile>; 3] {
+        [&self.cluster, &self.block, &self.long]
+    }
+
+    /// Whether a thread's packs, or whether it has a row alone, change from one rung to the next.
+    fn changes_after(&self, packs: usize) -> bool {
+        let tile = |packs| self.all().into_iter().find_map(|ladder| find(ladder, packs));
+        let thread = |packs: usize, tile: Tile| {
+            let threads = (tile.cluster * tile.threads_per_row) as usize;
+            (packs.div_ceil(threads), threads == 1)
+        };
+        match (tile(packs), tile(packs + 1)) {
+            (Some(before), Some(after)) => before != after && thread(packs, before) != thread(packs + 1, after),
+            (before, after) => before != after,
+        }
+    }
+}
