@@ -67,8 +67,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward(con
         #pragma unroll
         for (int u = 0; u < UNROLL; ++u) rstd[u] = reciprocal_root(rstd[u] * p.share + p.eps);
 
-        // Few packs: each is read just before it is needed. Many: all are asked for at once.
-        constexpr bool READS_LATE = PACKS <= 2;
+        // READS_LATE: each pack is read just before it is needed. Else all are asked for at once.
         if constexpr (!READS_LATE) load_rows(Bool<true>{});
         #pragma unroll
         for (int k = 0; k < PACKS; ++k) {

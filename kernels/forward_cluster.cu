@@ -2,16 +2,11 @@
 // one row. Clusters come and go, so that the device's memory always has rows to load and rows to store.
 //
 // What would be waited for is begun early: the cluster meets once its row is on the way, and without a fence; blocks
-// hand each other their sums by stores that a barrier in shared memory counts; the weights come while the row does.
+// hand each other their sums by stores that a barrier in shared memory counts. With READS_EARLY the weights come while the
+// row does; what is read late is read for BATCH packs together.
 
 static_assert(CLUSTER > 1 && GROUPS == 1 && UNROLL == 1, "a cluster has one row");
 static_assert(!IS_LAYER, "the mean would be a second exchange, which plans leave to forward_long");
-
-// Whether there are registers for the weights before they are needed.
-constexpr bool READS_EARLY = Pack<W>::BYTES <= 16;
-
-// Packs whose parameters are read together, where they are read late.
-constexpr int BATCH = 4;
 
 // A sum over the threads of a cluster, for use once.
 struct ClusterSum {

@@ -3,14 +3,9 @@
 // A block, or a cluster of them, copies its row to shared memory. A thread reads back only what it has copied itself, so
 // that the only barriers are those of the sums. While one row is summed, others of the same multiprocessor are on their
 // way: rows are not loaded ahead.
-
-// Packs that are read from shared memory together. All of them would need registers that are not there.
-constexpr int PACKS_AT_ONCE = IS_LAYER ? 4 : 2;
-
-// Whether the weights come while the row does, and the bias while the last sum is exchanged: what they take of the way
-// from the L2 is free then. There are no registers for them in f32, where the end of a row is looked for, nor in the blocks
-// of a cluster, which are more to a multiprocessor.
-constexpr bool READS_EARLY = CLUSTER == 1 && sizeof(W) == 2 && !IS_RAGGED;
+//
+// BATCH packs are read from shared memory together. With READS_EARLY the weights come while the row does, and the bias while
+// the last sum is exchanged: what they take of the way from the L2 is free then.
 
 // A thread's part of a row. Threads are neighbours, so that banks do not collide.
 struct Slot {
@@ -62,7 +57,7 @@ __device__ inline void load_parameters(const W* first, int left, Pack<W> (&packs
 template <bool SQUARES>
 __device__ inline float sum_part(const Slot& slot, float mean, int left) {
     float sums[PACK] = {};
-    #pragma unroll PACKS_AT_ONCE
+    #pragma unroll BATCH
     for (int k = 0; k < PACKS; ++k) add_pack<SQUARES>(load_h(slot, k), mean, k, left, sums);
     return sum_pack(sums);
 }
@@ -93,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward_lon
         sums.receive(rstd);
         rstd[0] = reciprocal_root(rstd[0] * p.share + p.eps);
 
-        #pragma unroll (READS_EARLY ? PACKS : PACKS_AT_ONCE)
+        #pragma unroll (READS_EARLY ? PACKS : BATCH)
         for (int k = 0; k < PACKS; ++k) {
             float y[PACK], weight[PACK], bias[PACK];
             unpack(load_h(slot, k), y);

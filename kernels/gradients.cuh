@@ -3,7 +3,9 @@
 constexpr int GRADIENTS = HAS_DWEIGHT + HAS_DBIAS;
 
 // Partial rows are padded, so that each begins on 32 bytes.
-__device__ inline unsigned long long partial_stride(unsigned long long cols) { return (cols + 7) / 8 * 8; }
+__device__ inline unsigned long long partial_stride(unsigned long long cols) {
+    return (cols + (ROW_MULTIPLE - 1)) / ROW_MULTIPLE * ROW_MULTIPLE;
+}
 
 // The sums of one thread over its rows: dweight, then dbias, for each of its columns.
 struct Gradients {

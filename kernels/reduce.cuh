@@ -38,7 +38,7 @@ __device__ inline float sum_lanes(float value) {
 
 // What all senders of a row have sent, added up.
 __device__ inline float total_of(const float (&sent)[SENDERS]) {
-    if constexpr (SENDERS <= 8) {
+    if constexpr (SENDERS <= TREE_SENDERS) {
         // A tree over what every thread reads itself is sooner done than shuffles.
         float totals[SENDERS];
         #pragma unroll

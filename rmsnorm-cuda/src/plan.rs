@@ -13,7 +13,7 @@ mod tuning;
 
 use rmsnorm_gpu::program::CallKey;
 use rmsnorm_gpu::tuning::{Rung, find};
-use rmsnorm_spec::{DType, Direction, Problem, Tensor, TensorSet};
+use rmsnorm_spec::{DType, Direction, Norm, Problem, Tensor, TensorSet};
 
 use crate::caps::Caps;
 pub(crate) use tuning::Tuning;
@@ -118,6 +118,19 @@ pub(crate) struct Tile {
     pub(crate) is_ragged: bool,
     /// Whether the last pack of a row is cut, which takes code for single elements.
     pub(crate) has_tail: bool,
+    /// How forward reads what it needs once the statistics are known.
+    pub(crate) reads: Reads,
+}
+
+/// When forward reads what it needs once the statistics are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Reads {
+    /// `Forward`: the second read of a pack comes just before it is needed, and not all at once.
+    pub(crate) is_late: bool,
+    /// `ForwardCluster`, `ForwardLong`: parameters come while the row does.
+    pub(crate) is_early: bool,
+    /// `ForwardCluster`, `ForwardLong`: packs that are read together.
+    pub(crate) batch: u32,
 }
 
 /// One thing to enqueue.
@@ -152,6 +165,9 @@ pub(crate) struct Workspace {
     /// Elements in all, with room for the rounding.
     pub(crate) len: usize,
 }
+
+/// Senders of a row whose sums every thread adds itself, in a tree: that is sooner done than shuffles.
+pub(crate) const TREE_SENDERS: u32 = 8;
 
 /// Shared memory of a block that is not its rows: what threads exchange, and what the driver keeps.
 const RESERVED_BYTES: usize = 4 << 10;
@@ -208,6 +224,7 @@ impl Tile {
         access_bytes: 16,
         is_ragged: false,
         has_tail: false,
+        reads: Reads { is_late: false, is_early: false, batch: 1 },
     };
 
     /// Threads of a block.
@@ -224,5 +241,26 @@ fn key(problem: &Problem, program: Program, tile: Tile) -> KernelKey {
     if call.tensors.sums_over_rows() > 0 {
         call.dtypes.weight = problem.dtypes.weight;
     }
-    KernelKey { program, call, tile }
+    KernelKey { program, call, tile: Tile { reads: reads(program, &call, &tile), ..tile } }
+}
+
+fn reads(program: Program, call: &CallKey, tile: &Tile) -> Reads {
+    let (weight_bytes, reads) = (call.dtypes.weight.size() as u32, tile.reads);
+    match program {
+        // Few packs: nothing is gained by having all of them on their way.
+        Program::Forward => Reads { is_late: tile.packs <= 2, ..reads },
+        // Where there are registers for the weights before they are needed.
+        Program::ForwardCluster => Reads { is_early: tile.pack * weight_bytes <= 16, batch: 4, ..reads },
+        // All packs would need registers that are not there. Neither are there any for parameters in f32, where the end of a row
+        // is looked for, nor in the blocks of a cluster, which are more to a multiprocessor.
+        Program::ForwardLong => {
+            let is_early = tile.cluster == 1 && weight_bytes == 2 && !tile.is_ragged;
+            Reads { is_early, batch: if call.norm == Norm::Layer { 4 } else { 2 }, ..reads }
+        }
+        Program::ForwardStreaming
+        | Program::Backward
+        | Program::BackwardRowSums
+        | Program::BackwardColumns
+        | Program::ReducePartials => reads,
+    }
 }

@@ -4,12 +4,13 @@
 //! languages: what Rust decides reaches the kernels as `-D` options, and only through here.
 
 use rmsnorm_gpu::program::{Accumulate, CallKey};
+use rmsnorm_gpu::reduction;
 use rmsnorm_kernels::{self as kernels, Source};
 use rmsnorm_spec::{CastOrder, DTypes, Norm, Tensor};
 
 use crate::caps::Arch;
 use crate::params::Params;
-use crate::plan::{KernelKey, OPTIONAL, Program};
+use crate::plan::{KernelKey, OPTIONAL, Program, TREE_SENDERS};
 
 /// Each may use what stands before it.
 const HEADERS: [Source; 6] =
@@ -55,7 +56,7 @@ pub(crate) fn options(key: &KernelKey, arch: Arch) -> Vec<String> {
     language.into_iter().chain(names).chain(numbers).chain(OPTIONAL.iter().map(has)).collect()
 }
 
-fn numbers(key: &KernelKey) -> [(&'static str, u32); 17] {
+fn numbers(key: &KernelKey) -> [(&'static str, u32); 22] {
     let KernelKey { program, call: CallKey { norm, cast_order, accumulate, .. }, tile } = *key;
     let accumulate = match accumulate {
         Accumulate::Partials => 0,
@@ -79,6 +80,11 @@ fn numbers(key: &KernelKey) -> [(&'static str, u32); 17] {
         ("ACCESS_BYTES", tile.access_bytes),
         ("IS_RAGGED", tile.is_ragged.into()),
         ("HAS_TAIL", tile.has_tail.into()),
+        ("READS_LATE", tile.reads.is_late.into()),
+        ("READS_EARLY", tile.reads.is_early.into()),
+        ("BATCH", tile.reads.batch),
+        ("TREE_SENDERS", TREE_SENDERS),
+        ("ROW_MULTIPLE", reduction::ROW_MULTIPLE),
         ("PARAMS_BYTES", size_of::<Params>() as u32),
     ]
 }
@@ -90,7 +96,7 @@ mod tests {
     use rmsnorm_spec::{DType, TensorSet};
 
     use super::*;
-    use crate::plan::Tile;
+    use crate::plan::{Reads, Tile};
 
     const CALL: CallKey = CallKey {
         norm: Norm::Layer,
@@ -115,6 +121,7 @@ mod tests {
             access_bytes: 16,
             is_ragged: true,
             has_tail: false,
+            reads: Reads { is_late: true, is_early: false, batch: 4 },
         },
     };
 
@@ -123,7 +130,7 @@ mod tests {
         let expected = "--gpu-architecture=sm_90 --std=c++17 -default-device -DT=bf16 -DW=f32 -DR=f16 -DIS_BACKWARD=0 \
             -DIS_LAYER=1 -DCAST_BEFORE_WEIGHT=0 -DACCUMULATE=0 -DPACK=8 -DPACKS=2 -DTHREADS_PER_ROW=32 -DGROUPS=4 \
             -DCLUSTER=1 -DUNROLL=3 -DSTAGES=0 -DIS_OVERLAPPED=0 -DBLOCKS_PER_SM=5 -DACCESS_BYTES=16 -DIS_RAGGED=1 \
-            -DHAS_TAIL=0 -DPARAMS_BYTES=";
+            -DHAS_TAIL=0 -DREADS_LATE=1 -DREADS_EARLY=0 -DBATCH=4 -DTREE_SENDERS=8 -DROW_MULTIPLE=8 -DPARAMS_BYTES=";
         let tensors =
             "-DHAS_RESIDUAL=1 -DHAS_WEIGHT=1 -DHAS_BIAS=0 -DHAS_DRESIDUAL_OUT=0 -DHAS_DWEIGHT=0 -DHAS_DBIAS=0";
         let expected = format!("{expected}{} {tensors}", size_of::<Params>());

@@ -8,13 +8,17 @@ use std::collections::BTreeMap;
 use rmsnorm_gpu::chain::{serial, shared, tree};
 use rmsnorm_spec::depth::{policy_depth_cols, policy_depth_rows};
 
-use super::super::Program;
+use super::super::{Program, TREE_SENDERS};
 use super::*;
 
 /// `RowSums` of reduce.cuh: the lanes of a warp, then what the warps of all blocks have sent.
 fn exchange(tile: &Tile) -> u64 {
     let senders = u64::from(tile.threads_per_row.div_ceil(32) * tile.cluster);
-    let received = if senders <= 8 { tree(senders) } else { serial(senders.div_ceil(32)) + tree(senders.min(32)) };
+    let received = if senders <= TREE_SENDERS.into() {
+        tree(senders)
+    } else {
+        serial(senders.div_ceil(32)) + tree(senders.min(32))
+    };
     tree(tile.threads_per_row.min(32).into()) + received
 }
 
