@@ -5,7 +5,7 @@
 fn main(me: Me) {
     let lane = lane_of(me);
     let thread = lane % THREADS_PER_ROW;
-    let tiles = (params.cols + 8u * THREADS_PER_ROW - 1u) / (8u * THREADS_PER_ROW);
+    let tiles = (params.cols + PAIR * THREADS_PER_ROW - 1u) / (PAIR * THREADS_PER_ROW);
     let chunk = work_of(me) / tiles;
     let k = work_of(me) % tiles;
     if (chunk >= params.chunks) { return; }

@@ -34,7 +34,7 @@ fn main(me: Me) {
     if (!exists) { return; }
     // Loads before stores, which compilers must take to be of the same memory. Not all of them: the registers of eight
     // packs of weights and biases would cost an H200 a third of its workgroups.
-    // batches K 4
+    // batches K BATCH
     // unroll K
     let weight_K = load_weight_pair(thread, K);
     let bias_K = load_bias_pair(thread, K);

@@ -3,4 +3,4 @@
 // One or two; dbias is the last.
 override GRADIENTS: u32;
 
-fn partial_stride() -> u32 { return (params.cols + 7u) / 8u * 8u; }
+fn partial_stride() -> u32 { return (params.cols + (PADDING - 1u)) / PADDING * PADDING; }

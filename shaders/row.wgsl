@@ -16,7 +16,7 @@ fn column(thread: u32, k: u32, quad: u32) -> u32 {
     // if IS_SPLIT
     return ((2u * k + quad) * THREADS_PER_ROW + thread) * 4u;
     // else
-    return (k * THREADS_PER_ROW + thread) * 8u + quad * 4u;
+    return (k * THREADS_PER_ROW + thread) * PAIR + quad * 4u;
     // end
 }
 
@@ -43,8 +43,8 @@ fn pairs_of(thread: u32) -> u32 {
     // if IS_SPLIT
     let first = thread * 4u;
     // else
-    let first = thread * 8u;
+    let first = thread * PAIR;
     // end
-    let step = THREADS_PER_ROW * 8u;
+    let step = THREADS_PER_ROW * PAIR;
     return select(0u, (params.cols - first + step - 1u) / step, first < params.cols);
 }

@@ -148,6 +148,12 @@ impl Tile {
         (self.threads_per_row * self.packs) as usize * PAIR
     }
 
+    /// Whether the sums of a row's subgroups, too, are added by shuffles: they are then read once, not by every thread.
+    pub(crate) const fn shuffles_twice(&self, lanes: u32) -> bool {
+        let senders = self.threads_per_row / lanes;
+        8 < senders && senders <= lanes
+    }
+
     /// Terms that a thread adds in the first of the two visits of `reduce_workgroup.wgsl`: about the root of the
     /// threads on a row.
     pub(crate) const fn segment(&self) -> u32 {
@@ -277,6 +283,9 @@ impl From<Unfit> for Error {
 
 /// Columns of a pair of quads, which is what threads own.
 pub(crate) const PAIR: usize = 8;
+
+/// Packs of `Forward` whose weights and biases are read before their y are written.
+pub(crate) const FORWARD_BATCH: u32 = 4;
 
 /// Row counts at which the plan changes, for the conformance suite: a workgroup's rows, a chunk for every workgroup of
 /// a software device.

@@ -2,7 +2,8 @@
 //! the numbers that the text leaves open.
 //!
 //! Types, tensors and yes-or-no questions are settled in the text, since an `override` cannot change a type, and a branch
-//! that is never taken still needs its bindings. Numbers are `override`s without a default.
+//! that is never taken still needs its bindings. So are the sizes that are the same in all programs. Numbers that plans choose are
+//! `override`s without a default.
 
 mod assemble;
 #[cfg(test)]
@@ -10,10 +11,11 @@ mod programs;
 mod tensors;
 
 use rmsnorm_gpu::program::Accumulate;
+use rmsnorm_gpu::reduction;
 use rmsnorm_shaders as shaders;
 use rmsnorm_spec::{CastOrder, DType, DTypes, Norm, Tensor};
 
-use crate::plan::{Access, Flavour, KernelKey, Program};
+use crate::plan::{Access, FORWARD_BATCH, Flavour, KernelKey, PAIR, Program};
 use assemble::{expand, substitute};
 use tensors::{Kind, Use, uses};
 
@@ -60,10 +62,16 @@ pub(crate) fn text(key: &KernelKey, has_unpack: bool) -> String {
     let normalized = if has_residual(key) { residual } else { activation };
     let names = [("T", activation), ("W", weight), ("R", residual), ("H", normalized)].map(|(n, d)| (n, d.name()));
     let holds = |name: &str| answer(key, name) == Some(true);
-    let counts = |counter: &str| 0..if counter == "J" { key.tile.rows_at_once } else { key.tile.packs };
+    let counts = |counter: &str| match counter {
+        "J" => 0..key.tile.rows_at_once,
+        "BATCH" => 0..FORWARD_BATCH,
+        _ => 0..key.tile.packs,
+    };
+    let [pair, quad, padding] = [PAIR as u32, reduction::COLUMNS, reduction::ROW_MULTIPLE].map(|n| format!("{n}u"));
+    let sizes = [("PAIR", &*pair), ("QUAD", &quad), ("PADDING", &padding)];
     let mut text = String::new();
     for part in shared(key) {
-        text += &expand(part, &holds, &counts);
+        text += &substitute(&expand(part, &holds, &counts), &sizes);
     }
     for dtype in DType::ALL {
         if dtypes(key).contains(&dtype) {
@@ -75,7 +83,7 @@ pub(crate) fn text(key: &KernelKey, has_unpack: bool) -> String {
         text += &of_tensor(key, &used);
     }
     for part in of_program(key) {
-        text += &substitute(&expand(part, &holds, &counts), &names);
+        text += &substitute(&substitute(&expand(part, &holds, &counts), &names), &sizes);
     }
     text
 }
@@ -303,15 +311,10 @@ fn is_folded(key: &KernelKey) -> bool {
     has_rows && gradients(key) > 0 && key.tile.groups > 1
 }
 
-/// Whether a row's subgroups are so many that their sums, too, are added by shuffles: they are read
-/// once, not by every thread.
 fn is_shuffled_twice(key: &KernelKey) -> bool {
     match key.tile.flavour {
         Flavour::Workgroup => false,
-        Flavour::Subgroup(lanes) => {
-            let senders = key.tile.threads_per_row / lanes;
-            has_sums(key.program) && 8 < senders && senders <= lanes
-        }
+        Flavour::Subgroup(lanes) => has_sums(key.program) && key.tile.shuffles_twice(lanes),
     }
 }
 

@@ -1,8 +1,8 @@
 //! The things done to the text of a file: choice of lines, repetition of lines, replacement of names.
 //!
 //! `// if NAME`, `// else`, `// end` keep one side; `// unroll NAME`, `// end` repeat lines with the name counted up;
-//! `// batches NAME 4`, `// end` repeat lines in which the name is counted over four numbers at most, then over the
-//! next four. A name is replaced where it is an identifier, or a part of one between underscores: `load_TENSOR`, `x_J_K`.
+//! `// batches NAME SIZE`, `// end` repeat lines in which the name is counted over as many numbers at most as `SIZE` has, then
+//! over the next. A name is replaced where it is an identifier, or a part of one between underscores: `load_TENSOR`, `x_J_K`.
 
 use std::ops::Range;
 use std::str::Lines;
@@ -20,9 +20,8 @@ pub(super) fn expand(text: &str, holds: &dyn Fn(&str) -> bool, counts: &dyn Fn(&
             expanded.extend(counts(counter).map(|n| substitute(&body, &[(counter, &n.to_string())])));
         } else if let Some(words) = directive(line, "batches") {
             let (body, _) = block(&mut lines);
-            // Without a number, all in one.
-            let (counter, most) = words.split_once(' ').unwrap_or((words, ""));
-            let (all, most) = (counts(counter), most.parse().map_or(u32::MAX, |most: u32| most.max(1)));
+            let (counter, size) = words.split_once(' ').unwrap_or((words, words));
+            let (all, most) = (counts(counter), counts(size).len().max(1) as u32);
             for first in all.clone().step_by(most as usize) {
                 let batch = first..all.end.min(first.saturating_add(most));
                 let in_batch = |name: &str| if name == counter { batch.clone() } else { counts(name) };
@@ -107,12 +106,15 @@ mod tests {
 
     #[test]
     fn lines_are_repeated_in_batches() {
-        let text =
-            "// batches K 2\n// unroll K\na_K\n// if YES\n// unroll J\nb_J_K\n// end\n// end\n// end\n---\n// end\nK\n";
-        let counts = |counter: &str| if counter == "J" { 0..1 } else { 0..3 };
+        let text = "// batches K SIZE\n// unroll K\na_K\n// if YES\n// unroll J\nb_J_K\n// end\n// end\n// end\n---\n// end\nK\n";
+        let counts = |counter: &str| match counter {
+            "J" => 0..1,
+            "SIZE" => 0..2,
+            _ => 0..3,
+        };
         let expected = "a_0\nb_0_0\na_1\nb_0_1\n---\na_2\nb_0_2\n---\nK\n";
         assert_eq!(expand(text, &|name| name == "YES", &counts), expected);
-        assert_eq!(expand("// batches K 4\na\n// end\n", &|_| false, &counts), "a\n");
+        assert_eq!(expand("// batches K\na\n// end\n", &|_| false, &counts), "a\n");
     }
 
     #[test]

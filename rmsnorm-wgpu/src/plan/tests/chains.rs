@@ -23,7 +23,7 @@ fn exchange(tile: &Tile) -> u64 {
         Flavour::Subgroup(lanes) => {
             let lanes = u64::from(lanes);
             let senders = threads.div_ceil(lanes);
-            let over_senders = if 8 < senders && senders <= lanes { tree(senders) } else { serial(senders) };
+            let over_senders = if tile.shuffles_twice(lanes as u32) { tree(senders) } else { serial(senders) };
             tree(threads.min(lanes)) + over_senders
         }
     }
