@@ -1,4 +1,4 @@
-//! What is launched for the shapes that were measured, in the lines of `plan/describe.rs`.
+//! What is launched for the shapes that were measured, in the words of `rmsnorm_gpu::describe`.
 
 use rmsnorm_spec::Norm;
 

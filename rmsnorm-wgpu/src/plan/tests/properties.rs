@@ -206,7 +206,7 @@ fn a_row_is_summed_alike_whatever_a_binding_reaches() {
 
 #[test]
 fn what_is_shorter_than_rows_in_registers_is_in_registers() {
-    // But for RMS norms beyond 32768 columns, on the largest workgroups: `plan/forward.rs` has the figures.
+    // But for RMS norms beyond 32768 columns, on the largest workgroups: `plan/tuning.rs` has the figures.
     for caps in DEVICES {
         for call in calls() {
             let is_kept = |cols: usize| {

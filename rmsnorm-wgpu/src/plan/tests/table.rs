@@ -1,4 +1,4 @@
-//! What is dispatched for the shapes that are measured, in the lines of `plan/describe.rs`.
+//! What is dispatched for the shapes that are measured, in the words of `rmsnorm_gpu::describe`.
 
 use super::*;
 
