@@ -69,6 +69,7 @@ fn other_forwards_on_an_h200() {
 }
 
 #[test]
+#[rustfmt::skip]
 fn backward_on_an_h200() {
     check(
         &Caps::h200(),
@@ -76,97 +77,34 @@ fn backward_on_an_h200() {
         &[
             (0, 4096, "reduce_partials rows=4 grid=128"),
             (1, 4096, "backward threads=128 packs=4x8 subgroups=32 chunks=1 grid=1; reduce_partials rows=4 grid=128"),
-            (
-                1048576,
-                128,
-                "backward threads=16 packs=1x8 rows=8 subgroups=32 chunks=1056 grid=1056; reduce_partials rows=128 grid=4",
-            ),
-            (
-                262144,
-                512,
-                "backward threads=16 packs=4x8 rows=8 subgroups=32 chunks=528 grid=528; reduce_partials rows=128 grid=16",
-            ),
-            (
-                32768,
-                1024,
-                "backward threads=32 packs=4x8 rows=4 subgroups=32 chunks=528 grid=528; reduce_partials rows=128 grid=32",
-            ),
-            (
-                65536,
-                2048,
-                "backward threads=64 packs=4x8 rows=2 subgroups=32 chunks=528 grid=528; reduce_partials rows=128 grid=64",
-            ),
-            (
-                32768,
-                4096,
-                "backward threads=128 packs=4x8 subgroups=32 chunks=528 grid=528; reduce_partials rows=128 grid=128",
-            ),
-            (
-                26176,
-                5120,
-                "backward threads=160 packs=4x8 subgroups=32 chunks=396 grid=396; reduce_partials rows=128 grid=160",
-            ),
-            (
-                18688,
-                7168,
-                "backward threads=224 packs=4x8 subgroups=32 chunks=264 grid=264; reduce_partials rows=128 grid=224",
-            ),
-            (
-                13440,
-                9984,
-                "backward threads=416 packs=3x8 rows=1x2 subgroups=32 chunks=132 grid=132; reduce_partials rows=128 grid=312",
-            ),
-            (
-                10880,
-                12288,
-                "backward threads=512 packs=3x8 rows=1x2 subgroups=32 chunks=132 grid=132; reduce_partials rows=128 grid=384",
-            ),
-            (
-                16384,
-                8192,
-                "backward threads=256 packs=4x8 subgroups=32 chunks=264 grid=264; reduce_partials rows=128 grid=256",
-            ),
-            (
-                8192,
-                16384,
-                "backward threads=512 packs=4x8 subgroups=32 chunks=132 grid=132; reduce_partials rows=128 grid=512",
-            ),
-            (
-                4096,
-                32768,
-                "backward_row_sums threads=512 packs=1x8 subgroups=32 grid=4096; backward_columns threads=256 packs=1x8 chunks=132 grid=2112; reduce_partials rows=128 grid=1024",
-            ),
-            (
-                512,
-                262144,
-                "backward_row_sums threads=512 packs=1x8 subgroups=32 grid=512; backward_columns threads=256 packs=1x8 chunks=17 grid=2176; reduce_partials rows=16 grid=8192",
-            ),
+            (1048576, 128, "backward threads=16 packs=1x8 rows=8 subgroups=32 chunks=1056 grid=1056; reduce_partials rows=128 grid=4"),
+            (262144, 512, "backward threads=16 packs=4x8 rows=8 subgroups=32 chunks=528 grid=528; reduce_partials rows=128 grid=16"),
+            (32768, 1024, "backward threads=32 packs=4x8 rows=4 subgroups=32 chunks=528 grid=528; reduce_partials rows=128 grid=32"),
+            (65536, 2048, "backward threads=64 packs=4x8 rows=2 subgroups=32 chunks=528 grid=528; reduce_partials rows=128 grid=64"),
+            (32768, 4096, "backward threads=128 packs=4x8 subgroups=32 chunks=528 grid=528; reduce_partials rows=128 grid=128"),
+            (26176, 5120, "backward threads=160 packs=4x8 subgroups=32 chunks=396 grid=396; reduce_partials rows=128 grid=160"),
+            (18688, 7168, "backward threads=224 packs=4x8 subgroups=32 chunks=264 grid=264; reduce_partials rows=128 grid=224"),
+            (13440, 9984, "backward threads=416 packs=3x8 rows=1x2 subgroups=32 chunks=132 grid=132; reduce_partials rows=128 grid=312"),
+            (10880, 12288, "backward threads=512 packs=3x8 rows=1x2 subgroups=32 chunks=132 grid=132; reduce_partials rows=128 grid=384"),
+            (16384, 8192, "backward threads=256 packs=4x8 subgroups=32 chunks=264 grid=264; reduce_partials rows=128 grid=256"),
+            (8192, 16384, "backward threads=512 packs=4x8 subgroups=32 chunks=132 grid=132; reduce_partials rows=128 grid=512"),
+            (4096, 32768, "backward_row_sums threads=512 packs=1x8 subgroups=32 grid=4096; backward_columns threads=256 packs=1x8 chunks=132 grid=2112; reduce_partials rows=128 grid=1024"),
+            (512, 262144, "backward_row_sums threads=512 packs=1x8 subgroups=32 grid=512; backward_columns threads=256 packs=1x8 chunks=17 grid=2176; reduce_partials rows=16 grid=8192"),
         ],
     );
     check(
         &Caps::h200(),
         LAYER_BACKWARD,
         &[
-            (
-                32768,
-                1024,
-                "backward threads=64 packs=2x8 rows=2 subgroups=32 chunks=792 grid=792; reduce_partials rows=128 grid=64",
-            ),
-            (
-                32768,
-                4096,
-                "backward threads=256 packs=2x8 subgroups=32 chunks=396 grid=396; reduce_partials rows=128 grid=256",
-            ),
-            (
-                8192,
-                16384,
-                "backward threads=512 packs=4x8 subgroups=32 chunks=132 grid=132; reduce_partials rows=128 grid=1024",
-            ),
+            (32768, 1024, "backward threads=64 packs=2x8 rows=2 subgroups=32 chunks=792 grid=792; reduce_partials rows=128 grid=64"),
+            (32768, 4096, "backward threads=256 packs=2x8 subgroups=32 chunks=396 grid=396; reduce_partials rows=128 grid=256"),
+            (8192, 16384, "backward threads=512 packs=4x8 subgroups=32 chunks=132 grid=132; reduce_partials rows=128 grid=1024"),
         ],
     );
 }
 
 #[test]
+#[rustfmt::skip]
 fn f32_on_an_h200() {
     let f32 = |call| Call { dtypes: F32, ..call };
     check(
@@ -182,16 +120,8 @@ fn f32_on_an_h200() {
         &Caps::h200(),
         f32(RMS_BACKWARD),
         &[
-            (
-                32768,
-                1024,
-                "backward threads=32 packs=4x8 rows=4 subgroups=32 chunks=528 grid=528; reduce_partials rows=128 grid=32",
-            ),
-            (
-                16384,
-                4096,
-                "backward threads=128 packs=4x8 subgroups=32 chunks=528 grid=528; reduce_partials rows=128 grid=128",
-            ),
+            (32768, 1024, "backward threads=32 packs=4x8 rows=4 subgroups=32 chunks=528 grid=528; reduce_partials rows=128 grid=32"),
+            (16384, 4096, "backward threads=128 packs=4x8 subgroups=32 chunks=528 grid=528; reduce_partials rows=128 grid=128"),
         ],
     );
     let stream = |call| Call { dtypes: BF16_STREAM_F32, ..call };
@@ -205,6 +135,7 @@ fn f32_on_an_h200() {
 }
 
 #[test]
+#[rustfmt::skip]
 fn rows_that_lie_anywhere() {
     check_by(
         Access::Halves,
@@ -221,37 +152,22 @@ fn rows_that_lie_anywhere() {
         &Caps::h200(),
         RMS_BACKWARD,
         &[
-            (
-                4096,
-                2,
-                "backward threads=1 packs=1x8 rows=128 access=words subgroups=32 chunks=32 grid=32; reduce_partials rows=16 grid=1",
-            ),
-            (
-                4096,
-                334,
-                "backward threads=16 packs=3x8 rows=8 access=words subgroups=32 chunks=512 grid=512; reduce_partials rows=128 grid=11",
-            ),
-            (
-                4096,
-                4098,
-                "backward_row_sums threads=128 packs=1x8 access=words subgroups=32 grid=4096; backward_columns threads=256 packs=1x8 access=words chunks=704 grid=2112; reduce_partials rows=128 grid=129",
-            ),
+            (4096, 2, "backward threads=1 packs=1x8 rows=128 access=words subgroups=32 chunks=32 grid=32; reduce_partials rows=16 grid=1"),
+            (4096, 334, "backward threads=16 packs=3x8 rows=8 access=words subgroups=32 chunks=512 grid=512; reduce_partials rows=128 grid=11"),
+            (4096, 4098, "backward_row_sums threads=128 packs=1x8 access=words subgroups=32 grid=4096; backward_columns threads=256 packs=1x8 access=words chunks=704 grid=2112; reduce_partials rows=128 grid=129"),
         ],
     );
 }
 
 #[test]
+#[rustfmt::skip]
 fn devices_with_less() {
     check(
         &Caps::laptop(),
         RMS_FORWARD,
         &[
             (32768, 1024, "forward threads=64 packs=2x8 rows=2 subgroups=32 grid=16384"),
-            (
-                32768,
-                4096,
-                "2 of forward threads=128 packs=4x8 subgroups=32 grid=10923; forward threads=128 packs=4x8 subgroups=32 grid=10922",
-            ),
+            (32768, 4096, "2 of forward threads=128 packs=4x8 subgroups=32 grid=10923; forward threads=128 packs=4x8 subgroups=32 grid=10922"),
             (4096, 16384, "2 of forward threads=256 packs=8x8 subgroups=32 grid=2048"),
             (2048, 32768, "2 of forward_streaming threads=256 packs=4x8 subgroups=32 grid=1024"),
         ],
@@ -269,42 +185,23 @@ fn devices_with_less() {
         &Caps::laptop(),
         RMS_BACKWARD,
         &[
-            (
-                32768,
-                1024,
-                "backward threads=32 packs=4x8 rows=4 subgroups=32 chunks=128 grid=128; reduce_partials rows=32 grid=32",
-            ),
-            (
-                8192,
-                8192,
-                "2 of backward threads=256 packs=4x8 subgroups=32 chunks=128 grid=128; reduce_partials rows=32 grid=256",
-            ),
-            (
-                4096,
-                16384,
-                "2 of backward_row_sums threads=256 packs=1x8 subgroups=32 grid=2048; 2 of backward_columns threads=256 packs=1x8 chunks=64 grid=512; reduce_partials rows=32 grid=512",
-            ),
+            (32768, 1024, "backward threads=32 packs=4x8 rows=4 subgroups=32 chunks=128 grid=128; reduce_partials rows=32 grid=32"),
+            (8192, 8192, "2 of backward threads=256 packs=4x8 subgroups=32 chunks=128 grid=128; reduce_partials rows=32 grid=256"),
+            (4096, 16384, "2 of backward_row_sums threads=256 packs=1x8 subgroups=32 grid=2048; 2 of backward_columns threads=256 packs=1x8 chunks=64 grid=512; reduce_partials rows=32 grid=512"),
         ],
     );
     check(
         &Caps::lavapipe(),
         RMS_BACKWARD,
         &[
-            (
-                25,
-                33,
-                "backward threads=8 packs=1x8 rows=16 ragged subgroups=8 chunks=2 grid=2; reduce_partials rows=4 grid=2",
-            ),
-            (
-                4096,
-                1024,
-                "backward threads=32 packs=4x8 rows=4 subgroups=8 chunks=16 grid=16; reduce_partials rows=8 grid=32",
-            ),
+            (25, 33, "backward threads=8 packs=1x8 rows=16 ragged subgroups=8 chunks=2 grid=2; reduce_partials rows=4 grid=2"),
+            (4096, 1024, "backward threads=32 packs=4x8 rows=4 subgroups=8 chunks=16 grid=16; reduce_partials rows=8 grid=32"),
         ],
     );
 }
 
 #[test]
+#[rustfmt::skip]
 fn atomics_begin_with_zeros() {
     let call = Call { grad_reduction: GradReduction::Atomics, ..RMS_BACKWARD };
     check(
@@ -312,42 +209,23 @@ fn atomics_begin_with_zeros() {
         call,
         &[
             (0, 4096, "reduce_partials rows=4 grid=128"),
-            (
-                32768,
-                4096,
-                "zero=4096; backward threads=128 packs=4x8 subgroups=32 chunks=528 grid=528; reduce_partials rows=4 grid=128",
-            ),
-            (
-                4096,
-                32768,
-                "zero=32768; backward_row_sums threads=512 packs=1x8 subgroups=32 grid=4096; backward_columns threads=256 packs=1x8 chunks=132 grid=2112; reduce_partials rows=4 grid=1024",
-            ),
+            (32768, 4096, "zero=4096; backward threads=128 packs=4x8 subgroups=32 chunks=528 grid=528; reduce_partials rows=4 grid=128"),
+            (4096, 32768, "zero=32768; backward_row_sums threads=512 packs=1x8 subgroups=32 grid=4096; backward_columns threads=256 packs=1x8 chunks=132 grid=2112; reduce_partials rows=4 grid=1024"),
         ],
     );
 }
 
 #[test]
+#[rustfmt::skip]
 fn ranges_share_partial_rows_where_there_are_few() {
     let short = Caps { binding_bytes: 64 << 10, ..Caps::lavapipe() };
     check(
         &short,
         RMS_BACKWARD,
         &[
-            (
-                100,
-                256,
-                "backward threads=32 packs=1x8 rows=4 subgroups=8 chunks=16 grid=16; reduce_partials rows=8 grid=8",
-            ),
-            (
-                1000,
-                256,
-                "8 of backward threads=32 packs=1x8 rows=4 subgroups=8 chunks=16 grid=16; reduce_partials rows=8 grid=8",
-            ),
-            (
-                1000,
-                1024,
-                "33 of backward threads=32 packs=4x8 rows=4 subgroups=8 chunks=8 grid=8; reduce_partials rows=4 grid=32",
-            ),
+            (100, 256, "backward threads=32 packs=1x8 rows=4 subgroups=8 chunks=16 grid=16; reduce_partials rows=8 grid=8"),
+            (1000, 256, "8 of backward threads=32 packs=1x8 rows=4 subgroups=8 chunks=16 grid=16; reduce_partials rows=8 grid=8"),
+            (1000, 1024, "33 of backward threads=32 packs=4x8 rows=4 subgroups=8 chunks=8 grid=8; reduce_partials rows=4 grid=32"),
         ],
     );
 }
