@@ -119,9 +119,11 @@ struct Worker {
             if (exists(step, u)) first_pass(ring[slot][u], statistics[u], totals + u * SUMS);
     }
 
-    // dx of one pack.
-    __device__ Pack<T> gradient(const Slot& slot, int k, Statistics row, float mean_wdy, float mean_wdy_xhat) const {
-        float x[PACK], dx[PACK], weight[PACK];
+    // dx of one pack, before its rounding.
+    __device__ void gradient(
+        const Slot& slot, int k, Statistics row, float mean_wdy, float mean_wdy_xhat, float (&dx)[PACK]
+    ) const {
+        float x[PACK], weight[PACK];
         unpack(slot.x[k][threadIdx.x], x);
         unpack(slot.dy[k][threadIdx.x], dx);
         unpack_weight(weights[k], p.weight_offset, weight);
@@ -136,10 +138,9 @@ struct Worker {
         #pragma unroll
         for (int i = 0; i < PACK; ++i) dx[i] += residual[i];
 #endif
-        return pack<T>(dx);
     }
 
-    // Writes dx. With REFILLS each pack makes room for the row that is STAGES steps ahead.
+    // Writes dx and dresidual. With REFILLS each pack makes room for the row that is STAGES steps ahead.
     template <bool REFILLS>
     __device__ void second_passes(unsigned step, int slot, const Rows& statistics, const Totals& totals) {
         #pragma unroll
@@ -150,8 +151,12 @@ struct Worker {
             const bool refills = REFILLS && exists(step + STAGES, u);
             #pragma unroll
             for (int k = 0; k < PACKS; ++k) {
-                const Pack<T> dx = gradient(ring[slot][u], k, statistics[u], mean_wdy, mean_wdy_xhat);
-                store_pack(p.dx.row(row(step, u)) + first, k, left, dx);
+                float dx[PACK];
+                gradient(ring[slot][u], k, statistics[u], mean_wdy, mean_wdy_xhat, dx);
+                store_pack(p.dx.row(row(step, u)) + first, k, left, pack<T>(dx));
+#if HAS_DRESIDUAL
+                store_pack(p.dresidual.row(row(step, u)) + first, k, left, pack<R>(dx));
+#endif
                 if (refills) start_pack(step + STAGES, u, k, ring[slot][u]);
             }
         }

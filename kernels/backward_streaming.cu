@@ -91,6 +91,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) backward_co
                 for (int i = 0; i < PACK; ++i) dx[i] += residual[i];
 #endif
                 store_pack(p.dx.row(row) + col, 0, left, pack<T>(dx));
+#if HAS_DRESIDUAL
+                store_pack(p.dresidual.row(row) + col, 0, left, pack<R>(dx));
+#endif
             }
         }
         if constexpr (GRADIENTS > 0) hand_on(p, chunk, {work % tiles, tiles}, col, left, gradients);

@@ -38,6 +38,7 @@ struct Params {
     float weight_offset;
     float share; // 1 / cols
     unsigned unused;
+    Matrix<R> dresidual;
 };
 
 static_assert(sizeof(Params) == PARAMS_BYTES, "kernels/params.cuh and rmsnorm-cuda/src/params.rs differ");

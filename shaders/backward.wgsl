@@ -85,6 +85,9 @@ fn main(me: Me) {
                 dx = plus(dx, pair_R(dresidual_out_J_K));
                 // end
                 store_dx(row_J, thread, K, kept_T(dx));
+                // if HAS_DRESIDUAL
+                store_dresidual(row_J, thread, K, kept_R(dx));
+                // end
             }
             // end
         }

@@ -26,6 +26,9 @@ fn main(me: Me) {
         dx = plus(dx, pair_R(load_dresidual_out(row, thread, k)));
         // end
         store_dx(row, thread, k, kept_T(dx));
+        // if HAS_DRESIDUAL
+        store_dresidual(row, thread, k, kept_R(dx));
+        // end
         // if HAS_DWEIGHT
         dweight = plus(dweight, times(terms.dy, terms.x_hat));
         // end

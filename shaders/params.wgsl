@@ -27,6 +27,8 @@ struct Params {
     first_chunk: u32, // chunks of earlier dispatches
     accumulates: u32, // 1: partial rows hold sums of earlier dispatches, to be added to
     zero: u32, // what is added to an index so that compilers do not hold what was loaded
+    dresidual: vec2<u32>,
+    unused: vec2<u32>, // up to a multiple of 16 bytes
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

@@ -205,7 +205,8 @@ impl Case {
         }
         if self.kind.has_backward() {
             present = present.set(Tensor::Mean, layer).with(Tensor::Rstd);
-            present = present.union(kept(&[Tensor::DresidualOut, Tensor::Dweight, Tensor::Dbias, Tensor::Workspace]));
+            let arriving = [Tensor::DresidualOut, Tensor::Dweight, Tensor::Dbias, Tensor::Workspace, Tensor::Dresidual];
+            present = present.union(kept(&arriving));
         } else {
             self.grad_reduction = GradReduction::Partials;
             if !given.has(Tensor::Weight) && !given.has(Tensor::Bias) {
@@ -244,7 +245,7 @@ impl Case {
 }
 
 /// The letter of each optional tensor in an id.
-const LETTERS: [(char, Tensor); 10] = [
+const LETTERS: [(char, Tensor); 11] = [
     ('w', Tensor::Weight),
     ('b', Tensor::Bias),
     ('r', Tensor::Residual),
@@ -255,6 +256,7 @@ const LETTERS: [(char, Tensor); 10] = [
     ('W', Tensor::Dweight),
     ('B', Tensor::Dbias),
     ('k', Tensor::Workspace),
+    ('R', Tensor::Dresidual),
 ];
 
 fn present_letters(present: TensorSet) -> String {
@@ -440,7 +442,7 @@ mod tests {
         let id = case.to_string();
         assert_eq!(
             id,
-            "determinism200:end_to_end:layer_norm:bf16,f32,bf16:3x17:shifted_hi:eps1e-12:wbromsdWBk:offset-0.5:\
+            "determinism200:end_to_end:layer_norm:bf16,f32,bf16:3x17:shifted_hi:eps1e-12:wbromsdWBkR:offset-0.5:\
              before_weight:locks4:p8o3:seed1"
         );
         assert_eq!(id.parse(), Ok(case));

@@ -115,9 +115,9 @@ fn simulate(bug: Option<Bug>, case: &Case) -> CaseReport {
 
 /// Small cases, those first that catch most.
 fn cases(norm: Norm, kind: Kind) -> Vec<Case> {
-    use Tensor::{Bias, Dbias, DresidualOut, Dweight, Mean, Residual, ResidualOut, Rstd, Weight, Workspace};
+    use Tensor::{Bias, Dbias, Dresidual, DresidualOut, Dweight, Mean, Residual, ResidualOut, Rstd, Weight, Workspace};
     let present = TensorSet::of(&[Weight, Bias, Mean, Rstd, Dweight, Dbias]);
-    let residual = present.union(TensorSet::of(&[Residual, ResidualOut, DresidualOut, Workspace]));
+    let residual = present.union(TensorSet::of(&[Residual, ResidualOut, DresidualOut, Dresidual, Workspace]));
     // A bias would hide a small product.
     let bare = present.without(Bias);
     let plain = |dtype, rows, cols| Case { present, ..Case::plain(kind, norm, dtype, rows, cols) };

@@ -147,6 +147,7 @@ pub(crate) fn backward<B: SliceBackend, T: Element, W: Element, R: Element>(
         rstd: B::input(args.rstd),
         dresidual_out: args.dresidual_out.map(|rows| matrix::<B, R>(rows, spec.cols)),
         dx: matrix_mut::<B, T>(args.dx, spec.cols),
+        dresidual: args.dresidual.map(|rows| matrix_mut::<B, R>(rows, spec.cols)),
         dweight_partials: args.dweight.is_some().then_some(&mut *dweight_partials),
         dbias_partials: args.dbias.is_some().then_some(&mut *dbias_partials),
     };

@@ -71,6 +71,7 @@ fn stores_past_the_cache_are_fenced_before_a_stage_ends() {
             rstd: &[1.0; ROWS],
             dresidual_out: None,
             dx: MatrixMut { data: Out::from(&mut dx.0[..]), row_stride: COLS },
+            dresidual: None,
             dweight_partials: None,
             dbias_partials: None,
         }

@@ -109,9 +109,11 @@ impl<'a, T: Element, W: Element, R: Element> BackwardInputs<'a, T, W, R> {
 /// What [`CpuBackend::backward_vec`] gives, in dense rows. What was not asked for is empty.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub struct BackwardOutputs<T, W = T> {
+pub struct BackwardOutputs<T, W = T, R = T> {
     /// The gradient of `x`, and of `residual`.
     pub dx: Vec<T>,
+    /// The same in the residual stream's dtype.
+    pub dresidual: Vec<R>,
     /// The gradient of `weight`.
     pub dweight: Vec<W>,
     /// The gradient of `bias`.
@@ -173,8 +175,8 @@ impl CpuBackend {
         }
     }
 
-    /// As [`backward`](Self::backward), with the results in new vectors: `dx`, and of `dweight` and `dbias` those in
-    /// `wanted`. See [`forward_vec`](Self::forward_vec) for an example.
+    /// As [`backward`](Self::backward), with the results in new vectors: `dx`, and of `dresidual`, `dweight` and `dbias` those
+    /// in `wanted`. See [`forward_vec`](Self::forward_vec) for an example.
     ///
     /// # Errors
     /// As [`forward_vec`](Self::forward_vec).
@@ -183,9 +185,10 @@ impl CpuBackend {
         spec: &NormSpec,
         inputs: BackwardInputs<'_, T, W, R>,
         wanted: impl Into<TensorSet>,
-    ) -> Result<BackwardOutputs<T, W>, Error> {
+    ) -> Result<BackwardOutputs<T, W, R>, Error> {
         let wanted = outputs(Direction::Backward, wanted.into(), Tensor::Dx)?;
         let mut dx = Output::new(spec, wanted, Tensor::Dx)?;
+        let mut dresidual = Output::new(spec, wanted, Tensor::Dresidual)?;
         let mut dweight = Output::new(spec, wanted, Tensor::Dweight)?;
         let mut dbias = Output::new(spec, wanted, Tensor::Dbias)?;
         let mut args =
@@ -193,13 +196,21 @@ impl CpuBackend {
         args.weight = inputs.weight;
         args.mean = inputs.mean;
         args.dresidual_out = inputs.dresidual_out;
+        args.dresidual = dresidual.wanted().map(Rows::dense);
         args.dweight = dweight.wanted();
         args.dbias = dbias.wanted();
         self.uninit().backward(spec, args)?;
         // SAFETY:
         // - contents: the call has succeeded, so it has written every element of every output that it was given, and those
         //   that are wanted were given.
-        unsafe { Ok(BackwardOutputs { dx: dx.written(), dweight: dweight.written(), dbias: dbias.written() }) }
+        unsafe {
+            Ok(BackwardOutputs {
+                dx: dx.written(),
+                dresidual: dresidual.written(),
+                dweight: dweight.written(),
+                dbias: dbias.written(),
+            })
+        }
     }
 }
 

@@ -94,7 +94,9 @@ fn values<E: Element>(seed: usize, len: usize) -> Vec<E> {
     (0..len).map(|i| E::from_f32(((i * 7919 + seed * 104_729) % 1009) as f32 / 500.0 - 1.0)).collect()
 }
 
-const OPTIONAL: [Tensor; 5] = [Tensor::ResidualOut, Tensor::Mean, Tensor::Rstd, Tensor::Dweight, Tensor::Dbias];
+/// The first three are of forward, the others of backward.
+const OPTIONAL: [Tensor; 6] =
+    [Tensor::ResidualOut, Tensor::Mean, Tensor::Rstd, Tensor::Dweight, Tensor::Dbias, Tensor::Dresidual];
 
 /// Every subset of the optional outputs, of which the sizes are right and the bits those of a call on slices.
 #[test]
@@ -114,16 +116,17 @@ fn vectors_have_the_bits_of_slices_and_only_what_was_wanted() {
         let (mut dx, mut dweight, mut dbias) =
             (vec![bf16::NAN; rows * cols], vec![f32::NAN; cols], vec![f32::NAN; cols]);
         let backward = Backward::<_, f32, f32>::mixed(&dy, &sum, &rstd, &mut dx).weight(&weight).mean(&mean);
+        let mut dresidual = vec![f32::NAN; rows * cols];
         let backward = backward.dresidual_out(&residual).dweight(&mut dweight).dbias(&mut dbias);
+        let backward = backward.dresidual(&mut dresidual);
         backend.backward(&spec, backward).unwrap();
 
         for bits in 0..1 << OPTIONAL.len() {
-            let wanted: TensorSet = OPTIONAL.into_iter().filter(|&tensor| bits >> tensor as usize & 1 == 1).collect();
-            let of_forward = TensorSet::of(&OPTIONAL[..3]);
-            let (forward, backward) = (
-                wanted.intersection(of_forward),
-                OPTIONAL[3..].iter().copied().filter(|&tensor| wanted.has(tensor)).collect::<TensorSet>(),
-            );
+            let is_wanted = |(bit, _): &(usize, Tensor)| bits >> bit & 1 == 1;
+            let wanted: TensorSet =
+                OPTIONAL.into_iter().enumerate().filter(is_wanted).map(|(_, tensor)| tensor).collect();
+            let [forward, backward] =
+                [&OPTIONAL[..3], &OPTIONAL[3..]].map(|all| wanted.intersection(TensorSet::of(all)));
             let inputs = ForwardInputs::mixed(x).weight(&weight).bias(&weight).residual(&residual);
             let made = backend.forward_vec(&spec, inputs, forward).unwrap();
             let of = |tensor, all: &[f32]| if wanted.has(tensor) { all.to_vec() } else { Vec::new() };
@@ -136,6 +139,7 @@ fn vectors_have_the_bits_of_slices_and_only_what_was_wanted() {
             assert_eq!(made.dx, dx, "{wanted:?}");
             let gradients = (of(Tensor::Dweight, &dweight), of(Tensor::Dbias, &dbias));
             assert_eq!((made.dweight, made.dbias), gradients, "{wanted:?}");
+            assert_eq!(made.dresidual, of(Tensor::Dresidual, &dresidual), "{wanted:?}");
         }
     }
 }

@@ -50,6 +50,7 @@ pub(crate) struct Params {
     pub(crate) share: f32,
     /// Padding, so that the size is the same on both sides.
     pub(crate) unused: u32,
+    pub(crate) dresidual: Matrix,
 }
 
 impl Params {
@@ -70,6 +71,7 @@ impl Params {
             Tensor::Dweight => Matrix::vector(self.dweight),
             Tensor::Dbias => Matrix::vector(self.dbias),
             Tensor::Workspace => Matrix::vector(self.partials),
+            Tensor::Dresidual => self.dresidual,
         }
     }
 
@@ -90,6 +92,7 @@ impl Params {
             Tensor::Dweight => self.dweight = matrix.data,
             Tensor::Dbias => self.dbias = matrix.data,
             Tensor::Workspace => self.partials = matrix.data,
+            Tensor::Dresidual => self.dresidual = matrix,
         }
     }
 }

@@ -42,17 +42,16 @@ pub(crate) enum Program {
 impl Program {
     /// What it is: everything that the other rooms ask of a program.
     pub(crate) const fn info(self) -> rmsnorm_gpu::program::Program {
-        use Tensor::{Bias, Dbias, DresidualOut, Dweight, Residual, Weight};
+        use Tensor::{Bias, Dbias, Dresidual, DresidualOut, Dweight, Residual, Weight};
+        const BACKWARD: &[Tensor] = &[Weight, DresidualOut, Dweight, Dbias, Dresidual];
         let (stem, direction, is_reduction, optional): (_, _, _, &[Tensor]) = match self {
             Program::Forward => ("forward", Direction::Forward, false, &[Weight, Bias, Residual]),
             Program::ForwardCluster => ("forward_cluster", Direction::Forward, false, &[Weight, Bias, Residual]),
             Program::ForwardLong => ("forward_long", Direction::Forward, false, &[Weight, Bias, Residual]),
             Program::ForwardStreaming => ("forward_streaming", Direction::Forward, false, &[Weight, Bias, Residual]),
-            Program::Backward => ("backward", Direction::Backward, false, &[Weight, DresidualOut, Dweight, Dbias]),
+            Program::Backward => ("backward", Direction::Backward, false, BACKWARD),
             Program::BackwardRowSums => ("backward_row_sums", Direction::Backward, false, &[Weight]),
-            Program::BackwardColumns => {
-                ("backward_columns", Direction::Backward, false, &[Weight, DresidualOut, Dweight, Dbias])
-            }
+            Program::BackwardColumns => ("backward_columns", Direction::Backward, false, BACKWARD),
             Program::ReducePartials => ("reduce_partials", Direction::Backward, true, &[Dweight, Dbias]),
         };
         rmsnorm_gpu::program::Program { stem, direction, is_reduction, optional: TensorSet::of(optional) }

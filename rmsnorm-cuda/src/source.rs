@@ -131,8 +131,8 @@ mod tests {
             -DIS_LAYER=1 -DCAST_BEFORE_WEIGHT=0 -DACCUMULATE=0 -DPACK=8 -DPACKS=2 -DTHREADS_PER_ROW=32 -DGROUPS=4 \
             -DCLUSTER=1 -DUNROLL=3 -DSTAGES=0 -DIS_OVERLAPPED=0 -DBLOCKS_PER_SM=5 -DACCESS_BYTES=16 -DIS_RAGGED=1 \
             -DHAS_TAIL=0 -DREADS_LATE=1 -DREADS_EARLY=0 -DBATCH=4 -DTREE_SENDERS=8 -DROW_MULTIPLE=8 -DPARAMS_BYTES=";
-        let tensors =
-            "-DHAS_RESIDUAL=1 -DHAS_WEIGHT=1 -DHAS_BIAS=0 -DHAS_DRESIDUAL_OUT=0 -DHAS_DWEIGHT=0 -DHAS_DBIAS=0";
+        let tensors = "-DHAS_RESIDUAL=1 -DHAS_WEIGHT=1 -DHAS_BIAS=0 -DHAS_DRESIDUAL_OUT=0 -DHAS_DWEIGHT=0 -DHAS_DBIAS=0 \
+             -DHAS_DRESIDUAL=0";
         let expected = format!("{expected}{} {tensors}", size_of::<Params>());
         assert_eq!(options(&KEY, Arch(90)).join(" "), expected);
     }
@@ -151,6 +151,7 @@ mod tests {
             (Tensor::DresidualOut, "DRESIDUAL_OUT"),
             (Tensor::Dweight, "DWEIGHT"),
             (Tensor::Dbias, "DBIAS"),
+            (Tensor::Dresidual, "DRESIDUAL"),
         ] {
             let is_there = !CALL.tensors.has(tensor);
             let call = CallKey { tensors: CALL.tensors.set(tensor, is_there), ..CALL };

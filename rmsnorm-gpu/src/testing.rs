@@ -76,6 +76,7 @@ pub fn calls(mixes: &[DTypes]) -> Vec<Call> {
         NONE.with(Tensor::Dbias),
         WEIGHT.with(Tensor::DresidualOut),
         DWEIGHT_DBIAS.with(Tensor::DresidualOut),
+        DWEIGHT_DBIAS.with(Tensor::DresidualOut).with(Tensor::Dresidual),
     ];
     let backward = backward.map(|tensors| (Direction::Backward, tensors));
     let mut calls = Vec::new();
@@ -139,9 +140,9 @@ impl Draw {
     }
 
     fn backward(&mut self, rows: usize, cols: usize) -> Problem {
-        use Tensor::{Dbias, DresidualOut, Dweight, Weight};
+        use Tensor::{Dbias, Dresidual, DresidualOut, Dweight, Weight};
         let (norm, dtypes) = (self.of(Norm::ALL), self.of(DTypes::ALL));
-        let tensors = self.some(&[Weight, DresidualOut, Dweight, Dbias]);
+        let tensors = self.some(&[Weight, DresidualOut, Dweight, Dbias, Dresidual]);
         let problem = Problem::backward(norm, rows, cols, dtypes.activation, tensors);
         let reductions = [GradReduction::Partials, GradReduction::Atomics];
         Problem { dtypes, grad_reduction: self.of(reductions), has_weight_offset: self.yes(), ..problem }

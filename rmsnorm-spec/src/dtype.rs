@@ -61,7 +61,7 @@ pub struct DTypes {
     pub activation: DType,
     /// `W`: of weight, bias, dweight and dbias.
     pub weight: DType,
-    /// `R`: of the residual stream, which is residual, residual_out, dresidual_out and backward's x.
+    /// `R`: of the residual stream, which is residual, residual_out, dresidual_out, dresidual and backward's x.
     pub residual: DType,
 }
 

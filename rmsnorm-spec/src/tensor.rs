@@ -62,6 +62,8 @@ pub enum Tensor {
     Dbias,
     /// Room for partial sums.
     Workspace,
+    /// The gradient of `residual`: what `dx` is, in the residual stream's own dtype.
+    Dresidual,
 }
 
 /// How long a tensor is.
@@ -88,7 +90,7 @@ pub enum Access {
 
 impl Tensor {
     /// Every tensor, in the order of declaration.
-    pub const ALL: [Tensor; 14] = [
+    pub const ALL: [Tensor; 15] = [
         Tensor::X,
         Tensor::Residual,
         Tensor::Weight,
@@ -103,6 +105,7 @@ impl Tensor {
         Tensor::Dweight,
         Tensor::Dbias,
         Tensor::Workspace,
+        Tensor::Dresidual,
     ];
 
     /// How many there are.
@@ -125,6 +128,7 @@ impl Tensor {
             Tensor::Dweight => "dweight",
             Tensor::Dbias => "dbias",
             Tensor::Workspace => "workspace",
+            Tensor::Dresidual => "dresidual",
         }
     }
 
@@ -142,7 +146,8 @@ impl Tensor {
             | Tensor::DresidualOut
             | Tensor::Y
             | Tensor::ResidualOut
-            | Tensor::Dx => TensorShape::Matrix,
+            | Tensor::Dx
+            | Tensor::Dresidual => TensorShape::Matrix,
             Tensor::Weight | Tensor::Bias | Tensor::Dweight | Tensor::Dbias => TensorShape::Cols,
             Tensor::Mean | Tensor::Rstd => TensorShape::Rows,
             Tensor::Workspace => TensorShape::Workspace,
@@ -154,7 +159,7 @@ impl Tensor {
         match (self, direction) {
             (Tensor::X, Direction::Forward) | (Tensor::Dy | Tensor::Y | Tensor::Dx, _) => dtypes.activation,
             (Tensor::X, Direction::Backward) => dtypes.residual,
-            (Tensor::Residual | Tensor::ResidualOut | Tensor::DresidualOut, _) => dtypes.residual,
+            (Tensor::Residual | Tensor::ResidualOut | Tensor::DresidualOut | Tensor::Dresidual, _) => dtypes.residual,
             (Tensor::Weight | Tensor::Bias | Tensor::Dweight | Tensor::Dbias, _) => dtypes.weight,
             (Tensor::Mean | Tensor::Rstd | Tensor::Workspace, _) => DType::F32,
         }
@@ -169,12 +174,19 @@ impl Tensor {
                 Some(Access::Read)
             }
             (Tensor::Y | Tensor::ResidualOut | Tensor::Mean | Tensor::Rstd, Direction::Forward)
-            | (Tensor::Dx | Tensor::Dweight | Tensor::Dbias | Tensor::Workspace, Direction::Backward) => {
-                Some(Access::Write)
-            }
+            | (
+                Tensor::Dx | Tensor::Dweight | Tensor::Dbias | Tensor::Workspace | Tensor::Dresidual,
+                Direction::Backward,
+            ) => Some(Access::Write),
             (Tensor::Residual | Tensor::Bias | Tensor::Y | Tensor::ResidualOut, Direction::Backward)
             | (
-                Tensor::Dy | Tensor::DresidualOut | Tensor::Dx | Tensor::Dweight | Tensor::Dbias | Tensor::Workspace,
+                Tensor::Dy
+                | Tensor::DresidualOut
+                | Tensor::Dx
+                | Tensor::Dweight
+                | Tensor::Dbias
+                | Tensor::Workspace
+                | Tensor::Dresidual,
                 Direction::Forward,
             ) => None,
         }
@@ -314,7 +326,7 @@ mod tests {
         assert_eq!(names(Direction::Forward, Access::Read), "x residual weight bias");
         assert_eq!(names(Direction::Forward, Access::Write), "y residual_out mean rstd");
         assert_eq!(names(Direction::Backward, Access::Read), "x weight mean rstd dy dresidual_out");
-        assert_eq!(names(Direction::Backward, Access::Write), "dx dweight dbias workspace");
+        assert_eq!(names(Direction::Backward, Access::Write), "dx dweight dbias workspace dresidual");
     }
 
     #[test]
@@ -329,7 +341,7 @@ mod tests {
         assert_eq!(of(DType::Bf16, Direction::Forward), TensorSet::of(&[Residual, ResidualOut]));
         assert_eq!(of(DType::F32, Direction::Forward), TensorSet::of(&[Weight, Bias, Mean, Rstd]));
         assert_eq!(of(DType::F16, Direction::Backward), TensorSet::of(&[Dy, Dx]));
-        assert_eq!(of(DType::Bf16, Direction::Backward), TensorSet::of(&[X, DresidualOut]));
+        assert_eq!(of(DType::Bf16, Direction::Backward), TensorSet::of(&[X, DresidualOut, Dresidual]));
         let f32s = [Weight, Mean, Rstd, Dweight, Dbias, Workspace];
         assert_eq!(of(DType::F32, Direction::Backward), TensorSet::of(&f32s));
 
@@ -338,7 +350,7 @@ mod tests {
         assert_eq!(with(TensorShape::Rows), TensorSet::of(&[Mean, Rstd]));
         assert_eq!(with(TensorShape::Workspace), TensorSet::of(&[Workspace]));
         let matrices = Tensor::ALL.into_iter().filter(|tensor| tensor.is_matrix()).collect::<TensorSet>();
-        assert_eq!(matrices, TensorSet::of(&[X, Residual, Y, ResidualOut, Dy, DresidualOut, Dx]));
+        assert_eq!(matrices, TensorSet::of(&[X, Residual, Y, ResidualOut, Dy, DresidualOut, Dx, Dresidual]));
         assert_eq!(with(TensorShape::Matrix), matrices);
     }
 

@@ -54,9 +54,11 @@ pub(crate) struct Params {
     pub(crate) first_chunk: u32,
     /// 1 where the partial rows hold sums of earlier dispatches, to be added to; else 0.
     pub(crate) accumulates: u32,
-    /// 0, which compilers cannot know: added to an index it keeps them from holding in registers what was loaded. With it
-    /// the whole is a multiple of 16 bytes, which is what some devices ask of uniform buffers.
+    /// 0, which compilers cannot know: added to an index it keeps them from holding in registers what was loaded.
     pub(crate) zero: u32,
+    pub(crate) dresidual: Place,
+    /// The whole is a multiple of 16 bytes, which is what some devices ask of uniform buffers.
+    pub(crate) unused: [u32; 2],
 }
 
 impl Params {
@@ -73,6 +75,7 @@ impl Params {
             Tensor::Rstd => self.rstd = place.first,
             Tensor::Dy => self.dy = place,
             Tensor::DresidualOut => self.dresidual_out = place,
+            Tensor::Dresidual => self.dresidual = place,
             Tensor::Dx => self.dx = place,
             Tensor::Dweight => self.dweight = place,
             Tensor::Dbias => self.dbias = place,
@@ -102,6 +105,7 @@ mod tests {
             Tensor::Rstd => params.rstd,
             Tensor::Dy => params.dy.first,
             Tensor::DresidualOut => params.dresidual_out.first,
+            Tensor::Dresidual => params.dresidual.first,
             Tensor::Dx => params.dx.first,
             Tensor::Dweight => params.dweight.first,
             Tensor::Dbias => params.dbias.first,
@@ -120,8 +124,16 @@ mod tests {
             assert_eq!(first(&params, tensor), 1 + tensor as u32, "{tensor}");
         }
         assert_eq!(params.row_sums, 1001 + Tensor::Workspace as u32);
-        let strides =
-            [params.x, params.residual, params.y, params.residual_out, params.dy, params.dresidual_out, params.dx];
+        let strides = [
+            params.x,
+            params.residual,
+            params.y,
+            params.residual_out,
+            params.dy,
+            params.dresidual_out,
+            params.dx,
+            params.dresidual,
+        ];
         assert!(strides.iter().all(|place| place.row_stride == 100));
     }
 }

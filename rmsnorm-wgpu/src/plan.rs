@@ -59,9 +59,11 @@ impl Program {
     /// that a call has not got; a copy has an x and a y. The workspace is not among them: which part of it a program has
     /// follows from the others.
     pub(crate) const fn info(self) -> rmsnorm_gpu::program::Program {
-        use Tensor::{Bias, Dbias, DresidualOut, Dweight, Dx, Dy, Mean, Residual, ResidualOut, Rstd, Weight, X, Y};
+        use Tensor::{
+            Bias, Dbias, Dresidual, DresidualOut, Dweight, Dx, Dy, Mean, Residual, ResidualOut, Rstd, Weight, X, Y,
+        };
         const FORWARD: &[Tensor] = &[X, Residual, Weight, Bias, Y, ResidualOut, Mean, Rstd];
-        const BACKWARD: &[Tensor] = &[X, Weight, Mean, Rstd, Dy, DresidualOut, Dx, Dweight, Dbias];
+        const BACKWARD: &[Tensor] = &[X, Weight, Mean, Rstd, Dy, DresidualOut, Dx, Dweight, Dbias, Dresidual];
         let (stem, direction, is_reduction, tensors): (_, _, _, &[Tensor]) = match self {
             Program::Forward => ("forward", Direction::Forward, false, FORWARD),
             Program::ForwardStreaming => ("forward_streaming", Direction::Forward, false, FORWARD),

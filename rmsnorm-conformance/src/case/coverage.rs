@@ -11,7 +11,7 @@ use crate::report::Status;
 /// A feature, and whether a case exercises it.
 type Feature = (&'static str, fn(&Case) -> bool);
 
-const MANDATORY: [Feature; 24] = [
+const MANDATORY: [Feature; 25] = [
     ("forward", |case| case.kind == Kind::Forward),
     ("forward in place", |case| case.kind == Kind::ForwardInPlace),
     ("backward", |case| case.kind == Kind::Backward),
@@ -27,6 +27,7 @@ const MANDATORY: [Feature; 24] = [
     ("bias without weight", |case| case.present.has(Tensor::Bias) && !case.present.has(Tensor::Weight)),
     ("residual and residual_out", |case| case.present.has(Tensor::Residual) && case.present.has(Tensor::ResidualOut)),
     ("dresidual_out", |case| case.present.has(Tensor::DresidualOut)),
+    ("dresidual", |case| case.present.has(Tensor::Dresidual)),
     ("dweight from partials", |case| {
         case.present.has(Tensor::Dweight) && case.grad_reduction == GradReduction::Partials
     }),

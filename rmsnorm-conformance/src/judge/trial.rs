@@ -163,7 +163,7 @@ impl<'a> BoundsTrial<'a> {
             dresidual_out: inputs.dresidual_out.as_deref(),
         };
         let truth = BackwardTruth::new(&case.spec(), &given, statistics, case.grad_reduction, self.model());
-        let outputs = [Tensor::Dx, Tensor::Dweight, Tensor::Dbias];
+        let outputs = [Tensor::Dx, Tensor::Dresidual, Tensor::Dweight, Tensor::Dbias];
         judged.add_all(&outputs, stored, |tensor, got| truth.judge_bits(tensor, got));
     }
 

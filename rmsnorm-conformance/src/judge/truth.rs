@@ -77,7 +77,7 @@ impl<'a> ForwardTruth<'a> {
             (Tensor::Y, CastOrder::BeforeWeight) => self.before_weight(got.dtype),
             (Tensor::X | Tensor::Residual | Tensor::Weight | Tensor::Bias, _)
             | (Tensor::Dy | Tensor::DresidualOut | Tensor::Dx | Tensor::Dweight | Tensor::Dbias, _)
-            | (Tensor::Workspace, _) => Vec::new(),
+            | (Tensor::Workspace | Tensor::Dresidual, _) => Vec::new(),
         };
         let width = if tensor.is_matrix() { self.spec.cols } else { 1 };
         judge_due(got, expected, &self.due, width, self.arithmetic)
@@ -176,7 +176,8 @@ impl BackwardTruth {
     pub fn judge_bits(&self, tensor: Tensor, got: &Bits) -> Verdict {
         let BackwardTruth { outputs, bounds, columns_due, .. } = self;
         let (expected, due, width) = match tensor {
-            Tensor::Dx => (plain(&outputs.dx, &bounds.dx), &self.rows_due, self.cols),
+            // One value, rounded to the dtype of each.
+            Tensor::Dx | Tensor::Dresidual => (plain(&outputs.dx, &bounds.dx), &self.rows_due, self.cols),
             Tensor::Dweight => (plain(&outputs.dweight, &bounds.dweight), &columns_due.0, 1),
             Tensor::Dbias => (plain(&outputs.dbias, &bounds.dbias), &columns_due.1, 1),
             Tensor::X

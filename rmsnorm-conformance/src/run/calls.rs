@@ -188,6 +188,7 @@ pub(crate) fn backward_call(device: &dyn Device, case: &Case, inputs: &Inputs, s
     builder.input(Tensor::Rstd, Some(&saved.rstd));
     builder.input_rows(Tensor::DresidualOut, inputs.dresidual_out.as_deref());
     builder.output_rows(Tensor::Dx, true);
+    builder.output_rows(Tensor::Dresidual, present.has(Tensor::Dresidual));
     builder.output(Tensor::Dweight, case.cols, present.has(Tensor::Dweight));
     builder.output(Tensor::Dbias, case.cols, present.has(Tensor::Dbias));
     if present.has(Tensor::Workspace) {
@@ -199,8 +200,9 @@ pub(crate) fn backward_call(device: &dyn Device, case: &Case, inputs: &Inputs, s
 
 /// The problem of a case's backward call.
 pub(crate) fn backward_problem(case: &Case) -> Problem {
-    let given = [Tensor::Weight, Tensor::DresidualOut, Tensor::Dweight, Tensor::Dbias, Tensor::Workspace];
-    let given = case.present.intersection(TensorSet::of(&given));
+    use Tensor::{Dbias, Dresidual, DresidualOut, Dweight, Weight, Workspace};
+    let given = TensorSet::of(&[Weight, DresidualOut, Dweight, Dbias, Workspace, Dresidual]);
+    let given = case.present.intersection(given);
     Problem {
         dtypes: case.dtypes,
         has_weight_offset: case.weight_offset != 0.0,

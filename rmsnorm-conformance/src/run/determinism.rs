@@ -67,7 +67,7 @@ fn batches(context: Context<'_>, scenario: &Scenario, whole: &Outputs) -> Result
 /// Elements of an output that belong to one row; `None` for sums over rows.
 fn row_width(tensor: Tensor, cols: usize) -> Option<usize> {
     match tensor {
-        Tensor::Y | Tensor::ResidualOut | Tensor::Dx => Some(cols),
+        Tensor::Y | Tensor::ResidualOut | Tensor::Dx | Tensor::Dresidual => Some(cols),
         Tensor::Mean | Tensor::Rstd => Some(1),
         Tensor::Dweight | Tensor::Dbias => None,
         // Inputs and the workspace are never outputs.
@@ -151,6 +151,7 @@ impl Metamorphic<'_> {
                 (Tensor::Mean, -1.0),
                 (Tensor::Rstd, 1.0),
                 (Tensor::Dx, 1.0),
+                (Tensor::Dresidual, 1.0),
                 (Tensor::Dweight, -1.0),
                 (Tensor::Dbias, 1.0),
             ],
@@ -175,6 +176,7 @@ impl Metamorphic<'_> {
                 (Tensor::Mean, 2.0),
                 (Tensor::Rstd, 0.5),
                 (Tensor::Dx, 0.5),
+                (Tensor::Dresidual, 0.5),
                 (Tensor::Dweight, 1.0),
                 (Tensor::Dbias, 1.0),
             ],
@@ -189,7 +191,7 @@ impl Metamorphic<'_> {
         changed.inputs.dresidual_out.as_mut().into_iter().for_each(|d| double(d));
         let relation = Relation {
             name: "dy -> 2 dy",
-            factors: &[(Tensor::Dx, 2.0), (Tensor::Dweight, 2.0), (Tensor::Dbias, 2.0)],
+            factors: &[(Tensor::Dx, 2.0), (Tensor::Dresidual, 2.0), (Tensor::Dweight, 2.0), (Tensor::Dbias, 2.0)],
         };
         self.compare(&relation, &self.scenario, &changed)
     }

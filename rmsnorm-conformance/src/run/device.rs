@@ -235,6 +235,7 @@ impl<H: Harness> Typed<'_, H> {
         let rstd = self.required::<f32>(Tensor::Rstd)?;
         let dresidual_out = self.optional::<R>(Tensor::DresidualOut)?;
         let mut dx = self.required::<T>(Tensor::Dx)?;
+        let mut dresidual = self.optional::<R>(Tensor::Dresidual)?;
         let mut dweight = self.optional::<W>(Tensor::Dweight)?;
         let mut dbias = self.optional::<W>(Tensor::Dbias)?;
         let mut workspace = self.optional::<f32>(Tensor::Workspace)?;
@@ -243,12 +244,14 @@ impl<H: Harness> Typed<'_, H> {
         args.weight = weight.as_ref().map(|t| t.view(h));
         args.mean = mean.as_ref().map(|t| t.view(h));
         args.dresidual_out = dresidual_out.as_ref().map(|t| t.rows(h));
+        args.dresidual = dresidual.as_mut().map(|t| t.rows_mut(h));
         args.dweight = dweight.as_mut().map(|t| t.view_mut(h));
         args.dbias = dbias.as_mut().map(|t| t.view_mut(h));
         args.workspace = workspace.as_mut().map(|t| t.view_mut(h));
         let answer = h.backend().backward(self.spec, args);
         unload!(self: Dy = Some(dy), X = Some(x), Weight = weight, Mean = mean, Rstd = Some(rstd),
-            DresidualOut = dresidual_out, Dx = Some(dx), Dweight = dweight, Dbias = dbias, Workspace = workspace);
+            DresidualOut = dresidual_out, Dx = Some(dx), Dweight = dweight, Dbias = dbias, Workspace = workspace,
+            Dresidual = dresidual);
         Ok(answer)
     }
 }

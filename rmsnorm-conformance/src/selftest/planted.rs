@@ -134,6 +134,7 @@ bugs! {
     DyStrideOfX "dy_stride_of_x" Both Backward "dy is read with the row stride of x";
     DxStrideIgnored "dx_stride_ignored" Both Backward "rows of dx are taken to be dense";
     DresStrideIgnored "dres_stride_ignored" Both Backward "rows of dresidual_out are taken to be dense";
+    DresidualStrideIgnored "dresidual_stride_ignored" Both Backward "rows of dresidual are taken to be dense";
     ReadAfterWrite "read_after_write" Both InPlace "half of a row is normalized after the other half was overwritten";
 
     // Determinism.
@@ -162,6 +163,7 @@ bugs! {
     DresMissing "dres_missing" Both Backward "dresidual_out is not added";
     DresBeforeR "dres_before_r" Both Backward "dresidual_out is multiplied by rstd";
     DresAfterStore "dres_after_store" Both Backward "dx is rounded before dresidual_out is added";
+    DresidualOfDx "dresidual_of_dx" Both Backward "dresidual is dx after its rounding to 16 bits";
 
     // dweight and dbias.
     DwLowXhat "dw_low_xhat" Both Backward "dweight is summed from 16-bit x_hat";

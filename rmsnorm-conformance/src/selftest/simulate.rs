@@ -122,6 +122,7 @@ impl NormBackend for SimulatedBackend {
         let dy = Matrix::new(args.dy, &call, Bug::DyStrideOfX).with_stride_of(&x, call.has(Bug::DyStrideOfX));
         let dresidual_out = args.dresidual_out.map(|rows| Matrix::new(rows, &call, Bug::DresStrideIgnored));
         let mut dx = Matrix::new(args.dx, &call, Bug::DxStrideIgnored);
+        let mut dresidual = args.dresidual.map(|rows| Matrix::new(rows, &call, Bug::DresidualStrideIgnored));
 
         let mut own_workspace = Vec::new();
         let workspace = args.workspace.unwrap_or_else(|| {
@@ -141,6 +142,9 @@ impl NormBackend for SimulatedBackend {
                 dresidual_out: dresidual_out.as_deref(),
             });
             dx.store_result(&call, row, &result.dx);
+            if let Some(dresidual) = &mut dresidual {
+                dresidual.store_result(&call, row, &result.dresidual(&call));
+            }
             gradients.add(row, &result);
         }
         gradients.store(args.dweight, args.dbias);

@@ -140,9 +140,10 @@ fn forward_has_the_same_bits_in_any_number_of_tasks() {
 }
 
 /// Everything a backward call stores, partial sums and all, where both stages are done by that many tasks.
-fn backward_by(tasks: usize, is_layer: bool, [dweight, dbias, dresidual_out]: [bool; 3]) -> [Vec<u32>; 5] {
+fn backward_by(tasks: usize, is_layer: bool, [dweight, dbias, dresidual_out, dresidual]: [bool; 4]) -> [Vec<u32>; 6] {
     let [(dy, dy_stride), (mut dx, dx_stride)] = [strided::<f16>(1, PADS[0]), strided::<f16>(2, PADS[1])];
     let [(x, x_stride), (arriving, arriving_stride)] = [strided::<f32>(3, PADS[2]), strided::<f32>(4, PADS[3])];
+    let (mut stream, stream_stride) = strided::<f32>(10, PADS[1]);
     let weight = elements::<f16>(5, COLS);
     let (mean, rstd) = (elements::<f32>(6, ROWS), elements::<f32>(7, ROWS));
     let block_rows = 3;
@@ -161,6 +162,7 @@ fn backward_by(tasks: usize, is_layer: bool, [dweight, dbias, dresidual_out]: [b
         rstd: &rstd,
         dresidual_out: dresidual_out.then_some(Matrix { data: arriving.as_slice(), row_stride: arriving_stride }),
         dx: MatrixMut { data: Out::from(dx.as_mut_slice()), row_stride: dx_stride },
+        dresidual: dresidual.then_some(MatrixMut { data: Out::from(stream.as_mut_slice()), row_stride: stream_stride }),
         dweight_partials: dweight.then_some(of_dweight.as_mut_slice()),
         dbias_partials: dbias.then_some(of_dbias.as_mut_slice()),
     };
@@ -175,14 +177,14 @@ fn backward_by(tasks: usize, is_layer: bool, [dweight, dbias, dresidual_out]: [b
     let gradients = [sums(&of_dweight), sums(&of_dbias)];
     let [of_dweight, of_dbias] = [as_bits(&of_dweight), as_bits(&of_dbias)];
     let [dweight, dbias] = gradients;
-    [as_bits(&dx), of_dweight, of_dbias, dweight, dbias]
+    [as_bits(&dx), as_bits(&stream), of_dweight, of_dbias, dweight, dbias]
 }
 
 #[test]
 fn backward_has_the_same_bits_in_any_number_of_tasks() {
-    for bits in 0..16u32 {
-        let [dweight, dbias, dresidual_out, is_layer] = [1, 2, 4, 8].map(|bit| bits & bit != 0);
-        let has = [dweight, dbias, dresidual_out];
+    for bits in 0..32u32 {
+        let [dweight, dbias, dresidual_out, dresidual, is_layer] = [1, 2, 4, 8, 16].map(|bit| bits & bit != 0);
+        let has = [dweight, dbias, dresidual_out, dresidual];
         let expected = backward_by(1, is_layer, has);
         for tasks in [2, 3, 4, 7, 14] {
             assert!(backward_by(tasks, is_layer, has) == expected, "{has:?} in {tasks} tasks, layer norm: {is_layer}");

@@ -19,6 +19,7 @@ pub(crate) struct BackwardBlocks<'a, T, W, R> {
     pub(crate) rstd: &'a [f32],
     pub(crate) dresidual_out: Option<Matrix<'a, R>>,
     pub(crate) dx: MatrixMut<'a, T>,
+    pub(crate) dresidual: Option<MatrixMut<'a, R>>,
     /// One row of `cols` partial sums per block.
     pub(crate) dweight_partials: Option<&'a mut [f32]>,
     /// One row of `cols` partial sums per block.
@@ -40,6 +41,7 @@ impl<'a, T: Element, W: Element, R: Element> BackwardBlocks<'a, T, W, R> {
             rstd: self.rstd,
             dresidual_out: self.dresidual_out.map(Matrix::cast),
             dx: self.dx.cast(),
+            dresidual: self.dresidual.map(MatrixMut::cast),
             dweight_partials: self.dweight_partials,
             dbias_partials: self.dbias_partials,
         }
@@ -55,6 +57,7 @@ impl<'a, T: Element, W: Element, R: Element> BackwardBlocks<'a, T, W, R> {
         let (rstd_low, rstd_high) = self.rstd.split_at(row);
         let (dresidual_low, dresidual_high) = self.dresidual_out.map(|d| d.split_at(row)).unzip();
         let (dx_low, dx_high) = self.dx.split_at(row);
+        let (stream_low, stream_high) = self.dresidual.map(|d| d.split_at(row)).unzip();
         let (dweight_low, dweight_high) = self.dweight_partials.map(|p| p.split_at_mut(partials)).unzip();
         let (dbias_low, dbias_high) = self.dbias_partials.map(|p| p.split_at_mut(partials)).unzip();
         let low = BackwardBlocks {
@@ -65,6 +68,7 @@ impl<'a, T: Element, W: Element, R: Element> BackwardBlocks<'a, T, W, R> {
             rstd: rstd_low,
             dresidual_out: dresidual_low,
             dx: dx_low,
+            dresidual: stream_low,
             dweight_partials: dweight_low,
             dbias_partials: dbias_low,
             ..self
@@ -77,6 +81,7 @@ impl<'a, T: Element, W: Element, R: Element> BackwardBlocks<'a, T, W, R> {
             rstd: rstd_high,
             dresidual_out: dresidual_high,
             dx: dx_high,
+            dresidual: stream_high,
             dweight_partials: dweight_high,
             dbias_partials: dbias_high,
             ..self
@@ -152,6 +157,9 @@ impl<'a, T: Element, W: Element, R: Element> BackwardBlocks<'a, T, W, R> {
                 dx = S::add(dx, lanes::load::<S, R, _>(dresidual_out, piece));
             }
             lanes::store_or_stream::<S, T, _>(&mut self.dx.row(r, cols), piece, dx, stores);
+            if let Some(dresidual) = &mut self.dresidual {
+                lanes::store_or_stream::<S, R, _>(&mut dresidual.row(r, cols), piece, dx, stores);
+            }
         });
     }
 

@@ -12,7 +12,7 @@ use crate::{Element, GradReduction, NormBackend};
 /// ```
 ///
 /// # Shapes
-/// `dy`, `x`, `dx`, `dresidual_out`: (rows, cols). `weight`, `dweight`, `dbias`: (cols). `mean`, `rstd`: (rows).
+/// `dy`, `x`, `dx`, `dresidual_out`, `dresidual`: (rows, cols). `weight`, `dweight`, `dbias`: (cols). `mean`, `rstd`: (rows).
 /// `workspace`: at least [`NormBackend::workspace_len`] elements.
 ///
 /// # Dtypes
@@ -48,7 +48,7 @@ pub struct Backward<'a, B: NormBackend + ?Sized, T: Element, W: Element = T, R: 
     pub rstd: B::In<'a, f32>,
     /// The gradient that arrives at `residual_out` from elsewhere; added to `dx` in f32, before the rounding.
     pub dresidual_out: Option<Rows<B::In<'a, R>>>,
-    /// Receives the gradient of `x`, which is the gradient of `residual` too.
+    /// Receives the gradient of `x`, which is the gradient of `residual` too, in the dtype of `y`.
     pub dx: Rows<B::Out<'a, T>>,
     /// Receives the gradient of `weight`. Overwritten, never added to.
     pub dweight: Option<B::Out<'a, W>>,
@@ -57,6 +57,9 @@ pub struct Backward<'a, B: NormBackend + ?Sized, T: Element, W: Element = T, R: 
     /// Room for the partial sums of `dweight` and `dbias`; the backend allocates it if absent. Contents are
     /// unspecified before and after.
     pub workspace: Option<B::Out<'a, f32>>,
+    /// Receives what `dx` receives, rounded to the residual stream's dtype instead: the gradient that goes on along an f32
+    /// stream.
+    pub dresidual: Option<Rows<B::Out<'a, R>>>,
     /// How `dweight` and `dbias` are summed.
     pub grad_reduction: GradReduction,
     /// A tensor that was given before its dtype was changed, and is gone. Validation refuses the call.
@@ -96,6 +99,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Backward<'
             dweight: None,
             dbias: None,
             workspace: None,
+            dresidual: None,
             grad_reduction: GradReduction::default(),
             lost: None,
         }
@@ -110,8 +114,8 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Backward<'
 
     /// With a weight, dweight and dbias of that type, for code that is generic over it: the activations' or f32.
     pub fn weight_dtype<V: Element>(self) -> Backward<'a, B, T, V, R> {
-        let Backward { dy, x, weight, mean, rstd, dresidual_out, dx, dweight, dbias, workspace, grad_reduction, lost } =
-            self;
+        let Backward { dy, x, weight, mean, rstd, dresidual_out, dx, dweight, dbias, workspace, .. } = self;
+        let Backward { dresidual, grad_reduction, lost, .. } = self;
         let lost = lost.or(weight.and(Some("weight"))).or(dweight.and(Some("dweight"))).or(dbias.and(Some("dbias")));
         Backward {
             dy,
@@ -124,6 +128,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Backward<'
             dweight: None,
             dbias: None,
             workspace,
+            dresidual,
             grad_reduction,
             lost,
         }
@@ -142,4 +147,5 @@ builders!(Backward {
     vector dweight: Out W;
     vector dbias: Out W;
     vector workspace: Out f32;
+    matrix dresidual: Out R;
 });

@@ -86,7 +86,8 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Views<'a, 
         matrix_out::<B, T>(visitor, Tensor::Dx, Some(&self.dx))?;
         vector_out::<B, W>(visitor, Tensor::Dweight, self.dweight.as_ref())?;
         vector_out::<B, W>(visitor, Tensor::Dbias, self.dbias.as_ref())?;
-        vector_out::<B, f32>(visitor, Tensor::Workspace, self.workspace.as_ref())
+        vector_out::<B, f32>(visitor, Tensor::Workspace, self.workspace.as_ref())?;
+        matrix_out::<B, R>(visitor, Tensor::Dresidual, self.dresidual.as_ref())
     }
 
     fn visit(self, visitor: &mut impl Visitor<'a, B>) -> Result<(), Error> {
@@ -99,7 +100,8 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Views<'a, 
         hand_out::<B, T>(visitor, Tensor::Dx, Some(self.dx))?;
         hand_out::<B, W>(visitor, Tensor::Dweight, self.dweight)?;
         hand_out::<B, W>(visitor, Tensor::Dbias, self.dbias)?;
-        hand_out::<B, f32>(visitor, Tensor::Workspace, self.workspace)
+        hand_out::<B, f32>(visitor, Tensor::Workspace, self.workspace)?;
+        hand_out::<B, R>(visitor, Tensor::Dresidual, self.dresidual)
     }
 }
 

@@ -143,6 +143,7 @@ fn table(form: Form) -> &'static [Entry] {
         entry("dweight", OfCols, Weight, true, true),
         entry("dbias", OfCols, Weight, true, true),
         entry("workspace", Workspace, F32, true, true),
+        entry("dresidual", Matrix, Residual, true, true),
     ];
     match form {
         Form::Forward => FORWARD,
@@ -256,6 +257,7 @@ impl Call {
                     dweight: optional("dweight").then(|| look_up.view("dweight")),
                     dbias: optional("dbias").then(|| look_up.view("dbias")),
                     workspace: optional("workspace").then(|| look_up.view("workspace")),
+                    dresidual: optional("dresidual").then(|| look_up.rows("dresidual")),
                     grad_reduction: self.grad_reduction,
                     lost: None,
                 };

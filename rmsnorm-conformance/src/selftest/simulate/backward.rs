@@ -27,6 +27,15 @@ pub(super) struct BackwardRow {
     pub(super) dbias_terms: Vec<f32>,
 }
 
+impl BackwardRow {
+    /// What goes on along the residual stream, not yet rounded.
+    pub(super) fn dresidual(&self, call: &Call) -> Vec<f32> {
+        let activation = call.problem.dtypes.activation;
+        let value = |&dx: &f32| if call.has(Bug::DresidualOfDx) { round(dx, activation) } else { dx };
+        self.dx.iter().map(value).collect()
+    }
+}
+
 /// The intermediate values of one row.
 struct Row {
     /// `x - mean`

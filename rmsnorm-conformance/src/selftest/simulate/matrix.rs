@@ -81,7 +81,7 @@ impl<T: Element, V: DerefMut<Target = [T]>> Matrix<V> {
         }
     }
 
-    /// Writes a row of `y` or `dx`.
+    /// Writes a row of `y`, `dx` or `dresidual`.
     pub(super) fn store_result(&mut self, call: &Call, row: usize, values: &[f32]) {
         if call.has(Bug::SkipLastRowWrite) && row + 1 == call.spec.rows {
             return;

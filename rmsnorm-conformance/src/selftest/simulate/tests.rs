@@ -59,7 +59,12 @@ fn bug_names_are_unique_and_every_bug_applies_somewhere() {
 
 /// With every tensor that the kind of call may have.
 fn full(kind: Kind, norm: Norm, dtypes: DTypes, rows: usize, cols: usize) -> Case {
-    Case { present: ALL_PRESENT, dtypes, ..Case::plain(kind, norm, dtypes.activation, rows, cols) }.normalized()
+    Case {
+        present: ALL_PRESENT.with(Tensor::Dresidual),
+        dtypes,
+        ..Case::plain(kind, norm, dtypes.activation, rows, cols)
+    }
+    .normalized()
 }
 
 /// Shapes that leave lanes and blocks empty, fill them exactly, and overfill them; every tensor with gaps of its own.

@@ -81,13 +81,13 @@ fn every_column_has_one_thread() {
 #[test]
 fn keys_have_the_tensors_of_the_call() {
     for_all(|caps, call, cols| {
-        use Tensor::{Bias, Dbias, DresidualOut, Dweight, Residual, Weight};
+        use Tensor::{Bias, Dbias, Dresidual, DresidualOut, Dweight, Residual, Weight};
         for Launch { key, .. } in launches(&call.plan(4096, cols, caps)) {
             let code: &[Tensor] = match key.program {
                 Program::Forward | Program::ForwardCluster | Program::ForwardLong | Program::ForwardStreaming => {
                     &[Weight, Bias, Residual]
                 }
-                Program::Backward | Program::BackwardColumns => &[Weight, DresidualOut, Dweight, Dbias],
+                Program::Backward | Program::BackwardColumns => &[Weight, DresidualOut, Dweight, Dbias, Dresidual],
                 Program::BackwardRowSums => &[Weight],
                 Program::ReducePartials => &[Dweight, Dbias],
             };

@@ -61,7 +61,9 @@ fn every_column_has_one_thread() {
 #[test]
 fn keys_have_the_tensors_of_the_call() {
     for_all(|caps, call, cols| {
-        use Tensor::{Bias, Dbias, DresidualOut, Dweight, Dx, Dy, Mean, Residual, ResidualOut, Rstd, Weight, X, Y};
+        use Tensor::{
+            Bias, Dbias, Dresidual, DresidualOut, Dweight, Dx, Dy, Mean, Residual, ResidualOut, Rstd, Weight, X, Y,
+        };
         let problem = call.problem(SOME_ROWS, cols);
         for Dispatch { key, .. } in dispatches(&call.plan(SOME_ROWS, cols, caps)) {
             let code: &[Tensor] = match key.program {
@@ -69,7 +71,7 @@ fn keys_have_the_tensors_of_the_call() {
                     &[X, Residual, Weight, Bias, Y, ResidualOut, Mean, Rstd]
                 }
                 Program::Backward | Program::BackwardColumns => {
-                    &[X, Dy, Weight, Mean, Rstd, DresidualOut, Dx, Dweight, Dbias]
+                    &[X, Dy, Weight, Mean, Rstd, DresidualOut, Dx, Dweight, Dbias, Dresidual]
                 }
                 Program::BackwardRowSums => &[X, Dy, Weight, Mean, Rstd],
                 Program::ReducePartials => &[Dweight, Dbias],
