@@ -252,6 +252,11 @@ impl TensorSet {
         TensorSet(self.0 & other.0)
     }
 
+    /// Those that the other has not.
+    pub const fn difference(self, other: TensorSet) -> Self {
+        TensorSet(self.0 & !other.0)
+    }
+
     /// Those that either has.
     pub const fn union(self, other: TensorSet) -> Self {
         TensorSet(self.0 | other.0)
@@ -259,7 +264,12 @@ impl TensorSet {
 
     /// The tensors, in the order of [`Tensor::ALL`].
     pub fn iter(self) -> impl Iterator<Item = Tensor> {
-        Tensor::ALL.into_iter().filter(move |&tensor| self.has(tensor))
+        let mut rest = self.0;
+        std::iter::from_fn(move || {
+            let lowest = rest.trailing_zeros() as usize;
+            rest &= rest.wrapping_sub(1);
+            Tensor::ALL.get(lowest).copied()
+        })
     }
 
     /// Whether `y` overwrites `x`.
@@ -365,6 +375,9 @@ mod tests {
         assert_eq!(set.set(Y, false).set(Workspace, true), TensorSet::of(&[Weight, Workspace]));
         assert_eq!(set.intersection(TensorSet::of(&[Y, Bias])), TensorSet::of(&[Y]));
         assert_eq!(set.union(TensorSet::of(&[Y, Bias])), TensorSet::of(&[Y, Weight, Bias]));
+        assert_eq!(set.difference(TensorSet::of(&[Y, Bias])), TensorSet::of(&[Weight]));
+        assert_eq!(TensorSet::of(&Tensor::ALL).iter().collect::<Vec<_>>(), Tensor::ALL);
+        assert_eq!(TensorSet::NONE.iter().count(), 0);
         assert_eq!(Tensor::ALL.into_iter().filter(|&t| TensorSet::of(&Tensor::ALL).has(t)).count(), Tensor::COUNT);
 
         assert!(TensorSet::NONE.is_empty() && !set.is_empty());

@@ -12,7 +12,6 @@ struct Placed {
     /// `None` for a dense vector.
     row_stride: Option<usize>,
     span: Span,
-    is_output: bool,
 }
 
 /// The tensors of a call, each at its place in [`Tensor::ALL`]: a fixed array, because a call must not allocate.
@@ -20,6 +19,8 @@ pub(super) struct Layout {
     direction: Direction,
     rows: usize,
     cols: usize,
+    tensors: TensorSet,
+    outputs: TensorSet,
     list: [Option<Placed>; Tensor::COUNT],
 }
 
@@ -30,20 +31,17 @@ impl Layout {
         direction: Direction,
         args: &impl Views<'a, B>,
     ) -> Result<Self, Error> {
-        let mut layout = Layout { direction, rows: spec.rows, cols: spec.cols, list: [None; Tensor::COUNT] };
+        let (tensors, outputs) = (TensorSet::NONE, TensorSet::NONE);
+        let list = [None; Tensor::COUNT];
+        let mut layout = Layout { direction, rows: spec.rows, cols: spec.cols, tensors, outputs, list };
         args.spans(&mut layout)?;
         layout.check_overlap()?;
         Ok(layout)
     }
 
     /// Which tensors there are.
-    pub(super) fn tensors(&self) -> TensorSet {
-        Tensor::ALL
-            .into_iter()
-            .zip(&self.list)
-            .filter(|(_, placed)| placed.is_some())
-            .map(|(tensor, _)| tensor)
-            .collect()
+    pub(super) const fn tensors(&self) -> TensorSet {
+        self.tensors
     }
 
     /// The elements that the tensor may have, fewest and most.
@@ -78,13 +76,16 @@ impl Layout {
     }
 
     fn check_overlap(&self) -> Result<(), Error> {
-        let tensors = || self.list.iter().flatten();
-        for (i, output) in tensors().enumerate().filter(|(_, tensor)| tensor.is_output) {
-            for (j, other) in tensors().enumerate() {
-                // Each pair of outputs is compared once.
-                let seen = i == j || (other.is_output && j < i);
-                if !seen && output.overlaps(other) {
-                    return Err(Error::Overlap { output: output.arg, other: other.arg });
+        let placed = |set: TensorSet| set.iter().filter_map(|tensor| self.list[tensor as usize].as_ref());
+        let mut seen = TensorSet::NONE;
+        for tensor in self.outputs.iter() {
+            // Each pair of outputs is compared once.
+            seen = seen.with(tensor);
+            for output in placed(TensorSet::NONE.with(tensor)) {
+                for other in placed(self.tensors.difference(seen)) {
+                    if output.overlaps(other) {
+                        return Err(Error::Overlap { output: output.arg, other: other.arg });
+                    }
                 }
             }
         }
@@ -103,8 +104,10 @@ impl SpanVisitor for Layout {
             TensorShape::Matrix => (self.cols, Some(self.stride(&view))),
             TensorShape::Cols | TensorShape::Rows | TensorShape::Workspace => (span.len, None),
         };
+        self.tensors = self.tensors.with(tensor);
         let is_output = tensor.access(self.direction) == Some(Access::Write);
-        self.list[tensor as usize] = Some(Placed { arg, dtype, cols, row_stride, span, is_output });
+        self.outputs = self.outputs.set(tensor, is_output);
+        self.list[tensor as usize] = Some(Placed { arg, dtype, cols, row_stride, span });
         Ok(())
     }
 }
