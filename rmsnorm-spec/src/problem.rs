@@ -161,7 +161,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Fo
         DTypes::of::<T, W, R>().check()?;
         check_targets(&args)?;
         forbid_mean_for_rms(&spec, args.mean.is_some())?;
-        let tensors = Layout::of(&spec, Direction::Forward, &args)?.tensors();
+        let tensors = Layout::check(&spec, Direction::Forward, &args)?;
         let problem = problem::<T, W, R>(Direction::Forward, &spec, tensors, GradReduction::default());
         Ok(Checked { spec, args, problem })
     }
@@ -197,7 +197,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Ba
             let rule = "GradReduction::Locks needs at least 1 group, got 0".into();
             return Err(Error::InvalidArgument { arg: "grad_reduction", rule });
         }
-        let tensors = Layout::of(&spec, Direction::Backward, &args)?.tensors();
+        let tensors = Layout::check(&spec, Direction::Backward, &args)?;
         let problem = problem::<T, W, R>(Direction::Backward, &spec, tensors, args.grad_reduction);
         if let Some(workspace) = &args.workspace {
             let (min, got) = (backend.workspace_len(&problem), B::out_span(workspace).len);

@@ -25,23 +25,18 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// The tensors of these arguments, if their sizes are right and no output overlaps another tensor.
-    pub(super) fn of<'a, B: NormBackend + ?Sized>(
+    /// Which tensors these arguments have, if their sizes are right and no output overlaps another tensor.
+    pub(super) fn check<'a, B: NormBackend + ?Sized>(
         spec: &NormSpec,
         direction: Direction,
         args: &impl Views<'a, B>,
-    ) -> Result<Self, Error> {
+    ) -> Result<TensorSet, Error> {
         let (tensors, outputs) = (TensorSet::NONE, TensorSet::NONE);
         let list = [None; Tensor::COUNT];
         let mut layout = Layout { direction, rows: spec.rows, cols: spec.cols, tensors, outputs, list };
         args.spans(&mut layout)?;
         layout.check_overlap()?;
-        Ok(layout)
-    }
-
-    /// Which tensors there are.
-    pub(super) const fn tensors(&self) -> TensorSet {
-        self.tensors
+        Ok(layout.tensors)
     }
 
     /// The elements that the tensor may have, fewest and most.
