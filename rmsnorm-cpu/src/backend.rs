@@ -18,7 +18,8 @@ use crate::{launch, plan};
 ///
 /// # After a fork
 /// A child process has none of its parent's threads: what was made before the fork runs on the calling thread there, and so does
-/// [`new`](Self::new) if the parent has called it. [`with`](Self::with) starts threads of the child's own.
+/// [`new`](Self::new) if the parent has called it. [`with`](Self::with) starts threads of the child's own. If the parent has used
+/// rayon's global pool and never called `new`, its child takes `with`: threads that are not there cannot be told from others.
 ///
 /// # Example
 /// ```

@@ -26,7 +26,8 @@ const OLDEST_DRIVER: Version = Version { major: 12, minor: 0 };
 ///
 /// # Ordering
 /// A call enqueues its work on the stream and returns; it never waits, and copies nothing. With several streams in one
-/// context cudarc orders the accesses to a slice by events; calls here take part in that, as launches of cudarc's do.
+/// context cudarc orders the accesses to a slice by events; calls here take part in that, as launches of cudarc's do. Streams
+/// that come in through [`on_raw`](Self::on_raw) are not counted among them.
 ///
 /// # Memory
 /// A backward call with `dweight` or `dbias` needs a workspace of [`NormBackend::workspace_len`] elements. It is passed
@@ -150,6 +151,8 @@ impl CudaBackend {
     /// - Its owner keeps it alive for as long as the backend, its clones and all that holds their
     ///   [`stream`](Self::stream).
     /// - What its owner enqueues there is ordered with what goes through cudarc by the caller.
+    /// - cudarc does not count this stream. Unless the context is in multi-stream mode (`CudaContext::is_in_multi_stream_mode`),
+    ///   the caller also orders and keeps alive what cudarc allocates, writes or frees on another stream.
     pub unsafe fn on_raw(&self, stream: sys::CUstream) -> Self {
         // SAFETY:
         // - stream: the caller's promises are the ones that are asked for.

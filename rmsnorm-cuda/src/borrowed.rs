@@ -7,10 +7,12 @@ use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, sys};
 use rmsnorm_spec::{Element, Error};
 
 use crate::backend::CudaBackend;
+use crate::error::device_error;
 
 /// Device memory that something else owns (a tensor of PyTorch, JAX or burn, a DLPack capsule), for as long as `'a`.
 ///
-/// Making one costs nothing on the device. Nothing is freed when it is dropped. [`CudaView::slice`] takes a range of
+/// Nothing is freed when it is dropped. In a context with cudarc's events on, each has two of them, and dropping it may make the
+/// stream wait for them: the stream lives until then, and no capture is under way. [`CudaView::slice`] takes a range of
 /// [`as_view`](Self::as_view).
 ///
 /// # Example
@@ -51,12 +53,14 @@ impl<T: Element> BorrowedSlice<'_, T> {
     ///   many.
     ///
     /// # Errors
-    /// `InvalidArgument` if the address is no multiple of the element's size.
+    /// `InvalidArgument` if the address is no multiple of the element's size; `Device` if the context is lost.
     pub unsafe fn new(backend: &CudaBackend, address: sys::CUdeviceptr, len: usize) -> Result<Self, Error> {
-        if !address.is_multiple_of(size_of::<T>() as u64) {
+        if len > 0 && !address.is_multiple_of(size_of::<T>() as u64) {
             let rule = format!("a {} tensor begins at a multiple of its element's size, got {address:#x}", T::DTYPE);
             return Err(Error::InvalidArgument { arg: "address", rule });
         }
+        // cudarc panics where it cannot make its events.
+        backend.stream().context().bind_to_thread().map_err(device_error("before memory is borrowed"))?;
         // SAFETY:
         // - memory: the caller's promise;
         // - ownership: none is taken, for `drop` lets go of the address before the slice would free it.

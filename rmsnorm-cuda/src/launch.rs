@@ -5,6 +5,7 @@ mod tensors;
 mod work;
 mod workspace;
 
+use rmsnorm_gpu::reduction;
 use rmsnorm_spec::{Access, Backward, Checked, Element, Error, Forward, NormSpec, Problem, Tensor, TensorShape};
 
 use crate::backend::CudaBackend;
@@ -39,9 +40,6 @@ pub(crate) fn backward<T: Element, W: Element, R: Element>(
     enqueue(backend, &spec, &problem, &tensors)
 }
 
-/// Bytes that partial rows are read and written in.
-const WORKSPACE_ALIGNMENT: u64 = 16;
-
 /// Plans a call and enqueues its steps. What can fail for want of a kernel or of memory fails before the first step, so
 /// that nothing is written then.
 fn enqueue(backend: &CudaBackend, spec: &NormSpec, problem: &Problem, tensors: &Tensors<'_>) -> Result<(), Error> {
@@ -64,7 +62,7 @@ fn enqueue(backend: &CudaBackend, spec: &NormSpec, problem: &Problem, tensors: &
         params.partials = workspace.address;
     }
     // The plan has left room for this.
-    params.partials = params.partials.next_multiple_of(WORKSPACE_ALIGNMENT);
+    params.partials = params.partials.next_multiple_of(reduction::ALIGNMENT);
     params.eps = spec.eps;
     params.weight_offset = spec.weight_offset;
     params.rows = problem.rows as u64;
@@ -179,6 +177,7 @@ mod tests {
             (4, backward, Params { dx: odd, ..Params::default() }),
             (8, backward, Params { x: odd, ..Params::default() }),
             (8, backward, Params { dresidual_out: odd, ..Params::default() }),
+            (8, backward, Params { dresidual: odd, ..Params::default() }),
         ] {
             assert_eq!(access_bytes(&problem, &params), expected, "{params:?}");
         }

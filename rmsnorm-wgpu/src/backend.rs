@@ -273,9 +273,12 @@ impl WgpuBackend {
         let Some(kept) = &self.kept else { return Ok(()) };
         self.check_health()?;
         let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
-        scoped(self.device(), "encoding", || launch::encode(&kept, target))?;
-        kept.clear();
-        Ok(())
+        scoped(self.device(), "encoding", || {
+            launch::encode(&kept, target)?;
+            // Whatever the device says of them: they are in the target.
+            kept.clear();
+            Ok(())
+        })
     }
 
     /// Records and submits, or keeps what a recorder will encode.

@@ -35,7 +35,8 @@ impl<'a, 'p> From<&'a mut ComputePass<'p>> for Target<'a, 'p> {
 ///
 /// It is a [`WgpuBackend`] by reference, and so for code that is generic over
 /// [`NormBackend`](rmsnorm_spec::NormBackend). Clones of that backend keep their calls in the same list. What is not encoded
-/// when the recorder and they are dropped never runs.
+/// when the recorder and they are dropped never runs. `batch` and the `encode_` methods of that backend do not wait for what is
+/// kept.
 ///
 /// # Example
 /// ```no_run
@@ -72,7 +73,7 @@ impl Recorder {
     ///
     /// # Errors
     /// `InvalidArgument` for a call that the target cannot take: nothing is encoded then, and the calls stay. `Device` if
-    /// the device does not take the commands.
+    /// the device does not take the commands; they may be in the target, and are not kept.
     pub fn encode<'a, 'p: 'a>(&self, target: impl Into<Target<'a, 'p>>) -> Result<(), Error> {
         self.backend.encode_kept(target.into())
     }
