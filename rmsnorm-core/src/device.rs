@@ -141,6 +141,20 @@ const fn wgpu_devices() -> usize {
     1
 }
 
+/// An expression over the backend, whichever it is.
+macro_rules! on_backend {
+    ($any:expr, |$backend:ident| $expression:expr) => {
+        match *$any {
+            #[cfg(feature = "cpu")]
+            AnyBackend::Cpu(ref $backend) => $expression,
+            #[cfg(feature = "cuda")]
+            AnyBackend::Cuda(ref $backend) => $expression,
+            #[cfg(feature = "wgpu")]
+            AnyBackend::Wgpu(ref $backend) => $expression,
+        }
+    };
+}
+
 /// A backend chosen at run time.
 ///
 /// Match on it where tensors are given, whose types differ from backend to backend. [`dispatch`](Self::dispatch) runs code
@@ -270,14 +284,7 @@ impl AnyBackend {
         expect(unused_variables, reason = "without a backend there is no value to match")
     )]
     pub fn dispatch<K: Task>(&self, task: K) -> K::Output {
-        match *self {
-            #[cfg(feature = "cpu")]
-            AnyBackend::Cpu(ref backend) => task.run(backend),
-            #[cfg(feature = "cuda")]
-            AnyBackend::Cuda(ref backend) => task.run(backend),
-            #[cfg(feature = "wgpu")]
-            AnyBackend::Wgpu(ref backend) => task.run(backend),
-        }
+        on_backend!(self, |backend| task.run(backend))
     }
 
     /// Runs a task that moves data on the backend, whichever it is.
@@ -287,14 +294,7 @@ impl AnyBackend {
         expect(unused_variables, reason = "without a backend there is no value to match")
     )]
     pub fn dispatch_harness<K: HarnessTask>(&self, task: K) -> K::Output {
-        match *self {
-            #[cfg(feature = "cpu")]
-            AnyBackend::Cpu(ref backend) => task.run(backend),
-            #[cfg(feature = "cuda")]
-            AnyBackend::Cuda(ref backend) => task.run(backend),
-            #[cfg(feature = "wgpu")]
-            AnyBackend::Wgpu(ref backend) => task.run(backend),
-        }
+        on_backend!(self, |backend| task.run(backend))
     }
 }
 
@@ -311,14 +311,7 @@ impl fmt::Display for AnyBackend {
         expect(unused_variables, reason = "without a backend there is no value to match")
     )]
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            #[cfg(feature = "cpu")]
-            AnyBackend::Cpu(ref backend) => write!(f, "{backend}"),
-            #[cfg(feature = "cuda")]
-            AnyBackend::Cuda(ref backend) => write!(f, "{backend}"),
-            #[cfg(feature = "wgpu")]
-            AnyBackend::Wgpu(ref backend) => write!(f, "{backend}"),
-        }
+        on_backend!(self, |backend| write!(f, "{backend}"))
     }
 }
 

@@ -71,16 +71,15 @@ impl Layout {
     }
 
     fn check_overlap(&self) -> Result<(), Error> {
-        let placed = |set: TensorSet| set.iter().filter_map(|tensor| self.list[tensor as usize].as_ref());
+        let placed =
+            |set: TensorSet| set.iter().filter_map(|tensor| Some((tensor, self.list[tensor as usize].as_ref()?)));
         let mut seen = TensorSet::NONE;
-        for tensor in self.outputs.iter() {
+        for (tensor, output) in placed(self.outputs) {
             // Each pair of outputs is compared once.
             seen = seen.with(tensor);
-            for output in placed(TensorSet::NONE.with(tensor)) {
-                for other in placed(self.tensors.difference(seen)) {
-                    if output.overlaps(other) {
-                        return Err(Error::Overlap { output: output.arg, other: other.arg });
-                    }
+            for (_, other) in placed(self.tensors.difference(seen)) {
+                if output.overlaps(other) {
+                    return Err(Error::Overlap { output: output.arg, other: other.arg });
                 }
             }
         }
