@@ -23,7 +23,7 @@ impl<T: Element> AlignedBuffer<T> {
         let bytes = len.saturating_mul(size_of::<T>());
         // More than any allocation may have: the allocator is not asked, it would take the product that wrapped.
         let zeros = if bytes > isize::MAX as usize { Err(()) } else { bytemuck::allocation::try_zeroed_vec(len) };
-        let storage: Vec<T> = zeros.map_err(|()| no_room("tensor", bytes, &"the allocator refused"))?;
+        let storage: Vec<T> = zeros.map_err(|()| no_room::<T>("tensor", len, &"the allocator refused"))?;
         let first = storage.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT / size_of::<T>());
         Ok(AlignedBuffer { storage, first })
     }
@@ -105,8 +105,8 @@ impl Harness for CpuBackend {
 
     fn download_part<T: Element>(&self, buffer: &AlignedBuffer<T>, range: Range<usize>) -> Result<Vec<T>, Error> {
         let (elements, mut copy) = (buffer.elements(range), Vec::new());
-        let bytes = size_of_val(elements);
-        copy.try_reserve_exact(elements.len()).map_err(|error| no_room("copy of a tensor", bytes, &error))?;
+        let room = copy.try_reserve_exact(elements.len());
+        room.map_err(|error| no_room::<T>("copy of a tensor", elements.len(), &error))?;
         copy.extend_from_slice(elements);
         Ok(copy)
     }

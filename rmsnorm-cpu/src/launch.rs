@@ -95,8 +95,9 @@ fn spec_of<A>(call: &Checked<A>) -> NormSpec {
     spec
 }
 
-/// The error of a system that gives no memory for this, which a long-running caller may survive.
-pub(crate) fn no_room(what: &str, bytes: usize, error: &impl std::fmt::Display) -> Error {
+/// The error of a system that gives no memory for `len` elements of type `E`, which a long-running caller may survive.
+pub(crate) fn no_room<E>(what: &str, len: usize, error: &impl std::fmt::Display) -> Error {
+    let bytes = len.saturating_mul(size_of::<E>());
     Error::Device { backend: "cpu", source: format!("no {bytes} bytes of memory for the {what}: {error}").into() }
 }
 
@@ -127,7 +128,7 @@ pub(crate) fn backward<B: SliceBackend, T: Element, W: Element, R: Element>(
     let workspace = match args.workspace {
         Some(workspace) => B::workspace(workspace, len),
         None => {
-            allocated.try_reserve_exact(len).map_err(|error| no_room("workspace", len * size_of::<f32>(), &error))?;
+            allocated.try_reserve_exact(len).map_err(|error| no_room::<f32>("workspace", len, &error))?;
             allocated.resize(len, 0.0);
             allocated.as_mut_slice()
         }

@@ -249,8 +249,7 @@ impl<E: Element> Output<E> {
             }
         };
         let mut vector = Vec::new();
-        let bytes = len.saturating_mul(size_of::<E>());
-        vector.try_reserve_exact(len).map_err(|error| no_room(tensor.name(), bytes, &error))?;
+        vector.try_reserve_exact(len).map_err(|error| no_room::<E>(tensor.name(), len, &error))?;
         Ok(Output { vector, len, is_wanted })
     }
 

@@ -4,6 +4,7 @@
 
 use std::time::{Duration, Instant};
 
+use rmsnorm_conformance::testing::values;
 use rmsnorm_cpu::{BackwardInputs, CpuBackend, ForwardInputs, Isa};
 use rmsnorm_spec::{NormSpec, Tensor};
 
@@ -15,7 +16,7 @@ fn results(backend: &CpuBackend) -> Vec<u32> {
     let mut bits = Vec::new();
     for (rows, cols) in [(600, 1024), (64, 1 << 16)] {
         let norm = NormSpec::rms(rows, cols, 1e-5);
-        let x: Vec<f32> = (0..rows * cols).map(|i| (i * 7919 % 1009) as f32 / 500.0 - 1.0).collect();
+        let x = values::<f32>(1, rows * cols);
         let made = backend.forward_vec(&norm, ForwardInputs::new(&x), &[Tensor::Rstd]).unwrap();
         let inputs = BackwardInputs::new(&made.y, &x, &made.rstd);
         let gradients = backend.backward_vec(&norm, inputs, &[Tensor::Dweight]).unwrap();

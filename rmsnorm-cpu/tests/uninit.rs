@@ -4,6 +4,7 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
+use rmsnorm_conformance::testing::values;
 use rmsnorm_conformance::{Arithmetic, Harness};
 use rmsnorm_cpu::{Backward, BackwardInputs, CpuBackend, Forward, ForwardInputs, ForwardOutputs, Isa, UninitBackend};
 use rmsnorm_spec::{DType, Element, Error, NormSpec, Problem, Rows, Tensor, TensorSet, bf16};
@@ -88,10 +89,6 @@ fn calls_without_values_in_their_outputs_are_conformant() {
             DType::ALL.into_iter().for_each(|dtype| test_bounds(Uninit::open(), kind, norm, dtype).unwrap());
         }
     }
-}
-
-fn values<E: Element>(seed: usize, len: usize) -> Vec<E> {
-    (0..len).map(|i| E::from_f32(((i * 7919 + seed * 104_729) % 1009) as f32 / 500.0 - 1.0)).collect()
 }
 
 /// The first three are of forward, the others of backward.

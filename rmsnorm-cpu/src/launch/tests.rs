@@ -4,10 +4,20 @@
 use std::ops::Range;
 use std::sync::Mutex;
 
+use rmsnorm_conformance::testing::values;
 use rmsnorm_spec::{CastOrder, Norm, NormSpec, bf16, f16};
 
 use super::*;
 use crate::{Isa, lanes};
+
+#[test]
+fn no_room_says_how_many_bytes_for_what() {
+    let message = |error: Error| error.to_string();
+    let small = message(no_room::<f32>("workspace", 100, &"a reason"));
+    assert_eq!(small, "cpu device error: no 400 bytes of memory for the workspace: a reason");
+    let large = message(no_room::<bf16>("tensor", usize::MAX, &"a reason"));
+    assert_eq!(large, format!("cpu device error: no {} bytes of memory for the tensor: a reason", usize::MAX));
+}
 
 fn pool() -> rayon::ThreadPool {
     rayon::ThreadPoolBuilder::new().num_threads(4).build().unwrap()
@@ -68,19 +78,13 @@ fn a_matrix_is_split_at_rows_far_apart() {
     }
 }
 
-/// Elements from a hash of their place, between -2 and 2.
-fn elements<E: Element>(seed: u32, len: usize) -> Vec<E> {
-    let value = |i: u32| (i ^ seed << 20).wrapping_mul(0x9e37_79b9).rotate_left(15).wrapping_mul(0x85eb_ca6b) >> 8;
-    (0..len as u32).map(|i| E::from_f32(value(i) as f32 / (1 << 22) as f32 - 2.0)).collect()
-}
-
 const ROWS: usize = 41;
 const COLS: usize = 45;
 /// Rows of each matrix are that many elements longer than COLS.
 const PADS: [usize; 4] = [3, 0, 7, 5];
 
-fn strided<E: Element>(seed: u32, pad: usize) -> (Vec<E>, usize) {
-    (elements(seed, (ROWS - 1) * (COLS + pad) + COLS), COLS + pad)
+fn strided<E: Element>(seed: u64, pad: usize) -> (Vec<E>, usize) {
+    (values(seed, (ROWS - 1) * (COLS + pad) + COLS), COLS + pad)
 }
 
 fn as_bits<E: Element>(values: &[E]) -> Vec<u32> {
@@ -100,7 +104,7 @@ struct Has {
 fn forward_by(tasks: usize, has: Has) -> [Vec<u32>; 4] {
     let [(x, x_stride), (mut y, y_stride)] = [strided::<bf16>(1, PADS[0]), strided::<bf16>(2, PADS[1])];
     let [(residual, residual_stride), (mut out, out_stride)] = [strided::<f32>(3, PADS[2]), strided::<f32>(4, PADS[3])];
-    let (weight, bias) = (elements::<f32>(5, COLS), elements::<f32>(6, COLS));
+    let (weight, bias) = (values::<f32>(5, COLS), values::<f32>(6, COLS));
     let (mut mean, mut rstd) = (vec![7.0f32; ROWS], vec![7.0f32; ROWS]);
     let spec = NormSpec::layer(ROWS, COLS, 1e-5).weight_offset(0.3).cast_order(CastOrder::BeforeWeight);
     let added = Matrix { data: residual.as_slice(), row_stride: residual_stride };
@@ -144,11 +148,11 @@ fn backward_by(tasks: usize, is_layer: bool, [dweight, dbias, dresidual_out, dre
     let [(dy, dy_stride), (mut dx, dx_stride)] = [strided::<f16>(1, PADS[0]), strided::<f16>(2, PADS[1])];
     let [(x, x_stride), (arriving, arriving_stride)] = [strided::<f32>(3, PADS[2]), strided::<f32>(4, PADS[3])];
     let (mut stream, stream_stride) = strided::<f32>(10, PADS[1]);
-    let weight = elements::<f16>(5, COLS);
-    let (mean, rstd) = (elements::<f32>(6, ROWS), elements::<f32>(7, ROWS));
+    let weight = values::<f16>(5, COLS);
+    let (mean, rstd) = (values::<f32>(6, ROWS), values::<f32>(7, ROWS));
     let block_rows = 3;
     let blocks = ROWS.div_ceil(block_rows);
-    let [mut of_dweight, mut of_dbias] = [8, 9].map(|seed| elements::<f32>(seed, blocks * COLS));
+    let [mut of_dweight, mut of_dbias] = [8, 9].map(|seed| values::<f32>(seed, blocks * COLS));
     let spec = NormSpec::new(if is_layer { Norm::Layer } else { Norm::Rms }, ROWS, COLS, 1e-5);
     let work = BackwardBlocks {
         spec: spec.weight_offset(-0.5),
