@@ -70,10 +70,10 @@ struct Worker {
     }
 
     __device__ void start_pack(unsigned step, int u, int k, Slot& slot) {
-        start_copy(&slot.x[k][threadIdx.x], p.x.row(row(step, u)) + first, k, left);
-        start_copy(&slot.dy[k][threadIdx.x], p.dy.row(row(step, u)) + first, k, left);
+        start_copy(&slot.x[k][threadIdx.x], ROW(x, row(step, u)) + first, k, left);
+        start_copy(&slot.dy[k][threadIdx.x], ROW(dy, row(step, u)) + first, k, left);
 #if HAS_DRESIDUAL_OUT
-        start_copy(&slot.dresidual_out[k][threadIdx.x], p.dresidual_out.row(row(step, u)) + first, k, left);
+        start_copy(&slot.dresidual_out[k][threadIdx.x], ROW(dresidual_out, row(step, u)) + first, k, left);
 #endif
     }
 
@@ -153,9 +153,9 @@ struct Worker {
             for (int k = 0; k < PACKS; ++k) {
                 float dx[PACK];
                 gradient(ring[slot][u], k, statistics[u], mean_wdy, mean_wdy_xhat, dx);
-                store_pack(p.dx.row(row(step, u)) + first, k, left, pack<T>(dx));
+                store_pack(ROW(dx, row(step, u)) + first, k, left, pack<T>(dx));
 #if HAS_DRESIDUAL
-                store_pack(p.dresidual.row(row(step, u)) + first, k, left, pack<R>(dx));
+                store_pack(ROW(dresidual, row(step, u)) + first, k, left, pack<R>(dx));
 #endif
                 if (refills) start_pack(step + STAGES, u, k, ring[slot][u]);
             }

@@ -16,8 +16,8 @@ __device__ inline void load_terms(
     float (&x_hat)[PACK], float (&dy)[PACK], float (&wdy)[PACK]
 ) {
     const int left = int(min(p.cols - col, (unsigned long long)PACK));
-    unpack(load_pack<Reuse::ByNone>(p.x.row(row) + col, 0, left), x_hat);
-    unpack(load_pack<Reuse::ByNone>(p.dy.row(row) + col, 0, left), dy);
+    unpack(load_pack<Reuse::ByNone>(ROW(x, row) + col, 0, left), x_hat);
+    unpack(load_pack<Reuse::ByNone>(ROW(dy, row) + col, 0, left), dy);
     #pragma unroll
     for (int i = 0; i < PACK; ++i) {
         // Past the end x and dy are zero, which does not help where x_hat overflows.
@@ -86,13 +86,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) backward_co
                 }
 #if HAS_DRESIDUAL_OUT
                 float residual[PACK];
-                unpack(load_pack<Reuse::ByNone>(p.dresidual_out.row(row) + col, 0, left), residual);
+                unpack(load_pack<Reuse::ByNone>(ROW(dresidual_out, row) + col, 0, left), residual);
                 #pragma unroll
                 for (int i = 0; i < PACK; ++i) dx[i] += residual[i];
 #endif
-                store_pack(p.dx.row(row) + col, 0, left, pack<T>(dx));
+                store_pack(ROW(dx, row) + col, 0, left, pack<T>(dx));
 #if HAS_DRESIDUAL
-                store_pack(p.dresidual.row(row) + col, 0, left, pack<R>(dx));
+                store_pack(ROW(dresidual, row) + col, 0, left, pack<R>(dx));
 #endif
             }
         }

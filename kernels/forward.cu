@@ -10,10 +10,10 @@ using Parts = Pack<H>[UNROLL][PACKS];
 template <bool IS_LAST>
 __device__ inline Pack<H> load_h(const Params& p, unsigned long long row, unsigned first, int k, int left) {
     constexpr Reuse REUSE = IS_LAST ? Reuse::ByNone : Reuse::ByThread;
-    const Pack<T> x = load_pack<REUSE>(p.x.row(row) + first, k, left);
+    const Pack<T> x = load_pack<REUSE>(ROW(x, row) + first, k, left);
 #if HAS_RESIDUAL
-    const Pack<R> h = add_residual(x, load_pack<REUSE>(p.residual.row(row) + first, k, left));
-    if (IS_LAST && p.residual_out.data) store_pack(p.residual_out.row(row) + first, k, left, h);
+    const Pack<R> h = add_residual(x, load_pack<REUSE>(ROW(residual, row) + first, k, left));
+    if (IS_LAST && p.residual_out.data) store_pack(ROW(residual_out, row) + first, k, left, h);
     return h;
 #else
     return x;
@@ -81,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward(con
                     float y[PACK];
                     unpack(h[u][k], y);
                     normalize(y, mean[u], rstd[u], weight, bias);
-                    store_pack(p.y.row(row(u)) + first, k, left, pack<T>(y));
+                    store_pack(ROW(y, row(u)) + first, k, left, pack<T>(y));
                 }
             }
         }

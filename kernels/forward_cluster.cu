@@ -48,9 +48,9 @@ private:
 
 // A thread's part of h. The hint is measured: 1024x131072 96 % of the copy, with none 95 %, with evict_first 92 %.
 __device__ inline Pack<H> load_h(const Params& p, unsigned long long row, unsigned first, int k, int left) {
-    const Pack<T> x = load_pack<Reuse::ByThread>(p.x.row(row) + first, k, left);
+    const Pack<T> x = load_pack<Reuse::ByThread>(ROW(x, row) + first, k, left);
 #if HAS_RESIDUAL
-    return add_residual(x, load_pack<Reuse::ByThread>(p.residual.row(row) + first, k, left));
+    return add_residual(x, load_pack<Reuse::ByThread>(ROW(residual, row) + first, k, left));
 #else
     return x;
 #endif
@@ -75,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward_clu
 #if HAS_RESIDUAL
     if (p.residual_out.data) {
         #pragma unroll
-        for (int k = 0; k < PACKS; ++k) store_pack(p.residual_out.row(row) + first, k, left, h[k]);
+        for (int k = 0; k < PACKS; ++k) store_pack(ROW(residual_out, row) + first, k, left, h[k]);
     }
 #endif
 
@@ -102,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward_clu
             unpack_weight(weights[k], p.weight_offset, weight);
             unpack(biases[k - batch], bias);
             normalize(y, 0.0f, rstd, weight, bias);
-            store_pack(p.y.row(row) + first, k, left, pack<T>(y));
+            store_pack(ROW(y, row) + first, k, left, pack<T>(y));
         }
     }
     if (threadIdx.x == 0 && cluster_rank() == 0 && p.rstd) p.rstd[row] = rstd;

@@ -18,9 +18,9 @@ struct Slot {
 __device__ inline void start_row(const Params& p, unsigned long long row, unsigned first, int left, Slot& slot) {
     #pragma unroll
     for (int k = 0; k < PACKS; ++k) {
-        start_copy(&slot.x[k][threadIdx.x], p.x.row(row) + first, k, left);
+        start_copy(&slot.x[k][threadIdx.x], ROW(x, row) + first, k, left);
 #if HAS_RESIDUAL
-        start_copy(&slot.residual[k][threadIdx.x], p.residual.row(row) + first, k, left);
+        start_copy(&slot.residual[k][threadIdx.x], ROW(residual, row) + first, k, left);
 #endif
     }
     close_batch();
@@ -34,7 +34,7 @@ __device__ inline void finish_row(const Params& p, unsigned long long row, unsig
     for (int k = 0; k < PACKS; ++k) {
         Pack<R>& residual = slot.residual[k][threadIdx.x];
         residual = add_residual(slot.x[k][threadIdx.x], residual);
-        if (p.residual_out.data) store_pack(p.residual_out.row(row) + first, k, left, residual);
+        if (p.residual_out.data) store_pack(ROW(residual_out, row) + first, k, left, residual);
     }
 #endif
 }
@@ -100,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward_lon
                 unpack(load_parameter<HAS_BIAS>(p.bias + first, k, left), bias);
             }
             normalize(y, mean[0], rstd[0], weight, bias);
-            store_pack(p.y.row(row) + first, k, left, pack<T>(y));
+            store_pack(ROW(y, row) + first, k, left, pack<T>(y));
         }
         if (threadIdx.x == 0 && cluster_rank() == 0) {
             if (IS_LAYER && p.mean) p.mean[row] = mean[0];

@@ -15,9 +15,9 @@ struct Visit {
 
 // h of one pack: x, or the rounded sum with the residual.
 __device__ inline Pack<H> load_h(const Params& p, unsigned long long row, const Visit& at) {
-    const Pack<T> x = load_pack<Reuse::ByNone>(p.x.row(row) + at.col, 0, at.left());
+    const Pack<T> x = load_pack<Reuse::ByNone>(ROW(x, row) + at.col, 0, at.left());
 #if HAS_RESIDUAL
-    return add_residual(x, load_pack<Reuse::ByNone>(p.residual.row(row) + at.col, 0, at.left()));
+    return add_residual(x, load_pack<Reuse::ByNone>(ROW(residual, row) + at.col, 0, at.left()));
 #else
     return x;
 #endif
@@ -41,9 +41,9 @@ __device__ inline void write_y(const Params& p, unsigned long long row, Visit at
         unpack(load_parameter<HAS_BIAS>(p.bias + at.col, 0, at.left()), bias);
         normalize(y, mean, rstd, weight, bias);
 #if HAS_RESIDUAL
-        if (p.residual_out.data) store_pack(p.residual_out.row(row) + at.col, 0, at.left(), h);
+        if (p.residual_out.data) store_pack(ROW(residual_out, row) + at.col, 0, at.left(), h);
 #endif
-        store_pack(p.y.row(row) + at.col, 0, at.left(), pack<T>(y));
+        store_pack(ROW(y, row) + at.col, 0, at.left(), pack<T>(y));
     }
 }
 

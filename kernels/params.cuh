@@ -4,8 +4,6 @@ template <class E>
 struct Matrix {
     E* data;
     unsigned long long row_stride; // elements
-
-    __device__ E* row(unsigned long long index) const { return data + index * row_stride; }
 };
 
 // T: activations; W: weight and bias; R: residual stream. Absent tensors are null.
@@ -39,6 +37,32 @@ struct Params {
     float share; // 1 / cols
     unsigned unused;
     Matrix<R> dresidual;
+#if HAS_ROW_GROUPS
+    unsigned long long rows_per_group;
+    unsigned long long group_reciprocal; // 2^64 / rows_per_group, rounded up
+    unsigned long long x_group_stride;
+    unsigned long long residual_group_stride;
+    unsigned long long dy_group_stride;
+    unsigned long long dresidual_out_group_stride;
+    unsigned long long y_group_stride;
+    unsigned long long residual_out_group_stride;
+    unsigned long long dx_group_stride;
+    unsigned long long dresidual_group_stride;
+#endif
 };
 
 static_assert(sizeof(Params) == PARAMS_BYTES, "kernels/params.cuh and rmsnorm-cuda/src/params.rs differ");
+
+#if HAS_ROW_GROUPS
+// Elements from row 0 to this row. There is no division: the product with the reciprocal is the exact quotient of numbers of 32 bits
+// (D. Lemire, O. Kaser, N. Kurz: Faster remainder by direct computation, 2019, theorem 1).
+__device__ inline unsigned long long start(
+    const Params& p, unsigned long long row_stride, unsigned long long group_stride, unsigned row) {
+    const unsigned low = p.group_reciprocal, high = p.group_reciprocal >> 32;
+    const unsigned group = ((unsigned long long)high * row + __umulhi(low, row)) >> 32;
+    return group * group_stride + (row - group * (unsigned)p.rows_per_group) * row_stride;
+}
+#define ROW(matrix, index) (p.matrix.data + start(p, p.matrix.row_stride, p.matrix##_group_stride, index))
+#else
+#define ROW(matrix, index) (p.matrix.data + (index) * p.matrix.row_stride)
+#endif

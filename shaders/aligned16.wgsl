@@ -7,15 +7,15 @@ fn load_quad_TENSOR(row: u32, col: u32) -> vec2<u32> {
     // else
     if (col >= params.cols) { return vec2<u32>(); }
     // end
-    return TENSOR[(params.TENSOR.x + row * params.TENSOR.y + col) >> 2u];
+    return TENSOR[at_TENSOR(row, col) >> 2u];
 }
 // end
 // if IS_STORED
 fn store_quad_TENSOR(row: u32, col: u32, words: vec2<u32>) {
     // if IS_WHOLE
-    TENSOR[(params.TENSOR.x + row * params.TENSOR.y + col) >> 2u] = words;
+    TENSOR[at_TENSOR(row, col) >> 2u] = words;
     // else
-    if (col < params.cols) { TENSOR[(params.TENSOR.x + row * params.TENSOR.y + col) >> 2u] = words; }
+    if (col < params.cols) { TENSOR[at_TENSOR(row, col) >> 2u] = words; }
     // end
 }
 // end

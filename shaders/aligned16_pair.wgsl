@@ -8,16 +8,16 @@ fn load_TENSOR(row: u32, thread: u32, k: u32) -> Kept_DTYPE {
     // else
     if (col >= params.cols) { return Kept_DTYPE(); }
     // end
-    return TENSOR[(params.TENSOR.x + row * params.TENSOR.y + col) >> 3u];
+    return TENSOR[at_TENSOR(row, col) >> 3u];
 }
 // end
 // if IS_STORED
 fn store_TENSOR(row: u32, thread: u32, k: u32, kept: Kept_DTYPE) {
     let col = column(thread, k, 0u);
     // if IS_WHOLE
-    TENSOR[(params.TENSOR.x + row * params.TENSOR.y + col) >> 3u] = kept;
+    TENSOR[at_TENSOR(row, col) >> 3u] = kept;
     // else
-    if (col < params.cols) { TENSOR[(params.TENSOR.x + row * params.TENSOR.y + col) >> 3u] = kept; }
+    if (col < params.cols) { TENSOR[at_TENSOR(row, col) >> 3u] = kept; }
     // end
 }
 // end

@@ -8,7 +8,7 @@
 // if IS_LOADED
 fn load_half_TENSOR(row: u32, col: u32) -> u32 {
     if (col >= params.cols) { return 0u; }
-    let at = params.TENSOR.x + row * params.TENSOR.y + col;
+    let at = at_TENSOR(row, col);
     // if IS_ATOMIC
     // The other half may be in flux: it is dropped.
     let word = atomicLoad(&TENSOR[at >> 1u]);
@@ -29,7 +29,7 @@ fn load_quad_TENSOR(row: u32, col: u32) -> vec2<u32> {
 // Every bit has one owner: a half is replaced without a look at the other, whoever writes that one meanwhile.
 fn store_half_TENSOR(row: u32, col: u32, half: u32) {
     if (col >= params.cols) { return; }
-    let at = params.TENSOR.x + row * params.TENSOR.y + col;
+    let at = at_TENSOR(row, col);
     let shift = 16u * (at & 1u);
     atomicAnd(&TENSOR[at >> 1u], ~(0xffffu << shift));
     atomicOr(&TENSOR[at >> 1u], half << shift);

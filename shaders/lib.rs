@@ -49,6 +49,7 @@ sources! {
     PARTIAL_ROWS = "partial_rows.wgsl",
     PARTIAL_SUMS = "partial_sums.wgsl",
     PARTIALS = "partials.wgsl",
+    PLACE = "place.wgsl",
     QUADS = "quads.wgsl",
     REDUCE_PARTIALS = "reduce_partials.wgsl",
     REDUCE_SUBGROUP = "reduce_subgroup.wgsl",

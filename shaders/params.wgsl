@@ -1,6 +1,7 @@
 // What every program is told at run time: the mirror of rmsnorm-wgpu/src/params.rs, field for field.
 //
-// A tensor has its first element, counted from the start of its binding, and its row stride, 0 for vectors.
+// A tensor has its first element, counted from the start of its binding, and its row stride, 0 for vectors. Where rows lie in
+// groups, the first element is that of row 0 of the first row's group, which may be in front of the binding: sums wrap.
 struct Params {
     x: vec2<u32>,
     residual: vec2<u32>,
@@ -28,7 +29,18 @@ struct Params {
     accumulates: u32, // 1: partial rows hold sums of earlier dispatches, to be added to
     zero: u32, // what is added to an index so that compilers do not hold what was loaded
     dresidual: vec2<u32>,
-    unused: vec2<u32>, // up to a multiple of 16 bytes
+    rows_per_group: u32, // where rows lie in groups, as all that follows
+    first_in_group: u32, // rows of the first group that belong to earlier dispatches
+    // if HAS_ROW_GROUPS
+    x_group_stride: u32,
+    residual_group_stride: u32,
+    dy_group_stride: u32,
+    dresidual_out_group_stride: u32,
+    y_group_stride: u32,
+    residual_out_group_stride: u32,
+    dx_group_stride: u32,
+    dresidual_group_stride: u32,
+    // end
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

@@ -4,7 +4,7 @@
 // if IS_LOADED
 fn load_word_TENSOR(row: u32, col: u32) -> u32 {
     if (col >= params.cols) { return 0u; }
-    return TENSOR[(params.TENSOR.x + row * params.TENSOR.y + col) >> 1u];
+    return TENSOR[at_TENSOR(row, col) >> 1u];
 }
 
 fn load_quad_TENSOR(row: u32, col: u32) -> vec2<u32> {
@@ -13,7 +13,7 @@ fn load_quad_TENSOR(row: u32, col: u32) -> vec2<u32> {
 // end
 // if IS_STORED
 fn store_word_TENSOR(row: u32, col: u32, word: u32) {
-    if (col < params.cols) { TENSOR[(params.TENSOR.x + row * params.TENSOR.y + col) >> 1u] = word; }
+    if (col < params.cols) { TENSOR[at_TENSOR(row, col) >> 1u] = word; }
 }
 
 fn store_quad_TENSOR(row: u32, col: u32, words: vec2<u32>) {

@@ -10,7 +10,9 @@ pub(crate) mod profiles;
 use std::fmt;
 use std::str::FromStr;
 
-use rmsnorm_spec::{CastOrder, DType, DTypes, Direction, GradReduction, Norm, NormSpec, Problem, Tensor, TensorSet};
+use rmsnorm_spec::{
+    CastOrder, DType, DTypes, Direction, GradReduction, Norm, NormSpec, Problem, RowGroups, Tensor, TensorSet,
+};
 
 use crate::case::data::Family;
 use crate::run::memory::Placement;
@@ -100,6 +102,14 @@ pub enum Layout {
     /// Rows start this many elements apart: so many that an index of 32 bits wraps. What lies between takes address space
     /// but, where a backend can help it, no memory.
     Far(usize),
+    /// Rows in groups of so many: every tensor has paddings, gaps between groups and an offset of its own, drawn from the
+    /// seed. Some have gaps that leave all rows at one distance.
+    Grouped {
+        /// Rows of a group.
+        rows: usize,
+        /// Of the paddings, gaps and offsets.
+        seed: u32,
+    },
 }
 
 /// Elements behind a row and in front of the next that are watched where rows are far apart.
@@ -112,15 +122,23 @@ impl Layout {
     /// The place of one tensor whose rows have `cols` elements.
     pub(crate) fn placement(self, tensor: Tensor, cols: usize) -> Placement {
         match self {
-            Layout::Uniform { pad, offset } => Placement { pad, apart: 0, offset, reaches_stride: false },
+            Layout::Uniform { pad, offset } => Placement { pad, offset, ..Placement::DENSE },
             Layout::Mixed(seed) => {
                 let draw = data::draw(u64::from(seed), tensor, 0);
                 let pad = [0, 1, 8, cols][(draw % 4) as usize];
-                Placement { pad, apart: 0, offset: (draw >> 8) as usize % 8, reaches_stride: (draw >> 16) % 2 == 1 }
+                let (offset, reaches_stride) = ((draw >> 8) as usize % 8, (draw >> 16) % 2 == 1);
+                Placement { pad, offset, reaches_stride, ..Placement::DENSE }
             }
             Layout::Far(stride) => {
                 let apart = stride.saturating_sub(cols + FAR_PAD);
-                Placement { pad: FAR_PAD, apart, offset: 0, reaches_stride: false }
+                Placement { pad: FAR_PAD, apart, ..Placement::DENSE }
+            }
+            Layout::Grouped { rows, seed } => {
+                let draw = data::draw(u64::from(seed), tensor, 0);
+                let (pad, gap) = ([0, 1, 8, cols][(draw % 4) as usize], [0, 3, 8, 3 * cols][(draw >> 4) as usize % 4]);
+                let stride = (rows - 1) * (cols + pad) + cols + gap;
+                let (offset, reaches_stride) = ((draw >> 8) as usize % 8, (draw >> 16) % 2 == 1);
+                Placement { pad, groups: Some(RowGroups { rows, stride }), offset, reaches_stride, apart: 0 }
             }
         }
     }
@@ -230,6 +248,8 @@ impl Case {
             Layout::Mixed(_) => (self.cols, 0),
             Layout::Far(stride) if stride as u128 * self.rows as u128 > MAX_DISTANCE => return u128::MAX,
             Layout::Far(_) => (FAR_PAD, 0),
+            // At most a padding and a gap for each row.
+            Layout::Grouped { .. } => (self.cols.saturating_mul(4).saturating_add(8), 0),
         };
         let row = self.cols.max(1) as u128 + pad as u128;
         row.saturating_mul(self.rows.max(1) as u128).saturating_add(offset as u128)
@@ -285,6 +305,7 @@ impl fmt::Display for Layout {
             Layout::Uniform { pad, offset } => write!(f, "p{pad}o{offset}"),
             Layout::Mixed(seed) => write!(f, "mixed{seed}"),
             Layout::Far(stride) => write!(f, "far{stride}"),
+            Layout::Grouped { rows, seed } => write!(f, "groups{rows}s{seed}"),
         }
     }
 }
@@ -416,6 +437,10 @@ fn parse_layout(field: &str) -> Option<Layout> {
     if let Some(stride) = parse_after("far", field) {
         return Some(Layout::Far(stride));
     }
+    if let Some((rows, seed)) = field.strip_prefix("groups").and_then(|field| field.split_once('s')) {
+        let rows = rows.parse().ok().filter(|&rows| rows > 0)?;
+        return Some(Layout::Grouped { rows, seed: seed.parse().ok()? });
+    }
     let (pad, offset) = field.strip_prefix('p')?.split_once('o')?;
     Some(Layout::Uniform { pad: pad.parse().ok()?, offset: offset.parse().ok()? })
 }
@@ -490,5 +515,9 @@ mod tests {
         }
         assert!(id.replacen("3x17", "16777216x16", 1).parse::<Case>().is_ok());
         assert!(id.replacen("p0o0", "far4294967333", 1).parse::<Case>().is_ok());
+        assert!(id.replacen("p0o0", "groups4s7", 1).parse::<Case>().is_ok());
+        let largest = id.replacen("p0o0", "groups4s7", 1).replacen("3x17", "16777216x2", 1);
+        assert!(largest.parse::<Case>().is_err(), "with its gaps it exceeds memory");
+        assert!(id.replacen("p0o0", "groups0s7", 1).parse::<Case>().is_err(), "groups of no rows");
     }
 }

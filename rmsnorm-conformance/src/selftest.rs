@@ -132,6 +132,8 @@ fn cases(norm: Norm, kind: Kind) -> Vec<Case> {
         Case { layout: strided, ..full(f32, 3, 13) },
         Case { layout: Layout::Mixed(3), ..full(f16, 3, 13) },
         Case { layout: Layout::Mixed(4), ..full(f32, 3, 13) },
+        Case { layout: Layout::Grouped { rows: 2, seed: 1 }, ..full(f32, 5, 13) },
+        Case { layout: Layout::Grouped { rows: 3, seed: 2 }, ..full(bf16, 7, 13) },
         Case { family: Family::NearEps, ..plain(f32, 3, 13) },
         Case { family: Family::NearEps, eps: 1e-6, ..plain(f16, 3, 13) },
         Case { family: Family::Nonfinite, ..plain(f32, 11, 13) },

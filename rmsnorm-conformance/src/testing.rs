@@ -18,7 +18,7 @@
 //!
 //! let (backend, spec) = (SimulatedBackend::new(None), NormSpec::rms(4, 33, 1e-6));
 //! let x = exact(&values::<f32>(1, 4 * 33));
-//! let place = Placement { pad: 3, apart: 0, offset: 1, reaches_stride: false };
+//! let place = Placement { pad: 3, offset: 1, ..Placement::DENSE };
 //! let guarded = |name, access, fill| Guarded::new((name, DType::F32, access), (4, 33), place, &fill, 0);
 //! let mut call = Call {
 //!     kind: Kind::Forward,

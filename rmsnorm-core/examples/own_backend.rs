@@ -102,8 +102,8 @@ fn values<T: Element>(vector: &[T]) -> Vec<f64> {
 
 /// A matrix without the padding between its rows.
 fn matrix<T: Element>(rows: &Rows<&[T]>, spec: &NormSpec) -> Vec<f64> {
-    let stride = rows.stride(spec.cols);
-    (0..spec.rows).flat_map(|row| values(&rows.view[row * stride..][..spec.cols])).collect()
+    let layout = rows.layout(spec.rows, spec.cols);
+    (0..spec.rows).flat_map(|row| values(&rows.view[layout.start(row)..][..spec.cols])).collect()
 }
 
 /// What is read, and where the result goes: over it in place, else to a matrix of its own, if there is one.
@@ -115,17 +115,17 @@ fn split<'a, T: Element>(
     match source {
         Source::Read(rows) => (matrix(&rows, spec), target),
         Source::Overwrite(rows) => {
-            let stride = rows.stride(spec.cols);
-            (matrix(&Rows::strided(&*rows.view, stride), spec), Some(rows))
+            let layout = rows.layout(spec.rows, spec.cols);
+            (matrix(&layout.rows(&*rows.view), spec), Some(rows))
         }
     }
 }
 
 fn store<T: Element>(target: &mut Option<Rows<&mut [T]>>, values: &[f64], spec: &NormSpec) {
     let Some(rows) = target else { return };
-    let stride = rows.stride(spec.cols);
+    let layout = rows.layout(spec.rows, spec.cols);
     for (row, values) in values.chunks(spec.cols).enumerate() {
-        store_vector(Some(&mut rows.view[row * stride..][..spec.cols]), values);
+        store_vector(Some(&mut rows.view[layout.start(row)..][..spec.cols]), values);
     }
 }
 

@@ -13,7 +13,7 @@ use crate::stages::backward::BackwardBlocks;
 use crate::stages::copy::CopyRange;
 use crate::stages::forward::{ForwardRows, Residual};
 use crate::stages::reduce_partials::PartialRows;
-use crate::stages::{Matrix, MatrixMut};
+use crate::stages::{Matrix, MatrixMut, RowStarts};
 
 /// A backend on slices, and what the views of its outputs may be used for.
 pub(crate) trait SliceBackend: NormBackend {
@@ -40,20 +40,19 @@ pub(crate) fn forward<B: SliceBackend, T: Element, W: Element, R: Element>(
     let (spec, plan) = (spec_of(&call), plan_here(backend, call.problem()));
     let kernel = kernel::forward().ok_or_else(|| no_kernel(call.problem()))?;
     let args = call.into_args();
-    let cols = spec.cols;
     let (x, y) = match (args.x, args.y) {
-        (Source::Read(x), Some(y)) => (Some(matrix::<B, T>(x, cols)), matrix_mut::<B, T>(y, cols)),
-        (Source::Overwrite(y), _) => (None, overwritten::<B, T>(y, cols)?),
+        (Source::Read(x), Some(y)) => (Some(matrix::<B, T>(x, &spec)), matrix_mut::<B, T>(y, &spec)),
+        (Source::Overwrite(y), _) => (None, overwritten::<B, T>(y, &spec)?),
         // A `Checked` forward call has one of the two; the error is for the type system only.
         (Source::Read(_), None) => return Err(Error::Missing { arg: "y", why: "x is not overwritten" }),
     };
     let residual = match (args.residual, args.residual_out) {
         (None, _) => Residual::Absent,
-        (Some(Source::Read(residual)), None) => Residual::Read(matrix::<B, R>(residual, cols)),
+        (Some(Source::Read(residual)), None) => Residual::Read(matrix::<B, R>(residual, &spec)),
         (Some(Source::Read(residual)), Some(out)) => {
-            Residual::ReadWrite(matrix::<B, R>(residual, cols), matrix_mut::<B, R>(out, cols))
+            Residual::ReadWrite(matrix::<B, R>(residual, &spec), matrix_mut::<B, R>(out, &spec))
         }
-        (Some(Source::Overwrite(residual)), _) => Residual::InPlace(overwritten::<B, R>(residual, cols)?),
+        (Some(Source::Overwrite(residual)), _) => Residual::InPlace(overwritten::<B, R>(residual, &spec)?),
     };
     let work = ForwardRows {
         spec,
@@ -142,13 +141,13 @@ pub(crate) fn backward<B: SliceBackend, T: Element, W: Element, R: Element>(
         block_rows: plan.block_rows,
         streaming: plan.streaming,
         weight: args.weight.map(B::input),
-        dy: matrix::<B, T>(args.dy, spec.cols),
-        x: matrix::<B, R>(args.x, spec.cols),
+        dy: matrix::<B, T>(args.dy, &spec),
+        x: matrix::<B, R>(args.x, &spec),
         mean: args.mean.map(B::input),
         rstd: B::input(args.rstd),
-        dresidual_out: args.dresidual_out.map(|rows| matrix::<B, R>(rows, spec.cols)),
-        dx: matrix_mut::<B, T>(args.dx, spec.cols),
-        dresidual: args.dresidual.map(|rows| matrix_mut::<B, R>(rows, spec.cols)),
+        dresidual_out: args.dresidual_out.map(|rows| matrix::<B, R>(rows, &spec)),
+        dx: matrix_mut::<B, T>(args.dx, &spec),
+        dresidual: args.dresidual.map(|rows| matrix_mut::<B, R>(rows, &spec)),
         dweight_partials: args.dweight.is_some().then_some(&mut *dweight_partials),
         dbias_partials: args.dbias.is_some().then_some(&mut *dbias_partials),
     };
@@ -198,19 +197,23 @@ fn fork<K: Send>(
     );
 }
 
-fn matrix<'a, B: SliceBackend, E: Element>(rows: Rows<B::In<'a, E>>, cols: usize) -> Matrix<'a, E> {
-    Matrix { row_stride: rows.stride(cols), data: B::input(rows.view) }
+fn starts<V>(rows: &Rows<V>, spec: &NormSpec) -> RowStarts {
+    RowStarts::of(rows.layout(spec.rows, spec.cols))
 }
 
-fn matrix_mut<'a, B: SliceBackend, E: Element>(rows: Rows<B::Out<'a, E>>, cols: usize) -> MatrixMut<'a, E> {
-    MatrixMut { row_stride: rows.stride(cols), data: B::out(rows.view) }
+fn matrix<'a, B: SliceBackend, E: Element>(rows: Rows<B::In<'a, E>>, spec: &NormSpec) -> Matrix<'a, E> {
+    Matrix { rows: starts(&rows, spec), data: B::input(rows.view) }
+}
+
+fn matrix_mut<'a, B: SliceBackend, E: Element>(rows: Rows<B::Out<'a, E>>, spec: &NormSpec) -> MatrixMut<'a, E> {
+    MatrixMut { rows: starts(&rows, spec), data: B::out(rows.view) }
 }
 
 fn overwritten<'a, B: SliceBackend, E: Element>(
     rows: Rows<B::Out<'a, E>>,
-    cols: usize,
+    spec: &NormSpec,
 ) -> Result<MatrixMut<'a, E>, Error> {
-    Ok(MatrixMut { row_stride: rows.stride(cols), data: Out::from(B::values(rows.view)?) })
+    Ok(MatrixMut { rows: starts(&rows, spec), data: Out::from(B::values(rows.view)?) })
 }
 
 #[cfg(test)]

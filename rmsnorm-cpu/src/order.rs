@@ -10,7 +10,7 @@ use crate::lanes::Out;
 use crate::stages::backward::BackwardBlocks;
 use crate::stages::copy::CopyRange;
 use crate::stages::forward::{ForwardRows, Residual};
-use crate::stages::{Matrix, MatrixMut};
+use crate::stages::{Matrix, MatrixMut, RowStarts};
 
 const ROWS: usize = 3;
 const COLS: usize = 200;
@@ -36,7 +36,7 @@ fn assert_fenced(streaming: bool, what: &str) {
 fn stores_past_the_cache_are_fenced_before_a_stage_ends() {
     let spec = NormSpec::rms(ROWS, COLS, 1e-5);
     let (x, residual) = (Aligned([1.0f32; ROWS * COLS]), Aligned([2.0f32; ROWS * COLS]));
-    let of = |data| Matrix { data, row_stride: COLS };
+    let of = |data| Matrix { data, rows: RowStarts::strided(COLS) };
     for streaming in [true, false] {
         let (mut y, mut out) = (Aligned([0.0f32; ROWS * COLS]), Aligned([0.0f32; ROWS * COLS]));
         ForwardRows::<f32, f32, f32> {
@@ -46,10 +46,10 @@ fn stores_past_the_cache_are_fenced_before_a_stage_ends() {
             weight: None,
             bias: None,
             x: Some(of(&x.0)),
-            y: MatrixMut { data: Out::from(&mut y.0[..]), row_stride: COLS },
+            y: MatrixMut { data: Out::from(&mut y.0[..]), rows: RowStarts::strided(COLS) },
             residual: Residual::ReadWrite(
                 of(&residual.0),
-                MatrixMut { data: Out::from(&mut out.0[..]), row_stride: COLS },
+                MatrixMut { data: Out::from(&mut out.0[..]), rows: RowStarts::strided(COLS) },
             ),
             mean: None,
             rstd: None,
@@ -65,12 +65,12 @@ fn stores_past_the_cache_are_fenced_before_a_stage_ends() {
             block_rows: 2,
             streaming,
             weight: None,
-            dy: Matrix { data: &dy.0, row_stride: COLS },
+            dy: Matrix { data: &dy.0, rows: RowStarts::strided(COLS) },
             x: of(&x.0),
             mean: None,
             rstd: &[1.0; ROWS],
             dresidual_out: None,
-            dx: MatrixMut { data: Out::from(&mut dx.0[..]), row_stride: COLS },
+            dx: MatrixMut { data: Out::from(&mut dx.0[..]), rows: RowStarts::strided(COLS) },
             dresidual: None,
             dweight_partials: None,
             dbias_partials: None,

@@ -100,7 +100,7 @@ impl<'a> Builder<'a> {
     fn push<E: Element>(&mut self, name: Tensor, access: Access, (rows, cols): (usize, usize), shape: &Shape) {
         let seed = u64::from(self.fuzzed.bits) << 8 | name as u64;
         let fill = if matches!(access, Access::Write | Access::Scratch) { self.fill } else { 0 };
-        let place = Placement { pad: shape.padding, apart: 0, offset: shape.offset, reaches_stride: false };
+        let place = Placement { pad: shape.padding, offset: shape.offset, ..Placement::DENSE };
         let fill = Fill::Bits(&|index| bits(seed, index) as u32 ^ fill);
         let mut tensor = Guarded::new((name, E::DTYPE, access), (rows, cols), place, &fill, self.fuzzed.bits);
         tensor.view.end = tensor.view.start + tensor.view.len().saturating_add_signed(shape.length_error);

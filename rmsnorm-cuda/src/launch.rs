@@ -14,6 +14,8 @@ use crate::error::device_error;
 use crate::params::{Matrix, Params};
 use crate::plan;
 use tensors::Tensors;
+#[cfg(test)]
+use tensors::group_stride;
 use work::Work;
 use workspace::{Workspace, bytes_of};
 
@@ -67,6 +69,7 @@ fn enqueue(backend: &CudaBackend, spec: &NormSpec, problem: &Problem, tensors: &
     params.weight_offset = spec.weight_offset;
     params.rows = problem.rows as u64;
     params.cols = problem.cols as u64;
+    (params.rows_per_group, params.group_reciprocal) = rows_per_group(problem)?;
     params.share = (1.0 / problem.cols as f64) as f32;
     params.chunks = plan.chunks;
     params.partial_rows = plan.partial_rows;
@@ -74,6 +77,20 @@ fn enqueue(backend: &CudaBackend, spec: &NormSpec, problem: &Problem, tensors: &
     params.row_sums = params.partials + bytes_of(plan.workspace.row_sums);
     let overlap = kernels.caps().arch >= Arch::HOPPER;
     work.into_iter().flatten().try_for_each(|work| work.enqueue(stream, &params, overlap))
+}
+
+/// The rows of a group, which are at least 2, and 2^64 divided by them, rounded up; zeros where no rows lie in groups.
+///
+/// # Errors
+/// `Unsupported` for more rows than 32 bits count.
+fn rows_per_group(problem: &Problem) -> Result<(u64, u64), Error> {
+    let Some(rows_per_group) = problem.rows_per_group else { return Ok((0, 0)) };
+    if problem.rows > u32::MAX as usize {
+        let rows = problem.rows;
+        let rule = format!("the cuda backend has fewer than 2^32 rows in groups, got {rows}");
+        return Err(Error::Unsupported { rule });
+    }
+    Ok((rows_per_group as u64, u64::MAX / rows_per_group as u64 + 1))
 }
 
 /// Compiles and loads the kernels of a call whose addresses and row strides are multiples of so many bytes.
@@ -103,8 +120,10 @@ pub(crate) fn access_bytes(problem: &Problem, params: &Params) -> u32 {
             TensorShape::Cols => tensor.access(problem.direction) == Some(Access::Read),
             TensorShape::Rows | TensorShape::Workspace => false,
         };
-        let stride = if problem.rows > 1 { matrix.row_stride * problem.dtype(tensor).size() as u64 } else { 0 };
-        if is_counted { bits | matrix.data | stride } else { bits }
+        // Every row begins at a sum of multiples of the two.
+        let strides = if problem.rows > 1 { matrix.row_stride | params.group_stride(tensor) } else { 0 };
+        let strides = strides * problem.dtype(tensor).size() as u64;
+        if is_counted { bits | matrix.data | strides } else { bits }
     };
     access_of(Tensor::ALL.into_iter().fold(0, bits))
 }
@@ -118,14 +137,14 @@ const fn access_of(bytes: u64) -> u32 {
 pub(crate) fn dense_access_bytes(problem: &Problem) -> u32 {
     let mut params = Params::default();
     for tensor in problem.tensors.iter().filter(|tensor| tensor.is_matrix()) {
-        params.place(tensor, Matrix { data: 0, row_stride: problem.cols as u64 });
+        params.place(tensor, Matrix { data: 0, row_stride: problem.cols as u64 }, 0);
     }
     access_bytes(problem, &params)
 }
 
 #[cfg(test)]
 mod tests {
-    use rmsnorm_spec::{DType, DTypes, Norm};
+    use rmsnorm_spec::{DType, DTypes, Norm, RowGroups, Rows};
 
     use super::*;
 
@@ -183,6 +202,59 @@ mod tests {
         }
     }
 
+    /// The distance between groups counts as that between rows does; a matrix without groups has them at no other.
+    #[test]
+    fn groups_count_as_rows_do() {
+        let problem = Problem { rows_per_group: Some(2), ..forward(5) };
+        let layout = |row_stride, groups: Option<usize>| {
+            let rows = match groups {
+                Some(stride) => Rows::grouped((), row_stride, RowGroups { rows: 2, stride }),
+                None => Rows::strided((), row_stride),
+            };
+            rows.layout(5, 64)
+        };
+        for (expected, row_stride, groups) in [
+            (16, 64, Some(192)),
+            (8, 64, Some(196)),
+            (4, 64, Some(194)),
+            (2, 64, Some(193)),
+            (2, 65, Some(192)),
+            (16, 72, None),
+        ] {
+            let stride = group_stride(&layout(row_stride, groups), problem.rows_per_group);
+            assert_eq!(stride, groups.unwrap_or(2 * row_stride) as u64);
+            for tensor in [Tensor::X, Tensor::Y, Tensor::Residual, Tensor::ResidualOut] {
+                let mut params = Params::default();
+                params.place(tensor, matrix(0x1000, row_stride as u64), stride);
+                // An f32 stream has strides of twice the bytes.
+                let expected = if matches!(tensor, Tensor::X | Tensor::Y) { expected } else { 16.min(2 * expected) };
+                assert_eq!(access_bytes(&problem, &params), expected, "{params:?}");
+            }
+        }
+        assert_eq!(group_stride(&layout(64, None), None), 0);
+    }
+
+    /// Quotients as the kernels compute them, of numbers of 32 bits.
+    #[test]
+    fn a_product_with_the_reciprocal_is_the_quotient() {
+        let most = u64::from(u32::MAX);
+        for rows in [2, 3, 5, 7, 8, 12, 31, 32, 33, 641, 65_535, 65_536, 65_537, most / 2, most - 1] {
+            let problem = Problem { rows_per_group: Some(rows as usize), ..forward(most as usize) };
+            let (count, reciprocal) = rows_per_group(&problem).unwrap();
+            assert_eq!(count, rows);
+            let around = |row: u64| [row.saturating_sub(1), row, row + 1];
+            let multiples = [0, rows, 2 * rows, most / rows / 2 * rows, most / rows * rows, most - 1];
+            for row in multiples.into_iter().flat_map(around).filter(|row| *row <= most) {
+                let (low, high) = (reciprocal & most, reciprocal >> 32);
+                let quotient = (high * row + ((low * row) >> 32)) >> 32;
+                assert_eq!(quotient, row / rows, "{row} / {rows}");
+            }
+        }
+        assert_eq!(rows_per_group(&forward(5)).unwrap(), (0, 0));
+        let beyond = Problem { rows_per_group: Some(2), ..forward(1 << 32) };
+        assert!(matches!(rows_per_group(&beyond), Err(Error::Unsupported { .. })));
+    }
+
     #[test]
     fn one_row_has_no_stride_to_align() {
         let params = Params { x: matrix(0x1000, 65), y: matrix(0x2000, 67), ..Params::default() };
@@ -212,12 +284,15 @@ mod tests {
     fn tensors_are_where_they_were_placed() {
         let mut params = Params::default();
         for tensor in Tensor::ALL {
-            params.place(tensor, matrix(1 + tensor as u64, if tensor.is_matrix() { 100 + tensor as u64 } else { 0 }));
+            let matrix = matrix(1 + tensor as u64, if tensor.is_matrix() { 100 + tensor as u64 } else { 0 });
+            params.place(tensor, matrix, 200 + tensor as u64);
         }
         for tensor in Tensor::ALL {
             let Matrix { data, row_stride } = params.tensor(tensor);
             let stride = if tensor.is_matrix() { 100 + tensor as u64 } else { 0 };
             assert_eq!((data, row_stride), (1 + tensor as u64, stride), "{tensor}");
+            let group_stride = if tensor.is_matrix() { 200 + tensor as u64 } else { 0 };
+            assert_eq!(params.group_stride(tensor), group_stride, "{tensor}");
         }
     }
 

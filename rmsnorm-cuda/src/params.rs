@@ -2,6 +2,8 @@
 //!
 //! Sizes are checked where a program is compiled (`static_assert`), names and order by a test here.
 
+use std::mem::offset_of;
+
 use rmsnorm_spec::Tensor;
 
 /// A matrix on the device: address of its first element and elements from row to row. Address 0: absent.
@@ -51,6 +53,18 @@ pub(crate) struct Params {
     /// Padding, so that the size is the same on both sides.
     pub(crate) unused: u32,
     pub(crate) dresidual: Matrix,
+    /// Rows of a group, where rows lie in groups. Kernels of other calls have neither this nor what follows.
+    pub(crate) rows_per_group: u64,
+    /// 2^64 / `rows_per_group`, rounded up: a product with it takes the place of a division.
+    pub(crate) group_reciprocal: u64,
+    pub(crate) x_group_stride: u64,
+    pub(crate) residual_group_stride: u64,
+    pub(crate) dy_group_stride: u64,
+    pub(crate) dresidual_out_group_stride: u64,
+    pub(crate) y_group_stride: u64,
+    pub(crate) residual_out_group_stride: u64,
+    pub(crate) dx_group_stride: u64,
+    pub(crate) dresidual_group_stride: u64,
 }
 
 impl Params {
@@ -75,25 +89,51 @@ impl Params {
         }
     }
 
-    /// Says where a tensor lies.
-    pub(crate) const fn place(&mut self, tensor: Tensor, matrix: Matrix) {
+    /// Elements from group to group of a matrix; 0 for a vector.
+    pub(crate) const fn group_stride(&self, tensor: Tensor) -> u64 {
         match tensor {
-            Tensor::X => self.x = matrix,
-            Tensor::Residual => self.residual = matrix,
+            Tensor::X => self.x_group_stride,
+            Tensor::Residual => self.residual_group_stride,
+            Tensor::Dy => self.dy_group_stride,
+            Tensor::DresidualOut => self.dresidual_out_group_stride,
+            Tensor::Y => self.y_group_stride,
+            Tensor::ResidualOut => self.residual_out_group_stride,
+            Tensor::Dx => self.dx_group_stride,
+            Tensor::Dresidual => self.dresidual_group_stride,
+            Tensor::Weight
+            | Tensor::Bias
+            | Tensor::Mean
+            | Tensor::Rstd
+            | Tensor::Dweight
+            | Tensor::Dbias
+            | Tensor::Workspace => 0,
+        }
+    }
+
+    /// Says where a tensor lies; a vector has no group stride.
+    pub(crate) const fn place(&mut self, tensor: Tensor, matrix: Matrix, group_stride: u64) {
+        match tensor {
+            Tensor::X => (self.x, self.x_group_stride) = (matrix, group_stride),
+            Tensor::Residual => (self.residual, self.residual_group_stride) = (matrix, group_stride),
+            Tensor::Dy => (self.dy, self.dy_group_stride) = (matrix, group_stride),
+            Tensor::DresidualOut => (self.dresidual_out, self.dresidual_out_group_stride) = (matrix, group_stride),
+            Tensor::Y => (self.y, self.y_group_stride) = (matrix, group_stride),
+            Tensor::ResidualOut => (self.residual_out, self.residual_out_group_stride) = (matrix, group_stride),
+            Tensor::Dx => (self.dx, self.dx_group_stride) = (matrix, group_stride),
+            Tensor::Dresidual => (self.dresidual, self.dresidual_group_stride) = (matrix, group_stride),
             Tensor::Weight => self.weight = matrix.data,
             Tensor::Bias => self.bias = matrix.data,
-            Tensor::Y => self.y = matrix,
-            Tensor::ResidualOut => self.residual_out = matrix,
             Tensor::Mean => self.mean = matrix.data,
             Tensor::Rstd => self.rstd = matrix.data,
-            Tensor::Dy => self.dy = matrix,
-            Tensor::DresidualOut => self.dresidual_out = matrix,
-            Tensor::Dx => self.dx = matrix,
             Tensor::Dweight => self.dweight = matrix.data,
             Tensor::Dbias => self.dbias = matrix.data,
             Tensor::Workspace => self.partials = matrix.data,
-            Tensor::Dresidual => self.dresidual = matrix,
         }
+    }
+
+    /// Bytes that a kernel is told, whose call has rows in groups or not.
+    pub(crate) const fn bytes(has_row_groups: bool) -> usize {
+        if has_row_groups { size_of::<Params>() } else { offset_of!(Params, rows_per_group) }
     }
 }
 

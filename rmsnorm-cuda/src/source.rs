@@ -56,8 +56,8 @@ pub(crate) fn options(key: &KernelKey, arch: Arch) -> Vec<String> {
     language.into_iter().chain(names).chain(numbers).chain(OPTIONAL.iter().map(has)).collect()
 }
 
-fn numbers(key: &KernelKey) -> [(&'static str, u32); 22] {
-    let KernelKey { program, call: CallKey { norm, cast_order, accumulate, .. }, tile } = *key;
+fn numbers(key: &KernelKey) -> [(&'static str, u32); 23] {
+    let KernelKey { program, call: CallKey { norm, cast_order, accumulate, has_row_groups, .. }, tile } = *key;
     let accumulate = match accumulate {
         Accumulate::Partials => 0,
         Accumulate::Locks => 1,
@@ -68,6 +68,7 @@ fn numbers(key: &KernelKey) -> [(&'static str, u32); 22] {
         ("IS_LAYER", (norm == Norm::Layer).into()),
         ("CAST_BEFORE_WEIGHT", (cast_order == CastOrder::BeforeWeight).into()),
         ("ACCUMULATE", accumulate),
+        ("HAS_ROW_GROUPS", has_row_groups.into()),
         ("PACK", tile.pack),
         ("PACKS", tile.packs),
         ("THREADS_PER_ROW", tile.threads_per_row),
@@ -85,7 +86,7 @@ fn numbers(key: &KernelKey) -> [(&'static str, u32); 22] {
         ("BATCH", tile.reads.batch),
         ("TREE_SENDERS", TREE_SENDERS),
         ("ROW_MULTIPLE", reduction::ROW_MULTIPLE),
-        ("PARAMS_BYTES", size_of::<Params>() as u32),
+        ("PARAMS_BYTES", Params::bytes(has_row_groups) as u32),
     ]
 }
 
@@ -103,6 +104,7 @@ mod tests {
         dtypes: DTypes { activation: DType::Bf16, weight: DType::F32, residual: DType::F16 },
         cast_order: CastOrder::AtStore,
         accumulate: Accumulate::Partials,
+        has_row_groups: false,
         tensors: TensorSet::of(&[Tensor::Weight, Tensor::Residual]),
     };
     const KEY: KernelKey = KernelKey {
@@ -128,12 +130,12 @@ mod tests {
     #[test]
     fn options_are_what_the_kernels_expect() {
         let expected = "--gpu-architecture=sm_90 --std=c++17 -default-device -DT=bf16 -DW=f32 -DR=f16 -DIS_BACKWARD=0 \
-            -DIS_LAYER=1 -DCAST_BEFORE_WEIGHT=0 -DACCUMULATE=0 -DPACK=8 -DPACKS=2 -DTHREADS_PER_ROW=32 -DGROUPS=4 \
+            -DIS_LAYER=1 -DCAST_BEFORE_WEIGHT=0 -DACCUMULATE=0 -DHAS_ROW_GROUPS=0 -DPACK=8 -DPACKS=2 -DTHREADS_PER_ROW=32 -DGROUPS=4 \
             -DCLUSTER=1 -DUNROLL=3 -DSTAGES=0 -DIS_OVERLAPPED=0 -DBLOCKS_PER_SM=5 -DACCESS_BYTES=16 -DIS_RAGGED=1 \
             -DHAS_TAIL=0 -DREADS_LATE=1 -DREADS_EARLY=0 -DBATCH=4 -DTREE_SENDERS=8 -DROW_MULTIPLE=8 -DPARAMS_BYTES=";
         let tensors = "-DHAS_RESIDUAL=1 -DHAS_WEIGHT=1 -DHAS_BIAS=0 -DHAS_DRESIDUAL_OUT=0 -DHAS_DWEIGHT=0 -DHAS_DBIAS=0 \
              -DHAS_DRESIDUAL=0";
-        let expected = format!("{expected}{} {tensors}", size_of::<Params>());
+        let expected = format!("{expected}{} {tensors}", Params::bytes(false));
         assert_eq!(options(&KEY, Arch(90)).join(" "), expected);
     }
 
@@ -166,6 +168,13 @@ mod tests {
         ] {
             differs(KernelKey { call, ..KEY }, option);
         }
+    }
+
+    #[test]
+    fn rows_in_groups_take_more_params() {
+        let options = options(&KernelKey { call: CallKey { has_row_groups: true, ..CALL }, ..KEY }, Arch(90));
+        let expected = ["-DHAS_ROW_GROUPS=1".into(), format!("-DPARAMS_BYTES={}", size_of::<Params>())];
+        assert!(expected.iter().all(|option| options.contains(option)), "{options:?}");
     }
 
     #[test]

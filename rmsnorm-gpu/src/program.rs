@@ -29,6 +29,8 @@ pub struct CallKey {
     pub accumulate: Accumulate,
     /// Of the tensors that the code may leave out, those that it has.
     pub tensors: TensorSet,
+    /// Whether rows lie in groups, whose number of rows is a run-time value.
+    pub has_row_groups: bool,
 }
 
 /// [`GradReduction`] without its number of groups, which is a run-time value.
@@ -61,6 +63,7 @@ impl Program {
             cast_order: if is_forward && is_rounded_twice { problem.cast_order } else { CastOrder::AtStore },
             accumulate,
             tensors,
+            has_row_groups: !self.is_reduction && problem.rows_per_group.is_some(),
         }
     }
 
@@ -168,6 +171,17 @@ mod tests {
                 assert_eq!(accumulate(BACKWARD, grad_reduction, &[]), Accumulate::Partials);
                 assert_eq!(accumulate(REDUCE, grad_reduction, &[gradient]), Accumulate::Partials);
             }
+        }
+    }
+
+    #[test]
+    fn groups_of_rows_count_where_there_are_rows() {
+        let problem = backward(&[Tensor::Dweight]);
+        for rows_per_group in [None, Some(2), Some(32)] {
+            let has_row_groups = |program: Program| program.key(&Problem { rows_per_group, ..problem }).has_row_groups;
+            assert_eq!(has_row_groups(FORWARD), rows_per_group.is_some());
+            assert_eq!(has_row_groups(BACKWARD), rows_per_group.is_some());
+            assert!(!has_row_groups(REDUCE));
         }
     }
 

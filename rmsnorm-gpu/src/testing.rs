@@ -115,9 +115,11 @@ impl Draw {
         tensors.iter().copied().filter(|_| self.yes()).collect()
     }
 
-    /// The `number`-th call of a sample: forward, in place and backward take turns. Everything else is drawn.
+    /// The `number`-th call of a sample: forward, in place and backward take turns, and of every four one has rows in groups.
+    /// Everything else is drawn.
     pub fn problem(&mut self, number: usize, rows: usize, cols: usize) -> Problem {
-        match number % 3 {
+        let rows_per_group = (number % 4 == 3 && rows > 3).then_some(3);
+        let problem = match number % 3 {
             0 => self.forward(rows, cols),
             1 => {
                 let forward = self.forward(rows, cols);
@@ -125,7 +127,8 @@ impl Draw {
                 in_place(&Problem { tensors, ..forward })
             }
             _ => self.backward(rows, cols),
-        }
+        };
+        Problem { rows_per_group, ..problem }
     }
 
     fn forward(&mut self, rows: usize, cols: usize) -> Problem {

@@ -26,7 +26,7 @@ mod problem;
 pub mod reference;
 mod tensor;
 
-pub use args::{Backward, Forward, RowLayout, Rows, Source, Visitor};
+pub use args::{Backward, Forward, RowGroups, RowLayout, Rows, Source, Visitor};
 pub use backend::NormBackend;
 pub use dtype::{DType, DTypes, Element, WithDTypes, bf16, f16};
 pub use error::Error;

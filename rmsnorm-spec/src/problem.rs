@@ -37,6 +37,7 @@ impl Span {
 /// A `Problem` inside a [`Checked`] guarantees:
 /// - `cols >= 1`; `rows * cols` elements of every dtype fit `isize::MAX` bytes, strides included;
 /// - every matrix has a row stride of at least `cols` and reaches from row 0 to the end of the last row;
+/// - groups of rows follow one another in memory, and all matrices that have groups have as many rows in each;
 /// - `weight`, `bias`, `dweight`, `dbias` have `cols` elements, `mean` and `rstd` have `rows`;
 /// - `mean` is present exactly where it may be (forward) or must be (backward); `rstd` is present in backward;
 /// - weight and residual dtypes are each the activations' dtype or f32;
@@ -58,6 +59,9 @@ pub struct Problem {
     pub dtypes: DTypes,
     /// The tensors of the call. In place there is `y` and no `x`, `residual_out` and no `residual`.
     pub tensors: TensorSet,
+    /// Rows of a group, where the rows of a matrix lie in groups ([`Rows::grouped`](crate::Rows::grouped)): at least 2, and
+    /// fewer than `rows`. All such matrices of a call have as many; `None` where every matrix has one stride.
+    pub rows_per_group: Option<usize>,
     /// Whether a non-zero `weight_offset` is added.
     pub has_weight_offset: bool,
     /// Where `x_hat` is rounded.
@@ -96,6 +100,7 @@ impl Problem {
             cols,
             dtypes: DTypes::uniform(dtype),
             tensors,
+            rows_per_group: None,
             has_weight_offset: false,
             cast_order: CastOrder::default(),
             grad_reduction: GradReduction::default(),
@@ -161,8 +166,8 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Fo
         DTypes::of::<T, W, R>().check()?;
         check_targets(&args)?;
         forbid_mean_for_rms(&spec, args.mean.is_some())?;
-        let tensors = Layout::check(&spec, Direction::Forward, &args)?;
-        let problem = problem::<T, W, R>(Direction::Forward, &spec, tensors, GradReduction::default());
+        let found = Layout::check(&spec, Direction::Forward, &args)?;
+        let problem = problem::<T, W, R>(Direction::Forward, &spec, found, GradReduction::default());
         Ok(Checked { spec, args, problem })
     }
 
@@ -197,8 +202,8 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Ba
             let rule = "GradReduction::Locks needs at least 1 group, got 0".into();
             return Err(Error::InvalidArgument { arg: "grad_reduction", rule });
         }
-        let tensors = Layout::check(&spec, Direction::Backward, &args)?;
-        let problem = problem::<T, W, R>(Direction::Backward, &spec, tensors, args.grad_reduction);
+        let found = Layout::check(&spec, Direction::Backward, &args)?;
+        let problem = problem::<T, W, R>(Direction::Backward, &spec, found, args.grad_reduction);
         if let Some(workspace) = &args.workspace {
             let (min, got) = (backend.workspace_len(&problem), B::out_span(workspace).len);
             if got < min {
@@ -220,7 +225,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Ba
 fn problem<T: Element, W: Element, R: Element>(
     direction: Direction,
     spec: &NormSpec,
-    tensors: TensorSet,
+    (tensors, rows_per_group): (TensorSet, Option<usize>),
     grad_reduction: GradReduction,
 ) -> Problem {
     Problem {
@@ -230,6 +235,7 @@ fn problem<T: Element, W: Element, R: Element>(
         cols: spec.cols,
         dtypes: DTypes::of::<T, W, R>(),
         tensors,
+        rows_per_group,
         has_weight_offset: spec.weight_offset != 0.0,
         cast_order: spec.cast_order,
         grad_reduction,

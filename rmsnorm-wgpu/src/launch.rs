@@ -12,7 +12,7 @@ use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, GradReduction, No
 use wgpu::{BindGroup, Buffer, ComputePass, ComputePassDescriptor};
 
 use crate::backend::WgpuBackend;
-use crate::error::invalid;
+use crate::error::{invalid, unsupported};
 use crate::kernel::Kernel;
 use crate::params::Params;
 use crate::plan::{self, Access, Dispatch, Layout, Plan, Program, Step};
@@ -180,9 +180,17 @@ fn bind(backend: &WgpuBackend, spec: &NormSpec, problem: &Problem, tensors: Tens
         weight_offset: spec.weight_offset,
         share: (1.0 / problem.cols as f64) as f32,
         partial_rows: plan.partial_rows,
+        rows_per_group: rows_per_group(problem)?,
         ..Params::default()
     };
     work(backend, &plan, &tensors, workspace.as_ref(), params)
+}
+
+/// Rows of a group, as shaders count them; 0 where no rows lie in groups.
+fn rows_per_group(problem: &Problem) -> Result<u32, Error> {
+    let rows = problem.rows_per_group.unwrap_or_default();
+    u32::try_from(rows)
+        .map_err(|_| unsupported(format!("the wgpu backend has groups of fewer than 2^32 rows, got {rows}")))
 }
 
 /// The plan's steps as commands.
@@ -231,6 +239,7 @@ fn of_dispatch(params: Params, dispatch: &Dispatch, cols: u64, plan: &Plan) -> P
         first_chunk: dispatch.first_chunk,
         accumulates: u32::from(dispatch.accumulates),
         row_sums: plan.workspace.row_sums as u32,
+        first_in_group: dispatch.rows.start.checked_rem(u64::from(params.rows_per_group)).unwrap_or_default() as u32,
         ..params
     }
 }

@@ -5,12 +5,13 @@
 use bytemuck::{Pod, Zeroable};
 use rmsnorm_spec::Tensor;
 
-/// Where a tensor lies in its binding, in elements.
+/// Where a tensor lies in its binding, in elements. The stride of a vector is 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub(crate) struct Place {
+    /// The first element of row 0 of the first row's group. Where rows lie in groups that row may be in front of the binding:
+    /// sums with this number wrap.
     pub(crate) first: u32,
-    /// 0 for vectors.
     pub(crate) row_stride: u32,
 }
 
@@ -57,26 +58,36 @@ pub(crate) struct Params {
     /// 0, which compilers cannot know: added to an index it keeps them from holding in registers what was loaded.
     pub(crate) zero: u32,
     pub(crate) dresidual: Place,
-    /// The whole is a multiple of 16 bytes, which is what some devices ask of uniform buffers.
-    pub(crate) unused: [u32; 2],
+    /// Rows of a group, where rows lie in groups.
+    pub(crate) rows_per_group: u32,
+    /// Rows of the first group that belong to earlier dispatches.
+    pub(crate) first_in_group: u32,
+    pub(crate) x_group_stride: u32,
+    pub(crate) residual_group_stride: u32,
+    pub(crate) dy_group_stride: u32,
+    pub(crate) dresidual_out_group_stride: u32,
+    pub(crate) y_group_stride: u32,
+    pub(crate) residual_out_group_stride: u32,
+    pub(crate) dx_group_stride: u32,
+    pub(crate) dresidual_group_stride: u32,
 }
 
 impl Params {
-    /// Says where a tensor lies in its binding.
-    pub(crate) const fn place(&mut self, tensor: Tensor, place: Place) {
+    /// Says where a tensor lies in its binding; a vector has no group stride.
+    pub(crate) const fn place(&mut self, tensor: Tensor, place: Place, group_stride: u32) {
         match tensor {
-            Tensor::X => self.x = place,
-            Tensor::Residual => self.residual = place,
+            Tensor::X => (self.x, self.x_group_stride) = (place, group_stride),
+            Tensor::Residual => (self.residual, self.residual_group_stride) = (place, group_stride),
+            Tensor::Dy => (self.dy, self.dy_group_stride) = (place, group_stride),
+            Tensor::DresidualOut => (self.dresidual_out, self.dresidual_out_group_stride) = (place, group_stride),
+            Tensor::Y => (self.y, self.y_group_stride) = (place, group_stride),
+            Tensor::ResidualOut => (self.residual_out, self.residual_out_group_stride) = (place, group_stride),
+            Tensor::Dx => (self.dx, self.dx_group_stride) = (place, group_stride),
+            Tensor::Dresidual => (self.dresidual, self.dresidual_group_stride) = (place, group_stride),
             Tensor::Weight => self.weight = place,
             Tensor::Bias => self.bias = place,
-            Tensor::Y => self.y = place,
-            Tensor::ResidualOut => self.residual_out = place,
             Tensor::Mean => self.mean = place.first,
             Tensor::Rstd => self.rstd = place.first,
-            Tensor::Dy => self.dy = place,
-            Tensor::DresidualOut => self.dresidual_out = place,
-            Tensor::Dresidual => self.dresidual = place,
-            Tensor::Dx => self.dx = place,
             Tensor::Dweight => self.dweight = place,
             Tensor::Dbias => self.dbias = place,
             Tensor::Workspace => {
@@ -118,7 +129,7 @@ mod tests {
     fn tensors_are_where_they_were_placed() {
         let mut params = Params { row_sums: 1000, ..Params::default() };
         for tensor in Tensor::ALL {
-            params.place(tensor, Place { first: 1 + tensor as u32, row_stride: 100 });
+            params.place(tensor, Place { first: 1 + tensor as u32, row_stride: 100 }, 200 + tensor as u32);
         }
         for tensor in Tensor::ALL {
             assert_eq!(first(&params, tensor), 1 + tensor as u32, "{tensor}");
@@ -135,5 +146,16 @@ mod tests {
             params.dresidual,
         ];
         assert!(strides.iter().all(|place| place.row_stride == 100));
+        let group_strides = [
+            (Tensor::X, params.x_group_stride),
+            (Tensor::Residual, params.residual_group_stride),
+            (Tensor::Dy, params.dy_group_stride),
+            (Tensor::DresidualOut, params.dresidual_out_group_stride),
+            (Tensor::Y, params.y_group_stride),
+            (Tensor::ResidualOut, params.residual_out_group_stride),
+            (Tensor::Dx, params.dx_group_stride),
+            (Tensor::Dresidual, params.dresidual_group_stride),
+        ];
+        assert!(group_strides.iter().all(|(tensor, stride)| *stride == 200 + *tensor as u32), "{group_strides:?}");
     }
 }

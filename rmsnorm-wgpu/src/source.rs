@@ -145,6 +145,7 @@ fn answer(key: &KernelKey, question: &str) -> Option<bool> {
         ("IS_CAST_BEFORE_WEIGHT", _) => key.call.cast_order == CastOrder::BeforeWeight,
         ("IS_FOLDED", _) => is_folded(key),
         ("HAS_WEIGHT_OFFSET", _) => key.has_weight_offset,
+        ("HAS_ROW_GROUPS", _) => key.call.has_row_groups,
         ("HAS_GRADIENTS", _) => gradients(key) > 0,
         ("HAS_ROW_SUMS", _) => key.program == Program::BackwardColumns,
         (_, Some(Tensor::Residual)) => has_residual(key),
@@ -218,6 +219,7 @@ fn of_tensor(key: &KernelKey, used: &Use) -> String {
         "IS_STORED" => used.is_stored,
         // What another thread may be writing to next to it.
         "IS_ATOMIC" => used.is_written(key),
+        "IS_GROUPED" => key.call.has_row_groups && used.tensor.is_matrix(),
         _ => answer(key, name) == Some(true),
     };
     fragments(key, used).into_iter().map(|part| substitute(&expand(part, &holds, &|_| 0..1), &names)).collect()
@@ -231,14 +233,18 @@ fn fragments(key: &KernelKey, used: &Use) -> Vec<&'static str> {
         (Kind::Elements(DType::F32), Access::Aligned) => shaders::ALIGNED32.text,
         (Kind::Elements(DType::F32), Access::Words | Access::Halves) => shaders::WORDS32.text,
         (Kind::Elements(DType::F16 | DType::Bf16), Access::Aligned) if moves_pairs(key) => {
-            return vec![shaders::ALIGNED16_PAIR.text];
+            return vec![shaders::PLACE.text, shaders::ALIGNED16_PAIR.text];
         }
         (Kind::Elements(DType::F16 | DType::Bf16), Access::Aligned) => shaders::ALIGNED16.text,
         (Kind::Elements(DType::F16 | DType::Bf16), Access::Words) => shaders::WORDS16.text,
         (Kind::Elements(DType::F16 | DType::Bf16), Access::Halves) => shaders::HALVES16.text,
     };
     // The second stage has single quads.
-    if key.program == Program::ReducePartials { vec![quads] } else { vec![quads, shaders::QUADS.text] }
+    let mut parts = vec![shaders::PLACE.text, quads];
+    if key.program != Program::ReducePartials {
+        parts.push(shaders::QUADS.text);
+    }
+    parts
 }
 
 fn workspace(key: &KernelKey) -> Vec<&'static str> {

@@ -11,7 +11,7 @@ use crate::report::Status;
 /// A feature, and whether a case exercises it.
 type Feature = (&'static str, fn(&Case) -> bool);
 
-const MANDATORY: [Feature; 25] = [
+const MANDATORY: [Feature; 26] = [
     ("forward", |case| case.kind == Kind::Forward),
     ("forward in place", |case| case.kind == Kind::ForwardInPlace),
     ("backward", |case| case.kind == Kind::Backward),
@@ -35,6 +35,7 @@ const MANDATORY: [Feature; 25] = [
     ("a workspace of the caller", |case| case.present.has(Tensor::Workspace)),
     ("the cast order before_weight", |case| case.cast_order == CastOrder::BeforeWeight),
     ("row strides", |case| matches!(case.layout, Layout::Uniform { pad: 1.., .. } | Layout::Mixed(_))),
+    ("rows in groups", |case| matches!(case.layout, Layout::Grouped { .. })),
     ("misaligned tensors", |case| matches!(case.layout, Layout::Uniform { offset: 1.., .. } | Layout::Mixed(_))),
     ("no rows", |case| case.rows == 0),
     ("more than 65535 rows", |case| case.rows > 65_535),

@@ -260,6 +260,7 @@ fn smoke() -> Vec<Case> {
     cases.extend(reductions(&[(65, 33)]));
     cases.extend(determinism(&[(65, 33), (300, 7)], 3));
     cases.extend(metamorphic(&[(29, 541)]));
+    cases.extend(in_groups(&[(7, 3, 45)]));
     cases
 }
 
@@ -277,6 +278,21 @@ fn core() -> Vec<Case> {
     cases.extend(determinism(&[(1, 1), (2, 4099), (257, 33), (300, 129), (600, 7)], 3));
     cases.extend(metamorphic(&[(3, 7), (29, 541), (64, 128), (257, 24), (2, 4099)]));
     cover(&mut cases, 3300);
+    cases.extend(in_groups(&[
+        (3, 2, 1),
+        (7, 3, 7),
+        (96, 32, 64),
+        (257, 8, 128),
+        (65, 4, 129),
+        (777, 7, 24),
+        (70, 9, 1000),
+        (9, 5, 4099),
+        (3, 2, 17_389),
+        (300, 25, 4099),
+        (5003, 12, 33),
+        (70_001, 5, 3),
+        (3, 2, 262_147),
+    ]));
     cases
 }
 
@@ -357,6 +373,35 @@ fn every_mix(shapes: &[(usize, usize)]) -> Vec<Case> {
             }
         }
     }
+    cases
+}
+
+/// Rows in groups, as (rows, rows of a group, cols): the last group is whole or begun, and groups end inside and at the ends
+/// of what a thread, a block or a task has. Some with every tensor and a mix of dtypes, some with the gradients alone, summed in
+/// every way, and some called again with fewer rows, of which less than a group is no group.
+fn in_groups(shapes: &[(usize, usize, usize)]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for &(rows, group, cols) in shapes {
+        for (i, (kind, norm)) in kinds_and_norms().enumerate() {
+            let (dtype, seed) = (DType::ALL[(i + rows) % 3], (i + cols) as u32);
+            let plain = Case { seed, ..Case::plain(kind, norm, dtype, rows, cols) };
+            let layout = Layout::Grouped { rows: group, seed };
+            let present = ALL_PRESENT.with(Tensor::Dresidual);
+            let dtypes = DTypes::uniform(dtype).widened(i % 2 == 0, i % 4 < 2);
+            cases.push(Case { present, dtypes, layout, weight_offset: 0.3, ..plain });
+            let layout = Layout::Grouped { rows: group, seed: seed + 1 };
+            let gradients = Case { present: GRADIENTS, layout, ..plain };
+            cases.push(gradients);
+            if rows * cols > MOST_DRAWN {
+                continue;
+            }
+            let trial = Trial::Determinism { repeats: 3 };
+            cases.push(Case { trial, present: ALL_PRESENT, ..gradients });
+            let others = OTHER_REDUCTIONS.map(|grad_reduction| Case { grad_reduction, ..gradients });
+            cases.extend(others.into_iter().filter(|_| kind.has_backward()));
+        }
+    }
+    cases.retain(is_meaningful);
     cases
 }
 
@@ -466,6 +511,7 @@ fn axes(case: &Case) -> [u8; 11] {
     let (pad, offset) = match case.layout {
         Layout::Mixed(_) => (4, 8),
         Layout::Far(_) => (5, 9),
+        Layout::Grouped { .. } => (6, 10),
         Layout::Uniform { pad, offset } => ([0, 1, 8].iter().position(|&known| known == pad).unwrap_or(3), offset),
     };
     [
@@ -687,7 +733,7 @@ mod tests {
 
     #[test]
     fn lists_have_their_sizes_and_every_id_reads_back() {
-        for (profile, sizes) in [(Profile::Smoke, 160..210), (Profile::Core, 3200..3301), (Profile::Stress, 70..120)] {
+        for (profile, sizes) in [(Profile::Smoke, 180..240), (Profile::Core, 3400..3601), (Profile::Stress, 70..120)] {
             let cases = profile.cases(0);
             assert!(sizes.contains(&cases.len()), "{}: {}", profile.name(), cases.len());
             for case in cases {

@@ -127,7 +127,7 @@ impl<'a> Builder<'a> {
 
     fn vector(&mut self, name: Tensor, access: Access, len: usize, fill: &Fill<'_>) {
         let place = self.case.layout.placement(name, self.case.cols);
-        self.push(name, access, (1, len), Placement { pad: 0, apart: 0, reaches_stride: false, ..place }, fill);
+        self.push(name, access, (1, len), Placement { offset: place.offset, ..Placement::DENSE }, fill);
     }
 
     fn input_rows(&mut self, name: Tensor, values: Option<&[f64]>) {

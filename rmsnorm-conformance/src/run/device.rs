@@ -6,8 +6,8 @@
 use std::ops::Range;
 
 use rmsnorm_spec::{
-    Backward, DType, DTypes, Element, Error, Forward, GradReduction, NormBackend, NormSpec, Problem, Rows, Source,
-    Tensor, WithDTypes, bf16, f16,
+    Backward, DType, DTypes, Element, Error, Forward, GradReduction, NormBackend, NormSpec, Problem, RowGroups, Rows,
+    Source, Tensor, WithDTypes, bf16, f16,
 };
 
 use super::span;
@@ -86,6 +86,7 @@ struct Loaded<H: Harness, E: Element> {
     buffer: H::Buffer<E>,
     range: Range<usize>,
     row_stride: Option<usize>,
+    groups: Option<RowGroups>,
 }
 
 type In<'a, H, E> = <<H as Harness>::Backend as NormBackend>::In<'a, E>;
@@ -102,7 +103,7 @@ impl<H: Harness, E: Element> Loaded<H, E> {
             }
         };
         let buffer = buffer.map_err(TransferError)?;
-        Ok(Loaded { buffer, range: tensor.view.clone(), row_stride: tensor.row_stride })
+        Ok(Loaded { buffer, range: tensor.view.clone(), row_stride: tensor.row_stride, groups: tensor.groups })
     }
 
     fn view(&self, harness: &H) -> In<'_, H, E> {
@@ -110,9 +111,7 @@ impl<H: Harness, E: Element> Loaded<H, E> {
     }
 
     fn rows(&self, harness: &H) -> Rows<In<'_, H, E>> {
-        let mut rows = Rows::dense(self.view(harness));
-        rows.row_stride = self.row_stride;
-        rows
+        self.at(self.view(harness))
     }
 
     fn view_mut(&mut self, harness: &H) -> Out<'_, H, E> {
@@ -120,9 +119,16 @@ impl<H: Harness, E: Element> Loaded<H, E> {
     }
 
     fn rows_mut(&mut self, harness: &H) -> Rows<Out<'_, H, E>> {
-        let row_stride = self.row_stride;
-        let mut rows = Rows::dense(self.view_mut(harness));
-        rows.row_stride = row_stride;
+        let rows = self.at(());
+        let mut there = Rows::dense(self.view_mut(harness));
+        (there.row_stride, there.groups) = (rows.row_stride, rows.groups);
+        there
+    }
+
+    /// A view with the distances that the call gets to see.
+    fn at<V>(&self, view: V) -> Rows<V> {
+        let mut rows = Rows::dense(view);
+        (rows.row_stride, rows.groups) = (self.row_stride, self.groups);
         rows
     }
 

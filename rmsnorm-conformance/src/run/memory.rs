@@ -11,7 +11,7 @@
 
 use std::ops::Range;
 
-use rmsnorm_spec::{DType, Element, Tensor, bf16, f16};
+use rmsnorm_spec::{DType, Element, RowGroups, RowLayout, Rows, Tensor, bf16, f16};
 use sha2::{Digest, Sha256};
 
 use crate::case::Kind;
@@ -116,10 +116,17 @@ pub struct Placement {
     pub pad: usize,
     /// Unused elements between rows that nobody looks at, in the middle of the padding.
     pub apart: usize,
+    /// The groups that the rows lie in, if they do; then nothing is `apart`.
+    pub groups: Option<RowGroups>,
     /// Elements between the canary and the first element.
     pub offset: usize,
     /// Whether the view includes the padding after the last row, as a slice of a larger tensor may.
     pub reaches_stride: bool,
+}
+
+impl Placement {
+    /// Dense and aligned.
+    pub const DENSE: Placement = Placement { pad: 0, apart: 0, groups: None, offset: 0, reaches_stride: false };
 }
 
 /// What the call may do with a tensor.
@@ -153,10 +160,8 @@ pub struct Guarded {
     pub dtype: DType,
     /// What the call may do with it.
     pub access: Access,
-    rows: usize,
-    cols: usize,
-    /// From row to row in `before` and `after`, which leave out what is between rows far apart.
-    stride: usize,
+    /// The rows in `before` and `after`, which leave out what is between rows far apart.
+    here: RowLayout,
     /// Elements between rows that are left out.
     apart: usize,
     start: usize,
@@ -168,6 +173,8 @@ pub struct Guarded {
     pub view: Range<usize>,
     /// The stride that the call gets to see. The misuse tests falsify it.
     pub row_stride: Option<usize>,
+    /// The groups that the call gets to see. The misuse tests falsify them.
+    pub groups: Option<RowGroups>,
 }
 
 /// Bytes of canary on either side.
@@ -184,19 +191,25 @@ impl Guarded {
     ) -> Self {
         let (name, dtype, access) = tensor;
         let (rows, cols) = shape;
-        let stride = cols + place.pad;
         let canary = CANARY_BYTES / dtype.size();
         let start = canary + place.offset;
-        let row_stride = stride + place.apart;
-        let dense_end = if rows == 0 { 0 } else { (rows - 1) * row_stride + cols };
-        let view_len = if place.reaches_stride { rows * row_stride } else { dense_end };
+        let row_stride = cols + place.pad + place.apart;
+        let layout = |row_stride: usize| {
+            let given: Rows<()> = match place.groups {
+                Some(groups) => Rows::grouped((), row_stride, groups),
+                None => Rows::strided((), row_stride),
+            };
+            given.layout(rows, cols)
+        };
+        let (here, there) = (layout(cols + place.pad), layout(row_stride));
+        let view_len = if place.reaches_stride { padded_span(&there) } else { there.span() };
         // The padding after the last row is part of the buffer even where the view ends before it.
-        let len = start + rows * stride + canary;
+        let len = start + padded_span(&here) + canary;
 
         let seed = u64::from(seed) ^ 0xca_a817;
         let mut before: Vec<u32> = (0..len).map(|i| surroundings(seed, name, i, dtype)).collect();
         for row in 0..rows {
-            let first = start + row * stride;
+            let first = start + here.start(row);
             for (col, element) in before[first..first + cols].iter_mut().enumerate() {
                 *element = match fill {
                     Fill::Values(values) => encode(values[row * cols + col], dtype),
@@ -210,43 +223,44 @@ impl Guarded {
             name,
             dtype,
             access,
-            rows,
-            cols,
-            stride,
+            here,
             apart: place.apart,
             start,
             before,
             after,
             view: start..start + view_len,
             row_stride: (row_stride > cols).then_some(row_stride),
+            groups: place.groups,
         }
     }
 
     /// Elements of the device's buffer.
     pub fn buffer_len(&self) -> usize {
-        self.before.len() + self.rows.saturating_sub(1) * self.apart
+        self.before.len() + self.here.rows.saturating_sub(1) * self.apart
     }
 
     /// The pieces of `before` that lie together on the device, each with its first element there: one, or one for each
     /// row with half of the padding on either side.
     pub fn parts(&self) -> Vec<(usize, Range<usize>)> {
-        if self.apart == 0 || self.rows < 2 {
+        let RowLayout { rows, cols, row_stride, .. } = self.here;
+        if self.apart == 0 || rows < 2 {
             return vec![(0, 0..self.before.len())];
         }
-        let half = (self.stride - self.cols) / 2;
+        let half = (row_stride - cols) / 2;
         let part = |row: usize| {
-            let first = if row == 0 { 0 } else { self.start + row * self.stride - half };
-            let next = self.start + (row + 1) * self.stride - half;
-            let end = if row + 1 == self.rows { self.before.len() } else { next };
+            let first = if row == 0 { 0 } else { self.start + row * row_stride - half };
+            let next = self.start + (row + 1) * row_stride - half;
+            let end = if row + 1 == rows { self.before.len() } else { next };
             (first + row * self.apart, first..end)
         };
-        (0..self.rows).map(part).collect()
+        (0..rows).map(part).collect()
     }
 
     /// The elements after the call, dense.
     pub fn result(&self) -> Bits {
-        let row = |row: usize| self.start + row * self.stride..self.start + row * self.stride + self.cols;
-        Bits { dtype: self.dtype, bits: (0..self.rows).flat_map(|r| self.after[row(r)].iter().copied()).collect() }
+        let first = |row: usize| self.start + self.here.start(row);
+        let row = |row: usize| first(row)..first(row) + self.here.cols;
+        Bits { dtype: self.dtype, bits: (0..self.here.rows).flat_map(|r| self.after[row(r)].iter().copied()).collect() }
     }
 
     /// The first place that the call changed and should not have.
@@ -272,13 +286,24 @@ impl Guarded {
 
     /// Row and column of an element of the buffer, if it belongs to the tensor.
     fn element(&self, index: usize) -> Option<(usize, usize)> {
-        let distance = index.checked_sub(self.start).filter(|_| self.stride > 0)?;
-        let (row, col) = (distance / self.stride, distance % self.stride);
-        (row < self.rows && col < self.cols).then_some((row, col))
+        let (row, col) = self.nearest(index.checked_sub(self.start)?)?;
+        (row < self.here.rows && col < self.here.cols).then_some((row, col))
+    }
+
+    /// The last row that begins so many elements behind the first or before, and the elements from its start; `None` for rows
+    /// of no elements.
+    fn nearest(&self, distance: usize) -> Option<(usize, usize)> {
+        let RowLayout { row_stride, groups, .. } = self.here;
+        let (group, within, rows) = match groups {
+            Some(RowGroups { rows, stride }) => (distance / stride, distance % stride, rows),
+            None => (0, distance, usize::MAX),
+        };
+        let row = within.checked_div(row_stride)?.min(rows - 1);
+        Some((group.wrapping_mul(rows) + row, within - row * row_stride))
     }
 
     fn describe(&self, index: usize) -> (Check, String) {
-        let end = self.start + self.rows * self.stride;
+        let end = self.start + padded_span(&self.here);
         if let Some((row, col)) = self.element(index) {
             (Check::Input, format!("row {row}, col {col} of an input"))
         } else if index < self.start {
@@ -286,9 +311,17 @@ impl Guarded {
         } else if index >= end {
             (Check::Canary, format!("the element {} after the last row", index - end + 1))
         } else {
-            let row = (index - self.start) / self.stride;
+            let row = self.nearest(index - self.start).map_or(0, |(row, _)| row);
             (Check::Padding, format!("the padding after row {row}"))
         }
+    }
+}
+
+/// Elements from the first row's start to the end of the last stride.
+fn padded_span(layout: &RowLayout) -> usize {
+    match layout.groups {
+        Some(RowGroups { rows, stride }) => layout.rows.div_ceil(rows) * stride,
+        None => layout.rows * layout.row_stride,
     }
 }
 
@@ -397,7 +430,7 @@ mod tests {
     use super::*;
 
     fn strided(access: Access) -> Guarded {
-        let place = Placement { pad: 2, apart: 0, offset: 3, reaches_stride: false };
+        let place = Placement { pad: 2, offset: 3, ..Placement::DENSE };
         Guarded::new((Tensor::Y, DType::F16, access), (3, 5), place, &Fill::Poison(Poison::Nan), 1)
     }
 
@@ -406,7 +439,7 @@ mod tests {
     #[test]
     fn rows_far_apart_are_uploaded_where_the_view_has_them() {
         for (rows, parts) in [(0, 1), (1, 1), (2, 2), (5, 5)] {
-            let place = Placement { pad: 8, apart: 1 << 33, offset: 3, reaches_stride: false };
+            let place = Placement { pad: 8, apart: 1 << 33, offset: 3, ..Placement::DENSE };
             let tensor =
                 Guarded::new((Tensor::Y, DType::F16, Access::Write), (rows, 5), place, &Fill::Poison(Poison::Nan), 1);
             assert_eq!(tensor.parts().len(), parts);
@@ -454,6 +487,40 @@ mod tests {
             tensor.after[index] ^= 1;
             assert_eq!(tensor.breach().map(|finding| finding.check), check, "{index}");
         }
+    }
+
+    /// Of rows in groups every element is found, and what is between rows and between groups is padding.
+    #[test]
+    fn rows_in_groups_are_watched_all_around() {
+        let groups = Some(RowGroups { rows: 3, stride: 30 });
+        for (rows, reaches_stride) in [(7, false), (7, true), (6, true), (3, false), (2, true), (0, true)] {
+            let place = Placement { pad: 2, groups, offset: 3, reaches_stride, ..Placement::DENSE };
+            let tensor = |access| {
+                let fill = Fill::Bits(&|index| index as u32);
+                Guarded::new((Tensor::Y, DType::F32, access), (rows, 5), place, &fill, 1)
+            };
+            let first = |row: usize| tensor(Access::Write).start + row / 3 * 30 + row % 3 * 7;
+            let elements: Vec<usize> = (0..rows).flat_map(|row| first(row)..first(row) + 5).collect();
+            assert_eq!(tensor(Access::Write).result().bits, (0..5 * rows as u32).collect::<Vec<_>>());
+            for index in 0..tensor(Access::Write).before.len() {
+                let mut changed = tensor(Access::Write);
+                changed.after[index] ^= 1;
+                assert_eq!(changed.breach().is_none(), elements.contains(&index), "{rows} rows, {index}");
+            }
+            let last = if rows == 0 { 0 } else { first(rows - 1) + 5 - first(0) };
+            let units = if rows > 3 { rows.div_ceil(3) * 30 } else { rows * 7 };
+            assert_eq!(tensor(Access::Read).view.len(), if reaches_stride { units } else { last });
+        }
+        let mut tensor = Guarded::new(
+            (Tensor::Y, DType::F32, Access::Write),
+            (7, 5),
+            Placement { pad: 2, groups, ..Placement::DENSE },
+            &Fill::Poison(Poison::Nan),
+            1,
+        );
+        tensor.after[tensor.start + 25] ^= 1;
+        let finding = tensor.breach().expect("the gap between groups was changed");
+        assert!(finding.detail.starts_with("the padding after row 2 changed"), "{}", finding.detail);
     }
 
     #[test]

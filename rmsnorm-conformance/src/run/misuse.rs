@@ -3,7 +3,7 @@
 //! A bad call is a good one with one thing falsified. Overlap is missing here: safe host slices cannot express it. What
 //! validation finds overlaps by, the spans of views, has a check of its own in [`span`](crate::run::span).
 
-use rmsnorm_spec::{DType, DTypes, Error, GradReduction, Norm, NormSpec, Tensor};
+use rmsnorm_spec::{DType, DTypes, Error, GradReduction, Norm, NormSpec, RowGroups, Tensor};
 
 use crate::case::data;
 use crate::case::profiles::ALL_PRESENT;
@@ -170,6 +170,13 @@ fn sizes(good: &dyn Fn() -> GoodCall, calls: &mut Vec<BadCall>) {
             calls.push(falsified("stride_beyond_memory_of", Refusal::TooLarge(name), &|tensor| {
                 tensor.row_stride = beyond
             }));
+            // Two rows that follow one another at once, and the third in front of the second's end.
+            let groups = [("empty_groups_of", 0, 2 * COLS), ("overlapping_groups_of", 2, 2 * COLS - 1)];
+            for (what, rows, stride) in groups {
+                calls.push(falsified(what, Refusal::Invalid(name), &|tensor| {
+                    tensor.groups = Some(RowGroups { rows, stride })
+                }));
+            }
         }
     }
 }

@@ -135,6 +135,14 @@ bugs! {
     DxStrideIgnored "dx_stride_ignored" Both Backward "rows of dx are taken to be dense";
     DresStrideIgnored "dres_stride_ignored" Both Backward "rows of dresidual_out are taken to be dense";
     DresidualStrideIgnored "dresidual_stride_ignored" Both Backward "rows of dresidual are taken to be dense";
+    XGroupsIgnored "x_groups_ignored" Both Every "groups of rows of x are taken to follow at the row stride";
+    YGroupsIgnored "y_groups_ignored" Both OutOfPlace "groups of rows of y are taken to follow at the row stride";
+    ResGroupsIgnored "res_groups_ignored" Both Forward "groups of rows of residual are taken to follow at the row stride";
+    ResOutGroupsIgnored "res_out_groups_ignored" Both OutOfPlace "groups of rows of residual_out are taken to follow at the row stride";
+    DyGroupsIgnored "dy_groups_ignored" Both Backward "groups of rows of dy are taken to follow at the row stride";
+    DxGroupsIgnored "dx_groups_ignored" Both Backward "groups of rows of dx are taken to follow at the row stride";
+    DresGroupsIgnored "dres_groups_ignored" Both Backward "groups of rows of dresidual_out are taken to follow at the row stride";
+    DresidualGroupsIgnored "dresidual_groups_ignored" Both Backward "groups of rows of dresidual are taken to follow at the row stride";
     ReadAfterWrite "read_after_write" Both InPlace "half of a row is normalized after the other half was overwritten";
 
     // Determinism.

@@ -5,10 +5,36 @@ use std::ops::Range;
 use std::sync::Mutex;
 
 use rmsnorm_conformance::testing::values;
-use rmsnorm_spec::{CastOrder, Norm, NormSpec, bf16, f16};
+use rmsnorm_spec::{CastOrder, Norm, NormSpec, RowGroups, bf16, f16};
 
 use super::*;
 use crate::{Isa, lanes};
+
+/// Wherever a matrix is split, also within a group, and split again, each row is found where the whole has it.
+#[test]
+fn a_matrix_in_groups_is_split_anywhere() {
+    let (count, groups) = (11, RowGroups { rows: 4, stride: 70 });
+    let rows = Rows::grouped((), 15, groups).layout(count, 2);
+    let mut data: Vec<f32> = vec![-1.0; rows.span()];
+    (0..count).for_each(|row| data[row / 4 * 70 + row % 4 * 15] = row as f32);
+    let first = |matrix: &Matrix<'_, f32>, row| matrix.row(row, 2)[0] as usize;
+    let first_mut = |matrix: &mut MatrixMut<'_, f32>, row| {
+        let row = matrix.row(row, 2);
+        lanes::input_or_overwritten(None, &row)[0] as usize
+    };
+    for (a, b) in (0..=count).flat_map(|a| (a..=count).map(move |b| (a, b))) {
+        let (low, rest) = Matrix { data: &data, rows: RowStarts::of(rows) }.split_at(a);
+        let (middle, high) = rest.split_at(b - a);
+        (0..a).for_each(|row| assert_eq!(first(&low, row), row, "{a}, {b}"));
+        (a..b).for_each(|row| assert_eq!(first(&middle, row - a), row, "{a}, {b}"));
+        (b..count).for_each(|row| assert_eq!(first(&high, row - b), row, "{a}, {b}"));
+        let (mut low, rest) = MatrixMut { data: Out::from(&mut data[..]), rows: RowStarts::of(rows) }.split_at(a);
+        let (mut middle, mut high) = rest.split_at(b - a);
+        (0..a).for_each(|row| assert_eq!(first_mut(&mut low, row), row, "{a}, {b}"));
+        (a..b).for_each(|row| assert_eq!(first_mut(&mut middle, row - a), row, "{a}, {b}"));
+        (b..count).for_each(|row| assert_eq!(first_mut(&mut high, row - b), row, "{a}, {b}"));
+    }
+}
 
 #[test]
 fn no_room_says_how_many_bytes_for_what() {
@@ -61,7 +87,7 @@ fn a_matrix_is_split_at_rows_far_apart() {
     (0..5).for_each(|row| data[row * row_stride] = row as u16 + 1);
     let first = |matrix: &Matrix<'_, f16>, row| matrix.row(row, 1)[0].to_bits();
     for split in 0..=5 {
-        let matrix = Matrix { data: bytemuck::cast_slice::<u16, f16>(&data), row_stride };
+        let matrix = Matrix { data: bytemuck::cast_slice::<u16, f16>(&data), rows: RowStarts::strided(row_stride) };
         let (low, high) = matrix.split_at(split);
         (0..split).for_each(|row| assert_eq!(first(&low, row), row as u16 + 1, "split at {split}"));
         (split..5).for_each(|row| assert_eq!(first(&high, row - split), row as u16 + 1, "split at {split}"));
@@ -71,7 +97,10 @@ fn a_matrix_is_split_at_rows_far_apart() {
         lanes::input_or_overwritten(None, &row)[0].to_bits()
     };
     for split in 0..=5 {
-        let matrix = MatrixMut { data: Out::from(bytemuck::cast_slice_mut::<u16, f16>(&mut data)), row_stride };
+        let matrix = MatrixMut {
+            data: Out::from(bytemuck::cast_slice_mut::<u16, f16>(&mut data)),
+            rows: RowStarts::strided(row_stride),
+        };
         let (mut low, mut high) = matrix.split_at(split);
         (0..split).for_each(|row| assert_eq!(first_mut(&mut low, row), row as u16 + 1, "split at {split}"));
         (split..5).for_each(|row| assert_eq!(first_mut(&mut high, row - split), row as u16 + 1, "split at {split}"));
@@ -107,16 +136,16 @@ fn forward_by(tasks: usize, has: Has) -> [Vec<u32>; 4] {
     let (weight, bias) = (values::<f32>(5, COLS), values::<f32>(6, COLS));
     let (mut mean, mut rstd) = (vec![7.0f32; ROWS], vec![7.0f32; ROWS]);
     let spec = NormSpec::layer(ROWS, COLS, 1e-5).weight_offset(0.3).cast_order(CastOrder::BeforeWeight);
-    let added = Matrix { data: residual.as_slice(), row_stride: residual_stride };
-    let sum = MatrixMut { data: Out::from(out.as_mut_slice()), row_stride: out_stride };
+    let added = Matrix { data: residual.as_slice(), rows: RowStarts::strided(residual_stride) };
+    let sum = MatrixMut { data: Out::from(out.as_mut_slice()), rows: RowStarts::strided(out_stride) };
     let work = ForwardRows {
         spec,
         rows: ROWS,
         streaming: false,
         weight: Some(weight.as_slice()),
         bias: Some(bias.as_slice()),
-        x: (!has.in_place).then_some(Matrix { data: x.as_slice(), row_stride: x_stride }),
-        y: MatrixMut { data: Out::from(y.as_mut_slice()), row_stride: y_stride },
+        x: (!has.in_place).then_some(Matrix { data: x.as_slice(), rows: RowStarts::strided(x_stride) }),
+        y: MatrixMut { data: Out::from(y.as_mut_slice()), rows: RowStarts::strided(y_stride) },
         residual: match (has.residual, has.residual_out, has.in_place) {
             (false, ..) => Residual::Absent,
             (true, _, true) => Residual::InPlace(sum),
@@ -160,13 +189,15 @@ fn backward_by(tasks: usize, is_layer: bool, [dweight, dbias, dresidual_out, dre
         block_rows,
         streaming: false,
         weight: Some(weight.as_slice()),
-        dy: Matrix { data: dy.as_slice(), row_stride: dy_stride },
-        x: Matrix { data: x.as_slice(), row_stride: x_stride },
+        dy: Matrix { data: dy.as_slice(), rows: RowStarts::strided(dy_stride) },
+        x: Matrix { data: x.as_slice(), rows: RowStarts::strided(x_stride) },
         mean: is_layer.then_some(mean.as_slice()),
         rstd: &rstd,
-        dresidual_out: dresidual_out.then_some(Matrix { data: arriving.as_slice(), row_stride: arriving_stride }),
-        dx: MatrixMut { data: Out::from(dx.as_mut_slice()), row_stride: dx_stride },
-        dresidual: dresidual.then_some(MatrixMut { data: Out::from(stream.as_mut_slice()), row_stride: stream_stride }),
+        dresidual_out: dresidual_out
+            .then_some(Matrix { data: arriving.as_slice(), rows: RowStarts::strided(arriving_stride) }),
+        dx: MatrixMut { data: Out::from(dx.as_mut_slice()), rows: RowStarts::strided(dx_stride) },
+        dresidual: dresidual
+            .then_some(MatrixMut { data: Out::from(stream.as_mut_slice()), rows: RowStarts::strided(stream_stride) }),
         dweight_partials: dweight.then_some(of_dweight.as_mut_slice()),
         dbias_partials: dbias.then_some(of_dbias.as_mut_slice()),
     };

@@ -144,9 +144,12 @@ impl<'a, T: Element, W: Element, R: Element> BackwardBlocks<'a, T, W, R> {
         stores: Stores<'_>,
     ) {
         let cols = self.spec.cols;
-        let (dy, dy_stride) = (self.dy.row(r, cols), self.dy.row_stride);
-        let (x, x_stride) = (self.x.row(r, cols), self.x.row_stride);
+        let (dy, dy_stride) = (self.dy.row(r, cols), self.dy.rows.row_stride);
+        let (x, x_stride) = (self.x.row(r, cols), self.x.rows.row_stride);
         let dresidual_out = self.dresidual_out.as_ref().map(|dresidual_out| dresidual_out.row(r, cols));
+        // Found once a row: it takes a division where rows lie in groups.
+        let dx_start = self.dx.rows.start(r);
+        let dresidual_start = self.dresidual.as_ref().map_or(0, |dresidual| dresidual.rows.start(r));
         let weight_offset = S::splat(self.spec.weight_offset);
         let (mean_wdy, mean_wdy_xhat, rstd) =
             (S::splat(scalars.mean_wdy), S::splat(scalars.mean_wdy_xhat), S::splat(scalars.rstd));
@@ -166,9 +169,9 @@ impl<'a, T: Element, W: Element, R: Element> BackwardBlocks<'a, T, W, R> {
             if let Some(dresidual_out) = dresidual_out {
                 dx = S::add(dx, lanes::load::<S, R, _>(dresidual_out, piece));
             }
-            lanes::store_or_stream::<S, T, _>(&mut self.dx.row(r, cols), piece, dx, stores);
+            lanes::store_or_stream::<S, T, _>(&mut self.dx.data.part(dx_start, cols), piece, dx, stores);
             if STREAM && let Some(dresidual) = &mut self.dresidual {
-                lanes::store_or_stream::<S, R, _>(&mut dresidual.row(r, cols), piece, dx, stores);
+                lanes::store_or_stream::<S, R, _>(&mut dresidual.data.part(dresidual_start, cols), piece, dx, stores);
             }
         });
     }

@@ -77,8 +77,8 @@ impl<'a, R: Element> Residual<'a, R> {
     fn row_stride(&self) -> usize {
         match self {
             Residual::Absent => 0,
-            Residual::Read(residual) | Residual::ReadWrite(residual, _) => residual.row_stride,
-            Residual::InPlace(out) => out.row_stride,
+            Residual::Read(residual) | Residual::ReadWrite(residual, _) => residual.rows.row_stride,
+            Residual::InPlace(out) => out.rows.row_stride,
         }
     }
 }
@@ -175,7 +175,7 @@ impl<'a, T: Element, W: Element, R: Element> ForwardRows<'a, T, W, R> {
         let (residual, residual_out) = self.residual.row(r, cols);
         Row {
             x: self.x.as_ref().map(|x| x.row(r, cols)),
-            x_stride: self.x.as_ref().map_or(self.y.row_stride, |x| x.row_stride),
+            x_stride: self.x.as_ref().map_or(self.y.rows.row_stride, |x| x.rows.row_stride),
             y: self.y.row(r, cols),
             residual,
             residual_stride,

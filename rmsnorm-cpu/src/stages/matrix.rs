@@ -1,56 +1,97 @@
 //! Rows of a matrix as slices, and the split of a matrix between two threads.
 
-use rmsnorm_spec::Element;
+use rmsnorm_spec::{Element, RowGroups, RowLayout};
 
 use crate::lanes::Out;
+
+/// Where the rows of a matrix, or of a thread's share of it, begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RowStarts {
+    /// Elements from the start of a row to the start of the next of its group.
+    pub(crate) row_stride: usize,
+    /// The groups, and how many rows of the first one belong to the share before.
+    groups: Option<(RowGroups, usize)>,
+}
+
+impl RowStarts {
+    /// Rows at one distance.
+    #[cfg(test)]
+    pub(crate) const fn strided(row_stride: usize) -> Self {
+        RowStarts { row_stride, groups: None }
+    }
+
+    /// Of a whole matrix.
+    pub(crate) fn of(layout: RowLayout) -> Self {
+        RowStarts { row_stride: layout.row_stride, groups: layout.groups.map(|groups| (groups, 0)) }
+    }
+
+    /// Elements from the first row's start to this row's.
+    #[inline(always)]
+    pub(crate) fn start(&self, row: usize) -> usize {
+        match self.groups {
+            None => row * self.row_stride,
+            Some((groups, before)) => self.grouped(groups, before + row) - before * self.row_stride,
+        }
+    }
+
+    /// As [`start`](Self::start), from the first row of the first group.
+    fn grouped(&self, RowGroups { rows, stride }: RowGroups, row: usize) -> usize {
+        row / rows * stride + row % rows * self.row_stride
+    }
+
+    /// Of the rows from this one on.
+    fn from(self, row: usize) -> Self {
+        RowStarts { groups: self.groups.map(|(groups, before)| (groups, (before + row) % groups.rows)), ..self }
+    }
+}
 
 /// A matrix that is read.
 #[derive(Clone, Copy)]
 pub(crate) struct Matrix<'a, E> {
     pub(crate) data: &'a [E],
-    pub(crate) row_stride: usize,
+    pub(crate) rows: RowStarts,
 }
 
 impl<'a, E: Element> Matrix<'a, E> {
     /// The same matrix under another name of its element type.
     pub(crate) fn cast<F: Element>(self) -> Matrix<'a, F> {
-        Matrix { data: bytemuck::cast_slice(self.data), row_stride: self.row_stride }
+        Matrix { data: bytemuck::cast_slice(self.data), rows: self.rows }
     }
 
     #[inline(always)]
     pub(crate) fn row(&self, row: usize, cols: usize) -> &'a [E] {
-        &self.data[row * self.row_stride..][..cols]
+        &self.data[self.rows.start(row)..][..cols]
     }
 
     /// The rows before `row`, and the others.
     pub(crate) fn split_at(self, row: usize) -> (Self, Self) {
-        let (low, high) = self.data.split_at((row * self.row_stride).min(self.data.len()));
-        (Matrix { data: low, ..self }, Matrix { data: high, ..self })
+        let (low, high) = self.data.split_at(self.rows.start(row).min(self.data.len()));
+        (Matrix { data: low, ..self }, Matrix { data: high, rows: self.rows.from(row) })
     }
 }
 
 /// A matrix that is written, or overwritten.
 pub(crate) struct MatrixMut<'a, E> {
     pub(crate) data: Out<'a, E>,
-    pub(crate) row_stride: usize,
+    pub(crate) rows: RowStarts,
 }
 
 impl<'a, E: Element> MatrixMut<'a, E> {
     /// The same matrix under another name of its element type.
     pub(crate) fn cast<F: Element>(self) -> MatrixMut<'a, F> {
-        MatrixMut { data: self.data.cast(), row_stride: self.row_stride }
+        MatrixMut { data: self.data.cast(), rows: self.rows }
     }
 
     #[inline(always)]
     pub(crate) fn row(&mut self, row: usize, cols: usize) -> Out<'_, E> {
-        self.data.part(row * self.row_stride, cols)
+        self.data.part(self.rows.start(row), cols)
     }
 
     /// The rows before `row`, and the others.
     pub(crate) fn split_at(self, row: usize) -> (Self, Self) {
-        let row_stride = self.row_stride;
-        let at = (row * row_stride).min(self.data.len());
+        let rows = self.rows;
+        let at = rows.start(row).min(self.data.len());
         let (low, high) = self.data.split_at(at);
-        (MatrixMut { data: low, row_stride }, MatrixMut { data: high, row_stride })
+        (MatrixMut { data: low, rows }, MatrixMut { data: high, rows: rows.from(row) })
     }
 }

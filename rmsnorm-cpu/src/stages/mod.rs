@@ -7,4 +7,4 @@ pub(crate) mod forward;
 mod matrix;
 pub(crate) mod reduce_partials;
 
-pub(crate) use matrix::{Matrix, MatrixMut};
+pub(crate) use matrix::{Matrix, MatrixMut, RowStarts};

@@ -1,7 +1,7 @@
 //! Views to addresses, and cudarc's bookkeeping of who uses what.
 
 use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceSlice, SyncOnDrop, sys};
-use rmsnorm_spec::{Element, Error, Problem, Rows, Tensor, Visitor};
+use rmsnorm_spec::{Element, Error, Problem, RowLayout, Rows, Tensor, Visitor};
 
 use crate::backend::{CudaBackend, place};
 use crate::params::{Matrix, Params};
@@ -33,8 +33,8 @@ impl<'a> Tensors<'a> {
         let mut params = self.params;
         // Kernels read an element of a row before they write it, and in place find both at one address.
         if self.problem.tensors.is_in_place() {
-            params.x = params.y;
-            params.residual = params.residual_out;
+            (params.x, params.x_group_stride) = (params.y, params.y_group_stride);
+            (params.residual, params.residual_group_stride) = (params.residual_out, params.residual_out_group_stride);
         }
         params
     }
@@ -44,9 +44,14 @@ impl<'a> Tensors<'a> {
         self.workspace_len
     }
 
-    fn hold(&mut self, tensor: Tensor, row_stride: usize, (data, in_use): (sys::CUdeviceptr, SyncOnDrop<'a>)) {
-        self.params.place(tensor, Matrix { data, row_stride: row_stride as u64 });
+    fn hold(&mut self, tensor: Tensor, layout: &RowLayout, (data, in_use): (sys::CUdeviceptr, SyncOnDrop<'a>)) {
+        let matrix = Matrix { data, row_stride: layout.row_stride as u64 };
+        self.params.place(tensor, matrix, group_stride(layout, self.problem.rows_per_group));
         self.uses[tensor as usize] = Some(in_use);
+    }
+
+    fn layout<V>(&self, rows: &Rows<V>) -> RowLayout {
+        rows.layout(self.problem.rows, self.problem.cols)
     }
 
     fn check_context(&self, tensor: Tensor, stream: &CudaStream) -> Result<(), Error> {
@@ -63,10 +68,18 @@ impl<'a> Tensors<'a> {
     }
 }
 
+/// Elements from group to group. Where other matrices of the call have groups, the rows of one without lie in groups, too, at no
+/// other distance.
+pub(super) fn group_stride(layout: &RowLayout, rows_per_group: Option<usize>) -> u64 {
+    // A call of so many rows fits its memory, but a last group that is not full need not.
+    let dense = rows_per_group.map_or(0, |rows| (layout.row_stride as u64).wrapping_mul(rows as u64));
+    layout.groups.map_or(dense, |groups| groups.stride as u64)
+}
+
 impl<'a, 'v: 'a> Visitor<'v, CudaBackend> for Tensors<'a> {
     fn read<E: Element>(&mut self, tensor: Tensor, rows: Rows<CudaView<'v, E>>) -> Result<(), Error> {
         self.check_context(tensor, rows.view.stream())?;
-        self.hold(tensor, rows.stride(self.problem.cols), rows.view.view_ptr(self.stream));
+        self.hold(tensor, &self.layout(&rows), rows.view.view_ptr(self.stream));
         Ok(())
     }
 
@@ -75,7 +88,7 @@ impl<'a, 'v: 'a> Visitor<'v, CudaBackend> for Tensors<'a> {
         if tensor == Tensor::Workspace {
             self.workspace_len = Some(rows.view.len());
         }
-        self.hold(tensor, rows.stride(self.problem.cols), rows.view.view_ptr_mut(self.stream));
+        self.hold(tensor, &self.layout(&rows), rows.view.view_ptr_mut(self.stream));
         Ok(())
     }
 }

@@ -1,21 +1,41 @@
-//! [`RowLayout`]: a tensor of any rank, as rows.
+//! [`RowLayout`]: a tensor of any rank, as rows at one distance or two.
 
 use super::Rows;
 
-/// Where the rows of a tensor of any rank lie, if they lie at one distance: what other libraries' (dims, strides) come to.
+/// Rows in groups: what the heads of a token are in a fused QKV buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RowGroups {
+    /// Rows of a group, at least 1. The last group may have fewer.
+    pub rows: usize,
+    /// Elements from the first row of a group to the first row of the next.
+    pub stride: usize,
+}
+
+impl RowGroups {
+    /// Whether the first row of a group is where the next row of the group before would be.
+    fn are_at(&self, row_stride: usize) -> bool {
+        self.rows.checked_mul(row_stride) == Some(self.stride)
+    }
+}
+
+/// Where the rows of a tensor of any rank lie: what other libraries' (dims, strides) come to.
 ///
 /// # Example
 /// The heads of the keys in a fused QKV buffer of (batch, tokens, 3 * heads * head_dim), normalized over `head_dim`:
 /// ```
-/// # use rmsnorm_spec::RowLayout;
+/// # use rmsnorm_spec::{RowGroups, RowLayout};
 /// let (tokens, heads, head_dim) = (7, 4, 64);
-/// let row = 3 * heads * head_dim;
+/// let token = 3 * heads * head_dim;
 /// // One head of every token: rows that are apart.
-/// let one = RowLayout::fold(&[2, tokens, head_dim], &[(tokens * row) as isize, row as isize, 1]);
-/// assert_eq!(one.map(|one| (one.rows, one.cols, one.row_stride)), Some((2 * tokens, head_dim, row)));
+/// let one = RowLayout::fold(&[2, tokens, head_dim], &[(tokens * token) as isize, token as isize, 1]);
+/// assert_eq!(one.map(|one| (one.rows, one.row_stride, one.groups)), Some((2 * tokens, token, None)));
 /// // All heads: between the last of a token and the first of the next lie queries and values.
-/// let all = RowLayout::fold(&[tokens, heads, head_dim], &[row as isize, head_dim as isize, 1]);
-/// assert_eq!(all, None);
+/// let all = RowLayout::fold(&[tokens, heads, head_dim], &[token as isize, head_dim as isize, 1]);
+/// let groups = Some(RowGroups { rows: heads, stride: token });
+/// assert_eq!(all.map(|all| (all.rows, all.row_stride, all.groups)), Some((tokens * heads, head_dim, groups)));
+/// // Three strides are too many.
+/// let half = [(2 * tokens * token) as isize, token as isize, head_dim as isize, 1];
+/// assert_eq!(RowLayout::fold(&[2, tokens, heads, head_dim], &half), None);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -24,8 +44,10 @@ pub struct RowLayout {
     pub rows: usize,
     /// The last dimension.
     pub cols: usize,
-    /// Elements from the start of a row to the start of the next, at least `cols`.
+    /// Elements from the start of a row to the start of the next of its group, at least `cols`.
     pub row_stride: usize,
+    /// The groups that the rows lie in, if they are not all `row_stride` apart. There are at least two, of at least two rows.
+    pub groups: Option<RowGroups>,
 }
 
 impl RowLayout {
@@ -34,14 +56,14 @@ impl RowLayout {
         let (&cols, batch) = dims.split_last()?;
         let rows = batch.iter().try_fold(1usize, |rows, dim| rows.checked_mul(*dim))?;
         rows.checked_mul(cols)?;
-        Some(RowLayout { rows, cols, row_stride: cols })
+        Some(RowLayout { rows, cols, row_stride: cols, groups: None })
     }
 
     /// The rows of a tensor with these strides, in elements.
     ///
-    /// `None` if they lie at no common distance: the last dimension is not dense, rows overlap, are repeated (a stride of 0)
-    /// or go backwards, or the dimensions before it do not follow one another at one stride. Dimensions of one element may
-    /// have any stride. A copy is needed then.
+    /// `None` if they lie at more than two distances: the last dimension is not dense, rows overlap, are repeated (a stride of
+    /// 0) or go backwards, or the dimensions before it follow one another at more than two strides. Dimensions of one element
+    /// may have any stride. A copy is needed then.
     pub fn fold(dims: &[usize], strides: &[isize]) -> Option<Self> {
         let dense = RowLayout::dense(dims)?;
         if strides.len() != dims.len() {
@@ -54,27 +76,60 @@ impl RowLayout {
         if outer.next().is_some_and(|(&cols, &stride)| cols > 1 && stride != 1) {
             return None;
         }
-        let (mut row_stride, mut next) = (None, None);
+        // Runs of rows at one distance, the innermost first: the distance, and how many rows.
+        let mut runs: [Option<(usize, usize)>; 2] = [None; 2];
+        let mut run = 0;
         for (&dim, &stride) in outer.filter(|(dim, _)| **dim > 1) {
             let stride = usize::try_from(stride).ok()?;
-            if next.is_some_and(|next| stride != next) {
-                return None;
+            if let Some((distance, rows)) = *runs.get(run)?
+                && distance.checked_mul(rows)? != stride
+            {
+                run += 1;
             }
-            row_stride = row_stride.or(Some(stride));
-            next = Some(stride.checked_mul(dim)?);
+            let (distance, rows) = runs.get(run)?.unwrap_or((stride, 1));
+            runs[run] = Some((distance, rows.checked_mul(dim)?));
         }
-        let row_stride = row_stride.unwrap_or(dense.cols);
-        (row_stride >= dense.cols).then_some(RowLayout { row_stride, ..dense })
+        let (row_stride, rows) = runs[0].unwrap_or((dense.cols, 1));
+        let groups = runs[1].map(|(stride, _)| RowGroups { rows, stride });
+        let folded = RowLayout::new((dense.rows, dense.cols), row_stride, groups);
+        folded.follow_one_another().then_some(folded)
+    }
+
+    /// In the form with the fewest strides. These may be anything.
+    pub(crate) fn new((rows, cols): (usize, usize), row_stride: usize, groups: Option<RowGroups>) -> Self {
+        let (row_stride, groups) = match groups {
+            Some(groups) if groups.rows == 1 => (groups.stride, None),
+            // Groups of no rows are left, to be refused.
+            Some(groups) if groups.rows > 0 && (groups.rows >= rows || groups.are_at(row_stride)) => (row_stride, None),
+            groups => (row_stride, groups),
+        };
+        RowLayout { rows, cols, row_stride, groups }
+    }
+
+    /// Whether each row, and each group, begins after the end of the one before.
+    pub(crate) fn follow_one_another(&self) -> bool {
+        let group = |rows: usize| (rows - 1).checked_mul(self.row_stride)?.checked_add(self.cols);
+        let are_apart =
+            |groups: RowGroups| groups.rows > 0 && group(groups.rows).is_some_and(|len| len <= groups.stride);
+        self.row_stride >= self.cols && self.groups.is_none_or(are_apart)
+    }
+
+    /// Elements from the first row's start to this row's.
+    pub const fn start(&self, row: usize) -> usize {
+        match self.groups {
+            Some(RowGroups { rows, stride }) => row / rows * stride + row % rows * self.row_stride,
+            None => row * self.row_stride,
+        }
     }
 
     /// Elements from the first to the one after the last; 0 without rows.
     pub const fn span(&self) -> usize {
-        if self.rows == 0 { 0 } else { (self.rows - 1) * self.row_stride + self.cols }
+        if self.rows == 0 { 0 } else { self.start(self.rows - 1) + self.cols }
     }
 
     /// A view of these rows, which begins with the first element.
     pub const fn rows<V>(&self, view: V) -> Rows<V> {
-        Rows::strided(view, self.row_stride)
+        Rows { view, row_stride: Some(self.row_stride), groups: self.groups }
     }
 }
 
@@ -85,7 +140,12 @@ mod tests {
     use super::*;
 
     fn layout(rows: usize, cols: usize, row_stride: usize) -> Option<RowLayout> {
-        Some(RowLayout { rows, cols, row_stride })
+        Some(RowLayout { rows, cols, row_stride, groups: None })
+    }
+
+    fn grouped(rows: usize, cols: usize, row_stride: usize, groups: (usize, usize)) -> Option<RowLayout> {
+        let groups = Some(RowGroups { rows: groups.0, stride: groups.1 });
+        Some(RowLayout { rows, cols, row_stride, groups })
     }
 
     #[test]
@@ -100,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_at_one_distance_fold_and_others_do_not() {
+    fn rows_at_one_distance_or_two_fold_and_others_do_not() {
         // Slices of a fused buffer.
         assert_eq!(RowLayout::fold(&[6, 4], &[12, 1]), layout(6, 4, 12));
         assert_eq!(RowLayout::fold(&[2, 3, 4], &[36, 12, 1]), layout(6, 4, 12));
@@ -109,8 +169,17 @@ mod tests {
         assert_eq!(RowLayout::fold(&[3, 1, 4], &[12, 0, 1]), layout(3, 4, 12));
         assert_eq!(RowLayout::fold(&[3, 1], &[2, 77]), layout(3, 1, 2));
         assert_eq!(RowLayout::fold(&[1, 4], &[0, 1]), layout(1, 4, 4));
+        // Groups: of a fused buffer, in dimensions that fold on either side, and of dense rows.
+        assert_eq!(RowLayout::fold(&[2, 3, 4], &[40, 12, 1]), grouped(6, 4, 12, (3, 40)));
+        assert_eq!(RowLayout::fold(&[5, 2, 1, 3, 4], &[80, 40, 7, 12, 1]), grouped(30, 4, 12, (3, 40)));
+        assert_eq!(RowLayout::fold(&[5, 2, 3, 4], &[80, 24, 8, 1]), grouped(30, 4, 8, (6, 80)));
+        assert_eq!(RowLayout::fold(&[2, 3, 4], &[20, 4, 1]), grouped(6, 4, 4, (3, 20)));
         for (dims, strides) in [
-            (&[2usize, 3, 4][..], &[40isize, 12, 1][..]),
+            // Three distances, groups within groups, and groups that lie in one another.
+            (&[2usize, 2, 3, 4][..], &[200isize, 40, 12, 1][..]),
+            (&[2, 3, 4], &[4, 12, 1]),
+            (&[2, 3, 4], &[27, 12, 1]),
+            (&[2, 3, 4], &[-40, 12, 1]),
             (&[3, 4], &[1, 3]),
             (&[3, 4], &[4, -1]),
             (&[3, 4], &[0, 1]),
@@ -147,13 +216,18 @@ mod tests {
             match RowLayout::fold(&dims, &strides) {
                 Some(folded) => {
                     for index in 0..count {
-                        prop_assert_eq!(at(index), index / cols * folded.row_stride + index % cols);
+                        prop_assert_eq!(at(index), folded.start(index / cols) + index % cols);
                     }
                     prop_assert_eq!(folded.span(), at(count - 1) + 1);
                 }
                 None => {
-                    let stride = at(cols.min(count - 1));
-                    prop_assert!((0..count).any(|index| at(index) != index / cols * stride + index % cols));
+                    // No two distances and no size of groups give all rows.
+                    let rows = count / cols;
+                    let first = |row: usize| at(row.min(rows - 1) * cols);
+                    let is_form = |group: usize| {
+                        (0..rows).all(|row| first(row) == row / group * first(group) + row % group * first(1))
+                    };
+                    prop_assert!(!(1..=rows).any(is_form));
                 }
             }
         }

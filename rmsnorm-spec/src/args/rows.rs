@@ -1,11 +1,12 @@
-//! [`Rows`]: a view and the distance between its rows.
+//! [`Rows`]: a view and the distances between its rows.
 
+use super::{RowGroups, RowLayout};
 use crate::Element;
 
-/// A matrix: a view of its elements and the distance between its rows.
+/// A matrix: a view of its elements and the distances between its rows.
 ///
-/// Wherever a call takes a matrix, a view of dense rows will do, and `Rows::strided(view, row_stride)` where they are
-/// apart.
+/// Wherever a call takes a matrix, a view of dense rows will do, `Rows::strided(view, row_stride)` where they are apart, and
+/// [`Rows::grouped`] where they lie in groups. [`RowLayout::fold`] finds out which, from dimensions and strides.
 ///
 /// # Example
 /// The middle third of every row of a fused buffer of 3 * `cols` columns:
@@ -14,7 +15,8 @@ use crate::Element;
 /// let (fused, cols) = ([0.0f32; 2 * 12], 4);
 /// let middle: Rows<&[f32]> = Rows::strided(&fused[cols..2 * 12 - cols], 3 * cols);
 /// let dense: Rows<&[f32]> = (&fused).into();
-/// assert_eq!((middle.stride(cols), dense.stride(cols)), (12, 4));
+/// let row_stride = |rows: &Rows<_>| rows.layout(2, cols).row_stride;
+/// assert_eq!((row_stride(&middle), row_stride(&dense)), (12, 4));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -23,22 +25,52 @@ pub struct Rows<V> {
     pub view: V,
     /// Elements from the start of a row to the start of the next; `None` means `cols`.
     pub row_stride: Option<usize>,
+    /// Where the rows are not all `row_stride` apart: the groups that they lie in.
+    pub groups: Option<RowGroups>,
 }
 
 impl<V> Rows<V> {
     /// Rows without a gap between them.
     pub const fn dense(view: V) -> Self {
-        Rows { view, row_stride: None }
+        Rows { view, row_stride: None, groups: None }
     }
 
     /// Rows that start `row_stride` elements after one another, which is at least `cols`.
     pub const fn strided(view: V, row_stride: usize) -> Self {
-        Rows { view, row_stride: Some(row_stride) }
+        Rows { view, row_stride: Some(row_stride), groups: None }
     }
 
-    /// The distance between rows, in elements.
-    pub fn stride(&self, cols: usize) -> usize {
-        self.row_stride.unwrap_or(cols)
+    /// Rows at two distances: `row_stride` elements within a group, `groups.stride` from group to group. The last group may
+    /// have fewer rows.
+    ///
+    /// Groups follow one another in memory. All matrices of a call that have groups have as many rows in each; rows that are
+    /// all at one distance go with any.
+    ///
+    /// # Example
+    /// All heads of the keys in a fused QKV buffer, each a row of its own:
+    /// ```
+    /// # use rmsnorm_spec::{RowGroups, Rows};
+    /// let (tokens, heads, head_dim) = (7, 4, 64);
+    /// let token = 3 * heads * head_dim;
+    /// let qkv = vec![0.0f32; tokens * token];
+    /// let groups = RowGroups { rows: heads, stride: token };
+    /// let keys: Rows<&[f32]> = Rows::grouped(&qkv[heads * head_dim..], head_dim, groups);
+    /// // Head 1 of token 2.
+    /// assert_eq!(keys.layout(tokens * heads, head_dim).start(2 * heads + 1), 2 * token + head_dim);
+    /// ```
+    pub const fn grouped(view: V, row_stride: usize, groups: RowGroups) -> Self {
+        Rows { view, row_stride: Some(row_stride), groups: Some(groups) }
+    }
+
+    /// Another view of rows at the same distances.
+    pub(crate) const fn with<U>(&self, view: U) -> Rows<U> {
+        Rows { view, row_stride: self.row_stride, groups: self.groups }
+    }
+
+    /// Where the rows begin, in the form with the fewest strides: groups that lie `rows` row strides apart, that have one
+    /// row, or of which there is one, are none.
+    pub fn layout(&self, rows: usize, cols: usize) -> RowLayout {
+        RowLayout::new((rows, cols), self.row_stride.unwrap_or(cols), self.groups)
     }
 }
 

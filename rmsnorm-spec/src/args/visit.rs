@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Backward, Forward, Rows, Source};
+use super::{Backward, Forward, RowGroups, Rows, Source};
 use crate::{DType, Element, Error, NormBackend, Span, Tensor};
 
 /// What a backend does with each tensor of a call, whatever its element type.
@@ -26,8 +26,8 @@ pub(crate) struct View {
     /// The argument, which in place is another than the tensor.
     pub arg: &'static str,
     pub dtype: DType,
-    pub row_stride: Option<usize>,
-    pub span: Span,
+    /// A vector is one row.
+    pub rows: Rows<Span>,
 }
 
 /// Takes note of each tensor.
@@ -105,7 +105,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Views<'a, 
     }
 }
 
-/// The tensors that there are, and their dtypes, lengths and row strides: `Forward { x: f32[8] by 4, y: f32[6], .. }`. What
+/// The tensors that there are, and their dtypes, lengths and strides: `Forward { x: f32[8] by 4, y: f32[6], .. }`. What
 /// they hold may be on a device.
 impl<B: NormBackend + ?Sized, T: Element, W: Element, R: Element> fmt::Debug for Forward<'_, B, T, W, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -125,12 +125,11 @@ fn describe<'a, B: NormBackend + ?Sized>(args: &impl Views<'a, B>, to: &mut fmt:
     struct Fields<'t, 'f, 'w>(&'t mut fmt::DebugStruct<'f, 'w>);
     impl SpanVisitor for Fields<'_, '_, '_> {
         fn visit(&mut self, _: Tensor, view: View) -> Result<(), Error> {
-            let View { arg, dtype, row_stride, span } = view;
-            let len = span.len;
-            match row_stride {
-                Some(row_stride) => self.0.field(arg, &format_args!("{dtype}[{len}] by {row_stride}")),
-                None => self.0.field(arg, &format_args!("{dtype}[{len}]")),
-            };
+            let View { arg, dtype, rows: Rows { view: Span { len, .. }, row_stride, groups } } = view;
+            let by = |stride: usize| format!(" by {stride}");
+            let of = |RowGroups { rows, stride }| format!(" in groups of {rows} by {stride}");
+            let (by, of) = (row_stride.map_or(String::new(), by), groups.map_or(String::new(), of));
+            self.0.field(arg, &format_args!("{dtype}[{len}]{by}{of}"));
             Ok(())
         }
     }
@@ -149,12 +148,12 @@ fn source<B: NormBackend + ?Sized, E: Element>(
     (read, overwritten): (Tensor, Tensor),
     source: Option<&SourceOf<'_, B, E>>,
 ) -> Shown {
-    let (tensor, row_stride, span) = match source {
-        Some(Source::Read(rows)) => (read, rows.row_stride, B::in_span(&rows.view)),
-        Some(Source::Overwrite(rows)) => (overwritten, rows.row_stride, B::out_span(&rows.view)),
+    let (tensor, rows) = match source {
+        Some(Source::Read(rows)) => (read, rows.with(B::in_span(&rows.view))),
+        Some(Source::Overwrite(rows)) => (overwritten, rows.with(B::out_span(&rows.view))),
         None => return Ok(()),
     };
-    visitor.visit(tensor, View { arg: read.name(), dtype: E::DTYPE, row_stride, span })
+    visitor.visit(tensor, View { arg: read.name(), dtype: E::DTYPE, rows })
 }
 
 fn matrix_in<B: NormBackend + ?Sized, E: Element>(
@@ -162,7 +161,7 @@ fn matrix_in<B: NormBackend + ?Sized, E: Element>(
     tensor: Tensor,
     rows: Option<&Rows<B::In<'_, E>>>,
 ) -> Shown {
-    show::<E>(visitor, tensor, rows.map(|rows| (rows.row_stride, B::in_span(&rows.view))))
+    show::<E>(visitor, tensor, rows.map(|rows| rows.with(B::in_span(&rows.view))))
 }
 
 fn matrix_out<B: NormBackend + ?Sized, E: Element>(
@@ -170,7 +169,7 @@ fn matrix_out<B: NormBackend + ?Sized, E: Element>(
     tensor: Tensor,
     rows: Option<&Rows<B::Out<'_, E>>>,
 ) -> Shown {
-    show::<E>(visitor, tensor, rows.map(|rows| (rows.row_stride, B::out_span(&rows.view))))
+    show::<E>(visitor, tensor, rows.map(|rows| rows.with(B::out_span(&rows.view))))
 }
 
 fn vector_in<B: NormBackend + ?Sized, E: Element>(
@@ -178,7 +177,7 @@ fn vector_in<B: NormBackend + ?Sized, E: Element>(
     tensor: Tensor,
     view: Option<&B::In<'_, E>>,
 ) -> Shown {
-    show::<E>(visitor, tensor, view.map(|view| (None, B::in_span(view))))
+    show::<E>(visitor, tensor, view.map(|view| Rows::dense(B::in_span(view))))
 }
 
 fn vector_out<B: NormBackend + ?Sized, E: Element>(
@@ -186,12 +185,12 @@ fn vector_out<B: NormBackend + ?Sized, E: Element>(
     tensor: Tensor,
     view: Option<&B::Out<'_, E>>,
 ) -> Shown {
-    show::<E>(visitor, tensor, view.map(|view| (None, B::out_span(view))))
+    show::<E>(visitor, tensor, view.map(|view| Rows::dense(B::out_span(view))))
 }
 
-fn show<E: Element>(visitor: &mut impl SpanVisitor, tensor: Tensor, view: Option<(Option<usize>, Span)>) -> Shown {
-    let Some((row_stride, span)) = view else { return Ok(()) };
-    visitor.visit(tensor, View { arg: tensor.name(), dtype: E::DTYPE, row_stride, span })
+fn show<E: Element>(visitor: &mut impl SpanVisitor, tensor: Tensor, rows: Option<Rows<Span>>) -> Shown {
+    let Some(rows) = rows else { return Ok(()) };
+    visitor.visit(tensor, View { arg: tensor.name(), dtype: E::DTYPE, rows })
 }
 
 fn hand_in<'a, B: NormBackend + ?Sized, E: Element>(

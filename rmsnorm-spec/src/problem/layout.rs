@@ -1,16 +1,18 @@
 //! Where the tensors of a call lie: their sizes are right, and no output shares memory with another tensor.
 
 use crate::args::{SpanVisitor, View, Views};
-use crate::{Access, DType, Direction, Error, NormBackend, NormSpec, Span, Tensor, TensorSet, TensorShape};
+use crate::{
+    Access, DType, Direction, Error, NormBackend, NormSpec, RowGroups, RowLayout, Rows, Span, Tensor, TensorSet,
+    TensorShape,
+};
 
 /// One tensor of a call, reduced to what the checks need.
 #[derive(Clone, Copy)]
 struct Placed {
     arg: &'static str,
     dtype: DType,
-    cols: usize,
-    /// `None` for a dense vector.
-    row_stride: Option<usize>,
+    /// `None` for a vector.
+    matrix: Option<RowLayout>,
     span: Span,
 }
 
@@ -21,53 +23,81 @@ pub(super) struct Layout {
     cols: usize,
     tensors: TensorSet,
     outputs: TensorSet,
+    /// Of the matrices that have groups.
+    rows_per_group: Option<usize>,
     list: [Option<Placed>; Tensor::COUNT],
 }
 
 impl Layout {
-    /// Which tensors these arguments have, if their sizes are right and no output overlaps another tensor.
+    /// Which tensors these arguments have, and how many rows their groups, if their sizes are right and no output overlaps
+    /// another tensor.
     pub(super) fn check<'a, B: NormBackend + ?Sized>(
         spec: &NormSpec,
         direction: Direction,
         args: &impl Views<'a, B>,
-    ) -> Result<TensorSet, Error> {
-        let (tensors, outputs) = (TensorSet::NONE, TensorSet::NONE);
-        let list = [None; Tensor::COUNT];
-        let mut layout = Layout { direction, rows: spec.rows, cols: spec.cols, tensors, outputs, list };
+    ) -> Result<(TensorSet, Option<usize>), Error> {
+        let mut layout = Layout {
+            direction,
+            rows: spec.rows,
+            cols: spec.cols,
+            tensors: TensorSet::NONE,
+            outputs: TensorSet::NONE,
+            rows_per_group: None,
+            list: [None; Tensor::COUNT],
+        };
         args.spans(&mut layout)?;
         layout.check_overlap()?;
-        Ok(layout.tensors)
+        Ok((layout.tensors, layout.rows_per_group))
     }
 
     /// The elements that the tensor may have, fewest and most.
-    fn len(&self, tensor: Tensor, view: &View) -> Result<(usize, usize), Error> {
-        Ok(match tensor.shape() {
+    fn len(&self, tensor: Tensor) -> (usize, usize) {
+        match tensor.shape() {
             TensorShape::Cols => (self.cols, self.cols),
             TensorShape::Rows => (self.rows, self.rows),
-            // The backend says how many it needs, when the problem is known.
-            TensorShape::Workspace => (0, usize::MAX),
-            TensorShape::Matrix => self.matrix_len(view)?,
-        })
-    }
-
-    fn matrix_len(&self, view: &View) -> Result<(usize, usize), Error> {
-        let (rows, cols, row_stride) = (self.rows, self.cols, self.stride(view));
-        if row_stride < cols {
-            return Err(Error::Stride { arg: view.arg, cols, got: row_stride });
+            // The backend says how many it needs, when the problem is known. A matrix has its strides besides.
+            TensorShape::Workspace | TensorShape::Matrix => (0, usize::MAX),
         }
-        let too_large = Error::TooLarge { arg: view.arg, rows, row_stride, dtype: view.dtype };
-        // A byte size above isize::MAX cannot be a Rust slice nor be indexed by any backend.
-        let Some(max) = rows.checked_mul(row_stride).filter(|&max| max <= isize::MAX as usize / view.dtype.size())
-        else {
-            return Err(too_large);
-        };
-        // The last row need not be padded to the stride.
-        let min = if rows == 0 { 0 } else { max - row_stride + cols };
-        Ok((min, max))
     }
 
-    fn stride(&self, view: &View) -> usize {
-        view.row_stride.unwrap_or(self.cols)
+    /// Where the rows of a matrix begin, if they and their groups follow one another, and the elements that it may have.
+    fn matrix(&mut self, view: &View) -> Result<(RowLayout, (usize, usize)), Error> {
+        let (arg, rows) = (view.arg, view.rows.layout(self.rows, self.cols));
+        let RowLayout { cols, row_stride, groups, .. } = rows;
+        if row_stride < cols {
+            return Err(Error::Stride { arg, cols, got: row_stride });
+        }
+        if let Some(groups) = groups {
+            self.check_groups(arg, &rows, groups)?;
+        }
+        // The last row, or group, need not be padded to the stride.
+        let (units, stride) =
+            groups.map_or((rows.rows, row_stride), |groups| (rows.rows.div_ceil(groups.rows), groups.stride));
+        // A byte size above isize::MAX cannot be a Rust slice nor be indexed by any backend.
+        let most = isize::MAX as usize / view.dtype.size();
+        let Some(max) = units.checked_mul(stride).filter(|&max| max <= most) else {
+            return Err(Error::TooLarge { arg, rows: units, row_stride: stride, dtype: view.dtype });
+        };
+        Ok((rows, (rows.span(), max)))
+    }
+
+    /// Groups of rows lie apart, and have one size throughout the call.
+    fn check_groups(&mut self, arg: &'static str, rows: &RowLayout, groups: RowGroups) -> Result<(), Error> {
+        let RowGroups { rows: count, stride } = groups;
+        let refuse = |rule| Err(Error::InvalidArgument { arg, rule });
+        if !rows.follow_one_another() {
+            let row_stride = rows.row_stride;
+            return refuse(format!(
+                "groups have at least one row and lie apart, got groups of {count} rows at a stride of {row_stride}, \
+                 {stride} elements from group to group"
+            ));
+        }
+        match self.rows_per_group.replace(count) {
+            Some(other) if other != count => {
+                refuse(format!("the groups of a call's matrices have as many rows, got {count} and {other}"))
+            }
+            Some(_) | None => Ok(()),
+        }
     }
 
     fn check_overlap(&self) -> Result<(), Error> {
@@ -89,49 +119,95 @@ impl Layout {
 
 impl SpanVisitor for Layout {
     fn visit(&mut self, tensor: Tensor, view: View) -> Result<(), Error> {
-        let (min, max) = self.len(tensor, &view)?;
-        let View { arg, dtype, span, .. } = view;
+        let (matrix, (min, max)) = match tensor.shape() {
+            TensorShape::Matrix => self.matrix(&view).map(|(rows, len)| (Some(rows), len))?,
+            TensorShape::Cols | TensorShape::Rows | TensorShape::Workspace => (None, self.len(tensor)),
+        };
+        let View { arg, dtype, rows: Rows { view: span, .. } } = view;
         if !(min..=max).contains(&span.len) {
             return Err(Error::Length { arg, min, max, got: span.len });
         }
-        let (cols, row_stride) = match tensor.shape() {
-            TensorShape::Matrix => (self.cols, Some(self.stride(&view))),
-            TensorShape::Cols | TensorShape::Rows | TensorShape::Workspace => (span.len, None),
-        };
         self.tensors = self.tensors.with(tensor);
         let is_output = tensor.access(self.direction) == Some(Access::Write);
         self.outputs = self.outputs.set(tensor, is_output);
-        self.list[tensor as usize] = Some(Placed { arg, dtype, cols, row_stride, span });
+        self.list[tensor as usize] = Some(Placed { arg, dtype, matrix, span });
         Ok(())
     }
 }
 
 impl Placed {
-    /// Whether the two share an element. Rows that interleave (slices of one fused buffer) do not.
+    /// Whether the two share an element. Rows that take turns (slices of one fused buffer) do not.
     fn overlaps(&self, other: &Placed) -> bool {
         let (a, b) = (self.bytes(), other.bytes());
         // Where the later one starts is before the earlier end: never so for a view without elements.
         let ranges_meet = self.span.allocation == other.span.allocation && a.0.max(b.0) < a.1.min(b.1);
-        ranges_meet && !self.interleaves(other)
+        let take_turns = || self.pattern().zip(other.pattern()).is_some_and(|(a, b)| a.takes_turns_with(&b));
+        ranges_meet && !take_turns()
     }
 
     /// First byte and the byte after the last.
     fn bytes(&self) -> (u128, u128) {
         let start = u128::from(self.span.start);
-        (start, start + self.span.len as u128 * self.dtype.size() as u128)
+        (start, start + self.in_bytes(self.span.len))
     }
 
-    /// Two matrices of one stride in bytes, whose rows fall into disjoint columns of it.
-    fn interleaves(&self, other: &Placed) -> bool {
-        let (Some(a), Some(b)) = (self.row_stride, other.row_stride) else { return false };
-        let stride = a as u128 * self.dtype.size() as u128;
-        if stride == 0 || stride != b as u128 * other.dtype.size() as u128 {
+    fn in_bytes(&self, elements: usize) -> u128 {
+        elements as u128 * self.dtype.size() as u128
+    }
+
+    fn pattern(&self) -> Option<Pattern> {
+        let RowLayout { cols, row_stride, groups, .. } = self.matrix?;
+        let RowGroups { rows, stride } = groups.unwrap_or(RowGroups { rows: 1, stride: row_stride });
+        Some(Pattern {
+            start: u128::from(self.span.start),
+            row: self.in_bytes(cols),
+            rows: rows as u128,
+            row_stride: if rows == 1 { 0 } else { self.in_bytes(row_stride) },
+            period: self.in_bytes(stride),
+        })
+    }
+}
+
+/// The bytes of a matrix, as what repeats for ever: a group of rows, or one row where there are no groups.
+struct Pattern {
+    start: u128,
+    /// Bytes of a row.
+    row: u128,
+    /// Rows of a group.
+    rows: u128,
+    /// Bytes from row to row of a group; 0 if it has one.
+    row_stride: u128,
+    /// Bytes from group to group.
+    period: u128,
+}
+
+impl Pattern {
+    /// Whether the two repeat alike and share no byte: either the groups as a whole lie side by side, or their rows do.
+    fn takes_turns_with(&self, other: &Pattern) -> bool {
+        if self.period == 0 || self.period != other.period {
             return false;
         }
-        let (a_len, b_len) =
-            (self.cols as u128 * self.dtype.size() as u128, other.cols as u128 * other.dtype.size() as u128);
-        let (a, b) = (u128::from(self.span.start) % stride, u128::from(other.span.start) % stride);
-        let distance = (b + stride - a) % stride;
-        distance >= a_len && distance + b_len <= stride
+        let distance = (other.start % self.period + self.period - self.start % self.period) % self.period;
+        let groups_are_apart = distance >= self.len() && distance + other.len() <= self.period;
+        let is_alike = (self.rows, self.row_stride) == (other.rows, other.row_stride) && self.rows > 1;
+        // Of the other's groups one begins within this one's period, and the one before it a period earlier.
+        groups_are_apart
+            || is_alike && self.rows_are_apart(other, distance) && other.rows_are_apart(self, self.period - distance)
+    }
+
+    /// Bytes from the first row of a group to the end of its last.
+    fn len(&self) -> u128 {
+        (self.rows - 1) * self.row_stride + self.row
+    }
+
+    /// Whether no row of this group meets one of an equal group that begins so many bytes later.
+    fn rows_are_apart(&self, later: &Pattern, distance: u128) -> bool {
+        // The row of this group at or before the later one's first; or this group has ended.
+        let row = distance / self.row_stride;
+        let into = distance % self.row_stride;
+        let before = row >= self.rows || into >= self.row;
+        // The next row of this group meets the later one's first, too, if that is long; the last has none.
+        let after = row + 1 >= self.rows || into + later.row <= self.row_stride;
+        before && after
     }
 }

@@ -4,12 +4,14 @@
 //! The argument structs are written as literals here, so that a new tensor breaks the build, and the names that they look
 //! up are compared with the table, so that it must be added there.
 
+mod groups;
+
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::marker::PhantomData;
 
 use super::*;
-use crate::{Access, Rows, bf16, f16};
+use crate::{Access, RowGroups, Rows, bf16, f16};
 
 struct Numbers;
 
@@ -18,6 +20,7 @@ struct Numbers;
 struct Place {
     span: Span,
     row_stride: Option<usize>,
+    groups: Option<RowGroups>,
 }
 
 #[derive(Clone, Copy)]
@@ -192,7 +195,10 @@ impl Call {
                 Shape::OfRows => ROWS,
                 Shape::Workspace => WORKSPACE,
             };
-            (entry.name, Place { span: Span { allocation: i as u64 + 1, start: 4096, len }, row_stride: None })
+            (
+                entry.name,
+                Place { span: Span { allocation: i as u64 + 1, start: 4096, len }, row_stride: None, groups: None },
+            )
         };
         Call {
             form,
@@ -307,12 +313,22 @@ impl Visited {
 
 impl Visitor<'_, Numbers> for Visited {
     fn read<E: Element>(&mut self, tensor: Tensor, rows: Rows<View<E>>) -> Result<(), Error> {
-        self.note(tensor, Place { span: rows.view.span, row_stride: rows.row_stride }, E::DTYPE, Access::Read);
+        self.note(
+            tensor,
+            Place { span: rows.view.span, row_stride: rows.row_stride, groups: rows.groups },
+            E::DTYPE,
+            Access::Read,
+        );
         Ok(())
     }
 
     fn write<E: Element>(&mut self, tensor: Tensor, rows: Rows<View<E>>) -> Result<(), Error> {
-        self.note(tensor, Place { span: rows.view.span, row_stride: rows.row_stride }, E::DTYPE, Access::Write);
+        self.note(
+            tensor,
+            Place { span: rows.view.span, row_stride: rows.row_stride, groups: rows.groups },
+            E::DTYPE,
+            Access::Write,
+        );
         Ok(())
     }
 }
@@ -348,7 +364,8 @@ impl Names<'_> {
     }
 
     fn rows<E>(&self, name: &'static str) -> Rows<View<E>> {
-        Rows { view: self.view(name), row_stride: self.find(name).and_then(|place| place.row_stride) }
+        let Place { row_stride, groups, .. } = self.find(name).expect("the call has that tensor");
+        Rows { view: self.view(name), row_stride, groups }
     }
 }
 
@@ -448,6 +465,7 @@ fn rows_of_two_matrices_may_take_turns_if_no_byte_is_shared() {
                 let place = |start: u64, stride: usize| Place {
                     span: Span { allocation: 77, start, len: (ROWS - 1) * stride + COLS },
                     row_stride: Some(stride),
+                    groups: None,
                 };
                 for start in (4096 - 300..4096 + 300u64).step_by(2) {
                     for strides in [of_bytes, [of_bytes[0], of_bytes[0]], [of_bytes[0] + 2, of_bytes[1]]] {
@@ -477,7 +495,7 @@ fn a_vector_between_the_rows_of_a_matrix_is_refused() {
             for (a, b) in pairs(form).filter(of_matrix_and_vector) {
                 let mut call = Call::full(form);
                 let span = Span { allocation: 77, start: 0, len: (ROWS - 1) * 200 + COLS };
-                call.set(a.name, |place| *place = Place { span, row_stride: Some(200) });
+                call.set(a.name, |place| *place = Place { span, row_stride: Some(200), groups: None });
                 let start = (COLS * size(a, mix)) as u64 + 8;
                 call.set(b.name, |place| place.span = Span { allocation: 77, start, ..place.span });
                 expect(&call, mix, (a, b), true, "in a gap");
@@ -490,7 +508,8 @@ fn a_vector_between_the_rows_of_a_matrix_is_refused() {
 /// the stride does not.
 #[test]
 fn single_rows_and_whole_strides_take_turns_too() {
-    let place = |start: u64, len| Place { span: Span { allocation: 7, start, len }, row_stride: Some(3 * COLS) };
+    let place =
+        |start: u64, len| Place { span: Span { allocation: 7, start, len }, row_stride: Some(3 * COLS), groups: None };
     for (rows, len) in [(1, COLS), (1, 3 * COLS), (3, 7 * COLS), (3, 9 * COLS)] {
         // Rows of 40 bytes, 120 apart.
         for (start, shares) in [(0, true), (36, true), (40, false), (80, false), (84, rows > 1)] {
@@ -539,7 +558,10 @@ fn tensors_of_no_rows_overlap_nothing() {
 #[test]
 fn addresses_at_the_end_of_their_range_do_not_wrap() {
     let mut call = Call::full(Form::Forward);
-    let last = |bytes: u64, len| Place { span: Span { allocation: 9, start: u64::MAX - bytes, len }, row_stride: None };
+    let last = |bytes: u64, len| {
+        let span = Span { allocation: 9, start: u64::MAX - bytes, len };
+        Place { span, row_stride: None, groups: None }
+    };
     call.set("x", |place| *place = last(119, ROWS * COLS));
     call.set("y", |place| *place = last(239, ROWS * COLS));
     assert_eq!(overlap(call.check(MIXES[0])), None);
@@ -612,6 +634,7 @@ fn the_problem_says_what_is_computed() {
                                 Form::Backward => GradReduction::Locks { groups: 3 },
                             },
                             tensors: problem.tensors,
+                            rows_per_group: None,
                         };
                         assert_eq!(problem, expected);
                     }

@@ -10,7 +10,7 @@ use wgpu::{
     BufferSize, BufferUsages, Device,
 };
 
-use super::tensors::{Shape, Tensors, View};
+use super::tensors::{Shape, Tensors, View, strides};
 use super::workspace::Workspace;
 use crate::backend::WgpuBackend;
 use crate::error::{WgpuFailure, device_error, unsupported};
@@ -89,7 +89,7 @@ impl<'a> Groups<'a> {
                 )))
             })?;
             let view = self.tensors.get(binding.tensor);
-            place(&mut params, binding.tensor, view, &part, dispatch.rows.end - dispatch.rows.start);
+            place(&mut params, binding.tensor, view, &part, &dispatch.rows, self.tensors.rows_per_group());
             bindings.push((binding.number(), part));
         }
         self.groups.push(Group { kernel: Arc::clone(kernel), params, bindings });
@@ -163,7 +163,11 @@ impl<'a> Groups<'a> {
 fn bytes(view: &View<'_>, rows: &Range<u64>, cols: u64) -> Range<u64> {
     let count = rows.end - rows.start;
     let (first, len) = match view.shape {
-        Shape::Rows { stride } => (rows.start * stride, count.saturating_sub(1) * stride + cols),
+        Shape::Rows(layout) => {
+            let start = |row: u64| layout.start(row as usize) as u64;
+            let first = start(rows.start);
+            (first, start(rows.end.max(rows.start + 1) - 1) - first + cols)
+        }
         Shape::Columns => (0, cols),
         Shape::PerRow | Shape::Elements => (rows.start, count),
         Shape::Workspace => (0, view.len),
@@ -173,16 +177,26 @@ fn bytes(view: &View<'_>, rows: &Range<u64>, cols: u64) -> Range<u64> {
 }
 
 /// Tells a program where a tensor begins in its binding.
-fn place(params: &mut Params, tensor: Tensor, view: Option<&View<'_>>, part: &Part<'_>, rows: u64) {
+fn place(
+    params: &mut Params,
+    tensor: Tensor,
+    view: Option<&View<'_>>,
+    part: &Part<'_>,
+    rows: &Range<u64>,
+    rows_per_group: Option<usize>,
+) {
     let element = view.map_or(size_of::<f32>() as u64, View::element);
     // Less than the alignment of offsets.
     let first = (part.skipped / element) as u32;
-    let stride = match view.map(|view| view.shape) {
-        // More rows than one lie in a binding, whose elements 32 bits can count.
-        Some(Shape::Rows { stride }) if rows > 1 => stride as u32,
-        _ => 0,
+    let (row_stride, group_stride) = match view.map(|view| view.shape) {
+        // More rows than one lie in a binding, whose elements 32 bits can count. A group that reaches beyond is the last, and
+        // its stride is not used.
+        Some(Shape::Rows(layout)) if rows.end - rows.start > 1 => strides(&layout, rows_per_group),
+        _ => (0, 0),
     };
-    params.place(tensor, Place { first, row_stride: stride });
+    let (row_stride, group_stride) = (row_stride as u32, group_stride as u32);
+    let first = first.wrapping_sub(params.first_in_group.wrapping_mul(row_stride));
+    params.place(tensor, Place { first, row_stride }, group_stride);
 }
 
 fn entry(binding: u32, buffer: &Buffer, offset: u64, size: u64) -> BindGroupEntry<'_> {

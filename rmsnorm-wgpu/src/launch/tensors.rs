@@ -1,6 +1,6 @@
 //! Views to places in buffers, with the rules of storage buffers: what wgpu would refuse later, and less clearly.
 
-use rmsnorm_spec::{DType, Element, Error, Problem, Rows, Tensor, TensorShape, Visitor};
+use rmsnorm_spec::{DType, Element, Error, Problem, RowLayout, Rows, Tensor, TensorShape, Visitor};
 use wgpu::{Buffer, BufferUsages};
 
 use crate::backend::WgpuBackend;
@@ -11,8 +11,8 @@ use crate::view::WgpuSlice;
 /// What part of a tensor a dispatch with some of the rows has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
-    /// A matrix, with so many elements from row to row: those rows.
-    Rows { stride: u64 },
+    /// A matrix, whose rows begin there: those rows.
+    Rows(RowLayout),
     /// A vector with an element for every column: all of it.
     Columns,
     /// A vector with an element for every row: those elements.
@@ -69,6 +69,11 @@ impl<'a> Tensors<'a> {
         self.cols as u64
     }
 
+    /// Where rows lie in groups.
+    pub(super) fn rows_per_group(&self) -> Option<usize> {
+        self.problem.and_then(|problem| problem.rows_per_group)
+    }
+
     pub(super) fn get(&self, tensor: Tensor) -> Option<&View<'a>> {
         self.views.get(tensor as usize)?.as_ref()
     }
@@ -90,15 +95,15 @@ impl<'a> Tensors<'a> {
     /// Where the tensors lie that the plan's accesses depend on: matrices, weight and bias.
     pub(super) fn inputs_and_matrices(&self) -> impl Iterator<Item = Placed> {
         self.all().filter(|view| !view.is_gradient()).filter_map(|view| match view.shape {
-            Shape::Rows { stride } => Some(view.placed(stride)),
-            Shape::Columns => Some(view.placed(0)),
+            Shape::Rows(layout) => Some(view.of_rows(&layout, self.rows_per_group())),
+            Shape::Columns => Some(view.of_vector()),
             Shape::PerRow | Shape::Elements | Shape::Workspace => None,
         })
     }
 
     /// Where dweight and dbias lie.
     pub(super) fn gradients(&self) -> impl Iterator<Item = Placed> {
-        self.all().filter(|view| view.is_gradient()).map(|view| view.placed(0))
+        self.all().filter(|view| view.is_gradient()).map(View::of_vector)
     }
 
     /// Whether a tensor that is read lies in a buffer that is written too: by the programs that read matrices; and by the
@@ -137,7 +142,7 @@ impl<'a> Tensors<'a> {
 
     fn shape<V>(&self, tensor: Tensor, rows: &Rows<V>) -> Shape {
         match tensor.shape() {
-            TensorShape::Matrix => Shape::Rows { stride: rows.stride(self.cols) as u64 },
+            TensorShape::Matrix => Shape::Rows(rows.layout(self.problem.map_or(1, |problem| problem.rows), self.cols)),
             TensorShape::Cols => Shape::Columns,
             TensorShape::Rows => Shape::PerRow,
             TensorShape::Workspace => Shape::Workspace,
@@ -157,13 +162,26 @@ impl<'a> Visitor<'a, WgpuBackend> for Tensors<'a> {
     }
 }
 
+/// Elements from row to row, and from group to group. Where other matrices of the call have groups, the rows of one without
+/// lie in groups, too, at no other distance.
+pub(super) fn strides(layout: &RowLayout, rows_per_group: Option<usize>) -> (u64, u64) {
+    let row_stride = layout.row_stride as u64;
+    let dense = rows_per_group.map_or(0, |rows| row_stride.saturating_mul(rows as u64));
+    (row_stride, layout.groups.map_or(dense, |groups| groups.stride as u64))
+}
+
 impl View<'_> {
     fn is_gradient(&self) -> bool {
         matches!(self.tensor, Tensor::Dweight | Tensor::Dbias)
     }
 
-    fn placed(&self, row_stride: u64) -> Placed {
-        Placed { dtype: self.dtype, offset: self.offset, row_stride }
+    fn of_vector(&self) -> Placed {
+        Placed::vector(self.dtype, self.offset)
+    }
+
+    fn of_rows(&self, layout: &RowLayout, rows_per_group: Option<usize>) -> Placed {
+        let (row_stride, group_stride) = strides(layout, rows_per_group);
+        Placed { row_stride, group_stride, ..self.of_vector() }
     }
 
     /// Bytes of one element.

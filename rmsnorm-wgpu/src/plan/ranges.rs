@@ -15,6 +15,17 @@ pub(crate) struct Placed {
     pub(crate) offset: u64,
     /// Elements; 0 for a vector.
     pub(crate) row_stride: u64,
+    /// Elements from group to group; 0 for a vector, and where no rows of the call lie in groups.
+    pub(crate) group_stride: u64,
+}
+
+/// The most bytes between the rows of some matrices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Spacing {
+    /// From a row to the next, also to that of the next group; 0 where there are no such matrices.
+    row: u64,
+    /// From group to group; 0 where no rows lie in groups.
+    group: u64,
 }
 
 /// What a plan depends on besides the problem and the device: nothing that decides who owns which columns.
@@ -28,8 +39,8 @@ pub(crate) struct Layout {
     pub(crate) is_aliased: bool,
     /// Whether dweight or dbias shares its buffer with the workspace.
     pub(crate) reduce_aliased: bool,
-    /// Bytes between the rows of the widest matrix of 16-bit elements, and of f32; 0 where there is none.
-    pub(super) strides: [u64; 2],
+    /// Of the matrices of 16-bit elements, and of f32.
+    pub(super) spacing: [Spacing; 2],
 }
 
 impl Layout {
@@ -42,41 +53,75 @@ impl Layout {
         reduce_aliased: bool,
     ) -> Self {
         let cols = problem.cols as u64;
-        let (mut access, mut strides) = (Access::Aligned, [0; 2]);
+        let (mut access, mut spacing) = (Access::Aligned, [Spacing::default(); 2]);
         for tensor in tensors {
             // There is no second row to be apart.
             let row_stride = if problem.rows > 1 { tensor.row_stride } else { 0 };
             let tensor = Placed { row_stride, ..tensor };
             access = access.max(tensor.access(cols, is_split(problem)));
-            let widest = &mut strides[usize::from(tensor.dtype == DType::F32)];
-            *widest = row_stride.saturating_mul(tensor.dtype.size() as u64).max(*widest);
+            let widest = &mut spacing[usize::from(tensor.dtype == DType::F32)];
+            *widest = widest.max(tensor.spacing(problem));
         }
         // The second stage moves one quad a thread.
         let accesses = gradients.into_iter().map(|tensor| tensor.access(cols, true));
         let reduce_access = accesses.max().unwrap_or(Access::Aligned);
-        Layout { access, reduce_access, is_aliased, reduce_aliased, strides }
+        Layout { access, reduce_access, is_aliased, reduce_aliased, spacing }
     }
 
     /// Rows side by side from the start of their buffers: what other layouts are not denser than.
     pub(crate) fn dense(problem: &Problem) -> Self {
-        let placed = |dtype| Placed { dtype, offset: 0, row_stride: problem.cols as u64 };
+        let row_stride = problem.cols as u64;
+        let group_stride = problem.rows_per_group.map_or(0, |rows| row_stride.saturating_mul(rows as u64));
+        let placed = |dtype| Placed { dtype, offset: 0, row_stride, group_stride };
         let matrices = std::iter::once(problem.dtypes.activation).chain(stream(problem)).map(placed);
         let has_gradients = problem.tensors.sums_over_rows() > 0;
-        let gradient = has_gradients.then_some(Placed { dtype: problem.dtypes.weight, offset: 0, row_stride: 0 });
+        let gradient = has_gradients.then_some(Placed::vector(problem.dtypes.weight, 0));
         Layout::new(problem, matrices, gradient, false, false)
     }
 }
 
+impl Spacing {
+    fn max(self, other: Spacing) -> Spacing {
+        Spacing { row: self.row.max(other.row), group: self.group.max(other.group) }
+    }
+
+    /// Rows that at most so many bytes reach from the first to the start of the last, wherever in its group the first is.
+    fn rows_within(self, bytes: u64, rows_per_group: Option<usize>) -> u64 {
+        let by_rows = bytes / self.row;
+        let by_groups =
+            bytes.checked_div(self.group).zip(rows_per_group).map_or(0, |(groups, rows)| groups * rows as u64);
+        by_rows.max(by_groups) + 1
+    }
+}
+
 impl Placed {
+    pub(crate) const fn vector(dtype: DType, offset: u64) -> Self {
+        Placed { dtype, offset, row_stride: 0, group_stride: 0 }
+    }
+
+    fn spacing(&self, problem: &Problem) -> Spacing {
+        let Placed { row_stride, group_stride, .. } = *self;
+        // From the last row of a group to the first of the next.
+        let within = |rows: usize| row_stride.saturating_mul(rows as u64 - 1);
+        let between = problem.rows_per_group.map_or(0, |rows| group_stride.saturating_sub(within(rows)));
+        let bytes = |elements: u64| elements.saturating_mul(self.dtype.size() as u64);
+        Spacing { row: bytes(row_stride.max(between)), group: bytes(group_stride) }
+    }
+
     /// How a tensor of rows of `cols` elements can be read and written. Where matrices of both widths are read
     /// together, 16-bit elements move by the quad, else by two quads.
     fn access(&self, cols: u64, is_split: bool) -> Access {
         let size = self.dtype.size() as u64;
         let pack_bytes = if size == 2 && is_split { 8 } else { 16 };
         let is_multiple = |bytes: u64| {
-            [self.offset, cols.wrapping_mul(size), self.row_stride.wrapping_mul(size)]
-                .into_iter()
-                .all(|at| at.is_multiple_of(bytes))
+            [
+                self.offset,
+                cols.wrapping_mul(size),
+                self.row_stride.wrapping_mul(size),
+                self.group_stride.wrapping_mul(size),
+            ]
+            .into_iter()
+            .all(|at| at.is_multiple_of(bytes))
         };
         if is_multiple(pack_bytes) {
             Access::Aligned
@@ -91,7 +136,7 @@ impl Placed {
 impl Access {
     /// That of a copy, whose tensors are a row of `len` elements each.
     pub(crate) fn of_copy(from_offset: u64, to_offset: u64, dtype: DType, len: u64) -> Self {
-        let access = |offset| Placed { dtype, offset, row_stride: 0 }.access(len, dtype == DType::F32);
+        let access = |offset| Placed::vector(dtype, offset).access(len, dtype == DType::F32);
         access(from_offset).max(access(to_offset))
     }
 }
@@ -114,9 +159,10 @@ pub(super) fn most_rows(problem: &Problem, layout: &Layout, rows_per_group: u32,
     }
     // mean and rstd have one f32 a row.
     let by_statistics = available / 4;
-    let by_matrices = layout.strides.iter().zip([2, 4]).filter(|(stride, _)| **stride > 0).map(|(stride, size)| {
+    let spaced = layout.spacing.iter().zip([2, 4]).filter(|(spacing, _)| spacing.row > 0);
+    let by_matrices = spaced.map(|(spacing, size)| {
         let row = problem.cols as u64 * size;
-        (available - row) / stride + 1
+        spacing.rows_within(available - row, problem.rows_per_group)
     });
     let by_grid = caps.most_groups() * u64::from(rows_per_group);
     Ok(by_matrices.fold(by_statistics.min(by_grid), u64::min).max(1))

@@ -95,9 +95,10 @@ impl DrawKeys for Draw {
         };
         let has_sums = is_backward && tensors.sums_over_rows() > 0;
         let accumulate = if has_sums && self.yes() { Accumulate::Atomics } else { Accumulate::Partials };
+        let has_row_groups = (program.is_forward() || is_backward) && self.yes();
         KernelKey {
             program,
-            call: CallKey { norm, dtypes, cast_order, accumulate, tensors },
+            call: CallKey { norm, dtypes, cast_order, accumulate, tensors, has_row_groups },
             has_weight_offset: tensors.has(Tensor::Weight) && self.yes(),
             tile: self.tile(program),
             access,
@@ -109,7 +110,8 @@ impl DrawKeys for Draw {
     fn layout(&mut self, problem: &Problem) -> Layout {
         let (offset, padding) = (self.of([0, 0, 4, 2]), self.of([0, 0, 2, 1]));
         let row_stride = (problem.cols + padding) as u64;
-        let placed = |dtype: DType| Placed { dtype, offset: offset * dtype.size() as u64, row_stride };
+        let group_stride = problem.rows_per_group.map_or(0, |rows| rows as u64 * row_stride + self.of([0, 8, 2, 1]));
+        let placed = |dtype: DType| Placed { dtype, offset: offset * dtype.size() as u64, row_stride, group_stride };
         let DTypes { activation, weight, residual } = problem.dtypes;
         let tensors = [activation, weight, residual].map(placed);
         Layout::new(problem, tensors, [placed(weight)], self.yes(), self.yes())
@@ -262,8 +264,9 @@ fn planned_programs_fit_their_devices() {
 
 #[test]
 fn params_lie_where_rust_says() {
-    let key = Draw::new(1).key(Program::Forward);
-    let (module, _) = parsed(&key);
+    let drawn = Draw::new(1).key(Program::Forward);
+    let of = |has_row_groups| parsed(&KernelKey { call: CallKey { has_row_groups, ..drawn.call }, ..drawn }).0;
+    let (module, without) = (of(true), of(false));
     let (_, params) = module.types.iter().find(|(_, each)| each.name.as_deref() == Some("Params")).expect("a struct");
     let TypeInner::Struct { members, span } = &params.inner else { panic!("{params:?}") };
     let read: Vec<_> = members.iter().map(|each| (each.name.as_deref().unwrap_or(""), each.offset as usize)).collect();
@@ -272,9 +275,21 @@ fn params_lie_where_rust_says() {
     }
     let written = offsets![
         x residual dy dresidual_out y residual_out dx weight bias dweight dbias mean rstd workspace row_sums rows cols
-        chunks partial_rows eps weight_offset share first_chunk accumulates zero dresidual unused
+        chunks partial_rows eps weight_offset share first_chunk accumulates zero dresidual
+        rows_per_group first_in_group x_group_stride residual_group_stride dy_group_stride dresidual_out_group_stride
+        y_group_stride residual_out_group_stride dx_group_stride dresidual_group_stride
     ];
     assert_eq!(read, written);
+    // Other calls' programs have no group strides, which come last.
+    let (_, params) = without.types.iter().find(|(_, each)| each.name.as_deref() == Some("Params")).expect("a struct");
+    let TypeInner::Struct { members, .. } = &params.inner else { panic!("{params:?}") };
+    assert_eq!(members.len() + 8, written.len());
+    assert!(
+        members
+            .iter()
+            .zip(&written)
+            .all(|(each, (name, offset))| { (each.name.as_deref(), each.offset as usize) == (Some(*name), *offset) })
+    );
     assert_eq!(*span as usize, size_of::<Params>());
     assert_eq!((size_of::<Place>(), size_of::<Params>() % 16), (8, 0));
 }
@@ -333,7 +348,7 @@ fn every_question_has_an_answer_and_every_answer_a_question() {
     let lines = shaders::ALL.iter().flat_map(|source| source.text.lines());
     let asked: BTreeSet<&str> = lines.filter_map(|line| line.trim().strip_prefix("// if ")).collect();
     // Those of one tensor's files, which are asked beside a tensor, and of the conversions of f16.
-    let others = ["IS_LOADED", "IS_STORED", "IS_ATOMIC", "HAS_UNPACK"];
+    let others = ["IS_LOADED", "IS_STORED", "IS_ATOMIC", "IS_GROUPED", "HAS_UNPACK"];
     let key = Draw::new(1).key(Program::Forward);
     let unanswered: Vec<_> = asked.iter().filter(|name| answer(&key, name).is_none()).collect();
     assert_eq!(unanswered.into_iter().copied().collect::<BTreeSet<_>>(), BTreeSet::from(others));

@@ -1,5 +1,6 @@
 //! Devices of the caller's with smaller limits: tensors in parts, grids in two dimensions, wgpu's defaults.
 
+use rmsnorm_conformance::Options;
 use rmsnorm_wgpu::spec::bf16;
 use rmsnorm_wgpu::wgpu::Limits;
 
@@ -22,6 +23,32 @@ fn tensors_beyond_the_largest_binding_are_worked_on_in_parts() {
         assert!(expected.0 == got.0, "{rows}x{cols}");
         assert!(close(&got.1, &expected.1) && close(&got.2, &expected.2), "{rows}x{cols}");
     }
+}
+
+/// Groups of rows that begin and end in the middle of parts, judged as the suite judges all: in buffers that are watched.
+#[test]
+fn parts_begin_and_end_within_groups() {
+    let Some(parts) = open_limited(|limits| limits.max_storage_buffer_binding_size = 64 << 10) else { return };
+    let mut cases = Vec::new();
+    for (kind, present, reduction) in [
+        ("forward", "wro", "partials"),
+        ("forward_in_place", "wro", "partials"),
+        ("backward", "wsdW", "partials"),
+        ("backward", "wsdW", "atomics"),
+    ] {
+        for dtype in ["f32", "bf16"] {
+            // Gaps between groups of their own in every matrix, at offsets of their own.
+            for layout in ["groups3s1", "groups100s2", "groups7s3"] {
+                cases.push(format!(
+                    "bounds:{kind}:rms_norm:{dtype},{dtype},{dtype}:1000x64:randn:eps1e-5:{present}:offset0:at_store:\
+                     {reduction}:{layout}:seed1"
+                ));
+            }
+        }
+    }
+    let options = Options { self_test: false, cases: cases.clone(), ..Options::default() };
+    let summary = rmsnorm_conformance::run(&parts, &options, &mut |_, _| (), None).unwrap();
+    assert_eq!(summary.counts.passed, cases.len(), "{summary}");
 }
 
 #[test]

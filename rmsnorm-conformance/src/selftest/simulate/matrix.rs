@@ -2,30 +2,42 @@
 
 use std::ops::{Deref, DerefMut};
 
-use rmsnorm_spec::{DType, Element, Rows, Source, bf16, f16};
+use rmsnorm_spec::{DType, Element, RowLayout, Rows, Source, bf16, f16};
 
 use super::call::Call;
 use crate::selftest::planted::Bug;
 
-/// A matrix with the row stride that the kernel believes in.
+/// A matrix with the strides that the kernel believes in.
 pub(super) struct Matrix<V> {
     view: V,
-    row_stride: usize,
-    cols: usize,
+    rows: RowLayout,
+}
+
+/// The bugs that a matrix may have: its rows taken to be dense, and groups of rows overlooked.
+pub(super) struct Strides {
+    pub(super) ignored: Bug,
+    pub(super) groups_ignored: Bug,
 }
 
 impl<V> Matrix<V> {
-    /// The matrix as given, or one of dense rows with this bug.
-    pub(super) fn new(rows: Rows<V>, call: &Call, dense_with: Bug) -> Self {
-        let cols = call.spec.cols;
-        let row_stride = if call.has(dense_with) { cols } else { rows.stride(cols) };
-        Matrix { view: rows.view, row_stride, cols }
+    /// The matrix as given, or as one of these bugs has it.
+    pub(super) fn new(given: Rows<V>, call: &Call, strides: &Strides) -> Self {
+        let mut rows = given.layout(call.spec.rows, call.spec.cols);
+        if call.has(strides.ignored) {
+            rows.row_stride = rows.cols;
+        }
+        if call.has(strides.groups_ignored) {
+            rows.groups = None;
+        }
+        Matrix { view: given.view, rows }
     }
 
     /// This matrix, taken to have the stride of another one if so.
-    pub(super) fn with_stride_of<U>(self, other: &Matrix<U>, mistaken: bool) -> Self {
-        let row_stride = if mistaken { other.row_stride } else { self.row_stride };
-        Matrix { row_stride, ..self }
+    pub(super) fn with_stride_of<U>(mut self, other: &Matrix<U>, mistaken: bool) -> Self {
+        if mistaken {
+            self.rows.row_stride = other.rows.row_stride;
+        }
+        self
     }
 }
 
@@ -36,10 +48,10 @@ pub(super) enum Input<'a, T> {
 }
 
 impl<'a, T: Element> Input<'a, T> {
-    pub(super) fn new(source: Source<&'a [T], &'a mut [T]>, call: &Call, dense_with: Bug) -> Self {
+    pub(super) fn new(source: Source<&'a [T], &'a mut [T]>, call: &Call, strides: &Strides) -> Self {
         match source {
-            Source::Read(rows) => Input::Read(Matrix::new(rows, call, dense_with)),
-            Source::Overwrite(rows) => Input::Overwrite(Matrix::new(rows, call, dense_with)),
+            Source::Read(rows) => Input::Read(Matrix::new(rows, call, strides)),
+            Source::Overwrite(rows) => Input::Overwrite(Matrix::new(rows, call, strides)),
         }
     }
 
@@ -64,8 +76,8 @@ impl<T: Element, V: Deref<Target = [T]>> Matrix<V> {
     /// The row, in f32.
     pub(super) fn row(&self, row: usize) -> Vec<f32> {
         // A mistaken stride may point beyond the view, where a slice has nothing to read.
-        let start = (row * self.row_stride).min(self.view.len() - self.cols);
-        self.view[start..start + self.cols].iter().map(|element| element.to_f32()).collect()
+        let start = self.rows.start(row).min(self.view.len() - self.rows.cols);
+        self.view[start..start + self.rows.cols].iter().map(|element| element.to_f32()).collect()
     }
 }
 
@@ -75,7 +87,7 @@ impl<T: Element, V: DerefMut<Target = [T]>> Matrix<V> {
         if call.has(Bug::ResOutMissing) {
             return;
         }
-        let start = row * self.row_stride;
+        let start = self.rows.start(row);
         for (element, &value) in self.view[start..].iter_mut().zip(values) {
             *element = T::from_f32(value);
         }
@@ -86,15 +98,15 @@ impl<T: Element, V: DerefMut<Target = [T]>> Matrix<V> {
         if call.has(Bug::SkipLastRowWrite) && row + 1 == call.spec.rows {
             return;
         }
-        let start = row * self.row_stride;
-        let written = if call.has(Bug::SkipLastColWrite) { self.cols - 1 } else { self.cols };
+        let (start, cols) = (self.rows.start(row), self.rows.cols);
+        let written = if call.has(Bug::SkipLastColWrite) { cols - 1 } else { cols };
         for (element, &value) in self.view[start..].iter_mut().zip(&values[..written]) {
             let value = if call.has(Bug::OutputRead) { value + 0.0 * element.to_f32() } else { value };
             *element = stored(call, value);
         }
-        if call.has(Bug::GapOverwritten) && self.row_stride > self.cols {
-            let last = self.view[start + self.cols - 1];
-            if let Some(gap) = self.view.get_mut(start + self.cols) {
+        if call.has(Bug::GapOverwritten) && self.rows.row_stride > cols {
+            let last = self.view[start + cols - 1];
+            if let Some(gap) = self.view.get_mut(start + cols) {
                 *gap = last;
             }
         }

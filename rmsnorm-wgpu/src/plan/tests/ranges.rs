@@ -1,10 +1,12 @@
 //! How tensors lie, and rows that no binding or grid takes at once.
 
+use rmsnorm_spec::{RowGroups, Rows};
+
 use super::super::Unfit;
 use super::*;
 
 fn placed(dtype: DType, offset: u64, row_stride: u64) -> Placed {
-    Placed { dtype, offset, row_stride }
+    Placed { dtype, offset, row_stride, group_stride: 0 }
 }
 
 /// The access to a call of 4 rows whose x and weight lie so, and whose y is aligned.
@@ -110,6 +112,67 @@ fn ranges_have_every_row_once_and_fit_bindings() {
                 }
             }
         }
+    }
+}
+
+/// Wherever in a group a range begins and ends, it fits; and a group more would not have: ranges by the stride of groups, not by
+/// the widest gap between two rows.
+#[test]
+fn ranges_of_rows_in_groups_fit_bindings() {
+    let short = Caps { binding_bytes: 64 << 10, ..Caps::lavapipe() };
+    for caps in [short, Caps::lavapipe(), Caps::h200()] {
+        for call in calls() {
+            for (rows, cols, rows_per_group, row_stride, group_stride) in [
+                (1000, 64, 8, 64, 3 * 8 * 64),
+                (1000, 64, 3, 80, 5000),
+                (1000, 256, 100, 260, 100 * 260 + 7),
+                (70_000, 2, 2, 4, 100),
+                (2_000_000, 128, 32, 128, 3 * 32 * 128),
+                (9, 2000, 4, 2000, 9000),
+            ] {
+                let problem = Problem { rows_per_group: Some(rows_per_group), ..call.problem(rows, cols) };
+                let has_stream = call.direction == Direction::Backward || call.tensors.has(Tensor::Residual);
+                let dtypes = [Some(call.dtypes.activation), has_stream.then_some(call.dtypes.residual)];
+                let place = |dtype| Placed { dtype, offset: 0, row_stride: row_stride as u64, group_stride };
+                let tensors = dtypes.into_iter().flatten().map(place);
+                let Ok(plan) = plan(&problem, &Layout::new(&problem, tensors, [], false, false), &caps) else {
+                    continue;
+                };
+                let widest = call.dtypes.activation.size().max(call.dtypes.residual.size()) as u64;
+                let used = if has_stream { widest } else { call.dtypes.activation.size() as u64 };
+                let groups = RowGroups { rows: rows_per_group, stride: group_stride as usize };
+                let there = Rows::grouped((), row_stride, groups).layout(rows, cols);
+                for program in Program::ALL.into_iter().filter(|program| *program != Program::ReducePartials) {
+                    let mut next = 0;
+                    for Dispatch { rows, .. } in dispatches(&plan).filter(|dispatch| dispatch.key.program == program) {
+                        assert!(rows.start == next && rows.start < rows.end);
+                        next = rows.end;
+                        let reach = there.start(rows.end as usize - 1) - there.start(rows.start as usize) + cols;
+                        let bytes = reach as u64 * used + u64::from(caps.offset_alignment);
+                        assert!(bytes <= caps.binding_bytes.min(i32::MAX as u64), "{rows:?} {call:?}");
+                    }
+                    assert!(next == 0 || next == rows as u64, "{program:?} {rows}x{cols} {call:?}");
+                }
+            }
+        }
+    }
+    // A binding of 64 KiB has 20 or 21 whole groups. By the widest gap it would have about 30 rows.
+    let call = Call::new(Direction::Forward, Norm::Rms, BF16, NONE);
+    let problem = Problem { rows_per_group: Some(8), ..call.problem(10_000, 64) };
+    let x = Placed { row_stride: 64, group_stride: 3 * 8 * 64, ..placed(DType::Bf16, 0, 64) };
+    let plan = plan(&problem, &Layout::new(&problem, [x, x], [], false, false), &short).expect("a plan");
+    let longest = dispatches(&plan).map(|dispatch| dispatch.rows.end - dispatch.rows.start).max();
+    assert!(longest.is_some_and(|rows| (140..=169).contains(&rows)), "{longest:?}");
+}
+
+/// The distance between groups counts as that between rows does.
+#[test]
+fn groups_have_a_part_in_access() {
+    let problem =
+        Problem { rows_per_group: Some(2), ..Call::new(Direction::Forward, Norm::Rms, BF16, NONE).problem(5, 64) };
+    for (group_stride, expected) in [(192, Access::Aligned), (196, Access::Words), (193, Access::Halves)] {
+        let x = Placed { group_stride, ..placed(DType::Bf16, 0, 64) };
+        assert_eq!(Layout::new(&problem, [x], [], false, false).access, expected);
     }
 }
 
