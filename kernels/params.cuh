@@ -53,16 +53,19 @@ struct Params {
 
 static_assert(sizeof(Params) == PARAMS_BYTES, "kernels/params.cuh and rmsnorm-cuda/src/params.rs differ");
 
+// ROW(x, row): the address of a row's first element, in p's matrix x.
+
 #if HAS_ROW_GROUPS
 // Elements from row 0 to this row. There is no division: the product with the reciprocal is the exact quotient of numbers of 32 bits
-// (D. Lemire, O. Kaser, N. Kurz: Faster remainder by direct computation, 2019, theorem 1).
-__device__ inline unsigned long long start(
+// (D. Lemire, O. Kaser, N. Kurz: Faster remainder by direct computation, 2019, theorem 1). The host refuses
+// more rows.
+__device__ inline unsigned long long row_start(
     const Params& p, unsigned long long row_stride, unsigned long long group_stride, unsigned row) {
     const unsigned low = p.group_reciprocal, high = p.group_reciprocal >> 32;
     const unsigned group = ((unsigned long long)high * row + __umulhi(low, row)) >> 32;
     return group * group_stride + (row - group * (unsigned)p.rows_per_group) * row_stride;
 }
-#define ROW(matrix, index) (p.matrix.data + start(p, p.matrix.row_stride, p.matrix##_group_stride, index))
+#define ROW(matrix, index) (p.matrix.data + row_start(p, p.matrix.row_stride, p.matrix##_group_stride, index))
 #else
 #define ROW(matrix, index) (p.matrix.data + (index) * p.matrix.row_stride)
 #endif

@@ -1,7 +1,7 @@
 // What every program is told at run time: the mirror of rmsnorm-wgpu/src/params.rs, field for field.
 //
 // A tensor has its first element, counted from the start of its binding, and its row stride, 0 for vectors. Where rows lie in
-// groups, the first element is that of row 0 of the first row's group, which may be in front of the binding: sums wrap.
+// groups, the first element is that of the group in which the dispatch begins, maybe in front of the binding: sums wrap.
 struct Params {
     x: vec2<u32>,
     residual: vec2<u32>,

@@ -248,11 +248,15 @@ impl Case {
             Layout::Mixed(_) => (self.cols, 0),
             Layout::Far(stride) if stride as u128 * self.rows as u128 > MAX_DISTANCE => return u128::MAX,
             Layout::Far(_) => (FAR_PAD, 0),
-            // At most a padding and a gap for each row.
+            // At most a padding and a gap for each row of whole groups.
             Layout::Grouped { .. } => (self.cols.saturating_mul(4).saturating_add(8), 0),
         };
+        let rows = match self.layout {
+            Layout::Grouped { rows, .. } => self.rows.max(1).div_ceil(rows) as u128 * rows as u128,
+            Layout::Uniform { .. } | Layout::Mixed(_) | Layout::Far(_) => self.rows.max(1) as u128,
+        };
         let row = self.cols.max(1) as u128 + pad as u128;
-        row.saturating_mul(self.rows.max(1) as u128).saturating_add(offset as u128)
+        row.saturating_mul(rows).saturating_add(offset as u128)
     }
 
     /// Whether the bits of dweight and dbias may vary from run to run.
@@ -518,6 +522,10 @@ mod tests {
         assert!(id.replacen("p0o0", "groups4s7", 1).parse::<Case>().is_ok());
         let largest = id.replacen("p0o0", "groups4s7", 1).replacen("3x17", "16777216x2", 1);
         assert!(largest.parse::<Case>().is_err(), "with its gaps it exceeds memory");
+        for rows in ["18446744073709551615", "4194304"] {
+            let huge = id.replacen("p0o0", &format!("groups{rows}s7"), 1);
+            assert!(huge.parse::<Case>().is_err(), "a group of {rows} rows exceeds memory, however many are there");
+        }
         assert!(id.replacen("p0o0", "groups0s7", 1).parse::<Case>().is_err(), "groups of no rows");
     }
 }

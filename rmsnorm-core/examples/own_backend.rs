@@ -90,6 +90,9 @@ impl NormBackend for Loops {
         };
         let out = reference::backward(&spec, &inputs);
         store(&mut Some(args.dx), &out.dx, &spec);
+        // The same gradient in the residual stream's own dtype.
+        let mut dresidual = args.dresidual;
+        store(&mut dresidual, &out.dx, &spec);
         store_vector(args.dweight, &out.dweight);
         store_vector(args.dbias, &out.dbias);
         Ok(())

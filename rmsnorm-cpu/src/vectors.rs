@@ -10,7 +10,7 @@ use crate::launch::no_room;
 use crate::{CpuBackend, UninitBackend};
 
 /// What [`CpuBackend::forward_vec`] reads. Shapes are those of [`Forward`]; matrices are slices of dense rows, or
-/// [`Rows::strided`].
+/// [`Rows::strided`] or [`Rows::grouped`].
 #[derive(Clone, Copy, Debug)]
 pub struct ForwardInputs<'a, T: Element, W: Element = T, R: Element = T> {
     x: Rows<&'a [T]>,
@@ -64,7 +64,7 @@ pub struct ForwardOutputs<T, R = T> {
 }
 
 /// What [`CpuBackend::backward_vec`] reads. Shapes are those of [`Backward`]; matrices are slices of dense rows, or
-/// [`Rows::strided`].
+/// [`Rows::strided`] or [`Rows::grouped`].
 #[derive(Clone, Copy, Debug)]
 pub struct BackwardInputs<'a, T: Element, W: Element = T, R: Element = T> {
     dy: Rows<&'a [T]>,

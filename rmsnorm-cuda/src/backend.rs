@@ -160,7 +160,7 @@ impl CudaBackend {
         CudaBackend { stream, ..self.clone() }
     }
 
-    /// [`NormBackend::prepare`] for tensors whose addresses and row strides, in bytes, are multiples of `alignment`. More than
+    /// [`NormBackend::prepare`] for tensors whose addresses and strides, in bytes, are multiples of `alignment`. More than
     /// 16 makes no difference; a call on less aligned tensors than it was prepared for compiles other kernels.
     ///
     /// # Errors

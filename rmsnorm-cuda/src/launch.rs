@@ -14,8 +14,6 @@ use crate::error::device_error;
 use crate::params::{Matrix, Params};
 use crate::plan;
 use tensors::Tensors;
-#[cfg(test)]
-use tensors::group_stride;
 use work::Work;
 use workspace::{Workspace, bytes_of};
 
@@ -93,10 +91,11 @@ fn rows_per_group(problem: &Problem) -> Result<(u64, u64), Error> {
     Ok((rows_per_group as u64, u64::MAX / rows_per_group as u64 + 1))
 }
 
-/// Compiles and loads the kernels of a call whose addresses and row strides are multiples of so many bytes.
+/// Compiles and loads the kernels of a call whose addresses and strides are multiples of so many bytes.
 pub(crate) fn prepare(backend: &CudaBackend, problem: &Problem, alignment: usize) -> Result<(), Error> {
     let (context, kernels) = (backend.stream().context(), backend.kernels());
     context.bind_to_thread().map_err(device_error("before the kernels are loaded"))?;
+    rows_per_group(problem)?;
     let plan = plan::plan(problem, access_of(alignment as u64), kernels.caps());
     plan.steps.into_iter().flatten().try_for_each(|step| Work::new(step, kernels).map(|_| ()))
 }
@@ -109,7 +108,7 @@ const fn check_workspace(given: Option<usize>, needed: usize) -> Result<(), Erro
     }
 }
 
-/// The largest power of two, at most 16, that all addresses and row strides are multiples of. Statistics do not count,
+/// The largest power of two, at most 16, that all addresses and strides are multiples of. Statistics do not count,
 /// of which a thread reads and writes single elements, nor does the workspace, which is aligned by moving it.
 pub(crate) fn access_bytes(problem: &Problem, params: &Params) -> u32 {
     let bits = |bits, tensor: Tensor| {
@@ -221,7 +220,7 @@ mod tests {
             (2, 65, Some(192)),
             (16, 72, None),
         ] {
-            let stride = group_stride(&layout(row_stride, groups), problem.rows_per_group);
+            let stride = layout(row_stride, groups).group_stride(problem.rows_per_group) as u64;
             assert_eq!(stride, groups.unwrap_or(2 * row_stride) as u64);
             for tensor in [Tensor::X, Tensor::Y, Tensor::Residual, Tensor::ResidualOut] {
                 let mut params = Params::default();
@@ -231,7 +230,7 @@ mod tests {
                 assert_eq!(access_bytes(&problem, &params), expected, "{params:?}");
             }
         }
-        assert_eq!(group_stride(&layout(64, None), None), 0);
+        assert_eq!(layout(64, None).group_stride(None), 0);
     }
 
     /// Quotients as the kernels compute them, of numbers of 32 bits.

@@ -1,4 +1,5 @@
-//! The argument of every kernel: one struct, passed by value. `kernels/params.cuh` is its mirror.
+//! The argument of every kernel: one struct, passed by value. `kernels/params.cuh` is its mirror. Kernels of calls without
+//! groups of rows do not have the fields of those, which come last.
 //!
 //! Sizes are checked where a program is compiled (`static_assert`), names and order by a test here.
 

@@ -111,7 +111,7 @@ pub(crate) struct Tile {
     pub(crate) is_overlapped: bool,
     /// Blocks that the registers of a multiprocessor must have room for.
     pub(crate) blocks_per_sm: u32,
-    /// Bytes of one memory access: what all addresses and row strides are multiples of, at most 16.
+    /// Bytes of one memory access: what all addresses and strides are multiples of, at most 16.
     pub(crate) access_bytes: u32,
     /// Whether cols is not the number of columns that the threads own.
     pub(crate) is_ragged: bool,
@@ -175,7 +175,7 @@ const RESERVED_BYTES: usize = 4 << 10;
 #[cfg(any(test, feature = "conformance"))]
 pub(crate) const ROWS_BREAKPOINTS: [usize; 3] = [16, 32, 132];
 
-/// The plan of a problem whose addresses and row strides are multiples of `access_bytes`.
+/// The plan of a problem whose addresses and strides are multiples of `access_bytes`.
 pub(crate) fn plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
     match problem.direction {
         Direction::Forward => forward::plan(problem, access_bytes, caps),

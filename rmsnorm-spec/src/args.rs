@@ -35,7 +35,7 @@ macro_rules! builders {
     };
     (@matrix $args:ident $name:ident : $view:ident $element:ty) => {
         #[doc = concat!("With this [`", stringify!($name), "`](Self#structfield.", stringify!($name), "): a view of \
-            dense rows, or [`Rows::strided`].")]
+            dense rows, [`Rows::strided`] or [`Rows::grouped`].")]
         pub fn $name(self, $name: impl Into<Rows<B::$view<'a, $element>>>) -> Self {
             $args { $name: Some($name.into()), ..self }
         }

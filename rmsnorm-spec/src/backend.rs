@@ -47,7 +47,8 @@ pub trait NormBackend {
 
     /// Compiles and loads what a call with this problem needs, and runs nothing: before a stream is captured, or before
     /// the first request. Its tensors are taken to have rows side by side and to begin where allocations do; a call on
-    /// others may have something left to compile.
+    /// others may have something left to compile. For rows in groups [`Problem::rows_per_group`] says so; a call with one group
+    /// of them is one without.
     ///
     /// # Errors
     /// `Unsupported` and `Device`, as the call itself.

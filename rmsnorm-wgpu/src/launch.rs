@@ -106,6 +106,7 @@ impl Bound {
 /// # Errors
 /// As [`forward`].
 pub(crate) fn prepare(backend: &WgpuBackend, problem: &Problem) -> Result<(), Error> {
+    rows_per_group(problem)?;
     let plan = plan::plan(problem, &Layout::dense(problem), backend.caps())?;
     plan.steps.iter().try_for_each(|step| match step {
         Step::Zero { .. } => Ok(()),
@@ -187,10 +188,16 @@ fn bind(backend: &WgpuBackend, spec: &NormSpec, problem: &Problem, tensors: Tens
 }
 
 /// Rows of a group, as shaders count them; 0 where no rows lie in groups.
+///
+/// # Errors
+/// `Unsupported` for more rows than 32 bits count: a shader adds to a row those of its group that earlier dispatches have.
 fn rows_per_group(problem: &Problem) -> Result<u32, Error> {
-    let rows = problem.rows_per_group.unwrap_or_default();
-    u32::try_from(rows)
-        .map_err(|_| unsupported(format!("the wgpu backend has groups of fewer than 2^32 rows, got {rows}")))
+    let Some(rows_per_group) = problem.rows_per_group else { return Ok(0) };
+    if u32::try_from(problem.rows).is_err() {
+        return Err(unsupported(format!("the wgpu backend has fewer than 2^32 rows in groups, got {}", problem.rows)));
+    }
+    // There are more rows than a group has.
+    Ok(rows_per_group as u32)
 }
 
 /// The plan's steps as commands.

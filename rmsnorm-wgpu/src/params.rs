@@ -9,8 +9,8 @@ use rmsnorm_spec::Tensor;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub(crate) struct Place {
-    /// The first element of row 0 of the first row's group. Where rows lie in groups that row may be in front of the binding:
-    /// sums with this number wrap.
+    /// Where row 0 of the dispatch begins. Where rows lie in groups, where the first row of that row's group begins, which may
+    /// be in front of the binding: sums with this number wrap.
     pub(crate) first: u32,
     pub(crate) row_stride: u32,
 }

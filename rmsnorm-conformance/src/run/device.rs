@@ -111,7 +111,9 @@ impl<H: Harness, E: Element> Loaded<H, E> {
     }
 
     fn rows(&self, harness: &H) -> Rows<In<'_, H, E>> {
-        self.at(self.view(harness))
+        let mut rows = Rows::dense(self.view(harness));
+        (rows.row_stride, rows.groups) = (self.row_stride, self.groups);
+        rows
     }
 
     fn view_mut(&mut self, harness: &H) -> Out<'_, H, E> {
@@ -119,16 +121,9 @@ impl<H: Harness, E: Element> Loaded<H, E> {
     }
 
     fn rows_mut(&mut self, harness: &H) -> Rows<Out<'_, H, E>> {
-        let rows = self.at(());
-        let mut there = Rows::dense(self.view_mut(harness));
-        (there.row_stride, there.groups) = (rows.row_stride, rows.groups);
-        there
-    }
-
-    /// A view with the distances that the call gets to see.
-    fn at<V>(&self, view: V) -> Rows<V> {
-        let mut rows = Rows::dense(view);
-        (rows.row_stride, rows.groups) = (self.row_stride, self.groups);
+        let (row_stride, groups) = (self.row_stride, self.groups);
+        let mut rows = Rows::dense(self.view_mut(harness));
+        (rows.row_stride, rows.groups) = (row_stride, groups);
         rows
     }
 

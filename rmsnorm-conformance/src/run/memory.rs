@@ -202,9 +202,9 @@ impl Guarded {
             given.layout(rows, cols)
         };
         let (here, there) = (layout(cols + place.pad), layout(row_stride));
-        let view_len = if place.reaches_stride { padded_span(&there) } else { there.span() };
+        let view_len = if place.reaches_stride { padded_span(&there, place.groups) } else { there.span() };
         // The padding after the last row is part of the buffer even where the view ends before it.
-        let len = start + padded_span(&here) + canary;
+        let len = start + padded_span(&here, place.groups) + canary;
 
         let seed = u64::from(seed) ^ 0xca_a817;
         let mut before: Vec<u32> = (0..len).map(|i| surroundings(seed, name, i, dtype)).collect();
@@ -294,16 +294,16 @@ impl Guarded {
     /// of no elements.
     fn nearest(&self, distance: usize) -> Option<(usize, usize)> {
         let RowLayout { row_stride, groups, .. } = self.here;
-        let (group, within, rows) = match groups {
-            Some(RowGroups { rows, stride }) => (distance / stride, distance % stride, rows),
-            None => (0, distance, usize::MAX),
+        let Some(RowGroups { rows, stride }) = groups else {
+            return Some((distance.checked_div(row_stride)?, distance % row_stride));
         };
+        let within = distance % stride;
         let row = within.checked_div(row_stride)?.min(rows - 1);
-        Some((group.wrapping_mul(rows) + row, within - row * row_stride))
+        Some((distance / stride * rows + row, within - row * row_stride))
     }
 
     fn describe(&self, index: usize) -> (Check, String) {
-        let end = self.start + padded_span(&self.here);
+        let end = self.before.len() - CANARY_BYTES / self.dtype.size();
         if let Some((row, col)) = self.element(index) {
             (Check::Input, format!("row {row}, col {col} of an input"))
         } else if index < self.start {
@@ -317,9 +317,9 @@ impl Guarded {
     }
 }
 
-/// Elements from the first row's start to the end of the last stride.
-fn padded_span(layout: &RowLayout) -> usize {
-    match layout.groups {
+/// Elements from the first row's start to the end of the last stride, or of the last group's, be it the only one.
+fn padded_span(layout: &RowLayout, groups: Option<RowGroups>) -> usize {
+    match groups {
         Some(RowGroups { rows, stride }) => layout.rows.div_ceil(rows) * stride,
         None => layout.rows * layout.row_stride,
     }
@@ -508,8 +508,7 @@ mod tests {
                 assert_eq!(changed.breach().is_none(), elements.contains(&index), "{rows} rows, {index}");
             }
             let last = if rows == 0 { 0 } else { first(rows - 1) + 5 - first(0) };
-            let units = if rows > 3 { rows.div_ceil(3) * 30 } else { rows * 7 };
-            assert_eq!(tensor(Access::Read).view.len(), if reaches_stride { units } else { last });
+            assert_eq!(tensor(Access::Read).view.len(), if reaches_stride { rows.div_ceil(3) * 30 } else { last });
         }
         let mut tensor = Guarded::new(
             (Tensor::Y, DType::F32, Access::Write),

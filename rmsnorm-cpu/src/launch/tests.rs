@@ -92,6 +92,15 @@ fn a_matrix_is_split_at_rows_far_apart() {
         (0..split).for_each(|row| assert_eq!(first(&low, row), row as u16 + 1, "split at {split}"));
         (split..5).for_each(|row| assert_eq!(first(&high, row - split), row as u16 + 1, "split at {split}"));
     }
+    // Groups of two rows, of which the first are those.
+    let groups = RowGroups { rows: 2, stride: row_stride };
+    let rows = RowStarts::of(Rows::grouped((), 7, groups).layout(9, 1));
+    for split in 0..=9 {
+        let (_, high) = Matrix { data: bytemuck::cast_slice::<u16, f16>(&data), rows }.split_at(split);
+        (split.next_multiple_of(2)..9).step_by(2).for_each(|row| {
+            assert_eq!(first(&high, row - split), row as u16 / 2 + 1, "split at {split}");
+        });
+    }
     let first_mut = |matrix: &mut MatrixMut<'_, f16>, row| {
         let row = matrix.row(row, 1);
         lanes::input_or_overwritten(None, &row)[0].to_bits()

@@ -46,7 +46,7 @@ impl<'a> Tensors<'a> {
 
     fn hold(&mut self, tensor: Tensor, layout: &RowLayout, (data, in_use): (sys::CUdeviceptr, SyncOnDrop<'a>)) {
         let matrix = Matrix { data, row_stride: layout.row_stride as u64 };
-        self.params.place(tensor, matrix, group_stride(layout, self.problem.rows_per_group));
+        self.params.place(tensor, matrix, layout.group_stride(self.problem.rows_per_group) as u64);
         self.uses[tensor as usize] = Some(in_use);
     }
 
@@ -66,14 +66,6 @@ impl<'a> Tensors<'a> {
         );
         Err(Error::InvalidArgument { arg: self.problem.arg(tensor), rule })
     }
-}
-
-/// Elements from group to group. Where other matrices of the call have groups, the rows of one without lie in groups, too, at no
-/// other distance.
-pub(super) fn group_stride(layout: &RowLayout, rows_per_group: Option<usize>) -> u64 {
-    // A call of so many rows fits its memory, but a last group that is not full need not.
-    let dense = rows_per_group.map_or(0, |rows| (layout.row_stride as u64).wrapping_mul(rows as u64));
-    layout.groups.map_or(dense, |groups| groups.stride as u64)
 }
 
 impl<'a, 'v: 'a> Visitor<'v, CudaBackend> for Tensors<'a> {

@@ -68,7 +68,7 @@ pub struct Backward<'a, B: NormBackend + ?Sized, T: Element, W: Element = T, R: 
 
 impl<'a, B: NormBackend + ?Sized, T: Element> Backward<'a, B, T> {
     /// `dx` from `dy`, the normalized tensor `x` and its saved `rstd`. Matrices are views of dense rows, or
-    /// [`Rows::strided`]. Layer norm needs [`mean`](Self::mean) too.
+    /// [`Rows::strided`] or [`Rows::grouped`]. Layer norm needs [`mean`](Self::mean) too.
     pub fn new(
         dy: impl Into<Rows<B::In<'a, T>>>,
         x: impl Into<Rows<B::In<'a, T>>>,

@@ -53,7 +53,7 @@ pub struct Forward<'a, B: NormBackend + ?Sized, T: Element, W: Element = T, R: E
 }
 
 impl<'a, B: NormBackend + ?Sized, T: Element> Forward<'a, B, T> {
-    /// `y` from `x`: views of dense rows, or [`Rows::strided`].
+    /// `y` from `x`: views of dense rows, [`Rows::strided`] or [`Rows::grouped`].
     pub fn new(x: impl Into<Rows<B::In<'a, T>>>, y: impl Into<Rows<B::Out<'a, T>>>) -> Self {
         Forward { y: Some(y.into()), ..Forward::of(Source::Read(x.into())) }
     }
@@ -117,7 +117,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Forward<'a
     }
 
     /// With this [`residual`](Self#structfield.residual), which stays as it is: a view of dense rows, or
-    /// [`Rows::strided`].
+    /// [`Rows::strided`] or [`Rows::grouped`].
     pub fn residual(self, residual: impl Into<Rows<B::In<'a, R>>>) -> Self {
         Forward { residual: Some(Source::Read(residual.into())), ..self }
     }

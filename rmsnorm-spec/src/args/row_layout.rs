@@ -18,7 +18,7 @@ impl RowGroups {
     }
 }
 
-/// Where the rows of a tensor of any rank lie: what other libraries' (dims, strides) come to.
+/// Where the rows of a tensor of any rank lie, as [`fold`](Self::fold) finds them or a call that was checked has them: what other libraries' (dims, strides) come to.
 ///
 /// # Example
 /// The heads of the keys in a fused QKV buffer of (batch, tokens, 3 * heads * head_dim), normalized over `head_dim`:
@@ -92,7 +92,7 @@ impl RowLayout {
         let (row_stride, rows) = runs[0].unwrap_or((dense.cols, 1));
         let groups = runs[1].map(|(stride, _)| RowGroups { rows, stride });
         let folded = RowLayout::new((dense.rows, dense.cols), row_stride, groups);
-        folded.follow_one_another().then_some(folded)
+        (folded.follow_one_another() && folded.padded_span().is_some()).then_some(folded)
     }
 
     /// In the form with the fewest strides. These may be anything.
@@ -114,7 +114,23 @@ impl RowLayout {
         self.row_stride >= self.cols && self.groups.is_none_or(are_apart)
     }
 
-    /// Elements from the first row's start to this row's.
+    /// Elements from group to group, in a call whose matrices have groups of so many rows: rows at one distance lie in such
+    /// groups, too. 0 where no matrix has groups.
+    pub fn group_stride(&self, rows_per_group: Option<usize>) -> usize {
+        // More rows than a group has fit the address space.
+        let dense = rows_per_group.map_or(0, |rows| rows * self.row_stride);
+        self.groups.map_or(dense, |groups| groups.stride)
+    }
+
+    /// Elements to the end of the last row's stride, or of the last group's; `None` if they exceed `usize`.
+    pub(crate) fn padded_span(&self) -> Option<usize> {
+        match self.groups {
+            Some(RowGroups { rows, stride }) => self.rows.div_ceil(rows).checked_mul(stride),
+            None => self.rows.checked_mul(self.row_stride),
+        }
+    }
+
+    /// Elements from the first row's start to this row's. Wraps, or divides by zero, only for a layout that no call would accept.
     pub const fn start(&self, row: usize) -> usize {
         match self.groups {
             Some(RowGroups { rows, stride }) => row / rows * stride + row % rows * self.row_stride,
@@ -180,6 +196,9 @@ mod tests {
             (&[2, 3, 4], &[4, 12, 1]),
             (&[2, 3, 4], &[27, 12, 1]),
             (&[2, 3, 4], &[-40, 12, 1]),
+            // Beyond what an index counts.
+            (&[3, 4], &[isize::MAX, 1]),
+            (&[3, 2, 4], &[isize::MAX, 4, 1]),
             (&[3, 4], &[1, 3]),
             (&[3, 4], &[4, -1]),
             (&[3, 4], &[0, 1]),

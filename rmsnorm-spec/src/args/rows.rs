@@ -68,7 +68,7 @@ impl<V> Rows<V> {
     }
 
     /// Where the rows begin, in the form with the fewest strides: groups that lie `rows` row strides apart, that have one
-    /// row, or of which there is one, are none.
+    /// row, or of which there is one, are none. Of rows that no call would accept nothing is promised.
     pub fn layout(&self, rows: usize, cols: usize) -> RowLayout {
         RowLayout::new((rows, cols), self.row_stride.unwrap_or(cols), self.groups)
     }

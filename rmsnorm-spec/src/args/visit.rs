@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Backward, Forward, RowGroups, Rows, Source};
+use super::{Backward, Forward, RowGroups, RowLayout, Rows, Source};
 use crate::{DType, Element, Error, NormBackend, Span, Tensor};
 
 /// What a backend does with each tensor of a call, whatever its element type.
@@ -28,6 +28,21 @@ pub(crate) struct View {
     pub dtype: DType,
     /// A vector is one row.
     pub rows: Rows<Span>,
+}
+
+impl View {
+    /// Elements to the end of the last group's stride, in the groups that it was given with.
+    pub(crate) fn padded_span(&self, rows: usize) -> Option<usize> {
+        let given = self.rows.groups.filter(|given| given.rows > 0)?;
+        rows.div_ceil(given.rows).checked_mul(given.stride)
+    }
+
+    /// Of a matrix with these rows, the groups that it was given with if all rows lie in the first, cut to them, and a next one
+    /// would begin behind.
+    pub(crate) fn single_group(&self, rows: &RowLayout) -> Option<RowGroups> {
+        let given = self.rows.groups.filter(|given| given.rows >= rows.rows && rows.rows > 0)?;
+        (rows.span() <= given.stride).then_some(RowGroups { rows: rows.rows, ..given })
+    }
 }
 
 /// Takes note of each tensor.

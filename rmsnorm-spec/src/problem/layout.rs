@@ -13,6 +13,8 @@ struct Placed {
     dtype: DType,
     /// `None` for a vector.
     matrix: Option<RowLayout>,
+    /// The groups that it was given with, if all its rows lie in the first.
+    single_group: Option<RowGroups>,
     span: Span,
 }
 
@@ -50,35 +52,35 @@ impl Layout {
         Ok((layout.tensors, layout.rows_per_group))
     }
 
-    /// The elements that the tensor may have, fewest and most.
-    fn len(&self, tensor: Tensor) -> (usize, usize) {
-        match tensor.shape() {
-            TensorShape::Cols => (self.cols, self.cols),
-            TensorShape::Rows => (self.rows, self.rows),
-            // The backend says how many it needs, when the problem is known. A matrix has its strides besides.
-            TensorShape::Workspace | TensorShape::Matrix => (0, usize::MAX),
-        }
-    }
-
-    /// Where the rows of a matrix begin, if they and their groups follow one another, and the elements that it may have.
+    /// Where the rows of a matrix begin, if they and their groups follow one another, and the elements that it may have, fewest
+    /// and most.
     fn matrix(&mut self, view: &View) -> Result<(RowLayout, (usize, usize)), Error> {
         let (arg, rows) = (view.arg, view.rows.layout(self.rows, self.cols));
-        let RowLayout { cols, row_stride, groups, .. } = rows;
+        let RowLayout { rows: count, cols, row_stride, groups } = rows;
         if row_stride < cols {
             return Err(Error::Stride { arg, cols, got: row_stride });
         }
         if let Some(groups) = groups {
             self.check_groups(arg, &rows, groups)?;
         }
-        // The last row, or group, need not be padded to the stride.
-        let (units, stride) =
-            groups.map_or((rows.rows, row_stride), |groups| (rows.rows.div_ceil(groups.rows), groups.stride));
         // A byte size above isize::MAX cannot be a Rust slice nor be indexed by any backend.
         let most = isize::MAX as usize / view.dtype.size();
-        let Some(max) = units.checked_mul(stride).filter(|&max| max <= most) else {
-            return Err(Error::TooLarge { arg, rows: units, row_stride: stride, dtype: view.dtype });
+        let Some(padded) = rows.padded_span().filter(|&padded| padded <= most) else {
+            let dtype = view.dtype;
+            let Some(RowGroups { stride, .. }) = groups else {
+                return Err(Error::TooLarge { arg, rows: count, row_stride, dtype });
+            };
+            let rule = format!(
+                "{count} rows in groups at a stride of {stride} {dtype} elements exceed the largest size of {} bytes",
+                isize::MAX
+            );
+            return Err(Error::InvalidArgument { arg, rule });
         };
-        Ok((rows, (rows.span(), max)))
+        // The last row, or group, need not be padded to the stride, but may be: also one that is the only one, or at no other
+        // distance than rows, and so none of the layout's.
+        let padded =
+            view.padded_span(self.rows).filter(|&given| given <= most).map_or(padded, |given| given.max(padded));
+        Ok((rows, (rows.span(), padded)))
     }
 
     /// Groups of rows lie apart, and have one size throughout the call.
@@ -121,8 +123,12 @@ impl SpanVisitor for Layout {
     fn visit(&mut self, tensor: Tensor, view: View) -> Result<(), Error> {
         let (matrix, (min, max)) = match tensor.shape() {
             TensorShape::Matrix => self.matrix(&view).map(|(rows, len)| (Some(rows), len))?,
-            TensorShape::Cols | TensorShape::Rows | TensorShape::Workspace => (None, self.len(tensor)),
+            TensorShape::Cols => (None, (self.cols, self.cols)),
+            TensorShape::Rows => (None, (self.rows, self.rows)),
+            // The backend says how many it needs, when the problem is known.
+            TensorShape::Workspace => (None, (0, usize::MAX)),
         };
+        let single_group = matrix.and_then(|rows| view.single_group(&rows));
         let View { arg, dtype, rows: Rows { view: span, .. } } = view;
         if !(min..=max).contains(&span.len) {
             return Err(Error::Length { arg, min, max, got: span.len });
@@ -130,7 +136,7 @@ impl SpanVisitor for Layout {
         self.tensors = self.tensors.with(tensor);
         let is_output = tensor.access(self.direction) == Some(Access::Write);
         self.outputs = self.outputs.set(tensor, is_output);
-        self.list[tensor as usize] = Some(Placed { arg, dtype, matrix, span });
+        self.list[tensor as usize] = Some(Placed { arg, dtype, matrix, single_group, span });
         Ok(())
     }
 }
@@ -141,8 +147,14 @@ impl Placed {
         let (a, b) = (self.bytes(), other.bytes());
         // Where the later one starts is before the earlier end: never so for a view without elements.
         let ranges_meet = self.span.allocation == other.span.allocation && a.0.max(b.0) < a.1.min(b.1);
-        let take_turns = || self.pattern().zip(other.pattern()).is_some_and(|(a, b)| a.takes_turns_with(&b));
-        ranges_meet && !take_turns()
+        ranges_meet && !self.takes_turns_with(other)
+    }
+
+    /// As rows at one distance or two; or, where there is one group, as what it would be with more of them.
+    fn takes_turns_with(&self, other: &Placed) -> bool {
+        let of = |placed: &Placed| [placed.pattern(placed.single_group), placed.pattern(None)];
+        let all = of(self).into_iter().flatten();
+        all.into_iter().any(|pattern| of(other).into_iter().flatten().any(|other| pattern.takes_turns_with(&other)))
     }
 
     /// First byte and the byte after the last.
@@ -155,15 +167,16 @@ impl Placed {
         elements as u128 * self.dtype.size() as u128
     }
 
-    fn pattern(&self) -> Option<Pattern> {
+    /// Of a matrix, with these groups if it has no others.
+    fn pattern(&self, single_group: Option<RowGroups>) -> Option<Pattern> {
         let RowLayout { cols, row_stride, groups, .. } = self.matrix?;
-        let RowGroups { rows, stride } = groups.unwrap_or(RowGroups { rows: 1, stride: row_stride });
+        let groups = groups.or(single_group).unwrap_or(RowGroups { rows: 1, stride: row_stride });
         Some(Pattern {
             start: u128::from(self.span.start),
             row: self.in_bytes(cols),
-            rows: rows as u128,
-            row_stride: if rows == 1 { 0 } else { self.in_bytes(row_stride) },
-            period: self.in_bytes(stride),
+            rows: groups.rows as u128,
+            row_stride: if groups.rows == 1 { 0 } else { self.in_bytes(row_stride) },
+            period: self.in_bytes(groups.stride),
         })
     }
 }

@@ -10,7 +10,7 @@ use wgpu::{
     BufferSize, BufferUsages, Device,
 };
 
-use super::tensors::{Shape, Tensors, View, strides};
+use super::tensors::{Shape, Tensors, View};
 use super::workspace::Workspace;
 use crate::backend::WgpuBackend;
 use crate::error::{WgpuFailure, device_error, unsupported};
@@ -189,9 +189,11 @@ fn place(
     // Less than the alignment of offsets.
     let first = (part.skipped / element) as u32;
     let (row_stride, group_stride) = match view.map(|view| view.shape) {
-        // More rows than one lie in a binding, whose elements 32 bits can count. A group that reaches beyond is the last, and
-        // its stride is not used.
-        Some(Shape::Rows(layout)) if rows.end - rows.start > 1 => strides(&layout, rows_per_group),
+        // More rows than one lie in a binding, whose elements 32 bits can count. A stride that 32 bits do not hold is right
+        // modulo 2^32, as is the sum.
+        Some(Shape::Rows(layout)) if rows.end - rows.start > 1 => {
+            (layout.row_stride, layout.group_stride(rows_per_group))
+        }
         _ => (0, 0),
     };
     let (row_stride, group_stride) = (row_stride as u32, group_stride as u32);

@@ -162,14 +162,6 @@ impl<'a> Visitor<'a, WgpuBackend> for Tensors<'a> {
     }
 }
 
-/// Elements from row to row, and from group to group. Where other matrices of the call have groups, the rows of one without
-/// lie in groups, too, at no other distance.
-pub(super) fn strides(layout: &RowLayout, rows_per_group: Option<usize>) -> (u64, u64) {
-    let row_stride = layout.row_stride as u64;
-    let dense = rows_per_group.map_or(0, |rows| row_stride.saturating_mul(rows as u64));
-    (row_stride, layout.groups.map_or(dense, |groups| groups.stride as u64))
-}
-
 impl View<'_> {
     fn is_gradient(&self) -> bool {
         matches!(self.tensor, Tensor::Dweight | Tensor::Dbias)
@@ -180,8 +172,8 @@ impl View<'_> {
     }
 
     fn of_rows(&self, layout: &RowLayout, rows_per_group: Option<usize>) -> Placed {
-        let (row_stride, group_stride) = strides(layout, rows_per_group);
-        Placed { row_stride, group_stride, ..self.of_vector() }
+        let group_stride = layout.group_stride(rows_per_group) as u64;
+        Placed { row_stride: layout.row_stride as u64, group_stride, ..self.of_vector() }
     }
 
     /// Bytes of one element.

@@ -27,7 +27,7 @@ pub(super) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Pl
         return Err(Unfit::Locks { groups });
     }
     let form = Form::of(problem, layout.access, caps);
-    let most = ranges::most_rows(problem, layout, form.rows_per_group(), caps)?;
+    let most = ranges::most_rows(problem, layout, form.rows_per_workgroup(), caps)?;
     let (ranges, partials) = ranges_and_partials(problem, &form, most, caps)?;
     let gradients = gradients(problem);
     let sets = partials.sets();
@@ -131,7 +131,7 @@ impl Form {
     }
 
     /// Rows that a workgroup has at the least: those of the first pass, since chunks have any number.
-    fn rows_per_group(&self) -> u32 {
+    fn rows_per_workgroup(&self) -> u32 {
         self.sums.map_or(u32::MAX, |tile| tile.groups)
     }
 }

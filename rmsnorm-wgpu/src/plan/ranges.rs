@@ -141,12 +141,17 @@ impl Access {
     }
 }
 
-/// The most rows that one dispatch may have: as many as every binding reaches, and `rows_per_group` for each workgroup
+/// The most rows that one dispatch may have: as many as every binding reaches, and `rows_per_workgroup` for each workgroup
 /// of a grid.
 ///
 /// # Errors
 /// [`Unfit::Row`]
-pub(super) fn most_rows(problem: &Problem, layout: &Layout, rows_per_group: u32, caps: &Caps) -> Result<u64, Unfit> {
+pub(super) fn most_rows(
+    problem: &Problem,
+    layout: &Layout,
+    rows_per_workgroup: u32,
+    caps: &Caps,
+) -> Result<u64, Unfit> {
     let available = caps.available_bytes();
     // weight and bias are bound whole, and may be wider than the matrices.
     let has_vector = problem.tensors.iter().any(|tensor| tensor.shape() == TensorShape::Cols);
@@ -164,7 +169,7 @@ pub(super) fn most_rows(problem: &Problem, layout: &Layout, rows_per_group: u32,
         let row = problem.cols as u64 * size;
         spacing.rows_within(available - row, problem.rows_per_group)
     });
-    let by_grid = caps.most_groups() * u64::from(rows_per_group);
+    let by_grid = caps.most_groups() * u64::from(rows_per_workgroup);
     Ok(by_matrices.fold(by_statistics.min(by_grid), u64::min).max(1))
 }
 
