@@ -56,9 +56,9 @@ static_assert(sizeof(Params) == PARAMS_BYTES, "kernels/params.cuh and rmsnorm-cu
 // ROW(x, row): the address of a row's first element, in p's matrix x.
 
 #if HAS_ROW_GROUPS
-// Elements from row 0 to this row. There is no division: the product with the reciprocal is the exact quotient of numbers of 32 bits
-// (D. Lemire, O. Kaser, N. Kurz: Faster remainder by direct computation, 2019, theorem 1). The host refuses
-// more rows.
+// Elements from row 0 to this row. There is no division: the product with the reciprocal is the exact quotient of numbers
+// of 32 bits (D. Lemire, O. Kaser, N. Kurz: Faster remainder by direct computation, 2019, theorem 1). The host refuses more
+// rows.
 __device__ inline unsigned long long row_start(
     const Params& p, unsigned long long row_stride, unsigned long long group_stride, unsigned row) {
     const unsigned low = p.group_reciprocal, high = p.group_reciprocal >> 32;

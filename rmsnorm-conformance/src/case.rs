@@ -134,11 +134,11 @@ impl Layout {
                 Placement { pad: FAR_PAD, apart, ..Placement::DENSE }
             }
             Layout::Grouped { rows, seed } => {
-                let draw = data::draw(u64::from(seed), tensor, 0);
-                let (pad, gap) = ([0, 1, 8, cols][(draw % 4) as usize], [0, 3, 8, 3 * cols][(draw >> 4) as usize % 4]);
-                let stride = (rows - 1) * (cols + pad) + cols + gap;
-                let (offset, reaches_stride) = ((draw >> 8) as usize % 8, (draw >> 16) % 2 == 1);
-                Placement { pad, groups: Some(RowGroups { rows, stride }), offset, reaches_stride, apart: 0 }
+                let mixed = Layout::Mixed(seed).placement(tensor, cols);
+                let draw = data::draw(u64::from(seed), tensor, 0) >> 4;
+                let gap = [0, 3, 8, 3 * cols][(draw % 4) as usize];
+                let stride = (rows - 1) * (cols + mixed.pad) + cols + gap;
+                Placement { groups: Some(RowGroups { rows, stride }), ..mixed }
             }
         }
     }
@@ -243,17 +243,16 @@ impl Case {
 
     /// Elements of the largest buffer that a tensor may need, without its canaries.
     fn largest_tensor(&self) -> u128 {
-        let (pad, offset) = match self.layout {
-            Layout::Uniform { pad, offset } => (pad, offset),
-            Layout::Mixed(_) => (self.cols, 0),
+        let rows = self.rows.max(1);
+        let (rows, pad, offset) = match self.layout {
+            Layout::Uniform { pad, offset } => (rows as u128, pad, offset),
+            Layout::Mixed(_) => (rows as u128, self.cols, 0),
             Layout::Far(stride) if stride as u128 * self.rows as u128 > MAX_DISTANCE => return u128::MAX,
-            Layout::Far(_) => (FAR_PAD, 0),
+            Layout::Far(_) => (rows as u128, FAR_PAD, 0),
             // At most a padding and a gap for each row of whole groups.
-            Layout::Grouped { .. } => (self.cols.saturating_mul(4).saturating_add(8), 0),
-        };
-        let rows = match self.layout {
-            Layout::Grouped { rows, .. } => self.rows.max(1).div_ceil(rows) as u128 * rows as u128,
-            Layout::Uniform { .. } | Layout::Mixed(_) | Layout::Far(_) => self.rows.max(1) as u128,
+            Layout::Grouped { rows: group, .. } => {
+                (rows.div_ceil(group) as u128 * group as u128, self.cols.saturating_mul(4).saturating_add(8), 0)
+            }
         };
         let row = self.cols.max(1) as u128 + pad as u128;
         row.saturating_mul(rows).saturating_add(offset as u128)

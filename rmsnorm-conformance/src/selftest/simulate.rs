@@ -24,7 +24,7 @@ use self::backward::{BackwardInputs, BackwardKernel};
 use self::call::Call;
 use self::forward::{ForwardKernel, SavedStatistics};
 use self::gradients::{Gradients, rows_per_block, workspace_len};
-use self::matrix::{Input, Matrix, Strides};
+use self::matrix::{Input, Matrix};
 use crate::selftest::planted::Bug;
 use crate::{Arithmetic, Harness};
 
@@ -93,25 +93,13 @@ impl NormBackend for SimulatedBackend {
         let args = checked.into_args();
         let mut saved = SavedStatistics { mean: args.mean, rstd: args.rstd };
         let mut kernel = ForwardKernel::new(&call, args.weight, args.bias);
-        let mut y = args.y.map(|rows| {
-            Matrix::new(rows, &call, &Strides { ignored: Bug::YStrideIgnored, groups_ignored: Bug::YGroupsIgnored })
-        });
-        let mut residual_out = args.residual_out.map(|rows| {
-            Matrix::new(
-                rows,
-                &call,
-                &Strides { ignored: Bug::ResOutStrideIgnored, groups_ignored: Bug::ResOutGroupsIgnored },
-            )
-        });
-        let mut x =
-            Input::new(args.x, &call, &Strides { ignored: Bug::XStrideIgnored, groups_ignored: Bug::XGroupsIgnored });
-        let mut residual = args.residual.map(|source| {
-            Input::new(
-                source,
-                &call,
-                &Strides { ignored: Bug::ResStrideIgnored, groups_ignored: Bug::ResGroupsIgnored },
-            )
-        });
+        let mut y = args.y.map(|rows| Matrix::new(rows, &call, [Bug::YStrideIgnored, Bug::YGroupsIgnored]));
+        let mut residual_out = args
+            .residual_out
+            .map(|rows| Matrix::new(rows, &call, [Bug::ResOutStrideIgnored, Bug::ResOutGroupsIgnored]));
+        let mut x = Input::new(args.x, &call, [Bug::XStrideIgnored, Bug::XGroupsIgnored]);
+        let mut residual =
+            args.residual.map(|source| Input::new(source, &call, [Bug::ResStrideIgnored, Bug::ResGroupsIgnored]));
         for row in 0..call.spec.rows {
             let addend = residual.as_ref().map(|residual| residual.row(row));
             let result = kernel.row(row, &x.row(row), addend.as_deref());
@@ -133,30 +121,15 @@ impl NormBackend for SimulatedBackend {
         let call = self.call(&checked);
         let len = self.workspace_len(checked.problem());
         let args = checked.into_args();
-        let x =
-            Matrix::new(args.x, &call, &Strides { ignored: Bug::XStrideIgnored, groups_ignored: Bug::XGroupsIgnored });
-        let dy =
-            Matrix::new(args.dy, &call, &Strides { ignored: Bug::DyStrideOfX, groups_ignored: Bug::DyGroupsIgnored })
-                .with_stride_of(&x, call.has(Bug::DyStrideOfX));
-        let dresidual_out = args.dresidual_out.map(|rows| {
-            Matrix::new(
-                rows,
-                &call,
-                &Strides { ignored: Bug::DresStrideIgnored, groups_ignored: Bug::DresGroupsIgnored },
-            )
-        });
-        let mut dx = Matrix::new(
-            args.dx,
-            &call,
-            &Strides { ignored: Bug::DxStrideIgnored, groups_ignored: Bug::DxGroupsIgnored },
-        );
-        let mut dresidual = args.dresidual.map(|rows| {
-            Matrix::new(
-                rows,
-                &call,
-                &Strides { ignored: Bug::DresidualStrideIgnored, groups_ignored: Bug::DresidualGroupsIgnored },
-            )
-        });
+        let x = Matrix::new(args.x, &call, [Bug::XStrideIgnored, Bug::XGroupsIgnored]);
+        let dy = Matrix::new(args.dy, &call, [Bug::DyStrideOfX, Bug::DyGroupsIgnored])
+            .with_stride_of(&x, call.has(Bug::DyStrideOfX));
+        let dresidual_out =
+            args.dresidual_out.map(|rows| Matrix::new(rows, &call, [Bug::DresStrideIgnored, Bug::DresGroupsIgnored]));
+        let mut dx = Matrix::new(args.dx, &call, [Bug::DxStrideIgnored, Bug::DxGroupsIgnored]);
+        let mut dresidual = args
+            .dresidual
+            .map(|rows| Matrix::new(rows, &call, [Bug::DresidualStrideIgnored, Bug::DresidualGroupsIgnored]));
 
         let mut own_workspace = Vec::new();
         let workspace = args.workspace.unwrap_or_else(|| {

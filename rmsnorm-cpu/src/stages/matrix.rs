@@ -30,13 +30,9 @@ impl RowStarts {
     pub(crate) fn start(&self, row: usize) -> usize {
         match self.groups {
             None => row * self.row_stride,
-            Some((groups, before)) => self.grouped(groups, before + row) - before * self.row_stride,
+            // The first row is `before` rows into its group.
+            Some((groups, before)) => groups.start(self.row_stride, before + row) - before * self.row_stride,
         }
-    }
-
-    /// As [`start`](Self::start), from the first row of the first group.
-    fn grouped(&self, RowGroups { rows, stride }: RowGroups, row: usize) -> usize {
-        row / rows * stride + row % rows * self.row_stride
     }
 
     /// Of the rows from this one on.

@@ -12,6 +12,16 @@ pub struct RowGroups {
 }
 
 impl RowGroups {
+    /// Elements from the first row's start to this row's, of rows `row_stride` apart within a group.
+    pub const fn start(self, row_stride: usize, row: usize) -> usize {
+        row / self.rows * self.stride + row % self.rows * row_stride
+    }
+
+    /// Elements from the first row's start to the end of the last group's stride, for so many rows; `None` if they exceed `usize`.
+    pub fn padded_span(self, rows: usize) -> Option<usize> {
+        rows.div_ceil(self.rows).checked_mul(self.stride)
+    }
+
     /// Whether the first row of a group is where the next row of the group before would be.
     fn are_at(&self, row_stride: usize) -> bool {
         self.rows.checked_mul(row_stride) == Some(self.stride)
@@ -125,7 +135,7 @@ impl RowLayout {
     /// Elements to the end of the last row's stride, or of the last group's; `None` if they exceed `usize`.
     pub(crate) fn padded_span(&self) -> Option<usize> {
         match self.groups {
-            Some(RowGroups { rows, stride }) => self.rows.div_ceil(rows).checked_mul(stride),
+            Some(groups) => groups.padded_span(self.rows),
             None => self.rows.checked_mul(self.row_stride),
         }
     }
@@ -133,7 +143,7 @@ impl RowLayout {
     /// Elements from the first row's start to this row's. Wraps, or divides by zero, only for a layout that no call would accept.
     pub const fn start(&self, row: usize) -> usize {
         match self.groups {
-            Some(RowGroups { rows, stride }) => row / rows * stride + row % rows * self.row_stride,
+            Some(groups) => groups.start(self.row_stride, row),
             None => row * self.row_stride,
         }
     }

@@ -33,8 +33,7 @@ pub(crate) struct View {
 impl View {
     /// Elements to the end of the last group's stride, in the groups that it was given with.
     pub(crate) fn padded_span(&self, rows: usize) -> Option<usize> {
-        let given = self.rows.groups.filter(|given| given.rows > 0)?;
-        rows.div_ceil(given.rows).checked_mul(given.stride)
+        self.rows.groups.filter(|given| given.rows > 0)?.padded_span(rows)
     }
 
     /// Of a matrix with these rows, the groups that it was given with if all rows lie in the first, cut to them, and a next one

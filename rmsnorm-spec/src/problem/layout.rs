@@ -1,5 +1,7 @@
 //! Where the tensors of a call lie: their sizes are right, and no output shares memory with another tensor.
 
+use std::iter;
+
 use crate::args::{SpanVisitor, View, Views};
 use crate::{
     Access, DType, Direction, Error, NormBackend, NormSpec, RowGroups, RowLayout, Rows, Span, Tensor, TensorSet,
@@ -152,9 +154,12 @@ impl Placed {
 
     /// As rows at one distance or two; or, where there is one group, as what it would be with more of them.
     fn takes_turns_with(&self, other: &Placed) -> bool {
-        let of = |placed: &Placed| [placed.pattern(placed.single_group), placed.pattern(None)];
-        let all = of(self).into_iter().flatten();
-        all.into_iter().any(|pattern| of(other).into_iter().flatten().any(|other| pattern.takes_turns_with(&other)))
+        self.patterns().any(|pattern| other.patterns().any(|other| pattern.takes_turns_with(&other)))
+    }
+
+    /// None for a vector.
+    fn patterns(&self) -> impl Iterator<Item = Pattern> {
+        iter::once(None).chain(self.single_group.map(Some)).filter_map(|single_group| self.pattern(single_group))
     }
 
     /// First byte and the byte after the last.

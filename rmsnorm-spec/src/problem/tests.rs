@@ -766,6 +766,18 @@ fn every_length_and_stride_is_held_to_its_limits() {
     }
 }
 
+/// Holds the answer of a call to whether the tensor's length is between these, which the message says both.
+fn expect_length(call: &Call, (name, len): (&str, usize), (least, most): (usize, usize)) {
+    match call.check(MIXES[4]) {
+        Ok(_) => assert!((least..=most).contains(&len), "{name}: {len}"),
+        Err(Error::Length { arg, min, max, got }) => {
+            assert!(!(least..=most).contains(&len), "{name}: {len}");
+            assert_eq!((arg, min, max, got), (name, least, most, len));
+        }
+        Err(error) => panic!("{name} of {:?}: {error}", call.form),
+    }
+}
+
 /// Rows apart: the padding after the last one may be there or not, and the message says both.
 #[test]
 fn a_strided_matrix_may_end_with_its_last_element_or_its_stride() {
@@ -775,14 +787,7 @@ fn a_strided_matrix_may_end_with_its_last_element_or_its_stride() {
             for len in least - 1..=most + 1 {
                 let mut call = Call::full(form);
                 call.set(entry.name, |place| (place.row_stride, place.span.len) = (Some(12), len));
-                match call.check(MIXES[4]) {
-                    Ok(_) => assert!((least..=most).contains(&len), "{}: {len}", entry.name),
-                    Err(Error::Length { arg, min, max, got }) => {
-                        assert!(!(least..=most).contains(&len), "{}: {len}", entry.name);
-                        assert_eq!((arg, min, max, got), (entry.name, least, most, len));
-                    }
-                    Err(error) => panic!("{} of {form:?}: {error}", entry.name),
-                }
+                expect_length(&call, (entry.name, len), (least, most));
             }
         }
     }

@@ -13,20 +13,14 @@ pub(super) struct Matrix<V> {
     rows: RowLayout,
 }
 
-/// The bugs that a matrix may have: its rows taken to be dense, and groups of rows overlooked.
-pub(super) struct Strides {
-    pub(super) ignored: Bug,
-    pub(super) groups_ignored: Bug,
-}
-
 impl<V> Matrix<V> {
-    /// The matrix as given, or as one of these bugs has it.
-    pub(super) fn new(given: Rows<V>, call: &Call, strides: &Strides) -> Self {
+    /// The matrix as given; with the first bug its rows are taken to be dense, with the second its groups are overlooked.
+    pub(super) fn new(given: Rows<V>, call: &Call, [dense, ungrouped]: [Bug; 2]) -> Self {
         let mut rows = given.layout(call.spec.rows, call.spec.cols);
-        if call.has(strides.ignored) {
+        if call.has(dense) {
             rows.row_stride = rows.cols;
         }
-        if call.has(strides.groups_ignored) {
+        if call.has(ungrouped) {
             rows.groups = None;
         }
         Matrix { view: given.view, rows }
@@ -48,10 +42,10 @@ pub(super) enum Input<'a, T> {
 }
 
 impl<'a, T: Element> Input<'a, T> {
-    pub(super) fn new(source: Source<&'a [T], &'a mut [T]>, call: &Call, strides: &Strides) -> Self {
+    pub(super) fn new(source: Source<&'a [T], &'a mut [T]>, call: &Call, bugs: [Bug; 2]) -> Self {
         match source {
-            Source::Read(rows) => Input::Read(Matrix::new(rows, call, strides)),
-            Source::Overwrite(rows) => Input::Overwrite(Matrix::new(rows, call, strides)),
+            Source::Read(rows) => Input::Read(Matrix::new(rows, call, bugs)),
+            Source::Overwrite(rows) => Input::Overwrite(Matrix::new(rows, call, bugs)),
         }
     }
 

@@ -266,14 +266,7 @@ fn a_grouped_matrix_may_end_with_its_last_element_or_its_stride() {
                 call.set(entry.name, |place| {
                     *place = Place { span: Span { len, ..place.span }, row_stride: Some(12), groups: Some(groups) };
                 });
-                match call.check(MIXES[4]) {
-                    Ok(_) => assert!((least..=most).contains(&len), "{}: {len}", entry.name),
-                    Err(Error::Length { arg, min, max, got }) => {
-                        assert!(!(least..=most).contains(&len), "{}: {len}", entry.name);
-                        assert_eq!((arg, min, max, got), (entry.name, least, most, len));
-                    }
-                    Err(error) => panic!("{} of {form:?}: {error}", entry.name),
-                }
+                expect_length(&call, (entry.name, len), (least, most));
             }
             for stride in [usize::MAX, isize::MAX as usize / 2] {
                 let mut call = call(form);
