@@ -3,9 +3,6 @@
 // A workgroup has a chunk of rows, some side by side. A thread owns the same columns in every row: the sums of dweight
 // and dbias stay in its registers for the whole chunk.
 
-// Rows of a thread whose loads and sums are on their way together.
-override ROWS_AT_ONCE: u32;
-
 @compute @workgroup_size(WORKGROUP)
 fn main(me: Me) {
     let lane = lane_of(me);
@@ -15,93 +12,75 @@ fn main(me: Me) {
     // Chunks take turns with the rows, so that all of the device reads and writes in one place at a time.
     let turn_rows = WORKGROUP / THREADS_PER_ROW * params.chunks;
     var row = lane / THREADS_PER_ROW * params.chunks + chunk;
-    // unroll K
-    // if HAS_DWEIGHT
-    var dweight_K = Pair();
-    // end
-    // if HAS_DBIAS
-    var dbias_K = Pair();
-    // end
-    // end
+    @unroll(K) {
+        var dweight_K = Pair();
+        var dbias_K = Pair();
+    }
     // The same for all threads of the workgroup, which meet at the barriers of the sums.
     let steps = (params.rows + ROWS_AT_ONCE * turn_rows - 1u) / (ROWS_AT_ONCE * turn_rows);
     for (var step = 0u; step < steps; step += 1u) {
-        // unroll J
-        // A row that does not exist is all zeros.
-        let row_J = row + J * turn_rows;
-        let exists_J = row_J < params.rows;
-        var statistics_J = Statistics();
-        // unroll K
-        var x_J_K = Kept_R();
-        var dy_J_K = Kept_T();
-        // end
-        if (exists_J) {
-            statistics_J = load_statistics(row_J);
-            // unroll K
-            x_J_K = load_x(row_J, thread, K);
-            dy_J_K = load_dy(row_J, thread, K);
-            // end
-        }
-        // if HAS_DRESIDUAL_OUT
-        // unroll K
-        var dresidual_out_J_K = Kept_R();
-        // end
-        if (exists_J) {
-            // unroll K
-            dresidual_out_J_K = load_dresidual_out(row_J, thread, K);
-            // end
-        }
-        // end
-        // end
-        // A thread that moves with the step, by nothing: else compilers would load but once and keep what caches keep.
-        // unroll K
-        let weight_K = load_weight_pair(thread + step * params.zero, K);
-        // end
-        // unroll J
-        var sums_J = Sum();
-        // unroll K
-        {
-            let terms = terms_of(thread, K, x_J_K, dy_J_K, weight_K, statistics_J);
-            sums_J += sums_of(terms);
-            // if HAS_DWEIGHT
-            dweight_K = plus(dweight_K, times(terms.dy, terms.x_hat));
-            // end
-            // if HAS_DBIAS
-            dbias_K = plus(dbias_K, terms.dy);
-            // end
-        }
-        // end
-        // end
-        // unroll J
-        let averages_J = averages_of(sum_threads(sums_J, lane));
-        // end
-        // unroll J
-        if (exists_J) {
-            // unroll K
-            {
-                let terms = terms_of(thread, K, x_J_K, dy_J_K, weight_K, statistics_J);
-                var dx = dx_pair_of(terms, statistics_J.rstd, averages_J);
-                // if HAS_DRESIDUAL_OUT
-                dx = plus(dx, pair_R(dresidual_out_J_K));
-                // end
-                store_dx(row_J, thread, K, kept_T(dx));
-                // if HAS_DRESIDUAL
-                store_dresidual(row_J, thread, K, kept_R(dx));
-                // end
+        @unroll(J) {
+            // A row that does not exist is all zeros.
+            let row_J = row + J * turn_rows;
+            let exists_J = row_J < params.rows;
+            var statistics_J = Statistics();
+            @unroll(K) {
+                var x_J_K = Kept_R();
+                var dy_J_K = Kept_T();
             }
-            // end
+            if (exists_J) {
+                statistics_J = load_statistics(row_J);
+                @unroll(K) {
+                    x_J_K = load_x(row_J, thread, K);
+                    dy_J_K = load_dy(row_J, thread, K);
+                }
+            }
+            @unroll(K) {
+                var dresidual_out_J_K = Kept_R();
+            }
+            if (exists_J) {
+                @unroll(K) {
+                    dresidual_out_J_K = load_dresidual_out(row_J, thread, K);
+                }
+            }
         }
-        // end
+        // A thread that moves with the step, by nothing: else compilers would load but once and keep what caches keep.
+        @unroll(K) {
+            let weight_K = load_weight(0u, thread + step * params.zero, K);
+        }
+        @unroll(J) {
+            var sums_J = Sum();
+            @unroll(K) {
+                let terms_J_K = terms_of(thread, K, x_J_K, dy_J_K, weight_K, statistics_J);
+                sums_J += sums_of(terms_J_K);
+                if (HAS_DWEIGHT) { dweight_K = plus(dweight_K, times(terms_J_K.dy, terms_J_K.x_hat)); }
+                if (HAS_DBIAS) { dbias_K = plus(dbias_K, terms_J_K.dy); }
+            }
+        }
+        @unroll(J) {
+            let averages_J = averages_of(sum_threads(sums_J, lane));
+        }
+        @unroll(J) {
+            if (exists_J) {
+                @unroll(K) {
+                    let again_K = terms_of(thread, K, x_J_K, dy_J_K, weight_K, statistics_J);
+                    var dx_K = dx_pair_of(again_K, statistics_J.rstd, averages_J);
+                    if (HAS_DRESIDUAL_OUT) { dx_K = plus(dx_K, pair_R(dresidual_out_J_K)); }
+                    store_dx(row_J, thread, K, kept_T(dx_K));
+                    store_dresidual(row_J, thread, K, kept_R(dx_K));
+                }
+            }
+        }
         row += ROWS_AT_ONCE * turn_rows;
     }
-    // if HAS_DWEIGHT
-    // unroll K
-    hand_on_pair(0u, chunk, K, dweight_K, lane);
-    // end
-    // end
-    // if HAS_DBIAS
-    // unroll K
-    hand_on_pair(GRADIENTS - 1u, chunk, K, dbias_K, lane);
-    // end
-    // end
+    if (HAS_DWEIGHT) {
+        @unroll(K) {
+            hand_on_pair(0u, chunk, K, dweight_K, lane);
+        }
+    }
+    if (HAS_DBIAS) {
+        @unroll(K) {
+            hand_on_pair(DBIAS, chunk, K, dbias_K, lane);
+        }
+    }
 }

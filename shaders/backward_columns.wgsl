@@ -10,36 +10,20 @@ fn main(me: Me) {
     let k = work_of(me) % tiles;
     if (chunk >= params.chunks) { return; }
     let rows_of_step = WORKGROUP / THREADS_PER_ROW * params.chunks;
-    let weight = load_weight_pair(thread, k);
-    // if HAS_DWEIGHT
+    let weight = load_weight(0u, thread, k);
     var dweight = Pair();
-    // end
-    // if HAS_DBIAS
     var dbias = Pair();
-    // end
     for (var row = lane / THREADS_PER_ROW * params.chunks + chunk; row < params.rows; row += rows_of_step) {
         let statistics = load_statistics(row);
-        let averages = averages_at(row);
+        let averages = load_row_sums(row);
         let terms = terms_of(thread, k, load_x(row, thread, k), load_dy(row, thread, k), weight, statistics);
         var dx = dx_pair_of(terms, statistics.rstd, averages);
-        // if HAS_DRESIDUAL_OUT
-        dx = plus(dx, pair_R(load_dresidual_out(row, thread, k)));
-        // end
+        if (HAS_DRESIDUAL_OUT) { dx = plus(dx, pair_R(load_dresidual_out(row, thread, k))); }
         store_dx(row, thread, k, kept_T(dx));
-        // if HAS_DRESIDUAL
         store_dresidual(row, thread, k, kept_R(dx));
-        // end
-        // if HAS_DWEIGHT
-        dweight = plus(dweight, times(terms.dy, terms.x_hat));
-        // end
-        // if HAS_DBIAS
-        dbias = plus(dbias, terms.dy);
-        // end
+        if (HAS_DWEIGHT) { dweight = plus(dweight, times(terms.dy, terms.x_hat)); }
+        if (HAS_DBIAS) { dbias = plus(dbias, terms.dy); }
     }
-    // if HAS_DWEIGHT
-    hand_on_pair(0u, chunk, k, dweight, lane);
-    // end
-    // if HAS_DBIAS
-    hand_on_pair(GRADIENTS - 1u, chunk, k, dbias, lane);
-    // end
+    if (HAS_DWEIGHT) { hand_on_pair(0u, chunk, k, dweight, lane); }
+    if (HAS_DBIAS) { hand_on_pair(DBIAS, chunk, k, dbias, lane); }
 }

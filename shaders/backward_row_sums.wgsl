@@ -13,7 +13,7 @@ fn main(me: Me) {
         let statistics = load_statistics(row);
         let pairs = pairs_of(thread);
         for (var k = 0u; k < pairs; k += 1u) {
-            let weight = load_weight_pair(thread, k);
+            let weight = load_weight(0u, thread, k);
             sums += sums_of(terms_of(thread, k, load_x(row, thread, k), load_dy(row, thread, k), weight, statistics));
         }
     }

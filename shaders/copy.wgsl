@@ -1,15 +1,13 @@
 // x to y: how fast memory is. One row, PACKS pairs a thread.
 
-override PACKS: u32;
-
 @compute @workgroup_size(WORKGROUP)
 fn main(me: Me) {
     let thread = lane_of(me);
     let first = work_of(me) * PACKS;
-    // unroll K
-    let kept_K = load_x(0u, thread, first + K);
-    // end
-    // unroll K
-    store_y(0u, thread, first + K, kept_K);
-    // end
+    @unroll(K) {
+        let kept_K = load_x(0u, thread, first + K);
+    }
+    @unroll(K) {
+        store_y(0u, thread, first + K, kept_K);
+    }
 }

@@ -1,20 +1,19 @@
-// The gradients of a workgroup: the sums of its groups, added up in a tree.
+// Sums of dweight and dbias over the rows of a workgroup: those of its groups, added up in a tree.
 
-// if IS_FOLDED
-var<workgroup> folded: array<vec4<f32>, WORKGROUP>;
-// end
+// One, unread, where a workgroup has one group.
+var<workgroup> folded: array<vec4<f32>, FOLDED>;
 
 // Every thread of the workgroup must come here; the first group gets the sum over all of them.
 fn fold(value: vec4<f32>, lane: u32) -> vec4<f32> {
     var sum = value;
-    // if IS_FOLDED
-    for (var half = WORKGROUP / THREADS_PER_ROW / 2u; half > 0u; half /= 2u) {
-        folded[lane] = sum;
-        workgroupBarrier();
-        if (lane < half * THREADS_PER_ROW) { sum += folded[lane + half * THREADS_PER_ROW]; }
-        workgroupBarrier();
+    if (IS_FOLDED) {
+        for (var half = WORKGROUP / THREADS_PER_ROW / 2u; half > 0u; half /= 2u) {
+            folded[lane] = sum;
+            workgroupBarrier();
+            if (lane < half * THREADS_PER_ROW) { sum += folded[lane + half * THREADS_PER_ROW]; }
+            workgroupBarrier();
+        }
     }
-    // end
     return sum;
 }
 

@@ -7,41 +7,41 @@ fn main(me: Me) {
     let row = work_of(me) * (WORKGROUP / THREADS_PER_ROW) + lane / THREADS_PER_ROW;
     // Threads without a row still meet the others at the barriers of the sums.
     let exists = row < params.rows;
-    // unroll K
-    var addends_K = Addends();
-    // end
+    @unroll(K) {
+        var addends_K = Addends();
+    }
     // All loads before the first sum, whose rounding branches: compilers keep loads behind a branch.
     if (exists) {
-        // unroll K
-        addends_K = load_addends(row, thread, K);
-        // end
+        @unroll(K) {
+            addends_K = load_addends(row, thread, K);
+        }
     }
-    // unroll K
-    let h_K = h_of(addends_K);
-    // end
+    @unroll(K) {
+        let h_K = h_of(addends_K);
+    }
     var mean = 0.0;
-    // if IS_LAYER
-    // unroll K
-    mean += sum_of(pair_H(h_K));
-    // end
-    mean = sum_threads(mean, lane) * params.share;
-    // end
+    if (IS_LAYER) {
+        @unroll(K) {
+            mean += sum_of(pair_H(h_K));
+        }
+        mean = sum_threads(mean, lane) * params.share;
+    }
     var squares = 0.0;
-    // unroll K
-    squares += squares_of(thread, K, pair_H(h_K), mean);
-    // end
+    @unroll(K) {
+        squares += squares_of(thread, K, pair_H(h_K), mean);
+    }
     let rstd = inverseSqrt(sum_threads(squares, lane) * params.share + params.eps);
     if (!exists) { return; }
     // Loads before stores, which compilers must take to be of the same memory. Not all of them: the registers of eight
     // packs of weights and biases would cost an H200 a third of its workgroups.
-    // batches K BATCH
-    // unroll K
-    let weight_K = load_weight_pair(thread, K);
-    let bias_K = load_bias_pair(thread, K);
-    // end
-    // unroll K
-    write_y(row, thread, K, h_K, mean, rstd, weight_K, bias_K);
-    // end
-    // end
+    @unroll(K of BATCH) {
+        @unroll(K) {
+            let weight_K = load_weight(0u, thread, K);
+            let bias_K = load_bias(0u, thread, K);
+        }
+        @unroll(K) {
+            write_y(row, thread, K, h_K, mean, rstd, weight_K, bias_K);
+        }
+    }
     write_statistics(row, thread, mean, rstd);
 }

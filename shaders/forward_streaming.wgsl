@@ -2,8 +2,6 @@
 // once more for y, in the order of `forward.wgsl`. In place too: a thread reads only what it owns, and h before it
 // writes y.
 
-override PACKS: u32;
-
 @compute @workgroup_size(WORKGROUP)
 fn main(me: Me) {
     let lane = lane_of(me);
@@ -13,39 +11,39 @@ fn main(me: Me) {
     let exists = row < params.rows;
     let turns = select(0u, (pairs_of(thread) + PACKS - 1u) / PACKS, exists);
     var mean = 0.0;
-    // if IS_LAYER
-    for (var turn = 0u; turn < turns; turn += 1u) {
-        // unroll K
-        let addends_K = load_addends(row, thread, turn * PACKS + K);
-        // end
-        // unroll K
-        mean += sum_of(pair_H(h_of(addends_K)));
-        // end
+    if (IS_LAYER) {
+        for (var turn = 0u; turn < turns; turn += 1u) {
+            @unroll(K) {
+                let addends_K = load_addends(row, thread, turn * PACKS + K);
+            }
+            @unroll(K) {
+                mean += sum_of(pair_H(h_of(addends_K)));
+            }
+        }
+        mean = sum_threads(mean, lane) * params.share;
     }
-    mean = sum_threads(mean, lane) * params.share;
-    // end
     var squares = 0.0;
     for (var turn = 0u; turn < turns; turn += 1u) {
-        // unroll K
-        let addends_K = load_addends(row, thread, turn * PACKS + K);
-        // end
-        // unroll K
-        squares += squares_of(thread, turn * PACKS + K, pair_H(h_of(addends_K)), mean);
-        // end
+        @unroll(K) {
+            let addends_K = load_addends(row, thread, turn * PACKS + K);
+        }
+        @unroll(K) {
+            squares += squares_of(thread, turn * PACKS + K, pair_H(h_of(addends_K)), mean);
+        }
     }
     let rstd = inverseSqrt(sum_threads(squares, lane) * params.share + params.eps);
     if (!exists) { return; }
     // From the end: what was read last is the most likely to be in a cache.
     for (var left = turns; left > 0u; left -= 1u) {
         let first = (left - 1u) * PACKS;
-        // unroll K
-        let addends_K = load_addends(row, thread, first + K);
-        let weight_K = load_weight_pair(thread, first + K);
-        let bias_K = load_bias_pair(thread, first + K);
-        // end
-        // unroll K
-        write_y(row, thread, first + K, h_of(addends_K), mean, rstd, weight_K, bias_K);
-        // end
+        @unroll(K) {
+            let addends_K = load_addends(row, thread, first + K);
+            let weight_K = load_weight(0u, thread, first + K);
+            let bias_K = load_bias(0u, thread, first + K);
+        }
+        @unroll(K) {
+            write_y(row, thread, first + K, h_of(addends_K), mean, rstd, weight_K, bias_K);
+        }
     }
     write_statistics(row, thread, mean, rstd);
 }

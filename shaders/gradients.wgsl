@@ -1,24 +1,13 @@
-// What the backward programs share: the terms of math.md, equations (7) to (12), of one pair.
-
-// sum(wdy * x_hat) and, for layer norm, sum(wdy).
-// if IS_LAYER
-alias Sum = vec2<f32>;
-// else
-alias Sum = f32;
-// end
+// What the backward programs share: the terms of math.md, equations (7) to (12), of one pair. A Sum is sum(wdy * x_hat) and,
+// for layer norm, sum(wdy).
 
 struct Statistics {
     mean: f32,
     rstd: f32,
 }
 
-fn load_statistics(row: u32) -> Statistics {
-    // if IS_LAYER
-    return Statistics(load_mean(row), load_rstd(row));
-    // else
-    return Statistics(0.0, load_rstd(row));
-    // end
-}
+// RMS norm has no mean: 0.
+fn load_statistics(row: u32) -> Statistics { return Statistics(load_mean(row), load_rstd(row)); }
 
 struct Terms {
     x_hat: Pair,
@@ -26,38 +15,24 @@ struct Terms {
     wdy: Pair,
 }
 
-fn terms_of(thread: u32, k: u32, x: Kept_R, dy: Kept_T, weight: Weight, row: Statistics) -> Terms {
+fn terms_of(thread: u32, k: u32, x: Kept_R, dy: Kept_T, weight: Kept_W, row: Statistics) -> Terms {
     let values = pair_R(x);
     let dys = pair_T(dy);
-    // if IS_LAYER
+    if (!IS_LAYER) { return Terms(Pair(values.lo * row.rstd, values.hi * row.rstd), dys, weighted(dys, weight)); }
     // Past the end dy is 0, which does not help where x_hat overflows.
     let lo = within(column(thread, k, 0u), (values.lo - row.mean) * row.rstd);
     let hi = within(column(thread, k, 1u), (values.hi - row.mean) * row.rstd);
-    // else
-    let lo = values.lo * row.rstd;
-    let hi = values.hi * row.rstd;
-    // end
     return Terms(Pair(lo, hi), dys, weighted(dys, weight));
 }
 
 // The thread's part of the row's sums.
 fn sums_of(terms: Terms) -> Sum {
     let products = total(terms.wdy.lo * terms.x_hat.lo + terms.wdy.hi * terms.x_hat.hi);
-    // if IS_LAYER
-    return vec2(products, total(terms.wdy.lo + terms.wdy.hi));
-    // else
-    return products;
-    // end
+    return sum_of_both(products, total(terms.wdy.lo + terms.wdy.hi));
 }
 
 // mean_wdy_xhat and mean_wdy.
-fn averages_of(sums: Sum) -> vec2<f32> {
-    // if IS_LAYER
-    return sums * params.share;
-    // else
-    return vec2(sums * params.share, 0.0);
-    // end
-}
+fn averages_of(sums: Sum) -> vec2<f32> { return both_of_sum(sums * params.share); }
 
 fn dx_of(wdy: vec4<f32>, x_hat: vec4<f32>, rstd: f32, c: vec2<f32>) -> vec4<f32> {
     return rstd * ((wdy - c.y) - x_hat * c.x);

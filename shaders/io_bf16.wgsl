@@ -35,3 +35,7 @@ fn kept_bf16(pair: Pair) -> Kept_bf16 {
     let hi = rounded_bits_bf16(bitcast<vec4<u32>>(pair.hi));
     return Kept_bf16(upper_bf16(lo), upper_bf16(hi));
 }
+
+fn pair_bf16(kept: Kept_bf16) -> Pair { return Pair(quad_bf16(lo_bf16(kept)), quad_bf16(hi_bf16(kept))); }
+
+fn rounded_bf16(values: vec4<f32>) -> vec4<f32> { return quad_bf16(words_bf16(values)); }

@@ -7,14 +7,12 @@ fn lo_f16(kept: Kept_f16) -> vec2<u32> { return kept.xy; }
 fn hi_f16(kept: Kept_f16) -> vec2<u32> { return kept.zw; }
 
 fn quad_f16(words: vec2<u32>) -> vec4<f32> {
-    // if HAS_UNPACK
-    // Bit 15 of a half's magnitude + 0x7fff is set from 1 on, of its magnitude + 0x7c00 from the first normal number on.
-    let magnitudes = words & vec2(0x7fff7fffu);
-    let is_subnormal = (magnitudes + vec2(0x7fff7fffu)) & ~(magnitudes + vec2(0x7c007c00u)) & vec2(0x80008000u);
-    if ((is_subnormal.x | is_subnormal.y) == 0u) {
-        return vec4(unpack2x16float(words.x), unpack2x16float(words.y));
+    if (HAS_UNPACK) {
+        // Bit 15 of a half's magnitude + 0x7fff is set from 1 on, of its magnitude + 0x7c00 from the first normal number on.
+        let magnitudes = words & vec2(0x7fff7fffu);
+        let is_subnormal = (magnitudes + vec2(0x7fff7fffu)) & ~(magnitudes + vec2(0x7c007c00u)) & vec2(0x80008000u);
+        if ((is_subnormal.x | is_subnormal.y) == 0u) { return unpack_f16(words); }
     }
-    // end
     let half = vec4(words.x & 0xffffu, words.x >> 16u, words.y & 0xffffu, words.y >> 16u);
     let sign = (half & vec4(0x8000u)) << vec4(16u);
     let magnitude = half & vec4(0x7fffu);
@@ -67,3 +65,7 @@ fn kept_f16(pair: Pair) -> Kept_f16 {
     }
     return Kept_f16(signed_f16(normal_f16(lo_magnitude), lo), signed_f16(normal_f16(hi_magnitude), hi));
 }
+
+fn pair_f16(kept: Kept_f16) -> Pair { return Pair(quad_f16(lo_f16(kept)), quad_f16(hi_f16(kept))); }
+
+fn rounded_f16(values: vec4<f32>) -> vec4<f32> { return quad_f16(words_f16(values)); }

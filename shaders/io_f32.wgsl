@@ -13,3 +13,7 @@ fn words_f32(values: vec4<f32>) -> vec4<u32> { return bitcast<vec4<u32>>(values)
 fn kept_f32(pair: Pair) -> Kept_f32 {
     return Kept_f32(words_f32(pair.lo), words_f32(pair.hi));
 }
+
+fn pair_f32(kept: Kept_f32) -> Pair { return Pair(quad_f32(lo_f32(kept)), quad_f32(hi_f32(kept))); }
+
+fn rounded_f32(values: vec4<f32>) -> vec4<f32> { return quad_f32(words_f32(values)); }

@@ -25,9 +25,6 @@ macro_rules! sources {
 }
 
 sources! {
-    ALIGNED16 = "aligned16.wgsl",
-    ALIGNED16_PAIR = "aligned16_pair.wgsl",
-    ALIGNED32 = "aligned32.wgsl",
     ATOMICS = "atomics.wgsl",
     BACKWARD = "backward.wgsl",
     BACKWARD_COLUMNS = "backward_columns.wgsl",
@@ -37,28 +34,17 @@ sources! {
     FORWARD = "forward.wgsl",
     FORWARD_STREAMING = "forward_streaming.wgsl",
     GRADIENTS = "gradients.wgsl",
-    HALVES16 = "halves16.wgsl",
     IO_BF16 = "io_bf16.wgsl",
     IO_F16 = "io_f16.wgsl",
     IO_F32 = "io_f32.wgsl",
-    ME = "me.wgsl",
     NORMALIZE = "normalize.wgsl",
-    PAIR = "pair.wgsl",
     PARAMETERS = "parameters.wgsl",
     PARAMS = "params.wgsl",
-    PARTIAL_ROWS = "partial_rows.wgsl",
-    PARTIAL_SUMS = "partial_sums.wgsl",
     PARTIALS = "partials.wgsl",
-    PLACE = "place.wgsl",
-    QUADS = "quads.wgsl",
     REDUCE_PARTIALS = "reduce_partials.wgsl",
     REDUCE_SUBGROUP = "reduce_subgroup.wgsl",
     REDUCE_WORKGROUP = "reduce_workgroup.wgsl",
-    ROW = "row.wgsl",
-    ROW_SUMS = "row_sums.wgsl",
-    STATISTIC = "statistic.wgsl",
-    WORDS16 = "words16.wgsl",
-    WORDS32 = "words32.wgsl",
+    THREADS = "threads.wgsl",
 }
 
 #[cfg(test)]

@@ -31,7 +31,6 @@ struct Params {
     dresidual: vec2<u32>,
     rows_per_group: u32, // where rows lie in groups, as all that follows
     first_in_group: u32, // rows of the first group that belong to earlier dispatches
-    // if HAS_ROW_GROUPS
     x_group_stride: u32,
     residual_group_stride: u32,
     dy_group_stride: u32,
@@ -40,7 +39,9 @@ struct Params {
     residual_out_group_stride: u32,
     dx_group_stride: u32,
     dresidual_group_stride: u32,
-    // end
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
+
+// Elements from one partial row of dweight or dbias to the next.
+fn partial_stride() -> u32 { return (params.cols + (PADDING - 1u)) / PADDING * PADDING; }

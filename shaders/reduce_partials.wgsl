@@ -26,10 +26,6 @@ fn main(me: Me) {
         workgroupBarrier();
     }
     if (lane >= THREADS_PER_ROW) { return; }
-    // if HAS_DWEIGHT
-    if (gradient == 0u) { store_quad_dweight(0u, col, words_W(sum)); }
-    // end
-    // if HAS_DBIAS
-    if (gradient == GRADIENTS - 1u) { store_quad_dbias(0u, col, words_W(sum)); }
-    // end
+    if (HAS_DWEIGHT && gradient == 0u) { store_dweight(col, sum); }
+    if (HAS_DBIAS && gradient == DBIAS) { store_dbias(col, sum); }
 }

@@ -1,12 +1,8 @@
 // Sums over the threads of a row through workgroup memory, in an order that depends on the tile alone: the threads of a
 // segment first, then the segments.
 
-override SEGMENT: u32;
-// Segments of the workgroup. An expression as the length of an array makes naga panic.
-override SEGMENTS: u32;
-
 var<workgroup> exchange: array<Sum, WORKGROUP>;
-var<workgroup> segments: array<Sum, SEGMENTS>;
+var<workgroup> segments: array<Sum, WORKGROUP / SEGMENT>;
 
 // Every thread of the workgroup must come here; each gets the sum of its row. Neither array is written for the next sum
 // before the barrier that follows the last read for this one.

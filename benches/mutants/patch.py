@@ -71,8 +71,9 @@ def patch(binary, bug, out):
 
 def sources(bug, root):
     """The texts of the bug's language, by their paths."""
-    folder = Path(root) / bug["file"].split("/")[0]
-    return {f"{folder.name}/{path.name}": path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+    folder = Path(bug["file"]).parent
+    files = sorted(path for path in (Path(root) / folder).iterdir() if path.is_file())
+    return {f"{folder}/{path.name}": path.read_bytes() for path in files}
 
 
 def check(binary, path, root):

@@ -110,14 +110,13 @@ impl Kernels {
             bind_group_layouts: &[Some(&layout)],
             immediate_size: 0,
         });
-        let constants = source::constants(key);
         let pipeline = device.create_compute_pipeline(&ComputePipelineDescriptor {
             label,
             layout: Some(&pipeline_layout),
             module: &module,
             entry_point: Some(source::ENTRY),
             compilation_options: PipelineCompilationOptions {
-                constants: &constants,
+                constants: &[],
                 // Programs read no slot of workgroup memory that they have not written.
                 zero_initialize_workgroup_memory: false,
             },

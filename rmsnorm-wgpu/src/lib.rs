@@ -16,7 +16,7 @@
 //! | `caps` | what the device offers, read once |
 //! | `plan` | a pure function of the problem, the layout and the caps: which kernels, how large, on which rows |
 //! | `params` | the uniform buffer of every kernel |
-//! | `source` | a kernel's text, put together from `shaders/` |
+//! | `source` | a kernel's text: constants and accessors, then files of `shaders/` |
 //! | `kernel` | pipelines, and what the driver compiled on disk |
 //! | `launch` | arguments to bindings, plans to dispatches |
 //! | `recording` | where calls go instead of being submitted |

@@ -1,23 +1,23 @@
-//! A program as the device gets it: one text, put together from the files of `shaders/`, the tensors that it binds, and
-//! the numbers that the text leaves open.
-//!
-//! Types, tensors and yes-or-no questions are settled in the text, since an `override` cannot change a type, and a branch
-//! that is never taken still needs its bindings. So are the sizes that are the same in all programs. Numbers that plans choose are
-//! `override`s without a default.
+//! A program as the device gets it: one text. First what the key decides, as constants and types ([`prelude`]); then the
+//! tensors that it binds, and the functions that load and store them ([`accessors`]); then the files of `shaders/` that it is
+//! made of, plain WGSL but for `@unroll` ([`unroll`]).
 
-mod assemble;
+mod accessors;
+mod prelude;
 #[cfg(test)]
 mod programs;
 mod tensors;
+mod unroll;
 
 use rmsnorm_gpu::program::Accumulate;
-use rmsnorm_gpu::reduction;
 use rmsnorm_shaders as shaders;
-use rmsnorm_spec::{CastOrder, DType, DTypes, Norm, Tensor};
+use rmsnorm_spec::{DType, DTypes, Norm, Tensor};
 
-use crate::plan::{Access, FORWARD_BATCH, Flavour, KernelKey, PAIR, Program};
-use assemble::{expand, substitute};
+use crate::plan::{FORWARD_BATCH, Flavour, KernelKey, Program};
+use accessors::{Form, accessors};
+use prelude::prelude;
 use tensors::{Kind, Use, uses};
+use unroll::unroll;
 
 /// Entry point of every program.
 pub(crate) const ENTRY: &str = "main";
@@ -58,58 +58,13 @@ pub(crate) const UNPACKS_F16: &str = "@compute @workgroup_size(1) fn main() { le
 
 /// The WGSL of a program. `has_unpack`: for a device with `unpack2x16float`.
 pub(crate) fn text(key: &KernelKey, has_unpack: bool) -> String {
-    let DTypes { activation, weight, residual } = key.call.dtypes;
-    let normalized = if has_residual(key) { residual } else { activation };
-    let names = [("T", activation), ("W", weight), ("R", residual), ("H", normalized)].map(|(n, d)| (n, d.name()));
-    let holds = |name: &str| answer(key, name) == Some(true);
     let counts = |counter: &str| match counter {
         "J" => 0..key.tile.rows_at_once,
         "BATCH" => 0..FORWARD_BATCH,
         _ => 0..key.tile.packs,
     };
-    let [pair, quad, padding] = [PAIR as u32, reduction::COLUMNS, reduction::ROW_MULTIPLE].map(|n| format!("{n}u"));
-    let sizes = [("PAIR", &*pair), ("QUAD", &quad), ("PADDING", &padding)];
-    let mut text = String::new();
-    for part in shared(key) {
-        text += &substitute(&expand(part, &holds, &counts), &sizes);
-    }
-    for dtype in DType::ALL {
-        if dtypes(key).contains(&dtype) {
-            text += &expand(io(dtype), &|name| name == "HAS_UNPACK" && has_unpack, &|_| 0..1);
-            text += &substitute(shaders::PAIR.text, &[("DTYPE", dtype.name())]);
-        }
-    }
-    for used in uses(key) {
-        text += &of_tensor(key, &used);
-    }
-    for part in of_program(key) {
-        text += &substitute(&substitute(&expand(part, &holds, &counts), &names), &sizes);
-    }
-    text
-}
-
-/// The numbers that [`text`] leaves open: all of its overrides, and no other.
-pub(crate) fn constants(key: &KernelKey) -> Vec<(&'static str, f64)> {
-    let tile = &key.tile;
-    let mut numbers = vec![("WORKGROUP", tile.threads()), ("THREADS_PER_ROW", tile.threads_per_row)];
-    if has_sums(key.program) {
-        match tile.flavour {
-            Flavour::Workgroup => {
-                numbers.extend([("SEGMENT", segment(key)), ("SEGMENTS", tile.threads() / segment(key))])
-            }
-            Flavour::Subgroup(lanes) => numbers.extend([("SUBGROUP", lanes), ("EXCHANGE", exchange(key, lanes))]),
-        }
-    }
-    if gradients(key) > 0 {
-        numbers.push(("GRADIENTS", gradients(key)));
-    }
-    if key.program == Program::Backward {
-        numbers.push(("ROWS_AT_ONCE", tile.rows_at_once));
-    }
-    if matches!(key.program, Program::ForwardStreaming | Program::Copy) {
-        numbers.push(("PACKS", tile.packs));
-    }
-    numbers.into_iter().map(|(name, number)| (name, f64::from(number))).collect()
+    let files = files(key).into_iter().map(|file| unroll(file, &counts));
+    [prelude(key, has_unpack), accessors(key)].into_iter().chain(files).collect()
 }
 
 /// Bytes of workgroup memory that a program declares.
@@ -120,9 +75,14 @@ pub(crate) fn workgroup_bytes(key: &KernelKey) -> u32 {
     let sums = match key.tile.flavour {
         _ if !has_sums(key.program) => 0,
         Flavour::Workgroup => sum * (threads + threads / segment(key)),
-        Flavour::Subgroup(lanes) => sum * exchange(key, lanes),
+        Flavour::Subgroup(lanes) => sum * 2 * (threads / lanes).max(1),
     };
-    let folded = if is_folded(key) || key.program == Program::ReducePartials { 16 * threads } else { 0 };
+    let folded = match key.program {
+        Program::ReducePartials => 16 * threads,
+        Program::Backward | Program::BackwardColumns if is_folded(key) => 16 * threads,
+        Program::Backward | Program::BackwardColumns => 16,
+        Program::Forward | Program::ForwardStreaming | Program::BackwardRowSums | Program::Copy => 0,
+    };
     sums + folded
 }
 
@@ -131,57 +91,35 @@ pub(crate) fn is_split(key: &KernelKey) -> bool {
     key.call.dtypes.activation == DType::F32 || (has_stream(key) && key.call.dtypes.residual == DType::F32)
 }
 
-/// The answer to what the files ask with `// if`; `None` if nobody knows. `HAS_` and a tensor's name asks for that tensor.
-fn answer(key: &KernelKey, question: &str) -> Option<bool> {
-    let tensor = question.strip_prefix("HAS_").and_then(|name| Tensor::from_name(&name.to_ascii_lowercase()));
-    Some(match (question, tensor) {
-        ("IS_LAYER", _) => is_layer(key),
-        ("IS_SPLIT", _) => is_split(key),
-        ("IS_ALIGNED", _) => key.access == Access::Aligned,
-        ("IS_WHOLE", _) => key.is_whole,
-        ("IS_SUBGROUP", _) => has_sums(key.program) && matches!(key.tile.flavour, Flavour::Subgroup(_)),
-        ("IS_SHUFFLED_TWICE", _) => is_shuffled_twice(key),
-        ("IS_IN_PLACE", _) => key.call.tensors.is_in_place(),
-        ("IS_CAST_BEFORE_WEIGHT", _) => key.call.cast_order == CastOrder::BeforeWeight,
-        ("IS_FOLDED", _) => is_folded(key),
-        ("HAS_WEIGHT_OFFSET", _) => key.has_weight_offset,
-        ("HAS_ROW_GROUPS", _) => key.call.has_row_groups,
-        ("HAS_GRADIENTS", _) => gradients(key) > 0,
-        ("HAS_ROW_SUMS", _) => key.program == Program::BackwardColumns,
-        (_, Some(Tensor::Residual)) => has_residual(key),
-        (_, Some(tensor)) => key.call.tensors.has(tensor),
-        (_, None) => return None,
-    })
-}
-
-/// What all programs begin with.
-fn shared(key: &KernelKey) -> Vec<&'static str> {
-    let mut parts = vec![shaders::PARAMS.text, shaders::ROW.text, shaders::ME.text];
-    if gradients(key) > 0 {
-        parts.push(shaders::PARTIAL_ROWS.text);
-    }
+/// The files of a program: what all have, what it shares with some, and its own.
+fn files(key: &KernelKey) -> Vec<&'static str> {
+    let mut files = vec![shaders::PARAMS.text, shaders::THREADS.text];
+    files.extend(DType::ALL.into_iter().filter(|dtype| dtypes(key).contains(dtype)).map(io));
     if has_sums(key.program) {
-        parts.push(match key.tile.flavour {
+        files.push(match key.tile.flavour {
             Flavour::Workgroup => shaders::REDUCE_WORKGROUP.text,
             Flavour::Subgroup(_) => shaders::REDUCE_SUBGROUP.text,
         });
     }
-    parts
-}
-
-/// The program itself, after what it shares with others.
-fn of_program(key: &KernelKey) -> Vec<&'static str> {
-    let mut parts = match key.program {
-        Program::Forward | Program::ForwardStreaming => vec![shaders::PARAMETERS.text, shaders::NORMALIZE.text],
-        Program::Backward | Program::BackwardRowSums | Program::BackwardColumns => {
-            vec![shaders::PARAMETERS.text, shaders::GRADIENTS.text]
+    match key.program {
+        Program::Forward | Program::ForwardStreaming => {
+            files.extend([shaders::PARAMETERS.text, shaders::NORMALIZE.text]);
         }
-        Program::ReducePartials | Program::Copy => vec![],
-    };
-    if gradients(key) > 0 && key.program != Program::ReducePartials {
-        parts.push(shaders::FOLD.text);
+        Program::Backward | Program::BackwardRowSums | Program::BackwardColumns => {
+            files.extend([shaders::PARAMETERS.text, shaders::GRADIENTS.text]);
+        }
+        Program::ReducePartials | Program::Copy => {}
     }
-    parts.push(match key.program {
+    if matches!(key.program, Program::Backward | Program::BackwardColumns) {
+        files.push(shaders::FOLD.text);
+        if gradients(key) > 0 {
+            files.push(match key.call.accumulate {
+                Accumulate::Atomics => shaders::ATOMICS.text,
+                Accumulate::Partials | Accumulate::Locks => shaders::PARTIALS.text,
+            });
+        }
+    }
+    files.push(match key.program {
         Program::Forward => shaders::FORWARD.text,
         Program::ForwardStreaming => shaders::FORWARD_STREAMING.text,
         Program::Backward => shaders::BACKWARD.text,
@@ -190,7 +128,7 @@ fn of_program(key: &KernelKey) -> Vec<&'static str> {
         Program::ReducePartials => shaders::REDUCE_PARTIALS.text,
         Program::Copy => shaders::COPY.text,
     });
-    parts
+    files
 }
 
 const fn io(dtype: DType) -> &'static str {
@@ -201,64 +139,6 @@ const fn io(dtype: DType) -> &'static str {
     }
 }
 
-/// A tensor's declaration, and the functions that load and store it.
-fn of_tensor(key: &KernelKey, used: &Use) -> String {
-    let dtype = match used.kind {
-        Kind::Elements(dtype) => dtype,
-        Kind::Statistic | Kind::Workspace => DType::F32,
-    };
-    let number = binding_number(used.tensor).to_string();
-    let names = [
-        ("TENSOR", used.tensor.name()),
-        ("DTYPE", dtype.name()),
-        ("BINDING", &number),
-        ("ACCESS", if used.is_written(key) { "read_write" } else { "read" }),
-    ];
-    let holds = |name: &str| match name {
-        "IS_LOADED" => used.is_loaded,
-        "IS_STORED" => used.is_stored,
-        // What another thread may be writing to next to it.
-        "IS_ATOMIC" => used.is_written(key),
-        "IS_GROUPED" => key.call.has_row_groups && used.tensor.is_matrix(),
-        _ => answer(key, name) == Some(true),
-    };
-    fragments(key, used).into_iter().map(|part| substitute(&expand(part, &holds, &|_| 0..1), &names)).collect()
-}
-
-/// The files of a tensor.
-fn fragments(key: &KernelKey, used: &Use) -> Vec<&'static str> {
-    let quads = match (used.kind, key.access) {
-        (Kind::Statistic, _) => return vec![shaders::STATISTIC.text],
-        (Kind::Workspace, _) => return workspace(key),
-        (Kind::Elements(DType::F32), Access::Aligned) => shaders::ALIGNED32.text,
-        (Kind::Elements(DType::F32), Access::Words | Access::Halves) => shaders::WORDS32.text,
-        (Kind::Elements(DType::F16 | DType::Bf16), Access::Aligned) if moves_pairs(key) => {
-            return vec![shaders::PLACE.text, shaders::ALIGNED16_PAIR.text];
-        }
-        (Kind::Elements(DType::F16 | DType::Bf16), Access::Aligned) => shaders::ALIGNED16.text,
-        (Kind::Elements(DType::F16 | DType::Bf16), Access::Words) => shaders::WORDS16.text,
-        (Kind::Elements(DType::F16 | DType::Bf16), Access::Halves) => shaders::HALVES16.text,
-    };
-    // The second stage has single quads.
-    let mut parts = vec![shaders::PLACE.text, quads];
-    if key.program != Program::ReducePartials {
-        parts.push(shaders::QUADS.text);
-    }
-    parts
-}
-
-fn workspace(key: &KernelKey) -> Vec<&'static str> {
-    match key.program {
-        Program::BackwardRowSums => vec![shaders::ROW_SUMS.text],
-        Program::ReducePartials => vec![shaders::PARTIAL_SUMS.text],
-        Program::Backward | Program::BackwardColumns if key.call.accumulate == Accumulate::Atomics => {
-            vec![shaders::ATOMICS.text]
-        }
-        Program::Backward | Program::BackwardColumns => vec![shaders::PARTIALS.text],
-        Program::Forward | Program::ForwardStreaming | Program::Copy => vec![],
-    }
-}
-
 /// Bytes of the smallest access to a tensor.
 fn unit(key: &KernelKey, used: &Use) -> u32 {
     match used.kind {
@@ -266,9 +146,7 @@ fn unit(key: &KernelKey, used: &Use) -> u32 {
         Kind::Workspace if key.program == Program::BackwardRowSums => 8,
         Kind::Workspace if key.call.accumulate == Accumulate::Atomics => 4,
         Kind::Workspace => 16,
-        Kind::Elements(_) if key.access != Access::Aligned => 4,
-        Kind::Elements(DType::F16 | DType::Bf16) if !moves_pairs(key) => 8,
-        Kind::Elements(_) => 16,
+        Kind::Elements(dtype) => Form::of(key, dtype).bytes,
     }
 }
 
@@ -277,9 +155,16 @@ fn moves_pairs(key: &KernelKey) -> bool {
     !is_split(key) && key.program != Program::ReducePartials
 }
 
-const fn dtypes(key: &KernelKey) -> [DType; 3] {
+/// Dtypes of activations, weight and residual stream. Without a stream it has that of the activations, as what is normalized.
+fn dtypes(key: &KernelKey) -> [DType; 3] {
     let DTypes { activation, weight, residual } = key.call.dtypes;
-    [activation, weight, residual]
+    [activation, weight, if has_stream(key) { residual } else { activation }]
+}
+
+/// The dtype of a tensor's elements.
+fn dtype_of(key: &KernelKey, tensor: Tensor) -> DType {
+    let [activation, weight, residual] = dtypes(key);
+    tensor.dtype(key.program.info().direction, DTypes { activation, weight, residual })
 }
 
 const fn has_sums(program: Program) -> bool {
@@ -327,9 +212,4 @@ fn is_shuffled_twice(key: &KernelKey) -> bool {
 /// Terms of the first visit of a sum in workgroup memory.
 fn segment(key: &KernelKey) -> u32 {
     key.tile.segment().min(key.tile.threads_per_row)
-}
-
-/// Sums that subgroups exchange, in two halves that take turns.
-fn exchange(key: &KernelKey, lanes: u32) -> u32 {
-    2 * (key.tile.threads() / lanes).max(1)
 }

@@ -7,7 +7,7 @@ use wgpu::{Device, PipelineCache, PipelineCacheDescriptor, ShaderModule, ShaderM
 pub(super) fn module(device: &Device, descriptor: ShaderModuleDescriptor<'_>) -> ShaderModule {
     // SAFETY:
     // - bounds of tensors: every access is to the place of (row, col), which `at_` and the tensor's name computes
-    //   (`shaders/place.wgsl`), where the program has tested `row < rows` and `col < cols`; a binding covers the first to the
+    //   (`source/accessors.rs`), where the program has tested `row < rows` and `col < cols`; a binding covers the first to the
     //   last element of the rows of its dispatch (`launch/bindings.rs`), which lie in the buffer (`launch/tensors.rs`). The
     //   place fits u32 (`plan/ranges.rs`), so that a sum which wraps on its way, as those of groups may, ends there all the
     //   same; a row and those of its group before it fit u32, or the call is refused (`launch.rs`);

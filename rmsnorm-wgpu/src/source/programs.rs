@@ -1,12 +1,11 @@
 //! Programs of a wide sample, with no device at hand: naga must accept each, find in it what Rust says of it, and
 //! translate it to SPIR-V, MSL and HLSL.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::mem::offset_of;
 use std::path::Path;
 
-use naga::back::pipeline_constants::process_overrides;
-use naga::back::{PipelineConstants, hlsl, msl, spv};
+use naga::back::{hlsl, msl, spv};
 use naga::front::wgsl;
 use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
 use naga::{AddressSpace, Module, ShaderStage, StorageAccess, TypeInner};
@@ -18,7 +17,7 @@ use rmsnorm_spec::{CastOrder, DType, DTypes, Norm, Problem, Tensor, TensorSet};
 use super::*;
 use crate::caps::Caps;
 use crate::params::{Params, Place};
-use crate::plan::{Layout, Placed, Step, Tile, plan};
+use crate::plan::{Access, Layout, Placed, Step, Tile, plan};
 
 const SAMPLES_PER_PROGRAM: usize = 60;
 const CALLS_PER_DEVICE: usize = 60;
@@ -155,7 +154,7 @@ impl DrawKeys for Draw {
     }
 }
 
-/// A program as naga reads it, its overrides settled.
+/// A program as naga reads it.
 fn parsed(key: &KernelKey) -> (Module, ModuleInfo) {
     parsed_for(key, true)
 }
@@ -170,14 +169,8 @@ fn parsed_for(key: &KernelKey, has_unpack: bool) -> (Module, ModuleInfo) {
         | has(has_unpack, Capabilities::SHADER_FLOAT16_IN_FLOAT32);
     let info = Validator::new(ValidationFlags::all(), capabilities).validate(&module);
     let info = info.unwrap_or_else(|error| panic!("{key:?}\n{}", error.emit_to_string(&text)));
-    let declared: BTreeSet<_> = module.overrides.iter().filter_map(|(_, each)| each.name.as_deref()).collect();
-    assert_eq!(declared, constants(key).into_iter().map(|(name, _)| name).collect(), "{key:?}");
-    assert!(module.overrides.iter().all(|(_, each)| each.init.is_none()), "{key:?}");
-    let mut values = PipelineConstants::default();
-    values.extend(constants(key).into_iter().map(|(name, number)| (name.to_owned(), number)));
-    let (module, info) = process_overrides(&module, &info, Some((ShaderStage::Compute, ENTRY)), &values)
-        .unwrap_or_else(|error| panic!("{key:?}\n{error}"));
-    (module.into_owned(), info.into_owned())
+    assert!(module.overrides.is_empty(), "{key:?}");
+    (module, info)
 }
 
 /// Runs a check of every program of the sample, on two threads.
@@ -264,9 +257,7 @@ fn planned_programs_fit_their_devices() {
 
 #[test]
 fn params_lie_where_rust_says() {
-    let drawn = Draw::new(1).key(Program::Forward);
-    let of = |has_row_groups| parsed(&KernelKey { call: CallKey { has_row_groups, ..drawn.call }, ..drawn }).0;
-    let (module, without) = (of(true), of(false));
+    let (module, _) = parsed(&Draw::new(1).key(Program::Forward));
     let (_, params) = module.types.iter().find(|(_, each)| each.name.as_deref() == Some("Params")).expect("a struct");
     let TypeInner::Struct { members, span } = &params.inner else { panic!("{params:?}") };
     let read: Vec<_> = members.iter().map(|each| (each.name.as_deref().unwrap_or(""), each.offset as usize)).collect();
@@ -280,16 +271,6 @@ fn params_lie_where_rust_says() {
         y_group_stride residual_out_group_stride dx_group_stride dresidual_group_stride
     ];
     assert_eq!(read, written);
-    // Other calls' programs have no group strides, which come last.
-    let (_, params) = without.types.iter().find(|(_, each)| each.name.as_deref() == Some("Params")).expect("a struct");
-    let TypeInner::Struct { members, .. } = &params.inner else { panic!("{params:?}") };
-    assert_eq!(members.len() + 8, written.len());
-    assert!(
-        members
-            .iter()
-            .zip(&written)
-            .all(|(each, (name, offset))| { (each.name.as_deref(), each.offset as usize) == (Some(*name), *offset) })
-    );
     assert_eq!(*span as usize, size_of::<Params>());
     assert_eq!((size_of::<Place>(), size_of::<Params>() % 16), (8, 0));
 }
@@ -344,20 +325,14 @@ fn f16_needs_no_conversion_of_wgsl() {
 }
 
 #[test]
-fn every_question_has_an_answer_and_every_answer_a_question() {
-    let lines = shaders::ALL.iter().flat_map(|source| source.text.lines());
-    let asked: BTreeSet<&str> = lines.filter_map(|line| line.trim().strip_prefix("// if ")).collect();
-    // Those of one tensor's files, which are asked beside a tensor, and of the conversions of f16.
-    let others = ["IS_LOADED", "IS_STORED", "IS_ATOMIC", "IS_GROUPED", "HAS_UNPACK"];
-    let key = Draw::new(1).key(Program::Forward);
-    let unanswered: Vec<_> = asked.iter().filter(|name| answer(&key, name).is_none()).collect();
-    assert_eq!(unanswered.into_iter().copied().collect::<BTreeSet<_>>(), BTreeSet::from(others));
-    let text = include_str!("../source.rs");
-    let (_, text) = text.split_once("fn answer(").expect("the answers");
-    let (answers, _) = text.split_once("\n}").expect("their end");
-    let answered = answers.lines().filter_map(|line| line.trim().strip_prefix("(\"")?.split('"').next());
-    for name in answered {
-        assert!(asked.contains(name), "nobody asks {name}");
+fn every_constant_is_read_somewhere() {
+    let prelude = prelude(&Draw::new(1).key(Program::Forward), true);
+    let names = prelude.lines().filter_map(|line| line.strip_prefix("const ")?.split(' ').next());
+    let texts: String = shaders::ALL.iter().map(|source| source.text).chain([include_str!("accessors.rs")]).collect();
+    let read: HashSet<&str> = texts.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').collect();
+    for name in names {
+        // The rest of the prelude reads it.
+        assert!(read.contains(name) || prelude.matches(name).count() > 1, "nobody reads {name}");
     }
 }
 
@@ -366,10 +341,9 @@ fn every_file_is_used_and_every_block_ends() {
     for Source { path, text } in shaders::ALL {
         let stem = Path::new(path).file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
         assert!(include_str!("../source.rs").contains(&format!("shaders::{}.", stem.to_uppercase())), "{stem}");
-        let is_begin =
-            |line: &&str| ["// if ", "// unroll ", "// batches "].iter().any(|verb| line.trim().starts_with(verb));
-        let (begun, ended) =
-            (text.lines().filter(is_begin).count(), text.lines().filter(|line| line.trim() == "// end").count());
-        assert_eq!(begun, ended, "{stem}");
+        // A line that is not a file's own: what `unroll` has not recognized would reach naga.
+        for line in text.lines().filter(|line| line.contains("@unroll")) {
+            assert!(unroll::opened(line).is_some(), "{stem}: {line}");
+        }
     }
 }

@@ -4,47 +4,34 @@
 // that one access moves both, and THREADS_PER_ROW quads apart where one of them is f32, so that neighbouring threads
 // access neighbouring words.
 
-override WORKGROUP: u32;
-override THREADS_PER_ROW: u32;
-
 struct Pair {
     lo: vec4<f32>,
     hi: vec4<f32>,
 }
 
+// The workgroup's number: more workgroups than one dimension holds are folded into two.
+fn work_of(me: Me) -> u32 { return me.group.y * me.grid.x + me.group.x; }
+
 fn column(thread: u32, k: u32, quad: u32) -> u32 {
-    // if IS_SPLIT
-    return ((2u * k + quad) * THREADS_PER_ROW + thread) * 4u;
-    // else
+    if (IS_SPLIT) { return ((2u * k + quad) * THREADS_PER_ROW + thread) * 4u; }
     return (k * THREADS_PER_ROW + thread) * PAIR + quad * 4u;
-    // end
+}
+
+// The pairs of a thread of which at least a column exists.
+fn pairs_of(thread: u32) -> u32 {
+    let first = column(thread, 0u, 0u);
+    let step = THREADS_PER_ROW * PAIR;
+    return select(0u, (params.cols - first + step - 1u) / step, first < params.cols);
 }
 
 // The values of the columns from `col` on that exist; zeros past the end of the row.
 fn within(col: u32, values: vec4<f32>) -> vec4<f32> {
-    // if IS_WHOLE
-    return values;
-    // else
-    // if IS_ALIGNED
-    return select(vec4(0.0), values, col < params.cols);
-    // else
+    if (IS_WHOLE) { return values; }
+    if (IS_ALIGNED) { return select(vec4(0.0), values, col < params.cols); }
     return select(vec4(0.0), values, vec4(col) + vec4(0u, 1u, 2u, 3u) < vec4(params.cols));
-    // end
-    // end
 }
 
 fn total(values: vec4<f32>) -> f32 {
     let halves = values.xy + values.zw;
     return halves.x + halves.y;
-}
-
-// The pairs of a thread of which at least a column exists.
-fn pairs_of(thread: u32) -> u32 {
-    // if IS_SPLIT
-    let first = thread * 4u;
-    // else
-    let first = thread * PAIR;
-    // end
-    let step = THREADS_PER_ROW * PAIR;
-    return select(0u, (params.cols - first + step - 1u) / step, first < params.cols);
 }

@@ -1,0 +1,146 @@
+//! What the files of a program leave open: constants, and the types and functions that dtypes, norm and device decide.
+//!
+//! `if` of a constant is ordinary WGSL, which drivers settle when they compile; only what would not be valid on its other side,
+//! or on other devices, is settled here.
+
+use rmsnorm_gpu::reduction;
+use rmsnorm_spec::{CastOrder, DType, Tensor};
+
+use super::unroll::substitute;
+use super::{dtypes, gradients, has_residual, has_sums, is_folded, is_layer, is_shuffled_twice, is_split, segment};
+use crate::plan::{Access, Flavour, KernelKey, PAIR};
+
+/// The first lines of a program.
+pub(super) fn prelude(key: &KernelKey, has_unpack: bool) -> String {
+    let mut text = constants(key, has_unpack);
+    for (role, dtype) in roles(key) {
+        text += &substitute(ROLE, &[("ROLE", role), ("DTYPE", dtype.name())]);
+    }
+    text += me(key);
+    if key.program.is_forward() {
+        text += "alias Sum = f32;\n";
+        text += if key.call.dtypes.activation == normalized(key) { X_IS_H } else { X_IS_NOT_H };
+    } else {
+        text += if is_layer(key) { SUM_OF_LAYER } else { SUM_OF_RMS };
+    }
+    if dtypes(key).contains(&DType::F16) {
+        text += if has_unpack { UNPACK_F16 } else { NO_UNPACK_F16 };
+    }
+    text
+}
+
+/// Every constant that a file may name. What a program does not have counts 0, or 1 where something is divided by it.
+fn constants(key: &KernelKey, has_unpack: bool) -> String {
+    let (tile, tensors) = (&key.tile, key.call.tensors);
+    let answers = [
+        ("IS_LAYER", is_layer(key)),
+        ("IS_SPLIT", is_split(key)),
+        ("IS_ALIGNED", key.access == Access::Aligned),
+        ("IS_WHOLE", key.is_whole),
+        ("IS_SHUFFLED_TWICE", is_shuffled_twice(key)),
+        ("IS_CAST_BEFORE_WEIGHT", key.call.cast_order == CastOrder::BeforeWeight),
+        ("IS_FOLDED", is_folded(key)),
+        ("HAS_WEIGHT", tensors.has(Tensor::Weight)),
+        ("HAS_WEIGHT_OFFSET", key.has_weight_offset),
+        ("HAS_BIAS", tensors.has(Tensor::Bias)),
+        ("HAS_RESIDUAL", has_residual(key)),
+        ("HAS_DRESIDUAL_OUT", tensors.has(Tensor::DresidualOut)),
+        ("HAS_DWEIGHT", tensors.has(Tensor::Dweight)),
+        ("HAS_DBIAS", tensors.has(Tensor::Dbias)),
+        ("HAS_UNPACK", has_unpack),
+    ];
+    let lanes = match tile.flavour {
+        Flavour::Workgroup => 1,
+        Flavour::Subgroup(lanes) => lanes,
+    };
+    let numbers = [
+        ("WORKGROUP", tile.threads()),
+        ("THREADS_PER_ROW", tile.threads_per_row),
+        ("PACKS", tile.packs),
+        ("ROWS_AT_ONCE", tile.rows_at_once),
+        // Threads whose sums are added up first, in workgroup memory.
+        ("SEGMENT", segment(key)),
+        ("SUBGROUP", lanes),
+        ("SUBGROUPS", (tile.threads() / lanes).max(1)),
+        ("GRADIENTS", gradients(key)),
+        // The number of dbias among them, which is the last.
+        ("DBIAS", gradients(key).saturating_sub(1)),
+        ("FOLDED", if is_folded(key) { tile.threads() } else { 1 }),
+        ("PAIR", PAIR as u32),
+        ("QUAD", reduction::COLUMNS),
+        ("PADDING", reduction::ROW_MULTIPLE),
+    ];
+    let answers = answers.map(|(name, answer)| format!("const {name} = {answer};\n"));
+    answers.into_iter().chain(numbers.map(|(name, number)| format!("const {name} = {number}u;\n"))).collect()
+}
+
+/// The letters that files have for dtypes: activation, weight, residual stream, and what forward normalizes.
+fn roles(key: &KernelKey) -> [(&'static str, DType); 4] {
+    let [activation, weight, residual] = dtypes(key);
+    [("T", activation), ("W", weight), ("R", residual), ("H", normalized(key))]
+}
+
+fn normalized(key: &KernelKey) -> DType {
+    if has_residual(key) { key.call.dtypes.residual } else { key.call.dtypes.activation }
+}
+
+/// A pair as it waits in registers, and as values.
+const ROLE: &str = "
+alias Kept_ROLE = Kept_DTYPE;
+fn pair_ROLE(kept: Kept_ROLE) -> Pair { return pair_DTYPE(kept); }
+fn kept_ROLE(pair: Pair) -> Kept_ROLE { return kept_DTYPE(pair); }
+fn rounded_ROLE(values: vec4<f32>) -> vec4<f32> { return rounded_DTYPE(values); }
+";
+
+const X_IS_H: &str = "fn x_as_H(x: Kept_T) -> Kept_H { return x; }\n";
+// Nobody calls it: h is a sum.
+const X_IS_NOT_H: &str = "fn x_as_H(x: Kept_T) -> Kept_H { return Kept_H(); }\n";
+
+const SUM_OF_LAYER: &str = "
+alias Sum = vec2<f32>;
+fn sum_of_both(wdy_xhat: f32, wdy: f32) -> Sum { return vec2(wdy_xhat, wdy); }
+fn both_of_sum(sum: Sum) -> vec2<f32> { return sum; }
+";
+
+const SUM_OF_RMS: &str = "
+alias Sum = f32;
+fn sum_of_both(wdy_xhat: f32, wdy: f32) -> Sum { return wdy_xhat; }
+fn both_of_sum(sum: Sum) -> vec2<f32> { return vec2(sum, 0.0); }
+";
+
+const UNPACK_F16: &str = "
+fn unpack_f16(words: vec2<u32>) -> vec4<f32> { return vec4(unpack2x16float(words.x), unpack2x16float(words.y)); }
+";
+// Nobody calls it.
+const NO_UNPACK_F16: &str = "
+fn unpack_f16(words: vec2<u32>) -> vec4<f32> { return vec4<f32>(); }
+";
+
+/// Where a thread is, and its number in the workgroup. Only what uses subgroups may name their built-ins.
+fn me(key: &KernelKey) -> &'static str {
+    match key.tile.flavour {
+        Flavour::Subgroup(_) if has_sums(key.program) => ME_IN_SUBGROUP,
+        Flavour::Subgroup(_) | Flavour::Workgroup => ME_IN_WORKGROUP,
+    }
+}
+
+// Nothing promises that subgroups follow the local index. They should be full; where one is not, numbers are wrong, and no
+// index is out of bounds.
+const ME_IN_SUBGROUP: &str = "
+struct Me {
+    @builtin(subgroup_invocation_id) in_subgroup: u32,
+    @builtin(subgroup_id) subgroup: u32,
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+}
+fn lane_of(me: Me) -> u32 { return min(me.subgroup * SUBGROUP + me.in_subgroup, WORKGROUP - 1u); }
+";
+
+const ME_IN_WORKGROUP: &str = "
+struct Me {
+    @builtin(local_invocation_index) index: u32,
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+}
+fn lane_of(me: Me) -> u32 { return me.index; }
+";
