@@ -59,6 +59,7 @@ fn stores_past_the_cache_are_fenced_before_a_stage_ends() {
         assert_eq!(out.0, [3.0; ROWS * COLS]);
 
         let (dy, mut dx) = (Aligned([bf16::ONE; ROWS * COLS]), Aligned([bf16::ZERO; ROWS * COLS]));
+        let mut dresidual = Aligned([0.0f32; ROWS * COLS]);
         BackwardBlocks::<bf16, f32, f32> {
             spec,
             rows: ROWS,
@@ -71,7 +72,7 @@ fn stores_past_the_cache_are_fenced_before_a_stage_ends() {
             rstd: &[1.0; ROWS],
             dresidual_out: None,
             dx: MatrixMut { data: Out::from(&mut dx.0[..]), rows: RowStarts::strided(COLS) },
-            dresidual: None,
+            dresidual: Some(MatrixMut { data: Out::from(&mut dresidual.0[..]), rows: RowStarts::strided(COLS) }),
             dweight_partials: None,
             dbias_partials: None,
         }

@@ -12,7 +12,7 @@ use proptest::test_runner::TestRunner;
 use rmsnorm_conformance::Kind;
 use rmsnorm_conformance::testing::{self, Access, Fill, Guarded, Outputs, Placement, bits};
 use rmsnorm_cpu::CpuBackend;
-use rmsnorm_spec::{CastOrder, Element, GradReduction, Norm, NormSpec, Tensor, bf16, f16};
+use rmsnorm_spec::{CastOrder, Element, GradReduction, Norm, NormSpec, RowGroups, Tensor, bf16, f16};
 
 /// A tensor as the fuzzer asks for it, inside a larger buffer.
 #[derive(Clone, Debug)]
@@ -22,21 +22,26 @@ struct Shape {
     offset: usize,
     /// Added to the smallest stride.
     padding: usize,
+    /// Added to the smallest stride of groups, where rows lie in groups.
+    gap: usize,
     /// Added to the right length; mostly 0.
     length_error: isize,
 }
 
 fn shape() -> impl Strategy<Value = Shape> {
     let length_error = prop_oneof![30 => Just(0isize), 1 => -3isize..4, 1 => Just(isize::MIN / 4)];
-    (any::<bool>(), 0usize..9, prop_oneof![Just(0usize), 0usize..20], length_error)
-        .prop_map(|(present, offset, padding, length_error)| Shape { present, offset, padding, length_error })
+    let distance = || prop_oneof![Just(0usize), 0usize..20];
+    (any::<bool>(), 0usize..9, distance(), distance(), length_error)
+        .prop_map(|(present, offset, padding, gap, length_error)| Shape { present, offset, padding, gap, length_error })
 }
 
 #[derive(Clone, Debug)]
 struct Call {
     norm: NormSpec,
-    /// x, y, residual, residual_out (or dy, x, dx, dresidual_out in backward); x and residual in the in-place form.
-    matrices: [Shape; 4],
+    /// x, y, residual, residual_out (or dy, x, dx, dresidual_out, dresidual in backward); x and residual in the in-place form.
+    matrices: [Shape; 5],
+    /// Rows of the groups that matrices lie in, if they do.
+    rows_per_group: Option<usize>,
     /// weight, bias, mean, rstd, dweight, dbias, workspace.
     vectors: [Shape; 7],
     reduction: GradReduction,
@@ -46,8 +51,8 @@ struct Call {
 impl Call {
     /// The forward call that an in-place call must agree with.
     fn out_of_place(&self) -> Self {
-        let [x, _, residual, _] = &self.matrices;
-        Call { matrices: [x, x, residual, residual].map(Shape::clone), ..self.clone() }
+        let [x, _, residual, ..] = &self.matrices;
+        Call { matrices: [x, x, residual, residual, residual].map(Shape::clone), ..self.clone() }
     }
 }
 
@@ -66,17 +71,18 @@ fn call() -> impl Strategy<Value = Call> {
         1 => (0u32..3).prop_map(|groups| GradReduction::Locks { groups }),
         1 => Just(GradReduction::Atomics),
     ];
-    let tensors = (prop::array::uniform4(shape()), prop::array::uniform7(shape()));
+    let rows_per_group = prop_oneof![2 => Just(None), 1 => (1usize..6).prop_map(Some)];
+    let tensors = (prop::array::uniform5(shape()), prop::array::uniform7(shape()), rows_per_group);
     (norm, tensors, reduction, any::<u32>(), any::<bool>()).prop_map(
-        |(norm, (mut matrices, mut vectors), reduction, bits, is_complete)| {
+        |(norm, (mut matrices, mut vectors, rows_per_group), reduction, bits, is_complete)| {
             // Half of the calls have what the rules ask for, or few would come to a kernel.
             if is_complete {
-                let [_, _, residual, residual_out] = &mut matrices;
+                let [_, _, residual, residual_out, _] = &mut matrices;
                 residual_out.present &= residual.present;
                 let [_, _, mean, rstd, ..] = &mut vectors;
                 (mean.present, rstd.present) = (norm.norm == Norm::Layer, true);
             }
-            Call { norm, matrices, vectors, reduction, bits }
+            Call { norm, matrices, rows_per_group, vectors, reduction, bits }
         },
     )
 }
@@ -97,10 +103,17 @@ impl<'a> Builder<'a> {
     }
 
     /// Any bit pattern: NaNs, infinities and subnormals among them.
-    fn push<E: Element>(&mut self, name: Tensor, access: Access, (rows, cols): (usize, usize), shape: &Shape) {
+    fn push<E: Element>(
+        &mut self,
+        name: Tensor,
+        access: Access,
+        (rows, cols): (usize, usize),
+        shape: &Shape,
+        groups: Option<RowGroups>,
+    ) {
         let seed = u64::from(self.fuzzed.bits) << 8 | name as u64;
         let fill = if matches!(access, Access::Write | Access::Scratch) { self.fill } else { 0 };
-        let place = Placement { pad: shape.padding, offset: shape.offset, ..Placement::DENSE };
+        let place = Placement { pad: shape.padding, groups, offset: shape.offset, ..Placement::DENSE };
         let fill = Fill::Bits(&|index| bits(seed, index) as u32 ^ fill);
         let mut tensor = Guarded::new((name, E::DTYPE, access), (rows, cols), place, &fill, self.fuzzed.bits);
         tensor.view.end = tensor.view.start + tensor.view.len().saturating_add_signed(shape.length_error);
@@ -110,12 +123,14 @@ impl<'a> Builder<'a> {
 
     fn matrix<E: Element>(&mut self, name: Tensor, access: Access, shape: &Shape) {
         let NormSpec { rows, cols, .. } = self.fuzzed.norm;
-        self.push::<E>(name, access, (rows, cols), shape);
+        let smallest = |rows: usize| (rows - 1) * (cols + shape.padding) + cols;
+        let groups = |rows| RowGroups { rows, stride: smallest(rows) + shape.gap };
+        self.push::<E>(name, access, (rows, cols), shape, self.fuzzed.rows_per_group.map(groups));
     }
 
     fn vector<E: Element>(&mut self, name: Tensor, access: Access, len: usize, shape: &Shape) {
         if shape.present {
-            self.push::<E>(name, access, (1, len), &Shape { padding: 0, ..shape.clone() });
+            self.push::<E>(name, access, (1, len), &Shape { padding: 0, ..shape.clone() }, None);
         }
     }
 
@@ -152,7 +167,7 @@ fn agree(first: Option<Outputs>, second: Option<Outputs>) -> bool {
 /// A forward call into outputs of its own, or in place.
 fn forward<T: Element, W: Element, R: Element>(call: &Call, kind: Kind, fill: u32) -> Option<Outputs> {
     let NormSpec { rows, cols, .. } = call.norm;
-    let [x, y, residual, residual_out] = &call.matrices;
+    let [x, y, residual, residual_out, _] = &call.matrices;
     let [weight, bias, mean, rstd, ..] = &call.vectors;
     let (is_in_place, mut builder) = (kind == Kind::ForwardInPlace, Builder::new(call, kind, fill));
     let input = if is_in_place { Access::Overwrite } else { Access::Read };
@@ -175,7 +190,7 @@ fn forward<T: Element, W: Element, R: Element>(call: &Call, kind: Kind, fill: u3
 
 fn backward<T: Element, W: Element, R: Element>(call: &Call, fill: u32) -> Option<Outputs> {
     let NormSpec { rows, cols, .. } = call.norm;
-    let [dy, x, dx, dresidual_out] = &call.matrices;
+    let [dy, x, dx, dresidual_out, dresidual] = &call.matrices;
     let [weight, _, mean, rstd, dweight, dbias, workspace] = &call.vectors;
     let mut builder = Builder::new(call, Kind::Backward, fill);
     builder.matrix::<T>(Tensor::Dy, Access::Read, dy);
@@ -183,6 +198,9 @@ fn backward<T: Element, W: Element, R: Element>(call: &Call, fill: u32) -> Optio
     builder.matrix::<T>(Tensor::Dx, Access::Write, dx);
     if dresidual_out.present {
         builder.matrix::<R>(Tensor::DresidualOut, Access::Read, dresidual_out);
+    }
+    if dresidual.present {
+        builder.matrix::<R>(Tensor::Dresidual, Access::Write, dresidual);
     }
     builder.vector::<f32>(Tensor::Rstd, Access::Read, rows, &Shape { present: true, ..rstd.clone() });
     builder.vector::<W>(Tensor::Weight, Access::Read, cols, weight);

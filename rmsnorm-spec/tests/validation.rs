@@ -7,8 +7,8 @@ use std::marker::PhantomData;
 
 use proptest::prelude::*;
 use rmsnorm_spec::{
-    Backward, Checked, DType, Element, Error, Forward, GradReduction, NormBackend, NormSpec, Problem, Rows, Span, bf16,
-    f16,
+    Backward, Checked, DType, Element, Error, Forward, GradReduction, NormBackend, NormSpec, Problem, RowGroups, Rows,
+    Span, bf16, f16,
 };
 
 /// Counts the calls that pass validation.
@@ -307,6 +307,9 @@ fn arguments_are_described_without_what_they_hold() {
     let args = Forward::<Numbers, bf16>::new(Rows::strided(own(1, 37), 12), own(2, 30)).f32_weight();
     let text = format!("{:?}", args.weight(own(3, 10)).rstd(own(4, 3)));
     assert_eq!(text, "Forward { x: bf16[37] by 12, weight: f32[10], y: bf16[30], rstd: f32[3] }");
+    let heads = RowGroups { rows: 2, stride: 60 };
+    let args = Forward::<Numbers, bf16>::new(Rows::grouped(own(1, 80), 10, heads), own(2, 40));
+    assert_eq!(format!("{args:?}"), "Forward { x: bf16[80] by 10 in groups of 2 by 60, y: bf16[40] }");
     let args = Forward::<Numbers, f16>::in_place(own(1, 30)).residual_in_place(own(2, 30));
     assert_eq!(format!("{args:?}"), "Forward { x: f16[30], residual: f16[30] }");
     let text = format!("{:?}", backward().dweight(own(5, COLS)));
