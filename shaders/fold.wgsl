@@ -1,6 +1,6 @@
 // Sums of dweight and dbias over the rows of a workgroup: those of its groups, added up in a tree.
 
-// One, unread, where a workgroup has one group.
+// One element that nobody reads, where a workgroup has one group.
 var<workgroup> folded: array<vec4<f32>, FOLDED>;
 
 // Every thread of the workgroup must come here; the first group gets the sum over all of them.

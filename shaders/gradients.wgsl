@@ -28,11 +28,11 @@ fn terms_of(thread: u32, k: u32, x: Kept_R, dy: Kept_T, weight: Kept_W, row: Sta
 // The thread's part of the row's sums.
 fn sums_of(terms: Terms) -> Sum {
     let products = total(terms.wdy.lo * terms.x_hat.lo + terms.wdy.hi * terms.x_hat.hi);
-    return sum_of_both(products, total(terms.wdy.lo + terms.wdy.hi));
+    return sum_from(products, total(terms.wdy.lo + terms.wdy.hi));
 }
 
 // mean_wdy_xhat and mean_wdy.
-fn averages_of(sums: Sum) -> vec2<f32> { return both_of_sum(sums * params.share); }
+fn averages_of(sums: Sum) -> vec2<f32> { return sum_parts(sums * params.share); }
 
 fn dx_of(wdy: vec4<f32>, x_hat: vec4<f32>, rstd: f32, c: vec2<f32>) -> vec4<f32> {
     return rstd * ((wdy - c.y) - x_hat * c.x);

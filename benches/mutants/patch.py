@@ -70,10 +70,11 @@ def patch(binary, bug, out):
 
 
 def sources(bug, root):
-    """The texts of the bug's language, by their paths."""
-    folder = Path(bug["file"]).parent
-    files = sorted(path for path in (Path(root) / folder).iterdir() if path.is_file())
-    return {f"{folder}/{path.name}": path.read_bytes() for path in files}
+    """The texts of the bug's folder, by their paths. WGSL is in two."""
+    wgsl = ["shaders", "rmsnorm-wgpu/src/source"]
+    folder = str(Path(bug["file"]).parent)
+    files = [path for each in (wgsl if folder in wgsl else [folder]) for path in sorted((Path(root) / each).iterdir())]
+    return {str(path.relative_to(root)): path.read_bytes() for path in files if path.is_file()}
 
 
 def check(binary, path, root):

@@ -58,8 +58,8 @@ fn stores_past_the_cache_are_fenced_before_a_stage_ends() {
         assert_fenced(streaming, "forward");
         assert_eq!(out.0, [3.0; ROWS * COLS]);
 
-        let (dy, mut dx) = (Aligned([bf16::ONE; ROWS * COLS]), Aligned([bf16::ZERO; ROWS * COLS]));
-        let mut dresidual = Aligned([0.0f32; ROWS * COLS]);
+        let (dy, mut dx) = (Aligned([bf16::ONE; ROWS * COLS]), Aligned([bf16::NAN; ROWS * COLS]));
+        let mut dresidual = Aligned([f32::NAN; ROWS * COLS]);
         BackwardBlocks::<bf16, f32, f32> {
             spec,
             rows: ROWS,
@@ -78,6 +78,8 @@ fn stores_past_the_cache_are_fenced_before_a_stage_ends() {
         }
         .run::<Traced>();
         assert_fenced(streaming, "backward");
+        // dy is x_hat: nothing is left of it. math.md, equation (10).
+        assert_eq!((dx.0, dresidual.0), ([bf16::ZERO; ROWS * COLS], [0.0; ROWS * COLS]));
 
         CopyRange { from: &x.0, to: Out::from(&mut y.0[..]), streaming }.run::<Traced>();
         assert_fenced(streaming, "copy");

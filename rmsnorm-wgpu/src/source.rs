@@ -1,11 +1,12 @@
-//! A program as the device gets it: one text. First what the key decides, as constants and types ([`prelude`]); then the
-//! tensors that it binds, and the functions that load and store them ([`accessors`]); then the files of `shaders/` that it is
-//! made of, plain WGSL but for `@unroll` ([`unroll`]).
+//! A program as the device gets it: one text. First what the key decides, as constants and types ([`mod@prelude`]); then the
+//! tensors that it binds, and the functions that load and store them ([`mod@accessors`]); then the files of `shaders/` that it is
+//! made of, plain WGSL but for `@unroll` ([`mod@unroll`]).
 
 mod accessors;
 mod prelude;
 #[cfg(test)]
 mod programs;
+mod substitute;
 mod tensors;
 mod unroll;
 
@@ -14,7 +15,7 @@ use rmsnorm_shaders as shaders;
 use rmsnorm_spec::{DType, DTypes, Norm, Tensor};
 
 use crate::plan::{FORWARD_BATCH, Flavour, KernelKey, Program};
-use accessors::{Form, accessors};
+use accessors::{Pieces, accessors, workspace};
 use prelude::prelude;
 use tensors::{Kind, Use, uses};
 use unroll::unroll;
@@ -112,12 +113,11 @@ fn files(key: &KernelKey) -> Vec<&'static str> {
     }
     if matches!(key.program, Program::Backward | Program::BackwardColumns) {
         files.push(shaders::FOLD.text);
-        if gradients(key) > 0 {
-            files.push(match key.call.accumulate {
-                Accumulate::Atomics => shaders::ATOMICS.text,
-                Accumulate::Partials | Accumulate::Locks => shaders::PARTIALS.text,
-            });
-        }
+        files.push(match key.call.accumulate {
+            _ if gradients(key) == 0 => NO_HAND_ON,
+            Accumulate::Atomics => shaders::ATOMICS.text,
+            Accumulate::Partials | Accumulate::Locks => shaders::PARTIALS.text,
+        });
     }
     files.push(match key.program {
         Program::Forward => shaders::FORWARD.text,
@@ -131,6 +131,11 @@ fn files(key: &KernelKey) -> Vec<&'static str> {
     files
 }
 
+/// In place of `partials.wgsl`: nothing sums over rows.
+const NO_HAND_ON: &str = "
+fn hand_on(gradient: u32, chunk: u32, col: u32, sum: vec4<f32>) {}
+";
+
 const fn io(dtype: DType) -> &'static str {
     match dtype {
         DType::F32 => shaders::IO_F32.text,
@@ -143,16 +148,9 @@ const fn io(dtype: DType) -> &'static str {
 fn unit(key: &KernelKey, used: &Use) -> u32 {
     match used.kind {
         Kind::Statistic => 4,
-        Kind::Workspace if key.program == Program::BackwardRowSums => 8,
-        Kind::Workspace if key.call.accumulate == Accumulate::Atomics => 4,
-        Kind::Workspace => 16,
-        Kind::Elements(dtype) => Form::of(key, dtype).bytes,
+        Kind::Workspace => workspace(key).1,
+        Kind::Elements => Pieces::of(key, dtype_of(key, used.tensor)).bytes,
     }
-}
-
-/// Whether one access moves both quads of a 16-bit pair, where it is aligned.
-fn moves_pairs(key: &KernelKey) -> bool {
-    !is_split(key) && key.program != Program::ReducePartials
 }
 
 /// Dtypes of activations, weight and residual stream. Without a stream it has that of the activations, as what is normalized.

@@ -6,14 +6,15 @@ use wgpu::{Device, PipelineCache, PipelineCacheDescriptor, ShaderModule, ShaderM
 /// A module of one of our own programs, without the checks of indexes, loops and divisors that wgpu would add.
 pub(super) fn module(device: &Device, descriptor: ShaderModuleDescriptor<'_>) -> ShaderModule {
     // SAFETY:
-    // - bounds of tensors: every access is to the place of (row, col), which `at_` and the tensor's name computes
-    //   (`source/accessors.rs`), where the program has tested `row < rows` and `col < cols`; a binding covers the first to the
+    // - bounds of tensors: matrices and vectors are accessed at `at_TENSOR(row, col)`, statistics at `params.TENSOR + row`
+    //   (`source/accessors.rs`), where the program has tested `row < rows`, and `col < cols` or, where `IS_WHOLE`, its threads
+    //   own just the columns that there are (`plan.rs`, `key`); a binding covers the first to the
     //   last element of the rows of its dispatch (`launch/bindings.rs`), which lie in the buffer (`launch/tensors.rs`). The
     //   place fits u32 (`plan/ranges.rs`), so that a sum which wraps on its way, as those of groups may, ends there all the
     //   same; a row and those of its group before it fit u32, or the call is refused (`launch.rs`);
     // - bounds of the workspace: the plan's length, which `launch/workspace.rs` holds it to;
     // - bounds of workgroup arrays: indexes are lanes of the workgroup, below its size whatever the subgroups, or
-    //   quotients of them;
+    //   quotients of them; `folded`, which has one element otherwise, is indexed only where `IS_FOLDED`;
     // - loops: bounded by numbers of Params; the one loop without such a bound, compare-exchange, fails spuriously, or
     //   when another invocation has succeeded;
     // - divisors: constants of the program and numbers of Params that the host sets to at least 1; `rows_per_group` is at

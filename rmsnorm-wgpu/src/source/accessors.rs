@@ -1,36 +1,32 @@
 //! A program's storage buffers in WGSL: their declarations, and functions that load and store pairs of a tensor, for every
 //! tensor that the program's files may name. What a call has not got loads as zeros and stores nothing.
 //!
-//! A pair is two quads of four columns. It moves in pieces: the largest accesses that the tensors' places allow.
+//! A pair is two quads of four columns. It moves in pieces: the largest accesses that the tensors' places allow. In the texts
+//! below, words in capitals stand for the tensor's name, its dtype and so on; `substitute` puts them in.
 
 use rmsnorm_gpu::program::Accumulate;
-use rmsnorm_spec::{Access as Does, DType, Tensor, TensorShape};
+use rmsnorm_spec::{DType, Tensor, TensorShape};
 
+use super::substitute::substitute;
 use super::tensors::{Kind, Use, uses};
-use super::unroll::substitute;
-use super::{binding_number, dtype_of, gradients, moves_pairs};
+use super::{binding_number, dtype_of, is_layer, is_split};
 use crate::plan::{Access, KernelKey, Program};
 
 /// The declarations and functions of all tensors.
 pub(super) fn accessors(key: &KernelKey) -> String {
     let bound = uses(key);
     let absent = key.program.info().optional.iter().filter(|tensor| bound.iter().all(|used| used.tensor != *tensor));
-    let mut text: String =
-        bound.iter().map(|used| of_bound(key, used)).chain(absent.map(|t| of_absent(key, t))).collect();
-    if matches!(key.program, Program::Backward | Program::BackwardColumns) && gradients(key) == 0 {
-        text += NO_HAND_ON;
-    }
-    text
+    bound.iter().map(|used| of_bound(key, used)).chain(absent.map(|tensor| of_absent(key, tensor))).collect()
 }
 
 fn of_bound(key: &KernelKey, used: &Use) -> String {
     let elements = dtype_of(key, used.tensor);
-    let form = Form::of(key, elements);
+    let pieces = Pieces::of(key, elements);
     let stored = match used.kind {
         Kind::Statistic => "f32",
-        Kind::Workspace => workspace(key),
-        Kind::Elements(_) if form.is_half() && used.is_written(key) => ATOMIC_WORD,
-        Kind::Elements(_) => form.piece,
+        Kind::Workspace => workspace(key).0,
+        Kind::Elements if pieces.quad == Quad::Halves && used.is_written(key) => ATOMIC_WORD,
+        Kind::Elements => pieces.name,
     };
     let mut parts = vec![DECLARATION];
     match used.kind {
@@ -39,10 +35,10 @@ fn of_bound(key: &KernelKey, used: &Use) -> String {
             parts.push(if stored == ATOMIC_WORD { LOAD_ROW_SUMS_BY_WORDS } else { LOAD_ROW_SUMS });
         }
         Kind::Workspace => {}
-        Kind::Elements(_) => {
+        Kind::Elements => {
             let has_groups = key.call.has_row_groups && used.tensor.is_matrix();
             parts.push(if has_groups { AT_IN_GROUPS } else { AT });
-            parts.extend(form.functions(key, used).into_iter().flat_map(|functions| chosen(used, functions)));
+            parts.extend(pieces.functions(key, used).into_iter().flat_map(|functions| chosen(used, functions)));
             if key.program == Program::ReducePartials {
                 parts.push(STORE_VALUES);
             }
@@ -54,8 +50,8 @@ fn of_bound(key: &KernelKey, used: &Use) -> String {
         ("BINDING", &binding_number(used.tensor).to_string()),
         ("ACCESS", if used.is_written(key) { "read_write" } else { "read" }),
         ("STORED", stored),
-        ("PIECE", form.piece),
-        ("SHIFT", &format!("{}u", form.shift)),
+        ("PIECE", pieces.name),
+        ("SHIFT", &format!("{}u", pieces.shift)),
     ];
     parts.into_iter().map(|part| substitute(part, &names)).collect()
 }
@@ -64,21 +60,25 @@ fn chosen(used: &Use, [load, store]: [&'static str; 2]) -> impl Iterator<Item = 
     [(used.is_loaded, load), (used.is_stored, store)].into_iter().filter_map(|(is_used, part)| is_used.then_some(part))
 }
 
-/// Of a tensor that has no buffer of its own. In place the inputs are what is overwritten.
+/// Of a tensor that has no buffer of its own. In place the inputs are what is overwritten. What no call of the program can be
+/// without has no functions here, so that a program which lacks it does not compile.
 fn of_absent(key: &KernelKey, tensor: Tensor) -> String {
+    if is_needed(key, tensor) {
+        return String::new();
+    }
     let is_in_place = key.program.is_forward() && key.call.tensors.is_in_place();
     let output = [(Tensor::X, Tensor::Y), (Tensor::Residual, Tensor::ResidualOut)]
         .into_iter()
         .find_map(|(input, output)| (input == tensor).then_some(output));
     let overwritten = output.filter(|output| is_in_place && key.call.tensors.has(*output));
-    let is_read = tensor.access(key.program.info().direction) == Some(Does::Read);
+    let is_read = tensor.access(key.program.info().direction) == Some(rmsnorm_spec::Access::Read);
     let part = match (tensor.shape(), is_read) {
         (TensorShape::Rows, true) => LOAD_NO_STATISTIC,
         (TensorShape::Rows, false) => STORE_NO_STATISTIC,
-        (_, true) if overwritten.is_some() => LOAD_OVERWRITTEN,
-        (_, true) => LOAD_NOTHING,
+        (TensorShape::Matrix, true) if overwritten.is_some() => LOAD_OVERWRITTEN,
+        (TensorShape::Matrix | TensorShape::Cols, true) => LOAD_NOTHING,
         (TensorShape::Cols, false) if key.program == Program::ReducePartials => STORE_NO_VALUES,
-        (TensorShape::Cols | TensorShape::Workspace, false) => return String::new(),
+        (TensorShape::Cols, false) | (TensorShape::Workspace, _) => return String::new(),
         (TensorShape::Matrix, false) => STORE_NOTHING,
     };
     let names = [
@@ -89,60 +89,96 @@ fn of_absent(key: &KernelKey, tensor: Tensor) -> String {
     substitute(part, &names)
 }
 
-/// What the workspace holds, as a program sees it.
-fn workspace(key: &KernelKey) -> &'static str {
-    let is_shared = key.call.accumulate == Accumulate::Atomics;
+/// Whether every call of the program has the tensor.
+fn is_needed(key: &KernelKey, tensor: Tensor) -> bool {
+    let is_forward = key.program.is_forward();
+    match tensor {
+        Tensor::X => !(is_forward && key.call.tensors.is_in_place()),
+        Tensor::Y | Tensor::Dy | Tensor::Dx => true,
+        Tensor::Mean => !is_forward && is_layer(key),
+        Tensor::Rstd => !is_forward,
+        Tensor::Residual
+        | Tensor::Weight
+        | Tensor::Bias
+        | Tensor::ResidualOut
+        | Tensor::DresidualOut
+        | Tensor::Dweight
+        | Tensor::Dbias
+        | Tensor::Workspace
+        | Tensor::Dresidual => false,
+    }
+}
+
+/// What the workspace holds, as a program sees it, and the bytes of the smallest access.
+pub(super) fn workspace(key: &KernelKey) -> (&'static str, u32) {
     match key.program {
-        Program::BackwardRowSums => "vec2<f32>",
-        Program::Backward | Program::BackwardColumns if is_shared => ATOMIC_WORD,
-        Program::Backward | Program::BackwardColumns | Program::ReducePartials => "vec4<f32>",
-        Program::Forward | Program::ForwardStreaming | Program::Copy => "f32",
+        Program::BackwardRowSums => ("vec2<f32>", 8),
+        Program::Backward | Program::BackwardColumns if key.call.accumulate == Accumulate::Atomics => (ATOMIC_WORD, 4),
+        Program::Backward | Program::BackwardColumns | Program::ReducePartials => ("vec4<f32>", 16),
+        // They bind none.
+        Program::Forward | Program::ForwardStreaming | Program::Copy => ("f32", 4),
     }
 }
 
 const ATOMIC_WORD: &str = "atomic<u32>";
 
 /// How the elements of a tensor move.
-pub(super) struct Form {
+pub(super) struct Pieces {
     /// The type of a piece.
-    piece: &'static str,
+    name: &'static str,
     /// Bytes of a piece, the smallest access.
     pub(super) bytes: u32,
     /// By how many bits the index of a column is shifted to be that of its piece.
     shift: u32,
-    /// How quads are made of pieces; `None` where a piece is a pair.
-    quads: Option<[&'static str; 2]>,
+    quad: Quad,
 }
 
-impl Form {
-    pub(super) fn of(key: &KernelKey, dtype: DType) -> Form {
-        let (piece, bytes, shift, quads) = match (key.access, dtype.size()) {
-            (Access::Aligned, 2) if moves_pairs(key) => ("vec4<u32>", 16, 3, None),
-            (Access::Aligned, 2) => ("vec2<u32>", 8, 2, Some(WHOLE_QUADS)),
-            (Access::Aligned, _) => ("vec4<u32>", 16, 2, Some(WHOLE_QUADS)),
-            (Access::Words, 2) => ("u32", 4, 1, Some(QUADS_OF_TWO)),
-            (Access::Halves, 2) => ("u32", 4, 1, Some(QUADS_OF_HALVES)),
-            (Access::Words | Access::Halves, _) => ("u32", 4, 0, Some(QUADS_OF_FOUR)),
-        };
-        Form { piece, bytes, shift, quads }
-    }
+/// How a quad is made of pieces.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Quad {
+    /// It is half of one, which is a pair.
+    OfPair,
+    One,
+    Two,
+    Four,
+    /// Of four halves of words.
+    Halves,
+}
 
-    fn is_half(&self) -> bool {
-        self.quads == Some(QUADS_OF_HALVES)
+impl Pieces {
+    pub(super) fn of(key: &KernelKey, dtype: DType) -> Pieces {
+        use DType::{Bf16, F16, F32};
+        // The second stage of gradients has single quads.
+        let moves_pairs = !is_split(key) && key.program != Program::ReducePartials;
+        let (name, bytes, shift, quad) = match (key.access, dtype) {
+            (Access::Aligned, F16 | Bf16) if moves_pairs => ("vec4<u32>", 16, 3, Quad::OfPair),
+            (Access::Aligned, F16 | Bf16) => ("vec2<u32>", 8, 2, Quad::One),
+            (Access::Aligned, F32) => ("vec4<u32>", 16, 2, Quad::One),
+            (Access::Words, F16 | Bf16) => ("u32", 4, 1, Quad::Two),
+            (Access::Halves, F16 | Bf16) => ("u32", 4, 1, Quad::Halves),
+            (Access::Words | Access::Halves, F32) => ("u32", 4, 0, Quad::Four),
+        };
+        Pieces { name, bytes, shift, quad }
     }
 
     /// Functions to load and store a piece, a quad and a pair; of one kind those that there are.
     fn functions(&self, key: &KernelKey, used: &Use) -> Vec<[&'static str; 2]> {
-        let pieces = match self.is_half() {
-            true if used.is_written(key) => [LOAD_HALF_IN_FLUX, STORE_HALF],
-            true => [LOAD_HALF, STORE_HALF],
-            false => [LOAD_PIECE, STORE_PIECE],
+        let load_half = if used.is_written(key) { LOAD_HALF_IN_FLUX } else { LOAD_HALF };
+        let (pieces, quads) = match self.quad {
+            Quad::OfPair => return vec![[LOAD_PIECE, STORE_PIECE], WHOLE_PAIRS],
+            Quad::One => ([LOAD_PIECE, STORE_PIECE], WHOLE_QUADS),
+            Quad::Two => ([LOAD_PIECE, STORE_PIECE], QUADS_OF_TWO),
+            Quad::Four => ([LOAD_PIECE, STORE_PIECE], QUADS_OF_FOUR),
+            Quad::Halves => ([load_half, STORE_HALF], QUADS_OF_HALVES),
         };
-        match self.quads {
-            None => vec![pieces, WHOLE_PAIRS],
-            // The second stage of gradients has single quads.
-            Some(quads) if key.program == Program::ReducePartials => vec![pieces, quads],
-            Some(quads) => vec![pieces, quads, PAIRS_OF_QUADS],
+        match key.program {
+            Program::ReducePartials => vec![pieces, quads],
+            Program::Forward
+            | Program::ForwardStreaming
+            | Program::Backward
+            | Program::BackwardRowSums
+            | Program::BackwardColumns
+            | Program::Copy => vec![pieces, quads, PAIRS_OF_QUADS],
         }
     }
 }
@@ -324,11 +360,6 @@ fn store_TENSOR(col: u32, values: vec4<f32>) { store_quad_TENSOR(0u, col, words_
 ";
 const STORE_NO_VALUES: &str = "
 fn store_TENSOR(col: u32, values: vec4<f32>) {}
-";
-
-/// Nothing sums over rows.
-const NO_HAND_ON: &str = "
-fn hand_on(gradient: u32, chunk: u32, col: u32, sum: vec4<f32>) {}
 ";
 
 /// mean_wdy_xhat and mean_wdy of a row.

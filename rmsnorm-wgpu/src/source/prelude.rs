@@ -1,12 +1,12 @@
 //! What the files of a program leave open: constants, and the types and functions that dtypes, norm and device decide.
 //!
-//! `if` of a constant is ordinary WGSL, which drivers settle when they compile; only what would not be valid on its other side,
-//! or on other devices, is settled here.
+//! `if` of a constant is ordinary WGSL, which drivers settle when they compile. Only what is invalid WGSL on the other side of an
+//! `if` is chosen here: a type, a built-in, a conversion that a device lacks.
 
 use rmsnorm_gpu::reduction;
 use rmsnorm_spec::{CastOrder, DType, Tensor};
 
-use super::unroll::substitute;
+use super::substitute::substitute;
 use super::{dtypes, gradients, has_residual, has_sums, is_folded, is_layer, is_shuffled_twice, is_split, segment};
 use crate::plan::{Access, Flavour, KernelKey, PAIR};
 
@@ -29,10 +29,11 @@ pub(super) fn prelude(key: &KernelKey, has_unpack: bool) -> String {
     text
 }
 
-/// Every constant that a file may name. What a program does not have counts 0, or 1 where something is divided by it.
+/// Every constant that a file may name. What a program does not have counts 0, or 1 where it is a divisor
+/// or the length of an array.
 fn constants(key: &KernelKey, has_unpack: bool) -> String {
     let (tile, tensors) = (&key.tile, key.call.tensors);
-    let answers = [
+    let flags = [
         ("IS_LAYER", is_layer(key)),
         ("IS_SPLIT", is_split(key)),
         ("IS_ALIGNED", key.access == Access::Aligned),
@@ -70,8 +71,8 @@ fn constants(key: &KernelKey, has_unpack: bool) -> String {
         ("QUAD", reduction::COLUMNS),
         ("PADDING", reduction::ROW_MULTIPLE),
     ];
-    let answers = answers.map(|(name, answer)| format!("const {name} = {answer};\n"));
-    answers.into_iter().chain(numbers.map(|(name, number)| format!("const {name} = {number}u;\n"))).collect()
+    let flags = flags.map(|(name, flag)| format!("const {name} = {flag};\n"));
+    flags.into_iter().chain(numbers.map(|(name, number)| format!("const {name} = {number}u;\n"))).collect()
 }
 
 /// The letters that files have for dtypes: activation, weight, residual stream, and what forward normalizes.
@@ -98,14 +99,14 @@ const X_IS_NOT_H: &str = "fn x_as_H(x: Kept_T) -> Kept_H { return Kept_H(); }\n"
 
 const SUM_OF_LAYER: &str = "
 alias Sum = vec2<f32>;
-fn sum_of_both(wdy_xhat: f32, wdy: f32) -> Sum { return vec2(wdy_xhat, wdy); }
-fn both_of_sum(sum: Sum) -> vec2<f32> { return sum; }
+fn sum_from(wdy_xhat: f32, wdy: f32) -> Sum { return vec2(wdy_xhat, wdy); }
+fn sum_parts(sum: Sum) -> vec2<f32> { return sum; }
 ";
 
 const SUM_OF_RMS: &str = "
 alias Sum = f32;
-fn sum_of_both(wdy_xhat: f32, wdy: f32) -> Sum { return wdy_xhat; }
-fn both_of_sum(sum: Sum) -> vec2<f32> { return vec2(sum, 0.0); }
+fn sum_from(wdy_xhat: f32, wdy: f32) -> Sum { return wdy_xhat; }
+fn sum_parts(sum: Sum) -> vec2<f32> { return vec2(sum, 0.0); }
 ";
 
 const UNPACK_F16: &str = "

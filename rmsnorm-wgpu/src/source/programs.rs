@@ -12,7 +12,7 @@ use naga::{AddressSpace, Module, ShaderStage, StorageAccess, TypeInner};
 use rmsnorm_gpu::program::CallKey;
 use rmsnorm_gpu::testing::Draw;
 use rmsnorm_shaders::{self as shaders, Source};
-use rmsnorm_spec::{CastOrder, DType, DTypes, Norm, Problem, Tensor, TensorSet};
+use rmsnorm_spec::{CastOrder, DType, DTypes, Norm, Problem, Tensor, TensorSet, TensorShape};
 
 use super::*;
 use crate::caps::Caps;
@@ -287,6 +287,25 @@ fn the_sample_has_all_that_keys_hold() {
             }
         }
         assert_eq!(these.iter().any(|key| matches!(key.tile.flavour, Flavour::Subgroup(_))), has_sums(program));
+        // Each with and without, where the program lets a call choose.
+        let both =
+            |what: &dyn Fn(&KernelKey) -> bool| these.iter().any(|key| what(key)) && !these.iter().all(|key| what(key));
+        assert!(both(&|key| key.aliased), "{program:?}");
+        let takes_parts = !matches!(program, Program::ReducePartials | Program::Copy);
+        assert_eq!(both(&|key| key.call.has_row_groups), takes_parts, "{program:?}");
+        assert_eq!(both(&|key| key.is_whole), program.is_on_chip(), "{program:?}");
+        assert_eq!(
+            both(&|key| key.call.tensors.is_in_place() && has_residual(key)),
+            program.is_forward(),
+            "{program:?}"
+        );
+        let has_gradients = matches!(program, Program::Backward | Program::BackwardColumns);
+        assert_eq!(both(&|key| key.call.accumulate == Accumulate::Atomics), has_gradients, "{program:?}");
+        for tensor in program.info().optional.iter().filter(|tensor| !matches!(tensor.name(), "x" | "y" | "dx" | "dy"))
+        {
+            let is_given = tensor == Tensor::Rstd && !program.is_forward();
+            assert!(is_given || both(&|key| key.call.tensors.has(tensor)), "{program:?} {tensor:?}");
+        }
     }
 }
 
@@ -315,9 +334,11 @@ fn whole_calls_bind_no_more_than_any_device_has_by_default() {
 
 #[test]
 fn f16_needs_no_conversion_of_wgsl() {
-    // What all programs do with f16 is the same.
-    for key in sample().iter().filter(|key| dtypes(key).contains(&DType::F16)).take(20) {
-        parsed_for(key, false);
+    for program in Program::ALL {
+        let keys = wide_sample().into_iter().filter(|key| key.program == program && dtypes(key).contains(&DType::F16));
+        for key in keys.take(4) {
+            parsed_for(&key, false);
+        }
     }
     let module = wgsl::parse_str(UNPACKS_F16).expect("WGSL");
     let is_valid = |capabilities| Validator::new(ValidationFlags::all(), capabilities).validate(&module).is_ok();
@@ -328,11 +349,12 @@ fn f16_needs_no_conversion_of_wgsl() {
 fn every_constant_is_read_somewhere() {
     let prelude = prelude(&Draw::new(1).key(Program::Forward), true);
     let names = prelude.lines().filter_map(|line| line.strip_prefix("const ")?.split(' ').next());
-    let texts: String = shaders::ALL.iter().map(|source| source.text).chain([include_str!("accessors.rs")]).collect();
-    let read: HashSet<&str> = texts.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').collect();
+    let lines = shaders::ALL.iter().flat_map(|source| source.text.lines());
+    let code = lines.map(|line| line.split_once("//").map_or(line, |(code, _)| code));
+    let read: HashSet<&str> =
+        code.flat_map(|line| line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_')).collect();
     for name in names {
-        // The rest of the prelude reads it.
-        assert!(read.contains(name) || prelude.matches(name).count() > 1, "nobody reads {name}");
+        assert!(read.contains(name), "nobody reads {name}");
     }
 }
 
@@ -341,9 +363,42 @@ fn every_file_is_used_and_every_block_ends() {
     for Source { path, text } in shaders::ALL {
         let stem = Path::new(path).file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
         assert!(include_str!("../source.rs").contains(&format!("shaders::{}.", stem.to_uppercase())), "{stem}");
-        // A line that is not a file's own: what `unroll` has not recognized would reach naga.
+        // A line that `unroll` does not recognize would reach naga, and a counter that it does not know would count packs.
         for line in text.lines().filter(|line| line.contains("@unroll")) {
-            assert!(unroll::opened(line).is_some(), "{stem}: {line}");
+            let counter = unroll::opened(line).unwrap_or_else(|| panic!("{stem}: {line}"));
+            assert!(["J", "K", "K of BATCH"].contains(&counter), "{stem}: {line}");
         }
+        assert_eq!(text.matches('{').count(), text.matches('}').count(), "{stem}");
     }
+}
+
+/// What a program's functions load and store is the tensor itself, what overwrites it, or nothing.
+#[test]
+fn accessors_reach_their_own_tensor() {
+    for_all(|key, module, info| {
+        let bound: HashSet<Tensor> = uses(key).into_iter().map(|used| used.tensor).collect();
+        let is_in_place = key.program.is_forward() && key.call.tensors.is_in_place();
+        for tensor in key.program.info().optional.iter() {
+            let access = tensor.access(key.program.info().direction);
+            let is_read = access == Some(rmsnorm_spec::Access::Read);
+            // Its sums go to the workspace.
+            if tensor.shape() == TensorShape::Cols && !is_read && key.program != Program::ReducePartials {
+                continue;
+            }
+            let name = format!("{}_{}", if is_read { "load" } else { "store" }, tensor.name());
+            let found = module.functions.iter().find(|(_, each)| each.name.as_deref() == Some(&*name));
+            let (function, _) = found.unwrap_or_else(|| panic!("no {name} in {key:?}"));
+            let reached = module.global_variables.iter().filter(|(handle, variable)| {
+                matches!(variable.space, AddressSpace::Storage { .. }) && !info[function][*handle].is_empty()
+            });
+            let reached: Vec<_> = reached.filter_map(|(_, variable)| variable.name.as_deref()).collect();
+            let overwritten = match tensor.name() {
+                "x" if is_in_place => Tensor::Y,
+                "residual" if is_in_place => Tensor::ResidualOut,
+                _ => tensor,
+            };
+            let expected = bound.get(&overwritten).copied();
+            assert_eq!(reached, expected.map(Tensor::name).into_iter().collect::<Vec<_>>(), "{name} of {key:?}");
+        }
+    });
 }

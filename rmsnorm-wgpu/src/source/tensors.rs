@@ -1,6 +1,6 @@
 //! The tensors that a program binds.
 
-use rmsnorm_spec::{Access, DType, Tensor, TensorShape};
+use rmsnorm_spec::{Access, Tensor, TensorShape};
 
 use crate::plan::{KernelKey, Program};
 
@@ -8,7 +8,7 @@ use crate::plan::{KernelKey, Program};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A matrix of elements, or one row of them.
-    Elements(DType),
+    Elements,
     /// One f32 a row.
     Statistic,
     /// f32, in whatever form the program has them.
@@ -43,7 +43,7 @@ fn of_call(key: &KernelKey, tensor: Tensor) -> Option<Use> {
         TensorShape::Cols if tensor.access(direction)? == Access::Write && key.program != Program::ReducePartials => {
             return None;
         }
-        TensorShape::Matrix | TensorShape::Cols => Kind::Elements(tensor.dtype(direction, key.call.dtypes)),
+        TensorShape::Matrix | TensorShape::Cols => Kind::Elements,
         TensorShape::Rows => Kind::Statistic,
         TensorShape::Workspace => return None,
     };

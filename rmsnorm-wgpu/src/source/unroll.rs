@@ -1,12 +1,14 @@
 //! The one thing that is done to the text of a file: its loops over registers are unrolled, since WGSL has no registers that
 //! are counted.
 //!
-//! `@unroll(K) { .. }` repeats its lines with `K` counted up; `@unroll(K of BATCH) { .. }` repeats them for as many numbers at
-//! most as `BATCH` has, over which an `@unroll(K)` within counts, then for the next. A counter is replaced where it is an
-//! identifier, or a part of one between underscores: `h_K`, `x_J_K`. A block begins and ends with lines of its own.
+//! `@unroll(K) { .. }` repeats its lines with `K` counted up. `@unroll(K of BATCH) { .. }` cuts the numbers of `K` into batches
+//! of `BATCH` at most and repeats its lines for each; `@unroll(K)` inside counts through its batch. A block begins and ends with
+//! lines of its own.
 
 use std::ops::Range;
 use std::str::Lines;
+
+use super::substitute::substitute;
 
 /// The text, unrolled. `counts`: the numbers of a counter.
 pub(super) fn unroll(text: &str, counts: &dyn Fn(&str) -> Range<u32>) -> String {
@@ -39,11 +41,10 @@ pub(super) fn opened(line: &str) -> Option<&str> {
 
 /// The lines of a block, without the brace that ends it.
 fn block(lines: &mut Lines<'_>) -> String {
-    let (mut body, mut depth) = (String::new(), 1);
+    let (mut body, mut depth) = (String::new(), 1usize);
     for line in lines {
         let (code, _) = line.split_once("//").unwrap_or((line, ""));
-        depth += code.matches('{').count();
-        depth -= code.matches('}').count();
+        depth = (depth + code.matches('{').count()).saturating_sub(code.matches('}').count());
         if depth == 0 {
             break;
         }
@@ -55,25 +56,6 @@ fn block(lines: &mut Lines<'_>) -> String {
 fn append(text: &mut String, line: &str) {
     text.push_str(line);
     text.push('\n');
-}
-
-/// Replaces names by what they stand for.
-pub(super) fn substitute(text: &str, names: &[(&str, &str)]) -> String {
-    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
-    let mut replaced = String::with_capacity(text.len());
-    let mut rest = text;
-    while !rest.is_empty() {
-        let (word, after) = rest.split_at(rest.find(|c| !is_part(c)).unwrap_or(rest.len()));
-        let (between, next) = after.split_at(after.find(is_part).unwrap_or(after.len()));
-        for (index, part) in word.split('_').enumerate() {
-            let found = names.iter().find(|(name, _)| *name == part);
-            replaced.push_str(if index > 0 { "_" } else { "" });
-            replaced.push_str(found.map_or(part, |(_, value)| value));
-        }
-        replaced.push_str(between);
-        rest = next;
-    }
-    replaced
 }
 
 #[cfg(test)]
@@ -104,11 +86,5 @@ mod tests {
             _ => 0..3,
         };
         assert_eq!(unroll(text, &counts), "a_0\nb_0_0\na_1\nb_0_1\n---\na_2\nb_0_2\n---\nK\n");
-    }
-
-    #[test]
-    fn names_are_replaced_where_they_stand_alone_or_are_a_part_of_an_identifier() {
-        let names = [("TENSOR", "dy"), ("T", "bf16")];
-        assert_eq!(substitute("load_TENSOR(TENSOR.x, pair_T) Ta aT 0xT", &names), "load_dy(dy.x, pair_bf16) Ta aT 0xT");
     }
 }

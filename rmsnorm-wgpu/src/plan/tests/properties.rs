@@ -7,23 +7,6 @@ use super::super::{Flavour, KernelKey, Tuning, Unfit, copy, workspace_len};
 use super::*;
 use crate::source;
 
-/// Bytes of workgroup memory that a program declares at most: sums in two buffers, and quads that are folded.
-fn workgroup_bytes(key: &KernelKey) -> u32 {
-    let is_backward = matches!(key.program, Program::Backward | Program::BackwardRowSums);
-    let sum = if is_backward && key.call.norm == Norm::Layer { 8 } else { 4 };
-    let senders = match key.tile.flavour {
-        Flavour::Workgroup => key.tile.threads(),
-        Flavour::Subgroup(lanes) => key.tile.threads() / lanes,
-    };
-    let folded = 16 * key.tile.threads();
-    match key.program {
-        Program::Forward | Program::ForwardStreaming | Program::BackwardRowSums => 2 * sum * senders,
-        Program::Backward => 2 * sum * senders + folded,
-        Program::ReducePartials => folded,
-        Program::BackwardColumns | Program::Copy => 0,
-    }
-}
-
 /// What the bits of a row depend on: which thread owns which columns, and how threads exchange. Of the two programs
 /// that a row may take, they are the same.
 fn mapping(plan: &Plan) -> Vec<(u32, u32, Flavour)> {
@@ -79,7 +62,7 @@ fn keys_have_the_tensors_of_the_call() {
             };
             let expected: TensorSet = code.iter().copied().filter(|tensor| problem.has(*tensor)).collect();
             assert_eq!((key.call.tensors, key.has_weight_offset), (expected, false), "{cols} {call:?}");
-            // What the text is assembled for is what the plan has made sure of.
+            // What the text is printed for is what the plan has made sure of.
             let matrices = [key.call.dtypes.activation, key.call.dtypes.residual];
             let is_f32 = matrices.contains(&DType::F32);
             assert_eq!(source::is_split(key), is_f32, "{cols} {key:?} of {call:?}");
@@ -110,7 +93,7 @@ fn workgroups_are_what_a_device_takes() {
                 assert!(threads.is_multiple_of(tile.segment().min(threads)), "{cols} {dispatch:?}");
                 // Sums over groups and over partial rows are trees.
                 assert!(tile.groups.is_power_of_two(), "{cols} {dispatch:?}");
-                assert!(workgroup_bytes(&dispatch.key) <= caps.workgroup_bytes, "{cols} {dispatch:?}");
+                assert!(source::workgroup_bytes(&dispatch.key) <= caps.workgroup_bytes, "{cols} {dispatch:?}");
                 if let Flavour::Subgroup(lanes) = tile.flavour {
                     assert_eq!(Some(lanes), caps.subgroup);
                     assert!(tile.threads().is_multiple_of(lanes), "{cols} {dispatch:?}");
