@@ -17,7 +17,7 @@ fn main(me: Me) {
                 let addends_K = load_addends(row, thread, turn * PACKS + K);
             }
             @unroll(K) {
-                mean += sum_of(pair_H(h_of(addends_K)));
+                mean += sum_of(pair_R(h_of(addends_K)));
             }
         }
         mean = sum_threads(mean, lane) * params.share;
@@ -28,7 +28,7 @@ fn main(me: Me) {
             let addends_K = load_addends(row, thread, turn * PACKS + K);
         }
         @unroll(K) {
-            squares += squares_of(thread, turn * PACKS + K, pair_H(h_of(addends_K)), mean);
+            squares += squares_of(thread, turn * PACKS + K, pair_R(h_of(addends_K)), mean);
         }
     }
     let rstd = inverseSqrt(sum_threads(squares, lane) * params.share + params.eps);

@@ -1,4 +1,5 @@
-// What the forward programs share. H is the dtype of what is normalized: x, or the rounded sum with the residual.
+// What the forward programs share. What is normalized, h, is x or the rounded sum with the residual. Its dtype is R, which is T
+// where there is no residual.
 
 // What h is made of, as it waits in registers.
 struct Addends {
@@ -11,11 +12,11 @@ fn load_addends(row: u32, thread: u32, k: u32) -> Addends {
 }
 
 // h as it is stored.
-fn h_of(addends: Addends) -> Kept_H {
-    if (!HAS_RESIDUAL) { return x_as_H(addends.x); }
+fn h_of(addends: Addends) -> Kept_R {
+    if (!HAS_RESIDUAL) { return x_as_R(addends.x); }
     let x = pair_T(addends.x);
     let residual = pair_R(addends.residual);
-    return kept_H(Pair(x.lo + residual.lo, x.hi + residual.hi));
+    return kept_R(Pair(x.lo + residual.lo, x.hi + residual.hi));
 }
 
 // The thread's part of sum(h).
@@ -38,8 +39,8 @@ fn x_hat_of(h: vec4<f32>, mean: f32, rstd: f32) -> vec4<f32> {
     return x_hat;
 }
 
-fn write_y(row: u32, thread: u32, k: u32, h: Kept_H, mean: f32, rstd: f32, weight: Kept_W, bias: Kept_W) {
-    let values = pair_H(h);
+fn write_y(row: u32, thread: u32, k: u32, h: Kept_R, mean: f32, rstd: f32, weight: Kept_W, bias: Kept_W) {
+    let values = pair_R(h);
     let x_hat = Pair(x_hat_of(values.lo, mean, rstd), x_hat_of(values.hi, mean, rstd));
     store_residual_out(row, thread, k, h);
     store_y(row, thread, k, kept_T(biased(weighted(x_hat, weight), bias)));

@@ -89,7 +89,7 @@ pub(crate) fn workgroup_bytes(key: &KernelKey) -> u32 {
 
 /// Whether a matrix is f32, so that the quads of a pair lie apart, and a 16-bit access has one of them.
 pub(crate) fn is_split(key: &KernelKey) -> bool {
-    key.call.dtypes.activation == DType::F32 || (has_stream(key) && key.call.dtypes.residual == DType::F32)
+    key.call.dtypes.activation == DType::F32 || key.call.dtypes.residual == DType::F32
 }
 
 /// The files of a program: what all have, what it shares with some, and its own.
@@ -153,16 +153,15 @@ fn unit(key: &KernelKey, used: &Use) -> u32 {
     }
 }
 
-/// Dtypes of activations, weight and residual stream. Without a stream it has that of the activations, as what is normalized.
-fn dtypes(key: &KernelKey) -> [DType; 3] {
+/// Dtypes of activations, weight and residual stream. What a program has not got has that of the activations (`CallKey`).
+const fn dtypes(key: &KernelKey) -> [DType; 3] {
     let DTypes { activation, weight, residual } = key.call.dtypes;
-    [activation, weight, if has_stream(key) { residual } else { activation }]
+    [activation, weight, residual]
 }
 
 /// The dtype of a tensor's elements.
-fn dtype_of(key: &KernelKey, tensor: Tensor) -> DType {
-    let [activation, weight, residual] = dtypes(key);
-    tensor.dtype(key.program.info().direction, DTypes { activation, weight, residual })
+const fn dtype_of(key: &KernelKey, tensor: Tensor) -> DType {
+    tensor.dtype(key.program.info().direction, key.call.dtypes)
 }
 
 const fn has_sums(program: Program) -> bool {
@@ -178,15 +177,6 @@ fn is_layer(key: &KernelKey) -> bool {
 
 fn has_residual(key: &KernelKey) -> bool {
     key.program.is_forward() && key.call.tensors.adds_residual()
-}
-
-/// Whether the residual stream is one of the program's matrices.
-fn has_stream(key: &KernelKey) -> bool {
-    match key.program {
-        Program::Forward | Program::ForwardStreaming => key.call.tensors.adds_residual(),
-        Program::Backward | Program::BackwardRowSums | Program::BackwardColumns => true,
-        Program::ReducePartials | Program::Copy => false,
-    }
 }
 
 /// Gradients of parameters that the program has a part in.

@@ -19,7 +19,7 @@ pub(super) fn prelude(key: &KernelKey, has_unpack: bool) -> String {
     text += me(key);
     if key.program.is_forward() {
         text += "alias Sum = f32;\n";
-        text += if key.call.dtypes.activation == normalized(key) { X_IS_H } else { X_IS_NOT_H };
+        text += if key.call.dtypes.activation == key.call.dtypes.residual { X_IS_H } else { X_IS_NOT_H };
     } else {
         text += if is_layer(key) { SUM_OF_LAYER } else { SUM_OF_RMS };
     }
@@ -75,14 +75,10 @@ fn constants(key: &KernelKey, has_unpack: bool) -> String {
     flags.into_iter().chain(numbers.map(|(name, number)| format!("const {name} = {number}u;\n"))).collect()
 }
 
-/// The letters that files have for dtypes: activation, weight, residual stream, and what forward normalizes.
-fn roles(key: &KernelKey) -> [(&'static str, DType); 4] {
+/// The letters that files have for dtypes: activation, weight and residual stream.
+fn roles(key: &KernelKey) -> [(&'static str, DType); 3] {
     let [activation, weight, residual] = dtypes(key);
-    [("T", activation), ("W", weight), ("R", residual), ("H", normalized(key))]
-}
-
-fn normalized(key: &KernelKey) -> DType {
-    if has_residual(key) { key.call.dtypes.residual } else { key.call.dtypes.activation }
+    [("T", activation), ("W", weight), ("R", residual)]
 }
 
 /// A pair as it waits in registers, and as values.
@@ -93,9 +89,9 @@ fn kept_ROLE(pair: Pair) -> Kept_ROLE { return kept_DTYPE(pair); }
 fn rounded_ROLE(values: vec4<f32>) -> vec4<f32> { return rounded_DTYPE(values); }
 ";
 
-const X_IS_H: &str = "fn x_as_H(x: Kept_T) -> Kept_H { return x; }\n";
+const X_IS_H: &str = "fn x_as_R(x: Kept_T) -> Kept_R { return x; }\n";
 // Nobody calls it: h is a sum.
-const X_IS_NOT_H: &str = "fn x_as_H(x: Kept_T) -> Kept_H { return Kept_H(); }\n";
+const X_IS_NOT_H: &str = "fn x_as_R(x: Kept_T) -> Kept_R { return Kept_R(); }\n";
 
 const SUM_OF_LAYER: &str = "
 alias Sum = vec2<f32>;
