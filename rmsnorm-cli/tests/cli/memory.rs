@@ -7,6 +7,9 @@ use crate::support::{Folder, Outcome, raw_file};
 
 const MIB: u64 = 1 << 20;
 
+/// More than any of these runs takes, in MiB: a program that fails for another reason does so here too.
+const PLENTY: u64 = 2048;
+
 /// Writes `in`: tensors of these shapes in F16, in holes of the file, and metadata.
 fn sparse(folder: &Folder, tensors: &[(&str, &[u64])], metadata: &str) {
     let mut end = 0;
@@ -36,7 +39,7 @@ fn least() -> u64 {
     let folder = Folder::new();
     sparse(&folder, &[("x", &[2, 8])], "{}");
     let suffices = |mib: &u64| run(&folder, *mib).code == Some(0);
-    let coarse = (16..).step_by(8).find(suffices).unwrap();
+    let coarse = (16..PLENTY).step_by(8).find(suffices).unwrap();
     (coarse - 7..=coarse).find(suffices).unwrap()
 }
 
@@ -44,7 +47,9 @@ fn least() -> u64 {
 /// of another allocation, must be among the lines.
 fn climb(folder: &Folder, step: usize, words: &[&str]) {
     let mut lines = String::new();
-    for mib in (least()..).step_by(step) {
+    let mut sizes = (least()..PLENTY).step_by(step);
+    loop {
+        let mib = sizes.next().unwrap();
         let outcome = run(folder, mib);
         if outcome.code == Some(0) {
             break;
