@@ -5,6 +5,7 @@
 
 pub(crate) mod coverage;
 pub(crate) mod data;
+pub(crate) mod presence;
 pub(crate) mod profiles;
 
 use std::fmt;
@@ -208,11 +209,10 @@ impl Case {
     pub fn normalized(mut self) -> Self {
         let layer = self.norm == Norm::Layer;
         let given = self.present;
-        let kept = |tensors: &[Tensor]| given.intersection(TensorSet::of(tensors));
-        let mut present = kept(&[Tensor::Weight]);
+        let mut present = TensorSet::NONE;
         if self.kind.has_forward() {
             let ends = self.kind == Kind::EndToEnd;
-            present = present.union(kept(&[Tensor::Bias, Tensor::Residual]));
+            present = given.intersection(presence::read_by_forward());
             let sum_is_kept = given.has(Tensor::ResidualOut) || self.kind != Kind::Forward;
             present = present.set(Tensor::ResidualOut, given.has(Tensor::Residual) && sum_is_kept);
             present = present.set(Tensor::Mean, layer && (given.has(Tensor::Mean) || ends));
@@ -222,9 +222,8 @@ impl Case {
             }
         }
         if self.kind.has_backward() {
+            present = present.union(given.intersection(presence::of_backward()));
             present = present.set(Tensor::Mean, layer).with(Tensor::Rstd);
-            let arriving = [Tensor::DresidualOut, Tensor::Dweight, Tensor::Dbias, Tensor::Workspace, Tensor::Dresidual];
-            present = present.union(kept(&arriving));
         } else {
             self.grad_reduction = GradReduction::Partials;
             if !given.has(Tensor::Weight) && !given.has(Tensor::Bias) {
@@ -267,31 +266,6 @@ impl Case {
     }
 }
 
-/// The letter of each optional tensor in an id.
-const LETTERS: [(char, Tensor); 11] = [
-    ('w', Tensor::Weight),
-    ('b', Tensor::Bias),
-    ('r', Tensor::Residual),
-    ('o', Tensor::ResidualOut),
-    ('m', Tensor::Mean),
-    ('s', Tensor::Rstd),
-    ('d', Tensor::DresidualOut),
-    ('W', Tensor::Dweight),
-    ('B', Tensor::Dbias),
-    ('k', Tensor::Workspace),
-    ('R', Tensor::Dresidual),
-];
-
-fn present_letters(present: TensorSet) -> String {
-    let letters: String = LETTERS.iter().filter(|(_, tensor)| present.has(*tensor)).map(|(letter, _)| letter).collect();
-    if letters.is_empty() { "-".into() } else { letters }
-}
-
-fn parse_present(letters: &str) -> Option<TensorSet> {
-    let tensor = |letter| LETTERS.iter().find(|(known, _)| *known == letter).map(|(_, tensor)| *tensor);
-    letters.chars().filter(|&letter| letter != '-').map(tensor).collect()
-}
-
 impl fmt::Display for Trial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -318,7 +292,7 @@ impl fmt::Display for Case {
         write!(f, "{}:{}:{}:", self.trial, self.kind.name(), self.norm.name())?;
         write!(f, "{}:", self.dtypes)?;
         write!(f, "{}x{}:{}:eps{:e}:", self.rows, self.cols, self.family.name(), self.eps)?;
-        write!(f, "{}:offset{}:", present_letters(self.present), self.weight_offset)?;
+        write!(f, "{}:offset{}:", presence::letters(self.present), self.weight_offset)?;
         f.write_str(match self.cast_order {
             CastOrder::AtStore => "at_store:",
             CastOrder::BeforeWeight => "before_weight:",
@@ -379,7 +353,7 @@ fn parse_fields<'a>(
     let (rows, cols) = next("the shape")?.split_once('x').ok_or("the shape")?;
     let family = Family::from_name(next("the family")?).ok_or("the family")?;
     let eps = parse_after("eps", next("eps")?).ok_or("eps")?;
-    let present = parse_present(next("the optional tensors")?).ok_or("the optional tensors")?;
+    let present = presence::parse(next("the optional tensors")?).ok_or("the optional tensors")?;
     let weight_offset = parse_after("offset", next("the weight offset")?).ok_or("the weight offset")?;
     let cast_order = match next("the cast order")? {
         "at_store" => CastOrder::AtStore,
@@ -454,7 +428,7 @@ mod tests {
 
     #[test]
     fn id_of_a_full_case_reads_back() {
-        let present = LETTERS.map(|(_, tensor)| tensor).into_iter().collect();
+        let present = presence::OPTIONAL;
         let case = Case {
             trial: Trial::Determinism { repeats: 200 },
             dtypes: DTypes::uniform(DType::Bf16).widened(true, false),

@@ -20,20 +20,72 @@ pub use rows::{Rows, Source};
 pub use visit::Visitor;
 pub(crate) use visit::{SpanVisitor, View, Views};
 
-/// One builder method for each optional tensor: a vector as its view, a matrix as what becomes [`Rows`] of it.
-macro_rules! builders {
-    ($args:ident { $($kind:ident $name:ident : $view:ident $element:ty;)* }) => {
+/// The tensors of an argument struct, in the order of validation: how validation and launches go through them, and a builder
+/// method for each that is `optional`. The others are `given` to `new`. A matrix is [`Rows`], a vector its view.
+macro_rules! tensors {
+    ($args:ident { $($how:ident $kind:ident $tensor:ident = $name:ident : $view:ident $element:ty;)* }) => {
+        impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Views<'a, B> for $args<'a, B, T, W, R> {
+            fn spans(&self, visitor: &mut impl SpanVisitor) -> Result<(), Error> {
+                $(tensors!(@span self visitor $kind $tensor $name $view $element);)*
+                Ok(())
+            }
+
+            fn visit(self, visitor: &mut impl Visitor<'a, B>) -> Result<(), Error> {
+                $(tensors!(@visit self visitor $kind $tensor $name $view $element);)*
+                Ok(())
+            }
+        }
+
         impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> $args<'a, B, T, W, R> {
-            $(builders!(@$kind $args $name : $view $element);)*
+            $(tensors!(@$how $kind $args $name $view $element);)*
         }
     };
-    (@vector $args:ident $name:ident : $view:ident $element:ty) => {
+    (@span $self:ident $visitor:ident matrix $tensor:ident $name:ident In $element:ty) => {
+        visit::matrix_in::<B, $element>($visitor, Tensor::$tensor, Option::from(&$self.$name))?
+    };
+    (@span $self:ident $visitor:ident matrix $tensor:ident $name:ident Out $element:ty) => {
+        visit::matrix_out::<B, $element>($visitor, Tensor::$tensor, Option::from(&$self.$name))?
+    };
+    (@span $self:ident $visitor:ident vector $tensor:ident $name:ident In $element:ty) => {
+        visit::vector_in::<B, $element>($visitor, Tensor::$tensor, Option::from(&$self.$name))?
+    };
+    (@span $self:ident $visitor:ident vector $tensor:ident $name:ident Out $element:ty) => {
+        visit::vector_out::<B, $element>($visitor, Tensor::$tensor, Option::from(&$self.$name))?
+    };
+    (@span $self:ident $visitor:ident source $tensor:ident $name:ident $overwritten:ident $element:ty) => {
+        visit::source::<B, $element>($visitor, [Tensor::$tensor, Tensor::$overwritten], Option::from(&$self.$name))?
+    };
+    (@visit $self:ident $visitor:ident source $tensor:ident $name:ident $overwritten:ident $element:ty) => {
+        visit::hand_source::<B, $element>($visitor, [Tensor::$tensor, Tensor::$overwritten], Option::from($self.$name))?
+    };
+    (@visit $self:ident $visitor:ident matrix $tensor:ident $name:ident In $element:ty) => {
+        if let Some(view) = Option::<Rows<B::In<'a, $element>>>::from($self.$name) {
+            $visitor.read::<$element>(Tensor::$tensor, view)?;
+        }
+    };
+    (@visit $self:ident $visitor:ident matrix $tensor:ident $name:ident Out $element:ty) => {
+        if let Some(view) = Option::<Rows<B::Out<'a, $element>>>::from($self.$name) {
+            $visitor.write::<$element>(Tensor::$tensor, view)?;
+        }
+    };
+    (@visit $self:ident $visitor:ident vector $tensor:ident $name:ident In $element:ty) => {
+        if let Some(view) = Option::<B::In<'a, $element>>::from($self.$name) {
+            $visitor.read::<$element>(Tensor::$tensor, Rows::dense(view))?;
+        }
+    };
+    (@visit $self:ident $visitor:ident vector $tensor:ident $name:ident Out $element:ty) => {
+        if let Some(view) = Option::<B::Out<'a, $element>>::from($self.$name) {
+            $visitor.write::<$element>(Tensor::$tensor, Rows::dense(view))?;
+        }
+    };
+    (@given $kind:ident $args:ident $name:ident $view:ident $element:ty) => {};
+    (@optional vector $args:ident $name:ident $view:ident $element:ty) => {
         #[doc = concat!("With this [`", stringify!($name), "`](Self#structfield.", stringify!($name), ").")]
         pub fn $name(self, $name: B::$view<'a, $element>) -> Self {
             $args { $name: Some($name), ..self }
         }
     };
-    (@matrix $args:ident $name:ident : $view:ident $element:ty) => {
+    (@optional matrix $args:ident $name:ident $view:ident $element:ty) => {
         #[doc = concat!("With this [`", stringify!($name), "`](Self#structfield.", stringify!($name), "): a view of \
             dense rows, [`Rows::strided`] or [`Rows::grouped`].")]
         pub fn $name(self, $name: impl Into<Rows<B::$view<'a, $element>>>) -> Self {
@@ -41,4 +93,4 @@ macro_rules! builders {
         }
     };
 }
-use builders;
+use tensors;

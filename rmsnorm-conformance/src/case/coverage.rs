@@ -3,15 +3,17 @@
 //! `Unsupported` is an honest answer to a rare mix of dtypes or a way of summing gradients. It is none to "backward" or
 //! "bias": if no case with such a feature passed, the core profile is not passed either, whatever the other cases say.
 
-use rmsnorm_spec::{CastOrder, DType, GradReduction, Norm, Tensor};
+use rmsnorm_spec::{CastOrder, DType, GradReduction, Norm, Tensor, TensorSet};
 
+use crate::case::presence::OPTIONAL;
 use crate::case::{Case, Kind, Layout};
 use crate::report::Status;
 
 /// A feature, and whether a case exercises it.
 type Feature = (&'static str, fn(&Case) -> bool);
 
-const MANDATORY: [Feature; 26] = [
+/// Beside every optional tensor.
+const MANDATORY: [Feature; 21] = [
     ("forward", |case| case.kind == Kind::Forward),
     ("forward in place", |case| case.kind == Kind::ForwardInPlace),
     ("backward", |case| case.kind == Kind::Backward),
@@ -20,19 +22,14 @@ const MANDATORY: [Feature; 26] = [
     ("layer norm", |case| case.norm == Norm::Layer),
     ("f32", |case| case.dtypes.activation == DType::F32),
     ("f16 or bf16", |case| case.dtypes.activation != DType::F32),
-    ("weight", |case| case.present.has(Tensor::Weight)),
     ("no weight", |case| !case.present.has(Tensor::Weight)),
     ("weight_offset", |case| case.weight_offset != 0.0),
-    ("bias", |case| case.present.has(Tensor::Bias)),
     ("bias without weight", |case| case.present.has(Tensor::Bias) && !case.present.has(Tensor::Weight)),
     ("residual and residual_out", |case| case.present.has(Tensor::Residual) && case.present.has(Tensor::ResidualOut)),
-    ("dresidual_out", |case| case.present.has(Tensor::DresidualOut)),
-    ("dresidual", |case| case.present.has(Tensor::Dresidual)),
     ("dweight from partials", |case| {
         case.present.has(Tensor::Dweight) && case.grad_reduction == GradReduction::Partials
     }),
     ("dbias from partials", |case| case.present.has(Tensor::Dbias) && case.grad_reduction == GradReduction::Partials),
-    ("a workspace of the caller", |case| case.present.has(Tensor::Workspace)),
     ("the cast order before_weight", |case| case.cast_order == CastOrder::BeforeWeight),
     ("row strides", |case| matches!(case.layout, Layout::Uniform { pad: 1.., .. } | Layout::Mixed(_))),
     ("rows in groups", |case| matches!(case.layout, Layout::Grouped { .. })),
@@ -46,6 +43,7 @@ const MANDATORY: [Feature; 26] = [
 #[derive(Default)]
 pub(crate) struct Coverage {
     passed: [bool; MANDATORY.len()],
+    tensors: TensorSet,
 }
 
 impl Coverage {
@@ -54,6 +52,7 @@ impl Coverage {
         if *status != Status::Pass {
             return;
         }
+        self.tensors = self.tensors.union(case.present);
         for (passed, (_, has_feature)) in self.passed.iter_mut().zip(MANDATORY) {
             *passed |= has_feature(case);
         }
@@ -61,7 +60,8 @@ impl Coverage {
 
     /// The features that no passed case had.
     pub fn missing(&self) -> Vec<&'static str> {
-        self.passed.iter().zip(MANDATORY).filter(|(passed, _)| !**passed).map(|(_, (name, _))| name).collect()
+        let features = self.passed.iter().zip(MANDATORY).filter(|(passed, _)| !**passed).map(|(_, (name, _))| name);
+        features.chain(OPTIONAL.difference(self.tensors).iter().map(Tensor::name)).collect()
     }
 }
 
@@ -83,6 +83,10 @@ mod tests {
         let without = |case: &Case| case.kind != Kind::Backward && case.cols < 4096;
         Profile::Core.cases(0).iter().filter(|case| without(case)).for_each(|case| coverage.add(case, &Status::Pass));
         assert_eq!(coverage.missing(), ["backward", "more than 65536 columns"]);
+        let mut coverage = Coverage::default();
+        let without = |case: &Case| !case.present.has(Tensor::Dresidual);
+        Profile::Core.cases(0).iter().filter(|case| without(case)).for_each(|case| coverage.add(case, &Status::Pass));
+        assert_eq!(coverage.missing(), ["dresidual"]);
     }
 
     /// A feature that a backend refuses, fails or cannot run is none that it has.
@@ -100,6 +104,6 @@ mod tests {
         for case in &Profile::Core.cases(0) {
             others.iter().for_each(|status| coverage.add(case, status));
         }
-        assert_eq!(coverage.missing().len(), MANDATORY.len());
+        assert_eq!(coverage.missing().len(), MANDATORY.len() + OPTIONAL.iter().count());
     }
 }

@@ -6,6 +6,7 @@ use std::collections::HashSet;
 use rmsnorm_spec::{CastOrder, DType, DTypes, GradReduction, Norm, Tensor, TensorSet};
 
 use crate::case::data::Family;
+use crate::case::presence::{ALL_PRESENT, COUNTED, DRAWN};
 use crate::case::{Case, Kind, Layout, Trial};
 use crate::testing::splitmix;
 
@@ -73,23 +74,6 @@ const EPS: [f32; 5] = [1e-5, 1e-6, 1e-12, 0.1, 0.0];
 /// What many backends lack.
 const OTHER_REDUCTIONS: [GradReduction; 3] =
     [GradReduction::Locks { groups: 1 }, GradReduction::Locks { groups: 4 }, GradReduction::Atomics];
-
-/// Every optional tensor but `dresidual`, for which a device with few buffers may have no room left; what a kind of call has no use for goes when its case is normalized.
-pub(crate) const ALL_PRESENT: TensorSet = TensorSet::of(&OPTIONAL);
-
-/// The optional tensors, in the order in which they are drawn.
-const OPTIONAL: [Tensor; 10] = [
-    Tensor::Weight,
-    Tensor::Bias,
-    Tensor::Residual,
-    Tensor::ResidualOut,
-    Tensor::Mean,
-    Tensor::Rstd,
-    Tensor::DresidualOut,
-    Tensor::Dweight,
-    Tensor::Dbias,
-    Tensor::Workspace,
-];
 
 /// A residual whose sum is not kept, and a bias.
 const SUM_NOT_KEPT: TensorSet =
@@ -168,7 +152,7 @@ impl Dice {
     fn present(&mut self) -> TensorSet {
         const USUAL: TensorSet = TensorSet::of(&[Tensor::Weight, Tensor::Rstd, Tensor::Dweight]);
         let is_drawn = |tensor: &Tensor| if USUAL.has(*tensor) { !self.one_in(4) } else { self.one_in(2) };
-        OPTIONAL.into_iter().filter(is_drawn).collect()
+        DRAWN.into_iter().filter(is_drawn).collect()
     }
 
     fn layout(&mut self, cols: usize) -> Layout {
@@ -311,29 +295,14 @@ pub(crate) fn combinations_in_small() -> Vec<Case> {
     cases.into_iter().map(Case::normalized).collect()
 }
 
-/// The optional tensors, in the order in which [`every_presence`] counts through their sets.
-const EVERY_ORDER: [Tensor; 11] = [
-    Tensor::Weight,
-    Tensor::Bias,
-    Tensor::Mean,
-    Tensor::Rstd,
-    Tensor::DresidualOut,
-    Tensor::Residual,
-    Tensor::ResidualOut,
-    Tensor::Dweight,
-    Tensor::Dbias,
-    Tensor::Workspace,
-    Tensor::Dresidual,
-];
-
 /// Every set of optional tensors that a call may have. The offset, the order of roundings and the layout change from
 /// case to case, and the dtype from this one on.
 fn every_presence(first: DType) -> Vec<Case> {
     let mut cases: Vec<Case> = Vec::new();
     for (kind, norm) in kinds_and_norms().filter(|(kind, _)| *kind != Kind::EndToEnd) {
-        let all = (0u32..1 << EVERY_ORDER.len()).map(|bits| {
+        let all = (0u32..1 << COUNTED.len()).map(|bits| {
             let has = |(bit, _): &(usize, Tensor)| bits >> bit & 1 == 1;
-            let present = EVERY_ORDER.into_iter().enumerate().filter(has).map(|(_, tensor)| tensor).collect();
+            let present = COUNTED.into_iter().enumerate().filter(has).map(|(_, tensor)| tensor).collect();
             Case { present, ..Case::plain(kind, norm, DType::F32, 3, 37) }.normalized()
         });
         let mut seen = HashSet::new();

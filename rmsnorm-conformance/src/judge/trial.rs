@@ -54,8 +54,7 @@ fn run_and_judge(
     let trial = BoundsTrial { context, case, inputs: &scenario.inputs };
     let truth = if case.kind.has_forward() { Some(trial.forward_truth(&stored)?) } else { None };
     if let Some(truth) = &truth {
-        let outputs = [Tensor::ResidualOut, Tensor::Mean, Tensor::Rstd, Tensor::Y];
-        judged.add_all(&outputs, &stored, |tensor, got| truth.judge_bits(tensor, got));
+        judged.add_all(&ForwardTruth::OUTPUTS, &stored, |tensor, got| truth.judge_bits(tensor, got));
     }
     if case.kind.has_backward() {
         trial.judge_backward(&scenario.saved_by(&stored), Statistics::Given, &stored, judged);
@@ -163,8 +162,7 @@ impl<'a> BoundsTrial<'a> {
             dresidual_out: inputs.dresidual_out.as_deref(),
         };
         let truth = BackwardTruth::new(&case.spec(), &given, statistics, case.grad_reduction, self.model());
-        let outputs = [Tensor::Dx, Tensor::Dresidual, Tensor::Dweight, Tensor::Dbias];
-        judged.add_all(&outputs, stored, |tensor, got| truth.judge_bits(tensor, got));
+        judged.add_all(&BackwardTruth::OUTPUTS, stored, |tensor, got| truth.judge_bits(tensor, got));
     }
 
     fn judge_end_to_end(&self, truth: ForwardTruth<'_>, stored: &Outputs, judged: &mut Judged<'_>) {

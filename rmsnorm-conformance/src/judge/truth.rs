@@ -36,6 +36,9 @@ pub struct ForwardTruth<'a> {
 }
 
 impl<'a> ForwardTruth<'a> {
+    /// What is judged, in the order of reports: what others are computed from comes first.
+    pub(crate) const OUTPUTS: [Tensor; 4] = [Tensor::ResidualOut, Tensor::Mean, Tensor::Rstd, Tensor::Y];
+
     /// Of a call with these inputs, x of that dtype.
     ///
     /// Where additions may round to either neighbour, the sum of x and a residual is no function of the two, and y is
@@ -147,6 +150,9 @@ pub struct BackwardTruth {
 }
 
 impl BackwardTruth {
+    /// What is judged, in the order of reports.
+    pub(crate) const OUTPUTS: [Tensor; 4] = [Tensor::Dx, Tensor::Dresidual, Tensor::Dweight, Tensor::Dbias];
+
     /// Of a call with these inputs, which sums its gradients in this way.
     ///
     /// A column of dweight or dbias depends on no other column once the statistics are given: where these alone are
@@ -246,6 +252,8 @@ fn judge_due(got: &Bits, expected: Vec<Expected>, due: &[Due], width: usize, ari
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rmsnorm_spec::{Access, Direction, TensorSet, TensorShape};
+
     use crate::judge::bounds::Mode;
 
     const MODEL: Model<'static> = Model { arithmetic: &Arithmetic::IEEE, mode: Mode::Worst };
@@ -282,6 +290,18 @@ mod tests {
         assert!(due(&[Due::Interval, Due::Nothing], NonFinite::Unspecified) == open);
     }
 
+    #[test]
+    fn all_that_a_call_writes_is_judged() {
+        let written = |direction| {
+            let is_output = |tensor: &Tensor| {
+                tensor.access(direction) == Some(Access::Write) && tensor.shape() != TensorShape::Workspace
+            };
+            Tensor::ALL.into_iter().filter(is_output).collect::<TensorSet>()
+        };
+        assert_eq!(TensorSet::of(&ForwardTruth::OUTPUTS), written(Direction::Forward));
+        assert_eq!(TensorSet::of(&BackwardTruth::OUTPUTS), written(Direction::Backward));
+    }
+
     /// Every output by its own reference: what is right passes, and one element that is not fails.
     #[test]
     fn every_output_is_judged_and_nothing_else() {
@@ -311,8 +331,12 @@ mod tests {
         let inputs = BackwardInputs { dy: residual, x, weight: Some(weight), mean, rstd, dresidual_out: Some(x) };
         let truth = BackwardTruth::new(&spec, &inputs, Statistics::Given, GradReduction::Partials, MODEL);
         let out = &truth.outputs;
-        for (tensor, reference) in [(Tensor::Dx, &out.dx), (Tensor::Dweight, &out.dweight), (Tensor::Dbias, &out.dbias)]
-        {
+        for (tensor, reference) in [
+            (Tensor::Dx, &out.dx),
+            (Tensor::Dresidual, &out.dx),
+            (Tensor::Dweight, &out.dweight),
+            (Tensor::Dbias, &out.dbias),
+        ] {
             let mut got = float(reference);
             assert!(truth.judge(tensor, &got).is_pass(), "{tensor}");
             got[1] = got[1].next_up() * 1.00001;

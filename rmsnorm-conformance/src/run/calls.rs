@@ -2,11 +2,11 @@
 //! memory around the tensors, and independence from what the outputs held before.
 
 use rmsnorm_spec::reference::{self, ForwardInputs, round_to};
-use rmsnorm_spec::{DType, Error, GradReduction, Problem, Tensor, TensorSet};
+use rmsnorm_spec::{self as spec, DType, Direction, Error, GradReduction, Problem, Tensor, TensorShape};
 
 use crate::Arithmetic;
 use crate::case::data::{self, Inputs, pick_rows};
-use crate::case::{Case, Kind};
+use crate::case::{Case, Kind, presence};
 use crate::report::{Check, Finding, Status};
 use crate::run::device::{Device, TransferError};
 use crate::run::memory::{Access, Bits, Call, Fill, Guarded, Outputs, Placement, Poison, poison_difference};
@@ -187,10 +187,14 @@ pub(crate) fn backward_call(device: &dyn Device, case: &Case, inputs: &Inputs, s
     builder.input(Tensor::Mean, present.has(Tensor::Mean).then_some(&saved.mean));
     builder.input(Tensor::Rstd, Some(&saved.rstd));
     builder.input_rows(Tensor::DresidualOut, inputs.dresidual_out.as_deref());
-    builder.output_rows(Tensor::Dx, true);
-    builder.output_rows(Tensor::Dresidual, present.has(Tensor::Dresidual));
-    builder.output(Tensor::Dweight, case.cols, present.has(Tensor::Dweight));
-    builder.output(Tensor::Dbias, case.cols, present.has(Tensor::Dbias));
+    let written = Tensor::ALL.into_iter().filter(|tensor| present.with(Tensor::Dx).has(*tensor));
+    let written = written.filter(|tensor| tensor.access(Direction::Backward) == Some(spec::Access::Write));
+    for tensor in written.clone().filter(|tensor| tensor.shape() == TensorShape::Matrix) {
+        builder.output_rows(tensor, true);
+    }
+    for tensor in written.filter(|tensor| tensor.shape() == TensorShape::Cols) {
+        builder.output(tensor, case.cols, true);
+    }
     if present.has(Tensor::Workspace) {
         let len = device.workspace_elements(&backward_problem(case));
         builder.vector(Tensor::Workspace, Access::Scratch, len, &Fill::Poison(poison));
@@ -200,9 +204,7 @@ pub(crate) fn backward_call(device: &dyn Device, case: &Case, inputs: &Inputs, s
 
 /// The problem of a case's backward call.
 pub(crate) fn backward_problem(case: &Case) -> Problem {
-    use Tensor::{Dbias, Dresidual, DresidualOut, Dweight, Weight, Workspace};
-    let given = TensorSet::of(&[Weight, DresidualOut, Dweight, Dbias, Workspace, Dresidual]);
-    let given = case.present.intersection(given);
+    let given = case.present.intersection(presence::of_backward());
     Problem {
         dtypes: case.dtypes,
         has_weight_offset: case.weight_offset != 0.0,

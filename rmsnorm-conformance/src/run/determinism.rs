@@ -1,6 +1,6 @@
 //! Trials that need no reference, only a second call: repetition, batch invariance and metamorphic relations.
 
-use rmsnorm_spec::{DType, Tensor};
+use rmsnorm_spec::{DType, Tensor, TensorShape};
 
 use crate::Arithmetic;
 use crate::case::Case;
@@ -66,18 +66,10 @@ fn batches(context: Context<'_>, scenario: &Scenario, whole: &Outputs) -> Result
 
 /// Elements of an output that belong to one row; `None` for sums over rows.
 fn row_width(tensor: Tensor, cols: usize) -> Option<usize> {
-    match tensor {
-        Tensor::Y | Tensor::ResidualOut | Tensor::Dx | Tensor::Dresidual => Some(cols),
-        Tensor::Mean | Tensor::Rstd => Some(1),
-        Tensor::Dweight | Tensor::Dbias => None,
-        // Inputs and the workspace are never outputs.
-        Tensor::X
-        | Tensor::Residual
-        | Tensor::Weight
-        | Tensor::Bias
-        | Tensor::Dy
-        | Tensor::DresidualOut
-        | Tensor::Workspace => None,
+    match tensor.shape() {
+        TensorShape::Matrix => Some(cols),
+        TensorShape::Rows => Some(1),
+        TensorShape::Cols | TensorShape::Workspace => None,
     }
 }
 

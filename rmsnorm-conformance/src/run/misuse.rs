@@ -6,7 +6,7 @@
 use rmsnorm_spec::{DType, DTypes, Error, GradReduction, Norm, NormSpec, RowGroups, Tensor};
 
 use crate::case::data;
-use crate::case::profiles::ALL_PRESENT;
+use crate::case::presence::ALL_PRESENT;
 use crate::case::{Case, Kind};
 use crate::report::{Check, Finding, Status};
 use crate::run::calls::{Context, Saved, backward_call, forward_call};

@@ -1,7 +1,7 @@
 //! [`Backward`]: the tensors of a backward call.
 
-use super::{Rows, builders};
-use crate::{Element, GradReduction, NormBackend};
+use super::{Rows, SpanVisitor, Views, Visitor, tensors, visit};
+use crate::{Element, Error, GradReduction, NormBackend, Tensor};
 
 /// The tensors of a backward call: [math](crate::math), equations (7) to (12).
 ///
@@ -140,12 +140,16 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Backward<'
     }
 }
 
-builders!(Backward {
-    vector weight: In W;
-    vector mean: In f32;
-    matrix dresidual_out: In R;
-    vector dweight: Out W;
-    vector dbias: Out W;
-    vector workspace: Out f32;
-    matrix dresidual: Out R;
+tensors!(Backward {
+    given matrix X = x: In R;
+    optional vector Weight = weight: In W;
+    optional vector Mean = mean: In f32;
+    given vector Rstd = rstd: In f32;
+    given matrix Dy = dy: In T;
+    optional matrix DresidualOut = dresidual_out: In R;
+    given matrix Dx = dx: Out T;
+    optional vector Dweight = dweight: Out W;
+    optional vector Dbias = dbias: Out W;
+    optional vector Workspace = workspace: Out f32;
+    optional matrix Dresidual = dresidual: Out R;
 });

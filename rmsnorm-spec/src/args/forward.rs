@@ -1,7 +1,7 @@
 //! [`Forward`]: the tensors of a forward call.
 
-use super::{Rows, Source, builders};
-use crate::{Element, NormBackend};
+use super::{Rows, Source, SpanVisitor, Views, Visitor, tensors, visit};
+use crate::{Element, Error, NormBackend, Tensor};
 
 /// The tensors of a forward call: [math](crate::math), equations (1) to (6).
 ///
@@ -129,10 +129,13 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Forward<'a
     }
 }
 
-builders!(Forward {
-    vector weight: In W;
-    vector bias: In W;
-    matrix residual_out: Out R;
-    vector mean: Out f32;
-    vector rstd: Out f32;
+tensors!(Forward {
+    given source X = x: Y T;
+    given source Residual = residual: ResidualOut R;
+    optional vector Weight = weight: In W;
+    optional vector Bias = bias: In W;
+    given matrix Y = y: Out T;
+    optional matrix ResidualOut = residual_out: Out R;
+    optional vector Mean = mean: Out f32;
+    optional vector Rstd = rstd: Out f32;
 });

@@ -58,67 +58,6 @@ pub(crate) trait Views<'a, B: NormBackend + ?Sized> {
     fn visit(self, visitor: &mut impl Visitor<'a, B>) -> Result<(), Error>;
 }
 
-impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Views<'a, B> for Forward<'a, B, T, W, R> {
-    fn spans(&self, visitor: &mut impl SpanVisitor) -> Result<(), Error> {
-        source::<B, T>(visitor, (Tensor::X, Tensor::Y), Some(&self.x))?;
-        source::<B, R>(visitor, (Tensor::Residual, Tensor::ResidualOut), self.residual.as_ref())?;
-        vector_in::<B, W>(visitor, Tensor::Weight, self.weight.as_ref())?;
-        vector_in::<B, W>(visitor, Tensor::Bias, self.bias.as_ref())?;
-        matrix_out::<B, T>(visitor, Tensor::Y, self.y.as_ref())?;
-        matrix_out::<B, R>(visitor, Tensor::ResidualOut, self.residual_out.as_ref())?;
-        vector_out::<B, f32>(visitor, Tensor::Mean, self.mean.as_ref())?;
-        vector_out::<B, f32>(visitor, Tensor::Rstd, self.rstd.as_ref())
-    }
-
-    fn visit(self, visitor: &mut impl Visitor<'a, B>) -> Result<(), Error> {
-        match self.x {
-            Source::Read(rows) => visitor.read::<T>(Tensor::X, rows)?,
-            Source::Overwrite(rows) => visitor.write::<T>(Tensor::Y, rows)?,
-        }
-        match self.residual {
-            Some(Source::Read(rows)) => visitor.read::<R>(Tensor::Residual, rows)?,
-            Some(Source::Overwrite(rows)) => visitor.write::<R>(Tensor::ResidualOut, rows)?,
-            None => {}
-        }
-        hand_in::<B, W>(visitor, Tensor::Weight, self.weight)?;
-        hand_in::<B, W>(visitor, Tensor::Bias, self.bias)?;
-        hand_out::<B, T>(visitor, Tensor::Y, self.y)?;
-        hand_out::<B, R>(visitor, Tensor::ResidualOut, self.residual_out)?;
-        hand_out::<B, f32>(visitor, Tensor::Mean, self.mean)?;
-        hand_out::<B, f32>(visitor, Tensor::Rstd, self.rstd)
-    }
-}
-
-impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Views<'a, B> for Backward<'a, B, T, W, R> {
-    fn spans(&self, visitor: &mut impl SpanVisitor) -> Result<(), Error> {
-        matrix_in::<B, R>(visitor, Tensor::X, Some(&self.x))?;
-        vector_in::<B, W>(visitor, Tensor::Weight, self.weight.as_ref())?;
-        vector_in::<B, f32>(visitor, Tensor::Mean, self.mean.as_ref())?;
-        vector_in::<B, f32>(visitor, Tensor::Rstd, Some(&self.rstd))?;
-        matrix_in::<B, T>(visitor, Tensor::Dy, Some(&self.dy))?;
-        matrix_in::<B, R>(visitor, Tensor::DresidualOut, self.dresidual_out.as_ref())?;
-        matrix_out::<B, T>(visitor, Tensor::Dx, Some(&self.dx))?;
-        vector_out::<B, W>(visitor, Tensor::Dweight, self.dweight.as_ref())?;
-        vector_out::<B, W>(visitor, Tensor::Dbias, self.dbias.as_ref())?;
-        vector_out::<B, f32>(visitor, Tensor::Workspace, self.workspace.as_ref())?;
-        matrix_out::<B, R>(visitor, Tensor::Dresidual, self.dresidual.as_ref())
-    }
-
-    fn visit(self, visitor: &mut impl Visitor<'a, B>) -> Result<(), Error> {
-        hand_in::<B, R>(visitor, Tensor::X, Some(self.x))?;
-        hand_in::<B, W>(visitor, Tensor::Weight, self.weight)?;
-        hand_in::<B, f32>(visitor, Tensor::Mean, self.mean)?;
-        hand_in::<B, f32>(visitor, Tensor::Rstd, Some(self.rstd))?;
-        hand_in::<B, T>(visitor, Tensor::Dy, Some(self.dy))?;
-        hand_in::<B, R>(visitor, Tensor::DresidualOut, self.dresidual_out)?;
-        hand_out::<B, T>(visitor, Tensor::Dx, Some(self.dx))?;
-        hand_out::<B, W>(visitor, Tensor::Dweight, self.dweight)?;
-        hand_out::<B, W>(visitor, Tensor::Dbias, self.dbias)?;
-        hand_out::<B, f32>(visitor, Tensor::Workspace, self.workspace)?;
-        hand_out::<B, R>(visitor, Tensor::Dresidual, self.dresidual)
-    }
-}
-
 /// The tensors that there are, and their dtypes, lengths and strides: `Forward { x: f32[8] by 4, y: f32[6], .. }`. What
 /// they hold may be on a device.
 impl<B: NormBackend + ?Sized, T: Element, W: Element, R: Element> fmt::Debug for Forward<'_, B, T, W, R> {
@@ -157,9 +96,9 @@ type SourceOf<'a, B, E> = Source<<B as NormBackend>::In<'a, E>, <B as NormBacken
 /// The visitor's answer.
 type Shown = Result<(), Error>;
 
-fn source<B: NormBackend + ?Sized, E: Element>(
+pub(super) fn source<B: NormBackend + ?Sized, E: Element>(
     visitor: &mut impl SpanVisitor,
-    (read, overwritten): (Tensor, Tensor),
+    [read, overwritten]: [Tensor; 2],
     source: Option<&SourceOf<'_, B, E>>,
 ) -> Shown {
     let (tensor, rows) = match source {
@@ -170,7 +109,7 @@ fn source<B: NormBackend + ?Sized, E: Element>(
     visitor.visit(tensor, View { arg: read.name(), dtype: E::DTYPE, rows })
 }
 
-fn matrix_in<B: NormBackend + ?Sized, E: Element>(
+pub(super) fn matrix_in<B: NormBackend + ?Sized, E: Element>(
     visitor: &mut impl SpanVisitor,
     tensor: Tensor,
     rows: Option<&Rows<B::In<'_, E>>>,
@@ -178,7 +117,7 @@ fn matrix_in<B: NormBackend + ?Sized, E: Element>(
     show::<E>(visitor, tensor, rows.map(|rows| rows.with(B::in_span(&rows.view))))
 }
 
-fn matrix_out<B: NormBackend + ?Sized, E: Element>(
+pub(super) fn matrix_out<B: NormBackend + ?Sized, E: Element>(
     visitor: &mut impl SpanVisitor,
     tensor: Tensor,
     rows: Option<&Rows<B::Out<'_, E>>>,
@@ -186,7 +125,7 @@ fn matrix_out<B: NormBackend + ?Sized, E: Element>(
     show::<E>(visitor, tensor, rows.map(|rows| rows.with(B::out_span(&rows.view))))
 }
 
-fn vector_in<B: NormBackend + ?Sized, E: Element>(
+pub(super) fn vector_in<B: NormBackend + ?Sized, E: Element>(
     visitor: &mut impl SpanVisitor,
     tensor: Tensor,
     view: Option<&B::In<'_, E>>,
@@ -194,7 +133,7 @@ fn vector_in<B: NormBackend + ?Sized, E: Element>(
     show::<E>(visitor, tensor, view.map(|view| Rows::dense(B::in_span(view))))
 }
 
-fn vector_out<B: NormBackend + ?Sized, E: Element>(
+pub(super) fn vector_out<B: NormBackend + ?Sized, E: Element>(
     visitor: &mut impl SpanVisitor,
     tensor: Tensor,
     view: Option<&B::Out<'_, E>>,
@@ -207,18 +146,14 @@ fn show<E: Element>(visitor: &mut impl SpanVisitor, tensor: Tensor, rows: Option
     visitor.visit(tensor, View { arg: tensor.name(), dtype: E::DTYPE, rows })
 }
 
-fn hand_in<'a, B: NormBackend + ?Sized, E: Element>(
+pub(super) fn hand_source<'a, B: NormBackend + ?Sized, E: Element>(
     visitor: &mut impl Visitor<'a, B>,
-    tensor: Tensor,
-    rows: Option<impl Into<Rows<B::In<'a, E>>>>,
+    [read, overwritten]: [Tensor; 2],
+    source: Option<SourceOf<'a, B, E>>,
 ) -> Shown {
-    rows.map_or(Ok(()), |rows| visitor.read::<E>(tensor, rows.into()))
-}
-
-fn hand_out<'a, B: NormBackend + ?Sized, E: Element>(
-    visitor: &mut impl Visitor<'a, B>,
-    tensor: Tensor,
-    rows: Option<impl Into<Rows<B::Out<'a, E>>>>,
-) -> Shown {
-    rows.map_or(Ok(()), |rows| visitor.write::<E>(tensor, rows.into()))
+    match source {
+        Some(Source::Read(rows)) => visitor.read::<E>(read, rows),
+        Some(Source::Overwrite(rows)) => visitor.write::<E>(overwritten, rows),
+        None => Ok(()),
+    }
 }

@@ -5,7 +5,7 @@
 //! below, words in capitals stand for the tensor's name, its dtype and so on; `substitute` puts them in.
 
 use rmsnorm_gpu::program::Accumulate;
-use rmsnorm_spec::{DType, Tensor, TensorShape};
+use rmsnorm_spec::{DType, Direction, Tensor, TensorSet, TensorShape};
 
 use super::substitute::substitute;
 use super::tensors::{Kind, Use, uses};
@@ -91,22 +91,12 @@ fn of_absent(key: &KernelKey, tensor: Tensor) -> String {
 
 /// Whether every call of the program has the tensor.
 fn is_needed(key: &KernelKey, tensor: Tensor) -> bool {
-    let is_forward = key.program.is_forward();
-    match tensor {
-        Tensor::X => !(is_forward && key.call.tensors.is_in_place()),
-        Tensor::Y | Tensor::Dy | Tensor::Dx => true,
-        Tensor::Mean => !is_forward && is_layer(key),
-        Tensor::Rstd => !is_forward,
-        Tensor::Residual
-        | Tensor::Weight
-        | Tensor::Bias
-        | Tensor::ResidualOut
-        | Tensor::DresidualOut
-        | Tensor::Dweight
-        | Tensor::Dbias
-        | Tensor::Workspace
-        | Tensor::Dresidual => false,
-    }
+    use Tensor::{Dx, Dy, Mean, Rstd, X, Y};
+    let always = match key.program.info().direction {
+        Direction::Forward => TensorSet::of(&[Y]).set(X, !key.call.tensors.is_in_place()),
+        Direction::Backward => TensorSet::of(&[X, Dy, Dx, Rstd]).set(Mean, is_layer(key)),
+    };
+    always.has(tensor)
 }
 
 /// What the workspace holds, as a program sees it, and the bytes of the smallest access.

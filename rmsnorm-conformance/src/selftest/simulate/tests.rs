@@ -4,7 +4,7 @@ use rmsnorm_spec::{DType, DTypes, Norm, Tensor};
 
 use super::SimulatedBackend;
 use crate::Arithmetic;
-use crate::case::profiles::ALL_PRESENT;
+use crate::case::presence::ALL_PRESENT;
 use crate::case::{Case, Kind, Layout, Trial};
 use crate::report::Status;
 use crate::run::calls::{Context, Scenario};

@@ -1,0 +1,99 @@
+//! The optional tensors: their letters in an id, and the orders in which they are drawn and counted through.
+//!
+//! The orders are part of the lists of cases: a new tensor comes last.
+
+use rmsnorm_spec::{Access, Direction, Tensor, TensorSet};
+
+/// The letter of each optional tensor in an id.
+const LETTERS: [(char, Tensor); 11] = [
+    ('w', Tensor::Weight),
+    ('b', Tensor::Bias),
+    ('r', Tensor::Residual),
+    ('o', Tensor::ResidualOut),
+    ('m', Tensor::Mean),
+    ('s', Tensor::Rstd),
+    ('d', Tensor::DresidualOut),
+    ('W', Tensor::Dweight),
+    ('B', Tensor::Dbias),
+    ('k', Tensor::Workspace),
+    ('R', Tensor::Dresidual),
+];
+
+/// The optional tensors, in the order in which sets of them are counted through.
+pub(crate) const COUNTED: [Tensor; 11] = [
+    Tensor::Weight,
+    Tensor::Bias,
+    Tensor::Mean,
+    Tensor::Rstd,
+    Tensor::DresidualOut,
+    Tensor::Residual,
+    Tensor::ResidualOut,
+    Tensor::Dweight,
+    Tensor::Dbias,
+    Tensor::Workspace,
+    Tensor::Dresidual,
+];
+
+/// The optional tensors that most cases draw from, in that order: all but `dresidual`, for which a device with few buffers may
+/// have no room left.
+pub(crate) const DRAWN: [Tensor; 10] = [
+    Tensor::Weight,
+    Tensor::Bias,
+    Tensor::Residual,
+    Tensor::ResidualOut,
+    Tensor::Mean,
+    Tensor::Rstd,
+    Tensor::DresidualOut,
+    Tensor::Dweight,
+    Tensor::Dbias,
+    Tensor::Workspace,
+];
+
+/// All that are drawn. What a kind of call has no use for goes when its case is normalized.
+pub(crate) const ALL_PRESENT: TensorSet = TensorSet::of(&DRAWN);
+
+/// Every optional tensor.
+pub(crate) const OPTIONAL: TensorSet = TensorSet::of(&COUNTED);
+
+/// The optional tensors of a backward call.
+pub(crate) fn of_backward() -> TensorSet {
+    OPTIONAL.iter().filter(|tensor| tensor.access(Direction::Backward).is_some()).collect()
+}
+
+/// The optional tensors that a forward call reads.
+pub(crate) fn read_by_forward() -> TensorSet {
+    OPTIONAL.iter().filter(|tensor| tensor.access(Direction::Forward) == Some(Access::Read)).collect()
+}
+
+/// A set as the letters of an id; `-` for none.
+pub(crate) fn letters(present: TensorSet) -> String {
+    let letters: String = LETTERS.iter().filter(|(_, tensor)| present.has(*tensor)).map(|(letter, _)| letter).collect();
+    if letters.is_empty() { "-".into() } else { letters }
+}
+
+/// The set that an id has letters for, unless one is unknown.
+pub(crate) fn parse(letters: &str) -> Option<TensorSet> {
+    let tensor = |letter| LETTERS.iter().find(|(known, _)| *known == letter).map(|(_, tensor)| *tensor);
+    letters.chars().filter(|&letter| letter != '-').map(tensor).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A tensor of the spec that the suite does not know would be in no case.
+    #[test]
+    fn every_tensor_is_required_or_has_a_letter() {
+        let required = TensorSet::of(&[Tensor::X, Tensor::Y, Tensor::Dy, Tensor::Dx]);
+        assert_eq!(required.union(OPTIONAL), Tensor::ALL.into_iter().collect());
+        assert_eq!(LETTERS.map(|(_, tensor)| tensor).into_iter().collect::<TensorSet>(), OPTIONAL);
+        assert_eq!(ALL_PRESENT.with(Tensor::Dresidual), OPTIONAL);
+        let sets = [TensorSet::NONE, ALL_PRESENT, OPTIONAL]
+            .into_iter()
+            .chain(OPTIONAL.iter().map(|one| TensorSet::of(&[one])));
+        for set in sets {
+            assert_eq!(parse(&letters(set)), Some(set));
+        }
+        assert_eq!(parse("wx"), None);
+    }
+}
