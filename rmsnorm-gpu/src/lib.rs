@@ -11,7 +11,7 @@
 //! | [`tuning`] | tables of what was measured to be best, by the length of a row |
 //! | [`describe`] | plans in words |
 //! | [`cache`] | what was compiled, on disk |
-//! | `testing` | calls of every kind without a device, for tests of plans; with the feature `testing` |
+//! | `testing` | calls of every kind without a device, and what every backend's plans are held to (`plan_tests!`); with the feature `testing` |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 

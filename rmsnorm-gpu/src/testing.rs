@@ -1,5 +1,7 @@
 //! Calls of every kind, without a device: what plans and texts are tested with.
 
+pub mod plans;
+
 use rmsnorm_spec::{CastOrder, DType, DTypes, Direction, GradReduction, Norm, Problem, Tensor, TensorSet};
 
 /// bf16 throughout.

@@ -60,8 +60,10 @@ fn streaming(problem: &Problem, tile: Tile, caps: &Caps) -> Plan {
     };
     let has_rows = problem.rows > 0;
     let mut plan = finish(problem, chunks, tiles, [has_rows.then_some(sums), has_rows.then_some(columns)]);
-    plan.workspace.row_sums = plan.workspace.len.next_multiple_of(4);
-    plan.workspace.len = plan.workspace.row_sums + 2 * problem.rows + reduction::ALIGNMENT_SLACK as usize;
+    if has_rows {
+        plan.workspace.row_sums = plan.workspace.len.next_multiple_of(4);
+        plan.workspace.len = plan.workspace.row_sums + 2 * problem.rows + reduction::ALIGNMENT_SLACK as usize;
+    }
     plan
 }
 

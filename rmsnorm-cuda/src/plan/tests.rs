@@ -5,12 +5,17 @@ mod properties;
 mod table;
 mod workspace;
 
+use std::ops::Range;
+
+use rmsnorm_gpu::plan_tests;
+use rmsnorm_gpu::program;
+use rmsnorm_gpu::testing::plans::{Parts, Planner};
 use rmsnorm_gpu::testing::{
     self, BF16, BF16_STREAM_F32, Call, DWEIGHT, DWEIGHT_DBIAS, F32, WEIGHT, WEIGHT_BIAS, WEIGHT_RESIDUAL,
 };
-use rmsnorm_spec::{DType, DTypes, Direction, GradReduction, Tensor, TensorSet};
+use rmsnorm_spec::{DType, DTypes, Direction, GradReduction, Problem, Tensor, TensorSet};
 
-use super::{KernelKey, Plan, Step, Tile, plan};
+use super::{KernelKey, Plan, Program, Step, Tile, plan, workspace_len};
 use crate::caps::Caps;
 
 const DEVICES: [Caps; 3] = [Caps::h200(), Caps::a100(), Caps::t4()];
@@ -47,6 +52,93 @@ fn all_cols() -> Vec<usize> {
     let around = powers.chain(sixteenths).flat_map(|cols| [cols - 1, cols, cols + 1]);
     (1..=300).chain(around).collect()
 }
+
+/// The backend's plans, for the tests that hold for every backend's.
+struct Plans;
+
+impl Planner for Plans {
+    type Caps = Caps;
+    type Access = u32;
+    type Plan = Plan;
+    type Mapping = (Program, [u32; 4]);
+
+    /// Bytes. That the others differ in nothing else is a test of this backend.
+    const ACCESSES: &'static [u32] = &[16, 2];
+    const ROWS: &'static [usize] = &ROWS;
+    const SOME_ROWS: usize = 4096;
+    /// Four times 2^40 bytes at the least. A cluster of `forward_cluster` has one row, and a grid so many clusters.
+    const MOST_ELEMENTS: usize = 1 << 41;
+
+    fn devices() -> Vec<Caps> {
+        DEVICES.to_vec()
+    }
+
+    fn calls() -> Vec<Call> {
+        calls()
+    }
+
+    fn cols() -> Vec<usize> {
+        all_cols()
+    }
+
+    fn backward_sizes() -> Vec<(Call, usize, usize)> {
+        workspace::sizes()
+    }
+
+    fn is_sampled(_: Call, cols: usize) -> bool {
+        cols > 300 || cols % 30 == 1
+    }
+
+    fn must_fit(_: &Problem, _: &Caps) -> bool {
+        true
+    }
+
+    fn plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Option<Plan> {
+        Some(plan(problem, access_bytes, caps))
+    }
+
+    fn workspace_len(problem: &Problem, caps: &Caps) -> usize {
+        workspace_len(problem, caps)
+    }
+
+    fn programs(plan: &Plan) -> Vec<program::Program> {
+        launches(plan).map(|launch| launch.key.program.info()).collect()
+    }
+
+    fn mapping(plan: &Plan) -> Vec<(Program, [u32; 4])> {
+        let row_kernels = launches(plan).filter(|launch| launch.key.program != Program::ReducePartials);
+        let tiles = row_kernels.map(|Launch { key, .. }| (key.program, key.tile));
+        tiles.map(|(program, tile)| (program, [tile.pack, tile.packs, tile.threads_per_row, tile.cluster])).collect()
+    }
+
+    fn row_chains(plan: &Plan, cols: usize) -> Vec<(String, u64)> {
+        let chain = |Launch { key, .. }: Launch| {
+            let words = format!("{:?} {:?}", key.program, Tile { is_ragged: false, ..key.tile });
+            Some((words, chains::of_row(&key, cols)?))
+        };
+        launches(plan).filter_map(chain).collect()
+    }
+
+    fn gradient_chain(plan: &Plan, rows: usize) -> u64 {
+        chains::of_gradients(plan, rows)
+    }
+
+    fn parts(plan: &Plan, call: Call, rows: usize, cols: usize) -> Parts {
+        workspace::parts(plan, call, rows, cols)
+    }
+
+    fn zeroed(plan: &Plan) -> Option<Range<u64>> {
+        let mut zeroes = plan.steps.into_iter().flatten().enumerate().filter_map(|(number, step)| match step {
+            Step::Zero { first, len } => Some((number, first as u64..(first + len) as u64)),
+            Step::Launch { .. } => None,
+        });
+        let (number, zeroed) = zeroes.next()?;
+        assert!(number == 0 && zeroes.next().is_none(), "{plan:?}");
+        Some(zeroed)
+    }
+}
+
+plan_tests!(Plans);
 
 /// Calls `check` for every device, call and row length.
 fn for_all(mut check: impl FnMut(&Caps, Call, usize)) {

@@ -6,12 +6,19 @@ mod ranges;
 mod table;
 mod workspace;
 
+use std::ops::Range;
+
+use rmsnorm_gpu::plan_tests;
+use rmsnorm_gpu::program;
+use rmsnorm_gpu::testing::plans::{Parts, Planner};
 use rmsnorm_gpu::testing::{
     self, BF16, BF16_STREAM_F32, Call, DWEIGHT, DWEIGHT_DBIAS, F32, NONE, WEIGHT, WEIGHT_BIAS, WEIGHT_RESIDUAL,
 };
 use rmsnorm_spec::{CastOrder, DType, DTypes, Direction, GradReduction, Norm, Problem, Tensor, TensorSet};
 
-use super::{Access, Dispatch, Layout, PAIR, Placed, Plan, Program, Step, Tile, plan};
+use super::{
+    Access, Dispatch, Flavour, KernelKey, Layout, PAIR, Placed, Plan, Program, Step, Tile, plan, workspace_len,
+};
 use crate::caps::Caps;
 
 const DEVICES: [Caps; 6] = [
@@ -25,6 +32,9 @@ const DEVICES: [Caps; 6] = [
 
 /// The least that is taken.
 const SMALLEST: Caps = Caps { max_threads: 64, workgroup_bytes: 4096, ..Caps::phone() };
+
+/// Rows of which a binding has room, beside their partial sums.
+const MOST_ROWS_OF_A_BINDING: usize = 8;
 
 const ACCESSES: [Access; 3] = [Access::Aligned, Access::Words, Access::Halves];
 
@@ -74,6 +84,124 @@ fn all_cols() -> Vec<usize> {
     let between = [1536, 2560, 3072, 3584, 5120, 6656, 7168, 9984, 10_240, 12_288, 14_336, 40_960, 49_152];
     (1..=300).chain(around_powers).chain(between).collect()
 }
+
+/// The backend's plans, for the tests that hold for every backend's.
+struct Plans;
+
+impl Planner for Plans {
+    type Caps = Caps;
+    type Access = Access;
+    type Plan = Plan;
+    type Mapping = (u32, u32, Flavour);
+
+    const ACCESSES: &'static [Access] = &ACCESSES;
+    const ROWS: &'static [usize] = &ROWS;
+    const SOME_ROWS: usize = SOME_ROWS;
+    const MOST_ELEMENTS: usize = 1 << 32;
+
+    fn devices() -> Vec<Caps> {
+        DEVICES.to_vec()
+    }
+
+    fn devices_by_exchange() -> Vec<Caps> {
+        let subgroups = [8, 16, 32, 64, 128].map(Some).into_iter().chain([None]);
+        subgroups.flat_map(|subgroup| DEVICES.map(|device| Caps { subgroup, ..device })).collect()
+    }
+
+    fn calls() -> Vec<Call> {
+        calls()
+    }
+
+    fn cols() -> Vec<usize> {
+        all_cols()
+    }
+
+    fn backward_sizes() -> Vec<(Call, usize, usize)> {
+        workspace::sizes()
+    }
+
+    fn devices_of_backward() -> Vec<Caps> {
+        workspace::devices()
+    }
+
+    /// Norms have equal sums over the rows.
+    fn is_sampled(call: Call, cols: usize) -> bool {
+        let is_sampled = (cols > 300 && cols.is_multiple_of(2) || cols % 60 == 1) && call.norm == Norm::Rms;
+        is_sampled && (call.dtypes == MIXES[0] || call.dtypes == MIXES[1])
+    }
+
+    /// Matrices of more bindings take so many ranges, each added to the one before, that some of long rows are refused.
+    fn must_fit(problem: &Problem, caps: &Caps) -> bool {
+        let row = problem.cols * problem.dtypes.activation.size();
+        let most = (16 * caps.binding_bytes).min(1 << 38) as usize;
+        problem.rows * row <= most && MOST_ROWS_OF_A_BINDING * row <= caps.binding_bytes as usize
+    }
+
+    fn plan(problem: &Problem, access: Access, caps: &Caps) -> Option<Plan> {
+        let layout = Layout { access, ..Layout::dense(problem) };
+        plan(problem, &layout, caps).ok()
+    }
+
+    fn workspace_len(problem: &Problem, caps: &Caps) -> usize {
+        workspace_len(problem, caps)
+    }
+
+    fn programs(plan: &Plan) -> Vec<program::Program> {
+        dispatches(plan).map(|dispatch| dispatch.key.program.info()).collect()
+    }
+
+    /// Of the two programs that a row may take it is the same.
+    fn mapping(plan: &Plan) -> Vec<(u32, u32, Flavour)> {
+        let row_programs = dispatches(plan).filter(|dispatch| match dispatch.key.program {
+            Program::Forward | Program::ForwardStreaming | Program::Backward | Program::BackwardRowSums => true,
+            Program::BackwardColumns | Program::ReducePartials | Program::Copy => false,
+        });
+        let mut tiles: Vec<_> = row_programs
+            .map(|Dispatch { key: KernelKey { tile, .. }, .. }| (tile.threads_per_row, tile.groups, tile.flavour))
+            .collect();
+        tiles.dedup();
+        assert!(tiles.len() <= 1, "{plan:?}");
+        tiles
+    }
+
+    fn as_if_not_in_place(mut plan: Plan) -> Plan {
+        for step in &mut plan.steps {
+            if let Step::Dispatch(Dispatch { key, .. }) = step {
+                assert!(key.call.tensors.is_in_place());
+                let adds_residual = key.call.tensors.has(Tensor::ResidualOut);
+                key.call.tensors = key.call.tensors.with(Tensor::X).set(Tensor::Residual, adds_residual);
+            }
+        }
+        plan
+    }
+
+    fn row_chains(plan: &Plan, cols: usize) -> Vec<(String, u64)> {
+        let chain = |Dispatch { key, .. }: &Dispatch| {
+            Some((format!("{:?} {:?}", key.program, key.tile), chains::of_row(key, cols)?))
+        };
+        dispatches(plan).filter_map(chain).collect()
+    }
+
+    fn gradient_chain(plan: &Plan, rows: usize) -> u64 {
+        chains::of_gradients(plan, rows)
+    }
+
+    fn parts(plan: &Plan, call: Call, _: usize, cols: usize) -> Parts {
+        workspace::parts(plan, call, cols)
+    }
+
+    fn zeroed(plan: &Plan) -> Option<Range<u64>> {
+        let mut zeroes = plan.steps.iter().enumerate().filter_map(|(number, step)| match step {
+            Step::Zero { first, len } => Some((number, *first..first + len)),
+            Step::Dispatch(_) => None,
+        });
+        let (number, zeroed) = zeroes.next()?;
+        assert!(number == 0 && zeroes.next().is_none(), "{plan:?}");
+        Some(zeroed)
+    }
+}
+
+plan_tests!(Plans);
 
 /// Calls `check` for every device, call and row length.
 fn for_all(mut check: impl FnMut(&Caps, Call, usize)) {

@@ -4,8 +4,8 @@ use rmsnorm_spec::Norm;
 
 use rmsnorm_gpu::tuning::{rises, up_to};
 
+use super::super::Tuning;
 use super::super::tuning::{Ladders, Tables};
-use super::super::{Program, Tuning, workspace_len};
 use super::*;
 
 /// Shared memory that a kernel may declare without asking.
@@ -13,9 +13,6 @@ const STATIC_BYTES: usize = 48 << 10;
 
 /// Shared memory that the driver keeps of every block.
 const DRIVER_BYTES: usize = 1 << 10;
-
-/// Elements of a matrix that no memory holds: four times 2^40 bytes at the least.
-const MOST_ELEMENTS: usize = 1 << 41;
 
 /// Packs of whole rows that the kernels hold with hardly a spill: two arrays of them in registers, one, or the row in shared memory.
 const fn most_packs(program: Program) -> u32 {
@@ -53,13 +50,6 @@ fn static_bytes(key: &KernelKey) -> usize {
         return 0;
     }
     2 * (groups * sums) as usize * senders * size_of::<f32>()
-}
-
-/// Which thread owns which columns: what the bits of a row depend on.
-fn mapping(plan: &Plan) -> Vec<(Program, [u32; 4])> {
-    let row_kernels = launches(plan).filter(|launch| launch.key.program != Program::ReducePartials);
-    let tiles = row_kernels.map(|Launch { key, .. }| (key.program, key.tile));
-    tiles.map(|(program, tile)| (program, [tile.pack, tile.packs, tile.threads_per_row, tile.cluster])).collect()
 }
 
 #[test]
@@ -191,22 +181,6 @@ fn grids_are_whole_clusters() {
 }
 
 #[test]
-fn a_row_is_summed_alike_in_any_batch_and_at_any_address() {
-    for_all(|caps, call, cols| {
-        let one_row = mapping(&call.plan(1, cols, caps));
-        // A cluster of `forward_cluster` has one row, and a grid so many clusters; no memory holds more rows of that length.
-        let fits = |rows: usize| rows * cols <= MOST_ELEMENTS;
-        for rows in ROWS.into_iter().filter(|rows| *rows > 0 && fits(*rows)) {
-            assert_eq!(mapping(&call.plan(rows, cols, caps)), one_row, "{rows}x{cols} {call:?}");
-        }
-        for access_bytes in [1, 2, 4, 8] {
-            let unaligned = plan(&call.problem(4096, cols), access_bytes, caps);
-            assert_eq!(mapping(&unaligned), one_row, "{cols} by {access_bytes} bytes, {call:?}");
-        }
-    });
-}
-
-#[test]
 fn alignment_changes_the_access_and_nothing_else() {
     for_all(|caps, call, cols| {
         let aligned = call.plan(4096, cols, caps);
@@ -227,32 +201,9 @@ fn alignment_changes_the_access_and_nothing_else() {
 }
 
 #[test]
-fn the_workspace_does_not_depend_on_itself() {
-    for_all(|caps, call, cols| {
-        let with = Call { tensors: call.tensors.with(Tensor::Workspace), ..call };
-        assert_eq!(with.plan(4096, cols, caps), call.plan(4096, cols, caps), "{cols} {call:?}");
-        let len = workspace_len(&call.problem(4096, cols), caps);
-        assert_eq!(call.plan(4096, cols, caps).workspace.len, len, "{cols} {call:?}");
-    });
-}
-
-#[test]
-fn in_place_is_planned_as_forward_is() {
-    for_all(|caps, call, cols| {
-        if call.direction == Direction::Forward {
-            let in_place = plan(&testing::in_place(&call.problem(4096, cols)), 16, caps);
-            assert_eq!(in_place, call.plan(4096, cols, caps), "{cols} {call:?}");
-        }
-    });
-}
-
-#[test]
-fn without_rows_only_gradients_are_written() {
+fn without_rows_there_is_no_chunk() {
     for_all(|caps, call, cols| {
         let plan = call.plan(0, cols, caps);
-        let programs: Vec<_> = launches(&plan).map(|launch| launch.key.program).collect();
-        let expected: &[Program] = if call.gradients() > 0 { &[Program::ReducePartials] } else { &[] };
-        assert_eq!(programs, expected, "{cols} {call:?}");
         assert_eq!((plan.chunks, plan.partial_rows), (0, 0), "{cols} {call:?}");
     });
 }
@@ -276,7 +227,8 @@ fn the_suite_is_told_where_plans_change() {
     let (caps, calls) = (Caps::h200(), calls());
     let breakpoints = caps.tuning.cols_breakpoints();
     for &cols in &breakpoints {
-        let changes = |call: &Call| mapping(&call.plan(1, cols, &caps)) != mapping(&call.plan(1, cols + 1, &caps));
+        let changes =
+            |call: &Call| Plans::mapping(&call.plan(1, cols, &caps)) != Plans::mapping(&call.plan(1, cols + 1, &caps));
         assert!(calls.iter().any(changes), "no plan changes after {cols} columns");
     }
     // One thread, one warp, several warps, one block, a cluster, and three, five or seven packs: what was chosen by hand once.

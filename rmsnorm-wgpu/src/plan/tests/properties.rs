@@ -3,23 +3,9 @@
 use rmsnorm_gpu::program::Accumulate;
 use rmsnorm_gpu::tuning::{rises, up_to};
 
-use super::super::{Flavour, KernelKey, Tuning, Unfit, copy, workspace_len};
+use super::super::{Tuning, Unfit, copy};
 use super::*;
 use crate::source;
-
-/// What the bits of a row depend on: which thread owns which columns, and how threads exchange. Of the two programs
-/// that a row may take, they are the same.
-fn mapping(plan: &Plan) -> Vec<(u32, u32, Flavour)> {
-    let row_programs = dispatches(plan).filter(|dispatch| match dispatch.key.program {
-        Program::Forward | Program::ForwardStreaming | Program::Backward | Program::BackwardRowSums => true,
-        Program::BackwardColumns | Program::ReducePartials | Program::Copy => false,
-    });
-    let mut tiles: Vec<_> = row_programs
-        .map(|Dispatch { key: KernelKey { tile, .. }, .. }| (tile.threads_per_row, tile.groups, tile.flavour))
-        .collect();
-    tiles.dedup();
-    tiles
-}
 
 #[test]
 fn every_column_has_one_thread() {
@@ -158,33 +144,16 @@ fn work(dispatch: &Dispatch, call: Call, cols: usize) -> u64 {
 }
 
 #[test]
-fn a_row_is_summed_alike_in_any_batch_and_wherever_it_lies() {
-    for_all(|caps, call, cols| {
-        let one_row = mapping(&call.plan(1, cols, caps));
-        assert_eq!(one_row.len(), 1, "{cols} {call:?}");
-        for rows in ROWS.into_iter().filter(|rows| *rows > 0 && rows * cols <= 1 << 32) {
-            let layout = call.layout(rows, cols, Access::Aligned);
-            // What no memory holds may have too long sums over its rows.
-            let Ok(plan) = plan(&call.problem(rows, cols), &layout, caps) else { continue };
-            assert_eq!(mapping(&plan), one_row, "{rows}x{cols} {call:?}");
-        }
-        for access in ACCESSES {
-            assert_eq!(
-                mapping(&call.plan_by(access, SOME_ROWS, cols, caps)),
-                one_row,
-                "{cols} by {access:?}, {call:?}"
-            );
-        }
-    });
-}
-
-#[test]
 fn a_row_is_summed_alike_whatever_a_binding_reaches() {
     let short = Caps { binding_bytes: 64 << 10, ..Caps::lavapipe() };
     for call in calls() {
         for cols in all_cols().into_iter().filter(|cols| *cols <= 1025) {
             let split = call.plan(100, cols, &short);
-            assert_eq!(mapping(&split), mapping(&call.plan(100, cols, &Caps::lavapipe())), "{cols} {call:?}");
+            assert_eq!(
+                Plans::mapping(&split),
+                Plans::mapping(&call.plan(100, cols, &Caps::lavapipe())),
+                "{cols} {call:?}"
+            );
         }
     }
 }
@@ -230,45 +199,6 @@ fn what_lies_anywhere_is_read_in_loops_unless_it_is_short() {
             let is_kept = dispatches(&plan).any(|dispatch| dispatch.key.program.is_on_chip());
             assert_eq!(is_short, is_kept, "{cols} {call:?}");
         }
-    });
-}
-
-#[test]
-fn the_workspace_does_not_depend_on_itself() {
-    for_all(|caps, call, cols| {
-        let with = Call { tensors: call.tensors.with(Tensor::Workspace), ..call };
-        assert_eq!(with.plan(SOME_ROWS, cols, caps), call.plan(SOME_ROWS, cols, caps), "{cols} {call:?}");
-        let len = workspace_len(&call.problem(SOME_ROWS, cols), caps);
-        assert_eq!(workspace_len(&with.problem(SOME_ROWS, cols), caps), len, "{cols} {call:?}");
-    });
-}
-
-#[test]
-fn in_place_is_planned_as_forward_is() {
-    for_all(|caps, call, cols| {
-        if call.direction == Direction::Forward {
-            let layout = call.layout(SOME_ROWS, cols, Access::Aligned);
-            let mut plan = plan(&testing::in_place(&call.problem(SOME_ROWS, cols)), &layout, caps).expect("a plan");
-            for step in &mut plan.steps {
-                if let Step::Dispatch(Dispatch { key, .. }) = step {
-                    assert!(key.call.tensors.is_in_place());
-                    let adds_residual = key.call.tensors.has(Tensor::ResidualOut);
-                    key.call.tensors = key.call.tensors.with(Tensor::X).set(Tensor::Residual, adds_residual);
-                }
-            }
-            assert_eq!(plan, call.plan(SOME_ROWS, cols, caps), "{cols} {call:?}");
-        }
-    });
-}
-
-#[test]
-fn without_rows_only_gradients_are_written() {
-    for_all(|caps, call, cols| {
-        let plan = call.plan(0, cols, caps);
-        let programs: Vec<_> = dispatches(&plan).map(|dispatch| dispatch.key.program).collect();
-        let expected: &[Program] = if call.gradients() > 0 { &[Program::ReducePartials] } else { &[] };
-        assert_eq!(programs, expected, "{cols} {call:?}");
-        assert_eq!(plan.partial_rows, 0, "{cols} {call:?}");
     });
 }
 

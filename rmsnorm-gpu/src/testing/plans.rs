@@ -1,0 +1,273 @@
+//! What holds for the plans of every backend, over devices that are invented: [`plan_tests`](crate::plan_tests) makes a test of
+//! each. A backend tells its plans' parts by a [`Planner`].
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::ops::Range;
+
+use rmsnorm_spec::depth::{policy_depth_cols, policy_depth_rows};
+use rmsnorm_spec::{Direction, GradReduction, Problem, Tensor};
+
+use super::{Call, in_place};
+use crate::program::Program;
+use crate::reduction::{ALIGNMENT_SLACK, row_stride};
+
+/// A backend's plans, in words that all backends share.
+pub trait Planner {
+    /// What is known of a device.
+    type Caps: Debug;
+    /// How memory can be accessed.
+    type Access: Copy + Debug + 'static;
+    /// How a call is executed.
+    type Plan: Debug + PartialEq;
+    /// Which thread owns which columns, and how threads exchange: what the bits of a row depend on.
+    type Mapping: Debug + PartialEq;
+
+    /// Every access, the widest first.
+    const ACCESSES: &'static [Self::Access];
+    /// Row counts at which plans may change, and more than any grid has blocks.
+    const ROWS: &'static [usize];
+    /// So many rows that every block has some, and that every device has room for.
+    const SOME_ROWS: usize;
+    /// Elements of a matrix that no memory holds.
+    const MOST_ELEMENTS: usize;
+
+    /// Invented devices.
+    fn devices() -> Vec<Self::Caps>;
+    /// Devices that differ in how threads exchange.
+    fn devices_by_exchange() -> Vec<Self::Caps> {
+        Self::devices()
+    }
+    /// Calls of every plan, without a size.
+    fn calls() -> Vec<Call>;
+    /// Every short row, and the lengths around those at which tiles change.
+    fn cols() -> Vec<usize>;
+    /// Backward calls, row counts and row lengths of every regime of the workspace.
+    fn backward_sizes() -> Vec<(Call, usize, usize)>;
+    /// Devices that these are planned for.
+    fn devices_of_backward() -> Vec<Self::Caps> {
+        Self::devices()
+    }
+    /// Whether sums over the rows of such a call are looked at. Neighbouring lengths have equal tiles.
+    fn is_sampled(call: Call, cols: usize) -> bool;
+    /// Whether the device must have a plan for so many rows of that length.
+    fn must_fit(problem: &Problem, caps: &Self::Caps) -> bool;
+
+    /// The plan, if the device has one.
+    fn plan(problem: &Problem, access: Self::Access, caps: &Self::Caps) -> Option<Self::Plan>;
+    /// What callers are told: f32 elements.
+    fn workspace_len(problem: &Problem, caps: &Self::Caps) -> usize;
+    /// What is launched, in order.
+    fn programs(plan: &Self::Plan) -> Vec<Program>;
+    /// Of what is launched and has a part in rows.
+    fn mapping(plan: &Self::Plan) -> Vec<Self::Mapping>;
+    /// The plan of an in-place call as that of a call with an `x` of its own.
+    fn as_if_not_in_place(plan: Self::Plan) -> Self::Plan {
+        plan
+    }
+    /// What is launched that sums over rows, in words, and its longest chain of additions.
+    fn row_chains(plan: &Self::Plan, cols: usize) -> Vec<(String, u64)>;
+    /// The longest chain in `dweight` and `dbias` by [`GradReduction::Partials`].
+    fn gradient_chain(plan: &Self::Plan, rows: usize) -> u64;
+    /// Where the parts of the workspace lie.
+    fn parts(plan: &Self::Plan, call: Call, rows: usize, cols: usize) -> Parts;
+    /// Elements that are zeroed in front of everything else. A panic where a later step zeroes.
+    fn zeroed(plan: &Self::Plan) -> Option<Range<u64>>;
+}
+
+/// The parts of a workspace, as the kernels index it, in f32 elements; empty where there is none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parts {
+    /// Partial rows of `dweight`, then of `dbias`.
+    pub partials: Range<u64>,
+    /// Locks of partial rows that are shared.
+    pub locks: Range<u64>,
+    /// Two sums of each row, where a row takes two passes over memory.
+    pub row_sums: Range<u64>,
+    /// All of it, with room for the rounding of its begin.
+    pub len: u64,
+}
+
+/// Elements of the partial rows of a call.
+pub fn partials_len(call: Call, partial_rows: u64, cols: usize) -> u64 {
+    call.gradients() as u64 * partial_rows * row_stride(cols)
+}
+
+/// A test for each of what holds for every backend's plans.
+#[macro_export]
+macro_rules! plan_tests {
+    ($planner:ty) => {
+        $crate::plan_tests!(@each $planner: a_row_is_summed_alike_in_any_batch_and_wherever_it_lies
+            the_workspace_does_not_depend_on_itself in_place_is_planned_as_forward_is without_rows_only_gradients_are_written
+            sums_over_a_row_keep_to_the_policy sums_over_the_rows_keep_to_the_policy parts_do_not_overlap_and_end_within
+            what_is_added_to_is_zeroed_first a_call_that_keeps_nothing_needs_no_workspace);
+    };
+    (@each $planner:ty: $($name:ident)*) => {
+        $(#[test]
+        fn $name() {
+            $crate::testing::plans::$name::<$planner>();
+        })*
+    };
+}
+
+/// Calls `check` for every device, call and row length.
+fn for_all<P: Planner>(mut check: impl FnMut(&P::Caps, Call, usize)) {
+    for caps in P::devices() {
+        for call in P::calls() {
+            for cols in P::cols() {
+                check(&caps, call, cols);
+            }
+        }
+    }
+}
+
+/// The plan of a call in the widest access.
+fn plan<P: Planner>(call: Call, rows: usize, cols: usize, caps: &P::Caps) -> P::Plan {
+    let Some(planned) = P::plan(&call.problem(rows, cols), P::ACCESSES[0], caps) else {
+        unreachable!("no plan for {rows}x{cols} {call:?} on {caps:?}")
+    };
+    planned
+}
+
+/// Whatever the number of rows and the access, the mapping is that of one row.
+pub fn a_row_is_summed_alike_in_any_batch_and_wherever_it_lies<P: Planner>() {
+    for_all::<P>(|caps, call, cols| {
+        let one_row = P::mapping(&plan::<P>(call, 1, cols, caps));
+        assert!(!one_row.is_empty(), "{cols} {call:?}");
+        for &rows in P::ROWS.iter().filter(|rows| **rows > 0 && **rows * cols <= P::MOST_ELEMENTS) {
+            let problem = call.problem(rows, cols);
+            match P::plan(&problem, P::ACCESSES[0], caps) {
+                Some(plan) => assert_eq!(P::mapping(&plan), one_row, "{rows}x{cols} {call:?}"),
+                None => assert!(!P::must_fit(&problem, caps), "no plan for {rows}x{cols} {call:?} on {caps:?}"),
+            }
+        }
+        for &access in P::ACCESSES {
+            let planned = P::plan(&call.problem(P::SOME_ROWS, cols), access, caps);
+            assert_eq!(planned.as_ref().map(P::mapping).as_ref(), Some(&one_row), "{cols} by {access:?}, {call:?}");
+        }
+    });
+}
+
+/// A call with a workspace of the caller's is planned as one without, and asks for what callers are told.
+pub fn the_workspace_does_not_depend_on_itself<P: Planner>() {
+    for_all::<P>(|caps, call, cols| {
+        let with = Call { tensors: call.tensors.with(Tensor::Workspace), ..call };
+        let (planned, rows) = (plan::<P>(call, P::SOME_ROWS, cols, caps), P::SOME_ROWS);
+        assert_eq!(plan::<P>(with, rows, cols, caps), planned, "{cols} {call:?}");
+        let told = [call, with].map(|call| P::workspace_len(&call.problem(rows, cols), caps));
+        assert_eq!(told[0], told[1], "{cols} {call:?}");
+        let needs = P::parts(&planned, call, rows, cols).len;
+        assert!(needs <= told[0] as u64, "{cols} {call:?}: needs {needs}, told {}", told[0]);
+    });
+}
+
+/// What overwrites its input is planned as what does not.
+pub fn in_place_is_planned_as_forward_is<P: Planner>() {
+    for_all::<P>(|caps, call, cols| {
+        if call.direction == Direction::Forward {
+            let problem = in_place(&call.problem(P::SOME_ROWS, cols));
+            let planned = P::plan(&problem, P::ACCESSES[0], caps).map(P::as_if_not_in_place);
+            assert_eq!(planned, Some(plan::<P>(call, P::SOME_ROWS, cols, caps)), "{cols} {call:?}");
+        }
+    });
+}
+
+/// The gradients of no rows are zeros, which the second stage writes.
+pub fn without_rows_only_gradients_are_written<P: Planner>() {
+    for_all::<P>(|caps, call, cols| {
+        let planned = plan::<P>(call, 0, cols, caps);
+        let is_reduction: Vec<bool> = P::programs(&planned).iter().map(|program| program.is_reduction).collect();
+        assert_eq!(is_reduction, if call.gradients() > 0 { vec![true] } else { vec![] }, "{cols} {call:?}");
+        assert!(P::parts(&planned, call, 0, cols).partials.is_empty(), "{cols} {call:?}");
+    });
+}
+
+/// math.md, section 4: bounds follow from chains of that length.
+pub fn sums_over_a_row_keep_to_the_policy<P: Planner>() {
+    // The first for every tile.
+    let mut too_long = BTreeMap::new();
+    for caps in P::devices_by_exchange() {
+        for (call, cols) in P::calls().into_iter().flat_map(|call| P::cols().into_iter().map(move |cols| (call, cols)))
+        {
+            let allowed = policy_depth_cols(cols) as u64;
+            for &access in P::ACCESSES {
+                let planned = P::plan(&call.problem(1, cols), access, &caps);
+                assert!(planned.is_some(), "no plan for 1x{cols} {call:?} on {caps:?}");
+                let chains = planned.into_iter().flat_map(|planned| P::row_chains(&planned, cols));
+                for (tile, got) in chains.filter(|(_, got)| *got > allowed) {
+                    too_long.entry(tile).or_insert_with(|| format!("{cols} cols: {got} additions, allowed {allowed}"));
+                }
+            }
+        }
+    }
+    assert!(too_long.is_empty(), "{too_long:#?}");
+}
+
+/// The same of the gradients, through both stages, of up to 2^33 rows.
+pub fn sums_over_the_rows_keep_to_the_policy<P: Planner>() {
+    let around_powers = (0..=33).flat_map(|bits| [(1usize << bits) - 1, 1 << bits, (1 << bits) + 1]);
+    let many_rows: Vec<usize> = around_powers.chain([300, 1000, 3_000_000]).filter(|rows| *rows > 0).collect();
+    for_all::<P>(|caps, call, cols| {
+        let is_sampled = call.gradients() > 0 && P::is_sampled(call, cols);
+        let sizes = many_rows.iter().filter(|_| is_sampled).map(|&rows| (rows, call.problem(rows, cols)));
+        for (rows, problem) in sizes.filter(|(_, problem)| P::must_fit(problem, caps)) {
+            let allowed = policy_depth_rows(rows) as u64;
+            for &access in P::ACCESSES {
+                let got = P::plan(&problem, access, caps).map(|planned| P::gradient_chain(&planned, rows));
+                let is_kept = got.is_some_and(|got| got <= allowed);
+                assert!(is_kept, "{rows}x{cols}: {got:?} additions, allowed {allowed}: {call:?} on {caps:?}");
+            }
+        }
+    });
+}
+
+/// Calls `check` for every backward call of every size, in every access.
+fn for_all_backward<P: Planner>(mut check: impl FnMut(&P::Plan, &Parts, Call, &dyn Fn() -> String)) {
+    for caps in P::devices_of_backward() {
+        for (call, rows, cols) in P::backward_sizes() {
+            for &access in P::ACCESSES {
+                let problem = call.problem(rows, cols);
+                let Some(planned) = P::plan(&problem, access, &caps) else {
+                    assert!(!P::must_fit(&problem, &caps), "no plan for {rows}x{cols} {call:?} on {caps:?}");
+                    continue;
+                };
+                let parts = P::parts(&planned, call, rows, cols);
+                let context = || format!("{rows}x{cols} by {access:?}, {call:?}: {parts:?} {planned:?}");
+                check(&planned, &parts, call, &context);
+            }
+        }
+    }
+}
+
+/// Whatever the address of the workspace, its parts fit behind each other when they begin on 16 bytes.
+pub fn parts_do_not_overlap_and_end_within<P: Planner>() {
+    for_all_backward::<P>(|_, parts, _, context| {
+        let mut end = 0;
+        for part in [&parts.partials, &parts.locks, &parts.row_sums].into_iter().filter(|part| !part.is_empty()) {
+            assert!(part.start >= end && part.start.is_multiple_of(4), "{}", context());
+            end = part.end;
+        }
+        assert!(end == 0 || end + ALIGNMENT_SLACK <= parts.len, "{}", context());
+    });
+}
+
+/// Locks and what atomics add to begin at zero, and nothing else does.
+pub fn what_is_added_to_is_zeroed_first<P: Planner>() {
+    for_all_backward::<P>(|plan, parts, call, context| {
+        let adds_up = call.grad_reduction != GradReduction::Partials && !parts.partials.is_empty();
+        let len = parts.partials.end - parts.partials.start + parts.locks.end - parts.locks.start;
+        assert_eq!(P::zeroed(plan), adds_up.then_some(0..len), "{}", context());
+        assert!(parts.locks.is_empty() || parts.locks.start == parts.partials.end, "{}", context());
+    });
+}
+
+/// A workspace is there where something lies in it.
+pub fn a_call_that_keeps_nothing_needs_no_workspace<P: Planner>() {
+    for_all_backward::<P>(|plan, parts, call, context| {
+        if call.gradients() == 0 && parts.row_sums.is_empty() {
+            assert_eq!(parts.len, 0, "{}", context());
+        }
+        let needs_sums = P::programs(plan).iter().any(|program| program.stem == "backward_row_sums");
+        assert_eq!(parts.row_sums.is_empty(), !needs_sums, "{}", context());
+    });
+}
