@@ -337,8 +337,16 @@ impl Summary {
         }
     }
 
+    /// Counts a case that was unsupported as one that failed.
+    pub(crate) fn refuse(&mut self, id: String, finding: Finding) {
+        self.counts.unsupported -= 1;
+        self.counts.failed += 1;
+        self.failures.push((id, finding));
+    }
+
     /// Whether the run proves what its profile can: something ran, nothing failed, the self-test caught every bug, and
-    /// of every 200 cases at most one is vacuous. Unsupported cases are gaps that the backend declares, and no obstacle.
+    /// of every 200 cases at most one is vacuous. Unsupported cases are gaps that the backend declares, and no obstacle,
+    /// but for everyday calls of a kind, norm and dtype that it has: they count as failed.
     ///
     /// The core profile, which is what "conformant" means, also demands that the self-test was run, that no case was
     /// skipped and that every mandatory feature was in a case that passed.

@@ -153,6 +153,7 @@ fn run_device(
         }
     }
     progress(total, total);
+    coverage.refusals().for_each(|(case, finding)| summary.refuse(case.to_string(), finding));
     if options.is_whole() && options.profile == Profile::Core {
         summary.missing = coverage.missing();
     }
@@ -282,10 +283,11 @@ fn micros(duration: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::case::Kind;
     use crate::run::memory::Call;
     use crate::selftest::faulty::Faulty;
     use crate::selftest::simulate::SimulatedBackend;
-    use rmsnorm_spec::{NormSpec, Tensor};
+    use rmsnorm_spec::{Error, NormSpec, Tensor};
 
     fn summary(options: &Options) -> (Result<Summary, RunError>, String) {
         let mut lines = Vec::new();
@@ -418,6 +420,26 @@ mod tests {
         summary.missing = vec!["bias"];
         assert!(!summary.is_success());
         assert_eq!(summary.conclusion(), "incomplete: no case passed that has bias, which is mandatory");
+    }
+
+    /// A call without gradients of parameters is one that every backend with a backward pass can make.
+    #[test]
+    fn everyday_call_that_is_refused_alone_is_a_failure() {
+        let has_gradients = |call: &Call| call.get(Tensor::Dweight).or(call.get(Tensor::Dbias)).is_some();
+        let refuses_lone_dx = move |call: &Call| {
+            (call.kind == Kind::Backward && !has_gradients(call))
+                .then(|| Error::Unsupported { rule: "a workspace, which is not given".into() })
+        };
+        let mut device = Faulty::correct();
+        device.refusal = Some(Box::new(refuses_lone_dx));
+        let options = Options { self_test: false, ..Options::default() };
+        let summary = run_device(&device, &options, &mut |_, _| {}, None).expect("a list");
+        assert!(!summary.is_success());
+        // Others, of mixed dtypes and of no Partials, may be gaps.
+        assert!(summary.counts.failed > 3 && summary.counts.unsupported > 0, "{summary}");
+        assert_eq!(summary.counts.failed, summary.failures.len());
+        assert!(summary.to_string().contains("refused as unsupported: a workspace, which is not given"), "{summary}");
+        assert_eq!(run_device(&Faulty::correct(), &options, &mut |_, _| {}, None).expect("a list").failures, []);
     }
 
     #[test]

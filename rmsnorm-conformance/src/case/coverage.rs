@@ -1,13 +1,16 @@
 //! What a backend must be able to do to be called conformant: no gap that it declares may reach this far.
 //!
 //! `Unsupported` is an honest answer to a rare mix of dtypes or a way of summing gradients. It is none to "backward" or
-//! "bias": if no case with such a feature passed, the core profile is not passed either, whatever the other cases say.
+//! "bias": if no case with such a feature passed, the core profile is not passed either, whatever the other cases say. Nor is
+//! it one to an everyday call, if others of its kind, norm and dtype are executed: it is a failure then.
 
-use rmsnorm_spec::{CastOrder, DType, GradReduction, Norm, Tensor, TensorSet};
+use std::collections::HashSet;
+
+use rmsnorm_spec::{CastOrder, DType, DTypes, GradReduction, Norm, Tensor, TensorSet};
 
 use crate::case::presence::OPTIONAL;
 use crate::case::{Case, Kind, Layout};
-use crate::report::Status;
+use crate::report::{Check, Finding, Status};
 
 /// A feature, and whether a case exercises it.
 type Feature = (&'static str, fn(&Case) -> bool);
@@ -39,23 +42,51 @@ const MANDATORY: [Feature; 21] = [
     ("more than 65536 columns", |case| case.cols > 65_536),
 ];
 
-/// Which mandatory features a passed case had.
+/// Elements of a matrix that every device has room for.
+const FEW_ELEMENTS: usize = 1 << 22;
+
+/// A call that needs neither much room nor what some backends lack: other sums, other dtypes, rows in groups or far apart, and
+/// more tensors than every device has bindings.
+fn is_everyday(case: &Case) -> bool {
+    let is_few = case.cols <= 1 << 16 && case.rows.saturating_mul(case.cols) <= FEW_ELEMENTS;
+    is_few
+        && case.dtypes == DTypes::uniform(case.dtypes.activation)
+        && case.grad_reduction == GradReduction::Partials
+        && !case.present.has(Tensor::Dresidual)
+        && matches!(case.layout, Layout::Uniform { .. } | Layout::Mixed(_))
+}
+
+/// Which mandatory features a passed case had, and which everyday calls were refused.
 #[derive(Default)]
 pub(crate) struct Coverage {
+    executed: HashSet<(Kind, Norm, DType)>,
+    refused: Vec<(Case, String)>,
     passed: [bool; MANDATORY.len()],
     tensors: TensorSet,
 }
 
 impl Coverage {
-    /// Counts a case in, if it passed.
+    /// Counts a case in.
     pub fn add(&mut self, case: &Case, status: &Status) {
-        if *status != Status::Pass {
-            return;
+        match status {
+            Status::Pass => {}
+            Status::Unsupported(rule) if is_everyday(case) => return self.refused.push((*case, rule.clone())),
+            Status::Fail(_) | Status::Unsupported(_) | Status::Vacuous(_) | Status::Skipped(_) => return,
         }
+        self.executed.insert((case.kind, case.norm, case.dtypes.activation));
         self.tensors = self.tensors.union(case.present);
         for (passed, (_, has_feature)) in self.passed.iter_mut().zip(MANDATORY) {
             *passed |= has_feature(case);
         }
+    }
+
+    /// The everyday calls that were refused though others of their kind, norm and dtype passed, and what is wrong.
+    pub fn refusals(&self) -> impl Iterator<Item = (Case, Finding)> {
+        let is_executed = |case: &Case| self.executed.contains(&(case.kind, case.norm, case.dtypes.activation));
+        self.refused.iter().filter(move |(case, _)| is_executed(case)).map(|(case, rule)| {
+            let detail = format!("others of its norm and dtype pass, this one is refused as unsupported: {rule}");
+            (*case, Finding { check: Check::Error, output: case.kind.name(), detail })
+        })
     }
 
     /// The features that no passed case had.
@@ -92,7 +123,6 @@ mod tests {
     /// A feature that a backend refuses, fails or cannot run is none that it has.
     #[test]
     fn only_cases_that_passed_cover_a_feature() {
-        use crate::report::{Check, Finding};
         let finding = Finding { check: Check::Bounds, output: "y", detail: String::new() };
         let others = [
             Status::Fail(finding),
@@ -104,6 +134,34 @@ mod tests {
         for case in &Profile::Core.cases(0) {
             others.iter().for_each(|status| coverage.add(case, status));
         }
+        assert_eq!(coverage.refusals().count(), 0, "nothing is executed");
         assert_eq!(coverage.missing().len(), MANDATORY.len() + OPTIONAL.iter().count());
+    }
+
+    /// What some backends lack may be refused; what they have may not, for one of many tensors, say.
+    #[test]
+    fn everyday_calls_are_refused_with_all_of_their_norm_and_dtype_or_not_at_all() {
+        let refused = |is_refused: fn(&Case) -> bool| {
+            let mut coverage = Coverage::default();
+            for case in &Profile::Core.cases(0) {
+                let status = if is_refused(case) { Status::Unsupported("a rule".into()) } else { Status::Pass };
+                coverage.add(case, &status);
+            }
+            coverage.refusals().map(|(case, _)| case).collect::<Vec<Case>>()
+        };
+        assert_eq!(refused(|case| case.dtypes.activation == DType::F16), []);
+        assert_eq!(refused(|case| case.grad_reduction != GradReduction::Partials || case.cols > 1 << 16), []);
+        assert_eq!(refused(|case| case.dtypes.weight != case.dtypes.activation), []);
+        assert_eq!(refused(|case| matches!(case.layout, Layout::Grouped { .. } | Layout::Far(_))), []);
+        assert_eq!(refused(|case| case.present.has(Tensor::Dresidual)), []);
+
+        let is_lone = |case: &Case| {
+            case.kind == Kind::Backward && !case.present.has(Tensor::Dweight) && !case.present.has(Tensor::Dbias)
+        };
+        let found = refused(is_lone);
+        assert!(found.len() > 10 && found.iter().all(is_lone), "{}", found.len());
+        for dtype in DType::ALL {
+            assert!(found.iter().any(|case| case.dtypes == DTypes::uniform(dtype)), "{dtype}");
+        }
     }
 }

@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 use rmsnorm_spec::{DType, Error, Norm};
 
 use crate::Harness;
+use crate::case::coverage::Coverage;
 use crate::case::profiles::{Profile, breakpoints, combinations_in_small};
 use crate::case::{Case, Kind, Trial};
 use crate::report::{CaseReport, Status, replay};
@@ -100,14 +101,20 @@ fn test_items(device: &dyn Device, items: impl Iterator<Item = Item>) -> Result<
     let arithmetic = device.claims();
     let context = Context { device, arithmetic: &arithmetic };
     let (mut executed, mut other, mut failed) = (0, Vec::new(), Vec::new());
+    let mut coverage = Coverage::default();
     for item in items {
+        let case = item.case();
         let CaseReport { id, status, .. } = item.execute(context);
+        case.inspect(|case| coverage.add(case, &status));
         match status {
             Status::Pass => executed += 1,
             Status::Fail(finding) => failed.push(format!("{finding}\n    {}", replay(device.name(), &id))),
             Status::Unsupported(_) | Status::Vacuous(_) | Status::Skipped(_) => other.push(format!("{id}: {status:?}")),
         }
     }
+    let refusals = coverage.refusals();
+    failed
+        .extend(refusals.map(|(case, finding)| format!("{finding}\n    {}", replay(device.name(), &case.to_string()))));
     println!("{executed} passed, {} failed, {} proved nothing\n{}", failed.len(), other.len(), other.join("\n"));
     match (failed.is_empty(), executed) {
         (false, _) => Err(TestFailure(failed.join("\n"))),
@@ -248,9 +255,16 @@ mod tests {
         let failure = test_items(&Faulty::new(spoil), cases()).expect_err("the second case fails");
         assert!(failure.0.contains("3x6") && !failure.0.contains("3x5"), "{failure:?}");
         let mut refusing = Faulty::correct();
-        refusing.refusal = Some(|| Error::Unsupported { rule: "nothing".into() });
+        refusing.refusal = Some(Box::new(|_| Some(Error::Unsupported { rule: "nothing".into() })));
         let failure = test_items(&refusing, cases()).expect_err("nothing was executed");
         assert!(failure.0.starts_with("no case was executed"), "{failure:?}");
         assert!(test_items(&Faulty::correct(), std::iter::empty()).is_err());
+        // One of several is no gap.
+        refusing.refusal = Some(Box::new(|call| {
+            let is_fifth = call.get(rmsnorm_spec::Tensor::X).is_some_and(|x| x.view.len() == 15);
+            is_fifth.then(|| Error::Unsupported { rule: "5 columns".into() })
+        }));
+        let failure = test_items(&refusing, cases()).expect_err("an everyday call is refused");
+        assert!(failure.0.contains("5 columns") && failure.0.contains("3x5"), "{failure:?}");
     }
 }

@@ -13,13 +13,16 @@ use crate::{Arithmetic, Harness};
 /// What is done to a call that was made: its number from 0 on, its norm, and its tensors.
 type Fault = Box<dyn Fn(usize, &NormSpec, &mut Call)>;
 
+/// The error that a call is answered with, if it is not made.
+pub(crate) type Refusal = Box<dyn Fn(&Call) -> Option<Error>>;
+
 /// A backend with a fault that no formula explains.
 pub(crate) struct Faulty {
     correct: SimulatedBackend,
     fault: Fault,
     calls: Cell<usize>,
-    /// Answers this in place of the call, where it is given.
-    pub refusal: Option<fn() -> Error>,
+    /// What it answers in place of a call, if anything.
+    pub refusal: Option<Refusal>,
     /// Breakpoints of cols, and of rows.
     pub breakpoints: (Vec<usize>, Vec<usize>),
 }
@@ -76,8 +79,8 @@ impl Device for Faulty {
     }
 
     fn make(&self, spec: &NormSpec, dtypes: DTypes, reduction: GradReduction, call: &mut Call) -> Answer {
-        if let Some(refusal) = self.refusal {
-            return Ok(Err(refusal()));
+        if let Some(error) = self.refusal.as_ref().and_then(|refusal| refusal(call)) {
+            return Ok(Err(error));
         }
         let answer = self.correct.make(spec, dtypes, reduction, call);
         (self.fault)(self.calls.replace(self.calls.get() + 1), spec, call);

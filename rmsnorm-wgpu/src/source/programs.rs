@@ -8,7 +8,7 @@ use std::path::Path;
 use naga::back::{hlsl, msl, spv};
 use naga::front::wgsl;
 use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
-use naga::{AddressSpace, Module, ShaderStage, StorageAccess, TypeInner};
+use naga::{AddressSpace, BuiltIn, Expression, Literal, Module, ShaderStage, StorageAccess, TypeInner};
 use rmsnorm_gpu::program::CallKey;
 use rmsnorm_gpu::testing::Draw;
 use rmsnorm_shaders::{self as shaders, Source};
@@ -240,6 +240,48 @@ fn workgroups_are_what_rust_says() {
         let shared = module.global_variables.iter().filter(|(_, each)| each.space == AddressSpace::WorkGroup);
         let bytes: u32 = shared.map(|(_, each)| module.types[each.ty].inner.size(module.to_ctx())).sum();
         assert_eq!(bytes, workgroup_bytes(key), "{key:?}");
+    });
+}
+
+/// Of 16 bits a thread moves a pair at once, unless an f32 tensor of the same call has its quads apart.
+#[test]
+fn aligned_accesses_are_as_wide_as_they_may_be() {
+    for key in sample().into_iter().filter(|key| key.access == Access::Aligned) {
+        let moves_quads = is_split(&key) || key.program == Program::ReducePartials;
+        for binding in bindings(&key).into_iter().filter(|binding| binding.tensor.is_matrix()) {
+            let is_f32 = dtype_of(&key, binding.tensor) == DType::F32;
+            assert_eq!(binding.unit, if moves_quads && !is_f32 { 8 } else { 16 }, "{} of {key:?}", binding.tensor);
+        }
+    }
+}
+
+/// The order of a sum over a row, as the chains of the plan's tests count it.
+#[test]
+fn sums_over_a_row_are_made_as_planned() {
+    for_all(|key, module, _| {
+        let number = |name: &str| {
+            let (_, constant) = module.constants.iter().find(|(_, constant)| constant.name.as_deref() == Some(name))?;
+            match module.global_expressions[constant.init] {
+                Expression::Literal(Literal::U32(number)) => Some(number),
+                Expression::Literal(Literal::Bool(flag)) => Some(flag.into()),
+                _ => None,
+            }
+        };
+        let [entry] = &module.entry_points[..] else { panic!("{key:?}") };
+        let is_subgroup = Some(naga::Binding::BuiltIn(BuiltIn::SubgroupInvocationId));
+        let asks = entry.function.arguments.iter().any(|argument| match &module.types[argument.ty].inner {
+            TypeInner::Struct { members, .. } => members.iter().any(|member| member.binding == is_subgroup),
+            _ => argument.binding == is_subgroup,
+        });
+        let threads = key.tile.threads_per_row;
+        let lanes = match key.tile.flavour {
+            Flavour::Subgroup(lanes) if has_sums(key.program) => Some(lanes),
+            Flavour::Subgroup(_) | Flavour::Workgroup => None,
+        };
+        assert_eq!(asks, lanes.is_some(), "{key:?}");
+        assert_eq!(number("SEGMENT"), Some(key.tile.segment().min(threads)), "{key:?}");
+        let shuffles_twice = lanes.is_some_and(|lanes| 8 < threads / lanes && threads / lanes <= lanes);
+        assert_eq!(number("IS_SHUFFLED_TWICE"), Some(shuffles_twice.into()), "{key:?}");
     });
 }
 
