@@ -136,3 +136,70 @@ fn f16_from_f32(value: f32) -> u16 {
     let unsigned = if magnitude.is_nan() { nan } else { finite };
     unsigned as u16 | (value.to_bits() >> 16) as u16 & 0x8000
 }
+
+#[cfg(test)]
+mod tests {
+    use rmsnorm_spec::{bf16, f16};
+
+    use super::*;
+
+    /// Every half, bit for bit; a NaN keeps its own.
+    #[test]
+    fn every_half_is_widened_exactly() {
+        for bits in 0..=u16::MAX {
+            let (half, got) = (f16::from_bits(bits), f16_to_f32(bits));
+            let expected = if half.is_nan() {
+                f32::from_bits(u32::from(bits & 0x8000) << 16 | 0x7f80_0000 | u32::from(bits & 0x3ff) << 13)
+            } else {
+                half.to_f32()
+            };
+            assert_eq!(got.to_bits(), expected.to_bits(), "{bits:#06x}");
+        }
+    }
+
+    /// Calls `check` for each value of 16 bits, for what is halfway to the next one from zero, for their neighbours in f32, and
+    /// for the ends of f32.
+    fn for_all_roundings(halfway: impl Fn(u16) -> f32, value: impl Fn(u16) -> f32, mut check: impl FnMut(f32)) {
+        for bits in 0..=0x7fffu16 {
+            for near in [value(bits), halfway(bits)].into_iter().filter(|near| near.is_finite()) {
+                for near in [near.next_down(), near, near.next_up()] {
+                    check(near);
+                    check(-near);
+                }
+            }
+        }
+        [f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN, f32::MIN_POSITIVE, 1e-40].into_iter().for_each(check);
+    }
+
+    #[test]
+    fn values_are_rounded_to_the_nearest_half() {
+        let value = |bits| f16::from_bits(bits).to_f32();
+        // Beyond the largest half, as if there were another.
+        let next = |bits| if bits == 0x7bff { 65536.0 } else { value(bits + 1) };
+        for_all_roundings(
+            |bits| (value(bits) + next(bits)) / 2.0,
+            value,
+            |near| assert_eq!(f16_from_f32(near), f16::from_f32(near).to_bits(), "{near:e}"),
+        );
+        for payload in [0x7f80_0001u32, 0x7fc0_0000, 0x7fa5_4321, 0x7fff_ffff] {
+            for sign in [0, 0x8000_0000] {
+                let got = f16_from_f32(f32::from_bits(payload | sign));
+                let kept = 0x7e00 | (payload >> 13 & 0x3ff) as u16 | (sign >> 16) as u16;
+                assert_eq!(got, kept, "{payload:#x}");
+            }
+        }
+    }
+
+    #[test]
+    fn values_are_rounded_to_the_nearest_bf16() {
+        let value = |bits| bf16::from_bits(bits).to_f32();
+        let halfway = |bits| f32::from_bits(u32::from(bits) << 16 | 0x8000);
+        for_all_roundings(halfway, value, |near| {
+            let got = <Portable as Simd>::narrow_bf16([near; LANES]);
+            assert_eq!(got, [bf16::from_f32(near).to_bits(); LANES], "{near:e}");
+            assert_eq!(<Portable as Simd>::widen_bf16(got), [bf16::from_bits(got[0]).to_f32(); LANES]);
+        });
+        let got = <Portable as Simd>::narrow_bf16([f32::from_bits(0xff80_0001); LANES]);
+        assert_eq!(got, [0xffc0; LANES], "a NaN stays one, and quiet");
+    }
+}
