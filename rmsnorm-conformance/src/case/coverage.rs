@@ -8,7 +8,7 @@ use std::collections::HashSet;
 
 use rmsnorm_spec::{CastOrder, DType, DTypes, GradReduction, Norm, Tensor, TensorSet};
 
-use crate::case::presence::OPTIONAL;
+use crate::case::presence::{ALL_PRESENT, OPTIONAL};
 use crate::case::{Case, Kind, Layout};
 use crate::report::{Check, Finding, Status};
 
@@ -52,7 +52,7 @@ fn is_everyday(case: &Case) -> bool {
     is_few
         && case.dtypes == DTypes::uniform(case.dtypes.activation)
         && case.grad_reduction == GradReduction::Partials
-        && !case.present.has(Tensor::Dresidual)
+        && case.present.difference(ALL_PRESENT).is_empty()
         && matches!(case.layout, Layout::Uniform { .. } | Layout::Mixed(_))
 }
 

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use rmsnorm_spec::{CastOrder, DType, DTypes, GradReduction, Norm, Tensor, TensorSet};
 
 use crate::case::data::Family;
-use crate::case::presence::{ALL_PRESENT, COUNTED, DRAWN};
+use crate::case::presence::{ALL_PRESENT, COUNTED, DRAWN, OPTIONAL};
 use crate::case::{Case, Kind, Layout, Trial};
 use crate::testing::splitmix;
 
@@ -338,7 +338,7 @@ fn every_mix(shapes: &[(usize, usize)]) -> Vec<Case> {
                     let case = Case { dtypes, present: ALL_PRESENT, weight_offset: 0.3, layout, ..plain };
                     cases.push(case);
                     if kind.has_backward() {
-                        cases.push(Case { present: ALL_PRESENT.with(Tensor::Dresidual), ..case });
+                        cases.push(Case { present: OPTIONAL, ..case });
                     }
                 }
             }
@@ -357,7 +357,7 @@ fn in_groups(shapes: &[(usize, usize, usize)]) -> Vec<Case> {
             let (dtype, seed) = (DType::ALL[(i + rows) % 3], (i + cols) as u32);
             let plain = Case { seed, ..Case::plain(kind, norm, dtype, rows, cols) };
             let layout = Layout::Grouped { rows: group, seed };
-            let present = ALL_PRESENT.with(Tensor::Dresidual);
+            let present = OPTIONAL;
             let dtypes = DTypes::uniform(dtype).widened(i % 2 == 0, i % 4 < 2);
             cases.push(Case { present, dtypes, layout, weight_offset: 0.3, ..plain });
             let layout = Layout::Grouped { rows: group, seed: seed + 1 };
@@ -419,7 +419,7 @@ fn long_rows() -> Vec<Case> {
             cases.push(Case { family: Family::Mixed, ..with(Kind::Backward, norm, 40, 65_539) });
             let layout = Layout::Mixed(7);
             cases.push(Case { layout, ..with(Kind::Backward, norm, 3, 262_147) });
-            let present = ALL_PRESENT.with(Tensor::Dresidual);
+            let present = OPTIONAL;
             cases.push(Case { layout, present, ..with(Kind::Backward, norm, 3, 262_149) });
         }
         for family in [Family::Shifted, Family::Const] {

@@ -4,7 +4,7 @@ use rmsnorm_spec::{DType, DTypes, Norm, Tensor};
 
 use super::SimulatedBackend;
 use crate::Arithmetic;
-use crate::case::presence::ALL_PRESENT;
+use crate::case::presence::OPTIONAL;
 use crate::case::{Case, Kind, Layout, Trial};
 use crate::report::Status;
 use crate::run::calls::{Context, Scenario};
@@ -59,12 +59,7 @@ fn bug_names_are_unique_and_every_bug_applies_somewhere() {
 
 /// With every tensor that the kind of call may have.
 fn full(kind: Kind, norm: Norm, dtypes: DTypes, rows: usize, cols: usize) -> Case {
-    Case {
-        present: ALL_PRESENT.with(Tensor::Dresidual),
-        dtypes,
-        ..Case::plain(kind, norm, dtypes.activation, rows, cols)
-    }
-    .normalized()
+    Case { present: OPTIONAL, dtypes, ..Case::plain(kind, norm, dtypes.activation, rows, cols) }.normalized()
 }
 
 /// Shapes that leave lanes and blocks empty, fill them exactly, and overfill them; every tensor with gaps of its own.
