@@ -255,18 +255,39 @@ fn aligned_accesses_are_as_wide_as_they_may_be() {
     }
 }
 
+/// The value of a constant; 1 for true.
+fn constant(module: &Module, name: &str) -> Option<u32> {
+    let (_, constant) = module.constants.iter().find(|(_, constant)| constant.name.as_deref() == Some(name))?;
+    match module.global_expressions[constant.init] {
+        Expression::Literal(Literal::U32(number)) => Some(number),
+        Expression::Literal(Literal::Bool(flag)) => Some(flag.into()),
+        _ => None,
+    }
+}
+
+/// Each `HAS_` of a tensor is true where the program has that tensor, and of a call with a sum that of its residual.
+#[test]
+fn flags_are_those_of_the_tensors() {
+    for_all(|key, module, _| {
+        let mut flags = 0;
+        for tensor in Tensor::ALL {
+            let Some(flag) = constant(module, &format!("HAS_{}", tensor.name().to_uppercase())) else { continue };
+            let tensors = key.call.tensors;
+            let expected = if tensor == Tensor::Residual { tensors.adds_residual() } else { tensors.has(tensor) };
+            assert_eq!(flag == 1, expected, "{tensor} of {key:?}");
+            flags += 1;
+        }
+        assert_eq!(flags, 6, "weight, bias, residual, dresidual_out, dweight and dbias");
+        assert_eq!(constant(module, "GRADIENTS"), Some(key.call.tensors.sums_over_rows() as u32), "{key:?}");
+        assert_eq!(constant(module, "HAS_WEIGHT_OFFSET"), Some(key.has_weight_offset.into()), "{key:?}");
+    });
+}
+
 /// The order of a sum over a row, as the chains of the plan's tests count it.
 #[test]
 fn sums_over_a_row_are_made_as_planned() {
     for_all(|key, module, _| {
-        let number = |name: &str| {
-            let (_, constant) = module.constants.iter().find(|(_, constant)| constant.name.as_deref() == Some(name))?;
-            match module.global_expressions[constant.init] {
-                Expression::Literal(Literal::U32(number)) => Some(number),
-                Expression::Literal(Literal::Bool(flag)) => Some(flag.into()),
-                _ => None,
-            }
-        };
+        let number = |name| constant(module, name);
         let [entry] = &module.entry_points[..] else { panic!("{key:?}") };
         let is_subgroup = Some(naga::Binding::BuiltIn(BuiltIn::SubgroupInvocationId));
         let asks = entry.function.arguments.iter().any(|argument| match &module.types[argument.ty].inner {
