@@ -258,11 +258,12 @@ fn aligned_accesses_are_as_wide_as_they_may_be() {
 /// The value of a constant; 1 for true.
 fn constant(module: &Module, name: &str) -> Option<u32> {
     let (_, constant) = module.constants.iter().find(|(_, constant)| constant.name.as_deref() == Some(name))?;
-    match module.global_expressions[constant.init] {
-        Expression::Literal(Literal::U32(number)) => Some(number),
-        Expression::Literal(Literal::Bool(flag)) => Some(flag.into()),
-        _ => None,
-    }
+    let Expression::Literal(literal) = module.global_expressions[constant.init] else { return None };
+    if let Literal::Bool(flag) = literal { Some(flag.into()) } else { u32_of(literal) }
+}
+
+fn u32_of(literal: Literal) -> Option<u32> {
+    if let Literal::U32(number) = literal { Some(number) } else { None }
 }
 
 /// Each `HAS_` of a tensor is true where the program has that tensor, and of a call with a sum that of its residual.
@@ -290,9 +291,9 @@ fn sums_over_a_row_are_made_as_planned() {
         let number = |name| constant(module, name);
         let [entry] = &module.entry_points[..] else { panic!("{key:?}") };
         let is_subgroup = Some(naga::Binding::BuiltIn(BuiltIn::SubgroupInvocationId));
-        let asks = entry.function.arguments.iter().any(|argument| match &module.types[argument.ty].inner {
-            TypeInner::Struct { members, .. } => members.iter().any(|member| member.binding == is_subgroup),
-            _ => argument.binding == is_subgroup,
+        let asks = entry.function.arguments.iter().any(|argument| {
+            let TypeInner::Struct { members, .. } = &module.types[argument.ty].inner else { return false };
+            members.iter().any(|member| member.binding == is_subgroup)
         });
         let threads = key.tile.threads_per_row;
         let lanes = match key.tile.flavour {
