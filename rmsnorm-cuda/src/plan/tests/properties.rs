@@ -4,8 +4,8 @@ use rmsnorm_spec::Norm;
 
 use rmsnorm_gpu::tuning::{rises, up_to};
 
-use super::super::Tuning;
 use super::super::tuning::{Ladders, Tables};
+use super::super::{Reads, Tuning};
 use super::*;
 
 /// Shared memory that a kernel may declare without asking.
@@ -83,6 +83,39 @@ fn keys_have_the_tensors_of_the_call() {
             };
             let expected: TensorSet = code.iter().copied().filter(|tensor| call.tensors.has(*tensor)).collect();
             assert_eq!(key.call.tensors, expected, "{cols} {call:?}");
+        }
+    });
+}
+
+/// How a row ends, and when what is needed late is read: the text is another one.
+#[test]
+fn tiles_say_how_rows_end_and_when_parameters_are_read() {
+    for_all(|caps, call, cols| {
+        for Launch { key, .. } in launches(&call.plan(4096, cols, caps)) {
+            let (Tile { pack, packs, cluster, .. }, weight) = (key.tile, key.call.dtypes.weight);
+            let is_cut = !cols.is_multiple_of(pack as usize);
+            assert_eq!(key.tile.has_tail, is_cut || key.program == Program::ReducePartials, "{cols} {key:?}");
+            let none = Tile::NONE.reads;
+            let reads = match key.program {
+                Program::Forward => Reads { is_late: packs < 3, ..none },
+                // Weights that fill at most four registers.
+                Program::ForwardCluster => Reads { is_early: pack == 4 || weight != DType::F32, batch: 4, ..none },
+                Program::ForwardLong => {
+                    let is_early = cluster == 1 && weight != DType::F32 && columns(&key.tile) == cols;
+                    Reads { is_early, batch: if call.norm == Norm::Layer { 4 } else { 2 }, ..none }
+                }
+                Program::ForwardStreaming
+                | Program::Backward
+                | Program::BackwardRowSums
+                | Program::BackwardColumns
+                | Program::ReducePartials => none,
+            };
+            assert_eq!(key.tile.reads, reads, "{cols} {key:?}");
+            // Partial sums have the type of the gradients that they are of.
+            let has_parameters = call.tensors.has(Tensor::Weight) || call.tensors.has(Tensor::Bias);
+            let is_typed = has_parameters || key.call.tensors.sums_over_rows() > 0;
+            let dtype = if is_typed { call.dtypes.weight } else { call.dtypes.activation };
+            assert_eq!(weight, dtype, "{cols} {key:?}");
         }
     });
 }
