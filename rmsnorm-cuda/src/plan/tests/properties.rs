@@ -111,6 +111,14 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
                 | Program::ReducePartials => none,
             };
             assert_eq!(key.tile.reads, reads, "{cols} {key:?}");
+            // Blocks that the registers must have room for, where no table says it.
+            let blocks_per_sm = match key.program {
+                Program::BackwardRowSums => Some(2),
+                Program::BackwardColumns => Some(3),
+                Program::Forward | Program::ForwardCluster | Program::ForwardLong | Program::ForwardStreaming => None,
+                Program::Backward | Program::ReducePartials => None,
+            };
+            assert!(blocks_per_sm.is_none_or(|blocks| blocks == key.tile.blocks_per_sm), "{cols} {key:?}");
             // Partial sums have the type of the gradients that they are of.
             let has_parameters = call.tensors.has(Tensor::Weight) || call.tensors.has(Tensor::Bias);
             let is_typed = has_parameters || key.call.tensors.sums_over_rows() > 0;
@@ -250,6 +258,10 @@ fn every_chunk_has_a_row_and_is_counted_in_32_bits() {
             // backward.cu multiplies these.
             for Launch { key, .. } in launches(&plan).filter(|launch| launch.key.program == Program::Backward) {
                 assert!(u64::from(key.tile.groups) * plan.chunks <= u32::MAX.into(), "{rows}x{cols} {plan:?}");
+                // Few rows: no more blocks than steps that have one.
+                let rows_of_a_step = (key.tile.groups * key.tile.unroll) as usize;
+                let steps = rows.div_ceil(rows_of_a_step) as u64;
+                assert!(rows > 4096 || plan.chunks <= steps, "{rows}x{cols} {plan:?}");
             }
         }
     });
