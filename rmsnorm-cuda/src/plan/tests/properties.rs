@@ -222,6 +222,10 @@ fn grids_are_whole_clusters() {
             for launch in launches(&call.plan(rows, cols, caps)) {
                 assert!((1..=i32::MAX as u32).contains(&launch.grid), "{rows}x{cols} {launch:?}");
                 assert!(launch.grid.is_multiple_of(launch.key.tile.cluster), "{rows}x{cols} {launch:?}");
+                // The one program whose clusters do not go on to further rows.
+                if launch.key.program == Program::ForwardCluster {
+                    assert_eq!((launch.grid / launch.key.tile.cluster) as usize, rows, "{rows}x{cols} {launch:?}");
+                }
             }
         }
     });
@@ -291,6 +295,33 @@ fn the_suite_is_told_where_plans_change() {
 
 fn ladders(tuning: &Tuning) -> impl Iterator<Item = &Ladders> {
     tuning.widths.iter().flat_map(|Tables { forward, backward }| forward.iter().chain(backward))
+}
+
+/// Backward with two sums over a row, or with two over the rows, takes twice the registers.
+#[test]
+fn every_call_has_a_table_of_its_own() {
+    let Tables { forward, backward: [one, two] } = &Tuning::H200.widths[0];
+    let ladders = |direction, norm, tensors| {
+        Tuning::H200.ladders(&Call::new(direction, norm, BF16, tensors).problem(4096, 4096), 8)
+    };
+    for (norm, tensors, table) in [
+        (Norm::Rms, WEIGHT, &forward[0]),
+        (Norm::Rms, WEIGHT_RESIDUAL, &forward[1]),
+        (Norm::Layer, WEIGHT, &forward[2]),
+        (Norm::Layer, WEIGHT_RESIDUAL, &forward[3]),
+    ] {
+        assert!(std::ptr::eq(ladders(Direction::Forward, norm, tensors), table), "{norm:?} {tensors:?}");
+    }
+    for (norm, tensors, table) in [
+        (Norm::Rms, WEIGHT, one),
+        (Norm::Rms, DWEIGHT, one),
+        (Norm::Rms, DWEIGHT_DBIAS, two),
+        (Norm::Layer, WEIGHT, two),
+        (Norm::Layer, DWEIGHT, two),
+        (Norm::Layer, DWEIGHT_DBIAS, two),
+    ] {
+        assert!(std::ptr::eq(ladders(Direction::Backward, norm, tensors), table), "{norm:?} {tensors:?}");
+    }
 }
 
 #[test]
