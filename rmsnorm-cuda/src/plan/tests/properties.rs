@@ -5,7 +5,7 @@ use rmsnorm_spec::Norm;
 use rmsnorm_gpu::tuning::{rises, up_to};
 
 use super::super::tuning::{Ladders, Tables};
-use super::super::{Reads, Tuning};
+use super::super::{RESERVED_BYTES, Reads, Tuning};
 use super::*;
 
 /// Shared memory that a kernel may declare without asking.
@@ -213,6 +213,34 @@ fn shared_memory_suffices() {
             }
         }
     });
+}
+
+/// Less shared memory takes stages first, then blocks of a multiprocessor; one stage is the last that is left, and then the row
+/// streams.
+#[test]
+fn the_ring_of_backward_is_cut_to_what_there_is() {
+    let call = Call::new(Direction::Backward, Norm::Rms, BF16, DWEIGHT);
+    let backward = |caps: &Caps| {
+        let launched = launches(&call.plan(4096, 4096, caps)).next().expect("a kernel");
+        (launched.key.program == Program::Backward).then_some(launched)
+    };
+    let whole = backward(&Caps::h200()).expect("the row stays on chip");
+    let stage = whole.shared_bytes / whole.key.tile.stages;
+    assert_eq!((whole.key.tile.stages, whole.key.tile.blocks_per_sm), (3, 2));
+    let with = |stages: u32, blocks: u32| {
+        let bytes = stages * stage + RESERVED_BYTES as u32;
+        backward(&Caps { shared_per_block_optin: bytes, shared_per_sm: blocks * bytes, ..Caps::h200() })
+    };
+    let cut = |launched: Option<Launch>| launched.map(|launch| (launch.key.tile.stages, launch.key.tile.blocks_per_sm));
+    assert_eq!(cut(with(2, 4)), Some((2, 2)));
+    assert_eq!(cut(with(3, 1)), Some((3, 1)));
+    assert_eq!(cut(with(1, 4)), Some((1, 1)));
+    assert!(!with(1, 1).expect("a kernel").key.tile.is_overlapped);
+    assert_eq!(cut(with(0, 4)), None);
+    // Two blocks share what one may have alone.
+    let bytes = 2 * (2 * stage + RESERVED_BYTES as u32);
+    let shared = backward(&Caps { shared_per_block_optin: bytes, shared_per_sm: bytes, ..Caps::h200() });
+    assert_eq!(cut(shared), Some((2, 2)));
 }
 
 #[test]
