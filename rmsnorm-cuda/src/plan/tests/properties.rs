@@ -241,6 +241,9 @@ fn the_ring_of_backward_is_cut_to_what_there_is() {
     let bytes = 2 * (2 * stage + RESERVED_BYTES as u32);
     let shared = backward(&Caps { shared_per_block_optin: bytes, shared_per_sm: bytes, ..Caps::h200() });
     assert_eq!(cut(shared), Some((2, 2)));
+    // And its threads.
+    let few = |threads_per_sm| cut(backward(&Caps { threads_per_sm, ..Caps::h200() }));
+    assert_eq!([2 * whole.threads, 2 * whole.threads - 1].map(few), [Some((3, 2)), Some((3, 1))]);
 }
 
 #[test]
