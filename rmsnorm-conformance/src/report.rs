@@ -337,8 +337,13 @@ impl Summary {
         }
     }
 
-    /// Counts a case that was unsupported as one that failed.
-    pub(crate) fn refuse(&mut self, id: String, finding: Finding) {
+    /// Counts a case that was unsupported, by that rule, as one that failed. Its own line of JSON has said what it answered.
+    pub(crate) fn refuse(&mut self, id: String, rule: &str, finding: Finding) {
+        let line = format!("{}: {rule}", Status::Unsupported(String::new()).name());
+        if let Some(count) = self.not_executed.get_mut(&line) {
+            *count -= 1;
+        }
+        self.not_executed.retain(|_, count| *count > 0);
         self.counts.unsupported -= 1;
         self.counts.failed += 1;
         self.failures.push((id, finding));

@@ -153,7 +153,7 @@ fn run_device(
         }
     }
     progress(total, total);
-    coverage.refusals().for_each(|(case, finding)| summary.refuse(case.to_string(), finding));
+    coverage.refusals().for_each(|(case, rule, finding)| summary.refuse(case.to_string(), rule, finding));
     if options.is_whole() && options.profile == Profile::Core {
         summary.missing = coverage.missing();
     }
@@ -438,6 +438,8 @@ mod tests {
         // Others, of mixed dtypes and of no Partials, may be gaps.
         assert!(summary.counts.failed > 3 && summary.counts.unsupported > 0, "{summary}");
         assert_eq!(summary.counts.failed, summary.failures.len());
+        let listed: usize = summary.not_executed.values().sum();
+        assert_eq!(listed, summary.counts.unsupported + summary.counts.vacuous + summary.counts.skipped, "{summary}");
         assert!(summary.to_string().contains("refused as unsupported: a workspace, which is not given"), "{summary}");
         assert_eq!(run_device(&Faulty::correct(), &options, &mut |_, _| {}, None).expect("a list").failures, []);
     }

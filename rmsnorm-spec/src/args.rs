@@ -21,7 +21,8 @@ pub use visit::Visitor;
 pub(crate) use visit::{SpanVisitor, View, Views};
 
 /// The tensors of an argument struct, in the order of validation: how validation and launches go through them, and a builder
-/// method for each that is `optional`. The others are `given` to `new`. A matrix is [`Rows`], a vector its view.
+/// method for each that is `optional`. Those `given` have none here: `new` takes them, or a method is written by hand. A matrix is
+/// [`Rows`], a vector its view. A `source` is read as the first tensor, or overwritten as the second.
 macro_rules! tensors {
     ($args:ident { $($how:ident $kind:ident $tensor:ident = $name:ident : $view:ident $element:ty;)* }) => {
         impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Views<'a, B> for $args<'a, B, T, W, R> {

@@ -189,11 +189,16 @@ pub(crate) fn backward_call(device: &dyn Device, case: &Case, inputs: &Inputs, s
     builder.input_rows(Tensor::DresidualOut, inputs.dresidual_out.as_deref());
     let written = Tensor::ALL.into_iter().filter(|tensor| present.with(Tensor::Dx).has(*tensor));
     let written = written.filter(|tensor| tensor.access(Direction::Backward) == Some(spec::Access::Write));
-    for tensor in written.clone().filter(|tensor| tensor.shape() == TensorShape::Matrix) {
-        builder.output_rows(tensor, true);
-    }
-    for tensor in written.filter(|tensor| tensor.shape() == TensorShape::Cols) {
-        builder.output(tensor, case.cols, true);
+    // Matrices first: the order is part of a case's digest.
+    let (matrices, vectors): (Vec<Tensor>, Vec<Tensor>) = written.partition(|tensor| tensor.is_matrix());
+    for tensor in matrices.into_iter().chain(vectors) {
+        match tensor.shape() {
+            TensorShape::Matrix => builder.output_rows(tensor, true),
+            TensorShape::Cols => builder.output(tensor, case.cols, true),
+            TensorShape::Rows => builder.output(tensor, case.rows, true),
+            // Below.
+            TensorShape::Workspace => {}
+        }
     }
     if present.has(Tensor::Workspace) {
         let len = device.workspace_elements(&backward_problem(case));

@@ -105,7 +105,9 @@ fn test_items(device: &dyn Device, items: impl Iterator<Item = Item>) -> Result<
     for item in items {
         let case = item.case();
         let CaseReport { id, status, .. } = item.execute(context);
-        case.inspect(|case| coverage.add(case, &status));
+        if let Some(case) = case {
+            coverage.add(&case, &status);
+        }
         match status {
             Status::Pass => executed += 1,
             Status::Fail(finding) => failed.push(format!("{finding}\n    {}", replay(device.name(), &id))),
@@ -113,8 +115,9 @@ fn test_items(device: &dyn Device, items: impl Iterator<Item = Item>) -> Result<
         }
     }
     let refusals = coverage.refusals();
-    failed
-        .extend(refusals.map(|(case, finding)| format!("{finding}\n    {}", replay(device.name(), &case.to_string()))));
+    failed.extend(
+        refusals.map(|(case, _, finding)| format!("{finding}\n    {}", replay(device.name(), &case.to_string()))),
+    );
     println!("{executed} passed, {} failed, {} proved nothing\n{}", failed.len(), other.len(), other.join("\n"));
     match (failed.is_empty(), executed) {
         (false, _) => Err(TestFailure(failed.join("\n"))),

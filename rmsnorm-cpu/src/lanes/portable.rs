@@ -157,7 +157,7 @@ mod tests {
         }
     }
 
-    /// Calls `check` for each value of 16 bits, for what is halfway to the next one from zero, for their neighbours in f32, and
+    /// Calls `check` for each value of 16 bits, for what is halfway to the next one away from zero, for their neighbours in f32, and
     /// for the ends of f32.
     fn for_all_roundings(halfway: impl Fn(u16) -> f32, value: impl Fn(u16) -> f32, mut check: impl FnMut(f32)) {
         for bits in 0..=0x7fffu16 {

@@ -29,7 +29,7 @@ pub trait Planner {
     const ROWS: &'static [usize];
     /// So many rows that every block has some, and that every device has room for.
     const SOME_ROWS: usize;
-    /// Elements of a matrix that no memory holds.
+    /// Larger matrices are not planned for.
     const MOST_ELEMENTS: usize;
 
     /// Invented devices.
@@ -59,13 +59,13 @@ pub trait Planner {
     fn workspace_len(problem: &Problem, caps: &Self::Caps) -> usize;
     /// What is launched, in order.
     fn programs(plan: &Self::Plan) -> Vec<Program>;
-    /// Of what is launched and has a part in rows.
+    /// The mapping of each program that works on rows.
     fn mapping(plan: &Self::Plan) -> Vec<Self::Mapping>;
     /// The plan of an in-place call as that of a call with an `x` of its own.
     fn as_if_not_in_place(plan: Self::Plan) -> Self::Plan {
         plan
     }
-    /// What is launched that sums over rows, in words, and its longest chain of additions.
+    /// What is launched that sums over a row, in words, and its longest chain of additions.
     fn row_chains(plan: &Self::Plan, cols: usize) -> Vec<(String, u64)>;
     /// The longest chain in `dweight` and `dbias` by [`GradReduction::Partials`].
     fn gradient_chain(plan: &Self::Plan, rows: usize) -> u64;
@@ -93,7 +93,7 @@ pub fn partials_len(call: Call, partial_rows: u64, cols: usize) -> u64 {
     call.gradients() as u64 * partial_rows * row_stride(cols)
 }
 
-/// A test for each of what holds for every backend's plans.
+/// Makes a `#[test]` for a `Planner` of each thing that holds for every backend's plans: of every function below.
 #[macro_export]
 macro_rules! plan_tests {
     ($planner:ty) => {
@@ -245,6 +245,8 @@ pub fn parts_do_not_overlap_and_end_within<P: Planner>() {
         let mut end = 0;
         for part in [&parts.partials, &parts.locks, &parts.row_sums].into_iter().filter(|part| !part.is_empty()) {
             assert!(part.start >= end && part.start.is_multiple_of(4), "{}", context());
+            // The partial rows' own room for rounding at the most.
+            assert!(part.start <= end.next_multiple_of(4) + 4, "{}", context());
             end = part.end;
         }
         assert!(end == 0 || end + ALIGNMENT_SLACK <= parts.len, "{}", context());
@@ -269,7 +271,8 @@ pub fn a_call_that_keeps_nothing_needs_no_workspace<P: Planner>() {
         if call.gradients() == 0 && parts.row_sums.is_empty() {
             assert_eq!(parts.len, 0, "{}", context());
         }
-        let needs_sums = P::programs(plan).iter().any(|program| program.stem == "backward_row_sums");
+        // The columns' pass reads them.
+        let needs_sums = P::programs(plan).iter().any(|program| program.stem == "backward_columns");
         assert_eq!(parts.row_sums.is_empty(), !needs_sums, "{}", context());
     });
 }

@@ -248,7 +248,8 @@ fn workgroups_are_what_rust_says() {
 fn aligned_accesses_are_as_wide_as_they_may_be() {
     for key in sample().into_iter().filter(|key| key.access == Access::Aligned) {
         let moves_quads = is_split(&key) || key.program == Program::ReducePartials;
-        for binding in bindings(&key).into_iter().filter(|binding| binding.tensor.is_matrix()) {
+        let has_elements = |tensor: Tensor| matches!(tensor.shape(), TensorShape::Matrix | TensorShape::Cols);
+        for binding in bindings(&key).into_iter().filter(|binding| has_elements(binding.tensor)) {
             let is_f32 = dtype_of(&key, binding.tensor) == DType::F32;
             assert_eq!(binding.unit, if moves_quads && !is_f32 { 8 } else { 16 }, "{} of {key:?}", binding.tensor);
         }

@@ -142,7 +142,7 @@ fn the_second_stage_has_a_block_for_every_tile_of_every_gradient() {
 }
 
 /// What a block keeps of its rows: x and residual of a long row; dy, x and dresidual_out of every row of every step. In their place
-/// the groups of `backward` put what they exchange at the end, the sums of the upper half of a block: less, in all built-in tables.
+/// the groups of `backward` put what they exchange at the end, the sums of the upper half of a block, which is never more.
 #[test]
 fn shared_memory_has_room_for_the_rows_and_the_exchange() {
     for_all(|caps, call, cols| {
@@ -330,7 +330,7 @@ fn ladders(tuning: &Tuning) -> impl Iterator<Item = &Ladders> {
 
 /// Backward with two sums over a row, or with two over the rows, takes twice the registers.
 #[test]
-fn every_call_has_a_table_of_its_own() {
+fn calls_find_their_tables() {
     let Tables { forward, backward: [one, two] } = &Tuning::H200.widths[0];
     let ladders = |direction, norm, tensors| {
         Tuning::H200.ladders(&Call::new(direction, norm, BF16, tensors).problem(4096, 4096), 8)
