@@ -11,9 +11,9 @@ failed are run without a bug, and must pass. Exit code 1: a bug survived, did no
 """
 
 import argparse
-import collections
 import concurrent.futures
 import hashlib
+import itertools
 import json
 import os
 import queue
@@ -50,6 +50,11 @@ LIMIT_S = 400
 
 def tests_of(path):
     return next(tests for folder, tests in TESTS if path.startswith(folder))
+
+
+def cargos(args):
+    """What comes before `--`; the rest is the tests' own."""
+    return list(itertools.takewhile("--".__ne__, args))
 
 
 def load(path):
@@ -115,9 +120,7 @@ class Worker:
     def outcome(self, tests):
         """(what became of it, the tests that failed)"""
         for args in tests[:self.runs]:
-            # What comes behind `--` is the tests' own.
-            before = args[:args.index("--")] if "--" in args else args
-            if self.cargo(*before, "--no-run")[0] != 0:
+            if self.cargo(*cargos(args), "--no-run")[0] != 0:
                 return "unbuildable", []
             code, output = self.cargo(*args)
             if code is None:
@@ -132,8 +135,7 @@ class Worker:
         names = {name for name in names if name != "(no end)"}
         failed = set()
         for args in tests[:self.runs] if names else []:
-            before = args[:args.index("--")] if "--" in args else args
-            code, output = self.cargo(*before, "--no-fail-fast", "--", "--exact", *sorted(names))
+            code, output = self.cargo(*cargos(args), "--no-fail-fast", "--", "--exact", *sorted(names))
             if code != 0:
                 # A build or a process that ends early names no test.
                 failed |= {name for name in names if name in output} or names
@@ -192,10 +194,9 @@ def main():
     if args.sample:
         # By a hash of the id, so that a bug that joins the list leaves the others in; crates take turns.
         bugs = [bug for bug in bugs if not bug.get("needs_gpu")]
-        bugs.sort(key=lambda bug: hashlib.sha256(bug["id"].encode()).digest())
-        turns = collections.Counter()
-        order = {bug["id"]: (turns.update([crate_of(bug)]) or turns[crate_of(bug)], crate_of(bug)) for bug in bugs}
-        bugs = sorted(sorted(bugs, key=lambda bug: order[bug["id"]])[:args.sample], key=crate_of)
+        bugs.sort(key=lambda bug: (crate_of(bug), hashlib.sha256(bug["id"].encode()).digest()))
+        turns = itertools.zip_longest(*(list(group) for _, group in itertools.groupby(bugs, crate_of)))
+        bugs = sorted(list(filter(None, itertools.chain(*turns)))[:args.sample], key=crate_of)
 
     workers = queue.SimpleQueue()
     for number in range(args.first, args.first + args.jobs):

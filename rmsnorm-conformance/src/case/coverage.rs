@@ -59,6 +59,11 @@ fn is_everyday(case: &Case) -> bool {
         && matches!(case.layout, Layout::Uniform { .. } | Layout::Mixed(_))
 }
 
+/// What a backend has or has not: a refusal of all of these is a gap.
+fn group(case: &Case) -> (Kind, Norm, DType) {
+    (case.kind, case.norm, case.dtypes.activation)
+}
+
 /// Which mandatory features a passed case had, and which everyday calls were refused.
 #[derive(Default)]
 pub(crate) struct Coverage {
@@ -77,7 +82,7 @@ impl Coverage {
             Status::Fail(_) | Status::Unsupported(_) | Status::Vacuous(_) | Status::Skipped(_) => return,
         }
         if is_everyday(case) {
-            self.executed.insert((case.kind, case.norm, case.dtypes.activation));
+            self.executed.insert(group(case));
         }
         self.tensors = self.tensors.union(case.present);
         for (passed, (_, has_feature)) in self.passed.iter_mut().zip(MANDATORY) {
@@ -87,8 +92,7 @@ impl Coverage {
 
     /// The everyday calls that were refused though others of their kind, norm and dtype passed, and what is wrong.
     pub fn refusals(&self) -> impl Iterator<Item = (Case, &str, Finding)> {
-        let is_executed = |case: &Case| self.executed.contains(&(case.kind, case.norm, case.dtypes.activation));
-        self.refused.iter().filter(move |(case, _)| is_executed(case)).map(|(case, rule)| {
+        self.refused.iter().filter(|(case, _)| self.executed.contains(&group(case))).map(|(case, rule)| {
             let detail = format!("others of its kind, norm and dtype pass, this one is refused as unsupported: {rule}");
             (*case, rule.as_str(), Finding { check: Check::Error, output: case.kind.name(), detail })
         })

@@ -4,7 +4,7 @@
 
 use rmsnorm_spec::{Access, Direction, Tensor, TensorSet};
 
-/// The letter of each optional tensor in an id.
+/// The letter of each optional tensor in an id, in the order in which they are drawn.
 const LETTERS: [(char, Tensor); 11] = [
     ('w', Tensor::Weight),
     ('b', Tensor::Bias),
@@ -34,26 +34,17 @@ pub(crate) const COUNTED: [Tensor; 11] = [
     Tensor::Dresidual,
 ];
 
-/// The optional tensors that most cases draw from, in that order: all but `dresidual`, for which a device with few buffers may
-/// have no room left.
-pub(crate) const DRAWN: [Tensor; 10] = [
-    Tensor::Weight,
-    Tensor::Bias,
-    Tensor::Residual,
-    Tensor::ResidualOut,
-    Tensor::Mean,
-    Tensor::Rstd,
-    Tensor::DresidualOut,
-    Tensor::Dweight,
-    Tensor::Dbias,
-    Tensor::Workspace,
-];
-
-/// All that are drawn. What a kind of call has no use for goes when its case is normalized.
-pub(crate) const ALL_PRESENT: TensorSet = TensorSet::of(&DRAWN);
-
 /// Every optional tensor.
 pub(crate) const OPTIONAL: TensorSet = TensorSet::of(&COUNTED);
+
+/// Those that most cases draw from: all but `dresidual`, for which a device with few buffers may have no room left. What a kind of
+/// call has no use for goes when its case is normalized.
+pub(crate) const ALL_PRESENT: TensorSet = OPTIONAL.without(Tensor::Dresidual);
+
+/// The same in the order in which they are drawn.
+pub(crate) fn drawn() -> impl Iterator<Item = Tensor> {
+    LETTERS.into_iter().map(|(_, tensor)| tensor).filter(|tensor| ALL_PRESENT.has(*tensor))
+}
 
 /// The optional tensors of a backward call.
 pub(crate) fn of_backward() -> TensorSet {
@@ -88,6 +79,7 @@ mod tests {
         assert_eq!(required.union(OPTIONAL), Tensor::ALL.into_iter().collect());
         assert_eq!(LETTERS.map(|(_, tensor)| tensor).into_iter().collect::<TensorSet>(), OPTIONAL);
         assert_eq!(ALL_PRESENT.with(Tensor::Dresidual), OPTIONAL);
+        assert_eq!(drawn().collect::<TensorSet>(), ALL_PRESENT);
         let sets = [TensorSet::NONE, ALL_PRESENT, OPTIONAL]
             .into_iter()
             .chain(OPTIONAL.iter().map(|one| TensorSet::of(&[one])));

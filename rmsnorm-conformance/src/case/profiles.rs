@@ -6,8 +6,8 @@ use std::collections::HashSet;
 use rmsnorm_spec::{CastOrder, DType, DTypes, GradReduction, Norm, Tensor, TensorSet};
 
 use crate::case::data::Family;
-use crate::case::presence::{ALL_PRESENT, COUNTED, DRAWN, OPTIONAL};
-use crate::case::{Case, Kind, Layout, Trial};
+use crate::case::presence::{ALL_PRESENT, COUNTED, OPTIONAL};
+use crate::case::{Case, Kind, Layout, Trial, presence};
 use crate::testing::splitmix;
 
 /// How much is run.
@@ -152,7 +152,7 @@ impl Dice {
     fn present(&mut self) -> TensorSet {
         const USUAL: TensorSet = TensorSet::of(&[Tensor::Weight, Tensor::Rstd, Tensor::Dweight]);
         let is_drawn = |tensor: &Tensor| if USUAL.has(*tensor) { !self.one_in(4) } else { self.one_in(2) };
-        DRAWN.into_iter().filter(is_drawn).collect()
+        presence::drawn().filter(is_drawn).collect()
     }
 
     fn layout(&mut self, cols: usize) -> Layout {

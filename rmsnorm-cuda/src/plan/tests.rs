@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use rmsnorm_gpu::plan_tests;
 use rmsnorm_gpu::program;
-use rmsnorm_gpu::testing::plans::{Parts, Planner};
+use rmsnorm_gpu::testing::plans::{Parts, Planner, for_all};
 use rmsnorm_gpu::testing::{
     self, BF16, BF16_STREAM_F32, Call, DWEIGHT, DWEIGHT_DBIAS, F32, WEIGHT, WEIGHT_BIAS, WEIGHT_RESIDUAL,
 };
@@ -30,27 +30,14 @@ const MIXES: [DTypes; 4] = [F32, F16, F16.widened(true, false), F16.widened(true
 const WEIGHT_BIAS_RESIDUAL: TensorSet = WEIGHT_RESIDUAL.with(Tensor::Bias);
 
 /// The plan of a call.
-trait Planned {
+trait PlanCall {
     fn plan(self, rows: usize, cols: usize, caps: &Caps) -> Plan;
 }
 
-impl Planned for Call {
+impl PlanCall for Call {
     fn plan(self, rows: usize, cols: usize, caps: &Caps) -> Plan {
         plan(&self.problem(rows, cols), 16, caps)
     }
-}
-
-/// Both directions and norms, with every set of optional tensors that a plan tells apart.
-fn calls() -> Vec<Call> {
-    testing::calls(&MIXES)
-}
-
-/// Every short row, the lengths around each power of two, and around sixteenths of them, where tiles change.
-fn all_cols() -> Vec<usize> {
-    let sixteenths = (9..=18).flat_map(|bits| (9..16).map(move |share| share << (bits - 4)));
-    let powers = (9..=21).map(|bits| 1 << bits);
-    let around = powers.chain(sixteenths).flat_map(|cols| [cols - 1, cols, cols + 1]);
-    (1..=300).chain(around).collect()
 }
 
 /// The backend's plans, for the tests that hold for every backend's.
@@ -73,12 +60,17 @@ impl Planner for Plans {
         DEVICES.to_vec()
     }
 
+    /// Both directions and norms, with every set of optional tensors that a plan tells apart.
     fn calls() -> Vec<Call> {
-        calls()
+        testing::calls(&MIXES)
     }
 
+    /// Every short row, the lengths around each power of two, and around sixteenths of them, where tiles change.
     fn cols() -> Vec<usize> {
-        all_cols()
+        let sixteenths = (9..=18).flat_map(|bits| (9..16).map(move |share| share << (bits - 4)));
+        let powers = (9..=21).map(|bits| 1 << bits);
+        let around = powers.chain(sixteenths).flat_map(|cols| [cols - 1, cols, cols + 1]);
+        (1..=300).chain(around).collect()
     }
 
     fn backward_sizes() -> Vec<(Call, usize, usize)> {
@@ -127,29 +119,17 @@ impl Planner for Plans {
         workspace::parts(plan, call, rows, cols)
     }
 
-    fn zeroed(plan: &Plan) -> Option<Range<u64>> {
-        let mut zeroes = plan.steps.into_iter().flatten().enumerate().filter_map(|(number, step)| match step {
+    fn zeroes(plan: &Plan) -> Vec<(usize, Range<u64>)> {
+        let numbered = plan.steps.into_iter().flatten().enumerate();
+        let zeroes = numbered.filter_map(|(number, step)| match step {
             Step::Zero { first, len } => Some((number, first as u64..(first + len) as u64)),
             Step::Launch { .. } => None,
         });
-        let (number, zeroed) = zeroes.next()?;
-        assert!(number == 0 && zeroes.next().is_none(), "{plan:?}");
-        Some(zeroed)
+        zeroes.collect()
     }
 }
 
 plan_tests!(Plans);
-
-/// Calls `check` for every device, call and row length.
-fn for_all(mut check: impl FnMut(&Caps, Call, usize)) {
-    for caps in DEVICES {
-        for call in calls() {
-            for cols in all_cols() {
-                check(&caps, call, cols);
-            }
-        }
-    }
-}
 
 /// A kernel that a plan launches.
 #[derive(Clone, Copy, Debug)]

@@ -2,7 +2,7 @@
 //! each. A backend tells its plans' parts by a [`Planner`].
 
 use std::collections::BTreeMap;
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::ops::Range;
 
 use rmsnorm_spec::depth::{policy_depth_cols, policy_depth_rows};
@@ -71,8 +71,8 @@ pub trait Planner {
     fn gradient_chain(plan: &Self::Plan, rows: usize) -> u64;
     /// Where the parts of the workspace lie.
     fn parts(plan: &Self::Plan, call: Call, rows: usize, cols: usize) -> Parts;
-    /// Elements that are zeroed in front of everything else. A panic where a later step zeroes.
-    fn zeroed(plan: &Self::Plan) -> Option<Range<u64>>;
+    /// The steps that zero the workspace: the number of each among all steps, and its elements.
+    fn zeroes(plan: &Self::Plan) -> Vec<(usize, Range<u64>)>;
 }
 
 /// The parts of a workspace, as the kernels index it, in f32 elements; empty where there is none.
@@ -86,6 +86,32 @@ pub struct Parts {
     pub row_sums: Range<u64>,
     /// All of it, with room for the rounding of its begin.
     pub len: u64,
+}
+
+/// A backward call with its size, and how a device executes it.
+#[expect(missing_debug_implementations, reason = "a test prints it by Display")]
+pub struct Planned<'a, P: Planner> {
+    /// The device.
+    pub caps: &'a P::Caps,
+    /// How memory is accessed.
+    pub access: P::Access,
+    /// Without its size.
+    pub call: Call,
+    /// Its size.
+    pub rows: usize,
+    /// Its size.
+    pub cols: usize,
+    /// The plan.
+    pub plan: P::Plan,
+    /// Of the plan.
+    pub parts: Parts,
+}
+
+impl<P: Planner> fmt::Display for Planned<'_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Planned { caps, access, call, rows, cols, plan, parts } = self;
+        write!(f, "{rows}x{cols} by {access:?}, {call:?}, {caps:?}: {parts:?} {plan:?}")
+    }
 }
 
 /// Elements of the partial rows of a call.
@@ -111,7 +137,7 @@ macro_rules! plan_tests {
 }
 
 /// Calls `check` for every device, call and row length.
-fn for_all<P: Planner>(mut check: impl FnMut(&P::Caps, Call, usize)) {
+pub fn for_all<P: Planner>(mut check: impl FnMut(&P::Caps, Call, usize)) {
     for caps in P::devices() {
         for call in P::calls() {
             for cols in P::cols() {
@@ -221,19 +247,18 @@ pub fn sums_over_the_rows_keep_to_the_policy<P: Planner>() {
     });
 }
 
-/// Calls `check` for every backward call of every size, in every access.
-fn for_all_backward<P: Planner>(mut check: impl FnMut(&P::Plan, &Parts, Call, &dyn Fn() -> String)) {
-    for caps in P::devices_of_backward() {
+/// Calls `check` for every backward call of every size, in every access, on every device that has a plan for it.
+pub fn for_all_backward<P: Planner>(mut check: impl FnMut(&Planned<'_, P>)) {
+    for caps in &P::devices_of_backward() {
         for (call, rows, cols) in P::backward_sizes() {
             for &access in P::ACCESSES {
                 let problem = call.problem(rows, cols);
-                let Some(planned) = P::plan(&problem, access, &caps) else {
-                    assert!(!P::must_fit(&problem, &caps), "no plan for {rows}x{cols} {call:?} on {caps:?}");
+                let Some(plan) = P::plan(&problem, access, caps) else {
+                    assert!(!P::must_fit(&problem, caps), "no plan for {rows}x{cols} {call:?} on {caps:?}");
                     continue;
                 };
-                let parts = P::parts(&planned, call, rows, cols);
-                let context = || format!("{rows}x{cols} by {access:?}, {call:?}: {parts:?} {planned:?}");
-                check(&planned, &parts, call, &context);
+                let parts = P::parts(&plan, call, rows, cols);
+                check(&Planned { caps, access, call, rows, cols, plan, parts });
             }
         }
     }
@@ -241,38 +266,41 @@ fn for_all_backward<P: Planner>(mut check: impl FnMut(&P::Plan, &Parts, Call, &d
 
 /// Whatever the address of the workspace, its parts fit behind each other when they begin on 16 bytes.
 pub fn parts_do_not_overlap_and_end_within<P: Planner>() {
-    for_all_backward::<P>(|_, parts, _, context| {
-        let mut end = 0;
+    for_all_backward::<P>(|planned| {
+        let (parts, mut end) = (&planned.parts, 0);
         for part in [&parts.partials, &parts.locks, &parts.row_sums].into_iter().filter(|part| !part.is_empty()) {
-            assert!(part.start >= end && part.start.is_multiple_of(4), "{}", context());
+            assert!(part.start >= end && part.start.is_multiple_of(4), "{planned}");
             // The partial rows' own room for rounding at the most.
-            assert!(part.start <= end.next_multiple_of(4) + 4, "{}", context());
+            assert!(part.start <= end.next_multiple_of(4) + 4, "{planned}");
             end = part.end;
         }
-        assert!(end == 0 || end + ALIGNMENT_SLACK <= parts.len, "{}", context());
+        assert!(end == 0 || end + ALIGNMENT_SLACK <= parts.len, "{planned}");
         // Nothing is asked for that nobody uses, but that a program may bind 16 bytes where it has nothing to read.
-        assert!(parts.len <= end.max(1).next_multiple_of(4) + ALIGNMENT_SLACK, "{}", context());
+        assert!(parts.len <= end.max(1).next_multiple_of(4) + ALIGNMENT_SLACK, "{planned}");
     });
 }
 
 /// Locks and what atomics add to begin at zero, and nothing else does.
 pub fn what_is_added_to_is_zeroed_first<P: Planner>() {
-    for_all_backward::<P>(|plan, parts, call, context| {
-        let adds_up = call.grad_reduction != GradReduction::Partials && !parts.partials.is_empty();
-        let len = parts.partials.end - parts.partials.start + parts.locks.end - parts.locks.start;
-        assert_eq!(P::zeroed(plan), adds_up.then_some(0..len), "{}", context());
-        assert!(parts.locks.is_empty() || parts.locks.start == parts.partials.end, "{}", context());
+    for_all_backward::<P>(|planned| {
+        let Parts { partials, locks, .. } = &planned.parts;
+        let adds_up = planned.call.grad_reduction != GradReduction::Partials && !partials.is_empty();
+        let len = partials.end - partials.start + locks.end - locks.start;
+        let first: Vec<_> = adds_up.then_some((0, 0..len)).into_iter().collect();
+        assert_eq!(P::zeroes(&planned.plan), first, "{planned}");
+        assert!(locks.is_empty() || locks.start == partials.end, "{planned}");
     });
 }
 
 /// A workspace is there where something lies in it.
 pub fn a_call_that_keeps_nothing_needs_no_workspace<P: Planner>() {
-    for_all_backward::<P>(|plan, parts, call, context| {
-        if call.gradients() == 0 && parts.row_sums.is_empty() {
-            assert_eq!(parts.len, 0, "{}", context());
+    for_all_backward::<P>(|planned| {
+        let parts = &planned.parts;
+        if planned.call.gradients() == 0 && parts.row_sums.is_empty() {
+            assert_eq!(parts.len, 0, "{planned}");
         }
         // The columns' pass reads them.
-        let needs_sums = P::programs(plan).iter().any(|program| program.stem == "backward_columns");
-        assert_eq!(parts.row_sums.is_empty(), !needs_sums, "{}", context());
+        let needs_sums = P::programs(&planned.plan).iter().any(|program| program.stem == "backward_columns");
+        assert_eq!(parts.row_sums.is_empty(), !needs_sums, "{planned}");
     });
 }

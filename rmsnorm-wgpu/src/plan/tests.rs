@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use rmsnorm_gpu::plan_tests;
 use rmsnorm_gpu::program;
-use rmsnorm_gpu::testing::plans::{Parts, Planner};
+use rmsnorm_gpu::testing::plans::{Parts, Planner, for_all};
 use rmsnorm_gpu::testing::{
     self, BF16, BF16_STREAM_F32, Call, DWEIGHT, DWEIGHT_DBIAS, F32, NONE, WEIGHT, WEIGHT_BIAS, WEIGHT_RESIDUAL,
 };
@@ -47,8 +47,13 @@ const SOME_ROWS: usize = 64;
 /// Plans know bytes, and f16 by its conversions.
 const MIXES: [DTypes; 5] = [F32, DTypes::uniform(DType::F16), BF16, BF16_STREAM_F32, BF16.widened(true, false)];
 
+/// Dense rows, accessed in this way.
+fn layout(problem: &Problem, access: Access) -> Layout {
+    Layout { access, ..Layout::dense(problem) }
+}
+
 /// The plan of a call.
-trait Planned: Copy {
+trait PlanCall: Copy {
     /// Rows side by side, accessed as said: what is planned does not ask whether they can be.
     fn layout(self, rows: usize, cols: usize, access: Access) -> Layout;
 
@@ -59,11 +64,9 @@ trait Planned: Copy {
     fn plan_by(self, access: Access, rows: usize, cols: usize, caps: &Caps) -> Plan;
 }
 
-impl Planned for Call {
+impl PlanCall for Call {
     fn layout(self, rows: usize, cols: usize, access: Access) -> Layout {
-        let mut layout = Layout::dense(&self.problem(rows, cols));
-        layout.access = access;
-        layout
+        layout(&self.problem(rows, cols), access)
     }
 
     #[track_caller]
@@ -71,18 +74,6 @@ impl Planned for Call {
         let planned = plan(&self.problem(rows, cols), &self.layout(rows, cols, access), caps);
         planned.unwrap_or_else(|unfit| panic!("{rows}x{cols} by {access:?}, {self:?}, {caps:?}: {unfit}"))
     }
-}
-
-/// Both directions and norms, with every set of optional tensors that a plan tells apart.
-fn calls() -> Vec<Call> {
-    testing::calls(&MIXES)
-}
-
-/// Every short row, the lengths around each power of two, and some between them, whose threads are no power of two.
-fn all_cols() -> Vec<usize> {
-    let around_powers = (9..=21).flat_map(|bits| [(1 << bits) - 1, 1 << bits, (1 << bits) + 1]);
-    let between = [1536, 2560, 3072, 3584, 5120, 6656, 7168, 9984, 10_240, 12_288, 14_336, 40_960, 49_152];
-    (1..=300).chain(around_powers).chain(between).collect()
 }
 
 /// The backend's plans, for the tests that hold for every backend's.
@@ -108,12 +99,16 @@ impl Planner for Plans {
         subgroups.flat_map(|subgroup| DEVICES.map(|device| Caps { subgroup, ..device })).collect()
     }
 
+    /// Both directions and norms, with every set of optional tensors that a plan tells apart.
     fn calls() -> Vec<Call> {
-        calls()
+        testing::calls(&MIXES)
     }
 
+    /// Every short row, the lengths around each power of two, and some between them, whose threads are no power of two.
     fn cols() -> Vec<usize> {
-        all_cols()
+        let around_powers = (9..=21).flat_map(|bits| [(1 << bits) - 1, 1 << bits, (1 << bits) + 1]);
+        let between = [1536, 2560, 3072, 3584, 5120, 6656, 7168, 9984, 10_240, 12_288, 14_336, 40_960, 49_152];
+        (1..=300).chain(around_powers).chain(between).collect()
     }
 
     fn backward_sizes() -> Vec<(Call, usize, usize)> {
@@ -138,8 +133,7 @@ impl Planner for Plans {
     }
 
     fn plan(problem: &Problem, access: Access, caps: &Caps) -> Option<Plan> {
-        let layout = Layout { access, ..Layout::dense(problem) };
-        plan(problem, &layout, caps).ok()
+        plan(problem, &layout(problem, access), caps).ok()
     }
 
     fn workspace_len(problem: &Problem, caps: &Caps) -> usize {
@@ -190,29 +184,16 @@ impl Planner for Plans {
         workspace::parts(plan, call, cols)
     }
 
-    fn zeroed(plan: &Plan) -> Option<Range<u64>> {
-        let mut zeroes = plan.steps.iter().enumerate().filter_map(|(number, step)| match step {
+    fn zeroes(plan: &Plan) -> Vec<(usize, Range<u64>)> {
+        let zeroes = plan.steps.iter().enumerate().filter_map(|(number, step)| match step {
             Step::Zero { first, len } => Some((number, *first..first + len)),
             Step::Dispatch(_) => None,
         });
-        let (number, zeroed) = zeroes.next()?;
-        assert!(number == 0 && zeroes.next().is_none(), "{plan:?}");
-        Some(zeroed)
+        zeroes.collect()
     }
 }
 
 plan_tests!(Plans);
-
-/// Calls `check` for every device, call and row length.
-fn for_all(mut check: impl FnMut(&Caps, Call, usize)) {
-    for caps in DEVICES {
-        for call in calls() {
-            for cols in all_cols() {
-                check(&caps, call, cols);
-            }
-        }
-    }
-}
 
 fn dispatches(plan: &Plan) -> impl Iterator<Item = &Dispatch> {
     plan.steps.iter().filter_map(|step| match step {

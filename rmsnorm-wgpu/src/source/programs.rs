@@ -256,18 +256,14 @@ fn aligned_accesses_are_as_wide_as_they_may_be() {
     }
 }
 
-/// The value of a constant; 1 for true.
-fn constant(module: &Module, name: &str) -> Option<u32> {
+/// The value of a constant.
+fn constant(module: &Module, name: &str) -> Option<Literal> {
     let (_, constant) = module.constants.iter().find(|(_, constant)| constant.name.as_deref() == Some(name))?;
     let Expression::Literal(literal) = module.global_expressions[constant.init] else { return None };
-    if let Literal::Bool(flag) = literal { Some(flag.into()) } else { u32_of(literal) }
+    Some(literal)
 }
 
-fn u32_of(literal: Literal) -> Option<u32> {
-    if let Literal::U32(number) = literal { Some(number) } else { None }
-}
-
-/// Each `HAS_` of a tensor is true where the program has that tensor, and of a call with a sum that of its residual.
+/// Each `HAS_` of a tensor is true where the program has that tensor; `HAS_RESIDUAL` in place too, where `residual_out` is the residual.
 #[test]
 fn flags_are_those_of_the_tensors() {
     for_all(|key, module, _| {
@@ -276,12 +272,16 @@ fn flags_are_those_of_the_tensors() {
             let Some(flag) = constant(module, &format!("HAS_{}", tensor.name().to_uppercase())) else { continue };
             let tensors = key.call.tensors;
             let expected = if tensor == Tensor::Residual { tensors.adds_residual() } else { tensors.has(tensor) };
-            assert_eq!(flag == 1, expected, "{tensor} of {key:?}");
+            assert_eq!(flag, Literal::Bool(expected), "{tensor} of {key:?}");
             flags += 1;
         }
         assert_eq!(flags, 6, "weight, bias, residual, dresidual_out, dweight and dbias");
-        assert_eq!(constant(module, "GRADIENTS"), Some(key.call.tensors.sums_over_rows() as u32), "{key:?}");
-        assert_eq!(constant(module, "HAS_WEIGHT_OFFSET"), Some(key.has_weight_offset.into()), "{key:?}");
+        assert_eq!(
+            constant(module, "GRADIENTS"),
+            Some(Literal::U32(key.call.tensors.sums_over_rows() as u32)),
+            "{key:?}"
+        );
+        assert_eq!(constant(module, "HAS_WEIGHT_OFFSET"), Some(Literal::Bool(key.has_weight_offset)), "{key:?}");
     });
 }
 
@@ -289,7 +289,6 @@ fn flags_are_those_of_the_tensors() {
 #[test]
 fn sums_over_a_row_are_made_as_planned() {
     for_all(|key, module, _| {
-        let number = |name| constant(module, name);
         let [entry] = &module.entry_points[..] else { panic!("{key:?}") };
         let is_subgroup = Some(naga::Binding::BuiltIn(BuiltIn::SubgroupInvocationId));
         let asks = entry.function.arguments.iter().any(|argument| {
@@ -302,9 +301,9 @@ fn sums_over_a_row_are_made_as_planned() {
             Flavour::Subgroup(_) | Flavour::Workgroup => None,
         };
         assert_eq!(asks, lanes.is_some(), "{key:?}");
-        assert_eq!(number("SEGMENT"), Some(key.tile.segment().min(threads)), "{key:?}");
+        assert_eq!(constant(module, "SEGMENT"), Some(Literal::U32(key.tile.segment().min(threads))), "{key:?}");
         let shuffles_twice = lanes.is_some_and(|lanes| 8 < threads / lanes && threads / lanes <= lanes);
-        assert_eq!(number("IS_SHUFFLED_TWICE"), Some(shuffles_twice.into()), "{key:?}");
+        assert_eq!(constant(module, "IS_SHUFFLED_TWICE"), Some(Literal::Bool(shuffles_twice)), "{key:?}");
     });
 }
 

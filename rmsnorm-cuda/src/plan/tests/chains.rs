@@ -60,7 +60,7 @@ fn chains_are_counted_as_the_kernels_add() {
     let key = |program, tile| KernelKey {
         tile,
         program,
-        ..launches(&calls()[0].plan(1, 1, &Caps::t4())).next().expect("a kernel").key
+        ..launches(&Plans::calls()[0].plan(1, 1, &Caps::t4())).next().expect("a kernel").key
     };
     // 3 additions of packs, 3 within a pack, 5 over lanes, 3 over 8 warps.
     assert_eq!(of_row(&key(Program::Forward, tile), 8192), Some(14));

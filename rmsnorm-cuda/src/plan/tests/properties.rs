@@ -54,7 +54,7 @@ fn static_bytes(key: &KernelKey) -> usize {
 
 #[test]
 fn every_column_has_one_thread() {
-    for_all(|caps, call, cols| {
+    for_all::<Plans>(|caps, call, cols| {
         for Launch { key, .. } in launches(&call.plan(4096, cols, caps)) {
             let (owned, tile) = (columns(&key.tile), key.tile);
             if is_on_chip(key.program) {
@@ -70,7 +70,7 @@ fn every_column_has_one_thread() {
 
 #[test]
 fn keys_have_the_tensors_of_the_call() {
-    for_all(|caps, call, cols| {
+    for_all::<Plans>(|caps, call, cols| {
         use Tensor::{Bias, Dbias, Dresidual, DresidualOut, Dweight, Residual, Weight};
         for Launch { key, .. } in launches(&call.plan(4096, cols, caps)) {
             let code: &[Tensor] = match key.program {
@@ -90,7 +90,7 @@ fn keys_have_the_tensors_of_the_call() {
 /// How a row ends, and when what is needed late is read: the text is another one.
 #[test]
 fn tiles_say_how_rows_end_and_when_parameters_are_read() {
-    for_all(|caps, call, cols| {
+    for_all::<Plans>(|caps, call, cols| {
         for Launch { key, .. } in launches(&call.plan(4096, cols, caps)) {
             let (Tile { pack, packs, cluster, .. }, weight) = (key.tile, key.call.dtypes.weight);
             let is_cut = !cols.is_multiple_of(pack as usize);
@@ -131,7 +131,7 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
 /// Each gradient has a block for each tile of its columns.
 #[test]
 fn the_second_stage_has_a_block_for_every_tile_of_every_gradient() {
-    for_all(|caps, call, cols| {
+    for_all::<Plans>(|caps, call, cols| {
         for launch in launches(&call.plan(4096, cols, caps)) {
             if launch.key.program == Program::ReducePartials {
                 let tiles = cols.div_ceil(4 * launch.key.tile.threads_per_row as usize);
@@ -145,7 +145,7 @@ fn the_second_stage_has_a_block_for_every_tile_of_every_gradient() {
 /// the groups of `backward` put what they exchange at the end, the sums of the upper half of a block, which is never more.
 #[test]
 fn shared_memory_has_room_for_the_rows_and_the_exchange() {
-    for_all(|caps, call, cols| {
+    for_all::<Plans>(|caps, call, cols| {
         let (activation, residual) = (call.dtypes.activation.size(), call.dtypes.residual.size());
         for launch in launches(&call.plan(4096, cols, caps)) {
             let tile = launch.key.tile;
@@ -177,7 +177,7 @@ fn shared_memory_has_room_for_the_rows_and_the_exchange() {
 
 #[test]
 fn blocks_are_what_a_device_takes() {
-    for_all(|caps, call, cols| {
+    for_all::<Plans>(|caps, call, cols| {
         for launch in launches(&call.plan(4096, cols, caps)) {
             let Launch { key: KernelKey { program, tile, .. }, threads, .. } = launch;
             assert_eq!(threads, tile.threads());
@@ -199,7 +199,7 @@ fn blocks_are_what_a_device_takes() {
 
 #[test]
 fn shared_memory_suffices() {
-    for_all(|caps, call, cols| {
+    for_all::<Plans>(|caps, call, cols| {
         for launch in launches(&call.plan(4096, cols, caps)) {
             let (fixed, dynamic) = (static_bytes(&launch.key), launch.shared_bytes as usize);
             assert!(fixed <= STATIC_BYTES, "{cols} {launch:?}");
@@ -248,7 +248,7 @@ fn the_ring_of_backward_is_cut_to_what_there_is() {
 
 #[test]
 fn grids_are_whole_clusters() {
-    for_all(|caps, call, cols| {
+    for_all::<Plans>(|caps, call, cols| {
         for rows in ROWS {
             for launch in launches(&call.plan(rows, cols, caps)) {
                 assert!((1..=i32::MAX as u32).contains(&launch.grid), "{rows}x{cols} {launch:?}");
@@ -264,7 +264,7 @@ fn grids_are_whole_clusters() {
 
 #[test]
 fn alignment_changes_the_access_and_nothing_else() {
-    for_all(|caps, call, cols| {
+    for_all::<Plans>(|caps, call, cols| {
         let aligned = call.plan(4096, cols, caps);
         for access_bytes in [1, 2, 4, 8] {
             let mut unaligned = plan(&call.problem(4096, cols), access_bytes, caps);
@@ -284,7 +284,7 @@ fn alignment_changes_the_access_and_nothing_else() {
 
 #[test]
 fn without_rows_there_is_no_chunk() {
-    for_all(|caps, call, cols| {
+    for_all::<Plans>(|caps, call, cols| {
         let plan = call.plan(0, cols, caps);
         assert_eq!((plan.chunks, plan.partial_rows), (0, 0), "{cols} {call:?}");
     });
@@ -292,7 +292,7 @@ fn without_rows_there_is_no_chunk() {
 
 #[test]
 fn every_chunk_has_a_row_and_is_counted_in_32_bits() {
-    for_all(|caps, call, cols| {
+    for_all::<Plans>(|caps, call, cols| {
         for rows in ROWS.into_iter().filter(|rows| *rows > 0 && call.direction == Direction::Backward) {
             let plan = call.plan(rows, cols, caps);
             assert!((1..=rows as u64).contains(&plan.chunks), "{rows}x{cols}: {} chunks, {call:?}", plan.chunks);
@@ -310,7 +310,7 @@ fn every_chunk_has_a_row_and_is_counted_in_32_bits() {
 
 #[test]
 fn the_suite_is_told_where_plans_change() {
-    let (caps, calls) = (Caps::h200(), calls());
+    let (caps, calls) = (Caps::h200(), Plans::calls());
     let breakpoints = caps.tuning.cols_breakpoints();
     for &cols in &breakpoints {
         let changes =

@@ -37,9 +37,9 @@ pub(super) fn parts(plan: &Plan, call: Call, rows: usize, cols: usize) -> Parts 
 /// Every backward call with every way of summing, for some lengths of each regime.
 pub(super) fn sizes() -> Vec<(Call, usize, usize)> {
     let mut sizes = Vec::new();
-    for call in calls().into_iter().filter(|call| call.direction == Direction::Backward) {
+    for call in Plans::calls().into_iter().filter(|call| call.direction == Direction::Backward) {
         for grad_reduction in REDUCTIONS {
-            for cols in all_cols().into_iter().filter(|cols| *cols > 300 || cols % 30 == 1) {
+            for cols in Plans::cols().into_iter().filter(|cols| *cols > 300 || cols % 30 == 1) {
                 sizes.extend(ROWS.map(|rows| (Call { grad_reduction, ..call }, rows, cols)));
             }
         }

@@ -76,7 +76,7 @@ fn chains_are_counted_as_the_programs_add() {
     let key = |program, tile| KernelKey {
         tile,
         program,
-        ..dispatches(&calls()[0].plan(1, 1, &Caps::phone())).next().expect("a kernel").key
+        ..dispatches(&Plans::calls()[0].plan(1, 1, &Caps::phone())).next().expect("a kernel").key
     };
     // 3 within a pair, 3 of pairs, 15 of a segment, 15 of segments.
     assert_eq!(of_row(&key(Program::Forward, tile), 8192), Some(36));

@@ -9,7 +9,7 @@ use crate::source;
 
 #[test]
 fn every_column_has_one_thread() {
-    for_all(|caps, call, cols| {
+    for_all::<Plans>(|caps, call, cols| {
         for Dispatch { key, .. } in dispatches(&call.plan(SOME_ROWS, cols, caps)) {
             let KernelKey { program, tile, .. } = key;
             if program.is_on_chip() {
@@ -29,7 +29,7 @@ fn every_column_has_one_thread() {
 
 #[test]
 fn keys_have_the_tensors_of_the_call() {
-    for_all(|caps, call, cols| {
+    for_all::<Plans>(|caps, call, cols| {
         use Tensor::{
             Bias, Dbias, Dresidual, DresidualOut, Dweight, Dx, Dy, Mean, Residual, ResidualOut, Rstd, Weight, X, Y,
         };
@@ -65,7 +65,7 @@ fn keys_have_the_tensors_of_the_call() {
 
 #[test]
 fn workgroups_are_what_a_device_takes() {
-    for_all(|caps, call, cols| {
+    for_all::<Plans>(|caps, call, cols| {
         for access in ACCESSES {
             for dispatch in dispatches(&call.plan_by(access, SOME_ROWS, cols, caps)) {
                 let KernelKey { tile, .. } = dispatch.key;
@@ -94,8 +94,8 @@ fn subgroups_are_full_whatever_their_size() {
     for lanes in [8, 16, 32, 64, 128] {
         for device in DEVICES {
             let caps = Caps { subgroup: Some(lanes), ..device };
-            for call in calls() {
-                for cols in all_cols() {
+            for call in Plans::calls() {
+                for cols in Plans::cols() {
                     for Dispatch { key, .. } in dispatches(&call.plan(SOME_ROWS, cols, &caps)) {
                         let is_full = key.tile.threads().is_multiple_of(lanes);
                         assert!(is_full || key.tile.flavour == Flavour::Workgroup, "{cols} {key:?}");
@@ -110,7 +110,7 @@ fn subgroups_are_full_whatever_their_size() {
 fn a_grid_has_every_workgroup_in_two_dimensions() {
     let narrow = Caps { groups_per_dimension: 300, ..Caps::laptop() };
     for caps in DEVICES.into_iter().chain([narrow]) {
-        for call in calls() {
+        for call in Plans::calls() {
             for cols in [1, 100, 264, 4096, 70_000] {
                 for rows in ROWS.into_iter().filter(|rows| rows * cols <= 1 << 34) {
                     // More partial rows than fit.
@@ -146,8 +146,8 @@ fn work(dispatch: &Dispatch, call: Call, cols: usize) -> u64 {
 #[test]
 fn a_row_is_summed_alike_whatever_a_binding_reaches() {
     let short = Caps { binding_bytes: 64 << 10, ..Caps::lavapipe() };
-    for call in calls() {
-        for cols in all_cols().into_iter().filter(|cols| *cols <= 1025) {
+    for call in Plans::calls() {
+        for cols in Plans::cols().into_iter().filter(|cols| *cols <= 1025) {
             let split = call.plan(100, cols, &short);
             assert_eq!(
                 Plans::mapping(&split),
@@ -162,7 +162,7 @@ fn a_row_is_summed_alike_whatever_a_binding_reaches() {
 fn what_is_shorter_than_rows_in_registers_is_in_registers() {
     // But for RMS norms beyond 32768 columns, on the largest workgroups: `plan/tuning.rs` has the figures.
     for caps in DEVICES {
-        for call in calls() {
+        for call in Plans::calls() {
             let is_kept = |cols: usize| {
                 let plan = call.plan(SOME_ROWS, cols, &caps);
                 dispatches(&plan).any(|dispatch| dispatch.key.program.is_on_chip())
@@ -182,7 +182,7 @@ fn what_is_shorter_than_rows_in_registers_is_in_registers() {
 
 #[test]
 fn what_lies_anywhere_is_read_in_loops_unless_it_is_short() {
-    for_all(|caps, call, cols| {
+    for_all::<Plans>(|caps, call, cols| {
         let aligned = call.plan(SOME_ROWS, cols, caps);
         for access in [Access::Words, Access::Halves] {
             let plan = call.plan_by(access, SOME_ROWS, cols, caps);
@@ -247,7 +247,7 @@ fn spin_locks_are_refused_by_rule() {
 #[test]
 fn a_device_with_too_little_is_refused_by_rule() {
     let caps = Caps { max_threads: 0, workgroup_bytes: 0, ..Caps::phone() };
-    for call in calls() {
+    for call in Plans::calls() {
         let planned = plan(&call.problem(64, 64), &call.layout(64, 64, Access::Aligned), &caps);
         assert_eq!(planned, Err(Unfit::Device { threads: 0, workgroup_bytes: 0 }));
         assert_eq!(workspace_len(&call.problem(64, 64), &caps), 0);
@@ -268,7 +268,7 @@ fn a_copy_has_every_element_once() {
                     assert!((rows.start * dtype.size() as u64).is_multiple_of(16));
                     assert!((rows.end - rows.start) * dtype.size() as u64 <= caps.available_bytes());
                     let groups: u64 = dispatch.grid.iter().map(|n| u64::from(*n)).product();
-                    assert!(groups >= work(dispatch, calls()[0], 1), "{dispatch:?}");
+                    assert!(groups >= work(dispatch, Plans::calls()[0], 1), "{dispatch:?}");
                     next = rows.end;
                 }
                 assert_eq!(next, len, "{len} {dtype:?}");
@@ -279,7 +279,7 @@ fn a_copy_has_every_element_once() {
 
 #[test]
 fn the_suite_is_told_where_plans_change() {
-    let (caps, calls) = (Caps::h200(), calls());
+    let (caps, calls) = (Caps::h200(), Plans::calls());
     let breakpoints = caps.tuning.cols_breakpoints();
     for &cols in &breakpoints {
         let programs = |call: &Call, cols| -> Vec<_> {

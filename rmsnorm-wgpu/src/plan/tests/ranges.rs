@@ -77,7 +77,7 @@ fn ranges_have_every_row_once_and_fit_bindings() {
     let short = Caps { binding_bytes: 64 << 10, ..Caps::lavapipe() };
     let narrow = Caps { groups_per_dimension: 4, ..Caps::lavapipe() };
     for caps in DEVICES.into_iter().chain([short, narrow]) {
-        for call in calls() {
+        for call in Plans::calls() {
             for (rows, cols, row_stride) in [
                 (1000, 256, 256),
                 (1000, 256, 300),
@@ -121,7 +121,7 @@ fn ranges_have_every_row_once_and_fit_bindings() {
 fn ranges_of_rows_in_groups_fit_bindings() {
     let short = Caps { binding_bytes: 64 << 10, ..Caps::lavapipe() };
     for caps in [short, Caps::lavapipe(), Caps::h200()] {
-        for call in calls() {
+        for call in Plans::calls() {
             for (rows, cols, rows_per_group, row_stride, group_stride) in [
                 (1000, 64, 8, 64, 3 * 8 * 64),
                 (1000, 64, 3, 80, 5000),
@@ -192,7 +192,7 @@ fn indexes_fit_32_bits() {
     // More than any index: a device that would bind 64 GiB at once.
     let huge = Caps { binding_bytes: 64 << 30, ..Caps::h200() };
     for caps in DEVICES.into_iter().chain([huge]) {
-        for call in calls() {
+        for call in Plans::calls() {
             for (rows, cols) in [(1 << 33, 1), (1 << 31, 3), (1 << 24, 256), (1 << 20, 4096), (9, 1 << 28)] {
                 let layout = call.layout(rows, cols, Access::Halves);
                 let Ok(plan) = plan(&call.problem(rows, cols), &layout, &caps) else { continue };

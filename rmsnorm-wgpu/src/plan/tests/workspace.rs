@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use rmsnorm_gpu::testing::plans::partials_len;
+use rmsnorm_gpu::testing::plans::{Planned, for_all_backward, partials_len};
 
 use super::*;
 
@@ -19,9 +19,11 @@ pub(super) fn devices() -> Vec<Caps> {
 /// Every backward call with every way of summing, for some lengths of each regime. Norms have equal workspaces.
 pub(super) fn sizes() -> Vec<(Call, usize, usize)> {
     let mut sizes = Vec::new();
-    for call in calls().into_iter().filter(|call| call.direction == Direction::Backward && call.norm == Norm::Rms) {
+    for call in
+        Plans::calls().into_iter().filter(|call| call.direction == Direction::Backward && call.norm == Norm::Rms)
+    {
         for grad_reduction in REDUCTIONS {
-            for cols in all_cols().into_iter().filter(|cols| *cols > 300 && cols % 2 == 1 || cols % 100 == 1) {
+            for cols in Plans::cols().into_iter().filter(|cols| *cols > 300 && cols % 2 == 1 || cols % 100 == 1) {
                 let rows = [0, 1, 9, 529, 4096, 1 << 20].into_iter().filter(|rows| rows * cols <= 1 << 29);
                 sizes.extend(rows.map(|rows| (Call { grad_reduction, ..call }, rows, cols)));
             }
@@ -45,36 +47,24 @@ pub(super) fn parts(plan: &Plan, call: Call, cols: usize) -> Parts {
     }
 }
 
-/// Calls `check` for all of these, in every access.
-fn for_all_reductions(mut check: impl FnMut(&Caps, &Plan, Call, usize, usize)) {
-    for caps in devices() {
-        for (call, rows, cols) in sizes() {
-            for access in ACCESSES {
-                let layout = call.layout(rows, cols, access);
-                if let Ok(plan) = plan(&call.problem(rows, cols), &layout, &caps) {
-                    check(&caps, &plan, call, rows, cols);
-                }
-            }
-        }
-    }
-}
-
 #[test]
 fn a_workspace_fits_a_binding() {
-    for_all_reductions(|caps, plan, call, rows, cols| {
-        assert!(4 * plan.workspace.len <= caps.binding_bytes, "{rows}x{cols} {call:?} {plan:?}");
-        assert!(plan.workspace.row_sums.is_multiple_of(4), "{rows}x{cols} {call:?} {plan:?}");
+    for_all_backward::<Plans>(|planned| {
+        let (caps, plan, call) = (planned.caps, &planned.plan, planned.call);
+        assert!(4 * plan.workspace.len <= caps.binding_bytes, "{planned}");
+        assert!(plan.workspace.row_sums.is_multiple_of(4), "{planned}");
         // What a program binds is there, be it for the gradients of no rows.
         let has_sums = dispatches(plan).any(|dispatch| dispatch.key.program == Program::BackwardRowSums);
-        assert_eq!(plan.workspace.len > 0, call.gradients() > 0 || has_sums, "{rows}x{cols} {call:?} {plan:?}");
+        assert_eq!(plan.workspace.len > 0, call.gradients() > 0 || has_sums, "{planned}");
     });
 }
 
 #[test]
 fn callers_are_told_enough_for_any_layout() {
-    for_all_reductions(|caps, plan, call, rows, cols| {
+    for_all_backward::<Plans>(|planned| {
+        let &Planned { caps, ref plan, call, rows, cols, .. } = planned;
         let told = workspace_len(&call.problem(rows, cols), caps) as u64;
-        assert!(plan.workspace.len <= told, "{rows}x{cols} {call:?}: told {told}, {plan:?}");
+        assert!(plan.workspace.len <= told, "told {told}, {planned}");
         // Rows that are apart, in as few as one a range.
         let problem = call.problem(rows, cols);
         for row_stride in [cols + 1, 3 * cols, 50 * cols] {
@@ -84,7 +74,7 @@ fn callers_are_told_enough_for_any_layout() {
             if rows <= 529
                 && let Ok(apart) = super::plan(&problem, &layout, caps)
             {
-                assert!(apart.workspace.len <= told, "{rows}x{cols} {call:?}: told {told}, {apart:?}");
+                assert!(apart.workspace.len <= told, "told {told}, {apart:?}, {planned}");
             }
         }
     });
@@ -92,30 +82,30 @@ fn callers_are_told_enough_for_any_layout() {
 
 #[test]
 fn every_partial_row_is_written_before_it_is_read() {
-    for_all_reductions(|_, plan, call, rows, cols| {
-        let context = || format!("{rows}x{cols} {call:?} {plan:?}");
+    for_all_backward::<Plans>(|planned| {
+        let (plan, call) = (&planned.plan, planned.call);
         if call.gradients() == 0 {
-            return assert_eq!(plan.partial_rows, 0, "{}", context());
+            return assert_eq!(plan.partial_rows, 0, "{planned}");
         }
         if call.grad_reduction == GradReduction::Atomics {
-            return assert_eq!(plan.partial_rows, rows.min(1) as u32, "{}", context());
+            return assert_eq!(plan.partial_rows, planned.rows.min(1) as u32, "{planned}");
         }
         let mut written = BTreeSet::new();
         for dispatch in dispatches(plan).filter(|dispatch| dispatch.chunks > 0) {
             let chunks = dispatch.first_chunk..dispatch.first_chunk + dispatch.chunks;
-            assert!(chunks.end <= plan.partial_rows, "{}", context());
+            assert!(chunks.end <= plan.partial_rows, "{planned}");
             for chunk in [chunks.start, chunks.end - 1] {
-                assert_eq!(written.contains(&chunk), dispatch.accumulates, "{}", context());
+                assert_eq!(written.contains(&chunk), dispatch.accumulates, "{planned}");
             }
             written.extend(chunks);
         }
-        assert_eq!(written.len(), plan.partial_rows as usize, "{}", context());
+        assert_eq!(written.len(), plan.partial_rows as usize, "{planned}");
     });
 }
 
 #[test]
 fn forward_needs_no_workspace() {
-    for call in calls().into_iter().filter(|call| call.direction == Direction::Forward) {
+    for call in Plans::calls().into_iter().filter(|call| call.direction == Direction::Forward) {
         assert_eq!(workspace_len(&call.problem(4096, 4096), &Caps::h200()), 0, "{call:?}");
     }
 }
