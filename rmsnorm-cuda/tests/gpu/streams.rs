@@ -3,7 +3,7 @@
 use rmsnorm_conformance::testing::values;
 use rmsnorm_cuda::cudarc::driver::CudaSlice;
 use rmsnorm_cuda::{
-    CudaBackend, Forward,
+    Backward, CudaBackend, Forward,
     spec::{NormSpec, bf16},
 };
 
@@ -58,4 +58,30 @@ fn threads_share_a_backend() {
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     assert!(results.iter().all(|result| *result == results[0]));
+}
+
+/// What a call has allocated for itself is used after the last backend of the context is gone.
+#[test]
+fn the_last_backend_may_be_dropped_while_its_calls_run() {
+    let Some(gpu) = Gpu::open() else { return };
+    let (stream, norm) = (gpu.stream().clone(), NormSpec::rms(ROWS, COLS, 1e-6));
+    let (x, rstd) = (upload::<bf16>(&gpu, 1, ROWS * COLS), upload::<f32>(&gpu, 2, ROWS));
+    let mut dx = stream.alloc_zeros::<bf16>(ROWS * COLS).unwrap();
+    let mut dweight = stream.alloc_zeros::<bf16>(COLS).unwrap();
+    let mut workspace = stream.alloc_zeros::<f32>(1 << 22).unwrap();
+    let args = Backward::new(x.as_view(), x.as_view(), rstd.as_view(), dx.as_view_mut());
+    gpu.backward(&norm, args.dweight(dweight.as_view_mut()).workspace(workspace.as_view_mut())).unwrap();
+    let expected = stream.clone_dtoh(&dweight).unwrap();
+    let _alone = gpu.close();
+    for round in 0..100 {
+        stream.memset_zeros(&mut dweight).unwrap();
+        let backend = CudaBackend::from_stream(stream.clone()).unwrap();
+        for _ in 0..1 + round % 20 {
+            let args = Backward::new(x.as_view(), x.as_view(), rstd.as_view(), dx.as_view_mut());
+            backend.backward(&norm, args.dweight(dweight.as_view_mut())).unwrap();
+        }
+        drop(backend);
+        stream.synchronize().unwrap();
+        assert!(stream.clone_dtoh(&dweight).unwrap() == expected, "round {round}");
+    }
 }

@@ -34,6 +34,11 @@ impl Gpu {
         Some(Gpu { backend, _alone: alone })
     }
 
+    /// Drops the backend, and still keeps other tests away.
+    pub fn close(self) -> MutexGuard<'static, ()> {
+        self._alone
+    }
+
     /// Whether this much memory is free; says so if not.
     pub fn has_free(&self, bytes: usize) -> bool {
         self.stream().synchronize().unwrap();
