@@ -137,3 +137,22 @@ fn name(adapter: &Adapter) -> String {
 fn names(adapters: &[Adapter]) -> String {
     adapters.iter().map(name).collect::<Vec<_>>().join(", ")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_of_its_own_comes_first_and_software_last() {
+        let mut kinds = [
+            DeviceType::Cpu,
+            DeviceType::Other,
+            DeviceType::VirtualGpu,
+            DeviceType::IntegratedGpu,
+            DeviceType::DiscreteGpu,
+        ];
+        let expected = { kinds.iter().rev().copied().collect::<Vec<_>>() };
+        kinds.sort_by_key(|kind| rank(*kind));
+        assert_eq!(kinds, *expected);
+    }
+}

@@ -422,3 +422,15 @@ fn bytes(bytes: u64) -> String {
         _ => format!("{:.1} GiB", bytes as f64 / f64::from(1u32 << 30)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::bytes;
+
+    #[test]
+    fn sizes_are_in_the_unit_that_a_reader_would_choose() {
+        let sizes = [0, 1023, 1024, 48 << 10, (1 << 20) - 1, 1 << 20, 128 << 20, (1 << 31) - 1, 3 << 30];
+        let texts = ["0 B", "1023 B", "1 KiB", "48 KiB", "1023 KiB", "1 MiB", "128 MiB", "2.0 GiB", "3.0 GiB"];
+        assert_eq!(sizes.map(bytes), texts);
+    }
+}

@@ -166,3 +166,50 @@ impl Caps {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_smallest_device_has_64_threads_and_4096_bytes() {
+        let check = |max_threads, workgroup_bytes| Caps { max_threads, workgroup_bytes, ..Caps::phone() }.check();
+        assert_eq!([check(64, 4096), check(65, 4097)], [Ok(()); 2]);
+        for (threads, workgroup_bytes) in [(63, 4096), (64, 4095), (0, 0)] {
+            assert_eq!(check(threads, workgroup_bytes), Err(Unfit::Device { threads, workgroup_bytes }));
+        }
+    }
+
+    /// As many as are wanted, else a power of two: within a workgroup's threads and its memory.
+    #[test]
+    fn threads_are_as_many_as_a_workgroup_has_and_its_memory_holds() {
+        let caps = |max_threads, workgroup_bytes| Caps { max_threads, workgroup_bytes, ..Caps::phone() };
+        assert_eq!([96, 256, 257, 1024].map(|wanted| caps(256, 16 << 10).threads(wanted)), [96, 256, 256, 256]);
+        assert_eq!([300, 301].map(|wanted| caps(300, 16 << 10).threads(wanted)), [300, 256]);
+        assert_eq!([1, 32, 64].map(|bytes| caps(256, 4096).threads_with(256, bytes)), [256, 128, 64]);
+        assert_eq!([128, 129].map(|wanted| caps(256, 4100).threads_with(wanted, 32)), [128, 128]);
+        assert_eq!(caps(256, 16).threads_with(256, 32), 1);
+    }
+
+    #[test]
+    fn what_is_bound_is_in_words_less_an_alignment_and_indexed_in_31_bits() {
+        let available =
+            |binding_bytes| Caps { binding_bytes, offset_alignment: 256, ..Caps::phone() }.available_bytes();
+        assert_eq!([0, 256, 260, 1027].map(available), [0, 0, 4, 768]);
+        let most = i32::MAX as u64 / 4 * 4 - 256;
+        assert_eq!([i32::MAX as u64, 1 << 31, u64::MAX].map(available), [most; 3]);
+    }
+
+    #[test]
+    fn a_grid_is_counted_in_32_bits() {
+        let most_groups = |groups_per_dimension| Caps { groups_per_dimension, ..Caps::phone() }.most_groups();
+        let most = u64::from(u16::MAX).pow(2);
+        assert_eq!([4, 65_534, 65_535, 65_536, u32::MAX].map(most_groups), [16, 65_534 * 65_534, most, most, most]);
+    }
+
+    #[test]
+    fn subgroups_of_8_to_128_lanes_are_used() {
+        let usable: Vec<u32> = (0..300).filter(|lanes| is_usable_subgroup(*lanes)).collect();
+        assert_eq!(usable, [8, 16, 32, 64, 128]);
+    }
+}

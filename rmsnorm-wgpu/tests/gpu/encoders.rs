@@ -213,4 +213,9 @@ fn copies_are_exact_at_any_offset() {
         gpu.copy(gpu.view(&source, from..from + len), gpu.view(&target, to..to + len)).unwrap();
         assert!(bits(&gpu, &target) == expected, "{len} from {from} to {to}");
     }
+    // Within one buffer.
+    let both = upload::<bf16>(&gpu, 1, 2048);
+    gpu.copy(gpu.view(&both, 0..1024), gpu.view(&both, 1024..2048)).unwrap();
+    let both = bits(&gpu, &both);
+    assert!(both[..1024] == both[1024..]);
 }

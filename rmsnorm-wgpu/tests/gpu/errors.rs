@@ -3,7 +3,7 @@
 use rmsnorm_conformance::Harness;
 use rmsnorm_wgpu::spec::{Checked, Error, GradReduction, NormBackend, NormSpec, bf16};
 use rmsnorm_wgpu::{Backward, Forward, WgpuBackend, WgpuFailure, WgpuSlice, wgpu};
-use wgpu::BufferUsages;
+use wgpu::{BufferUsages, DeviceType, Features};
 
 use crate::support::{Small, bits, buffer, open, open_another, open_limited, upload, whole};
 
@@ -188,6 +188,36 @@ fn a_destroyed_device_is_lost() {
         );
         assert!(gpu.download(&small.x).is_err() && gpu.upload(&[1f32]).is_err());
     }
+}
+
+/// On a device of the backend's own, where wgpu would panic.
+#[test]
+fn an_error_that_nobody_caught_is_the_next_calls_once() {
+    let Some(gpu) = open_another() else { return };
+    let small = Small::new(&gpu);
+    let _without_usage = buffer(&gpu, 64, BufferUsages::empty());
+    let failure = failure(gpu.forward(&small.norm, Forward::new(whole(&small.x), whole(&small.y))));
+    assert!(failure.to_string().contains("outside of a call") && !failure.is_device_lost(), "{failure}");
+    small.check(&gpu);
+}
+
+#[test]
+fn a_backend_says_what_it_is() {
+    let (Some(gpu), Some(limited)) = (open(), open_limited(|_| ())) else { return };
+    let info = gpu.device().adapter_info();
+    assert_eq!([NormBackend::name(&gpu), NormBackend::name(&limited)], ["wgpu"; 2]);
+    assert_eq!((gpu.ordinal(), limited.ordinal()), (Some(0), None));
+    assert_eq!(gpu.is_software(), info.device_type == DeviceType::Cpu);
+    let (least, most) = (info.subgroup_min_size, info.subgroup_max_size);
+    let subgroups = match gpu.device().features().contains(Features::SUBGROUP) {
+        false => "no subgroups,".to_owned(),
+        true if least == most => format!(" subgroups of {least},"),
+        true => format!(" subgroups of {least} to {most},"),
+    };
+    let text = gpu.to_string();
+    assert!(text.starts_with(&info.name) && text.contains(&subgroups), "{text}");
+    assert!(limited.to_string().contains("no subgroups,"), "{limited}");
+    assert!(format!("{gpu:?}").contains(&text), "{gpu:?}");
 }
 
 #[test]

@@ -1,10 +1,11 @@
 //! Devices of the caller's with smaller limits: tensors in parts, grids in two dimensions, wgpu's defaults.
 
-use rmsnorm_conformance::Options;
-use rmsnorm_wgpu::spec::bf16;
+use rmsnorm_conformance::{Harness, Options};
+use rmsnorm_wgpu::WgpuBackend;
+use rmsnorm_wgpu::spec::{Error, Rows, bf16};
 use rmsnorm_wgpu::wgpu::Limits;
 
-use crate::support::{backward, forward, open_limited};
+use crate::support::{Layer, backward, bits, forward, limited_device, open_limited, upload, view};
 
 fn close(got: &[f32], expected: &[f32]) -> bool {
     got.len() == expected.len()
@@ -22,6 +23,53 @@ fn tensors_beyond_the_largest_binding_are_worked_on_in_parts() {
         let (expected, got) = (backward::<f32>(&whole, rows, cols), backward::<f32>(&parts, rows, cols));
         assert!(expected.0 == got.0, "{rows}x{cols}");
         assert!(close(&got.1, &expected.1) && close(&got.2, &expected.2), "{rows}x{cols}");
+    }
+}
+
+/// Rows far apart take so many ranges that the later ones have partial rows of their own: added to one and the same, their sums
+/// would be too long a chain.
+#[test]
+fn later_parts_have_partial_rows_of_their_own() {
+    let Some(whole) = open_limited(|_| ()) else { return };
+    let Some(parts) = open_limited(|limits| limits.max_storage_buffer_binding_size = 64 << 10) else { return };
+    let (rows, cols, row_stride) = (200, 64, 50 * 64);
+    let expected = backward::<f32>(&whole, rows, cols);
+    let layer = Layer::<f32>::new(&parts, rows, cols);
+    let dx = upload::<f32>(&parts, 8, rows * row_stride);
+    let [dweight, dbias] = [9, 10].map(|seed| upload::<f32>(&parts, seed, cols));
+    let args = layer.args(Rows::strided(view(&dx, rows * row_stride), row_stride));
+    parts.backward(&layer.norm, args.dweight(view(&dweight, cols)).dbias(view(&dbias, cols))).unwrap();
+    let dx = bits(&parts, &dx);
+    assert!((0..rows).flat_map(|row| &dx[row * row_stride..][..cols]).eq(&expected.0));
+    let [dweight, dbias] = [dweight, dbias].map(|buffer| parts.download(&buffer).unwrap());
+    assert!(close(&dweight[..cols], &expected.1) && close(&dbias[..cols], &expected.2));
+}
+
+/// Of the workspace that a call makes for itself.
+#[test]
+fn a_workspace_beyond_the_largest_buffer_is_refused() {
+    let Some(gpu) = open_limited(|limits| limits.max_buffer_size = 16 << 10) else { return };
+    let (rows, cols) = (32, 248);
+    let layer = Layer::<bf16>::new(&gpu, rows, cols);
+    let dx = upload::<bf16>(&gpu, 8, rows * cols);
+    let [dweight, dbias] = [9, 10].map(|seed| upload::<bf16>(&gpu, seed, cols));
+    let args = || layer.args(view(&dx, rows * cols));
+    gpu.backward(&layer.norm, args().dweight(view(&dweight, cols))).unwrap();
+    let answer = gpu.backward(&layer.norm, args().dweight(view(&dweight, cols)).dbias(view(&dbias, cols)));
+    let Err(Error::Unsupported { rule }) = answer else { panic!("{answer:?}") };
+    assert!(rule.contains("a buffer of this device has at most 16384 bytes"), "{rule}");
+}
+
+#[test]
+fn a_device_without_compute_is_unavailable() {
+    let without: [fn(&mut Limits); 2] = [
+        |limits| limits.max_compute_invocations_per_workgroup = 0,
+        |limits| limits.max_storage_buffers_per_shader_stage = 0,
+    ];
+    for limits in without {
+        let Some((device, queue)) = limited_device(limits) else { return };
+        let answer = WgpuBackend::from_device(device, queue);
+        assert!(matches!(&answer, Err(Error::Unavailable { reason, .. }) if reason.contains("without compute")));
     }
 }
 

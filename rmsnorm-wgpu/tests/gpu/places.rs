@@ -2,7 +2,7 @@
 
 use rmsnorm_conformance::Harness;
 use rmsnorm_conformance::testing::values;
-use rmsnorm_wgpu::spec::{GradReduction, NormSpec, bf16};
+use rmsnorm_wgpu::spec::{DType, GradReduction, Norm, NormSpec, Problem, Tensor, bf16};
 use rmsnorm_wgpu::{Forward, WgpuSlice, wgpu};
 
 use crate::support::{Layer, backward, bits, forward, open, upload, view, whole};
@@ -34,12 +34,15 @@ fn atomics_zero_the_workspace_within_its_buffer() {
     let (_, expected, _) = backward::<f32>(&gpu, ROWS, COLS);
     let layer = Layer::<f32>::new(&gpu, ROWS, COLS);
     let [dx, dweight] = [ROWS * COLS, COLS].map(|len| upload::<f32>(&gpu, 8, len));
-    // Before the workspace, what nobody may touch; in it, what is no zero.
-    let (before, len) = (300, 8 * COLS);
-    let shared = gpu.upload(&vec![7.0f32; before + len]).unwrap();
+    // Before the workspace and behind, what nobody may touch; in it, what is no zero.
+    let problem = Problem::backward(Norm::Layer, ROWS, COLS, DType::F32, &[Tensor::Weight, Tensor::Dweight]);
+    let problem = Problem { grad_reduction: GradReduction::Atomics, ..problem };
+    let (before, len) = (300, gpu.workspace_len(&problem));
+    let shared = gpu.upload(&vec![7.0f32; before + len + 1000]).unwrap();
     let args = layer.args(whole(&dx)).dweight(whole(&dweight)).grad_reduction(GradReduction::Atomics);
     gpu.backward(&layer.norm, args.workspace(gpu.view(&shared, before..before + len))).unwrap();
-    assert!(gpu.download(&shared).unwrap()[..before].iter().all(|&value| value == 7.0));
+    let shared = gpu.download(&shared).unwrap();
+    assert!(shared[..before].iter().chain(&shared[before + len..]).all(|&value| value == 7.0));
     let got = gpu.download(&dweight).unwrap();
     // The same terms, dy (x - mean) rstd of at most 2 * 4 * 2, in two orders, each within (rows - 1) u of their sum.
     let bound = (ROWS - 1) as f32 * f32::EPSILON * (ROWS * 16) as f32;

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use rmsnorm_conformance::Harness;
 use rmsnorm_conformance::testing::{available, values};
-use rmsnorm_wgpu::spec::{Element, NormSpec, bf16};
+use rmsnorm_wgpu::spec::{Element, NormSpec, Rows, bf16};
 use rmsnorm_wgpu::{Backward, Forward, TestBuffer, WgpuBackend, WgpuSlice, wgpu};
 
 /// A backend on the first adapter, shared by all tests; `None`, with the reason on stdout, where there is no adapter and
@@ -25,6 +25,12 @@ pub fn open_another() -> Option<WgpuBackend> {
 
 /// A backend on a device of the caller's, with these limits and no features.
 pub fn open_limited(limits: impl FnOnce(&mut wgpu::Limits)) -> Option<WgpuBackend> {
+    let (device, queue) = limited_device(limits)?;
+    Some(WgpuBackend::from_device(device, queue).unwrap())
+}
+
+/// A device of the caller's, with these limits and no features.
+pub fn limited_device(limits: impl FnOnce(&mut wgpu::Limits)) -> Option<(wgpu::Device, wgpu::Queue)> {
     // Says why there is none.
     open()?;
     let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
@@ -33,8 +39,7 @@ pub fn open_limited(limits: impl FnOnce(&mut wgpu::Limits)) -> Option<WgpuBacken
     let mut required_limits = adapter.limits();
     limits(&mut required_limits);
     let descriptor = wgpu::DeviceDescriptor { required_limits, ..Default::default() };
-    let (device, queue) = pollster::block_on(adapter.request_device(&descriptor)).unwrap();
-    Some(WgpuBackend::from_device(device, queue).unwrap())
+    Some(pollster::block_on(adapter.request_device(&descriptor)).unwrap())
 }
 
 /// [`values`] on the device.
@@ -101,7 +106,7 @@ impl<E: Element> Layer<E> {
     }
 
     /// A call without gradients of parameters.
-    pub fn args<'a>(&'a self, dx: WgpuSlice<'a, E>) -> Backward<'a, E> {
+    pub fn args<'a>(&'a self, dx: impl Into<Rows<WgpuSlice<'a, E>>>) -> Backward<'a, E> {
         let len = self.norm.rows * self.norm.cols;
         let args = Backward::new(view(&self.dy, len), view(&self.x, len), whole(&self.rstd), dx);
         args.mean(whole(&self.mean)).weight(view(&self.weight, self.norm.cols))

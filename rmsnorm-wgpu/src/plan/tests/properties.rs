@@ -3,6 +3,7 @@
 use rmsnorm_gpu::program::Accumulate;
 use rmsnorm_gpu::tuning::{rises, up_to};
 
+use super::super::ranges::grid;
 use super::super::{Tuning, Unfit, copy};
 use super::*;
 use crate::source;
@@ -19,6 +20,7 @@ fn every_column_has_one_thread() {
                 let most_packs = if *program == Program::Forward { 8 } else { 5 };
                 assert!((1..=most_packs).contains(&tile.packs), "{cols} {tile:?}");
             } else {
+                assert_eq!(tile.rows_at_once, 1, "{cols} {key:?}");
                 // Those of a turn.
                 let is_streaming = *program == Program::ForwardStreaming;
                 assert!(tile.packs == 1 || (is_streaming && tile.packs == 4), "{cols} {key:?}");
@@ -34,6 +36,12 @@ fn keys_have_the_tensors_of_the_call() {
             Bias, Dbias, Dresidual, DresidualOut, Dweight, Dx, Dy, Mean, Residual, ResidualOut, Rstd, Weight, X, Y,
         };
         let problem = call.problem(SOME_ROWS, cols);
+        let with_offset = Problem { has_weight_offset: true, ..problem };
+        let planned = plan(&with_offset, &layout(&with_offset, Access::Aligned), caps).expect("a plan");
+        for Dispatch { key, .. } in dispatches(&planned) {
+            // It is added to a weight that the program reads.
+            assert_eq!(key.has_weight_offset, key.call.tensors.has(Weight), "{cols} {call:?}");
+        }
         for Dispatch { key, .. } in dispatches(&call.plan(SOME_ROWS, cols, caps)) {
             let code: &[Tensor] = match key.program {
                 Program::Forward | Program::ForwardStreaming => {
@@ -128,6 +136,25 @@ fn a_grid_has_every_workgroup_in_two_dimensions() {
             }
         }
     }
+}
+
+#[test]
+fn a_grid_has_as_many_workgroups_as_two_dimensions_and_no_more() {
+    let caps = Caps { groups_per_dimension: 4, ..Caps::laptop() };
+    assert_eq!([1, 4, 5, 15, 16].map(|groups| grid(groups, &caps)), [[1, 1], [4, 1], [3, 2], [4, 4], [4, 4]].map(Ok));
+    assert_eq!(grid(17, &caps), Err(Unfit::Grid { groups: 17, most: 16 }));
+}
+
+/// Chunks have any number of rows, and so a grid of sixteen workgroups any number of them.
+#[test]
+fn a_small_grid_does_not_split_a_backward_call() {
+    let caps = Caps { groups_per_dimension: 4, ..Caps::lavapipe() };
+    let plan = Call::new(Direction::Backward, Norm::Rms, BF16, DWEIGHT).plan(1000, 256, &caps);
+    assert_eq!(dispatches(&plan).filter(|dispatch| dispatch.chunks > 0).count(), 1, "{plan}");
+    // With sixteen workgroups on the columns of a chunk there are fewer chunks.
+    let caps = Caps { groups_per_dimension: 32, ..Caps::h200() };
+    let plan = Call::new(Direction::Backward, Norm::Rms, BF16, DWEIGHT).plan(4096, 32_768, &caps);
+    assert_eq!(dispatches(&plan).map(|dispatch| dispatch.chunks).max(), Some(1024 / 16), "{plan}");
 }
 
 /// Workgroups that have something to do.
@@ -259,8 +286,11 @@ fn a_copy_has_every_element_once() {
     for caps in DEVICES {
         for dtype in [DType::F32, DType::Bf16] {
             for len in [0, 1, 17, 4096, 1 << 26, (1 << 31) + 3] {
-                let access = Access::of_copy(16, 16, dtype, len);
-                let plan = copy(dtype, len, access, false, &caps).expect("a plan");
+                let (access, is_aliased) = (Access::of_copy(16, 16, dtype, len), len % 2 == 1);
+                let plan = copy(dtype, len, access, is_aliased, &caps).expect("a plan");
+                // As few as bindings allow.
+                let bytes = len * dtype.size() as u64;
+                assert_eq!(plan.steps.len() as u64, bytes.div_ceil(caps.available_bytes() / 16 * 16), "{len} {caps:?}");
                 let mut next = 0;
                 for dispatch in dispatches(&plan) {
                     let rows = dispatch.rows.clone();
@@ -268,7 +298,9 @@ fn a_copy_has_every_element_once() {
                     assert!((rows.start * dtype.size() as u64).is_multiple_of(16));
                     assert!((rows.end - rows.start) * dtype.size() as u64 <= caps.available_bytes());
                     let groups: u64 = dispatch.grid.iter().map(|n| u64::from(*n)).product();
-                    assert!(groups >= work(dispatch, Plans::calls()[0], 1), "{dispatch:?}");
+                    let work = work(dispatch, Plans::calls()[0], 1);
+                    assert!((work..work + u64::from(dispatch.grid[1])).contains(&groups), "{dispatch:?}");
+                    assert_eq!((dispatch.key.access, dispatch.key.aliased), (access, is_aliased), "{dispatch:?}");
                     next = rows.end;
                 }
                 assert_eq!(next, len, "{len} {dtype:?}");

@@ -70,6 +70,20 @@ fn a_copy_takes_what_both_ends_have() {
     assert_eq!(of(0, 4, 64), Access::Words);
     assert_eq!(of(6, 0, 64), Access::Halves);
     assert_eq!(of(0, 0, 63), Access::Halves);
+    // By two quads, where nothing wider is copied beside them.
+    assert_eq!((of(0, 8, 64), of(8, 0, 64)), (Access::Words, Access::Words));
+    assert_eq!(Access::of_copy(0, 8, DType::F32, 64), Access::Words);
+}
+
+/// What is prepared for a call whose rows lie side by side is what that call runs.
+#[test]
+fn the_densest_layout_has_the_access_of_its_gradients() {
+    let reduce_access = |call: Call, cols| Layout::dense(&call.problem(64, cols)).reduce_access;
+    let call = |tensors| Call::new(Direction::Backward, Norm::Rms, BF16, tensors);
+    for (cols, expected) in [(64, Access::Aligned), (66, Access::Words), (63, Access::Halves)] {
+        assert_eq!(reduce_access(call(DWEIGHT), cols), expected, "{cols}");
+        assert_eq!(reduce_access(call(DWEIGHT_DBIAS), cols), expected, "{cols}");
+    }
 }
 
 #[test]
@@ -176,6 +190,26 @@ fn groups_have_a_part_in_access() {
     }
 }
 
+/// One row more, or one f32 of a statistic, and there are two ranges.
+#[test]
+fn a_range_has_all_rows_that_fit() {
+    let caps = Caps { binding_bytes: 64 << 10, ..Caps::lavapipe() };
+    let available = caps.available_bytes();
+    let ranges = |call: Call, rows: u64, cols: usize, row_stride: u64| {
+        let problem = call.problem(rows as usize, cols);
+        let tensors = [placed(DType::Bf16, 0, row_stride); 2];
+        let plan = plan(&problem, &Layout::new(&problem, tensors, [], false, false), &caps).expect("a plan");
+        dispatches(&plan).filter(|dispatch| dispatch.key.program != Program::ReducePartials).count()
+    };
+    let call = Call::new(Direction::Forward, Norm::Rms, BF16, NONE);
+    for (cols, row_stride) in [(1000, 1000), (1000, 1001), (1000, 3000), (7, 8), (300, 301)] {
+        let most = (available - 2 * cols as u64) / (2 * row_stride) + 1;
+        assert_eq!([most, most + 1].map(|rows| ranges(call, rows, cols, row_stride)), [1, 2], "{cols} {row_stride}");
+    }
+    // Rows of two bytes, with four of rstd.
+    assert_eq!([available / 4, available / 4 + 1].map(|rows| ranges(call, rows, 1, 1)), [1, 2]);
+}
+
 #[test]
 fn few_calls_are_split() {
     // 2 GiB less a row: the H200 takes them at once.
@@ -219,6 +253,13 @@ fn rows_longer_than_a_binding_are_refused_by_rule() {
     assert_eq!(unfit, Unfit::Row { bytes: 65_536, most: 65_520 });
     let text = unfit.to_string();
     assert!(text.contains("at most 65520 bytes, got 65536"), "{text}");
+    // The widest of what a call has: a weight of f32, and not one that is not there.
+    let mixed = |tensors| {
+        let call = Call::new(Direction::Forward, Norm::Rms, BF16.widened(true, false), tensors);
+        plan(&call.problem(1, 20_000), &call.layout(1, 20_000, Access::Aligned), &caps)
+    };
+    assert_eq!(mixed(WEIGHT), Err(Unfit::Row { bytes: 80_000, most: 65_520 }));
+    assert!(mixed(NONE).is_ok());
     // Two gradients of f32 of a row of bf16.
     let backward = Call::new(Direction::Backward, Norm::Layer, BF16, DWEIGHT_DBIAS);
     let planned = plan(&backward.problem(2, 16_384), &backward.layout(2, 16_384, Access::Aligned), &caps);

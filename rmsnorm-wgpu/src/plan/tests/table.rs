@@ -134,6 +134,40 @@ fn f32_on_an_h200() {
     );
 }
 
+/// What a plan decides beside its tables: more threads, rows side by side, two rows at once, workgroups.
+#[test]
+#[rustfmt::skip]
+fn rows_of_lengths_between() {
+    let f32 = |call| Call { dtypes: F32, ..call };
+    let f16 = |call| Call { dtypes: DTypes::uniform(DType::F16), ..call };
+    check(&Caps::h200(), RMS_FORWARD, &[(4096, 768, "forward threads=32 packs=3x8 rows=2 subgroups=32 grid=2048")]);
+    check(&Caps::h200(), f32(RMS_FORWARD), &[(4096, 512, "forward threads=32 packs=2x8 subgroups=32 grid=4096")]);
+    check(
+        &Caps::h200(),
+        RMS_BACKWARD,
+        &[
+            (4096, 1280, "backward threads=32 packs=5x8 rows=4 subgroups=32 chunks=396 grid=396; reduce_partials rows=128 grid=40"),
+            (4096, 1536, "backward threads=64 packs=3x8 rows=2x2 subgroups=32 chunks=396 grid=396; reduce_partials rows=128 grid=48"),
+            (4096, 2560, "backward threads=160 packs=2x8 subgroups=32 chunks=792 grid=792; reduce_partials rows=128 grid=80"),
+            (4096, 20480, "backward_row_sums threads=512 packs=1x8 subgroups=32 grid=4096; backward_columns threads=256 packs=1x8 chunks=212 grid=2120; reduce_partials rows=128 grid=640"),
+        ],
+    );
+    check(
+        &Caps::h200(),
+        LAYER_BACKWARD,
+        &[
+            (4096, 800, "backward threads=64 packs=2x8 rows=2 ragged subgroups=32 chunks=792 grid=792; reduce_partials rows=128 grid=50"),
+            (4096, 1280, "backward threads=32 packs=5x8 rows=4 subgroups=32 chunks=264 grid=264; reduce_partials rows=128 grid=80"),
+            (4096, 8192, "backward threads=512 packs=2x8 rows=1x2 subgroups=32 chunks=132 grid=132; reduce_partials rows=128 grid=512"),
+            (4096, 14000, "backward threads=512 packs=4x8 ragged subgroups=32 chunks=132 grid=132; reduce_partials rows=128 grid=876"),
+        ],
+    );
+    check(&Caps::h200(), f32(LAYER_BACKWARD), &[(4096, 800, "backward threads=32 packs=4x8 rows=4 ragged subgroups=32 chunks=528 grid=528; reduce_partials rows=128 grid=50")]);
+    check(&Caps::h200(), f16(LAYER_BACKWARD), &[(4096, 16384, "backward threads=1024 packs=2x8 subgroups=32 chunks=132 grid=132; reduce_partials rows=128 grid=1024")]);
+    let few = Caps { max_threads: 128, ..Caps::h200() };
+    check(&few, f32(RMS_BACKWARD), &[(4096, 5120, "backward_row_sums threads=128 packs=1x8 subgroups=32 grid=4096; backward_columns threads=128 packs=1x8 chunks=423 grid=2115; reduce_partials rows=16 grid=160")]);
+}
+
 #[test]
 #[rustfmt::skip]
 fn rows_that_lie_anywhere() {

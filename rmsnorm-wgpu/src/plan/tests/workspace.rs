@@ -2,8 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use rmsnorm_gpu::reduction;
 use rmsnorm_gpu::testing::plans::{Planned, for_all_backward, partials_len};
 
+use super::super::Unfit;
 use super::*;
 
 const REDUCTIONS: [GradReduction; 2] = [GradReduction::Partials, GradReduction::Atomics];
@@ -57,6 +59,33 @@ fn a_workspace_fits_a_binding() {
         let has_sums = dispatches(plan).any(|dispatch| dispatch.key.program == Program::BackwardRowSums);
         assert_eq!(plan.workspace.len > 0, call.gradients() > 0 || has_sums, "{planned}");
     });
+}
+
+/// Wherever its end is: partial rows and row sums have room beside each other.
+#[test]
+fn a_binding_of_any_size_is_not_exceeded() {
+    let call = |tensors| Call::new(Direction::Backward, Norm::Rms, BF16, tensors);
+    for (tensors, cols, access) in [
+        (DWEIGHT, 1000, Access::Aligned),
+        (DWEIGHT_DBIAS, 1000, Access::Aligned),
+        (DWEIGHT, 300, Access::Halves),
+        (DWEIGHT, 2200, Access::Halves),
+        (DWEIGHT_DBIAS, 2200, Access::Halves),
+    ] {
+        let problem = call(tensors).problem(60, cols);
+        for binding_bytes in (64 << 10..80 << 10).step_by(16) {
+            let caps = Caps { binding_bytes, workgroups: 4096, ..Caps::lavapipe() };
+            let plan = plan(&problem, &layout(&problem, access), &caps).expect("a plan");
+            assert!(4 * plan.workspace.len <= caps.available_bytes(), "{binding_bytes} {plan:?}");
+        }
+    }
+    // One partial row and the sums of the two rows that fit, and just that.
+    let (problem, bytes) = (call(DWEIGHT).problem(3, 8192), 4 * 8192);
+    let caps = |bytes| Caps { binding_bytes: bytes, ..Caps::lavapipe() };
+    let planned = |bytes| plan(&problem, &layout(&problem, Access::Aligned), &caps(bytes));
+    let just = bytes + 4 * 4 + reduction::ALIGNMENT + u64::from(caps(0).offset_alignment);
+    assert_eq!(planned(just).expect("a plan").partial_rows, 1);
+    assert_eq!(planned(just - 4), Err(Unfit::Workspace { bytes, most: bytes - 4 }));
 }
 
 #[test]
