@@ -267,6 +267,20 @@ struct Version {
     minor: u32,
 }
 
+impl Version {
+    /// From the driver's number, 1000 major + 10 minor, if that is new enough.
+    fn of_driver(number: i32) -> Result<Self, Error> {
+        let number = number.unsigned_abs();
+        let version = Version { major: number / 1000, minor: number % 1000 / 10 };
+        if version < OLDEST_DRIVER {
+            return Err(unavailable(format!(
+                "the driver supports CUDA {version}, {OLDEST_DRIVER} is the oldest that will do"
+            )));
+        }
+        Ok(version)
+    }
+}
+
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.major, self.minor)
@@ -280,16 +294,24 @@ fn driver_version() -> Result<Version, Error> {
     // - library: `require_driver` found it, and this call is in all versions of it;
     // - pointer: to a local of the type that the call writes.
     unsafe { sys::cuDriverGetVersion(&raw mut number) }.result().map_err(|error| unavailable(start_failure(error)))?;
-    let number = number.unsigned_abs();
-    let version = Version { major: number / 1000, minor: number % 1000 / 10 };
-    if version < OLDEST_DRIVER {
-        return Err(unavailable(format!(
-            "the driver supports CUDA {version}, {OLDEST_DRIVER} is the oldest that will do"
-        )));
-    }
-    Ok(version)
+    Version::of_driver(number)
 }
 
 fn start_failure(error: DriverError) -> String {
     crate::error::DriverFailure::new("the driver does not start", error).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drivers_from_cuda_12_on_will_do() {
+        let texts = [12000, 12010, 12090, 13000].map(|number| Version::of_driver(number).map(|it| it.to_string()).ok());
+        assert_eq!(texts, ["12.0", "12.1", "12.9", "13.0"].map(|text| Some(text.to_owned())));
+        for (number, text) in [(11080, "CUDA 11.8, 12.0 is"), (11990, "CUDA 11.99, 12.0 is")] {
+            let refused = Version::of_driver(number).map(|it| it.to_string());
+            assert!(matches!(&refused, Err(Error::Unavailable { reason, .. }) if reason.contains(text)), "{refused:?}");
+        }
+    }
 }

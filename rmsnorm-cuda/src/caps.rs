@@ -13,6 +13,11 @@ pub(crate) struct Arch(pub(crate) u32);
 impl Arch {
     /// The first with clusters, and with launches that overlap the kernel before them.
     pub(crate) const HOPPER: Arch = Arch(90);
+
+    /// Of a device's compute capability: major, minor.
+    const fn of((major, minor): (i32, i32)) -> Self {
+        Arch(major.unsigned_abs() * 10 + minor.unsigned_abs())
+    }
 }
 
 impl fmt::Display for Arch {
@@ -42,8 +47,7 @@ pub(crate) struct Caps {
 impl Caps {
     pub(crate) fn read(context: &CudaContext) -> Result<Self, DriverError> {
         let read = |attribute| context.attribute(attribute).map(i32::unsigned_abs);
-        let (major, minor) = context.compute_capability()?;
-        let arch = Arch(major.unsigned_abs() * 10 + minor.unsigned_abs());
+        let arch = Arch::of(context.compute_capability()?);
         let has_clusters = arch >= Arch::HOPPER && read(Attribute::CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH)? != 0;
         Ok(Caps {
             arch,
@@ -94,5 +98,19 @@ impl Caps {
             max_cluster: 1,
             tuning: Tuning::H200,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn architectures_have_their_names() {
+        let names = [(7, 5), (8, 6), (9, 0), (12, 1)].map(|capability| Arch::of(capability).to_string());
+        assert_eq!(names, ["sm_75", "sm_86", "sm_90", "sm_121"]);
+        assert!(
+            Arch::of((8, 9)) < Arch::HOPPER && Arch::of((9, 0)) == Arch::HOPPER && Arch::HOPPER < Arch::of((10, 0))
+        );
     }
 }

@@ -125,6 +125,20 @@ mod tests {
         assert_eq!(&cubin[..4], b"\x7fELF");
     }
 
+    /// Cubins are kept by it.
+    #[test]
+    fn the_version_is_the_one_that_programs_see() {
+        let Some(nvrtc) = nvrtc() else { return };
+        let (major, minor) = nvrtc_version().expect("a version");
+        let is_it = format!("__CUDACC_VER_MAJOR__ == {major} && __CUDACC_VER_MINOR__ == {minor}");
+        for (condition, is_good) in [(is_it.clone(), true), (format!("!({is_it})"), false)] {
+            let source = format!("#if !({condition})\n#error another version\n#endif\n");
+            let compiled = request(&source, &["--gpu-architecture=sm_90"]).compile(nvrtc);
+            assert_eq!(compiled.is_ok(), is_good, "{condition}: {compiled:?}");
+        }
+        assert!(format!("{nvrtc:?}").contains(&format!("({major}, {minor})")), "{nvrtc:?}");
+    }
+
     #[test]
     fn a_refused_program_is_an_error_with_the_log() {
         let Some(nvrtc) = nvrtc() else { return };

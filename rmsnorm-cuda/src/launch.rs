@@ -171,6 +171,10 @@ mod tests {
             (16, aligned),
             (2, Params { x: matrix(0x1002, 64), ..aligned }),
             (2, Params { y: matrix(0x2000, 65), ..aligned }),
+            // What two have in common counts as what one has.
+            (2, Params { x: matrix(0x1002, 64), y: matrix(0x2002, 64), ..aligned }),
+            (2, Params { x: matrix(0x1000, 65), y: matrix(0x2000, 65), ..aligned }),
+            (2, Params { x: matrix(0x1002, 65), ..aligned }),
             (4, Params { y: matrix(0x2000, 66), ..aligned }),
             (8, Params { weight: 0x3008, ..aligned }),
             (2, Params { bias: 0x3002, ..aligned }),
@@ -218,6 +222,7 @@ mod tests {
             (4, 64, Some(194)),
             (2, 64, Some(193)),
             (2, 65, Some(192)),
+            (2, 65, Some(193)),
             (16, 72, None),
         ] {
             let stride = layout(row_stride, groups).group_stride(problem.rows_per_group) as u64;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rmsnorm_cuda::cudarc::driver::{CudaContext, CudaSlice, result};
 use rmsnorm_cuda::{
     Backward, CudaBackend, DriverFailure, Forward,
-    spec::{DType, Error, Norm, NormSpec, Problem, Tensor, bf16},
+    spec::{DType, Error, Norm, NormBackend, NormSpec, Problem, Tensor, bf16},
 };
 
 use crate::support::{Gpu, upload};
@@ -23,6 +23,22 @@ fn another_context(gpu: &Gpu) -> Arc<CudaContext> {
         unsafe { CudaContext::from_raw_context(ours.ordinal() + 1000, ours.cu_device(), ours.cu_ctx()) }.unwrap();
     std::mem::forget(context.clone());
     context
+}
+
+#[test]
+fn a_backend_says_what_it_is() {
+    let Some(gpu) = Gpu::open() else { return };
+    let context = gpu.stream().context();
+    let (major, minor) = context.compute_capability().unwrap();
+    let gib = context.total_mem().unwrap() as f64 / f64::from(1 << 30);
+    let (driver_major, driver_minor) = gpu.driver_version();
+    let text = gpu.to_string();
+    assert!(text.starts_with(&context.name().unwrap()), "{text}");
+    let driver = format!("{gib:.1} GiB, driver {driver_major}.{driver_minor}, NVRTC ");
+    assert!(text.contains(&format!(", sm_{major}{minor}, ")) && text.contains(&driver), "{text}");
+    assert!(driver_major >= 12 && driver_minor < 10, "{driver_major}.{driver_minor}");
+    assert!(format!("{:?}", *gpu).contains(&text), "{:?}", *gpu);
+    assert_eq!(NormBackend::name(&*gpu), "cuda");
 }
 
 #[test]
