@@ -318,7 +318,7 @@ pub(crate) fn copy(dtype: DType, len: u64, access: Access, aliased: bool, caps: 
     let tile = Tile::new(caps.threads(512), 1, 1, Flavour::Workgroup);
     let problem = Problem::forward(Norm::Rms, 1, len as usize, dtype, TensorSet::NONE);
     let key = key(&problem, Program::Copy, tile, &Layout { access, is_aliased: aliased, ..Layout::dense(&problem) });
-    let owned = u64::from(tile.threads() * tile.packs) * PAIR as u64;
+    let owned = tile.columns() as u64;
     let most = (caps.available_bytes() / dtype.size() as u64).min(owned * caps.most_groups());
     let ranges = ranges::split(len, (most / 16 * 16).max(16));
     let steps = ranges.map(|rows| {

@@ -61,7 +61,8 @@ fn keys_have_the_tensors_of_the_call() {
             let is_f32 = matrices.contains(&DType::F32);
             assert_eq!(source::is_split(key), is_f32, "{cols} {key:?} of {call:?}");
             // Then nothing asks which columns exist.
-            assert!(!key.is_whole || key.tile.columns() == cols, "{cols} {key:?}");
+            let is_whole = key.program.is_on_chip() && key.tile.columns() == cols;
+            assert_eq!(key.is_whole, is_whole, "{cols} {key:?}");
             // What a thread adds of the subgroups' sums is a chain.
             if let Flavour::Subgroup(lanes) = key.tile.flavour {
                 let sums = key.tile.threads_per_row.div_ceil(lanes);
@@ -220,6 +221,10 @@ fn what_lies_anywhere_is_read_in_loops_unless_it_is_short() {
                 let dense = Layout::dense(&call.problem(SOME_ROWS, cols)).reduce_access;
                 let own = if key.program == Program::ReducePartials { dense } else { access };
                 assert_eq!(key.access, own, "{cols} {key:?}");
+                // Packs that are no accesses, or a turn's, do not stand for the columns.
+                assert!(!key.is_whole, "{cols} {key:?}");
+                let is_on_chip = key.program.is_on_chip();
+                assert!(is_on_chip || key.tile.rows_at_once == 1, "{cols} {key:?}");
             }
             let is_short = dispatches(&aligned)
                 .any(|Dispatch { key, .. }| key.program.is_on_chip() && key.tile.packs <= access.most_packs());
@@ -283,14 +288,18 @@ fn a_device_with_too_little_is_refused_by_rule() {
 
 #[test]
 fn a_copy_has_every_element_once() {
-    for caps in DEVICES {
+    // Sixteen workgroups, which bind less than could be bound.
+    let narrow = Caps { groups_per_dimension: 4, ..Caps::laptop() };
+    for caps in DEVICES.into_iter().chain([narrow]) {
         for dtype in [DType::F32, DType::Bf16] {
             for len in [0, 1, 17, 4096, 1 << 26, (1 << 31) + 3] {
-                let (access, is_aliased) = (Access::of_copy(16, 16, dtype, len), len % 2 == 1);
+                let (to, is_aliased) = if len % 2 == 1 { (16, true) } else { (4, false) };
+                let access = Access::of_copy(16, to, dtype, len);
                 let plan = copy(dtype, len, access, is_aliased, &caps).expect("a plan");
-                // As few as bindings allow.
-                let bytes = len * dtype.size() as u64;
-                assert_eq!(plan.steps.len() as u64, bytes.div_ceil(caps.available_bytes() / 16 * 16), "{len} {caps:?}");
+                // As few as bindings and grids allow.
+                let grids = caps.most_groups() * u64::from(caps.threads(512)) * PAIR as u64;
+                let most = (caps.available_bytes() / dtype.size() as u64).min(grids) / 16 * 16;
+                assert_eq!(plan.steps.len() as u64, len.div_ceil(most), "{len} {caps:?}");
                 let mut next = 0;
                 for dispatch in dispatches(&plan) {
                     let rows = dispatch.rows.clone();

@@ -262,4 +262,10 @@ fn ranges_share_partial_rows_where_there_are_few() {
             (1000, 1024, "33 of backward threads=32 packs=4x8 rows=4 subgroups=8 chunks=8 grid=8; reduce_partials rows=4 grid=32"),
         ],
     );
+    // Ranges that bindings would not ask for: so many that a chunk's rows are summed in parts.
+    check(
+        &Caps { binding_bytes: 128 << 10, ..Caps::lavapipe() },
+        LAYER_BACKWARD,
+        &[(1000, 2000, "63 of backward threads=128 packs=2x8 ragged subgroups=8 chunks=8 grid=8; reduce_partials rows=4 grid=126")],
+    );
 }
