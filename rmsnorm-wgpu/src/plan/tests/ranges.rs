@@ -208,6 +208,30 @@ fn a_range_has_all_rows_that_fit() {
     }
     // Rows of two bytes, with four of rstd.
     assert_eq!([available / 4, available / 4 + 1].map(|rows| ranges(call, rows, 1, 1)), [1, 2]);
+    // Sixteen workgroups of eight rows.
+    let narrow = Caps { groups_per_dimension: 4, ..Caps::h200() };
+    let texts = [128, 129].map(|rows| call.plan(rows, 512, &narrow).to_string());
+    let forward = "forward threads=16 packs=4x8 rows=8 subgroups=32";
+    assert_eq!(texts, [format!("{forward} grid=4x4"), format!("{forward} grid=3x3; {forward} grid=4x2")]);
+}
+
+/// Far apart, rows take so many ranges that these share no partial rows: a sum handed on from one to the next would be too long.
+#[test]
+fn ranges_of_rows_far_apart_have_partial_rows_of_their_own() {
+    let caps = Caps { binding_bytes: 64 << 10, ..Caps::lavapipe() };
+    let problem = Call::new(Direction::Backward, Norm::Layer, F32, DWEIGHT_DBIAS).problem(200, 64);
+    let layout = Layout::new(&problem, [placed(DType::F32, 0, 50 * 64)], [], false, false);
+    let plan = plan(&problem, &layout, &caps).expect("a plan");
+    let main: Vec<_> = dispatches(&plan).filter(|dispatch| dispatch.chunks > 0).collect();
+    assert_eq!((main.len(), plan.partial_rows), (34, 12), "{plan:?}");
+    for (index, dispatch) in main.into_iter().enumerate() {
+        let first_chunk = if index % 2 == 0 { 0 } else { 6 };
+        assert_eq!(
+            (dispatch.first_chunk, dispatch.chunks, dispatch.accumulates),
+            (first_chunk, 6, index >= 2),
+            "{index}"
+        );
+    }
 }
 
 #[test]
