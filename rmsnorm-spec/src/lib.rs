@@ -23,6 +23,7 @@ mod error;
 pub mod math {}
 mod norm;
 mod problem;
+pub mod quant;
 pub mod reference;
 mod tensor;
 

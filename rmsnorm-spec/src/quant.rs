@@ -1,0 +1,23 @@
+//! 8-bit results as data: formats of codes, how scales are made of what is normalized, and where they lie
+//! ([math](crate::math), section 10).
+//!
+//! `value = code * scale`, always. No backend writes codes yet; these are the definitions that all of them will share.
+//!
+//! # Example
+//! ```
+//! use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind};
+//! let spec = QuantSpec::new(CodeType::E4m3, ScaleKind::Row);
+//! let row = [0.5f32, -7.0, 3.0];
+//! let amax = row.iter().fold(0.0, |amax: f32, value| amax.max(value.abs()));
+//! let scale = spec.scale(amax);
+//! let codes = row.map(|value| spec.codes.encode(value / scale));
+//! assert_eq!(codes.map(|code| spec.codes.decode(code)), [32.0, -448.0, 192.0]);
+//! ```
+
+mod code;
+mod layout;
+mod scale;
+
+pub use code::CodeType;
+pub use layout::ScaleLayout;
+pub use scale::{QuantSource, QuantSpec, ScaleKind, ScaleRounding, ScaleType};
