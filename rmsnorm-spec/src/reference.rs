@@ -13,6 +13,7 @@
 //! assert!(out.y.iter().zip([3.0, 8.0, 5.0, 0.0]).all(|(y, expected)| (y - expected / root).abs() < 1e-15));
 //! ```
 
+use crate::quant::{CodeType, QuantSource, QuantSpec};
 use crate::{DType, Norm, NormSpec};
 
 /// The inputs of a forward pass, dense: matrices (rows, cols), vectors (cols).
@@ -140,6 +141,63 @@ pub fn backward(spec: &NormSpec, inputs: &BackwardInputs<'_>) -> BackwardOutputs
     out
 }
 
+/// What quantization makes of a matrix. Sets of elements that share a scale are in the order of their rows, then columns: one
+/// of a tensor, one of a row, or as many as a row has blocks.
+#[derive(Clone, Debug, Default)]
+pub struct QuantizedOutputs {
+    /// What was quantized. (rows, cols)
+    pub v: Vec<f64>,
+    /// The largest magnitude of each set.
+    pub amax: Vec<f64>,
+    /// What the codes of each set are multiplied with.
+    pub scale: Vec<f64>,
+    /// (rows, cols)
+    pub codes: Vec<u8>,
+}
+
+/// (Q1) to (Q5), of a `y` of rows of `cols` before its rounding, whose activations have that dtype. A scale that is `given` serves all
+/// elements; without one each set has its own.
+///
+/// # Example
+/// ```
+/// # use rmsnorm_spec::{DType, quant::{CodeType, QuantSpec, ScaleKind}, reference::quantize};
+/// let spec = QuantSpec::new(CodeType::Int8, ScaleKind::Row);
+/// let out = quantize(&spec, 2, &[1.0, -127.0, 0.0, 0.0], DType::F32, None);
+/// assert_eq!((out.amax, out.scale, out.codes), (vec![127.0, 0.0], vec![1.0, 1.0], vec![1, 129, 0, 0]));
+/// ```
+pub fn quantize(spec: &QuantSpec, cols: usize, y: &[f64], dtype: DType, given: Option<f32>) -> QuantizedOutputs {
+    let source = |y: f64| match spec.source {
+        QuantSource::F32 => y,
+        QuantSource::Rounded => round_to(y, dtype),
+    };
+    let v: Vec<f64> = y.iter().copied().map(source).collect();
+    let of_row = spec.scale.set_cols(cols);
+    let mut out = QuantizedOutputs::default();
+    let rows: Vec<&[f64]> = if of_row.is_some() { v.chunks(cols).collect() } else { vec![&v] };
+    for set in rows.into_iter().flat_map(|row| row.chunks(of_row.unwrap_or(v.len()).max(1))) {
+        // A comparison would drop a NaN.
+        let larger = |amax: f64, v: &f64| if amax.is_nan() || v.is_nan() { f64::NAN } else { amax.max(v.abs()) };
+        let amax = set.iter().fold(0.0, larger);
+        let scale = f64::from(given.unwrap_or_else(|| spec.scale(amax as f32)));
+        out.amax.push(amax);
+        out.scale.push(scale);
+        // A nearest value is one of the format's, which f32 holds.
+        out.codes.extend(set.iter().map(|v| spec.codes.encode(round_to_code(v / scale, spec.codes) as f32)));
+    }
+    QuantizedOutputs { v, ..out }
+}
+
+/// The value of a code that is nearest to `value`, ties to even; the largest beyond it, and NaN where it is NaN, also of int8.
+pub fn round_to_code(value: f64, codes: CodeType) -> f64 {
+    let (precision, min_exponent) = match codes {
+        CodeType::E4m3 => (4, -6),
+        CodeType::E5m2 => (3, -14),
+        CodeType::Int8 => return value.round_ties_even().clamp(-128.0, 127.0),
+    };
+    let largest = f64::from(codes.largest());
+    round_to_precision(value, precision, min_exponent).clamp(-largest, largest)
+}
+
 /// What a normalized column is multiplied with: `weight + weight_offset`, or 1 without a weight.
 pub fn effective_weight(spec: &NormSpec, weight: Option<&[f64]>, col: usize) -> f64 {
     weight.map_or(1.0, |weight| weight[col] + f64::from(spec.weight_offset))
@@ -157,18 +215,90 @@ pub fn round_to(value: f64, dtype: DType) -> f64 {
         DType::F16 => (11, -14, 15),
         DType::Bf16 => (8, -126, 127),
     };
+    let rounded = round_to_precision(value, precision, min_exponent);
+    let largest = (2.0 - exp2(1 - precision)) * exp2(max_exponent);
+    if rounded.abs() > largest { f64::INFINITY.copysign(value) } else { rounded }
+}
+
+/// To so many significant bits, fewer below 2^`min_exponent`. What is not finite stays.
+fn round_to_precision(value: f64, precision: i32, min_exponent: i32) -> f64 {
     if value == 0.0 || !value.is_finite() {
         return value;
     }
     // The exponent of the leading bit, from the f64's own exponent field; f64 subnormals are far below every dtype.
     let exponent = (((value.to_bits() >> 52) & 0x7ff) as i32 - 1023).max(min_exponent);
     let unit = exp2(exponent - (precision - 1));
-    let rounded = (value / unit).round_ties_even() * unit;
-    let largest = (2.0 - exp2(1 - precision)) * exp2(max_exponent);
-    if rounded.abs() > largest { f64::INFINITY.copysign(value) } else { rounded }
+    (value / unit).round_ties_even() * unit
 }
 
 /// 2 to an integer power within the range of normal f64, exactly.
 fn exp2(exponent: i32) -> f64 {
     f64::from_bits(((exponent + 1023) as u64) << 52)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quant::{ScaleKind, ScaleRounding};
+
+    const MX: ScaleKind = ScaleKind::Mx { rounding: ScaleRounding::Up };
+
+    /// Each set is judged by its own largest element, wherever in it that is, and by nobody else's.
+    #[test]
+    fn sets_are_those_of_their_kind() {
+        // Rows of 130 columns: two blocks of 128, three of 64, five of 32.
+        let (rows, cols) = (3, 130);
+        let y: Vec<f64> =
+            (0..rows * cols).map(|index| -(1.0 + (index % 67) as f64) * 2f64.powi(index as i32 / 32)).collect();
+        let largest = |set: &[f64]| set.iter().fold(0.0, |amax: f64, y| amax.max(y.abs()));
+        let block = |cols| ScaleKind::Block { cols, is_power_of_two: false };
+        for (kind, len) in [(ScaleKind::Row, cols), (block(128), 128), (block(64), 64), (MX, 32)] {
+            let out = quantize(&QuantSpec::new(CodeType::E4m3, kind), cols, &y, DType::F32, None);
+            let expected: Vec<f64> = y.chunks(cols).flat_map(|row| row.chunks(len)).map(largest).collect();
+            assert_eq!(out.amax, expected, "{kind:?}");
+            assert_eq!(out.scale.len(), rows * kind.groups(cols).unwrap_or(0), "{kind:?}");
+            assert_eq!((out.v.len(), out.codes.len()), (y.len(), y.len()), "{kind:?}");
+            // The largest of a set has the largest code, but for a power of two that is larger.
+            if kind != MX {
+                let codes: Vec<&[u8]> = out.codes.chunks(cols).flat_map(|row| row.chunks(len)).collect();
+                assert!(codes.iter().all(|set| set.contains(&0xfe)), "{kind:?}");
+            }
+        }
+        let out = quantize(&QuantSpec::new(CodeType::E5m2, ScaleKind::Current), cols, &y, DType::F32, None);
+        assert_eq!((out.amax, out.scale.len()), (vec![largest(&y)], 1));
+        let out = quantize(&QuantSpec::new(CodeType::E5m2, ScaleKind::Given), cols, &y, DType::F32, Some(0.5));
+        assert_eq!((out.amax, out.scale), (vec![largest(&y)], vec![0.5]));
+    }
+
+    /// A tie of the code that bf16 lands on, from a hair above: 17 + 1/256 between 16 and 18.
+    #[test]
+    fn what_is_rounded_first_may_have_another_code() {
+        let y = [17.0 + 1.0 / 256.0];
+        let codes = |source| {
+            let spec = QuantSpec::new(CodeType::E4m3, ScaleKind::Given).source(source);
+            let out = quantize(&spec, 1, &y, DType::Bf16, Some(1.0));
+            out.codes.iter().map(|code| CodeType::E4m3.decode(*code)).collect::<Vec<_>>()
+        };
+        assert_eq!((codes(QuantSource::F32), codes(QuantSource::Rounded)), (vec![18.0], vec![16.0]));
+    }
+
+    #[test]
+    fn nan_spoils_its_set_alone() {
+        let y = [[1.0, f64::NAN], [2.0, 3.0]].concat();
+        let out = quantize(&QuantSpec::new(CodeType::E4m3, ScaleKind::Row), 2, &y, DType::F32, None);
+        assert!(out.amax[0].is_nan() && out.scale[0].is_nan() && out.codes[1] & 0x7f == 0x7f);
+        assert_eq!((out.amax[1], CodeType::E4m3.decode(out.codes[3])), (3.0, 448.0));
+        let given = quantize(&QuantSpec::new(CodeType::E4m3, ScaleKind::Given), 2, &y, DType::F32, Some(1.0));
+        let values: Vec<f32> = given.codes.iter().map(|code| CodeType::E4m3.decode(*code)).collect();
+        assert!(values[1].is_nan() && given.amax[0].is_nan());
+        assert_eq!([values[0], values[2], values[3]], [1.0, 2.0, 3.0]);
+    }
+
+    #[test]
+    fn no_rows_have_no_codes() {
+        for kind in [ScaleKind::Row, MX] {
+            let out = quantize(&QuantSpec::new(CodeType::E4m3, kind), 8, &[], DType::F32, None);
+            assert!(out.amax.is_empty() && out.codes.is_empty(), "{kind:?}");
+        }
+    }
 }

@@ -132,23 +132,10 @@ const fn half_to_even(bits: u32, shift: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// The nearest value of the format, in f64, where every operation here is exact.
-    fn nearest(format: CodeType, value: f32) -> f64 {
-        let value = f64::from(value);
-        let (mantissa_bits, min_exponent) = match format {
-            CodeType::E4m3 => (3, -6),
-            CodeType::E5m2 => (2, -14),
-            CodeType::Int8 => return value.round_ties_even().clamp(-128.0, 127.0),
-        };
-        let exponent = (((value.to_bits() >> 52) & 0x7ff) as i32 - 1023).max(min_exponent);
-        let unit = 2f64.powi(exponent - mantissa_bits);
-        let largest = f64::from(format.largest());
-        ((value / unit).round_ties_even() * unit).clamp(-largest, largest)
-    }
+    use crate::reference::round_to_code;
 
     fn check(format: CodeType, value: f32) {
-        let (code, expected) = (format.encode(value), nearest(format, value));
+        let (code, expected) = (format.encode(value), round_to_code(f64::from(value), format));
         let got = f64::from(format.decode(code));
         assert!(got == expected, "{value:e} in {format}: {code:#x} is {got}, not {expected}");
     }

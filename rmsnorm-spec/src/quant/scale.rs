@@ -30,13 +30,21 @@ impl ScaleKind {
     /// Columns of a block.
     pub const MX_COLS: usize = 32;
 
-    /// Scales of a row, where a row has some of its own.
-    pub const fn groups(self, cols: usize) -> Option<usize> {
+    /// Columns side by side that share a scale, the last ones of a row being fewer; `None` where the tensor has one.
+    pub const fn set_cols(self, cols: usize) -> Option<usize> {
         match self {
             ScaleKind::Given | ScaleKind::Current => None,
-            ScaleKind::Row => Some(1),
-            ScaleKind::Block { cols: block, .. } => Some(cols.div_ceil(block)),
-            ScaleKind::Mx { .. } => Some(cols.div_ceil(ScaleKind::MX_COLS)),
+            ScaleKind::Row => Some(cols),
+            ScaleKind::Block { cols, .. } => Some(cols),
+            ScaleKind::Mx { .. } => Some(ScaleKind::MX_COLS),
+        }
+    }
+
+    /// Scales of a row, where a row has some of its own.
+    pub const fn groups(self, cols: usize) -> Option<usize> {
+        match self.set_cols(cols) {
+            Some(set) => Some(cols.div_ceil(set)),
+            None => None,
         }
     }
 }
