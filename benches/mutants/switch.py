@@ -205,6 +205,8 @@ def plant(args):
             file.path.write_text(file.rendered())
         if not take_out_what_breaks(args, mutants, files):
             break
+    else:
+        sys.exit(f"{args.tree} does not compile after 20 rounds")
     fields = ("number", "name", "unfit")
     listed = [{field: mutant[field] for field in fields if field in mutant} for mutant in mutants]
     Path(args.list).write_text(json.dumps(listed, indent=1))
@@ -286,8 +288,10 @@ def run(args):
     todo = [mutant for mutant in listed if "unfit" not in mutant and re.search(args.only, mutant["name"])]
     if args.again:
         before = json.loads(Path(args.again).read_text())
-        survived = {entry["number"] for entry in before if entry["verdict"] == "survived"}
+        survived = {entry["number"]: entry["name"] for entry in before if entry["verdict"] == "survived"}
         todo = [mutant for mutant in todo if mutant["number"] in survived]
+        if any(survived[mutant["number"]] != mutant["name"] for mutant in todo):
+            sys.exit(f"{args.again} is of another list")
     if not todo:
         sys.exit("no mutant is to be tried")
     verdict, words = outcome(args, 0)

@@ -156,7 +156,7 @@ pub struct QuantizedOutputs {
 }
 
 /// (Q1) to (Q5), of a `y` of rows of `cols` before its rounding, whose activations have that dtype. A scale that is `given` serves all
-/// elements; without one each set has its own.
+/// elements; without one each set has its own, also by [`ScaleKind::Given`](crate::quant::ScaleKind::Given).
 ///
 /// # Example
 /// ```
@@ -173,8 +173,12 @@ pub fn quantize(spec: &QuantSpec, cols: usize, y: &[f64], dtype: DType, given: O
     let v: Vec<f64> = y.iter().copied().map(source).collect();
     let of_row = spec.scale.set_cols(cols);
     let mut out = QuantizedOutputs::default();
-    let rows: Vec<&[f64]> = if of_row.is_some() { v.chunks(cols).collect() } else { vec![&v] };
-    for set in rows.into_iter().flat_map(|row| row.chunks(of_row.unwrap_or(v.len()).max(1))) {
+    let sets: Vec<&[f64]> = match of_row {
+        Some(of_row) => v.chunks(cols).flat_map(|row| row.chunks(of_row)).collect(),
+        // Also where it has no elements.
+        None => vec![&v],
+    };
+    for set in sets {
         // A comparison would drop a NaN.
         let larger = |amax: f64, v: &f64| if amax.is_nan() || v.is_nan() { f64::NAN } else { amax.max(v.abs()) };
         let amax = set.iter().fold(0.0, larger);
@@ -300,5 +304,7 @@ mod tests {
             let out = quantize(&QuantSpec::new(CodeType::E4m3, kind), 8, &[], DType::F32, None);
             assert!(out.amax.is_empty() && out.codes.is_empty(), "{kind:?}");
         }
+        let out = quantize(&QuantSpec::new(CodeType::E4m3, ScaleKind::Current), 8, &[], DType::F32, None);
+        assert_eq!((out.amax, out.scale), (vec![0.0], vec![1.0]));
     }
 }

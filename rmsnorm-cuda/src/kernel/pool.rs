@@ -16,14 +16,14 @@ const KEPT_BYTES: u64 = 256 << 20;
 /// for the context's next one: it is never destroyed.
 ///
 /// The driver promises that a pool may be destroyed while frees of it are on their way. On driver 580 the next
-/// synchronization then ended in a segmentation fault, in two of four runs of our tests.
+/// synchronization then ended in a segmentation fault (docs/tried.md).
 #[derive(Debug)]
 pub(super) struct Pool {
     context: Arc<CudaContext>,
     handle: sys::CUmemoryPool,
 }
 
-/// The pools that nobody has, each of them empty as soon as its stream comes to the last free.
+/// The pools that nobody has. Each is empty after the next synchronization.
 static UNUSED: Mutex<Vec<Pool>> = Mutex::new(Vec::new());
 
 // SAFETY:
@@ -107,12 +107,13 @@ fn create(context: &CudaContext) -> Result<sys::CUmemoryPool, Error> {
 impl Drop for Pool {
     fn drop(&mut self) {
         // Of an error there is nowhere to return it: cudarc hands it to the next call. The context may be lost, and its pools
-        // with it.
+        // with it; what was handed over before is no reason to lose the pool.
+        let before = self.context.check_err();
         let emptied = self.empty();
         if emptied.is_ok() {
             let pool = Pool { context: self.context.clone(), handle: self.handle };
             UNUSED.lock().unwrap_or_else(PoisonError::into_inner).push(pool);
         }
-        self.context.record_err(emptied);
+        self.context.record_err(before.and(emptied));
     }
 }

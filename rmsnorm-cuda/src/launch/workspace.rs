@@ -46,7 +46,7 @@ fn from_pool(stream: &CudaStream, pool: sys::CUmemoryPool, bytes: usize) -> Resu
     // SAFETY:
     // - pointer: to a local of the type that the call writes;
     // - context: current on this thread, the stream's and the pool's;
-    // - pool: destroyed with the kernels at the earliest, and the driver keeps it until the last of its memory was freed;
+    // - pool: never destroyed;
     // - contents: unset, and no kernel reads what the steps before it have not written.
     unsafe { sys::cuMemAllocFromPoolAsync(&raw mut address, bytes, pool, stream.cu_stream()) }.result()?;
     Ok(address)

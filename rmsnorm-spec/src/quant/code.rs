@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(codes(f32::NAN), [0x7f, 0x7f, 0]);
         assert_eq!(codes(-f32::NAN), [0xff, 0xff, 0]);
         assert_eq!(codes(-0.0), [0x80, 0x80, 0]);
-        // From 464 on E4M3's next power of two would be nearer, 127.5 is int8's.
+        // 464 is halfway to what would come next in E4M3, and 61440 in E5M2.
         assert_eq!([448.0, 464.0, 465.0, 1e9].map(|value| CodeType::E4m3.encode(value)), [0x7e; 4]);
         assert_eq!([57344.0, 61439.0, 61440.0].map(|value| CodeType::E5m2.encode(value)), [0x7b; 3]);
         assert_eq!(

@@ -6,24 +6,26 @@ pub enum ScaleLayout {
     /// (rows, groups), dense: for reading, and for code that will lay them out itself.
     #[default]
     RowMajor,
-    /// (groups, `ld`), of which each row has a scale of every row of the matrix: what matrix products on Hopper read.
+    /// (groups, `ld`): at `group * ld + row`. What matrix products on Hopper read.
     ColumnMajor {
         /// Scales from group to group, at least the rows.
         ld: usize,
     },
-    /// (groups / 4, `ld`) of four bytes, of one row and four groups side by side: DeepGEMM's on Blackwell.
+    /// (groups / 4, `ld`, 4) bytes: at `(group / 4 * ld + row) * 4 + group % 4`. DeepGEMM's on Blackwell.
     PackedUe8m0 {
         /// Fours from group to group, at least the rows.
         ld: usize,
     },
-    /// Tiles of 128 rows and 4 groups, in which 32 rows alternate: cuBLAS's and tcgen05's.
+    /// (rows / 128, groups / 4) tiles of 512 bytes: of each at `row % 32 * 16 + row % 128 / 32 * 4 + group % 4`. cuBLAS's and
+    /// tcgen05's.
     Swizzled128x4,
 }
 
 impl ScaleLayout {
-    /// Scales in all, with what is written as zeros; `None` if that is more than can be counted.
+    /// Scales in all, with what is written as zeros; `None` if that is more than can be counted, or `ld` less than the rows.
     pub fn len(self, rows: usize, groups: usize) -> Option<usize> {
         match self {
+            ScaleLayout::ColumnMajor { ld } | ScaleLayout::PackedUe8m0 { ld } if ld < rows => None,
             ScaleLayout::RowMajor => rows.checked_mul(groups),
             ScaleLayout::ColumnMajor { ld } => groups.checked_mul(ld),
             ScaleLayout::PackedUe8m0 { ld } => groups.div_ceil(4).checked_mul(ld)?.checked_mul(4),
@@ -93,6 +95,8 @@ mod tests {
         assert_eq!(len(ScaleLayout::ColumnMajor { ld: 132 }), Some(660));
         assert_eq!(len(ScaleLayout::PackedUe8m0 { ld: 132 }), Some(2 * 132 * 4));
         assert_eq!(len(ScaleLayout::Swizzled128x4), Some(4 * 512));
+        assert_eq!(ScaleLayout::ColumnMajor { ld: 128 }.len(129, 5), None);
+        assert_eq!(ScaleLayout::PackedUe8m0 { ld: 128 }.len(129, 5), None);
         let most = usize::MAX;
         assert_eq!(ScaleLayout::RowMajor.len(most, 2), None);
         assert_eq!(ScaleLayout::ColumnMajor { ld: most }.len(1, 2), None);

@@ -43,8 +43,8 @@ impl ScaleKind {
     /// Scales of a row, where a row has some of its own.
     pub const fn groups(self, cols: usize) -> Option<usize> {
         match self.set_cols(cols) {
+            Some(0) | None => None,
             Some(set) => Some(cols.div_ceil(set)),
-            None => None,
         }
     }
 }
@@ -55,7 +55,7 @@ pub enum ScaleRounding {
     /// The least that is not below `amax / Q`: nothing saturates.
     #[default]
     Up,
-    /// By the exponents alone, as OCP's specification has it: up to half a power of two saturates.
+    /// By the exponents alone, as OCP's specification has it: what exceeds `Q`, by up to a seventh of it, saturates.
     Floor,
 }
 
@@ -183,8 +183,8 @@ impl QuantSpec {
     /// The scale of elements of which that is the largest magnitude; NaN of NaN. As f32 it is at least 2^-126, and 1 where
     /// all elements are 0 and no floor says otherwise.
     pub fn scale(&self, amax: f32) -> f32 {
-        if self.scale_type() == ScaleType::E8m0 {
-            return e8m0_value(self.scale_byte(amax));
+        if let Some(byte) = self.scale_byte(amax) {
+            return e8m0_value(byte);
         }
         let amax = self.clamped(amax);
         if amax == 0.0 {
@@ -194,22 +194,25 @@ impl QuantSpec {
         let ratio = amax / self.codes.largest();
         let ratio = if ratio < f32::MIN_POSITIVE { f32::MIN_POSITIVE } else { ratio };
         if matches!(self.scale, ScaleKind::Block { is_power_of_two: true, .. }) && ratio.is_finite() {
-            e8m0_value(power_not_below(ratio))
+            e8m0_value(self.power_not_below(amax).max(1))
         } else {
             ratio
         }
     }
 
-    /// The byte of [`scale`](Self::scale) where it is a power of two: 255 of NaN, 254 of an infinity, 0 of zeros.
-    pub fn scale_byte(&self, amax: f32) -> u8 {
+    /// The byte of [`scale`](Self::scale), where scales are bytes: 255 of NaN, 254 of an infinity, 0 of zeros.
+    pub fn scale_byte(&self, amax: f32) -> Option<u8> {
+        if self.scale_type() != ScaleType::E8m0 {
+            return None;
+        }
         let amax = self.clamped(amax);
         if amax.is_nan() {
-            return u8::MAX;
+            return Some(u8::MAX);
         }
         if amax.is_infinite() {
-            return u8::MAX - 1;
+            return Some(u8::MAX - 1);
         }
-        match self.scale {
+        Some(match self.scale {
             ScaleKind::Mx { rounding: ScaleRounding::Floor } => {
                 let exponent = |value: f32| (value.to_bits() >> EXPONENT_BITS) as u8;
                 // Q's exponent, not its value. Of a subnormal amax it is too large by far to matter.
@@ -219,22 +222,23 @@ impl QuantSpec {
             | ScaleKind::Block { .. }
             | ScaleKind::Row
             | ScaleKind::Given
-            | ScaleKind::Current => power_not_below(amax / self.codes.largest()),
-        }
+            | ScaleKind::Current => self.power_not_below(amax),
+        })
+    }
+
+    /// The byte of the least power of two that is not below a finite `amax / Q`. In f64 no quotient of two f32 is rounded to a
+    /// power of two that it is not; in f32 one beside 2^-127 is.
+    fn power_not_below(&self, amax: f32) -> u8 {
+        let bits = (f64::from(amax) / f64::from(self.codes.largest())).to_bits();
+        let is_between = bits & ((1 << 52) - 1) != 0;
+        let exponent = (bits >> 52) as i32 - 1023 + i32::from(is_between);
+        (exponent.clamp(-127, 127) + 127) as u8
     }
 
     /// (Q3). NaN stays NaN.
     fn clamped(&self, amax: f32) -> f32 {
         if amax.is_nan() { amax } else { amax.max(self.amax_floor).min(self.amax_ceiling) }
     }
-}
-
-/// The byte of the least power of two that is not below a value, which is not negative and finite.
-const fn power_not_below(value: f32) -> u8 {
-    let bits = value.to_bits();
-    let is_between = bits & ((1 << EXPONENT_BITS) - 1) != 0;
-    // 2^-127, the smallest of them, is itself subnormal.
-    if bits <= 1 << (EXPONENT_BITS - 1) { 0 } else { (bits >> EXPONENT_BITS) as u8 + is_between as u8 }
 }
 
 /// The value of a byte.
@@ -261,7 +265,8 @@ mod tests {
         let (below, beyond) = (f32::from_bits(448f32.to_bits() - 1), f32::from_bits(448f32.to_bits() + 1));
         let bytes = |scale| {
             let spec = QuantSpec::new(CodeType::E4m3, scale);
-            [1.0, 1.75, below, 448.0, beyond, 465.0, 500.0, 512.0, 896.0, 0.875, 0.0].map(|amax| spec.scale_byte(amax))
+            [1.0, 1.75, below, 448.0, beyond, 465.0, 500.0, 512.0, 896.0, 0.875, 0.0]
+                .map(|amax| spec.scale_byte(amax).unwrap())
         };
         assert_eq!(bytes(UP), [119, 119, 127, 127, 128, 128, 128, 128, 128, 118, 0]);
         assert_eq!(bytes(FLOOR), [119, 119, 127, 127, 127, 127, 127, 128, 128, 118, 0]);
@@ -272,11 +277,11 @@ mod tests {
     fn the_least_power_that_holds_all_is_found() {
         for codes in [CodeType::E4m3, CodeType::E5m2] {
             let spec = QuantSpec::new(codes, UP);
-            for exponent in [2, 60, 127, 200, 254] {
+            for exponent in [0, 2, 8, 15, 60, 127, 200, 254] {
                 for significand in (0..1 << 23).step_by(4099).chain([1, (1 << 23) - 1, 0x0060_0000, 0x0060_0001]) {
                     let amax = f32::from_bits(exponent << 23 | significand);
                     let ratio = f64::from(amax) / f64::from(codes.largest());
-                    let byte = spec.scale_byte(amax);
+                    let byte = spec.scale_byte(amax).unwrap();
                     let power = |byte: u8| 2f64.powi(i32::from(byte) - 127);
                     assert!(power(byte) >= ratio, "{amax:e} in {codes}: {byte}");
                     assert!(byte == 0 || power(byte - 1) < ratio, "{amax:e} in {codes}: {byte}");
@@ -299,8 +304,16 @@ mod tests {
         assert_eq!([1.0, 448.0, 449.0].map(|amax| spec.scale(amax)), [2f32.powi(-8), 1.0, 2.0]);
         assert_eq!((spec.scale(0.0), spec.scale(1e-40)), (1.0, f32::MIN_POSITIVE));
         assert!(spec.scale(f32::NAN).is_nan() && spec.scale(f32::INFINITY) == f32::INFINITY);
+        assert_eq!(
+            (spec.scale_byte(1.0), QuantSpec::new(CodeType::Int8, ScaleKind::Row).scale_byte(1.0)),
+            (None, None)
+        );
+        // The least beyond 127 2^k, of which the quotient is hardly more than a power of two.
+        let int8 = QuantSpec::new(CodeType::Int8, BLOCK_POWER);
+        assert_eq!([127.0, f32::from_bits(127f32.to_bits() + 1)].map(|amax| int8.scale(amax)), [1.0, 2.0]);
         let mx = QuantSpec::new(CodeType::E5m2, UP);
-        let bytes = [f32::NAN, f32::INFINITY, 0.0, f32::from_bits(1), 1e-38, f32::MAX].map(|amax| mx.scale_byte(amax));
+        let bytes =
+            [f32::NAN, f32::INFINITY, 0.0, f32::from_bits(1), 1e-38, f32::MAX].map(|amax| mx.scale_byte(amax).unwrap());
         assert_eq!(bytes, [255, 254, 0, 0, 0, 240]);
         assert!(mx.scale(f32::NAN).is_nan());
         assert_eq!((mx.scale(0.0), mx.scale(57344.0)), (2f32.powi(-127), 1.0));
