@@ -16,18 +16,19 @@ for all of the memory: `ulimit -v` before.
 
 The verdict, by the exit code: survived (0), caught (any other), timeout (it counts as caught, as with cargo mutants).
 
-Python 3.11 or later; tree-sitter, tree-sitter-rust and `cargo mutants` for plant.
+Python 3.11 or later, with drive.py and patch.py beside it; tree-sitter, tree-sitter-rust and `cargo mutants` for plant.
 """
 import argparse
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from drive import stop
 
 FUNCTION = '''
 /// The mutant that is in force: 0 is none.
@@ -324,7 +325,7 @@ def outcome(args, number):
     try:
         output, _ = process.communicate(timeout=args.each)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        stop(process)
         process.communicate()
         return "timeout", ""
     lines = [line for line in output.splitlines() if re.search(r"FAILED|panicked|^error|passed", line)]

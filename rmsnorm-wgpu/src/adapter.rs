@@ -151,7 +151,7 @@ mod tests {
             DeviceType::IntegratedGpu,
             DeviceType::DiscreteGpu,
         ];
-        let expected = { kinds.iter().rev().copied().collect::<Vec<_>>() };
+        let expected: Vec<_> = kinds.into_iter().rev().collect();
         kinds.sort_by_key(|kind| rank(*kind));
         assert_eq!(kinds, *expected);
     }
