@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{self, Write};
 
-use rmsnorm_spec::DType;
+use rmsnorm_spec::{DType, Storage};
 use serde::Serialize;
 
 use crate::case::profiles::Profile;
@@ -133,8 +133,8 @@ impl Status {
 pub struct OutputReport {
     /// The name of the output.
     pub output: &'static str,
-    /// Its dtype.
-    pub dtype: DType,
+    /// What its elements are.
+    pub storage: Storage,
     /// The verdict over its elements.
     pub verdict: Verdict,
 }
@@ -226,7 +226,7 @@ impl OutputJson {
         let verdict = &report.verdict;
         OutputJson {
             output: report.output,
-            dtype: report.dtype.name(),
+            dtype: report.storage.name(),
             checked: verdict.checked,
             failures: verdict.failures,
             budget: verdict.budget,
@@ -301,7 +301,7 @@ pub struct Summary {
     /// Features that a conformant backend must have, of which no case passed. Determined by the core profile only.
     pub missing: Vec<&'static str>,
     /// By output and dtype.
-    pub quality: BTreeMap<(&'static str, DType), Quality>,
+    pub quality: BTreeMap<(&'static str, Storage), Quality>,
     /// Rules and reasons of what was not executed, with counts.
     pub not_executed: BTreeMap<String, usize>,
     /// Ids and findings of the failed cases.
@@ -330,7 +330,7 @@ impl Summary {
             }
         }
         for report in &case.outputs {
-            let quality = self.quality.entry((report.output, report.dtype)).or_default();
+            let quality = self.quality.entry((report.output, report.storage)).or_default();
             quality.checked += report.verdict.checked;
             quality.misrounded += report.verdict.misrounded;
             quality.budget = quality.budget.max(report.verdict.budget);
@@ -399,7 +399,8 @@ impl Summary {
     /// # Errors
     /// Those of the writer.
     pub fn write_json(&self, writer: &mut dyn Write) -> io::Result<()> {
-        let quality = |(&(output, dtype), &quality): (&(&str, DType), &Quality)| (format!("{output}/{dtype}"), quality);
+        let quality =
+            |(&(output, storage), &quality): (&(&str, Storage), &Quality)| (format!("{output}/{storage}"), quality);
         let line = SummaryJson {
             suite_version: SUITE_VERSION,
             backend: self.backend,
@@ -487,11 +488,11 @@ impl fmt::Display for Summary {
             writeln!(f, "self-test   {}", test.counts())?;
         }
         writeln!(f, "\n{:<14}{:<6}{:>12}{:>16}{:>15}", "output", "dtype", "elements", "bound used up", "not nearest")?;
-        for ((output, dtype), quality) in &self.quality {
+        for ((output, storage), quality) in &self.quality {
             let (checked, used) = (quality.checked, 100.0 * quality.budget);
             let share = 100.0 * quality.misrounded as f64 / checked.max(1) as f64;
-            let nearest = if *dtype == DType::F32 { "-".into() } else { format!("{share:.3} %") };
-            writeln!(f, "{output:<14}{:<6}{checked:>12}{used:>14.1} %{nearest:>15}", dtype.name())?;
+            let nearest = if *storage == DType::F32.into() { "-".into() } else { format!("{share:.3} %") };
+            writeln!(f, "{output:<14}{:<6}{checked:>12}{used:>14.1} %{nearest:>15}", storage.name())?;
         }
         writeln!(f, "\nbits        sha256 {}\n", self.digest)?;
         for (reason, count) in &self.not_executed {

@@ -8,25 +8,25 @@ use rmsnorm_core::conformance::{Arithmetic, Harness, Options, run};
 use rmsnorm_core::reference::{self, BackwardInputs, ForwardInputs, round_to};
 use rmsnorm_core::{
     Backward, CastOrder, Checked, Element, Error, Forward, GradReduction, NormBackend, NormSpec, Problem, Rows, Source,
-    Span,
+    Span, Stored,
 };
 
 /// Computes by the definition itself.
 struct Loops;
 
 impl NormBackend for Loops {
-    type In<'a, T: Element> = &'a [T];
-    type Out<'a, T: Element> = &'a mut [T];
+    type In<'a, T: Stored> = &'a [T];
+    type Out<'a, T: Stored> = &'a mut [T];
 
     fn name(&self) -> &'static str {
         "loops"
     }
 
-    fn in_span<T: Element>(view: &&[T]) -> Span {
+    fn in_span<T: Stored>(view: &&[T]) -> Span {
         Span::of(view)
     }
 
-    fn out_span<T: Element>(view: &&mut [T]) -> Span {
+    fn out_span<T: Stored>(view: &&mut [T]) -> Span {
         Span::of(view)
     }
 
@@ -143,7 +143,7 @@ fn store_vector<T: Element>(target: Option<&mut [T]>, values: &[f64]) {
 /// than the claims of f32 with correct rounding.
 impl Harness for Loops {
     type Backend = Loops;
-    type Buffer<T: Element> = Vec<T>;
+    type Buffer<T: Stored> = Vec<T>;
 
     fn backend(&self) -> &Loops {
         self
@@ -165,19 +165,19 @@ impl Harness for Loops {
         Vec::new()
     }
 
-    fn upload<T: Element>(&self, data: &[T]) -> Result<Vec<T>, Error> {
+    fn upload<T: Stored>(&self, data: &[T]) -> Result<Vec<T>, Error> {
         Ok(data.to_vec())
     }
 
-    fn download<T: Element>(&self, buffer: &Vec<T>) -> Result<Vec<T>, Error> {
+    fn download<T: Stored>(&self, buffer: &Vec<T>) -> Result<Vec<T>, Error> {
         Ok(buffer.clone())
     }
 
-    fn view<'a, T: Element>(&self, buffer: &'a Vec<T>, range: Range<usize>) -> &'a [T] {
+    fn view<'a, T: Stored>(&self, buffer: &'a Vec<T>, range: Range<usize>) -> &'a [T] {
         &buffer[range]
     }
 
-    fn view_mut<'a, T: Element>(&self, buffer: &'a mut Vec<T>, range: Range<usize>) -> &'a mut [T] {
+    fn view_mut<'a, T: Stored>(&self, buffer: &'a mut Vec<T>, range: Range<usize>) -> &'a mut [T] {
         &mut buffer[range]
     }
 }

@@ -4,7 +4,7 @@ use std::error::Error as _;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, NormBackend, Problem, Span};
+use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, NormBackend, Problem, Span, Stored};
 
 use crate::caps::{Caps, Isa};
 use crate::lanes::Out;
@@ -154,18 +154,18 @@ impl Default for CpuBackend {
 rmsnorm_spec::inherent_methods!(CpuBackend);
 
 impl NormBackend for CpuBackend {
-    type In<'a, T: Element> = &'a [T];
-    type Out<'a, T: Element> = &'a mut [T];
+    type In<'a, T: Stored> = &'a [T];
+    type Out<'a, T: Stored> = &'a mut [T];
 
     fn name(&self) -> &'static str {
         "cpu"
     }
 
-    fn in_span<T: Element>(view: &&[T]) -> Span {
+    fn in_span<T: Stored>(view: &&[T]) -> Span {
         Span::of(view)
     }
 
-    fn out_span<T: Element>(view: &&mut [T]) -> Span {
+    fn out_span<T: Stored>(view: &&mut [T]) -> Span {
         Span::of(view)
     }
 
@@ -189,15 +189,15 @@ impl NormBackend for CpuBackend {
 }
 
 impl SliceBackend for CpuBackend {
-    fn input<'a, E: Element>(view: Self::In<'a, E>) -> &'a [E] {
+    fn input<'a, E: Stored>(view: Self::In<'a, E>) -> &'a [E] {
         view
     }
 
-    fn out<'a, E: Element>(view: Self::Out<'a, E>) -> Out<'a, E> {
+    fn out<'a, E: Stored>(view: Self::Out<'a, E>) -> Out<'a, E> {
         Out::from(view)
     }
 
-    fn values<'a, E: Element>(view: Self::Out<'a, E>) -> Result<&'a mut [E], Error> {
+    fn values<'a, E: Stored>(view: Self::Out<'a, E>) -> Result<&'a mut [E], Error> {
         Ok(view)
     }
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use rmsnorm_conformance::{Arithmetic, Harness};
-use rmsnorm_spec::{DType, Direction, Element, Error, Problem};
+use rmsnorm_spec::{DType, Direction, Error, Problem, Stored};
 
 use crate::lanes::ALIGNMENT;
 use crate::launch::no_room;
@@ -16,7 +16,7 @@ pub struct AlignedBuffer<T> {
     first: usize,
 }
 
-impl<T: Element> AlignedBuffer<T> {
+impl<T: Stored> AlignedBuffer<T> {
     /// `len` zeros. Pages of it that nobody writes to take no memory.
     fn zeros(len: usize) -> Result<Self, Error> {
         let len = len.saturating_add(ALIGNMENT / size_of::<T>());
@@ -43,7 +43,7 @@ impl<T: Element> AlignedBuffer<T> {
 
 impl Harness for CpuBackend {
     type Backend = CpuBackend;
-    type Buffer<T: Element> = AlignedBuffer<T>;
+    type Buffer<T: Stored> = AlignedBuffer<T>;
 
     fn backend(&self) -> &CpuBackend {
         self
@@ -87,11 +87,11 @@ impl Harness for CpuBackend {
         plan::shape_breakpoints(dtype, self.caps())
     }
 
-    fn upload<T: Element>(&self, data: &[T]) -> Result<AlignedBuffer<T>, Error> {
+    fn upload<T: Stored>(&self, data: &[T]) -> Result<AlignedBuffer<T>, Error> {
         self.upload_parts(data.len(), &[(0, data)])
     }
 
-    fn upload_parts<T: Element>(&self, len: usize, parts: &[(usize, &[T])]) -> Result<AlignedBuffer<T>, Error> {
+    fn upload_parts<T: Stored>(&self, len: usize, parts: &[(usize, &[T])]) -> Result<AlignedBuffer<T>, Error> {
         let mut buffer = AlignedBuffer::zeros(len)?;
         for (first, part) in parts {
             buffer.elements_mut(*first..first + part.len()).copy_from_slice(part);
@@ -99,11 +99,11 @@ impl Harness for CpuBackend {
         Ok(buffer)
     }
 
-    fn download<T: Element>(&self, buffer: &AlignedBuffer<T>) -> Result<Vec<T>, Error> {
+    fn download<T: Stored>(&self, buffer: &AlignedBuffer<T>) -> Result<Vec<T>, Error> {
         self.download_part(buffer, 0..buffer.len())
     }
 
-    fn download_part<T: Element>(&self, buffer: &AlignedBuffer<T>, range: Range<usize>) -> Result<Vec<T>, Error> {
+    fn download_part<T: Stored>(&self, buffer: &AlignedBuffer<T>, range: Range<usize>) -> Result<Vec<T>, Error> {
         let (elements, mut copy) = (buffer.elements(range), Vec::new());
         let room = copy.try_reserve_exact(elements.len());
         room.map_err(|error| no_room::<T>("copy of a tensor", elements.len(), &error))?;
@@ -111,11 +111,11 @@ impl Harness for CpuBackend {
         Ok(copy)
     }
 
-    fn view<'a, T: Element>(&self, buffer: &'a AlignedBuffer<T>, range: Range<usize>) -> &'a [T] {
+    fn view<'a, T: Stored>(&self, buffer: &'a AlignedBuffer<T>, range: Range<usize>) -> &'a [T] {
         buffer.elements(range)
     }
 
-    fn view_mut<'a, T: Element>(&self, buffer: &'a mut AlignedBuffer<T>, range: Range<usize>) -> &'a mut [T] {
+    fn view_mut<'a, T: Stored>(&self, buffer: &'a mut AlignedBuffer<T>, range: Range<usize>) -> &'a mut [T] {
         buffer.elements_mut(range)
     }
 }

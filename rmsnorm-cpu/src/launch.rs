@@ -3,6 +3,7 @@
 
 use rmsnorm_spec::{
     Backward, Checked, DTypes, Element, Error, Forward, GradReduction, NormBackend, NormSpec, Problem, Rows, Source,
+    Stored,
 };
 
 use crate::backend::CpuBackend;
@@ -18,16 +19,16 @@ use crate::stages::{Matrix, MatrixMut, RowStarts};
 /// A backend on slices, and what the views of its outputs may be used for.
 pub(crate) trait SliceBackend: NormBackend {
     /// A view that is read.
-    fn input<'a, E: Element>(view: Self::In<'a, E>) -> &'a [E];
+    fn input<'a, E: Stored>(view: Self::In<'a, E>) -> &'a [E];
 
     /// A view that is written, and never read before.
-    fn out<'a, E: Element>(view: Self::Out<'a, E>) -> Out<'a, E>;
+    fn out<'a, E: Stored>(view: Self::Out<'a, E>) -> Out<'a, E>;
 
     /// A view that is overwritten, so that it must hold values.
     ///
     /// # Errors
     /// `Unsupported` if it need not.
-    fn values<'a, E: Element>(view: Self::Out<'a, E>) -> Result<&'a mut [E], Error>;
+    fn values<'a, E: Stored>(view: Self::Out<'a, E>) -> Result<&'a mut [E], Error>;
 
     /// The first `len` elements of a workspace, with any values.
     fn workspace(view: Self::Out<'_, f32>, len: usize) -> &mut [f32];

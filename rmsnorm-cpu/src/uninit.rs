@@ -2,7 +2,7 @@
 
 use std::mem::MaybeUninit;
 
-use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, NormBackend, Problem, Span};
+use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, NormBackend, Problem, Span, Stored};
 
 use crate::lanes::Out;
 use crate::launch::{self, SliceBackend};
@@ -48,18 +48,18 @@ impl CpuBackend {
 rmsnorm_spec::inherent_methods!(UninitBackend);
 
 impl NormBackend for UninitBackend {
-    type In<'a, T: Element> = &'a [T];
-    type Out<'a, T: Element> = &'a mut [MaybeUninit<T>];
+    type In<'a, T: Stored> = &'a [T];
+    type Out<'a, T: Stored> = &'a mut [MaybeUninit<T>];
 
     fn name(&self) -> &'static str {
         self.0.name()
     }
 
-    fn in_span<T: Element>(view: &&[T]) -> Span {
+    fn in_span<T: Stored>(view: &&[T]) -> Span {
         Span::of(view)
     }
 
-    fn out_span<T: Element>(view: &&mut [MaybeUninit<T>]) -> Span {
+    fn out_span<T: Stored>(view: &&mut [MaybeUninit<T>]) -> Span {
         Span::of(view)
     }
 
@@ -83,15 +83,15 @@ impl NormBackend for UninitBackend {
 }
 
 impl SliceBackend for UninitBackend {
-    fn input<'a, E: Element>(view: Self::In<'a, E>) -> &'a [E] {
+    fn input<'a, E: Stored>(view: Self::In<'a, E>) -> &'a [E] {
         view
     }
 
-    fn out<'a, E: Element>(view: Self::Out<'a, E>) -> Out<'a, E> {
+    fn out<'a, E: Stored>(view: Self::Out<'a, E>) -> Out<'a, E> {
         Out::from(view)
     }
 
-    fn values<'a, E: Element>(_: Self::Out<'a, E>) -> Result<&'a mut [E], Error> {
+    fn values<'a, E: Stored>(_: Self::Out<'a, E>) -> Result<&'a mut [E], Error> {
         let rule = "a call in place overwrites values, and an output of MaybeUninit need not hold any".into();
         Err(Error::Unsupported { rule })
     }

@@ -244,7 +244,7 @@ impl<E: Element> Output<E> {
             TensorShape::Cols => cols,
             TensorShape::Rows => rows,
             TensorShape::Matrix | TensorShape::Workspace => {
-                let too_large = Error::TooLarge { arg: tensor.name(), rows, row_stride: cols, dtype: E::DTYPE };
+                let too_large = Error::TooLarge { arg: tensor.name(), rows, row_stride: cols, storage: E::STORAGE };
                 rows.checked_mul(cols).ok_or(too_large)?
             }
         };

@@ -7,7 +7,7 @@ use std::ops::Range;
 use rmsnorm_conformance::testing::values;
 use rmsnorm_conformance::{Arithmetic, Harness};
 use rmsnorm_cpu::{Backward, BackwardInputs, CpuBackend, Forward, ForwardInputs, ForwardOutputs, Isa, UninitBackend};
-use rmsnorm_spec::{DType, Element, Error, NormSpec, Problem, Rows, Tensor, TensorSet, bf16};
+use rmsnorm_spec::{DType, Error, NormSpec, Problem, Rows, Stored, Tensor, TensorSet, bf16};
 
 /// The suite's access to both backends: all that is not the view of an output is [`CpuBackend`]'s.
 struct Uninit {
@@ -25,7 +25,7 @@ impl Uninit {
 
 impl Harness for Uninit {
     type Backend = UninitBackend;
-    type Buffer<T: Element> = <CpuBackend as Harness>::Buffer<T>;
+    type Buffer<T: Stored> = <CpuBackend as Harness>::Buffer<T>;
 
     fn backend(&self) -> &UninitBackend {
         &self.backend
@@ -51,19 +51,19 @@ impl Harness for Uninit {
         self.values.shape_breakpoints(dtype)
     }
 
-    fn upload<T: Element>(&self, data: &[T]) -> Result<Self::Buffer<T>, Error> {
+    fn upload<T: Stored>(&self, data: &[T]) -> Result<Self::Buffer<T>, Error> {
         self.values.upload(data)
     }
 
-    fn download<T: Element>(&self, buffer: &Self::Buffer<T>) -> Result<Vec<T>, Error> {
+    fn download<T: Stored>(&self, buffer: &Self::Buffer<T>) -> Result<Vec<T>, Error> {
         self.values.download(buffer)
     }
 
-    fn view<'a, T: Element>(&self, buffer: &'a Self::Buffer<T>, range: Range<usize>) -> &'a [T] {
+    fn view<'a, T: Stored>(&self, buffer: &'a Self::Buffer<T>, range: Range<usize>) -> &'a [T] {
         self.values.view(buffer, range)
     }
 
-    fn view_mut<'a, T: Element>(
+    fn view_mut<'a, T: Stored>(
         &self,
         buffer: &'a mut Self::Buffer<T>,
         range: Range<usize>,

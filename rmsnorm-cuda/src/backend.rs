@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream, CudaView, CudaViewMut, DevicePtr, DriverError, sys};
-use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, NormBackend, Problem, Span};
+use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, NormBackend, Problem, Span, Stored};
 
 use crate::caps::Caps;
 use crate::error::{device_error, unavailable};
@@ -200,18 +200,18 @@ impl fmt::Debug for CudaBackend {
 rmsnorm_spec::inherent_methods!(CudaBackend);
 
 impl NormBackend for CudaBackend {
-    type In<'a, T: Element> = CudaView<'a, T>;
-    type Out<'a, T: Element> = CudaViewMut<'a, T>;
+    type In<'a, T: Stored> = CudaView<'a, T>;
+    type Out<'a, T: Stored> = CudaViewMut<'a, T>;
 
     fn name(&self) -> &'static str {
         crate::error::BACKEND
     }
 
-    fn in_span<T: Element>(view: &CudaView<'_, T>) -> Span {
+    fn in_span<T: Stored>(view: &CudaView<'_, T>) -> Span {
         span(view)
     }
 
-    fn out_span<T: Element>(view: &CudaViewMut<'_, T>) -> Span {
+    fn out_span<T: Stored>(view: &CudaViewMut<'_, T>) -> Span {
         span(view)
     }
 

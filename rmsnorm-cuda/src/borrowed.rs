@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, sys};
-use rmsnorm_spec::{Element, Error};
+use rmsnorm_spec::{Error, Stored};
 
 use crate::backend::CudaBackend;
 use crate::error::device_error;
@@ -40,7 +40,7 @@ pub struct BorrowedSlice<'a, T> {
     owner: PhantomData<&'a mut [T]>,
 }
 
-impl<T: Element> BorrowedSlice<'_, T> {
+impl<T: Stored> BorrowedSlice<'_, T> {
     /// `len` elements from that address, to be used on the backend's stream.
     ///
     /// # Safety
@@ -56,7 +56,7 @@ impl<T: Element> BorrowedSlice<'_, T> {
     /// `InvalidArgument` if the address is no multiple of the element's size; `Device` if the context is lost.
     pub unsafe fn new(backend: &CudaBackend, address: sys::CUdeviceptr, len: usize) -> Result<Self, Error> {
         if len > 0 && !address.is_multiple_of(size_of::<T>() as u64) {
-            let rule = format!("a {} tensor begins at a multiple of its element's size, got {address:#x}", T::DTYPE);
+            let rule = format!("a {} tensor begins at a multiple of its element's size, got {address:#x}", T::STORAGE);
             return Err(Error::InvalidArgument { arg: "address", rule });
         }
         // cudarc panics where it cannot make its events.

@@ -5,14 +5,14 @@ use std::ops::Range;
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DriverError};
 use rmsnorm_conformance::{Arithmetic, Harness};
 use rmsnorm_spec::depth::{policy_depth_cols, policy_depth_rows};
-use rmsnorm_spec::{Element, Error, Problem};
+use rmsnorm_spec::{Error, Problem, Stored};
 
 use crate::error::device_error;
 use crate::{CudaBackend, launch, plan};
 
 impl Harness for CudaBackend {
     type Backend = CudaBackend;
-    type Buffer<T: Element> = CudaSlice<T>;
+    type Buffer<T: Stored> = CudaSlice<T>;
 
     fn backend(&self) -> &CudaBackend {
         self
@@ -40,33 +40,33 @@ impl Harness for CudaBackend {
         plan::ROWS_BREAKPOINTS.to_vec()
     }
 
-    fn upload<T: Element>(&self, data: &[T]) -> Result<CudaSlice<T>, Error> {
+    fn upload<T: Stored>(&self, data: &[T]) -> Result<CudaSlice<T>, Error> {
         self.upload_parts(data.len(), &[(0, data)])
     }
 
-    fn upload_parts<T: Element>(&self, len: usize, parts: &[(usize, &[T])]) -> Result<CudaSlice<T>, Error> {
+    fn upload_parts<T: Stored>(&self, len: usize, parts: &[(usize, &[T])]) -> Result<CudaSlice<T>, Error> {
         upload(self, len, parts).map_err(device_error("upload"))
     }
 
-    fn download<T: Element>(&self, buffer: &CudaSlice<T>) -> Result<Vec<T>, Error> {
+    fn download<T: Stored>(&self, buffer: &CudaSlice<T>) -> Result<Vec<T>, Error> {
         self.download_part(buffer, 0..buffer.len())
     }
 
-    fn download_part<T: Element>(&self, buffer: &CudaSlice<T>, range: Range<usize>) -> Result<Vec<T>, Error> {
+    fn download_part<T: Stored>(&self, buffer: &CudaSlice<T>, range: Range<usize>) -> Result<Vec<T>, Error> {
         download(self, buffer, range).map_err(device_error("download"))
     }
 
-    fn view<'a, T: Element>(&self, buffer: &'a CudaSlice<T>, range: Range<usize>) -> CudaView<'a, T> {
+    fn view<'a, T: Stored>(&self, buffer: &'a CudaSlice<T>, range: Range<usize>) -> CudaView<'a, T> {
         buffer.slice(range)
     }
 
-    fn view_mut<'a, T: Element>(&self, buffer: &'a mut CudaSlice<T>, range: Range<usize>) -> CudaViewMut<'a, T> {
+    fn view_mut<'a, T: Stored>(&self, buffer: &'a mut CudaSlice<T>, range: Range<usize>) -> CudaViewMut<'a, T> {
         buffer.slice_mut(range)
     }
 }
 
-/// cudarc copies types of its own trait, which not every [`Element`] is to the compiler: bytes are.
-fn upload<T: Element>(backend: &CudaBackend, len: usize, parts: &[(usize, &[T])]) -> Result<CudaSlice<T>, DriverError> {
+/// cudarc copies types of its own trait, which not every [`Stored`] is to the compiler: bytes are.
+fn upload<T: Stored>(backend: &CudaBackend, len: usize, parts: &[(usize, &[T])]) -> Result<CudaSlice<T>, DriverError> {
     let stream = backend.stream();
     // No device allocates 0 bytes.
     // SAFETY:
@@ -88,13 +88,13 @@ fn upload<T: Element>(backend: &CudaBackend, len: usize, parts: &[(usize, &[T])]
     Ok(unsafe { stream.upgrade_device_ptr(buffer.leak(), len) })
 }
 
-fn download<T: Element>(
+fn download<T: Stored>(
     backend: &CudaBackend,
     buffer: &CudaSlice<T>,
     range: Range<usize>,
 ) -> Result<Vec<T>, DriverError> {
     let stream = backend.stream();
-    let mut data = vec![T::default(); range.len()];
+    let mut data = vec![T::from_bits(0); range.len()];
     // SAFETY:
     // - contents: bytes may have any value.
     if let Some(bytes) = unsafe { buffer.transmute::<u8>(buffer.num_bytes()) }.filter(|_| !range.is_empty()) {

@@ -1,6 +1,6 @@
 //! The trait that every backend implements and every caller uses.
 
-use crate::{Backward, Checked, Element, Error, Forward, NormSpec, Problem, Span};
+use crate::{Backward, Checked, Element, Error, Forward, NormSpec, Problem, Span, Stored};
 
 /// A device that can normalize.
 ///
@@ -18,18 +18,18 @@ use crate::{Backward, Checked, Element, Error, Forward, NormSpec, Problem, Span}
 /// statistics of a sharded row) arrive as new methods whose default answer is [`Error::Unsupported`].
 pub trait NormBackend {
     /// A read-only view of a tensor: `&[T]`, `CudaView<T>`, a range of a `wgpu::Buffer`.
-    type In<'a, T: Element>;
+    type In<'a, T: Stored>;
     /// A view of a tensor that is written: `&mut [T]`, `CudaViewMut<T>`, a range of a `wgpu::Buffer`.
-    type Out<'a, T: Element>;
+    type Out<'a, T: Stored>;
 
     /// The name used in reports and bench ids: `cpu`, `cuda`, `wgpu`.
     fn name(&self) -> &'static str;
 
     /// Where a read-only view lies.
-    fn in_span<T: Element>(view: &Self::In<'_, T>) -> Span;
+    fn in_span<T: Stored>(view: &Self::In<'_, T>) -> Span;
 
     /// Where a written view lies.
-    fn out_span<T: Element>(view: &Self::Out<'_, T>) -> Span;
+    fn out_span<T: Stored>(view: &Self::Out<'_, T>) -> Span;
 
     /// The f32 elements of workspace that a backward call with this problem needs; 0 if it needs none.
     ///
@@ -109,11 +109,11 @@ pub trait NormBackend {
 ///     # use rmsnorm_spec::*;
 ///     pub struct Mine;
 ///     # impl NormBackend for Mine {
-///     #     type In<'a, T: Element> = &'a [T];
-///     #     type Out<'a, T: Element> = &'a mut [T];
+///     #     type In<'a, T: Stored> = &'a [T];
+///     #     type Out<'a, T: Stored> = &'a mut [T];
 ///     #     fn name(&self) -> &'static str { "mine" }
-///     #     fn in_span<T: Element>(view: &&[T]) -> Span { Span::of(view) }
-///     #     fn out_span<T: Element>(view: &&mut [T]) -> Span { Span::of(view) }
+///     #     fn in_span<T: Stored>(view: &&[T]) -> Span { Span::of(view) }
+///     #     fn out_span<T: Stored>(view: &&mut [T]) -> Span { Span::of(view) }
 ///     #     fn workspace_len(&self, _: &Problem) -> usize { 7 }
 ///     #     fn launch_forward<T: Element, W: Element, R: Element>(
 ///     #         &self, _: Checked<Forward<'_, Self, T, W, R>>) -> Result<(), Error> { Ok(()) }

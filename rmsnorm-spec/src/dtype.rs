@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use crate::Error;
+use crate::{Error, Stored};
 
 pub use half::{bf16, f16};
 
@@ -170,7 +170,7 @@ pub trait WithDTypes {
     message = "there are kernels for f32, f16 and bf16, and none for `{Self}`",
     label = "not an element type of rmsnorm"
 )]
-pub trait Element: sealed::Sealed + bytemuck::Pod + PartialEq + fmt::Debug + Default + Send + Sync + 'static {
+pub trait Element: Stored + PartialEq + Default {
     /// The same type, as data.
     const DTYPE: DType;
 
@@ -179,12 +179,6 @@ pub trait Element: sealed::Sealed + bytemuck::Pod + PartialEq + fmt::Debug + Def
 
     /// The nearest value of this type, ties to even; overflow gives an infinity, NaN stays NaN.
     fn from_f32(value: f32) -> Self;
-
-    /// The bit pattern, zero-extended.
-    fn bits(self) -> u32;
-
-    /// The value with that bit pattern; bits above the type's width are ignored.
-    fn from_bits(bits: u32) -> Self;
 }
 
 impl Element for f32 {
@@ -194,12 +188,6 @@ impl Element for f32 {
     }
     fn from_f32(value: f32) -> Self {
         value
-    }
-    fn bits(self) -> u32 {
-        self.to_bits()
-    }
-    fn from_bits(bits: u32) -> Self {
-        f32::from_bits(bits)
     }
 }
 
@@ -213,25 +201,11 @@ macro_rules! sixteen_bit_element {
             fn from_f32(value: f32) -> Self {
                 <$type>::from_f32(value)
             }
-            fn bits(self) -> u32 {
-                u32::from(self.to_bits())
-            }
-            fn from_bits(bits: u32) -> Self {
-                let [low, high, _, _] = bits.to_le_bytes();
-                <$type>::from_bits(u16::from_le_bytes([low, high]))
-            }
         }
     };
 }
 sixteen_bit_element!(f16, DType::F16);
 sixteen_bit_element!(bf16, DType::Bf16);
-
-mod sealed {
-    pub trait Sealed {}
-    impl Sealed for f32 {}
-    impl Sealed for half::f16 {}
-    impl Sealed for half::bf16 {}
-}
 
 #[cfg(test)]
 mod tests {
@@ -247,14 +221,10 @@ mod tests {
         }
         assert_eq!((DType::from_name("F32"), DType::from_name("")), (None, None));
         assert_eq!((f32::DTYPE, f16::DTYPE, bf16::DTYPE), (DType::F32, DType::F16, DType::Bf16));
-        // 1.5 in each format; what is above the width of a type is ignored.
-        let bits = (Element::bits(1.5f32), Element::bits(f16::from_f32(1.5)), Element::bits(bf16::from_f32(1.5)));
+        // 1.5 in each format.
+        let bits = (Stored::bits(1.5f32), Stored::bits(f16::from_f32(1.5)), Stored::bits(bf16::from_f32(1.5)));
         assert_eq!(bits, (0x3fc0_0000, 0x3e00, 0x3fc0));
-        let f32s =
-            (Element::to_f32(-2.5f32), <f32 as Element>::from_f32(1.5), <f32 as Element>::from_bits(0x3fc0_0000));
-        assert_eq!(f32s, (-2.5, 1.5, 1.5));
-        assert_eq!(<f16 as Element>::from_bits(0xabcd_3e00), f16::from_f32(1.5));
-        assert_eq!(<bf16 as Element>::from_bits(0xabcd_3fc0), bf16::from_f32(1.5));
+        assert_eq!((Element::to_f32(-2.5f32), <f32 as Element>::from_f32(1.5)), (-2.5, 1.5));
         let halves = (<f16 as Element>::from_f32(1e6), <bf16 as Element>::from_f32(1.0 + 1.0 / 256.0));
         assert_eq!(halves, (f16::INFINITY, bf16::ONE), "overflow gives infinity, a tie the even neighbour");
     }

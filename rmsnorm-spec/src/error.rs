@@ -1,6 +1,6 @@
 //! The one error type of the workspace.
 
-use crate::DType;
+use crate::Storage;
 
 /// What went wrong. Every variant that comes from an argument names it as the argument structs do, says what was
 /// expected and what came; such an error is returned before anything is written or launched.
@@ -46,7 +46,7 @@ pub enum Error {
     },
     /// The size of a tensor in bytes is more than the address space holds.
     #[error(
-        "{arg}: {rows} rows at a stride of {row_stride} {dtype} elements exceed the largest size of {} bytes",
+        "{arg}: {rows} rows at a stride of {row_stride} {storage} elements exceed the largest size of {} bytes",
         isize::MAX
     )]
     TooLarge {
@@ -56,8 +56,8 @@ pub enum Error {
         rows: usize,
         /// Its row stride, in elements.
         row_stride: usize,
-        /// Its dtype.
-        dtype: DType,
+        /// What its elements are.
+        storage: Storage,
     },
     /// A tensor or parameter that this operation needs was not given.
     #[error("{arg} is missing: {why}")]
@@ -128,6 +128,7 @@ fn expected_elements(min: usize, max: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::DType;
 
     /// The text is what a caller has to go by: it names the argument, what was expected and what came.
     #[test]
@@ -136,7 +137,7 @@ mod tests {
         assert_eq!(length(4, 4, 3), "x: expected 4 elements, got 3");
         assert_eq!(length(4, usize::MAX, 3), "x: expected at least 4 elements, got 3");
         assert_eq!(length(4, 8, 9), "x: expected 4 to 8 elements, got 9");
-        let too_large = Error::TooLarge { arg: "dx", rows: 5, row_stride: 7, dtype: DType::Bf16 }.to_string();
+        let too_large = Error::TooLarge { arg: "dx", rows: 5, row_stride: 7, storage: DType::Bf16.into() }.to_string();
         let most = "9223372036854775807";
         assert_eq!(
             too_large,

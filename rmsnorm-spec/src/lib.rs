@@ -25,6 +25,7 @@ mod norm;
 mod problem;
 pub mod quant;
 pub mod reference;
+mod storage;
 mod tensor;
 
 pub use args::{Backward, Forward, RowGroups, RowLayout, Rows, Source, Visitor};
@@ -33,4 +34,5 @@ pub use dtype::{DType, DTypes, Element, WithDTypes, bf16, f16};
 pub use error::Error;
 pub use norm::{CastOrder, GradReduction, Norm, NormSpec};
 pub use problem::{Checked, Problem, Span};
+pub use storage::{Code, F8E4M3, F8E5M2, Storage, Stored};
 pub use tensor::{Access, Direction, Tensor, TensorSet, TensorShape};

@@ -20,4 +20,4 @@ mod scale;
 
 pub use code::CodeType;
 pub use layout::ScaleLayout;
-pub use scale::{QuantSource, QuantSpec, ScaleKind, ScaleRounding, ScaleType};
+pub use scale::{QuantSource, QuantSpec, ScaleKind, ScaleRounding, ScaleType, e8m0_value};

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, NormBackend, NormSpec, Problem, Span};
+use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, NormBackend, NormSpec, Problem, Span, Stored};
 use wgpu::{
     AdapterInfo, Buffer, BufferDescriptor, BufferUsages, CommandEncoder, CommandEncoderDescriptor, Device, DeviceType,
     Queue,
@@ -354,18 +354,18 @@ impl fmt::Debug for WgpuBackend {
 rmsnorm_spec::inherent_methods!(WgpuBackend);
 
 impl NormBackend for WgpuBackend {
-    type In<'a, T: Element> = WgpuSlice<'a, T>;
-    type Out<'a, T: Element> = WgpuSlice<'a, T>;
+    type In<'a, T: Stored> = WgpuSlice<'a, T>;
+    type Out<'a, T: Stored> = WgpuSlice<'a, T>;
 
     fn name(&self) -> &'static str {
         BACKEND
     }
 
-    fn in_span<T: Element>(view: &WgpuSlice<'_, T>) -> Span {
+    fn in_span<T: Stored>(view: &WgpuSlice<'_, T>) -> Span {
         view.span()
     }
 
-    fn out_span<T: Element>(view: &WgpuSlice<'_, T>) -> Span {
+    fn out_span<T: Stored>(view: &WgpuSlice<'_, T>) -> Span {
         view.span()
     }
 

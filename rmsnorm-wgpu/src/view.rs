@@ -4,7 +4,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use rmsnorm_spec::{Element, Span};
+use rmsnorm_spec::{Span, Stored};
 use wgpu::Buffer;
 
 /// Elements of a [`wgpu::Buffer`]: where they begin, in bytes, and how many there are.
@@ -40,7 +40,7 @@ impl<T> Clone for WgpuSlice<'_, T> {
 
 impl<T> Copy for WgpuSlice<'_, T> {}
 
-impl<'a, T: Element> WgpuSlice<'a, T> {
+impl<'a, T: Stored> WgpuSlice<'a, T> {
     /// `len` elements from the byte `offset` on.
     pub const fn new(buffer: &'a Buffer, offset: u64, len: usize) -> Self {
         WgpuSlice { buffer, offset, len, element: PhantomData }
@@ -88,13 +88,13 @@ impl<'a, T: Element> WgpuSlice<'a, T> {
     }
 }
 
-impl<'a, T: Element> From<&'a Buffer> for WgpuSlice<'a, T> {
+impl<'a, T: Stored> From<&'a Buffer> for WgpuSlice<'a, T> {
     fn from(buffer: &'a Buffer) -> Self {
         WgpuSlice::whole(buffer)
     }
 }
 
-impl<'a, T: Element> From<wgpu::BufferSlice<'a>> for WgpuSlice<'a, T> {
+impl<'a, T: Stored> From<wgpu::BufferSlice<'a>> for WgpuSlice<'a, T> {
     fn from(slice: wgpu::BufferSlice<'a>) -> Self {
         WgpuSlice::bytes(slice.buffer(), slice.offset(), slice.size())
     }

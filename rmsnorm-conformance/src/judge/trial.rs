@@ -6,7 +6,7 @@
 
 use rmsnorm_spec::depth::{policy_depth_cols, policy_depth_rows};
 use rmsnorm_spec::reference::{BackwardInputs, ForwardInputs};
-use rmsnorm_spec::{DType, Tensor};
+use rmsnorm_spec::{Storage, Tensor};
 
 use crate::Arithmetic;
 use crate::case::Case;
@@ -85,12 +85,12 @@ impl Judged<'_> {
     fn add_all(&mut self, tensors: &[Tensor], stored: &Outputs, judge: impl Fn(Tensor, &Bits) -> Verdict) {
         for &tensor in tensors {
             if let Some(got) = stored.get(tensor) {
-                self.add(tensor, got.dtype, judge(tensor, got));
+                self.add(tensor, got.storage, judge(tensor, got));
             }
         }
     }
 
-    fn add(&mut self, tensor: Tensor, dtype: DType, verdict: Verdict) {
+    fn add(&mut self, tensor: Tensor, storage: Storage, verdict: Verdict) {
         if verdict.failures > 0 && self.finding.is_none() {
             let (check, worst) = verdict.worst.as_ref().map_or((Check::Bounds, String::new()), describe);
             let detail = format!("{} of {} elements outside; {worst}", verdict.failures, verdict.checked);
@@ -99,7 +99,7 @@ impl Judged<'_> {
         if verdict.vacuous && self.vacuous.is_none() {
             self.vacuous = Some(tensor.name());
         }
-        self.reports.push(OutputReport { output: tensor.name(), dtype, verdict });
+        self.reports.push(OutputReport { output: tensor.name(), storage, verdict });
     }
 }
 
@@ -174,7 +174,7 @@ impl<'a> BoundsTrial<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rmsnorm_spec::Norm;
+    use rmsnorm_spec::{DType, Norm};
 
     use crate::case::Kind;
     use crate::selftest::simulate::SimulatedBackend;
@@ -204,7 +204,7 @@ mod tests {
         });
         let mut status = |verdict| {
             let mut case = judged(&mut reports);
-            case.add(Tensor::Y, DType::F32, verdict);
+            case.add(Tensor::Y, DType::F32.into(), verdict);
             case.status()
         };
         assert_eq!(status(judged_as([1.0, 1.0], [f64::INFINITY, 0.0])), Status::Vacuous("y"));

@@ -77,7 +77,9 @@ impl<'a> ForwardTruth<'a> {
             (Tensor::Mean, _) => plain(&outputs.mean, &bounds.mean),
             (Tensor::Rstd, _) => plain(&outputs.rstd, &bounds.rstd),
             (Tensor::Y, CastOrder::AtStore) => plain(&outputs.y, &bounds.y),
-            (Tensor::Y, CastOrder::BeforeWeight) => self.before_weight(got.dtype),
+            (Tensor::Y, CastOrder::BeforeWeight) => {
+                got.storage.float().map_or(Vec::new(), |dtype| self.before_weight(dtype))
+            }
             (Tensor::X | Tensor::Residual | Tensor::Weight | Tensor::Bias, _)
             | (Tensor::Dy | Tensor::DresidualOut | Tensor::Dx | Tensor::Dweight | Tensor::Dbias, _)
             | (Tensor::Workspace | Tensor::Dresidual, _) => Vec::new(),

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use rmsnorm_spec::{
     Backward, DType, DTypes, Element, Error, Forward, GradReduction, NormBackend, NormSpec, Problem, RowGroups, Rows,
-    Source, Tensor, WithDTypes, bf16, f16,
+    Source, Stored, Tensor, WithDTypes, bf16, f16,
 };
 
 use super::span;
@@ -82,7 +82,7 @@ impl<H: Harness> Device for H {
 }
 
 /// A tensor on the device.
-struct Loaded<H: Harness, E: Element> {
+struct Loaded<H: Harness, E: Stored> {
     buffer: H::Buffer<E>,
     range: Range<usize>,
     row_stride: Option<usize>,
@@ -92,7 +92,7 @@ struct Loaded<H: Harness, E: Element> {
 type In<'a, H, E> = <<H as Harness>::Backend as NormBackend>::In<'a, E>;
 type Out<'a, H, E> = <<H as Harness>::Backend as NormBackend>::Out<'a, E>;
 
-impl<H: Harness, E: Element> Loaded<H, E> {
+impl<H: Harness, E: Stored> Loaded<H, E> {
     fn load(harness: &H, tensor: &Guarded) -> Result<Self, TransferError> {
         let elements: Vec<E> = tensor.before.iter().map(|&bits| E::from_bits(bits)).collect();
         let buffer = match tensor.parts().as_slice() {
@@ -138,7 +138,7 @@ impl<H: Harness, E: Element> Loaded<H, E> {
                 parts.iter().map(part).collect::<Result<Vec<_>, _>>().map(|parts| parts.concat())
             }
         };
-        tensor.after = elements.map_err(TransferError)?.into_iter().map(Element::bits).collect();
+        tensor.after = elements.map_err(TransferError)?.into_iter().map(Stored::bits).collect();
         Ok(())
     }
 }
@@ -187,11 +187,11 @@ impl<H: Harness> WithDTypes for Typed<'_, H> {
 }
 
 impl<H: Harness> Typed<'_, H> {
-    fn optional<E: Element>(&self, name: Tensor) -> Result<Option<Loaded<H, E>>, TransferError> {
+    fn optional<E: Stored>(&self, name: Tensor) -> Result<Option<Loaded<H, E>>, TransferError> {
         self.call.get(name).map(|tensor| Loaded::load(self.harness, tensor)).transpose()
     }
 
-    fn required<E: Element>(&self, name: Tensor) -> Result<Loaded<H, E>, TransferError> {
+    fn required<E: Stored>(&self, name: Tensor) -> Result<Loaded<H, E>, TransferError> {
         let missing = Error::Missing { arg: name.name(), why: "the argument struct has it always" };
         self.optional(name)?.ok_or(TransferError(missing))
     }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use rmsnorm_spec::{DType, Element, Error, NormBackend, Problem};
+use rmsnorm_spec::{DType, Error, NormBackend, Problem, Stored};
 
 use crate::Arithmetic;
 
@@ -12,7 +12,7 @@ pub trait Harness {
     /// The backend.
     type Backend: NormBackend;
     /// A tensor the harness owns: `Vec<T>`, `CudaSlice<T>`, a `wgpu::Buffer`.
-    type Buffer<T: Element>;
+    type Buffer<T: Stored>;
 
     /// The backend under test.
     fn backend(&self) -> &Self::Backend;
@@ -44,13 +44,13 @@ pub trait Harness {
     ///
     /// # Errors
     /// If the device has no room or fails.
-    fn upload<T: Element>(&self, data: &[T]) -> Result<Self::Buffer<T>, Error>;
+    fn upload<T: Stored>(&self, data: &[T]) -> Result<Self::Buffer<T>, Error>;
 
     /// The elements of a buffer, after all enqueued work is done.
     ///
     /// # Errors
     /// If the device fails.
-    fn download<T: Element>(&self, buffer: &Self::Buffer<T>) -> Result<Vec<T>, Error>;
+    fn download<T: Stored>(&self, buffer: &Self::Buffer<T>) -> Result<Vec<T>, Error>;
 
     /// A buffer of `len` elements of which these parts are set, each from its first element on; the rest may hold
     /// anything. Parts are in ascending order and at least 4 bytes apart. For rows billions of elements apart: a backend
@@ -58,7 +58,7 @@ pub trait Harness {
     ///
     /// # Errors
     /// If the host or the device has no room.
-    fn upload_parts<T: Element>(&self, len: usize, parts: &[(usize, &[T])]) -> Result<Self::Buffer<T>, Error> {
+    fn upload_parts<T: Stored>(&self, len: usize, parts: &[(usize, &[T])]) -> Result<Self::Buffer<T>, Error> {
         let mut all: Vec<T> = bytemuck::allocation::try_zeroed_vec(len).map_err(|()| no_room::<T>(len))?;
         for (first, part) in parts {
             all[*first..first + part.len()].copy_from_slice(part);
@@ -70,19 +70,19 @@ pub trait Harness {
     ///
     /// # Errors
     /// If the device fails.
-    fn download_part<T: Element>(&self, buffer: &Self::Buffer<T>, range: Range<usize>) -> Result<Vec<T>, Error> {
+    fn download_part<T: Stored>(&self, buffer: &Self::Buffer<T>, range: Range<usize>) -> Result<Vec<T>, Error> {
         Ok(self.download(buffer)?[range].to_vec())
     }
 
     /// A read-only view of a range of elements.
-    fn view<'a, T: Element>(
+    fn view<'a, T: Stored>(
         &self,
         buffer: &'a Self::Buffer<T>,
         range: Range<usize>,
     ) -> <Self::Backend as NormBackend>::In<'a, T>;
 
     /// A written view of a range of elements.
-    fn view_mut<'a, T: Element>(
+    fn view_mut<'a, T: Stored>(
         &self,
         buffer: &'a mut Self::Buffer<T>,
         range: Range<usize>,

@@ -11,7 +11,8 @@
 
 use std::ops::Range;
 
-use rmsnorm_spec::{DType, Element, RowGroups, RowLayout, Rows, Tensor, bf16, f16};
+use rmsnorm_spec::quant::e8m0_value;
+use rmsnorm_spec::{DType, Element, RowGroups, RowLayout, Rows, Storage, Stored, Tensor, bf16, f16};
 use sha2::{Digest, Sha256};
 
 use crate::case::Kind;
@@ -21,50 +22,54 @@ use crate::report::{Check, Finding, hexadecimal};
 /// A dense tensor as raw bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bits {
-    /// Of the elements.
-    pub dtype: DType,
+    /// What the elements are.
+    pub storage: Storage,
     /// Of each element, zero-extended.
     pub bits: Vec<u32>,
 }
 
 impl Bits {
     /// The bits of these elements.
-    pub fn of<E: Element>(elements: &[E]) -> Self {
-        Bits { dtype: E::DTYPE, bits: elements.iter().map(|element| element.bits()).collect() }
+    pub fn of<E: Stored>(elements: &[E]) -> Self {
+        Bits { storage: E::STORAGE, bits: elements.iter().map(|element| element.bits()).collect() }
     }
 
     /// The bits of these values in that dtype, rounded to it by way of f32.
     pub fn rounded(values: &[f64], dtype: DType) -> Self {
-        Bits { dtype, bits: values.iter().map(|&value| encode(value, dtype)).collect() }
+        Bits { storage: dtype.into(), bits: values.iter().map(|&value| encode(value, dtype)).collect() }
     }
 
     /// The values, exactly.
     pub fn values(&self) -> Vec<f64> {
-        self.bits.iter().map(|&bits| decode(bits, self.dtype)).collect()
+        self.bits.iter().map(|&bits| decode(bits, self.storage)).collect()
     }
 
     /// One value.
     pub fn value(&self, index: usize) -> f64 {
-        decode(self.bits[index], self.dtype)
+        decode(self.bits[index], self.storage)
     }
 }
 
 /// The value with these bits.
-pub(crate) fn decode(bits: u32, dtype: DType) -> f64 {
-    f64::from(match dtype {
-        DType::F32 => f32::from_bits(bits),
-        DType::F16 => <f16 as Element>::from_bits(bits).to_f32(),
-        DType::Bf16 => <bf16 as Element>::from_bits(bits).to_f32(),
+pub(crate) fn decode(bits: u32, storage: impl Into<Storage>) -> f64 {
+    f64::from(match storage.into() {
+        Storage::Float(DType::F32) => f32::from_bits(bits),
+        Storage::Float(DType::F16) => <f16 as Stored>::from_bits(bits).to_f32(),
+        Storage::Float(DType::Bf16) => <bf16 as Stored>::from_bits(bits).to_f32(),
+        Storage::Code(codes) => codes.decode(bits as u8),
+        Storage::E8m0 => e8m0_value(bits as u8),
     })
 }
 
-/// The bits of a value that `dtype` holds exactly.
-pub(crate) fn encode(value: f64, dtype: DType) -> u32 {
+/// The bits of a value that `storage` holds exactly.
+pub(crate) fn encode(value: f64, storage: impl Into<Storage>) -> u32 {
     let value = value as f32;
-    match dtype {
-        DType::F32 => value.bits(),
-        DType::F16 => <f16 as Element>::from_f32(value).bits(),
-        DType::Bf16 => <bf16 as Element>::from_f32(value).bits(),
+    match storage.into() {
+        Storage::Float(DType::F32) => value.to_bits(),
+        Storage::Float(DType::F16) => <f16 as Element>::from_f32(value).bits(),
+        Storage::Float(DType::Bf16) => <bf16 as Element>::from_f32(value).bits(),
+        Storage::Code(codes) => u32::from(codes.encode(value)),
+        Storage::E8m0 => value.to_bits() >> 23,
     }
 }
 
@@ -79,33 +84,38 @@ pub enum Poison {
 }
 
 impl Poison {
-    const fn bits(self, dtype: DType) -> u32 {
-        match (self, dtype) {
-            (Poison::Nan, DType::F32) => 0x7fc5_a5a5,
-            (Poison::Nan, DType::F16) => 0x7e5a,
-            (Poison::Nan, DType::Bf16) => 0x7fc5,
-            (Poison::Huge, DType::F32) => 0x7149_f2ca,
-            (Poison::Huge, DType::F16) => 0x7b5a,
-            (Poison::Huge, DType::Bf16) => 0x7149,
+    fn bits(self, storage: impl Into<Storage>) -> u32 {
+        match (self, storage.into()) {
+            (Poison::Nan, Storage::Float(DType::F32)) => 0x7fc5_a5a5,
+            (Poison::Nan, Storage::Float(DType::F16)) => 0x7e5a,
+            (Poison::Nan, Storage::Float(DType::Bf16)) => 0x7fc5,
+            (Poison::Nan, Storage::Code(_)) => 0x7f,
+            (Poison::Nan, Storage::E8m0) => 0xff,
+            (Poison::Huge, Storage::Float(DType::F32)) => 0x7149_f2ca,
+            (Poison::Huge, Storage::Float(DType::F16)) => 0x7b5a,
+            (Poison::Huge, Storage::Float(DType::Bf16)) => 0x7149,
+            (Poison::Huge, Storage::Code(_)) => 0x7a,
+            (Poison::Huge, Storage::E8m0) => 0xf1,
         }
     }
 }
 
 /// What surrounds a tensor: values that must not get into it, and random bits, which no write leaves unchanged by chance.
-fn surroundings(seed: u64, tensor: Tensor, index: usize, dtype: DType) -> u32 {
+fn surroundings(seed: u64, tensor: Tensor, index: usize, storage: Storage) -> u32 {
     let random = draw(seed, tensor, index);
     // Sign, then exponent and mantissa of an infinity; one more mantissa bit makes it a quiet NaN, one less a number.
-    let (sign, infinity, quiet) = match dtype {
-        DType::F32 => (1 << 31, 0x7f80_0000, 0x0040_0000),
-        DType::F16 => (1 << 15, 0x7c00, 0x0200),
-        DType::Bf16 => (1 << 15, 0x7f80, 0x0040),
+    let (sign, infinity, quiet) = match storage {
+        Storage::Float(DType::F32) => (1 << 31, 0x7f80_0000, 0x0040_0000),
+        Storage::Float(DType::F16) => (1 << 15, 0x7c00, 0x0200),
+        Storage::Float(DType::Bf16) => (1 << 15, 0x7f80, 0x0040),
+        Storage::Code(_) | Storage::E8m0 => return random as u32 & element_mask(storage),
     };
     let sign = if random >> 40 & 1 == 1 { sign } else { 0 };
     match random >> 41 & 3 {
         0 => sign | infinity | quiet | random as u32 & (quiet - 1),
         1 => sign | infinity,
         2 => sign | (infinity - 1),
-        _ => random as u32 & element_mask(dtype),
+        _ => random as u32 & element_mask(storage),
     }
 }
 
@@ -156,8 +166,8 @@ pub enum Fill<'a> {
 pub struct Guarded {
     /// Which tensor of the call it is.
     pub name: Tensor,
-    /// Of its elements.
-    pub dtype: DType,
+    /// What its elements are.
+    pub storage: Storage,
     /// What the call may do with it.
     pub access: Access,
     /// The rows in `before` and `after`, which leave out what is between rows far apart.
@@ -183,15 +193,16 @@ const CANARY_BYTES: usize = 4096;
 impl Guarded {
     /// A tensor of `rows` rows of `cols` elements; a vector is one row.
     pub fn new(
-        tensor: (Tensor, DType, Access),
+        tensor: (Tensor, impl Into<Storage>, Access),
         shape: (usize, usize),
         place: Placement,
         fill: &Fill<'_>,
         seed: u32,
     ) -> Self {
-        let (name, dtype, access) = tensor;
+        let (name, storage, access) = tensor;
+        let storage = storage.into();
         let (rows, cols) = shape;
-        let canary = CANARY_BYTES / dtype.size();
+        let canary = CANARY_BYTES / storage.size();
         let start = canary + place.offset;
         let row_stride = cols + place.pad + place.apart;
         let layout = |row_stride: usize| {
@@ -207,21 +218,21 @@ impl Guarded {
         let len = start + padded_span(&here, place.groups) + canary;
 
         let seed = u64::from(seed) ^ 0xca_a817;
-        let mut before: Vec<u32> = (0..len).map(|i| surroundings(seed, name, i, dtype)).collect();
+        let mut before: Vec<u32> = (0..len).map(|i| surroundings(seed, name, i, storage)).collect();
         for row in 0..rows {
             let first = start + here.start(row);
             for (col, element) in before[first..first + cols].iter_mut().enumerate() {
                 *element = match fill {
-                    Fill::Values(values) => encode(values[row * cols + col], dtype),
-                    Fill::Poison(poison) => poison.bits(dtype),
-                    Fill::Bits(bits) => bits(row * cols + col) & element_mask(dtype),
+                    Fill::Values(values) => encode(values[row * cols + col], storage),
+                    Fill::Poison(poison) => poison.bits(storage),
+                    Fill::Bits(bits) => bits(row * cols + col) & element_mask(storage),
                 };
             }
         }
         let after = before.clone();
         Guarded {
             name,
-            dtype,
+            storage,
             access,
             here,
             apart: place.apart,
@@ -260,7 +271,10 @@ impl Guarded {
     pub fn result(&self) -> Bits {
         let first = |row: usize| self.start + self.here.start(row);
         let row = |row: usize| first(row)..first(row) + self.here.cols;
-        Bits { dtype: self.dtype, bits: (0..self.here.rows).flat_map(|r| self.after[row(r)].iter().copied()).collect() }
+        Bits {
+            storage: self.storage,
+            bits: (0..self.here.rows).flat_map(|r| self.after[row(r)].iter().copied()).collect(),
+        }
     }
 
     /// The first place that the call changed and should not have.
@@ -303,7 +317,7 @@ impl Guarded {
     }
 
     fn describe(&self, index: usize) -> (Check, String) {
-        let end = self.before.len() - CANARY_BYTES / self.dtype.size();
+        let end = self.before.len() - CANARY_BYTES / self.storage.size();
         if let Some((row, col)) = self.element(index) {
             (Check::Input, format!("row {row}, col {col} of an input"))
         } else if index < self.start {
@@ -325,10 +339,11 @@ fn padded_span(layout: &RowLayout, groups: Option<RowGroups>) -> usize {
     }
 }
 
-const fn element_mask(dtype: DType) -> u32 {
-    match dtype {
-        DType::F32 => u32::MAX,
-        DType::F16 | DType::Bf16 => 0xffff,
+const fn element_mask(storage: Storage) -> u32 {
+    match storage.size() {
+        1 => 0xff,
+        2 => 0xffff,
+        _ => u32::MAX,
     }
 }
 
@@ -410,7 +425,7 @@ impl Outputs {
 /// The first difference between the outputs of a run that started from [`Poison::Nan`] and one from [`Poison::Huge`].
 pub(crate) fn poison_difference(nan: &Outputs, huge: &Outputs, may_vary: impl Fn(Tensor) -> bool) -> Option<Finding> {
     for ((tensor, a), (_, b)) in nan.tensors.iter().zip(&huge.tensors) {
-        let (poison_a, poison_b) = (Poison::Nan.bits(a.dtype), Poison::Huge.bits(b.dtype));
+        let (poison_a, poison_b) = (Poison::Nan.bits(a.storage), Poison::Huge.bits(b.storage));
         for (index, (&a, &b)) in a.bits.iter().zip(&b.bits).enumerate() {
             if (a, b) == (poison_a, poison_b) {
                 let detail = format!("element {index} was never written");
@@ -461,7 +476,8 @@ mod tests {
     #[test]
     fn surroundings_are_values_that_spoil_a_sum() {
         for dtype in DType::ALL {
-            let values: Vec<f64> = (0..4000).map(|i| decode(surroundings(7, Tensor::X, i, dtype), dtype)).collect();
+            let values: Vec<f64> =
+                (0..4000).map(|i| decode(surroundings(7, Tensor::X, i, dtype.into()), dtype)).collect();
             let count = |is: fn(&f64) -> bool| values.iter().filter(|value| is(value)).count();
             for (what, count) in [("NaN", count(|v| v.is_nan())), ("infinity", count(|v| v.is_infinite()))] {
                 assert!((900..1200).contains(&count), "{what} in {dtype}: {count}");
@@ -524,7 +540,8 @@ mod tests {
 
     #[test]
     fn poison_difference_finds_the_unwritten_element() {
-        let outputs = |last| Outputs { tensors: vec![(Tensor::Rstd, Bits { dtype: DType::F32, bits: vec![7, last] })] };
+        let outputs =
+            |last| Outputs { tensors: vec![(Tensor::Rstd, Bits { storage: DType::F32.into(), bits: vec![7, last] })] };
         let never = |_| false;
         assert!(poison_difference(&outputs(8), &outputs(8), never).is_none());
         let finding = poison_difference(&outputs(8), &outputs(9), never).expect("they differ");
@@ -562,7 +579,7 @@ mod tests {
 
     #[test]
     fn every_output_is_compared_between_the_poisons() {
-        let bits = |values: &[u32]| Bits { dtype: DType::F32, bits: values.to_vec() };
+        let bits = |values: &[u32]| Bits { storage: DType::F32.into(), bits: values.to_vec() };
         let outputs = |second: u32| Outputs {
             tensors: vec![(Tensor::Y, bits(&[1, 2])), (Tensor::Mean, bits(&[3, second])), (Tensor::Rstd, bits(&[4]))],
         };

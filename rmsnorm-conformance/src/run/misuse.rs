@@ -208,7 +208,7 @@ fn foreign_dtypes(good: &dyn Fn() -> GoodCall, calls: &mut Vec<BadCall>) {
         let mut call = good();
         for tensor in &mut call.call.tensors {
             // Both dtypes have 16 bits, so the buffer can be read as either.
-            tensor.dtype = tensor.name.dtype(call.call.kind.direction(), dtypes);
+            tensor.storage = tensor.name.dtype(call.call.kind.direction(), dtypes).into();
         }
         calls.push(BadCall { dtypes, ..call.bad(what, Refusal::Unsupported) });
     }

@@ -4,22 +4,24 @@
 
 use std::ops::Range;
 
-use rmsnorm_spec::{Element, NormBackend, Span, bf16, f16};
+use rmsnorm_spec::{F8E4M3, F8E5M2, NormBackend, Span, Stored, bf16, f16};
 
 use crate::Harness;
 use crate::run::device::TransferError;
 
-/// Checks the views of two buffers of every dtype, and what is uploaded in parts. The inner error says what is wrong.
+/// Checks the views of two buffers of every type, and what is uploaded in parts. The inner error says what is wrong.
 pub(crate) fn check<H: Harness>(harness: &H) -> Result<Result<(), String>, TransferError> {
-    let views = [check_dtype::<H, f32>, check_dtype::<H, f16>, check_dtype::<H, bf16>];
-    let parts = [check_parts::<H, f32>, check_parts::<H, f16>, check_parts::<H, bf16>];
-    let checked: Result<Vec<_>, _> = views.into_iter().chain(parts).map(|check| check(harness)).collect();
+    let views = [check_type::<H, f32>, check_type::<H, f16>, check_type::<H, bf16>];
+    let bytes = [check_type::<H, F8E4M3>, check_type::<H, F8E5M2>, check_type::<H, i8>, check_type::<H, u8>];
+    let parts = [check_parts::<H, f32>, check_parts::<H, f16>, check_parts::<H, bf16>, check_parts::<H, i8>];
+    let checks = views.into_iter().chain(bytes).chain(parts);
+    let checked: Result<Vec<_>, _> = checks.map(|check| check(harness)).collect();
     Ok(checked?.into_iter().collect())
 }
 
 /// What is uploaded in parts must be where it was put, or calls on rows far apart would be judged by other data.
-fn check_parts<H: Harness, E: Element>(harness: &H) -> Result<Result<(), String>, TransferError> {
-    let values: Vec<E> = (0..LEN as u16).map(|i| E::from_f32(f32::from(i))).collect();
+fn check_parts<H: Harness, E: Stored + PartialEq>(harness: &H) -> Result<Result<(), String>, TransferError> {
+    let values: Vec<E> = (0..LEN as u32).map(E::from_bits).collect();
     let parts = [(1, &values[..4]), (9, &values[9..20]), (LEN - 3, &values[..3])];
     let buffer = harness.upload_parts(LEN, &parts).map_err(TransferError)?;
     let whole = harness.download(&buffer).map_err(TransferError)?;
@@ -27,7 +29,7 @@ fn check_parts<H: Harness, E: Element>(harness: &H) -> Result<Result<(), String>
         let range = first..first + part.len();
         let alone = harness.download_part(&buffer, range.clone()).map_err(TransferError)?;
         if alone != part || whole.get(range.clone()) != Some(part) {
-            return Ok(Err(format!("elements {range:?} of {} are not those that were uploaded there", E::DTYPE)));
+            return Ok(Err(format!("elements {range:?} of {} are not those that were uploaded there", E::STORAGE)));
         }
     }
     Ok(Ok(()))
@@ -36,26 +38,26 @@ fn check_parts<H: Harness, E: Element>(harness: &H) -> Result<Result<(), String>
 /// Elements of a buffer.
 const LEN: usize = 64;
 
-fn check_dtype<H: Harness, E: Element>(harness: &H) -> Result<Result<(), String>, TransferError> {
-    let upload = || harness.upload(&[E::default(); LEN]).map_err(TransferError);
+fn check_type<H: Harness, E: Stored>(harness: &H) -> Result<Result<(), String>, TransferError> {
+    let upload = || harness.upload(&[E::from_bits(0); LEN]).map_err(TransferError);
     let (mut buffer, other) = (upload()?, upload()?);
     let whole = read_span(harness, &buffer, 0..LEN);
     for (start, end) in [(0, LEN), (0, 1), (5, 13), (LEN - 1, LEN)] {
-        let expected = Span { start: whole.start + (start * E::DTYPE.size()) as u64, len: end - start, ..whole };
+        let expected = Span { start: whole.start + (start * E::STORAGE.size()) as u64, len: end - start, ..whole };
         let read = read_span(harness, &buffer, start..end);
         let written = H::Backend::out_span::<E>(&harness.view_mut(&mut buffer, start..end));
         if let Some(span) = [read, written].into_iter().find(|span| *span != expected) {
-            return Ok(Err(format!("elements {start}..{end} of {} lie at {expected:?}, not at {span:?}", E::DTYPE)));
+            return Ok(Err(format!("elements {start}..{end} of {} lie at {expected:?}, not at {span:?}", E::STORAGE)));
         }
     }
-    let (other, bytes) = (read_span(harness, &other, 0..LEN), (LEN * E::DTYPE.size()) as u64);
+    let (other, bytes) = (read_span(harness, &other, 0..LEN), (LEN * E::STORAGE.size()) as u64);
     if other.allocation == whole.allocation && other.start.abs_diff(whole.start) < bytes {
-        return Ok(Err(format!("two buffers of {} share memory: {whole:?} and {other:?}", E::DTYPE)));
+        return Ok(Err(format!("two buffers of {} share memory: {whole:?} and {other:?}", E::STORAGE)));
     }
     Ok(Ok(()))
 }
 
-fn read_span<H: Harness, E: Element>(harness: &H, buffer: &H::Buffer<E>, range: Range<usize>) -> Span {
+fn read_span<H: Harness, E: Stored>(harness: &H, buffer: &H::Buffer<E>, range: Range<usize>) -> Span {
     H::Backend::in_span::<E>(&harness.view(buffer, range))
 }
 
@@ -63,7 +65,7 @@ fn read_span<H: Harness, E: Element>(harness: &H, buffer: &H::Buffer<E>, range: 
 mod tests {
     use super::*;
     use crate::Arithmetic;
-    use rmsnorm_spec::{Backward, Checked, Error, Forward, Problem};
+    use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, Problem};
 
     /// Views whose read or written spans are off by so many bytes, and a part that is put beside its place.
     #[derive(Clone, Copy, Default)]
@@ -79,16 +81,16 @@ mod tests {
     }
 
     impl NormBackend for Skewed {
-        type In<'a, E: Element> = View;
-        type Out<'a, E: Element> = View;
+        type In<'a, E: Stored> = View;
+        type Out<'a, E: Stored> = View;
 
         fn name(&self) -> &'static str {
             "skewed"
         }
-        fn in_span<E: Element>(view: &View) -> Span {
+        fn in_span<E: Stored>(view: &View) -> Span {
             view.span
         }
-        fn out_span<E: Element>(view: &View) -> Span {
+        fn out_span<E: Stored>(view: &View) -> Span {
             view.span
         }
         fn workspace_len(&self, _: &Problem) -> usize {
@@ -108,14 +110,14 @@ mod tests {
         }
     }
 
-    fn span<E: Element>(buffer: &[E], range: &Range<usize>) -> Span {
+    fn span<E: Stored>(buffer: &[E], range: &Range<usize>) -> Span {
         let start = buffer.as_ptr().addr() as u64 + (range.start * size_of::<E>()) as u64;
         Span { allocation: 0, start, len: range.len() }
     }
 
     impl Harness for Skewed {
         type Backend = Skewed;
-        type Buffer<E: Element> = Vec<E>;
+        type Buffer<E: Stored> = Vec<E>;
 
         fn backend(&self) -> &Skewed {
             self
@@ -132,20 +134,20 @@ mod tests {
         fn rows_breakpoints(&self) -> Vec<usize> {
             Vec::new()
         }
-        fn upload<E: Element>(&self, data: &[E]) -> Result<Vec<E>, Error> {
+        fn upload<E: Stored>(&self, data: &[E]) -> Result<Vec<E>, Error> {
             Ok(data.to_vec())
         }
-        fn download<E: Element>(&self, buffer: &Vec<E>) -> Result<Vec<E>, Error> {
+        fn download<E: Stored>(&self, buffer: &Vec<E>) -> Result<Vec<E>, Error> {
             Ok(buffer.clone())
         }
-        fn download_part<E: Element>(&self, buffer: &Vec<E>, range: Range<usize>) -> Result<Vec<E>, Error> {
+        fn download_part<E: Stored>(&self, buffer: &Vec<E>, range: Range<usize>) -> Result<Vec<E>, Error> {
             Ok(buffer[range.start - self.part..range.end - self.part].to_vec())
         }
-        fn view<E: Element>(&self, buffer: &Vec<E>, range: Range<usize>) -> View {
+        fn view<E: Stored>(&self, buffer: &Vec<E>, range: Range<usize>) -> View {
             let span = span(buffer, &range);
             View { span: Span { start: span.start + self.read, ..span } }
         }
-        fn view_mut<E: Element>(&self, buffer: &mut Vec<E>, range: Range<usize>) -> View {
+        fn view_mut<E: Stored>(&self, buffer: &mut Vec<E>, range: Range<usize>) -> View {
             let span = span(buffer, &range);
             View { span: Span { start: span.start + self.written, ..span } }
         }

@@ -18,7 +18,7 @@ mod tests;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, NormBackend, Problem, Span};
+use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, NormBackend, Problem, Span, Stored};
 
 use self::backward::{BackwardInputs, BackwardKernel};
 use self::call::Call;
@@ -66,18 +66,18 @@ impl Default for SimulatedBackend {
 }
 
 impl NormBackend for SimulatedBackend {
-    type In<'a, T: Element> = &'a [T];
-    type Out<'a, T: Element> = &'a mut [T];
+    type In<'a, T: Stored> = &'a [T];
+    type Out<'a, T: Stored> = &'a mut [T];
 
     fn name(&self) -> &'static str {
         "simulated"
     }
 
-    fn in_span<T: Element>(view: &&[T]) -> Span {
+    fn in_span<T: Stored>(view: &&[T]) -> Span {
         Span::of(view)
     }
 
-    fn out_span<T: Element>(view: &&mut [T]) -> Span {
+    fn out_span<T: Stored>(view: &&mut [T]) -> Span {
         Span::of(view)
     }
 
@@ -161,7 +161,7 @@ impl NormBackend for SimulatedBackend {
 
 impl Harness for SimulatedBackend {
     type Backend = Self;
-    type Buffer<T: Element> = Vec<T>;
+    type Buffer<T: Stored> = Vec<T>;
 
     fn backend(&self) -> &Self {
         self
@@ -184,19 +184,19 @@ impl Harness for SimulatedBackend {
         vec![self.block_rows]
     }
 
-    fn upload<T: Element>(&self, data: &[T]) -> Result<Vec<T>, Error> {
+    fn upload<T: Stored>(&self, data: &[T]) -> Result<Vec<T>, Error> {
         Ok(data.to_vec())
     }
 
-    fn download<T: Element>(&self, buffer: &Vec<T>) -> Result<Vec<T>, Error> {
+    fn download<T: Stored>(&self, buffer: &Vec<T>) -> Result<Vec<T>, Error> {
         Ok(buffer.clone())
     }
 
-    fn view<'a, T: Element>(&self, buffer: &'a Vec<T>, range: Range<usize>) -> &'a [T] {
+    fn view<'a, T: Stored>(&self, buffer: &'a Vec<T>, range: Range<usize>) -> &'a [T] {
         &buffer[range]
     }
 
-    fn view_mut<'a, T: Element>(&self, buffer: &'a mut Vec<T>, range: Range<usize>) -> &'a mut [T] {
+    fn view_mut<'a, T: Stored>(&self, buffer: &'a mut Vec<T>, range: Range<usize>) -> &'a mut [T] {
         &mut buffer[range]
     }
 }

@@ -1,7 +1,7 @@
 //! Views to addresses, and cudarc's bookkeeping of who uses what.
 
 use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceSlice, SyncOnDrop, sys};
-use rmsnorm_spec::{Element, Error, Problem, RowLayout, Rows, Tensor, Visitor};
+use rmsnorm_spec::{Error, Problem, RowLayout, Rows, Stored, Tensor, Visitor};
 
 use crate::backend::{CudaBackend, place};
 use crate::params::{Matrix, Params};
@@ -69,13 +69,13 @@ impl<'a> Tensors<'a> {
 }
 
 impl<'a, 'v: 'a> Visitor<'v, CudaBackend> for Tensors<'a> {
-    fn read<E: Element>(&mut self, tensor: Tensor, rows: Rows<CudaView<'v, E>>) -> Result<(), Error> {
+    fn read<E: Stored>(&mut self, tensor: Tensor, rows: Rows<CudaView<'v, E>>) -> Result<(), Error> {
         self.check_context(tensor, rows.view.stream())?;
         self.hold(tensor, &self.layout(&rows), rows.view.view_ptr(self.stream));
         Ok(())
     }
 
-    fn write<E: Element>(&mut self, tensor: Tensor, rows: Rows<CudaViewMut<'v, E>>) -> Result<(), Error> {
+    fn write<E: Stored>(&mut self, tensor: Tensor, rows: Rows<CudaViewMut<'v, E>>) -> Result<(), Error> {
         self.check_context(tensor, rows.view.stream())?;
         if tensor == Tensor::Workspace {
             self.workspace_len = Some(rows.view.len());

@@ -1,7 +1,7 @@
 //! [`Rows`]: a view and the distances between its rows.
 
 use super::{RowGroups, RowLayout};
-use crate::Element;
+use crate::Stored;
 
 /// A matrix: a view of its elements and the distances between its rows.
 ///
@@ -80,25 +80,25 @@ impl<V> From<V> for Rows<V> {
     }
 }
 
-impl<'a, E: Element> From<&'a Vec<E>> for Rows<&'a [E]> {
+impl<'a, E: Stored> From<&'a Vec<E>> for Rows<&'a [E]> {
     fn from(view: &'a Vec<E>) -> Self {
         Rows::dense(view)
     }
 }
 
-impl<'a, E: Element> From<&'a mut Vec<E>> for Rows<&'a mut [E]> {
+impl<'a, E: Stored> From<&'a mut Vec<E>> for Rows<&'a mut [E]> {
     fn from(view: &'a mut Vec<E>) -> Self {
         Rows::dense(view)
     }
 }
 
-impl<'a, E: Element, const N: usize> From<&'a [E; N]> for Rows<&'a [E]> {
+impl<'a, E: Stored, const N: usize> From<&'a [E; N]> for Rows<&'a [E]> {
     fn from(view: &'a [E; N]) -> Self {
         Rows::dense(view)
     }
 }
 
-impl<'a, E: Element, const N: usize> From<&'a mut [E; N]> for Rows<&'a mut [E]> {
+impl<'a, E: Stored, const N: usize> From<&'a mut [E; N]> for Rows<&'a mut [E]> {
     fn from(view: &'a mut [E; N]) -> Self {
         Rows::dense(view)
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::{Backward, Forward, RowGroups, RowLayout, Rows, Source};
-use crate::{DType, Element, Error, NormBackend, Span, Tensor};
+use crate::{Element, Error, NormBackend, Span, Storage, Stored, Tensor};
 
 /// What a backend does with each tensor of a call, whatever its element type.
 pub trait Visitor<'a, B: NormBackend + ?Sized> {
@@ -11,13 +11,13 @@ pub trait Visitor<'a, B: NormBackend + ?Sized> {
     ///
     /// # Errors
     /// Ends the visit.
-    fn read<E: Element>(&mut self, tensor: Tensor, rows: Rows<B::In<'a, E>>) -> Result<(), Error>;
+    fn read<E: Stored>(&mut self, tensor: Tensor, rows: Rows<B::In<'a, E>>) -> Result<(), Error>;
 
     /// A tensor that is written. A vector is one row.
     ///
     /// # Errors
     /// Ends the visit.
-    fn write<E: Element>(&mut self, tensor: Tensor, rows: Rows<B::Out<'a, E>>) -> Result<(), Error>;
+    fn write<E: Stored>(&mut self, tensor: Tensor, rows: Rows<B::Out<'a, E>>) -> Result<(), Error>;
 }
 
 /// A tensor's view without its type.
@@ -25,7 +25,7 @@ pub trait Visitor<'a, B: NormBackend + ?Sized> {
 pub(crate) struct View {
     /// The argument, which in place is another than the tensor.
     pub arg: &'static str,
-    pub dtype: DType,
+    pub storage: Storage,
     /// A vector is one row.
     pub rows: Rows<Span>,
 }
@@ -78,11 +78,11 @@ fn describe<'a, B: NormBackend + ?Sized>(args: &impl Views<'a, B>, to: &mut fmt:
     struct Fields<'t, 'f, 'w>(&'t mut fmt::DebugStruct<'f, 'w>);
     impl SpanVisitor for Fields<'_, '_, '_> {
         fn visit(&mut self, _: Tensor, view: View) -> Result<(), Error> {
-            let View { arg, dtype, rows: Rows { view: Span { len, .. }, row_stride, groups } } = view;
+            let View { arg, storage, rows: Rows { view: Span { len, .. }, row_stride, groups } } = view;
             let by = |stride: usize| format!(" by {stride}");
             let of = |RowGroups { rows, stride }| format!(" in groups of {rows} by {stride}");
             let (by, of) = (row_stride.map_or(String::new(), by), groups.map_or(String::new(), of));
-            self.0.field(arg, &format_args!("{dtype}[{len}]{by}{of}"));
+            self.0.field(arg, &format_args!("{storage}[{len}]{by}{of}"));
             Ok(())
         }
     }
@@ -96,7 +96,7 @@ type SourceOf<'a, B, E> = Source<<B as NormBackend>::In<'a, E>, <B as NormBacken
 /// The visitor's answer.
 type Shown = Result<(), Error>;
 
-pub(super) fn source<B: NormBackend + ?Sized, E: Element>(
+pub(super) fn source<B: NormBackend + ?Sized, E: Stored>(
     visitor: &mut impl SpanVisitor,
     [read, overwritten]: [Tensor; 2],
     source: Option<&SourceOf<'_, B, E>>,
@@ -106,10 +106,10 @@ pub(super) fn source<B: NormBackend + ?Sized, E: Element>(
         Some(Source::Overwrite(rows)) => (overwritten, rows.with(B::out_span(&rows.view))),
         None => return Ok(()),
     };
-    visitor.visit(tensor, View { arg: read.name(), dtype: E::DTYPE, rows })
+    visitor.visit(tensor, View { arg: read.name(), storage: E::STORAGE, rows })
 }
 
-pub(super) fn matrix_in<B: NormBackend + ?Sized, E: Element>(
+pub(super) fn matrix_in<B: NormBackend + ?Sized, E: Stored>(
     visitor: &mut impl SpanVisitor,
     tensor: Tensor,
     rows: Option<&Rows<B::In<'_, E>>>,
@@ -117,7 +117,7 @@ pub(super) fn matrix_in<B: NormBackend + ?Sized, E: Element>(
     show::<E>(visitor, tensor, rows.map(|rows| rows.with(B::in_span(&rows.view))))
 }
 
-pub(super) fn matrix_out<B: NormBackend + ?Sized, E: Element>(
+pub(super) fn matrix_out<B: NormBackend + ?Sized, E: Stored>(
     visitor: &mut impl SpanVisitor,
     tensor: Tensor,
     rows: Option<&Rows<B::Out<'_, E>>>,
@@ -125,7 +125,7 @@ pub(super) fn matrix_out<B: NormBackend + ?Sized, E: Element>(
     show::<E>(visitor, tensor, rows.map(|rows| rows.with(B::out_span(&rows.view))))
 }
 
-pub(super) fn vector_in<B: NormBackend + ?Sized, E: Element>(
+pub(super) fn vector_in<B: NormBackend + ?Sized, E: Stored>(
     visitor: &mut impl SpanVisitor,
     tensor: Tensor,
     view: Option<&B::In<'_, E>>,
@@ -133,7 +133,7 @@ pub(super) fn vector_in<B: NormBackend + ?Sized, E: Element>(
     show::<E>(visitor, tensor, view.map(|view| Rows::dense(B::in_span(view))))
 }
 
-pub(super) fn vector_out<B: NormBackend + ?Sized, E: Element>(
+pub(super) fn vector_out<B: NormBackend + ?Sized, E: Stored>(
     visitor: &mut impl SpanVisitor,
     tensor: Tensor,
     view: Option<&B::Out<'_, E>>,
@@ -141,12 +141,12 @@ pub(super) fn vector_out<B: NormBackend + ?Sized, E: Element>(
     show::<E>(visitor, tensor, view.map(|view| Rows::dense(B::out_span(view))))
 }
 
-fn show<E: Element>(visitor: &mut impl SpanVisitor, tensor: Tensor, rows: Option<Rows<Span>>) -> Shown {
+fn show<E: Stored>(visitor: &mut impl SpanVisitor, tensor: Tensor, rows: Option<Rows<Span>>) -> Shown {
     let Some(rows) = rows else { return Ok(()) };
-    visitor.visit(tensor, View { arg: tensor.name(), dtype: E::DTYPE, rows })
+    visitor.visit(tensor, View { arg: tensor.name(), storage: E::STORAGE, rows })
 }
 
-pub(super) fn hand_source<'a, B: NormBackend + ?Sized, E: Element>(
+pub(super) fn hand_source<'a, B: NormBackend + ?Sized, E: Stored>(
     visitor: &mut impl Visitor<'a, B>,
     [read, overwritten]: [Tensor; 2],
     source: Option<SourceOf<'a, B, E>>,

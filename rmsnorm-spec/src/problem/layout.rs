@@ -4,7 +4,7 @@ use std::iter;
 
 use crate::args::{SpanVisitor, View, Views};
 use crate::{
-    Access, DType, Direction, Error, NormBackend, NormSpec, RowGroups, RowLayout, Rows, Span, Tensor, TensorSet,
+    Access, Direction, Error, NormBackend, NormSpec, RowGroups, RowLayout, Rows, Span, Storage, Tensor, TensorSet,
     TensorShape,
 };
 
@@ -12,7 +12,7 @@ use crate::{
 #[derive(Clone, Copy)]
 struct Placed {
     arg: &'static str,
-    dtype: DType,
+    storage: Storage,
     /// `None` for a vector.
     matrix: Option<RowLayout>,
     /// The groups that it was given with, if all its rows lie in the first.
@@ -66,14 +66,14 @@ impl Layout {
             self.check_groups(arg, &rows, groups)?;
         }
         // A byte size above isize::MAX cannot be a Rust slice nor be indexed by any backend.
-        let most = isize::MAX as usize / view.dtype.size();
+        let most = isize::MAX as usize / view.storage.size();
         let Some(padded) = rows.padded_span().filter(|&padded| padded <= most) else {
-            let dtype = view.dtype;
+            let storage = view.storage;
             let Some(RowGroups { stride, .. }) = groups else {
-                return Err(Error::TooLarge { arg, rows: count, row_stride, dtype });
+                return Err(Error::TooLarge { arg, rows: count, row_stride, storage });
             };
             let rule = format!(
-                "{count} rows in groups at a stride of {stride} {dtype} elements exceed the largest size of {} bytes",
+                "{count} rows in groups at a stride of {stride} {storage} elements exceed the largest size of {} bytes",
                 isize::MAX
             );
             return Err(Error::InvalidArgument { arg, rule });
@@ -131,14 +131,14 @@ impl SpanVisitor for Layout {
             TensorShape::Workspace => (None, (0, usize::MAX)),
         };
         let single_group = matrix.and_then(|rows| view.single_group(&rows));
-        let View { arg, dtype, rows: Rows { view: span, .. } } = view;
+        let View { arg, storage, rows: Rows { view: span, .. } } = view;
         if !(min..=max).contains(&span.len) {
             return Err(Error::Length { arg, min, max, got: span.len });
         }
         self.tensors = self.tensors.with(tensor);
         let is_output = tensor.access(self.direction) == Some(Access::Write);
         self.outputs = self.outputs.set(tensor, is_output);
-        self.list[tensor as usize] = Some(Placed { arg, dtype, matrix, single_group, span });
+        self.list[tensor as usize] = Some(Placed { arg, storage, matrix, single_group, span });
         Ok(())
     }
 }
@@ -169,7 +169,7 @@ impl Placed {
     }
 
     fn in_bytes(&self, elements: usize) -> u128 {
-        elements as u128 * self.dtype.size() as u128
+        elements as u128 * self.storage.size() as u128
     }
 
     /// Of a matrix, with these groups if it has no others.

@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::marker::PhantomData;
 
 use super::*;
-use crate::{Access, RowGroups, Rows, bf16, f16};
+use crate::{Access, RowGroups, Rows, Storage, Stored, bf16, f16};
 
 struct Numbers;
 
@@ -30,16 +30,16 @@ struct View<E> {
 }
 
 impl NormBackend for Numbers {
-    type In<'a, E: Element> = View<E>;
-    type Out<'a, E: Element> = View<E>;
+    type In<'a, E: Stored> = View<E>;
+    type Out<'a, E: Stored> = View<E>;
 
     fn name(&self) -> &'static str {
         "numbers"
     }
-    fn in_span<E: Element>(view: &View<E>) -> Span {
+    fn in_span<E: Stored>(view: &View<E>) -> Span {
         view.span
     }
-    fn out_span<E: Element>(view: &View<E>) -> Span {
+    fn out_span<E: Stored>(view: &View<E>) -> Span {
         view.span
     }
     fn workspace_len(&self, problem: &Problem) -> usize {
@@ -304,29 +304,29 @@ struct Visited {
 }
 
 impl Visited {
-    fn note(&mut self, tensor: Tensor, place: Place, dtype: DType, access: Access) {
-        let expected = (tensor.access(self.problem.direction), self.problem.dtype(tensor));
-        assert_eq!(expected, (Some(access), dtype), "{tensor}");
+    fn note(&mut self, tensor: Tensor, place: Place, storage: Storage, access: Access) {
+        let expected = (tensor.access(self.problem.direction), self.problem.dtype(tensor).into());
+        assert_eq!(expected, (Some(access), storage), "{tensor}");
         self.tensors.push((tensor, place));
     }
 }
 
 impl Visitor<'_, Numbers> for Visited {
-    fn read<E: Element>(&mut self, tensor: Tensor, rows: Rows<View<E>>) -> Result<(), Error> {
+    fn read<E: Stored>(&mut self, tensor: Tensor, rows: Rows<View<E>>) -> Result<(), Error> {
         self.note(
             tensor,
             Place { span: rows.view.span, row_stride: rows.row_stride, groups: rows.groups },
-            E::DTYPE,
+            E::STORAGE,
             Access::Read,
         );
         Ok(())
     }
 
-    fn write<E: Element>(&mut self, tensor: Tensor, rows: Rows<View<E>>) -> Result<(), Error> {
+    fn write<E: Stored>(&mut self, tensor: Tensor, rows: Rows<View<E>>) -> Result<(), Error> {
         self.note(
             tensor,
             Place { span: rows.view.span, row_stride: rows.row_stride, groups: rows.groups },
-            E::DTYPE,
+            E::STORAGE,
             Access::Write,
         );
         Ok(())

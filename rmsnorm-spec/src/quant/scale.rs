@@ -241,8 +241,8 @@ impl QuantSpec {
     }
 }
 
-/// The value of a byte.
-const fn e8m0_value(byte: u8) -> f32 {
+/// The value of a scale that is a byte: 2^(byte - 127), NaN of 255.
+pub const fn e8m0_value(byte: u8) -> f32 {
     match byte {
         0 => f32::from_bits(1 << (EXPONENT_BITS - 1)),
         u8::MAX => f32::NAN,

@@ -1,6 +1,6 @@
 //! Views to places in buffers, with the rules of storage buffers: what wgpu would refuse later, and less clearly.
 
-use rmsnorm_spec::{DType, Element, Error, Problem, RowLayout, Rows, Tensor, TensorShape, Visitor};
+use rmsnorm_spec::{Error, Problem, RowLayout, Rows, Storage, Stored, Tensor, TensorShape, Visitor};
 use wgpu::{Buffer, BufferUsages};
 
 use crate::backend::WgpuBackend;
@@ -34,7 +34,7 @@ pub(super) struct View<'a> {
     pub(super) offset: u64,
     /// Elements.
     pub(super) len: u64,
-    pub(super) dtype: DType,
+    pub(super) storage: Storage,
     pub(super) shape: Shape,
     is_written: bool,
 }
@@ -58,7 +58,7 @@ impl<'a> Tensors<'a> {
     ///
     /// # Errors
     /// `InvalidArgument`, with the name of the tensor, if it cannot be bound.
-    pub(super) fn of_copy<T: Element>(from: WgpuSlice<'a, T>, to: WgpuSlice<'a, T>) -> Result<Self, Error> {
+    pub(super) fn of_copy<T: Stored>(from: WgpuSlice<'a, T>, to: WgpuSlice<'a, T>) -> Result<Self, Error> {
         let mut tensors = Tensors { cols: from.len().min(to.len()), problem: None, views: [None; Tensor::COUNT] };
         tensors.add(Tensor::X, from, Shape::Elements, false)?;
         tensors.add(Tensor::Y, to, Shape::Elements, true)?;
@@ -125,7 +125,7 @@ impl<'a> Tensors<'a> {
         self.views.iter().flatten()
     }
 
-    fn add<T: Element>(
+    fn add<T: Stored>(
         &mut self,
         tensor: Tensor,
         slice: WgpuSlice<'a, T>,
@@ -134,7 +134,7 @@ impl<'a> Tensors<'a> {
     ) -> Result<(), Error> {
         let (buffer, offset, len) = (slice.buffer(), slice.offset(), slice.len() as u64);
         let name = self.problem.map_or(tensor.name(), |problem| problem.arg(tensor));
-        let view = View { tensor, name, buffer, offset, len, dtype: T::DTYPE, shape, is_written };
+        let view = View { tensor, name, buffer, offset, len, storage: T::STORAGE, shape, is_written };
         view.check()?;
         self.views[tensor as usize] = Some(view);
         Ok(())
@@ -151,12 +151,12 @@ impl<'a> Tensors<'a> {
 }
 
 impl<'a> Visitor<'a, WgpuBackend> for Tensors<'a> {
-    fn read<E: Element>(&mut self, tensor: Tensor, rows: Rows<WgpuSlice<'a, E>>) -> Result<(), Error> {
+    fn read<E: Stored>(&mut self, tensor: Tensor, rows: Rows<WgpuSlice<'a, E>>) -> Result<(), Error> {
         let shape = self.shape(tensor, &rows);
         self.add(tensor, rows.view, shape, false)
     }
 
-    fn write<E: Element>(&mut self, tensor: Tensor, rows: Rows<WgpuSlice<'a, E>>) -> Result<(), Error> {
+    fn write<E: Stored>(&mut self, tensor: Tensor, rows: Rows<WgpuSlice<'a, E>>) -> Result<(), Error> {
         let shape = self.shape(tensor, &rows);
         self.add(tensor, rows.view, shape, true)
     }
@@ -168,7 +168,7 @@ impl View<'_> {
     }
 
     fn of_vector(&self) -> Placed {
-        Placed::vector(self.dtype, self.offset)
+        Placed::vector(self.storage, self.offset)
     }
 
     fn of_rows(&self, layout: &RowLayout, rows_per_group: Option<usize>) -> Placed {
@@ -178,19 +178,19 @@ impl View<'_> {
 
     /// Bytes of one element.
     pub(super) fn element(&self) -> u64 {
-        self.dtype.size() as u64
+        self.storage.size() as u64
     }
 
     fn check(&self) -> Result<(), Error> {
-        let View { name, buffer, offset, len, dtype, .. } = self;
+        let View { name, buffer, offset, len, storage, .. } = self;
         let (element, size, usage) = (self.element(), buffer.size(), buffer.usage());
         if !offset.is_multiple_of(element) {
-            let rule = format!("a tensor begins at a multiple of its element's size, got {dtype} at byte {offset}");
+            let rule = format!("a tensor begins at a multiple of its element's size, got {storage} at byte {offset}");
             return Err(invalid(name, rule));
         }
         let end = len.checked_mul(element).and_then(|bytes| bytes.checked_add(*offset));
         let Some(end) = end.filter(|end| *end <= size) else {
-            let rule = format!("a tensor lies within its buffer, got {len} {dtype} from byte {offset} of {size}");
+            let rule = format!("a tensor lies within its buffer, got {len} {storage} from byte {offset} of {size}");
             return Err(invalid(name, rule));
         };
         if !usage.contains(BufferUsages::STORAGE) {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use rmsnorm_spec::{DType, Problem, TensorShape};
+use rmsnorm_spec::{DType, Problem, Storage, TensorShape};
 
 use super::{Access, Unfit, is_split, stream};
 use crate::caps::Caps;
@@ -10,7 +10,7 @@ use crate::caps::Caps;
 /// Where a tensor begins in its buffer, and how far apart its rows are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Placed {
-    pub(crate) dtype: DType,
+    pub(crate) storage: Storage,
     /// Bytes.
     pub(crate) offset: u64,
     /// Elements; 0 for a vector.
@@ -59,7 +59,7 @@ impl Layout {
             let row_stride = if problem.rows > 1 { tensor.row_stride } else { 0 };
             let tensor = Placed { row_stride, ..tensor };
             access = access.max(tensor.access(cols, is_split(problem)));
-            let widest = &mut spacing[usize::from(tensor.dtype == DType::F32)];
+            let widest = &mut spacing[usize::from(tensor.storage == DType::F32.into())];
             *widest = widest.max(tensor.spacing(problem));
         }
         // The second stage moves one quad a thread.
@@ -72,10 +72,10 @@ impl Layout {
     pub(crate) fn dense(problem: &Problem) -> Self {
         let row_stride = problem.cols as u64;
         let group_stride = problem.rows_per_group.map_or(0, |rows| row_stride.saturating_mul(rows as u64));
-        let placed = |dtype| Placed { dtype, offset: 0, row_stride, group_stride };
+        let placed = |dtype: DType| Placed { storage: dtype.into(), offset: 0, row_stride, group_stride };
         let matrices = std::iter::once(problem.dtypes.activation).chain(stream(problem)).map(placed);
         let has_gradients = problem.tensors.sums_over_rows() > 0;
-        let gradient = has_gradients.then_some(Placed::vector(problem.dtypes.weight, 0));
+        let gradient = has_gradients.then_some(Placed::vector(problem.dtypes.weight.into(), 0));
         Layout::new(problem, matrices, gradient, false, false)
     }
 }
@@ -95,8 +95,8 @@ impl Spacing {
 }
 
 impl Placed {
-    pub(crate) const fn vector(dtype: DType, offset: u64) -> Self {
-        Placed { dtype, offset, row_stride: 0, group_stride: 0 }
+    pub(crate) const fn vector(storage: Storage, offset: u64) -> Self {
+        Placed { storage, offset, row_stride: 0, group_stride: 0 }
     }
 
     fn spacing(&self, problem: &Problem) -> Spacing {
@@ -104,14 +104,14 @@ impl Placed {
         // From the last row of a group to the first of the next.
         let within = |rows: usize| row_stride.saturating_mul(rows as u64 - 1);
         let between = problem.rows_per_group.map_or(0, |rows| group_stride.saturating_sub(within(rows)));
-        let bytes = |elements: u64| elements.saturating_mul(self.dtype.size() as u64);
+        let bytes = |elements: u64| elements.saturating_mul(self.storage.size() as u64);
         Spacing { row: bytes(row_stride.max(between)), group: bytes(group_stride) }
     }
 
     /// How a tensor of rows of `cols` elements can be read and written. Where matrices of both widths are read
     /// together, 16-bit elements move by the quad, else by two quads.
     fn access(&self, cols: u64, is_split: bool) -> Access {
-        let size = self.dtype.size() as u64;
+        let size = self.storage.size() as u64;
         let pack_bytes = if size == 2 && is_split { 8 } else { 16 };
         let is_multiple = |bytes: u64| {
             [
@@ -136,7 +136,7 @@ impl Placed {
 impl Access {
     /// That of a copy, whose tensors are a row of `len` elements each.
     pub(crate) fn of_copy(from_offset: u64, to_offset: u64, dtype: DType, len: u64) -> Self {
-        let access = |offset| Placed::vector(dtype, offset).access(len, dtype == DType::F32);
+        let access = |offset| Placed::vector(dtype.into(), offset).access(len, dtype == DType::F32);
         access(from_offset).max(access(to_offset))
     }
 }

@@ -110,7 +110,12 @@ impl DrawKeys for Draw {
         let (offset, padding) = (self.of([0, 0, 4, 2]), self.of([0, 0, 2, 1]));
         let row_stride = (problem.cols + padding) as u64;
         let group_stride = problem.rows_per_group.map_or(0, |rows| rows as u64 * row_stride + self.of([0, 8, 2, 1]));
-        let placed = |dtype: DType| Placed { dtype, offset: offset * dtype.size() as u64, row_stride, group_stride };
+        let placed = |dtype: DType| Placed {
+            storage: dtype.into(),
+            offset: offset * dtype.size() as u64,
+            row_stride,
+            group_stride,
+        };
         let DTypes { activation, weight, residual } = problem.dtypes;
         let tensors = [activation, weight, residual].map(placed);
         Layout::new(problem, tensors, [placed(weight)], self.yes(), self.yes())

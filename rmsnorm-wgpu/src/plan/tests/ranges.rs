@@ -6,14 +6,15 @@ use super::super::Unfit;
 use super::*;
 
 fn placed(dtype: DType, offset: u64, row_stride: u64) -> Placed {
-    Placed { dtype, offset, row_stride, group_stride: 0 }
+    Placed { storage: dtype.into(), offset, row_stride, group_stride: 0 }
 }
 
 /// The access to a call of 4 rows whose x and weight lie so, and whose y is aligned.
 fn access(cols: usize, x: Placed, weight: Placed) -> Access {
-    let call =
-        Call::new(Direction::Forward, Norm::Rms, DTypes { weight: weight.dtype, ..DTypes::uniform(x.dtype) }, WEIGHT);
-    let y = placed(x.dtype, 0, cols as u64);
+    let dtype = |tensor: Placed| tensor.storage.float().expect("matrices and weights are floats");
+    let dtypes = DTypes { weight: dtype(weight), ..DTypes::uniform(dtype(x)) };
+    let call = Call::new(Direction::Forward, Norm::Rms, dtypes, WEIGHT);
+    let y = placed(dtype(x), 0, cols as u64);
     Layout::new(&call.problem(4, cols), [x, y, weight], [], false, false).access
 }
 
@@ -147,7 +148,12 @@ fn ranges_of_rows_in_groups_fit_bindings() {
                 let problem = Problem { rows_per_group: Some(rows_per_group), ..call.problem(rows, cols) };
                 let has_stream = call.direction == Direction::Backward || call.tensors.has(Tensor::Residual);
                 let dtypes = [Some(call.dtypes.activation), has_stream.then_some(call.dtypes.residual)];
-                let place = |dtype| Placed { dtype, offset: 0, row_stride: row_stride as u64, group_stride };
+                let place = |dtype: DType| Placed {
+                    storage: dtype.into(),
+                    offset: 0,
+                    row_stride: row_stride as u64,
+                    group_stride,
+                };
                 let tensors = dtypes.into_iter().flatten().map(place);
                 let Ok(plan) = plan(&problem, &Layout::new(&problem, tensors, [], false, false), &caps) else {
                     continue;

@@ -97,7 +97,12 @@ fn callers_are_told_enough_for_any_layout() {
         // Rows that are apart, in as few as one a range.
         let problem = call.problem(rows, cols);
         for row_stride in [cols + 1, 3 * cols, 50 * cols] {
-            let placed = |dtype| Placed { dtype, offset: 6, row_stride: row_stride as u64, group_stride: 0 };
+            let placed = |dtype: DType| Placed {
+                storage: dtype.into(),
+                offset: 6,
+                row_stride: row_stride as u64,
+                group_stride: 0,
+            };
             let layout =
                 Layout::new(&problem, [placed(call.dtypes.activation), placed(call.dtypes.residual)], [], false, false);
             if rows <= 529
