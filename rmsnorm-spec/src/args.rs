@@ -9,12 +9,14 @@
 
 mod backward;
 mod forward;
+mod quantized_forward;
 mod row_layout;
 mod rows;
 mod visit;
 
 pub use backward::Backward;
 pub use forward::Forward;
+pub use quantized_forward::{QuantizedForward, Scales};
 pub use row_layout::{RowGroups, RowLayout};
 pub use rows::{Rows, Source};
 pub use visit::Visitor;
@@ -22,10 +24,12 @@ pub(crate) use visit::{SpanVisitor, View, Views};
 
 /// The tensors of an argument struct, in the order of validation: how validation and launches go through them, and a builder
 /// method for each that is `optional`. Those `given` have none here: `new` takes them, or a method is written by hand. A matrix is
-/// [`Rows`], a vector its view. A `source` is read as the first tensor, or overwritten as the second.
+/// [`Rows`], a vector its view. A `source` is read as the first tensor, or overwritten as the second; `scales` are f32 or bytes.
 macro_rules! tensors {
-    ($args:ident { $($how:ident $kind:ident $tensor:ident = $name:ident : $view:ident $element:ty;)* }) => {
-        impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Views<'a, B> for $args<'a, B, T, W, R> {
+    ($args:ident $(<$code:ident>)? { $($how:ident $kind:ident $tensor:ident = $name:ident : $view:ident $element:ty;)* }) => {
+        impl<'a, B: NormBackend + ?Sized, T: Element, $($code: Code,)? W: Element, R: Element> Views<'a, B>
+            for $args<'a, B, T, $($code,)? W, R>
+        {
             fn spans(&self, visitor: &mut impl SpanVisitor) -> Result<(), Error> {
                 $(tensors!(@span self visitor $kind $tensor $name $view $element);)*
                 Ok(())
@@ -37,7 +41,9 @@ macro_rules! tensors {
             }
         }
 
-        impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> $args<'a, B, T, W, R> {
+        impl<'a, B: NormBackend + ?Sized, T: Element, $($code: Code,)? W: Element, R: Element>
+            $args<'a, B, T, $($code,)? W, R>
+        {
             $(tensors!(@$how $kind $args $name $view $element);)*
         }
     };
@@ -55,6 +61,12 @@ macro_rules! tensors {
     };
     (@span $self:ident $visitor:ident source $tensor:ident $name:ident $overwritten:ident $element:ty) => {
         visit::source::<B, $element>($visitor, [Tensor::$tensor, Tensor::$overwritten], Option::from(&$self.$name))?
+    };
+    (@span $self:ident $visitor:ident scales $tensor:ident $name:ident Out $element:ty) => {
+        visit::scales_out::<B>($visitor, Tensor::$tensor, $self.$name.as_ref())?
+    };
+    (@visit $self:ident $visitor:ident scales $tensor:ident $name:ident Out $element:ty) => {
+        visit::hand_scales::<B>($visitor, Tensor::$tensor, $self.$name)?
     };
     (@visit $self:ident $visitor:ident source $tensor:ident $name:ident $overwritten:ident $element:ty) => {
         visit::hand_source::<B, $element>($visitor, [Tensor::$tensor, Tensor::$overwritten], Option::from($self.$name))?

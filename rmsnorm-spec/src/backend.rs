@@ -1,6 +1,6 @@
 //! The trait that every backend implements and every caller uses.
 
-use crate::{Backward, Checked, Element, Error, Forward, NormSpec, Problem, Span, Stored};
+use crate::{Backward, Checked, Code, Element, Error, Forward, NormSpec, Problem, QuantizedForward, Span, Stored};
 
 /// A device that can normalize.
 ///
@@ -14,8 +14,8 @@ use crate::{Backward, Checked, Element, Error, Forward, NormSpec, Problem, Span,
 /// # Implementer notes
 /// Implement the view types, the two span functions and the two `launch_` methods, and [`prepare`](Self::prepare) if
 /// anything is compiled when it is first used; do not override `forward` and `backward`. A [`Checked`] proves everything that [`Problem`] documents, so `launch_` takes no decisions about validity.
-/// The conformance suite (`rmsnorm-conformance`) proves the result. New operations (quantized outputs,
-/// statistics of a sharded row) arrive as new methods whose default answer is [`Error::Unsupported`].
+/// The conformance suite (`rmsnorm-conformance`) proves the result. New operations (statistics of a sharded row) arrive as new
+/// methods whose default answer is [`Error::Unsupported`], as [`launch_quantized_forward`](Self::launch_quantized_forward)'s is.
 pub trait NormBackend {
     /// A read-only view of a tensor: `&[T]`, `CudaView<T>`, a range of a `wgpu::Buffer`.
     type In<'a, T: Stored>;
@@ -81,6 +81,18 @@ pub trait NormBackend {
         self.launch_backward(Checked::backward(self, *spec, args)?)
     }
 
+    /// Normalizes, and quantizes the result to 8-bit codes: [math](crate::math), equations (1) to (6) and (Q1) to (Q5).
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward); `Unsupported` from a backend that writes no codes, or not these.
+    fn quantized_forward<T: Element, C: Code, W: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        args: QuantizedForward<'_, Self, T, C, W, R>,
+    ) -> Result<(), Error> {
+        self.launch_quantized_forward(Checked::quantized_forward(*spec, args)?)
+    }
+
     /// Runs a validated forward call.
     ///
     /// # Errors
@@ -98,10 +110,22 @@ pub trait NormBackend {
         &self,
         call: Checked<Backward<'_, Self, T, W, R>>,
     ) -> Result<(), Error>;
+
+    /// Runs a validated quantized forward call.
+    ///
+    /// # Errors
+    /// As [`launch_forward`](Self::launch_forward); `Unsupported` where a backend does not override this.
+    fn launch_quantized_forward<T: Element, C: Code, W: Element, R: Element>(
+        &self,
+        call: Checked<QuantizedForward<'_, Self, T, C, W, R>>,
+    ) -> Result<(), Error> {
+        let _ = call;
+        Err(Error::Unsupported { rule: format!("the {} backend has no quantized results", self.name()) })
+    }
 }
 
-/// Gives a backend inherent methods of the names `forward`, `backward`, `workspace_len` and `prepare`, so that its callers need
-/// not import [`NormBackend`].
+/// Gives a backend inherent methods of the names `forward`, `backward`, `quantized_forward`, `workspace_len` and `prepare`, so that
+/// its callers need not import [`NormBackend`].
 ///
 /// # Example
 /// ```
@@ -152,6 +176,18 @@ macro_rules! inherent_methods {
                 args: $crate::Backward<'_, Self, T, W, R>,
             ) -> Result<(), $crate::Error> {
                 $crate::NormBackend::backward(self, spec, args)
+            }
+
+            /// `NormBackend::quantized_forward`: normalizes, and quantizes the result.
+            ///
+            /// # Errors
+            /// As there.
+            pub fn quantized_forward<T: $crate::Element, C: $crate::Code, W: $crate::Element, R: $crate::Element>(
+                &self,
+                spec: &$crate::NormSpec,
+                args: $crate::QuantizedForward<'_, Self, T, C, W, R>,
+            ) -> Result<(), $crate::Error> {
+                $crate::NormBackend::quantized_forward(self, spec, args)
             }
 
             /// `NormBackend::workspace_len`: f32 elements that a backward call needs.

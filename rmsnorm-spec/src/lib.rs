@@ -9,6 +9,7 @@
 //! | `rows`, `cols` | product of batch dimensions, `normalized_shape` | statistics run over `cols` |
 //! | [`Forward`] | `F.rms_norm`, `F.layer_norm` | views of the caller's tensors |
 //! | [`Backward`] | `native_layer_norm_backward` | the gradients, from saved statistics |
+//! | [`QuantizedForward`] | a norm and `to(torch.float8_e4m3fn)` with its scales | 8-bit codes, in one pass |
 //! | `weight`, `bias` | `weight`, `bias` (gamma, beta) | (cols) |
 //! | `residual`, `residual_out` | `x = x + residual` before the norm | the residual stream |
 //! | `mean`, `rstd` | `save_mean`, `save_invstd` | (rows), always f32 |
@@ -28,7 +29,7 @@ pub mod reference;
 mod storage;
 mod tensor;
 
-pub use args::{Backward, Forward, RowGroups, RowLayout, Rows, Source, Visitor};
+pub use args::{Backward, Forward, QuantizedForward, RowGroups, RowLayout, Rows, Scales, Source, Visitor};
 pub use backend::NormBackend;
 pub use dtype::{DType, DTypes, Element, WithDTypes, bf16, f16};
 pub use error::Error;

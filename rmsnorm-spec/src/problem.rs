@@ -8,9 +8,10 @@ mod layout;
 mod tests;
 
 use crate::args::Views;
+use crate::quant::{QuantSpec, ScaleKind, ScaleType};
 use crate::{
-    Backward, CastOrder, DType, DTypes, Direction, Element, Error, Forward, GradReduction, Norm, NormBackend, NormSpec,
-    Source, Tensor, TensorSet, Visitor,
+    Backward, CastOrder, Code, DType, DTypes, Direction, Element, Error, Forward, GradReduction, Norm, NormBackend,
+    NormSpec, QuantizedForward, Scales, Source, Storage, Tensor, TensorSet, Visitor,
 };
 use layout::Layout;
 
@@ -32,7 +33,7 @@ impl Span {
     }
 }
 
-/// A validated call without its pointers and floats: what a plan is made from, so it can be compared and hashed.
+/// A validated call without its pointers and its floats, but for those of `quant`: what a plan is made from, so it can be compared and hashed.
 ///
 /// A `Problem` inside a [`Checked`] guarantees:
 /// - `cols >= 1`; `rows * cols` elements of every dtype fit `isize::MAX` bytes, strides included;
@@ -44,7 +45,9 @@ impl Span {
 /// - `workspace`, if present, has at least [`NormBackend::workspace_len`] elements;
 /// - no output overlaps any other tensor of the call;
 /// - `x` and a `residual` are both overwritten or neither is;
-/// - `eps` is finite and not negative, `weight_offset` finite.
+/// - `eps` is finite and not negative, `weight_offset` finite;
+/// - `quant` is present in a quantized call, and its parts go together ([`QuantSpec::check`]); `scale`, `scales`, `amax` and `codes_t`
+///   are there as its kind of scale asks, in its types and of its lengths; the rows of `codes_t` are not in groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Problem {
     /// The direction.
@@ -68,6 +71,8 @@ pub struct Problem {
     pub cast_order: CastOrder,
     /// How weight gradients are summed; the default in forward.
     pub grad_reduction: GradReduction,
+    /// How the result is quantized, if it is.
+    pub quant: Option<QuantSpec>,
 }
 
 impl Problem {
@@ -84,6 +89,22 @@ impl Problem {
         let required = TensorSet::of(&[Tensor::Dy, Tensor::X, Tensor::Dx, Tensor::Rstd]);
         let tensors = tensors.into().union(required).set(Tensor::Mean, matches!(norm, Norm::Layer));
         Problem::uniform(Direction::Backward, norm, (rows, cols), dtype, tensors)
+    }
+
+    /// A quantized forward problem that has these tensors beside `x`, `codes` and those of the scales that `quant` asks for, all of one
+    /// dtype, with no weight offset, and the default cast order.
+    pub fn quantized_forward(
+        norm: Norm,
+        rows: usize,
+        cols: usize,
+        dtype: DType,
+        quant: QuantSpec,
+        tensors: impl Into<TensorSet>,
+    ) -> Self {
+        let scales = if quant.scale == ScaleKind::Given { Tensor::Scale } else { Tensor::Scales };
+        let tensors = tensors.into().with(Tensor::X).with(Tensor::Codes).with(scales);
+        let problem = Problem::uniform(Direction::QuantizedForward, norm, (rows, cols), dtype, tensors);
+        Problem { quant: Some(quant), ..problem }
     }
 
     fn uniform(
@@ -104,6 +125,7 @@ impl Problem {
             has_weight_offset: false,
             cast_order: CastOrder::default(),
             grad_reduction: GradReduction::default(),
+            quant: None,
         }
     }
 
@@ -122,9 +144,9 @@ impl Problem {
         given.name()
     }
 
-    /// The dtype of a tensor.
-    pub const fn dtype(&self, tensor: Tensor) -> DType {
-        tensor.dtype(self.direction, self.dtypes)
+    /// What a tensor's elements are; `None` for codes and scales of a call that is not quantized.
+    pub const fn storage(&self, tensor: Tensor) -> Option<Storage> {
+        tensor.storage(self.direction, self.dtypes, self.quant.as_ref())
     }
 }
 
@@ -166,8 +188,8 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Fo
         DTypes::of::<T, W, R>().check()?;
         check_targets(&args)?;
         forbid_mean_for_rms(&spec, args.mean.is_some())?;
-        let found = Layout::check(&spec, Direction::Forward, &args)?;
-        let problem = problem::<T, W, R>(Direction::Forward, &spec, found, GradReduction::default());
+        let found = Layout::check(&spec, Direction::Forward, None, &args)?;
+        let problem = problem::<T, W, R>(Direction::Forward, &spec, found);
         Ok(Checked { spec, args, problem })
     }
 
@@ -202,8 +224,9 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Ba
             let rule = "GradReduction::Locks needs at least 1 group, got 0".into();
             return Err(Error::InvalidArgument { arg: "grad_reduction", rule });
         }
-        let found = Layout::check(&spec, Direction::Backward, &args)?;
-        let problem = problem::<T, W, R>(Direction::Backward, &spec, found, args.grad_reduction);
+        let found = Layout::check(&spec, Direction::Backward, None, &args)?;
+        let problem = problem::<T, W, R>(Direction::Backward, &spec, found);
+        let problem = Problem { grad_reduction: args.grad_reduction, ..problem };
         if let Some(workspace) = &args.workspace {
             let (min, got) = (backend.workspace_len(&problem), B::out_span(workspace).len);
             if got < min {
@@ -222,11 +245,101 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Ba
     }
 }
 
+impl<'a, B, T, C, W, R> Checked<QuantizedForward<'a, B, T, C, W, R>>
+where
+    B: NormBackend + ?Sized,
+    T: Element,
+    C: Code,
+    W: Element,
+    R: Element,
+{
+    /// Validates a quantized forward call.
+    ///
+    /// For backends whose calls have another form than the trait's, such as recording into an encoder.
+    ///
+    /// # Errors
+    /// As [`Checked::forward`].
+    pub fn quantized_forward(spec: NormSpec, args: QuantizedForward<'a, B, T, C, W, R>) -> Result<Self, Error> {
+        check_spec(&spec)?;
+        check_order(args.lost)?;
+        DTypes::of::<T, W, R>().check()?;
+        args.quant.check()?;
+        check_codes(&args)?;
+        check_scales(&args)?;
+        forbid_mean_for_rms(&spec, args.mean.is_some())?;
+        if args.residual.is_none() && args.residual_out.is_some() {
+            return Err(Error::Unexpected { arg: "residual_out", why: "there is no residual to add" });
+        }
+        let found = Layout::check(&spec, Direction::QuantizedForward, Some(&args.quant), &args)?;
+        let problem = problem::<T, W, R>(Direction::QuantizedForward, &spec, found);
+        Ok(Checked { spec, problem: Problem { quant: Some(args.quant), ..problem }, args })
+    }
+
+    /// Hands every tensor to the visitor, in the order of [`Tensor::ALL`] but for `residual`, which comes before `weight`.
+    ///
+    /// # Errors
+    /// The first of the visitor's.
+    pub fn visit(self, visitor: &mut impl Visitor<'a, B>) -> Result<(), Error> {
+        self.args.visit(visitor)
+    }
+}
+
+/// The codes are of the type that the spec names, and are transposed only where one scale serves them all: others go along
+/// columns, and a transposed matrix has other rows.
+fn check_codes<B: NormBackend + ?Sized, T: Element, C: Code, W: Element, R: Element>(
+    args: &QuantizedForward<'_, B, T, C, W, R>,
+) -> Result<(), Error> {
+    if C::CODES != args.quant.codes {
+        let rule = format!("their type is the spec's, {}, got {}", args.quant.codes, C::CODES);
+        return Err(Error::InvalidArgument { arg: "codes", rule });
+    }
+    match (&args.codes_t, args.quant.scale) {
+        (Some(codes_t), ScaleKind::Given | ScaleKind::Current) if codes_t.groups.is_some() => {
+            let rule = "the rows of transposed codes are columns, which lie in no groups".into();
+            Err(Error::InvalidArgument { arg: "codes_t", rule })
+        }
+        (Some(_), ScaleKind::Row | ScaleKind::Block { .. } | ScaleKind::Mx { .. }) => {
+            let why = "scales of rows and of blocks of columns do not go with transposed codes";
+            Err(Error::Unexpected { arg: "codes_t", why })
+        }
+        (None, _) | (Some(_), ScaleKind::Given | ScaleKind::Current) => Ok(()),
+    }
+}
+
+/// Scales are given or received, and those that are received have the type that the spec says.
+fn check_scales<B: NormBackend + ?Sized, T: Element, C: Code, W: Element, R: Element>(
+    args: &QuantizedForward<'_, B, T, C, W, R>,
+) -> Result<(), Error> {
+    let unexpected = |arg, why| Err(Error::Unexpected { arg, why });
+    let is_given = args.quant.scale == ScaleKind::Given;
+    match (is_given, &args.scale) {
+        (true, None) => return Err(Error::Missing { arg: "scale", why: "ScaleKind::Given has the caller give it" }),
+        (false, Some(_)) => return unexpected("scale", "only ScaleKind::Given has the caller give it"),
+        (true, Some(_)) | (false, None) => {}
+    }
+    let got = match (is_given, &args.scales) {
+        (true, Some(_)) => return unexpected("scales", "with ScaleKind::Given the caller has it"),
+        (false, None) => return Err(Error::Missing { arg: "scales", why: "codes without their scales are no values" }),
+        (true, None) => None,
+        (false, Some(Scales::F32(_))) => Some(ScaleType::F32),
+        (false, Some(Scales::E8m0(_))) => Some(ScaleType::E8m0),
+    };
+    let expected = args.quant.scale_type();
+    if let Some(got) = got.filter(|got| *got != expected) {
+        let rule = format!("{:?} in {:?} has scales of {expected:?}, got {got:?}", args.quant.scale, args.quant.layout);
+        return Err(Error::InvalidArgument { arg: "scales", rule });
+    }
+    match (is_given, &args.amax) {
+        (false, Some(_)) => unexpected("amax", "scales that the call finds out say it already"),
+        (_, None) if args.quant.folds_amax => Err(Error::Missing { arg: "amax", why: "the call is to fold into it" }),
+        (true, Some(_)) | (_, None) => Ok(()),
+    }
+}
+
 fn problem<T: Element, W: Element, R: Element>(
     direction: Direction,
     spec: &NormSpec,
     (tensors, rows_per_group): (TensorSet, Option<usize>),
-    grad_reduction: GradReduction,
 ) -> Problem {
     Problem {
         direction,
@@ -238,7 +351,8 @@ fn problem<T: Element, W: Element, R: Element>(
         rows_per_group,
         has_weight_offset: spec.weight_offset != 0.0,
         cast_order: spec.cast_order,
-        grad_reduction,
+        grad_reduction: GradReduction::default(),
+        quant: None,
     }
 }
 

@@ -5,7 +5,8 @@
 
 use std::fmt;
 
-use crate::{DType, DTypes};
+use crate::quant::{QuantSpec, ScaleType};
+use crate::{DType, DTypes, Storage};
 
 /// The direction of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -14,17 +15,20 @@ pub enum Direction {
     Forward,
     /// `dx` and the gradients from `dy`: [`NormBackend::backward`](crate::NormBackend::backward).
     Backward,
+    /// Codes and scales from `x`: [`NormBackend::quantized_forward`](crate::NormBackend::quantized_forward).
+    QuantizedForward,
 }
 
 impl Direction {
-    /// Both directions.
-    pub const ALL: [Direction; 2] = [Direction::Forward, Direction::Backward];
+    /// Every direction.
+    pub const ALL: [Direction; 3] = [Direction::Forward, Direction::Backward, Direction::QuantizedForward];
 
-    /// The name used in reports: `forward` or `backward`.
+    /// The name used in reports: `forward`, `backward` or `quantized_forward`.
     pub const fn name(self) -> &'static str {
         match self {
             Direction::Forward => "forward",
             Direction::Backward => "backward",
+            Direction::QuantizedForward => "quantized_forward",
         }
     }
 }
@@ -64,6 +68,16 @@ pub enum Tensor {
     Workspace,
     /// The gradient of `residual`: what `dx` is, in the residual stream's own dtype.
     Dresidual,
+    /// The result as 8-bit codes.
+    Codes,
+    /// The same codes, transposed.
+    CodesT,
+    /// What all codes are multiplied with, where a caller gives it.
+    Scale,
+    /// What the codes are multiplied with, where the call finds out.
+    Scales,
+    /// The largest magnitude that was quantized.
+    Amax,
 }
 
 /// How long a tensor is.
@@ -71,12 +85,18 @@ pub enum Tensor {
 pub enum TensorShape {
     /// (rows, cols), with a row stride.
     Matrix,
+    /// (cols, rows), with a row stride.
+    Transposed,
     /// (cols)
     Cols,
     /// (rows)
     Rows,
     /// [`NormBackend::workspace_len`](crate::NormBackend::workspace_len) elements or more.
     Workspace,
+    /// (1)
+    One,
+    /// [`QuantSpec::scales_len`] elements.
+    Scales,
 }
 
 /// What a call does with a tensor.
@@ -90,7 +110,7 @@ pub enum Access {
 
 impl Tensor {
     /// Every tensor, in the order of declaration.
-    pub const ALL: [Tensor; 15] = [
+    pub const ALL: [Tensor; 20] = [
         Tensor::X,
         Tensor::Residual,
         Tensor::Weight,
@@ -106,6 +126,11 @@ impl Tensor {
         Tensor::Dbias,
         Tensor::Workspace,
         Tensor::Dresidual,
+        Tensor::Codes,
+        Tensor::CodesT,
+        Tensor::Scale,
+        Tensor::Scales,
+        Tensor::Amax,
     ];
 
     /// How many there are.
@@ -129,6 +154,11 @@ impl Tensor {
             Tensor::Dbias => "dbias",
             Tensor::Workspace => "workspace",
             Tensor::Dresidual => "dresidual",
+            Tensor::Codes => "codes",
+            Tensor::CodesT => "codes_t",
+            Tensor::Scale => "scale",
+            Tensor::Scales => "scales",
+            Tensor::Amax => "amax",
         }
     }
 
@@ -147,33 +177,66 @@ impl Tensor {
             | Tensor::Y
             | Tensor::ResidualOut
             | Tensor::Dx
-            | Tensor::Dresidual => TensorShape::Matrix,
+            | Tensor::Dresidual
+            | Tensor::Codes => TensorShape::Matrix,
+            Tensor::CodesT => TensorShape::Transposed,
             Tensor::Weight | Tensor::Bias | Tensor::Dweight | Tensor::Dbias => TensorShape::Cols,
             Tensor::Mean | Tensor::Rstd => TensorShape::Rows,
             Tensor::Workspace => TensorShape::Workspace,
+            Tensor::Scale | Tensor::Amax => TensorShape::One,
+            Tensor::Scales => TensorShape::Scales,
         }
     }
 
-    /// Its dtype in a call of that direction. Backward's `x` is what the forward pass normalized, the residual stream.
-    pub const fn dtype(self, direction: Direction, dtypes: DTypes) -> DType {
-        match (self, direction) {
-            (Tensor::X, Direction::Forward) | (Tensor::Dy | Tensor::Y | Tensor::Dx, _) => dtypes.activation,
+    /// Its dtype in a call of that direction, if it always holds floats: codes do not, and scales need not. Backward's `x` is what
+    /// the forward pass normalized, the residual stream.
+    pub const fn dtype(self, direction: Direction, dtypes: DTypes) -> Option<DType> {
+        Some(match (self, direction) {
+            (Tensor::X, Direction::Forward | Direction::QuantizedForward)
+            | (Tensor::Dy | Tensor::Y | Tensor::Dx, _) => dtypes.activation,
             (Tensor::X, Direction::Backward) => dtypes.residual,
             (Tensor::Residual | Tensor::ResidualOut | Tensor::DresidualOut | Tensor::Dresidual, _) => dtypes.residual,
             (Tensor::Weight | Tensor::Bias | Tensor::Dweight | Tensor::Dbias, _) => dtypes.weight,
-            (Tensor::Mean | Tensor::Rstd | Tensor::Workspace, _) => DType::F32,
-        }
+            (Tensor::Mean | Tensor::Rstd | Tensor::Workspace | Tensor::Scale | Tensor::Amax, _) => DType::F32,
+            (Tensor::Codes | Tensor::CodesT | Tensor::Scales, _) => return None,
+        })
+    }
+
+    /// What its elements are in a call of that direction; `None` for codes and scales of a call that has none.
+    pub const fn storage(self, direction: Direction, dtypes: DTypes, quant: Option<&QuantSpec>) -> Option<Storage> {
+        Some(match (self.dtype(direction, dtypes), quant) {
+            (Some(dtype), _) => Storage::Float(dtype),
+            (None, None) => return None,
+            (None, Some(quant)) => match (self.shape(), quant.scale_type()) {
+                (TensorShape::Scales, ScaleType::E8m0) => Storage::E8m0,
+                (TensorShape::Scales, ScaleType::F32) => Storage::Float(DType::F32),
+                (
+                    TensorShape::Matrix
+                    | TensorShape::Transposed
+                    | TensorShape::Cols
+                    | TensorShape::Rows
+                    | TensorShape::Workspace
+                    | TensorShape::One,
+                    ScaleType::F32 | ScaleType::E8m0,
+                ) => Storage::Code(quant.codes),
+            },
+        })
     }
 
     /// What a call of that direction does with it; `None` if it has no such tensor.
     pub const fn access(self, direction: Direction) -> Option<Access> {
         match (self, direction) {
             (Tensor::X | Tensor::Weight, _)
-            | (Tensor::Residual | Tensor::Bias, Direction::Forward)
+            | (Tensor::Residual | Tensor::Bias, Direction::Forward | Direction::QuantizedForward)
+            | (Tensor::Scale, Direction::QuantizedForward)
             | (Tensor::Dy | Tensor::DresidualOut | Tensor::Mean | Tensor::Rstd, Direction::Backward) => {
                 Some(Access::Read)
             }
-            (Tensor::Y | Tensor::ResidualOut | Tensor::Mean | Tensor::Rstd, Direction::Forward)
+            (
+                Tensor::Y | Tensor::ResidualOut | Tensor::Mean | Tensor::Rstd,
+                Direction::Forward | Direction::QuantizedForward,
+            )
+            | (Tensor::Codes | Tensor::CodesT | Tensor::Scales | Tensor::Amax, Direction::QuantizedForward)
             | (
                 Tensor::Dx | Tensor::Dweight | Tensor::Dbias | Tensor::Workspace | Tensor::Dresidual,
                 Direction::Backward,
@@ -187,14 +250,18 @@ impl Tensor {
                 | Tensor::Dbias
                 | Tensor::Workspace
                 | Tensor::Dresidual,
-                Direction::Forward,
+                Direction::Forward | Direction::QuantizedForward,
+            )
+            | (
+                Tensor::Codes | Tensor::CodesT | Tensor::Scale | Tensor::Scales | Tensor::Amax,
+                Direction::Forward | Direction::Backward,
             ) => None,
         }
     }
 
     /// Whether it has rows that may be apart.
     pub const fn is_matrix(self) -> bool {
-        matches!(self.shape(), TensorShape::Matrix)
+        matches!(self.shape(), TensorShape::Matrix | TensorShape::Transposed)
     }
 }
 
@@ -206,7 +273,7 @@ impl fmt::Display for Tensor {
 
 /// Some of the tensors: those of a call, or those that a kernel has code for.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub struct TensorSet(u16);
+pub struct TensorSet(u32);
 
 impl TensorSet {
     /// No tensor; the default, for constants.
@@ -316,6 +383,7 @@ impl fmt::Debug for TensorSet {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::quant::{CodeType, ScaleKind, ScaleRounding};
 
     #[test]
     fn tensors_are_found_by_their_names_and_stand_in_their_order() {
@@ -337,13 +405,16 @@ mod tests {
         assert_eq!(names(Direction::Forward, Access::Write), "y residual_out mean rstd");
         assert_eq!(names(Direction::Backward, Access::Read), "x weight mean rstd dy dresidual_out");
         assert_eq!(names(Direction::Backward, Access::Write), "dx dweight dbias workspace dresidual");
+        assert_eq!(names(Direction::QuantizedForward, Access::Read), "x residual weight bias scale");
+        let written = "y residual_out mean rstd codes codes_t scales amax";
+        assert_eq!(names(Direction::QuantizedForward, Access::Write), written);
     }
 
     #[test]
     fn dtypes_and_shapes_are_those_of_the_arguments() {
         let dtypes = DTypes { activation: DType::F16, weight: DType::F32, residual: DType::Bf16 };
         let of = |dtype, direction| {
-            let is = |t: &Tensor| t.access(direction).is_some() && t.dtype(direction, dtypes) == dtype;
+            let is = |t: &Tensor| t.access(direction).is_some() && t.dtype(direction, dtypes) == Some(dtype);
             Tensor::ALL.into_iter().filter(is).collect::<TensorSet>()
         };
         use Tensor::*;
@@ -354,14 +425,33 @@ mod tests {
         assert_eq!(of(DType::Bf16, Direction::Backward), TensorSet::of(&[X, DresidualOut, Dresidual]));
         let f32s = [Weight, Mean, Rstd, Dweight, Dbias, Workspace];
         assert_eq!(of(DType::F32, Direction::Backward), TensorSet::of(&f32s));
+        assert_eq!(of(DType::F16, Direction::QuantizedForward), TensorSet::of(&[X, Y]));
+        assert_eq!(of(DType::Bf16, Direction::QuantizedForward), TensorSet::of(&[Residual, ResidualOut]));
+        let f32s = [Weight, Bias, Mean, Rstd, Scale, Amax];
+        assert_eq!(of(DType::F32, Direction::QuantizedForward), TensorSet::of(&f32s));
+        let row = QuantSpec::new(CodeType::E5m2, ScaleKind::Row);
+        let mx = QuantSpec::new(CodeType::E5m2, ScaleKind::Mx { rounding: ScaleRounding::Up });
+        let storage = |tensor: Tensor, quant| tensor.storage(Direction::QuantizedForward, dtypes, quant);
+        for quant in [&row, &mx] {
+            let codes = Some(Storage::Code(CodeType::E5m2));
+            assert_eq!([Codes, CodesT].map(|tensor| storage(tensor, Some(quant))), [codes; 2]);
+            assert_eq!(storage(X, Some(quant)), Some(DType::F16.into()));
+        }
+        let scales = [Some(&row), Some(&mx), None].map(|quant| storage(Scales, quant));
+        assert_eq!(scales, [Some(DType::F32.into()), Some(Storage::E8m0), None]);
+        assert_eq!((storage(Codes, None), storage(Weight, None)), (None, Some(DType::F32.into())));
 
         let with = |shape| Tensor::ALL.into_iter().filter(|t| t.shape() == shape).collect::<TensorSet>();
         assert_eq!(with(TensorShape::Cols), TensorSet::of(&[Weight, Bias, Dweight, Dbias]));
         assert_eq!(with(TensorShape::Rows), TensorSet::of(&[Mean, Rstd]));
         assert_eq!(with(TensorShape::Workspace), TensorSet::of(&[Workspace]));
         let matrices = Tensor::ALL.into_iter().filter(|tensor| tensor.is_matrix()).collect::<TensorSet>();
-        assert_eq!(matrices, TensorSet::of(&[X, Residual, Y, ResidualOut, Dy, DresidualOut, Dx, Dresidual]));
-        assert_eq!(with(TensorShape::Matrix), matrices);
+        let of_rows = [X, Residual, Y, ResidualOut, Dy, DresidualOut, Dx, Dresidual, Codes];
+        assert_eq!(with(TensorShape::Matrix), TensorSet::of(&of_rows));
+        assert_eq!(matrices, TensorSet::of(&of_rows).with(CodesT));
+        assert_eq!(with(TensorShape::Transposed), TensorSet::of(&[CodesT]));
+        assert_eq!(with(TensorShape::One), TensorSet::of(&[Scale, Amax]));
+        assert_eq!(with(TensorShape::Scales), TensorSet::of(&[Scales]));
     }
 
     #[test]

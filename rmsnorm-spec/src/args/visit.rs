@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use super::{Backward, Forward, RowGroups, RowLayout, Rows, Source};
-use crate::{Element, Error, NormBackend, Span, Storage, Stored, Tensor};
+use super::{Backward, Forward, QuantizedForward, RowGroups, RowLayout, Rows, Scales, Source};
+use crate::{Code, Element, Error, NormBackend, Span, Storage, Stored, Tensor};
 
 /// What a backend does with each tensor of a call, whatever its element type.
 pub trait Visitor<'a, B: NormBackend + ?Sized> {
@@ -73,6 +73,15 @@ impl<B: NormBackend + ?Sized, T: Element, W: Element, R: Element> fmt::Debug for
     }
 }
 
+/// As [`Forward`]'s, and how the result is quantized.
+impl<B: NormBackend + ?Sized, T: Element, C: Code, W: Element, R: Element> fmt::Debug
+    for QuantizedForward<'_, B, T, C, W, R>
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        describe::<B>(self, f.debug_struct("QuantizedForward").field("quant", &self.quant))
+    }
+}
+
 fn describe<'a, B: NormBackend + ?Sized>(args: &impl Views<'a, B>, to: &mut fmt::DebugStruct<'_, '_>) -> fmt::Result {
     /// Appends each tensor.
     struct Fields<'t, 'f, 'w>(&'t mut fmt::DebugStruct<'f, 'w>);
@@ -92,6 +101,9 @@ fn describe<'a, B: NormBackend + ?Sized>(args: &impl Views<'a, B>, to: &mut fmt:
 
 /// What a backend's matrix is read from.
 type SourceOf<'a, B, E> = Source<<B as NormBackend>::In<'a, E>, <B as NormBackend>::Out<'a, E>>;
+
+/// Where a backend's scales go.
+type ScalesOf<'a, B> = Scales<<B as NormBackend>::Out<'a, f32>, <B as NormBackend>::Out<'a, u8>>;
 
 /// The visitor's answer.
 type Shown = Result<(), Error>;
@@ -144,6 +156,30 @@ pub(super) fn vector_out<B: NormBackend + ?Sized, E: Stored>(
 fn show<E: Stored>(visitor: &mut impl SpanVisitor, tensor: Tensor, rows: Option<Rows<Span>>) -> Shown {
     let Some(rows) = rows else { return Ok(()) };
     visitor.visit(tensor, View { arg: tensor.name(), storage: E::STORAGE, rows })
+}
+
+pub(super) fn scales_out<B: NormBackend + ?Sized>(
+    visitor: &mut impl SpanVisitor,
+    tensor: Tensor,
+    scales: Option<&ScalesOf<'_, B>>,
+) -> Shown {
+    match scales {
+        Some(Scales::F32(view)) => vector_out::<B, f32>(visitor, tensor, Some(view)),
+        Some(Scales::E8m0(view)) => vector_out::<B, u8>(visitor, tensor, Some(view)),
+        None => Ok(()),
+    }
+}
+
+pub(super) fn hand_scales<'a, B: NormBackend + ?Sized>(
+    visitor: &mut impl Visitor<'a, B>,
+    tensor: Tensor,
+    scales: Option<ScalesOf<'a, B>>,
+) -> Shown {
+    match scales {
+        Some(Scales::F32(view)) => visitor.write::<f32>(tensor, Rows::dense(view)),
+        Some(Scales::E8m0(view)) => visitor.write::<u8>(tensor, Rows::dense(view)),
+        None => Ok(()),
+    }
 }
 
 pub(super) fn hand_source<'a, B: NormBackend + ?Sized, E: Stored>(

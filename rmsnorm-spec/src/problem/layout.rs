@@ -3,6 +3,7 @@
 use std::iter;
 
 use crate::args::{SpanVisitor, View, Views};
+use crate::quant::QuantSpec;
 use crate::{
     Access, Direction, Error, NormBackend, NormSpec, RowGroups, RowLayout, Rows, Span, Storage, Tensor, TensorSet,
     TensorShape,
@@ -25,6 +26,8 @@ pub(super) struct Layout {
     direction: Direction,
     rows: usize,
     cols: usize,
+    /// What the length of scales follows from.
+    quant: Option<QuantSpec>,
     tensors: TensorSet,
     outputs: TensorSet,
     /// Of the matrices that have groups.
@@ -38,12 +41,14 @@ impl Layout {
     pub(super) fn check<'a, B: NormBackend + ?Sized>(
         spec: &NormSpec,
         direction: Direction,
+        quant: Option<&QuantSpec>,
         args: &impl Views<'a, B>,
     ) -> Result<(TensorSet, Option<usize>), Error> {
         let mut layout = Layout {
             direction,
             rows: spec.rows,
             cols: spec.cols,
+            quant: quant.copied(),
             tensors: TensorSet::NONE,
             outputs: TensorSet::NONE,
             rows_per_group: None,
@@ -54,10 +59,10 @@ impl Layout {
         Ok((layout.tensors, layout.rows_per_group))
     }
 
-    /// Where the rows of a matrix begin, if they and their groups follow one another, and the elements that it may have, fewest
-    /// and most.
-    fn matrix(&mut self, view: &View) -> Result<(RowLayout, (usize, usize)), Error> {
-        let (arg, rows) = (view.arg, view.rows.layout(self.rows, self.cols));
+    /// Where the rows of a matrix of this shape begin, if they and their groups follow one another, and the elements that it may
+    /// have, fewest and most.
+    fn matrix(&mut self, view: &View, shape: (usize, usize)) -> Result<(RowLayout, (usize, usize)), Error> {
+        let (arg, rows) = (view.arg, view.rows.layout(shape.0, shape.1));
         let RowLayout { rows: count, cols, row_stride, groups } = rows;
         if row_stride < cols {
             return Err(Error::Stride { arg, cols, got: row_stride });
@@ -80,9 +85,20 @@ impl Layout {
         };
         // The last row, or group, need not be padded to the stride, but may be: also one that is the only one, or at no other
         // distance than rows, and so none of the layout's.
-        let padded =
-            view.padded_span(self.rows).filter(|&given| given <= most).map_or(padded, |given| given.max(padded));
+        let padded = view.padded_span(shape.0).filter(|&given| given <= most).map_or(padded, |given| given.max(padded));
         Ok((rows, (rows.span(), padded)))
+    }
+
+    /// How many scales there are.
+    fn scales(&self, view: &View) -> Result<usize, Error> {
+        let Some(quant) = self.quant else { return Ok(0) };
+        quant.scales_len(self.rows, self.cols).ok_or_else(|| {
+            let rule = format!(
+                "scales have room for every row in {:?}, and can be counted, got {} rows of {} columns",
+                quant.layout, self.rows, self.cols
+            );
+            Error::InvalidArgument { arg: view.arg, rule }
+        })
     }
 
     /// Groups of rows lie apart, and have one size throughout the call.
@@ -124,11 +140,16 @@ impl Layout {
 impl SpanVisitor for Layout {
     fn visit(&mut self, tensor: Tensor, view: View) -> Result<(), Error> {
         let (matrix, (min, max)) = match tensor.shape() {
-            TensorShape::Matrix => self.matrix(&view).map(|(rows, len)| (Some(rows), len))?,
+            TensorShape::Matrix => self.matrix(&view, (self.rows, self.cols)).map(|(rows, len)| (Some(rows), len))?,
+            TensorShape::Transposed => {
+                self.matrix(&view, (self.cols, self.rows)).map(|(rows, len)| (Some(rows), len))?
+            }
             TensorShape::Cols => (None, (self.cols, self.cols)),
             TensorShape::Rows => (None, (self.rows, self.rows)),
             // The backend says how many it needs, when the problem is known.
             TensorShape::Workspace => (None, (0, usize::MAX)),
+            TensorShape::One => (None, (1, 1)),
+            TensorShape::Scales => self.scales(&view).map(|len| (None, (len, len)))?,
         };
         let single_group = matrix.and_then(|rows| view.single_group(&rows));
         let View { arg, storage, rows: Rows { view: span, .. } } = view;

@@ -5,13 +5,15 @@
 //! up are compared with the table, so that it must be added there.
 
 mod groups;
+mod quantized;
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::marker::PhantomData;
 
 use super::*;
-use crate::{Access, RowGroups, Rows, Storage, Stored, bf16, f16};
+use crate::quant::{CodeType, ScaleRounding};
+use crate::{Access, F8E4M3, F8E5M2, RowGroups, Rows, Storage, Stored, TensorShape, bf16, f16};
 
 struct Numbers;
 
@@ -69,15 +71,32 @@ enum Form {
     Forward,
     InPlace,
     Backward,
+    /// To codes, by a scale that is given.
+    Given,
+    /// To codes, with scales as bytes.
+    Mx,
 }
 
 impl Form {
-    const ALL: [Form; 3] = [Form::Forward, Form::InPlace, Form::Backward];
+    const ALL: [Form; 5] = [Form::Forward, Form::InPlace, Form::Backward, Form::Given, Form::Mx];
 
     const fn direction(self) -> Direction {
         match self {
             Form::Forward | Form::InPlace => Direction::Forward,
             Form::Backward => Direction::Backward,
+            Form::Given | Form::Mx => Direction::QuantizedForward,
+        }
+    }
+
+    fn codes(self) -> CodeType {
+        self.quant().expect("a quantized form").codes
+    }
+
+    const fn quant(self) -> Option<QuantSpec> {
+        match self {
+            Form::Forward | Form::InPlace | Form::Backward => None,
+            Form::Given => Some(QuantSpec::new(CodeType::E5m2, ScaleKind::Given)),
+            Form::Mx => Some(QuantSpec::new(CodeType::E4m3, ScaleKind::Mx { rounding: ScaleRounding::Up })),
         }
     }
 }
@@ -85,6 +104,8 @@ impl Form {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shape {
     Matrix,
+    Transposed,
+    One,
     OfCols,
     OfRows,
     Workspace,
@@ -97,6 +118,8 @@ enum Type {
     Weight,
     Residual,
     F32,
+    /// A code, or a scale as one.
+    Byte,
 }
 
 /// One line of the table.
@@ -115,8 +138,8 @@ const fn entry(name: &'static str, shape: Shape, dtype: Type, is_output: bool, i
 
 /// Every tensor of a call of layer norm.
 fn table(form: Form) -> &'static [Entry] {
-    use Shape::{Matrix, OfCols, OfRows, Workspace};
-    use Type::{Activation, F32, Residual, Weight};
+    use Shape::{Matrix, OfCols, OfRows, One, Transposed, Workspace};
+    use Type::{Activation, Byte, F32, Residual, Weight};
     const FORWARD: &[Entry] = &[
         entry("x", Matrix, Activation, false, false),
         entry("weight", OfCols, Weight, false, true),
@@ -148,10 +171,39 @@ fn table(form: Form) -> &'static [Entry] {
         entry("workspace", Workspace, F32, true, true),
         entry("dresidual", Matrix, Residual, true, true),
     ];
+    const GIVEN: &[Entry] = &[
+        entry("x", Matrix, Activation, false, false),
+        entry("weight", OfCols, Weight, false, true),
+        entry("bias", OfCols, Weight, false, true),
+        entry("residual", Matrix, Residual, false, true),
+        entry("residual_out", Matrix, Residual, true, true),
+        entry("y", Matrix, Activation, true, true),
+        entry("mean", OfRows, F32, true, true),
+        entry("rstd", OfRows, F32, true, true),
+        entry("codes", Matrix, Byte, true, false),
+        entry("codes_t", Transposed, Byte, true, true),
+        entry("scale", One, F32, false, false),
+        entry("amax", One, F32, true, true),
+    ];
+    // Of blocks of 32 columns a row has one.
+    const MX: &[Entry] = &[
+        entry("x", Matrix, Activation, false, false),
+        entry("weight", OfCols, Weight, false, true),
+        entry("bias", OfCols, Weight, false, true),
+        entry("residual", Matrix, Residual, false, true),
+        entry("residual_out", Matrix, Residual, true, true),
+        entry("y", Matrix, Activation, true, true),
+        entry("mean", OfRows, F32, true, true),
+        entry("rstd", OfRows, F32, true, true),
+        entry("codes", Matrix, Byte, true, false),
+        entry("scales", OfRows, Byte, true, false),
+    ];
     match form {
         Form::Forward => FORWARD,
         Form::InPlace => IN_PLACE,
         Form::Backward => BACKWARD,
+        Form::Given => GIVEN,
+        Form::Mx => MX,
     }
 }
 
@@ -161,6 +213,8 @@ struct Call {
     form: Form,
     spec: NormSpec,
     grad_reduction: GradReduction,
+    /// Of a quantized call.
+    quant: Option<QuantSpec>,
     tensors: Vec<(&'static str, Place)>,
 }
 
@@ -182,6 +236,7 @@ fn size(entry: &Entry, mix: Mix) -> usize {
         Type::Weight => weight.size(),
         Type::Residual => residual.size(),
         Type::F32 => DType::F32.size(),
+        Type::Byte => 1,
     }
 }
 
@@ -190,7 +245,8 @@ impl Call {
     fn full(form: Form) -> Call {
         let place = |(i, entry): (usize, &Entry)| {
             let len = match entry.shape {
-                Shape::Matrix => ROWS * COLS,
+                Shape::Matrix | Shape::Transposed => ROWS * COLS,
+                Shape::One => 1,
                 Shape::OfCols => COLS,
                 Shape::OfRows => ROWS,
                 Shape::Workspace => WORKSPACE,
@@ -204,6 +260,7 @@ impl Call {
             form,
             spec: NormSpec::layer(ROWS, COLS, 1e-5),
             grad_reduction: GradReduction::Partials,
+            quant: form.quant(),
             tensors: table(form).iter().enumerate().map(place).collect(),
         }
     }
@@ -250,6 +307,24 @@ impl Call {
                     lost: None,
                 };
                 self.validated(Checked::forward(self.spec, args)?, Checked::<Forward<'_, Numbers, T, W, R>>::visit)
+            }
+            Form::Given => {
+                let args = QuantizedForward::<'_, Numbers, T, F8E5M2, W, R> {
+                    codes_t: look_up.optional_rows("codes_t"),
+                    scale: Some(look_up.view("scale")),
+                    amax: optional("amax").then(|| look_up.view("amax")),
+                    ..look_up.quantized(self.quant)
+                };
+                let checked = Checked::quantized_forward(self.spec, args)?;
+                self.validated(checked, Checked::<QuantizedForward<'_, Numbers, T, F8E5M2, W, R>>::visit)
+            }
+            Form::Mx => {
+                let args = QuantizedForward::<'_, Numbers, T, F8E4M3, W, R> {
+                    scales: Some(Scales::E8m0(look_up.view("scales"))),
+                    ..look_up.quantized(self.quant)
+                };
+                let checked = Checked::quantized_forward(self.spec, args)?;
+                self.validated(checked, Checked::<QuantizedForward<'_, Numbers, T, F8E4M3, W, R>>::visit)
             }
             Form::Backward => {
                 let args = Backward::<'_, Numbers, T, W, R> {
@@ -305,8 +380,8 @@ struct Visited {
 
 impl Visited {
     fn note(&mut self, tensor: Tensor, place: Place, storage: Storage, access: Access) {
-        let expected = (tensor.access(self.problem.direction), self.problem.dtype(tensor).into());
-        assert_eq!(expected, (Some(access), storage), "{tensor}");
+        let expected = (tensor.access(self.problem.direction), self.problem.storage(tensor));
+        assert_eq!(expected, (Some(access), Some(storage)), "{tensor}");
         self.tensors.push((tensor, place));
     }
 }
@@ -353,7 +428,7 @@ impl Names<'_> {
     fn source<E>(&self, name: &'static str) -> Source<View<E>, View<E>> {
         match self.call.form {
             Form::InPlace => Source::Overwrite(self.rows(name)),
-            Form::Forward | Form::Backward => Source::Read(self.rows(name)),
+            Form::Forward | Form::Backward | Form::Given | Form::Mx => Source::Read(self.rows(name)),
         }
     }
 
@@ -361,6 +436,35 @@ impl Names<'_> {
     fn target<E>(&self, name: &'static str) -> Option<Rows<View<E>>> {
         let is_given = self.call.form != Form::InPlace && self.find(name).is_some();
         is_given.then(|| self.rows(name))
+    }
+
+    fn optional_rows<E>(&self, name: &'static str) -> Option<Rows<View<E>>> {
+        self.find(name).map(|_| self.rows(name))
+    }
+
+    /// What every quantized call has, and may have.
+    fn quantized<'v, T: Element, C: Code, W: Element, R: Element>(
+        &self,
+        quant: Option<QuantSpec>,
+    ) -> QuantizedForward<'v, Numbers, T, C, W, R> {
+        let optional = |name| self.find(name).is_some();
+        QuantizedForward {
+            quant: quant.expect("a quantized form"),
+            x: self.rows("x"),
+            weight: optional("weight").then(|| self.view("weight")),
+            bias: optional("bias").then(|| self.view("bias")),
+            residual: self.optional_rows("residual"),
+            residual_out: self.optional_rows("residual_out"),
+            y: self.optional_rows("y"),
+            mean: optional("mean").then(|| self.view("mean")),
+            rstd: optional("rstd").then(|| self.view("rstd")),
+            codes: self.rows("codes"),
+            codes_t: None,
+            scale: None,
+            scales: None,
+            amax: None,
+            lost: None,
+        }
     }
 
     fn rows<E>(&self, name: &'static str) -> Rows<View<E>> {
@@ -544,7 +648,9 @@ fn tensors_of_no_rows_overlap_nothing() {
     for form in Form::ALL {
         let mut call = Call::full(form);
         call.spec.rows = 0;
-        for entry in table(form).iter().filter(|entry| matches!(entry.shape, Shape::Matrix | Shape::OfRows)) {
+        for entry in
+            table(form).iter().filter(|entry| matches!(entry.shape, Shape::Matrix | Shape::Transposed | Shape::OfRows))
+        {
             // In the middle of every vector of cols.
             call.set(entry.name, |place| place.span = Span { allocation: 1, start: 4096 + 8, len: 0 });
         }
@@ -584,7 +690,10 @@ fn the_problem_says_which_tensors_there_are() {
                 call = call.without(entry.name);
             }
             let result = call.check(MIXES[2]);
-            if form == Form::Forward && is_given("residual_out") && !is_given("residual") {
+            if matches!(form, Form::Forward | Form::Given | Form::Mx)
+                && is_given("residual_out")
+                && !is_given("residual")
+            {
                 assert!(matches!(result, Err(Error::Unexpected { arg: "residual_out", .. })), "{result:?}");
                 continue;
             }
@@ -629,8 +738,9 @@ fn the_problem_says_what_is_computed() {
                             dtypes: DTypes { activation, weight, residual },
                             has_weight_offset,
                             cast_order,
+                            quant: form.quant(),
                             grad_reduction: match form {
-                                Form::Forward | Form::InPlace => GradReduction::Partials,
+                                Form::Forward | Form::InPlace | Form::Given | Form::Mx => GradReduction::Partials,
                                 Form::Backward => GradReduction::Locks { groups: 3 },
                             },
                             tensors: problem.tensors,
@@ -881,5 +991,5 @@ fn the_workspace_is_as_long_as_the_backend_says() {
 /// Reports and messages name a direction by this.
 #[test]
 fn directions_have_names() {
-    assert_eq!(Direction::ALL.map(Direction::name), ["forward", "backward"]);
+    assert_eq!(Direction::ALL.map(Direction::name), ["forward", "backward", "quantized_forward"]);
 }

@@ -1,5 +1,7 @@
 //! Which elements share a scale, and how it follows from the largest of them: (Q3) and (Q4).
 
+use std::hash::{Hash, Hasher};
+
 use super::{CodeType, ScaleLayout};
 use crate::Error;
 
@@ -88,7 +90,7 @@ pub enum QuantSource {
 /// assert_eq!((tokens.scale(0.0), tokens.scale(896.0)), (1.0 / 512.0 / 448.0, 2.0));
 /// # Ok::<(), rmsnorm_spec::Error>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct QuantSpec {
     /// The format of the codes.
@@ -103,6 +105,23 @@ pub struct QuantSpec {
     pub amax_floor: f32,
     /// A larger `amax` counts as this, and what exceeds it saturates: at least the floor, infinite by default.
     pub amax_ceiling: f32,
+    /// Whether the tensor `amax` takes up what it holds already, as the largest of several calls; else it is overwritten.
+    pub folds_amax: bool,
+}
+
+/// Equal in every bit, so that a spec can be looked up.
+impl PartialEq for QuantSpec {
+    fn eq(&self, other: &Self) -> bool {
+        self.fields() == other.fields()
+    }
+}
+
+impl Eq for QuantSpec {}
+
+impl Hash for QuantSpec {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.fields().hash(state);
+    }
 }
 
 /// The exponent field of an f32.
@@ -111,8 +130,20 @@ const EXPONENT_BITS: u32 = 23;
 impl QuantSpec {
     /// Codes of that format with such scales: of `y` in f32, row-major, with neither floor nor ceiling.
     pub const fn new(codes: CodeType, scale: ScaleKind) -> Self {
-        let (amax_floor, amax_ceiling) = (0.0, f32::INFINITY);
-        QuantSpec { codes, scale, source: QuantSource::F32, layout: ScaleLayout::RowMajor, amax_floor, amax_ceiling }
+        QuantSpec {
+            codes,
+            scale,
+            source: QuantSource::F32,
+            layout: ScaleLayout::RowMajor,
+            amax_floor: 0.0,
+            amax_ceiling: f32::INFINITY,
+            folds_amax: false,
+        }
+    }
+
+    fn fields(&self) -> (CodeType, ScaleKind, QuantSource, ScaleLayout, [u32; 2], bool) {
+        let QuantSpec { codes, scale, source, layout, amax_floor, amax_ceiling, folds_amax } = *self;
+        (codes, scale, source, layout, [amax_floor.to_bits(), amax_ceiling.to_bits()], folds_amax)
     }
 
     /// With that source.
@@ -133,6 +164,21 @@ impl QuantSpec {
     /// With that ceiling of `amax`.
     pub const fn amax_ceiling(self, amax_ceiling: f32) -> Self {
         QuantSpec { amax_ceiling, ..self }
+    }
+
+    /// With an `amax` that takes up what it holds already: the largest of several calls, such as micro-batches.
+    pub const fn folds_amax(self) -> Self {
+        QuantSpec { folds_amax: true, ..self }
+    }
+
+    /// How many scales a call of so many rows and columns writes, padding included: none of a given scale, one of a tensor;
+    /// `None` if they are more than can be counted, or `ld` is less than the rows.
+    pub fn scales_len(&self, rows: usize, cols: usize) -> Option<usize> {
+        match (self.scale, self.scale.groups(cols)) {
+            (ScaleKind::Given, _) => Some(0),
+            (_, None) => Some(1),
+            (_, Some(groups)) => self.layout.len(rows, groups),
+        }
     }
 
     /// What scales are written as.

@@ -11,9 +11,9 @@ fn call(form: Form) -> Call {
     call.spec.rows = GROUPED_ROWS;
     for entry in table(form) {
         call.set(entry.name, |place| match entry.shape {
-            Shape::Matrix => place.span.len = GROUPED_ROWS * COLS,
+            Shape::Matrix | Shape::Transposed => place.span.len = GROUPED_ROWS * COLS,
             Shape::OfRows => place.span.len = GROUPED_ROWS,
-            Shape::OfCols | Shape::Workspace => {}
+            Shape::OfCols | Shape::Workspace | Shape::One => {}
         });
     }
     call
@@ -154,8 +154,9 @@ fn one_group_is_no_other_than_many() {
                             *place =
                                 Place { span: Span { len, ..place.span }, row_stride: Some(dim), groups: Some(groups) };
                         }
+                        Shape::Transposed => place.span.len = tokens * heads * COLS,
                         Shape::OfRows => place.span.len = tokens * heads,
-                        Shape::OfCols | Shape::Workspace => {}
+                        Shape::OfCols | Shape::Workspace | Shape::One => {}
                     });
                 }
                 let result = call.check(MIXES[0]).map(|validated| validated.problem.rows_per_group);
@@ -272,7 +273,9 @@ fn a_grouped_matrix_may_end_with_its_last_element_or_its_stride() {
                 let mut call = call(form);
                 call.set(entry.name, |place| place.groups = Some(RowGroups { rows: 3, stride }));
                 let error = call.check(MIXES[0]).map(|_| ()).expect_err("no memory is that large");
-                let text = format!("{}: 7 rows in groups at a stride of {stride} f32 elements exceed", entry.name);
+                let element = if entry.dtype == Type::Byte { form.codes().name() } else { "f32" };
+                let text =
+                    format!("{}: 7 rows in groups at a stride of {stride} {element} elements exceed", entry.name);
                 assert!(error.to_string().starts_with(&text), "{error}");
             }
         }
@@ -287,8 +290,12 @@ fn groups_come_out_as_they_went_in() {
         for entry in matrices(form) {
             call.set(entry.name, |place| (place.groups, place.span.len) = (Some(groups), 2 * 60 + COLS));
         }
-        let matrices =
-            call.check(MIXES[0]).expect("a good call").visited.into_iter().filter(|(tensor, _)| tensor.is_matrix());
+        let matrices = call
+            .check(MIXES[0])
+            .expect("a good call")
+            .visited
+            .into_iter()
+            .filter(|(tensor, _)| tensor.shape() == TensorShape::Matrix);
         assert!(matrices.into_iter().all(|(_, place)| place.groups == Some(groups)), "{form:?}");
     }
 }

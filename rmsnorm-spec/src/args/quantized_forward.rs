@@ -1,0 +1,200 @@
+//! [`QuantizedForward`]: the tensors of a forward call whose result is 8-bit codes.
+
+use super::{Rows, SpanVisitor, Views, Visitor, tensors, visit};
+use crate::quant::QuantSpec;
+use crate::{Code, Element, Error, NormBackend, Tensor};
+
+/// The tensors of a quantized forward call: [math](crate::math), equations (1) to (6) and (Q1) to (Q5).
+///
+/// ```text
+/// y as in Forward        scale from max |y| of those who share it        code = nearest code of y / scale
+/// ```
+///
+/// # Shapes
+/// `x`, `residual`, `residual_out`, `codes`, `y`: (rows, cols). `codes_t`: (cols, rows). `weight`, `bias`: (cols). `mean`, `rstd`:
+/// (rows). `scale`, `amax`: (1). `scales`: [`QuantSpec::scales_len`] of them, laid out as [`QuantSpec::layout`] says.
+///
+/// # Dtypes
+/// Of the activations, the weight and the residual stream as in [`Forward`](crate::Forward). `C` is the type of the codes, which
+/// [`QuantSpec::codes`] names too. Scales are f32, or bytes where [`QuantSpec::scale_type`] says so.
+///
+/// # Which tensors go with which scales
+/// | [`ScaleKind`](crate::quant::ScaleKind) | `scale` | `scales` | `amax` | `codes_t` |
+/// |---|---|---|---|---|
+/// | `Given` | read | - | optional | optional |
+/// | `Current` | - | one | - | optional |
+/// | `Row`, `Block`, `Mx` | - | of rows and blocks | - | - |
+///
+/// # Training
+/// Gradients flow as if `y` had not been quantized: [`Backward`](crate::Backward) takes `x` (or `residual_out`), `mean` and `rstd` of
+/// this call, and needs nothing else.
+///
+/// # Example
+/// ```
+/// # use rmsnorm_spec::{Error, F8E4M3, NormBackend, NormSpec, QuantizedForward, Stored};
+/// use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind};
+/// fn tokens<B>(backend: &B, x: &[f32], weight: &[f32], codes: &mut [F8E4M3], scales: &mut [f32]) -> Result<(), Error>
+/// where
+///     B: for<'a> NormBackend<
+///         In<'a, f32> = &'a [f32], Out<'a, f32> = &'a mut [f32], Out<'a, F8E4M3> = &'a mut [F8E4M3],
+///     >,
+/// {
+///     let spec = NormSpec::rms(scales.len(), weight.len(), 1e-6);
+///     let quant = QuantSpec::new(CodeType::E4m3, ScaleKind::Row);
+///     let args = QuantizedForward::<_, f32, F8E4M3>::new(quant, x, codes).weight(weight).scales(scales);
+///     backend.quantized_forward(&spec, args)
+/// }
+/// ```
+#[non_exhaustive]
+pub struct QuantizedForward<'a, B: NormBackend + ?Sized, T: Element, C: Code, W: Element = T, R: Element = T> {
+    /// How the result is quantized.
+    pub quant: QuantSpec,
+    /// The input.
+    pub x: Rows<B::In<'a, T>>,
+    /// Multiplied with the normalized row, after `weight_offset` was added to it; ones if absent.
+    pub weight: Option<B::In<'a, W>>,
+    /// Added last; zeros if absent.
+    pub bias: Option<B::In<'a, W>>,
+    /// Added to `x` before the norm. The sum is rounded to `R`, and the rounded value is what is normalized.
+    pub residual: Option<Rows<B::In<'a, R>>>,
+    /// Receives the rounded sum; backward takes it as its `x`. Only with a `residual`.
+    pub residual_out: Option<Rows<B::Out<'a, R>>>,
+    /// Receives the result as floats, beside the codes.
+    pub y: Option<Rows<B::Out<'a, T>>>,
+    /// Receives the mean of every row. Layer norm only.
+    pub mean: Option<B::Out<'a, f32>>,
+    /// Receives `1 / sqrt(var + eps)` of every row, for the backward pass.
+    pub rstd: Option<B::Out<'a, f32>>,
+    /// Receives the codes.
+    pub codes: Rows<B::Out<'a, C>>,
+    /// Receives the same codes, transposed. Only where one scale serves all of them; its rows are not in groups.
+    pub codes_t: Option<Rows<B::Out<'a, C>>>,
+    /// The scale of all codes. It is the device's to read: one that is not positive and finite leaves the codes unspecified.
+    pub scale: Option<B::In<'a, f32>>,
+    /// Receives the scales.
+    pub scales: Option<Scales<B::Out<'a, f32>, B::Out<'a, u8>>>,
+    /// Receives the largest magnitude that was quantized, by which a caller chooses the next call's scale; NaN if there is one.
+    /// With [`QuantSpec::folds_amax`] the larger of that and of what is there, which is then not negative.
+    pub amax: Option<B::Out<'a, f32>>,
+    /// A tensor that was given before its dtype was changed, and is gone. Validation refuses the call.
+    pub(crate) lost: Option<&'static str>,
+}
+
+/// Where scales go: as f32, or as bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scales<F, E> {
+    /// f32.
+    F32(F),
+    /// The byte `127 + exponent` of each power of two.
+    E8m0(E),
+}
+
+impl<'a, B: NormBackend + ?Sized, T: Element, C: Code> QuantizedForward<'a, B, T, C> {
+    /// `codes` from `x`: views of dense rows, [`Rows::strided`] or [`Rows::grouped`].
+    pub fn new(quant: QuantSpec, x: impl Into<Rows<B::In<'a, T>>>, codes: impl Into<Rows<B::Out<'a, C>>>) -> Self {
+        QuantizedForward {
+            quant,
+            x: x.into(),
+            weight: None,
+            bias: None,
+            residual: None,
+            residual_out: None,
+            y: None,
+            mean: None,
+            rstd: None,
+            codes: codes.into(),
+            codes_t: None,
+            scale: None,
+            scales: None,
+            amax: None,
+            lost: None,
+        }
+    }
+}
+
+impl<'a, B: NormBackend + ?Sized, T: Element, C: Code, W: Element, R: Element> QuantizedForward<'a, B, T, C, W, R> {
+    /// With an f32 weight and bias, whatever the activations' dtype. To be called before they are given.
+    pub fn f32_weight(self) -> QuantizedForward<'a, B, T, C, f32, R> {
+        self.weight_dtype()
+    }
+
+    /// With a residual stream in f32, whatever the activations' dtype: `residual` and `residual_out`. To be called before
+    /// they are given.
+    pub fn f32_residual(self) -> QuantizedForward<'a, B, T, C, W, f32> {
+        self.residual_dtype()
+    }
+
+    /// With a weight and bias of that type, for code that is generic over it: the activations' or f32.
+    pub fn weight_dtype<V: Element>(self) -> QuantizedForward<'a, B, T, C, V, R> {
+        let QuantizedForward { quant, x, weight, bias, residual, residual_out, y, mean, rstd, .. } = self;
+        let QuantizedForward { codes, codes_t, scale, scales, amax, lost, .. } = self;
+        let lost = lost.or(weight.and(Some("weight"))).or(bias.and(Some("bias")));
+        QuantizedForward {
+            quant,
+            x,
+            weight: None,
+            bias: None,
+            residual,
+            residual_out,
+            y,
+            mean,
+            rstd,
+            codes,
+            codes_t,
+            scale,
+            scales,
+            amax,
+            lost,
+        }
+    }
+
+    /// With a residual stream of that type, for code that is generic over it: the activations' or f32.
+    pub fn residual_dtype<Q: Element>(self) -> QuantizedForward<'a, B, T, C, W, Q> {
+        let QuantizedForward { quant, x, weight, bias, residual, residual_out, y, mean, rstd, .. } = self;
+        let QuantizedForward { codes, codes_t, scale, scales, amax, lost, .. } = self;
+        let lost = lost.or(residual.and(Some("residual"))).or(residual_out.and(Some("residual_out")));
+        QuantizedForward {
+            quant,
+            x,
+            weight,
+            bias,
+            residual: None,
+            residual_out: None,
+            y,
+            mean,
+            rstd,
+            codes,
+            codes_t,
+            scale,
+            scales,
+            amax,
+            lost,
+        }
+    }
+
+    /// With these [`scales`](Self#structfield.scales), as f32.
+    pub fn scales(self, scales: B::Out<'a, f32>) -> Self {
+        QuantizedForward { scales: Some(Scales::F32(scales)), ..self }
+    }
+
+    /// With these [`scales`](Self#structfield.scales), as bytes: of MX, and of [`ScaleLayout::PackedUe8m0`](crate::quant::ScaleLayout).
+    pub fn scales_e8m0(self, scales: B::Out<'a, u8>) -> Self {
+        QuantizedForward { scales: Some(Scales::E8m0(scales)), ..self }
+    }
+}
+
+tensors!(QuantizedForward<C> {
+    given matrix X = x: In T;
+    optional matrix Residual = residual: In R;
+    optional vector Weight = weight: In W;
+    optional vector Bias = bias: In W;
+    optional matrix Y = y: Out T;
+    optional matrix ResidualOut = residual_out: Out R;
+    optional vector Mean = mean: Out f32;
+    optional vector Rstd = rstd: Out f32;
+    given matrix Codes = codes: Out C;
+    optional matrix CodesT = codes_t: Out C;
+    optional vector Scale = scale: In f32;
+    given scales Scales = scales: Out f32;
+    optional vector Amax = amax: Out f32;
+});
