@@ -7,10 +7,12 @@ pub(crate) mod coverage;
 pub(crate) mod data;
 pub(crate) mod presence;
 pub(crate) mod profiles;
+pub(crate) mod quantized;
 
 use std::fmt;
 use std::str::FromStr;
 
+use rmsnorm_spec::quant::QuantSpec;
 use rmsnorm_spec::{
     CastOrder, DType, DTypes, Direction, GradReduction, Norm, NormSpec, Problem, RowGroups, Tensor, TensorSet,
 };
@@ -43,11 +45,17 @@ pub enum Kind {
     Backward,
     /// A forward call, then a backward call that gets the statistics and the `residual_out` of the first.
     EndToEnd,
+    /// One forward call whose result is codes.
+    QuantizedForward,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Kind; 4] = [Kind::Forward, Kind::ForwardInPlace, Kind::Backward, Kind::EndToEnd];
+    pub const ALL: [Kind; 5] =
+        [Kind::Forward, Kind::ForwardInPlace, Kind::Backward, Kind::EndToEnd, Kind::QuantizedForward];
+
+    /// Those whose results are floats.
+    pub const OF_FLOATS: [Kind; 4] = [Kind::Forward, Kind::ForwardInPlace, Kind::Backward, Kind::EndToEnd];
 
     /// The name used in ids and test names.
     pub const fn name(self) -> &'static str {
@@ -56,11 +64,12 @@ impl Kind {
             Kind::ForwardInPlace => "forward_in_place",
             Kind::Backward => "backward",
             Kind::EndToEnd => "end_to_end",
+            Kind::QuantizedForward => "quantized_forward",
         }
     }
 
     /// The kinds that are one call.
-    pub const CALLS: [Kind; 3] = [Kind::Forward, Kind::ForwardInPlace, Kind::Backward];
+    pub const CALLS: [Kind; 4] = [Kind::Forward, Kind::ForwardInPlace, Kind::Backward, Kind::QuantizedForward];
 
     /// The kind of a backend's call.
     pub(crate) const fn of(problem: &Problem) -> Kind {
@@ -68,6 +77,7 @@ impl Kind {
             Direction::Forward if problem.tensors.is_in_place() => Kind::ForwardInPlace,
             Direction::Forward => Kind::Forward,
             Direction::Backward => Kind::Backward,
+            Direction::QuantizedForward => Kind::QuantizedForward,
         }
     }
 
@@ -76,6 +86,7 @@ impl Kind {
         match self {
             Kind::Forward | Kind::ForwardInPlace | Kind::EndToEnd => Direction::Forward,
             Kind::Backward => Direction::Backward,
+            Kind::QuantizedForward => Direction::QuantizedForward,
         }
     }
 
@@ -176,6 +187,8 @@ pub struct Case {
     pub family: Family,
     /// Seed of the inputs, canaries and paddings.
     pub seed: u32,
+    /// How the result is quantized, if it is.
+    pub quant: Option<QuantSpec>,
 }
 
 impl Case {
@@ -196,6 +209,15 @@ impl Case {
             layout: Layout::DENSE,
             family: Family::Randn,
             seed: 1,
+            quant: None,
+        }
+    }
+
+    /// The dtype of `x`: in a lone backward call what was normalized.
+    pub(crate) const fn x_dtype(&self) -> DType {
+        match self.kind.direction() {
+            Direction::Forward | Direction::QuantizedForward => self.dtypes.activation,
+            Direction::Backward => self.dtypes.residual,
         }
     }
 
@@ -213,7 +235,8 @@ impl Case {
         if self.kind.has_forward() {
             let ends = self.kind == Kind::EndToEnd;
             present = given.intersection(presence::read_by_forward());
-            let sum_is_kept = given.has(Tensor::ResidualOut) || self.kind != Kind::Forward;
+            let may_be_lost = matches!(self.kind, Kind::Forward | Kind::QuantizedForward);
+            let sum_is_kept = given.has(Tensor::ResidualOut) || !may_be_lost;
             present = present.set(Tensor::ResidualOut, given.has(Tensor::Residual) && sum_is_kept);
             present = present.set(Tensor::Mean, layer && (given.has(Tensor::Mean) || ends));
             present = present.set(Tensor::Rstd, given.has(Tensor::Rstd) || ends);
@@ -233,6 +256,14 @@ impl Case {
         if !self.kind.has_forward() {
             self.cast_order = CastOrder::AtStore;
         }
+        self.quant = match self.kind {
+            Kind::Forward | Kind::ForwardInPlace | Kind::Backward | Kind::EndToEnd => None,
+            Kind::QuantizedForward => {
+                let quant = self.quant.unwrap_or(quantized::PLAIN);
+                present = present.union(quantized::present(&quant, given));
+                Some(quantized::normalized(quant, self.rows, present))
+            }
+        };
         if self.layout == (Layout::Uniform { pad: 0, offset: 0 }) {
             self.layout = Layout::DENSE;
         }
@@ -302,7 +333,8 @@ impl fmt::Display for Case {
             GradReduction::Locks { groups } => write!(f, "locks{groups}")?,
             GradReduction::Atomics => f.write_str("atomics")?,
         }
-        write!(f, ":{}:seed{}", self.layout, self.seed)
+        write!(f, ":{}:seed{}", self.layout, self.seed)?;
+        self.quant.map_or(Ok(()), |quant| write!(f, ":{}", quantized::Id(quant)))
     }
 }
 
@@ -363,6 +395,10 @@ fn parse_fields<'a>(
     let grad_reduction = parse_reduction(next("the reduction")?).ok_or("the reduction")?;
     let layout = parse_layout(next("the layout")?).ok_or("the layout")?;
     let seed = parse_after("seed", next("the seed")?).ok_or("the seed")?;
+    let quant = match kind {
+        Kind::Forward | Kind::ForwardInPlace | Kind::Backward | Kind::EndToEnd => None,
+        Kind::QuantizedForward => Some(quantized::parse(next("the quantization")?).ok_or("the quantization")?),
+    };
     let rows = rows.parse().map_err(|_| "the rows")?;
     let cols = cols.parse().map_err(|_| "the cols")?;
     Ok(Case {
@@ -380,6 +416,7 @@ fn parse_fields<'a>(
         layout,
         family,
         seed,
+        quant,
     })
 }
 

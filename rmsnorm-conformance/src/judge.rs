@@ -5,6 +5,7 @@
 
 pub(crate) mod arithmetic;
 pub mod bounds;
+pub(crate) mod quantized;
 pub(crate) mod trial;
 pub(crate) mod truth;
 

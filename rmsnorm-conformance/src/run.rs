@@ -211,8 +211,16 @@ fn items(device: &dyn Device, options: &Options) -> Result<(Vec<Item>, String), 
 
 fn all_items(device: &dyn Device, options: &Options) -> Result<(Vec<Item>, String), ParseCaseError> {
     if !options.cases.is_empty() {
+        // Made once, if at all: to make them takes longer than most cases.
+        let is_misuse = |id: &String| id.starts_with("misuse:");
+        let mut bad = if options.cases.iter().any(is_misuse) { bad_calls(device) } else { Vec::new() };
+        let mut bad_call = |id: &String| {
+            let index = bad.iter().position(|call| call.id == *id);
+            let again = || bad_calls(device).into_iter().find(|call| is_misuse(id) && call.id == *id);
+            index.map(|index| bad.swap_remove(index)).or_else(|| if is_misuse(id) { again() } else { None })
+        };
         let item = |id: &String| {
-            Ok(match bad_calls(device).into_iter().find(|call| call.id == *id) {
+            Ok(match bad_call(id) {
                 Some(call) => Item::Misuse(call),
                 None if id == SPANS => Item::Spans,
                 None => Item::Case(id.parse()?),
@@ -319,7 +327,7 @@ mod tests {
     #[test]
     fn list_of_the_core_profile_is_fixed() {
         let ids: Vec<String> = Profile::Core.cases(0).iter().map(Case::to_string).collect();
-        assert_eq!(hash(&ids), "2406c6531d5b3f989e334e84e9eae14895c5a1cdc81fb22696a57d8ab6582e54");
+        assert_eq!(hash(&ids), "05d6d563720454e5c8f6c825de5fda686d696e0cf1ff1ee2920e541dde18492e");
     }
 
     /// What a rebuilt kernel is held to: one changed bit of one output changes it, and nothing else does.

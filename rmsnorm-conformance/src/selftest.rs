@@ -11,11 +11,12 @@ pub mod simulate;
 use std::collections::BTreeSet;
 use std::fmt;
 
+use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind};
 use rmsnorm_spec::reference::{self, BackwardInputs, ForwardInputs};
 use rmsnorm_spec::{CastOrder, DType, DTypes, Norm, NormSpec, Tensor, TensorSet};
 
 use crate::case::data::Family;
-use crate::case::{Case, Kind, Layout, Trial};
+use crate::case::{Case, Kind, Layout, Trial, quantized};
 use crate::report::{CaseReport, Check, Finding, Status};
 use crate::run::calls::Context;
 use crate::run::execute_case;
@@ -125,6 +126,9 @@ fn cases(norm: Norm, kind: Kind) -> Vec<Case> {
     let strided = Layout::Uniform { pad: 3, offset: 1 };
     let (f32, f16, bf16) = (DType::F32, DType::F16, DType::Bf16);
     let trial = |trial, case: Case| Case { trial, ..case };
+    if kind == Kind::QuantizedForward {
+        return quantized_cases(norm);
+    }
 
     let mut cases = vec![
         plain(f32, 5, 33),
@@ -157,6 +161,35 @@ fn cases(norm: Norm, kind: Kind) -> Vec<Case> {
             cases.push(Case { family, eps: 1e-6, ..full(dtype, 13, 100) });
         }
     }
+    cases.into_iter().map(Case::normalized).collect()
+}
+
+/// The same of calls whose results are codes.
+fn quantized_cases(norm: Norm) -> Vec<Case> {
+    let mut cases: Vec<Case> = Vec::new();
+    for case in quantized::smoke().into_iter().chain(quantized::drawn(5, 60)) {
+        // Exact ties are RMS norm's; of layer norm 16 bits have some.
+        if case.norm == norm && case.rows > 0 {
+            cases.push(case);
+        }
+    }
+    let zeros = quantized::SCALES.map(|scale| {
+        let quant = Some(QuantSpec::new(CodeType::E4m3, scale));
+        let family = Family::Zeros;
+        Case { quant, family, ..Case::plain(Kind::QuantizedForward, norm, DType::Bf16, 3, 64) }
+    });
+    let nonfinite = quantized::SCALES.map(|scale| {
+        let quant = Some(QuantSpec::new(CodeType::E5m2, scale));
+        let present = TensorSet::of(&[Tensor::Amax]);
+        let family = Family::Nonfinite;
+        Case { quant, family, present, ..Case::plain(Kind::QuantizedForward, norm, DType::F32, 7, 40) }
+    });
+    // Of several seeds one has its largest magnitude in the last row.
+    let current = (1..9).map(|seed| {
+        let quant = Some(QuantSpec::new(CodeType::E4m3, ScaleKind::Current));
+        Case { quant, seed, ..Case::plain(Kind::QuantizedForward, norm, DType::F32, 3, 40) }
+    });
+    cases.extend(zeros.into_iter().chain(nonfinite).chain(current));
     cases.into_iter().map(Case::normalized).collect()
 }
 

@@ -22,6 +22,7 @@
 //! let guarded = |name, access, fill| Guarded::new((name, DType::F32, access), (4, 33), place, &fill, 0);
 //! let mut call = Call {
 //!     kind: Kind::Forward,
+//!     quant: None,
 //!     tensors: vec![
 //!         guarded(Tensor::X, Access::Read, Fill::Values(&x)),
 //!         guarded(Tensor::Y, Access::Write, Fill::Poison(Poison::Nan)),

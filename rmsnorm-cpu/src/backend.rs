@@ -4,7 +4,9 @@ use std::error::Error as _;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, NormBackend, Problem, Span, Stored};
+use rmsnorm_spec::{
+    Backward, Checked, Code, Element, Error, Forward, NormBackend, Problem, QuantizedForward, Span, Stored,
+};
 
 use crate::caps::{Caps, Isa};
 use crate::lanes::Out;
@@ -185,6 +187,13 @@ impl NormBackend for CpuBackend {
         call: Checked<Backward<'_, Self, T, W, R>>,
     ) -> Result<(), Error> {
         launch::backward(self, call)
+    }
+
+    fn launch_quantized_forward<T: Element, C: Code, W: Element, R: Element>(
+        &self,
+        call: Checked<QuantizedForward<'_, Self, T, C, W, R>>,
+    ) -> Result<(), Error> {
+        launch::quantized_forward(self, call)
     }
 }
 

@@ -52,6 +52,8 @@ impl Harness for CpuBackend {
     fn arithmetic(&self) -> Arithmetic {
         Arithmetic {
             mean_roundings: 1.0,
+            // A division, correctly rounded.
+            quotient_error: 1.0 / f64::from(1u32 << 24),
             depth_cols: plan::depth_cols,
             depth_rows: plan::depth_rows,
             ..Arithmetic::IEEE
@@ -68,7 +70,7 @@ impl Harness for CpuBackend {
         let way = if streaming { "past the cache" } else { "through the cache" };
         let described = format!("{}, tasks {tasks}, {way}", self.isa().name());
         match problem.direction {
-            Direction::Forward => described,
+            Direction::Forward | Direction::QuantizedForward => described,
             Direction::Backward => {
                 format!("{described}; blocks {blocks} of {block_rows} rows, added in tasks {reduce_tasks}")
             }

@@ -3,12 +3,14 @@
 //! They are compiled here and not in the caller's crate, so that they are as fast in a caller's debug build: no
 //! function below is generic but the look-ups.
 
+use rmsnorm_spec::quant::QuantSpec;
 use rmsnorm_spec::{Element, bf16, f16};
 
 use crate::caps::Isa;
 use crate::stages::backward::BackwardBlocks;
 use crate::stages::copy::CopyRange;
 use crate::stages::forward::ForwardRows;
+use crate::stages::quantized_forward::QuantizedRows;
 use crate::stages::reduce_partials::PartialRows;
 
 /// Runs a stage's work on an instruction set that this processor has.
@@ -61,12 +63,24 @@ macro_rules! mixes {
             use super::*;
             stage!(forward, ForwardRows<'_, $t, $w, $r>);
             stage!(backward, BackwardBlocks<'_, $t, $w, $r>);
+            stage!(quantized_forward, QuantizedRows<'_, $t, $w, $r>);
         })*
 
         /// The forward kernel of a mix of dtypes, if there is one.
         pub(crate) fn forward<'a, T: Element, W: Element, R: Element>() -> Option<Kernel<ForwardRows<'a, T, W, R>>> {
             match (T::DTYPE, W::DTYPE, R::DTYPE) {
                 $((<$t>::DTYPE, <$w>::DTYPE, <$r>::DTYPE) => Some(|isa, work| $mix::forward::run(isa, work.cast())),)*
+                _ => None,
+            }
+        }
+
+        /// The quantized forward kernel of a mix of dtypes, if there is one.
+        pub(crate) fn quantized_forward<'a, T: Element, W: Element, R: Element>()
+        -> Option<Kernel<QuantizedRows<'a, T, W, R>>> {
+            match (T::DTYPE, W::DTYPE, R::DTYPE) {
+                $((<$t>::DTYPE, <$w>::DTYPE, <$r>::DTYPE) => {
+                    Some(|isa, work| $mix::quantized_forward::run(isa, work.cast()))
+                })*
                 _ => None,
             }
         }
@@ -124,6 +138,13 @@ mod bits {
 /// Copies a range.
 pub(crate) fn copy(isa: Isa, work: CopyRange<'_>) {
     bits::copy::run(isa, work);
+}
+
+/// The scale of a tensor, in the arithmetic of the stages.
+#[inline(never)]
+pub(crate) fn scale(quant: &QuantSpec, amax: f32) -> f32 {
+    let _ieee = IeeeMode::enter();
+    std::hint::black_box(quant).scale(std::hint::black_box(amax))
 }
 
 /// Rounding to nearest and gradual underflow, for as long as it lives: audio and game code flushes subnormals on its

@@ -62,7 +62,7 @@ pub(crate) fn forward<B: SliceBackend, T: Element, W: Element, R: Element>(
         weight: args.weight.map(B::input),
         bias: args.bias.map(B::input),
         x,
-        y,
+        y: Some(y),
         residual,
         mean: args.mean.map(B::out),
         rstd: args.rstd.map(B::out),
@@ -217,5 +217,9 @@ fn overwritten<'a, B: SliceBackend, E: Element>(
     Ok(MatrixMut { rows: starts(&rows, spec), data: Out::from(B::values(rows.view)?) })
 }
 
+mod quantized;
+mod scales;
 #[cfg(test)]
 mod tests;
+
+pub(crate) use quantized::quantized_forward;

@@ -46,7 +46,7 @@ fn stores_past_the_cache_are_fenced_before_a_stage_ends() {
             weight: None,
             bias: None,
             x: Some(of(&x.0)),
-            y: MatrixMut { data: Out::from(&mut y.0[..]), rows: RowStarts::strided(COLS) },
+            y: Some(MatrixMut { data: Out::from(&mut y.0[..]), rows: RowStarts::strided(COLS) }),
             residual: Residual::ReadWrite(
                 of(&residual.0),
                 MatrixMut { data: Out::from(&mut out.0[..]), rows: RowStarts::strided(COLS) },

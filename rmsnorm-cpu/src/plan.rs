@@ -5,8 +5,8 @@
 
 use rmsnorm_spec::depth::ceil_root;
 #[cfg(any(test, feature = "conformance"))]
-use rmsnorm_spec::{DType, Norm, Tensor};
-use rmsnorm_spec::{Direction, Problem};
+use rmsnorm_spec::{DType, Norm};
+use rmsnorm_spec::{Direction, Problem, Tensor};
 
 use crate::caps::Caps;
 use crate::lanes::LANES;
@@ -97,15 +97,21 @@ pub(crate) fn tasks(bytes: usize, units: usize, caps: &Caps) -> usize {
 /// The plan of a problem.
 pub(crate) fn plan(problem: &Problem, caps: &Caps) -> Plan {
     let (rows, cols) = (problem.rows, problem.cols);
-    let output_bytes = rows * cols * problem.dtypes.activation.size();
+    let activation_bytes = rows * cols * problem.dtypes.activation.size();
+    let output_bytes = match problem.direction {
+        Direction::Forward | Direction::Backward => activation_bytes,
+        // Of codes that are transposed right afterwards the cache is to keep what it can.
+        Direction::QuantizedForward if problem.has(Tensor::CodesT) => 0,
+        Direction::QuantizedForward => rows * cols,
+    };
     let block_rows = block_rows(rows);
     let blocks = rows.div_ceil(block_rows);
     let units = match problem.direction {
-        Direction::Forward => rows,
+        Direction::Forward | Direction::QuantizedForward => rows,
         Direction::Backward => blocks,
     };
     Plan {
-        tasks: tasks(2 * output_bytes, units, caps),
+        tasks: tasks(activation_bytes + output_bytes.max(rows * cols), units, caps),
         reduce_tasks: tasks(blocks * cols * size_of::<f32>(), cols / LANES, caps),
         block_rows,
         blocks,

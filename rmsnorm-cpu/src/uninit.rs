@@ -2,7 +2,9 @@
 
 use std::mem::MaybeUninit;
 
-use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, NormBackend, Problem, Span, Stored};
+use rmsnorm_spec::{
+    Backward, Checked, Code, Element, Error, Forward, NormBackend, Problem, QuantizedForward, Span, Stored,
+};
 
 use crate::lanes::Out;
 use crate::launch::{self, SliceBackend};
@@ -79,6 +81,13 @@ impl NormBackend for UninitBackend {
         call: Checked<Backward<'_, Self, T, W, R>>,
     ) -> Result<(), Error> {
         launch::backward(&self.0, call)
+    }
+
+    fn launch_quantized_forward<T: Element, C: Code, W: Element, R: Element>(
+        &self,
+        call: Checked<QuantizedForward<'_, Self, T, C, W, R>>,
+    ) -> Result<(), Error> {
+        launch::quantized_forward(&self.0, call)
     }
 }
 

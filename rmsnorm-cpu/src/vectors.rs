@@ -243,7 +243,9 @@ impl<E: Element> Output<E> {
             _ if !is_wanted => 0,
             TensorShape::Cols => cols,
             TensorShape::Rows => rows,
-            TensorShape::Matrix | TensorShape::Workspace => {
+            TensorShape::One => 1,
+            // Scales are not asked for here.
+            TensorShape::Matrix | TensorShape::Transposed | TensorShape::Workspace | TensorShape::Scales => {
                 let too_large = Error::TooLarge { arg: tensor.name(), rows, row_stride: cols, storage: E::STORAGE };
                 rows.checked_mul(cols).ok_or(too_large)?
             }

@@ -87,6 +87,8 @@ impl Params {
             Tensor::Dbias => Matrix::vector(self.dbias),
             Tensor::Workspace => Matrix::vector(self.partials),
             Tensor::Dresidual => self.dresidual,
+            // No kernel writes codes yet.
+            Tensor::Codes | Tensor::CodesT | Tensor::Scale | Tensor::Scales | Tensor::Amax => Matrix::vector(0),
         }
     }
 
@@ -107,7 +109,12 @@ impl Params {
             | Tensor::Rstd
             | Tensor::Dweight
             | Tensor::Dbias
-            | Tensor::Workspace => 0,
+            | Tensor::Workspace
+            | Tensor::Codes
+            | Tensor::CodesT
+            | Tensor::Scale
+            | Tensor::Scales
+            | Tensor::Amax => 0,
         }
     }
 
@@ -129,6 +136,7 @@ impl Params {
             Tensor::Dweight => self.dweight = matrix.data,
             Tensor::Dbias => self.dbias = matrix.data,
             Tensor::Workspace => self.partials = matrix.data,
+            Tensor::Codes | Tensor::CodesT | Tensor::Scale | Tensor::Scales | Tensor::Amax => {}
         }
     }
 

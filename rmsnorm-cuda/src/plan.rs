@@ -178,7 +178,8 @@ pub(crate) const ROWS_BREAKPOINTS: [usize; 3] = [16, 32, 132];
 /// The plan of a problem whose addresses and strides are multiples of `access_bytes`.
 pub(crate) fn plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
     match problem.direction {
-        Direction::Forward => forward::plan(problem, access_bytes, caps),
+        // There is no program for codes yet: no such call gets here.
+        Direction::Forward | Direction::QuantizedForward => forward::plan(problem, access_bytes, caps),
         Direction::Backward => backward::plan(problem, access_bytes, caps),
     }
 }

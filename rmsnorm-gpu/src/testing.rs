@@ -50,7 +50,10 @@ impl Call {
         let Call { direction, norm, dtypes, tensors, grad_reduction } = self;
         let tensors = tensors.set(Tensor::Mean, norm == Norm::Layer);
         let problem = match direction {
-            Direction::Forward => Problem::forward(norm, rows, cols, dtypes.activation, tensors),
+            // No backend has a program for codes yet.
+            Direction::Forward | Direction::QuantizedForward => {
+                Problem::forward(norm, rows, cols, dtypes.activation, tensors)
+            }
             Direction::Backward => Problem::backward(norm, rows, cols, dtypes.activation, tensors),
         };
         Problem { dtypes, grad_reduction, ..problem }

@@ -119,8 +119,7 @@ pub trait NormBackend {
         &self,
         call: Checked<QuantizedForward<'_, Self, T, C, W, R>>,
     ) -> Result<(), Error> {
-        let _ = call;
-        Err(Error::Unsupported { rule: format!("the {} backend has no quantized results", self.name()) })
+        call.problem().without_codes(self.name())
     }
 }
 

@@ -129,6 +129,15 @@ impl Problem {
         }
     }
 
+    /// For a backend of that name that has no quantized results.
+    ///
+    /// # Errors
+    /// `Unsupported` if the call is quantized.
+    pub fn without_codes(&self, backend: &str) -> Result<(), Error> {
+        let rule = || format!("the {backend} backend has no quantized results");
+        self.quant.map_or(Ok(()), |_| Err(Error::Unsupported { rule: rule() }))
+    }
+
     /// Whether the call has that tensor.
     pub const fn has(&self, tensor: Tensor) -> bool {
         self.tensors.has(tensor)

@@ -106,6 +106,7 @@ impl Bound {
 /// # Errors
 /// As [`forward`].
 pub(crate) fn prepare(backend: &WgpuBackend, problem: &Problem) -> Result<(), Error> {
+    problem.without_codes("wgpu")?;
     rows_per_group(problem)?;
     let plan = plan::plan(problem, &Layout::dense(problem), backend.caps())?;
     plan.steps.iter().try_for_each(|step| match step {

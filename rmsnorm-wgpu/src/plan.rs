@@ -301,7 +301,8 @@ pub(crate) const ROWS_BREAKPOINTS: [usize; 2] = [8, 16];
 pub(crate) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Plan, Unfit> {
     caps.check()?;
     match problem.direction {
-        Direction::Forward => forward::plan(problem, layout, caps),
+        // There is no program for codes yet: no such call gets here.
+        Direction::Forward | Direction::QuantizedForward => forward::plan(problem, layout, caps),
         Direction::Backward => backward::plan(problem, layout, caps),
     }
 }
@@ -331,7 +332,7 @@ pub(crate) fn copy(dtype: DType, len: u64, access: Access, aliased: bool, caps: 
 /// f32 elements of workspace that suffice however the tensors of the problem lie; 0 for what has no plan.
 pub(crate) fn workspace_len(problem: &Problem, caps: &Caps) -> usize {
     match problem.direction {
-        Direction::Forward => 0,
+        Direction::Forward | Direction::QuantizedForward => 0,
         Direction::Backward => usize::try_from(backward::workspace_len(problem, caps)).unwrap_or(usize::MAX),
     }
 }

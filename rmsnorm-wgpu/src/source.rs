@@ -159,9 +159,12 @@ const fn dtypes(key: &KernelKey) -> [DType; 3] {
     [activation, weight, residual]
 }
 
-/// The dtype of a tensor's elements.
+/// The dtype of a tensor's elements. No program has tensors of codes yet.
 const fn dtype_of(key: &KernelKey, tensor: Tensor) -> DType {
-    tensor.dtype(key.program.info().direction, key.call.dtypes)
+    match tensor.dtype(key.program.info().direction, key.call.dtypes) {
+        Some(dtype) => dtype,
+        None => DType::F32,
+    }
 }
 
 const fn has_sums(program: Program) -> bool {

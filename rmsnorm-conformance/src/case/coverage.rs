@@ -6,6 +6,7 @@
 
 use std::collections::HashSet;
 
+use rmsnorm_spec::quant::{CodeType, ScaleKind, ScaleLayout};
 use rmsnorm_spec::{CastOrder, DType, DTypes, GradReduction, Norm, Tensor, TensorSet};
 
 use crate::case::presence::{ALL_PRESENT, OPTIONAL};
@@ -46,7 +47,7 @@ const MANDATORY: [Feature; 21] = [
 const FEW_ELEMENTS: usize = 1 << 22;
 
 /// A call that needs neither much room nor what some backends lack: other sums, other dtypes, a workspace that nobody gave, rows in
-/// groups or far apart, and more tensors than every device has bindings.
+/// groups or far apart, more tensors than every device has bindings, and codes of two rows in one word or scales in another order.
 fn is_everyday(case: &Case) -> bool {
     let elements = case.rows.saturating_mul(case.cols);
     let has_room = case.present.has(Tensor::Workspace) || case.present.sums_over_rows() == 0;
@@ -57,17 +58,23 @@ fn is_everyday(case: &Case) -> bool {
         && case.grad_reduction == GradReduction::Partials
         && case.present.difference(ALL_PRESENT).is_empty()
         && matches!(case.layout, Layout::Uniform { .. } | Layout::Mixed(_))
+        && case.quant.is_none_or(|quant| {
+            case.layout == Layout::DENSE && quant.layout == ScaleLayout::RowMajor && case.cols.is_multiple_of(4)
+        })
 }
 
+/// Calls that a backend has all of, or none: of a kind, norm and dtype; and of a format of codes and a kind of scale.
+type Group = (Kind, Norm, DType, Option<(CodeType, ScaleKind)>);
+
 /// What a backend has or has not: a refusal of all of these is a gap.
-fn group(case: &Case) -> (Kind, Norm, DType) {
-    (case.kind, case.norm, case.dtypes.activation)
+fn group(case: &Case) -> Group {
+    (case.kind, case.norm, case.dtypes.activation, case.quant.map(|quant| (quant.codes, quant.scale)))
 }
 
 /// Which mandatory features a passed case had, and which everyday calls were refused.
 #[derive(Default)]
 pub(crate) struct Coverage {
-    executed: HashSet<(Kind, Norm, DType)>,
+    executed: HashSet<Group>,
     refused: Vec<(Case, String)>,
     passed: [bool; MANDATORY.len()],
     tensors: TensorSet,

@@ -6,6 +6,7 @@
 use rmsnorm_spec::reference::round_to;
 use rmsnorm_spec::{DType, Norm, Tensor};
 
+use crate::case::quantized::{Given, hard_weight};
 use crate::case::{Case, Kind};
 use crate::judge::bounds::Mode;
 use crate::testing::bits;
@@ -53,11 +54,34 @@ pub enum Family {
     Subnormal,
     /// NaN, infinities and overflowing squares in some rows: isolation of the others.
     Nonfinite,
+    /// One magnitude, and a weight on the steps of a format of codes, on ties and beside them: codes and scales without a rounding
+    /// before them. For results that are codes.
+    Codes,
 }
 
 impl Family {
     /// Every family.
-    pub const ALL: [Family; 15] = [
+    pub const ALL: [Family; 16] = [
+        Family::Randn,
+        Family::NearEps,
+        Family::Large,
+        Family::Shifted,
+        Family::ShiftedHi,
+        Family::CorrDy,
+        Family::PosDy,
+        Family::Loguni,
+        Family::Outlier,
+        Family::Exact,
+        Family::Const,
+        Family::Zeros,
+        Family::Mixed,
+        Family::Subnormal,
+        Family::Nonfinite,
+        Family::Codes,
+    ];
+
+    /// Those of calls whose results are floats.
+    pub const OF_FLOATS: [Family; 15] = [
         Family::Randn,
         Family::NearEps,
         Family::Large,
@@ -93,6 +117,7 @@ impl Family {
             Family::Mixed => "mixed",
             Family::Subnormal => "subnormal",
             Family::Nonfinite => "nonfinite",
+            Family::Codes => "codes",
         }
     }
 
@@ -119,7 +144,8 @@ impl Family {
             | Family::Zeros
             | Family::Mixed
             | Family::Subnormal
-            | Family::Nonfinite => Mode::Worst,
+            | Family::Nonfinite
+            | Family::Codes => Mode::Worst,
         }
     }
 }
@@ -139,6 +165,8 @@ pub(crate) struct Inputs {
     pub dy: Vec<f64>,
     /// (rows, cols)
     pub dresidual_out: Option<Vec<f64>>,
+    /// Of a call whose result is codes.
+    pub given: Option<Given>,
 }
 
 impl Inputs {
@@ -151,6 +179,7 @@ impl Inputs {
             bias: self.bias.clone(),
             dy: if self.dy.is_empty() { Vec::new() } else { pick_rows(&self.dy, rows, cols) },
             dresidual_out: self.dresidual_out.as_ref().map(|d| pick_rows(d, rows, cols)),
+            given: self.given,
         }
     }
 }
@@ -165,7 +194,7 @@ pub(crate) fn inputs(case: &Case) -> Inputs {
     let painter = Painter { case };
     let present = case.present;
     let weight_dtype = case.dtypes.weight;
-    let x_dtype = Tensor::X.dtype(case.kind.direction(), case.dtypes);
+    let x_dtype = case.x_dtype();
     let matrix = |value: &dyn Fn(usize, usize) -> f64, dtype| -> Vec<f64> {
         (0..case.rows * case.cols).map(|i| round_to(value(i / case.cols, i % case.cols), dtype)).collect()
     };
@@ -188,7 +217,8 @@ pub(crate) fn inputs(case: &Case) -> Inputs {
     let dresidual_out = present
         .has(Tensor::DresidualOut)
         .then(|| matrix(&|row, col| painter.dresidual_out(row, col), case.dtypes.residual));
-    Inputs { x, residual, weight, bias, dy, dresidual_out }
+    let inputs = Inputs { x, residual, weight, bias, dy, dresidual_out, given: None };
+    Inputs { given: case.quant.map(|quant| Given::new(case, &quant, &inputs)), ..inputs }
 }
 
 /// Computes single elements.
@@ -233,6 +263,7 @@ impl Painter<'_> {
                 z * column * line
             }
             Family::Exact => self.pick(Tensor::X, i, [-2.0, 2.0]),
+            Family::Codes => self.pick(Tensor::X, i, [-1.0, 1.0]),
             Family::Const => self.constant(),
             Family::Zeros => 0.0,
             Family::Mixed => match row % 5 {
@@ -253,7 +284,7 @@ impl Painter<'_> {
     fn constant(&self) -> f64 {
         let case = self.case;
         let is_given = case.kind == Kind::Backward && case.norm == Norm::Layer;
-        let is_wide = Tensor::X.dtype(case.kind.direction(), case.dtypes) != DType::F16;
+        let is_wide = case.x_dtype() != DType::F16;
         if is_given && is_wide { 124f64.exp2() } else { 3.140_625 }
     }
 
@@ -285,7 +316,7 @@ impl Painter<'_> {
         match self.case.family {
             Family::NearEps => z * f64::from(self.case.eps).sqrt(),
             // These families are about the exact values of h.
-            Family::Exact | Family::Const | Family::Zeros | Family::Subnormal => 0.0,
+            Family::Exact | Family::Const | Family::Zeros | Family::Subnormal | Family::Codes => 0.0,
             Family::Randn
             | Family::Large
             | Family::Shifted
@@ -303,6 +334,9 @@ impl Painter<'_> {
         let offset = f64::from(self.case.weight_offset);
         if self.case.family == Family::Exact {
             return self.pick(Tensor::Weight, col, [0.25, 0.5, 1.0, 2.0, 4.0]) - offset;
+        }
+        if self.case.family == Family::Codes {
+            return hard_weight(self.bits(Tensor::Weight, col), self.case.dtypes.weight) - offset;
         }
         let center = if offset == 1.0 { 0.0 } else { 1.0 };
         center + 0.3 * self.normal(Tensor::Weight, col)
@@ -339,7 +373,8 @@ impl Painter<'_> {
             | Family::Loguni
             | Family::Zeros
             | Family::Subnormal
-            | Family::Nonfinite => z,
+            | Family::Nonfinite
+            | Family::Codes => z,
         }
     }
 

@@ -5,7 +5,7 @@
 use rmsnorm_spec::{Access, Direction, Tensor, TensorSet};
 
 /// The letter of each optional tensor in an id, in the order in which they are drawn.
-const LETTERS: [(char, Tensor); 11] = [
+const LETTERS: [(char, Tensor); 14] = [
     ('w', Tensor::Weight),
     ('b', Tensor::Bias),
     ('r', Tensor::Residual),
@@ -17,6 +17,9 @@ const LETTERS: [(char, Tensor); 11] = [
     ('B', Tensor::Dbias),
     ('k', Tensor::Workspace),
     ('R', Tensor::Dresidual),
+    ('y', Tensor::Y),
+    ('t', Tensor::CodesT),
+    ('a', Tensor::Amax),
 ];
 
 /// The optional tensors, in the order in which sets of them are counted through.
@@ -34,7 +37,10 @@ pub(crate) const COUNTED: [Tensor; 11] = [
     Tensor::Dresidual,
 ];
 
-/// Every optional tensor.
+/// Those that only a call has whose result is codes.
+pub(crate) const OF_CODES: TensorSet = TensorSet::of(&[Tensor::Y, Tensor::CodesT, Tensor::Amax]);
+
+/// Every optional tensor of a call whose results are floats.
 pub(crate) const OPTIONAL: TensorSet = TensorSet::of(&COUNTED);
 
 /// Those that most cases draw from: all but `dresidual`, for which a device with few buffers may have no room left. What a kind of
@@ -75,9 +81,10 @@ mod tests {
     /// A tensor of the spec that the suite does not know would be in no case.
     #[test]
     fn every_tensor_is_required_or_has_a_letter() {
-        let required = TensorSet::of(&[Tensor::X, Tensor::Y, Tensor::Dy, Tensor::Dx]);
-        assert_eq!(required.union(OPTIONAL), Tensor::ALL.into_iter().collect());
-        assert_eq!(LETTERS.map(|(_, tensor)| tensor).into_iter().collect::<TensorSet>(), OPTIONAL);
+        use Tensor::{Codes, Dx, Dy, Scale, Scales, X};
+        let required = TensorSet::of(&[X, Dy, Dx, Codes, Scale, Scales]);
+        assert_eq!(required.union(OPTIONAL).union(OF_CODES), Tensor::ALL.into_iter().collect());
+        assert_eq!(LETTERS.map(|(_, tensor)| tensor).into_iter().collect::<TensorSet>(), OPTIONAL.union(OF_CODES));
         assert_eq!(ALL_PRESENT.with(Tensor::Dresidual), OPTIONAL);
         assert_eq!(drawn().collect::<TensorSet>(), ALL_PRESENT);
         let sets = [TensorSet::NONE, ALL_PRESENT, OPTIONAL]

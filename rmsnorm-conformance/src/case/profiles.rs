@@ -7,7 +7,7 @@ use rmsnorm_spec::{CastOrder, DType, DTypes, GradReduction, Norm, Tensor, Tensor
 
 use crate::case::data::Family;
 use crate::case::presence::{ALL_PRESENT, COUNTED, OPTIONAL};
-use crate::case::{Case, Kind, Layout, Trial, presence};
+use crate::case::{Case, Kind, Layout, Trial, presence, quantized};
 use crate::testing::splitmix;
 
 /// How much is run.
@@ -40,10 +40,13 @@ impl Profile {
     /// The list of cases. Only [`Profile::Full`] depends on the seed.
     pub fn cases(self, seed: u64) -> Vec<Case> {
         let cases = match self {
-            Profile::Smoke => smoke(),
-            Profile::Core => core(),
+            Profile::Smoke => [smoke(), quantized::smoke()].concat(),
+            Profile::Core => [core(), quantized::core()].concat(),
             // Long rows are what a GPU has paths of its own for.
-            Profile::Full => drawn(seed, 20_000, |dice| if dice.one_in(8) { 1 << 18 } else { MOST_DRAWN }),
+            Profile::Full => {
+                let floats = drawn(seed, 20_000, |dice| if dice.one_in(8) { 1 << 18 } else { MOST_DRAWN });
+                [floats, quantized::drawn(seed, 4000)].concat()
+            }
             Profile::Stress => stress(),
         };
         let mut seen = HashSet::new();
@@ -91,21 +94,21 @@ struct Drawn {
 }
 
 /// A sequence of choices.
-struct Dice {
-    state: u64,
+pub(super) struct Dice {
+    pub(super) state: u64,
 }
 
 impl Dice {
-    fn roll(&mut self) -> u64 {
+    pub(super) fn roll(&mut self) -> u64 {
         self.state = splitmix(self.state);
         self.state >> 16
     }
 
-    fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
+    pub(super) fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[self.roll() as usize % choices.len()]
     }
 
-    fn one_in(&mut self, count: u64) -> bool {
+    pub(super) fn one_in(&mut self, count: u64) -> bool {
         self.roll().is_multiple_of(count)
     }
 
@@ -114,7 +117,7 @@ impl Dice {
         self.case_of_size(size)
     }
 
-    fn case_of_size(&mut self, size: (usize, usize)) -> Case {
+    pub(super) fn case_of_size(&mut self, size: (usize, usize)) -> Case {
         let Drawn { case, wide_weight, wide_residual } = self.draw(size);
         Case { dtypes: case.dtypes.widened(wide_weight, wide_residual), ..case }
     }
@@ -123,7 +126,7 @@ impl Dice {
         let (wide_weight, wide_residual) = (self.one_in(2), self.one_in(2));
         let case = Case {
             trial: Trial::Bounds,
-            kind: self.pick(&Kind::ALL),
+            kind: self.pick(&Kind::OF_FLOATS),
             norm: self.pick(&Norm::ALL),
             rows,
             cols,
@@ -134,8 +137,9 @@ impl Dice {
             eps: self.pick(&EPS),
             grad_reduction: self.grad_reduction(),
             layout: self.layout(cols),
-            family: self.pick(&Family::ALL),
+            family: self.pick(&Family::OF_FLOATS),
             seed: self.roll() as u32 % 1000,
+            quant: None,
         };
         Drawn { case, wide_weight, wide_residual }
     }
@@ -171,7 +175,7 @@ impl Dice {
 
 /// Whether a case can prove something. With eps = 0 a variance of zero, or one that underflows, has no rstd; with few
 /// columns layer norm has hardly a variance whatever the data; rounding errors alone, divided by a tiny eps, are noise.
-fn is_meaningful(case: &Case) -> bool {
+pub(super) fn is_meaningful(case: &Case) -> bool {
     let tiny_eps = case.eps < 1e-6;
     let zero_eps = case.eps == 0.0;
     let may_be_flat = match case.family {
@@ -186,7 +190,9 @@ fn is_meaningful(case: &Case) -> bool {
         | Family::Loguni
         | Family::Outlier
         | Family::Exact
-        | Family::Nonfinite => false,
+        | Family::Nonfinite
+        // All rows have one magnitude, far above what is lost.
+        | Family::Codes => false,
     };
     let few_cols = case.cols < 32 && case.norm == Norm::Layer;
     let far_from_zero = case.norm == Norm::Layer && matches!(case.family, Family::ShiftedHi | Family::Nonfinite);
@@ -220,7 +226,7 @@ fn smoke() -> Vec<Case> {
     let mut dice = Dice { state: 1 };
     let mut cases = Vec::new();
     for (i, (kind, norm)) in kinds_and_norms().enumerate() {
-        for (j, family) in Family::ALL.into_iter().enumerate() {
+        for (j, family) in Family::OF_FLOATS.into_iter().enumerate() {
             // This kind has no case of that family; another shape of the most common family takes its place.
             let replaced = family == Family::Nonfinite && kind == Kind::EndToEnd;
             let family = if replaced { Family::Randn } else { family };
@@ -513,7 +519,7 @@ fn combinations<const N: u32>(case: &Case) -> impl Iterator<Item = u64> + use<N>
 }
 
 fn kinds_and_norms() -> impl Iterator<Item = (Kind, Norm)> {
-    Kind::ALL.into_iter().flat_map(|kind| Norm::ALL.map(|norm| (kind, norm)))
+    Kind::OF_FLOATS.into_iter().flat_map(|kind| Norm::ALL.map(|norm| (kind, norm)))
 }
 
 /// One axis at a time away from a middling case with every optional tensor; the sizes follow in [`cover`].
@@ -521,7 +527,7 @@ fn extremes(kind: Kind, norm: Norm) -> Vec<Case> {
     let with = |dtype, rows, cols| Case { present: ALL_PRESENT, ..Case::plain(kind, norm, dtype, rows, cols) };
     let middle = |i: usize| with(DType::ALL[i % 3], 29, 129);
     let mut cases = Vec::new();
-    for family in Family::ALL {
+    for family in Family::OF_FLOATS {
         for dtype in DType::ALL {
             cases.push(Case { family, ..with(dtype, 31, 65) });
         }
@@ -704,7 +710,7 @@ mod tests {
 
     #[test]
     fn lists_have_their_sizes_and_every_id_reads_back() {
-        for (profile, sizes) in [(Profile::Smoke, 180..220), (Profile::Core, 3400..3601), (Profile::Stress, 70..120)] {
+        for (profile, sizes) in [(Profile::Smoke, 280..320), (Profile::Core, 4200..4601), (Profile::Stress, 70..120)] {
             let cases = profile.cases(0);
             assert!(sizes.contains(&cases.len()), "{}: {}", profile.name(), cases.len());
             for case in cases {

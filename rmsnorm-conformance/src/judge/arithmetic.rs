@@ -30,6 +30,9 @@ pub struct Arithmetic {
     /// Roundings spent on "divide by cols", when cols is no power of two (else none): 2 for a multiplication with a
     /// rounded reciprocal, 1 for a true division.
     pub mean_roundings: f64,
+    /// Relative error of a quotient, as of a result by its scale: 1 rounding for a division, 2 for a product with a rounded
+    /// reciprocal.
+    pub quotient_error: f64,
     /// The rounding of 16-bit stores.
     pub store: StoreRounding,
     /// Whether subnormal inputs and results may be flushed to zero.
@@ -49,6 +52,7 @@ impl Arithmetic {
         unit_roundoff: F32_ROUNDOFF,
         rstd_error: 2.0 * F32_ROUNDOFF,
         mean_roundings: 2.0,
+        quotient_error: 2.0 * F32_ROUNDOFF,
         store: StoreRounding::NearestEven,
         flushes_subnormals: false,
         non_finite: NonFinite::Ieee,

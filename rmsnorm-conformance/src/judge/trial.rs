@@ -5,13 +5,16 @@
 //! of the forward pass in the bound.
 
 use rmsnorm_spec::depth::{policy_depth_cols, policy_depth_rows};
+use rmsnorm_spec::quant::QuantSpec;
 use rmsnorm_spec::reference::{BackwardInputs, ForwardInputs};
 use rmsnorm_spec::{Storage, Tensor};
 
 use crate::Arithmetic;
 use crate::case::Case;
 use crate::case::data::Inputs;
+use crate::case::quantized::Given;
 use crate::judge::bounds::{Model, Statistics};
+use crate::judge::quantized::QuantizedTruth;
 use crate::judge::truth::{BackwardTruth, ForwardTruth};
 use crate::judge::{self, Verdict};
 use crate::report::{CaseReport, Check, Finding, OutputReport, Status};
@@ -55,6 +58,9 @@ fn run_and_judge(
     let truth = if case.kind.has_forward() { Some(trial.forward_truth(&stored)?) } else { None };
     if let Some(truth) = &truth {
         judged.add_all(&ForwardTruth::OUTPUTS, &stored, |tensor, got| truth.judge_bits(tensor, got));
+    }
+    if let Some((truth, (quant, given))) = truth.as_ref().zip(case.quant.zip(scenario.inputs.given)) {
+        trial.judge_quantized(truth, quant, given, &stored, judged);
     }
     if case.kind.has_backward() {
         trial.judge_backward(&scenario.saved_by(&stored), Statistics::Given, &stored, judged);
@@ -149,6 +155,25 @@ impl<'a> BoundsTrial<'a> {
         with_h.present = with_h.present.with(Tensor::ResidualOut);
         let stored = self.context.forward(&with_h, self.inputs, Poison::Nan)?;
         Ok(stored.get(Tensor::ResidualOut).map(Bits::values))
+    }
+
+    fn judge_quantized(
+        &self,
+        truth: &ForwardTruth<'_>,
+        quant: QuantSpec,
+        given: Given,
+        stored: &Outputs,
+        judged: &mut Judged<'_>,
+    ) {
+        let (spec, dtype) = (self.case.spec(), self.case.dtypes.activation);
+        let truth = QuantizedTruth::new(&spec, quant, given, truth, dtype, self.context.arithmetic);
+        let scales = stored.get(Tensor::Scales);
+        judged.add_all(&[Tensor::Scales], stored, |_, got| truth.judge_scales(got));
+        judged.add_all(&[Tensor::Amax], stored, |_, got| truth.judge_amax(got));
+        judged.add_all(&[Tensor::Codes], stored, |_, got| truth.judge_codes(got, scales));
+        if let Some(codes) = stored.get(Tensor::Codes) {
+            judged.add_all(&[Tensor::CodesT], stored, |_, got| truth.judge_transposed(got, codes));
+        }
     }
 
     fn judge_backward(&self, saved: &Saved, statistics: Statistics<'_>, stored: &Outputs, judged: &mut Judged<'_>) {

@@ -3,10 +3,10 @@
 //! A forward reference starts from the exact inputs, a backward reference from the statistics that the call was given.
 
 use rmsnorm_spec::reference::{self, BackwardInputs, BackwardOutputs, ForwardInputs, ForwardOutputs};
-use rmsnorm_spec::{CastOrder, DType, Element, GradReduction, NormSpec, Tensor};
+use rmsnorm_spec::{CastOrder, DType, Element, GradReduction, Norm, NormSpec, Tensor};
 
 use super::{Expected, judge_expected};
-use crate::judge::bounds::{self, BackwardBounds, ForwardBounds, Model, Statistics};
+use crate::judge::bounds::{self, BackwardBounds, ForwardBounds, Model, Statistics, TINY};
 use crate::judge::{BeforeWeight, Verdict};
 use crate::run::memory::Bits;
 use crate::{Arithmetic, NonFinite};
@@ -20,6 +20,24 @@ enum Due {
     Nan,
     /// Nothing: the arithmetic is outside its domain.
     Nothing,
+}
+
+/// What is known of an element before it is stored.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Value {
+    /// Nothing.
+    Open,
+    /// It is NaN.
+    Nan,
+    /// It lies between these.
+    Between {
+        /// The exact one.
+        reference: f64,
+        /// The least.
+        low: f64,
+        /// The largest.
+        high: f64,
+    },
 }
 
 /// What a forward call must give.
@@ -82,7 +100,9 @@ impl<'a> ForwardTruth<'a> {
             }
             (Tensor::X | Tensor::Residual | Tensor::Weight | Tensor::Bias, _)
             | (Tensor::Dy | Tensor::DresidualOut | Tensor::Dx | Tensor::Dweight | Tensor::Dbias, _)
-            | (Tensor::Workspace | Tensor::Dresidual, _) => Vec::new(),
+            | (Tensor::Workspace | Tensor::Dresidual, _)
+            // What is quantized has a truth of its own.
+            | (Tensor::Codes | Tensor::CodesT | Tensor::Scale | Tensor::Scales | Tensor::Amax, _) => Vec::new(),
         };
         let width = if tensor.is_matrix() { self.spec.cols } else { 1 };
         judge_due(got, expected, &self.due, width, self.arithmetic)
@@ -100,6 +120,45 @@ impl<'a> ForwardTruth<'a> {
                 x.iter().zip(residual).map(|(x, residual)| Expected::new(x + residual, error(x + residual))).collect()
             }
         }
+    }
+
+    /// What may be known of each y before it is stored, of activations of that dtype.
+    pub(crate) fn values_of_y(&self, dtype: DType) -> Vec<Value> {
+        let expected = match self.spec.cast_order {
+            CastOrder::AtStore => plain(&self.outputs.y, &self.bounds.y),
+            CastOrder::BeforeWeight => self.before_weight(dtype),
+        };
+        let value = |(i, expected): (usize, Expected)| {
+            let (row, col) = (i / self.spec.cols, i % self.spec.cols);
+            let Expected { reference, low, high } = expected;
+            match self.due[row] {
+                Due::Nan if reference.is_nan() => Value::Nan,
+                Due::Nan | Due::Nothing => Value::Open,
+                Due::Interval if reference.is_nan() => Value::Nan,
+                Due::Interval if reference.is_infinite() => Value::Open,
+                Due::Interval if self.is_exactly_the_bias(i, col) => {
+                    Value::Between { reference, low: reference, high: reference }
+                }
+                Due::Interval if self.arithmetic.flushes_subnormals && reference.abs() < TINY => {
+                    Value::Between { reference, low: low.min(0.0), high: high.max(0.0) }
+                }
+                Due::Interval => Value::Between { reference, low, high },
+            }
+        };
+        expected.into_iter().enumerate().map(value).collect()
+    }
+
+    /// Whether a factor of a product is zero: nothing is lost then. The bounds have a term for underflow everywhere, which, under the
+    /// least of all scales, would excuse any code.
+    fn is_exactly_the_bias(&self, index: usize, col: usize) -> bool {
+        let is_bounded = self.bounds.x_hat[index].is_finite();
+        let weight = reference::effective_weight(&self.spec, self.inputs.weight, col);
+        is_bounded && (weight == 0.0 || self.spec.norm == Norm::Rms && self.outputs.h[index] == 0.0)
+    }
+
+    /// The ends of an interval as a store of that dtype rounds them.
+    pub(crate) fn stored_as(&self, (reference, low, high): (f64, f64, f64), dtype: DType) -> (f64, f64) {
+        Expected { reference, low, high }.interval_with_flush(dtype, self.arithmetic)
     }
 
     fn before_weight(&self, dtype: DType) -> Vec<Expected> {
@@ -198,7 +257,12 @@ impl BackwardTruth {
             | Tensor::Rstd
             | Tensor::Dy
             | Tensor::DresidualOut
-            | Tensor::Workspace => (Vec::new(), &self.rows_due, 1),
+            | Tensor::Workspace
+            | Tensor::Codes
+            | Tensor::CodesT
+            | Tensor::Scale
+            | Tensor::Scales
+            | Tensor::Amax => (Vec::new(), &self.rows_due, 1),
         };
         judge_due(got, expected, due, width, &self.arithmetic)
     }

@@ -1,11 +1,13 @@
 //! Builds a case's calls from its inputs, makes them, and checks everything that needs no reference: the answer, the
 //! memory around the tensors, and independence from what the outputs held before.
 
+use rmsnorm_spec::quant::{QuantSpec, ScaleKind};
 use rmsnorm_spec::reference::{self, ForwardInputs, round_to};
-use rmsnorm_spec::{self as spec, DType, Direction, Error, GradReduction, Problem, Tensor, TensorShape};
+use rmsnorm_spec::{self as spec, DType, Direction, Error, GradReduction, Problem, Storage, Tensor, TensorShape};
 
 use crate::Arithmetic;
 use crate::case::data::{self, Inputs, pick_rows};
+use crate::case::quantized::Given;
 use crate::case::{Case, Kind, presence};
 use crate::report::{Check, Finding, Status};
 use crate::run::device::{Device, TransferError};
@@ -112,12 +114,14 @@ struct Builder<'a> {
 
 impl<'a> Builder<'a> {
     fn new(case: &'a Case, kind: Kind, poison: Poison) -> Self {
-        Builder { case, poison, call: Call { kind, tensors: Vec::new() } }
+        Builder { case, poison, call: Call { kind, quant: case.quant, tensors: Vec::new() } }
     }
 
     fn push(&mut self, name: Tensor, access: Access, shape: (usize, usize), place: Placement, fill: &Fill<'_>) {
-        let tensor = (name, name.dtype(self.call.kind.direction(), self.case.dtypes), access);
-        self.call.tensors.push(Guarded::new(tensor, shape, place, fill, self.case.seed));
+        let storage = name.storage(self.call.kind.direction(), self.case.dtypes, self.call.quant.as_ref());
+        // A call without codes has no tensor of theirs.
+        let storage = storage.unwrap_or(Storage::E8m0);
+        self.call.tensors.push(Guarded::new((name, storage, access), shape, place, fill, self.case.seed));
     }
 
     fn matrix(&mut self, name: Tensor, access: Access, fill: &Fill<'_>) {
@@ -148,6 +152,16 @@ impl<'a> Builder<'a> {
         }
     }
 
+    /// What is transposed has its own rows, which lie in no groups.
+    fn output_columns(&mut self, name: Tensor, wanted: bool) {
+        if wanted {
+            let place = self.case.layout.placement(name, self.case.rows);
+            let place = Placement { groups: None, ..place };
+            let shape = (self.case.cols, self.case.rows);
+            self.push(name, Access::Write, shape, place, &Fill::Poison(self.poison));
+        }
+    }
+
     fn output(&mut self, name: Tensor, len: usize, wanted: bool) {
         if wanted {
             self.vector(name, Access::Write, len, &Fill::Poison(self.poison));
@@ -157,7 +171,10 @@ impl<'a> Builder<'a> {
 
 /// The forward call of a case, in the form that its kind asks for.
 pub(crate) fn forward_call(case: &Case, inputs: &Inputs, poison: Poison) -> Call {
-    let kind = if case.kind == Kind::ForwardInPlace { case.kind } else { Kind::Forward };
+    let kind = match case.kind {
+        Kind::ForwardInPlace | Kind::QuantizedForward => case.kind,
+        Kind::Forward | Kind::Backward | Kind::EndToEnd => Kind::Forward,
+    };
     let mut builder = Builder::new(case, kind, poison);
     if kind == Kind::ForwardInPlace {
         builder.matrix(Tensor::X, Access::Overwrite, &Fill::Values(&inputs.x));
@@ -168,13 +185,36 @@ pub(crate) fn forward_call(case: &Case, inputs: &Inputs, poison: Poison) -> Call
         builder.input_rows(Tensor::X, Some(&inputs.x));
         builder.input_rows(Tensor::Residual, inputs.residual.as_deref());
         builder.output_rows(Tensor::ResidualOut, case.present.has(Tensor::ResidualOut));
-        builder.output_rows(Tensor::Y, true);
+        builder.output_rows(Tensor::Y, kind == Kind::Forward || case.present.has(Tensor::Y));
     }
     builder.input(Tensor::Weight, inputs.weight.as_deref());
     builder.input(Tensor::Bias, inputs.bias.as_deref());
     builder.output(Tensor::Mean, case.rows, case.present.has(Tensor::Mean));
     builder.output(Tensor::Rstd, case.rows, case.present.has(Tensor::Rstd));
+    if let Some((quant, given)) = case.quant.zip(inputs.given) {
+        builder.quantized(&quant, given);
+    }
     builder.call
+}
+
+impl Builder<'_> {
+    /// Codes and what is about their scales.
+    fn quantized(&mut self, quant: &QuantSpec, given: Given) {
+        let (case, present) = (self.case, self.case.present);
+        self.output_rows(Tensor::Codes, true);
+        self.output_columns(Tensor::CodesT, present.has(Tensor::CodesT));
+        if quant.scale == ScaleKind::Given {
+            self.input(Tensor::Scale, Some(&[given.scale]));
+        } else {
+            // A list of cases has none whose scales cannot be counted.
+            self.output(Tensor::Scales, quant.scales_len(case.rows, case.cols).unwrap_or(0), true);
+        }
+        if quant.folds_amax {
+            self.vector(Tensor::Amax, Access::Write, 1, &Fill::Values(&[given.amax]));
+        } else {
+            self.output(Tensor::Amax, 1, present.has(Tensor::Amax));
+        }
+    }
 }
 
 /// The backward call of a case, for what its forward pass saved.
@@ -196,8 +236,8 @@ pub(crate) fn backward_call(device: &dyn Device, case: &Case, inputs: &Inputs, s
             TensorShape::Matrix => builder.output_rows(tensor, true),
             TensorShape::Cols => builder.output(tensor, case.cols, true),
             TensorShape::Rows => builder.output(tensor, case.rows, true),
-            // Below.
-            TensorShape::Workspace => {}
+            // Below; and no gradient.
+            TensorShape::Workspace | TensorShape::Transposed | TensorShape::One | TensorShape::Scales => {}
         }
     }
     if present.has(Tensor::Workspace) {

@@ -1,5 +1,6 @@
 //! Trials that need no reference, only a second call: repetition, batch invariance and metamorphic relations.
 
+use rmsnorm_spec::quant::{ScaleKind, ScaleLayout};
 use rmsnorm_spec::{DType, Tensor, TensorShape};
 
 use crate::Arithmetic;
@@ -19,7 +20,7 @@ pub(crate) fn run(context: Context<'_>, case: &Case, repeats: u32) -> Status {
 fn repeat(context: Context<'_>, scenario: &Scenario, repeats: u32) -> Result<Outputs, Status> {
     let case = &scenario.case;
     let first = scenario.run(context, Poison::Nan)?;
-    let other = Scenario::new(&Case { rows: 3, cols: case.cols + 1, ..*case });
+    let other = Scenario::new(&Case { rows: 3, cols: case.cols + 1, ..*case }.normalized());
     for repeat in 1..repeats {
         other.run(context, Poison::Huge)?;
         let again = scenario.run(context, Poison::Huge)?;
@@ -41,7 +42,7 @@ fn first_difference(a: &[u32], b: &[u32]) -> usize {
 
 /// Layout and alignment stay as they are in the full batch: only the number of rows changes.
 fn batches(context: Context<'_>, scenario: &Scenario, whole: &Outputs) -> Result<(), Status> {
-    let (rows, cols) = (scenario.case.rows, scenario.case.cols);
+    let rows = scenario.case.rows;
     if rows == 0 {
         return Ok(());
     }
@@ -51,7 +52,7 @@ fn batches(context: Context<'_>, scenario: &Scenario, whole: &Outputs) -> Result
     for part in single.into_iter().chain(several) {
         let alone = scenario.with_rows(&part).run(context, Poison::Nan)?;
         for (tensor, bits) in &alone.tensors {
-            let Some((width, whole)) = row_width(*tensor, cols).zip(whole.get(*tensor)) else { continue };
+            let Some((width, whole)) = row_width(*tensor, &scenario.case).zip(whole.get(*tensor)) else { continue };
             let in_batch = data::pick_rows(&whole.bits, &part, width);
             if bits.bits != in_batch {
                 let index = first_difference(&bits.bits, &in_batch);
@@ -64,12 +65,20 @@ fn batches(context: Context<'_>, scenario: &Scenario, whole: &Outputs) -> Result
     Ok(())
 }
 
-/// Elements of an output that belong to one row; `None` for sums over rows.
-fn row_width(tensor: Tensor, cols: usize) -> Option<usize> {
+/// Elements of an output that belong to one row; `None` for what depends on several rows, or does not lie row by row.
+fn row_width(tensor: Tensor, case: &Case) -> Option<usize> {
+    let quant = case.quant.as_ref();
     match tensor.shape() {
-        TensorShape::Matrix => Some(cols),
+        // All codes share the scale.
+        TensorShape::Matrix if tensor == Tensor::Codes => {
+            quant.filter(|quant| quant.scale != ScaleKind::Current).map(|_| case.cols)
+        }
+        TensorShape::Matrix => Some(case.cols),
         TensorShape::Rows => Some(1),
-        TensorShape::Cols | TensorShape::Workspace => None,
+        TensorShape::Scales => {
+            quant.filter(|quant| quant.layout == ScaleLayout::RowMajor).and_then(|quant| quant.scale.groups(case.cols))
+        }
+        TensorShape::Cols | TensorShape::Workspace | TensorShape::One | TensorShape::Transposed => None,
     }
 }
 
@@ -112,11 +121,13 @@ impl Metamorphic<'_> {
 
     /// Reversing the rows reverses what is stored per row.
     fn permute_rows(&self) -> Result<(), Status> {
-        let (rows, cols) = (self.scenario.case.rows, self.scenario.case.cols);
+        let rows = self.scenario.case.rows;
         let reversed: Vec<usize> = (0..rows).rev().collect();
         let original = self.outputs(&self.scenario)?;
         for (tensor, bits) in &self.outputs(&self.scenario.with_rows(&reversed))?.tensors {
-            let Some((width, original)) = row_width(*tensor, cols).zip(original.get(*tensor)) else { continue };
+            let Some((width, original)) = row_width(*tensor, &self.scenario.case).zip(original.get(*tensor)) else {
+                continue;
+            };
             let expected = data::pick_rows(&original.bits, &reversed, width);
             if bits.bits != expected {
                 let detail =

@@ -5,9 +5,10 @@
 
 use std::ops::Range;
 
+use rmsnorm_spec::quant::{CodeType, QuantSpec};
 use rmsnorm_spec::{
-    Backward, DType, DTypes, Element, Error, Forward, GradReduction, NormBackend, NormSpec, Problem, RowGroups, Rows,
-    Source, Stored, Tensor, WithDTypes, bf16, f16,
+    Backward, Code, DType, DTypes, Element, Error, F8E4M3, F8E5M2, Forward, GradReduction, NormBackend, NormSpec,
+    Problem, QuantizedForward, RowGroups, Rows, Scales, Source, Storage, Stored, Tensor, WithDTypes, bf16, f16,
 };
 
 use super::span;
@@ -182,6 +183,15 @@ impl<H: Harness> WithDTypes for Typed<'_, H> {
         match self.call.kind {
             Kind::Forward | Kind::ForwardInPlace | Kind::EndToEnd => self.forward::<T, W, R>(),
             Kind::Backward => self.backward::<T, W, R>(),
+            Kind::QuantizedForward => {
+                let missing = Error::Missing { arg: "quant", why: "codes are made by it" };
+                let quant = self.call.quant.ok_or(TransferError(missing))?;
+                match quant.codes {
+                    CodeType::E4m3 => self.quantized_forward::<T, F8E4M3, W, R>(quant),
+                    CodeType::E5m2 => self.quantized_forward::<T, F8E5M2, W, R>(quant),
+                    CodeType::Int8 => self.quantized_forward::<T, i8, W, R>(quant),
+                }
+            }
         }
     }
 }
@@ -224,6 +234,47 @@ impl<H: Harness> Typed<'_, H> {
         let answer = h.backend().forward(self.spec, args);
         unload!(self: X = Some(x), Residual = residual, Weight = weight, Bias = bias, Y = y, ResidualOut = residual_out,
             Mean = mean, Rstd = rstd);
+        Ok(answer)
+    }
+
+    fn quantized_forward<T: Element, C: Code, W: Element, R: Element>(self, quant: QuantSpec) -> Answer {
+        let h = self.harness;
+        let x = self.required::<T>(Tensor::X)?;
+        let residual = self.optional::<R>(Tensor::Residual)?;
+        let weight = self.optional::<W>(Tensor::Weight)?;
+        let bias = self.optional::<W>(Tensor::Bias)?;
+        let mut y = self.optional::<T>(Tensor::Y)?;
+        let mut residual_out = self.optional::<R>(Tensor::ResidualOut)?;
+        let mut mean = self.optional::<f32>(Tensor::Mean)?;
+        let mut rstd = self.optional::<f32>(Tensor::Rstd)?;
+        let mut codes = self.required::<C>(Tensor::Codes)?;
+        let mut codes_t = self.optional::<C>(Tensor::CodesT)?;
+        let scale = self.optional::<f32>(Tensor::Scale)?;
+        let are_bytes = self.call.get(Tensor::Scales).is_some_and(|scales| scales.storage == Storage::E8m0);
+        let mut scales = if are_bytes { None } else { self.optional::<f32>(Tensor::Scales)? };
+        let mut bytes = if are_bytes { self.optional::<u8>(Tensor::Scales)? } else { None };
+        let mut amax = self.optional::<f32>(Tensor::Amax)?;
+        let args = QuantizedForward::<H::Backend, T, C>::new(quant, x.rows(h), codes.rows_mut(h));
+        let mut args = args.weight_dtype::<W>().residual_dtype::<R>();
+        args.weight = weight.as_ref().map(|t| t.view(h));
+        args.bias = bias.as_ref().map(|t| t.view(h));
+        args.residual = residual.as_ref().map(|t| t.rows(h));
+        args.residual_out = residual_out.as_mut().map(|t| t.rows_mut(h));
+        args.y = y.as_mut().map(|t| t.rows_mut(h));
+        args.mean = mean.as_mut().map(|t| t.view_mut(h));
+        args.rstd = rstd.as_mut().map(|t| t.view_mut(h));
+        args.codes_t = codes_t.as_mut().map(|t| t.rows_mut(h));
+        args.scale = scale.as_ref().map(|t| t.view(h));
+        args.scales = match (&mut scales, &mut bytes) {
+            (Some(scales), _) => Some(Scales::F32(scales.view_mut(h))),
+            (None, Some(scales)) => Some(Scales::E8m0(scales.view_mut(h))),
+            (None, None) => None,
+        };
+        args.amax = amax.as_mut().map(|t| t.view_mut(h));
+        let answer = h.backend().quantized_forward(self.spec, args);
+        unload!(self: X = Some(x), Residual = residual, Weight = weight, Bias = bias, Y = y, ResidualOut = residual_out,
+            Mean = mean, Rstd = rstd, Codes = Some(codes), CodesT = codes_t, Scale = scale, Scales = scales,
+            Scales = bytes, Amax = amax);
         Ok(answer)
     }
 

@@ -11,7 +11,7 @@
 
 use std::ops::Range;
 
-use rmsnorm_spec::quant::e8m0_value;
+use rmsnorm_spec::quant::{QuantSpec, e8m0_value};
 use rmsnorm_spec::{DType, Element, RowGroups, RowLayout, Rows, Storage, Stored, Tensor, bf16, f16};
 use sha2::{Digest, Sha256};
 
@@ -351,6 +351,8 @@ const fn element_mask(storage: Storage) -> u32 {
 pub struct Call {
     /// Forward or backward; a forward call without y is in place.
     pub kind: Kind,
+    /// How the result is quantized, where it is.
+    pub quant: Option<QuantSpec>,
     /// In any order.
     pub tensors: Vec<Guarded>,
 }

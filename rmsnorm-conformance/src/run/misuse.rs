@@ -3,10 +3,11 @@
 //! A bad call is a good one with one thing falsified. Overlap is missing here: safe host slices cannot express it. What
 //! validation finds overlaps by, the spans of views, has a check of its own in [`span`](crate::run::span).
 
-use rmsnorm_spec::{DType, DTypes, Error, GradReduction, Norm, NormSpec, RowGroups, Tensor};
+use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind};
+use rmsnorm_spec::{DType, DTypes, Error, GradReduction, Norm, NormSpec, RowGroups, Tensor, TensorShape};
 
 use crate::case::data;
-use crate::case::presence::ALL_PRESENT;
+use crate::case::presence::{ALL_PRESENT, OF_CODES};
 use crate::case::{Case, Kind};
 use crate::report::{Check, Finding, Status};
 use crate::run::calls::{Context, Saved, backward_call, forward_call};
@@ -81,7 +82,7 @@ impl BadCall {
 /// Every bad call. A short workspace is among them where the backend needs one.
 pub(crate) fn bad_calls(device: &dyn Device) -> Vec<BadCall> {
     let mut calls = Vec::new();
-    for kind in [Kind::Forward, Kind::ForwardInPlace, Kind::Backward] {
+    for kind in Kind::CALLS {
         let good = || GoodCall::new(device, kind, Norm::Layer);
         scalars(&good, &mut calls);
         sizes(&good, &mut calls);
@@ -104,7 +105,9 @@ const COLS: usize = 5;
 
 impl GoodCall {
     fn new(device: &dyn Device, kind: Kind, norm: Norm) -> Self {
-        let case = Case { present: ALL_PRESENT, ..Case::plain(kind, norm, DType::F16, ROWS, COLS) }.normalized();
+        let quant = Some(QuantSpec::new(CodeType::E5m2, ScaleKind::Given));
+        let present = ALL_PRESENT.union(OF_CODES);
+        let case = Case { present, quant, ..Case::plain(kind, norm, DType::F16, ROWS, COLS) }.normalized();
         let inputs = data::inputs(&case);
         let call = if kind.has_forward() {
             forward_call(&case, &inputs, Poison::Nan)
@@ -163,8 +166,9 @@ fn sizes(good: &dyn Fn() -> GoodCall, calls: &mut Vec<BadCall>) {
             calls.push(falsified("long", Refusal::Length(name), &|tensor| tensor.view.end += 1));
         }
         if tensor.is_matrix() {
+            let cols = if tensor.shape() == TensorShape::Transposed { ROWS } else { COLS };
             calls.push(falsified("overlapping_rows_of", Refusal::Stride(name), &|tensor| {
-                tensor.row_stride = Some(COLS - 1)
+                tensor.row_stride = Some(cols - 1)
             }));
             let beyond = Some(usize::MAX / 2);
             calls.push(falsified("stride_beyond_memory_of", Refusal::TooLarge(name), &|tensor| {
@@ -198,6 +202,19 @@ fn presence(good: &dyn Fn() -> GoodCall, calls: &mut Vec<BadCall>) {
         Kind::Backward => {
             calls.push(without(Tensor::Mean).bad("no_mean", Refusal::Missing("mean")));
         }
+        Kind::QuantizedForward => {
+            calls.push(
+                without(Tensor::Residual).bad("residual_out_without_residual", Refusal::Unexpected("residual_out")),
+            );
+            calls.push(without(Tensor::Scale).bad("no_scale", Refusal::Missing("scale")));
+            let quantized = |call: GoodCall, quant| GoodCall { call: Call { quant: Some(quant), ..call.call }, ..call };
+            let row = QuantSpec::new(CodeType::E5m2, ScaleKind::Row);
+            let bare = || without(Tensor::CodesT);
+            calls.push(quantized(good(), row).bad("transposed_codes_of_rows", Refusal::Unexpected("codes_t")));
+            calls.push(quantized(bare(), row).bad("scale_given_for_rows", Refusal::Unexpected("scale")));
+            let given = QuantSpec::new(CodeType::E5m2, ScaleKind::Given);
+            calls.push(quantized(good(), given.amax_floor(-1.0)).bad("negative_floor", Refusal::Invalid("quant")));
+        }
         Kind::ForwardInPlace | Kind::EndToEnd => {}
     }
 }
@@ -208,7 +225,9 @@ fn foreign_dtypes(good: &dyn Fn() -> GoodCall, calls: &mut Vec<BadCall>) {
         let mut call = good();
         for tensor in &mut call.call.tensors {
             // Both dtypes have 16 bits, so the buffer can be read as either.
-            tensor.storage = tensor.name.dtype(call.call.kind.direction(), dtypes).into();
+            if let Some(dtype) = tensor.name.dtype(call.call.kind.direction(), dtypes) {
+                tensor.storage = dtype.into();
+            }
         }
         calls.push(BadCall { dtypes, ..call.bad(what, Refusal::Unsupported) });
     }
@@ -291,7 +310,7 @@ mod tests {
     fn bad_calls_fail_a_backend_that_writes_before_it_refuses() {
         let answer = || Ok(Err(Error::EmptyRow));
         let passed = |touches| statuses(&Stub { answer, touches }).iter().filter(|s| **s == Status::Pass).count();
-        assert_eq!(passed(None), 3);
+        assert_eq!(passed(None), 4);
         assert_eq!(passed(Some(Tensor::Rstd)), 0);
     }
 
@@ -310,7 +329,7 @@ mod tests {
         // Each stage has a bad call without columns, which alone is answered so.
         assert_eq!(touched(Some(Tensor::X)), 0);
         for (slot, stages_without) in
-            [(Tensor::Weight, 0), (Tensor::Bias, 1), (Tensor::Y, 2), (Tensor::Dy, 2), (Tensor::Workspace, 2)]
+            [(Tensor::Weight, 0), (Tensor::Bias, 1), (Tensor::Y, 2), (Tensor::Dy, 3), (Tensor::Workspace, 3)]
         {
             assert_eq!(touched(Some(slot)), stages_without, "{slot:?}");
         }

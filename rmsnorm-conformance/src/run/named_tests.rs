@@ -101,6 +101,8 @@ fn test_items(device: &dyn Device, items: impl Iterator<Item = Item>) -> Result<
     let arithmetic = device.claims();
     let context = Context { device, arithmetic: &arithmetic };
     let (mut executed, mut other, mut failed) = (0, Vec::new(), Vec::new());
+    // Codes are an operation that a backend may lack as a whole.
+    let mut lacks_codes = true;
     let mut coverage = Coverage::default();
     for item in items {
         let case = item.case();
@@ -111,7 +113,11 @@ fn test_items(device: &dyn Device, items: impl Iterator<Item = Item>) -> Result<
         match status {
             Status::Pass => executed += 1,
             Status::Fail(finding) => failed.push(format!("{finding}\n    {}", replay(device.name(), &id))),
-            Status::Unsupported(_) | Status::Vacuous(_) | Status::Skipped(_) => other.push(format!("{id}: {status:?}")),
+            Status::Unsupported(_) | Status::Vacuous(_) | Status::Skipped(_) => {
+                let is_of_codes = case.is_some_and(|case| case.kind == Kind::QuantizedForward);
+                lacks_codes &= is_of_codes && matches!(status, Status::Unsupported(_));
+                other.push(format!("{id}: {status:?}"));
+            }
         }
     }
     let refusals = coverage.refusals();
@@ -121,6 +127,7 @@ fn test_items(device: &dyn Device, items: impl Iterator<Item = Item>) -> Result<
     println!("{executed} passed, {} failed, {} proved nothing\n{}", failed.len(), other.len(), other.join("\n"));
     match (failed.is_empty(), executed) {
         (false, _) => Err(TestFailure(failed.join("\n"))),
+        (true, 0) if lacks_codes && !other.is_empty() => Ok(()),
         (true, 0) => Err(TestFailure(format!("no case was executed\n{}", other.join("\n")))),
         (true, _) => Ok(()),
     }
@@ -189,6 +196,12 @@ macro_rules! conformance {
             EndToEnd Layer F32 end_to_end_layer_norm_f32_within_bounds;
             EndToEnd Layer F16 end_to_end_layer_norm_f16_within_bounds;
             EndToEnd Layer Bf16 end_to_end_layer_norm_bf16_within_bounds;
+            QuantizedForward Rms F32 quantized_forward_rms_norm_f32_within_bounds;
+            QuantizedForward Rms F16 quantized_forward_rms_norm_f16_within_bounds;
+            QuantizedForward Rms Bf16 quantized_forward_rms_norm_bf16_within_bounds;
+            QuantizedForward Layer F32 quantized_forward_layer_norm_f32_within_bounds;
+            QuantizedForward Layer F16 quantized_forward_layer_norm_f16_within_bounds;
+            QuantizedForward Layer Bf16 quantized_forward_layer_norm_bf16_within_bounds;
         }
     };
     (@norms $harness:expr; $($norm:ident $determinism:ident $metamorphic:ident;)*) => {

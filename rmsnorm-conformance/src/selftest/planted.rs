@@ -21,7 +21,10 @@ enum Norms {
 /// The stages that a bug can touch.
 #[derive(Clone, Copy)]
 enum Stages {
+    /// All whose results are floats.
     Every,
+    /// Those and forward to codes.
+    EveryStage,
     /// Forward, in both forms.
     Forward,
     /// Forward with an output of its own.
@@ -30,6 +33,10 @@ enum Stages {
     Backward,
     /// The stages whose matrix output is no input: all but the in-place form.
     OwnOutput,
+    /// Forward, in both forms and to codes.
+    EveryForward,
+    /// Forward to codes.
+    Codes,
 }
 
 /// Declares the enum and its tables from one list: variant, name, norms, stages, description.
@@ -70,8 +77,8 @@ macro_rules! bugs {
 
 bugs! {
     // The statistics of a row.
-    EpsOutside "eps_outside" Both Forward "rstd is 1 / (sqrt(var) + eps)";
-    EpsMissing "eps_missing" Both Forward "eps is not added";
+    EpsOutside "eps_outside" Both EveryForward "rstd is 1 / (sqrt(var) + eps)";
+    EpsMissing "eps_missing" Both EveryForward "eps is not added";
     EpsBeforeDiv "eps_before_div" Both Forward "eps is added to the sum, before the division by cols";
     EpsAfter "eps_after" Both Forward "eps is added to rstd";
     EpsMax "eps_max" Both Forward "max(var, eps) stands for var + eps";
@@ -80,7 +87,7 @@ bugs! {
     NMinusOne "n_minus_1" Both Forward "sums are divided by cols - 1";
     NPadded8 "n_padded8" Both Forward "sums are divided by cols rounded up to 8";
     NPow2 "n_pow2" Both Forward "sums are divided by the next power of two";
-    DropLastCol "drop_last_col" Both Forward "the statistics miss the last column";
+    DropLastCol "drop_last_col" Both EveryForward "the statistics miss the last column";
     DropTail8 "drop_tail8" Both Forward "the statistics miss the tail of cols mod 8";
     DupFirstCol "dup_first_col" Both Forward "the statistics count the first column twice";
     WarpLost "warp_lost" Both Forward "32 columns of row 0 never reach the sum of squares";
@@ -90,7 +97,7 @@ bugs! {
     Onepass "onepass" Layer Forward "var is avg(x^2) - mean^2";
     Rsqrt12 "rsqrt12" Both Forward "rstd is a 12-bit estimate";
     RsqrtF16 "rsqrt_f16" Both Forward "rstd is rounded to f16";
-    RsqrtStore "rsqrt_store" Both Forward "rstd is kept in 16 bits";
+    RsqrtStore "rsqrt_store" Both EveryForward "rstd is kept in 16 bits";
     RowOff "row_off" Both Forward "the last row uses the rstd of its neighbour";
     NanLeak "nan_leak" Both Every "an accumulator is cleared with a multiplication by zero";
 
@@ -101,16 +108,16 @@ bugs! {
     DoubleRound "double_round" Both Every "stores round to another 16-bit dtype first";
     SubnormalFlush "subnormal_flush" Both Every "subnormal results become zero at the store";
     NanSwallowed "nan_swallowed" Both Every "NaN becomes zero at the store";
-    WShift "w_shift" Both Every "the weight of column i is that of column i - 1";
+    WShift "w_shift" Both EveryStage "the weight of column i is that of column i - 1";
     WTail "w_tail" Both Every "the tail of cols mod 8 uses the first weights";
     WeightBiasSwapped "weight_bias_swapped" Both Forward "weight and bias are exchanged";
-    OffsetMissing "offset_missing" Both Every "weight_offset is not added";
+    OffsetMissing "offset_missing" Both EveryStage "weight_offset is not added";
     OffsetDtype "offset_dtype" Both Every "weight_offset is added in the 16-bit weight dtype";
     BiasBeforeW "bias_before_w" Both Forward "bias is added before the weight multiplies";
-    BiasMissing "bias_missing" Both Forward "bias is not added";
+    BiasMissing "bias_missing" Both EveryForward "bias is not added";
 
     // The residual stream.
-    ResUnrounded "res_unrounded" Both Forward "the norm works on the unrounded sum with the residual";
+    ResUnrounded "res_unrounded" Both EveryForward "the norm works on the unrounded sum with the residual";
     ResMissing "res_missing" Both Forward "the norm works on x without the residual";
     ResOutBeforeAdd "res_out_before_add" Both Forward "residual_out holds x, stored before the addition";
     ResOutMissing "res_out_missing" Both Forward "residual_out is never written";
@@ -190,6 +197,80 @@ bugs! {
     DbLowacc "db_lowacc" Both Backward "dbias is accumulated in 16 bits";
     WorkspaceNotCleared "workspace_not_cleared" Both Backward "partial sums start from what the workspace held";
     EmptyNotZeroed "empty_not_zeroed" Both Backward "with no rows, dweight and dbias are not written";
+
+    // The largest magnitude.
+    AmaxWithoutAbs "amax_without_abs" Both Codes "the largest value is taken, not the largest magnitude";
+    AmaxOfXHat "amax_of_x_hat" Both Codes "the largest magnitude is taken before the weight";
+    AmaxBeforeBias "amax_before_bias" Both Codes "the largest magnitude is taken before the bias";
+    AmaxDropsLastCol "amax_drops_last_col" Both Codes "the largest magnitude misses the last column";
+    AmaxDropsTail8 "amax_drops_tail8" Both Codes "the largest magnitude misses the tail mod 8";
+    AmaxDropsChunk "amax_drops_chunk" Both Codes "the largest magnitude misses 32 columns";
+    AmaxDropsLastRow "amax_drops_last_row" Both Codes "the tensor's largest magnitude misses the last row";
+    AmaxOfHalfBlock "amax_of_half_block" Both Codes "half of a set counts for its largest magnitude";
+    AmaxNotCleared "amax_not_cleared" Both Codes "amax keeps what was there, or does not where it should";
+    AmaxOfQuotient "amax_of_quotient" Both Codes "amax is that of the results over their scale";
+    AmaxOfClamped "amax_of_clamped" Both Codes "amax is that of what has saturated";
+    AmaxDropsNan "amax_drops_nan" Both Codes "the largest magnitude passes over NaN";
+    AmaxOfRounded "amax_of_rounded" Both Codes "the largest magnitude is taken of results rounded to 16 bits";
+    AmaxOfF32 "amax_of_f32" Both Codes "the largest magnitude is taken before the rounding that was asked for";
+
+    // Scales.
+    ScaleInverted "scale_inverted" Both Codes "the stored scale is the reciprocal";
+    Largest240 "largest_240" Both Codes "scales are made for a largest code of 240";
+    Largest256 "largest_256" Both Codes "scales are made for a largest code of 256";
+    ScaleZero "scale_zero" Both Codes "the scale of zeros is 0";
+    ScaleOfOtherRow "scale_of_other_row" Both Codes "the last row's codes are made with the scale before";
+    ScalesShifted "scales_shifted" Both Codes "scales are stored one place off";
+    ScalesTransposed "scales_transposed" Both Codes "scales lie column by column in a row-major buffer";
+    ScaleOfEightRows "scale_of_eight_rows" Both Codes "eight rows share the scale of the first";
+    FloorIgnored "floor_ignored" Both Codes "the floor of amax is ignored";
+    CeilingIgnored "ceiling_ignored" Both Codes "the ceiling of amax is ignored";
+    CeilingOfScale "ceiling_of_scale" Both Codes "the ceiling is applied to the scale";
+    CodesByUnroundedScale "codes_by_unrounded_scale" Both Codes "codes are made with the scale before its rounding";
+    CodesByOtherBlock "codes_by_other_block" Both Codes "codes are made with the neighbouring block's scale";
+    PowerDown "power_down" Both Codes "the power of two is rounded down";
+    PowerNearest "power_nearest" Both Codes "the power of two is the nearest";
+    PowerOneUp "power_one_up" Both Codes "the power of two is one too large";
+    PowerOneDown "power_one_down" Both Codes "the power of two is one too small";
+    FloorForUp "floor_for_up" Both Codes "exponents decide where the power is to be rounded up";
+    UpForFloor "up_for_floor" Both Codes "the power is rounded up where exponents are to decide";
+    OcpCeil "ocp_ceil" Both Codes "the power is the next above amax, less the exponent of the largest code";
+    PowerUpAlways "power_up_always" Both Codes "the power is one too large where amax / Q is a power itself";
+    ScaleThroughBf16 "scale_through_bf16" Both Codes "amax goes through bf16";
+    BlockBoundaryLate "block_boundary_late" Both Codes "a block's first column counts for the block before";
+    PartialBlockByOther "partial_block_by_other" Both Codes "the last, partial block has the scale of the one before";
+    BlocksAlongRows "blocks_along_rows" Both Codes "blocks lie along the rows";
+    PaddingNotZeroed "padding_not_zeroed" Both Codes "what is between scales is not written";
+    SwizzleExchanged "swizzle_exchanged" Both Codes "rows and groups are exchanged within a tile";
+    PackedReversed "packed_reversed" Both Codes "four scales of a word are in reverse";
+
+    // Codes.
+    TimesScale "times_scale" Both Codes "results are multiplied with the scale";
+    Reciprocal12 "reciprocal12" Both Codes "the reciprocal of the scale has 12 bits";
+    CodesTruncated "codes_truncated" Both Codes "codes are truncated";
+    TiesAway "ties_away" Both Codes "ties go away from zero";
+    TiesToZero "ties_to_zero" Both Codes "ties go to zero";
+    QuotientThroughBf16 "quotient_through_bf16" Both Codes "the quotient goes through bf16";
+    QuotientThroughF16 "quotient_through_f16" Both Codes "the quotient goes through f16";
+    CodesOfRounded "codes_of_rounded" Both Codes "codes are made of results rounded to 16 bits";
+    CodesOfF32 "codes_of_f32" Both Codes "codes are made before the rounding that was asked for";
+    Fnuz "fnuz" Both Codes "codes have the bias of another format";
+    OverflowToNan "overflow_to_nan" Both Codes "what saturates is NaN";
+    OverflowToInfinity "overflow_to_infinity" Both Codes "what saturates is infinite";
+    E5m2At448 "e5m2_at_448" Both Codes "E5M2 saturates where E4M3 does";
+    NanToLargest "nan_to_largest" Both Codes "NaN becomes the largest code";
+    SubnormalCodesFlushed "subnormal_codes_flushed" Both Codes "subnormal codes are zero";
+    SignLost "sign_lost" Both Codes "codes have no sign";
+    Int8Wraps "int8_wraps" Both Codes "integers wrap";
+    Int8Truncates "int8_truncates" Both Codes "integers are truncated";
+    PairsSwapped "pairs_swapped" Both Codes "two neighbouring codes are exchanged";
+    CodesLastRowMissing "codes_last_row_missing" Both Codes "the last row of codes is never written";
+    CodesLastColMissing "codes_last_col_missing" Both Codes "the last column of codes is never written";
+    TransposedReshaped "transposed_reshaped" Both Codes "codes_t is reshaped, not transposed";
+    TransposedStrideIgnored "transposed_stride_ignored" Both Codes "codes_t is taken to be dense";
+    TransposedTileMissing "transposed_tile_missing" Both Codes "the last tile of codes_t is never written";
+    TransposedRoundedAgain "transposed_rounded_again" Both Codes "codes_t is made anew, with another rounding";
+    TransposedRowsSwapped "transposed_rows_swapped" Both Codes "two rows are exchanged in codes_t";
 }
 
 impl Bug {
@@ -204,12 +285,15 @@ impl Bug {
             Norms::Layer => matches!(norm, Norm::Layer),
         };
         let stage_fits = match stages {
-            Stages::Every => true,
+            Stages::Every => !matches!(kind, Kind::QuantizedForward),
+            Stages::EveryStage => true,
             Stages::Forward => matches!(kind, Kind::Forward | Kind::ForwardInPlace),
             Stages::OutOfPlace => matches!(kind, Kind::Forward),
             Stages::InPlace => matches!(kind, Kind::ForwardInPlace),
             Stages::Backward => matches!(kind, Kind::Backward),
             Stages::OwnOutput => matches!(kind, Kind::Forward | Kind::Backward),
+            Stages::EveryForward => matches!(kind, Kind::Forward | Kind::ForwardInPlace | Kind::QuantizedForward),
+            Stages::Codes => matches!(kind, Kind::QuantizedForward),
         };
         norm_fits && stage_fits
     }

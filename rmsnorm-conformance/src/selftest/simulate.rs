@@ -12,13 +12,17 @@ mod call;
 mod forward;
 mod gradients;
 mod matrix;
+mod quantized;
+mod scales;
 #[cfg(test)]
 mod tests;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, NormBackend, Problem, Span, Stored};
+use rmsnorm_spec::{
+    Backward, Checked, Code, Element, Error, Forward, NormBackend, Problem, QuantizedForward, Span, Stored,
+};
 
 use self::backward::{BackwardInputs, BackwardKernel};
 use self::call::Call;
@@ -155,6 +159,15 @@ impl NormBackend for SimulatedBackend {
             gradients.add(row, &result);
         }
         gradients.store(args.dweight, args.dbias);
+        Ok(())
+    }
+
+    fn launch_quantized_forward<T: Element, C: Code, W: Element, R: Element>(
+        &self,
+        checked: Checked<QuantizedForward<'_, Self, T, C, W, R>>,
+    ) -> Result<(), Error> {
+        let call = self.call(&checked);
+        quantized::run(&call, checked.into_args());
         Ok(())
     }
 }

@@ -5,7 +5,8 @@
 
 use std::arch::x86_64::*;
 
-use super::{Group, LANES, Simd};
+use super::codes::NAN;
+use super::{Float8, Group, LANES, Simd};
 
 /// AVX2 with F16C.
 pub(crate) struct Avx2;
@@ -42,6 +43,7 @@ macro_rules! each_register {
 impl Simd for Avx2 {
     type Lanes = [__m256; REGISTERS];
     type Halves = [__m256i; 2];
+    type Bytes = __m256i;
 
     #[inline(always)]
     fn splat(value: f32) -> Self::Lanes {
@@ -69,6 +71,37 @@ impl Simd for Avx2 {
         // SAFETY:
         // - feature: see the module.
         each_register!(i => unsafe { _mm256_mul_ps(a[i], b[i]) })
+    }
+
+    #[inline(always)]
+    fn div(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes {
+        // SAFETY:
+        // - feature: see the module.
+        each_register!(i => unsafe { _mm256_div_ps(a[i], b[i]) })
+    }
+
+    #[inline(always)]
+    fn max_magnitude(magnitudes: Self::Lanes, values: Self::Lanes) -> Self::Lanes {
+        // SAFETY:
+        // - feature: see the module.
+        each_register!(i => unsafe {
+            let value = _mm256_and_si256(_mm256_castps_si256(values[i]), _mm256_set1_epi32(i32::MAX));
+            _mm256_castsi256_ps(_mm256_max_epu32(_mm256_castps_si256(magnitudes[i]), value))
+        })
+    }
+
+    #[inline(always)]
+    fn fold_max(magnitudes: Self::Lanes) -> f32 {
+        // SAFETY:
+        // - feature: see the module.
+        unsafe {
+            let bits = each_register!(i => _mm256_castps_si256(magnitudes[i]));
+            let eight = _mm256_max_epu32(_mm256_max_epu32(bits[0], bits[1]), _mm256_max_epu32(bits[2], bits[3]));
+            let four = _mm_max_epu32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256::<1>(eight));
+            let two = _mm_max_epu32(four, _mm_shuffle_epi32::<0b0100_1110>(four));
+            let one = _mm_max_epu32(two, _mm_shuffle_epi32::<0b1011_0001>(two));
+            f32::from_bits(_mm_cvtsi128_si32(one).cast_unsigned())
+        }
     }
 
     #[inline(always)]
@@ -171,6 +204,44 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn encode_float(lanes: Self::Lanes, format: &Float8) -> Self::Bytes {
+        // SAFETY:
+        // - feature: see the module.
+        pack_bytes(each_register!(i => unsafe { encode_register(lanes[i], format) }))
+    }
+
+    #[inline(always)]
+    fn encode_int8(lanes: Self::Lanes) -> Self::Bytes {
+        // SAFETY:
+        // - feature: see the module.
+        pack_bytes(each_register!(i => unsafe {
+            let least = _mm256_max_ps(lanes[i], _mm256_set1_ps(-128.0));
+            let integers = _mm256_cvtps_epi32(_mm256_min_ps(least, _mm256_set1_ps(127.0)));
+            let is_number = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_ORD_Q>(lanes[i], lanes[i]));
+            // The lowest byte, which packing is to take for one without a sign.
+            _mm256_and_si256(_mm256_and_si256(integers, is_number), _mm256_set1_epi32(0xff))
+        }))
+    }
+
+    #[inline(always)]
+    fn store_bytes(to: &mut Group<u8>, bytes: Self::Bytes) {
+        // SAFETY:
+        // - feature: see the module;
+        // - bounds: the register is as long as the array.
+        unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), bytes) }
+    }
+
+    #[inline(always)]
+    unsafe fn stream_bytes(to: &mut Group<u8>, bytes: Self::Bytes) {
+        // SAFETY:
+        // - feature: see the module;
+        // - bounds: the register is as long as the array;
+        // - alignment: the caller's obligation;
+        // - ordering: the caller's obligation.
+        unsafe { _mm256_stream_si256(to.as_mut_ptr().cast(), bytes) }
+    }
+
+    #[inline(always)]
     fn fence() {
         // SAFETY:
         // - feature: sfence is part of SSE, which x86-64 guarantees.
@@ -232,5 +303,53 @@ fn bf16_in_low_words(lanes: __m256) -> __m256i {
         let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
         let is_nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(lanes, lanes));
         _mm256_srli_epi32::<16>(_mm256_blendv_epi8(rounded, quiet, is_nan))
+    }
+}
+
+/// The same integer in every lane. A closure would not do, as above.
+macro_rules! splat {
+    ($bits:expr) => {
+        _mm256_set1_epi32(u32::cast_signed($bits))
+    };
+}
+
+/// Codes of eight values, each in the lowest byte of its lane.
+///
+/// # Safety
+/// - feature: the processor has AVX2.
+#[inline(always)]
+unsafe fn encode_register(values: __m256, format: &Float8) -> __m256i {
+    // SAFETY:
+    // - feature: the caller's obligation.
+    unsafe {
+        let shift = _mm_cvtsi32_si128(format.shift.cast_signed());
+        let bits = _mm256_castps_si256(values);
+        let magnitude = _mm256_min_epu32(_mm256_and_si256(bits, splat!(0x7fff_ffff)), splat!(format.largest));
+        let odd = _mm256_and_si256(_mm256_srl_epi32(magnitude, shift), splat!(1));
+        let half = _mm256_add_epi32(odd, splat!((1 << (format.shift - 1)) - 1));
+        let normal = _mm256_srl_epi32(_mm256_add_epi32(magnitude, half), shift);
+        let normal = _mm256_sub_epi32(normal, splat!(format.offset));
+        let magic = _mm256_set1_ps(format.magic);
+        let sum = _mm256_add_ps(_mm256_castsi256_ps(magnitude), magic);
+        let subnormal = _mm256_sub_epi32(_mm256_castps_si256(sum), _mm256_castps_si256(magic));
+        let is_subnormal = _mm256_cmpgt_epi32(splat!(format.min_normal), magnitude);
+        let code = _mm256_blendv_epi8(normal, subnormal, is_subnormal);
+        let is_nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(values, values));
+        let code = _mm256_blendv_epi8(code, splat!(NAN), is_nan);
+        _mm256_or_si256(code, _mm256_and_si256(_mm256_srli_epi32::<24>(bits), splat!(0x80)))
+    }
+}
+
+/// The lowest bytes of 32 lanes, in their order. No lane is above 255.
+#[inline(always)]
+fn pack_bytes(lanes: [__m256i; REGISTERS]) -> __m256i {
+    // SAFETY:
+    // - feature: see the module.
+    unsafe {
+        let low = _mm256_packus_epi32(lanes[0], lanes[1]);
+        let high = _mm256_packus_epi32(lanes[2], lanes[3]);
+        // Packing goes by halves of registers: fours of bytes come out as 0 2 4 6 1 3 5 7.
+        let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+        _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high), order)
     }
 }

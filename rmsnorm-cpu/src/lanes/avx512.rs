@@ -6,7 +6,8 @@
 use std::arch::x86_64::*;
 
 use super::avx2::{Avx2, fold_register};
-use super::{Group, LANES, Simd};
+use super::codes::NAN;
+use super::{Float8, Group, LANES, Simd};
 
 /// AVX-512 F, BW, VL and DQ.
 pub(crate) struct Avx512;
@@ -35,6 +36,7 @@ macro_rules! each_register {
 impl Simd for Avx512 {
     type Lanes = [__m512; REGISTERS];
     type Halves = __m512i;
+    type Bytes = [__m128i; REGISTERS];
 
     #[inline(always)]
     fn splat(value: f32) -> Self::Lanes {
@@ -62,6 +64,33 @@ impl Simd for Avx512 {
         // SAFETY:
         // - feature: see the module.
         each_register!(i => unsafe { _mm512_mul_ps(a[i], b[i]) })
+    }
+
+    #[inline(always)]
+    fn div(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes {
+        // SAFETY:
+        // - feature: see the module.
+        each_register!(i => unsafe { _mm512_div_ps(a[i], b[i]) })
+    }
+
+    #[inline(always)]
+    fn max_magnitude(magnitudes: Self::Lanes, values: Self::Lanes) -> Self::Lanes {
+        // SAFETY:
+        // - feature: see the module.
+        each_register!(i => unsafe {
+            let value = _mm512_and_si512(_mm512_castps_si512(values[i]), _mm512_set1_epi32(i32::MAX));
+            _mm512_castsi512_ps(_mm512_max_epu32(_mm512_castps_si512(magnitudes[i]), value))
+        })
+    }
+
+    #[inline(always)]
+    fn fold_max(magnitudes: Self::Lanes) -> f32 {
+        // SAFETY:
+        // - feature: see the module.
+        unsafe {
+            let sixteen = _mm512_max_epu32(_mm512_castps_si512(magnitudes[0]), _mm512_castps_si512(magnitudes[1]));
+            f32::from_bits(_mm512_reduce_max_epu32(sixteen))
+        }
     }
 
     #[inline(always)]
@@ -170,6 +199,45 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn encode_float(lanes: Self::Lanes, format: &Float8) -> Self::Bytes {
+        // SAFETY:
+        // - feature: see the module.
+        each_register!(i => unsafe { _mm512_cvtepi32_epi8(encode_register(lanes[i], format)) })
+    }
+
+    #[inline(always)]
+    fn encode_int8(lanes: Self::Lanes) -> Self::Bytes {
+        // SAFETY:
+        // - feature: see the module.
+        each_register!(i => unsafe {
+            let least = _mm512_max_ps(lanes[i], _mm512_set1_ps(-128.0));
+            let within = _mm512_min_ps(least, _mm512_set1_ps(127.0));
+            let is_number = _mm512_cmp_ps_mask::<_CMP_ORD_Q>(lanes[i], lanes[i]);
+            _mm512_cvtepi32_epi8(_mm512_maskz_cvtps_epi32(is_number, within))
+        })
+    }
+
+    #[inline(always)]
+    fn store_bytes(to: &mut Group<u8>, bytes: Self::Bytes) {
+        for (i, register) in bytes.into_iter().enumerate() {
+            // SAFETY:
+            // - feature: see the module;
+            // - bounds: i < REGISTERS, so WIDTH bytes from i * WIDTH lie inside the array.
+            unsafe { _mm_storeu_si128(to.as_mut_ptr().add(i * WIDTH).cast(), register) }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn stream_bytes(to: &mut Group<u8>, bytes: Self::Bytes) {
+        // SAFETY:
+        // - feature: see the module;
+        // - bounds: the register is as long as the array;
+        // - alignment: the caller's obligation;
+        // - ordering: the caller's obligation.
+        unsafe { _mm256_stream_si256(to.as_mut_ptr().cast(), _mm256_set_m128i(bytes[1], bytes[0])) }
+    }
+
+    #[inline(always)]
     fn fence() {
         Avx2::fence();
     }
@@ -213,5 +281,39 @@ fn bf16_in_high_words(lanes: __m512) -> __m512i {
         let rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
         let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(lanes, lanes);
         _mm512_mask_or_epi32(rounded, is_nan, bits, _mm512_set1_epi32(0x0040_0000))
+    }
+}
+
+/// The same integer in every lane. A closure would not do, as above.
+macro_rules! splat {
+    ($bits:expr) => {
+        _mm512_set1_epi32(u32::cast_signed($bits))
+    };
+}
+
+/// Codes of sixteen values, each in the lowest byte of its lane.
+///
+/// # Safety
+/// - feature: the processor has AVX-512 F.
+#[inline(always)]
+unsafe fn encode_register(values: __m512, format: &Float8) -> __m512i {
+    // SAFETY:
+    // - feature: the caller's obligation.
+    unsafe {
+        let shift = _mm_cvtsi32_si128(format.shift.cast_signed());
+        let bits = _mm512_castps_si512(values);
+        let magnitude = _mm512_min_epu32(_mm512_and_si512(bits, splat!(0x7fff_ffff)), splat!(format.largest));
+        let odd = _mm512_and_si512(_mm512_srl_epi32(magnitude, shift), splat!(1));
+        let half = _mm512_add_epi32(odd, splat!((1 << (format.shift - 1)) - 1));
+        let normal = _mm512_srl_epi32(_mm512_add_epi32(magnitude, half), shift);
+        let normal = _mm512_sub_epi32(normal, splat!(format.offset));
+        let magic = _mm512_set1_ps(format.magic);
+        let sum = _mm512_add_ps(_mm512_castsi512_ps(magnitude), magic);
+        let subnormal = _mm512_sub_epi32(_mm512_castps_si512(sum), _mm512_castps_si512(magic));
+        let is_subnormal = _mm512_cmplt_epu32_mask(magnitude, splat!(format.min_normal));
+        let code = _mm512_mask_mov_epi32(normal, is_subnormal, subnormal);
+        let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(values, values);
+        let code = _mm512_mask_mov_epi32(code, is_nan, splat!(NAN));
+        _mm512_or_si512(code, _mm512_and_si512(_mm512_srli_epi32::<24>(bits), splat!(0x80)))
     }
 }

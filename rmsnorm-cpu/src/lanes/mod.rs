@@ -9,6 +9,7 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod codes;
 mod out;
 mod portable;
 
@@ -21,7 +22,8 @@ use rmsnorm_spec::{DType, Element};
 pub(crate) use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx512::Avx512;
-pub(crate) use out::{Out, input_or_overwritten};
+pub(crate) use codes::{Float8, store_codes};
+pub(crate) use out::{Out, Written, input_or_overwritten};
 pub(crate) use portable::Portable;
 // `Isa::is_available` never says yes to them elsewhere, but the code that asks is the same.
 #[cfg(not(target_arch = "x86_64"))]
@@ -39,6 +41,8 @@ pub(crate) trait Simd {
     type Lanes: Copy;
     /// 32 values of 16 bits.
     type Halves: Copy;
+    /// 32 codes.
+    type Bytes: Copy;
 
     /// The same value in every lane.
     fn splat(value: f32) -> Self::Lanes;
@@ -48,6 +52,13 @@ pub(crate) trait Simd {
     fn sub(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
     /// Lane by lane.
     fn mul(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
+
+    /// Lane by lane, correctly rounded.
+    fn div(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
+    /// Lane by lane the larger of a magnitude and that of a value: as integers, among which NaN is above infinity.
+    fn max_magnitude(magnitudes: Self::Lanes, values: Self::Lanes) -> Self::Lanes;
+    /// The largest of all magnitudes, in the same sense.
+    fn fold_max(magnitudes: Self::Lanes) -> f32;
 
     /// The sum of all lanes, always in the same tree: each lane of the lower half takes up its partner in the upper
     /// half, until one lane is left.
@@ -82,6 +93,19 @@ pub(crate) trait Simd {
     fn widen_bf16(halves: Self::Halves) -> Self::Lanes;
     /// To nearest, ties to even; NaN stays NaN.
     fn narrow_bf16(lanes: Self::Lanes) -> Self::Halves;
+
+    /// The nearest codes, ties to even; the largest beyond it, NaN stays NaN.
+    fn encode_float(lanes: Self::Lanes, format: &Float8) -> Self::Bytes;
+    /// The nearest integers, ties to even; -128 or 127 beyond them, 0 for NaN.
+    fn encode_int8(lanes: Self::Lanes) -> Self::Bytes;
+    /// Writes 32 codes.
+    fn store_bytes(to: &mut Group<u8>, bytes: Self::Bytes);
+    /// Writes 32 codes past the cache.
+    ///
+    /// # Safety
+    /// - `to` is aligned to half of [`ALIGNMENT`];
+    /// - [`fence`](Self::fence) is called on this thread before the codes are used elsewhere.
+    unsafe fn stream_bytes(to: &mut Group<u8>, bytes: Self::Bytes);
 
     /// Orders stores past the cache before later stores of this thread.
     fn fence();
@@ -137,25 +161,33 @@ impl Piece for Part {
     }
 }
 
+/// Runs the block for the full pieces from `head` behind column `start` on, in order, then for what is left at the two ends.
+macro_rules! for_each_piece_between {
+    ($start:expr, $head:expr, $end:expr, $piece:ident => $body:block) => {{
+        let (first, head, end) = ($start, $head, $end);
+        let mut start = first + head;
+        while start + $crate::lanes::LANES <= end {
+            let $piece = $crate::lanes::Full { start };
+            $body
+            start += $crate::lanes::LANES;
+        }
+        let ends = [$crate::lanes::Part { start: first, len: head }, $crate::lanes::Part { start, len: end - start }];
+        for $piece in ends {
+            if $piece.len > 0 $body
+        }
+    }};
+}
+pub(crate) use for_each_piece_between;
+
 /// Runs the block for the full pieces of a row of `cols` elements from `head` on, in order, then for what is left at
 /// the row's two ends.
 ///
 /// A macro, because a closure is compiled without the instruction set of the function that it stands in, and the
 /// intrinsics in it would become calls.
 macro_rules! for_each_piece {
-    ($head:expr, $cols:expr, $piece:ident => $body:block) => {{
-        let (head, cols) = ($head, $cols);
-        let mut start = head;
-        while start + $crate::lanes::LANES <= cols {
-            let $piece = $crate::lanes::Full { start };
-            $body
-            start += $crate::lanes::LANES;
-        }
-        let ends = [$crate::lanes::Part { start: 0, len: head }, $crate::lanes::Part { start, len: cols - start }];
-        for $piece in ends {
-            if $piece.len > 0 $body
-        }
-    }};
+    ($head:expr, $cols:expr, $piece:ident => $body:block) => {
+        $crate::lanes::for_each_piece_between!(0, $head, $cols, $piece => $body)
+    };
 }
 pub(crate) use for_each_piece;
 
@@ -225,6 +257,12 @@ impl Stores<'_> {
     #[inline(always)]
     pub(crate) fn head<E: Element>(self, row: &Out<'_, E>) -> usize {
         if self.streaming { row.as_ptr().align_offset(ALIGNMENT).min(row.len()) } else { 0 }
+    }
+
+    /// The same of codes, of which a full piece is half of a cache line.
+    #[inline(always)]
+    pub(crate) fn head_of_codes(self, row: &Out<'_, u8>) -> usize {
+        if self.streaming { row.as_ptr().align_offset(ALIGNMENT / 2).min(row.len()) } else { 0 }
     }
 }
 
@@ -339,6 +377,7 @@ fn cast_mut<E: Element, F: bytemuck::Pod>(to: &mut Group<E>) -> &mut Group<F> {
 
 #[cfg(test)]
 mod tests {
+    use rmsnorm_spec::quant::CodeType;
     use rmsnorm_spec::{bf16, f16};
 
     use super::*;
@@ -451,6 +490,58 @@ mod tests {
     #[test]
     fn fold_adds_halves_in_a_fixed_tree() {
         on_every_isa!(fold_uses_the_tree);
+    }
+
+    /// The 32 codes of these quotients.
+    fn codes_of<S: Simd>(values: &[f32; LANES], codes: CodeType) -> [u8; LANES] {
+        let mut all = [0; LANES];
+        S::store_bytes(Out::from(&mut all[..]).group(0), codes::encode::<S>(S::load(values), codes));
+        all
+    }
+
+    /// Every sign, exponent and leading bit, with nothing, a little, half and all of the bits behind: as the definition converts.
+    fn codes_are_those_of_the_definition<S: Simd>(isa: Isa) {
+        let rest = [0, 1, 0xffff, 0x1_0000, 0x1_0001, 0x1_ffff];
+        let values: Vec<f32> =
+            (0..1u32 << 15).flat_map(|leading| rest.map(|rest| f32::from_bits(leading << 17 | rest))).collect();
+        for codes in CodeType::ALL {
+            for values in values.as_chunks::<LANES>().0 {
+                let got = codes_of::<S>(values, codes);
+                assert_eq!(got, values.map(|value| codes.encode(value)), "{codes} of {values:?} on {isa}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_lane_is_encoded_as_the_definition_says() {
+        on_every_isa!(codes_are_those_of_the_definition);
+    }
+
+    /// In whatever lane the largest magnitude is, and whatever its sign; NaN is above all.
+    fn largest_is_found<S: Simd>(isa: Isa) {
+        for lane in 0..LANES {
+            for largest in [-7.5f32, 8.0, f32::NEG_INFINITY, f32::NAN, -f32::NAN] {
+                let mut values = [2.0; LANES];
+                values[lane] = largest;
+                let others = S::load(&std::array::from_fn(|lane| lane as f32 / 8.0));
+                for [first, second] in [[S::load(&values), others], [others, S::load(&values)]] {
+                    let magnitudes = S::max_magnitude(S::max_magnitude(S::splat(0.0), first), second);
+                    let (got, expected) = (S::fold_max(magnitudes), largest.abs());
+                    assert!(
+                        got == expected || got.is_nan() && expected.is_nan(),
+                        "{largest} in {lane} on {isa}: {got}"
+                    );
+                }
+            }
+        }
+        assert_eq!(S::fold_max(S::max_magnitude(S::splat(0.0), S::splat(-0.0))).to_bits(), 0);
+        let quotients = rounded::<S, f32>(S::div(S::splat(1.0), S::load(&std::array::from_fn(|lane| lane as f32))));
+        assert!((0..LANES).all(|lane| quotients[lane] == 1.0 / lane as f32), "on {isa}");
+    }
+
+    #[test]
+    fn largest_magnitude_of_all_lanes_is_found() {
+        on_every_isa!(largest_is_found);
     }
 
     /// A fence that is missing shows in no result, so it is looked for in the machine code.

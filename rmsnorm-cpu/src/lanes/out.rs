@@ -2,7 +2,7 @@
 
 use std::mem::MaybeUninit;
 
-use rmsnorm_spec::Element;
+use rmsnorm_spec::Stored;
 
 use super::LANES;
 
@@ -26,7 +26,7 @@ impl<'a, E> From<&'a mut [E]> for Out<'a, E> {
     }
 }
 
-impl<'a, E: Element> Out<'a, E> {
+impl<'a, E: Stored> Out<'a, E> {
     #[inline(always)]
     pub(crate) fn len(&self) -> usize {
         self.0.len()
@@ -43,6 +43,17 @@ impl<'a, E: Element> Out<'a, E> {
         Out(&mut self.0[start..][..len])
     }
 
+    /// No elements.
+    #[inline(always)]
+    pub(crate) fn none() -> Self {
+        Out(&mut [])
+    }
+
+    /// All of them, for a while.
+    pub(crate) fn reborrow(&mut self) -> Out<'_, E> {
+        Out(self.0)
+    }
+
     /// The elements before `index`, and the others.
     pub(crate) fn split_at(self, index: usize) -> (Self, Self) {
         let (low, high) = self.0.split_at_mut(index);
@@ -50,7 +61,7 @@ impl<'a, E: Element> Out<'a, E> {
     }
 
     /// The same elements under another name of their type.
-    pub(crate) fn cast<F: Element>(self) -> Out<'a, F> {
+    pub(crate) fn cast<F: Stored>(self) -> Out<'a, F> {
         assert_eq!((size_of::<E>(), align_of::<E>()), (size_of::<F>(), align_of::<F>()), "one dtype has one layout");
         // SAFETY:
         // - memory: the same bytes, borrowed as before, at the same size and alignment, which were compared;
@@ -86,6 +97,37 @@ impl<'a, E: Element> Out<'a, E> {
     #[inline(always)]
     pub(super) fn group(&mut self, start: usize) -> &mut [MaybeUninit<E>; LANES] {
         &mut self.0[start..start + LANES].as_chunks_mut::<LANES>().0[0]
+    }
+}
+
+/// Elements that a stage has written, for the next one to read: as rows, between which there may be nothing.
+pub(crate) struct Written<'a, E>(&'a [MaybeUninit<E>]);
+
+impl<E> Clone for Written<'_, E> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<E> Copy for Written<'_, E> {}
+
+impl<'a, E> Written<'a, E> {
+    /// Of elements that were written as far as anyone will ask for them.
+    ///
+    /// # Safety
+    /// - contents: every element that [`part`](Self::part) will be asked for was written.
+    pub(crate) unsafe fn new(out: &'a Out<'_, E>) -> Self {
+        Written(out.0)
+    }
+
+    /// So many elements from there on.
+    #[inline(always)]
+    pub(crate) fn part(self, start: usize, len: usize) -> &'a [E] {
+        let part = &self.0[start..][..len];
+        // SAFETY:
+        // - memory: the same elements, borrowed as before; `MaybeUninit<E>` has the layout of `E`;
+        // - contents: who made this promised that they were written.
+        unsafe { &*(std::ptr::from_ref(part) as *const [E]) }
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::mem::MaybeUninit;
 
-use super::{Group, LANES, Simd};
+use super::codes::NAN;
+use super::{Float8, Group, LANES, Simd};
 
 /// No instruction set beyond the target's.
 pub(crate) struct Portable;
@@ -15,6 +16,7 @@ fn map2<A: Copy, B: Copy, C>(a: &[A; LANES], b: &[B; LANES], f: impl Fn(A, B) ->
 impl Simd for Portable {
     type Lanes = [f32; LANES];
     type Halves = [u16; LANES];
+    type Bytes = [u8; LANES];
 
     #[inline(always)]
     fn splat(value: f32) -> Self::Lanes {
@@ -34,6 +36,21 @@ impl Simd for Portable {
     #[inline(always)]
     fn mul(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes {
         map2(&a, &b, |a, b| a * b)
+    }
+
+    #[inline(always)]
+    fn div(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes {
+        map2(&a, &b, |a, b| a / b)
+    }
+
+    #[inline(always)]
+    fn max_magnitude(magnitudes: Self::Lanes, values: Self::Lanes) -> Self::Lanes {
+        map2(&magnitudes, &values, |a, b| f32::from_bits(a.to_bits().max(b.to_bits() & 0x7fff_ffff)))
+    }
+
+    #[inline(always)]
+    fn fold_max(magnitudes: Self::Lanes) -> f32 {
+        f32::from_bits(magnitudes.into_iter().map(f32::to_bits).fold(0, u32::max))
     }
 
     #[inline(always)]
@@ -101,6 +118,41 @@ impl Simd for Portable {
             let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1));
             ((if value.is_nan() { bits | 0x0040_0000 } else { rounded }) >> 16) as u16
         })
+    }
+
+    #[inline(always)]
+    fn encode_float(lanes: Self::Lanes, format: &Float8) -> Self::Bytes {
+        lanes.map(|value| {
+            let bits = value.to_bits();
+            let magnitude = (bits & 0x7fff_ffff).min(format.largest);
+            // A carry runs into the exponent, as it should.
+            let half = (1 << (format.shift - 1)) - 1 + (magnitude >> format.shift & 1);
+            let normal = ((magnitude + half) >> format.shift).wrapping_sub(format.offset);
+            let subnormal = (f32::from_bits(magnitude) + format.magic).to_bits().wrapping_sub(format.magic.to_bits());
+            let code = if magnitude < format.min_normal { subnormal } else { normal };
+            let code = if value.is_nan() { NAN } else { code };
+            (code | bits >> 24 & 0x80) as u8
+        })
+    }
+
+    /// By an addition that leaves the integer in the lowest bits: rounding functions do not vectorise without SSE4.1.
+    #[inline(always)]
+    fn encode_int8(lanes: Self::Lanes) -> Self::Bytes {
+        const MAGIC: f32 = 12_582_912.0;
+        lanes.map(|value| {
+            let code = (value.clamp(-128.0, 127.0) + MAGIC).to_bits().wrapping_sub(MAGIC.to_bits()) as u8;
+            if value.is_nan() { 0 } else { code }
+        })
+    }
+
+    #[inline(always)]
+    fn store_bytes(to: &mut Group<u8>, bytes: Self::Bytes) {
+        *to = bytes.map(MaybeUninit::new);
+    }
+
+    #[inline(always)]
+    unsafe fn stream_bytes(to: &mut Group<u8>, bytes: Self::Bytes) {
+        *to = bytes.map(MaybeUninit::new);
     }
 
     #[inline(always)]

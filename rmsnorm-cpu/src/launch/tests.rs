@@ -154,7 +154,7 @@ fn forward_by(tasks: usize, has: Has) -> [Vec<u32>; 4] {
         weight: Some(weight.as_slice()),
         bias: Some(bias.as_slice()),
         x: (!has.in_place).then_some(Matrix { data: x.as_slice(), rows: RowStarts::strided(x_stride) }),
-        y: MatrixMut { data: Out::from(y.as_mut_slice()), rows: RowStarts::strided(y_stride) },
+        y: Some(MatrixMut { data: Out::from(y.as_mut_slice()), rows: RowStarts::strided(y_stride) }),
         residual: match (has.residual, has.residual_out, has.in_place) {
             (false, ..) => Residual::Absent,
             (true, _, true) => Residual::InPlace(sum),

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use crate::lanes::{Group, LANES, Portable, Simd};
+use crate::lanes::{Float8, Group, LANES, Portable, Simd};
 
 /// What happened, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +32,7 @@ pub(crate) struct Traced;
 impl Simd for Traced {
     type Lanes = <Portable as Simd>::Lanes;
     type Halves = <Portable as Simd>::Halves;
+    type Bytes = <Portable as Simd>::Bytes;
 
     fn splat(value: f32) -> Self::Lanes {
         Portable::splat(value)
@@ -79,6 +80,28 @@ impl Simd for Traced {
     }
     fn narrow_bf16(lanes: Self::Lanes) -> Self::Halves {
         Portable::narrow_bf16(lanes)
+    }
+    fn div(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes {
+        Portable::div(a, b)
+    }
+    fn max_magnitude(magnitudes: Self::Lanes, values: Self::Lanes) -> Self::Lanes {
+        Portable::max_magnitude(magnitudes, values)
+    }
+    fn fold_max(magnitudes: Self::Lanes) -> f32 {
+        Portable::fold_max(magnitudes)
+    }
+    fn encode_float(lanes: Self::Lanes, format: &Float8) -> Self::Bytes {
+        Portable::encode_float(lanes, format)
+    }
+    fn encode_int8(lanes: Self::Lanes) -> Self::Bytes {
+        Portable::encode_int8(lanes)
+    }
+    fn store_bytes(to: &mut Group<u8>, bytes: Self::Bytes) {
+        Portable::store_bytes(to, bytes);
+    }
+    unsafe fn stream_bytes(to: &mut Group<u8>, bytes: Self::Bytes) {
+        record(Event::Stream);
+        Portable::store_bytes(to, bytes);
     }
     fn fence() {
         record(Event::Fence);

@@ -15,7 +15,8 @@ pub(crate) struct ForwardRows<'a, T, W, R> {
     pub(crate) bias: Option<&'a [W]>,
     /// `None` in the in-place form: x is what y holds, which is made of a slice of values then.
     pub(crate) x: Option<Matrix<'a, T>>,
-    pub(crate) y: MatrixMut<'a, T>,
+    /// `None` only where the result becomes codes and is not kept beside them.
+    pub(crate) y: Option<MatrixMut<'a, T>>,
     pub(crate) residual: Residual<'a, R>,
     pub(crate) mean: Option<Out<'a, f32>>,
     pub(crate) rstd: Option<Out<'a, f32>>,
@@ -93,17 +94,26 @@ impl<'a, T: Element, W: Element, R: Element> ForwardRows<'a, T, W, R> {
             weight: self.weight.map(bytemuck::cast_slice),
             bias: self.bias.map(bytemuck::cast_slice),
             x: self.x.map(Matrix::cast),
-            y: self.y.cast(),
+            y: self.y.map(MatrixMut::cast),
             residual: self.residual.cast(),
             mean: self.mean,
             rstd: self.rstd,
         }
     }
 
+    /// The same inputs again, for a stage that writes nothing.
+    pub(crate) fn of_inputs(&self) -> Self {
+        let residual = match &self.residual {
+            Residual::Read(residual) => Residual::Read(*residual),
+            Residual::Absent | Residual::ReadWrite(..) | Residual::InPlace(_) => Residual::Absent,
+        };
+        ForwardRows { y: None, residual, mean: None, rstd: None, ..*self }
+    }
+
     /// The rows before `row`, and the others.
     pub(crate) fn split_at(self, row: usize) -> (Self, Self) {
         let (x_low, x_high) = self.x.map(|x| x.split_at(row)).unzip();
-        let (y_low, y_high) = self.y.split_at(row);
+        let (y_low, y_high) = self.y.map(|y| y.split_at(row)).unzip();
         let (residual_low, residual_high) = self.residual.split_at(row);
         let (mean_low, mean_high) = self.mean.map(|mean| mean.split_at(row)).unzip();
         let (rstd_low, rstd_high) = self.rstd.map(|rstd| rstd.split_at(row)).unzip();
@@ -160,23 +170,22 @@ impl<'a, T: Element, W: Element, R: Element> ForwardRows<'a, T, W, R> {
     ) -> Statistics {
         let (norm, eps) = (self.spec.norm, self.spec.eps);
         let mut row = self.row(r);
-        let statistics = match norm {
-            Norm::Rms => row.rms_statistics::<S, RESIDUAL>(eps),
-            Norm::Layer => row.layer_statistics::<S, RESIDUAL>(eps),
-        };
+        let statistics = row.statistics::<S, RESIDUAL>(norm, eps);
         row.normalize::<S, RESIDUAL, PLAIN>(statistics, stores);
         statistics
     }
 
     #[inline(always)]
-    fn row(&mut self, r: usize) -> Row<'_, T, W, R> {
+    pub(super) fn row(&mut self, r: usize) -> Row<'_, T, W, R> {
         let cols = self.spec.cols;
         let residual_stride = self.residual.row_stride();
         let (residual, residual_out) = self.residual.row(r, cols);
+        let y_stride = self.y.as_ref().map_or(0, |y| y.rows.row_stride);
         Row {
+            cols,
             x: self.x.as_ref().map(|x| x.row(r, cols)),
-            x_stride: self.x.as_ref().map_or(self.y.rows.row_stride, |x| x.rows.row_stride),
-            y: self.y.row(r, cols),
+            x_stride: self.x.as_ref().map_or(y_stride, |x| x.rows.row_stride),
+            y: self.y.as_mut().map_or(Out::none(), |y| y.row(r, cols)),
             residual,
             residual_stride,
             residual_out,
@@ -189,19 +198,21 @@ impl<'a, T: Element, W: Element, R: Element> ForwardRows<'a, T, W, R> {
 }
 
 #[derive(Clone, Copy)]
-struct Statistics {
+pub(super) struct Statistics {
     /// 0 for RMS norm: subtracting it costs less than a branch.
-    mean: f32,
-    rstd: f32,
+    pub(super) mean: f32,
+    pub(super) rstd: f32,
 }
 
-struct Row<'r, T, W, R> {
+pub(super) struct Row<'r, T, W, R> {
+    pub(super) cols: usize,
     x: Option<&'r [T]>,
     x_stride: usize,
-    y: Out<'r, T>,
+    /// Of no elements where y is not kept.
+    pub(super) y: Out<'r, T>,
     residual: Option<&'r [R]>,
     residual_stride: usize,
-    residual_out: Option<Out<'r, R>>,
+    pub(super) residual_out: Option<Out<'r, R>>,
     weight: Option<&'r [W]>,
     weight_offset: f32,
     bias: Option<&'r [W]>,
@@ -225,7 +236,7 @@ impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
     #[inline(always)]
     fn rms_statistics<S: Simd, const RESIDUAL: bool>(&self, eps: f32) -> Statistics {
         let mut squares = S::splat(0.0);
-        lanes::for_each_piece!(0, self.y.len(), piece => {
+        lanes::for_each_piece!(0, self.cols, piece => {
             let h = self.h::<S, _, RESIDUAL>(piece);
             squares = S::add(squares, S::mul(h, h));
         });
@@ -236,13 +247,13 @@ impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
     #[inline(always)]
     fn layer_statistics<S: Simd, const RESIDUAL: bool>(&self, eps: f32) -> Statistics {
         let mut sums = S::splat(0.0);
-        lanes::for_each_piece!(0, self.y.len(), piece => {
+        lanes::for_each_piece!(0, self.cols, piece => {
             sums = S::add(sums, self.h::<S, _, RESIDUAL>(piece));
         });
-        let mean = S::fold(sums) / self.y.len() as f32;
+        let mean = S::fold(sums) / self.cols as f32;
 
         let (mut squares, means) = (S::splat(0.0), S::splat(mean));
-        lanes::for_each_piece!(0, self.y.len(), piece => {
+        lanes::for_each_piece!(0, self.cols, piece => {
             // Lanes beyond a short piece hold 0, which is not 0 once centred.
             let centred = lanes::within::<S, _>(piece, S::sub(self.h::<S, _, RESIDUAL>(piece), means));
             squares = S::add(squares, S::mul(centred, centred));
@@ -253,32 +264,52 @@ impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
     /// The square root and the division are correctly rounded: rstd is within 2 units of roundoff.
     #[inline(always)]
     fn rstd<S: Simd>(&self, squares: S::Lanes, eps: f32) -> f32 {
-        let var = S::fold(squares) / self.y.len() as f32;
+        let var = S::fold(squares) / self.cols as f32;
         1.0 / (var + eps).sqrt()
     }
 
-    /// Equations (5) and (6), and the stores of y and of residual_out.
+    /// Equations (2) to (4).
+    #[inline(always)]
+    pub(super) fn statistics<S: Simd, const RESIDUAL: bool>(&self, norm: Norm, eps: f32) -> Statistics {
+        match norm {
+            Norm::Rms => self.rms_statistics::<S, RESIDUAL>(eps),
+            Norm::Layer => self.layer_statistics::<S, RESIDUAL>(eps),
+        }
+    }
+
+    /// Equations (5) and (6).
+    #[inline(always)]
+    pub(super) fn value<S: Simd, P: Piece, const PLAIN: bool>(
+        &self,
+        piece: P,
+        h: S::Lanes,
+        statistics: Statistics,
+    ) -> S::Lanes {
+        let (mean, rstd) = (S::splat(statistics.mean), S::splat(statistics.rstd));
+        let mut y = S::mul(S::sub(h, mean), rstd);
+        if !PLAIN && self.cast_order == CastOrder::BeforeWeight {
+            y = lanes::round_through::<S, T>(y);
+        }
+        if let Some(weight) = self.weight {
+            y = S::mul(y, S::add(lanes::load::<S, W, _>(weight, piece), S::splat(self.weight_offset)));
+        }
+        if !PLAIN && let Some(bias) = self.bias {
+            y = S::add(y, lanes::load::<S, W, _>(bias, piece));
+        }
+        y
+    }
+
+    /// The stores of y and of residual_out.
     #[inline(always)]
     fn normalize<S: Simd, const RESIDUAL: bool, const PLAIN: bool>(
         &mut self,
         statistics: Statistics,
         stores: Stores<'_>,
     ) {
-        let (mean, rstd) = (S::splat(statistics.mean), S::splat(statistics.rstd));
-        let weight_offset = S::splat(self.weight_offset);
-        lanes::for_each_piece!(stores.head(&self.y), self.y.len(), piece => {
+        lanes::for_each_piece!(stores.head(&self.y), self.cols, piece => {
             self.prefetch_next::<S, _, RESIDUAL>(piece);
             let h = self.h::<S, _, RESIDUAL>(piece);
-            let mut y = S::mul(S::sub(h, mean), rstd);
-            if !PLAIN && self.cast_order == CastOrder::BeforeWeight {
-                y = lanes::round_through::<S, T>(y);
-            }
-            if let Some(weight) = self.weight {
-                y = S::mul(y, S::add(lanes::load::<S, W, _>(weight, piece), weight_offset));
-            }
-            if !PLAIN && let Some(bias) = self.bias {
-                y = S::add(y, lanes::load::<S, W, _>(bias, piece));
-            }
+            let y = self.value::<S, _, PLAIN>(piece, h, statistics);
             lanes::store_or_stream::<S, T, _>(&mut self.y, piece, y, stores);
             if RESIDUAL && let Some(residual_out) = &mut self.residual_out {
                 lanes::store_or_stream::<S, R, _>(residual_out, piece, h, stores);
@@ -289,7 +320,7 @@ impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
     /// Equation (1): what is normalized. Computed again on each visit, from the cache: a sum that were stored on the
     /// first could not bypass the cache.
     #[inline(always)]
-    fn h<S: Simd, P: Piece, const RESIDUAL: bool>(&self, piece: P) -> S::Lanes {
+    pub(super) fn h<S: Simd, P: Piece, const RESIDUAL: bool>(&self, piece: P) -> S::Lanes {
         let x = lanes::load::<S, T, _>(self.x(), piece);
         match self.residual() {
             Some(residual) if RESIDUAL => {
@@ -300,7 +331,7 @@ impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
     }
 
     #[inline(always)]
-    fn prefetch_next<S: Simd, P: Piece, const RESIDUAL: bool>(&self, piece: P) {
+    pub(super) fn prefetch_next<S: Simd, P: Piece, const RESIDUAL: bool>(&self, piece: P) {
         lanes::prefetch_next::<S, T, _>(self.x(), self.x_stride, piece);
         if RESIDUAL && let Some(residual) = self.residual() {
             lanes::prefetch_next::<S, R, _>(residual, self.residual_stride, piece);

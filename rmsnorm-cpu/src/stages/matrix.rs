@@ -1,6 +1,6 @@
 //! Rows of a matrix as slices, and the split of a matrix between two threads.
 
-use rmsnorm_spec::{Element, RowGroups, RowLayout};
+use rmsnorm_spec::{Element, RowGroups, RowLayout, Stored};
 
 use crate::lanes::Out;
 
@@ -72,9 +72,9 @@ pub(crate) struct MatrixMut<'a, E> {
     pub(crate) rows: RowStarts,
 }
 
-impl<'a, E: Element> MatrixMut<'a, E> {
+impl<'a, E: Stored> MatrixMut<'a, E> {
     /// The same matrix under another name of its element type.
-    pub(crate) fn cast<F: Element>(self) -> MatrixMut<'a, F> {
+    pub(crate) fn cast<F: Stored>(self) -> MatrixMut<'a, F> {
         MatrixMut { data: self.data.cast(), rows: self.rows }
     }
 

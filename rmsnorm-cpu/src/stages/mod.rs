@@ -5,6 +5,8 @@ pub(crate) mod backward;
 pub(crate) mod copy;
 pub(crate) mod forward;
 mod matrix;
+pub(crate) mod quantized_forward;
 pub(crate) mod reduce_partials;
+pub(crate) mod transposed;
 
 pub(crate) use matrix::{Matrix, MatrixMut, RowStarts};

@@ -53,10 +53,10 @@ impl Tuning {
             if pack == 8 { narrow } else { wide };
         let is_layer = problem.norm == Norm::Layer;
         match (problem.direction, is_layer, problem.tensors.adds_residual()) {
-            (Direction::Forward, false, false) => plain,
-            (Direction::Forward, false, true) => residual,
-            (Direction::Forward, true, false) => layer,
-            (Direction::Forward, true, true) => layer_residual,
+            (Direction::Forward | Direction::QuantizedForward, false, false) => plain,
+            (Direction::Forward | Direction::QuantizedForward, false, true) => residual,
+            (Direction::Forward | Direction::QuantizedForward, true, false) => layer,
+            (Direction::Forward | Direction::QuantizedForward, true, true) => layer_residual,
             (Direction::Backward, ..) if is_layer || problem.tensors.sums_over_rows() == 2 => two,
             (Direction::Backward, ..) => one,
         }

@@ -146,6 +146,8 @@ impl<'a> Tensors<'a> {
             TensorShape::Cols => Shape::Columns,
             TensorShape::Rows => Shape::PerRow,
             TensorShape::Workspace => Shape::Workspace,
+            // No program writes codes yet: no call has these.
+            TensorShape::Transposed | TensorShape::One | TensorShape::Scales => Shape::Elements,
         }
     }
 }

@@ -78,7 +78,10 @@ fn of_absent(key: &KernelKey, tensor: Tensor) -> String {
         (TensorShape::Matrix, true) if overwritten.is_some() => LOAD_OVERWRITTEN,
         (TensorShape::Matrix | TensorShape::Cols, true) => LOAD_NOTHING,
         (TensorShape::Cols, false) if key.program == Program::ReducePartials => STORE_NO_VALUES,
-        (TensorShape::Cols, false) | (TensorShape::Workspace, _) => return String::new(),
+        (TensorShape::Cols, false)
+        | (TensorShape::Workspace | TensorShape::Transposed | TensorShape::One | TensorShape::Scales, _) => {
+            return String::new();
+        }
         (TensorShape::Matrix, false) => STORE_NOTHING,
     };
     let names = [
@@ -93,7 +96,7 @@ fn of_absent(key: &KernelKey, tensor: Tensor) -> String {
 fn is_needed(key: &KernelKey, tensor: Tensor) -> bool {
     use Tensor::{Dx, Dy, Mean, Rstd, X, Y};
     let always = match key.program.info().direction {
-        Direction::Forward => TensorSet::of(&[Y]).set(X, !key.call.tensors.is_in_place()),
+        Direction::Forward | Direction::QuantizedForward => TensorSet::of(&[Y]).set(X, !key.call.tensors.is_in_place()),
         Direction::Backward => TensorSet::of(&[X, Dy, Dx, Rstd]).set(Mean, is_layer(key)),
     };
     always.has(tensor)

@@ -45,7 +45,7 @@ fn of_call(key: &KernelKey, tensor: Tensor) -> Option<Use> {
         }
         TensorShape::Matrix | TensorShape::Cols => Kind::Elements,
         TensorShape::Rows => Kind::Statistic,
-        TensorShape::Workspace => return None,
+        TensorShape::Workspace | TensorShape::Transposed | TensorShape::One | TensorShape::Scales => return None,
     };
     let is_loaded = match tensor.access(direction)? {
         Access::Read => true,

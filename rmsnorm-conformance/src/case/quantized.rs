@@ -1,0 +1,345 @@
+//! How a case is quantized: its part of an id, the cases that a profile adds, and the scale that a caller gives.
+//!
+//! These cases come after all others, so that the lists before them stay as they are.
+
+use std::fmt;
+
+use rmsnorm_spec::quant::{CodeType, QuantSource, QuantSpec, ScaleKind, ScaleLayout, ScaleRounding};
+use rmsnorm_spec::reference::{ForwardInputs, forward};
+use rmsnorm_spec::{CastOrder, DType, DTypes, Norm, Tensor, TensorSet};
+
+use super::data::{Family, Inputs, draw};
+use super::profiles::{Dice, is_meaningful};
+use super::{Case, Kind, Layout, Trial, presence};
+
+/// What every case starts from that says nothing else.
+pub(crate) const PLAIN: QuantSpec = QuantSpec::new(CodeType::E4m3, ScaleKind::Row);
+
+/// Every kind of scale.
+pub(crate) const SCALES: [ScaleKind; 9] = [
+    ScaleKind::Given,
+    ScaleKind::Current,
+    ScaleKind::Row,
+    ScaleKind::Block { cols: 128, is_power_of_two: false },
+    ScaleKind::Block { cols: 128, is_power_of_two: true },
+    ScaleKind::Block { cols: 64, is_power_of_two: false },
+    ScaleKind::Block { cols: 64, is_power_of_two: true },
+    ScaleKind::Mx { rounding: ScaleRounding::Up },
+    ScaleKind::Mx { rounding: ScaleRounding::Floor },
+];
+
+const fn scale_name(scale: ScaleKind) -> &'static str {
+    match scale {
+        ScaleKind::Given => "given",
+        ScaleKind::Current => "current",
+        ScaleKind::Row => "row",
+        ScaleKind::Block { cols: 128, is_power_of_two: false } => "block128",
+        ScaleKind::Block { cols: 128, is_power_of_two: true } => "block128_pow2",
+        ScaleKind::Block { is_power_of_two: false, .. } => "block64",
+        ScaleKind::Block { is_power_of_two: true, .. } => "block64_pow2",
+        ScaleKind::Mx { rounding: ScaleRounding::Up } => "mx_up",
+        ScaleKind::Mx { rounding: ScaleRounding::Floor } => "mx_floor",
+    }
+}
+
+/// A spec as the last part of an id: `e4m3,row,f32,row_major,floor0,ceilinginf`, and `,fold`.
+pub(crate) struct Id(pub QuantSpec);
+
+impl fmt::Display for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let quant = self.0;
+        let source = match quant.source {
+            QuantSource::F32 => "f32",
+            QuantSource::Rounded => "rounded",
+        };
+        write!(f, "{},{},{source},", quant.codes, scale_name(quant.scale))?;
+        match quant.layout {
+            ScaleLayout::RowMajor => f.write_str("row_major")?,
+            ScaleLayout::ColumnMajor { ld } => write!(f, "column_major{ld}")?,
+            ScaleLayout::PackedUe8m0 { ld } => write!(f, "packed_ue8m0{ld}")?,
+            ScaleLayout::Swizzled128x4 => f.write_str("swizzled128x4")?,
+        }
+        write!(f, ",floor{:e},ceiling{:e}", quant.amax_floor, quant.amax_ceiling)?;
+        f.write_str(if quant.folds_amax { ",fold" } else { "" })
+    }
+}
+
+/// The spec that part of an id says, if one does.
+pub(crate) fn parse(field: &str) -> Option<QuantSpec> {
+    let mut fields = field.split(',');
+    let codes = CodeType::from_name(fields.next()?)?;
+    let name = fields.next()?;
+    let scale = SCALES.into_iter().find(|scale| scale_name(*scale) == name)?;
+    let source = match fields.next()? {
+        "f32" => QuantSource::F32,
+        "rounded" => QuantSource::Rounded,
+        _ => return None,
+    };
+    let layout = match fields.next()? {
+        "row_major" => ScaleLayout::RowMajor,
+        "swizzled128x4" => ScaleLayout::Swizzled128x4,
+        field => match (field.strip_prefix("column_major"), field.strip_prefix("packed_ue8m0")) {
+            (Some(ld), _) => ScaleLayout::ColumnMajor { ld: ld.parse().ok()? },
+            (None, Some(ld)) => ScaleLayout::PackedUe8m0 { ld: ld.parse().ok()? },
+            (None, None) => return None,
+        },
+    };
+    let floor = fields.next()?.strip_prefix("floor")?.parse().ok()?;
+    let ceiling = fields.next()?.strip_prefix("ceiling")?.parse().ok()?;
+    let quant = QuantSpec::new(codes, scale).source(source).layout(layout).amax_floor(floor).amax_ceiling(ceiling);
+    let quant = if fields.next().is_some() { quant.folds_amax() } else { quant };
+    quant.check().is_ok().then_some(quant)
+}
+
+/// The spec without what its kind of scale cannot have, for so many rows.
+pub(crate) fn normalized(quant: QuantSpec, rows: usize, present: TensorSet) -> QuantSpec {
+    let layout = match quant.layout {
+        ScaleLayout::RowMajor | ScaleLayout::Swizzled128x4 => quant.layout,
+        ScaleLayout::ColumnMajor { ld } => ScaleLayout::ColumnMajor { ld: ld.max(rows) },
+        ScaleLayout::PackedUe8m0 { ld } => ScaleLayout::PackedUe8m0 { ld: ld.max(rows) },
+    };
+    let mut laid_out = quant.layout(layout);
+    laid_out.folds_amax = quant.folds_amax && present.has(Tensor::Amax);
+    if laid_out.check().is_ok() { laid_out } else { laid_out.layout(ScaleLayout::RowMajor) }
+}
+
+/// The optional tensors of such a call.
+pub(crate) fn present(quant: &QuantSpec, given: TensorSet) -> TensorSet {
+    let is_one = matches!(quant.scale, ScaleKind::Given | ScaleKind::Current);
+    given
+        .intersection(presence::OF_CODES)
+        .set(Tensor::CodesT, given.has(Tensor::CodesT) && is_one)
+        .set(Tensor::Amax, given.has(Tensor::Amax) && quant.scale == ScaleKind::Given)
+}
+
+/// What a caller brings: the scale, and what `amax` holds before if the call folds into it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Given {
+    pub scale: f64,
+    pub amax: f64,
+}
+
+impl Given {
+    /// Of the largest result: a scale that just holds it, lets much of it saturate, or leaves hardly a bit of it; an amax that
+    /// stays or does not.
+    pub fn new(case: &Case, quant: &QuantSpec, inputs: &Inputs) -> Given {
+        let residual = inputs.residual.as_deref().map(|residual| (residual, case.dtypes.residual));
+        let given =
+            ForwardInputs { x: &inputs.x, residual, weight: inputs.weight.as_deref(), bias: inputs.bias.as_deref() };
+        let y = forward(&case.spec(), &given).y;
+        let largest = y.iter().map(|y| y.abs()).filter(|y| y.is_finite()).fold(0.0, f64::max);
+        let choice = draw(u64::from(case.seed), Tensor::Scale, 0) >> 20;
+        let factor = [1.0, 1.0, 0.2, 0.01, 60.0, 3000.0][(choice % 6) as usize];
+        let scale = (largest / f64::from(quant.codes.largest()) * factor) as f32;
+        // Values on ties and steps of the format are to stay there.
+        let is_exact = case.family == Family::Codes;
+        let scale = if is_exact || !scale.is_normal() { 0.5 } else { scale };
+        Given { scale: f64::from(scale), amax: f64::from((largest * [0.5, 2.0][(choice >> 8) as usize % 2]) as f32) }
+    }
+}
+
+/// Values of a weight that are codes' values, ties and their neighbours, the ends of the range, and maxima of blocks on
+/// powers of two, on 448 2^k and beside them.
+pub(crate) fn hard_weight(bits: u64, dtype: DType) -> f64 {
+    let exponent = ((bits >> 8) % 19) as i32 - 11;
+    let significand = 16 + (bits >> 16 & 15);
+    // Four bits after the leading one: every code of E4M3, and every tie.
+    let value = significand as f64 * 2f64.powi(exponent);
+    let special = [0.0, 448.0, 464.0, 465.0, 2f64.powi(-10), 2f64.powi(-6), 57344.0, 61440.0, 1.0, 127.5, 0.875, 1e-30];
+    let value = if bits & 7 == 0 { special[(bits >> 32) as usize % special.len()] } else { value };
+    // In f32 also what lies a hair beside; 16 bits hold few of these, and round to one or the other.
+    let beside = match (dtype, bits >> 40 & 3) {
+        (DType::F32, 0) => f64::from((value as f32).next_up()),
+        (DType::F32, 1) => f64::from((value as f32).next_down()),
+        _ => value,
+    };
+    if bits >> 50 & 1 == 1 { -beside } else { beside }
+}
+
+const COLS: [usize; 19] = [1, 3, 31, 32, 33, 60, 63, 64, 65, 127, 128, 129, 255, 256, 300, 512, 1023, 1024, 4099];
+const ROWS: [usize; 9] = [0, 1, 2, 3, 5, 31, 64, 129, 257];
+
+impl Dice {
+    fn quant(&mut self, scale: ScaleKind, codes: CodeType, rows: usize) -> QuantSpec {
+        let mut quant = QuantSpec::new(codes, scale).source(self.pick(&[QuantSource::F32, QuantSource::Rounded]));
+        let ld = rows.next_multiple_of(4) + self.pick(&[0, 0, 4, 1]);
+        quant = quant.layout(self.pick(&[
+            ScaleLayout::RowMajor,
+            ScaleLayout::ColumnMajor { ld },
+            ScaleLayout::PackedUe8m0 { ld },
+            ScaleLayout::Swizzled128x4,
+        ]));
+        match self.roll() % 6 {
+            0 => quant = quant.amax_floor(self.pick(&[1.0 / 512.0, 2.5, 100.0])),
+            1 => quant = quant.amax_ceiling(self.pick(&[0.3, 1.7, 4.0])),
+            2 => quant = quant.amax_floor(1.5).amax_ceiling(2.5),
+            _ => {}
+        }
+        if self.one_in(3) { quant.folds_amax() } else { quant }
+    }
+
+    fn quantized(&mut self, norm: Norm, scale: ScaleKind, codes: CodeType, most_elements: usize) -> Case {
+        let size = loop {
+            let (rows, cols) = (self.pick(&ROWS), self.pick(&COLS));
+            if rows * cols <= most_elements {
+                break (rows, cols);
+            }
+        };
+        let case = self.case_of_size(size);
+        let of_codes = [Tensor::Y, Tensor::CodesT, Tensor::Amax].into_iter().filter(|_| self.one_in(2));
+        let present = of_codes.collect::<TensorSet>().union(case.present);
+        let quant = Some(self.quant(scale, codes, case.rows));
+        let family = if self.one_in(5) { Family::Codes } else { case.family };
+        let layout = if self.one_in(6) { Layout::Grouped { rows: 2, seed: case.seed } } else { case.layout };
+        let case = Case { kind: Kind::QuantizedForward, norm, quant, present, family, layout, ..case };
+        exact_where_asked(case)
+    }
+}
+
+/// x of one magnitude, over a power of two columns and without eps: rstd is 1, and y is the weight, unrounded.
+fn exact_where_asked(case: Case) -> Case {
+    if case.family != Family::Codes {
+        return case;
+    }
+    let present = case.present.with(Tensor::Weight).without(Tensor::Bias).without(Tensor::Residual);
+    let cast_order = CastOrder::AtStore;
+    Case {
+        norm: Norm::Rms,
+        cols: case.cols.next_power_of_two(),
+        eps: 0.0,
+        weight_offset: 0.0,
+        present,
+        cast_order,
+        ..case
+    }
+}
+
+fn formats_and_scales() -> impl Iterator<Item = (CodeType, ScaleKind)> {
+    let of_codes = |codes| SCALES.map(|scale| (codes, scale));
+    CodeType::ALL.into_iter().flat_map(of_codes).filter(|(codes, scale)| QuantSpec::new(*codes, *scale).check().is_ok())
+}
+
+/// So many cases of every format and kind of scale, with each norm, the other axes drawn.
+fn every_scale(seed: u64, count: usize, most_elements: usize) -> Vec<Case> {
+    let mut dice = Dice { state: seed };
+    let mut cases = Vec::new();
+    for (codes, scale) in formats_and_scales() {
+        for norm in Norm::ALL {
+            let draw = || dice.quantized(norm, scale, codes, most_elements);
+            cases.extend(std::iter::repeat_with(draw).filter(is_meaningful).take(count));
+        }
+    }
+    cases
+}
+
+/// One case of every format and kind of scale, and the values that lie on its steps.
+pub(crate) fn smoke() -> Vec<Case> {
+    let mut cases = every_scale(11, 1, 1 << 11);
+    cases.extend(every_step(3));
+    cases
+}
+
+/// What is on a step of a format, and the mixes of dtypes, with every kind of scale.
+pub(crate) fn core() -> Vec<Case> {
+    let mut cases = every_scale(12, 10, 1 << 15);
+    cases.extend(every_step(31));
+    let plain = |norm, dtype, rows, cols| Case::plain(Kind::QuantizedForward, norm, dtype, rows, cols);
+    let all = presence::ALL_PRESENT.union(presence::OF_CODES);
+    for (i, scale) in SCALES.into_iter().enumerate() {
+        let quant = Some(QuantSpec::new(CodeType::ALL[i % 2], scale));
+        for (j, dtypes) in DTypes::ALL.into_iter().enumerate() {
+            let norm = Norm::ALL[(i + j) % 2];
+            let case =
+                Case { dtypes, quant, present: all, weight_offset: 0.3, ..plain(norm, dtypes.activation, 5, 300) };
+            cases.push(Case { layout: Layout::Mixed(j as u32), ..case });
+        }
+        for (j, family) in Family::ALL.into_iter().enumerate() {
+            let case = Case { quant, present: all, family, ..plain(Norm::ALL[j % 2], DType::ALL[(i + j) % 3], 7, 161) };
+            cases.push(exact_where_asked(case));
+        }
+        // Long rows, many rows, and a matrix beyond a cache.
+        for (rows, cols) in [(2, 17_389), (3, 65_537), (2050, 33), (1025, 4099)] {
+            let case = plain(Norm::ALL[i % 2], DType::ALL[i % 3], rows, cols);
+            cases.push(Case { quant, present: all.without(Tensor::Y), ..case });
+        }
+        let trial = Trial::Determinism { repeats: 3 };
+        for (j, (rows, cols)) in [(257, 33), (65, 300)].into_iter().enumerate() {
+            let case = plain(Norm::ALL[j], DType::ALL[(i + j) % 3], rows, cols);
+            cases.push(Case { trial, quant, present: all, layout: Layout::Mixed(i as u32), ..case });
+        }
+    }
+    cases.retain(is_meaningful);
+    cases
+}
+
+/// Every format and kind of scale on values of [`hard_weight`].
+fn every_step(rows: usize) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (i, (codes, scale)) in formats_and_scales().enumerate() {
+        for (j, source) in [QuantSource::F32, QuantSource::Rounded].into_iter().enumerate() {
+            let dtypes = DTypes::uniform(DType::ALL[(i + j) % 3]).widened(true, false);
+            let quant = Some(QuantSpec::new(codes, scale).source(source));
+            let present = TensorSet::of(&[Tensor::Weight, Tensor::Y, Tensor::Amax, Tensor::CodesT]);
+            let plain = Case::plain(Kind::QuantizedForward, Norm::Rms, dtypes.activation, rows, 512);
+            cases.push(Case { dtypes, quant, present, family: Family::Codes, seed: i as u32, eps: 0.0, ..plain });
+        }
+    }
+    cases
+}
+
+/// So many drawn cases.
+pub(crate) fn drawn(seed: u64, count: usize) -> Vec<Case> {
+    every_scale(seed ^ 0x9a_47, count.div_ceil(2 * formats_and_scales().count()), 1 << 13)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_say_how_a_case_is_quantized() {
+        let plain = Case::plain(Kind::QuantizedForward, Norm::Rms, DType::F32, 3, 17).normalized();
+        assert!(plain.to_string().ends_with(":seed1:e4m3,row,f32,row_major,floor0e0,ceilinginf"), "{plain}");
+        let id = plain.to_string();
+        for (from, to) in [
+            (":e4m3,row,f32,row_major,floor0e0,ceilinginf", ""),
+            ("e4m3", "e3m4"),
+            ("row,", "column,"),
+            (",f32,row", ",f16,row"),
+            ("row_major", "row"),
+            ("floor0e0", "floor0"),
+            ("ceilinginf", "ceilinginf,fold"),
+            ("ceilinginf", "ceilingNaN"),
+            ("row_major", "swizzled128x4"),
+        ] {
+            let parsed: Result<Case, _> = id.replacen(from, to, 1).parse();
+            assert!(parsed.is_err(), "{from} -> {to}: {parsed:?}");
+        }
+        for case in core().into_iter().chain(smoke()).chain(drawn(3, 100)).map(Case::normalized) {
+            assert_eq!(case.to_string().parse(), Ok(case));
+            assert!(case.quant.is_some_and(|quant| quant.check().is_ok()), "{case}");
+        }
+    }
+
+    /// Every value of every axis, and layouts with padding.
+    #[test]
+    fn core_has_every_way_to_quantize() {
+        let cases: Vec<Case> = core().into_iter().map(Case::normalized).collect();
+        let quants: Vec<QuantSpec> = cases.iter().filter_map(|case| case.quant).collect();
+        for (codes, scale) in formats_and_scales() {
+            for source in [QuantSource::F32, QuantSource::Rounded] {
+                let has = |quant: &&QuantSpec| (quant.codes, quant.scale, quant.source) == (codes, scale, source);
+                assert!(quants.iter().filter(has).count() > 3, "{codes} {scale:?} {source:?}");
+            }
+        }
+        let count = |is: fn(&QuantSpec) -> bool| quants.iter().filter(|quant| is(quant)).count();
+        assert!(count(|quant| matches!(quant.layout, ScaleLayout::ColumnMajor { .. })) > 10);
+        assert!(count(|quant| matches!(quant.layout, ScaleLayout::PackedUe8m0 { .. })) > 10);
+        assert!(count(|quant| quant.layout == ScaleLayout::Swizzled128x4) > 10);
+        assert!(count(|quant| quant.folds_amax) > 5 && count(|quant| quant.amax_floor > 0.0) > 20);
+        assert!(count(|quant| quant.amax_ceiling.is_finite()) > 20);
+        for tensor in presence::OF_CODES.iter() {
+            assert!(cases.iter().filter(|case| case.present.has(tensor)).count() > 20, "{tensor}");
+        }
+    }
+}

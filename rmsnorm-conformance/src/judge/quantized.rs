@@ -1,0 +1,265 @@
+//! What a call must give whose result is codes ([math](rmsnorm_spec::math), section 10.1): scales by the interval that the largest
+//! result lies in, then codes by the scales that came back. There is no tolerance in the second step: against the scale that was
+//! returned, a result has one code, or two where its own interval holds a tie.
+
+use std::ops::Range;
+
+use rmsnorm_spec::quant::{CodeType, QuantSource, QuantSpec, ScaleKind, ScaleType};
+use rmsnorm_spec::reference::{round_to, round_to_code};
+use rmsnorm_spec::{DType, NormSpec, Storage};
+
+use super::bounds::TINY;
+use super::truth::{ForwardTruth, Value};
+use super::{Failure, Verdict, round_down, round_up};
+use crate::Arithmetic;
+use crate::case::quantized::Given;
+use crate::run::memory::Bits;
+
+/// What a quantized call must give beside what every forward call does.
+#[derive(Debug)]
+pub(crate) struct QuantizedTruth<'a> {
+    quant: QuantSpec,
+    rows: usize,
+    cols: usize,
+    given: Given,
+    arithmetic: &'a Arithmetic,
+    /// What is quantized. (rows, cols)
+    v: Vec<Value>,
+}
+
+/// The largest magnitude of elements that share a scale.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Amax {
+    /// An element of them is outside the domain of the arithmetic.
+    Open,
+    /// An element is NaN.
+    Nan,
+    /// From here to there.
+    Between(f64, f64),
+}
+
+impl<'a> QuantizedTruth<'a> {
+    /// Of a call of activations of that dtype.
+    pub fn new(
+        spec: &NormSpec,
+        quant: QuantSpec,
+        given: Given,
+        truth: &ForwardTruth<'a>,
+        dtype: DType,
+        arithmetic: &'a Arithmetic,
+    ) -> Self {
+        let rounded = |value: Value| match (value, quant.source) {
+            (Value::Between { reference, low, high }, QuantSource::Rounded) => {
+                let (low, high) = truth.stored_as((reference, low, high), dtype);
+                Value::Between { reference, low, high }
+            }
+            (Value::Between { .. }, QuantSource::F32) | (Value::Nan | Value::Open, _) => value,
+        };
+        let v = truth.values_of_y(dtype).into_iter().map(rounded).collect();
+        QuantizedTruth { quant, rows: spec.rows, cols: spec.cols, given, arithmetic, v }
+    }
+
+    /// The elements that share each scale, and where the scale is. One scale of a tensor is there without elements, too.
+    fn sets(&self) -> Vec<(Range<usize>, usize)> {
+        let (rows, cols) = (self.rows, self.cols);
+        let Some((width, groups)) = self.quant.scale.set_cols(cols).zip(self.quant.scale.groups(cols)) else {
+            return vec![(0..rows * cols, 0)];
+        };
+        let of_group = |row: usize, group: usize| {
+            let start = row * cols;
+            let elements = start + group * width..start + ((group + 1) * width).min(cols);
+            (elements, self.quant.layout.index(groups, row, group))
+        };
+        (0..rows).flat_map(|row| (0..groups).map(move |group| of_group(row, group))).collect()
+    }
+
+    fn amax(&self, elements: Range<usize>) -> Amax {
+        let mut largest = Amax::Between(0.0, 0.0);
+        for value in &self.v[elements] {
+            largest = match (largest, *value) {
+                (_, Value::Nan) | (Amax::Nan, _) => Amax::Nan,
+                (_, Value::Open) | (Amax::Open, _) => Amax::Open,
+                (Amax::Between(low, high), Value::Between { low: least, high: most, .. }) => {
+                    Amax::Between(low.max(least).max(-most), high.max(least.abs()).max(most.abs()))
+                }
+            };
+        }
+        largest
+    }
+
+    /// What may be in the place of a scale. Both ends are values that it may have.
+    fn scales_of(&self, low: f64, high: f64) -> (f64, f64) {
+        let quant = &self.quant;
+        let low = if self.arithmetic.flushes_subnormals && low < TINY { 0.0 } else { low };
+        let clamped = |amax: f64| amax.max(f64::from(quant.amax_floor)).min(f64::from(quant.amax_ceiling));
+        if let (ScaleType::F32, false) = (quant.scale_type(), self.is_power_of_two()) {
+            let w = self.arithmetic.quotient_error;
+            let quotient = |amax: f64, w: f64| (amax / f64::from(quant.codes.largest()) * (1.0 + w)).max(TINY);
+            let (low, high) = (clamped(low), clamped(high));
+            return match (low == 0.0, high == 0.0) {
+                (true, true) => (1.0, 1.0),
+                // Of results that may be zero or not: 1, or however little they are.
+                (true, false) => (TINY, quotient(high, w).max(1.0)),
+                (false, _) => (quotient(low, -w), quotient(high, w)),
+            };
+        }
+        // An f32 of the interval: the largest result is one.
+        let (least, most) = (round_up(low, DType::F32), round_down(high, DType::F32));
+        let (least, most) =
+            if least <= most { (least, most) } else { (round_to(low, DType::F32), round_to(high, DType::F32)) };
+        let scale = |amax: f64| f64::from(quant.scale(amax as f32));
+        let may_be_zero = clamped(least) == 0.0 && clamped(most) > 0.0 && quant.scale_type() == ScaleType::F32;
+        if may_be_zero { (TINY, scale(most).max(1.0)) } else { (scale(least), scale(most)) }
+    }
+
+    fn is_power_of_two(&self) -> bool {
+        matches!(self.quant.scale, ScaleKind::Block { is_power_of_two: true, .. } | ScaleKind::Mx { .. })
+    }
+
+    /// Judges scales, and what is written as zeros between them.
+    pub fn judge_scales(&self, got: &Bits) -> Verdict {
+        let len = self.quant.scales_len(self.rows, self.cols).unwrap_or(0);
+        let mut judged = Judged::new(got, len);
+        let mut is_padding = vec![true; len];
+        for (elements, place) in self.sets() {
+            is_padding[place] = false;
+            match self.amax(elements) {
+                Amax::Open => judged.verdict.open += 1,
+                Amax::Nan => judged.is_nan(place),
+                Amax::Between(low, high) => {
+                    judged.verdict.vacuous |= high == f64::INFINITY;
+                    let (low, high) = self.scales_of(low, high);
+                    let is_power = !self.is_power_of_two() || is_power_of_two(got, place);
+                    judged.is_between(place, (low, low, high), is_power);
+                }
+            }
+        }
+        for place in (0..len).filter(|&place| is_padding[place]) {
+            judged.has_bits(place, 0);
+        }
+        judged.verdict
+    }
+
+    /// Judges the largest magnitude of all, larger than or what was there before if the call folds.
+    pub fn judge_amax(&self, got: &Bits) -> Verdict {
+        let mut judged = Judged::new(got, 1);
+        match self.amax(0..self.v.len()) {
+            Amax::Open => judged.verdict.open += 1,
+            Amax::Nan => judged.is_nan(0),
+            Amax::Between(low, high) => {
+                let before = if self.quant.folds_amax { self.given.amax } else { 0.0 };
+                let low = if self.arithmetic.flushes_subnormals && low < TINY { 0.0 } else { low };
+                judged.verdict.vacuous |= high == f64::INFINITY;
+                judged.is_between(0, (low.max(before), low.max(before), high.max(before)), true);
+            }
+        }
+        judged.verdict
+    }
+
+    /// Judges codes by the scales that the call returned, or was given.
+    pub fn judge_codes(&self, got: &Bits, scales: Option<&Bits>) -> Verdict {
+        let mut judged = Judged::new(got, self.v.len());
+        for (elements, place) in self.sets() {
+            let (scale, amax) = match scales {
+                // Each result by itself.
+                None => (self.given.scale, Amax::Between(0.0, 0.0)),
+                Some(scales) if place < scales.bits.len() => (scales.value(place), self.amax(elements.clone())),
+                Some(_) => (f64::NAN, Amax::Between(0.0, 0.0)),
+            };
+            for index in elements {
+                match (amax, self.v[index]) {
+                    (Amax::Open | Amax::Nan, _) | (_, Value::Open) => judged.verdict.open += 1,
+                    (Amax::Between(..), Value::Nan) if self.quant.codes == CodeType::Int8 => judged.has_bits(index, 0),
+                    (Amax::Between(..), Value::Nan) => judged.is_nan(index),
+                    (Amax::Between(..), Value::Between { reference, low, high }) => {
+                        let (least, most) = self.codes_of((low, high), scale);
+                        judged.verdict.vacuous |= low == f64::NEG_INFINITY && high == f64::INFINITY;
+                        judged.is_between(index, (reference / scale, least, most), true);
+                    }
+                }
+            }
+        }
+        judged.verdict
+    }
+
+    /// The least and the largest value of a code that a result between these has. NaN for a scale that is none.
+    fn codes_of(&self, (low, high): (f64, f64), scale: f64) -> (f64, f64) {
+        if !(scale > 0.0 && scale.is_finite()) {
+            return (f64::NAN, f64::NAN);
+        }
+        // The quotient by a power of two is exact.
+        let is_exact = self.is_power_of_two() || (scale as f32).to_bits() & 0x007f_ffff == 0;
+        let w = if is_exact { 0.0 } else { self.arithmetic.quotient_error };
+        let lost = self.arithmetic.flush_loss(1.0) / scale;
+        let (low, high) = (low / scale, high / scale);
+        let least = low - low.abs() * w - if low.abs() * scale < TINY { lost } else { 0.0 };
+        let most = high + high.abs() * w + if high.abs() * scale < TINY { lost } else { 0.0 };
+        (round_to_code(least, self.quant.codes), round_to_code(most, self.quant.codes))
+    }
+
+    /// Holds transposed codes to the codes, byte for byte.
+    pub fn judge_transposed(&self, got: &Bits, codes: &Bits) -> Verdict {
+        let mut judged = Judged::new(got, self.v.len());
+        for row in 0..self.rows {
+            for col in 0..self.cols {
+                judged.has_bits(col * self.rows + row, codes.bits.get(row * self.cols + col).copied().unwrap_or(0));
+            }
+        }
+        judged.verdict
+    }
+}
+
+/// Whether the scale in that place is a power of two: bytes are nothing else.
+fn is_power_of_two(got: &Bits, place: usize) -> bool {
+    got.storage == Storage::E8m0 || got.bits.get(place).is_none_or(|bits| bits & 0x007f_ffff == 0)
+}
+
+/// A verdict in the making.
+struct Judged<'g> {
+    got: &'g Bits,
+    verdict: Verdict,
+}
+
+impl<'g> Judged<'g> {
+    fn new(got: &'g Bits, len: usize) -> Self {
+        Judged { got, verdict: Verdict { failures: got.bits.len().abs_diff(len), ..Verdict::default() } }
+    }
+
+    /// The element, if there is one, counted as checked.
+    fn checked(&mut self, index: usize) -> Option<(u32, f64)> {
+        let bits = *self.got.bits.get(index)?;
+        self.verdict.checked += 1;
+        Some((bits, self.got.value(index)))
+    }
+
+    fn is_nan(&mut self, index: usize) {
+        let Some((bits, got)) = self.checked(index) else { return };
+        if !got.is_nan() {
+            self.fail(Failure { index, got, got_bits: bits, reference: f64::NAN, low: f64::NAN, high: f64::NAN });
+        }
+    }
+
+    fn has_bits(&mut self, index: usize, expected: u32) {
+        let Some((bits, got)) = self.checked(index) else { return };
+        if bits != expected {
+            let value = Bits { storage: self.got.storage, bits: vec![expected] }.value(0);
+            // Of the same bits' name, not of a bound: a byte that is NaN still has a finite reference here.
+            let reference = if value.is_nan() { 0.0 } else { value };
+            self.fail(Failure { index, got, got_bits: bits, reference, low: reference, high: reference });
+        }
+    }
+
+    /// Between the two ends, and of the right form.
+    fn is_between(&mut self, index: usize, (reference, low, high): (f64, f64, f64), has_form: bool) {
+        let Some((bits, got)) = self.checked(index) else { return };
+        if !(has_form && low <= got && got <= high) {
+            let reference = if reference.is_nan() { 0.0 } else { reference };
+            self.fail(Failure { index, got, got_bits: bits, reference, low, high });
+        }
+    }
+
+    fn fail(&mut self, failure: Failure) {
+        self.verdict.failures += 1;
+        self.verdict.worst.get_or_insert(failure);
+    }
+}

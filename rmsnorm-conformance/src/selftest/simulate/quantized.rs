@@ -1,0 +1,276 @@
+//! A quantized forward call: rows of [`ForwardKernel`], then scales, codes and what else is stored.
+
+use rmsnorm_spec::quant::ScaleLayout;
+use rmsnorm_spec::{Code, Element, QuantizedForward, Rows, Scales, Source};
+
+use super::SimulatedBackend;
+use super::call::Call;
+use super::forward::{ForwardKernel, SavedStatistics};
+use super::matrix::{Input, Matrix, round};
+use super::scales::{Normalized, Quantizer};
+use crate::selftest::planted::Bug;
+
+type Args<'a, T, C, W, R> = QuantizedForward<'a, SimulatedBackend, T, C, W, R>;
+
+/// Runs a checked call.
+pub(super) fn run<T: Element, C: Code, W: Element, R: Element>(call: &Call, args: Args<'_, T, C, W, R>) {
+    let quantizer = Quantizer { call, quant: args.quant };
+    let mut saved = SavedStatistics { mean: args.mean, rstd: args.rstd };
+    let mut kernel = ForwardKernel::new(call, args.weight, args.bias);
+    let weight = call.effective_weight(args.weight);
+    let bias: Option<Vec<f32>> = args.bias.map(|bias| bias.iter().map(|bias| bias.to_f32()).collect());
+    let strides = [Bug::XStrideIgnored, Bug::XGroupsIgnored];
+    let x = Input::new(Source::<&[T], &mut [T]>::Read(args.x), call, strides);
+    let residual = args.residual.map(|rows| Input::new(Source::<&[R], &mut [R]>::Read(rows), call, strides));
+    let mut residual_out = args.residual_out.map(|rows| Matrix::new(rows, call, strides));
+    let mut kept = args.y.map(|rows| Matrix::new(rows, call, strides));
+    let mut rows = Vec::with_capacity(call.spec.rows);
+    for row in 0..call.spec.rows {
+        let addend = residual.as_ref().map(|residual| residual.row(row));
+        let result = kernel.row(row, &x.row(row), addend.as_deref());
+        if let Some(out) = &mut residual_out {
+            out.store_residual(call, row, &result.residual_out);
+        }
+        if let Some(y) = &mut kept {
+            y.store_result(call, row, &result.y);
+        }
+        saved.store(row, &result);
+        let unbiased: Vec<f32> = match &bias {
+            Some(bias) => result.y.iter().zip(bias).map(|(y, bias)| y - bias).collect(),
+            None => result.y.clone(),
+        };
+        let x_hat =
+            unbiased.iter().zip(&weight).map(|(y, weight)| if *weight == 0.0 { 0.0 } else { y / weight }).collect();
+        rows.push(Normalized { y: result.y, unbiased, x_hat });
+    }
+    let scales = quantizer.scales(&rows, args.scale.map(|scale| scale[0]));
+    if let Some(out) = args.scales {
+        quantizer.store_scales(out, &scales);
+    }
+    if let Some(amax) = args.amax {
+        amax[0] = quantizer.largest(&rows, scales.codes[0], amax[0]);
+    }
+    let codes = quantizer.codes(&rows, &scales);
+    quantizer.store_codes(args.codes, &codes);
+    if let Some(codes_t) = args.codes_t {
+        quantizer.store_transposed(codes_t, &codes, &rows, &scales);
+    }
+}
+
+/// The scales of a call, row by row, or the one of the tensor.
+struct SetScales {
+    /// As they are stored.
+    stored: Vec<f32>,
+    /// As codes are made with them.
+    codes: Vec<f32>,
+}
+
+impl Quantizer<'_> {
+    fn has_bug(&self, bug: Bug) -> bool {
+        self.call.has(bug)
+    }
+
+    /// Columns of a set, and sets of a row; `None` where the tensor is one.
+    fn sets(&self) -> Option<(usize, usize)> {
+        let cols = self.call.spec.cols;
+        self.quant.scale.set_cols(cols).zip(self.quant.scale.groups(cols))
+    }
+
+    /// The set that a column belongs to.
+    fn group(&self, col: usize, (width, groups): (usize, usize)) -> usize {
+        let late = usize::from(self.has_bug(Bug::BlockBoundaryLate) && col > 0 && col.is_multiple_of(width));
+        ((col - late) / width).min(groups - 1)
+    }
+
+    fn scales(&self, rows: &[Normalized], given: Option<f32>) -> SetScales {
+        let amax: Vec<f32> = match (given, self.sets()) {
+            (Some(scale), _) => return SetScales { stored: vec![scale], codes: vec![scale] },
+            (None, None) => vec![self.amax_of_all(rows)],
+            (None, Some(sets)) => self.amax_of_sets(rows, sets),
+        };
+        let (stored, codes) = amax.into_iter().map(|amax| self.scale(amax)).unzip();
+        self.mixed_up(SetScales { stored, codes })
+    }
+
+    fn amax_of_all(&self, rows: &[Normalized]) -> f32 {
+        let counted =
+            if self.has_bug(Bug::AmaxDropsLastRow) { &rows[..rows.len() - usize::from(rows.len() > 1)] } else { rows };
+        let of_rows: Vec<f32> = counted.iter().map(|row| self.amax(&self.magnitudes(row))).collect();
+        f32::from_bits(of_rows.iter().map(|amax| amax.to_bits()).max().unwrap_or(0))
+    }
+
+    fn amax_of_sets(&self, rows: &[Normalized], sets: (usize, usize)) -> Vec<f32> {
+        let magnitudes: Vec<Vec<f32>> = rows.iter().map(|row| self.magnitudes(row)).collect();
+        let of_set = |row: usize, group: usize| {
+            if self.has_bug(Bug::BlocksAlongRows) && sets.1 > 1 {
+                // Rows of a column in place of columns of a row.
+                let last = (row + sets.0).min(rows.len());
+                let column: Vec<f32> = magnitudes[row..last].iter().map(|row| row[group * sets.0]).collect();
+                return self.amax(&column);
+            }
+            let of_row = &magnitudes[row];
+            let set: Vec<f32> =
+                (0..of_row.len()).filter(|col| self.group(*col, sets) == group).map(|col| of_row[col]).collect();
+            self.amax(&set)
+        };
+        (0..rows.len())
+            .flat_map(|row| (0..sets.1).map(move |group| (row, group)))
+            .map(|(row, group)| of_set(row, group))
+            .collect()
+    }
+
+    /// The scales of other sets in the place of their own, with a bug.
+    fn mixed_up(&self, mut scales: SetScales) -> SetScales {
+        let Some((width, groups)) = self.sets() else { return scales };
+        let (rows, cols) = (self.call.spec.rows, self.call.spec.cols);
+        if self.has_bug(Bug::ScaleOfOtherRow) && rows > 1 {
+            for group in 0..groups {
+                scales.codes[(rows - 1) * groups + group] = scales.codes[(rows - 2) * groups + group];
+            }
+        }
+        if self.has_bug(Bug::ScaleOfEightRows) {
+            for row in 0..rows {
+                scales.stored[row * groups] = scales.stored[row / 8 * 8 * groups];
+            }
+        }
+        if self.has_bug(Bug::CodesByOtherBlock) && groups > 1 {
+            for row in 0..rows {
+                scales.codes[row * groups + 1] = scales.codes[row * groups];
+            }
+        }
+        if self.has_bug(Bug::PartialBlockByOther) && !cols.is_multiple_of(width) && groups > 1 {
+            for row in 0..rows {
+                let last = row * groups + groups - 1;
+                scales.stored[last] = scales.stored[last - 1];
+                scales.codes[last] = scales.codes[last - 1];
+            }
+        }
+        if self.has_bug(Bug::ScalesShifted) && !scales.stored.is_empty() {
+            scales.stored.rotate_right(1);
+        }
+        scales
+    }
+
+    fn store_scales(&self, out: Scales<&mut [f32], &mut [u8]>, scales: &SetScales) {
+        match out {
+            Scales::F32(out) => self.place(out, scales, |scale| scale, 0.0),
+            Scales::E8m0(out) => self.place(out, scales, e8m0, 0),
+        }
+    }
+
+    fn place<E: Copy>(&self, out: &mut [E], scales: &SetScales, stored: impl Fn(f32) -> E, zero: E) {
+        let Some((_, groups)) = self.sets() else {
+            out[0] = stored(scales.stored[0]);
+            return;
+        };
+        if !self.has_bug(Bug::PaddingNotZeroed) {
+            out.fill(zero);
+        }
+        let rows = self.call.spec.rows;
+        for row in 0..rows {
+            for group in 0..groups {
+                let place = match self.quant.layout {
+                    ScaleLayout::RowMajor if self.has_bug(Bug::ScalesTransposed) => group * rows + row,
+                    ScaleLayout::Swizzled128x4 if self.has_bug(Bug::SwizzleExchanged) => {
+                        let index = self.quant.layout.index(groups, row, group);
+                        index / 512 * 512 + (row % 32 * 16 + group % 4 * 4 + row % 128 / 32)
+                    }
+                    ScaleLayout::PackedUe8m0 { ld } if self.has_bug(Bug::PackedReversed) => {
+                        (group / 4 * ld + row) * 4 + 3 - group % 4
+                    }
+                    layout @ (ScaleLayout::RowMajor
+                    | ScaleLayout::ColumnMajor { .. }
+                    | ScaleLayout::PackedUe8m0 { .. }
+                    | ScaleLayout::Swizzled128x4) => layout.index(groups, row, group),
+                };
+                out[place] = stored(scales.stored[row * groups + group]);
+            }
+        }
+    }
+
+    /// The output `amax`.
+    fn largest(&self, rows: &[Normalized], scale: f32, before: f32) -> f32 {
+        let mut largest = self.amax_of_all(rows);
+        if self.has_bug(Bug::AmaxOfQuotient) {
+            largest /= scale;
+        }
+        if self.has_bug(Bug::AmaxOfClamped) {
+            largest = largest.min(scale * self.quant.codes.largest());
+        }
+        let folds = self.quant.folds_amax != self.has_bug(Bug::AmaxNotCleared);
+        if folds { f32::from_bits(largest.to_bits().max(before.to_bits() & 0x7fff_ffff)) } else { largest }
+    }
+
+    fn scale_at<'s>(&self, scales: &'s SetScales, row: usize, col: usize) -> &'s f32 {
+        match self.sets() {
+            None => &scales.codes[0],
+            Some(sets) => &scales.codes[row * sets.1 + self.group(col, sets)],
+        }
+    }
+
+    fn codes(&self, rows: &[Normalized], scales: &SetScales) -> Vec<Vec<u8>> {
+        let of_row = |(row, normalized): (usize, &Normalized)| {
+            let code = |(col, v): (usize, f32)| self.code(self.quotient(v, *self.scale_at(scales, row, col)));
+            let mut codes: Vec<u8> = self.v(normalized).into_iter().enumerate().map(code).collect();
+            if self.has_bug(Bug::PairsSwapped) {
+                codes.as_chunks_mut::<2>().0.iter_mut().for_each(|pair| pair.reverse());
+            }
+            codes
+        };
+        rows.iter().enumerate().map(of_row).collect()
+    }
+
+    fn store_codes<C: Code>(&self, out: Rows<&mut [C]>, codes: &[Vec<u8>]) {
+        let layout = out.layout(self.call.spec.rows, self.call.spec.cols);
+        let rows = codes.len() - usize::from(self.has_bug(Bug::CodesLastRowMissing) && !codes.is_empty());
+        let cols = self.call.spec.cols - usize::from(self.has_bug(Bug::CodesLastColMissing));
+        for (row, codes) in codes[..rows].iter().enumerate() {
+            let start = layout.start(row);
+            for (to, code) in out.view[start..start + cols].iter_mut().zip(codes) {
+                *to = C::from_bits(u32::from(*code));
+            }
+        }
+    }
+
+    fn store_transposed<C: Code>(
+        &self,
+        out: Rows<&mut [C]>,
+        codes: &[Vec<u8>],
+        normalized: &[Normalized],
+        scales: &SetScales,
+    ) {
+        let (rows, cols) = (self.call.spec.rows, self.call.spec.cols);
+        let layout = out.layout(cols, rows);
+        let ld = if self.has_bug(Bug::TransposedStrideIgnored) { rows } else { layout.row_stride };
+        let is_last_tile = |row: usize, col: usize| row / 16 == (rows - 1) / 16 && col / 16 == (cols - 1) / 16;
+        for col in 0..cols {
+            for (row, normalized) in normalized.iter().enumerate() {
+                let (from_row, from_col) = if self.has_bug(Bug::TransposedReshaped) {
+                    let index = col * rows + row;
+                    (index / cols, index % cols)
+                } else if self.has_bug(Bug::TransposedRowsSwapped) && rows > 1 && row < 2 {
+                    (1 - row, col)
+                } else {
+                    (row, col)
+                };
+                if self.has_bug(Bug::TransposedTileMissing) && is_last_tile(row, col) {
+                    continue;
+                }
+                let code = if self.has_bug(Bug::TransposedRoundedAgain) {
+                    let v = round(normalized.y[col], self.call.low());
+                    self.code(self.quotient(v, *self.scale_at(scales, row, col)))
+                } else {
+                    codes[from_row][from_col]
+                };
+                if let Some(to) = out.view.get_mut(col * ld + row) {
+                    *to = C::from_bits(u32::from(code));
+                }
+            }
+        }
+    }
+}
+
+/// The byte of a power of two, or of NaN.
+fn e8m0(scale: f32) -> u8 {
+    if scale.is_nan() { u8::MAX } else { (scale.to_bits() >> 23) as u8 }
+}

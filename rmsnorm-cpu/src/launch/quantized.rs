@@ -1,0 +1,114 @@
+//! A quantized forward call: its work once, or twice where the tensor's scale must be found first, then what is made of it.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rmsnorm_spec::quant::ScaleKind;
+use rmsnorm_spec::{Checked, Code, Element, Error, QuantizedForward, Scales};
+
+use super::scales::{Compact, scales_out};
+use super::{SliceBackend, fork, matrix, matrix_mut, no_kernel, plan_here, spec_of, starts};
+use crate::backend::CpuBackend;
+use crate::kernel::{self, Kernel};
+use crate::lanes::{Out, Written};
+use crate::plan::Plan;
+use crate::stages::forward::{ForwardRows, Residual};
+use crate::stages::quantized_forward::{QuantizedRows, Scaling};
+use crate::stages::transposed::TransposedCols;
+use crate::stages::{MatrixMut, RowStarts};
+
+pub(crate) fn quantized_forward<B: SliceBackend, T: Element, C: Code, W: Element, R: Element>(
+    backend: &CpuBackend,
+    call: Checked<QuantizedForward<'_, B, T, C, W, R>>,
+) -> Result<(), Error> {
+    let (spec, plan) = (spec_of(&call), plan_here(backend, call.problem()));
+    let kernel = kernel::quantized_forward().ok_or_else(|| no_kernel(call.problem()))?;
+    let args = call.into_args();
+    let (quant, rows, cols) = (args.quant, spec.rows, spec.cols);
+    let groups = quant.scale.groups(cols).unwrap_or(0);
+
+    // All that may fail comes before anything is written.
+    let (amax, amax_out) = match args.amax {
+        Some(amax) if quant.folds_amax => {
+            let values = B::values(amax)?;
+            // A magnitude, whatever its sign.
+            (AtomicU32::new(values[0].to_bits() & 0x7fff_ffff), Some(Out::from(values)))
+        }
+        Some(amax) => (AtomicU32::new(0), Some(B::out(amax))),
+        None => (AtomicU32::new(0), None),
+    };
+    let mut scales = args.scales.map(scales_out::<B>);
+    let mut compact = Compact::new(&quant, rows * groups)?;
+
+    let mut codes = MatrixMut { rows: starts(&args.codes, &spec), data: B::out(args.codes.view).cast::<u8>() };
+    let residual = args.residual.map(|residual| matrix::<B, R>(residual, &spec));
+    let inputs = ForwardRows {
+        spec,
+        rows,
+        streaming: plan.streaming,
+        weight: args.weight.map(B::input),
+        bias: args.bias.map(B::input),
+        x: Some(matrix::<B, T>(args.x, &spec)),
+        y: None,
+        residual: residual.map_or(Residual::Absent, Residual::Read),
+        mean: None,
+        rstd: None,
+    };
+    let scaling = match (quant.scale, &mut scales) {
+        (ScaleKind::Given, _) => Scaling::Tensor(args.scale.map_or(f32::NAN, |scale| B::input(scale)[0])),
+        (ScaleKind::Current, Some(Scales::F32(scale))) => {
+            let codes = MatrixMut { rows: codes.rows, data: Out::none() };
+            let forward = inputs.of_inputs();
+            let work = QuantizedRows { forward, quant, codes, scaling: Scaling::Unknown, amax: Some(&amax) };
+            run(backend, kernel, work, &plan);
+            let found = kernel::scale(&quant, f32::from_bits(amax.load(Ordering::Relaxed)));
+            scale.set(0, found);
+            Scaling::Tensor(found)
+        }
+        (_, Some(scales)) => compact.scaling(&quant, scales, groups),
+        // A `Checked` call has scales where none is given; the error is for the type system only.
+        (_, None) => return Err(Error::Missing { arg: "scales", why: "codes without their scales are no values" }),
+    };
+    let residual = match (residual, args.residual_out) {
+        (None, _) => Residual::Absent,
+        (Some(residual), None) => Residual::Read(residual),
+        (Some(residual), Some(out)) => Residual::ReadWrite(residual, matrix_mut::<B, R>(out, &spec)),
+    };
+    let forward = ForwardRows {
+        y: args.y.map(|y| matrix_mut::<B, T>(y, &spec)),
+        residual,
+        mean: args.mean.map(B::out),
+        rstd: args.rstd.map(B::out),
+        ..inputs
+    };
+    let here = MatrixMut { rows: codes.rows, data: codes.data.reborrow() };
+    let asked = amax_out.is_some().then_some(&amax);
+    run(backend, kernel, QuantizedRows { forward, quant, codes: here, scaling, amax: asked }, &plan);
+    if let Some(mut out) = amax_out {
+        out.set(0, f32::from_bits(amax.into_inner()));
+    }
+    if let Some(scales) = scales {
+        compact.lay_out(&quant, scales, (rows, groups));
+    }
+    if let Some(codes_t) = args.codes_t {
+        let codes_t =
+            MatrixMut { rows: RowStarts::of(codes_t.layout(cols, rows)), data: B::out(codes_t.view).cast::<u8>() };
+        // SAFETY:
+        // - contents: the stage above has written every code of every row, and no others are asked for.
+        let written = unsafe { Written::new(&codes.data) };
+        let work = TransposedCols { codes: written, codes_rows: codes.rows, rows, first: 0, cols, codes_t };
+        backend.install(plan.tasks, || {
+            fork(work, cols, plan.tasks, &TransposedCols::split_at, &TransposedCols::run);
+        });
+    }
+    Ok(())
+}
+
+fn run<'a, T: Element, W: Element, R: Element>(
+    backend: &CpuBackend,
+    kernel: Kernel<QuantizedRows<'a, T, W, R>>,
+    work: QuantizedRows<'a, T, W, R>,
+    plan: &Plan,
+) {
+    let (isa, rows) = (backend.caps().isa, work.forward.rows);
+    backend.install(plan.tasks, || fork(work, rows, plan.tasks, &QuantizedRows::split_at, &|work| kernel(isa, work)));
+}

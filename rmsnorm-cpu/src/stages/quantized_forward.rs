@@ -1,0 +1,239 @@
+//! Forward to codes: math.md, equations (1) to (6) and (Q1) to (Q5). A row is read from memory once, or twice where its tensor has
+//! one scale that must be found first; other visits find it in the cache, and compute y anew, which costs less than to keep it.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rmsnorm_spec::Element;
+use rmsnorm_spec::quant::{CodeType, QuantSource, QuantSpec, e8m0_value};
+
+use super::MatrixMut;
+use super::forward::{ForwardRows, Row, Statistics};
+use crate::lanes::{self, Fenced, Out, Piece, Simd, Stores};
+
+/// The rows of a quantized forward call, or some of them.
+pub(crate) struct QuantizedRows<'a, T, W, R> {
+    pub(crate) forward: ForwardRows<'a, T, W, R>,
+    pub(crate) quant: QuantSpec,
+    pub(crate) codes: MatrixMut<'a, u8>,
+    pub(crate) scaling: Scaling<'a>,
+    /// The bits of the largest magnitude so far, of whatever rows; `None` if nobody asks.
+    pub(crate) amax: Option<&'a AtomicU32>,
+}
+
+/// Where scales come from and go to.
+pub(crate) enum Scaling<'a> {
+    /// The tensor's is not known yet: nothing is written, but the largest magnitude is found.
+    Unknown,
+    /// Of all codes.
+    Tensor(f32),
+    /// Of rows or blocks. (rows, scales of a row)
+    F32(MatrixMut<'a, f32>),
+    /// The same, as bytes.
+    E8m0(MatrixMut<'a, u8>),
+}
+
+impl Scaling<'_> {
+    fn split_at(self, row: usize) -> (Self, Self) {
+        match self {
+            Scaling::Unknown => (Scaling::Unknown, Scaling::Unknown),
+            Scaling::Tensor(scale) => (Scaling::Tensor(scale), Scaling::Tensor(scale)),
+            Scaling::F32(scales) => {
+                let (low, high) = scales.split_at(row);
+                (Scaling::F32(low), Scaling::F32(high))
+            }
+            Scaling::E8m0(scales) => {
+                let (low, high) = scales.split_at(row);
+                (Scaling::E8m0(low), Scaling::E8m0(high))
+            }
+        }
+    }
+
+    /// (Q3) and (Q4), of a set of some row, and the store of its scale; `None` where there is none yet.
+    fn scale_of_set(
+        &mut self,
+        quant: &QuantSpec,
+        (row, group): (usize, usize),
+        groups: usize,
+        amax: f32,
+    ) -> Option<f32> {
+        match self {
+            Scaling::Unknown => None,
+            Scaling::Tensor(scale) => Some(*scale),
+            Scaling::F32(scales) => {
+                let scale = quant.scale(amax);
+                scales.row(row, groups).set(group, scale);
+                Some(scale)
+            }
+            Scaling::E8m0(scales) => {
+                // Scales are bytes: there is one.
+                let byte = quant.scale_byte(amax).unwrap_or(u8::MAX);
+                scales.row(row, groups).set(group, byte);
+                Some(e8m0_value(byte))
+            }
+        }
+    }
+}
+
+impl<'a, T: Element, W: Element, R: Element> QuantizedRows<'a, T, W, R> {
+    /// The same rows under other names of the element types.
+    pub(crate) fn cast<U: Element, V: Element, Q: Element>(self) -> QuantizedRows<'a, U, V, Q> {
+        let QuantizedRows { forward, quant, codes, scaling, amax } = self;
+        QuantizedRows { forward: forward.cast(), quant, codes, scaling, amax }
+    }
+
+    /// The rows before `row`, and the others.
+    pub(crate) fn split_at(self, row: usize) -> (Self, Self) {
+        let (low, high) = self.forward.split_at(row);
+        let (low_codes, high_codes) = self.codes.split_at(row);
+        let (low_scaling, high_scaling) = self.scaling.split_at(row);
+        let (quant, amax) = (self.quant, self.amax);
+        (
+            QuantizedRows { forward: low, quant, codes: low_codes, scaling: low_scaling, amax },
+            QuantizedRows { forward: high, quant, codes: high_codes, scaling: high_scaling, amax },
+        )
+    }
+
+    /// Normalizes and quantizes every row. What a call has not got is tested in the loops, unlike forward's: bodies are compiled for
+    /// every mix of dtypes and instruction set, and of these each has all formats in it.
+    #[inline(always)]
+    pub(crate) fn run<S: Simd>(mut self) {
+        let spec = self.forward.spec;
+        let fenced = Fenced::<S>::new(self.forward.streaming);
+        let stores = fenced.stores();
+        let mut largest = S::splat(0.0);
+        for r in 0..self.forward.rows {
+            let mut row = self.forward.row(r);
+            let statistics = row.statistics::<S, true>(spec.norm, spec.eps);
+            let is_rounded = self.quant.source == QuantSource::Rounded;
+            let values = Values { statistics, is_rounded, codes: self.quant.codes };
+            let is_known = matches!(self.scaling, Scaling::Tensor(_));
+            let (width, groups) = sets(&self.quant, spec.cols);
+            for group in 0..groups {
+                let columns = (group * width, spec.cols.min((group + 1) * width));
+                let mut amax = 0.0;
+                if !is_known {
+                    let magnitudes = values.magnitudes::<S, T, W, R>(&row, columns);
+                    largest = S::max_magnitude(largest, magnitudes);
+                    amax = S::fold_max(magnitudes);
+                }
+                let scale = self.scaling.scale_of_set(&self.quant, (r, group), groups, amax);
+                let Some(scale) = scale else { continue };
+                let mut codes = self.codes.row(r, spec.cols);
+                let written = values.write::<S, T, W, R>(&mut row, &mut codes, columns, scale, stores);
+                largest = S::max_magnitude(largest, written);
+            }
+            if let Some(mean) = &mut self.forward.mean {
+                mean.set(r, statistics.mean);
+            }
+            if let Some(rstd) = &mut self.forward.rstd {
+                rstd.set(r, statistics.rstd);
+            }
+        }
+        if let Some(amax) = self.amax {
+            amax.fetch_max(S::fold_max(largest).to_bits(), Ordering::Relaxed);
+        }
+    }
+}
+
+/// Columns that share a scale, and how many such sets a row has; where the tensor has one scale, all of them.
+fn sets(quant: &QuantSpec, cols: usize) -> (usize, usize) {
+    (quant.scale.set_cols(cols).unwrap_or(cols), quant.scale.groups(cols).unwrap_or(1))
+}
+
+/// What of a row is quantized, and to what.
+#[derive(Clone, Copy)]
+struct Values {
+    statistics: Statistics,
+    /// Whether y is rounded to the dtype of the activations first.
+    is_rounded: bool,
+    codes: CodeType,
+}
+
+impl Values {
+    /// (Q1), with h and y before it.
+    #[inline(always)]
+    fn of<S: Simd, T: Element, W: Element, R: Element, P: Piece>(
+        self,
+        row: &Row<'_, T, W, R>,
+        piece: P,
+    ) -> [S::Lanes; 3] {
+        let h = row.h::<S, _, true>(piece);
+        let y = row.value::<S, _, false>(piece, h, self.statistics);
+        let v = if self.is_rounded { lanes::round_through::<S, T>(y) } else { y };
+        [h, y, v]
+    }
+
+    /// The largest magnitudes from one column to another, lane by lane.
+    #[inline(always)]
+    fn magnitudes<S: Simd, T: Element, W: Element, R: Element>(
+        self,
+        row: &Row<'_, T, W, R>,
+        (start, end): (usize, usize),
+    ) -> S::Lanes {
+        let mut magnitudes = S::splat(0.0);
+        lanes::for_each_piece_between!(start, 0, end, piece => {
+            let [_, _, v] = self.of::<S, T, W, R, _>(row, piece);
+            // Lanes beyond a short piece hold what a bias, or 0 times infinity, makes of nothing.
+            magnitudes = S::max_magnitude(magnitudes, lanes::within::<S, _>(piece, v));
+        });
+        magnitudes
+    }
+
+    /// Writes the codes of columns that share this scale, and y and residual_out where they are kept. Gives the largest magnitudes.
+    #[inline(always)]
+    fn write<S: Simd, T: Element, W: Element, R: Element>(
+        self,
+        row: &mut Row<'_, T, W, R>,
+        codes: &mut Out<'_, u8>,
+        (start, end): (usize, usize),
+        scale: f32,
+        stores: Stores<'_>,
+    ) -> S::Lanes {
+        let (divisor, mut magnitudes) = (Divisor::<S>::new(scale), S::splat(0.0));
+        // Blocks are no longer than what is stored past the cache at once.
+        let head = if end - start == row.cols { stores.head_of_codes(codes) } else { 0 };
+        lanes::for_each_piece_between!(start, head, end, piece => {
+            row.prefetch_next::<S, _, true>(piece);
+            let [h, y, v] = self.of::<S, T, W, R, _>(row, piece);
+            magnitudes = S::max_magnitude(magnitudes, lanes::within::<S, _>(piece, v));
+            lanes::store_codes::<S, _>(codes, piece, divisor.quotient(v), self.codes, stores);
+            if row.y.len() > 0 {
+                lanes::store_or_stream::<S, T, _>(&mut row.y, piece, y, stores);
+            }
+            if let Some(residual_out) = &mut row.residual_out {
+                lanes::store_or_stream::<S, R, _>(residual_out, piece, h, stores);
+            }
+        });
+        magnitudes
+    }
+}
+
+/// A scale to divide by.
+struct Divisor<S: Simd> {
+    /// The scale, or its reciprocal where that is exact.
+    by: S::Lanes,
+    is_reciprocal: bool,
+}
+
+impl<S: Simd> Clone for Divisor<S> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<S: Simd> Copy for Divisor<S> {}
+
+impl<S: Simd> Divisor<S> {
+    #[inline(always)]
+    fn new(scale: f32) -> Self {
+        // The reciprocal of a power of two is one, also of 2^127 and of 2^-127, and a product with it the same quotient.
+        let bits = scale.to_bits();
+        let is_reciprocal = bits & 0x007f_ffff == 0 && scale.is_normal() || bits == 0x0040_0000;
+        Divisor { by: S::splat(if is_reciprocal { 1.0 / scale } else { scale }), is_reciprocal }
+    }
+
+    #[inline(always)]
+    fn quotient(self, v: S::Lanes) -> S::Lanes {
+        if self.is_reciprocal { S::mul(v, self.by) } else { S::div(v, self.by) }
+    }
+}
