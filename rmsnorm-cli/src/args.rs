@@ -196,4 +196,47 @@ pub struct SettingArgs {
     /// at_store, or before_weight for Llama's roundings; or metadata "cast_order" [default: at_store]
     #[arg(long, value_name = "ORDER")]
     pub cast_order: Option<String>,
+    /// 8-bit results.
+    #[command(flatten)]
+    pub quantize: QuantizeArgs,
+}
+
+/// The flags of 8-bit results, each of which the file's metadata may give instead. The flag wins.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "8-bit results")]
+pub struct QuantizeArgs {
+    /// Write codes of this format and their scales in place of y: e4m3, e5m2 or int8; or metadata "codes"
+    #[arg(long, value_name = "FORMAT")]
+    pub codes: Option<String>,
+    /// What shares a scale: tensor (given by the file's tensor scale), current (the tensor's own), row, block128, block64 or mx; or
+    /// metadata "scale" [default: row]
+    #[arg(long, value_name = "KIND")]
+    pub scale: Option<String>,
+    /// 1 to round the scales of blocks up to powers of two; or metadata "pow2" [default: 0]
+    #[arg(long, value_name = "0|1")]
+    pub pow2: Option<String>,
+    /// How MX rounds: up or floor; or metadata "mx_rounding" [default: up]
+    #[arg(long, value_name = "RULE")]
+    pub mx_rounding: Option<String>,
+    /// What is quantized: f32, or rounded to the dtype of x first; or metadata "source" [default: f32]
+    #[arg(long, value_name = "SOURCE")]
+    pub source: Option<String>,
+    /// A smaller largest magnitude counts as this; or metadata "amax_floor" [default: 0]
+    #[arg(long, value_name = "A")]
+    pub amax_floor: Option<String>,
+    /// A larger one counts as this; or metadata "amax_ceiling" [default: inf]
+    #[arg(long, value_name = "A")]
+    pub amax_ceiling: Option<String>,
+    /// Where scales lie: row_major, column_major, packed_ue8m0 or swizzled128x4; or metadata "layout" [default: row_major]
+    #[arg(long, value_name = "LAYOUT")]
+    pub layout: Option<String>,
+    /// 1 to write the transposed copy codes_t, too; or metadata "transposed" [default: 0]
+    #[arg(long, value_name = "0|1")]
+    pub transposed: Option<String>,
+    /// 1 for codes and scales along columns, too, which no backend has yet; or metadata "columnwise" [default: 0]
+    #[arg(long, value_name = "0|1")]
+    pub columnwise: Option<String>,
+    /// 1 to write y beside the codes; or metadata "keep_y" [default: 0]
+    #[arg(long, value_name = "0|1")]
+    pub keep_y: Option<String>,
 }

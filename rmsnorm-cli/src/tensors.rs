@@ -7,7 +7,8 @@ mod header;
 use std::cmp::Reverse;
 use std::fmt::Debug;
 
-use rmsnorm_core::{DType, Element};
+use rmsnorm_core::quant::CodeType;
+use rmsnorm_core::{DType, Element, Storage, Stored};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
 use crate::memory;
@@ -59,12 +60,16 @@ impl<'a> TensorFile<'a> {
     }
 }
 
-/// The dtype as files spell it.
-pub const fn file_dtype(dtype: DType) -> Dtype {
-    match dtype {
-        DType::F32 => Dtype::F32,
-        DType::F16 => Dtype::F16,
-        DType::Bf16 => Dtype::BF16,
+/// The type of elements as files spell it. Scales that are powers of two are bytes like any others there.
+pub fn file_dtype(storage: impl Into<Storage>) -> Dtype {
+    match storage.into() {
+        Storage::Float(DType::F32) => Dtype::F32,
+        Storage::Float(DType::F16) => Dtype::F16,
+        Storage::Float(DType::Bf16) => Dtype::BF16,
+        Storage::Code(CodeType::E4m3) => Dtype::F8_E4M3,
+        Storage::Code(CodeType::E5m2) => Dtype::F8_E5M2,
+        Storage::Code(CodeType::Int8) => Dtype::I8,
+        Storage::E8m0 => Dtype::U8,
     }
 }
 
@@ -100,7 +105,7 @@ pub struct OutputTensor {
     /// Its name in the file.
     pub name: &'static str,
     /// The type of its elements.
-    pub dtype: DType,
+    pub storage: Storage,
     /// Its dimensions, outermost first.
     pub shape: Vec<usize>,
     elements: Box<dyn Bytes>,
@@ -111,7 +116,7 @@ trait Bytes: Debug {
     fn bytes(&self) -> &[u8];
 }
 
-impl<T: Element> Bytes for Vec<T> {
+impl<T: Stored> Bytes for Vec<T> {
     fn bytes(&self) -> &[u8] {
         bytemuck::cast_slice(self)
     }
@@ -119,8 +124,8 @@ impl<T: Element> Bytes for Vec<T> {
 
 impl OutputTensor {
     /// A tensor of that shape with these elements.
-    pub fn new<T: Element>(name: &'static str, shape: &[usize], elements: Vec<T>) -> Self {
-        OutputTensor { name, dtype: T::DTYPE, shape: shape.to_vec(), elements: Box::new(elements) }
+    pub fn new<T: Stored>(name: &'static str, shape: &[usize], elements: Vec<T>) -> Self {
+        OutputTensor { name, storage: T::STORAGE, shape: shape.to_vec(), elements: Box::new(elements) }
     }
 }
 
@@ -140,12 +145,12 @@ impl<'a> Serialized<'a> {
     pub fn new(tensors: &'a [OutputTensor]) -> Result<Self, String> {
         let mut tensors: Vec<&OutputTensor> = tensors.iter().collect();
         // Those of the widest elements first, so that all are aligned.
-        tensors.sort_by_key(|tensor| (Reverse(file_dtype(tensor.dtype)), tensor.name));
+        tensors.sort_by_key(|tensor| (Reverse(file_dtype(tensor.storage)), tensor.name));
         let mut end = 0;
         let info = |tensor: &&OutputTensor| {
             let start = end;
             end += tensor.elements.bytes().len();
-            let (dtype, shape) = (file_dtype(tensor.dtype), tensor.shape.clone());
+            let (dtype, shape) = (file_dtype(tensor.storage), tensor.shape.clone());
             (tensor.name.to_owned(), TensorInfo { dtype, shape, data_offsets: (start, end) })
         };
         let infos = tensors.iter().map(info).collect();
@@ -165,7 +170,7 @@ impl<'a> Serialized<'a> {
 
 #[cfg(test)]
 mod tests {
-    use rmsnorm_core::{bf16, f16};
+    use rmsnorm_core::{F8E4M3, bf16, f16};
     use safetensors::tensor::TensorView;
 
     use super::*;
@@ -177,10 +182,14 @@ mod tests {
             OutputTensor::new("rstd", &[], vec![0.5f32]),
             OutputTensor::new("dx", &[0, 7], Vec::<bf16>::new()),
             OutputTensor::new("dweight", &[1, 2], vec![1.0f32, -2.0]),
+            OutputTensor::new("codes", &[3], vec![F8E4M3::from_bits(0x38); 3]),
+            OutputTensor::new("codes_t", &[1], vec![-5i8]),
+            OutputTensor::new("scales", &[2], vec![127u8; 2]),
         ];
         for tensors in [&tensors[..], &tensors[..1], &[]] {
             let view = |tensor: &'static str, of: &OutputTensor| {
-                let view = TensorView::new(file_dtype(of.dtype), of.shape.clone(), of.elements.bytes().to_vec().leak());
+                let view =
+                    TensorView::new(file_dtype(of.storage), of.shape.clone(), of.elements.bytes().to_vec().leak());
                 (tensor, view.unwrap())
             };
             let views: Vec<_> = tensors.iter().map(|tensor| view(tensor.name, tensor)).collect();

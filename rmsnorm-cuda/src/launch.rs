@@ -148,7 +148,7 @@ pub(crate) fn dense_access_bytes(problem: &Problem) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use rmsnorm_spec::{DType, DTypes, Norm, RowGroups, Rows};
+    use rmsnorm_spec::{DType, DTypes, Direction, Norm, RowGroups, Rows};
 
     use super::*;
 

@@ -2,8 +2,13 @@
 //! download.
 
 use rmsnorm_core::conformance::Harness;
-use rmsnorm_core::{Backward, Checked, DType, DTypes, Element, Forward, HarnessTask, Norm, NormBackend, WithDTypes};
+use rmsnorm_core::quant::{CodeType, ScaleKind, ScaleType};
+use rmsnorm_core::{
+    Backward, Checked, Code, DType, DTypes, Element, F8E4M3, F8E5M2, Forward, HarnessTask, Norm, NormBackend,
+    QuantizedForward, Stored, WithDTypes,
+};
 
+use super::quantize::Quantize;
 use super::request::Request;
 use crate::failure::Failure;
 use crate::memory;
@@ -53,7 +58,14 @@ fn compute<H: Harness, T: Element, W: Element, R: Element>(
 ) -> Result<Vec<OutputTensor>, Failure> {
     let weight = upload(harness, request.weight.as_ref())?;
     let weight = weight.as_ref();
-    let (mut outputs, saved) = forward::<H, T, W, R>(harness, request, weight)?;
+    let (mut outputs, saved) = match request.quantize {
+        None => forward::<H, T, W, R>(harness, request, weight)?,
+        Some(quantize) => match quantize.spec.codes {
+            CodeType::E4m3 => quantized::<H, T, F8E4M3, W, R>(harness, request, quantize, weight)?,
+            CodeType::E5m2 => quantized::<H, T, F8E5M2, W, R>(harness, request, quantize, weight)?,
+            CodeType::Int8 => quantized::<H, T, i8, W, R>(harness, request, quantize, weight)?,
+        },
+    };
     if let Some(dy) = &request.dy {
         outputs.extend(backward::<H, T, W, R>(harness, request, dy, weight, saved)?);
     }
@@ -96,6 +108,89 @@ fn forward<H: Harness, T: Element, W: Element, R: Element>(
     harness.backend().forward(spec, args)?;
 
     let mut outputs = vec![download(harness, "y", &input.shape, &y)?, download(harness, "rstd", batch_shape, &rstd)?];
+    if let Some(mean) = &mean {
+        outputs.push(download(harness, "mean", batch_shape, mean)?);
+    }
+    if let Some(residual_out) = &residual_out {
+        outputs.push(download(harness, "residual_out", &input.shape, residual_out)?);
+    }
+    Ok((outputs, Saved { residual_out, mean, rstd }))
+}
+
+/// As [`forward`], to codes.
+fn quantized<H: Harness, T: Element, C: Code, W: Element, R: Element>(
+    harness: &H,
+    request: &Request<'_>,
+    quantize: Quantize,
+    weight: Option<&H::Buffer<W>>,
+) -> Result<(Vec<OutputTensor>, Saved<H, R>), Failure> {
+    let Request { spec, batch_shape, x: input, .. } = request;
+    let Quantize { spec: quant, is_transposed, keeps_y, .. } = quantize;
+    let (rows, cols, all) = (spec.rows, spec.cols, spec.rows * spec.cols);
+    let (is_given, are_bytes) = (quant.scale == ScaleKind::Given, quant.scale_type() == ScaleType::E8m0);
+    // A spec whose scales cannot be counted is refused by the call, which names the rule.
+    let scales_len = if is_given { 0 } else { quant.scales_len(rows, cols).unwrap_or(0) };
+    let x = load::<H, T>(harness, input)?;
+    let bias = upload::<H, W>(harness, request.bias.as_ref())?;
+    let residual = upload::<H, R>(harness, request.residual.as_ref())?;
+    let scale = upload::<H, f32>(harness, request.scale.as_ref())?;
+    let mut codes = zeros::<H, C>(harness, "codes", all)?;
+    let mut codes_t = is_transposed.then(|| zeros::<H, C>(harness, "codes_t", all)).transpose()?;
+    let floats = (!is_given && !are_bytes).then(|| zeros::<H, f32>(harness, "scales", scales_len));
+    let mut floats = floats.transpose()?;
+    let mut bytes = (!is_given && are_bytes).then(|| zeros::<H, u8>(harness, "scales", scales_len)).transpose()?;
+    let mut amax = is_given.then(|| zeros::<H, f32>(harness, "amax", 1)).transpose()?;
+    let mut y = keeps_y.then(|| zeros::<H, T>(harness, "y", all)).transpose()?;
+    let mut residual_out = residual.is_some().then(|| zeros::<H, R>(harness, "residual_out", all)).transpose()?;
+    let mut mean = (spec.norm == Norm::Layer).then(|| zeros::<H, f32>(harness, "mean", rows)).transpose()?;
+    let mut rstd = zeros::<H, f32>(harness, "rstd", rows)?;
+
+    let (from, to) = (harness.view(&x, 0..all), harness.view_mut(&mut codes, 0..all));
+    let args = QuantizedForward::<H::Backend, T, C>::new(quant, from, to);
+    let mut args = args.weight_dtype::<W>().residual_dtype::<R>().rstd(harness.view_mut(&mut rstd, 0..rows));
+    args.weight = weight.map(|weight| harness.view(weight, 0..cols));
+    args.bias = bias.as_ref().map(|bias| harness.view(bias, 0..cols));
+    args.mean = mean.as_mut().map(|mean| harness.view_mut(mean, 0..rows));
+    args.scale = scale.as_ref().map(|scale| harness.view(scale, 0..1));
+    args.amax = amax.as_mut().map(|amax| harness.view_mut(amax, 0..1));
+    if let Some(scales) = &mut floats {
+        args = args.scales(harness.view_mut(scales, 0..scales_len));
+    }
+    if let Some(scales) = &mut bytes {
+        args = args.scales_e8m0(harness.view_mut(scales, 0..scales_len));
+    }
+    if let Some(codes_t) = &mut codes_t {
+        args = args.codes_t(harness.view_mut(codes_t, 0..all));
+    }
+    if let Some(y) = &mut y {
+        args = args.y(harness.view_mut(y, 0..all));
+    }
+    if let Some(residual) = &residual {
+        args = args.residual(harness.view(residual, 0..all));
+    }
+    if let Some(residual_out) = &mut residual_out {
+        args = args.residual_out(harness.view_mut(residual_out, 0..all));
+    }
+    harness.backend().quantized_forward(spec, args)?;
+
+    let mut outputs = vec![download(harness, "codes", &input.shape, &codes)?];
+    if let Some(codes_t) = &codes_t {
+        outputs.push(download(harness, "codes_t", &[cols, rows], codes_t)?);
+    }
+    let shape = quantize.scales_shape(batch_shape, rows, cols);
+    if let Some(scales) = &floats {
+        outputs.push(download(harness, "scales", &shape, scales)?);
+    }
+    if let Some(scales) = &bytes {
+        outputs.push(download(harness, "scales", &shape, scales)?);
+    }
+    if let Some(amax) = &amax {
+        outputs.push(download(harness, "amax", &[1], amax)?);
+    }
+    if let Some(y) = &y {
+        outputs.push(download(harness, "y", &input.shape, y)?);
+    }
+    outputs.push(download(harness, "rstd", batch_shape, &rstd)?);
     if let Some(mean) = &mean {
         outputs.push(download(harness, "mean", batch_shape, mean)?);
     }
@@ -163,17 +258,17 @@ fn load<H: Harness, E: Element>(harness: &H, tensor: &Tensor<'_>) -> Result<H::B
 }
 
 /// Room for an output.
-fn zeros<H: Harness, E: Element>(harness: &H, name: &str, len: usize) -> Result<H::Buffer<E>, Failure> {
-    store(harness, name, &memory::filled(name, E::default(), len)?)
+fn zeros<H: Harness, E: Stored>(harness: &H, name: &str, len: usize) -> Result<H::Buffer<E>, Failure> {
+    store(harness, name, &memory::filled(name, E::from_bits(0), len)?)
 }
 
 /// A copy on the device, which may be this machine.
-fn store<H: Harness, E: Element>(harness: &H, name: &str, elements: &[E]) -> Result<H::Buffer<E>, Failure> {
+fn store<H: Harness, E: Stored>(harness: &H, name: &str, elements: &[E]) -> Result<H::Buffer<E>, Failure> {
     memory::require(name, size_of_val(elements))?;
     Ok(harness.upload(elements)?)
 }
 
-fn download<H: Harness, E: Element>(
+fn download<H: Harness, E: Stored>(
     harness: &H,
     name: &'static str,
     shape: &[usize],

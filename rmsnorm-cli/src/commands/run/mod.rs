@@ -1,6 +1,7 @@
 //! `rmsnorm run`: a norm, and its gradients if asked for, from one safetensors file to another.
 
 mod compute;
+mod quantize;
 mod request;
 mod settings;
 
@@ -50,8 +51,8 @@ impl Report<'_> {
         let (spec, device) = (&self.request.spec, &self.computed.device);
         let mut text = format!("{} over {} rows of {} on {device}\n", spec.norm.name(), spec.rows, spec.cols);
         text += &format!("wrote {}\n", self.args.output.display());
-        for OutputTensor { name, dtype, shape, .. } in &self.computed.outputs {
-            text += &format!("  {name:<12} {:<4} {shape:?}\n", file_dtype(*dtype).to_string());
+        for OutputTensor { name, storage, shape, .. } in &self.computed.outputs {
+            text += &format!("  {name:<12} {:<7} {shape:?}\n", file_dtype(*storage).to_string());
         }
         text
     }
@@ -59,7 +60,7 @@ impl Report<'_> {
     fn json(&self) -> String {
         let spec = &self.request.spec;
         let tensor = |tensor: &OutputTensor| {
-            let value = json!({ "dtype": file_dtype(tensor.dtype).to_string(), "shape": tensor.shape });
+            let value = json!({ "dtype": file_dtype(tensor.storage).to_string(), "shape": tensor.shape });
             (tensor.name.to_owned(), value)
         };
         let outputs: Map<String, Value> = self.computed.outputs.iter().map(tensor).collect();
@@ -74,6 +75,7 @@ impl Report<'_> {
             "eps": spec.eps,
             "weight_offset": spec.weight_offset,
             "cast_order": cast_order_name(spec.cast_order),
+            "quant": self.request.quantize.map(|quantize| quantize.described()),
             "tensors": outputs,
             "ignored": self.ignored,
         });

@@ -4,11 +4,12 @@
 
 use rmsnorm_core::{DType, NormSpec};
 
+use super::quantize::Quantize;
 use super::settings::Settings;
 use crate::tensors::{Tensor, TensorFile, file_dtype};
 
 /// Every tensor that a file may hold.
-pub const INPUTS: [&str; 6] = ["x", "weight", "bias", "residual", "dy", "dresidual_out"];
+pub const INPUTS: [&str; 7] = ["x", "weight", "bias", "residual", "dy", "dresidual_out", "scale"];
 
 /// The tensors of a file, and the norm that they describe.
 ///
@@ -34,6 +35,10 @@ pub struct Request<'a> {
     pub dy: Option<Tensor<'a>>,
     /// Input of the backward pass.
     pub dresidual_out: Option<Tensor<'a>>,
+    /// To what the result is quantized, if it is.
+    pub quantize: Option<Quantize>,
+    /// Input: the scale of all codes, where it is given. One f32.
+    pub scale: Option<Tensor<'a>>,
 }
 
 impl<'a> Request<'a> {
@@ -48,6 +53,7 @@ impl<'a> Request<'a> {
         let residual = file.tensor("residual")?;
         let dy = file.tensor("dy")?;
         let dresidual_out = file.tensor("dresidual_out")?;
+        let scale = file.tensor("scale")?.filter(|_| settings.quantize.is_some());
 
         for tensor in [&residual, &dy, &dresidual_out].into_iter().flatten() {
             check_shape(tensor, &x)?;
@@ -76,7 +82,11 @@ impl<'a> Request<'a> {
         let spec = NormSpec::new(settings.norm, count(&batch_shape)?, count(&norm_shape)?, settings.eps)
             .weight_offset(settings.weight_offset)
             .cast_order(settings.cast_order);
-        Ok(Request { spec, batch_shape, norm_shape, x, weight, bias, residual, dy, dresidual_out })
+        let quantize = settings.quantize.map(|quantize| quantize.for_rows(spec.rows)).transpose()?;
+        if let Some(scale) = &scale {
+            check_scale(scale)?;
+        }
+        Ok(Request { spec, batch_shape, norm_shape, x, weight, bias, residual, dy, dresidual_out, quantize, scale })
     }
 
     /// The dtype `W` of weight and bias.
@@ -115,6 +125,15 @@ fn split_shape(x: &Tensor<'_>, weight: Option<&Tensor<'_>>) -> Result<(Vec<usize
 fn count(shape: &[usize]) -> Result<usize, String> {
     let product = shape.iter().try_fold(1usize, |product, &dimension| product.checked_mul(dimension));
     product.ok_or_else(|| format!("the dimensions {shape:?} have too many elements"))
+}
+
+/// One f32.
+fn check_scale(scale: &Tensor<'_>) -> Result<(), String> {
+    let (dtype, shape) = (file_dtype(scale.dtype), &scale.shape);
+    if scale.dtype == DType::F32 && shape.iter().all(|dimension| *dimension == 1) {
+        return Ok(());
+    }
+    Err(format!("scale is {dtype} of shape {shape:?}; it must be one F32"))
 }
 
 fn check_shape(tensor: &Tensor<'_>, model: &Tensor<'_>) -> Result<(), String> {

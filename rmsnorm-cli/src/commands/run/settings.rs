@@ -2,6 +2,7 @@
 
 use rmsnorm_core::{CastOrder, Norm};
 
+use super::quantize::Quantize;
 use crate::args::SettingArgs;
 use crate::tensors::TensorFile;
 
@@ -16,6 +17,8 @@ pub struct Settings {
     pub weight_offset: f32,
     /// Where `x_hat` is rounded.
     pub cast_order: CastOrder,
+    /// To what the result is quantized, if it is.
+    pub quantize: Option<Quantize>,
 }
 
 impl Settings {
@@ -34,6 +37,7 @@ impl Settings {
             eps,
             weight_offset: weight_offset.map_or(Ok(0.0), |setting| setting.parse(parse_number))?,
             cast_order: cast_order.map_or(Ok(CastOrder::default()), |setting| setting.parse(parse_cast_order))?,
+            quantize: Quantize::read(&flags.quantize, file)?,
         })
     }
 }
@@ -43,20 +47,20 @@ fn missing(key: &str, example: &str) -> String {
 }
 
 /// A value with its source, for the error message.
-struct Setting<'a> {
+pub(super) struct Setting<'a> {
     value: &'a str,
     source: String,
 }
 
 impl<'a> Setting<'a> {
-    fn find(key: &str, flag: &'a Option<String>, file: &'a TensorFile<'_>) -> Option<Self> {
+    pub(super) fn find(key: &str, flag: &'a Option<String>, file: &'a TensorFile<'_>) -> Option<Self> {
         match flag {
             Some(value) => Some(Setting { value, source: format!("--{}", key.replace('_', "-")) }),
             None => file.metadata(key).map(|value| Setting { value, source: format!(r#"metadata "{key}""#) }),
         }
     }
 
-    fn parse<V>(self, parse: fn(&str) -> Result<V, &'static str>) -> Result<V, String> {
+    pub(super) fn parse<V>(self, parse: fn(&str) -> Result<V, &'static str>) -> Result<V, String> {
         parse(self.value).map_err(|expected| format!("{}: expected {expected}, got {:?}", self.source, self.value))
     }
 }
@@ -65,7 +69,7 @@ fn parse_norm(name: &str) -> Result<Norm, &'static str> {
     Norm::ALL.into_iter().find(|norm| norm.name() == name).ok_or("the op rms_norm or layer_norm")
 }
 
-fn parse_number(text: &str) -> Result<f32, &'static str> {
+pub(super) fn parse_number(text: &str) -> Result<f32, &'static str> {
     text.trim().parse().map_err(|_| "a number")
 }
 

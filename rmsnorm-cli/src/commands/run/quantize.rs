@@ -1,0 +1,162 @@
+//! The settings of 8-bit results, from flags or from the file's metadata.
+
+use rmsnorm_core::quant::{CodeType, QuantSource, QuantSpec, ScaleKind, ScaleLayout, ScaleRounding};
+use serde_json::{Value, json};
+
+use super::settings::{Setting, parse_number};
+use crate::args::QuantizeArgs;
+use crate::tensors::TensorFile;
+
+/// To what a result is quantized, and what is written beside its codes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Quantize {
+    /// The format, the scales and their layout.
+    pub spec: QuantSpec,
+    /// Whether codes are written transposed, too.
+    pub is_transposed: bool,
+    /// Whether y is written beside the codes.
+    pub keeps_y: bool,
+}
+
+impl Quantize {
+    /// Reads every setting from its flag or, without one, from the file. Nothing is quantized unless a format of codes is named.
+    ///
+    /// # Errors
+    /// If one does not parse, or is given without a format of codes; the message names it and where it came from.
+    pub fn read(flags: &QuantizeArgs, file: &TensorFile<'_>) -> Result<Option<Self>, String> {
+        let find = |key, flag| Setting::find(key, flag, file);
+        let Some(codes) = find("codes", &flags.codes) else {
+            let others = [
+                ("scale", &flags.scale),
+                ("pow2", &flags.pow2),
+                ("mx_rounding", &flags.mx_rounding),
+                ("source", &flags.source),
+                ("amax_floor", &flags.amax_floor),
+                ("amax_ceiling", &flags.amax_ceiling),
+                ("layout", &flags.layout),
+                ("transposed", &flags.transposed),
+                ("columnwise", &flags.columnwise),
+                ("keep_y", &flags.keep_y),
+            ];
+            let lone = others.into_iter().find(|(_, flag)| flag.is_some());
+            return lone.map_or(Ok(None), |(key, _)| {
+                Err(format!("--{} is about codes: give --codes, such as --codes e4m3", key.replace('_', "-")))
+            });
+        };
+        let is = |key, flag| find(key, flag).map_or(Ok(false), |setting| setting.parse(parse_switch));
+        let number = |key, flag, default| find(key, flag).map_or(Ok(default), |setting| setting.parse(parse_number));
+        let is_power_of_two = is("pow2", &flags.pow2)?;
+        let rounding = find("mx_rounding", &flags.mx_rounding)
+            .map_or(Ok(ScaleRounding::Up), |setting| setting.parse(parse_rounding))?;
+        let scale = find("scale", &flags.scale).map_or(Ok(ScaleKind::Row), |setting| setting.parse(parse_scale))?;
+        let scale = match scale {
+            ScaleKind::Block { cols, .. } => ScaleKind::Block { cols, is_power_of_two },
+            ScaleKind::Mx { .. } => ScaleKind::Mx { rounding },
+            ScaleKind::Given | ScaleKind::Current | ScaleKind::Row => scale,
+        };
+        let source = find("source", &flags.source);
+        let layout = find("layout", &flags.layout);
+        if is("columnwise", &flags.columnwise)? {
+            return Err("columnwise: no backend has codes and scales along columns yet".into());
+        }
+        let spec = QuantSpec::new(codes.parse(parse_codes)?, scale)
+            .source(source.map_or(Ok(QuantSource::F32), |setting| setting.parse(parse_source))?)
+            .layout(layout.map_or(Ok(ScaleLayout::RowMajor), |setting| setting.parse(parse_layout))?)
+            .amax_floor(number("amax_floor", &flags.amax_floor, 0.0)?)
+            .amax_ceiling(number("amax_ceiling", &flags.amax_ceiling, f32::INFINITY)?);
+        let (is_transposed, keeps_y) = (is("transposed", &flags.transposed)?, is("keep_y", &flags.keep_y)?);
+        Ok(Some(Quantize { spec, is_transposed, keeps_y }))
+    }
+
+    /// With scales that have room for so many rows, to a whole number of 16 bytes as matrix products want it.
+    ///
+    /// # Errors
+    /// If the settings do not go together.
+    pub fn for_rows(self, rows: usize) -> Result<Self, String> {
+        let ld = rows.next_multiple_of(4);
+        let layout = match self.spec.layout {
+            ScaleLayout::RowMajor | ScaleLayout::Swizzled128x4 => self.spec.layout,
+            ScaleLayout::ColumnMajor { .. } => ScaleLayout::ColumnMajor { ld },
+            ScaleLayout::PackedUe8m0 { .. } => ScaleLayout::PackedUe8m0 { ld },
+        };
+        let spec = self.spec.layout(layout);
+        spec.check().map_err(|error| error.to_string())?;
+        Ok(Quantize { spec, ..self })
+    }
+
+    /// The shape of the scales in a file.
+    pub fn scales_shape(&self, batch_shape: &[usize], rows: usize, cols: usize) -> Vec<usize> {
+        let Some(groups) = self.spec.scale.groups(cols) else { return vec![1] };
+        match self.spec.layout {
+            ScaleLayout::RowMajor if self.spec.scale == ScaleKind::Row => batch_shape.to_vec(),
+            ScaleLayout::RowMajor => [batch_shape, &[groups]].concat(),
+            ScaleLayout::ColumnMajor { ld } => vec![groups, ld],
+            ScaleLayout::PackedUe8m0 { ld } => vec![groups.div_ceil(4), ld, 4],
+            ScaleLayout::Swizzled128x4 => vec![rows.div_ceil(128), groups.div_ceil(4), 32, 4, 4],
+        }
+    }
+
+    /// For a report.
+    pub fn described(&self) -> Value {
+        let QuantSpec { codes, scale, source, layout, amax_floor, .. } = self.spec;
+        json!({
+            "codes": codes.name(),
+            "scale": format!("{scale:?}"),
+            "source": format!("{source:?}"),
+            "layout": format!("{layout:?}"),
+            "amax_floor": amax_floor,
+            "amax_ceiling": self.spec.amax_ceiling.is_finite().then_some(self.spec.amax_ceiling),
+        })
+    }
+}
+
+fn parse_codes(name: &str) -> Result<CodeType, &'static str> {
+    CodeType::from_name(name).ok_or("e4m3, e5m2 or int8")
+}
+
+fn parse_scale(name: &str) -> Result<ScaleKind, &'static str> {
+    match name {
+        "tensor" => Ok(ScaleKind::Given),
+        "current" => Ok(ScaleKind::Current),
+        "row" => Ok(ScaleKind::Row),
+        "block128" => Ok(ScaleKind::Block { cols: 128, is_power_of_two: false }),
+        "block64" => Ok(ScaleKind::Block { cols: 64, is_power_of_two: false }),
+        "mx" => Ok(ScaleKind::Mx { rounding: ScaleRounding::Up }),
+        _ => Err("tensor, current, row, block128, block64 or mx"),
+    }
+}
+
+fn parse_rounding(name: &str) -> Result<ScaleRounding, &'static str> {
+    match name {
+        "up" => Ok(ScaleRounding::Up),
+        "floor" => Ok(ScaleRounding::Floor),
+        _ => Err("up or floor"),
+    }
+}
+
+fn parse_source(name: &str) -> Result<QuantSource, &'static str> {
+    match name {
+        "f32" => Ok(QuantSource::F32),
+        "rounded" => Ok(QuantSource::Rounded),
+        _ => Err("f32 or rounded"),
+    }
+}
+
+/// The rows are not known yet.
+fn parse_layout(name: &str) -> Result<ScaleLayout, &'static str> {
+    match name {
+        "row_major" => Ok(ScaleLayout::RowMajor),
+        "column_major" => Ok(ScaleLayout::ColumnMajor { ld: 0 }),
+        "packed_ue8m0" => Ok(ScaleLayout::PackedUe8m0 { ld: 0 }),
+        "swizzled128x4" => Ok(ScaleLayout::Swizzled128x4),
+        _ => Err("row_major, column_major, packed_ue8m0 or swizzled128x4"),
+    }
+}
+
+fn parse_switch(text: &str) -> Result<bool, &'static str> {
+    match text {
+        "0" => Ok(false),
+        "1" => Ok(true),
+        _ => Err("0 or 1"),
+    }
+}
