@@ -10,6 +10,7 @@ mod headers;
 #[cfg(target_os = "linux")]
 mod memory;
 mod proof;
+mod quantized;
 mod run;
 #[cfg(target_os = "linux")]
 mod streams;
