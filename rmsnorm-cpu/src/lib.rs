@@ -93,3 +93,28 @@ pub type Forward<'a, T, W = T, R = T> = spec::Forward<'a, CpuBackend, T, W, R>;
 /// # }
 /// ```
 pub type Backward<'a, T, W = T, R = T> = spec::Backward<'a, CpuBackend, T, W, R>;
+/// The tensors of a forward call to 8-bit codes, on slices.
+///
+/// # Example
+/// Rows of E4M3 with a scale each, as matrix products in 8 bits take their activations; then the gradients, as if there were no
+/// codes: training takes x and rstd of the same call.
+/// ```
+/// use rmsnorm_cpu::{Backward, CpuBackend, QuantizedForward, spec::{Error, F8E4M3, NormSpec, Stored}};
+/// use rmsnorm_cpu::spec::quant::{CodeType, QuantSpec, ScaleKind};
+/// # fn main() -> Result<(), Error> {
+/// let (backend, norm) = (CpuBackend::new(), NormSpec::rms(2, 4, 0.0));
+/// let (x, weight) = ([1.0f32, -1.0, 1.0, -1.0, 3.0, 3.0, -3.0, 3.0], [1.0, 2.0, 3.0, 7.0]);
+/// let (mut codes, mut scales, mut rstd) = ([F8E4M3::from_bits(0); 8], [0.0; 2], [0.0; 2]);
+/// let quant = QuantSpec::new(CodeType::E4m3, ScaleKind::Row);
+/// let args = QuantizedForward::new(quant, &x, &mut codes).weight(&weight);
+/// backend.quantized_forward(&norm, args.scales(&mut scales).rstd(&mut rstd))?;
+/// assert_eq!((scales, rstd), ([7.0 / 448.0; 2], [1.0, 1.0 / 3.0]));
+/// assert_eq!(codes.map(|code| code.to_f32()), [64.0, -128.0, 192.0, -448.0, 64.0, 128.0, -192.0, 448.0]);
+///
+/// let (dy, mut dx, mut dweight) = ([1.0; 8], [0.0; 8], [0.0; 4]);
+/// backend.backward(&norm, Backward::new(&dy, &x, &rstd, &mut dx).weight(&weight).dweight(&mut dweight))?;
+/// assert_eq!(dweight, [2.0, 0.0, 0.0, 0.0]);
+/// # Ok(())
+/// # }
+/// ```
+pub type QuantizedForward<'a, T, C, W = T, R = T> = spec::QuantizedForward<'a, CpuBackend, T, C, W, R>;

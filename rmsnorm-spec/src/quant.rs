@@ -1,7 +1,7 @@
 //! 8-bit results as data: formats of codes, how scales are made of what is normalized, and where they lie
 //! ([math](crate::math), section 10).
 //!
-//! `value = code * scale`, always. No backend writes codes yet; these are the definitions that all of them will share.
+//! `value = code * scale`, always. [`QuantizedForward`](crate::QuantizedForward) is the call that writes codes.
 //!
 //! # Example
 //! ```

@@ -228,6 +228,7 @@ impl QuantSpec {
 
     /// The scale of elements of which that is the largest magnitude; NaN of NaN. As f32 it is at least 2^-126, and 1 where
     /// all elements are 0 and no floor says otherwise.
+    #[inline]
     pub fn scale(&self, amax: f32) -> f32 {
         if let Some(byte) = self.scale_byte(amax) {
             return e8m0_value(byte);
@@ -247,6 +248,7 @@ impl QuantSpec {
     }
 
     /// The byte of [`scale`](Self::scale), where scales are bytes: 255 of NaN, 254 of an infinity, 0 of zeros.
+    #[inline]
     pub fn scale_byte(&self, amax: f32) -> Option<u8> {
         if self.scale_type() != ScaleType::E8m0 {
             return None;
@@ -272,13 +274,15 @@ impl QuantSpec {
         })
     }
 
-    /// The byte of the least power of two that is not below a finite `amax / Q`. In f64 no quotient of two f32 is rounded to a
-    /// power of two that it is not; in f32 one beside 2^-127 is.
-    fn power_not_below(&self, amax: f32) -> u8 {
-        let bits = (f64::from(amax) / f64::from(self.codes.largest())).to_bits();
-        let is_between = bits & ((1 << 52) - 1) != 0;
-        let exponent = (bits >> 52) as i32 - 1023 + i32::from(is_between);
-        (exponent.clamp(-127, 127) + 127) as u8
+    /// The byte of the least power of two that is not below a finite `amax / Q`: the difference of their exponents, and one more
+    /// where amax has the larger significand. A subnormal amax is far below the least of them.
+    const fn power_not_below(&self, amax: f32) -> u8 {
+        const SIGNIFICAND: u32 = (1 << EXPONENT_BITS) - 1;
+        let (bits, largest) = (amax.to_bits(), self.codes.largest().to_bits());
+        let is_larger = (bits & SIGNIFICAND > largest & SIGNIFICAND) as u32;
+        let exponent = (bits >> EXPONENT_BITS) + is_larger + 127;
+        let byte = exponent.saturating_sub(largest >> EXPONENT_BITS);
+        if byte > 254 { 254 } else { byte as u8 }
     }
 
     /// (Q3). NaN stays NaN.
@@ -288,6 +292,7 @@ impl QuantSpec {
 }
 
 /// The value of a scale that is a byte: 2^(byte - 127), NaN of 255.
+#[inline]
 pub const fn e8m0_value(byte: u8) -> f32 {
     match byte {
         0 => f32::from_bits(1 << (EXPONENT_BITS - 1)),
