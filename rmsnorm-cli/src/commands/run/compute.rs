@@ -79,12 +79,27 @@ struct Saved<H: Harness, R: Element> {
     rstd: H::Buffer<f32>,
 }
 
+impl<H: Harness, R: Element> Saved<H, R> {
+    /// All of it, for the file.
+    fn download(&self, harness: &H, request: &Request<'_>) -> Result<Vec<OutputTensor>, Failure> {
+        let Request { batch_shape, x, .. } = request;
+        let mut outputs = vec![download(harness, "rstd", batch_shape, &self.rstd)?];
+        if let Some(mean) = &self.mean {
+            outputs.push(download(harness, "mean", batch_shape, mean)?);
+        }
+        if let Some(residual_out) = &self.residual_out {
+            outputs.push(download(harness, "residual_out", &x.shape, residual_out)?);
+        }
+        Ok(outputs)
+    }
+}
+
 fn forward<H: Harness, T: Element, W: Element, R: Element>(
     harness: &H,
     request: &Request<'_>,
     weight: Option<&H::Buffer<W>>,
 ) -> Result<(Vec<OutputTensor>, Saved<H, R>), Failure> {
-    let Request { spec, batch_shape, x: input, .. } = request;
+    let Request { spec, x: input, .. } = request;
     let (rows, cols, all) = (spec.rows, spec.cols, spec.rows * spec.cols);
     let x = load::<H, T>(harness, input)?;
     let bias = upload::<H, W>(harness, request.bias.as_ref())?;
@@ -107,14 +122,10 @@ fn forward<H: Harness, T: Element, W: Element, R: Element>(
     }
     harness.backend().forward(spec, args)?;
 
-    let mut outputs = vec![download(harness, "y", &input.shape, &y)?, download(harness, "rstd", batch_shape, &rstd)?];
-    if let Some(mean) = &mean {
-        outputs.push(download(harness, "mean", batch_shape, mean)?);
-    }
-    if let Some(residual_out) = &residual_out {
-        outputs.push(download(harness, "residual_out", &input.shape, residual_out)?);
-    }
-    Ok((outputs, Saved { residual_out, mean, rstd }))
+    let mut outputs = vec![download(harness, "y", &input.shape, &y)?];
+    let saved = Saved { residual_out, mean, rstd };
+    outputs.extend(saved.download(harness, request)?);
+    Ok((outputs, saved))
 }
 
 /// As [`forward`], to codes.
@@ -190,14 +201,9 @@ fn quantized<H: Harness, T: Element, C: Code, W: Element, R: Element>(
     if let Some(y) = &y {
         outputs.push(download(harness, "y", &input.shape, y)?);
     }
-    outputs.push(download(harness, "rstd", batch_shape, &rstd)?);
-    if let Some(mean) = &mean {
-        outputs.push(download(harness, "mean", batch_shape, mean)?);
-    }
-    if let Some(residual_out) = &residual_out {
-        outputs.push(download(harness, "residual_out", &input.shape, residual_out)?);
-    }
-    Ok((outputs, Saved { residual_out, mean, rstd }))
+    let saved = Saved { residual_out, mean, rstd };
+    outputs.extend(saved.download(harness, request)?);
+    Ok((outputs, saved))
 }
 
 fn backward<H: Harness, T: Element, W: Element, R: Element>(
