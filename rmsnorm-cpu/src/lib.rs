@@ -2,8 +2,8 @@
 //!
 //! [`CpuBackend`] implements [`rmsnorm_spec::NormBackend`] over plain slices and is done on return. It uses AVX-512 or
 //! AVX2 where the processor has them and portable code elsewhere; results have the same bits on every instruction set
-//! and for any number of threads. Nothing is allocated here but the partial sums of weight gradients, and those can
-//! be passed in; rayon's queue allocates a block now and then when a call is split over threads.
+//! and for any number of threads. Nothing is allocated here but the partial sums of weight gradients, which can be passed in,
+//! and scales of codes on their way to a layout that is not row by row; rayon's queue allocates a block now and then when a call is split over threads.
 //!
 //! # Outputs
 //! Outputs are `&mut [T]`, of the caller's. Where they would be new vectors each time, [`CpuBackend::forward_vec`] and

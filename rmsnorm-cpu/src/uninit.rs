@@ -19,7 +19,7 @@ use crate::{CpuBackend, plan};
 /// of the gaps between strided rows. If it fails, it may have written any of them or none. A workspace is written, too, and
 /// holds nothing of use.
 ///
-/// A call in place is [`Error::Unsupported`], since what is overwritten must hold values.
+/// A call in place is [`Error::Unsupported`], since what is overwritten must hold values, and so is one that folds into `amax`.
 ///
 /// # Example
 /// ```
@@ -101,7 +101,7 @@ impl SliceBackend for UninitBackend {
     }
 
     fn values<'a, E: Stored>(_: Self::Out<'a, E>) -> Result<&'a mut [E], Error> {
-        let rule = "a call in place overwrites values, and an output of MaybeUninit need not hold any".into();
+        let rule = "a call in place, or that folds into amax, reads what an output holds, and one of MaybeUninit need not hold any".into();
         Err(Error::Unsupported { rule })
     }
 

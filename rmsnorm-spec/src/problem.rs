@@ -37,7 +37,8 @@ impl Span {
 ///
 /// A `Problem` inside a [`Checked`] guarantees:
 /// - `cols >= 1`; `rows * cols` elements of every dtype fit `isize::MAX` bytes, strides included;
-/// - every matrix has a row stride of at least `cols` and reaches from row 0 to the end of the last row;
+/// - every matrix has a row stride of at least the length of its rows, `cols` (of `codes_t` `rows`), and reaches from row 0 to the
+///   end of the last row;
 /// - groups of rows follow one another in memory, and all matrices that have groups have as many rows in each;
 /// - `weight`, `bias`, `dweight`, `dbias` have `cols` elements, `mean` and `rstd` have `rows`;
 /// - `mean` is present exactly where it may be (forward) or must be (backward); `rstd` is present in backward;
@@ -284,7 +285,7 @@ where
         Ok(Checked { spec, problem: Problem { quant: Some(args.quant), ..problem }, args })
     }
 
-    /// Hands every tensor to the visitor, in the order of [`Tensor::ALL`] but for `residual`, which comes before `weight`.
+    /// Hands every tensor to the visitor, in the order of [`Tensor::ALL`].
     ///
     /// # Errors
     /// The first of the visitor's.

@@ -156,7 +156,7 @@ pub struct QuantizedOutputs {
 }
 
 /// (Q1) to (Q5), of a `y` of rows of `cols` before its rounding, whose activations have that dtype. A scale that is `given` serves all
-/// elements; without one each set has its own, also by [`ScaleKind::Given`](crate::quant::ScaleKind::Given).
+/// elements; without one each set has its own, also by [`ScaleKind::Given`](crate::quant::ScaleKind::Given). Panics if `cols` is 0.
 ///
 /// # Example
 /// ```

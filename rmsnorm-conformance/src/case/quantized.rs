@@ -196,12 +196,12 @@ impl Dice {
     }
 }
 
-/// x of one magnitude, over a power of two columns and without eps: rstd is 1, and y is the weight, unrounded.
+/// x of one magnitude, over a power of two columns and without eps: where the rstd that is stored is 1, y is the weight, unrounded.
 fn exact_where_asked(case: Case) -> Case {
     if case.family != Family::Codes {
         return case;
     }
-    let present = case.present.with(Tensor::Weight).without(Tensor::Bias).without(Tensor::Residual);
+    let present = case.present.with(Tensor::Weight).with(Tensor::Rstd).without(Tensor::Bias).without(Tensor::Residual);
     let cast_order = CastOrder::AtStore;
     Case {
         norm: Norm::Rms,
@@ -279,7 +279,7 @@ fn every_step(rows: usize) -> Vec<Case> {
         for (j, source) in [QuantSource::F32, QuantSource::Rounded].into_iter().enumerate() {
             let dtypes = DTypes::uniform(DType::ALL[(i + j) % 3]).widened(true, false);
             let quant = Some(QuantSpec::new(codes, scale).source(source));
-            let present = TensorSet::of(&[Tensor::Weight, Tensor::Y, Tensor::Amax, Tensor::CodesT]);
+            let present = TensorSet::of(&[Tensor::Weight, Tensor::Y, Tensor::Amax, Tensor::CodesT, Tensor::Rstd]);
             let plain = Case::plain(Kind::QuantizedForward, Norm::Rms, dtypes.activation, rows, 512);
             cases.push(Case { dtypes, quant, present, family: Family::Codes, seed: i as u32, eps: 0.0, ..plain });
         }

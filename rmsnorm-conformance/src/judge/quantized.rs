@@ -39,13 +39,13 @@ enum Amax {
 }
 
 impl<'a> QuantizedTruth<'a> {
-    /// Of a call of activations of that dtype.
+    /// Of a call of activations of that dtype, which has stored this rstd.
     pub fn new(
         spec: &NormSpec,
         quant: QuantSpec,
         given: Given,
         truth: &ForwardTruth<'a>,
-        dtype: DType,
+        (dtype, rstd): (DType, Option<&Bits>),
         arithmetic: &'a Arithmetic,
     ) -> Self {
         let rounded = |value: Value| match (value, quant.source) {
@@ -55,7 +55,7 @@ impl<'a> QuantizedTruth<'a> {
             }
             (Value::Between { .. }, QuantSource::F32) | (Value::Nan | Value::Open, _) => value,
         };
-        let v = truth.values_of_y(dtype).into_iter().map(rounded).collect();
+        let v = truth.values_of_y(dtype, rstd).into_iter().map(rounded).collect();
         QuantizedTruth { quant, rows: spec.rows, cols: spec.cols, given, arithmetic, v }
     }
 
@@ -84,7 +84,11 @@ impl<'a> QuantizedTruth<'a> {
                 }
             };
         }
-        largest
+        match largest {
+            // Rounded to 16 bits it may be infinite, and then its scale is.
+            Amax::Between(_, high) if high == f64::INFINITY => Amax::Open,
+            Amax::Between(..) | Amax::Nan | Amax::Open => largest,
+        }
     }
 
     /// What may be in the place of a scale. Both ends are values that it may have.
@@ -187,8 +191,9 @@ impl<'a> QuantizedTruth<'a> {
         if !(scale > 0.0 && scale.is_finite()) {
             return (f64::NAN, f64::NAN);
         }
-        // The quotient by a power of two is exact.
-        let is_exact = self.is_power_of_two() || (scale as f32).to_bits() & 0x007f_ffff == 0;
+        // The quotient by a power of two is exact: by rule where scales are such, else where divisions are no worse than products.
+        let is_near = self.arithmetic.quotient_error <= Arithmetic::IEEE.quotient_error;
+        let is_exact = self.is_power_of_two() || is_near && (scale as f32).to_bits() & 0x007f_ffff == 0;
         let w = if is_exact { 0.0 } else { self.arithmetic.quotient_error };
         let lost = self.arithmetic.flush_loss(1.0) / scale;
         let (low, high) = (low / scale, high / scale);

@@ -166,7 +166,8 @@ impl<'a> BoundsTrial<'a> {
         judged: &mut Judged<'_>,
     ) {
         let (spec, dtype) = (self.case.spec(), self.case.dtypes.activation);
-        let truth = QuantizedTruth::new(&spec, quant, given, truth, dtype, self.context.arithmetic);
+        let truth =
+            QuantizedTruth::new(&spec, quant, given, truth, (dtype, stored.get(Tensor::Rstd)), self.context.arithmetic);
         let scales = stored.get(Tensor::Scales);
         judged.add_all(&[Tensor::Scales], stored, |_, got| truth.judge_scales(got));
         judged.add_all(&[Tensor::Amax], stored, |_, got| truth.judge_amax(got));

@@ -122,8 +122,8 @@ impl<'a> ForwardTruth<'a> {
         }
     }
 
-    /// What may be known of each y before it is stored, of activations of that dtype.
-    pub(crate) fn values_of_y(&self, dtype: DType) -> Vec<Value> {
+    /// What may be known of each y before it is stored, of activations of that dtype; `rstd` is what the call stored, if it did.
+    pub(crate) fn values_of_y(&self, dtype: DType, rstd: Option<&Bits>) -> Vec<Value> {
         let expected = match self.spec.cast_order {
             CastOrder::AtStore => plain(&self.outputs.y, &self.bounds.y),
             CastOrder::BeforeWeight => self.before_weight(dtype),
@@ -134,9 +134,19 @@ impl<'a> ForwardTruth<'a> {
             match self.due[row] {
                 Due::Nan if reference.is_nan() => Value::Nan,
                 Due::Nan | Due::Nothing => Value::Open,
-                Due::Interval if reference.is_nan() => Value::Nan,
-                Due::Interval if reference.is_infinite() => Value::Open,
-                Due::Interval if self.is_exactly_the_bias(i, col) => {
+                Due::Interval if reference.is_nan() && expected.is_unbounded() => Value::Open,
+                Due::Interval if reference.is_nan() => match self.arithmetic.non_finite {
+                    NonFinite::Ieee => Value::Nan,
+                    NonFinite::Unspecified => Value::Open,
+                },
+                // Beyond f32, or perhaps: what is infinite has no code.
+                Due::Interval if low.abs().max(high.abs()) > f64::from(f32::MAX) && !expected.is_unbounded() => {
+                    Value::Open
+                }
+                Due::Interval
+                    if self.is_exactly_the_bias(i, col)
+                        || rstd.is_some_and(|rstd| self.is_exactly_the_weight(i, rstd.value(row))) =>
+                {
                     Value::Between { reference, low: reference, high: reference }
                 }
                 Due::Interval if self.arithmetic.flushes_subnormals && reference.abs() < TINY => {
@@ -154,6 +164,13 @@ impl<'a> ForwardTruth<'a> {
         let is_bounded = self.bounds.x_hat[index].is_finite();
         let weight = reference::effective_weight(&self.spec, self.inputs.weight, col);
         is_bounded && (weight == 0.0 || self.spec.norm == Norm::Rms && self.outputs.h[index] == 0.0)
+    }
+
+    /// Whether y is the weight or its negative, without a rounding: x_hat is one of 1 and -1 where an h of those meets an rstd of 1,
+    /// which is looked up, as a device need not hit it.
+    fn is_exactly_the_weight(&self, index: usize, rstd: f64) -> bool {
+        let is_one = rstd == 1.0 && self.outputs.h[index].abs() == 1.0;
+        is_one && self.spec.norm == Norm::Rms && self.spec.weight_offset == 0.0 && self.inputs.bias.is_none()
     }
 
     /// The ends of an interval as a store of that dtype rounds them.

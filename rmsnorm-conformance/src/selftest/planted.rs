@@ -16,6 +16,8 @@ use crate::case::Kind;
 enum Norms {
     Both,
     Layer,
+    /// What shows where nothing is rounded before: in rows whose rstd is 1.
+    Rms,
 }
 
 /// The stages that a bug can touch.
@@ -236,6 +238,7 @@ bugs! {
     UpForFloor "up_for_floor" Both Codes "the power is rounded up where exponents are to decide";
     OcpCeil "ocp_ceil" Both Codes "the power is the next above amax, less the exponent of the largest code";
     PowerUpAlways "power_up_always" Both Codes "the power is one too large where amax / Q is a power itself";
+    PowerLowBits "power_low_bits" Rms Codes "the power of two passes over the lowest bits of amax";
     ScaleThroughBf16 "scale_through_bf16" Both Codes "amax goes through bf16";
     BlockBoundaryLate "block_boundary_late" Both Codes "a block's first column counts for the block before";
     PartialBlockByOther "partial_block_by_other" Both Codes "the last, partial block has the scale of the one before";
@@ -249,6 +252,7 @@ bugs! {
     Reciprocal12 "reciprocal12" Both Codes "the reciprocal of the scale has 12 bits";
     CodesTruncated "codes_truncated" Both Codes "codes are truncated";
     TiesAway "ties_away" Both Codes "ties go away from zero";
+    TiesAwayF32 "ties_away_f32" Rms Codes "ties go away from zero where results of f32 are not rounded first";
     TiesToZero "ties_to_zero" Both Codes "ties go to zero";
     QuotientThroughBf16 "quotient_through_bf16" Both Codes "the quotient goes through bf16";
     QuotientThroughF16 "quotient_through_f16" Both Codes "the quotient goes through f16";
@@ -283,6 +287,7 @@ impl Bug {
         let norm_fits = match norms {
             Norms::Both => true,
             Norms::Layer => matches!(norm, Norm::Layer),
+            Norms::Rms => matches!(norm, Norm::Rms),
         };
         let stage_fits = match stages {
             Stages::Every => !matches!(kind, Kind::QuantizedForward),

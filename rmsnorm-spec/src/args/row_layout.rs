@@ -148,9 +148,9 @@ impl RowLayout {
         }
     }
 
-    /// Elements from the first to the one after the last; 0 without rows.
+    /// Elements from the first to the one after the last; 0 without rows, or of rows without elements.
     pub const fn span(&self) -> usize {
-        if self.rows == 0 { 0 } else { self.start(self.rows - 1) + self.cols }
+        if self.rows == 0 || self.cols == 0 { 0 } else { self.start(self.rows - 1) + self.cols }
     }
 
     /// A view of these rows, which begins with the first element.

@@ -209,6 +209,9 @@ impl QuantSpec {
         {
             return refuse(format!("a block has 64 or 128 columns, got {cols}"));
         }
+        if self.folds_amax && self.scale != ScaleKind::Given {
+            return refuse(format!("amax is there to fold into where the scale is given, got {:?}", self.scale));
+        }
         if matches!(self.scale, ScaleKind::Mx { .. }) && self.codes == CodeType::Int8 {
             return refuse("MX has codes of floating point, got int8".to_owned());
         }
@@ -262,7 +265,7 @@ impl QuantSpec {
         }
         Some(match self.scale {
             ScaleKind::Mx { rounding: ScaleRounding::Floor } => {
-                let exponent = |value: f32| (value.to_bits() >> EXPONENT_BITS) as u8;
+                let exponent = |value: f32| (value.abs().to_bits() >> EXPONENT_BITS) as u8;
                 // Q's exponent, not its value. Of a subnormal amax it is too large by far to matter.
                 exponent(amax).saturating_sub(exponent(self.codes.largest()) - 127)
             }
@@ -278,7 +281,8 @@ impl QuantSpec {
     /// where amax has the larger significand. A subnormal amax is far below the least of them.
     const fn power_not_below(&self, amax: f32) -> u8 {
         const SIGNIFICAND: u32 = (1 << EXPONENT_BITS) - 1;
-        let (bits, largest) = (amax.to_bits(), self.codes.largest().to_bits());
+        // Of a zero of either sign.
+        let (bits, largest) = (amax.to_bits() & 0x7fff_ffff, self.codes.largest().to_bits());
         let is_larger = (bits & SIGNIFICAND > largest & SIGNIFICAND) as u32;
         let exponent = (bits >> EXPONENT_BITS) + is_larger + 127;
         let byte = exponent.saturating_sub(largest >> EXPONENT_BITS);
@@ -367,6 +371,9 @@ mod tests {
             [f32::NAN, f32::INFINITY, 0.0, f32::from_bits(1), 1e-38, f32::MAX].map(|amax| mx.scale_byte(amax).unwrap());
         assert_eq!(bytes, [255, 254, 0, 0, 0, 240]);
         assert!(mx.scale(f32::NAN).is_nan());
+        for zeros in [mx, QuantSpec::new(CodeType::E4m3, FLOOR), mx.amax_floor(-0.0)] {
+            assert_eq!([0.0, -0.0].map(|amax| zeros.scale_byte(amax)), [Some(0); 2], "{zeros:?}");
+        }
         assert_eq!((mx.scale(0.0), mx.scale(57344.0)), (2f32.powi(-127), 1.0));
     }
 
@@ -425,6 +432,7 @@ mod tests {
             (row.amax_ceiling(0.0), "ceiling"),
             (row.amax_ceiling(f32::NAN), "ceiling"),
             (row.amax_floor(2.0).amax_ceiling(1.0), "ceiling"),
+            (row.folds_amax(), "fold into where the scale is given"),
             (
                 QuantSpec::new(CodeType::E4m3, ScaleKind::Block { cols: 32, is_power_of_two: false }),
                 "64 or 128 columns",

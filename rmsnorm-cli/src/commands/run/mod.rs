@@ -30,7 +30,8 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     let computed = backend.dispatch_harness(Compute(&request)).map_err(|failure| in_file(failure.to_string()))?;
     target.write(&Serialized::new(&computed.outputs)?.parts())?;
 
-    let ignored: Vec<String> = file.names().into_iter().filter(|name| !INPUTS.contains(&name.as_str())).collect();
+    let is_read = |name: &str| INPUTS.contains(&name) && (name != "scale" || request.quantize.is_some());
+    let ignored: Vec<String> = file.names().into_iter().filter(|name| !is_read(name)).collect();
     if !ignored.is_empty() {
         tell(&format!("note: {input}: ignored {ignored:?}; run reads {}", INPUTS.join(", ")));
     }

@@ -54,6 +54,15 @@ impl Quantize {
             ScaleKind::Mx { .. } => ScaleKind::Mx { rounding },
             ScaleKind::Given | ScaleKind::Current | ScaleKind::Row => scale,
         };
+        let settings_of_others = [
+            ("pow2", &flags.pow2, matches!(scale, ScaleKind::Block { .. }), "block128 or block64"),
+            ("mx_rounding", &flags.mx_rounding, matches!(scale, ScaleKind::Mx { .. }), "mx"),
+        ];
+        for (key, flag, has_it, kinds) in settings_of_others {
+            if !has_it && find(key, flag).is_some() {
+                return Err(format!("{key} is about the scale {kinds}"));
+            }
+        }
         let source = find("source", &flags.source);
         let layout = find("layout", &flags.layout);
         if is("columnwise", &flags.columnwise)? {

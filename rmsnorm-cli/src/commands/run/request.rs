@@ -53,7 +53,7 @@ impl<'a> Request<'a> {
         let residual = file.tensor("residual")?;
         let dy = file.tensor("dy")?;
         let dresidual_out = file.tensor("dresidual_out")?;
-        let scale = file.tensor("scale")?.filter(|_| settings.quantize.is_some());
+        let scale = if settings.quantize.is_some() { file.tensor("scale")? } else { None };
 
         for tensor in [&residual, &dy, &dresidual_out].into_iter().flatten() {
             check_shape(tensor, &x)?;

@@ -97,6 +97,10 @@ impl Quantizer<'_> {
             return (scale, scale);
         }
         let mut amax = if self.has(Bug::ScaleThroughBf16) { round(amax, DType::Bf16) } else { amax };
+        let is_power = matches!(quant.scale, ScaleKind::Mx { .. } | ScaleKind::Block { is_power_of_two: true, .. });
+        if self.has(Bug::PowerLowBits) && is_power {
+            amax = f32::from_bits(amax.to_bits() & !7);
+        }
         let wrong = [(Bug::Largest240, 240.0), (Bug::Largest256, 256.0)];
         if let Some((_, wrong)) = wrong.into_iter().find(|(bug, _)| self.has(*bug)) {
             amax *= largest / wrong;
@@ -108,7 +112,6 @@ impl Quantizer<'_> {
         if self.has(Bug::ScaleInverted) && quant.scale_type() == ScaleType::F32 {
             return (1.0 / right, right);
         }
-        let is_power = matches!(quant.scale, ScaleKind::Mx { .. } | ScaleKind::Block { is_power_of_two: true, .. });
         if !is_power || !amax.is_normal() {
             return (right, right);
         }
@@ -144,6 +147,10 @@ impl Quantizer<'_> {
         } else {
             right
         }
+    }
+
+    fn is_unrounded_f32(&self) -> bool {
+        self.quant.source == QuantSource::F32 && self.activation() == DType::F32
     }
 
     /// (Q5), without the conversion.
@@ -184,6 +191,7 @@ impl Quantizer<'_> {
         match codes {
             _ if self.has(Bug::CodesTruncated) && is_fp8 => toward_zero,
             _ if self.has(Bug::TiesAway) && is_fp8 => above(nearest),
+            _ if self.has(Bug::TiesAwayF32) && is_fp8 && self.is_unrounded_f32() => above(nearest),
             _ if self.has(Bug::TiesToZero) && is_tie => toward_zero,
             _ if self.has(Bug::SubnormalCodesFlushed) && is_fp8 && is_subnormal(codes, nearest) => nearest & 0x80,
             CodeType::E4m3 if self.has(Bug::Fnuz) => nearest.wrapping_add(if nearest & 0x7f == 0 { 0 } else { 8 }),
