@@ -230,7 +230,7 @@ fn run_json_has_every_setting_and_every_tensor() {
     folder.write("in", &file(&inputs.tensors, &metadata));
     let outcome =
         folder.rmsnorm(&["run", "in", "-o", "out", "--json", "--threads", "1", "--cast-order", "before_weight"]);
-    let note = "note: in: ignored [\"a\\nb\", \"z\"]; run reads x, weight, bias, residual, dy, dresidual_out\n";
+    let note = "note: in: ignored [\"a\\nb\", \"z\"]; run reads x, weight, bias, residual, dy, dresidual_out, scale\n";
     assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), note));
     let mut report: Value = serde_json::from_str(&outcome.stdout).unwrap();
     assert!(report["device"].take().as_str().unwrap().ends_with(", 1 thread"));
@@ -241,7 +241,7 @@ fn run_json_has_every_setting_and_every_tensor() {
     });
     let expected = json!({
         "input": "in", "output": "out", "backend": "cpu", "device": null, "op": "layer_norm", "rows": 3, "cols": 32,
-        "eps": 0.5, "weight_offset": -1.0, "cast_order": "before_weight", "tensors": tensors,
+        "eps": 0.5, "weight_offset": -1.0, "cast_order": "before_weight", "quant": null, "tensors": tensors,
         "ignored": ["a\nb", "z"],
     });
     assert_eq!(report, expected);
@@ -282,7 +282,7 @@ fn run_text_says_what_was_done() {
     let text = check(&folder, &inputs, &["--isa", "portable", "--threads", "1"]).stdout;
     let (first, rest) = text.split_once('\n').unwrap();
     assert!(first.starts_with("rms_norm over 2 rows of 24 on ") && first.ends_with("portable, 1 thread"), "{first}");
-    assert_eq!(rest, "wrote out\n  y            F16  [2, 3, 8]\n  rstd         F32  [2]\n");
+    assert_eq!(rest, "wrote out\n  y            F16     [2, 3, 8]\n  rstd         F32     [2]\n");
 }
 
 #[cfg(unix)]
