@@ -126,7 +126,7 @@ impl Dice {
         let (wide_weight, wide_residual) = (self.one_in(2), self.one_in(2));
         let case = Case {
             trial: Trial::Bounds,
-            kind: self.pick(&Kind::OF_FLOATS),
+            kind: self.pick(Kind::OF_FLOATS),
             norm: self.pick(&Norm::ALL),
             rows,
             cols,
@@ -137,7 +137,7 @@ impl Dice {
             eps: self.pick(&EPS),
             grad_reduction: self.grad_reduction(),
             layout: self.layout(cols),
-            family: self.pick(&Family::OF_FLOATS),
+            family: self.pick(Family::OF_FLOATS),
             seed: self.roll() as u32 % 1000,
             quant: None,
         };
@@ -226,7 +226,7 @@ fn smoke() -> Vec<Case> {
     let mut dice = Dice { state: 1 };
     let mut cases = Vec::new();
     for (i, (kind, norm)) in kinds_and_norms().enumerate() {
-        for (j, family) in Family::OF_FLOATS.into_iter().enumerate() {
+        for (j, family) in Family::OF_FLOATS.iter().copied().enumerate() {
             // This kind has no case of that family; another shape of the most common family takes its place.
             let replaced = family == Family::Nonfinite && kind == Kind::EndToEnd;
             let family = if replaced { Family::Randn } else { family };
@@ -519,7 +519,7 @@ fn combinations<const N: u32>(case: &Case) -> impl Iterator<Item = u64> + use<N>
 }
 
 fn kinds_and_norms() -> impl Iterator<Item = (Kind, Norm)> {
-    Kind::OF_FLOATS.into_iter().flat_map(|kind| Norm::ALL.map(|norm| (kind, norm)))
+    Kind::OF_FLOATS.iter().flat_map(|&kind| Norm::ALL.map(|norm| (kind, norm)))
 }
 
 /// One axis at a time away from a middling case with every optional tensor; the sizes follow in [`cover`].
@@ -527,7 +527,7 @@ fn extremes(kind: Kind, norm: Norm) -> Vec<Case> {
     let with = |dtype, rows, cols| Case { present: ALL_PRESENT, ..Case::plain(kind, norm, dtype, rows, cols) };
     let middle = |i: usize| with(DType::ALL[i % 3], 29, 129);
     let mut cases = Vec::new();
-    for family in Family::OF_FLOATS {
+    for &family in Family::OF_FLOATS {
         for dtype in DType::ALL {
             cases.push(Case { family, ..with(dtype, 31, 65) });
         }

@@ -32,6 +32,8 @@ pub(crate) struct QuantizedTruth<'a> {
 enum Amax {
     /// An element of them is outside the domain of the arithmetic.
     Open,
+    /// An element of them has no bound, or may round to infinity: nothing is proven.
+    Unbounded,
     /// An element is NaN.
     Nan,
     /// From here to there.
@@ -78,16 +80,15 @@ impl<'a> QuantizedTruth<'a> {
         for value in &self.v[elements] {
             largest = match (largest, *value) {
                 (_, Value::Nan) | (Amax::Nan, _) => Amax::Nan,
-                (_, Value::Open) | (Amax::Open, _) => Amax::Open,
+                (_, Value::Open) | (Amax::Open | Amax::Unbounded, _) => Amax::Open,
                 (Amax::Between(low, high), Value::Between { low: least, high: most, .. }) => {
                     Amax::Between(low.max(least).max(-most), high.max(least.abs()).max(most.abs()))
                 }
             };
         }
         match largest {
-            // Rounded to 16 bits it may be infinite, and then its scale is.
-            Amax::Between(_, high) if high == f64::INFINITY => Amax::Open,
-            Amax::Between(..) | Amax::Nan | Amax::Open => largest,
+            Amax::Between(_, high) if high == f64::INFINITY => Amax::Unbounded,
+            Amax::Between(..) | Amax::Nan | Amax::Open | Amax::Unbounded => largest,
         }
     }
 
@@ -129,9 +130,9 @@ impl<'a> QuantizedTruth<'a> {
             is_padding[place] = false;
             match self.amax(elements) {
                 Amax::Open => judged.verdict.open += 1,
+                Amax::Unbounded => judged.proves_nothing(),
                 Amax::Nan => judged.is_nan(place),
                 Amax::Between(low, high) => {
-                    judged.verdict.vacuous |= high == f64::INFINITY;
                     let (low, high) = self.scales_of(low, high);
                     let is_power = !self.is_power_of_two() || is_power_of_two(got, place);
                     judged.is_between(place, (low, low, high), is_power);
@@ -149,11 +150,11 @@ impl<'a> QuantizedTruth<'a> {
         let mut judged = Judged::new(got, 1);
         match self.amax(0..self.v.len()) {
             Amax::Open => judged.verdict.open += 1,
+            Amax::Unbounded => judged.proves_nothing(),
             Amax::Nan => judged.is_nan(0),
             Amax::Between(low, high) => {
                 let before = if self.quant.folds_amax { self.given.amax } else { 0.0 };
                 let low = if self.arithmetic.flushes_subnormals && low < TINY { 0.0 } else { low };
-                judged.verdict.vacuous |= high == f64::INFINITY;
                 judged.is_between(0, (low.max(before), low.max(before), high.max(before)), true);
             }
         }
@@ -173,6 +174,7 @@ impl<'a> QuantizedTruth<'a> {
             for index in elements {
                 match (amax, self.v[index]) {
                     (Amax::Open | Amax::Nan, _) | (_, Value::Open) => judged.verdict.open += 1,
+                    (Amax::Unbounded, _) => judged.proves_nothing(),
                     (Amax::Between(..), Value::Nan) if self.quant.codes == CodeType::Int8 => judged.has_bits(index, 0),
                     (Amax::Between(..), Value::Nan) => judged.is_nan(index),
                     (Amax::Between(..), Value::Between { reference, low, high }) => {
@@ -228,6 +230,12 @@ struct Judged<'g> {
 impl<'g> Judged<'g> {
     fn new(got: &'g Bits, len: usize) -> Self {
         Judged { got, verdict: Verdict { failures: got.bits.len().abs_diff(len), ..Verdict::default() } }
+    }
+
+    /// An element of which anything would be accepted.
+    fn proves_nothing(&mut self) {
+        self.verdict.open += 1;
+        self.verdict.vacuous = true;
     }
 
     /// The element, if there is one, counted as checked.

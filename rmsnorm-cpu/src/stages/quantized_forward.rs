@@ -107,6 +107,8 @@ impl<'a, T: Element, W: Element, R: Element> QuantizedRows<'a, T, W, R> {
             let is_rounded = self.quant.source == QuantSource::Rounded;
             let values = Values { statistics, is_rounded, codes: self.quant.codes };
             let is_known = matches!(self.scaling, Scaling::Tensor(_));
+            // Of a set whose scale is found, the magnitudes have been looked for.
+            let looks_for_amax = is_known && self.amax.is_some();
             let (width, groups) = sets(&self.quant, spec.cols);
             for group in 0..groups {
                 let columns = (group * width, spec.cols.min((group + 1) * width));
@@ -119,7 +121,8 @@ impl<'a, T: Element, W: Element, R: Element> QuantizedRows<'a, T, W, R> {
                 let scale = self.scaling.scale_of_set(&self.quant, (r, group), groups, amax);
                 let Some(scale) = scale else { continue };
                 let mut codes = self.codes.row(r, spec.cols);
-                let written = values.write::<S, T, W, R>(&mut row, &mut codes, columns, scale, stores);
+                let to = (scale, looks_for_amax);
+                let written = values.write::<S, T, W, R>(&mut row, &mut codes, columns, to, stores);
                 largest = S::max_magnitude(largest, written);
             }
             if let Some(mean) = &mut self.forward.mean {
@@ -179,23 +182,26 @@ impl Values {
         magnitudes
     }
 
-    /// Writes the codes of columns that share this scale, and y and residual_out where they are kept. Gives the largest magnitudes.
+    /// Writes the codes of columns that share this scale, and y and residual_out where they are kept. Gives the largest magnitudes,
+    /// if they are looked for.
     #[inline(always)]
     fn write<S: Simd, T: Element, W: Element, R: Element>(
         self,
         row: &mut Row<'_, T, W, R>,
         codes: &mut Out<'_, u8>,
         (start, end): (usize, usize),
-        scale: f32,
+        (scale, looks_for_amax): (f32, bool),
         stores: Stores<'_>,
     ) -> S::Lanes {
         let (divisor, mut magnitudes) = (Divisor::<S>::new(scale), S::splat(0.0));
-        // Blocks are no longer than what is stored past the cache at once.
+        // Blocks begin where the row does, or whole pieces behind.
         let head = if end - start == row.cols { stores.head_of_codes(codes) } else { 0 };
         lanes::for_each_piece_between!(start, head, end, piece => {
             row.prefetch_next::<S, _, true>(piece);
             let [h, y, v] = self.of::<S, T, W, R, _>(row, piece);
-            magnitudes = S::max_magnitude(magnitudes, lanes::within::<S, _>(piece, v));
+            if looks_for_amax {
+                magnitudes = S::max_magnitude(magnitudes, lanes::within::<S, _>(piece, v));
+            }
             lanes::store_codes::<S, _>(codes, piece, divisor.quotient(v), self.codes, stores);
             if row.y.len() > 0 {
                 lanes::store_or_stream::<S, T, _>(&mut row.y, piece, y, stores);

@@ -66,10 +66,6 @@ struct SetScales {
 }
 
 impl Quantizer<'_> {
-    fn has_bug(&self, bug: Bug) -> bool {
-        self.call.has(bug)
-    }
-
     /// Columns of a set, and sets of a row; `None` where the tensor is one.
     fn sets(&self) -> Option<(usize, usize)> {
         let cols = self.call.spec.cols;
@@ -78,7 +74,7 @@ impl Quantizer<'_> {
 
     /// The set that a column belongs to.
     fn group(&self, col: usize, (width, groups): (usize, usize)) -> usize {
-        let late = usize::from(self.has_bug(Bug::BlockBoundaryLate) && col > 0 && col.is_multiple_of(width));
+        let late = usize::from(self.has(Bug::BlockBoundaryLate) && col > 0 && col.is_multiple_of(width));
         ((col - late) / width).min(groups - 1)
     }
 
@@ -94,7 +90,7 @@ impl Quantizer<'_> {
 
     fn amax_of_all(&self, rows: &[Normalized]) -> f32 {
         let counted =
-            if self.has_bug(Bug::AmaxDropsLastRow) { &rows[..rows.len() - usize::from(rows.len() > 1)] } else { rows };
+            if self.has(Bug::AmaxDropsLastRow) { &rows[..rows.len() - usize::from(rows.len() > 1)] } else { rows };
         let of_rows: Vec<f32> = counted.iter().map(|row| self.amax(&self.magnitudes(row))).collect();
         f32::from_bits(of_rows.iter().map(|amax| amax.to_bits()).max().unwrap_or(0))
     }
@@ -102,7 +98,7 @@ impl Quantizer<'_> {
     fn amax_of_sets(&self, rows: &[Normalized], sets: (usize, usize)) -> Vec<f32> {
         let magnitudes: Vec<Vec<f32>> = rows.iter().map(|row| self.magnitudes(row)).collect();
         let of_set = |row: usize, group: usize| {
-            if self.has_bug(Bug::BlocksAlongRows) && sets.1 > 1 {
+            if self.has(Bug::BlocksAlongRows) && sets.1 > 1 {
                 // Rows of a column in place of columns of a row.
                 let last = (row + sets.0).min(rows.len());
                 let column: Vec<f32> = magnitudes[row..last].iter().map(|row| row[group * sets.0]).collect();
@@ -123,29 +119,29 @@ impl Quantizer<'_> {
     fn mixed_up(&self, mut scales: SetScales) -> SetScales {
         let Some((width, groups)) = self.sets() else { return scales };
         let (rows, cols) = (self.call.spec.rows, self.call.spec.cols);
-        if self.has_bug(Bug::ScaleOfOtherRow) && rows > 1 {
+        if self.has(Bug::ScaleOfOtherRow) && rows > 1 {
             for group in 0..groups {
                 scales.codes[(rows - 1) * groups + group] = scales.codes[(rows - 2) * groups + group];
             }
         }
-        if self.has_bug(Bug::ScaleOfEightRows) {
+        if self.has(Bug::ScaleOfEightRows) {
             for row in 0..rows {
                 scales.stored[row * groups] = scales.stored[row / 8 * 8 * groups];
             }
         }
-        if self.has_bug(Bug::CodesByOtherBlock) && groups > 1 {
+        if self.has(Bug::CodesByOtherBlock) && groups > 1 {
             for row in 0..rows {
                 scales.codes[row * groups + 1] = scales.codes[row * groups];
             }
         }
-        if self.has_bug(Bug::PartialBlockByOther) && !cols.is_multiple_of(width) && groups > 1 {
+        if self.has(Bug::PartialBlockByOther) && !cols.is_multiple_of(width) && groups > 1 {
             for row in 0..rows {
                 let last = row * groups + groups - 1;
                 scales.stored[last] = scales.stored[last - 1];
                 scales.codes[last] = scales.codes[last - 1];
             }
         }
-        if self.has_bug(Bug::ScalesShifted) && !scales.stored.is_empty() {
+        if self.has(Bug::ScalesShifted) && !scales.stored.is_empty() {
             scales.stored.rotate_right(1);
         }
         scales
@@ -163,19 +159,19 @@ impl Quantizer<'_> {
             out[0] = stored(scales.stored[0]);
             return;
         };
-        if !self.has_bug(Bug::PaddingNotZeroed) {
+        if !self.has(Bug::PaddingNotZeroed) {
             out.fill(zero);
         }
         let rows = self.call.spec.rows;
         for row in 0..rows {
             for group in 0..groups {
                 let place = match self.quant.layout {
-                    ScaleLayout::RowMajor if self.has_bug(Bug::ScalesTransposed) => group * rows + row,
-                    ScaleLayout::Swizzled128x4 if self.has_bug(Bug::SwizzleExchanged) => {
+                    ScaleLayout::RowMajor if self.has(Bug::ScalesTransposed) => group * rows + row,
+                    ScaleLayout::Swizzled128x4 if self.has(Bug::SwizzleExchanged) => {
                         let index = self.quant.layout.index(groups, row, group);
                         index / 512 * 512 + (row % 32 * 16 + group % 4 * 4 + row % 128 / 32)
                     }
-                    ScaleLayout::PackedUe8m0 { ld } if self.has_bug(Bug::PackedReversed) => {
+                    ScaleLayout::PackedUe8m0 { ld } if self.has(Bug::PackedReversed) => {
                         (group / 4 * ld + row) * 4 + 3 - group % 4
                     }
                     layout @ (ScaleLayout::RowMajor
@@ -191,13 +187,13 @@ impl Quantizer<'_> {
     /// The output `amax`.
     fn largest(&self, rows: &[Normalized], scale: f32, before: f32) -> f32 {
         let mut largest = self.amax_of_all(rows);
-        if self.has_bug(Bug::AmaxOfQuotient) {
+        if self.has(Bug::AmaxOfQuotient) {
             largest /= scale;
         }
-        if self.has_bug(Bug::AmaxOfClamped) {
+        if self.has(Bug::AmaxOfClamped) {
             largest = largest.min(scale * self.quant.codes.largest());
         }
-        let folds = self.quant.folds_amax != self.has_bug(Bug::AmaxNotCleared);
+        let folds = self.quant.folds_amax != self.has(Bug::AmaxNotCleared);
         if folds { f32::from_bits(largest.to_bits().max(before.to_bits() & 0x7fff_ffff)) } else { largest }
     }
 
@@ -212,7 +208,7 @@ impl Quantizer<'_> {
         let of_row = |(row, normalized): (usize, &Normalized)| {
             let code = |(col, v): (usize, f32)| self.code(self.quotient(v, *self.scale_at(scales, row, col)));
             let mut codes: Vec<u8> = self.v(normalized).into_iter().enumerate().map(code).collect();
-            if self.has_bug(Bug::PairsSwapped) {
+            if self.has(Bug::PairsSwapped) {
                 codes.as_chunks_mut::<2>().0.iter_mut().for_each(|pair| pair.reverse());
             }
             codes
@@ -222,8 +218,8 @@ impl Quantizer<'_> {
 
     fn store_codes<C: Code>(&self, out: Rows<&mut [C]>, codes: &[Vec<u8>]) {
         let layout = out.layout(self.call.spec.rows, self.call.spec.cols);
-        let rows = codes.len() - usize::from(self.has_bug(Bug::CodesLastRowMissing) && !codes.is_empty());
-        let cols = self.call.spec.cols - usize::from(self.has_bug(Bug::CodesLastColMissing));
+        let rows = codes.len() - usize::from(self.has(Bug::CodesLastRowMissing) && !codes.is_empty());
+        let cols = self.call.spec.cols - usize::from(self.has(Bug::CodesLastColMissing));
         for (row, codes) in codes[..rows].iter().enumerate() {
             let start = layout.start(row);
             for (to, code) in out.view[start..start + cols].iter_mut().zip(codes) {
@@ -241,22 +237,22 @@ impl Quantizer<'_> {
     ) {
         let (rows, cols) = (self.call.spec.rows, self.call.spec.cols);
         let layout = out.layout(cols, rows);
-        let ld = if self.has_bug(Bug::TransposedStrideIgnored) { rows } else { layout.row_stride };
+        let ld = if self.has(Bug::TransposedStrideIgnored) { rows } else { layout.row_stride };
         let is_last_tile = |row: usize, col: usize| row / 16 == (rows - 1) / 16 && col / 16 == (cols - 1) / 16;
         for col in 0..cols {
             for (row, normalized) in normalized.iter().enumerate() {
-                let (from_row, from_col) = if self.has_bug(Bug::TransposedReshaped) {
+                let (from_row, from_col) = if self.has(Bug::TransposedReshaped) {
                     let index = col * rows + row;
                     (index / cols, index % cols)
-                } else if self.has_bug(Bug::TransposedRowsSwapped) && rows > 1 && row < 2 {
+                } else if self.has(Bug::TransposedRowsSwapped) && rows > 1 && row < 2 {
                     (1 - row, col)
                 } else {
                     (row, col)
                 };
-                if self.has_bug(Bug::TransposedTileMissing) && is_last_tile(row, col) {
+                if self.has(Bug::TransposedTileMissing) && is_last_tile(row, col) {
                     continue;
                 }
-                let code = if self.has_bug(Bug::TransposedRoundedAgain) {
+                let code = if self.has(Bug::TransposedRoundedAgain) {
                     let v = round(normalized.y[col], self.call.low());
                     self.code(self.quotient(v, *self.scale_at(scales, row, col)))
                 } else {

@@ -24,7 +24,7 @@ pub(super) struct Normalized {
 }
 
 impl Quantizer<'_> {
-    fn has(&self, bug: Bug) -> bool {
+    pub(super) fn has(&self, bug: Bug) -> bool {
         self.call.has(bug)
     }
 
