@@ -8,6 +8,7 @@ template <bool VALUE> struct Bool { static constexpr bool value = VALUE; };
 using f32 = float;
 struct f16 { unsigned short bits; };
 struct bf16 { unsigned short bits; };
+struct Code { unsigned char bits; };
 
 // PACK elements that one thread owns side by side, as 32-bit words.
 template <class E>

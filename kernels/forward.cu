@@ -3,32 +3,6 @@
 // y reads its row a second time, from the L1. The registers that would have held it are better spent on more rows at a
 // time, and the caches are told which read is the last, so that they keep what is still to be written.
 
-// A thread's part of some rows of its group.
-using Parts = Pack<H>[UNROLL][PACKS];
-
-// A thread's part of h. The last read stores residual_out, so that in place nothing is overwritten too early.
-template <bool IS_LAST>
-__device__ inline Pack<H> load_h(const Params& p, unsigned long long row, unsigned first, int k, int left) {
-    constexpr Reuse REUSE = IS_LAST ? Reuse::ByNone : Reuse::ByThread;
-    const Pack<T> x = load_pack<REUSE>(ROW(x, row) + first, k, left);
-#if HAS_RESIDUAL
-    const Pack<R> h = add_residual(x, load_pack<REUSE>(ROW(residual, row) + first, k, left));
-    if (IS_LAST && p.residual_out.data) store_pack(ROW(residual_out, row) + first, k, left, h);
-    return h;
-#else
-    return x;
-#endif
-}
-
-// The thread's part of sum(h), or of sum((h - mean)^2).
-template <bool SQUARES>
-__device__ inline float sum_part(const Pack<H> (&h)[PACKS], float mean, int left) {
-    float sums[PACK] = {};
-    #pragma unroll
-    for (int k = 0; k < PACKS; ++k) add_pack<SQUARES>(h[k], mean, k, left, sums);
-    return sum_pack(sums);
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward(const __grid_constant__ Params p) {
     __shared__ float exchange[2][GROUPS][UNROLL][SENDERS];
     const unsigned group = threadIdx.x / THREADS_PER_ROW, thread = threadIdx.x % THREADS_PER_ROW;

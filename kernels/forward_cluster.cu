@@ -22,7 +22,7 @@ struct ClusterSum {
     // The value, summed over the threads of the cluster; every thread gets the sum.
     __device__ float sum(float value) {
         const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, barrier = shared_address(&arrived);
-        value = sum_lanes<32>(value);
+        value = reduce_lanes<32>(value);
         if (threadIdx.x == 0) {
             asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
                 :: "r"(barrier), "r"(int(sizeof(sent))) : "memory");

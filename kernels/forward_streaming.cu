@@ -1,37 +1,6 @@
 // Forward for rows that fit nowhere on chip: math.md, equations (1) to (6). A block, or a cluster of them, reads
 // its row once for each sum and once more for y.
 
-// Every pack is pack 0 of a thread that has one: its first and its last (`may_pass_end`).
-static_assert(PACKS == 1);
-
-// The part of a row that one thread visits: packs that are THREADS_PER_ROW * CLUSTER packs apart.
-struct Visit {
-    unsigned long long col, cols;
-
-    __device__ bool is_inside() const { return col < cols; }
-    __device__ int left() const { return int(min(cols - col, (unsigned long long)PACK)); }
-    __device__ void advance() { col += STEP; }
-};
-
-// h of one pack: x, or the rounded sum with the residual.
-__device__ inline Pack<H> load_h(const Params& p, unsigned long long row, const Visit& at) {
-    const Pack<T> x = load_pack<Reuse::ByNone>(ROW(x, row) + at.col, 0, at.left());
-#if HAS_RESIDUAL
-    return add_residual(x, load_pack<Reuse::ByNone>(ROW(residual, row) + at.col, 0, at.left()));
-#else
-    return x;
-#endif
-}
-
-// The thread's part of sum(h), or of sum((h - mean)^2).
-template <bool SQUARES>
-__device__ inline float sum_part(const Params& p, unsigned long long row, Visit at, float mean) {
-    float sums[PACK] = {};
-    #pragma unroll 4
-    for (; at.is_inside(); at.advance()) add_pack<SQUARES>(load_h(p, row, at), mean, 0, at.left(), sums);
-    return sum_pack(sums);
-}
-
 __device__ inline void write_y(const Params& p, unsigned long long row, Visit at, float mean, float rstd) {
     for (; at.is_inside(); at.advance()) {
         const Pack<H> h = load_h(p, row, at);

@@ -27,17 +27,24 @@ macro_rules! sources {
 sources! {
     BACKWARD = "backward.cu",
     BACKWARD_STREAMING = "backward_streaming.cu",
+    CODES = "codes.cuh",
     DTYPE = "dtype.cuh",
     FORWARD = "forward.cu",
     FORWARD_CLUSTER = "forward_cluster.cu",
     FORWARD_LONG = "forward_long.cu",
+    FORWARD_ROWS = "forward_rows.cuh",
     FORWARD_STREAMING = "forward_streaming.cu",
+    FORWARD_VISITS = "forward_visits.cuh",
     GRADIENTS = "gradients.cuh",
     MEMORY = "memory.cuh",
     NORMALIZE = "normalize.cuh",
     PARAMS = "params.cuh",
+    QUANTIZE = "quantize.cuh",
+    QUANTIZED_FORWARD = "quantized_forward.cu",
+    QUANTIZED_FORWARD_STREAMING = "quantized_forward_streaming.cu",
     REDUCE = "reduce.cuh",
     REDUCE_PARTIALS = "reduce_partials.cu",
+    TRANSPOSE_CODES = "transpose_codes.cu",
 }
 
 #[cfg(test)]

@@ -37,6 +37,17 @@ struct Params {
     float share; // 1 / cols
     unsigned unused;
     Matrix<R> dresidual;
+#if IS_QUANTIZED || HAS_ROW_GROUPS
+    Matrix<Code> codes;
+    Matrix<Code> codes_t; // its rows are columns
+    const float* scale;
+    void* scales;
+    float* amax;
+    unsigned* found; // the largest magnitude, blocks that have looked for it
+    unsigned long long scales_stride;
+    float amax_floor;
+    float amax_ceiling;
+#endif
 #if HAS_ROW_GROUPS
     unsigned long long rows_per_group;
     unsigned long long group_reciprocal; // 2^64 / rows_per_group, rounded up
@@ -48,6 +59,7 @@ struct Params {
     unsigned long long residual_out_group_stride;
     unsigned long long dx_group_stride;
     unsigned long long dresidual_group_stride;
+    unsigned long long codes_group_stride;
 #endif
 };
 

@@ -1,4 +1,4 @@
-// Sums over the threads that share a row, in an order that depends on the tile alone.
+// Sums over the threads that share a row, in an order that depends on the tile alone, and largest magnitudes.
 //
 // Lanes of a warp exchange by shuffles, warps through shared memory, the blocks of a cluster through each other's shared
 // memory. One barrier a sum: two buffers alternate, so that nobody overwrites what another still reads.
@@ -29,14 +29,30 @@ __device__ inline void sync_lanes() {
     __syncwarp(FIRST << (threadIdx.x % 32 / LANES * LANES));
 }
 
-template <int WIDTH>
-__device__ inline float sum_lanes(float value) {
+// The larger of two magnitudes; NaN if one is.
+__device__ inline float larger(float one, float other) {
+#if __CUDA_ARCH__ >= 800
+    float result;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(one), "f"(other));
+    return result;
+#else
+    return __uint_as_float(max(__float_as_uint(one), __float_as_uint(other)));
+#endif
+}
+
+// What two threads have makes one: their sum, or the larger.
+struct Sum { __device__ static float of(float one, float other) { return one + other; } };
+struct Larger { __device__ static float of(float one, float other) { return larger(one, other); } };
+
+template <int WIDTH, class Both = Sum>
+__device__ inline float reduce_lanes(float value) {
     #pragma unroll
-    for (int distance = WIDTH / 2; distance > 0; distance /= 2) value += __shfl_xor_sync(~0u, value, distance);
+    for (int distance = WIDTH / 2; distance > 0; distance /= 2) value = Both::of(value, __shfl_xor_sync(~0u, value, distance));
     return value;
 }
 
-// What all senders of a row have sent, added up.
+// What all senders of a row have sent, made one.
+template <class Both = Sum>
 __device__ inline float total_of(const float (&sent)[SENDERS]) {
     if constexpr (SENDERS <= TREE_SENDERS) {
         // A tree over what every thread reads itself is sooner done than shuffles.
@@ -47,14 +63,14 @@ __device__ inline float total_of(const float (&sent)[SENDERS]) {
         for (int half = SENDERS / 2; half > 0; half /= 2)
             #pragma unroll
             for (int i = 0; i < SENDERS / 2; ++i)
-                if (i < half) totals[i] += totals[i + half];
+                if (i < half) totals[i] = Both::of(totals[i], totals[i + half]);
         return totals[0];
     } else {
         constexpr int WIDTH = SENDERS < 32 ? SENDERS : 32;
         float total = 0.0f;
         #pragma unroll
-        for (int i = 0; i < SENDERS; i += WIDTH) total += sent[i + threadIdx.x % WIDTH];
-        return sum_lanes<WIDTH>(total);
+        for (int i = 0; i < SENDERS; i += WIDTH) total = Both::of(total, sent[i + threadIdx.x % WIDTH]);
+        return reduce_lanes<WIDTH, Both>(total);
     }
 }
 
@@ -84,23 +100,33 @@ struct RowSums {
         receive(values);
     }
 
+    // The first SUMS of the values, summed over the threads of the row; of the others the largest, which are magnitudes.
+    template <int SUMS, int COUNT>
+    __device__ void reduce(float (&values)[COUNT]) {
+        send<COUNT, SUMS>(values);
+        receive<COUNT, SUMS>(values);
+    }
+
     // The first half of `sum`. What a thread does before `receive` hides the time that the exchange takes.
-    template <int COUNT>
+    template <int COUNT, int SUMS = COUNT>
     __device__ void send(float (&values)[COUNT]) {
         static_assert(COUNT <= MOST, "the buffers are too small");
         #pragma unroll
-        for (int i = 0; i < COUNT; ++i) values[i] = sum_lanes<LANES>(values[i]);
+        for (int i = 0; i < COUNT; ++i) values[i] = i < SUMS ? reduce_lanes<LANES>(values[i]) : reduce_lanes<LANES, Larger>(values[i]);
         if constexpr (SENDERS > 1) store(buffers[turn][group], values);
         arrive();
     }
 
     // The second half: the same values, as `send` left them.
-    template <int COUNT>
+    template <int COUNT, int SUMS = COUNT>
     __device__ void receive(float (&values)[COUNT]) {
         if constexpr (SENDERS > 1) {
             wait();
             #pragma unroll
-            for (int i = 0; i < COUNT; ++i) values[i] = total_of(buffers[turn][group][i]);
+            for (int i = 0; i < COUNT; ++i) {
+                const float (&sent)[SENDERS] = buffers[turn][group][i];
+                values[i] = i < SUMS ? total_of(sent) : total_of<Larger>(sent);
+            }
             turn ^= 1;
         }
     }

@@ -4,7 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream, CudaView, CudaViewMut, DevicePtr, DriverError, sys};
-use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, NormBackend, Problem, Span, Stored};
+use rmsnorm_spec::{
+    Backward, Checked, Code, Element, Error, Forward, NormBackend, Problem, QuantizedForward, Span, Stored,
+};
 
 use crate::caps::Caps;
 use crate::error::{device_error, unavailable};
@@ -235,6 +237,13 @@ impl NormBackend for CudaBackend {
         call: Checked<Backward<'_, Self, T, W, R>>,
     ) -> Result<(), Error> {
         launch::backward(self, call)
+    }
+
+    fn launch_quantized_forward<T: Element, C: Code, W: Element, R: Element>(
+        &self,
+        call: Checked<QuantizedForward<'_, Self, T, C, W, R>>,
+    ) -> Result<(), Error> {
+        launch::quantized_forward(self, call)
     }
 }
 

@@ -6,8 +6,10 @@ mod work;
 mod workspace;
 
 use rmsnorm_gpu::reduction;
+use rmsnorm_spec::quant::{QuantSpec, ScaleKind, ScaleLayout};
 use rmsnorm_spec::{
-    Access, Backward, Checked, Element, Error, Forward, NormSpec, Problem, Storage, Tensor, TensorShape,
+    Access, Backward, Checked, Code, Element, Error, Forward, NormSpec, Problem, QuantizedForward, Storage, Tensor,
+    TensorShape,
 };
 
 use crate::backend::CudaBackend;
@@ -35,6 +37,16 @@ pub(crate) fn forward<T: Element, W: Element, R: Element>(
 pub(crate) fn backward<T: Element, W: Element, R: Element>(
     backend: &CudaBackend,
     call: Checked<Backward<'_, CudaBackend, T, W, R>>,
+) -> Result<(), Error> {
+    let (spec, problem) = (*call.spec(), *call.problem());
+    let mut tensors = Tensors::new(backend.stream(), problem);
+    call.visit(&mut tensors)?;
+    enqueue(backend, &spec, &problem, &tensors)
+}
+
+pub(crate) fn quantized_forward<T: Element, C: Code, W: Element, R: Element>(
+    backend: &CudaBackend,
+    call: Checked<QuantizedForward<'_, CudaBackend, T, C, W, R>>,
 ) -> Result<(), Error> {
     let (spec, problem) = (*call.spec(), *call.problem());
     let mut tensors = Tensors::new(backend.stream(), problem);
@@ -75,8 +87,28 @@ fn enqueue(backend: &CudaBackend, spec: &NormSpec, problem: &Problem, tensors: &
     params.partial_rows = plan.partial_rows;
     params.locks = params.partials + bytes_of(plan.workspace.locks);
     params.row_sums = params.partials + bytes_of(plan.workspace.row_sums);
+    if let Some(quant) = &problem.quant {
+        set_quant(&mut params, problem, quant);
+    }
     let overlap = kernels.caps().arch >= Arch::HOPPER;
     work.into_iter().flatten().try_for_each(|work| work.enqueue(stream, &params, overlap))
+}
+
+/// What a kernel is told of codes and scales.
+fn set_quant(params: &mut Params, problem: &Problem, quant: &QuantSpec) {
+    let groups = quant.scale.groups(problem.cols).unwrap_or(0);
+    let stride = match quant.layout {
+        ScaleLayout::RowMajor => groups,
+        ScaleLayout::ColumnMajor { ld } | ScaleLayout::PackedUe8m0 { ld } => ld,
+        ScaleLayout::Swizzled128x4 => groups.div_ceil(4),
+    };
+    params.scales_stride = stride as u64;
+    (params.amax_floor, params.amax_ceiling) = (quant.amax_floor, quant.amax_ceiling);
+    params.found = params.partials;
+    // The kernel that finds it writes it there, and codes are made as by one that is given.
+    if quant.scale == ScaleKind::Current {
+        params.scale = params.scales;
+    }
 }
 
 /// The rows of a group, which are at least 2, and 2^64 divided by them, rounded up; zeros where no rows lie in groups.
@@ -95,7 +127,6 @@ fn rows_per_group(problem: &Problem) -> Result<(u64, u64), Error> {
 
 /// Compiles and loads the kernels of a call whose addresses and strides are multiples of so many bytes.
 pub(crate) fn prepare(backend: &CudaBackend, problem: &Problem, alignment: usize) -> Result<(), Error> {
-    problem.without_codes("cuda")?;
     let (context, kernels) = (backend.stream().context(), backend.kernels());
     context.bind_to_thread().map_err(device_error("before the kernels are loaded"))?;
     rows_per_group(problem)?;
@@ -120,16 +151,24 @@ pub(crate) fn access_bytes(problem: &Problem, params: &Params) -> u32 {
             TensorShape::Matrix => true,
             // Gradients are written element by element, by the second stage.
             TensorShape::Cols => tensor.access(problem.direction) == Some(Access::Read),
-            TensorShape::Rows | TensorShape::Workspace => false,
-            // No kernel writes codes yet.
-            TensorShape::Transposed | TensorShape::One | TensorShape::Scales => false,
+            // The kernel that transposes looks for itself how wide it can go.
+            TensorShape::Transposed => false,
+            TensorShape::Rows | TensorShape::Workspace | TensorShape::One | TensorShape::Scales => false,
         };
         // Every row begins at a sum of multiples of the two.
         let strides = if problem.rows > 1 { matrix.row_stride | params.group_stride(tensor) } else { 0 };
-        let strides = strides * problem.storage(tensor).map_or(0, Storage::size) as u64;
-        if is_counted { bits | matrix.data | strides } else { bits }
+        let size = problem.storage(tensor).map_or(0, Storage::size) as u64;
+        // A pack of codes is as many elements as the widest matrix has in 16 bytes.
+        let scale = if tensor == Tensor::Codes { widest_size(problem) } else { 1 };
+        if is_counted { bits | matrix.data * scale | strides * size * scale } else { bits }
     };
     access_of(Tensor::ALL.into_iter().fold(0, bits))
+}
+
+/// Bytes of an element of the widest matrix.
+fn widest_size(problem: &Problem) -> u64 {
+    let residual = if problem.tensors.adds_residual() { problem.dtypes.residual.size() } else { 0 };
+    problem.dtypes.activation.size().max(residual) as u64
 }
 
 /// The largest power of two, at most 16, that divides a number of bytes.

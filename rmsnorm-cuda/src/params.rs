@@ -54,6 +54,20 @@ pub(crate) struct Params {
     /// Padding, so that the size is the same on both sides.
     pub(crate) unused: u32,
     pub(crate) dresidual: Matrix,
+    /// Kernels of calls that write no codes have neither this nor what follows.
+    pub(crate) codes: Matrix,
+    /// Its rows are columns.
+    pub(crate) codes_t: Matrix,
+    /// The scale that is given, or was found before.
+    pub(crate) scale: u64,
+    pub(crate) scales: u64,
+    pub(crate) amax: u64,
+    /// The largest magnitude, and the blocks that have looked for it.
+    pub(crate) found: u64,
+    /// Scales from row to row or from group to group, as their layout has it.
+    pub(crate) scales_stride: u64,
+    pub(crate) amax_floor: f32,
+    pub(crate) amax_ceiling: f32,
     /// Rows of a group, where rows lie in groups. Kernels of other calls have neither this nor what follows.
     pub(crate) rows_per_group: u64,
     /// 2^64 / `rows_per_group`, rounded up: a product with it takes the place of a division.
@@ -66,6 +80,7 @@ pub(crate) struct Params {
     pub(crate) residual_out_group_stride: u64,
     pub(crate) dx_group_stride: u64,
     pub(crate) dresidual_group_stride: u64,
+    pub(crate) codes_group_stride: u64,
 }
 
 impl Params {
@@ -87,8 +102,11 @@ impl Params {
             Tensor::Dbias => Matrix::vector(self.dbias),
             Tensor::Workspace => Matrix::vector(self.partials),
             Tensor::Dresidual => self.dresidual,
-            // No kernel writes codes yet.
-            Tensor::Codes | Tensor::CodesT | Tensor::Scale | Tensor::Scales | Tensor::Amax => Matrix::vector(0),
+            Tensor::Codes => self.codes,
+            Tensor::CodesT => self.codes_t,
+            Tensor::Scale => Matrix::vector(self.scale),
+            Tensor::Scales => Matrix::vector(self.scales),
+            Tensor::Amax => Matrix::vector(self.amax),
         }
     }
 
@@ -103,6 +121,7 @@ impl Params {
             Tensor::ResidualOut => self.residual_out_group_stride,
             Tensor::Dx => self.dx_group_stride,
             Tensor::Dresidual => self.dresidual_group_stride,
+            Tensor::Codes => self.codes_group_stride,
             Tensor::Weight
             | Tensor::Bias
             | Tensor::Mean
@@ -110,7 +129,6 @@ impl Params {
             | Tensor::Dweight
             | Tensor::Dbias
             | Tensor::Workspace
-            | Tensor::Codes
             | Tensor::CodesT
             | Tensor::Scale
             | Tensor::Scales
@@ -136,13 +154,22 @@ impl Params {
             Tensor::Dweight => self.dweight = matrix.data,
             Tensor::Dbias => self.dbias = matrix.data,
             Tensor::Workspace => self.partials = matrix.data,
-            Tensor::Codes | Tensor::CodesT | Tensor::Scale | Tensor::Scales | Tensor::Amax => {}
+            Tensor::Codes => (self.codes, self.codes_group_stride) = (matrix, group_stride),
+            // Its rows lie in no groups.
+            Tensor::CodesT => self.codes_t = matrix,
+            Tensor::Scale => self.scale = matrix.data,
+            Tensor::Scales => self.scales = matrix.data,
+            Tensor::Amax => self.amax = matrix.data,
         }
     }
 
-    /// Bytes that a kernel is told, whose call has rows in groups or not.
-    pub(crate) const fn bytes(has_row_groups: bool) -> usize {
-        if has_row_groups { size_of::<Params>() } else { offset_of!(Params, rows_per_group) }
+    /// Bytes that a kernel is told, which writes codes or not, and whose call has rows in groups or not.
+    pub(crate) const fn bytes(writes_codes: bool, has_row_groups: bool) -> usize {
+        match (writes_codes, has_row_groups) {
+            (_, true) => size_of::<Params>(),
+            (true, false) => offset_of!(Params, rows_per_group),
+            (false, false) => offset_of!(Params, codes),
+        }
     }
 }
 

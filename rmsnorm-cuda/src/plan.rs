@@ -7,6 +7,7 @@ mod backward;
 #[cfg(any(test, feature = "conformance"))]
 mod describe;
 mod forward;
+mod quantized_forward;
 #[cfg(test)]
 mod tests;
 mod tuning;
@@ -37,12 +38,19 @@ pub(crate) enum Program {
     BackwardColumns,
     /// `reduce_partials.cu`
     ReducePartials,
+    /// `quantized_forward.cu`: a row stays on chip.
+    QuantizedForward,
+    /// `quantized_forward_streaming.cu`: it does not.
+    QuantizedForwardStreaming,
+    /// `transpose_codes.cu`
+    TransposeCodes,
 }
 
 impl Program {
     /// What it is: everything that the other rooms ask of a program.
     pub(crate) const fn info(self) -> rmsnorm_gpu::program::Program {
-        use Tensor::{Bias, Dbias, Dresidual, DresidualOut, Dweight, Residual, Weight};
+        use Tensor::{Amax, Bias, Dbias, Dresidual, DresidualOut, Dweight, Residual, Weight};
+        const CODES: &[Tensor] = &[Weight, Bias, Residual, Amax];
         const BACKWARD: &[Tensor] = &[Weight, DresidualOut, Dweight, Dbias, Dresidual];
         let (stem, direction, is_reduction, optional): (_, _, _, &[Tensor]) = match self {
             Program::Forward => ("forward", Direction::Forward, false, &[Weight, Bias, Residual]),
@@ -53,23 +61,29 @@ impl Program {
             Program::BackwardRowSums => ("backward_row_sums", Direction::Backward, false, &[Weight]),
             Program::BackwardColumns => ("backward_columns", Direction::Backward, false, BACKWARD),
             Program::ReducePartials => ("reduce_partials", Direction::Backward, true, &[Dweight, Dbias]),
+            Program::QuantizedForward => ("quantized_forward", Direction::QuantizedForward, false, CODES),
+            Program::QuantizedForwardStreaming => {
+                ("quantized_forward_streaming", Direction::QuantizedForward, false, CODES)
+            }
+            Program::TransposeCodes => ("transpose_codes", Direction::QuantizedForward, false, &[]),
         };
         rmsnorm_gpu::program::Program { stem, direction, is_reduction, optional: TensorSet::of(optional) }
     }
 
-    /// Whether this is a forward pass; the others are parts of backward.
-    pub(crate) const fn is_forward(self) -> bool {
-        matches!(self.info().direction, Direction::Forward)
+    /// Whether this is a part of backward.
+    pub(crate) const fn is_backward(self) -> bool {
+        matches!(self.info().direction, Direction::Backward)
     }
 }
 
 /// The tensors that some program may leave out.
-pub(crate) const OPTIONAL: TensorSet = Program::Forward.info().optional.union(Program::Backward.info().optional);
+pub(crate) const OPTIONAL: TensorSet =
+    Program::QuantizedForward.info().optional.union(Program::Backward.info().optional);
 
 #[cfg(test)]
 impl Program {
     /// Every program.
-    pub(crate) const ALL: [Program; 8] = [
+    pub(crate) const ALL: [Program; 11] = [
         Program::Forward,
         Program::ForwardCluster,
         Program::ForwardLong,
@@ -78,6 +92,9 @@ impl Program {
         Program::BackwardRowSums,
         Program::BackwardColumns,
         Program::ReducePartials,
+        Program::QuantizedForward,
+        Program::QuantizedForwardStreaming,
+        Program::TransposeCodes,
     ];
 }
 
@@ -135,8 +152,8 @@ pub(crate) struct Reads {
 /// One thing to enqueue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Zeroes that many f32 (or u32) of the workspace, from that element.
-    Zero { first: usize, len: usize },
+    /// Zeroes that many bytes of a tensor, from its first.
+    Zero { tensor: Tensor, bytes: usize },
     /// Launches a kernel. `grid` counts blocks and is a multiple of the key's cluster size.
     Launch { key: KernelKey, grid: u32, threads: u32, shared_bytes: u32 },
 }
@@ -177,10 +194,11 @@ pub(crate) const ROWS_BREAKPOINTS: [usize; 3] = [16, 32, 132];
 
 /// The plan of a problem whose addresses and strides are multiples of `access_bytes`.
 pub(crate) fn plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
-    match problem.direction {
-        // There is no program for codes yet: no such call gets here.
-        Direction::Forward | Direction::QuantizedForward => forward::plan(problem, access_bytes, caps),
-        Direction::Backward => backward::plan(problem, access_bytes, caps),
+    match (problem.direction, &problem.quant) {
+        (Direction::QuantizedForward, Some(quant)) => quantized_forward::plan(problem, quant, access_bytes, caps),
+        // A quantized call says how.
+        (Direction::Forward | Direction::QuantizedForward, _) => forward::plan(problem, access_bytes, caps),
+        (Direction::Backward, _) => backward::plan(problem, access_bytes, caps),
     }
 }
 
@@ -248,7 +266,7 @@ fn reads(program: Program, call: &CallKey, tile: &Tile) -> Reads {
     let (weight_bytes, reads) = (call.dtypes.weight.size() as u32, tile.reads);
     match program {
         // Few packs: nothing is gained by having all of them on their way.
-        Program::Forward => Reads { is_late: tile.packs <= 2, ..reads },
+        Program::Forward | Program::QuantizedForward => Reads { is_late: tile.packs <= 2, ..reads },
         // Where there are registers for the weights before they are needed.
         Program::ForwardCluster => Reads { is_early: tile.pack * weight_bytes <= 16, batch: 4, ..reads },
         // All packs would need registers that are not there. Neither are there any for parameters in f32, where the end of a row
@@ -261,6 +279,8 @@ fn reads(program: Program, call: &CallKey, tile: &Tile) -> Reads {
         | Program::Backward
         | Program::BackwardRowSums
         | Program::BackwardColumns
-        | Program::ReducePartials => reads,
+        | Program::ReducePartials
+        | Program::QuantizedForwardStreaming
+        | Program::TransposeCodes => reads,
     }
 }

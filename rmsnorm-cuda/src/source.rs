@@ -6,6 +6,7 @@
 use rmsnorm_gpu::program::{Accumulate, CallKey};
 use rmsnorm_gpu::reduction;
 use rmsnorm_kernels::{self as kernels, Source};
+use rmsnorm_spec::quant::{CodeType, QuantSource, QuantSpec, ScaleKind, ScaleLayout, ScaleRounding, ScaleType};
 use rmsnorm_spec::{CastOrder, DTypes, Norm, Tensor};
 
 use crate::caps::Arch;
@@ -13,33 +14,41 @@ use crate::params::Params;
 use crate::plan::{KernelKey, OPTIONAL, Program, TREE_SENDERS};
 
 /// Each may use what stands before it.
-const HEADERS: [Source; 6] =
-    [kernels::DTYPE, kernels::PARAMS, kernels::REDUCE, kernels::MEMORY, kernels::NORMALIZE, kernels::GRADIENTS];
+const HEADERS: [Source; 8] = [
+    kernels::DTYPE,
+    kernels::PARAMS,
+    kernels::REDUCE,
+    kernels::MEMORY,
+    kernels::NORMALIZE,
+    kernels::GRADIENTS,
+    kernels::CODES,
+    kernels::QUANTIZE,
+];
 
-const fn file(program: Program) -> Source {
+/// A program's own files: the last is the one that it is named after.
+const fn files(program: Program) -> &'static [Source] {
     match program {
-        Program::Forward => kernels::FORWARD,
-        Program::ForwardCluster => kernels::FORWARD_CLUSTER,
-        Program::ForwardLong => kernels::FORWARD_LONG,
-        Program::ForwardStreaming => kernels::FORWARD_STREAMING,
-        Program::Backward => kernels::BACKWARD,
-        Program::BackwardRowSums | Program::BackwardColumns => kernels::BACKWARD_STREAMING,
-        Program::ReducePartials => kernels::REDUCE_PARTIALS,
+        Program::Forward => &[kernels::FORWARD_ROWS, kernels::FORWARD],
+        Program::ForwardCluster => &[kernels::FORWARD_CLUSTER],
+        Program::ForwardLong => &[kernels::FORWARD_LONG],
+        Program::ForwardStreaming => &[kernels::FORWARD_VISITS, kernels::FORWARD_STREAMING],
+        Program::Backward => &[kernels::BACKWARD],
+        Program::BackwardRowSums | Program::BackwardColumns => &[kernels::BACKWARD_STREAMING],
+        Program::ReducePartials => &[kernels::REDUCE_PARTIALS],
+        Program::QuantizedForward => &[kernels::FORWARD_ROWS, kernels::QUANTIZED_FORWARD],
+        Program::QuantizedForwardStreaming => &[kernels::FORWARD_VISITS, kernels::QUANTIZED_FORWARD_STREAMING],
+        Program::TransposeCodes => &[kernels::TRANSPOSE_CODES],
     }
 }
 
 /// The file of a program, under the name that the compiler's messages have for it.
-pub(crate) const fn file_name(program: Program) -> &'static str {
-    file(program).path
+pub(crate) fn file_name(program: Program) -> &'static str {
+    files(program).last().map_or("", |file| file.path)
 }
 
 /// Headers and program as one text. Messages of the compiler name the file and its line.
 pub(crate) fn text(program: Program) -> String {
-    HEADERS
-        .into_iter()
-        .chain([file(program)])
-        .map(|Source { path, text }| format!("#line 1 \"{path}\"\n{text}\n"))
-        .collect()
+    HEADERS.iter().chain(files(program)).map(|Source { path, text }| format!("#line 1 \"{path}\"\n{text}\n")).collect()
 }
 
 /// The compiler's options for a kernel: the device, the language, then all that the sources leave open. Nothing here
@@ -53,18 +62,61 @@ pub(crate) fn options(key: &KernelKey, arch: Arch) -> Vec<String> {
     let has = |tensor: Tensor| {
         format!("-DHAS_{}={}", tensor.name().to_ascii_uppercase(), u32::from(key.call.tensors.has(tensor)))
     };
-    language.into_iter().chain(names).chain(numbers).chain(OPTIONAL.iter().map(has)).collect()
+    let quant =
+        key.call.quant.map(quant_numbers).into_iter().flatten().map(|(name, value)| format!("-D{name}={value}"));
+    language.into_iter().chain(names).chain(numbers).chain(OPTIONAL.iter().map(has)).chain(quant).collect()
 }
 
-fn numbers(key: &KernelKey) -> [(&'static str, u32); 23] {
-    let KernelKey { program, call: CallKey { norm, cast_order, accumulate, has_row_groups, .. }, tile } = *key;
+/// What quantizes, in the words of `quantize.cuh`.
+fn quant_numbers(quant: QuantSpec) -> [(&'static str, u32); 6] {
+    let codes = match quant.codes {
+        CodeType::E4m3 => 0,
+        CodeType::E5m2 => 1,
+        CodeType::Int8 => 2,
+    };
+    let scale = match quant.scale {
+        ScaleKind::Given => 0,
+        ScaleKind::Current => 1,
+        ScaleKind::Row => 2,
+        ScaleKind::Block { .. } | ScaleKind::Mx { .. } => 3,
+    };
+    let form = match (quant.scale, quant.scale_type()) {
+        (ScaleKind::Mx { rounding: ScaleRounding::Floor }, _) => 3,
+        (_, ScaleType::E8m0) => 2,
+        (ScaleKind::Block { is_power_of_two: true, .. }, ScaleType::F32) => 1,
+        (_, ScaleType::F32) => 0,
+    };
+    let layout = match quant.layout {
+        ScaleLayout::RowMajor => 0,
+        ScaleLayout::ColumnMajor { .. } => 1,
+        ScaleLayout::PackedUe8m0 { .. } => 2,
+        ScaleLayout::Swizzled128x4 => 3,
+    };
+    let set = match quant.scale {
+        ScaleKind::Block { cols, .. } => cols as u32,
+        ScaleKind::Mx { .. } => ScaleKind::MX_COLS as u32,
+        ScaleKind::Given | ScaleKind::Current | ScaleKind::Row => 1,
+    };
+    [
+        ("CODES", codes),
+        ("SCALE", scale),
+        ("SCALE_FORM", form),
+        ("SCALE_LAYOUT", layout),
+        ("SET", set),
+        ("IS_ROUNDED", (quant.source == QuantSource::Rounded).into()),
+    ]
+}
+
+fn numbers(key: &KernelKey) -> [(&'static str, u32); 24] {
+    let KernelKey { program, call: CallKey { norm, cast_order, accumulate, has_row_groups, quant, .. }, tile } = *key;
     let accumulate = match accumulate {
         Accumulate::Partials => 0,
         Accumulate::Locks => 1,
         Accumulate::Atomics => 2,
     };
     [
-        ("IS_BACKWARD", (!program.is_forward()).into()),
+        ("IS_BACKWARD", program.is_backward().into()),
+        ("IS_QUANTIZED", quant.is_some().into()),
         ("IS_LAYER", (norm == Norm::Layer).into()),
         ("CAST_BEFORE_WEIGHT", (cast_order == CastOrder::BeforeWeight).into()),
         ("ACCUMULATE", accumulate),
@@ -86,7 +138,7 @@ fn numbers(key: &KernelKey) -> [(&'static str, u32); 23] {
         ("BATCH", tile.reads.batch),
         ("TREE_SENDERS", TREE_SENDERS),
         ("ROW_MULTIPLE", reduction::ROW_MULTIPLE),
-        ("PARAMS_BYTES", Params::bytes(has_row_groups) as u32),
+        ("PARAMS_BYTES", Params::bytes(quant.is_some(), has_row_groups) as u32),
     ]
 }
 
@@ -105,6 +157,7 @@ mod tests {
         cast_order: CastOrder::AtStore,
         accumulate: Accumulate::Partials,
         has_row_groups: false,
+        quant: None,
         tensors: TensorSet::of(&[Tensor::Weight, Tensor::Residual]),
     };
     const KEY: KernelKey = KernelKey {
@@ -129,13 +182,13 @@ mod tests {
 
     #[test]
     fn options_are_what_the_kernels_expect() {
-        let expected = "--gpu-architecture=sm_90 --std=c++17 -default-device -DT=bf16 -DW=f32 -DR=f16 -DIS_BACKWARD=0 \
+        let expected = "--gpu-architecture=sm_90 --std=c++17 -default-device -DT=bf16 -DW=f32 -DR=f16 -DIS_BACKWARD=0 -DIS_QUANTIZED=0 \
             -DIS_LAYER=1 -DCAST_BEFORE_WEIGHT=0 -DACCUMULATE=0 -DHAS_ROW_GROUPS=0 -DPACK=8 -DPACKS=2 -DTHREADS_PER_ROW=32 -DGROUPS=4 \
             -DCLUSTER=1 -DUNROLL=3 -DSTAGES=0 -DIS_OVERLAPPED=0 -DBLOCKS_PER_SM=5 -DACCESS_BYTES=16 -DIS_RAGGED=1 \
             -DHAS_TAIL=0 -DREADS_LATE=1 -DREADS_EARLY=0 -DBATCH=4 -DTREE_SENDERS=8 -DROW_MULTIPLE=8 -DPARAMS_BYTES=";
         let tensors = "-DHAS_RESIDUAL=1 -DHAS_WEIGHT=1 -DHAS_BIAS=0 -DHAS_DRESIDUAL_OUT=0 -DHAS_DWEIGHT=0 -DHAS_DBIAS=0 \
-             -DHAS_DRESIDUAL=0";
-        let expected = format!("{expected}{} {tensors}", Params::bytes(false));
+             -DHAS_DRESIDUAL=0 -DHAS_AMAX=0";
+        let expected = format!("{expected}{} {tensors}", Params::bytes(false, false));
         assert_eq!(options(&KEY, Arch(90)).join(" "), expected);
     }
 
@@ -177,6 +230,35 @@ mod tests {
         assert!(expected.iter().all(|option| options.contains(option)), "{options:?}");
     }
 
+    /// In the words of `codes.cuh` and `quantize.cuh`, which number them.
+    #[test]
+    fn what_quantizes_is_said_in_numbers() {
+        use ScaleLayout::{ColumnMajor, PackedUe8m0, RowMajor, Swizzled128x4};
+        let block = |cols, is_power_of_two| ScaleKind::Block { cols, is_power_of_two };
+        let mx = |rounding| ScaleKind::Mx { rounding };
+        for (codes, scale, layout, source, expected) in [
+            (CodeType::E4m3, ScaleKind::Given, RowMajor, QuantSource::F32, [0, 0, 0, 0, 1, 0]),
+            (CodeType::E5m2, ScaleKind::Current, RowMajor, QuantSource::F32, [1, 1, 0, 0, 1, 0]),
+            (CodeType::Int8, ScaleKind::Row, RowMajor, QuantSource::Rounded, [2, 2, 0, 0, 1, 1]),
+            (CodeType::E4m3, block(128, false), ColumnMajor { ld: 8 }, QuantSource::F32, [0, 3, 0, 1, 128, 0]),
+            (CodeType::E4m3, block(64, true), RowMajor, QuantSource::F32, [0, 3, 1, 0, 64, 0]),
+            (CodeType::E4m3, block(64, true), PackedUe8m0 { ld: 8 }, QuantSource::F32, [0, 3, 2, 2, 64, 0]),
+            (CodeType::E5m2, mx(ScaleRounding::Up), Swizzled128x4, QuantSource::F32, [1, 3, 2, 3, 32, 0]),
+            (CodeType::E4m3, mx(ScaleRounding::Floor), RowMajor, QuantSource::F32, [0, 3, 3, 0, 32, 0]),
+        ] {
+            let quant = QuantSpec::new(codes, scale).layout(layout).source(source);
+            let call = CallKey { quant: Some(quant), ..CALL };
+            let options = options(&KernelKey { program: Program::QuantizedForward, call, ..KEY }, Arch(90)).join(" ");
+            let [codes, scale, form, layout, set, rounded] = expected;
+            let expected = format!(
+                "-DCODES={codes} -DSCALE={scale} -DSCALE_FORM={form} -DSCALE_LAYOUT={layout} -DSET={set} -DIS_ROUNDED={rounded}"
+            );
+            assert!(options.ends_with(&expected), "{options}: {expected}");
+            assert!(options.contains("-DIS_QUANTIZED=1"), "{options}");
+            assert!(options.contains(&format!("-DPARAMS_BYTES={}", Params::bytes(true, false))), "{options}");
+        }
+    }
+
     #[test]
     fn nothing_loosens_the_arithmetic() {
         let options = options(&KEY, Arch(80)).join(" ");
@@ -187,10 +269,10 @@ mod tests {
 
     #[test]
     fn a_program_has_its_headers_in_front_and_no_include() {
-        for program in [Program::Forward, Program::Backward, Program::ReducePartials] {
+        for program in Program::ALL {
             let text = text(program);
             let files: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("#line 1 ")).collect();
-            assert_eq!(files.len(), HEADERS.len() + 1);
+            assert_eq!(files.len(), HEADERS.len() + super::files(program).len());
             assert_eq!(files.last(), Some(&format!("\"{}\"", file_name(program)).as_str()));
             assert!(!text.contains("#include"));
         }
@@ -199,7 +281,8 @@ mod tests {
     #[test]
     fn every_file_is_part_of_a_program() {
         let there: BTreeSet<&str> = kernels::ALL.iter().map(|source| source.path).collect();
-        let used = HEADERS.iter().map(|header| header.path).chain(Program::ALL.map(file_name)).collect();
+        let used =
+            HEADERS.iter().chain(Program::ALL.into_iter().flat_map(super::files)).map(|source| source.path).collect();
         assert_eq!(there, used);
     }
 }

@@ -1,5 +1,6 @@
 //! What a program is, whatever the language of its text.
 
+use rmsnorm_spec::quant::{QuantSource, QuantSpec, ScaleLayout};
 use rmsnorm_spec::{CastOrder, DType, DTypes, Direction, GradReduction, Norm, Problem, Tensor, TensorSet};
 
 /// A program of a GPU: a text that is compiled for many keys.
@@ -31,6 +32,8 @@ pub struct CallKey {
     pub tensors: TensorSet,
     /// Whether rows lie in groups, whose number of rows is a run-time value.
     pub has_row_groups: bool,
+    /// How the program quantizes, if it does, without the run-time values: the limits of `amax` and the `ld` of a layout.
+    pub quant: Option<QuantSpec>,
 }
 
 /// [`GradReduction`] without its number of groups, which is a run-time value.
@@ -48,22 +51,31 @@ impl Program {
     /// What the call asks of this program.
     pub const fn key(&self, problem: &Problem) -> CallKey {
         let tensors = self.tensors(problem);
-        let is_forward = matches!(self.direction, Direction::Forward);
+        let is_forward = !matches!(self.direction, Direction::Backward);
         let sums_over_rows = !is_forward && !self.is_reduction && tensors.sums_over_rows() > 0;
         let accumulate = match problem.grad_reduction {
             GradReduction::Locks { .. } if sums_over_rows => Accumulate::Locks,
             GradReduction::Atomics if sums_over_rows => Accumulate::Atomics,
             GradReduction::Partials | GradReduction::Locks { .. } | GradReduction::Atomics => Accumulate::Partials,
         };
+        let quant = match (self.direction, problem.quant) {
+            (Direction::QuantizedForward, Some(quant)) => Some(quant_key(quant, problem.dtypes.activation)),
+            (Direction::Forward | Direction::Backward, _) | (Direction::QuantizedForward, None) => None,
+        };
         // A rounding that the store repeats changes nothing.
-        let is_rounded_twice = !matches!(problem.dtypes.activation, DType::F32) && has_parameters(tensors);
+        let is_repeated = match quant {
+            Some(quant) => matches!(quant.source, QuantSource::Rounded),
+            None => true,
+        };
+        let is_cast = !matches!(problem.dtypes.activation, DType::F32) && (has_parameters(tensors) || !is_repeated);
         CallKey {
             norm: if self.is_reduction { Norm::Rms } else { problem.norm },
             dtypes: self.dtypes(problem, tensors),
-            cast_order: if is_forward && is_rounded_twice { problem.cast_order } else { CastOrder::AtStore },
+            cast_order: if is_forward && is_cast { problem.cast_order } else { CastOrder::AtStore },
             accumulate,
             tensors,
             has_row_groups: !self.is_reduction && problem.rows_per_group.is_some(),
+            quant,
         }
     }
 
@@ -90,6 +102,18 @@ impl Program {
             residual: if uses_stream { residual } else { activation },
         }
     }
+}
+
+/// The part of a spec that code is made for.
+const fn quant_key(quant: QuantSpec, activation: DType) -> QuantSpec {
+    let layout = match quant.layout {
+        ScaleLayout::ColumnMajor { .. } => ScaleLayout::ColumnMajor { ld: 0 },
+        ScaleLayout::PackedUe8m0 { .. } => ScaleLayout::PackedUe8m0 { ld: 0 },
+        ScaleLayout::RowMajor | ScaleLayout::Swizzled128x4 => quant.layout,
+    };
+    // f32 is rounded to f32 by doing nothing.
+    let source = if matches!(activation, DType::F32) { QuantSource::F32 } else { quant.source };
+    QuantSpec::new(quant.codes, quant.scale).source(source).layout(layout)
 }
 
 const fn has_parameters(tensors: TensorSet) -> bool {

@@ -2,6 +2,7 @@
 
 pub mod plans;
 
+use rmsnorm_spec::quant::{CodeType, QuantSource, QuantSpec, ScaleKind, ScaleLayout, ScaleRounding};
 use rmsnorm_spec::{CastOrder, DType, DTypes, Direction, GradReduction, Norm, Problem, Tensor, TensorSet};
 
 /// bf16 throughout.
@@ -145,6 +146,42 @@ impl Draw {
         let problem = Problem::forward(norm, rows, cols, dtypes.activation, tensors);
         let cast_order = self.of([CastOrder::AtStore, CastOrder::BeforeWeight]);
         Problem { dtypes, cast_order, has_weight_offset: self.yes(), ..problem }
+    }
+
+    /// A call to codes, of any kind of scale and with any of the tensors that go with it.
+    pub fn quantized_forward(&mut self, rows: usize, cols: usize) -> Problem {
+        let forward = self.forward(rows, cols);
+        let block = |cols| ScaleKind::Block { cols, is_power_of_two: false };
+        let power = |cols| ScaleKind::Block { cols, is_power_of_two: true };
+        let mx = |rounding| ScaleKind::Mx { rounding };
+        let scale = self.of([
+            ScaleKind::Given,
+            ScaleKind::Current,
+            ScaleKind::Row,
+            block(128),
+            power(64),
+            mx(ScaleRounding::Up),
+            mx(ScaleRounding::Floor),
+        ]);
+        let layouts = [
+            ScaleLayout::RowMajor,
+            ScaleLayout::ColumnMajor { ld: rows },
+            ScaleLayout::PackedUe8m0 { ld: rows },
+            ScaleLayout::Swizzled128x4,
+        ];
+        let codes = self.of([CodeType::E4m3, CodeType::E5m2, CodeType::Int8]);
+        let codes = if matches!(scale, ScaleKind::Mx { .. }) { CodeType::E4m3 } else { codes };
+        let quant = QuantSpec::new(codes, scale).source(self.of([QuantSource::F32, QuantSource::Rounded]));
+        let laid_out = quant.layout(self.of(layouts));
+        let quant = if laid_out.check().is_ok() { laid_out } else { quant };
+        let drawn = self.some(&[Tensor::Y, Tensor::Amax, Tensor::CodesT]);
+        let is_one = matches!(scale, ScaleKind::Given | ScaleKind::Current);
+        let tensors = forward.tensors.without(Tensor::Y).union(drawn);
+        let tensors = tensors.set(Tensor::CodesT, is_one && drawn.has(Tensor::CodesT));
+        let tensors = tensors.set(Tensor::Amax, scale == ScaleKind::Given && drawn.has(Tensor::Amax));
+        let problem = Problem::quantized_forward(forward.norm, rows, cols, forward.dtypes.activation, quant, tensors);
+        let Problem { dtypes, cast_order, has_weight_offset, .. } = forward;
+        Problem { dtypes, cast_order, has_weight_offset, ..problem }
     }
 
     fn backward(&mut self, rows: usize, cols: usize) -> Problem {

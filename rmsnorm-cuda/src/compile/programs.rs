@@ -14,6 +14,7 @@ use std::{io, thread};
 use rmsnorm_conformance::testing::skip_or_fail;
 use rmsnorm_gpu::program::CallKey;
 use rmsnorm_gpu::testing::Draw;
+use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind, ScaleRounding};
 use rmsnorm_spec::{DType, Direction, GradReduction, Norm, Problem, Tensor, TensorSet};
 
 use super::*;
@@ -28,7 +29,9 @@ const TUNED_COLS: [usize; 45] = [
 ];
 /// Columns that no vector access divides, and one of each regime.
 const ODD_COLS: [usize; 12] = [1, 7, 100, 300, 1000, 1500, 6000, 10007, 20000, 50000, 100001, 600000];
-const SAMPLES_PER_DEVICE: usize = 60;
+/// Columns at which calls to codes were measured.
+const COLS_TO_CODES: [usize; 7] = [128, 1024, 2048, 4096, 8192, 12288, 16384];
+const SAMPLES_PER_DEVICE: usize = 80;
 const ROWS: usize = 8192;
 /// Frame, stores and loads of two words, which more rows at a time outweigh: layer norm forward of 2048 columns takes 129
 /// us with them and without, of 1920 columns 129 us with and 133 without (H200, 2026-11-21).
@@ -92,6 +95,34 @@ fn tuned() -> Vec<Job> {
     unique(jobs)
 }
 
+/// Calls to codes as they were tuned: of every kind of scale, with nothing but a weight, and as users of layer norm and of residuals
+/// have them.
+fn tuned_to_codes() -> Vec<Job> {
+    let kinds = [
+        ScaleKind::Given,
+        ScaleKind::Current,
+        ScaleKind::Row,
+        ScaleKind::Block { cols: 128, is_power_of_two: false },
+        ScaleKind::Mx { rounding: ScaleRounding::Up },
+    ];
+    let mut jobs = Vec::new();
+    for norm in Norm::ALL {
+        let weight = TensorSet::of(&[Tensor::Weight, Tensor::Rstd]).set(Tensor::Bias, norm == Norm::Layer);
+        let add = weight.with(Tensor::Residual).with(Tensor::ResidualOut);
+        for (kind, cols) in kinds.into_iter().flat_map(|kind| COLS_TO_CODES.map(|cols| (kind, cols))) {
+            let quant = QuantSpec::new(CodeType::E4m3, kind);
+            for tensors in [weight, add, weight.with(Tensor::Amax)] {
+                if tensors.has(Tensor::Amax) && kind != ScaleKind::Given {
+                    continue;
+                }
+                let problem = Problem::quantized_forward(norm, ROWS, cols, DType::Bf16, quant, tensors);
+                jobs.extend(of_plan(&problem, 16, &Caps::h200()));
+            }
+        }
+    }
+    unique(jobs)
+}
+
 /// Anything that a plan may be asked for: as many calls for each device, drawn from all.
 fn wide_sample() -> Vec<Job> {
     let blackwell = Caps { arch: Arch(100), ..Caps::h200() };
@@ -101,7 +132,14 @@ fn wide_sample() -> Vec<Job> {
         for sample in 0..SAMPLES_PER_DEVICE {
             let access_bytes = draw.of([1, 2, 4, 8, 16, 16]);
             let cols = if draw.yes() { draw.of(TUNED_COLS) } else { draw.of(ODD_COLS) };
-            let problem = draw.problem(sample, ROWS, cols);
+            // Of every four one is to codes.
+            let problem = match sample % 4 {
+                0 => {
+                    let rows_per_group = draw.of([None, None, None, Some(3)]);
+                    Problem { rows_per_group, ..draw.quantized_forward(ROWS, cols) }
+                }
+                _ => draw.problem(sample / 4 * 3 + sample % 4, ROWS, cols),
+            };
             // In backward one call in three takes locks.
             let locks = problem.direction == Direction::Backward && draw.of([true, false, false]);
             let grad_reduction = if locks { GradReduction::Locks { groups: 64 } } else { problem.grad_reduction };
@@ -219,6 +257,15 @@ fn tuned_programs_compile_and_keep_their_registers() {
     let Some(nvrtc) = nvrtc() else { return };
     let outcomes = compile_all(nvrtc, &tuned());
     report("tuned", &outcomes);
+    let spilling = outcomes.iter().filter(|outcome| outcome.usage.spills > MOST_SPILLED).count();
+    assert_eq!(spilling, 0, "tuned programs spill more than {MOST_SPILLED} bytes; the table has them");
+}
+
+#[test]
+fn tuned_programs_of_codes_compile_and_keep_their_registers() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let outcomes = compile_all(nvrtc, &tuned_to_codes());
+    report("tuned to codes", &outcomes);
     let spilling = outcomes.iter().filter(|outcome| outcome.usage.spills > MOST_SPILLED).count();
     assert_eq!(spilling, 0, "tuned programs spill more than {MOST_SPILLED} bytes; the table has them");
 }

@@ -50,8 +50,9 @@ impl<'a> Tensors<'a> {
         self.uses[tensor as usize] = Some(in_use);
     }
 
-    fn layout<V>(&self, rows: &Rows<V>) -> RowLayout {
-        rows.layout(self.problem.rows, self.problem.cols)
+    fn layout<V>(&self, tensor: Tensor, rows: &Rows<V>) -> RowLayout {
+        let Problem { rows: count, cols, .. } = self.problem;
+        if tensor == Tensor::CodesT { rows.layout(cols, count) } else { rows.layout(count, cols) }
     }
 
     fn check_context(&self, tensor: Tensor, stream: &CudaStream) -> Result<(), Error> {
@@ -71,7 +72,7 @@ impl<'a> Tensors<'a> {
 impl<'a, 'v: 'a> Visitor<'v, CudaBackend> for Tensors<'a> {
     fn read<E: Stored>(&mut self, tensor: Tensor, rows: Rows<CudaView<'v, E>>) -> Result<(), Error> {
         self.check_context(tensor, rows.view.stream())?;
-        self.hold(tensor, &self.layout(&rows), rows.view.view_ptr(self.stream));
+        self.hold(tensor, &self.layout(tensor, &rows), rows.view.view_ptr(self.stream));
         Ok(())
     }
 
@@ -80,7 +81,7 @@ impl<'a, 'v: 'a> Visitor<'v, CudaBackend> for Tensors<'a> {
         if tensor == Tensor::Workspace {
             self.workspace_len = Some(rows.view.len());
         }
-        self.hold(tensor, &self.layout(&rows), rows.view.view_ptr_mut(self.stream));
+        self.hold(tensor, &self.layout(tensor, &rows), rows.view.view_ptr_mut(self.stream));
         Ok(())
     }
 }

@@ -2,9 +2,8 @@
 
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::{self, CUlaunchAttributeID_enum as AttributeId};
-use rmsnorm_spec::Error;
+use rmsnorm_spec::{Error, Tensor};
 
-use super::workspace::bytes_of;
 use crate::error::device_error;
 use crate::kernel::Kernels;
 use crate::params::Params;
@@ -13,14 +12,14 @@ use crate::plan::Step;
 /// A step with its kernel at hand.
 #[derive(Clone, Copy)]
 pub(super) enum Work {
-    Zero { first: usize, len: usize },
+    Zero { tensor: Tensor, bytes: usize },
     Launch(Launch),
 }
 
 impl Work {
     pub(super) fn new(step: Step, kernels: &Kernels) -> Result<Self, Error> {
         Ok(match step {
-            Step::Zero { first, len } => Work::Zero { first, len },
+            Step::Zero { tensor, bytes } => Work::Zero { tensor, bytes },
             Step::Launch { key, grid, threads, shared_bytes } => Work::Launch(Launch {
                 kernel: kernels.get(&key)?,
                 grid,
@@ -33,14 +32,22 @@ impl Work {
 
     pub(super) fn enqueue(self, stream: &CudaStream, params: &Params, overlap: bool) -> Result<(), Error> {
         match self {
-            Work::Zero { first, len } => {
-                let address = params.partials + bytes_of(first);
+            Work::Zero { tensor, bytes } => {
+                let (address, stream) = (params.tensor(tensor).data, stream.cu_stream());
                 // SAFETY:
-                // - memory: the plan zeroes within its workspace, which has the plan's length (Checked, or allocated so);
+                // - memory: the plan zeroes within its workspace, which has the plan's length (Checked, or allocated so), or
+                //   an output, which has the length that the call's problem asks for (Checked);
+                // - alignment: words are zeroed where there are whole ones, all of which are elements of four bytes or lie at an
+                //   address that is asked for it;
                 // - order: the stream's, as for the kernels that use it.
-                unsafe { sys::cuMemsetD32Async(address, 0, len, stream.cu_stream()) }
-                    .result()
-                    .map_err(device_error("cuMemsetD32Async"))
+                let result = unsafe {
+                    if (address | bytes as u64).is_multiple_of(4) {
+                        sys::cuMemsetD32Async(address, 0, bytes / 4, stream)
+                    } else {
+                        sys::cuMemsetD8Async(address, 0, bytes, stream)
+                    }
+                };
+                result.result().map_err(device_error("cuMemsetAsync"))
             }
             Work::Launch(launch) => launch.enqueue(stream, params, overlap),
         }

@@ -89,7 +89,7 @@ fn finish(problem: &Problem, chunks: u64, slices: u64, main: [Option<Step>; 2]) 
         GradReduction::Atomics => (0, partials),
     };
     let len = partials + locks + reduction::ALIGNMENT_SLACK as usize;
-    let zero = (zeroed > 0).then_some(Step::Zero { first: 0, len: zeroed });
+    let zero = (zeroed > 0).then_some(Step::Zero { tensor: Tensor::Workspace, bytes: zeroed * size_of::<f32>() });
     plan.workspace = Workspace { locks: partials, row_sums: 0, len };
     plan.steps = [zero, first, second, Some(second_stage(problem, partial_rows))];
     plan

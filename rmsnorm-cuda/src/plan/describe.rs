@@ -14,7 +14,7 @@ impl fmt::Display for Plan {
 
 fn step(step: &Step) -> String {
     let (KernelKey { program, tile, .. }, grid, shared_bytes) = match *step {
-        Step::Zero { len, .. } => return format!("zero={len}"),
+        Step::Zero { bytes, .. } => return format!("zero={}", bytes.div_ceil(4)),
         Step::Launch { key, grid, shared_bytes, .. } => (key, grid, shared_bytes),
     };
     let info = program.info();

@@ -51,7 +51,7 @@ fn shared_bytes(problem: &Problem, tile: &Tile) -> usize {
 }
 
 /// The blocks that visit a row several times.
-fn streaming_tile(caps: &Caps) -> Tile {
+pub(super) fn streaming_tile(caps: &Caps) -> Tile {
     Tile {
         packs: 1,
         threads_per_row: 1024,

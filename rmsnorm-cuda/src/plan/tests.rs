@@ -122,7 +122,7 @@ impl Planner for Plans {
     fn zeroes(plan: &Plan) -> Vec<(usize, Range<u64>)> {
         let numbered = plan.steps.into_iter().flatten().enumerate();
         let zeroes = numbered.filter_map(|(number, step)| match step {
-            Step::Zero { first, len } => Some((number, first as u64..(first + len) as u64)),
+            Step::Zero { bytes, .. } => Some((number, 0..bytes as u64 / 4)),
             Step::Launch { .. } => None,
         });
         zeroes.collect()

@@ -44,7 +44,7 @@ pub(crate) struct Ladders {
 
 impl Tuning {
     /// What is built in.
-    pub(crate) const H200: &Tuning = &Tuning { widths: [H200, H200] };
+    pub(crate) const H200: &Tuning = &BUILT_IN;
 
     /// The tables of a call in packs of `pack` columns.
     pub(super) fn ladders(&self, problem: &Problem, pack: u32) -> &Ladders {
@@ -82,6 +82,9 @@ const fn ring(stages: u32, tile: Tile) -> Tile {
 const fn overlapped(tile: Tile) -> Tile {
     Tile { is_overlapped: true, ..tile }
 }
+
+/// One for all: what a constant refers to may be in a program several times.
+static BUILT_IN: Tuning = Tuning { widths: [H200, H200] };
 
 const H200: Tables = Tables { forward: [PLAIN, RESIDUAL, LAYER, LAYER_RESIDUAL], backward: [ONE_SUM, TWO_SUMS] };
 

@@ -26,12 +26,14 @@ pub(super) fn of_row(key: &KernelKey, cols: usize) -> Option<u64> {
     let turns = cols.div_ceil(columns(tile) as u64);
     let thread = match key.program {
         // A sum for each element of a pack; a tree joins them.
-        Program::Forward | Program::ForwardCluster | Program::ForwardLong => serial(packs) + tree(pack),
+        Program::Forward | Program::ForwardCluster | Program::ForwardLong | Program::QuantizedForward => {
+            serial(packs) + tree(pack)
+        }
         // A sum for each pack.
         Program::Backward => serial(packs) + serial(pack),
-        Program::ForwardStreaming => serial(turns) + tree(pack),
+        Program::ForwardStreaming | Program::QuantizedForwardStreaming => serial(turns) + tree(pack),
         Program::BackwardRowSums => serial(turns * pack),
-        Program::BackwardColumns | Program::ReducePartials => return None,
+        Program::BackwardColumns | Program::ReducePartials | Program::TransposeCodes => return None,
     };
     Some((thread + exchange(tile)).min(serial(cols)))
 }
@@ -48,6 +50,9 @@ pub(super) fn of_gradients(plan: &Plan, rows: usize) -> u64 {
             | Program::ForwardCluster
             | Program::ForwardLong
             | Program::ForwardStreaming
+            | Program::QuantizedForward
+            | Program::QuantizedForwardStreaming
+            | Program::TransposeCodes
             | Program::BackwardRowSums => 0,
         }
     });

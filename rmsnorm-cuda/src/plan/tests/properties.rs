@@ -22,10 +22,17 @@ const fn most_packs(program: Program) -> u32 {
 /// Whether every column belongs to one thread; the other programs walk through the columns.
 fn is_on_chip(program: Program) -> bool {
     match program {
-        Program::Forward | Program::ForwardCluster | Program::ForwardLong | Program::Backward => true,
-        Program::ForwardStreaming | Program::BackwardRowSums | Program::BackwardColumns | Program::ReducePartials => {
-            false
-        }
+        Program::Forward
+        | Program::ForwardCluster
+        | Program::ForwardLong
+        | Program::Backward
+        | Program::QuantizedForward => true,
+        Program::ForwardStreaming
+        | Program::BackwardRowSums
+        | Program::BackwardColumns
+        | Program::ReducePartials
+        | Program::QuantizedForwardStreaming
+        | Program::TransposeCodes => false,
     }
 }
 
@@ -35,14 +42,17 @@ fn static_bytes(key: &KernelKey) -> usize {
     let senders = (threads_per_row.div_ceil(32) * cluster) as usize;
     let sums = match key.program {
         Program::Forward => unroll,
+        // By rows a largest magnitude may go with every sum.
+        Program::QuantizedForward => 2 * unroll,
         // The barrier, and one buffer.
         Program::ForwardCluster => {
             return (size_of::<u64>() + senders * size_of::<f32>()).next_multiple_of(size_of::<u64>());
         }
-        Program::ForwardLong | Program::ForwardStreaming => 1,
+        Program::ForwardLong | Program::ForwardStreaming | Program::QuantizedForwardStreaming => 1,
         Program::Backward => unroll * if key.call.norm == Norm::Layer { 2 } else { 1 },
         Program::BackwardRowSums => 2,
         Program::BackwardColumns => 0,
+        Program::TransposeCodes => return 128 * 128,
         Program::ReducePartials => return (threads_per_row * groups) as usize * 4 * size_of::<f32>(),
     };
     if senders == 1 {
@@ -71,7 +81,7 @@ fn every_column_has_one_thread() {
 #[test]
 fn keys_have_the_tensors_of_the_call() {
     for_all::<Plans>(|caps, call, cols| {
-        use Tensor::{Bias, Dbias, Dresidual, DresidualOut, Dweight, Residual, Weight};
+        use Tensor::{Amax, Bias, Dbias, Dresidual, DresidualOut, Dweight, Residual, Weight};
         for Launch { key, .. } in launches(&call.plan(4096, cols, caps)) {
             let code: &[Tensor] = match key.program {
                 Program::Forward | Program::ForwardCluster | Program::ForwardLong | Program::ForwardStreaming => {
@@ -80,6 +90,8 @@ fn keys_have_the_tensors_of_the_call() {
                 Program::Backward | Program::BackwardColumns => &[Weight, DresidualOut, Dweight, Dbias, Dresidual],
                 Program::BackwardRowSums => &[Weight],
                 Program::ReducePartials => &[Dweight, Dbias],
+                Program::QuantizedForward | Program::QuantizedForwardStreaming => &[Weight, Bias, Residual, Amax],
+                Program::TransposeCodes => &[],
             };
             let expected: TensorSet = code.iter().copied().filter(|tensor| call.tensors.has(*tensor)).collect();
             assert_eq!(key.call.tensors, expected, "{cols} {call:?}");
@@ -94,10 +106,11 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
         for Launch { key, .. } in launches(&call.plan(4096, cols, caps)) {
             let (Tile { pack, packs, cluster, .. }, weight) = (key.tile, key.call.dtypes.weight);
             let is_cut = !cols.is_multiple_of(pack as usize);
-            assert_eq!(key.tile.has_tail, is_cut || key.program == Program::ReducePartials, "{cols} {key:?}");
+            let is_any = matches!(key.program, Program::ReducePartials | Program::TransposeCodes);
+            assert_eq!(key.tile.has_tail, is_cut || is_any, "{cols} {key:?}");
             let none = Tile::NONE.reads;
             let reads = match key.program {
-                Program::Forward => Reads { is_late: packs < 3, ..none },
+                Program::Forward | Program::QuantizedForward => Reads { is_late: packs < 3, ..none },
                 // Weights that fill at most four registers.
                 Program::ForwardCluster => Reads { is_early: pack == 4 || weight != DType::F32, batch: 4, ..none },
                 Program::ForwardLong => {
@@ -108,7 +121,9 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
                 | Program::Backward
                 | Program::BackwardRowSums
                 | Program::BackwardColumns
-                | Program::ReducePartials => none,
+                | Program::ReducePartials
+                | Program::QuantizedForwardStreaming
+                | Program::TransposeCodes => none,
             };
             assert_eq!(key.tile.reads, reads, "{cols} {key:?}");
             // Blocks that the registers must have room for, where no table says it.
@@ -117,6 +132,7 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
                 Program::BackwardColumns => Some(3),
                 Program::Forward | Program::ForwardCluster | Program::ForwardLong | Program::ForwardStreaming => None,
                 Program::Backward | Program::ReducePartials => None,
+                Program::QuantizedForward | Program::QuantizedForwardStreaming | Program::TransposeCodes => None,
             };
             assert!(blocks_per_sm.is_none_or(|blocks| blocks == key.tile.blocks_per_sm), "{cols} {key:?}");
             // Partial sums have the type of the gradients that they are of.
@@ -168,7 +184,10 @@ fn shared_memory_has_room_for_the_rows_and_the_exchange() {
                 | Program::ForwardStreaming
                 | Program::BackwardRowSums
                 | Program::BackwardColumns
-                | Program::ReducePartials => 0,
+                | Program::ReducePartials
+                | Program::QuantizedForward
+                | Program::QuantizedForwardStreaming
+                | Program::TransposeCodes => 0,
             };
             assert_eq!(launch.shared_bytes as usize, needed, "{cols} {launch:?} of {call:?}");
         }

@@ -1,0 +1,85 @@
+// 8-bit codes: their conversion from f32 and their stores. math.md, equation (Q5).
+#if IS_QUANTIZED
+
+// The formats, as CODES names them.
+constexpr int E4M3 = 0, E5M2 = 1, INT8 = 2;
+
+// Q: the value of the largest code that a scale makes use of.
+constexpr float LARGEST_CODE = CODES == E4M3 ? 448.0f : CODES == E5M2 ? 57344.0f : 127.0f;
+
+// PACK codes that one thread has side by side, as 32-bit words.
+struct Codes { unsigned words[PACK / 4]; };
+
+// One access takes as many codes as an access to the widest matrix takes of its elements.
+constexpr int CODES_ACCESS = ACCESS_BYTES * PACK / 16 > 0 ? ACCESS_BYTES * PACK / 16 : 1;
+
+#if CODES == 2
+// To the nearest, ties to even, and within [-128, 127]; 0 of NaN, which has no code.
+__device__ inline unsigned code_of(float value) {
+    const float inside = fminf(fmaxf(value, -128.0f), 127.0f);
+    // The sum's lowest bits are the integer: it rounds as it is added.
+    return value == value ? __float_as_uint(inside + 12582912.0f) & 0xffu : 0u;
+}
+#elif __CUDA_ARCH__ < 890
+// By integers: to the nearest, ties to even; the largest beyond it, also of infinities; NaN of NaN.
+__device__ inline unsigned code_of(float value) {
+    constexpr unsigned SHIFT = CODES == E4M3 ? 20 : 21, MIN_EXPONENT = CODES == E4M3 ? 121 : 113;
+    const unsigned sign = __float_as_uint(value) >> 24 & 0x80u, bits = min(__float_as_uint(fabsf(value)), __float_as_uint(LARGEST_CODE));
+    const unsigned exponent = bits >> 23;
+    const bool is_normal = exponent >= MIN_EXPONENT;
+    // From 25 on all bits are shifted out.
+    const unsigned shift = is_normal ? SHIFT : min(SHIFT + MIN_EXPONENT - exponent, 25u);
+    const unsigned significand = is_normal ? bits : (bits & 0x007fffffu) | 0x00800000u;
+    const unsigned rounded = (significand + (1u << (shift - 1)) - 1 + ((significand >> shift) & 1)) >> shift;
+    // A carry runs into the exponent, as it should.
+    const unsigned code = is_normal ? rounded - ((MIN_EXPONENT - 1) << 23 >> SHIFT) : rounded;
+    return value == value ? sign | code : 0x7fu;
+}
+#endif
+
+// The codes of two values, the first in the lower byte.
+__device__ inline unsigned join_codes(float low, float high) {
+#if CODES < 2 && __CUDA_ARCH__ >= 890
+    unsigned short pair;
+    if constexpr (CODES == E4M3) {
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+    } else {
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+    }
+    return pair;
+#else
+    return code_of(low) | code_of(high) << 8;
+#endif
+}
+
+__device__ inline Codes to_codes(const float (&values)[PACK]) {
+    Codes codes;
+    #pragma unroll
+    for (int i = 0; i < PACK; i += 4)
+        codes.words[i / 4] = join_codes(values[i], values[i + 1]) | join_codes(values[i + 2], values[i + 3]) << 16;
+    return codes;
+}
+
+__device__ inline void store_byte(void* to, unsigned byte) {
+    asm volatile("st.global.u8 [%0], %1;" :: "l"(to), "r"(byte) : "memory");
+}
+
+// Stores the part of pack k that lies in the row.
+__device__ inline void store_codes(Code* first, int k, int left, const Codes& codes) {
+    Code* to = first + k * STEP;
+    if (!is_in_row(k, 0, left)) return;
+    if (CODES_ACCESS == 1 || has_part(k, left)) {
+        const int count = has_part(k, left) ? left - k * STEP : PACK;
+        #pragma unroll
+        for (int i = 0; i < PACK; ++i)
+            if (i < count) store_byte(to + i, codes.words[i / 4] >> (8 * (i % 4)));
+    } else if constexpr (CODES_ACCESS == 2) {
+        #pragma unroll
+        for (int i = 0; i < PACK; i += 2) store_half(to + i, codes.words[i / 4] >> (8 * (i % 4)));
+    } else if constexpr (CODES_ACCESS >= 4) {
+        #pragma unroll
+        for (int i = 0; i < PACK; i += CODES_ACCESS) store<CODES_ACCESS>(to + i, &codes.words[i / 4]);
+    }
+}
+
+#endif

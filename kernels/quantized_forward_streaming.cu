@@ -1,0 +1,90 @@
+// Forward to codes for rows that do not stay on chip: math.md, equations (1) to (6) and (Q1) to (Q5). A block, or a cluster of them,
+// reads its row once for each sum, once for the largest magnitude where that is looked for first, and once more for the codes.
+
+__device__ inline void load_parameters(const Params& p, const Visit& at, float (&weight)[PACK], float (&bias)[PACK]) {
+    unpack_weight(load_parameter<HAS_WEIGHT>(p.weight + at.col, 0, at.left()), p.weight_offset, weight);
+    unpack(load_parameter<HAS_BIAS>(p.bias + at.col, 0, at.left()), bias);
+}
+
+// The largest |v| of the thread's part.
+__device__ inline float find_amax(const Params& p, unsigned long long row, Visit at, float mean, float rstd) {
+    float magnitude = 0.0f;
+    for (; at.is_inside(); at.advance()) {
+        float v[PACK], weight[PACK], bias[PACK];
+        unpack(load_h(p, row, at), v);
+        load_parameters(p, at, weight, bias);
+        quantized_values<false>(p, row, at.col, 0, at.left(), v, mean, rstd, weight, bias);
+        magnitude = largest_of(v, 0, at.left(), magnitude);
+    }
+    return magnitude;
+}
+
+// Codes, scales of blocks and what else is kept; the largest |v|, where it is looked for on the way. By blocks the lanes of a warp visit
+// together what one of them has.
+__device__ inline float write_row(
+    const Params& p, unsigned long long row, Visit at, float mean, float rstd, float power, float reciprocal
+) {
+    static_assert(CHUNK == 1, "a block of columns is one warp's at most");
+    const unsigned ahead = SCALE == BY_BLOCK ? threadIdx.x % 32 * PACK : 0;
+    float largest = 0.0f;
+    for (; at.col < at.cols + ahead; at.advance()) {
+        const Pack<H> h = load_h(p, row, at);
+        float v[PACK], weight[PACK], bias[PACK];
+        unpack(h, v);
+        load_parameters(p, at, weight, bias);
+        quantized_values<true>(p, row, at.col, 0, at.left(), v, mean, rstd, weight, bias);
+#if HAS_RESIDUAL
+        if (p.residual_out.data) store_pack(ROW(residual_out, row) + at.col, 0, at.left(), h);
+#endif
+        if constexpr (FINDS_AMAX) largest = largest_of(v, 0, at.left(), largest);
+        if constexpr (SCALE == BY_BLOCK) {
+            const Scale scale = scale_of(p, reduce_lanes<SET_LANES, Larger>(largest_of(v, 0, at.left(), 0.0f)));
+            reciprocal = scale.reciprocal;
+            if (at.col % SET == 0 && at.is_inside()) store_scale(p, row, at.col / SET, scale);
+        }
+        write_codes(p, row, at.col, 0, at.left(), v, power, reciprocal);
+    }
+    return largest;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) quantized_forward_streaming(const __grid_constant__ Params p) {
+    __shared__ float exchange[2][GROUPS][1][SENDERS];
+    const Visit start = {(unsigned long long)(cluster_rank() * THREADS_PER_ROW + threadIdx.x) * PACK, p.cols};
+    RowSums<1> sums(exchange, 0, threadIdx.x);
+    wait_for_earlier_kernels();
+    admit_next_kernel();
+    const Divisor given(SCALE == GIVEN ? *p.scale : 1.0f);
+    float largest = 0.0f; // of all rows of the thread
+
+    for (unsigned long long row = blockIdx.x / CLUSTER; row < p.rows; row += gridDim.x / CLUSTER) {
+        float mean[1] = {0.0f}, rstd[1];
+        if constexpr (IS_LAYER) {
+            mean[0] = sum_part<false>(p, row, start, 0.0f);
+            sums.sum(mean);
+            mean[0] *= p.share;
+        }
+        rstd[0] = sum_part<true>(p, row, start, mean[0]);
+        sums.sum(rstd);
+        rstd[0] = reciprocal_root(rstd[0] * p.share + p.eps);
+
+        float amax[1] = {0.0f}, reciprocal = given.reciprocal;
+        if constexpr (SCALE == BY_ROW || SCALE == FIND) amax[0] = find_amax(p, row, start, mean[0], rstd[0]);
+        if constexpr (SCALE == FIND) {
+            largest = larger(largest, amax[0]);
+            continue;
+        }
+        if constexpr (SCALE == BY_ROW) {
+            sums.template reduce<0>(amax);
+            const Scale scale = scale_of(p, amax[0]);
+            reciprocal = scale.reciprocal;
+            if (threadIdx.x == 0 && cluster_rank() == 0) store_scale(p, row, 0, scale);
+        }
+        largest = larger(largest, write_row(p, row, start, mean[0], rstd[0], given.power, reciprocal));
+        if (threadIdx.x == 0 && cluster_rank() == 0) {
+            if (IS_LAYER && p.mean) p.mean[row] = mean[0];
+            if (p.rstd) p.rstd[row] = rstd[0];
+        }
+    }
+    if constexpr (SCALE == FIND) finish_amax(p, largest);
+    else if constexpr (FINDS_AMAX) fold_amax(p.amax, largest);
+}
