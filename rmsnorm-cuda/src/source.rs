@@ -281,8 +281,7 @@ mod tests {
     #[test]
     fn every_file_is_part_of_a_program() {
         let there: BTreeSet<&str> = kernels::ALL.iter().map(|source| source.path).collect();
-        let used =
-            HEADERS.iter().chain(Program::ALL.into_iter().flat_map(super::files)).map(|source| source.path).collect();
+        let used = HEADERS.iter().chain(Program::ALL.into_iter().flat_map(files)).map(|source| source.path).collect();
         assert_eq!(there, used);
     }
 }
