@@ -9,12 +9,13 @@ use std::ops::Range;
 use rmsnorm_core::conformance::Arithmetic;
 use rmsnorm_core::conformance::bounds::{Mode, Model, Statistics};
 use rmsnorm_core::conformance::judge::Verdict;
-use rmsnorm_core::conformance::testing::{BackwardTruth, ForwardTruth, exact};
+use rmsnorm_core::conformance::testing::{BackwardTruth, Bits, ForwardTruth, Given, QuantizedTruth, exact};
+use rmsnorm_core::quant::{QuantSpec, ScaleKind, ScaleLayout, ScaleType};
 use rmsnorm_core::reference::{BackwardInputs, ForwardInputs};
-use rmsnorm_core::{Element, Error, Norm, Tensor};
+use rmsnorm_core::{Element, Error, Norm, Stored, Tensor};
 
-use crate::workload::{spec, tensors};
-use crate::{Measurable, Op, Operation, Shape, Workload};
+use crate::workload::{GIVEN_SCALE, spec, tensors, unset_codes};
+use crate::{Measurable, Op, Operation, Quant, Shape, Workload};
 
 /// Rows at either end of a result that are judged, at most.
 const JUDGED_ROWS: usize = 16;
@@ -47,6 +48,11 @@ impl<D: Measurable, T: Element> Workload<'_, D, T> {
             Op::Forward | Op::AddForward => {
                 call(self, operation)?;
                 self.wrong_in_forward(norm, operation.op == Op::AddForward)
+            }
+            Op::QuantizedForward(quant) | Op::AddQuantizedForward(quant) => {
+                self.poison_codes()?;
+                call(self, operation)?;
+                self.wrong_in_codes(norm, quant, matches!(operation.op, Op::AddQuantizedForward(_)))
             }
             Op::Backward => {
                 // It needs the statistics of x alone.
@@ -156,6 +162,79 @@ impl<D: Measurable, T: Element> Workload<'_, D, T> {
         Ok(wrong)
     }
 
+    fn poison_codes(&mut self) -> Result<(), Error> {
+        self.sets[0].codes = unset_codes(self.device, self.codes_lens.0)?;
+        self.sets[0].codes_t = unset_codes(self.device, self.codes_lens.1)?;
+        self.scales = self.nan(self.scales_lens.0)?;
+        self.scale_bytes = self.device.upload(&vec![u8::MAX; self.scales_lens.1])?;
+        self.amax = self.nan(1)?;
+        Ok(())
+    }
+
+    /// Codes by the scales that came back, scales of rows and blocks by the largest results. Of a tensor's `amax` and own scale some
+    /// rows tell that they are no less than theirs.
+    fn wrong_in_codes(&self, norm: Norm, quant: Quant, add: bool) -> Result<usize, Error> {
+        let Shape { rows: count, cols } = self.shape;
+        let arithmetic = self.device.arithmetic();
+        let rstd = self.device.download(&self.rstd)?;
+        let (weight, bias) = (self.vector(tensors::WEIGHT), self.vector(tensors::BIAS));
+        let (asked, groups) = (quant.spec(count), quant.spec(count).scale.groups(cols));
+        let scales = self.device.download(&self.scales)?;
+        let bytes = self.device.download(&self.scale_bytes)?;
+        let has_codes_t = quant.tensors().has(Tensor::CodesT);
+        let codes_t = if has_codes_t { self.device.download(&self.sets[0].codes_t)? } else { Vec::new() };
+        let amax = if quant.tensors().has(Tensor::Amax) { self.device.download(&self.amax)? } else { Vec::new() };
+        let mut wrong = 0;
+        for rows in self.judged_rows().into_iter().filter(|rows| !rows.is_empty()) {
+            let elements = self.elements(&rows);
+            let (x, residual) = (self.values(tensors::X, &elements), self.values(tensors::SECOND, &elements));
+            let stored = if add { self.part(&self.sets[0].residual_out, elements.clone())? } else { Vec::new() };
+            let inputs = ForwardInputs {
+                x: &x,
+                residual: add.then_some((&*residual, T::DTYPE)),
+                weight: Some(&weight),
+                bias: (norm == Norm::Layer).then_some(&*bias),
+            };
+            let spec = spec(norm, Shape { rows: rows.len(), cols });
+            let h = add.then(|| exact(&stored));
+            let truth = ForwardTruth::new(&spec, inputs, T::DTYPE, h.as_deref(), worst(&arithmetic));
+            let rstd = Bits::of(&rstd[rows.clone()]);
+            wrong += failures(&truth.judge_bits(Tensor::Rstd, &rstd));
+            // As if these rows were all, with scales row by row; one that was found is as good as one that was given.
+            let (of_rows, scale) = match groups {
+                Some(_) => (asked.layout(ScaleLayout::RowMajor), GIVEN_SCALE),
+                None => {
+                    let found = scales.first().copied().filter(|_| quant == Quant::Current).unwrap_or(GIVEN_SCALE);
+                    (QuantSpec::new(asked.codes, ScaleKind::Given), found)
+                }
+            };
+            let given = Given { scale: f64::from(scale), amax: 0.0 };
+            let truth = QuantizedTruth::new(&spec, of_rows, given, &truth, (T::DTYPE, Some(&rstd)), &arithmetic);
+            let place = |row: usize| {
+                (0..groups.unwrap_or(0)).map(move |group| asked.layout.index(groups.unwrap_or(0), row, group))
+            };
+            let places: Vec<usize> = rows.clone().flat_map(place).collect();
+            let got_scales = groups.map(|_| match asked.scale_type() {
+                ScaleType::F32 => Bits::of(&places.iter().map(|&place| scales[place]).collect::<Vec<_>>()),
+                ScaleType::E8m0 => Bits::of(&places.iter().map(|&place| bytes[place]).collect::<Vec<_>>()),
+            });
+            if let Some(scales) = &got_scales {
+                wrong += failures(&truth.judge_scales(scales));
+            }
+            let codes = self.device.download_part(&self.sets[0].codes, elements)?;
+            wrong += failures(&truth.judge_codes(&Bits::of(&codes), got_scales.as_ref()));
+            if has_codes_t {
+                let transposed = |index: usize| codes_t[index % cols * count + rows.start + index / cols];
+                wrong += (0..codes.len()).filter(|&index| transposed(index).bits() != codes[index].bits()).count();
+            }
+            let least = truth.least_amax();
+            let most = f64::from(asked.codes.largest()) * f64::from(scale) * (1.0 + 1e-6);
+            wrong += amax.iter().filter(|amax| !(f64::from(**amax) >= least && amax.is_finite())).count();
+            wrong += usize::from(quant == Quant::Current && most < least);
+        }
+        Ok(wrong)
+    }
+
     fn wrong_in_backward(&self, operation: Operation) -> Result<usize, Error> {
         let arithmetic = self.device.arithmetic();
         let statistics = self.statistics(operation.norm)?;
@@ -251,13 +330,13 @@ mod tests {
     use rmsnorm_core::{GradReduction, bf16, f16};
 
     fn operations() -> Vec<Operation> {
-        Operation::product(&Norm::ALL, &Op::ALL, &[GradReduction::Partials])
+        Operation::product(&Norm::ALL, &Op::all(), &[GradReduction::Partials])
     }
 
     type OnCpu<'a, T> = Workload<'a, CpuBackend, T>;
 
     fn workload<T: Element>(backend: &CpuBackend, rows: usize, cols: usize) -> Result<OnCpu<'_, T>, Error> {
-        Workload::new(backend, Shape { rows, cols }, &[GradReduction::Partials])
+        Workload::new(backend, Shape { rows, cols }, &operations())
     }
 
     #[test]

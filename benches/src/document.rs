@@ -152,7 +152,7 @@ impl Document {
 impl Report {
     fn append(&mut self, later: Report) {
         let subject = |row: &Measured| {
-            let op = Op::ALL.iter().position(|op| op.name() == row.op);
+            let op = Op::all().iter().position(|op| op.name() == row.op);
             (row.norm.clone(), op, row.dtype.clone(), row.cols, row.rows, row.reduction.clone())
         };
         let again: Vec<_> = later.rows.iter().map(subject).collect();

@@ -235,6 +235,15 @@ impl PeerSubject {
     /// The same by our names, if we have it.
     fn subject(&self) -> Option<Subject> {
         let (norm, op) = match self.op.as_str() {
+            "rms_static" => ("rms_norm", "quantized_forward.tensor"),
+            "rms_delayed" => ("rms_norm", "quantized_forward.delayed"),
+            "rms_static_t" => ("rms_norm", "quantized_forward.transposed"),
+            "rms_row" => ("rms_norm", "quantized_forward.row"),
+            "rms_block128" => ("rms_norm", "quantized_forward.block128"),
+            "rms_mx" => ("rms_norm", "quantized_forward.mx"),
+            "rms_current" => ("rms_norm", "quantized_forward.current"),
+            "add_rms_static" => ("rms_norm", "add_quantized_forward.tensor"),
+            "ln_static" => ("layer_norm", "quantized_forward.tensor"),
             "rms_fwd" => ("rms_norm", "forward"),
             "rms_bwd" => ("rms_norm", "backward"),
             "add_rms_fwd" => ("rms_norm", "add_forward"),

@@ -5,6 +5,7 @@ use std::str::FromStr;
 use rmsnorm_core::{DType, GradReduction, Norm};
 
 use crate::BenchError;
+use crate::quant::Quant;
 use crate::selection::MOST_ELEMENTS;
 
 /// What is done with the tensors.
@@ -16,18 +17,55 @@ pub enum Op {
     AddForward,
     /// dx and dweight (and dbias, for layer norm), second stage included.
     Backward,
+    /// `Forward` to codes.
+    QuantizedForward(Quant),
+    /// `AddForward` to codes.
+    AddQuantizedForward(Quant),
 }
 
 impl Op {
-    /// Every one.
-    pub const ALL: [Op; 3] = [Op::Forward, Op::AddForward, Op::Backward];
+    /// Every one whose results are floats.
+    pub const OF_FLOATS: [Op; 3] = [Op::Forward, Op::AddForward, Op::Backward];
 
-    /// The name used on the command line, in bench ids and in reports: `forward`, `add_forward` or `backward`.
+    /// Every one, in the order of reports.
+    pub fn all() -> Vec<Op> {
+        let codes = [Op::QuantizedForward, Op::AddQuantizedForward].into_iter().flat_map(|op| Quant::ALL.map(op));
+        Op::OF_FLOATS.into_iter().chain(codes).collect()
+    }
+
+    /// The name used in bench ids and in reports: that of the command line, `forward`, `add_forward`, `backward`,
+    /// `quantized_forward` or `add_quantized_forward`, and of the last two a dot and the name of how they quantize.
     pub const fn name(self) -> &'static str {
         match self {
             Op::Forward => "forward",
             Op::AddForward => "add_forward",
             Op::Backward => "backward",
+            Op::QuantizedForward(quant) => match quant {
+                Quant::Tensor => "quantized_forward.tensor",
+                Quant::Delayed => "quantized_forward.delayed",
+                Quant::Transposed => "quantized_forward.transposed",
+                Quant::Current => "quantized_forward.current",
+                Quant::Row => "quantized_forward.row",
+                Quant::Block128 => "quantized_forward.block128",
+                Quant::Mx => "quantized_forward.mx",
+            },
+            Op::AddQuantizedForward(quant) => match quant {
+                Quant::Tensor => "add_quantized_forward.tensor",
+                Quant::Delayed => "add_quantized_forward.delayed",
+                Quant::Transposed => "add_quantized_forward.transposed",
+                Quant::Current => "add_quantized_forward.current",
+                Quant::Row => "add_quantized_forward.row",
+                Quant::Block128 => "add_quantized_forward.block128",
+                Quant::Mx => "add_quantized_forward.mx",
+            },
+        }
+    }
+
+    /// How it quantizes, if it does.
+    pub const fn quant(self) -> Option<Quant> {
+        match self {
+            Op::Forward | Op::AddForward | Op::Backward => None,
+            Op::QuantizedForward(quant) | Op::AddQuantizedForward(quant) => Some(quant),
         }
     }
 }
@@ -70,13 +108,19 @@ impl Operation {
             (Op::AddForward, Norm::Layer) => (4, 2),
             (Op::Backward, Norm::Rms) => (3, 2),
             (Op::Backward, Norm::Layer) => (3, 3),
+            // In place of y there are codes.
+            (Op::QuantizedForward(_), Norm::Rms) => (1, 1),
+            (Op::QuantizedForward(_), Norm::Layer) => (1, 2),
+            (Op::AddQuantizedForward(_), Norm::Rms) => (3, 1),
+            (Op::AddQuantizedForward(_), Norm::Layer) => (3, 2),
         };
+        let codes = self.op.quant().map_or(0, |quant| quant.bytes(shape));
         let statistics = match self.norm {
             Norm::Rms => 1,
             Norm::Layer => 2,
         };
         let elements = matrices * shape.elements() + weight_vectors * shape.cols;
-        elements * dtype.size() + statistics * shape.rows * DType::F32.size()
+        elements * dtype.size() + statistics * shape.rows * DType::F32.size() + codes
     }
 }
 
@@ -162,16 +206,41 @@ mod tests {
         assert_eq!(bytes(Norm::Rms, Op::Backward, DType::F16), 2 * (3 * 30 + 2 * 3) + 4 * 10);
         // The same and dbias; mean.
         assert_eq!(bytes(Norm::Layer, Op::Backward, DType::F16), 2 * (3 * 30 + 3 * 3) + 4 * 20);
+        // x; weight; rstd; codes, a scale.
+        assert_eq!(bytes(Norm::Rms, Op::QuantizedForward(Quant::Tensor), DType::Bf16), 2 * (30 + 3) + 4 * 10 + 30 + 4);
+        // x, residual, residual_out; weight, bias; mean, rstd; codes twice, a scale.
+        assert_eq!(
+            bytes(Norm::Layer, Op::AddQuantizedForward(Quant::Transposed), DType::F32),
+            4 * (90 + 6) + 4 * 20 + 60 + 4
+        );
+        // x once, though two kernels read it; a scale for each row; a byte for each row's block.
+        assert_eq!(
+            [Quant::Current, Quant::Row, Quant::Mx, Quant::Block128].map(|quant| bytes(
+                Norm::Rms,
+                Op::QuantizedForward(quant),
+                DType::Bf16
+            )),
+            [4, 40, 10, 40].map(|scales| 2 * (30 + 3) + 4 * 10 + 30 + scales)
+        );
     }
 
     #[test]
     fn only_backward_is_multiplied_by_the_reductions() {
-        let operations = Operation::product(&Norm::ALL, &Op::ALL, &REDUCTIONS);
+        let operations = Operation::product(&Norm::ALL, &Op::OF_FLOATS, &REDUCTIONS);
         assert_eq!(operations.len(), 2 * (1 + 1 + 3));
         let forward = operations.iter().filter(|operation| operation.op != Op::Backward);
         assert!(forward.clone().all(|operation| operation.reduction == GradReduction::Partials));
         let names: Vec<_> = operations[2..5].iter().map(|operation| reduction_name(operation.reduction)).collect();
         assert_eq!(names, ["partials", "locks", "atomics"]);
+    }
+
+    #[test]
+    fn names_say_how_results_are_quantized() {
+        for op in Op::all() {
+            let of_quant = |quant: Quant| op.name().ends_with(&format!("_forward.{}", quant.name()));
+            assert!(op.quant().is_none_or(of_quant), "{op:?}");
+            assert_eq!(op.name().starts_with("add_"), matches!(op, Op::AddForward | Op::AddQuantizedForward(_)));
+        }
     }
 
     #[test]

@@ -234,8 +234,7 @@ impl Measurement for Measure<'_> {
     type Output = Result<Vec<String>, BenchError>;
 
     fn run<D: Measurable>(self, device: &D) -> Self::Output {
-        let Selection { norms, ops, reductions, .. } = self.selection;
-        let operations = Operation::product(norms, ops, reductions);
+        let operations = self.selection.operations();
         let (mut sizes, mut skipped) = (self.selection.sizes(device), Vec::new());
         // What was asked for has been admitted. If there is no room for it after all, that is an error.
         if !self.selection.shapes.is_given() {
@@ -282,8 +281,12 @@ impl Selection {
         sizes
     }
 
+    fn operations(&self) -> Vec<Operation> {
+        Operation::product(&self.norms, &self.ops, &self.reductions)
+    }
+
     fn admit<D: Measurable>(&self, device: &D, shape: Shape, dtype: DType) -> Result<(), String> {
-        device.admit(shape, workload_bytes(device, shape, dtype, &self.reductions))
+        device.admit(shape, workload_bytes(device, shape, dtype, &self.operations()))
     }
 
     /// Measures the operations on one size, or gives the reason why there is no room for it.
@@ -294,7 +297,7 @@ impl Selection {
         operations: &[Operation],
         done: &mut dyn FnMut(Outcome),
     ) -> Result<Option<String>, BenchError> {
-        let mut workload = match Workload::<D, T>::new(device, shape, &self.reductions) {
+        let mut workload = match Workload::<D, T>::new(device, shape, operations) {
             Ok(workload) => workload,
             // Some devices do not tell beforehand that there is no room.
             Err(error) if !self.shapes.is_given() && is_out_of_memory(&error) => {

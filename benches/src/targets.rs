@@ -114,10 +114,11 @@ impl Entry {
             limits.push((Shapes::Lengths { cols, elements }, Limit::OfCopy(positive(of_copy)?)));
         }
         for operation in &self.operations {
-            let mut names =
-                Norm::ALL.iter().flat_map(|norm| Op::ALL.map(|op| format!("{} {}", norm.name(), op.name())));
+            let mut names = Norm::ALL
+                .iter()
+                .flat_map(|norm| Op::all().into_iter().map(|op| format!("{} {}", norm.name(), op.name())));
             let operation = names.find(|name| name == operation).ok_or_else(|| {
-                format!("operations are a norm and forward, add_forward or backward, as in \"rms_norm forward\", got {operation:?}")
+                format!("operations are a norm and an operation, as in \"rms_norm forward\", got {operation:?}")
             })?;
             let target = |&(shapes, limit)| Target { backend, operation: operation.clone(), dtype, shapes, limit };
             targets.extend(limits.iter().map(target));

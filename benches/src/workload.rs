@@ -1,11 +1,13 @@
 //! The tensors of one shape and dtype, in several sets, and the calls that are timed on them.
 
+use rmsnorm_core::quant::{ScaleKind, ScaleType};
 use rmsnorm_core::{
-    Backward, DType, Element, Error, Forward, GradReduction, Norm, NormBackend, NormSpec, Problem, Tensor, TensorSet,
+    Backward, DType, Element, Error, F8E4M3, Forward, Norm, NormBackend, NormSpec, Problem, QuantizedForward, Rows,
+    Tensor, TensorSet,
 };
 
 use crate::pattern::Pattern;
-use crate::{Measurable, Op, Operation, Shape};
+use crate::{Measurable, Op, Operation, Quant, Shape};
 
 const EPS: f32 = 1e-6;
 
@@ -27,7 +29,14 @@ pub(crate) struct Set<D: Measurable, T: Element> {
     /// y of forward; dx of backward.
     pub(crate) out: D::Buffer<T>,
     pub(crate) residual_out: D::Buffer<T>,
+    /// Empty where no operation writes codes.
+    pub(crate) codes: D::Buffer<F8E4M3>,
+    /// Empty where no operation transposes them.
+    pub(crate) codes_t: D::Buffer<F8E4M3>,
 }
+
+/// The scale that is given: the largest results, of normal values times weights, become the largest codes.
+pub(crate) const GIVEN_SCALE: f32 = 6.0 / 448.0;
 
 /// Sets that are visited in turn, and the vectors they share.
 pub struct Workload<'d, D: Measurable, T: Element> {
@@ -44,14 +53,22 @@ pub struct Workload<'d, D: Measurable, T: Element> {
     pub(crate) dbias: D::Buffer<T>,
     workspace: D::Buffer<f32>,
     workspace_len: usize,
+    scale: D::Buffer<f32>,
+    pub(crate) scales: D::Buffer<f32>,
+    pub(crate) scale_bytes: D::Buffer<u8>,
+    pub(crate) amax: D::Buffer<f32>,
+    /// Codes of a set, and those that are transposed.
+    pub(crate) codes_lens: (usize, usize),
+    /// Scales as f32, and as bytes.
+    pub(crate) scales_lens: (usize, usize),
 }
 
 impl<'d, D: Measurable, T: Element> Workload<'d, D, T> {
-    /// Tensors of that shape for any operation with one of these reductions, as many sets as the device asks for.
+    /// Tensors of that shape for these operations, as many sets as the device asks for.
     ///
     /// # Errors
     /// If the device has no room for them.
-    pub fn new(device: &'d D, shape: Shape, reductions: &[GradReduction]) -> Result<Self, Error> {
+    pub fn new(device: &'d D, shape: Shape, operations: &[Operation]) -> Result<Self, Error> {
         let (sets, pattern, len) = (device.sets(shape.bytes(T::DTYPE)), Pattern::new(), shape.elements());
         let upload = |tensor, len| device.upload(&pattern.tensor(tensor, len));
         let matrices = |tensor, count| device.repeat(&pattern.period(tensor, len), len, count);
@@ -60,14 +77,19 @@ impl<'d, D: Measurable, T: Element> Workload<'d, D, T> {
         let (out, residual_out) = (x.split_off(2 * sets.count), x.split_off(sets.count));
         let second = matrices(tensors::SECOND, sets.count)?;
         let pairs = x.into_iter().zip(second).zip(out.into_iter().zip(residual_out));
-        let set = |((x, second), (out, residual_out))| Set { x, second, out, residual_out };
+        let (codes_len, codes_t_len) = codes_lens(shape, operations);
+        let set = |((x, second), (out, residual_out))| {
+            let (codes, codes_t) = (unset_codes(device, codes_len)?, unset_codes(device, codes_t_len)?);
+            Ok(Set { x, second, out, residual_out, codes, codes_t })
+        };
         // Not zeros: who adds to the workspace must clear it first.
         let unset = |len| device.upload(&vec![f32::NAN; len]);
-        let workspace_len = workspace_len(device, shape, T::DTYPE, reductions);
+        let workspace_len = workspace_len(device, shape, T::DTYPE, operations);
+        let scales_len = |scale_type| scales_len(shape, operations, scale_type);
         Ok(Workload {
             device,
             shape,
-            sets: pairs.map(set).collect(),
+            sets: pairs.map(set).collect::<Result<_, Error>>()?,
             is_cold: sets.is_cold,
             weight: upload(tensors::WEIGHT, shape.cols)?,
             bias: upload(tensors::BIAS, shape.cols)?,
@@ -77,6 +99,12 @@ impl<'d, D: Measurable, T: Element> Workload<'d, D, T> {
             dbias: upload(tensors::WEIGHT, shape.cols)?,
             workspace: unset(workspace_len)?,
             workspace_len,
+            scale: device.upload(&[GIVEN_SCALE])?,
+            scales: unset(scales_len(ScaleType::F32))?,
+            scale_bytes: device.upload(&vec![u8::MAX; scales_len(ScaleType::E8m0)])?,
+            amax: unset(1)?,
+            codes_lens: (codes_len, codes_t_len),
+            scales_lens: (scales_len(ScaleType::F32), scales_len(ScaleType::E8m0)),
             pattern,
         })
     }
@@ -108,6 +136,8 @@ impl<'d, D: Measurable, T: Element> Workload<'d, D, T> {
             Op::Forward => self.forward(device, operation.norm, set, false),
             Op::AddForward => self.forward(device, operation.norm, set, true),
             Op::Backward => self.backward(device, operation, set),
+            Op::QuantizedForward(quant) => self.quantized_forward(device, operation.norm, quant, set, false),
+            Op::AddQuantizedForward(quant) => self.quantized_forward(device, operation.norm, quant, set, true),
         }
     }
 
@@ -155,6 +185,40 @@ impl<'d, D: Measurable, T: Element> Workload<'d, D, T> {
         device.backend().forward(&spec, args)
     }
 
+    fn quantized_forward(&mut self, device: &D, norm: Norm, quant: Quant, set: usize, add: bool) -> Result<(), Error> {
+        let Shape { rows, cols } = self.shape;
+        let (spec, quant_spec, count) = (spec(norm, self.shape), quant.spec(rows), self.sets.len());
+        let set = &mut self.sets[set % count];
+        let (matrix, row, stat) = (0..self.shape.elements(), 0..cols, 0..rows);
+        let x = device.view(&set.x, matrix.clone());
+        let codes = device.view_mut(&mut set.codes, matrix.clone());
+        let mut args = QuantizedForward::<D::Backend, T, F8E4M3>::new(quant_spec, x, codes)
+            .weight(device.view(&self.weight, row.clone()))
+            .rstd(device.view_mut(&mut self.rstd, stat.clone()));
+        if norm == Norm::Layer {
+            args = args.bias(device.view(&self.bias, row)).mean(device.view_mut(&mut self.mean, stat));
+        }
+        if add {
+            args = args
+                .residual(device.view(&set.second, matrix.clone()))
+                .residual_out(device.view_mut(&mut set.residual_out, matrix.clone()));
+        }
+        let scales = 0..quant_spec.scales_len(rows, cols).unwrap_or(0);
+        args = match (quant_spec.scale, quant_spec.scale_type()) {
+            (ScaleKind::Given, _) => args.scale(device.view(&self.scale, 0..1)),
+            (_, ScaleType::F32) => args.scales(device.view_mut(&mut self.scales, scales)),
+            (_, ScaleType::E8m0) => args.scales_e8m0(device.view_mut(&mut self.scale_bytes, scales)),
+        };
+        let tensors = quant.tensors();
+        if tensors.has(Tensor::Amax) {
+            args = args.amax(device.view_mut(&mut self.amax, 0..1));
+        }
+        if tensors.has(Tensor::CodesT) {
+            args = args.codes_t(Rows::dense(device.view_mut(&mut set.codes_t, matrix)));
+        }
+        device.backend().quantized_forward(&spec, args)
+    }
+
     fn backward(&mut self, device: &D, operation: Operation, set: usize) -> Result<(), Error> {
         let (spec, count) = (spec(operation.norm, self.shape), self.sets.len());
         let set = &mut self.sets[set % count];
@@ -178,13 +242,17 @@ impl<'d, D: Measurable, T: Element> Workload<'d, D, T> {
 }
 
 /// Bytes that the tensors of a [`Workload`] take on the device, at most `usize::MAX`.
-pub fn workload_bytes<D: Measurable>(device: &D, shape: Shape, dtype: DType, reductions: &[GradReduction]) -> usize {
+pub fn workload_bytes<D: Measurable>(device: &D, shape: Shape, dtype: DType, operations: &[Operation]) -> usize {
     let matrix = shape.elements().saturating_mul(dtype.size());
-    let matrices = matrix.saturating_mul(4).saturating_mul(device.sets(matrix).count);
+    let (codes, codes_t) = codes_lens(shape, operations);
+    let set = matrix.saturating_mul(4).saturating_add(codes).saturating_add(codes_t);
+    let matrices = set.saturating_mul(device.sets(matrix).count);
     let vectors = shape.cols.saturating_mul(4 * dtype.size());
     let statistics = shape.rows.saturating_mul(2 * DType::F32.size());
-    let workspace = workspace_len(device, shape, dtype, reductions).saturating_mul(DType::F32.size());
-    [vectors, statistics, workspace].into_iter().fold(matrices, usize::saturating_add)
+    let workspace = workspace_len(device, shape, dtype, operations).saturating_mul(DType::F32.size());
+    let scales = [(ScaleType::F32, 4), (ScaleType::E8m0, 1)];
+    let scales = scales.map(|(scale_type, size)| scales_len(shape, operations, scale_type).saturating_mul(size));
+    [vectors, statistics, workspace, scales[0], scales[1]].into_iter().fold(matrices, usize::saturating_add)
 }
 
 pub(crate) fn spec(norm: Norm, shape: Shape) -> NormSpec {
@@ -194,14 +262,33 @@ pub(crate) fn spec(norm: Norm, shape: Shape) -> NormSpec {
     }
 }
 
-/// What the backward calls of a workload need, for either norm and any of these reductions.
-fn workspace_len<D: Measurable>(device: &D, shape: Shape, dtype: DType, reductions: &[GradReduction]) -> usize {
-    let calls = reductions.iter().flat_map(|&reduction| Norm::ALL.map(|norm| (norm, reduction)));
+/// What the backward calls of these need, for either norm.
+fn workspace_len<D: Measurable>(device: &D, shape: Shape, dtype: DType, operations: &[Operation]) -> usize {
+    let calls = operations.iter().flat_map(|operation| Norm::ALL.map(|norm| (norm, operation.reduction)));
     let lens = calls.map(|(norm, reduction)| {
         let backward = problem(Operation { norm, op: Op::Backward, reduction }, dtype, shape);
         device.backend().workspace_len(&backward)
     });
     lens.max().unwrap_or(0)
+}
+
+/// Codes, and codes transposed, that some of these write.
+fn codes_lens(shape: Shape, operations: &[Operation]) -> (usize, usize) {
+    let quants = || operations.iter().filter_map(|operation| operation.op.quant());
+    let len = |is_written: bool| if is_written { shape.elements() } else { 0 };
+    (len(quants().count() > 0), len(quants().any(|quant| quant.tensors().has(Tensor::CodesT))))
+}
+
+/// Scales of that type that these write at the most.
+fn scales_len(shape: Shape, operations: &[Operation], scale_type: ScaleType) -> usize {
+    let specs = operations.iter().filter_map(|operation| operation.op.quant()).map(|quant| quant.spec(shape.rows));
+    let lens = specs.filter(|spec| spec.scale_type() == scale_type).map(|spec| spec.scales_len(shape.rows, shape.cols));
+    lens.flatten().max().unwrap_or(0)
+}
+
+/// Codes of NaN, which a call must overwrite.
+pub(crate) fn unset_codes<D: Measurable>(device: &D, len: usize) -> Result<D::Buffer<F8E4M3>, Error> {
+    device.upload(&vec![F8E4M3::from_bits(0x7f); len])
 }
 
 /// The problem that a workload's call is.
@@ -216,6 +303,13 @@ pub(crate) fn problem(operation: Operation, dtype: DType, shape: Shape) -> Probl
         Op::AddForward => {
             let tensors = forward.with(Tensor::Residual).with(Tensor::ResidualOut);
             Problem::forward(norm, rows, cols, dtype, tensors)
+        }
+        Op::QuantizedForward(quant) => {
+            Problem::quantized_forward(norm, rows, cols, dtype, quant.spec(rows), forward.union(quant.tensors()))
+        }
+        Op::AddQuantizedForward(quant) => {
+            let tensors = forward.union(quant.tensors()).with(Tensor::Residual).with(Tensor::ResidualOut);
+            Problem::quantized_forward(norm, rows, cols, dtype, quant.spec(rows), tensors)
         }
         Op::Backward => {
             let tensors = weight.with(Tensor::Dweight).with(Tensor::Workspace).set(Tensor::Dbias, is_layer);

@@ -107,9 +107,14 @@ pub struct BenchArgs {
     /// The norms to measure: rms_norm, layer_norm [default: both]
     #[arg(long, value_name = "NORM,..", value_delimiter = ',')]
     pub norm: Vec<String>,
-    /// The operations to measure: forward, add_forward, backward [default: all]
+    /// The operations to measure: forward, add_forward, backward, quantized_forward, add_quantized_forward [default: the first
+    /// three]
     #[arg(long, value_name = "OP,..", value_delimiter = ',')]
     pub op: Vec<String>,
+    /// How quantized_forward makes its codes, which are E4M3: tensor (a given scale), delayed (and amax), transposed (and the
+    /// codes transposed), current, row, block128, mx [default: all]
+    #[arg(long, value_name = "QUANT,..", value_delimiter = ',')]
+    pub quant: Vec<String>,
     /// How backward sums weight gradients over the rows: partials, locks, atomics [default: partials]
     #[arg(long, value_name = "REDUCTION,..", value_delimiter = ',')]
     pub reduction: Vec<String>,

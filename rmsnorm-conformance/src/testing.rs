@@ -5,7 +5,7 @@
 //! | [`values`] | data without structure, the same everywhere |
 //! | [`Guarded`] | a tensor amid memory that must stay as it was; a [`Call`] is made of them |
 //! | [`available`], [`skip_or_fail`] | a device that a machine lacks: skipped, or a failure where `RMSNORM_REQUIRE` names it |
-//! | [`ForwardTruth`], [`BackwardTruth`] | what a call must give: reference, derived bounds, and the judge of its outputs |
+//! | [`ForwardTruth`], [`QuantizedTruth`], [`BackwardTruth`] | what a call must give: reference, derived bounds, and the judge of its outputs |
 //!
 //! # Example
 //! A call in guarded memory, judged:
@@ -45,6 +45,8 @@
 mod require;
 mod values;
 
+pub use crate::case::quantized::Given;
+pub use crate::judge::quantized::QuantizedTruth;
 pub use crate::judge::truth::{BackwardTruth, ForwardTruth};
 pub use crate::run::device::{Answer, TransferError};
 pub use crate::run::memory::{Access, Bits, Call, Fill, Guarded, Outputs, Placement, Poison};

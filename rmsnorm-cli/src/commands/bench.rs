@@ -5,7 +5,7 @@ use std::path::Path;
 use rmsnorm_bench::document::{Document, Machine, Measured, Report};
 use rmsnorm_bench::figure::Figure;
 use rmsnorm_bench::selection::{Outcome, Row, Selection, Shapes, Sweep, admit, measure, sizes};
-use rmsnorm_bench::{Mode, Op, Operation, REDUCTIONS, Shape, reduction_name};
+use rmsnorm_bench::{Mode, Op, Operation, Quant, REDUCTIONS, Shape, reduction_name};
 use rmsnorm_bench::{figure, plot, shapes, side_by_side};
 use rmsnorm_core::{AnyBackend, DType, GradReduction, Norm};
 
@@ -234,7 +234,7 @@ fn line(row: &Row, width: usize) -> String {
 
 fn selection(args: &BenchArgs, shapes: Vec<Shape>) -> Result<Selection, Failure> {
     let norms = choose("--norm", &args.norm, &Norm::ALL, Norm::name)?;
-    let ops = choose("--op", &args.op, &Op::ALL, Op::name)?;
+    let ops = ops(args)?;
     let reductions = if args.reduction.is_empty() {
         vec![GradReduction::default()]
     } else {
@@ -256,6 +256,29 @@ fn selection(args: &BenchArgs, shapes: Vec<Shape>) -> Result<Selection, Failure>
         return Err(Failure::Input(format!("--seconds: expected 0 to 60, got {}", args.seconds)));
     }
     Ok(Selection { norms, ops, reductions, shapes, dtypes, seconds: args.seconds })
+}
+
+/// The operations of those names. One that quantizes is measured in every way that is named.
+fn ops(args: &BenchArgs) -> Result<Vec<Op>, Failure> {
+    let all = Op::all();
+    let quants = choose("--quant", &args.quant, &Quant::ALL, Quant::name)?;
+    let family = |op: Op| op.name().split('.').next().unwrap_or_default();
+    let mut chosen: Vec<Op> = Vec::new();
+    for name in &args.op {
+        // One of each kind stands for it in what a message lists.
+        let mut kinds = all.clone();
+        kinds.dedup_by_key(|op| family(*op));
+        let kind = backends::one_of("--op", name, &kinds, family)?;
+        let is_meant =
+            |op: &&Op| family(**op) == family(kind) && op.quant().is_none_or(|quant| quants.contains(&quant));
+        chosen.extend(all.iter().filter(is_meant));
+    }
+    if !args.quant.is_empty() && chosen.iter().all(|op| op.quant().is_none()) {
+        return Err(Failure::Input(
+            "--quant is about codes: give --op quantized_forward or add_quantized_forward".into(),
+        ));
+    }
+    Ok(if args.op.is_empty() { Op::OF_FLOATS.to_vec() } else { chosen })
 }
 
 /// The values of those names, or all of them where none is named.

@@ -114,15 +114,17 @@ pub(crate) fn present(quant: &QuantSpec, given: TensorSet) -> TensorSet {
 
 /// What a caller brings: the scale, and what `amax` holds before if the call folds into it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Given {
+pub struct Given {
+    /// The scale, where it is given.
     pub scale: f64,
+    /// What `amax` holds before.
     pub amax: f64,
 }
 
 impl Given {
     /// Of the largest result: a scale that just holds it, lets much of it saturate, or leaves hardly a bit of it; an amax that
     /// stays or does not.
-    pub fn new(case: &Case, quant: &QuantSpec, inputs: &Inputs) -> Given {
+    pub(crate) fn new(case: &Case, quant: &QuantSpec, inputs: &Inputs) -> Given {
         let residual = inputs.residual.as_deref().map(|residual| (residual, case.dtypes.residual));
         let given =
             ForwardInputs { x: &inputs.x, residual, weight: inputs.weight.as_deref(), bias: inputs.bias.as_deref() };

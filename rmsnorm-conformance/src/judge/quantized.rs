@@ -15,9 +15,9 @@ use crate::Arithmetic;
 use crate::case::quantized::Given;
 use crate::run::memory::Bits;
 
-/// What a quantized call must give beside what every forward call does.
+/// What a quantized call must give beside what every forward call does: scales, then codes by the scales that came back.
 #[derive(Debug)]
-pub(crate) struct QuantizedTruth<'a> {
+pub struct QuantizedTruth<'a> {
     quant: QuantSpec,
     rows: usize,
     cols: usize,
@@ -89,6 +89,14 @@ impl<'a> QuantizedTruth<'a> {
         match largest {
             Amax::Between(_, high) if high == f64::INFINITY => Amax::Unbounded,
             Amax::Between(..) | Amax::Nan | Amax::Open | Amax::Unbounded => largest,
+        }
+    }
+
+    /// What the largest magnitude of all is at the least; 0 if nothing can be said.
+    pub fn least_amax(&self) -> f64 {
+        match self.amax(0..self.v.len()) {
+            Amax::Between(low, _) => low,
+            Amax::Open | Amax::Unbounded | Amax::Nan => 0.0,
         }
     }
 

@@ -1,0 +1,79 @@
+//! The ways of quantizing that are measured.
+
+use rmsnorm_core::quant::{CodeType, QuantSpec, ScaleKind, ScaleLayout, ScaleRounding, ScaleType};
+use rmsnorm_core::{Tensor, TensorSet};
+
+use crate::Shape;
+
+/// How a measured call makes its codes, which are E4M3 of `y` in f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quant {
+    /// One scale that is given: static.
+    Tensor,
+    /// The same, and the tensor's `amax` for the calls that follow.
+    Delayed,
+    /// The same, and the codes transposed.
+    Transposed,
+    /// One scale, the tensor's own.
+    Current,
+    /// A scale for each row.
+    Row,
+    /// An f32 scale for each 128 columns, column-major as matrix products on Hopper read them.
+    Block128,
+    /// A byte for each 32 columns.
+    Mx,
+}
+
+impl Quant {
+    /// Every one.
+    pub const ALL: [Quant; 7] =
+        [Quant::Tensor, Quant::Delayed, Quant::Transposed, Quant::Current, Quant::Row, Quant::Block128, Quant::Mx];
+
+    /// The name on the command line: `tensor`, `delayed`, `transposed`, `current`, `row`, `block128` or `mx`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Quant::Tensor => "tensor",
+            Quant::Delayed => "delayed",
+            Quant::Transposed => "transposed",
+            Quant::Current => "current",
+            Quant::Row => "row",
+            Quant::Block128 => "block128",
+            Quant::Mx => "mx",
+        }
+    }
+
+    /// The spec of a call on so many rows.
+    pub fn spec(self, rows: usize) -> QuantSpec {
+        let spec = |scale| QuantSpec::new(CodeType::E4m3, scale);
+        match self {
+            Quant::Tensor | Quant::Delayed | Quant::Transposed => spec(ScaleKind::Given),
+            Quant::Current => spec(ScaleKind::Current),
+            Quant::Row => spec(ScaleKind::Row),
+            Quant::Block128 => spec(ScaleKind::Block { cols: 128, is_power_of_two: false })
+                .layout(ScaleLayout::ColumnMajor { ld: rows.next_multiple_of(4) }),
+            Quant::Mx => spec(ScaleKind::Mx { rounding: ScaleRounding::Up }),
+        }
+    }
+
+    /// The optional tensors of codes that its calls have.
+    pub const fn tensors(self) -> TensorSet {
+        match self {
+            Quant::Delayed => TensorSet::of(&[Tensor::Amax]),
+            Quant::Transposed => TensorSet::of(&[Tensor::Amax, Tensor::CodesT]),
+            Quant::Tensor | Quant::Current | Quant::Row | Quant::Block128 | Quant::Mx => TensorSet::of(&[]),
+        }
+    }
+
+    /// The fewest bytes of codes and scales that a call must write.
+    pub fn bytes(self, shape: Shape) -> usize {
+        let Shape { rows, cols } = shape;
+        let spec = self.spec(rows);
+        let size = match spec.scale_type() {
+            ScaleType::F32 => size_of::<f32>(),
+            ScaleType::E8m0 => 1,
+        };
+        let scales = spec.scale.groups(cols).map_or(1, |groups| rows * groups);
+        let copies = if matches!(self, Quant::Transposed) { 2 } else { 1 };
+        copies * shape.elements() + scales * size
+    }
+}
