@@ -27,6 +27,7 @@ macro_rules! sources {
 sources! {
     BACKWARD = "backward.cu",
     BACKWARD_STREAMING = "backward_streaming.cu",
+    CLEAR_AMAX = "clear_amax.cu",
     CODES = "codes.cuh",
     DTYPE = "dtype.cuh",
     FORWARD = "forward.cu",

@@ -159,8 +159,10 @@ __device__ inline Pack<W> load_parameter(const W* first, int k, int left) {
 __device__ inline void unpack_weight(const Pack<W>& raw, float offset, float (&weight)[PACK]) {
 #if HAS_WEIGHT
     unpack(raw, weight);
-    #pragma unroll
-    for (int i = 0; i < PACK; ++i) weight[i] += offset;
+    if constexpr (HAS_WEIGHT_OFFSET) {
+        #pragma unroll
+        for (int i = 0; i < PACK; ++i) weight[i] += offset;
+    }
 #else
     #pragma unroll
     for (int i = 0; i < PACK; ++i) weight[i] = 1.0f;

@@ -13,8 +13,9 @@ constexpr int QUOTIENT = 0, POWER = 1, BYTE_UP = 2, BYTE_FLOOR = 3;
 // How scales lie, as SCALE_LAYOUT names it.
 constexpr int ROW_MAJOR = 0, COLUMN_MAJOR = 1, PACKED_UE8M0 = 2, SWIZZLED_128X4 = 3;
 
-// Where y is h times two factors, of which one is the row's, the largest magnitude of a row is known with its sum.
-constexpr bool IS_FACTORED = !IS_LAYER && !HAS_BIAS && !IS_ROUNDED && !CAST_BEFORE_WEIGHT && (SCALE == FIND || SCALE == BY_ROW);
+// Where v is a product of h, the weight and the row's rstd, and nothing else is done with y: codes are made of the products of h and the
+// weight, by one factor for all else, and the largest of those says what the largest |v| is. That takes half the instructions.
+constexpr bool IS_FACTORED = !HAS_BIAS && !HAS_Y && !IS_ROUNDED && !CAST_BEFORE_WEIGHT;
 
 // Whether a thread looks for the largest magnitude of its part of all rows.
 constexpr bool FINDS_AMAX = SCALE == FIND || (SCALE == GIVEN && HAS_AMAX);
@@ -29,14 +30,14 @@ __device__ inline float largest_of(const float (&values)[PACK], int k, int left,
     return magnitude;
 }
 
-// v from h, in place, and y on the way. KEEPS_Y: which is stored, if the call asks for it.
+// v from h, in place, and y on the way. KEEPS_Y: which is stored, if the call has one.
 template <bool KEEPS_Y>
 __device__ inline void quantized_values(
     const Params& p, unsigned long long row, unsigned long long first, int k, int left,
     float (&values)[PACK], float mean, float rstd, const float (&weight)[PACK], const float (&bias)[PACK]
 ) {
     normalize(values, mean, rstd, weight, bias);
-    if (KEEPS_Y && p.y.data) store_pack(ROW(y, row) + first, k, left, pack<T>(values));
+    if constexpr (KEEPS_Y && HAS_Y) store_pack(ROW(y, row) + first, k, left, pack<T>(values));
     if constexpr (IS_ROUNDED) {
         #pragma unroll
         for (int i = 0; i < PACK; ++i) values[i] = to_f32(from_f32<T>(values[i]));
@@ -48,6 +49,13 @@ struct Scale {
     float reciprocal; // what elements are multiplied with
     unsigned byte;    // of BYTE_UP and BYTE_FLOOR
 };
+
+// 1 / value, of a positive value that is normal and whose reciprocal is: the device's estimate and one step of Newton's method.
+__device__ inline float reciprocal_of(float value) {
+    float estimate;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(estimate) : "f"(value));
+    return fmaf(estimate, fmaf(-value, estimate, 1.0f), estimate);
+}
 
 // The byte of the least power of two that is not below a finite amax / Q: the difference of their exponents, and one more where amax
 // has the larger significand.
@@ -65,9 +73,10 @@ __device__ inline Scale scale_of(const Params& p, float amax) {
     const bool is_finite = __float_as_uint(amax) < 0x7f800000u;
     Scale scale = {};
     if constexpr (SCALE_FORM == QUOTIENT) {
-        const float quotient = amax / LARGEST_CODE;
-        scale.value = amax == 0.0f ? 1.0f : quotient < 1.17549435e-38f ? 1.17549435e-38f : quotient;
-        scale.reciprocal = 1.0f / scale.value;
+        // By a rounded reciprocal of Q, which math.md allows for: 2 u in all.
+        const float quotient = amax * (1.0f / LARGEST_CODE);
+        scale.value = amax == 0.0f ? 1.0f : quotient < 0x1p-126f ? 0x1p-126f : quotient;
+        scale.reciprocal = reciprocal_of(scale.value);
     } else {
         unsigned byte;
         if constexpr (SCALE_FORM == BYTE_FLOOR) {
@@ -109,12 +118,12 @@ struct Divisor {
     }
 };
 
-// Codes of a pack, in place, by the reciprocal of its scale; of the scale that is given, by its two factors.
+// Codes of a pack, in place, of values times a factor.
 __device__ inline void write_codes(
-    const Params& p, unsigned long long row, unsigned long long first, int k, int left, float (&values)[PACK], float power, float reciprocal
+    const Params& p, unsigned long long row, unsigned long long first, int k, int left, float (&values)[PACK], float factor
 ) {
     #pragma unroll
-    for (int i = 0; i < PACK; ++i) values[i] = (SCALE == GIVEN ? values[i] * power : values[i]) * reciprocal;
+    for (int i = 0; i < PACK; ++i) values[i] *= factor;
     store_codes(ROW(codes, row) + first, k, left, to_codes(values));
 }
 
@@ -125,12 +134,15 @@ constexpr int CHUNK = SCALE == BY_BLOCK && STEP < SET ? SET / STEP : 1;
 constexpr int SET_LANES = SCALE != BY_BLOCK ? 1 : STEP < SET ? THREADS_PER_ROW : SET / PACK;
 
 // Whether the largest product of h and the weights says what the largest |v| is: if it is far from where products lose bits.
-__device__ inline bool says_amax(float magnitude) { return magnitude > 0x1p-90f && magnitude < 0x1p126f; }
+__device__ inline bool says_amax(float product) { return product > 0x1p-90f && product < 0x1p126f; }
 
-// The largest of a block's threads, into p's cell that holds the largest of all. What it holds is no NaN's sign, nor negative, so
+// Whether products make by this factor the codes that v makes: what loses bits is then far below the least code, and what overflows
+// beyond the largest.
+__device__ inline bool makes_codes(float factor) { return factor > 0x1p-100f && factor < 0x1p100f; }
+
+// The largest of a warp's threads, into a cell that holds the largest of all. What it holds is not negative, nor a NaN with a sign, so
 // that it is ordered as an integer is.
-__device__ inline void fold_amax(float* cell, float magnitude) {
-    __shared__ unsigned largest[THREADS / 32];
+__device__ inline void fold_amax(void* cell, float magnitude) {
     unsigned bits = __float_as_uint(magnitude);
 #if __CUDA_ARCH__ >= 800
     asm("redux.sync.max.u32 %0, %0, 0xffffffff;" : "+r"(bits));
@@ -138,27 +150,20 @@ __device__ inline void fold_amax(float* cell, float magnitude) {
     #pragma unroll
     for (int distance = 16; distance > 0; distance /= 2) bits = max(bits, __shfl_xor_sync(~0u, bits, distance));
 #endif
-    if (threadIdx.x % 32 == 0) largest[threadIdx.x / 32] = bits;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        #pragma unroll 4
-        for (int warp = 1; warp < THREADS / 32; ++warp) bits = max(bits, largest[warp]);
-        // A stale value is a smaller one: at the worst the addition to it is made in vain.
-        if (int(bits) > *reinterpret_cast<int*>(cell)) atomicMax(reinterpret_cast<int*>(cell), int(bits));
-    }
+    // What is read here may be stale, which is less: at the worst the cell is asked in vain.
+    int* const largest = static_cast<int*>(cell);
+    if (threadIdx.x % 32 == 0 && int(bits) > *largest) atomicMax(largest, int(bits));
 }
 
-// Once the last block has folded its magnitudes in, it writes the tensor's scale. p.found: the largest magnitude, blocks that are done.
+// The same, and once the last block has done so, it writes the tensor's scale. p.found: the largest magnitude, blocks that are done.
 __device__ inline void finish_amax(const Params& p, float magnitude) {
-    fold_amax(reinterpret_cast<float*>(p.found), magnitude);
-    if (threadIdx.x == 0) {
+    fold_amax(p.found, magnitude);
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0 && atomicAdd(p.found + 1, 1u) == gridDim.x - 1) {
         __threadfence();
-        const unsigned before = atomicAdd(p.found + 1, 1u);
-        if (before == gridDim.x - 1) {
-            __threadfence();
-            const float amax = __uint_as_float(atomicMax(p.found, 0u));
-            static_cast<float*>(p.scales)[0] = scale_of(p, amax).value;
-        }
+        const float amax = __uint_as_float(atomicMax(p.found, 0u));
+        static_cast<float*>(p.scales)[0] = scale_of(p, amax).value;
     }
 }
 

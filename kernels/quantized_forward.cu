@@ -1,171 +1,193 @@
 // Forward to codes: math.md, equations (1) to (6) and (Q1) to (Q5). A thread has the same columns in each of its rows.
 //
 // A row is read from memory once, as in forward.cu, and again from the L1. What a scale takes is found on the way: of a block of
-// columns by the lanes that have it, of a row together with its sum where y is h times two factors, and else in a visit more.
+// columns by the lanes that have it, of a row together with its sum where products say it (IS_FACTORED), and else in a visit more.
+
+static_assert(UNROLL == 1, "the registers of a second row are those of codes and scales");
+
+// The part of a row that one thread has.
+struct Part {
+    unsigned long long row;
+    unsigned first;
+    int left;
+    float mean, rstd;
+};
+
+// The products of h and the weight, without the mean; else v, and y where it is kept.
+template <bool IS_PRODUCT, bool KEEPS_Y>
+__device__ inline void values_of(const Params& p, const Part& at, int k, const Pack<H>& h, float (&values)[PACK]) {
+    float weight[PACK];
+    unpack_weight(load_parameter<HAS_WEIGHT>(p.weight + at.first, k, at.left), p.weight_offset, weight);
+    unpack(h, values);
+    if constexpr (IS_PRODUCT) {
+        #pragma unroll
+        for (int i = 0; i < PACK; ++i) values[i] = (values[i] - at.mean) * weight[i];
+    } else {
+        float bias[PACK];
+        unpack(load_parameter<HAS_BIAS>(p.bias + at.first, k, at.left), bias);
+        quantized_values<KEEPS_Y>(p, at.row, at.first, k, at.left, values, at.mean, at.rstd, weight, bias);
+    }
+}
+
+// The largest |v| of a part, which is read again: nothing is kept for a visit that few rows take.
+__device__ inline float find_amax(const Params& p, const Part& at) {
+    float magnitude = 0.0f;
+    #pragma unroll (IS_FACTORED ? 1 : 2)
+    for (int k = 0; k < PACKS; ++k) {
+        float v[PACK];
+        values_of<false, false>(p, at, k, load_h<false>(p, at.row, at.first, k, at.left), v);
+        magnitude = largest_of(v, k, at.left, magnitude);
+    }
+    return magnitude;
+}
+
+// The scale of a block of columns, which the lanes that have it find together, with what makes codes of its values; whether products
+// say it.
+template <bool IS_PRODUCT>
+__device__ inline bool find_scale(const Params& p, const Part& at, int chunk, const float (&values)[CHUNK][PACK], Scale& scale) {
+    float magnitude = 0.0f;
+    #pragma unroll
+    for (int c = 0; c < CHUNK; ++c)
+        if (chunk + c < PACKS) magnitude = largest_of(values[c], chunk + c, at.left, magnitude);
+    magnitude = reduce_lanes<SET_LANES, Larger>(magnitude);
+    scale = scale_of(p, IS_PRODUCT ? magnitude * at.rstd : magnitude);
+    if constexpr (!IS_PRODUCT) return true;
+    scale.reciprocal *= at.rstd;
+    return says_amax(magnitude) && makes_codes(scale.reciprocal);
+}
+
+// Writes the codes of a part, and scales of blocks; gives the largest magnitude of what codes are made of, where it is looked for. `h` has
+// been read again, unless READS_LATE says that each pack is just before it is needed. `is_known`: whether products say all scales.
+template <bool IS_PRODUCT>
+__device__ inline float write_part(const Params& p, const Part& at, bool exists, Pack<H> (&h)[PACKS], float power, float factor, bool& is_known) {
+    // Where products make nearly all codes, the others may take their time.
+    constexpr bool IS_RARE = IS_FACTORED && !IS_PRODUCT;
+    float largest = 0.0f;
+    #pragma unroll (IS_RARE ? 1 : PACKS)
+    for (int chunk = 0; chunk < PACKS; chunk += CHUNK) {
+        float values[CHUNK][PACK] = {};
+        #pragma unroll
+        for (int c = 0; c < CHUNK; ++c) {
+            const int k = chunk + c;
+            if (!exists || k >= PACKS) continue;
+            if constexpr (IS_RARE) {
+                values_of<false, true>(p, at, k, load_h<true>(p, at.row, at.first, k, at.left), values[c]);
+            } else {
+                if constexpr (READS_LATE) h[k] = load_h<true>(p, at.row, at.first, k, at.left);
+                values_of<IS_PRODUCT, true>(p, at, k, h[k], values[c]);
+            }
+            if constexpr (FINDS_AMAX) largest = largest_of(values[c], k, at.left, largest);
+        }
+        if constexpr (SCALE == BY_BLOCK) {
+            Scale scale;
+            const bool is_inside = exists && chunk * STEP < at.left;
+            is_known &= find_scale<IS_PRODUCT>(p, at, chunk, values, scale) || !is_inside;
+            factor = scale.reciprocal;
+            if (is_inside && at.first % SET == 0) store_scale(p, at.row, (at.first + chunk * STEP) / SET, scale);
+        }
+        #pragma unroll
+        for (int c = 0; c < CHUNK; ++c) {
+            if (!exists || chunk + c >= PACKS) continue;
+            if constexpr (SCALE == GIVEN && !IS_PRODUCT) {
+                #pragma unroll
+                for (int i = 0; i < PACK; ++i) values[c][i] *= power;
+            }
+            write_codes(p, at.row, at.first, chunk + c, at.left, values[c], factor);
+        }
+    }
+    return largest;
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) quantized_forward(const __grid_constant__ Params p) {
-    constexpr int EXCHANGED = IS_FACTORED && SCALE == BY_ROW ? 2 * UNROLL : UNROLL;
-    __shared__ float exchange[2][GROUPS][EXCHANGED][SENDERS];
+    // Whether the largest product of a row goes with its sum.
+    constexpr bool SENDS_PRODUCT = IS_FACTORED && SCALE == BY_ROW;
+    __shared__ float exchange[2][GROUPS][SENDS_PRODUCT ? 2 : 1][SENDERS];
     const unsigned group = threadIdx.x / THREADS_PER_ROW, thread = threadIdx.x % THREADS_PER_ROW;
     const unsigned first = (cluster_rank() * THREADS_PER_ROW + thread) * PACK;
-    const int left = columns_left(p.cols, first);
-    RowSums<EXCHANGED> sums(exchange, group, thread);
+    Part at = {0, first, columns_left(p.cols, first), 0.0f, 0.0f};
+    RowSums<SENDS_PRODUCT ? 2 : 1> sums(exchange, group, thread);
     wait_for_earlier_kernels();
     const Divisor given(SCALE == GIVEN ? *p.scale : 1.0f);
     float largest = 0.0f; // of all rows of the thread
 
-    constexpr unsigned BLOCK_ROWS = GROUPS * UNROLL;
-    const unsigned long long stride = (unsigned long long)(gridDim.x / CLUSTER) * BLOCK_ROWS;
-    for (unsigned long long block = (unsigned long long)(blockIdx.x / CLUSTER) * BLOCK_ROWS; block < p.rows; block += stride) {
-        // Row u of this group. Where a block has one row, the loop has asked already whether it exists.
-        const auto row = [&](int u) { return block + u * GROUPS + group; };
-        const auto exists = [&](int u) { return BLOCK_ROWS == 1 || row(u) < p.rows; };
-        Parts h = {};
-        const auto load_rows = [&](auto is_last) {
+    const unsigned long long stride = (unsigned long long)(gridDim.x / CLUSTER) * GROUPS;
+    for (unsigned long long block = (unsigned long long)(blockIdx.x / CLUSTER) * GROUPS; block < p.rows; block += stride) {
+        at.row = block + group;
+        // Where a block has one row, the loop has asked already.
+        const bool exists = GROUPS == 1 || at.row < p.rows;
+        Pack<H> h[PACKS] = {};
+        const auto load_row = [&](auto is_last) {
             #pragma unroll
-            for (int u = 0; u < UNROLL; ++u)
-                if (exists(u))
-                    #pragma unroll
-                    for (int k = 0; k < PACKS; ++k) h[u][k] = load_h<is_last.value>(p, row(u), first, k, left);
+            for (int k = 0; k < PACKS; ++k)
+                if (exists) h[k] = load_h<is_last.value>(p, at.row, at.first, k, at.left);
         };
-        const auto load_weight = [&](int k, float (&weight)[PACK]) {
-            unpack_weight(load_parameter<HAS_WEIGHT>(p.weight + first, k, left), p.weight_offset, weight);
-        };
-        const auto load_bias = [&](int k, float (&bias)[PACK]) {
-            unpack(load_parameter<HAS_BIAS>(p.bias + first, k, left), bias);
-        };
-
-        float mean[UNROLL] = {}, rstd[UNROLL], amax[UNROLL] = {}, sent[EXCHANGED] = {};
-        load_rows(Bool<false>{});
+        load_row(Bool<false>{});
         if constexpr (IS_LAYER) {
-            #pragma unroll
-            for (int u = 0; u < UNROLL; ++u) mean[u] = sum_part<false>(h[u], 0.0f, left);
-            sums.sum(mean);
-            #pragma unroll
-            for (int u = 0; u < UNROLL; ++u) mean[u] *= p.share;
+            float sum[1] = {sum_part<false>(h, 0.0f, at.left)};
+            sums.sum(sum);
+            at.mean = sum[0] * p.share;
         }
-        #pragma unroll
-        for (int u = 0; u < UNROLL; ++u) sent[u] = sum_part<true>(h[u], mean[u], left);
-        if constexpr (IS_FACTORED) {
+        float sent[SENDS_PRODUCT ? 2 : 1] = {sum_part<true>(h, at.mean, at.left)};
+        float product = 0.0f; // the largest
+        if constexpr (IS_FACTORED && (SCALE == FIND || SCALE == BY_ROW)) {
             #pragma unroll
             for (int k = 0; k < PACKS; ++k) {
-                float weight[PACK];
-                load_weight(k, weight);
-                #pragma unroll
-                for (int u = 0; u < UNROLL; ++u) {
-                    float product[PACK];
-                    unpack(h[u][k], product);
-                    #pragma unroll
-                    for (int i = 0; i < PACK; ++i) product[i] *= weight[i];
-                    amax[u] = largest_of(product, k, left, amax[u]);
-                }
-            }
-            if constexpr (SCALE == BY_ROW) {
-                #pragma unroll
-                for (int u = 0; u < UNROLL; ++u) sent[UNROLL + u] = amax[u];
+                float products[PACK];
+                values_of<true, false>(p, at, k, h[k], products);
+                product = largest_of(products, k, at.left, product);
             }
         }
-        sums.template reduce<UNROLL>(sent);
-        #pragma unroll
-        for (int u = 0; u < UNROLL; ++u) rstd[u] = reciprocal_root(sent[u] * p.share + p.eps);
+        if constexpr (SENDS_PRODUCT) sent[1] = product;
+        sums.template reduce<1>(sent);
+        if constexpr (SENDS_PRODUCT) product = sent[1];
+        at.rstd = reciprocal_root(sent[0] * p.share + p.eps);
 
-        // Of the rows in hand, in amax: the thread's part, or by rows all of it. They are read again, so that nothing is kept for a
-        // visit that few rows take.
-        const auto find_amax = [&] {
-            #pragma unroll
-            for (int u = 0; u < UNROLL; ++u) amax[u] = 0.0f;
-            #pragma unroll (IS_FACTORED ? 1 : 2)
-            for (int k = 0; k < PACKS; ++k) {
-                float weight[PACK], bias[PACK];
-                load_weight(k, weight);
-                load_bias(k, bias);
-                #pragma unroll
-                for (int u = 0; u < UNROLL; ++u) {
-                    float v[PACK];
-                    unpack(exists(u) ? load_h<false>(p, row(u), first, k, left) : Pack<H>{}, v);
-                    quantized_values<false>(p, row(u), first, k, left, v, mean[u], rstd[u], weight, bias);
-                    amax[u] = largest_of(v, k, left, amax[u]);
-                }
-            }
-            if constexpr (SCALE == BY_ROW) sums.template reduce<0>(amax);
-        };
-        if constexpr (IS_FACTORED) {
-            bool is_known = true;
-            #pragma unroll
-            for (int u = 0; u < UNROLL; ++u) {
-                if constexpr (SCALE == BY_ROW) amax[u] = sent[UNROLL + u];
-                // A thread with no column has no product either.
-                is_known &= says_amax(amax[u]) || !exists(u) || (SCALE == FIND && left <= 0);
-                amax[u] *= rstd[u];
-            }
+        // Whether products make the row's codes, and by which factor; else v does.
+        bool is_product = IS_FACTORED;
+        float factor = given.reciprocal;
+        if constexpr (SCALE == GIVEN) is_product &= given.power == 1.0f;
+        if constexpr (SCALE == FIND || SCALE == BY_ROW) {
+            float amax[1] = {product * at.rstd};
+            bool is_known = IS_FACTORED && (says_amax(product) || !exists || (SCALE == FIND && at.left <= 0));
             if constexpr (SCALE == BY_ROW) is_known = __all_sync(~0u, is_known);
-            if (!is_known) find_amax();
-        } else if constexpr (SCALE == BY_ROW || SCALE == FIND) {
-            find_amax();
-        }
-        if constexpr (SCALE == FIND) {
-            #pragma unroll
-            for (int u = 0; u < UNROLL; ++u)
-                if (exists(u)) largest = larger(largest, amax[u]);
-            continue;
-        }
-
-        Scale scales[UNROLL];
-        if constexpr (SCALE == BY_ROW) {
-            #pragma unroll
-            for (int u = 0; u < UNROLL; ++u) {
-                scales[u] = scale_of(p, amax[u]);
-                if (thread == 0 && cluster_rank() == 0 && exists(u)) store_scale(p, row(u), 0, scales[u]);
+            if (!is_known) {
+                amax[0] = exists ? find_amax(p, at) : 0.0f;
+                if constexpr (SCALE == BY_ROW) sums.template reduce<0>(amax);
             }
-        }
-        // READS_LATE: each pack is read just before it is needed. Else all are asked for at once.
-        if constexpr (!READS_LATE) load_rows(Bool<true>{});
-        #pragma unroll
-        for (int chunk = 0; chunk < PACKS; chunk += CHUNK) {
-            constexpr auto packs = [](int chunk) { return chunk + CHUNK < PACKS ? chunk + CHUNK : PACKS; };
-            float weight[CHUNK][PACK], bias[CHUNK][PACK];
-            #pragma unroll
-            for (int k = chunk; k < packs(chunk); ++k) {
-                load_weight(k, weight[k - chunk]);
-                load_bias(k, bias[k - chunk]);
+            if constexpr (SCALE == FIND) {
+                if (exists) largest = larger(largest, amax[0]);
+                continue;
             }
-            #pragma unroll
-            for (int u = 0; u < UNROLL; ++u) {
-                float v[CHUNK][PACK];
-                float magnitude = 0.0f, reciprocal = given.reciprocal;
-                #pragma unroll
-                for (int k = chunk; k < packs(chunk); ++k) {
-                    float (&values)[PACK] = v[k - chunk];
-                    if constexpr (READS_LATE) {
-                        if (exists(u)) h[u][k] = load_h<true>(p, row(u), first, k, left);
-                    }
-                    unpack(h[u][k], values);
-                    if (exists(u)) {
-                        quantized_values<true>(p, row(u), first, k, left, values, mean[u], rstd[u], weight[k - chunk], bias[k - chunk]);
-                        if constexpr (FINDS_AMAX) largest = largest_of(values, k, left, largest);
-                        if constexpr (SCALE == BY_BLOCK) magnitude = largest_of(values, k, left, magnitude);
-                    }
+            const Scale scale = scale_of(p, amax[0]);
+            if (thread == 0 && cluster_rank() == 0 && exists) store_scale(p, at.row, 0, scale);
+            factor = scale.reciprocal;
+        }
+        if constexpr (SCALE != BY_BLOCK) {
+            is_product &= makes_codes(factor * at.rstd);
+            if (is_product) factor *= at.rstd;
+        }
+        if constexpr (!READS_LATE) load_row(Bool<true>{});
+        // By blocks the lanes of a warp exchange, those of rows that are not there too.
+        if (exists || SCALE == BY_BLOCK) {
+            float magnitude = 0.0f;
+            if (IS_FACTORED && is_product) {
+                bool is_known = true;
+                magnitude = write_part<IS_FACTORED>(p, at, exists, h, given.power, factor, is_known);
+                if constexpr (FINDS_AMAX) {
+                    is_known = says_amax(magnitude) || at.left <= 0;
+                    magnitude = is_known ? magnitude * at.rstd : find_amax(p, at);
                 }
-                if constexpr (SCALE == BY_ROW) reciprocal = scales[u].reciprocal;
-                if constexpr (SCALE == BY_BLOCK) {
-                    const Scale scale = scale_of(p, reduce_lanes<SET_LANES, Larger>(magnitude));
-                    reciprocal = scale.reciprocal;
-                    if (first % SET == 0 && chunk * STEP < left && exists(u))
-                        store_scale(p, row(u), (first + chunk * STEP) / SET, scale);
-                }
-                #pragma unroll
-                for (int k = chunk; k < packs(chunk); ++k)
-                    if (exists(u)) write_codes(p, row(u), first, k, left, v[k - chunk], given.power, reciprocal);
+                if constexpr (SCALE == BY_BLOCK) is_product = __all_sync(~0u, is_known);
             }
+            if (!is_product) {
+                bool is_known = true;
+                magnitude = write_part<false>(p, at, exists, h, given.power, factor, is_known);
+            }
+            if constexpr (FINDS_AMAX) largest = larger(largest, magnitude);
         }
-        if (thread == 0 && cluster_rank() == 0) {
-            #pragma unroll
-            for (int u = 0; u < UNROLL; ++u) {
-                if (exists(u)) {
-                    if (IS_LAYER && p.mean) p.mean[row(u)] = mean[u];
-                    if (p.rstd) p.rstd[row(u)] = rstd[u];
-                }
-            }
+        if (thread == 0 && cluster_rank() == 0 && exists) {
+            if (IS_LAYER && p.mean) p.mean[at.row] = at.mean;
+            if (p.rstd) p.rstd[at.row] = at.rstd;
         }
     }
     if constexpr (SCALE == FIND) finish_amax(p, largest);

@@ -42,7 +42,11 @@ __device__ inline float write_row(
             reciprocal = scale.reciprocal;
             if (at.col % SET == 0 && at.is_inside()) store_scale(p, row, at.col / SET, scale);
         }
-        write_codes(p, row, at.col, 0, at.left(), v, power, reciprocal);
+        if constexpr (SCALE == GIVEN) {
+            #pragma unroll
+            for (int i = 0; i < PACK; ++i) v[i] *= power;
+        }
+        write_codes(p, row, at.col, 0, at.left(), v, reciprocal);
     }
     return largest;
 }

@@ -44,13 +44,15 @@ pub(crate) enum Program {
     QuantizedForwardStreaming,
     /// `transpose_codes.cu`
     TransposeCodes,
+    /// `clear_amax.cu`
+    ClearAmax,
 }
 
 impl Program {
     /// What it is: everything that the other rooms ask of a program.
     pub(crate) const fn info(self) -> rmsnorm_gpu::program::Program {
-        use Tensor::{Amax, Bias, Dbias, Dresidual, DresidualOut, Dweight, Residual, Weight};
-        const CODES: &[Tensor] = &[Weight, Bias, Residual, Amax];
+        use Tensor::{Amax, Bias, Dbias, Dresidual, DresidualOut, Dweight, Residual, Weight, Y};
+        const CODES: &[Tensor] = &[Weight, Bias, Residual, Amax, Y];
         const BACKWARD: &[Tensor] = &[Weight, DresidualOut, Dweight, Dbias, Dresidual];
         let (stem, direction, is_reduction, optional): (_, _, _, &[Tensor]) = match self {
             Program::Forward => ("forward", Direction::Forward, false, &[Weight, Bias, Residual]),
@@ -66,6 +68,7 @@ impl Program {
                 ("quantized_forward_streaming", Direction::QuantizedForward, false, CODES)
             }
             Program::TransposeCodes => ("transpose_codes", Direction::QuantizedForward, false, &[]),
+            Program::ClearAmax => ("clear_amax", Direction::QuantizedForward, false, &[]),
         };
         rmsnorm_gpu::program::Program { stem, direction, is_reduction, optional: TensorSet::of(optional) }
     }
@@ -83,7 +86,7 @@ pub(crate) const OPTIONAL: TensorSet =
 #[cfg(test)]
 impl Program {
     /// Every program.
-    pub(crate) const ALL: [Program; 11] = [
+    pub(crate) const ALL: [Program; 12] = [
         Program::Forward,
         Program::ForwardCluster,
         Program::ForwardLong,
@@ -95,6 +98,7 @@ impl Program {
         Program::QuantizedForward,
         Program::QuantizedForwardStreaming,
         Program::TransposeCodes,
+        Program::ClearAmax,
     ];
 }
 
@@ -281,6 +285,7 @@ fn reads(program: Program, call: &CallKey, tile: &Tile) -> Reads {
         | Program::BackwardColumns
         | Program::ReducePartials
         | Program::QuantizedForwardStreaming
-        | Program::TransposeCodes => reads,
+        | Program::TransposeCodes
+        | Program::ClearAmax => reads,
     }
 }

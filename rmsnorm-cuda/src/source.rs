@@ -38,6 +38,7 @@ const fn files(program: Program) -> &'static [Source] {
         Program::QuantizedForward => &[kernels::FORWARD_ROWS, kernels::QUANTIZED_FORWARD],
         Program::QuantizedForwardStreaming => &[kernels::FORWARD_VISITS, kernels::QUANTIZED_FORWARD_STREAMING],
         Program::TransposeCodes => &[kernels::TRANSPOSE_CODES],
+        Program::ClearAmax => &[kernels::CLEAR_AMAX],
     }
 }
 
@@ -107,8 +108,12 @@ fn quant_numbers(quant: QuantSpec) -> [(&'static str, u32); 6] {
     ]
 }
 
-fn numbers(key: &KernelKey) -> [(&'static str, u32); 24] {
-    let KernelKey { program, call: CallKey { norm, cast_order, accumulate, has_row_groups, quant, .. }, tile } = *key;
+fn numbers(key: &KernelKey) -> [(&'static str, u32); 25] {
+    let KernelKey {
+        program,
+        call: CallKey { norm, cast_order, accumulate, has_row_groups, has_weight_offset, quant, .. },
+        tile,
+    } = *key;
     let accumulate = match accumulate {
         Accumulate::Partials => 0,
         Accumulate::Locks => 1,
@@ -121,6 +126,7 @@ fn numbers(key: &KernelKey) -> [(&'static str, u32); 24] {
         ("CAST_BEFORE_WEIGHT", (cast_order == CastOrder::BeforeWeight).into()),
         ("ACCUMULATE", accumulate),
         ("HAS_ROW_GROUPS", has_row_groups.into()),
+        ("HAS_WEIGHT_OFFSET", has_weight_offset.into()),
         ("PACK", tile.pack),
         ("PACKS", tile.packs),
         ("THREADS_PER_ROW", tile.threads_per_row),
@@ -157,6 +163,7 @@ mod tests {
         cast_order: CastOrder::AtStore,
         accumulate: Accumulate::Partials,
         has_row_groups: false,
+        has_weight_offset: true,
         quant: None,
         tensors: TensorSet::of(&[Tensor::Weight, Tensor::Residual]),
     };
@@ -183,10 +190,10 @@ mod tests {
     #[test]
     fn options_are_what_the_kernels_expect() {
         let expected = "--gpu-architecture=sm_90 --std=c++17 -default-device -DT=bf16 -DW=f32 -DR=f16 -DIS_BACKWARD=0 -DIS_QUANTIZED=0 \
-            -DIS_LAYER=1 -DCAST_BEFORE_WEIGHT=0 -DACCUMULATE=0 -DHAS_ROW_GROUPS=0 -DPACK=8 -DPACKS=2 -DTHREADS_PER_ROW=32 -DGROUPS=4 \
+            -DIS_LAYER=1 -DCAST_BEFORE_WEIGHT=0 -DACCUMULATE=0 -DHAS_ROW_GROUPS=0 -DHAS_WEIGHT_OFFSET=1 -DPACK=8 -DPACKS=2 -DTHREADS_PER_ROW=32 -DGROUPS=4 \
             -DCLUSTER=1 -DUNROLL=3 -DSTAGES=0 -DIS_OVERLAPPED=0 -DBLOCKS_PER_SM=5 -DACCESS_BYTES=16 -DIS_RAGGED=1 \
             -DHAS_TAIL=0 -DREADS_LATE=1 -DREADS_EARLY=0 -DBATCH=4 -DTREE_SENDERS=8 -DROW_MULTIPLE=8 -DPARAMS_BYTES=";
-        let tensors = "-DHAS_RESIDUAL=1 -DHAS_WEIGHT=1 -DHAS_BIAS=0 -DHAS_DRESIDUAL_OUT=0 -DHAS_DWEIGHT=0 -DHAS_DBIAS=0 \
+        let tensors = "-DHAS_RESIDUAL=1 -DHAS_WEIGHT=1 -DHAS_BIAS=0 -DHAS_Y=0 -DHAS_DRESIDUAL_OUT=0 -DHAS_DWEIGHT=0 -DHAS_DBIAS=0 \
              -DHAS_DRESIDUAL=0 -DHAS_AMAX=0";
         let expected = format!("{expected}{} {tensors}", Params::bytes(false, false));
         assert_eq!(options(&KEY, Arch(90)).join(" "), expected);

@@ -32,6 +32,8 @@ pub struct CallKey {
     pub tensors: TensorSet,
     /// Whether rows lie in groups, whose number of rows is a run-time value.
     pub has_row_groups: bool,
+    /// Whether a weight offset may be more than zero. Programs whose results are floats add it anyway.
+    pub has_weight_offset: bool,
     /// How the program quantizes, if it does, without the run-time values: the limits of `amax` and the `ld` of a layout.
     pub quant: Option<QuantSpec>,
 }
@@ -75,6 +77,7 @@ impl Program {
             accumulate,
             tensors,
             has_row_groups: !self.is_reduction && problem.rows_per_group.is_some(),
+            has_weight_offset: quant.is_none() || (problem.has_weight_offset && tensors.has(Tensor::Weight)),
             quant,
         }
     }

@@ -2,7 +2,7 @@
 
 use rmsnorm_gpu::reduction;
 use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind, ScaleLayout, ScaleType};
-use rmsnorm_spec::{DType, DTypes, Norm, Problem, Tensor};
+use rmsnorm_spec::{DType, Norm, Problem, Tensor};
 
 use super::tuning::Ladders;
 use super::{Plan, Program, Step, Tile, Workspace, forward, found, key, pack};
@@ -22,41 +22,47 @@ const ROUNDS: u32 = 4;
 
 /// The plan of a quantized forward call.
 pub(super) fn plan(problem: &Problem, quant: &QuantSpec, access_bytes: u32, caps: &Caps) -> Plan {
-    let codes_t = problem.has(Tensor::CodesT).then(|| transpose(problem, caps)).flatten();
+    let codes_t = problem.has(Tensor::CodesT).then(|| transpose(problem)).flatten();
     let mut plan = Plan::default();
     plan.steps = match quant.scale {
         ScaleKind::Given => {
             let is_zeroed = problem.has(Tensor::Amax) && !quant.folds_amax;
-            let zero = Step::Zero { tensor: Tensor::Amax, bytes: size_of::<f32>() };
-            [is_zeroed.then_some(zero), rows(problem, access_bytes, caps, None), codes_t, None]
+            [
+                is_zeroed.then(|| clear(ScaleKind::Given)),
+                rows(problem, quant.scale, access_bytes, caps, None),
+                codes_t,
+                None,
+            ]
         }
         ScaleKind::Current => {
             plan.workspace = Workspace { len: FOUND_LEN + reduction::ALIGNMENT_SLACK as usize, ..Workspace::default() };
-            let zero = Step::Zero { tensor: Tensor::Workspace, bytes: FOUND_LEN * size_of::<u32>() };
             // Of no rows there is a scale too.
-            let find = rows(&Problem { rows: problem.rows.max(1), ..*problem }, access_bytes, caps, Some(ROUNDS));
+            let find =
+                rows(&Problem { rows: problem.rows.max(1), ..*problem }, quant.scale, access_bytes, caps, Some(ROUNDS));
             let mut given = *quant;
             given.scale = ScaleKind::Given;
-            let write = rows(&Problem { quant: Some(given), ..*problem }, access_bytes, caps, None);
-            [Some(zero), find, write, codes_t]
+            let write = rows(&Problem { quant: Some(given), ..*problem }, ScaleKind::Given, access_bytes, caps, None);
+            [Some(clear(ScaleKind::Current)), find, write, codes_t]
         }
         ScaleKind::Row | ScaleKind::Block { .. } | ScaleKind::Mx { .. } => {
             let bytes = scales_bytes(quant, problem);
             let zero = Step::Zero { tensor: Tensor::Scales, bytes };
             let has_gaps = quant.layout != ScaleLayout::RowMajor && bytes > 0;
-            [has_gaps.then_some(zero), rows(problem, access_bytes, caps, None), None, None]
+            [has_gaps.then_some(zero), rows(problem, quant.scale, access_bytes, caps, None), None, None]
         }
     };
     plan
 }
 
 /// The kernel that works on rows; nothing for no rows. `rounds`: how often all that the device holds is replaced, at the most.
-fn rows(problem: &Problem, access_bytes: u32, caps: &Caps, rounds: Option<u32>) -> Option<Step> {
+fn rows(problem: &Problem, scale: ScaleKind, access_bytes: u32, caps: &Caps, rounds: Option<u32>) -> Option<Step> {
     let stream = problem.tensors.adds_residual().then_some(problem.dtypes.residual);
     let pack = pack(problem.dtypes.activation, stream);
     let Ladders { block, .. } = caps.tuning.ladders(problem, pack);
-    let (program, tile) = match found(block, problem.cols, pack, caps) {
-        Some(tile) => (Program::QuantizedForward, with_registers(tile)),
+    let own = caps.tuning.to_codes(problem, scale, pack).and_then(|ladder| found(ladder, problem.cols, pack, caps));
+    let tile = own.or_else(|| found(block, problem.cols, pack, caps).map(with_registers));
+    let (program, tile) = match tile {
+        Some(tile) => (Program::QuantizedForward, tile),
         None => (Program::QuantizedForwardStreaming, Tile { pack, ..forward::streaming_tile(caps) }),
     };
     let tile = Tile { access_bytes, ..tile };
@@ -84,17 +90,28 @@ fn with_registers(tile: Tile) -> Tile {
     Tile { unroll: 1, blocks_per_sm: tile.blocks_per_sm.min(most).max(1), ..tile }
 }
 
-/// The kernel that copies codes transposed.
-fn transpose(problem: &Problem, caps: &Caps) -> Option<Step> {
-    let tile = Tile { pack: 8, packs: 1, threads_per_row: 256, groups: 1, blocks_per_sm: 4, ..Tile::NONE };
-    // One code for all: bytes are bytes.
-    let (norm, dtypes) = (Norm::Rms, DTypes::uniform(DType::F32));
-    let quant = Some(QuantSpec::new(CodeType::E4m3, ScaleKind::Given));
-    let mut key = key(&Problem { norm, dtypes, quant, ..*problem }, Program::TransposeCodes, tile);
+/// The kernel that copies codes transposed; nothing for no rows.
+fn transpose(problem: &Problem) -> Option<Step> {
+    let tile = Tile { threads_per_row: 256, blocks_per_sm: 8, ..ONE_GROUP };
+    // A grid has at most 2^31 - 1 blocks; they go on to further tiles.
+    let grid = (problem.rows.div_ceil(SIDE) * problem.cols.div_ceil(SIDE)).min(i32::MAX as usize) as u32;
+    (grid > 0).then(|| launch(Program::TransposeCodes, problem.rows_per_group, ScaleKind::Given, tile, grid))
+}
+
+/// The kernel that zeroes what the largest magnitude is folded into.
+fn clear(scale: ScaleKind) -> Step {
+    launch(Program::ClearAmax, None, scale, Tile { threads_per_row: 32, ..ONE_GROUP }, 1)
+}
+
+const ONE_GROUP: Tile = Tile { pack: 8, packs: 1, groups: 1, ..Tile::NONE };
+
+/// A kernel that knows no values: one code for every norm, dtype and format.
+fn launch(program: Program, rows_per_group: Option<usize>, scale: ScaleKind, tile: Tile, grid: u32) -> Step {
+    let quant = Some(QuantSpec::new(CodeType::E4m3, scale));
+    let problem = Problem::forward(Norm::Rms, 0, 0, DType::F32, &[]);
+    let mut key = key(&Problem { quant, rows_per_group, ..problem }, program, tile);
     (key.tile.is_ragged, key.tile.has_tail) = (true, true);
-    let tiles = problem.rows.div_ceil(SIDE) * problem.cols.div_ceil(SIDE);
-    let grid = tiles.min((16 * caps.sms) as usize) as u32;
-    (grid > 0).then_some(Step::Launch { key, grid, threads: tile.threads(), shared_bytes: 0 })
+    Step::Launch { key, grid, threads: tile.threads(), shared_bytes: 0 }
 }
 
 /// Bytes of all scales, with what lies between them.

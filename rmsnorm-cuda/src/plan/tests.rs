@@ -2,6 +2,7 @@
 
 mod chains;
 mod properties;
+mod quantized;
 mod table;
 mod workspace;
 

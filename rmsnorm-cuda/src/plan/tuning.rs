@@ -12,6 +12,7 @@ mod breakpoints;
 use std::borrow::Cow::Borrowed;
 
 use rmsnorm_gpu::tuning::{Ladder, none_up_to, up_to};
+use rmsnorm_spec::quant::ScaleKind;
 use rmsnorm_spec::{Direction, Norm, Problem};
 
 use super::Tile;
@@ -29,6 +30,9 @@ pub(crate) struct Tables {
     pub(crate) forward: [Ladders; 4],
     /// With one sum a row and one a column at the most; with two, which need more registers.
     pub(crate) backward: [Ladders; 2],
+    /// Forward to codes, in one block: RMS norm by a scale of the tensor, of rows, of blocks; layer norm. A length that is not here, and
+    /// every call with a residual, has forward's tile.
+    pub(crate) to_codes: [Ladder<Tile>; 4],
 }
 
 /// Where a row may lie, in the order in which it is tried. A row that no table has, or the device no room for, streams.
@@ -49,7 +53,7 @@ impl Tuning {
     /// The tables of a call in packs of `pack` columns.
     pub(super) fn ladders(&self, problem: &Problem, pack: u32) -> &Ladders {
         let [narrow, wide] = &self.widths;
-        let Tables { forward: [plain, residual, layer, layer_residual], backward: [one, two] } =
+        let Tables { forward: [plain, residual, layer, layer_residual], backward: [one, two], to_codes: _ } =
             if pack == 8 { narrow } else { wide };
         let is_layer = problem.norm == Norm::Layer;
         match (problem.direction, is_layer, problem.tensors.adds_residual()) {
@@ -60,6 +64,21 @@ impl Tuning {
             (Direction::Backward, ..) if is_layer || problem.tensors.sums_over_rows() == 2 => two,
             (Direction::Backward, ..) => one,
         }
+    }
+}
+
+impl Tuning {
+    /// The table of a call to codes.
+    pub(super) fn to_codes(&self, problem: &Problem, scale: ScaleKind, pack: u32) -> Option<&Ladder<Tile>> {
+        let [narrow, wide] = &self.widths;
+        let [tensor, row, block, layer] = if pack == 8 { &narrow.to_codes } else { &wide.to_codes };
+        let rms = match scale {
+            ScaleKind::Given | ScaleKind::Current => tensor,
+            ScaleKind::Row => row,
+            ScaleKind::Block { .. } | ScaleKind::Mx { .. } => block,
+        };
+        let table = if problem.norm == Norm::Layer { layer } else { rms };
+        (!problem.tensors.adds_residual()).then_some(table)
     }
 }
 
@@ -86,7 +105,73 @@ const fn overlapped(tile: Tile) -> Tile {
 /// One for all: what a constant refers to may be in a program several times.
 static BUILT_IN: Tuning = Tuning { widths: [H200, H200] };
 
-const H200: Tables = Tables { forward: [PLAIN, RESIDUAL, LAYER, LAYER_RESIDUAL], backward: [ONE_SUM, TWO_SUMS] };
+const H200: Tables = Tables {
+    forward: [PLAIN, RESIDUAL, LAYER, LAYER_RESIDUAL],
+    backward: [ONE_SUM, TWO_SUMS],
+    to_codes: [TENSOR_TO_CODES, ROW_TO_CODES, BLOCK_TO_CODES, LAYER_TO_CODES],
+};
+
+// To codes: us of bf16 to E4M3 (H200, 2026-11-23). What decides is how many bytes are asked for at once, as ever, and that a warp has as
+// much of a row as its registers hold: what a row costs besides its elements is most of what there is to save.
+
+const TENSOR_TO_CODES: Ladder<Tile> = Borrowed(&[
+    none_up_to(96),
+    // 4096x1024: 5.4, of 32 threads 5.6.
+    up_to(128, block(64, 1, 1, 24)),
+    // 8192x2048: 14.4, of 32 threads 14.8, of 128 threads 14.9.
+    up_to(256, block(64, 1, 1, 16)),
+    // 16384x4096: 49.3, of 256 threads 57.6.
+    up_to(512, block(128, 1, 1, 10)),
+    // 8192x8192: 49.6, of 256 threads 49.9.
+    up_to(1024, block(128, 1, 1, 7)),
+    // 4096x12288: 38.2, of three blocks 39.2. 2048x16384: 27.2, of 512 threads 28.0.
+    up_to(2048, block(256, 1, 1, 4)),
+]);
+
+/// With fewer than 64 registers the compiler spills.
+const ROW_TO_CODES: Ladder<Tile> = Borrowed(&[
+    none_up_to(96),
+    // 4096x1024: 4.7, of 64 threads 5.2.
+    up_to(128, block(32, 1, 1, 32)),
+    // 8192x2048: 13.9, of 32 threads 17.4.
+    up_to(256, block(64, 1, 1, 16)),
+    // 16384x4096: 49.7, of 64 threads 60.2.
+    up_to(512, block(128, 1, 1, 8)),
+    // 8192x8192: 51.0, of 128 threads 61.9.
+    up_to(1024, block(256, 1, 1, 4)),
+    // 4096x12288: 39.9, of 512 threads 45.5.
+    up_to(1536, block(256, 1, 1, 3)),
+    // 2048x16384: 28.7, of 256 threads 44.9.
+    up_to(2048, block(512, 1, 1, 2)),
+]);
+
+/// By 128 columns as f32, by 32 as bytes.
+const BLOCK_TO_CODES: Ladder<Tile> = Borrowed(&[
+    none_up_to(96),
+    // 4096x1024: 6.7, 5.9.
+    up_to(128, block(32, 1, 1, 32)),
+    // 8192x2048: 17.3, 16.2; of 32 threads 18.0, 16.7.
+    up_to(256, block(64, 1, 1, 20)),
+    // 16384x4096: 55.3, 52.0; of 128 threads 55.6, 52.8.
+    up_to(512, block(64, 1, 1, 12)),
+    // 8192x8192: 55.0, 52.2; of 256 threads 55.9, 55.7.
+    up_to(1024, block(128, 1, 1, 6)),
+    // 4096x12288: 43.2, 41.2; of 512 threads 47.0, 47.1.
+    up_to(1536, block(256, 1, 1, 4)),
+    // 2048x16384: 31.6, 29.9; of 512 threads 31.8, 36.8.
+    up_to(2048, block(256, 1, 1, 3)),
+]);
+
+/// By the tensor's scale, by rows.
+const LAYER_TO_CODES: Ladder<Tile> = Borrowed(&[
+    none_up_to(256),
+    // 16384x4096: 54.1, 70.5; of 128 threads 56.2, 72.9.
+    up_to(512, block(64, 1, 1, 12)),
+    // 8192x8192: 53.9, 71.3; of 256 threads 59.0, 77.1.
+    up_to(1024, block(128, 1, 1, 6)),
+    // 2048x16384: 32.4, 42.1; of 512 threads 34.3, 45.2.
+    up_to(2048, block(256, 1, 1, 3)),
+]);
 
 const PLAIN: Ladders = Ladders {
     cluster: Borrowed(&[

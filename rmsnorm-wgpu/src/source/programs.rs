@@ -97,7 +97,16 @@ impl DrawKeys for Draw {
         let has_row_groups = (program.is_forward() || is_backward) && self.yes();
         KernelKey {
             program,
-            call: CallKey { norm, dtypes, cast_order, accumulate, tensors, has_row_groups, quant: _ },
+            call: CallKey {
+                norm,
+                dtypes,
+                cast_order,
+                accumulate,
+                tensors,
+                has_row_groups,
+                quant: _,
+                has_weight_offset: _,
+            },
             has_weight_offset: tensors.has(Tensor::Weight) && self.yes(),
             tile: self.tile(program),
             access,

@@ -33,7 +33,9 @@ pub(super) fn of_row(key: &KernelKey, cols: usize) -> Option<u64> {
         Program::Backward => serial(packs) + serial(pack),
         Program::ForwardStreaming | Program::QuantizedForwardStreaming => serial(turns) + tree(pack),
         Program::BackwardRowSums => serial(turns * pack),
-        Program::BackwardColumns | Program::ReducePartials | Program::TransposeCodes => return None,
+        Program::BackwardColumns | Program::ReducePartials | Program::TransposeCodes | Program::ClearAmax => {
+            return None;
+        }
     };
     Some((thread + exchange(tile)).min(serial(cols)))
 }
@@ -53,6 +55,7 @@ pub(super) fn of_gradients(plan: &Plan, rows: usize) -> u64 {
             | Program::QuantizedForward
             | Program::QuantizedForwardStreaming
             | Program::TransposeCodes
+            | Program::ClearAmax
             | Program::BackwardRowSums => 0,
         }
     });

@@ -32,7 +32,8 @@ fn is_on_chip(program: Program) -> bool {
         | Program::BackwardColumns
         | Program::ReducePartials
         | Program::QuantizedForwardStreaming
-        | Program::TransposeCodes => false,
+        | Program::TransposeCodes
+        | Program::ClearAmax => false,
     }
 }
 
@@ -51,7 +52,7 @@ fn static_bytes(key: &KernelKey) -> usize {
         Program::ForwardLong | Program::ForwardStreaming | Program::QuantizedForwardStreaming => 1,
         Program::Backward => unroll * if key.call.norm == Norm::Layer { 2 } else { 1 },
         Program::BackwardRowSums => 2,
-        Program::BackwardColumns => 0,
+        Program::BackwardColumns | Program::ClearAmax => 0,
         Program::TransposeCodes => return 128 * 128,
         Program::ReducePartials => return (threads_per_row * groups) as usize * 4 * size_of::<f32>(),
     };
@@ -81,7 +82,7 @@ fn every_column_has_one_thread() {
 #[test]
 fn keys_have_the_tensors_of_the_call() {
     for_all::<Plans>(|caps, call, cols| {
-        use Tensor::{Amax, Bias, Dbias, Dresidual, DresidualOut, Dweight, Residual, Weight};
+        use Tensor::{Amax, Bias, Dbias, Dresidual, DresidualOut, Dweight, Residual, Weight, Y};
         for Launch { key, .. } in launches(&call.plan(4096, cols, caps)) {
             let code: &[Tensor] = match key.program {
                 Program::Forward | Program::ForwardCluster | Program::ForwardLong | Program::ForwardStreaming => {
@@ -90,8 +91,8 @@ fn keys_have_the_tensors_of_the_call() {
                 Program::Backward | Program::BackwardColumns => &[Weight, DresidualOut, Dweight, Dbias, Dresidual],
                 Program::BackwardRowSums => &[Weight],
                 Program::ReducePartials => &[Dweight, Dbias],
-                Program::QuantizedForward | Program::QuantizedForwardStreaming => &[Weight, Bias, Residual, Amax],
-                Program::TransposeCodes => &[],
+                Program::QuantizedForward | Program::QuantizedForwardStreaming => &[Weight, Bias, Residual, Amax, Y],
+                Program::TransposeCodes | Program::ClearAmax => &[],
             };
             let expected: TensorSet = code.iter().copied().filter(|tensor| call.tensors.has(*tensor)).collect();
             assert_eq!(key.call.tensors, expected, "{cols} {call:?}");
@@ -106,7 +107,7 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
         for Launch { key, .. } in launches(&call.plan(4096, cols, caps)) {
             let (Tile { pack, packs, cluster, .. }, weight) = (key.tile, key.call.dtypes.weight);
             let is_cut = !cols.is_multiple_of(pack as usize);
-            let is_any = matches!(key.program, Program::ReducePartials | Program::TransposeCodes);
+            let is_any = matches!(key.program, Program::ReducePartials | Program::TransposeCodes | Program::ClearAmax);
             assert_eq!(key.tile.has_tail, is_cut || is_any, "{cols} {key:?}");
             let none = Tile::NONE.reads;
             let reads = match key.program {
@@ -123,7 +124,8 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
                 | Program::BackwardColumns
                 | Program::ReducePartials
                 | Program::QuantizedForwardStreaming
-                | Program::TransposeCodes => none,
+                | Program::TransposeCodes
+                | Program::ClearAmax => none,
             };
             assert_eq!(key.tile.reads, reads, "{cols} {key:?}");
             // Blocks that the registers must have room for, where no table says it.
@@ -132,7 +134,8 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
                 Program::BackwardColumns => Some(3),
                 Program::Forward | Program::ForwardCluster | Program::ForwardLong | Program::ForwardStreaming => None,
                 Program::Backward | Program::ReducePartials => None,
-                Program::QuantizedForward | Program::QuantizedForwardStreaming | Program::TransposeCodes => None,
+                Program::QuantizedForward | Program::QuantizedForwardStreaming => None,
+                Program::TransposeCodes | Program::ClearAmax => None,
             };
             assert!(blocks_per_sm.is_none_or(|blocks| blocks == key.tile.blocks_per_sm), "{cols} {key:?}");
             // Partial sums have the type of the gradients that they are of.
@@ -187,7 +190,8 @@ fn shared_memory_has_room_for_the_rows_and_the_exchange() {
                 | Program::ReducePartials
                 | Program::QuantizedForward
                 | Program::QuantizedForwardStreaming
-                | Program::TransposeCodes => 0,
+                | Program::TransposeCodes
+                | Program::ClearAmax => 0,
             };
             assert_eq!(launch.shared_bytes as usize, needed, "{cols} {launch:?} of {call:?}");
         }
@@ -344,13 +348,13 @@ fn the_suite_is_told_where_plans_change() {
 }
 
 fn ladders(tuning: &Tuning) -> impl Iterator<Item = &Ladders> {
-    tuning.widths.iter().flat_map(|Tables { forward, backward }| forward.iter().chain(backward))
+    tuning.widths.iter().flat_map(|Tables { forward, backward, to_codes: _ }| forward.iter().chain(backward))
 }
 
 /// Backward with two sums over a row, or with two over the rows, takes twice the registers.
 #[test]
 fn calls_find_their_tables() {
-    let Tables { forward, backward: [one, two] } = &Tuning::H200.widths[0];
+    let Tables { forward, backward: [one, two], to_codes: _ } = &Tuning::H200.widths[0];
     let ladders = |direction, norm, tensors| {
         Tuning::H200.ladders(&Call::new(direction, norm, BF16, tensors).problem(4096, 4096), 8)
     };

@@ -1,0 +1,105 @@
+//! Plans of calls to codes: in words for what was measured, and what holds for each.
+
+use rmsnorm_spec::Norm;
+use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind, ScaleLayout, ScaleRounding};
+
+use super::*;
+
+const BLOCK: ScaleKind = ScaleKind::Block { cols: 128, is_power_of_two: false };
+const MX: ScaleKind = ScaleKind::Mx { rounding: ScaleRounding::Up };
+const KINDS: [ScaleKind; 5] = [ScaleKind::Given, ScaleKind::Current, ScaleKind::Row, BLOCK, MX];
+
+fn problem(norm: Norm, scale: ScaleKind, (rows, cols): (usize, usize), tensors: TensorSet) -> Problem {
+    Problem::quantized_forward(norm, rows, cols, DType::Bf16, QuantSpec::new(CodeType::E4m3, scale), tensors)
+}
+
+/// The plan of a call with a weight and these tensors, in words.
+fn words(scale: ScaleKind, size: (usize, usize), tensors: &[Tensor]) -> String {
+    let tensors = WEIGHT.union(TensorSet::of(tensors));
+    plan(&problem(Norm::Rms, scale, size, tensors), 16, &Caps::h200()).to_string()
+}
+
+#[test]
+fn rms_norm_to_codes_on_an_h200() {
+    let size = (16384, 4096);
+    for (scale, tensors, expected) in [
+        (ScaleKind::Given, &[][..], "quantized_forward threads=128 packs=4x8 grid=16384"),
+        (ScaleKind::Row, &[], "quantized_forward threads=128 packs=4x8 grid=16384"),
+        (BLOCK, &[], "quantized_forward threads=64 packs=8x8 grid=16384"),
+        (MX, &[Tensor::Y], "quantized_forward threads=64 packs=8x8 grid=16384"),
+        (
+            ScaleKind::Given,
+            &[Tensor::Amax],
+            "clear_amax threads=32 packs=1x8 ragged grid=1; quantized_forward threads=128 packs=4x8 grid=16384",
+        ),
+        (
+            ScaleKind::Given,
+            &[Tensor::CodesT],
+            "quantized_forward threads=128 packs=4x8 grid=16384; transpose_codes threads=256 packs=1x8 ragged grid=4096",
+        ),
+        // First the largest magnitude, by as many blocks as the device has room for four times.
+        (
+            ScaleKind::Current,
+            &[],
+            "clear_amax threads=32 packs=1x8 ragged grid=1; quantized_forward threads=128 packs=4x8 grid=5280; \
+             quantized_forward threads=128 packs=4x8 grid=16384",
+        ),
+    ] {
+        assert_eq!(words(scale, size, tensors), expected, "{scale:?} {tensors:?}");
+    }
+    let long = "quantized_forward_streaming threads=8x1024 packs=1x8 ragged grid=32";
+    assert_eq!(words(MX, (4, 2_097_152), &[]), long);
+}
+
+/// What is folded into is not cleared, and what has no gaps not zeroed.
+#[test]
+fn cells_are_cleared_and_padding_zeroed_where_nothing_else_writes_them() {
+    let steps = |quant: QuantSpec, tensors: TensorSet, rows| {
+        let problem = Problem::quantized_forward(Norm::Rms, rows, 96, DType::F32, quant, tensors);
+        let steps = plan(&problem, 16, &Caps::t4()).steps.into_iter().flatten();
+        let stem = |step| match step {
+            Step::Zero { tensor, bytes } => format!("zero {} {bytes}", tensor.name()),
+            Step::Launch { key, .. } => key.program.info().stem.to_owned(),
+        };
+        steps.map(stem).collect::<Vec<_>>()
+    };
+    let quant = |scale| QuantSpec::new(CodeType::E4m3, scale);
+    let amax = TensorSet::of(&[Tensor::Amax]);
+    assert_eq!(steps(quant(ScaleKind::Given), amax, 5), ["clear_amax", "quantized_forward"]);
+    assert_eq!(steps(quant(ScaleKind::Given).folds_amax(), amax, 5), ["quantized_forward"]);
+    assert_eq!(steps(quant(ScaleKind::Given), amax, 0), ["clear_amax"]);
+    let laid_out = |layout| steps(quant(MX).layout(layout), TensorSet::of(&[]), 5);
+    assert_eq!(laid_out(ScaleLayout::RowMajor), ["quantized_forward"]);
+    assert_eq!(laid_out(ScaleLayout::PackedUe8m0 { ld: 7 }), ["zero scales 28", "quantized_forward"]);
+    assert_eq!(laid_out(ScaleLayout::Swizzled128x4), ["zero scales 512", "quantized_forward"]);
+    let column_major = quant(BLOCK).layout(ScaleLayout::ColumnMajor { ld: 8 });
+    assert_eq!(steps(column_major, TensorSet::of(&[]), 5), ["zero scales 32", "quantized_forward"]);
+    // A tensor without rows has a scale of its own.
+    assert_eq!(steps(quant(ScaleKind::Current), TensorSet::of(&[]), 0), ["clear_amax", "quantized_forward"]);
+}
+
+#[test]
+fn kernels_are_such_as_a_device_takes_and_a_row_depends_on_nothing_else() {
+    let residual = WEIGHT_RESIDUAL;
+    for caps in DEVICES {
+        for (norm, scale) in Norm::ALL.into_iter().flat_map(|norm| KINDS.map(|scale| (norm, scale))) {
+            for (cols, tensors) in Plans::cols().into_iter().flat_map(|cols| [(cols, WEIGHT), (cols, residual)]) {
+                let plan_of = |rows, access| plan(&problem(norm, scale, (rows, cols), tensors), access, &caps);
+                let here = plan_of(4096, 16);
+                for Launch { key: KernelKey { tile, program, .. }, threads, shared_bytes, grid } in launches(&here) {
+                    assert!(threads.is_multiple_of(32) && threads <= 1024 && grid > 0 && shared_bytes == 0, "{here:?}");
+                    assert!(tile.cluster <= caps.max_cluster && grid.is_multiple_of(tile.cluster), "{here:?}");
+                    assert_eq!(tile.unroll, 1, "{here:?}");
+                    // Registers are there for so many blocks, of at least 32 each.
+                    assert!(threads * tile.blocks_per_sm * 32 <= 1 << 16, "{here:?}");
+                    if program == Program::QuantizedForward {
+                        assert!(columns(&tile) >= cols && tile.packs <= 8, "{cols} {here:?}");
+                        // Lanes of a set are neighbours in a warp, or have all packs of a chunk.
+                        assert!(tile.threads_per_row.is_power_of_two(), "{here:?}");
+                    }
+                }
+                assert_eq!(Plans::mapping(&here), Plans::mapping(&plan_of(1, 2)), "{cols} {norm:?} {scale:?}");
+            }
+        }
+    }
+}
