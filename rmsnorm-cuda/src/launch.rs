@@ -160,7 +160,7 @@ pub(crate) fn access_bytes(problem: &Problem, params: &Params) -> u32 {
         let size = problem.storage(tensor).map_or(0, Storage::size) as u64;
         // A pack of codes is as many elements as the widest matrix has in 16 bytes.
         let scale = if tensor == Tensor::Codes { widest_size(problem) } else { 1 };
-        if is_counted { bits | matrix.data * scale | strides * size * scale } else { bits }
+        if is_counted { bits | (matrix.data * scale) | (strides * size * scale) } else { bits }
     };
     access_of(Tensor::ALL.into_iter().fold(0, bits))
 }

@@ -60,18 +60,16 @@ fn rows(problem: &Problem, scale: ScaleKind, access_bytes: u32, caps: &Caps, rou
     let pack = pack(problem.dtypes.activation, stream);
     let Ladders { block, .. } = caps.tuning.ladders(problem, pack);
     let own = caps.tuning.to_codes(problem, scale, pack).and_then(|ladder| found(ladder, problem.cols, pack, caps));
-    let tile = own.or_else(|| found(block, problem.cols, pack, caps).map(with_registers));
-    let (program, tile) = match tile {
-        Some(tile) => (Program::QuantizedForward, tile),
-        None => (Program::QuantizedForwardStreaming, Tile { pack, ..forward::streaming_tile(caps) }),
+    let on_chip = own.or_else(|| found(block, problem.cols, pack, caps).map(with_registers));
+    let resident = |tile: &Tile| (caps.sms * tile.blocks_per_sm / tile.cluster).max(1) as usize;
+    let (program, tile, blocks) = if let Some(tile) = on_chip {
+        (Program::QuantizedForward, tile, problem.rows.div_ceil(tile.groups as usize))
+    } else {
+        let tile = Tile { pack, ..forward::streaming_tile(caps) };
+        (Program::QuantizedForwardStreaming, tile, problem.rows.min(resident(&tile)))
     };
     let tile = Tile { access_bytes, ..tile };
-    let resident = (caps.sms * tile.blocks_per_sm / tile.cluster).max(1);
-    let blocks = match program {
-        Program::QuantizedForward => problem.rows.div_ceil((tile.groups * tile.unroll) as usize),
-        _ => problem.rows.min(resident as usize),
-    };
-    let blocks = rounds.map_or(blocks, |rounds| blocks.min((rounds * resident) as usize));
+    let blocks = rounds.map_or(blocks, |rounds| blocks.min(rounds as usize * resident(&tile)));
     // A grid has at most 2^31 - 1 blocks; they go on to further rows.
     let grid = blocks.min(i32::MAX as usize / tile.cluster as usize) as u32 * tile.cluster;
     let launch = Step::Launch { key: key(problem, program, tile), grid, threads: tile.threads(), shared_bytes: 0 };
