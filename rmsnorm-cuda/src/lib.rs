@@ -44,3 +44,25 @@ pub use rmsnorm_spec as spec;
 pub type Forward<'a, T, W = T, R = T> = spec::Forward<'a, CudaBackend, T, W, R>;
 /// The tensors of a backward call on views of CUDA slices.
 pub type Backward<'a, T, W = T, R = T> = spec::Backward<'a, CudaBackend, T, W, R>;
+/// The tensors of a forward call to 8-bit codes, on views of CUDA slices: `CudaSlice<F8E4M3>`, `CudaSlice<F8E5M2>` or `CudaSlice<i8>`.
+///
+/// # Example
+/// ```no_run
+/// use rmsnorm_cuda::cudarc::driver::CudaContext;
+/// use rmsnorm_cuda::spec::quant::{CodeType, QuantSpec, ScaleKind};
+/// use rmsnorm_cuda::spec::{F8E4M3, NormSpec, bf16};
+/// use rmsnorm_cuda::{CudaBackend, QuantizedForward};
+///
+/// let stream = CudaContext::new(0)?.default_stream();
+/// let backend = CudaBackend::from_stream(stream.clone())?;
+/// let (tokens, hidden) = (2048, 4096);
+/// let x = stream.alloc_zeros::<bf16>(tokens * hidden)?;
+/// let weight = stream.alloc_zeros::<bf16>(hidden)?;
+/// let mut codes = stream.alloc_zeros::<F8E4M3>(tokens * hidden)?;
+/// let mut scales = stream.alloc_zeros::<f32>(tokens)?;
+/// let quant = QuantSpec::new(CodeType::E4m3, ScaleKind::Row);
+/// let args = QuantizedForward::new(quant, x.as_view(), codes.as_view_mut()).weight(weight.as_view());
+/// backend.quantized_forward(&NormSpec::rms(tokens, hidden, 1e-5), args.scales(scales.as_view_mut()))?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub type QuantizedForward<'a, T, C, W = T, R = T> = spec::QuantizedForward<'a, CudaBackend, T, C, W, R>;

@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
+use rmsnorm_conformance::Harness;
 use rmsnorm_conformance::testing::values;
 use rmsnorm_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use rmsnorm_cuda::cudarc::driver::{CudaGraph, CudaSlice, CudaStream, DriverError};
 use rmsnorm_cuda::{
-    Backward, CudaBackend, Forward,
-    spec::{DType, Error, Norm, NormSpec, Problem, Tensor, bf16},
+    Backward, CudaBackend, Forward, QuantizedForward,
+    spec::quant::{CodeType, QuantSpec, ScaleKind},
+    spec::{DType, Error, F8E4M3, Norm, NormSpec, Problem, Rows, Stored, Tensor, bf16},
 };
 
 use crate::support::{Gpu, bytes, upload};
@@ -131,6 +133,86 @@ fn calls_that_allocate_their_workspace_are_captured_and_replayed() {
     let Some(gpu) = Gpu::open() else { return };
     let backend = gpu.on(stream_without_events(&gpu)).unwrap();
     SHAPES.into_iter().for_each(|shape| check_captured(&backend, shape, false));
+}
+
+/// What a call to codes has: of a scale that is given with the tensor's amax, or of its own scale; and the codes transposed.
+struct ToCodes {
+    norm: NormSpec,
+    scale: ScaleKind,
+    x: CudaSlice<bf16>,
+    codes: CudaSlice<F8E4M3>,
+    codes_t: CudaSlice<F8E4M3>,
+    given: CudaSlice<f32>,
+    /// The tensor's amax, or its scale.
+    found: CudaSlice<f32>,
+}
+
+impl ToCodes {
+    fn new(backend: &CudaBackend, scale: ScaleKind, (rows, cols): (usize, usize)) -> Self {
+        let len = rows * cols;
+        let codes = || backend.upload(&vec![F8E4M3::from_bits(0x7f); len]).unwrap();
+        ToCodes {
+            norm: NormSpec::rms(rows, cols, 1e-6),
+            scale,
+            x: upload(backend, 1, len),
+            codes: codes(),
+            codes_t: codes(),
+            given: backend.upload(&[0.004]).unwrap(),
+            found: backend.upload(&[1e9]).unwrap(),
+        }
+    }
+
+    /// New values, and a largest magnitude that no call finds: it must not stay.
+    fn fill(&mut self, backend: &CudaBackend, seed: u64) {
+        let stream = backend.stream();
+        stream.memcpy_htod(&values::<bf16>(seed, self.x.len()), &mut self.x).unwrap();
+        stream.memcpy_htod(&[1e9], &mut self.found).unwrap();
+        stream.memset_zeros(&mut self.codes).unwrap();
+        stream.memset_zeros(&mut self.codes_t).unwrap();
+    }
+
+    fn call(&mut self, backend: &CudaBackend) -> Result<(), Error> {
+        let quant = QuantSpec::new(CodeType::E4m3, self.scale);
+        let args = QuantizedForward::<bf16, F8E4M3>::new(quant, self.x.as_view(), self.codes.as_view_mut())
+            .codes_t(Rows::dense(self.codes_t.as_view_mut()));
+        let args = if self.scale == ScaleKind::Given {
+            args.scale(self.given.as_view()).amax(self.found.as_view_mut())
+        } else {
+            args.scales(self.found.as_view_mut())
+        };
+        backend.quantized_forward(&self.norm, args)
+    }
+
+    fn results(&self, backend: &CudaBackend) -> (Vec<u32>, Vec<u32>, u32) {
+        let codes = |buffer| backend.download::<F8E4M3>(buffer).unwrap().iter().map(|code| code.bits()).collect();
+        (codes(&self.codes), codes(&self.codes_t), backend.download(&self.found).unwrap()[0].to_bits())
+    }
+}
+
+#[test]
+fn calls_to_codes_are_captured_and_replayed() {
+    let Some(gpu) = Gpu::open() else { return };
+    let backend = gpu.on(stream_without_events(&gpu)).unwrap();
+    for (shape, scale) in [(700, 4096), (130, 1000), (40, 300_000)]
+        .into_iter()
+        .flat_map(|shape| [(shape, ScaleKind::Given), (shape, ScaleKind::Current)])
+    {
+        let mut tensors = ToCodes::new(&backend, scale, shape);
+        tensors.call(&backend).unwrap();
+        let (outcome, graph) = capture(backend.stream(), || tensors.call(&backend));
+        outcome.unwrap();
+        let graph = graph.unwrap().unwrap();
+        for seed in [10, 20, 30] {
+            tensors.fill(&backend, seed);
+            tensors.call(&backend).unwrap();
+            let expected = tensors.results(&backend);
+            let amax = f32::from_bits(expected.2) * if scale == ScaleKind::Given { 1.0 } else { 448.0 };
+            assert!((1.0..100.0).contains(&amax), "{shape:?} {scale:?}: {amax}");
+            tensors.fill(&backend, seed);
+            graph.launch().unwrap();
+            assert!(tensors.results(&backend) == expected, "{shape:?} {scale:?}, seed {seed}");
+        }
+    }
 }
 
 /// In a context without other streams cudarc needs no events, and nothing has to be turned off.
