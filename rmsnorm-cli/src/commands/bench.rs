@@ -212,9 +212,11 @@ fn name(operation: Operation) -> String {
     format!("{} {} {reduction}", norm.name(), op.name()).trim_end().to_owned()
 }
 
-/// Room for the longest [`name`].
+/// Room for the longest [`name`], and for the everyday ones.
 fn name_width(selection: &Selection) -> usize {
-    if selection.reductions == [GradReduction::default()] { 24 } else { 28 }
+    let Selection { norms, ops, reductions, .. } = selection;
+    let names = Operation::product(norms, ops, reductions).into_iter().map(|operation| name(operation).len());
+    names.max().unwrap_or(0).max(24)
 }
 
 fn line(row: &Row, width: usize) -> String {

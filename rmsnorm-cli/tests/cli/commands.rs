@@ -81,7 +81,7 @@ fn conformance_bad_arguments_are_one_line() {
 
 #[test]
 fn bench_bad_arguments_are_one_line() {
-    let cases: [(&[&str], &[&str]); 13] = [
+    let cases: [(&[&str], &[&str]); 15] = [
         // Products that wrap to 0 and to 2.
         (&["--shapes", "4294967296x4294967296"], &["--shapes", "no memory"]),
         (&["--shapes", "9223372036854775809x2"], &["--shapes", "no memory"]),
@@ -91,6 +91,8 @@ fn bench_bad_arguments_are_one_line() {
         (&["--isa", "sse"], &["--isa", "portable, avx2, avx512", "sse"]),
         (&["--threads", "0"], &["thread", "0"]),
         (&["--op", "forward,sideways"], &["--op", "forward, add_forward, backward", "sideways"]),
+        (&["--op", "quantized_forward", "--quant", "row,column"], &["--quant", "row, block128, mx", "column"]),
+        (&["--op", "forward", "--quant", "row"], &["--quant", "--op quantized_forward"]),
         (&["--shapes", "4096"], &["--shapes", "4096x1024", "\"4096\""]),
         (&["--shapes", "2x8,65536x1025"], &["--shapes", "at most 67108864 elements", "65536x1025 in f32"]),
         (&["--shapes", "4294967296x4294967295"], &["--shapes", "no memory"]),

@@ -80,6 +80,41 @@ fn runs_without_common_shapes_are_told_apart() {
     assert_eq!(outcome.stdout, "no two sources have a shape in common\n");
 }
 
+/// Every way of quantizing is judged, measured and told apart, and stands beside a published kernel that does the same.
+#[test]
+fn codes_are_measured_in_every_way() {
+    let folder = Folder::new();
+    let bench =
+        ["bench", "--backend", "cpu", "--threads", "1", "--seconds", "0", "--dtype", "bf16", "--shapes", "3x160"];
+    let ops = ["--op", "quantized_forward,add_quantized_forward", "--json", "codes.json"];
+    let outcome = folder.rmsnorm(&[&bench[..], &ops].concat());
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{outcome:?}");
+    let document: Value = serde_json::from_slice(&std::fs::read(folder.path("codes.json")).unwrap()).unwrap();
+    let rows = document["reports"][0]["rows"].as_array().unwrap();
+    // Two norms, two operations, seven ways.
+    assert_eq!(rows.len(), 28);
+    let bytes_of = |op: &str| {
+        let row = rows.iter().find(|row| row["norm"] == "rms_norm" && row["op"] == op).unwrap();
+        row["bytes"].as_u64().unwrap()
+    };
+    // x, weight, rstd and codes; then what each adds.
+    let least = 2 * (480 + 160) + 12 + 480;
+    for (name, more) in [("tensor", 4), ("current", 4), ("row", 12), ("block128", 24), ("mx", 15), ("transposed", 484)]
+    {
+        assert_eq!(bytes_of(&format!("quantized_forward.{name}")), least + more, "{name}");
+    }
+    assert_eq!(bytes_of("add_quantized_forward.row"), least + 12 + 2 * 960);
+
+    let peer = r#"[{"op":"rms_row","dtype":"bfloat16","M":3,"N":160,"provider":"peer","ms":1,"gbps":1}]"#;
+    folder.write("peers.json", peer.as_bytes());
+    let outcome = folder.rmsnorm(&["compare", "codes.json", "peers.json"]);
+    assert!(outcome.stdout.contains("rms_norm quantized_forward.row"), "{outcome:?}");
+    let only = ["--op", "quantized_forward", "--quant", "mx,row", "--norm", "layer_norm"];
+    let outcome = folder.rmsnorm(&[&bench[..], &only].concat());
+    let names = outcome.stdout.lines().filter_map(|line| line.strip_prefix("layer_norm ")?.split(' ').next());
+    assert_eq!(names.collect::<Vec<_>>(), ["quantized_forward.row", "quantized_forward.mx"], "{outcome:?}");
+}
+
 #[test]
 fn measurements_are_added_to_a_file() {
     let folder = Folder::new();
