@@ -264,6 +264,22 @@ pub(crate) fn core() -> Vec<Case> {
             let case = plain(Norm::ALL[i % 2], DType::ALL[i % 3], rows, cols);
             cases.push(Case { quant, present: all.without(Tensor::Y), ..case });
         }
+        // With a weight alone, as the inputs of matrix products are made: a backend may have a shorter way for these, with ends of its
+        // own.
+        let weight = TensorSet::of(&[Tensor::Weight, Tensor::Amax]);
+        let with_codes = |j: usize| {
+            let quant = QuantSpec::new(CodeType::ALL[(i + j) % 3], scale);
+            Some(if quant.check().is_ok() { quant } else { QuantSpec::new(CodeType::ALL[j % 2], scale) })
+        };
+        for (j, family) in Family::ALL.into_iter().enumerate() {
+            let case = plain(Norm::ALL[(i + j) % 2], DType::ALL[(i + j / 2) % 3], 5, 257);
+            cases.push(exact_where_asked(Case { quant: with_codes(j), present: weight, family, ..case }));
+        }
+        let lengths = [1000, 2048, 3000, 4096, 6144, 8192, 12_288, 16_384, 17_389];
+        for (j, cols) in lengths.into_iter().enumerate() {
+            let case = plain(Norm::ALL[usize::from(j % 3 == 2)], DType::ALL[(i + j) % 3], 3, cols);
+            cases.push(Case { quant: with_codes(j), present: weight, ..case });
+        }
         let trial = Trial::Determinism { repeats: 3 };
         for (j, (rows, cols)) in [(257, 33), (65, 300)].into_iter().enumerate() {
             let case = plain(Norm::ALL[j], DType::ALL[(i + j) % 3], rows, cols);
