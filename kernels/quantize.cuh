@@ -14,8 +14,9 @@ constexpr int QUOTIENT = 0, POWER = 1, BYTE_UP = 2, BYTE_FLOOR = 3;
 constexpr int ROW_MAJOR = 0, COLUMN_MAJOR = 1, PACKED_UE8M0 = 2, SWIZZLED_128X4 = 3;
 
 // Where v is a product of h, the weight and the row's rstd, and nothing else is done with y: codes are made of the products of h and the
-// weight, by one factor for all else, and the largest of those says what the largest |v| is. That takes half the instructions.
-constexpr bool IS_FACTORED = !HAS_BIAS && !HAS_Y && !IS_ROUNDED && !CAST_BEFORE_WEIGHT;
+// weight, by one factor for all else, and the largest of those says what the largest |v| is. That takes half the instructions. Not where
+// rows share a warp: whether products will do is settled by its lanes together, and a row's bits depend on no other row.
+constexpr bool IS_FACTORED = !HAS_BIAS && !HAS_Y && !IS_ROUNDED && !CAST_BEFORE_WEIGHT && THREADS_PER_ROW >= 32;
 
 // Whether a thread looks for the largest magnitude of its part of all rows.
 constexpr bool FINDS_AMAX = SCALE == FIND || (SCALE == GIVEN && HAS_AMAX);
@@ -145,7 +146,8 @@ __device__ inline bool makes_codes(float factor) { return factor > 0x1p-100f && 
 __device__ inline void fold_amax(void* cell, float magnitude) {
     unsigned bits = __float_as_uint(magnitude);
 #if __CUDA_ARCH__ >= 800
-    asm("redux.sync.max.u32 %0, %0, 0xffffffff;" : "+r"(bits));
+    // Volatile, so that it stays where all lanes come by.
+    asm volatile("redux.sync.max.u32 %0, %0, 0xffffffff;" : "+r"(bits));
 #else
     #pragma unroll
     for (int distance = 16; distance > 0; distance /= 2) bits = max(bits, __shfl_xor_sync(~0u, bits, distance));

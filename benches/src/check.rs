@@ -176,7 +176,7 @@ impl<D: Measurable, T: Element> Workload<'_, D, T> {
     fn wrong_in_codes(&self, norm: Norm, quant: Quant, add: bool) -> Result<usize, Error> {
         let Shape { rows: count, cols } = self.shape;
         let arithmetic = self.device.arithmetic();
-        let rstd = self.device.download(&self.rstd)?;
+        let (rstd, mean) = (self.device.download(&self.rstd)?, self.device.download(&self.mean)?);
         let (weight, bias) = (self.vector(tensors::WEIGHT), self.vector(tensors::BIAS));
         let (asked, groups) = (quant.spec(count), quant.spec(count).scale.groups(cols));
         let scales = self.device.download(&self.scales)?;
@@ -200,6 +200,12 @@ impl<D: Measurable, T: Element> Workload<'_, D, T> {
             let truth = ForwardTruth::new(&spec, inputs, T::DTYPE, h.as_deref(), worst(&arithmetic));
             let rstd = Bits::of(&rstd[rows.clone()]);
             wrong += failures(&truth.judge_bits(Tensor::Rstd, &rstd));
+            if norm == Norm::Layer {
+                wrong += failures(&truth.judge(Tensor::Mean, &mean[rows.clone()]));
+            }
+            if add {
+                wrong += failures(&truth.judge(Tensor::ResidualOut, &stored));
+            }
             // As if these rows were all, with scales row by row; one that was found is as good as one that was given.
             let (of_rows, scale) = match groups {
                 Some(_) => (asked.layout(ScaleLayout::RowMajor), GIVEN_SCALE),

@@ -51,7 +51,7 @@ impl Call {
         let Call { direction, norm, dtypes, tensors, grad_reduction } = self;
         let tensors = tensors.set(Tensor::Mean, norm == Norm::Layer);
         let problem = match direction {
-            // No backend has a program for codes yet.
+            // Calls to codes are drawn, with their specs.
             Direction::Forward | Direction::QuantizedForward => {
                 Problem::forward(norm, rows, cols, dtypes.activation, tensors)
             }
@@ -170,7 +170,8 @@ impl Draw {
             ScaleLayout::Swizzled128x4,
         ];
         let codes = self.of([CodeType::E4m3, CodeType::E5m2, CodeType::Int8]);
-        let codes = if matches!(scale, ScaleKind::Mx { .. }) { CodeType::E4m3 } else { codes };
+        let is_mx_of_integers = matches!(scale, ScaleKind::Mx { .. }) && codes == CodeType::Int8;
+        let codes = if is_mx_of_integers { CodeType::E5m2 } else { codes };
         let quant = QuantSpec::new(codes, scale).source(self.of([QuantSource::F32, QuantSource::Rounded]));
         let laid_out = quant.layout(self.of(layouts));
         let quant = if laid_out.check().is_ok() { laid_out } else { quant };

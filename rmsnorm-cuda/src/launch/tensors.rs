@@ -46,7 +46,9 @@ impl<'a> Tensors<'a> {
 
     fn hold(&mut self, tensor: Tensor, layout: &RowLayout, (data, in_use): (sys::CUdeviceptr, SyncOnDrop<'a>)) {
         let matrix = Matrix { data, row_stride: layout.row_stride as u64 };
-        self.params.place(tensor, matrix, layout.group_stride(self.problem.rows_per_group) as u64);
+        // The rows of transposed codes are columns, which lie in no groups.
+        let groups = self.problem.rows_per_group.filter(|_| tensor != Tensor::CodesT);
+        self.params.place(tensor, matrix, layout.group_stride(groups) as u64);
         self.uses[tensor as usize] = Some(in_use);
     }
 

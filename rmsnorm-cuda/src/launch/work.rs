@@ -93,13 +93,14 @@ impl Launch {
         // SAFETY:
         // - kernel: `Kernels` hands out only kernels whose module stays loaded until the process ends, so the work may run
         //   whenever its stream or a graph comes to it, be the backend dropped by then or not;
-        // - arguments: the kernel's one parameter is a `Params`, or, where no rows lie in groups, the part of it that comes
-        //   before them (`Params::bytes`); its size was checked where it was compiled; the driver copies it before it returns;
+        // - arguments: the kernel's one parameter is a `Params`, or, where no rows lie in groups or no codes are written, the part
+        //   of it that comes before those (`Params::bytes`); its size was checked where it was compiled; the driver copies it before it returns;
         // - config: points to as many attributes as it says, each with the value that belongs to its id;
         // - memory: addresses, lengths and strides come from a `Checked` call, so every access that the kernel makes for
         //   (rows, cols) lies in a live tensor; its key has groups exactly where the problem has, and their rows fit the 32
         //   bits that it counts them in; no output overlaps another; the workspace has the plan's length;
-        // - alignment: the key's access_bytes divide all addresses and strides;
+        // - alignment: the key's access_bytes divide all addresses and strides, those of codes times the size of the widest
+        //   matrix's elements, as many codes being one access; what transposes codes looks at them itself;
         // - order: cudarc's events, held in `Tensors`, order the accesses with those on other streams.
         unsafe { sys::cuLaunchKernelEx(&raw const config, self.kernel, arguments.as_mut_ptr(), std::ptr::null_mut()) }
             .result()

@@ -20,7 +20,10 @@ pub(super) struct Workspace<'a> {
 impl<'a> Workspace<'a> {
     pub(super) fn allocate(stream: &'a CudaStream, kernels: &Kernels, len: usize) -> Result<Self, Error> {
         if !stream.context().has_async_alloc() {
-            let rule = format!("this device cannot allocate in stream order: pass in a workspace of {len} f32");
+            let rule = format!(
+                "this device cannot allocate in stream order: a backward call can be given its workspace of {len} f32, a call that \
+                 finds a tensor's scale cannot be made"
+            );
             return Err(Error::Unsupported { rule });
         }
         let out_of_memory = DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY);

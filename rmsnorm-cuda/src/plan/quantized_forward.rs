@@ -47,7 +47,8 @@ pub(super) fn plan(problem: &Problem, quant: &QuantSpec, access_bytes: u32, caps
         ScaleKind::Row | ScaleKind::Block { .. } | ScaleKind::Mx { .. } => {
             let bytes = scales_bytes(quant, problem);
             let zero = Step::Zero { tensor: Tensor::Scales, bytes };
-            let has_gaps = quant.layout != ScaleLayout::RowMajor && bytes > 0;
+            // Every scale has its row's kernel; what lies between them has nobody.
+            let has_gaps = bytes > scales_bytes(&quant.layout(ScaleLayout::RowMajor), problem);
             [has_gaps.then_some(zero), rows(problem, quant.scale, access_bytes, caps, None), None, None]
         }
     };

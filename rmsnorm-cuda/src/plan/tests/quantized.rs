@@ -74,6 +74,8 @@ fn cells_are_cleared_and_padding_zeroed_where_nothing_else_writes_them() {
     assert_eq!(laid_out(ScaleLayout::Swizzled128x4), ["zero scales 512", "quantized_forward"]);
     let column_major = quant(BLOCK).layout(ScaleLayout::ColumnMajor { ld: 8 });
     assert_eq!(steps(column_major, TensorSet::of(&[]), 5), ["zero scales 32", "quantized_forward"]);
+    let full = quant(BLOCK).layout(ScaleLayout::ColumnMajor { ld: 5 });
+    assert_eq!(steps(full, TensorSet::of(&[]), 5), ["quantized_forward"]);
     // A tensor without rows has a scale of its own.
     assert_eq!(steps(quant(ScaleKind::Current), TensorSet::of(&[]), 0), ["clear_amax", "quantized_forward"]);
 }
