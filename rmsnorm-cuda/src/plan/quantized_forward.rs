@@ -1,8 +1,8 @@
 //! Forward to codes: the tile of a row, what is found first, and the transposed copy.
 
 use rmsnorm_gpu::reduction;
-use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind, ScaleLayout, ScaleType};
-use rmsnorm_spec::{DType, Norm, Problem, Tensor};
+use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind, ScaleLayout};
+use rmsnorm_spec::{DType, Norm, Problem, Storage, Tensor};
 
 use super::tuning::Ladders;
 use super::{Plan, Program, Step, Tile, Workspace, forward, found, key, pack};
@@ -45,10 +45,10 @@ pub(super) fn plan(problem: &Problem, quant: &QuantSpec, access_bytes: u32, caps
             [Some(clear(ScaleKind::Current)), find, write, codes_t]
         }
         ScaleKind::Row | ScaleKind::Block { .. } | ScaleKind::Mx { .. } => {
-            let bytes = scales_bytes(quant, problem);
+            let bytes = scales(quant, problem) * problem.storage(Tensor::Scales).map_or(0, Storage::size);
             let zero = Step::Zero { tensor: Tensor::Scales, bytes };
             // Every scale has its row's kernel; what lies between them has nobody.
-            let has_gaps = bytes > scales_bytes(&quant.layout(ScaleLayout::RowMajor), problem);
+            let has_gaps = scales(quant, problem) > scales(&quant.layout(ScaleLayout::RowMajor), problem);
             [has_gaps.then_some(zero), rows(problem, quant.scale, access_bytes, caps, None), None, None]
         }
     };
@@ -113,11 +113,7 @@ fn launch(program: Program, rows_per_group: Option<usize>, scale: ScaleKind, til
     Step::Launch { key, grid, threads: tile.threads(), shared_bytes: 0 }
 }
 
-/// Bytes of all scales, with what lies between them.
-fn scales_bytes(quant: &QuantSpec, problem: &Problem) -> usize {
-    let size = match quant.scale_type() {
-        ScaleType::F32 => size_of::<f32>(),
-        ScaleType::E8m0 => 1,
-    };
-    quant.scales_len(problem.rows, problem.cols).unwrap_or(0) * size
+/// Scales in all, with what lies between them.
+fn scales(quant: &QuantSpec, problem: &Problem) -> usize {
+    quant.scales_len(problem.rows, problem.cols).unwrap_or(0)
 }

@@ -72,6 +72,10 @@ fn cells_are_cleared_and_padding_zeroed_where_nothing_else_writes_them() {
     assert_eq!(laid_out(ScaleLayout::RowMajor), ["quantized_forward"]);
     assert_eq!(laid_out(ScaleLayout::PackedUe8m0 { ld: 7 }), ["zero scales 28", "quantized_forward"]);
     assert_eq!(laid_out(ScaleLayout::Swizzled128x4), ["zero scales 512", "quantized_forward"]);
+    // In the layout without gaps these scales would have four times the bytes.
+    let power = quant(ScaleKind::Block { cols: 64, is_power_of_two: true });
+    let bytes = power.layout(ScaleLayout::PackedUe8m0 { ld: 8 });
+    assert_eq!(steps(bytes, TensorSet::of(&[]), 5), ["zero scales 32", "quantized_forward"]);
     let column_major = quant(BLOCK).layout(ScaleLayout::ColumnMajor { ld: 8 });
     assert_eq!(steps(column_major, TensorSet::of(&[]), 5), ["zero scales 32", "quantized_forward"]);
     let full = quant(BLOCK).layout(ScaleLayout::ColumnMajor { ld: 5 });
