@@ -29,6 +29,8 @@ sources! {
     BACKWARD = "backward.wgsl",
     BACKWARD_COLUMNS = "backward_columns.wgsl",
     BACKWARD_ROW_SUMS = "backward_row_sums.wgsl",
+    CLEAR = "clear.wgsl",
+    CODES = "codes.wgsl",
     COPY = "copy.wgsl",
     FOLD = "fold.wgsl",
     FORWARD = "forward.wgsl",
@@ -41,10 +43,16 @@ sources! {
     PARAMETERS = "parameters.wgsl",
     PARAMS = "params.wgsl",
     PARTIALS = "partials.wgsl",
+    QUANTIZE = "quantize.wgsl",
+    QUANTIZED_FORWARD = "quantized_forward.wgsl",
+    QUANTIZED_FORWARD_STREAMING = "quantized_forward_streaming.wgsl",
     REDUCE_PARTIALS = "reduce_partials.wgsl",
     REDUCE_SUBGROUP = "reduce_subgroup.wgsl",
     REDUCE_WORKGROUP = "reduce_workgroup.wgsl",
+    SCALES = "scales.wgsl",
+    TENSOR_SCALE = "tensor_scale.wgsl",
     THREADS = "threads.wgsl",
+    TRANSPOSE_CODES = "transpose_codes.wgsl",
 }
 
 #[cfg(test)]

@@ -39,11 +39,15 @@ fn x_hat_of(h: vec4<f32>, mean: f32, rstd: f32) -> vec4<f32> {
     return x_hat;
 }
 
-fn write_y(row: u32, thread: u32, k: u32, h: Kept_R, mean: f32, rstd: f32, weight: Kept_W, bias: Kept_W) {
+fn y_of(h: Kept_R, mean: f32, rstd: f32, weight: Kept_W, bias: Kept_W) -> Pair {
     let values = pair_R(h);
     let x_hat = Pair(x_hat_of(values.lo, mean, rstd), x_hat_of(values.hi, mean, rstd));
+    return biased(weighted(x_hat, weight), bias);
+}
+
+fn write_y(row: u32, thread: u32, k: u32, h: Kept_R, mean: f32, rstd: f32, weight: Kept_W, bias: Kept_W) {
     store_residual_out(row, thread, k, h);
-    store_y(row, thread, k, kept_T(biased(weighted(x_hat, weight), bias)));
+    store_y(row, thread, k, kept_T(y_of(h, mean, rstd, weight, bias)));
 }
 
 fn write_statistics(row: u32, thread: u32, mean: f32, rstd: f32) {

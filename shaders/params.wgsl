@@ -39,6 +39,16 @@ struct Params {
     residual_out_group_stride: u32,
     dx_group_stride: u32,
     dresidual_group_stride: u32,
+    codes_group_stride: u32,
+    first_row: u32, // rows of earlier dispatches
+    codes: vec2<u32>,
+    codes_t: vec2<u32>,
+    scale: u32,
+    scales: u32, // bytes, where scales are
+    amax: u32,
+    scales_stride: u32, // as their layout has it: groups, ld or tiles of a row
+    amax_floor: u32, // bits of f32
+    amax_ceiling: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

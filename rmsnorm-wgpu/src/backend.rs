@@ -3,7 +3,9 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, NormBackend, NormSpec, Problem, Span, Stored};
+use rmsnorm_spec::{
+    Backward, Checked, Code, Element, Error, Forward, NormBackend, NormSpec, Problem, QuantizedForward, Span, Stored,
+};
 use wgpu::{
     AdapterInfo, Buffer, BufferDescriptor, BufferUsages, CommandEncoder, CommandEncoderDescriptor, Device, DeviceType,
     Queue,
@@ -24,7 +26,7 @@ use crate::view::WgpuSlice;
 ///
 /// # Tensors
 /// Arguments are [`WgpuSlice`]s of buffers of the same device with `BufferUsages::STORAGE`, at any offset that is a
-/// multiple of the element's size. Buffers of 16-bit elements need a size that is a multiple of 4 bytes. Several tensors
+/// multiple of the element's size. Buffers of elements below 32 bits need a size that is a multiple of 4 bytes. Several tensors
 /// may lie in one buffer, interleaved ones too. Rules that a call breaks are [`Error::InvalidArgument`] and name the tensor;
 /// a buffer that is destroyed, mapped or of another device is [`Error::Device`] with wgpu's words. wgpu cannot tell the
 /// buffers of one [`wgpu::Instance`] from those of another: do not mix them. All that [`new`](Self::new) opens is of one.
@@ -223,6 +225,19 @@ impl WgpuBackend {
         self.encode(target.into(), || launch::backward(self, Checked::backward(self, *spec, args)?))
     }
 
+    /// Encodes a quantized forward call, [`NormBackend::quantized_forward`].
+    ///
+    /// # Errors
+    /// As [`encode_forward`](Self::encode_forward).
+    pub fn encode_quantized_forward<'t, 'p: 't, T: Element, C: Code, W: Element, R: Element>(
+        &self,
+        target: impl Into<Target<'t, 'p>>,
+        spec: &NormSpec,
+        args: QuantizedForward<'_, Self, T, C, W, R>,
+    ) -> Result<(), Error> {
+        self.encode(target.into(), || launch::quantized_forward(self, Checked::quantized_forward(*spec, args)?))
+    }
+
     /// A backend on the same device, with the same kernels, whose calls are encoded where the caller says.
     pub fn recorder(&self) -> Recorder {
         Recorder::new(WgpuBackend { kept: Some(Arc::default()), ..self.clone() })
@@ -390,6 +405,13 @@ impl NormBackend for WgpuBackend {
         call: Checked<Backward<'_, Self, T, W, R>>,
     ) -> Result<(), Error> {
         self.run(|| launch::backward(self, call))
+    }
+
+    fn launch_quantized_forward<T: Element, C: Code, W: Element, R: Element>(
+        &self,
+        call: Checked<QuantizedForward<'_, Self, T, C, W, R>>,
+    ) -> Result<(), Error> {
+        self.run(|| launch::quantized_forward(self, call))
     }
 }
 

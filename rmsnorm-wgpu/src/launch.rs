@@ -8,7 +8,10 @@ mod workspace;
 use std::ops::Range;
 use std::sync::Arc;
 
-use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, GradReduction, NormSpec, Problem, Tensor};
+use rmsnorm_spec::quant::{QuantSpec, ScaleLayout};
+use rmsnorm_spec::{
+    Backward, Checked, Code, Element, Error, Forward, GradReduction, NormSpec, Problem, QuantizedForward, Tensor,
+};
 use wgpu::{BindGroup, Buffer, ComputePass, ComputePassDescriptor};
 
 use crate::backend::WgpuBackend;
@@ -106,7 +109,6 @@ impl Bound {
 /// # Errors
 /// As [`forward`].
 pub(crate) fn prepare(backend: &WgpuBackend, problem: &Problem) -> Result<(), Error> {
-    problem.without_codes("wgpu")?;
     rows_per_group(problem)?;
     let plan = plan::plan(problem, &Layout::dense(problem), backend.caps())?;
     plan.steps.iter().try_for_each(|step| match step {
@@ -146,6 +148,20 @@ pub(crate) fn backward<T: Element, W: Element, R: Element>(
     bind(backend, &spec, &problem, tensors)
 }
 
+/// A quantized forward call.
+///
+/// # Errors
+/// As [`forward`].
+pub(crate) fn quantized_forward<T: Element, C: Code, W: Element, R: Element>(
+    backend: &WgpuBackend,
+    call: Checked<QuantizedForward<'_, WgpuBackend, T, C, W, R>>,
+) -> Result<Work, Error> {
+    let (spec, problem) = (*call.spec(), *call.problem());
+    let mut tensors = Tensors::new(problem);
+    call.visit(&mut tensors)?;
+    bind(backend, &spec, &problem, tensors)
+}
+
 /// A copy by a kernel, the yardstick of measurements: from one buffer to another, or to a part of the same that does not
 /// overlap, which the caller makes sure of.
 ///
@@ -167,7 +183,8 @@ pub(crate) fn copy<T: Element>(
 
 fn bind(backend: &WgpuBackend, spec: &NormSpec, problem: &Problem, tensors: Tensors<'_>) -> Result<Work, Error> {
     let (is_aliased, reduce_aliased) = tensors.aliases();
-    let layout = Layout::new(problem, tensors.inputs_and_matrices(), tensors.gradients(), is_aliased, reduce_aliased);
+    let layout = Layout::new(problem, tensors.inputs_and_matrices(), tensors.gradients(), is_aliased, reduce_aliased)
+        .with_codes(problem, tensors.scales(), tensors.transposed());
     let plan = plan::plan(problem, &layout, backend.caps())?;
     debug_assert!(
         plan.workspace.len <= rmsnorm_spec::NormBackend::workspace_len(backend, problem) as u64,
@@ -183,9 +200,27 @@ fn bind(backend: &WgpuBackend, spec: &NormSpec, problem: &Problem, tensors: Tens
         share: (1.0 / problem.cols as f64) as f32,
         partial_rows: plan.partial_rows,
         rows_per_group: rows_per_group(problem)?,
-        ..Params::default()
+        ..problem.quant.map_or_else(Params::default, |quant| of_quant(&quant, problem.cols))
     };
     work(backend, &plan, &tensors, workspace.as_ref(), params)
+}
+
+/// What a call to codes tells of its scales.
+fn of_quant(quant: &QuantSpec, cols: usize) -> Params {
+    let groups = quant.scale.groups(cols).unwrap_or(0);
+    let stride = match quant.layout {
+        ScaleLayout::RowMajor => groups,
+        ScaleLayout::ColumnMajor { ld } | ScaleLayout::PackedUe8m0 { ld } => ld,
+        ScaleLayout::Swizzled128x4 => groups.div_ceil(4),
+    };
+    // Scales lie within a binding, so that 32 bits hold it wherever it counts. A zero with a sign would be the largest of all.
+    let bits = |amax: f32| (amax + 0.0).to_bits();
+    Params {
+        scales_stride: stride as u32,
+        amax_floor: bits(quant.amax_floor),
+        amax_ceiling: bits(quant.amax_ceiling),
+        ..Params::default()
+    }
 }
 
 /// Rows of a group, as shaders count them; 0 where no rows lie in groups.
@@ -237,12 +272,14 @@ fn work(
 /// The numbers of one dispatch, but where its tensors begin.
 fn of_dispatch(params: Params, dispatch: &Dispatch, cols: u64, plan: &Plan) -> Params {
     let rows = dispatch.rows.end - dispatch.rows.start;
-    // A copy is one row of a length of its own.
-    let (rows, cols) = if dispatch.key.program == Program::Copy { (1, rows) } else { (rows, cols) };
+    // A copy, and what is cleared, is one row of a length of its own.
+    let is_one_row = matches!(dispatch.key.program, Program::Copy | Program::Clear);
+    let (rows, cols) = if is_one_row { (1, rows) } else { (rows, cols) };
     Params {
         // The plan keeps both within a binding, hence within 32 bits.
         rows: rows as u32,
         cols: cols as u32,
+        first_row: dispatch.rows.start as u32,
         chunks: dispatch.chunks,
         first_chunk: dispatch.first_chunk,
         accumulates: u32::from(dispatch.accumulates),

@@ -51,3 +51,5 @@ pub use wgpu;
 pub type Forward<'a, T, W = T, R = T> = spec::Forward<'a, WgpuBackend, T, W, R>;
 /// The tensors of a backward call on views of wgpu's buffers.
 pub type Backward<'a, T, W = T, R = T> = spec::Backward<'a, WgpuBackend, T, W, R>;
+/// The tensors of a quantized forward call on views of wgpu's buffers.
+pub type QuantizedForward<'a, T, C, W = T, R = T> = spec::QuantizedForward<'a, WgpuBackend, T, C, W, R>;

@@ -70,6 +70,20 @@ pub(crate) struct Params {
     pub(crate) residual_out_group_stride: u32,
     pub(crate) dx_group_stride: u32,
     pub(crate) dresidual_group_stride: u32,
+    pub(crate) codes_group_stride: u32,
+    /// Rows of earlier dispatches, which bind the scales of all.
+    pub(crate) first_row: u32,
+    pub(crate) codes: Place,
+    pub(crate) codes_t: Place,
+    /// First element, as of what follows; of scales that are bytes the first byte.
+    pub(crate) scale: u32,
+    pub(crate) scales: u32,
+    pub(crate) amax: u32,
+    /// What the layout of the scales multiplies with: groups or tiles of a row, or its `ld`.
+    pub(crate) scales_stride: u32,
+    /// The bits of an f32 that is not negative, as which the shaders compare magnitudes.
+    pub(crate) amax_floor: u32,
+    pub(crate) amax_ceiling: u32,
 }
 
 impl Params {
@@ -90,8 +104,12 @@ impl Params {
             Tensor::Rstd => self.rstd = place.first,
             Tensor::Dweight => self.dweight = place,
             Tensor::Dbias => self.dbias = place,
-            // No program writes codes yet.
-            Tensor::Codes | Tensor::CodesT | Tensor::Scale | Tensor::Scales | Tensor::Amax => {}
+            Tensor::Codes => (self.codes, self.codes_group_stride) = (place, group_stride),
+            // Its rows are in no groups.
+            Tensor::CodesT => self.codes_t = place,
+            Tensor::Scale => self.scale = place.first,
+            Tensor::Scales => self.scales = place.first,
+            Tensor::Amax => self.amax = place.first,
             Tensor::Workspace => {
                 self.workspace = place.first;
                 // The plan counts from the workspace's start.
@@ -104,7 +122,6 @@ impl Params {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rmsnorm_spec::Direction;
 
     /// The number that a tensor was placed at, as the program reads it.
     fn first(params: &Params, tensor: Tensor) -> u32 {
@@ -124,8 +141,11 @@ mod tests {
             Tensor::Dweight => params.dweight.first,
             Tensor::Dbias => params.dbias.first,
             Tensor::Workspace => params.workspace,
-            // Nowhere: no program writes codes yet.
-            Tensor::Codes | Tensor::CodesT | Tensor::Scale | Tensor::Scales | Tensor::Amax => 0,
+            Tensor::Codes => params.codes.first,
+            Tensor::CodesT => params.codes_t.first,
+            Tensor::Scale => params.scale,
+            Tensor::Scales => params.scales,
+            Tensor::Amax => params.amax,
         }
     }
 
@@ -137,8 +157,7 @@ mod tests {
             params.place(tensor, Place { first: 1 + tensor as u32, row_stride: 100 }, 200 + tensor as u32);
         }
         for tensor in Tensor::ALL {
-            let has_place = [Direction::Forward, Direction::Backward].iter().any(|way| tensor.access(*way).is_some());
-            assert_eq!(first(&params, tensor), if has_place { 1 + tensor as u32 } else { 0 }, "{tensor}");
+            assert_eq!(first(&params, tensor), 1 + tensor as u32, "{tensor}");
         }
         assert_eq!(params.row_sums, 1001 + Tensor::Workspace as u32);
         let strides = [
@@ -150,6 +169,8 @@ mod tests {
             params.dresidual_out,
             params.dx,
             params.dresidual,
+            params.codes,
+            params.codes_t,
         ];
         assert!(strides.iter().all(|place| place.row_stride == 100));
         let group_strides = [
@@ -161,6 +182,7 @@ mod tests {
             (Tensor::ResidualOut, params.residual_out_group_stride),
             (Tensor::Dx, params.dx_group_stride),
             (Tensor::Dresidual, params.dresidual_group_stride),
+            (Tensor::Codes, params.codes_group_stride),
         ];
         assert!(group_strides.iter().all(|(tensor, stride)| *stride == 200 + *tensor as u32), "{group_strides:?}");
     }

@@ -8,6 +8,7 @@ mod backward;
 #[cfg(any(test, feature = "conformance"))]
 mod describe;
 mod forward;
+mod quantized_forward;
 mod ranges;
 #[cfg(test)]
 mod tests;
@@ -20,6 +21,9 @@ use rmsnorm_gpu::program::CallKey;
 use rmsnorm_spec::{DType, Direction, Error, Norm, Problem, Tensor, TensorSet};
 
 use crate::caps::Caps;
+pub(crate) use quantized_forward::lanes_of_set;
+#[cfg(test)]
+pub(crate) use quantized_forward::{FOUND_FROM, SIDE, gathers_scales};
 pub(crate) use ranges::{Layout, Placed};
 pub(crate) use tuning::Tuning;
 
@@ -38,6 +42,16 @@ pub(crate) enum Program {
     BackwardColumns,
     /// `reduce_partials.wgsl`
     ReducePartials,
+    /// `quantized_forward.wgsl`: a row stays in registers.
+    QuantizedForward,
+    /// `quantized_forward_streaming.wgsl`: a row is read two to four times, in a loop.
+    QuantizedForwardStreaming,
+    /// `transpose_codes.wgsl`
+    TransposeCodes,
+    /// `tensor_scale.wgsl`: the scale of a tensor from its largest magnitude.
+    TensorScale,
+    /// `clear.wgsl`: zeroes a tensor for the program behind it.
+    Clear,
     /// `copy.wgsl`, the yardstick of measurements.
     Copy,
 }
@@ -45,13 +59,18 @@ pub(crate) enum Program {
 impl Program {
     /// Every program.
     #[cfg(test)]
-    pub(crate) const ALL: [Program; 7] = [
+    pub(crate) const ALL: [Program; 12] = [
         Program::Forward,
         Program::ForwardStreaming,
         Program::Backward,
         Program::BackwardRowSums,
         Program::BackwardColumns,
         Program::ReducePartials,
+        Program::QuantizedForward,
+        Program::QuantizedForwardStreaming,
+        Program::TransposeCodes,
+        Program::TensorScale,
+        Program::Clear,
         Program::Copy,
     ];
 
@@ -60,9 +79,12 @@ impl Program {
     /// follows from the others.
     pub(crate) const fn info(self) -> rmsnorm_gpu::program::Program {
         use Tensor::{
-            Bias, Dbias, Dresidual, DresidualOut, Dweight, Dx, Dy, Mean, Residual, ResidualOut, Rstd, Weight, X, Y,
+            Amax, Bias, Codes, CodesT, Dbias, Dresidual, DresidualOut, Dweight, Dx, Dy, Mean, Residual, ResidualOut,
+            Rstd, Scale, Scales, Weight, X, Y,
         };
         const FORWARD: &[Tensor] = &[X, Residual, Weight, Bias, Y, ResidualOut, Mean, Rstd];
+        const TO_CODES: &[Tensor] =
+            &[X, Residual, Weight, Bias, Y, ResidualOut, Mean, Rstd, Codes, Scale, Scales, Amax];
         const BACKWARD: &[Tensor] = &[X, Weight, Mean, Rstd, Dy, DresidualOut, Dx, Dweight, Dbias, Dresidual];
         let (stem, direction, is_reduction, tensors): (_, _, _, &[Tensor]) = match self {
             Program::Forward => ("forward", Direction::Forward, false, FORWARD),
@@ -71,19 +93,31 @@ impl Program {
             Program::BackwardRowSums => ("backward_row_sums", Direction::Backward, false, &[X, Weight, Mean, Rstd, Dy]),
             Program::BackwardColumns => ("backward_columns", Direction::Backward, false, BACKWARD),
             Program::ReducePartials => ("reduce_partials", Direction::Backward, true, &[Dweight, Dbias]),
+            Program::QuantizedForward => ("quantized_forward", Direction::QuantizedForward, false, TO_CODES),
+            Program::QuantizedForwardStreaming => {
+                ("quantized_forward_streaming", Direction::QuantizedForward, false, TO_CODES)
+            }
+            Program::TransposeCodes => ("transpose_codes", Direction::QuantizedForward, false, &[Codes, CodesT]),
+            Program::TensorScale => ("tensor_scale", Direction::QuantizedForward, false, &[Scales]),
+            Program::Clear => ("clear", Direction::QuantizedForward, false, &[Scales, Amax]),
             Program::Copy => ("copy", Direction::Forward, false, &[X, Y]),
         };
         rmsnorm_gpu::program::Program { stem, direction, is_reduction, optional: TensorSet::of(tensors) }
     }
 
-    /// Whether this is a forward pass.
+    /// Whether this is a forward pass, to floats or to codes.
     pub(crate) const fn is_forward(self) -> bool {
-        matches!(self, Program::Forward | Program::ForwardStreaming)
+        matches!(self, Program::Forward | Program::ForwardStreaming) || self.writes_codes()
+    }
+
+    /// Whether this is a forward pass to codes.
+    pub(crate) const fn writes_codes(self) -> bool {
+        matches!(self, Program::QuantizedForward | Program::QuantizedForwardStreaming)
     }
 
     /// Whether every column belongs to one thread; the other programs walk through the columns, or share them otherwise.
     pub(crate) const fn is_on_chip(self) -> bool {
-        matches!(self, Program::Forward | Program::Backward)
+        matches!(self, Program::Forward | Program::Backward | Program::QuantizedForward)
     }
 }
 
@@ -94,18 +128,18 @@ pub(crate) enum Access {
     Aligned,
     /// By the 32-bit word: no word has elements of two rows or tensors.
     Words,
-    /// By the 16-bit half of a word that somebody else may write to.
-    Halves,
+    /// By the part of a word that somebody else may write to: halves, and bytes of codes.
+    Parts,
 }
 
 impl Access {
-    /// Packs that are read in straight-line code; more take a loop. Code for single words and halves is long: eight packs
+    /// Packs that are read in straight-line code; more take a loop. Code for single words and parts is long: eight packs
     /// of halves took llvmpipe 1.25 s to compile.
     const fn most_packs(self) -> u32 {
         match self {
             Access::Aligned => u32::MAX,
             Access::Words => 4,
-            Access::Halves => 1,
+            Access::Parts => 1,
         }
     }
 }
@@ -178,6 +212,8 @@ pub(crate) struct KernelKey {
     pub(crate) is_whole: bool,
     /// Whether inputs are declared `read_write`, since one lies in a buffer that is also written.
     pub(crate) aliased: bool,
+    /// Whether the scales of a word, which are bytes, are written as one by the first of their lanes.
+    pub(crate) gathers_scales: bool,
 }
 
 /// One thing to record.
@@ -194,7 +230,7 @@ pub(crate) enum Step {
 pub(crate) struct Dispatch {
     pub(crate) key: KernelKey,
     /// Of the call's rows, those that this dispatch has; its bindings begin at the first. Empty in `ReducePartials`;
-    /// elements in `Copy`.
+    /// elements in `Copy`, bytes in `Clear`.
     pub(crate) rows: Range<u64>,
     /// Partial row of the first of this dispatch's chunks.
     pub(crate) first_chunk: u32,
@@ -301,8 +337,8 @@ pub(crate) const ROWS_BREAKPOINTS: [usize; 2] = [8, 16];
 pub(crate) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Plan, Unfit> {
     caps.check()?;
     match problem.direction {
-        // There is no program for codes yet: no such call gets here.
-        Direction::Forward | Direction::QuantizedForward => forward::plan(problem, layout, caps),
+        Direction::Forward => forward::plan(problem, layout, caps),
+        Direction::QuantizedForward => quantized_forward::plan(problem, layout, caps),
         Direction::Backward => backward::plan(problem, layout, caps),
     }
 }
@@ -395,5 +431,6 @@ fn key(problem: &Problem, program: Program, tile: Tile, layout: &Layout) -> Kern
         access: if info.is_reduction { layout.reduce_access } else { layout.access },
         is_whole: program.is_on_chip() && layout.access == Access::Aligned && problem.cols == tile.columns(),
         aliased: if info.is_reduction { layout.reduce_aliased } else { layout.is_aliased },
+        gathers_scales: false,
     }
 }

@@ -12,9 +12,12 @@ mod unroll;
 
 use rmsnorm_gpu::program::Accumulate;
 use rmsnorm_shaders as shaders;
-use rmsnorm_spec::{DType, DTypes, Norm, Tensor};
+use rmsnorm_spec::quant::ScaleKind;
+use rmsnorm_spec::{DType, DTypes, Norm, Storage, Tensor};
 
-use crate::plan::{FORWARD_BATCH, Flavour, KernelKey, Program};
+#[cfg(test)]
+use crate::plan::SIDE;
+use crate::plan::{FORWARD_BATCH, Flavour, KernelKey, Program, lanes_of_set};
 use accessors::{Pieces, accessors, workspace};
 use prelude::prelude;
 use tensors::{Kind, Use, uses};
@@ -78,13 +81,23 @@ pub(crate) fn workgroup_bytes(key: &KernelKey) -> u32 {
         Flavour::Workgroup => sum * (threads + threads / segment(key)),
         Flavour::Subgroup(lanes) => sum * 2 * (threads / lanes).max(1),
     };
+    let of_codes = if key.program.writes_codes() { 4 * magnitudes(key) } else { 0 };
+    let tile = if key.program == Program::TransposeCodes { (SIDE * SIDE) as u32 } else { 0 };
     let folded = match key.program {
         Program::ReducePartials => 16 * threads,
         Program::Backward | Program::BackwardColumns if is_folded(key) => 16 * threads,
         Program::Backward | Program::BackwardColumns => 16,
-        Program::Forward | Program::ForwardStreaming | Program::BackwardRowSums | Program::Copy => 0,
+        Program::Forward
+        | Program::ForwardStreaming
+        | Program::QuantizedForward
+        | Program::QuantizedForwardStreaming
+        | Program::TransposeCodes
+        | Program::TensorScale
+        | Program::Clear
+        | Program::BackwardRowSums
+        | Program::Copy => 0,
     };
-    sums + folded
+    sums + folded + of_codes + tile
 }
 
 /// Whether a matrix is f32, so that the quads of a pair lie apart, and a 16-bit access has one of them.
@@ -106,10 +119,15 @@ fn files(key: &KernelKey) -> Vec<&'static str> {
         Program::Forward | Program::ForwardStreaming => {
             files.extend([shaders::PARAMETERS.text, shaders::NORMALIZE.text]);
         }
+        Program::QuantizedForward | Program::QuantizedForwardStreaming => {
+            files.extend([shaders::PARAMETERS.text, shaders::NORMALIZE.text]);
+            files.extend([shaders::CODES.text, shaders::SCALES.text, shaders::QUANTIZE.text]);
+        }
+        Program::TensorScale => files.push(shaders::SCALES.text),
         Program::Backward | Program::BackwardRowSums | Program::BackwardColumns => {
             files.extend([shaders::PARAMETERS.text, shaders::GRADIENTS.text]);
         }
-        Program::ReducePartials | Program::Copy => {}
+        Program::ReducePartials | Program::TransposeCodes | Program::Clear | Program::Copy => {}
     }
     if matches!(key.program, Program::Backward | Program::BackwardColumns) {
         files.push(shaders::FOLD.text);
@@ -126,6 +144,11 @@ fn files(key: &KernelKey) -> Vec<&'static str> {
         Program::BackwardRowSums => shaders::BACKWARD_ROW_SUMS.text,
         Program::BackwardColumns => shaders::BACKWARD_COLUMNS.text,
         Program::ReducePartials => shaders::REDUCE_PARTIALS.text,
+        Program::QuantizedForward => shaders::QUANTIZED_FORWARD.text,
+        Program::QuantizedForwardStreaming => shaders::QUANTIZED_FORWARD_STREAMING.text,
+        Program::TransposeCodes => shaders::TRANSPOSE_CODES.text,
+        Program::TensorScale => shaders::TENSOR_SCALE.text,
+        Program::Clear => shaders::CLEAR.text,
         Program::Copy => shaders::COPY.text,
     });
     files
@@ -147,9 +170,9 @@ const fn io(dtype: DType) -> &'static str {
 /// Bytes of the smallest access to a tensor.
 fn unit(key: &KernelKey, used: &Use) -> u32 {
     match used.kind {
-        Kind::Statistic => 4,
         Kind::Workspace => workspace(key).1,
-        Kind::Elements => Pieces::of(key, dtype_of(key, used.tensor)).bytes,
+        Kind::Elements => Pieces::of(key, storage_of(key, used.tensor)).bytes,
+        Kind::Statistic | Kind::Scalar | Kind::Amax | Kind::Scales | Kind::Bytes | Kind::Found | Kind::Cleared => 4,
     }
 }
 
@@ -159,18 +182,28 @@ const fn dtypes(key: &KernelKey) -> [DType; 3] {
     [activation, weight, residual]
 }
 
-/// The dtype of a tensor's elements. No program has tensors of codes yet.
-const fn dtype_of(key: &KernelKey, tensor: Tensor) -> DType {
-    match tensor.dtype(key.program.info().direction, key.call.dtypes) {
-        Some(dtype) => dtype,
-        None => DType::F32,
+/// What a tensor's elements are; f32 where a program has none such.
+const fn storage_of(key: &KernelKey, tensor: Tensor) -> Storage {
+    match tensor.storage(key.program.info().direction, key.call.dtypes, key.call.quant.as_ref()) {
+        Some(storage) => storage,
+        None => Storage::Float(DType::F32),
     }
 }
 
 const fn has_sums(program: Program) -> bool {
     match program {
-        Program::Forward | Program::ForwardStreaming | Program::Backward | Program::BackwardRowSums => true,
-        Program::BackwardColumns | Program::ReducePartials | Program::Copy => false,
+        Program::Forward
+        | Program::ForwardStreaming
+        | Program::QuantizedForward
+        | Program::QuantizedForwardStreaming
+        | Program::Backward
+        | Program::BackwardRowSums => true,
+        Program::BackwardColumns
+        | Program::ReducePartials
+        | Program::TransposeCodes
+        | Program::TensorScale
+        | Program::Clear
+        | Program::Copy => false,
     }
 }
 
@@ -203,4 +236,34 @@ fn is_shuffled_twice(key: &KernelKey) -> bool {
 /// Terms of the first visit of a sum in workgroup memory.
 fn segment(key: &KernelKey) -> u32 {
     key.tile.segment().min(key.tile.threads_per_row)
+}
+
+/// Whether the program looks for the scale of a tensor, and writes nothing else.
+fn finds_scale(key: &KernelKey) -> bool {
+    key.call.quant.is_some_and(|quant| quant.scale == ScaleKind::Current)
+}
+
+/// Lanes side by side that shuffles reach.
+fn shuffled_lanes(key: &KernelKey) -> u32 {
+    match key.tile.flavour {
+        Flavour::Workgroup => 1,
+        Flavour::Subgroup(lanes) => lanes,
+    }
+}
+
+/// Lanes whose columns share a scale; 1 where scales are not of columns side by side.
+fn set_lanes(key: &KernelKey) -> u32 {
+    key.call.quant.and_then(|quant| lanes_of_set(quant.scale, is_split(key))).unwrap_or(1)
+}
+
+/// Magnitudes in workgroup memory: one of each row, or of each thread, where shuffles do not reach.
+fn magnitudes(key: &KernelKey) -> u32 {
+    let is_by_row = key.call.quant.is_some_and(|quant| quant.scale == ScaleKind::Row);
+    if is_by_row && key.tile.threads_per_row > shuffled_lanes(key) {
+        key.tile.groups
+    } else if set_lanes(key) > shuffled_lanes(key) {
+        key.tile.threads()
+    } else {
+        1
+    }
 }

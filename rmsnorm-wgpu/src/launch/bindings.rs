@@ -170,7 +170,7 @@ fn bytes(view: &View<'_>, rows: &Range<u64>, cols: u64) -> Range<u64> {
         }
         Shape::Columns => (0, cols),
         Shape::PerRow | Shape::Elements => (rows.start, count),
-        Shape::Workspace => (0, view.len),
+        Shape::Workspace | Shape::Whole => (0, view.len),
     };
     let start = view.offset + first * view.element();
     start..start + len * view.element()
@@ -192,12 +192,15 @@ fn place(
         // More rows than one lie in a binding, whose elements 32 bits can count. A stride that 32 bits do not hold is right
         // modulo 2^32, as is the sum.
         Some(Shape::Rows(layout)) if rows.end - rows.start > 1 => {
-            (layout.row_stride, layout.group_stride(rows_per_group))
+            (layout.row_stride as u32, layout.group_stride(rows_per_group) as u32)
         }
+        // Within a binding, hence within 32 bits, unless there is one row only.
+        Some(Shape::Whole) => (view.map_or(0, |view| view.row_stride) as u32, 0),
         _ => (0, 0),
     };
-    let (row_stride, group_stride) = (row_stride as u32, group_stride as u32);
-    let first = first.wrapping_sub(params.first_in_group.wrapping_mul(row_stride));
+    let is_in_groups = !matches!(view.map(|view| view.shape), Some(Shape::Whole));
+    let skipped_rows = if is_in_groups { params.first_in_group } else { 0 };
+    let first = first.wrapping_sub(skipped_rows.wrapping_mul(row_stride));
     params.place(tensor, Place { first, row_stride }, group_stride);
 }
 

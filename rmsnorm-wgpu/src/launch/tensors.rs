@@ -1,5 +1,6 @@
 //! Views to places in buffers, with the rules of storage buffers: what wgpu would refuse later, and less clearly.
 
+use rmsnorm_spec::quant::ScaleKind;
 use rmsnorm_spec::{Error, Problem, RowLayout, Rows, Storage, Stored, Tensor, TensorShape, Visitor};
 use wgpu::{Buffer, BufferUsages};
 
@@ -21,6 +22,8 @@ pub(super) enum Shape {
     Elements,
     /// f32 from the first multiple of 16 bytes on.
     Workspace,
+    /// All of it: transposed codes, whose rows are columns, scales, and what is one number.
+    Whole,
 }
 
 /// A tensor of a call: elements that lie within their buffer.
@@ -36,6 +39,8 @@ pub(super) struct View<'a> {
     pub(super) len: u64,
     pub(super) storage: Storage,
     pub(super) shape: Shape,
+    /// Elements from row to row of transposed codes; else 0.
+    pub(super) row_stride: u64,
     is_written: bool,
 }
 
@@ -60,8 +65,8 @@ impl<'a> Tensors<'a> {
     /// `InvalidArgument`, with the name of the tensor, if it cannot be bound.
     pub(super) fn of_copy<T: Stored>(from: WgpuSlice<'a, T>, to: WgpuSlice<'a, T>) -> Result<Self, Error> {
         let mut tensors = Tensors { cols: from.len().min(to.len()), problem: None, views: [None; Tensor::COUNT] };
-        tensors.add(Tensor::X, from, Shape::Elements, false)?;
-        tensors.add(Tensor::Y, to, Shape::Elements, true)?;
+        tensors.add(Tensor::X, from, (Shape::Elements, 0), false)?;
+        tensors.add(Tensor::Y, to, (Shape::Elements, 0), true)?;
         Ok(tensors)
     }
 
@@ -97,8 +102,34 @@ impl<'a> Tensors<'a> {
         self.all().filter(|view| !view.is_gradient()).filter_map(|view| match view.shape {
             Shape::Rows(layout) => Some(view.of_rows(&layout, self.rows_per_group())),
             Shape::Columns => Some(view.of_vector()),
-            Shape::PerRow | Shape::Elements | Shape::Workspace => None,
+            Shape::PerRow | Shape::Elements | Shape::Workspace | Shape::Whole => None,
         })
+    }
+
+    /// Where scales lie that the call finds out.
+    pub(super) fn scales(&self) -> Option<Placed> {
+        self.get(Tensor::Scales).map(View::of_vector)
+    }
+
+    /// Where codes and transposed codes lie, of a call that has both.
+    pub(super) fn transposed(&self) -> [Option<Placed>; 2] {
+        let (Some(codes), Some(codes_t)) = (self.get(Tensor::Codes), self.get(Tensor::CodesT)) else {
+            return [None; 2];
+        };
+        let codes = match codes.shape {
+            Shape::Rows(layout) => codes.of_rows(&layout, self.rows_per_group()),
+            Shape::Columns | Shape::PerRow | Shape::Elements | Shape::Workspace | Shape::Whole => codes.of_vector(),
+        };
+        [Some(codes), Some(Placed { row_stride: codes_t.row_stride, ..codes_t.of_vector() })]
+    }
+
+    /// For a call that finds its tensor's scale and then makes codes by it, as if it were given.
+    fn give_found_scale(&mut self) {
+        let is_found =
+            self.problem.and_then(|problem| problem.quant).is_some_and(|quant| quant.scale == ScaleKind::Current);
+        if let Some(scales) = self.views[Tensor::Scales as usize].filter(|_| is_found) {
+            self.views[Tensor::Scale as usize] = Some(View { tensor: Tensor::Scale, is_written: false, ..scales });
+        }
     }
 
     /// Where dweight and dbias lie.
@@ -111,9 +142,15 @@ impl<'a> Tensors<'a> {
     pub(super) fn aliases(&self) -> (bool, bool) {
         let written = || self.all().filter(|view| view.is_written && !view.is_gradient());
         // The workspace is written by some programs and only read by others.
-        let mut read = self.all().filter(|view| !view.is_written || view.tensor == Tensor::Workspace);
-        let is_aliased =
-            read.any(|read| written().any(|view| view.buffer == read.buffer && view.tensor != read.tensor));
+        let is_read = |view: &View<'_>, written: Tensor| {
+            // A program transposes codes. None reads a scale that was found, and writes it.
+            let is_transposed = (view.tensor, written) == (Tensor::Codes, Tensor::CodesT);
+            let is_found = (view.tensor, written) == (Tensor::Scale, Tensor::Scales);
+            !is_found && (is_transposed || !view.is_written || view.tensor == Tensor::Workspace)
+        };
+        let is_aliased = self.all().any(|read| {
+            written().any(|view| view.buffer == read.buffer && view.tensor != read.tensor && is_read(read, view.tensor))
+        });
         let reduce_aliased = self
             .get(Tensor::Workspace)
             .is_some_and(|workspace| self.all().any(|view| view.is_gradient() && view.buffer == workspace.buffer));
@@ -129,25 +166,27 @@ impl<'a> Tensors<'a> {
         &mut self,
         tensor: Tensor,
         slice: WgpuSlice<'a, T>,
-        shape: Shape,
+        (shape, row_stride): (Shape, u64),
         is_written: bool,
     ) -> Result<(), Error> {
         let (buffer, offset, len) = (slice.buffer(), slice.offset(), slice.len() as u64);
         let name = self.problem.map_or(tensor.name(), |problem| problem.arg(tensor));
-        let view = View { tensor, name, buffer, offset, len, storage: T::STORAGE, shape, is_written };
+        let view = View { tensor, name, buffer, offset, len, storage: T::STORAGE, shape, row_stride, is_written };
         view.check()?;
         self.views[tensor as usize] = Some(view);
+        self.give_found_scale();
         Ok(())
     }
 
-    fn shape<V>(&self, tensor: Tensor, rows: &Rows<V>) -> Shape {
+    fn shape<V>(&self, tensor: Tensor, rows: &Rows<V>) -> (Shape, u64) {
+        let count = self.problem.map_or(1, |problem| problem.rows);
         match tensor.shape() {
-            TensorShape::Matrix => Shape::Rows(rows.layout(self.problem.map_or(1, |problem| problem.rows), self.cols)),
-            TensorShape::Cols => Shape::Columns,
-            TensorShape::Rows => Shape::PerRow,
-            TensorShape::Workspace => Shape::Workspace,
-            // No program writes codes yet: no call has these.
-            TensorShape::Transposed | TensorShape::One | TensorShape::Scales => Shape::Elements,
+            TensorShape::Matrix => (Shape::Rows(rows.layout(count, self.cols)), 0),
+            TensorShape::Cols => (Shape::Columns, 0),
+            TensorShape::Rows => (Shape::PerRow, 0),
+            TensorShape::Workspace => (Shape::Workspace, 0),
+            TensorShape::Transposed => (Shape::Whole, rows.layout(self.cols, count).row_stride as u64),
+            TensorShape::One | TensorShape::Scales => (Shape::Whole, 0),
         }
     }
 }
@@ -201,7 +240,7 @@ impl View<'_> {
         // Shaders see words, and a binding is a whole number of them.
         if end.next_multiple_of(4) > size {
             let rule = format!(
-                "a buffer of 16-bit elements has a size that is a multiple of 4, got a tensor at the end of {size}"
+                "a buffer of elements below 32 bits has a size that is a multiple of 4, got a tensor at the end of {size}"
             );
             return Err(invalid(name, rule));
         }

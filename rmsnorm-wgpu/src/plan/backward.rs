@@ -69,7 +69,7 @@ pub(super) fn workspace_len(problem: &Problem, caps: &Caps) -> u64 {
         return 0;
     }
     // Words take the form of one of the two.
-    let accesses = [Access::Aligned, Access::Halves];
+    let accesses = [Access::Aligned, Access::Parts];
     let forms = accesses.map(|access| Form::of(problem, access, caps));
     let fitting =
         row_sums_len(problem, caps).and_then(|row_sums| Ok((row_sums, partial_rows_that_fit(problem, caps)?)));
@@ -235,7 +235,7 @@ fn row_sums_of(rows: u64) -> u64 {
 /// Elements for the row sums of one range in any layout; 0 if no layout has any.
 fn row_sums_len(problem: &Problem, caps: &Caps) -> Result<u64, Unfit> {
     // Unaligned calls have them if any has.
-    let Some(tile) = Form::of(problem, Access::Halves, caps).sums else { return Ok(0) };
+    let Some(tile) = Form::of(problem, Access::Parts, caps).sums else { return Ok(0) };
     let most = ranges::most_rows(problem, &Layout::dense(problem), tile.groups, caps)?;
     Ok(row_sums_of(most.min(problem.rows as u64)))
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use rmsnorm_gpu::describe::{launch, second_stage, steps};
 
-use super::{Access, Dispatch, Flavour, KernelKey, PAIR, Plan, Step};
+use super::{Access, Dispatch, Flavour, KernelKey, PAIR, Plan, Program, Step};
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -24,8 +24,9 @@ fn dispatched(dispatch: &Dispatch) -> String {
     let access = match access {
         // What is not aligned is treated as ragged whatever its length.
         Access::Aligned => (program.is_on_chip() && !is_whole).then(|| "ragged".into()),
+        Access::Words if matches!(program, Program::TransposeCodes | Program::TensorScale | Program::Clear) => None,
         Access::Words => Some("access=words".into()),
-        Access::Halves => Some("access=halves".into()),
+        Access::Parts => Some("access=parts".into()),
     };
     let subgroups = match tile.flavour {
         Flavour::Workgroup => None,

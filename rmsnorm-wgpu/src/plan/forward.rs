@@ -4,7 +4,7 @@ use rmsnorm_gpu::tuning::find;
 use rmsnorm_spec::Problem;
 
 use super::{
-    Access, Dispatch, Layout, Plan, Program, Step, Tile, Unfit, flavour, is_split, key, pairs, ranges,
+    Access, Dispatch, KernelKey, Layout, Plan, Program, Step, Tile, Unfit, flavour, is_split, key, pairs, ranges,
     threads_without_idle,
 };
 use crate::caps::Caps;
@@ -23,18 +23,24 @@ pub(super) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Pl
         None => (Program::ForwardStreaming, streaming_tile(layout.access, caps)),
     };
     let key = key(problem, program, tile, layout);
-    let most = ranges::most_rows(problem, layout, tile.groups, caps)?;
+    Ok(Plan { steps: rows(problem, key, layout, caps)?, ..Plan::default() })
+}
+
+/// A kernel on all rows.
+pub(super) fn rows(problem: &Problem, key: KernelKey, layout: &Layout, caps: &Caps) -> Result<Vec<Step>, Unfit> {
+    let groups = key.tile.groups;
+    let most = ranges::most_rows(problem, layout, groups, caps)?;
     let steps = ranges::even(problem.rows as u64, most).map(|rows| {
-        let grid = ranges::grid((rows.end - rows.start).div_ceil(tile.groups.into()), caps)?;
+        let grid = ranges::grid((rows.end - rows.start).div_ceil(groups.into()), caps)?;
         Ok(Step::Dispatch(Dispatch { key, rows, first_chunk: 0, chunks: 0, accumulates: false, grid }))
     });
-    Ok(Plan { steps: steps.collect::<Result<_, _>>()?, ..Plan::default() })
+    steps.collect()
 }
 
 /// How threads share a row that lies in their registers; `None` if it is too long for them.
 ///
 /// The figures are those of `tuning.rs`.
-fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
+pub(super) fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
     let pairs = pairs(problem.cols);
     // A pair of f32 takes twice the registers.
     let is_wide = is_split(problem);
@@ -74,7 +80,7 @@ fn with_fewer_idle(pairs: usize, threads: u32) -> u32 {
 
 /// The workgroup that visits a row several times. RMS norm of 32768 bf16 columns, H200 through wgpu: 512 threads with 4
 /// packs on their way 147.7 us, 1024 threads 178, 256 178; with one pack 172, with 8 204.
-fn streaming_tile(access: Access, caps: &Caps) -> Tile {
+pub(super) fn streaming_tile(access: Access, caps: &Caps) -> Tile {
     let threads_per_row = caps.threads_with(512, THREAD_BYTES);
     let packs = access.most_packs().min(STREAMING_PACKS);
     Tile::new(threads_per_row, 1, packs, flavour(threads_per_row, 1, caps))

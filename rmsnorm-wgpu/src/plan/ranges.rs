@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use rmsnorm_spec::{DType, Problem, Storage, TensorShape};
+use rmsnorm_spec::quant::ScaleLayout;
+use rmsnorm_spec::{DType, Problem, Storage, Tensor, TensorShape};
 
 use super::{Access, Unfit, is_split, stream};
 use crate::caps::Caps;
@@ -39,9 +40,16 @@ pub(crate) struct Layout {
     pub(crate) is_aliased: bool,
     /// Whether dweight or dbias shares its buffer with the workspace.
     pub(crate) reduce_aliased: bool,
-    /// Of the matrices of 16-bit elements, and of f32.
-    pub(super) spacing: [Spacing; 2],
+    /// How scales are written that are bytes: by the word, where a word has those of one row.
+    pub(crate) scales_access: Access,
+    /// Access of the program that transposes codes.
+    pub(crate) transpose_access: Access,
+    /// Of the matrices of 8-bit codes, of 16-bit elements, and of f32.
+    pub(super) spacing: [Spacing; 3],
 }
+
+/// Bytes of an element of the matrices that have a [`Spacing`] each.
+const SIZES: [usize; 3] = [1, 2, 4];
 
 impl Layout {
     /// `tensors` are the matrices, weight and bias, as far as the call has them, `gradients` dweight and dbias.
@@ -53,19 +61,42 @@ impl Layout {
         reduce_aliased: bool,
     ) -> Self {
         let cols = problem.cols as u64;
-        let (mut access, mut spacing) = (Access::Aligned, [Spacing::default(); 2]);
+        let (mut access, mut spacing) = (Access::Aligned, [Spacing::default(); 3]);
         for tensor in tensors {
             // There is no second row to be apart.
             let row_stride = if problem.rows > 1 { tensor.row_stride } else { 0 };
             let tensor = Placed { row_stride, ..tensor };
             access = access.max(tensor.access(cols, is_split(problem)));
-            let widest = &mut spacing[usize::from(tensor.storage == DType::F32.into())];
-            *widest = widest.max(tensor.spacing(problem));
+            for (widest, _) in spacing.iter_mut().zip(SIZES).filter(|(_, size)| *size == tensor.storage.size()) {
+                *widest = widest.max(tensor.spacing(problem));
+            }
         }
         // The second stage moves one quad a thread.
         let accesses = gradients.into_iter().map(|tensor| tensor.access(cols, true));
         let reduce_access = accesses.max().unwrap_or(Access::Aligned);
-        Layout { access, reduce_access, is_aliased, reduce_aliased, spacing }
+        let [scales_access, transpose_access] = [Access::Words; 2];
+        Layout { access, reduce_access, is_aliased, reduce_aliased, scales_access, transpose_access, spacing }
+    }
+
+    /// With scales, and codes that are transposed, which lie so.
+    pub(crate) fn with_codes(self, problem: &Problem, scales: Option<Placed>, transposed: [Option<Placed>; 2]) -> Self {
+        let groups = problem.quant.and_then(|quant| match quant.layout {
+            // The others have a row's scales in whole words.
+            ScaleLayout::RowMajor => quant.scale.groups(problem.cols),
+            ScaleLayout::ColumnMajor { .. } | ScaleLayout::PackedUe8m0 { .. } | ScaleLayout::Swizzled128x4 => None,
+        });
+        let accesses = scales.map(|scales| scales.access(groups.unwrap_or(0) as u64, true)).into_iter();
+        let scales_access = accesses.fold(Access::Words, Access::max);
+        // Rows of codes are columns of the other, which has as many rows as there are columns.
+        let lengths = [problem.cols, problem.rows];
+        let accesses = transposed.into_iter().zip(lengths).zip([problem.rows, problem.cols]).filter_map(
+            |((placed, len), rows)| {
+                let placed = placed?;
+                let row_stride = if rows > 1 { placed.row_stride } else { 0 };
+                Some(Placed { row_stride, ..placed }.access(len as u64, true))
+            },
+        );
+        Layout { scales_access, transpose_access: accesses.fold(Access::Words, Access::max), ..self }
     }
 
     /// Rows side by side from the start of their buffers: what other layouts are not denser than.
@@ -73,10 +104,14 @@ impl Layout {
         let row_stride = problem.cols as u64;
         let group_stride = problem.rows_per_group.map_or(0, |rows| row_stride.saturating_mul(rows as u64));
         let placed = |dtype: DType| Placed { storage: dtype.into(), offset: 0, row_stride, group_stride };
-        let matrices = std::iter::once(problem.dtypes.activation).chain(stream(problem)).map(placed);
+        let codes =
+            problem.storage(Tensor::Codes).map(|storage| Placed { storage, ..placed(problem.dtypes.activation) });
+        let matrices = std::iter::once(problem.dtypes.activation).chain(stream(problem)).map(placed).chain(codes);
         let has_gradients = problem.tensors.sums_over_rows() > 0;
         let gradient = has_gradients.then_some(Placed::vector(problem.dtypes.weight.into(), 0));
-        Layout::new(problem, matrices, gradient, false, false)
+        let scales = problem.storage(Tensor::Scales).map(|storage| Placed::vector(storage, 0));
+        let codes_t = codes.map(|codes| Placed { row_stride: problem.rows as u64, group_stride: 0, ..codes });
+        Layout::new(problem, matrices, gradient, false, false).with_codes(problem, scales, [codes, codes_t])
     }
 }
 
@@ -108,11 +143,15 @@ impl Placed {
         Spacing { row: bytes(row_stride.max(between)), group: bytes(group_stride) }
     }
 
-    /// How a tensor of rows of `cols` elements can be read and written. Where matrices of both widths are read
-    /// together, 16-bit elements move by the quad, else by two quads.
+    /// How a tensor of rows of `cols` elements can be read and written. Where f32 matrices are read beside others, what is
+    /// narrower moves by the quad, else by two quads.
     fn access(&self, cols: u64, is_split: bool) -> Access {
         let size = self.storage.size() as u64;
-        let pack_bytes = if size == 2 && is_split { 8 } else { 16 };
+        let pack_bytes = match (size, is_split) {
+            (4, _) | (2, false) => 16,
+            (2, true) | (1, false) => 8,
+            _ => 4,
+        };
         let is_multiple = |bytes: u64| {
             [
                 self.offset,
@@ -128,7 +167,7 @@ impl Placed {
         } else if is_multiple(4) {
             Access::Words
         } else {
-            Access::Halves
+            Access::Parts
         }
     }
 }
@@ -164,9 +203,9 @@ pub(super) fn most_rows(
     }
     // mean and rstd have one f32 a row.
     let by_statistics = available / 4;
-    let spaced = layout.spacing.iter().zip([2, 4]).filter(|(spacing, _)| spacing.row > 0);
+    let spaced = layout.spacing.iter().zip(SIZES).filter(|(spacing, _)| spacing.row > 0);
     let by_matrices = spaced.map(|(spacing, size)| {
-        let row = problem.cols as u64 * size;
+        let row = (problem.cols * size) as u64;
         spacing.rows_within(available - row, problem.rows_per_group)
     });
     let by_grid = caps.most_groups() * u64::from(rows_per_workgroup);

@@ -2,6 +2,7 @@
 
 mod chains;
 mod properties;
+mod quantized;
 mod ranges;
 mod table;
 mod workspace;
@@ -36,7 +37,7 @@ const SMALLEST: Caps = Caps { max_threads: 64, workgroup_bytes: 4096, ..Caps::ph
 /// Rows of which a binding has room, beside their partial sums.
 const MOST_ROWS_OF_A_BINDING: usize = 8;
 
-const ACCESSES: [Access; 3] = [Access::Aligned, Access::Words, Access::Halves];
+const ACCESSES: [Access; 3] = [Access::Aligned, Access::Words, Access::Parts];
 
 /// Row counts at which plans may change, and more than two dimensions of workgroups have.
 const ROWS: [usize; 12] = [0, 1, 2, 7, 8, 9, 528, 529, 4096, 65_536, 1 << 20, 1 << 33];
@@ -147,8 +148,18 @@ impl Planner for Plans {
     /// Of the two programs that a row may take it is the same.
     fn mapping(plan: &Plan) -> Vec<(u32, u32, Flavour)> {
         let row_programs = dispatches(plan).filter(|dispatch| match dispatch.key.program {
-            Program::Forward | Program::ForwardStreaming | Program::Backward | Program::BackwardRowSums => true,
-            Program::BackwardColumns | Program::ReducePartials | Program::Copy => false,
+            Program::Forward
+            | Program::ForwardStreaming
+            | Program::QuantizedForward
+            | Program::QuantizedForwardStreaming
+            | Program::Backward
+            | Program::BackwardRowSums => true,
+            Program::BackwardColumns
+            | Program::ReducePartials
+            | Program::TransposeCodes
+            | Program::TensorScale
+            | Program::Clear
+            | Program::Copy => false,
         });
         let mut tiles: Vec<_> = row_programs
             .map(|Dispatch { key: KernelKey { tile, .. }, .. }| (tile.threads_per_row, tile.groups, tile.flavour))

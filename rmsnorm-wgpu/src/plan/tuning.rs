@@ -21,6 +21,8 @@ pub(crate) struct Tuning {
     /// Packs that a thread has at the most; rows without a rung stream. By 16-bit RMS norm, 16-bit layer norm, and norms of
     /// f32, whose pairs take twice the registers.
     pub(crate) forward: [Ladder<u32>; 3],
+    /// The same of 16-bit norms to codes.
+    pub(crate) to_codes: Ladder<u32>,
     /// By 16-bit norms with one gradient at the most, with two, of f16, whose conversions take registers of their own, and norms
     /// of f32.
     pub(crate) backward: [Ladder<Division>; 4],
@@ -39,6 +41,7 @@ impl Tuning {
     /// What is built in.
     pub(crate) const H200: &Tuning = &Tuning {
         forward: [FORWARD_RMS, FORWARD_LAYER, FORWARD_WIDE],
+        to_codes: TO_CODES,
         backward: [ONE_GRADIENT, TWO_GRADIENTS, F16, BACKWARD_WIDE],
     };
 
@@ -47,6 +50,7 @@ impl Tuning {
         let [rms, layer, wide] = &self.forward;
         match problem.norm {
             _ if is_split(problem) => wide,
+            _ if problem.quant.is_some() => &self.to_codes,
             Norm::Rms => rms,
             Norm::Layer => layer,
         }
@@ -67,7 +71,8 @@ impl Tuning {
     /// threads, and one between them whose threads are no power of two.
     #[cfg(any(test, feature = "conformance"))]
     pub(crate) fn cols_breakpoints(&self) -> Vec<usize> {
-        let forward = self.forward.iter().flat_map(|ladder| ladder.iter().map(|rung| rung.up_to));
+        let forward = self.forward.iter().chain([&self.to_codes]);
+        let forward = forward.flat_map(|ladder| ladder.iter().map(|rung| rung.up_to));
         let backward = self.backward.iter().flat_map(|ladder| ladder.iter().map(|rung| rung.up_to));
         let limits = forward.chain(backward).filter(|pairs| *pairs < u32::MAX);
         let cols: BTreeSet<usize> =
@@ -104,6 +109,15 @@ const FORWARD_WIDE: Ladder<u32> = Borrowed(&[
     up_to(1024, 2),
     // 16384 columns on 512 threads 270, on 1024 286.
     up_to(u32::MAX, 4),
+]);
+
+/// By a given scale / one of a row, of 201 MB a call; a copy takes 49.7. What a row has more than its norm waits in registers.
+const TO_CODES: Ladder<u32> = Borrowed(&[
+    // 1024 columns on 32 threads 59.6 / 64.8, on 64 65.4 / 73.9, on 16 62.3 / 65.6; 2048 on 64 60.9 / 66.5, on 32 63.5 / 66.6; 4096 on
+    // 128 62.6 / 67.0, on 64 64.3 / 69.1, on 256 75.8 / 81.6.
+    up_to(1023, 5),
+    // 8192 columns on 128 threads 64.9 / 70.1, on 256 65.0 / 72.8.
+    up_to(2048, 8),
 ]);
 
 const fn division(without_idle: &'static [u32], most_threads: u32, most: u32) -> Division {

@@ -5,11 +5,11 @@
 //! below, words in capitals stand for the tensor's name, its dtype and so on; `substitute` puts them in.
 
 use rmsnorm_gpu::program::Accumulate;
-use rmsnorm_spec::{DType, Direction, Tensor, TensorSet, TensorShape};
+use rmsnorm_spec::{DType, Direction, Storage, Tensor, TensorSet, TensorShape};
 
 use super::substitute::substitute;
 use super::tensors::{Kind, Use, uses};
-use super::{binding_number, dtype_of, is_layer, is_split};
+use super::{binding_number, finds_scale, is_layer, is_split, storage_of};
 use crate::plan::{Access, KernelKey, Program};
 
 /// The declarations and functions of all tensors.
@@ -20,13 +20,20 @@ pub(super) fn accessors(key: &KernelKey) -> String {
 }
 
 fn of_bound(key: &KernelKey, used: &Use) -> String {
-    let elements = dtype_of(key, used.tensor);
+    let elements = storage_of(key, used.tensor);
     let pieces = Pieces::of(key, elements);
+    let is_byte = elements.size() == 1;
     let stored = match used.kind {
-        Kind::Statistic => "f32",
+        Kind::Statistic | Kind::Scalar => "f32",
         Kind::Workspace => workspace(key).0,
-        Kind::Elements if pieces.quad == Quad::Halves && used.is_written(key) => ATOMIC_WORD,
+        Kind::Elements if matches!(pieces.quad, Quad::Halves | Quad::Bytes) && used.is_written(key) => ATOMIC_WORD,
         Kind::Elements => pieces.name,
+        Kind::Bytes | Kind::Cleared if key.access == Access::Parts && used.is_written(key) => ATOMIC_WORD,
+        Kind::Bytes | Kind::Cleared | Kind::Found => "u32",
+        Kind::Amax => ATOMIC_WORD,
+        Kind::Scales if key.gathers_scales => "u32",
+        Kind::Scales if is_byte => ATOMIC_WORD,
+        Kind::Scales => "f32",
     };
     let mut parts = vec![DECLARATION];
     match used.kind {
@@ -34,7 +41,25 @@ fn of_bound(key: &KernelKey, used: &Use) -> String {
         Kind::Workspace if key.program == Program::BackwardColumns => {
             parts.push(if stored == ATOMIC_WORD { LOAD_ROW_SUMS_BY_WORDS } else { LOAD_ROW_SUMS });
         }
-        Kind::Workspace => {}
+        Kind::Workspace | Kind::Found => {}
+        Kind::Scalar => parts.push(LOAD_SCALAR),
+        Kind::Amax => parts.push(FOLD_AMAX),
+        Kind::Scales if key.gathers_scales => parts.extend([STORE_NO_SCALE, STORE_WORD_OF_SCALES]),
+        Kind::Scales if is_byte => parts.extend([STORE_BYTES, STORE_BYTE_OF_SCALES, STORE_NO_WORD_OF_SCALES]),
+        Kind::Scales => parts.extend([STORE_SCALE, STORE_NO_WORD_OF_SCALES]),
+        Kind::Cleared if !is_byte => parts.push(CLEAR_WORD),
+        Kind::Cleared if stored == ATOMIC_WORD => parts.extend([STORE_BYTES, CLEAR_BYTES]),
+        Kind::Cleared => parts.push(CLEAR_WORD_OF_BYTES),
+        Kind::Bytes if used.is_loaded => {
+            parts.push(if key.call.has_row_groups { AT_IN_GROUPS } else { AT });
+            parts.push(match (key.access == Access::Parts, stored == ATOMIC_WORD) {
+                (false, _) => LOAD_WORD_OF_CODES,
+                (true, false) => LOAD_CODES_BY_BYTES,
+                (true, true) => LOAD_CODES_IN_FLUX,
+            });
+        }
+        Kind::Bytes if stored == ATOMIC_WORD => parts.extend([STORE_BYTES, STORE_TRANSPOSED_BYTES]),
+        Kind::Bytes => parts.push(STORE_TRANSPOSED_WORD),
         Kind::Elements => {
             let has_groups = key.call.has_row_groups && used.tensor.is_matrix();
             parts.push(if has_groups { AT_IN_GROUPS } else { AT });
@@ -46,7 +71,7 @@ fn of_bound(key: &KernelKey, used: &Use) -> String {
     }
     let names = [
         ("TENSOR", used.tensor.name()),
-        ("DTYPE", elements.name()),
+        ("DTYPE", form_of(elements)),
         ("BINDING", &binding_number(used.tensor).to_string()),
         ("ACCESS", if used.is_written(key) { "read_write" } else { "read" }),
         ("STORED", stored),
@@ -54,6 +79,14 @@ fn of_bound(key: &KernelKey, used: &Use) -> String {
         ("SHIFT", &format!("{}u", pieces.shift)),
     ];
     parts.into_iter().map(|part| substitute(part, &names)).collect()
+}
+
+/// What a pair's type is named after.
+const fn form_of(storage: Storage) -> &'static str {
+    match storage {
+        Storage::Float(dtype) => dtype.name(),
+        Storage::Code(_) | Storage::E8m0 => "codes",
+    }
 }
 
 fn chosen(used: &Use, [load, store]: [&'static str; 2]) -> impl Iterator<Item = &'static str> {
@@ -78,15 +111,18 @@ fn of_absent(key: &KernelKey, tensor: Tensor) -> String {
         (TensorShape::Matrix, true) if overwritten.is_some() => LOAD_OVERWRITTEN,
         (TensorShape::Matrix | TensorShape::Cols, true) => LOAD_NOTHING,
         (TensorShape::Cols, false) if key.program == Program::ReducePartials => STORE_NO_VALUES,
-        (TensorShape::Cols, false)
-        | (TensorShape::Workspace | TensorShape::Transposed | TensorShape::One | TensorShape::Scales, _) => {
-            return String::new();
-        }
+        (TensorShape::One | TensorShape::Scales, _) if !key.program.writes_codes() => return String::new(),
+        (TensorShape::One, true) => LOAD_NO_SCALAR,
+        // Where the scale is found, the largest magnitude is folded into its place.
+        (TensorShape::One, false) if finds_scale(key) => return [STORE_NO_SCALE, STORE_NO_WORD_OF_SCALES].concat(),
+        (TensorShape::One, false) => FOLD_NO_AMAX,
+        (TensorShape::Scales, _) => return [STORE_NO_SCALE, STORE_NO_WORD_OF_SCALES].concat(),
+        (TensorShape::Cols, false) | (TensorShape::Workspace | TensorShape::Transposed, _) => return String::new(),
         (TensorShape::Matrix, false) => STORE_NOTHING,
     };
     let names = [
         ("TENSOR", tensor.name()),
-        ("DTYPE", dtype_of(key, tensor).name()),
+        ("DTYPE", form_of(storage_of(key, tensor))),
         ("OVERWRITTEN", overwritten.unwrap_or(tensor).name()),
     ];
     substitute(part, &names)
@@ -96,7 +132,8 @@ fn of_absent(key: &KernelKey, tensor: Tensor) -> String {
 fn is_needed(key: &KernelKey, tensor: Tensor) -> bool {
     use Tensor::{Dx, Dy, Mean, Rstd, X, Y};
     let always = match key.program.info().direction {
-        Direction::Forward | Direction::QuantizedForward => TensorSet::of(&[Y]).set(X, !key.call.tensors.is_in_place()),
+        Direction::Forward => TensorSet::of(&[Y]).set(X, !key.call.tensors.is_in_place()),
+        Direction::QuantizedForward => TensorSet::of(&[X]),
         Direction::Backward => TensorSet::of(&[X, Dy, Dx, Rstd]).set(Mean, is_layer(key)),
     };
     always.has(tensor)
@@ -109,7 +146,14 @@ pub(super) fn workspace(key: &KernelKey) -> (&'static str, u32) {
         Program::Backward | Program::BackwardColumns if key.call.accumulate == Accumulate::Atomics => (ATOMIC_WORD, 4),
         Program::Backward | Program::BackwardColumns | Program::ReducePartials => ("vec4<f32>", 16),
         // They bind none.
-        Program::Forward | Program::ForwardStreaming | Program::Copy => ("f32", 4),
+        Program::Forward
+        | Program::ForwardStreaming
+        | Program::QuantizedForward
+        | Program::QuantizedForwardStreaming
+        | Program::TransposeCodes
+        | Program::TensorScale
+        | Program::Clear
+        | Program::Copy => ("f32", 4),
     }
 }
 
@@ -136,20 +180,27 @@ enum Quad {
     Four,
     /// Of four halves of words.
     Halves,
+    /// Of four bytes of words.
+    Bytes,
 }
 
 impl Pieces {
-    pub(super) fn of(key: &KernelKey, dtype: DType) -> Pieces {
-        use DType::{Bf16, F16, F32};
+    pub(super) fn of(key: &KernelKey, storage: Storage) -> Pieces {
+        const F32: Storage = Storage::Float(DType::F32);
+        const F16: Storage = Storage::Float(DType::F16);
+        const BF16: Storage = Storage::Float(DType::Bf16);
         // The second stage of gradients has single quads.
         let moves_pairs = !is_split(key) && key.program != Program::ReducePartials;
-        let (name, bytes, shift, quad) = match (key.access, dtype) {
-            (Access::Aligned, F16 | Bf16) if moves_pairs => ("vec4<u32>", 16, 3, Quad::OfPair),
-            (Access::Aligned, F16 | Bf16) => ("vec2<u32>", 8, 2, Quad::One),
+        let (name, bytes, shift, quad) = match (key.access, storage) {
+            (Access::Aligned, F16 | BF16) if moves_pairs => ("vec4<u32>", 16, 3, Quad::OfPair),
+            (Access::Aligned, F16 | BF16) => ("vec2<u32>", 8, 2, Quad::One),
             (Access::Aligned, F32) => ("vec4<u32>", 16, 2, Quad::One),
-            (Access::Words, F16 | Bf16) => ("u32", 4, 1, Quad::Two),
-            (Access::Halves, F16 | Bf16) => ("u32", 4, 1, Quad::Halves),
-            (Access::Words | Access::Halves, F32) => ("u32", 4, 0, Quad::Four),
+            (Access::Words, F16 | BF16) => ("u32", 4, 1, Quad::Two),
+            (Access::Parts, F16 | BF16) => ("u32", 4, 1, Quad::Halves),
+            (Access::Words | Access::Parts, F32) => ("u32", 4, 0, Quad::Four),
+            (Access::Aligned, Storage::Code(_) | Storage::E8m0) if moves_pairs => ("vec2<u32>", 8, 3, Quad::OfPair),
+            (Access::Aligned | Access::Words, Storage::Code(_) | Storage::E8m0) => ("u32", 4, 2, Quad::One),
+            (Access::Parts, Storage::Code(_) | Storage::E8m0) => ("u32", 4, 2, Quad::Bytes),
         };
         Pieces { name, bytes, shift, quad }
     }
@@ -163,11 +214,18 @@ impl Pieces {
             Quad::Two => ([LOAD_PIECE, STORE_PIECE], QUADS_OF_TWO),
             Quad::Four => ([LOAD_PIECE, STORE_PIECE], QUADS_OF_FOUR),
             Quad::Halves => ([load_half, STORE_HALF], QUADS_OF_HALVES),
+            // Nobody reads codes here.
+            Quad::Bytes => (["", STORE_BYTES], ["", STORE_QUAD_OF_BYTES]),
         };
         match key.program {
             Program::ReducePartials => vec![pieces, quads],
             Program::Forward
             | Program::ForwardStreaming
+            | Program::QuantizedForward
+            | Program::QuantizedForwardStreaming
+            | Program::TransposeCodes
+            | Program::TensorScale
+            | Program::Clear
             | Program::Backward
             | Program::BackwardRowSums
             | Program::BackwardColumns
@@ -324,6 +382,116 @@ fn store_TENSOR(row: u32, thread: u32, k: u32, kept: Kept_DTYPE) {
 }
 ",
 ];
+
+// A word may have bytes of others. Every bit has one owner: its bytes are replaced without a look at the others, whoever writes those
+// meanwhile.
+const STORE_BYTES: &str = "
+fn replace_TENSOR(word: u32, mask: u32, bits: u32) {
+    if (mask == 0xffffffffu) {
+        atomicStore(&TENSOR[word], bits);
+    } else {
+        atomicAnd(&TENSOR[word], ~mask);
+        atomicOr(&TENSOR[word], bits);
+    }
+}
+fn store_bytes_TENSOR(at: u32, bytes: u32, count: u32) {
+    let mask = 0xffffffffu >> (32u - 8u * count);
+    let shift = 8u * (at & 3u);
+    replace_TENSOR(at >> 2u, mask << shift, (bytes & mask) << shift);
+    if (shift + 8u * count > 32u) {
+        replace_TENSOR((at >> 2u) + 1u, mask >> (32u - shift), (bytes & mask) >> (32u - shift));
+    }
+}
+";
+
+const STORE_QUAD_OF_BYTES: &str = "
+fn store_quad_TENSOR(row: u32, col: u32, quad: u32) {
+    if (col >= params.cols) { return; }
+    store_bytes_TENSOR(at_TENSOR(row, col), quad, min(4u, params.cols - col));
+}
+";
+
+/// Four codes of a row, as many of them as there are.
+const LOAD_WORD_OF_CODES: &str = "
+fn load_TENSOR(row: u32, col: u32) -> u32 { return TENSOR[at_TENSOR(row, col) >> 2u]; }
+";
+const LOAD_CODES_BY_BYTES: &str = "
+fn load_TENSOR(row: u32, col: u32) -> u32 {
+    var word = 0u;
+    let at = at_TENSOR(row, col);
+    for (var i = 0u; i < min(4u, params.cols - col); i += 1u) {
+        word |= ((TENSOR[(at + i) >> 2u] >> (8u * ((at + i) & 3u))) & 0xffu) << (8u * i);
+    }
+    return word;
+}
+";
+// Other bytes of the words may be written now: they are dropped.
+const LOAD_CODES_IN_FLUX: &str = "
+fn load_TENSOR(row: u32, col: u32) -> u32 {
+    var word = 0u;
+    let at = at_TENSOR(row, col);
+    for (var i = 0u; i < min(4u, params.cols - col); i += 1u) {
+        word |= ((atomicLoad(&TENSOR[(at + i) >> 2u]) >> (8u * ((at + i) & 3u))) & 0xffu) << (8u * i);
+    }
+    return word;
+}
+";
+
+/// Codes of a column, of four rows, as many of them as there are.
+const STORE_TRANSPOSED_WORD: &str = "
+fn store_TENSOR(row: u32, col: u32, word: u32) {
+    TENSOR[(params.TENSOR.x + col * params.TENSOR.y + params.first_row + row) >> 2u] = word;
+}
+";
+const STORE_TRANSPOSED_BYTES: &str = "
+fn store_TENSOR(row: u32, col: u32, word: u32) {
+    let at = params.TENSOR.x + col * params.TENSOR.y + params.first_row + row;
+    store_bytes_TENSOR(at, word, min(4u, params.rows - row));
+}
+";
+
+const LOAD_SCALAR: &str = "
+fn load_TENSOR() -> f32 { return TENSOR[params.TENSOR]; }
+";
+const LOAD_NO_SCALAR: &str = "
+fn load_TENSOR() -> f32 { return 1.0; }
+";
+
+// What is read may be stale, which is less: at the worst the cell is asked in vain.
+const FOLD_AMAX: &str = "
+fn fold_amax(magnitude: u32) {
+    if (magnitude > atomicLoad(&TENSOR[params.TENSOR])) { atomicMax(&TENSOR[params.TENSOR], magnitude); }
+}
+";
+const FOLD_NO_AMAX: &str = "
+fn fold_amax(magnitude: u32) {}
+";
+
+const STORE_SCALE: &str = "
+fn store_scales(row: u32, group: u32, scale: Scale) { TENSOR[at_scales(row, group)] = scale.value; }
+";
+const STORE_BYTE_OF_SCALES: &str = "
+fn store_scales(row: u32, group: u32, scale: Scale) { store_bytes_TENSOR(at_scales(row, group), scale.byte, 1u); }
+";
+const STORE_NO_SCALE: &str = "
+fn store_scales(row: u32, group: u32, scale: Scale) {}
+";
+const STORE_WORD_OF_SCALES: &str = "
+fn store_word_of_scales(row: u32, group: u32, word: u32) { TENSOR[at_scales(row, group) >> 2u] = word; }
+";
+const STORE_NO_WORD_OF_SCALES: &str = "
+fn store_word_of_scales(row: u32, group: u32, word: u32) {}
+";
+
+const CLEAR_WORD: &str = "
+fn clear(byte: u32) { TENSOR[params.TENSOR + (byte >> 2u)] = 0u; }
+";
+const CLEAR_WORD_OF_BYTES: &str = "
+fn clear(byte: u32) { TENSOR[(params.TENSOR + byte) >> 2u] = 0u; }
+";
+const CLEAR_BYTES: &str = "
+fn clear(byte: u32) { store_bytes_TENSOR(params.TENSOR + byte, 0u, min(4u, params.cols - byte)); }
+";
 
 const LOAD_OVERWRITTEN: &str = "
 fn load_TENSOR(row: u32, thread: u32, k: u32) -> Kept_DTYPE { return load_OVERWRITTEN(row, thread, k); }

@@ -4,10 +4,14 @@
 //! `if` is chosen here: a type, a built-in, a conversion that a device lacks.
 
 use rmsnorm_gpu::reduction;
+use rmsnorm_spec::quant::{CodeType, QuantSource, QuantSpec, ScaleKind, ScaleLayout, ScaleRounding, ScaleType};
 use rmsnorm_spec::{CastOrder, DType, Tensor};
 
 use super::substitute::substitute;
-use super::{dtypes, gradients, has_residual, has_sums, is_folded, is_layer, is_shuffled_twice, is_split, segment};
+use super::{
+    dtypes, finds_scale, gradients, has_residual, has_sums, is_folded, is_layer, is_shuffled_twice, is_split,
+    magnitudes, segment, set_lanes, shuffled_lanes,
+};
 use crate::plan::{Access, Flavour, KernelKey, PAIR};
 
 /// The first lines of a program.
@@ -15,6 +19,9 @@ pub(super) fn prelude(key: &KernelKey, has_unpack: bool) -> String {
     let mut text = constants(key, has_unpack);
     for (role, dtype) in roles(key) {
         text += &substitute(ROLE, &[("ROLE", role), ("DTYPE", dtype.name())]);
+    }
+    if let Some(quant) = &key.call.quant {
+        text += &of_codes(key, quant);
     }
     text += me(key);
     if key.program.is_forward() {
@@ -50,10 +57,7 @@ fn constants(key: &KernelKey, has_unpack: bool) -> String {
         ("HAS_DBIAS", tensors.has(Tensor::Dbias)),
         ("HAS_UNPACK", has_unpack),
     ];
-    let lanes = match tile.flavour {
-        Flavour::Workgroup => 1,
-        Flavour::Subgroup(lanes) => lanes,
-    };
+    let lanes = shuffled_lanes(key);
     let numbers = [
         ("WORKGROUP", tile.threads()),
         ("THREADS_PER_ROW", tile.threads_per_row),
@@ -71,8 +75,73 @@ fn constants(key: &KernelKey, has_unpack: bool) -> String {
         ("QUAD", reduction::COLUMNS),
         ("PADDING", reduction::ROW_MULTIPLE),
     ];
-    let flags = flags.map(|(name, flag)| format!("const {name} = {flag};\n"));
-    flags.into_iter().chain(numbers.map(|(name, number)| format!("const {name} = {number}u;\n"))).collect()
+    declared(&flags, &numbers)
+}
+
+fn declared(flags: &[(&str, bool)], numbers: &[(&str, u32)]) -> String {
+    let flags = flags.iter().map(|(name, flag)| format!("const {name} = {flag};\n"));
+    flags.chain(numbers.iter().map(|(name, number)| format!("const {name} = {number}u;\n"))).collect()
+}
+
+/// What quantizes: the values of [`CodeType`] as its conversion by integers has them, and the names that `SCALE`, `SCALE_FORM` and
+/// `SCALE_LAYOUT` are compared with.
+fn of_codes(key: &KernelKey, quant: &QuantSpec) -> String {
+    let tensors = key.call.tensors;
+    let flags = [
+        ("IS_INT8", quant.codes == CodeType::Int8),
+        ("IS_ROUNDED", quant.source == QuantSource::Rounded),
+        ("FINDS_AMAX", tensors.has(Tensor::Amax) || finds_scale(key)),
+        ("GATHERS_SCALES", key.gathers_scales),
+    ];
+    // Bits of an f32's significand that a code has not, and the biased exponent of an f32 that is the smallest normal code.
+    let (shift, min_exponent) = match quant.codes {
+        CodeType::E4m3 | CodeType::Int8 => (20, 121),
+        CodeType::E5m2 => (21, 113),
+    };
+    let scale = match quant.scale {
+        ScaleKind::Given => "GIVEN",
+        ScaleKind::Current => "FIND",
+        ScaleKind::Row => "BY_ROW",
+        ScaleKind::Block { .. } | ScaleKind::Mx { .. } => "BY_BLOCK",
+    };
+    let form = match (quant.scale, quant.scale_type()) {
+        (ScaleKind::Mx { rounding: ScaleRounding::Floor }, _) => "BYTE_FLOOR",
+        (_, ScaleType::E8m0) => "BYTE_UP",
+        (ScaleKind::Block { is_power_of_two: true, .. }, ScaleType::F32) => "POWER",
+        (_, ScaleType::F32) => "QUOTIENT",
+    };
+    let layout = match quant.layout {
+        ScaleLayout::RowMajor => "ROW_MAJOR",
+        ScaleLayout::ColumnMajor { .. } => "COLUMN_MAJOR",
+        ScaleLayout::PackedUe8m0 { .. } => "PACKED_UE8M0",
+        ScaleLayout::Swizzled128x4 => "SWIZZLED_128X4",
+    };
+    let set = match quant.scale {
+        ScaleKind::Block { cols, .. } => cols as u32,
+        ScaleKind::Mx { .. } => ScaleKind::MX_COLS as u32,
+        ScaleKind::Given | ScaleKind::Current | ScaleKind::Row => 1,
+    };
+    let numbers = [
+        ("CODE_SHIFT", shift),
+        ("CODE_MIN_EXPONENT", min_exponent),
+        // What the exponents of codes are less, in a code's place.
+        ("CODE_BIAS", ((min_exponent - 1) << 23) >> shift),
+        ("LARGEST_CODE_BITS", quant.codes.largest().to_bits()),
+        ("SET", set),
+        ("SET_LANES", set_lanes(key)),
+        ("SHUFFLED_LANES", shuffled_lanes(key)),
+        ("MAGNITUDES", magnitudes(key)),
+    ];
+    let chosen = [("SCALE", scale), ("SCALE_FORM", form), ("SCALE_LAYOUT", layout)];
+    let chosen: String = chosen.iter().map(|(name, value)| format!("const {name} = {value};\n")).collect();
+    // The steps of the smallest code in 1.
+    let steps = f32::from_bits((254 - min_exponent + 23 - shift) << 23);
+    let largest = format!("const LARGEST_CODE = {:?}f;\nconst CODE_STEPS = {steps:?}f;\n", quant.codes.largest());
+    let shuffle = match key.tile.flavour {
+        Flavour::Subgroup(_) => SHUFFLED,
+        Flavour::Workgroup => NOT_SHUFFLED,
+    };
+    [QUANTIZING, &chosen, &largest, &declared(&flags, &numbers), shuffle].concat()
 }
 
 /// The letters that files have for dtypes: activation, weight and residual stream.
@@ -87,6 +156,32 @@ alias Kept_ROLE = Kept_DTYPE;
 fn pair_ROLE(kept: Kept_ROLE) -> Pair { return pair_DTYPE(kept); }
 fn kept_ROLE(pair: Pair) -> Kept_ROLE { return kept_DTYPE(pair); }
 fn rounded_ROLE(values: vec4<f32>) -> vec4<f32> { return rounded_DTYPE(values); }
+";
+
+/// Where a scale comes from: the caller, or the largest magnitude of all, of a row or of columns side by side. FIND finds the tensor's,
+/// and writes nothing else. What it is: a quotient, a power of two as f32, or one as a byte, rounded up or by its exponent. How they lie.
+pub(super) const QUANTIZING: &str = "
+const GIVEN = 0u;
+const FIND = 1u;
+const BY_ROW = 2u;
+const BY_BLOCK = 3u;
+const QUOTIENT = 0u;
+const POWER = 1u;
+const BYTE_UP = 2u;
+const BYTE_FLOOR = 3u;
+const ROW_MAJOR = 0u;
+const COLUMN_MAJOR = 1u;
+const PACKED_UE8M0 = 2u;
+const SWIZZLED_128X4 = 3u;
+const LEAST_SCALE = 1.1754943508222875e-38f;
+";
+
+const SHUFFLED: &str = "
+fn shuffled(value: u32, distance: u32) -> u32 { return subgroupShuffleXor(value, distance); }
+";
+// Nobody calls it.
+const NOT_SHUFFLED: &str = "
+fn shuffled(value: u32, distance: u32) -> u32 { return value; }
 ";
 
 const X_IS_H: &str = "fn x_as_R(x: Kept_T) -> Kept_R { return x; }\n";

@@ -12,12 +12,13 @@ use naga::{AddressSpace, BuiltIn, Expression, Literal, Module, ShaderStage, Stor
 use rmsnorm_gpu::program::CallKey;
 use rmsnorm_gpu::testing::Draw;
 use rmsnorm_shaders::{self as shaders, Source};
-use rmsnorm_spec::{CastOrder, DType, DTypes, Norm, Problem, Tensor, TensorSet, TensorShape};
+use rmsnorm_spec::{CastOrder, DType, DTypes, Direction, Norm, Problem, Tensor, TensorSet, TensorShape};
 
+use super::prelude::QUANTIZING;
 use super::*;
 use crate::caps::Caps;
 use crate::params::{Params, Place};
-use crate::plan::{Access, Layout, Placed, Step, Tile, plan};
+use crate::plan::{Access, FOUND_FROM, Layout, Placed, Step, Tile, gathers_scales, plan};
 
 const SAMPLES_PER_PROGRAM: usize = 60;
 const CALLS_PER_DEVICE: usize = 60;
@@ -39,7 +40,11 @@ fn planned() -> Vec<(Caps, KernelKey)> {
     for caps in [Caps::h200(), Caps::laptop(), Caps::phone(), Caps::lavapipe()] {
         for call in 0..CALLS_PER_DEVICE {
             let (rows, cols) = (draw.of([1, 40, 512]), draw.of(COLS));
-            let problem = draw.problem(call, rows, cols);
+            let problem = if call % 3 == 2 {
+                draw.quantized_forward(rows, cols)
+            } else {
+                draw.problem(call / 3 * 2 + call % 3, rows, cols)
+            };
             let layout = draw.layout(&problem);
             let steps = plan(&problem, &layout, &caps).map(|plan| plan.steps);
             keys.extend(steps.unwrap_or_else(|unfit| panic!("{problem:?}: {unfit}")).into_iter().filter_map(|step| {
@@ -64,6 +69,9 @@ fn sample() -> Vec<KernelKey> {
 trait DrawKeys {
     fn key(&mut self, program: Program) -> KernelKey;
 
+    /// Of a program that only calls to codes have.
+    fn key_of_codes(&mut self, program: Program) -> KernelKey;
+
     /// How a call's tensors lie.
     fn layout(&mut self, problem: &Problem) -> Layout;
 
@@ -74,6 +82,9 @@ trait DrawKeys {
 
 impl DrawKeys for Draw {
     fn key(&mut self, program: Program) -> KernelKey {
+        if program.info().direction == Direction::QuantizedForward {
+            return self.key_of_codes(program);
+        }
         let tensors = self.tensors(program);
         let is_reduction = program == Program::ReducePartials;
         let is_backward = !program.is_forward() && !is_reduction && program != Program::Copy;
@@ -85,7 +96,7 @@ impl DrawKeys for Draw {
         let norm = if has_norm { self.of(Norm::ALL) } else { Norm::Rms };
         // Backward has a mean exactly where the norm has.
         let tensors = if is_backward { tensors.set(Tensor::Mean, norm == Norm::Layer) } else { tensors };
-        let access = self.of([Access::Aligned, Access::Words, Access::Halves]);
+        let access = self.of([Access::Aligned, Access::Words, Access::Parts]);
         let keeps_rows = matches!(program, Program::Forward | Program::Backward);
         let cast_order = if program.is_forward() {
             self.of([CastOrder::AtStore, CastOrder::BeforeWeight])
@@ -112,7 +123,54 @@ impl DrawKeys for Draw {
             access,
             is_whole: access == Access::Aligned && keeps_rows && self.yes(),
             aliased: self.yes(),
+            gathers_scales: false,
         }
+    }
+
+    fn key_of_codes(&mut self, program: Program) -> KernelKey {
+        let access = self.of([Access::Aligned, Access::Words, Access::Parts]);
+        let dtypes = DTypes::uniform(self.of(DType::ALL)).widened(self.yes(), self.yes());
+        let mut problem = Problem { dtypes, ..self.quantized_forward(8, 64) };
+        match (program, problem.quant.as_mut()) {
+            (Program::QuantizedForward | Program::QuantizedForwardStreaming, Some(quant)) => {
+                // The scale is found first, and then is as if given.
+                match (quant.scale, self.yes()) {
+                    (ScaleKind::Current, true) => problem.tensors = problem.tensors.intersection(FOUND_FROM),
+                    (ScaleKind::Current, false) => {
+                        quant.scale = ScaleKind::Given;
+                        problem.tensors = problem.tensors.without(Tensor::Scales).with(Tensor::Scale);
+                    }
+                    _ => {}
+                }
+            }
+            (Program::TransposeCodes, _) => problem.tensors = program.info().optional,
+            (Program::TensorScale, Some(quant)) => {
+                quant.scale = ScaleKind::Current;
+                problem.tensors = program.info().optional;
+            }
+            _ => problem.tensors = TensorSet::of(&[self.of([Tensor::Scales, Tensor::Amax])]),
+        }
+        let rows_per_group = (program != Program::TensorScale && program != Program::Clear && self.yes()).then_some(2);
+        let call = program.info().key(&Problem { rows_per_group, ..problem });
+        let mut key = KernelKey {
+            program,
+            call,
+            has_weight_offset: call.has_weight_offset && call.tensors.has(Tensor::Weight),
+            tile: self.tile(program),
+            access,
+            is_whole: access == Access::Aligned && program.is_on_chip() && self.yes(),
+            aliased: self.yes(),
+            gathers_scales: false,
+        };
+        if let Some(quant) = key.call.quant.filter(|_| program.writes_codes()) {
+            let lanes = lanes_of_set(quant.scale, is_split(&key)).unwrap_or(1);
+            if !key.tile.threads_per_row.is_multiple_of(lanes) {
+                let flavour = if key.tile.groups * lanes >= 64 { key.tile.flavour } else { Flavour::Workgroup };
+                key.tile = Tile::new(lanes, key.tile.groups, key.tile.packs, flavour);
+            }
+            key.gathers_scales = gathers_scales(&quant, &key.tile, is_split(&key)) && self.yes();
+        }
+        key
     }
 
     fn layout(&mut self, problem: &Problem) -> Layout {
@@ -127,7 +185,10 @@ impl DrawKeys for Draw {
         };
         let DTypes { activation, weight, residual } = problem.dtypes;
         let tensors = [activation, weight, residual].map(placed);
-        Layout::new(problem, tensors, [placed(weight)], self.yes(), self.yes())
+        let codes = problem.storage(Tensor::Codes).map(|storage| Placed { storage, offset, ..placed(activation) });
+        let scales = problem.storage(Tensor::Scales).map(|storage| Placed::vector(storage, 4 * offset / 2));
+        Layout::new(problem, tensors.into_iter().chain(codes), [placed(weight)], self.yes(), self.yes())
+            .with_codes(problem, scales, [codes; 2])
     }
 
     fn tensors(&mut self, program: Program) -> TensorSet {
@@ -151,18 +212,24 @@ impl DrawKeys for Draw {
                 TensorSet::NONE.set(Dweight, has_dweight).set(Dbias, !has_dweight || self.yes())
             }
             Program::Copy => TensorSet::of(&[X, Y]),
+            Program::QuantizedForward
+            | Program::QuantizedForwardStreaming
+            | Program::TransposeCodes
+            | Program::TensorScale
+            | Program::Clear => program.info().optional,
         }
     }
 
     fn tile(&mut self, program: Program) -> Tile {
         let threads_per_row: u32 = self.of([1, 2, 8, 16, 32, 64, 96, 160, 256, 448, 512]);
         let groups = if threads_per_row.is_power_of_two() { self.of([1, 2, 8]).min(1024 / threads_per_row) } else { 1 };
-        let is_whole = matches!(program, Program::Forward | Program::Backward | Program::Copy);
+        let is_whole = program.is_on_chip() || program == Program::Copy;
         let lanes = self.of([8, 32, 64]);
         let is_full = (threads_per_row * groups).is_multiple_of(lanes);
         let flavour =
             if has_sums(program) && is_full && self.yes() { Flavour::Subgroup(lanes) } else { Flavour::Workgroup };
-        let packs = if is_whole || program == Program::ForwardStreaming { self.of([1, 2, 3, 4, 5, 7, 8]) } else { 1 };
+        let streams = matches!(program, Program::ForwardStreaming | Program::QuantizedForwardStreaming);
+        let packs = if is_whole || streams { self.of([1, 2, 3, 4, 5, 7, 8]) } else { 1 };
         let rows_at_once = if program == Program::Backward { self.of([1, 2]) } else { 1 };
         Tile { rows_at_once, ..Tile::new(threads_per_row, groups, packs, flavour) }
     }
@@ -263,9 +330,14 @@ fn aligned_accesses_are_as_wide_as_they_may_be() {
     for key in sample().into_iter().filter(|key| key.access == Access::Aligned) {
         let moves_quads = is_split(&key) || key.program == Program::ReducePartials;
         let has_elements = |tensor: Tensor| matches!(tensor.shape(), TensorShape::Matrix | TensorShape::Cols);
-        for binding in bindings(&key).into_iter().filter(|binding| has_elements(binding.tensor)) {
-            let is_f32 = dtype_of(&key, binding.tensor) == DType::F32;
-            assert_eq!(binding.unit, if moves_quads && !is_f32 { 8 } else { 16 }, "{} of {key:?}", binding.tensor);
+        let is_moved = |binding: &Binding| has_elements(binding.tensor) && key.program != Program::TransposeCodes;
+        for binding in bindings(&key).into_iter().filter(is_moved) {
+            let expected = match (storage_of(&key, binding.tensor).size(), moves_quads) {
+                (4, _) | (2, false) => 16,
+                (2, true) | (1, false) => 8,
+                _ => 4,
+            };
+            assert_eq!(binding.unit, expected, "{} of {key:?}", binding.tensor);
         }
     }
 }
@@ -346,7 +418,8 @@ fn params_lie_where_rust_says() {
         x residual dy dresidual_out y residual_out dx weight bias dweight dbias mean rstd workspace row_sums rows cols
         chunks partial_rows eps weight_offset share first_chunk accumulates zero dresidual
         rows_per_group first_in_group x_group_stride residual_group_stride dy_group_stride dresidual_out_group_stride
-        y_group_stride residual_out_group_stride dx_group_stride dresidual_group_stride
+        y_group_stride residual_out_group_stride dx_group_stride dresidual_group_stride codes_group_stride first_row
+        codes codes_t scale scales amax scales_stride amax_floor amax_ceiling
     ];
     assert_eq!(read, written);
     assert_eq!(*span as usize, size_of::<Params>());
@@ -358,7 +431,7 @@ fn the_sample_has_all_that_keys_hold() {
     let keys = wide_sample();
     for program in Program::ALL {
         let these: Vec<_> = keys.iter().filter(|key| key.program == program).collect();
-        for access in [Access::Aligned, Access::Words, Access::Halves] {
+        for access in [Access::Aligned, Access::Words, Access::Parts] {
             for dtype in DType::ALL {
                 let is_there = these.iter().any(|key| key.access == access && key.call.dtypes.activation == dtype);
                 assert!(is_there, "{program:?} {access:?} {dtype}");
@@ -369,18 +442,20 @@ fn the_sample_has_all_that_keys_hold() {
         let both =
             |what: &dyn Fn(&KernelKey) -> bool| these.iter().any(|key| what(key)) && !these.iter().all(|key| what(key));
         assert!(both(&|key| key.aliased), "{program:?}");
-        let takes_parts = !matches!(program, Program::ReducePartials | Program::Copy);
+        let works_on_rows = !matches!(program, Program::TransposeCodes | Program::TensorScale | Program::Clear);
+        let takes_parts = works_on_rows && !matches!(program, Program::ReducePartials | Program::Copy)
+            || program == Program::TransposeCodes;
         assert_eq!(both(&|key| key.call.has_row_groups), takes_parts, "{program:?}");
         assert_eq!(both(&|key| key.is_whole), program.is_on_chip(), "{program:?}");
         assert_eq!(
             both(&|key| key.call.tensors.is_in_place() && has_residual(key)),
-            program.is_forward(),
+            program.is_forward() && !program.writes_codes(),
             "{program:?}"
         );
         let has_gradients = matches!(program, Program::Backward | Program::BackwardColumns);
         assert_eq!(both(&|key| key.call.accumulate == Accumulate::Atomics), has_gradients, "{program:?}");
-        for tensor in program.info().optional.iter().filter(|tensor| !matches!(tensor.name(), "x" | "y" | "dx" | "dy"))
-        {
+        let may_lack = |tensor: &Tensor| works_on_rows && !matches!(tensor.name(), "x" | "y" | "dx" | "dy");
+        for tensor in program.info().optional.iter().filter(may_lack) {
             let is_given = tensor == Tensor::Rstd && !program.is_forward();
             assert!(is_given || both(&|key| key.call.tensors.has(tensor)), "{program:?} {tensor:?}");
         }
@@ -404,8 +479,10 @@ fn absent_tensors_have_no_binding() {
 fn whole_calls_bind_no_more_than_any_device_has_by_default() {
     for program in Program::ALL {
         let mut key = Draw::new(1).key(program);
-        // `dresidual` is one more than fits beside all others.
-        (key.call.norm, key.call.tensors) = (Norm::Layer, program.info().optional.without(Tensor::Dresidual));
+        // `dresidual` is one more than fits beside all others. Of codes there are calls with as many as fit.
+        let rare = [Tensor::Dresidual, Tensor::Y, Tensor::Scale, Tensor::Amax, Tensor::Rstd];
+        let rare = TensorSet::of(if program.writes_codes() { &rare } else { &rare[..1] });
+        (key.call.norm, key.call.tensors) = (Norm::Layer, program.info().optional.difference(rare));
         assert!(bindings(&key).len() <= 8, "{program:?}");
     }
 }
@@ -425,13 +502,16 @@ fn f16_needs_no_conversion_of_wgsl() {
 
 #[test]
 fn every_constant_is_read_somewhere() {
-    let prelude = prelude(&Draw::new(1).key(Program::Forward), true);
-    let names = prelude.lines().filter_map(|line| line.strip_prefix("const ")?.split(' ').next());
+    let preludes =
+        [Program::Forward, Program::QuantizedForward].map(|program| prelude(&Draw::new(1).key(program), true));
+    let lines = preludes.iter().flat_map(|prelude| prelude.lines());
+    let names = lines.filter_map(|line| line.strip_prefix("const ")?.split(' ').next());
     let lines = shaders::ALL.iter().flat_map(|source| source.text.lines());
     let code = lines.map(|line| line.split_once("//").map_or(line, |(code, _)| code));
     let read: HashSet<&str> =
         code.flat_map(|line| line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_')).collect();
-    for name in names {
+    // Of those that others are one of, a program may have another.
+    for name in names.filter(|name| !QUANTIZING.contains(name)) {
         assert!(read.contains(name), "nobody reads {name}");
     }
 }
@@ -463,7 +543,16 @@ fn accessors_reach_their_own_tensor() {
             if tensor.shape() == TensorShape::Cols && !is_read && key.program != Program::ReducePartials {
                 continue;
             }
-            let name = format!("{}_{}", if is_read { "load" } else { "store" }, tensor.name());
+            let name = match (key.program, tensor) {
+                // One of them is bound, and has a function without its name; or the program has it to itself.
+                (Program::Clear | Program::TensorScale, _) => continue,
+                (Program::TransposeCodes, Tensor::Codes) => "load_codes".to_owned(),
+                (_, Tensor::Scales) if finds_scale(key) => "fold_amax".to_owned(),
+                (_, Tensor::Amax) if finds_scale(key) => continue,
+                (_, Tensor::Amax) => "fold_amax".to_owned(),
+                (_, Tensor::Scales) if key.gathers_scales => "store_word_of_scales".to_owned(),
+                _ => format!("{}_{}", if is_read { "load" } else { "store" }, tensor.name()),
+            };
             let found = module.functions.iter().find(|(_, each)| each.name.as_deref() == Some(&*name));
             let (function, _) = found.unwrap_or_else(|| panic!("no {name} in {key:?}"));
             let reached = module.global_variables.iter().filter(|(handle, variable)| {

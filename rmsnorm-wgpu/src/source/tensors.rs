@@ -2,6 +2,7 @@
 
 use rmsnorm_spec::{Access, Tensor, TensorShape};
 
+use super::finds_scale;
 use crate::plan::{KernelKey, Program};
 
 /// What a tensor holds.
@@ -13,6 +14,18 @@ pub(super) enum Kind {
     Statistic,
     /// f32, in whatever form the program has them.
     Workspace,
+    /// One f32 that is read.
+    Scalar,
+    /// One f32 that is not negative, into which threads fold magnitudes.
+    Amax,
+    /// Scales of rows and blocks.
+    Scales,
+    /// Codes of `TransposeCodes`, which moves them four by four.
+    Bytes,
+    /// What `TensorScale` works on: a magnitude that becomes a scale.
+    Found,
+    /// What `Clear` zeroes.
+    Cleared,
 }
 
 /// A tensor, as one program uses it.
@@ -40,12 +53,14 @@ pub(super) fn uses(key: &KernelKey) -> Vec<Use> {
 fn of_call(key: &KernelKey, tensor: Tensor) -> Option<Use> {
     let direction = key.program.info().direction;
     let kind = match tensor.shape() {
+        TensorShape::Matrix if key.program == Program::TransposeCodes => return of_codes(key, tensor),
         TensorShape::Cols if tensor.access(direction)? == Access::Write && key.program != Program::ReducePartials => {
             return None;
         }
         TensorShape::Matrix | TensorShape::Cols => Kind::Elements,
         TensorShape::Rows => Kind::Statistic,
-        TensorShape::Workspace | TensorShape::Transposed | TensorShape::One | TensorShape::Scales => return None,
+        TensorShape::Transposed | TensorShape::One | TensorShape::Scales => return of_codes(key, tensor),
+        TensorShape::Workspace => return None,
     };
     let is_loaded = match tensor.access(direction)? {
         Access::Read => true,
@@ -55,11 +70,34 @@ fn of_call(key: &KernelKey, tensor: Tensor) -> Option<Use> {
     Some(Use { tensor, kind, is_loaded, is_stored: tensor.access(direction)? == Access::Write })
 }
 
+/// A tensor that only calls to codes have, or the codes of the program that transposes them.
+fn of_codes(key: &KernelKey, tensor: Tensor) -> Option<Use> {
+    let (kind, is_loaded, is_stored) = match (key.program, tensor) {
+        (Program::Clear, _) => (Kind::Cleared, false, true),
+        (Program::TensorScale, _) => (Kind::Found, true, true),
+        (Program::TransposeCodes, Tensor::Codes) => (Kind::Bytes, true, false),
+        (Program::TransposeCodes, _) => (Kind::Bytes, false, true),
+        (_, Tensor::Scale) => (Kind::Scalar, true, false),
+        (_, Tensor::Amax) => (Kind::Amax, true, true),
+        (_, Tensor::Scales) if finds_scale(key) => (Kind::Amax, true, true),
+        (_, Tensor::Scales) => (Kind::Scales, false, true),
+        _ => return None,
+    };
+    Some(Use { tensor, kind, is_loaded, is_stored })
+}
+
 /// The part of the workspace that the program has.
 fn workspace(key: &KernelKey) -> Option<Use> {
     let has_gradients = key.call.tensors.sums_over_rows() > 0;
     let (is_bound, is_stored) = match key.program {
-        Program::Forward | Program::ForwardStreaming | Program::Copy => (false, false),
+        Program::Forward
+        | Program::ForwardStreaming
+        | Program::QuantizedForward
+        | Program::QuantizedForwardStreaming
+        | Program::TransposeCodes
+        | Program::TensorScale
+        | Program::Clear
+        | Program::Copy => (false, false),
         Program::Backward => (has_gradients, true),
         Program::BackwardRowSums => (true, true),
         Program::BackwardColumns => (true, has_gradients),

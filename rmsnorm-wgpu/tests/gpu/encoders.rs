@@ -1,8 +1,9 @@
 //! Calls as a part of what the user records.
 
 use rmsnorm_conformance::Harness;
+use rmsnorm_wgpu::spec::quant::{CodeType, QuantSpec, ScaleKind};
 use rmsnorm_wgpu::spec::{DType, Error, GradReduction, Norm, NormSpec, Problem, Tensor, bf16};
-use rmsnorm_wgpu::{Forward, Recorder, WgpuBackend, wgpu};
+use rmsnorm_wgpu::{Forward, QuantizedForward, Recorder, TestBuffer, WgpuBackend, WgpuSlice, wgpu};
 use wgpu::{CommandEncoderDescriptor, ComputePassDescriptor};
 
 use crate::support::{Layer, backward, bits, forward, open, upload, view, whole};
@@ -218,4 +219,29 @@ fn copies_are_exact_at_any_offset() {
     gpu.copy(gpu.view(&both, 0..1024), gpu.view(&both, 1024..2048)).unwrap();
     let both = bits(&gpu, &both);
     assert!(both[..1024] == both[1024..]);
+}
+
+/// A pass zeroes nothing by itself: what a call to codes folds into, or leaves gaps in, its own kernels clear.
+#[test]
+fn a_call_to_codes_joins_a_pass_of_the_users() {
+    fn args<'a>(
+        x: &'a TestBuffer<bf16>,
+        (codes, scales): &'a (TestBuffer<i8>, TestBuffer<f32>),
+    ) -> QuantizedForward<'a, bf16, i8> {
+        let quant = QuantSpec::new(CodeType::Int8, ScaleKind::Current);
+        QuantizedForward::new(quant, whole(x), WgpuSlice::whole(codes.buffer())).scales(whole(scales))
+    }
+    let Some(gpu) = open() else { return };
+    let (x, norm) = (upload::<bf16>(&gpu, 1, ROWS * COLS), NormSpec::rms(ROWS, COLS, 1e-5));
+    let [expected, got] =
+        [8i8, 9].map(|byte| (gpu.upload(&[byte; ROWS * COLS]).unwrap(), gpu.upload(&[7.0f32]).unwrap()));
+    gpu.quantized_forward(&norm, args(&x, &expected)).unwrap();
+    let mut encoder = gpu.device().create_command_encoder(&CommandEncoderDescriptor::default());
+    let mut pass = encoder.begin_compute_pass(&ComputePassDescriptor::default());
+    gpu.encode_quantized_forward(&mut pass, &norm, args(&x, &got)).unwrap();
+    drop(pass);
+    gpu.queue().submit([encoder.finish()]);
+    assert_eq!(gpu.download(&got.0).unwrap(), gpu.download(&expected.0).unwrap());
+    assert_eq!(bits(&gpu, &got.1), bits(&gpu, &expected.1));
+    assert_ne!(bits(&gpu, &got.1), [7.0f32.to_bits()]);
 }

@@ -99,6 +99,32 @@ fn parts_begin_and_end_within_groups() {
     assert_eq!(summary.counts.passed, cases.len(), "{summary}");
 }
 
+/// Codes, whose scales and transposed copy are bound whole: rows of later parts have theirs behind those of the first.
+#[test]
+fn codes_of_parts_have_their_own_scales_and_columns() {
+    let Some(parts) = open_limited(|limits| limits.max_storage_buffer_binding_size = 64 << 10) else { return };
+    let mut cases = Vec::new();
+    for dtype in ["f32", "bf16"] {
+        for (present, quant) in [
+            ("wrosta", "e4m3,given,f32,row_major"),
+            ("wst", "int8,current,f32,row_major"),
+            ("wrosy", "e5m2,row,f32,row_major"),
+            ("ws", "e4m3,block64,f32,column_major1003"),
+            ("ws", "e4m3,mx_up,f32,swizzled128x4"),
+        ] {
+            for layout in ["p0o0", "p5o3"] {
+                cases.push(format!(
+                    "bounds:quantized_forward:rms_norm:{dtype},{dtype},{dtype}:1000x64:randn:eps1e-5:{present}:offset0:\
+                     at_store:partials:{layout}:seed1:{quant},floor0e0,ceilinginf"
+                ));
+            }
+        }
+    }
+    let options = Options { self_test: false, cases: cases.clone(), ..Options::default() };
+    let summary = rmsnorm_conformance::run(&parts, &options, &mut |_, _| (), None).unwrap();
+    assert_eq!(summary.counts.passed, cases.len(), "{summary}");
+}
+
 #[test]
 fn grids_take_two_dimensions() {
     let Some(whole) = open_limited(|_| ()) else { return };

@@ -32,11 +32,16 @@ fn exchange(tile: &Tile) -> u64 {
 /// its eight terms; a thread adds its pairs one after the other.
 pub(super) fn of_row(key: &KernelKey, cols: usize) -> Option<u64> {
     let packs = match key.program {
-        Program::Forward | Program::Backward => u64::from(key.tile.packs),
-        Program::ForwardStreaming | Program::BackwardRowSums => {
+        Program::Forward | Program::QuantizedForward | Program::Backward => u64::from(key.tile.packs),
+        Program::ForwardStreaming | Program::QuantizedForwardStreaming | Program::BackwardRowSums => {
             cols.div_ceil(Tile { packs: 1, ..key.tile }.columns()) as u64
         }
-        Program::BackwardColumns | Program::ReducePartials | Program::Copy => return None,
+        Program::BackwardColumns
+        | Program::ReducePartials
+        | Program::TransposeCodes
+        | Program::TensorScale
+        | Program::Clear
+        | Program::Copy => return None,
     };
     Some((tree(8) + serial(packs) + exchange(&key.tile)).min(serial(cols as u64)))
 }
@@ -57,7 +62,15 @@ pub(super) fn of_gradients(plan: &Plan, rows: usize) -> u64 {
             Program::ReducePartials => {
                 second_stage = shared(plan.partial_rows.into(), key.tile.groups.into());
             }
-            Program::Forward | Program::ForwardStreaming | Program::BackwardRowSums | Program::Copy => {}
+            Program::Forward
+            | Program::ForwardStreaming
+            | Program::QuantizedForward
+            | Program::QuantizedForwardStreaming
+            | Program::BackwardRowSums
+            | Program::TransposeCodes
+            | Program::TensorScale
+            | Program::Clear
+            | Program::Copy => {}
         }
     }
     (partial_rows.into_values().max().unwrap_or(0) + second_stage).min(serial(rows as u64))

@@ -4,7 +4,7 @@ use rmsnorm_gpu::program::Accumulate;
 use rmsnorm_gpu::tuning::{rises, up_to};
 
 use super::super::ranges::grid;
-use super::super::{Tuning, Unfit, copy};
+use super::super::{SIDE, Tuning, Unfit, copy};
 use super::*;
 use crate::source;
 
@@ -52,7 +52,12 @@ fn keys_have_the_tensors_of_the_call() {
                 }
                 Program::BackwardRowSums => &[X, Dy, Weight, Mean, Rstd],
                 Program::ReducePartials => &[Dweight, Dbias],
-                Program::Copy => &[],
+                Program::QuantizedForward
+                | Program::QuantizedForwardStreaming
+                | Program::TransposeCodes
+                | Program::TensorScale
+                | Program::Clear
+                | Program::Copy => &[],
             };
             let expected: TensorSet = code.iter().copied().filter(|tensor| problem.has(*tensor)).collect();
             assert_eq!((key.call.tensors, key.has_weight_offset), (expected, false), "{cols} {call:?}");
@@ -123,7 +128,7 @@ fn a_grid_has_every_workgroup_in_two_dimensions() {
             for cols in [1, 100, 264, 4096, 70_000] {
                 for rows in ROWS.into_iter().filter(|rows| rows * cols <= 1 << 34) {
                     // More partial rows than fit.
-                    let layout = call.layout(rows, cols, Access::Halves);
+                    let layout = call.layout(rows, cols, Access::Parts);
                     let Ok(plan) = plan(&call.problem(rows, cols), &layout, &caps) else { continue };
                     for dispatch in dispatches(&plan) {
                         let side = caps.groups_per_dimension;
@@ -163,7 +168,14 @@ fn work(dispatch: &Dispatch, call: Call, cols: usize) -> u64 {
     let KernelKey { program, tile, .. } = dispatch.key;
     let rows = dispatch.rows.end - dispatch.rows.start;
     match program {
-        Program::Forward | Program::ForwardStreaming | Program::BackwardRowSums => rows.div_ceil(tile.groups.into()),
+        Program::Forward
+        | Program::ForwardStreaming
+        | Program::QuantizedForward
+        | Program::QuantizedForwardStreaming
+        | Program::BackwardRowSums => rows.div_ceil(tile.groups.into()),
+        Program::TransposeCodes => rows.div_ceil(SIDE) * (cols as u64).div_ceil(SIDE),
+        Program::TensorScale => 1,
+        Program::Clear => rows.div_ceil(4 * u64::from(tile.threads())),
         Program::Backward => dispatch.chunks.into(),
         Program::BackwardColumns => u64::from(dispatch.chunks) * cols.div_ceil(tile.columns()) as u64,
         Program::ReducePartials => (cols.div_ceil(4 * tile.threads_per_row as usize) * call.gradients()) as u64,
@@ -212,7 +224,7 @@ fn what_is_shorter_than_rows_in_registers_is_in_registers() {
 fn what_lies_anywhere_is_read_in_loops_unless_it_is_short() {
     for_all::<Plans>(|caps, call, cols| {
         let aligned = call.plan(SOME_ROWS, cols, caps);
-        for access in [Access::Words, Access::Halves] {
+        for access in [Access::Words, Access::Parts] {
             let plan = call.plan_by(access, SOME_ROWS, cols, caps);
             for Dispatch { key, .. } in dispatches(&plan).filter(|dispatch| dispatch.key.program.is_on_chip()) {
                 assert!(key.tile.packs <= access.most_packs(), "{cols} {key:?}");
@@ -337,7 +349,8 @@ fn the_suite_is_told_where_plans_change() {
 
 #[test]
 fn limits_of_tables_rise() {
-    let Tuning { forward, backward } = Tuning::H200;
+    let Tuning { forward, to_codes, backward } = Tuning::H200;
+    assert!(rises(to_codes), "{to_codes:?}");
     assert!(forward.iter().all(|ladder| rises(ladder)), "{forward:?}");
     assert!(backward.iter().all(|ladder| rises(ladder)), "{backward:?}");
 }

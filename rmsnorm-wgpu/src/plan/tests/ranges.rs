@@ -28,10 +28,10 @@ fn access_is_that_of_the_worst_tensor() {
     assert_eq!(access(64, placed(bf16, 8, 64), vector), Access::Words);
     assert_eq!(access(64, placed(bf16, 32, 68), vector), Access::Words);
     assert_eq!(access(68, placed(bf16, 0, 72), vector), Access::Words);
-    assert_eq!(access(64, placed(bf16, 2, 64), vector), Access::Halves);
-    assert_eq!(access(64, placed(bf16, 0, 65), vector), Access::Halves);
-    assert_eq!(access(63, placed(bf16, 0, 64), vector), Access::Halves);
-    assert_eq!(access(64, placed(bf16, 0, 64), placed(bf16, 2, 0)), Access::Halves);
+    assert_eq!(access(64, placed(bf16, 2, 64), vector), Access::Parts);
+    assert_eq!(access(64, placed(bf16, 0, 65), vector), Access::Parts);
+    assert_eq!(access(63, placed(bf16, 0, 64), vector), Access::Parts);
+    assert_eq!(access(64, placed(bf16, 0, 64), placed(bf16, 2, 0)), Access::Parts);
     assert_eq!(access(64, placed(bf16, 0, 64), placed(f32, 4, 0)), Access::Words);
     // f32 is never in halves, and a row of four is a quad.
     assert_eq!(access(4, placed(f32, 16, 4), placed(f32, 0, 0)), Access::Aligned);
@@ -45,7 +45,7 @@ fn one_row_has_no_stride() {
     let call = Call::new(Direction::Forward, Norm::Rms, BF16, NONE);
     let x = placed(DType::Bf16, 0, 65);
     assert_eq!(Layout::new(&call.problem(1, 64), [x], [], false, false).access, Access::Aligned);
-    assert_eq!(Layout::new(&call.problem(2, 64), [x], [], false, false).access, Access::Halves);
+    assert_eq!(Layout::new(&call.problem(2, 64), [x], [], false, false).access, Access::Parts);
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn the_second_stage_has_an_access_of_its_own() {
     let call = Call::new(Direction::Backward, Norm::Rms, BF16, DWEIGHT);
     let problem = call.problem(64, 64);
     let matrix = placed(DType::Bf16, 0, 64);
-    for (offset, expected) in [(8, Access::Aligned), (4, Access::Words), (2, Access::Halves)] {
+    for (offset, expected) in [(8, Access::Aligned), (4, Access::Words), (2, Access::Parts)] {
         let layout = Layout::new(&problem, [matrix; 3], [placed(DType::Bf16, offset, 0)], false, true);
         let plan = plan(&problem, &layout, &Caps::h200()).expect("a plan");
         for Dispatch { key, .. } in dispatches(&plan) {
@@ -69,8 +69,8 @@ fn a_copy_takes_what_both_ends_have() {
     let of = |from, to, len| Access::of_copy(from, to, DType::Bf16, len);
     assert_eq!(of(0, 16, 64), Access::Aligned);
     assert_eq!(of(0, 4, 64), Access::Words);
-    assert_eq!(of(6, 0, 64), Access::Halves);
-    assert_eq!(of(0, 0, 63), Access::Halves);
+    assert_eq!(of(6, 0, 64), Access::Parts);
+    assert_eq!(of(0, 0, 63), Access::Parts);
     // By two quads, where nothing wider is copied beside them.
     assert_eq!((of(0, 8, 64), of(8, 0, 64)), (Access::Words, Access::Words));
     assert_eq!(Access::of_copy(0, 8, DType::F32, 64), Access::Words);
@@ -81,7 +81,7 @@ fn a_copy_takes_what_both_ends_have() {
 fn the_densest_layout_has_the_access_of_its_gradients() {
     let reduce_access = |call: Call, cols| Layout::dense(&call.problem(64, cols)).reduce_access;
     let call = |tensors| Call::new(Direction::Backward, Norm::Rms, BF16, tensors);
-    for (cols, expected) in [(64, Access::Aligned), (66, Access::Words), (63, Access::Halves)] {
+    for (cols, expected) in [(64, Access::Aligned), (66, Access::Words), (63, Access::Parts)] {
         assert_eq!(reduce_access(call(DWEIGHT), cols), expected, "{cols}");
         assert_eq!(reduce_access(call(DWEIGHT_DBIAS), cols), expected, "{cols}");
     }
@@ -190,7 +190,7 @@ fn ranges_of_rows_in_groups_fit_bindings() {
 fn groups_have_a_part_in_access() {
     let problem =
         Problem { rows_per_group: Some(2), ..Call::new(Direction::Forward, Norm::Rms, BF16, NONE).problem(5, 64) };
-    for (group_stride, expected) in [(192, Access::Aligned), (196, Access::Words), (193, Access::Halves)] {
+    for (group_stride, expected) in [(192, Access::Aligned), (196, Access::Words), (193, Access::Parts)] {
         let x = Placed { group_stride, ..placed(DType::Bf16, 0, 64) };
         assert_eq!(Layout::new(&problem, [x], [], false, false).access, expected);
     }
@@ -258,7 +258,7 @@ fn indexes_fit_32_bits() {
     for caps in DEVICES.into_iter().chain([huge]) {
         for call in Plans::calls() {
             for (rows, cols) in [(1 << 33, 1), (1 << 31, 3), (1 << 24, 256), (1 << 20, 4096), (9, 1 << 28)] {
-                let layout = call.layout(rows, cols, Access::Halves);
+                let layout = call.layout(rows, cols, Access::Parts);
                 let Ok(plan) = plan(&call.problem(rows, cols), &layout, &caps) else { continue };
                 for dispatch in dispatches(&plan) {
                     let (tile, rows) = (dispatch.key.tile, dispatch.rows.end - dispatch.rows.start);

@@ -172,13 +172,13 @@ fn rows_of_lengths_between() {
 #[rustfmt::skip]
 fn rows_that_lie_anywhere() {
     check_by(
-        Access::Halves,
+        Access::Parts,
         &Caps::h200(),
         RMS_FORWARD,
         &[
-            (4096, 1, "forward threads=1 packs=1x8 rows=128 access=halves subgroups=32 grid=32"),
-            (4096, 333, "forward_streaming threads=16 packs=1x8 rows=8 access=halves subgroups=32 grid=512"),
-            (4096, 4097, "forward_streaming threads=128 packs=1x8 access=halves subgroups=32 grid=4096"),
+            (4096, 1, "forward threads=1 packs=1x8 rows=128 access=parts subgroups=32 grid=32"),
+            (4096, 333, "forward_streaming threads=16 packs=1x8 rows=8 access=parts subgroups=32 grid=512"),
+            (4096, 4097, "forward_streaming threads=128 packs=1x8 access=parts subgroups=32 grid=4096"),
         ],
     );
     check_by(

@@ -68,9 +68,9 @@ fn a_binding_of_any_size_is_not_exceeded() {
     for (tensors, cols, access) in [
         (DWEIGHT, 1000, Access::Aligned),
         (DWEIGHT_DBIAS, 1000, Access::Aligned),
-        (DWEIGHT, 300, Access::Halves),
-        (DWEIGHT, 2200, Access::Halves),
-        (DWEIGHT_DBIAS, 2200, Access::Halves),
+        (DWEIGHT, 300, Access::Parts),
+        (DWEIGHT, 2200, Access::Parts),
+        (DWEIGHT_DBIAS, 2200, Access::Parts),
     ] {
         let problem = call(tensors).problem(60, cols);
         for binding_bytes in (64 << 10..80 << 10).step_by(16) {

@@ -1,0 +1,165 @@
+//! Forward to codes: the tile of a row, what is cleared and found first, and the transposed copy.
+
+use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind, ScaleLayout, ScaleRounding, ScaleType};
+use rmsnorm_spec::{DType, DTypes, Norm, Problem, Storage, Tensor, TensorSet};
+
+use super::{
+    Access, Dispatch, Flavour, Layout, PAIR, Plan, Program, Step, Tile, Unfit, flavour, forward, is_split, key, pairs,
+    ranges,
+};
+use crate::caps::Caps;
+
+/// Rows and columns of a tile of `transpose_codes.wgsl`.
+pub(crate) const SIDE: u64 = 64;
+
+/// Bytes of workgroup memory that a thread takes at most: a sum in each of two buffers, and a magnitude.
+const THREAD_BYTES: u32 = 12;
+
+/// Scales of a word, where scales are bytes.
+const SCALES_OF_WORD: u32 = 4;
+
+/// The plan of a quantized forward call.
+pub(super) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Plan, Unfit> {
+    let Some(quant) = problem.quant else { return Ok(Plan::default()) };
+    let mut steps = Vec::new();
+    match quant.scale {
+        ScaleKind::Given => {
+            if problem.has(Tensor::Amax) && !quant.folds_amax {
+                steps.push(clear(Tensor::Amax, ScaleType::F32, size_of::<f32>() as u64, layout, caps)?);
+            }
+            steps.extend(rows(problem, layout, caps)?);
+        }
+        ScaleKind::Current => {
+            // The largest magnitude takes the scale's place until it is one; then it is given.
+            steps.push(clear(Tensor::Scales, ScaleType::F32, size_of::<f32>() as u64, layout, caps)?);
+            let found = problem.tensors.intersection(FOUND_FROM);
+            steps.extend(rows(&Problem { tensors: found, ..*problem }, layout, caps)?);
+            let bare = bare(problem, &[Tensor::Scales], QuantSpec::new(quant.codes, ScaleKind::Current));
+            steps.push(one_workgroup(&bare, Program::TensorScale, layout, caps));
+            let mut given = quant;
+            given.scale = ScaleKind::Given;
+            let tensors = problem.tensors.without(Tensor::Scales).with(Tensor::Scale);
+            steps.extend(rows(&Problem { tensors, quant: Some(given), ..*problem }, layout, caps)?);
+        }
+        ScaleKind::Row | ScaleKind::Block { .. } | ScaleKind::Mx { .. } => {
+            // Every scale has its row; what lies between them has nobody.
+            if scales(&quant, problem) > scales(&quant.layout(ScaleLayout::RowMajor), problem) {
+                let size = problem.storage(Tensor::Scales).map_or(0, Storage::size);
+                let bytes = (scales(&quant, problem) * size) as u64;
+                steps.push(clear(Tensor::Scales, quant.scale_type(), bytes, layout, caps)?);
+            }
+            steps.extend(rows(problem, layout, caps)?);
+        }
+    }
+    if problem.has(Tensor::CodesT) {
+        steps.extend(transpose(problem, layout, caps)?);
+    }
+    Ok(Plan { steps, ..Plan::default() })
+}
+
+/// What the largest magnitude of a tensor takes, and where it goes.
+pub(crate) const FOUND_FROM: TensorSet =
+    TensorSet::of(&[Tensor::X, Tensor::Residual, Tensor::Weight, Tensor::Bias, Tensor::Scales]);
+
+/// The kernel that works on rows, on all of them.
+fn rows(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Vec<Step>, Unfit> {
+    let (program, tile) = match tile(problem, caps) {
+        Some(tile) if tile.packs <= layout.access.most_packs() => (Program::QuantizedForward, tile),
+        Some(tile) => (Program::QuantizedForwardStreaming, Tile { packs: 1, ..tile }),
+        None => (Program::QuantizedForwardStreaming, forward::streaming_tile(layout.access, caps)),
+    };
+    let mut key = key(problem, program, tile, layout);
+    let is_words = layout.scales_access != Access::Parts;
+    key.gathers_scales =
+        is_words && key.call.quant.is_some_and(|quant| gathers_scales(&quant, &tile, is_split(problem)));
+    forward::rows(problem, key, layout, caps)
+}
+
+/// The tile of a row that lies in registers; `None` if it is too long for them. Columns that share a scale are those of lanes side by
+/// side.
+fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
+    let tile = forward::tile(problem, caps)?;
+    let lanes = problem.quant.and_then(|quant| lanes_of_set(quant.scale, is_split(problem))).unwrap_or(1);
+    let threads = tile.threads_per_row.max(lanes);
+    // Short rows share a workgroup: a multiprocessor has few of those.
+    let groups = if threads <= 64 { caps.threads_with(128, THREAD_BYTES) / threads } else { tile.groups }.max(1);
+    let packs = pairs(problem.cols).div_ceil(threads as usize) as u32;
+    Some(Tile::new(threads, groups, packs, flavour(threads, groups, caps)))
+}
+
+/// Lanes whose columns share a scale; `None` where scales are not of columns side by side.
+pub(crate) const fn lanes_of_set(scale: ScaleKind, is_split: bool) -> Option<u32> {
+    let cols = match scale {
+        ScaleKind::Given | ScaleKind::Current | ScaleKind::Row => return None,
+        ScaleKind::Block { cols, .. } => cols,
+        ScaleKind::Mx { .. } => ScaleKind::MX_COLS,
+    };
+    // Where the quads of a pair lie apart, a lane has one of a set.
+    Some((cols / if is_split { PAIR / 2 } else { PAIR }) as u32)
+}
+
+/// Whether shuffles bring the scales of a word together.
+pub(crate) fn gathers_scales(quant: &QuantSpec, tile: &Tile, is_split: bool) -> bool {
+    let (Some(lanes), Flavour::Subgroup(most)) = (lanes_of_set(quant.scale, is_split), tile.flavour) else {
+        return false;
+    };
+    let of_word = SCALES_OF_WORD * lanes;
+    quant.scale_type() == ScaleType::E8m0 && of_word <= most && tile.threads_per_row.is_multiple_of(of_word)
+}
+
+/// Zeroes a tensor of so many bytes.
+fn clear(tensor: Tensor, elements: ScaleType, bytes: u64, layout: &Layout, caps: &Caps) -> Result<Step, Unfit> {
+    let scale = match elements {
+        ScaleType::F32 => ScaleKind::Row,
+        ScaleType::E8m0 => ScaleKind::Mx { rounding: ScaleRounding::Up },
+    };
+    let problem = Problem::quantized_forward(Norm::Rms, 0, 1, DType::F32, QuantSpec::new(CodeType::E4m3, scale), &[]);
+    let problem = Problem { tensors: TensorSet::of(&[tensor]), ..problem };
+    let tile = Tile::new(caps.threads(256), 1, 1, Flavour::Workgroup);
+    let access = if elements == ScaleType::E8m0 { layout.scales_access } else { Access::Words };
+    let key = key(&problem, Program::Clear, tile, &Layout { access, is_aliased: false, ..*layout });
+    let grid = ranges::grid(bytes.div_ceil(4 * u64::from(tile.threads())), caps)?;
+    Ok(Step::Dispatch(Dispatch { key, rows: 0..bytes, first_chunk: 0, chunks: 0, accumulates: false, grid }))
+}
+
+/// A kernel that has no part in rows.
+fn one_workgroup(problem: &Problem, program: Program, layout: &Layout, caps: &Caps) -> Step {
+    let tile = Tile::new(caps.threads(32), 1, 1, Flavour::Workgroup);
+    let key = key(problem, program, tile, &Layout { access: Access::Words, is_aliased: false, ..*layout });
+    Step::Dispatch(Dispatch { key, rows: 0..1, first_chunk: 0, chunks: 0, accumulates: false, grid: [1, 1] })
+}
+
+/// The kernel that copies codes transposed, on rows that a binding reaches.
+fn transpose(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Vec<Step>, Unfit> {
+    let quant = QuantSpec::new(CodeType::E4m3, ScaleKind::Given);
+    let bare = bare(problem, &[Tensor::Codes, Tensor::CodesT], quant);
+    let tile = Tile::new(caps.threads(256), 1, 1, Flavour::Workgroup);
+    let key = key(&bare, Program::TransposeCodes, tile, &Layout { access: layout.transpose_access, ..*layout });
+    let across = (problem.cols as u64).div_ceil(SIDE);
+    let by_grid = (caps.most_groups() / across).max(1) * SIDE;
+    let most = ranges::most_rows(problem, layout, 1, caps)?.min(by_grid);
+    // Whole tiles, but for a device on which not one row of them fits.
+    let most = if most >= SIDE { most / SIDE * SIDE } else { most };
+    let steps = ranges::split(problem.rows as u64, most).map(|rows| {
+        let grid = ranges::grid((rows.end - rows.start).div_ceil(SIDE) * across, caps)?;
+        Ok(Step::Dispatch(Dispatch { key, rows, first_chunk: 0, chunks: 0, accumulates: false, grid }))
+    });
+    steps.collect()
+}
+
+/// A call of a kernel that knows no values: one code for every norm and dtype.
+fn bare(problem: &Problem, tensors: &[Tensor], quant: QuantSpec) -> Problem {
+    Problem {
+        norm: Norm::Rms,
+        dtypes: DTypes::uniform(DType::F32),
+        tensors: TensorSet::of(tensors),
+        has_weight_offset: false,
+        quant: Some(quant),
+        ..*problem
+    }
+}
+
+/// Scales in all, with what lies between them.
+fn scales(quant: &QuantSpec, problem: &Problem) -> usize {
+    quant.scales_len(problem.rows, problem.cols).unwrap_or(0)
+}

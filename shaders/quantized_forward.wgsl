@@ -1,0 +1,69 @@
+// Forward to codes: math.md, equations (1) to (6) and (Q1) to (Q5). A row stays in the registers of its threads.
+
+@compute @workgroup_size(WORKGROUP)
+fn main(me: Me) {
+    let lane = lane_of(me);
+    let thread = lane % THREADS_PER_ROW;
+    let row = work_of(me) * (WORKGROUP / THREADS_PER_ROW) + lane / THREADS_PER_ROW;
+    // Threads without a row still meet the others at barriers and shuffles.
+    let exists = row < params.rows;
+    clear_row_magnitude(lane);
+    @unroll(K) {
+        var addends_K = Addends();
+    }
+    // All loads before the first sum, as in `forward.wgsl`.
+    if (exists) {
+        @unroll(K) {
+            addends_K = load_addends(row, thread, K);
+        }
+    }
+    var of_row = given_scale();
+    @unroll(K) {
+        let h_K = h_of(addends_K);
+    }
+    var mean = 0.0;
+    if (IS_LAYER) {
+        @unroll(K) {
+            mean += sum_of(pair_R(h_K));
+        }
+        mean = sum_threads(mean, lane) * params.share;
+    }
+    var squares = 0.0;
+    @unroll(K) {
+        squares += squares_of(thread, K, pair_R(h_K), mean);
+    }
+    let rstd = inverseSqrt(sum_threads(squares, lane) * params.share + params.eps);
+    @unroll(K) {
+        var v_K = Pair();
+    }
+    var magnitude = 0u;
+    if (SCALE == FIND || SCALE == BY_ROW) {
+        @unroll(K) {
+            v_K = v_of(h_K, mean, rstd, load_weight(0u, thread, K), load_bias(0u, thread, K));
+        }
+        @unroll(K) {
+            magnitude = max(magnitude, largest_of_pair(thread, K, v_K));
+        }
+    }
+    if (SCALE == BY_ROW) {
+        of_row = scale_of(largest_of_row(magnitude, lane));
+        if (exists && thread == 0u) { store_scales(row, 0u, of_row); }
+    }
+    if (SCALE != FIND) {
+        // Loads before stores, as in `forward.wgsl`: codes take a quarter of the registers.
+        @unroll(K of BATCH) {
+            @unroll(K) {
+                if (SCALE != BY_ROW) { v_K = v_of(h_K, mean, rstd, load_weight(0u, thread, K), load_bias(0u, thread, K)); }
+                if (FINDS_AMAX) { magnitude = max(magnitude, largest_of_pair(thread, K, v_K)); }
+                let codes_K = codes_of(row, exists, lane, K, v_K, of_row);
+            }
+            if (exists) {
+                @unroll(K) {
+                    write_pair(row, thread, K, h_K, v_K, codes_K);
+                }
+            }
+        }
+        if (exists) { write_statistics(row, thread, mean, rstd); }
+    }
+    if (FINDS_AMAX) { fold_magnitude(select(0u, magnitude, exists), lane); }
+}

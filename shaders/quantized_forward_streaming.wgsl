@@ -1,0 +1,84 @@
+// Forward to codes for rows that registers do not hold: math.md, equations (1) to (6) and (Q1) to (Q5). A row is read once for each
+// sum, once for the largest magnitude where that is looked for first, and once more for the codes.
+
+// What one thread has of a pack, where its row exists.
+fn load_part(row: u32, exists: bool, thread: u32, k: u32) -> Kept_R {
+    var addends = Addends();
+    if (exists) { addends = load_addends(row, thread, k); }
+    return h_of(addends);
+}
+
+@compute @workgroup_size(WORKGROUP)
+fn main(me: Me) {
+    let lane = lane_of(me);
+    let thread = lane % THREADS_PER_ROW;
+    let row = work_of(me) * (WORKGROUP / THREADS_PER_ROW) + lane / THREADS_PER_ROW;
+    let exists = row < params.rows;
+    // As many for every thread, which meet at barriers and shuffles: those of the first, which has the most.
+    let turns = (pairs_of(0u) + PACKS - 1u) / PACKS;
+    clear_row_magnitude(lane);
+    var of_row = given_scale();
+    var mean = 0.0;
+    if (IS_LAYER) {
+        for (var turn = 0u; turn < turns; turn += 1u) {
+            @unroll(K) {
+                let h_K = load_part(row, exists, thread, turn * PACKS + K);
+            }
+            @unroll(K) {
+                mean += sum_of(pair_R(h_K));
+            }
+        }
+        mean = sum_threads(mean, lane) * params.share;
+    }
+    var squares = 0.0;
+    for (var turn = 0u; turn < turns; turn += 1u) {
+        @unroll(K) {
+            let h_K = load_part(row, exists, thread, turn * PACKS + K);
+        }
+        @unroll(K) {
+            squares += squares_of(thread, turn * PACKS + K, pair_R(h_K), mean);
+        }
+    }
+    let rstd = inverseSqrt(sum_threads(squares, lane) * params.share + params.eps);
+    var magnitude = 0u;
+    if (SCALE == FIND || SCALE == BY_ROW) {
+        for (var turn = 0u; turn < turns; turn += 1u) {
+            let first = turn * PACKS;
+            @unroll(K) {
+                let h_K = load_part(row, exists, thread, first + K);
+                let weight_K = load_weight(0u, thread, first + K);
+                let bias_K = load_bias(0u, thread, first + K);
+            }
+            @unroll(K) {
+                magnitude = max(magnitude, largest_of_pair(thread, first + K, v_of(h_K, mean, rstd, weight_K, bias_K)));
+            }
+        }
+    }
+    if (SCALE == BY_ROW) {
+        of_row = scale_of(largest_of_row(magnitude, lane));
+        if (exists && thread == 0u) { store_scales(row, 0u, of_row); }
+    }
+    if (SCALE != FIND) {
+        // From the end: what was read last is the most likely to be in a cache.
+        for (var left = turns; left > 0u; left -= 1u) {
+            let first = (left - 1u) * PACKS;
+            @unroll(K) {
+                let h_K = load_part(row, exists, thread, first + K);
+                let weight_K = load_weight(0u, thread, first + K);
+                let bias_K = load_bias(0u, thread, first + K);
+            }
+            @unroll(K) {
+                let v_K = v_of(h_K, mean, rstd, weight_K, bias_K);
+                if (FINDS_AMAX) { magnitude = max(magnitude, largest_of_pair(thread, first + K, v_K)); }
+                let codes_K = codes_of(row, exists, lane, first + K, v_K, of_row);
+            }
+            if (exists) {
+                @unroll(K) {
+                    write_pair(row, thread, first + K, h_K, v_K, codes_K);
+                }
+            }
+        }
+        if (exists) { write_statistics(row, thread, mean, rstd); }
+    }
+    if (FINDS_AMAX) { fold_magnitude(select(0u, magnitude, exists), lane); }
+}

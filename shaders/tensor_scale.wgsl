@@ -1,0 +1,7 @@
+// The scale of a whole tensor, from the largest magnitude in its place: math.md, equations (Q3) and (Q4).
+
+@compute @workgroup_size(WORKGROUP)
+fn main(me: Me) {
+    if (work_of(me) + lane_of(me) > 0u) { return; }
+    scales[params.scales] = bitcast<u32>(scale_of(scales[params.scales]).value);
+}
