@@ -29,6 +29,7 @@ sources! {
     BACKWARD_STREAMING = "backward_streaming.cu",
     CLEAR_AMAX = "clear_amax.cu",
     CODES = "codes.cuh",
+    COLUMNWISE = "columnwise.cu",
     DTYPE = "dtype.cuh",
     FORWARD = "forward.cu",
     FORWARD_CLUSTER = "forward_cluster.cu",

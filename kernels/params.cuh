@@ -47,6 +47,9 @@ struct Params {
     unsigned long long scales_stride;
     float amax_floor;
     float amax_ceiling;
+    Matrix<Code> codes_columnwise; // its rows are columns
+    void* scales_columnwise;
+    unsigned long long scales_columnwise_stride;
 #endif
 #if HAS_ROW_GROUPS
     unsigned long long rows_per_group;

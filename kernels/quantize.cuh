@@ -100,14 +100,20 @@ __device__ inline Scale scale_of(const Params& p, float amax) {
 }
 
 // Stores the scale of a row's set where the layout has it.
-__device__ inline void store_scale(const Params& p, unsigned long long row, unsigned long long group, const Scale& scale) {
+__device__ inline void store_scale_at(
+    void* scales, unsigned long long stride, unsigned long long row, unsigned long long group, const Scale& scale
+) {
     unsigned long long index;
-    if constexpr (SCALE_LAYOUT == ROW_MAJOR) index = row * p.scales_stride + group;
-    else if constexpr (SCALE_LAYOUT == COLUMN_MAJOR) index = group * p.scales_stride + row;
-    else if constexpr (SCALE_LAYOUT == PACKED_UE8M0) index = (group / 4 * p.scales_stride + row) * 4 + group % 4;
-    else index = (row / 128 * p.scales_stride + group / 4) * 512 + row % 32 * 16 + row % 128 / 32 * 4 + group % 4;
-    if constexpr (SCALE_FORM >= BYTE_UP) store_byte(static_cast<unsigned char*>(p.scales) + index, scale.byte);
-    else static_cast<float*>(p.scales)[index] = scale.value;
+    if constexpr (SCALE_LAYOUT == ROW_MAJOR) index = row * stride + group;
+    else if constexpr (SCALE_LAYOUT == COLUMN_MAJOR) index = group * stride + row;
+    else if constexpr (SCALE_LAYOUT == PACKED_UE8M0) index = (group / 4 * stride + row) * 4 + group % 4;
+    else index = (row / 128 * stride + group / 4) * 512 + row % 32 * 16 + row % 128 / 32 * 4 + group % 4;
+    if constexpr (SCALE_FORM >= BYTE_UP) store_byte(static_cast<unsigned char*>(scales) + index, scale.byte);
+    else static_cast<float*>(scales)[index] = scale.value;
+}
+
+__device__ inline void store_scale(const Params& p, unsigned long long row, unsigned long long group, const Scale& scale) {
+    store_scale_at(p.scales, p.scales_stride, row, group, scale);
 }
 
 // The scale that the caller gives, as two factors: where its reciprocal is no normal number, a power of two comes first.

@@ -49,6 +49,9 @@ struct Params {
     scales_stride: u32, // as their layout has it: groups, ld or tiles of a row
     amax_floor: u32, // bits of f32
     amax_ceiling: u32,
+    codes_columnwise: vec2<u32>, // rows are columns
+    scales_columnwise: u32,
+    scales_columnwise_stride: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

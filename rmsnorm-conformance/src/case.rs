@@ -261,7 +261,11 @@ impl Case {
             Kind::QuantizedForward => {
                 let quant = self.quant.unwrap_or(quantized::PLAIN);
                 present = present.union(quantized::present(&quant, given));
-                Some(quantized::normalized(quant, self.rows, present))
+                // What is made of whole columns is made by statistics that the call stores.
+                if present.has(Tensor::CodesColumnwise) {
+                    present = present.with(Tensor::Rstd).set(Tensor::Mean, layer);
+                }
+                Some(quantized::normalized(quant, (self.rows, self.cols), present))
             }
         };
         if self.layout == (Layout::Uniform { pad: 0, offset: 0 }) {

@@ -487,12 +487,12 @@ impl fmt::Display for Summary {
         if let Some(test) = &self.self_test {
             writeln!(f, "self-test   {}", test.counts())?;
         }
-        writeln!(f, "\n{:<14}{:<6}{:>12}{:>16}{:>15}", "output", "dtype", "elements", "bound used up", "not nearest")?;
+        writeln!(f, "\n{:<18}{:<6}{:>12}{:>16}{:>15}", "output", "dtype", "elements", "bound used up", "not nearest")?;
         for ((output, storage), quality) in &self.quality {
             let (checked, used) = (quality.checked, 100.0 * quality.budget);
             let share = 100.0 * quality.misrounded as f64 / checked.max(1) as f64;
             let nearest = if *storage == DType::F32.into() { "-".into() } else { format!("{share:.3} %") };
-            writeln!(f, "{output:<14}{:<6}{checked:>12}{used:>14.1} %{nearest:>15}", storage.name())?;
+            writeln!(f, "{output:<18}{:<6}{checked:>12}{used:>14.1} %{nearest:>15}", storage.name())?;
         }
         writeln!(f, "\nbits        sha256 {}\n", self.digest)?;
         for (reason, count) in &self.not_executed {

@@ -167,7 +167,8 @@ fn cases(norm: Norm, kind: Kind) -> Vec<Case> {
 /// The same of calls whose results are codes.
 fn quantized_cases(norm: Norm) -> Vec<Case> {
     let mut cases: Vec<Case> = Vec::new();
-    for case in quantized::smoke().into_iter().chain(quantized::drawn(5, 60)) {
+    let lists = [quantized::smoke(), quantized::drawn(5, 60), quantized::columnwise(6, 2, 1 << 11)];
+    for case in lists.into_iter().flatten() {
         // Exact ties are RMS norm's; of layer norm 16 bits have some.
         if case.norm == norm && case.rows > 0 {
             cases.push(case);

@@ -8,6 +8,7 @@ use rmsnorm_spec::{Element, bf16, f16};
 
 use crate::caps::Isa;
 use crate::stages::backward::BackwardBlocks;
+use crate::stages::columnwise::ColumnwiseCols;
 use crate::stages::copy::CopyRange;
 use crate::stages::forward::ForwardRows;
 use crate::stages::quantized_forward::QuantizedRows;
@@ -64,6 +65,7 @@ macro_rules! mixes {
             stage!(forward, ForwardRows<'_, $t, $w, $r>);
             stage!(backward, BackwardBlocks<'_, $t, $w, $r>);
             stage!(quantized_forward, QuantizedRows<'_, $t, $w, $r>);
+            stage!(columnwise, ColumnwiseCols<'_, $t, $w, $r>);
         })*
 
         /// The forward kernel of a mix of dtypes, if there is one.
@@ -80,6 +82,17 @@ macro_rules! mixes {
             match (T::DTYPE, W::DTYPE, R::DTYPE) {
                 $((<$t>::DTYPE, <$w>::DTYPE, <$r>::DTYPE) => {
                     Some(|isa, work| $mix::quantized_forward::run(isa, work.cast()))
+                })*
+                _ => None,
+            }
+        }
+
+        /// The kernel of the copy along columns of a mix of dtypes, if there is one.
+        pub(crate) fn columnwise<'a, T: Element, W: Element, R: Element>() -> Option<Kernel<ColumnwiseCols<'a, T, W, R>>>
+        {
+            match (T::DTYPE, W::DTYPE, R::DTYPE) {
+                $((<$t>::DTYPE, <$w>::DTYPE, <$r>::DTYPE) => {
+                    Some(|isa, work| $mix::columnwise::run(isa, work.cast()))
                 })*
                 _ => None,
             }

@@ -245,7 +245,11 @@ impl<E: Element> Output<E> {
             TensorShape::Rows => rows,
             TensorShape::One => 1,
             // Scales are not asked for here.
-            TensorShape::Matrix | TensorShape::Transposed | TensorShape::Workspace | TensorShape::Scales => {
+            TensorShape::Matrix
+            | TensorShape::Transposed
+            | TensorShape::Workspace
+            | TensorShape::Scales
+            | TensorShape::ScalesColumnwise => {
                 let too_large = Error::TooLarge { arg: tensor.name(), rows, row_stride: cols, storage: E::STORAGE };
                 rows.checked_mul(cols).ok_or(too_large)?
             }

@@ -96,19 +96,25 @@ fn enqueue(backend: &CudaBackend, spec: &NormSpec, problem: &Problem, tensors: &
 
 /// What a kernel is told of codes and scales.
 fn set_quant(params: &mut Params, problem: &Problem, quant: &QuantSpec) {
-    let groups = quant.scale.groups(problem.cols).unwrap_or(0);
-    let stride = match quant.layout {
-        ScaleLayout::RowMajor => groups,
-        ScaleLayout::ColumnMajor { ld } | ScaleLayout::PackedUe8m0 { ld } => ld,
-        ScaleLayout::Swizzled128x4 => groups.div_ceil(4),
-    };
-    params.scales_stride = stride as u64;
+    params.scales_stride = scales_stride(quant, problem.cols);
+    params.scales_columnwise_stride = scales_stride(&quant.columnwise(), problem.rows);
     (params.amax_floor, params.amax_ceiling) = (quant.amax_floor, quant.amax_ceiling);
     params.found = params.partials;
     // The kernel that finds it writes it there, and codes are made as by one that is given.
     if quant.scale == ScaleKind::Current {
         params.scale = params.scales;
     }
+}
+
+/// What a layout of scales counts with, of rows of so many columns.
+fn scales_stride(quant: &QuantSpec, cols: usize) -> u64 {
+    let groups = quant.scale.groups(cols).unwrap_or(0);
+    let stride = match quant.layout {
+        ScaleLayout::RowMajor => groups,
+        ScaleLayout::ColumnMajor { ld } | ScaleLayout::PackedUe8m0 { ld } => ld,
+        ScaleLayout::Swizzled128x4 => groups.div_ceil(4),
+    };
+    stride as u64
 }
 
 /// The rows of a group, which are at least 2, and 2^64 divided by them, rounded up; zeros where no rows lie in groups.
@@ -151,9 +157,13 @@ pub(crate) fn access_bytes(problem: &Problem, params: &Params) -> u32 {
             TensorShape::Matrix => true,
             // Gradients are written element by element, by the second stage.
             TensorShape::Cols => tensor.access(problem.direction) == Some(Access::Read),
-            // The kernel that transposes looks for itself how wide it can go.
+            // The kernels that transpose look for themselves how wide they can go.
             TensorShape::Transposed => false,
-            TensorShape::Rows | TensorShape::Workspace | TensorShape::One | TensorShape::Scales => false,
+            TensorShape::Rows
+            | TensorShape::Workspace
+            | TensorShape::One
+            | TensorShape::Scales
+            | TensorShape::ScalesColumnwise => false,
         };
         // Every row begins at a sum of multiples of the two.
         let strides = if problem.rows > 1 { matrix.row_stride | params.group_stride(tensor) } else { 0 };
@@ -340,7 +350,7 @@ mod tests {
             let stride = if tensor.is_matrix() { 100 + tensor as u64 } else { 0 };
             assert_eq!((data, row_stride), (1 + tensor as u64, stride), "{tensor}");
             // The rows of transposed codes are in no groups.
-            let has_groups = tensor.is_matrix() && tensor != Tensor::CodesT;
+            let has_groups = tensor.shape() == TensorShape::Matrix;
             let group_stride = if has_groups { 200 + tensor as u64 } else { 0 };
             assert_eq!(params.group_stride(tensor), group_stride, "{tensor}");
         }

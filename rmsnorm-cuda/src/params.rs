@@ -68,6 +68,11 @@ pub(crate) struct Params {
     pub(crate) scales_stride: u64,
     pub(crate) amax_floor: f32,
     pub(crate) amax_ceiling: f32,
+    /// Its rows are columns.
+    pub(crate) codes_columnwise: Matrix,
+    pub(crate) scales_columnwise: u64,
+    /// Scales from column to column or from group to group, as their layout has it.
+    pub(crate) scales_columnwise_stride: u64,
     /// Rows of a group, where rows lie in groups. Kernels of other calls have neither this nor what follows.
     pub(crate) rows_per_group: u64,
     /// 2^64 / `rows_per_group`, rounded up: a product with it takes the place of a division.
@@ -107,6 +112,8 @@ impl Params {
             Tensor::Scale => Matrix::vector(self.scale),
             Tensor::Scales => Matrix::vector(self.scales),
             Tensor::Amax => Matrix::vector(self.amax),
+            Tensor::CodesColumnwise => self.codes_columnwise,
+            Tensor::ScalesColumnwise => Matrix::vector(self.scales_columnwise),
         }
     }
 
@@ -132,7 +139,9 @@ impl Params {
             | Tensor::CodesT
             | Tensor::Scale
             | Tensor::Scales
-            | Tensor::Amax => 0,
+            | Tensor::Amax
+            | Tensor::CodesColumnwise
+            | Tensor::ScalesColumnwise => 0,
         }
     }
 
@@ -155,11 +164,13 @@ impl Params {
             Tensor::Dbias => self.dbias = matrix.data,
             Tensor::Workspace => self.partials = matrix.data,
             Tensor::Codes => (self.codes, self.codes_group_stride) = (matrix, group_stride),
-            // Its rows lie in no groups.
+            // Its rows lie in no groups, nor do those of the copy along columns.
             Tensor::CodesT => self.codes_t = matrix,
             Tensor::Scale => self.scale = matrix.data,
             Tensor::Scales => self.scales = matrix.data,
             Tensor::Amax => self.amax = matrix.data,
+            Tensor::CodesColumnwise => self.codes_columnwise = matrix,
+            Tensor::ScalesColumnwise => self.scales_columnwise = matrix.data,
         }
     }
 

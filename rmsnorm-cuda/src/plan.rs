@@ -44,6 +44,8 @@ pub(crate) enum Program {
     QuantizedForwardStreaming,
     /// `transpose_codes.cu`
     TransposeCodes,
+    /// `columnwise.cu`
+    Columnwise,
     /// `clear_amax.cu`
     ClearAmax,
 }
@@ -68,6 +70,7 @@ impl Program {
                 ("quantized_forward_streaming", Direction::QuantizedForward, false, CODES)
             }
             Program::TransposeCodes => ("transpose_codes", Direction::QuantizedForward, false, &[]),
+            Program::Columnwise => ("columnwise", Direction::QuantizedForward, false, &[Weight, Bias, Residual]),
             Program::ClearAmax => ("clear_amax", Direction::QuantizedForward, false, &[]),
         };
         rmsnorm_gpu::program::Program { stem, direction, is_reduction, optional: TensorSet::of(optional) }
@@ -86,7 +89,7 @@ pub(crate) const OPTIONAL: TensorSet =
 #[cfg(test)]
 impl Program {
     /// Every program.
-    pub(crate) const ALL: [Program; 12] = [
+    pub(crate) const ALL: [Program; 13] = [
         Program::Forward,
         Program::ForwardCluster,
         Program::ForwardLong,
@@ -98,6 +101,7 @@ impl Program {
         Program::QuantizedForward,
         Program::QuantizedForwardStreaming,
         Program::TransposeCodes,
+        Program::Columnwise,
         Program::ClearAmax,
     ];
 }
@@ -286,6 +290,7 @@ fn reads(program: Program, call: &CallKey, tile: &Tile) -> Reads {
         | Program::ReducePartials
         | Program::QuantizedForwardStreaming
         | Program::TransposeCodes
+        | Program::Columnwise
         | Program::ClearAmax => reads,
     }
 }

@@ -180,6 +180,17 @@ impl Draw {
         let tensors = forward.tensors.without(Tensor::Y).union(drawn);
         let tensors = tensors.set(Tensor::CodesT, is_one && drawn.has(Tensor::CodesT));
         let tensors = tensors.set(Tensor::Amax, scale == ScaleKind::Given && drawn.has(Tensor::Amax));
+        let has_columns = quant.has_columnwise() && self.yes();
+        let tensors =
+            if has_columns { tensors.with(Tensor::CodesColumnwise).with(Tensor::ScalesColumnwise) } else { tensors };
+        let tensors = tensors.set(Tensor::Rstd, has_columns || tensors.has(Tensor::Rstd));
+        let along = quant.columnwise_layout(self.of([
+            ScaleLayout::RowMajor,
+            ScaleLayout::ColumnMajor { ld: cols },
+            ScaleLayout::PackedUe8m0 { ld: cols + 1 },
+            ScaleLayout::Swizzled128x4,
+        ]));
+        let quant = if has_columns && along.check().is_ok() { along } else { quant };
         let problem = Problem::quantized_forward(forward.norm, rows, cols, forward.dtypes.activation, quant, tensors);
         let Problem { dtypes, cast_order, has_weight_offset, .. } = forward;
         Problem { dtypes, cast_order, has_weight_offset, ..problem }

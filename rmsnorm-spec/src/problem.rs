@@ -37,7 +37,7 @@ impl Span {
 ///
 /// A `Problem` inside a [`Checked`] guarantees:
 /// - `cols >= 1`; `rows * cols` elements of every dtype fit `isize::MAX` bytes, strides included;
-/// - every matrix has a row stride of at least the length of its rows, `cols` (of `codes_t` `rows`), and reaches from row 0 to the
+/// - every matrix has a row stride of at least the length of its rows, `cols` (of `codes_t` and `codes_columnwise` `rows`), and reaches from row 0 to the
 ///   end of the last row;
 /// - groups of rows follow one another in memory, and all matrices that have groups have as many rows in each;
 /// - `weight`, `bias`, `dweight`, `dbias` have `cols` elements, `mean` and `rstd` have `rows`;
@@ -48,7 +48,9 @@ impl Span {
 /// - `x` and a `residual` are both overwritten or neither is;
 /// - `eps` is finite and not negative, `weight_offset` finite;
 /// - `quant` is present in a quantized call, and its parts go together ([`QuantSpec::check`]); `scale`, `scales`, `amax` and `codes_t`
-///   are there as its kind of scale asks, in its types and of its lengths; the rows of `codes_t` are not in groups.
+///   are there as its kind of scale asks, in its types and of its lengths; the rows of `codes_t` are not in groups;
+/// - `codes_columnwise` and `scales_columnwise` are there together, with `rstd` and layer norm's `mean`, where scales are of blocks, of
+///   its lengths and types; the rows of `codes_columnwise` are not in groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Problem {
     /// The direction.
@@ -276,6 +278,7 @@ where
         args.quant.check()?;
         check_codes(&args)?;
         check_scales(&args)?;
+        check_columnwise(&spec, &args)?;
         forbid_mean_for_rms(&spec, args.mean.is_some())?;
         if args.residual.is_none() && args.residual_out.is_some() {
             return Err(Error::Unexpected { arg: "residual_out", why: "there is no residual to add" });
@@ -343,6 +346,41 @@ fn check_scales<B: NormBackend + ?Sized, T: Element, C: Code, W: Element, R: Ele
         (false, Some(_)) => unexpected("amax", "scales that the call finds out say it already"),
         (_, None) if args.quant.folds_amax => Err(Error::Missing { arg: "amax", why: "the call is to fold into it" }),
         (true, Some(_)) | (_, None) => Ok(()),
+    }
+}
+
+/// The copy along columns is there with its scales, where scales are of blocks, and with the statistics that it is made by: it takes
+/// all rows of a block, whose statistics have been found before.
+fn check_columnwise<B: NormBackend + ?Sized, T: Element, C: Code, W: Element, R: Element>(
+    spec: &NormSpec,
+    args: &QuantizedForward<'_, B, T, C, W, R>,
+) -> Result<(), Error> {
+    let (codes, scales) = ("codes_columnwise", "scales_columnwise");
+    let missing = |arg, why| Err(Error::Missing { arg, why });
+    let got = match (&args.codes_columnwise, &args.scales_columnwise) {
+        (None, None) => return Ok(()),
+        (None, Some(_)) => return Err(Error::Unexpected { arg: scales, why: "there are no codes_columnwise" }),
+        (Some(_), None) => return missing(scales, "codes without their scales are no values"),
+        (Some(_), Some(Scales::F32(_))) => ScaleType::F32,
+        (Some(_), Some(Scales::E8m0(_))) => ScaleType::E8m0,
+    };
+    if !args.quant.has_columnwise() {
+        let why = "only scales of blocks of columns, or of MX, have others along columns beside them";
+        return Err(Error::Unexpected { arg: codes, why });
+    }
+    if args.codes_columnwise.as_ref().is_some_and(|rows| rows.groups.is_some()) {
+        let rule = "the rows of codes along columns are columns, which lie in no groups".into();
+        return Err(Error::InvalidArgument { arg: codes, rule });
+    }
+    let (quant, expected) = (args.quant.columnwise(), args.quant.columnwise().scale_type());
+    if got != expected {
+        let rule = format!("{:?} in {:?} has scales of {expected:?}, got {got:?}", quant.scale, quant.layout);
+        return Err(Error::InvalidArgument { arg: scales, rule });
+    }
+    match (spec.norm, &args.mean, &args.rstd) {
+        (_, _, None) => missing("rstd", "codes_columnwise are made by it"),
+        (Norm::Layer, None, Some(_)) => missing("mean", "codes_columnwise are made by it"),
+        (Norm::Rms, _, Some(_)) | (Norm::Layer, Some(_), Some(_)) => Ok(()),
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use crate::quant::CodeType;
+use crate::quant::{CodeType, ScaleType};
 use crate::{DType, bf16, f16};
 
 pub use float8::{F8E4M3, F8E5M2};
@@ -34,6 +34,14 @@ impl Storage {
             Storage::Float(dtype) => dtype.name(),
             Storage::Code(codes) => codes.name(),
             Storage::E8m0 => "e8m0",
+        }
+    }
+
+    /// Of scales of that type.
+    pub const fn of_scales(scales: ScaleType) -> Self {
+        match scales {
+            ScaleType::F32 => Storage::Float(DType::F32),
+            ScaleType::E8m0 => Storage::E8m0,
         }
     }
 

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use crate::quant::{QuantSpec, ScaleType};
+use crate::quant::QuantSpec;
 use crate::{DType, DTypes, Storage};
 
 /// The direction of a call.
@@ -78,6 +78,10 @@ pub enum Tensor {
     Scales,
     /// The largest magnitude that was quantized.
     Amax,
+    /// The result as 8-bit codes by scales along columns, transposed.
+    CodesColumnwise,
+    /// What these are multiplied with.
+    ScalesColumnwise,
 }
 
 /// How long a tensor is.
@@ -97,6 +101,8 @@ pub enum TensorShape {
     One,
     /// [`QuantSpec::scales_len`] elements.
     Scales,
+    /// As many as [`QuantSpec::columnwise`] has of `cols` rows of `rows` columns.
+    ScalesColumnwise,
 }
 
 /// What a call does with a tensor.
@@ -110,7 +116,7 @@ pub enum Access {
 
 impl Tensor {
     /// Every tensor, in the order of declaration.
-    pub const ALL: [Tensor; 20] = [
+    pub const ALL: [Tensor; 22] = [
         Tensor::X,
         Tensor::Residual,
         Tensor::Weight,
@@ -131,6 +137,8 @@ impl Tensor {
         Tensor::Scale,
         Tensor::Scales,
         Tensor::Amax,
+        Tensor::CodesColumnwise,
+        Tensor::ScalesColumnwise,
     ];
 
     /// How many there are.
@@ -159,6 +167,8 @@ impl Tensor {
             Tensor::Scale => "scale",
             Tensor::Scales => "scales",
             Tensor::Amax => "amax",
+            Tensor::CodesColumnwise => "codes_columnwise",
+            Tensor::ScalesColumnwise => "scales_columnwise",
         }
     }
 
@@ -179,12 +189,13 @@ impl Tensor {
             | Tensor::Dx
             | Tensor::Dresidual
             | Tensor::Codes => TensorShape::Matrix,
-            Tensor::CodesT => TensorShape::Transposed,
+            Tensor::CodesT | Tensor::CodesColumnwise => TensorShape::Transposed,
             Tensor::Weight | Tensor::Bias | Tensor::Dweight | Tensor::Dbias => TensorShape::Cols,
             Tensor::Mean | Tensor::Rstd => TensorShape::Rows,
             Tensor::Workspace => TensorShape::Workspace,
             Tensor::Scale | Tensor::Amax => TensorShape::One,
             Tensor::Scales => TensorShape::Scales,
+            Tensor::ScalesColumnwise => TensorShape::ScalesColumnwise,
         }
     }
 
@@ -198,7 +209,10 @@ impl Tensor {
             (Tensor::Residual | Tensor::ResidualOut | Tensor::DresidualOut | Tensor::Dresidual, _) => dtypes.residual,
             (Tensor::Weight | Tensor::Bias | Tensor::Dweight | Tensor::Dbias, _) => dtypes.weight,
             (Tensor::Mean | Tensor::Rstd | Tensor::Workspace | Tensor::Scale | Tensor::Amax, _) => DType::F32,
-            (Tensor::Codes | Tensor::CodesT | Tensor::Scales, _) => return None,
+            (
+                Tensor::Codes | Tensor::CodesT | Tensor::Scales | Tensor::CodesColumnwise | Tensor::ScalesColumnwise,
+                _,
+            ) => return None,
         })
     }
 
@@ -207,18 +221,15 @@ impl Tensor {
         Some(match (self.dtype(direction, dtypes), quant) {
             (Some(dtype), _) => Storage::Float(dtype),
             (None, None) => return None,
-            (None, Some(quant)) => match (self.shape(), quant.scale_type()) {
-                (TensorShape::Scales, ScaleType::E8m0) => Storage::E8m0,
-                (TensorShape::Scales, ScaleType::F32) => Storage::Float(DType::F32),
-                (
-                    TensorShape::Matrix
-                    | TensorShape::Transposed
-                    | TensorShape::Cols
-                    | TensorShape::Rows
-                    | TensorShape::Workspace
-                    | TensorShape::One,
-                    ScaleType::F32 | ScaleType::E8m0,
-                ) => Storage::Code(quant.codes),
+            (None, Some(quant)) => match self.shape() {
+                TensorShape::Scales => Storage::of_scales(quant.scale_type()),
+                TensorShape::ScalesColumnwise => Storage::of_scales(quant.columnwise().scale_type()),
+                TensorShape::Matrix
+                | TensorShape::Transposed
+                | TensorShape::Cols
+                | TensorShape::Rows
+                | TensorShape::Workspace
+                | TensorShape::One => Storage::Code(quant.codes),
             },
         })
     }
@@ -236,7 +247,15 @@ impl Tensor {
                 Tensor::Y | Tensor::ResidualOut | Tensor::Mean | Tensor::Rstd,
                 Direction::Forward | Direction::QuantizedForward,
             )
-            | (Tensor::Codes | Tensor::CodesT | Tensor::Scales | Tensor::Amax, Direction::QuantizedForward)
+            | (
+                Tensor::Codes
+                | Tensor::CodesT
+                | Tensor::Scales
+                | Tensor::Amax
+                | Tensor::CodesColumnwise
+                | Tensor::ScalesColumnwise,
+                Direction::QuantizedForward,
+            )
             | (
                 Tensor::Dx | Tensor::Dweight | Tensor::Dbias | Tensor::Workspace | Tensor::Dresidual,
                 Direction::Backward,
@@ -253,7 +272,13 @@ impl Tensor {
                 Direction::Forward | Direction::QuantizedForward,
             )
             | (
-                Tensor::Codes | Tensor::CodesT | Tensor::Scale | Tensor::Scales | Tensor::Amax,
+                Tensor::Codes
+                | Tensor::CodesT
+                | Tensor::Scale
+                | Tensor::Scales
+                | Tensor::Amax
+                | Tensor::CodesColumnwise
+                | Tensor::ScalesColumnwise,
                 Direction::Forward | Direction::Backward,
             ) => None,
         }
@@ -383,7 +408,7 @@ impl fmt::Debug for TensorSet {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quant::{CodeType, ScaleKind, ScaleRounding};
+    use crate::quant::{CodeType, ScaleKind, ScaleLayout, ScaleRounding};
 
     #[test]
     fn tensors_are_found_by_their_names_and_stand_in_their_order() {
@@ -406,7 +431,7 @@ mod tests {
         assert_eq!(names(Direction::Backward, Access::Read), "x weight mean rstd dy dresidual_out");
         assert_eq!(names(Direction::Backward, Access::Write), "dx dweight dbias workspace dresidual");
         assert_eq!(names(Direction::QuantizedForward, Access::Read), "x residual weight bias scale");
-        let written = "y residual_out mean rstd codes codes_t scales amax";
+        let written = "y residual_out mean rstd codes codes_t scales amax codes_columnwise scales_columnwise";
         assert_eq!(names(Direction::QuantizedForward, Access::Write), written);
     }
 
@@ -434,11 +459,16 @@ mod tests {
         let storage = |tensor: Tensor, quant| tensor.storage(Direction::QuantizedForward, dtypes, quant);
         for quant in [&row, &mx] {
             let codes = Some(Storage::Code(CodeType::E5m2));
-            assert_eq!([Codes, CodesT].map(|tensor| storage(tensor, Some(quant))), [codes; 2]);
+            assert_eq!([Codes, CodesT, CodesColumnwise].map(|tensor| storage(tensor, Some(quant))), [codes; 3]);
             assert_eq!(storage(X, Some(quant)), Some(DType::F16.into()));
         }
         let scales = [Some(&row), Some(&mx), None].map(|quant| storage(Scales, quant));
         assert_eq!(scales, [Some(DType::F32.into()), Some(Storage::E8m0), None]);
+        // Of each copy as its layout has them.
+        let power = ScaleKind::Block { cols: 128, is_power_of_two: true };
+        let packed = QuantSpec::new(CodeType::E5m2, power).columnwise_layout(ScaleLayout::PackedUe8m0 { ld: 8 });
+        let storages = [Scales, ScalesColumnwise].map(|tensor| storage(tensor, Some(&packed)));
+        assert_eq!(storages, [Some(DType::F32.into()), Some(Storage::E8m0)]);
         assert_eq!((storage(Codes, None), storage(Weight, None)), (None, Some(DType::F32.into())));
 
         let with = |shape| Tensor::ALL.into_iter().filter(|t| t.shape() == shape).collect::<TensorSet>();
@@ -448,10 +478,11 @@ mod tests {
         let matrices = Tensor::ALL.into_iter().filter(|tensor| tensor.is_matrix()).collect::<TensorSet>();
         let of_rows = [X, Residual, Y, ResidualOut, Dy, DresidualOut, Dx, Dresidual, Codes];
         assert_eq!(with(TensorShape::Matrix), TensorSet::of(&of_rows));
-        assert_eq!(matrices, TensorSet::of(&of_rows).with(CodesT));
-        assert_eq!(with(TensorShape::Transposed), TensorSet::of(&[CodesT]));
+        assert_eq!(matrices, TensorSet::of(&of_rows).with(CodesT).with(CodesColumnwise));
+        assert_eq!(with(TensorShape::Transposed), TensorSet::of(&[CodesT, CodesColumnwise]));
         assert_eq!(with(TensorShape::One), TensorSet::of(&[Scale, Amax]));
         assert_eq!(with(TensorShape::Scales), TensorSet::of(&[Scales]));
+        assert_eq!(with(TensorShape::ScalesColumnwise), TensorSet::of(&[ScalesColumnwise]));
     }
 
     #[test]

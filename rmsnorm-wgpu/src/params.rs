@@ -84,6 +84,10 @@ pub(crate) struct Params {
     /// The bits of an f32 that is not negative, as which the shaders compare magnitudes.
     pub(crate) amax_floor: u32,
     pub(crate) amax_ceiling: u32,
+    pub(crate) codes_columnwise: Place,
+    pub(crate) scales_columnwise: u32,
+    /// As `scales_stride`, of the transposed matrix.
+    pub(crate) scales_columnwise_stride: u32,
 }
 
 impl Params {
@@ -110,6 +114,8 @@ impl Params {
             Tensor::Scale => self.scale = place.first,
             Tensor::Scales => self.scales = place.first,
             Tensor::Amax => self.amax = place.first,
+            Tensor::CodesColumnwise => self.codes_columnwise = place,
+            Tensor::ScalesColumnwise => self.scales_columnwise = place.first,
             Tensor::Workspace => {
                 self.workspace = place.first;
                 // The plan counts from the workspace's start.
@@ -146,6 +152,8 @@ mod tests {
             Tensor::Scale => params.scale,
             Tensor::Scales => params.scales,
             Tensor::Amax => params.amax,
+            Tensor::CodesColumnwise => params.codes_columnwise.first,
+            Tensor::ScalesColumnwise => params.scales_columnwise,
         }
     }
 

@@ -268,6 +268,8 @@ pub(crate) struct Workspace {
 pub(crate) enum Unfit {
     /// Spin locks need threads that get on, which WGSL does not promise.
     Locks { groups: u32 },
+    /// There is no program that makes the copy along columns.
+    Columnwise,
     /// A row does not fit a binding.
     Row { bytes: u64, most: u64 },
     /// Not one row of partial sums fits a binding beside the row sums.
@@ -288,6 +290,7 @@ impl fmt::Display for Unfit {
                 "the wgpu backend has GradReduction::Partials and Atomics, got Locks {{ groups: {groups} }}: WGSL does \
                  not promise that a thread that holds a lock gets on",
             ),
+            Unfit::Columnwise => f.write_str("the wgpu backend has no codes_columnwise"),
             Unfit::Row { bytes, most } => {
                 write!(f, "a row must fit a storage buffer binding of this device: at most {most} bytes, got {bytes}")
             }

@@ -40,12 +40,16 @@ impl Profile {
     /// The list of cases. Only [`Profile::Full`] depends on the seed.
     pub fn cases(self, seed: u64) -> Vec<Case> {
         let cases = match self {
-            Profile::Smoke => [smoke(), quantized::smoke()].concat(),
-            Profile::Core => [core(), quantized::core()].concat(),
+            Profile::Smoke => {
+                // Each is a program of its own on a GPU: some of them will do.
+                let columnwise = quantized::columnwise(14, 1, 1 << 11).into_iter().step_by(5).collect();
+                [smoke(), quantized::smoke(), columnwise].concat()
+            }
+            Profile::Core => [core(), quantized::core(), quantized::columnwise(15, 4, 1 << 15)].concat(),
             // Long rows are what a GPU has paths of its own for.
             Profile::Full => {
                 let floats = drawn(seed, 20_000, |dice| if dice.one_in(8) { 1 << 18 } else { MOST_DRAWN });
-                [floats, quantized::drawn(seed, 4000)].concat()
+                [floats, quantized::drawn(seed, 4000), quantized::columnwise(seed, 20, 1 << 13)].concat()
             }
             Profile::Stress => stress(),
         };
@@ -710,7 +714,7 @@ mod tests {
 
     #[test]
     fn lists_have_their_sizes_and_every_id_reads_back() {
-        for (profile, sizes) in [(Profile::Smoke, 280..320), (Profile::Core, 4200..4801), (Profile::Stress, 70..120)] {
+        for (profile, sizes) in [(Profile::Smoke, 280..340), (Profile::Core, 4200..5001), (Profile::Stress, 70..120)] {
             let cases = profile.cases(0);
             assert!(sizes.contains(&cases.len()), "{}: {}", profile.name(), cases.len());
             for case in cases {

@@ -42,7 +42,8 @@ const fn scale_name(scale: ScaleKind) -> &'static str {
     }
 }
 
-/// A spec as the last part of an id: `e4m3,row,f32,row_major,floor0,ceilinginf`, and `,fold`.
+/// A spec as the last part of an id: `e4m3,row,f32,row_major,floor0,ceilinginf`, then `,columnwise_` and that layout if it is no
+/// row-major one, and `,fold`.
 pub(crate) struct Id(pub QuantSpec);
 
 impl fmt::Display for Id {
@@ -53,15 +54,35 @@ impl fmt::Display for Id {
             QuantSource::Rounded => "rounded",
         };
         write!(f, "{},{},{source},", quant.codes, scale_name(quant.scale))?;
-        match quant.layout {
-            ScaleLayout::RowMajor => f.write_str("row_major")?,
-            ScaleLayout::ColumnMajor { ld } => write!(f, "column_major{ld}")?,
-            ScaleLayout::PackedUe8m0 { ld } => write!(f, "packed_ue8m0{ld}")?,
-            ScaleLayout::Swizzled128x4 => f.write_str("swizzled128x4")?,
-        }
+        write_layout(f, quant.layout)?;
         write!(f, ",floor{:e},ceiling{:e}", quant.amax_floor, quant.amax_ceiling)?;
+        if quant.columnwise_layout != ScaleLayout::RowMajor {
+            f.write_str(",columnwise_")?;
+            write_layout(f, quant.columnwise_layout)?;
+        }
         f.write_str(if quant.folds_amax { ",fold" } else { "" })
     }
+}
+
+fn write_layout(f: &mut fmt::Formatter<'_>, layout: ScaleLayout) -> fmt::Result {
+    match layout {
+        ScaleLayout::RowMajor => f.write_str("row_major"),
+        ScaleLayout::ColumnMajor { ld } => write!(f, "column_major{ld}"),
+        ScaleLayout::PackedUe8m0 { ld } => write!(f, "packed_ue8m0{ld}"),
+        ScaleLayout::Swizzled128x4 => f.write_str("swizzled128x4"),
+    }
+}
+
+fn parse_layout(field: &str) -> Option<ScaleLayout> {
+    Some(match field {
+        "row_major" => ScaleLayout::RowMajor,
+        "swizzled128x4" => ScaleLayout::Swizzled128x4,
+        field => match (field.strip_prefix("column_major"), field.strip_prefix("packed_ue8m0")) {
+            (Some(ld), _) => ScaleLayout::ColumnMajor { ld: ld.parse().ok()? },
+            (None, Some(ld)) => ScaleLayout::PackedUe8m0 { ld: ld.parse().ok()? },
+            (None, None) => return None,
+        },
+    })
 }
 
 /// The spec that part of an id says, if one does.
@@ -75,39 +96,42 @@ pub(crate) fn parse(field: &str) -> Option<QuantSpec> {
         "rounded" => QuantSource::Rounded,
         _ => return None,
     };
-    let layout = match fields.next()? {
-        "row_major" => ScaleLayout::RowMajor,
-        "swizzled128x4" => ScaleLayout::Swizzled128x4,
-        field => match (field.strip_prefix("column_major"), field.strip_prefix("packed_ue8m0")) {
-            (Some(ld), _) => ScaleLayout::ColumnMajor { ld: ld.parse().ok()? },
-            (None, Some(ld)) => ScaleLayout::PackedUe8m0 { ld: ld.parse().ok()? },
-            (None, None) => return None,
-        },
-    };
+    let layout = parse_layout(fields.next()?)?;
     let floor = fields.next()?.strip_prefix("floor")?.parse().ok()?;
     let ceiling = fields.next()?.strip_prefix("ceiling")?.parse().ok()?;
-    let quant = QuantSpec::new(codes, scale).source(source).layout(layout).amax_floor(floor).amax_ceiling(ceiling);
-    let quant = if fields.next().is_some() { quant.folds_amax() } else { quant };
+    let mut quant = QuantSpec::new(codes, scale).source(source).layout(layout).amax_floor(floor).amax_ceiling(ceiling);
+    for field in fields {
+        quant = match field.strip_prefix("columnwise_") {
+            Some(layout) => quant.columnwise_layout(parse_layout(layout)?),
+            None => quant.folds_amax(),
+        };
+    }
     quant.check().is_ok().then_some(quant)
 }
 
-/// The spec without what its kind of scale cannot have, for so many rows.
-pub(crate) fn normalized(quant: QuantSpec, rows: usize, present: TensorSet) -> QuantSpec {
-    let layout = match quant.layout {
-        ScaleLayout::RowMajor | ScaleLayout::Swizzled128x4 => quant.layout,
+/// The spec without what its kind of scale cannot have, for so many rows and columns.
+pub(crate) fn normalized(quant: QuantSpec, (rows, cols): (usize, usize), present: TensorSet) -> QuantSpec {
+    let with_room = |layout, rows: usize| match layout {
+        ScaleLayout::RowMajor | ScaleLayout::Swizzled128x4 => layout,
         ScaleLayout::ColumnMajor { ld } => ScaleLayout::ColumnMajor { ld: ld.max(rows) },
         ScaleLayout::PackedUe8m0 { ld } => ScaleLayout::PackedUe8m0 { ld: ld.max(rows) },
     };
-    let mut laid_out = quant.layout(layout);
-    laid_out.folds_amax = quant.folds_amax && present.has(Tensor::Amax);
-    if laid_out.check().is_ok() { laid_out } else { laid_out.layout(ScaleLayout::RowMajor) }
+    let mut plain = quant.layout(ScaleLayout::RowMajor).columnwise_layout(ScaleLayout::RowMajor);
+    plain.folds_amax = quant.folds_amax && present.has(Tensor::Amax);
+    let or_plain = |laid_out: QuantSpec, plain| if laid_out.check().is_ok() { laid_out } else { plain };
+    let laid_out = or_plain(plain.layout(with_room(quant.layout, rows)), plain);
+    if !present.has(Tensor::CodesColumnwise) {
+        return laid_out;
+    }
+    or_plain(laid_out.columnwise_layout(with_room(quant.columnwise_layout, cols)), laid_out)
 }
 
 /// The optional tensors of such a call.
 pub(crate) fn present(quant: &QuantSpec, given: TensorSet) -> TensorSet {
     let is_one = matches!(quant.scale, ScaleKind::Given | ScaleKind::Current);
     given
-        .intersection(presence::OF_CODES)
+        .intersection(presence::OF_CODES.with(Tensor::CodesColumnwise))
+        .set(Tensor::CodesColumnwise, given.has(Tensor::CodesColumnwise) && quant.has_columnwise())
         .set(Tensor::CodesT, given.has(Tensor::CodesT) && is_one)
         .set(Tensor::Amax, given.has(Tensor::Amax) && quant.scale == ScaleKind::Given)
 }
@@ -290,6 +314,46 @@ pub(crate) fn core() -> Vec<Case> {
     cases
 }
 
+/// So many cases with a copy along columns for each format, kind of scale and norm that has one: the other axes drawn, then blocks of
+/// rows that are whole, short by a row and one too long.
+pub(crate) fn columnwise(seed: u64, count: usize, most_elements: usize) -> Vec<Case> {
+    let mut dice = Dice { state: seed };
+    let mut cases = Vec::new();
+    let copied = TensorSet::of(&[Tensor::CodesColumnwise]);
+    let with_copy = |dice: &mut Dice, case: Case| {
+        let ld = case.cols.next_multiple_of(4) + dice.pick(&[0, 0, 4, 1]);
+        let layout = dice.pick(&[
+            ScaleLayout::RowMajor,
+            ScaleLayout::ColumnMajor { ld },
+            ScaleLayout::PackedUe8m0 { ld },
+            ScaleLayout::Swizzled128x4,
+        ]);
+        let quant = case.quant.map(|quant| quant.columnwise_layout(layout));
+        Case { quant, present: case.present.union(copied), ..case }
+    };
+    let of_blocks = |(codes, scale): &(CodeType, ScaleKind)| QuantSpec::new(*codes, *scale).has_columnwise();
+    for (i, (codes, scale)) in formats_and_scales().filter(of_blocks).enumerate() {
+        for norm in Norm::ALL {
+            let draw = || {
+                let case = dice.quantized(norm, scale, codes, most_elements);
+                with_copy(&mut dice, case)
+            };
+            cases.extend(std::iter::repeat_with(draw).filter(is_meaningful).take(count));
+        }
+        for (j, (rows, cols)) in [(32, 33), (128, 96), (129, 64), (191, 40), (256, 8)].into_iter().enumerate() {
+            if rows * cols > most_elements {
+                continue;
+            }
+            let quant = Some(QuantSpec::new(codes, scale));
+            let present = copied.with(Tensor::Weight);
+            let case = Case::plain(Kind::QuantizedForward, Norm::ALL[(i + j) % 2], DType::ALL[j % 3], rows, cols);
+            cases.push(with_copy(&mut dice, Case { quant, present, ..case }));
+        }
+    }
+    cases.retain(is_meaningful);
+    cases
+}
+
 /// Every format and kind of scale on values of [`hard_weight`].
 fn every_step(rows: usize) -> Vec<Case> {
     let mut cases = Vec::new();
@@ -333,7 +397,8 @@ mod tests {
             let parsed: Result<Case, _> = id.replacen(from, to, 1).parse();
             assert!(parsed.is_err(), "{from} -> {to}: {parsed:?}");
         }
-        for case in core().into_iter().chain(smoke()).chain(drawn(3, 100)).map(Case::normalized) {
+        let lists = [core(), smoke(), drawn(3, 100), columnwise(4, 3, 1 << 12)].concat();
+        for case in lists.into_iter().map(Case::normalized) {
             assert_eq!(case.to_string().parse(), Ok(case));
             assert!(case.quant.is_some_and(|quant| quant.check().is_ok()), "{case}");
         }
@@ -359,5 +424,13 @@ mod tests {
         for tensor in presence::OF_CODES.iter() {
             assert!(cases.iter().filter(|case| case.present.has(tensor)).count() > 20, "{tensor}");
         }
+        let copied: Vec<Case> = columnwise(13, 5, 1 << 15).into_iter().map(Case::normalized).collect();
+        assert!(copied.iter().all(|case| case.present.has(Tensor::CodesColumnwise) && case.present.has(Tensor::Rstd)));
+        let count = |is: fn(ScaleLayout) -> bool| {
+            copied.iter().filter(|case| case.quant.is_some_and(|quant| is(quant.columnwise_layout))).count()
+        };
+        assert!(count(|layout| matches!(layout, ScaleLayout::ColumnMajor { .. })) > 10);
+        assert!(count(|layout| matches!(layout, ScaleLayout::PackedUe8m0 { .. })) > 10);
+        assert!(count(|layout| layout == ScaleLayout::Swizzled128x4) > 10);
     }
 }

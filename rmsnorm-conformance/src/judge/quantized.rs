@@ -61,6 +61,13 @@ impl<'a> QuantizedTruth<'a> {
         QuantizedTruth { quant, rows: spec.rows, cols: spec.cols, given, arithmetic, v }
     }
 
+    /// The same of the copy along columns: what the transposed matrix must become.
+    pub fn columnwise(&self) -> Self {
+        let (rows, cols) = (self.rows, self.cols);
+        let v = (0..cols).flat_map(|col| (0..rows).map(move |row| self.v[row * cols + col])).collect();
+        QuantizedTruth { quant: self.quant.columnwise(), rows: cols, cols: rows, v, ..*self }
+    }
+
     /// The elements that share each scale, and where the scale is. One scale of a tensor is there without elements, too.
     fn sets(&self) -> Vec<(Range<usize>, usize)> {
         let (rows, cols) = (self.rows, self.cols);

@@ -175,6 +175,11 @@ impl<'a> BoundsTrial<'a> {
         if let Some(codes) = stored.get(Tensor::Codes) {
             judged.add_all(&[Tensor::CodesT], stored, |_, got| truth.judge_transposed(got, codes));
         }
+        if let Some(scales) = stored.get(Tensor::ScalesColumnwise) {
+            let truth = truth.columnwise();
+            judged.add_all(&[Tensor::ScalesColumnwise], stored, |_, got| truth.judge_scales(got));
+            judged.add_all(&[Tensor::CodesColumnwise], stored, |_, got| truth.judge_codes(got, Some(scales)));
+        }
     }
 
     fn judge_backward(&self, saved: &Saved, statistics: Statistics<'_>, stored: &Outputs, judged: &mut Judged<'_>) {

@@ -102,7 +102,8 @@ impl<'a> ForwardTruth<'a> {
             | (Tensor::Dy | Tensor::DresidualOut | Tensor::Dx | Tensor::Dweight | Tensor::Dbias, _)
             | (Tensor::Workspace | Tensor::Dresidual, _)
             // What is quantized has a truth of its own.
-            | (Tensor::Codes | Tensor::CodesT | Tensor::Scale | Tensor::Scales | Tensor::Amax, _) => Vec::new(),
+            | (Tensor::Codes | Tensor::CodesT | Tensor::Scale | Tensor::Scales | Tensor::Amax, _)
+            | (Tensor::CodesColumnwise | Tensor::ScalesColumnwise, _) => Vec::new(),
         };
         let width = if tensor.is_matrix() { self.spec.cols } else { 1 };
         judge_due(got, expected, &self.due, width, self.arithmetic)
@@ -279,7 +280,9 @@ impl BackwardTruth {
             | Tensor::CodesT
             | Tensor::Scale
             | Tensor::Scales
-            | Tensor::Amax => (Vec::new(), &self.rows_due, 1),
+            | Tensor::Amax
+            | Tensor::CodesColumnwise
+            | Tensor::ScalesColumnwise => (Vec::new(), &self.rows_due, 1),
         };
         judge_due(got, expected, due, width, &self.arithmetic)
     }

@@ -214,6 +214,11 @@ impl Builder<'_> {
         } else {
             self.output(Tensor::Amax, 1, present.has(Tensor::Amax));
         }
+        if present.has(Tensor::CodesColumnwise) {
+            self.output_columns(Tensor::CodesColumnwise, true);
+            let len = quant.columnwise().scales_len(case.cols, case.rows).unwrap_or(0);
+            self.output(Tensor::ScalesColumnwise, len, true);
+        }
     }
 }
 
@@ -237,7 +242,11 @@ pub(crate) fn backward_call(device: &dyn Device, case: &Case, inputs: &Inputs, s
             TensorShape::Cols => builder.output(tensor, case.cols, true),
             TensorShape::Rows => builder.output(tensor, case.rows, true),
             // Below; and no gradient.
-            TensorShape::Workspace | TensorShape::Transposed | TensorShape::One | TensorShape::Scales => {}
+            TensorShape::Workspace
+            | TensorShape::Transposed
+            | TensorShape::One
+            | TensorShape::Scales
+            | TensorShape::ScalesColumnwise => {}
         }
     }
     if present.has(Tensor::Workspace) {

@@ -78,7 +78,11 @@ fn row_width(tensor: Tensor, case: &Case) -> Option<usize> {
         TensorShape::Scales => {
             quant.filter(|quant| quant.layout == ScaleLayout::RowMajor).and_then(|quant| quant.scale.groups(case.cols))
         }
-        TensorShape::Cols | TensorShape::Workspace | TensorShape::One | TensorShape::Transposed => None,
+        TensorShape::Cols
+        | TensorShape::Workspace
+        | TensorShape::One
+        | TensorShape::Transposed
+        | TensorShape::ScalesColumnwise => None,
     }
 }
 

@@ -196,6 +196,21 @@ impl<H: Harness> WithDTypes for Typed<'_, H> {
     }
 }
 
+type LoadedScales<H> = (Option<Loaded<H, f32>>, Option<Loaded<H, u8>>);
+type ScalesOut<'a, B> = Scales<<B as NormBackend>::Out<'a, f32>, <B as NormBackend>::Out<'a, u8>>;
+
+fn scales_view<'a, H: Harness>(
+    harness: &H,
+    scales: &'a mut Option<Loaded<H, f32>>,
+    bytes: &'a mut Option<Loaded<H, u8>>,
+) -> Option<ScalesOut<'a, H::Backend>> {
+    match (scales, bytes) {
+        (Some(scales), _) => Some(Scales::F32(scales.view_mut(harness))),
+        (None, Some(scales)) => Some(Scales::E8m0(scales.view_mut(harness))),
+        (None, None) => None,
+    }
+}
+
 impl<H: Harness> Typed<'_, H> {
     fn optional<E: Stored>(&self, name: Tensor) -> Result<Option<Loaded<H, E>>, TransferError> {
         self.call.get(name).map(|tensor| Loaded::load(self.harness, tensor)).transpose()
@@ -204,6 +219,12 @@ impl<H: Harness> Typed<'_, H> {
     fn required<E: Stored>(&self, name: Tensor) -> Result<Loaded<H, E>, TransferError> {
         let missing = Error::Missing { arg: name.name(), why: "the argument struct has it always" };
         self.optional(name)?.ok_or(TransferError(missing))
+    }
+
+    /// As f32, or as bytes.
+    fn scales(&self, name: Tensor) -> Result<LoadedScales<H>, TransferError> {
+        let are_bytes = self.call.get(name).is_some_and(|scales| scales.storage == Storage::E8m0);
+        Ok(if are_bytes { (None, self.optional(name)?) } else { (self.optional(name)?, None) })
     }
 
     fn forward<T: Element, W: Element, R: Element>(self) -> Answer {
@@ -250,9 +271,9 @@ impl<H: Harness> Typed<'_, H> {
         let mut codes = self.required::<C>(Tensor::Codes)?;
         let mut codes_t = self.optional::<C>(Tensor::CodesT)?;
         let scale = self.optional::<f32>(Tensor::Scale)?;
-        let are_bytes = self.call.get(Tensor::Scales).is_some_and(|scales| scales.storage == Storage::E8m0);
-        let mut scales = if are_bytes { None } else { self.optional::<f32>(Tensor::Scales)? };
-        let mut bytes = if are_bytes { self.optional::<u8>(Tensor::Scales)? } else { None };
+        let (mut scales, mut bytes) = self.scales(Tensor::Scales)?;
+        let mut codes_columnwise = self.optional::<C>(Tensor::CodesColumnwise)?;
+        let (mut scales_columnwise, mut bytes_columnwise) = self.scales(Tensor::ScalesColumnwise)?;
         let mut amax = self.optional::<f32>(Tensor::Amax)?;
         let args = QuantizedForward::<H::Backend, T, C>::new(quant, x.rows(h), codes.rows_mut(h));
         let mut args = args.weight_dtype::<W>().residual_dtype::<R>();
@@ -265,16 +286,15 @@ impl<H: Harness> Typed<'_, H> {
         args.rstd = rstd.as_mut().map(|t| t.view_mut(h));
         args.codes_t = codes_t.as_mut().map(|t| t.rows_mut(h));
         args.scale = scale.as_ref().map(|t| t.view(h));
-        args.scales = match (&mut scales, &mut bytes) {
-            (Some(scales), _) => Some(Scales::F32(scales.view_mut(h))),
-            (None, Some(scales)) => Some(Scales::E8m0(scales.view_mut(h))),
-            (None, None) => None,
-        };
+        args.scales = scales_view(h, &mut scales, &mut bytes);
+        args.codes_columnwise = codes_columnwise.as_mut().map(|t| t.rows_mut(h));
+        args.scales_columnwise = scales_view(h, &mut scales_columnwise, &mut bytes_columnwise);
         args.amax = amax.as_mut().map(|t| t.view_mut(h));
         let answer = h.backend().quantized_forward(self.spec, args);
         unload!(self: X = Some(x), Residual = residual, Weight = weight, Bias = bias, Y = y, ResidualOut = residual_out,
             Mean = mean, Rstd = rstd, Codes = Some(codes), CodesT = codes_t, Scale = scale, Scales = scales,
-            Scales = bytes, Amax = amax);
+            Scales = bytes, Amax = amax, CodesColumnwise = codes_columnwise, ScalesColumnwise = scales_columnwise,
+            ScalesColumnwise = bytes_columnwise);
         Ok(answer)
     }
 

@@ -275,6 +275,12 @@ bugs! {
     TransposedTileMissing "transposed_tile_missing" Both Codes "the last tile of codes_t is never written";
     TransposedRoundedAgain "transposed_rounded_again" Both Codes "codes_t is made anew, with another rounding";
     TransposedRowsSwapped "transposed_rows_swapped" Both Codes "two rows are exchanged in codes_t";
+    ColumnwiseOfCodes "columnwise_of_codes" Both Codes "the copy along columns is made of the values of codes";
+    ColumnwiseRounded "columnwise_rounded" Both Codes "the copy along columns is made of results rounded to 16 bits";
+    ColumnwiseByFirstBlock "columnwise_by_first_block" Both Codes "a column's second block has the scale of its first";
+    ColumnwiseReshaped "columnwise_reshaped" Both Codes "the copy along columns is reshaped, not transposed";
+    ColumnwiseStrideIgnored "columnwise_stride_ignored" Both Codes "the copy along columns is taken to be dense";
+    ColumnwiseTailMissing "columnwise_tail_missing" Both Codes "the last, partial block of rows has no codes along columns";
 }
 
 impl Bug {

@@ -42,6 +42,12 @@ pub(super) fn encode<S: Simd>(quotients: S::Lanes, codes: CodeType) -> S::Bytes 
     S::encode_float(quotients, format)
 }
 
+/// Converts 32 results that were divided by their scale.
+#[inline(always)]
+pub(crate) fn encode_into<S: Simd>(to: &mut [u8; LANES], quotients: S::Lanes, codes: CodeType) {
+    S::store_bytes(Out::from(&mut to[..]).group(0), encode::<S>(quotients, codes));
+}
+
 /// Converts results that were divided by their scale, and stores those within the piece; past the cache as
 /// [`store_or_stream`](super::store_or_stream) does, by halves of a cache line.
 #[inline(always)]

@@ -22,7 +22,7 @@ use rmsnorm_spec::{DType, Element};
 pub(crate) use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx512::Avx512;
-pub(crate) use codes::{Float8, store_codes};
+pub(crate) use codes::{Float8, encode_into, store_codes};
 pub(crate) use out::{Out, Written, input_or_overwritten};
 pub(crate) use portable::Portable;
 // `Isa::is_available` never says yes to them elsewhere, but the code that asks is the same.

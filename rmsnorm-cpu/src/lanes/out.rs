@@ -95,7 +95,7 @@ impl<'a, E: Stored> Out<'a, E> {
 
     /// The group of elements from there on. Only values may be written to it.
     #[inline(always)]
-    pub(super) fn group(&mut self, start: usize) -> &mut [MaybeUninit<E>; LANES] {
+    pub(crate) fn group(&mut self, start: usize) -> &mut [MaybeUninit<E>; LANES] {
         &mut self.0[start..start + LANES].as_chunks_mut::<LANES>().0[0]
     }
 }

@@ -2,15 +2,16 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rmsnorm_spec::quant::ScaleKind;
-use rmsnorm_spec::{Checked, Code, Element, Error, QuantizedForward, Scales};
+use rmsnorm_spec::quant::{QuantSpec, ScaleKind};
+use rmsnorm_spec::{Checked, Code, Element, Error, Problem, QuantizedForward, Scales};
 
-use super::scales::{Compact, scales_out};
+use super::scales::{Compact, ScalesOut, scales_out};
 use super::{SliceBackend, fork, matrix, matrix_mut, no_kernel, plan_here, spec_of, starts};
 use crate::backend::CpuBackend;
 use crate::kernel::{self, Kernel};
 use crate::lanes::{Out, Written};
 use crate::plan::Plan;
+use crate::stages::columnwise::ColumnwiseCols;
 use crate::stages::forward::{ForwardRows, Residual};
 use crate::stages::quantized_forward::{QuantizedRows, Scaling};
 use crate::stages::transposed::TransposedCols;
@@ -21,7 +22,8 @@ pub(crate) fn quantized_forward<B: SliceBackend, T: Element, C: Code, W: Element
     call: Checked<QuantizedForward<'_, B, T, C, W, R>>,
 ) -> Result<(), Error> {
     let (spec, plan) = (spec_of(&call), plan_here(backend, call.problem()));
-    let kernel = kernel::quantized_forward().ok_or_else(|| no_kernel(call.problem()))?;
+    let problem = *call.problem();
+    let kernel = kernel::quantized_forward().ok_or_else(|| no_kernel(&problem))?;
     let args = call.into_args();
     let (quant, rows, cols) = (args.quant, spec.rows, spec.cols);
     let groups = quant.scale.groups(cols).unwrap_or(0);
@@ -39,6 +41,16 @@ pub(crate) fn quantized_forward<B: SliceBackend, T: Element, C: Code, W: Element
     let mut scales = args.scales.map(scales_out::<B>);
     let mut compact = Compact::new(&quant, rows * groups)?;
 
+    let columns = match (args.codes_columnwise, args.scales_columnwise) {
+        (Some(codes), Some(scales)) => {
+            let groups = quant.scale.groups(rows).unwrap_or(0);
+            let compact = Compact::new(&quant.columnwise(), cols * groups)?;
+            let codes = MatrixMut { rows: RowStarts::of(codes.layout(cols, rows)), data: B::out(codes.view).cast() };
+            Some(Columns { groups, compact, codes, scales: scales_out::<B>(scales) })
+        }
+        (None, _) | (_, None) => None,
+    };
+
     let mut codes = MatrixMut { rows: starts(&args.codes, &spec), data: B::out(args.codes.view).cast::<u8>() };
     let residual = args.residual.map(|residual| matrix::<B, R>(residual, &spec));
     let inputs = ForwardRows {
@@ -53,6 +65,7 @@ pub(crate) fn quantized_forward<B: SliceBackend, T: Element, C: Code, W: Element
         mean: None,
         rstd: None,
     };
+    let along = inputs.of_inputs();
     let scaling = match (quant.scale, &mut scales) {
         (ScaleKind::Given, _) => Scaling::Tensor(args.scale.map_or(f32::NAN, |scale| B::input(scale)[0])),
         (ScaleKind::Current, Some(Scales::F32(scale))) => {
@@ -73,11 +86,12 @@ pub(crate) fn quantized_forward<B: SliceBackend, T: Element, C: Code, W: Element
         (Some(residual), None) => Residual::Read(residual),
         (Some(residual), Some(out)) => Residual::ReadWrite(residual, matrix_mut::<B, R>(out, &spec)),
     };
+    let (mut mean, mut rstd) = (args.mean.map(B::out), args.rstd.map(B::out));
     let forward = ForwardRows {
         y: args.y.map(|y| matrix_mut::<B, T>(y, &spec)),
         residual,
-        mean: args.mean.map(B::out),
-        rstd: args.rstd.map(B::out),
+        mean: mean.as_mut().map(Out::reborrow),
+        rstd: rstd.as_mut().map(Out::reborrow),
         ..inputs
     };
     let here = MatrixMut { rows: codes.rows, data: codes.data.reborrow() };
@@ -100,7 +114,47 @@ pub(crate) fn quantized_forward<B: SliceBackend, T: Element, C: Code, W: Element
             fork(work, cols, plan.tasks, &TransposedCols::split_at, &TransposedCols::run);
         });
     }
+    // A `Checked` call along columns stores them, and layer norm's means.
+    if let Some((columns, rstd)) = columns.zip(rstd.as_ref()) {
+        // SAFETY:
+        // - contents: the stage above has written these of every row, and no others are asked for.
+        let (mean, rstd) = unsafe { (mean.as_ref().map(|mean| Written::new(mean)), Written::new(rstd)) };
+        columns.run(backend, along, (mean, rstd), (&quant.columnwise(), &plan), &problem)?;
+    }
     Ok(())
+}
+
+/// The copy along columns, to be made.
+struct Columns<'a> {
+    /// Blocks of a column.
+    groups: usize,
+    compact: Compact,
+    codes: MatrixMut<'a, u8>,
+    scales: ScalesOut<'a>,
+}
+
+impl Columns<'_> {
+    /// Of these inputs, by the rows' statistics.
+    fn run<T: Element, W: Element, R: Element>(
+        self,
+        backend: &CpuBackend,
+        forward: ForwardRows<'_, T, W, R>,
+        (mean, rstd): (Option<Written<'_, f32>>, Written<'_, f32>),
+        (quant, plan): (&QuantSpec, &Plan),
+        problem: &Problem,
+    ) -> Result<(), Error> {
+        // There is one wherever there is forward's, which has been run.
+        let kernel = kernel::columnwise().ok_or_else(|| no_kernel(problem))?;
+        let Columns { groups, mut compact, codes, mut scales } = self;
+        let (isa, cols) = (backend.caps().isa, forward.spec.cols);
+        let scaling = compact.scaling(quant, &mut scales, groups);
+        let work = ColumnwiseCols { forward, mean, rstd, first: 0, cols, quant: *quant, codes, scaling };
+        backend.install(plan.tasks, || {
+            fork(work, cols, plan.tasks, &ColumnwiseCols::split_at, &|work| kernel(isa, work));
+        });
+        compact.lay_out(quant, scales, (cols, groups));
+        Ok(())
+    }
 }
 
 fn run<'a, T: Element, W: Element, R: Element>(

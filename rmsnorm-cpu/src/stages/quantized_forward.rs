@@ -33,7 +33,7 @@ pub(crate) enum Scaling<'a> {
 }
 
 impl Scaling<'_> {
-    fn split_at(self, row: usize) -> (Self, Self) {
+    pub(super) fn split_at(self, row: usize) -> (Self, Self) {
         match self {
             Scaling::Unknown => (Scaling::Unknown, Scaling::Unknown),
             Scaling::Tensor(scale) => (Scaling::Tensor(scale), Scaling::Tensor(scale)),
@@ -49,7 +49,7 @@ impl Scaling<'_> {
     }
 
     /// (Q3) and (Q4), of a set of some row, and the store of its scale; `None` where there is none yet.
-    fn scale_of_set(
+    pub(super) fn scale_of_set(
         &mut self,
         quant: &QuantSpec,
         (row, group): (usize, usize),
@@ -145,17 +145,17 @@ fn sets(quant: &QuantSpec, cols: usize) -> (usize, usize) {
 
 /// What of a row is quantized, and to what.
 #[derive(Clone, Copy)]
-struct Values {
-    statistics: Statistics,
+pub(super) struct Values {
+    pub(super) statistics: Statistics,
     /// Whether y is rounded to the dtype of the activations first.
-    is_rounded: bool,
-    codes: CodeType,
+    pub(super) is_rounded: bool,
+    pub(super) codes: CodeType,
 }
 
 impl Values {
     /// (Q1), with h and y before it.
     #[inline(always)]
-    fn of<S: Simd, T: Element, W: Element, R: Element, P: Piece>(
+    pub(super) fn of<S: Simd, T: Element, W: Element, R: Element, P: Piece>(
         self,
         row: &Row<'_, T, W, R>,
         piece: P,

@@ -1,7 +1,7 @@
 //! Views to addresses, and cudarc's bookkeeping of who uses what.
 
 use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceSlice, SyncOnDrop, sys};
-use rmsnorm_spec::{Error, Problem, RowLayout, Rows, Stored, Tensor, Visitor};
+use rmsnorm_spec::{Error, Problem, RowLayout, Rows, Stored, Tensor, TensorShape, Visitor};
 
 use crate::backend::{CudaBackend, place};
 use crate::params::{Matrix, Params};
@@ -47,14 +47,14 @@ impl<'a> Tensors<'a> {
     fn hold(&mut self, tensor: Tensor, layout: &RowLayout, (data, in_use): (sys::CUdeviceptr, SyncOnDrop<'a>)) {
         let matrix = Matrix { data, row_stride: layout.row_stride as u64 };
         // The rows of transposed codes are columns, which lie in no groups.
-        let groups = self.problem.rows_per_group.filter(|_| tensor != Tensor::CodesT);
+        let groups = self.problem.rows_per_group.filter(|_| tensor.shape() != TensorShape::Transposed);
         self.params.place(tensor, matrix, layout.group_stride(groups) as u64);
         self.uses[tensor as usize] = Some(in_use);
     }
 
     fn layout<V>(&self, tensor: Tensor, rows: &Rows<V>) -> RowLayout {
         let Problem { rows: count, cols, .. } = self.problem;
-        if tensor == Tensor::CodesT { rows.layout(cols, count) } else { rows.layout(count, cols) }
+        if tensor.shape() == TensorShape::Transposed { rows.layout(cols, count) } else { rows.layout(count, cols) }
     }
 
     fn check_context(&self, tensor: Tensor, stream: &CudaStream) -> Result<(), Error> {

@@ -11,6 +11,9 @@ use crate::caps::Caps;
 /// Rows and columns of a tile of `transpose_codes.cu`.
 const SIDE: usize = 128;
 
+/// Rows and columns of a tile of `columnwise.cu`.
+const COLUMNWISE_TILE: (usize, usize) = (128, 64);
+
 /// The largest magnitude, and blocks that have looked for it.
 const FOUND_LEN: usize = 2;
 
@@ -45,11 +48,16 @@ pub(super) fn plan(problem: &Problem, quant: &QuantSpec, access_bytes: u32, caps
             [Some(clear(ScaleKind::Current)), find, write, codes_t]
         }
         ScaleKind::Row | ScaleKind::Block { .. } | ScaleKind::Mx { .. } => {
-            let bytes = scales(quant, problem) * problem.storage(Tensor::Scales).map_or(0, Storage::size);
-            let zero = Step::Zero { tensor: Tensor::Scales, bytes };
-            // Every scale has its row's kernel; what lies between them has nobody.
-            let has_gaps = scales(quant, problem) > scales(&quant.layout(ScaleLayout::RowMajor), problem);
-            [has_gaps.then_some(zero), rows(problem, quant.scale, access_bytes, caps, None), None, None]
+            let shape = (problem.rows, problem.cols);
+            let columns = problem.has(Tensor::CodesColumnwise);
+            [
+                zero_gaps(problem, Tensor::Scales, quant, shape),
+                rows(problem, quant.scale, access_bytes, caps, None),
+                columns
+                    .then(|| zero_gaps(problem, Tensor::ScalesColumnwise, &quant.columnwise(), (shape.1, shape.0)))
+                    .flatten(),
+                columns.then(|| columnwise(problem, quant, access_bytes)).flatten(),
+            ]
         }
     };
     plan
@@ -113,7 +121,24 @@ fn launch(program: Program, rows_per_group: Option<usize>, scale: ScaleKind, til
     Step::Launch { key, grid, threads: tile.threads(), shared_bytes: 0 }
 }
 
-/// Scales in all, with what lies between them.
-fn scales(quant: &QuantSpec, problem: &Problem) -> usize {
-    quant.scales_len(problem.rows, problem.cols).unwrap_or(0)
+/// The kernel of the copy along columns, which needs all rows' statistics; nothing for no rows.
+fn columnwise(problem: &Problem, quant: &QuantSpec, access_bytes: u32) -> Option<Step> {
+    let problem = Problem { quant: Some(quant.columnwise()), ..*problem };
+    let stream = problem.tensors.adds_residual().then_some(problem.dtypes.residual);
+    let pack = pack(problem.dtypes.activation, stream);
+    let tile = Tile { pack, packs: 1, threads_per_row: 256, groups: 1, blocks_per_sm: 3, access_bytes, ..Tile::NONE };
+    // A grid has at most 2^31 - 1 blocks; they go on to further tiles.
+    let tiles = problem.rows.div_ceil(COLUMNWISE_TILE.0) * problem.cols.div_ceil(COLUMNWISE_TILE.1);
+    let grid = tiles.min(i32::MAX as usize) as u32;
+    let mut key = key(&problem, Program::Columnwise, tile);
+    key.tile.is_ragged = !problem.cols.is_multiple_of(COLUMNWISE_TILE.1);
+    (grid > 0).then(|| Step::Launch { key, grid, threads: tile.threads(), shared_bytes: 0 })
+}
+
+/// Zeroes scales that have gaps: every scale has its kernel, what lies between them has nobody.
+fn zero_gaps(problem: &Problem, tensor: Tensor, quant: &QuantSpec, (rows, cols): (usize, usize)) -> Option<Step> {
+    let scales = |quant: &QuantSpec| quant.scales_len(rows, cols).unwrap_or(0);
+    let bytes = scales(quant) * problem.storage(tensor).map_or(0, Storage::size);
+    let has_gaps = scales(quant) > scales(&quant.layout(ScaleLayout::RowMajor));
+    has_gaps.then_some(Step::Zero { tensor, bytes })
 }

@@ -11,19 +11,21 @@ use crate::{Code, Element, Error, NormBackend, Tensor};
 /// ```
 ///
 /// # Shapes
-/// `x`, `residual`, `residual_out`, `codes`, `y`: (rows, cols). `codes_t`: (cols, rows). `weight`, `bias`: (cols). `mean`, `rstd`:
-/// (rows). `scale`, `amax`: (1). `scales`: [`QuantSpec::scales_len`] of them, laid out as [`QuantSpec::layout`] says.
+/// `x`, `residual`, `residual_out`, `codes`, `y`: (rows, cols). `codes_t`, `codes_columnwise`: (cols, rows). `weight`, `bias`: (cols).
+/// `mean`, `rstd`: (rows). `scale`, `amax`: (1). `scales`: [`QuantSpec::scales_len`] of them, laid out as [`QuantSpec::layout`] says;
+/// `scales_columnwise`: as many as [`QuantSpec::columnwise`] has for `cols` rows of `rows` columns.
 ///
 /// # Dtypes
 /// Of the activations, the weight and the residual stream as in [`Forward`](crate::Forward). `C` is the type of the codes, which
 /// [`QuantSpec::codes`] names too. Scales are f32, or bytes where [`QuantSpec::scale_type`] says so.
 ///
 /// # Which tensors go with which scales
-/// | [`ScaleKind`](crate::quant::ScaleKind) | `scale` | `scales` | `amax` | `codes_t` |
-/// |---|---|---|---|---|
-/// | `Given` | read | - | optional | optional |
-/// | `Current` | - | one | - | optional |
-/// | `Row`, `Block`, `Mx` | - | of rows and blocks | - | - |
+/// | [`ScaleKind`](crate::quant::ScaleKind) | `scale` | `scales` | `amax` | `codes_t` | `codes_columnwise`, `scales_columnwise` |
+/// |---|---|---|---|---|---|
+/// | `Given` | read | - | optional | optional | - |
+/// | `Current` | - | one | - | optional | - |
+/// | `Row` | - | of rows | - | - | - |
+/// | `Block`, `Mx` | - | of blocks | - | - | optional |
 ///
 /// # Training
 /// Gradients flow as if `y` had not been quantized: [`Backward`](crate::Backward) takes `x` (or `residual_out`), `mean` and `rstd` of
@@ -73,6 +75,12 @@ pub struct QuantizedForward<'a, B: NormBackend + ?Sized, T: Element, C: Code, W:
     pub scale: Option<B::In<'a, f32>>,
     /// Receives the scales.
     pub scales: Option<Scales<B::Out<'a, f32>, B::Out<'a, u8>>>,
+    /// Receives what `y` transposed is quantized to, by scales of its own, which go along columns: for the product that sums
+    /// over rows, of the weight's gradient. [`QuantSpec::columnwise`] says how; it has other codes than `codes`, made of `y` itself.
+    /// It takes `rstd`, and layer norm's `mean`; its rows are not in groups.
+    pub codes_columnwise: Option<Rows<B::Out<'a, C>>>,
+    /// Receives the scales of `codes_columnwise`.
+    pub scales_columnwise: Option<Scales<B::Out<'a, f32>, B::Out<'a, u8>>>,
     /// Receives the largest magnitude that was quantized, by which a caller chooses the next call's scale; NaN if there is one.
     /// With [`QuantSpec::folds_amax`] the larger of that and of what is there, which is then not negative.
     pub amax: Option<B::Out<'a, f32>>,
@@ -106,6 +114,8 @@ impl<'a, B: NormBackend + ?Sized, T: Element, C: Code> QuantizedForward<'a, B, T
             codes_t: None,
             scale: None,
             scales: None,
+            codes_columnwise: None,
+            scales_columnwise: None,
             amax: None,
             lost: None,
         }
@@ -127,7 +137,8 @@ impl<'a, B: NormBackend + ?Sized, T: Element, C: Code, W: Element, R: Element> Q
     /// With a weight and bias of that type, for code that is generic over it: the activations' or f32.
     pub fn weight_dtype<V: Element>(self) -> QuantizedForward<'a, B, T, C, V, R> {
         let QuantizedForward { quant, x, weight, bias, residual, residual_out, y, mean, rstd, .. } = self;
-        let QuantizedForward { codes, codes_t, scale, scales, amax, lost, .. } = self;
+        let QuantizedForward { codes, codes_t, scale, scales, codes_columnwise, scales_columnwise, amax, lost, .. } =
+            self;
         let lost = lost.or(weight.and(Some("weight"))).or(bias.and(Some("bias")));
         QuantizedForward {
             quant,
@@ -143,6 +154,8 @@ impl<'a, B: NormBackend + ?Sized, T: Element, C: Code, W: Element, R: Element> Q
             codes_t,
             scale,
             scales,
+            codes_columnwise,
+            scales_columnwise,
             amax,
             lost,
         }
@@ -151,7 +164,8 @@ impl<'a, B: NormBackend + ?Sized, T: Element, C: Code, W: Element, R: Element> Q
     /// With a residual stream of that type, for code that is generic over it: the activations' or f32.
     pub fn residual_dtype<Q: Element>(self) -> QuantizedForward<'a, B, T, C, W, Q> {
         let QuantizedForward { quant, x, weight, bias, residual, residual_out, y, mean, rstd, .. } = self;
-        let QuantizedForward { codes, codes_t, scale, scales, amax, lost, .. } = self;
+        let QuantizedForward { codes, codes_t, scale, scales, codes_columnwise, scales_columnwise, amax, lost, .. } =
+            self;
         let lost = lost.or(residual.and(Some("residual"))).or(residual_out.and(Some("residual_out")));
         QuantizedForward {
             quant,
@@ -167,6 +181,8 @@ impl<'a, B: NormBackend + ?Sized, T: Element, C: Code, W: Element, R: Element> Q
             codes_t,
             scale,
             scales,
+            codes_columnwise,
+            scales_columnwise,
             amax,
             lost,
         }
@@ -180,6 +196,16 @@ impl<'a, B: NormBackend + ?Sized, T: Element, C: Code, W: Element, R: Element> Q
     /// With these [`scales`](Self#structfield.scales), as bytes: of MX, and of [`ScaleLayout::PackedUe8m0`](crate::quant::ScaleLayout).
     pub fn scales_e8m0(self, scales: B::Out<'a, u8>) -> Self {
         QuantizedForward { scales: Some(Scales::E8m0(scales)), ..self }
+    }
+
+    /// With these [`scales_columnwise`](Self#structfield.scales_columnwise), as f32.
+    pub fn scales_columnwise(self, scales: B::Out<'a, f32>) -> Self {
+        QuantizedForward { scales_columnwise: Some(Scales::F32(scales)), ..self }
+    }
+
+    /// With these [`scales_columnwise`](Self#structfield.scales_columnwise), as bytes.
+    pub fn scales_columnwise_e8m0(self, scales: B::Out<'a, u8>) -> Self {
+        QuantizedForward { scales_columnwise: Some(Scales::E8m0(scales)), ..self }
     }
 }
 
@@ -197,4 +223,6 @@ tensors!(QuantizedForward<C> {
     optional vector Scale = scale: In f32;
     given scales Scales = scales: Out f32;
     optional vector Amax = amax: Out f32;
+    optional matrix CodesColumnwise = codes_columnwise: Out C;
+    given scales ScalesColumnwise = scales_columnwise: Out f32;
 });

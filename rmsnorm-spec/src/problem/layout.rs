@@ -89,13 +89,13 @@ impl Layout {
         Ok((rows, (rows.span(), padded)))
     }
 
-    /// How many scales there are.
-    fn scales(&self, view: &View) -> Result<usize, Error> {
-        let Some(quant) = self.quant else { return Ok(0) };
-        quant.scales_len(self.rows, self.cols).ok_or_else(|| {
+    /// How many scales there are of a matrix of that shape, quantized like this.
+    fn scales(&self, view: &View, quant: Option<QuantSpec>, (rows, cols): (usize, usize)) -> Result<usize, Error> {
+        let Some(quant) = quant else { return Ok(0) };
+        quant.scales_len(rows, cols).ok_or_else(|| {
             let rule = format!(
-                "scales have room for every row in {:?}, and can be counted, got {} rows of {} columns",
-                quant.layout, self.rows, self.cols
+                "scales have room for every row in {:?}, and can be counted, got {rows} rows of {cols} columns",
+                quant.layout
             );
             Error::InvalidArgument { arg: view.arg, rule }
         })
@@ -149,7 +149,15 @@ impl SpanVisitor for Layout {
             // The backend says how many it needs, when the problem is known.
             TensorShape::Workspace => (None, (0, usize::MAX)),
             TensorShape::One => (None, (1, 1)),
-            TensorShape::Scales => self.scales(&view).map(|len| (None, (len, len)))?,
+            TensorShape::Scales => {
+                let len = self.scales(&view, self.quant, (self.rows, self.cols))?;
+                (None, (len, len))
+            }
+            TensorShape::ScalesColumnwise => {
+                let quant = self.quant.map(|quant| quant.columnwise());
+                let len = self.scales(&view, quant, (self.cols, self.rows))?;
+                (None, (len, len))
+            }
         };
         let single_group = matrix.and_then(|rows| view.single_group(&rows));
         let View { arg, storage, rows: Rows { view: span, .. } } = view;

@@ -462,6 +462,8 @@ impl Names<'_> {
             codes_t: None,
             scale: None,
             scales: None,
+            codes_columnwise: None,
+            scales_columnwise: None,
             amax: None,
             lost: None,
         }

@@ -101,6 +101,8 @@ pub struct QuantSpec {
     pub source: QuantSource,
     /// Where the scales of blocks lie.
     pub layout: ScaleLayout,
+    /// Where those of the copy along columns lie, of which a row is a column: [`columnwise`](Self::columnwise).
+    pub columnwise_layout: ScaleLayout,
     /// A smaller `amax` counts as this: not negative, 0 by default.
     pub amax_floor: f32,
     /// A larger `amax` counts as this, and what exceeds it saturates: at least the floor, infinite by default.
@@ -135,15 +137,17 @@ impl QuantSpec {
             scale,
             source: QuantSource::F32,
             layout: ScaleLayout::RowMajor,
+            columnwise_layout: ScaleLayout::RowMajor,
             amax_floor: 0.0,
             amax_ceiling: f32::INFINITY,
             folds_amax: false,
         }
     }
 
-    fn fields(&self) -> (CodeType, ScaleKind, QuantSource, ScaleLayout, [u32; 2], bool) {
-        let QuantSpec { codes, scale, source, layout, amax_floor, amax_ceiling, folds_amax } = *self;
-        (codes, scale, source, layout, [amax_floor.to_bits(), amax_ceiling.to_bits()], folds_amax)
+    fn fields(&self) -> (CodeType, ScaleKind, QuantSource, [ScaleLayout; 2], [u32; 2], bool) {
+        let QuantSpec { codes, scale, source, layout, columnwise_layout, amax_floor, amax_ceiling, folds_amax } = *self;
+        let limits = [amax_floor.to_bits(), amax_ceiling.to_bits()];
+        (codes, scale, source, [layout, columnwise_layout], limits, folds_amax)
     }
 
     /// With that source.
@@ -154,6 +158,23 @@ impl QuantSpec {
     /// With scales of blocks that lie so.
     pub const fn layout(self, layout: ScaleLayout) -> Self {
         QuantSpec { layout, ..self }
+    }
+
+    /// With scales of the copy along columns that lie so.
+    pub const fn columnwise_layout(self, columnwise_layout: ScaleLayout) -> Self {
+        QuantSpec { columnwise_layout, ..self }
+    }
+
+    /// How the copy along columns is quantized: as the transposed matrix would be, of `cols` rows of `rows` columns, with the layout
+    /// of its own.
+    pub const fn columnwise(&self) -> QuantSpec {
+        QuantSpec { layout: self.columnwise_layout, ..*self }
+    }
+
+    /// Whether there can be such a copy: where scales are of blocks. With one scale the transposed codes are it, and with scales
+    /// of rows a matrix product over rows has no use for it.
+    pub const fn has_columnwise(&self) -> bool {
+        matches!(self.scale, ScaleKind::Block { .. } | ScaleKind::Mx { .. })
     }
 
     /// With that floor of `amax`.
@@ -215,18 +236,21 @@ impl QuantSpec {
         if matches!(self.scale, ScaleKind::Mx { .. }) && self.codes == CodeType::Int8 {
             return refuse("MX has codes of floating point, got int8".to_owned());
         }
-        let is_laid_out = match self.layout {
+        if let Some(layout) = [self.layout, self.columnwise_layout].into_iter().find(|&layout| !self.can_lie(layout)) {
+            return refuse(format!("there is no layout {layout:?} of scales by {:?}", self.scale));
+        }
+        Ok(())
+    }
+
+    const fn can_lie(&self, layout: ScaleLayout) -> bool {
+        match layout {
             ScaleLayout::RowMajor => true,
             ScaleLayout::ColumnMajor { .. } => matches!(self.scale, ScaleKind::Block { .. }),
             ScaleLayout::PackedUe8m0 { .. } => {
                 matches!(self.scale, ScaleKind::Block { is_power_of_two: true, .. } | ScaleKind::Mx { .. })
             }
             ScaleLayout::Swizzled128x4 => matches!(self.scale, ScaleKind::Mx { .. }),
-        };
-        if !is_laid_out {
-            return refuse(format!("there is no layout {:?} of scales by {:?}", self.layout, self.scale));
         }
-        Ok(())
     }
 
     /// The scale of elements of which that is the largest magnitude; NaN of NaN. As f32 it is at least 2^-126, and 1 where

@@ -186,7 +186,7 @@ impl<'a> Tensors<'a> {
             TensorShape::Rows => (Shape::PerRow, 0),
             TensorShape::Workspace => (Shape::Workspace, 0),
             TensorShape::Transposed => (Shape::Whole, rows.layout(self.cols, count).row_stride as u64),
-            TensorShape::One | TensorShape::Scales => (Shape::Whole, 0),
+            TensorShape::One | TensorShape::Scales | TensorShape::ScalesColumnwise => (Shape::Whole, 0),
         }
     }
 }

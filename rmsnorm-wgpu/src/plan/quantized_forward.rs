@@ -21,6 +21,9 @@ const SCALES_OF_WORD: u32 = 4;
 /// The plan of a quantized forward call.
 pub(super) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Plan, Unfit> {
     let Some(quant) = problem.quant else { return Ok(Plan::default()) };
+    if problem.has(Tensor::CodesColumnwise) {
+        return Err(Unfit::Columnwise);
+    }
     let mut steps = Vec::new();
     match quant.scale {
         ScaleKind::Given => {

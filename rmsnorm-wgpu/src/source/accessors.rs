@@ -112,6 +112,7 @@ fn of_absent(key: &KernelKey, tensor: Tensor) -> String {
         (TensorShape::Matrix | TensorShape::Cols, true) => LOAD_NOTHING,
         (TensorShape::Cols, false) if key.program == Program::ReducePartials => STORE_NO_VALUES,
         (TensorShape::One | TensorShape::Scales, _) if !key.program.writes_codes() => return String::new(),
+        (TensorShape::ScalesColumnwise, _) => return String::new(),
         (TensorShape::One, true) => LOAD_NO_SCALAR,
         // Where the scale is found, the largest magnitude is folded into its place.
         (TensorShape::One, false) if finds_scale(key) => return [STORE_NO_SCALE, STORE_NO_WORD_OF_SCALES].concat(),

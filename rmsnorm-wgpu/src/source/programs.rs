@@ -420,6 +420,7 @@ fn params_lie_where_rust_says() {
         rows_per_group first_in_group x_group_stride residual_group_stride dy_group_stride dresidual_out_group_stride
         y_group_stride residual_out_group_stride dx_group_stride dresidual_group_stride codes_group_stride first_row
         codes codes_t scale scales amax scales_stride amax_floor amax_ceiling
+        codes_columnwise scales_columnwise scales_columnwise_stride
     ];
     assert_eq!(read, written);
     assert_eq!(*span as usize, size_of::<Params>());

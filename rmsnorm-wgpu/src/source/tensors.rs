@@ -59,7 +59,9 @@ fn of_call(key: &KernelKey, tensor: Tensor) -> Option<Use> {
         }
         TensorShape::Matrix | TensorShape::Cols => Kind::Elements,
         TensorShape::Rows => Kind::Statistic,
-        TensorShape::Transposed | TensorShape::One | TensorShape::Scales => return of_codes(key, tensor),
+        TensorShape::Transposed | TensorShape::One | TensorShape::Scales | TensorShape::ScalesColumnwise => {
+            return of_codes(key, tensor);
+        }
         TensorShape::Workspace => return None,
     };
     let is_loaded = match tensor.access(direction)? {

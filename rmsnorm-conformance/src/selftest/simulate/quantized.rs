@@ -1,6 +1,6 @@
 //! A quantized forward call: rows of [`ForwardKernel`], then scales, codes and what else is stored.
 
-use rmsnorm_spec::quant::ScaleLayout;
+use rmsnorm_spec::quant::{QuantSource, ScaleLayout};
 use rmsnorm_spec::{Code, Element, QuantizedForward, Rows, Scales, Source};
 
 use super::SimulatedBackend;
@@ -14,7 +14,7 @@ type Args<'a, T, C, W, R> = QuantizedForward<'a, SimulatedBackend, T, C, W, R>;
 
 /// Runs a checked call.
 pub(super) fn run<T: Element, C: Code, W: Element, R: Element>(call: &Call, args: Args<'_, T, C, W, R>) {
-    let quantizer = Quantizer { call, quant: args.quant };
+    let quantizer = Quantizer { call, quant: args.quant, shape: (call.spec.rows, call.spec.cols) };
     let mut saved = SavedStatistics { mean: args.mean, rstd: args.rstd };
     let mut kernel = ForwardKernel::new(call, args.weight, args.bias);
     let weight = call.effective_weight(args.weight);
@@ -55,6 +55,26 @@ pub(super) fn run<T: Element, C: Code, W: Element, R: Element>(call: &Call, args
     if let Some(codes_t) = args.codes_t {
         quantizer.store_transposed(codes_t, &codes, &rows, &scales);
     }
+    if let Some((codes_out, scales_out)) = args.codes_columnwise.zip(args.scales_columnwise) {
+        let values = |row: usize, col: usize| quantizer.values_along_columns(&rows, &codes, &scales, (row, col));
+        let columns = columns(&rows, quantizer.shape, values);
+        let (rows, cols) = quantizer.shape;
+        let along = Quantizer { call, quant: args.quant.columnwise(), shape: (cols, rows) };
+        let scales = along.scales(&columns, None);
+        along.store_scales(scales_out, &scales);
+        let codes = along.codes(&columns, &along.wrong_along_columns(scales));
+        along.store_along_columns(codes_out, codes);
+    }
+}
+
+/// The transposed matrix, with these values of y.
+fn columns(rows: &[Normalized], (_, cols): (usize, usize), y: impl Fn(usize, usize) -> f32) -> Vec<Normalized> {
+    let of_column = |col: usize| Normalized {
+        y: (0..rows.len()).map(|row| y(row, col)).collect(),
+        unbiased: rows.iter().map(|row| row.unbiased[col]).collect(),
+        x_hat: rows.iter().map(|row| row.x_hat[col]).collect(),
+    };
+    (0..cols).map(of_column).collect()
 }
 
 /// The scales of a call, row by row, or the one of the tensor.
@@ -68,7 +88,7 @@ struct SetScales {
 impl Quantizer<'_> {
     /// Columns of a set, and sets of a row; `None` where the tensor is one.
     fn sets(&self) -> Option<(usize, usize)> {
-        let cols = self.call.spec.cols;
+        let (_, cols) = self.shape;
         self.quant.scale.set_cols(cols).zip(self.quant.scale.groups(cols))
     }
 
@@ -118,7 +138,7 @@ impl Quantizer<'_> {
     /// The scales of other sets in the place of their own, with a bug.
     fn mixed_up(&self, mut scales: SetScales) -> SetScales {
         let Some((width, groups)) = self.sets() else { return scales };
-        let (rows, cols) = (self.call.spec.rows, self.call.spec.cols);
+        let (rows, cols) = self.shape;
         if self.has(Bug::ScaleOfOtherRow) && rows > 1 {
             for group in 0..groups {
                 scales.codes[(rows - 1) * groups + group] = scales.codes[(rows - 2) * groups + group];
@@ -162,7 +182,7 @@ impl Quantizer<'_> {
         if !self.has(Bug::PaddingNotZeroed) {
             out.fill(zero);
         }
-        let rows = self.call.spec.rows;
+        let (rows, _) = self.shape;
         for row in 0..rows {
             for group in 0..groups {
                 let place = match self.quant.layout {
@@ -217,15 +237,64 @@ impl Quantizer<'_> {
     }
 
     fn store_codes<C: Code>(&self, out: Rows<&mut [C]>, codes: &[Vec<u8>]) {
-        let layout = out.layout(self.call.spec.rows, self.call.spec.cols);
+        if self.shape.1 == 0 {
+            // A copy along columns, of no rows.
+            return;
+        }
+        let layout = out.layout(self.shape.0, self.shape.1);
         let rows = codes.len() - usize::from(self.has(Bug::CodesLastRowMissing) && !codes.is_empty());
-        let cols = self.call.spec.cols - usize::from(self.has(Bug::CodesLastColMissing));
+        let cols = self.shape.1 - usize::from(self.has(Bug::CodesLastColMissing));
         for (row, codes) in codes[..rows].iter().enumerate() {
             let start = layout.start(row);
             for (to, code) in out.view[start..start + cols].iter_mut().zip(codes) {
                 *to = C::from_bits(u32::from(*code));
             }
         }
+    }
+
+    /// What the copy along columns is made of: y, but with a bug.
+    fn values_along_columns(
+        &self,
+        rows: &[Normalized],
+        codes: &[Vec<u8>],
+        scales: &SetScales,
+        (row, col): (usize, usize),
+    ) -> f32 {
+        let y = rows[row].y[col];
+        if self.has(Bug::ColumnwiseOfCodes) {
+            return self.quant.codes.decode(codes[row][col]) * self.scale_at(scales, row, col);
+        }
+        if self.has(Bug::ColumnwiseRounded) && self.quant.source == QuantSource::F32 {
+            return round(y, self.call.low());
+        }
+        y
+    }
+
+    /// The scales that codes along columns are made with, of another block with a bug.
+    fn wrong_along_columns(&self, mut scales: SetScales) -> SetScales {
+        let Some((_, groups)) = self.sets() else { return scales };
+        if self.has(Bug::ColumnwiseByFirstBlock) && groups > 1 {
+            for of_column in scales.codes.chunks_mut(groups) {
+                of_column[1] = of_column[0];
+            }
+        }
+        scales
+    }
+
+    fn store_along_columns<C: Code>(&self, out: Rows<&mut [C]>, mut codes: Vec<Vec<u8>>) {
+        let (cols, rows) = self.shape;
+        let width = self.sets().map_or(rows, |(width, _)| width);
+        if self.has(Bug::ColumnwiseReshaped) {
+            let dense: Vec<u8> = (0..rows).flat_map(|row| codes.iter().map(move |column| column[row])).collect();
+            codes = dense.chunks(rows.max(1)).map(<[u8]>::to_vec).collect();
+        }
+        let out = if self.has(Bug::ColumnwiseStrideIgnored) { Rows::dense(out.view) } else { out };
+        if self.has(Bug::ColumnwiseTailMissing) {
+            // The last, partial block of rows.
+            codes.iter_mut().for_each(|column| column.truncate(rows / width * width));
+        }
+        debug_assert!(codes.len() == cols || rows == 0, "a column each");
+        self.store_codes(out, &codes);
     }
 
     fn store_transposed<C: Code>(
@@ -235,7 +304,7 @@ impl Quantizer<'_> {
         normalized: &[Normalized],
         scales: &SetScales,
     ) {
-        let (rows, cols) = (self.call.spec.rows, self.call.spec.cols);
+        let (rows, cols) = self.shape;
         let layout = out.layout(cols, rows);
         let ld = if self.has(Bug::TransposedStrideIgnored) { rows } else { layout.row_stride };
         let is_last_tile = |row: usize, col: usize| row / 16 == (rows - 1) / 16 && col / 16 == (cols - 1) / 16;

@@ -11,9 +11,12 @@ use crate::selftest::planted::Bug;
 pub(super) struct Quantizer<'c> {
     pub(super) call: &'c Call,
     pub(super) quant: QuantSpec,
+    /// Rows and columns of what is quantized, which is transposed for the copy along columns.
+    pub(super) shape: (usize, usize),
 }
 
 /// A row before it is quantized.
+#[derive(Default)]
 pub(super) struct Normalized {
     /// (cols)
     pub(super) y: Vec<f32>,

@@ -33,7 +33,11 @@ pub(super) fn of_row(key: &KernelKey, cols: usize) -> Option<u64> {
         Program::Backward => serial(packs) + serial(pack),
         Program::ForwardStreaming | Program::QuantizedForwardStreaming => serial(turns) + tree(pack),
         Program::BackwardRowSums => serial(turns * pack),
-        Program::BackwardColumns | Program::ReducePartials | Program::TransposeCodes | Program::ClearAmax => {
+        Program::BackwardColumns
+        | Program::ReducePartials
+        | Program::TransposeCodes
+        | Program::Columnwise
+        | Program::ClearAmax => {
             return None;
         }
     };
@@ -55,6 +59,7 @@ pub(super) fn of_gradients(plan: &Plan, rows: usize) -> u64 {
             | Program::QuantizedForward
             | Program::QuantizedForwardStreaming
             | Program::TransposeCodes
+            | Program::Columnwise
             | Program::ClearAmax
             | Program::BackwardRowSums => 0,
         }

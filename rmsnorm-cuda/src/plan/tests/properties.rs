@@ -33,6 +33,7 @@ fn is_on_chip(program: Program) -> bool {
         | Program::ReducePartials
         | Program::QuantizedForwardStreaming
         | Program::TransposeCodes
+        | Program::Columnwise
         | Program::ClearAmax => false,
     }
 }
@@ -54,6 +55,8 @@ fn static_bytes(key: &KernelKey) -> usize {
         Program::BackwardRowSums => 2,
         Program::BackwardColumns | Program::ClearAmax => 0,
         Program::TransposeCodes => return 128 * 128,
+        // Codes; magnitudes of eight warps, and up to four scales, of each of 64 columns.
+        Program::Columnwise => return 64 * (128 + (8 + 4) * size_of::<f32>()),
         Program::ReducePartials => return (threads_per_row * groups) as usize * 4 * size_of::<f32>(),
     };
     if senders == 1 {
@@ -92,6 +95,7 @@ fn keys_have_the_tensors_of_the_call() {
                 Program::BackwardRowSums => &[Weight],
                 Program::ReducePartials => &[Dweight, Dbias],
                 Program::QuantizedForward | Program::QuantizedForwardStreaming => &[Weight, Bias, Residual, Amax, Y],
+                Program::Columnwise => &[Weight, Bias, Residual],
                 Program::TransposeCodes | Program::ClearAmax => &[],
             };
             let expected: TensorSet = code.iter().copied().filter(|tensor| call.tensors.has(*tensor)).collect();
@@ -125,6 +129,7 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
                 | Program::ReducePartials
                 | Program::QuantizedForwardStreaming
                 | Program::TransposeCodes
+                | Program::Columnwise
                 | Program::ClearAmax => none,
             };
             assert_eq!(key.tile.reads, reads, "{cols} {key:?}");
@@ -135,7 +140,7 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
                 Program::Forward | Program::ForwardCluster | Program::ForwardLong | Program::ForwardStreaming => None,
                 Program::Backward | Program::ReducePartials => None,
                 Program::QuantizedForward | Program::QuantizedForwardStreaming => None,
-                Program::TransposeCodes | Program::ClearAmax => None,
+                Program::TransposeCodes | Program::Columnwise | Program::ClearAmax => None,
             };
             assert!(blocks_per_sm.is_none_or(|blocks| blocks == key.tile.blocks_per_sm), "{cols} {key:?}");
             // Partial sums have the type of the gradients that they are of.
@@ -191,6 +196,7 @@ fn shared_memory_has_room_for_the_rows_and_the_exchange() {
                 | Program::QuantizedForward
                 | Program::QuantizedForwardStreaming
                 | Program::TransposeCodes
+                | Program::Columnwise
                 | Program::ClearAmax => 0,
             };
             assert_eq!(launch.shared_bytes as usize, needed, "{cols} {launch:?} of {call:?}");

@@ -21,7 +21,7 @@ pub(super) fn parts(plan: &Plan, call: Call, rows: usize, cols: usize) -> Parts 
         Program::BackwardRowSums | Program::ReducePartials => None,
         Program::Forward | Program::ForwardCluster | Program::ForwardLong | Program::ForwardStreaming => None,
         Program::QuantizedForward | Program::QuantizedForwardStreaming => None,
-        Program::TransposeCodes | Program::ClearAmax => None,
+        Program::TransposeCodes | Program::Columnwise | Program::ClearAmax => None,
     });
     let has_locks = matches!(call.grad_reduction, GradReduction::Locks { .. }) && call.gradients() > 0;
     let locks = if has_locks { plan.partial_rows as usize * blocks.unwrap_or(0) } else { 0 };

@@ -158,6 +158,61 @@ fn transposed_codes_have_columns_for_rows() {
     assert!(matches!(grouped, Err(Error::InvalidArgument { arg: "codes_t", .. })), "{grouped:?}");
 }
 
+/// As of a matrix of 300 rows of 5 columns; made by statistics that the call stores.
+#[test]
+fn a_copy_along_columns_has_its_scales_and_statistics() {
+    let (rows, cols) = SHAPE;
+    let block = QuantSpec::new(CodeType::E4m3, ScaleKind::Block { cols: 128, is_power_of_two: true });
+    let mx = QuantSpec::new(CodeType::E4m3, ScaleKind::Mx { rounding: ScaleRounding::Up });
+    let packed = block.columnwise_layout(ScaleLayout::PackedUe8m0 { ld: 300 });
+    let swizzled = mx.columnwise_layout(ScaleLayout::Swizzled128x4);
+    let plain = |quant| with_scales(args::<F8E4M3>(quant, SHAPE), SHAPE).rstd(view(4, rows));
+    let with_codes = |quant| plain(quant).codes_columnwise(view(5, rows * cols));
+    let ends = [(block, 300), (block.columnwise_layout(ScaleLayout::ColumnMajor { ld: 304 }), 304)];
+    for (quant, len) in ends.into_iter().chain([(packed, 1200), (mx, 300), (swizzled, 3 * 512)]) {
+        let bytes = quant.columnwise().scale_type() == ScaleType::E8m0;
+        let good = |len| match bytes {
+            true => with_codes(quant).scales_columnwise_e8m0(view(6, len)),
+            false => with_codes(quant).scales_columnwise(view(6, len)),
+        };
+        let problem = check(good(len), SHAPE).expect("a good call");
+        assert!(problem.has(Tensor::CodesColumnwise) && problem.has(Tensor::ScalesColumnwise), "{quant:?}");
+        let long = check(good(len + 1), SHAPE);
+        assert!(matches!(long, Err(Error::Length { arg: "scales_columnwise", .. })), "{quant:?}: {long:?}");
+        let other = match bytes {
+            true => with_codes(quant).scales_columnwise(view(6, len)),
+            false => with_codes(quant).scales_columnwise_e8m0(view(6, len)),
+        };
+        let answer = check(other, SHAPE);
+        assert!(
+            matches!(answer, Err(Error::InvalidArgument { arg: "scales_columnwise", .. })),
+            "{quant:?}: {answer:?}"
+        );
+    }
+
+    let missing = |answer, name| matches!(answer, Err(Error::Missing { arg, .. }) if arg == name);
+    assert!(missing(check(with_codes(block), SHAPE), "scales_columnwise"));
+    let alone = check(plain(block).scales_columnwise(view(6, 300)), SHAPE);
+    assert!(matches!(alone, Err(Error::Unexpected { arg: "scales_columnwise", .. })), "{alone:?}");
+    let without = QuantizedForward { rstd: None, ..with_codes(block).scales_columnwise(view(6, 300)) };
+    assert!(missing(check(without, SHAPE), "rstd"));
+    let layer = NormSpec::layer(rows, cols, 1e-5);
+    let of_layer = |args| Checked::quantized_forward(layer, args).map(|checked| *checked.problem());
+    assert!(missing(of_layer(with_codes(block).scales_columnwise(view(6, 300))), "mean"));
+    assert!(of_layer(with_codes(block).scales_columnwise(view(6, 300)).mean(view(7, rows))).is_ok());
+
+    for kind in [ScaleKind::Given, ScaleKind::Current, ScaleKind::Row] {
+        let answer = check(with_codes(QuantSpec::new(CodeType::E4m3, kind)).scales_columnwise(view(6, 300)), SHAPE);
+        assert!(matches!(answer, Err(Error::Unexpected { arg: "codes_columnwise", .. })), "{kind:?}: {answer:?}");
+    }
+    let odd = check(plain(block.columnwise_layout(ScaleLayout::Swizzled128x4)), SHAPE);
+    assert!(matches!(odd, Err(Error::InvalidArgument { arg: "quant", .. })), "{odd:?}");
+    let groups = RowGroups { rows: 10, stride: 10 * rows };
+    let grouped = plain(block).codes_columnwise(Rows::grouped(view(5, rows * cols), rows, groups));
+    let answer = check(grouped.scales_columnwise(view(6, 300)), SHAPE);
+    assert!(matches!(answer, Err(Error::InvalidArgument { arg: "codes_columnwise", .. })), "{answer:?}");
+}
+
 /// What a plan is looked up by differs where any part of it does.
 #[test]
 fn specs_are_equal_in_every_part_or_not_at_all() {
@@ -167,6 +222,7 @@ fn specs_are_equal_in_every_part_or_not_at_all() {
         QuantSpec { scale: ScaleKind::Current, ..spec },
         spec.source(crate::quant::QuantSource::Rounded),
         spec.layout(ScaleLayout::Swizzled128x4),
+        spec.columnwise_layout(ScaleLayout::Swizzled128x4),
         spec.amax_floor(1.0),
         spec.amax_ceiling(1.0),
         spec.folds_amax(),

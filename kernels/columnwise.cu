@@ -1,0 +1,111 @@
+// The copy along columns: math.md, equations (Q1) to (Q5) of the transposed matrix. It is made of x by the statistics that forward has
+// stored. A block has tiles of 128 rows and 64 columns, one after the other, and a thread of a tile PACK columns of a few rows.
+//
+// Codes meet in shared memory as words of four rows, each column's turned so that neither threads side by side nor those of the next
+// rows meet in a bank.
+
+constexpr int TILE_ROWS = 128, TILE_COLS = 64, WORDS = TILE_ROWS / 4, STRIP = 16;
+constexpr int THREADS_ACROSS = TILE_COLS / PACK, ROWS_OF_THREAD = TILE_ROWS * THREADS_ACROSS / THREADS;
+static_assert(ROWS_OF_THREAD % 4 == 0, "a thread has whole words of a column");
+
+// Rows whose magnitudes a warp folds, and those of a tile that share a scale.
+constexpr int ROWS_OF_WARP = TILE_ROWS / WARPS, SETS = TILE_ROWS / SET;
+static_assert(SET % ROWS_OF_WARP == 0 && SETS * TILE_COLS <= THREADS, "a thread finds one scale at most");
+
+// Where word w of a tile's column lies.
+__device__ inline int place(int col, int word) { return col * WORDS + (word ^ (col / 8 * 4)); }
+
+// (Q1) of a thread's columns in a row.
+__device__ inline void load_values(
+    const Params& p, unsigned long long row, unsigned long long first, int left,
+    const float (&weight)[PACK], const float (&bias)[PACK], float (&values)[PACK]
+) {
+    const Pack<T> x = load_pack<Reuse::ByNone>(ROW(x, row) + first, 0, left);
+#if HAS_RESIDUAL
+    unpack(add_residual(x, load_pack<Reuse::ByNone>(ROW(residual, row) + first, 0, left)), values);
+#else
+    unpack(x, values);
+#endif
+    const float mean = IS_LAYER ? p.mean[row] : 0.0f;
+    quantized_values<false>(p, row, first, 0, left, values, mean, p.rstd[row], weight, bias);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) columnwise(const __grid_constant__ Params p) {
+    __shared__ float magnitudes[WARPS][TILE_COLS];
+    __shared__ __align__(16) float reciprocals[SETS][TILE_COLS];
+    __shared__ __align__(16) unsigned tile[TILE_COLS * WORDS];
+    const unsigned long long across = (p.cols + TILE_COLS - 1) / TILE_COLS;
+    const unsigned long long tiles = (p.rows + TILE_ROWS - 1) / TILE_ROWS * across;
+    const bool is_wide = ((unsigned long long)p.codes_columnwise.data | p.codes_columnwise.row_stride) % STRIP == 0;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int pack = threadIdx.x % THREADS_ACROSS * PACK, first_row = threadIdx.x / THREADS_ACROSS * ROWS_OF_THREAD;
+    wait_for_earlier_kernels();
+
+    for (unsigned long long number = blockIdx.x; number < tiles; number += gridDim.x) {
+        const unsigned long long row0 = number / across * TILE_ROWS, col0 = number % across * TILE_COLS;
+        const int rows = int(min(p.rows - row0, (unsigned long long)TILE_ROWS));
+        const int cols = int(min(p.cols - col0, (unsigned long long)TILE_COLS)), left = cols - pack;
+        float weight[PACK], bias[PACK], values[ROWS_OF_THREAD][PACK];
+        unpack_weight(load_parameter<HAS_WEIGHT>(p.weight + col0 + pack, 0, left), p.weight_offset, weight);
+        unpack(load_parameter<HAS_BIAS>(p.bias + col0 + pack, 0, left), bias);
+        float largest[PACK] = {};
+        #pragma unroll
+        for (int r = 0; r < ROWS_OF_THREAD; ++r) {
+            #pragma unroll
+            for (int i = 0; i < PACK; ++i) values[r][i] = 0.0f;
+            if (first_row + r < rows) load_values(p, row0 + first_row + r, col0 + pack, left, weight, bias, values[r]);
+            #pragma unroll
+            for (int i = 0; i < PACK; ++i) largest[i] = larger(largest[i], fabsf(values[r][i]));
+        }
+        #pragma unroll
+        for (int i = 0; i < PACK; ++i) {
+            #pragma unroll
+            for (int distance = THREADS_ACROSS; distance < 32; distance *= 2)
+                largest[i] = larger(largest[i], __shfl_xor_sync(~0u, largest[i], distance));
+        }
+        if (lane < THREADS_ACROSS) {
+            #pragma unroll
+            for (int i = 0; i < PACK; ++i) magnitudes[warp][pack + i] = largest[i];
+        }
+        __syncthreads();
+        const int col = threadIdx.x % TILE_COLS, set = threadIdx.x / TILE_COLS;
+        if (set < SETS) {
+            float amax = 0.0f;
+            #pragma unroll
+            for (int w = 0; w < SET / ROWS_OF_WARP; ++w) amax = larger(amax, magnitudes[set * (SET / ROWS_OF_WARP) + w][col]);
+            const Scale scale = scale_of(p, amax);
+            reciprocals[set][col] = scale.reciprocal;
+            if (col < cols && set * SET < rows)
+                store_scale_at(p.scales_columnwise, p.scales_columnwise_stride, col0 + col, row0 / SET + set, scale);
+        }
+        __syncthreads();
+        #pragma unroll
+        for (int i = 0; i < PACK; ++i) {
+            const float reciprocal = reciprocals[first_row / SET][pack + i];
+            #pragma unroll
+            for (int r = 0; r < ROWS_OF_THREAD; r += 4) {
+                const unsigned low = join_codes(values[r][i] * reciprocal, values[r + 1][i] * reciprocal);
+                const unsigned high = join_codes(values[r + 2][i] * reciprocal, values[r + 3][i] * reciprocal);
+                tile[place(pack + i, (first_row + r) / 4)] = low | high << 16;
+            }
+        }
+        __syncthreads();
+        // Eight threads have a column of the tile.
+        const int strip = threadIdx.x % (TILE_ROWS / STRIP) * STRIP;
+        #pragma unroll
+        for (int c = threadIdx.x / (TILE_ROWS / STRIP); c < TILE_COLS; c += THREADS / (TILE_ROWS / STRIP)) {
+            if (c >= cols) break;
+            const uint4 strips = *reinterpret_cast<const uint4*>(&tile[place(c, strip / 4)]);
+            const unsigned words[4] = {strips.x, strips.y, strips.z, strips.w};
+            Code* to = p.codes_columnwise.data + (col0 + c) * p.codes_columnwise.row_stride + row0 + strip;
+            if (is_wide && strip + STRIP <= rows) {
+                store<16>(to, words);
+            } else {
+                #pragma unroll
+                for (int i = 0; i < STRIP; ++i)
+                    if (strip + i < rows) store_byte(to + i, words[i / 4] >> (8 * (i % 4)));
+            }
+        }
+        __syncthreads();
+    }
+}

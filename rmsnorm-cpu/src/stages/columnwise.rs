@@ -1,0 +1,124 @@
+//! The copy along columns: math.md (Q1) to (Q5) of the transposed matrix. It is made of x by the statistics that forward has
+//! stored, in tiles of the rows that share a scale and the columns of a piece, which lane by lane are sets.
+
+use rmsnorm_spec::Element;
+use rmsnorm_spec::quant::{QuantSource, QuantSpec};
+
+use super::MatrixMut;
+use super::forward::{ForwardRows, Statistics};
+use super::quantized_forward::{Scaling, Values};
+use crate::lanes::{self, LANES, Out, Piece, Simd, Written};
+
+/// Some columns of a quantized call, as rows of the copy.
+pub(crate) struct ColumnwiseCols<'a, T, W, R> {
+    /// Inputs, of all columns.
+    pub(crate) forward: ForwardRows<'a, T, W, R>,
+    /// Layer norm's. (rows)
+    pub(crate) mean: Option<Written<'a, f32>>,
+    /// (rows)
+    pub(crate) rstd: Written<'a, f32>,
+    /// The first of these columns.
+    pub(crate) first: usize,
+    pub(crate) cols: usize,
+    /// That of the copy.
+    pub(crate) quant: QuantSpec,
+    /// (cols, rows)
+    pub(crate) codes: MatrixMut<'a, u8>,
+    /// Of blocks of rows. (cols, blocks)
+    pub(crate) scaling: Scaling<'a>,
+}
+
+/// Rows that share a scale, at most.
+const MOST_ROWS: usize = 128;
+
+impl<'a, T: Element, W: Element, R: Element> ColumnwiseCols<'a, T, W, R> {
+    /// The same columns under other names of the element types.
+    pub(crate) fn cast<U: Element, V: Element, Q: Element>(self) -> ColumnwiseCols<'a, U, V, Q> {
+        let ColumnwiseCols { forward, mean, rstd, first, cols, quant, codes, scaling } = self;
+        ColumnwiseCols { forward: forward.cast(), mean, rstd, first, cols, quant, codes, scaling }
+    }
+
+    /// The columns before `col`, and the others.
+    pub(crate) fn split_at(self, col: usize) -> (Self, Self) {
+        let ColumnwiseCols { forward, mean, rstd, first, cols, quant, codes, scaling } = self;
+        let (low_codes, high_codes) = codes.split_at(col);
+        let (low_scaling, high_scaling) = scaling.split_at(col);
+        let low = forward.of_inputs();
+        (
+            ColumnwiseCols {
+                forward: low,
+                mean,
+                rstd,
+                first,
+                cols: col,
+                quant,
+                codes: low_codes,
+                scaling: low_scaling,
+            },
+            ColumnwiseCols {
+                forward,
+                mean,
+                rstd,
+                first: first + col,
+                cols: cols - col,
+                quant,
+                codes: high_codes,
+                scaling: high_scaling,
+            },
+        )
+    }
+
+    /// Quantizes every column.
+    #[inline(always)]
+    pub(crate) fn run<S: Simd>(mut self) {
+        // A call along columns has blocks, and so sets within a column.
+        let height = self.quant.scale.set_cols(self.forward.rows).unwrap_or(MOST_ROWS).min(MOST_ROWS);
+        let (first, end) = (self.first, self.first + self.cols);
+        lanes::for_each_piece_between!(first, 0, end, piece => {
+            let mut row = 0;
+            while row < self.forward.rows {
+                let rows = height.min(self.forward.rows - row);
+                self.tile::<S, _>(piece, (row, rows), row / height);
+                row += height;
+            }
+        });
+    }
+
+    /// The columns of a piece in a block of rows.
+    #[inline(always)]
+    fn tile<S: Simd, P: Piece>(&mut self, piece: P, (row, rows): (usize, usize), group: usize) {
+        let groups = self.forward.rows.div_ceil(self.quant.scale.set_cols(self.forward.rows).unwrap_or(MOST_ROWS));
+        let is_rounded = self.quant.source == QuantSource::Rounded;
+        let mut kept = [[0f32; LANES]; MOST_ROWS];
+        let mut magnitudes = S::splat(0.0);
+        for (r, kept) in (row..row + rows).zip(&mut kept) {
+            let mean = self.mean.map_or(0.0, |mean| mean.part(r, 1)[0]);
+            let statistics = Statistics { mean, rstd: self.rstd.part(r, 1)[0] };
+            let values = Values { statistics, is_rounded, codes: self.quant.codes };
+            let [_, _, v] = values.of::<S, T, W, R, _>(&self.forward.row(r), piece);
+            magnitudes = S::max_magnitude(magnitudes, v);
+            S::store(Out::from(&mut kept[..]).group(0), v);
+        }
+        let mut largest = [0f32; LANES];
+        S::store(Out::from(&mut largest[..]).group(0), magnitudes);
+        let mut scales = [1f32; LANES];
+        let column = piece.start() - self.first;
+        for (lane, (scale, amax)) in scales[..piece.len()].iter_mut().zip(largest).enumerate() {
+            // Always one: scales of blocks are found.
+            *scale = self.scaling.scale_of_set(&self.quant, (column + lane, group), groups, amax).unwrap_or(f32::NAN);
+        }
+        let divisors = S::load(&scales);
+        let mut codes = [[0u8; LANES]; MOST_ROWS];
+        for (kept, codes) in kept[..rows].iter().zip(&mut codes) {
+            let quotients = S::div(S::load(kept), divisors);
+            lanes::encode_into::<S>(codes, quotients, self.quant.codes);
+        }
+        for lane in 0..piece.len() {
+            let mut of_column = [0u8; MOST_ROWS];
+            for (to, codes) in of_column[..rows].iter_mut().zip(&codes) {
+                *to = codes[lane];
+            }
+            self.codes.row(column + lane, self.forward.rows).part(row, rows).copy_from_slice(&of_column[..rows]);
+        }
+    }
+}
