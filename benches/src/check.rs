@@ -167,6 +167,8 @@ impl<D: Measurable, T: Element> Workload<'_, D, T> {
         self.sets[0].codes_t = unset_codes(self.device, self.codes_lens.1)?;
         self.scales = self.nan(self.scales_lens.0)?;
         self.scale_bytes = self.device.upload(&vec![u8::MAX; self.scales_lens.1])?;
+        self.scales_along = self.nan(self.along_lens.0)?;
+        self.scale_bytes_along = self.device.upload(&vec![u8::MAX; self.along_lens.1])?;
         self.amax = self.nan(1)?;
         Ok(())
     }
@@ -178,7 +180,7 @@ impl<D: Measurable, T: Element> Workload<'_, D, T> {
         let arithmetic = self.device.arithmetic();
         let (rstd, mean) = (self.device.download(&self.rstd)?, self.device.download(&self.mean)?);
         let (weight, bias) = (self.vector(tensors::WEIGHT), self.vector(tensors::BIAS));
-        let (asked, groups) = (quant.spec(count), quant.spec(count).scale.groups(cols));
+        let (asked, groups) = (quant.spec(self.shape), quant.spec(self.shape).scale.groups(cols));
         let scales = self.device.download(&self.scales)?;
         let bytes = self.device.download(&self.scale_bytes)?;
         let has_codes_t = quant.tensors().has(Tensor::CodesT);
@@ -238,7 +240,54 @@ impl<D: Measurable, T: Element> Workload<'_, D, T> {
             wrong += amax.iter().filter(|amax| !(f64::from(**amax) >= least && amax.is_finite())).count();
             wrong += usize::from(quant == Quant::Current && most < least);
         }
+        if quant.tensors().has(Tensor::CodesColumnwise) {
+            wrong += self.wrong_along_columns(norm, quant, add)?;
+        }
         Ok(wrong)
+    }
+
+    /// Codes and scales along columns, of the first block of rows.
+    fn wrong_along_columns(&self, norm: Norm, quant: Quant, add: bool) -> Result<usize, Error> {
+        let Shape { rows: count, cols } = self.shape;
+        let along = quant.spec(self.shape).columnwise();
+        let (Some(height), Some(groups)) = (along.scale.set_cols(count), along.scale.groups(count)) else {
+            return Ok(0);
+        };
+        let rows = 0..height.min(count);
+        let elements = self.elements(&rows);
+        let arithmetic = self.device.arithmetic();
+        let rstd = self.device.download(&self.rstd)?;
+        let (weight, bias) = (self.vector(tensors::WEIGHT), self.vector(tensors::BIAS));
+        let (x, residual) = (self.values(tensors::X, &elements), self.values(tensors::SECOND, &elements));
+        let stored = if add { self.part(&self.sets[0].residual_out, elements)? } else { Vec::new() };
+        let inputs = ForwardInputs {
+            x: &x,
+            residual: add.then_some((&*residual, T::DTYPE)),
+            weight: Some(&weight),
+            bias: (norm == Norm::Layer).then_some(&*bias),
+        };
+        let spec = spec(norm, Shape { rows: rows.len(), cols });
+        let h = add.then(|| exact(&stored));
+        let truth = ForwardTruth::new(&spec, inputs, T::DTYPE, h.as_deref(), worst(&arithmetic));
+        let rstd = Bits::of(&rstd[rows.clone()]);
+        let given = Given { scale: f64::from(GIVEN_SCALE), amax: 0.0 };
+        // As if these rows were all, with scales column by column.
+        let alone = quant.spec(self.shape).layout(ScaleLayout::RowMajor).columnwise_layout(ScaleLayout::RowMajor);
+        let truth = QuantizedTruth::new(&spec, alone, given, &truth, (T::DTYPE, Some(&rstd)), &arithmetic).columnwise();
+        let places: Vec<usize> = (0..cols).map(|col| along.layout.index(groups, col, 0)).collect();
+        let scales = match along.scale_type() {
+            ScaleType::F32 => {
+                let scales = self.device.download(&self.scales_along)?;
+                Bits::of(&places.iter().map(|&place| scales[place]).collect::<Vec<_>>())
+            }
+            ScaleType::E8m0 => {
+                let scales = self.device.download(&self.scale_bytes_along)?;
+                Bits::of(&places.iter().map(|&place| scales[place]).collect::<Vec<_>>())
+            }
+        };
+        let codes = self.device.download(&self.sets[0].codes_t)?;
+        let codes: Vec<_> = codes.chunks(count).flat_map(|column| column[..rows.len()].iter().copied()).collect();
+        Ok(failures(&truth.judge_scales(&scales)) + failures(&truth.judge_codes(&Bits::of(&codes), Some(&scales))))
     }
 
     fn wrong_in_backward(&self, operation: Operation) -> Result<usize, Error> {

@@ -48,6 +48,8 @@ impl Op {
                 Quant::Row => "quantized_forward.row",
                 Quant::Block128 => "quantized_forward.block128",
                 Quant::Mx => "quantized_forward.mx",
+                Quant::Block128Columnwise => "quantized_forward.block128_columnwise",
+                Quant::MxColumnwise => "quantized_forward.mx_columnwise",
             },
             Op::AddQuantizedForward(quant) => match quant {
                 Quant::Tensor => "add_quantized_forward.tensor",
@@ -57,6 +59,8 @@ impl Op {
                 Quant::Row => "add_quantized_forward.row",
                 Quant::Block128 => "add_quantized_forward.block128",
                 Quant::Mx => "add_quantized_forward.mx",
+                Quant::Block128Columnwise => "add_quantized_forward.block128_columnwise",
+                Quant::MxColumnwise => "add_quantized_forward.mx_columnwise",
             },
         }
     }
@@ -221,6 +225,15 @@ mod tests {
                 DType::Bf16
             )),
             [4, 40, 10, 40].map(|scales| 2 * (30 + 3) + 4 * 10 + 30 + scales)
+        );
+        // And a scale for each column's block.
+        assert_eq!(
+            [Quant::MxColumnwise, Quant::Block128Columnwise].map(|quant| bytes(
+                Norm::Rms,
+                Op::QuantizedForward(quant),
+                DType::Bf16
+            )),
+            [10 + 3, 40 + 12].map(|scales| 2 * (30 + 3) + 4 * 10 + 60 + scales)
         );
     }
 

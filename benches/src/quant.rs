@@ -22,14 +22,28 @@ pub enum Quant {
     Block128,
     /// A byte for each 32 columns.
     Mx,
+    /// As `Block128`, and a copy along columns by scales of its own.
+    Block128Columnwise,
+    /// As `Mx`, and a copy along columns by scales of its own.
+    MxColumnwise,
 }
 
 impl Quant {
     /// Every one.
-    pub const ALL: [Quant; 7] =
-        [Quant::Tensor, Quant::Delayed, Quant::Transposed, Quant::Current, Quant::Row, Quant::Block128, Quant::Mx];
+    pub const ALL: [Quant; 9] = [
+        Quant::Tensor,
+        Quant::Delayed,
+        Quant::Transposed,
+        Quant::Current,
+        Quant::Row,
+        Quant::Block128,
+        Quant::Mx,
+        Quant::Block128Columnwise,
+        Quant::MxColumnwise,
+    ];
 
-    /// The name on the command line: `tensor`, `delayed`, `transposed`, `current`, `row`, `block128` or `mx`.
+    /// The name on the command line: `tensor`, `delayed`, `transposed`, `current`, `row`, `block128`, `mx`, `block128_columnwise` or
+    /// `mx_columnwise`.
     pub const fn name(self) -> &'static str {
         match self {
             Quant::Tensor => "tensor",
@@ -39,19 +53,24 @@ impl Quant {
             Quant::Row => "row",
             Quant::Block128 => "block128",
             Quant::Mx => "mx",
+            Quant::Block128Columnwise => "block128_columnwise",
+            Quant::MxColumnwise => "mx_columnwise",
         }
     }
 
-    /// The spec of a call on so many rows.
-    pub fn spec(self, rows: usize) -> QuantSpec {
+    /// The spec of a call on that shape.
+    pub fn spec(self, shape: Shape) -> QuantSpec {
         let spec = |scale| QuantSpec::new(CodeType::E4m3, scale);
+        let column_major = |rows: usize| ScaleLayout::ColumnMajor { ld: rows.next_multiple_of(4) };
         match self {
             Quant::Tensor | Quant::Delayed | Quant::Transposed => spec(ScaleKind::Given),
             Quant::Current => spec(ScaleKind::Current),
             Quant::Row => spec(ScaleKind::Row),
-            Quant::Block128 => spec(ScaleKind::Block { cols: 128, is_power_of_two: false })
-                .layout(ScaleLayout::ColumnMajor { ld: rows.next_multiple_of(4) }),
-            Quant::Mx => spec(ScaleKind::Mx { rounding: ScaleRounding::Up }),
+            Quant::Block128 => {
+                spec(ScaleKind::Block { cols: 128, is_power_of_two: false }).layout(column_major(shape.rows))
+            }
+            Quant::Block128Columnwise => Quant::Block128.spec(shape).columnwise_layout(column_major(shape.cols)),
+            Quant::Mx | Quant::MxColumnwise => spec(ScaleKind::Mx { rounding: ScaleRounding::Up }),
         }
     }
 
@@ -61,19 +80,24 @@ impl Quant {
             Quant::Delayed => TensorSet::of(&[Tensor::Amax]),
             Quant::Transposed => TensorSet::of(&[Tensor::Amax, Tensor::CodesT]),
             Quant::Tensor | Quant::Current | Quant::Row | Quant::Block128 | Quant::Mx => TensorSet::of(&[]),
+            Quant::Block128Columnwise | Quant::MxColumnwise => {
+                TensorSet::of(&[Tensor::CodesColumnwise, Tensor::ScalesColumnwise])
+            }
         }
     }
 
     /// The fewest bytes of codes and scales that a call must write.
     pub fn bytes(self, shape: Shape) -> usize {
         let Shape { rows, cols } = shape;
-        let spec = self.spec(rows);
+        let spec = self.spec(shape);
         let size = match spec.scale_type() {
             ScaleType::F32 => size_of::<f32>(),
             ScaleType::E8m0 => 1,
         };
         let scales = spec.scale.groups(cols).map_or(1, |groups| rows * groups);
-        let copies = if matches!(self, Quant::Transposed) { 2 } else { 1 };
-        copies * shape.elements() + scales * size
+        let is_columnwise = self.tensors().has(Tensor::CodesColumnwise);
+        let along = spec.scale.groups(rows).filter(|_| is_columnwise).map_or(0, |groups| cols * groups);
+        let copies = if is_columnwise || self.tensors().has(Tensor::CodesT) { 2 } else { 1 };
+        copies * shape.elements() + (scales + along) * size
     }
 }

@@ -31,7 +31,7 @@ pub(crate) struct Set<D: Measurable, T: Element> {
     pub(crate) residual_out: D::Buffer<T>,
     /// Empty where no operation writes codes.
     pub(crate) codes: D::Buffer<F8E4M3>,
-    /// Empty where no operation transposes them.
+    /// Transposed, or along columns. Empty where no operation writes such.
     pub(crate) codes_t: D::Buffer<F8E4M3>,
 }
 
@@ -56,11 +56,15 @@ pub struct Workload<'d, D: Measurable, T: Element> {
     scale: D::Buffer<f32>,
     pub(crate) scales: D::Buffer<f32>,
     pub(crate) scale_bytes: D::Buffer<u8>,
+    pub(crate) scales_along: D::Buffer<f32>,
+    pub(crate) scale_bytes_along: D::Buffer<u8>,
     pub(crate) amax: D::Buffer<f32>,
     /// Codes of a set, and those that are transposed.
     pub(crate) codes_lens: (usize, usize),
     /// Scales as f32, and as bytes.
     pub(crate) scales_lens: (usize, usize),
+    /// The same of those along columns.
+    pub(crate) along_lens: (usize, usize),
 }
 
 impl<'d, D: Measurable, T: Element> Workload<'d, D, T> {
@@ -86,6 +90,7 @@ impl<'d, D: Measurable, T: Element> Workload<'d, D, T> {
         let unset = |len| device.upload(&vec![f32::NAN; len]);
         let workspace_len = workspace_len(device, shape, T::DTYPE, operations);
         let scales_len = |scale_type| scales_len(shape, operations, scale_type);
+        let along_len = |scale_type| along_len(shape, operations, scale_type);
         Ok(Workload {
             device,
             shape,
@@ -102,9 +107,12 @@ impl<'d, D: Measurable, T: Element> Workload<'d, D, T> {
             scale: device.upload(&[GIVEN_SCALE])?,
             scales: unset(scales_len(ScaleType::F32))?,
             scale_bytes: device.upload(&vec![u8::MAX; scales_len(ScaleType::E8m0)])?,
+            scales_along: unset(along_len(ScaleType::F32))?,
+            scale_bytes_along: device.upload(&vec![u8::MAX; along_len(ScaleType::E8m0)])?,
             amax: unset(1)?,
             codes_lens: (codes_len, codes_t_len),
             scales_lens: (scales_len(ScaleType::F32), scales_len(ScaleType::E8m0)),
+            along_lens: (along_len(ScaleType::F32), along_len(ScaleType::E8m0)),
             pattern,
         })
     }
@@ -187,7 +195,7 @@ impl<'d, D: Measurable, T: Element> Workload<'d, D, T> {
 
     fn quantized_forward(&mut self, device: &D, norm: Norm, quant: Quant, set: usize, add: bool) -> Result<(), Error> {
         let Shape { rows, cols } = self.shape;
-        let (spec, quant_spec, count) = (spec(norm, self.shape), quant.spec(rows), self.sets.len());
+        let (spec, quant_spec, count) = (spec(norm, self.shape), quant.spec(self.shape), self.sets.len());
         let set = &mut self.sets[set % count];
         let (matrix, row, stat) = (0..self.shape.elements(), 0..cols, 0..rows);
         let x = device.view(&set.x, matrix.clone());
@@ -215,6 +223,14 @@ impl<'d, D: Measurable, T: Element> Workload<'d, D, T> {
         }
         if tensors.has(Tensor::CodesT) {
             args = args.codes_t(Rows::dense(device.view_mut(&mut set.codes_t, matrix)));
+        } else if tensors.has(Tensor::CodesColumnwise) {
+            let along = quant_spec.columnwise();
+            let scales = 0..along.scales_len(cols, rows).unwrap_or(0);
+            args = args.codes_columnwise(Rows::dense(device.view_mut(&mut set.codes_t, matrix)));
+            args = match along.scale_type() {
+                ScaleType::F32 => args.scales_columnwise(device.view_mut(&mut self.scales_along, scales)),
+                ScaleType::E8m0 => args.scales_columnwise_e8m0(device.view_mut(&mut self.scale_bytes_along, scales)),
+            };
         }
         device.backend().quantized_forward(&spec, args)
     }
@@ -251,7 +267,10 @@ pub fn workload_bytes<D: Measurable>(device: &D, shape: Shape, dtype: DType, ope
     let statistics = shape.rows.saturating_mul(2 * DType::F32.size());
     let workspace = workspace_len(device, shape, dtype, operations).saturating_mul(DType::F32.size());
     let scales = [(ScaleType::F32, 4), (ScaleType::E8m0, 1)];
-    let scales = scales.map(|(scale_type, size)| scales_len(shape, operations, scale_type).saturating_mul(size));
+    let scales = scales.map(|(scale_type, size)| {
+        let len = scales_len(shape, operations, scale_type).saturating_add(along_len(shape, operations, scale_type));
+        len.saturating_mul(size)
+    });
     [vectors, statistics, workspace, scales[0], scales[1]].into_iter().fold(matrices, usize::saturating_add)
 }
 
@@ -272,18 +291,27 @@ fn workspace_len<D: Measurable>(device: &D, shape: Shape, dtype: DType, operatio
     lens.max().unwrap_or(0)
 }
 
-/// Codes, and codes transposed, that some of these write.
+/// Codes, and codes transposed or along columns, that some of these write.
 fn codes_lens(shape: Shape, operations: &[Operation]) -> (usize, usize) {
     let quants = || operations.iter().filter_map(|operation| operation.op.quant());
     let len = |is_written: bool| if is_written { shape.elements() } else { 0 };
-    (len(quants().count() > 0), len(quants().any(|quant| quant.tensors().has(Tensor::CodesT))))
+    let has_second = |quant: Quant| quant.tensors().has(Tensor::CodesT) || quant.tensors().has(Tensor::CodesColumnwise);
+    (len(quants().count() > 0), len(quants().any(has_second)))
 }
 
 /// Scales of that type that these write at the most.
 fn scales_len(shape: Shape, operations: &[Operation], scale_type: ScaleType) -> usize {
-    let specs = operations.iter().filter_map(|operation| operation.op.quant()).map(|quant| quant.spec(shape.rows));
+    let specs = operations.iter().filter_map(|operation| operation.op.quant()).map(|quant| quant.spec(shape));
     let lens = specs.filter(|spec| spec.scale_type() == scale_type).map(|spec| spec.scales_len(shape.rows, shape.cols));
     lens.flatten().max().unwrap_or(0)
+}
+
+/// The same of scales along columns.
+fn along_len(shape: Shape, operations: &[Operation], scale_type: ScaleType) -> usize {
+    let quants = operations.iter().filter_map(|operation| operation.op.quant());
+    let quants = quants.filter(|quant| quant.tensors().has(Tensor::CodesColumnwise));
+    let specs = quants.map(|quant| quant.spec(shape).columnwise()).filter(|spec| spec.scale_type() == scale_type);
+    specs.filter_map(|spec| spec.scales_len(shape.cols, shape.rows)).max().unwrap_or(0)
 }
 
 /// Codes of NaN, which a call must overwrite.
@@ -305,11 +333,11 @@ pub(crate) fn problem(operation: Operation, dtype: DType, shape: Shape) -> Probl
             Problem::forward(norm, rows, cols, dtype, tensors)
         }
         Op::QuantizedForward(quant) => {
-            Problem::quantized_forward(norm, rows, cols, dtype, quant.spec(rows), forward.union(quant.tensors()))
+            Problem::quantized_forward(norm, rows, cols, dtype, quant.spec(shape), forward.union(quant.tensors()))
         }
         Op::AddQuantizedForward(quant) => {
             let tensors = forward.union(quant.tensors()).with(Tensor::Residual).with(Tensor::ResidualOut);
-            Problem::quantized_forward(norm, rows, cols, dtype, quant.spec(rows), tensors)
+            Problem::quantized_forward(norm, rows, cols, dtype, quant.spec(shape), tensors)
         }
         Op::Backward => {
             let tensors = weight.with(Tensor::Dweight).with(Tensor::Workspace).set(Tensor::Dbias, is_layer);

@@ -112,7 +112,8 @@ pub struct BenchArgs {
     #[arg(long, value_name = "OP,..", value_delimiter = ',')]
     pub op: Vec<String>,
     /// How quantized_forward makes its codes, which are E4M3: tensor (a given scale), delayed (and amax), transposed (and the
-    /// codes transposed), current, row, block128, mx [default: all]
+    /// codes transposed), current, row, block128, mx, block128_columnwise (and a copy
+    /// along columns), mx_columnwise [default: all]
     #[arg(long, value_name = "QUANT,..", value_delimiter = ',')]
     pub quant: Vec<String>,
     /// How backward sums weight gradients over the rows: partials, locks, atomics [default: partials]
@@ -238,7 +239,8 @@ pub struct QuantizeArgs {
     /// 1 to write the transposed copy codes_t, too; or metadata "transposed" [default: 0]
     #[arg(long, value_name = "0|1")]
     pub transposed: Option<String>,
-    /// 1 for codes and scales along columns, too, which no backend has yet; or metadata "columnwise" [default: 0]
+    /// 1 to write codes and scales along columns, too: codes_columnwise, transposed, and scales_columnwise; of block128, block64 and mx;
+    /// or metadata "columnwise" [default: 0]
     #[arg(long, value_name = "0|1")]
     pub columnwise: Option<String>,
     /// 1 to write y beside the codes; or metadata "keep_y" [default: 0]

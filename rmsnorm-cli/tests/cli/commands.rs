@@ -91,7 +91,10 @@ fn bench_bad_arguments_are_one_line() {
         (&["--isa", "sse"], &["--isa", "portable, avx2, avx512", "sse"]),
         (&["--threads", "0"], &["thread", "0"]),
         (&["--op", "forward,sideways"], &["--op", "forward, add_forward, backward", "sideways"]),
-        (&["--op", "quantized_forward", "--quant", "row,column"], &["--quant", "row, block128, mx", "column"]),
+        (
+            &["--op", "quantized_forward", "--quant", "row,column"],
+            &["--quant", "row, block128, mx, block128_columnwise, mx_columnwise", "column"],
+        ),
         (&["--op", "forward", "--quant", "row"], &["--quant", "--op quantized_forward"]),
         (&["--shapes", "4096"], &["--shapes", "4096x1024", "\"4096\""]),
         (&["--shapes", "2x8,65536x1025"], &["--shapes", "at most 67108864 elements", "65536x1025 in f32"]),

@@ -91,16 +91,23 @@ fn codes_are_measured_in_every_way() {
     assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{outcome:?}");
     let document: Value = serde_json::from_slice(&std::fs::read(folder.path("codes.json")).unwrap()).unwrap();
     let rows = document["reports"][0]["rows"].as_array().unwrap();
-    // Two norms, two operations, seven ways.
-    assert_eq!(rows.len(), 28);
+    // Two norms, two operations, nine ways.
+    assert_eq!(rows.len(), 36);
     let bytes_of = |op: &str| {
         let row = rows.iter().find(|row| row["norm"] == "rms_norm" && row["op"] == op).unwrap();
         row["bytes"].as_u64().unwrap()
     };
     // x, weight, rstd and codes; then what each adds.
     let least = 2 * (480 + 160) + 12 + 480;
-    for (name, more) in [("tensor", 4), ("current", 4), ("row", 12), ("block128", 24), ("mx", 15), ("transposed", 484)]
-    {
+    for (name, more) in [
+        ("tensor", 4),
+        ("current", 4),
+        ("row", 12),
+        ("block128", 24),
+        ("mx", 15),
+        ("transposed", 484),
+        ("mx_columnwise", 15 + 480 + 160),
+    ] {
         assert_eq!(bytes_of(&format!("quantized_forward.{name}")), least + more, "{name}");
     }
     assert_eq!(bytes_of("add_quantized_forward.row"), least + 12 + 2 * 960);

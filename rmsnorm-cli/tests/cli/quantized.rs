@@ -94,6 +94,45 @@ fn quantized_codes_and_scales_are_those_of_the_definition() {
     }
 }
 
+/// As if the transposed matrix, of 150 rows of 6 columns, had been quantized: each column has one block of rows.
+#[test]
+fn quantized_along_columns_is_the_transposed_matrix() {
+    for norm in Norm::ALL {
+        let (folder, y) = folder(norm, false);
+        for (scale, layout, scales_are) in [
+            ("block128", "row_major", "F32 [150, 1]"),
+            ("block64", "column_major", "F32 [1, 152]"),
+            ("mx", "row_major", "U8 [150, 1]"),
+            ("mx", "swizzled128x4", "U8 [2, 1, 32, 4, 4]"),
+        ] {
+            let args = ["--codes", "e4m3", "--scale", scale, "--layout", layout, "--columnwise", "1"];
+            let bytes = run(&folder, &args);
+            let out = SafeTensors::deserialize(&bytes).unwrap();
+            let (codes, scales) = (out.tensor("codes_columnwise").unwrap(), out.tensor("scales_columnwise").unwrap());
+            assert_eq!(format!("{} {:?}", codes.dtype(), codes.shape()), "F8_E4M3 [150, 6]");
+            assert_eq!(format!("{} {:?}", scales.dtype(), scales.shape()), scales_are);
+            let kind = match scale {
+                "mx" => ScaleKind::Mx { rounding: ScaleRounding::Up },
+                _ => ScaleKind::Block { cols: 128, is_power_of_two: false },
+            };
+            let quant = QuantSpec::new(CodeType::E4m3, kind);
+            for col in 0..COLS {
+                let column: Vec<f32> = (0..ROWS).map(|row| y[row * COLS + col]).collect();
+                let amax = column.iter().fold(0.0, |amax: f32, y| amax.max(y.abs()));
+                let value = quant.scale(amax);
+                let swizzled = ScaleLayout::Swizzled128x4.index(1, col, 0);
+                let place = if layout == "swizzled128x4" { swizzled } else { col };
+                match quant.scale_byte(amax) {
+                    Some(byte) => assert_eq!(scales.data()[place], byte, "{scale} {layout} {col}"),
+                    None => assert_eq!(floats(&scales)[place], value, "{scale} {layout} {col}"),
+                }
+                let expected: Vec<u8> = column.iter().map(|y| quant.codes.encode(y / value)).collect();
+                assert_eq!(codes.data()[col * ROWS..][..ROWS], expected, "{scale} {layout} {col}");
+            }
+        }
+    }
+}
+
 /// A scale of the caller's, its amax, transposed codes and y beside them; gradients as without codes.
 #[test]
 fn quantized_by_one_scale_has_all_that_goes_with_it() {
@@ -128,7 +167,7 @@ fn quantized_settings_that_make_no_sense_are_refused_in_a_line() {
         (&["--codes", "int8", "--scale", "mx"], "MX has codes of floating point, got int8"),
         (&["--codes", "e4m3", "--amax-floor=-1"], "the floor of amax is finite and not negative, got -1"),
         (&["--codes", "e4m3", "--scale", "row"], "scale must not be given"),
-        (&["--codes", "e4m3", "--columnwise", "1"], "no backend has codes and scales along columns yet"),
+        (&["--codes", "e4m3", "--scale", "tensor", "--columnwise", "1"], "only scales of blocks of columns, or of MX"),
     ] {
         let outcome = folder.rmsnorm(&[&["run", "in", "-o", "out"], args].concat());
         assert_eq!(outcome.code, Some(2), "{args:?}: {}", outcome.stderr);

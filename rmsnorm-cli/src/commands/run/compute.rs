@@ -136,7 +136,7 @@ fn quantized<H: Harness, T: Element, C: Code, W: Element, R: Element>(
     weight: Option<&H::Buffer<W>>,
 ) -> Result<(Vec<OutputTensor>, Saved<H, R>), Failure> {
     let Request { spec, batch_shape, x: input, .. } = request;
-    let Quantize { spec: quant, is_transposed, keeps_y, .. } = quantize;
+    let Quantize { spec: quant, is_transposed, is_columnwise, keeps_y, .. } = quantize;
     let (rows, cols, all) = (spec.rows, spec.cols, spec.rows * spec.cols);
     let (is_given, are_bytes) = (quant.scale == ScaleKind::Given, quant.scale_type() == ScaleType::E8m0);
     // A spec whose scales cannot be counted is refused by the call, which names the rule.
@@ -150,6 +150,14 @@ fn quantized<H: Harness, T: Element, C: Code, W: Element, R: Element>(
     let floats = (!is_given && !are_bytes).then(|| zeros::<H, f32>(harness, "scales", scales_len));
     let mut floats = floats.transpose()?;
     let mut bytes = (!is_given && are_bytes).then(|| zeros::<H, u8>(harness, "scales", scales_len)).transpose()?;
+    let along = quant.columnwise();
+    let (along_len, along_bytes) = (along.scales_len(cols, rows).unwrap_or(0), along.scale_type() == ScaleType::E8m0);
+    let mut codes_along = is_columnwise.then(|| zeros::<H, C>(harness, "codes_columnwise", all)).transpose()?;
+    let floats_along =
+        (is_columnwise && !along_bytes).then(|| zeros::<H, f32>(harness, "scales_columnwise", along_len));
+    let mut floats_along = floats_along.transpose()?;
+    let bytes_along = (is_columnwise && along_bytes).then(|| zeros::<H, u8>(harness, "scales_columnwise", along_len));
+    let mut bytes_along = bytes_along.transpose()?;
     let mut amax = is_given.then(|| zeros::<H, f32>(harness, "amax", 1)).transpose()?;
     let mut y = keeps_y.then(|| zeros::<H, T>(harness, "y", all)).transpose()?;
     let mut residual_out = residual.is_some().then(|| zeros::<H, R>(harness, "residual_out", all)).transpose()?;
@@ -173,6 +181,15 @@ fn quantized<H: Harness, T: Element, C: Code, W: Element, R: Element>(
     if let Some(codes_t) = &mut codes_t {
         args = args.codes_t(harness.view_mut(codes_t, 0..all));
     }
+    if let Some(codes) = &mut codes_along {
+        args = args.codes_columnwise(harness.view_mut(codes, 0..all));
+    }
+    if let Some(scales) = &mut floats_along {
+        args = args.scales_columnwise(harness.view_mut(scales, 0..along_len));
+    }
+    if let Some(scales) = &mut bytes_along {
+        args = args.scales_columnwise_e8m0(harness.view_mut(scales, 0..along_len));
+    }
     if let Some(y) = &mut y {
         args = args.y(harness.view_mut(y, 0..all));
     }
@@ -194,6 +211,16 @@ fn quantized<H: Harness, T: Element, C: Code, W: Element, R: Element>(
     }
     if let Some(scales) = &bytes {
         outputs.push(download(harness, "scales", &shape, scales)?);
+    }
+    if let Some(codes) = &codes_along {
+        outputs.push(download(harness, "codes_columnwise", &[cols, rows], codes)?);
+    }
+    let shape = quantize.scales_columnwise_shape(rows, cols);
+    if let Some(scales) = &floats_along {
+        outputs.push(download(harness, "scales_columnwise", &shape, scales)?);
+    }
+    if let Some(scales) = &bytes_along {
+        outputs.push(download(harness, "scales_columnwise", &shape, scales)?);
     }
     if let Some(amax) = &amax {
         outputs.push(download(harness, "amax", &[1], amax)?);

@@ -14,6 +14,8 @@ pub struct Quantize {
     pub spec: QuantSpec,
     /// Whether codes are written transposed, too.
     pub is_transposed: bool,
+    /// Whether codes and scales along columns are written, too.
+    pub is_columnwise: bool,
     /// Whether y is written beside the codes.
     pub keeps_y: bool,
 }
@@ -65,30 +67,29 @@ impl Quantize {
         }
         let source = find("source", &flags.source);
         let layout = find("layout", &flags.layout);
-        if is("columnwise", &flags.columnwise)? {
-            return Err("columnwise: no backend has codes and scales along columns yet".into());
-        }
         let spec = QuantSpec::new(codes.parse(parse_codes)?, scale)
             .source(source.map_or(Ok(QuantSource::F32), |setting| setting.parse(parse_source))?)
             .layout(layout.map_or(Ok(ScaleLayout::RowMajor), |setting| setting.parse(parse_layout))?)
             .amax_floor(number("amax_floor", &flags.amax_floor, 0.0)?)
             .amax_ceiling(number("amax_ceiling", &flags.amax_ceiling, f32::INFINITY)?);
         let (is_transposed, keeps_y) = (is("transposed", &flags.transposed)?, is("keep_y", &flags.keep_y)?);
-        Ok(Some(Quantize { spec, is_transposed, keeps_y }))
+        let is_columnwise = is("columnwise", &flags.columnwise)?;
+        Ok(Some(Quantize { spec, is_transposed, is_columnwise, keeps_y }))
     }
 
-    /// With scales that have room for so many rows, to a whole number of 16 bytes as matrix products want it.
+    /// With scales that have room for so many rows, and along columns for so many columns, to a whole number of 16 bytes as matrix
+    /// products want it.
     ///
     /// # Errors
     /// If the settings do not go together.
-    pub fn for_rows(self, rows: usize) -> Result<Self, String> {
-        let ld = rows.next_multiple_of(4);
-        let layout = match self.spec.layout {
+    pub fn for_shape(self, rows: usize, cols: usize) -> Result<Self, String> {
+        let with_room = |rows: usize| match self.spec.layout {
             ScaleLayout::RowMajor | ScaleLayout::Swizzled128x4 => self.spec.layout,
-            ScaleLayout::ColumnMajor { .. } => ScaleLayout::ColumnMajor { ld },
-            ScaleLayout::PackedUe8m0 { .. } => ScaleLayout::PackedUe8m0 { ld },
+            ScaleLayout::ColumnMajor { .. } => ScaleLayout::ColumnMajor { ld: rows.next_multiple_of(4) },
+            ScaleLayout::PackedUe8m0 { .. } => ScaleLayout::PackedUe8m0 { ld: rows.next_multiple_of(4) },
         };
-        let spec = self.spec.layout(layout);
+        let spec = self.spec.layout(with_room(rows));
+        let spec = if self.is_columnwise { spec.columnwise_layout(with_room(cols)) } else { spec };
         spec.check().map_err(|error| error.to_string())?;
         Ok(Quantize { spec, ..self })
     }
@@ -98,11 +99,14 @@ impl Quantize {
         let Some(groups) = self.spec.scale.groups(cols) else { return vec![1] };
         match self.spec.layout {
             ScaleLayout::RowMajor if self.spec.scale == ScaleKind::Row => batch_shape.to_vec(),
-            ScaleLayout::RowMajor => [batch_shape, &[groups]].concat(),
-            ScaleLayout::ColumnMajor { ld } => vec![groups, ld],
-            ScaleLayout::PackedUe8m0 { ld } => vec![groups.div_ceil(4), ld, 4],
-            ScaleLayout::Swizzled128x4 => vec![rows.div_ceil(128), groups.div_ceil(4), 32, 4, 4],
+            layout => laid_out(layout, batch_shape, rows, groups),
         }
+    }
+
+    /// The shape of the scales along columns in a file.
+    pub fn scales_columnwise_shape(&self, rows: usize, cols: usize) -> Vec<usize> {
+        let groups = self.spec.scale.groups(rows).unwrap_or(0);
+        laid_out(self.spec.columnwise_layout, &[cols], cols, groups)
     }
 
     /// For a report.
@@ -116,6 +120,16 @@ impl Quantize {
             "amax_floor": amax_floor,
             "amax_ceiling": self.spec.amax_ceiling.is_finite().then_some(self.spec.amax_ceiling),
         })
+    }
+}
+
+/// The shape of scales in a layout, of rows that have this batch shape.
+fn laid_out(layout: ScaleLayout, batch_shape: &[usize], rows: usize, groups: usize) -> Vec<usize> {
+    match layout {
+        ScaleLayout::RowMajor => [batch_shape, &[groups]].concat(),
+        ScaleLayout::ColumnMajor { ld } => vec![groups, ld],
+        ScaleLayout::PackedUe8m0 { ld } => vec![groups.div_ceil(4), ld, 4],
+        ScaleLayout::Swizzled128x4 => vec![rows.div_ceil(128), groups.div_ceil(4), 32, 4, 4],
     }
 }
 

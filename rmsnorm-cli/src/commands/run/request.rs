@@ -82,7 +82,7 @@ impl<'a> Request<'a> {
         let spec = NormSpec::new(settings.norm, count(&batch_shape)?, count(&norm_shape)?, settings.eps)
             .weight_offset(settings.weight_offset)
             .cast_order(settings.cast_order);
-        let quantize = settings.quantize.map(|quantize| quantize.for_rows(spec.rows)).transpose()?;
+        let quantize = settings.quantize.map(|quantize| quantize.for_shape(spec.rows, spec.cols)).transpose()?;
         if let Some(scale) = &scale {
             check_scale(scale)?;
         }
