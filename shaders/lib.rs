@@ -31,6 +31,7 @@ sources! {
     BACKWARD_ROW_SUMS = "backward_row_sums.wgsl",
     CLEAR = "clear.wgsl",
     CODES = "codes.wgsl",
+    COLUMNWISE = "columnwise.wgsl",
     COPY = "copy.wgsl",
     FOLD = "fold.wgsl",
     FORWARD = "forward.wgsl",

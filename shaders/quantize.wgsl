@@ -92,16 +92,21 @@ fn scale_of_set(row: u32, exists: bool, lane: u32, col: u32, magnitude: u32) -> 
 // Where the scale of a row and a group of columns lies in its binding.
 fn at_scales(row: u32, group: u32) -> u32 {
     let there = params.first_row + row;
-    var index = there * params.scales_stride + group;
+    return params.scales + index_of_scale(there, group, params.scales_stride);
+}
+
+// `stride`: as the layout has it, groups, ld or tiles of a row.
+fn index_of_scale(there: u32, group: u32, stride: u32) -> u32 {
+    var index = there * stride + group;
     if (SCALE_LAYOUT == COLUMN_MAJOR) {
-        index = group * params.scales_stride + there;
+        index = group * stride + there;
     } else if (SCALE_LAYOUT == PACKED_UE8M0) {
-        index = (group / 4u * params.scales_stride + there) * 4u + group % 4u;
+        index = (group / 4u * stride + there) * 4u + group % 4u;
     } else if (SCALE_LAYOUT == SWIZZLED_128X4) {
-        let tile = there / 128u * params.scales_stride + group / 4u;
+        let tile = there / 128u * stride + group / 4u;
         index = tile * 512u + there % 32u * 16u + there % 128u / 32u * 4u + group % 4u;
     }
-    return params.scales + index;
+    return index;
 }
 
 // The codes of a pair; scales of blocks are found on the way, and written.

@@ -200,23 +200,27 @@ fn bind(backend: &WgpuBackend, spec: &NormSpec, problem: &Problem, tensors: Tens
         share: (1.0 / problem.cols as f64) as f32,
         partial_rows: plan.partial_rows,
         rows_per_group: rows_per_group(problem)?,
-        ..problem.quant.map_or_else(Params::default, |quant| of_quant(&quant, problem.cols))
+        ..problem.quant.map_or_else(Params::default, |quant| of_quant(&quant, problem))
     };
     work(backend, &plan, &tensors, workspace.as_ref(), params)
 }
 
 /// What a call to codes tells of its scales.
-fn of_quant(quant: &QuantSpec, cols: usize) -> Params {
-    let groups = quant.scale.groups(cols).unwrap_or(0);
-    let stride = match quant.layout {
-        ScaleLayout::RowMajor => groups,
-        ScaleLayout::ColumnMajor { ld } | ScaleLayout::PackedUe8m0 { ld } => ld,
-        ScaleLayout::Swizzled128x4 => groups.div_ceil(4),
+fn of_quant(quant: &QuantSpec, problem: &Problem) -> Params {
+    let stride = |quant: &QuantSpec, cols: usize| {
+        let groups = quant.scale.groups(cols).unwrap_or(0);
+        let stride = match quant.layout {
+            ScaleLayout::RowMajor => groups,
+            ScaleLayout::ColumnMajor { ld } | ScaleLayout::PackedUe8m0 { ld } => ld,
+            ScaleLayout::Swizzled128x4 => groups.div_ceil(4),
+        };
+        stride as u32
     };
     // Scales lie within a binding, so that 32 bits hold it wherever it counts. A zero with a sign would be the largest of all.
     let bits = |amax: f32| (amax + 0.0).to_bits();
     Params {
-        scales_stride: stride as u32,
+        scales_stride: stride(quant, problem.cols),
+        scales_columnwise_stride: stride(&quant.columnwise(), problem.rows),
         amax_floor: bits(quant.amax_floor),
         amax_ceiling: bits(quant.amax_ceiling),
         ..Params::default()

@@ -21,9 +21,9 @@ use rmsnorm_gpu::program::CallKey;
 use rmsnorm_spec::{DType, Direction, Error, Norm, Problem, Tensor, TensorSet};
 
 use crate::caps::Caps;
-pub(crate) use quantized_forward::lanes_of_set;
+pub(crate) use quantized_forward::{COLUMNWISE_TILE, lanes_of_set};
 #[cfg(test)]
-pub(crate) use quantized_forward::{FOUND_FROM, SIDE, gathers_scales};
+pub(crate) use quantized_forward::{ALONG_FROM, FOUND_FROM, SIDE, gathers_scales};
 pub(crate) use ranges::{Layout, Placed};
 pub(crate) use tuning::Tuning;
 
@@ -48,6 +48,8 @@ pub(crate) enum Program {
     QuantizedForwardStreaming,
     /// `transpose_codes.wgsl`
     TransposeCodes,
+    /// `columnwise.wgsl`
+    Columnwise,
     /// `tensor_scale.wgsl`: the scale of a tensor from its largest magnitude.
     TensorScale,
     /// `clear.wgsl`: zeroes a tensor for the program behind it.
@@ -59,7 +61,7 @@ pub(crate) enum Program {
 impl Program {
     /// Every program.
     #[cfg(test)]
-    pub(crate) const ALL: [Program; 12] = [
+    pub(crate) const ALL: [Program; 13] = [
         Program::Forward,
         Program::ForwardStreaming,
         Program::Backward,
@@ -69,6 +71,7 @@ impl Program {
         Program::QuantizedForward,
         Program::QuantizedForwardStreaming,
         Program::TransposeCodes,
+        Program::Columnwise,
         Program::TensorScale,
         Program::Clear,
         Program::Copy,
@@ -79,12 +82,17 @@ impl Program {
     /// follows from the others.
     pub(crate) const fn info(self) -> rmsnorm_gpu::program::Program {
         use Tensor::{
-            Amax, Bias, Codes, CodesT, Dbias, Dresidual, DresidualOut, Dweight, Dx, Dy, Mean, Residual, ResidualOut,
-            Rstd, Scale, Scales, Weight, X, Y,
+            Amax, Bias, Codes, CodesColumnwise, CodesT, Dbias, Dresidual, DresidualOut, Dweight, Dx, Dy, Mean, Residual,
+            ResidualOut, Rstd, Scale, Scales, ScalesColumnwise, Weight, X, Y,
         };
         const FORWARD: &[Tensor] = &[X, Residual, Weight, Bias, Y, ResidualOut, Mean, Rstd];
         const TO_CODES: &[Tensor] =
             &[X, Residual, Weight, Bias, Y, ResidualOut, Mean, Rstd, Codes, Scale, Scales, Amax];
+        // It has the files of those, and so functions for all of their tensors.
+        const COLUMNWISE: &[Tensor] = &[
+            X, Residual, Weight, Bias, Y, ResidualOut, Mean, Rstd, Codes, Scale, Scales, Amax, CodesColumnwise,
+            ScalesColumnwise,
+        ];
         const BACKWARD: &[Tensor] = &[X, Weight, Mean, Rstd, Dy, DresidualOut, Dx, Dweight, Dbias, Dresidual];
         let (stem, direction, is_reduction, tensors): (_, _, _, &[Tensor]) = match self {
             Program::Forward => ("forward", Direction::Forward, false, FORWARD),
@@ -98,8 +106,9 @@ impl Program {
                 ("quantized_forward_streaming", Direction::QuantizedForward, false, TO_CODES)
             }
             Program::TransposeCodes => ("transpose_codes", Direction::QuantizedForward, false, &[Codes, CodesT]),
+            Program::Columnwise => ("columnwise", Direction::QuantizedForward, false, COLUMNWISE),
             Program::TensorScale => ("tensor_scale", Direction::QuantizedForward, false, &[Scales]),
-            Program::Clear => ("clear", Direction::QuantizedForward, false, &[Scales, Amax]),
+            Program::Clear => ("clear", Direction::QuantizedForward, false, &[Scales, Amax, ScalesColumnwise]),
             Program::Copy => ("copy", Direction::Forward, false, &[X, Y]),
         };
         rmsnorm_gpu::program::Program { stem, direction, is_reduction, optional: TensorSet::of(tensors) }
@@ -110,9 +119,9 @@ impl Program {
         matches!(self, Program::Forward | Program::ForwardStreaming) || self.writes_codes()
     }
 
-    /// Whether this is a forward pass to codes.
+    /// Whether this is a forward pass to codes, or the copy along columns, which makes codes of x too.
     pub(crate) const fn writes_codes(self) -> bool {
-        matches!(self, Program::QuantizedForward | Program::QuantizedForwardStreaming)
+        matches!(self, Program::QuantizedForward | Program::QuantizedForwardStreaming | Program::Columnwise)
     }
 
     /// Whether every column belongs to one thread; the other programs walk through the columns, or share them otherwise.
@@ -268,8 +277,8 @@ pub(crate) struct Workspace {
 pub(crate) enum Unfit {
     /// Spin locks need threads that get on, which WGSL does not promise.
     Locks { groups: u32 },
-    /// There is no program that makes the copy along columns.
-    Columnwise,
+    /// Not the rows that share a scale along columns fit a binding.
+    Columnwise { rows: u64, most: u64 },
     /// A row does not fit a binding.
     Row { bytes: u64, most: u64 },
     /// Not one row of partial sums fits a binding beside the row sums.
@@ -290,7 +299,10 @@ impl fmt::Display for Unfit {
                 "the wgpu backend has GradReduction::Partials and Atomics, got Locks {{ groups: {groups} }}: WGSL does \
                  not promise that a thread that holds a lock gets on",
             ),
-            Unfit::Columnwise => f.write_str("the wgpu backend has no codes_columnwise"),
+            Unfit::Columnwise { rows, most } => write!(
+                f,
+                "codes along columns are made of {rows} rows, which must fit a storage buffer binding of this device: {most} do"
+            ),
             Unfit::Row { bytes, most } => {
                 write!(f, "a row must fit a storage buffer binding of this device: at most {most} bytes, got {bytes}")
             }

@@ -17,7 +17,7 @@ use rmsnorm_spec::{DType, DTypes, Norm, Storage, Tensor};
 
 #[cfg(test)]
 use crate::plan::SIDE;
-use crate::plan::{FORWARD_BATCH, Flavour, KernelKey, Program, lanes_of_set};
+use crate::plan::{COLUMNWISE_TILE, FORWARD_BATCH, Flavour, KernelKey, Program, lanes_of_set};
 use accessors::{Pieces, accessors, workspace};
 use prelude::prelude;
 use tensors::{Kind, Use, uses};
@@ -92,6 +92,7 @@ pub(crate) fn workgroup_bytes(key: &KernelKey) -> u32 {
         | Program::QuantizedForward
         | Program::QuantizedForwardStreaming
         | Program::TransposeCodes
+        | Program::Columnwise
         | Program::TensorScale
         | Program::Clear
         | Program::BackwardRowSums
@@ -119,7 +120,7 @@ fn files(key: &KernelKey) -> Vec<&'static str> {
         Program::Forward | Program::ForwardStreaming => {
             files.extend([shaders::PARAMETERS.text, shaders::NORMALIZE.text]);
         }
-        Program::QuantizedForward | Program::QuantizedForwardStreaming => {
+        Program::QuantizedForward | Program::QuantizedForwardStreaming | Program::Columnwise => {
             files.extend([shaders::PARAMETERS.text, shaders::NORMALIZE.text]);
             files.extend([shaders::CODES.text, shaders::SCALES.text, shaders::QUANTIZE.text]);
         }
@@ -147,6 +148,7 @@ fn files(key: &KernelKey) -> Vec<&'static str> {
         Program::QuantizedForward => shaders::QUANTIZED_FORWARD.text,
         Program::QuantizedForwardStreaming => shaders::QUANTIZED_FORWARD_STREAMING.text,
         Program::TransposeCodes => shaders::TRANSPOSE_CODES.text,
+        Program::Columnwise => shaders::COLUMNWISE.text,
         Program::TensorScale => shaders::TENSOR_SCALE.text,
         Program::Clear => shaders::CLEAR.text,
         Program::Copy => shaders::COPY.text,
@@ -172,7 +174,8 @@ fn unit(key: &KernelKey, used: &Use) -> u32 {
     match used.kind {
         Kind::Workspace => workspace(key).1,
         Kind::Elements => Pieces::of(key, storage_of(key, used.tensor)).bytes,
-        Kind::Statistic | Kind::Scalar | Kind::Amax | Kind::Scales | Kind::Bytes | Kind::Found | Kind::Cleared => 4,
+        Kind::Statistic | Kind::Scalar | Kind::Amax | Kind::Scales => 4,
+        Kind::Bytes | Kind::ColumnBytes | Kind::Found | Kind::Cleared => 4,
     }
 }
 
@@ -184,6 +187,10 @@ const fn dtypes(key: &KernelKey) -> [DType; 3] {
 
 /// What a tensor's elements are; f32 where a program has none such.
 const fn storage_of(key: &KernelKey, tensor: Tensor) -> Storage {
+    // The layout of a key is that of the scales which its program writes.
+    if let (Tensor::ScalesColumnwise, Some(quant)) = (tensor, &key.call.quant) {
+        return Storage::of_scales(quant.scale_type());
+    }
     match tensor.storage(key.program.info().direction, key.call.dtypes, key.call.quant.as_ref()) {
         Some(storage) => storage,
         None => Storage::Float(DType::F32),
@@ -201,6 +208,7 @@ const fn has_sums(program: Program) -> bool {
         Program::BackwardColumns
         | Program::ReducePartials
         | Program::TransposeCodes
+        | Program::Columnwise
         | Program::TensorScale
         | Program::Clear
         | Program::Copy => false,
@@ -256,8 +264,13 @@ fn set_lanes(key: &KernelKey) -> u32 {
     key.call.quant.and_then(|quant| lanes_of_set(quant.scale, is_split(key))).unwrap_or(1)
 }
 
-/// Magnitudes in workgroup memory: one of each row, or of each thread, where shuffles do not reach.
+/// Magnitudes in workgroup memory: one of each row, or of each thread, where shuffles do not reach; along columns one of each set of a
+/// tile.
 fn magnitudes(key: &KernelKey) -> u32 {
+    if key.program == Program::Columnwise {
+        let set = key.call.quant.and_then(|quant| quant.scale.set_cols(usize::MAX)).unwrap_or(1) as u64;
+        return (COLUMNWISE_TILE.0 * COLUMNWISE_TILE.1 / set) as u32;
+    }
     let is_by_row = key.call.quant.is_some_and(|quant| quant.scale == ScaleKind::Row);
     if is_by_row && key.tile.threads_per_row > shuffled_lanes(key) {
         key.tile.groups

@@ -12,6 +12,12 @@ use crate::caps::Caps;
 /// Rows and columns of a tile of `transpose_codes.wgsl`.
 pub(crate) const SIDE: u64 = 64;
 
+/// Rows and columns of a tile of `columnwise.wgsl`.
+pub(crate) const COLUMNWISE_TILE: (u64, u64) = (128, 64);
+
+/// Threads that have a row of such a tile.
+const THREADS_ACROSS: u32 = COLUMNWISE_TILE.1 as u32 / PAIR as u32;
+
 /// Bytes of workgroup memory that a thread takes at most: a sum in each of two buffers, and a magnitude.
 const THREAD_BYTES: u32 = 12;
 
@@ -21,9 +27,6 @@ const SCALES_OF_WORD: u32 = 4;
 /// The plan of a quantized forward call.
 pub(super) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Plan, Unfit> {
     let Some(quant) = problem.quant else { return Ok(Plan::default()) };
-    if problem.has(Tensor::CodesColumnwise) {
-        return Err(Unfit::Columnwise);
-    }
     let mut steps = Vec::new();
     match quant.scale {
         ScaleKind::Given => {
@@ -45,17 +48,20 @@ pub(super) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Pl
             steps.extend(rows(&Problem { tensors, quant: Some(given), ..*problem }, layout, caps)?);
         }
         ScaleKind::Row | ScaleKind::Block { .. } | ScaleKind::Mx { .. } => {
-            // Every scale has its row; what lies between them has nobody.
-            if scales(&quant, problem) > scales(&quant.layout(ScaleLayout::RowMajor), problem) {
-                let size = problem.storage(Tensor::Scales).map_or(0, Storage::size);
-                let bytes = (scales(&quant, problem) * size) as u64;
-                steps.push(clear(Tensor::Scales, quant.scale_type(), bytes, layout, caps)?);
-            }
+            let shape = (problem.rows, problem.cols);
+            steps.extend(clear_gaps(problem, Tensor::Scales, &quant, shape, (layout, caps))?);
             steps.extend(rows(problem, layout, caps)?);
         }
     }
     if problem.has(Tensor::CodesT) {
         steps.extend(transpose(problem, layout, caps)?);
+    }
+    if problem.has(Tensor::CodesColumnwise) {
+        let (along, shape) = (quant.columnwise(), (problem.cols, problem.rows));
+        // Their bytes are those of several rows.
+        let parts = Layout { scales_access: Access::Parts, ..*layout };
+        steps.extend(clear_gaps(problem, Tensor::ScalesColumnwise, &along, shape, (&parts, caps))?);
+        steps.extend(columnwise(problem, &along, layout, caps)?);
     }
     Ok(Plan { steps, ..Plan::default() })
 }
@@ -150,6 +156,57 @@ fn transpose(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Vec<Step
     steps.collect()
 }
 
+/// The kernel that makes the copy along columns of x, on blocks of rows that a binding reaches.
+fn columnwise(problem: &Problem, along: &QuantSpec, layout: &Layout, caps: &Caps) -> Result<Vec<Step>, Unfit> {
+    let tensors = problem.tensors.intersection(ALONG_FROM);
+    let copied = Problem { tensors, quant: Some(*along), ..*problem };
+    let threads = caps.threads(256);
+    let tile = Tile::new(THREADS_ACROSS, threads / THREADS_ACROSS, 1, Flavour::Workgroup);
+    let key = key(&copied, Program::Columnwise, tile, layout);
+    let (height, across) = (COLUMNWISE_TILE.0, (problem.cols as u64).div_ceil(COLUMNWISE_TILE.1));
+    let by_grid = (caps.most_groups() / across).max(1).saturating_mul(height);
+    let most = ranges::most_rows(problem, layout, 1, caps)?.min(by_grid);
+    // Whole tiles, or at least whole blocks.
+    let block = along.scale.set_cols(problem.rows).map_or(height, |rows| rows as u64);
+    let unit = if most >= height { height } else { block };
+    if most < unit.min(problem.rows as u64) {
+        return Err(Unfit::Columnwise { rows: block, most });
+    }
+    let steps = ranges::split(problem.rows as u64, (most / unit).max(1) * unit).map(|rows| {
+        let grid = ranges::grid((rows.end - rows.start).div_ceil(height) * across, caps)?;
+        Ok(Step::Dispatch(Dispatch { key, rows, first_chunk: 0, chunks: 0, accumulates: false, grid }))
+    });
+    steps.collect()
+}
+
+/// What the copy along columns takes, and where it goes.
+pub(crate) const ALONG_FROM: TensorSet = TensorSet::of(&[
+    Tensor::X,
+    Tensor::Residual,
+    Tensor::Weight,
+    Tensor::Bias,
+    Tensor::Mean,
+    Tensor::Rstd,
+    Tensor::CodesColumnwise,
+    Tensor::ScalesColumnwise,
+]);
+
+/// Zeroes scales that have gaps: every scale has its kernel, what lies between them has nobody.
+fn clear_gaps(
+    problem: &Problem,
+    tensor: Tensor,
+    quant: &QuantSpec,
+    (rows, cols): (usize, usize),
+    (layout, caps): (&Layout, &Caps),
+) -> Result<Option<Step>, Unfit> {
+    let scales = |quant: &QuantSpec| quant.scales_len(rows, cols).unwrap_or(0);
+    if scales(quant) <= scales(&quant.layout(ScaleLayout::RowMajor)) {
+        return Ok(None);
+    }
+    let bytes = (scales(quant) * problem.storage(tensor).map_or(0, Storage::size)) as u64;
+    clear(tensor, quant.scale_type(), bytes, layout, caps).map(Some)
+}
+
 /// A call of a kernel that knows no values: one code for every norm and dtype.
 fn bare(problem: &Problem, tensors: &[Tensor], quant: QuantSpec) -> Problem {
     Problem {
@@ -160,9 +217,4 @@ fn bare(problem: &Problem, tensors: &[Tensor], quant: QuantSpec) -> Problem {
         quant: Some(quant),
         ..*problem
     }
-}
-
-/// Scales in all, with what lies between them.
-fn scales(quant: &QuantSpec, problem: &Problem) -> usize {
-    quant.scales_len(problem.rows, problem.cols).unwrap_or(0)
 }

@@ -157,6 +157,7 @@ impl Planner for Plans {
             Program::BackwardColumns
             | Program::ReducePartials
             | Program::TransposeCodes
+            | Program::Columnwise
             | Program::TensorScale
             | Program::Clear
             | Program::Copy => false,

@@ -30,7 +30,7 @@ fn of_bound(key: &KernelKey, used: &Use) -> String {
         Kind::Elements => pieces.name,
         Kind::Bytes | Kind::Cleared if key.access == Access::Parts && used.is_written(key) => ATOMIC_WORD,
         Kind::Bytes | Kind::Cleared | Kind::Found => "u32",
-        Kind::Amax => ATOMIC_WORD,
+        Kind::Amax | Kind::ColumnBytes => ATOMIC_WORD,
         Kind::Scales if key.gathers_scales => "u32",
         Kind::Scales if is_byte => ATOMIC_WORD,
         Kind::Scales => "f32",
@@ -44,6 +44,11 @@ fn of_bound(key: &KernelKey, used: &Use) -> String {
         Kind::Workspace | Kind::Found => {}
         Kind::Scalar => parts.push(LOAD_SCALAR),
         Kind::Amax => parts.push(FOLD_AMAX),
+        Kind::Scales if used.tensor == Tensor::ScalesColumnwise && is_byte => {
+            parts.extend([STORE_BYTES, STORE_COLUMN_BYTE_OF_SCALES]);
+        }
+        Kind::Scales if used.tensor == Tensor::ScalesColumnwise => parts.push(STORE_COLUMN_SCALE),
+        Kind::ColumnBytes => parts.extend([STORE_BYTES, STORE_TRANSPOSED_BYTES]),
         Kind::Scales if key.gathers_scales => parts.extend([STORE_NO_SCALE, STORE_WORD_OF_SCALES]),
         Kind::Scales if is_byte => parts.extend([STORE_BYTES, STORE_BYTE_OF_SCALES, STORE_NO_WORD_OF_SCALES]),
         Kind::Scales => parts.extend([STORE_SCALE, STORE_NO_WORD_OF_SCALES]),
@@ -106,6 +111,9 @@ fn of_absent(key: &KernelKey, tensor: Tensor) -> String {
     let overwritten = output.filter(|output| is_in_place && key.call.tensors.has(*output));
     let is_read = tensor.access(key.program.info().direction) == Some(rmsnorm_spec::Access::Read);
     let part = match (tensor.shape(), is_read) {
+        (TensorShape::Rows, _) if key.program == Program::Columnwise => {
+            return substitute(&[LOAD_NO_STATISTIC, STORE_NO_STATISTIC].concat(), &[("TENSOR", tensor.name())]);
+        }
         (TensorShape::Rows, true) => LOAD_NO_STATISTIC,
         (TensorShape::Rows, false) => STORE_NO_STATISTIC,
         (TensorShape::Matrix, true) if overwritten.is_some() => LOAD_OVERWRITTEN,
@@ -152,6 +160,7 @@ pub(super) fn workspace(key: &KernelKey) -> (&'static str, u32) {
         | Program::QuantizedForward
         | Program::QuantizedForwardStreaming
         | Program::TransposeCodes
+        | Program::Columnwise
         | Program::TensorScale
         | Program::Clear
         | Program::Copy => ("f32", 4),
@@ -225,6 +234,7 @@ impl Pieces {
             | Program::QuantizedForward
             | Program::QuantizedForwardStreaming
             | Program::TransposeCodes
+            | Program::Columnwise
             | Program::TensorScale
             | Program::Clear
             | Program::Backward
@@ -482,6 +492,13 @@ fn store_word_of_scales(row: u32, group: u32, word: u32) { TENSOR[at_scales(row,
 ";
 const STORE_NO_WORD_OF_SCALES: &str = "
 fn store_word_of_scales(row: u32, group: u32, word: u32) {}
+";
+
+const STORE_COLUMN_SCALE: &str = "
+fn store_TENSOR(col: u32, group: u32, scale: Scale) { TENSOR[at_TENSOR(col, group)] = scale.value; }
+";
+const STORE_COLUMN_BYTE_OF_SCALES: &str = "
+fn store_TENSOR(col: u32, group: u32, scale: Scale) { store_bytes_TENSOR(at_TENSOR(col, group), scale.byte, 1u); }
 ";
 
 const CLEAR_WORD: &str = "

@@ -12,13 +12,14 @@ use naga::{AddressSpace, BuiltIn, Expression, Literal, Module, ShaderStage, Stor
 use rmsnorm_gpu::program::CallKey;
 use rmsnorm_gpu::testing::Draw;
 use rmsnorm_shaders::{self as shaders, Source};
+use rmsnorm_spec::quant::{QuantSpec, ScaleRounding};
 use rmsnorm_spec::{CastOrder, DType, DTypes, Direction, Norm, Problem, Tensor, TensorSet, TensorShape};
 
 use super::prelude::QUANTIZING;
 use super::*;
 use crate::caps::Caps;
 use crate::params::{Params, Place};
-use crate::plan::{Access, FOUND_FROM, Layout, Placed, Step, Tile, gathers_scales, plan};
+use crate::plan::{ALONG_FROM, Access, FOUND_FROM, Layout, Placed, Step, Tile, Unfit, gathers_scales, plan};
 
 const SAMPLES_PER_PROGRAM: usize = 60;
 const CALLS_PER_DEVICE: usize = 60;
@@ -28,7 +29,7 @@ const COLS: [usize; 17] =
 
 /// Keys of everything that a plan may ask for, and more: as many of each program, drawn from all.
 fn wide_sample() -> Vec<KernelKey> {
-    let mut draw = Draw::new(1);
+    let mut draw = Draw::new(5);
     let samples = Program::ALL.into_iter().flat_map(|program| [program; SAMPLES_PER_PROGRAM]);
     samples.map(|program| draw.key(program)).collect()
 }
@@ -47,7 +48,12 @@ fn planned() -> Vec<(Caps, KernelKey)> {
             };
             let layout = draw.layout(&problem);
             let steps = plan(&problem, &layout, &caps).map(|plan| plan.steps);
-            keys.extend(steps.unwrap_or_else(|unfit| panic!("{problem:?}: {unfit}")).into_iter().filter_map(|step| {
+            let steps = match steps {
+                // A small device has no room for a block of long rows.
+                Err(Unfit::Columnwise { .. }) => continue,
+                steps => steps.unwrap_or_else(|unfit| panic!("{problem:?}: {unfit}")),
+            };
+            keys.extend(steps.into_iter().filter_map(|step| {
                 match step {
                     Step::Dispatch(dispatch) => Some((caps, dispatch.key)),
                     Step::Zero { .. } => None,
@@ -144,11 +150,19 @@ impl DrawKeys for Draw {
                 }
             }
             (Program::TransposeCodes, _) => problem.tensors = program.info().optional,
+            (Program::Columnwise, Some(quant)) => {
+                let block = ScaleKind::Block { cols: self.of([64, 128]), is_power_of_two: self.yes() };
+                quant.scale = self.of([block, ScaleKind::Mx { rounding: ScaleRounding::Up }]);
+                *quant = if quant.columnwise().check().is_ok() { *quant } else { QuantSpec::new(quant.codes, block) };
+                let drawn = self.some(&[Tensor::Residual, Tensor::Weight, Tensor::Bias]);
+                let along = ALONG_FROM.without(Tensor::Residual).without(Tensor::Weight).without(Tensor::Bias);
+                problem.tensors = along.union(drawn).set(Tensor::Mean, problem.norm == Norm::Layer);
+            }
             (Program::TensorScale, Some(quant)) => {
                 quant.scale = ScaleKind::Current;
                 problem.tensors = program.info().optional;
             }
-            _ => problem.tensors = TensorSet::of(&[self.of([Tensor::Scales, Tensor::Amax])]),
+            _ => problem.tensors = TensorSet::of(&[self.of([Tensor::Scales, Tensor::Amax, Tensor::ScalesColumnwise])]),
         }
         let rows_per_group = (program != Program::TensorScale && program != Program::Clear && self.yes()).then_some(2);
         let call = program.info().key(&Problem { rows_per_group, ..problem });
@@ -162,7 +176,7 @@ impl DrawKeys for Draw {
             aliased: self.yes(),
             gathers_scales: false,
         };
-        if let Some(quant) = key.call.quant.filter(|_| program.writes_codes()) {
+        if let Some(quant) = key.call.quant.filter(|_| program.writes_codes() && program != Program::Columnwise) {
             let lanes = lanes_of_set(quant.scale, is_split(&key)).unwrap_or(1);
             if !key.tile.threads_per_row.is_multiple_of(lanes) {
                 let flavour = if key.tile.groups * lanes >= 64 { key.tile.flavour } else { Flavour::Workgroup };
@@ -215,12 +229,16 @@ impl DrawKeys for Draw {
             Program::QuantizedForward
             | Program::QuantizedForwardStreaming
             | Program::TransposeCodes
+            | Program::Columnwise
             | Program::TensorScale
             | Program::Clear => program.info().optional,
         }
     }
 
     fn tile(&mut self, program: Program) -> Tile {
+        if program == Program::Columnwise {
+            return Tile::new(8, self.of([8, 16, 32]), 1, Flavour::Workgroup);
+        }
         let threads_per_row: u32 = self.of([1, 2, 8, 16, 32, 64, 96, 160, 256, 448, 512]);
         let groups = if threads_per_row.is_power_of_two() { self.of([1, 2, 8]).min(1024 / threads_per_row) } else { 1 };
         let is_whole = program.is_on_chip() || program == Program::Copy;
@@ -455,7 +473,12 @@ fn the_sample_has_all_that_keys_hold() {
         );
         let has_gradients = matches!(program, Program::Backward | Program::BackwardColumns);
         assert_eq!(both(&|key| key.call.accumulate == Accumulate::Atomics), has_gradients, "{program:?}");
-        let may_lack = |tensor: &Tensor| works_on_rows && !matches!(tensor.name(), "x" | "y" | "dx" | "dy");
+        // Its files name tensors that it never has.
+        let is_along = program == Program::Columnwise;
+        let may_lack = |tensor: &Tensor| match is_along {
+            true => matches!(tensor, Tensor::Residual | Tensor::Weight | Tensor::Bias | Tensor::Mean),
+            false => works_on_rows && !matches!(tensor.name(), "x" | "y" | "dx" | "dy"),
+        };
         for tensor in program.info().optional.iter().filter(may_lack) {
             let is_given = tensor == Tensor::Rstd && !program.is_forward();
             assert!(is_given || both(&|key| key.call.tensors.has(tensor)), "{program:?} {tensor:?}");
@@ -484,6 +507,9 @@ fn whole_calls_bind_no_more_than_any_device_has_by_default() {
         let rare = [Tensor::Dresidual, Tensor::Y, Tensor::Scale, Tensor::Amax, Tensor::Rstd];
         let rare = TensorSet::of(if program.writes_codes() { &rare } else { &rare[..1] });
         (key.call.norm, key.call.tensors) = (Norm::Layer, program.info().optional.difference(rare));
+        if program == Program::Columnwise {
+            key.call.tensors = ALONG_FROM;
+        }
         assert!(bindings(&key).len() <= 8, "{program:?}");
     }
 }

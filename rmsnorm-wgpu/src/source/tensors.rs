@@ -22,6 +22,8 @@ pub(super) enum Kind {
     Scales,
     /// Codes of `TransposeCodes`, which moves them four by four.
     Bytes,
+    /// Codes along columns, four rows at once, which may share words.
+    ColumnBytes,
     /// What `TensorScale` works on: a magnitude that becomes a scale.
     Found,
     /// What `Clear` zeroes.
@@ -58,6 +60,10 @@ fn of_call(key: &KernelKey, tensor: Tensor) -> Option<Use> {
             return None;
         }
         TensorShape::Matrix | TensorShape::Cols => Kind::Elements,
+        // It reads them, and has the files of those who write them.
+        TensorShape::Rows if key.program == Program::Columnwise => {
+            return Some(Use { tensor, kind: Kind::Statistic, is_loaded: true, is_stored: true });
+        }
         TensorShape::Rows => Kind::Statistic,
         TensorShape::Transposed | TensorShape::One | TensorShape::Scales | TensorShape::ScalesColumnwise => {
             return of_codes(key, tensor);
@@ -79,6 +85,8 @@ fn of_codes(key: &KernelKey, tensor: Tensor) -> Option<Use> {
         (Program::TensorScale, _) => (Kind::Found, true, true),
         (Program::TransposeCodes, Tensor::Codes) => (Kind::Bytes, true, false),
         (Program::TransposeCodes, _) => (Kind::Bytes, false, true),
+        (_, Tensor::CodesColumnwise) => (Kind::ColumnBytes, false, true),
+        (_, Tensor::ScalesColumnwise) => (Kind::Scales, false, true),
         (_, Tensor::Scale) => (Kind::Scalar, true, false),
         (_, Tensor::Amax) => (Kind::Amax, true, true),
         (_, Tensor::Scales) if finds_scale(key) => (Kind::Amax, true, true),
@@ -97,6 +105,7 @@ fn workspace(key: &KernelKey) -> Option<Use> {
         | Program::QuantizedForward
         | Program::QuantizedForwardStreaming
         | Program::TransposeCodes
+        | Program::Columnwise
         | Program::TensorScale
         | Program::Clear
         | Program::Copy => (false, false),

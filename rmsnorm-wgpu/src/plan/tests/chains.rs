@@ -39,6 +39,7 @@ pub(super) fn of_row(key: &KernelKey, cols: usize) -> Option<u64> {
         Program::BackwardColumns
         | Program::ReducePartials
         | Program::TransposeCodes
+        | Program::Columnwise
         | Program::TensorScale
         | Program::Clear
         | Program::Copy => return None,
@@ -68,6 +69,7 @@ pub(super) fn of_gradients(plan: &Plan, rows: usize) -> u64 {
             | Program::QuantizedForwardStreaming
             | Program::BackwardRowSums
             | Program::TransposeCodes
+            | Program::Columnwise
             | Program::TensorScale
             | Program::Clear
             | Program::Copy => {}

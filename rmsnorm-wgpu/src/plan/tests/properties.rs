@@ -4,7 +4,7 @@ use rmsnorm_gpu::program::Accumulate;
 use rmsnorm_gpu::tuning::{rises, up_to};
 
 use super::super::ranges::grid;
-use super::super::{SIDE, Tuning, Unfit, copy};
+use super::super::{COLUMNWISE_TILE, SIDE, Tuning, Unfit, copy};
 use super::*;
 use crate::source;
 
@@ -55,6 +55,7 @@ fn keys_have_the_tensors_of_the_call() {
                 Program::QuantizedForward
                 | Program::QuantizedForwardStreaming
                 | Program::TransposeCodes
+                | Program::Columnwise
                 | Program::TensorScale
                 | Program::Clear
                 | Program::Copy => &[],
@@ -174,6 +175,10 @@ fn work(dispatch: &Dispatch, call: Call, cols: usize) -> u64 {
         | Program::QuantizedForwardStreaming
         | Program::BackwardRowSums => rows.div_ceil(tile.groups.into()),
         Program::TransposeCodes => rows.div_ceil(SIDE) * (cols as u64).div_ceil(SIDE),
+        Program::Columnwise => {
+            let (height, width) = COLUMNWISE_TILE;
+            rows.div_ceil(height) * (cols as u64).div_ceil(width)
+        }
         Program::TensorScale => 1,
         Program::Clear => rows.div_ceil(4 * u64::from(tile.threads())),
         Program::Backward => dispatch.chunks.into(),
