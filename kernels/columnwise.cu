@@ -15,19 +15,34 @@ static_assert(SET % ROWS_OF_WARP == 0 && SETS * TILE_COLS <= THREADS, "a thread 
 // Where word w of a tile's column lies.
 __device__ inline int place(int col, int word) { return col * WORDS + (word ^ (col / 8 * 4)); }
 
-// (Q1) of a thread's columns in a row.
-__device__ inline void load_values(
-    const Params& p, unsigned long long row, unsigned long long first, int left,
-    const float (&weight)[PACK], const float (&bias)[PACK], float (&values)[PACK]
-) {
-    const Pack<T> x = load_pack<Reuse::ByNone>(ROW(x, row) + first, 0, left);
+// What a thread reads of a row.
+struct Addends {
+    Pack<T> x;
 #if HAS_RESIDUAL
-    unpack(add_residual(x, load_pack<Reuse::ByNone>(ROW(residual, row) + first, 0, left)), values);
-#else
-    unpack(x, values);
+    Pack<R> residual;
 #endif
-    const float mean = IS_LAYER ? p.mean[row] : 0.0f;
-    quantized_values<false>(p, row, first, 0, left, values, mean, p.rstd[row], weight, bias);
+    float mean, rstd;
+};
+
+__device__ inline void load_addends(const Params& p, unsigned long long row, unsigned long long first, int left, Addends& addends) {
+    addends.x = load_pack<Reuse::ByNone>(ROW(x, row) + first, 0, left);
+#if HAS_RESIDUAL
+    addends.residual = load_pack<Reuse::ByNone>(ROW(residual, row) + first, 0, left);
+#endif
+    addends.mean = IS_LAYER ? p.mean[row] : 0.0f;
+    addends.rstd = p.rstd[row];
+}
+
+// (Q1) of a thread's columns in a row.
+__device__ inline void values_of(
+    const Params& p, int left, const Addends& addends, const float (&weight)[PACK], const float (&bias)[PACK], float (&values)[PACK]
+) {
+#if HAS_RESIDUAL
+    unpack(add_residual(addends.x, addends.residual), values);
+#else
+    unpack(addends.x, values);
+#endif
+    quantized_values<false>(p, 0, 0, 0, left, values, addends.mean, addends.rstd, weight, bias);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) columnwise(const __grid_constant__ Params p) {
@@ -45,17 +60,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) columnwise(
         const unsigned long long row0 = number / across * TILE_ROWS, col0 = number % across * TILE_COLS;
         const int rows = int(min(p.rows - row0, (unsigned long long)TILE_ROWS));
         const int cols = int(min(p.cols - col0, (unsigned long long)TILE_COLS)), left = cols - pack;
+        // All loads before the first value.
+        Addends addends[ROWS_OF_THREAD] = {};
+        #pragma unroll
+        for (int r = 0; r < ROWS_OF_THREAD; ++r)
+            if (first_row + r < rows) load_addends(p, row0 + first_row + r, col0 + pack, left, addends[r]);
         float weight[PACK], bias[PACK], values[ROWS_OF_THREAD][PACK];
         unpack_weight(load_parameter<HAS_WEIGHT>(p.weight + col0 + pack, 0, left), p.weight_offset, weight);
         unpack(load_parameter<HAS_BIAS>(p.bias + col0 + pack, 0, left), bias);
         float largest[PACK] = {};
         #pragma unroll
         for (int r = 0; r < ROWS_OF_THREAD; ++r) {
+            values_of(p, left, addends[r], weight, bias, values[r]);
             #pragma unroll
-            for (int i = 0; i < PACK; ++i) values[r][i] = 0.0f;
-            if (first_row + r < rows) load_values(p, row0 + first_row + r, col0 + pack, left, weight, bias, values[r]);
-            #pragma unroll
-            for (int i = 0; i < PACK; ++i) largest[i] = larger(largest[i], fabsf(values[r][i]));
+            for (int i = 0; i < PACK; ++i) {
+                // Where there is no row a bias would count.
+                if (first_row + r >= rows) values[r][i] = 0.0f;
+                largest[i] = larger(largest[i], fabsf(values[r][i]));
+            }
         }
         #pragma unroll
         for (int i = 0; i < PACK; ++i) {
@@ -68,8 +90,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) columnwise(
             for (int i = 0; i < PACK; ++i) magnitudes[warp][pack + i] = largest[i];
         }
         __syncthreads();
-        const int col = threadIdx.x % TILE_COLS, set = threadIdx.x / TILE_COLS;
-        if (set < SETS) {
+        const int col = threadIdx.x / SETS, set = threadIdx.x % SETS;
+        if (col < TILE_COLS) {
             float amax = 0.0f;
             #pragma unroll
             for (int w = 0; w < SET / ROWS_OF_WARP; ++w) amax = larger(amax, magnitudes[set * (SET / ROWS_OF_WARP) + w][col]);

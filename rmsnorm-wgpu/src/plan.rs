@@ -21,9 +21,9 @@ use rmsnorm_gpu::program::CallKey;
 use rmsnorm_spec::{DType, Direction, Error, Norm, Problem, Tensor, TensorSet};
 
 use crate::caps::Caps;
-pub(crate) use quantized_forward::{COLUMNWISE_TILE, lanes_of_set};
 #[cfg(test)]
 pub(crate) use quantized_forward::{ALONG_FROM, FOUND_FROM, SIDE, gathers_scales};
+pub(crate) use quantized_forward::{COLUMNWISE_TILE, lanes_of_set};
 pub(crate) use ranges::{Layout, Placed};
 pub(crate) use tuning::Tuning;
 
@@ -82,15 +82,27 @@ impl Program {
     /// follows from the others.
     pub(crate) const fn info(self) -> rmsnorm_gpu::program::Program {
         use Tensor::{
-            Amax, Bias, Codes, CodesColumnwise, CodesT, Dbias, Dresidual, DresidualOut, Dweight, Dx, Dy, Mean, Residual,
-            ResidualOut, Rstd, Scale, Scales, ScalesColumnwise, Weight, X, Y,
+            Amax, Bias, Codes, CodesColumnwise, CodesT, Dbias, Dresidual, DresidualOut, Dweight, Dx, Dy, Mean,
+            Residual, ResidualOut, Rstd, Scale, Scales, ScalesColumnwise, Weight, X, Y,
         };
         const FORWARD: &[Tensor] = &[X, Residual, Weight, Bias, Y, ResidualOut, Mean, Rstd];
         const TO_CODES: &[Tensor] =
             &[X, Residual, Weight, Bias, Y, ResidualOut, Mean, Rstd, Codes, Scale, Scales, Amax];
         // It has the files of those, and so functions for all of their tensors.
         const COLUMNWISE: &[Tensor] = &[
-            X, Residual, Weight, Bias, Y, ResidualOut, Mean, Rstd, Codes, Scale, Scales, Amax, CodesColumnwise,
+            X,
+            Residual,
+            Weight,
+            Bias,
+            Y,
+            ResidualOut,
+            Mean,
+            Rstd,
+            Codes,
+            Scale,
+            Scales,
+            Amax,
+            CodesColumnwise,
             ScalesColumnwise,
         ];
         const BACKWARD: &[Tensor] = &[X, Weight, Mean, Rstd, Dy, DresidualOut, Dx, Dweight, Dbias, Dresidual];

@@ -53,11 +53,9 @@ fn planned() -> Vec<(Caps, KernelKey)> {
                 Err(Unfit::Columnwise { .. }) => continue,
                 steps => steps.unwrap_or_else(|unfit| panic!("{problem:?}: {unfit}")),
             };
-            keys.extend(steps.into_iter().filter_map(|step| {
-                match step {
-                    Step::Dispatch(dispatch) => Some((caps, dispatch.key)),
-                    Step::Zero { .. } => None,
-                }
+            keys.extend(steps.into_iter().filter_map(|step| match step {
+                Step::Dispatch(dispatch) => Some((caps, dispatch.key)),
+                Step::Zero { .. } => None,
             }));
         }
     }

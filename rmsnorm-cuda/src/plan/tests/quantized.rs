@@ -47,6 +47,9 @@ fn rms_norm_to_codes_on_an_h200() {
     ] {
         assert_eq!(words(scale, size, tensors), expected, "{scale:?} {tensors:?}");
     }
+    let along = [Tensor::Rstd, Tensor::CodesColumnwise, Tensor::ScalesColumnwise];
+    let expected = "quantized_forward threads=64 packs=8x8 grid=16384; columnwise threads=256 packs=1x8 grid=8192";
+    assert_eq!(words(MX, size, &along), expected);
     let long = "quantized_forward_streaming threads=8x1024 packs=1x8 ragged grid=32";
     assert_eq!(words(MX, (4, 2_097_152), &[]), long);
 }
@@ -72,6 +75,12 @@ fn cells_are_cleared_and_padding_zeroed_where_nothing_else_writes_them() {
     assert_eq!(laid_out(ScaleLayout::RowMajor), ["quantized_forward"]);
     assert_eq!(laid_out(ScaleLayout::PackedUe8m0 { ld: 7 }), ["zero scales 28", "quantized_forward"]);
     assert_eq!(laid_out(ScaleLayout::Swizzled128x4), ["zero scales 512", "quantized_forward"]);
+    // Those along columns have gaps of their own.
+    let along = [Tensor::Rstd, Tensor::CodesColumnwise, Tensor::ScalesColumnwise];
+    let swizzled = quant(MX).columnwise_layout(ScaleLayout::Swizzled128x4);
+    let expected = ["quantized_forward", "zero scales_columnwise 512", "columnwise"];
+    assert_eq!(steps(swizzled, TensorSet::of(&along), 5), expected);
+    assert_eq!(steps(quant(MX), TensorSet::of(&along), 5), ["quantized_forward", "columnwise"]);
     // In the layout without gaps these scales would have four times the bytes.
     let power = quant(ScaleKind::Block { cols: 64, is_power_of_two: true });
     let bytes = power.layout(ScaleLayout::PackedUe8m0 { ld: 8 });
