@@ -97,9 +97,10 @@ impl Quantize {
     /// The shape of the scales in a file.
     pub fn scales_shape(&self, batch_shape: &[usize], rows: usize, cols: usize) -> Vec<usize> {
         let Some(groups) = self.spec.scale.groups(cols) else { return vec![1] };
-        match self.spec.layout {
-            ScaleLayout::RowMajor if self.spec.scale == ScaleKind::Row => batch_shape.to_vec(),
-            layout => laid_out(layout, batch_shape, rows, groups),
+        if self.spec.scale == ScaleKind::Row {
+            batch_shape.to_vec()
+        } else {
+            laid_out(self.spec.layout, batch_shape, rows, groups)
         }
     }
 
