@@ -183,7 +183,8 @@ impl Draw {
         let has_columns = quant.has_columnwise() && self.yes();
         let tensors =
             if has_columns { tensors.with(Tensor::CodesColumnwise).with(Tensor::ScalesColumnwise) } else { tensors };
-        let tensors = tensors.set(Tensor::Rstd, has_columns || tensors.has(Tensor::Rstd));
+        let has_mean = tensors.has(Tensor::Mean) || has_columns && forward.norm == Norm::Layer;
+        let tensors = tensors.set(Tensor::Rstd, has_columns || tensors.has(Tensor::Rstd)).set(Tensor::Mean, has_mean);
         let along = quant.columnwise_layout(self.of([
             ScaleLayout::RowMajor,
             ScaleLayout::ColumnMajor { ld: cols },

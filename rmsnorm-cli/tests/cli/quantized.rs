@@ -13,8 +13,11 @@ const COLS: usize = 150;
 
 /// A folder with a file of x, weight and perhaps a scale, and what the norm makes of it in f32.
 fn folder(norm: Norm, has_scale: bool) -> (Folder, Vec<f32>) {
+    folder_of(norm, &[2, 3, COLS], has_scale)
+}
+
+fn folder_of(norm: Norm, shape: &[usize], has_scale: bool) -> (Folder, Vec<f32>) {
     let folder = Folder::new();
-    let shape: &[usize] = &[2, 3, COLS];
     let mut inputs = inputs(norm, &[("x", DType::F32, shape), ("weight", DType::F32, &[COLS])]);
     if has_scale {
         inputs.tensors.insert("scale", Tensor { dtype: DType::F32, shape: vec![1], values: vec![0.03125] });
@@ -94,40 +97,49 @@ fn quantized_codes_and_scales_are_those_of_the_definition() {
     }
 }
 
-/// As if the transposed matrix, of 150 rows of 6 columns, had been quantized: each column has one block of rows.
+/// As if the transposed matrix, of 150 rows of 132 columns, had been quantized.
 #[test]
 fn quantized_along_columns_is_the_transposed_matrix() {
+    const ROWS: usize = 132;
     for norm in Norm::ALL {
-        let (folder, y) = folder(norm, false);
+        let (folder, y) = folder_of(norm, &[11, 12, COLS], false);
         for (scale, layout, scales_are) in [
-            ("block128", "row_major", "F32 [150, 1]"),
-            ("block64", "column_major", "F32 [1, 152]"),
-            ("mx", "row_major", "U8 [150, 1]"),
-            ("mx", "swizzled128x4", "U8 [2, 1, 32, 4, 4]"),
+            ("block128", "row_major", "F32 [150, 2]"),
+            ("block64", "column_major", "F32 [3, 152]"),
+            ("mx", "row_major", "U8 [150, 5]"),
+            ("mx", "swizzled128x4", "U8 [2, 2, 32, 4, 4]"),
         ] {
             let args = ["--codes", "e4m3", "--scale", scale, "--layout", layout, "--columnwise", "1"];
             let bytes = run(&folder, &args);
             let out = SafeTensors::deserialize(&bytes).unwrap();
             let (codes, scales) = (out.tensor("codes_columnwise").unwrap(), out.tensor("scales_columnwise").unwrap());
-            assert_eq!(format!("{} {:?}", codes.dtype(), codes.shape()), "F8_E4M3 [150, 6]");
+            assert_eq!(format!("{} {:?}", codes.dtype(), codes.shape()), "F8_E4M3 [150, 132]");
             assert_eq!(format!("{} {:?}", scales.dtype(), scales.shape()), scales_are);
             let kind = match scale {
                 "mx" => ScaleKind::Mx { rounding: ScaleRounding::Up },
+                "block64" => ScaleKind::Block { cols: 64, is_power_of_two: false },
                 _ => ScaleKind::Block { cols: 128, is_power_of_two: false },
             };
             let quant = QuantSpec::new(CodeType::E4m3, kind);
+            let (height, groups) = (kind.set_cols(ROWS).unwrap(), kind.groups(ROWS).unwrap());
+            let lies = match layout {
+                "swizzled128x4" => ScaleLayout::Swizzled128x4,
+                "column_major" => ScaleLayout::ColumnMajor { ld: 152 },
+                _ => ScaleLayout::RowMajor,
+            };
             for col in 0..COLS {
                 let column: Vec<f32> = (0..ROWS).map(|row| y[row * COLS + col]).collect();
-                let amax = column.iter().fold(0.0, |amax: f32, y| amax.max(y.abs()));
-                let value = quant.scale(amax);
-                let swizzled = ScaleLayout::Swizzled128x4.index(1, col, 0);
-                let place = if layout == "swizzled128x4" { swizzled } else { col };
-                match quant.scale_byte(amax) {
-                    Some(byte) => assert_eq!(scales.data()[place], byte, "{scale} {layout} {col}"),
-                    None => assert_eq!(floats(&scales)[place], value, "{scale} {layout} {col}"),
+                for (group, set) in column.chunks(height).enumerate() {
+                    let amax = set.iter().fold(0.0, |amax: f32, y| amax.max(y.abs()));
+                    let (value, place) = (quant.scale(amax), lies.index(groups, col, group));
+                    match quant.scale_byte(amax) {
+                        Some(byte) => assert_eq!(scales.data()[place], byte, "{scale} {layout} {col}"),
+                        None => assert_eq!(floats(&scales)[place], value, "{scale} {layout} {col}"),
+                    }
+                    let expected: Vec<u8> = set.iter().map(|y| quant.codes.encode(y / value)).collect();
+                    let start = col * ROWS + group * height;
+                    assert_eq!(codes.data()[start..start + set.len()], expected, "{scale} {layout} {col}");
                 }
-                let expected: Vec<u8> = column.iter().map(|y| quant.codes.encode(y / value)).collect();
-                assert_eq!(codes.data()[col * ROWS..][..ROWS], expected, "{scale} {layout} {col}");
             }
         }
     }

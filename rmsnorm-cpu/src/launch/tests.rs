@@ -5,9 +5,13 @@ use std::ops::Range;
 use std::sync::Mutex;
 
 use rmsnorm_conformance::testing::values;
+use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind, ScaleRounding};
 use rmsnorm_spec::{CastOrder, Norm, NormSpec, RowGroups, bf16, f16};
 
 use super::*;
+use crate::lanes::Written;
+use crate::stages::columnwise::ColumnwiseCols;
+use crate::stages::quantized_forward::Scaling;
 use crate::{Isa, lanes};
 
 /// Wherever a matrix is split, also within a group, and split again, each row is found where the whole has it.
@@ -254,6 +258,54 @@ fn the_second_stage_has_the_same_sums_in_any_number_of_tasks() {
                 pool.install(|| fork(work, cols / LANES, tasks, &PartialRows::split_at_group, &run));
                 assert_eq!(gradient, expected, "{blocks}x{cols} in {tasks} tasks");
             }
+        }
+    }
+}
+
+/// Codes and scales along columns, made by that many tasks: 45 columns, of which none but the first task's begin a piece.
+fn columnwise_by(tasks: usize, codes: CodeType) -> [Vec<u8>; 2] {
+    let (x, x_stride) = strided::<bf16>(1, PADS[0]);
+    let (weight, mut rstd) = (values::<f32>(5, COLS), values::<f32>(6, ROWS));
+    let quant = QuantSpec::new(codes, ScaleKind::Mx { rounding: ScaleRounding::Up });
+    let groups = ROWS.div_ceil(ScaleKind::MX_COLS);
+    let (mut out, mut scales) = (vec![0x55; COLS * (ROWS + 3)], vec![0x55; COLS * groups]);
+    let forward = ForwardRows {
+        spec: NormSpec::rms(ROWS, COLS, 1e-5),
+        rows: ROWS,
+        streaming: false,
+        weight: Some(weight.as_slice()),
+        bias: None,
+        x: Some(Matrix { data: x.as_slice(), rows: RowStarts::strided(x_stride) }),
+        y: None,
+        residual: Residual::<f32>::Absent,
+        mean: None,
+        rstd: None,
+    };
+    let stored = Out::from(&mut rstd[..]);
+    let work = ColumnwiseCols {
+        forward,
+        mean: None,
+        // SAFETY:
+        // - contents: it is a slice of values.
+        rstd: unsafe { Written::new(&stored) },
+        first: 0,
+        cols: COLS,
+        quant,
+        codes: MatrixMut { data: Out::from(&mut out[..]), rows: RowStarts::strided(ROWS + 3) },
+        scaling: Scaling::E8m0(MatrixMut { data: Out::from(&mut scales[..]), rows: RowStarts::strided(groups) }),
+    };
+    let kernel = kernel::columnwise::<bf16, f32, f32>().unwrap();
+    pool().install(|| fork(work, COLS, tasks, &ColumnwiseCols::split_at, &|work| kernel(Isa::Portable, work)));
+    [out, scales]
+}
+
+#[test]
+fn columns_have_the_same_codes_in_any_number_of_tasks() {
+    for codes in [CodeType::E4m3, CodeType::E5m2] {
+        let expected = columnwise_by(1, codes);
+        assert!(expected[1].iter().all(|scale| *scale != 0x55), "{codes}");
+        for tasks in [2, 3, 7, COLS] {
+            assert!(columnwise_by(tasks, codes) == expected, "{codes} in {tasks} tasks");
         }
     }
 }

@@ -72,13 +72,13 @@ impl<'a, T: Element, W: Element, R: Element> ColumnwiseCols<'a, T, W, R> {
     #[inline(always)]
     pub(crate) fn run<S: Simd>(mut self) {
         // A call along columns has blocks, and so sets within a column.
-        let height = self.quant.scale.set_cols(self.forward.rows).unwrap_or(MOST_ROWS).min(MOST_ROWS);
+        let height = self.quant.scale.set_cols(self.forward.rows).unwrap_or(MOST_ROWS);
         let (first, end) = (self.first, self.first + self.cols);
         lanes::for_each_piece_between!(first, 0, end, piece => {
             let mut row = 0;
             while row < self.forward.rows {
                 let rows = height.min(self.forward.rows - row);
-                self.tile::<S, _>(piece, (row, rows), row / height);
+                self.tile::<S, _>(piece, (row, rows), height);
                 row += height;
             }
         });
@@ -86,12 +86,12 @@ impl<'a, T: Element, W: Element, R: Element> ColumnwiseCols<'a, T, W, R> {
 
     /// The columns of a piece in a block of rows.
     #[inline(always)]
-    fn tile<S: Simd, P: Piece>(&mut self, piece: P, (row, rows): (usize, usize), group: usize) {
-        let groups = self.forward.rows.div_ceil(self.quant.scale.set_cols(self.forward.rows).unwrap_or(MOST_ROWS));
+    fn tile<S: Simd, P: Piece>(&mut self, piece: P, (row, rows): (usize, usize), height: usize) {
+        let (group, groups) = (row / height, self.forward.rows.div_ceil(height));
         let is_rounded = self.quant.source == QuantSource::Rounded;
         let mut kept = [[0f32; LANES]; MOST_ROWS];
         let mut magnitudes = S::splat(0.0);
-        for (r, kept) in (row..row + rows).zip(&mut kept) {
+        for (r, kept) in (row..row + rows).zip(&mut kept[..rows]) {
             let mean = self.mean.map_or(0.0, |mean| mean.part(r, 1)[0]);
             let statistics = Statistics { mean, rstd: self.rstd.part(r, 1)[0] };
             let values = Values { statistics, is_rounded, codes: self.quant.codes };

@@ -100,8 +100,10 @@ impl Launch {
         //   (rows, cols) lies in a live tensor; its key has groups exactly where the problem has, and their rows fit the 32
         //   bits that it counts them in; no output overlaps another; the workspace has the plan's length;
         // - alignment: the key's access_bytes divide all addresses and strides, those of codes times the size of the widest
-        //   matrix's elements, as many codes being one access; what transposes codes looks at them itself;
-        // - order: cudarc's events, held in `Tensors`, order the accesses with those on other streams.
+        //   matrix's elements, as many codes being one access; what transposes codes, or makes those along columns,
+        //   looks at them itself;
+        // - order: a kernel that reads what one before it has written, rstd among others, waits for it first
+        //   (`wait_for_earlier_kernels`); cudarc's events, held in `Tensors`, order the accesses with those on other streams.
         unsafe { sys::cuLaunchKernelEx(&raw const config, self.kernel, arguments.as_mut_ptr(), std::ptr::null_mut()) }
             .result()
             .map_err(device_error("cuLaunchKernelEx"))

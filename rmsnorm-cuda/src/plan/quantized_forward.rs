@@ -50,12 +50,13 @@ pub(super) fn plan(problem: &Problem, quant: &QuantSpec, access_bytes: u32, caps
         ScaleKind::Row | ScaleKind::Block { .. } | ScaleKind::Mx { .. } => {
             let shape = (problem.rows, problem.cols);
             let columns = problem.has(Tensor::CodesColumnwise);
+            // Nothing stands between the two kernels, so that they overlap.
             [
                 zero_gaps(problem, Tensor::Scales, quant, shape),
-                rows(problem, quant.scale, access_bytes, caps, None),
                 columns
                     .then(|| zero_gaps(problem, Tensor::ScalesColumnwise, &quant.columnwise(), (shape.1, shape.0)))
                     .flatten(),
+                rows(problem, quant.scale, access_bytes, caps, None),
                 columns.then(|| columnwise(problem, quant, access_bytes)).flatten(),
             ]
         }

@@ -63,9 +63,9 @@ pub struct QuantizedForward<'a, B: NormBackend + ?Sized, T: Element, C: Code, W:
     pub residual_out: Option<Rows<B::Out<'a, R>>>,
     /// Receives the result as floats, beside the codes.
     pub y: Option<Rows<B::Out<'a, T>>>,
-    /// Receives the mean of every row. Layer norm only.
+    /// Receives the mean of every row. Layer norm only, which needs it for `codes_columnwise`.
     pub mean: Option<B::Out<'a, f32>>,
-    /// Receives `1 / sqrt(var + eps)` of every row, for the backward pass.
+    /// Receives `1 / sqrt(var + eps)` of every row, for the backward pass; `codes_columnwise` need it.
     pub rstd: Option<B::Out<'a, f32>>,
     /// Receives the codes.
     pub codes: Rows<B::Out<'a, C>>,
@@ -76,8 +76,8 @@ pub struct QuantizedForward<'a, B: NormBackend + ?Sized, T: Element, C: Code, W:
     /// Receives the scales.
     pub scales: Option<Scales<B::Out<'a, f32>, B::Out<'a, u8>>>,
     /// Receives what `y` transposed is quantized to, by scales of its own, which go along columns: for the product that sums
-    /// over rows, of the weight's gradient. [`QuantSpec::columnwise`] says how; it has other codes than `codes`, made of `y` itself.
-    /// It takes `rstd`, and layer norm's `mean`; its rows are not in groups.
+    /// over rows, of the weight's gradient. [`QuantSpec::columnwise`] says how; it has other codes than `codes`, made of what
+    /// those are made of. It takes `rstd`, and layer norm's `mean`; its rows are not in groups.
     pub codes_columnwise: Option<Rows<B::Out<'a, C>>>,
     /// Receives the scales of `codes_columnwise`.
     pub scales_columnwise: Option<Scales<B::Out<'a, f32>, B::Out<'a, u8>>>,

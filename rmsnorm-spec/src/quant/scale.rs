@@ -101,7 +101,8 @@ pub struct QuantSpec {
     pub source: QuantSource,
     /// Where the scales of blocks lie.
     pub layout: ScaleLayout,
-    /// Where those of the copy along columns lie, of which a row is a column: [`columnwise`](Self::columnwise).
+    /// Where those of the copy along columns lie, of which a row is a column: [`columnwise`](Self::columnwise). Its `ld` has room for
+    /// the columns.
     pub columnwise_layout: ScaleLayout,
     /// A smaller `amax` counts as this: not negative, 0 by default.
     pub amax_floor: f32,

@@ -58,7 +58,8 @@ impl<'a> Groups<'a> {
             tensors,
             workspace,
             alignment: u64::from(caps.offset_alignment),
-            most: caps.binding_bytes,
+            // What is bound whole is indexed by its bytes, in 32 bits.
+            most: caps.binding_bytes.min(i32::MAX as u64 / 4 * 4),
             params_stride: (size_of::<Params>() as u64).next_multiple_of(uniform_alignment),
             groups: Vec::new(),
         }

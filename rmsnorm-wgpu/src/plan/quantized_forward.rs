@@ -165,7 +165,7 @@ fn columnwise(problem: &Problem, along: &QuantSpec, layout: &Layout, caps: &Caps
     let key = key(&copied, Program::Columnwise, tile, layout);
     let (height, across) = (COLUMNWISE_TILE.0, (problem.cols as u64).div_ceil(COLUMNWISE_TILE.1));
     let by_grid = (caps.most_groups() / across).max(1).saturating_mul(height);
-    let most = ranges::most_rows(problem, layout, 1, caps)?.min(by_grid);
+    let most = ranges::most_rows(problem, layout, height as u32, caps)?.min(by_grid);
     // Whole tiles, or at least whole blocks.
     let block = along.scale.set_cols(problem.rows).map_or(height, |rows| rows as u64);
     let unit = if most >= height { height } else { block };

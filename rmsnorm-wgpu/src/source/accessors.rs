@@ -142,6 +142,9 @@ fn is_needed(key: &KernelKey, tensor: Tensor) -> bool {
     use Tensor::{Dx, Dy, Mean, Rstd, X, Y};
     let always = match key.program.info().direction {
         Direction::Forward => TensorSet::of(&[Y]).set(X, !key.call.tensors.is_in_place()),
+        Direction::QuantizedForward if key.program == Program::Columnwise => {
+            TensorSet::of(&[X, Rstd]).set(Mean, is_layer(key))
+        }
         Direction::QuantizedForward => TensorSet::of(&[X]),
         Direction::Backward => TensorSet::of(&[X, Dy, Dx, Rstd]).set(Mean, is_layer(key)),
     };

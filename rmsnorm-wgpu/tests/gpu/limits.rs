@@ -111,6 +111,10 @@ fn codes_of_parts_have_their_own_scales_and_columns() {
             ("wrosy", "e5m2,row,f32,row_major"),
             ("ws", "e4m3,block64,f32,column_major1003"),
             ("ws", "e4m3,mx_up,f32,swizzled128x4"),
+            // Along columns parts begin at whole blocks.
+            ("wsc", "e4m3,mx_up,f32,row_major"),
+            ("wrosc", "e5m2,block64,f32,column_major1000"),
+            ("wsc", "int8,block128,rounded,row_major"),
         ] {
             for layout in ["p0o0", "p5o3"] {
                 cases.push(format!(

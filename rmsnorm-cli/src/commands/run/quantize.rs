@@ -118,6 +118,7 @@ impl Quantize {
             "scale": format!("{scale:?}"),
             "source": format!("{source:?}"),
             "layout": format!("{layout:?}"),
+            "columnwise_layout": self.is_columnwise.then(|| format!("{:?}", self.spec.columnwise_layout)),
             "amax_floor": amax_floor,
             "amax_ceiling": self.spec.amax_ceiling.is_finite().then_some(self.spec.amax_ceiling),
         })

@@ -78,7 +78,7 @@ fn cells_are_cleared_and_padding_zeroed_where_nothing_else_writes_them() {
     // Those along columns have gaps of their own.
     let along = [Tensor::Rstd, Tensor::CodesColumnwise, Tensor::ScalesColumnwise];
     let swizzled = quant(MX).columnwise_layout(ScaleLayout::Swizzled128x4);
-    let expected = ["quantized_forward", "zero scales_columnwise 512", "columnwise"];
+    let expected = ["zero scales_columnwise 512", "quantized_forward", "columnwise"];
     assert_eq!(steps(swizzled, TensorSet::of(&along), 5), expected);
     assert_eq!(steps(quant(MX), TensorSet::of(&along), 5), ["quantized_forward", "columnwise"]);
     // In the layout without gaps these scales would have four times the bytes.
