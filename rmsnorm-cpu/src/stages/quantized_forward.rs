@@ -1,5 +1,6 @@
 //! Forward to codes: math.md, equations (1) to (6) and (Q1) to (Q5). A row is read from memory once, or twice where its tensor has
-//! one scale that must be found first; other visits find it in the cache, and compute y anew, which costs less than to keep it.
+//! one scale that must be found first; other visits find it in the cache, and compute y anew, which costs less than to keep it. Of
+//! blocks that are few pieces, y is kept: their scales are found many at a time.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -8,7 +9,11 @@ use rmsnorm_spec::quant::{CodeType, QuantSource, QuantSpec, e8m0_value};
 
 use super::MatrixMut;
 use super::forward::{ForwardRows, Row, Statistics};
-use crate::lanes::{self, Fenced, Out, Piece, Simd, Stores};
+use crate::lanes::{self, Fenced, Full, LANES, Out, Piece, Simd, Stores};
+
+/// Pieces whose values wait for their scales together, and those of the widest set that does.
+const BATCH: usize = 16;
+const SET_PIECES: usize = 4;
 
 /// The rows of a quantized forward call, or some of them.
 pub(crate) struct QuantizedRows<'a, T, W, R> {
@@ -56,19 +61,36 @@ impl Scaling<'_> {
         groups: usize,
         amax: f32,
     ) -> Option<f32> {
+        let mut scale = [amax];
         match self {
-            Scaling::Unknown => None,
-            Scaling::Tensor(scale) => Some(*scale),
+            Scaling::Unknown => return None,
+            Scaling::Tensor(scale) => return Some(*scale),
+            Scaling::F32(_) | Scaling::E8m0(_) => self.scales_of_sets(quant, (row, group), groups, &mut scale),
+        }
+        Some(scale[0])
+    }
+
+    /// The same of neighbouring sets, from the first on: their largest magnitudes become their scales. Nothing where scales are not
+    /// of sets.
+    #[inline]
+    fn scales_of_sets(&mut self, quant: &QuantSpec, (row, first): (usize, usize), groups: usize, of_sets: &mut [f32]) {
+        match self {
+            Scaling::Unknown | Scaling::Tensor(_) => {}
             Scaling::F32(scales) => {
-                let scale = quant.scale(amax);
-                scales.row(row, groups).set(group, scale);
-                Some(scale)
+                let mut scales = scales.row(row, groups);
+                for (group, scale) in of_sets.iter_mut().enumerate() {
+                    *scale = quant.scale(*scale);
+                    scales.set(first + group, *scale);
+                }
             }
             Scaling::E8m0(scales) => {
-                // Scales are bytes: there is one.
-                let byte = quant.scale_byte(amax).unwrap_or(u8::MAX);
-                scales.row(row, groups).set(group, byte);
-                Some(e8m0_value(byte))
+                let mut scales = scales.row(row, groups);
+                for (group, scale) in of_sets.iter_mut().enumerate() {
+                    // Scales are bytes: there is one.
+                    let byte = quant.scale_byte(*scale).unwrap_or(u8::MAX);
+                    scales.set(first + group, byte);
+                    *scale = e8m0_value(byte);
+                }
             }
         }
     }
@@ -107,10 +129,27 @@ impl<'a, T: Element, W: Element, R: Element> QuantizedRows<'a, T, W, R> {
             let is_rounded = self.quant.source == QuantSource::Rounded;
             let values = Values { statistics, is_rounded, codes: self.quant.codes };
             let is_known = matches!(self.scaling, Scaling::Tensor(_));
+            let is_found = matches!(self.scaling, Scaling::F32(_) | Scaling::E8m0(_));
             // Of a set whose scale is found, the magnitudes have been looked for.
             let looks_for_amax = is_known && self.amax.is_some();
             let (width, groups) = sets(&self.quant, spec.cols);
-            for group in 0..groups {
+            // Where no scale is known yet, there is no room for codes.
+            let is_written = is_known || is_found;
+            let mut codes = if is_written { self.codes.row(r, spec.cols) } else { Out::none() };
+            // Sets of whole pieces, of which a short one may be the last.
+            let has_whole = is_found && width <= SET_PIECES * LANES && width.is_multiple_of(LANES);
+            let whole = if has_whole { spec.cols / width } else { 0 };
+            let pieces = width / LANES;
+            let mut first = 0;
+            while first < whole {
+                let sets = (first, pieces, (whole - first).min(BATCH / pieces));
+                let mut find =
+                    |scales: &mut [f32]| self.scaling.scales_of_sets(&self.quant, (r, first), groups, scales);
+                let magnitudes = values.write_sets::<S, T, W, R>(&mut row, &mut codes, sets, &mut find, stores);
+                largest = S::max_magnitude(largest, magnitudes);
+                first += sets.2;
+            }
+            for group in whole..groups {
                 let columns = (group * width, spec.cols.min((group + 1) * width));
                 let mut amax = 0.0;
                 if !is_known {
@@ -120,7 +159,6 @@ impl<'a, T: Element, W: Element, R: Element> QuantizedRows<'a, T, W, R> {
                 }
                 let scale = self.scaling.scale_of_set(&self.quant, (r, group), groups, amax);
                 let Some(scale) = scale else { continue };
-                let mut codes = self.codes.row(r, spec.cols);
                 let to = (scale, looks_for_amax);
                 let written = values.write::<S, T, W, R>(&mut row, &mut codes, columns, to, stores);
                 largest = S::max_magnitude(largest, written);
@@ -182,6 +220,44 @@ impl Values {
         magnitudes
     }
 
+    /// Writes the codes of some sets of whole pieces, from the first on, and y and residual_out where they are kept: v is computed once,
+    /// and waits for its scale together with that of other sets, so that no set waits for the one before. Gives the largest magnitudes.
+    #[inline(always)]
+    fn write_sets<S: Simd, T: Element, W: Element, R: Element>(
+        self,
+        row: &mut Row<'_, T, W, R>,
+        codes: &mut Out<'_, u8>,
+        (first, pieces, sets): (usize, usize, usize),
+        find: &mut impl FnMut(&mut [f32]),
+        stores: Stores<'_>,
+    ) -> S::Lanes {
+        let (mut kept, mut scales) = ([S::splat(0.0); BATCH], [0.0; BATCH]);
+        let mut largest = S::splat(0.0);
+        let start = first * pieces * LANES;
+        for (set, (kept, amax)) in kept.chunks_exact_mut(pieces).zip(&mut scales).enumerate().take(sets) {
+            let mut magnitudes = S::splat(0.0);
+            for (i, kept) in kept.iter_mut().enumerate() {
+                let piece = Full { start: start + (set * pieces + i) * LANES };
+                row.prefetch_next::<S, _, true>(piece);
+                let [h, y, v] = self.of::<S, T, W, R, _>(row, piece);
+                magnitudes = S::max_magnitude(magnitudes, v);
+                *kept = v;
+                store_kept::<S, T, W, R, _>(row, piece, (h, y), stores);
+            }
+            *amax = S::fold_max(magnitudes);
+            largest = S::max_magnitude(largest, magnitudes);
+        }
+        find(&mut scales[..sets]);
+        for (set, (kept, &scale)) in kept.chunks_exact(pieces).zip(&scales).enumerate().take(sets) {
+            let divisor = Divisor::<S>::new(scale);
+            for (i, &v) in kept.iter().enumerate() {
+                let piece = Full { start: start + (set * pieces + i) * LANES };
+                lanes::store_codes::<S, _>(codes, piece, divisor.quotient(v), self.codes, stores);
+            }
+        }
+        largest
+    }
+
     /// Writes the codes of columns that share this scale, and y and residual_out where they are kept. Gives the largest magnitudes,
     /// if they are looked for.
     #[inline(always)]
@@ -203,14 +279,25 @@ impl Values {
                 magnitudes = S::max_magnitude(magnitudes, lanes::within::<S, _>(piece, v));
             }
             lanes::store_codes::<S, _>(codes, piece, divisor.quotient(v), self.codes, stores);
-            if row.y.len() > 0 {
-                lanes::store_or_stream::<S, T, _>(&mut row.y, piece, y, stores);
-            }
-            if let Some(residual_out) = &mut row.residual_out {
-                lanes::store_or_stream::<S, R, _>(residual_out, piece, h, stores);
-            }
+            store_kept::<S, T, W, R, _>(row, piece, (h, y), stores);
         });
         magnitudes
+    }
+}
+
+/// Stores y and residual_out where they are kept.
+#[inline(always)]
+fn store_kept<S: Simd, T: Element, W: Element, R: Element, P: Piece>(
+    row: &mut Row<'_, T, W, R>,
+    piece: P,
+    (h, y): (S::Lanes, S::Lanes),
+    stores: Stores<'_>,
+) {
+    if row.y.len() > 0 {
+        lanes::store_or_stream::<S, T, _>(&mut row.y, piece, y, stores);
+    }
+    if let Some(residual_out) = &mut row.residual_out {
+        lanes::store_or_stream::<S, R, _>(residual_out, piece, h, stores);
     }
 }
 
