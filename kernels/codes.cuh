@@ -64,7 +64,8 @@ __device__ inline void store_byte(void* to, unsigned byte) {
     asm volatile("st.global.u8 [%0], %1;" :: "l"(to), "r"(byte) : "memory");
 }
 
-// Stores the part of pack k that lies in the row.
+// Stores the part of pack k that lies in the row. Codes that are transposed behind are let go first, as are those: what else the cache
+// holds then leaves it for neither (16384x4096: 92 us, else 94).
 __device__ inline void store_codes(Code* first, int k, int left, const Codes& codes) {
     Code* to = first + k * STEP;
     if (!is_in_row(k, 0, left)) return;
@@ -78,7 +79,7 @@ __device__ inline void store_codes(Code* first, int k, int left, const Codes& co
         for (int i = 0; i < PACK; i += 2) store_half(to + i, codes.words[i / 4] >> (8 * (i % 4)));
     } else if constexpr (CODES_ACCESS >= 4) {
         #pragma unroll
-        for (int i = 0; i < PACK; i += CODES_ACCESS) store<CODES_ACCESS>(to + i, &codes.words[i / 4]);
+        for (int i = 0; i < PACK; i += CODES_ACCESS) store<CODES_ACCESS, HAS_CODES_T>(to + i, &codes.words[i / 4]);
     }
 }
 

@@ -57,8 +57,26 @@ __device__ inline void load(const void* from, unsigned* words) {
     }
 }
 
+// 8 or 16 bytes that the caches let go first.
 template <int BYTES>
+__device__ inline void store_with_hint(void* to, const unsigned* words) {
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    if constexpr (BYTES == 16) {
+        asm volatile("st.global.L2::cache_hint.v4.u32 [%0], {%1, %2, %3, %4}, %5;"
+            :: "l"(to), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]), "l"(policy) : "memory");
+    } else {
+        asm volatile("st.global.L2::cache_hint.v2.u32 [%0], {%1, %2}, %3;"
+            :: "l"(to), "r"(words[0]), "r"(words[1]), "l"(policy) : "memory");
+    }
+}
+
+// LETS_GO: the caches may let it go first, as what nobody reads soon or what is read once.
+template <int BYTES, bool LETS_GO = false>
 __device__ inline void store(void* to, const unsigned* words) {
+#if __CUDA_ARCH__ >= 800
+    if constexpr (LETS_GO && BYTES >= 8) return store_with_hint<BYTES>(to, words);
+#endif
     if constexpr (BYTES == 16) {
         asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
             :: "l"(to), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]) : "memory");

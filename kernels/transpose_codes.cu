@@ -1,4 +1,5 @@
-// The transposed copy of codes: math.md, section 10. A block has tiles of 128 rows and 128 columns, one after the other.
+// The transposed copy of codes: math.md, section 10. A block has tiles of 128 rows and 128 columns, one after the other. The last tile
+// comes first: its codes were written last, and are in the L2 still (16384x4096: 90 us with the norm, in their order 92).
 //
 // A tile lies in shared memory as words of four columns, each row's turned so that neither the accesses along rows nor those down the
 // columns meet in a bank.
@@ -27,7 +28,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) transpose_c
     const bool is_wide = bytes % STRIP == 0;
     wait_for_earlier_kernels();
 
-    for (unsigned long long number = blockIdx.x; number < tiles; number += gridDim.x) {
+    for (unsigned long long turn = blockIdx.x; turn < tiles; turn += gridDim.x) {
+        const unsigned long long number = tiles - 1 - turn;
         const unsigned long long row0 = number / across * SIDE, col0 = number % across * SIDE;
         const int rows = int(min(p.rows - row0, (unsigned long long)SIDE)), cols = int(min(p.cols - col0, (unsigned long long)SIDE));
         // Of the codes, eight threads have a row of the tile.
@@ -60,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) transpose_c
             for (int i = 0; i < 4; ++i) words[i] = gather(&strips[4 * i], byte);
             Code* to = p.codes_t.data + (col0 + col) * p.codes_t.row_stride + row0 + first;
             if (is_wide && first + STRIP <= rows) {
-                store<16>(to, words);
+                store<16, true>(to, words);
             } else {
                 #pragma unroll
                 for (int i = 0; i < STRIP; ++i)

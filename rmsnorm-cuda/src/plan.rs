@@ -53,8 +53,8 @@ pub(crate) enum Program {
 impl Program {
     /// What it is: everything that the other rooms ask of a program.
     pub(crate) const fn info(self) -> rmsnorm_gpu::program::Program {
-        use Tensor::{Amax, Bias, Dbias, Dresidual, DresidualOut, Dweight, Residual, Weight, Y};
-        const CODES: &[Tensor] = &[Weight, Bias, Residual, Amax, Y];
+        use Tensor::{Amax, Bias, CodesT, Dbias, Dresidual, DresidualOut, Dweight, Residual, Weight, Y};
+        const CODES: &[Tensor] = &[Weight, Bias, Residual, Amax, Y, CodesT];
         const BACKWARD: &[Tensor] = &[Weight, DresidualOut, Dweight, Dbias, Dresidual];
         let (stem, direction, is_reduction, optional): (_, _, _, &[Tensor]) = match self {
             Program::Forward => ("forward", Direction::Forward, false, &[Weight, Bias, Residual]),

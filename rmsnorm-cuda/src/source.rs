@@ -195,7 +195,7 @@ mod tests {
             -DCLUSTER=1 -DUNROLL=3 -DSTAGES=0 -DIS_OVERLAPPED=0 -DBLOCKS_PER_SM=5 -DACCESS_BYTES=16 -DIS_RAGGED=1 \
             -DHAS_TAIL=0 -DREADS_LATE=1 -DREADS_EARLY=0 -DBATCH=4 -DTREE_SENDERS=8 -DROW_MULTIPLE=8 -DPARAMS_BYTES=";
         let tensors = "-DHAS_RESIDUAL=1 -DHAS_WEIGHT=1 -DHAS_BIAS=0 -DHAS_Y=0 -DHAS_DRESIDUAL_OUT=0 -DHAS_DWEIGHT=0 -DHAS_DBIAS=0 \
-             -DHAS_DRESIDUAL=0 -DHAS_AMAX=0";
+             -DHAS_DRESIDUAL=0 -DHAS_CODES_T=0 -DHAS_AMAX=0";
         let expected = format!("{expected}{} {tensors}", Params::bytes(false, false));
         assert_eq!(options(&KEY, Arch(90)).join(" "), expected);
     }
