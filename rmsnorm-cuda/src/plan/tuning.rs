@@ -11,7 +11,7 @@ mod breakpoints;
 
 use std::borrow::Cow::Borrowed;
 
-use rmsnorm_gpu::tuning::{Ladder, none_up_to, up_to};
+use rmsnorm_gpu::tuning::{Ladder, find, none_up_to, up_to};
 use rmsnorm_spec::quant::ScaleKind;
 use rmsnorm_spec::{Direction, Norm, Problem};
 
@@ -33,6 +33,8 @@ pub(crate) struct Tables {
     /// Forward to codes, in one block: RMS norm by a scale of the tensor, of rows, of blocks; layer norm. A length that is not here, and
     /// every call with a residual, has forward's tile.
     pub(crate) to_codes: [Ladder<Tile>; 4],
+    /// RMS norm, where the tensor's scale is looked for. A length that is not here has the tile that writes the codes.
+    pub(crate) finds_scale: Ladder<Tile>,
 }
 
 /// Where a row may lie, in the order in which it is tried. A row that no table has, or the device no room for, streams.
@@ -53,8 +55,12 @@ impl Tuning {
     /// The tables of a call in packs of `pack` columns.
     pub(super) fn ladders(&self, problem: &Problem, pack: u32) -> &Ladders {
         let [narrow, wide] = &self.widths;
-        let Tables { forward: [plain, residual, layer, layer_residual], backward: [one, two], to_codes: _ } =
-            if pack == 8 { narrow } else { wide };
+        let Tables {
+            forward: [plain, residual, layer, layer_residual],
+            backward: [one, two],
+            to_codes: _,
+            finds_scale: _,
+        } = if pack == 8 { narrow } else { wide };
         let is_layer = problem.norm == Norm::Layer;
         match (problem.direction, is_layer, problem.tensors.adds_residual()) {
             (Direction::Forward | Direction::QuantizedForward, false, false) => plain,
@@ -71,8 +77,9 @@ impl Tuning {
     /// The table of a call to codes.
     pub(super) fn to_codes(&self, problem: &Problem, scale: ScaleKind, pack: u32) -> Option<&Ladder<Tile>> {
         let [narrow, wide] = &self.widths;
-        let [tensor, row, block, layer] = if pack == 8 { &narrow.to_codes } else { &wide.to_codes };
+        let Tables { to_codes: [tensor, row, block, layer], finds_scale, .. } = if pack == 8 { narrow } else { wide };
         let rms = match scale {
+            ScaleKind::Current if find(finds_scale, problem.cols.div_ceil(pack as usize)).is_some() => finds_scale,
             ScaleKind::Given | ScaleKind::Current => tensor,
             ScaleKind::Row => row,
             ScaleKind::Block { .. } | ScaleKind::Mx { .. } => block,
@@ -109,6 +116,7 @@ const H200: Tables = Tables {
     forward: [PLAIN, RESIDUAL, LAYER, LAYER_RESIDUAL],
     backward: [ONE_SUM, TWO_SUMS],
     to_codes: [TENSOR_TO_CODES, ROW_TO_CODES, BLOCK_TO_CODES, LAYER_TO_CODES],
+    finds_scale: FINDS_SCALE,
 };
 
 // To codes: us of bf16 to E4M3 (H200, 2026-11-23). What decides is how many bytes are asked for at once, as ever, and that a warp has as
@@ -126,6 +134,12 @@ const TENSOR_TO_CODES: Ladder<Tile> = Borrowed(&[
     up_to(1024, block(128, 1, 1, 7)),
     // 4096x12288: 38.2, of three blocks 39.2. 2048x16384: 27.2, of 512 threads 28.0.
     up_to(2048, block(256, 1, 1, 4)),
+]);
+
+const FINDS_SCALE: Ladder<Tile> = Borrowed(&[
+    none_up_to(96),
+    // With the codes 65536x1024: 90.2, 4096x1024 10.5; of two rows a block 92.2, 11.6.
+    up_to(128, block(32, 8, 1, 4)),
 ]);
 
 /// With fewer than 64 registers the compiler spills.

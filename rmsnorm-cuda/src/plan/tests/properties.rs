@@ -354,13 +354,16 @@ fn the_suite_is_told_where_plans_change() {
 }
 
 fn ladders(tuning: &Tuning) -> impl Iterator<Item = &Ladders> {
-    tuning.widths.iter().flat_map(|Tables { forward, backward, to_codes: _ }| forward.iter().chain(backward))
+    tuning
+        .widths
+        .iter()
+        .flat_map(|Tables { forward, backward, to_codes: _, finds_scale: _ }| forward.iter().chain(backward))
 }
 
 /// Backward with two sums over a row, or with two over the rows, takes twice the registers.
 #[test]
 fn calls_find_their_tables() {
-    let Tables { forward, backward: [one, two], to_codes: _ } = &Tuning::H200.widths[0];
+    let Tables { forward, backward: [one, two], to_codes: _, finds_scale: _ } = &Tuning::H200.widths[0];
     let ladders = |direction, norm, tensors| {
         Tuning::H200.ladders(&Call::new(direction, norm, BF16, tensors).problem(4096, 4096), 8)
     };

@@ -41,7 +41,7 @@ fn rms_norm_to_codes_on_an_h200() {
         (
             ScaleKind::Current,
             &[],
-            "clear_amax threads=32 packs=1x8 ragged grid=1; quantized_forward threads=128 packs=4x8 grid=5280; \
+            "clear_amax threads=32 packs=1x8 ragged grid=1; quantized_forward threads=128 packs=4x8 grid=1320; \
              quantized_forward threads=128 packs=4x8 grid=16384",
         ),
     ] {

@@ -11,7 +11,7 @@ impl Tuning {
     /// The last lengths before the threads of three kinds of call or more get another number of packs, or get company. In columns
     /// of 16 bits; longer rows are the stress profile's.
     pub(crate) fn cols_breakpoints(&self) -> Vec<usize> {
-        let [Tables { forward, backward, to_codes: _ }, _] = &self.widths;
+        let [Tables { forward, backward, to_codes: _, finds_scale: _ }, _] = &self.widths;
         let kinds = || forward.iter().chain(backward);
         let limits = kinds().flat_map(Ladders::all).flat_map(|ladder| ladder.iter().map(|rung| rung.up_to as usize));
         let limits: BTreeSet<usize> = limits.filter(|packs| *packs <= 4096).collect();
