@@ -57,7 +57,7 @@ __device__ inline void load(const void* from, unsigned* words) {
     }
 }
 
-// 8 or 16 bytes that the caches let go first.
+// 8 or 16 bytes that the L2 lets go first.
 template <int BYTES>
 __device__ inline void store_with_hint(void* to, const unsigned* words) {
     unsigned long long policy;
@@ -71,7 +71,7 @@ __device__ inline void store_with_hint(void* to, const unsigned* words) {
     }
 }
 
-// LETS_GO: the caches may let it go first, as what nobody reads soon or what is read once.
+// LETS_GO: the L2 may let it go first. Narrower stores, and devices before sm_80, have no such hint.
 template <int BYTES, bool LETS_GO = false>
 __device__ inline void store(void* to, const unsigned* words) {
 #if __CUDA_ARCH__ >= 800

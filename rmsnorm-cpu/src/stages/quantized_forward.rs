@@ -1,6 +1,6 @@
 //! Forward to codes: math.md, equations (1) to (6) and (Q1) to (Q5). A row is read from memory once, or twice where its tensor has
-//! one scale that must be found first; other visits find it in the cache, and compute y anew, which costs less than to keep it. Of
-//! blocks that are few pieces, y is kept: their scales are found many at a time.
+//! one scale that must be found first; other visits find it in the cache, and compute v anew, which costs less than to keep it. Of
+//! blocks that are few pieces, v is kept: their scales are found many at a time.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -136,8 +136,8 @@ impl<'a, T: Element, W: Element, R: Element> QuantizedRows<'a, T, W, R> {
             // Where no scale is known yet, there is no room for codes.
             let is_written = is_known || is_found;
             let mut codes = if is_written { self.codes.row(r, spec.cols) } else { Out::none() };
-            // Sets of whole pieces, of which a short one may be the last.
-            let has_whole = is_found && width <= SET_PIECES * LANES && width.is_multiple_of(LANES);
+            // Sets of whole pieces; a short one behind them goes the other way, as does a row that is one set.
+            let has_whole = is_found && width < spec.cols && width <= SET_PIECES * LANES && width.is_multiple_of(LANES);
             let whole = if has_whole { spec.cols / width } else { 0 };
             let pieces = width / LANES;
             let mut first = 0;

@@ -31,8 +31,10 @@ pub(super) fn plan(problem: &Problem, quant: &QuantSpec, access_bytes: u32, caps
         }
         ScaleKind::Current => {
             plan.workspace = Workspace { len: FOUND_LEN + reduction::ALIGNMENT_SLACK as usize, ..Workspace::default() };
-            // Of no rows there is a scale too.
-            let find = rows(&Problem { rows: problem.rows.max(1), ..*problem }, quant.scale, access_bytes, caps);
+            // Of no rows there is a scale too. What is written behind has no part in it.
+            let found =
+                Problem { rows: problem.rows.max(1), tensors: problem.tensors.without(Tensor::CodesT), ..*problem };
+            let find = rows(&found, quant.scale, access_bytes, caps);
             let mut given = *quant;
             given.scale = ScaleKind::Given;
             let write = rows(&Problem { quant: Some(given), ..*problem }, ScaleKind::Given, access_bytes, caps);
@@ -62,7 +64,10 @@ fn rows(problem: &Problem, scale: ScaleKind, access_bytes: u32, caps: &Caps) -> 
     let Ladders { block, .. } = caps.tuning.ladders(problem, pack);
     let own = caps.tuning.to_codes(problem, scale, pack).and_then(|ladder| found(ladder, problem.cols, pack, caps));
     let on_chip = own.or_else(|| found(block, problem.cols, pack, caps).map(with_registers));
-    let resident = |tile: &Tile| (caps.sms * tile.blocks_per_sm / tile.cluster).max(1) as usize;
+    let resident = |tile: &Tile| {
+        let blocks_per_sm = tile.blocks_per_sm.min(caps.threads_per_sm / tile.threads());
+        (caps.sms * blocks_per_sm / tile.cluster).max(1) as usize
+    };
     let (program, tile, blocks) = if let Some(tile) = on_chip {
         (Program::QuantizedForward, tile, problem.rows.div_ceil(tile.groups as usize))
     } else {

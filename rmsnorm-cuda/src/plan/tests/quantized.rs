@@ -37,7 +37,7 @@ fn rms_norm_to_codes_on_an_h200() {
             &[Tensor::CodesT],
             "quantized_forward threads=128 packs=4x8 grid=16384; transpose_codes threads=256 packs=1x8 ragged grid=4096",
         ),
-        // First the largest magnitude, by as many blocks as the device has room for four times.
+        // First the largest magnitude, by as many blocks as the device has room for.
         (
             ScaleKind::Current,
             &[],
@@ -52,6 +52,36 @@ fn rms_norm_to_codes_on_an_h200() {
     assert_eq!(words(MX, size, &along), expected);
     let long = "quantized_forward_streaming threads=8x1024 packs=1x8 ragged grid=32";
     assert_eq!(words(MX, (4, 2_097_152), &[]), long);
+}
+
+#[test]
+fn the_scale_of_a_tensor_is_looked_for_by_blocks_that_stay() {
+    for (size, expected) in [
+        (
+            (65536, 1024),
+            "threads=32 packs=4x8 rows=8 grid=528; quantized_forward threads=32 packs=4x8 rows=2 grid=32768",
+        ),
+        ((4096, 1024), "threads=32 packs=4x8 rows=8 grid=512; quantized_forward threads=32 packs=4x8 rows=2 grid=2048"),
+    ] {
+        let clear = "clear_amax threads=32 packs=1x8 ragged grid=1; quantized_forward ";
+        assert_eq!(words(ScaleKind::Current, size, &[]), format!("{clear}{expected}"));
+    }
+    for (caps, norm) in DEVICES.into_iter().flat_map(|caps| Norm::ALL.map(|norm| (caps, norm))) {
+        for (cols, tensors) in Plans::cols().into_iter().flat_map(|cols| [(cols, WEIGHT), (cols, WEIGHT_RESIDUAL)]) {
+            let call = problem(norm, ScaleKind::Current, (1 << 20, cols), tensors.with(Tensor::CodesT));
+            let plan = plan(&call, 16, &caps);
+            let [_, find, write, _] = plan.steps.map(|step| match step {
+                Some(Step::Launch { key, grid, threads, .. }) => Some((key, grid, threads)),
+                Some(Step::Zero { .. }) | None => None,
+            });
+            let (Some((find, grid, threads)), Some((write, ..))) = (find, write) else { panic!("{plan:?}") };
+            assert!(grid * threads <= caps.sms * caps.threads_per_sm, "{cols}: {plan:?}");
+            // Both compute the same rstd.
+            let lanes = |key: KernelKey| (key.program, key.tile.threads_per_row, key.tile.packs, key.tile.cluster);
+            assert_eq!(lanes(find), lanes(write), "{cols}: {plan:?}");
+            assert!(write.call.tensors.has(Tensor::CodesT) && !find.call.tensors.has(Tensor::CodesT), "{plan:?}");
+        }
+    }
 }
 
 /// What is folded into is not cleared, and what has no gaps not zeroed.
