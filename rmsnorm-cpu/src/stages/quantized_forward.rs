@@ -11,8 +11,10 @@ use super::MatrixMut;
 use super::forward::{ForwardRows, Row, Statistics};
 use crate::lanes::{self, Fenced, Full, LANES, Out, Piece, Simd, Stores};
 
-/// Pieces whose values wait for their scales together, and those of the widest set that does.
+/// Pieces whose values wait for their scales together.
 const BATCH: usize = 16;
+
+/// Pieces of the widest set that does so.
 const SET_PIECES: usize = 4;
 
 /// The rows of a quantized forward call, or some of them.
@@ -133,21 +135,18 @@ impl<'a, T: Element, W: Element, R: Element> QuantizedRows<'a, T, W, R> {
             // Of a set whose scale is found, the magnitudes have been looked for.
             let looks_for_amax = is_known && self.amax.is_some();
             let (width, groups) = sets(&self.quant, spec.cols);
-            // Where no scale is known yet, there is no room for codes.
-            let is_written = is_known || is_found;
-            let mut codes = if is_written { self.codes.row(r, spec.cols) } else { Out::none() };
             // Sets of whole pieces; a short one behind them goes the other way, as does a row that is one set.
             let has_whole = is_found && width < spec.cols && width <= SET_PIECES * LANES && width.is_multiple_of(LANES);
             let whole = if has_whole { spec.cols / width } else { 0 };
-            let pieces = width / LANES;
             let mut first = 0;
             while first < whole {
-                let sets = (first, pieces, (whole - first).min(BATCH / pieces));
+                let pieces = width / LANES;
+                let count = (whole - first).min(BATCH / pieces);
+                let mut codes = self.codes.row(r, spec.cols);
                 let mut find =
                     |scales: &mut [f32]| self.scaling.scales_of_sets(&self.quant, (r, first), groups, scales);
-                let magnitudes = values.write_sets::<S, T, W, R>(&mut row, &mut codes, sets, &mut find, stores);
-                largest = S::max_magnitude(largest, magnitudes);
-                first += sets.2;
+                values.write_sets::<S, T, W, R>(&mut row, &mut codes, (first, pieces, count), &mut find, stores);
+                first += count;
             }
             for group in whole..groups {
                 let columns = (group * width, spec.cols.min((group + 1) * width));
@@ -159,6 +158,7 @@ impl<'a, T: Element, W: Element, R: Element> QuantizedRows<'a, T, W, R> {
                 }
                 let scale = self.scaling.scale_of_set(&self.quant, (r, group), groups, amax);
                 let Some(scale) = scale else { continue };
+                let mut codes = self.codes.row(r, spec.cols);
                 let to = (scale, looks_for_amax);
                 let written = values.write::<S, T, W, R>(&mut row, &mut codes, columns, to, stores);
                 largest = S::max_magnitude(largest, written);
@@ -221,7 +221,8 @@ impl Values {
     }
 
     /// Writes the codes of some sets of whole pieces, from the first on, and y and residual_out where they are kept: v is computed once,
-    /// and waits for its scale together with that of other sets, so that no set waits for the one before. Gives the largest magnitudes.
+    /// and waits for its scale together with that of other sets, so that no set waits for the one before. Nobody asks for the largest
+    /// magnitude of a call whose scales are found.
     #[inline(always)]
     fn write_sets<S: Simd, T: Element, W: Element, R: Element>(
         self,
@@ -230,9 +231,8 @@ impl Values {
         (first, pieces, sets): (usize, usize, usize),
         find: &mut impl FnMut(&mut [f32]),
         stores: Stores<'_>,
-    ) -> S::Lanes {
+    ) {
         let (mut kept, mut scales) = ([S::splat(0.0); BATCH], [0.0; BATCH]);
-        let mut largest = S::splat(0.0);
         let start = first * pieces * LANES;
         for (set, (kept, amax)) in kept.chunks_exact_mut(pieces).zip(&mut scales).enumerate().take(sets) {
             let mut magnitudes = S::splat(0.0);
@@ -245,7 +245,6 @@ impl Values {
                 store_kept::<S, T, W, R, _>(row, piece, (h, y), stores);
             }
             *amax = S::fold_max(magnitudes);
-            largest = S::max_magnitude(largest, magnitudes);
         }
         find(&mut scales[..sets]);
         for (set, (kept, &scale)) in kept.chunks_exact(pieces).zip(&scales).enumerate().take(sets) {
@@ -255,7 +254,6 @@ impl Values {
                 lanes::store_codes::<S, _>(codes, piece, divisor.quotient(v), self.codes, stores);
             }
         }
-        largest
     }
 
     /// Writes the codes of columns that share this scale, and y and residual_out where they are kept. Gives the largest magnitudes,
