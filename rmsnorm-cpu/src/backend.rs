@@ -83,7 +83,8 @@ impl CpuBackend {
         if threads == 0 {
             return Err(unavailable("at least 1 thread is needed, got 0".into()));
         }
-        let process = std::process::id();
+        // One thread splits nothing, so nobody asks whose it is, and the system is not asked either.
+        let process = if threads == 1 { 0 } else { std::process::id() };
         let pool = if threads == 1 {
             None
         } else {
@@ -91,6 +92,40 @@ impl CpuBackend {
             Some(Arc::new(Pool(Some(pool.map_err(|error| unavailable(error.to_string()))?), process)))
         };
         Ok(CpuBackend { caps: Caps { isa, threads }, pool, process })
+    }
+
+    /// The strongest instruction set and exactly this number of threads, which all who ask for as many share: for libraries whose
+    /// own number of threads may change from call to call (PyTorch's). They are started when they are first asked for, end with
+    /// the process, and are a child's own after a fork.
+    ///
+    /// # Errors
+    /// As [`with`](Self::with).
+    ///
+    /// # Example
+    /// ```
+    /// # use rmsnorm_cpu::CpuBackend;
+    /// assert_eq!(CpuBackend::shared(2)?.threads(), 2);
+    /// # Ok::<(), rmsnorm_cpu::spec::Error>(())
+    /// ```
+    pub fn shared(threads: usize) -> Result<Self, Error> {
+        if threads <= 1 {
+            return CpuBackend::with(Isa::detect(), threads);
+        }
+        let process = std::process::id();
+        let mut place = &SHARED;
+        loop {
+            match place.get().map(AsRef::as_ref) {
+                Some(Shared { backend, .. }) if (backend.process, backend.threads()) == (process, threads) => {
+                    return Ok(backend.clone());
+                }
+                Some(shared) => place = &shared.next,
+                // If another thread is first here, its backend is looked at next, and this one's threads end.
+                None => drop(place.set(Box::new(Shared {
+                    backend: CpuBackend::with(Isa::detect(), threads)?,
+                    next: OnceLock::new(),
+                }))),
+            }
+        }
     }
 
     /// The instruction set in use.
@@ -214,6 +249,15 @@ impl SliceBackend for CpuBackend {
         &mut view[..len]
     }
 }
+
+/// A backend that [`CpuBackend::shared`] has made, and the one made after it. A list, as a lock that some thread holds at a fork is
+/// never released in the child.
+struct Shared {
+    backend: CpuBackend,
+    next: OnceLock<Box<Shared>>,
+}
+
+static SHARED: OnceLock<Box<Shared>> = OnceLock::new();
 
 /// A backend's own threads, and the process that has them.
 #[derive(Debug)]

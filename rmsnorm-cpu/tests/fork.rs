@@ -75,6 +75,13 @@ fn calls_in_a_forked_child_end_and_have_the_bits_of_the_parent() {
         of_child.threads() == 2 && results(&of_child) == expected
     });
     assert_eq!(with, Ok(true), "threads of the child's own");
+    let parents = CpuBackend::shared(2).unwrap();
+    assert!(results(&parents) == expected);
+    let shared = in_child(|| {
+        let of_child = CpuBackend::shared(2).unwrap();
+        of_child.threads() == 2 && results(&of_child) == expected && results(&parents) == expected
+    });
+    assert_eq!(shared, Ok(true), "as many threads as the parent shares");
     let dropped = in_child(move || {
         drop(own);
         true

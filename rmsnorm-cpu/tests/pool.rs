@@ -6,7 +6,7 @@ use rmsnorm_spec::NormSpec;
 
 /// Both stages of backward are split here, into two tasks and into more. The one test of this file, as threads are counted.
 #[test]
-fn no_thread_is_started_but_the_backends_own() {
+fn no_thread_is_started_but_the_backends_own_and_those_that_are_shared() {
     let backend = CpuBackend::with(Isa::detect(), 2).unwrap();
     let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
     let before = threads();
@@ -19,4 +19,9 @@ fn no_thread_is_started_but_the_backends_own() {
         backend.backward(&norm, Backward::new(&x, &x, &rstd, &mut out).dweight(&mut dweight)).unwrap();
     }
     assert_eq!(threads(), before);
+    // Who asks for as many threads shares them; one is the caller's own.
+    let shared = [3, 3, 1, 3].map(|threads| CpuBackend::shared(threads).unwrap());
+    assert_eq!(shared.map(|backend| backend.threads()), [3, 3, 1, 3]);
+    assert_eq!(threads(), before + 3);
+    assert!(CpuBackend::shared(0).is_err());
 }
