@@ -106,6 +106,24 @@ impl CudaBackend {
         CudaBackend::from_stream(context.default_stream())
     }
 
+    /// A backend on the default stream of a device's primary context, for memory and streams of other libraries, which work in
+    /// that context too (PyTorch, JAX, every program that uses CUDA's runtime): [`on_raw`](Self::on_raw) and
+    /// [`BorrowedSlice`](crate::BorrowedSlice). cudarc's events are off, so that a borrowed tensor costs none.
+    ///
+    /// # Safety
+    /// - Order: cudarc orders nothing between streams in this backend's context object. Where calls on one tensor go to several
+    ///   streams, the caller orders them, and keeps what they use alive until they are done.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub unsafe fn primary(ordinal: usize) -> Result<Self, Error> {
+        let backend = CudaBackend::new(ordinal)?;
+        // SAFETY:
+        // - order: the caller's promise; the context object is this backend's own, so nobody else relies on its events.
+        unsafe { backend.stream.context().disable_event_tracking() };
+        Ok(backend)
+    }
+
     /// How many CUDA devices there are; at least 1.
     ///
     /// # Errors

@@ -37,6 +37,7 @@ pub use backend::CudaBackend;
 pub use borrowed::BorrowedSlice;
 pub use cudarc;
 pub use error::DriverFailure;
+pub use plan::workspace_len_bound;
 #[doc(no_inline)]
 pub use rmsnorm_spec as spec;
 

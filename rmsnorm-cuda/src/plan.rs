@@ -216,6 +216,16 @@ pub(crate) fn workspace_len(problem: &Problem, caps: &Caps) -> usize {
     plan(problem, 16, caps).workspace.len
 }
 
+/// f32 elements of workspace that are enough for a backward call on any device with up to 256 multiprocessors: where a program is
+/// made on a machine without the device that runs it, as XLA may. [`NormBackend::workspace_len`](rmsnorm_spec::NormBackend::workspace_len)
+/// has what a device at hand needs, which is less; a call that is given too little is refused.
+pub fn workspace_len_bound(problem: &Problem) -> usize {
+    match problem.direction {
+        Direction::Backward => backward::workspace_len_bound(problem),
+        Direction::Forward | Direction::QuantizedForward => 0,
+    }
+}
+
 /// Elements of one pack: 16 bytes of the widest matrix.
 fn pack(activation: DType, stream: Option<DType>) -> u32 {
     let widest = stream.map_or(activation.size(), |stream| stream.size().max(activation.size()));

@@ -1,11 +1,21 @@
 //! Backward: the tile of a row, chunks of rows, and the workspace between its stages.
 
 use rmsnorm_gpu::reduction;
+use rmsnorm_gpu::tuning::find;
 use rmsnorm_spec::{DTypes, GradReduction, Problem, Tensor};
 
-use super::tuning::Ladders;
+use super::tuning::{Ladders, Tuning};
 use super::{Plan, Program, RESERVED_BYTES, Step, Tile, Workspace, found, key, pack};
 use crate::caps::Caps;
+
+/// Threads of a block of `BackwardColumns`, with a pack of columns each.
+const COLUMNS_THREADS: u32 = 256;
+
+/// Blocks of `BackwardColumns` for each multiprocessor.
+const STREAMING_BLOCKS_PER_SM: u64 = 16;
+
+/// Blocks of a cluster at the most.
+const MOST_CLUSTER: u32 = 8;
 
 /// Threads that share the partial rows of a column at the most.
 const MOST_REDUCE_GROUPS: u32 = 128;
@@ -19,6 +29,43 @@ pub(super) fn plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
         Some(tile) => on_chip(problem, Tile { access_bytes, ..tile }, caps),
         None => streaming(problem, Tile { pack, access_bytes, ..Tile::NONE }, caps),
     }
+}
+
+/// Multiprocessors of the largest device that [`workspace_len_bound`] is for. The largest there is has 192 (2026).
+const MOST_SMS: u32 = 256;
+
+/// Bytes of shared memory that a block may have on any device, and on any that has clusters.
+const LEAST_SHARED: usize = 64 << 10;
+const LEAST_SHARED_WITH_CLUSTERS: usize = 99 << 10;
+
+/// At least the workspace of the plan of this problem on any device with up to [`MOST_SMS`] multiprocessors.
+pub(super) fn workspace_len_bound(problem: &Problem) -> usize {
+    let pack = pack(problem.dtypes.activation, Some(problem.dtypes.residual));
+    let Ladders { cluster, block, long: _ } = Tuning::H200.ladders(problem, pack);
+    let packs = problem.cols.div_ceil(pack as usize);
+    let rows = problem.rows as u64;
+    // Each table's tile, and the shared memory of the least device that may take it.
+    let tiles = [(cluster, LEAST_SHARED_WITH_CLUSTERS), (block, LEAST_SHARED)]
+        .map(|(ladder, shared)| (find(ladder, packs).map(|tile| Tile { pack, ..tile }), shared));
+    let packs_of = |tile: &Tile| packs.div_ceil((tile.cluster * tile.threads_per_row) as usize) as u32;
+    let fits = |(tile, shared): &(Option<Tile>, usize)| {
+        let one = |tile: Tile| Tile { packs: packs_of(&tile), stages: 1, ..tile };
+        tile.is_none_or(|tile| shared_bytes(problem, &one(tile)) + RESERVED_BYTES <= *shared)
+    };
+    let is_on_chip = tiles[1].0.is_some() && tiles.iter().all(fits);
+    // Blocks that share the rows, if all multiprocessors have as many as they may: by those tiles, and by the kernels for rows
+    // that fit nowhere.
+    let column_tiles = (problem.cols as u64).div_ceil((pack * COLUMNS_THREADS).into());
+    let streaming = (STREAMING_BLOCKS_PER_SM * u64::from(MOST_SMS)).div_ceil(column_tiles);
+    let on_chip = tiles.into_iter().filter_map(|(tile, _)| tile);
+    let on_chip = on_chip.map(|tile| u64::from(MOST_SMS * tile.blocks_per_sm / tile.cluster).max(1));
+    let blocks = on_chip.fold(if is_on_chip { 0 } else { streaming }, u64::max).min(rows);
+    // Whole rounds of blocks are at most one round more than the rows ask for.
+    let chunks = blocks + rows / most_rows(rows, 1).max(1);
+    let slices = column_tiles.max(u64::from(MOST_CLUSTER));
+    let plan = finish(problem, chunks, slices, [None; 2]);
+    let row_sums = if is_on_chip { 0 } else { 2 * problem.rows + reduction::ALIGNMENT_SLACK as usize };
+    plan.workspace.len.next_multiple_of(4) + row_sums
 }
 
 /// The row stays on chip: one kernel, and the second stage.
@@ -39,11 +86,11 @@ fn on_chip(problem: &Problem, tile: Tile, caps: &Caps) -> Plan {
 fn streaming(problem: &Problem, tile: Tile, caps: &Caps) -> Plan {
     let row_tile =
         Tile { packs: 1, threads_per_row: 512, groups: 1, cluster: caps.max_cluster, blocks_per_sm: 2, ..tile };
-    let col_tile = Tile { packs: 1, threads_per_row: 256, groups: 1, blocks_per_sm: 3, ..tile };
+    let col_tile = Tile { packs: 1, threads_per_row: COLUMNS_THREADS, groups: 1, blocks_per_sm: 3, ..tile };
     let (rows, tiles) =
         (problem.rows as u64, (problem.cols as u64).div_ceil((col_tile.pack * col_tile.threads()).into()));
     // Enough blocks for every multiprocessor to have several, and to even out.
-    let blocks = (16 * u64::from(caps.sms)).div_ceil(tiles).min(rows);
+    let blocks = (STREAMING_BLOCKS_PER_SM * u64::from(caps.sms)).div_ceil(tiles).min(rows);
     let chunks = reduction::chunks(rows, blocks, most_rows(rows, 1));
     let clusters = problem.rows.min((2 * caps.sms / row_tile.cluster).max(1) as usize);
     let sums = Step::Launch {

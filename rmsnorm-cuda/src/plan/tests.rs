@@ -14,9 +14,9 @@ use rmsnorm_gpu::testing::plans::{Parts, Planner, for_all};
 use rmsnorm_gpu::testing::{
     self, BF16, BF16_STREAM_F32, Call, DWEIGHT, DWEIGHT_DBIAS, F32, WEIGHT, WEIGHT_BIAS, WEIGHT_RESIDUAL,
 };
-use rmsnorm_spec::{DType, DTypes, Direction, GradReduction, Problem, Tensor, TensorSet};
+use rmsnorm_spec::{DType, DTypes, Direction, GradReduction, Norm, Problem, Tensor, TensorSet};
 
-use super::{KernelKey, Plan, Program, Step, Tile, plan, workspace_len};
+use super::{KernelKey, Plan, Program, Step, Tile, plan, workspace_len, workspace_len_bound};
 use crate::caps::Caps;
 
 const DEVICES: [Caps; 3] = [Caps::h200(), Caps::a100(), Caps::t4()];

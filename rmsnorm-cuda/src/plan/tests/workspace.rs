@@ -73,3 +73,28 @@ fn callers_are_told_what_a_plan_needs() {
         }
     }
 }
+
+/// Whoever has no device yet is told enough for each.
+#[test]
+fn the_bound_is_enough_on_every_device() {
+    // A device of twice the size, and one that has clusters and less shared memory (sm_120).
+    let small =
+        Caps { shared_per_block_optin: 99 << 10, shared_per_sm: 100 << 10, threads_per_sm: 1536, ..Caps::h200() };
+    let largest = [DEVICES[0], DEVICES[1], DEVICES[2], small].map(|caps| Caps { sms: 256, ..caps });
+    for caps in DEVICES.into_iter().chain(largest) {
+        for (call, rows, cols) in sizes() {
+            let problem = call.problem(rows, cols);
+            let (need, bound) = (workspace_len(&problem, &caps), workspace_len_bound(&problem));
+            assert!(need <= bound, "{rows}x{cols} {call:?} on {caps:?}: {need} > {bound}");
+        }
+    }
+}
+
+/// And not much more than an H200 needs: each of its 132 multiprocessors has as many blocks as the bound counts for 256.
+#[test]
+fn the_bound_is_of_the_size_of_what_is_needed() {
+    let problem = Problem::backward(Norm::Rms, 8192, 4096, DType::Bf16, &[Tensor::Weight, Tensor::Dweight]);
+    let (need, bound) = (workspace_len(&problem, &Caps::h200()), workspace_len_bound(&problem));
+    assert!(bound <= 3 * need, "{bound} for {need}");
+    assert_eq!(workspace_len_bound(&Problem::forward(Norm::Rms, 8192, 4096, DType::Bf16, &[Tensor::Weight])), 0);
+}
