@@ -1,0 +1,86 @@
+//! The backends of this process: for the CPU one for each number of threads, one for each CUDA device, made when they are first used.
+
+use std::ptr::null_mut;
+use std::sync::{PoisonError, RwLock};
+
+use rmsnorm_core::cpu::CpuBackend;
+use rmsnorm_core::cuda::CudaBackend;
+use rmsnorm_core::cuda::cudarc::driver::sys;
+use rmsnorm_core::{Error, Problem};
+
+use crate::call::Call;
+use crate::foreign::Place;
+
+/// The backend of host memory, with so many threads.
+pub(crate) fn cpu(threads: Option<usize>) -> Result<CpuBackend, Error> {
+    match threads {
+        Some(threads) => CpuBackend::shared(threads.max(1)),
+        None => Ok(CpuBackend::new()),
+    }
+}
+
+/// The backend of a CUDA device's primary context. Its kernels stay loaded.
+pub(crate) fn cuda(ordinal: usize) -> Result<CudaBackend, Error> {
+    static BACKENDS: RwLock<Vec<(usize, CudaBackend)>> = RwLock::new(Vec::new());
+    // What is in the list is whole, whoever panicked.
+    let found = |backends: &Vec<(usize, CudaBackend)>| {
+        backends.iter().find(|(number, _)| *number == ordinal).map(|(_, backend)| backend.clone())
+    };
+    if let Some(backend) = found(&BACKENDS.read().unwrap_or_else(PoisonError::into_inner)) {
+        return Ok(backend);
+    }
+    // SAFETY:
+    // - order: every call goes to the stream that the tensors' owner has them on, and what orders streams is theirs.
+    let backend = unsafe { CudaBackend::primary(ordinal)? };
+    let mut backends = BACKENDS.write().unwrap_or_else(PoisonError::into_inner);
+    if let Some(first) = found(&backends) {
+        return Ok(first);
+    }
+    backends.push((ordinal, backend.clone()));
+    Ok(backend)
+}
+
+/// Keeps the calling thread's current CUDA context: PyTorch and JAX take it for their current device.
+pub(crate) struct KeepCurrent(sys::CUcontext);
+
+impl KeepCurrent {
+    /// Until this is dropped a backend of that device may make its own context current.
+    pub(crate) fn new(ordinal: usize) -> Result<Self, Error> {
+        // Which also finds out whether there is a driver to ask.
+        cuda(ordinal)?;
+        let mut current = null_mut();
+        // SAFETY:
+        // - library: the driver is loaded, as there is a backend;
+        // - pointer: to a local of the type that the call writes.
+        let failed = unsafe { sys::cuCtxGetCurrent(&raw mut current) }.result();
+        failed.map_err(|error| Error::Device { backend: "cuda", source: Box::new(error) })?;
+        Ok(KeepCurrent(current))
+    }
+}
+
+impl Drop for KeepCurrent {
+    fn drop(&mut self) {
+        // None was current in a thread that used no CUDA: a runtime call there makes the primary one current, as ours has.
+        if !self.0.is_null() {
+            // SAFETY:
+            // - library: loaded;
+            // - context: was current when this was made, and contexts of frameworks are not destroyed while they call.
+            // Its failure would be that of a lost context, which the next call tells.
+            let _ = unsafe { sys::cuCtxSetCurrent(self.0) };
+        }
+    }
+}
+
+/// The f32 elements of workspace that a call needs there.
+pub(crate) fn workspace_len(place: Place, problem: &Problem) -> Result<usize, Error> {
+    Ok(match place {
+        Place::Cpu { .. } => CpuBackend::new().workspace_len(problem),
+        Place::Cuda { ordinal, .. } => cuda(ordinal)?.workspace_len(problem),
+    })
+}
+
+/// Compiles what a call needs on that CUDA device.
+pub(crate) fn prepare(ordinal: usize, call: &Call) -> Result<(), Error> {
+    let _current = KeepCurrent::new(ordinal)?;
+    cuda(ordinal)?.prepare(&call.problem()?)
+}

@@ -1,0 +1,54 @@
+//! The extension module `rmsnorm._native`: what frameworks call, over `rmsnorm-core`. It holds no arithmetic.
+//!
+//! | here | role |
+//! |---|---|
+//! | `foreign` | tensors of other libraries: address, storage, rows |
+//! | `call` | a call on foreign tensors; dtypes become types |
+//! | `lender` | addresses become a backend's views |
+//! | `device` | the backends of the process |
+//! | `torch` | operators of PyTorch's dispatcher, through libtorch's stable C interface |
+//! | `xla` | handlers of XLA's foreign function interface, for JAX |
+//! | `arrays` | arrays of NumPy and others, through DLPack |
+
+mod arrays;
+mod call;
+mod device;
+mod foreign;
+mod lender;
+mod torch;
+mod xla;
+
+use pyo3::prelude::*;
+
+/// Fused RMSNorm and LayerNorm: the native half of the package.
+#[pymodule(gil_used = false)]
+mod _native {
+    use super::*;
+
+    #[pymodule_export]
+    use crate::arrays::run_arrays;
+    #[pymodule_export]
+    use crate::torch::{register_torch_operators, torch_schemas};
+    #[pymodule_export]
+    use crate::xla::{xla_handlers, xla_layouts, xla_workspace_len};
+
+    /// Why there is no CUDA device to be used; None if there is.
+    #[pyfunction]
+    fn why_no_cuda(py: Python<'_>) -> Option<String> {
+        py.detach(|| device::cuda(0)).err().map(|error| error.to_string())
+    }
+
+    /// The devices of this machine: name, whether it can be used, and what it is or why not.
+    #[pyfunction]
+    fn devices(py: Python<'_>) -> Vec<(String, bool, String)> {
+        let all = py.detach(rmsnorm_core::available);
+        let words = all.into_iter().map(|found| {
+            let (is_there, text) = match found.status {
+                Ok(text) => (true, text),
+                Err(reason) => (false, reason),
+            };
+            (found.device.to_string(), is_there, text)
+        });
+        words.collect()
+    }
+}

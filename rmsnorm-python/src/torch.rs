@@ -1,0 +1,273 @@
+//! The operators `rmsnorm::*` of PyTorch's dispatcher, through libtorch's stable C interface: no Python on the way from the
+//! dispatcher to the kernel, and nothing linked.
+//!
+//! | here | role |
+//! |---|---|
+//! | `operator` | the operators as data |
+//! | `shim` | libtorch's functions |
+//! | `tensor` | PyTorch's tensors |
+//! | `quantized` | which codes and scales, and how they lie |
+
+mod operator;
+mod quantized;
+mod shim;
+mod tensor;
+
+use std::ffi::CString;
+use std::sync::OnceLock;
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use rmsnorm_core::{CastOrder, DType, Direction, Error, Norm, NormSpec, RowLayout, Tensor, TensorShape};
+
+use crate::call::{Call, F32};
+use crate::device;
+use crate::foreign::{Foreign, Place, shape_of, sizes};
+use operator::{OPERATORS, Operator, Parameter};
+use shim::{Kernel, Shim, Value};
+use tensor::{DeviceOf, Owned};
+
+static SHIM: OnceLock<Shim> = OnceLock::new();
+
+/// Results of an operator at the most.
+const MOST_RESULTS: usize = 4;
+
+/// The arguments of a call, as the dispatcher gave them. All are taken before anything is looked at, so that all are let go.
+struct Arguments<'s> {
+    tensors: [Option<Owned<'s>>; Tensor::COUNT],
+    eps: f64,
+    weight_offset: f64,
+    cast_before_weight: bool,
+    needed: [bool; Tensor::COUNT],
+    codes_type: i64,
+    scale_kind: i64,
+}
+
+impl<'s> Arguments<'s> {
+    /// # Safety
+    /// - Values: they are the stack of a call of this operator, whose tensors the kernel is to own.
+    unsafe fn take(shim: &'s Shim, operator: &Operator, values: &[Value]) -> Self {
+        let mut arguments = Arguments {
+            tensors: [const { None }; Tensor::COUNT],
+            eps: 0.0,
+            weight_offset: 0.0,
+            cast_before_weight: false,
+            needed: [false; Tensor::COUNT],
+            codes_type: 0,
+            scale_kind: 0,
+        };
+        for (parameter, &value) in operator.parameters.iter().zip(values) {
+            match *parameter {
+                // SAFETY:
+                // - value: of this kind, by the schema that is made from the same list.
+                Parameter::Tensor(tensor) => unsafe {
+                    arguments.tensors[tensor as usize] = Some(Owned::of_value(shim, value));
+                },
+                // SAFETY:
+                // - value: as above.
+                Parameter::Optional(tensor) => unsafe {
+                    arguments.tensors[tensor as usize] = Owned::of_optional(shim, value);
+                },
+                Parameter::Eps => arguments.eps = f64::from_bits(value),
+                Parameter::WeightOffset => arguments.weight_offset = f64::from_bits(value),
+                // Of a bool the lowest byte is given.
+                Parameter::CastBeforeWeight => arguments.cast_before_weight = value as u8 != 0,
+                Parameter::Need(tensor) => arguments.needed[tensor as usize] = value as u8 != 0,
+                Parameter::CodeType => arguments.codes_type = value.cast_signed(),
+                Parameter::ScaleKind => arguments.scale_kind = value.cast_signed(),
+            }
+        }
+        arguments
+    }
+
+    fn tensor(&self, tensor: Tensor) -> Option<&Owned<'s>> {
+        self.tensors[tensor as usize].as_ref()
+    }
+
+    /// `x` or, in backward, `dy`: whose shape and device are the call's.
+    fn main(&self, direction: Direction) -> Result<&Owned<'s>, Error> {
+        let tensor = if direction == Direction::Backward { Tensor::Dy } else { Tensor::X };
+        self.tensor(tensor).ok_or(Error::Missing { arg: tensor.name(), why: "every call has it" })
+    }
+
+    fn spec(&self, norm: Norm, rows: usize, cols: usize) -> NormSpec {
+        let cast_order = if self.cast_before_weight { CastOrder::BeforeWeight } else { CastOrder::AtStore };
+        let spec = NormSpec::new(norm, rows, cols, self.eps as f32).weight_offset(self.weight_offset as f32);
+        spec.cast_order(cast_order)
+    }
+
+    /// Gives the call the tensors that are read. Copies of those whose rows are too far from regular are pushed to the list.
+    fn give(&self, call: &mut Call, dims: &[i64], device: DeviceOf, copies: &mut Vec<Owned<'s>>) -> Result<(), Error> {
+        for tensor in Tensor::ALL {
+            let Some(owned) = self.tensor(tensor) else { continue };
+            if owned.device()? != device {
+                let rule = "it is on the device of the others".into();
+                return Err(Error::InvalidArgument { arg: tensor.name(), rule });
+            }
+            let got = owned.dims()?;
+            let expected = shape_of(tensor, dims).unwrap_or(got);
+            if got != expected {
+                let rule = format!("expected the shape {expected:?}, got {got:?}");
+                return Err(Error::InvalidArgument { arg: tensor.name(), rule });
+            }
+            // Vectors that are views, of every second element say, are copied too.
+            let (foreign, copy) = if got.is_empty() { (one(owned, tensor)?, None) } else { owned.rows(tensor)? };
+            copies.extend(copy);
+            call.with(tensor, foreign)?;
+        }
+        Ok(())
+    }
+}
+
+/// A scalar as a vector of one element: a scale, or the statistics of an `x` that is one row.
+fn one(owned: &Owned<'_>, tensor: Tensor) -> Result<Foreign, Error> {
+    let no_dims = || Error::InvalidArgument { arg: tensor.name(), rule: "it has at least one dimension".into() };
+    let is_scalar = matches!(tensor.shape(), TensorShape::One | TensorShape::Rows);
+    let foreign = Foreign::dense(owned.data()?, owned.storage(tensor)?, &[1]);
+    foreign.filter(|_| is_scalar).ok_or_else(no_dims)
+}
+
+/// Runs an operator; its results are new tensors.
+fn run(shim: &Shim, operator: &Operator, arguments: &Arguments<'_>) -> Result<[Option<Value>; MOST_RESULTS], Error> {
+    let main = arguments.main(operator.direction)?;
+    let (dims, device) = (main.dims()?, main.device()?);
+    let arg = if operator.direction == Direction::Backward { "dy" } else { "x" };
+    let refuse =
+        || Error::InvalidArgument { arg, rule: format!("it has at least one dimension, got the shape {dims:?}") };
+    let RowLayout { rows, cols, .. } = sizes(dims).and_then(RowLayout::dense).ok_or_else(refuse)?;
+    let mut call = Call::new(operator.direction, arguments.spec(operator.norm, rows, cols));
+    let mut copies = Vec::new();
+    arguments.give(&mut call, dims, device, &mut copies)?;
+    if operator.direction == Direction::QuantizedForward {
+        call.quant = Some(quantized::spec(arguments.codes_type, arguments.scale_kind, rows)?);
+    }
+    // Gradients of parameters have the parameters' dtype, and f32 without a weight.
+    let dtypes = call.dtypes()?;
+    let weight =
+        arguments.tensor(Tensor::Weight).or(arguments.tensor(Tensor::Bias)).map_or(DType::F32, |_| dtypes.weight);
+    let dtypes = rmsnorm_core::DTypes { weight, ..dtypes };
+    dtypes.check()?;
+
+    let mut results = [const { None }; MOST_RESULTS];
+    for (result, &tensor) in results.iter_mut().zip(operator.results) {
+        let storage = tensor.storage(operator.direction, dtypes, call.quant.as_ref()).unwrap_or(F32);
+        let is_optional = operator.parameters.contains(&Parameter::Need(tensor));
+        let is_absent = is_optional && !arguments.needed[tensor as usize]
+            || tensor == Tensor::ResidualOut && arguments.tensor(Tensor::Residual).is_none();
+        let made = if is_absent {
+            Owned::empty(shim, &[0], storage, device)?
+        } else if let (Tensor::Scales, Some(quant)) = (tensor, &call.quant) {
+            let made = quantized::scales(shim, quant, dims, (rows, cols), device)?;
+            if let Some(len) = quant.scales_len(rows, cols).filter(|len| *len > 0) {
+                let scales = Foreign { data: made.data()?, storage, layout: vector(len)? };
+                call.with(tensor, scales)?;
+            }
+            made
+        } else {
+            let shape = shape_of(tensor, dims).unwrap_or(dims);
+            let made = Owned::empty(shim, shape, storage, device)?;
+            let layout = if tensor.is_matrix() {
+                RowLayout::dense(&[rows, cols]).ok_or_else(refuse)?
+            } else {
+                vector(if tensor.shape() == TensorShape::Cols { cols } else { rows })?
+            };
+            call.with(tensor, Foreign { data: made.data()?, storage, layout })?;
+            made
+        };
+        *result = Some(made);
+    }
+
+    let place = shim.place(device)?;
+    // PyTorch's memory: counted there, ordered by its stream, and no allocation of ours in a captured graph.
+    let len = match (operator.direction, place) {
+        (Direction::Backward, Place::Cuda { .. }) => device::workspace_len(place, &call.problem()?)?,
+        _ => 0,
+    };
+    let workspace = (len > 0).then(|| Owned::empty(shim, &[len as i64], F32, device)).transpose()?;
+    if let Some(workspace) = &workspace {
+        call.with(Tensor::Workspace, Foreign { data: workspace.data()?, storage: F32, layout: vector(len)? })?;
+    }
+    // SAFETY:
+    // - memory: of tensors that are held until this returns, and that PyTorch's allocator then keeps for the work of its stream;
+    // - sharing: results are new; arguments are PyTorch's to order, by its stream;
+    // - stream: PyTorch's current one, which it never destroys.
+    unsafe { call.run(place)? };
+    Ok(results.map(|made| made.map(Owned::into_value)))
+}
+
+fn vector(len: usize) -> Result<RowLayout, Error> {
+    RowLayout::dense(&[len]).ok_or(Error::EmptyRow)
+}
+
+/// What the dispatcher calls.
+///
+/// # Safety
+/// - Stack: it is that of a call of the operator.
+unsafe fn kernel(operator: &Operator, stack: *mut Value, inputs: u64) {
+    // Registered by `register_torch_operators`, which fills it first.
+    let Some(shim) = SHIM.get() else { return };
+    let called = || {
+        // SAFETY:
+        // - stack: as many values as the operator has parameters.
+        let values = unsafe { std::slice::from_raw_parts(stack, inputs as usize) };
+        // SAFETY:
+        // - values: the caller's promise.
+        let arguments = unsafe { Arguments::take(shim, operator, values) };
+        run(shim, operator, &arguments)
+    };
+    let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(called));
+    let message = match done {
+        Ok(Ok(results)) => {
+            for (index, value) in results.into_iter().flatten().enumerate() {
+                // SAFETY:
+                // - stack: has room for the results of the schema, which are these.
+                unsafe { stack.add(index).write(value) };
+            }
+            return;
+        }
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => format!("rmsnorm::{} panicked, which is a bug in rmsnorm", operator.name),
+    };
+    shim.thrower.throw(message)
+}
+
+/// A function of its own for each operator, as the dispatcher tells a kernel nothing about what it was called as.
+macro_rules! kernels {
+    ($($index:literal)*) => {
+        [$({
+            unsafe extern "C-unwind" fn called(stack: *mut Value, inputs: u64, _outputs: u64) {
+                // SAFETY:
+                // - stack: the dispatcher's, for the operator that this is registered as.
+                unsafe { kernel(&OPERATORS[$index], stack, inputs) }
+            }
+            called as Kernel
+        }),*]
+    };
+}
+
+const KERNELS: [Kernel; OPERATORS.len()] = kernels!(0 1 2 3 4 5 6 7 8);
+
+/// The schemas of the operators, to be defined in the namespace `rmsnorm`.
+#[pyfunction]
+pub(crate) fn torch_schemas() -> Vec<String> {
+    OPERATORS.iter().map(Operator::schema).collect()
+}
+
+/// Registers the kernels of the operators, for the CPU and for CUDA. `libtorch_cpu` and `libtorch_cuda` are the paths of libraries
+/// that PyTorch has loaded.
+#[pyfunction]
+#[pyo3(signature = (libtorch_cpu, libtorch_cuda=None))]
+pub(crate) fn register_torch_operators(libtorch_cpu: &str, libtorch_cuda: Option<&str>) -> PyResult<()> {
+    let fail = |message: String| PyRuntimeError::new_err(message);
+    // SAFETY:
+    // - libraries: the caller's, of the PyTorch that it has imported; the package asks for 2.10 or later.
+    let shim = unsafe { Shim::load(libtorch_cpu, libtorch_cuda) }.map_err(|error| fail(error.to_string()))?;
+    let shim = SHIM.get_or_init(|| shim);
+    for (operator, kernel) in OPERATORS.iter().zip(KERNELS) {
+        let name = CString::new(operator.name)?;
+        for key in [c"CPU", c"CUDA"] {
+            shim.register(c"rmsnorm", key, &name, kernel).map_err(fail)?;
+        }
+    }
+    Ok(())
+}

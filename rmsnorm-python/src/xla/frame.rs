@@ -1,0 +1,227 @@
+//! What a call frame of XLA's holds, read safely.
+
+use std::ffi::{CString, c_void};
+use std::mem::offset_of;
+use std::ptr::null_mut;
+
+use rmsnorm_core::{DType, Error, RowLayout, Storage, Tensor};
+
+use super::api::{self, Buffer, CallFrame};
+use crate::foreign::{Foreign, Place, not_a_float};
+
+/// A call frame, for the time of the call.
+pub(super) struct Frame<'a>(&'a CallFrame);
+
+fn invalid(arg: &'static str, rule: impl Into<String>) -> Error {
+    Error::InvalidArgument { arg, rule: rule.into() }
+}
+
+fn failed(what: &'static str) -> Error {
+    Error::Device { backend: "xla", source: format!("{what} failed").into() }
+}
+
+impl<'a> Frame<'a> {
+    /// # Safety
+    /// - Frame: it is one that XLA made, and lives for `'a`.
+    pub(super) unsafe fn new(frame: *const CallFrame) -> Self {
+        // SAFETY:
+        // - frame: the caller's promise.
+        Frame(unsafe { &*frame })
+    }
+
+    /// Answers XLA's question about the handler: the version of the interface that it speaks, and that its calls may be captured
+    /// into CUDA graphs. Whether there was that question.
+    pub(super) fn answers_metadata(&self) -> bool {
+        let mut extension = self.0.extension_start;
+        // SAFETY:
+        // - list: of extensions that live as long as the frame, each beginning with these fields.
+        while let Some(base) = unsafe { extension.as_ref() } {
+            if base.kind == api::EXTENSION_METADATA {
+                // SAFETY:
+                // - kind: says that it is this extension, whose metadata is there to be written. The fields are in every version.
+                let metadata = unsafe { &mut *(*extension.cast::<api::MetadataExtension>()).metadata };
+                // SAFETY:
+                // - table: null, or one that lives as long as the process.
+                let theirs = unsafe { self.0.api.as_ref() }.map_or(*api::MINOR.start(), |api| api.version.minor);
+                metadata.api_version.major = api::MAJOR;
+                metadata.api_version.minor = theirs.clamp(*api::MINOR.start(), *api::MINOR.end());
+                metadata.traits = api::COMMAND_BUFFER_COMPATIBLE;
+                return true;
+            }
+            extension = base.next;
+        }
+        false
+    }
+
+    pub(super) fn stage(&self) -> i32 {
+        self.0.stage
+    }
+
+    pub(super) fn args(&self) -> Vec<Array<'a>> {
+        Frame::arrays(&self.0.args)
+    }
+
+    pub(super) fn results(&self) -> Vec<Array<'a>> {
+        Frame::arrays(&self.0.results)
+    }
+
+    fn arrays(of: &'a api::Buffers) -> Vec<Array<'a>> {
+        let array = |index| {
+            // SAFETY:
+            // - memory: `len` addresses of buffers that live as long as the frame.
+            Array(unsafe { &**of.buffers.add(index) })
+        };
+        (0..usize::try_from(of.len).unwrap_or(0)).map(array).collect()
+    }
+
+    /// The kind and the value of an attribute.
+    fn attribute(&self, name: &'static str) -> Result<(i32, *const c_void), Error> {
+        let attributes = &self.0.attributes;
+        for index in 0..usize::try_from(attributes.len).unwrap_or(0) {
+            // SAFETY:
+            // - memory: `len` names, kinds and values that live as long as the frame; a name is `len` bytes at `data`.
+            let (found, kind, value) = unsafe {
+                let span = &**attributes.names.add(index);
+                let found = std::slice::from_raw_parts(span.data, span.len);
+                (found, *attributes.kinds.add(index), *attributes.values.add(index))
+            };
+            if found == name.as_bytes() {
+                return Ok((kind, value));
+            }
+        }
+        Err(Error::Missing { arg: name, why: "it is an attribute of every call" })
+    }
+
+    fn scalar<T: Copy>(&self, name: &'static str, dtype: i32) -> Result<T, Error> {
+        let (kind, value) = self.attribute(name)?;
+        if kind != api::ATTRIBUTE_SCALAR {
+            return Err(invalid(name, "the attribute is a scalar"));
+        }
+        // SAFETY:
+        // - kind: says that it is a scalar, of the dtype it has.
+        let scalar = unsafe { &*value.cast::<api::Scalar>() };
+        if scalar.dtype != dtype {
+            return Err(invalid(name, format!("the attribute has XLA's dtype {dtype}, got {}", scalar.dtype)));
+        }
+        // SAFETY:
+        // - dtype: was just found to be that of `T`, which the callers below pair.
+        Ok(unsafe { *scalar.value.cast::<T>() })
+    }
+
+    pub(super) fn float(&self, name: &'static str) -> Result<f32, Error> {
+        self.scalar(name, api::F32)
+    }
+
+    pub(super) fn integer(&self, name: &'static str) -> Result<i64, Error> {
+        self.scalar(name, api::S64)
+    }
+
+    pub(super) fn flag(&self, name: &'static str) -> Result<bool, Error> {
+        Ok(self.scalar::<u8>(name, api::PRED)? != 0)
+    }
+
+    pub(super) fn string(&self, name: &'static str) -> Result<&'a str, Error> {
+        let (kind, value) = self.attribute(name)?;
+        if kind != api::ATTRIBUTE_STRING {
+            return Err(invalid(name, "the attribute is a string"));
+        }
+        // SAFETY:
+        // - kind: says that it is a span of bytes, which lives as long as the frame.
+        let bytes = unsafe {
+            let span = &*value.cast::<api::ByteSpan>();
+            std::slice::from_raw_parts(span.data, span.len)
+        };
+        std::str::from_utf8(bytes).map_err(|error| invalid(name, error.to_string()))
+    }
+
+    /// The device that the buffers are on.
+    pub(super) fn ordinal(&self) -> Result<usize, Error> {
+        // SAFETY:
+        // - table: XLA's, which lives as long as the process.
+        let api = unsafe { &*self.0.api };
+        let end = offset_of!(api::Api, device_ordinal_get) + size_of::<*const c_void>();
+        let mut args = api::DeviceOrdinalGetArgs {
+            struct_size: size_of::<api::DeviceOrdinalGetArgs>(),
+            extension_start: null_mut(),
+            context: self.0.context,
+            ordinal: 0,
+        };
+        // A runtime without it has one device in use here, or says which by the stream.
+        let Some(get) = (api.struct_size >= end).then_some(api.device_ordinal_get).flatten() else { return Ok(0) };
+        // SAFETY:
+        // - function: by the header, with its struct.
+        if !unsafe { get(&raw mut args) }.is_null() {
+            return Err(failed("XLA_FFI_DeviceOrdinal_Get"));
+        }
+        usize::try_from(args.ordinal).map_err(|_| failed("XLA_FFI_DeviceOrdinal_Get"))
+    }
+
+    /// The device and the stream that the call goes to.
+    pub(super) fn cuda(&self) -> Result<Place, Error> {
+        // SAFETY:
+        // - table: as above.
+        let api = unsafe { &*self.0.api };
+        let mut args = api::StreamGetArgs {
+            struct_size: size_of::<api::StreamGetArgs>(),
+            extension_start: null_mut(),
+            context: self.0.context,
+            stream: null_mut(),
+        };
+        let get = api.stream_get.ok_or_else(|| failed("XLA_FFI_Stream_Get"))?;
+        // SAFETY:
+        // - function: by the header, with its struct.
+        if !unsafe { get(&raw mut args) }.is_null() {
+            return Err(failed("XLA_FFI_Stream_Get"));
+        }
+        Ok(Place::Cuda { ordinal: self.ordinal()?, stream: args.stream })
+    }
+
+    /// An error as XLA takes it.
+    pub(super) fn error(&self, code: i32, message: &str) -> *mut c_void {
+        let message = CString::new(message.replace('\0', " ")).unwrap_or_default();
+        let mut args = api::ErrorCreateArgs {
+            struct_size: size_of::<api::ErrorCreateArgs>(),
+            extension_start: null_mut(),
+            message: message.as_ptr(),
+            code,
+        };
+        // SAFETY:
+        // - table, function: XLA's own; it copies the message.
+        unsafe { (*self.0.api).error_create.map_or(null_mut(), |create| create(&raw mut args)) }
+    }
+}
+
+/// An array of the call.
+#[derive(Clone, Copy)]
+pub(super) struct Array<'a>(&'a Buffer);
+
+impl<'a> Array<'a> {
+    pub(super) fn dims(&self) -> &'a [i64] {
+        match usize::try_from(self.0.rank) {
+            Ok(rank @ 1..) => {
+                // SAFETY:
+                // - memory: `rank` numbers that live as long as the frame.
+                unsafe { std::slice::from_raw_parts(self.0.dims, rank) }
+            }
+            Ok(0) | Err(_) => &[],
+        }
+    }
+
+    pub(super) fn storage(&self, tensor: Tensor) -> Result<Storage, Error> {
+        Ok(Storage::Float(match self.0.dtype {
+            api::F32 => DType::F32,
+            api::F16 => DType::F16,
+            api::BF16 => DType::Bf16,
+            other => return Err(not_a_float(tensor, &format!("XLA's dtype {other}"))),
+        }))
+    }
+
+    /// The `index`th of the parts of so many elements that it consists of, with that layout.
+    pub(super) fn part(&self, tensor: Tensor, index: usize, layout: RowLayout) -> Result<Foreign, Error> {
+        let storage = self.storage(tensor)?;
+        let bytes = index * layout.rows * layout.cols * storage.size();
+        // Not dereferenced where there is none: XLA gives no addresses before a call is executed.
+        let data = self.0.data.cast::<u8>().wrapping_add(bytes).cast();
+        Ok(Foreign { data, storage, layout })
+    }
+}
