@@ -1,0 +1,56 @@
+"""Outputs held to the error bounds of math.md: its reference and bounds, as the Rust suite's are checked against."""
+
+import pathlib
+import sys
+
+import numpy as np
+
+_GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "rmsnorm-conformance/tests/golden"
+sys.path.insert(0, str(_GOLDEN))
+import bounds  # noqa: E402
+
+# rho: of the kernels of CUDA, whose bounds contain those of the CPU.
+_ARITHMETIC = bounds.Arithmetic(rho=2.0, k=2.0)
+_NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+
+
+def wide(array):
+    """As float64, from NumPy, PyTorch or JAX."""
+    if array is None:
+        return None
+    if hasattr(array, "detach"):
+        array = array.detach().cpu().double().numpy()
+    return np.asarray(array).astype(np.float64)
+
+
+def dtype_of(array):
+    """f32, f16 or bf16."""
+    return _NAMES[str(array.dtype).removeprefix("torch.")]
+
+
+def judge(norm, eps, inputs, got, weight_offset=0.0):
+    """Asserts that every element of every output is within its bound.
+
+    inputs: x, and weight, bias, residual, dy, dresidual_out where there are. got: outputs by name; their dtypes say what the last
+    rounding is. Cast order: at the store.
+    """
+    cols = inputs["x"].shape[-1]
+    rows = {name: wide(array) for name, array in inputs.items()}
+    rows = {name: array.reshape(-1, cols) if name not in ("weight", "bias") else array for name, array in rows.items()}
+    tensors = dict.fromkeys(("x", "residual", "weight", "bias", "dy", "dresidual_out")) | rows
+    if tensors["dy"] is None:
+        tensors["dy"] = np.zeros_like(tensors["x"])
+    stream = dtype_of(inputs["residual"] if "residual" in inputs else inputs["x"])
+    eps = np.float32(eps)
+    reference = bounds.reference(norm, tensors, eps, weight_offset, stream)
+    case = dict(mode="worst", offset=weight_offset, bias=tensors["bias"] is not None, dresidual_out=tensors["dresidual_out"] is not None)
+    error = bounds.bounds(norm, reference, eps, _ARITHMETIC, stream, case)
+    # The sum of x and residual is rounded once: no error is allowed.
+    error["h"] = np.zeros(1)
+    # The residual of a bf16 call may be f32: dx and dresidual are one value, rounded to two dtypes.
+    reference["dresidual"], error["dresidual"] = reference["dx"], error["dx"]
+    for name, array in got.items():
+        values, exact = wide(array), reference[name]
+        assert values.size == exact.size, f"{name}: {values.shape} for {exact.shape}"
+        accepted = bounds.accept(values.reshape(exact.shape), exact, error[name] + np.zeros(exact.shape), dtype_of(array), _ARITHMETIC)
+        assert accepted.all(), f"{name}: {(~accepted).sum()} of {accepted.size} elements are beyond their bound"
