@@ -1,0 +1,25 @@
+"""The same norms by PyTorch's own operators, for what there are no kernels for: float64, other devices, other mixes of dtypes."""
+
+import torch
+import torch.nn.functional as F
+
+
+def norm(is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight):
+    """(y, h); h is None without a residual."""
+    h = None if residual is None else (x + residual).to(residual.dtype)
+    rows = x if h is None else h
+    if is_layer:
+        y = F.layer_norm(rows, rows.shape[-1:], weight, bias, eps)
+    elif weight_offset == 0.0 and not cast_before_weight:
+        y = F.rms_norm(rows, rows.shape[-1:], weight, eps)
+    else:
+        y = _rms_norm(rows, x.dtype, weight, eps, weight_offset, cast_before_weight)
+    return y.to(x.dtype), h
+
+
+def _rms_norm(rows, dtype, weight, eps, weight_offset, cast_before_weight):
+    wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    x_hat = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if cast_before_weight:
+        x_hat = x_hat.to(dtype).to(wide.dtype)
+    return x_hat if weight is None else x_hat * (weight.to(wide.dtype) + weight_offset)

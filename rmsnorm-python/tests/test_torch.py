@@ -1,0 +1,382 @@
+"""PyTorch: values, gradients, layouts, errors and modules, in eager mode."""
+
+import subprocess
+import sys
+import warnings
+
+import pytest
+from conftest import framework, need
+from judge import judge
+
+torch = framework("torch")
+import torch.nn.functional as F  # noqa: E402
+
+import rmsnorm.torch as rt  # noqa: E402
+from rmsnorm.torch import functional  # noqa: E402
+
+DTYPES = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32),
+          (torch.float16, torch.float16)]
+DEVICES = ["cpu", "cuda"]
+
+
+def on(device):
+    """The device, if it is there."""
+    need(device, device == "cpu" or torch.cuda.is_available(), "PyTorch finds no such device")
+    return device
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def random(*shape, dtype=torch.float32, device="cpu", grad=False):
+    return torch.randn(shape, device=device).to(dtype).requires_grad_(grad)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype, weight_dtype", DTYPES)
+@pytest.mark.parametrize("is_layer", [False, True])
+@pytest.mark.parametrize("stream", [None, "own", torch.float32])
+@pytest.mark.parametrize("shape", [(1, 1), (24,), (3, 7, 257), (2, 4096)])
+def test_values_and_gradients_are_within_their_bounds(device, dtype, weight_dtype, is_layer, stream, shape):
+    make = lambda *shape, dtype: random(*shape, dtype=dtype, device=on(device), grad=True)  # noqa: E731
+    x, weight, bias = make(*shape, dtype=dtype), make(shape[-1], dtype=weight_dtype), make(shape[-1], dtype=weight_dtype)
+    dy = make(*shape, dtype=dtype).detach()
+    inputs, leaves = dict(x=x, weight=weight, dy=dy), dict(dx=x, dweight=weight)
+    if is_layer:
+        inputs, leaves = inputs | {"bias": bias}, leaves | {"dbias": bias}
+    if stream is None:
+        y = rt.layer_norm(x, weight, bias, 1e-5) if is_layer else rt.rms_norm(x, weight, 1e-5)
+        got = dict(y=y)
+        y.backward(dy)
+    else:
+        residual, dh = (make(*shape, dtype=dtype if stream == "own" else stream) for _ in range(2))
+        dh = dh.detach()
+        y, h = rt.add_layer_norm(x, residual, weight, bias, 1e-5) if is_layer else rt.add_rms_norm(x, residual, weight, 1e-5)
+        got = dict(y=y, h=h)
+        inputs, leaves = inputs | dict(residual=residual, dresidual_out=dh), leaves | {"dresidual": residual}
+        torch.autograd.backward((y, h), (dy, dh))
+    assert y.dtype == dtype and y.shape == x.shape and y.is_contiguous()
+    for name, leaf in leaves.items():
+        assert leaf.grad.dtype == leaf.dtype
+        got[name] = leaf.grad
+    judge("layer_norm" if is_layer else "rms_norm", 1e-5, inputs, got)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_options(device):
+    x, w = random(4, 9, 128, dtype=torch.bfloat16, device=on(device)), random(128, dtype=torch.bfloat16, device=device)
+    judge("rms_norm", 1e-6, {"x": x, "weight": w}, {"y": rt.rms_norm(x, w, 1e-6, weight_offset=1.0)}, 1.0)
+    judge("rms_norm", functional.default_eps(x), {"x": x}, {"y": rt.rms_norm(x)})
+    judge("layer_norm", 1e-5, {"x": x}, {"y": rt.layer_norm(x)})
+    judge("layer_norm", 1e-5, {"x": x, "bias": w}, {"y": rt.layer_norm(x, None, w)})
+    # Llama's order: a few values lie at another side of a tie, as sums are added in another order.
+    llama = w * (x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6)).bfloat16()
+    got = rt.rms_norm(x, w, 1e-6, cast_before_weight=True)
+    assert (got != llama).float().mean() < 0.01 and not torch.equal(got, rt.rms_norm(x, w, 1e-6))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_without_an_eps_it_is_that_of_pytorch(dtype):
+    x = random(64, 8, dtype=dtype) * 0.01
+    torch.testing.assert_close(rt.rms_norm(x), F.rms_norm(x, (8,)))
+    torch.testing.assert_close(rt.rms_norm(x, weight_offset=1.0, cast_before_weight=True), F.rms_norm(x, (8,)))
+
+
+def test_a_bias_without_a_weight_has_its_gradient():
+    x, b, dy = random(9, 40, dtype=torch.bfloat16), random(40, dtype=torch.bfloat16, grad=True), random(9, 40, dtype=torch.bfloat16)
+    y = rt.layer_norm(x, None, b)
+    y.backward(dy)
+    judge("layer_norm", 1e-5, {"x": x, "bias": b, "dy": dy}, {"y": y, "dbias": b.grad})
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_that_are_apart_are_read_where_they_are(device):
+    w = random(64, device=on(device))
+    qkv = random(4, 9, 3 * 2 * 64, device=device)
+    base = qkv.view(4, 9, 3, 2, 64)
+    for x in (qkv[..., 64:128], base[0, :, 1], random(5, 8, 64, device=device)[::2], random(9, 1, 64, device=device).transpose(0, 1),
+              random(1, 64, device=device).expand(1, 64)):
+        assert torch.equal(rt.rms_norm(x, w, 1e-6), rt.rms_norm(x.contiguous(), w, 1e-6))
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        y = rt.rms_norm(base[0, :, 1], w, 1e-6)
+        assert torch.cuda.max_memory_allocated() - before <= y.numel() * 4 + 512
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_other_layouts_are_copied_once(device):
+    w = random(64, device=on(device), grad=True)
+    for x in (random(64, 9, device=device).t(), random(9, 1, 64, device=device).expand(9, 5, 64),
+              random(3, 4, 5, 6, 64, device=device)[:, ::2, ::2, ::2], random(9, 128, device=device)[:, ::2]):
+        y = rt.rms_norm(x, w, 1e-6)
+        assert torch.equal(y, rt.rms_norm(x.contiguous(), w, 1e-6))
+        # A gradient of all ones is one number at every stride of 0.
+        (dw,) = torch.autograd.grad(y.sum(), w)
+        (expected,) = torch.autograd.grad(rt.rms_norm(x.contiguous(), w, 1e-6), w, torch.ones_like(y))
+        assert torch.equal(dw, expected)
+
+
+def test_empty_batches():
+    x, w = random(0, 3, 8, grad=True), random(8, grad=True)
+    y = rt.rms_norm(x, w, 1e-6)
+    y.sum().backward()
+    assert y.shape == x.shape == x.grad.shape and torch.equal(w.grad, torch.zeros(8))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_several_dimensions_are_one_row(device):
+    x, w, b = random(5, 4, 6, device=on(device), grad=True), random(4, 6, device=device), random(4, 6, device=device)
+    torch.testing.assert_close(rt.layer_norm(x, w, b), F.layer_norm(x, (4, 6), w, b))
+    torch.testing.assert_close(rt.rms_norm(x, w, 1e-6), F.rms_norm(x, (4, 6), w, 1e-6))
+    y, h = rt.add_rms_norm(x, x, w, 1e-6)
+    assert y.shape == h.shape == x.shape
+    with pytest.raises(ValueError, match="must end in the weight's dimensions"):
+        rt.rms_norm(x[:, :3], w, 1e-6)
+
+
+@pytest.mark.parametrize("name, function, inputs", [
+    ("rms", lambda x, w: rt.rms_norm(x, w, 1e-6), "xw"),
+    ("offset", lambda x, w: rt.rms_norm(x, w, 1e-6, weight_offset=1.0), "xw"),
+    ("no weight", lambda x: rt.rms_norm(x, None, 1e-6), "x"),
+    ("layer", lambda x, w, b: rt.layer_norm(x, w, b), "xwb"),
+    ("layer, no bias", lambda x, w: rt.layer_norm(x, w), "xw"),
+    ("layer, no weight", lambda x: rt.layer_norm(x), "x"),
+    ("add", lambda x, r, w: rt.add_rms_norm(x, r, w, 1e-6), "xrw"),
+    ("add, y only", lambda x, r, w: rt.add_rms_norm(x, r, w, 1e-6)[0], "xrw"),
+    ("add, stream only", lambda x, r, w: rt.add_rms_norm(x, r, w, 1e-6)[1], "xrw"),
+    ("add layer", lambda x, r, w, b: rt.add_layer_norm(x, r, w, b), "xrwb"),
+])
+def test_gradcheck(name, function, inputs):
+    """There are kernels for float32 only: central differences of 1e-2 leave 2e-3 of truncation and rounding."""
+    shapes = {"x": (3, 5, 24), "r": (3, 5, 24), "w": (24,), "b": (24,)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tensors = [random(*shapes[name], grad=True) for name in inputs]
+        options = dict(eps=1e-2, atol=2e-3, rtol=2e-3, check_batched_grad=True)
+        assert torch.autograd.gradcheck(function, tensors, **options)
+
+
+def test_float64_has_gradcheck_by_pytorch_itself():
+    x, w, b, r = (random(*shape, dtype=torch.float64, grad=True) for shape in ((3, 8), (8,), (8,), (3, 8)))
+    for function, inputs in (
+        (lambda x, w: rt.rms_norm(x, w, 1e-6, weight_offset=1.0), (x, w)), (rt.layer_norm, (x, w, b)),
+        (lambda x, r, w: rt.add_rms_norm(x, r, w, 1e-6), (x, r, w)), (rt.add_layer_norm, (x, r, w, b)),
+    ):
+        assert torch.autograd.gradcheck(function, inputs)
+        assert torch.autograd.gradgradcheck(function, inputs)
+
+
+def test_other_mixes_of_dtypes_are_computed_all_the_same():
+    x, w = random(3, 8), random(8, dtype=torch.bfloat16)
+    assert rt.rms_norm(x, w, 1e-6).dtype == torch.float32
+    torch.testing.assert_close(rt.rms_norm(x, w, 1e-6), F.rms_norm(x, (8,), None, 1e-6) * w.float())
+    y, h = rt.add_rms_norm(x, x.bfloat16(), w, 1e-6)
+    assert (y.dtype, h.dtype) == (torch.float32, torch.bfloat16)
+    x = random(3, 8, dtype=torch.float16)
+    expected = (x.double() / x.double().square().mean(-1, keepdim=True).add(1e-6).sqrt()).half()
+    got = functional.fallback.norm(False, x, None, None, None, 1e-6, 0.0, True)[0]
+    torch.testing.assert_close(got, expected, rtol=2**-10, atol=0.0)
+    meta = rt.layer_norm(torch.empty(3, 8, device="meta"))
+    assert meta.shape == (3, 8) and meta.is_meta
+
+
+def test_only_gradients_that_are_asked_for_are_made():
+    x, w = random(5, 16), random(16, grad=True)
+    y = rt.rms_norm(x, w, 1e-6)
+    y.sum().backward()
+    assert x.grad is None and w.grad is not None
+    x, w = random(5, 16, grad=True), random(16)
+    rt.rms_norm(x, w, 1e-6).sum().backward()
+    assert w.grad is None and x.grad is not None
+    # A result that nobody uses has no gradient.
+    x, r, w = random(5, 16, grad=True), random(5, 16, grad=True), random(16, grad=True)
+    rt.add_rms_norm(x, r, w, 1e-6)[1].sum().backward()
+    assert torch.equal(x.grad, torch.ones(5, 16)) and torch.equal(r.grad, x.grad) and torch.equal(w.grad, torch.zeros(16))
+    with torch.no_grad():
+        assert not rt.add_rms_norm(x, r, w, 1e-6)[0].requires_grad
+    with torch.inference_mode():
+        assert rt.rms_norm(x, w, 1e-6).is_inference()
+
+
+def test_second_derivatives_are_refused():
+    x, w = random(2, 8, grad=True), random(8)
+    for function in (lambda: rt.rms_norm(x, w, 1e-6), lambda: torch.ops.rmsnorm.rms_norm(x, w, 1e-6, 0.0, False)[0]):
+        (dx,) = torch.autograd.grad(function().square().sum(), x, create_graph=True)
+        with pytest.raises(NotImplementedError, match="second derivatives"):
+            dx.sum().backward()
+
+
+def test_a_part_of_a_batch_has_the_bits_of_the_whole():
+    x, w = random(64, 1000, dtype=torch.bfloat16), random(1000, dtype=torch.bfloat16)
+    whole = rt.rms_norm(x, w, 1e-6)
+    assert all(torch.equal(whole[row : row + 1], rt.rms_norm(x[row : row + 1], w, 1e-6)) for row in range(64))
+
+
+def test_bits_do_not_depend_on_the_number_of_threads():
+    x, w, threads = random(4096, 512, grad=True), random(512, grad=True), torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            y = rt.rms_norm(x, w, 1e-6)
+            results.append((y, *torch.autograd.grad(y.square().sum(), (x, w))))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(a, b) for result in results[1:] for a, b in zip(results[0], result))
+
+
+@pytest.mark.parametrize("call, text", [
+    (lambda x, w: rt.rms_norm(x, w[:-1], 1e-6), r"weight: expected the shape \[8\], got \[7\]"),
+    (lambda x, w: rt.rms_norm(x, w, -1.0), "eps must be finite and not negative, got -1"),
+    (lambda x, w: rt.add_rms_norm(x, x[:1], w, 1e-6), r"residual: expected the shape \[2, 8\], got \[1, 8\]"),
+    (lambda x, w: rt.layer_norm(x, w, w[:3]), r"bias: expected the shape \[8\]"),
+    (lambda x, w: rt.rms_norm(x[:, :0], None, 1e-6), "cols must be at least 1"),
+    (lambda x, w: rt.rms_norm(x.requires_grad_(), w[:-1], 1e-6), r"weight: expected the shape \[8\], got \[7\]"),
+    (lambda x, w: torch.ops.rmsnorm.rms_norm(x.double(), w, 1e-6, 0.0, False), "x is float32, float16 or bfloat16"),
+    (lambda x, w: torch.ops.rmsnorm.rms_norm(x, w.half(), 1e-6, 0.0, False), "weight and bias must be f32"),
+    (lambda x, w: torch.ops.rmsnorm.rms_norm_backward(x, x, w, x[:, 0].half(), None, 0.0, True, False), "rstd: expected elements of f32"),
+    (lambda x, w: torch.ops.rmsnorm.rms_norm_backward(x, x, w, w, None, 0.0, True, False), r"rstd: expected the shape \[2\], got \[8\]"),
+])
+def test_errors_say_what_was_expected(call, text):
+    with pytest.raises(RuntimeError, match=text):
+        call(random(2, 8), random(8))
+
+
+def test_neither_tensors_nor_memory_leak():
+    """Arguments of the stack, optional ones too, results, and exceptions that pass through the dispatcher."""
+    x, w = random(33, 65), random(65)
+
+    def resident():
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1])
+
+    pages = []
+    for _ in range(3):
+        for _ in range(4000):
+            torch.ops.rmsnorm.rms_norm(x, w, 1e-6, 0.0, False)
+            torch.ops.rmsnorm.rms_norm(x, None, 1e-6, 0.0, False)
+            torch.ops.rmsnorm.rms_norm(x.t(), None, 1e-6, 0.0, False)
+            with pytest.raises(RuntimeError):
+                torch.ops.rmsnorm.rms_norm(x, w[:-1], 1e-6, 0.0, False)
+        pages.append(resident())
+    assert pages[2] - pages[1] < 256, pages
+
+
+@pytest.mark.parametrize("kind, shape, options", [
+    ("RMSNorm", 8, {}), ("RMSNorm", (4, 8), dict(eps=1e-6)), ("RMSNorm", 8, dict(elementwise_affine=False)),
+    ("RMSNorm", (4, 8), dict(elementwise_affine=False)), ("RMSNorm", 8, dict(dtype=torch.bfloat16)), ("LayerNorm", 8, {}),
+    ("LayerNorm", (4, 8), dict(eps=1e-3)), ("LayerNorm", 8, dict(bias=False)), ("LayerNorm", [4, 8], dict(elementwise_affine=False)),
+])
+def test_modules_are_those_of_torch_nn(kind, shape, options):
+    ours, theirs = getattr(rt, kind)(shape, **options), getattr(torch.nn, kind)(shape, **options)
+    assert isinstance(ours, type(theirs))
+    assert {k: (v.shape, v.dtype) for k, v in ours.state_dict().items()} == {k: (v.shape, v.dtype) for k, v in theirs.state_dict().items()}
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter)
+    ours.load_state_dict(theirs.state_dict())
+    assert repr(ours) == repr(theirs)
+    x = random(3, 4, 8, dtype=options.get("dtype", torch.float32))
+    torch.testing.assert_close(ours(x), theirs(x))
+    with pytest.raises(RuntimeError):
+        ours(x[..., :7])
+
+
+def test_modules_with_a_residual_and_options():
+    x, r = random(3, 8, dtype=torch.bfloat16), random(3, 8)
+    norm = rt.AddRMSNorm(8, eps=1e-6, weight_offset=1.0, dtype=torch.bfloat16)
+    assert torch.equal(norm.weight, torch.zeros(8, dtype=torch.bfloat16))
+    torch.nn.init.normal_(norm.weight)
+    y, h = norm(x, r)
+    judge("rms_norm", 1e-6, {"x": x, "residual": r, "weight": norm.weight}, {"y": y, "h": h}, 1.0)
+    assert "weight_offset=1.0" in repr(norm)
+    norm = rt.AddLayerNorm(8)
+    y, h = norm(r, r)
+    judge("layer_norm", 1e-5, {"x": r, "residual": r, "weight": norm.weight, "bias": norm.bias}, {"y": y, "h": h})
+
+
+def test_autocast_keeps_the_dtype_of_x():
+    x, w = random(3, 8, dtype=torch.bfloat16), random(8)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert rt.rms_norm(x, w, 1e-6).dtype == torch.bfloat16
+        assert rt.RMSNorm(8)(torch.nn.Linear(8, 8)(random(3, 8))).dtype == torch.bfloat16
+
+
+def test_checkpointing_gives_the_same_gradients():
+    block = torch.nn.Sequential(rt.RMSNorm(16), torch.nn.Linear(16, 16), rt.LayerNorm(16))
+    x = random(5, 16, grad=True)
+    plain = torch.autograd.grad(block(x).square().sum(), (x, *block.parameters()))
+    kept = torch.autograd.grad(
+        torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False).square().sum(), (x, *block.parameters())
+    )
+    assert all(torch.equal(a, b) for a, b in zip(plain, kept))
+
+
+def test_calls_appear_in_the_profiler():
+    x, w = random(3, 8, grad=True), random(8, grad=True)
+    with torch.profiler.profile() as profile:
+        rt.rms_norm(x, w, 1e-6).sum().backward()
+    names = {event.key for event in profile.key_averages()}
+    assert {"rmsnorm::rms_norm", "rmsnorm::rms_norm_backward"} <= names
+
+
+@pytest.mark.parametrize("scales", ["given", "tensor", "row", "block"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_codes_times_scales_are_the_norm(device, scales):
+    x, w = random(6, 40, 300, dtype=torch.bfloat16, device=on(device)), random(300, dtype=torch.bfloat16, device=device)
+    scale = torch.tensor([0.01], device=device) if scales == "given" else None
+    codes, found = rt.quantized_rms_norm(x, w, 1e-6, scales=scales, scale=scale)
+    assert codes.dtype == torch.float8_e4m3fn and codes.shape == x.shape
+    factors = {"given": found, "tensor": found, "row": found}.get(scales)
+    if factors is None:
+        assert found.shape == (240, 3) and found.stride() == (1, 240)
+        factors = found.repeat_interleave(128, 1)[:, :300].reshape(x.shape)
+    exact = F.rms_norm(x.double(), (300,), w.double(), 1e-6)
+    # E4M3 has a relative half unit of 2^-4, and 2^-10 steps of its subnormals; above 448 it saturates. f32 adds next to nothing.
+    bound = torch.maximum(exact.abs() * 2.0**-4, factors.double() * 2.0**-10) * (1 + 2.0**-10)
+    largest = 448 * factors.double()
+    assert ((codes.double() * factors.double() - exact.clamp(-largest, largest)).abs() <= bound).all()
+    assert scales == "given" or found.is_contiguous() or scales == "block"
+
+
+def test_codes_with_a_residual_and_their_errors():
+    x, r, w = random(4, 64), random(4, 64), random(64)
+    codes, scales, h = rt.quantized_rms_norm(x, w, 1e-6, residual=r)
+    assert torch.equal(h, x + r)
+    again = rt.quantized_rms_norm(h, w, 1e-6)
+    assert torch.equal(codes.view(torch.uint8), again[0].view(torch.uint8)) and torch.equal(scales, again[1])
+    assert rt.quantized_rms_norm(x, w, 1e-6, dtype=torch.int8)[0].dtype == torch.int8
+    codes, scales = rt.quantized_rms_norm(x, w, 1e-6, scales="mx")
+    assert scales.dtype == torch.float8_e8m0fnu and scales.numel() == 512
+    for arguments, text in (
+        (dict(scales="column"), "scales must be one of"), (dict(scales="given"), "scale goes with"),
+        (dict(scale=torch.ones(1)), "scale goes with"), (dict(dtype=torch.float16), "dtype must be"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            rt.quantized_rms_norm(x, w, 1e-6, **arguments)
+    with pytest.raises(RuntimeError, match="MX has codes of floating point"):
+        rt.quantized_rms_norm(x, w, 1e-6, scales="mx", dtype=torch.int8)
+
+
+def test_a_forked_worker_of_a_data_loader():
+    code = """if True:
+        import torch, rmsnorm.torch as rt
+        x, w = torch.randn(4096, 1024), torch.randn(1024)
+        y = rt.rms_norm(x, w, 1e-6)
+        class Data(torch.utils.data.Dataset):
+            def __len__(self):
+                return 4
+            def __getitem__(self, index):
+                return bool((rt.rms_norm(x, w, 1e-6) == y).all())
+        loader = torch.utils.data.DataLoader(Data(), num_workers=2, multiprocessing_context="fork", timeout=60)
+        assert all(bool(batch.all()) for batch in loader)
+    """
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=180)
+
+
+def test_importing_does_not_import_what_most_programs_do_not_need():
+    code = "import sys, rmsnorm, rmsnorm.arrays; assert not {'torch', 'jax', 'numpy'} & set(sys.modules); " \
+        "import rmsnorm.torch; assert not {'jax', 'torch.distributed.tensor', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

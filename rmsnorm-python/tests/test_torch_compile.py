@@ -1,0 +1,207 @@
+"""PyTorch: what traces, transforms and differentiates programs."""
+
+import copy
+
+import pytest
+from conftest import framework, need
+
+torch = framework("torch")
+import torch.nn.functional as F  # noqa: E402
+
+import rmsnorm.torch as rt  # noqa: E402
+
+OPS = torch.ops.rmsnorm
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+
+
+class Block(torch.nn.Module):
+    """Every kind of norm, between products."""
+
+    def __init__(self, cols):
+        super().__init__()
+        self.first, self.linear = rt.RMSNorm(cols, eps=1e-6), torch.nn.Linear(cols, cols)
+        self.second, self.third, self.fourth = rt.AddRMSNorm(cols, eps=1e-6), rt.LayerNorm(cols), rt.AddLayerNorm(cols)
+
+    def forward(self, x):
+        y, h = self.second(self.linear(self.first(x)), x)
+        y, h = self.fourth(y, h)
+        return self.third(y) + h
+
+
+def with_gradients(function, x, parameters):
+    y = function(x)
+    return [y, *torch.autograd.grad(y.sin().sum(), (x, *parameters))]
+
+
+@pytest.mark.parametrize("op, args", [
+    (OPS.rms_norm, lambda x, w, b, r: (x, w, 1e-6, 0.0, False)),
+    (OPS.rms_norm, lambda x, w, b, r: (x, None, 1e-6, 1.0, True)),
+    (OPS.rms_norm, lambda x, w, b, r: (x.bfloat16(), w, 1e-6, 0.0, False)),
+    (OPS.rms_norm, lambda x, w, b, r: (torch.randn(3, 5, 48)[..., :24], w, 1e-6, 0.0, False)),
+    (OPS.layer_norm, lambda x, w, b, r: (x, w, b, 1e-6)),
+    (OPS.layer_norm, lambda x, w, b, r: (x, None, b, 1e-6)),
+    (OPS.add_rms_norm, lambda x, w, b, r: (x, r, w, 1e-6, 0.0, False)),
+    (OPS.add_rms_norm, lambda x, w, b, r: (x.bfloat16(), r, w, 1e-6, 0.0, False)),
+    (OPS.add_layer_norm, lambda x, w, b, r: (x, r, w, b, 1e-6)),
+])
+def test_opcheck_of_operators_with_a_gradient(op, args):
+    tensors = torch.randn(3, 5, 24), torch.randn(24), torch.randn(24), torch.randn(3, 5, 24)
+    given = [arg.requires_grad_() if isinstance(arg, torch.Tensor) and arg.is_leaf else arg for arg in args(*tensors)]
+    assert set(torch.library.opcheck(op.default, given).values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("op, args", [
+    (OPS.rms_norm_inference, lambda x, w, m, r: (x, w, 1e-6, 0.0, False)),
+    (OPS.layer_norm_inference, lambda x, w, m, r: (x, w, w, 1e-6)),
+    (OPS.rms_norm_backward, lambda x, w, m, r: (x, x, w, r, x, 0.0, True, False)),
+    (OPS.rms_norm_backward, lambda x, w, m, r: (x.bfloat16(), x, w, r, None, 0.0, True, True)),
+    (OPS.rms_norm_backward, lambda x, w, m, r: (x, x, None, r, None, 0.0, False, False)),
+    (OPS.layer_norm_backward, lambda x, w, m, r: (x, x, w, m, r, None, True, True, False)),
+    (OPS.quantized_rms_norm, lambda x, w, m, r: (x, None, w, 1e-6, 0.0, False, torch.ones(1), 0, 0)),
+    (OPS.quantized_rms_norm, lambda x, w, m, r: (x, x, w, 1e-6, 0.0, False, None, 2, 1)),
+    (OPS.quantized_rms_norm, lambda x, w, m, r: (x, None, w, 1e-6, 0.0, False, None, 1, 2)),
+    (OPS.quantized_rms_norm, lambda x, w, m, r: (x, None, w, 1e-6, 0.0, False, None, 0, 3)),
+    (OPS.quantized_rms_norm, lambda x, w, m, r: (x, None, w, 1e-6, 0.0, False, None, 0, 4)),
+])
+def test_opcheck_of_the_others(op, args):
+    given = args(torch.randn(3, 5, 24), torch.randn(24), torch.randn(3, 5), torch.rand(3, 5))
+    tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    assert set(torch.library.opcheck(op.default, given, test_utils=tests).values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_programs_have_no_graph_breaks_and_the_same_bits(device, dynamic):
+    """The products between are eager's, by the backend that compiles nothing: the norms' bits are what is compared."""
+    need(device, device == "cpu" or torch.cuda.is_available(), "PyTorch finds no such device")
+    block = Block(64).to(device)
+    parameters = tuple(block.parameters())
+    for backend in ("aot_eager", "inductor"):
+        torch._dynamo.reset()
+        compiled = torch.compile(block, fullgraph=True, dynamic=dynamic, backend=backend)
+        for rows in (7, 3, 5):
+            x = torch.randn(rows, 64, device=device, requires_grad=True)
+            got, expected = with_gradients(compiled, x, parameters), with_gradients(block, x, parameters)
+            for a, b in zip(got, expected, strict=True):
+                if backend == "aot_eager":
+                    assert torch.equal(a, b)
+                else:
+                    torch.testing.assert_close(a, b)
+    explained = torch._dynamo.explain(block)(torch.randn(7, 64, device=device))
+    assert explained.graph_break_count == 0 and explained.graph_count == 1
+
+
+def test_a_compiled_norm_alone_has_the_bits_of_eager():
+    w, b = torch.randn(64, requires_grad=True), torch.randn(64, requires_grad=True)
+    for function, parameters in (
+        (lambda x: rt.rms_norm(x, w, 1e-6, weight_offset=1.0), (w,)), (lambda x: rt.layer_norm(x, w, b), (w, b)),
+        (lambda x: sum(rt.add_rms_norm(x, x * 2, w, 1e-6)), (w,)),
+    ):
+        torch._dynamo.reset()
+        x = torch.randn(3, 5, 64, requires_grad=True)
+        compiled = torch.compile(function, fullgraph=True)
+        assert all(torch.equal(a, b) for a, b in zip(with_gradients(compiled, x, parameters), with_gradients(function, x, parameters)))
+        with torch.no_grad():
+            assert torch.equal(compiled(x), function(x))
+
+
+def test_export_keeps_the_operators():
+    block, x = Block(64), torch.randn(7, 64)
+    rows = torch.export.Dim("rows", min=1)
+    exported = torch.export.export(block, (x,), dynamic_shapes=({0: rows},))
+    names = {str(node.target) for node in exported.graph.nodes}
+    assert {"rmsnorm.rms_norm.default", "rmsnorm.add_rms_norm.default", "rmsnorm.layer_norm.default"} <= names
+    for rows in (7, 2):
+        assert torch.equal(exported.module()(x[:rows]), block(x[:rows]))
+
+
+def test_fake_tensors_have_the_shapes_and_dtypes():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        x, r, w = torch.empty(3, 5, 64, dtype=torch.bfloat16), torch.empty(3, 5, 64), torch.empty(64)
+        y, h = rt.add_rms_norm(x, r, w, 1e-6)
+        codes, scales = rt.quantized_rms_norm(x, w, 1e-6, scales="block")
+    assert (y.dtype, h.dtype, y.shape) == (torch.bfloat16, torch.float32, x.shape)
+    assert (codes.dtype, tuple(scales.shape), scales.stride()) == (torch.float8_e4m3fn, (15, 1), (1, 15))
+
+
+def norms():
+    """Ours and PyTorch's, as functions of x and w."""
+    yield lambda x, w: rt.rms_norm(x, w, 1e-6), lambda x, w: F.rms_norm(x, (24,), w, 1e-6)
+    yield lambda x, w: rt.layer_norm(x, w, w), lambda x, w: F.layer_norm(x, (24,), w, w)
+    yield lambda x, w: sum(rt.add_rms_norm(x, 2 * x, w, 1e-6)), lambda x, w: F.rms_norm(3 * x, (24,), w, 1e-6) + 3 * x
+
+
+TRANSFORMS = {
+    "grad": lambda f: lambda x, w: torch.func.grad(lambda x, w: f(x, w).square().sum(), (0, 1))(x, w),
+    "vmap of x": lambda f: lambda x, w: torch.func.vmap(f, (0, None))(x, w),
+    "vmap of dimension 1": lambda f: lambda x, w: torch.func.vmap(f, (1, None))(x, w),
+    "vmap of both": lambda f: lambda x, w: torch.func.vmap(f)(x, torch.stack([w, 2 * w, 3 * w, w])),
+    "vmap of vmap": lambda f: lambda x, w: torch.func.vmap(torch.func.vmap(f, (0, None)), (0, None))(x, w),
+    "gradients of each example": lambda f: lambda x, w: torch.func.vmap(
+        torch.func.grad(lambda w, x: f(x, w).square().sum()), (None, 0))(w, x),
+    "grad of vmap": lambda f: lambda x, w: torch.func.grad(
+        lambda w: torch.func.vmap(f, (0, None))(x, w).square().sum())(w),
+    "jacrev": lambda f: lambda x, w: torch.func.jacrev(lambda w: f(x[0], w))(w),
+    "vjp": lambda f: lambda x, w: torch.func.vjp(f, x, w)[1](torch.ones_like(x)),
+    "functional_call": lambda f: lambda x, w: f(x, w),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transformations_of_torch_func(name):
+    x, w = torch.randn(4, 3, 24), torch.randn(24)
+    for ours, theirs in norms():
+        got, expected = TRANSFORMS[name](ours)(x, w), TRANSFORMS[name](theirs)(x, w)
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_of_each_example_of_a_module():
+    module = rt.AddRMSNorm(24, eps=1e-6)
+    parameters = dict(module.named_parameters())
+
+    def loss(parameters, x):
+        return torch.func.functional_call(module, parameters, (x, x))[0].square().sum()
+
+    x = torch.randn(5, 24)
+    got = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)["weight"]
+    expected = torch.stack([torch.func.grad(loss)(parameters, row)["weight"] for row in x])
+    torch.testing.assert_close(got, expected)
+
+
+def test_modules_can_be_copied_and_saved(tmp_path):
+    block, x = Block(16), torch.randn(3, 16)
+    torch.save(block, tmp_path / "block.pt")
+    loaded = torch.load(tmp_path / "block.pt", weights_only=False)
+    assert torch.equal(loaded(x), block(x)) and torch.equal(copy.deepcopy(block)(x), block(x))
+
+
+def test_a_model_trains_as_with_pytorchs_own_norms():
+    """The same steps of Adam from the same start: losses agree as long as rounding errors have not grown."""
+    def model(nn):
+        torch.manual_seed(1)
+        return torch.nn.Sequential(torch.nn.Linear(16, 32), nn.RMSNorm(32, eps=1e-6), torch.nn.ReLU(), torch.nn.Linear(32, 32),
+                                   nn.LayerNorm(32), torch.nn.Linear(32, 1))
+
+    x = torch.randn(256, 16)
+    target = x.sin().sum(-1, keepdim=True)
+    losses = []
+    for nn in (rt, torch.nn):
+        module = model(nn)
+        optimizer, found = torch.optim.Adam(module.parameters(), 1e-2), []
+        for _ in range(60):
+            loss = F.mse_loss(module(x), target)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        losses.append(found)
+    ours, theirs = torch.tensor(losses)
+    assert ours[-1] < ours[0] / 4
+    torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-3)

@@ -1,0 +1,21 @@
+"""PyTorch on several devices, which two processes on one CPU stand for."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from conftest import framework
+
+torch = framework("torch")
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_rows_on_two_devices(order):
+    """DTensor with no communication but for rows that are split, SequenceParallel, FSDP2: distributed_torch.py has the checks."""
+    if not torch.distributed.is_available():
+        pytest.skip("torch.distributed: not in this PyTorch")
+    script = pathlib.Path(__file__).parent / "distributed_torch.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script), order]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "all checks passed" in done.stdout, done.stdout[-4000:] + done.stderr[-8000:]
