@@ -1,0 +1,123 @@
+"""Calls of the native handlers, on whatever platform a program is lowered for."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .. import _native
+from . import reference
+
+if not hasattr(jax, "ffi"):
+    raise ImportError(f"rmsnorm.jax needs JAX 0.5 or later, got {jax.__version__}")
+
+_FORWARD, _BACKWARD = "rmsnorm_forward", "rmsnorm_backward"
+
+
+def _register():
+    for (target, platform), handler in _native.xla_handlers().items():
+        # Kernels for CUDA are compiled before a program runs; the stage that executes may be part of a graph that is captured.
+        stages = {"initialize": handler, "execute": handler} if platform == "CUDA" else handler
+        jax.ffi.register_ffi_target(target, stages, platform=platform)
+
+
+_register()
+
+_typeof = getattr(jax, "typeof", None) or jax.core.get_aval
+
+
+@dataclasses.dataclass(frozen=True)
+class Norm:
+    """What is computed, but for the arrays."""
+
+    is_layer: bool
+    eps: float
+    weight_offset: float = 0.0
+    cast_before_weight: bool = False
+
+    @property
+    def name(self):
+        """As the native half has it."""
+        return "layer_norm" if self.is_layer else "rms_norm"
+
+
+def manual_axes(array):
+    """The axes of `shard_map` that an array varies over; none outside."""
+    kind = _typeof(array)
+    axes = getattr(kind, "mat", None)
+    return frozenset(getattr(kind, "vma", None) or ()) if axes is None else axes.varying
+
+
+def _beside(x, shape, dtype):
+    """The type of a result that varies over the axes of `shard_map` that x does."""
+    return _typeof(x).update(shape=tuple(shape), dtype=jnp.dtype(dtype), weak_type=False)
+
+
+def _call(target, norm, inputs, outputs, rank, vmap_method):
+    """The arrays of the outputs by name. inputs: arrays by name; those that are None are not there. outputs: types by name."""
+    inputs = {name: array for name, array in inputs.items() if array is not None}
+    call = jax.ffi.ffi_call(target, tuple(outputs.values()), vmap_method=vmap_method)
+    found = call(
+        *inputs.values(), norm=norm.name, inputs=",".join(inputs), outputs=",".join(outputs), rank=np.int64(rank),
+        eps=np.float32(norm.eps), weight_offset=np.float32(norm.weight_offset),
+        cast_before_weight=np.bool_(norm.cast_before_weight),
+    )
+    return dict(zip(outputs, found))
+
+
+def _by_platform(kernel, default, *args):
+    """The kernel where there is one, jax.numpy elsewhere: chosen when the platform is known, so that exports have all of them."""
+    return jax.lax.platform_dependent(
+        *args, cpu=lambda *args: kernel(False, *args), cuda=lambda *args: kernel(True, *args), default=default
+    )
+
+
+def forward(norm, x, residual, weight, bias):
+    """(y, h, mean, rstd); None for what the norm has not."""
+
+    def kernel(is_cuda, x, residual, weight, bias):
+        statistics = _beside(x, x.shape[:-1], jnp.float32)
+        outputs = {"y": _beside(x, x.shape, x.dtype)}
+        if residual is not None:
+            outputs["residual_out"] = _beside(x, x.shape, residual.dtype)
+        outputs |= {"mean": statistics, "rstd": statistics} if norm.is_layer else {"rstd": statistics}
+        inputs = {"x": x, "residual": residual, "weight": weight, "bias": bias}
+        # One weight for all of a batch stays one.
+        found = _call(_FORWARD, norm, inputs, outputs, x.ndim, "expand_dims")
+        return found["y"], found.get("residual_out"), found.get("mean"), found["rstd"]
+
+    return _by_platform(kernel, lambda *args: reference.forward(norm, *args), x, residual, weight, bias)
+
+
+def backward(norm, dy, x, weight, mean, rstd, dresidual_out, needs, dtypes):
+    """(dx, dweight, dbias, dresidual); None for what is not needed.
+
+    needs: whether dweight, dbias and dresidual are. dtypes: of parameters and of the residual stream.
+    """
+    need_dweight, need_dbias, need_dresidual = needs
+    parameter, stream = (jnp.dtype(dtype) for dtype in dtypes)
+
+    def kernel(is_cuda, dy, x, weight, mean, rstd, dresidual_out):
+        vector = _beside(dy, dy.shape[-1:], parameter)
+        outputs = {"dx": _beside(dy, dy.shape, dy.dtype)}
+        outputs |= {"dweight": vector} if need_dweight else {}
+        outputs |= {"dbias": vector} if need_dbias else {}
+        outputs |= {"dresidual": _beside(dy, dy.shape, stream)} if need_dresidual else {}
+        inputs = {"dy": dy, "x": x, "weight": weight, "mean": mean, "rstd": rstd, "dresidual_out": dresidual_out}
+        names = [name for name, array in inputs.items() if array is not None] + list(outputs)
+        room = _native.xla_workspace_len(
+            is_cuda, norm.name, math.prod(dy.shape[:-1]), dy.shape[-1], ",".join(names),
+            (dy.dtype.name, parameter.name, x.dtype.name),
+        )
+        # XLA's own memory: what is allocated in a call cannot be part of its graphs.
+        outputs |= {"workspace": _beside(dy, (room,), jnp.float32)} if room else {}
+        # Each member of a batch has gradients of its own.
+        found = _call(_BACKWARD, norm, inputs, outputs, dy.ndim, "broadcast_all")
+        return tuple(found.get(name) for name in ("dx", "dweight", "dbias", "dresidual"))
+
+    def default(dy, x, weight, mean, rstd, dresidual_out):
+        return reference.backward(norm, dy, x, weight, mean, rstd, dresidual_out, needs, dtypes)
+
+    return _by_platform(kernel, default, dy, x, weight, mean, rstd, dresidual_out)
