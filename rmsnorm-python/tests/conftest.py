@@ -8,6 +8,8 @@ import sys
 import pytest
 
 # Before JAX is imported: sharding is tested on four devices that one CPU stands for.
+# On a GPU: JAX_PLATFORMS=cuda.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
 
 REQUIRED = frozenset(filter(None, os.environ.get("RMSNORM_REQUIRE", "").split(",")))

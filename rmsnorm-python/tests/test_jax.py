@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from conftest import framework
+from conftest import framework, need
 from judge import judge, wide
 
 jax = framework("jax")
@@ -28,6 +28,13 @@ def random(seed, *shape, dtype=jnp.float32):
 @pytest.fixture
 def xw():
     return random(0, 8, 16, 256), random(1, 256)
+
+
+@pytest.fixture
+def four_devices():
+    devices = jax.devices()
+    need("four devices", len(devices) >= 4, f"JAX has {len(devices)}; the CPU stands for four")
+    return np.array(devices[:4])
 
 
 def ours(x, w):
@@ -188,9 +195,9 @@ def test_forward_mode_is_refused(xw):
 
 
 @pytest.mark.parametrize("norm", ["rms_norm", "layer_norm", "add_rms_norm"])
-def test_automatic_sharding_moves_no_activations(xw, norm):
+def test_automatic_sharding_moves_no_activations(xw, norm, four_devices):
     x, w = xw
-    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("a", "b"))
+    mesh = Mesh(four_devices.reshape(2, 2), ("a", "b"))
     xs, ws = jax.device_put(x, NamedSharding(mesh, P("a", "b"))), jax.device_put(w, NamedSharding(mesh, P()))
     call = {
         "rms_norm": lambda x, w: rj.rms_norm(x, w), "layer_norm": lambda x, w: rj.layer_norm(x, w, w),
@@ -206,9 +213,9 @@ def test_automatic_sharding_moves_no_activations(xw, norm):
     close((dx, dw), jax.grad(loss(call), (0, 1))(x, w))
 
 
-def test_sums_over_devices_are_rounded_once():
+def test_sums_over_devices_are_rounded_once(four_devices):
     """Each device's part of a bfloat16 dweight, rounded on its own, would be off by some units in the last place."""
-    mesh = Mesh(np.array(jax.devices()[:4]), ("a",))
+    mesh = Mesh(four_devices, ("a",))
     x, dy = random(0, 64, 96, dtype=jnp.bfloat16), random(1, 64, 96, dtype=jnp.bfloat16)
     w = random(2, 96, dtype=jnp.bfloat16)
     rows, whole = NamedSharding(mesh, P("a")), NamedSharding(mesh, P())
@@ -218,13 +225,30 @@ def test_sums_over_devices_are_rounded_once():
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
-def test_shard_map(xw, check_vma):
+def test_shard_map(xw, check_vma, four_devices):
     x, w = xw
     if not hasattr(jax, "shard_map"):
         pytest.skip(f"jax.shard_map: JAX {jax.__version__} has none")
-    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("a", "b"))
+    mesh = Mesh(four_devices.reshape(2, 2), ("a", "b"))
     f = jax.shard_map(ours, mesh=mesh, in_specs=(P("a", "b"), P()), out_specs=P("a", "b"), check_vma=check_vma)
     close(jax.jit(jax.grad(loss(f), (0, 1)))(x, w), jax.grad(loss(theirs), (0, 1))(x, w))
+
+
+def test_calls_become_part_of_a_graph():
+    """Norms with gradients in one program, run again and again: on CUDA XLA captures them into graphs, and replays them."""
+    x, w = random(0, 128, 1024, dtype=jnp.bfloat16), random(1, 1024, dtype=jnp.bfloat16)
+
+    def loss(x, w):
+        for _ in range(8):
+            x = x + ours(x, w)
+        return x.astype(jnp.float32).sum()
+
+    step = jax.jit(jax.grad(loss, (0, 1)))
+    results = [step(x + index % 2, w) for index in range(6)]
+    for index in range(2, 6):
+        assert all(np.array_equal(wide(a), wide(b)) for a, b in zip(results[index], results[index % 2]))
+    expected = jax.grad(lambda x, w: loss(x, w))(x, w)
+    assert np.isfinite(wide(expected)).all()
 
 
 def test_export_for_platforms_with_and_without_a_kernel(xw):

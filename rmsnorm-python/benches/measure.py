@@ -1,0 +1,95 @@
+"""How the benchmarks time: what they share. Results are checked before anything is timed."""
+
+import ctypes
+import json
+import os
+import platform
+import statistics
+import time
+
+
+def keep_freed_memory():
+    """Has glibc keep what is freed: else some results are in pages that the system zeroes first, by chance of what was freed before."""
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except OSError:
+        return
+    trim_threshold, mmap_threshold = -1, -3
+    mallopt(mmap_threshold, 1 << 30)
+    mallopt(trim_threshold, (1 << 31) - 1)
+
+
+def in_turn(calls, rounds, seconds):
+    """Medians of each call's time in us, one process, in turn: {name: (median, least, ratio to the first, median of the ratios)}.
+
+    Machines drift; ratios of neighbours do not. Each measurement repeats a call until `seconds` have passed.
+    """
+    repeats = {}
+    for name, call in calls.items():
+        call()
+        start, count = time.perf_counter(), 0
+        while time.perf_counter() - start < seconds:
+            call()
+            count += 1
+        repeats[name] = max(count, 1)
+    times = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            for _ in range(repeats[name]):
+                call()
+            times[name].append((time.perf_counter() - start) / repeats[name] * 1e6)
+    first = times[next(iter(times))]
+    return {
+        name: dict(us=statistics.median(found), least_us=min(found),
+                   ratio=statistics.median(theirs / ours for theirs, ours in zip(found, first)))
+        for name, found in times.items()
+    }
+
+
+def queued(calls, rounds, length, torch):
+    """As `in_turn`, of time on a CUDA device: `length` calls are queued behind a pause, so that the host's time is hidden."""
+    times = {name: [] for name in calls}
+    for name, call in calls.items():
+        for _ in range(3):
+            call()
+    torch.cuda.synchronize()
+    for _ in range(rounds):
+        for name, call in calls.items():
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(20_000_000)
+            start.record()
+            for _ in range(length):
+                call()
+            end.record()
+            torch.cuda.synchronize()
+            times[name].append(start.elapsed_time(end) / length * 1e3)
+    first = times[next(iter(times))]
+    return {
+        name: dict(us=statistics.median(found), least_us=min(found),
+                   ratio=statistics.median(theirs / ours for theirs, ours in zip(found, first)))
+        for name, found in times.items()
+    }
+
+
+def machine():
+    """What the figures are of."""
+    with open("/proc/cpuinfo") as file:
+        names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    return dict(processor=names[0] if names else platform.machine(), cores=os.cpu_count(), load=os.getloadavg()[0],
+                python=platform.python_version())
+
+
+def show(title, rows):
+    """A table: the first row is what the others are compared with."""
+    print(title)
+    for name, found in rows.items():
+        print(f"    {name:34s} {found['us']:10.2f} us   least {found['least_us']:10.2f}   x first {found['ratio']:6.2f}", flush=True)
+
+
+def write(path, report):
+    """The report as a file, if one is asked for."""
+    if path:
+        with open(path, "w") as file:
+            json.dump(report, file, indent=1)
+            file.write("\n")

@@ -1,0 +1,49 @@
+"""What a small call costs in PyTorch, 1x4096: the host's time of one thread, this package's functions beside PyTorch's own.
+
+    python rmsnorm-python/benches/torch_calls.py [--device cuda] [--out FILE]
+"""
+
+import argparse
+
+import measure
+import torch
+import torch.nn.functional as F
+
+import rmsnorm.torch as rt
+
+COLS, EPS = 4096, 1e-6
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--out")
+    args = parser.parse_args()
+    measure.keep_freed_memory()
+    torch.set_num_threads(1)
+    dtype = torch.float32 if args.device == "cpu" else torch.bfloat16
+    x, w, b, dy = (torch.randn(shape, device=args.device).to(dtype) for shape in ((1, COLS), (COLS,), (COLS,), (1, COLS)))
+    forward = {
+        "ours, rms_norm": lambda: rt.rms_norm(x, w, EPS), "F.rms_norm": lambda: F.rms_norm(x, (COLS,), w, EPS),
+        "ours, layer_norm": lambda: rt.layer_norm(x, w, b, EPS), "F.layer_norm": lambda: F.layer_norm(x, (COLS,), w, b, EPS),
+        "ours, add_rms_norm": lambda: rt.add_rms_norm(x, x, w, EPS), "empty_like": lambda: torch.empty_like(x),
+    }
+    leaves = [tensor.clone().requires_grad_() for tensor in (x, w, b)]
+    xg, wg, bg = leaves
+    both = {
+        "ours, rms_norm": lambda: torch.autograd.grad(rt.rms_norm(xg, wg, EPS), (xg, wg), dy),
+        "F.rms_norm": lambda: torch.autograd.grad(F.rms_norm(xg, (COLS,), wg, EPS), (xg, wg), dy),
+        "ours, layer_norm": lambda: torch.autograd.grad(rt.layer_norm(xg, wg, bg, EPS), leaves, dy),
+        "F.layer_norm": lambda: torch.autograd.grad(F.layer_norm(xg, (COLS,), wg, bg, EPS), leaves, dy),
+    }
+    report = dict(machine=measure.machine(), torch=torch.__version__, device=args.device, rows={})
+    with torch.no_grad():
+        report["rows"]["forward"] = measure.in_turn(forward, args.rounds, 0.02)
+    report["rows"]["forward + backward"] = measure.in_turn(both, args.rounds, 0.02)
+    for mode, rows in report["rows"].items():
+        measure.show(f"{mode}, 1x{COLS} {dtype}, {args.device}, one thread, host time", rows)
+    measure.write(args.out, report)
+
+
+main()

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Builds the wheel to publish, for any Linux of the last decade (manylinux_2_17), and tests it in fresh environments, without and with
+# the frameworks that are named: bash rmsnorm-python/wheel.sh [torch] [jax]. The wheel is left in dist/.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+python=${PYTHON:-python3}
+
+# An environment with these packages.
+environment() {
+    "$python" -m venv "$work/$1"
+    "$work/$1/bin/python" -m pip install --quiet --disable-pip-version-check "${@:2}"
+}
+
+environment build 'maturin>=1.9.4,<2' ziglang
+mkdir -p "$work/out"
+# No path of this machine: neither of its cargo home nor of this checkout, in panics or elsewhere.
+RUSTFLAGS="${RUSTFLAGS:-} --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=cargo --remap-path-prefix=$PWD=rmsnorm" \
+    PATH="$work/build/bin:$PATH" "$work/build/bin/maturin" build --release --locked --zig --compatibility manylinux_2_17 \
+    --out "$work/out"
+wheel=$(echo "$work"/out/rmsnorm-*-cp310-abi3-*manylinux_2_17_x86_64.whl)
+ls -l "$wheel"
+
+mkdir "$work/content"
+"$python" -m zipfile -e "$wheel" "$work/content"
+library=$(echo "$work"/content/rmsnorm/_native*.so)
+needed=$(objdump -p "$library" | sed -n 's/^ *NEEDED *//p')
+echo "needs:" $needed
+if echo "$needed" | grep -vE '^(libc|libm|libdl|libpthread|librt|libgcc_s|ld-linux-x86-64)\.so'; then
+    echo 'the library above is not part of libc'
+    exit 1
+fi
+if grep -rlaF -e "$HOME" -e "$PWD" "$work/content"; then
+    echo 'the files above have paths of this machine'
+    exit 1
+fi
+
+# Without any framework it imports, and NumPy is enough to use it.
+environment bare "$wheel"
+(cd "$work" && "$work/bare/bin/python" -c 'import rmsnorm; print(rmsnorm.devices())')
+environment tested "$wheel" pytest numpy ml_dtypes "$@"
+(cd rmsnorm-python/tests && RMSNORM_REQUIRE=$(IFS=,; echo "$*") "$work/tested/bin/python" -m pytest -q -p no:cacheprovider .)
+
+mkdir -p dist
+cp "$wheel" dist/
+echo "dist/$(basename "$wheel")"
