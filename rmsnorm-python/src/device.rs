@@ -19,12 +19,12 @@ pub(crate) fn cpu(threads: Option<usize>) -> Result<CpuBackend, Error> {
     }
 }
 
-/// The backend of a CUDA device's primary context. Its kernels stay loaded.
-pub(crate) fn cuda(ordinal: usize) -> Result<CudaBackend, Error> {
-    static BACKENDS: RwLock<Vec<(usize, CudaBackend)>> = RwLock::new(Vec::new());
+/// The backend of a CUDA device's primary context, for ever: its kernels stay loaded.
+pub(crate) fn cuda(ordinal: usize) -> Result<&'static CudaBackend, Error> {
+    static BACKENDS: RwLock<Vec<(usize, &CudaBackend)>> = RwLock::new(Vec::new());
     // What is in the list is whole, whoever panicked.
-    let found = |backends: &Vec<(usize, CudaBackend)>| {
-        backends.iter().find(|(number, _)| *number == ordinal).map(|(_, backend)| backend.clone())
+    let found = |backends: &Vec<(usize, &'static CudaBackend)>| {
+        backends.iter().find(|(number, _)| *number == ordinal).map(|(_, backend)| *backend)
     };
     if let Some(backend) = found(&BACKENDS.read().unwrap_or_else(PoisonError::into_inner)) {
         return Ok(backend);
@@ -36,7 +36,8 @@ pub(crate) fn cuda(ordinal: usize) -> Result<CudaBackend, Error> {
     if let Some(first) = found(&backends) {
         return Ok(first);
     }
-    backends.push((ordinal, backend.clone()));
+    let backend: &CudaBackend = Box::leak(Box::new(backend));
+    backends.push((ordinal, backend));
     Ok(backend)
 }
 
@@ -44,10 +45,8 @@ pub(crate) fn cuda(ordinal: usize) -> Result<CudaBackend, Error> {
 pub(crate) struct KeepCurrent(sys::CUcontext);
 
 impl KeepCurrent {
-    /// Until this is dropped a backend of that device may make its own context current.
-    pub(crate) fn new(ordinal: usize) -> Result<Self, Error> {
-        // Which also finds out whether there is a driver to ask.
-        cuda(ordinal)?;
+    /// Until this is dropped the backend may make its own context current.
+    pub(crate) fn of(_: &CudaBackend) -> Result<Self, Error> {
         let mut current = null_mut();
         // SAFETY:
         // - library: the driver is loaded, as there is a backend;
@@ -81,6 +80,7 @@ pub(crate) fn workspace_len(place: Place, problem: &Problem) -> Result<usize, Er
 
 /// Compiles what a call needs on that CUDA device.
 pub(crate) fn prepare(ordinal: usize, call: &Call) -> Result<(), Error> {
-    let _current = KeepCurrent::new(ordinal)?;
-    cuda(ordinal)?.prepare(&call.problem()?)
+    let backend = cuda(ordinal)?;
+    let _current = KeepCurrent::of(backend)?;
+    backend.prepare(&call.problem()?)
 }

@@ -44,10 +44,11 @@ pub(crate) unsafe fn on(place: Place, call: &Call) -> Result<(), Error> {
             unsafe { call.run_on(&backend) }
         }
         Place::Cuda { ordinal, stream } => {
-            let _current = device::KeepCurrent::new(ordinal)?;
+            let backend = device::cuda(ordinal)?;
+            let _current = device::KeepCurrent::of(backend)?;
             // SAFETY:
             // - stream: the caller's promise; it is used until `run_on` returns.
-            let backend = unsafe { device::cuda(ordinal)?.on_raw(stream.cast()) };
+            let backend = unsafe { backend.on_raw(stream.cast()) };
             // SAFETY:
             // - all: the caller's promises.
             unsafe { call.run_on(&backend) }

@@ -24,7 +24,7 @@ use crate::call::{Call, F32};
 use crate::device;
 use crate::foreign::{Foreign, Place, shape_of, sizes};
 use operator::{OPERATORS, Operator, Parameter};
-use shim::{Kernel, Shim, Value};
+use shim::{Exception, Kernel, Shim, Value};
 use tensor::{DeviceOf, Owned};
 
 static SHIM: OnceLock<Shim> = OnceLock::new();
@@ -199,13 +199,14 @@ fn vector(len: usize) -> Result<RowLayout, Error> {
     RowLayout::dense(&[len]).ok_or(Error::EmptyRow)
 }
 
-/// What the dispatcher calls.
+/// What the dispatcher calls: leaves the results on the stack, or answers with the exception to be thrown. Never unwinds.
 ///
 /// # Safety
 /// - Stack: it is that of a call of the operator.
-unsafe fn kernel(operator: &Operator, stack: *mut Value, inputs: u64) {
+#[inline(never)]
+unsafe extern "C" fn kernel(operator: &'static Operator, stack: *mut Value, inputs: u64) -> Exception {
     // Registered by `register_torch_operators`, which fills it first.
-    let Some(shim) = SHIM.get() else { return };
+    let Some(shim) = SHIM.get() else { return Exception::NONE };
     let called = || {
         // SAFETY:
         // - stack: as many values as the operator has parameters.
@@ -215,20 +216,19 @@ unsafe fn kernel(operator: &Operator, stack: *mut Value, inputs: u64) {
         let arguments = unsafe { Arguments::take(shim, operator, values) };
         run(shim, operator, &arguments)
     };
-    let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(called));
-    let message = match done {
+    let message = match std::panic::catch_unwind(std::panic::AssertUnwindSafe(called)) {
         Ok(Ok(results)) => {
             for (index, value) in results.into_iter().flatten().enumerate() {
                 // SAFETY:
                 // - stack: has room for the results of the schema, which are these.
                 unsafe { stack.add(index).write(value) };
             }
-            return;
+            return Exception::NONE;
         }
         Ok(Err(error)) => error.to_string(),
         Err(_) => format!("rmsnorm::{} panicked, which is a bug in rmsnorm", operator.name),
     };
-    shim.thrower.throw(message)
+    shim.thrower.exception(&message)
 }
 
 /// A function of its own for each operator, as the dispatcher tells a kernel nothing about what it was called as.
@@ -238,7 +238,13 @@ macro_rules! kernels {
             unsafe extern "C-unwind" fn called(stack: *mut Value, inputs: u64, _outputs: u64) {
                 // SAFETY:
                 // - stack: the dispatcher's, for the operator that this is registered as.
-                unsafe { kernel(&OPERATORS[$index], stack, inputs) }
+                let exception = unsafe { kernel(&OPERATORS[$index], stack, inputs) };
+                if let Some(throw) = exception.throw {
+                    // SAFETY:
+                    // - object: an exception that is thrown once; what goes with it is of its type;
+                    // - caller: C++, and nothing is left to drop here.
+                    unsafe { throw(exception.object, exception.type_info, exception.destroy) }
+                }
             }
             called as Kernel
         }),*]
@@ -261,7 +267,7 @@ pub(crate) fn register_torch_operators(libtorch_cpu: &str, libtorch_cuda: Option
     let fail = |message: String| PyRuntimeError::new_err(message);
     // SAFETY:
     // - libraries: the caller's, of the PyTorch that it has imported; the package asks for 2.10 or later.
-    let shim = unsafe { Shim::load(libtorch_cpu, libtorch_cuda) }.map_err(|error| fail(error.to_string()))?;
+    let shim = unsafe { Shim::load(libtorch_cpu, libtorch_cuda) }.map_err(fail)?;
     let shim = SHIM.get_or_init(|| shim);
     for (operator, kernel) in OPERATORS.iter().zip(KERNELS) {
         let name = CString::new(operator.name)?;

@@ -11,6 +11,7 @@ import torch.nn.functional as F  # noqa: E402
 import rmsnorm.torch as rt  # noqa: E402
 
 OPS = torch.ops.rmsnorm
+HAS_E8M0 = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 11)
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +71,8 @@ def test_opcheck_of_operators_with_a_gradient(op, args):
 ])
 def test_opcheck_of_the_others(op, args):
     given = args(torch.randn(3, 5, 24), torch.randn(24), torch.randn(3, 5), torch.rand(3, 5))
+    if op is OPS.quantized_rms_norm and given[-1] == 4 and not HAS_E8M0:
+        pytest.skip("scales of MX: PyTorch 2.10 has no e8m0 in its C interface")
     tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     assert set(torch.library.opcheck(op.default, given, test_utils=tests).values()) == {"SUCCESS"}
 

@@ -51,7 +51,7 @@ const fn given(tensor: Tensor) -> Parameter {
 }
 
 /// All operators. Those without statistics are for calls that nobody differentiates.
-pub(super) const OPERATORS: [Operator; 9] = {
+pub(super) static OPERATORS: [Operator; 9] = {
     use Direction::{Backward, Forward, QuantizedForward};
     use Norm::{Layer, Rms};
     const RMS: &[Parameter] = &[given(X), Optional(Weight), Eps, WeightOffset, CastBeforeWeight];

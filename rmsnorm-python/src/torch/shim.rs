@@ -38,19 +38,18 @@ macro_rules! functions {
             ///
             /// # Safety
             /// - Libraries: they are libtorch_cpu and libtorch_cuda of PyTorch 2.10 or later, and stay loaded.
-            pub(super) unsafe fn load(cpu: &str, cuda: Option<&str>) -> Result<Self, libloading::Error> {
+            pub(super) unsafe fn load(cpu: &str, cuda: Option<&str>) -> Result<Self, String> {
                 // SAFETY:
                 // - libraries: loaded already, so nothing is run; forgotten below, so never unloaded;
                 // - types: those of the headers that are named above.
                 unsafe {
-                    let open = |path: &str| Library::open(Some(path), RTLD_NOW | RTLD_NOLOAD);
-                    let (torch, cuda) = (open(cpu)?, cuda.map(open).transpose()?);
-                    let stream = |cuda: &Library| Some(*cuda.get(b"aoti_torch_get_current_cuda_stream\0").ok()?);
+                    let (torch, cuda) = (loaded(cpu)?, cuda.map(|path| loaded(path)).transpose()?);
+                    let stream = |cuda: &Library| look_up(cuda, "aoti_torch_get_current_cuda_stream").ok();
                     let shim = Shim {
-                        $($name: *torch.get(concat!($symbol, "\0").as_bytes())?,)*
+                        $($name: look_up(&torch, $symbol)?,)*
                         codes: Codes::load(&torch)?,
                         current_cuda_stream: cuda.as_ref().and_then(stream),
-                        thrower: Thrower::load(&open("libstdc++.so.6")?)?,
+                        thrower: Thrower::load(&loaded("libstdc++.so.6")?)?,
                     };
                     std::mem::forget((torch, cuda));
                     Ok(shim)
@@ -80,32 +79,56 @@ functions! {
 pub(super) struct Codes {
     pub(super) cpu: i32,
     pub(super) cuda: i32,
-    pub(super) storages: [(Storage, i32); 7],
+    /// None of a dtype that this PyTorch lacks.
+    pub(super) storages: [(Storage, Option<i32>); 7],
 }
 
 impl Codes {
     /// # Safety
     /// - Library: it is libtorch_cpu.
-    unsafe fn load(torch: &Library) -> Result<Self, libloading::Error> {
+    unsafe fn load(torch: &Library) -> Result<Self, String> {
         // SAFETY:
         // - functions: without arguments, each answers a constant.
-        let code = |symbol: &[u8]| unsafe {
-            Ok::<i32, libloading::Error>(torch.get::<unsafe extern "C" fn() -> i32>(symbol)?())
-        };
+        let code =
+            |symbol: &str| unsafe { Ok::<i32, String>(look_up::<unsafe extern "C" fn() -> i32>(torch, symbol)?()) };
+        // Under one name or the other from 2.11 on.
+        let e8m0 = code("aoti_torch_dtype_float8_e8m0fnu").or_else(|_| code("torch_dtype_float8_e8m0fnu"));
         Ok(Codes {
-            cpu: code(b"aoti_torch_device_type_cpu\0")?,
-            cuda: code(b"aoti_torch_device_type_cuda\0")?,
+            cpu: code("aoti_torch_device_type_cpu")?,
+            cuda: code("aoti_torch_device_type_cuda")?,
             storages: [
-                (Storage::Float(DType::F32), code(b"aoti_torch_dtype_float32\0")?),
-                (Storage::Float(DType::F16), code(b"aoti_torch_dtype_float16\0")?),
-                (Storage::Float(DType::Bf16), code(b"aoti_torch_dtype_bfloat16\0")?),
-                (Storage::Code(CodeType::E4m3), code(b"aoti_torch_dtype_float8_e4m3fn\0")?),
-                (Storage::Code(CodeType::E5m2), code(b"aoti_torch_dtype_float8_e5m2\0")?),
-                (Storage::Code(CodeType::Int8), code(b"aoti_torch_dtype_int8\0")?),
-                (Storage::E8m0, code(b"aoti_torch_dtype_float8_e8m0fnu\0")?),
+                (Storage::Float(DType::F32), Some(code("aoti_torch_dtype_float32")?)),
+                (Storage::Float(DType::F16), Some(code("aoti_torch_dtype_float16")?)),
+                (Storage::Float(DType::Bf16), Some(code("aoti_torch_dtype_bfloat16")?)),
+                (Storage::Code(CodeType::E4m3), Some(code("aoti_torch_dtype_float8_e4m3fn")?)),
+                (Storage::Code(CodeType::E5m2), Some(code("aoti_torch_dtype_float8_e5m2")?)),
+                (Storage::Code(CodeType::Int8), Some(code("aoti_torch_dtype_int8")?)),
+                (Storage::E8m0, e8m0.ok()),
             ],
         })
     }
+}
+
+/// A library that is loaded already.
+///
+/// # Safety
+/// - Library: its constructors have run, so that nothing is run here.
+unsafe fn loaded(path: &str) -> Result<Library, String> {
+    // SAFETY:
+    // - library: the caller's promise; what is not loaded is not found.
+    unsafe { Library::open(Some(path), RTLD_NOW | RTLD_NOLOAD) }
+        .map_err(|error| format!("{path} is not loaded: {error:?}"))
+}
+
+/// A function or another symbol of a library, which stays loaded.
+///
+/// # Safety
+/// - Type: `T` is the symbol's.
+unsafe fn look_up<T: Copy>(library: &Library, symbol: &str) -> Result<T, String> {
+    // SAFETY:
+    // - type: the caller's promise.
+    let found = unsafe { library.get::<T>(symbol.as_bytes()) };
+    found.map(|found| *found).map_err(|_| format!("PyTorch 2.10 or later is needed: this one has no {symbol}"))
 }
 
 // SAFETY:
@@ -134,14 +157,37 @@ impl Shim {
 
 /// `throw std::runtime_error(message)`, which is how a kernel fails: the dispatcher's caller sees a `RuntimeError`. By the Itanium
 /// C++ ABI, so on Linux.
+///
+/// libstdc++ unwinds by libgcc's functions. A library that was linked otherwise (by zig, for old systems) has others of its own, which
+/// Rust's frames would call, with what is not theirs. So the one frame of ours that an exception passes has nothing to
+/// clean up, and Rust is not asked about it.
 pub(super) struct Thrower {
     allocate: unsafe extern "C" fn(usize) -> *mut c_void,
     construct: unsafe extern "C" fn(*mut c_void, *const c_char),
-    throw: unsafe extern "C-unwind" fn(*mut c_void, *mut c_void, *mut c_void) -> !,
+    throw: Throw,
     type_info: *mut c_void,
     destroy: *mut c_void,
     /// `operator delete`
     pub(super) delete: unsafe extern "C" fn(*mut c_void),
+}
+
+/// `__cxa_throw`
+type Throw = unsafe extern "C-unwind" fn(*mut c_void, *mut c_void, *mut c_void) -> !;
+
+/// An exception that is yet to be thrown, by `throw` of the rest; none if there is no such function.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Exception {
+    pub(super) throw: Option<Throw>,
+    pub(super) object: *mut c_void,
+    pub(super) type_info: *mut c_void,
+    pub(super) destroy: *mut c_void,
+}
+
+impl Exception {
+    /// What a call that has succeeded leaves.
+    pub(super) const NONE: Exception =
+        Exception { throw: None, object: null_mut(), type_info: null_mut(), destroy: null_mut() };
 }
 
 /// Of a `std::runtime_error`: its table of virtual functions and its string.
@@ -150,32 +196,32 @@ const RUNTIME_ERROR_BYTES: usize = 16;
 impl Thrower {
     /// # Safety
     /// - Library: it is libstdc++, the one that libtorch uses.
-    unsafe fn load(library: &Library) -> Result<Self, libloading::Error> {
+    unsafe fn load(library: &Library) -> Result<Self, String> {
         // SAFETY:
         // - types: those of the C++ ABI and of libstdc++.
         unsafe {
             Ok(Thrower {
-                allocate: *library.get(b"__cxa_allocate_exception\0")?,
-                construct: *library.get(b"_ZNSt13runtime_errorC1EPKc\0")?,
-                throw: *library.get(b"__cxa_throw\0")?,
-                type_info: *library.get(b"_ZTISt13runtime_error\0")?,
-                destroy: *library.get(b"_ZNSt13runtime_errorD1Ev\0")?,
-                delete: *library.get(b"_ZdlPv\0")?,
+                allocate: look_up(library, "__cxa_allocate_exception")?,
+                construct: look_up(library, "_ZNSt13runtime_errorC1EPKc")?,
+                throw: look_up(library, "__cxa_throw")?,
+                type_info: look_up(library, "_ZTISt13runtime_error")?,
+                destroy: look_up(library, "_ZNSt13runtime_errorD1Ev")?,
+                delete: look_up(library, "_ZdlPv")?,
             })
         }
     }
 
-    /// Throws. Nothing of the caller's must be left to drop, as this unwinds through foreign frames.
-    pub(super) fn throw(&self, message: String) -> ! {
+    /// An exception with this message.
+    pub(super) fn exception(&self, message: &str) -> Exception {
         let message = CString::new(message.replace('\0', " ")).unwrap_or_default();
         // SAFETY:
         // - memory: as many bytes as the object has, from the function that `__cxa_throw` takes it from; the constructor copies the
-        //   message, which is dropped before the throw.
-        unsafe {
-            let exception = (self.allocate)(RUNTIME_ERROR_BYTES);
-            (self.construct)(exception, message.as_ptr());
-            drop(message);
-            (self.throw)(exception, self.type_info, self.destroy)
-        }
+        //   message.
+        let object = unsafe {
+            let object = (self.allocate)(RUNTIME_ERROR_BYTES);
+            (self.construct)(object, message.as_ptr());
+            object
+        };
+        Exception { throw: Some(self.throw), object, type_info: self.type_info, destroy: self.destroy }
     }
 }

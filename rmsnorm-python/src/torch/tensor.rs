@@ -108,7 +108,7 @@ impl<'s> Owned<'s> {
     pub(super) fn storage(&self, tensor: Tensor) -> Result<Storage, Error> {
         let code = self.ask(self.shim.dtype, 0)?;
         let mut known = self.shim.codes.storages.into_iter();
-        let found = known.find_map(|(storage, known)| (known == code).then_some(storage));
+        let found = known.find_map(|(storage, known)| (known == Some(code)).then_some(storage));
         found.ok_or_else(|| not_a_float(tensor, "another dtype"))
     }
 
@@ -161,8 +161,9 @@ impl<'s> Owned<'s> {
         on: DeviceOf,
     ) -> Result<Self, Error> {
         let mut known = shim.codes.storages.into_iter();
-        let dtype = known.find_map(|(known, code)| (known == storage).then_some(code));
-        let dtype = dtype.ok_or_else(|| failed("the dtype of a result"))?;
+        let dtype = known.find_map(|(known, code)| code.filter(|_| known == storage));
+        let dtype =
+            dtype.ok_or_else(|| Error::Unsupported { rule: format!("this PyTorch has no dtype for {storage}") })?;
         let (len, mut handle) = (dims.len() as i64, null_mut());
         let (dims, strides) = (dims.as_ptr(), strides.as_ptr());
         // SAFETY:
