@@ -21,7 +21,7 @@ __all__ = ["rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "forward"
 
 def _lent(array):
     """An array as the native half takes it: NumPy has no way to hand over a bfloat16 but as integers."""
-    if array.dtype.kind == "V" and str(array.dtype) == "bfloat16":
+    if str(array.dtype) == "bfloat16" and hasattr(array, "__array_interface__"):
         return array.view("int16"), True
     return array, False
 
