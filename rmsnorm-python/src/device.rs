@@ -1,8 +1,7 @@
 //! The backends of this process: for the CPU one for each number of threads, one for each CUDA device, made when they are first used.
 
-use std::collections::HashSet;
 use std::ptr::null_mut;
-use std::sync::{LazyLock, PoisonError, RwLock};
+use std::sync::{PoisonError, RwLock};
 
 use rmsnorm_core::cpu::CpuBackend;
 use rmsnorm_core::cuda::CudaBackend;
@@ -79,16 +78,9 @@ pub(crate) fn workspace_len(place: Place, problem: &Problem) -> Result<usize, Er
     })
 }
 
-/// Compiles what a call needs on that CUDA device, the first time that it is asked for: XLA asks before every execution.
+/// Compiles what a call needs on that CUDA device.
 pub(crate) fn prepare(ordinal: usize, call: &Call) -> Result<(), Error> {
-    static PREPARED: LazyLock<RwLock<HashSet<(usize, Problem)>>> = LazyLock::new(RwLock::default);
-    let key = (ordinal, call.problem()?);
-    if PREPARED.read().unwrap_or_else(PoisonError::into_inner).contains(&key) {
-        return Ok(());
-    }
     let backend = cuda(ordinal)?;
     let _current = KeepCurrent::of(backend)?;
-    backend.prepare(&key.1)?;
-    PREPARED.write().unwrap_or_else(PoisonError::into_inner).insert(key);
-    Ok(())
+    backend.prepare(&call.problem()?)
 }

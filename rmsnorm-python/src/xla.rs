@@ -8,8 +8,10 @@
 mod api;
 mod frame;
 
+use std::collections::HashSet;
 use std::ffi::c_void;
 use std::ptr::null_mut;
+use std::sync::{LazyLock, PoisonError, RwLock};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -142,11 +144,7 @@ enum Platform {
 
 fn run(frame: &Frame<'_>, direction: Direction, platform: Platform) -> Result<(), Error> {
     match (frame.stage(), platform) {
-        // Kernels are compiled before the program runs, and before it is captured into a graph.
-        (api::STAGE_INITIALIZE, Platform::Cuda) => {
-            let ordinal = frame.ordinal()?;
-            calls(frame, direction)?.first().map_or(Ok(()), |call| device::prepare(ordinal, call))
-        }
+        (api::STAGE_INITIALIZE, Platform::Cuda) => initialize(frame, direction),
         (api::STAGE_EXECUTE, _) => {
             let place = if platform == Platform::Cuda { frame.cuda()? } else { Place::Cpu { threads: None } };
             for call in calls(frame, direction)? {
@@ -160,6 +158,22 @@ fn run(frame: &Frame<'_>, direction: Direction, platform: Platform) -> Result<()
         }
         _ => Ok(()),
     }
+}
+
+/// Compiles kernels before the program runs, and before it is captured into a graph. XLA asks before every execution, which must not
+/// cost what a call does: a call that was prepared is known by its place. Where another program has come to that place since, its
+/// kernels are compiled when they are executed, which a capture allows.
+fn initialize(frame: &Frame<'_>, direction: Direction) -> Result<(), Error> {
+    static PREPARED: LazyLock<RwLock<HashSet<(usize, usize)>>> = LazyLock::new(RwLock::default);
+    let key = (frame.ordinal()?, frame.call_id());
+    if PREPARED.read().unwrap_or_else(PoisonError::into_inner).contains(&key) {
+        return Ok(());
+    }
+    if let Some(call) = calls(frame, direction)?.first() {
+        device::prepare(key.0, call)?;
+    }
+    PREPARED.write().unwrap_or_else(PoisonError::into_inner).insert(key);
+    Ok(())
 }
 
 /// What XLA calls. Null means done.

@@ -57,6 +57,11 @@ impl<'a> Frame<'a> {
         self.0.stage
     }
 
+    /// Which program's call it is, as long as that program lives: where its attributes are.
+    pub(super) fn call_id(&self) -> usize {
+        self.0.attributes.values.addr()
+    }
+
     pub(super) fn args(&self) -> Vec<Array<'a>> {
         Frame::arrays(&self.0.args)
     }
