@@ -252,8 +252,7 @@ def test_calls_become_part_of_a_graph():
 
 
 def test_export_for_platforms_with_and_without_a_kernel(xw):
-    from jax import export
-
+    export = pytest.importorskip("jax.export")
     shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in xw]
     checks = [export.DisabledSafetyCheck.custom_call(name) for name in ("rmsnorm_forward", "rmsnorm_backward")]
     platforms = ("cpu", "cuda", "tpu")
@@ -287,7 +286,10 @@ def test_structs_are_those_of_the_installed_header(tmp_path):
     called = {"XLA_FFI_Error_Create", "XLA_FFI_Stream_Get", "XLA_FFI_DeviceOrdinal_Get"}
     lines, expected = [], []
     for struct, fields in _native.xla_layouts():
-        struct = struct if f"}} {struct};" in header or f"struct {struct} {{" in header else renamed[struct]
+        if not (f"}} {struct};" in header or f"struct {struct} {{" in header):
+            if struct == "XLA_FFI_DeviceOrdinal_Get_Args":
+                continue
+            struct = renamed[struct]
         for field, offset in fields:
             is_function = struct == "XLA_FFI_Api" and field.startswith("XLA_FFI_")
             # The last came with a later version than the first.

@@ -5,6 +5,7 @@ for vmap, which `custom_vmap` around it gives.
 """
 
 import functools
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -33,17 +34,26 @@ def _split(function, local, kinds_in, kinds_out):
     """`function` of arrays of these kinds, which XLA may split by rows; each part is done by `local`, told the axes of the mesh."""
     split = custom_partitioning(function)
 
-    def partition(mesh, args, results):
+    def shardings(mesh, args):
         rows = _rows(args[0].sharding, len(args[0].shape))
-        shardings = {
+        kinds = {
             _MATRIX: NamedSharding(mesh, PartitionSpec(*rows, None)), _STATISTICS: NamedSharding(mesh, PartitionSpec(*rows)),
             _VECTOR: NamedSharding(mesh, PartitionSpec(None)),
         }
-        part = functools.partial(local, _axes(rows))
-        return mesh, part, tuple(shardings[kind] for kind in kinds_out), tuple(shardings[kind] for kind in kinds_in)
+        return rows, *(tuple(kinds[kind] for kind in side) for side in (kinds_in, kinds_out))
 
+    def partition(mesh, args, results):
+        rows, ins, outs = shardings(mesh, args)
+        return mesh, functools.partial(local, _axes(rows)), outs, ins
+
+    def infer(mesh, args, results):
+        return shardings(mesh, args)[2]
+
+    # Shardy, JAX's partitioner from 0.7 on, goes by the rule; the one before it asks `infer`.
     rule = ", ".join(kinds_in) + " -> " + ", ".join(kinds_out)
-    split.def_partition(partition=partition, sharding_rule=rule, need_replication_factors=("n",))
+    options = {"infer_sharding_from_operands": infer, "sharding_rule": rule, "need_replication_factors": ("n",)}
+    known = inspect.signature(split.def_partition).parameters
+    split.def_partition(partition=partition, **{name: value for name, value in options.items() if name in known})
     return split
 
 
