@@ -37,6 +37,10 @@ def main():
         "ours, layer_norm": lambda: torch.autograd.grad(rt.layer_norm(xg, wg, bg, EPS), leaves, dy),
         "F.layer_norm": lambda: torch.autograd.grad(F.layer_norm(xg, (COLS,), wg, bg, EPS), leaves, dy),
     }
+    for ours, theirs in (("ours, rms_norm", "F.rms_norm"), ("ours, layer_norm", "F.layer_norm")):
+        tolerance = dict(rtol=1e-4, atol=1e-4) if dtype == torch.float32 else dict(rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(forward[ours](), forward[theirs](), **tolerance)
+        torch.testing.assert_close(both[ours](), both[theirs](), **tolerance)
     report = dict(machine=measure.machine(), torch=torch.__version__, device=args.device, rows={})
     with torch.no_grad():
         report["rows"]["forward"] = measure.in_turn(forward, args.rounds, 0.02)

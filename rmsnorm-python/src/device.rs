@@ -29,6 +29,9 @@ pub(crate) fn cuda(ordinal: usize) -> Result<&'static CudaBackend, Error> {
     if let Some(backend) = found(&BACKENDS.read().unwrap_or_else(PoisonError::into_inner)) {
         return Ok(backend);
     }
+    // Which finds out whether there is a driver. A new context is made current, which is not the caller's wish.
+    CudaBackend::device_count()?;
+    let _current = KeepCurrent::new()?;
     // SAFETY:
     // - order: every call goes to the stream that the tensors' owner has them on, and what orders streams is theirs.
     let backend = unsafe { CudaBackend::primary(ordinal)? };
@@ -45,28 +48,30 @@ pub(crate) fn cuda(ordinal: usize) -> Result<&'static CudaBackend, Error> {
 pub(crate) struct KeepCurrent(sys::CUcontext);
 
 impl KeepCurrent {
-    /// Until this is dropped the backend may make its own context current.
-    pub(crate) fn of(_: &CudaBackend) -> Result<Self, Error> {
+    /// Until this is dropped another context may be made current. The driver must have been found.
+    fn new() -> Result<Self, Error> {
         let mut current = null_mut();
         // SAFETY:
-        // - library: the driver is loaded, as there is a backend;
+        // - library: the driver is loaded, as the callers say;
         // - pointer: to a local of the type that the call writes.
         let failed = unsafe { sys::cuCtxGetCurrent(&raw mut current) }.result();
         failed.map_err(|error| Error::Device { backend: "cuda", source: Box::new(error) })?;
         Ok(KeepCurrent(current))
     }
+
+    /// Until this is dropped the backend may make its own context current.
+    pub(crate) fn of(_: &CudaBackend) -> Result<Self, Error> {
+        KeepCurrent::new()
+    }
 }
 
 impl Drop for KeepCurrent {
     fn drop(&mut self) {
-        // None was current in a thread that used no CUDA: a runtime call there makes the primary one current, as ours has.
-        if !self.0.is_null() {
-            // SAFETY:
-            // - library: loaded;
-            // - context: was current when this was made, and contexts of frameworks are not destroyed while they call.
-            // Its failure would be that of a lost context, which the next call tells.
-            let _ = unsafe { sys::cuCtxSetCurrent(self.0) };
-        }
+        // SAFETY:
+        // - library: loaded;
+        // - context: none, or one that was current when this was made, and contexts of frameworks are not destroyed while they call.
+        // Its failure would be that of a lost context, which the next call tells.
+        let _ = unsafe { sys::cuCtxSetCurrent(self.0) };
     }
 }
 

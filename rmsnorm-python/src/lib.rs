@@ -32,10 +32,10 @@ mod _native {
     #[pymodule_export]
     use crate::xla::{xla_handlers, xla_layouts, xla_workspace_len};
 
-    /// Why there is no CUDA device to be used; None if there is.
+    /// Why that CUDA device cannot be used; None if it can.
     #[pyfunction]
-    fn why_no_cuda(py: Python<'_>) -> Option<String> {
-        py.detach(|| device::cuda(0)).err().map(|error| error.to_string())
+    fn why_no_cuda(py: Python<'_>, ordinal: usize) -> Option<String> {
+        py.detach(|| device::cuda(ordinal)).err().map(|error| error.to_string())
     }
 
     /// The devices of this machine: name, whether it can be used, and what it is or why not.

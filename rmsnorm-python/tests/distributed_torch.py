@@ -10,7 +10,12 @@ import torch
 import torch.distributed as dist
 
 if sys.argv[1] == "before":
+    import importlib.util
+
     import rmsnorm.torch as rt
+
+    # To ask whether a module is there is not to import it.
+    assert importlib.util.find_spec("torch.distributed.tensor") is not None
 
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor, init_device_mesh  # noqa: E402
@@ -57,6 +62,12 @@ def check_functions(mesh):
         got = function(*hidden, *(distribute_tensor(tensor, mesh, [Replicate()]) for tensor in (w, b)))
         for result, exact in zip(got, expected):
             assert torch.equal(result.full_tensor(), exact)
+        if len(got) == 2:
+            # The gradient of the stream alone.
+            rows = [distribute_tensor(tensor, mesh, [Shard(0)]).requires_grad_() for tensor in (x, r)]
+            stream = function(*rows, *vectors)[1]
+            for gradient in torch.autograd.grad(stream.sum(), rows):
+                assert torch.equal(gradient.full_tensor(), torch.ones_like(x))
         with torch.no_grad():
             rows = [distribute_tensor(tensor, mesh, [Shard(0)]) for tensor in (x, r)]
             got = function(*rows, *(distribute_tensor(tensor, mesh, [Replicate()]) for tensor in (w, b)))

@@ -121,6 +121,17 @@ def test_the_dtype_of_a_result_stays_that_of_the_module():
     assert (got[1] != expected[1]).float().mean() < 0.01
 
 
+def test_a_module_whose_class_is_made_in_a_way_of_its_own():
+    """As FSDP2's are: `__new__` of the class is not for everybody."""
+    class Wrapped(Llama):
+        def __new__(cls, *args, **kwargs):
+            raise TypeError("not like this")
+
+    net = model(Llama)
+    net[0].__class__ = Wrapped
+    assert len(rt.patch(net)) == 1
+
+
 def test_hooks_and_wrappers_stay():
     net, seen = model(Llama, torch.nn.LayerNorm), []
     net[0].register_forward_hook(lambda module, args, result: seen.append(result.shape))

@@ -130,6 +130,33 @@ def test_the_current_device_and_context_stay():
         assert torch.cuda.current_device() == device and x.grad.device == x.device
 
 
+def test_a_first_call_leaves_the_context_of_its_thread():
+    """In a process of its own, whose first use of CUDA but for an allocation is this."""
+    code = """if True:
+        import ctypes, torch, rmsnorm.torch as rt
+        driver, current = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+        x = torch.randn(4, 64, device="cuda", requires_grad=True)
+        def context():
+            assert driver.cuCtxGetCurrent(ctypes.byref(current)) == 0
+            return current.value
+        before = context()
+        rt.rms_norm(x, None, 1e-6).sum().backward()
+        assert context() == before, (context(), before)
+        import threading
+        def work():
+            assert driver.cuCtxSetCurrent(None) == 0
+            with torch.no_grad():
+                rt._sharding.ops.rms_norm_inference(x, None, 1e-6, 0.0, False)
+            seen.append(True)
+        seen = []
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        assert seen == [True]
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_tensors_of_two_devices_are_refused():
     with pytest.raises((RuntimeError, ValueError), match="device"):
         rt.rms_norm(random(2, 64), torch.ones(64), 1e-6)
@@ -197,6 +224,8 @@ def test_without_nvrtc_pytorchs_own_norms_are_used_and_it_is_said_why():
             warnings.simplefilter("always")
             y, again = rt.rms_norm(x, None, 1e-6), rt.rms_norm(x, None, 1e-6)
         torch.testing.assert_close(y, F.rms_norm(x, (64,), None, 1e-6))
+            compiled = torch.compile(lambda x: rt.rms_norm(x, None, 1e-6), fullgraph=True)
+            torch.testing.assert_close(compiled(x), F.rms_norm(x, (64,), None, 1e-6))
         said = [str(warning.message) for warning in caught if "rmsnorm" in str(warning.message)]
         assert len(said) == 1 and "NVRTC" in said[0], said
     """

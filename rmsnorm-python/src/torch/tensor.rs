@@ -117,10 +117,12 @@ impl<'s> Owned<'s> {
         Ok(DeviceOf { kind, index: self.ask(self.shim.device_index, 0)? })
     }
 
-    /// Its rows: where they are, or, if no two strides lead from row to row, where a dense copy is, which comes with them.
+    /// Its rows: where they are, or, if no two strides lead from row to row, where a dense copy is, which comes with them. A vector is
+    /// copied if its elements are apart.
     pub(super) fn rows(&self, tensor: Tensor) -> Result<(Foreign, Option<Owned<'s>>), Error> {
         let (dims, strides, storage) = (self.dims()?, self.numbers(self.shim.strides)?, self.storage(tensor)?);
-        if let Some(rows) = Foreign::strided(self.data()?, storage, dims, strides) {
+        let rows = Foreign::strided(self.data()?, storage, dims, strides);
+        if let Some(rows) = rows.filter(|rows| tensor.is_matrix() || rows.flat().is_ok()) {
             return Ok((rows, None));
         }
         let copy = Owned::empty(self.shim, dims, storage, self.device()?)?;

@@ -1,5 +1,7 @@
 """The same norms by PyTorch's own operators, for what there are no kernels for: float64, other devices, other mixes of dtypes."""
 
+import functools
+
 import torch
 import torch.nn.functional as F
 
@@ -8,10 +10,15 @@ def norm(is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_we
     """(y, h); h is None without a residual."""
     h = None if residual is None else (x + residual).to(residual.dtype)
     rows = x if h is None else h
-    if is_layer:
-        y = F.layer_norm(rows, rows.shape[-1:], weight, bias, eps)
-    elif weight_offset == 0.0 and not cast_before_weight:
-        y = F.rms_norm(rows, rows.shape[-1:], weight, eps)
+    if is_layer or (weight_offset == 0.0 and not cast_before_weight):
+        tensors = rows, weight, bias
+        if len({tensor.dtype for tensor in (x, *tensors) if tensor is not None}) > 1:
+            # PyTorch's own refuse a mix, or round in between.
+            wide = functools.reduce(torch.promote_types, (t.dtype for t in (x, *tensors) if t is not None), torch.float32)
+            tensors = tuple(None if tensor is None else tensor.to(wide) for tensor in tensors)
+        rows, weight, bias = tensors
+        cols = rows.shape[-1:]
+        y = F.layer_norm(rows, cols, weight, bias, eps) if is_layer else F.rms_norm(rows, cols, weight, eps)
     else:
         y = _rms_norm(rows, x.dtype, weight, eps, weight_offset, cast_before_weight)
     return y.to(x.dtype), h

@@ -37,18 +37,27 @@ def default_eps(x):
 
 
 @functools.cache
-def _cuda():
-    """Whether there are kernels for CUDA; if not, it is said once why."""
-    reason = "PyTorch is not built for CUDA" if torch.version.cuda is None else _native.why_no_cuda()
+def _why_no_cuda(index):
+    """Why there are no kernels for that device, which is said once; None if there are."""
+    reason = "PyTorch is not built for CUDA" if torch.version.cuda is None else _native.why_no_cuda(index)
     if reason is not None:
-        warnings.warn(f"rmsnorm has no kernels for CUDA here, and torch.nn.functional is used instead: {reason}", stacklevel=5)
-    return reason is None
+        warnings.warn(f"rmsnorm has no kernels for CUDA here, and torch.nn.functional is used instead: {reason}", stacklevel=6)
+    return reason
+
+
+def _has_cuda(index):
+    """Whether there are kernels for that device."""
+    return _why_no_cuda(index) is None
+
+
+# A tracer takes the answer for a constant. What `torch.compiler.assume_constant_result` does, which imports all of Dynamo first.
+_has_cuda._dynamo_marked_constant = True
 
 
 def _takes(x, residual, weight, bias):
     """Whether there are kernels for these tensors."""
     dtype = x.dtype
-    if dtype not in _FLOATS or x.ndim == 0 or not (x.is_cpu or x.is_cuda and (_is_compiling() or _cuda())):
+    if dtype not in _FLOATS or x.ndim == 0 or not (x.is_cpu or x.is_cuda and _has_cuda(x.device.index or 0)):
         return False
     if residual is not None and residual.dtype is not dtype and residual.dtype is not torch.float32:
         return False
@@ -60,7 +69,7 @@ def _takes(x, residual, weight, bias):
 
 def _norm(is_layer, x, residual, weight, bias, eps, weight_offset=0.0, cast_before_weight=False):
     """(y, h); h is None without a residual."""
-    if weight is not None and weight.ndim > 1:
+    if (weight is not None and weight.ndim > 1) or (bias is not None and bias.ndim > 1):
         return _flattened(is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight)
     args = is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight
     if not _takes(x, residual, weight, bias):
@@ -80,12 +89,13 @@ def _norm(is_layer, x, residual, weight, bias, eps, weight_offset=0.0, cast_befo
 
 
 def _flattened(is_layer, x, residual, weight, bias, *rest):
-    """A norm over as many dimensions as the weight has."""
-    dims = weight.ndim
-    if x.shape[-dims:] != weight.shape:
-        raise ValueError(f"x must end in the weight's dimensions {tuple(weight.shape)}, got the shape {tuple(x.shape)}")
+    """A norm over as many dimensions as the weight, or the bias, has."""
+    parameter = bias if weight is None else weight
+    dims = parameter.ndim
+    if x.shape[-dims:] != parameter.shape:
+        raise ValueError(f"x must end in the weight's dimensions {tuple(parameter.shape)}, got the shape {tuple(x.shape)}")
     flat = lambda tensor: None if tensor is None else tensor.flatten(-dims)  # noqa: E731
-    y, h = _norm(is_layer, flat(x), flat(residual), weight.flatten(), None if bias is None else bias.flatten(), *rest)
+    y, h = _norm(is_layer, flat(x), flat(residual), flat(weight), flat(bias), *rest)
     return y.view(x.shape), None if h is None else h.view(x.shape)
 
 

@@ -114,7 +114,7 @@ def gradients_of_inputs(call, ctx, needs, dy, dh):
     if dy is None:
         if dh is None:
             return (None,) * 4
-        dy = torch.zeros(h.shape, dtype=y_dtype, device=h.device)
+        dy = torch.zeros_like(h, dtype=y_dtype)
     need_dweight, need_dbias, need_dresidual = needs
     # The gradient of an f32 stream is rounded to it, and not to the dtype of x.
     is_wider = need_dresidual and residual_dtype != dy.dtype

@@ -64,7 +64,7 @@ def _original(patched):
 
 def _remade(original):
     patched = _patched(original)
-    return patched.__new__(patched)
+    return object.__new__(patched)
 
 
 class Patch:
@@ -145,7 +145,8 @@ def _key(module):
 
 def _twin(module, weight, bias):
     """The module with other parameters, on the CPU."""
-    twin = type(module).__new__(type(module))
+    # Not by the class's own way, which may be FSDP's.
+    twin = object.__new__(type(module))
     twin.__dict__.update(vars(module))
     parameters = {"weight": weight} | ({"bias": bias} if module._parameters.get("bias") is not None else {})
     own = {name: None for name in module._parameters}

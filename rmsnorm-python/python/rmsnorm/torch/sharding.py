@@ -78,17 +78,26 @@ def _register():
 class _WhenImported(importlib.abc.MetaPathFinder):
     """Registers the rules once DTensor is imported, which takes more than half a second and most programs never do."""
 
+    is_asking = False
+
     def find_spec(self, name, path, target=None):
-        """The module as it is found without this, which goes."""
-        if name != _MODULE:
+        """The module as the others find it. Who only asks whether it is there does not run it, and this stays."""
+        if name != _MODULE or self.is_asking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self.is_asking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.is_asking = False
+        if spec is None or spec.loader is None:
+            return spec
         run = spec.loader.exec_module
 
         def run_and_register(module):
             run(module)
-            _register()
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                _register()
 
         spec.loader.exec_module = run_and_register
         return spec
