@@ -99,7 +99,10 @@ def run(op, shape, dtype, weight_dtype, device, rounds, sets):
             error = max(error, *(off(got, exact) for got, exact in zip(gradients, true_gradients)))
             limit = 1e-4 if dtype == torch.float32 else 2e-2
             if not error < limit:
-                raise ArithmeticError(f"its results are off by {error:.1e}")
+                if "ours" in name:
+                    raise ArithmeticError(f"{name}: results are off by {error:.1e}")
+                # PyTorch 2.15's layer norm adds gradients of a bfloat16 weight in bfloat16 on the CPU. What it takes is of interest.
+                print(f"{name}: its results are off by {error:.1e}")
             checked[name] = function
         except Exception as error:
             if "ours" in name:

@@ -224,8 +224,8 @@ def test_without_nvrtc_pytorchs_own_norms_are_used_and_it_is_said_why():
             warnings.simplefilter("always")
             y, again = rt.rms_norm(x, None, 1e-6), rt.rms_norm(x, None, 1e-6)
         torch.testing.assert_close(y, F.rms_norm(x, (64,), None, 1e-6))
-            compiled = torch.compile(lambda x: rt.rms_norm(x, None, 1e-6), fullgraph=True)
-            torch.testing.assert_close(compiled(x), F.rms_norm(x, (64,), None, 1e-6))
+        compiled = torch.compile(lambda x: rt.rms_norm(x, None, 1e-6), fullgraph=True)
+        torch.testing.assert_close(compiled(x), F.rms_norm(x, (64,), None, 1e-6))
         said = [str(warning.message) for warning in caught if "rmsnorm" in str(warning.message)]
         assert len(said) == 1 and "NVRTC" in said[0], said
     """
