@@ -1,5 +1,6 @@
 """NumPy's arrays, and others' by DLPack."""
 
+import bisect
 import os
 import subprocess
 import sys
@@ -126,21 +127,23 @@ def test_other_threads_run_meanwhile():
         while not is_done.is_set():
             moments.append(time.perf_counter())
 
-    thread = threading.Thread(target=note)
+    thread, spans = threading.Thread(target=note), []
     thread.start()
     try:
-        start = time.perf_counter()
-        for _ in range(10):
+        for _ in range(20):
+            start = time.perf_counter()
             arrays.rms_norm(x, w, 1e-6, out=out)
-        end = time.perf_counter()
+            spans.append((start, time.perf_counter()))
     finally:
         is_done.set()
         thread.join()
-    # Without the lock's release it would run between calls only.
-    tenths = {int(10 * (moment - start) / (end - start)) for moment in moments if start <= moment < end}
-    inside = [moment for moment in moments if start <= moment < end]
-    gaps = np.diff([start, *inside, end])
-    assert len(tenths) == 10 and gaps.max() < (end - start) / 10, (sorted(tenths), gaps.max(), end - start)
+
+    def is_noted(start, end):
+        tenth = (end - start) / 10
+        return bisect.bisect(moments, start + tenth) < bisect.bisect(moments, end - tenth)
+
+    # Without the lock's release there is no such moment within any call. With it a busy machine may pass over some.
+    assert sum(is_noted(*span) for span in spans) >= 5
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")

@@ -277,8 +277,8 @@ def test_neither_tensors_nor_memory_leak():
             return int(file.read().split()[1])
 
     pages = []
-    for _ in range(3):
-        for _ in range(3000):
+    for _ in range(5):
+        for _ in range(2000):
             # New ones, so that one that is held on to is memory that is missed: 8 KiB each.
             x, w = torch.empty(33, 65), torch.empty(65)
             torch.ops.rmsnorm.rms_norm(x, w, 1e-6, 0.0, False)
@@ -288,8 +288,8 @@ def test_neither_tensors_nor_memory_leak():
                 with pytest.raises(RuntimeError):
                     torch.ops.rmsnorm.rms_norm(x, w[:-1], 1e-6, 0.0, False)
         pages.append(resident())
-    # 3000 leaks of 50 bytes are 36 pages.
-    assert pages[2] - pages[1] < 36, pages
+    # 2000 leaks of 50 bytes are 24 pages, in every round.
+    assert min(after - before for before, after in zip(pages[1:], pages[2:])) < 24, pages
 
 
 @pytest.mark.parametrize("kind, shape, options", [
