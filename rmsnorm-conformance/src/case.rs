@@ -384,7 +384,7 @@ fn parse_fields<'a>(
     let name = next("the kind")?;
     let kind = Kind::ALL.into_iter().find(|kind| kind.name() == name).ok_or("the kind")?;
     let name = next("the norm")?;
-    let norm = Norm::ALL.into_iter().find(|norm| norm.name() == name).ok_or("the norm")?;
+    let norm = Norm::from_name(name).ok_or("the norm")?;
     let dtypes = parse_dtypes(next("the dtypes")?).ok_or("the dtypes")?;
     let (rows, cols) = next("the shape")?.split_once('x').ok_or("the shape")?;
     let family = Family::from_name(next("the family")?).ok_or("the family")?;

@@ -76,7 +76,7 @@ fn uniform(count: usize, seed: u64) -> impl Iterator<Item = f64> {
 
 impl Case {
     fn spec(&self) -> NormSpec {
-        let spec = match Norm::ALL.into_iter().find(|norm| norm.name() == self.norm).unwrap() {
+        let spec = match Norm::from_name(&self.norm).unwrap() {
             Norm::Rms => NormSpec::rms(self.rows, self.cols, self.eps),
             Norm::Layer => NormSpec::layer(self.rows, self.cols, self.eps),
         };

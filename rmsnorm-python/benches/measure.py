@@ -19,8 +19,18 @@ def keep_freed_memory():
     mallopt(trim_threshold, (1 << 31) - 1)
 
 
+def _summary(times):
+    """Of each name's times the median, the least, and the median of their ratios to the first name's."""
+    first = times[next(iter(times))]
+    return {
+        name: dict(us=statistics.median(found), least_us=min(found),
+                   ratio=statistics.median(theirs / ours for theirs, ours in zip(found, first)))
+        for name, found in times.items()
+    }
+
+
 def in_turn(calls, rounds, seconds):
-    """Medians of each call's time in us, one process, in turn: {name: (median, least, ratio to the first, median of the ratios)}.
+    """Medians of each call's time in us, one process, in turn: {name: `_summary`'s}.
 
     Machines drift; ratios of neighbours do not. Each measurement repeats a call until `seconds` have passed.
     """
@@ -39,12 +49,7 @@ def in_turn(calls, rounds, seconds):
             for _ in range(repeats[name]):
                 call()
             times[name].append((time.perf_counter() - start) / repeats[name] * 1e6)
-    first = times[next(iter(times))]
-    return {
-        name: dict(us=statistics.median(found), least_us=min(found),
-                   ratio=statistics.median(theirs / ours for theirs, ours in zip(found, first)))
-        for name, found in times.items()
-    }
+    return _summary(times)
 
 
 def queued(calls, rounds, length, torch):
@@ -64,12 +69,7 @@ def queued(calls, rounds, length, torch):
             end.record()
             torch.cuda.synchronize()
             times[name].append(start.elapsed_time(end) / length * 1e3)
-    first = times[next(iter(times))]
-    return {
-        name: dict(us=statistics.median(found), least_us=min(found),
-                   ratio=statistics.median(theirs / ours for theirs, ours in zip(found, first)))
-        for name, found in times.items()
-    }
+    return _summary(times)
 
 
 def machine():

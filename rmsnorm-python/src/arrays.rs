@@ -12,7 +12,7 @@ use pyo3::types::PyDict;
 use rmsnorm_core::{Access, CastOrder, DType, Direction, Error, Norm, NormSpec, RowLayout, Storage, Tensor};
 
 use crate::call::Call;
-use crate::foreign::{Foreign, Place};
+use crate::foreign::{Foreign, Place, not_a_float};
 
 /// CUDA's name for the legacy default stream, as DLPack and the driver have it.
 const DEFAULT_STREAM: usize = 1;
@@ -57,8 +57,7 @@ pub(crate) fn run_arrays(
     stream: Option<usize>,
 ) -> PyResult<()> {
     let stream = std::ptr::with_exposed_provenance_mut(stream.unwrap_or(DEFAULT_STREAM));
-    let norm = Norm::ALL.into_iter().find(|known| known.name() == norm);
-    let norm = norm.ok_or_else(|| PyValueError::new_err("norm is rms_norm or layer_norm"))?;
+    let norm = Norm::from_name(norm).ok_or_else(|| PyValueError::new_err("norm is rms_norm or layer_norm"))?;
     let direction = if tensors.contains("dy")? { Direction::Backward } else { Direction::Forward };
     let mut arrays = Vec::with_capacity(tensors.len());
     for (name, value) in tensors {
@@ -134,7 +133,7 @@ impl Lent {
             (DLDataTypeCode::INT | DLDataTypeCode::UINT, 16, 1) if is_bf16 => DType::Bf16,
             (code, bits, _) => {
                 let got = format!("DLPack's type {} of {bits} bits", code.0);
-                return Err(to_python(crate::foreign::not_a_float(tensor, &got)));
+                return Err(to_python(not_a_float(tensor, &got)));
             }
         };
         let offset = usize::try_from(described.byte_offset()).unwrap_or(0);

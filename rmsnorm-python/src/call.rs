@@ -159,10 +159,7 @@ impl<B: Lender> WithDTypes for Run<'_, B> {
 /// Lends the tensors that a call may have, makes its arguments, then gives each of them to its builder method.
 macro_rules! give {
     ($run:ident, $args:ident = $make:expr; $($kind:ident $tensor:ident $element:ty => $method:ident;)*) => {
-        $(
-            #[allow(unused_mut, reason = "inputs are not written")]
-            let mut $method = $run.call.lend::<B, $element>($run.backend, Tensor::$tensor)?;
-        )*
+        $(give!(@lend $kind $method = $run.call.lend::<B, $element>($run.backend, Tensor::$tensor)?);)*
         let mut $args = $make;
         $(
             if let Some(lent) = give!(@$kind $method) {
@@ -170,6 +167,10 @@ macro_rules! give {
             }
         )*
     };
+    (@lend input $method:ident = $lent:expr) => { let $method = $lent; };
+    (@lend rows_in $method:ident = $lent:expr) => { let $method = $lent; };
+    (@lend output $method:ident = $lent:expr) => { let mut $method = $lent; };
+    (@lend rows_out $method:ident = $lent:expr) => { let mut $method = $lent; };
     (@input $method:ident) => { &$method };
     (@rows_in $method:ident) => { &$method };
     (@output $method:ident) => { &mut $method };

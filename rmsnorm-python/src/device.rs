@@ -3,13 +3,12 @@
 use std::ptr::null_mut;
 use std::sync::{PoisonError, RwLock};
 
+use rmsnorm_core::Error;
 use rmsnorm_core::cpu::CpuBackend;
 use rmsnorm_core::cuda::CudaBackend;
 use rmsnorm_core::cuda::cudarc::driver::sys;
-use rmsnorm_core::{Error, Problem};
 
 use crate::call::Call;
-use crate::foreign::Place;
 
 /// The backend of host memory, with so many threads.
 pub(crate) fn cpu(threads: Option<usize>) -> Result<CpuBackend, Error> {
@@ -73,14 +72,6 @@ impl Drop for KeepCurrent {
         // Its failure would be that of a lost context, which the next call tells.
         let _ = unsafe { sys::cuCtxSetCurrent(self.0) };
     }
-}
-
-/// The f32 elements of workspace that a call needs there.
-pub(crate) fn workspace_len(place: Place, problem: &Problem) -> Result<usize, Error> {
-    Ok(match place {
-        Place::Cpu { .. } => CpuBackend::new().workspace_len(problem),
-        Place::Cuda { ordinal, .. } => cuda(ordinal)?.workspace_len(problem),
-    })
 }
 
 /// Compiles what a call needs on that CUDA device.

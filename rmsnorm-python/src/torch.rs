@@ -180,7 +180,7 @@ fn run(shim: &Shim, operator: &Operator, arguments: &Arguments<'_>) -> Result<[O
     let place = shim.place(device)?;
     // PyTorch's memory: counted there, ordered by its stream, and no allocation of ours in a captured graph.
     let len = match (operator.direction, place) {
-        (Direction::Backward, Place::Cuda { .. }) => device::workspace_len(place, &call.problem()?)?,
+        (Direction::Backward, Place::Cuda { ordinal, .. }) => device::cuda(ordinal)?.workspace_len(&call.problem()?),
         _ => 0,
     };
     let workspace = (len > 0).then(|| Owned::empty(shim, &[len as i64], F32, device)).transpose()?;

@@ -25,7 +25,7 @@ use crate::call::Call;
 use crate::device;
 use crate::foreign::{Place, shape_of};
 pub(crate) use api::xla_layouts;
-use frame::{Array, Frame};
+use frame::{Array, Frame, invalid};
 
 /// The tensors of a call and how many dimensions each has of its own: those before are of `vmap`.
 struct Named<'a> {
@@ -33,10 +33,6 @@ struct Named<'a> {
     array: Array<'a>,
     batch: &'a [i64],
     own: &'a [i64],
-}
-
-fn invalid(arg: &'static str, rule: String) -> Error {
-    Error::InvalidArgument { arg, rule }
 }
 
 /// Pairs arrays with the names that an attribute lists, separated by commas.
@@ -53,7 +49,7 @@ fn named<'a>(names: &str, arrays: Vec<Array<'a>>, rank: usize) -> Result<Vec<Nam
             TensorShape::Rows => rank - 1,
             TensorShape::Cols | TensorShape::Workspace => 1,
             TensorShape::Transposed | TensorShape::One | TensorShape::Scales | TensorShape::ScalesColumnwise => {
-                return Err(invalid(tensor.name(), "there are no codes here".into()));
+                return Err(invalid(tensor.name(), "there are no codes here"));
             }
         };
         let dims = array.dims();
@@ -72,11 +68,9 @@ fn count(dims: &[i64]) -> usize {
 
 /// The calls that a frame asks for: one, or one for each member of a batch whose members do not share all vectors.
 fn calls(frame: &Frame<'_>, direction: Direction) -> Result<Vec<Call>, Error> {
-    let norm = frame.string("norm")?;
-    let norm = Norm::ALL.into_iter().find(|known| known.name() == norm);
-    let norm = norm.ok_or_else(|| invalid("norm", "it is rms_norm or layer_norm".into()))?;
+    let norm = Norm::from_name(frame.string("norm")?).ok_or_else(|| invalid("norm", "it is rms_norm or layer_norm"))?;
     let rank = usize::try_from(frame.integer("rank")?).ok().filter(|rank| *rank > 0);
-    let rank = rank.ok_or_else(|| invalid("rank", "x has at least one dimension".into()))?;
+    let rank = rank.ok_or_else(|| invalid("rank", "x has at least one dimension"))?;
     let mut tensors = named(frame.string("inputs")?, frame.args(), rank)?;
     let outputs = named(frame.string("outputs")?, frame.results(), rank)?;
     let main = outputs.first().map(|first| (first.batch, first.own));
@@ -115,7 +109,7 @@ fn calls(frame: &Frame<'_>, direction: Direction) -> Result<Vec<Call>, Error> {
             } else {
                 RowLayout::dense(&[if is_of_columns(*tensor) { count(own) } else { rows }])
             };
-            let layout = layout.ok_or_else(|| invalid(tensor.name(), "it exceeds the address space".into()))?;
+            let layout = layout.ok_or_else(|| invalid(tensor.name(), "it exceeds the address space"))?;
             call.with(*tensor, array.part(*tensor, place_in(theirs, batch, member), layout)?)?;
         }
         Ok(call)
@@ -251,7 +245,7 @@ pub(crate) fn xla_workspace_len(
     dtypes: (String, String, String),
 ) -> PyResult<usize> {
     let refuse = |what: &str| PyValueError::new_err(format!("rmsnorm knows no {what}"));
-    let norm = Norm::ALL.into_iter().find(|known| known.name() == norm).ok_or_else(|| refuse(norm))?;
+    let norm = Norm::from_name(norm).ok_or_else(|| refuse(norm))?;
     let dtype = |name: &str| match name {
         "float32" => Ok(DType::F32),
         "float16" => Ok(DType::F16),

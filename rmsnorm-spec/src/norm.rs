@@ -20,6 +20,16 @@ impl Norm {
             Norm::Layer => "layer_norm",
         }
     }
+
+    /// The norm of that [`name`](Self::name), if there is one.
+    /// ```
+    /// # use rmsnorm_spec::Norm;
+    /// assert_eq!(Norm::ALL.map(|norm| Norm::from_name(norm.name())), Norm::ALL.map(Some));
+    /// assert_eq!(Norm::from_name("rms"), None);
+    /// ```
+    pub fn from_name(name: &str) -> Option<Norm> {
+        Norm::ALL.into_iter().find(|norm| norm.name() == name)
+    }
 }
 
 /// Where the normalized value is rounded on its way to `y` ([math](crate::math), section 3).

@@ -12,7 +12,8 @@ use crate::foreign::{Foreign, Place, not_a_float};
 /// A call frame, for the time of the call.
 pub(super) struct Frame<'a>(&'a CallFrame);
 
-fn invalid(arg: &'static str, rule: impl Into<String>) -> Error {
+/// The error of an argument that does not fit.
+pub(super) fn invalid(arg: &'static str, rule: impl Into<String>) -> Error {
     Error::InvalidArgument { arg, rule: rule.into() }
 }
 

@@ -66,7 +66,7 @@ impl<'a> Setting<'a> {
 }
 
 fn parse_norm(name: &str) -> Result<Norm, &'static str> {
-    Norm::ALL.into_iter().find(|norm| norm.name() == name).ok_or("the op rms_norm or layer_norm")
+    Norm::from_name(name).ok_or("the op rms_norm or layer_norm")
 }
 
 pub(super) fn parse_number(text: &str) -> Result<f32, &'static str> {

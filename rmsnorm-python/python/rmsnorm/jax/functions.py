@@ -19,7 +19,7 @@ def _norm(norm, how, x, residual, weight, bias):
 
 def _norm_forward(norm, how, x, residual, weight, bias):
     y, h, mean, rstd = how.forward(norm, x, residual, weight, bias)
-    # Of the bias only the dtype is needed, and of x the dtype where it is not kept.
+    # Of the bias only the dtype is needed.
     kept = x if residual is None else h, weight, mean, rstd
     return (y, h), (kept, None if bias is None else bias[:0])
 

@@ -24,6 +24,14 @@ def _gradients_below(*args):
         return gradients(eager_ops, *args)
 
 
+def _gradients_in_order(call, ctx, dy, dh):
+    """The gradients of the arguments of `Norm` and `NormForTransforms`."""
+    _, _, need_dresidual, need_dweight, need_dbias, _, _, _ = ctx.needs_input_grad
+    needs = need_dweight, need_dbias, need_dresidual
+    dx, dweight, dbias, dresidual = gradients_of_inputs(call, ctx, needs, dy, dh)
+    return None, dx, dresidual, dweight, dbias, None, None, None
+
+
 class Norm(torch.autograd.Function):
     """y, or (y, h) where a residual is added."""
 
@@ -35,13 +43,10 @@ class Norm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy, dh=None):
-        _, _, need_dresidual, need_dweight, need_dbias, _, _, _ = ctx.needs_input_grad
         # To be differentiated again, or a batch of gradients: the long way.
         is_long = torch.is_grad_enabled() or (dy is not None and _is_batched(dy)) or (dh is not None and _is_batched(dh))
         call = _NormBackward.apply if is_long else _gradients_below
-        found = gradients_of_inputs(call, ctx, (need_dweight, need_dbias, need_dresidual), dy, dh)
-        dx, dweight, dbias, dresidual = found
-        return None, dx, dresidual, dweight, dbias, None, None, None
+        return _gradients_in_order(call, ctx, dy, dh)
 
 
 class NormForTransforms(torch.autograd.Function):
@@ -59,10 +64,7 @@ class NormForTransforms(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy, dh, _, __):
-        _, _, need_dresidual, need_dweight, need_dbias, _, _, _ = ctx.needs_input_grad
-        needs = need_dweight, need_dbias, need_dresidual
-        dx, dweight, dbias, dresidual = gradients_of_inputs(_NormBackward.apply, ctx, needs, dy, dh)
-        return None, dx, dresidual, dweight, dbias, None, None, None
+        return _gradients_in_order(_NormBackward.apply, ctx, dy, dh)
 
     @staticmethod
     def vmap(info, dims, is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight):
