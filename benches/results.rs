@@ -31,10 +31,30 @@ fn parse(path: &Path, text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The documents of `rmsnorm bench --json`, and the other lists.
+/// The documents, and the lists.
 fn documents_and_lists() -> (Vec<Parsed>, Vec<Parsed>) {
     let read = |path: PathBuf| (path.clone(), parse(&path, &std::fs::read_to_string(&path).unwrap()));
     files(&results(), "json").into_iter().map(read).partition(|(_, value)| value.is_object())
+}
+
+/// Of the documents those of `rmsnorm bench --json`, and those of the Python package's benchmarks.
+fn reports_and_python(documents: Vec<Parsed>) -> (Vec<Parsed>, Vec<Parsed>) {
+    documents.into_iter().partition(|(_, document)| document["reports"].is_array())
+}
+
+/// Each number below that value whose name is `us`.
+fn times(value: &Value) -> Vec<f64> {
+    match value {
+        Value::Object(fields) => {
+            let of = |(name, field): (&String, &Value)| match field.as_f64() {
+                Some(us) if name == "us" => vec![us],
+                _ => times(field),
+            };
+            fields.iter().flat_map(of).collect()
+        }
+        Value::Array(values) => values.iter().flat_map(times).collect(),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => Vec::new(),
+    }
 }
 
 #[test]
@@ -45,7 +65,10 @@ fn every_result_tells_its_machine() {
         let (path, machine) = (path.display(), &document["machine"]);
         assert!(machine["os"].is_string() && machine["arch"].is_string(), "{path}: {machine}");
         assert!(machine["threads"].as_u64().is_some_and(|threads| threads > 0), "{path}: {machine}");
-        let reports = document["reports"].as_array().unwrap();
+    }
+    let (reports, python) = reports_and_python(documents.clone());
+    for (path, document) in &reports {
+        let (path, reports) = (path.display(), document["reports"].as_array().unwrap());
         assert!(!reports.is_empty(), "{path}");
         for report in reports {
             assert!(report["device"].as_str().is_some_and(|device| !device.is_empty()), "{path}");
@@ -55,6 +78,11 @@ fn every_result_tells_its_machine() {
                 }
             }
         }
+    }
+    for (path, document) in &python {
+        assert!(document["device"].as_str().is_some_and(|device| !device.is_empty()), "{}", path.display());
+        let times = times(&document["rows"]);
+        assert!(!times.is_empty() && times.iter().all(|us| *us > 0.0), "{}: {times:?}", path.display());
     }
     // Lists are peers' rows, which lie beside what was measured on the same machine.
     for (path, list) in &lists {
@@ -72,11 +100,19 @@ fn every_result_tells_its_machine() {
     }
 }
 
-/// Every row tells at which commit it was measured, and the plan that ran.
+/// Every row tells at which commit it was measured, and the plan that ran. Of Python's, whose figures are a framework's as much as ours, the
+/// document tells the commit and the frameworks' versions.
 #[test]
 fn every_figure_tells_what_it_ran() {
     let mut recorded = 0;
-    for (path, document) in documents_and_lists().0 {
+    let (reports, python) = reports_and_python(documents_and_lists().0);
+    for (path, document) in &python {
+        let versions = ["torch", "jax"].map(|name| document[name].as_str());
+        assert!(versions.iter().any(Option::is_some), "{}: of which framework", path.display());
+        assert!(document["python"].is_string(), "{}", path.display());
+        assert!(document["revision"].as_str().is_some_and(|commit| commit.len() >= 7), "{}", path.display());
+    }
+    for (path, document) in reports {
         let name = path.strip_prefix(results()).unwrap().to_str().unwrap();
         if UNRECORDED.iter().any(|known| name.starts_with(known)) {
             continue;

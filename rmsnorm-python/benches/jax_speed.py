@@ -91,7 +91,7 @@ def main():
     measure.keep_freed_memory()
     device = jax.devices()[0]
     queue = 1 if device.platform == "cpu" else 50
-    report = dict(machine=measure.machine(), jax=jax.__version__, device=str(device.device_kind), rows=[])
+    report = measure.report(str(device.device_kind), [], jax=jax.__version__)
     for op, dtype, shape in itertools.product(args.ops.split(","), args.dtypes.split(","), args.shapes.split(",")):
         size = tuple(int(length) for length in shape.split("x"))
         for mode, rows in run(op, size, jnp.dtype(dtype), args.rounds, args.sets, queue).items():

@@ -7,6 +7,8 @@ import platform
 import statistics
 import time
 
+import rmsnorm
+
 
 def keep_freed_memory():
     """Has glibc keep what is freed: else some results are in pages that the system zeroes first, by chance of what was freed before."""
@@ -72,12 +74,13 @@ def queued(calls, rounds, length, torch):
     return _summary(times)
 
 
-def machine():
-    """What the figures are of."""
+def report(device, rows, **versions):
+    """What figures are of: the machine, its device, the commit that ours was built from, and the versions of what it is measured with."""
     with open("/proc/cpuinfo") as file:
         names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
-    return dict(processor=names[0] if names else platform.machine(), cores=os.cpu_count(), load=os.getloadavg()[0],
-                python=platform.python_version())
+    machine = dict(os=platform.system().lower(), arch=platform.machine(), processor=names[0] if names else None, threads=os.cpu_count(),
+                   load=os.getloadavg()[0])
+    return dict(machine=machine, device=device, revision=rmsnorm.__revision__, python=platform.python_version(), **versions, rows=rows)
 
 
 def show(title, rows):

@@ -9,6 +9,7 @@ import measure
 import torch
 import torch.nn.functional as F
 
+import rmsnorm
 import rmsnorm.torch as rt
 
 COLS, EPS = 4096, 1e-6
@@ -41,7 +42,7 @@ def main():
         tolerance = dict(rtol=1e-4, atol=1e-4) if dtype == torch.float32 else dict(rtol=2e-2, atol=2e-2)
         torch.testing.assert_close(forward[ours](), forward[theirs](), **tolerance)
         torch.testing.assert_close(both[ours](), both[theirs](), **tolerance)
-    report = dict(machine=measure.machine(), torch=torch.__version__, device=args.device, rows={})
+    report = measure.report(rmsnorm.devices()[args.device][1], {}, torch=torch.__version__)
     with torch.no_grad():
         report["rows"]["forward"] = measure.in_turn(forward, args.rounds, 0.02)
     report["rows"]["forward + backward"] = measure.in_turn(both, args.rounds, 0.02)

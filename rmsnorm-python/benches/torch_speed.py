@@ -139,7 +139,7 @@ def main():
     args = parser.parse_args()
     measure.keep_freed_memory()
     warnings.filterwarnings("ignore")
-    report = dict(machine=measure.machine(), torch=torch.__version__, devices=rmsnorm.devices(), rows=[])
+    report = measure.report(rmsnorm.devices()[args.device][1], [], torch=torch.__version__)
     threads = [0] if args.device == "cuda" else [int(count) for count in args.threads.split(",")]
     for count, op, dtype, shape in itertools.product(threads, args.ops.split(","), args.dtypes.split(","), args.shapes.split(",")):
         if count:

@@ -32,6 +32,15 @@ mod _native {
     #[pymodule_export]
     use crate::xla::{xla_handlers, xla_layouts, xla_workspace_len};
 
+    /// The package's version.
+    #[pymodule_export]
+    const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+    /// The commit that the module was built from, with a `+` if files had changed since; `unknown` outside a repository.
+    #[pymodule_export]
+    const REVISION: &str =
+        git_version::git_version!(args = ["--always", "--dirty=+", "--abbrev=12", "--match="], fallback = "unknown");
+
     /// Why that CUDA device cannot be used; None if it can.
     #[pyfunction]
     fn why_no_cuda(py: Python<'_>, ordinal: usize) -> Option<String> {

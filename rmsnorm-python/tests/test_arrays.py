@@ -1,6 +1,7 @@
 """NumPy's arrays, and others' by DLPack."""
 
 import bisect
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -17,6 +18,11 @@ from rmsnorm import arrays
 
 def _random(*shape, dtype=np.float32, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def test_version_is_the_package_s():
+    assert rmsnorm.__version__ == importlib.metadata.version("rmsnorm")
+    assert rmsnorm.__revision__ == "unknown" or len(rmsnorm.__revision__) >= 7
 
 
 def test_devices_are_told():

@@ -11,6 +11,9 @@ import pathlib as _pathlib
 from . import _native
 
 __all__ = ["devices"]
+__version__: str = _native.VERSION
+# The commit that the native half was built from, with a "+" if files had changed since; "unknown" outside a repository.
+__revision__: str = _native.REVISION
 
 
 def _nvrtc():
