@@ -1,22 +1,49 @@
-//! One backend for all tests of a process, so that each kernel is compiled once.
+//! A few backends for all tests of a process, so that most kernels are compiled once. A software adapter compiles on one thread for
+//! each device: with a device for each processor, tests that run at once do not wait for each other.
 
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::available_parallelism;
 
 use rmsnorm_wgpu::WgpuBackend;
 use rmsnorm_wgpu::spec::Error;
 
 type Opened = Result<WgpuBackend, Error>;
 
-/// The backend on the first adapter.
-pub fn backend() -> Opened {
-    static BACKEND: OnceLock<Opened> = OnceLock::new();
-    shared(BACKEND.get_or_init(|| WgpuBackend::new(0)))
+/// Backends on devices of the first adapter, given out in turn.
+struct InTurn {
+    opened: OnceLock<Vec<Opened>>,
+    turn: AtomicUsize,
 }
 
-/// The same device as if it had no subgroups.
+impl InTurn {
+    const fn new() -> Self {
+        InTurn { opened: OnceLock::new(), turn: AtomicUsize::new(0) }
+    }
+
+    /// The next one. `open` opens each of them, before the first is given out.
+    fn next(&self, open: impl Fn() -> Opened) -> Opened {
+        let opened = self.opened.get_or_init(|| {
+            // A GPU's driver compiles on the caller's thread.
+            let first = open();
+            let is_software = first.as_ref().is_ok_and(WgpuBackend::is_software);
+            let more = if is_software { available_parallelism().map_or(1, usize::from) - 1 } else { 0 };
+            std::iter::once(first).chain((0..more).map(|_| open())).collect()
+        });
+        shared(&opened[self.turn.fetch_add(1, Ordering::Relaxed) % opened.len()])
+    }
+}
+
+/// A backend on the first adapter.
+pub fn backend() -> Opened {
+    static BACKENDS: InTurn = InTurn::new();
+    BACKENDS.next(|| WgpuBackend::new(0))
+}
+
+/// The same as if it had no subgroups.
 pub fn backend_without_subgroups() -> Opened {
-    static BACKEND: OnceLock<Opened> = OnceLock::new();
-    shared(BACKEND.get_or_init(|| Ok(backend()?.without_subgroups())))
+    static BACKENDS: InTurn = InTurn::new();
+    BACKENDS.next(|| Ok(WgpuBackend::new(0)?.without_subgroups()))
 }
 
 /// Errors cannot be cloned: the one that tests tell apart is made again, others keep their words.
