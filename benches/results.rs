@@ -31,15 +31,24 @@ fn parse(path: &Path, text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The documents, and the lists.
-fn documents_and_lists() -> (Vec<Parsed>, Vec<Parsed>) {
-    let read = |path: PathBuf| (path.clone(), parse(&path, &std::fs::read_to_string(&path).unwrap()));
-    files(&results(), "json").into_iter().map(read).partition(|(_, value)| value.is_object())
+/// Every JSON file, by what it is.
+struct Results {
+    /// Documents of `rmsnorm bench --json`.
+    reports: Vec<Parsed>,
+    /// Documents of the Python package's benchmarks.
+    python: Vec<Parsed>,
+    /// Peers' rows.
+    lists: Vec<Parsed>,
 }
 
-/// Of the documents those of `rmsnorm bench --json`, and those of the Python package's benchmarks.
-fn reports_and_python(documents: Vec<Parsed>) -> (Vec<Parsed>, Vec<Parsed>) {
-    documents.into_iter().partition(|(_, document)| document["reports"].is_array())
+impl Results {
+    fn read() -> Results {
+        let read = |path: PathBuf| (path.clone(), parse(&path, &std::fs::read_to_string(&path).unwrap()));
+        let (documents, lists): (Vec<_>, _) =
+            files(&results(), "json").into_iter().map(read).partition(|(_, value)| value.is_object());
+        let (reports, python) = documents.into_iter().partition(|(_, document)| document["reports"].is_array());
+        Results { reports, python, lists }
+    }
 }
 
 /// Each number below that value whose name is `us`.
@@ -59,14 +68,13 @@ fn times(value: &Value) -> Vec<f64> {
 
 #[test]
 fn every_result_tells_its_machine() {
-    let (documents, lists) = documents_and_lists();
-    assert!(documents.len() >= 3, "{}", documents.len());
-    for (path, document) in &documents {
+    let Results { reports, python, lists } = Results::read();
+    assert!(reports.len() >= 3, "{}", reports.len());
+    for (path, document) in reports.iter().chain(&python) {
         let (path, machine) = (path.display(), &document["machine"]);
         assert!(machine["os"].is_string() && machine["arch"].is_string(), "{path}: {machine}");
         assert!(machine["threads"].as_u64().is_some_and(|threads| threads > 0), "{path}: {machine}");
     }
-    let (reports, python) = reports_and_python(documents.clone());
     for (path, document) in &reports {
         let (path, reports) = (path.display(), document["reports"].as_array().unwrap());
         assert!(!reports.is_empty(), "{path}");
@@ -86,7 +94,7 @@ fn every_result_tells_its_machine() {
     }
     // Lists are peers' rows, which lie beside what was measured on the same machine.
     for (path, list) in &lists {
-        assert!(documents.iter().any(|(document, _)| document.parent() == path.parent()), "{}", path.display());
+        assert!(reports.iter().any(|(report, _)| report.parent() == path.parent()), "{}", path.display());
         for row in list.as_array().unwrap() {
             assert!(row["op"].is_string() && row["provider"].is_string(), "{}: {row}", path.display());
         }
@@ -96,7 +104,7 @@ fn every_result_tells_its_machine() {
         let rows: Vec<Value> =
             text.lines().filter(|line| line.starts_with('{')).map(|line| parse(&path, line)).collect();
         assert!(!rows.is_empty(), "{}", path.display());
-        assert!(documents.iter().any(|(document, _)| document.parent() == path.parent()), "{}", path.display());
+        assert!(reports.iter().any(|(report, _)| report.parent() == path.parent()), "{}", path.display());
     }
 }
 
@@ -105,7 +113,7 @@ fn every_result_tells_its_machine() {
 #[test]
 fn every_figure_tells_what_it_ran() {
     let mut recorded = 0;
-    let (reports, python) = reports_and_python(documents_and_lists().0);
+    let Results { reports, python, .. } = Results::read();
     for (path, document) in &python {
         let versions = ["torch", "jax"].map(|name| document[name].as_str());
         assert!(versions.iter().any(Option::is_some), "{}: of which framework", path.display());
