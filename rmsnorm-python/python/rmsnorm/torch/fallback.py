@@ -11,12 +11,11 @@ def norm(is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_we
     h = None if residual is None else (x + residual).to(residual.dtype)
     rows = x if h is None else h
     if is_layer or (weight_offset == 0.0 and not cast_before_weight):
-        tensors = rows, weight, bias
-        if len({tensor.dtype for tensor in (x, *tensors) if tensor is not None}) > 1:
+        dtypes = [tensor.dtype for tensor in (x, rows, weight, bias) if tensor is not None]
+        if any(dtype != x.dtype for dtype in dtypes):
             # PyTorch's own refuse a mix, or round in between.
-            wide = functools.reduce(torch.promote_types, (t.dtype for t in (x, *tensors) if t is not None), torch.float32)
-            tensors = tuple(None if tensor is None else tensor.to(wide) for tensor in tensors)
-        rows, weight, bias = tensors
+            wide = functools.reduce(torch.promote_types, dtypes, torch.float32)
+            rows, weight, bias = (None if tensor is None else tensor.to(wide) for tensor in (rows, weight, bias))
         cols = rows.shape[-1:]
         y = F.layer_norm(rows, cols, weight, bias, eps) if is_layer else F.rms_norm(rows, cols, weight, eps)
     else:
