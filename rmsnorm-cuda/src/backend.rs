@@ -186,7 +186,7 @@ impl CudaBackend {
     /// # Errors
     /// `Device` if a kernel cannot be compiled or loaded.
     pub fn prepare_aligned(&self, problem: &Problem, alignment: usize) -> Result<(), Error> {
-        launch::prepare(self, problem, alignment)
+        launch::prepare(self, std::slice::from_ref(problem), |_| alignment)
     }
 
     /// How many kernels the context has. For tests.
@@ -239,8 +239,8 @@ impl NormBackend for CudaBackend {
         plan::workspace_len(problem, self.kernels.caps())
     }
 
-    fn prepare(&self, problem: &Problem) -> Result<(), Error> {
-        self.prepare_aligned(problem, launch::dense_access_bytes(problem) as usize)
+    fn prepare_all(&self, problems: &[Problem]) -> Result<(), Error> {
+        launch::prepare(self, problems, |problem| launch::dense_access_bytes(problem) as usize)
     }
 
     fn launch_forward<T: Element, W: Element, R: Element>(

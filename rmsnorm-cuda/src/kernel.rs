@@ -2,18 +2,19 @@
 
 mod pool;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
 use cudarc::driver::sys::{self, CUfunction_attribute_enum as FunctionAttribute};
 use cudarc::driver::{CudaContext, CudaFunction, DriverError};
 use cudarc::nvrtc::Ptx;
+use rmsnorm_gpu::parallel;
 use rmsnorm_spec::Error;
 
 use crate::caps::Caps;
 use crate::compile;
 use crate::error::device_error;
-use crate::plan::KernelKey;
+use crate::plan::{KernelKey, Plan};
 use pool::Pool;
 
 /// Dynamic shared memory that a kernel may have without asking.
@@ -68,13 +69,35 @@ impl Kernels {
         Ok(pool.insert(Pool::new(&self.context)?).handle())
     }
 
-    /// The kernel, compiled and loaded if this is its first use. The context must be current on this thread.
+    /// The kernel of that key in a plan. If it is not loaded, all of the plan that are not are compiled first, side by side. The
+    /// context must be current on this thread.
     ///
     /// Threads that need the same new kernel at once may each compile it; one of the copies is kept.
-    pub(crate) fn get(&self, key: &KernelKey) -> Result<sys::CUfunction, Error> {
+    pub(crate) fn get(&self, key: &KernelKey, plan: &Plan) -> Result<sys::CUfunction, Error> {
+        if let Some(kernel) = self.find(key) {
+            return Ok(kernel);
+        }
+        self.prepare(plan.keys())?;
+        self.find_or_load(key)
+    }
+
+    /// Compiles and loads those that are not loaded, on several threads.
+    pub(crate) fn prepare(&self, keys: impl Iterator<Item = KernelKey>) -> Result<(), Error> {
+        let keys: HashSet<KernelKey> = keys.filter(|key| self.find(key).is_none()).collect();
+        parallel::try_for_each(&Vec::from_iter(keys), |key| {
+            self.context.bind_to_thread().map_err(device_error("before a kernel is loaded"))?;
+            self.find_or_load(key).map(|_| ())
+        })
+    }
+
+    fn find(&self, key: &KernelKey) -> Option<sys::CUfunction> {
         // A thread that panicked has not left the map half-written: what is inserted was finished before.
-        if let Some(kernel) = self.loaded.read().unwrap_or_else(PoisonError::into_inner).get(key) {
-            return Ok(kernel.cu_function());
+        self.loaded.read().unwrap_or_else(PoisonError::into_inner).get(key).map(CudaFunction::cu_function)
+    }
+
+    fn find_or_load(&self, key: &KernelKey) -> Result<sys::CUfunction, Error> {
+        if let Some(kernel) = self.find(key) {
+            return Ok(kernel);
         }
         let kernel = self.load(key)?;
         let mut loaded = self.loaded.write().unwrap_or_else(PoisonError::into_inner);

@@ -67,7 +67,7 @@ fn enqueue(backend: &CudaBackend, spec: &NormSpec, problem: &Problem, tensors: &
     check_workspace(tensors.workspace_len(), plan.workspace.len)?;
     let mut work = plan.steps.map(|_| None);
     for (work, step) in work.iter_mut().zip(plan.steps) {
-        *work = step.map(|step| Work::new(step, kernels)).transpose()?;
+        *work = step.map(|step| Work::new(step, &plan, kernels)).transpose()?;
     }
     let allocated = (params.partials == 0 && plan.workspace.len > 0)
         .then(|| Workspace::allocate(stream, kernels, plan.workspace.len))
@@ -131,13 +131,16 @@ fn rows_per_group(problem: &Problem) -> Result<(u64, u64), Error> {
     Ok((rows_per_group as u64, u64::MAX / rows_per_group as u64 + 1))
 }
 
-/// Compiles and loads the kernels of a call whose addresses and strides are multiples of so many bytes.
-pub(crate) fn prepare(backend: &CudaBackend, problem: &Problem, alignment: usize) -> Result<(), Error> {
-    let (context, kernels) = (backend.stream().context(), backend.kernels());
-    context.bind_to_thread().map_err(device_error("before the kernels are loaded"))?;
-    rows_per_group(problem)?;
-    let plan = plan::plan(problem, access_of(alignment as u64), kernels.caps());
-    plan.steps.into_iter().flatten().try_for_each(|step| Work::new(step, kernels).map(|_| ()))
+/// Compiles and loads the kernels of calls, each of which has addresses and strides that are multiples of `alignment` bytes.
+pub(crate) fn prepare(
+    backend: &CudaBackend,
+    problems: &[Problem],
+    alignment: impl Fn(&Problem) -> usize,
+) -> Result<(), Error> {
+    let kernels = backend.kernels();
+    problems.iter().try_for_each(|problem| rows_per_group(problem).map(|_| ()))?;
+    let plan = |problem: &Problem| plan::plan(problem, access_of(alignment(problem) as u64), kernels.caps());
+    kernels.prepare(problems.iter().map(plan).flat_map(|plan| plan.keys()))
 }
 
 /// A call may have been checked for another device, whose plan takes less; kernels write without looking.

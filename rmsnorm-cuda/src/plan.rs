@@ -179,6 +179,16 @@ pub(crate) struct Plan {
     pub(crate) partial_rows: u64,
 }
 
+impl Plan {
+    /// The kernels that it launches, in order.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = KernelKey> + use<> {
+        self.steps.into_iter().flatten().filter_map(|step| match step {
+            Step::Launch { key, .. } => Some(key),
+            Step::Zero { .. } => None,
+        })
+    }
+}
+
 /// The parts of the workspace, as element offsets from its start, which `launch` rounds up to 16 bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Workspace {

@@ -11,6 +11,7 @@
 //! | [`tuning`] | tables of what was measured to be best, by the length of a row |
 //! | [`describe`] | plans in words |
 //! | [`cache`] | what was compiled, on disk |
+//! | [`parallel`] | compiling on several threads |
 //! | `testing` | calls of every kind without a device, and what every backend's plans are held to (`plan_tests!`); with the feature `testing` |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
@@ -18,6 +19,7 @@
 pub mod cache;
 pub mod chain;
 pub mod describe;
+pub mod parallel;
 pub mod program;
 pub mod reduction;
 #[cfg(feature = "testing")]

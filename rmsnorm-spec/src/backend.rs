@@ -12,8 +12,8 @@ use crate::{Backward, Checked, Code, Element, Error, Forward, NormSpec, Problem,
 /// CPU backend is done on return.
 ///
 /// # Implementer notes
-/// Implement the view types, the two span functions and the two `launch_` methods, and [`prepare`](Self::prepare) if
-/// anything is compiled when it is first used; do not override `forward` and `backward`. A [`Checked`] proves everything that [`Problem`] documents, so `launch_` takes no decisions about validity.
+/// Implement the view types, the two span functions and the two `launch_` methods, and [`prepare_all`](Self::prepare_all) if
+/// anything is compiled when it is first used; do not override `forward`, `backward` and `prepare`. A [`Checked`] proves everything that [`Problem`] documents, so `launch_` takes no decisions about validity.
 /// The conformance suite (`rmsnorm-conformance`) proves the result. New operations (statistics of a sharded row) arrive as new
 /// methods whose default answer is [`Error::Unsupported`], as [`launch_quantized_forward`](Self::launch_quantized_forward)'s is.
 pub trait NormBackend {
@@ -45,15 +45,25 @@ pub trait NormBackend {
     /// ```
     fn workspace_len(&self, problem: &Problem) -> usize;
 
-    /// Compiles and loads what a call with this problem needs, and runs nothing: before a stream is captured, or before
-    /// the first request. Its tensors are taken to have rows side by side and to begin where allocations do; a call on
-    /// others may have something left to compile. For rows in groups [`Problem::rows_per_group`] says so; a call with one group
-    /// of them is one without.
+    /// [`prepare_all`](Self::prepare_all) for one call.
     ///
     /// # Errors
-    /// `Unsupported` and `Device`, as the call itself.
+    /// As there.
     fn prepare(&self, problem: &Problem) -> Result<(), Error> {
-        let _ = problem;
+        self.prepare_all(std::slice::from_ref(problem))
+    }
+
+    /// Compiles and loads what calls with these problems need, on all of the system's threads, and runs nothing: before a
+    /// stream is captured, or before the first request. What two of them share is compiled once, and what is there not again.
+    /// Their tensors are taken to have rows side by side and to begin where allocations do; a call on others may have
+    /// something left to compile. For rows in groups [`Problem::rows_per_group`] says so; a call with one group of them is one
+    /// without.
+    ///
+    /// # Errors
+    /// `Unsupported` before anything is compiled, as the call itself; `Device` if something cannot be, of several whichever came
+    /// first. What was done stays.
+    fn prepare_all(&self, problems: &[Problem]) -> Result<(), Error> {
+        let _ = problems;
         Ok(())
     }
 
@@ -123,8 +133,8 @@ pub trait NormBackend {
     }
 }
 
-/// Gives a backend inherent methods of the names `forward`, `backward`, `quantized_forward`, `workspace_len` and `prepare`, so that
-/// its callers need not import [`NormBackend`].
+/// Gives a backend inherent methods of the names `forward`, `backward`, `quantized_forward`, `workspace_len`, `prepare` and
+/// `prepare_all`, so that its callers need not import [`NormBackend`].
 ///
 /// # Example
 /// ```
@@ -200,6 +210,14 @@ macro_rules! inherent_methods {
             /// As there.
             pub fn prepare(&self, problem: &$crate::Problem) -> Result<(), $crate::Error> {
                 $crate::NormBackend::prepare(self, problem)
+            }
+
+            /// `NormBackend::prepare_all`: compiles what calls need, on several threads, and runs nothing.
+            ///
+            /// # Errors
+            /// As there.
+            pub fn prepare_all(&self, problems: &[$crate::Problem]) -> Result<(), $crate::Error> {
+                $crate::NormBackend::prepare_all(self, problems)
             }
         }
     };

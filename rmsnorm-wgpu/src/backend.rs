@@ -388,9 +388,9 @@ impl NormBackend for WgpuBackend {
         plan::workspace_len(problem, self.caps())
     }
 
-    fn prepare(&self, problem: &Problem) -> Result<(), Error> {
+    fn prepare_all(&self, problems: &[Problem]) -> Result<(), Error> {
         self.check_health()?;
-        launch::prepare(self, problem)
+        launch::prepare(self, problems)
     }
 
     fn launch_forward<T: Element, W: Element, R: Element>(

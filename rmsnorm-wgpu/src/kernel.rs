@@ -2,11 +2,12 @@
 
 mod trusted;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use rmsnorm_gpu::cache::{Cache, Entry, Id, Magic};
+use rmsnorm_gpu::parallel;
 use rmsnorm_spec::Error;
 use wgpu::{
     AdapterInfo, BindGroupLayout, BindGroupLayoutDescriptor, BindGroupLayoutEntry, BindingType, BufferBindingType,
@@ -17,7 +18,7 @@ use wgpu::{
 use crate::caps::Caps;
 use crate::error::{BACKEND, scoped, unsupported};
 use crate::params::Params;
-use crate::plan::KernelKey;
+use crate::plan::{KernelKey, Plan};
 use crate::source;
 
 /// The kind of what is kept on disk.
@@ -58,17 +59,36 @@ impl Kernels {
         self.made.read().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// The kernel, compiled if this is its first use.
+    /// The kernel of that key in a plan. If it is not there, all of the plan that are not are compiled first, side by side.
     ///
     /// Threads that need the same new kernel at once may each compile it; one of the copies is kept.
     ///
     /// # Errors
-    /// `Unsupported` if it takes more storage buffers than the device has; `Device` if the device does not take it.
-    pub(crate) fn get(&self, key: &KernelKey) -> Result<Arc<Kernel>, Error> {
-        // A thread that panicked has not left the map half-written: what is inserted was finished before.
-        if let Some(kernel) = self.made.read().unwrap_or_else(PoisonError::into_inner).get(key) {
-            return Ok(Arc::clone(kernel));
+    /// `Unsupported` if one takes more storage buffers than the device has; `Device` if the device does not take it.
+    pub(crate) fn get(&self, key: &KernelKey, plan: &Plan) -> Result<Arc<Kernel>, Error> {
+        if let Some(kernel) = self.find(key) {
+            return Ok(kernel);
         }
+        self.prepare(plan.keys())?;
+        self.find_or_make(key)
+    }
+
+    /// Compiles those that are not there, on several threads.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    pub(crate) fn prepare(&self, keys: impl Iterator<Item = KernelKey>) -> Result<(), Error> {
+        let keys: HashSet<KernelKey> = keys.filter(|key| self.find(key).is_none()).collect();
+        keys.iter().try_for_each(|key| self.check_bindings(key))?;
+        parallel::try_for_each(&Vec::from_iter(keys), |key| self.find_or_make(key).map(|_| ()))
+    }
+
+    fn find(&self, key: &KernelKey) -> Option<Arc<Kernel>> {
+        // A thread that panicked has not left the map half-written: what is inserted was finished before.
+        self.made.read().unwrap_or_else(PoisonError::into_inner).get(key).map(Arc::clone)
+    }
+
+    fn check_bindings(&self, key: &KernelKey) -> Result<(), Error> {
         let (bound, most) = (source::bindings(key).len(), self.device.limits().max_storage_buffers_per_shader_stage);
         if bound > most as usize {
             let rule = format!(
@@ -76,6 +96,13 @@ impl Kernels {
                 key.program.info().stem
             );
             return Err(unsupported(rule));
+        }
+        Ok(())
+    }
+
+    fn find_or_make(&self, key: &KernelKey) -> Result<Arc<Kernel>, Error> {
+        if let Some(kernel) = self.find(key) {
+            return Ok(kernel);
         }
         let kernel = Arc::new(scoped(&self.device, "making a pipeline", || Ok(self.make(key)))?);
         if let Some(disk) = &self.disk {

@@ -104,17 +104,17 @@ impl Bound {
     }
 }
 
-/// Makes the kernels of a call on dense tensors.
+/// Makes the kernels of calls on dense tensors.
 ///
 /// # Errors
 /// As [`forward`].
-pub(crate) fn prepare(backend: &WgpuBackend, problem: &Problem) -> Result<(), Error> {
-    rows_per_group(problem)?;
-    let plan = plan::plan(problem, &Layout::dense(problem), backend.caps())?;
-    plan.steps.iter().try_for_each(|step| match step {
-        Step::Zero { .. } => Ok(()),
-        Step::Dispatch(dispatch) => backend.kernels().get(&dispatch.key).map(|_| ()),
-    })
+pub(crate) fn prepare(backend: &WgpuBackend, problems: &[Problem]) -> Result<(), Error> {
+    let mut keys = Vec::new();
+    for problem in problems {
+        rows_per_group(problem)?;
+        keys.extend(plan::plan(problem, &Layout::dense(problem), backend.caps())?.keys());
+    }
+    backend.kernels().prepare(keys.into_iter())
 }
 
 /// A forward call.
@@ -252,7 +252,7 @@ fn work(
     let mut kernels = Vec::with_capacity(plan.steps.len());
     for step in &plan.steps {
         let Step::Dispatch(dispatch) = step else { continue };
-        let kernel = backend.kernels().get(&dispatch.key)?;
+        let kernel = backend.kernels().get(&dispatch.key, plan)?;
         groups.add(&kernel, dispatch, of_dispatch(params, dispatch, tensors.cols(), plan))?;
         kernels.push(kernel);
     }

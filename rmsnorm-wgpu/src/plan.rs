@@ -274,6 +274,16 @@ pub(crate) struct Plan {
     pub(crate) partial_rows: u32,
 }
 
+impl Plan {
+    /// The kernels that it dispatches, in order.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = KernelKey> {
+        self.steps.iter().filter_map(|step| match step {
+            Step::Dispatch(dispatch) => Some(dispatch.key),
+            Step::Zero { .. } => None,
+        })
+    }
+}
+
 /// The parts of the workspace, as f32 elements from its start, which `launch` rounds up to 16 bytes. Partial rows come
 /// first: those of dweight, then those of dbias, each padded to a multiple of 8 columns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

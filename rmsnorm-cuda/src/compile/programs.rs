@@ -19,7 +19,7 @@ use rmsnorm_spec::{DType, Direction, GradReduction, Norm, Problem, Tensor, Tenso
 
 use super::*;
 use crate::caps::Caps;
-use crate::plan::{Program, Step, plan};
+use crate::plan::{Program, plan};
 
 /// Columns at which the plans were tuned, and the most that a cluster holds.
 const TUNED_COLS: [usize; 45] = [
@@ -153,11 +153,7 @@ fn wide_sample() -> Vec<Job> {
 }
 
 fn of_plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Vec<Job> {
-    let keys = plan(problem, access_bytes, caps).steps.into_iter().flatten().filter_map(|step| match step {
-        Step::Launch { key, .. } => Some(key),
-        Step::Zero { .. } => None,
-    });
-    keys.map(|key| Job { key, arch: caps.arch, cols: problem.cols }).collect()
+    plan(problem, access_bytes, caps).keys().map(|key| Job { key, arch: caps.arch, cols: problem.cols }).collect()
 }
 
 fn unique(jobs: Vec<Job>) -> Vec<Job> {

@@ -7,7 +7,7 @@ use rmsnorm_spec::{Error, Tensor};
 use crate::error::device_error;
 use crate::kernel::Kernels;
 use crate::params::Params;
-use crate::plan::Step;
+use crate::plan::{Plan, Step};
 
 /// A step with its kernel at hand.
 #[derive(Clone, Copy)]
@@ -17,11 +17,12 @@ pub(super) enum Work {
 }
 
 impl Work {
-    pub(super) fn new(step: Step, kernels: &Kernels) -> Result<Self, Error> {
+    /// A step of that plan.
+    pub(super) fn new(step: Step, plan: &Plan, kernels: &Kernels) -> Result<Self, Error> {
         Ok(match step {
             Step::Zero { tensor, bytes } => Work::Zero { tensor, bytes },
             Step::Launch { key, grid, threads, shared_bytes } => Work::Launch(Launch {
-                kernel: kernels.get(&key)?,
+                kernel: kernels.get(&key, plan)?,
                 grid,
                 threads,
                 shared_bytes,
