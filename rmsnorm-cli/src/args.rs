@@ -3,6 +3,7 @@
 //! Names of backends, operations and dtypes stay strings here: the commands read them, so that a wrong one is answered
 //! in one line that names its source, be it a flag or a file.
 
+use std::num::NonZero;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
@@ -87,6 +88,9 @@ pub struct ConformanceArgs {
     /// End with the first case that fails
     #[arg(long)]
     pub fail_fast: bool,
+    /// Cases that run at once, those of the stress profile one by one [default: as many as the system has threads]
+    #[arg(long, value_name = "N")]
+    pub jobs: Option<NonZero<usize>>,
     /// Run only the case with this id, as a failure prints it; may be given several times
     #[arg(long, value_name = "ID")]
     pub case: Vec<String>,

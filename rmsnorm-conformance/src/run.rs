@@ -8,8 +8,10 @@ pub(crate) mod memory;
 pub(crate) mod misuse;
 pub(crate) mod named_tests;
 pub(crate) mod span;
+mod workers;
 
 use std::io::{self, Write};
+use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
@@ -44,10 +46,13 @@ pub struct Options {
     pub self_test: bool,
     /// Whether the run ends with the first case that fails.
     pub fail_fast: bool,
+    /// Cases that run at once, each on a thread of its own: compilers and the judge, not devices, are what most cases wait for.
+    /// Those of [`Profile::Stress`] run one by one, for their memory.
+    pub jobs: usize,
 }
 
 impl Default for Options {
-    /// Smoke, with the self-test.
+    /// Smoke, with the self-test, one case after the other.
     fn default() -> Self {
         Options {
             profile: Profile::Smoke,
@@ -57,6 +62,7 @@ impl Default for Options {
             cases: Vec::new(),
             self_test: true,
             fail_fast: false,
+            jobs: 1,
         }
     }
 }
@@ -81,8 +87,8 @@ pub enum RunError {
 
 /// Runs `options` against a backend.
 ///
-/// `progress` is called before each case with the cases done and their total, and once at the end. `jsonl` receives
-/// a line of JSON per case and one for the summary.
+/// `progress` is called with the cases done and their total: before the first, and after each. `jsonl` receives a line of JSON per
+/// case, in the order of the list, and one for the summary.
 ///
 /// # Errors
 /// [`RunError`]: an id that is none, or a report that cannot be written. Failed cases are in the [`Summary`].
@@ -133,11 +139,10 @@ fn run_device(
         failures: Vec::new(),
         elapsed_us: 0,
     };
-    let (total, mut coverage, mut digest) = (items.len(), Coverage::default(), Sha256::new());
-    for (done, item) in items.into_iter().enumerate() {
-        progress(done, total);
-        let case = item.case();
-        let report = item.execute(context);
+    let (total, mut done, mut coverage, mut digest) = (items.len(), 0, Coverage::default(), Sha256::new());
+    progress(done, total);
+    let execute = |item: Item| (item.case(), item.execute(context));
+    let ended = workers::in_order(items, jobs(options), execute, |(case, report)| {
         summary.add(&report);
         if let Some(outputs) = &report.digest {
             digest.update(format!("{} {outputs}\n", report.id));
@@ -145,12 +150,17 @@ fn run_device(
         if let Some(case) = case {
             coverage.add(&case, &report.status);
         }
-        if let Some(writer) = &mut jsonl {
-            report.write_json(*writer)?;
+        let written = jsonl.as_mut().map_or(Ok(()), |writer| report.write_json(*writer));
+        done += 1;
+        progress(done, total);
+        match written {
+            Ok(()) if options.fail_fast && matches!(report.status, Status::Fail(_)) => ControlFlow::Break(Ok(())),
+            Ok(()) => ControlFlow::Continue(()),
+            Err(error) => ControlFlow::Break(Err(error)),
         }
-        if options.fail_fast && matches!(report.status, Status::Fail(_)) {
-            break;
-        }
+    });
+    if let ControlFlow::Break(ended) = ended {
+        ended?;
     }
     progress(total, total);
     coverage.refusals().for_each(|(case, rule, finding)| summary.refuse(case.to_string(), rule, finding));
@@ -163,6 +173,14 @@ fn run_device(
         summary.write_json(*writer)?;
     }
     Ok(summary)
+}
+
+/// Cases that run at once.
+fn jobs(options: &Options) -> usize {
+    match options.profile {
+        Profile::Stress => 1,
+        Profile::Smoke | Profile::Core | Profile::Full => options.jobs,
+    }
 }
 
 /// One line of a report.
@@ -477,6 +495,29 @@ mod tests {
         assert_eq!((finding.check, finding.output), (Check::Bounds, "dx"));
         assert!(!summary.is_success());
         assert!(summary.to_string().contains(&format!("rmsnorm conformance --backend simulated --case {id}\n")));
+    }
+
+    /// All but the times.
+    #[test]
+    fn report_does_not_depend_on_the_jobs() {
+        let report = |jobs| {
+            let options = Options { most_cases: Some(60), self_test: false, jobs, ..Options::default() };
+            let (summary, lines) = summary(&options);
+            let cases: Vec<serde_json::Value> = lines
+                .lines()
+                .map(|line| {
+                    let mut case: serde_json::Value = serde_json::from_str(line).expect("a line is JSON");
+                    case.as_object_mut().expect("an object").retain(|name, _| !name.contains("elapsed"));
+                    case
+                })
+                .collect();
+            (summary.expect("nothing fails").digest, cases)
+        };
+        let one = report(1);
+        assert!(one.1.len() > 40, "{}", one.1.len());
+        for jobs in [2, 5] {
+            assert!(report(jobs) == one, "{jobs} jobs");
+        }
     }
 
     #[test]

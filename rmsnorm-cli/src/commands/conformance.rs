@@ -1,5 +1,8 @@
 //! `rmsnorm conformance`: the suite of the library, run on one backend, with its report.
 
+use std::num::NonZero;
+use std::thread::available_parallelism;
+
 use rmsnorm_core::conformance::{self, Harness, Options, Profile, RunError, Summary};
 use rmsnorm_core::{AnyBackend, HarnessTask};
 
@@ -22,6 +25,7 @@ pub fn run(args: &ConformanceArgs) -> Result<(), Failure> {
         // Who replays one case knows that the suite can fail.
         self_test: args.case.is_empty(),
         fail_fast: args.fail_fast,
+        jobs: args.jobs.map_or_else(all_threads, NonZero::get),
     };
 
     if args.list {
@@ -43,6 +47,11 @@ pub fn run(args: &ConformanceArgs) -> Result<(), Failure> {
         }
     }
     if summary.is_success() { Ok(()) } else { Err(Failure::Check) }
+}
+
+/// Threads that the system has.
+pub fn all_threads() -> usize {
+    available_parallelism().map_or(1, NonZero::get)
 }
 
 /// A part by its number and how many there are.

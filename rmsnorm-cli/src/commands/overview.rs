@@ -4,7 +4,7 @@ use rmsnorm_core::conformance::Options;
 use rmsnorm_core::wgpu::WgpuBackend;
 use rmsnorm_core::{AnyBackend, available};
 
-use super::conformance::prove;
+use super::conformance::{all_threads, prove};
 use super::{bench, devices};
 use crate::failure::Failure;
 use crate::output::print;
@@ -22,7 +22,8 @@ pub fn run() -> Result<(), Failure> {
             print(&format!("Conformance, {name}\n\nleft out: a software adapter takes minutes; run {how}\n\n"))?;
             continue;
         }
-        let summary = prove(&backend, &Options::default(), None)?;
+        let options = Options { jobs: all_threads(), ..Options::default() };
+        let summary = prove(&backend, &options, None)?;
         print(&format!("Conformance, {name}\n\n{summary}\n\n"))?;
         if !summary.is_success() {
             return Err(Failure::Check);

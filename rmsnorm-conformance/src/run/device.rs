@@ -28,7 +28,7 @@ pub(crate) const FOREIGN_WEIGHT: DTypes = DTypes { weight: DType::Bf16, ..DTypes
 pub(crate) const FOREIGN_RESIDUAL: DTypes = DTypes { residual: DType::Bf16, ..DTypes::uniform(DType::F16) };
 
 /// A backend under test, without its types.
-pub(crate) trait Device {
+pub(crate) trait Device: Sync {
     fn name(&self) -> &'static str;
     fn describe(&self) -> String;
     fn claims(&self) -> Arithmetic;

@@ -7,8 +7,8 @@ use rmsnorm_spec::{DType, Error, NormBackend, Problem, Stored};
 use crate::Arithmetic;
 
 /// A backend under test. Implement it in a few lines, then call the `conformance!` macro (named tests) or
-/// [`run`](crate::run) (a whole profile with a report).
-pub trait Harness {
+/// [`run`](crate::run) (a whole profile with a report). Several threads use it at once.
+pub trait Harness: Sync {
     /// The backend.
     type Backend: NormBackend;
     /// A tensor the harness owns: `Vec<T>`, `CudaSlice<T>`, a `wgpu::Buffer`.

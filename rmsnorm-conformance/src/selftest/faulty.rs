@@ -1,6 +1,6 @@
 //! For tests of the suite: the simulated backend, of which a test spoils the calls it chooses, after they were made.
 
-use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rmsnorm_spec::{DType, DTypes, Error, GradReduction, NormSpec, Problem};
 
@@ -11,16 +11,16 @@ use crate::selftest::simulate::SimulatedBackend;
 use crate::{Arithmetic, Harness};
 
 /// What is done to a call that was made: its number from 0 on, its norm, and its tensors.
-type Fault = Box<dyn Fn(usize, &NormSpec, &mut Call)>;
+type Fault = Box<dyn Fn(usize, &NormSpec, &mut Call) + Sync>;
 
 /// The error that a call is answered with, if it is not made.
-pub(crate) type Refusal = Box<dyn Fn(&Call) -> Option<Error>>;
+pub(crate) type Refusal = Box<dyn Fn(&Call) -> Option<Error> + Sync>;
 
 /// A backend with a fault that no formula explains.
 pub(crate) struct Faulty {
     correct: SimulatedBackend,
     fault: Fault,
-    calls: Cell<usize>,
+    calls: AtomicUsize,
     /// What it answers in place of a call, if anything.
     pub refusal: Option<Refusal>,
     /// Breakpoints of cols, and of rows.
@@ -28,9 +28,9 @@ pub(crate) struct Faulty {
 }
 
 impl Faulty {
-    pub fn new(fault: impl Fn(usize, &NormSpec, &mut Call) + 'static) -> Self {
+    pub fn new(fault: impl Fn(usize, &NormSpec, &mut Call) + Sync + 'static) -> Self {
         let (fault, breakpoints) = (Box::new(fault), (Vec::new(), Vec::new()));
-        Faulty { correct: SimulatedBackend::new(None), fault, calls: Cell::new(0), refusal: None, breakpoints }
+        Faulty { correct: SimulatedBackend::new(None), fault, calls: AtomicUsize::new(0), refusal: None, breakpoints }
     }
 
     /// Without a fault.
@@ -40,7 +40,7 @@ impl Faulty {
 
     /// How many calls were made.
     pub fn calls(&self) -> usize {
-        self.calls.get()
+        self.calls.load(Ordering::Relaxed)
     }
 
     /// For a trial against it.
@@ -83,7 +83,7 @@ impl Device for Faulty {
             return Ok(Err(error));
         }
         let answer = self.correct.make(spec, dtypes, reduction, call);
-        (self.fault)(self.calls.replace(self.calls.get() + 1), spec, call);
+        (self.fault)(self.calls.fetch_add(1, Ordering::Relaxed), spec, call);
         answer
     }
 }

@@ -1,0 +1,113 @@
+//! Cases on several threads, reported in their order.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::{Mutex, PoisonError, mpsc};
+use std::thread;
+
+/// Makes something of each item, on that many threads, and hands it to `take` in the items' order: each as soon as those before
+/// it are done. Once `take` breaks no other item is begun. With one thread all is done on the caller's.
+pub(crate) fn in_order<T: Send, R: Send, B>(
+    items: Vec<T>,
+    threads: usize,
+    make: impl Fn(T) -> R + Sync,
+    mut take: impl FnMut(R) -> ControlFlow<B>,
+) -> ControlFlow<B> {
+    if threads < 2 {
+        return items.into_iter().try_for_each(|item| take(make(item)));
+    }
+    let (items, (sender, receiver)) = (Mutex::new(items.into_iter().enumerate()), mpsc::channel());
+    let next = || items.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let work = |sender: mpsc::Sender<(usize, R)>| {
+        while let Some((index, item)) = next() {
+            // Nobody takes any more.
+            if sender.send((index, make(item))).is_err() {
+                break;
+            }
+        }
+    };
+    thread::scope(|scope| {
+        let start = |_: &usize| {
+            let (sender, work) = (sender.clone(), &work);
+            thread::Builder::new().spawn_scoped(scope, move || work(sender)).is_ok()
+        };
+        let started = (0..threads).filter(start).count();
+        if started == 0 {
+            // A system that gives no more threads.
+            work(sender.clone());
+        }
+        drop(sender);
+        let (mut done, mut turn) = (BTreeMap::new(), 0);
+        for (index, made) in receiver {
+            done.insert(index, made);
+            while let Some(made) = done.remove(&turn) {
+                take(made)?;
+                turn += 1;
+            }
+        }
+        ControlFlow::Continue(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn everything_is_taken_in_its_order() {
+        for (threads, len) in [(1, 20_u64), (2, 20), (7, 20), (7, 3), (3, 0)] {
+            let mut taken = Vec::new();
+            let make = |item: u64| {
+                // The first are done last.
+                thread::sleep(Duration::from_millis(len.saturating_sub(item) % 5));
+                item * item
+            };
+            let flow = in_order((0..len).collect(), threads, make, |made| {
+                taken.push(made);
+                ControlFlow::<()>::Continue(())
+            });
+            assert!(flow.is_continue());
+            assert_eq!(taken, (0..len).map(|item| item * item).collect::<Vec<_>>(), "{threads} threads");
+        }
+    }
+
+    /// Each waits for the others: one after the other they would never end.
+    #[test]
+    fn as_many_are_made_at_once_as_there_are_threads() {
+        let barrier = Barrier::new(3);
+        let mut taken = 0;
+        let flow = in_order(
+            vec![(); 6],
+            3,
+            |()| barrier.wait().is_leader(),
+            |_| {
+                taken += 1;
+                ControlFlow::<()>::Continue(())
+            },
+        );
+        assert_eq!((flow, taken), (ControlFlow::Continue(()), 6));
+    }
+
+    #[test]
+    fn none_is_begun_after_the_end() {
+        for threads in [1, 2] {
+            let begun = AtomicUsize::new(0);
+            let make = |item: usize| {
+                begun.fetch_add(1, Ordering::Relaxed);
+                if item > 0 {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                item
+            };
+            let flow = in_order((0..1000).collect(), threads, make, |item| {
+                if item == 3 { ControlFlow::Break(item) } else { ControlFlow::Continue(()) }
+            });
+            assert_eq!(flow, ControlFlow::Break(3));
+            assert!(begun.load(Ordering::Relaxed) < 500, "{threads} threads");
+        }
+    }
+}
