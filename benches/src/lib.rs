@@ -31,4 +31,4 @@ pub use error::BenchError;
 pub use measurable::{Measurable, Measurement, Mode, Sets, measure};
 pub use operation::{Op, Operation, REDUCTIONS, Shape, reduction_name};
 pub use quant::Quant;
-pub use workload::{Workload, workload_bytes};
+pub use workload::{Workload, problem, workload_bytes};

@@ -34,6 +34,11 @@ pub enum Command {
     /// GPU, lines on the CPU. All are GB/s over the fewest bytes that an operation must move. The first source in the
     /// files is the one that others are compared with.
     Compare(CompareArgs),
+    /// Compile what a model's norms need, and keep it on disk: its first calls then wait for no compiler
+    ///
+    /// Of each length, operation and dtype every kernel that calls with some number of rows run, where tensors lie row by row and
+    /// begin where allocations do. Kernels compile on all of the system's threads.
+    Warm(WarmArgs),
     /// Normalize the tensors of a safetensors file
     ///
     /// The file holds x of any rank and, if wanted, weight, bias, residual, dy and dresidual_out, in F32, F16 or BF16.
@@ -166,6 +171,32 @@ pub struct CompareArgs {
     /// Draw rates over row lengths, and times over numbers of rows, into this SVG file
     #[arg(long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,
+}
+
+/// Arguments of `rmsnorm warm`.
+#[derive(Debug, Args)]
+pub struct WarmArgs {
+    /// The backends to compile for, such as cuda or wgpu:1 [default: all GPUs that this machine has]
+    #[arg(long, value_name = "BACKEND,..", value_delimiter = ',')]
+    pub backend: Vec<String>,
+    /// The lengths of a row: a model's hidden size, the size of its heads
+    #[arg(long, value_name = "N,..", value_delimiter = ',', required = true)]
+    pub cols: Vec<NonZero<usize>>,
+    /// The norms: rms_norm, layer_norm [default: both]
+    #[arg(long, value_name = "NORM,..", value_delimiter = ',')]
+    pub norm: Vec<String>,
+    /// The operations: forward, add_forward, backward, quantized_forward, add_quantized_forward [default: the first three]
+    #[arg(long, value_name = "OP,..", value_delimiter = ',')]
+    pub op: Vec<String>,
+    /// How quantized_forward makes its codes, as of rmsnorm bench [default: all]
+    #[arg(long, value_name = "QUANT,..", value_delimiter = ',')]
+    pub quant: Vec<String>,
+    /// The dtypes of activations: f32, f16, bf16 [default: bf16]
+    #[arg(long, value_name = "DTYPE,..", value_delimiter = ',')]
+    pub dtype: Vec<String>,
+    /// Weights are f32, whatever the activations are
+    #[arg(long)]
+    pub f32_weight: bool,
 }
 
 /// Arguments of `rmsnorm run`.

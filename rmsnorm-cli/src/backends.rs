@@ -17,6 +17,22 @@ pub fn one_of<V: Copy>(flag: &str, name: &str, all: &[V], name_of: impl Fn(V) ->
     })
 }
 
+/// The values of those names, or all of them where none is named. `flag` names the source in the answer to a wrong one.
+///
+/// # Errors
+/// As [`one_of`].
+pub fn choose<V: Copy>(
+    flag: &str,
+    names: &[String],
+    all: &[V],
+    name_of: impl Fn(V) -> &'static str,
+) -> Result<Vec<V>, Failure> {
+    if names.is_empty() {
+        return Ok(all.to_vec());
+    }
+    names.iter().map(|name| one_of(flag, name, all, &name_of)).collect()
+}
+
 /// The backend of that name, run as the flags say if it is the cpu backend.
 ///
 /// # Errors

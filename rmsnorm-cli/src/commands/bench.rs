@@ -235,22 +235,22 @@ fn line(row: &Row, width: usize) -> String {
 }
 
 fn selection(args: &BenchArgs, shapes: Vec<Shape>) -> Result<Selection, Failure> {
-    let norms = choose("--norm", &args.norm, &Norm::ALL, Norm::name)?;
-    let ops = ops(args)?;
+    let norms = backends::choose("--norm", &args.norm, &Norm::ALL, Norm::name)?;
+    let ops = ops(&args.op, &args.quant)?;
     let reductions = if args.reduction.is_empty() {
         vec![GradReduction::default()]
     } else {
-        choose("--reduction", &args.reduction, &REDUCTIONS, reduction_name)?
+        backends::choose("--reduction", &args.reduction, &REDUCTIONS, reduction_name)?
     };
     let dtypes = if args.dtype.is_empty() {
         vec![DType::F32, DType::Bf16]
     } else {
-        choose("--dtype", &args.dtype, &DType::ALL, DType::name)?
+        backends::choose("--dtype", &args.dtype, &DType::ALL, DType::name)?
     };
     let shapes = match (args.sweep.is_empty(), shapes.is_empty()) {
         // A picture is of sweeps, unless shapes are given.
         (true, true) if args.plot.is_some() => Shapes::Sweeps(Sweep::ALL.to_vec()),
-        (false, _) => Shapes::Sweeps(choose("--sweep", &args.sweep, &Sweep::ALL, Sweep::name)?),
+        (false, _) => Shapes::Sweeps(backends::choose("--sweep", &args.sweep, &Sweep::ALL, Sweep::name)?),
         (true, true) => Shapes::OfDevice,
         (true, false) => Shapes::Given(shapes),
     };
@@ -260,40 +260,27 @@ fn selection(args: &BenchArgs, shapes: Vec<Shape>) -> Result<Selection, Failure>
     Ok(Selection { norms, ops, reductions, shapes, dtypes, seconds: args.seconds })
 }
 
-/// The operations of those names. One that quantizes is measured in every way that is named.
-fn ops(args: &BenchArgs) -> Result<Vec<Op>, Failure> {
+/// The operations of those names, of `--op` and `--quant`. One that quantizes is there in every way that is named.
+pub fn ops(names: &[String], quants: &[String]) -> Result<Vec<Op>, Failure> {
     let all = Op::all();
-    let quants = choose("--quant", &args.quant, &Quant::ALL, Quant::name)?;
+    let chosen_quants = backends::choose("--quant", quants, &Quant::ALL, Quant::name)?;
     let family = |op: Op| op.name().split('.').next().unwrap_or_default();
     let mut chosen: Vec<Op> = Vec::new();
-    for name in &args.op {
+    for name in names {
         // One of each kind stands for it in what a message lists.
         let mut kinds = all.clone();
         kinds.dedup_by_key(|op| family(*op));
         let kind = backends::one_of("--op", name, &kinds, family)?;
         let is_meant =
-            |op: &&Op| family(**op) == family(kind) && op.quant().is_none_or(|quant| quants.contains(&quant));
+            |op: &&Op| family(**op) == family(kind) && op.quant().is_none_or(|quant| chosen_quants.contains(&quant));
         chosen.extend(all.iter().filter(is_meant));
     }
-    if !args.quant.is_empty() && chosen.iter().all(|op| op.quant().is_none()) {
+    if !quants.is_empty() && chosen.iter().all(|op| op.quant().is_none()) {
         return Err(Failure::Input(
             "--quant is about codes: give --op quantized_forward or add_quantized_forward".into(),
         ));
     }
-    Ok(if args.op.is_empty() { Op::OF_FLOATS.to_vec() } else { chosen })
-}
-
-/// The values of those names, or all of them where none is named.
-fn choose<V: Copy>(
-    flag: &str,
-    names: &[String],
-    all: &[V],
-    name_of: impl Fn(V) -> &'static str,
-) -> Result<Vec<V>, Failure> {
-    if names.is_empty() {
-        return Ok(all.to_vec());
-    }
-    names.iter().map(|name| backends::one_of(flag, name, all, &name_of)).collect()
+    Ok(if names.is_empty() { Op::OF_FLOATS.to_vec() } else { chosen })
 }
 
 /// The shapes that `--shapes` names.

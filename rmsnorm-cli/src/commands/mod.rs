@@ -6,3 +6,4 @@ pub mod conformance;
 pub mod devices;
 pub mod overview;
 pub mod run;
+pub mod warm;

@@ -156,6 +156,24 @@ fn missing_backends_are_refused() {
 }
 
 #[test]
+fn nothing_to_warm_is_refused() {
+    let folder = Folder::new();
+    for (args, words) in [
+        (&["warm", "--cols", "64"] as &[_], &["no GPU", "rmsnorm devices"] as &[_]),
+        (&["warm", "--cols", "64", "--backend", "cuda"], &["cuda"]),
+        (&["warm", "--cols", "64", "--dtype", "f64"], &["--dtype", "f32, f16, bf16", "f64"]),
+        (&["warm", "--cols", "64", "--norm", "batch_norm"], &["--norm", "rms_norm", "batch_norm"]),
+        (&["warm", "--cols", "64", "--op", "sideways"], &["--op", "backward", "sideways"]),
+        (&["warm", "--cols", "64", "--quant", "row"], &["--quant", "quantized_forward"]),
+    ] {
+        refuse_in(&folder, args, words);
+    }
+    // Where nothing is compiled all is ready.
+    let outcome = folder.rmsnorm(&["warm", "--cols", "64", "--backend", "cpu"]);
+    assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(0), "cpu    ready after 0.0 s\n"), "{}", outcome.stderr);
+}
+
+#[test]
 fn outputs_that_cannot_be_written_are_refused() {
     let folder = Folder::new();
     folder.write("in", &file(&good(), &GOOD));

@@ -121,3 +121,35 @@ fn adapter_bench_measures_by_timestamps() {
         assert!(row["us"].as_f64().unwrap() > 0.0, "{row}");
     }
 }
+
+/// The folder of entries then has what calls with any number of rows need, so that a second process compiles nothing.
+#[test]
+fn what_was_warmed_is_kept() {
+    for backend in ["cuda", "wgpu"] {
+        let Some(folder) = device(backend) else { continue };
+        let entries = || {
+            let kept = std::fs::read_dir(folder.path("cache").join(backend));
+            let mut kept: Vec<_> = kept.into_iter().flatten().map(|entry| entry.unwrap().path()).collect();
+            kept.sort();
+            kept.into_iter().map(|path| (std::fs::read(&path).unwrap(), path)).collect::<Vec<_>>()
+        };
+        let warm = |more: &[&str]| {
+            let args = ["warm", "--backend", backend, "--cols", "64,1000", "--op", "forward,backward"];
+            let outcome = folder.rmsnorm_with(&[("RMSNORM_CACHE_DIR", "cache")], &[&args[..], more].concat());
+            assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""));
+            assert!(
+                outcome.stdout.starts_with(backend) && outcome.stdout.contains(" ready after "),
+                "{}",
+                outcome.stdout
+            );
+        };
+        warm(&[]);
+        let first = entries();
+        // A driver may keep nothing for wgpu.
+        assert!(backend == "wgpu" || first.len() > 4, "{}", first.len());
+        warm(&["--norm", "rms_norm"]);
+        assert!(backend == "wgpu" || entries() == first, "all was there");
+        warm(&["--f32-weight"]);
+        assert!(backend == "wgpu" || entries().len() > first.len(), "other dtypes are other kernels");
+    }
+}

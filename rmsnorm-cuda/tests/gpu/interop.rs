@@ -85,6 +85,25 @@ fn what_was_prepared_is_not_compiled_again() {
     }
 }
 
+/// On several threads, each of which the context is made current on.
+#[test]
+fn a_list_of_calls_is_prepared_at_once() {
+    let Some(gpu) = Gpu::open() else { return };
+    // A length that no other test has.
+    let forward = Problem::forward(Norm::Rms, 7, 1912, DType::Bf16, &[Tensor::Rstd]);
+    let backward = Problem::backward(Norm::Rms, 7, 1912, DType::Bf16, &[Tensor::Dweight]);
+    let too_many = Problem { rows: 1 << 33, rows_per_group: Some(2), ..forward };
+    let before = gpu.kernel_count();
+    assert!(matches!(gpu.prepare_all(&[forward, too_many]), Err(Error::Unsupported { .. })));
+    assert_eq!(gpu.kernel_count(), before);
+    gpu.prepare_all(&[forward, backward, forward]).unwrap();
+    let prepared = gpu.kernel_count();
+    assert!(prepared > before);
+    gpu.prepare(&forward).unwrap();
+    gpu.prepare(&backward).unwrap();
+    assert_eq!(gpu.kernel_count(), prepared);
+}
+
 #[test]
 fn backends_of_one_context_share_its_kernels() {
     let Some(gpu) = Gpu::open() else { return };

@@ -204,6 +204,24 @@ fn what_was_prepared_is_not_compiled_again() {
     assert_eq!(gpu.kernel_count(), prepared);
 }
 
+/// What two calls share is compiled once, and if one of them can never be made, nothing is.
+#[test]
+fn a_list_of_calls_is_prepared_at_once() {
+    let Some(gpu) = open() else { return };
+    let gpu = gpu.without_subgroups();
+    let forward = Problem::forward(Norm::Rms, ROWS, COLS, DType::F32, &[Tensor::Weight, Tensor::Rstd]);
+    let backward = Problem::backward(Norm::Layer, ROWS, COLS, DType::F32, &[Tensor::Mean, Tensor::Dweight]);
+    let too_many = Problem { rows: 1 << 33, rows_per_group: Some(2), ..forward };
+    let refused = gpu.prepare_all(&[forward, too_many]);
+    assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
+    assert_eq!(gpu.kernel_count(), 0);
+    gpu.prepare_all(&[]).unwrap();
+    gpu.prepare_all(&[forward, backward, forward]).unwrap();
+    assert_eq!(gpu.kernel_count(), 3, "forward, backward, and what adds the partial sums");
+    gpu.prepare_all(&[backward, forward]).unwrap();
+    assert_eq!(gpu.kernel_count(), 3);
+}
+
 #[test]
 fn copies_are_exact_at_any_offset() {
     let Some(gpu) = open() else { return };

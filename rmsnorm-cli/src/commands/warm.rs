@@ -1,0 +1,117 @@
+//! `rmsnorm warm`: kernels on disk before the first call asks for them.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use rmsnorm_bench::{Operation, Shape, problem};
+use rmsnorm_core::conformance::Harness;
+use rmsnorm_core::{AnyBackend, DType, Error, GradReduction, HarnessTask, Norm, NormBackend, Problem};
+
+use super::bench::ops;
+use crate::args::WarmArgs;
+use crate::backends;
+use crate::failure::Failure;
+use crate::output::print;
+
+/// The most rows that are asked for. No plan changes beyond.
+const MOST_ROWS: usize = 1 << 17;
+
+/// Compiles for each backend, and says how long it took.
+pub fn run(args: &WarmArgs) -> Result<(), Failure> {
+    let calls = Calls {
+        cols: args.cols.iter().map(|cols| cols.get()).collect(),
+        operations: Operation::product(
+            &backends::choose("--norm", &args.norm, &Norm::ALL, Norm::name)?,
+            &ops(&args.op, &args.quant)?,
+            &[GradReduction::default()],
+        ),
+        dtypes: match &args.dtype[..] {
+            [] => vec![DType::Bf16],
+            names => backends::choose("--dtype", names, &DType::ALL, DType::name)?,
+        },
+        f32_weight: args.f32_weight,
+    };
+    let opened = opened(&args.backend)?;
+    for backend in &opened {
+        let start = Instant::now();
+        backend.dispatch_harness(&calls)?;
+        print(&format!("{:<6} ready after {:.1} s\n", backend.device(), start.elapsed().as_secs_f64()))?;
+    }
+    Ok(())
+}
+
+/// The backends of those names, or all that compile.
+fn opened(names: &[String]) -> Result<Vec<AnyBackend>, Failure> {
+    let all = || backends::names().into_iter().filter(|name| name != "cpu").collect();
+    let names = if names.is_empty() { all() } else { names.to_vec() };
+    if names.is_empty() {
+        return Err(Failure::Input("this machine has no GPU to compile for: rmsnorm devices says why".into()));
+    }
+    names.iter().map(|name| backends::open(name, &Default::default())).collect()
+}
+
+/// What is compiled for.
+struct Calls {
+    cols: Vec<usize>,
+    operations: Vec<Operation>,
+    dtypes: Vec<DType>,
+    f32_weight: bool,
+}
+
+impl Calls {
+    /// One call for each kernel that some number of rows runs, and more.
+    fn problems(&self, rows_breakpoints: &[usize]) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        for rows in rows(rows_breakpoints) {
+            for (&cols, &dtype) in self.cols.iter().flat_map(|cols| self.dtypes.iter().map(move |dtype| (cols, dtype)))
+            {
+                problems.extend(self.operations.iter().map(|operation| {
+                    let problem = problem(*operation, dtype, Shape { rows, cols });
+                    Problem { dtypes: problem.dtypes.widened(self.f32_weight, false), ..problem }
+                }));
+            }
+        }
+        problems
+    }
+}
+
+/// Powers of two, and where a plan changes.
+fn rows(breakpoints: &[usize]) -> BTreeSet<usize> {
+    let powers = (0..).map(|exponent| 1 << exponent).take_while(|rows| *rows <= MOST_ROWS);
+    let around = breakpoints.iter().flat_map(|&rows| [rows.saturating_sub(1).max(1), rows, rows + 1]);
+    powers.chain(around).collect()
+}
+
+impl HarnessTask for &Calls {
+    type Output = Result<(), Error>;
+
+    fn run<H: Harness>(self, harness: &H) -> Result<(), Error> {
+        harness.backend().prepare_all(&self.problems(&harness.rows_breakpoints()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_those_of_every_plan() {
+        let rows = rows(&[16, 132]);
+        assert!([1, 2, 15, 16, 17, 131, 132, 133, 1 << 17].iter().all(|n| rows.contains(n)), "{rows:?}");
+        assert_eq!(rows.len(), 18 + 5, "{rows:?}");
+    }
+
+    #[test]
+    fn calls_are_of_every_length_dtype_and_operation() {
+        let calls = Calls {
+            cols: vec![64, 4096],
+            operations: Operation::product(&Norm::ALL, &ops(&[], &[]).unwrap(), &[GradReduction::default()]),
+            dtypes: vec![DType::Bf16, DType::F16],
+            f32_weight: true,
+        };
+        let problems = calls.problems(&[]);
+        assert_eq!(problems.len(), 18 * 2 * 2 * 2 * 3);
+        assert!(problems.iter().all(|problem| problem.dtypes.weight == DType::F32));
+        assert!(problems.iter().all(|problem| problem.dtypes.activation == problem.dtypes.residual));
+    }
+}
