@@ -96,6 +96,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) backward_co
 #endif
             }
         }
-        if constexpr (GRADIENTS > 0) hand_on(p, chunk, {work % tiles, tiles}, col, left, gradients);
+        if constexpr (GRADIENTS > 0) hand_on<false>(p, chunk, {work % tiles, tiles}, col, left, gradients);
     }
 }

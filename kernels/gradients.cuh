@@ -2,6 +2,12 @@
 
 constexpr int GRADIENTS = HAS_DWEIGHT + HAS_DBIAS;
 
+// Of these, what threads keep while they work on rows: none where other threads have the columns.
+constexpr int KEPT = IS_SPLIT ? 0 : GRADIENTS;
+
+// Whether lanes can trade sums before they store them: two on neighbouring columns, whose sums of a pack are two words of four.
+constexpr bool CAN_TRADE = PACK == 8 && THREADS_PER_ROW % 2 == 0;
+
 // Partial rows are padded, so that each begins on 32 bytes.
 __device__ inline unsigned long long partial_stride(unsigned long long cols) {
     return (cols + (ROW_MULTIPLE - 1)) / ROW_MULTIPLE * ROW_MULTIPLE;
@@ -9,11 +15,11 @@ __device__ inline unsigned long long partial_stride(unsigned long long cols) {
 
 // The sums of one thread over its rows: dweight, then dbias, for each of its columns.
 struct Gradients {
-    float sums[GRADIENTS > 0 ? GRADIENTS : 1][PACKS][PACK];
+    float sums[KEPT > 0 ? KEPT : 1][PACKS][PACK];
 
     __device__ void clear() {
         #pragma unroll
-        for (int g = 0; g < GRADIENTS; ++g)
+        for (int g = 0; g < KEPT; ++g)
             #pragma unroll
             for (int k = 0; k < PACKS; ++k)
                 #pragma unroll
@@ -21,35 +27,70 @@ struct Gradients {
     }
 
     __device__ void add(int k, int i, float dy, float x_hat) {
-        if constexpr (HAS_DWEIGHT) sums[0][k][i] += dy * x_hat;
-        if constexpr (HAS_DBIAS) sums[HAS_DWEIGHT][k][i] += dy;
+        if constexpr (KEPT > 0 && HAS_DWEIGHT) sums[0][k][i] += dy * x_hat;
+        if constexpr (KEPT > 0 && HAS_DBIAS) sums[HAS_DWEIGHT][k][i] += dy;
+    }
+
+    // For packs of eight. Two lanes trade halves, so that each access to a partial row fills whole sectors of 32 bytes: the even lane
+    // then has the first four of both lanes' columns, and the odd lane the last four. All lanes of a warp come here together.
+    __device__ void trade() {
+        const bool is_odd = threadIdx.x % 2 != 0;
+        #pragma unroll
+        for (int g = 0; g < KEPT; ++g)
+            #pragma unroll
+            for (int k = 0; k < PACKS; ++k)
+                #pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    // Selected, not branched on: lanes apart would store half a sector each.
+                    const float low = sums[g][k][i], high = sums[g][k][PACK - 4 + i];
+                    const float got = __shfl_xor_sync(~0u, is_odd ? low : high, 1);
+                    sums[g][k][i] = is_odd ? got : low;
+                    sums[g][k][PACK - 4 + i] = is_odd ? high : got;
+                }
     }
 };
 
+// Where sums i to i + 3 of pack k belong, from the thread's first column on.
+template <bool IS_TRADED>
+__device__ inline int column_of(int k, int i) {
+    return k * STEP + (IS_TRADED ? 2 * i - int(threadIdx.x % 2) * 4 : i);
+}
+
+// Of a thread that has nothing to hand on, whatever the pack and whoever it trades with.
+constexpr int NOTHING_LEFT = -(1 << 30);
+
 #if ACCUMULATE == 1
-// Spin locks. Whoever holds one runs, so it is given back however many blocks are resident.
-__device__ inline void acquire(unsigned* lock) {
+// Spin locks, of which each knows whether its row was written yet. Whoever holds one runs, so it is given back however
+// many blocks are resident.
+enum Lock : unsigned { Untouched, Held, Written };
+
+// Whether the row is still untouched.
+__device__ inline bool acquire(unsigned* lock) {
+    unsigned was = Held;
     if (threadIdx.x == 0) {
-        while (atomicCAS(lock, 0u, 1u) != 0u) __nanosleep(100);
+        while ((was = atomicExch(lock, unsigned(Held))) == Held) __nanosleep(32);
         __threadfence();
     }
-    __syncthreads();
+    return __syncthreads_or(was == Untouched);
 }
 
 __device__ inline void release(unsigned* lock) {
-    __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) atomicExch(lock, 0u);
+    if (threadIdx.x == 0) {
+        __threadfence();
+        atomicExch(lock, unsigned(Written));
+    }
 }
 #endif
 
-// Adds one value to a partial row that other blocks add to as well.
-__device__ inline void accumulate(float* to, float value) {
-#if ACCUMULATE == 1
-    // Past the L1, which may hold what the row was before another block's turn.
-    __stcg(to, __ldcg(to) + value);
+// Adds to four values that other blocks add to as well.
+__device__ inline void accumulate(float* to, const float* values) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
+        :: "l"(to), "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3]) : "memory");
 #else
-    atomicAdd(to, value);
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) atomicAdd(to + i, values[i]);
 #endif
 }
 
@@ -58,37 +99,46 @@ struct Slice {
     unsigned long long index, count;
 };
 
-// Stores or adds a block's gradients, which begin at column `col` and end `left` columns behind it.
+// Stores or adds a thread's gradients, which begin at column `col` and end `left` columns behind it. The padding is written too, so
+// that whole words of four move. All threads of the block come here. TRADES: all of a row's threads have `left` counted to the end of
+// the row, so that neighbours may store each other's.
+template <bool TRADES>
 __device__ inline void hand_on(
-    const Params& p, unsigned long long chunk, Slice slice, unsigned long long col, int left, const Gradients& gradients
+    const Params& p, unsigned long long chunk, Slice slice, unsigned long long col, int left, Gradients& gradients
 ) {
-    const unsigned long long target = ACCUMULATE == 0 ? chunk : ACCUMULATE == 1 ? chunk % p.partial_rows : 0;
+    if constexpr (TRADES) gradients.trade();
+    const unsigned long long target = ACCUMULATE == 0 ? chunk : chunk % p.partial_rows;
     const unsigned long long stride = partial_stride(p.cols);
+    float* rows = p.partials + target * stride + col;
+    const auto each = [&](auto visit) {
+        #pragma unroll
+        for (int g = 0; g < KEPT; ++g)
+            #pragma unroll
+            for (int k = 0; k < PACKS; ++k)
+                #pragma unroll
+                for (int i = 0; i < PACK; i += 4)
+                    {
+                    const int column = column_of<TRADES>(k, i);
+                    if (column < left) visit(rows + g * p.partial_rows * stride + column, &gradients.sums[g][k][i]);
+                }
+    };
 #if ACCUMULATE == 1
     unsigned* lock = p.locks + target * slice.count + slice.index;
-    acquire(lock);
+    if (!acquire(lock))
+        // Past the L1, which may hold what the row was before another block's turn.
+        each([](const float* from, float* sums) {
+            const float4 before = __ldcg(reinterpret_cast<const float4*>(from));
+            sums[0] += before.x; sums[1] += before.y; sums[2] += before.z; sums[3] += before.w;
+        });
 #endif
-    #pragma unroll
-    for (int g = 0; g < GRADIENTS; ++g) {
-        float* row = p.partials + (g * p.partial_rows + target) * stride + col;
-        #pragma unroll
-        for (int k = 0; k < PACKS; ++k) {
-            const int count = left - k * STEP;
-#if ACCUMULATE == 0
-            // The padding is written too, so that whole words of four move.
-            if (count > 0)
-                #pragma unroll
-                for (int i = 0; i < PACK; i += 4) {
-                    const float* sums = &gradients.sums[g][k][i];
-                    *reinterpret_cast<float4*>(row + k * STEP + i) = {sums[0], sums[1], sums[2], sums[3]};
-                }
-#else
-            #pragma unroll
-            for (int i = 0; i < PACK; ++i)
-                if (i < count) accumulate(row + k * STEP + i, gradients.sums[g][k][i]);
-#endif
+    each([](float* to, const float* sums) {
+        if constexpr (ACCUMULATE == 2) accumulate(to, sums);
+        else {
+            // In one piece: compilers split an assignment of a float4 here.
+            const unsigned words[4] = {__float_as_uint(sums[0]), __float_as_uint(sums[1]), __float_as_uint(sums[2]), __float_as_uint(sums[3])};
+            store<16>(to, words);
         }
-    }
+    });
 #if ACCUMULATE == 1
     release(lock);
 #endif

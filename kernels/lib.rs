@@ -26,6 +26,8 @@ macro_rules! sources {
 
 sources! {
     BACKWARD = "backward.cu",
+    BACKWARD_ROWS = "backward_rows.cuh",
+    BACKWARD_SPLIT = "backward_split.cu",
     BACKWARD_STREAMING = "backward_streaming.cu",
     CLEAR_AMAX = "clear_amax.cu",
     CODES = "codes.cuh",

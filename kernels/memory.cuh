@@ -140,18 +140,24 @@ __device__ inline bool is_in_row(int k, int i, int left) {
 // Whether only the first columns of pack k are the row's.
 __device__ inline bool has_part(int k, int left) { return HAS_TAIL && may_pass_end(k) && left - k * STEP < PACK; }
 
-// Pack k of a thread, from the address of its first column; zeros past the end of the row.
+// A whole pack.
 template <Reuse REUSE, class E>
-__device__ inline Pack<E> load_pack(const E* first, int k, int left) {
-    const E* from = first + k * STEP;
-    if (!is_in_row(k, 0, left)) return {};
-    if (IS_HALF_ACCESS<E> || has_part(k, left)) return load_elements(from, has_part(k, left) ? left - k * STEP : PACK);
+__device__ inline Pack<E> load_whole(const E* from) {
     Pack<E> pack;
     #pragma unroll
     for (int byte = 0; byte < Pack<E>::BYTES; byte += WORD_ACCESS<E>) {
         load<WORD_ACCESS<E>, REUSE>(reinterpret_cast<const char*>(from) + byte, &pack.words[byte / 4]);
     }
     return pack;
+}
+
+// Pack k of a thread, from the address of its first column; zeros past the end of the row.
+template <Reuse REUSE, class E>
+__device__ inline Pack<E> load_pack(const E* first, int k, int left) {
+    const E* from = first + k * STEP;
+    if (!is_in_row(k, 0, left)) return {};
+    if (IS_HALF_ACCESS<E> || has_part(k, left)) return load_elements(from, has_part(k, left) ? left - k * STEP : PACK);
+    return load_whole<REUSE>(from);
 }
 
 // Stores the part of pack k that lies in the row.

@@ -60,16 +60,19 @@ __device__ inline float total_of(const float (&sent)[SENDERS]) {
         #pragma unroll
         for (int i = 0; i < SENDERS; ++i) totals[i] = sent[i];
         #pragma unroll
-        for (int half = SENDERS / 2; half > 0; half /= 2)
+        for (int count = SENDERS; count > 1; count = (count + 1) / 2)
             #pragma unroll
             for (int i = 0; i < SENDERS / 2; ++i)
-                if (i < half) totals[i] = Both::of(totals[i], totals[i + half]);
+                if (i + (count + 1) / 2 < count) totals[i] = Both::of(totals[i], totals[i + (count + 1) / 2]);
         return totals[0];
     } else {
-        constexpr int WIDTH = SENDERS < 32 ? SENDERS : 32;
+        constexpr int WIDTH = SENDERS > 16 ? 32 : 16;
         float total = 0.0f;
         #pragma unroll
-        for (int i = 0; i < SENDERS; i += WIDTH) total = Both::of(total, sent[i + threadIdx.x % WIDTH]);
+        for (int i = 0; i < SENDERS; i += WIDTH) {
+            const int at = i + threadIdx.x % WIDTH;
+            if (SENDERS % WIDTH == 0 || at < SENDERS) total = Both::of(total, sent[at]);
+        }
         return reduce_lanes<WIDTH, Both>(total);
     }
 }

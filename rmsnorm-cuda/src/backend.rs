@@ -11,6 +11,8 @@ use rmsnorm_spec::{
 use crate::caps::Caps;
 use crate::error::{device_error, unavailable};
 use crate::kernel::Kernels;
+#[cfg(feature = "conformance")]
+use crate::plan::Tuning;
 use crate::{compile, launch, library, plan};
 
 /// The oldest driver that has every call we make: 12.0 brought launches with attributes.
@@ -122,6 +124,14 @@ impl CudaBackend {
         // - order: the caller's promise; the context object is this backend's own, so nobody else relies on its events.
         unsafe { backend.stream.context().disable_event_tracking() };
         Ok(backend)
+    }
+
+    /// This backend with partial rows in every backward call: the suite's cases are so small that most would otherwise have none.
+    #[cfg(feature = "conformance")]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn unsplit(&self) -> Self {
+        CudaBackend { kernels: self.kernels.with_tuning(Tuning::UNSPLIT), ..self.clone() }
     }
 
     /// How many CUDA devices there are; at least 1.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DriverError};
 use rmsnorm_conformance::{Arithmetic, Harness};
 use rmsnorm_spec::depth::{policy_depth_cols, policy_depth_rows};
-use rmsnorm_spec::{Error, Problem, Stored};
+use rmsnorm_spec::{DType, Error, Problem, Stored};
 
 use crate::error::device_error;
 use crate::{CudaBackend, launch, plan};
@@ -38,6 +38,10 @@ impl Harness for CudaBackend {
 
     fn rows_breakpoints(&self) -> Vec<usize> {
         plan::ROWS_BREAKPOINTS.to_vec()
+    }
+
+    fn shape_breakpoints(&self, dtype: DType) -> Vec<(usize, usize)> {
+        plan::unsplit_from(dtype, self.kernels().caps()).into_iter().collect()
     }
 
     fn upload<T: Stored>(&self, data: &[T]) -> Result<CudaSlice<T>, Error> {

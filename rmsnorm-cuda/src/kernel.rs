@@ -14,6 +14,8 @@ use rmsnorm_spec::Error;
 use crate::caps::Caps;
 use crate::compile;
 use crate::error::device_error;
+#[cfg(feature = "conformance")]
+use crate::plan::Tuning;
 use crate::plan::{KernelKey, Plan};
 use pool::Pool;
 
@@ -39,11 +41,19 @@ impl Kernels {
         if let Some(kernels) = all.iter().filter_map(Weak::upgrade).find(|kernels| kernels.context == *context) {
             return Ok(kernels);
         }
-        let caps = Caps::read(context).map_err(device_error("cuDeviceGetAttribute"))?;
-        let (loaded, pool) = (RwLock::default(), Mutex::default());
-        let kernels = Arc::new(Kernels { context: context.clone(), caps, loaded, pool });
+        let kernels = Kernels::new(context, Caps::read(context).map_err(device_error("cuDeviceGetAttribute"))?);
         all.push(Arc::downgrade(&kernels));
         Ok(kernels)
+    }
+
+    /// Those of the backend, planned by another table, and nobody else's.
+    #[cfg(feature = "conformance")]
+    pub(crate) fn with_tuning(&self, tuning: &'static Tuning) -> Arc<Self> {
+        Kernels::new(&self.context, Caps { tuning, ..self.caps })
+    }
+
+    fn new(context: &Arc<CudaContext>, caps: Caps) -> Arc<Self> {
+        Arc::new(Kernels { context: context.clone(), caps, loaded: RwLock::default(), pool: Mutex::default() })
     }
 
     pub(crate) fn context(&self) -> &Arc<CudaContext> {

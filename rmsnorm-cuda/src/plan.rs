@@ -32,6 +32,8 @@ pub(crate) enum Program {
     ForwardStreaming,
     /// `backward.cu`: a row stays on chip.
     Backward,
+    /// `backward_split.cu`: the matrices fit the L2, so that some blocks have rows and others columns.
+    BackwardSplit,
     /// `backward_streaming.cu`, first pass: mean_wdy and mean_wdy_xhat of every row.
     BackwardRowSums,
     /// `backward_streaming.cu`, second pass: dx and the partial sums of dweight and dbias.
@@ -62,6 +64,7 @@ impl Program {
             Program::ForwardLong => ("forward_long", Direction::Forward, false, &[Weight, Bias, Residual]),
             Program::ForwardStreaming => ("forward_streaming", Direction::Forward, false, &[Weight, Bias, Residual]),
             Program::Backward => ("backward", Direction::Backward, false, BACKWARD),
+            Program::BackwardSplit => ("backward_split", Direction::Backward, false, BACKWARD),
             Program::BackwardRowSums => ("backward_row_sums", Direction::Backward, false, &[Weight]),
             Program::BackwardColumns => ("backward_columns", Direction::Backward, false, BACKWARD),
             Program::ReducePartials => ("reduce_partials", Direction::Backward, true, &[Dweight, Dbias]),
@@ -89,12 +92,13 @@ pub(crate) const OPTIONAL: TensorSet =
 #[cfg(test)]
 impl Program {
     /// Every program.
-    pub(crate) const ALL: [Program; 13] = [
+    pub(crate) const ALL: [Program; 14] = [
         Program::Forward,
         Program::ForwardCluster,
         Program::ForwardLong,
         Program::ForwardStreaming,
         Program::Backward,
+        Program::BackwardSplit,
         Program::BackwardRowSums,
         Program::BackwardColumns,
         Program::ReducePartials,
@@ -160,10 +164,11 @@ pub(crate) struct Reads {
 /// One thing to enqueue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Zeroes that many bytes of a tensor, from its first.
-    Zero { tensor: Tensor, bytes: usize },
-    /// Launches a kernel. `grid` counts blocks and is a multiple of the key's cluster size.
-    Launch { key: KernelKey, grid: u32, threads: u32, shared_bytes: u32 },
+    /// Zeroes so many bytes of a tensor, from its byte `first` on.
+    Zero { tensor: Tensor, first: usize, bytes: usize },
+    /// Launches a kernel. `grid` counts blocks and is a multiple of `cluster`, which is that of the key's tile or, where blocks have
+    /// columns too, a multiple of it.
+    Launch { key: KernelKey, grid: u32, cluster: u32, threads: u32, shared_bytes: u32 },
 }
 
 /// How one call is executed.
@@ -175,8 +180,15 @@ pub(crate) struct Plan {
     pub(crate) workspace: Workspace,
     /// Sets of rows whose gradients are summed one after the other; chunk c has the rows c, c + chunks, ...
     pub(crate) chunks: u64,
-    /// Rows of partial sums: the chunks, the groups of `Locks`, or 1.
+    /// Rows of partial sums: the chunks, the groups of `Locks`, or a few; none where other threads have the columns.
     pub(crate) partial_rows: u64,
+}
+
+impl Step {
+    /// A launch in clusters of the tile's size.
+    fn launch(key: KernelKey, grid: u32, shared_bytes: u32) -> Self {
+        Step::Launch { key, grid, cluster: key.tile.cluster, threads: key.tile.threads(), shared_bytes }
+    }
 }
 
 impl Plan {
@@ -203,12 +215,26 @@ pub(crate) struct Workspace {
 /// Senders of a row whose sums every thread adds itself, in a tree: that is sooner done than shuffles.
 pub(crate) const TREE_SENDERS: u32 = 8;
 
+/// Threads side by side on the packs of a block of columns: 128 bytes of 16 bits.
+pub(crate) const COLUMN_LANES: u32 = 8;
+
 /// Shared memory of a block that is not its rows: what threads exchange, and what the driver keeps.
 const RESERVED_BYTES: usize = 4 << 10;
 
 /// Row counts at which the plan changes, for the conformance suite: a block's rows in one step, a row for every block.
 #[cfg(any(test, feature = "conformance"))]
 pub(crate) const ROWS_BREAKPOINTS: [usize; 3] = [16, 32, 132];
+
+/// The fewest rows of an odd length whose backward has partial rows, for the conformance suite. Asked of the plan itself.
+#[cfg(any(test, feature = "conformance"))]
+pub(crate) fn unsplit_from(dtype: DType, caps: &Caps) -> Option<(usize, usize)> {
+    const COLS: usize = 1021;
+    let has_partials = |rows: &usize| {
+        let problem = Problem::backward(Norm::Rms, *rows, COLS, dtype, &[Tensor::Dweight, Tensor::Dbias]);
+        plan(&problem, 16, caps).partial_rows > 0
+    };
+    (1..1 << 14).find(has_partials).map(|rows| (rows, COLS))
+}
 
 /// The plan of a problem whose addresses and strides are multiples of `access_bytes`.
 pub(crate) fn plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
@@ -305,6 +331,7 @@ fn reads(program: Program, call: &CallKey, tile: &Tile) -> Reads {
         }
         Program::ForwardStreaming
         | Program::Backward
+        | Program::BackwardSplit
         | Program::BackwardRowSums
         | Program::BackwardColumns
         | Program::ReducePartials

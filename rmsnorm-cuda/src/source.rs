@@ -11,7 +11,7 @@ use rmsnorm_spec::{CastOrder, DTypes, Norm, Tensor};
 
 use crate::caps::Arch;
 use crate::params::Params;
-use crate::plan::{KernelKey, OPTIONAL, Program, TREE_SENDERS};
+use crate::plan::{COLUMN_LANES, KernelKey, OPTIONAL, Program, TREE_SENDERS};
 
 /// Each may use what stands before it.
 const HEADERS: [Source; 8] = [
@@ -32,7 +32,8 @@ const fn files(program: Program) -> &'static [Source] {
         Program::ForwardCluster => &[kernels::FORWARD_CLUSTER],
         Program::ForwardLong => &[kernels::FORWARD_LONG],
         Program::ForwardStreaming => &[kernels::FORWARD_VISITS, kernels::FORWARD_STREAMING],
-        Program::Backward => &[kernels::BACKWARD],
+        Program::Backward => &[kernels::BACKWARD_ROWS, kernels::BACKWARD],
+        Program::BackwardSplit => &[kernels::BACKWARD_ROWS, kernels::BACKWARD_SPLIT],
         Program::BackwardRowSums | Program::BackwardColumns => &[kernels::BACKWARD_STREAMING],
         Program::ReducePartials => &[kernels::REDUCE_PARTIALS],
         Program::QuantizedForward => &[kernels::FORWARD_ROWS, kernels::QUANTIZED_FORWARD],
@@ -109,7 +110,7 @@ fn quant_numbers(quant: QuantSpec) -> [(&'static str, u32); 6] {
     ]
 }
 
-fn numbers(key: &KernelKey) -> [(&'static str, u32); 25] {
+fn numbers(key: &KernelKey) -> [(&'static str, u32); 27] {
     let KernelKey {
         program,
         call: CallKey { norm, cast_order, accumulate, has_row_groups, has_weight_offset, quant, .. },
@@ -122,6 +123,7 @@ fn numbers(key: &KernelKey) -> [(&'static str, u32); 25] {
     };
     [
         ("IS_BACKWARD", program.is_backward().into()),
+        ("IS_SPLIT", (program == Program::BackwardSplit).into()),
         ("IS_QUANTIZED", quant.is_some().into()),
         ("IS_LAYER", (norm == Norm::Layer).into()),
         ("CAST_BEFORE_WEIGHT", (cast_order == CastOrder::BeforeWeight).into()),
@@ -144,6 +146,7 @@ fn numbers(key: &KernelKey) -> [(&'static str, u32); 25] {
         ("READS_EARLY", tile.reads.is_early.into()),
         ("BATCH", tile.reads.batch),
         ("TREE_SENDERS", TREE_SENDERS),
+        ("COLUMN_LANES", COLUMN_LANES),
         ("ROW_MULTIPLE", reduction::ROW_MULTIPLE),
         ("PARAMS_BYTES", Params::bytes(quant.is_some(), has_row_groups) as u32),
     ]
@@ -190,10 +193,11 @@ mod tests {
 
     #[test]
     fn options_are_what_the_kernels_expect() {
-        let expected = "--gpu-architecture=sm_90 --std=c++17 -default-device -DT=bf16 -DW=f32 -DR=f16 -DIS_BACKWARD=0 -DIS_QUANTIZED=0 \
+        let expected = "--gpu-architecture=sm_90 --std=c++17 -default-device -DT=bf16 -DW=f32 -DR=f16 -DIS_BACKWARD=0 -DIS_SPLIT=0 -DIS_QUANTIZED=0 \
             -DIS_LAYER=1 -DCAST_BEFORE_WEIGHT=0 -DACCUMULATE=0 -DHAS_ROW_GROUPS=0 -DHAS_WEIGHT_OFFSET=1 -DPACK=8 -DPACKS=2 -DTHREADS_PER_ROW=32 -DGROUPS=4 \
             -DCLUSTER=1 -DUNROLL=3 -DSTAGES=0 -DIS_OVERLAPPED=0 -DBLOCKS_PER_SM=5 -DACCESS_BYTES=16 -DIS_RAGGED=1 \
-            -DHAS_TAIL=0 -DREADS_LATE=1 -DREADS_EARLY=0 -DBATCH=4 -DTREE_SENDERS=8 -DROW_MULTIPLE=8 -DPARAMS_BYTES=";
+            -DHAS_TAIL=0 -DREADS_LATE=1 -DREADS_EARLY=0 -DBATCH=4 -DTREE_SENDERS=8 -DCOLUMN_LANES=8 \
+            -DROW_MULTIPLE=8 -DPARAMS_BYTES=";
         let tensors = "-DHAS_RESIDUAL=1 -DHAS_WEIGHT=1 -DHAS_BIAS=0 -DHAS_Y=0 -DHAS_DRESIDUAL_OUT=0 -DHAS_DWEIGHT=0 -DHAS_DBIAS=0 \
              -DHAS_DRESIDUAL=0 -DHAS_CODES_T=0 -DHAS_AMAX=0";
         let expected = format!("{expected}{} {tensors}", Params::bytes(false, false));

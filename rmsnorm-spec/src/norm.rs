@@ -48,7 +48,8 @@ pub enum CastOrder {
     BeforeWeight,
 }
 
-/// How the gradients of weight and bias are summed over the rows.
+/// How the gradients of weight and bias are summed over the rows. A backend that has no use for partial sums in a call makes none,
+/// whatever is asked.
 ///
 /// # Example
 /// ```
@@ -81,7 +82,7 @@ pub enum GradReduction {
         /// How many buffers share the rows; at least 1.
         groups: u32,
     },
-    /// f32 atomic additions into one buffer. The order of additions varies from run to run, and the last bits with it.
+    /// f32 atomic additions into one buffer or a few. The order of additions varies from run to run, and the last bits with it.
     Atomics,
 }
 

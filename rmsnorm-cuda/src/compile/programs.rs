@@ -33,6 +33,9 @@ const ODD_COLS: [usize; 12] = [1, 7, 100, 300, 1000, 1500, 6000, 10007, 20000, 5
 const COLS_TO_CODES: [usize; 7] = [128, 1024, 2048, 4096, 8192, 12288, 16384];
 const SAMPLES_PER_DEVICE: usize = 80;
 const ROWS: usize = 8192;
+/// So few that backward is split into rows and columns, and columns of which it was measured.
+const FEW_ROWS: usize = 64;
+const SPLIT_COLS: [usize; 8] = [128, 256, 512, 1024, 2048, 4096, 5120, 12288];
 /// Frame, stores and loads of two words, which more rows at a time outweigh: layer norm forward of 2048 columns takes 129
 /// us with them and without, of 1920 columns 129 us with and 133 without (H200, 2026-11-21).
 const MOST_SPILLED: u32 = 24;
@@ -92,6 +95,10 @@ fn tuned() -> Vec<Job> {
                 ];
                 jobs.extend(problems.iter().flat_map(|problem| of_plan(problem, 16, &Caps::h200())));
             }
+            for cols in SPLIT_COLS {
+                let problem = Problem::backward(norm, FEW_ROWS, cols, dtype, backward);
+                jobs.extend(of_plan(&problem, 16, &Caps::h200()));
+            }
         }
     }
     unique(jobs)
@@ -134,13 +141,14 @@ fn wide_sample() -> Vec<Job> {
         for sample in 0..SAMPLES_PER_DEVICE {
             let access_bytes = draw.of([1, 2, 4, 8, 16, 16]);
             let cols = if draw.yes() { draw.of(TUNED_COLS) } else { draw.of(ODD_COLS) };
+            let rows = draw.of([FEW_ROWS, ROWS, ROWS]);
             // Of every four one is to codes.
             let problem = match sample % 4 {
                 0 => {
                     let rows_per_group = draw.of([None, None, None, Some(3)]);
-                    Problem { rows_per_group, ..draw.quantized_forward(ROWS, cols) }
+                    Problem { rows_per_group, ..draw.quantized_forward(rows, cols) }
                 }
-                _ => draw.problem(sample / 4 * 3 + sample % 4, ROWS, cols),
+                _ => draw.problem(sample / 4 * 3 + sample % 4, rows, cols),
             };
             // In backward one call in three takes locks.
             let locks = problem.direction == Direction::Backward && draw.of([true, false, false]);

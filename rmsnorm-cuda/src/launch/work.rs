@@ -12,7 +12,7 @@ use crate::plan::{Plan, Step};
 /// A step with its kernel at hand.
 #[derive(Clone, Copy)]
 pub(super) enum Work {
-    Zero { tensor: Tensor, bytes: usize },
+    Zero { tensor: Tensor, first: usize, bytes: usize },
     Launch(Launch),
 }
 
@@ -20,21 +20,17 @@ impl Work {
     /// A step of that plan.
     pub(super) fn new(step: Step, plan: &Plan, kernels: &Kernels) -> Result<Self, Error> {
         Ok(match step {
-            Step::Zero { tensor, bytes } => Work::Zero { tensor, bytes },
-            Step::Launch { key, grid, threads, shared_bytes } => Work::Launch(Launch {
-                kernel: kernels.get(&key, plan)?,
-                grid,
-                threads,
-                shared_bytes,
-                cluster: key.tile.cluster,
-            }),
+            Step::Zero { tensor, first, bytes } => Work::Zero { tensor, first, bytes },
+            Step::Launch { key, grid, cluster, threads, shared_bytes } => {
+                Work::Launch(Launch { kernel: kernels.get(&key, plan)?, grid, threads, shared_bytes, cluster })
+            }
         })
     }
 
     pub(super) fn enqueue(self, stream: &CudaStream, params: &Params, overlap: bool) -> Result<(), Error> {
         match self {
-            Work::Zero { tensor, bytes } => {
-                let (address, stream) = (params.tensor(tensor).data, stream.cu_stream());
+            Work::Zero { tensor, first, bytes } => {
+                let (address, stream) = (params.tensor(tensor).data + first as u64, stream.cu_stream());
                 // SAFETY:
                 // - memory: the plan zeroes within its workspace, which has the plan's length (Checked, or allocated so), or
                 //   an output, which has the length that the call's problem asks for (Checked);

@@ -1,11 +1,14 @@
 //! Backward: the tile of a row, chunks of rows, and the workspace between its stages.
 
+use std::ops::Range;
+
+use rmsnorm_gpu::program::Accumulate;
 use rmsnorm_gpu::reduction;
 use rmsnorm_gpu::tuning::find;
 use rmsnorm_spec::{DTypes, GradReduction, Problem, Tensor};
 
 use super::tuning::{Ladders, Tuning};
-use super::{Plan, Program, RESERVED_BYTES, Step, Tile, Workspace, found, key, pack};
+use super::{COLUMN_LANES, Plan, Program, RESERVED_BYTES, Step, Tile, Workspace, found, key, pack};
 use crate::caps::Caps;
 
 /// Threads of a block of `BackwardColumns`, with a pack of columns each.
@@ -17,8 +20,20 @@ const STREAMING_BLOCKS_PER_SM: u64 = 16;
 /// Blocks of a cluster at the most.
 const MOST_CLUSTER: u32 = 8;
 
-/// Threads that share the partial rows of a column at the most.
-const MOST_REDUCE_GROUPS: u32 = 128;
+/// Rows of a thread that has columns: as many as it loads at once.
+const COLUMN_ROWS: u64 = 4;
+
+/// Rows of a call at the most whose columns are worth threads of their own.
+const MOST_SPLIT_ROWS: u64 = 1024;
+
+/// Threads that share the partial rows of a column at the most, rows of one that are on their way at once, and threads of a block at
+/// the least.
+const MOST_REDUCE_GROUPS: u32 = 64;
+const MOST_REDUCE_ROWS: u64 = 8;
+const LEAST_REDUCE_THREADS: u32 = 128;
+
+/// Partial rows of atomic additions: of one row, 4096x1024 takes 12.6 us, of four 10.2 (H200).
+const ATOMIC_ROWS: u64 = 4;
 
 /// The plan of a backward call.
 pub(super) fn plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
@@ -63,9 +78,9 @@ pub(super) fn workspace_len_bound(problem: &Problem) -> usize {
     // Whole rounds of blocks are at most one round more than the rows ask for.
     let chunks = blocks + rows / most_rows(rows, 1).max(1);
     let slices = column_tiles.max(u64::from(MOST_CLUSTER));
-    let plan = finish(problem, chunks, slices, [None; 2]);
+    let Sums { workspace, .. } = sums(problem, chunks, slices);
     let row_sums = if is_on_chip { 0 } else { 2 * problem.rows + reduction::ALIGNMENT_SLACK as usize };
-    plan.workspace.len.next_multiple_of(4) + row_sums
+    workspace.len.next_multiple_of(4) + row_sums
 }
 
 /// The row stays on chip: one kernel, and the second stage.
@@ -73,13 +88,71 @@ fn on_chip(problem: &Problem, tile: Tile, caps: &Caps) -> Plan {
     let rows = problem.rows as u64;
     let blocks = u64::from(resident_clusters(&tile, caps)).min(rows.div_ceil((tile.groups * tile.unroll).into()));
     let chunks = reduction::chunks(rows, blocks, most_rows(rows, tile.groups));
+    if let Some(cluster) = split_cluster(problem, &tile, chunks, caps) {
+        return split(problem, tile, chunks, cluster);
+    }
+    let main = key(problem, Program::Backward, tile);
+    let main = Step::launch(main, chunks as u32 * tile.cluster, shared_bytes(problem, &tile) as u32);
+    finish(problem, chunks, tile.cluster.into(), [(problem.rows > 0).then_some(main), None], caps)
+}
+
+/// The matrices fit the L2, so that it is read a second time by columns: one kernel, which makes no partial sums.
+fn split(problem: &Problem, tile: Tile, chunks: u64, cluster: u32) -> Plan {
+    // A block has few rows, and what it does not need is room for blocks of columns.
+    let tile = Tile { stages: tile.stages.min(2), ..tile };
+    let mut key = key(problem, Program::BackwardSplit, tile);
+    key.call.accumulate = Accumulate::Partials;
+    // A cluster has rows or columns: the last of those that have rows may be left with none.
+    let chunks = chunks.next_multiple_of(cluster.into());
+    let columns = column_tiles(problem, &tile) * u64::from(cluster);
     let main = Step::Launch {
-        key: key(problem, Program::Backward, tile),
-        grid: chunks as u32 * tile.cluster,
+        key,
+        grid: (chunks + columns) as u32,
+        cluster,
         threads: tile.threads(),
-        shared_bytes: shared_bytes(problem, &tile) as u32,
+        shared_bytes: shared_bytes(problem, &tile).max(column_bytes(problem, &tile)) as u32,
     };
-    finish(problem, chunks, tile.cluster.into(), [(problem.rows > 0).then_some(main), None])
+    Plan { steps: [Some(main), None, None, None], chunks, ..Plan::default() }
+}
+
+/// Blocks of columns.
+fn column_tiles(problem: &Problem, tile: &Tile) -> u64 {
+    (problem.cols as u64).div_ceil((COLUMN_LANES * tile.pack).into())
+}
+
+/// What the threads of a block of columns exchange: the sums of each warp, then those of the block.
+fn column_bytes(problem: &Problem, tile: &Tile) -> usize {
+    let sums = problem.tensors.sums_over_rows() * (COLUMN_LANES * tile.pack) as usize;
+    (tile.threads() as usize / 32 + 1) * sums * size_of::<f32>()
+}
+
+/// Blocks of a cluster, if a call is better split into rows and columns than summed by partial rows; `chunks` is what it would have
+/// of those.
+///
+/// The split reads x and dy twice, the second time from the L2, and saves the partial rows and a kernel, whose worth is that of the
+/// time in which the L2 gives `Tuning::split_bytes`. H200, bf16, us, split and not: 128x4096 2.9 and 5.2, 512x5120 7.5 and 10.1, 256x12288
+/// 9.1 and 11.3, 512x8192 11.0 and 12.4, 1024x4096 11.2 and 11.5, but 1536x2048 10.6 and 10.4, 4096x1024 11.5 and 10.7; layer norm
+/// 2048x1024 12.0 and 9.9.
+fn split_cluster(problem: &Problem, tile: &Tile, chunks: u64, caps: &Caps) -> Option<u32> {
+    let gradients = problem.tensors.sums_over_rows() as u64;
+    let DTypes { activation, residual, .. } = problem.dtypes;
+    let (rows, cols) = (problem.rows as u64, problem.cols as u64);
+    // A row of several blocks has more columns than there are blocks for.
+    if gradients == 0 || rows == 0 || rows > MOST_SPLIT_ROWS || tile.cluster > 1 {
+        return None;
+    }
+    // Neither product wraps: a matrix has at most isize::MAX bytes, and partial rows are fewer than rows.
+    let again = rows * cols * (activation.size() + residual.size()) as u64;
+    let partials = chunks * cols * gradients * size_of::<f32>() as u64;
+    // Clusters as large as leave a thread few rows, while there are multiprocessors for more blocks.
+    let rows_of = |cluster: u32| rows.div_ceil(u64::from(tile.threads() / COLUMN_LANES * cluster));
+    let has_room = |cluster: u32| column_tiles(problem, tile) * u64::from(cluster) <= caps.sms.into();
+    let mut cluster = 1;
+    while rows_of(cluster) > COLUMN_ROWS && cluster < caps.max_cluster && has_room(2 * cluster) {
+        cluster *= 2;
+    }
+    let is_worth_it = caps.tuning.split_bytes > 0 && again <= caps.tuning.split_bytes + partials * 3 / 2;
+    is_worth_it.then_some(cluster)
 }
 
 /// The row fits nowhere on chip: its sums first, then its columns, then the second stage.
@@ -93,20 +166,12 @@ fn streaming(problem: &Problem, tile: Tile, caps: &Caps) -> Plan {
     let blocks = (STREAMING_BLOCKS_PER_SM * u64::from(caps.sms)).div_ceil(tiles).min(rows);
     let chunks = reduction::chunks(rows, blocks, most_rows(rows, 1));
     let clusters = problem.rows.min((2 * caps.sms / row_tile.cluster).max(1) as usize);
-    let sums = Step::Launch {
-        key: key(problem, Program::BackwardRowSums, row_tile),
-        grid: clusters as u32 * row_tile.cluster,
-        threads: row_tile.threads(),
-        shared_bytes: 0,
-    };
-    let columns = Step::Launch {
-        key: key(problem, Program::BackwardColumns, col_tile),
-        grid: (tiles * chunks).min(i32::MAX as u64) as u32,
-        threads: col_tile.threads(),
-        shared_bytes: 0,
-    };
+    let sums = key(problem, Program::BackwardRowSums, row_tile);
+    let sums = Step::launch(sums, clusters as u32 * row_tile.cluster, 0);
+    let columns = key(problem, Program::BackwardColumns, col_tile);
+    let columns = Step::launch(columns, (tiles * chunks).min(i32::MAX as u64) as u32, 0);
     let has_rows = problem.rows > 0;
-    let mut plan = finish(problem, chunks, tiles, [has_rows.then_some(sums), has_rows.then_some(columns)]);
+    let mut plan = finish(problem, chunks, tiles, [has_rows.then_some(sums), has_rows.then_some(columns)], caps);
     if has_rows {
         plan.workspace.row_sums = plan.workspace.len.next_multiple_of(4);
         plan.workspace.len = plan.workspace.row_sums + 2 * problem.rows + reduction::ALIGNMENT_SLACK as usize;
@@ -116,42 +181,94 @@ fn streaming(problem: &Problem, tile: Tile, caps: &Caps) -> Plan {
 
 /// Adds what follows the main kernels: the second stage of the gradients, and the workspace. `slices` is the number of
 /// blocks that share a partial row.
-fn finish(problem: &Problem, chunks: u64, slices: u64, main: [Option<Step>; 2]) -> Plan {
+fn finish(problem: &Problem, chunks: u64, slices: u64, main: [Option<Step>; 2], caps: &Caps) -> Plan {
+    let Sums { partial_rows, workspace, zeroed } = sums(problem, chunks, slices);
+    let mut plan = Plan { workspace, chunks, partial_rows, ..Plan::default() };
+    let [first, second] = if partial_rows == chunks { main.map(|step| step.map(alone)) } else { main };
+    if problem.tensors.sums_over_rows() == 0 {
+        plan.steps = [first, second, None, None];
+        return plan;
+    }
+    let zero = (!zeroed.is_empty()).then(|| {
+        let [first, bytes] = [zeroed.start, zeroed.len()].map(|elements| elements * size_of::<f32>());
+        Step::Zero { tensor: Tensor::Workspace, first, bytes }
+    });
+    plan.steps = [zero, first, second, Some(second_stage(problem, partial_rows, caps))];
+    plan
+}
+
+/// Where sums over rows lie until the second stage.
+struct Sums {
+    partial_rows: u64,
+    workspace: Workspace,
+    /// Elements of the workspace that begin at zero.
+    zeroed: Range<usize>,
+}
+
+fn sums(problem: &Problem, chunks: u64, slices: u64) -> Sums {
     let gradients = problem.tensors.sums_over_rows();
     let partial_rows = match problem.grad_reduction {
         GradReduction::Partials => chunks,
         GradReduction::Locks { groups } => chunks.min(groups.into()),
-        GradReduction::Atomics => chunks.min(1),
+        GradReduction::Atomics => chunks.min(ATOMIC_ROWS),
     };
-    let [first, second] = main;
-    let mut plan = Plan { chunks, partial_rows, ..Plan::default() };
     if gradients == 0 {
-        plan.steps = [first, second, None, None];
-        return plan;
+        return Sums { partial_rows, workspace: Workspace::default(), zeroed: 0..0 };
     }
     let partials = (partial_rows * reduction::row_stride(problem.cols)) as usize * gradients;
     let (locks, zeroed) = match problem.grad_reduction {
-        GradReduction::Partials => (0, 0),
-        GradReduction::Locks { .. } => ((partial_rows * slices) as usize, partials + (partial_rows * slices) as usize),
-        GradReduction::Atomics => (0, partials),
+        // Each chunk has a partial row of its own, whatever the call asks for.
+        _ if partial_rows == chunks => (0, 0..0),
+        GradReduction::Partials => (0, 0..0),
+        // A lock says whether its row was written.
+        GradReduction::Locks { .. } => {
+            let locks = (partial_rows * slices) as usize;
+            (locks, partials..partials + locks)
+        }
+        GradReduction::Atomics => (0, 0..partials),
     };
     let len = partials + locks + reduction::ALIGNMENT_SLACK as usize;
-    let zero = (zeroed > 0).then_some(Step::Zero { tensor: Tensor::Workspace, bytes: zeroed * size_of::<f32>() });
-    plan.workspace = Workspace { locks: partials, row_sums: 0, len };
-    plan.steps = [zero, first, second, Some(second_stage(problem, partial_rows))];
-    plan
+    Sums { partial_rows, workspace: Workspace { locks: partials, row_sums: 0, len }, zeroed }
+}
+
+/// A step whose chunks share no partial row.
+fn alone(step: Step) -> Step {
+    match step {
+        Step::Launch { mut key, grid, cluster, threads, shared_bytes } => {
+            key.call.accumulate = Accumulate::Partials;
+            Step::Launch { key, grid, cluster, threads, shared_bytes }
+        }
+        Step::Zero { .. } => step,
+    }
 }
 
 /// The second stage: adds the partial rows.
-fn second_stage(problem: &Problem, partial_rows: u64) -> Step {
-    let groups = reduction::groups(partial_rows, MOST_REDUCE_GROUPS);
-    let tile = Tile { pack: reduction::COLUMNS, packs: 1, threads_per_row: reduction::LANES, groups, ..Tile::NONE };
+fn second_stage(problem: &Problem, partial_rows: u64, caps: &Caps) -> Step {
+    let tile = reduce_tile(problem, partial_rows, caps);
     let mut key = key(problem, Program::ReducePartials, tile);
     // The sums are f32, whatever they came from, and are added whether or not the row is whole tiles.
     key.tile.is_ragged = true;
     key.tile.has_tail = true;
-    let grid = reduction::blocks(problem.cols, problem.tensors.sums_over_rows()) as u32;
-    Step::Launch { key, grid, threads: tile.threads(), shared_bytes: 0 }
+    let tiles = problem.cols.div_ceil((tile.pack * tile.threads_per_row) as usize);
+    Step::launch(key, (tiles * problem.tensors.sums_over_rows()) as u32, 0)
+}
+
+/// How threads share the partial rows: two rows each, if not more threads than the device holds at a time would have work then. us
+/// of the second stage on an H200: 264 rows of 1024 columns 1.4, on 128 groups of threads 2.4; 132 rows of 8192 columns on 32 groups
+/// 2.0, on 64 2.4; 30 rows of 65536 columns on 16 groups.
+fn reduce_tile(problem: &Problem, partial_rows: u64, caps: &Caps) -> Tile {
+    let values = problem.cols.saturating_mul(problem.tensors.sums_over_rows()) as u64;
+    let held = u64::from(caps.sms * caps.threads_per_sm * reduction::COLUMNS) / values.max(1);
+    let groups = partial_rows.div_ceil(2).next_power_of_two().min(1 << held.max(1).ilog2());
+    // Chains of additions stay short.
+    let groups = groups.max(partial_rows.div_ceil(2 * MOST_REDUCE_ROWS).next_power_of_two());
+    let groups = groups.clamp(8, MOST_REDUCE_GROUPS.into()) as u32;
+    let threads_per_row = (LEAST_REDUCE_THREADS / groups).max(reduction::LANES);
+    let unroll = partial_rows.div_ceil(groups.into()).clamp(1, MOST_REDUCE_ROWS).next_power_of_two() as u32;
+    // What eight rows of a thread need is half of the registers.
+    let threads = caps.threads_per_sm / if unroll > 4 { 2 } else { 1 };
+    let blocks_per_sm = (threads / (threads_per_row * groups)).max(1);
+    Tile { pack: reduction::COLUMNS, packs: 1, threads_per_row, groups, unroll, blocks_per_sm, ..Tile::NONE }
 }
 
 /// Rows of a chunk at the most: of the `2 sqrt(rows) + 64` additions that math.md section 4 allows, what is left when

@@ -4,7 +4,7 @@ use std::fmt;
 
 use rmsnorm_gpu::describe::{launch, second_stage, steps};
 
-use super::{KernelKey, Plan, Step};
+use super::{KernelKey, Plan, Program, Step};
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -13,9 +13,9 @@ impl fmt::Display for Plan {
 }
 
 fn step(step: &Step) -> String {
-    let (KernelKey { program, tile, .. }, grid, shared_bytes) = match *step {
+    let (KernelKey { program, tile, .. }, grid, cluster, shared_bytes) = match *step {
         Step::Zero { bytes, .. } => return format!("zero={}", bytes.div_ceil(4)),
-        Step::Launch { key, grid, shared_bytes, .. } => (key, grid, shared_bytes),
+        Step::Launch { key, grid, cluster, shared_bytes, .. } => (key, grid, cluster, shared_bytes),
     };
     let info = program.info();
     if info.is_reduction {
@@ -26,6 +26,7 @@ fn step(step: &Step) -> String {
         (tile.access_bytes < 16).then(|| format!("access={}", tile.access_bytes)),
         (tile.stages > 0).then(|| format!("ring={}", tile.stages)),
         tile.is_overlapped.then(|| "overlapped".into()),
+        (program == Program::BackwardSplit).then(|| format!("clusters={cluster}")),
         (shared_bytes > 0).then(|| format!("shared={}KiB", shared_bytes.div_ceil(1024))),
     ];
     let (threads, packs) = ([tile.cluster, tile.threads_per_row], [tile.packs, tile.pack]);

@@ -35,7 +35,7 @@ pub(super) fn plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
     // A grid has at most 2^31 - 1 blocks; they go on to further rows.
     let grid = blocks.min(i32::MAX as usize / tile.cluster as usize) as u32 * tile.cluster;
     let shared_bytes = if program == Program::ForwardLong { shared_bytes(problem, &tile) as u32 } else { 0 };
-    let launch = Step::Launch { key: key(problem, program, tile), grid, threads: tile.threads(), shared_bytes };
+    let launch = Step::launch(key(problem, program, tile), grid, shared_bytes);
     Plan { steps: [Some(launch), None, None, None], ..Plan::default() }
 }
 

@@ -80,7 +80,7 @@ fn rows(problem: &Problem, scale: ScaleKind, access_bytes: u32, caps: &Caps) -> 
     let blocks = if scale == ScaleKind::Current { blocks.min(resident(&tile)) } else { blocks };
     // A grid has at most 2^31 - 1 blocks; they go on to further rows.
     let grid = blocks.min(i32::MAX as usize / tile.cluster as usize) as u32 * tile.cluster;
-    let launch = Step::Launch { key: key(problem, program, tile), grid, threads: tile.threads(), shared_bytes: 0 };
+    let launch = Step::launch(key(problem, program, tile), grid, 0);
     (problem.rows > 0).then_some(launch)
 }
 
@@ -117,7 +117,7 @@ fn launch(program: Program, rows_per_group: Option<usize>, scale: ScaleKind, til
     let problem = Problem::forward(Norm::Rms, 0, 0, DType::F32, &[]);
     let mut key = key(&Problem { quant, rows_per_group, ..problem }, program, tile);
     (key.tile.is_ragged, key.tile.has_tail) = (true, true);
-    Step::Launch { key, grid, threads: tile.threads(), shared_bytes: 0 }
+    Step::launch(key, grid, 0)
 }
 
 /// The kernel of the copy along columns, which needs all rows' statistics; nothing for no rows.
@@ -133,7 +133,7 @@ fn columnwise(problem: &Problem, quant: &QuantSpec, access_bytes: u32) -> Option
     let grid = tiles.min(i32::MAX as usize) as u32;
     let mut key = key(&problem, Program::Columnwise, tile);
     key.tile.is_ragged = !problem.cols.is_multiple_of(COLUMNWISE_TILE.1);
-    (grid > 0).then(|| Step::Launch { key, grid, threads: tile.threads(), shared_bytes: 0 })
+    (grid > 0).then(|| Step::launch(key, grid, 0))
 }
 
 /// Zeroes scales that have gaps: every scale has its kernel, what lies between them has nobody.
@@ -141,5 +141,5 @@ fn zero_gaps(problem: &Problem, tensor: Tensor, quant: &QuantSpec, (rows, cols):
     let scales = |quant: &QuantSpec| quant.scales_len(rows, cols).unwrap_or(0);
     let bytes = scales(quant) * problem.storage(tensor).map_or(0, Storage::size);
     let has_gaps = scales(quant) > scales(&quant.layout(ScaleLayout::RowMajor));
-    has_gaps.then_some(Step::Zero { tensor, bytes })
+    has_gaps.then_some(Step::Zero { tensor, first: 0, bytes })
 }

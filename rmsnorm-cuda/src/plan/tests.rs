@@ -100,7 +100,9 @@ impl Planner for Plans {
 
     fn mapping(plan: &Plan) -> Vec<(Program, [u32; 4])> {
         let row_kernels = launches(plan).filter(|launch| launch.key.program != Program::ReducePartials);
-        let tiles = row_kernels.map(|Launch { key, .. }| (key.program, key.tile));
+        // The rows of the one are the rows of the other: `backward_rows.cuh`.
+        let rows_of = |program| if program == Program::BackwardSplit { Program::Backward } else { program };
+        let tiles = row_kernels.map(|Launch { key, .. }| (rows_of(key.program), key.tile));
         tiles.map(|(program, tile)| (program, [tile.pack, tile.packs, tile.threads_per_row, tile.cluster])).collect()
     }
 
@@ -123,7 +125,7 @@ impl Planner for Plans {
     fn zeroes(plan: &Plan) -> Vec<(usize, Range<u64>)> {
         let numbered = plan.steps.into_iter().flatten().enumerate();
         let zeroes = numbered.filter_map(|(number, step)| match step {
-            Step::Zero { bytes, .. } => Some((number, 0..bytes as u64 / 4)),
+            Step::Zero { first, bytes, .. } => Some((number, first as u64 / 4..(first + bytes) as u64 / 4)),
             Step::Launch { .. } => None,
         });
         zeroes.collect()
@@ -137,13 +139,16 @@ plan_tests!(Plans);
 struct Launch {
     key: KernelKey,
     grid: u32,
+    cluster: u32,
     threads: u32,
     shared_bytes: u32,
 }
 
 fn launches(plan: &Plan) -> impl Iterator<Item = Launch> {
     plan.steps.into_iter().flatten().filter_map(|step| match step {
-        Step::Launch { key, grid, threads, shared_bytes } => Some(Launch { key, grid, threads, shared_bytes }),
+        Step::Launch { key, grid, cluster, threads, shared_bytes } => {
+            Some(Launch { key, grid, cluster, threads, shared_bytes })
+        }
         Step::Zero { .. } => None,
     })
 }

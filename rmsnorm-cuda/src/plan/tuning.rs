@@ -21,6 +21,8 @@ use super::Tile;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Tuning {
     pub(crate) widths: [Tables; 2],
+    /// Bytes that backward had better read twice, the second time from the L2, than launch another kernel; 0 if it never had.
+    pub(crate) split_bytes: u64,
 }
 
 /// Tables of calls of one width.
@@ -51,6 +53,10 @@ pub(crate) struct Ladders {
 impl Tuning {
     /// What is built in.
     pub(crate) const H200: &Tuning = &BUILT_IN;
+
+    /// With partial rows for every size of a backward call: else small ones have none.
+    #[cfg(feature = "conformance")]
+    pub(crate) const UNSPLIT: &Tuning = &Tuning { widths: [H200, H200], split_bytes: 0 };
 
     /// The tables of a call in packs of `pack` columns.
     pub(super) fn ladders(&self, problem: &Problem, pack: u32) -> &Ladders {
@@ -99,6 +105,11 @@ const fn cluster(cluster: u32, threads_per_row: u32, blocks_per_sm: u32) -> Tile
     Tile { cluster, ..block(threads_per_row, 1, 1, blocks_per_sm) }
 }
 
+/// Backward: blocks on one row, threads of each, rows side by side, and blocks of a multiprocessor.
+const fn grouped(cluster: u32, threads_per_row: u32, groups: u32, blocks_per_sm: u32) -> Tile {
+    Tile { cluster, ..block(threads_per_row, groups, 1, blocks_per_sm) }
+}
+
 /// Backward: with so many steps in shared memory. Two where three would be more bytes under way than the memory likes.
 const fn ring(stages: u32, tile: Tile) -> Tile {
     Tile { stages, ..tile }
@@ -110,7 +121,7 @@ const fn overlapped(tile: Tile) -> Tile {
 }
 
 /// One for all: what a constant refers to may be in a program several times.
-static BUILT_IN: Tuning = Tuning { widths: [H200, H200] };
+static BUILT_IN: Tuning = Tuning { widths: [H200, H200], split_bytes: 10 << 20 };
 
 const H200: Tables = Tables {
     forward: [PLAIN, RESIDUAL, LAYER, LAYER_RESIDUAL],
@@ -407,9 +418,15 @@ const LAYER_RESIDUAL: Ladders = Ladders {
 const ONE_SUM: Ladders = Ladders {
     cluster: Borrowed(&[
         none_up_to(1536),
-        // 8192x16384: 93 %.
-        up_to(2048, ring(3, cluster(2, 256, 2))),
-        // 4096x32768: 93 to 95 %, 256 threads 93 %; 6528x20480: 81 and 78 %.
+        // 14336 columns: 96 %, one block of 256 threads 93 %.
+        up_to(1792, ring(2, cluster(2, 192, 2))),
+        // 8192x16384: 93 %. 2048x16384: 58.0 us, clusters of two 62.5.
+        up_to(2048, ring(2, grouped(4, 128, 2, 2))),
+        // 18432 columns: 95 %, 6528x20480 95 %, clusters of four 81 %.
+        up_to(2560, ring(2, grouped(2, 128, 2, 1))),
+        // 24576 columns: 94 %, one group of rows 87 %.
+        up_to(3072, ring(2, grouped(4, 128, 4, 1))),
+        // 4096x32768: 93 to 95 %, 256 threads 93 %; 28672 columns: 90 %.
         up_to(4096, ring(2, cluster(4, 128, 2))),
         // 2048x65536: 90 to 93 %, 512 threads 89 %; at 40960 columns 76 %, 256 threads 69 %.
         up_to(8192, ring(3, cluster(8, 128, 2))),
@@ -438,28 +455,32 @@ const ONE_SUM: Ladders = Ladders {
         up_to(80, ring(3, block(16, 16, 1, 1))),
         // 174720x768: 99 %, three steps 98 %.
         up_to(96, ring(2, block(128, 4, 1, 2))),
-        // 131072x1024: 94 to 97 %, overlapped 88 to 95 %.
-        up_to(128, ring(3, block(128, 4, 1, 2))),
+        // 131072x1024: 99 %, 128 threads 94 %. 4096x1024: 10.3 us, 128 threads 9.9.
+        up_to(128, ring(2, block(64, 8, 1, 1))),
         // 104832x1280: 97 %, 256 threads with one pack 90 %.
         up_to(160, ring(2, block(32, 8, 1, 1))),
         // 87360x1536: 98 %.
         up_to(192, ring(2, block(256, 4, 1, 1))),
-        // 65536x2048: 97 to 100 %, overlapped 96 %.
-        up_to(256, ring(3, block(256, 4, 1, 1))),
+        // 65536x2048: 100 %, 256 threads 97 %.
+        up_to(256, ring(2, block(128, 4, 1, 1))),
         // 52416x2560: 97 %.
         up_to(384, ring(2, block(128, 2, 1, 2))),
-        // 32768x4096: 100 %, overlapped 96 %.
-        up_to(512, ring(3, block(512, 1, 1, 2))),
-        // 26176x5120: 97 %, 256 threads with three packs 96 %; at 6144 columns 95 %.
-        up_to(768, ring(2, block(128, 2, 1, 1))),
-        // 18688x7168: 96 %.
-        up_to(896, ring(3, block(512, 1, 1, 1))),
+        // 32768x4096: 102 %. 4096x4096: 28.5 us, 512 threads 30.1.
+        up_to(512, ring(3, block(256, 2, 1, 1))),
+        // 26176x5120: 98 %, 128 threads with five packs 97 %. 4096x5120: 34.4 and 36.8 us.
+        up_to(640, ring(2, block(320, 2, 1, 1))),
+        // 5376 columns: 97 %.
+        up_to(672, ring(2, block(224, 1, 1, 2))),
+        // 6144 columns: 97 %, 128 threads 95 %.
+        up_to(768, ring(2, block(192, 2, 1, 1))),
+        // 18688x7168: 98 %, 512 threads 96 %. 4096x7168: 48.2 and 51.2 us.
+        up_to(896, ring(3, block(896, 1, 1, 1))),
         // 16384x8192: 99 %, overlapped 98 %.
         up_to(1024, ring(3, block(1024, 1, 1, 1))),
         // 13056x10240: 96 %, on a cluster of two 83 %. f32 13056x5120: 98 %, of two steps 90 %.
         up_to(1280, ring(3, block(256, 1, 1, 1))),
-        // 10880x12288: 93 %, on a cluster of two 90 %.
-        up_to(1536, ring(2, block(256, 1, 1, 1))),
+        // 10880x12288: 95 %, 256 threads 93 %. 4096x12288: 81.0 and 83.9 us.
+        up_to(1536, ring(2, block(384, 1, 1, 1))),
         // For devices without clusters.
         up_to(2048, ring(3, block(512, 1, 1, 1))),
     ]),
@@ -470,17 +491,25 @@ const ONE_SUM: Ladders = Ladders {
 const TWO_SUMS: Ladders = Ladders {
     cluster: Borrowed(&[
         none_up_to(1536),
-        // 8192x16384: 89 %, overlapped 85 %, without a cluster 83 %.
-        up_to(2048, ring(3, cluster(2, 256, 2))),
-        // 6528x20480: of 256 threads 72 %.
-        up_to(3584, ring(2, cluster(4, 128, 2))),
+        // 14336 columns: 93 %, of 256 threads 90 %.
+        up_to(1792, ring(2, cluster(2, 128, 2))),
+        // 8192x16384: 91 %, clusters of two 89 %. 2048x16384: 61.8 and 71.4 us.
+        up_to(2048, ring(2, grouped(4, 128, 2, 2))),
+        // 18432 columns: 93 %, clusters of four 75 %.
+        up_to(2304, ring(2, grouped(2, 192, 2, 1))),
+        // 6528x20480: 88 %, 128 threads on two blocks 78 %.
+        up_to(2560, ring(3, cluster(4, 160, 3))),
+        // 24576 columns: 83 %.
+        up_to(3072, ring(2, cluster(4, 128, 2))),
+        // 28672 columns: 87 %.
+        up_to(3584, ring(3, cluster(2, 448, 1))),
         // 4096x32768: 89 %, overlapped 84 %.
         up_to(4096, ring(2, cluster(4, 256, 2))),
         up_to(6144, ring(2, cluster(8, 128, 2))),
         // 2048x65536: 89 %, overlapped 83 %.
         up_to(8192, ring(3, cluster(8, 256, 2))),
-        // 1024x131072: 77 to 81 %.
-        up_to(16384, overlapped(ring(3, cluster(8, 512, 1)))),
+        // 1024x131072: 80 %, overlapped 77.
+        up_to(16384, ring(3, cluster(8, 512, 1))),
     ]),
     block: Borrowed(&[
         up_to(1, ring(3, block(1, 512, 2, 1))),
@@ -504,30 +533,34 @@ const TWO_SUMS: Ladders = Ladders {
         up_to(80, ring(3, block(16, 16, 1, 1))),
         // 174720x768: 97 %.
         up_to(96, ring(2, block(32, 8, 1, 1))),
-        // 131072x1024: 97 %, at 896 columns 96 %, 128 threads with one pack 86 %.
-        up_to(128, ring(3, block(64, 8, 1, 1))),
+        // 131072x1024: 99 %. 4096x1024: 11.0 us, on one block with twice the rows 12.7.
+        up_to(128, ring(2, block(64, 4, 1, 2))),
         // 104832x1280: 96 %, 256 threads with one pack 85 %.
         up_to(160, ring(2, block(32, 8, 1, 1))),
         // 87360x1536: 96 %.
         up_to(192, ring(2, block(64, 4, 1, 1))),
         // 65536x2048: 98 %, overlapped 97 %.
         up_to(256, ring(3, block(128, 4, 1, 1))),
-        // 52416x2560: 98 %, 128 threads with three packs 84 %.
-        up_to(320, ring(2, block(64, 4, 1, 1))),
+        // 52416x2560: 99 %, 64 threads 98 %.
+        up_to(320, ring(2, block(160, 2, 1, 2))),
         // At 3072 columns 95 %, of one block with twice the rows 93 %.
         up_to(384, ring(2, block(64, 2, 1, 2))),
-        // 32768x4096: 97 %, at 3584 columns 95 %.
-        up_to(512, ring(3, block(128, 2, 1, 1))),
-        // 26176x5120: 97 %; at 6144 columns 89 %.
-        up_to(768, ring(2, block(128, 2, 1, 1))),
-        // 18688x7168: 90 %.
-        up_to(896, ring(3, block(256, 1, 1, 1))),
+        // 32768x4096: 99 %, 128 threads 97 %. 4096x4096: 30.2 and 33.5 us.
+        up_to(512, ring(3, block(256, 2, 1, 1))),
+        // 26176x5120: 99 %.
+        up_to(640, ring(3, block(128, 2, 1, 1))),
+        // 5376 columns: 99 %, 128 threads 94 %.
+        up_to(672, ring(2, block(224, 2, 1, 1))),
+        // 6144 columns: 95 %, 128 threads 88 %.
+        up_to(768, ring(2, block(192, 2, 1, 1))),
+        // 18688x7168: 93 %, 256 threads 90 %.
+        up_to(896, ring(3, block(448, 1, 1, 1))),
         // 16384x8192: 94 %, overlapped 90 %.
         up_to(1024, ring(3, block(512, 1, 1, 1))),
-        // 13056x10240: 94 %, on a cluster of two 79 %.
-        up_to(1280, ring(2, block(256, 1, 1, 1))),
-        // 10880x12288: 87 %, on a cluster of two 86 %; at 11264 columns 93 and 83 %.
-        up_to(1536, ring(2, block(512, 1, 1, 1))),
+        // 13056x10240: 98 %, two steps 94 %.
+        up_to(1280, ring(3, block(256, 1, 1, 1))),
+        // 10880x12288: 93 %, 512 threads 87 %. 4096x12288: 84.8 and 93.0 us.
+        up_to(1536, ring(2, block(384, 1, 1, 1))),
         // For devices without clusters.
         up_to(2048, ring(3, block(512, 1, 1, 1))),
     ]),

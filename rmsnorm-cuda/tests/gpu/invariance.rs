@@ -78,7 +78,8 @@ impl Call<'_> {
 
         let [dy, x] = [&dy, &x].map(|matrix| Rows::strided(matrix.slice(*offset..), stride));
         let args = Backward::new(dy, x, rstd.as_view(), Rows::strided(dx.slice_mut(*offset..), stride));
-        let args = args.weight(weight());
+        let mut dweight = gpu.stream().alloc_zeros::<bf16>(norm.cols).unwrap();
+        let args = args.weight(weight()).dweight(dweight.as_view_mut());
         let args = if is_layer { args.mean(mean.as_view()) } else { args };
         gpu.backward(norm, args).unwrap();
 
@@ -98,6 +99,11 @@ fn check(gpu: &CudaBackend, norm: Norm, cols: usize) {
     let misaligned = Call { gpu, norm: spec(ROWS), layout: MISALIGNED }.run(&x, &dy);
     for (name, (got, expected)) in NAMES.into_iter().zip(misaligned.iter().zip(&batch)) {
         assert!(got == expected, "{name} of {} of {ROWS}x{cols}, misaligned", norm.name());
+    }
+    // With partial rows of dweight, which many rows have and few have not.
+    let unsplit = Call { gpu: &gpu.unsplit(), norm: spec(ROWS), layout: DENSE }.run(&x, &dy);
+    for (name, (got, expected)) in NAMES.into_iter().zip(unsplit.iter().zip(&batch)) {
+        assert!(got == expected, "{name} of {} of {ROWS}x{cols}, unsplit", norm.name());
     }
     for row in [0, 3, ROWS - 1] {
         let range = row * cols..(row + 1) * cols;

@@ -6,7 +6,7 @@ use std::fmt::{self, Debug};
 use std::ops::Range;
 
 use rmsnorm_spec::depth::{policy_depth_cols, policy_depth_rows};
-use rmsnorm_spec::{Direction, GradReduction, Problem, Tensor};
+use rmsnorm_spec::{Direction, Problem, Tensor};
 
 use super::{Call, in_place};
 use crate::program::Program;
@@ -82,6 +82,8 @@ pub struct Parts {
     pub partials: Range<u64>,
     /// Locks of partial rows that are shared.
     pub locks: Range<u64>,
+    /// Whether several chunks of rows add to one partial row.
+    pub is_shared: bool,
     /// Two sums of each row, where a row takes two passes over memory.
     pub row_sums: Range<u64>,
     /// All of it, with room for the rounding of its begin.
@@ -283,10 +285,10 @@ pub fn parts_do_not_overlap_and_end_within<P: Planner>() {
 /// Locks and what atomics add to begin at zero, and nothing else does.
 pub fn what_is_added_to_is_zeroed_first<P: Planner>() {
     for_all_backward::<P>(|planned| {
-        let Parts { partials, locks, .. } = &planned.parts;
-        let adds_up = planned.call.grad_reduction != GradReduction::Partials && !partials.is_empty();
-        let len = partials.end - partials.start + locks.end - locks.start;
-        let first: Vec<_> = adds_up.then_some((0, 0..len)).into_iter().collect();
+        let Parts { partials, locks, is_shared, .. } = &planned.parts;
+        // Behind a lock, the first to come stores.
+        let zeroed = if locks.is_empty() { partials } else { locks };
+        let first: Vec<_> = is_shared.then(|| (0, zeroed.clone())).into_iter().collect();
         assert_eq!(P::zeroes(&planned.plan), first, "{planned}");
         assert!(locks.is_empty() || locks.start == partials.end, "{planned}");
     });

@@ -5,17 +5,15 @@
 
 use rmsnorm_gpu::chain::{serial, shared, tree};
 
-use super::super::TREE_SENDERS;
+use super::super::{COLUMN_LANES, TREE_SENDERS};
 use super::*;
 
 /// `RowSums` of reduce.cuh: the lanes of a warp, then what the warps of all blocks have sent.
 fn exchange(tile: &Tile) -> u64 {
     let senders = u64::from(tile.threads_per_row.div_ceil(32) * tile.cluster);
-    let received = if senders <= TREE_SENDERS.into() {
-        tree(senders)
-    } else {
-        serial(senders.div_ceil(32)) + tree(senders.min(32))
-    };
+    let lanes = if senders > 16 { 32 } else { 16 };
+    let received =
+        if senders <= TREE_SENDERS.into() { tree(senders) } else { serial(senders.div_ceil(lanes)) + tree(lanes) };
     tree(tile.threads_per_row.min(32).into()) + received
 }
 
@@ -30,7 +28,7 @@ pub(super) fn of_row(key: &KernelKey, cols: usize) -> Option<u64> {
             serial(packs) + tree(pack)
         }
         // A sum for each pack.
-        Program::Backward => serial(packs) + serial(pack),
+        Program::Backward | Program::BackwardSplit => serial(packs) + serial(pack),
         Program::ForwardStreaming | Program::QuantizedForwardStreaming => serial(turns) + tree(pack),
         Program::BackwardRowSums => serial(turns * pack),
         Program::BackwardColumns
@@ -47,11 +45,21 @@ pub(super) fn of_row(key: &KernelKey, cols: usize) -> Option<u64> {
 /// The longest chain in `dweight` and `dbias` with `GradReduction::Partials`.
 pub(super) fn of_gradients(plan: &Plan, rows: usize) -> u64 {
     let rows = rows as u64;
-    let additions = launches(plan).map(|Launch { key: KernelKey { program, tile, .. }, .. }| {
+    let additions = launches(plan).map(|Launch { key: KernelKey { program, tile, .. }, cluster, threads, .. }| {
         let groups = u64::from(tile.groups);
         match program {
             Program::Backward | Program::BackwardColumns => shared(rows.div_ceil(plan.chunks), groups),
-            Program::ReducePartials => shared(plan.partial_rows, groups),
+            // The groups of a warp, the warps, whose sums lanes share, and these lanes.
+            Program::ReducePartials => {
+                let (in_warp, warps) = (32 / u64::from(tile.threads_per_row), u64::from(threads / 32));
+                shared(plan.partial_rows.div_ceil(groups) * in_warp, in_warp) + shared(warps, in_warp)
+            }
+            // The rows of a thread, the threads of a warp, the warps of a block, the blocks of a cluster.
+            Program::BackwardSplit => {
+                let (threads, cluster) = (u64::from(threads), u64::from(cluster));
+                let in_warp = 32 / u64::from(COLUMN_LANES);
+                shared(rows.div_ceil(threads / 32 * cluster), in_warp) + serial(threads / 32) + serial(cluster)
+            }
             Program::Forward
             | Program::ForwardCluster
             | Program::ForwardLong

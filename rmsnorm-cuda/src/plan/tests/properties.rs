@@ -5,7 +5,7 @@ use rmsnorm_spec::Norm;
 use rmsnorm_gpu::tuning::{rises, up_to};
 
 use super::super::tuning::{Ladders, Tables};
-use super::super::{RESERVED_BYTES, Reads, Tuning};
+use super::super::{COLUMN_LANES, RESERVED_BYTES, Reads, Tuning};
 use super::*;
 
 /// Shared memory that a kernel may declare without asking.
@@ -14,9 +14,19 @@ const STATIC_BYTES: usize = 48 << 10;
 /// Shared memory that the driver keeps of every block.
 const DRIVER_BYTES: usize = 1 << 10;
 
+/// Row counts on both sides of where backward is split, for all but the longest rows.
+const SIZES: [usize; 2] = [64, 1 << 20];
+
 /// Packs of whole rows that the kernels hold with hardly a spill: two arrays of them in registers, one, or the row in shared memory.
 const fn most_packs(program: Program) -> u32 {
-    if matches!(program, Program::ForwardCluster | Program::ForwardLong) { 16 } else { 8 }
+    // Backward's with one sum a column.
+    if matches!(program, Program::ForwardCluster | Program::ForwardLong) {
+        16
+    } else if matches!(program, Program::Backward) {
+        10
+    } else {
+        8
+    }
 }
 
 /// Whether every column belongs to one thread; the other programs walk through the columns.
@@ -26,6 +36,7 @@ fn is_on_chip(program: Program) -> bool {
         | Program::ForwardCluster
         | Program::ForwardLong
         | Program::Backward
+        | Program::BackwardSplit
         | Program::QuantizedForward => true,
         Program::ForwardStreaming
         | Program::BackwardRowSums
@@ -51,13 +62,16 @@ fn static_bytes(key: &KernelKey) -> usize {
             return (size_of::<u64>() + senders * size_of::<f32>()).next_multiple_of(size_of::<u64>());
         }
         Program::ForwardLong | Program::ForwardStreaming | Program::QuantizedForwardStreaming => 1,
-        Program::Backward => unroll * if key.call.norm == Norm::Layer { 2 } else { 1 },
+        Program::Backward | Program::BackwardSplit => unroll * if key.call.norm == Norm::Layer { 2 } else { 1 },
         Program::BackwardRowSums => 2,
         Program::BackwardColumns | Program::ClearAmax => 0,
         Program::TransposeCodes => return 128 * 128,
         // Codes; magnitudes of eight warps, and up to four scales, of each of 64 columns.
         Program::Columnwise => return 64 * (128 + (8 + 4) * size_of::<f32>()),
-        Program::ReducePartials => return (threads_per_row * groups) as usize * 4 * size_of::<f32>(),
+        // A sum for each warp and thread of a row.
+        Program::ReducePartials => {
+            return (threads_per_row * groups / 32 * threads_per_row) as usize * 4 * size_of::<f32>();
+        }
     };
     if senders == 1 {
         // One warp has nobody to exchange with; no code touches the array, and the compiler drops it.
@@ -91,7 +105,9 @@ fn keys_have_the_tensors_of_the_call() {
                 Program::Forward | Program::ForwardCluster | Program::ForwardLong | Program::ForwardStreaming => {
                     &[Weight, Bias, Residual]
                 }
-                Program::Backward | Program::BackwardColumns => &[Weight, DresidualOut, Dweight, Dbias, Dresidual],
+                Program::Backward | Program::BackwardSplit | Program::BackwardColumns => {
+                    &[Weight, DresidualOut, Dweight, Dbias, Dresidual]
+                }
                 Program::BackwardRowSums => &[Weight],
                 Program::ReducePartials => &[Dweight, Dbias],
                 Program::QuantizedForward | Program::QuantizedForwardStreaming => &[Weight, Bias, Residual, Amax, Y],
@@ -124,6 +140,7 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
                 }
                 Program::ForwardStreaming
                 | Program::Backward
+                | Program::BackwardSplit
                 | Program::BackwardRowSums
                 | Program::BackwardColumns
                 | Program::ReducePartials
@@ -138,7 +155,7 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
                 Program::BackwardRowSums => Some(2),
                 Program::BackwardColumns => Some(3),
                 Program::Forward | Program::ForwardCluster | Program::ForwardLong | Program::ForwardStreaming => None,
-                Program::Backward | Program::ReducePartials => None,
+                Program::Backward | Program::BackwardSplit | Program::ReducePartials => None,
                 Program::QuantizedForward | Program::QuantizedForwardStreaming => None,
                 Program::TransposeCodes | Program::Columnwise | Program::ClearAmax => None,
             };
@@ -171,20 +188,27 @@ fn the_second_stage_has_a_block_for_every_tile_of_every_gradient() {
 fn shared_memory_has_room_for_the_rows_and_the_exchange() {
     for_all::<Plans>(|caps, call, cols| {
         let (activation, residual) = (call.dtypes.activation.size(), call.dtypes.residual.size());
-        for launch in launches(&call.plan(4096, cols, caps)) {
+        for launch in SIZES.into_iter().flat_map(|rows| launches(&call.plan(rows, cols, caps)).collect::<Vec<_>>()) {
             let tile = launch.key.tile;
             let owned = columns(&tile) / tile.cluster as usize;
             let needed = match launch.key.program {
                 Program::ForwardLong => {
                     owned * (activation + if call.tensors.has(Tensor::Residual) { residual } else { 0 })
                 }
-                Program::Backward => {
+                Program::Backward | Program::BackwardSplit => {
                     let rows = (tile.groups * tile.unroll * tile.stages) as usize;
                     let streams = activation + residual * (1 + usize::from(call.tensors.has(Tensor::DresidualOut)));
                     // `sum_groups` of backward.cu: those within a warp meet in registers.
                     let width = tile.threads_per_row.max(32);
                     let upper_half = launch.threads / width / 2 * width;
                     let sums = (tile.pack * tile.packs * upper_half) as usize * call.gradients();
+                    let sums = if launch.key.program == Program::Backward {
+                        sums
+                    } else {
+                        // `run_columns` of backward_split.cu: those of every warp, and of the block.
+                        let columns = (COLUMN_LANES * tile.pack) as usize * call.gradients();
+                        sums.max((launch.threads as usize / 32 + 1) * columns)
+                    };
                     (rows * owned * streams).max(4 * sums)
                 }
                 Program::Forward
@@ -211,17 +235,21 @@ fn blocks_are_what_a_device_takes() {
             let Launch { key: KernelKey { program, tile, .. }, threads, .. } = launch;
             assert_eq!(threads, tile.threads());
             assert!(threads.is_multiple_of(32) && (32..=1024).contains(&threads), "{cols} {launch:?}");
-            assert!(tile.threads_per_row.is_power_of_two(), "{cols} {launch:?}");
+            // The threads of a row are lanes of a warp, or warps.
+            let is_warps = tile.threads_per_row.is_multiple_of(32);
+            assert!(is_warps || tile.threads_per_row.is_power_of_two(), "{cols} {launch:?}");
             // Sums over lanes, over groups and over partial rows are trees.
             assert!(tile.groups.is_power_of_two(), "{cols} {launch:?}");
             // A group of several warps has a barrier of its own, of the 15 that there are besides __syncthreads.
             let has_barriers = program != Program::ReducePartials && tile.threads_per_row > 32;
             assert!(!has_barriers || tile.groups <= 8, "{cols} {launch:?}");
             assert!(tile.cluster.is_power_of_two() && tile.cluster <= caps.max_cluster, "{cols} {launch:?}");
-            assert!(tile.cluster == 1 || tile.groups == 1, "{cols} {launch:?}");
+            // Of a cluster all groups meet at one barrier, and only backward's go on together.
+            assert!(tile.cluster == 1 || tile.groups == 1 || program == Program::Backward, "{cols} {launch:?}");
             // The row ahead needs a slot of its own.
             assert!(!tile.is_overlapped || tile.stages >= 2, "{cols} {launch:?}");
-            assert_eq!(tile.stages > 0, program == Program::Backward, "{cols} {launch:?}");
+            let has_ring = matches!(program, Program::Backward | Program::BackwardSplit);
+            assert_eq!(tile.stages > 0, has_ring, "{cols} {launch:?}");
         }
     });
 }
@@ -229,7 +257,7 @@ fn blocks_are_what_a_device_takes() {
 #[test]
 fn shared_memory_suffices() {
     for_all::<Plans>(|caps, call, cols| {
-        for launch in launches(&call.plan(4096, cols, caps)) {
+        for launch in SIZES.into_iter().flat_map(|rows| launches(&call.plan(rows, cols, caps)).collect::<Vec<_>>()) {
             let (fixed, dynamic) = (static_bytes(&launch.key), launch.shared_bytes as usize);
             assert!(fixed <= STATIC_BYTES, "{cols} {launch:?}");
             assert!(fixed + dynamic <= caps.shared_per_block_optin as usize, "{cols} {fixed} {launch:?}");
@@ -250,7 +278,7 @@ fn shared_memory_suffices() {
 fn the_ring_of_backward_is_cut_to_what_there_is() {
     let call = Call::new(Direction::Backward, Norm::Rms, BF16, DWEIGHT);
     let backward = |caps: &Caps| {
-        let launched = launches(&call.plan(4096, 4096, caps)).next().expect("a kernel");
+        let launched = launches(&call.plan(4096, 65_536, caps)).next().expect("a kernel");
         (launched.key.program == Program::Backward).then_some(launched)
     };
     let whole = backward(&Caps::h200()).expect("the row stays on chip");
@@ -281,7 +309,8 @@ fn grids_are_whole_clusters() {
         for rows in ROWS {
             for launch in launches(&call.plan(rows, cols, caps)) {
                 assert!((1..=i32::MAX as u32).contains(&launch.grid), "{rows}x{cols} {launch:?}");
-                assert!(launch.grid.is_multiple_of(launch.key.tile.cluster), "{rows}x{cols} {launch:?}");
+                assert!(launch.grid.is_multiple_of(launch.cluster), "{rows}x{cols} {launch:?}");
+                assert!(launch.cluster.is_multiple_of(launch.key.tile.cluster), "{rows}x{cols} {launch:?}");
                 // The one program whose clusters do not go on to further rows.
                 if launch.key.program == Program::ForwardCluster {
                     assert_eq!((launch.grid / launch.key.tile.cluster) as usize, rows, "{rows}x{cols} {launch:?}");
@@ -347,7 +376,7 @@ fn the_suite_is_told_where_plans_change() {
         assert!(calls.iter().any(changes), "no plan changes after {cols} columns");
     }
     // One thread, one warp, several warps, one block, a cluster, and three, five or seven packs: what was chosen by hand once.
-    let chosen = [8, 128, 192, 256, 384, 512, 640, 1024, 1280, 2048, 2560, 4096, 7168, 8192, 10240, 16384, 32768];
+    let chosen = [8, 128, 192, 256, 384, 512, 640, 1024, 1280, 2048, 2560, 4096, 5120, 8192, 10240, 16384, 32768];
     for cols in chosen {
         assert!(breakpoints.contains(&cols), "{cols}: {breakpoints:?}");
     }

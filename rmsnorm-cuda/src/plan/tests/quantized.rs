@@ -91,7 +91,7 @@ fn cells_are_cleared_and_padding_zeroed_where_nothing_else_writes_them() {
         let problem = Problem::quantized_forward(Norm::Rms, rows, 96, DType::F32, quant, tensors);
         let steps = plan(&problem, 16, &Caps::t4()).steps.into_iter().flatten();
         let stem = |step| match step {
-            Step::Zero { tensor, bytes } => format!("zero {} {bytes}", tensor.name()),
+            Step::Zero { tensor, bytes, .. } => format!("zero {} {bytes}", tensor.name()),
             Step::Launch { key, .. } => key.program.info().stem.to_owned(),
         };
         steps.map(stem).collect::<Vec<_>>()
@@ -131,7 +131,8 @@ fn kernels_are_such_as_a_device_takes_and_a_row_depends_on_nothing_else() {
             for (cols, tensors) in Plans::cols().into_iter().flat_map(|cols| [(cols, WEIGHT), (cols, residual)]) {
                 let plan_of = |rows, access| plan(&problem(norm, scale, (rows, cols), tensors), access, &caps);
                 let here = plan_of(4096, 16);
-                for Launch { key: KernelKey { tile, program, .. }, threads, shared_bytes, grid } in launches(&here) {
+                for Launch { key: KernelKey { tile, program, .. }, threads, shared_bytes, grid, .. } in launches(&here)
+                {
                     assert!(threads.is_multiple_of(32) && threads <= 1024 && grid > 0 && shared_bytes == 0, "{here:?}");
                     assert!(tile.cluster <= caps.max_cluster && grid.is_multiple_of(tile.cluster), "{here:?}");
                     assert_eq!(tile.unroll, 1, "{here:?}");

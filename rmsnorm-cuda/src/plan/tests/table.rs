@@ -127,25 +127,34 @@ fn rms_backward_on_an_h200() {
         &Caps::h200(),
         RMS_BACKWARD,
         &[
-            (0, 4096, "reduce_partials rows=4 grid=128"),
-            (1, 4096, "backward threads=512 packs=1x8 ring=3 shared=48KiB grid=1; reduce_partials rows=4 grid=128"),
-            (1048576, 128, "backward threads=16 packs=1x8 rows=16 ring=3 shared=24KiB grid=528; reduce_partials rows=128 grid=4"),
-            (576000, 384, "backward threads=16 packs=3x8 rows=16 ring=2 shared=48KiB grid=132; reduce_partials rows=128 grid=12"),
-            (262144, 512, "backward threads=64 packs=1x8 rows=8x2 ring=3 shared=96KiB grid=132; reduce_partials rows=128 grid=16"),
-            (32768, 1024, "backward threads=128 packs=1x8 rows=4 ring=3 shared=48KiB grid=264; reduce_partials rows=128 grid=32"),
-            (65536, 2048, "backward threads=256 packs=1x8 rows=4 ring=3 shared=96KiB grid=132; reduce_partials rows=128 grid=64"),
-            (32768, 4096, "backward threads=512 packs=1x8 ring=3 shared=48KiB grid=264; reduce_partials rows=128 grid=128"),
-            (16384, 8192, "backward threads=1024 packs=1x8 ring=3 shared=96KiB grid=132; reduce_partials rows=128 grid=256"),
-            (8192, 16384, "backward threads=2x256 packs=4x8 ring=3 shared=96KiB grid=264; reduce_partials rows=128 grid=512"),
+            (0, 4096, "reduce_partials rows=8 grid=64"),
+            (1, 4096, "backward_split threads=256 packs=2x8 rows=2 ring=2 clusters=1 shared=64KiB grid=65"),
+            (128, 4096, "backward_split threads=256 packs=2x8 rows=2 ring=2 clusters=1 shared=64KiB grid=128"),
+            (768, 4096, "backward_split threads=256 packs=2x8 rows=2 ring=2 clusters=2 shared=64KiB grid=260"),
+            (512, 5120, "backward_split threads=320 packs=2x8 rows=2 ring=2 clusters=1 shared=80KiB grid=212"),
+            (512, 8192, "backward_split threads=1024 packs=1x8 ring=2 clusters=1 shared=64KiB grid=260"),
+            (2048, 1024, "backward threads=64 packs=2x8 rows=8 ring=2 shared=64KiB grid=132; reduce_partials rows=64 grid=32"),
+            (4096, 256, "backward threads=32 packs=1x8 rows=8 ring=3 shared=24KiB grid=512; reduce_partials rows=64 grid=8"),
+            (16384, 128, "backward threads=16 packs=1x8 rows=16 ring=3 shared=24KiB grid=528; reduce_partials rows=64 grid=4"),
+            (64, 16384, "backward threads=4x128 packs=4x8 rows=2 ring=2 shared=64KiB grid=128; reduce_partials rows=16 grid=512"),
+            (16, 131072, "backward threads=8x256 packs=8x8 ring=3 overlapped shared=192KiB grid=120; reduce_partials rows=8 grid=2048"),
+            (1048576, 128, "backward threads=16 packs=1x8 rows=16 ring=3 shared=24KiB grid=528; reduce_partials rows=64 grid=4"),
+            (576000, 384, "backward threads=16 packs=3x8 rows=16 ring=2 shared=48KiB grid=132; reduce_partials rows=64 grid=12"),
+            (262144, 512, "backward threads=64 packs=1x8 rows=8x2 ring=3 shared=96KiB grid=132; reduce_partials rows=64 grid=16"),
+            (32768, 1024, "backward threads=64 packs=2x8 rows=8 ring=2 shared=64KiB grid=132; reduce_partials rows=64 grid=32"),
+            (65536, 2048, "backward threads=128 packs=2x8 rows=4 ring=2 shared=64KiB grid=132; reduce_partials rows=64 grid=64"),
+            (32768, 4096, "backward threads=256 packs=2x8 rows=2 ring=3 shared=96KiB grid=132; reduce_partials rows=64 grid=128"),
+            (16384, 8192, "backward threads=1024 packs=1x8 ring=3 shared=96KiB grid=132; reduce_partials rows=64 grid=256"),
+            (8192, 16384, "backward threads=4x128 packs=4x8 rows=2 ring=2 shared=64KiB grid=240; reduce_partials rows=32 grid=512"),
             (4096, 32768, "backward threads=4x128 packs=8x8 ring=2 shared=64KiB grid=240; reduce_partials rows=32 grid=1024"),
             (2048, 65536, "backward threads=8x128 packs=8x8 ring=3 shared=96KiB grid=240; reduce_partials rows=16 grid=2048"),
-            (1024, 131072, "backward threads=8x256 packs=8x8 ring=3 overlapped shared=192KiB grid=120; reduce_partials rows=8 grid=4096"),
-            (512, 262144, "backward_row_sums threads=8x512 packs=1x8 ragged grid=264; backward_columns threads=256 packs=1x8 ragged grid=2176; reduce_partials rows=16 grid=8192"),
-            (104832, 1280, "backward threads=32 packs=5x8 rows=8 ring=2 shared=80KiB grid=132; reduce_partials rows=128 grid=40"),
-            (13056, 10240, "backward threads=256 packs=5x8 ring=3 shared=120KiB grid=132; reduce_partials rows=128 grid=320"),
-            (4096, 1024, "backward threads=128 packs=1x8 rows=4 ring=3 shared=48KiB grid=264; reduce_partials rows=128 grid=32"),
-            (4096, 4096, "backward threads=512 packs=1x8 ring=3 shared=48KiB grid=264; reduce_partials rows=128 grid=128"),
-            (4096, 8192, "backward threads=1024 packs=1x8 ring=3 shared=96KiB grid=132; reduce_partials rows=128 grid=256"),
+            (1024, 131072, "backward threads=8x256 packs=8x8 ring=3 overlapped shared=192KiB grid=120; reduce_partials rows=8 grid=2048"),
+            (512, 262144, "backward_row_sums threads=8x512 packs=1x8 ragged grid=264; backward_columns threads=256 packs=1x8 ragged grid=2176; reduce_partials rows=8 grid=4096"),
+            (104832, 1280, "backward threads=32 packs=5x8 rows=8 ring=2 shared=80KiB grid=132; reduce_partials rows=64 grid=40"),
+            (13056, 10240, "backward threads=256 packs=5x8 ring=3 shared=120KiB grid=132; reduce_partials rows=64 grid=320"),
+            (4096, 1024, "backward threads=64 packs=2x8 rows=8 ring=2 shared=64KiB grid=132; reduce_partials rows=64 grid=32"),
+            (4096, 4096, "backward threads=256 packs=2x8 rows=2 ring=3 shared=96KiB grid=132; reduce_partials rows=64 grid=128"),
+            (4096, 8192, "backward threads=1024 packs=1x8 ring=3 shared=96KiB grid=132; reduce_partials rows=64 grid=256"),
         ],
     );
 }
@@ -157,14 +166,14 @@ fn layer_backward_on_an_h200() {
         &Caps::h200(),
         LAYER_BACKWARD,
         &[
-            (262144, 512, "backward threads=32 packs=2x8 rows=8 ring=3 shared=48KiB grid=264; reduce_partials rows=128 grid=32"),
-            (32768, 1024, "backward threads=64 packs=2x8 rows=8 ring=3 shared=96KiB grid=132; reduce_partials rows=128 grid=64"),
-            (65536, 2048, "backward threads=128 packs=2x8 rows=4 ring=3 shared=96KiB grid=132; reduce_partials rows=128 grid=128"),
-            (13056, 10240, "backward threads=256 packs=5x8 ring=2 shared=80KiB grid=132; reduce_partials rows=128 grid=640"),
-            (32768, 4096, "backward threads=128 packs=4x8 rows=2 ring=3 shared=96KiB grid=132; reduce_partials rows=128 grid=256"),
-            (8192, 16384, "backward threads=2x256 packs=4x8 ring=3 shared=96KiB grid=264; reduce_partials rows=128 grid=1024"),
-            (2048, 65536, "backward threads=8x256 packs=4x8 ring=3 shared=96KiB grid=240; reduce_partials rows=16 grid=4096"),
-            (1024, 131072, "backward threads=8x512 packs=4x8 ring=3 overlapped shared=192KiB grid=120; reduce_partials rows=8 grid=8192"),
+            (262144, 512, "backward threads=32 packs=2x8 rows=8 ring=3 shared=48KiB grid=264; reduce_partials rows=64 grid=32"),
+            (32768, 1024, "backward threads=64 packs=2x8 rows=4 ring=2 shared=32KiB grid=264; reduce_partials rows=64 grid=64"),
+            (65536, 2048, "backward threads=128 packs=2x8 rows=4 ring=3 shared=96KiB grid=132; reduce_partials rows=64 grid=128"),
+            (13056, 10240, "backward threads=256 packs=5x8 ring=3 shared=120KiB grid=132; reduce_partials rows=32 grid=640"),
+            (32768, 4096, "backward threads=256 packs=2x8 rows=2 ring=3 shared=96KiB grid=132; reduce_partials rows=64 grid=256"),
+            (8192, 16384, "backward threads=4x128 packs=4x8 rows=2 ring=2 shared=64KiB grid=240; reduce_partials rows=32 grid=1024"),
+            (2048, 65536, "backward threads=8x256 packs=4x8 ring=3 shared=96KiB grid=240; reduce_partials rows=8 grid=2048"),
+            (1024, 131072, "backward threads=8x512 packs=4x8 ring=3 shared=192KiB grid=120; reduce_partials rows=8 grid=4096"),
         ],
     );
 }
@@ -184,8 +193,8 @@ fn f32_on_an_h200() {
         &Caps::h200(),
         Call { dtypes: F32, ..RMS_BACKWARD },
         &[
-            (32768, 1024, "backward threads=256 packs=1x4 rows=4 ring=3 shared=96KiB grid=132; reduce_partials rows=128 grid=32"),
-            (16384, 4096, "backward threads=1024 packs=1x4 ring=3 shared=96KiB grid=132; reduce_partials rows=128 grid=128"),
+            (32768, 1024, "backward threads=128 packs=2x4 rows=4 ring=2 shared=64KiB grid=132; reduce_partials rows=64 grid=32"),
+            (16384, 4096, "backward threads=1024 packs=1x4 ring=3 shared=96KiB grid=132; reduce_partials rows=64 grid=128"),
         ],
     );
 }
@@ -207,8 +216,10 @@ fn rows_that_no_tile_fits() {
         RMS_BACKWARD,
         &[
             (4096, 1, "backward threads=1 packs=1x8 rows=256 ragged ring=3 shared=24KiB grid=16; reduce_partials rows=8 grid=1"),
-            (4096, 100, "backward threads=16 packs=1x8 rows=16 ragged ring=3 shared=24KiB grid=256; reduce_partials rows=128 grid=4"),
-            (4096, 4097, "backward threads=128 packs=5x8 rows=2 ragged ring=2 shared=80KiB grid=132; reduce_partials rows=128 grid=129"),
+            (1048576, 1, "backward threads=1 packs=1x8 rows=256 ragged ring=3 shared=24KiB grid=528; reduce_partials rows=64 grid=1"),
+            (4096, 100, "backward threads=16 packs=1x8 rows=16 ragged ring=3 shared=24KiB grid=256; reduce_partials rows=64 grid=4"),
+            (1048576, 100, "backward threads=16 packs=1x8 rows=16 ragged ring=3 shared=24KiB grid=528; reduce_partials rows=64 grid=4"),
+            (4096, 4097, "backward threads=320 packs=2x8 rows=2 ragged ring=2 shared=80KiB grid=132; reduce_partials rows=64 grid=129"),
         ],
     );
 }
@@ -221,7 +232,7 @@ fn a_wider_stream_halves_the_packs() {
     check(
         &Caps::h200(),
         stream(RMS_BACKWARD),
-        &[(32768, 4096, "backward threads=1024 packs=1x4 ring=3 shared=72KiB grid=132; reduce_partials rows=128 grid=128")],
+        &[(32768, 4096, "backward threads=1024 packs=1x4 ring=3 shared=72KiB grid=132; reduce_partials rows=64 grid=128")],
     );
     // Without a residual there is no stream to be wider.
     check(&Caps::h200(), stream(RMS_FORWARD), &[(32768, 4096, "forward threads=256 packs=2x8 grid=32768")]);
@@ -242,9 +253,12 @@ fn devices_without_clusters() {
         &Caps::a100(),
         RMS_BACKWARD,
         &[
-            (32768, 4096, "backward threads=512 packs=1x8 ring=3 shared=48KiB grid=216; reduce_partials rows=128 grid=128"),
-            (8192, 16384, "backward threads=512 packs=4x8 ring=2 shared=128KiB grid=108; reduce_partials rows=64 grid=512"),
-            (4096, 32768, "backward_row_sums threads=512 packs=1x8 ragged grid=216; backward_columns threads=256 packs=1x8 ragged grid=1728; reduce_partials rows=64 grid=1024"),
+            (128, 4096, "backward_split threads=256 packs=2x8 rows=2 ring=2 clusters=1 shared=64KiB grid=128"),
+            (512, 1024, "backward_split threads=64 packs=2x8 rows=8 ring=2 clusters=1 shared=64KiB grid=80"),
+            (4096, 1024, "backward threads=64 packs=2x8 rows=8 ring=2 shared=64KiB grid=108; reduce_partials rows=64 grid=32"),
+            (32768, 4096, "backward threads=256 packs=2x8 rows=2 ring=3 shared=96KiB grid=108; reduce_partials rows=64 grid=128"),
+            (8192, 16384, "backward threads=512 packs=4x8 ring=2 shared=128KiB grid=108; reduce_partials rows=32 grid=512"),
+            (4096, 32768, "backward_row_sums threads=512 packs=1x8 ragged grid=216; backward_columns threads=256 packs=1x8 ragged grid=1728; reduce_partials rows=16 grid=1024"),
         ],
     );
     check(
@@ -259,8 +273,8 @@ fn devices_without_clusters() {
         &Caps::t4(),
         RMS_BACKWARD,
         &[
-            (32768, 4096, "backward threads=512 packs=1x8 ring=3 shared=48KiB grid=120; reduce_partials rows=64 grid=128"),
-            (8192, 16384, "backward_row_sums threads=512 packs=1x8 ragged grid=80; backward_columns threads=256 packs=1x8 ragged grid=640; reduce_partials rows=64 grid=512"),
+            (32768, 4096, "backward threads=256 packs=2x8 rows=2 ring=1 shared=32KiB grid=80; reduce_partials rows=32 grid=128"),
+            (8192, 16384, "backward_row_sums threads=512 packs=1x8 ragged grid=80; backward_columns threads=256 packs=1x8 ragged grid=640; reduce_partials rows=8 grid=256"),
         ],
     );
 }
@@ -273,18 +287,20 @@ fn locks_and_atomics_begin_with_zeros() {
         &Caps::h200(),
         with(GradReduction::Locks { groups: 64 }),
         &[
-            (0, 4096, "reduce_partials rows=4 grid=128"),
-            (32768, 4096, "zero=262208; backward threads=512 packs=1x8 ring=3 shared=48KiB grid=264; reduce_partials rows=32 grid=128"),
-            (8192, 16384, "zero=1048704; backward threads=2x256 packs=4x8 ring=3 shared=96KiB grid=264; reduce_partials rows=32 grid=512"),
+            (0, 4096, "reduce_partials rows=8 grid=64"),
+            (128, 4096, "backward_split threads=256 packs=2x8 rows=2 ring=2 clusters=1 shared=64KiB grid=128"),
+            (32768, 4096, "zero=64; backward threads=256 packs=2x8 rows=2 ring=3 shared=96KiB grid=132; reduce_partials rows=32 grid=128"),
+            (8192, 16384, "backward threads=4x128 packs=4x8 rows=2 ring=2 shared=64KiB grid=240; reduce_partials rows=32 grid=512"),
         ],
     );
     check(
         &Caps::h200(),
         with(GradReduction::Atomics),
         &[
-            (0, 4096, "reduce_partials rows=4 grid=128"),
-            (32768, 4096, "zero=4096; backward threads=512 packs=1x8 ring=3 shared=48KiB grid=264; reduce_partials rows=4 grid=128"),
-            (8192, 16384, "zero=16384; backward threads=2x256 packs=4x8 ring=3 shared=96KiB grid=264; reduce_partials rows=4 grid=512"),
+            (0, 4096, "reduce_partials rows=8 grid=64"),
+            (128, 4096, "backward_split threads=256 packs=2x8 rows=2 ring=2 clusters=1 shared=64KiB grid=128"),
+            (32768, 4096, "zero=16384; backward threads=256 packs=2x8 rows=2 ring=3 shared=96KiB grid=132; reduce_partials rows=8 grid=64"),
+            (8192, 16384, "zero=65536; backward threads=4x128 packs=4x8 rows=2 ring=2 shared=64KiB grid=240; reduce_partials rows=8 grid=256"),
         ],
     );
 }

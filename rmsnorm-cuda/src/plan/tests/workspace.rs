@@ -18,17 +18,19 @@ pub(super) fn parts(plan: &Plan, call: Call, rows: usize, cols: usize) -> Parts 
     let blocks = launches(plan).find_map(|Launch { key: KernelKey { program, tile, .. }, .. }| match program {
         Program::Backward => Some(tile.cluster as usize),
         Program::BackwardColumns => Some(cols.div_ceil(columns(&tile))),
-        Program::BackwardRowSums | Program::ReducePartials => None,
+        Program::BackwardSplit | Program::BackwardRowSums | Program::ReducePartials => None,
         Program::Forward | Program::ForwardCluster | Program::ForwardLong | Program::ForwardStreaming => None,
         Program::QuantizedForward | Program::QuantizedForwardStreaming => None,
         Program::TransposeCodes | Program::Columnwise | Program::ClearAmax => None,
     });
-    let has_locks = matches!(call.grad_reduction, GradReduction::Locks { .. }) && call.gradients() > 0;
+    let is_shared = (1..plan.chunks).contains(&plan.partial_rows) && call.gradients() > 0;
+    let has_locks = matches!(call.grad_reduction, GradReduction::Locks { .. }) && is_shared;
     let locks = if has_locks { plan.partial_rows as usize * blocks.unwrap_or(0) } else { 0 };
     let has_row_sums = launches(plan).any(|launch| launch.key.program == Program::BackwardRowSums);
     let row_sums = if has_row_sums { 2 * rows } else { 0 };
     let from = |first: usize, len: usize| first as u64..(first + len) as u64;
     Parts {
+        is_shared,
         partials: 0..partials_len(call, plan.partial_rows, cols),
         locks: from(plan.workspace.locks, locks),
         row_sums: from(plan.workspace.row_sums, row_sums),
@@ -49,15 +51,20 @@ pub(super) fn sizes() -> Vec<(Call, usize, usize)> {
     sizes
 }
 
+fn is_split(plan: &Plan) -> bool {
+    launches(plan).any(|launch| launch.key.program == Program::BackwardSplit)
+}
+
 #[test]
 fn partial_rows_are_as_many_as_the_reduction_says() {
     for caps in DEVICES {
         for (call, rows, cols) in sizes() {
             let plan = call.plan(rows, cols, &caps);
             let expected = match call.grad_reduction {
+                _ if is_split(&plan) => 0,
                 GradReduction::Partials => plan.chunks,
                 GradReduction::Locks { groups } => plan.chunks.min(groups.into()),
-                GradReduction::Atomics => plan.chunks.min(1),
+                GradReduction::Atomics => plan.chunks.min(4),
             };
             assert_eq!(plan.partial_rows, expected, "{rows}x{cols} {call:?}");
         }
@@ -97,4 +104,13 @@ fn the_bound_is_of_the_size_of_what_is_needed() {
     let (need, bound) = (workspace_len(&problem, &Caps::h200()), workspace_len_bound(&problem));
     assert!(bound <= 3 * need, "{bound} for {need}");
     assert_eq!(workspace_len_bound(&Problem::forward(Norm::Rms, 8192, 4096, DType::Bf16, &[Tensor::Weight])), 0);
+}
+
+/// On both sides: a plan that changes elsewhere is not found here.
+#[test]
+fn the_suite_is_told_where_partial_rows_begin() {
+    let at = |dtype, caps: &Caps| super::super::unsplit_from(dtype, caps);
+    assert_eq!([DType::Bf16, DType::F32].map(|dtype| at(dtype, &Caps::h200())), [Some((1025, 1021)); 2]);
+    let unsplit = Caps { tuning: crate::plan::Tuning::UNSPLIT, ..Caps::h200() };
+    assert_eq!(at(DType::Bf16, &unsplit), Some((1, 1021)));
 }

@@ -42,6 +42,7 @@ pub(super) fn parts(plan: &Plan, call: Call, cols: usize) -> Parts {
     let row_sums = sums.map(|dispatch| 2 * (dispatch.rows.end - dispatch.rows.start)).max().unwrap_or(0);
     let first = plan.workspace.row_sums;
     Parts {
+        is_shared: call.grad_reduction == GradReduction::Atomics && call.gradients() > 0 && plan.partial_rows > 0,
         partials: 0..partials,
         locks: 0..0,
         row_sums: first..first + row_sums.next_multiple_of(4),

@@ -1,0 +1,276 @@
+// Rows of backward: math.md, equations (7) to (12). A row stays on chip between its two uses.
+//
+// Rows are loaded ahead into a ring of STAGES slots in shared memory. A thread reads back only what it has copied itself,
+// so that the one barrier of a step is that of the sums. A thread owns the same columns in every row: the weights, and
+// the sums of dweight and dbias, stay in its registers for a whole chunk of rows.
+
+// A thread's part of one row, as it waits in shared memory. Threads are neighbours, so that banks do not collide.
+struct Slot {
+    Pack<R> x[PACKS][THREADS];
+    Pack<T> dy[PACKS][THREADS];
+#if HAS_DRESIDUAL_OUT
+    Pack<R> dresidual_out[PACKS][THREADS];
+#endif
+};
+
+struct Statistics {
+    float mean, rstd;
+};
+
+// wdy * x_hat and, for layer norm, wdy.
+constexpr int SUMS = IS_LAYER ? 2 : 1;
+
+// What a thread knows while it works on its chunk. A step is UNROLL rows of every group.
+struct Worker {
+    const Params& p;
+    Slot (*ring)[UNROLL];
+    Statistics (*kept)[UNROLL][THREADS / LANES];
+    RowSums<UNROLL * SUMS> sums;
+    unsigned group, first;
+    int left;
+    // Of the block, and the rows of this group.
+    unsigned steps, rows;
+    Pack<W> weights[PACKS];
+    Gradients gradients;
+
+    using Rows = Statistics[UNROLL];
+    using Totals = float[UNROLL * SUMS];
+
+    __device__ void load_weights() {
+        #pragma unroll
+        for (int k = 0; k < PACKS; ++k)
+            weights[k] = load_parameter<HAS_WEIGHT>(p.weight + first, k, left);
+    }
+
+    // A block, or a cluster of them, has one chunk of rows.
+    __device__ static unsigned chunk() { return blockIdx.x / CLUSTER; }
+
+    __device__ void begin() {
+        const unsigned long long in_chunk = (p.rows - chunk() + p.chunks - 1) / p.chunks;
+        steps = unsigned((in_chunk + GROUPS * UNROLL - 1) / (GROUPS * UNROLL));
+        rows = in_chunk > group ? unsigned((in_chunk - group + GROUPS - 1) / GROUPS) : 0;
+        gradients.clear();
+    }
+
+    // Chunks take turns with the rows, so that all of the device reads and writes in one place at a time. The plan keeps
+    // GROUPS * chunks within 32 bits.
+    __device__ unsigned long long row(unsigned step, int u) const {
+        const unsigned chunks = unsigned(p.chunks);
+        return (unsigned long long)(step * UNROLL + u) * (GROUPS * chunks) + (group * chunks + chunk());
+    }
+
+    __device__ bool exists(unsigned step, int u) const { return step * UNROLL + u < rows; }
+
+    __device__ void load_statistics(unsigned step, Rows& statistics) const {
+        #pragma unroll
+        for (int u = 0; u < UNROLL; ++u) {
+            statistics[u] = {0.0f, 0.0f};
+            if (exists(step, u)) statistics[u] = {IS_LAYER ? p.mean[row(step, u)] : 0.0f, p.rstd[row(step, u)]};
+        }
+    }
+
+    __device__ void start_pack(unsigned step, int u, int k, Slot& slot) {
+        start_copy(&slot.x[k][threadIdx.x], ROW(x, row(step, u)) + first, k, left);
+        start_copy(&slot.dy[k][threadIdx.x], ROW(dy, row(step, u)) + first, k, left);
+#if HAS_DRESIDUAL_OUT
+        start_copy(&slot.dresidual_out[k][threadIdx.x], ROW(dresidual_out, row(step, u)) + first, k, left);
+#endif
+    }
+
+    __device__ void start_step(unsigned step, int slot) {
+        #pragma unroll
+        for (int u = 0; u < UNROLL; ++u)
+            if (exists(step, u))
+                #pragma unroll
+                for (int k = 0; k < PACKS; ++k) start_pack(step, u, k, ring[slot][u]);
+        close_batch();
+    }
+
+    // The thread's part of the row sums, and its columns' part of the gradients. Past the end of a row dy is zero.
+    __device__ void first_pass(const Slot& slot, Statistics row, float* totals) {
+        #pragma unroll
+        for (int k = 0; k < PACKS; ++k) {
+            float x[PACK], dy[PACK], weight[PACK];
+            unpack(slot.x[k][threadIdx.x], x);
+            unpack(slot.dy[k][threadIdx.x], dy);
+            unpack_weight(weights[k], p.weight_offset, weight);
+            // Each pack has its own sums: in short rows one sum of all would be a longer chain than math.md allows.
+            float parts[SUMS] = {};
+            #pragma unroll
+            for (int i = 0; i < PACK; ++i) {
+                float x_hat = (x[i] - row.mean) * row.rstd;
+                // Past the end dy is zero, which does not help where x_hat overflows.
+                if (IS_LAYER && !is_in_row(k, i, left)) x_hat = 0.0f;
+                const float wdy = dy[i] * weight[i];
+                parts[0] += wdy * x_hat;
+                if constexpr (IS_LAYER) parts[SUMS - 1] += wdy;
+                gradients.add(k, i, dy[i], x_hat);
+            }
+            #pragma unroll
+            for (int sum = 0; sum < SUMS; ++sum) totals[sum] += parts[sum];
+        }
+    }
+
+    __device__ void first_passes(unsigned step, int slot, const Rows& statistics, Totals& totals) {
+        #pragma unroll
+        for (float& total : totals) total = 0.0f;
+        #pragma unroll
+        for (int u = 0; u < UNROLL; ++u)
+            if (exists(step, u)) first_pass(ring[slot][u], statistics[u], totals + u * SUMS);
+    }
+
+    // dx of one pack, before its rounding.
+    __device__ void gradient(
+        const Slot& slot, int k, Statistics row, float mean_wdy, float mean_wdy_xhat, float (&dx)[PACK]
+    ) const {
+        float x[PACK], weight[PACK];
+        unpack(slot.x[k][threadIdx.x], x);
+        unpack(slot.dy[k][threadIdx.x], dx);
+        unpack_weight(weights[k], p.weight_offset, weight);
+        #pragma unroll
+        for (int i = 0; i < PACK; ++i) {
+            const float x_hat = (x[i] - row.mean) * row.rstd;
+            dx[i] = row.rstd * ((dx[i] * weight[i] - mean_wdy) - x_hat * mean_wdy_xhat);
+        }
+#if HAS_DRESIDUAL_OUT
+        float residual[PACK];
+        unpack(slot.dresidual_out[k][threadIdx.x], residual);
+        #pragma unroll
+        for (int i = 0; i < PACK; ++i) dx[i] += residual[i];
+#endif
+    }
+
+    // Writes dx and dresidual. With REFILLS each pack makes room for the row that is STAGES steps ahead.
+    template <bool REFILLS>
+    __device__ void second_passes(unsigned step, int slot, const Rows& statistics, const Totals& totals) {
+        #pragma unroll
+        for (int u = 0; u < UNROLL; ++u) {
+            if (!exists(step, u)) continue;
+            const float mean_wdy_xhat = totals[u * SUMS] * p.share;
+            const float mean_wdy = IS_LAYER ? totals[u * SUMS + SUMS - 1] * p.share : 0.0f;
+            const bool refills = REFILLS && exists(step + STAGES, u);
+            #pragma unroll
+            for (int k = 0; k < PACKS; ++k) {
+                float dx[PACK];
+                gradient(ring[slot][u], k, statistics[u], mean_wdy, mean_wdy_xhat, dx);
+                store_pack(ROW(dx, row(step, u)) + first, k, left, pack<T>(dx));
+#if HAS_DRESIDUAL
+                store_pack(ROW(dresidual, row(step, u)) + first, k, left, pack<R>(dx));
+#endif
+                if (refills) start_pack(step + STAGES, u, k, ring[slot][u]);
+            }
+        }
+        if constexpr (REFILLS) close_batch();
+    }
+
+    // A row's two passes one after the other.
+    __device__ void run_in_turn() {
+        Rows now, next;
+        #pragma unroll 1
+        for (unsigned step = 0; step < STAGES - 1; ++step) start_step(step, step);
+        load_statistics(0, next);
+        for (unsigned step = 0; step < steps; ++step) {
+            start_step(step + STAGES - 1, (step + STAGES - 1) % STAGES);
+            #pragma unroll
+            for (int u = 0; u < UNROLL; ++u) now[u] = next[u];
+            load_statistics(step + 1, next);
+            wait_copies<STAGES - 1>();
+            Totals totals;
+            first_passes(step, step % STAGES, now, totals);
+            sums.sum(totals);
+            second_passes<false>(step, step % STAGES, now, totals);
+        }
+    }
+
+    // A row's statistics are needed again after the next row's first pass, which has no registers for them.
+    __device__ void keep(unsigned step, const Rows& statistics) {
+        sync_lanes();
+        if (threadIdx.x % LANES == 0)
+            #pragma unroll
+            for (int u = 0; u < UNROLL; ++u) kept[step % 2][u][threadIdx.x / LANES] = statistics[u];
+    }
+
+    __device__ void recall(unsigned step, Rows& statistics) const {
+        sync_lanes();
+        #pragma unroll
+        for (int u = 0; u < UNROLL; ++u) statistics[u] = kept[step % 2][u][threadIdx.x / LANES];
+    }
+
+    // The next row's first pass runs while this row's sums are exchanged: for the largest clusters.
+    __device__ void run_overlapped() {
+        constexpr int PENDING = STAGES > 1 ? STAGES - 2 : 0;
+        Rows now, next;
+        Totals totals, next_totals;
+        #pragma unroll 1
+        for (unsigned step = 0; step < STAGES; ++step) start_step(step, step);
+        load_statistics(0, next);
+        wait_copies<STAGES - 1>();
+        first_passes(0, 0, next, totals);
+        keep(0, next);
+        load_statistics(1, next);
+        sums.send(totals);
+        for (unsigned step = 0; step < steps; ++step) {
+            const bool has_next = step + 1 < steps;
+            wait_copies<PENDING>();
+            if (has_next) {
+                first_passes(step + 1, (step + 1) % STAGES, next, next_totals);
+                keep(step + 1, next);
+            }
+            load_statistics(step + 2, next);
+            sums.receive(totals);
+            if (has_next) sums.send(next_totals);
+            recall(step, now);
+            second_passes<true>(step, step % STAGES, now, totals);
+            #pragma unroll
+            for (int i = 0; i < UNROLL * SUMS; ++i) totals[i] = next_totals[i];
+        }
+    }
+
+    // Adds up the gradients of the block's groups; those of the first group are then the whole block's.
+    __device__ void sum_groups(float* shared) {
+        constexpr int VALUES = KEPT * PACKS * PACK;
+        float* values = &gradients.sums[0][0][0];
+        // Groups within a warp first.
+        #pragma unroll
+        for (int distance = THREADS_PER_ROW; distance < 32 && distance < THREADS; distance *= 2)
+            #pragma unroll
+            for (int i = 0; i < VALUES; ++i) values[i] += __shfl_xor_sync(~0u, values[i], distance);
+        constexpr int WIDTH = THREADS_PER_ROW < 32 ? 32 : THREADS_PER_ROW;
+        const unsigned part = threadIdx.x / WIDTH, place = threadIdx.x % WIDTH;
+        #pragma unroll
+        for (unsigned half = THREADS / WIDTH / 2; half > 0; half /= 2) {
+            // What the upper half stores was read by the round before, or is part of the ring.
+            __syncthreads();
+            if (part >= half && part < 2 * half)
+                #pragma unroll
+                for (int i = 0; i < VALUES; ++i) shared[(i * half + part - half) * WIDTH + place] = values[i];
+            __syncthreads();
+            if (part < half)
+                #pragma unroll
+                for (int i = 0; i < VALUES; ++i) values[i] += shared[(i * half + part) * WIDTH + place];
+        }
+    }
+};
+
+// The rows of the block's chunk: dx, and the partial sums of dweight and dbias if the program keeps any.
+__device__ inline void run_rows(const Params& p, char* shared) {
+    __shared__ float exchange[2][GROUPS][UNROLL * SUMS][SENDERS];
+    __shared__ Statistics kept[2][UNROLL][THREADS / LANES];
+    const unsigned group = threadIdx.x / THREADS_PER_ROW, thread = threadIdx.x % THREADS_PER_ROW;
+    const unsigned first = (cluster_rank() * THREADS_PER_ROW + thread) * PACK;
+    Worker worker = {
+        p, reinterpret_cast<Slot (*)[UNROLL]>(shared), kept, {exchange, group, thread}, group, first, columns_left(p.cols, first)
+    };
+    worker.begin();
+    wait_for_earlier_kernels();
+    admit_next_kernel();
+    worker.load_weights();
+
+    if constexpr (IS_OVERLAPPED) worker.run_overlapped();
+    else worker.run_in_turn();
+    wait_copies<0>();
+    if constexpr (KEPT > 0) {
+        worker.sum_groups(reinterpret_cast<float*>(shared));
+        hand_on<CAN_TRADE>(p, worker.chunk(), {cluster_rank(), CLUSTER}, first, group == 0 ? worker.left : NOTHING_LEFT, worker.gradients);
+    }
+}

@@ -1,0 +1,137 @@
+// Backward where the matrices fit the L2: math.md, equations (7) to (12), in one launch. dweight and dbias need no sum over a row, so
+// that some blocks have rows and write dx, and the others have columns and write dweight and dbias. x and dy are read
+// twice, but there are no partial rows, and nobody waits for anybody.
+
+// A block of columns has COLUMN_LANES packs of them, and shares the rows with the other blocks of its cluster.
+constexpr int COLUMN_WIDTH = COLUMN_LANES * PACK;
+constexpr int COLUMN_GROUPS = THREADS / COLUMN_LANES;
+constexpr int COLUMN_WARPS = THREADS / 32;
+static_assert(CLUSTER == 1, "a row has one block");
+static_assert(COLUMN_LANES <= 32 && THREADS % 32 == 0, "lanes that share columns are found by shuffles");
+
+// Rows that a thread has on their way.
+constexpr int COLUMN_BATCH = 4;
+
+// What threads, then blocks exchange: dweight's columns, then dbias's.
+using ColumnSums = float[GRADIENTS][COLUMN_WIDTH];
+
+__device__ inline unsigned cluster_size() {
+    unsigned size = 1;
+#if __CUDA_ARCH__ >= 900
+    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+#endif
+    return size;
+}
+
+// A barrier of a cluster whose size the launch says; of a block where there are none.
+__device__ inline void all_blocks_barrier() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#else
+    __syncthreads();
+#endif
+}
+
+// What block `rank` of the cluster has at an address of shared memory.
+__device__ inline float load_of_block(const float* address, unsigned rank) {
+    float value = *address;
+#if __CUDA_ARCH__ >= 900
+    unsigned there = unsigned(__cvta_generic_to_shared(address));
+    asm("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(there) : "r"(rank));
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(there) : "memory");
+#endif
+    return value;
+}
+
+// A pack of one row: all of it, or the first `left` columns.
+template <class E>
+__device__ inline Pack<E> load_column_pack(const E* from, int left) {
+    const bool is_part = HAS_TAIL && left < PACK;
+    if (IS_HALF_ACCESS<E> || is_part) return load_elements(from, is_part ? left : PACK);
+    return load_whole<Reuse::ByNone>(from);
+}
+
+// dy * x_hat and dy, summed over every `stride`-th row from `row` on.
+__device__ inline void sum_rows(
+    const Params& p, unsigned long long row, unsigned long long stride, unsigned long long col, int left, float (&sums)[GRADIENTS][PACK]
+) {
+    for (; row < p.rows; row += COLUMN_BATCH * stride) {
+        Pack<R> x[COLUMN_BATCH] = {};
+        Pack<T> dy[COLUMN_BATCH] = {};
+        Statistics statistics[COLUMN_BATCH] = {};
+        #pragma unroll
+        for (int u = 0; u < COLUMN_BATCH; ++u) {
+            const unsigned long long at = row + u * stride;
+            if (at >= p.rows) continue;
+            x[u] = load_column_pack(ROW(x, at) + col, left);
+            dy[u] = load_column_pack(ROW(dy, at) + col, left);
+            statistics[u] = {IS_LAYER ? p.mean[at] : 0.0f, p.rstd[at]};
+        }
+        #pragma unroll
+        for (int u = 0; u < COLUMN_BATCH; ++u) {
+            // A row that is not there has nothing to add.
+            if (row + u * stride >= p.rows) continue;
+            float x_hat[PACK], values[PACK];
+            unpack(x[u], x_hat);
+            unpack(dy[u], values);
+            #pragma unroll
+            for (int i = 0; i < PACK; ++i) {
+                x_hat[i] = (x_hat[i] - statistics[u].mean) * statistics[u].rstd;
+                if constexpr (HAS_DWEIGHT) sums[0][i] += values[i] * x_hat[i];
+                if constexpr (HAS_DBIAS) sums[HAS_DWEIGHT][i] += values[i];
+            }
+        }
+    }
+}
+
+// The columns of block `index` of those that have columns.
+__device__ inline void run_columns(const Params& p, unsigned index, char* shared) {
+    ColumnSums* of_warps = reinterpret_cast<ColumnSums*>(shared);
+    ColumnSums& of_block = of_warps[COLUMN_WARPS];
+    const unsigned blocks = cluster_size(), rank = index % blocks;
+    const unsigned long long begin = (unsigned long long)(index / blocks) * COLUMN_WIDTH;
+    const unsigned lane = threadIdx.x % COLUMN_LANES, group = threadIdx.x / COLUMN_LANES;
+    const unsigned long long col = begin + lane * PACK;
+    wait_for_earlier_kernels();
+    admit_next_kernel();
+
+    float sums[GRADIENTS][PACK] = {};
+    if (col < p.cols) {
+        const int left = int(min(p.cols - col, (unsigned long long)PACK));
+        sum_rows(p, rank * COLUMN_GROUPS + group, blocks * COLUMN_GROUPS, col, left, sums);
+    }
+    #pragma unroll
+    for (int g = 0; g < GRADIENTS; ++g)
+        #pragma unroll
+        for (int i = 0; i < PACK; ++i) {
+            #pragma unroll
+            for (int distance = COLUMN_LANES; distance < 32; distance *= 2) sums[g][i] += __shfl_xor_sync(~0u, sums[g][i], distance);
+            if (threadIdx.x % 32 < COLUMN_LANES) of_warps[threadIdx.x / 32][g][lane * PACK + i] = sums[g][i];
+        }
+    __syncthreads();
+    for (unsigned at = threadIdx.x; at < GRADIENTS * COLUMN_WIDTH; at += THREADS) {
+        const unsigned g = at / COLUMN_WIDTH, place = at % COLUMN_WIDTH;
+        float sum = 0.0f;
+        #pragma unroll 8
+        for (int warp = 0; warp < COLUMN_WARPS; ++warp) sum += of_warps[warp][g][place];
+        of_block[g][place] = sum;
+    }
+    all_blocks_barrier();
+    if (rank == 0)
+        for (unsigned at = threadIdx.x; at < GRADIENTS * COLUMN_WIDTH; at += THREADS) {
+            const unsigned g = at / COLUMN_WIDTH, place = at % COLUMN_WIDTH;
+            float sum = of_block[g][place];
+            for (unsigned block = 1; block < blocks; ++block) sum += load_of_block(&of_block[g][place], block);
+            W* gradient = HAS_DWEIGHT && g == 0 ? p.dweight : p.dbias;
+            if (begin + place < p.cols) gradient[begin + place] = from_f32<W>(sum);
+        }
+    // Shared memory stays until it has been read.
+    all_blocks_barrier();
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) backward_split(const __grid_constant__ Params p) {
+    // Where a thread's line begins within it, it begins in memory: copies of split lines take twice as long.
+    extern __shared__ __align__(128) char shared[];
+    if (blockIdx.x < p.chunks) run_rows(p, shared);
+    else run_columns(p, blockIdx.x - unsigned(p.chunks), shared);
+}
