@@ -2,7 +2,7 @@
 // and dbias of it.
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) backward(const __grid_constant__ Params p) {
-    // Where a thread's line begins within it, it begins in memory: copies of split lines take twice as long.
+    // Begins on 128 bytes: a line that cp.async copies is then one line of shared memory, which takes half as long as two.
     extern __shared__ __align__(128) char shared[];
     run_rows(p, shared);
 }

@@ -20,6 +20,11 @@ struct Statistics {
 // wdy * x_hat and, for layer norm, wdy.
 constexpr int SUMS = IS_LAYER ? 2 : 1;
 
+static_assert(THREADS % 32 == 0, "shuffles are of whole warps");
+static_assert((GROUPS & (GROUPS - 1)) == 0, "groups are folded by a tree");
+static_assert(THREADS_PER_ROW % 32 == 0 || (THREADS_PER_ROW < 32 && 32 % THREADS_PER_ROW == 0), "the threads of a row are lanes or warps");
+static_assert(CLUSTER > 1 || THREADS_PER_ROW <= 32 || GROUPS <= 15, "each group of several warps has a barrier");
+
 // What a thread knows while it works on its chunk. A step is UNROLL rows of every group.
 struct Worker {
     const Params& p;

@@ -1,6 +1,6 @@
 // Backward where the matrices fit the L2: math.md, equations (7) to (12), in one launch. dweight and dbias need no sum over a row, so
 // that some blocks have rows and write dx, and the others have columns and write dweight and dbias. x and dy are read
-// twice, but there are no partial rows, and nobody waits for anybody.
+// twice, but there are no partial rows, and no block waits for one that has the other kind of work.
 
 // A block of columns has COLUMN_LANES packs of them, and shares the rows with the other blocks of its cluster.
 constexpr int COLUMN_WIDTH = COLUMN_LANES * PACK;
@@ -130,7 +130,7 @@ __device__ inline void run_columns(const Params& p, unsigned index, char* shared
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) backward_split(const __grid_constant__ Params p) {
-    // Where a thread's line begins within it, it begins in memory: copies of split lines take twice as long.
+    // Begins on 128 bytes: a line that cp.async copies is then one line of shared memory, which takes half as long as two.
     extern __shared__ __align__(128) char shared[];
     if (blockIdx.x < p.chunks) run_rows(p, shared);
     else run_columns(p, blockIdx.x - unsigned(p.chunks), shared);

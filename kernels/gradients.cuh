@@ -5,7 +5,7 @@ constexpr int GRADIENTS = HAS_DWEIGHT + HAS_DBIAS;
 // Of these, what threads keep while they work on rows: none where other threads have the columns.
 constexpr int KEPT = IS_SPLIT ? 0 : GRADIENTS;
 
-// Whether lanes can trade sums before they store them: two on neighbouring columns, whose sums of a pack are two words of four.
+// Whether lanes can trade sums before they store them: lane 2 n and the next have neighbouring columns, and a pack is two words of four.
 constexpr bool CAN_TRADE = PACK == 8 && THREADS_PER_ROW % 2 == 0;
 
 // Partial rows are padded, so that each begins on 32 bytes.
@@ -85,7 +85,8 @@ __device__ inline void release(unsigned* lock) {
 
 // Adds to four values that other blocks add to as well.
 __device__ inline void accumulate(float* to, const float* values) {
-#if __CUDA_ARCH__ >= 900
+    // The compilers of CUDA 12.0 and before have no such instruction.
+#if __CUDA_ARCH__ >= 900 && __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1201
     asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
         :: "l"(to), "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3]) : "memory");
 #else

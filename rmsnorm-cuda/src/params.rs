@@ -37,7 +37,7 @@ pub(crate) struct Params {
     pub(crate) dbias: u64,
     /// f32: partial rows of dweight, then those of dbias.
     pub(crate) partials: u64,
-    /// u32: spin locks of `GradReduction::Locks`, zero before and after.
+    /// u32: spin locks of `GradReduction::Locks`, zeroed before each call.
     pub(crate) locks: u64,
     /// f32: mean_wdy and mean_wdy_xhat of every row, where backward takes two passes over memory.
     pub(crate) row_sums: u64,
@@ -45,7 +45,7 @@ pub(crate) struct Params {
     pub(crate) cols: u64,
     /// Sets of rows whose gradients are summed one after the other; chunk c has the rows c, c + chunks, ...
     pub(crate) chunks: u64,
-    /// Partial rows: the chunks, the groups of `Locks`, or 1.
+    /// Partial rows: the chunks, the groups of `Locks`, or a few; none where a call is split.
     pub(crate) partial_rows: u64,
     pub(crate) eps: f32,
     pub(crate) weight_offset: f32,

@@ -126,7 +126,7 @@ pub(crate) struct Tile {
     pub(crate) pack: u32,
     /// Packs a thread owns in a row.
     pub(crate) packs: u32,
-    /// Threads of one block on one row; a power of two.
+    /// Threads of one block on one row; a power of two or a multiple of 32.
     pub(crate) threads_per_row: u32,
     /// Rows a block works on side by side.
     pub(crate) groups: u32,

@@ -45,7 +45,7 @@ pub enum Accumulate {
     Partials,
     /// Partial rows that are shared behind locks.
     Locks,
-    /// One partial row, by atomic additions.
+    /// A few partial rows, by atomic additions.
     Atomics,
 }
 

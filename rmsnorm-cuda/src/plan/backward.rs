@@ -98,7 +98,7 @@ fn on_chip(problem: &Problem, tile: Tile, caps: &Caps) -> Plan {
 
 /// The matrices fit the L2, so that it is read a second time by columns: one kernel, which makes no partial sums.
 fn split(problem: &Problem, tile: Tile, chunks: u64, cluster: u32) -> Plan {
-    // A block has few rows, and what it does not need is room for blocks of columns.
+    // Two steps are enough for few rows; the rest of shared memory lets more blocks of columns run.
     let tile = Tile { stages: tile.stages.min(2), ..tile };
     let mut key = key(problem, Program::BackwardSplit, tile);
     key.call.accumulate = Accumulate::Partials;
@@ -131,7 +131,7 @@ fn column_bytes(problem: &Problem, tile: &Tile) -> usize {
 ///
 /// The split reads x and dy twice, the second time from the L2, and saves the partial rows and a kernel, whose worth is that of the
 /// time in which the L2 gives `Tuning::split_bytes`. H200, bf16, us, split and not: 128x4096 2.9 and 5.2, 512x5120 7.5 and 10.1, 256x12288
-/// 9.1 and 11.3, 512x8192 11.0 and 12.4, 1024x4096 11.2 and 11.5, but 1536x2048 10.6 and 10.4, 4096x1024 11.5 and 10.7; layer norm
+/// 9.1 and 11.3, 512x8192 11.0 and 12.4, but 1536x2048 10.6 and 10.4, 4096x1024 11.5 and 10.7; layer norm
 /// 2048x1024 12.0 and 9.9.
 fn split_cluster(problem: &Problem, tile: &Tile, chunks: u64, caps: &Caps) -> Option<u32> {
     let gradients = problem.tensors.sums_over_rows() as u64;

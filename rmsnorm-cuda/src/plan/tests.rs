@@ -22,7 +22,7 @@ use crate::caps::Caps;
 const DEVICES: [Caps; 3] = [Caps::h200(), Caps::a100(), Caps::t4()];
 
 /// Row counts at which plans may change, and more than any grid has blocks.
-const ROWS: [usize; 12] = [0, 1, 2, 15, 16, 17, 131, 132, 133, 4096, 1 << 20, 1 << 33];
+const ROWS: [usize; 14] = [0, 1, 2, 15, 16, 17, 131, 132, 133, 1024, 1025, 4096, 1 << 20, 1 << 33];
 
 /// Plans know bytes, not dtypes: f16 stands for both types of 16 bits.
 const F16: DTypes = DTypes::uniform(DType::F16);

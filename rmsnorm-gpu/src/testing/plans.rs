@@ -67,7 +67,7 @@ pub trait Planner {
     }
     /// What is launched that sums over a row, in words, and its longest chain of additions.
     fn row_chains(plan: &Self::Plan, cols: usize) -> Vec<(String, u64)>;
-    /// The longest chain in `dweight` and `dbias` by [`GradReduction::Partials`].
+    /// The longest chain in `dweight` and `dbias` by [`Partials`](rmsnorm_spec::GradReduction::Partials).
     fn gradient_chain(plan: &Self::Plan, rows: usize) -> u64;
     /// Where the parts of the workspace lie.
     fn parts(plan: &Self::Plan, call: Call, rows: usize, cols: usize) -> Parts;

@@ -198,7 +198,7 @@ fn shared_memory_has_room_for_the_rows_and_the_exchange() {
                 Program::Backward | Program::BackwardSplit => {
                     let rows = (tile.groups * tile.unroll * tile.stages) as usize;
                     let streams = activation + residual * (1 + usize::from(call.tensors.has(Tensor::DresidualOut)));
-                    // `sum_groups` of backward.cu: those within a warp meet in registers.
+                    // `sum_groups` of backward_rows.cuh: those within a warp meet in registers.
                     let width = tile.threads_per_row.max(32);
                     let upper_half = launch.threads / width / 2 * width;
                     let sums = (tile.pack * tile.packs * upper_half) as usize * call.gradients();
