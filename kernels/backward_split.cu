@@ -34,13 +34,14 @@ __device__ inline void all_blocks_barrier() {
 
 // What block `rank` of the cluster has at an address of shared memory.
 __device__ inline float load_of_block(const float* address, unsigned rank) {
-    float value = *address;
 #if __CUDA_ARCH__ >= 900
-    unsigned there = unsigned(__cvta_generic_to_shared(address));
-    asm("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(there) : "r"(rank));
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(there) : "memory");
-#endif
+    float value;
+    const unsigned own = unsigned(__cvta_generic_to_shared(address));
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(of_block(own, rank)) : "memory");
     return value;
+#else
+    return *address;
+#endif
 }
 
 // A pack of one row: all of it, or the first `left` columns.
@@ -87,7 +88,7 @@ __device__ inline void sum_rows(
 // The columns of block `index` of those that have columns.
 __device__ inline void run_columns(const Params& p, unsigned index, char* shared) {
     ColumnSums* of_warps = reinterpret_cast<ColumnSums*>(shared);
-    ColumnSums& of_block = of_warps[COLUMN_WARPS];
+    ColumnSums& block_sums = of_warps[COLUMN_WARPS];
     const unsigned blocks = cluster_size(), rank = index % blocks;
     const unsigned long long begin = (unsigned long long)(index / blocks) * COLUMN_WIDTH;
     const unsigned lane = threadIdx.x % COLUMN_LANES, group = threadIdx.x / COLUMN_LANES;
@@ -114,14 +115,14 @@ __device__ inline void run_columns(const Params& p, unsigned index, char* shared
         float sum = 0.0f;
         #pragma unroll 8
         for (int warp = 0; warp < COLUMN_WARPS; ++warp) sum += of_warps[warp][g][place];
-        of_block[g][place] = sum;
+        block_sums[g][place] = sum;
     }
     all_blocks_barrier();
     if (rank == 0)
         for (unsigned at = threadIdx.x; at < GRADIENTS * COLUMN_WIDTH; at += THREADS) {
             const unsigned g = at / COLUMN_WIDTH, place = at % COLUMN_WIDTH;
-            float sum = of_block[g][place];
-            for (unsigned block = 1; block < blocks; ++block) sum += load_of_block(&of_block[g][place], block);
+            float sum = block_sums[g][place];
+            for (unsigned block = 1; block < blocks; ++block) sum += load_of_block(&block_sums[g][place], block);
             W* gradient = HAS_DWEIGHT && g == 0 ? p.dweight : p.dbias;
             if (begin + place < p.cols) gradient[begin + place] = from_f32<W>(sum);
         }

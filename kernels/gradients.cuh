@@ -117,8 +117,7 @@ __device__ inline void hand_on(
             #pragma unroll
             for (int k = 0; k < PACKS; ++k)
                 #pragma unroll
-                for (int i = 0; i < PACK; i += 4)
-                    {
+                for (int i = 0; i < PACK; i += 4) {
                     const int column = column_of<TRADES>(k, i);
                     if (column < left) visit(rows + g * p.partial_rows * stride + column, &gradients.sums[g][k][i]);
                 }

@@ -77,7 +77,7 @@ __device__ inline float total_of(const float (&sent)[SENDERS]) {
     }
 }
 
-#if CLUSTER > 1
+#if __CUDA_ARCH__ >= 900
 // Where block `rank` of the cluster has what this block has at an address of its shared memory.
 __device__ inline unsigned of_block(unsigned address, unsigned rank) {
     asm("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(rank));
