@@ -29,7 +29,7 @@ sources! {
     BACKWARD_ROWS = "backward_rows.cuh",
     BACKWARD_SPLIT = "backward_split.cu",
     BACKWARD_STREAMING = "backward_streaming.cu",
-    CLEAR_AMAX = "clear_amax.cu",
+    CLEAR = "clear.cu",
     CODES = "codes.cuh",
     COLUMNWISE = "columnwise.cu",
     DTYPE = "dtype.cuh",

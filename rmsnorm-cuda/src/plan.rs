@@ -48,8 +48,8 @@ pub(crate) enum Program {
     TransposeCodes,
     /// `columnwise.cu`
     Columnwise,
-    /// `clear_amax.cu`
-    ClearAmax,
+    /// `clear.cu`
+    Clear,
 }
 
 impl Program {
@@ -74,7 +74,8 @@ impl Program {
             }
             Program::TransposeCodes => ("transpose_codes", Direction::QuantizedForward, false, &[]),
             Program::Columnwise => ("columnwise", Direction::QuantizedForward, false, &[Weight, Bias, Residual]),
-            Program::ClearAmax => ("clear_amax", Direction::QuantizedForward, false, &[]),
+            // Of every direction, and so of none of them.
+            Program::Clear => ("clear", Direction::Forward, false, &[]),
         };
         rmsnorm_gpu::program::Program { stem, direction, is_reduction, optional: TensorSet::of(optional) }
     }
@@ -106,7 +107,7 @@ impl Program {
         Program::QuantizedForwardStreaming,
         Program::TransposeCodes,
         Program::Columnwise,
-        Program::ClearAmax,
+        Program::Clear,
     ];
 }
 
@@ -164,8 +165,8 @@ pub(crate) struct Reads {
 /// One thing to enqueue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Zeroes so many bytes of a tensor, from its byte `first` on.
-    Zero { tensor: Tensor, first: usize, bytes: usize },
+    /// Zeroes so many bytes of a tensor, from its byte `first` on, by `grid` blocks of that kernel.
+    Clear { key: KernelKey, grid: u32, tensor: Tensor, first: usize, bytes: usize },
     /// Launches a kernel. `grid` counts blocks and is a multiple of `cluster`, which is that of the key's tile or, where blocks have
     /// columns too, a multiple of it.
     Launch { key: KernelKey, grid: u32, cluster: u32, threads: u32, shared_bytes: u32 },
@@ -184,7 +185,22 @@ pub(crate) struct Plan {
     pub(crate) partial_rows: u64,
 }
 
+/// Bytes that a thread of `clear.cu` zeroes in one turn.
+const CLEARED_PIECE: usize = 16;
+
+/// Blocks of `clear.cu` at the most.
+const MOST_CLEARING_BLOCKS: usize = 1024;
+
 impl Step {
+    /// Zeroes bytes of a tensor: one code for every call.
+    fn clear(tensor: Tensor, first: usize, bytes: usize) -> Self {
+        let tile = Tile { pack: 8, packs: 1, threads_per_row: 32, groups: 1, blocks_per_sm: 32, ..Tile::NONE };
+        let key = key(&Problem::forward(Norm::Rms, 0, 0, DType::F32, &[]), Program::Clear, tile);
+        // The blocks go on to further pieces.
+        let grid = bytes.div_ceil(CLEARED_PIECE * tile.threads() as usize).min(MOST_CLEARING_BLOCKS) as u32;
+        Step::Clear { key, grid, tensor, first, bytes }
+    }
+
     /// A launch in clusters of the tile's size.
     fn launch(key: KernelKey, grid: u32, shared_bytes: u32) -> Self {
         Step::Launch { key, grid, cluster: key.tile.cluster, threads: key.tile.threads(), shared_bytes }
@@ -194,9 +210,8 @@ impl Step {
 impl Plan {
     /// The kernels that it launches, in order.
     pub(crate) fn keys(&self) -> impl Iterator<Item = KernelKey> + use<> {
-        self.steps.into_iter().flatten().filter_map(|step| match step {
-            Step::Launch { key, .. } => Some(key),
-            Step::Zero { .. } => None,
+        self.steps.into_iter().flatten().map(|step| match step {
+            Step::Clear { key, .. } | Step::Launch { key, .. } => key,
         })
     }
 }
@@ -338,6 +353,6 @@ fn reads(program: Program, call: &CallKey, tile: &Tile) -> Reads {
         | Program::QuantizedForwardStreaming
         | Program::TransposeCodes
         | Program::Columnwise
-        | Program::ClearAmax => reads,
+        | Program::Clear => reads,
     }
 }

@@ -40,7 +40,7 @@ const fn files(program: Program) -> &'static [Source] {
         Program::QuantizedForwardStreaming => &[kernels::FORWARD_VISITS, kernels::QUANTIZED_FORWARD_STREAMING],
         Program::TransposeCodes => &[kernels::TRANSPOSE_CODES],
         Program::Columnwise => &[kernels::COLUMNWISE],
-        Program::ClearAmax => &[kernels::CLEAR_AMAX],
+        Program::Clear => &[kernels::CLEAR],
     }
 }
 

@@ -6,13 +6,13 @@ use rmsnorm_spec::{Error, Tensor};
 
 use crate::error::device_error;
 use crate::kernel::Kernels;
-use crate::params::Params;
+use crate::params::{Matrix, Params};
 use crate::plan::{Plan, Step};
 
 /// A step with its kernel at hand.
 #[derive(Clone, Copy)]
 pub(super) enum Work {
-    Zero { tensor: Tensor, first: usize, bytes: usize },
+    Clear { launch: Launch, tensor: Tensor, first: usize, bytes: usize },
     Launch(Launch),
 }
 
@@ -20,7 +20,11 @@ impl Work {
     /// A step of that plan.
     pub(super) fn new(step: Step, plan: &Plan, kernels: &Kernels) -> Result<Self, Error> {
         Ok(match step {
-            Step::Zero { tensor, first, bytes } => Work::Zero { tensor, first, bytes },
+            Step::Clear { key, grid, tensor, first, bytes } => {
+                let threads = key.tile.threads_per_row;
+                let launch = Launch { kernel: kernels.get(&key, plan)?, grid, threads, shared_bytes: 0, cluster: 1 };
+                Work::Clear { launch, tensor, first, bytes }
+            }
             Step::Launch { key, grid, cluster, threads, shared_bytes } => {
                 Work::Launch(Launch { kernel: kernels.get(&key, plan)?, grid, threads, shared_bytes, cluster })
             }
@@ -29,22 +33,10 @@ impl Work {
 
     pub(super) fn enqueue(self, stream: &CudaStream, params: &Params, overlap: bool) -> Result<(), Error> {
         match self {
-            Work::Zero { tensor, first, bytes } => {
-                let (address, stream) = (params.tensor(tensor).data + first as u64, stream.cu_stream());
-                // SAFETY:
-                // - memory: the plan zeroes within its workspace, which has the plan's length (Checked, or allocated so), or
-                //   an output, which has the length that the call's problem asks for (Checked);
-                // - alignment: words are zeroed where there are whole ones, all of which are elements of four bytes or lie at an
-                //   address that is asked for it;
-                // - order: the stream's, as for the kernels that use it.
-                let result = unsafe {
-                    if (address | bytes as u64).is_multiple_of(4) {
-                        sys::cuMemsetD32Async(address, 0, bytes / 4, stream)
-                    } else {
-                        sys::cuMemsetD8Async(address, 0, bytes, stream)
-                    }
-                };
-                result.result().map_err(device_error("cuMemsetAsync"))
+            Work::Clear { launch, tensor, first, bytes } => {
+                // What it zeroes, in the words of `clear.cu`.
+                let y = Matrix { data: params.tensor(tensor).data + first as u64, row_stride: 0 };
+                launch.enqueue(stream, &Params { y, cols: bytes as u64, ..Params::default() }, overlap)
             }
             Work::Launch(launch) => launch.enqueue(stream, params, overlap),
         }
@@ -94,10 +86,10 @@ impl Launch {
         //   of it that comes before those (`Params::bytes`); its size was checked where it was compiled; the driver copies it before it returns;
         // - config: points to as many attributes as it says, each with the value that belongs to its id;
         // - memory: addresses, lengths and strides come from a `Checked` call, so every access that the kernel makes for
-        //   (rows, cols) lies in a live tensor; its key has groups exactly where the problem has, and their rows fit the 32
+        //   (rows, cols) lies in a live tensor; what is cleared lies in the workspace, or in an output of that many bytes; its key has groups exactly where the problem has, and their rows fit the 32
         //   bits that it counts them in; no output overlaps another; the workspace has the plan's length;
         // - alignment: the key's access_bytes divide all addresses and strides, those of codes times the size of the widest
-        //   matrix's elements, as many codes being one access; what transposes codes, or makes those along columns,
+        //   matrix's elements, as many codes being one access; what clears, transposes codes, or makes those along columns,
         //   looks at them itself;
         // - order: a kernel that reads what one before it has written, rstd among others, waits for it first
         //   (`wait_for_earlier_kernels`); cudarc's events, held in `Tensors`, order the accesses with those on other streams.

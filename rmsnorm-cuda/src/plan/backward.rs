@@ -87,6 +87,11 @@ pub(super) fn workspace_len_bound(problem: &Problem) -> usize {
 fn on_chip(problem: &Problem, tile: Tile, caps: &Caps) -> Plan {
     let rows = problem.rows as u64;
     let blocks = u64::from(resident_clusters(&tile, caps)).min(rows.div_ceil((tile.groups * tile.unroll).into()));
+    let blocks = match problem.grad_reduction {
+        // Blocks take turns at a lock: as many at each. 4096x1024 13.8 us for 14.3, 16384x4096 101 for 102 (H200).
+        GradReduction::Locks { groups } if blocks > u64::from(groups) => blocks - blocks % u64::from(groups),
+        GradReduction::Partials | GradReduction::Locks { .. } | GradReduction::Atomics => blocks,
+    };
     let chunks = reduction::chunks(rows, blocks, most_rows(rows, tile.groups));
     if let Some(cluster) = split_cluster(problem, &tile, chunks, caps) {
         return split(problem, tile, chunks, cluster);
@@ -189,11 +194,11 @@ fn finish(problem: &Problem, chunks: u64, slices: u64, main: [Option<Step>; 2], 
         plan.steps = [first, second, None, None];
         return plan;
     }
-    let zero = (!zeroed.is_empty()).then(|| {
+    let clear = (!zeroed.is_empty()).then(|| {
         let [first, bytes] = [zeroed.start, zeroed.len()].map(|elements| elements * size_of::<f32>());
-        Step::Zero { tensor: Tensor::Workspace, first, bytes }
+        Step::clear(Tensor::Workspace, first, bytes)
     });
-    plan.steps = [zero, first, second, Some(second_stage(problem, partial_rows, caps))];
+    plan.steps = [clear, first, second, Some(second_stage(problem, partial_rows, caps))];
     plan
 }
 
@@ -238,7 +243,7 @@ fn alone(step: Step) -> Step {
             key.call.accumulate = Accumulate::Partials;
             Step::Launch { key, grid, cluster, threads, shared_bytes }
         }
-        Step::Zero { .. } => step,
+        Step::Clear { .. } => step,
     }
 }
 

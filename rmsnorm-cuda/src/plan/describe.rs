@@ -14,7 +14,7 @@ impl fmt::Display for Plan {
 
 fn step(step: &Step) -> String {
     let (KernelKey { program, tile, .. }, grid, cluster, shared_bytes) = match *step {
-        Step::Zero { bytes, .. } => return format!("zero={}", bytes.div_ceil(4)),
+        Step::Clear { bytes, .. } => return format!("clear={bytes}"),
         Step::Launch { key, grid, cluster, shared_bytes, .. } => (key, grid, cluster, shared_bytes),
     };
     let info = program.info();

@@ -26,8 +26,13 @@ pub(super) fn plan(problem: &Problem, quant: &QuantSpec, access_bytes: u32, caps
     let mut plan = Plan::default();
     plan.steps = match quant.scale {
         ScaleKind::Given => {
-            let is_zeroed = problem.has(Tensor::Amax) && !quant.folds_amax;
-            [is_zeroed.then(|| clear(ScaleKind::Given)), rows(problem, quant.scale, access_bytes, caps), codes_t, None]
+            let is_cleared = problem.has(Tensor::Amax) && !quant.folds_amax;
+            [
+                is_cleared.then(|| Step::clear(Tensor::Amax, 0, size_of::<f32>())),
+                rows(problem, quant.scale, access_bytes, caps),
+                codes_t,
+                None,
+            ]
         }
         ScaleKind::Current => {
             plan.workspace = Workspace { len: FOUND_LEN + reduction::ALIGNMENT_SLACK as usize, ..Workspace::default() };
@@ -38,16 +43,16 @@ pub(super) fn plan(problem: &Problem, quant: &QuantSpec, access_bytes: u32, caps
             let mut given = *quant;
             given.scale = ScaleKind::Given;
             let write = rows(&Problem { quant: Some(given), ..*problem }, ScaleKind::Given, access_bytes, caps);
-            [Some(clear(ScaleKind::Current)), find, write, codes_t]
+            [Some(Step::clear(Tensor::Workspace, 0, FOUND_LEN * size_of::<u32>())), find, write, codes_t]
         }
         ScaleKind::Row | ScaleKind::Block { .. } | ScaleKind::Mx { .. } => {
             let shape = (problem.rows, problem.cols);
             let columns = problem.has(Tensor::CodesColumnwise);
             // Nothing stands between the two kernels, so that they overlap.
             [
-                zero_gaps(problem, Tensor::Scales, quant, shape),
+                clear_gaps(problem, Tensor::Scales, quant, shape),
                 columns
-                    .then(|| zero_gaps(problem, Tensor::ScalesColumnwise, &quant.columnwise(), (shape.1, shape.0)))
+                    .then(|| clear_gaps(problem, Tensor::ScalesColumnwise, &quant.columnwise(), (shape.1, shape.0)))
                     .flatten(),
                 rows(problem, quant.scale, access_bytes, caps),
                 columns.then(|| columnwise(problem, quant, access_bytes)).flatten(),
@@ -96,28 +101,16 @@ fn with_registers(tile: Tile) -> Tile {
     Tile { unroll: 1, blocks_per_sm: tile.blocks_per_sm.min(most).max(1), ..tile }
 }
 
-/// The kernel that copies codes transposed; nothing for no rows.
+/// The kernel that copies codes transposed, which knows no values: one code for every norm, dtype and format. Nothing for no rows.
 fn transpose(problem: &Problem) -> Option<Step> {
-    let tile = Tile { threads_per_row: 256, blocks_per_sm: 8, ..ONE_GROUP };
+    let tile = Tile { pack: 8, packs: 1, threads_per_row: 256, groups: 1, blocks_per_sm: 8, ..Tile::NONE };
     // A grid has at most 2^31 - 1 blocks; they go on to further tiles.
     let grid = (problem.rows.div_ceil(SIDE) * problem.cols.div_ceil(SIDE)).min(i32::MAX as usize) as u32;
-    (grid > 0).then(|| launch(Program::TransposeCodes, problem.rows_per_group, ScaleKind::Given, tile, grid))
-}
-
-/// The kernel that zeroes what the largest magnitude is folded into.
-fn clear(scale: ScaleKind) -> Step {
-    launch(Program::ClearAmax, None, scale, Tile { threads_per_row: 32, ..ONE_GROUP }, 1)
-}
-
-const ONE_GROUP: Tile = Tile { pack: 8, packs: 1, groups: 1, ..Tile::NONE };
-
-/// A kernel that knows no values: one code for every norm, dtype and format.
-fn launch(program: Program, rows_per_group: Option<usize>, scale: ScaleKind, tile: Tile, grid: u32) -> Step {
-    let quant = Some(QuantSpec::new(CodeType::E4m3, scale));
-    let problem = Problem::forward(Norm::Rms, 0, 0, DType::F32, &[]);
-    let mut key = key(&Problem { quant, rows_per_group, ..problem }, program, tile);
+    let quant = Some(QuantSpec::new(CodeType::E4m3, ScaleKind::Given));
+    let any = Problem::forward(Norm::Rms, 0, 0, DType::F32, &[]);
+    let mut key = key(&Problem { quant, rows_per_group: problem.rows_per_group, ..any }, Program::TransposeCodes, tile);
     (key.tile.is_ragged, key.tile.has_tail) = (true, true);
-    Step::launch(key, grid, 0)
+    (grid > 0).then(|| Step::launch(key, grid, 0))
 }
 
 /// The kernel of the copy along columns, which needs all rows' statistics; nothing for no rows.
@@ -136,10 +129,10 @@ fn columnwise(problem: &Problem, quant: &QuantSpec, access_bytes: u32) -> Option
     (grid > 0).then(|| Step::launch(key, grid, 0))
 }
 
-/// Zeroes scales that have gaps: every scale has its kernel, what lies between them has nobody.
-fn zero_gaps(problem: &Problem, tensor: Tensor, quant: &QuantSpec, (rows, cols): (usize, usize)) -> Option<Step> {
+/// Clears scales that have gaps: every scale has its kernel, what lies between them has nobody.
+fn clear_gaps(problem: &Problem, tensor: Tensor, quant: &QuantSpec, (rows, cols): (usize, usize)) -> Option<Step> {
     let scales = |quant: &QuantSpec| quant.scales_len(rows, cols).unwrap_or(0);
     let bytes = scales(quant) * problem.storage(tensor).map_or(0, Storage::size);
     let has_gaps = scales(quant) > scales(&quant.layout(ScaleLayout::RowMajor));
-    has_gaps.then_some(Step::Zero { tensor, first: 0, bytes })
+    has_gaps.then(|| Step::clear(tensor, 0, bytes))
 }

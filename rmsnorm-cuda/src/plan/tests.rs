@@ -125,7 +125,7 @@ impl Planner for Plans {
     fn zeroes(plan: &Plan) -> Vec<(usize, Range<u64>)> {
         let numbered = plan.steps.into_iter().flatten().enumerate();
         let zeroes = numbered.filter_map(|(number, step)| match step {
-            Step::Zero { first, bytes, .. } => Some((number, first as u64 / 4..(first + bytes) as u64 / 4)),
+            Step::Clear { first, bytes, .. } => Some((number, first as u64 / 4..(first + bytes) as u64 / 4)),
             Step::Launch { .. } => None,
         });
         zeroes.collect()
@@ -149,7 +149,7 @@ fn launches(plan: &Plan) -> impl Iterator<Item = Launch> {
         Step::Launch { key, grid, cluster, threads, shared_bytes } => {
             Some(Launch { key, grid, cluster, threads, shared_bytes })
         }
-        Step::Zero { .. } => None,
+        Step::Clear { .. } => None,
     })
 }
 

@@ -35,7 +35,7 @@ pub(super) fn of_row(key: &KernelKey, cols: usize) -> Option<u64> {
         | Program::ReducePartials
         | Program::TransposeCodes
         | Program::Columnwise
-        | Program::ClearAmax => {
+        | Program::Clear => {
             return None;
         }
     };
@@ -68,7 +68,7 @@ pub(super) fn of_gradients(plan: &Plan, rows: usize) -> u64 {
             | Program::QuantizedForwardStreaming
             | Program::TransposeCodes
             | Program::Columnwise
-            | Program::ClearAmax
+            | Program::Clear
             | Program::BackwardRowSums => 0,
         }
     });

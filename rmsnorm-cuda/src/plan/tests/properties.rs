@@ -45,7 +45,7 @@ fn is_on_chip(program: Program) -> bool {
         | Program::QuantizedForwardStreaming
         | Program::TransposeCodes
         | Program::Columnwise
-        | Program::ClearAmax => false,
+        | Program::Clear => false,
     }
 }
 
@@ -64,7 +64,7 @@ fn static_bytes(key: &KernelKey) -> usize {
         Program::ForwardLong | Program::ForwardStreaming | Program::QuantizedForwardStreaming => 1,
         Program::Backward | Program::BackwardSplit => unroll * if key.call.norm == Norm::Layer { 2 } else { 1 },
         Program::BackwardRowSums => 2,
-        Program::BackwardColumns | Program::ClearAmax => 0,
+        Program::BackwardColumns | Program::Clear => 0,
         Program::TransposeCodes => return 128 * 128,
         // Codes; magnitudes of eight warps, and up to four scales, of each of 64 columns.
         Program::Columnwise => return 64 * (128 + (8 + 4) * size_of::<f32>()),
@@ -112,7 +112,7 @@ fn keys_have_the_tensors_of_the_call() {
                 Program::ReducePartials => &[Dweight, Dbias],
                 Program::QuantizedForward | Program::QuantizedForwardStreaming => &[Weight, Bias, Residual, Amax, Y],
                 Program::Columnwise => &[Weight, Bias, Residual],
-                Program::TransposeCodes | Program::ClearAmax => &[],
+                Program::TransposeCodes | Program::Clear => &[],
             };
             let expected: TensorSet = code.iter().copied().filter(|tensor| call.tensors.has(*tensor)).collect();
             assert_eq!(key.call.tensors, expected, "{cols} {call:?}");
@@ -127,7 +127,7 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
         for Launch { key, .. } in launches(&call.plan(4096, cols, caps)) {
             let (Tile { pack, packs, cluster, .. }, weight) = (key.tile, key.call.dtypes.weight);
             let is_cut = !cols.is_multiple_of(pack as usize);
-            let is_any = matches!(key.program, Program::ReducePartials | Program::TransposeCodes | Program::ClearAmax);
+            let is_any = matches!(key.program, Program::ReducePartials | Program::TransposeCodes | Program::Clear);
             assert_eq!(key.tile.has_tail, is_cut || is_any, "{cols} {key:?}");
             let none = Tile::NONE.reads;
             let reads = match key.program {
@@ -147,7 +147,7 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
                 | Program::QuantizedForwardStreaming
                 | Program::TransposeCodes
                 | Program::Columnwise
-                | Program::ClearAmax => none,
+                | Program::Clear => none,
             };
             assert_eq!(key.tile.reads, reads, "{cols} {key:?}");
             // Blocks that the registers must have room for, where no table says it.
@@ -157,7 +157,7 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
                 Program::Forward | Program::ForwardCluster | Program::ForwardLong | Program::ForwardStreaming => None,
                 Program::Backward | Program::BackwardSplit | Program::ReducePartials => None,
                 Program::QuantizedForward | Program::QuantizedForwardStreaming => None,
-                Program::TransposeCodes | Program::Columnwise | Program::ClearAmax => None,
+                Program::TransposeCodes | Program::Columnwise | Program::Clear => None,
             };
             assert!(blocks_per_sm.is_none_or(|blocks| blocks == key.tile.blocks_per_sm), "{cols} {key:?}");
             // Partial sums have the type of the gradients that they are of.
@@ -221,7 +221,7 @@ fn shared_memory_has_room_for_the_rows_and_the_exchange() {
                 | Program::QuantizedForwardStreaming
                 | Program::TransposeCodes
                 | Program::Columnwise
-                | Program::ClearAmax => 0,
+                | Program::Clear => 0,
             };
             assert_eq!(launch.shared_bytes as usize, needed, "{cols} {launch:?} of {call:?}");
         }
@@ -332,7 +332,7 @@ fn alignment_changes_the_access_and_nothing_else() {
                     Step::Launch { key, .. } => {
                         assert_eq!(std::mem::replace(&mut key.tile.access_bytes, 16), access_bytes)
                     }
-                    Step::Zero { .. } => {}
+                    Step::Clear { .. } => {}
                 }
             }
             assert_eq!(unaligned, aligned, "{cols} by {access_bytes} bytes, {call:?}");

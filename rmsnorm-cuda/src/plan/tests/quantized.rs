@@ -27,11 +27,7 @@ fn rms_norm_to_codes_on_an_h200() {
         (ScaleKind::Row, &[], "quantized_forward threads=128 packs=4x8 grid=16384"),
         (BLOCK, &[], "quantized_forward threads=64 packs=8x8 grid=16384"),
         (MX, &[Tensor::Y], "quantized_forward threads=64 packs=8x8 grid=16384"),
-        (
-            ScaleKind::Given,
-            &[Tensor::Amax],
-            "clear_amax threads=32 packs=1x8 ragged grid=1; quantized_forward threads=128 packs=4x8 grid=16384",
-        ),
+        (ScaleKind::Given, &[Tensor::Amax], "clear=4; quantized_forward threads=128 packs=4x8 grid=16384"),
         (
             ScaleKind::Given,
             &[Tensor::CodesT],
@@ -41,7 +37,7 @@ fn rms_norm_to_codes_on_an_h200() {
         (
             ScaleKind::Current,
             &[],
-            "clear_amax threads=32 packs=1x8 ragged grid=1; quantized_forward threads=128 packs=4x8 grid=1320; \
+            "clear=8; quantized_forward threads=128 packs=4x8 grid=1320; \
              quantized_forward threads=128 packs=4x8 grid=16384",
         ),
     ] {
@@ -63,7 +59,7 @@ fn the_scale_of_a_tensor_is_looked_for_by_blocks_that_stay() {
         ),
         ((4096, 1024), "threads=32 packs=4x8 rows=8 grid=512; quantized_forward threads=32 packs=4x8 rows=2 grid=2048"),
     ] {
-        let clear = "clear_amax threads=32 packs=1x8 ragged grid=1; quantized_forward ";
+        let clear = "clear=8; quantized_forward ";
         assert_eq!(words(ScaleKind::Current, size, &[]), format!("{clear}{expected}"));
     }
     for (caps, norm) in DEVICES.into_iter().flat_map(|caps| Norm::ALL.map(|norm| (caps, norm))) {
@@ -72,7 +68,7 @@ fn the_scale_of_a_tensor_is_looked_for_by_blocks_that_stay() {
             let plan = plan(&call, 16, &caps);
             let [_, find, write, _] = plan.steps.map(|step| match step {
                 Some(Step::Launch { key, grid, threads, .. }) => Some((key, grid, threads)),
-                Some(Step::Zero { .. }) | None => None,
+                Some(Step::Clear { .. }) | None => None,
             });
             let (Some((find, grid, threads)), Some((write, ..))) = (find, write) else { panic!("{plan:?}") };
             assert!(grid * threads <= caps.sms * caps.threads_per_sm, "{cols}: {plan:?}");
@@ -91,36 +87,36 @@ fn cells_are_cleared_and_padding_zeroed_where_nothing_else_writes_them() {
         let problem = Problem::quantized_forward(Norm::Rms, rows, 96, DType::F32, quant, tensors);
         let steps = plan(&problem, 16, &Caps::t4()).steps.into_iter().flatten();
         let stem = |step| match step {
-            Step::Zero { tensor, bytes, .. } => format!("zero {} {bytes}", tensor.name()),
+            Step::Clear { tensor, bytes, .. } => format!("clear {} {bytes}", tensor.name()),
             Step::Launch { key, .. } => key.program.info().stem.to_owned(),
         };
         steps.map(stem).collect::<Vec<_>>()
     };
     let quant = |scale| QuantSpec::new(CodeType::E4m3, scale);
     let amax = TensorSet::of(&[Tensor::Amax]);
-    assert_eq!(steps(quant(ScaleKind::Given), amax, 5), ["clear_amax", "quantized_forward"]);
+    assert_eq!(steps(quant(ScaleKind::Given), amax, 5), ["clear amax 4", "quantized_forward"]);
     assert_eq!(steps(quant(ScaleKind::Given).folds_amax(), amax, 5), ["quantized_forward"]);
-    assert_eq!(steps(quant(ScaleKind::Given), amax, 0), ["clear_amax"]);
+    assert_eq!(steps(quant(ScaleKind::Given), amax, 0), ["clear amax 4"]);
     let laid_out = |layout| steps(quant(MX).layout(layout), TensorSet::of(&[]), 5);
     assert_eq!(laid_out(ScaleLayout::RowMajor), ["quantized_forward"]);
-    assert_eq!(laid_out(ScaleLayout::PackedUe8m0 { ld: 7 }), ["zero scales 28", "quantized_forward"]);
-    assert_eq!(laid_out(ScaleLayout::Swizzled128x4), ["zero scales 512", "quantized_forward"]);
+    assert_eq!(laid_out(ScaleLayout::PackedUe8m0 { ld: 7 }), ["clear scales 28", "quantized_forward"]);
+    assert_eq!(laid_out(ScaleLayout::Swizzled128x4), ["clear scales 512", "quantized_forward"]);
     // Those along columns have gaps of their own.
     let along = [Tensor::Rstd, Tensor::CodesColumnwise, Tensor::ScalesColumnwise];
     let swizzled = quant(MX).columnwise_layout(ScaleLayout::Swizzled128x4);
-    let expected = ["zero scales_columnwise 512", "quantized_forward", "columnwise"];
+    let expected = ["clear scales_columnwise 512", "quantized_forward", "columnwise"];
     assert_eq!(steps(swizzled, TensorSet::of(&along), 5), expected);
     assert_eq!(steps(quant(MX), TensorSet::of(&along), 5), ["quantized_forward", "columnwise"]);
     // In the layout without gaps these scales would have four times the bytes.
     let power = quant(ScaleKind::Block { cols: 64, is_power_of_two: true });
     let bytes = power.layout(ScaleLayout::PackedUe8m0 { ld: 8 });
-    assert_eq!(steps(bytes, TensorSet::of(&[]), 5), ["zero scales 32", "quantized_forward"]);
+    assert_eq!(steps(bytes, TensorSet::of(&[]), 5), ["clear scales 32", "quantized_forward"]);
     let column_major = quant(BLOCK).layout(ScaleLayout::ColumnMajor { ld: 8 });
-    assert_eq!(steps(column_major, TensorSet::of(&[]), 5), ["zero scales 32", "quantized_forward"]);
+    assert_eq!(steps(column_major, TensorSet::of(&[]), 5), ["clear scales 32", "quantized_forward"]);
     let full = quant(BLOCK).layout(ScaleLayout::ColumnMajor { ld: 5 });
     assert_eq!(steps(full, TensorSet::of(&[]), 5), ["quantized_forward"]);
     // A tensor without rows has a scale of its own.
-    assert_eq!(steps(quant(ScaleKind::Current), TensorSet::of(&[]), 0), ["clear_amax", "quantized_forward"]);
+    assert_eq!(steps(quant(ScaleKind::Current), TensorSet::of(&[]), 0), ["clear workspace 8", "quantized_forward"]);
 }
 
 #[test]

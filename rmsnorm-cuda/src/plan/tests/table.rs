@@ -289,7 +289,7 @@ fn locks_and_atomics_begin_with_zeros() {
         &[
             (0, 4096, "reduce_partials rows=8 grid=64"),
             (128, 4096, "backward_split threads=256 packs=2x8 rows=2 ring=2 clusters=1 shared=64KiB grid=128"),
-            (32768, 4096, "zero=64; backward threads=256 packs=2x8 rows=2 ring=3 shared=96KiB grid=132; reduce_partials rows=32 grid=128"),
+            (32768, 4096, "clear=256; backward threads=256 packs=2x8 rows=2 ring=3 shared=96KiB grid=128; reduce_partials rows=32 grid=128"),
             (8192, 16384, "backward threads=4x128 packs=4x8 rows=2 ring=2 shared=64KiB grid=240; reduce_partials rows=32 grid=512"),
         ],
     );
@@ -299,8 +299,8 @@ fn locks_and_atomics_begin_with_zeros() {
         &[
             (0, 4096, "reduce_partials rows=8 grid=64"),
             (128, 4096, "backward_split threads=256 packs=2x8 rows=2 ring=2 clusters=1 shared=64KiB grid=128"),
-            (32768, 4096, "zero=16384; backward threads=256 packs=2x8 rows=2 ring=3 shared=96KiB grid=132; reduce_partials rows=8 grid=64"),
-            (8192, 16384, "zero=65536; backward threads=4x128 packs=4x8 rows=2 ring=2 shared=64KiB grid=240; reduce_partials rows=8 grid=256"),
+            (32768, 4096, "clear=65536; backward threads=256 packs=2x8 rows=2 ring=3 shared=96KiB grid=132; reduce_partials rows=8 grid=64"),
+            (8192, 16384, "clear=262144; backward threads=4x128 packs=4x8 rows=2 ring=2 shared=64KiB grid=240; reduce_partials rows=8 grid=256"),
         ],
     );
 }
