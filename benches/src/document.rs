@@ -112,6 +112,10 @@ pub struct Measured {
     /// The plan that ran, in a line.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan: Option<String>,
+    /// Microseconds that the host was in the first call of these kernels, which compiled them or read them from disk; none where an
+    /// earlier row had it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_call_us: Option<f64>,
     /// Every sample, in microseconds.
     #[serde(default)]
     pub samples_us: Vec<f64>,
@@ -232,6 +236,7 @@ impl Measured {
             of_copy: row.rate() / row.copy_rate(),
             revision: Some(REVISION.into()),
             plan: Some(row.plan.clone()),
+            first_call_us: row.first_call.map(|seconds| seconds * 1e6),
             samples_us: row.samples.all().iter().map(|seconds| seconds * 1e6).collect(),
         }
     }

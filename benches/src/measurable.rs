@@ -58,6 +58,9 @@ pub trait Measurable: Harness + Sized {
     /// `Length` if the lengths differ; nothing is written then. What the device says.
     fn copy<T: Element>(&self, from: In<'_, Self, T>, to: Out<'_, Self, T>, way: usize) -> Result<(), Error>;
 
+    /// How many kernels were compiled or found on disk so far; 0 where there are none to compile.
+    fn kernels(&self) -> usize;
+
     /// Makes a call on each of that many sets, so that all is compiled and loaded, and prepares to repeat them.
     ///
     /// # Errors

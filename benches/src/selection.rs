@@ -143,6 +143,8 @@ pub struct Row {
     pub copy: Samples,
     /// What ran, in the backend's words.
     pub plan: String,
+    /// Seconds that the host was in the first call of these kernels, if this row had it.
+    pub first_call: Option<f64>,
 }
 
 impl Row {
@@ -310,9 +312,13 @@ impl Selection {
             return Err(BenchError::Wrong(format!("copy {} {shape}: {wrong} elements did not arrive", T::DTYPE)));
         }
         for &operation in operations {
-            match workload.wrong_elements(operation) {
-                Ok(0) => done(Outcome::Measured(self.row(device, &mut workload, shape, operation)?)),
-                Ok(wrong) => {
+            let first_call = workload.first_call(operation);
+            match first_call.and_then(|first_call| Ok((first_call, workload.wrong_elements(operation)?))) {
+                Ok((first_call, 0)) => {
+                    let row = self.row(device, &mut workload, shape, operation)?;
+                    done(Outcome::Measured(Row { first_call, ..row }));
+                }
+                Ok((_, wrong)) => {
                     let (norm, op) = (operation.norm.name(), operation.op.name());
                     let what = format!("{norm} {op} {} {shape}: {wrong} elements outside their bounds", T::DTYPE);
                     return Err(BenchError::Wrong(what));
@@ -350,6 +356,7 @@ impl Selection {
             copy_bytes: 2 * shape.bytes(T::DTYPE),
             copy,
             plan: workload.plan(operation),
+            first_call: None,
         })
     }
 }
@@ -386,6 +393,7 @@ mod tests {
             copy_bytes: 2 * shape.bytes(DType::F32),
             copy: Samples::new(vec![1e-6]),
             plan: String::new(),
+            first_call: None,
         };
         assert!((row.rate() - 1.5).abs() < 1e-9, "{}", row.rate());
         assert!((row.copy_rate() - 0.24).abs() < 1e-9, "{}", row.copy_rate());

@@ -1,5 +1,7 @@
 //! The tensors of one shape and dtype, in several sets, and the calls that are timed on them.
 
+use std::time::Instant;
+
 use rmsnorm_core::quant::{ScaleKind, ScaleType};
 use rmsnorm_core::{
     Backward, DType, Element, Error, F8E4M3, Forward, Norm, NormBackend, NormSpec, Problem, QuantizedForward, Rows,
@@ -147,6 +149,17 @@ impl<'d, D: Measurable, T: Element> Workload<'d, D, T> {
             Op::QuantizedForward(quant) => self.quantized_forward(device, operation.norm, quant, set, false),
             Op::AddQuantizedForward(quant) => self.quantized_forward(device, operation.norm, quant, set, true),
         }
+    }
+
+    /// One call, and the seconds that the host was in it if it was the first of its kernels: it compiled them, or read them from disk.
+    ///
+    /// # Errors
+    /// What the backend says.
+    pub fn first_call(&mut self, operation: Operation) -> Result<Option<f64>, Error> {
+        let (kernels, start) = (self.device.kernels(), Instant::now());
+        self.call(operation, 0)?;
+        let seconds = start.elapsed().as_secs_f64();
+        Ok((self.device.kernels() > kernels).then_some(seconds))
     }
 
     /// Copies one matrix of the set of that number modulo their count to another, in one of the device's ways: what a

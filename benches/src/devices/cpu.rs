@@ -73,6 +73,10 @@ impl Measurable for CpuBackend {
         CpuBackend::copy(self, body, body_to, streaming)
     }
 
+    fn kernels(&self) -> usize {
+        0
+    }
+
     fn make_batch(&self, _sets: usize, call: &mut Call<'_, Self>) -> Result<(), Error> {
         // All is compiled: one call fills the caches and wakes the threads.
         call(self, 0)

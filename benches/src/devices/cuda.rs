@@ -125,6 +125,10 @@ impl Measurable for CudaBackend {
         Ok(())
     }
 
+    fn kernels(&self) -> usize {
+        self.kernel_count()
+    }
+
     fn make_batch(&self, sets: usize, call: &mut Call<'_, Self>) -> Result<Batch, Error> {
         // Not all who measure ask first whether they may.
         require_timing(self.driver_version()).map_err(|reason| Error::Unavailable { backend: "cuda", reason })?;

@@ -100,6 +100,10 @@ impl Measurable for WgpuBackend {
         WgpuBackend::copy(self, from, to)
     }
 
+    fn kernels(&self) -> usize {
+        self.kernel_count()
+    }
+
     fn make_batch(&self, sets: usize, call: &mut Call<'_, Self>) -> Result<Batch, Error> {
         (0..sets).try_for_each(|set| call(self, set))?;
         self.wait()?;

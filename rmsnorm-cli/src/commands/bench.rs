@@ -196,6 +196,16 @@ fn notes(table: &Table) -> String {
     if table.rows.iter().any(|row| row.mode == Mode::Events) {
         notes += "+ not captured into a graph: the time includes gaps between launches\n";
     }
+    let mut first_calls: Vec<f64> = table.rows.iter().filter_map(|row| row.first_call).collect();
+    first_calls.sort_by(f64::total_cmp);
+    if let Some(most) = first_calls.last() {
+        let (count, median) = (first_calls.len(), first_calls[first_calls.len() / 2]);
+        notes += &format!(
+            "first calls, which compile kernels or read them from disk: {count}, median {:.1} ms, most {:.1} ms\n",
+            1e3 * median,
+            1e3 * most
+        );
+    }
     for rule in &table.unsupported {
         notes += &format!("unsupported: {rule}\n");
     }

@@ -109,8 +109,19 @@ fn adapter_runs_files_as_the_definition_says() {
 #[test]
 fn adapter_bench_measures_by_timestamps() {
     let Some(folder) = device("wgpu") else { return };
-    let args =
-        ["bench", "--backend", "wgpu", "--shapes", "64x1000", "--seconds", "0", "--dtype", "bf16", "--json", "-"];
+    let args = [
+        "bench",
+        "--backend",
+        "wgpu",
+        "--shapes",
+        "64x1000,65x1000",
+        "--seconds",
+        "0",
+        "--dtype",
+        "bf16",
+        "--json",
+        "-",
+    ];
     let outcome = folder.rmsnorm(&args);
     assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
     let report: Value = serde_json::from_str(&outcome.stdout).unwrap();
@@ -119,6 +130,9 @@ fn adapter_bench_measures_by_timestamps() {
     for row in rows {
         assert!(["timestamps", "wall"].iter().any(|mode| row["mode"] == *mode), "{row}");
         assert!(row["us"].as_f64().unwrap() > 0.0, "{row}");
+        // The other number of rows has the same kernels.
+        let first_call = row["first_call_us"].as_f64();
+        assert_eq!(first_call.is_some_and(|us| us > 0.0), row["rows"] == 64, "{row}");
     }
 }
 
