@@ -282,6 +282,8 @@ pub struct Summary {
     pub backend: &'static str,
     /// The device in the backend's words.
     pub device: String,
+    /// Which table of tiles its plans were made by, in the backend's words. Empty where there is none.
+    pub tuning: String,
     /// The profile, `part` for some of its cases, or `case` for those that were named.
     pub profile: &'static str,
     /// Seed of the drawn cases.
@@ -405,6 +407,7 @@ impl Summary {
             suite_version: SUITE_VERSION,
             backend: self.backend,
             device: &self.device,
+            tuning: &self.tuning,
             os: std::env::consts::OS,
             arch: std::env::consts::ARCH,
             profile: self.profile,
@@ -442,6 +445,7 @@ struct SummaryJson<'a> {
     suite_version: &'static str,
     backend: &'static str,
     device: &'a str,
+    tuning: &'a str,
     os: &'static str,
     arch: &'static str,
     profile: &'static str,
@@ -483,6 +487,9 @@ impl fmt::Display for Summary {
         let (os, arch) = (std::env::consts::OS, std::env::consts::ARCH);
         writeln!(f, "conformance {SUITE_VERSION}, profile {}, list sha256 {}", self.profile, self.list_hash)?;
         writeln!(f, "backend     {}: {}, {os} {arch}", self.backend, self.device)?;
+        if !self.tuning.is_empty() {
+            writeln!(f, "tuning      {}", self.tuning)?;
+        }
         writeln!(f, "arithmetic  {}", describe_arithmetic(&self.arithmetic))?;
         if let Some(test) = &self.self_test {
             writeln!(f, "self-test   {}", test.counts())?;
@@ -526,6 +533,7 @@ mod tests {
         Summary {
             backend: "stub",
             device: String::new(),
+            tuning: String::new(),
             profile: Profile::Smoke.name(),
             seed: 0,
             list_hash: String::new(),

@@ -122,6 +122,7 @@ fn run_device(
     let mut summary = Summary {
         backend: device.name(),
         device: device.describe(),
+        tuning: device.tuning(),
         profile: match (options.cases.is_empty(), options.is_whole()) {
             (false, _) => "case",
             (true, false) => "part",

@@ -11,8 +11,6 @@ use rmsnorm_spec::{
 use crate::caps::Caps;
 use crate::error::{device_error, unavailable};
 use crate::kernel::Kernels;
-#[cfg(feature = "conformance")]
-use crate::plan::Tuning;
 use crate::{compile, launch, library, plan};
 
 /// The oldest driver that has every call we make: 12.0 brought launches with attributes.
@@ -80,14 +78,16 @@ impl CudaBackend {
     /// A backend that works on this stream. The caller keeps the stream for anything else, too.
     ///
     /// # Errors
-    /// `Unavailable` if the driver is too old or NVRTC is missing; `Device` if the driver fails.
+    /// `Unavailable` if the driver is too old, NVRTC is missing, or `RMSNORM_TUNING` names a table that does not fit; `Device` if the
+    /// driver fails.
     pub fn from_stream(stream: Arc<CudaStream>) -> Result<Self, Error> {
         library::require_driver()?;
         let driver = driver_version()?;
         library::require_nvrtc()?;
         let (major, minor) = compile::nvrtc_version()?;
-        let kernels = Kernels::of(stream.context())?;
-        let device = describe(kernels.context(), kernels.caps(), driver, Version { major, minor });
+        let nvrtc = Version { major, minor };
+        let kernels = Kernels::of(stream.context(), driver.to_string(), format!("NVRTC {nvrtc}"))?;
+        let device = describe(kernels.context(), kernels.caps(), driver, nvrtc);
         let device = device.map_err(device_error("cuDeviceGetName"))?.into();
         Ok(CudaBackend { stream, kernels, driver, device })
     }
@@ -131,7 +131,13 @@ impl CudaBackend {
     #[doc(hidden)]
     #[must_use]
     pub fn unsplit(&self) -> Self {
-        CudaBackend { kernels: self.kernels.with_tuning(Tuning::UNSPLIT), ..self.clone() }
+        let source = self.kernels.source().clone();
+        CudaBackend { kernels: self.kernels.with_tuning(self.kernels.caps().tuning.unsplit(), source), ..self.clone() }
+    }
+
+    /// Which table calls are planned by, in words: `built in`, or a file and when it was made.
+    pub fn tuning(&self) -> String {
+        self.kernels.source().to_string()
     }
 
     /// How many CUDA devices there are; at least 1.
@@ -208,6 +214,12 @@ impl CudaBackend {
 
     pub(crate) fn kernels(&self) -> &Kernels {
         &self.kernels
+    }
+
+    /// The same backend with other kernels of its context.
+    #[cfg(feature = "conformance")]
+    pub(crate) fn with_kernels(&self, kernels: Arc<Kernels>) -> Self {
+        CudaBackend { kernels, ..self.clone() }
     }
 }
 

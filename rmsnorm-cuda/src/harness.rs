@@ -28,6 +28,10 @@ impl Harness for CudaBackend {
         self.to_string()
     }
 
+    fn tuning(&self) -> String {
+        CudaBackend::tuning(self)
+    }
+
     fn plan(&self, problem: &Problem) -> String {
         plan::plan(problem, launch::dense_access_bytes(problem), self.kernels().caps()).to_string()
     }

@@ -10,13 +10,12 @@ use cudarc::driver::{CudaContext, CudaFunction, DriverError};
 use cudarc::nvrtc::Ptx;
 use rmsnorm_gpu::parallel;
 use rmsnorm_spec::Error;
+use rmsnorm_tuning::{Chosen, Identity, Source, choose};
 
 use crate::caps::Caps;
 use crate::compile;
-use crate::error::device_error;
-#[cfg(feature = "conformance")]
-use crate::plan::Tuning;
-use crate::plan::{KernelKey, Plan};
+use crate::error::{device_error, unavailable};
+use crate::plan::{KEPT, KernelKey, Plan, Tuning};
 use pool::Pool;
 
 /// Dynamic shared memory that a kernel may have without asking.
@@ -27,13 +26,21 @@ const SHARED_WITHOUT_OPTIN: u32 = 48 << 10;
 pub(crate) struct Kernels {
     context: Arc<CudaContext>,
     caps: Caps,
-    loaded: RwLock<HashMap<KernelKey, CudaFunction>>,
+    /// What a table of the device is for, and where the one in use comes from.
+    identity: Identity,
+    source: Source,
+    /// A key says all of a tile, so that backends with other tables share what they have in common.
+    loaded: Arc<RwLock<HashMap<KernelKey, CudaFunction>>>,
     pool: Mutex<Option<Pool>>,
 }
 
 impl Kernels {
-    /// Those of that context: the ones that another backend in this process has, or new ones.
-    pub(crate) fn of(context: &Arc<CudaContext>) -> Result<Arc<Self>, Error> {
+    /// Those of that context: the ones that another backend in this process has, or new ones, planned by the table that the
+    /// environment says. `driver` and `library` are the versions of what a table depends on.
+    ///
+    /// # Errors
+    /// `Unavailable` if the environment names a table that does not fit; `Device` if the driver fails.
+    pub(crate) fn of(context: &Arc<CudaContext>, driver: String, library: String) -> Result<Arc<Self>, Error> {
         static ALL: Mutex<Vec<Weak<Kernels>>> = Mutex::new(Vec::new());
         // A thread that panicked has left whole entries: each is made before it is pushed.
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
@@ -41,19 +48,52 @@ impl Kernels {
         if let Some(kernels) = all.iter().filter_map(Weak::upgrade).find(|kernels| kernels.context == *context) {
             return Ok(kernels);
         }
-        let kernels = Kernels::new(context, Caps::read(context).map_err(device_error("cuDeviceGetAttribute"))?);
+        let caps = Caps::read(context).map_err(device_error("cuDeviceGetAttribute"))?;
+        let name = context.name().map_err(device_error("cuDeviceGetName"))?;
+        let identity = Identity {
+            backend: crate::error::BACKEND,
+            device: format!("{name}, {}, {} SMs", caps.arch, caps.sms),
+            driver,
+            library,
+            kernels: Tuning::revision().to_owned(),
+        };
+        let Chosen { table, source } = choose(&identity, Tuning::from_table).map_err(unavailable)?;
+        let tuning = table.map_or(caps.tuning, |table| KEPT.keep(table));
+        let kernels = Kernels {
+            context: context.clone(),
+            caps: Caps { tuning, ..caps },
+            identity,
+            source,
+            loaded: Arc::default(),
+            pool: Mutex::default(),
+        };
+        let kernels = Arc::new(kernels);
         all.push(Arc::downgrade(&kernels));
         Ok(kernels)
     }
 
-    /// Those of the backend, planned by another table, and nobody else's.
+    /// Those of the backend, planned by another table.
     #[cfg(feature = "conformance")]
-    pub(crate) fn with_tuning(&self, tuning: &'static Tuning) -> Arc<Self> {
-        Kernels::new(&self.context, Caps { tuning, ..self.caps })
+    pub(crate) fn with_tuning(&self, tuning: &'static Tuning, source: Source) -> Arc<Self> {
+        Arc::new(Kernels {
+            context: self.context.clone(),
+            caps: Caps { tuning, ..self.caps },
+            identity: self.identity.clone(),
+            source,
+            loaded: self.loaded.clone(),
+            pool: Mutex::default(),
+        })
     }
 
-    fn new(context: &Arc<CudaContext>, caps: Caps) -> Arc<Self> {
-        Arc::new(Kernels { context: context.clone(), caps, loaded: RwLock::default(), pool: Mutex::default() })
+    /// What a table of the device is for.
+    #[cfg(feature = "conformance")]
+    pub(crate) fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// Where the table comes from that calls are planned by.
+    pub(crate) fn source(&self) -> &Source {
+        &self.source
     }
 
     pub(crate) fn context(&self) -> &Arc<CudaContext> {

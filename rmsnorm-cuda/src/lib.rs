@@ -32,6 +32,8 @@ mod library;
 mod params;
 mod plan;
 mod source;
+#[cfg(feature = "conformance")]
+mod tunable;
 
 pub use backend::CudaBackend;
 pub use borrowed::BorrowedSlice;

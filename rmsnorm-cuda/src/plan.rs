@@ -4,6 +4,7 @@
 //! number of rows or on where a tensor lies.
 
 mod backward;
+mod chain;
 #[cfg(any(test, feature = "conformance"))]
 mod describe;
 mod forward;
@@ -17,7 +18,12 @@ use rmsnorm_gpu::tuning::{Rung, find};
 use rmsnorm_spec::{DType, Direction, Norm, Problem, Tensor, TensorSet};
 
 use crate::caps::Caps;
-pub(crate) use tuning::Tuning;
+pub(crate) use tuning::{KEPT, Tuning};
+#[cfg(feature = "conformance")]
+pub(crate) use tuning::{
+    candidates,
+    data::{Name, SPLIT_BYTES, Which},
+};
 
 /// The kernel of a source file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

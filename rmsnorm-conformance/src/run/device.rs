@@ -31,6 +31,7 @@ pub(crate) const FOREIGN_RESIDUAL: DTypes = DTypes { residual: DType::Bf16, ..DT
 pub(crate) trait Device: Sync {
     fn name(&self) -> &'static str;
     fn describe(&self) -> String;
+    fn tuning(&self) -> String;
     fn claims(&self) -> Arithmetic;
     /// Breakpoints of cols and of rows.
     fn breakpoints(&self) -> (Vec<usize>, Vec<usize>);
@@ -50,6 +51,10 @@ impl<H: Harness> Device for H {
 
     fn describe(&self) -> String {
         self.device()
+    }
+
+    fn tuning(&self) -> String {
+        Harness::tuning(self)
     }
 
     fn claims(&self) -> Arithmetic {

@@ -23,6 +23,11 @@ pub trait Harness: Sync {
     /// What the device is, in words, for the report: name, driver, instruction set, threads.
     fn device(&self) -> String;
 
+    /// Which table of tiles plans are made by, in words, for the report. Empty where there is none.
+    fn tuning(&self) -> String {
+        String::new()
+    }
+
     /// What a call runs, in a line, where its tensors are dense and aligned: what a reader of a report wants to know. Empty where there is nothing to say.
     fn plan(&self, _problem: &Problem) -> String {
         String::new()

@@ -256,6 +256,10 @@ mod tests {
             String::new()
         }
 
+        fn tuning(&self) -> String {
+            String::new()
+        }
+
         fn claims(&self) -> Arithmetic {
             Arithmetic::IEEE
         }

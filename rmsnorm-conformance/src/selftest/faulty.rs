@@ -58,6 +58,10 @@ impl Device for Faulty {
         Device::describe(&self.correct)
     }
 
+    fn tuning(&self) -> String {
+        String::new()
+    }
+
     fn claims(&self) -> Arithmetic {
         self.correct.arithmetic()
     }

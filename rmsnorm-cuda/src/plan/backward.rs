@@ -24,7 +24,7 @@ const MOST_CLUSTER: u32 = 8;
 const COLUMN_ROWS: u64 = 4;
 
 /// Rows of a call at the most whose columns are worth threads of their own.
-const MOST_SPLIT_ROWS: u64 = 1024;
+pub(super) const MOST_SPLIT_ROWS: u64 = 1024;
 
 /// Threads that share the partial rows of a column at the most, rows of one that are on their way at once, and threads of a block at
 /// the least.
@@ -53,7 +53,24 @@ const MOST_SMS: u32 = 256;
 const LEAST_SHARED: usize = 64 << 10;
 const LEAST_SHARED_WITH_CLUSTERS: usize = 99 << 10;
 
-/// At least the workspace of the plan of this problem on any device with up to [`MOST_SMS`] multiprocessors.
+/// Blocks, or clusters of them, that have rows of their own on the largest device.
+pub(super) fn most_blocks(tile: &Tile) -> u32 {
+    (MOST_SMS * tile.blocks_per_sm / tile.cluster).max(1)
+}
+
+/// The same of a tile that is not the built-in one, of rows of so many packs: two to a multiprocessor, and for long rows as many as
+/// make 16 MiB of partial rows.
+pub(super) fn most_tuned_blocks(packs: u32) -> u32 {
+    (MOST_SMS * 2048 / packs.max(1)).clamp(1, 2 * MOST_SMS)
+}
+
+/// Packs of a step that fit the shared memory of every device, or of every one with clusters, whatever the dtypes: of three matrices.
+pub(super) const fn most_owned_packs(has_clusters: bool) -> u32 {
+    let shared = if has_clusters { LEAST_SHARED_WITH_CLUSTERS } else { LEAST_SHARED };
+    ((shared - RESERVED_BYTES) / (3 * 16)) as u32
+}
+
+/// At least the workspace of the plan of this problem, by any legal table, on any device with up to [`MOST_SMS`] multiprocessors.
 pub(super) fn workspace_len_bound(problem: &Problem) -> usize {
     let pack = pack(problem.dtypes.activation, Some(problem.dtypes.residual));
     let Ladders { cluster, block, long: _ } = Tuning::H200.ladders(problem, pack);
@@ -73,7 +90,8 @@ pub(super) fn workspace_len_bound(problem: &Problem) -> usize {
     let column_tiles = (problem.cols as u64).div_ceil((pack * COLUMNS_THREADS).into());
     let streaming = (STREAMING_BLOCKS_PER_SM * u64::from(MOST_SMS)).div_ceil(column_tiles);
     let on_chip = tiles.into_iter().filter_map(|(tile, _)| tile);
-    let on_chip = on_chip.map(|tile| u64::from(MOST_SMS * tile.blocks_per_sm / tile.cluster).max(1));
+    let tuned = most_tuned_blocks(u32::try_from(packs).unwrap_or(u32::MAX));
+    let on_chip = on_chip.map(|tile| u64::from(most_blocks(&tile).max(tuned)));
     let blocks = on_chip.fold(if is_on_chip { 0 } else { streaming }, u64::max).min(rows);
     // Whole rounds of blocks are at most one round more than the rows ask for.
     let chunks = blocks + rows / most_rows(rows, 1).max(1);

@@ -4,6 +4,7 @@ mod chains;
 mod properties;
 mod quantized;
 mod table;
+mod tables;
 mod workspace;
 
 use std::ops::Range;

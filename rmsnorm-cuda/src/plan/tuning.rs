@@ -8,14 +8,22 @@
 
 #[cfg(any(test, feature = "conformance"))]
 mod breakpoints;
+#[cfg(feature = "conformance")]
+pub(crate) mod candidates;
+pub(crate) mod data;
+pub(super) mod legal;
 
 use std::borrow::Cow::Borrowed;
 
 use rmsnorm_gpu::tuning::{Ladder, find, none_up_to, up_to};
 use rmsnorm_spec::quant::ScaleKind;
 use rmsnorm_spec::{Direction, Norm, Problem};
+use rmsnorm_tuning::Kept;
 
 use super::Tile;
+
+/// Those that were loaded, or are tried.
+pub(crate) static KEPT: Kept<Tuning> = Kept::new();
 
 /// Tables for every kind of call: those whose widest matrix has 16 bits, then those with f32.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,9 +62,11 @@ impl Tuning {
     /// What is built in.
     pub(crate) const H200: &Tuning = &BUILT_IN;
 
-    /// With partial rows for every size of a backward call: else small ones have none.
+    /// The same with partial rows for every size of a backward call: else small ones have none.
     #[cfg(feature = "conformance")]
-    pub(crate) const UNSPLIT: &Tuning = &Tuning { widths: [H200, H200], split_bytes: 0 };
+    pub(crate) fn unsplit(&self) -> &'static Tuning {
+        KEPT.keep(Tuning { split_bytes: 0, ..self.clone() })
+    }
 
     /// The tables of a call in packs of `pack` columns.
     pub(super) fn ladders(&self, problem: &Problem, pack: u32) -> &Ladders {

@@ -82,7 +82,11 @@ fn static_bytes(key: &KernelKey) -> usize {
 
 #[test]
 fn every_column_has_one_thread() {
-    for_all::<Plans>(|caps, call, cols| {
+    every_column_has_one_thread_of::<Plans>();
+}
+
+pub(super) fn every_column_has_one_thread_of<P: Planner<Caps = Caps>>() {
+    for_all::<P>(|caps, call, cols| {
         for Launch { key, .. } in launches(&call.plan(4096, cols, caps)) {
             let (owned, tile) = (columns(&key.tile), key.tile);
             if is_on_chip(key.program) {
@@ -230,7 +234,11 @@ fn shared_memory_has_room_for_the_rows_and_the_exchange() {
 
 #[test]
 fn blocks_are_what_a_device_takes() {
-    for_all::<Plans>(|caps, call, cols| {
+    blocks_are_what_a_device_takes_of::<Plans>();
+}
+
+pub(super) fn blocks_are_what_a_device_takes_of<P: Planner<Caps = Caps>>() {
+    for_all::<P>(|caps, call, cols| {
         for launch in launches(&call.plan(4096, cols, caps)) {
             let Launch { key: KernelKey { program, tile, .. }, threads, .. } = launch;
             assert_eq!(threads, tile.threads());
@@ -256,7 +264,11 @@ fn blocks_are_what_a_device_takes() {
 
 #[test]
 fn shared_memory_suffices() {
-    for_all::<Plans>(|caps, call, cols| {
+    shared_memory_suffices_of::<Plans>();
+}
+
+pub(super) fn shared_memory_suffices_of<P: Planner<Caps = Caps>>() {
+    for_all::<P>(|caps, call, cols| {
         for launch in SIZES.into_iter().flat_map(|rows| launches(&call.plan(rows, cols, caps)).collect::<Vec<_>>()) {
             let (fixed, dynamic) = (static_bytes(&launch.key), launch.shared_bytes as usize);
             assert!(fixed <= STATIC_BYTES, "{cols} {launch:?}");

@@ -97,12 +97,12 @@ fn the_bound_is_enough_on_every_device() {
     }
 }
 
-/// And not much more than an H200 needs: each of its 132 multiprocessors has as many blocks as the bound counts for 256.
+/// And not much more than an H200 needs: each of its 132 multiprocessors has a block, and the bound counts two for each of 256.
 #[test]
 fn the_bound_is_of_the_size_of_what_is_needed() {
     let problem = Problem::backward(Norm::Rms, 8192, 4096, DType::Bf16, &[Tensor::Weight, Tensor::Dweight]);
     let (need, bound) = (workspace_len(&problem, &Caps::h200()), workspace_len_bound(&problem));
-    assert!(bound <= 3 * need, "{bound} for {need}");
+    assert!(bound <= 5 * need, "{bound} for {need}");
     assert_eq!(workspace_len_bound(&Problem::forward(Norm::Rms, 8192, 4096, DType::Bf16, &[Tensor::Weight])), 0);
 }
 
@@ -111,6 +111,6 @@ fn the_bound_is_of_the_size_of_what_is_needed() {
 fn the_suite_is_told_where_partial_rows_begin() {
     let at = |dtype, caps: &Caps| super::super::unsplit_from(dtype, caps);
     assert_eq!([DType::Bf16, DType::F32].map(|dtype| at(dtype, &Caps::h200())), [Some((1025, 1021)); 2]);
-    let unsplit = Caps { tuning: crate::plan::Tuning::UNSPLIT, ..Caps::h200() };
+    let unsplit = Caps { tuning: crate::plan::Tuning::H200.unsplit(), ..Caps::h200() };
     assert_eq!(at(DType::Bf16, &unsplit), Some((1, 1021)));
 }

@@ -1,0 +1,42 @@
+//! The longest chain of additions in a sum over a row, as the kernels add (math.md, section 4): what tiles are held to.
+//!
+//! Additions of zeros are exact and do not count: the first of a sum, and those of columns that are not there. So no chain is longer
+//! than the terms less one, however the rest is counted.
+
+use rmsnorm_gpu::chain::{serial, tree};
+
+use super::{Program, TREE_SENDERS, Tile};
+
+/// `RowSums` of reduce.cuh: the lanes of a warp, then what the warps of all blocks have sent.
+pub(super) fn exchange(tile: &Tile) -> u64 {
+    let senders = u64::from(tile.threads_per_row.div_ceil(32) * tile.cluster);
+    let lanes = if senders > 16 { 32 } else { 16 };
+    let received =
+        if senders <= TREE_SENDERS.into() { tree(senders) } else { serial(senders.div_ceil(lanes)) + tree(lanes) };
+    tree(tile.threads_per_row.min(32).into()) + received
+}
+
+/// The longest chain in a sum over a row; `None` if the program has no such sum.
+pub(super) fn of_row(program: Program, tile: &Tile, cols: usize) -> Option<u64> {
+    let (pack, packs, cols) = (u64::from(tile.pack), u64::from(tile.packs), cols as u64);
+    let columns = [tile.pack, tile.packs, tile.threads_per_row, tile.cluster].into_iter().map(u64::from).product();
+    let turns = cols.div_ceil(columns);
+    let thread = match program {
+        // A sum for each element of a pack; a tree joins them.
+        Program::Forward | Program::ForwardCluster | Program::ForwardLong | Program::QuantizedForward => {
+            serial(packs) + tree(pack)
+        }
+        // A sum for each pack.
+        Program::Backward | Program::BackwardSplit => serial(packs) + serial(pack),
+        Program::ForwardStreaming | Program::QuantizedForwardStreaming => serial(turns) + tree(pack),
+        Program::BackwardRowSums => serial(turns * pack),
+        Program::BackwardColumns
+        | Program::ReducePartials
+        | Program::TransposeCodes
+        | Program::Columnwise
+        | Program::Clear => {
+            return None;
+        }
+    };
+    Some((thread + exchange(tile)).min(serial(cols)))
+}

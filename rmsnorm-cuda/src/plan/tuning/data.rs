@@ -1,0 +1,214 @@
+//! A table as data, and back.
+
+use std::borrow::Cow;
+use std::sync::OnceLock;
+
+use rmsnorm_gpu::tuning::{Ladder, Rung};
+use rmsnorm_tuning::file::revision;
+use rmsnorm_tuning::{Entry, Table};
+
+use super::{Ladders, Tuning};
+use crate::plan::Tile;
+
+/// Counted up where tables mean something else though kernels and built-in rungs are what they were.
+const REVISION: &str = "1";
+
+/// The number of [`Tuning::split_bytes`], and the most that it may be: what no L2 has.
+pub(crate) const SPLIT_BYTES: &str = "split_bytes";
+pub(super) const MOST_SPLIT_BYTES: u64 = 1 << 30;
+
+/// Where a row lies, in the order of [`Ladders`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Cluster,
+    Block,
+    Long,
+}
+
+impl Place {
+    const ALL: [Place; 3] = [Place::Cluster, Place::Block, Place::Long];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Place::Cluster => "cluster",
+            Place::Block => "block",
+            Place::Long => "long",
+        }
+    }
+}
+
+/// A ladder among those of [`super::Tables`], by its index there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Which {
+    Forward(usize, Place),
+    Backward(usize, Place),
+    ToCodes(usize),
+    FindsScale,
+}
+
+/// A ladder: of which width, and which of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Name {
+    pub(crate) width: usize,
+    pub(crate) which: Which,
+}
+
+const WIDTHS: [&str; 2] = ["16", "32"];
+const FORWARD: [&str; 4] = ["rms", "rms_residual", "layer", "layer_residual"];
+const BACKWARD: [&str; 2] = ["one_sum", "two_sums"];
+const TO_CODES: [&str; 4] = ["tensor", "row", "block", "layer"];
+
+impl Name {
+    /// Every ladder that plans look at.
+    pub(crate) fn all() -> Vec<Name> {
+        let mut all = Vec::new();
+        for width in 0..WIDTHS.len() {
+            let forward = (0..FORWARD.len()).flat_map(|table| Place::ALL.map(|place| Which::Forward(table, place)));
+            let on_chip = [Place::Cluster, Place::Block];
+            let backward = (0..BACKWARD.len()).flat_map(|table| on_chip.map(|place| Which::Backward(table, place)));
+            let to_codes = (0..TO_CODES.len()).map(Which::ToCodes);
+            let names = forward.chain(backward).chain(to_codes).chain([Which::FindsScale]);
+            all.extend(names.map(|which| Name { width, which }));
+        }
+        all
+    }
+
+    /// `16.forward.rms.block`: bits of the widest matrix, then what it is for.
+    pub(crate) fn text(self) -> String {
+        let width = WIDTHS[self.width];
+        match self.which {
+            Which::Forward(table, place) => format!("{width}.forward.{}.{}", FORWARD[table], place.name()),
+            Which::Backward(table, place) => format!("{width}.backward.{}.{}", BACKWARD[table], place.name()),
+            Which::ToCodes(table) => format!("{width}.to_codes.{}", TO_CODES[table]),
+            Which::FindsScale => format!("{width}.finds_scale"),
+        }
+    }
+
+    /// Columns of a pack.
+    pub(crate) const fn pack(self) -> u32 {
+        if self.width == 0 { 8 } else { 4 }
+    }
+}
+
+impl Ladders {
+    const fn at(&self, place: Place) -> &Ladder<Tile> {
+        match place {
+            Place::Cluster => &self.cluster,
+            Place::Block => &self.block,
+            Place::Long => &self.long,
+        }
+    }
+
+    const fn at_mut(&mut self, place: Place) -> &mut Ladder<Tile> {
+        match place {
+            Place::Cluster => &mut self.cluster,
+            Place::Block => &mut self.block,
+            Place::Long => &mut self.long,
+        }
+    }
+}
+
+impl Tuning {
+    /// The ladder of that name.
+    pub(crate) const fn ladder(&self, Name { width, which }: Name) -> &Ladder<Tile> {
+        let tables = &self.widths[width];
+        match which {
+            Which::Forward(table, place) => tables.forward[table].at(place),
+            Which::Backward(table, place) => tables.backward[table].at(place),
+            Which::ToCodes(table) => &tables.to_codes[table],
+            Which::FindsScale => &tables.finds_scale,
+        }
+    }
+
+    pub(in crate::plan) const fn ladder_mut(&mut self, Name { width, which }: Name) -> &mut Ladder<Tile> {
+        let tables = &mut self.widths[width];
+        match which {
+            Which::Forward(table, place) => tables.forward[table].at_mut(place),
+            Which::Backward(table, place) => tables.backward[table].at_mut(place),
+            Which::ToCodes(table) => &mut tables.to_codes[table],
+            Which::FindsScale => &mut tables.finds_scale,
+        }
+    }
+
+    /// All of it as data.
+    pub(crate) fn to_table(&self) -> Table {
+        let rung = |rung: &Rung<Tile>| rmsnorm_tuning::Rung {
+            up_to: rung.up_to,
+            best: rung.best.as_ref().map_or_else(Entry::none, Tile::to_entry),
+        };
+        let ladders = Name::all().into_iter().map(|name| (name.text(), self.ladder(name).iter().map(rung).collect()));
+        Table { numbers: [(SPLIT_BYTES.to_owned(), self.split_bytes)].into(), ladders: ladders.collect() }
+    }
+
+    /// The table of this data, if plans may be made of it on any device.
+    ///
+    /// # Errors
+    /// What of it is not legal, in words.
+    pub(crate) fn from_table(table: &Table) -> Result<Tuning, String> {
+        let mut tuning = Tuning::H200.clone();
+        table.has_no_more_than(&tuning.to_table())?;
+        tuning.split_bytes = table.number(SPLIT_BYTES, 0, MOST_SPLIT_BYTES)?;
+        for name in Name::all() {
+            let text = name.text();
+            let rung = |rung: &rmsnorm_tuning::Rung| {
+                let tile = if rung.best.is_none() { Ok(None) } else { Tile::from_entry(&rung.best).map(Some) };
+                let best = tile.map_err(|reason| format!("{text} up to {}: {reason}", rung.up_to))?;
+                Ok::<_, String>(Rung { up_to: rung.up_to, best })
+            };
+            let rungs = table.ladder(&text)?.iter().map(rung).collect::<Result<Vec<_>, _>>()?;
+            // What is built in is not held twice.
+            if rungs[..] != tuning.ladder(name)[..] {
+                *tuning.ladder_mut(name) = Cow::Owned(rungs);
+            }
+        }
+        tuning.check()?;
+        Ok(tuning)
+    }
+
+    /// Tells kernels and built-in tables apart that a table may be measured with.
+    pub(crate) fn revision() -> &'static str {
+        static REVISION_OF_THIS: OnceLock<String> = OnceLock::new();
+        REVISION_OF_THIS.get_or_init(|| {
+            let built_in = Tuning::H200.to_table().to_string();
+            let texts = rmsnorm_kernels::ALL.iter().map(|source| source.text);
+            revision(texts.chain([built_in.as_str(), env!("CARGO_PKG_VERSION"), REVISION]))
+        })
+    }
+}
+
+impl Tile {
+    /// What a table says of it.
+    pub(crate) fn to_entry(&self) -> Entry {
+        Entry::none()
+            .with_unless(1, "cluster", self.cluster)
+            .with("threads", self.threads_per_row)
+            .with_unless(1, "groups", self.groups)
+            .with_unless(1, "unroll", self.unroll)
+            .with_unless(0, "stages", self.stages)
+            .with_unless(0, "overlapped", self.is_overlapped.into())
+            .with("blocks", self.blocks_per_sm)
+    }
+
+    /// The tile that a table says.
+    ///
+    /// # Errors
+    /// What is missing or too much, in words.
+    pub(crate) fn from_entry(entry: &Entry) -> Result<Tile, String> {
+        entry.has_only(&["cluster", "threads", "groups", "unroll", "stages", "overlapped", "blocks"])?;
+        let is_overlapped = match entry.number_or(0, "overlapped")? {
+            0 => false,
+            1 => true,
+            other => return Err(format!("overlapped is {other}, which is neither 0 nor 1")),
+        };
+        Ok(Tile {
+            cluster: entry.number_or(1, "cluster")?,
+            threads_per_row: entry.number("threads")?,
+            groups: entry.number_or(1, "groups")?,
+            unroll: entry.number_or(1, "unroll")?,
+            stages: entry.number_or(0, "stages")?,
+            is_overlapped,
+            blocks_per_sm: entry.number("blocks")?,
+            ..Tile::NONE
+        })
+    }
+}

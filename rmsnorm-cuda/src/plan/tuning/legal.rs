@@ -1,0 +1,204 @@
+//! What a table may say: what the kernels take, on any device, within the error bounds and workspaces that callers are told.
+//!
+//! A rung that is legal may be slow. Whether it suits a device was measured.
+
+use std::collections::BTreeSet;
+
+use rmsnorm_gpu::chain::{serial, shared};
+use rmsnorm_gpu::tuning::{Rung, find, rises};
+use rmsnorm_spec::depth::{policy_depth_cols, policy_depth_rows};
+
+use super::Tuning;
+use super::data::{Name, Place, Which};
+use crate::plan::backward::{self, MOST_SPLIT_ROWS};
+use crate::plan::{COLUMN_LANES, Program, Tile, chain};
+
+/// Blocks of a cluster, of a multiprocessor, and threads of either, at the most.
+const MOST_CLUSTER: u32 = 8;
+const MOST_BLOCKS: u32 = 32;
+const MOST_THREADS: u32 = 1024;
+const MOST_THREADS_PER_SM: u32 = 2048;
+
+/// Warps of all groups that have a barrier of their own, besides that of the block.
+const MOST_BARRIERS: u32 = 8;
+
+/// Sums that the threads of backward exchange at a time, which lie in what is reserved of shared memory.
+const MOST_SENT: u32 = 128;
+
+/// Threads of backward's blocks at the least: fewer would make the chains of `backward_split` too long.
+const LEAST_BACKWARD_THREADS: u32 = 128;
+
+impl Which {
+    /// The program that has such a tile.
+    const fn program(self) -> Program {
+        match self {
+            Which::Forward(_, Place::Cluster) => Program::ForwardCluster,
+            Which::Forward(_, Place::Block) => Program::Forward,
+            Which::Forward(_, Place::Long) => Program::ForwardLong,
+            Which::Backward(..) => Program::Backward,
+            Which::ToCodes(_) | Which::FindsScale => Program::QuantizedForward,
+        }
+    }
+
+    /// Packs of a thread at the most.
+    pub(super) const fn most_packs(self) -> u32 {
+        match self {
+            Which::Forward(_, Place::Cluster | Place::Long) => 16,
+            Which::Backward(_, Place::Cluster | Place::Long) => 10,
+            Which::Forward(_, Place::Block)
+            | Which::Backward(_, Place::Block)
+            | Which::ToCodes(_)
+            | Which::FindsScale => 8,
+        }
+    }
+
+    /// Whether it is of layer norm, whose rows no cluster has in its registers.
+    const fn is_layer(self) -> bool {
+        matches!(self, Which::Forward(2 | 3, _))
+    }
+}
+
+impl Tuning {
+    /// Whether every rung is legal.
+    ///
+    /// # Errors
+    /// The first that is not, in words.
+    pub(super) fn check(&self) -> Result<(), String> {
+        for name in Name::all() {
+            let (ladder, built_in) = (self.ladder(name), Tuning::H200.ladder(name));
+            check_ladder(name, ladder, built_in).map_err(|reason| format!("{}: {reason}", name.text()))?;
+        }
+        for width in 0..self.widths.len() {
+            self.check_finds_scale(width)?;
+        }
+        Ok(())
+    }
+
+    /// A row has the lanes that it has where its codes are written, and so the same rstd.
+    fn check_finds_scale(&self, width: usize) -> Result<(), String> {
+        let [finds, writes] = [Which::FindsScale, Which::ToCodes(0)].map(|which| Name { width, which });
+        let (found, written) = (self.ladder(finds), self.ladder(writes));
+        for length in starts(found).chain(starts(written)) {
+            if let Some(tile) = find(found, length as usize) {
+                let other = find(written, length as usize).map(|tile| tile.threads_per_row);
+                if other != Some(tile.threads_per_row) {
+                    return Err(format!(
+                        "{}: {length} packs have other threads than in {}",
+                        finds.text(),
+                        writes.text()
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The first length of every rung, and the first above the last.
+fn starts(ladder: &[Rung<Tile>]) -> impl Iterator<Item = u32> {
+    std::iter::once(1).chain(ladder.iter().map(|rung| rung.up_to.saturating_add(1)))
+}
+
+pub(in crate::plan) fn check_ladder(name: Name, ladder: &[Rung<Tile>], built_in: &[Rung<Tile>]) -> Result<(), String> {
+    if !rises(ladder) {
+        return Err("its limits do not rise".into());
+    }
+    let mut lengths: BTreeSet<u32> = starts(ladder).chain(starts(built_in)).collect();
+    let mut above = 0;
+    for rung in ladder {
+        if let Some(tile) = rung.best {
+            let because = |reason| format!("up to {}: {reason}", rung.up_to);
+            check_tile(name.which, &tile).map_err(because)?;
+            let threads = tile.cluster * tile.threads_per_row;
+            let packs = rung.up_to.div_ceil(threads);
+            if packs > name.which.most_packs() {
+                return Err(because(format!("{packs} packs of a thread are more than {}", name.which.most_packs())));
+            }
+            // A thread's packs are as many from here on.
+            lengths.extend((0..packs).map(|packs| packs * threads + 1).filter(|length| *length > above));
+        }
+        above = rung.up_to;
+    }
+    // What is held to limits changes nowhere else.
+    for length in lengths {
+        let (tile, before) = (find(ladder, length as usize), find(built_in, length as usize));
+        let checked = match (tile, before) {
+            (None, None) => Ok(()),
+            (Some(tile), Some(before)) => check_length(name, length, &tile, &before),
+            (None, Some(_)) => Err("it has no tile".into()),
+            (Some(_), None) => Err("it has a tile, and another ladder has this length".into()),
+        };
+        checked.map_err(|reason| format!("{length} packs: {reason}"))?;
+    }
+    Ok(())
+}
+
+/// What the texts of the kernels take.
+fn check_tile(which: Which, tile: &Tile) -> Result<(), String> {
+    let Tile { threads_per_row, groups, cluster, unroll, stages, is_overlapped, blocks_per_sm, .. } = *tile;
+    let rule = |is_kept: bool, rule: &str| if is_kept { Ok(()) } else { Err(rule.to_owned()) };
+    let (is_backward, is_cluster) = match which {
+        Which::Forward(_, place) => (false, matches!(place, Place::Cluster).then_some(true)),
+        Which::Backward(_, place) => (true, Some(matches!(place, Place::Cluster))),
+        Which::ToCodes(_) | Which::FindsScale => (false, Some(false)),
+    };
+    let is_long = matches!(which, Which::Forward(_, Place::Long));
+    let is_cluster = if is_long { None } else { Some(is_cluster.unwrap_or(false)) };
+    rule(!(which.is_layer() && is_cluster == Some(true)), "layer norm has no rows in the registers of a cluster")?;
+    rule((1..=MOST_THREADS).contains(&threads_per_row), "threads are from 1 to 1024")?;
+    rule((1..=MOST_THREADS).contains(&groups) && groups.is_power_of_two(), "groups are a power of two up to 1024")?;
+    rule(
+        threads_per_row.is_multiple_of(32) || (threads_per_row < 32 && threads_per_row.is_power_of_two()),
+        "threads are a power of two or a multiple of 32",
+    )?;
+    let threads = threads_per_row * groups;
+    rule(threads.is_multiple_of(32) && threads <= MOST_THREADS, "a block has whole warps, and up to 1024 threads")?;
+    rule(threads_per_row <= 32 || groups <= MOST_BARRIERS, "up to 8 groups of several warps share a block")?;
+    rule(cluster.is_power_of_two() && cluster <= MOST_CLUSTER, "a cluster is a power of two up to 8")?;
+    rule(is_cluster.is_none_or(|is| is == (cluster > 1)), "a ladder of clusters has clusters, one of blocks has none")?;
+    rule((1..=MOST_BLOCKS).contains(&blocks_per_sm), "blocks are from 1 to 32")?;
+    rule(threads * blocks_per_sm <= MOST_THREADS_PER_SM, "threads of all blocks of a multiprocessor are up to 2048")?;
+    let is_plain = !matches!(which, Which::Forward(_, Place::Block) | Which::Backward(..));
+    rule(!is_plain || unroll == 1, "unroll is 1 here")?;
+    rule([1, 2, 4].contains(&unroll) && !(is_backward && unroll > 2), "unroll is 1, 2 or, in forward, 4")?;
+    rule(is_backward || cluster == 1 || groups == 1, "a cluster of forward has one row")?;
+    rule(!is_long || groups == 1, "a long row has a block of its own")?;
+    if !is_backward {
+        return rule(stages == 0 && !is_overlapped, "forward has no stages");
+    }
+    rule((2..=4).contains(&stages), "stages are from 2 to 4")?;
+    rule(threads >= LEAST_BACKWARD_THREADS, "backward has 128 threads at least")?;
+    let senders = groups * threads_per_row.div_ceil(32) * cluster;
+    let is_exchanged = threads_per_row > 32 || cluster > 1;
+    rule(!is_exchanged || senders * unroll <= MOST_SENT, "up to 128 sums are exchanged at a time")?;
+    // Few rows are split among threads that have columns: those of a thread, of a warp, of a block.
+    let warps = u64::from(threads / 32);
+    let split = shared(MOST_SPLIT_ROWS.div_ceil(warps), (32 / COLUMN_LANES).into()) + serial(warps);
+    rule(split <= policy_depth_rows(MOST_SPLIT_ROWS as usize) as u64, "so few threads sum too many rows each")
+}
+
+/// What callers are told of a length: chains of additions, and the workspace.
+fn check_length(name: Name, length: u32, tile: &Tile, built_in: &Tile) -> Result<(), String> {
+    let packs = |tile: &Tile| length.div_ceil(tile.cluster * tile.threads_per_row);
+    // The shortest of all rows of so many packs.
+    let cols = ((length - 1) * name.pack() + 1) as usize;
+    let sized = Tile { pack: name.pack(), packs: packs(tile), ..*tile };
+    let (chain, most) = (chain::of_row(name.which.program(), &sized, cols), policy_depth_cols(cols) as u64);
+    if chain.is_some_and(|chain| chain > most) {
+        return Err(format!("{} additions one after the other are more than {most}", chain.unwrap_or_default()));
+    }
+    if let Which::Backward(_, place) = name.which {
+        let blocks = backward::most_blocks(tile);
+        let most = backward::most_blocks(built_in).max(backward::most_tuned_blocks(length));
+        if blocks > most {
+            return Err(format!("{blocks} blocks with rows of their own are more than {most}"));
+        }
+        // Of a step of all rows that a block has.
+        let owned = |tile: &Tile| packs(tile) * tile.threads() * tile.unroll;
+        let most = owned(built_in).max(backward::most_owned_packs(matches!(place, Place::Cluster)));
+        if owned(tile) > most {
+            return Err(format!("{} packs of a block are more than {most}", owned(tile)));
+        }
+    }
+    Ok(())
+}

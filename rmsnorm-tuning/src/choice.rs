@@ -1,0 +1,168 @@
+//! Which table a backend uses.
+
+use std::env;
+use std::ffi::OsString;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use crate::file::{Identity, Read, Unfit};
+use crate::{Table, folder};
+
+/// `off`: the built-in table. A path: the table of that file, which must fit. Not set: that of the folder of caches, if it fits.
+pub const VARIABLE: &str = "RMSNORM_TUNING";
+
+/// Where the table in use comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// It is the built-in one, and no other was there or asked for.
+    BuiltIn,
+    /// It is the built-in one, since this file does not fit.
+    Ignored {
+        /// The file.
+        path: PathBuf,
+        /// Why it does not fit.
+        reason: String,
+    },
+    /// It is the table of this file.
+    File {
+        /// The file.
+        path: PathBuf,
+        /// When it was made.
+        made: String,
+    },
+    /// It was given by the program, which tries tables.
+    Tried,
+}
+
+/// `built in`, `PATH of DATE`, or `built in; PATH ignored: REASON`.
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Source::BuiltIn => f.write_str("built in"),
+            Source::Ignored { path, reason } => write!(f, "built in; {} ignored: {reason}", path.display()),
+            Source::File { path, made } => write!(f, "{} of {made}", path.display()),
+            Source::Tried => f.write_str("being tried"),
+        }
+    }
+}
+
+/// A backend's table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chosen<T> {
+    /// `None`: the built-in one.
+    pub table: Option<T>,
+    /// Where it comes from.
+    pub source: Source,
+}
+
+/// The table for that device, as the environment says. `check` makes a backend's own of a table, if every rung of it is legal.
+///
+/// # Errors
+/// In words, if `RMSNORM_TUNING` names a file that does not fit. A file of the folder of caches is never an error.
+pub fn choose<T>(identity: &Identity, check: impl Fn(&Table) -> Result<T, String>) -> Result<Chosen<T>, String> {
+    let cached = path_of(identity);
+    choose_by(identity, env::var_os(VARIABLE), cached.as_deref(), check)
+}
+
+/// Where `rmsnorm tune` writes the table of that device. `None` where the user has no folder of caches.
+pub fn path_of(identity: &Identity) -> Option<PathBuf> {
+    Some(folder::of_user(identity.backend)?.join(identity.file_name()))
+}
+
+fn choose_by<T>(
+    identity: &Identity,
+    variable: Option<OsString>,
+    cached: Option<&Path>,
+    check: impl Fn(&Table) -> Result<T, String>,
+) -> Result<Chosen<T>, String> {
+    let built_in = |source| Ok(Chosen { table: None, source });
+    let read = |path: &Path| {
+        let Read { table, made } = identity.read(path)?;
+        Ok((check(&table).map_err(Unfit::Because)?, made))
+    };
+    let asked_for = variable.filter(|value| !value.is_empty());
+    if asked_for.as_ref().is_some_and(|value| value == "off") {
+        return built_in(Source::BuiltIn);
+    }
+    let (path, is_asked_for) = match (&asked_for, cached) {
+        (Some(path), _) => (Path::new(path), true),
+        (None, Some(path)) => (path, false),
+        (None, None) => return built_in(Source::BuiltIn),
+    };
+    match (read(path), is_asked_for) {
+        (Ok((table, made)), _) => {
+            Ok(Chosen { table: Some(table), source: Source::File { path: path.to_owned(), made } })
+        }
+        (Err(Unfit::Absent), false) => built_in(Source::BuiltIn),
+        (Err(Unfit::Absent), true) => Err(format!("{VARIABLE} names {}, which is not there", path.display())),
+        // One variable for all backends: the table of another is not this one's concern.
+        (Err(Unfit::OtherBackend(_)), true) => built_in(Source::BuiltIn),
+        (Err(Unfit::OtherBackend(other)), false) => {
+            let reason = format!("it is for the backend {other:?}");
+            built_in(Source::Ignored { path: path.to_owned(), reason })
+        }
+        (Err(Unfit::Because(reason)), false) => built_in(Source::Ignored { path: path.to_owned(), reason }),
+        (Err(Unfit::Because(reason)), true) => Err(format!("{VARIABLE} names {}: {reason}", path.display())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::file::write;
+
+    fn identity() -> Identity {
+        Identity {
+            backend: "test",
+            device: "device".into(),
+            driver: "1".into(),
+            library: "2".into(),
+            kernels: "3".into(),
+        }
+    }
+
+    fn table(bytes: u64) -> Table {
+        Table { numbers: [("bytes".to_owned(), bytes)].into(), ladders: Default::default() }
+    }
+
+    fn chosen(variable: Option<&Path>, cached: Option<&Path>) -> Result<(Option<u64>, String), String> {
+        let check = |table: &Table| table.number("bytes", 0, 10);
+        let chosen = choose_by(&identity(), variable.map(|path| path.as_os_str().to_owned()), cached, check)?;
+        Ok((chosen.table, chosen.source.to_string()))
+    }
+
+    /// Off before all else, then the file that is named, then the cache's, then what is built in.
+    #[test]
+    fn the_environment_comes_before_the_cache() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| folder.path().join(name);
+        let (named, cached, stale, illegal, others) =
+            (at("named"), at("cached"), at("stale"), at("illegal"), at("others"));
+        let text = |identity: Identity, bytes| identity.text(&table(bytes), "today");
+        write(&named, &text(identity(), 1)).expect("a file");
+        write(&cached, &text(identity(), 2)).expect("a file");
+        write(&stale, &text(Identity { kernels: "0".into(), ..identity() }, 3)).expect("a file");
+        write(&illegal, &text(identity(), 11)).expect("a file");
+        write(&others, &text(Identity { backend: "cuda", ..identity() }, 4)).expect("a file");
+        let of = |path: &Path| format!("{} of today", path.display());
+        let ignored = |path: &Path, reason: &str| Ok((None, format!("built in; {} ignored: {reason}", path.display())));
+        let built_in = || Ok((None, "built in".to_owned()));
+        let refused = |path: &Path, reason: &str| Err(format!("RMSNORM_TUNING names {}{reason}", path.display()));
+
+        assert_eq!(chosen(Some(Path::new("off")), Some(&cached)), built_in());
+        assert_eq!(chosen(Some(&named), Some(&cached)), Ok((Some(1), of(&named))));
+        assert_eq!(chosen(None, Some(&cached)), Ok((Some(2), of(&cached))));
+        assert_eq!(chosen(Some(Path::new("")), Some(&cached)), Ok((Some(2), of(&cached))));
+        assert_eq!(chosen(None, None), built_in());
+        assert_eq!(chosen(None, Some(&at("absent"))), built_in());
+        let (of_kernels, of_bytes) =
+            ("it is for the kernels \"0\", here is \"3\"", "bytes is 11, which is not from 0 to 10");
+        assert_eq!(chosen(None, Some(&stale)), ignored(&stale, of_kernels));
+        assert_eq!(chosen(None, Some(&illegal)), ignored(&illegal, of_bytes));
+        assert_eq!(chosen(None, Some(&others)), ignored(&others, "it is for the backend \"cuda\""));
+        assert_eq!(chosen(Some(&stale), Some(&cached)), refused(&stale, &format!(": {of_kernels}")));
+        assert_eq!(chosen(Some(&illegal), Some(&cached)), refused(&illegal, &format!(": {of_bytes}")));
+        assert_eq!(chosen(Some(&at("absent")), Some(&cached)), refused(&at("absent"), ", which is not there"));
+        assert_eq!(chosen(Some(&others), Some(&cached)), built_in());
+    }
+}

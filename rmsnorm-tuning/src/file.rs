@@ -1,0 +1,340 @@
+//! The file of a table. It is TOML, for readers as much as for programs, and appears whole or not at all.
+
+use std::io::{Read as _, Write as _};
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+use std::{fs, io};
+
+use serde::Deserialize;
+
+use crate::Table;
+
+/// The layout of files. Others are not read.
+const FORMAT: u32 = 1;
+
+/// No table is nearly so long.
+const MOST_BYTES: u64 = 1 << 20;
+
+/// What a table is for: it fits where all of this is the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The backend's name.
+    pub backend: &'static str,
+    /// The device, and what of it decides which tile is best.
+    pub device: String,
+    /// The version of its driver.
+    pub driver: String,
+    /// What compiles for it, with its version.
+    pub library: String,
+    /// Of the kernels and of the built-in table, by [`revision`].
+    pub kernels: String,
+}
+
+/// What stands before the rungs.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Content {
+    format: u32,
+    backend: String,
+    device: String,
+    driver: String,
+    library: String,
+    rmsnorm: String,
+    kernels: String,
+    made: String,
+    #[serde(default)]
+    numbers: std::collections::BTreeMap<String, u64>,
+    #[serde(default)]
+    ladders: std::collections::BTreeMap<String, Vec<crate::Rung>>,
+}
+
+/// The format alone: other formats may have other names.
+#[derive(Deserialize)]
+struct Format {
+    format: u32,
+}
+
+/// A table that was read, and when it was made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Read {
+    /// The table, of which no rung was checked.
+    pub table: Table,
+    /// The day and the time of day, in UTC.
+    pub made: String,
+}
+
+/// Why a file is not used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unfit {
+    /// There is none.
+    Absent,
+    /// It is for this other backend.
+    OtherBackend(String),
+    /// What is wrong with it, or else where than here.
+    Because(String),
+}
+
+impl Identity {
+    /// The name of the file in a folder of caches: readable, and another one for what differs in anything but the kernels, whose
+    /// newer table takes the place of the older.
+    pub fn file_name(&self) -> String {
+        let Identity { backend, device, driver, library, kernels: _ } = self;
+        let readable: String = format!("{device} {driver} {library}")
+            .chars()
+            .map(
+                |letter| {
+                    if letter.is_ascii_alphanumeric() || letter == '.' { letter.to_ascii_lowercase() } else { '-' }
+                },
+            )
+            .take(96)
+            .collect();
+        let readable: Vec<&str> = readable.split('-').filter(|word| !word.is_empty()).collect();
+        let hash = &revision([device.as_str(), driver, library])[..8];
+        format!("tuning-{backend}-{}-{hash}.toml", readable.join("-"))
+    }
+
+    /// The text of a file.
+    pub fn text(&self, table: &Table, made: &str) -> String {
+        let Identity { backend, device, driver, library, kernels } = self;
+        let lines = [
+            ("backend", *backend),
+            ("device", device),
+            ("driver", driver),
+            ("library", library),
+            ("rmsnorm", env!("CARGO_PKG_VERSION")),
+            ("kernels", kernels),
+            ("made", made),
+        ];
+        let header: String = lines.iter().map(|(name, value)| format!("{name} = {}\n", quoted(value))).collect();
+        format!(
+            "# What `rmsnorm tune` measured to be best on this device. RMSNORM_TUNING=off goes without; RMSNORM_TUNING=FILE pins it.\n\
+             # Bits of results depend on it. Limits are lengths of rows, as the backend counts them.\n\
+             format = {FORMAT}\n{header}\n{table}"
+        )
+    }
+
+    /// Reads a file, and whether it is for this.
+    ///
+    /// # Errors
+    /// Why it is not.
+    pub fn read(&self, path: &Path) -> Result<Read, Unfit> {
+        let because = |reason: String| Unfit::Because(reason);
+        let mut text = String::new();
+        match fs::File::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Unfit::Absent),
+            Err(error) => return Err(because(format!("it cannot be read: {error}"))),
+            Ok(file) => {
+                let read = file.take(MOST_BYTES + 1).read_to_string(&mut text);
+                read.map_err(|error| because(format!("it cannot be read: {error}")))?;
+            }
+        }
+        if text.len() as u64 > MOST_BYTES {
+            return Err(because(format!("it has more than {MOST_BYTES} bytes")));
+        }
+        self.parse(&text)
+    }
+
+    /// The table of a text, if it is for this.
+    ///
+    /// # Errors
+    /// Why it is not.
+    pub fn parse(&self, text: &str) -> Result<Read, Unfit> {
+        let wrong = |error: toml::de::Error| {
+            let line = error.span().map_or(1, |span| 1 + text[..span.start.min(text.len())].matches('\n').count());
+            Unfit::Because(format!("line {line}: {}", error.message().lines().next().unwrap_or_default()))
+        };
+        let Format { format } = toml::from_str(text).map_err(wrong)?;
+        if format != FORMAT {
+            return Err(Unfit::Because(format!("it has format {format}, this version reads {FORMAT}")));
+        }
+        let content: Content = toml::from_str(text).map_err(wrong)?;
+        if content.backend != self.backend {
+            return Err(Unfit::OtherBackend(content.backend));
+        }
+        let compared = [
+            ("device", &content.device, &self.device),
+            ("driver", &content.driver, &self.driver),
+            ("library", &content.library, &self.library),
+            ("kernels", &content.kernels, &self.kernels),
+        ];
+        if let Some((what, other, own)) = compared.into_iter().find(|(_, other, own)| other != own) {
+            return Err(Unfit::Because(format!("it is for the {what} {other:?}, here is {own:?}")));
+        }
+        Ok(Read { table: Table { numbers: content.numbers, ladders: content.ladders }, made: content.made })
+    }
+}
+
+/// Writes a file: whole, or not at all.
+///
+/// # Errors
+/// Those of the file system; what was there before then still is.
+pub fn write(path: &Path, text: &str) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    fs::create_dir_all(folder)?;
+    let mut file = tempfile::Builder::new().prefix(".writing-").tempfile_in(folder)?;
+    file.write_all(text.as_bytes())?;
+    file.persist(path).map(|_| ()).map_err(|error| error.error)
+}
+
+/// Tells versions of these texts apart, in 16 digits: the hash of Fowler, Noll and Vo. No secret hangs on it.
+pub fn revision<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
+    let mut hash = 0xcbf2_9ce4_8422_2325u64;
+    let mut add = |byte: u8| hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    for text in texts {
+        text.bytes().for_each(&mut add);
+        // Where a text ends counts: no text has this byte.
+        add(0xff);
+    }
+    format!("{hash:016x}")
+}
+
+/// Now, in UTC, to the second: `2026-11-25T00:10:00Z`.
+pub fn now() -> String {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    date(seconds)
+}
+
+/// The date of seconds since 1970. Years are counted from March, so that a leap day ends one.
+fn date(seconds: u64) -> String {
+    let (days, second) = (seconds / 86_400 + 719_468, seconds % 86_400);
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    let year = 400 * era + year + u64::from(month <= 2);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+/// A text as a string of TOML.
+fn quoted(text: &str) -> String {
+    let escaped = |letter: char| match letter {
+        '"' | '\\' => format!("\\{letter}"),
+        '\u{0}'..='\u{1f}' | '\u{7f}' => format!("\\u{:04x}", u32::from(letter)),
+        _ => letter.to_string(),
+    };
+    format!("\"{}\"", text.chars().map(escaped).collect::<String>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Entry, Rung};
+
+    fn identity() -> Identity {
+        Identity {
+            backend: "test",
+            device: "NVIDIA \"H200\"\\\n, 132 SMs".into(),
+            driver: "13.0".into(),
+            library: "NVRTC 13.0".into(),
+            kernels: revision(["a", "b"]),
+        }
+    }
+
+    fn table() -> Table {
+        let rung = Rung { up_to: 8, best: Entry::none().with("threads", 32) };
+        Table { numbers: [("bytes".to_owned(), 7)].into(), ladders: [("forward".to_owned(), vec![rung])].into() }
+    }
+
+    fn reason(text: &str) -> String {
+        match identity().parse(text) {
+            Err(Unfit::Because(reason)) => reason,
+            other => format!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_file_reads_back() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("not/yet/there").join(identity().file_name());
+        assert_eq!(identity().read(&path), Err(Unfit::Absent));
+        write(&path, &identity().text(&table(), "today")).expect("a writable folder");
+        assert_eq!(identity().read(&path), Ok(Read { table: table(), made: "today".into() }));
+        let beside = fs::read_dir(path.parent().expect("a folder")).expect("a folder").count();
+        assert_eq!(beside, 1, "nothing half-written stays");
+    }
+
+    #[test]
+    fn a_name_is_readable_and_another_one_for_another_device() {
+        let name = identity().file_name();
+        assert!(
+            name.starts_with("tuning-test-nvidia-h200-132-sms-13.0-nvrtc-13.0-") && name.ends_with(".toml"),
+            "{name}"
+        );
+        assert_ne!(name, Identity { device: "NVIDIA H200, 132 SMs".into(), ..identity() }.file_name());
+        assert_eq!(name, Identity { kernels: "later".into(), ..identity() }.file_name());
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_the_reason() {
+        let good = identity().text(&table(), "today");
+        for (from, to, words) in [
+            ("format = 1", "format = 2", "it has format 2, this version reads 1"),
+            ("format = 1", "", "missing field `format`"),
+            ("13.0\"\nlib", "12.9\"\nlib", "it is for the driver \"12.9\", here is \"13.0\""),
+            ("NVRTC 13.0", "NVRTC 13.1", "it is for the library \"NVRTC 13.1\", here is \"NVRTC 13.0\""),
+            (&identity().kernels, "0", "it is for the kernels \"0\", here is"),
+            ("132 SMs", "66 SMs", "it is for the device"),
+            ("made =", "unmade =", "unknown field `unmade`"),
+            ("threads = 32", "threads = -1", "line "),
+            ("threads = 32", "threads = 4294967296", "line "),
+            ("threads = 32", "threads = 1e3", "line "),
+            ("threads = 32", "threads = { a = 1 }", "line "),
+            ("up_to = 8", "up_to = 99999999999999999999", "line "),
+            ("up_to = 8, ", "", "missing field `up_to`"),
+            ("[ladders]", "[ladders", "line "),
+        ] {
+            assert!(good.contains(from), "{from}");
+            let got = reason(&good.replace(from, to));
+            assert!(got.contains(words), "{to}: {got}");
+        }
+        let other = good.replace("backend = \"test\"", "backend = \"cuda\"");
+        assert_eq!(identity().parse(&other), Err(Unfit::OtherBackend("cuda".into())));
+    }
+
+    /// Whatever a file holds: every byte gone or other, every length, deep nesting, no text at all.
+    #[test]
+    fn a_damaged_file_never_panics() {
+        let good = identity().text(&table(), "today");
+        for end in 0..good.len() {
+            let _: Result<Read, Unfit> = identity().parse(&good[..end]);
+            for byte in ["0", "\"", "[", "\u{0}"] {
+                let _: Result<Read, Unfit> = identity().parse(&(good[..end].to_owned() + byte + &good[end + 1..]));
+            }
+        }
+        let nested = format!("format = 1\na = {}", "[".repeat(100_000));
+        assert!(reason(&nested).starts_with("line 2"));
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("table");
+        for (bytes, words) in [(vec![0xff; 10], "it cannot be read"), (vec![b'#'; 2 << 20], "more than 1048576 bytes")]
+        {
+            fs::write(&path, bytes).expect("a writable folder");
+            let read = identity().read(&path);
+            assert!(matches!(&read, Err(Unfit::Because(reason)) if reason.contains(words)), "{read:?}");
+        }
+        assert!(matches!(identity().read(folder.path()), Err(Unfit::Because(_))), "a folder is no file");
+    }
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        for (seconds, expected) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_399, "2000-02-28T23:59:59Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (951_868_800, "2000-03-01T00:00:00Z"),
+            (1_735_689_599, "2024-12-31T23:59:59Z"),
+            (1_795_565_400, "2026-11-25T00:10:00Z"),
+        ] {
+            assert_eq!(date(seconds), expected);
+        }
+    }
+
+    #[test]
+    fn every_byte_and_every_end_of_a_text_counts() {
+        let all = [revision(["ab", "c"]), revision(["a", "bc"]), revision(["abc"]), revision(["abd"]), revision([])];
+        let different: std::collections::BTreeSet<_> = all.iter().collect();
+        assert_eq!(different.len(), all.len());
+    }
+}

@@ -1,0 +1,79 @@
+//! Where a user's caches are.
+
+use std::env;
+use std::path::PathBuf;
+
+/// The folder of the entries of all backends; empty: no cache.
+pub const FOLDER_VARIABLE: &str = "RMSNORM_CACHE_DIR";
+
+/// That of this process's user, for a backend of that name: `RMSNORM_CACHE_DIR`, or `rmsnorm/NAME` in the user's folder of caches.
+/// None where the user has no such folder, or the variable is empty.
+pub fn of_user(backend: &str) -> Option<PathBuf> {
+    folder(backend, System::HOST, |name| env::var_os(name).map(PathBuf::from))
+}
+
+/// Systems by where they keep a user's caches.
+#[derive(Clone, Copy)]
+enum System {
+    Windows,
+    MacOs,
+    Other,
+}
+
+impl System {
+    const HOST: System = if cfg!(windows) {
+        System::Windows
+    } else if cfg!(target_os = "macos") {
+        System::MacOs
+    } else {
+        System::Other
+    };
+}
+
+/// The folder of a backend's entries, given the system and the environment.
+fn folder(backend: &str, system: System, variable: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
+    if let Some(folder) = variable(FOLDER_VARIABLE) {
+        return Some(folder).filter(|folder| !folder.as_os_str().is_empty());
+    }
+    // A relative path means nothing here; the XDG specification says to ignore it.
+    let absolute = |name| variable(name).filter(|path| path.is_absolute());
+    let caches = match system {
+        System::Windows => absolute("LOCALAPPDATA"),
+        System::MacOs => absolute("HOME").map(|home| home.join("Library/Caches")),
+        System::Other => absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache"))),
+    };
+    Some(caches?.join("rmsnorm").join(backend))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_environment_says_where_entries_belong() {
+        for backend in ["cuda", "wgpu"] {
+            let on = |system, set: &[(&str, &str)]| {
+                let value =
+                    |name: &str| set.iter().find(|(key, _)| *key == name).map(|(_, value)| PathBuf::from(value));
+                folder(backend, system, value)
+            };
+            for system in [System::Windows, System::MacOs, System::Other] {
+                let at = |set| on(system, set);
+                assert_eq!(at(&[]), None);
+                assert_eq!(at(&[("RMSNORM_CACHE_DIR", "here"), ("HOME", "/home/a")]), Some("here".into()));
+                assert_eq!(at(&[("RMSNORM_CACHE_DIR", ""), ("HOME", "/home/a")]), None);
+                assert_eq!(at(&[("HOME", "")]), None);
+            }
+            if cfg!(unix) {
+                let of = |caches: &str| Some(format!("{caches}/rmsnorm/{backend}").into());
+                let at = |set| on(System::Other, set);
+                assert_eq!(at(&[("HOME", "/home/a")]), of("/home/a/.cache"));
+                assert_eq!(at(&[("HOME", "/home/a"), ("XDG_CACHE_HOME", "/c")]), of("/c"));
+                assert_eq!(at(&[("HOME", "/home/a"), ("XDG_CACHE_HOME", "c")]), of("/home/a/.cache"));
+                let at = |set| on(System::MacOs, set);
+                assert_eq!(at(&[("HOME", "/Users/a"), ("XDG_CACHE_HOME", "/c")]), of("/Users/a/Library/Caches"));
+                assert_eq!(on(System::Windows, &[("LOCALAPPDATA", "/data"), ("HOME", "/a")]), of("/data"));
+            }
+        }
+    }
+}
