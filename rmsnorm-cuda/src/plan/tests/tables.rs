@@ -77,7 +77,7 @@ fn what_no_kernel_takes_is_refused_with_the_reason() {
         (BACKWARD, 512, &[("threads", 256), ("stages", 2), ("blocks", 3)], "768 blocks with rows of their own"),
         (
             BACKWARD,
-            19,
+            512,
             &[("threads", 128), ("groups", 8), ("unroll", 2), ("stages", 2), ("blocks", 1)],
             "packs of a block",
         ),
