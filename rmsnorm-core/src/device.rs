@@ -87,6 +87,8 @@ pub struct Availability {
     pub device: Device,
     /// What the device is, or why it cannot be used.
     pub status: Result<String, String>,
+    /// Which table of tiles its calls are planned by, in words; none where it cannot be used.
+    pub tuning: Option<String>,
 }
 
 /// Every device of every backend: what is on this machine and, for what is not, why. Never panics.
@@ -109,12 +111,12 @@ pub fn available() -> Vec<Availability> {
 }
 
 fn probe(device: Device) -> Availability {
-    let status = match AnyBackend::open(device) {
-        Ok(backend) => Ok(backend.to_string()),
-        Err(Error::Unavailable { reason, .. }) => Err(reason),
-        Err(error) => Err(error.to_string()),
+    let (status, tuning) = match AnyBackend::open(device) {
+        Ok(backend) => (Ok(backend.to_string()), Some(backend.tuning())),
+        Err(Error::Unavailable { reason, .. }) => (Err(reason), None),
+        Err(error) => (Err(error.to_string()), None),
     };
-    Availability { device, status }
+    Availability { device, status, tuning }
 }
 
 /// How many CUDA devices to list. Where there is none, opening the first says why.
@@ -195,7 +197,7 @@ impl AnyBackend {
     pub fn open(device: Device) -> Result<Self, Error> {
         match device {
             #[cfg(feature = "cpu")]
-            Device::Cpu => Ok(AnyBackend::Cpu(CpuBackend::new())),
+            Device::Cpu => CpuBackend::try_new().map(AnyBackend::Cpu),
             #[cfg(not(feature = "cpu"))]
             Device::Cpu => Err(not_built_in("cpu")),
             #[cfg(feature = "cuda")]
@@ -219,6 +221,15 @@ impl AnyBackend {
             #[cfg(feature = "wgpu")]
             AnyBackend::Wgpu(ref backend) => Device::Wgpu(backend.ordinal().unwrap_or(0)),
         }
+    }
+
+    /// Which table of tiles calls are planned by, in words: `built in`, or a file and when it was made.
+    #[cfg_attr(
+        not(any(feature = "cpu", feature = "cuda", feature = "wgpu")),
+        expect(unused_variables, reason = "without a backend there is no value to match")
+    )]
+    pub fn tuning(&self) -> String {
+        on_backend!(self, |backend| backend.tuning())
     }
 
     /// The CPU backend, if it is that.
@@ -388,9 +399,10 @@ mod tests {
         for device in [Device::Cpu, Device::Cuda(0), Device::Wgpu(0)] {
             assert_eq!(list.iter().filter(|entry| entry.device == device).count(), 1, "{device}");
         }
-        for Availability { device, status } in list {
-            let opened = AnyBackend::open(device).map(|backend| backend.to_string());
-            assert_eq!(opened.ok(), status.ok(), "{device}");
+        for Availability { device, status, tuning } in list {
+            let opened = AnyBackend::open(device).ok();
+            assert_eq!(opened.as_ref().map(ToString::to_string), status.ok(), "{device}");
+            assert_eq!(opened.as_ref().map(AnyBackend::tuning), tuning, "{device}");
         }
     }
 }

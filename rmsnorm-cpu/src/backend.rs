@@ -7,11 +7,13 @@ use std::sync::{Arc, OnceLock};
 use rmsnorm_spec::{
     Backward, Checked, Code, Element, Error, Forward, NormBackend, Problem, QuantizedForward, Span, Stored,
 };
+use rmsnorm_tuning::Source;
 
 use crate::caps::{Caps, Isa};
 use crate::lanes::Out;
 use crate::launch::SliceBackend;
 use crate::stages::copy::CopyRange;
+use crate::tuning::Tuning;
 use crate::{launch, plan};
 
 /// Normalizes slices on the calling thread and, for large calls, on a rayon thread pool.
@@ -46,22 +48,40 @@ pub struct CpuBackend {
     pool: Option<Arc<Pool>>,
     /// The process that has the pool's threads.
     process: u32,
+    /// Where the table comes from.
+    source: &'static Source,
 }
 
 impl CpuBackend {
     /// The strongest instruction set of this processor, and the rayon pool of the calling thread: the one that the
     /// thread belongs to, else the global one, which is started if it was not. Where the system refuses its threads,
-    /// everything runs on the caller's.
+    /// everything runs on the caller's. If `RMSNORM_TUNING` names a table that does not fit, the built-in one is used;
+    /// [`try_new`](Self::try_new) refuses.
     pub fn new() -> Self {
+        let (tuning, source) = table().unwrap_or((Tuning::ZEN5, &BUILT_IN));
+        CpuBackend::of_pool(tuning, source)
+    }
+
+    /// As [`new`](Self::new).
+    ///
+    /// # Errors
+    /// `Unavailable` if `RMSNORM_TUNING` names a table that does not fit, with the reason.
+    pub fn try_new() -> Result<Self, Error> {
+        let (tuning, source) = table()?;
+        Ok(CpuBackend::of_pool(tuning, source))
+    }
+
+    fn of_pool(tuning: Tuning, source: &'static Source) -> Self {
         let process = std::process::id();
-        CpuBackend { caps: Caps { isa: Isa::detect(), threads: pool_threads(process) }, pool: None, process }
+        let caps = Caps { isa: Isa::detect(), threads: pool_threads(process), tuning };
+        CpuBackend { caps, pool: None, process, source }
     }
 
     /// This instruction set and exactly this number of threads. With 1 thread everything runs on the caller's.
     ///
     /// # Errors
-    /// `Unavailable` if the processor lacks the instruction set (of the backend `cpu-avx2`, say), `threads` is 0, or the
-    /// threads cannot be started.
+    /// `Unavailable` if the processor lacks the instruction set (of the backend `cpu-avx2`, say), `threads` is 0, the
+    /// threads cannot be started, or `RMSNORM_TUNING` names a table that does not fit.
     ///
     /// # Example
     /// ```
@@ -83,6 +103,7 @@ impl CpuBackend {
         if threads == 0 {
             return Err(unavailable("at least 1 thread is needed, got 0".into()));
         }
+        let (tuning, source) = table()?;
         // One thread splits nothing, so nobody asks whose it is, and the system is not asked either.
         let process = if threads == 1 { 0 } else { std::process::id() };
         let pool = if threads == 1 {
@@ -91,7 +112,7 @@ impl CpuBackend {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
             Some(Arc::new(Pool(Some(pool.map_err(|error| unavailable(error.to_string()))?), process)))
         };
-        Ok(CpuBackend { caps: Caps { isa, threads }, pool, process })
+        Ok(CpuBackend { caps: Caps { isa, threads, tuning }, pool, process, source })
     }
 
     /// The strongest instruction set and exactly this number of threads, which all who ask for as many share: for libraries whose
@@ -151,6 +172,18 @@ impl CpuBackend {
         let (from, to) = (&from[..crate::planted::copied(from.len())], &mut to[..crate::planted::copied(from.len())]);
         launch::copy(self, CopyRange { from, to: Out::from(to), streaming });
         Ok(())
+    }
+
+    /// Which table calls are planned by, in words: `built in`, or a file and when it was made. No bits depend on it.
+    pub fn tuning(&self) -> String {
+        self.source.to_string()
+    }
+
+    /// The same threads, planned by another table.
+    #[cfg(feature = "conformance")]
+    pub(crate) fn with_tuning(&self, tuning: Tuning) -> Self {
+        static TRIED: Source = Source::Tried;
+        CpuBackend { caps: Caps { tuning, ..self.caps }, source: &TRIED, ..self.clone() }
     }
 
     pub(crate) fn caps(&self) -> &Caps {
@@ -258,6 +291,17 @@ struct Shared {
 }
 
 static SHARED: OnceLock<Box<Shared>> = OnceLock::new();
+
+/// Of tables.
+static BUILT_IN: Source = Source::BuiltIn;
+
+/// The table that the environment says.
+fn table() -> Result<(Tuning, &'static Source), Error> {
+    match Tuning::of_process() {
+        Ok((tuning, source)) => Ok((*tuning, source)),
+        Err(reason) => Err(Error::Unavailable { backend: "cpu", reason: reason.clone() }),
+    }
+}
 
 /// A backend's own threads, and the process that has them.
 #[derive(Debug)]

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::tuning::Tuning;
+
 /// The instruction set that the kernels use. Results have the same bits on all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Isa {
@@ -76,4 +78,5 @@ fn has_avx512() -> bool {
 pub(crate) struct Caps {
     pub(crate) isa: Isa,
     pub(crate) threads: usize,
+    pub(crate) tuning: Tuning,
 }

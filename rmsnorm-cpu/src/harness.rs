@@ -64,6 +64,10 @@ impl Harness for CpuBackend {
         self.to_string()
     }
 
+    fn tuning(&self) -> String {
+        CpuBackend::tuning(self)
+    }
+
     fn plan(&self, problem: &Problem) -> String {
         let plan = plan::plan(problem, self.caps());
         let plan::Plan { tasks, reduce_tasks, block_rows, blocks, streaming } = plan;

@@ -42,6 +42,9 @@ mod plan;
 #[cfg(feature = "planted")]
 mod planted;
 mod stages;
+#[cfg(feature = "conformance")]
+mod tunable;
+mod tuning;
 mod uninit;
 mod vectors;
 

@@ -26,16 +26,6 @@ pub(crate) struct Plan {
     pub(crate) streaming: bool,
 }
 
-/// Bytes read and written that are worth a thread of their own. Handing work to a second thread costs 12 to 17 us, in
-/// which one thread moves about 1 MiB: 512x1024 f32, one thread 57 us, two 69 us (Zen 5, 2 threads, 2026-11-21).
-const MIN_TASK_BYTES: usize = 1 << 20;
-
-/// Tasks per thread, so that a thread that was interrupted does not hold up the others.
-const TASKS_PER_THREAD: usize = 4;
-
-/// Outputs of at least this many bytes bypass the cache: they would not stay in it.
-const STREAMING_BYTES: usize = 8 << 20;
-
 /// The fewest rows of a block: below, the partial rows would cost more traffic than the rows themselves.
 const MIN_BLOCK_ROWS: usize = 8;
 
@@ -90,8 +80,8 @@ pub(crate) fn workspace_len(problem: &Problem) -> usize {
 
 /// Pieces of `units` that are worth a thread each, when `bytes` are moved.
 pub(crate) fn tasks(bytes: usize, units: usize, caps: &Caps) -> usize {
-    let most = if caps.threads == 1 { 1 } else { caps.threads * TASKS_PER_THREAD };
-    (bytes / MIN_TASK_BYTES).clamp(1, most).min(units.max(1))
+    let most = if caps.threads == 1 { 1 } else { caps.threads * caps.tuning.tasks_per_thread };
+    (bytes / caps.tuning.min_task_bytes).clamp(1, most).min(units.max(1))
 }
 
 /// The plan of a problem.
@@ -115,7 +105,7 @@ pub(crate) fn plan(problem: &Problem, caps: &Caps) -> Plan {
         reduce_tasks: tasks(blocks * cols * size_of::<f32>(), cols / LANES, caps),
         block_rows,
         blocks,
-        streaming: output_bytes >= STREAMING_BYTES && !problem.tensors.is_in_place(),
+        streaming: output_bytes >= caps.tuning.streaming_bytes && !problem.tensors.is_in_place(),
     }
 }
 
@@ -123,6 +113,7 @@ pub(crate) fn plan(problem: &Problem, caps: &Caps) -> Plan {
 mod tests {
     use super::*;
     use crate::Isa;
+    use crate::tuning::Tuning;
 
     fn forward(rows: usize, cols: usize, dtype: DType) -> Problem {
         Problem::forward(Norm::Rms, rows, cols, dtype, &[Tensor::Weight])
@@ -138,7 +129,7 @@ mod tests {
     }
 
     fn with_threads(threads: usize) -> Caps {
-        Caps { isa: Isa::Portable, threads }
+        Caps { isa: Isa::Portable, threads, tuning: Tuning::ZEN5 }
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rmsnorm_spec::{
     Backward, Checked, Code, Element, Error, Forward, NormBackend, NormSpec, Problem, QuantizedForward, Span, Stored,
 };
+use rmsnorm_tuning::{Chosen, Identity, Source, choose};
 use wgpu::{
     AdapterInfo, Buffer, BufferDescriptor, BufferUsages, CommandEncoder, CommandEncoderDescriptor, Device, DeviceType,
     Queue,
@@ -16,9 +17,12 @@ use crate::caps::Caps;
 use crate::error::{BACKEND, device_error, scoped, unavailable, unsupported};
 use crate::kernel::Kernels;
 use crate::launch::{self, Work};
-use crate::plan;
+use crate::plan::{self, KEPT, Tuning};
 use crate::recording::{Recorder, Target};
 use crate::view::WgpuSlice;
+
+/// What compiles shaders, for a table of tiles: of another version it may make other kernels. A test compares.
+const WGPU: &str = "wgpu 30";
 
 /// Normalizes tensors on any device that wgpu finds.
 ///
@@ -85,7 +89,11 @@ struct Shared {
     device: Device,
     queue: Queue,
     caps: Caps,
-    kernels: Kernels,
+    /// What a table of the device is for, and where the one in use comes from.
+    identity: Identity,
+    source: Source,
+    /// A key says all of a tile, so that backends with other tables share what they have in common.
+    kernels: Arc<Kernels>,
     /// The gradients' workspace, for calls that bring none.
     workspace: Mutex<Option<Buffer>>,
     /// Of a device that we opened.
@@ -110,7 +118,7 @@ impl WgpuBackend {
     /// notices, it answers [`Error::Device`].
     ///
     /// # Errors
-    /// `Unavailable` if the device's limits leave no room for any kernel.
+    /// `Unavailable` if the device's limits leave no room for any kernel, or `RMSNORM_TUNING` names a table that does not fit.
     pub fn from_device(device: Device, queue: Queue) -> Result<Self, Error> {
         WgpuBackend::build(device, queue, None)
     }
@@ -148,32 +156,64 @@ impl WgpuBackend {
             return Err(unavailable(reason));
         }
         let caps = Caps::read(&device);
-        let kernels = Kernels::new(device.clone(), &caps, true);
-        Ok(WgpuBackend::assemble(device, queue, caps, kernels, own))
-    }
-
-    fn assemble(device: Device, queue: Queue, caps: Caps, kernels: Kernels, own: Option<Own>) -> Self {
+        let identity = identity(&device, &caps);
+        let Chosen { table, source } = choose(&identity, Tuning::from_table).map_err(unavailable)?;
+        let caps = Caps { tuning: table.map_or(caps.tuning, |table| KEPT.keep(table)), ..caps };
+        let kernels = Arc::new(Kernels::new(device.clone(), &caps, true));
         let description = describe(&device);
         let workspace = Mutex::default();
-        let shared = Arc::new(Shared { device, queue, caps, kernels, workspace, own, description });
-        WgpuBackend { shared, kept: None }
+        let shared = Shared { device, queue, caps, identity, source, kernels, workspace, own, description };
+        Ok(WgpuBackend { shared: Arc::new(shared), kept: None })
+    }
+
+    /// The same device by other plans and kernels, with a workspace of its own.
+    fn by(&self, caps: Caps, source: Source, kernels: Arc<Kernels>) -> Self {
+        let Shared { device, queue, identity, own, description, .. } = &*self.shared;
+        let shared = Shared {
+            device: device.clone(),
+            queue: queue.clone(),
+            caps,
+            identity: identity.clone(),
+            source,
+            kernels,
+            workspace: Mutex::default(),
+            own: own.clone(),
+            description: description.clone(),
+        };
+        WgpuBackend { shared: Arc::new(shared), kept: None }
+    }
+
+    /// The same device, planned by another table.
+    #[cfg(feature = "conformance")]
+    pub(crate) fn with_tuning(&self, tuning: &'static Tuning) -> Self {
+        let Shared { caps, kernels, .. } = &*self.shared;
+        self.by(Caps { tuning, ..*caps }, Source::Tried, kernels.clone())
+    }
+
+    /// Which table calls are planned by, in words: `built in`, or a file and when it was made.
+    pub fn tuning(&self) -> String {
+        self.shared.source.to_string()
+    }
+
+    /// What a table of the device is for.
+    #[cfg(feature = "conformance")]
+    pub(crate) fn identity(&self) -> &Identity {
+        &self.shared.identity
     }
 
     /// The same device with kernels of its own, compiled with the checks of bounds and loops that wgpu adds to shaders
     /// it does not trust. Slower, with equal results: for those who would rather not trust this crate's shaders.
     pub fn checked(&self) -> Self {
-        let Shared { device, queue, caps, own, .. } = &*self.shared;
-        let kernels = Kernels::new(device.clone(), caps, false);
-        WgpuBackend::assemble(device.clone(), queue.clone(), *caps, kernels, own.clone())
+        let Shared { device, caps, source, .. } = &*self.shared;
+        self.by(*caps, source.clone(), Arc::new(Kernels::new(device.clone(), caps, false)))
     }
 
     /// The same device as if it had no subgroups. For tests.
     #[doc(hidden)]
     pub fn without_subgroups(&self) -> Self {
-        let Shared { device, queue, caps, own, .. } = &*self.shared;
-        let kernels = Kernels::new(device.clone(), caps, true);
-        let caps = Caps { subgroup: None, ..*caps };
-        WgpuBackend::assemble(device.clone(), queue.clone(), caps, kernels, own.clone())
+        let Shared { device, caps, source, .. } = &*self.shared;
+        let kernels = Arc::new(Kernels::new(device.clone(), caps, true));
+        self.by(Caps { subgroup: None, ..*caps }, source.clone(), kernels)
     }
 
     /// The number of the adapter that [`new`](Self::new) was asked for; `None` on a device of the caller's.
@@ -415,6 +455,25 @@ impl NormBackend for WgpuBackend {
     }
 }
 
+/// What a table of the device is for: its adapter and driver, and what of its limits decides how threads share a row.
+fn identity(device: &Device, caps: &Caps) -> Identity {
+    let info = device.adapter_info();
+    let subgroups = caps.subgroup.map_or("no subgroups".into(), |lanes| format!("subgroups of {lanes}"));
+    let Caps { max_threads, workgroup_bytes, .. } = caps;
+    Identity {
+        backend: BACKEND,
+        device: format!(
+            "{}, {}, {subgroups}, {max_threads} invocations, {}",
+            info.name,
+            info.backend,
+            bytes(u64::from(*workgroup_bytes))
+        ),
+        driver: format!("{} {}", info.driver, info.driver_info).trim().to_owned(),
+        library: WGPU.into(),
+        kernels: Tuning::revision().to_owned(),
+    }
+}
+
 fn describe(device: &Device) -> String {
     let (info, limits): (AdapterInfo, _) = (device.adapter_info(), device.limits());
     let driver = format!("{} {}", info.driver, info.driver_info);
@@ -447,7 +506,15 @@ fn bytes(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::bytes;
+    use super::{WGPU, bytes};
+
+    /// The one that Cargo has chosen, where the lock file is there to tell.
+    #[test]
+    fn the_version_of_wgpu_is_told() {
+        let Ok(lock) = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.lock")) else { return };
+        let version = lock.split("name = \"wgpu\"\nversion = \"").nth(1).and_then(|rest| rest.split('.').next());
+        assert_eq!(version.map(|major| format!("wgpu {major}")), Some(WGPU.to_owned()));
+    }
 
     #[test]
     fn sizes_are_in_the_unit_that_a_reader_would_choose() {

@@ -70,6 +70,10 @@ impl Harness for WgpuBackend {
         self.to_string()
     }
 
+    fn tuning(&self) -> String {
+        WgpuBackend::tuning(self)
+    }
+
     fn plan(&self, problem: &Problem) -> String {
         let plan = plan::plan(problem, &Layout::dense(problem), self.caps());
         plan.map(|plan| plan.to_string()).unwrap_or_else(|error| error.to_string())

@@ -35,6 +35,8 @@ mod params;
 mod plan;
 mod recording;
 mod source;
+#[cfg(feature = "conformance")]
+mod tunable;
 mod view;
 
 pub use backend::WgpuBackend;

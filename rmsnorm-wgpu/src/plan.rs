@@ -25,7 +25,9 @@ use crate::caps::Caps;
 pub(crate) use quantized_forward::{ALONG_FROM, FOUND_FROM, SIDE, gathers_scales};
 pub(crate) use quantized_forward::{COLUMNWISE_TILE, lanes_of_set};
 pub(crate) use ranges::{Layout, Placed};
-pub(crate) use tuning::Tuning;
+pub(crate) use tuning::{KEPT, Tuning};
+#[cfg(feature = "conformance")]
+pub(crate) use tuning::{candidates, data::Name};
 
 /// A program of `shaders/`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -5,6 +5,7 @@ mod properties;
 mod quantized;
 mod ranges;
 mod table;
+mod tables;
 mod workspace;
 
 use std::ops::Range;

@@ -4,16 +4,24 @@
 //!
 //! Lengths are pairs of quads: 8 columns.
 
+#[cfg(feature = "conformance")]
+pub(crate) mod candidates;
+pub(crate) mod data;
+
 use std::borrow::Cow::Borrowed;
 #[cfg(any(test, feature = "conformance"))]
 use std::collections::BTreeSet;
 
 use rmsnorm_gpu::tuning::{Ladder, none_up_to, up_to};
 use rmsnorm_spec::{DType, Norm, Problem};
+use rmsnorm_tuning::Kept;
 
 #[cfg(any(test, feature = "conformance"))]
 use super::PAIR;
 use super::{gradients, is_split};
+
+/// Those that were loaded, or are tried.
+pub(crate) static KEPT: Kept<Tuning> = Kept::new();
 
 /// Tables for every kind of call.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,0 +1,29 @@
+//! What is worth a measurement: packs of a thread, the likely ones first.
+
+use rmsnorm_tuning::Entry;
+
+use super::Division;
+use super::data::Name;
+
+/// Orders in which packs are tried that leave no thread idle.
+const WHOLE: [&[u32]; 8] = [&[3, 4, 2], &[2, 3, 4], &[1, 2], &[], &[4, 3, 2], &[1, 2, 3, 4], &[2, 4], &[5, 4, 3]];
+
+/// Threads of those at the most.
+const THREADS: [u32; 3] = [512, 1024, 256];
+
+/// Entries for a rung of that ladder.
+pub(crate) fn entries(name: Name) -> Vec<Entry> {
+    match name {
+        Name::Forward(_) | Name::ToCodes => {
+            [4, 5, 8, 2, 3, 6, 7, 1].map(|packs| Entry::none().with("packs", packs)).to_vec()
+        }
+        Name::Backward(_) => {
+            let divisions = THREADS.into_iter().flat_map(|threads| {
+                [4, 5, 2, 3, 1].into_iter().flat_map(move |most| {
+                    WHOLE.iter().map(move |whole| Division { without_idle: (whole, threads), most })
+                })
+            });
+            divisions.map(|division| division.to_entry()).collect()
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! A table as data, and back; and what of it is legal.
+
+use std::borrow::Cow;
+use std::sync::OnceLock;
+
+use rmsnorm_gpu::tuning::{Ladder, Rung, rises};
+use rmsnorm_tuning::file::revision;
+use rmsnorm_tuning::{Entry, Kept, Table};
+
+use super::{Division, Tuning};
+
+/// Counted up where tables mean something else though shaders and built-in rungs are what they were.
+const REVISION: &str = "1";
+
+/// Packs of a thread of forward, and of backward.
+const MOST_PACKS: u32 = 8;
+const MOST_BACKWARD_PACKS: u32 = 5;
+
+/// Threads of a workgroup.
+const MOST_THREADS: u32 = 1024;
+
+/// A ladder among those of [`Tuning`], by its index there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Name {
+    Forward(usize),
+    ToCodes,
+    Backward(usize),
+}
+
+const FORWARD: [&str; 3] = ["rms", "layer", "wide"];
+const BACKWARD: [&str; 4] = ["one_gradient", "two_gradients", "f16", "wide"];
+
+impl Name {
+    /// Every ladder.
+    pub(crate) fn all() -> Vec<Name> {
+        let (forward, backward) = ((0..FORWARD.len()).map(Name::Forward), (0..BACKWARD.len()).map(Name::Backward));
+        forward.chain([Name::ToCodes]).chain(backward).collect()
+    }
+
+    /// `forward.rms`.
+    pub(crate) fn text(self) -> String {
+        match self {
+            Name::Forward(table) => format!("forward.{}", FORWARD[table]),
+            Name::ToCodes => "to_codes".into(),
+            Name::Backward(table) => format!("backward.{}", BACKWARD[table]),
+        }
+    }
+}
+
+impl Tuning {
+    /// All of it as data.
+    pub(crate) fn to_table(&self) -> Table {
+        let packs = |packs: &u32| Entry::none().with("packs", *packs);
+        let ladder = |name: Name| match name {
+            Name::Forward(table) => to_rungs(&self.forward[table], packs),
+            Name::ToCodes => to_rungs(&self.to_codes, packs),
+            Name::Backward(table) => to_rungs(&self.backward[table], Division::to_entry),
+        };
+        Table {
+            numbers: Default::default(),
+            ladders: Name::all().into_iter().map(|name| (name.text(), ladder(name))).collect(),
+        }
+    }
+
+    /// The table of this data, if plans may be made of it on any device.
+    ///
+    /// # Errors
+    /// What of it is not legal, in words.
+    pub(crate) fn from_table(table: &Table) -> Result<Tuning, String> {
+        let mut tuning = Tuning::H200.clone();
+        table.has_no_more_than(&tuning.to_table())?;
+        for name in Name::all() {
+            match name {
+                Name::Forward(index) => read(table, name, &mut tuning.forward[index], packs)?,
+                Name::ToCodes => read(table, name, &mut tuning.to_codes, packs)?,
+                Name::Backward(index) => read(table, name, &mut tuning.backward[index], Division::from_entry)?,
+            }
+        }
+        Ok(tuning)
+    }
+
+    /// Tells shaders and built-in tables apart that a table may be measured with.
+    pub(crate) fn revision() -> &'static str {
+        static REVISION_OF_THIS: OnceLock<String> = OnceLock::new();
+        REVISION_OF_THIS.get_or_init(|| {
+            let built_in = Tuning::H200.to_table().to_string();
+            let texts = rmsnorm_shaders::ALL.iter().map(|source| source.text);
+            revision(texts.chain([built_in.as_str(), env!("CARGO_PKG_VERSION"), REVISION]))
+        })
+    }
+}
+
+fn to_rungs<T>(ladder: &[Rung<T>], entry: impl Fn(&T) -> Entry) -> Vec<rmsnorm_tuning::Rung> {
+    let rung = |rung: &Rung<T>| rmsnorm_tuning::Rung {
+        up_to: rung.up_to,
+        best: rung.best.as_ref().map_or_else(Entry::none, &entry),
+    };
+    ladder.iter().map(rung).collect()
+}
+
+/// Takes a ladder from a table, unless it is the built-in one.
+fn read<T: Clone + PartialEq>(
+    table: &Table,
+    name: Name,
+    ladder: &mut Ladder<T>,
+    best: impl Fn(&Entry) -> Result<T, String>,
+) -> Result<(), String> {
+    let text = name.text();
+    let rung = |rung: &rmsnorm_tuning::Rung| {
+        let best = if rung.best.is_none() { Ok(None) } else { best(&rung.best).map(Some) };
+        let best = best.map_err(|reason| format!("{text} up to {}: {reason}", rung.up_to))?;
+        Ok::<_, String>(Rung { up_to: rung.up_to, best })
+    };
+    let rungs = table.ladder(&text)?.iter().map(rung).collect::<Result<Vec<_>, _>>()?;
+    if !rises(&rungs) {
+        return Err(format!("{text}: its limits do not rise"));
+    }
+    if rungs[..] != ladder[..] {
+        *ladder = Cow::Owned(rungs);
+    }
+    Ok(())
+}
+
+/// Packs of a thread of forward.
+fn packs(entry: &Entry) -> Result<u32, String> {
+    entry.has_only(&["packs"])?;
+    within("packs", entry.number("packs")?, MOST_PACKS)
+}
+
+fn within(name: &str, number: u32, most: u32) -> Result<u32, String> {
+    if (1..=most).contains(&number) {
+        return Ok(number);
+    }
+    Err(format!("{name} is {number}, which is not from 1 to {most}"))
+}
+
+impl Division {
+    /// What a table says of it.
+    pub(crate) fn to_entry(&self) -> Entry {
+        let Division { without_idle: (packs, threads), most } = *self;
+        Entry::none().with_list("whole", packs).with("threads", threads).with("most", most)
+    }
+
+    /// What a table says.
+    ///
+    /// # Errors
+    /// What is missing, too much or not legal, in words.
+    pub(crate) fn from_entry(entry: &Entry) -> Result<Division, String> {
+        /// Lists that tables have: few, and short.
+        static LISTS: Kept<Vec<u32>> = Kept::new();
+        entry.has_only(&["whole", "threads", "most"])?;
+        let whole = entry.list("whole")?;
+        if whole.len() > MOST_BACKWARD_PACKS as usize {
+            return Err(format!("whole has {} numbers, which are more than {MOST_BACKWARD_PACKS}", whole.len()));
+        }
+        whole.iter().try_for_each(|packs| within("whole", *packs, MOST_BACKWARD_PACKS).map(|_| ()))?;
+        let threads = within("threads", entry.number("threads")?, MOST_THREADS)?;
+        let most = within("most", entry.number("most")?, MOST_BACKWARD_PACKS)?;
+        Ok(Division { without_idle: (LISTS.keep(whole.to_vec()), threads), most })
+    }
+}
