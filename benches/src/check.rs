@@ -36,6 +36,11 @@ impl<D: Measurable, T: Element> Workload<'_, D, T> {
         self.wrong_after(operation, |workload, operation| workload.call(operation, 0))
     }
 
+    /// The same of that device, which has the tensors of this one and plans of its own.
+    pub(crate) fn wrong_elements_on(&mut self, device: &D, operation: Operation) -> Result<usize, Error> {
+        self.wrong_after(operation, |workload, operation| workload.call_on(device, operation, 0))
+    }
+
     /// The same for calls that are made in this way, on the first set.
     fn wrong_after(
         &mut self,

@@ -24,6 +24,7 @@ pub mod selection;
 pub mod shapes;
 pub mod side_by_side;
 pub mod targets;
+pub mod tune;
 mod workload;
 
 pub use clock::{Samples, Sampling, Timing, alternate};

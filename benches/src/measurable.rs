@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use rmsnorm_core::conformance::Harness;
 use rmsnorm_core::{AnyBackend, Element, Error, NormBackend};
+use rmsnorm_tuning::Tunable;
 
 use crate::Shape;
 
@@ -15,7 +16,7 @@ type In<'a, D, T> = <<D as Harness>::Backend as NormBackend>::In<'a, T>;
 type Out<'a, D, T> = <<D as Harness>::Backend as NormBackend>::Out<'a, T>;
 
 /// A backend that can be measured.
-pub trait Measurable: Harness + Sized {
+pub trait Measurable: Harness + Tunable {
     /// The shapes that are measured unless others are asked for: a common one first, a decode step last.
     const SHAPES: &'static [Shape];
 

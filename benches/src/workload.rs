@@ -119,6 +119,15 @@ impl<'d, D: Measurable, T: Element> Workload<'d, D, T> {
         })
     }
 
+    /// Makes room for a workspace of that many elements, which a device asks for whose plans are others than this one's.
+    pub(crate) fn reserve_workspace(&mut self, len: usize) -> Result<(), Error> {
+        if len > self.workspace_len {
+            self.workspace = self.device.upload(&vec![f32::NAN; len])?;
+            self.workspace_len = len;
+        }
+        Ok(())
+    }
+
     /// How many sets there are.
     pub fn sets(&self) -> usize {
         self.sets.len()

@@ -1,10 +1,19 @@
 //! This backend's table, for `rmsnorm tune`.
 
-use rmsnorm_spec::{DType, Norm};
-use rmsnorm_tuning::{Calls, Entry, Identity, Kind, Slot, Table, Tunable};
+use rmsnorm_spec::{DType, Norm, Problem};
+use rmsnorm_tuning::{Calls, Entry, Identity, Kind, Slot, Table, Tunable, VALUE};
 
-use crate::CpuBackend;
 use crate::tuning::{MIN_TASK_BYTES, STREAMING_BYTES, TASKS_PER_THREAD, Tuning, identity};
+use crate::{CpuBackend, plan};
+
+/// Outputs of 4 to 64 MiB.
+const STREAMING_SHAPES: &[(usize, usize)] = &[(1024, 1024), (2048, 1024), (4096, 1024), (16_384, 1024)];
+
+/// Calls of 512 KiB to 4 MiB a tensor.
+const TASK_SHAPES: &[(usize, usize)] = &[(128, 1024), (256, 1024), (512, 1024), (1024, 1024)];
+
+/// Calls that have work for every thread.
+const THREAD_SHAPES: &[(usize, usize)] = &[(2048, 1024), (8192, 1024)];
 
 impl Tunable for CpuBackend {
     fn identity(&self) -> Identity {
@@ -19,14 +28,25 @@ impl Tunable for CpuBackend {
         Ok(self.with_tuning(Tuning::from_table(table)?))
     }
 
+    fn planned(&self, problem: &Problem) -> String {
+        format!("{:?}", plan::plan(problem, self.caps()))
+    }
+
     fn slots(&self) -> Vec<Slot> {
-        let calls = [Kind::Forward, Kind::Backward].map(|kind| Calls { kind, norm: Norm::Rms, dtype: DType::Bf16 });
-        let slot = |(name, ..): (&str, u64, u64)| Slot { name: name.into(), columns: 0, calls: calls.to_vec() };
-        [STREAMING_BYTES, MIN_TASK_BYTES, TASKS_PER_THREAD].map(slot).to_vec()
+        let calls = [Kind::Forward, Kind::Backward].map(|kind| Calls { kind, norm: Norm::Rms, dtype: DType::F32 });
+        let slot = |((name, ..), shapes): ((&str, u64, u64), &[(usize, usize)])| Slot {
+            name: name.into(),
+            columns: 0,
+            calls: calls.to_vec(),
+            shapes: shapes.to_vec(),
+        };
+        [(STREAMING_BYTES, STREAMING_SHAPES), (MIN_TASK_BYTES, TASK_SHAPES), (TASKS_PER_THREAD, THREAD_SHAPES)]
+            .map(slot)
+            .to_vec()
     }
 
     fn candidates(&self, slot: &Slot, _above: u32, _up_to: u32, _best: &Entry) -> Vec<Entry> {
-        let value = |number: u32| Entry::none().with("value", number);
+        let value = |number: u32| Entry::none().with(VALUE, number);
         let name = slot.name.as_str();
         if name == TASKS_PER_THREAD.0 {
             [1, 2, 4, 8, 16].map(value).to_vec()

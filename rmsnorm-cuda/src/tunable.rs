@@ -1,14 +1,18 @@
 //! This backend's table, for `rmsnorm tune`.
 
-use rmsnorm_spec::{DType, Norm};
-use rmsnorm_tuning::{Calls, Entry, Identity, Kind, Slot, Source, Table, Tunable};
+use rmsnorm_spec::{DType, Norm, Problem};
+use rmsnorm_tuning::{Calls, Entry, Identity, Kind, Slot, Source, Table, Tunable, VALUE};
 
-use crate::CudaBackend;
 use crate::plan::candidates::tiles;
-use crate::plan::{KEPT, Name, SPLIT_BYTES, Tile, Tuning, Which};
+use crate::plan::{self, KEPT, Name, SPLIT_BYTES, Tile, Tuning, Which};
+use crate::{CudaBackend, launch};
 
 /// Bytes of L2 that [`Tuning::split_bytes`] may be worth, in MiB.
 const SPLIT_MIB: [u32; 7] = [0, 2, 5, 10, 15, 20, 30];
+
+/// Where a call is about as fast split as not.
+const SPLIT_SHAPES: [(usize, usize); 6] =
+    [(128, 4096), (512, 4096), (1024, 1024), (1024, 2048), (512, 8192), (1024, 4096)];
 
 impl Tunable for CudaBackend {
     fn identity(&self) -> Identity {
@@ -24,18 +28,23 @@ impl Tunable for CudaBackend {
         Ok(self.with_kernels(self.kernels().with_tuning(tuning, Source::Tried)))
     }
 
+    fn planned(&self, problem: &Problem) -> String {
+        format!("{:?}", plan::plan(problem, launch::dense_access_bytes(problem), self.kernels().caps()))
+    }
+
     fn slots(&self) -> Vec<Slot> {
         // The scale is looked for by the threads that write the codes.
         let ladders = Name::all().into_iter().filter(|name| name.which != Which::FindsScale);
-        let slot = |name: Name| Slot { name: name.text(), columns: name.pack() as usize, calls: calls(name) };
+        let slot =
+            |name: Name| Slot { name: name.text(), columns: name.pack() as usize, calls: calls(name), shapes: vec![] };
         let backward = Calls { kind: Kind::Backward, norm: Norm::Rms, dtype: DType::Bf16 };
-        let split = Slot { name: SPLIT_BYTES.into(), columns: 0, calls: vec![backward] };
+        let split = Slot { name: SPLIT_BYTES.into(), columns: 0, calls: vec![backward], shapes: SPLIT_SHAPES.to_vec() };
         ladders.map(slot).chain([split]).collect()
     }
 
     fn candidates(&self, slot: &Slot, _above: u32, up_to: u32, best: &Entry) -> Vec<Entry> {
         let Some(name) = Name::all().into_iter().find(|name| name.text() == slot.name) else {
-            return SPLIT_MIB.map(|mib| Entry::none().with("value", mib << 20)).to_vec();
+            return SPLIT_MIB.map(|mib| Entry::none().with(VALUE, mib << 20)).to_vec();
         };
         if best.is_none() {
             return Vec::new();

@@ -19,7 +19,7 @@ pub mod tunable;
 pub use choice::{Chosen, Source, choose};
 pub use file::Identity;
 pub use table::{Entry, Rung, Table};
-pub use tunable::{Calls, Kind, Slot, Tunable};
+pub use tunable::{Calls, Kind, Slot, Tunable, VALUE};
 
 use std::sync::{Mutex, PoisonError};
 

@@ -1,11 +1,14 @@
 //! What `rmsnorm tune` asks of a backend.
 
-use rmsnorm_spec::{DType, Norm};
+use rmsnorm_spec::{DType, Norm, Problem};
 
 use crate::{Entry, Identity, Table};
 
+/// The name of a number in an entry of its own.
+pub const VALUE: &str = "value";
+
 /// A backend whose table can be measured: it shows the table as data, opens itself with another one, and says what may stand on a rung.
-pub trait Tunable: Sized + Sync {
+pub trait Tunable: Sized + Send + Sync {
     /// What a table of this device is for.
     fn identity(&self) -> Identity;
 
@@ -18,10 +21,13 @@ pub trait Tunable: Sized + Sync {
     /// Which rung is not legal, in words.
     fn with_table(&self, table: &Table) -> Result<Self, String>;
 
+    /// What runs for this call, and nothing else: two tables that say the same of it need not both be measured.
+    fn planned(&self, problem: &Problem) -> String;
+
     /// The ladders and numbers that are measured.
     fn slots(&self) -> Vec<Slot>;
 
-    /// What may stand where `best` does, for lengths above `above` up to `up_to`: what a model thinks best comes first. Some may not be
+    /// What may stand where `best` does (a number stands alone, as [`VALUE`]), for lengths above `above` up to `up_to`: what a model thinks best comes first. Some may not be
     /// legal beside the rest of a table, as [`with_table`](Self::with_table) says.
     fn candidates(&self, slot: &Slot, above: u32, up_to: u32, best: &Entry) -> Vec<Entry>;
 
@@ -38,8 +44,10 @@ pub struct Slot {
     pub name: String,
     /// Columns of one unit of a rung's length; 0 for a number, which no length has a part in.
     pub columns: usize,
-    /// What is measured of it; the first decides what it is called.
+    /// What is measured of it.
     pub calls: Vec<Calls>,
+    /// Of a number, the shapes that it decides about, as rows and columns. A ladder's follow from its rungs.
+    pub shapes: Vec<(usize, usize)>,
 }
 
 /// Calls of one kind.

@@ -1,10 +1,10 @@
 //! This backend's table, for `rmsnorm tune`.
 
-use rmsnorm_spec::{DType, Norm};
+use rmsnorm_spec::{DType, Norm, Problem};
 use rmsnorm_tuning::{Calls, Entry, Identity, Kind, Slot, Table, Tunable};
 
 use crate::WgpuBackend;
-use crate::plan::{KEPT, Name, PAIR, Tuning, candidates};
+use crate::plan::{self, KEPT, Layout, Name, PAIR, Tuning, candidates};
 
 impl Tunable for WgpuBackend {
     fn identity(&self) -> Identity {
@@ -19,8 +19,12 @@ impl Tunable for WgpuBackend {
         Ok(self.with_tuning(KEPT.keep(Tuning::from_table(table)?)))
     }
 
+    fn planned(&self, problem: &Problem) -> String {
+        format!("{:?}", plan::plan(problem, &Layout::dense(problem), self.caps()))
+    }
+
     fn slots(&self) -> Vec<Slot> {
-        let slot = |name: Name| Slot { name: name.text(), columns: PAIR, calls: calls(name) };
+        let slot = |name: Name| Slot { name: name.text(), columns: PAIR, calls: calls(name), shapes: vec![] };
         Name::all().into_iter().map(slot).collect()
     }
 

@@ -28,6 +28,9 @@ fn what_no_shader_takes_is_refused_with_the_reason() {
         ("forward.rms", packs(0), "up to 96: packs is 0, which is not from 1 to 8"),
         ("forward.rms", packs(9), "packs is 9"),
         ("forward.layer", packs(u32::MAX), "packs is 4294967295"),
+        ("forward.wide", packs(5), "packs is 5, which is not from 1 to 4"),
+        ("backward.wide", division(&[1], 512, 5), "most is 5, which is not from 1 to 4"),
+        ("backward.wide", Entry::none(), "rows of less than 1024 pairs of quads have no packs"),
         ("to_codes", Entry::none().with("most", 1), "nothing is called \"most\""),
         ("backward.f16", packs(1), "nothing is called \"packs\""),
         ("backward.f16", division(&[0], 512, 1), "whole is 0"),
@@ -46,6 +49,8 @@ fn what_no_shader_takes_is_refused_with_the_reason() {
     let mut table = Tuning::H200.to_table();
     table.ladders.get_mut("forward.rms").expect("a ladder").swap(0, 1);
     assert_eq!(Tuning::from_table(&table), Err("forward.rms: its limits do not rise".into()));
+    table.ladders.get_mut("forward.rms").expect("a ladder").clear();
+    assert!(Tuning::from_table(&table).is_err_and(|reason| reason.ends_with("have no packs")));
     table.ladders.remove("forward.rms");
     assert_eq!(Tuning::from_table(&table), Err("it has no ladder \"forward.rms\"".into()));
     table.ladders.insert("forward.gms".into(), vec![]);
@@ -57,13 +62,16 @@ fn drawn(seed: u64) -> &'static Tuning {
     let mut draw = Draw::new(seed);
     let mut table = Tuning::H200.to_table();
     for (name, rungs) in &mut table.ladders {
+        let is_wide = name.ends_with("wide");
+        let mut above = 0;
         for rung in rungs {
-            let packs = draw.of([1, 2, 3, 4, 5, 6, 7, 8]);
+            let may_stream = std::mem::replace(&mut above, rung.up_to) >= 1023;
+            let packs = if is_wide { draw.of([1, 2, 3, 4]) } else { draw.of([1, 2, 3, 4, 5, 6, 7, 8]) };
             let whole: Vec<u32> = (0..draw.of([0, 1, 2, 3, 5])).map(|_| draw.of([1, 2, 3, 4, 5])).collect();
             let threads = draw.of([1, 31, 32, 96, 128, 250, 256, 512, 544, 1000, 1024]);
-            let most = draw.of([1, 2, 3, 4, 5]);
+            let most = if is_wide { draw.of([1, 2, 3, 4]) } else { draw.of([1, 2, 3, 4, 5]) };
             rung.best = match (name.starts_with("backward"), draw.of([0, 1, 2, 3, 4, 5])) {
-                (_, 0) => Entry::none(),
+                (_, 0) if may_stream => Entry::none(),
                 (true, _) => Entry::none().with_list("whole", &whole).with("threads", threads).with("most", most),
                 (false, _) => Entry::none().with("packs", packs),
             };

@@ -12,9 +12,13 @@ use super::{Division, Tuning};
 /// Counted up where tables mean something else though shaders and built-in rungs are what they were.
 const REVISION: &str = "1";
 
-/// Packs of a thread of forward, and of backward.
+/// Packs of a thread of forward, of backward, and of either where a pack takes twice the registers.
 const MOST_PACKS: u32 = 8;
 const MOST_BACKWARD_PACKS: u32 = 5;
+const MOST_WIDE_PACKS: u32 = 4;
+
+/// The shortest rows that may stream: in shorter ones most threads would have nothing but zeros to add, in chains that are too long.
+const LEAST_STREAMING: u32 = 1024;
 
 /// Threads of a workgroup.
 const MOST_THREADS: u32 = 1024;
@@ -35,6 +39,16 @@ impl Name {
     pub(crate) fn all() -> Vec<Name> {
         let (forward, backward) = ((0..FORWARD.len()).map(Name::Forward), (0..BACKWARD.len()).map(Name::Backward));
         forward.chain([Name::ToCodes]).chain(backward).collect()
+    }
+
+    /// Packs of a thread that a rung may say.
+    const fn most_packs(self) -> u32 {
+        match self {
+            // Those of f32 are the last.
+            Name::Forward(2) | Name::Backward(3) => MOST_WIDE_PACKS,
+            Name::Forward(_) | Name::ToCodes => MOST_PACKS,
+            Name::Backward(_) => MOST_BACKWARD_PACKS,
+        }
     }
 
     /// `forward.rms`.
@@ -71,9 +85,11 @@ impl Tuning {
         table.has_no_more_than(&tuning.to_table())?;
         for name in Name::all() {
             match name {
-                Name::Forward(index) => read(table, name, &mut tuning.forward[index], packs)?,
-                Name::ToCodes => read(table, name, &mut tuning.to_codes, packs)?,
-                Name::Backward(index) => read(table, name, &mut tuning.backward[index], Division::from_entry)?,
+                Name::Forward(index) => read(table, name, &mut tuning.forward[index], |entry| packs(entry, name))?,
+                Name::ToCodes => read(table, name, &mut tuning.to_codes, |entry| packs(entry, name))?,
+                Name::Backward(index) => {
+                    read(table, name, &mut tuning.backward[index], |entry| Division::from_entry(entry, name))?;
+                }
             }
         }
         Ok(tuning)
@@ -115,6 +131,12 @@ fn read<T: Clone + PartialEq>(
     if !rises(&rungs) {
         return Err(format!("{text}: its limits do not rise"));
     }
+    // Where each rung begins, and what is behind the last.
+    let begins = std::iter::once(0).chain(rungs.iter().map(|rung| rung.up_to));
+    let bests = rungs.iter().map(|rung| rung.best.is_some()).chain([false]);
+    if begins.zip(bests).any(|(above, is_on_chip)| !is_on_chip && above < LEAST_STREAMING - 1) {
+        return Err(format!("{text}: some rows of less than {LEAST_STREAMING} pairs of quads have no packs"));
+    }
     if rungs[..] != ladder[..] {
         *ladder = Cow::Owned(rungs);
     }
@@ -122,9 +144,9 @@ fn read<T: Clone + PartialEq>(
 }
 
 /// Packs of a thread of forward.
-fn packs(entry: &Entry) -> Result<u32, String> {
+fn packs(entry: &Entry, name: Name) -> Result<u32, String> {
     entry.has_only(&["packs"])?;
-    within("packs", entry.number("packs")?, MOST_PACKS)
+    within("packs", entry.number("packs")?, name.most_packs())
 }
 
 fn within(name: &str, number: u32, most: u32) -> Result<u32, String> {
@@ -145,7 +167,7 @@ impl Division {
     ///
     /// # Errors
     /// What is missing, too much or not legal, in words.
-    pub(crate) fn from_entry(entry: &Entry) -> Result<Division, String> {
+    fn from_entry(entry: &Entry, name: Name) -> Result<Division, String> {
         /// Lists that tables have: few, and short.
         static LISTS: Kept<Vec<u32>> = Kept::new();
         entry.has_only(&["whole", "threads", "most"])?;
@@ -155,7 +177,7 @@ impl Division {
         }
         whole.iter().try_for_each(|packs| within("whole", *packs, MOST_BACKWARD_PACKS).map(|_| ()))?;
         let threads = within("threads", entry.number("threads")?, MOST_THREADS)?;
-        let most = within("most", entry.number("most")?, MOST_BACKWARD_PACKS)?;
+        let most = within("most", entry.number("most")?, name.most_packs())?;
         Ok(Division { without_idle: (LISTS.keep(whole.to_vec()), threads), most })
     }
 }

@@ -1,0 +1,144 @@
+//! Proves what was found: cases of the conformance suite for the lengths of every rung that changed, through the harness.
+
+use std::time::Instant;
+
+use rmsnorm_core::conformance::{self, Case, Family, Kind, Layout, Options, Profile, Trial};
+use rmsnorm_core::{DType, DTypes, Norm, Tensor, TensorSet};
+use rmsnorm_tuning::Table;
+
+use super::search::Found;
+use super::task::Subject;
+use super::{Ending, measured_cols};
+use crate::{BenchError, Measurable, Op, Quant, Shape};
+
+/// Elements of a case at most: each is judged against a reference in f64.
+const MOST_ELEMENTS: usize = 1 << 19;
+
+/// Everything that a call may have.
+const ALL: TensorSet = TensorSet::of(&[
+    Tensor::Weight,
+    Tensor::Bias,
+    Tensor::Residual,
+    Tensor::ResidualOut,
+    Tensor::Mean,
+    Tensor::Rstd,
+    Tensor::DresidualOut,
+    Tensor::Dweight,
+    Tensor::Dbias,
+]);
+
+/// The same without a residual stream, whose ladders are others.
+const WITHOUT_RESIDUAL: TensorSet =
+    ALL.without(Tensor::Residual).without(Tensor::ResidualOut).without(Tensor::DresidualOut);
+
+/// A weight and its gradient: one sum over the rows.
+const ONE_GRADIENT: TensorSet = TensorSet::of(&[Tensor::Weight, Tensor::Rstd, Tensor::Dweight]);
+
+/// Runs the cases of every changed rung by the table that has all changes; a rung that fails, or that the budget does not reach, is
+/// put back. How many cases were run.
+pub(super) fn prove<D: Measurable>(
+    base: &D,
+    built_in: &Table,
+    found: &mut [Found],
+    until: Instant,
+    jobs: usize,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<usize, BenchError> {
+    let mut table = built_in.clone();
+    found.iter().for_each(|found| found.put(&mut table));
+    let device = base.with_table(&table).map_err(BenchError::Input)?;
+    let forms: Vec<D> =
+        std::iter::once(device).chain(base.with_table(&table).map_err(BenchError::Input)?.other_forms()).collect();
+    let is_changed = |found: &&mut Found| matches!(found.tuned.ending, Ending::Changed(_));
+    let total = found.iter_mut().filter(is_changed).count();
+    let mut cases = 0;
+    for (done, changed) in found.iter_mut().filter(is_changed).enumerate() {
+        progress(done, total);
+        if Instant::now() > until {
+            changed.tuned.ending = Ending::PutBack("the budget ended before its proof".into());
+            continue;
+        }
+        let ids = ids(changed);
+        for form in &forms {
+            let options = Options {
+                profile: Profile::Smoke,
+                cases: ids.clone(),
+                self_test: false,
+                fail_fast: true,
+                jobs,
+                ..Options::default()
+            };
+            let summary = conformance::run(form, &options, &mut |_, _| {}, None);
+            let summary = summary.map_err(|error| BenchError::Input(error.to_string()))?;
+            cases += summary.counts.passed + summary.counts.failed;
+            if !summary.is_success() {
+                let failure = summary.failures.first().map(|(id, finding)| format!("{finding} ({id})"));
+                changed.tuned.ending = Ending::PutBack(failure.unwrap_or_else(|| summary.conclusion()));
+                break;
+            }
+        }
+    }
+    progress(total, total);
+    Ok(cases)
+}
+
+/// The cases of a rung: lengths at either end of it and those that were measured, of every kind of call that looks it up.
+fn ids(found: &Found) -> Vec<String> {
+    let task = &found.task;
+    let mut cols = measured_cols(task);
+    if let Some(columns) = std::num::NonZero::new(task.slot.columns) {
+        let (above, up_to) = (task.lengths.0 as usize * columns.get(), task.lengths.1 as usize * columns.get());
+        // With half a vector less, and the last length that may be cut.
+        let inside =
+            [above + 1, above + columns.get(), up_to.saturating_sub(columns.get() / 2), up_to.saturating_sub(1), up_to];
+        cols.extend(inside.into_iter().filter(|cols| (above + 1..=up_to).contains(cols) && *cols <= 1 << 18));
+    }
+    let mut ids: Vec<String> = Vec::new();
+    for subject in &task.subjects {
+        let cases = cols.iter().enumerate().flat_map(|(number, cols)| cases(subject, *cols, number));
+        ids.extend(cases.map(|case| case.normalized().to_string()));
+    }
+    ids.sort();
+    ids.dedup();
+    ids
+}
+
+/// Cases of one length: few rows and more, dense and not, in every dtype that shares the rung.
+fn cases(subject: &Subject, cols: usize, number: usize) -> Vec<Case> {
+    let norm = subject.operation.norm;
+    let dtypes: &[DType] = match subject.dtype {
+        DType::F32 => &[DType::F32],
+        DType::Bf16 | DType::F16 => &[DType::Bf16, DType::F16],
+    };
+    // Numbers are proven on the shapes that they decide about, as far as those can be judged.
+    let most_rows = (MOST_ELEMENTS / cols).max(1);
+    let rows = [3, 33, subject.shape.rows].into_iter().map(|rows| rows.min(most_rows));
+    let (kind, present) = kind_and_tensors(subject.operation.op, norm);
+    let quant = subject.operation.op.quant();
+    let mut cases = Vec::new();
+    for (index, rows) in rows.enumerate() {
+        for (&dtype, layout) in dtypes.iter().zip([Layout::DENSE, Layout::Mixed((number + index) as u32)]) {
+            let plain = Case { present, layout, ..Case::plain(kind, norm, dtype, rows, cols) };
+            let quant = quant.map(|quant: Quant| quant.spec(Shape { rows, cols }));
+            let dtypes = DTypes::uniform(dtype);
+            cases.push(Case { quant, dtypes, ..plain });
+            if index == 0 && quant.is_none() {
+                cases.push(Case { family: Family::Outlier, weight_offset: 0.3, ..plain });
+            }
+            if index == 1 && quant.is_none() {
+                cases.push(Case { trial: Trial::Determinism { repeats: 3 }, ..plain });
+            }
+        }
+    }
+    cases
+}
+
+fn kind_and_tensors(op: Op, norm: Norm) -> (Kind, TensorSet) {
+    match op {
+        Op::Forward => (Kind::Forward, WITHOUT_RESIDUAL),
+        Op::AddForward | Op::AddQuantizedForward(_) => (Kind::Forward, ALL),
+        Op::Backward if norm == Norm::Rms => (Kind::Backward, ONE_GRADIENT),
+        Op::Backward => (Kind::Backward, ALL),
+        Op::QuantizedForward(_) => (Kind::QuantizedForward, WITHOUT_RESIDUAL),
+    }
+}

@@ -1,0 +1,352 @@
+//! Which entry is the fastest on a rung.
+//!
+//! All candidates are timed briefly, in turn; those that are clearly behind drop out, and the others are timed longer. At the end the
+//! best is timed against the built-in one, sample by sample.
+
+use std::collections::HashSet;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use rmsnorm_core::{Element, NormBackend, Problem};
+use rmsnorm_tuning::{Entry, Table};
+
+use super::task::{Subject, Task};
+use super::{Ending, Tuned};
+use crate::{BenchError, Measurable, Samples, Workload, problem};
+
+/// Candidates of a rung at the most, the built-in one not counted.
+const MOST_CANDIDATES: usize = 18;
+
+/// Seconds of a sample, at the most.
+const SAMPLE_SECONDS: f64 = 4e-3;
+
+/// Samples of each round, and how much slower than the best a candidate may be to see the next one.
+const ROUNDS: [(usize, f64); 3] = [(2, 1.12), (4, 1.04), (7, 1.015)];
+
+/// Samples of the best and of the built-in one, side by side.
+const LAST_SAMPLES: usize = 25;
+
+/// What the best must be faster by, whatever the noise, and what it may be slower by on one of several shapes.
+const LEAST_GAIN: f64 = 0.01;
+const MOST_LOSS: f64 = 0.02;
+
+/// Devices with other tables, ready to be timed.
+pub(super) struct Prepared<D> {
+    /// The built-in entry first.
+    candidates: Vec<(Entry, D)>,
+}
+
+/// What was found for a task.
+pub(super) struct Found {
+    pub(super) task: Task,
+    pub(super) best: Entry,
+    pub(super) tuned: Tuned,
+}
+
+impl Found {
+    /// Puts the best entry into a table, unless it was put back.
+    pub(super) fn put(&self, table: &mut Table) {
+        match self.tuned.ending {
+            Ending::Changed(_) => self.task.put(table, &self.best),
+            Ending::Kept | Ending::PutBack(_) => {}
+        }
+    }
+}
+
+impl<D: Measurable> Prepared<D> {
+    /// The candidates of a task, compiled; those that do not compile are left out. Once it is too late, only what is built in.
+    pub(super) fn new(base: &D, built_in: &Table, task: &Task, jobs: usize, until: Instant) -> Self {
+        let problems: Vec<Problem> = task.subjects.iter().map(problem_of).collect();
+        let planned = |device: &D| problems.iter().map(|problem| device.planned(problem)).collect::<Vec<_>>();
+        let (above, up_to) = task.lengths;
+        let mut seen = HashSet::new();
+        let mut candidates = Vec::new();
+        let others = base.candidates(&task.slot, above, up_to, &task.built_in);
+        for entry in std::iter::once(task.built_in.clone()).chain(others) {
+            let mut table = built_in.clone();
+            task.put(&mut table, &entry);
+            if let Ok(device) = base.with_table(&table)
+                && seen.insert(planned(&device))
+            {
+                candidates.push((entry, device));
+            }
+            if candidates.len() > MOST_CANDIDATES {
+                break;
+            }
+        }
+        let compiled = compile(&candidates, &problems, jobs, until);
+        let mut is_compiled = compiled.into_iter();
+        candidates.retain(|_| is_compiled.next().unwrap_or(false));
+        Prepared { candidates }
+    }
+}
+
+/// Compiles what the candidates run, on so many threads. Which of them are ready.
+fn compile<D: Measurable>(candidates: &[(Entry, D)], problems: &[Problem], jobs: usize, until: Instant) -> Vec<bool> {
+    let (next, ready) = (AtomicUsize::new(0), Mutex::new(vec![false; candidates.len()]));
+    std::thread::scope(|scope| {
+        for _ in 0..jobs.clamp(1, candidates.len().max(1)) {
+            scope.spawn(|| {
+                loop {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    let Some((_, device)) = candidates.get(index) else { break };
+                    if index > 0 && Instant::now() > until {
+                        break;
+                    }
+                    let is_ready = device.backend().prepare_all(problems).is_ok();
+                    ready.lock().unwrap_or_else(std::sync::PoisonError::into_inner)[index] = is_ready;
+                }
+            });
+        }
+    });
+    ready.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+fn problem_of(subject: &Subject) -> Problem {
+    problem(subject.operation, subject.dtype, subject.shape)
+}
+
+/// The fastest of a task's candidates. `None` once it is too late to find it.
+pub(super) fn search<D: Measurable, T: Element>(
+    base: &D,
+    task: &Task,
+    prepared: &Prepared<D>,
+    until: Instant,
+) -> Result<Option<Found>, BenchError> {
+    let candidates = &prepared.candidates;
+    if candidates.is_empty() || Instant::now() > until {
+        return Ok(None);
+    }
+    let mut best = 0;
+    let mut last = Vec::new();
+    let mut contenders: Vec<usize> = (0..candidates.len()).collect();
+    for (number, subject) in task.subjects.iter().enumerate() {
+        let mut bench = Bench::<D, T>::new(base, *subject, candidates)?;
+        if number == 0 {
+            contenders = bench.rounds(&contenders, until)?;
+            let Some(&first) = contenders.first() else { return Ok(None) };
+            best = first;
+            // What is wrong is no winner, however fast.
+            while best != 0 && bench.is_wrong(best)? {
+                contenders.retain(|contender| *contender != best);
+                best = contenders.first().copied().unwrap_or(0);
+            }
+        } else if best != 0 && bench.is_wrong(best)? {
+            best = 0;
+        }
+        if best == 0 {
+            let us = if number == 0 { bench.median(0)? * 1e6 } else { f64::NAN };
+            return Ok(Some(kept(task, us, last.first().copied())));
+        }
+        last.push(bench.against_built_in(best)?);
+        if Instant::now() > until {
+            break;
+        }
+    }
+    if last.len() < task.subjects.len() {
+        return Ok(None);
+    }
+    Ok(Some(conclude(task, &candidates[best].0, &last)))
+}
+
+/// The built-in entry is the best.
+fn kept(task: &Task, us: f64, measured: Option<Compared>) -> Found {
+    let us = measured.map_or([us; 2], |compared| [compared.built_in * 1e6, compared.built_in * 1e6]);
+    let tuned = Tuned { rung: task.name(), subject: words(task), us, gain: 1.0, ending: Ending::Kept };
+    Found { task: task.clone(), best: task.built_in.clone(), tuned }
+}
+
+/// Whether the best is better by more than the noise, over all shapes.
+fn conclude(task: &Task, best: &Entry, compared: &[Compared]) -> Found {
+    let weights: f64 = task.subjects.iter().map(|subject| subject.weight).sum();
+    let weighted = task.subjects.iter().zip(compared).map(|(subject, compared)| subject.weight * compared.gain.ln());
+    let gain = (weighted.sum::<f64>() / weights).exp();
+    let noise = compared.iter().map(|compared| compared.noise).fold(0.0, f64::max);
+    let is_better =
+        gain > 1.0 + LEAST_GAIN.max(noise) && compared.iter().all(|one| one.gain > 1.0 - MOST_LOSS - one.noise);
+    let us = compared.first().map_or([f64::NAN; 2], |first| [first.built_in * 1e6, first.best * 1e6]);
+    let ending = if is_better { Ending::Changed(best.to_string()) } else { Ending::Kept };
+    let tuned = Tuned { rung: task.name(), subject: words(task), us, gain, ending };
+    Found { task: task.clone(), best: best.clone(), tuned }
+}
+
+/// What was measured first, and how many others.
+fn words(task: &Task) -> String {
+    let Some(Subject { operation, dtype, shape, .. }) = task.subjects.first() else { return String::new() };
+    let others = task.subjects.len() - 1;
+    let others = if others > 0 { format!(" and {others} more") } else { String::new() };
+    format!("{} {} {dtype} {shape}{others}", operation.op.name(), operation.norm.name())
+}
+
+/// Seconds of a call, of the built-in entry and of the best.
+#[derive(Clone, Copy, Debug)]
+struct Compared {
+    built_in: f64,
+    best: f64,
+    /// The median of the ratios of neighbouring samples.
+    gain: f64,
+    /// What that median may be off by.
+    noise: f64,
+}
+
+/// One shape, on which candidates are timed.
+struct Bench<'d, D: Measurable, T: Element> {
+    workload: Workload<'d, D, T>,
+    subject: Subject,
+    candidates: &'d [(Entry, D)],
+    batches: Vec<Option<(D::Batch, usize)>>,
+    samples: Vec<Vec<f64>>,
+    set: usize,
+}
+
+impl<'d, D: Measurable, T: Element> Bench<'d, D, T> {
+    fn new(base: &'d D, subject: Subject, candidates: &'d [(Entry, D)]) -> Result<Self, BenchError> {
+        let mut workload = Workload::<D, T>::new(base, subject.shape, &[subject.operation])?;
+        let problem = problem_of(&subject);
+        let lens = candidates.iter().map(|(_, device)| device.backend().workspace_len(&problem));
+        workload.reserve_workspace(lens.max().unwrap_or(0))?;
+        let batches = candidates.iter().map(|_| None).collect();
+        let samples = vec![Vec::new(); candidates.len()];
+        Ok(Bench { workload, subject, candidates, batches, samples, set: 0 })
+    }
+
+    /// One more sample of a candidate, in seconds a call.
+    fn sample(&mut self, candidate: usize) -> Result<f64, BenchError> {
+        let (_, device) = &self.candidates[candidate];
+        let (operation, sets) = (self.subject.operation, self.workload.sets());
+        let workload = &mut self.workload;
+        if self.batches[candidate].is_none() {
+            let batch = device.make_batch(sets, &mut |device, set| workload.call_on(device, operation, set))?;
+            let once = device.time(&batch, 0..1, &mut |device, set| workload.call_on(device, operation, set))?;
+            let repeats = (SAMPLE_SECONDS.min(D::SAMPLE_SECONDS) / once.max(1e-9)).ceil().clamp(1.0, 1e5) as usize;
+            self.batches[candidate] = Some((batch, repeats));
+        }
+        let Some((batch, repeats)) = &self.batches[candidate] else { return Ok(f64::NAN) };
+        let range = self.set..self.set + repeats;
+        self.set = range.end;
+        let seconds = device.time(batch, range, &mut |device, set| workload.call_on(device, operation, set))?;
+        self.samples[candidate].push(seconds);
+        Ok(seconds)
+    }
+
+    /// Times these in rounds, and gives those that are left, the fastest first. None once it is too late. What fails drops out.
+    fn rounds(&mut self, candidates: &[usize], until: Instant) -> Result<Vec<usize>, BenchError> {
+        let mut left = candidates.to_vec();
+        for (samples, most) in ROUNDS {
+            if left.len() < 2 {
+                break;
+            }
+            for _ in 0..samples {
+                for candidate in left.clone() {
+                    let sampled = self.sample(candidate);
+                    if candidate == 0 {
+                        sampled?;
+                    } else if sampled.is_err() {
+                        left.retain(|other| *other != candidate);
+                    }
+                    if Instant::now() > until {
+                        return Ok(Vec::new());
+                    }
+                }
+            }
+            left.sort_by(|one, other| self.typical(*one).total_cmp(&self.typical(*other)));
+            let best = left.first().map_or(f64::NAN, |best| self.typical(*best));
+            left.retain(|candidate| self.typical(*candidate) <= best * most);
+        }
+        Ok(left)
+    }
+
+    /// The median of what was sampled of a candidate.
+    fn typical(&self, candidate: usize) -> f64 {
+        Samples::new(self.samples[candidate].clone()).median()
+    }
+
+    /// The median of a few samples more.
+    fn median(&mut self, candidate: usize) -> Result<f64, BenchError> {
+        while self.samples[candidate].len() < 3 {
+            self.sample(candidate)?;
+        }
+        Ok(self.typical(candidate))
+    }
+
+    /// Whether results of a candidate are outside their bounds, or it fails.
+    fn is_wrong(&mut self, candidate: usize) -> Result<bool, BenchError> {
+        let (_, device) = &self.candidates[candidate];
+        Ok(self.workload.wrong_elements_on(device, self.subject.operation).map_or(true, |wrong| wrong > 0))
+    }
+
+    /// A candidate and the built-in entry in turn.
+    fn against_built_in(&mut self, candidate: usize) -> Result<Compared, BenchError> {
+        let mut pairs = Vec::with_capacity(LAST_SAMPLES);
+        // The first warms up what a change of program leaves cold.
+        for _ in 0..=LAST_SAMPLES {
+            pairs.push((self.sample(0)?, self.sample(candidate)?));
+        }
+        pairs.remove(0);
+        let of = |pick: fn(&(f64, f64)) -> f64| Samples::new(pairs.iter().map(pick).collect());
+        let (built_in, best, gains) = (of(|pair| pair.0), of(|pair| pair.1), of(|pair| pair.0 / pair.1));
+        // The standard error of a median, of samples whose quartiles are so far apart.
+        let spread = gains.quantile(0.75) - gains.quantile(0.25);
+        let noise = 2.0 * 0.93 * spread / (LAST_SAMPLES as f64).sqrt();
+        Ok(Compared { built_in: built_in.median(), best: best.median(), gain: gains.median(), noise })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rmsnorm_core::cpu::CpuBackend;
+    use rmsnorm_tuning::Tunable;
+
+    use super::super::{Request, task};
+    use super::*;
+
+    fn first_task(device: &CpuBackend) -> Task {
+        let request = Request { kinds: vec![], cols: vec![], dtypes: vec![], budget: Duration::ZERO, jobs: 1 };
+        task::all(device, &device.built_in(), &request).swap_remove(0)
+    }
+
+    fn conclusion(compared: &[(f64, f64)]) -> Ending {
+        let mut task = first_task(&CpuBackend::new());
+        task.subjects.truncate(compared.len());
+        let compared: Vec<Compared> =
+            compared.iter().map(|&(gain, noise)| Compared { built_in: 1.0, best: 1.0 / gain, gain, noise }).collect();
+        conclude(&task, &Entry::none().with("value", 1), &compared).tuned.ending
+    }
+
+    #[test]
+    fn what_is_faster_by_more_than_the_noise_is_taken() {
+        let changed = Ending::Changed("value = 1".into());
+        assert_eq!(conclusion(&[(1.02, 0.001)]), changed);
+        assert_eq!(conclusion(&[(1.009, 0.001)]), Ending::Kept);
+        assert_eq!(conclusion(&[(1.02, 0.03)]), Ending::Kept);
+        assert_eq!(conclusion(&[(1.1, 0.001), (0.99, 0.001)]), changed);
+        assert_eq!(conclusion(&[(1.3, 0.001), (0.95, 0.001)]), Ending::Kept, "one shape is slower");
+    }
+
+    #[test]
+    fn candidates_run_different_things_and_the_built_in_one_comes_first() {
+        let device = CpuBackend::with(rmsnorm_core::cpu::Isa::detect(), 2).unwrap();
+        let task = first_task(&device);
+        let until = Instant::now() + Duration::from_secs(60);
+        let prepared = Prepared::new(&device, &device.built_in(), &task, 2, until);
+        assert_eq!(prepared.candidates[0].0, task.built_in);
+        assert!(prepared.candidates.len() > 2);
+        let planned = |device: &CpuBackend| {
+            task.subjects.iter().map(|subject| device.planned(&problem_of(subject))).collect::<Vec<_>>()
+        };
+        let different: HashSet<_> = prepared.candidates.iter().map(|(_, device)| planned(device)).collect();
+        assert_eq!(different.len(), prepared.candidates.len());
+    }
+
+    #[test]
+    fn too_late_is_not_reached() {
+        let device = CpuBackend::new();
+        let task = first_task(&device);
+        let prepared = Prepared::new(&device, &device.built_in(), &task, 1, Instant::now());
+        let found = search::<CpuBackend, f32>(&device, &task, &prepared, Instant::now()).unwrap();
+        assert!(found.is_none());
+    }
+}

@@ -1,0 +1,235 @@
+//! What is measured: a rung, and shapes that stand for the calls that look it up.
+
+use rmsnorm_core::{DType, GradReduction};
+use rmsnorm_tuning::{Calls, Entry, Kind, Slot, Table, VALUE};
+
+use super::{Request, asks_for};
+use crate::{Measurable, Op, Operation, Quant, Shape, workload_bytes};
+
+/// Lengths of rows by how many users have them.
+const POPULAR: [usize; 32] = [
+    4096, 8192, 5120, 2048, 7168, 1024, 3072, 2560, 16384, 12288, 128, 14336, 6144, 3584, 1536, 768, 512, 256, 10240,
+    64, 28672, 32768, 1280, 640, 384, 192, 2880, 18432, 20480, 24576, 65536, 131_072,
+];
+
+/// Bytes of a matrix of a large call, at most: several of them are in no cache.
+const LARGE_BYTES: usize = 64 << 20;
+
+/// Rows of a small call, and the lengths of rows that have such.
+const SMALL_ROWS: usize = 128;
+const SMALL_COLS: std::ops::RangeInclusive<usize> = 1024..=16_384;
+
+/// Lengths of a rung that are measured at the most.
+const MOST_COLS: usize = 2;
+
+/// A rung, or a number.
+#[derive(Clone, Debug)]
+pub(super) struct Task {
+    pub(super) slot: Slot,
+    /// The rung's number in its ladder; `None` for a number.
+    pub(super) rung: Option<usize>,
+    /// Lengths above the first up to the second, in the ladder's units.
+    pub(super) lengths: (u32, u32),
+    pub(super) built_in: Entry,
+    pub(super) subjects: Vec<Subject>,
+    /// First come the lowest.
+    rank: (bool, usize, usize),
+}
+
+/// A call that is measured, and how much it counts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Subject {
+    pub(super) operation: Operation,
+    pub(super) dtype: DType,
+    pub(super) shape: Shape,
+    pub(super) weight: f64,
+}
+
+impl Task {
+    pub(super) fn dtype(&self) -> DType {
+        self.subjects.first().map_or(DType::F32, |subject| subject.dtype)
+    }
+
+    /// `16.forward.rms.block 385..512`; a number's name.
+    pub(super) fn name(&self) -> String {
+        let (above, up_to) = self.lengths;
+        match self.rung {
+            Some(_) => format!("{} {}..{up_to}", self.slot.name, u64::from(above) + 1),
+            None => self.slot.name.clone(),
+        }
+    }
+
+    /// Puts an entry in the place of the built-in one.
+    pub(super) fn put(&self, table: &mut Table, entry: &Entry) {
+        match self.rung {
+            Some(rung) => {
+                let rungs = table.ladders.get_mut(&self.slot.name);
+                if let Some(rung) = rungs.and_then(|rungs| rungs.get_mut(rung)) {
+                    rung.best = entry.clone();
+                }
+            }
+            None => {
+                let value = entry.number(VALUE).map(u64::from);
+                if let (Some(number), Ok(value)) = (table.numbers.get_mut(&self.slot.name), value) {
+                    *number = value;
+                }
+            }
+        }
+    }
+}
+
+/// Everything that is asked for, what users need most first.
+pub(super) fn all<D: Measurable>(device: &D, table: &Table, request: &Request) -> Vec<Task> {
+    let mut tasks = Vec::new();
+    for mut slot in device.slots() {
+        slot.calls.retain(|calls| asks_for(&request.kinds, &calls.kind) && asks_for(&request.dtypes, &calls.dtype));
+        if slot.calls.is_empty() {
+            continue;
+        }
+        match (table.ladders.get(&slot.name), table.numbers.get(&slot.name)) {
+            (Some(rungs), _) => {
+                let mut above = 0;
+                for (rung, entry) in rungs.iter().enumerate() {
+                    let lengths = (above, entry.up_to);
+                    above = entry.up_to;
+                    if !entry.best.is_none() {
+                        tasks.extend(of_rung(device, &slot, rung, lengths, &entry.best, request));
+                    }
+                }
+            }
+            (None, Some(number)) => tasks.extend(of_number(device, &slot, *number, request)),
+            (None, None) => {}
+        }
+    }
+    tasks.sort_by_key(|task| task.rank);
+    tasks
+}
+
+fn of_rung<D: Measurable>(
+    device: &D,
+    slot: &Slot,
+    rung: usize,
+    lengths: (u32, u32),
+    best: &Entry,
+    request: &Request,
+) -> Option<Task> {
+    let columns = |length: u32| (length as usize).saturating_mul(slot.columns);
+    let (above, up_to) = (columns(lengths.0), columns(lengths.1));
+    let is_of = |cols: &usize| (above + 1..=up_to).contains(cols);
+    let mut cols: Vec<usize> = if request.cols.is_empty() {
+        POPULAR.into_iter().filter(is_of).collect()
+    } else {
+        request.cols.iter().copied().filter(is_of).collect()
+    };
+    // A rung that nobody asked for, of lengths that no list has.
+    if cols.is_empty() && request.cols.is_empty() && up_to <= 1 << 20 {
+        cols.push(up_to);
+    }
+    cols.truncate(MOST_COLS);
+    let first = *cols.first()?;
+    let mut subjects = Vec::new();
+    for &calls in &slot.calls {
+        for &cols in &cols {
+            subjects.push(large(device, calls, cols));
+        }
+    }
+    let calls = *slot.calls.first()?;
+    if SMALL_COLS.contains(&first) && matches!(calls.kind, Kind::Forward | Kind::AddForward | Kind::Backward) {
+        subjects.push(Subject { weight: 0.5, ..subject(calls, Shape { rows: SMALL_ROWS, cols: first }, 1.0) });
+    }
+    let task = task(device, slot, subjects)?;
+    let popularity = POPULAR.iter().position(|popular| *popular == first).unwrap_or(POPULAR.len());
+    let rank = (calls.dtype != DType::Bf16, popularity, kind_rank(calls.kind));
+    Some(Task { rung: Some(rung), lengths, built_in: best.clone(), rank, ..task })
+}
+
+fn of_number<D: Measurable>(device: &D, slot: &Slot, number: u64, request: &Request) -> Option<Task> {
+    let shapes = slot.shapes.iter().map(|&(rows, cols)| Shape { rows, cols });
+    let shapes = shapes.filter(|shape| asks_for(&request.cols, &shape.cols));
+    let subjects = shapes.flat_map(|shape| slot.calls.iter().map(move |calls| subject(*calls, shape, 1.0)));
+    let task = task(device, slot, subjects.collect())?;
+    let built_in = Entry::none().with(VALUE, u32::try_from(number).unwrap_or(u32::MAX));
+    Some(Task { built_in, rank: (false, 4, 0), ..task })
+}
+
+/// A task on what the device has room for; `None` if that is nothing.
+fn task<D: Measurable>(device: &D, slot: &Slot, mut subjects: Vec<Subject>) -> Option<Task> {
+    subjects.retain(|Subject { operation, dtype, shape, .. }| {
+        device.admit(*shape, workload_bytes(device, *shape, *dtype, &[*operation])).is_ok()
+    });
+    let task = Task {
+        slot: slot.clone(),
+        rung: None,
+        lengths: (0, 0),
+        built_in: Entry::none(),
+        subjects,
+        rank: (true, usize::MAX, usize::MAX),
+    };
+    (!task.subjects.is_empty()).then_some(task)
+}
+
+fn large<D: Measurable>(device: &D, calls: Calls, cols: usize) -> Subject {
+    let bytes = LARGE_BYTES.min(device.sweep_bytes());
+    let rows = (bytes / calls.dtype.size() / cols).max(1);
+    let rows = if rows < 64 { rows } else { rows / 64 * 64 };
+    subject(calls, Shape { rows, cols }, 1.0)
+}
+
+fn subject(calls: Calls, shape: Shape, weight: f64) -> Subject {
+    let Calls { kind, norm, dtype } = calls;
+    let operation = Operation { norm, op: op(kind), reduction: GradReduction::Partials };
+    Subject { operation, dtype, shape, weight }
+}
+
+const fn op(kind: Kind) -> Op {
+    match kind {
+        Kind::Forward => Op::Forward,
+        Kind::AddForward => Op::AddForward,
+        Kind::Backward => Op::Backward,
+        Kind::ToCodes => Op::QuantizedForward(Quant::Tensor),
+        Kind::ToCodesByRow => Op::QuantizedForward(Quant::Row),
+        Kind::ToCodesByBlock => Op::QuantizedForward(Quant::Block128),
+    }
+}
+
+fn kind_rank(kind: Kind) -> usize {
+    Kind::ALL.iter().position(|known| *known == kind).unwrap_or(Kind::ALL.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rmsnorm_core::cpu::CpuBackend;
+    use rmsnorm_tuning::Tunable;
+
+    use super::*;
+
+    fn request() -> Request {
+        Request { kinds: vec![], cols: vec![], dtypes: vec![], budget: Duration::ZERO, jobs: 1 }
+    }
+
+    #[test]
+    fn numbers_are_tasks_with_the_shapes_that_they_decide_about() {
+        let device = CpuBackend::new();
+        let tasks = all(&device, &device.built_in(), &request());
+        let names: Vec<String> = tasks.iter().map(Task::name).collect();
+        assert_eq!(names, ["streaming_bytes", "min_task_bytes", "tasks_per_thread"]);
+        assert!(tasks.iter().all(|task| task.subjects.len() >= 4), "{tasks:?}");
+        let only = Request { kinds: vec![Kind::Backward], cols: vec![1024], ..request() };
+        let tasks = all(&device, &device.built_in(), &only);
+        let ops = || tasks.iter().flat_map(|task| &task.subjects).map(|subject| subject.operation.op);
+        assert!(ops().count() > 0 && ops().all(|op| op == Op::Backward));
+        assert!(all(&device, &device.built_in(), &Request { cols: vec![7], ..request() }).is_empty());
+    }
+
+    #[test]
+    fn an_entry_takes_the_built_in_ones_place() {
+        let device = CpuBackend::new();
+        let mut table = device.built_in();
+        let tasks = all(&device, &table, &request());
+        tasks[1].put(&mut table, &Entry::none().with(VALUE, 1 << 19));
+        assert_eq!(table.numbers["min_task_bytes"], 1 << 19);
+        assert!(device.with_table(&table).is_ok());
+    }
+}
