@@ -50,6 +50,9 @@ pub struct Report {
     pub backend: String,
     /// What it ran on.
     pub device: String,
+    /// Which table of tiles its plans were made by. Older documents lack it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tuning: Option<String>,
     /// The measurements.
     pub rows: Vec<Measured>,
     /// Each rule by which the backend refused a row.
@@ -136,7 +139,7 @@ impl Document {
         serde_json::from_str(&read_text(path)?).map_err(refuse)
     }
 
-    /// Adds a later run on the same machine. Rows of one backend and device come under one report, by operation, length
+    /// Adds a later run on the same machine. Rows of one backend, device and table of tiles come under one report, by operation, length
     /// and number of rows; a row that was measured again takes the place of the earlier one.
     pub fn append(&mut self, later: Document) {
         let devices = &mut self.machine.devices;
@@ -144,7 +147,8 @@ impl Document {
         let new: Vec<String> = later.machine.devices.into_iter().filter(new).collect();
         devices.extend(new);
         for report in later.reports {
-            let is_same = |known: &&mut Report| (&known.backend, &known.device) == (&report.backend, &report.device);
+            let of = |report: &Report| (report.backend.clone(), report.device.clone(), report.tuning.clone());
+            let is_same = |known: &&mut Report| of(known) == of(&report);
             match self.reports.iter_mut().find(is_same) {
                 Some(known) => known.append(report),
                 None => self.reports.push(report),
@@ -258,6 +262,7 @@ mod tests {
         let report = Report {
             backend: "cuda".into(),
             device: device.into(),
+            tuning: None,
             rows,
             unsupported: vec![],
             skipped: vec![skipped.into()],

@@ -39,6 +39,13 @@ pub enum Command {
     /// Of each length, operation and dtype every kernel that calls with some number of rows run, where tensors lie row by row and
     /// begin where allocations do. Kernels compile on all of the system's threads.
     Warm(WarmArgs),
+    /// Find the best tiles for this device, prove them, and keep them for every later process
+    ///
+    /// Measures, for each rung of a backend's tables of tiles, what else the rung may hold, on large calls and small ones, and takes
+    /// what is faster by more than the noise. Proves each change by the cases of the suite for its lengths. The table goes into the
+    /// folder of compiled kernels (RMSNORM_CACHE_DIR), and backends load it when they are opened on the same device, driver and
+    /// version: rmsnorm devices says so. Bits of results depend on the table: RMSNORM_TUNING=off goes without, RMSNORM_TUNING=FILE pins one.
+    Tune(TuneArgs),
     /// Normalize the tensors of a safetensors file
     ///
     /// The file holds x of any rank and, if wanted, weight, bias, residual, dy and dresidual_out, in F32, F16 or BF16.
@@ -197,6 +204,32 @@ pub struct WarmArgs {
     /// Weights are f32, whatever the activations are
     #[arg(long)]
     pub f32_weight: bool,
+}
+
+/// Arguments of `rmsnorm tune`.
+#[derive(Debug, Args)]
+pub struct TuneArgs {
+    /// The backend to tune, such as cuda or wgpu:1 [default: the first GPU of this machine, else cpu]
+    #[arg(long, value_name = "BACKEND")]
+    pub backend: Option<String>,
+    /// How long it may take, proof included. What users need most comes first, and what is not reached stays as it is
+    #[arg(long, value_name = "N", default_value_t = 10.0)]
+    pub minutes: f64,
+    /// Tune only these: forward, backward, add_forward, to_codes, to_codes_by_row, to_codes_by_block [default: all]
+    #[arg(long, value_name = "KIND,..", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Tune only for rows of these lengths [default: all, those of models first]
+    #[arg(long, value_name = "N,..", value_delimiter = ',')]
+    pub cols: Vec<NonZero<usize>>,
+    /// Tune only for these dtypes: f32, f16, bf16 [default: all, bf16 first]
+    #[arg(long, value_name = "DTYPE,..", value_delimiter = ',')]
+    pub dtype: Vec<String>,
+    /// Print what was found, and write no table
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Write the table to this file instead, for RMSNORM_TUNING
+    #[arg(short, long, value_name = "FILE", conflicts_with = "dry_run")]
+    pub output: Option<PathBuf>,
 }
 
 /// Arguments of `rmsnorm run`.

@@ -1,5 +1,5 @@
 //! `rmsnorm`: what this machine has (`devices`), that it is right (`conformance`), how fast it is (`bench`), its
-//! kernels ahead of the first call (`warm`), and the norms themselves on files (`run`). Without a command: the first three in brief.
+//! kernels ahead of the first call (`warm`), the best tiles for it (`tune`), and the norms themselves on files (`run`). Without a command: the first three in brief.
 //!
 //! Exit codes: 0 done, 1 a check failed, 2 bad input or missing device with one line on stderr.
 #![forbid(unsafe_code)]
@@ -45,6 +45,7 @@ fn execute(cli: &Cli) -> Result<(), Failure> {
         Some(Command::Bench(args)) => commands::bench::run(args),
         Some(Command::Compare(args)) => commands::compare::run(args),
         Some(Command::Warm(args)) => commands::warm::run(args),
+        Some(Command::Tune(args)) => commands::tune::run(args),
         Some(Command::Run(args)) => commands::run::run(args),
     }
 }

@@ -105,9 +105,10 @@ fn text(document: &Document) -> Result<String, Failure> {
 fn report(backend: &AnyBackend, table: Table, failed: Option<&Failure>) -> Report {
     let Table { rows, unsupported, skipped } = table;
     let rows = rows.iter().map(|row| Measured::new(row, backend.device())).collect();
+    let tuning = Some(backend.tuning());
     let (backend, device) = (backend.device().to_string(), backend.to_string());
     let failed = failed.map(ToString::to_string);
-    Report { backend, device, rows, unsupported, skipped, failed }
+    Report { backend, device, tuning, rows, unsupported, skipped, failed }
 }
 
 /// Whether a picture will have points enough, known before anything is measured.
@@ -157,8 +158,14 @@ fn measured(backend: &AnyBackend, selection: &Selection, show: bool, table: &mut
     if show {
         let (op, width) = ("operation", name_width(selection));
         print(&format!(
-            "{backend}\n{op:width$} {:>5} {:>12} {:>10} {:>7} {:>7} {:>8}\n",
-            "dtype", "rows x cols", "us", "GB/s", "copy", "of copy"
+            "{backend}\ntuning: {}\n{op:width$} {:>5} {:>12} {:>10} {:>7} {:>7} {:>8}\n",
+            backend.tuning(),
+            "dtype",
+            "rows x cols",
+            "us",
+            "GB/s",
+            "copy",
+            "of copy"
         ))?;
     }
     let skipped = measure(backend, selection, &mut |outcome, total| {

@@ -1,4 +1,4 @@
-//! `rmsnorm devices`: every backend, with what it runs on or why it cannot.
+//! `rmsnorm devices`: every backend, with what it runs on and by which table of tiles, or why it cannot.
 
 use rmsnorm_core::{Availability, available};
 use serde_json::{Value, json};
@@ -18,10 +18,13 @@ pub fn run(args: &DevicesArgs) -> Result<(), Failure> {
     }
 }
 
-/// One line per device.
+/// One line per device, and one of its table.
 pub fn table(devices: &[Availability]) -> String {
     let line = |entry: &Availability| match &entry.status {
-        Ok(description) => format!("{:<6} ready    {description}\n", entry.device),
+        Ok(description) => {
+            let tuning = entry.tuning.as_deref().unwrap_or_default();
+            format!("{:<6} ready    {description}\n{:<6} tuning   {tuning}\n", entry.device, "")
+        }
         Err(reason) => format!("{:<6} missing  {reason}\n", entry.device),
     };
     devices.iter().map(line).collect()
@@ -29,7 +32,12 @@ pub fn table(devices: &[Availability]) -> String {
 
 fn as_json(entry: &Availability) -> Value {
     match &entry.status {
-        Ok(description) => json!({ "name": entry.device.to_string(), "available": true, "description": description }),
+        Ok(description) => json!({
+            "name": entry.device.to_string(),
+            "available": true,
+            "description": description,
+            "tuning": entry.tuning,
+        }),
         Err(reason) => json!({ "name": entry.device.to_string(), "available": false, "reason": reason }),
     }
 }

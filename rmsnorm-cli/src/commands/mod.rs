@@ -6,4 +6,5 @@ pub mod conformance;
 pub mod devices;
 pub mod overview;
 pub mod run;
+pub mod tune;
 pub mod warm;

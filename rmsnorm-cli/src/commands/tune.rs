@@ -1,0 +1,111 @@
+//! `rmsnorm tune`: the best tiles for this device, proven, and kept for later processes.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rmsnorm_bench::tune::{Ending, Outcome, Progress, Request, Tuned, tune};
+use rmsnorm_core::{AnyBackend, DType};
+use rmsnorm_tuning::{Kind, choice, file};
+
+use super::conformance::all_threads;
+use crate::args::TuneArgs;
+use crate::backends;
+use crate::failure::Failure;
+use crate::output::print;
+
+/// Measures, proves, and writes the table. A line for each rung as it is measured, then what changed.
+pub fn run(args: &TuneArgs) -> Result<(), Failure> {
+    let request = request(args)?;
+    let name = args.backend.clone().map_or_else(first_backend, Ok)?;
+    let backend = backends::open(&name, &Default::default())?;
+    print(&format!("{backend}\ntuning: {}\n", backend.tuning()))?;
+    let start = Instant::now();
+    let outcome = measured(&backend, &request)?;
+    let path = if args.dry_run { None } else { Some(path(args, &outcome)?) };
+    print(&conclusion(&outcome, start.elapsed()))?;
+    let Some(path) = path else { return print("no table was written: --dry-run\n") };
+    let text = outcome.identity.text(&outcome.table, &file::now());
+    file::write(&path, &text).map_err(|error| Failure::Input(format!("cannot write {}: {error}", path.display())))?;
+    print(&format!("written: {}\n", path.display()))
+}
+
+fn request(args: &TuneArgs) -> Result<Request, Failure> {
+    let minutes = args.minutes;
+    if !(minutes.is_finite() && minutes > 0.0 && minutes <= 1440.0) {
+        return Err(Failure::Input(format!("--minutes: expected more than 0 and at most 1440, got {minutes}")));
+    }
+    let some = |names: &[String]| !names.is_empty();
+    let (kinds, dtypes) = (&args.only, &args.dtype);
+    Ok(Request {
+        kinds: if some(kinds) { backends::choose("--only", kinds, &Kind::ALL, Kind::name)? } else { Vec::new() },
+        cols: args.cols.iter().map(|cols| cols.get()).collect(),
+        dtypes: if some(dtypes) { backends::choose("--dtype", dtypes, &DType::ALL, DType::name)? } else { Vec::new() },
+        budget: Duration::from_secs_f64(60.0 * minutes),
+        jobs: all_threads(),
+    })
+}
+
+/// The first GPU of this machine, else its processor.
+fn first_backend() -> Result<String, Failure> {
+    let names = backends::names();
+    let gpu = names.iter().find(|name| name.as_str() != "cpu").or(names.first());
+    gpu.cloned().ok_or_else(|| Failure::Input("this machine has nothing to tune: rmsnorm devices says why".into()))
+}
+
+/// Where the table goes.
+fn path(args: &TuneArgs, outcome: &Outcome) -> Result<PathBuf, Failure> {
+    let cached = || choice::path_of(&outcome.identity);
+    args.output
+        .clone()
+        .or_else(cached)
+        .ok_or_else(|| Failure::Input("there is no folder of caches: set RMSNORM_CACHE_DIR, or give --output".into()))
+}
+
+fn measured(backend: &AnyBackend, request: &Request) -> Result<Outcome, Failure> {
+    let mut shown = Ok(());
+    let outcome = tune(backend, request, &mut |progress| {
+        if shown.is_ok() {
+            shown = match progress {
+                Progress::Measured(tuned, done, total) => print(&format!("{done:>4}/{total} {}\n", line(tuned))),
+                Progress::Proven(done, total) if total > 0 && done == total => {
+                    print(&format!("{total} changes judged\n"))
+                }
+                Progress::Proven(..) => Ok(()),
+            };
+        }
+    })?;
+    shown?;
+    Ok(outcome)
+}
+
+/// A rung in a line: times of the built-in entry and of the best, and what the best is.
+fn line(tuned: &Tuned) -> String {
+    let Tuned { rung, subject, us: [built_in, best], gain, ending } = tuned;
+    let times = format!("{built_in:9.2} {best:9.2} {:6.1}%", 100.0 * (gain - 1.0));
+    let ending = match ending {
+        Ending::Kept => "built in".to_owned(),
+        Ending::Changed(entry) => entry.clone(),
+        Ending::PutBack(reason) => format!("put back: {reason}"),
+    };
+    format!("{rung:40} {subject:52} {times}  {ending}")
+}
+
+/// What changed, and what did not.
+fn conclusion(outcome: &Outcome, elapsed: Duration) -> String {
+    let Outcome { tuned, not_reached, cases, .. } = outcome;
+    let changed: Vec<&Tuned> = tuned.iter().filter(|tuned| matches!(tuned.ending, Ending::Changed(_))).collect();
+    let put_back = tuned.iter().filter(|tuned| matches!(tuned.ending, Ending::PutBack(_)));
+    let mut text = String::new();
+    if !changed.is_empty() {
+        let head = ("rung", "measured by", "built in", "tuned", "gain");
+        text += &format!("\n{:40} {:52} {:>6} us {:>6} us {:>7}\n", head.0, head.1, head.2, head.3, head.4);
+        text += &changed.iter().map(|tuned| format!("{}\n", line(tuned))).collect::<String>();
+    }
+    text += &put_back.map(|tuned| format!("{}\n", line(tuned))).collect::<String>();
+    let (measured, seconds) = (tuned.len(), elapsed.as_secs_f64());
+    text += &format!(
+        "\n{measured} rungs measured in {seconds:.0} s, {} changed and proven by {cases} cases of the suite, {not_reached} not reached\n",
+        changed.len()
+    );
+    text
+}
