@@ -21,9 +21,6 @@ use crate::{BenchError, Measurable, Measurement};
 use search::{Found, Prepared};
 use task::Task;
 
-/// The share of the budget that measuring has; the rest is the proof's.
-const MEASURING: f64 = 0.7;
-
 /// What is asked for. Empty lists are all there is.
 #[derive(Clone, Debug)]
 pub struct Request {
@@ -65,15 +62,6 @@ pub enum Ending {
     PutBack(String),
 }
 
-/// What is told while it goes on.
-#[derive(Clone, Debug)]
-pub enum Progress<'a> {
-    /// So many rungs of so many were measured; this is the last.
-    Measured(&'a Tuned, usize, usize),
-    /// So many of so many changed rungs were proven.
-    Proven(usize, usize),
-}
-
 /// What was found.
 #[derive(Clone, Debug)]
 pub struct Outcome {
@@ -89,21 +77,21 @@ pub struct Outcome {
     pub cases: usize,
 }
 
-/// Tunes a backend.
+/// Tunes a backend. `progress` is called with every rung as it is done, its number from 1, and how many there are.
 ///
 /// # Errors
 /// If the request names nothing that the backend has, or the device fails.
 pub fn tune(
     backend: &AnyBackend,
     request: &Request,
-    progress: &mut dyn FnMut(Progress<'_>),
+    progress: &mut dyn FnMut(&Tuned, usize, usize),
 ) -> Result<Outcome, BenchError> {
     crate::measure(backend, Tune { request, progress })?
 }
 
 struct Tune<'a> {
     request: &'a Request,
-    progress: &'a mut dyn FnMut(Progress<'_>),
+    progress: &'a mut dyn FnMut(&Tuned, usize, usize),
 }
 
 impl Measurement for Tune<'_> {
@@ -119,55 +107,59 @@ impl Measurement for Tune<'_> {
         if tasks.is_empty() {
             return Err(BenchError::Input("nothing that is asked for has a rung in this backend's table".into()));
         }
-        let measure_until = start + request.budget.mul_f64(MEASURING);
-        let mut found = measure_all(&base, &built_in, &tasks, measure_until, request.jobs, progress)?;
+        let search = Search { base: &base, built_in: &built_in, until: start + request.budget, jobs: request.jobs };
+        let (found, cases) = search.all(&tasks, progress)?;
         let not_reached = tasks.len() - found.len();
-        let until = start + request.budget;
-        let cases = prove::prove(&base, &built_in, &mut found, until, request.jobs, &mut |done, total| {
-            progress(Progress::Proven(done, total));
-        })?;
-        let mut table = built_in;
+        let mut table = built_in.clone();
         found.iter().for_each(|found| found.put(&mut table));
         let tuned = found.into_iter().map(|found| found.tuned).collect();
         Ok(Outcome { identity: base.identity(), table, tuned, not_reached, cases })
     }
 }
 
-/// Measures one task after the other, while the next one's candidates are compiled.
-fn measure_all<D: Measurable>(
-    base: &D,
-    built_in: &Table,
-    tasks: &[Task],
+/// What all tasks have in common.
+struct Search<'a, D> {
+    /// By the built-in table.
+    base: &'a D,
+    built_in: &'a Table,
     until: Instant,
     jobs: usize,
-    progress: &mut dyn FnMut(Progress<'_>),
-) -> Result<Vec<Found>, BenchError> {
-    let prepare = |task: usize| tasks.get(task).map(|task| Prepared::new(base, built_in, task, jobs, until));
-    std::thread::scope(|scope| {
-        let mut found = Vec::new();
-        let mut next = scope.spawn(|| prepare(0));
-        for (index, task) in tasks.iter().enumerate() {
-            let prepared = next.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            let Some(prepared) = prepared else { break };
-            next = scope.spawn(move || prepare(index + 1));
-            let Some(one) = on_dtype(base, task, &prepared, until)? else { break };
-            progress(Progress::Measured(&one.tuned, index + 1, tasks.len()));
-            found.push(one);
-        }
-        Ok(found)
-    })
 }
 
-fn on_dtype<D: Measurable>(
-    base: &D,
-    task: &Task,
-    prepared: &Prepared<D>,
-    until: Instant,
-) -> Result<Option<Found>, BenchError> {
-    match task.dtype() {
-        DType::F32 => search::search::<D, f32>(base, task, prepared, until),
-        DType::F16 => search::search::<D, f16>(base, task, prepared, until),
-        DType::Bf16 => search::search::<D, bf16>(base, task, prepared, until),
+impl<D: Measurable> Search<'_, D> {
+    /// Measures and proves one task after the other, while the next one's candidates are compiled: whenever the budget ends, what was
+    /// found until then is whole. How many cases were run for the proofs.
+    fn all(
+        &self,
+        tasks: &[Task],
+        progress: &mut dyn FnMut(&Tuned, usize, usize),
+    ) -> Result<(Vec<Found>, usize), BenchError> {
+        let prepare = |task: usize| tasks.get(task).map(|task| Prepared::new(self, task));
+        std::thread::scope(|scope| {
+            let (mut all, mut cases, mut table) = (Vec::new(), 0, self.built_in.clone());
+            let mut next = scope.spawn(move || prepare(0));
+            for (index, task) in tasks.iter().enumerate() {
+                let prepared = next.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                let Some(prepared) = prepared else { break };
+                next = scope.spawn(move || prepare(index + 1));
+                let Some(mut found) = self.on_dtype(task, &prepared)? else { break };
+                if matches!(found.tuned.ending, Ending::Changed(_)) {
+                    cases += prove::prove(self, &table, &mut found)?;
+                    found.put(&mut table);
+                }
+                progress(&found.tuned, index + 1, tasks.len());
+                all.push(found);
+            }
+            Ok((all, cases))
+        })
+    }
+
+    fn on_dtype(&self, task: &Task, prepared: &Prepared<D>) -> Result<Option<Found>, BenchError> {
+        match task.dtype() {
+            DType::F32 => search::search::<D, f32>(self, task, prepared),
+            DType::F16 => search::search::<D, f16>(self, task, prepared),
+            DType::Bf16 => search::search::<D, bf16>(self, task, prepared),
+        }
     }
 }
 

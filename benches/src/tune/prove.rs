@@ -2,13 +2,13 @@
 
 use std::time::Instant;
 
-use rmsnorm_core::conformance::{self, Case, Family, Kind, Layout, Options, Profile, Trial};
+use rmsnorm_core::conformance::{self, Case, Family, Kind, Layout, Options, Summary, Trial};
 use rmsnorm_core::{DType, DTypes, Norm, Tensor, TensorSet};
 use rmsnorm_tuning::Table;
 
 use super::search::Found;
 use super::task::Subject;
-use super::{Ending, measured_cols};
+use super::{Ending, Search, measured_cols};
 use crate::{BenchError, Measurable, Op, Quant, Shape};
 
 /// Elements of a case at most: each is judged against a reference in f64.
@@ -34,52 +34,41 @@ const WITHOUT_RESIDUAL: TensorSet =
 /// A weight and its gradient: one sum over the rows.
 const ONE_GRADIENT: TensorSet = TensorSet::of(&[Tensor::Weight, Tensor::Rstd, Tensor::Dweight]);
 
-/// Runs the cases of every changed rung by the table that has all changes; a rung that fails, or that the budget does not reach, is
-/// put back. How many cases were run.
+/// Runs the cases of a changed rung, by the table that has the changes before it and this one. If one fails, or the budget ends, it
+/// is put back. How many cases were run.
 pub(super) fn prove<D: Measurable>(
-    base: &D,
-    built_in: &Table,
-    found: &mut [Found],
-    until: Instant,
-    jobs: usize,
-    progress: &mut dyn FnMut(usize, usize),
+    search: &Search<'_, D>,
+    before: &Table,
+    changed: &mut Found,
 ) -> Result<usize, BenchError> {
-    let mut table = built_in.clone();
-    found.iter().for_each(|found| found.put(&mut table));
-    let device = base.with_table(&table).map_err(BenchError::Input)?;
-    let forms: Vec<D> =
-        std::iter::once(device).chain(base.with_table(&table).map_err(BenchError::Input)?.other_forms()).collect();
-    let is_changed = |found: &&mut Found| matches!(found.tuned.ending, Ending::Changed(_));
-    let total = found.iter_mut().filter(is_changed).count();
-    let mut cases = 0;
-    for (done, changed) in found.iter_mut().filter(is_changed).enumerate() {
-        progress(done, total);
-        if Instant::now() > until {
-            changed.tuned.ending = Ending::PutBack("the budget ended before its proof".into());
-            continue;
-        }
-        let ids = ids(changed);
-        for form in &forms {
-            let options = Options {
-                profile: Profile::Smoke,
-                cases: ids.clone(),
-                self_test: false,
-                fail_fast: true,
-                jobs,
-                ..Options::default()
-            };
-            let summary = conformance::run(form, &options, &mut |_, _| {}, None);
-            let summary = summary.map_err(|error| BenchError::Input(error.to_string()))?;
+    let mut table = before.clone();
+    changed.put(&mut table);
+    let device = search.base.with_table(&table).map_err(BenchError::Input)?;
+    let others = device.other_forms();
+    let (ids, mut cases) = (ids(changed), 0);
+    for form in std::iter::once(&device).chain(&others) {
+        // In parts, so that the budget holds.
+        for ids in ids.chunks(4 * search.jobs.max(1)) {
+            if Instant::now() > search.until {
+                changed.tuned.ending = Ending::PutBack("the budget ended before its proof".into());
+                return Ok(cases);
+            }
+            let summary = run(form, ids, search.jobs)?;
             cases += summary.counts.passed + summary.counts.failed;
             if !summary.is_success() {
                 let failure = summary.failures.first().map(|(id, finding)| format!("{finding} ({id})"));
                 changed.tuned.ending = Ending::PutBack(failure.unwrap_or_else(|| summary.conclusion()));
-                break;
+                return Ok(cases);
             }
         }
     }
-    progress(total, total);
     Ok(cases)
+}
+
+fn run<D: Measurable>(device: &D, ids: &[String], jobs: usize) -> Result<Summary, BenchError> {
+    let (cases, fail_fast, self_test) = (ids.to_vec(), true, false);
+    let options = Options { cases, fail_fast, self_test, jobs, ..Options::default() };
+    conformance::run(device, &options, &mut |_, _| {}, None).map_err(|error| BenchError::Input(error.to_string()))
 }
 
 /// The cases of a rung: lengths at either end of it and those that were measured, of every kind of call that looks it up.

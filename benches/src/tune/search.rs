@@ -12,7 +12,7 @@ use rmsnorm_core::{Element, NormBackend, Problem};
 use rmsnorm_tuning::{Entry, Table};
 
 use super::task::{Subject, Task};
-use super::{Ending, Tuned};
+use super::{Ending, Search, Tuned};
 use crate::{BenchError, Measurable, Samples, Workload, problem};
 
 /// Candidates of a rung at the most, the built-in one not counted.
@@ -56,7 +56,8 @@ impl Found {
 
 impl<D: Measurable> Prepared<D> {
     /// The candidates of a task, compiled; those that do not compile are left out. Once it is too late, only what is built in.
-    pub(super) fn new(base: &D, built_in: &Table, task: &Task, jobs: usize, until: Instant) -> Self {
+    pub(super) fn new(search: &Search<'_, D>, task: &Task) -> Self {
+        let Search { base, built_in, until, jobs } = *search;
         let problems: Vec<Problem> = task.subjects.iter().map(problem_of).collect();
         let planned = |device: &D| problems.iter().map(|problem| device.planned(problem)).collect::<Vec<_>>();
         let (above, up_to) = task.lengths;
@@ -109,11 +110,11 @@ fn problem_of(subject: &Subject) -> Problem {
 
 /// The fastest of a task's candidates. `None` once it is too late to find it.
 pub(super) fn search<D: Measurable, T: Element>(
-    base: &D,
+    search: &Search<'_, D>,
     task: &Task,
     prepared: &Prepared<D>,
-    until: Instant,
 ) -> Result<Option<Found>, BenchError> {
+    let Search { base, until, .. } = *search;
     let candidates = &prepared.candidates;
     if candidates.is_empty() || Instant::now() > until {
         return Ok(None);
@@ -331,7 +332,8 @@ mod tests {
         let device = CpuBackend::with(rmsnorm_core::cpu::Isa::detect(), 2).unwrap();
         let task = first_task(&device);
         let until = Instant::now() + Duration::from_secs(60);
-        let prepared = Prepared::new(&device, &device.built_in(), &task, 2, until);
+        let search = Search { base: &device, built_in: &device.built_in(), until, jobs: 2 };
+        let prepared = Prepared::new(&search, &task);
         assert_eq!(prepared.candidates[0].0, task.built_in);
         assert!(prepared.candidates.len() > 2);
         let planned = |device: &CpuBackend| {
@@ -345,8 +347,8 @@ mod tests {
     fn too_late_is_not_reached() {
         let device = CpuBackend::new();
         let task = first_task(&device);
-        let prepared = Prepared::new(&device, &device.built_in(), &task, 1, Instant::now());
-        let found = search::<CpuBackend, f32>(&device, &task, &prepared, Instant::now()).unwrap();
+        let late = Search { base: &device, built_in: &device.built_in(), until: Instant::now(), jobs: 1 };
+        let found = search::<CpuBackend, f32>(&late, &task, &Prepared::new(&late, &task)).unwrap();
         assert!(found.is_none());
     }
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use rmsnorm_bench::tune::{Ending, Outcome, Progress, Request, Tuned, tune};
+use rmsnorm_bench::tune::{Ending, Outcome, Request, Tuned, tune};
 use rmsnorm_core::{AnyBackend, DType};
 use rmsnorm_tuning::{Kind, choice, file};
 
@@ -63,15 +63,9 @@ fn path(args: &TuneArgs, outcome: &Outcome) -> Result<PathBuf, Failure> {
 
 fn measured(backend: &AnyBackend, request: &Request) -> Result<Outcome, Failure> {
     let mut shown = Ok(());
-    let outcome = tune(backend, request, &mut |progress| {
+    let outcome = tune(backend, request, &mut |tuned, done, total| {
         if shown.is_ok() {
-            shown = match progress {
-                Progress::Measured(tuned, done, total) => print(&format!("{done:>4}/{total} {}\n", line(tuned))),
-                Progress::Proven(done, total) if total > 0 && done == total => {
-                    print(&format!("{total} changes judged\n"))
-                }
-                Progress::Proven(..) => Ok(()),
-            };
+            shown = print(&format!("{done:>4}/{total} {}\n", line(tuned)));
         }
     })?;
     shown?;
