@@ -322,7 +322,7 @@ mod tests {
         let child = std::process::Command::new(env::current_exe().expect("this program"))
             .args(["--exact", name])
             .env(CHILD, "1")
-            .env(rmsnorm_tuning::folder::FOLDER_VARIABLE, &folder)
+            .env(folder::FOLDER_VARIABLE, &folder)
             .env("TMPDIR", parent.path().join("nowhere"))
             .output()
             .expect("a child");

@@ -2,7 +2,6 @@
 
 use std::io::{Read as _, Write as _};
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
 use std::{fs, io};
 
 use serde::Deserialize;
@@ -105,7 +104,7 @@ impl Identity {
             ("kernels", kernels),
             ("made", made),
         ];
-        let header: String = lines.iter().map(|(name, value)| format!("{name} = {}\n", quoted(value))).collect();
+        let header: String = lines.map(|(name, value)| format!("{name} = {}\n", toml::Value::from(value))).concat();
         format!(
             "# What `rmsnorm tune` measured to be best on this device. RMSNORM_TUNING=off goes without; RMSNORM_TUNING=FILE pins it.\n\
              # Bits of results depend on it. Limits are lengths of rows, as the backend counts them.\n\
@@ -186,36 +185,6 @@ pub fn revision<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
         add(0xff);
     }
     format!("{hash:016x}")
-}
-
-/// Now, in UTC, to the second: `2026-11-25T00:10:00Z`.
-pub fn now() -> String {
-    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    date(seconds)
-}
-
-/// The date of seconds since 1970. Years are counted from March, so that a leap day ends one.
-fn date(seconds: u64) -> String {
-    let (days, second) = (seconds / 86_400 + 719_468, seconds % 86_400);
-    let (era, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let day = day - (153 * month + 2) / 5 + 1;
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    let year = 400 * era + year + u64::from(month <= 2);
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
-}
-
-/// A text as a string of TOML.
-fn quoted(text: &str) -> String {
-    let escaped = |letter: char| match letter {
-        '"' | '\\' => format!("\\{letter}"),
-        '\u{0}'..='\u{1f}' | '\u{7f}' => format!("\\u{:04x}", u32::from(letter)),
-        _ => letter.to_string(),
-    };
-    format!("\"{}\"", text.chars().map(escaped).collect::<String>())
 }
 
 #[cfg(test)]
@@ -315,20 +284,6 @@ mod tests {
             assert!(matches!(&read, Err(Unfit::Because(reason)) if reason.contains(words)), "{read:?}");
         }
         assert!(matches!(identity().read(folder.path()), Err(Unfit::Because(_))), "a folder is no file");
-    }
-
-    #[test]
-    fn dates_are_those_of_the_calendar() {
-        for (seconds, expected) in [
-            (0, "1970-01-01T00:00:00Z"),
-            (951_782_399, "2000-02-28T23:59:59Z"),
-            (951_782_400, "2000-02-29T00:00:00Z"),
-            (951_868_800, "2000-03-01T00:00:00Z"),
-            (1_735_689_599, "2024-12-31T23:59:59Z"),
-            (1_795_565_400, "2026-11-25T00:10:00Z"),
-        ] {
-            assert_eq!(date(seconds), expected);
-        }
     }
 
     #[test]

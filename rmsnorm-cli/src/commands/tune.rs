@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
 use rmsnorm_bench::tune::{Ending, Outcome, Request, Tuned, tune};
 use rmsnorm_core::{AnyBackend, DType};
 use rmsnorm_tuning::{Kind, choice, file};
@@ -24,7 +25,8 @@ pub fn run(args: &TuneArgs) -> Result<(), Failure> {
     let path = if args.dry_run { None } else { Some(path(args, &outcome)?) };
     print(&conclusion(&outcome, start.elapsed()))?;
     let Some(path) = path else { return print("no table was written: --dry-run\n") };
-    let text = outcome.identity.text(&outcome.table, &file::now());
+    let made = format!("{:.0}", Timestamp::now());
+    let text = outcome.identity.text(&outcome.table, &made);
     file::write(&path, &text).map_err(|error| Failure::Input(format!("cannot write {}: {error}", path.display())))?;
     print(&format!("written: {}\n", path.display()))
 }
