@@ -100,8 +100,9 @@ impl Measurement for Tune<'_> {
     fn run<D: Measurable>(self, device: &D) -> Self::Output {
         let start = Instant::now();
         let Tune { request, progress } = self;
-        let built_in = device.built_in();
         // Of the built-in table, whatever the environment says.
+        let unsplit = device.built_in();
+        let built_in = task::split(device, &unsplit);
         let base = device.with_table(&built_in).map_err(BenchError::Input)?;
         let tasks = task::all(&base, &built_in, request);
         if tasks.is_empty() {
@@ -112,6 +113,9 @@ impl Measurement for Tune<'_> {
         let not_reached = tasks.len() - found.len();
         let mut table = built_in.clone();
         found.iter().for_each(|found| found.put(&mut table));
+        task::join(&mut table, &unsplit);
+        // It is the same table, and legal as such.
+        base.with_table(&table).map_err(BenchError::Input)?;
         let tuned = found.into_iter().map(|found| found.tuned).collect();
         Ok(Outcome { identity: base.identity(), table, tuned, not_reached, cases })
     }

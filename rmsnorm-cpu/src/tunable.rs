@@ -34,15 +34,17 @@ impl Tunable for CpuBackend {
 
     fn slots(&self) -> Vec<Slot> {
         let calls = [Kind::Forward, Kind::Backward].map(|kind| Calls { kind, norm: Norm::Rms, dtype: DType::F32 });
-        let slot = |((name, ..), shapes): ((&str, u64, u64), &[(usize, usize)])| Slot {
+        let slot = |name: &str, shapes: &[(usize, usize)]| Slot {
             name: name.into(),
             columns: 0,
             calls: calls.to_vec(),
             shapes: shapes.to_vec(),
         };
-        [(STREAMING_BYTES, STREAMING_SHAPES), (MIN_TASK_BYTES, TASK_SHAPES), (TASKS_PER_THREAD, THREAD_SHAPES)]
-            .map(slot)
-            .to_vec()
+        vec![
+            slot(STREAMING_BYTES.0, STREAMING_SHAPES),
+            slot(MIN_TASK_BYTES.0, TASK_SHAPES),
+            slot(TASKS_PER_THREAD.0, THREAD_SHAPES),
+        ]
     }
 
     fn candidates(&self, slot: &Slot, _above: u32, _up_to: u32, _best: &Entry) -> Vec<Entry> {

@@ -49,7 +49,7 @@ impl Tunable for CudaBackend {
         if best.is_none() {
             return Vec::new();
         }
-        tiles(name, up_to, self.kernels().caps()).iter().map(Tile::to_entry).collect()
+        tiles(name, up_to, self.kernels().caps()).into_iter().map(Tile::to_entry).collect()
     }
 
     fn other_forms(&self) -> Vec<Self> {

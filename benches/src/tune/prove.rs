@@ -55,12 +55,14 @@ pub(super) fn prove<D: Measurable>(
             }
             let summary = run(form, ids, search.jobs)?;
             cases += summary.counts.passed + summary.counts.failed;
-            if !summary.is_success() {
-                let failure = summary.failures.first().map(|(id, finding)| format!("{finding} ({id})"));
-                changed.tuned.ending = Ending::PutBack(failure.unwrap_or_else(|| summary.conclusion()));
+            if let Some((id, finding)) = summary.failures.first() {
+                changed.tuned.ending = Ending::PutBack(format!("{finding} ({id})"));
                 return Ok(cases);
             }
         }
+    }
+    if cases == 0 {
+        changed.tuned.ending = Ending::PutBack("no case of the suite could be run for its lengths".into());
     }
     Ok(cases)
 }

@@ -1,7 +1,7 @@
 //! What is measured: a rung, and shapes that stand for the calls that look it up.
 
 use rmsnorm_core::{DType, GradReduction};
-use rmsnorm_tuning::{Calls, Entry, Kind, Slot, Table, VALUE};
+use rmsnorm_tuning::{Calls, Entry, Kind, Rung, Slot, Table, VALUE};
 
 use super::{Request, asks_for};
 use crate::{Measurable, Op, Operation, Quant, Shape, workload_bytes};
@@ -18,6 +18,9 @@ const LARGE_BYTES: usize = 64 << 20;
 /// Rows of a small call, and the lengths of rows that have such.
 const SMALL_ROWS: usize = 128;
 const SMALL_COLS: std::ops::RangeInclusive<usize> = 1024..=16_384;
+
+/// Longer rows are no model's.
+const MOST_SPLIT_COLS: usize = 1 << 17;
 
 /// Lengths of a rung that are measured at the most.
 const MOST_COLS: usize = 2;
@@ -103,6 +106,46 @@ pub(super) fn all<D: Measurable>(device: &D, table: &Table, request: &Request) -
     }
     tasks.sort_by_key(|task| task.rank);
     tasks
+}
+
+/// The same table with more rungs: at every power of two columns within one that has more than twice as long rows as short ones, so
+/// that what is measured of a rung stands for all of it.
+pub(super) fn split<D: Measurable>(device: &D, table: &Table) -> Table {
+    let mut split = table.clone();
+    for slot in device.slots().iter().filter(|slot| slot.columns > 0) {
+        let Some(rungs) = split.ladders.get_mut(&slot.name) else { continue };
+        let mut above = 0;
+        let mut all = Vec::new();
+        for rung in rungs.iter() {
+            let limits = (0..32).map(|bits| 1u32 << bits).filter(|limit| {
+                // Lengths of a few units need not be told apart, nor those that no model has.
+                let is_usual = (16..=MOST_SPLIT_COLS).contains(&(*limit as usize * slot.columns));
+                is_usual && *limit > above && *limit < rung.up_to && rung.up_to / 2 > above.max(1)
+            });
+            let best = if rung.best.is_none() { vec![] } else { limits.collect() };
+            all.extend(best.into_iter().chain([rung.up_to]).map(|up_to| Rung { up_to, best: rung.best.clone() }));
+            above = rung.up_to;
+        }
+        *rungs = all;
+    }
+    split
+}
+
+/// Takes the limits away again that [`split`] has made and that part equals.
+pub(super) fn join(table: &mut Table, built_in: &Table) {
+    for (name, rungs) in &mut table.ladders {
+        let known = built_in.ladders.get(name).map(Vec::as_slice).unwrap_or_default();
+        let mut joined: Vec<Rung> = Vec::new();
+        for rung in rungs.drain(..) {
+            match joined.last_mut() {
+                Some(last) if last.best == rung.best && known.iter().all(|known| known.up_to != last.up_to) => {
+                    last.up_to = rung.up_to;
+                }
+                Some(_) | None => joined.push(rung),
+            }
+        }
+        *rungs = joined;
+    }
 }
 
 fn of_rung<D: Measurable>(
@@ -221,6 +264,26 @@ mod tests {
         let ops = || tasks.iter().flat_map(|task| &task.subjects).map(|subject| subject.operation.op);
         assert!(ops().count() > 0 && ops().all(|op| op == Op::Backward));
         assert!(all(&device, &device.built_in(), &Request { cols: vec![7], ..request() }).is_empty());
+    }
+
+    /// A table for one ladder of a backend that is invented.
+    fn ladder(rungs: &[(u32, u32)]) -> Table {
+        let rung = |&(up_to, packs): &(u32, u32)| Rung {
+            up_to,
+            best: if packs == 0 { Entry::none() } else { Entry::none().with("packs", packs) },
+        };
+        Table { numbers: Default::default(), ladders: [("l".to_owned(), rungs.iter().map(rung).collect())].into() }
+    }
+
+    #[test]
+    fn limits_that_part_equals_go() {
+        let built_in = ladder(&[(96, 5), (128, 5), (1024, 2)]);
+        let mut table = ladder(&[(16, 5), (96, 5), (128, 5), (256, 2), (512, 3), (1024, 3)]);
+        join(&mut table, &built_in);
+        assert_eq!(table, ladder(&[(96, 5), (128, 5), (256, 2), (1024, 3)]));
+        let mut same = built_in.clone();
+        join(&mut same, &built_in);
+        assert_eq!(same, built_in);
     }
 
     #[test]

@@ -77,7 +77,11 @@ fn measured(backend: &AnyBackend, request: &Request) -> Result<Outcome, Failure>
 /// A rung in a line: times of the built-in entry and of the best, and what the best is.
 fn line(tuned: &Tuned) -> String {
     let Tuned { rung, subject, us: [built_in, best], gain, ending } = tuned;
-    let times = format!("{built_in:9.2} {best:9.2} {:6.1}%", 100.0 * (gain - 1.0));
+    let times = if built_in.is_nan() {
+        format!("{:>9} {:>9} {:>7}", "-", "-", "-")
+    } else {
+        format!("{built_in:9.2} {best:9.2} {:6.1}%", 100.0 * (gain - 1.0))
+    };
     let ending = match ending {
         Ending::Kept => "built in".to_owned(),
         Ending::Changed(entry) => entry.clone(),

@@ -10,7 +10,8 @@ fn devices_lists_every_backend_and_why_it_is_missing() {
     assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""));
     let lines: Vec<&str> = outcome.stdout.lines().collect();
     assert!(lines[0].starts_with("cpu    ready") && lines[0].contains("thread"), "{lines:?}");
-    for (line, start) in [(lines[1], "cuda   missing  "), (lines[2], "wgpu   missing  ")] {
+    assert_eq!(lines[1], "       tuning   built in");
+    for (line, start) in [(lines[2], "cuda   missing  "), (lines[3], "wgpu   missing  ")] {
         let reason = line.strip_prefix(start).unwrap();
         assert!(!reason.is_empty() && !reason.contains("not built in"), "{lines:?}");
     }
@@ -30,7 +31,7 @@ fn help_lists_every_command() {
     for flag in ["--help", "-h"] {
         let outcome = Folder::new().rmsnorm(&[flag]);
         assert_eq!(outcome.code, Some(0));
-        for command in ["devices", "conformance", "bench", "compare", "run"] {
+        for command in ["devices", "conformance", "bench", "compare", "warm", "tune", "run"] {
             assert!(outcome.stdout.contains(&format!("\n  {command}")), "{command} is not in {}", outcome.stdout);
         }
     }

@@ -11,7 +11,7 @@ use crate::run::{check_on, inputs, metadata};
 use crate::support::{Folder, file};
 
 /// A folder where the program finds a device of that backend, if there is one.
-fn device(backend: &str) -> Option<Folder> {
+pub fn device(backend: &str) -> Option<Folder> {
     let folder = Folder::with_gpu();
     let report: Value = serde_json::from_str(&folder.rmsnorm(&["devices", "--json"]).stdout).unwrap();
     let devices = report["devices"].as_array().unwrap();

@@ -16,4 +16,5 @@ mod run;
 mod streams;
 mod support;
 mod threads;
+mod tune;
 mod writing;

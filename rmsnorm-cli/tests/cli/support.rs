@@ -73,10 +73,12 @@ impl Folder {
     /// A program that will run in the folder.
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
-        command.current_dir(self.folder.path());
+        command.current_dir(self.folder.path()).env_remove("RMSNORM_TUNING");
         if !self.has_gpu {
             // wgpu is asked for what it was built without.
             command.env("CUDA_VISIBLE_DEVICES", "").env("WGPU_BACKEND", "gl");
+            // Nor is a table of the user's looked for.
+            command.env("RMSNORM_CACHE_DIR", "");
         }
         command
     }

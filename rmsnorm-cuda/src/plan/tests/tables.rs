@@ -30,7 +30,10 @@ fn with(ladder: &str, up_to: u32, entry: Entry) -> Result<Tuning, String> {
     Tuning::from_table(&table)
 }
 
-fn entry(numbers: &[(&str, u32)]) -> Entry {
+/// An entry's numbers by their names.
+type Numbers = &'static [(&'static str, u32)];
+
+fn entry(numbers: Numbers) -> Entry {
     numbers.iter().fold(Entry::none(), |entry, (name, number)| entry.with(name, *number))
 }
 
@@ -42,7 +45,7 @@ fn what_no_kernel_takes_is_refused_with_the_reason() {
     const BACKWARD: &str = "16.backward.one_sum.block";
     const CLUSTERS: &str = "16.backward.one_sum.cluster";
     const CODES: &str = "16.to_codes.tensor";
-    let cases: &[(&str, u32, &[(&str, u32)], &str)] = &[
+    let cases: &[(&str, u32, Numbers, &str)] = &[
         (BLOCK, 512, &[("threads", 256)], "blocks is missing"),
         (BLOCK, 512, &[("threads", 256), ("blocks", 8), ("colour", 1)], "nothing is called \"colour\""),
         (BLOCK, 512, &[("threads", 0), ("blocks", 8)], "threads are from 1 to 1024"),
@@ -197,7 +200,7 @@ impl Planner for Drawn {
     }
 
     fn is_sampled(call: Call, cols: usize) -> bool {
-        cols % 5 == 0 && Plans::is_sampled(call, cols)
+        cols.is_multiple_of(5) && Plans::is_sampled(call, cols)
     }
 
     fn must_fit(problem: &Problem, caps: &Caps) -> bool {

@@ -134,7 +134,7 @@ impl Tuning {
     pub(crate) fn to_table(&self) -> Table {
         let rung = |rung: &Rung<Tile>| rmsnorm_tuning::Rung {
             up_to: rung.up_to,
-            best: rung.best.as_ref().map_or_else(Entry::none, Tile::to_entry),
+            best: rung.best.as_ref().map_or_else(Entry::none, |tile| tile.to_entry()),
         };
         let ladders = Name::all().into_iter().map(|name| (name.text(), self.ladder(name).iter().map(rung).collect()));
         Table { numbers: [(SPLIT_BYTES.to_owned(), self.split_bytes)].into(), ladders: ladders.collect() }
@@ -178,7 +178,7 @@ impl Tuning {
 
 impl Tile {
     /// What a table says of it.
-    pub(crate) fn to_entry(&self) -> Entry {
+    pub(crate) fn to_entry(self) -> Entry {
         Entry::none()
             .with_unless(1, "cluster", self.cluster)
             .with("threads", self.threads_per_row)

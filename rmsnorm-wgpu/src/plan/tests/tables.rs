@@ -178,3 +178,34 @@ fn lengths_of_the_suite_follow_any_table() {
         assert!(!caps.tuning.cols_breakpoints().is_empty());
     }
 }
+
+/// What `rmsnorm tune` does before it measures: more limits, and the same plans.
+#[test]
+fn more_limits_with_the_same_entries_change_no_plan() {
+    let mut table = Tuning::H200.to_table();
+    for rungs in table.ladders.values_mut() {
+        let halves = |rung: &rmsnorm_tuning::Rung| {
+            let half = rmsnorm_tuning::Rung { up_to: rung.up_to / 2, ..rung.clone() };
+            [half, rung.clone()]
+        };
+        *rungs = rungs.iter().flat_map(halves).collect();
+        rungs.sort_by_key(|rung| rung.up_to);
+        let mut above = 0;
+        rungs.retain(|rung| std::mem::replace(&mut above, rung.up_to) < rung.up_to);
+    }
+    // A half may lie among shorter rungs, whose entries it must have.
+    for (name, rungs) in &mut table.ladders {
+        let built_in = Tuning::H200.to_table();
+        for rung in rungs {
+            let first = built_in.ladders[name].iter().find(|known| known.up_to >= rung.up_to);
+            rung.best = first.expect("a rung").best.clone();
+        }
+    }
+    let tuning = KEPT.keep(Tuning::from_table(&table).expect("a legal table"));
+    let caps = Caps { tuning, ..Caps::h200() };
+    for call in Plans::calls() {
+        for cols in Plans::cols().into_iter().step_by(7) {
+            assert_eq!(call.plan(64, cols, &caps), call.plan(64, cols, &Caps::h200()), "{cols} {call:?}");
+        }
+    }
+}

@@ -68,7 +68,7 @@ impl Tuning {
         let ladder = |name: Name| match name {
             Name::Forward(table) => to_rungs(&self.forward[table], packs),
             Name::ToCodes => to_rungs(&self.to_codes, packs),
-            Name::Backward(table) => to_rungs(&self.backward[table], Division::to_entry),
+            Name::Backward(table) => to_rungs(&self.backward[table], |division| division.to_entry()),
         };
         Table {
             numbers: Default::default(),
@@ -158,8 +158,8 @@ fn within(name: &str, number: u32, most: u32) -> Result<u32, String> {
 
 impl Division {
     /// What a table says of it.
-    pub(crate) fn to_entry(&self) -> Entry {
-        let Division { without_idle: (packs, threads), most } = *self;
+    pub(crate) fn to_entry(self) -> Entry {
+        let Division { without_idle: (packs, threads), most } = self;
         Entry::none().with_list("whole", packs).with("threads", threads).with("most", most)
     }
 
