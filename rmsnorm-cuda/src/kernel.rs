@@ -26,8 +26,10 @@ const SHARED_WITHOUT_OPTIN: u32 = 48 << 10;
 pub(crate) struct Kernels {
     context: Arc<CudaContext>,
     caps: Caps,
-    /// What a table of the device is for, and where the one in use comes from.
+    /// What a table of the device is for.
+    #[cfg(feature = "conformance")]
     identity: Identity,
+    /// Where the one in use comes from.
     source: Source,
     /// A key says all of a tile, so that backends with other tables share what they have in common.
     loaded: Arc<RwLock<HashMap<KernelKey, CudaFunction>>>,
@@ -62,6 +64,7 @@ impl Kernels {
         let kernels = Kernels {
             context: context.clone(),
             caps: Caps { tuning, ..caps },
+            #[cfg(feature = "conformance")]
             identity,
             source,
             loaded: Arc::default(),
