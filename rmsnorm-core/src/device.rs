@@ -224,10 +224,6 @@ impl AnyBackend {
     }
 
     /// Which table of tiles calls are planned by, in words: `built in`, or a file and when it was made.
-    #[cfg_attr(
-        not(any(feature = "cpu", feature = "cuda", feature = "wgpu")),
-        expect(unused_variables, reason = "without a backend there is no value to match")
-    )]
     pub fn tuning(&self) -> String {
         on_backend!(self, |backend| backend.tuning())
     }

@@ -18,6 +18,8 @@ use rmsnorm_gpu::tuning::{Rung, find};
 use rmsnorm_spec::{DType, Direction, Norm, Problem, Tensor, TensorSet};
 
 use crate::caps::Caps;
+#[cfg(test)]
+pub(crate) use tests::drawn_devices;
 pub(crate) use tuning::{KEPT, Tuning};
 #[cfg(feature = "conformance")]
 pub(crate) use tuning::{

@@ -19,7 +19,7 @@ use rmsnorm_spec::{DType, Direction, GradReduction, Norm, Problem, Tensor, Tenso
 
 use super::*;
 use crate::caps::Caps;
-use crate::plan::{Program, plan};
+use crate::plan::{Program, drawn_devices, plan};
 
 /// Columns at which the plans were tuned, and the most that a cluster holds.
 const TUNED_COLS: [usize; 45] = [
@@ -280,6 +280,31 @@ fn tuned_programs_of_codes_compile_and_keep_their_registers() {
 fn programs_of_a_wide_sample_compile() {
     let Some(nvrtc) = nvrtc() else { return };
     report("wide sample", &compile_all(nvrtc, &wide_sample()));
+}
+
+/// A table that was loaded may say whatever is legal.
+#[test]
+fn programs_by_any_legal_table_compile() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let tensors = TensorSet::of(&[Tensor::Weight, Tensor::Rstd]);
+    let add = tensors.with(Tensor::Residual).with(Tensor::ResidualOut);
+    let quant = QuantSpec::new(CodeType::E4m3, ScaleKind::Block { cols: 128, is_power_of_two: false });
+    let mut jobs = Vec::new();
+    for caps in drawn_devices() {
+        for (number, cols) in [24, 128, 1000, 3072, 8192, 30_000].into_iter().enumerate() {
+            let norm = Norm::ALL[number % 2];
+            let layer = |tensors: TensorSet| tensors.set(Tensor::Mean, norm == Norm::Layer);
+            let backward = layer(tensors.with(Tensor::Dweight).with(Tensor::Dbias));
+            let problem = match number % 3 {
+                0 => Problem::forward(norm, ROWS, cols, DType::Bf16, layer(add)),
+                1 => Problem::quantized_forward(norm, ROWS, cols, DType::Bf16, quant, layer(tensors)),
+                _ => Problem::forward(norm, ROWS, cols, DType::F32, layer(tensors)),
+            };
+            jobs.extend(of_plan(&problem, 16, &caps));
+            jobs.extend(of_plan(&Problem::backward(norm, ROWS, cols, DType::Bf16, backward), 16, &caps));
+        }
+    }
+    report("legal", &compile_all(nvrtc, &unique(jobs)));
 }
 
 #[test]

@@ -9,6 +9,8 @@ mod workspace;
 
 use std::ops::Range;
 
+pub(crate) use tables::drawn_devices;
+
 use rmsnorm_gpu::plan_tests;
 use rmsnorm_gpu::program;
 use rmsnorm_gpu::testing::plans::{Parts, Planner, for_all};

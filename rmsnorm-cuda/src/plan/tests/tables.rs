@@ -165,6 +165,11 @@ impl Drawn {
     }
 }
 
+/// Each device by another table.
+pub(crate) fn drawn_devices() -> Vec<Caps> {
+    DEVICES.into_iter().zip(Drawn::tables()).map(|(caps, tuning)| Caps { tuning, ..caps }).collect()
+}
+
 impl Planner for Drawn {
     type Caps = Caps;
     type Access = u32;
@@ -176,9 +181,8 @@ impl Planner for Drawn {
     const SOME_ROWS: usize = Plans::SOME_ROWS;
     const MOST_ELEMENTS: usize = Plans::MOST_ELEMENTS;
 
-    /// Each device by another table.
     fn devices() -> Vec<Caps> {
-        DEVICES.into_iter().zip(Drawn::tables()).map(|(caps, tuning)| Caps { tuning, ..caps }).collect()
+        drawn_devices()
     }
 
     fn calls() -> Vec<Call> {
