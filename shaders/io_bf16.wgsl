@@ -38,4 +38,6 @@ fn kept_bf16(pair: Pair) -> Kept_bf16 {
 
 fn pair_bf16(kept: Kept_bf16) -> Pair { return Pair(quad_bf16(lo_bf16(kept)), quad_bf16(hi_bf16(kept))); }
 
+fn settled_bf16(kept: Kept_bf16) -> Kept_bf16 { return kept; }
+
 fn rounded_bf16(values: vec4<f32>) -> vec4<f32> { return quad_bf16(words_bf16(values)); }

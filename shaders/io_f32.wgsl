@@ -16,4 +16,6 @@ fn kept_f32(pair: Pair) -> Kept_f32 {
 
 fn pair_f32(kept: Kept_f32) -> Pair { return Pair(quad_f32(lo_f32(kept)), quad_f32(hi_f32(kept))); }
 
+fn settled_f32(kept: Kept_f32) -> Kept_f32 { return kept; }
+
 fn rounded_f32(values: vec4<f32>) -> vec4<f32> { return quad_f32(words_f32(values)); }

@@ -29,6 +29,7 @@ sources! {
     BACKWARD = "backward.wgsl",
     BACKWARD_COLUMNS = "backward_columns.wgsl",
     BACKWARD_ROW_SUMS = "backward_row_sums.wgsl",
+    CHECK_F16 = "check_f16.wgsl",
     CLEAR = "clear.wgsl",
     CODES = "codes.wgsl",
     COLUMNWISE = "columnwise.wgsl",

@@ -16,7 +16,7 @@ fn h_of(addends: Addends) -> Kept_R {
     if (!HAS_RESIDUAL) { return x_as_R(addends.x); }
     let x = pair_T(addends.x);
     let residual = pair_R(addends.residual);
-    return kept_R(Pair(x.lo + residual.lo, x.hi + residual.hi));
+    return settled_R(kept_R(Pair(x.lo + residual.lo, x.hi + residual.hi)));
 }
 
 // The thread's part of sum(h).

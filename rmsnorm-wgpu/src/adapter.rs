@@ -16,6 +16,7 @@ const NAME_VARIABLE: &str = "WGPU_ADAPTER_NAME";
 
 /// What kernels or measurements make use of where it is there.
 const USEFUL: Features = Features::SUBGROUP
+    .union(Features::SHADER_F16)
     .union(Features::TIMESTAMP_QUERY)
     .union(Features::TIMESTAMP_QUERY_INSIDE_ENCODERS)
     .union(Features::PIPELINE_CACHE);

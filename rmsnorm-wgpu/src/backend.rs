@@ -13,7 +13,7 @@ use wgpu::{
 };
 
 use crate::adapter::{self, Health};
-use crate::caps::Caps;
+use crate::caps::{Caps, F16};
 use crate::error::{BACKEND, device_error, scoped, unavailable, unsupported};
 use crate::kernel::Kernels;
 use crate::launch::{self, Work};
@@ -113,7 +113,8 @@ impl WgpuBackend {
     /// A backend on this device, which submits to this queue of it. The caller keeps both for anything else, too.
     ///
     /// The device's features and limits are taken as they are. More of them make more possible: subgroups
-    /// (`Features::SUBGROUP`), workgroups of more than 256 invocations, bindings of more than 128 MiB before a tensor is
+    /// (`Features::SUBGROUP`), fast f16 (`Features::SHADER_F16`, whose conversions are checked here, for which the queue is
+    /// waited for), workgroups of more than 256 invocations, bindings of more than 128 MiB before a tensor is
     /// worked on in parts, a pipeline cache. wgpu tells a lost device to the callback of its owner only; where a call
     /// notices, it answers [`Error::Device`].
     ///
@@ -155,12 +156,12 @@ impl WgpuBackend {
             let reason = "the device was requested without compute: its limits have no invocations or storage buffers";
             return Err(unavailable(reason));
         }
-        let caps = Caps::read(&device);
+        let caps = Caps::read(&device, &queue);
         let identity = identity(&device, &caps);
         let Chosen { table, source } = choose(&identity, Tuning::from_table).map_err(unavailable)?;
         let caps = Caps { tuning: table.map_or(caps.tuning, |table| KEPT.keep(table)), ..caps };
         let kernels = Arc::new(Kernels::new(device.clone(), &caps, true));
-        let description = describe(&device);
+        let description = describe(&device, &caps);
         let workspace = Mutex::default();
         let shared = Shared { device, queue, caps, identity, source, kernels, workspace, own, description };
         Ok(WgpuBackend { shared: Arc::new(shared), kept: None })
@@ -214,6 +215,21 @@ impl WgpuBackend {
         let Shared { device, caps, source, .. } = &*self.shared;
         let kernels = Arc::new(Kernels::new(device.clone(), caps, true));
         self.by(Caps { subgroup: None, ..*caps }, source.clone(), kernels)
+    }
+
+    /// The same device as if its conversions of f16 were none to rely on. For tests.
+    #[doc(hidden)]
+    pub fn with_integer_f16(&self) -> Self {
+        let Shared { device, caps, source, .. } = &*self.shared;
+        let caps = Caps { f16: caps.f16.without_conversions(), ..*caps };
+        let kernels = Arc::new(Kernels::new(device.clone(), &caps, true));
+        self.by(caps, source.clone(), kernels)
+    }
+
+    /// Whether f16 is converted by the device's own instructions. For tests.
+    #[doc(hidden)]
+    pub fn converts_f16(&self) -> bool {
+        self.caps().f16 == F16::Converts
     }
 
     /// The number of the adapter that [`new`](Self::new) was asked for; `None` on a device of the caller's.
@@ -393,7 +409,7 @@ impl WgpuBackend {
 }
 
 /// The device in words: `NVIDIA H200, vulkan, driver NVIDIA 580.82.07, subgroups of 32, 1024 invocations, 48 KiB of
-/// workgroup memory, bindings of 2.0 GiB, 1048576 storage buffers`.
+/// workgroup memory, bindings of 2.0 GiB, 1048576 storage buffers, f16 by conversions`.
 impl fmt::Display for WgpuBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.shared.description)
@@ -474,7 +490,7 @@ fn identity(device: &Device, caps: &Caps) -> Identity {
     }
 }
 
-fn describe(device: &Device) -> String {
+fn describe(device: &Device, caps: &Caps) -> String {
     let (info, limits): (AdapterInfo, _) = (device.adapter_info(), device.limits());
     let driver = format!("{} {}", info.driver, info.driver_info);
     let subgroups = match (device.features().contains(wgpu::Features::SUBGROUP), info.subgroup_min_size) {
@@ -483,7 +499,7 @@ fn describe(device: &Device) -> String {
         (true, least) => format!("subgroups of {least} to {}", info.subgroup_max_size),
     };
     format!(
-        "{}, {}, driver {}, {subgroups}, {} invocations, {} of workgroup memory, bindings of {}, {} storage buffers",
+        "{}, {}, driver {}, {subgroups}, {} invocations, {} of workgroup memory, bindings of {}, {} storage buffers, f16 by {}",
         info.name,
         info.backend,
         driver.trim(),
@@ -491,6 +507,7 @@ fn describe(device: &Device) -> String {
         bytes(u64::from(limits.max_compute_workgroup_storage_size)),
         bytes(limits.max_storage_buffer_binding_size),
         limits.max_storage_buffers_per_shader_stage,
+        if caps.f16 == F16::Converts { "conversions" } else { "integers" },
     )
 }
 

@@ -1,10 +1,11 @@
 //! What a device offers to plans and programs, read once.
 
-use wgpu::{Device, DeviceType, Features, ShaderModuleDescriptor, ShaderSource};
+mod f16;
 
-use crate::error::scoped;
+use wgpu::{Device, DeviceType, Features, Queue};
+
 use crate::plan::{Tuning, Unfit};
-use crate::source;
+pub(crate) use f16::F16;
 
 /// What a plan depends on besides the problem and how its tensors lie: limits that the device was asked for, which may
 /// be less than its adapter has.
@@ -25,15 +26,15 @@ pub(crate) struct Caps {
     /// Workgroups of 128 threads that fill the device: a guess by its kind, since wgpu does not tell how many processors
     /// there are.
     pub(crate) workgroups: u32,
-    /// Whether programs may call `unpack2x16float`, which wgpu leaves out of a few software devices. No plan asks.
-    pub(crate) has_unpack: bool,
+    /// How programs convert f16.
+    pub(crate) f16: F16,
     /// What was measured to be best. A table that was measured on the device itself can take its place.
     pub(crate) tuning: &'static Tuning,
 }
 
 impl Caps {
     /// Those of a device, with the features and limits that it was made with.
-    pub(crate) fn read(device: &Device) -> Self {
+    pub(crate) fn read(device: &Device, queue: &Queue) -> Self {
         let (limits, info) = (device.limits(), device.adapter_info());
         let is_fixed = info.subgroup_min_size == info.subgroup_max_size
             && is_usable_subgroup(info.subgroup_min_size)
@@ -51,7 +52,7 @@ impl Caps {
                 DeviceType::IntegratedGpu | DeviceType::VirtualGpu | DeviceType::Other => 128,
                 DeviceType::Cpu => 8,
             },
-            has_unpack: validates(device, source::UNPACKS_F16),
+            f16: F16::of(device, queue),
             tuning: Tuning::H200,
         }
     }
@@ -101,12 +102,6 @@ impl Caps {
     }
 }
 
-/// Whether the device takes this shader: wgpu tells what an adapter lacks of WebGPU, and not what a device does.
-fn validates(device: &Device, wgsl: &'static str) -> bool {
-    let descriptor = ShaderModuleDescriptor { label: None, source: ShaderSource::Wgsl(wgsl.into()) };
-    scoped(device, "a question", || Ok(device.create_shader_module(descriptor))).is_ok()
-}
-
 /// Whether the sums of a row may go through subgroups of that many lanes. In smaller ones the chain of additions over
 /// the subgroups of a row would be longer than math.md section 4 allows.
 const fn is_usable_subgroup(lanes: u32) -> bool {
@@ -126,7 +121,7 @@ impl Caps {
             groups_per_dimension: 65535,
             subgroup: Some(32),
             workgroups: 528,
-            has_unpack: true,
+            f16: F16::Converts,
             tuning: Tuning::H200,
         }
     }
@@ -141,7 +136,7 @@ impl Caps {
             groups_per_dimension: 65535,
             subgroup: Some(32),
             workgroups: 128,
-            has_unpack: true,
+            f16: F16::Unpacks,
             tuning: Tuning::H200,
         }
     }
@@ -161,7 +156,7 @@ impl Caps {
             groups_per_dimension: 65535,
             subgroup: Some(8),
             workgroups: 8,
-            has_unpack: true,
+            f16: F16::Unpacks,
             tuning: Tuning::H200,
         }
     }

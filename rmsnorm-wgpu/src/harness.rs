@@ -49,7 +49,7 @@ impl Harness for WgpuBackend {
     /// What WGSL promises, not what a device does: a sum or product is either neighbour of the exact value, an inverse
     /// root is within 2 units in the last place, subnormals may be zero, NaN and infinity may be anything. Averages are
     /// products with a `1 / cols` that the host has rounded. 16-bit values are rounded by integer arithmetic, which is
-    /// exact.
+    /// exact, or as that does: `caps/f16.rs`.
     fn arithmetic(&self) -> Arithmetic {
         let unit_roundoff = 1.0 / f64::from(1u32 << 23);
         Arithmetic {

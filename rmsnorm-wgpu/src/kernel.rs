@@ -15,7 +15,7 @@ use wgpu::{
     PipelineCompilationOptions, PipelineLayoutDescriptor, ShaderModuleDescriptor, ShaderSource, ShaderStages,
 };
 
-use crate::caps::Caps;
+use crate::caps::{Caps, F16};
 use crate::error::{BACKEND, scoped, unsupported};
 use crate::params::Params;
 use crate::plan::{KernelKey, Plan};
@@ -41,7 +41,7 @@ pub(crate) struct Kernel {
 pub(crate) struct Kernels {
     device: Device,
     is_trusted: bool,
-    has_unpack: bool,
+    f16: F16,
     made: RwLock<HashMap<KernelKey, Arc<Kernel>>>,
     disk: Option<Disk>,
 }
@@ -50,7 +50,7 @@ impl Kernels {
     /// No kernels yet. `is_trusted`: without the run-time checks that wgpu adds.
     pub(crate) fn new(device: Device, caps: &Caps, is_trusted: bool) -> Self {
         let disk = Disk::open(&device);
-        Kernels { device, is_trusted, has_unpack: caps.has_unpack, made: RwLock::default(), disk }
+        Kernels { device, is_trusted, f16: caps.f16, made: RwLock::default(), disk }
     }
 
     /// How many were made.
@@ -116,7 +116,7 @@ impl Kernels {
         let (device, bindings) = (&self.device, source::bindings(key));
         let label = Some(key.program.info().stem);
         let descriptor =
-            ShaderModuleDescriptor { label, source: ShaderSource::Wgsl(source::text(key, self.has_unpack).into()) };
+            ShaderModuleDescriptor { label, source: ShaderSource::Wgsl(source::text(key, self.f16).into()) };
         let module =
             if self.is_trusted { trusted::module(device, descriptor) } else { device.create_shader_module(descriptor) };
         let entry = |binding, ty, smallest| BindGroupLayoutEntry {

@@ -15,11 +15,12 @@ use rmsnorm_shaders as shaders;
 use rmsnorm_spec::quant::ScaleKind;
 use rmsnorm_spec::{DType, DTypes, Norm, Storage, Tensor};
 
+use crate::caps::F16;
 #[cfg(test)]
 use crate::plan::SIDE;
 use crate::plan::{COLUMNWISE_TILE, FORWARD_BATCH, Flavour, KernelKey, Program, lanes_of_set};
 use accessors::{Pieces, accessors, workspace};
-use prelude::prelude;
+use prelude::{conversions, prelude};
 use tensors::{Kind, Use, uses};
 use unroll::unroll;
 
@@ -60,15 +61,27 @@ pub(crate) fn bindings(key: &KernelKey) -> Vec<Binding> {
 /// A shader that validates where there is `unpack2x16float`, which wgpu leaves out of a few software devices.
 pub(crate) const UNPACKS_F16: &str = "@compute @workgroup_size(1) fn main() { let unpacked = unpack2x16float(0u); }";
 
-/// The WGSL of a program. `has_unpack`: for a device with `unpack2x16float`.
-pub(crate) fn text(key: &KernelKey, has_unpack: bool) -> String {
+/// A shader that counts the f16 magnitudes about which the device's conversions are not those of integer arithmetic, in the first
+/// word of its storage buffer, of binding 0; the second stays 0. Its threads are all magnitudes, in workgroups of 128.
+pub(crate) fn check_f16() -> String {
+    const LEFT_OPEN: &str = "
+const HAS_UNPACK = false;
+const CONVERTS_F16 = false;
+struct Pair { lo: vec4<f32>, hi: vec4<f32> }
+fn unknown_zero() -> u32 { return atomicLoad(&wrong[1]); }
+";
+    [LEFT_OPEN, conversions(F16::Converts), shaders::IO_F16.text, shaders::CHECK_F16.text].concat()
+}
+
+/// The WGSL of a program, for a device that converts f16 so.
+pub(crate) fn text(key: &KernelKey, f16: F16) -> String {
     let counts = |counter: &str| match counter {
         "J" => 0..key.tile.rows_at_once,
         "BATCH" => 0..FORWARD_BATCH,
         _ => 0..key.tile.packs,
     };
     let files = files(key).into_iter().map(|file| unroll(file, &counts));
-    [prelude(key, has_unpack), accessors(key)].into_iter().chain(files).collect()
+    [prelude(key, f16), accessors(key)].into_iter().chain(files).collect()
 }
 
 /// Bytes of workgroup memory that a program declares.

@@ -4,7 +4,7 @@ mod support;
 
 rmsnorm_conformance::conformance!(support::backend());
 
-/// Sums through workgroup memory, which devices without subgroups of one size take.
-mod without_subgroups {
-    rmsnorm_conformance::conformance!(super::support::backend_without_subgroups());
+/// Sums through workgroup memory, which devices without subgroups of one size take, and f16 by integers.
+mod with_less {
+    rmsnorm_conformance::conformance!(super::support::backend_with_less());
 }

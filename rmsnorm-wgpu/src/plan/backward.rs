@@ -6,14 +6,14 @@ use rmsnorm_gpu::chain::{serial, shared};
 use rmsnorm_gpu::reduction;
 use rmsnorm_gpu::tuning::find;
 use rmsnorm_spec::depth::policy_depth_rows;
-use rmsnorm_spec::{GradReduction, Problem};
+use rmsnorm_spec::{DType, GradReduction, Problem};
 
 use super::tuning::Division;
 use super::{
     Access, Dispatch, Flavour, Layout, Plan, Program, Step, Tile, Unfit, Workspace, flavour, gradients, is_split, key,
     pairs, ranges, threads_without_idle,
 };
-use crate::caps::Caps;
+use crate::caps::{Caps, F16};
 
 /// Threads of a workgroup whose rows take fewer.
 const WORKGROUP: u32 = 128;
@@ -282,7 +282,8 @@ fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
     let pairs = pairs(problem.cols);
     let is_wide = is_split(problem);
     let has_two_sums = gradients(problem) == 2;
-    let Division { without_idle: (packs, most), most: wanted } = find(caps.tuning.backward(problem), pairs)?;
+    let Division { without_idle: (packs, most), most: wanted } =
+        find(caps.tuning.backward(&as_tuned(problem, caps)), pairs)?;
     let threads = threads_without_idle(pairs, packs, most).unwrap_or_else(|| {
         let threads = pairs.div_ceil(wanted as usize).next_power_of_two().min(512);
         // As with none idle, as far as there are threads for fewer packs.
@@ -305,6 +306,15 @@ fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
     // 512 threads have 128 registers each: what four packs take.
     let most_packs = if threads_per_row <= 128 && !is_wide { 5 } else { 4 };
     (packs <= most_packs).then_some(Tile { rows_at_once: if is_paired && !is_wide { 2 } else { 1 }, ..tile })
+}
+
+/// The call whose measurements hold for this one: f16 takes no registers of its own where the device converts it.
+fn as_tuned(problem: &Problem, caps: &Caps) -> Problem {
+    let mut tuned = *problem;
+    if caps.f16 == F16::Converts && tuned.dtypes.activation == DType::F16 {
+        tuned.dtypes.activation = DType::Bf16;
+    }
+    tuned
 }
 
 /// Workgroups with chunks of rows of their own: as many threads as registers suffice for on all of the device, since a

@@ -21,7 +21,7 @@ use rmsnorm_spec::{CastOrder, DType, DTypes, Direction, GradReduction, Norm, Pro
 use super::{
     Access, Dispatch, Flavour, KernelKey, Layout, PAIR, Placed, Plan, Program, Step, Tile, plan, workspace_len,
 };
-use crate::caps::Caps;
+use crate::caps::{Caps, F16};
 
 const DEVICES: [Caps; 6] = [
     Caps::h200(),

@@ -12,11 +12,12 @@ use super::{
     dtypes, finds_scale, gradients, has_residual, has_sums, is_folded, is_layer, is_shuffled_twice, is_split,
     magnitudes, segment, set_lanes, shuffled_lanes,
 };
+use crate::caps::F16;
 use crate::plan::{Access, Flavour, KernelKey, PAIR};
 
 /// The first lines of a program.
-pub(super) fn prelude(key: &KernelKey, has_unpack: bool) -> String {
-    let mut text = constants(key, has_unpack);
+pub(super) fn prelude(key: &KernelKey, f16: F16) -> String {
+    let mut text = constants(key, f16);
     for (role, dtype) in roles(key) {
         text += &substitute(ROLE, &[("ROLE", role), ("DTYPE", dtype.name())]);
     }
@@ -31,14 +32,15 @@ pub(super) fn prelude(key: &KernelKey, has_unpack: bool) -> String {
         text += if is_layer(key) { SUM_OF_LAYER } else { SUM_OF_RMS };
     }
     if dtypes(key).contains(&DType::F16) {
-        text += if has_unpack { UNPACK_F16 } else { NO_UNPACK_F16 };
+        text += conversions(f16);
+        text += UNKNOWN_ZERO;
     }
     text
 }
 
 /// Every constant that a file may name. What a program does not have counts 0, or 1 where it is a divisor
 /// or the length of an array.
-fn constants(key: &KernelKey, has_unpack: bool) -> String {
+fn constants(key: &KernelKey, f16: F16) -> String {
     let (tile, tensors) = (&key.tile, key.call.tensors);
     let flags = [
         ("IS_LAYER", is_layer(key)),
@@ -55,7 +57,8 @@ fn constants(key: &KernelKey, has_unpack: bool) -> String {
         ("HAS_DRESIDUAL_OUT", tensors.has(Tensor::DresidualOut)),
         ("HAS_DWEIGHT", tensors.has(Tensor::Dweight)),
         ("HAS_DBIAS", tensors.has(Tensor::Dbias)),
-        ("HAS_UNPACK", has_unpack),
+        ("HAS_UNPACK", f16 == F16::Unpacks),
+        ("CONVERTS_F16", f16 == F16::Converts),
     ];
     let lanes = shuffled_lanes(key);
     let numbers = [
@@ -155,6 +158,7 @@ const ROLE: &str = "
 alias Kept_ROLE = Kept_DTYPE;
 fn pair_ROLE(kept: Kept_ROLE) -> Pair { return pair_DTYPE(kept); }
 fn kept_ROLE(pair: Pair) -> Kept_ROLE { return kept_DTYPE(pair); }
+fn settled_ROLE(kept: Kept_ROLE) -> Kept_ROLE { return settled_DTYPE(kept); }
 fn rounded_ROLE(values: vec4<f32>) -> vec4<f32> { return rounded_DTYPE(values); }
 ";
 
@@ -200,12 +204,27 @@ fn sum_from(wdy_xhat: f32, wdy: f32) -> Sum { return wdy_xhat; }
 fn sum_parts(sum: Sum) -> vec2<f32> { return vec2(sum, 0.0); }
 ";
 
-const UNPACK_F16: &str = "
-fn unpack_f16(words: vec2<u32>) -> vec4<f32> { return vec4(unpack2x16float(words.x), unpack2x16float(words.y)); }
+/// WGSL's conversions of four f16, for who may name them.
+pub(super) const fn conversions(f16: F16) -> &'static str {
+    match f16 {
+        F16::Integers => NO_CONVERSIONS,
+        F16::Unpacks | F16::Converts => CONVERSIONS,
+    }
+}
+
+// What `settled_f16` settles with.
+const UNKNOWN_ZERO: &str = "
+fn unknown_zero() -> u32 { return params.zero; }
 ";
-// Nobody calls it.
-const NO_UNPACK_F16: &str = "
+
+const CONVERSIONS: &str = "
+fn unpack_f16(words: vec2<u32>) -> vec4<f32> { return vec4(unpack2x16float(words.x), unpack2x16float(words.y)); }
+fn pack_f16(values: vec4<f32>) -> vec2<u32> { return vec2(pack2x16float(values.xy), pack2x16float(values.zw)); }
+";
+// Nobody calls them.
+const NO_CONVERSIONS: &str = "
 fn unpack_f16(words: vec2<u32>) -> vec4<f32> { return vec4<f32>(); }
+fn pack_f16(values: vec4<f32>) -> vec2<u32> { return vec2<u32>(); }
 ";
 
 /// Where a thread is, and its number in the workgroup. Only what uses subgroups may name their built-ins.

@@ -17,7 +17,7 @@ use rmsnorm_spec::{CastOrder, DType, DTypes, Direction, Norm, Problem, Tensor, T
 
 use super::prelude::QUANTIZING;
 use super::*;
-use crate::caps::Caps;
+use crate::caps::{Caps, F16};
 use crate::params::{Params, Place};
 use crate::plan::{ALONG_FROM, Access, FOUND_FROM, Layout, Placed, Step, Tile, Unfit, gathers_scales, plan};
 
@@ -253,17 +253,17 @@ impl DrawKeys for Draw {
 
 /// A program as naga reads it.
 fn parsed(key: &KernelKey) -> (Module, ModuleInfo) {
-    parsed_for(key, true)
+    parsed_for(key, F16::Converts)
 }
 
-/// As [`parsed`], for a device that has `unpack2x16float` or not.
-fn parsed_for(key: &KernelKey, has_unpack: bool) -> (Module, ModuleInfo) {
-    let text = text(key, has_unpack);
+/// As [`parsed`], for a device that converts f16 so.
+fn parsed_for(key: &KernelKey, f16: F16) -> (Module, ModuleInfo) {
+    let text = text(key, f16);
     let module = wgsl::parse_str(&text).unwrap_or_else(|error| panic!("{key:?}\n{}", error.emit_to_string(&text)));
     // Nothing else may be needed: what every device has.
     let has = |is_needed, capability| if is_needed { capability } else { Capabilities::empty() };
     let capabilities = has(matches!(key.tile.flavour, Flavour::Subgroup(_)), Capabilities::SUBGROUP)
-        | has(has_unpack, Capabilities::SHADER_FLOAT16_IN_FLOAT32);
+        | has(f16 != F16::Integers, Capabilities::SHADER_FLOAT16_IN_FLOAT32);
     let info = Validator::new(ValidationFlags::all(), capabilities).validate(&module);
     let info = info.unwrap_or_else(|error| panic!("{key:?}\n{}", error.emit_to_string(&text)));
     assert!(module.overrides.is_empty(), "{key:?}");
@@ -517,18 +517,21 @@ fn f16_needs_no_conversion_of_wgsl() {
     for program in Program::ALL {
         let keys = wide_sample().into_iter().filter(|key| key.program == program && dtypes(key).contains(&DType::F16));
         for key in keys.take(4) {
-            parsed_for(&key, false);
+            parsed_for(&key, F16::Integers);
+            parsed_for(&key, F16::Unpacks);
         }
     }
-    let module = wgsl::parse_str(UNPACKS_F16).expect("WGSL");
-    let is_valid = |capabilities| Validator::new(ValidationFlags::all(), capabilities).validate(&module).is_ok();
-    assert!(is_valid(Capabilities::SHADER_FLOAT16_IN_FLOAT32) && !is_valid(Capabilities::empty()));
+    for text in [UNPACKS_F16, &check_f16()] {
+        let module = wgsl::parse_str(text).expect("WGSL");
+        let is_valid = |capabilities| Validator::new(ValidationFlags::all(), capabilities).validate(&module).is_ok();
+        assert!(is_valid(Capabilities::SHADER_FLOAT16_IN_FLOAT32) && !is_valid(Capabilities::empty()));
+    }
 }
 
 #[test]
 fn every_constant_is_read_somewhere() {
     let preludes =
-        [Program::Forward, Program::QuantizedForward].map(|program| prelude(&Draw::new(1).key(program), true));
+        [Program::Forward, Program::QuantizedForward].map(|program| prelude(&Draw::new(1).key(program), F16::Unpacks));
     let lines = preludes.iter().flat_map(|prelude| prelude.lines());
     let names = lines.filter_map(|line| line.strip_prefix("const ")?.split(' ').next());
     let lines = shaders::ALL.iter().flat_map(|source| source.text.lines());

@@ -40,10 +40,10 @@ pub fn backend() -> Opened {
     BACKENDS.next(|| WgpuBackend::new(0))
 }
 
-/// The same as if it had no subgroups.
-pub fn backend_without_subgroups() -> Opened {
+/// The same as if it had no subgroups, and no conversions of f16 to rely on.
+pub fn backend_with_less() -> Opened {
     static BACKENDS: InTurn = InTurn::new();
-    BACKENDS.next(|| Ok(WgpuBackend::new(0)?.without_subgroups()))
+    BACKENDS.next(|| Ok(WgpuBackend::new(0)?.without_subgroups().with_integer_f16()))
 }
 
 /// Errors cannot be cloned: the one that tests tell apart is made again, others keep their words.

@@ -163,7 +163,9 @@ fn rows_of_lengths_between() {
         ],
     );
     check(&Caps::h200(), f32(LAYER_BACKWARD), &[(4096, 800, "backward threads=32 packs=4x8 rows=4 ragged subgroups=32 chunks=528 grid=528; reduce_partials rows=128 grid=50")]);
-    check(&Caps::h200(), f16(LAYER_BACKWARD), &[(4096, 16384, "backward threads=1024 packs=2x8 subgroups=32 chunks=132 grid=132; reduce_partials rows=128 grid=1024")]);
+    check(&Caps::h200(), f16(LAYER_BACKWARD), &[(4096, 16384, "backward threads=512 packs=4x8 subgroups=32 chunks=132 grid=132; reduce_partials rows=128 grid=1024")]);
+    let unpacks = Caps { f16: F16::Unpacks, ..Caps::h200() };
+    check(&unpacks, f16(LAYER_BACKWARD), &[(4096, 16384, "backward threads=1024 packs=2x8 subgroups=32 chunks=132 grid=132; reduce_partials rows=128 grid=1024")]);
     let few = Caps { max_threads: 128, ..Caps::h200() };
     check(&few, f32(RMS_BACKWARD), &[(4096, 5120, "backward_row_sums threads=128 packs=1x8 subgroups=32 grid=4096; backward_columns threads=128 packs=1x8 chunks=423 grid=2115; reduce_partials rows=16 grid=160")]);
 }
