@@ -1,7 +1,8 @@
 // Backward: math.md, equations (7) to (12). A row stays in the registers of its threads between its two uses.
 //
 // A workgroup has a chunk of rows, some side by side. A thread owns the same columns in every row: the sums of dweight
-// and dbias stay in its registers for the whole chunk.
+// and dbias stay in its registers for the whole chunk. Of rows for which there are registers beside those sums only once, the
+// second use reads again.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(me: Me) {
@@ -38,7 +39,7 @@ fn main(me: Me) {
             @unroll(K) {
                 var dresidual_out_J_K = Kept_R();
             }
-            if (exists_J) {
+            if (exists_J && !IS_READ_AGAIN) {
                 @unroll(K) {
                     dresidual_out_J_K = load_dresidual_out(row_J, thread, K);
                 }
@@ -46,15 +47,15 @@ fn main(me: Me) {
         }
         // A thread that moves with the step, by nothing: else compilers would load but once and keep what caches keep.
         @unroll(K) {
-            let weight_K = load_weight(0u, thread + step * params.zero, K);
+            var weight_K = load_weight(0u, thread + step * params.zero, K);
         }
         @unroll(J) {
             var sums_J = Sum();
             @unroll(K) {
                 let terms_J_K = terms_of(thread, K, x_J_K, dy_J_K, weight_K, statistics_J);
                 sums_J += sums_of(terms_J_K);
-                if (HAS_DWEIGHT) { dweight_K = plus(dweight_K, times(terms_J_K.dy, terms_J_K.x_hat)); }
-                if (HAS_DBIAS) { dbias_K = plus(dbias_K, terms_J_K.dy); }
+                if (!IS_READ_AGAIN && HAS_DWEIGHT) { dweight_K = plus(dweight_K, times(terms_J_K.dy, terms_J_K.x_hat)); }
+                if (!IS_READ_AGAIN && HAS_DBIAS) { dbias_K = plus(dbias_K, terms_J_K.dy); }
             }
         }
         @unroll(J) {
@@ -63,7 +64,16 @@ fn main(me: Me) {
         @unroll(J) {
             if (exists_J) {
                 @unroll(K) {
+                    if (IS_READ_AGAIN) {
+                        let place = thread + params.zero;
+                        x_J_K = load_x(row_J, place, K);
+                        dy_J_K = load_dy(row_J, place, K);
+                        weight_K = load_weight(0u, place, K);
+                        dresidual_out_J_K = load_dresidual_out(row_J, thread, K);
+                    }
                     let again_K = terms_of(thread, K, x_J_K, dy_J_K, weight_K, statistics_J);
+                    if (IS_READ_AGAIN && HAS_DWEIGHT) { dweight_K = plus(dweight_K, times(again_K.dy, again_K.x_hat)); }
+                    if (IS_READ_AGAIN && HAS_DBIAS) { dbias_K = plus(dbias_K, again_K.dy); }
                     var dx_K = dx_pair_of(again_K, statistics_J.rstd, averages_J);
                     if (HAS_DRESIDUAL_OUT) { dx_K = plus(dx_K, pair_R(dresidual_out_J_K)); }
                     store_dx(row_J, thread, K, kept_T(dx_K));

@@ -16,6 +16,15 @@ fn main(me: Me) {
             addends_K = load_addends(row, thread, K);
         }
     }
+    // Of few rows a call is all waiting: for weights together with x. Of many it takes registers from other rows.
+    @unroll(K) {
+        var weight_K = Kept_W();
+        var bias_K = Kept_W();
+        if (IS_EARLY) {
+            weight_K = load_weight(0u, thread, K);
+            bias_K = load_bias(0u, thread, K);
+        }
+    }
     @unroll(K) {
         let h_K = h_of(addends_K);
     }
@@ -35,9 +44,11 @@ fn main(me: Me) {
     // Loads before stores, which compilers must take to be of the same memory. Not all of them: the registers of eight
     // packs of weights and biases would cost an H200 a third of its workgroups.
     @unroll(K of BATCH) {
-        @unroll(K) {
-            let weight_K = load_weight(0u, thread, K);
-            let bias_K = load_bias(0u, thread, K);
+        if (!IS_EARLY) {
+            @unroll(K) {
+                weight_K = load_weight(0u, thread, K);
+                bias_K = load_bias(0u, thread, K);
+            }
         }
         @unroll(K) {
             write_y(row, thread, K, h_K, mean, rstd, weight_K, bias_K);

@@ -31,6 +31,41 @@ fn squares_of(thread: u32, k: u32, h: Pair, mean: f32) -> f32 {
     return total(lo * lo + hi * hi);
 }
 
+// A thread's values of a row so far, seen from a center near their mean: how many, the sum of their distances from it, and that of the
+// distances squared. math.md, section 9.
+struct Moments {
+    count: f32,
+    center: f32,
+    rest: f32,
+    squares: f32,
+}
+
+// With a pair, after which the center moves to the mean. No part is more than the squares that it is taken from by half, so that
+// nothing cancels; what the center misses of the mean is in `rest`.
+fn with_pair(moments: Moments, thread: u32, k: u32, h: Pair) -> Moments {
+    let added = f32(columns_of(thread, k));
+    if (added == 0.0) { return moments; }
+    var center = moments.center;
+    if (moments.count == 0.0) { center = sum_of(h) / added; }
+    let lo = within(column(thread, k, 0u), h.lo - center);
+    let hi = within(column(thread, k, 1u), h.hi - center);
+    let count = moments.count + added;
+    let rest = moments.rest + total(lo + hi);
+    let moved = center + rest / count;
+    let step = center - moved;
+    let squares = moments.squares + total(lo * lo + hi * hi);
+    return Moments(count, moved, rest + count * step, squares + step * (2.0 * rest + count * step));
+}
+
+// The thread's part of sum(h).
+fn sum_of_moments(moments: Moments) -> f32 { return moments.count * moments.center + moments.rest; }
+
+// The thread's part of sum((h - mean)^2).
+fn squares_about(moments: Moments, mean: f32) -> f32 {
+    let step = moments.center - mean;
+    return max(moments.squares + step * (2.0 * moments.rest + moments.count * step), 0.0);
+}
+
 fn x_hat_of(h: vec4<f32>, mean: f32, rstd: f32) -> vec4<f32> {
     var x_hat = h;
     if (IS_LAYER) { x_hat -= mean; }

@@ -19,24 +19,38 @@ fn main(me: Me) {
     clear_row_magnitude(lane);
     var of_row = given_scale();
     var mean = 0.0;
-    if (IS_LAYER) {
+    var squares = 0.0;
+    if (IS_VISITED_ONCE) {
+        var moments = Moments();
         for (var turn = 0u; turn < turns; turn += 1u) {
             @unroll(K) {
                 let h_K = load_part(row, exists, thread, turn * PACKS + K);
             }
             @unroll(K) {
-                mean += sum_of(pair_R(h_K));
+                moments = with_pair(moments, thread, turn * PACKS + K, pair_R(h_K));
             }
         }
-        mean = sum_threads(mean, lane) * params.share;
-    }
-    var squares = 0.0;
-    for (var turn = 0u; turn < turns; turn += 1u) {
-        @unroll(K) {
-            let h_K = load_part(row, exists, thread, turn * PACKS + K);
+        mean = sum_threads(sum_of_moments(moments), lane) * params.share;
+        squares = squares_about(moments, mean);
+    } else {
+        if (IS_LAYER) {
+            for (var turn = 0u; turn < turns; turn += 1u) {
+                @unroll(K) {
+                    let h_K = load_part(row, exists, thread, turn * PACKS + K);
+                }
+                @unroll(K) {
+                    mean += sum_of(pair_R(h_K));
+                }
+            }
+            mean = sum_threads(mean, lane) * params.share;
         }
-        @unroll(K) {
-            squares += squares_of(thread, turn * PACKS + K, pair_R(h_K), mean);
+        for (var turn = 0u; turn < turns; turn += 1u) {
+            @unroll(K) {
+                let h_K = load_part(row, exists, thread, turn * PACKS + K);
+            }
+            @unroll(K) {
+                squares += squares_of(thread, turn * PACKS + K, pair_R(h_K), mean);
+            }
         }
     }
     let rstd = inverseSqrt(sum_threads(squares, lane) * params.share + params.eps);

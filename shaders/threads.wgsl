@@ -24,6 +24,12 @@ fn pairs_of(thread: u32) -> u32 {
     return select(0u, (params.cols - first + step - 1u) / step, first < params.cols);
 }
 
+// Columns of a pair that exist.
+fn columns_of(thread: u32, k: u32) -> u32 {
+    if (IS_WHOLE) { return PAIR; }
+    return min(4u, params.cols - min(params.cols, column(thread, k, 0u))) + min(4u, params.cols - min(params.cols, column(thread, k, 1u)));
+}
+
 // The values of the columns from `col` on that exist; zeros past the end of the row.
 fn within(col: u32, values: vec4<f32>) -> vec4<f32> {
     if (IS_WHOLE) { return values; }

@@ -18,7 +18,7 @@ use rmsnorm_spec::{DType, DTypes, Norm, Storage, Tensor};
 use crate::caps::F16;
 #[cfg(test)]
 use crate::plan::SIDE;
-use crate::plan::{COLUMNWISE_TILE, FORWARD_BATCH, Flavour, KernelKey, Program, lanes_of_set};
+use crate::plan::{COLUMNWISE_TILE, CROWDED_BATCH, FORWARD_BATCH, Flavour, KernelKey, Program, lanes_of_set};
 use accessors::{Pieces, accessors, workspace};
 use prelude::{conversions, prelude};
 use tensors::{Kind, Use, uses};
@@ -77,11 +77,17 @@ fn unknown_zero() -> u32 { return atomicLoad(&wrong[1]); }
 pub(crate) fn text(key: &KernelKey, f16: F16) -> String {
     let counts = |counter: &str| match counter {
         "J" => 0..key.tile.rows_at_once,
-        "BATCH" => 0..FORWARD_BATCH,
+        "BATCH" => 0..batch(key),
         _ => 0..key.tile.packs,
     };
     let files = files(key).into_iter().map(|file| unroll(file, &counts));
     [prelude(key, f16), accessors(key)].into_iter().chain(files).collect()
+}
+
+/// Packs whose weights and biases are on their way at once.
+const fn batch(key: &KernelKey) -> u32 {
+    let is_crowded = key.tile.threads() > 512 && key.tile.packs == 8 && key.call.tensors.has(Tensor::Bias);
+    if is_crowded { CROWDED_BATCH } else { FORWARD_BATCH }
 }
 
 /// Bytes of workgroup memory that a program declares.

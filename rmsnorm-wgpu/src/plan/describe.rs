@@ -16,7 +16,8 @@ impl fmt::Display for Plan {
 }
 
 fn dispatched(dispatch: &Dispatch) -> String {
-    let Dispatch { key: KernelKey { program, tile, access, is_whole, .. }, chunks, grid, .. } = dispatch;
+    let Dispatch { key, chunks, grid, .. } = dispatch;
+    let KernelKey { program, tile, access, is_whole, .. } = key;
     let info = program.info();
     if info.is_reduction {
         return second_stage(info.stem, tile.groups, *grid);
@@ -32,7 +33,8 @@ fn dispatched(dispatch: &Dispatch) -> String {
         Flavour::Workgroup => None,
         Flavour::Subgroup(lanes) => Some(format!("subgroups={lanes}")),
     };
-    let words = [access, subgroups, (*chunks > 0).then(|| format!("chunks={chunks}"))];
+    let visits = if tile.reads_again { Some("again".into()) } else { key.visits_once.then(|| "once".into()) };
+    let words = [access, subgroups, visits, (*chunks > 0).then(|| format!("chunks={chunks}"))];
     let (threads, packs) = ([1, tile.threads_per_row], [tile.packs, PAIR as u32]);
     launch(info.stem, threads, packs, [tile.groups, tile.rows_at_once], words, *grid)
 }

@@ -1,7 +1,7 @@
 //! Forward: the tile of a row, or how it streams.
 
 use rmsnorm_gpu::tuning::find;
-use rmsnorm_spec::Problem;
+use rmsnorm_spec::{Norm, Problem};
 
 use super::{
     Access, Dispatch, KernelKey, Layout, Plan, Program, Step, Tile, Unfit, flavour, is_split, key, pairs, ranges,
@@ -20,9 +20,9 @@ pub(super) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Pl
     let (program, tile) = match tile(problem, caps) {
         Some(tile) if tile.packs <= layout.access.most_packs() => (Program::Forward, tile),
         Some(tile) => (Program::ForwardStreaming, Tile { packs: 1, ..tile }),
-        None => (Program::ForwardStreaming, streaming_tile(layout.access, caps)),
+        None => (Program::ForwardStreaming, streaming_tile(problem, layout.access, caps)),
     };
-    let key = key(problem, program, tile, layout);
+    let key = KernelKey { visits_once: visits_once(problem, caps), ..key(problem, program, tile, layout) };
     Ok(Plan { steps: rows(problem, key, layout, caps)?, ..Plan::default() })
 }
 
@@ -78,10 +78,18 @@ fn with_fewer_idle(pairs: usize, threads: u32) -> u32 {
     if is_idle && 2 * pairs <= 7 * all && pairs > 64 { threads / 2 } else { threads }
 }
 
+/// Whether both sums of a row are made in one visit: of layer norms that stream however their tensors lie. Others stream only where
+/// these lie badly, and have the bits of those that do not.
+pub(super) fn visits_once(problem: &Problem, caps: &Caps) -> bool {
+    problem.norm == Norm::Layer && tile(problem, caps).is_none()
+}
+
 /// The workgroup that visits a row several times. RMS norm of 32768 bf16 columns, H200 through wgpu: 512 threads with 4
-/// packs on their way 147.7 us, 1024 threads 178, 256 178; with one pack 172, with 8 204.
-pub(super) fn streaming_tile(access: Access, caps: &Caps) -> Tile {
-    let threads_per_row = caps.threads_with(512, THREAD_BYTES);
+/// packs on their way 147.7 us, 1024 threads 178, 256 178; with one pack 172, with 8 204. Of 131072, 1024 threads 186, 512 191.
+pub(super) fn streaming_tile(problem: &Problem, access: Access, caps: &Caps) -> Tile {
+    // Of the longest fewer rows, so that the second level cache has them for the second visit: as far as arithmetic can wait for it.
+    let threads = if problem.norm == Norm::Rms && pairs(problem.cols) > 8192 { 1024 } else { 512 };
+    let threads_per_row = caps.threads_with(threads, THREAD_BYTES);
     let packs = access.most_packs().min(STREAMING_PACKS);
     Tile::new(threads_per_row, 1, packs, flavour(threads_per_row, 1, caps))
 }

@@ -4,8 +4,8 @@ use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind, ScaleLayout, ScaleRoun
 use rmsnorm_spec::{DType, DTypes, Norm, Problem, Storage, Tensor, TensorSet};
 
 use super::{
-    Access, Dispatch, Flavour, Layout, PAIR, Plan, Program, Step, Tile, Unfit, flavour, forward, is_split, key, pairs,
-    ranges,
+    Access, Dispatch, Flavour, KernelKey, Layout, PAIR, Plan, Program, Step, Tile, Unfit, flavour, forward, is_split,
+    key, pairs, ranges,
 };
 use crate::caps::Caps;
 
@@ -75,9 +75,9 @@ fn rows(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Vec<Step>, Un
     let (program, tile) = match tile(problem, caps) {
         Some(tile) if tile.packs <= layout.access.most_packs() => (Program::QuantizedForward, tile),
         Some(tile) => (Program::QuantizedForwardStreaming, Tile { packs: 1, ..tile }),
-        None => (Program::QuantizedForwardStreaming, forward::streaming_tile(layout.access, caps)),
+        None => (Program::QuantizedForwardStreaming, forward::streaming_tile(problem, layout.access, caps)),
     };
-    let mut key = key(problem, program, tile, layout);
+    let mut key = KernelKey { visits_once: forward::visits_once(problem, caps), ..key(problem, program, tile, layout) };
     let is_words = layout.scales_access != Access::Parts;
     key.gathers_scales =
         is_words && key.call.quant.is_some_and(|quant| gathers_scales(&quant, &tile, is_split(problem)));

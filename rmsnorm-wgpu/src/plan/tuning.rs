@@ -108,8 +108,12 @@ const FORWARD_LAYER: Ladder<u32> = Borrowed(&[
     // 128 columns on 4 threads 137.7; 1024 on 32 37.2, on 64 38.4; 4096 on 128 132.7, on 64 134.8.
     up_to(1023, 5),
     // 8192 columns on 128 threads 135.3, on 256 140.3; 12288 on 192 134.0, on 256 137.5, on 384 144; 16384 on 256 136.5, on 512
-    // 149.7. 32768 on 1024 185, streaming 173.5; 65536 202, streaming 201.
+    // 149.7.
     up_to(2048, 8),
+    // 32768 columns on 1024 threads 190, on 512 200, streaming 171.
+    none_up_to(4096),
+    // 65536 columns on 1024 threads 186, streaming in three visits 202.
+    up_to(8192, 8),
 ]);
 
 const FORWARD_WIDE: Ladder<u32> = Borrowed(&[

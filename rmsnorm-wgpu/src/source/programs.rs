@@ -127,6 +127,8 @@ impl DrawKeys for Draw {
             access,
             is_whole: access == Access::Aligned && keeps_rows && self.yes(),
             aliased: self.yes(),
+            is_early: program == Program::Forward && self.yes(),
+            visits_once: program == Program::ForwardStreaming && norm == Norm::Layer && self.yes(),
             gathers_scales: false,
         }
     }
@@ -172,6 +174,8 @@ impl DrawKeys for Draw {
             access,
             is_whole: access == Access::Aligned && program.is_on_chip() && self.yes(),
             aliased: self.yes(),
+            is_early: false,
+            visits_once: program == Program::QuantizedForwardStreaming && call.norm == Norm::Layer && self.yes(),
             gathers_scales: false,
         };
         if let Some(quant) = key.call.quant.filter(|_| program.writes_codes() && program != Program::Columnwise) {
@@ -247,7 +251,8 @@ impl DrawKeys for Draw {
         let streams = matches!(program, Program::ForwardStreaming | Program::QuantizedForwardStreaming);
         let packs = if is_whole || streams { self.of([1, 2, 3, 4, 5, 7, 8]) } else { 1 };
         let rows_at_once = if program == Program::Backward { self.of([1, 2]) } else { 1 };
-        Tile { rows_at_once, ..Tile::new(threads_per_row, groups, packs, flavour) }
+        let reads_again = program == Program::Backward && self.yes();
+        Tile { rows_at_once, reads_again, ..Tile::new(threads_per_row, groups, packs, flavour) }
     }
 }
 

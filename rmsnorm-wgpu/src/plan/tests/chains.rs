@@ -44,7 +44,9 @@ pub(super) fn of_row(key: &KernelKey, cols: usize) -> Option<u64> {
         | Program::Clear
         | Program::Copy => return None,
     };
-    Some((tree(8) + serial(packs) + exchange(&key.tile)).min(serial(cols as u64)))
+    // In one visit, what moves the center, after every pair and at the end.
+    let of_means = if key.visits_once { packs + 1 } else { 0 };
+    Some((tree(8) + of_means + serial(packs) + exchange(&key.tile)).min(serial(cols as u64)))
 }
 
 /// The longest chain in `dweight` and `dbias` with `GradReduction::Partials`: in every chunk, then over the ranges that

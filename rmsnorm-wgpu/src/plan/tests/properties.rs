@@ -160,7 +160,7 @@ fn a_small_grid_does_not_split_a_backward_call() {
     assert_eq!(dispatches(&plan).filter(|dispatch| dispatch.chunks > 0).count(), 1, "{plan}");
     // With sixteen workgroups on the columns of a chunk there are fewer chunks.
     let caps = Caps { groups_per_dimension: 32, ..Caps::h200() };
-    let plan = Call::new(Direction::Backward, Norm::Rms, BF16, DWEIGHT).plan(4096, 32_768, &caps);
+    let plan = Call::new(Direction::Backward, Norm::Rms, F32, DWEIGHT).plan(4096, 32_768, &caps);
     assert_eq!(dispatches(&plan).map(|dispatch| dispatch.chunks).max(), Some(1024 / 16), "{plan}");
 }
 
@@ -205,7 +205,7 @@ fn a_row_is_summed_alike_whatever_a_binding_reaches() {
 
 #[test]
 fn what_is_shorter_than_rows_in_registers_is_in_registers() {
-    // But for RMS norms beyond 32768 columns, on the largest workgroups: `plan/tuning.rs` has the figures.
+    // But for forward norms beyond 32768 columns, on the largest workgroups: `plan/tuning.rs` has the figures.
     for caps in DEVICES {
         for call in Plans::calls() {
             let is_kept = |cols: usize| {

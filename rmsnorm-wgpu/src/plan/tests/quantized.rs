@@ -50,7 +50,7 @@ fn rms_norm_to_codes_on_an_h200() {
     }
     let along = [Tensor::Rstd, Tensor::CodesColumnwise, Tensor::ScalesColumnwise];
     assert_eq!(words(MX, size, &along), format!("{row}; columnwise threads=8 packs=1x8 rows=32 grid=8192"));
-    let long = "quantized_forward_streaming threads=512 packs=4x8 subgroups=32 grid=4";
+    let long = "quantized_forward_streaming threads=1024 packs=4x8 subgroups=32 grid=4";
     assert_eq!(words(MX, (4, 2_097_152), &[]), long);
 }
 

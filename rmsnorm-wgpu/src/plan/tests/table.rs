@@ -42,7 +42,7 @@ fn rms_forward_on_an_h200() {
             (8192, 16384, "forward threads=256 packs=8x8 subgroups=32 grid=8192"),
             (4096, 32768, "forward_streaming threads=512 packs=4x8 subgroups=32 grid=4096"),
             (2048, 65536, "forward threads=1024 packs=8x8 subgroups=32 grid=2048"),
-            (1024, 131072, "forward_streaming threads=512 packs=4x8 subgroups=32 grid=1024"),
+            (1024, 131072, "forward_streaming threads=1024 packs=4x8 subgroups=32 grid=1024"),
         ],
     );
 }
@@ -64,6 +64,9 @@ fn other_forwards_on_an_h200() {
             (32768, 1024, "forward threads=32 packs=4x8 subgroups=32 grid=32768"),
             (32768, 4096, "forward threads=128 packs=4x8 subgroups=32 grid=32768"),
             (8192, 16384, "forward threads=256 packs=8x8 subgroups=32 grid=8192"),
+            (4096, 32768, "forward_streaming threads=512 packs=4x8 subgroups=32 once grid=4096"),
+            (2048, 65536, "forward threads=1024 packs=8x8 subgroups=32 grid=2048"),
+            (1024, 131072, "forward_streaming threads=512 packs=4x8 subgroups=32 once grid=1024"),
         ],
     );
 }
@@ -88,7 +91,8 @@ fn backward_on_an_h200() {
             (10880, 12288, "backward threads=512 packs=3x8 rows=1x2 subgroups=32 chunks=132 grid=132; reduce_partials rows=128 grid=384"),
             (16384, 8192, "backward threads=256 packs=4x8 subgroups=32 chunks=264 grid=264; reduce_partials rows=128 grid=256"),
             (8192, 16384, "backward threads=512 packs=4x8 subgroups=32 chunks=132 grid=132; reduce_partials rows=128 grid=512"),
-            (4096, 32768, "backward_row_sums threads=512 packs=1x8 subgroups=32 grid=4096; backward_columns threads=256 packs=1x8 chunks=132 grid=2112; reduce_partials rows=128 grid=1024"),
+            (4096, 32768, "backward threads=1024 packs=4x8 subgroups=32 again chunks=132 grid=132; reduce_partials rows=128 grid=1024"),
+            (2048, 65536, "backward_row_sums threads=512 packs=1x8 subgroups=32 grid=2048; backward_columns threads=256 packs=1x8 chunks=66 grid=2112; reduce_partials rows=64 grid=2048"),
             (512, 262144, "backward_row_sums threads=512 packs=1x8 subgroups=32 grid=512; backward_columns threads=256 packs=1x8 chunks=17 grid=2176; reduce_partials rows=16 grid=8192"),
         ],
     );
@@ -149,7 +153,7 @@ fn rows_of_lengths_between() {
             (4096, 1280, "backward threads=32 packs=5x8 rows=4 subgroups=32 chunks=396 grid=396; reduce_partials rows=128 grid=40"),
             (4096, 1536, "backward threads=64 packs=3x8 rows=2x2 subgroups=32 chunks=396 grid=396; reduce_partials rows=128 grid=48"),
             (4096, 2560, "backward threads=160 packs=2x8 subgroups=32 chunks=792 grid=792; reduce_partials rows=128 grid=80"),
-            (4096, 20480, "backward_row_sums threads=512 packs=1x8 subgroups=32 grid=4096; backward_columns threads=256 packs=1x8 chunks=212 grid=2120; reduce_partials rows=128 grid=640"),
+            (4096, 20480, "backward threads=1024 packs=3x8 ragged subgroups=32 again chunks=132 grid=132; reduce_partials rows=128 grid=640"),
         ],
     );
     check(
@@ -246,7 +250,7 @@ fn atomics_begin_with_zeros() {
         &[
             (0, 4096, "reduce_partials rows=4 grid=128"),
             (32768, 4096, "zero=4096; backward threads=128 packs=4x8 subgroups=32 chunks=528 grid=528; reduce_partials rows=4 grid=128"),
-            (4096, 32768, "zero=32768; backward_row_sums threads=512 packs=1x8 subgroups=32 grid=4096; backward_columns threads=256 packs=1x8 chunks=132 grid=2112; reduce_partials rows=4 grid=1024"),
+            (4096, 32768, "zero=32768; backward threads=1024 packs=4x8 subgroups=32 again chunks=132 grid=132; reduce_partials rows=4 grid=1024"),
         ],
     );
 }
