@@ -33,6 +33,7 @@ LIST = ROOT / "benches/mutants/rust.toml"
 TESTS = [
     ("rmsnorm-spec/", [["-p", "rmsnorm-spec", "-p", "rmsnorm-conformance"], ["-p", "rmsnorm-cpu"]]),
     ("rmsnorm-conformance/", [["-p", "rmsnorm-conformance"], ["-p", "rmsnorm-cpu"]]),
+    ("rmsnorm-tuning/", [["-p", "rmsnorm-tuning"], ["-p", "rmsnorm-gpu"]]),
     ("rmsnorm-gpu/", [["-p", "rmsnorm-gpu"]]),
     ("rmsnorm-cpu/", [["-p", "rmsnorm-cpu"]]),
     ("rmsnorm-core/", [["-p", "rmsnorm-core"], ["-p", "rmsnorm-cli"]]),

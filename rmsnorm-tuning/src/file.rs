@@ -119,6 +119,10 @@ impl Identity {
     pub fn read(&self, path: &Path) -> Result<Read, Unfit> {
         let because = |reason: String| Unfit::Because(reason);
         let mut text = String::new();
+        // A pipe would be waited for.
+        if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+            return Err(because("it is no file".into()));
+        }
         match fs::File::open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Unfit::Absent),
             Err(error) => return Err(because(format!("it cannot be read: {error}"))),
@@ -283,7 +287,7 @@ mod tests {
             let read = identity().read(&path);
             assert!(matches!(&read, Err(Unfit::Because(reason)) if reason.contains(words)), "{read:?}");
         }
-        assert!(matches!(identity().read(folder.path()), Err(Unfit::Because(_))), "a folder is no file");
+        assert_eq!(identity().read(folder.path()), Err(Unfit::Because("it is no file".into())));
     }
 
     #[test]
