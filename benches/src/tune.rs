@@ -146,7 +146,9 @@ impl<D: Measurable> Search<'_, D> {
                 let prepared = next.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
                 let Some(prepared) = prepared else { break };
                 next = scope.spawn(move || prepare(index + 1));
-                let Some(mut found) = self.on_dtype(task, &prepared)? else { break };
+                // What one shape has no room for says nothing of the next.
+                let measured = self.on_dtype(task, &prepared).unwrap_or_else(|error| Some(Found::failed(task, &error)));
+                let Some(mut found) = measured else { break };
                 if matches!(found.tuned.ending, Ending::Changed(_)) {
                     cases += prove::prove(self, &table, &mut found)?;
                     found.put(&mut table);

@@ -45,6 +45,13 @@ pub(super) struct Found {
 }
 
 impl Found {
+    /// Nothing, since the device says this.
+    pub(super) fn failed(task: &Task, error: &BenchError) -> Found {
+        let mut found = kept(task, f64::NAN, None);
+        found.tuned.ending = Ending::PutBack(format!("not measured: {error}"));
+        found
+    }
+
     /// Puts the best entry into a table, unless it was put back.
     pub(super) fn put(&self, table: &mut Table) {
         match self.tuned.ending {
