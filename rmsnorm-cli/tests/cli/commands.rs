@@ -127,8 +127,9 @@ fn bench_measures_what_this_machine_has_as_told() {
     assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{}", outcome.stdout);
     let lines: Vec<&str> = outcome.stdout.lines().collect();
     assert!(lines[0].ends_with(", portable, 1 thread"), "{lines:?}");
+    assert_eq!(lines[1], "tuning: built in");
     // The heading, two norms of three operations in two dtypes, and the note on rates from the cache.
-    assert_eq!(lines.len(), 2 + 2 * 3 * 2 + 1, "{lines:?}");
+    assert_eq!(lines.len(), 3 + 2 * 3 * 2 + 1, "{lines:?}");
 }
 
 #[test]
