@@ -44,7 +44,8 @@ pub enum Command {
     /// Measures, for each rung of a backend's tables of tiles, what else the rung may hold, on large calls and small ones, and takes
     /// what is faster by more than the noise. Proves each change by the cases of the suite for its lengths. The table goes into the
     /// folder of compiled kernels (RMSNORM_CACHE_DIR), and backends load it when they are opened on the same device, driver and
-    /// version: rmsnorm devices says so. Bits of results depend on the table: RMSNORM_TUNING=off goes without, RMSNORM_TUNING=FILE pins one.
+    /// version: rmsnorm devices says so. A run starts from the built-in table and replaces the file: what it does not reach is built in.
+    /// Bits of results depend on the table: RMSNORM_TUNING=off goes without, RMSNORM_TUNING=FILE pins one.
     Tune(TuneArgs),
     /// Normalize the tensors of a safetensors file
     ///

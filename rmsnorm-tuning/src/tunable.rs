@@ -27,8 +27,8 @@ pub trait Tunable: Sized + Send + Sync {
     /// The ladders and numbers that are measured.
     fn slots(&self) -> Vec<Slot>;
 
-    /// What may stand where `best` does (a number stands alone, as [`VALUE`]), for lengths above `above` up to `up_to`: what a model thinks best comes first. Some may not be
-    /// legal beside the rest of a table, as [`with_table`](Self::with_table) says.
+    /// What may stand where `best` does (a number stands alone, as [`VALUE`]), for lengths above `above` up to `up_to`: what a model
+    /// thinks best comes first. Some may not be legal beside the rest of a table, as [`with_table`](Self::with_table) says.
     fn candidates(&self, slot: &Slot, above: u32, up_to: u32, best: &Entry) -> Vec<Entry>;
 
     /// Forms of this backend that run other programs of the same table, which are proven too.

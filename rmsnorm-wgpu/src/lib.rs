@@ -6,8 +6,9 @@
 //! which can be passed in instead.
 //!
 //! Every device will do that has storage buffers and workgroup memory: the limits and features of WebGPU's defaults, and
-//! most of what is below them. f16 and bf16 are unpacked by integer arithmetic, so that they need no feature and round as
-//! IEEE 754 says; subgroups are used where they are there.
+//! most of what is below them. bf16 is unpacked by integer arithmetic, and so is f16, so that they need no feature and round as
+//! IEEE 754 says. With `SHADER_F16` the device's own conversions of f16 are used, if a shader finds that they do the same. Subgroups are
+//! used where they are there.
 //!
 //! | here | role |
 //! |---|---|

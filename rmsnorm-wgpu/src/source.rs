@@ -68,7 +68,7 @@ pub(crate) fn check_f16() -> String {
 const HAS_UNPACK = false;
 const CONVERTS_F16 = false;
 struct Pair { lo: vec4<f32>, hi: vec4<f32> }
-fn unknown_zero() -> u32 { return atomicLoad(&wrong[1]); }
+fn unknown_zero() -> u32 { return atomicLoad(&right[1]); }
 ";
     [LEFT_OPEN, conversions(F16::Converts), shaders::IO_F16.text, shaders::CHECK_F16.text].concat()
 }

@@ -43,7 +43,13 @@ pub(super) fn prove<D: Measurable>(
 ) -> Result<usize, BenchError> {
     let mut table = before.clone();
     changed.put(&mut table);
-    let device = search.base.with_table(&table).map_err(BenchError::Input)?;
+    let device = match search.base.with_table(&table) {
+        Ok(device) => device,
+        Err(reason) => {
+            changed.tuned.ending = Ending::PutBack(reason);
+            return Ok(0);
+        }
+    };
     let others = device.other_forms();
     let (ids, mut cases) = (ids(changed), 0);
     for form in std::iter::once(&device).chain(&others) {
@@ -53,7 +59,14 @@ pub(super) fn prove<D: Measurable>(
                 changed.tuned.ending = Ending::PutBack("the budget ended before its proof".into());
                 return Ok(cases);
             }
-            let summary = run(form, ids, search.jobs)?;
+            let summary = match run(form, ids, search.jobs) {
+                Ok(summary) => summary,
+                // What was found before stays found.
+                Err(error) => {
+                    changed.tuned.ending = Ending::PutBack(format!("its proof could not be run: {error}"));
+                    return Ok(cases);
+                }
+            };
             cases += summary.counts.passed + summary.counts.failed;
             if let Some((id, finding)) = summary.failures.first() {
                 changed.tuned.ending = Ending::PutBack(format!("{finding} ({id})"));

@@ -84,6 +84,10 @@ impl<D: Measurable> Prepared<D> {
             }
         }
         let compiled = compile(&candidates, &problems, jobs, until);
+        // Nothing is compared with what is built in, if that does not compile.
+        if !compiled.first().copied().unwrap_or(false) {
+            candidates.clear();
+        }
         let mut is_compiled = compiled.into_iter();
         candidates.retain(|_| is_compiled.next().unwrap_or(false));
         Prepared { candidates }

@@ -1,12 +1,13 @@
 //! `rmsnorm tune`: the best tiles for this device, proven, and kept for later processes.
 
+use std::env;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use rmsnorm_bench::tune::{Ending, Outcome, Request, Tuned, tune};
 use rmsnorm_core::{AnyBackend, DType};
-use rmsnorm_tuning::{Kind, choice, file};
+use rmsnorm_tuning::{Kind, choice, file, folder};
 
 use super::conformance::all_threads;
 use crate::args::TuneArgs;
@@ -20,15 +21,24 @@ pub fn run(args: &TuneArgs) -> Result<(), Failure> {
     let name = args.backend.clone().map_or_else(first_backend, Ok)?;
     let backend = backends::open(&name, &Default::default())?;
     print(&format!("{backend}\ntuning: {}\n", backend.tuning()))?;
+    if !args.dry_run && args.output.is_none() && folder::of_user(&name).is_none() {
+        return Err(no_folder());
+    }
     let start = Instant::now();
     let outcome = measured(&backend, &request)?;
-    let path = if args.dry_run { None } else { Some(path(args, &outcome)?) };
     print(&conclusion(&outcome, start.elapsed()))?;
-    let Some(path) = path else { return print("no table was written: --dry-run\n") };
+    if args.dry_run {
+        return print("no table was written: --dry-run\n");
+    }
+    let path = path(args, &outcome)?;
     let made = format!("{:.0}", Timestamp::now());
     let text = outcome.identity.text(&outcome.table, &made);
     file::write(&path, &text).map_err(|error| Failure::Input(format!("cannot write {}: {error}", path.display())))?;
-    print(&format!("written: {}\n", path.display()))
+    print(&format!("written: {}\n", path.display()))?;
+    if env::var_os(choice::VARIABLE).is_some_and(|value| !value.is_empty()) {
+        print(&format!("{} is set: backends go on using what it says\n", choice::VARIABLE))?;
+    }
+    Ok(())
 }
 
 fn request(args: &TuneArgs) -> Result<Request, Failure> {
@@ -57,10 +67,11 @@ fn first_backend() -> Result<String, Failure> {
 /// Where the table goes.
 fn path(args: &TuneArgs, outcome: &Outcome) -> Result<PathBuf, Failure> {
     let cached = || choice::path_of(&outcome.identity);
-    args.output
-        .clone()
-        .or_else(cached)
-        .ok_or_else(|| Failure::Input("there is no folder of caches: set RMSNORM_CACHE_DIR, or give --output".into()))
+    args.output.clone().or_else(cached).ok_or_else(no_folder)
+}
+
+fn no_folder() -> Failure {
+    Failure::Input("there is no folder of caches: set RMSNORM_CACHE_DIR, or give --output".into())
 }
 
 fn measured(backend: &AnyBackend, request: &Request) -> Result<Outcome, Failure> {

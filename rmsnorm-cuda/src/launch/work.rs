@@ -86,8 +86,9 @@ impl Launch {
         //   of it that comes before those (`Params::bytes`); its size was checked where it was compiled; the driver copies it before it returns;
         // - config: points to as many attributes as it says, each with the value that belongs to its id;
         // - memory: addresses, lengths and strides come from a `Checked` call, so every access that the kernel makes for
-        //   (rows, cols) lies in a live tensor; what is cleared lies in the workspace, or in an output of that many bytes; its key has groups exactly where the problem has, and their rows fit the 32
-        //   bits that it counts them in; no output overlaps another; the workspace has the plan's length;
+        //   (rows, cols) lies in a live tensor; what is cleared lies in the workspace, or in an output of that many bytes; its key
+        //   has groups exactly where the problem has, and their rows fit the 32 bits that it counts them in; no output overlaps
+        //   another; the workspace has the plan's length;
         // - alignment: the key's access_bytes divide all addresses and strides, those of codes times the size of the widest
         //   matrix's elements, as many codes being one access; what clears, transposes codes, or makes those along columns,
         //   looks at them itself;

@@ -313,8 +313,9 @@ fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
 /// How threads share a row of which their registers hold no more than what they sum, the gradient of the weight; `None` if they do not
 /// hold that.
 ///
-/// H200 through wgpu, RMS norm of 20480, 28672 and 32768 columns: 305, 318 and 301 us where two passes take 344, 347 and 349, since a row is in the first-level cache when it is read again. Parts of the columns
-/// for several workgroups, of which each reads all of a row: RMS norm of 65536 365 and 348, layer norm of 32768 392 and 350.
+/// H200 through wgpu, RMS norm of 20480, 28672 and 32768 columns: 305, 318 and 301 us where two passes take 344, 347 and 349, since a
+/// row is in the first-level cache when it is read again. Parts of the columns for several workgroups, of which each reads all of a
+/// row: RMS norm of 65536 365 and 348, layer norm of 32768 392 and 350.
 fn tile_that_reads_again(problem: &Problem, caps: &Caps) -> Option<Tile> {
     const THREADS: u32 = 1024;
     let packs = pairs(problem.cols).div_ceil(THREADS as usize);

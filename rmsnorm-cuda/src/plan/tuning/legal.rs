@@ -19,7 +19,7 @@ const MOST_BLOCKS: u32 = 32;
 const MOST_THREADS: u32 = 1024;
 const MOST_THREADS_PER_SM: u32 = 2048;
 
-/// Warps of all groups that have a barrier of their own, besides that of the block.
+/// Groups of several warps that have a barrier of their own each, besides that of the block.
 const MOST_BARRIERS: u32 = 8;
 
 /// Sums that the threads of backward exchange at a time, which lie in what is reserved of shared memory.
@@ -119,7 +119,9 @@ pub(in crate::plan) fn check_ladder(name: Name, ladder: &[Rung<Tile>], built_in:
         }
         above = rung.up_to;
     }
-    // What is held to limits changes nowhere else.
+    // What is held to limits changes nowhere else, or is the worst at an end.
+    let ends: Vec<u32> = lengths.iter().map(|length| length - 1).filter(|length| *length > 0).collect();
+    lengths.extend(ends);
     for length in lengths {
         let (tile, before) = (find(ladder, length as usize), find(built_in, length as usize));
         let checked = match (tile, before) {
@@ -137,13 +139,14 @@ pub(in crate::plan) fn check_ladder(name: Name, ladder: &[Rung<Tile>], built_in:
 fn check_tile(which: Which, tile: &Tile) -> Result<(), String> {
     let Tile { threads_per_row, groups, cluster, unroll, stages, is_overlapped, blocks_per_sm, .. } = *tile;
     let rule = |is_kept: bool, rule: &str| if is_kept { Ok(()) } else { Err(rule.to_owned()) };
-    let (is_backward, is_cluster) = match which {
-        Which::Forward(_, place) => (false, matches!(place, Place::Cluster).then_some(true)),
-        Which::Backward(_, place) => (true, Some(matches!(place, Place::Cluster))),
-        Which::ToCodes(_) | Which::FindsScale => (false, Some(false)),
-    };
+    let is_backward = matches!(which, Which::Backward(..));
     let is_long = matches!(which, Which::Forward(_, Place::Long));
-    let is_cluster = if is_long { None } else { Some(is_cluster.unwrap_or(false)) };
+    // Where a long row lies is either.
+    let is_cluster = match which {
+        Which::Forward(_, Place::Long) => None,
+        Which::Forward(_, place) | Which::Backward(_, place) => Some(matches!(place, Place::Cluster)),
+        Which::ToCodes(_) | Which::FindsScale => Some(false),
+    };
     rule(!(which.is_layer() && is_cluster == Some(true)), "layer norm has no rows in the registers of a cluster")?;
     rule((1..=MOST_THREADS).contains(&threads_per_row), "threads are from 1 to 1024")?;
     rule((1..=MOST_THREADS).contains(&groups) && groups.is_power_of_two(), "groups are a power of two up to 1024")?;
@@ -171,6 +174,11 @@ fn check_tile(which: Which, tile: &Tile) -> Result<(), String> {
     let senders = groups * threads_per_row.div_ceil(32) * cluster;
     let is_exchanged = threads_per_row > 32 || cluster > 1;
     rule(!is_exchanged || senders * unroll <= MOST_SENT, "up to 128 sums are exchanged at a time")?;
+    rule(
+        !is_overlapped || groups * threads_per_row.div_ceil(32) * unroll <= MOST_SENT,
+        "up to 128 sums are kept at a time",
+    )?;
+    rule(threads_per_row >= cluster, "a thread of a row for each block of its cluster")?;
     // Few rows are split among threads that have columns: those of a thread, of a warp, of a block.
     let warps = u64::from(threads / 32);
     let split = shared(MOST_SPLIT_ROWS.div_ceil(warps), (32 / COLUMN_LANES).into()) + serial(warps);
