@@ -170,8 +170,8 @@ impl Tuning {
         static REVISION_OF_THIS: OnceLock<String> = OnceLock::new();
         REVISION_OF_THIS.get_or_init(|| {
             let built_in = Tuning::H200.to_table().to_string();
-            let texts = rmsnorm_kernels::ALL.iter().map(|source| source.text);
-            revision(texts.chain([built_in.as_str(), env!("CARGO_PKG_VERSION"), REVISION]))
+            let texts = rmsnorm_kernels::REVISION.to_string();
+            revision([texts.as_str(), &built_in, env!("CARGO_PKG_VERSION"), REVISION])
         })
     }
 }
