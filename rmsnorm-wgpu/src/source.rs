@@ -70,7 +70,7 @@ const CONVERTS_F16 = false;
 struct Pair { lo: vec4<f32>, hi: vec4<f32> }
 fn unknown_zero() -> u32 { return atomicLoad(&right[1]); }
 ";
-    [LEFT_OPEN, conversions(F16::Converts), shaders::IO_F16.text, shaders::CHECK_F16.text].concat()
+    [LEFT_OPEN, conversions(F16::Converts), io(DType::F16), shaders::CHECK_F16.text].concat()
 }
 
 /// The WGSL of a program, for a device that converts f16 so.
@@ -180,7 +180,9 @@ const NO_HAND_ON: &str = "
 fn hand_on(gradient: u32, chunk: u32, col: u32, sum: vec4<f32>) {}
 ";
 
-const fn io(dtype: DType) -> &'static str {
+// Out of line, so that a program has each text once.
+#[inline(never)]
+fn io(dtype: DType) -> &'static str {
     match dtype {
         DType::F32 => shaders::IO_F32.text,
         DType::F16 => shaders::IO_F16.text,
