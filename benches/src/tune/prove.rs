@@ -132,6 +132,11 @@ fn cases(subject: &Subject, cols: usize, number: usize) -> Vec<Case> {
             if index == 1 && quant.is_none() {
                 cases.push(Case { trial: Trial::Determinism { repeats: 3 }, ..plain });
             }
+            // A ladder that calls to codes look up too.
+            if subject.operation.op == Op::AddForward {
+                let quant = [Quant::Tensor, Quant::Block128][index % 2].spec(Shape { rows, cols });
+                cases.push(Case { kind: Kind::QuantizedForward, quant: Some(quant), ..plain });
+            }
         }
     }
     cases

@@ -12,11 +12,15 @@ const POPULAR: [usize; 32] = [
     64, 28672, 32768, 1280, 640, 384, 192, 2880, 18432, 20480, 24576, 65536, 131_072,
 ];
 
-/// Bytes of a matrix of a large call, at most: several of them are in no cache.
+/// Bytes of a matrix of a large call, at most: several of them are in no cache. Of long rows more, since of few rows the last ones
+/// decide.
 const LARGE_BYTES: usize = 64 << 20;
+const LONG_COLS: usize = 16_384;
+const LARGE_BYTES_OF_LONG: usize = 4 * LARGE_BYTES;
 
-/// Rows of a small call, and the lengths of rows that have such.
+/// Rows of a small call, those of backward in the middle, and the lengths of rows that have such.
 const SMALL_ROWS: usize = 128;
+const MIDDLE_ROWS: usize = 512;
 const SMALL_COLS: std::ops::RangeInclusive<usize> = 1024..=16_384;
 
 /// Longer rows are no model's.
@@ -178,7 +182,12 @@ fn of_rung<D: Measurable>(
     }
     let calls = *slot.calls.first()?;
     if SMALL_COLS.contains(&first) && matches!(calls.kind, Kind::Forward | Kind::AddForward | Kind::Backward) {
-        subjects.push(Subject { weight: 0.5, ..subject(calls, Shape { rows: SMALL_ROWS, cols: first }, 1.0) });
+        let small = |rows| Subject { weight: 0.5, ..subject(calls, Shape { rows, cols: first }, 1.0) };
+        subjects.push(small(SMALL_ROWS));
+        // Where rows are split among blocks that have columns, or just not.
+        if calls.kind == Kind::Backward {
+            subjects.push(small(MIDDLE_ROWS));
+        }
     }
     let task = task(device, slot, subjects)?;
     let popularity = POPULAR.iter().position(|popular| *popular == first).unwrap_or(POPULAR.len());
@@ -212,7 +221,8 @@ fn task<D: Measurable>(device: &D, slot: &Slot, mut subjects: Vec<Subject>) -> O
 }
 
 fn large<D: Measurable>(device: &D, calls: Calls, cols: usize) -> Subject {
-    let bytes = LARGE_BYTES.min(device.sweep_bytes());
+    let most = if cols > LONG_COLS { LARGE_BYTES_OF_LONG } else { LARGE_BYTES };
+    let bytes = most.min(device.sweep_bytes());
     let rows = (bytes / calls.dtype.size() / cols).max(1);
     let rows = if rows < 64 { rows } else { rows / 64 * 64 };
     subject(calls, Shape { rows, cols }, 1.0)
