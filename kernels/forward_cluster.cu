@@ -1,17 +1,24 @@
-// Forward of RMS norm for rows that the registers of a cluster hold: math.md, equations (1) to (6). A cluster has
-// one row. Clusters come and go, so that the device's memory always has rows to load and rows to store.
+// Forward for rows that the registers of a cluster hold: math.md, equations (1) to (6). A cluster has one row. Clusters come
+// and go, so that the device's memory always has rows to load and rows to store.
 //
-// What would be waited for is begun early: the cluster meets once its row is on the way, and without a fence; blocks
-// hand each other their sums by stores that a barrier in shared memory counts. With READS_EARLY the weights come while the
-// row does; what is read late is read for BATCH packs together.
+// What would be waited for is begun early: the cluster meets once its row is on the way, and without a fence; blocks hand
+// each other what they know of it once, by stores that a barrier in shared memory counts. With READS_EARLY the weights come while
+// the row does; what is read late is read for BATCH packs together, by layer norm the first of them during the exchange.
 
 static_assert(CLUSTER > 1 && GROUPS == 1 && UNROLL == 1, "a cluster has one row");
-static_assert(!IS_LAYER, "the mean would be a second exchange, which plans leave to forward_long");
 
-// A sum over the threads of a cluster, for use once.
-struct ClusterSum {
+// What a warp knows of its part of a row. RMS norm: the sum of the squares. Layer norm: a center near the mean of the part,
+// and the sums of the deviations from it and of their squares; math.md, section 8, has what they make together.
+#if IS_LAYER
+enum Moment { CENTER, DEVIATIONS, SQUARES, MOMENTS };
+#else
+enum Moment { SQUARES, MOMENTS };
+#endif
+
+// What all warps of a cluster know, handed to all of them, once.
+struct Exchange {
     unsigned long long arrived;
-    float sent[SENDERS];
+    float sent[MOMENTS][SENDERS];
 
     // By one thread, before it goes to meet the others of the cluster.
     __device__ void init() {
@@ -19,32 +26,96 @@ struct ClusterSum {
             :: "r"(shared_address(&arrived)) : "memory");
     }
 
-    // The value, summed over the threads of the cluster; every thread gets the sum.
-    __device__ float sum(float value) {
+    // By all lanes of a warp, which have the same values.
+    __device__ void send(const float (&moments)[MOMENTS]) {
         const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, barrier = shared_address(&arrived);
-        value = reduce_lanes<32>(value);
         if (threadIdx.x == 0) {
             asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
                 :: "r"(barrier), "r"(int(sizeof(sent))) : "memory");
         }
         // Lane i writes to block i.
         if (lane < CLUSTER) {
-            const unsigned to = of_block(shared_address(&sent[cluster_rank() * WARPS + warp]), lane);
-            asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];"
-                :: "r"(to), "f"(value), "r"(of_block(barrier, lane)) : "memory");
+            #pragma unroll
+            for (int i = 0; i < MOMENTS; ++i) {
+                const unsigned to = of_block(shared_address(&sent[i][cluster_rank() * WARPS + warp]), lane);
+                asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];"
+                    :: "r"(to), "f"(moments[i]), "r"(of_block(barrier, lane)) : "memory");
+            }
         }
+    }
+
+    // Waits until `sent` is complete.
+    __device__ void receive() {
         unsigned is_complete = 0;
         while (!is_complete) {
             asm volatile("{\n.reg .pred complete;\n"
                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 complete, [%1], 0;\n"
-                "selp.u32 %0, 1, 0, complete;\n}" : "=r"(is_complete) : "r"(barrier) : "memory");
+                "selp.u32 %0, 1, 0, complete;\n}" : "=r"(is_complete) : "r"(shared_address(&arrived)) : "memory");
         }
-        return total_of(sent);
     }
 
 private:
     __device__ static unsigned shared_address(const void* object) { return unsigned(__cvta_generic_to_shared(object)); }
 };
+
+// The columns that sender i has of a row.
+__device__ inline float columns_of(unsigned long long cols, int i) {
+    constexpr int WARP_COLUMNS = 32 * PACK;
+    const unsigned first = ((i / WARPS) * THREADS_PER_ROW + (i % WARPS) * 32) * PACK;
+    const int last = columns_left(cols, first) - (PACKS - 1) * STEP;
+    return float((PACKS - 1) * WARP_COLUMNS + max(0, min(last, WARP_COLUMNS)));
+}
+
+__device__ inline bool is_finite(float value) { return value - value == 0.0f; }
+
+// What a warp knows of its part of a row; all lanes get the same.
+__device__ inline void find_moments(const Pack<H> (&h)[PACKS], unsigned long long cols, int left, float (&moments)[MOMENTS]) {
+    float squares[PACK] = {};
+#if IS_LAYER
+    float sums[PACK] = {}, deviations[PACK] = {};
+    #pragma unroll
+    for (int k = 0; k < PACKS; ++k) add_pack<false>(h[k], 0.0f, k, left, sums);
+    const float columns = columns_of(cols, cluster_rank() * WARPS + threadIdx.x / 32);
+    // A warp without columns has zeros.
+    const float center = reduce_lanes<32>(sum_pack(sums)) / max(columns, 1.0f);
+    #pragma unroll
+    for (int k = 0; k < PACKS; ++k) {
+        float values[PACK];
+        unpack(h[k], values);
+        #pragma unroll
+        for (int i = 0; i < PACK; ++i) {
+            const float deviation = is_in_row(k, i, left) ? values[i] - center : 0.0f;
+            deviations[i] += deviation;
+            squares[i] += deviation * deviation;
+        }
+    }
+    const float deviation = reduce_lanes<32>(sum_pack(deviations));
+    moments[CENTER] = center;
+    // An infinite center is what the mean becomes.
+    moments[DEVIATIONS] = is_finite(center) ? deviation : 0.0f;
+#else
+    #pragma unroll
+    for (int k = 0; k < PACKS; ++k) add_pack<true>(h[k], 0.0f, k, left, squares);
+#endif
+    moments[SQUARES] = reduce_lanes<32>(sum_pack(squares));
+}
+
+// Mean and rstd of a row, of what its warps know.
+__device__ inline void find_statistics(const Params& p, const float (&sent)[MOMENTS][SENDERS], float& mean, float& rstd) {
+    mean = 0.0f;
+#if IS_LAYER
+    mean = p.share * total_of([&](int i) { return columns_of(p.cols, i) * sent[CENTER][i] + sent[DEVIATIONS][i]; });
+    const float squares = total_of([&](int i) {
+        const float own = sent[SQUARES][i], shift = sent[CENTER][i] - mean;
+        const float moved = shift * (2.0f * sent[DEVIATIONS][i] + columns_of(p.cols, i) * shift);
+        // What is too large for f32 stays so.
+        return is_finite(own) ? own + moved : own;
+    });
+#else
+    const float squares = total_of(sent[SQUARES]);
+#endif
+    rstd = reciprocal_root(squares * p.share + p.eps);
+}
 
 // A thread's part of h. The hint is measured: 1024x131072 96 % of the copy, with none 95 %, with evict_first 92 %.
 __device__ inline Pack<H> load_h(const Params& p, unsigned long long row, unsigned first, int k, int left) {
@@ -57,16 +128,16 @@ __device__ inline Pack<H> load_h(const Params& p, unsigned long long row, unsign
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward_cluster(const __grid_constant__ Params p) {
-    __shared__ ClusterSum squares;
+    __shared__ Exchange exchange;
     const unsigned first = (cluster_rank() * THREADS_PER_ROW + threadIdx.x) * PACK;
     const int left = columns_left(p.cols, first);
     const unsigned long long row = blockIdx.x / CLUSTER;
-    if (threadIdx.x == 0) squares.init();
+    if (threadIdx.x == 0) exchange.init();
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
     wait_for_earlier_kernels();
 
     Pack<H> h[PACKS];
-    Pack<W> weights[PACKS];
+    Pack<W> weights[PACKS], biases[BATCH];
     #pragma unroll
     for (int k = 0; k < PACKS; ++k) h[k] = load_h(p, row, first, k, left);
     #pragma unroll
@@ -79,31 +150,39 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward_clu
     }
 #endif
 
-    float sums[PACK] = {};
-    #pragma unroll
-    for (int k = 0; k < PACKS; ++k) add_pack<true>(h[k], 0.0f, k, left, sums);
-    const float sum = sum_pack(sums);
+    float moments[MOMENTS];
+    find_moments(h, p.cols, left, moments);
     // The other blocks must be there, with their barriers, before anything is sent.
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-    const float rstd = reciprocal_root(squares.sum(sum) * p.share + p.eps);
+    exchange.send(moments);
 
-    #pragma unroll
-    for (int batch = 0; batch < PACKS; batch += BATCH) {
-        Pack<W> biases[BATCH];
+    const auto load_late = [&](int batch) {
         #pragma unroll
         for (int k = batch; k < batch + BATCH && k < PACKS; ++k) {
             if constexpr (!READS_EARLY) weights[k] = load_parameter<HAS_WEIGHT>(p.weight + first, k, left);
             biases[k - batch] = load_parameter<HAS_BIAS>(p.bias + first, k, left);
         }
+    };
+    if constexpr (IS_LAYER) load_late(0);
+    exchange.receive();
+    float mean, rstd;
+    find_statistics(p, exchange.sent, mean, rstd);
+
+    #pragma unroll
+    for (int batch = 0; batch < PACKS; batch += BATCH) {
+        if (!IS_LAYER || batch > 0) load_late(batch);
         #pragma unroll
         for (int k = batch; k < batch + BATCH && k < PACKS; ++k) {
             float y[PACK], weight[PACK], bias[PACK];
             unpack(h[k], y);
             unpack_weight(weights[k], p.weight_offset, weight);
             unpack(biases[k - batch], bias);
-            normalize(y, 0.0f, rstd, weight, bias);
+            normalize(y, mean, rstd, weight, bias);
             store_pack(ROW(y, row) + first, k, left, pack<T>(y));
         }
     }
-    if (threadIdx.x == 0 && cluster_rank() == 0 && p.rstd) p.rstd[row] = rstd;
+    if (threadIdx.x == 0 && cluster_rank() == 0) {
+        if (IS_LAYER && p.mean) p.mean[row] = mean;
+        if (p.rstd) p.rstd[row] = rstd;
+    }
 }

@@ -51,14 +51,14 @@ __device__ inline float reduce_lanes(float value) {
     return value;
 }
 
-// What all senders of a row have sent, made one.
-template <class Both = Sum>
-__device__ inline float total_of(const float (&sent)[SENDERS]) {
+// What all senders of a row have, made one; `of` says what sender i has.
+template <class Both = Sum, class Of>
+__device__ inline float total_of(const Of& of) {
     if constexpr (SENDERS <= TREE_SENDERS) {
         // A tree over what every thread reads itself is sooner done than shuffles.
         float totals[SENDERS];
         #pragma unroll
-        for (int i = 0; i < SENDERS; ++i) totals[i] = sent[i];
+        for (int i = 0; i < SENDERS; ++i) totals[i] = of(i);
         #pragma unroll
         for (int count = SENDERS; count > 1; count = (count + 1) / 2)
             #pragma unroll
@@ -71,10 +71,15 @@ __device__ inline float total_of(const float (&sent)[SENDERS]) {
         #pragma unroll
         for (int i = 0; i < SENDERS; i += WIDTH) {
             const int at = i + threadIdx.x % WIDTH;
-            if (SENDERS % WIDTH == 0 || at < SENDERS) total = Both::of(total, sent[at]);
+            if (SENDERS % WIDTH == 0 || at < SENDERS) total = Both::of(total, of(at));
         }
         return reduce_lanes<WIDTH, Both>(total);
     }
+}
+
+template <class Both = Sum>
+__device__ inline float total_of(const float (&sent)[SENDERS]) {
+    return total_of<Both>([&](int i) { return sent[i]; });
 }
 
 #if __CUDA_ARCH__ >= 900

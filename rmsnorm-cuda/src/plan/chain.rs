@@ -23,9 +23,9 @@ pub(super) fn of_row(program: Program, tile: &Tile, cols: usize) -> Option<u64> 
     let turns = cols.div_ceil(columns);
     let thread = match program {
         // A sum for each element of a pack; a tree joins them.
-        Program::Forward | Program::ForwardCluster | Program::ForwardLong | Program::QuantizedForward => {
-            serial(packs) + tree(pack)
-        }
+        Program::Forward | Program::ForwardLong | Program::QuantizedForward => serial(packs) + tree(pack),
+        // What a warp knows is joined by two additions more: layer norm's, which the same tiles are held to without a mean.
+        Program::ForwardCluster => serial(packs) + tree(pack) + 2,
         // A sum for each pack.
         Program::Backward | Program::BackwardSplit => serial(packs) + serial(pack),
         Program::ForwardStreaming | Program::QuantizedForwardStreaming => serial(turns) + tree(pack),

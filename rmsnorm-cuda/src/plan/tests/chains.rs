@@ -59,6 +59,9 @@ fn chains_are_counted_as_the_kernels_add() {
     // 3 additions of packs, 7 within a pack, 5 over lanes; 32 warps of 4 blocks: 3 of 32 at a time, 5 over lanes.
     let cluster = Tile { threads_per_row: 1024, cluster: 4, ..tile };
     assert_eq!(of_row(&key(Program::Backward, cluster), 131072), Some(23));
+    // 15 additions of packs, 3 within a pack, 5 over lanes, 2 of moments; 32 warps of 8 blocks: 5 over lanes.
+    let registers = Tile { packs: 16, threads_per_row: 128, cluster: 8, ..tile };
+    assert_eq!(of_row(&key(Program::ForwardCluster, registers), 131072), Some(30));
     // 2 visits, which is one addition, 3 within a pack, and 8 as above.
     assert_eq!(of_row(&key(Program::ForwardStreaming, Tile { packs: 1, ..tile }), 2049), Some(12));
     // 2 visits of 8 elements: 15, and 8 as above.

@@ -96,6 +96,8 @@ fn score(which: Which, tile: &Tile, packs: u32, caps: &Caps) -> Option<f64> {
     };
     // What a pack of a thread takes, and what a thread takes besides.
     let (of_pack, besides) = match which {
+        // Layer norm has two sums, and biases on their way while they are exchanged.
+        Which::Forward(2 | 3, Place::Cluster) => (8, 56),
         Which::Forward(_, Place::Cluster) => (8, 24),
         Which::Forward(_, Place::Long) => (2, 32),
         Which::Forward(_, Place::Block) => (4 * tile.unroll, 20),

@@ -51,11 +51,6 @@ impl Which {
             | Which::FindsScale => 8,
         }
     }
-
-    /// Whether it is of layer norm, whose rows no cluster has in its registers.
-    const fn is_layer(self) -> bool {
-        matches!(self, Which::Forward(2 | 3, _))
-    }
 }
 
 impl Tuning {
@@ -147,7 +142,6 @@ fn check_tile(which: Which, tile: &Tile) -> Result<(), String> {
         Which::Forward(_, place) | Which::Backward(_, place) => Some(matches!(place, Place::Cluster)),
         Which::ToCodes(_) | Which::FindsScale => Some(false),
     };
-    rule(!(which.is_layer() && is_cluster == Some(true)), "layer norm has no rows in the registers of a cluster")?;
     rule((1..=MOST_THREADS).contains(&threads_per_row), "threads are from 1 to 1024")?;
     rule((1..=MOST_THREADS).contains(&groups) && groups.is_power_of_two(), "groups are a power of two up to 1024")?;
     rule(
