@@ -34,10 +34,10 @@ fn rms_forward_on_an_h200() {
             (32768, 1024, "forward threads=64 packs=2x8 grid=32768"),
             (65536, 2048, "forward threads=128 packs=2x8 grid=65536"),
             (32768, 4096, "forward threads=256 packs=2x8 grid=32768"),
-            (16384, 8192, "forward threads=256 packs=4x8 grid=16384"),
-            (8192, 16384, "forward threads=512 packs=4x8 grid=8192"),
+            (16384, 8192, "forward threads=224 packs=5x8 ragged grid=16384"),
+            (8192, 16384, "forward threads=384 packs=6x8 ragged grid=8192"),
             (4096, 32768, "forward_cluster threads=2x128 packs=16x8 grid=8192"),
-            (2048, 65536, "forward_cluster threads=4x128 packs=16x8 grid=8192"),
+            (2048, 65536, "forward_cluster threads=8x128 packs=8x8 grid=16384"),
             (1024, 131072, "forward_cluster threads=8x128 packs=16x8 grid=8192"),
             (512, 262144, "forward_long threads=8x512 packs=8x8 shared=64KiB grid=4096"),
             (4, 2097152, "forward_streaming threads=8x1024 packs=1x8 ragged grid=32"),
@@ -55,7 +55,7 @@ fn rms_forward_of_decoding() {
             (1, 4096, "forward threads=256 packs=2x8 grid=1"),
             (8, 4096, "forward threads=256 packs=2x8 grid=8"),
             (128, 4096, "forward threads=256 packs=2x8 grid=128"),
-            (128, 8192, "forward threads=256 packs=4x8 grid=128"),
+            (128, 8192, "forward threads=224 packs=5x8 ragged grid=128"),
             (1024, 4096, "forward threads=256 packs=2x8 grid=1024"),
         ],
     );
@@ -73,10 +73,10 @@ fn add_and_rms_forward_on_an_h200() {
             (32768, 4096, "forward threads=256 packs=2x8 grid=32768"),
             (16384, 8192, "forward threads=256 packs=4x8 grid=16384"),
             (8192, 16384, "forward threads=512 packs=4x8 grid=8192"),
-            (4096, 32768, "forward_cluster threads=2x256 packs=8x8 grid=8192"),
-            (2048, 65536, "forward_cluster threads=4x256 packs=8x8 grid=8192"),
-            (1024, 131072, "forward_cluster threads=8x256 packs=8x8 grid=8192"),
-            (512, 262144, "forward_cluster threads=8x512 packs=8x8 grid=4096"),
+            (4096, 32768, "forward_cluster threads=8x256 packs=2x8 grid=32768"),
+            (2048, 65536, "forward_cluster threads=8x512 packs=2x8 grid=16384"),
+            (1024, 131072, "forward_cluster threads=8x512 packs=4x8 grid=8192"),
+            (512, 262144, "forward_cluster threads=8x896 packs=5x8 ragged grid=4096"),
         ],
     );
 }
@@ -97,7 +97,7 @@ fn layer_forward_on_an_h200() {
             (8192, 16384, "forward threads=256 packs=8x8 grid=8192"),
             (4096, 32768, "forward_long threads=512 packs=8x8 shared=64KiB grid=4096"),
             (2048, 65536, "forward_long threads=1024 packs=8x8 shared=128KiB grid=2048"),
-            (1024, 131072, "forward_long threads=4x256 packs=16x8 shared=64KiB grid=4096"),
+            (1024, 131072, "forward_long threads=8x128 packs=16x8 shared=32KiB grid=8192"),
         ],
     );
 }
@@ -133,16 +133,16 @@ fn rms_backward_on_an_h200() {
             (768, 4096, "backward_split threads=256 packs=2x8 rows=2 ring=2 clusters=2 shared=64KiB grid=260"),
             (512, 5120, "backward_split threads=320 packs=2x8 rows=2 ring=2 clusters=1 shared=80KiB grid=212"),
             (512, 8192, "backward_split threads=1024 packs=1x8 ring=2 clusters=1 shared=64KiB grid=260"),
-            (2048, 1024, "backward threads=64 packs=2x8 rows=8 ring=2 shared=64KiB grid=132; reduce_partials rows=64 grid=32"),
+            (2048, 1024, "backward threads=128 packs=1x8 rows=4 ring=3 shared=48KiB grid=264; reduce_partials rows=64 grid=32"),
             (4096, 256, "backward threads=32 packs=1x8 rows=8 ring=3 shared=24KiB grid=512; reduce_partials rows=64 grid=8"),
             (16384, 128, "backward threads=16 packs=1x8 rows=16 ring=3 shared=24KiB grid=528; reduce_partials rows=64 grid=4"),
             (64, 16384, "backward threads=4x128 packs=4x8 rows=2 ring=2 shared=64KiB grid=128; reduce_partials rows=16 grid=512"),
             (16, 131072, "backward threads=8x256 packs=8x8 ring=3 overlapped shared=192KiB grid=120; reduce_partials rows=8 grid=2048"),
             (1048576, 128, "backward threads=16 packs=1x8 rows=16 ring=3 shared=24KiB grid=528; reduce_partials rows=64 grid=4"),
             (576000, 384, "backward threads=16 packs=3x8 rows=16 ring=2 shared=48KiB grid=132; reduce_partials rows=64 grid=12"),
-            (262144, 512, "backward threads=64 packs=1x8 rows=8x2 ring=3 shared=96KiB grid=132; reduce_partials rows=64 grid=16"),
-            (32768, 1024, "backward threads=64 packs=2x8 rows=8 ring=2 shared=64KiB grid=132; reduce_partials rows=64 grid=32"),
-            (65536, 2048, "backward threads=128 packs=2x8 rows=4 ring=2 shared=64KiB grid=132; reduce_partials rows=64 grid=64"),
+            (262144, 512, "backward threads=64 packs=1x8 rows=8 ring=3 shared=48KiB grid=264; reduce_partials rows=64 grid=16"),
+            (32768, 1024, "backward threads=128 packs=1x8 rows=4 ring=3 shared=48KiB grid=264; reduce_partials rows=64 grid=32"),
+            (65536, 2048, "backward threads=128 packs=2x8 rows=2 ring=2 shared=32KiB grid=264; reduce_partials rows=64 grid=64"),
             (32768, 4096, "backward threads=256 packs=2x8 rows=2 ring=3 shared=96KiB grid=132; reduce_partials rows=64 grid=128"),
             (16384, 8192, "backward threads=1024 packs=1x8 ring=3 shared=96KiB grid=132; reduce_partials rows=64 grid=256"),
             (8192, 16384, "backward threads=4x128 packs=4x8 rows=2 ring=2 shared=64KiB grid=240; reduce_partials rows=32 grid=512"),
@@ -152,7 +152,7 @@ fn rms_backward_on_an_h200() {
             (512, 262144, "backward_row_sums threads=8x512 packs=1x8 ragged grid=264; backward_columns threads=256 packs=1x8 ragged grid=2176; reduce_partials rows=8 grid=4096"),
             (104832, 1280, "backward threads=32 packs=5x8 rows=8 ring=2 shared=80KiB grid=132; reduce_partials rows=64 grid=40"),
             (13056, 10240, "backward threads=256 packs=5x8 ring=3 shared=120KiB grid=132; reduce_partials rows=64 grid=320"),
-            (4096, 1024, "backward threads=64 packs=2x8 rows=8 ring=2 shared=64KiB grid=132; reduce_partials rows=64 grid=32"),
+            (4096, 1024, "backward threads=128 packs=1x8 rows=4 ring=3 shared=48KiB grid=264; reduce_partials rows=64 grid=32"),
             (4096, 4096, "backward threads=256 packs=2x8 rows=2 ring=3 shared=96KiB grid=132; reduce_partials rows=64 grid=128"),
             (4096, 8192, "backward threads=1024 packs=1x8 ring=3 shared=96KiB grid=132; reduce_partials rows=64 grid=256"),
         ],
@@ -185,7 +185,7 @@ fn f32_on_an_h200() {
         &Caps::h200(),
         Call { dtypes: F32, ..RMS_FORWARD },
         &[
-            (32768, 1024, "forward threads=128 packs=2x4 grid=32768"),
+            (32768, 1024, "forward threads=64 packs=4x4 rows=2x2 grid=8192"),
             (16384, 4096, "forward threads=256 packs=4x4 grid=16384"),
         ],
     );
@@ -193,8 +193,8 @@ fn f32_on_an_h200() {
         &Caps::h200(),
         Call { dtypes: F32, ..RMS_BACKWARD },
         &[
-            (32768, 1024, "backward threads=128 packs=2x4 rows=4 ring=2 shared=64KiB grid=132; reduce_partials rows=64 grid=32"),
-            (16384, 4096, "backward threads=1024 packs=1x4 ring=3 shared=96KiB grid=132; reduce_partials rows=64 grid=128"),
+            (32768, 1024, "backward threads=256 packs=1x4 rows=2 ring=3 shared=48KiB grid=264; reduce_partials rows=64 grid=32"),
+            (16384, 4096, "backward threads=512 packs=2x4 ring=3 shared=96KiB grid=132; reduce_partials rows=64 grid=128"),
         ],
     );
 }
@@ -215,8 +215,8 @@ fn rows_that_no_tile_fits() {
         &Caps::h200(),
         RMS_BACKWARD,
         &[
-            (4096, 1, "backward threads=1 packs=1x8 rows=256 ragged ring=3 shared=24KiB grid=16; reduce_partials rows=8 grid=1"),
-            (1048576, 1, "backward threads=1 packs=1x8 rows=256 ragged ring=3 shared=24KiB grid=528; reduce_partials rows=64 grid=1"),
+            (4096, 1, "backward threads=1 packs=1x8 rows=128x2 ragged ring=3 shared=24KiB grid=16; reduce_partials rows=8 grid=1"),
+            (1048576, 1, "backward threads=1 packs=1x8 rows=128x2 ragged ring=3 shared=24KiB grid=396; reduce_partials rows=64 grid=1"),
             (4096, 100, "backward threads=16 packs=1x8 rows=16 ragged ring=3 shared=24KiB grid=256; reduce_partials rows=64 grid=4"),
             (1048576, 100, "backward threads=16 packs=1x8 rows=16 ragged ring=3 shared=24KiB grid=528; reduce_partials rows=64 grid=4"),
             (4096, 4097, "backward threads=320 packs=2x8 rows=2 ragged ring=2 shared=80KiB grid=132; reduce_partials rows=64 grid=129"),
@@ -232,7 +232,7 @@ fn a_wider_stream_halves_the_packs() {
     check(
         &Caps::h200(),
         stream(RMS_BACKWARD),
-        &[(32768, 4096, "backward threads=1024 packs=1x4 ring=3 shared=72KiB grid=132; reduce_partials rows=64 grid=128")],
+        &[(32768, 4096, "backward threads=512 packs=2x4 ring=3 shared=72KiB grid=132; reduce_partials rows=64 grid=128")],
     );
     // Without a residual there is no stream to be wider.
     check(&Caps::h200(), stream(RMS_FORWARD), &[(32768, 4096, "forward threads=256 packs=2x8 grid=32768")]);
@@ -254,8 +254,8 @@ fn devices_without_clusters() {
         RMS_BACKWARD,
         &[
             (128, 4096, "backward_split threads=256 packs=2x8 rows=2 ring=2 clusters=1 shared=64KiB grid=128"),
-            (512, 1024, "backward_split threads=64 packs=2x8 rows=8 ring=2 clusters=1 shared=64KiB grid=80"),
-            (4096, 1024, "backward threads=64 packs=2x8 rows=8 ring=2 shared=64KiB grid=108; reduce_partials rows=64 grid=32"),
+            (512, 1024, "backward_split threads=128 packs=1x8 rows=4 ring=2 clusters=1 shared=32KiB grid=144"),
+            (4096, 1024, "backward threads=128 packs=1x8 rows=4 ring=3 shared=48KiB grid=216; reduce_partials rows=64 grid=32"),
             (32768, 4096, "backward threads=256 packs=2x8 rows=2 ring=3 shared=96KiB grid=108; reduce_partials rows=64 grid=128"),
             (8192, 16384, "backward threads=512 packs=4x8 ring=2 shared=128KiB grid=108; reduce_partials rows=32 grid=512"),
             (4096, 32768, "backward_row_sums threads=512 packs=1x8 ragged grid=216; backward_columns threads=256 packs=1x8 ragged grid=1728; reduce_partials rows=16 grid=1024"),

@@ -8,15 +8,24 @@ use super::{Ladders, Tables, Tuning};
 use crate::plan::Tile;
 
 impl Tuning {
-    /// The last lengths before the threads of three kinds of call or more get another number of packs, or get company. In columns
-    /// of 16 bits; longer rows are the stress profile's.
+    /// The last lengths, in columns, before the threads of three kinds of call or more get another number of packs, or get company;
+    /// kinds of calls of 16 bits, or of f32. Rows of more than 32768 columns are the stress profile's.
     pub(crate) fn cols_breakpoints(&self) -> Vec<usize> {
-        let [Tables { forward, backward, to_codes: _, finds_scale: _ }, _] = &self.widths;
-        let kinds = || forward.iter().chain(backward);
+        let [narrow, wide] = &self.widths;
+        let all: BTreeSet<usize> = narrow.breakpoints(8).chain(wide.breakpoints(4)).collect();
+        all.into_iter().collect()
+    }
+}
+
+impl Tables {
+    /// The same of one width, whose packs have so many columns.
+    fn breakpoints(&self, pack: usize) -> impl Iterator<Item = usize> {
+        let Tables { forward, backward, to_codes: _, finds_scale: _ } = self;
+        let kinds = move || forward.iter().chain(backward);
         let limits = kinds().flat_map(Ladders::all).flat_map(|ladder| ladder.iter().map(|rung| rung.up_to as usize));
-        let limits: BTreeSet<usize> = limits.filter(|packs| *packs <= 4096).collect();
-        let changes = |packs: &usize| kinds().filter(|kind| kind.changes_after(*packs)).count() >= 3;
-        limits.into_iter().filter(changes).map(|packs| 8 * packs).collect()
+        let limits: BTreeSet<usize> = limits.filter(|packs| pack * packs <= 1 << 15).collect();
+        let changes = move |packs: &usize| kinds().filter(|kind| kind.changes_after(*packs)).count() >= 3;
+        limits.into_iter().filter(changes).map(move |packs| pack * packs)
     }
 }
 

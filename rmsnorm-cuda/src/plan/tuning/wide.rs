@@ -1,0 +1,215 @@
+//! Tiles of calls with a matrix in f32, as they were best on an H200: those of 16 bits, but for what `rmsnorm tune` found (2026-11-25,
+//! `benches/results/tune-2026-11-25-h200`). Beside a rung stand microseconds, for those of the same tile as in 16 bits.
+
+use std::borrow::Cow::Borrowed;
+
+use rmsnorm_gpu::tuning::{Ladder, none_up_to, up_to};
+
+use super::narrow::{FINDS_SCALE, LAYER, LAYER_RESIDUAL, ONE_SUM, PLAIN, RESIDUAL, TENSOR_TO_CODES, TWO_SUMS};
+use super::{Ladders, Tables, block, cluster, grouped, overlapped, ring};
+use crate::plan::Tile;
+
+pub(super) const TABLES: Tables = Tables {
+    forward: [
+        Ladders { block: FORWARD, ..PLAIN },
+        RESIDUAL,
+        Ladders { block: LAYER_FORWARD, ..LAYER },
+        Ladders { cluster: LAYER_RESIDUAL_CLUSTER, ..LAYER_RESIDUAL },
+    ],
+    backward: [
+        Ladders { cluster: ONE_SUM_CLUSTER, block: ONE_SUM_BLOCK, ..ONE_SUM },
+        Ladders { block: TWO_SUMS_BLOCK, ..TWO_SUMS },
+    ],
+    to_codes: [TENSOR_TO_CODES, ROW_TO_CODES, BLOCK_TO_CODES, LAYER_TO_CODES],
+    finds_scale: FINDS_SCALE,
+};
+
+const FORWARD: Ladder<Tile> = Borrowed(&[
+    up_to(1, block(1, 256, 2, 6)),
+    up_to(2, block(2, 128, 2, 6)),
+    up_to(4, block(4, 64, 2, 6)),
+    up_to(8, block(8, 32, 2, 6)),
+    up_to(12, block(4, 32, 2, 6)),
+    up_to(16, block(16, 16, 2, 6)),
+    up_to(24, block(8, 32, 1, 6)),
+    // 131072x128: 34.6 us for 35.0.
+    up_to(32, block(8, 4, 2, 24)),
+    up_to(48, block(16, 16, 1, 4)),
+    // 65536x256: 34.4 us for 35.1.
+    up_to(64, block(8, 4, 2, 12)),
+    up_to(80, block(16, 8, 1, 8)),
+    up_to(96, block(32, 1, 1, 16)),
+    up_to(112, block(32, 8, 1, 5)),
+    up_to(128, block(64, 1, 1, 16)),
+    up_to(176, block(64, 1, 1, 24)),
+    // 16384x1024: 34.1 us for 34.5.
+    up_to(256, block(64, 2, 2, 6)),
+    up_to(288, block(128, 1, 1, 12)),
+    up_to(384, block(128, 1, 1, 8)),
+    // 8192x2048: 34.0 us for 34.4.
+    up_to(512, block(128, 1, 2, 5)),
+    up_to(768, block(256, 1, 1, 6)),
+    up_to(1280, block(256, 1, 1, 4)),
+    up_to(2048, block(512, 1, 1, 3)),
+    up_to(4096, block(512, 1, 1, 2)),
+    up_to(8192, block(1024, 1, 1, 1)),
+]);
+
+const LAYER_FORWARD: Ladder<Tile> = Borrowed(&[
+    up_to(2, block(1, 128, 2, 8)),
+    up_to(4, block(2, 64, 2, 8)),
+    up_to(8, block(4, 32, 2, 8)),
+    up_to(12, block(4, 32, 2, 6)),
+    up_to(16, block(8, 16, 2, 8)),
+    up_to(24, block(8, 16, 2, 6)),
+    up_to(32, block(16, 8, 2, 8)),
+    up_to(40, block(8, 16, 1, 5)),
+    up_to(48, block(16, 8, 2, 6)),
+    // 65536x256: 35.3 us for 36.0.
+    up_to(64, block(16, 16, 2, 3)),
+    up_to(72, block(16, 4, 1, 12)),
+    up_to(80, block(16, 8, 2, 4)),
+    up_to(128, block(32, 1, 1, 32)),
+    up_to(160, block(32, 1, 1, 24)),
+    up_to(256, block(32, 1, 1, 20)),
+    up_to(384, block(64, 1, 1, 16)),
+    up_to(448, block(64, 1, 1, 12)),
+    up_to(768, block(128, 1, 1, 8)),
+    up_to(896, block(128, 1, 1, 6)),
+    up_to(1280, block(256, 1, 1, 4)),
+    up_to(2048, block(256, 1, 1, 3)),
+    up_to(3072, block(512, 1, 1, 2)),
+]);
+
+const LAYER_RESIDUAL_CLUSTER: Ladder<Tile> = Borrowed(&[
+    none_up_to(2048),
+    // 4096x32768: 101 %, 84 % from shared memory; 20480 columns 102 and 74 %.
+    up_to(4096, cluster(4, 128, 3)),
+    up_to(8192, cluster(8, 128, 3)),
+    // 2048x65536: 99 %, 79 % from shared memory.
+    up_to(16384, cluster(8, 256, 2)),
+    up_to(32768, cluster(8, 512, 1)),
+]);
+
+const ONE_SUM_CLUSTER: Ladder<Tile> = Borrowed(&[
+    none_up_to(1536),
+    up_to(1792, ring(2, cluster(2, 192, 2))),
+    up_to(2048, ring(2, grouped(4, 128, 2, 2))),
+    up_to(2560, ring(2, grouped(2, 128, 2, 1))),
+    // 1344x12288: 58.8 us for 59.3, 4.4 % with small calls.
+    up_to(3072, ring(2, cluster(4, 256, 2))),
+    up_to(4096, ring(2, cluster(4, 128, 2))),
+    up_to(8192, ring(3, cluster(8, 128, 2))),
+    up_to(16384, overlapped(ring(3, cluster(8, 256, 1)))),
+]);
+
+const ONE_SUM_BLOCK: Ladder<Tile> = Borrowed(&[
+    up_to(1, ring(3, block(1, 256, 1, 4))),
+    up_to(2, ring(3, block(2, 128, 1, 4))),
+    up_to(4, ring(3, block(4, 64, 1, 4))),
+    up_to(8, ring(3, block(8, 32, 1, 4))),
+    up_to(12, ring(2, block(4, 64, 1, 1))),
+    up_to(16, ring(3, block(16, 16, 1, 4))),
+    up_to(24, ring(2, block(8, 32, 1, 1))),
+    up_to(32, ring(3, block(32, 8, 1, 4))),
+    up_to(40, ring(3, block(8, 32, 1, 1))),
+    up_to(48, ring(2, block(16, 16, 1, 1))),
+    up_to(64, ring(3, block(64, 8, 2, 1))),
+    up_to(80, ring(3, block(16, 16, 1, 1))),
+    up_to(96, ring(2, block(128, 4, 1, 2))),
+    // 32768x512: 50.5 us for 51.9.
+    up_to(128, ring(3, block(128, 4, 1, 2))),
+    up_to(160, ring(2, block(32, 8, 1, 1))),
+    // 21824x768: 51.2 us for 52.4.
+    up_to(192, ring(2, block(192, 2, 2, 2))),
+    // 16384x1024: 50.5 us for 51.2, 2.8 % with small calls.
+    up_to(256, ring(3, block(256, 2, 1, 2))),
+    up_to(384, ring(2, block(128, 2, 1, 2))),
+    up_to(512, ring(3, block(256, 2, 1, 1))),
+    // 6528x2560: 50.4 us for 51.4, 4.8 % with small calls.
+    up_to(640, ring(3, block(320, 1, 2, 1))),
+    up_to(672, ring(2, block(224, 1, 1, 2))),
+    // 5440x3072: 51.2 us for 52.4.
+    up_to(768, ring(2, block(128, 1, 2, 1))),
+    // 4672x3584: 51.4 us for 51.7, 9.7 % with small calls.
+    up_to(896, ring(3, block(512, 1, 1, 1))),
+    // 4096x4096: 51.1 us for 52.0, 9.5 % with small calls.
+    up_to(1024, ring(3, block(512, 1, 1, 1))),
+    up_to(1280, ring(3, block(256, 1, 1, 1))),
+    // 2688x6144: 52.0 us for 52.7, 6.7 % with small calls.
+    up_to(1536, ring(3, block(256, 1, 1, 1))),
+    up_to(2048, ring(3, block(512, 1, 1, 1))),
+]);
+
+const TWO_SUMS_BLOCK: Ladder<Tile> = Borrowed(&[
+    up_to(1, ring(3, block(1, 512, 2, 1))),
+    up_to(2, ring(3, block(2, 256, 2, 1))),
+    up_to(4, ring(3, block(4, 128, 2, 1))),
+    up_to(8, ring(3, block(8, 64, 2, 1))),
+    up_to(12, ring(2, block(4, 64, 1, 1))),
+    up_to(16, ring(3, block(16, 32, 2, 1))),
+    up_to(24, ring(2, block(8, 32, 1, 1))),
+    // 131072x128: 52.2 us for 53.7.
+    up_to(32, ring(2, block(16, 16, 1, 2))),
+    up_to(40, ring(3, block(8, 32, 1, 1))),
+    up_to(48, ring(2, block(16, 16, 1, 1))),
+    // 65536x256: 51.9 us for 52.7.
+    up_to(64, ring(2, block(16, 8, 1, 2))),
+    up_to(80, ring(3, block(16, 16, 1, 1))),
+    up_to(96, ring(2, block(32, 8, 1, 1))),
+    up_to(128, ring(2, block(64, 4, 1, 2))),
+    up_to(160, ring(2, block(32, 8, 1, 1))),
+    // 21824x768: 51.8 us for 53.2.
+    up_to(192, ring(2, block(64, 2, 2, 2))),
+    // 16384x1024: 51.3 us for 52.6, 3.6 % with small calls.
+    up_to(256, ring(2, block(128, 2, 1, 2))),
+    up_to(320, ring(2, block(160, 2, 1, 2))),
+    // 10880x1536: 51.4 us for 56.0, 6.1 % with small calls.
+    up_to(384, ring(2, block(128, 1, 2, 2))),
+    // 8192x2048: 51.4 us for 52.3.
+    up_to(512, ring(2, block(256, 2, 1, 1))),
+    up_to(640, ring(3, block(128, 2, 1, 1))),
+    up_to(672, ring(2, block(224, 2, 1, 1))),
+    up_to(768, ring(2, block(192, 2, 1, 1))),
+    // 4672x3584: 53.7 us for 54.3.
+    up_to(896, ring(2, block(192, 1, 1, 2))),
+    // 4096x4096: 52.8 us for 53.2, 7.4 % with small calls.
+    up_to(1024, ring(3, block(256, 1, 1, 1))),
+    up_to(1280, ring(3, block(256, 1, 1, 1))),
+    up_to(1536, ring(2, block(384, 1, 1, 1))),
+    up_to(2048, ring(3, block(512, 1, 1, 1))),
+]);
+
+const ROW_TO_CODES: Ladder<Tile> = Borrowed(&[
+    none_up_to(96),
+    // 32768x512: 21.6 us for 22.9.
+    up_to(128, block(32, 2, 1, 16)),
+    up_to(256, block(64, 1, 1, 16)),
+    up_to(512, block(128, 1, 1, 8)),
+    // 4096x4096: 21.6 us for 22.2.
+    up_to(1024, block(128, 1, 1, 5)),
+    up_to(1536, block(256, 1, 1, 3)),
+    // 2048x8192: 23.3 us for 23.6, 9.9 % with small calls.
+    up_to(2048, block(256, 1, 1, 1)),
+]);
+
+const BLOCK_TO_CODES: Ladder<Tile> = Borrowed(&[
+    none_up_to(96),
+    up_to(128, block(32, 1, 1, 32)),
+    // 16384x1024: 23.6 us for 24.4, 4.6 % with small calls.
+    up_to(256, block(32, 1, 1, 16)),
+    up_to(512, block(64, 1, 1, 12)),
+    // 4096x4096: 24.6 us for 25.0.
+    up_to(1024, block(128, 1, 1, 7)),
+    up_to(1536, block(256, 1, 1, 4)),
+    // 2048x8192: 25.4 us for 26.1, 4.4 % with small calls.
+    up_to(2048, block(256, 1, 1, 4)),
+]);
+
+const LAYER_TO_CODES: Ladder<Tile> = Borrowed(&[
+    none_up_to(256),
+    up_to(512, block(64, 1, 1, 12)),
+    up_to(1024, block(128, 1, 1, 6)),
+    // 2048x8192: 25.1 us for 25.1, 3.7 % with small calls.
+    up_to(2048, block(256, 1, 1, 4)),
+]);
