@@ -87,6 +87,33 @@ fn stores_past_the_cache_are_fenced_before_a_stage_ends() {
     }
 }
 
+/// Rows of 16-bit elements, in batches of which the last is not full.
+#[test]
+fn stores_of_batches_are_fenced_before_the_stage_ends() {
+    const ROWS: usize = 21;
+    #[repr(align(64))]
+    struct Aligned([bf16; ROWS * COLS]);
+    let x = Aligned([bf16::ONE; ROWS * COLS]);
+    for streaming in [true, false] {
+        let (mut y, mut rstd) = (Aligned([bf16::NAN; ROWS * COLS]), [0.0; ROWS]);
+        ForwardRows::<bf16, bf16, bf16> {
+            spec: NormSpec::rms(ROWS, COLS, 0.0),
+            rows: ROWS,
+            streaming,
+            weight: None,
+            bias: None,
+            x: Some(Matrix { data: &x.0, rows: RowStarts::strided(COLS) }),
+            y: Some(MatrixMut { data: Out::from(&mut y.0[..]), rows: RowStarts::strided(COLS) }),
+            residual: Residual::Absent,
+            mean: None,
+            rstd: Some(Out::from(&mut rstd[..])),
+        }
+        .run::<Traced>();
+        assert_fenced(streaming, "batches");
+        assert_eq!((y.0, rstd), (x.0, [1.0; ROWS]));
+    }
+}
+
 /// The least that is stored past the cache is fenced too.
 #[test]
 fn a_single_group_of_lanes_is_fenced() {
@@ -100,6 +127,7 @@ fn a_single_group_of_lanes_is_fenced() {
 fn stage_bodies_neither_stream_nor_fence_by_themselves() {
     for (name, text) in [
         ("forward", include_str!("stages/forward.rs")),
+        ("batches", include_str!("stages/forward/batches.rs")),
         ("backward", include_str!("stages/backward.rs")),
         ("copy", include_str!("stages/copy.rs")),
         ("reduce_partials", include_str!("stages/reduce_partials.rs")),

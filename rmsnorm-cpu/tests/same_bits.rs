@@ -392,11 +392,13 @@ fn assert_same_bits<T: Element, W: Element, R: Element>(backends: &[CpuBackend],
 
 /// Short and odd rows and some beyond a group of lanes, on one thread; then calls that are split, of 4099 columns in f32
 /// only.
-const SHAPES: [Shape; 8] = [
+const SHAPES: [Shape; 9] = [
     Shape::new(1, 1, true),
     Shape::new(3, 7, false),
     Shape::new(5, 33, true),
     Shape::new(67, 1000, false),
+    // Of 16 bits: batches, of which the last is not full.
+    Shape::new(39, 64, true),
     Shape::new(300, 129, true),
     Shape::new(600, 1025, true),
     Shape::new(64, 4099, false),

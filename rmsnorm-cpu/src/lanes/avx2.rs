@@ -41,6 +41,8 @@ macro_rules! each_register {
 }
 
 impl Simd for Avx2 {
+    const IS_BATCHED: bool = true;
+
     type Lanes = [__m256; REGISTERS];
     type Halves = [__m256i; 2];
     type Bytes = __m256i;

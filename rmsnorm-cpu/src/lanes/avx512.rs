@@ -34,6 +34,8 @@ macro_rules! each_register {
 }
 
 impl Simd for Avx512 {
+    const IS_BATCHED: bool = true;
+
     type Lanes = [__m512; REGISTERS];
     type Halves = __m512i;
     type Bytes = [__m128i; REGISTERS];

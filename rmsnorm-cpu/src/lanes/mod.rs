@@ -37,6 +37,9 @@ pub(crate) type Group<E> = [MaybeUninit<E>; LANES];
 
 /// What an instruction set does with a group of lanes.
 pub(crate) trait Simd {
+    /// Whether forward visits rows of 16-bit elements in batches. Without wide registers a rounding hides what they save.
+    const IS_BATCHED: bool;
+
     /// 32 f32.
     type Lanes: Copy;
     /// 32 values of 16 bits.
@@ -292,10 +295,10 @@ pub(crate) fn store_or_stream<S: Simd, E: Element, P: Piece>(
     }
 }
 
-/// Asks for the same piece of the next row. There may be no next row: a hint may name any address.
+/// Asks for the same piece of a row so many elements on. There may be no such row: a hint may name any address.
 #[inline(always)]
-pub(crate) fn prefetch_next<S: Simd, E: Element, P: Piece>(row: &[E], row_stride: usize, piece: P) {
-    let first = row.as_ptr().wrapping_add(row_stride).wrapping_add(piece.start()).cast::<u8>();
+pub(crate) fn prefetch<S: Simd, E: Element, P: Piece>(row: &[E], distance: usize, piece: P) {
+    let first = row.as_ptr().wrapping_add(distance).wrapping_add(piece.start()).cast::<u8>();
     S::prefetch(first);
     if size_of::<E>() * LANES > ALIGNMENT {
         S::prefetch(first.wrapping_add(ALIGNMENT));

@@ -14,6 +14,8 @@ fn map2<A: Copy, B: Copy, C>(a: &[A; LANES], b: &[B; LANES], f: impl Fn(A, B) ->
 }
 
 impl Simd for Portable {
+    const IS_BATCHED: bool = false;
+
     type Lanes = [f32; LANES];
     type Halves = [u16; LANES];
     type Bytes = [u8; LANES];

@@ -30,6 +30,8 @@ fn record(event: Event) {
 pub(crate) struct Traced;
 
 impl Simd for Traced {
+    const IS_BATCHED: bool = true;
+
     type Lanes = <Portable as Simd>::Lanes;
     type Halves = <Portable as Simd>::Halves;
     type Bytes = <Portable as Simd>::Bytes;

@@ -154,8 +154,8 @@ impl<'a, T: Element, W: Element, R: Element> BackwardBlocks<'a, T, W, R> {
         let (mean_wdy, mean_wdy_xhat, rstd) =
             (S::splat(scalars.mean_wdy), S::splat(scalars.mean_wdy_xhat), S::splat(scalars.rstd));
         lanes::for_each_piece!(stores.head(&self.dx.row(r, cols)), cols, piece => {
-            lanes::prefetch_next::<S, T, _>(dy, dy_stride, piece);
-            lanes::prefetch_next::<S, R, _>(x, x_stride, piece);
+            lanes::prefetch::<S, T, _>(dy, dy_stride, piece);
+            lanes::prefetch::<S, R, _>(x, x_stride, piece);
             let dy = lanes::load::<S, T, _>(dy, piece);
             let x_hat = scalars.x_hat::<S>(lanes::load::<S, R, _>(x, piece));
             if let Some(dweight) = &mut partials.dweight {

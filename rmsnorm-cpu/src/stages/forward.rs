@@ -1,10 +1,12 @@
 //! Forward: math.md, equations (1) to (6). A row is read from memory once; later visits find it in the cache. While
-//! it is written, the next row is asked for.
+//! it is written, the next row is asked for. Rows of 16-bit elements go through `batches`.
 
 use rmsnorm_spec::{CastOrder, Element, Norm, NormSpec};
 
 use super::{Matrix, MatrixMut};
 use crate::lanes::{self, Fenced, Out, Piece, Simd, Stores};
+
+mod batches;
 
 /// The rows of a forward call, or some of them.
 pub(crate) struct ForwardRows<'a, T, W, R> {
@@ -146,6 +148,12 @@ impl<'a, T: Element, W: Element, R: Element> ForwardRows<'a, T, W, R> {
         let is_plain = self.bias.is_none() && self.spec.cast_order == CastOrder::AtStore;
         let fenced = Fenced::<S>::new(self.streaming);
         let stores = fenced.stores();
+        if self.is_for_batches::<S>(has_residual) {
+            return match has_residual {
+                false => self.run_in_batches::<S, false>(stores),
+                true => self.run_in_batches::<S, true>(stores),
+            };
+        }
         for r in 0..self.rows {
             let statistics = match (has_residual, is_plain) {
                 (false, true) => self.run_row::<S, false, true>(r, stores),
@@ -240,7 +248,7 @@ impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
             let h = self.h::<S, _, RESIDUAL>(piece);
             squares = S::add(squares, S::mul(h, h));
         });
-        Statistics { mean: 0.0, rstd: self.rstd::<S>(squares, eps) }
+        Statistics { mean: 0.0, rstd: rstd_of(S::fold(squares), self.cols, eps) }
     }
 
     /// Equations (2) to (4). The variance is centred: a second visit, because `avg(h^2) - mean^2` cancels.
@@ -258,14 +266,7 @@ impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
             let centred = lanes::within::<S, _>(piece, S::sub(self.h::<S, _, RESIDUAL>(piece), means));
             squares = S::add(squares, S::mul(centred, centred));
         });
-        Statistics { mean, rstd: self.rstd::<S>(squares, eps) }
-    }
-
-    /// The square root and the division are correctly rounded: rstd is within 2 units of roundoff.
-    #[inline(always)]
-    fn rstd<S: Simd>(&self, squares: S::Lanes, eps: f32) -> f32 {
-        let var = S::fold(squares) / self.cols as f32;
-        1.0 / (var + eps).sqrt()
+        Statistics { mean, rstd: rstd_of(S::fold(squares), self.cols, eps) }
     }
 
     /// Equations (2) to (4).
@@ -332,9 +333,22 @@ impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
 
     #[inline(always)]
     pub(super) fn prefetch_next<S: Simd, P: Piece, const RESIDUAL: bool>(&self, piece: P) {
-        lanes::prefetch_next::<S, T, _>(self.x(), self.x_stride, piece);
+        self.prefetch::<S, P, RESIDUAL>(1, piece);
+    }
+
+    /// Asks for the same piece of the row that lies `ahead` rows on.
+    #[inline(always)]
+    fn prefetch<S: Simd, P: Piece, const RESIDUAL: bool>(&self, ahead: usize, piece: P) {
+        lanes::prefetch::<S, T, _>(self.x(), ahead.wrapping_mul(self.x_stride), piece);
         if RESIDUAL && let Some(residual) = self.residual() {
-            lanes::prefetch_next::<S, R, _>(residual, self.residual_stride, piece);
+            lanes::prefetch::<S, R, _>(residual, ahead.wrapping_mul(self.residual_stride), piece);
         }
     }
+}
+
+/// Equations (3) and (4). The square root and the division are correctly rounded: rstd is within 2 units of roundoff.
+#[inline(always)]
+fn rstd_of(squares: f32, cols: usize, eps: f32) -> f32 {
+    let var = squares / cols as f32;
+    1.0 / (var + eps).sqrt()
 }

@@ -1,0 +1,192 @@
+//! Forward of rows of 16-bit elements, several at a time. Conversions are what such rows cost: each element is converted once and kept
+//! in f32, on the stack, and so are weight and bias. A row's statistics are a fold, divisions and a root, of which each waits for the one
+//! before; those of a batch wait together. What is added, and in which order, is as for one row.
+
+use std::mem::MaybeUninit;
+
+use rmsnorm_spec::{CastOrder, DType, Element, Norm, NormSpec};
+
+use super::{ForwardRows, Row, Statistics, rstd_of};
+use crate::lanes::{self, Full, LANES, Out, Piece, Simd, Stores};
+
+/// The longest row of a batch, in elements. Room for its h, its weight and its bias is on the stack.
+const MOST_COLS: usize = 4096;
+
+/// The longest row without a residual.
+const MOST_COLS_ALONE: usize = 1024;
+
+/// The fewest rows that weight and bias are converted ahead for.
+const FEWEST_ROWS: usize = 8;
+
+/// Elements of a batch of several rows. What is asked for meanwhile has room in the L1 beside them.
+const ELEMENTS: usize = 2048;
+
+/// The most rows of a batch.
+const MOST_ROWS: usize = 16;
+
+/// Elements from a kept row to the next: whole groups of lanes, wherever in the row the first of them starts.
+const fn padded(cols: usize) -> usize {
+    cols.next_multiple_of(LANES) + LANES
+}
+
+/// Room for f32 that hold nothing yet: for one row, or for as many as a batch has of shorter ones.
+#[repr(align(64))]
+struct Room([MaybeUninit<f32>; padded(MOST_COLS)]);
+
+const _: () = assert!(ELEMENTS + MOST_ROWS * (padded(1) - 1) <= padded(MOST_COLS));
+
+impl Room {
+    const fn new() -> Self {
+        Room([const { MaybeUninit::uninit() }; padded(MOST_COLS)])
+    }
+
+    /// So many zeros.
+    #[inline(always)]
+    fn zeros(&mut self, len: usize) -> &mut [f32] {
+        Out::from(&mut self.0[..len]).filled(0.0)
+    }
+}
+
+/// Weight, with its offset, and bias of every column, padded.
+#[derive(Clone, Copy)]
+struct Columns<'c> {
+    weight: Option<&'c [f32]>,
+    bias: Option<&'c [f32]>,
+}
+
+impl<T: Element, W: Element, R: Element> ForwardRows<'_, T, W, R> {
+    /// Whether a batch is faster than its rows one by one, as measured: docs/tried.md. With a residual of 16 bits the sum is rounded, once
+    /// in place of two or three times; one of f32 leaves little to convert.
+    #[inline(always)]
+    pub(super) fn is_for_batches<S: Simd>(&self, has_residual: bool) -> bool {
+        let cols = self.spec.cols;
+        let is_short = if has_residual { R::DTYPE != DType::F32 && cols <= MOST_COLS } else { cols <= MOST_COLS_ALONE };
+        S::IS_BATCHED && T::DTYPE != DType::F32 && self.rows >= FEWEST_ROWS && is_short
+    }
+
+    /// Normalizes every row.
+    #[inline(always)]
+    pub(super) fn run_in_batches<S: Simd, const RESIDUAL: bool>(&mut self, stores: Stores<'_>) {
+        let NormSpec { norm, cols, eps, .. } = self.spec;
+        let (most, stride) = ((ELEMENTS / cols.max(1)).clamp(1, MOST_ROWS), padded(cols));
+        let (mut of_h, mut of_weight, mut of_bias) = (Room::new(), Room::new(), Room::new());
+        let h = of_h.zeros(most * stride);
+        let columns = Columns {
+            weight: self.weight.map(|weight| kept::<S, W>(weight, self.spec.weight_offset, of_weight.zeros(stride))),
+            bias: self.bias.map(|bias| kept::<S, W>(bias, -0.0, of_bias.zeros(stride))),
+        };
+        let (mut means, mut rstds) = ([0f32; MOST_ROWS], [0f32; MOST_ROWS]);
+        let mut first = 0;
+        while first < self.rows {
+            let rows = most.min(self.rows - first);
+            match norm {
+                Norm::Rms => {
+                    for i in 0..rows {
+                        rstds[i] = self.row(first + i).keep::<S, RESIDUAL, true>(&mut h[i * stride..][..stride]);
+                    }
+                }
+                Norm::Layer => {
+                    for i in 0..rows {
+                        means[i] = self.row(first + i).keep::<S, RESIDUAL, false>(&mut h[i * stride..][..stride]);
+                    }
+                    for mean in &mut means {
+                        *mean /= cols as f32;
+                    }
+                    for i in 0..rows {
+                        rstds[i] = centred_squares::<S>(&h[i * stride..][..stride], cols, means[i]);
+                    }
+                }
+            }
+            // Of all, so that they are computed side by side; what lies behind the last row is never read.
+            for rstd in &mut rstds {
+                *rstd = rstd_of(*rstd, cols, eps);
+            }
+            for i in 0..rows {
+                let statistics = Statistics { mean: means[i], rstd: rstds[i] };
+                self.row(first + i).write::<S, RESIDUAL>(&h[i * stride..][..stride], statistics, columns, rows, stores);
+            }
+            if let Some(mean) = &mut self.mean {
+                mean.part(first, rows).copy_from_slice(&means[..rows]);
+            }
+            if let Some(rstd) = &mut self.rstd {
+                rstd.part(first, rows).copy_from_slice(&rstds[..rows]);
+            }
+            first += rows;
+        }
+    }
+}
+
+impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
+    /// Equation (1), of every element, and the sum of them or of their squares.
+    #[inline(always)]
+    fn keep<S: Simd, const RESIDUAL: bool, const SQUARES: bool>(&self, kept: &mut [f32]) -> f32 {
+        let (mut sums, mut kept) = (S::splat(0.0), Out::from(kept));
+        lanes::for_each_piece!(0, self.cols, piece => {
+            let h = self.h::<S, _, RESIDUAL>(piece);
+            lanes::store::<S, f32, _>(&mut kept, whole(piece), h);
+            sums = S::add(sums, if SQUARES { S::mul(h, h) } else { h });
+        });
+        S::fold(sums)
+    }
+
+    /// Equations (5) and (6), and the stores of y and of residual_out. The row that lies `ahead` rows on is asked for.
+    #[inline(always)]
+    fn write<S: Simd, const RESIDUAL: bool>(
+        &mut self,
+        h: &[f32],
+        statistics: Statistics,
+        columns: Columns<'_>,
+        ahead: usize,
+        stores: Stores<'_>,
+    ) {
+        let before_weight = self.cast_order == CastOrder::BeforeWeight;
+        let (mean, rstd) = (S::splat(statistics.mean), S::splat(statistics.rstd));
+        lanes::for_each_piece!(stores.head(&self.y), self.cols, piece => {
+            self.prefetch::<S, _, RESIDUAL>(ahead, piece);
+            let h = lanes::load::<S, f32, _>(h, whole(piece));
+            let mut y = S::mul(S::sub(h, mean), rstd);
+            if before_weight {
+                y = lanes::round_through::<S, T>(y);
+            }
+            if let Some(weight) = columns.weight {
+                y = S::mul(y, lanes::load::<S, f32, _>(weight, whole(piece)));
+            }
+            if let Some(bias) = columns.bias {
+                y = S::add(y, lanes::load::<S, f32, _>(bias, whole(piece)));
+            }
+            lanes::store_or_stream::<S, T, _>(&mut self.y, piece, y, stores);
+            if RESIDUAL && let Some(residual_out) = &mut self.residual_out {
+                lanes::store_or_stream::<S, R, _>(residual_out, piece, h, stores);
+            }
+        });
+    }
+}
+
+/// The whole group of lanes at a piece, which a padded row always has.
+#[inline(always)]
+fn whole(piece: impl Piece) -> Full {
+    Full { start: piece.start() }
+}
+
+/// The values of all columns in f32, with this added.
+#[inline(always)]
+fn kept<'k, S: Simd, W: Element>(values: &[W], offset: f32, kept: &'k mut [f32]) -> &'k [f32] {
+    let offset = S::splat(offset);
+    lanes::for_each_piece!(0, values.len(), piece => {
+        let value = S::add(lanes::load::<S, W, _>(values, piece), offset);
+        lanes::store::<S, f32, _>(&mut Out::from(&mut *kept), whole(piece), value);
+    });
+    kept
+}
+
+/// The sum of equation (3) over a padded row.
+#[inline(always)]
+fn centred_squares<S: Simd>(h: &[f32], cols: usize, mean: f32) -> f32 {
+    let (mut squares, means) = (S::splat(0.0), S::splat(mean));
+    lanes::for_each_piece!(0, cols, piece => {
+        // Lanes beyond a short piece hold 0, which is not 0 once centred.
+        let centred = lanes::within::<S, _>(piece, S::sub(lanes::load::<S, f32, _>(h, whole(piece)), means));
+        squares = S::add(squares, S::mul(centred, centred));
+    });
+    S::fold(squares)
+}
