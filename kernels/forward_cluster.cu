@@ -105,12 +105,14 @@ __device__ inline void find_statistics(const Params& p, const float (&sent)[MOME
     mean = 0.0f;
 #if IS_LAYER
     mean = p.share * total_of([&](int i) { return columns_of(p.cols, i) * sent[CENTER][i] + sent[DEVIATIONS][i]; });
-    const float squares = total_of([&](int i) {
-        const float own = sent[SQUARES][i], shift = sent[CENTER][i] - mean;
-        const float moved = shift * (2.0f * sent[DEVIATIONS][i] + columns_of(p.cols, i) * shift);
-        // What is too large for f32 stays so.
-        return is_finite(own) ? own + moved : own;
+    const float sum = total_of([&](int i) {
+        const float own = sent[SQUARES][i], shift = sent[CENTER][i] - mean, columns = columns_of(p.cols, i);
+        const float moved = shift * (2.0f * sent[DEVIATIONS][i] + columns * shift);
+        // What is too large for f32 stays so, also where a warp has no columns.
+        return is_finite(own) && columns > 0.0f ? own + moved : own;
     });
+    // Squares that underflow may leave less than was taken from them. NaN stays.
+    const float squares = sum < 0.0f ? 0.0f : sum;
 #else
     const float squares = total_of(sent[SQUARES]);
 #endif
