@@ -1,6 +1,6 @@
 //! Tiles of calls whose widest matrix has 16 bits, as they were best on an H200. Beside a rung stand shares of the copy's 4.2 TB/s in
-//! bf16 (2026-11-21), as rows x columns, and what was worse; or, where `rmsnorm tune` found it, microseconds for those of the rung
-//! before (2026-11-25, `benches/results/tune-2026-11-25-h200`).
+//! bf16 (2026-11-21), as rows x columns, and what was worse; or, where `rmsnorm tune` found it, its microseconds and those of the tile
+//! that the table had before (2026-11-25, `benches/results/tune-2026-11-25-h200`).
 
 use std::borrow::Cow::Borrowed;
 
@@ -19,7 +19,7 @@ pub(super) const TABLES: Tables = Tables {
 // To codes: us of bf16 to E4M3 (H200, 2026-11-23). What decides is how many bytes are asked for at once, as ever, and that a warp has as
 // much of a row as its registers hold: what a row costs besides its elements is most of what there is to save.
 
-pub(super) const TENSOR_TO_CODES: Ladder<Tile> = Borrowed(&[
+const TENSOR_TO_CODES: Ladder<Tile> = Borrowed(&[
     none_up_to(96),
     // 32768x1024: 26.5 us for 26.8.
     up_to(128, block(32, 1, 1, 32)),
@@ -201,7 +201,7 @@ pub(super) const RESIDUAL: Ladders = Ladders {
 };
 
 /// A row that is visited three times has least to do between its sums where few threads have many packs.
-pub(super) const LAYER: Ladders = Ladders {
+const LAYER: Ladders = Ladders {
     cluster: Borrowed(&[]),
     block: Borrowed(&[
         // 2097152x16: 39.6 us for 50.9.
@@ -389,7 +389,7 @@ pub(super) const ONE_SUM: Ladders = Ladders {
 };
 
 /// The figures are those of layer norm.
-pub(super) const TWO_SUMS: Ladders = Ladders {
+const TWO_SUMS: Ladders = Ladders {
     cluster: Borrowed(&[
         none_up_to(1536),
         // 14336 columns: 93 %, of 256 threads 90 %.

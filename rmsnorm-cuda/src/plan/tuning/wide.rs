@@ -1,30 +1,39 @@
-//! Tiles of calls with a matrix in f32, as they were best on an H200: those of 16 bits, but for what `rmsnorm tune` found (2026-11-25,
-//! `benches/results/tune-2026-11-25-h200`). Beside a rung stand microseconds, for those of the same tile as in 16 bits.
+//! Tiles of calls with a matrix in f32, as they were best on an H200: what `rmsnorm tune` found (2026-11-25,
+//! `benches/results/tune-2026-11-25-h200`), and where it found nothing better, those of 2026-11-21, which were chosen in bf16. Beside a
+//! rung stand its microseconds and those of the tile that the table had before, or shares of the copy's 4.2 TB/s.
 
 use std::borrow::Cow::Borrowed;
 
 use rmsnorm_gpu::tuning::{Ladder, none_up_to, up_to};
 
-use super::narrow::{FINDS_SCALE, LAYER, LAYER_RESIDUAL, ONE_SUM, PLAIN, RESIDUAL, TENSOR_TO_CODES, TWO_SUMS};
+use super::narrow::{FINDS_SCALE, LAYER_RESIDUAL, ONE_SUM, PLAIN, RESIDUAL};
 use super::{Ladders, Tables, block, cluster, grouped, overlapped, ring};
 use crate::plan::Tile;
 
+/// Ladders that are no ladder of this file are as in 16 bits.
 pub(super) const TABLES: Tables = Tables {
     forward: [
-        Ladders { block: FORWARD, ..PLAIN },
-        RESIDUAL,
-        Ladders { block: LAYER_FORWARD, ..LAYER },
-        Ladders { cluster: LAYER_RESIDUAL_CLUSTER, ..LAYER_RESIDUAL },
+        Ladders { cluster: PLAIN_CLUSTER, block: PLAIN_BLOCK, ..PLAIN },
+        Ladders { cluster: RESIDUAL_CLUSTER, block: RESIDUAL_BLOCK, ..RESIDUAL },
+        Ladders { cluster: Borrowed(&[]), block: LAYER_BLOCK, long: LAYER_LONG },
+        Ladders { cluster: LAYER_RESIDUAL_CLUSTER, block: LAYER_RESIDUAL_BLOCK, ..LAYER_RESIDUAL },
     ],
     backward: [
         Ladders { cluster: ONE_SUM_CLUSTER, block: ONE_SUM_BLOCK, ..ONE_SUM },
-        Ladders { block: TWO_SUMS_BLOCK, ..TWO_SUMS },
+        Ladders { cluster: TWO_SUMS_CLUSTER, block: TWO_SUMS_BLOCK, long: Borrowed(&[]) },
     ],
     to_codes: [TENSOR_TO_CODES, ROW_TO_CODES, BLOCK_TO_CODES, LAYER_TO_CODES],
     finds_scale: FINDS_SCALE,
 };
 
-const FORWARD: Ladder<Tile> = Borrowed(&[
+const PLAIN_CLUSTER: Ladder<Tile> = Borrowed(&[
+    none_up_to(2048),
+    up_to(4096, cluster(2, 128, 3)),
+    up_to(8192, cluster(4, 128, 3)),
+    up_to(16384, cluster(8, 128, 3)),
+]);
+
+const PLAIN_BLOCK: Ladder<Tile> = Borrowed(&[
     up_to(1, block(1, 256, 2, 6)),
     up_to(2, block(2, 128, 2, 6)),
     up_to(4, block(4, 64, 2, 6)),
@@ -55,7 +64,35 @@ const FORWARD: Ladder<Tile> = Borrowed(&[
     up_to(8192, block(1024, 1, 1, 1)),
 ]);
 
-const LAYER_FORWARD: Ladder<Tile> = Borrowed(&[
+const RESIDUAL_BLOCK: Ladder<Tile> = Borrowed(&[
+    up_to(1, block(1, 256, 1, 5)),
+    up_to(2, block(2, 128, 1, 5)),
+    up_to(4, block(4, 64, 1, 5)),
+    up_to(8, block(8, 32, 1, 5)),
+    up_to(16, block(16, 16, 1, 5)),
+    up_to(24, block(8, 32, 1, 5)),
+    up_to(32, block(32, 8, 1, 5)),
+    up_to(48, block(16, 16, 1, 3)),
+    up_to(80, block(32, 8, 1, 4)),
+    up_to(96, block(64, 1, 1, 8)),
+    up_to(128, block(128, 1, 1, 8)),
+    up_to(160, block(32, 8, 1, 3)),
+    up_to(256, block(128, 1, 1, 8)),
+    up_to(320, block(128, 2, 1, 4)),
+    up_to(512, block(256, 1, 1, 4)),
+    up_to(1280, block(256, 1, 1, 3)),
+    up_to(2048, block(512, 1, 1, 2)),
+]);
+
+const RESIDUAL_CLUSTER: Ladder<Tile> = Borrowed(&[
+    none_up_to(2048),
+    up_to(4096, cluster(2, 256, 2)),
+    up_to(8192, cluster(4, 256, 2)),
+    up_to(16384, cluster(8, 256, 2)),
+    up_to(32768, cluster(8, 512, 1)),
+]);
+
+const LAYER_BLOCK: Ladder<Tile> = Borrowed(&[
     up_to(2, block(1, 128, 2, 8)),
     up_to(4, block(2, 64, 2, 8)),
     up_to(8, block(4, 32, 2, 8)),
@@ -78,29 +115,50 @@ const LAYER_FORWARD: Ladder<Tile> = Borrowed(&[
     up_to(896, block(128, 1, 1, 6)),
     up_to(1280, block(256, 1, 1, 4)),
     up_to(2048, block(256, 1, 1, 3)),
+    // From the L1; longer rows no longer stay there.
     up_to(3072, block(512, 1, 1, 2)),
+]);
+
+const LAYER_LONG: Ladder<Tile> = Borrowed(&[
+    none_up_to(3072),
+    up_to(4096, cluster(1, 512, 2)),
+    up_to(8192, cluster(1, 1024, 1)),
+    up_to(16384, cluster(4, 256, 3)),
+    up_to(32768, cluster(8, 256, 2)),
+    up_to(65536, cluster(8, 1024, 1)),
+]);
+
+const LAYER_RESIDUAL_BLOCK: Ladder<Tile> = Borrowed(&[
+    up_to(2, block(1, 256, 1, 5)),
+    up_to(4, block(2, 128, 1, 5)),
+    up_to(8, block(4, 64, 1, 5)),
+    up_to(12, block(4, 64, 1, 4)),
+    up_to(16, block(8, 32, 1, 5)),
+    up_to(24, block(8, 32, 1, 5)),
+    up_to(32, block(16, 16, 1, 5)),
+    up_to(48, block(16, 16, 1, 3)),
+    up_to(96, block(32, 8, 1, 5)),
+    up_to(128, block(64, 1, 1, 16)),
+    up_to(160, block(32, 8, 1, 3)),
+    up_to(208, block(64, 4, 1, 4)),
+    up_to(256, block(128, 1, 1, 8)),
+    up_to(320, block(64, 1, 1, 12)),
+    up_to(640, block(128, 1, 1, 6)),
+    up_to(1024, block(256, 1, 1, 4)),
+    up_to(1536, block(256, 1, 1, 3)),
+    up_to(2048, block(512, 1, 1, 2)),
 ]);
 
 const LAYER_RESIDUAL_CLUSTER: Ladder<Tile> = Borrowed(&[
     none_up_to(2048),
-    // 4096x32768: 101 %, 84 % from shared memory; 20480 columns 102 and 74 %.
+    // 10880x12288: 101 %; 8192x16384: 102 %.
     up_to(4096, cluster(4, 128, 3)),
+    // 6528x20480: 102 %, 74 % from shared memory; 4096x32768: 101 and 84 %.
     up_to(8192, cluster(8, 128, 3)),
     // 2048x65536: 99 %, 79 % from shared memory.
     up_to(16384, cluster(8, 256, 2)),
+    // 1024x131072: 98 %, 74 % from shared memory.
     up_to(32768, cluster(8, 512, 1)),
-]);
-
-const ONE_SUM_CLUSTER: Ladder<Tile> = Borrowed(&[
-    none_up_to(1536),
-    up_to(1792, ring(2, cluster(2, 192, 2))),
-    up_to(2048, ring(2, grouped(4, 128, 2, 2))),
-    up_to(2560, ring(2, grouped(2, 128, 2, 1))),
-    // 1344x12288: 58.8 us for 59.3, 4.4 % with small calls.
-    up_to(3072, ring(2, cluster(4, 256, 2))),
-    up_to(4096, ring(2, cluster(4, 128, 2))),
-    up_to(8192, ring(3, cluster(8, 128, 2))),
-    up_to(16384, overlapped(ring(3, cluster(8, 256, 1)))),
 ]);
 
 const ONE_SUM_BLOCK: Ladder<Tile> = Borrowed(&[
@@ -141,6 +199,18 @@ const ONE_SUM_BLOCK: Ladder<Tile> = Borrowed(&[
     up_to(2048, ring(3, block(512, 1, 1, 1))),
 ]);
 
+const ONE_SUM_CLUSTER: Ladder<Tile> = Borrowed(&[
+    none_up_to(1536),
+    up_to(1792, ring(2, cluster(2, 192, 2))),
+    up_to(2048, ring(2, grouped(4, 128, 2, 2))),
+    up_to(2560, ring(2, grouped(2, 128, 2, 1))),
+    // 1344x12288: 58.8 us for 59.3, 4.4 % with small calls.
+    up_to(3072, ring(2, cluster(4, 256, 2))),
+    up_to(4096, ring(2, cluster(4, 128, 2))),
+    up_to(8192, ring(3, cluster(8, 128, 2))),
+    up_to(16384, overlapped(ring(3, cluster(8, 256, 1)))),
+]);
+
 const TWO_SUMS_BLOCK: Ladder<Tile> = Borrowed(&[
     up_to(1, ring(3, block(1, 512, 2, 1))),
     up_to(2, ring(3, block(2, 256, 2, 1))),
@@ -178,6 +248,29 @@ const TWO_SUMS_BLOCK: Ladder<Tile> = Borrowed(&[
     up_to(1280, ring(3, block(256, 1, 1, 1))),
     up_to(1536, ring(2, block(384, 1, 1, 1))),
     up_to(2048, ring(3, block(512, 1, 1, 1))),
+]);
+
+const TWO_SUMS_CLUSTER: Ladder<Tile> = Borrowed(&[
+    none_up_to(1536),
+    up_to(1792, ring(2, cluster(2, 128, 2))),
+    up_to(2048, ring(2, grouped(4, 128, 2, 2))),
+    up_to(2304, ring(2, grouped(2, 192, 2, 1))),
+    up_to(2560, ring(3, cluster(4, 160, 3))),
+    up_to(3072, ring(2, cluster(4, 128, 2))),
+    up_to(3584, ring(3, cluster(2, 448, 1))),
+    up_to(4096, ring(2, cluster(4, 256, 2))),
+    up_to(6144, ring(2, cluster(8, 128, 2))),
+    up_to(8192, ring(3, cluster(8, 256, 2))),
+    up_to(16384, ring(3, cluster(8, 512, 1))),
+]);
+
+const TENSOR_TO_CODES: Ladder<Tile> = Borrowed(&[
+    none_up_to(96),
+    up_to(128, block(32, 2, 1, 16)),
+    up_to(256, block(64, 1, 1, 16)),
+    up_to(512, block(128, 1, 1, 10)),
+    up_to(1024, block(128, 1, 1, 7)),
+    up_to(2048, block(256, 1, 1, 4)),
 ]);
 
 const ROW_TO_CODES: Ladder<Tile> = Borrowed(&[
