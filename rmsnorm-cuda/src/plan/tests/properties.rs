@@ -390,7 +390,7 @@ fn the_suite_is_told_where_plans_change() {
         assert!(calls.iter().any(changes), "no plan changes after {cols} columns");
     }
     // One thread, one warp, several warps, one block, a cluster, and three, five or seven packs: what was chosen by hand once.
-    let chosen = [8, 128, 192, 256, 384, 512, 640, 1024, 1280, 2048, 2560, 5120, 8192, 10240, 16384, 32768];
+    let chosen = [8, 128, 192, 256, 384, 512, 640, 1024, 1280, 2048, 2560, 4096, 5120, 8192, 10240, 16384, 32768];
     for cols in chosen {
         assert!(breakpoints.contains(&cols), "{cols}: {breakpoints:?}");
     }

@@ -8,8 +8,8 @@ use super::{Ladders, Tables, Tuning};
 use crate::plan::Tile;
 
 impl Tuning {
-    /// The last lengths, in columns, before the threads of three kinds of call or more get another number of packs, or get company;
-    /// kinds of calls of 16 bits, or of f32. Rows of more than 32768 columns are the stress profile's.
+    /// The last lengths, in columns, before the threads of three kinds of call or more of one width get another number of packs, or get
+    /// company. Rows of more than 32768 columns are the stress profile's.
     pub(crate) fn cols_breakpoints(&self) -> Vec<usize> {
         let [narrow, wide] = &self.widths;
         let all: BTreeSet<usize> = narrow.breakpoints(8).chain(wide.breakpoints(4)).collect();
@@ -42,7 +42,7 @@ impl Ladders {
             (packs.div_ceil(threads), threads == 1)
         };
         match (tile(packs), tile(packs + 1)) {
-            (Some(before), Some(after)) => before != after && thread(packs, before) != thread(packs + 1, after),
+            (Some(before), Some(after)) => thread(packs, before) != thread(packs + 1, after),
             (before, after) => before != after,
         }
     }
