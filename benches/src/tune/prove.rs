@@ -132,8 +132,8 @@ fn cases(subject: &Subject, cols: usize, number: usize) -> Vec<Case> {
             if index == 1 && quant.is_none() {
                 cases.push(Case { trial: Trial::Determinism { repeats: 3 }, ..plain });
             }
-            // A ladder that calls to codes look up too.
-            if subject.operation.op == Op::AddForward {
+            // Calls to codes look up forward's ladders of blocks where they have none of their own, and with every residual.
+            if matches!(subject.operation.op, Op::Forward | Op::AddForward) {
                 let quant = [Quant::Tensor, Quant::Block128][index % 2].spec(Shape { rows, cols });
                 cases.push(Case { kind: Kind::QuantizedForward, quant: Some(quant), ..plain });
             }
