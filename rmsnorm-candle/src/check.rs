@@ -1,0 +1,51 @@
+//! What holds for every call, whichever path it takes.
+
+use candle_core::{Result, Tensor, bail};
+
+use crate::spec::Spec;
+
+/// The tensors of a call.
+pub(crate) struct Args<'a> {
+    pub(crate) x: &'a Tensor,
+    pub(crate) residual: Option<&'a Tensor>,
+    pub(crate) weight: &'a Tensor,
+    pub(crate) bias: Option<&'a Tensor>,
+}
+
+impl<'a> Args<'a> {
+    /// Each with its name.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (&'static str, &'a Tensor)> + use<'a> {
+        let &Args { x, residual, weight, bias } = self;
+        [("x", Some(x)), ("residual", residual), ("weight", Some(weight)), ("bias", bias)]
+            .into_iter()
+            .filter_map(|(name, tensor)| Some((name, tensor?)))
+    }
+
+    /// Shapes, dtypes and devices. Nothing is broadcast.
+    pub(crate) fn check(&self, spec: &Spec) -> Result<()> {
+        let (name, x) = (spec.name(), self.x);
+        let Some(&cols) = x.dims().last() else { bail!("{name}: x has no dimension to normalize over") };
+        if cols == 0 {
+            bail!("{name}: the last dimension of x must have at least 1 element, got the shape {:?}", x.shape());
+        }
+        if let Some(residual) = self.residual
+            && residual.dims() != x.dims()
+        {
+            bail!("{name}: residual must have the shape {:?} of x, got {:?}", x.shape(), residual.shape());
+        }
+        for (vector, tensor) in self.all().filter(|(vector, _)| ["weight", "bias"].contains(vector)) {
+            if tensor.dims() != [cols] {
+                bail!("{name}: {vector} must have the shape [{cols}] of x's last dimension, got {:?}", tensor.shape());
+            }
+        }
+        for (arg, tensor) in self.all() {
+            if !tensor.dtype().is_float() {
+                bail!("{name}: {arg} must be of floats, got {:?}", tensor.dtype());
+            }
+            if !tensor.device().same_device(x.device()) {
+                bail!("{name}: {arg} is on {:?}, x on {:?}", tensor.device().location(), x.device().location());
+            }
+        }
+        Ok(())
+    }
+}

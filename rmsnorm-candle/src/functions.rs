@@ -1,0 +1,171 @@
+//! The functions: which path a call takes.
+
+use candle_core::{Result, Tensor, bail};
+use rmsnorm_core::Norm;
+
+use crate::check::Args;
+use crate::native::mix;
+use crate::ops::add::Add;
+use crate::ops::in_place;
+use crate::ops::normalize::Normalize;
+use crate::rows::{is_regular, regular};
+use crate::slow;
+use crate::spec::Spec;
+
+/// RMS norm over the last dimension: `x / sqrt(avg(x^2) + eps) * weight`, rounded once.
+///
+/// # Shapes
+/// `x`: (.., cols), of any rank from 1. `weight`: (cols). The result has the shape and the dtype of `x`.
+///
+/// # Gradients
+/// Of `x` and `weight`. See [the crate](crate) for dtypes, devices and errors.
+///
+/// # Example
+/// ```
+/// use candle_core::{Device, Tensor, Var};
+/// # fn main() -> candle_core::Result<()> {
+/// let x = Var::new(&[[3f32, 4.0], [5.0, 0.0]], &Device::Cpu)?;
+/// let weight = Var::new(&[1f32, 2.0], &Device::Cpu)?;
+/// let y = rmsnorm_candle::rms_norm(&x, &weight, 1e-6)?;
+/// let gradients = y.sum_all()?.backward()?;
+/// assert!(gradients.get(&x).is_some() && gradients.get(&weight).is_some());
+/// # Ok(())
+/// # }
+/// ```
+pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
+    normalize(Spec::new(Norm::Rms, eps)?, x, weight, None)
+}
+
+/// RMS norm by `1 + weight`, which is added in f32 and not rounded: Gemma's. Otherwise as [`rms_norm`].
+pub fn gemma_rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
+    normalize(Spec::gemma(eps)?, x, weight, None)
+}
+
+/// Layer norm over the last dimension: `(x - mean) / sqrt(var + eps) * weight + bias`, rounded once.
+///
+/// # Shapes
+/// `x`: (.., cols), of any rank from 1. `weight`, `bias`: (cols). The result has the shape and the dtype of `x`.
+///
+/// # Gradients
+/// Of `x`, `weight` and `bias`. See [the crate](crate) for dtypes, devices and errors.
+pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, eps: f64) -> Result<Tensor> {
+    normalize(Spec::new(Norm::Layer, eps)?, x, weight, bias)
+}
+
+/// `residual + x`, rounded to the dtype of `residual`, and the RMS norm of that sum in the dtype of `x`, in one pass over
+/// memory: `(y, sum)`. The sum is the next layer's residual.
+///
+/// # Shapes
+/// `x`, `residual`, and both results: (.., cols), of any rank from 1. `weight`: (cols).
+///
+/// # Gradients
+/// Of `x`, `residual` and `weight`, from either result or both. That of an f32 residual beside 16-bit activations is not
+/// rounded to 16 bits on its way. See [the crate](crate) for dtypes, devices and errors.
+///
+/// # Example
+/// ```
+/// use candle_core::{Device, Tensor};
+/// # fn main() -> candle_core::Result<()> {
+/// let (x, residual) = (Tensor::new(&[[3f32, 4.0]], &Device::Cpu)?, Tensor::new(&[[1f32, -2.0]], &Device::Cpu)?);
+/// let weight = Tensor::new(&[1f32, 1.0], &Device::Cpu)?;
+/// let (y, residual) = rmsnorm_candle::add_rms_norm(&x, &residual, &weight, 1e-6)?;
+/// assert_eq!(residual.to_vec2::<f32>()?, [[4.0, 2.0]]);
+/// # Ok(())
+/// # }
+/// ```
+pub fn add_rms_norm(x: &Tensor, residual: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor)> {
+    add_normalize(Spec::new(Norm::Rms, eps)?, x, residual, weight)
+}
+
+/// [`rms_norm`] whose result takes the place of `x`, for inference.
+///
+/// # Aliases
+/// Whatever shares memory with `x` sees the new values, as with candle's own operations in place; elements between the rows of
+/// a narrowed `x` stay as they are.
+///
+/// # Errors
+/// As [`rms_norm`]. An error has written nothing, and is the answer where
+/// - `x`, `weight` or `bias` is a variable or depends on one: this has no gradient, and would overwrite what another needs.
+///   `weight.detach()` says that no gradient is wanted;
+/// - `weight` or `bias` shares memory with `x`, or elements of `x` share memory with each other;
+/// - the rows of `x` cannot be written where they lie: they have more than two strides or, on candle's own path, are not
+///   contiguous.
+///
+/// # Example
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// # fn main() -> candle_core::Result<()> {
+/// // The queries of a fused buffer, where they lie.
+/// let qkv = Tensor::ones((5, 3 * 8), DType::F32, &Device::Cpu)?;
+/// let queries = qkv.narrow(1, 0, 8)?;
+/// rmsnorm_candle::rms_norm_in_place(&queries, &Tensor::full(2f32, 8, &Device::Cpu)?, 0.0)?;
+/// assert_eq!(qkv.get(4)?.narrow(0, 7, 2)?.to_vec1::<f32>()?, [2.0, 1.0]);
+/// # Ok(())
+/// # }
+/// ```
+pub fn rms_norm_in_place(x: &Tensor, weight: &Tensor, eps: f64) -> Result<()> {
+    overwrite(Spec::new(Norm::Rms, eps)?, x, weight, None)
+}
+
+/// [`gemma_rms_norm`] whose result takes the place of `x`, as [`rms_norm_in_place`] does.
+pub fn gemma_rms_norm_in_place(x: &Tensor, weight: &Tensor, eps: f64) -> Result<()> {
+    overwrite(Spec::gemma(eps)?, x, weight, None)
+}
+
+/// [`layer_norm`] whose result takes the place of `x`, as [`rms_norm_in_place`] does.
+pub fn layer_norm_in_place(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, eps: f64) -> Result<()> {
+    overwrite(Spec::new(Norm::Layer, eps)?, x, weight, bias)
+}
+
+/// `x` normalized.
+pub(crate) fn normalize(spec: Spec, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    let args = Args { x, residual: None, weight, bias };
+    args.check(&spec)?;
+    if has_kernels(&args) {
+        let bias = bias.map(Tensor::contiguous).transpose()?;
+        return Normalize::apply(spec, &regular(x)?, &weight.contiguous()?, bias.as_ref());
+    }
+    slow::normalize(&spec, x, weight, bias, x.dtype())
+}
+
+/// `x` and `residual` added, and the sum normalized.
+pub(crate) fn add_normalize(spec: Spec, x: &Tensor, residual: &Tensor, weight: &Tensor) -> Result<(Tensor, Tensor)> {
+    let args = Args { x, residual: Some(residual), weight, bias: None };
+    args.check(&spec)?;
+    if has_kernels(&args) {
+        return Add::apply(spec, &regular(x)?, &regular(residual)?, &weight.contiguous()?);
+    }
+    let sum = slow::add(x, residual)?;
+    Ok((slow::normalize(&spec, &sum, weight, None, x.dtype())?, sum))
+}
+
+/// `x` normalized where it is.
+fn overwrite(spec: Spec, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
+    let args = Args { x, residual: None, weight, bias };
+    args.check(&spec)?;
+    let name = spec.name();
+    if let Some((arg, _)) = args.all().find(|(_, tensor)| tensor.track_op()) {
+        bail!(
+            "{name} in place has no gradient, and {arg} is part of a graph: detach() it, or use the form that returns y"
+        );
+    }
+    if !has_kernels(&args) {
+        if !x.is_contiguous() {
+            bail!("{name} in place on candle's own path needs a contiguous x, got {:?}", x.layout());
+        }
+        let y = slow::normalize(&spec, x, weight, bias, x.dtype())?;
+        return x.slice_set(&y, 0, 0);
+    }
+    if !is_regular(x.layout()) {
+        bail!("{name} in place: rows at more than two distances, or that overlap, got {:?}", x.layout());
+    }
+    let bias = bias.map(Tensor::contiguous).transpose()?;
+    in_place::apply(spec, x, &weight.contiguous()?, bias.as_ref())
+}
+
+/// Whether kernels of ours take such tensors: on this device, of these dtypes.
+fn has_kernels(args: &Args<'_>) -> bool {
+    let &Args { x, residual, weight, bias } = args;
+    let is_one_dtype = bias.is_none_or(|bias| bias.dtype() == weight.dtype());
+    x.device().is_cpu() && is_one_dtype && mix(x.dtype(), weight.dtype(), residual.unwrap_or(x).dtype()).is_some()
+}

@@ -1,0 +1,62 @@
+//! rmsnorm's fused RMSNorm and LayerNorm on candle's tensors: one pass over memory forward and one backward, with gradients.
+//!
+//! | function | gives |
+//! |---|---|
+//! | [`rms_norm`] | RMS norm |
+//! | [`gemma_rms_norm`] | RMS norm by `1 + weight` |
+//! | [`layer_norm`] | layer norm, with a bias or without |
+//! | [`add_rms_norm`] | `residual + x`, and its RMS norm |
+//! | [`rms_norm_in_place`], [`gemma_rms_norm_in_place`], [`layer_norm_in_place`] | y over x, for inference |
+//!
+//! # Shapes
+//! Tensors have any rank from 1, and the last dimension is normalized. Rows are read where they lie if they have at most two
+//! strides: a `narrow` of a fused QKV tensor, its heads. What is less regular (a transpose, a broadcast) is made contiguous
+//! first, by an operation that has its gradient too.
+//!
+//! # Dtypes and devices
+//! Kernels of ours run on the CPU, where activations are f32, f16 or bf16, and the weight (with the bias) and the residual have
+//! the dtype of `x` or f32. They compute in f32 and round once. Anything else takes candle's own operations, in f32 or, where
+//! a tensor is f64, in f64, with the same gradients: other devices (CUDA, Metal), f64, and mixes such as an f64 weight.
+//!
+//! # Gradients
+//! Of x, residual, weight and bias, wherever candle tracks them: a frozen tensor costs none. Forward saves what candle's graph
+//! holds anyway, x and weight, and 4 or 8 bytes a row. Gradients have no gradient of their own, as with all fused operations of
+//! candle.
+//!
+//! candle's own fused `candle_nn::ops::rms_norm` and `layer_norm`, and the modules of candle-nn where they use them, have no
+//! gradient and say nothing about it.
+//!
+//! # Errors
+//! A length, a dtype or a device that does not fit, and an `eps` that is negative or not finite, are errors that name the
+//! tensor. Nothing is broadcast. `eps` has no default.
+//!
+//! # Threads
+//! Large calls are split over rayon's pool, which candle uses as well. Results do not depend on the number of threads.
+//!
+//! # Debug builds
+//! Unoptimized, the CPU kernels are about 120 times slower. In the workspace that you build:
+//!
+//! ```toml
+//! [profile.dev.package.rmsnorm-cpu]
+//! opt-level = 3
+//! ```
+#![cfg_attr(docsrs, feature(doc_cfg))]
+#![forbid(unsafe_code)]
+
+mod check;
+mod cpu;
+mod functions;
+mod native;
+mod ops;
+mod rows;
+mod slow;
+mod spec;
+
+/// Its example is a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}
+
+pub use functions::{
+    add_rms_norm, gemma_rms_norm, gemma_rms_norm_in_place, layer_norm, layer_norm_in_place, rms_norm, rms_norm_in_place,
+};

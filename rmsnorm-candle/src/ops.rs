@@ -1,0 +1,19 @@
+//! The operations as candle's autograd knows them.
+//!
+//! A custom operation of candle has one result, and its `bwd` is given arguments, result and gradient: there is no place for
+//! what forward computed beside y. Such values go into a cell of the operation's own struct. An instance is applied once and
+//! lives exactly as long as its node of the graph, so the cell is what PyTorch calls a saved tensor.
+//!
+//! | operation | is a node that gives | its cell has |
+//! |---|---|---|
+//! | [`normalize::Normalize`] | y from x, weight and bias | the statistics |
+//! | [`add::Add`] | the sum of x and residual, from one kernel with y | y, the statistics |
+//! | [`add::Take`] | y from the sum, without any work | shared with `Add` |
+//! | [`differentiate`] | no node: `bwd` runs it for the gradients | the parameters' gradients |
+//! | [`in_place`] | no node: y over x | |
+
+pub(crate) mod add;
+mod cell;
+mod differentiate;
+pub(crate) mod in_place;
+pub(crate) mod normalize;

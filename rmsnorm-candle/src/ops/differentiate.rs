@@ -1,0 +1,57 @@
+//! dx, dweight and dbias by one fused call, from within a `bwd`.
+
+use candle_core::op::BackpropOp;
+use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Storage, Tensor, bail};
+
+use super::cell::Cell;
+use crate::cpu::{BackwardCall, Statistics, Wanted};
+use crate::rows::regular;
+use crate::spec::Spec;
+
+/// Of x (in its dtype, and only if it is tracked), weight and bias.
+pub(super) fn differentiate(
+    spec: &Spec,
+    statistics: Option<&Statistics>,
+    dy: &Tensor,
+    x: &Tensor,
+    weight: &Tensor,
+    wanted: Wanted,
+) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+    let Some(statistics) = statistics else { bail!("{}: the forward pass has saved no statistics", spec.name()) };
+    let op = Differentiate { spec, statistics, wanted, parameters: Cell::new() };
+    let dx = regular(dy)?.apply_op3_no_bwd(x, weight, &op)?;
+    let Some((dweight, dbias)) = op.parameters.take() else { bail!("{}: backward has not run", spec.name()) };
+    let vector = |storage| Tensor::from_storage(storage, weight.shape().clone(), BackpropOp::none(), false);
+    Ok((x.track_op().then_some(dx), dweight.map(vector), dbias.map(vector)))
+}
+
+/// dx from dy, x and weight. A custom operation, since only such are given storages by a lock that can be held twice.
+struct Differentiate<'a> {
+    spec: &'a Spec,
+    statistics: &'a Statistics,
+    wanted: Wanted,
+    /// dweight and dbias.
+    parameters: Cell<(Option<Storage>, Option<Storage>)>,
+}
+
+impl CustomOp3 for Differentiate<'_> {
+    fn name(&self) -> &'static str {
+        self.spec.name()
+    }
+
+    fn cpu_fwd(
+        &self,
+        s1: &CpuStorage,
+        l1: &Layout,
+        s2: &CpuStorage,
+        l2: &Layout,
+        s3: &CpuStorage,
+        l3: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let Differentiate { spec, statistics, wanted, .. } = *self;
+        let call = BackwardCall { spec, dy: (s1, l1), x: (s2, l2), weight: (s3, l3), statistics, wanted };
+        let gradients = call.run()?;
+        self.parameters.put((gradients.dweight.map(Storage::Cpu), gradients.dbias.map(Storage::Cpu)));
+        Ok((gradients.dx, l2.shape().clone()))
+    }
+}

@@ -1,0 +1,92 @@
+//! y from x, weight and bias.
+
+use std::sync::OnceLock;
+
+use candle_core::{CpuStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor, bail};
+
+use super::differentiate::differentiate;
+use crate::cpu::{ForwardCall, Operand, Statistics, Wanted};
+use crate::spec::Spec;
+
+/// A `CustomOp2` of x and weight, and a `CustomOp3` of x, weight and bias.
+pub(crate) struct Normalize {
+    spec: Spec,
+    /// Whether there will be a backward pass.
+    save: bool,
+    statistics: OnceLock<Statistics>,
+}
+
+impl Normalize {
+    /// Applies it: `x` has regular rows, weight and bias are contiguous, and there are kernels for their dtypes.
+    pub(crate) fn apply(spec: Spec, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        let save = x.track_op() || weight.track_op() || bias.is_some_and(|bias| bias.track_op());
+        let op = Normalize { spec, save, statistics: OnceLock::new() };
+        match (bias, save) {
+            (None, true) => x.apply_op2(weight, op),
+            (None, false) => x.apply_op2_no_bwd(weight, &op),
+            (Some(bias), true) => x.apply_op3(weight, bias, op),
+            (Some(bias), false) => x.apply_op3_no_bwd(weight, bias, &op),
+        }
+    }
+
+    fn run(&self, x: Operand<'_>, weight: Operand<'_>, bias: Option<Operand<'_>>) -> Result<(CpuStorage, Shape)> {
+        let call = ForwardCall { spec: &self.spec, x, residual: None, weight, bias, save: self.save };
+        let normalized = call.run()?;
+        keep(&self.statistics, normalized.statistics)?;
+        Ok((normalized.y, x.1.shape().clone()))
+    }
+}
+
+/// Puts the statistics where `bwd` finds them.
+pub(super) fn keep(cell: &OnceLock<Statistics>, statistics: Option<Statistics>) -> Result<()> {
+    match statistics.map(|statistics| cell.set(statistics)) {
+        Some(Err(_)) => bail!("an operation is applied once"),
+        Some(Ok(())) | None => Ok(()),
+    }
+}
+
+impl CustomOp2 for Normalize {
+    fn name(&self) -> &'static str {
+        self.spec.name()
+    }
+
+    fn cpu_fwd(&self, s1: &CpuStorage, l1: &Layout, s2: &CpuStorage, l2: &Layout) -> Result<(CpuStorage, Shape)> {
+        self.run((s1, l1), (s2, l2), None)
+    }
+
+    fn bwd(&self, x: &Tensor, weight: &Tensor, _y: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let wanted = Wanted { dweight: weight.track_op(), dbias: false };
+        let (dx, dweight, _) = differentiate(&self.spec, self.statistics.get(), dy, x, weight, wanted)?;
+        Ok((dx, dweight))
+    }
+}
+
+impl CustomOp3 for Normalize {
+    fn name(&self) -> &'static str {
+        self.spec.name()
+    }
+
+    fn cpu_fwd(
+        &self,
+        s1: &CpuStorage,
+        l1: &Layout,
+        s2: &CpuStorage,
+        l2: &Layout,
+        s3: &CpuStorage,
+        l3: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        self.run((s1, l1), (s2, l2), Some((s3, l3)))
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        bias: &Tensor,
+        _y: &Tensor,
+        dy: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let wanted = Wanted { dweight: weight.track_op(), dbias: bias.track_op() };
+        differentiate(&self.spec, self.statistics.get(), dy, x, weight, wanted)
+    }
+}

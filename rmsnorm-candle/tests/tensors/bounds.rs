@@ -1,0 +1,180 @@
+//! Results and gradients of every function, in every mix of dtypes and several layouts, against the f64 reference and its derived
+//! bounds: rmsnorm-spec's math, sections 5 and 6. There is no tolerance here.
+
+use crate::kit::{Native, elements, f64s, loss, tensor, var};
+use candle_core::{Tensor, Var};
+use rmsnorm_candle::{add_rms_norm, gemma_rms_norm, layer_norm, rms_norm};
+use rmsnorm_core::conformance::bounds::{Mode, Model, Statistics};
+use rmsnorm_core::conformance::testing::{BackwardTruth, ForwardTruth};
+use rmsnorm_core::conformance::{Arithmetic, Harness};
+use rmsnorm_core::cpu::CpuBackend;
+use rmsnorm_core::reference::{BackwardInputs, ForwardInputs};
+use rmsnorm_core::{DTypes, GradReduction, Norm, NormSpec, Tensor as Name, bf16, f16};
+
+/// Large enough to be seen in every result, and an f32.
+const EPS: f64 = 1.0 / 16.0;
+
+/// A tensor that is normalized, and the variable that it is a view of.
+struct View {
+    base: Var,
+    of: fn(&Tensor) -> Tensor,
+}
+
+impl View {
+    fn tensor(&self) -> Tensor {
+        (self.of)(&self.base)
+    }
+}
+
+/// Of ranks 1 to 4: dense, narrowed in one dimension or two, heads of a fused buffer, and what has to be copied.
+fn views<E: Native>() -> Vec<View> {
+    let view = |shape: &[usize], of| View { base: var::<E>(shape, 1), of };
+    vec![
+        view(&[33], |base| base.clone()),
+        view(&[130], |base| base.narrow(0, 3, 96).unwrap()),
+        view(&[7, 130], |base| base.clone()),
+        view(&[5, 3 * 32], |base| base.narrow(1, 32, 32).unwrap()),
+        view(&[2, 6, 40], |base| base.narrow(1, 1, 4).unwrap().narrow(2, 4, 31).unwrap()),
+        view(&[3, 9 * 16], |base| base.reshape((3, 9, 16)).unwrap().narrow(1, 2, 4).unwrap()),
+        view(&[2, 3, 4, 24], |base| base.clone()),
+        view(&[2, 5, 4, 24], |base| base.transpose(1, 2).unwrap()),
+        view(&[64, 12], |base| base.t().unwrap()),
+        view(&[1, 300, 64], |base| base.clone()),
+    ]
+}
+
+/// What is judged: everything that a function gives and every gradient.
+struct Judge<'a> {
+    spec: NormSpec,
+    dtypes: DTypes,
+    x: &'a Tensor,
+    residual: Option<&'a Tensor>,
+    weight: &'a Tensor,
+    bias: Option<&'a Tensor>,
+    dy: &'a Tensor,
+}
+
+impl Judge<'_> {
+    /// Each tensor as its own function gives it to `judge`.
+    fn run(&self, outputs: impl Fn(&ForwardTruth<'_>, &BackwardTruth)) {
+        let arithmetic: Arithmetic = CpuBackend::new().arithmetic();
+        let model = Model { arithmetic: &arithmetic, mode: Mode::Worst };
+        let (x, weight, dy) = (f64s(self.x), f64s(self.weight), f64s(self.dy));
+        let (residual, bias) = (self.residual.map(f64s), self.bias.map(f64s));
+        let inputs = ForwardInputs {
+            x: &x,
+            residual: residual.as_deref().map(|residual| (residual, self.dtypes.residual)),
+            weight: Some(&weight),
+            bias: bias.as_deref(),
+        };
+        let forward = ForwardTruth::new(&self.spec, inputs, self.dtypes.activation, None, model);
+        let out = &forward.outputs;
+        let inputs = BackwardInputs {
+            dy: &dy,
+            x: &out.h,
+            weight: Some(&weight),
+            mean: &out.mean,
+            rstd: &out.rstd,
+            dresidual_out: None,
+        };
+        let statistics = Statistics::Computed(&forward.bounds);
+        let backward = BackwardTruth::new(&self.spec, &inputs, statistics, GradReduction::Partials, model);
+        outputs(&forward, &backward);
+    }
+}
+
+/// Judged by the truth of a pass, or the test fails with what was wrong.
+macro_rules! judge {
+    ($truth:expr, $name:expr, $type:ty, $got:expr, $case:expr) => {
+        let verdict = $truth.judge($name, &elements::<$type>($got));
+        assert!(verdict.is_pass() && verdict.checked > 0, "{} of {}: {verdict:?}", $name, $case);
+    };
+}
+
+fn norms<T: Native, W: Native>() {
+    let dtypes = DTypes::of::<T, W, T>();
+    for view in views::<T>() {
+        let x = view.tensor();
+        let cols = *x.dims().last().unwrap();
+        let rows = x.elem_count() / cols;
+        let (weight, bias) = (var::<W>(&[cols], 2), var::<W>(&[cols], 3));
+        let dy = tensor::<T>(x.dims(), 4);
+        let spec = |norm| NormSpec::new(norm, rows, cols, EPS as f32);
+        for (name, spec, bias) in [
+            ("rms_norm", spec(Norm::Rms), None),
+            ("gemma_rms_norm", spec(Norm::Rms).weight_offset(1.0), None),
+            ("layer_norm without bias", spec(Norm::Layer), None),
+            ("layer_norm", spec(Norm::Layer), Some(&bias)),
+        ] {
+            let case = format!("{name} of {dtypes} {:?}", x.layout());
+            let bias = bias.map(Var::as_tensor);
+            let y = match (spec.norm, spec.weight_offset == 0.0) {
+                (Norm::Rms, true) => rms_norm(&x, &weight, EPS),
+                (Norm::Rms, false) => gemma_rms_norm(&x, &weight, EPS),
+                (Norm::Layer, _) => layer_norm(&x, &weight, bias, EPS),
+            }
+            .unwrap();
+            assert_eq!((y.dims(), y.dtype()), (x.dims(), x.dtype()), "{case}");
+            let grads = loss(&y, &dy).backward().unwrap();
+            let dx = (view.of)(grads.get(&view.base).unwrap());
+            let judge = Judge { spec, dtypes, x: &x, residual: None, weight: &weight, bias, dy: &dy };
+            judge.run(|forward, backward| {
+                judge!(forward, Name::Y, T, &y, case);
+                judge!(backward, Name::Dx, T, &dx, case);
+                judge!(backward, Name::Dweight, W, grads.get(&weight).unwrap(), case);
+                if let Some(bias) = bias {
+                    judge!(backward, Name::Dbias, W, grads.get(bias).unwrap(), case);
+                }
+            });
+        }
+    }
+}
+
+fn adds<T: Native, W: Native, R: Native>() {
+    let dtypes = DTypes::of::<T, W, R>();
+    for (view, stream) in views::<T>().iter().zip(views::<R>()) {
+        let (x, residual) = (view.tensor(), (stream.of)(&var::<R>(stream.base.dims(), 5)));
+        let r = Var::from_tensor(&residual).unwrap();
+        let cols = *x.dims().last().unwrap();
+        let spec = NormSpec::rms(x.elem_count() / cols, cols, EPS as f32);
+        let (weight, dy) = (var::<W>(&[cols], 2), tensor::<T>(x.dims(), 4));
+        let (y, sum) = add_rms_norm(&x, &r, &weight, EPS).unwrap();
+        let case = format!("add_rms_norm of {dtypes} {:?}", x.layout());
+        assert_eq!((y.dtype(), sum.dtype()), (x.dtype(), r.dtype()), "{case}");
+        let grads = loss(&y, &dy).backward().unwrap();
+        let dx = (view.of)(grads.get(&view.base).unwrap());
+        let judge = Judge { spec, dtypes, x: &x, residual: Some(&r), weight: &weight, bias: None, dy: &dy };
+        judge.run(|forward, backward| {
+            judge!(forward, Name::Y, T, &y, case);
+            judge!(forward, Name::ResidualOut, R, &sum, case);
+            judge!(backward, Name::Dx, T, &dx, case);
+            judge!(backward, Name::Dresidual, R, grads.get(&r).unwrap(), case);
+            judge!(backward, Name::Dweight, W, grads.get(&weight).unwrap(), case);
+        });
+        // The strided residual as it lies has the same bits.
+        let (again, _) = add_rms_norm(&x, &residual, &weight, EPS).unwrap();
+        assert_eq!(elements::<T>(&again), elements::<T>(&y), "{case}");
+    }
+}
+
+#[test]
+fn norms_are_within_their_bounds() {
+    norms::<f32, f32>();
+    norms::<f16, f16>();
+    norms::<f16, f32>();
+    norms::<bf16, bf16>();
+    norms::<bf16, f32>();
+}
+
+#[test]
+fn sums_and_their_norms_are_within_their_bounds() {
+    adds::<f32, f32, f32>();
+    adds::<f16, f16, f16>();
+    adds::<f16, f16, f32>();
+    adds::<f16, f32, f16>();
+    adds::<f16, f32, f32>();
+    adds::<bf16, bf16, bf16>();
+    adds::<bf16, bf16, f32>();
+    adds::<bf16, f32, bf16>();
+    adds::<bf16, f32, f32>();
+}
