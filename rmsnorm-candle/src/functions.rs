@@ -140,7 +140,7 @@ pub(crate) fn add_normalize(spec: Spec, x: &Tensor, residual: &Tensor, weight: &
 }
 
 /// `x` normalized where it is.
-fn overwrite(spec: Spec, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
+pub(crate) fn overwrite(spec: Spec, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
     let args = Args { x, residual: None, weight, bias };
     args.check(&spec)?;
     let name = spec.name();

@@ -7,6 +7,7 @@
 //! | [`layer_norm`] | layer norm, with a bias or without |
 //! | [`add_rms_norm`] | `residual + x`, and its RMS norm |
 //! | [`rms_norm_in_place`], [`gemma_rms_norm_in_place`], [`layer_norm_in_place`] | y over x, for inference |
+//! | [`nn`] | modules that load from a `VarBuilder`, as candle-nn's |
 //!
 //! # Shapes
 //! Tensors have any rank from 1, and the last dimension is normalized. Rows are read where they lie if they have at most two
@@ -47,6 +48,7 @@ mod check;
 mod cpu;
 mod functions;
 mod native;
+pub mod nn;
 mod ops;
 mod rows;
 mod slow;

@@ -6,4 +6,5 @@ mod errors;
 mod graphs;
 mod in_place;
 mod kit;
+mod modules;
 mod slow;

@@ -1,0 +1,89 @@
+//! RMS norm as a module.
+
+use candle_core::{Result, Tensor};
+use candle_nn::{Module, VarBuilder};
+use rmsnorm_core::Norm;
+
+use super::{WEIGHT, vector};
+use crate::functions::{normalize, overwrite};
+use crate::spec::Spec;
+
+/// RMS norm over the last dimension, by `weight` or, as Gemma's, by `1 + weight`. Called as `forward(&x)`.
+#[derive(Clone, Debug)]
+pub struct RmsNorm {
+    weight: Tensor,
+    eps: f64,
+    is_gemma: bool,
+}
+
+impl RmsNorm {
+    /// By this weight: (cols).
+    pub fn new(weight: Tensor, eps: f64) -> Self {
+        RmsNorm { weight, eps, is_gemma: false }
+    }
+
+    /// By `1 + weight`, which is not rounded.
+    pub fn gemma(weight: Tensor, eps: f64) -> Self {
+        RmsNorm { weight, eps, is_gemma: true }
+    }
+
+    /// The weight, as it was loaded.
+    pub fn weight(&self) -> &Tensor {
+        &self.weight
+    }
+
+    /// What is added to the mean square.
+    pub fn eps(&self) -> f64 {
+        self.eps
+    }
+
+    /// [`Module::forward`], under the name that candle-nn has for the form with gradients: here both have them.
+    ///
+    /// # Errors
+    /// As [`crate::rms_norm`].
+    pub fn forward_diff(&self, x: &Tensor) -> Result<Tensor> {
+        self.forward(x)
+    }
+
+    /// Overwrites `x`, for inference.
+    ///
+    /// # Errors
+    /// As [`crate::rms_norm_in_place`]: among others where the weight is a variable.
+    pub fn forward_in_place(&self, x: &Tensor) -> Result<()> {
+        overwrite(self.spec()?, x, &self.weight, None)
+    }
+
+    pub(super) fn spec(&self) -> Result<Spec> {
+        if self.is_gemma { Spec::gemma(self.eps) } else { Spec::new(Norm::Rms, self.eps) }
+    }
+}
+
+/// Errors as [`crate::rms_norm`].
+impl Module for RmsNorm {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        normalize(self.spec()?, x, &self.weight, None)
+    }
+}
+
+/// The same weight and `eps`.
+impl From<candle_nn::RmsNorm> for RmsNorm {
+    fn from(norm: candle_nn::RmsNorm) -> Self {
+        RmsNorm::new(norm.weight().clone(), norm.eps())
+    }
+}
+
+/// Loads `weight` (or `gamma`), ones where a `VarMap` makes it new.
+///
+/// # Errors
+/// Where it is missing, or not of the shape (size).
+pub fn rms_norm(size: usize, eps: f64, vb: VarBuilder<'_>) -> Result<RmsNorm> {
+    Ok(RmsNorm::new(vector(size, WEIGHT, 1.0, &vb)?, eps))
+}
+
+/// Loads `weight` (or `gamma`) of a norm by `1 + weight`, zeros where a `VarMap` makes it new.
+///
+/// # Errors
+/// As [`rms_norm`].
+pub fn gemma_rms_norm(size: usize, eps: f64, vb: VarBuilder<'_>) -> Result<RmsNorm> {
+    Ok(RmsNorm::gemma(vector(size, WEIGHT, 0.0, &vb)?, eps))
+}
