@@ -5,7 +5,8 @@
 //!
 //! Times are medians of whole calls on candle's tensors, allocation of results included. What a call takes without candle, and what
 //! candle's own engine takes, is told apart below each. GB/s count what a call has to move: x and y forward, and besides dy, x and
-//! dx backward.
+//! dx backward. glibc gives large blocks back to the system and asks for them again, which costs more than a norm; with
+//! `MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=4294967296` in the environment it does not.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -16,7 +17,7 @@ use rmsnorm_core::cpu::{BackwardInputs, CpuBackend, Forward, ForwardInputs};
 use rmsnorm_core::{Element, NormSpec, Tensor as Name, bf16};
 
 const EPS: f32 = 1e-6;
-/// What the cases of a table may take together, once each has been called three times.
+/// What the cases of a table may take together, once each has had each turn twice.
 const PER_TABLE: Duration = Duration::from_millis(1100);
 
 /// A call that is measured.
@@ -48,8 +49,12 @@ impl Table {
         let mut samples = vec![Vec::new(); cases.len()];
         let start = Instant::now();
         let mut round = 0;
-        while round < 4 || (start.elapsed() < PER_TABLE && round < 100) {
-            for (case, samples) in cases.iter().zip(&mut samples) {
+        while round <= 2 * cases.len() || (start.elapsed() < PER_TABLE && round < 100) {
+            // Another first each time, and back and forth: each finds the memory that the one before has freed.
+            for turn in 0..cases.len() {
+                let turn = if round % 2 == 0 { turn } else { cases.len() - 1 - turn };
+                let index = (turn + round / 2) % cases.len();
+                let (case, samples) = (&cases[index], &mut samples[index]);
                 let start = Instant::now();
                 for _ in 0..calls {
                     (case.call)()?;

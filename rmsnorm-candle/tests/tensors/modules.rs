@@ -57,8 +57,8 @@ fn new_variables_are_ones_and_zeros_that_are_trained() {
     assert!(all.iter().all(|variable| grads.get(variable).is_some()));
 }
 
-/// The same bits as the functions, and close to candle-nn's own modules: those round x_hat to f32, too, so that each side is within a
-/// few roundings of the exact value.
+/// The same bits as the functions, and close to candle-nn's own modules: each side is within a few roundings of f32 of the
+/// exact value.
 #[test]
 fn modules_are_the_functions() {
     let x = tensor::<f32>(&[2, 3, 16], 1);
