@@ -74,6 +74,30 @@ fn unused_results_shared_inputs_and_frozen_tensors() {
     assert!(!y.track_op() && !h.track_op());
 }
 
+/// Parameters that are views, with an offset or a stride: the values and gradients of what they are views of.
+#[test]
+fn parameters_may_be_views() {
+    let x = var::<f32>(&[4, 16], 1);
+    let (flat, columns) = (var::<f32>(&[3 * 16], 2), var::<f32>(&[16, 3], 3));
+    let w = flat.narrow(0, 16, 16).unwrap();
+    let b = columns.narrow(1, 1, 1).unwrap().squeeze(1).unwrap();
+    let dense = [&w, &b].map(|view| Var::from_tensor(&view.contiguous().unwrap()).unwrap());
+    let dy = tensor::<f32>(&[4, 16], 4);
+    let y = layer_norm(&x, &w, Some(&b), EPS).unwrap();
+    let expected = layer_norm(&x, &dense[0], Some(&dense[1]), EPS).unwrap();
+    assert_eq!(elements::<f32>(&y), elements::<f32>(&expected));
+    let (grads, expected) = (loss(&y, &dy).backward().unwrap(), loss(&expected, &dy).backward().unwrap());
+    let of_flat = grads.get(&flat).unwrap().narrow(0, 16, 16).unwrap();
+    let of_columns = grads.get(&columns).unwrap().narrow(1, 1, 1).unwrap();
+    assert_eq!(elements::<f32>(&of_flat), elements::<f32>(expected.get(&dense[0]).unwrap()));
+    assert_eq!(elements::<f32>(&of_columns), elements::<f32>(expected.get(&dense[1]).unwrap()));
+    // In place, too, with one tensor as both parameters.
+    let (over, b) = (x.copy().unwrap().detach(), b.detach());
+    let expected = layer_norm(&over, &b, Some(&b), EPS).unwrap();
+    rmsnorm_candle::layer_norm_in_place(&over, &b, Some(&b), EPS).unwrap();
+    assert_eq!(elements::<f32>(&over), elements::<f32>(&expected));
+}
+
 #[test]
 fn graph_is_walked_twice_with_the_same_result() {
     let (x, r, w) = (var::<f32>(&[4, 16], 1), var::<f32>(&[4, 16], 2), var::<f32>(&[16], 3));
