@@ -35,7 +35,7 @@ pub(crate) struct ForwardCall<'a> {
 pub(crate) struct Normalized {
     pub(crate) y: CpuStorage,
     /// The rounded sum; empty without a residual.
-    pub(crate) sum: CpuStorage,
+    pub(crate) residual_out: CpuStorage,
     /// If they are saved.
     pub(crate) statistics: Option<Statistics>,
 }
@@ -68,7 +68,7 @@ impl Work for ForwardCall<'_> {
         let made = CpuBackend::new().forward_vec(&self.spec.sized(&x.rows), inputs, wanted).map_err(Error::wrap)?;
         Ok(Normalized {
             y: T::to_cpu_storage_owned(made.y),
-            sum: R::to_cpu_storage_owned(made.residual_out),
+            residual_out: R::to_cpu_storage_owned(made.residual_out),
             statistics: self.save.then_some(Statistics { mean: made.mean, rstd: made.rstd }),
         })
     }
@@ -169,7 +169,7 @@ fn dtypes(activations: Operand<'_>, weight: Operand<'_>, residual: Operand<'_>) 
     let (activations, weight, residual) = (activations.0.dtype(), weight.0.dtype(), residual.0.dtype());
     match mix(activations, weight, residual) {
         Some(dtypes) => Ok(dtypes),
-        None => bail!("no kernels for {activations:?} with a weight of {weight:?} and a stream of {residual:?}"),
+        None => bail!("no kernels for {activations:?} with a weight of {weight:?} and a residual of {residual:?}"),
     }
 }
 

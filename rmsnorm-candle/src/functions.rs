@@ -53,7 +53,7 @@ pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, eps: f64) 
 }
 
 /// `residual + x`, rounded to the dtype of `residual`, and the RMS norm of that sum in the dtype of `x`, in one pass over
-/// memory: `(y, sum)`. The sum is the next layer's residual.
+/// memory: `(y, residual_out)`. The sum is the next layer's residual.
 ///
 /// # Shapes
 /// `x`, `residual`, and both results: (.., cols), of any rank from 1. `weight`: (cols).
@@ -81,13 +81,14 @@ pub fn add_rms_norm(x: &Tensor, residual: &Tensor, weight: &Tensor, eps: f64) ->
 ///
 /// # Aliases
 /// Whatever shares memory with `x` sees the new values, as with candle's own operations in place; elements between the rows of
-/// a narrowed `x` stay as they are.
+/// a narrowed `x` stay as they are. A graph that has saved a frozen `x` for its backward pass, or a detached alias of it, is not
+/// recognized: its gradients are wrong then.
 ///
 /// # Errors
 /// As [`rms_norm`]. An error has written nothing, and is the answer where
 /// - `x`, `weight` or `bias` is a variable or depends on one: this has no gradient, and would overwrite what another needs.
 ///   `weight.detach()` says that no gradient is wanted;
-/// - `weight` or `bias` shares memory with `x`, or elements of `x` share memory with each other;
+/// - a contiguous `weight` or `bias` lies in the same storage as `x`, or elements of `x` share memory with each other;
 /// - the rows of `x` cannot be written where they lie: they have more than two strides or, on candle's own path, are not
 ///   contiguous.
 ///
@@ -135,8 +136,8 @@ pub(crate) fn add_normalize(spec: Spec, x: &Tensor, residual: &Tensor, weight: &
     if has_kernels(&args) {
         return Add::apply(spec, &regular(x)?, &regular(residual)?, &weight.contiguous()?);
     }
-    let sum = slow::add(x, residual)?;
-    Ok((slow::normalize(&spec, &sum, weight, None, x.dtype())?, sum))
+    let residual_out = slow::add(x, residual)?;
+    Ok((slow::normalize(&spec, &residual_out, weight, None, x.dtype())?, residual_out))
 }
 
 /// `x` normalized where it is.

@@ -20,7 +20,7 @@
 //! a tensor is f64, in f64, with the same gradients: other devices (CUDA, Metal), f64, and mixes such as an f64 weight.
 //!
 //! # Gradients
-//! Of x, residual, weight and bias, wherever candle tracks them: a frozen tensor costs none. Forward saves what candle's graph
+//! Of x, residual, weight and bias, wherever candle tracks them: none is kept of a frozen tensor. Forward saves what candle's graph
 //! holds anyway, x and weight, and 4 or 8 bytes a row. Gradients have no gradient of their own, as with all fused operations of
 //! candle.
 //!
@@ -32,7 +32,9 @@
 //! tensor. Nothing is broadcast. `eps` has no default.
 //!
 //! # Threads
-//! Large calls are split over rayon's pool, which candle uses as well. Results do not depend on the number of threads.
+//! Large calls are split over rayon's pool, which candle uses as well. Results do not depend on the number of threads. While that runs,
+//! candle's locks of the tensors' storages are held, as with operations of its own: tasks of the pool that overwrite parts of one
+//! storage, such as q and k of a fused buffer, may wait for each other forever. One after the other they do not.
 //!
 //! # Debug builds
 //! Unoptimized, the CPU kernels are about 120 times slower. In the workspace that you build:

@@ -35,8 +35,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-const ROWS: usize = 512;
-const COLS: usize = 1024;
+const ROWS: usize = 4096;
+const COLS: usize = 128;
 
 /// Bytes that are live after `forward` and were not before, while its result is.
 fn held<T>(forward: impl Fn() -> T) -> usize {

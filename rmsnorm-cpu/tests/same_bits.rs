@@ -439,8 +439,14 @@ fn bf16_bits_with_f32_weight_and_residual_stream_do_not_depend_on_isa_or_threads
 /// Three rows of a call that is split and bypasses the cache, against a call of these three, which does neither.
 #[test]
 fn a_row_has_the_same_bits_in_any_batch() {
+    has_the_same_bits_in_any_batch::<bf16, f32, f32>(1025);
+    // Several rows are visited at a time here, of a call of three rows one.
+    has_the_same_bits_in_any_batch::<bf16, bf16, bf16>(1000);
+}
+
+fn has_the_same_bits_in_any_batch<T: Element, W: Element, R: Element>(cols: usize) {
     let backend = CpuBackend::with(Isa::detect(), 2).unwrap();
-    let inputs = Inputs::<bf16, f32, f32>::new(Shape::streaming::<bf16>(1025, true));
+    let inputs = Inputs::<T, W, R>::new(Shape::streaming::<T>(cols, true));
     let rows = some_of(inputs.shape.rows);
     for setup in SETUPS {
         let batch = Outputs::of(&backend, &inputs, setup);

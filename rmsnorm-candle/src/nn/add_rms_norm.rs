@@ -21,7 +21,7 @@ impl AddRmsNorm {
         &self.0
     }
 
-    /// `(y, sum)`: the sum is `residual + x` in the dtype of `residual`, the next layer's residual, and y its norm in that of
+    /// `(y, residual_out)`: the sum is `residual + x` in the dtype of `residual`, the next layer's residual, and y its norm in that of
     /// `x`.
     ///
     /// # Errors

@@ -33,12 +33,12 @@ impl Add {
         let save = x.track_op() || residual.track_op() || weight.track_op();
         let op = Add { activations: x.dtype(), save, shared: shared.clone() };
         if !save {
-            let sum = x.apply_op3_no_bwd(residual, weight, &op)?;
-            return Ok((sum.apply_op2_no_bwd(weight, &Take(shared))?, sum));
+            let residual_out = x.apply_op3_no_bwd(residual, weight, &op)?;
+            return Ok((residual_out.apply_op2_no_bwd(weight, &Take(shared))?, residual_out));
         }
         // Detached: the sum does not depend on the weight, and candle panics where an argument in the graph gets no gradient.
-        let sum = x.apply_op3(residual, &weight.detach(), op)?;
-        Ok((sum.apply_op2(weight, Take(shared))?, sum))
+        let residual_out = x.apply_op3(residual, &weight.detach(), op)?;
+        Ok((residual_out.apply_op2(weight, Take(shared))?, residual_out))
     }
 }
 
@@ -61,7 +61,7 @@ impl CustomOp3 for Add {
         let normalized = call.run()?;
         keep(&self.shared.statistics, normalized.statistics)?;
         self.shared.y.put(normalized.y);
-        Ok((normalized.sum, l1.shape().clone()))
+        Ok((normalized.residual_out, l1.shape().clone()))
     }
 
     /// The gradient of a sum, in the dtype of each summand.
@@ -70,11 +70,11 @@ impl CustomOp3 for Add {
         x: &Tensor,
         residual: &Tensor,
         _weight: &Tensor,
-        _sum: &Tensor,
-        dsum: &Tensor,
+        _residual_out: &Tensor,
+        dresidual_out: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let dx = x.track_op().then(|| dsum.to_dtype(self.activations)).transpose()?;
-        Ok((dx, residual.track_op().then(|| dsum.clone()), None))
+        let dx = x.track_op().then(|| dresidual_out.to_dtype(self.activations)).transpose()?;
+        Ok((dx, residual.track_op().then(|| dresidual_out.clone()), None))
     }
 }
 
@@ -93,9 +93,9 @@ impl CustomOp2 for Take {
         }
     }
 
-    fn bwd(&self, sum: &Tensor, weight: &Tensor, _y: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
+    fn bwd(&self, h: &Tensor, weight: &Tensor, _y: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let wanted = Wanted { dweight: weight.track_op(), dbias: false };
-        let (dsum, dweight, _) = differentiate(&self.0.spec, self.0.statistics.get(), dy, sum, weight, wanted)?;
-        Ok((dsum, dweight))
+        let (dh, dweight, _) = differentiate(&self.0.spec, self.0.statistics.get(), dy, h, weight, wanted)?;
+        Ok((dh, dweight))
     }
 }

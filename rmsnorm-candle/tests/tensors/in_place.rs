@@ -122,7 +122,7 @@ fn candles_path_overwrites_what_is_contiguous() {
     }
 }
 
-/// Candle's own locks order writes and reads: every thread sees a whole result or the one before.
+/// Calls of several threads do not disturb each other; the weight is read by all of them.
 #[test]
 fn threads_overwrite_tensors_of_their_own() {
     let w = tensor::<f32>(&[512], 2);
