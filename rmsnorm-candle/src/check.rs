@@ -33,7 +33,7 @@ impl<'a> Args<'a> {
         {
             bail!("{name}: residual must have the shape {:?} of x, got {:?}", x.shape(), residual.shape());
         }
-        for (vector, tensor) in self.all().filter(|(vector, _)| ["weight", "bias"].contains(vector)) {
+        for (vector, tensor) in std::iter::once(("weight", self.weight)).chain(self.bias.map(|bias| ("bias", bias))) {
             if tensor.dims() != [cols] {
                 bail!("{name}: {vector} must have the shape [{cols}] of x's last dimension, got {:?}", tensor.shape());
             }

@@ -1,11 +1,11 @@
 //! The calls on CPU storages. Results are new vectors that nobody zeroes first.
 
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, Error, Layout, Result, WithDType, bail};
+use candle_core::{CpuStorage, DType, Error, Layout, Result, WithDType, bail};
 use rmsnorm_core::cpu::{BackwardInputs, CpuBackend, Forward, ForwardInputs};
-use rmsnorm_core::{DTypes, Norm, Tensor, TensorSet};
+use rmsnorm_core::{Norm, Tensor, TensorSet};
 
-use crate::native::{Native, Work, dispatch, mix};
+use crate::native::{Native, Work, dispatch};
 use crate::rows::Place;
 use crate::spec::Spec;
 
@@ -45,7 +45,7 @@ impl ForwardCall<'_> {
     /// Where the kernels take no such tensors, which callers have made sure of.
     pub(crate) fn run(self) -> Result<Normalized> {
         let residual = self.residual.unwrap_or(self.x);
-        dispatch(dtypes(self.x, self.weight, residual)?, self)
+        dispatch(dtypes([self.x, self.weight, residual]), self)
     }
 }
 
@@ -104,7 +104,7 @@ impl BackwardCall<'_> {
     /// # Errors
     /// As [`ForwardCall::run`].
     pub(crate) fn run(self) -> Result<Gradients> {
-        dispatch(dtypes(self.dy, self.weight, self.x)?, self)
+        dispatch(dtypes([self.dy, self.weight, self.x]), self)
     }
 }
 
@@ -146,7 +146,7 @@ impl InPlaceCall<'_> {
     /// As [`ForwardCall::run`].
     pub(crate) fn run(self) -> Result<()> {
         let x = (&*self.x.0, self.x.1);
-        dispatch(dtypes(x, self.weight, x)?, self)
+        dispatch(dtypes([x, self.weight, x]), self)
     }
 }
 
@@ -165,12 +165,8 @@ impl Work for InPlaceCall<'_> {
     }
 }
 
-fn dtypes(activations: Operand<'_>, weight: Operand<'_>, residual: Operand<'_>) -> Result<DTypes> {
-    let (activations, weight, residual) = (activations.0.dtype(), weight.0.dtype(), residual.0.dtype());
-    match mix(activations, weight, residual) {
-        Some(dtypes) => Ok(dtypes),
-        None => bail!("no kernels for {activations:?} with a weight of {weight:?} and a residual of {residual:?}"),
-    }
+fn dtypes(operands: [Operand<'_>; 3]) -> [DType; 3] {
+    operands.map(|(storage, _)| storage.dtype())
 }
 
 /// A weight or a bias, which callers have made contiguous.

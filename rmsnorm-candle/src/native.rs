@@ -1,6 +1,6 @@
 //! Dtypes: which of candle's there are kernels for, and from those of a call to types.
 
-use candle_core::{CpuStorage, DType, Error, Result, WithDType};
+use candle_core::{CpuStorage, DType, Result, WithDType, bail};
 use rmsnorm_core::{DTypes, Element, bf16, f16};
 
 /// An element type of both libraries. `DTypes::dispatch` knows ours only, and candle's storages ask for candle's.
@@ -50,10 +50,12 @@ pub(crate) trait Work {
     fn call<T: Native, W: Native, R: Native>(self) -> Result<Self::Output>;
 }
 
-/// Runs it with the types of these dtypes.
-pub(crate) fn dispatch<F: Work>(dtypes: DTypes, work: F) -> Result<F::Output> {
+/// Runs it with the types of these dtypes: of activations, weight and residual stream. Fails where there are no kernels for them.
+pub(crate) fn dispatch<F: Work>([activation, weight, residual]: [DType; 3], work: F) -> Result<F::Output> {
     use rmsnorm_core::DType::{Bf16, F16, F32};
-    dtypes.check().map_err(Error::wrap)?;
+    let Some(dtypes) = mix(activation, weight, residual) else {
+        bail!("no kernels for {activation:?} with a weight of {weight:?} and a residual of {residual:?}")
+    };
     match (dtypes.activation, dtypes.weight == F32, dtypes.residual == F32) {
         (F32, _, _) => work.call::<f32, f32, f32>(),
         (F16, false, false) => work.call::<f16, f16, f16>(),
