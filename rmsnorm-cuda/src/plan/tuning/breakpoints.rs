@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use rmsnorm_gpu::tuning::{Ladder, find};
 
+use super::data::PACKS;
 use super::{Ladders, Tables, Tuning};
 use crate::plan::Tile;
 
@@ -11,8 +12,8 @@ impl Tuning {
     /// The last lengths, in columns, before the threads of three kinds of call or more of one width get another number of packs, or get
     /// company. Rows of more than 32768 columns are the stress profile's.
     pub(crate) fn cols_breakpoints(&self) -> Vec<usize> {
-        let [narrow, wide] = &self.widths;
-        let all: BTreeSet<usize> = narrow.breakpoints(8).chain(wide.breakpoints(4)).collect();
+        let widths = self.widths.iter().zip(PACKS);
+        let all: BTreeSet<usize> = widths.flat_map(|(tables, pack)| tables.breakpoints(pack as usize)).collect();
         all.into_iter().collect()
     }
 }

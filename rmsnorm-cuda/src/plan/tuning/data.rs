@@ -54,6 +54,8 @@ pub(crate) struct Name {
 }
 
 const WIDTHS: [&str; 2] = ["16", "32"];
+/// Columns of a pack of each.
+pub(super) const PACKS: [u32; 2] = [8, 4];
 const FORWARD: [&str; 4] = ["rms", "rms_residual", "layer", "layer_residual"];
 const BACKWARD: [&str; 2] = ["one_sum", "two_sums"];
 const TO_CODES: [&str; 4] = ["tensor", "row", "block", "layer"];
@@ -86,7 +88,7 @@ impl Name {
 
     /// Columns of a pack.
     pub(crate) const fn pack(self) -> u32 {
-        if self.width == 0 { 8 } else { 4 }
+        PACKS[self.width]
     }
 }
 
