@@ -17,7 +17,7 @@ const COLS: usize = 200;
 
 /// A matrix, aligned as stores past the cache want it.
 #[repr(align(64))]
-struct Aligned<T>([T; ROWS * COLS]);
+struct Aligned<M>(M);
 
 /// Something was stored past the cache if it was to be, and a fence, one, came last.
 fn assert_fenced(streaming: bool, what: &str) {
@@ -91,8 +91,6 @@ fn stores_past_the_cache_are_fenced_before_a_stage_ends() {
 #[test]
 fn stores_of_batches_are_fenced_before_the_stage_ends() {
     const ROWS: usize = 21;
-    #[repr(align(64))]
-    struct Aligned([bf16; ROWS * COLS]);
     let x = Aligned([bf16::ONE; ROWS * COLS]);
     for streaming in [true, false] {
         let (mut y, mut rstd) = (Aligned([bf16::NAN; ROWS * COLS]), [0.0; ROWS]);

@@ -182,7 +182,7 @@ fn of_rung<D: Measurable>(
     }
     let calls = *slot.calls.first()?;
     if SMALL_COLS.contains(&first) && matches!(calls.kind, Kind::Forward | Kind::AddForward | Kind::Backward) {
-        let small = |rows| Subject { weight: 0.5, ..subject(calls, Shape { rows, cols: first }, 1.0) };
+        let small = |rows| subject(calls, Shape { rows, cols: first }, 0.5);
         subjects.push(small(SMALL_ROWS));
         // Where rows are split among blocks that have columns, or just not.
         if calls.kind == Kind::Backward {
