@@ -38,6 +38,7 @@ pub(crate) fn forward<B: SliceBackend, T: Element, W: Element, R: Element>(
     backend: &CpuBackend,
     call: Checked<Forward<'_, B, T, W, R>>,
 ) -> Result<(), Error> {
+    call.problem().without_residual_after("cpu")?;
     let (spec, plan) = (spec_of(&call), plan_here(backend, call.problem()));
     let kernel = kernel::forward().ok_or_else(|| no_kernel(call.problem()))?;
     let args = call.into_args();

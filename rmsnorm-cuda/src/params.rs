@@ -114,6 +114,8 @@ impl Params {
             Tensor::Amax => Matrix::vector(self.amax),
             Tensor::CodesColumnwise => self.codes_columnwise,
             Tensor::ScalesColumnwise => Matrix::vector(self.scales_columnwise),
+            // No kernel has code for a next norm.
+            Tensor::NextWeight | Tensor::NextBias | Tensor::NextMean | Tensor::NextRstd => Matrix::vector(0),
         }
     }
 
@@ -141,7 +143,11 @@ impl Params {
             | Tensor::Scales
             | Tensor::Amax
             | Tensor::CodesColumnwise
-            | Tensor::ScalesColumnwise => 0,
+            | Tensor::ScalesColumnwise
+            | Tensor::NextWeight
+            | Tensor::NextBias
+            | Tensor::NextMean
+            | Tensor::NextRstd => 0,
         }
     }
 
@@ -171,6 +177,7 @@ impl Params {
             Tensor::Amax => self.amax = matrix.data,
             Tensor::CodesColumnwise => self.codes_columnwise = matrix,
             Tensor::ScalesColumnwise => self.scales_columnwise = matrix.data,
+            Tensor::NextWeight | Tensor::NextBias | Tensor::NextMean | Tensor::NextRstd => {}
         }
     }
 

@@ -12,6 +12,7 @@
 //! | [`QuantizedForward`] | a norm and `to(torch.float8_e4m3fn)` with its scales | 8-bit codes, in one pass |
 //! | `weight`, `bias` | `weight`, `bias` (gamma, beta) | (cols) |
 //! | `residual`, `residual_out` | `x = x + residual` before the norm | the residual stream |
+//! | [`ResidualPlacement::After`] | `residual + norm(x)`, and perhaps the next norm of it | post-norm, Gemma's pair |
 //! | `mean`, `rstd` | `save_mean`, `save_invstd` | (rows), always f32 |
 #![forbid(unsafe_code)]
 
@@ -33,7 +34,7 @@ pub use args::{Backward, Forward, QuantizedForward, RowGroups, RowLayout, Rows, 
 pub use backend::NormBackend;
 pub use dtype::{DType, DTypes, Element, WithDTypes, bf16, f16};
 pub use error::Error;
-pub use norm::{CastOrder, GradReduction, Norm, NormSpec};
+pub use norm::{CastOrder, GradReduction, Norm, NormSpec, ResidualPlacement};
 pub use problem::{Checked, Problem, Span};
 pub use storage::{Code, F8E4M3, F8E5M2, Storage, Stored};
 pub use tensor::{Access, Direction, Tensor, TensorSet, TensorShape};

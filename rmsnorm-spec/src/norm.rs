@@ -48,6 +48,34 @@ pub enum CastOrder {
     BeforeWeight,
 }
 
+/// Where the residual is added: in models of pre-norm before the norm, in those of post-norm after it.
+///
+/// # Example
+/// Gemma's two norms around a residual: `h = residual + norm(x) * weight`, `y = norm(h) * next_weight`.
+/// ```
+/// # use rmsnorm_spec::{Error, Forward, NormBackend, NormSpec};
+/// fn around<B>(
+///     backend: &B, x: &[f32], residual: &mut [f32], [weight, next_weight]: [&[f32]; 2], y: &mut [f32],
+/// ) -> Result<(), Error>
+/// where
+///     B: for<'a> NormBackend<In<'a, f32> = &'a [f32], Out<'a, f32> = &'a mut [f32]>,
+/// {
+///     let spec = NormSpec::rms(x.len() / weight.len(), weight.len(), 1e-6).weight_offset(1.0).residual_after();
+///     let args = Forward::<_, f32>::new(x, y).weight(weight).next_weight(next_weight);
+///     backend.forward(&spec, args.residual_in_place(residual))
+/// }
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ResidualPlacement {
+    /// `x + residual` is normalized: [math](crate::math), equation (1).
+    #[default]
+    Before,
+    /// `x` is normalized, and the result is added to `residual`, not rounded before: equation (13). If there is a `y`, it is the
+    /// next norm, of the rounded sum: (14). Backward takes what the first norm did: `dy` is the gradient of the sum, and of the
+    /// residual as it is.
+    After,
+}
+
 /// How the gradients of weight and bias are summed over the rows. A backend that has no use for partial sums in a call makes none,
 /// whatever is asked.
 ///
@@ -116,6 +144,8 @@ pub struct NormSpec {
     pub weight_offset: f32,
     /// Where `x_hat` is rounded.
     pub cast_order: CastOrder,
+    /// Where a residual is added.
+    pub residual: ResidualPlacement,
 }
 
 impl NormSpec {
@@ -129,9 +159,10 @@ impl NormSpec {
         NormSpec::new(Norm::Layer, rows, cols, eps)
     }
 
-    /// A norm of that kind over `rows` rows of `cols` elements, with no weight offset and the default order of roundings.
+    /// A norm of that kind over `rows` rows of `cols` elements, with no weight offset, the default order of roundings, and a residual, if any, added before.
     pub const fn new(norm: Norm, rows: usize, cols: usize, eps: f32) -> Self {
-        NormSpec { norm, rows, cols, eps, weight_offset: 0.0, cast_order: CastOrder::AtStore }
+        let (cast_order, residual) = (CastOrder::AtStore, ResidualPlacement::Before);
+        NormSpec { norm, rows, cols, eps, weight_offset: 0.0, cast_order, residual }
     }
 
     /// With this number of rows: the same norm on another batch.
@@ -158,6 +189,11 @@ impl NormSpec {
     pub const fn cast_order(self, cast_order: CastOrder) -> Self {
         NormSpec { cast_order, ..self }
     }
+
+    /// With the residual added after the norm.
+    pub const fn residual_after(self) -> Self {
+        NormSpec { residual: ResidualPlacement::After, ..self }
+    }
 }
 
 #[cfg(test)]
@@ -175,8 +211,11 @@ mod tests {
                 eps: 1e-6,
                 weight_offset: -0.5,
                 cast_order: CastOrder::BeforeWeight,
+                residual: ResidualPlacement::Before,
             };
             assert_eq!(spec, NormSpec { weight_offset: 0.0, cast_order: CastOrder::AtStore, ..expected });
+            let after = NormSpec { residual: ResidualPlacement::After, ..spec };
+            assert_eq!((spec.residual_after(), after.residual_after()), (after, after));
             assert_eq!(spec.weight_offset(-0.5).cast_order(CastOrder::BeforeWeight), expected);
             assert_eq!(spec.cast_order(CastOrder::BeforeWeight).weight_offset(-0.5), expected);
             assert_eq!(spec.rows(5).cols(7).eps(0.5), NormSpec { rows: 5, cols: 7, eps: 0.5, ..spec });

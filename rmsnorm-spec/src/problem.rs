@@ -11,7 +11,7 @@ use crate::args::Views;
 use crate::quant::{QuantSpec, ScaleKind, ScaleType};
 use crate::{
     Backward, CastOrder, Code, DType, DTypes, Direction, Element, Error, Forward, GradReduction, Norm, NormBackend,
-    NormSpec, QuantizedForward, Scales, Source, Storage, Tensor, TensorSet, Visitor,
+    NormSpec, QuantizedForward, ResidualPlacement, Scales, Source, Storage, Tensor, TensorSet, Visitor,
 };
 use layout::Layout;
 
@@ -45,7 +45,9 @@ impl Span {
 /// - weight and residual dtypes are each the activations' dtype or f32;
 /// - `workspace`, if present, has at least [`NormBackend::workspace_len`] elements;
 /// - no output overlaps any other tensor of the call;
-/// - `x` and a `residual` are both overwritten or neither is;
+/// - `x` and a `residual` that is added before the norm are both overwritten or neither is;
+/// - with a residual that is added after it there are `x`, `residual_out` and, where that does not overwrite it, `residual`; `y` may be
+///   missing, and so are then `next_weight`, `next_bias`, `next_mean` and `next_rstd`, which no other call has. RMS norm has no `next_mean`;
 /// - `eps` is finite and not negative, `weight_offset` finite;
 /// - `quant` is present in a quantized call, and its parts go together ([`QuantSpec::check`]); `scale`, `scales`, `amax` and `codes_t`
 ///   are there as its kind of scale asks, in its types and of its lengths; the rows of `codes_t` are not in groups;
@@ -63,7 +65,7 @@ pub struct Problem {
     pub cols: usize,
     /// Of the activations, the weight and the residual stream.
     pub dtypes: DTypes,
-    /// The tensors of the call. In place there is `y` and no `x`, `residual_out` and no `residual`.
+    /// The tensors of the call. In place there is `y` and no `x`; where a residual is overwritten, `residual_out` and no `residual`.
     pub tensors: TensorSet,
     /// Rows of a group, where the rows of a matrix lie in groups ([`Rows::grouped`](crate::Rows::grouped)): at least 2, and
     /// fewer than `rows`. All such matrices of a call have as many; `None` where every matrix has one stride.
@@ -72,6 +74,8 @@ pub struct Problem {
     pub has_weight_offset: bool,
     /// Where `x_hat` is rounded.
     pub cast_order: CastOrder,
+    /// Where the residual is added, in forward: elsewhere it makes no difference, and is the default.
+    pub residual: ResidualPlacement,
     /// How weight gradients are summed; the default in forward.
     pub grad_reduction: GradReduction,
     /// How the result is quantized, if it is.
@@ -127,6 +131,7 @@ impl Problem {
             rows_per_group: None,
             has_weight_offset: false,
             cast_order: CastOrder::default(),
+            residual: ResidualPlacement::default(),
             grad_reduction: GradReduction::default(),
             quant: None,
         }
@@ -141,6 +146,20 @@ impl Problem {
         self.quant.map_or(Ok(()), |_| Err(Error::Unsupported { rule: rule() }))
     }
 
+    /// For a backend of that name that adds a residual before the norm only.
+    ///
+    /// # Errors
+    /// `Unsupported` if it is to be added after.
+    pub fn without_residual_after(&self, backend: &str) -> Result<(), Error> {
+        match self.residual {
+            ResidualPlacement::Before => Ok(()),
+            ResidualPlacement::After => {
+                let rule = format!("the {backend} backend adds no residual after the norm");
+                Err(Error::Unsupported { rule })
+            }
+        }
+    }
+
     /// Whether the call has that tensor.
     pub const fn has(&self, tensor: Tensor) -> bool {
         self.tensors.has(tensor)
@@ -148,10 +167,10 @@ impl Problem {
 
     /// The name of the argument that a tensor was given as: in place, that of what it overwrites.
     pub const fn arg(&self, tensor: Tensor) -> &'static str {
-        let given = match (tensor, self.tensors.is_in_place()) {
-            (Tensor::Y, true) => Tensor::X,
-            (Tensor::ResidualOut, true) => Tensor::Residual,
-            (tensor, true | false) => tensor,
+        let given = match (tensor, self.has(Tensor::X), self.has(Tensor::Residual)) {
+            (Tensor::Y, false, _) => Tensor::X,
+            (Tensor::ResidualOut, _, false) => Tensor::Residual,
+            (tensor, _, _) => tensor,
         };
         given.name()
     }
@@ -198,10 +217,15 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Fo
         check_spec(&spec)?;
         check_order(args.lost)?;
         DTypes::of::<T, W, R>().check()?;
-        check_targets(&args)?;
-        forbid_mean_for_rms(&spec, args.mean.is_some())?;
+        match spec.residual {
+            ResidualPlacement::Before => check_targets(&args)?,
+            ResidualPlacement::After => check_targets_after(&args)?,
+        }
+        forbid_mean_for_rms(&spec, "mean", args.mean.is_some())?;
+        forbid_mean_for_rms(&spec, "next_mean", args.next_mean.is_some())?;
         let found = Layout::check(&spec, Direction::Forward, None, &args)?;
         let problem = problem::<T, W, R>(Direction::Forward, &spec, found);
+        let problem = Problem { residual: spec.residual, ..problem };
         Ok(Checked { spec, args, problem })
     }
 
@@ -225,7 +249,8 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Ba
         check_spec(&spec)?;
         check_order(args.lost)?;
         DTypes::of::<T, W, R>().check()?;
-        forbid_mean_for_rms(&spec, args.mean.is_some())?;
+        forbid_mean_for_rms(&spec, "mean", args.mean.is_some())?;
+        check_gradients(&spec, &args)?;
         if spec.norm == Norm::Layer && args.mean.is_none() {
             return Err(Error::Missing {
                 arg: "mean",
@@ -279,7 +304,11 @@ where
         check_codes(&args)?;
         check_scales(&args)?;
         check_columnwise(&spec, &args)?;
-        forbid_mean_for_rms(&spec, args.mean.is_some())?;
+        if spec.residual == ResidualPlacement::After {
+            let rule = "no call adds a residual after the norm and quantizes the result".into();
+            return Err(Error::Unsupported { rule });
+        }
+        forbid_mean_for_rms(&spec, "mean", args.mean.is_some())?;
         if args.residual.is_none() && args.residual_out.is_some() {
             return Err(Error::Unexpected { arg: "residual_out", why: "there is no residual to add" });
         }
@@ -399,6 +428,7 @@ fn problem<T: Element, W: Element, R: Element>(
         rows_per_group,
         has_weight_offset: spec.weight_offset != 0.0,
         cast_order: spec.cast_order,
+        residual: ResidualPlacement::default(),
         grad_reduction: GradReduction::default(),
         quant: None,
     }
@@ -428,6 +458,9 @@ fn check_targets<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
     args: &Forward<'_, B, T, W, R>,
 ) -> Result<(), Error> {
     let unexpected = |arg, why| Err(Error::Unexpected { arg, why });
+    if let Some(arg) = next(args) {
+        return unexpected(arg, "a next norm is that of a residual which is added after the norm");
+    }
     match (&args.x, &args.y) {
         (Source::Read(_), None) => return Err(Error::Missing { arg: "y", why: "x is not overwritten" }),
         (Source::Overwrite(_), Some(_)) => return unexpected("y", "it takes the place of x"),
@@ -453,9 +486,51 @@ fn check_targets<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
     }
 }
 
-fn forbid_mean_for_rms(spec: &NormSpec, has_mean: bool) -> Result<(), Error> {
+/// The sum of the residual and the norm goes somewhere, and only `y` has a next norm.
+fn check_targets_after<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
+    args: &Forward<'_, B, T, W, R>,
+) -> Result<(), Error> {
+    let unexpected = |arg, why| Err(Error::Unexpected { arg, why });
+    match (&args.x, &args.y, next(args)) {
+        (Source::Overwrite(_), ..) => {
+            return unexpected("x", "a norm that is added to a residual does not overwrite it");
+        }
+        (Source::Read(_), None, Some(arg)) => return unexpected(arg, "without y there is no next norm"),
+        (Source::Read(_), Some(_), _) | (Source::Read(_), None, None) => {}
+    }
+    let missing = |arg, why| Err(Error::Missing { arg, why });
+    match (&args.residual, &args.residual_out) {
+        (None, _) => missing("residual", "the norm is added to it"),
+        (Some(Source::Read(_)), None) => missing("residual_out", "the residual is not overwritten"),
+        (Some(Source::Overwrite(_)), Some(_)) => unexpected("residual_out", "it takes the place of the residual"),
+        (Some(Source::Read(_)), Some(_)) | (Some(Source::Overwrite(_)), None) => Ok(()),
+    }
+}
+
+/// The first tensor that is there of a next norm alone.
+fn next<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
+    args: &Forward<'_, B, T, W, R>,
+) -> Option<&'static str> {
+    let of_weight = args.next_weight.as_ref().map(|_| "next_weight").or(args.next_bias.as_ref().map(|_| "next_bias"));
+    of_weight.or(args.next_mean.as_ref().map(|_| "next_mean")).or(args.next_rstd.as_ref().map(|_| "next_rstd"))
+}
+
+/// A residual that is added after the norm has a gradient that no norm is in.
+fn check_gradients<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
+    spec: &NormSpec,
+    args: &Backward<'_, B, T, W, R>,
+) -> Result<(), Error> {
+    let why = "where the residual is added after the norm its gradient is dy itself";
+    match (spec.residual, &args.dresidual_out, &args.dresidual) {
+        (ResidualPlacement::After, Some(_), _) => Err(Error::Unexpected { arg: "dresidual_out", why }),
+        (ResidualPlacement::After, None, Some(_)) => Err(Error::Unexpected { arg: "dresidual", why }),
+        (ResidualPlacement::After, None, None) | (ResidualPlacement::Before, ..) => Ok(()),
+    }
+}
+
+fn forbid_mean_for_rms(spec: &NormSpec, arg: &'static str, has_mean: bool) -> Result<(), Error> {
     if has_mean && spec.norm == Norm::Rms {
-        return Err(Error::Unexpected { arg: "mean", why: "rms norm does not remove the mean" });
+        return Err(Error::Unexpected { arg, why: "rms norm does not remove the mean" });
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! The definition, in f64 and plain loops: [math](crate::math), section 1. Every backend is judged against this page.
 //!
 //! The inputs are exact values of their storage types. Rounding happens in one place only: where a residual is added,
-//! `h` is rounded to the dtype of the residual stream before it is normalized, because that is part of the definition.
+//! the sum is rounded to the dtype of the residual stream before it is normalized, because that is part of the definition.
 //!
 //! # Example
 //! ```
@@ -14,7 +14,7 @@
 //! ```
 
 use crate::quant::{CodeType, QuantSource, QuantSpec};
-use crate::{DType, Norm, NormSpec};
+use crate::{DType, Norm, NormSpec, ResidualPlacement};
 
 /// The inputs of a forward pass, dense: matrices (rows, cols), vectors (cols).
 #[derive(Clone, Copy, Debug)]
@@ -42,11 +42,13 @@ pub struct ForwardOutputs {
     pub rstd: Vec<f64>,
     /// (rows, cols)
     pub x_hat: Vec<f64>,
-    /// Before the rounding to its storage type. (rows, cols)
+    /// Before the rounding to its storage type; what is added to a residual after the norm. (rows, cols)
     pub y: Vec<f64>,
+    /// The sum of a residual and the norm, (13), before its rounding; empty where there is none. (rows, cols)
+    pub sum: Vec<f64>,
 }
 
-/// Equations (1) to (6). The cast order does not appear: it is a matter of rounding, and the judge applies it.
+/// Equations (1) to (6) and (13). The cast order does not appear: it is a matter of rounding, and the judge applies it.
 pub fn forward(spec: &NormSpec, inputs: &ForwardInputs<'_>) -> ForwardOutputs {
     let cols = spec.cols;
     let mut out = ForwardOutputs::default();
@@ -54,9 +56,9 @@ pub fn forward(spec: &NormSpec, inputs: &ForwardInputs<'_>) -> ForwardOutputs {
         let start = out.h.len();
         for col in 0..cols {
             let i = row * cols + col;
-            out.h.push(match inputs.residual {
-                Some((residual, dtype)) => round_to(inputs.x[i] + residual[i], dtype),
-                None => inputs.x[i],
+            out.h.push(match (inputs.residual, spec.residual) {
+                (Some((residual, dtype)), ResidualPlacement::Before) => round_to(inputs.x[i] + residual[i], dtype),
+                (None, ResidualPlacement::Before) | (_, ResidualPlacement::After) => inputs.x[i],
             });
         }
         let h = &out.h[start..];
@@ -78,7 +80,28 @@ pub fn forward(spec: &NormSpec, inputs: &ForwardInputs<'_>) -> ForwardOutputs {
             out.y.push(x_hat * effective_weight(spec, inputs.weight, col) + bias);
         }
     }
+    if let (Some((residual, _)), ResidualPlacement::After) = (inputs.residual, spec.residual) {
+        out.sum = residual.iter().zip(&out.y).map(|(residual, y)| residual + y).collect();
+    }
     out
+}
+
+/// Equation (14): the next norm, of a sum as it was rounded, (rows, cols), by a weight and a bias of its own, (cols).
+///
+/// # Example
+/// Two norms around a residual:
+/// ```
+/// # use rmsnorm_spec::{DType, NormSpec, reference::{ForwardInputs, forward, next, round_to}};
+/// let spec = NormSpec::rms(1, 2, 0.0).residual_after();
+/// let residual = Some((&[0.0, 2.0][..], DType::F32));
+/// let first = forward(&spec, &ForwardInputs { x: &[5.0, 5.0], residual, weight: None, bias: None });
+/// assert_eq!((&first.y, &first.sum), (&vec![1.0, 1.0], &vec![1.0, 3.0]));
+/// let sum: Vec<f64> = first.sum.iter().map(|sum| round_to(*sum, DType::F32)).collect();
+/// let second = next(&spec, &sum, Some(&[5f64.sqrt(); 2]), None);
+/// assert!(second.y.iter().zip([1.0, 3.0]).all(|(y, expected)| (y - expected).abs() < 1e-15));
+/// ```
+pub fn next(spec: &NormSpec, sum: &[f64], weight: Option<&[f64]>, bias: Option<&[f64]>) -> ForwardOutputs {
+    forward(spec, &ForwardInputs { x: sum, residual: None, weight, bias })
 }
 
 /// The inputs of a backward pass, dense: matrices (rows, cols), vectors as noted.

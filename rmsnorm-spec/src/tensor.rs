@@ -40,7 +40,7 @@ impl Direction {
 pub enum Tensor {
     /// What is normalized; in backward what was.
     X,
-    /// Added to `x` before the norm.
+    /// Added to `x` before the norm, or to the result after it.
     Residual,
     /// Multiplied with the normalized row.
     Weight,
@@ -48,7 +48,7 @@ pub enum Tensor {
     Bias,
     /// The result. Without an `x` of its own it is `x` before: the call is in place.
     Y,
-    /// The rounded sum of `x` and `residual`. Without a `residual` of its own it is the residual before.
+    /// The rounded sum of `residual` and `x`, or what `x` became. Without a `residual` of its own it is the residual before.
     ResidualOut,
     /// The mean of every row.
     Mean,
@@ -82,6 +82,14 @@ pub enum Tensor {
     CodesColumnwise,
     /// What these are multiplied with.
     ScalesColumnwise,
+    /// The weight of the next norm, of what a residual was added to.
+    NextWeight,
+    /// Its bias.
+    NextBias,
+    /// The mean of every row of `residual_out`, as the next norm has it.
+    NextMean,
+    /// Its `1 / sqrt(var + eps)` of every row.
+    NextRstd,
 }
 
 /// How long a tensor is.
@@ -116,7 +124,7 @@ pub enum Access {
 
 impl Tensor {
     /// Every tensor, in the order of declaration.
-    pub const ALL: [Tensor; 22] = [
+    pub const ALL: [Tensor; 26] = [
         Tensor::X,
         Tensor::Residual,
         Tensor::Weight,
@@ -139,6 +147,10 @@ impl Tensor {
         Tensor::Amax,
         Tensor::CodesColumnwise,
         Tensor::ScalesColumnwise,
+        Tensor::NextWeight,
+        Tensor::NextBias,
+        Tensor::NextMean,
+        Tensor::NextRstd,
     ];
 
     /// How many there are.
@@ -169,6 +181,10 @@ impl Tensor {
             Tensor::Amax => "amax",
             Tensor::CodesColumnwise => "codes_columnwise",
             Tensor::ScalesColumnwise => "scales_columnwise",
+            Tensor::NextWeight => "next_weight",
+            Tensor::NextBias => "next_bias",
+            Tensor::NextMean => "next_mean",
+            Tensor::NextRstd => "next_rstd",
         }
     }
 
@@ -190,8 +206,10 @@ impl Tensor {
             | Tensor::Dresidual
             | Tensor::Codes => TensorShape::Matrix,
             Tensor::CodesT | Tensor::CodesColumnwise => TensorShape::Transposed,
-            Tensor::Weight | Tensor::Bias | Tensor::Dweight | Tensor::Dbias => TensorShape::Cols,
-            Tensor::Mean | Tensor::Rstd => TensorShape::Rows,
+            Tensor::Weight | Tensor::Bias | Tensor::Dweight | Tensor::Dbias | Tensor::NextWeight | Tensor::NextBias => {
+                TensorShape::Cols
+            }
+            Tensor::Mean | Tensor::Rstd | Tensor::NextMean | Tensor::NextRstd => TensorShape::Rows,
             Tensor::Workspace => TensorShape::Workspace,
             Tensor::Scale | Tensor::Amax => TensorShape::One,
             Tensor::Scales => TensorShape::Scales,
@@ -207,8 +225,20 @@ impl Tensor {
             | (Tensor::Dy | Tensor::Y | Tensor::Dx, _) => dtypes.activation,
             (Tensor::X, Direction::Backward) => dtypes.residual,
             (Tensor::Residual | Tensor::ResidualOut | Tensor::DresidualOut | Tensor::Dresidual, _) => dtypes.residual,
-            (Tensor::Weight | Tensor::Bias | Tensor::Dweight | Tensor::Dbias, _) => dtypes.weight,
-            (Tensor::Mean | Tensor::Rstd | Tensor::Workspace | Tensor::Scale | Tensor::Amax, _) => DType::F32,
+            (
+                Tensor::Weight | Tensor::Bias | Tensor::Dweight | Tensor::Dbias | Tensor::NextWeight | Tensor::NextBias,
+                _,
+            ) => dtypes.weight,
+            (
+                Tensor::Mean
+                | Tensor::Rstd
+                | Tensor::Workspace
+                | Tensor::Scale
+                | Tensor::Amax
+                | Tensor::NextMean
+                | Tensor::NextRstd,
+                _,
+            ) => DType::F32,
             (
                 Tensor::Codes | Tensor::CodesT | Tensor::Scales | Tensor::CodesColumnwise | Tensor::ScalesColumnwise,
                 _,
@@ -239,6 +269,7 @@ impl Tensor {
         match (self, direction) {
             (Tensor::X | Tensor::Weight, _)
             | (Tensor::Residual | Tensor::Bias, Direction::Forward | Direction::QuantizedForward)
+            | (Tensor::NextWeight | Tensor::NextBias, Direction::Forward)
             | (Tensor::Scale, Direction::QuantizedForward)
             | (Tensor::Dy | Tensor::DresidualOut | Tensor::Mean | Tensor::Rstd, Direction::Backward) => {
                 Some(Access::Read)
@@ -247,6 +278,7 @@ impl Tensor {
                 Tensor::Y | Tensor::ResidualOut | Tensor::Mean | Tensor::Rstd,
                 Direction::Forward | Direction::QuantizedForward,
             )
+            | (Tensor::NextMean | Tensor::NextRstd, Direction::Forward)
             | (
                 Tensor::Codes
                 | Tensor::CodesT
@@ -280,6 +312,10 @@ impl Tensor {
                 | Tensor::CodesColumnwise
                 | Tensor::ScalesColumnwise,
                 Direction::Forward | Direction::Backward,
+            )
+            | (
+                Tensor::NextWeight | Tensor::NextBias | Tensor::NextMean | Tensor::NextRstd,
+                Direction::Backward | Direction::QuantizedForward,
             ) => None,
         }
     }
@@ -369,8 +405,7 @@ impl TensorSet {
         self.has(Tensor::Y) && !self.has(Tensor::X)
     }
 
-    /// Whether something is added to `x` before the norm: a residual of its own, or the one that `residual_out`
-    /// overwrites.
+    /// Whether a residual is added: one of its own, or the one that `residual_out` overwrites.
     pub const fn adds_residual(self) -> bool {
         self.has(Tensor::Residual) || self.has(Tensor::ResidualOut)
     }
@@ -426,8 +461,8 @@ mod tests {
             let is = |tensor: &Tensor| tensor.access(direction) == Some(access);
             Tensor::ALL.into_iter().filter(is).map(Tensor::name).collect::<Vec<_>>().join(" ")
         };
-        assert_eq!(names(Direction::Forward, Access::Read), "x residual weight bias");
-        assert_eq!(names(Direction::Forward, Access::Write), "y residual_out mean rstd");
+        assert_eq!(names(Direction::Forward, Access::Read), "x residual weight bias next_weight next_bias");
+        assert_eq!(names(Direction::Forward, Access::Write), "y residual_out mean rstd next_mean next_rstd");
         assert_eq!(names(Direction::Backward, Access::Read), "x weight mean rstd dy dresidual_out");
         assert_eq!(names(Direction::Backward, Access::Write), "dx dweight dbias workspace dresidual");
         assert_eq!(names(Direction::QuantizedForward, Access::Read), "x residual weight bias scale");
@@ -445,7 +480,10 @@ mod tests {
         use Tensor::*;
         assert_eq!(of(DType::F16, Direction::Forward), TensorSet::of(&[X, Y]));
         assert_eq!(of(DType::Bf16, Direction::Forward), TensorSet::of(&[Residual, ResidualOut]));
-        assert_eq!(of(DType::F32, Direction::Forward), TensorSet::of(&[Weight, Bias, Mean, Rstd]));
+        assert_eq!(
+            of(DType::F32, Direction::Forward),
+            TensorSet::of(&[Weight, Bias, Mean, Rstd, NextWeight, NextBias, NextMean, NextRstd])
+        );
         assert_eq!(of(DType::F16, Direction::Backward), TensorSet::of(&[Dy, Dx]));
         assert_eq!(of(DType::Bf16, Direction::Backward), TensorSet::of(&[X, DresidualOut, Dresidual]));
         let f32s = [Weight, Mean, Rstd, Dweight, Dbias, Workspace];
@@ -472,8 +510,8 @@ mod tests {
         assert_eq!((storage(Codes, None), storage(Weight, None)), (None, Some(DType::F32.into())));
 
         let with = |shape| Tensor::ALL.into_iter().filter(|t| t.shape() == shape).collect::<TensorSet>();
-        assert_eq!(with(TensorShape::Cols), TensorSet::of(&[Weight, Bias, Dweight, Dbias]));
-        assert_eq!(with(TensorShape::Rows), TensorSet::of(&[Mean, Rstd]));
+        assert_eq!(with(TensorShape::Cols), TensorSet::of(&[Weight, Bias, Dweight, Dbias, NextWeight, NextBias]));
+        assert_eq!(with(TensorShape::Rows), TensorSet::of(&[Mean, Rstd, NextMean, NextRstd]));
         assert_eq!(with(TensorShape::Workspace), TensorSet::of(&[Workspace]));
         let matrices = Tensor::ALL.into_iter().filter(|tensor| tensor.is_matrix()).collect::<TensorSet>();
         let of_rows = [X, Residual, Y, ResidualOut, Dy, DresidualOut, Dx, Dresidual, Codes];

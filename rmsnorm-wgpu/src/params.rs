@@ -116,6 +116,8 @@ impl Params {
             Tensor::Amax => self.amax = place.first,
             Tensor::CodesColumnwise => self.codes_columnwise = place,
             Tensor::ScalesColumnwise => self.scales_columnwise = place.first,
+            // No shader has code for a next norm.
+            Tensor::NextWeight | Tensor::NextBias | Tensor::NextMean | Tensor::NextRstd => {}
             Tensor::Workspace => {
                 self.workspace = place.first;
                 // The plan counts from the workspace's start.

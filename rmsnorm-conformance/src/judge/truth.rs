@@ -103,7 +103,8 @@ impl<'a> ForwardTruth<'a> {
             | (Tensor::Workspace | Tensor::Dresidual, _)
             // What is quantized has a truth of its own.
             | (Tensor::Codes | Tensor::CodesT | Tensor::Scale | Tensor::Scales | Tensor::Amax, _)
-            | (Tensor::CodesColumnwise | Tensor::ScalesColumnwise, _) => Vec::new(),
+            | (Tensor::CodesColumnwise | Tensor::ScalesColumnwise, _)
+            | (Tensor::NextWeight | Tensor::NextBias | Tensor::NextMean | Tensor::NextRstd, _) => Vec::new(),
         };
         let width = if tensor.is_matrix() { self.spec.cols } else { 1 };
         judge_due(got, expected, &self.due, width, self.arithmetic)
@@ -282,7 +283,11 @@ impl BackwardTruth {
             | Tensor::Scales
             | Tensor::Amax
             | Tensor::CodesColumnwise
-            | Tensor::ScalesColumnwise => (Vec::new(), &self.rows_due, 1),
+            | Tensor::ScalesColumnwise
+            | Tensor::NextWeight
+            | Tensor::NextBias
+            | Tensor::NextMean
+            | Tensor::NextRstd => (Vec::new(), &self.rows_due, 1),
         };
         judge_due(got, expected, due, width, &self.arithmetic)
     }

@@ -36,9 +36,9 @@ use crate::{Element, Error, GradReduction, NormBackend, Tensor};
 /// ```
 #[non_exhaustive]
 pub struct Backward<'a, B: NormBackend + ?Sized, T: Element, W: Element = T, R: Element = T> {
-    /// The gradient of `y`.
+    /// The gradient of `y`; of `residual_out` where the residual was added after the norm, which is the residual's gradient, too.
     pub dy: Rows<B::In<'a, T>>,
-    /// The tensor that was normalized: the forward pass's `x`, or its `residual_out` where a residual was added.
+    /// The tensor that was normalized: the forward pass's `x`, or its `residual_out` where a residual was added before the norm.
     pub x: Rows<B::In<'a, R>>,
     /// The forward pass's weight; ones if absent.
     pub weight: Option<B::In<'a, W>>,

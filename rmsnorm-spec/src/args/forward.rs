@@ -3,14 +3,23 @@
 use super::{Rows, Source, SpanVisitor, Views, Visitor, tensors, visit};
 use crate::{Element, Error, NormBackend, Tensor};
 
-/// The tensors of a forward call: [math](crate::math), equations (1) to (6).
+/// The tensors of a forward call: [math](crate::math), equations (1) to (6), (13) and (14).
 ///
 /// ```text
 /// h = x (+ residual)        x_hat = (h - mean) * rstd        y = x_hat * (weight + weight_offset) + bias
 /// ```
 ///
+/// With [`NormSpec::residual_after`](crate::NormSpec::residual_after) the residual is added to the result instead, and `y`, if there is
+/// one, is the next norm, of the sum; without ([`onto_residual`](Self::onto_residual)) there is no next norm:
+///
+/// ```text
+/// residual_out = residual + norm(x) * (weight + weight_offset) + bias
+/// y            = norm(residual_out) * (next_weight + weight_offset) + next_bias
+/// ```
+///
 /// # Shapes
-/// `x`, `y`, `residual`, `residual_out`: (rows, cols). `weight`, `bias`: (cols). `mean`, `rstd`: (rows).
+/// `x`, `y`, `residual`, `residual_out`: (rows, cols). `weight`, `bias`, `next_weight`, `next_bias`: (cols). `mean`, `rstd`,
+/// `next_mean`, `next_rstd`: (rows).
 ///
 /// # Dtypes
 /// One for all to begin with. [`f32_weight`](Self::f32_weight) and [`f32_residual`](Self::f32_residual) make those of the
@@ -38,16 +47,26 @@ pub struct Forward<'a, B: NormBackend + ?Sized, T: Element, W: Element = T, R: E
     /// Added last; zeros if absent.
     pub bias: Option<B::In<'a, W>>,
     /// Added to `x` before the norm. The sum is rounded to `R`, and the rounded value is what is normalized. In place it
-    /// holds the rounded sum afterwards, as `residual_out` would.
+    /// holds the rounded sum afterwards, as `residual_out` would. With
+    /// [`ResidualPlacement::After`](crate::ResidualPlacement::After) the norm of `x` is added to it.
     pub residual: Option<Source<B::In<'a, R>, B::Out<'a, R>>>,
     /// Receives the rounded sum; backward takes it as its `x`. Only with a `residual` that is not overwritten.
     pub residual_out: Option<Rows<B::Out<'a, R>>>,
-    /// The output; `None` if it overwrites `x`.
+    /// The output; `None` if it overwrites `x`, or if what it would be is only added to a residual.
     pub y: Option<Rows<B::Out<'a, T>>>,
     /// Receives the mean of every row. Layer norm only.
     pub mean: Option<B::Out<'a, f32>>,
     /// Receives `1 / sqrt(var + eps)` of every row, for the backward pass.
     pub rstd: Option<B::Out<'a, f32>>,
+    /// Multiplied with the normalized sum, after `weight_offset` was added to it; ones if absent. This and the other three of the next
+    /// norm: only with a residual that is added after the norm, and with `y`.
+    pub next_weight: Option<B::In<'a, W>>,
+    /// Added to that; zeros if absent.
+    pub next_bias: Option<B::In<'a, W>>,
+    /// Receives the mean of every row of `residual_out`. Layer norm only.
+    pub next_mean: Option<B::Out<'a, f32>>,
+    /// Receives `1 / sqrt(var + eps)` of every row of `residual_out`, for the next norm's backward pass.
+    pub next_rstd: Option<B::Out<'a, f32>>,
     /// A tensor that was given before its dtype was changed, and is gone. Validation refuses the call.
     pub(crate) lost: Option<&'static str>,
 }
@@ -75,6 +94,25 @@ impl<'a, B: NormBackend + ?Sized, T: Element> Forward<'a, B, T> {
         Forward::of(Source::Overwrite(x.into()))
     }
 
+    /// The norm of `x` on its way to a residual, with no next norm behind it:
+    /// [`ResidualPlacement::After`](crate::ResidualPlacement::After), and no `y`. `x` stays as it is.
+    ///
+    /// # Example
+    /// ```
+    /// # use rmsnorm_spec::{Error, Forward, NormBackend, NormSpec};
+    /// /// residual += norm(x) * weight
+    /// fn add_normalized<B>(backend: &B, x: &[f32], weight: &[f32], residual: &mut [f32]) -> Result<(), Error>
+    /// where
+    ///     B: for<'a> NormBackend<In<'a, f32> = &'a [f32], Out<'a, f32> = &'a mut [f32]>,
+    /// {
+    ///     let spec = NormSpec::rms(x.len() / weight.len(), weight.len(), 1e-6).residual_after();
+    ///     backend.forward(&spec, Forward::<_, f32>::onto_residual(x).residual_in_place(residual).weight(weight))
+    /// }
+    /// ```
+    pub fn onto_residual(x: impl Into<Rows<B::In<'a, T>>>) -> Self {
+        Forward::of(Source::Read(x.into()))
+    }
+
     fn of(x: Source<B::In<'a, T>, B::Out<'a, T>>) -> Self {
         Forward {
             x,
@@ -85,6 +123,10 @@ impl<'a, B: NormBackend + ?Sized, T: Element> Forward<'a, B, T> {
             y: None,
             mean: None,
             rstd: None,
+            next_weight: None,
+            next_bias: None,
+            next_mean: None,
+            next_rstd: None,
             lost: None,
         }
     }
@@ -104,16 +146,47 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Forward<'a
 
     /// With a weight and bias of that type, for code that is generic over it: the activations' or f32.
     pub fn weight_dtype<V: Element>(self) -> Forward<'a, B, T, V, R> {
-        let Forward { x, weight, bias, residual, residual_out, y, mean, rstd, lost } = self;
+        let Forward { x, weight, bias, residual, residual_out, y, mean, rstd, .. } = self;
+        let Forward { next_weight, next_bias, next_mean, next_rstd, lost, .. } = self;
         let lost = lost.or(weight.and(Some("weight"))).or(bias.and(Some("bias")));
-        Forward { x, weight: None, bias: None, residual, residual_out, y, mean, rstd, lost }
+        let lost = lost.or(next_weight.and(Some("next_weight"))).or(next_bias.and(Some("next_bias")));
+        Forward {
+            x,
+            weight: None,
+            bias: None,
+            residual,
+            residual_out,
+            y,
+            mean,
+            rstd,
+            next_weight: None,
+            next_bias: None,
+            next_mean,
+            next_rstd,
+            lost,
+        }
     }
 
     /// With a residual stream of that type, for code that is generic over it: the activations' or f32.
     pub fn residual_dtype<Q: Element>(self) -> Forward<'a, B, T, W, Q> {
-        let Forward { x, weight, bias, residual, residual_out, y, mean, rstd, lost } = self;
+        let Forward { x, weight, bias, residual, residual_out, y, mean, rstd, .. } = self;
+        let Forward { next_weight, next_bias, next_mean, next_rstd, lost, .. } = self;
         let lost = lost.or(residual.and(Some("residual"))).or(residual_out.and(Some("residual_out")));
-        Forward { x, weight, bias, residual: None, residual_out: None, y, mean, rstd, lost }
+        Forward {
+            x,
+            weight,
+            bias,
+            residual: None,
+            residual_out: None,
+            y,
+            mean,
+            rstd,
+            next_weight,
+            next_bias,
+            next_mean,
+            next_rstd,
+            lost,
+        }
     }
 
     /// With this [`residual`](Self#structfield.residual), which stays as it is: a view of dense rows, or
@@ -123,7 +196,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Forward<'a
     }
 
     /// With this [`residual`](Self#structfield.residual), which the rounded sum overwrites. Only with
-    /// [`in_place`](Forward::in_place).
+    /// [`in_place`](Forward::in_place), or where it is added after the norm.
     pub fn residual_in_place(self, residual: impl Into<Rows<B::Out<'a, R>>>) -> Self {
         Forward { residual: Some(Source::Overwrite(residual.into())), ..self }
     }
@@ -138,4 +211,8 @@ tensors!(Forward {
     optional matrix ResidualOut = residual_out: Out R;
     optional vector Mean = mean: Out f32;
     optional vector Rstd = rstd: Out f32;
+    optional vector NextWeight = next_weight: In W;
+    optional vector NextBias = next_bias: In W;
+    optional vector NextMean = next_mean: Out f32;
+    optional vector NextRstd = next_rstd: Out f32;
 });

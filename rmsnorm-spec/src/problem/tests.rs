@@ -70,6 +70,10 @@ const WORKSPACE: usize = 17;
 enum Form {
     Forward,
     InPlace,
+    /// The residual is added after the norm, and the sum has a norm of its own.
+    After,
+    /// It is overwritten, and there is no next norm.
+    AfterInPlace,
     Backward,
     /// To codes, by a scale that is given.
     Given,
@@ -78,11 +82,28 @@ enum Form {
 }
 
 impl Form {
-    const ALL: [Form; 5] = [Form::Forward, Form::InPlace, Form::Backward, Form::Given, Form::Mx];
+    const ALL: [Form; 7] =
+        [Form::Forward, Form::InPlace, Form::After, Form::AfterInPlace, Form::Backward, Form::Given, Form::Mx];
+
+    const fn placement(self) -> ResidualPlacement {
+        match self {
+            Form::After | Form::AfterInPlace => ResidualPlacement::After,
+            Form::Forward | Form::InPlace | Form::Backward | Form::Given | Form::Mx => ResidualPlacement::Before,
+        }
+    }
+
+    /// Whether the norm's result takes the place of x.
+    const fn overwrites_x(self) -> bool {
+        matches!(self, Form::InPlace)
+    }
+
+    const fn overwrites_residual(self) -> bool {
+        matches!(self, Form::InPlace | Form::AfterInPlace)
+    }
 
     const fn direction(self) -> Direction {
         match self {
-            Form::Forward | Form::InPlace => Direction::Forward,
+            Form::Forward | Form::InPlace | Form::After | Form::AfterInPlace => Direction::Forward,
             Form::Backward => Direction::Backward,
             Form::Given | Form::Mx => Direction::QuantizedForward,
         }
@@ -94,7 +115,7 @@ impl Form {
 
     const fn quant(self) -> Option<QuantSpec> {
         match self {
-            Form::Forward | Form::InPlace | Form::Backward => None,
+            Form::Forward | Form::InPlace | Form::After | Form::AfterInPlace | Form::Backward => None,
             Form::Given => Some(QuantSpec::new(CodeType::E5m2, ScaleKind::Given)),
             Form::Mx => Some(QuantSpec::new(CodeType::E4m3, ScaleKind::Mx { rounding: ScaleRounding::Up })),
         }
@@ -158,6 +179,28 @@ fn table(form: Form) -> &'static [Entry] {
         entry("mean", OfRows, F32, true, true),
         entry("rstd", OfRows, F32, true, true),
     ];
+    const AFTER: &[Entry] = &[
+        entry("x", Matrix, Activation, false, false),
+        entry("weight", OfCols, Weight, false, true),
+        entry("bias", OfCols, Weight, false, true),
+        entry("residual", Matrix, Residual, false, false),
+        entry("residual_out", Matrix, Residual, true, false),
+        entry("y", Matrix, Activation, true, false),
+        entry("mean", OfRows, F32, true, true),
+        entry("rstd", OfRows, F32, true, true),
+        entry("next_weight", OfCols, Weight, false, true),
+        entry("next_bias", OfCols, Weight, false, true),
+        entry("next_mean", OfRows, F32, true, true),
+        entry("next_rstd", OfRows, F32, true, true),
+    ];
+    const AFTER_IN_PLACE: &[Entry] = &[
+        entry("x", Matrix, Activation, false, false),
+        entry("weight", OfCols, Weight, false, true),
+        entry("bias", OfCols, Weight, false, true),
+        entry("residual", Matrix, Residual, true, false),
+        entry("mean", OfRows, F32, true, true),
+        entry("rstd", OfRows, F32, true, true),
+    ];
     const BACKWARD: &[Entry] = &[
         entry("dy", Matrix, Activation, false, false),
         entry("x", Matrix, Residual, false, false),
@@ -201,6 +244,8 @@ fn table(form: Form) -> &'static [Entry] {
     match form {
         Form::Forward => FORWARD,
         Form::InPlace => IN_PLACE,
+        Form::After => AFTER,
+        Form::AfterInPlace => AFTER_IN_PLACE,
         Form::Backward => BACKWARD,
         Form::Given => GIVEN,
         Form::Mx => MX,
@@ -258,7 +303,7 @@ impl Call {
         };
         Call {
             form,
-            spec: NormSpec::layer(ROWS, COLS, 1e-5),
+            spec: NormSpec { residual: form.placement(), ..NormSpec::layer(ROWS, COLS, 1e-5) },
             grad_reduction: GradReduction::Partials,
             quant: form.quant(),
             tensors: table(form).iter().enumerate().map(place).collect(),
@@ -294,16 +339,21 @@ impl Call {
         let look_up = Names { call: self, names: &names };
         let optional = |name| look_up.find(name).is_some();
         let checked = match self.form {
-            Form::Forward | Form::InPlace => {
+            Form::Forward | Form::InPlace | Form::After | Form::AfterInPlace => {
+                let is_next = self.form == Form::After;
                 let args = Forward::<'_, Numbers, T, W, R> {
-                    x: look_up.source("x"),
+                    x: look_up.source("x", self.form.overwrites_x()),
                     weight: optional("weight").then(|| look_up.view("weight")),
                     bias: optional("bias").then(|| look_up.view("bias")),
-                    residual: optional("residual").then(|| look_up.source("residual")),
-                    residual_out: look_up.target("residual_out"),
-                    y: look_up.target("y"),
+                    residual: optional("residual").then(|| look_up.source("residual", self.form.overwrites_residual())),
+                    residual_out: look_up.target("residual_out", self.form.overwrites_residual()),
+                    y: look_up.target("y", self.form.overwrites_x() || self.form == Form::AfterInPlace),
                     mean: optional("mean").then(|| look_up.view("mean")),
                     rstd: optional("rstd").then(|| look_up.view("rstd")),
+                    next_weight: (is_next && optional("next_weight")).then(|| look_up.view("next_weight")),
+                    next_bias: (is_next && optional("next_bias")).then(|| look_up.view("next_bias")),
+                    next_mean: (is_next && optional("next_mean")).then(|| look_up.view("next_mean")),
+                    next_rstd: (is_next && optional("next_rstd")).then(|| look_up.view("next_rstd")),
                     lost: None,
                 };
                 self.validated(Checked::forward(self.spec, args)?, Checked::<Forward<'_, Numbers, T, W, R>>::visit)
@@ -424,17 +474,13 @@ impl Names<'_> {
         View { span: self.find(name).expect("the call has that tensor").span, element: PhantomData }
     }
 
-    /// Read in a call of its own results, else overwritten.
-    fn source<E>(&self, name: &'static str) -> Source<View<E>, View<E>> {
-        match self.call.form {
-            Form::InPlace => Source::Overwrite(self.rows(name)),
-            Form::Forward | Form::Backward | Form::Given | Form::Mx => Source::Read(self.rows(name)),
-        }
+    fn source<E>(&self, name: &'static str, is_overwritten: bool) -> Source<View<E>, View<E>> {
+        if is_overwritten { Source::Overwrite(self.rows(name)) } else { Source::Read(self.rows(name)) }
     }
 
-    /// Absent where the source is overwritten, and not looked up then.
-    fn target<E>(&self, name: &'static str) -> Option<Rows<View<E>>> {
-        let is_given = self.call.form != Form::InPlace && self.find(name).is_some();
+    /// Absent where the source is overwritten, or what it is of is added only, and not looked up then.
+    fn target<E>(&self, name: &'static str, is_absent: bool) -> Option<Rows<View<E>>> {
+        let is_given = !is_absent && self.find(name).is_some();
         is_given.then(|| self.rows(name))
     }
 
@@ -703,9 +749,9 @@ fn the_problem_says_which_tensors_there_are() {
             for tensor in Tensor::ALL {
                 let expected = match (form, tensor) {
                     // What is overwritten is the result already.
-                    (Form::InPlace, Tensor::X | Tensor::Residual) => false,
+                    (Form::InPlace, Tensor::X | Tensor::Residual) | (Form::AfterInPlace, Tensor::Residual) => false,
                     (Form::InPlace, Tensor::Y) => true,
-                    (Form::InPlace, Tensor::ResidualOut) => is_given("residual"),
+                    (Form::InPlace | Form::AfterInPlace, Tensor::ResidualOut) => is_given("residual"),
                     _ => is_given(tensor.name()),
                 };
                 assert_eq!(checked.problem.has(tensor), expected, "{tensor} of {form:?}, set {bits:#b}");
@@ -726,7 +772,7 @@ fn the_problem_says_what_is_computed() {
                     for cast_order in [CastOrder::AtStore, CastOrder::BeforeWeight] {
                         let mut call = Call::full(form);
                         if norm == Norm::Rms {
-                            call = call.without("mean");
+                            call = call.without("mean").without("next_mean");
                         }
                         call.spec = NormSpec { norm, weight_offset, cast_order, ..call.spec };
                         call.grad_reduction = GradReduction::Locks { groups: 3 };
@@ -740,9 +786,13 @@ fn the_problem_says_what_is_computed() {
                             dtypes: DTypes { activation, weight, residual },
                             has_weight_offset,
                             cast_order,
+                            residual: form.placement(),
                             quant: form.quant(),
                             grad_reduction: match form {
-                                Form::Forward | Form::InPlace | Form::Given | Form::Mx => GradReduction::Partials,
+                                Form::Forward | Form::InPlace | Form::After | Form::AfterInPlace => {
+                                    GradReduction::Partials
+                                }
+                                Form::Given | Form::Mx => GradReduction::Partials,
                                 Form::Backward => GradReduction::Locks { groups: 3 },
                             },
                             tensors: problem.tensors,
@@ -775,7 +825,7 @@ fn views_and_strides_come_out_as_they_went_in() {
         for (tensor, place) in visited {
             let arg = match (form, tensor) {
                 (Form::InPlace, Tensor::Y) => "x",
-                (Form::InPlace, Tensor::ResidualOut) => "residual",
+                (Form::InPlace | Form::AfterInPlace, Tensor::ResidualOut) => "residual",
                 _ => tensor.name(),
             };
             let given = call.get(arg).expect("a tensor of the call");
@@ -809,6 +859,71 @@ fn what_is_overwritten_is_said_once() {
     assert_eq!(refused(in_place().residual_in_place(view(3)).residual_out(view(4))), "residual_out");
 }
 
+/// The sum of a residual and a norm has a place, and the next norm a y.
+#[test]
+fn a_residual_after_the_norm_needs_its_sum_and_a_next_norm_its_y() {
+    type Args<'a> = Forward<'a, Numbers, f32>;
+    let view = |allocation| View::<f32> { span: Span { allocation, start: 0, len: ROWS * COLS }, element: PhantomData };
+    let vector = |allocation, len| View::<f32> { span: Span { allocation, start: 0, len }, element: PhantomData };
+    let before = NormSpec::rms(ROWS, COLS, 1e-5);
+    let check = |spec: NormSpec, args: Args<'_>| Checked::forward(spec, args).map(|checked| *checked.problem());
+    let good = |args| check(before.residual_after(), args).expect("a good call");
+    let (alone, paired) = (|| Args::onto_residual(view(1)), || Args::new(view(1), view(2)));
+
+    let problem = good(alone().residual(view(3)).residual_out(view(4)));
+    assert_eq!(problem.residual, ResidualPlacement::After);
+    assert_eq!(problem.tensors, TensorSet::of(&[Tensor::X, Tensor::Residual, Tensor::ResidualOut]));
+    assert_eq!(problem.arg(Tensor::ResidualOut), "residual_out");
+    assert!(matches!(problem.without_residual_after("numbers"), Err(Error::Unsupported { .. })));
+    let problem = good(alone().residual_in_place(view(3)));
+    assert_eq!(problem.tensors, TensorSet::of(&[Tensor::X, Tensor::ResidualOut]));
+    assert_eq!((problem.arg(Tensor::X), problem.arg(Tensor::ResidualOut)), ("x", "residual"));
+    let problem = good(paired().residual_in_place(view(3)).next_weight(vector(5, COLS)).next_rstd(vector(6, ROWS)));
+    let tensors = [Tensor::X, Tensor::Y, Tensor::ResidualOut, Tensor::NextWeight, Tensor::NextRstd];
+    assert_eq!(problem.tensors, TensorSet::of(&tensors));
+    let problem = check(before, paired()).expect("a good call");
+    assert!(problem.without_residual_after("numbers").is_ok());
+
+    let refused = |spec, args| match check(spec, args) {
+        Err(Error::Unexpected { arg, .. } | Error::Missing { arg, .. }) => arg,
+        other => panic!("{other:?}"),
+    };
+    let after = |args| refused(before.residual_after(), args);
+    assert_eq!(after(alone()), "residual");
+    assert_eq!(after(paired()), "residual");
+    assert_eq!(after(alone().residual_out(view(4))), "residual");
+    assert_eq!(after(alone().residual(view(3))), "residual_out");
+    assert_eq!(after(alone().residual_in_place(view(3)).residual_out(view(4))), "residual_out");
+    assert_eq!(after(Args::in_place(view(1)).residual_in_place(view(3))), "x");
+    assert_eq!(after(paired().residual_in_place(view(3)).next_mean(vector(5, ROWS))), "next_mean");
+    // Each of the next norm's is refused without one, and where the residual is added before.
+    type Give = for<'a> fn(Args<'a>, View<f32>, View<f32>) -> Args<'a>;
+    let next: [(&str, Give); 4] = [
+        ("next_weight", |args, of_cols, _| args.next_weight(of_cols)),
+        ("next_bias", |args, of_cols, _| args.next_bias(of_cols)),
+        ("next_mean", |args, _, of_rows| args.next_mean(of_rows)),
+        ("next_rstd", |args, _, of_rows| args.next_rstd(of_rows)),
+    ];
+    for (name, give) in next {
+        let given = |args| give(args, vector(5, COLS), vector(6, ROWS));
+        assert_eq!(after(given(alone().residual_in_place(view(3)))), name);
+        assert_eq!(refused(before, given(paired())), name);
+    }
+
+    // The residual's gradient is dy, and no call has codes of such a sum.
+    let backward = || Backward::<Numbers, f32>::new(view(1), view(2), vector(3, ROWS), view(4));
+    let check = |args| Checked::backward(&Numbers, before.residual_after(), args).map(|checked| *checked.problem());
+    assert_eq!(check(backward()).expect("a good call").residual, ResidualPlacement::Before);
+    for (args, name) in
+        [(backward().dresidual_out(view(5)), "dresidual_out"), (backward().dresidual(view(5)), "dresidual")]
+    {
+        assert!(matches!(check(args), Err(Error::Unexpected { arg, .. }) if arg == name), "{name}");
+    }
+    let mut call = Call::full(Form::Given);
+    call.spec = call.spec.residual_after();
+    assert!(matches!(call.check(MIXES[0]), Err(Error::Unsupported { .. })));
+}
+
 /// The dtype of a tensor is said before the tensor is given; what comes too late is no silent loss.
 #[test]
 fn a_tensor_given_before_its_dtype_changes_is_named() {
@@ -835,6 +950,8 @@ fn a_tensor_given_before_its_dtype_changes_is_named() {
     let forward_of = |args: Forward<'_, Numbers, f16, f32, f16>| lost(Checked::forward(spec, args).map(drop));
     assert_eq!(forward_of(forward().weight(narrow(5)).f32_weight()), "weight");
     assert_eq!(forward_of(forward().bias(narrow(5)).f32_weight().bias(wide(6))), "bias");
+    assert_eq!(forward_of(forward().next_weight(narrow(5)).f32_weight()), "next_weight");
+    assert_eq!(forward_of(forward().next_bias(narrow(5)).f32_weight()), "next_bias");
     let streamed = |args: Forward<'_, Numbers, f16, f16, f32>| lost(Checked::forward(spec, args).map(drop));
     assert_eq!(streamed(forward().residual(matrix(5)).f32_residual()), "residual");
     assert_eq!(streamed(forward().residual_out(matrix(5)).f32_residual()), "residual_out");
@@ -955,7 +1072,7 @@ fn statistics_are_asked_for_and_refused_by_norm_and_direction() {
                 }
                 let mut call = Call::full(form);
                 call.spec.norm = norm;
-                call = if has_mean { call } else { call.without("mean") };
+                call = if has_mean { call } else { call.without("mean").without("next_mean") };
                 call = if has_rstd { call } else { call.without("rstd") };
                 let result = call.check(MIXES[1]);
                 let what = format!("{form:?} {norm:?}, mean: {has_mean}, rstd: {has_rstd}: {result:?}");
