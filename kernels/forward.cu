@@ -1,7 +1,8 @@
 // Forward: math.md, equations (1) to (6). A thread has the same columns in each of its rows.
 //
 // y reads its row a second time, from the L1. The registers that would have held it are better spent on more rows at a
-// time, and the caches are told which read is the last, so that they keep what is still to be written.
+// time, and the caches are told which read is the last, so that they keep what is still to be written. A residual that comes after the
+// norm is read once, together with x, and waits in registers; there the sum takes its place, for a norm of its own.
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward(const __grid_constant__ Params p) {
     __shared__ float exchange[2][GROUPS][UNROLL][SENDERS];
@@ -26,20 +27,43 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward(con
                     for (int k = 0; k < PACKS; ++k) h[u][k] = load_h<is_last.value>(p, row(u), first, k, left);
         };
 
+        const auto find_statistics = [&](const auto& parts, float (&mean)[UNROLL], float (&rstd)[UNROLL]) {
+            if constexpr (IS_LAYER) {
+                #pragma unroll
+                for (int u = 0; u < UNROLL; ++u) mean[u] = sum_part<false>(parts[u], 0.0f, left);
+                sums.sum(mean);
+                #pragma unroll
+                for (int u = 0; u < UNROLL; ++u) mean[u] *= p.share;
+            }
+            #pragma unroll
+            for (int u = 0; u < UNROLL; ++u) rstd[u] = sum_part<true>(parts[u], mean[u], left);
+            sums.sum(rstd);
+            #pragma unroll
+            for (int u = 0; u < UNROLL; ++u) rstd[u] = reciprocal_root(rstd[u] * p.share + p.eps);
+        };
+        const auto store_statistics = [&](float* means, float* rstds, const float (&mean)[UNROLL], const float (&rstd)[UNROLL]) {
+            if (thread == 0 && cluster_rank() == 0) {
+                #pragma unroll
+                for (int u = 0; u < UNROLL; ++u) {
+                    if (exists(u)) {
+                        if (IS_LAYER && means) means[row(u)] = mean[u];
+                        if (rstds) rstds[row(u)] = rstd[u];
+                    }
+                }
+            }
+        };
+
         float mean[UNROLL] = {}, rstd[UNROLL];
         load_rows(Bool<false>{});
-        if constexpr (IS_LAYER) {
-            #pragma unroll
-            for (int u = 0; u < UNROLL; ++u) mean[u] = sum_part<false>(h[u], 0.0f, left);
-            sums.sum(mean);
-            #pragma unroll
-            for (int u = 0; u < UNROLL; ++u) mean[u] *= p.share;
-        }
+#if RESIDUAL_AFTER
+        Pack<R> stream[UNROLL][PACKS] = {};
         #pragma unroll
-        for (int u = 0; u < UNROLL; ++u) rstd[u] = sum_part<true>(h[u], mean[u], left);
-        sums.sum(rstd);
-        #pragma unroll
-        for (int u = 0; u < UNROLL; ++u) rstd[u] = reciprocal_root(rstd[u] * p.share + p.eps);
+        for (int u = 0; u < UNROLL; ++u)
+            if (exists(u))
+                #pragma unroll
+                for (int k = 0; k < PACKS; ++k) stream[u][k] = load_pack<Reuse::ByNone>(ROW(residual, row(u)) + first, k, left);
+#endif
+        find_statistics(h, mean, rstd);
 
         // READS_LATE: each pack is read just before it is needed. Else all are asked for at once.
         if constexpr (!READS_LATE) load_rows(Bool<true>{});
@@ -55,18 +79,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward(con
                     float y[PACK];
                     unpack(h[u][k], y);
                     normalize(y, mean[u], rstd[u], weight, bias);
+#if RESIDUAL_AFTER
+                    stream[u][k] = add_residual(y, stream[u][k]);
+                    store_pack(ROW(residual_out, row(u)) + first, k, left, stream[u][k]);
+#else
+                    store_pack(ROW(y, row(u)) + first, k, left, pack<T>(y));
+#endif
+                }
+            }
+        }
+        store_statistics(p.mean, p.rstd, mean, rstd);
+#if NORMS_TWICE
+        float next_mean[UNROLL] = {}, next_rstd[UNROLL];
+        find_statistics(stream, next_mean, next_rstd);
+        #pragma unroll
+        for (int k = 0; k < PACKS; ++k) {
+            float weight[PACK], bias[PACK];
+            unpack_weight<HAS_NEXT_WEIGHT>(load_parameter<HAS_NEXT_WEIGHT>(p.next_weight + first, k, left), p.weight_offset, weight);
+            unpack(load_parameter<HAS_NEXT_BIAS>(p.next_bias + first, k, left), bias);
+            #pragma unroll
+            for (int u = 0; u < UNROLL; ++u) {
+                if (exists(u)) {
+                    float y[PACK];
+                    unpack(stream[u][k], y);
+                    normalize<HAS_NEXT_BIAS>(y, next_mean[u], next_rstd[u], weight, bias);
                     store_pack(ROW(y, row(u)) + first, k, left, pack<T>(y));
                 }
             }
         }
-        if (thread == 0 && cluster_rank() == 0) {
-            #pragma unroll
-            for (int u = 0; u < UNROLL; ++u) {
-                if (exists(u)) {
-                    if (IS_LAYER && p.mean) p.mean[row(u)] = mean[u];
-                    if (p.rstd) p.rstd[row(u)] = rstd[u];
-                }
-            }
-        }
+        store_statistics(p.next_mean, p.next_rstd, next_mean, next_rstd);
+#endif
     }
 }

@@ -2,8 +2,9 @@
 // and go, so that the device's memory always has rows to load and rows to store.
 //
 // What would be waited for is begun early: the cluster meets once its row is on the way, and without a fence; blocks hand
-// each other what they know of it once, by stores that a barrier in shared memory counts. With READS_EARLY the weights come while
-// the row does; what is read late is read for BATCH packs together, by layer norm the first of them during the exchange.
+// each other what they know of it once for each norm, by stores that a barrier in shared memory counts. With READS_EARLY the weights come while
+// the row does; what is read late is read for BATCH packs together, by layer norm the first of them during the exchange. A residual that
+// comes after the norm is read with the row, or, with READS_LATE, late.
 
 static_assert(CLUSTER > 1 && GROUPS == 1 && UNROLL == 1, "a cluster has one row");
 
@@ -69,7 +70,8 @@ __device__ inline float columns_of(unsigned long long cols, int i) {
 __device__ inline bool is_finite(float value) { return value - value == 0.0f; }
 
 // What a warp knows of its part of a row; all lanes get the same.
-__device__ inline void find_moments(const Pack<H> (&h)[PACKS], unsigned long long cols, int left, float (&moments)[MOMENTS]) {
+template <class E>
+__device__ inline void find_moments(const Pack<E> (&h)[PACKS], unsigned long long cols, int left, float (&moments)[MOMENTS]) {
     float squares[PACK] = {};
 #if IS_LAYER
     float sums[PACK] = {}, deviations[PACK] = {};
@@ -122,7 +124,7 @@ __device__ inline void find_statistics(const Params& p, const float (&sent)[MOME
 // A thread's part of h. The hint is measured: 1024x131072 96 % of the copy, with none 95 %, with evict_first 92 %.
 __device__ inline Pack<H> load_h(const Params& p, unsigned long long row, unsigned first, int k, int left) {
     const Pack<T> x = load_pack<Reuse::ByThread>(ROW(x, row) + first, k, left);
-#if HAS_RESIDUAL
+#if RESIDUAL_BEFORE
     return add_residual(x, load_pack<Reuse::ByThread>(ROW(residual, row) + first, k, left));
 #else
     return x;
@@ -131,10 +133,18 @@ __device__ inline Pack<H> load_h(const Params& p, unsigned long long row, unsign
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward_cluster(const __grid_constant__ Params p) {
     __shared__ Exchange exchange;
+#if NORMS_TWICE
+    __shared__ Exchange next_exchange;
+#endif
     const unsigned first = (cluster_rank() * THREADS_PER_ROW + threadIdx.x) * PACK;
     const int left = columns_left(p.cols, first);
     const unsigned long long row = blockIdx.x / CLUSTER;
-    if (threadIdx.x == 0) exchange.init();
+    if (threadIdx.x == 0) {
+        exchange.init();
+#if NORMS_TWICE
+        next_exchange.init();
+#endif
+    }
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
     wait_for_earlier_kernels();
 
@@ -145,7 +155,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward_clu
     #pragma unroll
     for (int k = 0; k < PACKS; ++k)
         if constexpr (READS_EARLY) weights[k] = load_parameter<HAS_WEIGHT>(p.weight + first, k, left);
-#if HAS_RESIDUAL
+#if RESIDUAL_AFTER
+    Pack<R> stream[PACKS];
+    const auto load_residual = [&](int k) { stream[k] = load_pack<Reuse::ByThread>(ROW(residual, row) + first, k, left); };
+    #pragma unroll
+    for (int k = 0; k < PACKS; ++k)
+        if constexpr (!READS_LATE) load_residual(k);
+#elif HAS_RESIDUAL
     if (p.residual_out.data) {
         #pragma unroll
         for (int k = 0; k < PACKS; ++k) store_pack(ROW(residual_out, row) + first, k, left, h[k]);
@@ -163,6 +179,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward_clu
         for (int k = batch; k < batch + BATCH && k < PACKS; ++k) {
             if constexpr (!READS_EARLY) weights[k] = load_parameter<HAS_WEIGHT>(p.weight + first, k, left);
             biases[k - batch] = load_parameter<HAS_BIAS>(p.bias + first, k, left);
+#if RESIDUAL_AFTER
+            if constexpr (READS_LATE) load_residual(k);
+#endif
         }
     };
     if constexpr (IS_LAYER) load_late(0);
@@ -180,11 +199,47 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward_clu
             unpack_weight(weights[k], p.weight_offset, weight);
             unpack(biases[k - batch], bias);
             normalize(y, mean, rstd, weight, bias);
+#if RESIDUAL_AFTER
+            stream[k] = add_residual(y, stream[k]);
+            store_pack(ROW(residual_out, row) + first, k, left, stream[k]);
+#else
             store_pack(ROW(y, row) + first, k, left, pack<T>(y));
+#endif
         }
     }
     if (threadIdx.x == 0 && cluster_rank() == 0) {
         if (IS_LAYER && p.mean) p.mean[row] = mean;
         if (p.rstd) p.rstd[row] = rstd;
     }
+#if NORMS_TWICE
+    find_moments(stream, p.cols, left, moments);
+    next_exchange.send(moments);
+    const auto load_next = [&](int batch) {
+        #pragma unroll
+        for (int k = batch; k < batch + BATCH && k < PACKS; ++k) {
+            weights[k - batch] = load_parameter<HAS_NEXT_WEIGHT>(p.next_weight + first, k, left);
+            biases[k - batch] = load_parameter<HAS_NEXT_BIAS>(p.next_bias + first, k, left);
+        }
+    };
+    load_next(0);
+    next_exchange.receive();
+    find_statistics(p, next_exchange.sent, mean, rstd);
+    #pragma unroll
+    for (int batch = 0; batch < PACKS; batch += BATCH) {
+        if (batch > 0) load_next(batch);
+        #pragma unroll
+        for (int k = batch; k < batch + BATCH && k < PACKS; ++k) {
+            float y[PACK], weight[PACK], bias[PACK];
+            unpack(stream[k], y);
+            unpack_weight<HAS_NEXT_WEIGHT>(weights[k - batch], p.weight_offset, weight);
+            unpack(biases[k - batch], bias);
+            normalize<HAS_NEXT_BIAS>(y, mean, rstd, weight, bias);
+            store_pack(ROW(y, row) + first, k, left, pack<T>(y));
+        }
+    }
+    if (threadIdx.x == 0 && cluster_rank() == 0) {
+        if (IS_LAYER && p.next_mean) p.next_mean[row] = mean;
+        if (p.next_rstd) p.next_rstd[row] = rstd;
+    }
+#endif
 }

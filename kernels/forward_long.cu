@@ -11,7 +11,7 @@
 struct Slot {
     Pack<T> x[PACKS][THREADS];
 #if HAS_RESIDUAL
-    Pack<R> residual[PACKS][THREADS]; // h, once it is known
+    Pack<R> residual[PACKS][THREADS]; // the sum with it, once it is known
 #endif
 };
 
@@ -26,10 +26,10 @@ __device__ inline void start_row(const Params& p, unsigned long long row, unsign
     close_batch();
 }
 
-// Waits for the row, and adds the residual.
+// Waits for the row, and adds a residual that comes before the norm.
 __device__ inline void finish_row(const Params& p, unsigned long long row, unsigned first, int left, Slot& slot) {
     wait_copies<0>();
-#if HAS_RESIDUAL
+#if RESIDUAL_BEFORE
     #pragma unroll
     for (int k = 0; k < PACKS; ++k) {
         Pack<R>& residual = slot.residual[k][threadIdx.x];
@@ -40,7 +40,7 @@ __device__ inline void finish_row(const Params& p, unsigned long long row, unsig
 }
 
 __device__ inline Pack<H> load_h(const Slot& slot, int k) {
-#if HAS_RESIDUAL
+#if RESIDUAL_BEFORE
     return slot.residual[k][threadIdx.x];
 #else
     return slot.x[k][threadIdx.x];
@@ -53,12 +53,12 @@ __device__ inline void load_parameters(const W* first, int left, Pack<W> (&packs
     for (int k = 0; k < PACKS; ++k) packs[k] = load_parameter<EXISTS>(first, k, left);
 }
 
-// The thread's part of sum(h), or of sum((h - mean)^2).
-template <bool SQUARES>
-__device__ inline float sum_part(const Slot& slot, float mean, int left) {
+// The thread's part of a row's sum, or of that of the squared distances from the mean; `load` says what is in pack k.
+template <bool SQUARES, class Load>
+__device__ inline float sum_part(const Load& load, float mean, int left) {
     float sums[PACK] = {};
     #pragma unroll BATCH
-    for (int k = 0; k < PACKS; ++k) add_pack<SQUARES>(load_h(slot, k), mean, k, left, sums);
+    for (int k = 0; k < PACKS; ++k) add_pack<SQUARES>(load(k), mean, k, left, sums);
     return sum_pack(sums);
 }
 
@@ -76,17 +76,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward_lon
         Pack<W> weights[PACKS], biases[PACKS];
         if constexpr (READS_EARLY) load_parameters<HAS_WEIGHT>(p.weight + first, left, weights);
         finish_row(p, row, first, left, slot);
+        // `meanwhile`: what is done while the last sum is exchanged.
+        const auto find_statistics = [&](const auto& load, float (&mean)[1], float (&rstd)[1], const auto& meanwhile) {
+            if constexpr (IS_LAYER) {
+                mean[0] = sum_part<false>(load, 0.0f, left);
+                sums.sum(mean);
+                mean[0] *= p.share;
+            }
+            rstd[0] = sum_part<true>(load, mean[0], left);
+            sums.send(rstd);
+            meanwhile();
+            sums.receive(rstd);
+            rstd[0] = reciprocal_root(rstd[0] * p.share + p.eps);
+        };
         float mean[1] = {0.0f}, rstd[1];
-        if constexpr (IS_LAYER) {
-            mean[0] = sum_part<false>(slot, 0.0f, left);
-            sums.sum(mean);
-            mean[0] *= p.share;
-        }
-        rstd[0] = sum_part<true>(slot, mean[0], left);
-        sums.send(rstd);
-        if constexpr (READS_EARLY) load_parameters<HAS_BIAS>(p.bias + first, left, biases);
-        sums.receive(rstd);
-        rstd[0] = reciprocal_root(rstd[0] * p.share + p.eps);
+        find_statistics([&](int k) { return load_h(slot, k); }, mean, rstd, [&] {
+            if constexpr (READS_EARLY) load_parameters<HAS_BIAS>(p.bias + first, left, biases);
+        });
 
         #pragma unroll (READS_EARLY ? PACKS : BATCH)
         for (int k = 0; k < PACKS; ++k) {
@@ -100,11 +106,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward_lon
                 unpack(load_parameter<HAS_BIAS>(p.bias + first, k, left), bias);
             }
             normalize(y, mean[0], rstd[0], weight, bias);
+#if RESIDUAL_AFTER
+            Pack<R>& residual = slot.residual[k][threadIdx.x];
+            residual = add_residual(y, residual);
+            store_pack(ROW(residual_out, row) + first, k, left, residual);
+#else
+            store_pack(ROW(y, row) + first, k, left, pack<T>(y));
+#endif
+        }
+#if NORMS_TWICE
+        float next_mean[1] = {0.0f}, next_rstd[1];
+        find_statistics([&](int k) { return slot.residual[k][threadIdx.x]; }, next_mean, next_rstd, [] {});
+        #pragma unroll BATCH
+        for (int k = 0; k < PACKS; ++k) {
+            float y[PACK], weight[PACK], bias[PACK];
+            unpack(slot.residual[k][threadIdx.x], y);
+            unpack_weight<HAS_NEXT_WEIGHT>(load_parameter<HAS_NEXT_WEIGHT>(p.next_weight + first, k, left), p.weight_offset, weight);
+            unpack(load_parameter<HAS_NEXT_BIAS>(p.next_bias + first, k, left), bias);
+            normalize<HAS_NEXT_BIAS>(y, next_mean[0], next_rstd[0], weight, bias);
             store_pack(ROW(y, row) + first, k, left, pack<T>(y));
         }
+#endif
         if (threadIdx.x == 0 && cluster_rank() == 0) {
             if (IS_LAYER && p.mean) p.mean[row] = mean[0];
             if (p.rstd) p.rstd[row] = rstd[0];
+#if NORMS_TWICE
+            if (IS_LAYER && p.next_mean) p.next_mean[row] = next_mean[0];
+            if (p.next_rstd) p.next_rstd[row] = next_rstd[0];
+#endif
         }
     }
 }

@@ -8,7 +8,7 @@ template <bool IS_LAST>
 __device__ inline Pack<H> load_h(const Params& p, unsigned long long row, unsigned first, int k, int left) {
     constexpr Reuse REUSE = IS_LAST ? Reuse::ByNone : Reuse::ByThread;
     const Pack<T> x = load_pack<REUSE>(ROW(x, row) + first, k, left);
-#if HAS_RESIDUAL
+#if RESIDUAL_BEFORE
     const Pack<R> h = add_residual(x, load_pack<REUSE>(ROW(residual, row) + first, k, left));
     if (IS_LAST && p.residual_out.data) store_pack(ROW(residual_out, row) + first, k, left, h);
     return h;
@@ -18,8 +18,8 @@ __device__ inline Pack<H> load_h(const Params& p, unsigned long long row, unsign
 }
 
 // The thread's part of sum(h), or of sum((h - mean)^2).
-template <bool SQUARES>
-__device__ inline float sum_part(const Pack<H> (&h)[PACKS], float mean, int left) {
+template <bool SQUARES, class E>
+__device__ inline float sum_part(const Pack<E> (&h)[PACKS], float mean, int left) {
     float sums[PACK] = {};
     #pragma unroll
     for (int k = 0; k < PACKS; ++k) add_pack<SQUARES>(h[k], mean, k, left, sums);

@@ -9,12 +9,36 @@ __device__ inline void write_y(const Params& p, unsigned long long row, Visit at
         unpack_weight(load_parameter<HAS_WEIGHT>(p.weight + at.col, 0, at.left()), p.weight_offset, weight);
         unpack(load_parameter<HAS_BIAS>(p.bias + at.col, 0, at.left()), bias);
         normalize(y, mean, rstd, weight, bias);
+#if RESIDUAL_AFTER
+        const Pack<R> residual = load_pack<Reuse::ByNone>(ROW(residual, row) + at.col, 0, at.left());
+        store_pack(ROW(residual_out, row) + at.col, 0, at.left(), add_residual(y, residual));
+#else
 #if HAS_RESIDUAL
         if (p.residual_out.data) store_pack(ROW(residual_out, row) + at.col, 0, at.left(), h);
 #endif
         store_pack(ROW(y, row) + at.col, 0, at.left(), pack<T>(y));
+#endif
     }
 }
+
+#if NORMS_TWICE
+// What `load_h` and `write_y` are to the second norm: it reads the sums of the first, each thread those that it has stored.
+__device__ inline Pack<R> load_sum(const Params& p, unsigned long long row, const Visit& at) {
+    return load_pack<Reuse::ByNone>(ROW(residual_out, row) + at.col, 0, at.left());
+}
+
+__device__ inline void write_next_y(const Params& p, unsigned long long row, Visit at, float mean, float rstd) {
+    for (; at.is_inside(); at.advance()) {
+        float y[PACK], weight[PACK], bias[PACK];
+        unpack(load_sum(p, row, at), y);
+        unpack_weight<HAS_NEXT_WEIGHT>(
+            load_parameter<HAS_NEXT_WEIGHT>(p.next_weight + at.col, 0, at.left()), p.weight_offset, weight);
+        unpack(load_parameter<HAS_NEXT_BIAS>(p.next_bias + at.col, 0, at.left()), bias);
+        normalize<HAS_NEXT_BIAS>(y, mean, rstd, weight, bias);
+        store_pack(ROW(y, row) + at.col, 0, at.left(), pack<T>(y));
+    }
+}
+#endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward_streaming(const __grid_constant__ Params p) {
     __shared__ float exchange[2][GROUPS][1][SENDERS];
@@ -24,19 +48,31 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward_str
     admit_next_kernel();
 
     for (unsigned long long row = blockIdx.x / CLUSTER; row < p.rows; row += gridDim.x / CLUSTER) {
+        const auto find_statistics = [&](const auto& load, float (&mean)[1], float (&rstd)[1]) {
+            if constexpr (IS_LAYER) {
+                mean[0] = sum_part<false>(load, start, 0.0f);
+                sums.sum(mean);
+                mean[0] *= p.share;
+            }
+            rstd[0] = sum_part<true>(load, start, mean[0]);
+            sums.sum(rstd);
+            rstd[0] = reciprocal_root(rstd[0] * p.share + p.eps);
+        };
         float mean[1] = {0.0f}, rstd[1];
-        if constexpr (IS_LAYER) {
-            mean[0] = sum_part<false>(p, row, start, 0.0f);
-            sums.sum(mean);
-            mean[0] *= p.share;
-        }
-        rstd[0] = sum_part<true>(p, row, start, mean[0]);
-        sums.sum(rstd);
-        rstd[0] = reciprocal_root(rstd[0] * p.share + p.eps);
+        find_statistics([&](const Visit& at) { return load_h(p, row, at); }, mean, rstd);
         write_y(p, row, start, mean[0], rstd[0]);
+#if NORMS_TWICE
+        float next_mean[1] = {0.0f}, next_rstd[1];
+        find_statistics([&](const Visit& at) { return load_sum(p, row, at); }, next_mean, next_rstd);
+        write_next_y(p, row, start, next_mean[0], next_rstd[0]);
+#endif
         if (threadIdx.x == 0 && cluster_rank() == 0) {
             if (IS_LAYER && p.mean) p.mean[row] = mean[0];
             if (p.rstd) p.rstd[row] = rstd[0];
+#if NORMS_TWICE
+            if (IS_LAYER && p.next_mean) p.next_mean[row] = next_mean[0];
+            if (p.next_rstd) p.next_rstd[row] = next_rstd[0];
+#endif
         }
     }
 }

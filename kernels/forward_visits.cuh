@@ -16,18 +16,24 @@ struct Visit {
 // h of one pack: x, or the rounded sum with the residual.
 __device__ inline Pack<H> load_h(const Params& p, unsigned long long row, const Visit& at) {
     const Pack<T> x = load_pack<Reuse::ByNone>(ROW(x, row) + at.col, 0, at.left());
-#if HAS_RESIDUAL
+#if RESIDUAL_BEFORE
     return add_residual(x, load_pack<Reuse::ByNone>(ROW(residual, row) + at.col, 0, at.left()));
 #else
     return x;
 #endif
 }
 
-// The thread's part of sum(h), or of sum((h - mean)^2).
-template <bool SQUARES>
-__device__ inline float sum_part(const Params& p, unsigned long long row, Visit at, float mean) {
+// The thread's part of a row's sum, or of that of the squared distances from the mean; `load` says what the row has at a visit.
+template <bool SQUARES, class Load>
+__device__ inline float sum_part(const Load& load, Visit at, float mean) {
     float sums[PACK] = {};
     #pragma unroll 4
-    for (; at.is_inside(); at.advance()) add_pack<SQUARES>(load_h(p, row, at), mean, 0, at.left(), sums);
+    for (; at.is_inside(); at.advance()) add_pack<SQUARES>(load(at), mean, 0, at.left(), sums);
     return sum_pack(sums);
+}
+
+// The same of h.
+template <bool SQUARES>
+__device__ inline float sum_part(const Params& p, unsigned long long row, Visit at, float mean) {
+    return sum_part<SQUARES>([&](const Visit& visit) { return load_h(p, row, visit); }, at, mean);
 }

@@ -180,17 +180,18 @@ __device__ inline Pack<W> load_parameter(const W* first, int k, int left) {
 }
 
 // The weights of a pack, with the offset: weight', or ones.
+template <bool EXISTS = HAS_WEIGHT>
 __device__ inline void unpack_weight(const Pack<W>& raw, float offset, float (&weight)[PACK]) {
-#if HAS_WEIGHT
-    unpack(raw, weight);
-    if constexpr (HAS_WEIGHT_OFFSET) {
+    if constexpr (EXISTS) {
+        unpack(raw, weight);
+        if constexpr (HAS_WEIGHT_OFFSET) {
+            #pragma unroll
+            for (int i = 0; i < PACK; ++i) weight[i] += offset;
+        }
+    } else {
         #pragma unroll
-        for (int i = 0; i < PACK; ++i) weight[i] += offset;
+        for (int i = 0; i < PACK; ++i) weight[i] = 1.0f;
     }
-#else
-    #pragma unroll
-    for (int i = 0; i < PACK; ++i) weight[i] = 1.0f;
-#endif
 }
 
 // A copy of pack k to shared memory that runs on while the thread does; `wait_copies` waits for it. Only the thread that

@@ -1,15 +1,20 @@
 // What forward does with one pack once the statistics are known.
+//
+// RESIDUAL_AFTER: the residual is added to what the norm gives, and the rounded sum is residual_out. NORMS_TWICE: y is the norm of that
+// sum, by parameters of its own. math.md, equations (13) and (14).
+
+#define RESIDUAL_BEFORE (HAS_RESIDUAL && !RESIDUAL_AFTER)
 
 // The type of what is normalized: x, or the rounded sum with the residual.
-#if HAS_RESIDUAL
+#if RESIDUAL_BEFORE
 using H = R;
 #else
 using H = T;
 #endif
 
 // Adds a pack's part of sum(h), or of sum((h - mean)^2). Columns past the end hold zeros, which are not part of the row.
-template <bool SQUARES>
-__device__ inline void add_pack(const Pack<H>& h, float mean, int k, int left, float (&sums)[PACK]) {
+template <bool SQUARES, class E>
+__device__ inline void add_pack(const Pack<E>& h, float mean, int k, int left, float (&sums)[PACK]) {
     float values[PACK];
     unpack(h, values);
     #pragma unroll
@@ -20,6 +25,7 @@ __device__ inline void add_pack(const Pack<H>& h, float mean, int k, int left, f
 }
 
 // y from h, in place.
+template <bool ADDS_BIAS = HAS_BIAS>
 __device__ inline void normalize(
     float (&values)[PACK], float mean, float rstd, const float (&weight)[PACK], const float (&bias)[PACK]
 ) {
@@ -30,8 +36,17 @@ __device__ inline void normalize(
         x_hat = to_f32(from_f32<T>(x_hat));
 #endif
         values[i] = x_hat * weight[i];
-        if constexpr (HAS_BIAS) values[i] += bias[i];
+        if constexpr (ADDS_BIAS) values[i] += bias[i];
     }
+}
+
+// residual_out from what the norm gave and a residual that comes after it.
+__device__ inline Pack<R> add_residual(const float (&normed)[PACK], const Pack<R>& residual) {
+    float sum[PACK];
+    unpack(residual, sum);
+    #pragma unroll
+    for (int i = 0; i < PACK; ++i) sum[i] += normed[i];
+    return pack<R>(sum);
 }
 
 // h from x and residual, as it is stored.

@@ -29,7 +29,6 @@ pub(crate) fn forward<T: Element, W: Element, R: Element>(
     call: Checked<Forward<'_, CudaBackend, T, W, R>>,
 ) -> Result<(), Error> {
     let (spec, problem) = (*call.spec(), *call.problem());
-    problem.without_residual_after("cuda")?;
     let mut tensors = Tensors::new(backend.stream(), problem);
     call.visit(&mut tensors)?;
     enqueue(backend, &spec, &problem, &tensors)
@@ -139,10 +138,7 @@ pub(crate) fn prepare(
     alignment: impl Fn(&Problem) -> usize,
 ) -> Result<(), Error> {
     let kernels = backend.kernels();
-    problems.iter().try_for_each(|problem| {
-        problem.without_residual_after("cuda")?;
-        rows_per_group(problem).map(|_| ())
-    })?;
+    problems.iter().try_for_each(|problem| rows_per_group(problem).map(|_| ()))?;
     let plan = |problem: &Problem| plan::plan(problem, access_of(alignment(problem) as u64), kernels.caps());
     kernels.prepare(problems.iter().map(plan).flat_map(|plan| plan.keys()))
 }

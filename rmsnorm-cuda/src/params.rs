@@ -1,5 +1,5 @@
 //! The argument of every kernel: one struct, passed by value. `kernels/params.cuh` is its mirror. Kernels of calls without
-//! groups of rows do not have the fields of those, which come last.
+//! groups of rows do not have the fields of those, nor others those of a second norm, which come last.
 //!
 //! Sizes are checked where a program is compiled (`static_assert`), names and order by a test here.
 
@@ -86,6 +86,11 @@ pub(crate) struct Params {
     pub(crate) dx_group_stride: u64,
     pub(crate) dresidual_group_stride: u64,
     pub(crate) codes_group_stride: u64,
+    /// Kernels that norm once have neither this nor what follows.
+    pub(crate) next_weight: u64,
+    pub(crate) next_bias: u64,
+    pub(crate) next_mean: u64,
+    pub(crate) next_rstd: u64,
 }
 
 impl Params {
@@ -114,8 +119,10 @@ impl Params {
             Tensor::Amax => Matrix::vector(self.amax),
             Tensor::CodesColumnwise => self.codes_columnwise,
             Tensor::ScalesColumnwise => Matrix::vector(self.scales_columnwise),
-            // No kernel has code for a next norm.
-            Tensor::NextWeight | Tensor::NextBias | Tensor::NextMean | Tensor::NextRstd => Matrix::vector(0),
+            Tensor::NextWeight => Matrix::vector(self.next_weight),
+            Tensor::NextBias => Matrix::vector(self.next_bias),
+            Tensor::NextMean => Matrix::vector(self.next_mean),
+            Tensor::NextRstd => Matrix::vector(self.next_rstd),
         }
     }
 
@@ -177,16 +184,20 @@ impl Params {
             Tensor::Amax => self.amax = matrix.data,
             Tensor::CodesColumnwise => self.codes_columnwise = matrix,
             Tensor::ScalesColumnwise => self.scales_columnwise = matrix.data,
-            Tensor::NextWeight | Tensor::NextBias | Tensor::NextMean | Tensor::NextRstd => {}
+            Tensor::NextWeight => self.next_weight = matrix.data,
+            Tensor::NextBias => self.next_bias = matrix.data,
+            Tensor::NextMean => self.next_mean = matrix.data,
+            Tensor::NextRstd => self.next_rstd = matrix.data,
         }
     }
 
-    /// Bytes that a kernel is told, which writes codes or not, and whose call has rows in groups or not.
-    pub(crate) const fn bytes(writes_codes: bool, has_row_groups: bool) -> usize {
-        match (writes_codes, has_row_groups) {
-            (_, true) => size_of::<Params>(),
-            (true, false) => offset_of!(Params, rows_per_group),
-            (false, false) => offset_of!(Params, codes),
+    /// Bytes that a kernel is told, which writes codes or not, whose call has rows in groups or not, and which norms twice or once.
+    pub(crate) const fn bytes(writes_codes: bool, has_row_groups: bool, norms_twice: bool) -> usize {
+        match (writes_codes, has_row_groups, norms_twice) {
+            (_, _, true) => size_of::<Params>(),
+            (_, true, false) => offset_of!(Params, next_weight),
+            (true, false, false) => offset_of!(Params, rows_per_group),
+            (false, false, false) => offset_of!(Params, codes),
         }
     }
 }

@@ -63,14 +63,17 @@ pub(crate) enum Program {
 impl Program {
     /// What it is: everything that the other rooms ask of a program.
     pub(crate) const fn info(self) -> rmsnorm_gpu::program::Program {
-        use Tensor::{Amax, Bias, CodesT, Dbias, Dresidual, DresidualOut, Dweight, Residual, Weight, Y};
+        use Tensor::{
+            Amax, Bias, CodesT, Dbias, Dresidual, DresidualOut, Dweight, NextBias, NextWeight, Residual, Weight, Y,
+        };
+        const FORWARD: &[Tensor] = &[Weight, Bias, Residual, NextWeight, NextBias];
         const CODES: &[Tensor] = &[Weight, Bias, Residual, Amax, Y, CodesT];
         const BACKWARD: &[Tensor] = &[Weight, DresidualOut, Dweight, Dbias, Dresidual];
         let (stem, direction, is_reduction, optional): (_, _, _, &[Tensor]) = match self {
-            Program::Forward => ("forward", Direction::Forward, false, &[Weight, Bias, Residual]),
-            Program::ForwardCluster => ("forward_cluster", Direction::Forward, false, &[Weight, Bias, Residual]),
-            Program::ForwardLong => ("forward_long", Direction::Forward, false, &[Weight, Bias, Residual]),
-            Program::ForwardStreaming => ("forward_streaming", Direction::Forward, false, &[Weight, Bias, Residual]),
+            Program::Forward => ("forward", Direction::Forward, false, FORWARD),
+            Program::ForwardCluster => ("forward_cluster", Direction::Forward, false, FORWARD),
+            Program::ForwardLong => ("forward_long", Direction::Forward, false, FORWARD),
+            Program::ForwardStreaming => ("forward_streaming", Direction::Forward, false, FORWARD),
             Program::Backward => ("backward", Direction::Backward, false, BACKWARD),
             Program::BackwardSplit => ("backward_split", Direction::Backward, false, BACKWARD),
             Program::BackwardRowSums => ("backward_row_sums", Direction::Backward, false, &[Weight]),
@@ -95,8 +98,11 @@ impl Program {
 }
 
 /// The tensors that some program may leave out.
-pub(crate) const OPTIONAL: TensorSet =
-    Program::QuantizedForward.info().optional.union(Program::Backward.info().optional);
+pub(crate) const OPTIONAL: TensorSet = Program::QuantizedForward
+    .info()
+    .optional
+    .union(Program::Backward.info().optional)
+    .union(Program::Forward.info().optional);
 
 #[cfg(test)]
 impl Program {
@@ -162,7 +168,8 @@ pub(crate) struct Tile {
 /// When forward reads what it needs once the statistics are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Reads {
-    /// `Forward`: the second read of a pack comes just before it is needed, and not all at once.
+    /// `Forward`: the second read of a pack comes just before it is needed, and not all at once. `ForwardCluster`: the read of a
+    /// residual that is added after the norm.
     pub(crate) is_late: bool,
     /// `ForwardCluster`, `ForwardLong`: parameters come while the row does.
     pub(crate) is_early: bool,
@@ -344,7 +351,12 @@ fn reads(program: Program, call: &CallKey, tile: &Tile) -> Reads {
     match program {
         // Few packs: nothing is gained by having all of them on their way.
         Program::Forward | Program::QuantizedForward => Reads { is_late: tile.packs <= 2, ..reads },
-        // Where there are registers for the weights before they are needed.
+        // Where there are registers for what is needed last: a residual that comes then, which comes from furthest, else the weights.
+        Program::ForwardCluster if call.form.adds_after() => {
+            let is_narrow = tile.pack * weight_bytes <= 16;
+            let batch = [[2, 1], [4, 4]][usize::from(is_narrow)][usize::from(call.form.norms_twice())];
+            Reads { is_late: tile.packs > 4, is_early: false, batch }
+        }
         Program::ForwardCluster => Reads { is_early: tile.pack * weight_bytes <= 16, batch: 4, ..reads },
         // All packs would need registers that are not there. Neither are there any for parameters in f32, where the end of a row
         // is looked for, nor in the blocks of a cluster, which are more to a multiprocessor.

@@ -110,10 +110,10 @@ fn quant_numbers(quant: QuantSpec) -> [(&'static str, u32); 6] {
     ]
 }
 
-fn numbers(key: &KernelKey) -> [(&'static str, u32); 27] {
+fn numbers(key: &KernelKey) -> [(&'static str, u32); 29] {
     let KernelKey {
         program,
-        call: CallKey { norm, cast_order, accumulate, has_row_groups, has_weight_offset, quant, .. },
+        call: CallKey { norm, cast_order, accumulate, has_row_groups, has_weight_offset, form, quant, .. },
         tile,
     } = *key;
     let accumulate = match accumulate {
@@ -130,6 +130,8 @@ fn numbers(key: &KernelKey) -> [(&'static str, u32); 27] {
         ("ACCUMULATE", accumulate),
         ("HAS_ROW_GROUPS", has_row_groups.into()),
         ("HAS_WEIGHT_OFFSET", has_weight_offset.into()),
+        ("RESIDUAL_AFTER", form.adds_after().into()),
+        ("NORMS_TWICE", form.norms_twice().into()),
         ("PACK", tile.pack),
         ("PACKS", tile.packs),
         ("THREADS_PER_ROW", tile.threads_per_row),
@@ -148,7 +150,7 @@ fn numbers(key: &KernelKey) -> [(&'static str, u32); 27] {
         ("TREE_SENDERS", TREE_SENDERS),
         ("COLUMN_LANES", COLUMN_LANES),
         ("ROW_MULTIPLE", reduction::ROW_MULTIPLE),
-        ("PARAMS_BYTES", Params::bytes(quant.is_some(), has_row_groups) as u32),
+        ("PARAMS_BYTES", Params::bytes(quant.is_some(), has_row_groups, form.norms_twice()) as u32),
     ]
 }
 
@@ -156,6 +158,7 @@ fn numbers(key: &KernelKey) -> [(&'static str, u32); 27] {
 mod tests {
     use std::collections::BTreeSet;
 
+    use rmsnorm_gpu::program::Form;
     use rmsnorm_spec::{DType, TensorSet};
 
     use super::*;
@@ -168,6 +171,7 @@ mod tests {
         accumulate: Accumulate::Partials,
         has_row_groups: false,
         has_weight_offset: true,
+        form: Form::Norm,
         quant: None,
         tensors: TensorSet::of(&[Tensor::Weight, Tensor::Residual]),
     };
@@ -194,13 +198,13 @@ mod tests {
     #[test]
     fn options_are_what_the_kernels_expect() {
         let expected = "--gpu-architecture=sm_90 --std=c++17 -default-device -DT=bf16 -DW=f32 -DR=f16 -DIS_BACKWARD=0 -DIS_SPLIT=0 -DIS_QUANTIZED=0 \
-            -DIS_LAYER=1 -DCAST_BEFORE_WEIGHT=0 -DACCUMULATE=0 -DHAS_ROW_GROUPS=0 -DHAS_WEIGHT_OFFSET=1 -DPACK=8 -DPACKS=2 -DTHREADS_PER_ROW=32 -DGROUPS=4 \
+            -DIS_LAYER=1 -DCAST_BEFORE_WEIGHT=0 -DACCUMULATE=0 -DHAS_ROW_GROUPS=0 -DHAS_WEIGHT_OFFSET=1 -DRESIDUAL_AFTER=0 -DNORMS_TWICE=0 -DPACK=8 -DPACKS=2 -DTHREADS_PER_ROW=32 -DGROUPS=4 \
             -DCLUSTER=1 -DUNROLL=3 -DSTAGES=0 -DIS_OVERLAPPED=0 -DBLOCKS_PER_SM=5 -DACCESS_BYTES=16 -DIS_RAGGED=1 \
             -DHAS_TAIL=0 -DREADS_LATE=1 -DREADS_EARLY=0 -DBATCH=4 -DTREE_SENDERS=8 -DCOLUMN_LANES=8 \
             -DROW_MULTIPLE=8 -DPARAMS_BYTES=";
         let tensors = "-DHAS_RESIDUAL=1 -DHAS_WEIGHT=1 -DHAS_BIAS=0 -DHAS_Y=0 -DHAS_DRESIDUAL_OUT=0 -DHAS_DWEIGHT=0 -DHAS_DBIAS=0 \
-             -DHAS_DRESIDUAL=0 -DHAS_CODES_T=0 -DHAS_AMAX=0";
-        let expected = format!("{expected}{} {tensors}", Params::bytes(false, false));
+             -DHAS_DRESIDUAL=0 -DHAS_CODES_T=0 -DHAS_AMAX=0 -DHAS_NEXT_WEIGHT=0 -DHAS_NEXT_BIAS=0";
+        let expected = format!("{expected}{} {tensors}", Params::bytes(false, false, false));
         assert_eq!(options(&KEY, Arch(90)).join(" "), expected);
     }
 
@@ -219,6 +223,8 @@ mod tests {
             (Tensor::Dweight, "DWEIGHT"),
             (Tensor::Dbias, "DBIAS"),
             (Tensor::Dresidual, "DRESIDUAL"),
+            (Tensor::NextWeight, "NEXT_WEIGHT"),
+            (Tensor::NextBias, "NEXT_BIAS"),
         ] {
             let is_there = !CALL.tensors.has(tensor);
             let call = CallKey { tensors: CALL.tensors.set(tensor, is_there), ..CALL };
@@ -230,16 +236,25 @@ mod tests {
             (CallKey { cast_order: CastOrder::BeforeWeight, ..CALL }, "-DCAST_BEFORE_WEIGHT=1"),
             (CallKey { accumulate: Accumulate::Locks, ..CALL }, "-DACCUMULATE=1"),
             (CallKey { accumulate: Accumulate::Atomics, ..CALL }, "-DACCUMULATE=2"),
+            (CallKey { form: Form::Sum, ..CALL }, "-DRESIDUAL_AFTER=1"),
         ] {
             differs(KernelKey { call, ..KEY }, option);
         }
     }
 
     #[test]
-    fn rows_in_groups_take_more_params() {
-        let options = options(&KernelKey { call: CallKey { has_row_groups: true, ..CALL }, ..KEY }, Arch(90));
-        let expected = ["-DHAS_ROW_GROUPS=1".into(), format!("-DPARAMS_BYTES={}", size_of::<Params>())];
-        assert!(expected.iter().all(|option| options.contains(option)), "{options:?}");
+    fn rows_in_groups_and_a_second_norm_take_more_params() {
+        let has = |call: CallKey, expected: &[&str], bytes: usize| {
+            let options = options(&KernelKey { call, ..KEY }, Arch(90));
+            let bytes = format!("-DPARAMS_BYTES={bytes}");
+            let mut expected = expected.iter().copied().chain([bytes.as_str()]);
+            assert!(expected.all(|expected| options.iter().any(|option| option == expected)), "{options:?}");
+        };
+        let groups = CallKey { has_row_groups: true, ..CALL };
+        has(groups, &["-DHAS_ROW_GROUPS=1"], Params::bytes(false, true, false));
+        let twice = CallKey { form: Form::NormOfSum, ..CALL };
+        has(twice, &["-DRESIDUAL_AFTER=1", "-DNORMS_TWICE=1", "-DHAS_ROW_GROUPS=0"], size_of::<Params>());
+        has(CallKey { form: Form::NormOfSum, ..groups }, &["-DHAS_ROW_GROUPS=1"], size_of::<Params>());
     }
 
     /// In the words of `codes.cuh` and `quantize.cuh`, which number them.
@@ -267,7 +282,7 @@ mod tests {
             );
             assert!(options.ends_with(&expected), "{options}: {expected}");
             assert!(options.contains("-DIS_QUANTIZED=1"), "{options}");
-            assert!(options.contains(&format!("-DPARAMS_BYTES={}", Params::bytes(true, false))), "{options}");
+            assert!(options.contains(&format!("-DPARAMS_BYTES={}", Params::bytes(true, false, false))), "{options}");
         }
     }
 

@@ -1,7 +1,9 @@
 //! What a program is, whatever the language of its text.
 
 use rmsnorm_spec::quant::{QuantSource, QuantSpec, ScaleLayout};
-use rmsnorm_spec::{CastOrder, DType, DTypes, Direction, GradReduction, Norm, Problem, Tensor, TensorSet};
+use rmsnorm_spec::{
+    CastOrder, DType, DTypes, Direction, GradReduction, Norm, Problem, ResidualPlacement, Tensor, TensorSet,
+};
 
 /// A program of a GPU: a text that is compiled for many keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +36,8 @@ pub struct CallKey {
     pub has_row_groups: bool,
     /// Whether a weight offset may be more than zero. Programs whose results are floats add it anyway.
     pub has_weight_offset: bool,
+    /// What forward makes of a residual.
+    pub form: Form,
     /// How the program quantizes, if it does, without the run-time values: the limits of `amax` and the `ld` of a layout.
     pub quant: Option<QuantSpec>,
 }
@@ -47,6 +51,44 @@ pub enum Accumulate {
     Locks,
     /// A few partial rows, by atomic additions.
     Atomics,
+}
+
+/// What forward makes of a residual. What is no forward pass to floats has [`Form::Norm`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Form {
+    /// `y` is the norm of `x`, or of its sum with the residual: `residual_out`.
+    Norm,
+    /// `residual_out` is the sum of the residual and the norm of `x`. There is no `y`.
+    Sum,
+    /// The same, and `y` is the next norm, of that sum.
+    NormOfSum,
+}
+
+impl Form {
+    const fn of(problem: &Problem) -> Self {
+        match (problem.direction, problem.residual) {
+            (Direction::Forward, ResidualPlacement::After) if problem.tensors.has(Tensor::Y) => Form::NormOfSum,
+            (Direction::Forward, ResidualPlacement::After) => Form::Sum,
+            (Direction::Forward, ResidualPlacement::Before)
+            | (Direction::Backward | Direction::QuantizedForward, _) => Form::Norm,
+        }
+    }
+
+    /// Whether the residual is added to what the norm gives.
+    pub const fn adds_after(self) -> bool {
+        match self {
+            Form::Norm => false,
+            Form::Sum | Form::NormOfSum => true,
+        }
+    }
+
+    /// Whether the sum is normalized in turn.
+    pub const fn norms_twice(self) -> bool {
+        match self {
+            Form::Norm | Form::Sum => false,
+            Form::NormOfSum => true,
+        }
+    }
 }
 
 impl Program {
@@ -69,7 +111,9 @@ impl Program {
             Some(quant) => matches!(quant.source, QuantSource::Rounded),
             None => true,
         };
-        let is_cast = !matches!(problem.dtypes.activation, DType::F32) && (has_parameters(tensors) || !is_repeated);
+        let form = Form::of(problem);
+        let is_last = !has_parameters(tensors) && !form.adds_after();
+        let is_cast = !matches!(problem.dtypes.activation, DType::F32) && !(is_last && is_repeated);
         CallKey {
             norm: if self.is_reduction { Norm::Rms } else { problem.norm },
             dtypes: self.dtypes(problem, tensors),
@@ -78,6 +122,7 @@ impl Program {
             tensors,
             has_row_groups: !self.is_reduction && problem.rows_per_group.is_some(),
             has_weight_offset: quant.is_none() || (problem.has_weight_offset && tensors.has(Tensor::Weight)),
+            form,
             quant,
         }
     }
@@ -120,7 +165,8 @@ const fn quant_key(quant: QuantSpec, activation: DType) -> QuantSpec {
 }
 
 const fn has_parameters(tensors: TensorSet) -> bool {
-    tensors.has(Tensor::Weight) || tensors.has(Tensor::Bias)
+    const PARAMETERS: TensorSet = TensorSet::of(&[Tensor::Weight, Tensor::Bias, Tensor::NextWeight, Tensor::NextBias]);
+    !tensors.intersection(PARAMETERS).is_empty()
 }
 
 #[cfg(test)]
@@ -222,5 +268,26 @@ mod tests {
         assert_eq!(cast_order(DType::Bf16, &[Tensor::Bias]), CastOrder::BeforeWeight);
         assert_eq!(cast_order(DType::Bf16, &[]), CastOrder::AtStore);
         assert_eq!(cast_order(DType::F32, &[Tensor::Weight]), CastOrder::AtStore);
+    }
+
+    #[test]
+    fn a_residual_after_the_norm_is_a_form_of_forward() {
+        let after = |tensors: TensorSet| {
+            let cast_order = CastOrder::BeforeWeight;
+            Problem { tensors, residual: ResidualPlacement::After, cast_order, ..forward(&[]) }
+        };
+        let sum = TensorSet::of(&[Tensor::X, Tensor::Residual, Tensor::ResidualOut]);
+        let form = |tensors| FORWARD.key(&after(tensors)).form;
+        assert_eq!((form(sum), form(sum.with(Tensor::Y))), (Form::Sum, Form::NormOfSum));
+        // Whatever is added to what was rounded is no rounding.
+        let key = FORWARD.key(&after(sum.without(Tensor::Residual)));
+        assert_eq!((key.cast_order, key.tensors.has(Tensor::Residual)), (CastOrder::BeforeWeight, true));
+        assert_eq!(FORWARD.key(&forward(&[Tensor::Residual])).form, Form::Norm);
+        assert_eq!(BACKWARD.key(&backward(&[])).form, Form::Norm);
+        // The parameters of either norm make the weight's dtype count.
+        let program = Program { optional: FORWARD.optional.with(Tensor::NextBias), ..FORWARD };
+        let dtypes = |tensors| program.key(&Problem { dtypes: MIXED, ..after(tensors) }).dtypes;
+        assert_eq!(dtypes(sum), DTypes { weight: DType::F16, ..MIXED });
+        assert_eq!(dtypes(sum.with(Tensor::Y).with(Tensor::NextBias)), MIXED);
     }
 }

@@ -3,7 +3,9 @@
 pub mod plans;
 
 use rmsnorm_spec::quant::{CodeType, QuantSource, QuantSpec, ScaleKind, ScaleLayout, ScaleRounding};
-use rmsnorm_spec::{CastOrder, DType, DTypes, Direction, GradReduction, Norm, Problem, Tensor, TensorSet};
+use rmsnorm_spec::{
+    CastOrder, DType, DTypes, Direction, GradReduction, Norm, Problem, ResidualPlacement, Tensor, TensorSet,
+};
 
 /// bf16 throughout.
 pub const BF16: DTypes = DTypes::uniform(DType::Bf16);
@@ -20,6 +22,8 @@ pub const WEIGHT: TensorSet = NONE.with(Tensor::Weight);
 pub const WEIGHT_BIAS: TensorSet = WEIGHT.with(Tensor::Bias);
 /// A weight, and a residual whose sum is kept.
 pub const WEIGHT_RESIDUAL: TensorSet = WEIGHT.with(Tensor::Residual).with(Tensor::ResidualOut);
+/// The same, and the parameters of the next norm of that sum.
+pub const NORM_OF_SUM: TensorSet = WEIGHT_RESIDUAL.with(Tensor::Y).with(Tensor::NextWeight).with(Tensor::NextBias);
 /// A weight and its gradient.
 pub const DWEIGHT: TensorSet = WEIGHT.with(Tensor::Dweight);
 /// A weight, its gradient and that of a bias.
@@ -38,17 +42,25 @@ pub struct Call {
     pub tensors: TensorSet,
     /// Of the gradients.
     pub grad_reduction: GradReduction,
+    /// Of forward. A residual that is added after the norm leaves no `y`, unless that is among the tensors.
+    pub residual: ResidualPlacement,
 }
 
 impl Call {
     /// A call whose gradients, if any, are summed by partial rows.
     pub const fn new(direction: Direction, norm: Norm, dtypes: DTypes, tensors: TensorSet) -> Self {
-        Call { direction, norm, dtypes, tensors, grad_reduction: GradReduction::Partials }
+        let (grad_reduction, residual) = (GradReduction::Partials, ResidualPlacement::Before);
+        Call { direction, norm, dtypes, tensors, grad_reduction, residual }
+    }
+
+    /// With the residual added after the norm.
+    pub const fn residual_after(self) -> Self {
+        Call { residual: ResidualPlacement::After, ..self }
     }
 
     /// The call with a size.
     pub fn problem(self, rows: usize, cols: usize) -> Problem {
-        let Call { direction, norm, dtypes, tensors, grad_reduction } = self;
+        let Call { direction, norm, dtypes, tensors, grad_reduction, residual } = self;
         let tensors = tensors.set(Tensor::Mean, norm == Norm::Layer);
         let problem = match direction {
             // Calls to codes are drawn, with their specs.
@@ -57,7 +69,13 @@ impl Call {
             }
             Direction::Backward => Problem::backward(norm, rows, cols, dtypes.activation, tensors),
         };
-        Problem { dtypes, grad_reduction, ..problem }
+        let problem = Problem { dtypes, grad_reduction, residual, ..problem };
+        match residual {
+            ResidualPlacement::Before => problem,
+            ResidualPlacement::After => {
+                Problem { tensors: problem.tensors.set(Tensor::Y, tensors.has(Tensor::Y)), ..problem }
+            }
+        }
     }
 
     /// How many gradients it sums over the rows.
@@ -66,9 +84,14 @@ impl Call {
     }
 }
 
-/// The same call, overwriting its input.
+/// The same call, overwriting its input: of a norm that is added to a residual, the residual.
 pub fn in_place(problem: &Problem) -> Problem {
-    Problem { tensors: problem.tensors.without(Tensor::X).without(Tensor::Residual), ..*problem }
+    let tensors = problem.tensors.without(Tensor::Residual);
+    let tensors = match problem.residual {
+        ResidualPlacement::Before => tensors.without(Tensor::X),
+        ResidualPlacement::After => tensors,
+    };
+    Problem { tensors, ..*problem }
 }
 
 /// Both directions and norms in each of these dtypes, with every set of optional tensors that a plan tells apart.
@@ -90,6 +113,10 @@ pub fn calls(mixes: &[DTypes]) -> Vec<Call> {
         for norm in Norm::ALL {
             calls.extend(mixes.iter().map(|&dtypes| Call::new(direction, norm, dtypes, tensors)));
         }
+    }
+    for tensors in [WEIGHT_RESIDUAL, NORM_OF_SUM] {
+        let of = |norm, dtypes| Call::new(Direction::Forward, norm, dtypes, tensors).residual_after();
+        calls.extend(Norm::ALL.into_iter().flat_map(|norm| mixes.iter().map(move |&dtypes| of(norm, dtypes))));
     }
     calls
 }
@@ -122,10 +149,14 @@ impl Draw {
     }
 
     /// The `number`-th call of a sample: forward, in place and backward take turns, and of every four one has rows in groups.
-    /// Everything else is drawn.
+    /// Everything else is drawn. Half of those of forward, in place or not, add the residual after the norm.
     pub fn problem(&mut self, number: usize, rows: usize, cols: usize) -> Problem {
         let rows_per_group = (number % 4 == 3 && rows > 3).then_some(3);
         let problem = match number % 3 {
+            0 | 1 if self.yes() => {
+                let after = self.residual_after(rows, cols);
+                if number % 3 == 0 { after } else { in_place(&after) }
+            }
             0 => self.forward(rows, cols),
             1 => {
                 let forward = self.forward(rows, cols);
@@ -146,6 +177,16 @@ impl Draw {
         let problem = Problem::forward(norm, rows, cols, dtypes.activation, tensors);
         let cast_order = self.of([CastOrder::AtStore, CastOrder::BeforeWeight]);
         Problem { dtypes, cast_order, has_weight_offset: self.yes(), ..problem }
+    }
+
+    /// A norm that is added to a residual, and perhaps the next norm of the sum.
+    pub fn residual_after(&mut self, rows: usize, cols: usize) -> Problem {
+        use Tensor::{NextBias, NextMean, NextRstd, NextWeight, Residual, ResidualOut, Y};
+        let forward = self.forward(rows, cols);
+        let next = self.some(&[NextWeight, NextBias, NextRstd]).set(NextMean, forward.norm == Norm::Layer).with(Y);
+        let tensors = forward.tensors.with(Residual).with(ResidualOut).without(Y);
+        let tensors = if self.yes() { tensors.union(next) } else { tensors };
+        Problem { tensors, residual: ResidualPlacement::After, ..forward }
     }
 
     /// A call to codes, of any kind of scale and with any of the tensors that go with it.

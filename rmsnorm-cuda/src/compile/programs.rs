@@ -15,7 +15,7 @@ use rmsnorm_conformance::testing::skip_or_fail;
 use rmsnorm_gpu::program::CallKey;
 use rmsnorm_gpu::testing::Draw;
 use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind, ScaleRounding};
-use rmsnorm_spec::{DType, Direction, GradReduction, Norm, Problem, Tensor, TensorSet};
+use rmsnorm_spec::{DType, Direction, GradReduction, Norm, Problem, ResidualPlacement, Tensor, TensorSet};
 
 use super::*;
 use crate::caps::Caps;
@@ -86,12 +86,15 @@ fn tuned() -> Vec<Job> {
             let weight = TensorSet::of(&[Tensor::Weight]);
             let forward = weight.with(Tensor::Rstd).set(Tensor::Bias, is_layer).set(Tensor::Mean, is_layer);
             let add = forward.with(Tensor::Residual).with(Tensor::ResidualOut);
+            let twice = add.with(Tensor::NextWeight).set(Tensor::NextBias, is_layer);
             let backward = weight.with(Tensor::Dweight).set(Tensor::Dbias, is_layer);
             for cols in TUNED_COLS {
                 let problems = [
                     Problem::forward(norm, ROWS, cols, dtype, forward),
                     Problem::forward(norm, ROWS, cols, dtype, add),
                     Problem::backward(norm, ROWS, cols, dtype, backward),
+                    after(Problem::forward(norm, ROWS, cols, dtype, add), false),
+                    after(Problem::forward(norm, ROWS, cols, dtype, twice), true),
                 ];
                 jobs.extend(problems.iter().flat_map(|problem| of_plan(problem, 16, &Caps::h200())));
             }
@@ -102,6 +105,12 @@ fn tuned() -> Vec<Job> {
         }
     }
     unique(jobs)
+}
+
+/// The same call with its residual added after the norm, with a next norm or without.
+fn after(problem: Problem, has_next: bool) -> Problem {
+    let tensors = problem.tensors.set(Tensor::Y, has_next);
+    Problem { tensors, residual: ResidualPlacement::After, ..problem }
 }
 
 /// Calls to codes as they were tuned: of every kind of scale, with nothing but a weight, and as users of layer norm and of residuals

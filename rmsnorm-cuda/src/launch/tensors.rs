@@ -34,6 +34,8 @@ impl<'a> Tensors<'a> {
         // Kernels read an element of a row before they write it, and in place find both at one address.
         if self.problem.tensors.is_in_place() {
             (params.x, params.x_group_stride) = (params.y, params.y_group_stride);
+        }
+        if !self.problem.tensors.has(Tensor::Residual) {
             (params.residual, params.residual_group_stride) = (params.residual_out, params.residual_out_group_stride);
         }
         params

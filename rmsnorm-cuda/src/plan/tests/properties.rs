@@ -1,6 +1,6 @@
 //! What every plan keeps, whatever is asked for.
 
-use rmsnorm_spec::Norm;
+use rmsnorm_spec::{Norm, ResidualPlacement};
 
 use rmsnorm_gpu::tuning::{rises, up_to};
 
@@ -105,11 +105,11 @@ pub(super) fn every_column_has_one_thread_of<P: Planner<Caps = Caps>>() {
 #[test]
 fn keys_have_the_tensors_of_the_call() {
     for_all::<Plans>(|caps, call, cols| {
-        use Tensor::{Amax, Bias, Dbias, Dresidual, DresidualOut, Dweight, Residual, Weight, Y};
+        use Tensor::{Amax, Bias, Dbias, Dresidual, DresidualOut, Dweight, NextBias, NextWeight, Residual, Weight, Y};
         for Launch { key, .. } in launches(&call.plan(4096, cols, caps)) {
             let code: &[Tensor] = match key.program {
                 Program::Forward | Program::ForwardCluster | Program::ForwardLong | Program::ForwardStreaming => {
-                    &[Weight, Bias, Residual]
+                    &[Weight, Bias, Residual, NextWeight, NextBias]
                 }
                 Program::Backward | Program::BackwardSplit | Program::BackwardColumns => {
                     &[Weight, DresidualOut, Dweight, Dbias, Dresidual]
@@ -138,6 +138,15 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
             let none = Tile::NONE.reads;
             let reads = match key.program {
                 Program::Forward | Program::QuantizedForward => Reads { is_late: packs < 3, ..none },
+                // A residual that comes last takes the registers of weights, and of five packs those of the residual.
+                Program::ForwardCluster if call.residual == ResidualPlacement::After => {
+                    let batch = match pack == 4 || weight != DType::F32 {
+                        true => 4,
+                        false if call.tensors.has(Tensor::Y) => 1,
+                        false => 2,
+                    };
+                    Reads { is_late: packs > 4, batch, ..none }
+                }
                 // Weights that fill at most four registers.
                 Program::ForwardCluster => Reads { is_early: pack == 4 || weight != DType::F32, batch: 4, ..none },
                 Program::ForwardLong => {
@@ -167,7 +176,8 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
             };
             assert!(blocks_per_sm.is_none_or(|blocks| blocks == key.tile.blocks_per_sm), "{cols} {key:?}");
             // Partial sums have the type of the gradients that they are of.
-            let has_parameters = call.tensors.has(Tensor::Weight) || call.tensors.has(Tensor::Bias);
+            let parameters = [Tensor::Weight, Tensor::Bias, Tensor::NextWeight, Tensor::NextBias];
+            let has_parameters = parameters.into_iter().any(|tensor| call.tensors.has(tensor));
             let is_typed = has_parameters || key.call.tensors.sums_over_rows() > 0;
             let dtype = if is_typed { call.dtypes.weight } else { call.dtypes.activation };
             assert_eq!(weight, dtype, "{cols} {key:?}");
