@@ -80,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward(con
                     unpack(h[u][k], y);
                     normalize(y, mean[u], rstd[u], weight, bias);
 #if RESIDUAL_AFTER
-                    stream[u][k] = add_residual(y, stream[u][k]);
+                    stream[u][k] = add_residual(y, stream[u][k], k, left);
                     store_pack(ROW(residual_out, row(u)) + first, k, left, stream[u][k]);
 #else
                     store_pack(ROW(y, row(u)) + first, k, left, pack<T>(y));

@@ -200,7 +200,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward_clu
             unpack(biases[k - batch], bias);
             normalize(y, mean, rstd, weight, bias);
 #if RESIDUAL_AFTER
-            stream[k] = add_residual(y, stream[k]);
+            stream[k] = add_residual(y, stream[k], k, left);
             store_pack(ROW(residual_out, row) + first, k, left, stream[k]);
 #else
             store_pack(ROW(y, row) + first, k, left, pack<T>(y));

@@ -108,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward_lon
             normalize(y, mean[0], rstd[0], weight, bias);
 #if RESIDUAL_AFTER
             Pack<R>& residual = slot.residual[k][threadIdx.x];
-            residual = add_residual(y, residual);
+            residual = add_residual(y, residual, k, left);
             store_pack(ROW(residual_out, row) + first, k, left, residual);
 #else
             store_pack(ROW(y, row) + first, k, left, pack<T>(y));

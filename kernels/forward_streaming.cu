@@ -11,7 +11,7 @@ __device__ inline void write_y(const Params& p, unsigned long long row, Visit at
         normalize(y, mean, rstd, weight, bias);
 #if RESIDUAL_AFTER
         const Pack<R> residual = load_pack<Reuse::ByNone>(ROW(residual, row) + at.col, 0, at.left());
-        store_pack(ROW(residual_out, row) + at.col, 0, at.left(), add_residual(y, residual));
+        store_pack(ROW(residual_out, row) + at.col, 0, at.left(), add_residual(y, residual, 0, at.left()));
 #else
 #if HAS_RESIDUAL
         if (p.residual_out.data) store_pack(ROW(residual_out, row) + at.col, 0, at.left(), h);

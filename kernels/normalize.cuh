@@ -40,12 +40,13 @@ __device__ inline void normalize(
     }
 }
 
-// residual_out from what the norm gave and a residual that comes after it.
-__device__ inline Pack<R> add_residual(const float (&normed)[PACK], const Pack<R>& residual) {
+// residual_out from what the norm gave and a residual that comes after it. Past the end there may be anything, but for a second norm
+// zeros.
+__device__ inline Pack<R> add_residual(const float (&normed)[PACK], const Pack<R>& residual, int k, int left) {
     float sum[PACK];
     unpack(residual, sum);
     #pragma unroll
-    for (int i = 0; i < PACK; ++i) sum[i] += normed[i];
+    for (int i = 0; i < PACK; ++i) sum[i] = !NORMS_TWICE || is_in_row(k, i, left) ? sum[i] + normed[i] : 0.0f;
     return pack<R>(sum);
 }
 

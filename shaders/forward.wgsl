@@ -31,13 +31,13 @@ fn main(me: Me) {
     var mean = 0.0;
     if (IS_LAYER) {
         @unroll(K) {
-            mean += sum_of(pair_R(h_K));
+            mean += sum_of(pair_H(h_K));
         }
         mean = sum_threads(mean, lane) * params.share;
     }
     var squares = 0.0;
     @unroll(K) {
-        squares += squares_of(thread, K, pair_R(h_K), mean);
+        squares += squares_of(thread, K, pair_H(h_K), mean);
     }
     let rstd = inverseSqrt(sum_threads(squares, lane) * params.share + params.eps);
     if (!exists) { return; }
@@ -50,8 +50,13 @@ fn main(me: Me) {
                 bias_K = load_bias(0u, thread, K);
             }
         }
+        if (ADDS_AFTER && !IS_RESIDUAL_EARLY) {
+            @unroll(K) {
+                addends_K.residual = load_residual(row, thread, K);
+            }
+        }
         @unroll(K) {
-            write_y(row, thread, K, h_K, mean, rstd, weight_K, bias_K);
+            write_y(row, thread, K, h_K, addends_K.residual, mean, rstd, weight_K, bias_K);
         }
     }
     write_statistics(row, thread, mean, rstd);

@@ -22,7 +22,7 @@ fn main(me: Me) {
                 addends_K = load_addends(row, thread, turn * PACKS + K);
             }
             @unroll(K) {
-                moments = with_pair(moments, thread, turn * PACKS + K, pair_R(h_of(addends_K)));
+                moments = with_pair(moments, thread, turn * PACKS + K, pair_H(h_of(addends_K)));
             }
         }
         mean = sum_threads(sum_of_moments(moments), lane) * params.share;
@@ -34,7 +34,7 @@ fn main(me: Me) {
                     addends_K = load_addends(row, thread, turn * PACKS + K);
                 }
                 @unroll(K) {
-                    mean += sum_of(pair_R(h_of(addends_K)));
+                    mean += sum_of(pair_H(h_of(addends_K)));
                 }
             }
             mean = sum_threads(mean, lane) * params.share;
@@ -44,7 +44,7 @@ fn main(me: Me) {
                 addends_K = load_addends(row, thread, turn * PACKS + K);
             }
             @unroll(K) {
-                squares += squares_of(thread, turn * PACKS + K, pair_R(h_of(addends_K)), mean);
+                squares += squares_of(thread, turn * PACKS + K, pair_H(h_of(addends_K)), mean);
             }
         }
     }
@@ -62,8 +62,13 @@ fn main(me: Me) {
             let weight_K = load_weight(0u, thread, first + K);
             let bias_K = load_bias(0u, thread, first + K);
         }
+        if (ADDS_AFTER) {
+            @unroll(K) {
+                addends_K.residual = load_residual(row, thread, first + K);
+            }
+        }
         @unroll(K) {
-            write_y(row, thread, first + K, h_of(addends_K), mean, rstd, weight_K, bias_K);
+            write_y(row, thread, first + K, h_of(addends_K), addends_K.residual, mean, rstd, weight_K, bias_K);
         }
     }
     write_statistics(row, thread, mean, rstd);

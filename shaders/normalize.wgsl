@@ -1,5 +1,5 @@
-// What the forward programs share. What is normalized, h, is x or the rounded sum with the residual. Its dtype is R, which is T
-// where there is no residual.
+// What the forward programs share. What is normalized, h, is x or the rounded sum with a residual that comes before the norm. Its
+// dtype is H: R, which is T where there is no residual, and T where a residual comes after (ADDS_AFTER): math.md, (13) and (14).
 
 // What h is made of, as it waits in registers.
 struct Addends {
@@ -8,15 +8,17 @@ struct Addends {
 }
 
 fn load_addends(row: u32, thread: u32, k: u32) -> Addends {
+    // Others are loaded when they are needed.
+    if (ADDS_AFTER && !IS_RESIDUAL_EARLY) { return Addends(load_x(row, thread, k), Kept_R()); }
     return Addends(load_x(row, thread, k), load_residual(row, thread, k));
 }
 
 // h as it is stored.
-fn h_of(addends: Addends) -> Kept_R {
-    if (!HAS_RESIDUAL) { return x_as_R(addends.x); }
+fn h_of(addends: Addends) -> Kept_H {
+    if (!HAS_RESIDUAL || ADDS_AFTER) { return x_as_H(addends.x); }
     let x = pair_T(addends.x);
     let residual = pair_R(addends.residual);
-    return settled_R(kept_R(Pair(x.lo + residual.lo, x.hi + residual.hi)));
+    return settled_H(kept_H(Pair(x.lo + residual.lo, x.hi + residual.hi)));
 }
 
 // The thread's part of sum(h).
@@ -74,15 +76,26 @@ fn x_hat_of(h: vec4<f32>, mean: f32, rstd: f32) -> vec4<f32> {
     return x_hat;
 }
 
-fn y_of(h: Kept_R, mean: f32, rstd: f32, weight: Kept_W, bias: Kept_W) -> Pair {
-    let values = pair_R(h);
+fn y_of(h: Kept_H, mean: f32, rstd: f32, weight: Kept_W, bias: Kept_W) -> Pair {
+    let values = pair_H(h);
     let x_hat = Pair(x_hat_of(values.lo, mean, rstd), x_hat_of(values.hi, mean, rstd));
     return biased(weighted(x_hat, weight), bias);
 }
 
-fn write_y(row: u32, thread: u32, k: u32, h: Kept_R, mean: f32, rstd: f32, weight: Kept_W, bias: Kept_W) {
-    store_residual_out(row, thread, k, h);
-    store_y(row, thread, k, kept_T(y_of(h, mean, rstd, weight, bias)));
+// residual_out, as it is stored, from a residual and what the norm gave. Zeros past the end of the row.
+fn sum_after(thread: u32, k: u32, residual: Kept_R, normed: Pair) -> Kept_R {
+    let values = pair_R(residual);
+    let lo = within(column(thread, k, 0u), values.lo + normed.lo);
+    return settled_R(kept_R(Pair(lo, within(column(thread, k, 1u), values.hi + normed.hi))));
+}
+
+fn write_y(row: u32, thread: u32, k: u32, h: Kept_H, residual: Kept_R, mean: f32, rstd: f32, weight: Kept_W, bias: Kept_W) {
+    if (ADDS_AFTER) {
+        store_residual_out(row, thread, k, sum_after(thread, k, residual, y_of(h, mean, rstd, weight, bias)));
+    } else {
+        store_residual_out(row, thread, k, h_as_R(h));
+        store_y(row, thread, k, kept_T(y_of(h, mean, rstd, weight, bias)));
+    }
 }
 
 fn write_statistics(row: u32, thread: u32, mean: f32, rstd: f32) {

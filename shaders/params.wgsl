@@ -52,6 +52,10 @@ struct Params {
     codes_columnwise: vec2<u32>, // rows are columns
     scales_columnwise: u32,
     scales_columnwise_stride: u32,
+    next_weight: vec2<u32>,
+    next_bias: vec2<u32>,
+    next_mean: u32,
+    next_rstd: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

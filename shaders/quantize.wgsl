@@ -56,7 +56,7 @@ fn largest_of_pair(thread: u32, k: u32, v: Pair) -> u32 {
 }
 
 // (Q1).
-fn v_of(h: Kept_R, mean: f32, rstd: f32, weight: Kept_W, bias: Kept_W) -> Pair {
+fn v_of(h: Kept_H, mean: f32, rstd: f32, weight: Kept_W, bias: Kept_W) -> Pair {
     let y = y_of(h, mean, rstd, weight, bias);
     if (!IS_ROUNDED) { return y; }
     return Pair(rounded_T(y.lo), rounded_T(y.hi));
@@ -127,8 +127,8 @@ fn codes_of(row: u32, exists: bool, lane: u32, k: u32, v: Pair, of_row: Scale) -
 }
 
 // What is kept of a pair.
-fn write_pair(row: u32, thread: u32, k: u32, h: Kept_R, v: Pair, codes: Kept_codes) {
-    store_residual_out(row, thread, k, h);
+fn write_pair(row: u32, thread: u32, k: u32, h: Kept_H, v: Pair, codes: Kept_codes) {
+    store_residual_out(row, thread, k, h_as_R(h));
     // Rounded once more, y is what it was.
     store_y(row, thread, k, kept_T(v));
     store_codes(row, thread, k, codes);

@@ -24,13 +24,13 @@ fn main(me: Me) {
     var mean = 0.0;
     if (IS_LAYER) {
         @unroll(K) {
-            mean += sum_of(pair_R(h_K));
+            mean += sum_of(pair_H(h_K));
         }
         mean = sum_threads(mean, lane) * params.share;
     }
     var squares = 0.0;
     @unroll(K) {
-        squares += squares_of(thread, K, pair_R(h_K), mean);
+        squares += squares_of(thread, K, pair_H(h_K), mean);
     }
     let rstd = inverseSqrt(sum_threads(squares, lane) * params.share + params.eps);
     @unroll(K) {

@@ -2,7 +2,7 @@
 // sum, once for the largest magnitude where that is looked for first, and once more for the codes.
 
 // What one thread has of a pack, where its row exists.
-fn load_part(row: u32, exists: bool, thread: u32, k: u32) -> Kept_R {
+fn load_part(row: u32, exists: bool, thread: u32, k: u32) -> Kept_H {
     var addends = Addends();
     if (exists) { addends = load_addends(row, thread, k); }
     return h_of(addends);
@@ -27,7 +27,7 @@ fn main(me: Me) {
                 let h_K = load_part(row, exists, thread, turn * PACKS + K);
             }
             @unroll(K) {
-                moments = with_pair(moments, thread, turn * PACKS + K, pair_R(h_K));
+                moments = with_pair(moments, thread, turn * PACKS + K, pair_H(h_K));
             }
         }
         mean = sum_threads(sum_of_moments(moments), lane) * params.share;
@@ -39,7 +39,7 @@ fn main(me: Me) {
                     let h_K = load_part(row, exists, thread, turn * PACKS + K);
                 }
                 @unroll(K) {
-                    mean += sum_of(pair_R(h_K));
+                    mean += sum_of(pair_H(h_K));
                 }
             }
             mean = sum_threads(mean, lane) * params.share;
@@ -49,7 +49,7 @@ fn main(me: Me) {
                 let h_K = load_part(row, exists, thread, turn * PACKS + K);
             }
             @unroll(K) {
-                squares += squares_of(thread, turn * PACKS + K, pair_R(h_K), mean);
+                squares += squares_of(thread, turn * PACKS + K, pair_H(h_K), mean);
             }
         }
     }

@@ -349,8 +349,10 @@ fn key(problem: &Problem, program: Program, tile: Tile) -> KernelKey {
 fn reads(program: Program, call: &CallKey, tile: &Tile) -> Reads {
     let (weight_bytes, reads) = (call.dtypes.weight.size() as u32, tile.reads);
     match program {
-        // Few packs: nothing is gained by having all of them on their way.
-        Program::Forward | Program::QuantizedForward => Reads { is_late: tile.packs <= 2, ..reads },
+        // Few packs: nothing is gained by having all of them on their way. A residual that comes after has the registers for it.
+        Program::Forward | Program::QuantizedForward => {
+            Reads { is_late: tile.packs <= 2 || call.form.adds_after(), ..reads }
+        }
         // Where there are registers for what is needed last: a residual that comes then, which comes from furthest, else the weights.
         Program::ForwardCluster if call.form.adds_after() => {
             let is_narrow = tile.pack * weight_bytes <= 16;

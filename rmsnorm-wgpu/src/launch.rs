@@ -111,7 +111,6 @@ impl Bound {
 pub(crate) fn prepare(backend: &WgpuBackend, problems: &[Problem]) -> Result<(), Error> {
     let mut keys = Vec::new();
     for problem in problems {
-        problem.without_residual_after("wgpu")?;
         rows_per_group(problem)?;
         keys.extend(plan::plan(problem, &Layout::dense(problem), backend.caps())?.keys());
     }
@@ -127,7 +126,6 @@ pub(crate) fn forward<T: Element, W: Element, R: Element>(
     call: Checked<Forward<'_, WgpuBackend, T, W, R>>,
 ) -> Result<Work, Error> {
     let (spec, problem) = (*call.spec(), *call.problem());
-    problem.without_residual_after("wgpu")?;
     let mut tensors = Tensors::new(problem);
     call.visit(&mut tensors)?;
     bind(backend, &spec, &problem, tensors)

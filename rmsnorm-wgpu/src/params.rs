@@ -88,6 +88,12 @@ pub(crate) struct Params {
     pub(crate) scales_columnwise: u32,
     /// As `scales_stride`, of the transposed matrix.
     pub(crate) scales_columnwise_stride: u32,
+    pub(crate) next_weight: Place,
+    pub(crate) next_bias: Place,
+    /// First element.
+    pub(crate) next_mean: u32,
+    /// First element.
+    pub(crate) next_rstd: u32,
 }
 
 impl Params {
@@ -116,8 +122,10 @@ impl Params {
             Tensor::Amax => self.amax = place.first,
             Tensor::CodesColumnwise => self.codes_columnwise = place,
             Tensor::ScalesColumnwise => self.scales_columnwise = place.first,
-            // No shader has code for a next norm.
-            Tensor::NextWeight | Tensor::NextBias | Tensor::NextMean | Tensor::NextRstd => {}
+            Tensor::NextWeight => self.next_weight = place,
+            Tensor::NextBias => self.next_bias = place,
+            Tensor::NextMean => self.next_mean = place.first,
+            Tensor::NextRstd => self.next_rstd = place.first,
             Tensor::Workspace => {
                 self.workspace = place.first;
                 // The plan counts from the workspace's start.
@@ -156,6 +164,10 @@ mod tests {
             Tensor::Amax => params.amax,
             Tensor::CodesColumnwise => params.codes_columnwise.first,
             Tensor::ScalesColumnwise => params.scales_columnwise,
+            Tensor::NextWeight => params.next_weight.first,
+            Tensor::NextBias => params.next_bias.first,
+            Tensor::NextMean => params.next_mean,
+            Tensor::NextRstd => params.next_rstd,
         }
     }
 

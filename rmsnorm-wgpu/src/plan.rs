@@ -85,9 +85,11 @@ impl Program {
     pub(crate) const fn info(self) -> rmsnorm_gpu::program::Program {
         use Tensor::{
             Amax, Bias, Codes, CodesColumnwise, CodesT, Dbias, Dresidual, DresidualOut, Dweight, Dx, Dy, Mean,
-            Residual, ResidualOut, Rstd, Scale, Scales, ScalesColumnwise, Weight, X, Y,
+            NextBias, NextMean, NextRstd, NextWeight, Residual, ResidualOut, Rstd, Scale, Scales, ScalesColumnwise,
+            Weight, X, Y,
         };
-        const FORWARD: &[Tensor] = &[X, Residual, Weight, Bias, Y, ResidualOut, Mean, Rstd];
+        const FORWARD: &[Tensor] =
+            &[X, Residual, Weight, Bias, Y, ResidualOut, Mean, Rstd, NextWeight, NextBias, NextMean, NextRstd];
         const TO_CODES: &[Tensor] =
             &[X, Residual, Weight, Bias, Y, ResidualOut, Mean, Rstd, Codes, Scale, Scales, Amax];
         // It has the files of those, and so functions for all of their tensors.
@@ -475,10 +477,11 @@ fn flavour(threads_per_row: u32, groups: u32, caps: &Caps) -> Flavour {
 fn key(problem: &Problem, program: Program, tile: Tile, layout: &Layout) -> KernelKey {
     let info = program.info();
     let call = info.key(problem);
+    let has_weight = call.tensors.has(Tensor::Weight) || call.tensors.has(Tensor::NextWeight);
     KernelKey {
         program,
         call,
-        has_weight_offset: call.tensors.has(Tensor::Weight) && problem.has_weight_offset,
+        has_weight_offset: has_weight && problem.has_weight_offset,
         tile,
         access: if info.is_reduction { layout.reduce_access } else { layout.access },
         is_whole: program.is_on_chip() && layout.access == Access::Aligned && problem.cols == tile.columns(),

@@ -84,9 +84,13 @@ pub(crate) fn text(key: &KernelKey, f16: F16) -> String {
     [prelude(key, f16), accessors(key)].into_iter().chain(files).collect()
 }
 
+/// Packs of a residual that wait in registers beside those of x, which are as many.
+const MOST_WAITING_PACKS: u32 = 4;
+
 /// Packs whose weights and biases are on their way at once.
 const fn batch(key: &KernelKey) -> u32 {
-    let is_crowded = key.tile.threads() > 512 && key.tile.packs == 8 && key.call.tensors.has(Tensor::Bias);
+    let has_bias = key.call.tensors.has(Tensor::Bias) || key.call.tensors.has(Tensor::NextBias);
+    let is_crowded = key.tile.threads() > 512 && key.tile.packs == 8 && has_bias;
     if is_crowded { CROWDED_BATCH } else { FORWARD_BATCH }
 }
 
@@ -138,6 +142,9 @@ fn files(key: &KernelKey) -> Vec<&'static str> {
     match key.program {
         Program::Forward | Program::ForwardStreaming => {
             files.extend([shaders::PARAMETERS.text, shaders::NORMALIZE.text]);
+            if key.call.form.norms_twice() {
+                files.push(shaders::NEXT_NORM.text);
+            }
         }
         Program::QuantizedForward | Program::QuantizedForwardStreaming | Program::Columnwise => {
             files.extend([shaders::PARAMETERS.text, shaders::NORMALIZE.text]);
@@ -158,7 +165,9 @@ fn files(key: &KernelKey) -> Vec<&'static str> {
         });
     }
     files.push(match key.program {
+        Program::Forward if key.call.form.norms_twice() => shaders::FORWARD_TWICE.text,
         Program::Forward => shaders::FORWARD.text,
+        Program::ForwardStreaming if key.call.form.norms_twice() => shaders::FORWARD_STREAMING_TWICE.text,
         Program::ForwardStreaming => shaders::FORWARD_STREAMING.text,
         Program::Backward => shaders::BACKWARD.text,
         Program::BackwardRowSums => shaders::BACKWARD_ROW_SUMS.text,
@@ -238,6 +247,11 @@ const fn has_sums(program: Program) -> bool {
 
 fn is_layer(key: &KernelKey) -> bool {
     key.call.norm == Norm::Layer
+}
+
+/// Whether a residual that is added after the norm is loaded with x, and waits in registers: where there are some, or few rows.
+fn is_residual_early(key: &KernelKey) -> bool {
+    key.program == Program::Forward && (key.is_early || key.tile.packs <= MOST_WAITING_PACKS)
 }
 
 fn has_residual(key: &KernelKey) -> bool {

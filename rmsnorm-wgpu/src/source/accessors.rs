@@ -4,7 +4,7 @@
 //! A pair is two quads of four columns. It moves in pieces: the largest accesses that the tensors' places allow. In the texts
 //! below, words in capitals stand for the tensor's name, its dtype and so on; `substitute` puts them in.
 
-use rmsnorm_gpu::program::Accumulate;
+use rmsnorm_gpu::program::{Accumulate, Form};
 use rmsnorm_spec::{DType, Direction, Storage, Tensor, TensorSet, TensorShape};
 
 use super::substitute::substitute;
@@ -108,7 +108,10 @@ fn of_absent(key: &KernelKey, tensor: Tensor) -> String {
     let output = [(Tensor::X, Tensor::Y), (Tensor::Residual, Tensor::ResidualOut)]
         .into_iter()
         .find_map(|(input, output)| (input == tensor).then_some(output));
-    let overwritten = output.filter(|output| is_in_place && key.call.tensors.has(*output));
+    let overwritten = output.filter(|output| {
+        let is_residual_overwritten = key.call.form.adds_after() && *output == Tensor::ResidualOut;
+        (is_in_place || is_residual_overwritten) && key.call.tensors.has(*output)
+    });
     let is_read = tensor.access(key.program.info().direction) == Some(rmsnorm_spec::Access::Read);
     let part = match (tensor.shape(), is_read) {
         (TensorShape::Rows, _) if key.program == Program::Columnwise => {
@@ -141,7 +144,9 @@ fn of_absent(key: &KernelKey, tensor: Tensor) -> String {
 fn is_needed(key: &KernelKey, tensor: Tensor) -> bool {
     use Tensor::{Dx, Dy, Mean, Rstd, X, Y};
     let always = match key.program.info().direction {
-        Direction::Forward => TensorSet::of(&[Y]).set(X, !key.call.tensors.is_in_place()),
+        Direction::Forward => {
+            TensorSet::NONE.set(X, !key.call.tensors.is_in_place()).set(Y, key.call.form != Form::Sum)
+        }
         Direction::QuantizedForward if key.program == Program::Columnwise => {
             TensorSet::of(&[X, Rstd]).set(Mean, is_layer(key))
         }

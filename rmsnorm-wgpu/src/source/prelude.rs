@@ -5,12 +5,12 @@
 
 use rmsnorm_gpu::reduction;
 use rmsnorm_spec::quant::{CodeType, QuantSource, QuantSpec, ScaleKind, ScaleLayout, ScaleRounding, ScaleType};
-use rmsnorm_spec::{CastOrder, DType, Tensor};
+use rmsnorm_spec::{CastOrder, DType, DTypes, Tensor};
 
 use super::substitute::substitute;
 use super::{
-    dtypes, finds_scale, gradients, has_residual, has_sums, is_folded, is_layer, is_shuffled_twice, is_split,
-    magnitudes, segment, set_lanes, shuffled_lanes,
+    dtypes, finds_scale, gradients, has_residual, has_sums, is_folded, is_layer, is_residual_early, is_shuffled_twice,
+    is_split, magnitudes, segment, set_lanes, shuffled_lanes,
 };
 use crate::caps::F16;
 use crate::plan::{Access, Flavour, KernelKey, PAIR};
@@ -27,7 +27,10 @@ pub(super) fn prelude(key: &KernelKey, f16: F16) -> String {
     text += me(key);
     if key.program.is_forward() {
         text += "alias Sum = f32;\n";
-        text += if key.call.dtypes.activation == key.call.dtypes.residual { X_IS_H } else { X_IS_NOT_H };
+        let DTypes { activation, residual, .. } = key.call.dtypes;
+        text += &substitute(ROLE, &[("ROLE", "H"), ("DTYPE", dtype_of_h(key).name())]);
+        text += if activation == dtype_of_h(key) { X_IS_H } else { X_IS_NOT_H };
+        text += if residual == dtype_of_h(key) { H_IS_SUM } else { H_IS_NO_SUM };
     } else {
         text += if is_layer(key) { SUM_OF_LAYER } else { SUM_OF_RMS };
     }
@@ -57,6 +60,10 @@ fn constants(key: &KernelKey, f16: F16) -> String {
         ("HAS_WEIGHT_OFFSET", key.has_weight_offset),
         ("HAS_BIAS", tensors.has(Tensor::Bias)),
         ("HAS_RESIDUAL", has_residual(key)),
+        ("ADDS_AFTER", key.call.form.adds_after()),
+        ("IS_RESIDUAL_EARLY", is_residual_early(key)),
+        ("HAS_NEXT_WEIGHT", tensors.has(Tensor::NextWeight)),
+        ("HAS_NEXT_BIAS", tensors.has(Tensor::NextBias)),
         ("HAS_DRESIDUAL_OUT", tensors.has(Tensor::DresidualOut)),
         ("HAS_DWEIGHT", tensors.has(Tensor::Dweight)),
         ("HAS_DBIAS", tensors.has(Tensor::Dbias)),
@@ -150,6 +157,12 @@ fn of_codes(key: &KernelKey, quant: &QuantSpec) -> String {
     [QUANTIZING, &chosen, &largest, &declared(&flags, &numbers), shuffle].concat()
 }
 
+/// Of what is normalized: x, or its sum with a residual.
+fn dtype_of_h(key: &KernelKey) -> DType {
+    let DTypes { activation, residual, .. } = key.call.dtypes;
+    if key.call.form.adds_after() { activation } else { residual }
+}
+
 /// The letters that files have for dtypes: activation, weight and residual stream.
 fn roles(key: &KernelKey) -> [(&'static str, DType); 3] {
     let [activation, weight, residual] = dtypes(key);
@@ -191,9 +204,12 @@ const NOT_SHUFFLED: &str = "
 fn shuffled(value: u32, distance: u32) -> u32 { return value; }
 ";
 
-const X_IS_H: &str = "fn x_as_R(x: Kept_T) -> Kept_R { return x; }\n";
+const X_IS_H: &str = "fn x_as_H(x: Kept_T) -> Kept_H { return x; }\n";
 // Nobody calls it: h is a sum.
-const X_IS_NOT_H: &str = "fn x_as_R(x: Kept_T) -> Kept_R { return Kept_R(); }\n";
+const X_IS_NOT_H: &str = "fn x_as_H(x: Kept_T) -> Kept_H { return Kept_H(); }\n";
+const H_IS_SUM: &str = "fn h_as_R(h: Kept_H) -> Kept_R { return h; }\n";
+// Nobody calls it: the sum comes after.
+const H_IS_NO_SUM: &str = "fn h_as_R(h: Kept_H) -> Kept_R { return Kept_R(); }\n";
 
 const SUM_OF_LAYER: &str = "
 alias Sum = vec2<f32>;

@@ -9,7 +9,7 @@ use naga::back::{hlsl, msl, spv};
 use naga::front::wgsl;
 use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
 use naga::{AddressSpace, BuiltIn, Expression, Literal, Module, ShaderStage, StorageAccess, TypeInner};
-use rmsnorm_gpu::program::CallKey;
+use rmsnorm_gpu::program::{CallKey, Form};
 use rmsnorm_gpu::testing::Draw;
 use rmsnorm_shaders::{self as shaders, Source};
 use rmsnorm_spec::quant::{QuantSpec, ScaleRounding};
@@ -93,7 +93,8 @@ impl DrawKeys for Draw {
         let is_reduction = program == Program::ReducePartials;
         let is_backward = !program.is_forward() && !is_reduction && program != Program::Copy;
         let activation = DTypes::uniform(self.of(DType::ALL));
-        let uses_weight = tensors.has(Tensor::Weight) || tensors.has(Tensor::Bias);
+        let parameters = [Tensor::Weight, Tensor::Bias, Tensor::NextWeight, Tensor::NextBias];
+        let uses_weight = parameters.into_iter().any(|tensor| tensors.has(tensor));
         let uses_stream = is_backward || tensors.adds_residual();
         let dtypes = activation.widened(uses_weight && self.yes(), uses_stream && self.yes());
         let has_norm = program.is_forward() || is_backward;
@@ -119,10 +120,11 @@ impl DrawKeys for Draw {
                 accumulate,
                 tensors,
                 has_row_groups,
+                form: form_of(program, tensors),
                 quant: None,
                 has_weight_offset: true,
             },
-            has_weight_offset: tensors.has(Tensor::Weight) && self.yes(),
+            has_weight_offset: (tensors.has(Tensor::Weight) || tensors.has(Tensor::NextWeight)) && self.yes(),
             tile: self.tile(program),
             access,
             is_whole: access == Access::Aligned && keeps_rows && self.yes(),
@@ -208,8 +210,20 @@ impl DrawKeys for Draw {
     }
 
     fn tensors(&mut self, program: Program) -> TensorSet {
-        use Tensor::{Bias, Dbias, Dresidual, DresidualOut, Dweight, Mean, Residual, ResidualOut, Rstd, Weight, X, Y};
+        use Tensor::{
+            Bias, Dbias, Dresidual, DresidualOut, Dweight, Mean, NextBias, NextMean, NextRstd, NextWeight, Residual,
+            ResidualOut, Rstd, Weight, X, Y,
+        };
         match program {
+            // The norm of a sum, or a sum alone, after x, which is overwritten only where y takes its place.
+            Program::Forward | Program::ForwardStreaming if self.of([false, true, true]) => {
+                let drawn = self.some(&[Weight, Bias, Residual, Mean, Rstd]).with(X).with(ResidualOut);
+                let next = self.some(&[NextWeight, NextBias, NextMean, NextRstd]).with(NextWeight).with(Y);
+                match self.yes() {
+                    true => drawn.union(next),
+                    false => drawn,
+                }
+            }
             Program::Forward | Program::ForwardStreaming => {
                 let drawn = self.some(&[Weight, Bias, Residual, ResidualOut, Mean, Rstd]);
                 let adds_residual = drawn.has(Residual);
@@ -253,6 +267,16 @@ impl DrawKeys for Draw {
         let rows_at_once = if program == Program::Backward { self.of([1, 2]) } else { 1 };
         let reads_again = program == Program::Backward && self.yes();
         Tile { rows_at_once, reads_again, ..Tile::new(threads_per_row, groups, packs, flavour) }
+    }
+}
+
+/// What a drawn key of forward has a residual for.
+fn form_of(program: Program, tensors: TensorSet) -> Form {
+    let has_next = tensors.has(Tensor::NextWeight);
+    match (program, tensors.has(Tensor::X), tensors.has(Tensor::Y)) {
+        (Program::Forward | Program::ForwardStreaming, true, true) if has_next => Form::NormOfSum,
+        (Program::Forward | Program::ForwardStreaming, true, false) => Form::Sum,
+        _ => Form::Norm,
     }
 }
 
@@ -382,7 +406,7 @@ fn flags_are_those_of_the_tensors() {
             assert_eq!(flag, Literal::Bool(expected), "{tensor} of {key:?}");
             flags += 1;
         }
-        assert_eq!(flags, 6, "weight, bias, residual, dresidual_out, dweight and dbias");
+        assert_eq!(flags, 8, "weight, bias and the next norm's, residual, dresidual_out, dweight and dbias");
         assert_eq!(
             constant(module, "GRADIENTS"),
             Some(Literal::U32(key.call.tensors.sums_over_rows() as u32)),
@@ -441,7 +465,7 @@ fn params_lie_where_rust_says() {
         rows_per_group first_in_group x_group_stride residual_group_stride dy_group_stride dresidual_out_group_stride
         y_group_stride residual_out_group_stride dx_group_stride dresidual_group_stride codes_group_stride first_row
         codes codes_t scale scales amax scales_stride amax_floor amax_ceiling
-        codes_columnwise scales_columnwise scales_columnwise_stride
+        codes_columnwise scales_columnwise scales_columnwise_stride next_weight next_bias next_mean next_rstd
     ];
     assert_eq!(read, written);
     assert_eq!(*span as usize, size_of::<Params>());
@@ -494,7 +518,7 @@ fn absent_tensors_have_no_binding() {
     let names = |tensors: &[Tensor]| {
         let tensors = TensorSet::of(tensors);
         let key = KernelKey { aliased: false, ..Draw::new(1).key(Program::Forward) };
-        let key = KernelKey { call: CallKey { tensors, ..key.call }, ..key };
+        let key = KernelKey { call: CallKey { tensors, form: Form::Norm, ..key.call }, ..key };
         bindings(&key).into_iter().map(|each| each.tensor.name()).collect::<Vec<_>>()
     };
     assert_eq!(names(&[Tensor::X, Tensor::Y]), ["x", "y"]);
@@ -509,11 +533,20 @@ fn whole_calls_bind_no_more_than_any_device_has_by_default() {
         // `dresidual` is one more than fits beside all others. Of codes there are calls with as many as fit.
         let rare = [Tensor::Dresidual, Tensor::Y, Tensor::Scale, Tensor::Amax, Tensor::Rstd];
         let rare = TensorSet::of(if program.writes_codes() { &rare } else { &rare[..1] });
-        (key.call.norm, key.call.tensors) = (Norm::Layer, program.info().optional.difference(rare));
+        let next = TensorSet::of(&[Tensor::NextWeight, Tensor::NextBias, Tensor::NextMean, Tensor::NextRstd]);
+        let tensors = program.info().optional.difference(rare).difference(next);
+        (key.call.norm, key.call.form, key.call.tensors) = (Norm::Layer, Form::Norm, tensors);
         if program == Program::Columnwise {
             key.call.tensors = ALONG_FROM;
         }
         assert!(bindings(&key).len() <= 8, "{program:?}");
+        if matches!(program, Program::Forward | Program::ForwardStreaming) {
+            // Two RMS norms around a residual, and what backward wants of them. Layer norms have as many in inference only.
+            (key.call.norm, key.call.form) = (Norm::Rms, Form::NormOfSum);
+            let without = [Tensor::Bias, Tensor::Mean, Tensor::NextBias, Tensor::NextMean];
+            key.call.tensors = program.info().optional.difference(TensorSet::of(&without));
+            assert_eq!(bindings(&key).len(), 8, "{program:?}");
+        }
     }
 }
 
@@ -569,6 +602,7 @@ fn accessors_reach_their_own_tensor() {
     for_all(|key, module, info| {
         let bound: HashSet<Tensor> = uses(key).into_iter().map(|used| used.tensor).collect();
         let is_in_place = key.program.is_forward() && key.call.tensors.is_in_place();
+        let is_residual_overwritten = key.call.form.adds_after() && !key.call.tensors.has(Tensor::Residual);
         for tensor in key.program.info().optional.iter() {
             let access = tensor.access(key.program.info().direction);
             let is_read = access == Some(rmsnorm_spec::Access::Read);
@@ -594,7 +628,7 @@ fn accessors_reach_their_own_tensor() {
             let reached: Vec<_> = reached.filter_map(|(_, variable)| variable.name.as_deref()).collect();
             let overwritten = match tensor.name() {
                 "x" if is_in_place => Tensor::Y,
-                "residual" if is_in_place => Tensor::ResidualOut,
+                "residual" if is_in_place || is_residual_overwritten => Tensor::ResidualOut,
                 _ => tensor,
             };
             let expected = bound.get(&overwritten).copied();

@@ -73,9 +73,16 @@ fn of_call(key: &KernelKey, tensor: Tensor) -> Option<Use> {
     let is_loaded = match tensor.access(direction)? {
         Access::Read => true,
         // What is overwritten was an input.
+        Access::Write if key.call.form.adds_after() => is_sum_read(key, tensor),
         Access::Write => key.call.tensors.is_in_place() && tensor.is_matrix(),
     };
     Some(Use { tensor, kind, is_loaded, is_stored: tensor.access(direction)? == Access::Write })
+}
+
+/// Whether it is the sum with a residual, which was the residual before, or is read back for the next norm.
+fn is_sum_read(key: &KernelKey, tensor: Tensor) -> bool {
+    let is_read_back = key.program == Program::ForwardStreaming && key.call.form.norms_twice();
+    tensor == Tensor::ResidualOut && (is_read_back || !key.call.tensors.has(Tensor::Residual))
 }
 
 /// A tensor that only calls to codes have, or the codes of the program that transposes them.

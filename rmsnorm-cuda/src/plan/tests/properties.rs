@@ -137,7 +137,9 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
             assert_eq!(key.tile.has_tail, is_cut || is_any, "{cols} {key:?}");
             let none = Tile::NONE.reads;
             let reads = match key.program {
-                Program::Forward | Program::QuantizedForward => Reads { is_late: packs < 3, ..none },
+                Program::Forward | Program::QuantizedForward => {
+                    Reads { is_late: packs < 3 || call.residual == ResidualPlacement::After, ..none }
+                }
                 // A residual that comes last takes the registers of weights, and of five packs those of the residual.
                 Program::ForwardCluster if call.residual == ResidualPlacement::After => {
                     let batch = match pack == 4 || weight != DType::F32 {
