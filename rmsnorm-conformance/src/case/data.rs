@@ -307,8 +307,8 @@ impl Painter<'_> {
         let z = self.normal(Tensor::Residual, self.at(row, col));
         match self.case.family {
             Family::NearEps => z * f64::from(self.case.eps).sqrt(),
-            // Of a sum after the norm that is no h; and the norms of these rows leave too little to be judged.
-            Family::Const | Family::Zeros | Family::Subnormal if self.case.kind.is_after() => z,
+            // Of a sum after the norm that is no h; and of zeros there would be nothing but zeros.
+            Family::Const | Family::Zeros if self.case.kind.is_after() => z,
             // These families are about the exact values of h.
             Family::Exact | Family::Const | Family::Zeros | Family::Subnormal | Family::Codes => 0.0,
             Family::Randn
