@@ -3,6 +3,7 @@
 //! An id holds everything: axes, layout and seed. `rmsnorm conformance --case ID` therefore replays exactly one case,
 //! on any machine and any backend. Which cases a profile runs is decided in [`profiles`](crate::case::profiles).
 
+pub(crate) mod after;
 pub(crate) mod coverage;
 pub(crate) mod data;
 pub(crate) mod presence;
@@ -14,7 +15,8 @@ use std::str::FromStr;
 
 use rmsnorm_spec::quant::QuantSpec;
 use rmsnorm_spec::{
-    CastOrder, DType, DTypes, Direction, GradReduction, Norm, NormSpec, Problem, RowGroups, Tensor, TensorSet,
+    CastOrder, DType, DTypes, Direction, GradReduction, Norm, NormSpec, Problem, ResidualPlacement, RowGroups, Tensor,
+    TensorSet,
 };
 
 use crate::case::data::Family;
@@ -47,15 +49,30 @@ pub enum Kind {
     EndToEnd,
     /// One forward call whose result is codes.
     QuantizedForward,
+    /// One forward call that adds the residual after the norm; with `y` the next norm follows.
+    ForwardAfter,
+    /// The same, with the sum over the residual.
+    ForwardAfterInPlace,
+    /// A forward call that adds the residual after the norm, then the backward calls of its norms, the last norm's first: each gets
+    /// what the calls before it stored.
+    AfterEndToEnd,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Kind; 5] =
-        [Kind::Forward, Kind::ForwardInPlace, Kind::Backward, Kind::EndToEnd, Kind::QuantizedForward];
+    pub const ALL: [Kind; 8] = [
+        Kind::Forward,
+        Kind::ForwardInPlace,
+        Kind::Backward,
+        Kind::EndToEnd,
+        Kind::QuantizedForward,
+        Kind::ForwardAfter,
+        Kind::ForwardAfterInPlace,
+        Kind::AfterEndToEnd,
+    ];
 
-    /// Those whose results are floats: all but the last.
-    pub const OF_FLOATS: &[Kind] = Kind::ALL.split_at(Kind::ALL.len() - 1).0;
+    /// Those whose results are floats, with a residual that is added before the norm.
+    pub const OF_FLOATS: &[Kind] = Kind::ALL.split_at(4).0;
 
     /// The name used in ids and test names.
     pub const fn name(self) -> &'static str {
@@ -65,19 +82,31 @@ impl Kind {
             Kind::Backward => "backward",
             Kind::EndToEnd => "end_to_end",
             Kind::QuantizedForward => "quantized_forward",
+            Kind::ForwardAfter => "forward_after",
+            Kind::ForwardAfterInPlace => "forward_after_in_place",
+            Kind::AfterEndToEnd => "after_end_to_end",
         }
     }
 
     /// The kinds that are one call.
-    pub const CALLS: [Kind; 4] = [Kind::Forward, Kind::ForwardInPlace, Kind::Backward, Kind::QuantizedForward];
+    pub const CALLS: [Kind; 6] = [
+        Kind::Forward,
+        Kind::ForwardInPlace,
+        Kind::Backward,
+        Kind::QuantizedForward,
+        Kind::ForwardAfter,
+        Kind::ForwardAfterInPlace,
+    ];
 
     /// The kind of a backend's call.
     pub(crate) const fn of(problem: &Problem) -> Kind {
-        match problem.direction {
-            Direction::Forward if problem.tensors.is_in_place() => Kind::ForwardInPlace,
-            Direction::Forward => Kind::Forward,
-            Direction::Backward => Kind::Backward,
-            Direction::QuantizedForward => Kind::QuantizedForward,
+        match (problem.direction, problem.residual) {
+            (Direction::Forward, ResidualPlacement::Before) if problem.tensors.is_in_place() => Kind::ForwardInPlace,
+            (Direction::Forward, ResidualPlacement::Before) => Kind::Forward,
+            (Direction::Forward, ResidualPlacement::After) if problem.has(Tensor::Residual) => Kind::ForwardAfter,
+            (Direction::Forward, ResidualPlacement::After) => Kind::ForwardAfterInPlace,
+            (Direction::Backward, _) => Kind::Backward,
+            (Direction::QuantizedForward, _) => Kind::QuantizedForward,
         }
     }
 
@@ -85,6 +114,7 @@ impl Kind {
     pub(crate) const fn direction(self) -> Direction {
         match self {
             Kind::Forward | Kind::ForwardInPlace | Kind::EndToEnd => Direction::Forward,
+            Kind::ForwardAfter | Kind::ForwardAfterInPlace | Kind::AfterEndToEnd => Direction::Forward,
             Kind::Backward => Direction::Backward,
             Kind::QuantizedForward => Direction::QuantizedForward,
         }
@@ -95,7 +125,12 @@ impl Kind {
     }
 
     pub(crate) const fn has_backward(self) -> bool {
-        matches!(self, Kind::Backward | Kind::EndToEnd)
+        matches!(self, Kind::Backward | Kind::EndToEnd | Kind::AfterEndToEnd)
+    }
+
+    /// Whether the residual is added after the norm.
+    pub(crate) const fn is_after(self) -> bool {
+        matches!(self, Kind::ForwardAfter | Kind::ForwardAfterInPlace | Kind::AfterEndToEnd)
     }
 }
 
@@ -224,16 +259,17 @@ impl Case {
     /// The specification of its calls.
     pub fn spec(&self) -> NormSpec {
         let spec = NormSpec::new(self.norm, self.rows, self.cols, self.eps);
-        spec.weight_offset(self.weight_offset).cast_order(self.cast_order)
+        let spec = spec.weight_offset(self.weight_offset).cast_order(self.cast_order);
+        if self.kind.is_after() { spec.residual_after() } else { spec }
     }
 
     /// The same case without the settings that its kind cannot have, so that two ids never mean one call.
     pub fn normalized(mut self) -> Self {
         let layer = self.norm == Norm::Layer;
-        let given = self.present;
+        let given = if self.kind.is_after() { presence::with_sum(self.present) } else { self.present };
         let mut present = TensorSet::NONE;
         if self.kind.has_forward() {
-            let ends = self.kind == Kind::EndToEnd;
+            let ends = self.kind.has_backward();
             present = given.intersection(presence::read_by_forward());
             let may_be_lost = matches!(self.kind, Kind::Forward | Kind::QuantizedForward);
             let sum_is_kept = given.has(Tensor::ResidualOut) || !may_be_lost;
@@ -243,13 +279,24 @@ impl Case {
             if !given.has(Tensor::Residual) {
                 self.dtypes.residual = self.dtypes.activation;
             }
+            if self.kind.is_after() && given.has(Tensor::Y) {
+                let next =
+                    given.intersection(presence::NEXT).set(Tensor::NextRstd, given.has(Tensor::NextRstd) || ends);
+                let next = next.set(Tensor::NextMean, layer && (given.has(Tensor::NextMean) || ends));
+                present = present.union(next).with(Tensor::Y);
+            }
         }
         if self.kind.has_backward() {
-            present = present.union(given.intersection(presence::of_backward()));
+            let mut gradients = given.intersection(presence::of_backward());
+            if self.kind.is_after() && !present.has(Tensor::Y) {
+                // What arrives at the sum is dy, and the residual's gradient.
+                gradients = gradients.without(Tensor::DresidualOut).without(Tensor::Dresidual);
+            }
+            present = present.union(gradients);
             present = present.set(Tensor::Mean, layer).with(Tensor::Rstd);
         } else {
             self.grad_reduction = GradReduction::Partials;
-            if !given.has(Tensor::Weight) && !given.has(Tensor::Bias) {
+            if present.intersection(presence::OF_WEIGHT_DTYPE).is_empty() {
                 self.dtypes.weight = self.dtypes.activation;
             }
         }
@@ -258,6 +305,7 @@ impl Case {
         }
         self.quant = match self.kind {
             Kind::Forward | Kind::ForwardInPlace | Kind::Backward | Kind::EndToEnd => None,
+            Kind::ForwardAfter | Kind::ForwardAfterInPlace | Kind::AfterEndToEnd => None,
             Kind::QuantizedForward => {
                 let quant = self.quant.unwrap_or(quantized::PLAIN);
                 present = present.union(quantized::present(&quant, given));
@@ -401,6 +449,7 @@ fn parse_fields<'a>(
     let seed = parse_after("seed", next("the seed")?).ok_or("the seed")?;
     let quant = match kind {
         Kind::Forward | Kind::ForwardInPlace | Kind::Backward | Kind::EndToEnd => None,
+        Kind::ForwardAfter | Kind::ForwardAfterInPlace | Kind::AfterEndToEnd => None,
         Kind::QuantizedForward => Some(quantized::parse(next("the quantization")?).ok_or("the quantization")?),
     };
     let rows = rows.parse().map_err(|_| "the rows")?;

@@ -202,6 +202,20 @@ impl Expected {
         }
     }
 
+    /// What is left of it when a residual is added to it in f32. Beyond half of the largest f32 a sum may have overflowed on its way.
+    fn plus(self, residual: f64, arithmetic: &Arithmetic) -> Expected {
+        let reference = self.reference + residual;
+        let largest = self.low.abs().max(self.high.abs());
+        if self.is_unbounded() || (self.reference.is_finite() && largest > f64::from(f32::MAX) / 2.0) {
+            return Expected::unbounded(reference);
+        }
+        // Either addend may be flushed to zero.
+        let flushed = arithmetic.flush_loss(2.0);
+        let (low, high) = (self.low + residual - flushed, self.high + residual + flushed);
+        let sum = Expected { reference, low, high };
+        if reference.is_finite() { sum.rounded(arithmetic.unit_roundoff) } else { sum }
+    }
+
     /// With room for that relative error of the ends, and for an underflow.
     fn widened(self, relative: f64) -> Expected {
         let margin = |end: f64| end.abs() * relative * SECOND_ORDER + TINY;

@@ -117,10 +117,16 @@ fn simulate(bug: Option<Bug>, case: &Case) -> CaseReport {
 /// Small cases, those first that catch most.
 fn cases(norm: Norm, kind: Kind) -> Vec<Case> {
     use Tensor::{Bias, Dbias, Dresidual, DresidualOut, Dweight, Mean, Residual, ResidualOut, Rstd, Weight, Workspace};
+    use Tensor::{NextBias, NextMean, NextRstd, NextWeight, Y};
     let present = TensorSet::of(&[Weight, Bias, Mean, Rstd, Dweight, Dbias]);
     let residual = present.union(TensorSet::of(&[Residual, ResidualOut, DresidualOut, Dresidual, Workspace]));
     // A bias would hide a small product.
     let bare = present.without(Bias);
+    let next = TensorSet::of(&[Y, NextWeight, NextBias, NextMean, NextRstd]);
+    let (present, residual, bare) = match kind.is_after() {
+        true => (present.union(next), residual.union(next), bare.union(next).without(NextBias)),
+        false => (present, residual, bare),
+    };
     let plain = |dtype, rows, cols| Case { present, ..Case::plain(kind, norm, dtype, rows, cols) };
     let full = |dtype, rows, cols| Case { present: residual, weight_offset: 1.0, ..plain(dtype, rows, cols) };
     let strided = Layout::Uniform { pad: 3, offset: 1 };
@@ -129,7 +135,6 @@ fn cases(norm: Norm, kind: Kind) -> Vec<Case> {
     if kind == Kind::QuantizedForward {
         return quantized_cases(norm);
     }
-
     let mut cases = vec![
         plain(f32, 5, 33),
         full(bf16, 5, 33),

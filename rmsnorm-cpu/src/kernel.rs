@@ -11,6 +11,7 @@ use crate::stages::backward::BackwardBlocks;
 use crate::stages::columnwise::ColumnwiseCols;
 use crate::stages::copy::CopyRange;
 use crate::stages::forward::ForwardRows;
+use crate::stages::forward::after::AfterRows;
 use crate::stages::quantized_forward::QuantizedRows;
 use crate::stages::reduce_partials::PartialRows;
 
@@ -63,6 +64,7 @@ macro_rules! mixes {
         $(mod $mix {
             use super::*;
             stage!(forward, ForwardRows<'_, $t, $w, $r>);
+            stage!(after, AfterRows<'_, $t, $w, $r>);
             stage!(backward, BackwardBlocks<'_, $t, $w, $r>);
             stage!(quantized_forward, QuantizedRows<'_, $t, $w, $r>);
             stage!(columnwise, ColumnwiseCols<'_, $t, $w, $r>);
@@ -72,6 +74,14 @@ macro_rules! mixes {
         pub(crate) fn forward<'a, T: Element, W: Element, R: Element>() -> Option<Kernel<ForwardRows<'a, T, W, R>>> {
             match (T::DTYPE, W::DTYPE, R::DTYPE) {
                 $((<$t>::DTYPE, <$w>::DTYPE, <$r>::DTYPE) => Some(|isa, work| $mix::forward::run(isa, work.cast())),)*
+                _ => None,
+            }
+        }
+
+        /// The kernel of a residual that is added after the norm, of a mix of dtypes, if there is one.
+        pub(crate) fn after<'a, T: Element, W: Element, R: Element>() -> Option<Kernel<AfterRows<'a, T, W, R>>> {
+            match (T::DTYPE, W::DTYPE, R::DTYPE) {
+                $((<$t>::DTYPE, <$w>::DTYPE, <$r>::DTYPE) => Some(|isa, work| $mix::after::run(isa, work.cast())),)*
                 _ => None,
             }
         }

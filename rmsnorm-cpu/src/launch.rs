@@ -2,8 +2,8 @@
 //! those are in the plan.
 
 use rmsnorm_spec::{
-    Backward, Checked, DTypes, Element, Error, Forward, GradReduction, NormBackend, NormSpec, Problem, Rows, Source,
-    Stored,
+    Backward, Checked, DTypes, Element, Error, Forward, GradReduction, NormBackend, NormSpec, Problem,
+    ResidualPlacement, Rows, Source, Stored,
 };
 
 use crate::backend::CpuBackend;
@@ -12,6 +12,7 @@ use crate::lanes::{LANES, Out};
 use crate::plan::{self, Plan};
 use crate::stages::backward::BackwardBlocks;
 use crate::stages::copy::CopyRange;
+use crate::stages::forward::after::{AfterRows, NextNorm};
 use crate::stages::forward::{ForwardRows, Residual};
 use crate::stages::reduce_partials::PartialRows;
 use crate::stages::{Matrix, MatrixMut, RowStarts};
@@ -38,7 +39,10 @@ pub(crate) fn forward<B: SliceBackend, T: Element, W: Element, R: Element>(
     backend: &CpuBackend,
     call: Checked<Forward<'_, B, T, W, R>>,
 ) -> Result<(), Error> {
-    call.problem().without_residual_after("cpu")?;
+    match call.problem().residual {
+        ResidualPlacement::Before => {}
+        ResidualPlacement::After => return forward_after(backend, call),
+    }
     let (spec, plan) = (spec_of(&call), plan_here(backend, call.problem()));
     let kernel = kernel::forward().ok_or_else(|| no_kernel(call.problem()))?;
     let args = call.into_args();
@@ -48,14 +52,7 @@ pub(crate) fn forward<B: SliceBackend, T: Element, W: Element, R: Element>(
         // A `Checked` forward call has one of the two; the error is for the type system only.
         (Source::Read(_), None) => return Err(Error::Missing { arg: "y", why: "x is not overwritten" }),
     };
-    let residual = match (args.residual, args.residual_out) {
-        (None, _) => Residual::Absent,
-        (Some(Source::Read(residual)), None) => Residual::Read(matrix::<B, R>(residual, &spec)),
-        (Some(Source::Read(residual)), Some(out)) => {
-            Residual::ReadWrite(matrix::<B, R>(residual, &spec), matrix_mut::<B, R>(out, &spec))
-        }
-        (Some(Source::Overwrite(residual)), _) => Residual::InPlace(overwritten::<B, R>(residual, &spec)?),
-    };
+    let residual = residual_of::<B, R>(args.residual, args.residual_out, &spec)?;
     let work = ForwardRows {
         spec,
         rows: spec.rows,
@@ -69,6 +66,61 @@ pub(crate) fn forward<B: SliceBackend, T: Element, W: Element, R: Element>(
         rstd: args.rstd.map(B::out),
     };
     run_forward(backend, kernel, work, &plan);
+    Ok(())
+}
+
+/// A residual, and where its sum goes.
+fn residual_of<'a, B: SliceBackend, R: Element>(
+    residual: Option<Source<B::In<'a, R>, B::Out<'a, R>>>,
+    residual_out: Option<Rows<B::Out<'a, R>>>,
+    spec: &NormSpec,
+) -> Result<Residual<'a, R>, Error> {
+    Ok(match (residual, residual_out) {
+        (None, _) => Residual::Absent,
+        (Some(Source::Read(residual)), None) => Residual::Read(matrix::<B, R>(residual, spec)),
+        (Some(Source::Read(residual)), Some(out)) => {
+            Residual::ReadWrite(matrix::<B, R>(residual, spec), matrix_mut::<B, R>(out, spec))
+        }
+        (Some(Source::Overwrite(residual)), _) => Residual::InPlace(overwritten::<B, R>(residual, spec)?),
+    })
+}
+
+/// A residual that is added after the norm, and perhaps the next norm.
+fn forward_after<B: SliceBackend, T: Element, W: Element, R: Element>(
+    backend: &CpuBackend,
+    call: Checked<Forward<'_, B, T, W, R>>,
+) -> Result<(), Error> {
+    let (spec, plan) = (spec_of(&call), plan_here(backend, call.problem()));
+    let kernel = kernel::after().ok_or_else(|| no_kernel(call.problem()))?;
+    let args = call.into_args();
+    let x = match args.x {
+        Source::Read(x) => matrix::<B, T>(x, &spec),
+        // A `Checked` call reads it; the error is for the type system only.
+        Source::Overwrite(_) => return Err(Error::Unexpected { arg: "x", why: "it is overwritten" }),
+    };
+    let residual = residual_of::<B, R>(args.residual, args.residual_out, &spec)?;
+    let next = args.y.is_some().then(|| NextNorm {
+        weight: args.next_weight.map(B::input),
+        bias: args.next_bias.map(B::input),
+        mean: args.next_mean.map(B::out),
+        rstd: args.next_rstd.map(B::out),
+    });
+    let rows = ForwardRows {
+        spec,
+        rows: spec.rows,
+        streaming: plan.streaming,
+        weight: args.weight.map(B::input),
+        bias: args.bias.map(B::input),
+        x: Some(x),
+        y: args.y.map(|y| matrix_mut::<B, T>(y, &spec)),
+        residual,
+        mean: args.mean.map(B::out),
+        rstd: args.rstd.map(B::out),
+    };
+    let (isa, rows_len) = (backend.caps().isa, spec.rows);
+    backend.install(plan.tasks, || {
+        fork(AfterRows { rows, next }, rows_len, plan.tasks, &AfterRows::split_at, &|work| kernel(isa, work));
+    });
     Ok(())
 }
 

@@ -3,7 +3,8 @@
 use std::mem::MaybeUninit;
 
 use rmsnorm_spec::{
-    Access, Backward, Direction, Element, Error, Forward, NormSpec, Rows, Source, Tensor, TensorSet, TensorShape,
+    Access, Backward, Direction, Element, Error, Forward, NormSpec, ResidualPlacement, Rows, Source, Tensor, TensorSet,
+    TensorShape,
 };
 
 use crate::launch::no_room;
@@ -17,6 +18,8 @@ pub struct ForwardInputs<'a, T: Element, W: Element = T, R: Element = T> {
     weight: Option<&'a [W]>,
     bias: Option<&'a [W]>,
     residual: Option<Rows<&'a [R]>>,
+    next_weight: Option<&'a [W]>,
+    next_bias: Option<&'a [W]>,
 }
 
 impl<'a, T: Element> ForwardInputs<'a, T> {
@@ -30,7 +33,7 @@ impl<'a, T: Element, W: Element, R: Element> ForwardInputs<'a, T, W, R> {
     /// As [`new`](ForwardInputs::new), where weight and bias (`W`) or the residual stream (`R`) have a dtype of their own:
     /// that of the activations, or f32.
     pub fn mixed(x: impl Into<Rows<&'a [T]>>) -> Self {
-        ForwardInputs { x: x.into(), weight: None, bias: None, residual: None }
+        ForwardInputs { x: x.into(), weight: None, bias: None, residual: None, next_weight: None, next_bias: None }
     }
 
     /// With this weight.
@@ -43,9 +46,19 @@ impl<'a, T: Element, W: Element, R: Element> ForwardInputs<'a, T, W, R> {
         ForwardInputs { bias: Some(bias), ..self }
     }
 
-    /// With this residual, which is added to `x` before the norm.
+    /// With this residual, which is added to `x` before the norm, or to the norm if the spec has it after.
     pub fn residual(self, residual: impl Into<Rows<&'a [R]>>) -> Self {
         ForwardInputs { residual: Some(residual.into()), ..self }
+    }
+
+    /// With this weight of the next norm, of a sum after the norm.
+    pub fn next_weight(self, next_weight: &'a [W]) -> Self {
+        ForwardInputs { next_weight: Some(next_weight), ..self }
+    }
+
+    /// With this bias of the next norm.
+    pub fn next_bias(self, next_bias: &'a [W]) -> Self {
+        ForwardInputs { next_bias: Some(next_bias), ..self }
     }
 }
 
@@ -55,12 +68,16 @@ impl<'a, T: Element, W: Element, R: Element> ForwardInputs<'a, T, W, R> {
 pub struct ForwardOutputs<T, R = T> {
     /// The normalized rows.
     pub y: Vec<T>,
-    /// The rounded sum of `x` and `residual`, which backward takes as its `x`.
+    /// The rounded sum of `x` and `residual`, which backward takes as its `x`; or of the norm and `residual`.
     pub residual_out: Vec<R>,
     /// The mean of every row.
     pub mean: Vec<f32>,
     /// `1 / sqrt(var + eps)` of every row.
     pub rstd: Vec<f32>,
+    /// The mean of every row of `residual_out`, where it has the next norm.
+    pub next_mean: Vec<f32>,
+    /// `1 / sqrt(var + eps)` of every row of it.
+    pub next_rstd: Vec<f32>,
 }
 
 /// What [`CpuBackend::backward_vec`] reads. Shapes are those of [`Backward`]; matrices are slices of dense rows, or
@@ -124,6 +141,8 @@ impl CpuBackend {
     /// As [`forward`](Self::forward), with the results in new vectors: `y`, and of `residual_out`, `mean` and `rstd`
     /// those in `wanted`. Where memory is new, this takes a third of the time that zeroed vectors take.
     ///
+    /// With [`NormSpec::residual_after`] it is `residual_out` that is always made, and the others, `y` among them, where wanted.
+    ///
     /// # Errors
     /// As `forward`; `InvalidArgument` if `wanted` has a tensor that is no output; `Device` if there is no memory.
     ///
@@ -148,12 +167,21 @@ impl CpuBackend {
         inputs: ForwardInputs<'_, T, W, R>,
         wanted: impl Into<TensorSet>,
     ) -> Result<ForwardOutputs<T, R>, Error> {
-        let wanted = outputs(Direction::Forward, wanted.into(), Tensor::Y)?;
+        let always = match spec.residual {
+            ResidualPlacement::Before => Tensor::Y,
+            ResidualPlacement::After => Tensor::ResidualOut,
+        };
+        let wanted = outputs(Direction::Forward, wanted.into(), always)?;
         let mut y = Output::new(spec, wanted, Tensor::Y)?;
         let mut residual_out = Output::new(spec, wanted, Tensor::ResidualOut)?;
         let mut mean = Output::new(spec, wanted, Tensor::Mean)?;
         let mut rstd = Output::new(spec, wanted, Tensor::Rstd)?;
-        let args = Forward::<UninitBackend, T>::new(inputs.x, y.elements());
+        let mut next_mean = Output::new(spec, wanted, Tensor::NextMean)?;
+        let mut next_rstd = Output::new(spec, wanted, Tensor::NextRstd)?;
+        let args = match y.wanted() {
+            Some(y) => Forward::<UninitBackend, T>::new(inputs.x, y),
+            None => Forward::<UninitBackend, T>::onto_residual(inputs.x),
+        };
         let mut args = args.weight_dtype::<W>().residual_dtype::<R>();
         args.weight = inputs.weight;
         args.bias = inputs.bias;
@@ -161,6 +189,10 @@ impl CpuBackend {
         args.residual_out = residual_out.wanted().map(Rows::dense);
         args.mean = mean.wanted();
         args.rstd = rstd.wanted();
+        args.next_weight = inputs.next_weight;
+        args.next_bias = inputs.next_bias;
+        args.next_mean = next_mean.wanted();
+        args.next_rstd = next_rstd.wanted();
         self.uninit().forward(spec, args)?;
         // SAFETY:
         // - contents: the call has succeeded, so it has written every element of every output that it was given, and those
@@ -171,6 +203,8 @@ impl CpuBackend {
                 residual_out: residual_out.written(),
                 mean: mean.written(),
                 rstd: rstd.written(),
+                next_mean: next_mean.written(),
+                next_rstd: next_rstd.written(),
             })
         }
     }

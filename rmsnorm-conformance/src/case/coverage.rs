@@ -10,7 +10,7 @@ use rmsnorm_spec::quant::{CodeType, ScaleKind, ScaleLayout};
 use rmsnorm_spec::{CastOrder, DType, DTypes, GradReduction, Norm, Tensor, TensorSet};
 
 use crate::case::presence::{ALL_PRESENT, OPTIONAL};
-use crate::case::{Case, Kind, Layout};
+use crate::case::{Case, Kind, Layout, presence};
 use crate::report::{Check, Finding, Status};
 
 /// A feature, and whether a case exercises it.
@@ -56,11 +56,21 @@ fn is_everyday(case: &Case) -> bool {
         && has_room
         && case.dtypes == DTypes::uniform(case.dtypes.activation)
         && case.grad_reduction == GradReduction::Partials
-        && case.present.difference(ALL_PRESENT).is_empty()
+        && has_few_tensors(case)
         && matches!(case.layout, Layout::Uniform { .. } | Layout::Mixed(_))
         && case.quant.is_none_or(|quant| {
             case.layout == Layout::DENSE && quant.layout == ScaleLayout::RowMajor && case.cols.is_multiple_of(4)
         })
+}
+
+/// Those that most cases draw from, or, around a sum after the norm, any of as many as these.
+fn has_few_tensors(case: &Case) -> bool {
+    // x is one more.
+    let few = ALL_PRESENT.intersection(presence::read_by_forward()).iter().count() + 4;
+    match case.kind.is_after() {
+        true => case.present.iter().count() <= few && !case.kind.has_backward(),
+        false => case.present.difference(ALL_PRESENT).is_empty(),
+    }
 }
 
 /// Calls that a backend has all of, or none: of a kind, norm and dtype; and of a format of codes and a kind of scale.

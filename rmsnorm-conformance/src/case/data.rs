@@ -145,6 +145,10 @@ pub(crate) struct Inputs {
     pub weight: Option<Vec<f64>>,
     /// (cols)
     pub bias: Option<Vec<f64>>,
+    /// (cols); of the norm of the sum
+    pub next_weight: Option<Vec<f64>>,
+    /// (cols)
+    pub next_bias: Option<Vec<f64>>,
     /// (rows, cols); empty where the case has no backward call
     pub dy: Vec<f64>,
     /// (rows, cols)
@@ -161,6 +165,8 @@ impl Inputs {
             residual: self.residual.as_ref().map(|residual| pick_rows(residual, rows, cols)),
             weight: self.weight.clone(),
             bias: self.bias.clone(),
+            next_weight: self.next_weight.clone(),
+            next_bias: self.next_bias.clone(),
             dy: if self.dy.is_empty() { Vec::new() } else { pick_rows(&self.dy, rows, cols) },
             dresidual_out: self.dresidual_out.as_ref().map(|d| pick_rows(d, rows, cols)),
             given: self.given,
@@ -189,8 +195,9 @@ pub(crate) fn inputs(case: &Case) -> Inputs {
     let x = matrix(&|row, col| painter.x(row, col), x_dtype);
     let residual =
         present.has(Tensor::Residual).then(|| matrix(&|row, col| painter.residual(row, col), case.dtypes.residual));
-    let weight = present.has(Tensor::Weight).then(|| vector(&|col| painter.weight(col)));
-    let bias = present.has(Tensor::Bias).then(|| vector(&|col| painter.bias(col)));
+    let weights = |tensor| present.has(tensor).then(|| vector(&|col| painter.weight(tensor, col)));
+    let biases = |tensor| present.has(tensor).then(|| vector(&|col| painter.bias(tensor, col)));
+    let (weight, bias) = (weights(Tensor::Weight), biases(Tensor::Bias));
     let dy = if case.kind.has_backward() {
         let h = |i: usize| x[i] + residual.as_ref().map_or(0.0, |residual| residual[i]);
         let weight = |col: usize| weight.as_ref().map_or(1.0, |w| w[col] + f64::from(case.weight_offset));
@@ -201,7 +208,8 @@ pub(crate) fn inputs(case: &Case) -> Inputs {
     let dresidual_out = present
         .has(Tensor::DresidualOut)
         .then(|| matrix(&|row, col| painter.dresidual_out(row, col), case.dtypes.residual));
-    let inputs = Inputs { x, residual, weight, bias, dy, dresidual_out, given: None };
+    let (next_weight, next_bias) = (weights(Tensor::NextWeight), biases(Tensor::NextBias));
+    let inputs = Inputs { x, residual, weight, bias, next_weight, next_bias, dy, dresidual_out, given: None };
     Inputs { given: case.quant.map(|quant| Given::new(case, &quant, &inputs)), ..inputs }
 }
 
@@ -299,6 +307,8 @@ impl Painter<'_> {
         let z = self.normal(Tensor::Residual, self.at(row, col));
         match self.case.family {
             Family::NearEps => z * f64::from(self.case.eps).sqrt(),
+            // Of a sum after the norm that is no h; and of zeros there would be nothing but zeros.
+            Family::Const | Family::Zeros if self.case.kind.is_after() => z,
             // These families are about the exact values of h.
             Family::Exact | Family::Const | Family::Zeros | Family::Subnormal | Family::Codes => 0.0,
             Family::Randn
@@ -314,23 +324,23 @@ impl Painter<'_> {
         }
     }
 
-    fn weight(&self, col: usize) -> f64 {
+    fn weight(&self, tensor: Tensor, col: usize) -> f64 {
         let offset = f64::from(self.case.weight_offset);
         if self.case.family == Family::Exact {
-            return self.pick(Tensor::Weight, col, [0.25, 0.5, 1.0, 2.0, 4.0]) - offset;
+            return self.pick(tensor, col, [0.25, 0.5, 1.0, 2.0, 4.0]) - offset;
         }
         if self.case.family == Family::Codes {
-            return hard_weight(self.bits(Tensor::Weight, col), self.case.dtypes.weight) - offset;
+            return hard_weight(self.bits(tensor, col), self.case.dtypes.weight) - offset;
         }
         let center = if offset == 1.0 { 0.0 } else { 1.0 };
-        center + 0.3 * self.normal(Tensor::Weight, col)
+        center + 0.3 * self.normal(tensor, col)
     }
 
-    fn bias(&self, col: usize) -> f64 {
+    fn bias(&self, tensor: Tensor, col: usize) -> f64 {
         if self.case.family == Family::Exact {
-            return self.pick(Tensor::Bias, col, [-4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0]);
+            return self.pick(tensor, col, [-4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0]);
         }
-        0.5 * self.normal(Tensor::Bias, col)
+        0.5 * self.normal(tensor, col)
     }
 
     fn dy(&self, row: usize, col: usize, h: f64, weight: f64) -> f64 {

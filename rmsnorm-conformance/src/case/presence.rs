@@ -5,7 +5,7 @@
 use rmsnorm_spec::{Access, Direction, Tensor, TensorSet};
 
 /// The letter of each optional tensor in an id, in the order in which they are drawn.
-const LETTERS: [(char, Tensor); 15] = [
+const LETTERS: [(char, Tensor); 19] = [
     ('w', Tensor::Weight),
     ('b', Tensor::Bias),
     ('r', Tensor::Residual),
@@ -21,6 +21,10 @@ const LETTERS: [(char, Tensor); 15] = [
     ('t', Tensor::CodesT),
     ('a', Tensor::Amax),
     ('c', Tensor::CodesColumnwise),
+    ('v', Tensor::NextWeight),
+    ('u', Tensor::NextBias),
+    ('M', Tensor::NextMean),
+    ('S', Tensor::NextRstd),
 ];
 
 /// The optional tensors, in the order in which sets of them are counted through.
@@ -40,6 +44,19 @@ pub(crate) const COUNTED: [Tensor; 11] = [
 
 /// Those that only a call has whose result is codes, but for the copy along columns, which came later and has cases of its own.
 pub(crate) const OF_CODES: TensorSet = TensorSet::of(&[Tensor::Y, Tensor::CodesT, Tensor::Amax]);
+
+/// Those of a next norm beside its `y`, which came later still: only a call has them that adds the residual after the norm.
+pub(crate) const NEXT: TensorSet =
+    TensorSet::of(&[Tensor::NextWeight, Tensor::NextBias, Tensor::NextMean, Tensor::NextRstd]);
+
+/// Inputs of forward in the weight's dtype.
+pub(crate) const OF_WEIGHT_DTYPE: TensorSet =
+    TensorSet::of(&[Tensor::Weight, Tensor::Bias, Tensor::NextWeight, Tensor::NextBias]);
+
+/// These, with what every call has that adds the residual after the norm.
+pub(crate) const fn with_sum(given: TensorSet) -> TensorSet {
+    given.with(Tensor::Residual).with(Tensor::ResidualOut)
+}
 
 /// Every optional tensor of a call whose results are floats.
 pub(crate) const OPTIONAL: TensorSet = TensorSet::of(&COUNTED);
@@ -84,7 +101,7 @@ mod tests {
     fn every_tensor_is_required_or_has_a_letter() {
         use Tensor::{Codes, CodesColumnwise, Dx, Dy, Scale, Scales, ScalesColumnwise, X};
         let required = TensorSet::of(&[X, Dy, Dx, Codes, Scale, Scales, ScalesColumnwise]);
-        let optional = OPTIONAL.union(OF_CODES).with(CodesColumnwise);
+        let optional = OPTIONAL.union(OF_CODES).with(CodesColumnwise).union(NEXT);
         assert_eq!(required.union(optional), Tensor::ALL.into_iter().collect());
         assert_eq!(LETTERS.map(|(_, tensor)| tensor).into_iter().collect::<TensorSet>(), optional);
         assert_eq!(ALL_PRESENT.with(Tensor::Dresidual), OPTIONAL);

@@ -1,13 +1,13 @@
 //! Which cases a profile runs. A list depends on the profile and the seed only, so that its hash names it; the cases
 //! at a backend's own breakpoints come on top.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 use rmsnorm_spec::{CastOrder, DType, DTypes, GradReduction, Norm, Tensor, TensorSet};
 
 use crate::case::data::Family;
 use crate::case::presence::{ALL_PRESENT, COUNTED, OPTIONAL};
-use crate::case::{Case, Kind, Layout, Trial, presence, quantized};
+use crate::case::{Case, Kind, Layout, Trial, after, presence, quantized};
 use crate::testing::splitmix;
 
 /// How much is run.
@@ -43,13 +43,19 @@ impl Profile {
             Profile::Smoke => {
                 // Each is a program of its own on a GPU: some of them will do.
                 let columnwise = quantized::columnwise(14, 1, 1 << 11).into_iter().step_by(5).collect();
-                [smoke(), quantized::smoke(), columnwise].concat()
+                [smoke(), quantized::smoke(), columnwise, after::smoke()].concat()
             }
-            Profile::Core => [core(), quantized::core(), quantized::columnwise(15, 4, 1 << 15)].concat(),
+            Profile::Core => [core(), quantized::core(), quantized::columnwise(15, 4, 1 << 15), after::core()].concat(),
             // Long rows are what a GPU has paths of its own for.
             Profile::Full => {
                 let floats = drawn(seed, 20_000, |dice| if dice.one_in(8) { 1 << 18 } else { MOST_DRAWN });
-                [floats, quantized::drawn(seed, 4000), quantized::columnwise(seed, 20, 1 << 13)].concat()
+                [
+                    floats,
+                    quantized::drawn(seed, 4000),
+                    quantized::columnwise(seed, 20, 1 << 13),
+                    after::drawn(seed, 2000),
+                ]
+                .concat()
             }
             Profile::Stress => stress(),
         };
@@ -116,7 +122,7 @@ impl Dice {
         self.roll().is_multiple_of(count)
     }
 
-    fn case(&mut self, most_elements: usize) -> Case {
+    pub(super) fn case(&mut self, most_elements: usize) -> Case {
         let size = self.size(most_elements);
         self.case_of_size(size)
     }
@@ -668,6 +674,8 @@ pub(crate) fn far_apart() -> Vec<Case> {
 /// Cases at the shapes at which a backend's plan changes, and with one row less.
 pub(crate) fn shape_breakpoints(shapes: impl Fn(DType) -> Vec<(usize, usize)>) -> Vec<Case> {
     let mut cases = Vec::new();
+    let around = |(rows, cols): (usize, usize)| [(rows.saturating_sub(1), cols), (rows, cols)];
+    let of_sums = DType::ALL.into_iter().flat_map(&shapes).flat_map(around).collect::<BTreeSet<_>>();
     for (kind, norm) in kinds_and_norms().filter(|(kind, _)| *kind != Kind::EndToEnd) {
         for (i, dtype) in DType::ALL.into_iter().enumerate() {
             for (j, (rows, cols)) in shapes(dtype).into_iter().enumerate() {
@@ -678,6 +686,7 @@ pub(crate) fn shape_breakpoints(shapes: impl Fn(DType) -> Vec<(usize, usize)>) -
             }
         }
     }
+    cases.extend(after::breakpoints(of_sums.into_iter()));
     cases.into_iter().map(Case::normalized).collect()
 }
 
@@ -690,12 +699,13 @@ pub(crate) fn breakpoints(cols: &[usize], rows: &[usize]) -> Vec<Case> {
         sizes.dedup();
         sizes
     };
+    // And a length that ends in half a vector of 16 bits.
+    let halves = cols.iter().map(|&cols| cols + 4);
+    let of_cols = around(cols).into_iter().chain(halves).filter(|&cols| cols > 0).map(|cols| (3, cols));
+    let of_rows = around(rows).into_iter().map(|rows| (rows, if rows > 4096 { 3 } else { 33 }));
+    let sizes: Vec<(usize, usize)> = of_cols.chain(of_rows).collect();
     for (kind, norm) in kinds_and_norms() {
-        // And a length that ends in half a vector of 16 bits.
-        let halves = cols.iter().map(|&cols| cols + 4);
-        let cols = around(cols).into_iter().chain(halves).filter(|&cols| cols > 0).map(|cols| (3, cols));
-        let rows = around(rows).into_iter().map(|rows| (rows, if rows > 4096 { 3 } else { 33 }));
-        for (i, (rows, cols)) in cols.chain(rows).enumerate() {
+        for (i, &(rows, cols)) in sizes.iter().enumerate() {
             for (j, dtype) in DType::ALL.into_iter().enumerate() {
                 let layout = if (i + j) % 2 == 0 { Layout::DENSE } else { Layout::Mixed((i + j) as u32) };
                 // Every other offset is none, and each of the others meets every layout and dtype.
@@ -705,6 +715,7 @@ pub(crate) fn breakpoints(cols: &[usize], rows: &[usize]) -> Vec<Case> {
             }
         }
     }
+    cases.extend(after::breakpoints(sizes.into_iter()));
     cases.into_iter().map(Case::normalized).collect()
 }
 
@@ -714,7 +725,7 @@ mod tests {
 
     #[test]
     fn lists_have_their_sizes_and_every_id_reads_back() {
-        for (profile, sizes) in [(Profile::Smoke, 280..340), (Profile::Core, 4200..5001), (Profile::Stress, 70..120)] {
+        for (profile, sizes) in [(Profile::Smoke, 320..400), (Profile::Core, 4700..5601), (Profile::Stress, 70..120)] {
             let cases = profile.cases(0);
             assert!(sizes.contains(&cases.len()), "{}: {}", profile.name(), cases.len());
             for case in cases {

@@ -57,7 +57,15 @@ fn run_and_judge(
     let trial = BoundsTrial { context, case, inputs: &scenario.inputs };
     let truth = if case.kind.has_forward() { Some(trial.forward_truth(&stored)?) } else { None };
     if let Some(truth) = &truth {
-        judged.add_all(&ForwardTruth::OUTPUTS, &stored, |tensor, got| truth.judge_bits(tensor, got));
+        let outputs = if case.kind.is_after() { &ForwardTruth::OUTPUTS[..3] } else { &ForwardTruth::OUTPUTS[..] };
+        judged.add_all(outputs, &stored, |tensor, got| truth.judge_bits(tensor, got));
+    }
+    if case.kind.is_after() {
+        trial.judge_next(&stored, judged);
+        if case.kind.has_backward() {
+            trial.judge_norms_back(&scenario, &stored, judged);
+        }
+        return Ok(());
     }
     if let Some((truth, (quant, given))) = truth.as_ref().zip(case.quant.zip(scenario.inputs.given)) {
         trial.judge_quantized(truth, quant, given, &stored, judged);
@@ -118,6 +126,7 @@ fn describe(failure: &judge::Failure) -> (Check, String) {
     (Check::Bounds, place)
 }
 
+#[derive(Clone, Copy)]
 struct BoundsTrial<'a> {
     context: Context<'a>,
     case: &'a Case,
@@ -157,6 +166,38 @@ impl<'a> BoundsTrial<'a> {
         Ok(stored.get(Tensor::ResidualOut).map(Bits::values))
     }
 
+    /// The norm of the sum, by the sum that was stored.
+    fn judge_next(&self, stored: &Outputs, judged: &mut Judged<'_>) {
+        let (case, inputs) = (self.case, self.inputs);
+        let Some(sum) = stored.get(Tensor::ResidualOut).map(Bits::values) else { return };
+        let (weight, bias) = (inputs.next_weight.as_deref(), inputs.next_bias.as_deref());
+        let given = ForwardInputs { x: &sum, residual: None, weight, bias };
+        let truth = ForwardTruth::new(&case.spec(), given, case.dtypes.residual, None, self.model());
+        for (tensor, of_norm) in
+            [(Tensor::NextMean, Tensor::Mean), (Tensor::NextRstd, Tensor::Rstd), (Tensor::Y, Tensor::Y)]
+        {
+            judged.add_all(&[tensor], stored, |_, got| truth.judge_bits(of_norm, got));
+        }
+    }
+
+    /// The gradients of either norm, each by what its call was given.
+    fn judge_norms_back(&self, scenario: &Scenario, stored: &Outputs, judged: &mut Judged<'_>) {
+        let last = scenario.back_from_y(stored).filter(|_| self.case.present.has(Tensor::Y));
+        let dy = match &last {
+            Some(step) => {
+                let trial = BoundsTrial { case: &step.case, inputs: &step.inputs, ..*self };
+                trial.judge_backward_by(&step.saved, Statistics::Given, judged, |tensor| stored.get(tensor));
+                stored.get(Tensor::Dx).map(Bits::values).unwrap_or_default()
+            }
+            None => self.inputs.dy.clone(),
+        };
+        let step = scenario.back_from_sum(stored, &dy);
+        let trial = BoundsTrial { case: &step.case, inputs: &step.inputs, ..*self };
+        // The residual's gradient is none of this call's.
+        let of_step = |tensor| stored.last(tensor).filter(|_| tensor != Tensor::Dresidual);
+        trial.judge_backward_by(&step.saved, Statistics::Given, judged, of_step);
+    }
+
     fn judge_quantized(
         &self,
         truth: &ForwardTruth<'_>,
@@ -183,6 +224,16 @@ impl<'a> BoundsTrial<'a> {
     }
 
     fn judge_backward(&self, saved: &Saved, statistics: Statistics<'_>, stored: &Outputs, judged: &mut Judged<'_>) {
+        self.judge_backward_by(saved, statistics, judged, |tensor| stored.get(tensor));
+    }
+
+    fn judge_backward_by<'s>(
+        &self,
+        saved: &Saved,
+        statistics: Statistics<'_>,
+        judged: &mut Judged<'_>,
+        stored: impl Fn(Tensor) -> Option<&'s Bits>,
+    ) {
         let (case, inputs) = (self.case, self.inputs);
         let given = BackwardInputs {
             dy: &inputs.dy,
@@ -193,7 +244,11 @@ impl<'a> BoundsTrial<'a> {
             dresidual_out: inputs.dresidual_out.as_deref(),
         };
         let truth = BackwardTruth::new(&case.spec(), &given, statistics, case.grad_reduction, self.model());
-        judged.add_all(&BackwardTruth::OUTPUTS, stored, |tensor, got| truth.judge_bits(tensor, got));
+        for tensor in BackwardTruth::OUTPUTS {
+            if let Some(got) = stored(tensor) {
+                judged.add(tensor, got.storage, truth.judge_bits(tensor, got));
+            }
+        }
     }
 
     fn judge_end_to_end(&self, truth: ForwardTruth<'_>, stored: &Outputs, judged: &mut Judged<'_>) {

@@ -3,7 +3,7 @@
 //! A forward reference starts from the exact inputs, a backward reference from the statistics that the call was given.
 
 use rmsnorm_spec::reference::{self, BackwardInputs, BackwardOutputs, ForwardInputs, ForwardOutputs};
-use rmsnorm_spec::{CastOrder, DType, Element, GradReduction, Norm, NormSpec, Tensor};
+use rmsnorm_spec::{CastOrder, DType, Element, GradReduction, Norm, NormSpec, ResidualPlacement, Tensor};
 
 use super::{Expected, judge_expected};
 use crate::judge::bounds::{self, BackwardBounds, ForwardBounds, Model, Statistics, TINY};
@@ -45,6 +45,7 @@ pub(crate) enum Value {
 pub struct ForwardTruth<'a> {
     spec: NormSpec,
     inputs: ForwardInputs<'a>,
+    x_dtype: DType,
     arithmetic: &'a Arithmetic,
     /// The reference: not rounded to the dtypes of the outputs, but for h.
     pub outputs: ForwardOutputs,
@@ -57,7 +58,8 @@ impl<'a> ForwardTruth<'a> {
     /// What is judged, in the order of reports: what others are computed from comes first.
     pub(crate) const OUTPUTS: [Tensor; 4] = [Tensor::ResidualOut, Tensor::Mean, Tensor::Rstd, Tensor::Y];
 
-    /// Of a call with these inputs, x of that dtype.
+    /// Of a call with these inputs, x of that dtype. Where the residual is added after the norm, the truth is of the sum and of the
+    /// statistics of x; that of the next norm is another, whose x is the sum that was stored.
     ///
     /// Where additions may round to either neighbour, the sum of x and a residual is no function of the two, and y is
     /// judged by the sum that the backend stored: `residual_out`, (rows, cols), which then must be given.
@@ -69,9 +71,10 @@ impl<'a> ForwardTruth<'a> {
         model: Model<'a>,
     ) -> Self {
         let arithmetic = model.arithmetic;
-        let h_dtype = inputs.residual.map_or(x_dtype, |(_, dtype)| dtype);
+        let is_before = spec.residual == ResidualPlacement::Before;
+        let h_dtype = inputs.residual.filter(|_| is_before).map_or(x_dtype, |(_, dtype)| dtype);
         let given = match residual_out {
-            Some(h) if inputs.residual.is_some() && !arithmetic.adds_to_nearest() => {
+            Some(h) if is_before && inputs.residual.is_some() && !arithmetic.adds_to_nearest() => {
                 ForwardInputs { x: h, residual: None, weight: inputs.weight, bias: inputs.bias }
             }
             Some(_) | None => inputs,
@@ -79,7 +82,7 @@ impl<'a> ForwardTruth<'a> {
         let outputs = reference::forward(spec, &given);
         let bounds = bounds::forward(spec, &given, h_dtype, &outputs, model);
         let due = (0..spec.rows).map(|row| forward_due(spec, &outputs, row, arithmetic)).collect();
-        ForwardTruth { spec: *spec, inputs, arithmetic, outputs, bounds, due }
+        ForwardTruth { spec: *spec, inputs, x_dtype, arithmetic, outputs, bounds, due }
     }
 
     /// Judges an output of the call, all of it; a tensor that is none is a failure in every element.
@@ -114,6 +117,13 @@ impl<'a> ForwardTruth<'a> {
         let (x, arithmetic) = (self.inputs.x, self.arithmetic);
         match self.inputs.residual {
             None => Vec::new(),
+            Some((residual, _)) if self.spec.residual == ResidualPlacement::After => {
+                let norm = match self.spec.cast_order {
+                    CastOrder::AtStore => plain(&self.outputs.y, &self.bounds.y),
+                    CastOrder::BeforeWeight => self.before_weight(self.x_dtype),
+                };
+                norm.into_iter().zip(residual).map(|(norm, &residual)| norm.plus(residual, arithmetic)).collect()
+            }
             // Exactly the nearest value: the sum of two 16-bit values rounds through f32 without a trace.
             Some(_) if arithmetic.adds_to_nearest() => self.outputs.h.iter().map(|&h| Expected::new(h, 0.0)).collect(),
             Some((residual, _)) => {
@@ -389,7 +399,9 @@ mod tests {
             };
             Tensor::ALL.into_iter().filter(is_output).collect::<TensorSet>()
         };
-        assert_eq!(TensorSet::of(&ForwardTruth::OUTPUTS), written(Direction::Forward));
+        // What is written of a next norm is judged by a truth of its own.
+        let of_next = TensorSet::of(&[Tensor::NextMean, Tensor::NextRstd]);
+        assert_eq!(TensorSet::of(&ForwardTruth::OUTPUTS).union(of_next), written(Direction::Forward));
         assert_eq!(TensorSet::of(&BackwardTruth::OUTPUTS), written(Direction::Backward));
     }
 

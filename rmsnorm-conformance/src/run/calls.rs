@@ -3,7 +3,9 @@
 
 use rmsnorm_spec::quant::{QuantSpec, ScaleKind};
 use rmsnorm_spec::reference::{self, ForwardInputs, round_to};
-use rmsnorm_spec::{self as spec, DType, Direction, Error, GradReduction, Problem, Storage, Tensor, TensorShape};
+use rmsnorm_spec::{
+    self as spec, DType, DTypes, Direction, Error, GradReduction, Problem, Storage, Tensor, TensorShape,
+};
 
 use crate::Arithmetic;
 use crate::case::data::{self, Inputs, pick_rows};
@@ -72,8 +74,52 @@ impl Scenario {
         if !case.kind.has_backward() {
             return Ok(forward);
         }
+        if case.kind.is_after() {
+            return self.run_norms_back(context, forward, poison);
+        }
         let backward = context.backward(case, inputs, &self.saved_by(&forward), poison)?;
         Ok(forward.followed_by(backward))
+    }
+
+    /// The backward calls behind a sum after the norm: that of the sum's own norm, then that of the norm which was added.
+    fn run_norms_back(&self, context: Context<'_>, forward: Outputs, poison: Poison) -> Result<Outputs, Status> {
+        let Some(last) = self.back_from_y(&forward) else {
+            let first = self.back_from_sum(&forward, &self.inputs.dy);
+            return Ok(forward.followed_by(context.backward(&first.case, &first.inputs, &first.saved, poison)?));
+        };
+        let gradients = context.backward(&last.case, &last.inputs, &last.saved, poison)?;
+        let dy = gradients.get(Tensor::Dx).map(Bits::values).unwrap_or_default();
+        let first = self.back_from_sum(&forward, &dy);
+        let others = context.backward(&first.case, &first.inputs, &first.saved, poison)?;
+        Ok(forward.followed_by(gradients).followed_by(others))
+    }
+
+    /// The backward call of the next norm, of the sum that forward stored; `None` where there is no such norm.
+    pub fn back_from_y(&self, forward: &Outputs) -> Option<BackwardStep> {
+        let Scenario { case, inputs, .. } = self;
+        let values = |name| forward.get(name).map(Bits::values);
+        let saved = Saved {
+            x: values(Tensor::ResidualOut)?,
+            mean: values(Tensor::NextMean).unwrap_or_else(|| vec![0.0; case.rows]),
+            rstd: values(Tensor::NextRstd)?,
+        };
+        let case = Case { kind: Kind::Backward, ..*case };
+        let inputs = Inputs { weight: inputs.next_weight.clone(), ..inputs.clone() };
+        Some(BackwardStep { case, inputs, saved })
+    }
+
+    /// The backward call of the norm that was added, from the gradient of the sum. What was normalized is in the activations' dtype.
+    pub fn back_from_sum(&self, forward: &Outputs, dy: &[f64]) -> BackwardStep {
+        let Scenario { case, inputs, .. } = self;
+        let saved = Saved {
+            x: inputs.x.clone(),
+            mean: forward.get(Tensor::Mean).map(Bits::values).unwrap_or_else(|| vec![0.0; case.rows]),
+            rstd: forward.get(Tensor::Rstd).map(Bits::values).unwrap_or_default(),
+        };
+        let present = case.present.without(Tensor::DresidualOut).without(Tensor::Dresidual);
+        let dtypes = DTypes { residual: case.dtypes.activation, ..case.dtypes };
+        let inputs = Inputs { dy: dy.to_vec(), dresidual_out: None, ..inputs.clone() };
+        BackwardStep { case: Case { present, dtypes, ..*case }, inputs, saved }
     }
 
     /// Makes the calls from both poisons and returns what the first run stored, if the second stored the same. In an
@@ -95,6 +141,13 @@ impl Scenario {
             rstd: values(Tensor::Rstd).unwrap_or_default(),
         })
     }
+}
+
+/// One of several backward calls of a case: what it is made from.
+pub(crate) struct BackwardStep {
+    pub case: Case,
+    pub inputs: Inputs,
+    pub saved: Saved,
 }
 
 /// The statistics of the f64 reference, rounded to what a forward pass can store.
@@ -172,8 +225,9 @@ impl<'a> Builder<'a> {
 /// The forward call of a case, in the form that its kind asks for.
 pub(crate) fn forward_call(case: &Case, inputs: &Inputs, poison: Poison) -> Call {
     let kind = match case.kind {
-        Kind::ForwardInPlace | Kind::QuantizedForward => case.kind,
+        Kind::ForwardInPlace | Kind::QuantizedForward | Kind::ForwardAfter | Kind::ForwardAfterInPlace => case.kind,
         Kind::Forward | Kind::Backward | Kind::EndToEnd => Kind::Forward,
+        Kind::AfterEndToEnd => Kind::ForwardAfter,
     };
     let mut builder = Builder::new(case, kind, poison);
     if kind == Kind::ForwardInPlace {
@@ -181,6 +235,12 @@ pub(crate) fn forward_call(case: &Case, inputs: &Inputs, poison: Poison) -> Call
         if let Some(residual) = &inputs.residual {
             builder.matrix(Tensor::Residual, Access::Overwrite, &Fill::Values(residual));
         }
+    } else if kind == Kind::ForwardAfterInPlace {
+        builder.input_rows(Tensor::X, Some(&inputs.x));
+        if let Some(residual) = &inputs.residual {
+            builder.matrix(Tensor::Residual, Access::Overwrite, &Fill::Values(residual));
+        }
+        builder.output_rows(Tensor::Y, case.present.has(Tensor::Y));
     } else {
         builder.input_rows(Tensor::X, Some(&inputs.x));
         builder.input_rows(Tensor::Residual, inputs.residual.as_deref());
@@ -191,6 +251,10 @@ pub(crate) fn forward_call(case: &Case, inputs: &Inputs, poison: Poison) -> Call
     builder.input(Tensor::Bias, inputs.bias.as_deref());
     builder.output(Tensor::Mean, case.rows, case.present.has(Tensor::Mean));
     builder.output(Tensor::Rstd, case.rows, case.present.has(Tensor::Rstd));
+    builder.input(Tensor::NextWeight, inputs.next_weight.as_deref());
+    builder.input(Tensor::NextBias, inputs.next_bias.as_deref());
+    builder.output(Tensor::NextMean, case.rows, case.present.has(Tensor::NextMean));
+    builder.output(Tensor::NextRstd, case.rows, case.present.has(Tensor::NextRstd));
     if let Some((quant, given)) = case.quant.zip(inputs.given) {
         builder.quantized(&quant, given);
     }

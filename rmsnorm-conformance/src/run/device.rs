@@ -187,6 +187,7 @@ impl<H: Harness> WithDTypes for Typed<'_, H> {
     fn call<T: Element, W: Element, R: Element>(self) -> Answer {
         match self.call.kind {
             Kind::Forward | Kind::ForwardInPlace | Kind::EndToEnd => self.forward::<T, W, R>(),
+            Kind::ForwardAfter | Kind::ForwardAfterInPlace | Kind::AfterEndToEnd => self.forward::<T, W, R>(),
             Kind::Backward => self.backward::<T, W, R>(),
             Kind::QuantizedForward => {
                 let missing = Error::Missing { arg: "quant", why: "codes are made by it" };
@@ -242,24 +243,35 @@ impl<H: Harness> Typed<'_, H> {
         let mut residual_out = self.optional::<R>(Tensor::ResidualOut)?;
         let mut mean = self.optional::<f32>(Tensor::Mean)?;
         let mut rstd = self.optional::<f32>(Tensor::Rstd)?;
-        let is_in_place = y.is_none();
+        let next_weight = self.optional::<W>(Tensor::NextWeight)?;
+        let next_bias = self.optional::<W>(Tensor::NextBias)?;
+        let mut next_mean = self.optional::<f32>(Tensor::NextMean)?;
+        let mut next_rstd = self.optional::<f32>(Tensor::NextRstd)?;
+        let is_after = self.call.kind.is_after();
+        let overwrites_residual = if is_after { self.call.kind == Kind::ForwardAfterInPlace } else { y.is_none() };
         let args = match &mut y {
             Some(y) => Forward::<H::Backend, T>::new(x.rows(h), y.rows_mut(h)),
+            None if is_after => Forward::<H::Backend, T>::onto_residual(x.rows(h)),
             None => Forward::<H::Backend, T>::in_place(x.rows_mut(h)),
         };
         let mut args = args.weight_dtype::<W>().residual_dtype::<R>();
         args.weight = weight.as_ref().map(|t| t.view(h));
         args.bias = bias.as_ref().map(|t| t.view(h));
-        args.residual = residual.as_mut().map(|t| match is_in_place {
+        args.residual = residual.as_mut().map(|t| match overwrites_residual {
             true => Source::Overwrite(t.rows_mut(h)),
             false => Source::Read(t.rows(h)),
         });
         args.residual_out = residual_out.as_mut().map(|t| t.rows_mut(h));
         args.mean = mean.as_mut().map(|t| t.view_mut(h));
         args.rstd = rstd.as_mut().map(|t| t.view_mut(h));
+        args.next_weight = next_weight.as_ref().map(|t| t.view(h));
+        args.next_bias = next_bias.as_ref().map(|t| t.view(h));
+        args.next_mean = next_mean.as_mut().map(|t| t.view_mut(h));
+        args.next_rstd = next_rstd.as_mut().map(|t| t.view_mut(h));
         let answer = h.backend().forward(self.spec, args);
         unload!(self: X = Some(x), Residual = residual, Weight = weight, Bias = bias, Y = y, ResidualOut = residual_out,
-            Mean = mean, Rstd = rstd);
+            Mean = mean, Rstd = rstd, NextWeight = next_weight, NextBias = next_bias, NextMean = next_mean,
+            NextRstd = next_rstd);
         Ok(answer)
     }
 

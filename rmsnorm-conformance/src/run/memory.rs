@@ -349,7 +349,7 @@ const fn element_mask(storage: Storage) -> u32 {
 
 /// All tensors of one call.
 pub struct Call {
-    /// Forward or backward; a forward call without y is in place.
+    /// Forward or backward; a forward call without y is in place, unless it adds the residual after the norm.
     pub kind: Kind,
     /// How the result is quantized, where it is.
     pub quant: Option<QuantSpec>,
@@ -402,6 +402,11 @@ impl Outputs {
     /// One output, if the call has it.
     pub fn get(&self, tensor: Tensor) -> Option<&Bits> {
         self.tensors.iter().find(|(name, _)| *name == tensor).map(|(_, bits)| bits)
+    }
+
+    /// The output of that name that later calls stored last, if they have it.
+    pub fn last(&self, tensor: Tensor) -> Option<&Bits> {
+        self.tensors.iter().rev().find(|(name, _)| *name == tensor).map(|(_, bits)| bits)
     }
 
     /// SHA-256 of the bits of the outputs that `is_fixed`, with their names, in hexadecimal. Equal bits on every machine

@@ -4,10 +4,12 @@
 //! validation finds overlaps by, the spans of views, has a check of its own in [`span`](crate::run::span).
 
 use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind};
-use rmsnorm_spec::{DType, DTypes, Error, GradReduction, Norm, NormSpec, RowGroups, Tensor, TensorShape};
+use rmsnorm_spec::{
+    DType, DTypes, Error, GradReduction, Norm, NormSpec, ResidualPlacement, RowGroups, Tensor, TensorShape,
+};
 
 use crate::case::data;
-use crate::case::presence::{ALL_PRESENT, OF_CODES};
+use crate::case::presence::{ALL_PRESENT, NEXT, OF_CODES};
 use crate::case::{Case, Kind};
 use crate::report::{Check, Finding, Status};
 use crate::run::calls::{Context, Saved, backward_call, forward_call};
@@ -106,7 +108,7 @@ const COLS: usize = 5;
 impl GoodCall {
     fn new(device: &dyn Device, kind: Kind, norm: Norm) -> Self {
         let quant = Some(QuantSpec::new(CodeType::E5m2, ScaleKind::Given));
-        let present = ALL_PRESENT.union(OF_CODES);
+        let present = ALL_PRESENT.union(OF_CODES).union(NEXT);
         let case = Case { present, quant, ..Case::plain(kind, norm, DType::F16, ROWS, COLS) }.normalized();
         let inputs = data::inputs(&case);
         let call = if kind.has_forward() {
@@ -201,6 +203,23 @@ fn presence(good: &dyn Fn() -> GoodCall, calls: &mut Vec<BadCall>) {
         }
         Kind::Backward => {
             calls.push(without(Tensor::Mean).bad("no_mean", Refusal::Missing("mean")));
+            // Where the residual is added after the norm its gradient is dy.
+            let mut call = good();
+            call.spec = call.spec.residual_after();
+            calls.push(call.bad("dresidual_out_of_a_sum_after", Refusal::Unexpected("dresidual_out")));
+        }
+        Kind::ForwardAfter | Kind::ForwardAfterInPlace => {
+            calls.push(without(Tensor::Residual).bad("no_residual", Refusal::Missing("residual")));
+            calls.push(without(Tensor::Y).bad("next_norm_without_y", Refusal::Unexpected("next_weight")));
+            let mut call = without(Tensor::Mean);
+            call.spec.norm = Norm::Rms;
+            calls.push(call.bad("next_mean_for_rms_norm", Refusal::Unexpected("next_mean")));
+            let mut call = good();
+            call.spec.residual = ResidualPlacement::Before;
+            calls.push(call.bad("next_norm_of_a_sum_before", Refusal::Unexpected("next_weight")));
+            if good().kind == Kind::ForwardAfter {
+                calls.push(without(Tensor::ResidualOut).bad("no_residual_out", Refusal::Missing("residual_out")));
+            }
         }
         Kind::QuantizedForward => {
             calls.push(
@@ -214,8 +233,11 @@ fn presence(good: &dyn Fn() -> GoodCall, calls: &mut Vec<BadCall>) {
             calls.push(quantized(bare(), row).bad("scale_given_for_rows", Refusal::Unexpected("scale")));
             let given = QuantSpec::new(CodeType::E5m2, ScaleKind::Given);
             calls.push(quantized(good(), given.amax_floor(-1.0)).bad("negative_floor", Refusal::Invalid("quant")));
+            let mut call = good();
+            call.spec = call.spec.residual_after();
+            calls.push(call.bad("sum_after", Refusal::Unsupported));
         }
-        Kind::ForwardInPlace | Kind::EndToEnd => {}
+        Kind::ForwardInPlace | Kind::EndToEnd | Kind::AfterEndToEnd => {}
     }
 }
 
@@ -314,7 +336,7 @@ mod tests {
     fn bad_calls_fail_a_backend_that_writes_before_it_refuses() {
         let answer = || Ok(Err(Error::EmptyRow));
         let passed = |touches| statuses(&Stub { answer, touches }).iter().filter(|s| **s == Status::Pass).count();
-        assert_eq!(passed(None), 4);
+        assert_eq!(passed(None), 6);
         assert_eq!(passed(Some(Tensor::Rstd)), 0);
     }
 
@@ -333,7 +355,7 @@ mod tests {
         // Each stage has a bad call without columns, which alone is answered so.
         assert_eq!(touched(Some(Tensor::X)), 0);
         for (slot, stages_without) in
-            [(Tensor::Weight, 0), (Tensor::Bias, 1), (Tensor::Y, 2), (Tensor::Dy, 3), (Tensor::Workspace, 3)]
+            [(Tensor::Weight, 0), (Tensor::Bias, 1), (Tensor::Y, 2), (Tensor::Dy, 5), (Tensor::Workspace, 5)]
         {
             assert_eq!(touched(Some(slot)), stages_without, "{slot:?}");
         }

@@ -101,8 +101,8 @@ fn test_items(device: &dyn Device, items: impl Iterator<Item = Item>) -> Result<
     let arithmetic = device.claims();
     let context = Context { device, arithmetic: &arithmetic };
     let (mut executed, mut other, mut failed) = (0, Vec::new(), Vec::new());
-    // Codes are an operation that a backend may lack as a whole.
-    let mut lacks_codes = true;
+    // Codes are an operation that a backend may lack as a whole, and so are sums after the norm.
+    let mut lacks_operation = true;
     let mut coverage = Coverage::default();
     for item in items {
         let case = item.case();
@@ -114,8 +114,9 @@ fn test_items(device: &dyn Device, items: impl Iterator<Item = Item>) -> Result<
             Status::Pass => executed += 1,
             Status::Fail(finding) => failed.push(format!("{finding}\n    {}", replay(device.name(), &id))),
             Status::Unsupported(_) | Status::Vacuous(_) | Status::Skipped(_) => {
-                let is_of_codes = case.is_some_and(|case| case.kind == Kind::QuantizedForward);
-                lacks_codes &= is_of_codes && matches!(status, Status::Unsupported(_));
+                let may_be_lacking =
+                    case.is_some_and(|case| case.kind == Kind::QuantizedForward || case.kind.is_after());
+                lacks_operation &= may_be_lacking && matches!(status, Status::Unsupported(_));
                 other.push(format!("{id}: {status:?}"));
             }
         }
@@ -127,7 +128,7 @@ fn test_items(device: &dyn Device, items: impl Iterator<Item = Item>) -> Result<
     println!("{executed} passed, {} failed, {} proved nothing\n{}", failed.len(), other.len(), other.join("\n"));
     match (failed.is_empty(), executed) {
         (false, _) => Err(TestFailure(failed.join("\n"))),
-        (true, 0) if lacks_codes && !other.is_empty() => Ok(()),
+        (true, 0) if lacks_operation && !other.is_empty() => Ok(()),
         (true, 0) => Err(TestFailure(format!("no case was executed\n{}", other.join("\n")))),
         (true, _) => Ok(()),
     }
@@ -202,6 +203,24 @@ macro_rules! conformance {
             QuantizedForward Layer F32 quantized_forward_layer_norm_f32_within_bounds;
             QuantizedForward Layer F16 quantized_forward_layer_norm_f16_within_bounds;
             QuantizedForward Layer Bf16 quantized_forward_layer_norm_bf16_within_bounds;
+            ForwardAfter Rms F32 forward_after_rms_norm_f32_within_bounds;
+            ForwardAfter Rms F16 forward_after_rms_norm_f16_within_bounds;
+            ForwardAfter Rms Bf16 forward_after_rms_norm_bf16_within_bounds;
+            ForwardAfter Layer F32 forward_after_layer_norm_f32_within_bounds;
+            ForwardAfter Layer F16 forward_after_layer_norm_f16_within_bounds;
+            ForwardAfter Layer Bf16 forward_after_layer_norm_bf16_within_bounds;
+            ForwardAfterInPlace Rms F32 forward_after_in_place_rms_norm_f32_within_bounds;
+            ForwardAfterInPlace Rms F16 forward_after_in_place_rms_norm_f16_within_bounds;
+            ForwardAfterInPlace Rms Bf16 forward_after_in_place_rms_norm_bf16_within_bounds;
+            ForwardAfterInPlace Layer F32 forward_after_in_place_layer_norm_f32_within_bounds;
+            ForwardAfterInPlace Layer F16 forward_after_in_place_layer_norm_f16_within_bounds;
+            ForwardAfterInPlace Layer Bf16 forward_after_in_place_layer_norm_bf16_within_bounds;
+            AfterEndToEnd Rms F32 after_end_to_end_rms_norm_f32_within_bounds;
+            AfterEndToEnd Rms F16 after_end_to_end_rms_norm_f16_within_bounds;
+            AfterEndToEnd Rms Bf16 after_end_to_end_rms_norm_bf16_within_bounds;
+            AfterEndToEnd Layer F32 after_end_to_end_layer_norm_f32_within_bounds;
+            AfterEndToEnd Layer F16 after_end_to_end_layer_norm_f16_within_bounds;
+            AfterEndToEnd Layer Bf16 after_end_to_end_layer_norm_bf16_within_bounds;
         }
     };
     (@norms $harness:expr; $($norm:ident $determinism:ident $metamorphic:ident;)*) => {

@@ -27,16 +27,24 @@ enum Stages {
     Every,
     /// Those and forward to codes.
     EveryStage,
-    /// Forward, in both forms.
+    /// Forward, in all forms.
     Forward,
-    /// Forward with an output of its own.
+    /// Where a residual is added before the norm.
+    Before,
+    /// With a y of its own.
     OutOfPlace,
+    /// With a sum that does not overwrite the residual.
+    SumOutOfPlace,
     InPlace,
+    /// Where the residual is added after the norm.
+    After,
     Backward,
     /// The stages whose matrix output is no input: all but the in-place form.
     OwnOutput,
-    /// Forward, in both forms and to codes.
+    /// Forward, in all forms and to codes.
     EveryForward,
+    /// Those where a residual is added before.
+    EveryBefore,
     /// Forward to codes.
     Codes,
 }
@@ -119,10 +127,33 @@ bugs! {
     BiasMissing "bias_missing" Both EveryForward "bias is not added";
 
     // The residual stream.
-    ResUnrounded "res_unrounded" Both EveryForward "the norm works on the unrounded sum with the residual";
-    ResMissing "res_missing" Both Forward "the norm works on x without the residual";
-    ResOutBeforeAdd "res_out_before_add" Both Forward "residual_out holds x, stored before the addition";
+    ResUnrounded "res_unrounded" Both EveryBefore "the norm works on the unrounded sum with the residual";
+    ResMissing "res_missing" Both Before "the norm works on x without the residual";
+    ResOutBeforeAdd "res_out_before_add" Both Before "residual_out holds x, stored before the addition";
     ResOutMissing "res_out_missing" Both Forward "residual_out is never written";
+
+    // A residual that is added after the norm, and the norm of the sum.
+    SumWithoutNorm "sum_without_norm" Both After "residual_out is the residual as it was";
+    SumWithoutResidual "sum_without_residual" Both After "residual_out is the norm alone";
+    SumOfX "sum_of_x" Both After "x is added to the norm, not the residual";
+    SumBeforeNorm "sum_before_norm" Both After "x and the residual are added, and the norm is of that";
+    SumOfRounded "sum_of_rounded" Both After "the norm is rounded to 16 bits before it is added";
+    SumWithoutBias "sum_without_bias" Both After "the bias is not in the sum";
+    SumBiasTwice "sum_bias_twice" Both After "the bias is in the sum twice";
+    NextOfUnrounded "next_of_unrounded" Both After "the next norm works on the sum before its rounding";
+    NextOfNorm "next_of_norm" Both After "the next norm works on the norm that was added";
+    NextOfResidual "next_of_residual" Both After "the next norm works on the residual as it was";
+    NextByFirstRstd "next_by_first_rstd" Both After "y is scaled by the rstd of x";
+    NextWeightOfFirst "next_weight_of_first" Both After "the next norm has the weight of the first";
+    NextWeightMissing "next_weight_missing" Both After "the next norm has no weight";
+    NextBiasOfFirst "next_bias_of_first" Both After "the next norm has the bias of the first";
+    NextBiasMissing "next_bias_missing" Both After "the next norm has no bias";
+    NextOffsetMissing "next_offset_missing" Both After "the next norm's weight has no offset";
+    NextEpsMissing "next_eps_missing" Both After "the next norm has no eps";
+    NextRstdOfFirst "next_rstd_of_first" Both After "the saved next_rstd is that of x";
+    NextRstdMissing "next_rstd_missing" Both After "next_rstd is never written";
+    NextMeanOfFirst "next_mean_of_first" Layer After "the saved next_mean is that of x";
+    NextCastOrderIgnored "next_cast_order_ignored" Both After "x_hat of the sum is not rounded before the weight, though asked";
 
     // Saved statistics.
     MeanStore16 "mean_store16" Layer Forward "the saved mean is rounded to 16 bits";
@@ -139,7 +170,7 @@ bugs! {
     XStrideIgnored "x_stride_ignored" Both Every "rows of x are taken to be dense";
     YStrideIgnored "y_stride_ignored" Both OutOfPlace "rows of y are taken to be dense";
     ResStrideIgnored "res_stride_ignored" Both Forward "rows of residual are taken to be dense";
-    ResOutStrideIgnored "res_out_stride_ignored" Both OutOfPlace "rows of residual_out are taken to be dense";
+    ResOutStrideIgnored "res_out_stride_ignored" Both SumOutOfPlace "rows of residual_out are taken to be dense";
     DyStrideOfX "dy_stride_of_x" Both Backward "dy is read with the row stride of x";
     DxStrideIgnored "dx_stride_ignored" Both Backward "rows of dx are taken to be dense";
     DresStrideIgnored "dres_stride_ignored" Both Backward "rows of dresidual_out are taken to be dense";
@@ -147,7 +178,7 @@ bugs! {
     XGroupsIgnored "x_groups_ignored" Both Every "groups of rows of x are taken to follow at the row stride";
     YGroupsIgnored "y_groups_ignored" Both OutOfPlace "groups of rows of y are taken to follow at the row stride";
     ResGroupsIgnored "res_groups_ignored" Both Forward "groups of rows of residual are taken to follow at the row stride";
-    ResOutGroupsIgnored "res_out_groups_ignored" Both OutOfPlace "groups of rows of residual_out are taken to follow at the row stride";
+    ResOutGroupsIgnored "res_out_groups_ignored" Both SumOutOfPlace "groups of rows of residual_out are taken to follow at the row stride";
     DyGroupsIgnored "dy_groups_ignored" Both Backward "groups of rows of dy are taken to follow at the row stride";
     DxGroupsIgnored "dx_groups_ignored" Both Backward "groups of rows of dx are taken to follow at the row stride";
     DresGroupsIgnored "dres_groups_ignored" Both Backward "groups of rows of dresidual_out are taken to follow at the row stride";
@@ -298,12 +329,16 @@ impl Bug {
         let stage_fits = match stages {
             Stages::Every => !matches!(kind, Kind::QuantizedForward),
             Stages::EveryStage => true,
-            Stages::Forward => matches!(kind, Kind::Forward | Kind::ForwardInPlace),
-            Stages::OutOfPlace => matches!(kind, Kind::Forward),
+            Stages::Forward => matches!(kind, Kind::Forward | Kind::ForwardInPlace) || kind.is_after(),
+            Stages::Before => matches!(kind, Kind::Forward | Kind::ForwardInPlace),
+            Stages::OutOfPlace => matches!(kind, Kind::Forward) || kind.is_after(),
+            Stages::SumOutOfPlace => matches!(kind, Kind::Forward | Kind::ForwardAfter),
             Stages::InPlace => matches!(kind, Kind::ForwardInPlace),
+            Stages::After => kind.is_after(),
             Stages::Backward => matches!(kind, Kind::Backward),
-            Stages::OwnOutput => matches!(kind, Kind::Forward | Kind::Backward),
-            Stages::EveryForward => matches!(kind, Kind::Forward | Kind::ForwardInPlace | Kind::QuantizedForward),
+            Stages::OwnOutput => matches!(kind, Kind::Forward | Kind::Backward) || kind.is_after(),
+            Stages::EveryForward => !matches!(kind, Kind::Backward),
+            Stages::EveryBefore => matches!(kind, Kind::Forward | Kind::ForwardInPlace | Kind::QuantizedForward),
             Stages::Codes => matches!(kind, Kind::QuantizedForward),
         };
         norm_fits && stage_fits

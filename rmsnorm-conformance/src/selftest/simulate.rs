@@ -4,9 +4,10 @@
 //! of rows for the weight gradients. With one it is what the self-test must reject. It is no backend for users:
 //! nothing here is fast, and every hook of a bug stands at the place where a real kernel would have it.
 //!
-//! `call` holds what all rows of a call share, `matrix` reads and writes rows, `forward` and `backward` hold the
+//! `call` holds what all rows of a call share, `matrix` reads and writes rows, `forward`, `after` and `backward` hold the
 //! formulas, `gradients` the sums over rows.
 
+mod after;
 mod backward;
 mod call;
 mod forward;
@@ -21,7 +22,8 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rmsnorm_spec::{
-    Backward, Checked, Code, Element, Error, Forward, NormBackend, Problem, QuantizedForward, Span, Stored,
+    Backward, Checked, Code, Element, Error, Forward, NormBackend, Problem, QuantizedForward, ResidualPlacement, Span,
+    Stored,
 };
 
 use self::backward::{BackwardInputs, BackwardKernel};
@@ -94,6 +96,10 @@ impl NormBackend for SimulatedBackend {
         checked: Checked<Forward<'_, Self, T, W, R>>,
     ) -> Result<(), Error> {
         let call = self.call(&checked);
+        if call.problem.residual == ResidualPlacement::After {
+            after::run(&call, checked.into_args());
+            return Ok(());
+        }
         let args = checked.into_args();
         let mut saved = SavedStatistics { mean: args.mean, rstd: args.rstd };
         let mut kernel = ForwardKernel::new(&call, args.weight, args.bias);

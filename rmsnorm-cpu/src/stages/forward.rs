@@ -6,6 +6,7 @@ use rmsnorm_spec::{CastOrder, Element, Norm, NormSpec};
 use super::{Matrix, MatrixMut};
 use crate::lanes::{self, Fenced, Out, Piece, Simd, Stores};
 
+pub(crate) mod after;
 mod batches;
 
 /// The rows of a forward call, or some of them.
@@ -24,7 +25,7 @@ pub(crate) struct ForwardRows<'a, T, W, R> {
     pub(crate) rstd: Option<Out<'a, f32>>,
 }
 
-/// What is added to x before the norm, and where the sum goes.
+/// What is added to x before the norm, or to the norm of x, and where the sum goes.
 pub(crate) enum Residual<'a, R> {
     /// Nothing is added.
     Absent,

@@ -19,9 +19,9 @@ pub(super) struct ForwardRow {
     pub(super) residual_out: Vec<f32>,
     /// Not yet rounded.
     pub(super) y: Vec<f32>,
-    saved_mean: f32,
+    pub(super) saved_mean: f32,
     /// `None` where a bug forgets it.
-    saved_rstd: Option<f32>,
+    pub(super) saved_rstd: Option<f32>,
 }
 
 /// Where the statistics go, each (rows).
@@ -43,8 +43,13 @@ impl SavedStatistics<'_> {
 
 pub(super) struct ForwardKernel<'c> {
     call: &'c Call,
-    weight: Vec<f32>,
-    bias: Option<Vec<f32>>,
+    /// One for every column, with the offset.
+    pub(super) weight: Vec<f32>,
+    pub(super) bias: Option<Vec<f32>>,
+    /// Inside the root.
+    pub(super) eps: f32,
+    /// Where x_hat is rounded.
+    pub(super) cast_order: CastOrder,
     /// Of the row before, for the bugs that confuse rows.
     previous: Option<Statistics>,
 }
@@ -57,7 +62,8 @@ impl<'c> ForwardKernel<'c> {
         };
         let bias = bias.filter(|_| !call.has(Bug::BiasMissing));
         let bias = bias.map(|bias| bias.iter().map(|bias| bias.to_f32()).collect());
-        ForwardKernel { call, weight: call.effective_weight(weight), bias, previous: None }
+        let (eps, cast_order) = (call.spec.eps, call.spec.cast_order);
+        ForwardKernel { call, weight: call.effective_weight(weight), bias, eps, cast_order, previous: None }
     }
 
     /// Normalizes a row of `x`, plus the residual if there is one.
@@ -179,9 +185,9 @@ impl<'c> ForwardKernel<'c> {
         let eps = if call.has(Bug::EpsDefault) {
             1e-5
         } else if call.has(Bug::EpsDtype) {
-            round(call.spec.eps, call.problem.dtypes.activation)
+            round(self.eps, call.problem.dtypes.activation)
         } else {
-            call.spec.eps
+            self.eps
         };
         let inverse_root = |value: f32| 1.0 / value.sqrt();
         if call.has(Bug::EpsOutside) {
@@ -204,7 +210,7 @@ impl<'c> ForwardKernel<'c> {
     }
 
     fn scale(&self, h: &[f32], statistics: Statistics) -> Vec<f32> {
-        let x_hat_dtype = match self.call.spec.cast_order {
+        let x_hat_dtype = match self.cast_order {
             CastOrder::BeforeWeight if self.call.has(Bug::CastOrderIgnored) => DType::F32,
             CastOrder::BeforeWeight => self.call.problem.dtypes.activation,
             CastOrder::AtStore => self.call.accumulator(Bug::CastLlama),

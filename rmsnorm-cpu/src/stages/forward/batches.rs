@@ -10,7 +10,7 @@ use super::{ForwardRows, Row, Statistics, rstd_of};
 use crate::lanes::{self, Full, LANES, Out, Piece, Simd, Stores};
 
 /// The longest row of a batch, in elements. Room for its h, its weight and its bias is on the stack.
-const MOST_COLS: usize = 4096;
+pub(super) const MOST_COLS: usize = 4096;
 
 /// The longest row without a residual.
 const MOST_COLS_ALONE: usize = 1024;
@@ -25,24 +25,24 @@ const ELEMENTS: usize = 2048;
 const MOST_ROWS: usize = 16;
 
 /// Elements from a kept row to the next: whole groups of lanes, wherever in the row the first of them starts.
-const fn padded(cols: usize) -> usize {
+pub(super) const fn padded(cols: usize) -> usize {
     cols.next_multiple_of(LANES) + LANES
 }
 
 /// Room for f32 that hold nothing yet: for one row, or for as many as a batch has of shorter ones.
 #[repr(align(64))]
-struct Room([MaybeUninit<f32>; padded(MOST_COLS)]);
+pub(super) struct Room([MaybeUninit<f32>; padded(MOST_COLS)]);
 
 const _: () = assert!(ELEMENTS + MOST_ROWS * (padded(1) - 1) <= padded(MOST_COLS));
 
 impl Room {
-    const fn new() -> Self {
+    pub(super) const fn new() -> Self {
         Room([const { MaybeUninit::uninit() }; padded(MOST_COLS)])
     }
 
     /// So many zeros.
     #[inline(always)]
-    fn zeros(&mut self, len: usize) -> &mut [f32] {
+    pub(super) fn zeros(&mut self, len: usize) -> &mut [f32] {
         Out::from(&mut self.0[..len]).filled(0.0)
     }
 }
@@ -164,7 +164,7 @@ impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
 
 /// The whole group of lanes at a piece, which a padded row always has.
 #[inline(always)]
-fn whole(piece: impl Piece) -> Full {
+pub(super) fn whole(piece: impl Piece) -> Full {
     Full { start: piece.start() }
 }
 
@@ -181,7 +181,7 @@ fn kept<'k, S: Simd, W: Element>(values: &[W], offset: f32, kept: &'k mut [f32])
 
 /// The sum of equation (3) over a padded row.
 #[inline(always)]
-fn centred_squares<S: Simd>(h: &[f32], cols: usize, mean: f32) -> f32 {
+pub(super) fn centred_squares<S: Simd>(h: &[f32], cols: usize, mean: f32) -> f32 {
     let (mut squares, means) = (S::splat(0.0), S::splat(mean));
     lanes::for_each_piece!(0, cols, piece => {
         // Lanes beyond a short piece hold 0, which is not 0 once centred.

@@ -1,0 +1,246 @@
+//! Cases of a residual that is added after the norm, with and without the next norm of the sum.
+
+use rmsnorm_spec::{CastOrder, DType, DTypes, Norm, Tensor, TensorSet};
+
+use crate::case::data::Family;
+use crate::case::presence::{ALL_PRESENT, NEXT, OPTIONAL};
+use crate::case::profiles::{Dice, is_meaningful};
+use crate::case::{Case, Kind, Layout, Trial};
+use crate::testing::splitmix;
+
+/// The two forms of the call, and both norms with their gradients.
+const KINDS: [Kind; 3] = [Kind::ForwardAfter, Kind::ForwardAfterInPlace, Kind::AfterEndToEnd];
+
+/// All that a call may have which has no next norm.
+const ALONE: TensorSet = ALL_PRESENT;
+
+/// All that a call may have.
+const PAIRED: TensorSet = OPTIONAL.union(NEXT).with(Tensor::Y);
+
+/// The tensors that Gemma's layers have, in training.
+const USUAL: TensorSet = TensorSet::of(&[
+    Tensor::Weight,
+    Tensor::Rstd,
+    Tensor::Mean,
+    Tensor::Y,
+    Tensor::NextWeight,
+    Tensor::NextRstd,
+    Tensor::NextMean,
+    Tensor::Dweight,
+]);
+
+fn kinds_and_norms() -> impl Iterator<Item = (Kind, Norm)> {
+    KINDS.into_iter().flat_map(|kind| Norm::ALL.map(|norm| (kind, norm)))
+}
+
+/// Whether a case can prove something: as elsewhere, and the sum has a variance, too.
+fn is_good(case: &Case) -> bool {
+    let is_tiny = case.eps < 1e-6;
+    let of_exact = case.family == Family::Exact;
+    // A sum of one column, or of a norm that takes the residual's place, may be anything near zero.
+    let may_cancel =
+        case.present.has(Tensor::Y) && (is_tiny && case.cols < 64 || case.cols < 3 && case.norm == Norm::Layer);
+    is_meaningful(case) && !may_cancel && !(of_exact && is_tiny)
+}
+
+/// Every form, norm and family, with the other axes drawn.
+pub(crate) fn smoke() -> Vec<Case> {
+    let mut dice = Dice { state: 21 };
+    let mut cases = Vec::new();
+    for (i, (kind, norm)) in kinds_and_norms().enumerate() {
+        for (j, &family) in Family::OF_FLOATS.iter().enumerate().filter(|(j, _)| (i + j) % 3 == 0) {
+            cases.extend(one(&mut dice, 1 << 12, |case| Case { kind, norm, family, ..case }, j));
+        }
+        for (rows, cols) in [(0, 33), (2, 17_389), (3, 129)] {
+            cases.push(Case { present: USUAL, ..Case::plain(kind, norm, DType::ALL[i % 3], rows, cols) });
+        }
+    }
+    cases.extend(determinism(&[(65, 33)]));
+    cases
+}
+
+/// What the core profile has of these forms.
+pub(crate) fn core() -> Vec<Case> {
+    let mut dice = Dice { state: 22 };
+    let mut cases = presences();
+    cases.extend(mixes(&[(3, 7), (5, 45), (2, 1000)]));
+    for (i, (kind, norm)) in kinds_and_norms().enumerate() {
+        for (j, &family) in Family::OF_FLOATS.iter().enumerate() {
+            cases.extend(one(&mut dice, 1 << 13, |case| Case { kind, norm, family, ..case }, i + j));
+            let dtype = DType::ALL[(i + j) % 3];
+            let present = if j % 3 == 0 { ALONE } else { USUAL };
+            cases.push(Case { family, present, ..Case::plain(kind, norm, dtype, 31, 65) });
+        }
+        for (j, size) in sizes().enumerate().filter(|(j, _)| (i + j) % 2 == 0) {
+            let drawn = |dice: &mut Dice| Case { kind, norm, ..dice.case_of_size(size) };
+            cases.extend(with_tensors(&mut dice, j, drawn));
+        }
+        for (j, (rows, group, cols)) in
+            [(7, 3, 7), (96, 32, 64), (65, 4, 129), (70, 9, 1000), (9, 5, 4099)].into_iter().enumerate()
+        {
+            let layout = Layout::Grouped { rows: group, seed: (i + j) as u32 };
+            let present = if j % 2 == 0 { USUAL } else { PAIRED };
+            let dtypes = DTypes::uniform(DType::ALL[(i + j) % 3]).widened(j % 2 == 0, i % 2 == 0);
+            let plain = Case::plain(kind, norm, dtypes.activation, rows, cols);
+            cases.push(Case { present, dtypes, layout, weight_offset: 1.0, ..plain });
+        }
+        // Beyond the caches, and rows that no chip holds.
+        let dtype = DType::ALL[(i + 1) % 3];
+        cases.push(Case { present: USUAL, ..Case::plain(kind, norm, dtype, 1025, 4099) });
+        cases.push(Case {
+            present: ALONE,
+            layout: Layout::Mixed(i as u32),
+            ..Case::plain(kind, norm, dtype, 3, 262_147)
+        });
+        cases.push(Case {
+            present: PAIRED,
+            layout: Layout::Mixed(i as u32),
+            ..Case::plain(kind, norm, dtype, 2, 262_149)
+        });
+    }
+    cases.extend(determinism(&[(1, 1), (257, 33), (300, 129), (600, 7)]));
+    cases.retain(is_good);
+    cases
+}
+
+/// Cases drawn from a seed.
+pub(crate) fn drawn(seed: u64, count: usize) -> Vec<Case> {
+    let mut dice = Dice { state: splitmix(seed ^ 0xaf7e) };
+    let mut cases = Vec::new();
+    while cases.len() < count {
+        let (kind, norm) = (dice.pick(&KINDS), dice.pick(&Norm::ALL));
+        let turn = cases.len();
+        cases.extend(one(&mut dice, 1 << 13, |case| Case { kind, norm, ..case }, turn));
+    }
+    cases
+}
+
+/// A drawn case, as it is changed, that can prove something.
+fn one(dice: &mut Dice, most: usize, change: impl Fn(Case) -> Case, turn: usize) -> Option<Case> {
+    (0..64).find_map(|_| with_tensors(dice, turn, |dice| change(dice.case(most))))
+}
+
+/// A case with the tensors of a next norm drawn beside its own, three times in four.
+fn with_tensors(dice: &mut Dice, turn: usize, case: impl Fn(&mut Dice) -> Case) -> Option<Case> {
+    let case = case(dice);
+    let next: TensorSet = NEXT.iter().filter(|_| !dice.one_in(3)).collect();
+    let present = if turn % 4 == 0 { case.present } else { case.present.union(next).with(Tensor::Y) };
+    Some(Case { present, ..case }.normalized()).filter(is_good)
+}
+
+fn sizes() -> impl Iterator<Item = (usize, usize)> {
+    let cols = [
+        1, 2, 3, 8, 12, 17, 33, 64, 129, 252, 257, 512, 1000, 1024, 1284, 2880, 4096, 4099, 5120, 8192, 16_385, 65_537,
+        131_072,
+    ];
+    let rows = [0, 1, 2, 31, 65, 257, 777, 4100, 65_537];
+    let of_cols = cols.into_iter().map(|cols| (if cols > 1 << 14 { 1 } else { 3 }, cols));
+    of_cols.chain(rows.into_iter().map(|rows| (rows, if rows > 20_000 { 3 } else { 40 })))
+}
+
+/// Every set of tensors of a sum alone; of those of a sum and its norm, every fifth.
+fn presences() -> Vec<Case> {
+    const COUNTED: [Tensor; 8] = [
+        Tensor::Weight,
+        Tensor::Bias,
+        Tensor::Mean,
+        Tensor::Rstd,
+        Tensor::NextWeight,
+        Tensor::NextBias,
+        Tensor::NextMean,
+        Tensor::NextRstd,
+    ];
+    let mut cases: Vec<Case> = Vec::new();
+    for (kind, norm) in kinds_and_norms().filter(|(kind, _)| *kind != Kind::AfterEndToEnd) {
+        let of = |tensors: usize, always: TensorSet| {
+            let set = move |bits: u32| -> TensorSet {
+                let is_there = |(bit, tensor): (usize, &Tensor)| (bits >> bit & 1 == 1).then_some(*tensor);
+                COUNTED[..tensors].iter().enumerate().filter_map(is_there).collect::<TensorSet>().union(always)
+            };
+            (0..1u32 << tensors).map(set)
+        };
+        let plain = Case::plain(kind, norm, DType::F32, 3, 37);
+        let sets = of(4, TensorSet::NONE).chain(of(8, TensorSet::of(&[Tensor::Y])).step_by(5));
+        let mut of_kind: Vec<Case> = sets.map(|present| Case { present, ..plain }.normalized()).collect();
+        of_kind.dedup_by_key(|case| case.present);
+        cases.extend(of_kind);
+    }
+    let varied = |(i, case): (usize, Case)| Case {
+        cols: [37, 40, 44, 131][i % 4],
+        dtypes: DTypes::uniform(DType::ALL[i % 3]),
+        weight_offset: [0.0, 1.0, -0.5, 0.3][i / 2 % 4],
+        cast_order: if i % 5 < 3 { CastOrder::AtStore } else { CastOrder::BeforeWeight },
+        layout: if i % 2 == 0 { Layout::DENSE } else { Layout::Mixed(i as u32) },
+        ..case
+    };
+    cases.into_iter().enumerate().map(varied).collect()
+}
+
+/// Every mix of dtypes, in rows that end within a register, and an offset that 16 bits do not hold.
+fn mixes(shapes: &[(usize, usize)]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (i, (kind, norm)) in kinds_and_norms().enumerate() {
+        for (j, dtypes) in DTypes::ALL.into_iter().enumerate() {
+            let (rows, cols) = shapes[(i + j) % shapes.len()];
+            let layout = Layout::Mixed((i * 9 + j) as u32);
+            let plain = Case::plain(kind, norm, dtypes.activation, rows, cols);
+            let cast_order = if (i + j) % 3 == 0 { CastOrder::BeforeWeight } else { CastOrder::AtStore };
+            cases.push(Case { dtypes, present: PAIRED, weight_offset: 0.3, layout, cast_order, ..plain });
+            cases.push(Case { dtypes, present: ALONE, weight_offset: 0.3, layout, cast_order, ..plain });
+        }
+    }
+    cases
+}
+
+fn determinism(shapes: &[(usize, usize)]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (i, &(rows, cols)) in shapes.iter().enumerate() {
+        for (j, (kind, norm)) in kinds_and_norms().filter(|(kind, _)| *kind != Kind::AfterEndToEnd).enumerate() {
+            let plain = Case::plain(kind, norm, DType::ALL[(i + j) % 3], rows, cols);
+            let present = if (i + j) % 3 == 0 { ALONE } else { PAIRED };
+            let layout = Layout::Mixed(rows as u32 % 16);
+            cases.push(Case { trial: Trial::Determinism { repeats: 3 }, present, layout, ..plain });
+        }
+    }
+    cases
+}
+
+/// Cases at the row lengths and numbers of rows at which a backend's plan changes, and at matrices of such shapes: each form in turn.
+pub(crate) fn breakpoints(sizes: impl Iterator<Item = (usize, usize)>) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (i, (rows, cols)) in sizes.enumerate() {
+        for (j, norm) in Norm::ALL.into_iter().enumerate() {
+            let kind = KINDS[(i / 3 + j) % 2];
+            let layout = if (i + j) % 2 == 0 { Layout::DENSE } else { Layout::Mixed((i + j) as u32) };
+            let plain = Case { layout, ..Case::plain(kind, norm, DType::ALL[(i + j) % 3], rows, cols) };
+            cases.push(Case { present: USUAL, ..plain });
+            cases.push(Case { present: USUAL.without(Tensor::Y), ..plain });
+        }
+    }
+    cases.into_iter().map(Case::normalized).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    /// The lists have both forms of every kind, norm and dtype, and every tensor there and not there.
+    #[test]
+    fn core_has_every_form_with_and_without_each_tensor() {
+        let cases: Vec<Case> = core().into_iter().map(Case::normalized).collect();
+        let of = |case: &Case| (case.kind.name(), case.norm, case.dtypes.activation, case.present.has(Tensor::Y));
+        let seen: HashSet<_> = cases.iter().map(of).collect();
+        assert_eq!(seen.len(), KINDS.len() * Norm::ALL.len() * DType::ALL.len() * 2);
+        for tensor in NEXT.iter().chain([Tensor::Weight, Tensor::Bias, Tensor::Mean, Tensor::Rstd]) {
+            let with = |is_there| cases.iter().filter(|case| case.present.has(tensor) == is_there).count();
+            assert!(with(true) > 40 && with(false) > 40, "{tensor}: {} and {}", with(true), with(false));
+        }
+        for case in &cases {
+            assert!(case.present.has(Tensor::Residual) && case.present.has(Tensor::ResidualOut), "{case}");
+            assert!(case.present.has(Tensor::Y) || case.present.intersection(NEXT).is_empty(), "{case}");
+            assert_eq!(case.to_string().parse(), Ok(*case));
+        }
+        assert!((300..800).contains(&cases.len()), "{}", cases.len());
+    }
+}

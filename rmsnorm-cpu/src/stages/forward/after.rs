@@ -1,0 +1,247 @@
+//! Forward with the residual added after the norm, and perhaps the next norm of the sum: math.md, equations (13) and (14). A row and its
+//! residual are read from memory once; the sum stays on the stack for the next norm or, where a row is too long for that, is made again
+//! on each visit, from the cache.
+
+use rmsnorm_spec::{CastOrder, Element, Norm};
+
+use super::batches::{MOST_COLS, Room, padded, whole};
+use super::{ForwardRows, Residual, Row, Statistics, rstd_of};
+use crate::lanes::{self, Fenced, Out, Piece, Simd, Stores};
+
+/// The rows of such a call, or some of them.
+pub(crate) struct AfterRows<'a, T, W, R> {
+    /// The norm that is added, the residual with its sum, and the next norm's y.
+    pub(crate) rows: ForwardRows<'a, T, W, R>,
+    /// Where there is a y.
+    pub(crate) next: Option<NextNorm<'a, W>>,
+}
+
+/// What the norm of the sum has beside its y.
+pub(crate) struct NextNorm<'a, W> {
+    pub(crate) weight: Option<&'a [W]>,
+    pub(crate) bias: Option<&'a [W]>,
+    pub(crate) mean: Option<Out<'a, f32>>,
+    pub(crate) rstd: Option<Out<'a, f32>>,
+}
+
+/// Where the sum of a row is when its norm comes to it.
+enum Sums<'k> {
+    /// Kept in f32, padded.
+    Kept(&'k mut [f32]),
+    /// In the cache, to be made again.
+    MadeAgain,
+}
+
+impl<'a, T: Element, W: Element, R: Element> AfterRows<'a, T, W, R> {
+    /// The same rows under other names of the element types.
+    pub(crate) fn cast<U: Element, V: Element, Q: Element>(self) -> AfterRows<'a, U, V, Q> {
+        let next = self.next.map(|NextNorm { weight, bias, mean, rstd }| NextNorm {
+            weight: weight.map(bytemuck::cast_slice),
+            bias: bias.map(bytemuck::cast_slice),
+            mean,
+            rstd,
+        });
+        AfterRows { rows: self.rows.cast(), next }
+    }
+
+    /// The rows before `row`, and the others.
+    pub(crate) fn split_at(self, row: usize) -> (Self, Self) {
+        let (low, high) = self.rows.split_at(row);
+        let next = self.next.map(|NextNorm { weight, bias, mean, rstd }| {
+            let (mean_low, mean_high) = mean.map(|mean| mean.split_at(row)).unzip();
+            let (rstd_low, rstd_high) = rstd.map(|rstd| rstd.split_at(row)).unzip();
+            (
+                NextNorm { weight, bias, mean: mean_low, rstd: rstd_low },
+                NextNorm { weight, bias, mean: mean_high, rstd: rstd_high },
+            )
+        });
+        let (next_low, next_high) = next.unzip();
+        (AfterRows { rows: low, next: next_low }, AfterRows { rows: high, next: next_high })
+    }
+
+    /// Makes every sum, and its norm.
+    #[inline(always)]
+    pub(crate) fn run<S: Simd>(mut self) {
+        let cols = self.rows.spec.cols;
+        let fenced = Fenced::<S>::new(self.rows.streaming);
+        // What overwrites the residual has its place in the cache already.
+        let own_line = matches!(self.rows.residual, Residual::InPlace(_));
+        let fenced_sum = Fenced::<S>::new(self.rows.streaming && !own_line);
+        let (stores, sum_stores) = (fenced.stores(), fenced_sum.stores());
+        let is_plain = self.rows.bias.is_none() && self.rows.spec.cast_order == CastOrder::AtStore;
+        if self.next.is_none() {
+            for r in 0..self.rows.rows {
+                match is_plain {
+                    true => self.add_row::<S, true>(r, sum_stores),
+                    false => self.add_row::<S, false>(r, sum_stores),
+                }
+            }
+            return;
+        }
+        let mut room = Room::new();
+        let mut sums = if cols <= MOST_COLS { Sums::Kept(room.zeros(padded(cols))) } else { Sums::MadeAgain };
+        for r in 0..self.rows.rows {
+            match is_plain {
+                true => self.add_and_normalize_row::<S, true>(r, &mut sums, stores, sum_stores),
+                false => self.add_and_normalize_row::<S, false>(r, &mut sums, stores, sum_stores),
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn add_row<S: Simd, const PLAIN: bool>(&mut self, r: usize, stores: Stores<'_>) {
+        let (norm, eps) = (self.rows.spec.norm, self.rows.spec.eps);
+        let mut row = self.rows.row(r);
+        let statistics = row.statistics::<S, false>(norm, eps);
+        let head = row.residual_out.as_ref().map_or(0, |out| stores.head(out));
+        lanes::for_each_piece!(head, row.cols, piece => {
+            row.prefetch_next::<S, _, true>(piece);
+            let sum = row.sum::<S, _, PLAIN>(piece, statistics);
+            row.store_sum::<S, _>(piece, sum, stores);
+        });
+        save(&mut self.rows.mean, &mut self.rows.rstd, r, statistics);
+    }
+
+    #[inline(always)]
+    fn add_and_normalize_row<S: Simd, const PLAIN: bool>(
+        &mut self,
+        r: usize,
+        sums: &mut Sums<'_>,
+        stores: Stores<'_>,
+        sum_stores: Stores<'_>,
+    ) {
+        let Some(next) = &mut self.next else { return };
+        let (spec, norm, eps) = (self.rows.spec, self.rows.spec.norm, self.rows.spec.eps);
+        let mut row = self.rows.row(r);
+        let statistics = row.statistics::<S, false>(norm, eps);
+        // The norm of the sum: what a row has of y, x and residual is not asked for.
+        let last = Row::<'_, T, W, R> {
+            cols: spec.cols,
+            x: None,
+            x_stride: 0,
+            y: Out::none(),
+            residual: None,
+            residual_stride: 0,
+            residual_out: None,
+            weight: next.weight,
+            weight_offset: spec.weight_offset,
+            bias: next.bias,
+            cast_order: spec.cast_order,
+        };
+        let of_sum = match sums {
+            Sums::Kept(kept) => {
+                let of_sum = row.keep_sums::<S, PLAIN>(kept, statistics, norm, eps);
+                let kept = &**kept;
+                lanes::for_each_piece!(stores.head(&row.y), row.cols, piece => {
+                    row.prefetch_next::<S, _, true>(piece);
+                    let sum = lanes::load::<S, f32, _>(kept, whole(piece));
+                    row.store_sum::<S, _>(piece, sum, sum_stores);
+                    let y = last.value::<S, _, false>(piece, sum, of_sum);
+                    lanes::store_or_stream::<S, T, _>(&mut row.y, piece, y, stores);
+                });
+                of_sum
+            }
+            Sums::MadeAgain => {
+                let of_sum = row.sum_statistics::<S, PLAIN>(statistics, norm, eps);
+                lanes::for_each_piece!(stores.head(&row.y), row.cols, piece => {
+                    row.prefetch_next::<S, _, true>(piece);
+                    let sum = row.sum::<S, _, PLAIN>(piece, statistics);
+                    row.store_sum::<S, _>(piece, sum, sum_stores);
+                    let y = last.value::<S, _, false>(piece, sum, of_sum);
+                    lanes::store_or_stream::<S, T, _>(&mut row.y, piece, y, stores);
+                });
+                of_sum
+            }
+        };
+        save(&mut next.mean, &mut next.rstd, r, of_sum);
+        save(&mut self.rows.mean, &mut self.rows.rstd, r, statistics);
+    }
+}
+
+impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
+    /// Equation (13): rounded to the residual's dtype, in f32.
+    #[inline(always)]
+    fn sum<S: Simd, P: Piece, const PLAIN: bool>(&self, piece: P, statistics: Statistics) -> S::Lanes {
+        let x = lanes::load::<S, T, _>(self.x(), piece);
+        let norm = self.value::<S, _, PLAIN>(piece, x, statistics);
+        match self.residual() {
+            Some(residual) => lanes::round_through::<S, R>(S::add(lanes::load::<S, R, _>(residual, piece), norm)),
+            // Every call has one.
+            None => norm,
+        }
+    }
+
+    #[inline(always)]
+    fn store_sum<S: Simd, P: Piece>(&mut self, piece: P, sum: S::Lanes, stores: Stores<'_>) {
+        if let Some(residual_out) = &mut self.residual_out {
+            lanes::store_or_stream::<S, R, _>(residual_out, piece, sum, stores);
+        }
+    }
+
+    /// Equations (2) to (4) of the sum, which is kept. Behind a short piece it is what weight and bias make of zeros there, which is
+    /// never counted.
+    #[inline(always)]
+    fn keep_sums<S: Simd, const PLAIN: bool>(
+        &self,
+        kept: &mut [f32],
+        statistics: Statistics,
+        norm: Norm,
+        eps: f32,
+    ) -> Statistics {
+        let (mut sums, mut out) = (S::splat(0.0), Out::from(&mut *kept));
+        lanes::for_each_piece!(0, self.cols, piece => {
+            let sum = lanes::within::<S, _>(piece, self.sum::<S, _, PLAIN>(piece, statistics));
+            lanes::store::<S, f32, _>(&mut out, whole(piece), sum);
+            sums = S::add(sums, match norm {
+                Norm::Rms => S::mul(sum, sum),
+                Norm::Layer => sum,
+            });
+        });
+        let total = S::fold(sums);
+        match norm {
+            Norm::Rms => Statistics { mean: 0.0, rstd: rstd_of(total, self.cols, eps) },
+            Norm::Layer => {
+                let mean = total / self.cols as f32;
+                let squares = super::batches::centred_squares::<S>(kept, self.cols, mean);
+                Statistics { mean, rstd: rstd_of(squares, self.cols, eps) }
+            }
+        }
+    }
+
+    /// The same of a sum that is made again on each visit.
+    #[inline(always)]
+    fn sum_statistics<S: Simd, const PLAIN: bool>(&self, statistics: Statistics, norm: Norm, eps: f32) -> Statistics {
+        let mut sums = S::splat(0.0);
+        lanes::for_each_piece!(0, self.cols, piece => {
+            let sum = lanes::within::<S, _>(piece, self.sum::<S, _, PLAIN>(piece, statistics));
+            sums = S::add(sums, match norm {
+                Norm::Rms => S::mul(sum, sum),
+                Norm::Layer => sum,
+            });
+        });
+        let total = S::fold(sums);
+        match norm {
+            Norm::Rms => Statistics { mean: 0.0, rstd: rstd_of(total, self.cols, eps) },
+            Norm::Layer => {
+                let mean = total / self.cols as f32;
+                let (mut squares, means) = (S::splat(0.0), S::splat(mean));
+                lanes::for_each_piece!(0, self.cols, piece => {
+                    let sum = self.sum::<S, _, PLAIN>(piece, statistics);
+                    let centred = lanes::within::<S, _>(piece, S::sub(sum, means));
+                    squares = S::add(squares, S::mul(centred, centred));
+                });
+                Statistics { mean, rstd: rstd_of(S::fold(squares), self.cols, eps) }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn save(mean: &mut Option<Out<'_, f32>>, rstd: &mut Option<Out<'_, f32>>, row: usize, statistics: Statistics) {
+    if let Some(mean) = mean {
+        mean.set(row, statistics.mean);
+    }
+    if let Some(rstd) = rstd {
+        rstd.set(row, statistics.rstd);
+    }
+}
