@@ -54,6 +54,10 @@ impl<D: Measurable, T: Element> Workload<'_, D, T> {
                 call(self, operation)?;
                 self.wrong_in_forward(norm, operation.op == Op::AddForward)
             }
+            Op::ForwardAdd | Op::ForwardAddForward => {
+                call(self, operation)?;
+                self.wrong_in_sums(norm, operation.op == Op::ForwardAddForward)
+            }
             Op::QuantizedForward(quant) | Op::AddQuantizedForward(quant) => {
                 self.poison_codes()?;
                 call(self, operation)?;
@@ -101,6 +105,7 @@ impl<D: Measurable, T: Element> Workload<'_, D, T> {
     fn poison(&mut self) -> Result<(), Error> {
         let Shape { rows, cols } = self.shape;
         (self.mean, self.rstd) = (self.nan(rows)?, self.nan(rows)?);
+        (self.next_mean, self.next_rstd) = (self.nan(rows)?, self.nan(rows)?);
         (self.dweight, self.dbias) = (self.nan(cols)?, self.nan(cols)?);
         for rows in self.judged_rows() {
             let (elements, nan) = (self.elements(&rows), self.nan(rows.len() * cols)?);
@@ -162,6 +167,43 @@ impl<D: Measurable, T: Element> Workload<'_, D, T> {
             }
             if add {
                 wrong += failures(&truth.judge(Tensor::ResidualOut, &stored));
+            }
+        }
+        Ok(wrong)
+    }
+
+    /// Sums of a residual and a norm, and the next norm of them as they were stored.
+    fn wrong_in_sums(&self, norm: Norm, has_next: bool) -> Result<usize, Error> {
+        let arithmetic = self.device.arithmetic();
+        let statistics =
+            [&self.rstd, &self.mean, &self.next_rstd, &self.next_mean].map(|all| self.device.download(all));
+        let [rstd, mean, next_rstd, next_mean] = statistics;
+        let (rstd, mean, next_rstd, next_mean) = (rstd?, mean?, next_rstd?, next_mean?);
+        let (weight, bias) = (self.vector(tensors::WEIGHT), self.vector(tensors::BIAS));
+        let (weight, bias) = (Some(&*weight), (norm == Norm::Layer).then_some(&*bias));
+        let mut wrong = 0;
+        for rows in self.judged_rows() {
+            let elements = self.elements(&rows);
+            let (x, residual) = (self.values(tensors::X, &elements), self.values(tensors::SECOND, &elements));
+            let stored = self.part(&self.sets[0].residual_out, elements.clone())?;
+            let spec = spec(norm, Shape { rows: rows.len(), ..self.shape });
+            let inputs = ForwardInputs { x: &x, residual: Some((&residual, T::DTYPE)), weight, bias };
+            let truth = ForwardTruth::new(&spec.residual_after(), inputs, T::DTYPE, None, worst(&arithmetic));
+            wrong += failures(&truth.judge(Tensor::ResidualOut, &stored));
+            wrong += failures(&truth.judge(Tensor::Rstd, &rstd[rows.clone()]));
+            let is_layer = norm == Norm::Layer;
+            if is_layer {
+                wrong += failures(&truth.judge(Tensor::Mean, &mean[rows.clone()]));
+            }
+            if has_next {
+                let sum = exact(&stored);
+                let inputs = ForwardInputs { x: &sum, residual: None, weight, bias };
+                let truth = ForwardTruth::new(&spec, inputs, T::DTYPE, None, worst(&arithmetic));
+                wrong += failures(&truth.judge(Tensor::Y, &self.part(&self.sets[0].out, elements)?));
+                wrong += failures(&truth.judge(Tensor::Rstd, &next_rstd[rows.clone()]));
+                if is_layer {
+                    wrong += failures(&truth.judge(Tensor::Mean, &next_mean[rows]));
+                }
             }
         }
         Ok(wrong)

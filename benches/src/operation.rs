@@ -15,6 +15,10 @@ pub enum Op {
     Forward,
     /// The same with a residual added to x and its sum stored.
     AddForward,
+    /// residual_out from x, weight (and bias), added to a residual after the norm, with rstd (and mean).
+    ForwardAdd,
+    /// The same, and y, the next norm of that sum, with parameters and statistics of its own.
+    ForwardAddForward,
     /// dx and dweight (and dbias, for layer norm), second stage included.
     Backward,
     /// `Forward` to codes.
@@ -24,21 +28,23 @@ pub enum Op {
 }
 
 impl Op {
-    /// Every one whose results are floats.
+    /// What is measured unless others are asked for.
     pub const OF_FLOATS: [Op; 3] = [Op::Forward, Op::AddForward, Op::Backward];
 
     /// Every one, in the order of reports.
     pub fn all() -> Vec<Op> {
         let codes = [Op::QuantizedForward, Op::AddQuantizedForward].into_iter().flat_map(|op| Quant::ALL.map(op));
-        Op::OF_FLOATS.into_iter().chain(codes).collect()
+        Op::OF_FLOATS.into_iter().chain([Op::ForwardAdd, Op::ForwardAddForward]).chain(codes).collect()
     }
 
-    /// The name used in bench ids and in reports: that of the command line, `forward`, `add_forward`, `backward`,
-    /// `quantized_forward` or `add_quantized_forward`, and of the last two a dot and the name of how they quantize.
+    /// The name used in bench ids and in reports: that of the command line, `forward`, `add_forward`, `backward`, `forward_add`,
+    /// `forward_add_forward`, `quantized_forward` or `add_quantized_forward`, and of the last two a dot and the name of how they quantize.
     pub const fn name(self) -> &'static str {
         match self {
             Op::Forward => "forward",
             Op::AddForward => "add_forward",
+            Op::ForwardAdd => "forward_add",
+            Op::ForwardAddForward => "forward_add_forward",
             Op::Backward => "backward",
             Op::QuantizedForward(quant) => match quant {
                 Quant::Tensor => "quantized_forward.tensor",
@@ -68,7 +74,7 @@ impl Op {
     /// How it quantizes, if it does.
     pub const fn quant(self) -> Option<Quant> {
         match self {
-            Op::Forward | Op::AddForward | Op::Backward => None,
+            Op::Forward | Op::AddForward | Op::ForwardAdd | Op::ForwardAddForward | Op::Backward => None,
             Op::QuantizedForward(quant) | Op::AddQuantizedForward(quant) => Some(quant),
         }
     }
@@ -110,6 +116,10 @@ impl Operation {
             (Op::Forward, Norm::Layer) => (2, 2),
             (Op::AddForward, Norm::Rms) => (4, 1),
             (Op::AddForward, Norm::Layer) => (4, 2),
+            (Op::ForwardAdd, Norm::Rms) => (3, 1),
+            (Op::ForwardAdd, Norm::Layer) => (3, 2),
+            (Op::ForwardAddForward, Norm::Rms) => (4, 2),
+            (Op::ForwardAddForward, Norm::Layer) => (4, 4),
             (Op::Backward, Norm::Rms) => (3, 2),
             (Op::Backward, Norm::Layer) => (3, 3),
             // In place of y there are codes.
@@ -123,8 +133,9 @@ impl Operation {
             Norm::Rms => 1,
             Norm::Layer => 2,
         };
+        let norms = if self.op == Op::ForwardAddForward { 2 } else { 1 };
         let elements = matrices * shape.elements() + weight_vectors * shape.cols;
-        elements * dtype.size() + statistics * shape.rows * DType::F32.size() + codes
+        elements * dtype.size() + norms * statistics * shape.rows * DType::F32.size() + codes
     }
 }
 
@@ -206,6 +217,10 @@ mod tests {
         assert_eq!(bytes(Norm::Rms, Op::AddForward, DType::F32), 4 * (4 * 30 + 3) + 4 * 10);
         // The same and bias; mean.
         assert_eq!(bytes(Norm::Layer, Op::AddForward, DType::F32), 4 * (4 * 30 + 2 * 3) + 4 * 20);
+        // x, residual, residual_out; weight; rstd.
+        assert_eq!(bytes(Norm::Rms, Op::ForwardAdd, DType::Bf16), 2 * (3 * 30 + 3) + 4 * 10);
+        // x, residual, residual_out, y; weight and bias twice; mean and rstd twice.
+        assert_eq!(bytes(Norm::Layer, Op::ForwardAddForward, DType::Bf16), 2 * (4 * 30 + 4 * 3) + 4 * 40);
         // dy, x, dx; weight, dweight; rstd.
         assert_eq!(bytes(Norm::Rms, Op::Backward, DType::F16), 2 * (3 * 30 + 2 * 3) + 4 * 10);
         // The same and dbias; mean.

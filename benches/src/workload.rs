@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use rmsnorm_core::quant::{ScaleKind, ScaleType};
 use rmsnorm_core::{
-    Backward, DType, Element, Error, F8E4M3, Forward, Norm, NormBackend, NormSpec, Problem, QuantizedForward, Rows,
-    Tensor, TensorSet,
+    Backward, DType, Element, Error, F8E4M3, Forward, Norm, NormBackend, NormSpec, Problem, QuantizedForward,
+    ResidualPlacement, Rows, Tensor, TensorSet,
 };
 
 use crate::pattern::Pattern;
@@ -49,6 +49,10 @@ pub struct Workload<'d, D: Measurable, T: Element> {
     is_cold: bool,
     weight: D::Buffer<T>,
     bias: D::Buffer<T>,
+    next_weight: D::Buffer<T>,
+    next_bias: D::Buffer<T>,
+    pub(crate) next_mean: D::Buffer<f32>,
+    pub(crate) next_rstd: D::Buffer<f32>,
     pub(crate) mean: D::Buffer<f32>,
     pub(crate) rstd: D::Buffer<f32>,
     pub(crate) dweight: D::Buffer<T>,
@@ -100,6 +104,10 @@ impl<'d, D: Measurable, T: Element> Workload<'d, D, T> {
             is_cold: sets.is_cold,
             weight: upload(tensors::WEIGHT, shape.cols)?,
             bias: upload(tensors::BIAS, shape.cols)?,
+            next_weight: upload(tensors::WEIGHT, shape.cols)?,
+            next_bias: upload(tensors::BIAS, shape.cols)?,
+            next_mean: unset(shape.rows)?,
+            next_rstd: unset(shape.rows)?,
             mean: unset(shape.rows)?,
             rstd: unset(shape.rows)?,
             dweight: upload(tensors::WEIGHT, shape.cols)?,
@@ -154,6 +162,8 @@ impl<'d, D: Measurable, T: Element> Workload<'d, D, T> {
         match operation.op {
             Op::Forward => self.forward(device, operation.norm, set, false),
             Op::AddForward => self.forward(device, operation.norm, set, true),
+            Op::ForwardAdd => self.forward_add(device, operation.norm, set, false),
+            Op::ForwardAddForward => self.forward_add(device, operation.norm, set, true),
             Op::Backward => self.backward(device, operation, set),
             Op::QuantizedForward(quant) => self.quantized_forward(device, operation.norm, quant, set, false),
             Op::AddQuantizedForward(quant) => self.quantized_forward(device, operation.norm, quant, set, true),
@@ -211,6 +221,33 @@ impl<'d, D: Measurable, T: Element> Workload<'d, D, T> {
             args = args
                 .residual(device.view(&set.second, matrix.clone()))
                 .residual_out(device.view_mut(&mut set.residual_out, matrix));
+        }
+        device.backend().forward(&spec, args)
+    }
+
+    fn forward_add(&mut self, device: &D, norm: Norm, set: usize, has_next: bool) -> Result<(), Error> {
+        let (spec, count) = (spec(norm, self.shape).residual_after(), self.sets.len());
+        let set = &mut self.sets[set % count];
+        let (matrix, row, stat) = (0..self.shape.elements(), 0..self.shape.cols, 0..self.shape.rows);
+        let x = device.view(&set.x, matrix.clone());
+        let mut args = match has_next {
+            false => Forward::<D::Backend, T>::onto_residual(x),
+            true => Forward::<D::Backend, T>::new(x, device.view_mut(&mut set.out, matrix.clone()))
+                .next_weight(device.view(&self.next_weight, row.clone()))
+                .next_rstd(device.view_mut(&mut self.next_rstd, stat.clone())),
+        };
+        args = args
+            .residual(device.view(&set.second, matrix.clone()))
+            .residual_out(device.view_mut(&mut set.residual_out, matrix))
+            .weight(device.view(&self.weight, row.clone()))
+            .rstd(device.view_mut(&mut self.rstd, stat.clone()));
+        if norm == Norm::Layer {
+            args = args.bias(device.view(&self.bias, row.clone())).mean(device.view_mut(&mut self.mean, stat.clone()));
+            if has_next {
+                args = args
+                    .next_bias(device.view(&self.next_bias, row))
+                    .next_mean(device.view_mut(&mut self.next_mean, stat));
+            }
         }
         device.backend().forward(&spec, args)
     }
@@ -285,8 +322,8 @@ pub fn workload_bytes<D: Measurable>(device: &D, shape: Shape, dtype: DType, ope
     let (codes, codes_t) = codes_lens(shape, operations);
     let set = matrix.saturating_mul(4).saturating_add(codes).saturating_add(codes_t);
     let matrices = set.saturating_mul(device.sets(matrix).count);
-    let vectors = shape.cols.saturating_mul(4 * dtype.size());
-    let statistics = shape.rows.saturating_mul(2 * DType::F32.size());
+    let vectors = shape.cols.saturating_mul(6 * dtype.size());
+    let statistics = shape.rows.saturating_mul(4 * DType::F32.size());
     let workspace = workspace_len(device, shape, dtype, operations).saturating_mul(DType::F32.size());
     let scales = [(ScaleType::F32, 4), (ScaleType::E8m0, 1)];
     let scales = scales.map(|(scale_type, size)| {
@@ -341,7 +378,7 @@ pub(crate) fn unset_codes<D: Measurable>(device: &D, len: usize) -> Result<D::Bu
     device.upload(&vec![F8E4M3::from_bits(0x7f); len])
 }
 
-/// The problem that a workload's call is: forward with rstd and a weight, layer norm with mean and bias, too; backward with the gradients
+/// The problem that a workload's call is: forward with rstd and a weight, layer norm with mean and bias, too, and the same of a next norm; backward with the gradients
 /// of all that it has.
 pub fn problem(operation: Operation, dtype: DType, shape: Shape) -> Problem {
     let Operation { norm, op, reduction } = operation;
@@ -354,6 +391,16 @@ pub fn problem(operation: Operation, dtype: DType, shape: Shape) -> Problem {
         Op::AddForward => {
             let tensors = forward.with(Tensor::Residual).with(Tensor::ResidualOut);
             Problem::forward(norm, rows, cols, dtype, tensors)
+        }
+        Op::ForwardAdd | Op::ForwardAddForward => {
+            let has_next = op == Op::ForwardAddForward;
+            let next = TensorSet::of(&[Tensor::NextWeight, Tensor::NextRstd]);
+            let next = next.set(Tensor::NextBias, is_layer).set(Tensor::NextMean, is_layer);
+            let tensors = forward.with(Tensor::Residual).with(Tensor::ResidualOut);
+            let tensors = if has_next { tensors.union(next) } else { tensors };
+            let problem = Problem::forward(norm, rows, cols, dtype, tensors);
+            let tensors = problem.tensors.set(Tensor::Y, has_next);
+            Problem { tensors, residual: ResidualPlacement::After, ..problem }
         }
         Op::QuantizedForward(quant) => {
             Problem::quantized_forward(norm, rows, cols, dtype, quant.spec(shape), forward.union(quant.tensors()))

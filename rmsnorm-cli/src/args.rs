@@ -124,8 +124,8 @@ pub struct BenchArgs {
     /// The norms to measure: rms_norm, layer_norm [default: both]
     #[arg(long, value_name = "NORM,..", value_delimiter = ',')]
     pub norm: Vec<String>,
-    /// The operations to measure: forward, add_forward, backward, quantized_forward, add_quantized_forward [default: the first
-    /// three]
+    /// The operations to measure: forward, add_forward, backward, forward_add (the residual added after the norm),
+    /// forward_add_forward (and the next norm of that), quantized_forward, add_quantized_forward [default: the first three]
     #[arg(long, value_name = "OP,..", value_delimiter = ',')]
     pub op: Vec<String>,
     /// How quantized_forward makes its codes, which are E4M3: tensor (a given scale), delayed (and amax), transposed (and the
@@ -193,7 +193,8 @@ pub struct WarmArgs {
     /// The norms: rms_norm, layer_norm [default: both]
     #[arg(long, value_name = "NORM,..", value_delimiter = ',')]
     pub norm: Vec<String>,
-    /// The operations: forward, add_forward, backward, quantized_forward, add_quantized_forward [default: the first three]
+    /// The operations: forward, add_forward, backward, forward_add, forward_add_forward, quantized_forward, add_quantized_forward
+    /// [default: the first three]
     #[arg(long, value_name = "OP,..", value_delimiter = ',')]
     pub op: Vec<String>,
     /// How quantized_forward makes its codes, as of rmsnorm bench [default: all]

@@ -145,7 +145,8 @@ fn cases(subject: &Subject, cols: usize, number: usize) -> Vec<Case> {
 fn kind_and_tensors(op: Op, norm: Norm) -> (Kind, TensorSet) {
     match op {
         Op::Forward => (Kind::Forward, WITHOUT_RESIDUAL),
-        Op::AddForward | Op::AddQuantizedForward(_) => (Kind::Forward, ALL),
+        // No ladder is of sums after the norm: they look up those of sums before it.
+        Op::AddForward | Op::AddQuantizedForward(_) | Op::ForwardAdd | Op::ForwardAddForward => (Kind::Forward, ALL),
         Op::Backward if norm == Norm::Rms => (Kind::Backward, ONE_GRADIENT),
         Op::Backward => (Kind::Backward, ALL),
         Op::QuantizedForward(_) => (Kind::QuantizedForward, WITHOUT_RESIDUAL),
