@@ -38,6 +38,7 @@ impl NormBackend for Loops {
         &self,
         call: Checked<Forward<'_, Self, T, W, R>>,
     ) -> Result<(), Error> {
+        call.problem().without_residual_after(self.name())?;
         let (spec, args) = (*call.spec(), call.into_args());
         let (x, mut y) = split(args.x, args.y, &spec);
         let (residual, mut residual_out) = match args.residual {

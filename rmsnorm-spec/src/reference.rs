@@ -297,6 +297,63 @@ mod tests {
         assert_eq!((out.amax, out.scale), (vec![largest(&y)], vec![0.5]));
     }
 
+    /// Two calls of backward are the gradient of both norms around a residual: by central differences of the whole, in x, the residual
+    /// and both weights, of a loss that takes y and the sum.
+    #[test]
+    fn gradients_of_two_norms_around_a_residual_are_those_of_the_whole() {
+        let (rows, cols) = (2, 5);
+        let values = |seed: usize, len: usize| -> Vec<f64> {
+            (0..len).map(|i| ((seed * 37 + i * i * 11 + i * 5) % 23) as f64 / 7.0 - 1.4).collect()
+        };
+        let (dy, dsum) = (values(1, rows * cols), values(2, rows * cols));
+        for spec in [NormSpec::rms(rows, cols, 0.01), NormSpec::layer(rows, cols, 0.01)] {
+            let spec = spec.weight_offset(0.5).residual_after();
+            let given = [3, 4, 5, 6].map(|seed| values(seed, if seed < 5 { rows * cols } else { cols }));
+            let passes = |[x, residual, weight, next_weight]: &[Vec<f64>; 4]| {
+                // Not rounded: the derivative of a rounding is taken to be 1.
+                let residual = Some((&residual[..], DType::F32));
+                let first = forward(&spec, &ForwardInputs { x, residual, weight: Some(weight), bias: None });
+                let last = next(&spec, &first.sum, Some(next_weight), None);
+                (first, last)
+            };
+            let loss = |given: &[Vec<f64>; 4]| {
+                let (first, last) = passes(given);
+                let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+                dot(&dy, &last.y) + dot(&dsum, &first.sum)
+            };
+            let (first, last) = passes(&given);
+            let last = backward(
+                &spec,
+                &BackwardInputs {
+                    dy: &dy,
+                    x: &first.sum,
+                    weight: Some(&given[3]),
+                    mean: &last.mean,
+                    rstd: &last.rstd,
+                    dresidual_out: Some(&dsum),
+                },
+            );
+            let (mean, rstd) = (&first.mean, &first.rstd);
+            let inputs =
+                BackwardInputs { dy: &last.dx, x: &given[0], weight: Some(&given[2]), mean, rstd, dresidual_out: None };
+            let first = backward(&spec, &inputs);
+            let gradients = [&first.dx, &last.dx, &first.dweight, &last.dweight];
+            for (which, gradient) in gradients.into_iter().enumerate() {
+                for (i, gradient) in gradient.iter().enumerate() {
+                    let moved = |by: f64| {
+                        let mut moved = given.clone();
+                        moved[which][i] += by;
+                        loss(&moved)
+                    };
+                    // The error of a difference: a step squared, times a third derivative of some hundreds.
+                    let step = 1e-5;
+                    let difference = (moved(step) - moved(-step)) / (2.0 * step);
+                    assert!((gradient - difference).abs() < 1e-6, "{which} {i}: {gradient} and {difference}");
+                }
+            }
+        }
+    }
+
     /// A tie of the code that bf16 lands on, from a hair above: 17 + 1/256 between 16 and 18.
     #[test]
     fn what_is_rounded_first_may_have_another_code() {

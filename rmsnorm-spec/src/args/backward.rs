@@ -34,6 +34,28 @@ use crate::{Element, Error, GradReduction, NormBackend, Tensor};
 ///     backend.backward(&spec, args.weight(weight).dweight(dweight))
 /// }
 /// ```
+///
+/// Of the two norms around a residual that [`NormSpec::residual_after`](crate::NormSpec::residual_after) makes in one call, backward is
+/// two: the last norm's, whose `x` is the sum, then the first's, whose `dy` is what the last norm gave. What arrives at the sum from
+/// elsewhere goes into the one, and the residual's gradient comes out of it. Without a next norm there is only the other, and the residual's
+/// gradient is `dy`.
+/// ```
+/// # use rmsnorm_spec::{Backward, Error, NormBackend, NormSpec};
+/// struct Saved<'a> { x: &'a [f32], rstd: &'a [f32], sum: &'a [f32], next_rstd: &'a [f32] }
+/// fn gradients<B>(
+///     backend: &B, saved: &Saved<'_>, [weight, next_weight]: [&[f32]; 2], [dy, dsum]: [&[f32]; 2],
+///     [dx, dresidual]: [&mut [f32]; 2], [dweight, dnext_weight]: [&mut [f32]; 2],
+/// ) -> Result<(), Error>
+/// where
+///     B: for<'a> NormBackend<In<'a, f32> = &'a [f32], Out<'a, f32> = &'a mut [f32]>,
+/// {
+///     let norm = NormSpec::rms(saved.rstd.len(), weight.len(), 1e-6);
+///     let last = Backward::<_, f32>::new(dy, saved.sum, saved.next_rstd, &mut *dresidual).weight(next_weight);
+///     backend.backward(&norm, last.dresidual_out(dsum).dweight(dnext_weight))?;
+///     let first = Backward::<_, f32>::new(&*dresidual, saved.x, saved.rstd, dx).weight(weight);
+///     backend.backward(&norm.residual_after(), first.dweight(dweight))
+/// }
+/// ```
 #[non_exhaustive]
 pub struct Backward<'a, B: NormBackend + ?Sized, T: Element, W: Element = T, R: Element = T> {
     /// The gradient of `y`; of `residual_out` where the residual was added after the norm, which is the residual's gradient, too.
