@@ -8,7 +8,8 @@ fn main(me: Me) {
     let row = work_of(me) * (WORKGROUP / THREADS_PER_ROW) + lane / THREADS_PER_ROW;
     // Threads without a row still meet the others at the barriers of the sums.
     let exists = row < params.rows;
-    let turns = select(0u, (pairs_of(thread) + PACKS - 1u) / PACKS, exists);
+    let padded = pairs_of(thread) + (PACKS - 1u);
+    let turns = select(0u, padded / PACKS, exists);
     @unroll(K) {
         var addends_K = Addends();
     }
