@@ -33,7 +33,8 @@ fn every_column_has_one_thread() {
 fn keys_have_the_tensors_of_the_call() {
     for_all::<Plans>(|caps, call, cols| {
         use Tensor::{
-            Bias, Dbias, Dresidual, DresidualOut, Dweight, Dx, Dy, Mean, Residual, ResidualOut, Rstd, Weight, X, Y,
+            Bias, Dbias, Dresidual, DresidualOut, Dweight, Dx, Dy, Mean, NextBias, NextMean, NextRstd, NextWeight,
+            Residual, ResidualOut, Rstd, Weight, X, Y,
         };
         let problem = call.problem(SOME_ROWS, cols);
         let with_offset = Problem { has_weight_offset: true, ..problem };
@@ -45,7 +46,7 @@ fn keys_have_the_tensors_of_the_call() {
         for Dispatch { key, .. } in dispatches(&call.plan(SOME_ROWS, cols, caps)) {
             let code: &[Tensor] = match key.program {
                 Program::Forward | Program::ForwardStreaming => {
-                    &[X, Residual, Weight, Bias, Y, ResidualOut, Mean, Rstd]
+                    &[X, Residual, Weight, Bias, Y, ResidualOut, Mean, Rstd, NextWeight, NextBias, NextMean, NextRstd]
                 }
                 Program::Backward | Program::BackwardColumns => {
                     &[X, Dy, Weight, Mean, Rstd, DresidualOut, Dx, Dweight, Dbias, Dresidual]
