@@ -1,8 +1,8 @@
 // Forward: math.md, equations (1) to (6). A thread has the same columns in each of its rows.
 //
 // y reads its row a second time, from the L1. The registers that would have held it are better spent on more rows at a
-// time, and the caches are told which read is the last, so that they keep what is still to be written. A residual that comes after the
-// norm is read once, together with x, and waits in registers; there the sum takes its place, for a norm of its own.
+// time, and the caches are told which read is the last, so that they keep what is still to be written. A residual that comes after
+// the norm is read once, together with x, and waits in registers; there the sum takes its place, for a norm of its own.
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward(const __grid_constant__ Params p) {
     __shared__ float exchange[2][GROUPS][UNROLL][SENDERS];
@@ -95,7 +95,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward(con
         #pragma unroll
         for (int k = 0; k < PACKS; ++k) {
             float weight[PACK], bias[PACK];
-            unpack_weight<HAS_NEXT_WEIGHT>(load_parameter<HAS_NEXT_WEIGHT>(p.next_weight + first, k, left), p.weight_offset, weight);
+            const Pack<W> raw = load_parameter<HAS_NEXT_WEIGHT>(p.next_weight + first, k, left);
+            unpack_weight<HAS_NEXT_WEIGHT>(raw, p.weight_offset, weight);
             unpack(load_parameter<HAS_NEXT_BIAS>(p.next_bias + first, k, left), bias);
             #pragma unroll
             for (int u = 0; u < UNROLL; ++u) {

@@ -2,9 +2,9 @@
 // and go, so that the device's memory always has rows to load and rows to store.
 //
 // What would be waited for is begun early: the cluster meets once its row is on the way, and without a fence; blocks hand
-// each other what they know of it once for each norm, by stores that a barrier in shared memory counts. With READS_EARLY the weights come while
-// the row does; what is read late is read for BATCH packs together, by layer norm the first of them during the exchange. A residual that
-// comes after the norm is read with the row, or, with READS_LATE, late.
+// each other what they know of it once for each norm, by stores that a barrier in shared memory counts. With READS_EARLY the weights
+// come while the row does; what is read late is read for BATCH packs together, by layer norm the first of them during the exchange.
+// A residual that comes after the norm is read with the row, or, with READS_LATE, late.
 
 static_assert(CLUSTER > 1 && GROUPS == 1 && UNROLL == 1, "a cluster has one row");
 

@@ -121,7 +121,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward_lon
         for (int k = 0; k < PACKS; ++k) {
             float y[PACK], weight[PACK], bias[PACK];
             unpack(slot.residual[k][threadIdx.x], y);
-            unpack_weight<HAS_NEXT_WEIGHT>(load_parameter<HAS_NEXT_WEIGHT>(p.next_weight + first, k, left), p.weight_offset, weight);
+            const Pack<W> raw = load_parameter<HAS_NEXT_WEIGHT>(p.next_weight + first, k, left);
+            unpack_weight<HAS_NEXT_WEIGHT>(raw, p.weight_offset, weight);
             unpack(load_parameter<HAS_NEXT_BIAS>(p.next_bias + first, k, left), bias);
             normalize<HAS_NEXT_BIAS>(y, next_mean[0], next_rstd[0], weight, bias);
             store_pack(ROW(y, row) + first, k, left, pack<T>(y));

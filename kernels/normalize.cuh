@@ -1,7 +1,7 @@
 // What forward does with one pack once the statistics are known.
 //
-// RESIDUAL_AFTER: the residual is added to what the norm gives, and the rounded sum is residual_out. NORMS_TWICE: y is the norm of that
-// sum, by parameters of its own. math.md, equations (13) and (14).
+// RESIDUAL_AFTER: the residual is added to what the norm gives, and the rounded sum is residual_out. NORMS_TWICE: y is the norm of
+// that sum, by parameters of its own. math.md, equations (13) and (14).
 
 #define RESIDUAL_BEFORE (HAS_RESIDUAL && !RESIDUAL_AFTER)
 
@@ -40,8 +40,8 @@ __device__ inline void normalize(
     }
 }
 
-// residual_out from what the norm gave and a residual that comes after it. Past the end there may be anything, but for a second norm
-// zeros.
+// residual_out from what the norm gave and a residual that comes after it. Past the end there may be anything, but for a second
+// norm zeros.
 __device__ inline Pack<R> add_residual(const float (&normed)[PACK], const Pack<R>& residual, int k, int left) {
     float sum[PACK];
     unpack(residual, sum);

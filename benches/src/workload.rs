@@ -378,8 +378,8 @@ pub(crate) fn unset_codes<D: Measurable>(device: &D, len: usize) -> Result<D::Bu
     device.upload(&vec![F8E4M3::from_bits(0x7f); len])
 }
 
-/// The problem that a workload's call is: forward with rstd and a weight, layer norm with mean and bias, too, and the same of a next norm; backward with the gradients
-/// of all that it has.
+/// The problem that a workload's call is: forward with rstd and a weight, layer norm with mean and bias, too, and the same of a next
+/// norm; backward with the gradients of all that it has.
 pub fn problem(operation: Operation, dtype: DType, shape: Shape) -> Problem {
     let Operation { norm, op, reduction } = operation;
     let is_layer = norm == Norm::Layer;

@@ -353,7 +353,7 @@ fn reads(program: Program, call: &CallKey, tile: &Tile) -> Reads {
         Program::Forward | Program::QuantizedForward => {
             Reads { is_late: tile.packs <= 2 || call.form.adds_after(), ..reads }
         }
-        // Where there are registers for what is needed last: a residual that comes then, which comes from furthest, else the weights.
+        // Where there are registers for what is needed last: for a residual that comes then, from furthest, else for the weights.
         Program::ForwardCluster if call.form.adds_after() => {
             let is_narrow = tile.pack * weight_bytes <= 16;
             let batch = [[2, 1], [4, 4]][usize::from(is_narrow)][usize::from(call.form.norms_twice())];

@@ -39,6 +39,9 @@ const SPLIT_COLS: [usize; 8] = [128, 256, 512, 1024, 2048, 4096, 5120, 12288];
 /// Frame, stores and loads of two words, which more rows at a time outweigh: layer norm forward of 2048 columns takes 129
 /// us with them and without, of 1920 columns 129 us with and 133 without (H200, 2026-11-21).
 const MOST_SPILLED: u32 = 24;
+/// The same where a sum is normalized in turn: six words, of layer norm in 8192 columns, whose four blocks of 256 threads leave 64
+/// registers. All other forms keep to [`MOST_SPILLED`].
+const MOST_SPILLED_TWICE: u32 = 72;
 /// The same to codes: by rows of 12288 columns with 48 bytes spilled 39.9 us, of fewer blocks 48 us (H200, 2026-11-23).
 const MOST_SPILLED_TO_CODES: u32 = 128;
 
@@ -96,7 +99,10 @@ fn tuned() -> Vec<Job> {
                     after(Problem::forward(norm, ROWS, cols, dtype, add), false),
                     after(Problem::forward(norm, ROWS, cols, dtype, twice), true),
                 ];
-                jobs.extend(problems.iter().flat_map(|problem| of_plan(problem, 16, &Caps::h200())));
+                // Their tiles are those of sums before the norm: bf16 stands for f16.
+                let has_after = dtype != DType::F16;
+                let problems = problems.iter().filter(|each| has_after || each.residual == ResidualPlacement::Before);
+                jobs.extend(problems.flat_map(|problem| of_plan(problem, 16, &Caps::h200())));
             }
             for cols in SPLIT_COLS {
                 let problem = Problem::backward(norm, FEW_ROWS, cols, dtype, backward);
@@ -272,7 +278,8 @@ fn tuned_programs_compile_and_keep_their_registers() {
     let Some(nvrtc) = nvrtc() else { return };
     let outcomes = compile_all(nvrtc, &tuned());
     report("tuned", &outcomes);
-    let spilling = outcomes.iter().filter(|outcome| outcome.usage.spills > MOST_SPILLED).count();
+    let most = |job: &Job| if job.key.call.form.norms_twice() { MOST_SPILLED_TWICE } else { MOST_SPILLED };
+    let spilling = outcomes.iter().filter(|outcome| outcome.usage.spills > most(&outcome.job)).count();
     assert_eq!(spilling, 0, "tuned programs spill more than {MOST_SPILLED} bytes; the table has them");
 }
 
