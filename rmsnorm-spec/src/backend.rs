@@ -67,7 +67,7 @@ pub trait NormBackend {
         Ok(())
     }
 
-    /// Normalizes: [math](crate::math), equations (1) to (6).
+    /// Normalizes: [math](crate::math), equations (1) to (6), (13) and (14).
     ///
     /// # Errors
     /// Every validation error of [`Error`], before anything is written; `Unsupported` and `Device` from the backend.
