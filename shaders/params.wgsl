@@ -56,6 +56,7 @@ struct Params {
     next_bias: vec2<u32>,
     next_mean: u32,
     next_rstd: u32,
+    unused: vec2<u32>, // so that the size is a multiple of 16
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

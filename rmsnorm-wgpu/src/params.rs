@@ -94,6 +94,8 @@ pub(crate) struct Params {
     pub(crate) next_mean: u32,
     /// First element.
     pub(crate) next_rstd: u32,
+    /// Padding, so that the size is a multiple of 16.
+    pub(crate) unused: Place,
 }
 
 impl Params {

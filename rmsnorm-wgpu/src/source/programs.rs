@@ -466,6 +466,7 @@ fn params_lie_where_rust_says() {
         y_group_stride residual_out_group_stride dx_group_stride dresidual_group_stride codes_group_stride first_row
         codes codes_t scale scales amax scales_stride amax_floor amax_ceiling
         codes_columnwise scales_columnwise scales_columnwise_stride next_weight next_bias next_mean next_rstd
+        unused
     ];
     assert_eq!(read, written);
     assert_eq!(*span as usize, size_of::<Params>());
