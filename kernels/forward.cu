@@ -1,8 +1,11 @@
 // Forward: math.md, equations (1) to (6). A thread has the same columns in each of its rows.
 //
 // y reads its row a second time, from the L1. The registers that would have held it are better spent on more rows at a
-// time, and the caches are told which read is the last, so that they keep what is still to be written. A residual that comes after
-// the norm is read once, together with x, and waits in registers; there the sum takes its place, for a norm of its own.
+// time, and the caches are told which read is the last, so that they keep what is still to be written. IS_HELD: the row stays in
+// registers, where a residual makes a second read twice as much, and in a call so small that all its rows are under way at once.
+//
+// A residual that comes after the norm is read once, together with x, and waits in registers; there the sum takes its place, for a
+// norm of its own.
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward(const __grid_constant__ Params p) {
     __shared__ float exchange[2][GROUPS][UNROLL][SENDERS];
@@ -66,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward(con
         find_statistics(h, mean, rstd);
 
         // READS_LATE: each pack is read just before it is needed. Else all are asked for at once.
-        if constexpr (!READS_LATE) load_rows(Bool<true>{});
+        if constexpr (!READS_LATE && !IS_HELD) load_rows(Bool<true>{});
         #pragma unroll
         for (int k = 0; k < PACKS; ++k) {
             float weight[PACK], bias[PACK];
@@ -75,7 +78,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward(con
             #pragma unroll
             for (int u = 0; u < UNROLL; ++u) {
                 if (exists(u)) {
-                    if constexpr (READS_LATE) h[u][k] = load_h<true>(p, row(u), first, k, left);
+                    if constexpr (IS_HELD) store_residual_out(p, row(u), first, k, left, h[u][k]);
+                    else if constexpr (READS_LATE) h[u][k] = load_h<true>(p, row(u), first, k, left);
                     float y[PACK];
                     unpack(h[u][k], y);
                     normalize(y, mean[u], rstd[u], weight, bias);

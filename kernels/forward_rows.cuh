@@ -1,16 +1,23 @@
-// Rows that a block reads again from the L1: what forward.cu and quantized_forward.cu have in common.
+// Rows in the registers of a block, which may read them again from the L1: what forward.cu and quantized_forward.cu have in common.
 
 // A thread's part of some rows of its group.
 using Parts = Pack<H>[UNROLL][PACKS];
 
-// A thread's part of h. The last read stores residual_out, so that in place nothing is overwritten too early.
+// Comes after the last read, so that in place nothing is overwritten too early.
+__device__ inline void store_residual_out(const Params& p, unsigned long long row, unsigned first, int k, int left, const Pack<H>& h) {
+#if RESIDUAL_BEFORE
+    if (p.residual_out.data) store_pack(ROW(residual_out, row) + first, k, left, h);
+#endif
+}
+
+// A thread's part of h, by the first read or by the last.
 template <bool IS_LAST>
 __device__ inline Pack<H> load_h(const Params& p, unsigned long long row, unsigned first, int k, int left) {
     constexpr Reuse REUSE = IS_LAST ? Reuse::ByNone : Reuse::ByThread;
     const Pack<T> x = load_pack<REUSE>(ROW(x, row) + first, k, left);
 #if RESIDUAL_BEFORE
     const Pack<R> h = add_residual(x, load_pack<REUSE>(ROW(residual, row) + first, k, left));
-    if (IS_LAST && p.residual_out.data) store_pack(ROW(residual_out, row) + first, k, left, h);
+    if constexpr (IS_LAST) store_residual_out(p, row, first, k, left, h);
     return h;
 #else
     return x;

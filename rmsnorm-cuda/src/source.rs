@@ -110,7 +110,7 @@ fn quant_numbers(quant: QuantSpec) -> [(&'static str, u32); 6] {
     ]
 }
 
-fn numbers(key: &KernelKey) -> [(&'static str, u32); 29] {
+fn numbers(key: &KernelKey) -> [(&'static str, u32); 30] {
     let KernelKey {
         program,
         call: CallKey { norm, cast_order, accumulate, has_row_groups, has_weight_offset, form, quant, .. },
@@ -144,6 +144,7 @@ fn numbers(key: &KernelKey) -> [(&'static str, u32); 29] {
         ("ACCESS_BYTES", tile.access_bytes),
         ("IS_RAGGED", tile.is_ragged.into()),
         ("HAS_TAIL", tile.has_tail.into()),
+        ("IS_HELD", tile.reads.is_held.into()),
         ("READS_LATE", tile.reads.is_late.into()),
         ("READS_EARLY", tile.reads.is_early.into()),
         ("BATCH", tile.reads.batch),
@@ -191,7 +192,7 @@ mod tests {
             access_bytes: 16,
             is_ragged: true,
             has_tail: false,
-            reads: Reads { is_late: true, is_early: false, batch: 4 },
+            reads: Reads { is_held: false, is_late: true, is_early: false, batch: 4 },
         },
     };
 
@@ -200,7 +201,7 @@ mod tests {
         let expected = "--gpu-architecture=sm_90 --std=c++17 -default-device -DT=bf16 -DW=f32 -DR=f16 -DIS_BACKWARD=0 -DIS_SPLIT=0 -DIS_QUANTIZED=0 \
             -DIS_LAYER=1 -DCAST_BEFORE_WEIGHT=0 -DACCUMULATE=0 -DHAS_ROW_GROUPS=0 -DHAS_WEIGHT_OFFSET=1 -DRESIDUAL_AFTER=0 -DNORMS_TWICE=0 -DPACK=8 -DPACKS=2 -DTHREADS_PER_ROW=32 -DGROUPS=4 \
             -DCLUSTER=1 -DUNROLL=3 -DSTAGES=0 -DIS_OVERLAPPED=0 -DBLOCKS_PER_SM=5 -DACCESS_BYTES=16 -DIS_RAGGED=1 \
-            -DHAS_TAIL=0 -DREADS_LATE=1 -DREADS_EARLY=0 -DBATCH=4 -DTREE_SENDERS=8 -DCOLUMN_LANES=8 \
+            -DHAS_TAIL=0 -DIS_HELD=0 -DREADS_LATE=1 -DREADS_EARLY=0 -DBATCH=4 -DTREE_SENDERS=8 -DCOLUMN_LANES=8 \
             -DROW_MULTIPLE=8 -DPARAMS_BYTES=";
         let tensors = "-DHAS_RESIDUAL=1 -DHAS_WEIGHT=1 -DHAS_BIAS=0 -DHAS_Y=0 -DHAS_DRESIDUAL_OUT=0 -DHAS_DWEIGHT=0 -DHAS_DBIAS=0 \
              -DHAS_DRESIDUAL=0 -DHAS_CODES_T=0 -DHAS_AMAX=0 -DHAS_NEXT_WEIGHT=0 -DHAS_NEXT_BIAS=0";

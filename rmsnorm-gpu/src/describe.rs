@@ -8,6 +8,7 @@
 //! | `threads=2x128` | blocks on a row, if several, and threads of each |
 //! | `packs=3x8` | packs of a thread, and columns of each; `ragged`, if the threads of a row own more columns than there are |
 //! | `rows=16x2` | rows of a block side by side, and rows that a thread works on at once; partial rows: threads that share them |
+//! | `held` | CUDA: forward's rows stay in registers, and are not read again |
 //! | `access=4`, `access=words` | bytes or units of an access, if they are not the widest |
 //! | `ring=3`, `shared=48KiB` | CUDA: steps that shared memory holds, `overlapped` if passes overlap; dynamic shared memory of a block |
 //! | `subgroups=32`, `chunks=528` | wgpu: lanes of the subgroups that exchange sums; chunks of rows |

@@ -33,7 +33,7 @@ const ODD_COLS: [usize; 12] = [1, 7, 100, 300, 1000, 1500, 6000, 10007, 20000, 5
 const COLS_TO_CODES: [usize; 7] = [128, 1024, 2048, 4096, 8192, 12288, 16384];
 const SAMPLES_PER_DEVICE: usize = 80;
 const ROWS: usize = 8192;
-/// So few that backward is split into rows and columns, and columns of which it was measured.
+/// So few that forward holds its rows, and that backward is split into rows and columns; columns of which that was measured.
 const FEW_ROWS: usize = 64;
 const SPLIT_COLS: [usize; 8] = [128, 256, 512, 1024, 2048, 4096, 5120, 12288];
 /// Frame, stores and loads of two words, which more rows at a time outweigh: layer norm forward of 2048 columns takes 129
@@ -93,6 +93,7 @@ fn tuned() -> Vec<Job> {
             let backward = weight.with(Tensor::Dweight).set(Tensor::Dbias, is_layer);
             for cols in TUNED_COLS {
                 let problems = [
+                    Problem::forward(norm, FEW_ROWS, cols, dtype, forward),
                     Problem::forward(norm, ROWS, cols, dtype, forward),
                     Problem::forward(norm, ROWS, cols, dtype, add),
                     Problem::backward(norm, ROWS, cols, dtype, backward),

@@ -3,7 +3,7 @@
 use rmsnorm_spec::Problem;
 
 use super::tuning::Ladders;
-use super::{Plan, Program, RESERVED_BYTES, Step, Tile, found, key, pack};
+use super::{Plan, Program, RESERVED_BYTES, Reads, Step, Tile, found, key, pack};
 use crate::caps::Caps;
 
 /// The plan of a forward call.
@@ -27,6 +27,7 @@ pub(super) fn plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
         (Program::ForwardStreaming, Tile { pack, ..streaming_tile(caps) })
     };
     let tile = Tile { access_bytes, ..tile };
+    let tile = if program == Program::Forward { held(problem, tile, caps) } else { tile };
     let blocks = if program == Program::ForwardStreaming {
         problem.rows.min((caps.sms / tile.cluster).max(1) as usize)
     } else {
@@ -37,6 +38,15 @@ pub(super) fn plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
     let shared_bytes = if program == Program::ForwardLong { shared_bytes(problem, &tile) as u32 } else { 0 };
     let launch = Step::launch(key(problem, program, tile), grid, shared_bytes);
     Plan { steps: [Some(launch), None, None, None], ..Plan::default() }
+}
+
+/// A tile of half the blocks a multiprocessor, which hold their rows in twice the registers, where these blocks do all of the call
+/// at once: none waits for the room that they take. The threads of a row, and with them its bits, stay what they are.
+fn held(problem: &Problem, tile: Tile, caps: &Caps) -> Tile {
+    let half = Tile { blocks_per_sm: tile.blocks_per_sm / 2, reads: Reads { is_held: true, ..tile.reads }, ..tile };
+    let rows_at_once = caps.sms * half.blocks_per_sm * tile.groups * tile.unroll;
+    let is_small = problem.rows <= rows_at_once as usize && !problem.tensors.adds_residual();
+    if is_small && half.holds_rows(problem.norm, false) { half } else { tile }
 }
 
 /// Whether the row of a block fits its shared memory.

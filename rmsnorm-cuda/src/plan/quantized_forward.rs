@@ -5,7 +5,7 @@ use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind, ScaleLayout};
 use rmsnorm_spec::{DType, Norm, Problem, Storage, Tensor};
 
 use super::tuning::Ladders;
-use super::{Plan, Program, Step, Tile, Workspace, forward, found, key, pack};
+use super::{Plan, Program, REGISTERS_PER_SM, Step, Tile, Workspace, forward, found, key, pack};
 use crate::caps::Caps;
 
 /// Rows and columns of a tile of `transpose_codes.cu`.
@@ -16,9 +16,6 @@ const COLUMNWISE_TILE: (usize, usize) = (128, 64);
 
 /// The largest magnitude, and blocks that have looked for it.
 const FOUND_LEN: usize = 2;
-
-/// Of every device.
-const REGISTERS_PER_SM: u32 = 1 << 16;
 
 /// The plan of a quantized forward call.
 pub(super) fn plan(problem: &Problem, quant: &QuantSpec, access_bytes: u32, caps: &Caps) -> Plan {

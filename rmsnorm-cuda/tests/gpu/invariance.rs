@@ -1,13 +1,14 @@
 //! A row has the same bits alone, among others, and wherever its tensors lie.
 
+use rmsnorm_conformance::Harness;
 use rmsnorm_conformance::testing::values;
 use rmsnorm_cuda::cudarc::driver::CudaSlice;
 use rmsnorm_cuda::{
     Backward, CudaBackend, Forward,
-    spec::{Norm, NormSpec, Rows, bf16},
+    spec::{DType, Norm, NormSpec, Problem, Rows, Tensor, bf16},
 };
 
-use crate::support::{Gpu, bytes};
+use crate::support::{Gpu, bytes, upload};
 
 /// One for each way to share a row, with and without a rest; the last two fit nowhere on chip.
 const COLS: [usize; 7] = [100, 4097, 16385, 40000, 70001, 131_072, 300_000];
@@ -111,6 +112,45 @@ fn check(gpu: &CudaBackend, norm: Norm, cols: usize) {
             let alone = Call { gpu, norm: spec(1), layout }.run(&x[range.clone()], &dy[range.clone()]);
             for (name, (got, expected)) in NAMES.into_iter().zip(alone.iter().zip(&batch)) {
                 assert!(got[0] == expected[row], "{name} of {}, row {row} of {cols} alone, {how}", norm.name());
+            }
+        }
+    }
+}
+
+/// Rows of a small call stay in registers, those of a large one are read again: a program each, for every shape of a tile.
+#[test]
+fn a_row_has_its_bits_among_few_and_among_many() {
+    let Some(gpu) = Gpu::open() else { return };
+    let bits = |norm: NormSpec, x: &CudaSlice<bf16>, first: usize| {
+        let x = x.slice(first * norm.cols..);
+        let weight = upload::<bf16>(&gpu, 3, norm.cols);
+        let mut y = gpu.stream().alloc_zeros::<bf16>(norm.rows * norm.cols).unwrap();
+        let mut rstd = gpu.stream().alloc_zeros::<f32>(norm.rows).unwrap();
+        let args = Forward::new(x, y.as_view_mut()).weight(weight.as_view()).rstd(rstd.as_view_mut());
+        gpu.forward(&norm, args).unwrap();
+        (bytes(&gpu, &y), bytes(&gpu, &rstd))
+    };
+    const FEW: usize = 5;
+    for norm in Norm::ALL {
+        for cols in [24, 100, 512, 1021, 1024, 2048, 4096, 5001, 8192, 16384] {
+            // Each with about 12 million elements, which is more than registers hold.
+            let rows = (12_usize << 20).div_ceil(cols);
+            let spec = |rows| match norm {
+                Norm::Rms => NormSpec::rms(rows, cols, 1e-6),
+                Norm::Layer => NormSpec::layer(rows, cols, 1e-5),
+            };
+            let is_held = |rows| {
+                let problem = Problem::forward(norm, rows, cols, DType::Bf16, &[Tensor::Weight, Tensor::Rstd]);
+                gpu.plan(&problem).contains(" held")
+            };
+            assert!(is_held(FEW) && !is_held(rows), "{} of {cols} columns", norm.name());
+            let x = upload::<bf16>(&gpu, 1, rows * cols);
+            let (y, rstd) = bits(spec(rows), &x, 0);
+            for first in [0, rows / 2, rows - FEW] {
+                let few = bits(spec(FEW), &x, first);
+                let row_bytes = cols * size_of::<bf16>();
+                let expected = (&y[first * row_bytes..][..FEW * row_bytes], &rstd[first * 4..][..FEW * 4]);
+                assert!((&*few.0, &*few.1) == expected, "{} of {cols} columns from row {first} on", norm.name());
             }
         }
     }

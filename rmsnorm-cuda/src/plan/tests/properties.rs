@@ -129,16 +129,28 @@ fn keys_have_the_tensors_of_the_call() {
 /// How a row ends, and when what is needed late is read: the text is another one.
 #[test]
 fn tiles_say_how_rows_end_and_when_parameters_are_read() {
+    const ROWS: usize = 4096;
     for_all::<Plans>(|caps, call, cols| {
-        for Launch { key, .. } in launches(&call.plan(4096, cols, caps)) {
+        for Launch { key, .. } in launches(&call.plan(ROWS, cols, caps)) {
             let (Tile { pack, packs, cluster, .. }, weight) = (key.tile, key.call.dtypes.weight);
             let is_cut = !cols.is_multiple_of(pack as usize);
             let is_any = matches!(key.program, Program::ReducePartials | Program::TransposeCodes | Program::Clear);
             assert_eq!(key.tile.has_tail, is_cut || is_any, "{cols} {key:?}");
             let none = Tile::NONE.reads;
             let reads = match key.program {
-                Program::Forward | Program::QuantizedForward => {
-                    Reads { is_late: packs < 3 || call.residual == ResidualPlacement::After, ..none }
+                Program::QuantizedForward => Reads { is_late: packs < 3, ..none },
+                Program::Forward if call.residual == ResidualPlacement::After => Reads { is_late: true, ..none },
+                Program::Forward => {
+                    let Tile { groups, unroll, blocks_per_sm, reads: Reads { is_held, .. }, .. } = key.tile;
+                    let adds_residual = call.tensors.adds_residual();
+                    let has_room = key.tile.holds_rows(call.norm, adds_residual);
+                    let is_at_once = ROWS <= (caps.sms * blocks_per_sm * groups * unroll) as usize;
+                    // Small calls have tiles of their own; that they have them is in the tables.
+                    assert!(
+                        if adds_residual { is_held == has_room } else { !is_held || has_room && is_at_once },
+                        "{cols} {key:?}"
+                    );
+                    Reads { is_held, is_late: packs < 3 && !is_held, ..none }
                 }
                 // A residual that comes last takes the registers of weights, and of five packs those of the residual.
                 Program::ForwardCluster if call.residual == ResidualPlacement::After => {

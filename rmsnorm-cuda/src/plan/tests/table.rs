@@ -52,10 +52,10 @@ fn rms_forward_of_decoding() {
         RMS_FORWARD,
         &[
             (0, 4096, ""),
-            (1, 4096, "forward threads=256 packs=2x8 grid=1"),
-            (8, 4096, "forward threads=256 packs=2x8 grid=8"),
-            (128, 4096, "forward threads=256 packs=2x8 grid=128"),
-            (128, 8192, "forward threads=224 packs=5x8 ragged grid=128"),
+            (1, 4096, "forward threads=256 packs=2x8 held grid=1"),
+            (8, 4096, "forward threads=256 packs=2x8 held grid=8"),
+            (128, 4096, "forward threads=256 packs=2x8 held grid=128"),
+            (128, 8192, "forward threads=224 packs=5x8 ragged held grid=128"),
             (1024, 4096, "forward threads=256 packs=2x8 grid=1024"),
         ],
     );
@@ -68,10 +68,10 @@ fn add_and_rms_forward_on_an_h200() {
         RMS_ADD,
         &[
             (1048576, 128, "forward threads=16 packs=1x8 rows=16 grid=65536"),
-            (262144, 512, "forward threads=32 packs=2x8 rows=8 grid=32768"),
-            (32768, 1024, "forward threads=128 packs=1x8 grid=32768"),
-            (32768, 4096, "forward threads=256 packs=2x8 grid=32768"),
-            (16384, 8192, "forward threads=256 packs=4x8 grid=16384"),
+            (262144, 512, "forward threads=32 packs=2x8 rows=8 held grid=32768"),
+            (32768, 1024, "forward threads=128 packs=1x8 held grid=32768"),
+            (32768, 4096, "forward threads=256 packs=2x8 held grid=32768"),
+            (16384, 8192, "forward threads=256 packs=4x8 held grid=16384"),
             (8192, 16384, "forward threads=512 packs=4x8 grid=8192"),
             (4096, 32768, "forward_cluster threads=8x256 packs=2x8 grid=32768"),
             (2048, 65536, "forward_cluster threads=8x512 packs=2x8 grid=16384"),
@@ -110,9 +110,9 @@ fn add_and_layer_forward_on_an_h200() {
         &[
             (1048576, 128, "forward threads=8 packs=2x8 rows=32 grid=32768"),
             (262144, 512, "forward threads=32 packs=2x8 rows=8 grid=32768"),
-            (32768, 1024, "forward threads=64 packs=2x8 grid=32768"),
-            (65536, 2048, "forward threads=128 packs=2x8 grid=65536"),
-            (32768, 4096, "forward threads=128 packs=4x8 grid=32768"),
+            (32768, 1024, "forward threads=64 packs=2x8 held grid=32768"),
+            (65536, 2048, "forward threads=128 packs=2x8 held grid=65536"),
+            (32768, 4096, "forward threads=128 packs=4x8 held grid=32768"),
             (16384, 8192, "forward threads=256 packs=4x8 grid=16384"),
             (8192, 16384, "forward threads=512 packs=4x8 grid=8192"),
             (4096, 32768, "forward_long threads=512 packs=8x8 shared=128KiB grid=4096"),
@@ -206,8 +206,8 @@ fn rows_that_no_tile_fits() {
         &Caps::h200(),
         RMS_FORWARD,
         &[
-            (4096, 1, "forward threads=1 packs=1x8 rows=256x2 ragged grid=8"),
-            (4096, 100, "forward threads=16 packs=1x8 rows=16x2 ragged grid=128"),
+            (4096, 1, "forward threads=1 packs=1x8 rows=256x2 ragged held grid=8"),
+            (4096, 100, "forward threads=16 packs=1x8 rows=16x2 ragged held grid=128"),
             (4096, 4097, "forward threads=256 packs=3x8 ragged grid=4096"),
         ],
     );
@@ -228,7 +228,7 @@ fn rows_that_no_tile_fits() {
 #[rustfmt::skip]
 fn a_wider_stream_halves_the_packs() {
     let stream = |call| Call { dtypes: BF16_STREAM_F32, ..call };
-    check(&Caps::h200(), stream(RMS_ADD), &[(32768, 4096, "forward threads=256 packs=4x4 grid=32768")]);
+    check(&Caps::h200(), stream(RMS_ADD), &[(32768, 4096, "forward threads=256 packs=4x4 held grid=32768")]);
     check(
         &Caps::h200(),
         stream(RMS_BACKWARD),

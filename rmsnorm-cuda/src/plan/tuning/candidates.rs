@@ -3,13 +3,10 @@
 
 use super::data::{Name, Place, Which};
 use crate::caps::Caps;
-use crate::plan::{RESERVED_BYTES, Tile};
+use crate::plan::{REGISTERS_PER_SM, RESERVED_BYTES, Tile};
 
 /// Bytes that a multiprocessor is best to have on their way: the middle of 64 to 128 KiB.
 const BYTES_UNDER_WAY: f64 = 90.0 * 1024.0;
-
-/// Of every device.
-const REGISTERS_PER_SM: u32 = 1 << 16;
 
 /// Bytes of a pack.
 const PACK_BYTES: u32 = 16;
