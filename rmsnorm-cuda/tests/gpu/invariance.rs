@@ -122,7 +122,7 @@ fn check(gpu: &CudaBackend, norm: Norm, cols: usize) {
 fn a_row_has_its_bits_among_few_and_among_many() {
     let Some(gpu) = Gpu::open() else { return };
     let bits = |norm: NormSpec, x: &CudaSlice<bf16>, first: usize| {
-        let x = x.slice(first * norm.cols..);
+        let x = x.slice(first * norm.cols..(first + norm.rows) * norm.cols);
         let weight = upload::<bf16>(&gpu, 3, norm.cols);
         let mut y = gpu.stream().alloc_zeros::<bf16>(norm.rows * norm.cols).unwrap();
         let mut rstd = gpu.stream().alloc_zeros::<f32>(norm.rows).unwrap();
