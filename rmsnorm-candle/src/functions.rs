@@ -168,5 +168,6 @@ pub(crate) fn overwrite(spec: Spec, x: &Tensor, weight: &Tensor, bias: Option<&T
 fn has_kernels(args: &Args<'_>) -> bool {
     let &Args { x, residual, weight, bias } = args;
     let is_one_dtype = bias.is_none_or(|bias| bias.dtype() == weight.dtype());
-    x.device().is_cpu() && is_one_dtype && mix(x.dtype(), weight.dtype(), residual.unwrap_or(x).dtype()).is_some()
+    let is_on_device = x.device().is_cpu() || (cfg!(feature = "cuda") && x.device().is_cuda());
+    is_on_device && is_one_dtype && mix(x.dtype(), weight.dtype(), residual.unwrap_or(x).dtype()).is_some()
 }

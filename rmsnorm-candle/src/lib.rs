@@ -44,10 +44,14 @@
 //! opt-level = 3
 //! ```
 #![cfg_attr(docsrs, feature(doc_cfg))]
-#![forbid(unsafe_code)]
+#![cfg_attr(not(feature = "cuda"), forbid(unsafe_code))]
+#![deny(unsafe_code)]
 
+mod call;
 mod check;
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod functions;
 mod native;
 pub mod nn;

@@ -2,18 +2,18 @@
 
 use std::sync::{Arc, OnceLock};
 
-use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Layout, Result, Shape, Storage, Tensor, bail};
 
 use super::cell::Cell;
 use super::differentiate::differentiate;
 use super::normalize::keep;
-use crate::cpu::{ForwardCall, Statistics, Wanted};
+use crate::call::{ForwardCall, Kernels, Operand, Statistics, Wanted};
 use crate::spec::Spec;
 
 /// What [`Add`] leaves for [`Take`].
 struct Shared {
     spec: Spec,
-    y: Cell<CpuStorage>,
+    y: Cell<Storage>,
     statistics: OnceLock<Statistics>,
 }
 
@@ -40,6 +40,17 @@ impl Add {
         let residual_out = x.apply_op3(residual, &weight.detach(), op)?;
         Ok((residual_out.apply_op2(weight, Take(shared))?, residual_out))
     }
+
+    fn run<S: Kernels>(&self, [x, residual, weight]: [Operand<'_, S>; 3]) -> Result<(S, Shape)> {
+        let (spec, save) = (&self.shared.spec, self.save);
+        let normalized = ForwardCall { spec, x, residual: Some(residual), weight, bias: None, save }.run()?;
+        keep(&self.shared.statistics, normalized.statistics)?;
+        self.shared.y.put(normalized.y.into_storage());
+        match normalized.residual_out {
+            Some(residual_out) => Ok((residual_out, x.1.shape().clone())),
+            None => bail!("a call with a residual has no sum"),
+        }
+    }
 }
 
 impl CustomOp3 for Add {
@@ -47,22 +58,7 @@ impl CustomOp3 for Add {
         "add"
     }
 
-    fn cpu_fwd(
-        &self,
-        s1: &CpuStorage,
-        l1: &Layout,
-        s2: &CpuStorage,
-        l2: &Layout,
-        s3: &CpuStorage,
-        l3: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let (spec, save) = (&self.shared.spec, self.save);
-        let call = ForwardCall { spec, x: (s1, l1), residual: Some((s2, l2)), weight: (s3, l3), bias: None, save };
-        let normalized = call.run()?;
-        keep(&self.shared.statistics, normalized.statistics)?;
-        self.shared.y.put(normalized.y);
-        Ok((normalized.residual_out, l1.shape().clone()))
-    }
+    on_devices!(run: s1 l1, s2 l2, s3 l3);
 
     /// The gradient of a sum, in the dtype of each summand.
     fn bwd(
@@ -81,17 +77,21 @@ impl CustomOp3 for Add {
 /// y from the sum and weight: what [`Add`] has computed.
 struct Take(Arc<Shared>);
 
+impl Take {
+    fn take<S: Kernels>(&self, [sum, _]: [Operand<'_, S>; 2]) -> Result<(S, Shape)> {
+        match self.0.y.take().and_then(S::from_storage) {
+            Some(y) => Ok((y, sum.1.shape().clone())),
+            None => bail!("an operation is applied once"),
+        }
+    }
+}
+
 impl CustomOp2 for Take {
     fn name(&self) -> &'static str {
         self.0.spec.name()
     }
 
-    fn cpu_fwd(&self, _: &CpuStorage, l1: &Layout, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
-        match self.0.y.take() {
-            Some(y) => Ok((y, l1.shape().clone())),
-            None => bail!("an operation is applied once"),
-        }
-    }
+    on_devices!(take: s1 l1, s2 l2);
 
     fn bwd(&self, h: &Tensor, weight: &Tensor, _y: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let wanted = Wanted { dweight: weight.track_op(), dbias: false };
