@@ -1,7 +1,7 @@
 //! Calls on the storages of a device, once for every device: their tensors, and the way to their types.
 
 use candle_core::backend::BackendStorage;
-use candle_core::{DType, Layout, Result, Storage};
+use candle_core::{DType, Layout, Result, Storage, Tensor};
 
 use crate::native::{Native, Work, dispatch};
 use crate::spec::Spec;
@@ -20,6 +20,12 @@ pub(crate) trait Kernels: BackendStorage {
     /// # Errors
     /// As [`forward`](Self::forward).
     fn overwrite<T: Native, W: Native>(call: InPlaceCall<'_, Self>) -> Result<()>;
+
+    /// Calls `f` with the storage of one more tensor of the device: an operation of candle is lent three.
+    ///
+    /// # Errors
+    /// That of `f`.
+    fn lend(tensor: &Tensor, f: impl Fn(Operand<'_, Self>) -> Result<()>) -> Result<()>;
 
     /// As one of all devices.
     fn into_storage(self) -> Storage;

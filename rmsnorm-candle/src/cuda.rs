@@ -2,7 +2,9 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use candle_core::{CudaDevice, CudaStorage, Error, Result, Storage, WithDType, bail};
+use candle_core::{
+    CpuStorage, CudaDevice, CudaStorage, CustomOp1, Error, Layout, Result, Shape, Storage, Tensor, WithDType, bail,
+};
 use rmsnorm_core::Norm;
 use rmsnorm_core::cuda::cudarc::driver::{CudaSlice, CudaView};
 use rmsnorm_core::cuda::{Backward, CudaBackend, Forward};
@@ -125,6 +127,10 @@ impl Kernels for CudaStorage {
         backend.forward(&call.spec.sized(&x.rows), args).map_err(Error::wrap)
     }
 
+    fn lend(tensor: &Tensor, f: impl Fn(Operand<'_, Self>) -> Result<()>) -> Result<()> {
+        tensor.apply_op1_no_bwd(&Lend(f)).map(|_| ())
+    }
+
     fn into_storage(self) -> Storage {
         Storage::Cuda(self)
     }
@@ -167,6 +173,25 @@ impl Place {
             Some(view) => Ok(self.rows.rows(view)),
             None => bail!("rows at {:?} of a storage of {} elements", self.range, slice.len()),
         }
+    }
+}
+
+/// An operation without a result of its own, which is lent a storage.
+struct Lend<F>(F);
+
+impl<F: Fn(Operand<'_, CudaStorage>) -> Result<()>> CustomOp1 for Lend<F> {
+    fn name(&self) -> &'static str {
+        "lend"
+    }
+
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+        bail!("a tensor of another device")
+    }
+
+    fn cuda_fwd(&self, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        (self.0)((storage, layout))?;
+        let nothing = room::<f32>(&storage.device, 0)?;
+        Ok((CudaStorage::wrap_cuda_slice(nothing, storage.device.clone()), Shape::from(0)))
     }
 }
 

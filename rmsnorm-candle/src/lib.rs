@@ -5,7 +5,7 @@
 //! | [`rms_norm`] | RMS norm |
 //! | [`gemma_rms_norm`] | RMS norm by `1 + weight` |
 //! | [`layer_norm`] | layer norm, with a bias or without |
-//! | [`add_rms_norm`] | `residual + x`, and its RMS norm |
+//! | [`add_rms_norm`], [`add_layer_norm`] | `residual + x`, and its norm |
 //! | [`rms_norm_in_place`], [`gemma_rms_norm_in_place`], [`layer_norm_in_place`] | y over x, for inference |
 //! | [`nn`] | modules that load from a `VarBuilder`, as candle-nn's |
 //!
@@ -66,5 +66,6 @@ mod spec;
 mod readme {}
 
 pub use functions::{
-    add_rms_norm, gemma_rms_norm, gemma_rms_norm_in_place, layer_norm, layer_norm_in_place, rms_norm, rms_norm_in_place,
+    add_layer_norm, add_rms_norm, gemma_rms_norm, gemma_rms_norm_in_place, layer_norm, layer_norm_in_place, rms_norm,
+    rms_norm_in_place,
 };

@@ -3,7 +3,7 @@
 
 use crate::kit::{Native, On, elements, f64s, loss, on_each_device};
 use candle_core::{Tensor, Var};
-use rmsnorm_candle::{add_rms_norm, gemma_rms_norm, layer_norm, rms_norm};
+use rmsnorm_candle::{add_layer_norm, add_rms_norm, gemma_rms_norm, layer_norm, rms_norm};
 use rmsnorm_core::conformance::bounds::{Mode, Model, Statistics};
 use rmsnorm_core::conformance::testing::{BackwardTruth, ForwardTruth};
 use rmsnorm_core::reference::{BackwardInputs, ForwardInputs};
@@ -134,24 +134,39 @@ fn adds<T: Native, W: Native, R: Native>(on: &On) {
         let (x, residual) = (view.tensor(), (stream.of)(&on.var::<R>(stream.base.dims(), 5)));
         let r = Var::from_tensor(&residual).unwrap();
         let cols = *x.dims().last().unwrap();
-        let spec = NormSpec::rms(x.elem_count() / cols, cols, EPS as f32);
-        let (weight, dy) = (on.var::<W>(&[cols], 2), on.tensor::<T>(x.dims(), 4));
-        let (y, sum) = add_rms_norm(&x, &r, &weight, EPS).unwrap();
-        let case = format!("add_rms_norm of {dtypes} {:?}", x.layout());
-        assert_eq!((y.dtype(), sum.dtype()), (x.dtype(), r.dtype()), "{case}");
-        let grads = loss(&y, &dy).backward().unwrap();
-        let dx = (view.of)(grads.get(&view.base).unwrap());
-        let judge = Judge { on, spec, dtypes, x: &x, residual: Some(&r), weight: &weight, bias: None, dy: &dy };
-        judge.run(|forward, backward| {
-            judge!(forward, Name::Y, T, &y, case);
-            judge!(forward, Name::ResidualOut, R, &sum, case);
-            judge!(backward, Name::Dx, T, &dx, case);
-            judge!(backward, Name::Dresidual, R, grads.get(&r).unwrap(), case);
-            judge!(backward, Name::Dweight, W, grads.get(&weight).unwrap(), case);
-        });
-        // The strided residual as it lies has the same bits.
-        let (again, _) = add_rms_norm(&x, &residual, &weight, EPS).unwrap();
-        assert_eq!(elements::<T>(&again), elements::<T>(&y), "{case}");
+        let (weight, bias) = (on.var::<W>(&[cols], 2), on.var::<W>(&[cols], 3));
+        let dy = on.tensor::<T>(x.dims(), 4);
+        for (name, norm, bias) in [
+            ("add_rms_norm", Norm::Rms, None),
+            ("add_layer_norm without bias", Norm::Layer, None),
+            ("add_layer_norm", Norm::Layer, Some(&bias)),
+        ] {
+            let spec = NormSpec::new(norm, x.elem_count() / cols, cols, EPS as f32);
+            let bias = bias.map(Var::as_tensor);
+            let sum_and_norm = |residual: &Tensor| match norm {
+                Norm::Rms => add_rms_norm(&x, residual, &weight, EPS).unwrap(),
+                Norm::Layer => add_layer_norm(&x, residual, &weight, bias, EPS).unwrap(),
+            };
+            let (y, sum) = sum_and_norm(&r);
+            let case = format!("{name} of {dtypes} {:?}", x.layout());
+            assert_eq!((y.dtype(), sum.dtype()), (x.dtype(), r.dtype()), "{case}");
+            let grads = loss(&y, &dy).backward().unwrap();
+            let dx = (view.of)(grads.get(&view.base).unwrap());
+            let judge = Judge { on, spec, dtypes, x: &x, residual: Some(&r), weight: &weight, bias, dy: &dy };
+            judge.run(|forward, backward| {
+                judge!(forward, Name::Y, T, &y, case);
+                judge!(forward, Name::ResidualOut, R, &sum, case);
+                judge!(backward, Name::Dx, T, &dx, case);
+                judge!(backward, Name::Dresidual, R, grads.get(&r).unwrap(), case);
+                judge!(backward, Name::Dweight, W, grads.get(&weight).unwrap(), case);
+                if let Some(bias) = bias {
+                    judge!(backward, Name::Dbias, W, grads.get(bias).unwrap(), case);
+                }
+            });
+            // The strided residual as it lies has the same bits.
+            let (again, _) = sum_and_norm(&residual);
+            assert_eq!(elements::<T>(&again), elements::<T>(&y), "{case}");
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::kit::{elements, f64s, loss, on_each_device};
 use candle_core::{DType, Tensor, Var};
-use rmsnorm_candle::{add_rms_norm, gemma_rms_norm, layer_norm, rms_norm, rms_norm_in_place};
+use rmsnorm_candle::{add_layer_norm, add_rms_norm, gemma_rms_norm, layer_norm, rms_norm, rms_norm_in_place};
 use rmsnorm_core::bf16;
 
 const EPS: f64 = 1e-5;
@@ -67,6 +67,14 @@ fn unused_results_shared_inputs_and_frozen_tensors() {
         assert!(grads.get(&x).is_some() && grads.get(&frozen).is_none());
         let grads = summed(layer_norm(&x.detach(), &w, Some(&frozen), EPS).unwrap());
         assert!(grads.get(&w).is_some() && grads.get(&frozen).is_none());
+        // Of a sum and its layer norm: the bias alone, and with the sum alone nothing of the parameters.
+        let (x_frozen, twin_frozen) = (x.detach(), twin.detach());
+        let (y, h) = add_layer_norm(&x_frozen, &twin_frozen, &frozen, Some(&w), EPS).unwrap();
+        assert!(!h.track_op() && summed(y).get(&w).is_some());
+        let (_, h) = add_layer_norm(&x, &twin, &computed, Some(&computed), EPS).unwrap();
+        assert!(summed(h).get(&w).is_none());
+        let (y, _) = add_layer_norm(&x, &twin, &computed, Some(&computed), EPS).unwrap();
+        assert!(summed(y).get(&w).is_some());
         let (y, h) = add_rms_norm(&x.detach(), &twin.detach(), &w, EPS).unwrap();
         assert!(!h.track_op() && summed(y).get(&w).is_some());
         let (y, _) = add_rms_norm(&x.detach(), &twin, &frozen, EPS).unwrap();

@@ -80,6 +80,16 @@ fn modules_are_the_functions() {
         let (y, sum) = AddRmsNorm::new(w.clone(), EPS).forward(&x, &r).unwrap();
         let (expected, expected_sum) = rmsnorm_candle::add_rms_norm(&x, &r, &w, EPS).unwrap();
         assert_eq!((elements::<f32>(&y), elements::<f32>(&sum)), (elements(&expected), elements(&expected_sum)));
+        // The method of a norm that stands alone.
+        for (y, sum) in [
+            RmsNorm::new(w.clone(), EPS).forward_add(&x, &r).unwrap(),
+            LayerNorm::rms_norm(w.clone(), EPS).forward_add(&x, &r).unwrap(),
+        ] {
+            assert_eq!((elements::<f32>(&y), elements::<f32>(&sum)), (elements(&expected), elements(&expected_sum)));
+        }
+        let (y, sum) = affine.forward_add(&x, &r).unwrap();
+        let (expected, expected_sum) = rmsnorm_candle::add_layer_norm(&x, &r, &w, Some(&b), EPS).unwrap();
+        assert_eq!((elements::<f32>(&y), elements::<f32>(&sum)), (elements(&expected), elements(&expected_sum)));
         // Gemma's norm of a sum: what two calls give.
         let (y, sum) = AddRmsNorm::from(RmsNorm::gemma(w.clone(), EPS)).forward(&x, &r).unwrap();
         assert_eq!(elements::<f32>(&y), elements::<f32>(&rmsnorm_candle::gemma_rms_norm(&sum, &w, EPS).unwrap()));

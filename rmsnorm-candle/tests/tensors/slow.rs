@@ -3,7 +3,7 @@
 
 use crate::kit::{On, f64s, loss, on_each_device, wide};
 use candle_core::{DType, Tensor, Var};
-use rmsnorm_candle::{add_rms_norm, gemma_rms_norm, layer_norm, rms_norm};
+use rmsnorm_candle::{add_layer_norm, add_rms_norm, gemma_rms_norm, layer_norm, rms_norm};
 use rmsnorm_core::reference::{self, BackwardInputs, ForwardInputs};
 use rmsnorm_core::{Norm, NormSpec, bf16, f16};
 
@@ -68,6 +68,7 @@ fn gradients_are_slopes() {
         let total = |at: &[Var; 4]| {
             let [x, r, w, b] = at;
             let (y, h) = add_rms_norm(&layer_norm(x, w, Some(b), EPS).unwrap(), r, w, EPS).unwrap();
+            let (y, h) = add_layer_norm(&y, &h, w, Some(b), EPS).unwrap();
             loss(&gemma_rms_norm(&rms_norm(&(y + h).unwrap(), b, EPS).unwrap(), w, EPS).unwrap(), &dy)
         };
         let grads = total(&point).backward().unwrap();
@@ -88,7 +89,7 @@ fn gradients_are_slopes() {
 }
 
 /// The kernels' gradients in f32 are those of the same chain in f64. What single calls may differ by is derived in bounds.rs; a
-/// chain of four calls is given 64 times the unit roundoff of f32, of the largest value.
+/// chain of five calls is given 64 times the unit roundoff of f32, of the largest value.
 #[test]
 fn fused_and_slow_agree_on_a_chain() {
     on_each_device(|on| {
@@ -97,6 +98,7 @@ fn fused_and_slow_agree_on_a_chain() {
         let (w, b, dy) = (on.var::<f32>(&[80], 3), on.var::<f32>(&[80], 4), on.tensor::<f32>(&shape, 5));
         let total = |[x, r, w, b]: [&Var; 4], dy: &Tensor| {
             let (y, h) = add_rms_norm(&layer_norm(x, w, Some(b), EPS).unwrap(), r, w, EPS).unwrap();
+            let (y, h) = add_layer_norm(&y, &h, w, Some(b), EPS).unwrap();
             loss(&gemma_rms_norm(&(y + h).unwrap(), w, EPS).unwrap(), dy)
         };
         let fused = total([&x, &r, &w, &b], &dy).backward().unwrap();

@@ -1,0 +1,95 @@
+//! Measures calls in turn, and prints what they take.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use candle_core::{DType, Device, Result};
+
+/// What the cases of a table may take together, once each has had each turn twice.
+const PER_TABLE: Duration = Duration::from_millis(1100);
+
+/// A call that is measured.
+pub struct Case<'a> {
+    pub name: &'static str,
+    pub call: Box<dyn Fn() -> Result<()> + 'a>,
+}
+
+pub fn case<'a, T>(name: &'static str, call: impl Fn() -> Result<T> + 'a) -> Case<'a> {
+    Case { name, call: Box::new(move || call().map(|made| drop(black_box(made)))) }
+}
+
+/// Measures and prints, or only calls.
+pub struct Table {
+    pub is_check: bool,
+    pub shape: [usize; 2],
+    pub dtype: DType,
+    pub device: Device,
+}
+
+impl Table {
+    /// Of calls that move so many tensors of x's size. The first is what the others are compared with.
+    pub fn print(&self, title: &str, tensors: usize, cases: &[Case<'_>]) -> Result<()> {
+        if self.is_check {
+            cases.iter().try_for_each(|case| (case.call)())?;
+            return self.device.synchronize();
+        }
+        let [rows, cols] = self.shape;
+        println!("{title}, {:?} {rows}x{cols}", self.dtype);
+        let calls = if rows == 1 || !self.device.is_cpu() { 100 } else { 1 };
+        let whole = in_turn(cases, |case| {
+            let start = Instant::now();
+            for _ in 0..calls {
+                (case.call)()?;
+            }
+            self.device.synchronize()?;
+            Ok(start.elapsed().as_secs_f64() * 1e6 / f64::from(calls))
+        })?;
+        self.print_samples("", tensors, cases, whole);
+        match &self.device {
+            #[cfg(feature = "cuda")]
+            Device::Cuda(device) => {
+                let behind = crate::cuda::Behind::new(device)?;
+                let on_device = in_turn(cases, |case| behind.sample(&case.call))?;
+                self.print_samples("on the GPU: ", tensors, cases, on_device);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Medians, as multiples of the first, and of what is moved.
+    fn print_samples(&self, what: &str, tensors: usize, cases: &[Case<'_>], mut samples: Vec<Vec<f64>>) {
+        let [rows, cols] = self.shape;
+        let bytes = (tensors * rows * cols * self.dtype.size_in_bytes()) as f64;
+        let mut first = None;
+        for (case, samples) in cases.iter().zip(&mut samples) {
+            samples.sort_by(f64::total_cmp);
+            let (median, least) = (samples[samples.len() / 2], samples[0]);
+            let ratio = median / *first.get_or_insert(median);
+            let gbs = bytes / median / 1e3;
+            let name = format!("{what}{}", case.name);
+            println!("    {name:54} {median:>10.1} us  least {least:>10.1}  {ratio:>6.2} x  {gbs:>6.1} GB/s");
+        }
+    }
+}
+
+/// Samples of each case, in microseconds a call.
+fn in_turn<'a>(cases: &[Case<'a>], sample: impl Fn(&Case<'a>) -> Result<f64>) -> Result<Vec<Vec<f64>>> {
+    let mut samples = vec![Vec::new(); cases.len()];
+    let start = Instant::now();
+    let mut round = 0;
+    while round <= 2 * cases.len() || (start.elapsed() < PER_TABLE && round < 100) {
+        // Another first each time, and back and forth: each finds the memory that the one before has freed.
+        for turn in 0..cases.len() {
+            let turn = if round % 2 == 0 { turn } else { cases.len() - 1 - turn };
+            let index = (turn + round / 2) % cases.len();
+            let sample = sample(&cases[index])?;
+            // The first round is for memory and caches.
+            if round > 0 {
+                samples[index].push(sample);
+            }
+        }
+        round += 1;
+    }
+    Ok(samples)
+}
