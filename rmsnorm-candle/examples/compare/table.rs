@@ -7,6 +7,9 @@ use candle_core::{DType, Device, Result};
 
 /// What the cases of a table may take together, once each has had each turn twice.
 const PER_TABLE: Duration = Duration::from_millis(1100);
+/// Twice, where each is measured in two ways: samples vary less.
+#[cfg(feature = "cuda")]
+const PER_TABLE_ON_GPU: Duration = Duration::from_millis(450);
 
 /// A call that is measured.
 pub struct Case<'a> {
@@ -36,7 +39,7 @@ impl Table {
         let [rows, cols] = self.shape;
         println!("{title}, {:?} {rows}x{cols}", self.dtype);
         let calls = if rows == 1 || !self.device.is_cpu() { 100 } else { 1 };
-        let whole = in_turn(cases, |case| {
+        let whole = in_turn(cases, self.budget(), |case| {
             let start = Instant::now();
             for _ in 0..calls {
                 (case.call)()?;
@@ -49,12 +52,20 @@ impl Table {
             #[cfg(feature = "cuda")]
             Device::Cuda(device) => {
                 let behind = crate::cuda::Behind::new(device)?;
-                let on_device = in_turn(cases, |case| behind.sample(&case.call))?;
+                let on_device = in_turn(cases, self.budget(), |case| behind.sample(&case.call))?;
                 self.print_samples("on the GPU: ", tensors, cases, on_device);
             }
             _ => {}
         }
         Ok(())
+    }
+
+    fn budget(&self) -> Duration {
+        match self.device {
+            #[cfg(feature = "cuda")]
+            Device::Cuda(_) => PER_TABLE_ON_GPU,
+            _ => PER_TABLE,
+        }
     }
 
     /// Medians, as multiples of the first, and of what is moved.
@@ -74,11 +85,15 @@ impl Table {
 }
 
 /// Samples of each case, in microseconds a call.
-fn in_turn<'a>(cases: &[Case<'a>], sample: impl Fn(&Case<'a>) -> Result<f64>) -> Result<Vec<Vec<f64>>> {
+fn in_turn<'a>(
+    cases: &[Case<'a>],
+    budget: Duration,
+    sample: impl Fn(&Case<'a>) -> Result<f64>,
+) -> Result<Vec<Vec<f64>>> {
     let mut samples = vec![Vec::new(); cases.len()];
     let start = Instant::now();
     let mut round = 0;
-    while round <= 2 * cases.len() || (start.elapsed() < PER_TABLE && round < 100) {
+    while round <= 2 * cases.len() || (start.elapsed() < budget && round < 100) {
         // Another first each time, and back and forth: each finds the memory that the one before has freed.
         for turn in 0..cases.len() {
             let turn = if round % 2 == 0 { turn } else { cases.len() - 1 - turn };
