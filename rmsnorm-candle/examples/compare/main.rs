@@ -39,8 +39,8 @@ fn main() -> Result<()> {
     let shapes = if is_check { [[64, 128], [1, 256]] } else { [[4096, 1024], [1, 4096]] };
     for shape in shapes {
         let table = |dtype| Table { is_check, shape, dtype, device: device.clone() };
-        compare(&table(DType::F32))?;
         compare(&table(DType::BF16))?;
+        compare(&table(DType::F32))?;
     }
     Ok(())
 }

@@ -45,7 +45,7 @@ impl Table {
                 (case.call)()?;
             }
             self.device.synchronize()?;
-            Ok(start.elapsed().as_secs_f64() * 1e6 / f64::from(calls))
+            Ok(Some(start.elapsed().as_secs_f64() * 1e6 / f64::from(calls)))
         })?;
         self.print_samples("", tensors, cases, whole);
         match &self.device {
@@ -68,27 +68,33 @@ impl Table {
         }
     }
 
-    /// Medians, as multiples of the first, and of what is moved.
+    /// Medians, as multiples of the first, and of what is moved; or that a case has no samples.
     fn print_samples(&self, what: &str, tensors: usize, cases: &[Case<'_>], mut samples: Vec<Vec<f64>>) {
         let [rows, cols] = self.shape;
         let bytes = (tensors * rows * cols * self.dtype.size_in_bytes()) as f64;
-        let mut first = None;
-        for (case, samples) in cases.iter().zip(&mut samples) {
+        for samples in &mut samples {
             samples.sort_by(f64::total_cmp);
-            let (median, least) = (samples[samples.len() / 2], samples[0]);
-            let ratio = median / *first.get_or_insert(median);
-            let gbs = bytes / median / 1e3;
+        }
+        let median = |samples: &[f64]| samples.get(samples.len() / 2).copied();
+        let first = samples.first().and_then(|samples| median(samples));
+        for (case, samples) in cases.iter().zip(&samples) {
             let name = format!("{what}{}", case.name);
-            println!("    {name:54} {median:>10.1} us  least {least:>10.1}  {ratio:>6.2} x  {gbs:>6.1} GB/s");
+            let (Some(median), Some(least)) = (median(samples), samples.first()) else {
+                println!("    {name:54} not measured: the host enqueues it too slowly");
+                continue;
+            };
+            let ratio = first.map_or_else(|| "-".to_owned(), |first| format!("{:.2} x", median / first));
+            let gbs = bytes / median / 1e3;
+            println!("    {name:54} {median:>10.1} us  least {least:>10.1}  {ratio:>8}  {gbs:>6.1} GB/s");
         }
     }
 }
 
-/// Samples of each case, in microseconds a call.
+/// Samples of each case that could be taken, in microseconds a call.
 fn in_turn<'a>(
     cases: &[Case<'a>],
     budget: Duration,
-    sample: impl Fn(&Case<'a>) -> Result<f64>,
+    sample: impl Fn(&Case<'a>) -> Result<Option<f64>>,
 ) -> Result<Vec<Vec<f64>>> {
     let mut samples = vec![Vec::new(); cases.len()];
     let start = Instant::now();
@@ -101,7 +107,7 @@ fn in_turn<'a>(
             let sample = sample(&cases[index])?;
             // The first round is for memory and caches.
             if round > 0 {
-                samples[index].push(sample);
+                samples[index].extend(sample);
             }
         }
         round += 1;

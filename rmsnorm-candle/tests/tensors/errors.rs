@@ -27,7 +27,9 @@ fn wrong_shapes_are_named_and_nothing_is_broadcast() {
             }
             let text = message(rms_norm(&of(on, dtype, &[]), &w, 1e-6));
             assert_eq!(text, "rms_norm: x has no dimension to normalize over");
-            let text = message(rms_norm(&of(on, dtype, &[4, 0]), &of(on, dtype, &[0]), 1e-6));
+            // Views: on CUDA candle casts a tensor without elements by a launch of no blocks, which is an error.
+            let (x, w) = (x.narrow(1, 0, 0).unwrap(), w.narrow(0, 0, 0).unwrap());
+            let text = message(rms_norm(&x, &w, 1e-6));
             assert_eq!(text, "rms_norm: the last dimension of x must have at least 1 element, got the shape [4, 0]");
         }
     });
