@@ -74,7 +74,21 @@ pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, eps: f64) 
 /// # }
 /// ```
 pub fn add_rms_norm(x: &Tensor, residual: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor)> {
-    add_normalize(Spec::new(Norm::Rms, eps)?, x, residual, weight)
+    add_normalize(Spec::new(Norm::Rms, eps)?, x, residual, weight, None)
+}
+
+/// `residual + x`, rounded to the dtype of `residual`, and the layer norm of that sum: as [`add_rms_norm`], with gradients of `bias` too.
+///
+/// # Shapes
+/// `x`, `residual`, and both results: (.., cols), of any rank from 1. `weight`, `bias`: (cols).
+pub fn add_layer_norm(
+    x: &Tensor,
+    residual: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    eps: f64,
+) -> Result<(Tensor, Tensor)> {
+    add_normalize(Spec::new(Norm::Layer, eps)?, x, residual, weight, bias)
 }
 
 /// [`rms_norm`] whose result takes the place of `x`, for inference.
@@ -130,14 +144,21 @@ pub(crate) fn normalize(spec: Spec, x: &Tensor, weight: &Tensor, bias: Option<&T
 }
 
 /// `x` and `residual` added, and the sum normalized.
-pub(crate) fn add_normalize(spec: Spec, x: &Tensor, residual: &Tensor, weight: &Tensor) -> Result<(Tensor, Tensor)> {
-    let args = Args { x, residual: Some(residual), weight, bias: None };
+pub(crate) fn add_normalize(
+    spec: Spec,
+    x: &Tensor,
+    residual: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+) -> Result<(Tensor, Tensor)> {
+    let args = Args { x, residual: Some(residual), weight, bias };
     args.check(&spec)?;
     if has_kernels(&args) {
-        return Add::apply(spec, &regular(x)?, &regular(residual)?, &weight.contiguous()?);
+        let bias = bias.map(Tensor::contiguous).transpose()?;
+        return Add::apply(spec, &regular(x)?, &regular(residual)?, &weight.contiguous()?, bias.as_ref());
     }
     let residual_out = slow::add(x, residual)?;
-    Ok((slow::normalize(&spec, &residual_out, weight, None, x.dtype())?, residual_out))
+    Ok((slow::normalize(&spec, &residual_out, weight, bias, x.dtype())?, residual_out))
 }
 
 /// `x` normalized where it is.
@@ -168,5 +189,6 @@ pub(crate) fn overwrite(spec: Spec, x: &Tensor, weight: &Tensor, bias: Option<&T
 fn has_kernels(args: &Args<'_>) -> bool {
     let &Args { x, residual, weight, bias } = args;
     let is_one_dtype = bias.is_none_or(|bias| bias.dtype() == weight.dtype());
-    x.device().is_cpu() && is_one_dtype && mix(x.dtype(), weight.dtype(), residual.unwrap_or(x).dtype()).is_some()
+    let is_on_device = x.device().is_cpu() || (cfg!(feature = "cuda") && x.device().is_cuda());
+    is_on_device && is_one_dtype && mix(x.dtype(), weight.dtype(), residual.unwrap_or(x).dtype()).is_some()
 }

@@ -5,7 +5,7 @@ use candle_nn::{LayerNormConfig, Module, VarBuilder};
 use rmsnorm_core::Norm;
 
 use super::{BIAS, WEIGHT, vector};
-use crate::functions::{normalize, overwrite};
+use crate::functions::{add_normalize, normalize, overwrite};
 use crate::spec::Spec;
 
 /// Layer norm over the last dimension, with a bias or without; RMS norm if the mean is not removed. Called as `forward(&x)`.
@@ -51,6 +51,14 @@ impl LayerNorm {
     /// Whether rows are centred first.
     pub fn remove_mean(&self) -> bool {
         self.norm == Norm::Layer
+    }
+
+    /// `(y, residual_out)`: `residual + x` in the dtype of `residual`, and y its norm in that of `x`.
+    ///
+    /// # Errors
+    /// As [`crate::add_layer_norm`].
+    pub fn forward_add(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
+        add_normalize(Spec::new(self.norm, self.eps)?, x, residual, &self.weight, self.bias())
     }
 
     /// Overwrites `x`, for inference.

@@ -5,7 +5,7 @@ use candle_nn::{Module, VarBuilder};
 use rmsnorm_core::Norm;
 
 use super::{WEIGHT, vector};
-use crate::functions::{normalize, overwrite};
+use crate::functions::{add_normalize, normalize, overwrite};
 use crate::spec::Spec;
 
 /// RMS norm over the last dimension, by `weight` or, as Gemma's, by `1 + weight`. Called as `forward(&x)`.
@@ -43,6 +43,14 @@ impl RmsNorm {
     /// As [`crate::rms_norm`].
     pub fn forward_diff(&self, x: &Tensor) -> Result<Tensor> {
         self.forward(x)
+    }
+
+    /// `(y, residual_out)`: `residual + x` in the dtype of `residual`, and y its norm in that of `x`.
+    ///
+    /// # Errors
+    /// As [`crate::add_rms_norm`].
+    pub fn forward_add(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
+        add_normalize(self.spec()?, x, residual, &self.weight, None)
     }
 
     /// Overwrites `x`, for inference.

@@ -4,7 +4,7 @@ use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Storage, Tensor, bail};
 
 use super::cell::Cell;
-use crate::cpu::{BackwardCall, Statistics, Wanted};
+use crate::call::{BackwardCall, Kernels, Operand, Statistics, Wanted};
 use crate::rows::regular;
 use crate::spec::Spec;
 
@@ -34,24 +34,19 @@ struct Differentiate<'a> {
     parameters: Cell<(Option<Storage>, Option<Storage>)>,
 }
 
+impl Differentiate<'_> {
+    fn run<S: Kernels>(&self, [dy, x, weight]: [Operand<'_, S>; 3]) -> Result<(S, Shape)> {
+        let Differentiate { spec, statistics, wanted, .. } = *self;
+        let gradients = BackwardCall { spec, dy, x, weight, statistics, wanted }.run()?;
+        self.parameters.put((gradients.dweight.map(S::into_storage), gradients.dbias.map(S::into_storage)));
+        Ok((gradients.dx, x.1.shape().clone()))
+    }
+}
+
 impl CustomOp3 for Differentiate<'_> {
     fn name(&self) -> &'static str {
         self.spec.name()
     }
 
-    fn cpu_fwd(
-        &self,
-        s1: &CpuStorage,
-        l1: &Layout,
-        s2: &CpuStorage,
-        l2: &Layout,
-        s3: &CpuStorage,
-        l3: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let Differentiate { spec, statistics, wanted, .. } = *self;
-        let call = BackwardCall { spec, dy: (s1, l1), x: (s2, l2), weight: (s3, l3), statistics, wanted };
-        let gradients = call.run()?;
-        self.parameters.put((gradients.dweight.map(Storage::Cpu), gradients.dbias.map(Storage::Cpu)));
-        Ok((gradients.dx, l2.shape().clone()))
-    }
+    on_devices!(run: s1 l1, s2 l2, s3 l3);
 }

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor, bail};
 
 use super::differentiate::differentiate;
-use crate::cpu::{ForwardCall, Operand, Statistics, Wanted};
+use crate::call::{ForwardCall, Kernels, Operand, Statistics, Wanted};
 use crate::spec::Spec;
 
 /// A `CustomOp2` of x and weight, and a `CustomOp3` of x, weight and bias.
@@ -29,7 +29,20 @@ impl Normalize {
         }
     }
 
-    fn run(&self, x: Operand<'_>, weight: Operand<'_>, bias: Option<Operand<'_>>) -> Result<(CpuStorage, Shape)> {
+    fn by_weight<S: Kernels>(&self, [x, weight]: [Operand<'_, S>; 2]) -> Result<(S, Shape)> {
+        self.run(x, weight, None)
+    }
+
+    fn by_weight_and_bias<S: Kernels>(&self, [x, weight, bias]: [Operand<'_, S>; 3]) -> Result<(S, Shape)> {
+        self.run(x, weight, Some(bias))
+    }
+
+    fn run<S: Kernels>(
+        &self,
+        x: Operand<'_, S>,
+        weight: Operand<'_, S>,
+        bias: Option<Operand<'_, S>>,
+    ) -> Result<(S, Shape)> {
         let call = ForwardCall { spec: &self.spec, x, residual: None, weight, bias, save: self.save };
         let normalized = call.run()?;
         keep(&self.statistics, normalized.statistics)?;
@@ -50,9 +63,7 @@ impl CustomOp2 for Normalize {
         self.spec.name()
     }
 
-    fn cpu_fwd(&self, s1: &CpuStorage, l1: &Layout, s2: &CpuStorage, l2: &Layout) -> Result<(CpuStorage, Shape)> {
-        self.run((s1, l1), (s2, l2), None)
-    }
+    on_devices!(by_weight: s1 l1, s2 l2);
 
     fn bwd(&self, x: &Tensor, weight: &Tensor, _y: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let wanted = Wanted { dweight: weight.track_op(), dbias: false };
@@ -66,17 +77,7 @@ impl CustomOp3 for Normalize {
         self.spec.name()
     }
 
-    fn cpu_fwd(
-        &self,
-        s1: &CpuStorage,
-        l1: &Layout,
-        s2: &CpuStorage,
-        l2: &Layout,
-        s3: &CpuStorage,
-        l3: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        self.run((s1, l1), (s2, l2), Some((s3, l3)))
-    }
+    on_devices!(by_weight_and_bias: s1 l1, s2 l2, s3 l3);
 
     fn bwd(
         &self,
