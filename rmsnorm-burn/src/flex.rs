@@ -1,0 +1,146 @@
+//! The calls on tensors of burn's CPU backend. Results are new vectors that nobody zeroes first.
+
+use burn::backend::flex::FlexTensor;
+use burn::tensor::{DType, Shape};
+use rmsnorm_core::cpu::{BackwardInputs, CpuBackend, ForwardInputs};
+use rmsnorm_core::{Element, Error, Norm, Tensor, TensorSet, WithDTypes};
+
+use crate::native::mix;
+use crate::rows::{Regular, wrap};
+use crate::spec::Spec;
+
+/// A forward pass's statistics, for backward.
+#[derive(Debug)]
+pub(crate) struct Statistics {
+    /// Empty for RMS norm.
+    mean: Vec<f32>,
+    rstd: Vec<f32>,
+}
+
+/// The tensors of a forward call.
+pub(crate) struct ForwardCall {
+    pub(crate) spec: Spec,
+    pub(crate) x: FlexTensor,
+    pub(crate) residual: Option<FlexTensor>,
+    pub(crate) weight: FlexTensor,
+    pub(crate) bias: Option<FlexTensor>,
+    /// Whether there will be a backward pass.
+    pub(crate) save: bool,
+}
+
+/// What a forward call gives.
+pub(crate) struct Normalized {
+    pub(crate) y: FlexTensor,
+    /// The rounded sum; empty without a residual.
+    pub(crate) residual_out: FlexTensor,
+    /// Empty unless they are saved.
+    pub(crate) statistics: Statistics,
+}
+
+impl ForwardCall {
+    /// # Errors
+    /// Where the kernels take no such tensors, which callers have made sure of, or there is no memory.
+    pub(crate) fn run(self) -> Result<Normalized, Error> {
+        let residual = self.residual.as_ref().unwrap_or(&self.x);
+        dispatch([self.x.dtype(), self.weight.dtype(), residual.dtype()], self)
+    }
+}
+
+impl WithDTypes for ForwardCall {
+    type Output = Result<Normalized, Error>;
+
+    fn call<T: Element, W: Element, R: Element>(self) -> Self::Output {
+        let ForwardCall { spec, x, residual, weight, bias, save } = self;
+        let shape = x.layout().shape().clone();
+        let (x, weight) = (Regular::new(x)?, Regular::new(weight)?);
+        let residual = residual.map(Regular::new).transpose()?;
+        let bias = bias.map(Regular::new).transpose()?;
+        let mut inputs = ForwardInputs::<T, W, R>::mixed(x.read::<T>()?).weight(weight.vector()?);
+        if let Some(bias) = &bias {
+            inputs = inputs.bias(bias.vector()?);
+        }
+        if let Some(residual) = &residual {
+            inputs = inputs.residual(residual.read::<R>()?);
+        }
+        let wanted = TensorSet::NONE.set(Tensor::ResidualOut, residual.is_some());
+        let wanted = wanted.set(Tensor::Rstd, save).set(Tensor::Mean, save && spec.norm == Norm::Layer);
+        let made = CpuBackend::new().forward_vec(&spec.sized(&x.rows), inputs, wanted)?;
+        let sum_shape = if residual.is_some() { shape.clone() } else { Shape::from([0]) };
+        Ok(Normalized {
+            y: wrap(made.y, shape),
+            residual_out: wrap(made.residual_out, sum_shape),
+            statistics: Statistics { mean: made.mean, rstd: made.rstd },
+        })
+    }
+}
+
+/// The tensors of a backward call.
+pub(crate) struct BackwardCall<'a> {
+    pub(crate) spec: Spec,
+    pub(crate) dy: FlexTensor,
+    /// What was normalized.
+    pub(crate) x: FlexTensor,
+    pub(crate) weight: FlexTensor,
+    pub(crate) statistics: &'a Statistics,
+    pub(crate) wanted: Wanted,
+}
+
+/// Which gradients of parameters are wanted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted {
+    pub(crate) dweight: bool,
+    pub(crate) dbias: bool,
+}
+
+/// What a backward call gives.
+pub(crate) struct Gradients {
+    /// In the dtype of x.
+    pub(crate) dx: FlexTensor,
+    pub(crate) dweight: Option<FlexTensor>,
+    pub(crate) dbias: Option<FlexTensor>,
+}
+
+impl BackwardCall<'_> {
+    /// # Errors
+    /// As [`ForwardCall::run`].
+    pub(crate) fn run(self) -> Result<Gradients, Error> {
+        dispatch([self.dy.dtype(), self.weight.dtype(), self.x.dtype()], self)
+    }
+}
+
+impl WithDTypes for BackwardCall<'_> {
+    type Output = Result<Gradients, Error>;
+
+    fn call<T: Element, W: Element, R: Element>(self) -> Self::Output {
+        let BackwardCall { spec, dy, x, weight, statistics, wanted } = self;
+        let shape = x.layout().shape().clone();
+        let parameter = weight.layout().shape().clone();
+        let (dy, x, weight) = (Regular::new(dy)?, Regular::new(x)?, Regular::new(weight)?);
+        let mut inputs = BackwardInputs::<T, W, R>::mixed(dy.read::<T>()?, x.read::<R>()?, &statistics.rstd);
+        inputs = inputs.weight(weight.vector()?);
+        if spec.norm == Norm::Layer {
+            inputs = inputs.mean(&statistics.mean);
+        }
+        // The gradient of an f32 stream is not to be rounded to the activations' dtype.
+        let is_wider = T::DTYPE != R::DTYPE;
+        let tensors = TensorSet::NONE.set(Tensor::Dresidual, is_wider);
+        let tensors = tensors.set(Tensor::Dweight, wanted.dweight).set(Tensor::Dbias, wanted.dbias);
+        let made = CpuBackend::new().backward_vec(&spec.sized(&x.rows), inputs, tensors)?;
+        Ok(Gradients {
+            dx: if is_wider { wrap(made.dresidual, shape) } else { wrap(made.dx, shape) },
+            dweight: wanted.dweight.then(|| wrap(made.dweight, parameter.clone())),
+            dbias: wanted.dbias.then(|| wrap(made.dbias, parameter)),
+        })
+    }
+}
+
+/// Runs it with the types of these dtypes: of activations, weight and residual stream.
+fn dispatch<T, F>(dtypes: [DType; 3], work: F) -> Result<T, Error>
+where
+    F: WithDTypes<Output = Result<T, Error>>,
+{
+    match mix(dtypes) {
+        Some(dtypes) => dtypes.dispatch(work)?,
+        None => Err(Error::Unsupported { rule: format!("no kernels for activations, weight and residual of {dtypes:?}") }),
+    }
+}
