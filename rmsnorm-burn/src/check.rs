@@ -31,7 +31,9 @@ impl<const D: usize> Args<'_, D> {
         }
         let Some(&cols) = dims.last() else { return Err(format!("{name}: x has no dimension to normalize over")) };
         if cols == 0 {
-            return Err(format!("{name}: the last dimension of x must have at least 1 element, got the shape {dims:?}"));
+            return Err(format!(
+                "{name}: the last dimension of x must have at least 1 element, got the shape {dims:?}"
+            ));
         }
         if let Some(residual) = self.residual
             && residual.dims() != dims
@@ -41,7 +43,9 @@ impl<const D: usize> Args<'_, D> {
         for (vector, tensor) in std::iter::once(("weight", self.weight)).chain(self.bias.map(|bias| ("bias", bias))) {
             let got = tensor.dims();
             if got != [cols] {
-                return Err(format!("{name}: {vector} must have the shape [{cols}] of x's last dimension, got {got:?}"));
+                return Err(format!(
+                    "{name}: {vector} must have the shape [{cols}] of x's last dimension, got {got:?}"
+                ));
             }
         }
         match self.dtypes().find(|(_, dtype)| !dtype.is_float()) {

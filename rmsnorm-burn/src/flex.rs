@@ -141,6 +141,8 @@ where
 {
     match mix(dtypes) {
         Some(dtypes) => dtypes.dispatch(work)?,
-        None => Err(Error::Unsupported { rule: format!("no kernels for activations, weight and residual of {dtypes:?}") }),
+        None => {
+            Err(Error::Unsupported { rule: format!("no kernels for activations, weight and residual of {dtypes:?}") })
+        }
     }
 }

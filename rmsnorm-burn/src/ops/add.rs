@@ -1,11 +1,11 @@
 //! y and the sum of x and residual: one kernel, two nodes, since both have gradients.
 
+use burn::backend::Flex;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::ops::FloatTensorOps;
-use burn::backend::Flex;
 use burn::tensor::DType;
 
 use super::normalize::{Tracked, take};
