@@ -2,7 +2,7 @@
 //!
 //! It is generic over its norms: burn's modules and ours are configured, called and saved alike.
 
-use burn::module::Module;
+use burn::module::{Module, ModuleDisplay};
 use burn::nn::attention::generate_autoregressive_mask;
 use burn::nn::{Embedding, EmbeddingConfig, Initializer, Linear, LinearConfig, RotaryEncoding, RotaryEncodingConfig};
 use burn::tensor::activation::{silu, softmax};
@@ -18,7 +18,7 @@ const BLOCKS: usize = 2;
 const EPS: f64 = 1e-6;
 
 /// An RMS norm of the model.
-pub trait RmsNorm: Module {
+pub trait RmsNorm: Module + ModuleDisplay {
     /// Over so many elements.
     fn new(size: usize, device: &Device) -> Self;
 

@@ -107,7 +107,8 @@ impl<T: Native, W: Native> Check for Norms<T, W> {
             ("layer_norm", spec(Norm::Layer), Some(&bias)),
         ] {
             let case = format!("{name} of {dtypes} {dims:?} as {:?}", x.dims());
-            let (x_in, weight_in) = (x.clone(), weight.clone());
+            // A view of its own: burn walks a graph once.
+            let (x_in, weight_in) = (of(base.clone()), weight.clone());
             let y = match (spec.norm, spec.weight_offset == 0.0) {
                 (Norm::Rms, true) => rms_norm(x_in, weight_in, EPS),
                 (Norm::Rms, false) => gemma_rms_norm(x_in, weight_in, EPS),

@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device, Tensor};
 use rmsnorm_burn::{add_rms_norm, gemma_rms_norm, layer_norm, rms_norm};
 use rmsnorm_core::bf16;
 
-use crate::kit::{elements, f64s, loss, tensor, tensor_on, var};
+use crate::kit::{elements, f64s, frozen, loss, tensor, tensor_on, var};
 
 const EPS: f64 = 1e-5;
 
@@ -63,22 +63,22 @@ fn unused_results_shared_inputs_and_frozen_tensors() {
     let y = add_rms_norm(x.clone(), twin.clone(), computed, EPS).0;
     assert!(w.grad(&summed(y)).is_some());
     // An untracked tensor has no gradient, and costs none of the others'.
-    let (frozen, still) = (w.clone().detach(), x.clone().detach());
-    let grads = summed(rms_norm(x.clone(), frozen.clone(), EPS));
-    assert!(x.grad(&grads).is_some() && frozen.grad(&grads).is_none());
-    let grads = summed(layer_norm(still.clone(), w.clone(), Some(frozen.clone()), EPS));
-    assert!(w.grad(&grads).is_some() && frozen.grad(&grads).is_none());
-    let grads = summed(layer_norm(still.clone(), frozen.clone(), Some(w.clone()), EPS));
+    let (still_w, still) = (frozen(&w), frozen(&x));
+    let grads = summed(rms_norm(x.clone(), still_w.clone(), EPS));
+    assert!(x.grad(&grads).is_some() && still_w.grad(&grads).is_none());
+    let grads = summed(layer_norm(still.clone(), w.clone(), Some(still_w.clone()), EPS));
+    assert!(w.grad(&grads).is_some() && still_w.grad(&grads).is_none());
+    let grads = summed(layer_norm(still.clone(), still_w.clone(), Some(w.clone()), EPS));
     assert!(w.grad(&grads).is_some());
-    let (y, h) = add_rms_norm(still.clone(), twin.clone().detach(), w.clone(), EPS);
+    let (y, h) = add_rms_norm(still.clone(), frozen(&twin), w.clone(), EPS);
     assert!(!h.is_tracked() && w.grad(&summed(y)).is_some());
-    let y = add_rms_norm(still.clone(), twin.clone(), frozen.clone(), EPS).0;
+    let y = add_rms_norm(still.clone(), twin.clone(), still_w.clone(), EPS).0;
     assert!(twin.grad(&summed(y)).is_some());
-    let y = add_rms_norm(x.clone(), twin.detach(), frozen.clone(), EPS).0;
+    let y = add_rms_norm(x.clone(), frozen(&twin), still_w.clone(), EPS).0;
     assert!(x.grad(&summed(y)).is_some());
     // Nothing to differentiate: no graph.
-    assert!(!rms_norm(still.clone(), frozen.clone(), EPS).is_tracked());
-    let (y, h) = add_rms_norm(still.clone(), still, frozen, EPS);
+    assert!(!rms_norm(still.clone(), still_w.clone(), EPS).is_tracked());
+    let (y, h) = add_rms_norm(still.clone(), still, still_w, EPS);
     assert!(!y.is_tracked() && !h.is_tracked());
 }
 
@@ -131,7 +131,7 @@ fn checkpointing_gives_the_same_bits() {
         let (y, h) = add_rms_norm(y, r.clone(), w.clone() * 2.0, EPS);
         let y = rms_norm((y * h.clone()).matmul(m.clone()), w.clone(), EPS);
         // One parameter is no leaf's, and one is not tracked.
-        let y = gemma_rms_norm(y.clone() * y, w.clone().detach(), EPS) * h;
+        let y = gemma_rms_norm(y.clone() * y, frozen(&w), EPS) * h;
         let grads = y.sum().backward();
         let all = [&x, &r, &m].map(|leaf| f64s(&leaf.grad(&grads).unwrap()));
         (all, [&w, &b].map(|leaf| f64s(&leaf.grad(&grads).unwrap())))

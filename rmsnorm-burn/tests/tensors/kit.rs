@@ -29,9 +29,14 @@ pub fn var<E: Native, const D: usize>(dims: [usize; D], seed: u64) -> Tensor<D> 
     tensor::<E, D>(dims, seed).require_grad()
 }
 
+/// The same values, untracked: `detach` alone makes a new leaf of a leaf.
+pub fn frozen<const D: usize>(tensor: &Tensor<D>) -> Tensor<D> {
+    tensor.clone().detach().set_require_grad(false)
+}
+
 /// The same values in f64, as a leaf.
 pub fn wide<const D: usize>(tensor: &Tensor<D>) -> Tensor<D> {
-    tensor.clone().detach().cast(DType::F64).detach().require_grad()
+    frozen(tensor).cast(DType::F64).require_grad()
 }
 
 /// In the order of its rows.

@@ -6,7 +6,7 @@ use rmsnorm_burn::{add_rms_norm, gemma_rms_norm, layer_norm, rms_norm};
 use rmsnorm_core::reference::{self, BackwardInputs, ForwardInputs};
 use rmsnorm_core::{Norm, NormSpec, bf16, f16};
 
-use crate::kit::{f64s, loss, tensor, var, wide};
+use crate::kit::{f64s, frozen, loss, tensor, var, wide};
 
 /// An f32, so that the reference's is the same.
 const EPS: f64 = 1.0 / 1024.0;
@@ -34,7 +34,7 @@ fn scalar(tensor: Tensor<1>) -> f64 {
 fn f64_is_the_definition_with_its_gradients() {
     let (rows, cols) = (10, 96);
     let x = var64([2, 5, cols], 1);
-    let (w, b, dy) = (var64([cols], 2), var64([cols], 3), var64([2, 5, cols], 4).detach());
+    let (w, b, dy) = (var64([cols], 2), var64([cols], 3), frozen(&var64([2, 5, cols], 4)));
     let (x64, w64, b64, dy64) = (f64s(&x), f64s(&w), f64s(&b), f64s(&dy));
     let spec = |norm| NormSpec::new(norm, rows, cols, EPS as f32);
     let (x_in, w_in) = (|| x.clone(), || w.clone());
@@ -88,7 +88,7 @@ impl Leaves {
 #[test]
 fn gradients_are_slopes() {
     let point = Leaves { x: var64([3, 40], 1), r: var64([3, 40], 2), w: var64([40], 3), b: var64([40], 4) };
-    let dy = var64([3, 40], 5).detach();
+    let dy = frozen(&var64([3, 40], 5));
     let grads = point.total(&dy).backward();
     let step = 2f64.powi(-17);
     let is_slope = |name: &str, along: f64, moved: &dyn Fn(f64) -> Leaves| {
@@ -96,7 +96,7 @@ fn gradients_are_slopes() {
         let slope = (at(1.0) - at(-1.0)) / (2.0 * step);
         assert!((slope - along).abs() <= 1e-7 * along.abs().max(1.0), "{name}: {slope} and {along}");
     };
-    let (matrix, vector) = (var64([3, 40], 7).detach(), var64([40], 7).detach());
+    let (matrix, vector) = (frozen(&var64([3, 40], 7)), frozen(&var64([40], 7)));
     let along = scalar(loss(point.x.grad(&grads).unwrap(), &matrix));
     is_slope("x", along, &|by| Leaves { x: point.x.clone() + matrix.clone() * by, ..point.clone() });
     let along = scalar(loss(point.r.grad(&grads).unwrap(), &matrix));
@@ -119,7 +119,7 @@ fn fused_and_slow_agree_on_a_chain() {
     };
     let (slow, dy) = (leaves.wide(), tensor::<f32, 2>([6, 80], 5));
     let fused_grads = leaves.total(&dy).backward();
-    let slow_grads = slow.total(&wide(&dy).detach()).backward();
+    let slow_grads = slow.total(&frozen(&wide(&dy))).backward();
     let closeness = 32.0 * f64::from(f32::EPSILON);
     for (fused, slow) in [(&leaves.x, &slow.x), (&leaves.r, &slow.r)] {
         let expected = f64s(&slow.grad(&slow_grads).unwrap());
