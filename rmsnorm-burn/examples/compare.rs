@@ -102,16 +102,18 @@ struct Tensors {
     layer: burn::nn::LayerNorm,
 }
 
+/// On a device with autodiff, a leaf whose gradient is asked for.
+fn random<const D: usize>(dims: [usize; D], dtype: DType, device: &Device) -> Tensor<D> {
+    let tensor = Tensor::<D>::random(dims, Distribution::Normal(0.0, 1.0), device).cast(dtype);
+    if device.is_autodiff() { tensor.require_grad() } else { tensor }
+}
+
 impl Tensors {
     fn new(table: &Table, device: &Device) -> Self {
         let [rows, cols] = table.shape;
-        let matrix = || Tensor::random([rows, cols], Distribution::Normal(0.0, 1.0), device).cast(table.dtype);
-        let vector = || Tensor::random([cols], Distribution::Normal(0.0, 1.0), device).cast(table.dtype);
-        let (x, r, w, b): (Tensor<2>, Tensor<2>, Tensor<1>, Tensor<1>) = (matrix(), matrix(), vector(), vector());
-        // On a device with autodiff these are leaves, whose gradients are asked for.
-        let leaf = |tensor: Tensor<2>| if device.is_autodiff() { tensor.detach().require_grad() } else { tensor };
-        let vector = |tensor: Tensor<1>| if device.is_autodiff() { tensor.detach().require_grad() } else { tensor };
-        let (x, r, w, b) = (leaf(x), leaf(r), vector(w), vector(b));
+        let matrix = || random([rows, cols], table.dtype, device);
+        let vector = || random([cols], table.dtype, device);
+        let (x, r, w, b) = (matrix(), matrix(), vector(), vector());
         let mut rms = RmsNormConfig::new(cols).with_epsilon(f64::from(EPS)).init(device);
         rms.gamma = Param::from_tensor(w.clone());
         let mut layer = LayerNormConfig::new(cols).with_epsilon(f64::from(EPS)).init(device);
