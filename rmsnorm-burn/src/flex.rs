@@ -1,12 +1,13 @@
-//! The calls on tensors of burn's CPU backend. Results are new vectors that nobody zeroes first.
+//! The calls on tensors of burn's CPU backend. Results are new vectors that nobody zeroes first or, as in burn's own operations,
+//! take the place of what they are computed from, if nobody else has that.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Shape};
-use rmsnorm_core::cpu::{BackwardInputs, CpuBackend, ForwardInputs};
-use rmsnorm_core::{Element, Error, Norm, Tensor, TensorSet, WithDTypes};
+use rmsnorm_core::cpu::{BackwardInputs, CpuBackend, Forward, ForwardInputs};
+use rmsnorm_core::{Element, Error, Norm, RowLayout, Tensor, TensorSet, WithDTypes};
 
 use crate::native::mix;
-use crate::rows::{Regular, wrap};
+use crate::rows::{Owned, Regular, wrap};
 use crate::spec::Spec;
 
 /// A forward pass's statistics, for backward.
@@ -46,10 +47,49 @@ impl ForwardCall {
     }
 }
 
+impl ForwardCall {
+    /// y over x, and the sum over the residual.
+    fn in_place<T: Element, W: Element, R: Element>(self) -> Result<Normalized, Error> {
+        let ForwardCall { spec, x, residual, weight, bias, save } = self;
+        let Some(rows) = RowLayout::dense(x.layout().shape()) else {
+            return Err(Error::Unsupported { rule: "x has no dimension to normalize over".to_owned() });
+        };
+        let (weight, bias) = (Regular::new(weight)?, bias.map(Regular::new).transpose()?);
+        let (mut x, mut residual) = (Owned::new(x), residual.map(Owned::new));
+        let saved = |is_saved: bool| vec![0f32; if is_saved { rows.rows } else { 0 }];
+        let (mut mean, mut rstd) = (saved(save && spec.norm == Norm::Layer), saved(save));
+        let mut args = Forward::<T>::in_place(x.elements::<T>()?).weight_dtype::<W>().residual_dtype::<R>();
+        args = args.weight(weight.vector()?);
+        if let Some(bias) = &bias {
+            args = args.bias(bias.vector()?);
+        }
+        if let Some(residual) = &mut residual {
+            args = args.residual_in_place(residual.elements::<R>()?);
+        }
+        if save {
+            args = args.rstd(&mut rstd);
+        }
+        if save && spec.norm == Norm::Layer {
+            args = args.mean(&mut mean);
+        }
+        CpuBackend::new().forward(&spec.sized(&rows), args)?;
+        let residual_out = residual.map_or_else(nothing, Owned::into_tensor);
+        Ok(Normalized { y: x.into_tensor(), residual_out, statistics: Statistics { mean, rstd } })
+    }
+}
+
+/// In the place of a sum that there is not.
+fn nothing() -> FlexTensor {
+    wrap(Vec::<f32>::new(), Shape::from([0]))
+}
+
 impl WithDTypes for ForwardCall {
     type Output = Result<Normalized, Error>;
 
     fn call<T: Element, W: Element, R: Element>(self) -> Self::Output {
+        if Owned::is(&self.x) && self.residual.as_ref().is_none_or(Owned::is) {
+            return self.in_place::<T, W, R>();
+        }
         let ForwardCall { spec, x, residual, weight, bias, save } = self;
         let shape = x.layout().shape().clone();
         let (x, weight) = (Regular::new(x)?, Regular::new(weight)?);
@@ -65,12 +105,9 @@ impl WithDTypes for ForwardCall {
         let wanted = TensorSet::NONE.set(Tensor::ResidualOut, residual.is_some());
         let wanted = wanted.set(Tensor::Rstd, save).set(Tensor::Mean, save && spec.norm == Norm::Layer);
         let made = CpuBackend::new().forward_vec(&spec.sized(&x.rows), inputs, wanted)?;
-        let sum_shape = if residual.is_some() { shape.clone() } else { Shape::from([0]) };
-        Ok(Normalized {
-            y: wrap(made.y, shape),
-            residual_out: wrap(made.residual_out, sum_shape),
-            statistics: Statistics { mean: made.mean, rstd: made.rstd },
-        })
+        let statistics = Statistics { mean: made.mean, rstd: made.rstd };
+        let residual_out = residual.map_or_else(nothing, |_| wrap(made.residual_out, shape.clone()));
+        Ok(Normalized { y: wrap(made.y, shape), residual_out, statistics })
     }
 }
 

@@ -24,6 +24,10 @@
 //! and 4 or 8 bytes a row beside y. With gradient checkpointing, y is not kept but computed again, with the same bits, where
 //! another operation needs it.
 //!
+//! # Memory
+//! Results are new tensors. As in burn's own operations, y takes the place of an `x` (and the sum that of a residual) that is
+//! moved into the call and that nobody else has: not its caller, not a view, not a graph.
+//!
 //! # Panics
 //! burn's operations panic where arguments do not fit, and so do these, with the name of the tensor: where a length or a dtype
 //! does not fit, and where `eps` is negative or not finite. Nothing is broadcast. They panic, too, where there is no memory.

@@ -1,7 +1,7 @@
 //! Tensors of burn's CPU backend as rows of elements.
 
 use burn::backend::flex::{FlexTensor, Layout};
-use burn::tensor::{Bytes, Shape};
+use burn::tensor::{Bytes, DType, Shape};
 use rmsnorm_core::{Element, Error, RowLayout, Rows};
 
 use crate::native::theirs;
@@ -15,13 +15,10 @@ pub(crate) struct Regular {
 impl Regular {
     /// The tensor itself or, if its rows lie at more than two distances, backwards, or are repeated, burn's contiguous copy.
     pub(crate) fn new(tensor: FlexTensor) -> Result<Self, Error> {
-        match fold(tensor.layout()) {
-            Some(rows) => Ok(Regular { tensor, rows }),
-            None => Regular::dense(tensor.to_contiguous()),
+        if let Some(rows) = fold(tensor.layout()) {
+            return Ok(Regular { tensor, rows });
         }
-    }
-
-    fn dense(tensor: FlexTensor) -> Result<Self, Error> {
+        let tensor = tensor.to_contiguous();
         match fold(tensor.layout()) {
             Some(rows) => Ok(Regular { tensor, rows }),
             None => Err(unusable(format!("a tensor of shape {:?} has no rows", tensor.layout().shape()))),
@@ -30,10 +27,8 @@ impl Regular {
 
     /// Its rows.
     pub(crate) fn read<T: Element>(&self) -> Result<Rows<&[T]>, Error> {
-        let storage: &[T] = match bytemuck::try_cast_slice(self.tensor.bytes()) {
-            Ok(storage) => storage,
-            Err(error) => return Err(unusable(format!("the memory of a tensor of {}: {error}", T::DTYPE))),
-        };
+        let storage: &[T] = bytemuck::try_cast_slice(self.tensor.bytes())
+            .map_err(|error| unusable(format!("the memory of a tensor of {}: {error}", T::DTYPE)))?;
         let start = self.tensor.layout().start_offset();
         match storage.get(start..start.saturating_add(self.rows.span())) {
             Some(elements) => Ok(self.rows.rows(elements)),
@@ -44,6 +39,39 @@ impl Regular {
     /// Its elements, of a vector: one row.
     pub(crate) fn vector<T: Element>(&self) -> Result<&[T], Error> {
         self.read().map(|rows| rows.view)
+    }
+}
+
+/// The memory of a tensor that nobody else has, to be overwritten.
+pub(crate) struct Owned {
+    bytes: Bytes,
+    layout: Layout,
+    dtype: DType,
+}
+
+impl Owned {
+    /// Whether a tensor is that: the only one of its memory, and all of it.
+    pub(crate) fn is(tensor: &FlexTensor) -> bool {
+        let layout = tensor.layout();
+        let is_all = layout.num_elements().checked_mul(tensor.dtype().size()) == Some(tensor.bytes().len());
+        tensor.is_unique() && layout.is_contiguous() && layout.start_offset() == 0 && is_all
+    }
+
+    /// Of a tensor that [`is`](Self::is) that. A copy of another.
+    pub(crate) fn new(tensor: FlexTensor) -> Self {
+        let (bytes, shape, dtype) = tensor.into_data().into_parts();
+        Owned { bytes, layout: Layout::contiguous(shape), dtype }
+    }
+
+    /// Its dense rows.
+    pub(crate) fn elements<T: Element>(&mut self) -> Result<&mut [T], Error> {
+        bytemuck::try_cast_slice_mut(&mut self.bytes)
+            .map_err(|error| unusable(format!("the memory of a tensor of {}: {error}", T::DTYPE)))
+    }
+
+    /// The tensor with its new elements.
+    pub(crate) fn into_tensor(self) -> FlexTensor {
+        FlexTensor::new(self.bytes, self.layout, self.dtype)
     }
 }
 

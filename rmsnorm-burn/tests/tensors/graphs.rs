@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device, Tensor};
 use rmsnorm_burn::{add_rms_norm, gemma_rms_norm, layer_norm, rms_norm};
 use rmsnorm_core::bf16;
 
-use crate::kit::{elements, f64s, frozen, loss, tensor, tensor_on, var};
+use crate::kit::{Native, elements, f64s, frozen, loss, tensor, tensor_on, var};
 
 const EPS: f64 = 1e-5;
 
@@ -96,6 +96,46 @@ fn devices_without_autodiff_give_the_same() {
     assert_eq!((f64s(&y), f64s(&h)), (f64s(&tracked), f64s(&sum)));
     let grads = add_rms_norm(vx.clone(), x, w, EPS).0.square().sum().backward();
     assert!(vx.grad(&grads).is_some());
+}
+
+/// A tensor that nobody else has is overwritten, with the same bits; one that somebody has stays as it is.
+#[test]
+fn what_nobody_else_has_is_overwritten() {
+    fn of_mix<T: Native, R: Native>() {
+        let plain = Device::flex();
+        let (x, r) = (|| tensor_on::<T, 3>(&plain, [2, 3, 40], 1), || tensor_on::<R, 3>(&plain, [2, 3, 40], 2));
+        let (w, b) = (tensor_on::<f32, 1>(&plain, [40], 3), tensor_on::<f32, 1>(&plain, [40], 4));
+        let (kept_x, kept_r) = (x(), r());
+        let same = |over: Tensor<3>, beside: Tensor<3>| assert_eq!(f64s(&over), f64s(&beside));
+        same(rms_norm(x(), w.clone(), EPS), rms_norm(kept_x.clone(), w.clone(), EPS));
+        let layer = |x| layer_norm(x, w.clone(), Some(b.clone()), EPS);
+        same(layer(x()), layer(kept_x.clone()));
+        let add = |x, r| add_rms_norm(x, r, w.clone(), EPS);
+        let (y, h) = add(kept_x.clone(), kept_r.clone());
+        for (y_over, h_over) in [add(x(), r()), add(x(), kept_r.clone()), add(kept_x.clone(), r())] {
+            same(y_over, y.clone());
+            same(h_over, h.clone());
+        }
+        // Views of what somebody has, too.
+        let half = rms_norm(kept_x.clone().narrow(1, 0, 1), w.clone(), EPS);
+        same(half, rms_norm(x().narrow(1, 0, 1), w.clone(), EPS));
+        same(kept_x, x());
+        same(kept_r, r());
+    }
+    of_mix::<f32, f32>();
+    of_mix::<bf16, bf16>();
+    of_mix::<bf16, f32>();
+    // The same in a graph, which does not need what is added: gradients are those of the copies.
+    let gradients = |keep: bool| {
+        let (x, r, w) = (var::<f32, 2>([6, 40], 1), var::<f32, 2>([6, 40], 2), var::<f32, 1>([40], 3));
+        let (a, b) = (x.clone() * 2.0, r.clone() * 3.0);
+        let kept = keep.then(|| (a.clone(), b.clone()));
+        let (y, h) = add_rms_norm(a, b, w.clone(), EPS);
+        let grads = (rms_norm(y, w.clone(), EPS) * h).sum().backward();
+        drop(kept);
+        ([&x, &r].map(|leaf| f64s(&leaf.grad(&grads).unwrap())), f64s(&w.grad(&grads).unwrap()))
+    };
+    assert_eq!(gradients(true), gradients(false));
 }
 
 /// Parameters that are views, with an offset or a stride: the values and gradients of what they are views of.
