@@ -2,7 +2,7 @@
 //! take the place of what they are computed from, if nobody else has that.
 
 use burn::backend::flex::FlexTensor;
-use burn::tensor::{DType, Shape};
+use burn::tensor::DType;
 use rmsnorm_core::cpu::{BackwardInputs, CpuBackend, Forward, ForwardInputs};
 use rmsnorm_core::{Element, Error, Norm, RowLayout, Tensor, TensorSet, WithDTypes};
 
@@ -32,10 +32,20 @@ pub(crate) struct ForwardCall {
 /// What a forward call gives.
 pub(crate) struct Normalized {
     pub(crate) y: FlexTensor,
-    /// The rounded sum; empty without a residual.
-    pub(crate) residual_out: FlexTensor,
+    /// The rounded sum, if there is a residual.
+    residual_out: Option<FlexTensor>,
     /// Empty unless they are saved.
     pub(crate) statistics: Statistics,
+}
+
+impl Normalized {
+    /// y, the sum and the statistics of a call with a residual.
+    pub(crate) fn with_sum(self) -> Result<(FlexTensor, FlexTensor, Statistics), Error> {
+        match self.residual_out {
+            Some(residual_out) => Ok((self.y, residual_out, self.statistics)),
+            None => Err(Error::Missing { arg: "residual", why: "there is no sum without it" }),
+        }
+    }
 }
 
 impl ForwardCall {
@@ -45,9 +55,7 @@ impl ForwardCall {
         let residual = self.residual.as_ref().unwrap_or(&self.x);
         dispatch([self.x.dtype(), self.weight.dtype(), residual.dtype()], self)
     }
-}
 
-impl ForwardCall {
     /// y over x, and the sum over the residual.
     fn in_place<T: Element, W: Element, R: Element>(self) -> Result<Normalized, Error> {
         let ForwardCall { spec, x, residual, weight, bias, save } = self;
@@ -73,14 +81,9 @@ impl ForwardCall {
             args = args.mean(&mut mean);
         }
         CpuBackend::new().forward(&spec.sized(&rows), args)?;
-        let residual_out = residual.map_or_else(nothing, Owned::into_tensor);
+        let residual_out = residual.map(Owned::into_tensor);
         Ok(Normalized { y: x.into_tensor(), residual_out, statistics: Statistics { mean, rstd } })
     }
-}
-
-/// In the place of a sum that there is not.
-fn nothing() -> FlexTensor {
-    wrap(Vec::<f32>::new(), Shape::from([0]))
 }
 
 impl WithDTypes for ForwardCall {
@@ -106,7 +109,7 @@ impl WithDTypes for ForwardCall {
         let wanted = wanted.set(Tensor::Rstd, save).set(Tensor::Mean, save && spec.norm == Norm::Layer);
         let made = CpuBackend::new().forward_vec(&spec.sized(&x.rows), inputs, wanted)?;
         let statistics = Statistics { mean: made.mean, rstd: made.rstd };
-        let residual_out = residual.map_or_else(nothing, |_| wrap(made.residual_out, shape.clone()));
+        let residual_out = residual.map(|_| wrap(made.residual_out, shape.clone()));
         Ok(Normalized { y: wrap(made.y, shape), residual_out, statistics })
     }
 }

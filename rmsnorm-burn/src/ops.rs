@@ -15,7 +15,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Flex, backend_extension};
 
 use crate::check::or_panic;
-use crate::flex::ForwardCall;
+use crate::flex::{ForwardCall, Normalized};
 use crate::spec::Spec;
 
 /// The operations, on burn's CPU backend and on autodiff over it. Callers have checked arguments, and that there are kernels.
@@ -61,7 +61,8 @@ impl NormOps for Flex {
         weight: FloatTensor<Self>,
         spec: Spec,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let made = or_panic(ForwardCall { spec, x, residual: Some(residual), weight, bias: None, save: false }.run());
-        (made.y, made.residual_out)
+        let call = ForwardCall { spec, x, residual: Some(residual), weight, bias: None, save: false };
+        let (y, residual_out, _) = or_panic(call.run().and_then(Normalized::with_sum));
+        (y, residual_out)
     }
 }

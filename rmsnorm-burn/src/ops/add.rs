@@ -10,7 +10,7 @@ use burn::tensor::DType;
 
 use super::normalize::{Tracked, take};
 use crate::check::or_panic;
-use crate::flex::ForwardCall;
+use crate::flex::{ForwardCall, Normalized};
 use crate::spec::Spec;
 
 /// The step of the sum, whose parents are x and residual. Its state is the dtype of x.
@@ -46,11 +46,11 @@ pub(super) fn apply<C: CheckpointStrategy>(
     let dtype = x.dtype();
     let call =
         ForwardCall { spec, x, residual: Some(residual), weight: weight.primitive().clone(), bias: None, save: true };
-    let made = or_panic(call.run());
+    let (y, residual_out, statistics) = or_panic(call.run().and_then(Normalized::with_sum));
     // The sum is what the next layers and this norm's backward need: it is kept.
     let sum = match AddStep.prepare::<C>([x_node, residual_node]).compute_bound().stateful() {
-        OpsKind::Tracked(prep) => prep.finish(dtype, made.residual_out),
-        OpsKind::UnTracked(prep) => prep.finish(made.residual_out),
+        OpsKind::Tracked(prep) => prep.finish(dtype, residual_out),
+        OpsKind::UnTracked(prep) => prep.finish(residual_out),
     };
-    (take::<C>(spec, &sum, &weight, made.y, made.statistics), sum)
+    (take::<C>(spec, &sum, &weight, y, statistics), sum)
 }
