@@ -1,6 +1,8 @@
 //! The calls on tensors of burn's CPU backend. Results are new vectors that nobody zeroes first or, as in burn's own operations,
 //! take the place of what they are computed from, if nobody else has that.
 
+use std::sync::LazyLock;
+
 use burn::backend::flex::FlexTensor;
 use burn::tensor::DType;
 use rmsnorm_core::cpu::{BackwardInputs, CpuBackend, Forward, ForwardInputs};
@@ -9,6 +11,9 @@ use rmsnorm_core::{Element, Error, Norm, RowLayout, Tensor, TensorSet, WithDType
 use crate::native::mix;
 use crate::rows::{Owned, Regular, wrap};
 use crate::spec::Spec;
+
+/// What all calls run on. To find out what the processor can takes a tenth of a call of one row.
+static BACKEND: LazyLock<CpuBackend> = LazyLock::new(CpuBackend::new);
 
 /// A forward pass's statistics, for backward.
 #[derive(Debug)]
@@ -80,7 +85,7 @@ impl ForwardCall {
         if save && spec.norm == Norm::Layer {
             args = args.mean(&mut mean);
         }
-        CpuBackend::new().forward(&spec.sized(&rows), args)?;
+        BACKEND.forward(&spec.sized(&rows), args)?;
         let residual_out = residual.map(Owned::into_tensor);
         Ok(Normalized { y: x.into_tensor(), residual_out, statistics: Statistics { mean, rstd } })
     }
@@ -107,7 +112,7 @@ impl WithDTypes for ForwardCall {
         }
         let wanted = TensorSet::NONE.set(Tensor::ResidualOut, residual.is_some());
         let wanted = wanted.set(Tensor::Rstd, save).set(Tensor::Mean, save && spec.norm == Norm::Layer);
-        let made = CpuBackend::new().forward_vec(&spec.sized(&x.rows), inputs, wanted)?;
+        let made = BACKEND.forward_vec(&spec.sized(&x.rows), inputs, wanted)?;
         let statistics = Statistics { mean: made.mean, rstd: made.rstd };
         let residual_out = residual.map(|_| wrap(made.residual_out, shape.clone()));
         Ok(Normalized { y: wrap(made.y, shape), residual_out, statistics })
@@ -165,7 +170,7 @@ impl WithDTypes for BackwardCall<'_> {
         let is_wider = T::DTYPE != R::DTYPE;
         let tensors = TensorSet::NONE.set(Tensor::Dresidual, is_wider);
         let tensors = tensors.set(Tensor::Dweight, wanted.dweight).set(Tensor::Dbias, wanted.dbias);
-        let made = CpuBackend::new().backward_vec(&spec.sized(&x.rows), inputs, tensors)?;
+        let made = BACKEND.backward_vec(&spec.sized(&x.rows), inputs, tensors)?;
         Ok(Gradients {
             dx: if is_wider { wrap(made.dresidual, shape) } else { wrap(made.dx, shape) },
             dweight: wanted.dweight.then(|| wrap(made.dweight, parameter.clone())),
