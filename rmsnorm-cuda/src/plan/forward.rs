@@ -46,7 +46,7 @@ fn held(problem: &Problem, tile: Tile, caps: &Caps) -> Tile {
     let half = Tile { blocks_per_sm: tile.blocks_per_sm / 2, reads: Reads { is_held: true, ..tile.reads }, ..tile };
     let rows_at_once = caps.sms * half.blocks_per_sm * tile.groups * tile.unroll;
     let is_small = problem.rows <= rows_at_once as usize && !problem.tensors.adds_residual();
-    if is_small && half.holds_rows(problem.norm, false) { half } else { tile }
+    if caps.tuning.holds_small && is_small && half.holds_rows(problem.norm, false) { half } else { tile }
 }
 
 /// Whether the row of a block fits its shared memory.
