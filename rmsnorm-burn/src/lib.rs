@@ -22,15 +22,15 @@
 //! # Gradients
 //! Of x, residual, weight and bias, wherever burn tracks them: none is computed of an untracked parameter. The graph keeps x, weight
 //! and 4 or 8 bytes a row beside y. With gradient checkpointing, y is not kept but computed again, with the same bits, where
-//! another operation needs it.
+//! another operation needs it; it is kept where an input is untracked, and beside a wider residual.
 //!
 //! # Memory
-//! Results are new tensors. As in burn's own operations, y takes the place of an `x` (and the sum that of a residual) that is
-//! moved into the call and that nobody else has: not its caller, not a view, not a graph.
+//! Results are new tensors. As in burn's own operations, y takes the place of an `x` that is moved into the call and that nobody else
+//! has: not its caller, not a view, not a graph. With a residual, the sum takes its place at the same time, if both are so.
 //!
 //! # Panics
 //! burn's operations panic where arguments do not fit, and so do these, with the name of the tensor: where a length or a dtype
-//! does not fit, and where `eps` is negative or not finite. Nothing is broadcast. They panic, too, where there is no memory.
+//! does not fit, and where `eps` is negative or not finite. Nothing is broadcast.
 //! `eps` has no default but that of burn's configs, which [`nn`] has as they are.
 //!
 //! # Threads

@@ -115,7 +115,13 @@ impl<T: Native, W: Native> Check for Norms<T, W> {
                 (Norm::Layer, _) => layer_norm(x_in, weight_in, bias.cloned(), EPS),
             };
             assert_eq!((y.dims(), y.dtype()), (x.dims(), x.dtype()), "{case}");
-            let grads = loss(y.clone(), &dy).backward();
+            // Of layer norm's y by way of a transpose, as after attention: what arrives is no dense matrix.
+            let last = D - 1;
+            let loss = match spec.norm {
+                Norm::Rms => loss(y.clone(), &dy),
+                Norm::Layer => loss(y.clone().swap_dims(0, last), &dy.clone().swap_dims(0, last)),
+            };
+            let grads = loss.backward();
             let dx = of(base.grad(&grads).unwrap());
             let judge = Judge { spec, dtypes, x: &x, residual: None, weight: &weight, bias, dy: &dy };
             judge.run(|forward, backward| {

@@ -1,4 +1,4 @@
-//! Graphs: whatever uses the results, gradients are those of the same graph in f64, and of what is used alone.
+//! Graphs: whatever uses the results, gradients add up as those of what is used alone.
 
 use burn::tensor::{DType, Device, Tensor};
 use rmsnorm_burn::{add_rms_norm, gemma_rms_norm, layer_norm, rms_norm};

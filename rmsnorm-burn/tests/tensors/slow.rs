@@ -141,6 +141,13 @@ fn mixes_without_kernels_take_burns_path() {
         assert_eq!((y.dtype(), normed.dtype(), h.dtype()), (x.dtype(), x.dtype(), r.dtype()), "{what}");
         let expected = layer_norm(wide(&x), wide(&w), Some(wide(&b)), EPS);
         assert_close(&y, &f64s(&expected), unit, &what);
+        let of_sum = match h.dtype() {
+            DType::F16 => 2f64.powi(-10),
+            DType::BF16 => 2f64.powi(-7),
+            DType::F64 => CLOSE,
+            _ => 2f64.powi(-20),
+        };
+        assert_close(&h, &f64s(&(wide(&r) + wide(&x))), of_sum, &what);
         // From the rounded sum, which is what is normalized.
         let expected = rms_norm(wide(&h), wide(&w), EPS);
         assert_close(&normed, &f64s(&expected), unit, &what);
