@@ -134,6 +134,9 @@ fn fused_and_slow_agree_on_a_chain() {
 /// Mixes without kernels: computed as wide as the widest needs, rounded once, and each gradient in its tensor's own dtype.
 #[test]
 fn mixes_without_kernels_take_burns_path() {
+    // Half a unit in the last place of a result, and what f32 leaves before it is rounded.
+    let (of_f32, of_f16, of_bf16) = (2f64.powi(-20), 2f64.powi(-10), 2f64.powi(-7));
+    let units = [(DType::F32, of_f32), (DType::F16, of_f16), (DType::BF16, of_bf16), (DType::F64, CLOSE)];
     let check = |x: Tensor<2>, r: Tensor<2>, w: Tensor<1>, b: Tensor<1>, unit: f64| {
         let what = format!("{:?} {:?} {:?} {:?}", x.dtype(), r.dtype(), w.dtype(), b.dtype());
         let y = layer_norm(x.clone(), w.clone(), Some(b.clone()), EPS);
@@ -141,12 +144,7 @@ fn mixes_without_kernels_take_burns_path() {
         assert_eq!((y.dtype(), normed.dtype(), h.dtype()), (x.dtype(), x.dtype(), r.dtype()), "{what}");
         let expected = layer_norm(wide(&x), wide(&w), Some(wide(&b)), EPS);
         assert_close(&y, &f64s(&expected), unit, &what);
-        let of_sum = match h.dtype() {
-            DType::F16 => 2f64.powi(-10),
-            DType::BF16 => 2f64.powi(-7),
-            DType::F64 => CLOSE,
-            _ => 2f64.powi(-20),
-        };
+        let (_, of_sum) = units.into_iter().find(|(dtype, _)| *dtype == h.dtype()).unwrap();
         assert_close(&h, &f64s(&(wide(&r) + wide(&x))), of_sum, &what);
         // From the rounded sum, which is what is normalized.
         let expected = rms_norm(wide(&h), wide(&w), EPS);
@@ -164,8 +162,6 @@ fn mixes_without_kernels_take_burns_path() {
     let (f32m, f32v) = (|| var::<f32, 2>(m, 1), || var::<f32, 1>(v, 1));
     let (bf16m, bf16v) = (|| var::<bf16, 2>(m, 3), || var::<bf16, 1>(v, 3));
     let f16m = || var::<f16, 2>(m, 2);
-    // Half a unit in the last place of y, and what f32 leaves before it is rounded.
-    let (of_f32, of_f16, of_bf16) = (2f64.powi(-20), 2f64.powi(-10), 2f64.powi(-7));
     check(f32m(), f32m(), wide(&f32v()), f32v(), of_f32);
     check(f16m(), f16m(), bf16v(), bf16v(), of_f16);
     check(bf16m(), f16m(), bf16v(), f32v(), of_bf16);
