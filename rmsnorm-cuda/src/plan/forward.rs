@@ -20,14 +20,13 @@ pub(super) fn plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
     let (program, tile) = if let Some(tile) = find(cluster).filter(is_one_grid) {
         (Program::ForwardCluster, tile)
     } else if let Some(tile) = find(block) {
-        (Program::Forward, tile)
+        (Program::Forward, held(problem, tile, caps))
     } else if let Some(tile) = find(long).filter(|tile| fits(problem, tile, caps)) {
         (Program::ForwardLong, tile)
     } else {
         (Program::ForwardStreaming, Tile { pack, ..streaming_tile(caps) })
     };
     let tile = Tile { access_bytes, ..tile };
-    let tile = if program == Program::Forward { held(problem, tile, caps) } else { tile };
     let blocks = if program == Program::ForwardStreaming {
         problem.rows.min((caps.sms / tile.cluster).max(1) as usize)
     } else {
