@@ -4,10 +4,8 @@
 use crate::kit::{Native, On, elements, f64s, loss, on_each_device};
 use candle_core::{Tensor, Var};
 use rmsnorm_candle::{add_layer_norm, add_rms_norm, gemma_rms_norm, layer_norm, rms_norm};
-use rmsnorm_core::conformance::bounds::{Mode, Model, Statistics};
-use rmsnorm_core::conformance::testing::{BackwardTruth, ForwardTruth};
-use rmsnorm_core::reference::{BackwardInputs, ForwardInputs};
-use rmsnorm_core::{DTypes, GradReduction, Norm, NormSpec, Tensor as Name, bf16, f16};
+use rmsnorm_core::conformance::testing::{BackwardTruth, ForwardTruth, Passes};
+use rmsnorm_core::{DTypes, Norm, NormSpec, Tensor as Name, bf16, f16};
 
 /// Large enough to be seen in every result, and an f32.
 const EPS: f64 = 1.0 / 16.0;
@@ -56,28 +54,11 @@ struct Judge<'a> {
 impl Judge<'_> {
     /// Each tensor as its own function gives it to `judge`.
     fn run(&self, outputs: impl Fn(&ForwardTruth<'_>, &BackwardTruth)) {
-        let model = Model { arithmetic: &self.on.arithmetic, mode: Mode::Worst };
         let (x, weight, dy) = (f64s(self.x), f64s(self.weight), f64s(self.dy));
         let (residual, bias) = (self.residual.map(f64s), self.bias.map(f64s));
-        let inputs = ForwardInputs {
-            x: &x,
-            residual: residual.as_deref().map(|residual| (residual, self.dtypes.residual)),
-            weight: Some(&weight),
-            bias: bias.as_deref(),
-        };
-        let forward = ForwardTruth::new(&self.spec, inputs, self.dtypes.activation, None, model);
-        let out = &forward.outputs;
-        let inputs = BackwardInputs {
-            dy: &dy,
-            x: &out.h,
-            weight: Some(&weight),
-            mean: &out.mean,
-            rstd: &out.rstd,
-            dresidual_out: None,
-        };
-        let statistics = Statistics::Computed(&forward.bounds);
-        let backward = BackwardTruth::new(&self.spec, &inputs, statistics, GradReduction::Partials, model);
-        outputs(&forward, &backward);
+        let (residual, bias) = (residual.as_deref(), bias.as_deref());
+        let passes = Passes { spec: self.spec, dtypes: self.dtypes, x: &x, residual, weight: &weight, bias, dy: &dy };
+        passes.judge(&self.on.arithmetic, outputs);
     }
 }
 
