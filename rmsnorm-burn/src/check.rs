@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 use burn::tensor::{DType, Tensor};
 
-use crate::spec::Spec;
+use rmsnorm_core::UnsizedNorm;
 
 /// The tensors of a call.
 pub(crate) struct Args<'a, const D: usize> {
@@ -23,10 +23,10 @@ impl<const D: usize> Args<'_, D> {
         matrices.chain(vectors.filter_map(|(name, tensor)| Some((name, tensor?.dtype()))))
     }
 
-    /// Shapes and dtypes, and `eps`. Nothing is broadcast.
-    pub(crate) fn check(&self, spec: &Spec) -> Result<(), String> {
+    /// `eps`, shapes and dtypes. Nothing is broadcast.
+    pub(crate) fn check(&self, spec: &UnsizedNorm) -> Result<(), String> {
         let (name, dims) = (spec.name(), self.x.dims());
-        if !(spec.eps as f32).is_finite() || spec.eps < 0.0 {
+        if !spec.has_valid_eps() {
             return Err(format!("{name}: eps must be finite and not negative, got {}", spec.eps));
         }
         let Some(&cols) = dims.last() else { return Err(format!("{name}: x has no dimension to normalize over")) };

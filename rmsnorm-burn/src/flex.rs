@@ -6,11 +6,10 @@ use std::sync::LazyLock;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::DType;
 use rmsnorm_core::cpu::{BackwardInputs, CpuBackend, Forward, ForwardInputs};
-use rmsnorm_core::{Element, Error, Norm, RowLayout, Tensor, TensorSet, WithDTypes};
+use rmsnorm_core::{Element, Error, Norm, RowLayout, Tensor, TensorSet, UnsizedNorm, WithDTypes};
 
 use crate::native::mix;
 use crate::rows::{Owned, Regular, wrap};
-use crate::spec::Spec;
 
 /// What all calls run on. To find out what the processor can takes a tenth of a call of one row.
 static BACKEND: LazyLock<CpuBackend> = LazyLock::new(CpuBackend::new);
@@ -25,7 +24,7 @@ pub(crate) struct Statistics {
 
 /// The tensors of a forward call.
 pub(crate) struct ForwardCall {
-    pub(crate) spec: Spec,
+    pub(crate) spec: UnsizedNorm,
     pub(crate) x: FlexTensor,
     pub(crate) residual: Option<FlexTensor>,
     pub(crate) weight: FlexTensor,
@@ -121,20 +120,14 @@ impl WithDTypes for ForwardCall {
 
 /// The tensors of a backward call.
 pub(crate) struct BackwardCall<'a> {
-    pub(crate) spec: Spec,
+    pub(crate) spec: UnsizedNorm,
     pub(crate) dy: FlexTensor,
     /// What was normalized.
     pub(crate) x: FlexTensor,
     pub(crate) weight: FlexTensor,
     pub(crate) statistics: &'a Statistics,
-    pub(crate) wanted: Wanted,
-}
-
-/// Which gradients of parameters are wanted.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Wanted {
-    pub(crate) dweight: bool,
-    pub(crate) dbias: bool,
+    /// Which gradients of parameters are wanted: `Dweight`, `Dbias`.
+    pub(crate) wanted: TensorSet,
 }
 
 /// What a backward call gives.
@@ -168,13 +161,12 @@ impl WithDTypes for BackwardCall<'_> {
         }
         // The gradient of an f32 stream is not to be rounded to the activations' dtype.
         let is_wider = T::DTYPE != R::DTYPE;
-        let tensors = TensorSet::NONE.set(Tensor::Dresidual, is_wider);
-        let tensors = tensors.set(Tensor::Dweight, wanted.dweight).set(Tensor::Dbias, wanted.dbias);
+        let tensors = wanted.set(Tensor::Dresidual, is_wider);
         let made = BACKEND.backward_vec(&spec.sized(&x.rows), inputs, tensors)?;
         Ok(Gradients {
             dx: if is_wider { wrap(made.dresidual, shape) } else { wrap(made.dx, shape) },
-            dweight: wanted.dweight.then(|| wrap(made.dweight, parameter.clone())),
-            dbias: wanted.dbias.then(|| wrap(made.dbias, parameter)),
+            dweight: wanted.has(Tensor::Dweight).then(|| wrap(made.dweight, parameter.clone())),
+            dbias: wanted.has(Tensor::Dbias).then(|| wrap(made.dbias, parameter)),
         })
     }
 }

@@ -2,13 +2,12 @@
 
 use burn::backend::Dispatch;
 use burn::tensor::{Device, Tensor};
-use rmsnorm_core::Norm;
+use rmsnorm_core::{Norm, UnsizedNorm};
 
 use crate::check::{Args, or_panic};
 use crate::native::mix;
 use crate::ops::NormOps;
 use crate::slow;
-use crate::spec::Spec;
 
 /// RMS norm over the last dimension: `x / sqrt(avg(x^2) + eps) * weight`, rounded once.
 ///
@@ -32,7 +31,7 @@ use crate::spec::Spec;
 /// assert!(x.grad(&gradients).is_some() && weight.grad(&gradients).is_some());
 /// ```
 pub fn rms_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, eps: f64) -> Tensor<D> {
-    normalize(Spec::new(Norm::Rms, eps), x, weight, None)
+    normalize(UnsizedNorm::new(Norm::Rms, eps), x, weight, None)
 }
 
 /// RMS norm by `1 + weight`, which is added in f32 and not rounded: Gemma's. Otherwise as [`rms_norm`].
@@ -40,7 +39,7 @@ pub fn rms_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, eps: f64) -> Te
 /// # Panics
 /// As [the crate](crate#panics) says.
 pub fn gemma_rms_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, eps: f64) -> Tensor<D> {
-    normalize(Spec::gemma(eps), x, weight, None)
+    normalize(UnsizedNorm::gemma(eps), x, weight, None)
 }
 
 /// Layer norm over the last dimension: `(x - mean) / sqrt(var + eps) * weight + bias`, rounded once.
@@ -54,7 +53,7 @@ pub fn gemma_rms_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, eps: f64)
 /// # Panics
 /// As [the crate](crate#panics) says.
 pub fn layer_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, bias: Option<Tensor<1>>, eps: f64) -> Tensor<D> {
-    normalize(Spec::new(Norm::Layer, eps), x, weight, bias)
+    normalize(UnsizedNorm::new(Norm::Layer, eps), x, weight, bias)
 }
 
 /// `residual + x`, rounded to the dtype of `residual`, and the RMS norm of that sum in the dtype of `x`, in one pass over
@@ -86,7 +85,7 @@ pub fn add_rms_norm<const D: usize>(
     weight: Tensor<1>,
     eps: f64,
 ) -> (Tensor<D>, Tensor<D>) {
-    let spec = Spec::new(Norm::Rms, eps);
+    let spec = UnsizedNorm::new(Norm::Rms, eps);
     let args = Args { x: &x, residual: Some(&residual), weight: &weight, bias: None };
     or_panic(args.check(&spec));
     if has_kernels(&args) {
@@ -101,7 +100,7 @@ pub fn add_rms_norm<const D: usize>(
 
 /// `x` normalized.
 pub(crate) fn normalize<const D: usize>(
-    spec: Spec,
+    spec: UnsizedNorm,
     x: Tensor<D>,
     weight: Tensor<1>,
     bias: Option<Tensor<1>>,

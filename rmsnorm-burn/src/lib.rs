@@ -54,7 +54,6 @@ pub mod nn;
 mod ops;
 mod rows;
 mod slow;
-mod spec;
 
 /// Its example is a test.
 #[cfg(doctest)]

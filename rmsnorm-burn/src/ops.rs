@@ -13,23 +13,23 @@ mod normalize;
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Flex, backend_extension};
+use rmsnorm_core::UnsizedNorm;
 
 use crate::check::or_panic;
 use crate::flex::{ForwardCall, Normalized};
-use crate::spec::Spec;
 
 /// The operations, on burn's CPU backend and on autodiff over it. Callers have checked arguments, and that there are kernels.
 #[backend_extension(Flex, Autodiff)]
 pub(crate) trait NormOps: Backend {
     /// y from x and weight.
-    fn normalize(x: FloatTensor<Self>, weight: FloatTensor<Self>, spec: Spec) -> FloatTensor<Self>;
+    fn normalize(x: FloatTensor<Self>, weight: FloatTensor<Self>, spec: UnsizedNorm) -> FloatTensor<Self>;
 
     /// y from x, weight and bias.
     fn normalize_affine(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
-        spec: Spec,
+        spec: UnsizedNorm,
     ) -> FloatTensor<Self>;
 
     /// y and the sum of x and residual.
@@ -37,12 +37,12 @@ pub(crate) trait NormOps: Backend {
         x: FloatTensor<Self>,
         residual: FloatTensor<Self>,
         weight: FloatTensor<Self>,
-        spec: Spec,
+        spec: UnsizedNorm,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 }
 
 impl NormOps for Flex {
-    fn normalize(x: FloatTensor<Self>, weight: FloatTensor<Self>, spec: Spec) -> FloatTensor<Self> {
+    fn normalize(x: FloatTensor<Self>, weight: FloatTensor<Self>, spec: UnsizedNorm) -> FloatTensor<Self> {
         or_panic(ForwardCall { spec, x, residual: None, weight, bias: None, save: false }.run()).y
     }
 
@@ -50,7 +50,7 @@ impl NormOps for Flex {
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
-        spec: Spec,
+        spec: UnsizedNorm,
     ) -> FloatTensor<Self> {
         or_panic(ForwardCall { spec, x, residual: None, weight, bias: Some(bias), save: false }.run()).y
     }
@@ -59,7 +59,7 @@ impl NormOps for Flex {
         x: FloatTensor<Self>,
         residual: FloatTensor<Self>,
         weight: FloatTensor<Self>,
-        spec: Spec,
+        spec: UnsizedNorm,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let call = ForwardCall { spec, x, residual: Some(residual), weight, bias: None, save: false };
         let (y, residual_out, _) = or_panic(call.run().and_then(Normalized::with_sum));

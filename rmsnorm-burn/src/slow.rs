@@ -1,13 +1,11 @@
 //! The norms as chains of burn's own operations, with burn's gradients: for devices and dtypes without kernels of ours.
 
 use burn::tensor::{DType, Tensor};
-use rmsnorm_core::Norm;
-
-use crate::spec::Spec;
+use rmsnorm_core::{Norm, UnsizedNorm};
 
 /// `h` normalized, in that dtype. Computed in f32, or in f64 where a tensor or the result is, and rounded once.
 pub(crate) fn normalize<const D: usize>(
-    spec: &Spec,
+    spec: &UnsizedNorm,
     h: Tensor<D>,
     weight: Tensor<1>,
     bias: Option<Tensor<1>>,

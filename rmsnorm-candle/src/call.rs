@@ -2,9 +2,9 @@
 
 use candle_core::backend::BackendStorage;
 use candle_core::{DType, Layout, Result, Storage, Tensor};
+use rmsnorm_core::{TensorSet, UnsizedNorm};
 
 use crate::native::{Native, Work, dispatch};
-use crate::spec::Spec;
 
 /// Storages of a device that there are kernels on. The calls are made by [`ForwardCall::run`], [`BackwardCall::run`] and
 /// [`InPlaceCall::run`], which find the types.
@@ -47,7 +47,7 @@ pub(crate) enum Statistics {
 
 /// The tensors of a forward call.
 pub(crate) struct ForwardCall<'a, S> {
-    pub(crate) spec: &'a Spec,
+    pub(crate) spec: &'a UnsizedNorm,
     pub(crate) x: Operand<'a, S>,
     pub(crate) residual: Option<Operand<'a, S>>,
     pub(crate) weight: Operand<'a, S>,
@@ -84,20 +84,14 @@ impl<S: Kernels> Work for ForwardCall<'_, S> {
 
 /// The tensors of a backward call.
 pub(crate) struct BackwardCall<'a, S> {
-    pub(crate) spec: &'a Spec,
+    pub(crate) spec: &'a UnsizedNorm,
     pub(crate) dy: Operand<'a, S>,
     /// What was normalized.
     pub(crate) x: Operand<'a, S>,
     pub(crate) weight: Operand<'a, S>,
     pub(crate) statistics: &'a Statistics,
-    pub(crate) wanted: Wanted,
-}
-
-/// Which gradients of parameters are wanted.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Wanted {
-    pub(crate) dweight: bool,
-    pub(crate) dbias: bool,
+    /// Which gradients of parameters are wanted: `Dweight`, `Dbias`.
+    pub(crate) wanted: TensorSet,
 }
 
 /// What a backward call gives.
@@ -126,7 +120,7 @@ impl<S: Kernels> Work for BackwardCall<'_, S> {
 
 /// A forward call whose result takes the place of x.
 pub(crate) struct InPlaceCall<'a, S> {
-    pub(crate) spec: &'a Spec,
+    pub(crate) spec: &'a UnsizedNorm,
     pub(crate) x: (&'a mut S, &'a Layout),
     pub(crate) weight: Operand<'a, S>,
     pub(crate) bias: Option<Operand<'a, S>>,

@@ -61,13 +61,12 @@ impl Kernels for CpuStorage {
         }
         // The gradient of an f32 stream is not to be rounded to the activations' dtype.
         let is_wider = <T as WithDType>::DTYPE != <R as WithDType>::DTYPE;
-        let wanted = TensorSet::NONE.set(Tensor::Dresidual, is_wider);
-        let wanted = wanted.set(Tensor::Dweight, call.wanted.dweight).set(Tensor::Dbias, call.wanted.dbias);
+        let wanted = call.wanted.set(Tensor::Dresidual, is_wider);
         let made = CpuBackend::new().backward_vec(&call.spec.sized(&rows), inputs, wanted).map_err(Error::wrap)?;
         Ok(Gradients {
             dx: if is_wider { R::to_cpu_storage_owned(made.dresidual) } else { T::to_cpu_storage_owned(made.dx) },
-            dweight: call.wanted.dweight.then(|| W::to_cpu_storage_owned(made.dweight)),
-            dbias: call.wanted.dbias.then(|| W::to_cpu_storage_owned(made.dbias)),
+            dweight: wanted.has(Tensor::Dweight).then(|| W::to_cpu_storage_owned(made.dweight)),
+            dbias: wanted.has(Tensor::Dbias).then(|| W::to_cpu_storage_owned(made.dbias)),
         })
     }
 

@@ -5,9 +5,9 @@ use std::sync::{Mutex, PoisonError};
 use candle_core::{
     CpuStorage, CudaDevice, CudaStorage, CustomOp1, Error, Layout, Result, Shape, Storage, Tensor, WithDType, bail,
 };
-use rmsnorm_core::Norm;
 use rmsnorm_core::cuda::cudarc::driver::{CudaSlice, CudaView};
 use rmsnorm_core::cuda::{Backward, CudaBackend, Forward};
+use rmsnorm_core::{Norm, Tensor as Name};
 
 use crate::call::{self, BackwardCall, ForwardCall, Gradients, InPlaceCall, Kernels, Normalized, Operand};
 use crate::native::Native;
@@ -79,8 +79,8 @@ impl Kernels for CudaStorage {
         let is_wider = <T as WithDType>::DTYPE != <R as WithDType>::DTYPE;
         let mut dx = room::<T>(device, len)?;
         let mut dresidual = is_wider.then(|| room::<R>(device, len)).transpose()?;
-        let mut dweight = call.wanted.dweight.then(|| room::<W>(device, cols)).transpose()?;
-        let mut dbias = call.wanted.dbias.then(|| room::<W>(device, cols)).transpose()?;
+        let mut dweight = call.wanted.has(Name::Dweight).then(|| room::<W>(device, cols)).transpose()?;
+        let mut dbias = call.wanted.has(Name::Dbias).then(|| room::<W>(device, cols)).transpose()?;
 
         let (dy, x_rows) = (dy.view(T::as_cuda_slice(call.dy.0)?)?, x.view(R::as_cuda_slice(call.x.0)?)?);
         let mut args = Backward::<T, W, R>::mixed(dy, x_rows, statistics.rstd.slice(..rows), dx.slice_mut(..len))

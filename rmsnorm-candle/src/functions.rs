@@ -1,7 +1,7 @@
 //! The functions: which path a call takes.
 
 use candle_core::{Result, Tensor, bail};
-use rmsnorm_core::Norm;
+use rmsnorm_core::{Norm, UnsizedNorm};
 
 use crate::check::Args;
 use crate::native::mix;
@@ -10,7 +10,6 @@ use crate::ops::in_place;
 use crate::ops::normalize::Normalize;
 use crate::rows::{is_regular, regular};
 use crate::slow;
-use crate::spec::Spec;
 
 /// RMS norm over the last dimension: `x / sqrt(avg(x^2) + eps) * weight`, rounded once.
 ///
@@ -33,12 +32,12 @@ use crate::spec::Spec;
 /// # }
 /// ```
 pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
-    normalize(Spec::new(Norm::Rms, eps)?, x, weight, None)
+    normalize(UnsizedNorm::new(Norm::Rms, eps), x, weight, None)
 }
 
 /// RMS norm by `1 + weight`, which is added in f32 and not rounded: Gemma's. Otherwise as [`rms_norm`].
 pub fn gemma_rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
-    normalize(Spec::gemma(eps)?, x, weight, None)
+    normalize(UnsizedNorm::gemma(eps), x, weight, None)
 }
 
 /// Layer norm over the last dimension: `(x - mean) / sqrt(var + eps) * weight + bias`, rounded once.
@@ -49,7 +48,7 @@ pub fn gemma_rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
 /// # Gradients
 /// Of `x`, `weight` and `bias`. See [the crate](crate) for dtypes, devices and errors.
 pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, eps: f64) -> Result<Tensor> {
-    normalize(Spec::new(Norm::Layer, eps)?, x, weight, bias)
+    normalize(UnsizedNorm::new(Norm::Layer, eps), x, weight, bias)
 }
 
 /// `residual + x`, rounded to the dtype of `residual`, and the RMS norm of that sum in the dtype of `x`, in one pass over
@@ -74,7 +73,7 @@ pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, eps: f64) 
 /// # }
 /// ```
 pub fn add_rms_norm(x: &Tensor, residual: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor)> {
-    add_normalize(Spec::new(Norm::Rms, eps)?, x, residual, weight, None)
+    add_normalize(UnsizedNorm::new(Norm::Rms, eps), x, residual, weight, None)
 }
 
 /// `residual + x`, rounded to the dtype of `residual`, and the layer norm of that sum: as [`add_rms_norm`], with gradients of `bias` too.
@@ -88,7 +87,7 @@ pub fn add_layer_norm(
     bias: Option<&Tensor>,
     eps: f64,
 ) -> Result<(Tensor, Tensor)> {
-    add_normalize(Spec::new(Norm::Layer, eps)?, x, residual, weight, bias)
+    add_normalize(UnsizedNorm::new(Norm::Layer, eps), x, residual, weight, bias)
 }
 
 /// [`rms_norm`] whose result takes the place of `x`, for inference.
@@ -119,21 +118,21 @@ pub fn add_layer_norm(
 /// # }
 /// ```
 pub fn rms_norm_in_place(x: &Tensor, weight: &Tensor, eps: f64) -> Result<()> {
-    overwrite(Spec::new(Norm::Rms, eps)?, x, weight, None)
+    overwrite(UnsizedNorm::new(Norm::Rms, eps), x, weight, None)
 }
 
 /// [`gemma_rms_norm`] whose result takes the place of `x`, as [`rms_norm_in_place`] does.
 pub fn gemma_rms_norm_in_place(x: &Tensor, weight: &Tensor, eps: f64) -> Result<()> {
-    overwrite(Spec::gemma(eps)?, x, weight, None)
+    overwrite(UnsizedNorm::gemma(eps), x, weight, None)
 }
 
 /// [`layer_norm`] whose result takes the place of `x`, as [`rms_norm_in_place`] does.
 pub fn layer_norm_in_place(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, eps: f64) -> Result<()> {
-    overwrite(Spec::new(Norm::Layer, eps)?, x, weight, bias)
+    overwrite(UnsizedNorm::new(Norm::Layer, eps), x, weight, bias)
 }
 
 /// `x` normalized.
-pub(crate) fn normalize(spec: Spec, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+pub(crate) fn normalize(spec: UnsizedNorm, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
     let args = Args { x, residual: None, weight, bias };
     args.check(&spec)?;
     if has_kernels(&args) {
@@ -145,7 +144,7 @@ pub(crate) fn normalize(spec: Spec, x: &Tensor, weight: &Tensor, bias: Option<&T
 
 /// `x` and `residual` added, and the sum normalized.
 pub(crate) fn add_normalize(
-    spec: Spec,
+    spec: UnsizedNorm,
     x: &Tensor,
     residual: &Tensor,
     weight: &Tensor,
@@ -162,7 +161,7 @@ pub(crate) fn add_normalize(
 }
 
 /// `x` normalized where it is.
-pub(crate) fn overwrite(spec: Spec, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
+pub(crate) fn overwrite(spec: UnsizedNorm, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
     let args = Args { x, residual: None, weight, bias };
     args.check(&spec)?;
     let name = spec.name();

@@ -4,10 +4,10 @@ use burn::config::Config;
 use burn::module::{Content, DisplaySettings, Module, ModuleDisplay, Param};
 use burn::nn::Initializer;
 use burn::tensor::{Device, Tensor};
+use rmsnorm_core::UnsizedNorm;
 
 use super::{display, in_one_line, parameter};
 use crate::functions::normalize;
-use crate::spec::Spec;
 
 /// What a [`GemmaRmsNorm`] is made by.
 #[derive(Config, Debug)]
@@ -45,7 +45,7 @@ impl GemmaRmsNorm {
     /// # Panics
     /// As [the crate](crate#panics) says.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        normalize(Spec::gemma(self.epsilon), x, self.gamma.val(), None)
+        normalize(UnsizedNorm::gemma(self.epsilon), x, self.gamma.val(), None)
     }
 }
 

@@ -4,11 +4,10 @@ use burn::config::Config;
 use burn::module::{Content, DisplaySettings, Module, ModuleDisplay, Param};
 use burn::nn::Initializer;
 use burn::tensor::{Device, Tensor};
-use rmsnorm_core::Norm;
+use rmsnorm_core::{Norm, UnsizedNorm};
 
 use super::{display, in_one_line, parameter};
 use crate::functions::normalize;
-use crate::spec::Spec;
 
 /// What a [`LayerNorm`] is made by.
 #[derive(Config, Debug)]
@@ -56,7 +55,7 @@ impl LayerNorm {
     /// As [the crate](crate#panics) says.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         let bias = self.beta.as_ref().map(|beta| beta.val());
-        normalize(Spec::new(Norm::Layer, self.epsilon), x, self.gamma.val(), bias)
+        normalize(UnsizedNorm::new(Norm::Layer, self.epsilon), x, self.gamma.val(), bias)
     }
 }
 

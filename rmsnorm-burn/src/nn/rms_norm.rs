@@ -4,11 +4,10 @@ use burn::config::Config;
 use burn::module::{Content, DisplaySettings, Module, ModuleDisplay, Param};
 use burn::nn::Initializer;
 use burn::tensor::{Device, Tensor};
-use rmsnorm_core::Norm;
+use rmsnorm_core::{Norm, UnsizedNorm};
 
 use super::{display, in_one_line, parameter};
 use crate::functions::normalize;
-use crate::spec::Spec;
 
 /// What an [`RmsNorm`] is made by.
 #[derive(Config, Debug)]
@@ -46,7 +45,7 @@ impl RmsNorm {
     /// # Panics
     /// As [the crate](crate#panics) says.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        normalize(Spec::new(Norm::Rms, self.epsilon), x, self.gamma.val(), None)
+        normalize(UnsizedNorm::new(Norm::Rms, self.epsilon), x, self.gamma.val(), None)
     }
 }
 

@@ -7,11 +7,11 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::DType;
+use rmsnorm_core::UnsizedNorm;
 
 use super::normalize::{Tracked, take};
 use crate::check::or_panic;
 use crate::flex::{ForwardCall, Normalized};
-use crate::spec::Spec;
 
 /// The step of the sum, whose parents are x and residual. Its state is the dtype of x.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ impl Backward<Flex, 2> for AddStep {
 
 /// y and the sum.
 pub(super) fn apply<C: CheckpointStrategy>(
-    spec: Spec,
+    spec: UnsizedNorm,
     x: Tracked,
     residual: Tracked,
     weight: Tracked,

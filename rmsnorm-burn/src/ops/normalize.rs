@@ -12,11 +12,11 @@ use burn::backend::autodiff::{Autodiff, NodeId};
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Flex, TensorMetadata};
+use rmsnorm_core::{Tensor, TensorSet, UnsizedNorm};
 
 use super::NormOps;
 use crate::check::or_panic;
-use crate::flex::{BackwardCall, ForwardCall, Statistics, Wanted};
-use crate::spec::Spec;
+use crate::flex::{BackwardCall, ForwardCall, Statistics};
 
 /// A tensor with its node.
 pub(super) type Tracked = FloatTensor<Autodiff<Flex>>;
@@ -24,7 +24,7 @@ pub(super) type Tracked = FloatTensor<Autodiff<Flex>>;
 /// What [`NormStep`] keeps.
 #[derive(Clone, Debug)]
 pub(super) struct State {
-    pub(super) spec: Spec,
+    pub(super) spec: UnsizedNorm,
     /// The node of what was normalized.
     pub(super) x: NodeId,
     pub(super) weight: NodeId,
@@ -43,7 +43,7 @@ impl<const N: usize> Backward<Flex, N> for NormStep {
         let State { spec, x, weight, statistics } = ops.state;
         let (x, weight) = (checkpointer.retrieve_node_output(x), checkpointer.retrieve_node_output(weight));
         let is_wanted = |parent: usize| ops.parents.get(parent).is_some_and(Option::is_some);
-        let wanted = Wanted { dweight: is_wanted(1), dbias: is_wanted(2) };
+        let wanted = TensorSet::NONE.set(Tensor::Dweight, is_wanted(1)).set(Tensor::Dbias, is_wanted(2));
         let made = or_panic(BackwardCall { spec, dy, x, weight, statistics: &statistics, wanted }.run());
         for (parent, gradient) in ops.parents.into_iter().zip([Some(made.dx), made.dweight, made.dbias]) {
             if let (Some(parent), Some(gradient)) = (parent, gradient) {
@@ -56,7 +56,7 @@ impl<const N: usize> Backward<Flex, N> for NormStep {
 /// y once more, where checkpointing has dropped it.
 #[derive(Debug)]
 struct Again {
-    spec: Spec,
+    spec: UnsizedNorm,
     x: NodeId,
     weight: NodeId,
     bias: Option<NodeId>,
@@ -73,7 +73,7 @@ impl RetroForward for Again {
 
 /// `nodes` are those of x, weight and bias.
 fn apply<C: CheckpointStrategy, const N: usize>(
-    spec: Spec,
+    spec: UnsizedNorm,
     nodes: [NodeGuard; N],
     x: Tracked,
     weight: Tracked,
@@ -93,14 +93,14 @@ fn apply<C: CheckpointStrategy, const N: usize>(
     }
 }
 
-fn call(spec: Spec, x: Tracked, weight: Tracked, bias: Option<Tracked>, save: bool) -> ForwardCall {
+fn call(spec: UnsizedNorm, x: Tracked, weight: Tracked, bias: Option<Tracked>, save: bool) -> ForwardCall {
     let (x, weight) = (x.into_primitive(), weight.into_primitive());
     ForwardCall { spec, x, residual: None, weight, bias: bias.map(|bias| bias.into_primitive()), save }
 }
 
 /// y, which was computed with the sum that it is the norm of.
 pub(super) fn take<C: CheckpointStrategy>(
-    spec: Spec,
+    spec: UnsizedNorm,
     h: &Tracked,
     weight: &Tracked,
     y: FlexTensor,
@@ -124,7 +124,7 @@ pub(super) fn take<C: CheckpointStrategy>(
 }
 
 impl<C: CheckpointStrategy> NormOps for Autodiff<Flex, C> {
-    fn normalize(x: FloatTensor<Self>, weight: FloatTensor<Self>, spec: Spec) -> FloatTensor<Self> {
+    fn normalize(x: FloatTensor<Self>, weight: FloatTensor<Self>, spec: UnsizedNorm) -> FloatTensor<Self> {
         apply::<C, 2>(spec, [x.node(), weight.node()], x, weight, None)
     }
 
@@ -132,7 +132,7 @@ impl<C: CheckpointStrategy> NormOps for Autodiff<Flex, C> {
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
-        spec: Spec,
+        spec: UnsizedNorm,
     ) -> FloatTensor<Self> {
         apply::<C, 3>(spec, [x.node(), weight.node(), bias.node()], x, weight, Some(bias))
     }
@@ -141,7 +141,7 @@ impl<C: CheckpointStrategy> NormOps for Autodiff<Flex, C> {
         x: FloatTensor<Self>,
         residual: FloatTensor<Self>,
         weight: FloatTensor<Self>,
-        spec: Spec,
+        spec: UnsizedNorm,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         super::add::apply::<C>(spec, x, residual, weight)
     }

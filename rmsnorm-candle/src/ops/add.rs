@@ -3,16 +3,16 @@
 use std::sync::{Arc, OnceLock};
 
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Layout, Result, Shape, Storage, Tensor, bail};
+use rmsnorm_core::UnsizedNorm;
 
 use super::cell::Cell;
 use super::differentiate::differentiate;
 use super::normalize::keep;
-use crate::call::{ForwardCall, Kernels, Operand, Statistics, Wanted};
-use crate::spec::Spec;
+use crate::call::{ForwardCall, Kernels, Operand, Statistics};
 
 /// What [`Add`] leaves for [`Take`].
 struct Shared {
-    spec: Spec,
+    spec: UnsizedNorm,
     y: Cell<Storage>,
     statistics: OnceLock<Statistics>,
 }
@@ -31,7 +31,7 @@ impl Add {
     /// Applies it: y and the sum. `x` and `residual` have regular rows, weight and bias are contiguous, and there are kernels for
     /// their dtypes.
     pub(crate) fn apply(
-        spec: Spec,
+        spec: UnsizedNorm,
         x: &Tensor,
         residual: &Tensor,
         weight: &Tensor,
@@ -118,8 +118,7 @@ impl CustomOp2 for Take {
     on_devices!(take: s1 l1, s2 l2);
 
     fn bwd(&self, h: &Tensor, weight: &Tensor, _y: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let wanted = Wanted { dweight: weight.track_op(), dbias: false };
-        let (dh, dweight, _) = differentiate(&self.0.spec, self.0.statistics.get(), dy, h, weight, wanted)?;
+        let (dh, dweight, _) = differentiate(&self.0.spec, self.0.statistics.get(), dy, h, weight, None)?;
         Ok((dh, dweight))
     }
 }
@@ -139,7 +138,6 @@ impl CustomOp3 for Take {
         _y: &Tensor,
         dy: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let wanted = Wanted { dweight: weight.track_op(), dbias: bias.track_op() };
-        differentiate(&self.0.spec, self.0.statistics.get(), dy, h, weight, wanted)
+        differentiate(&self.0.spec, self.0.statistics.get(), dy, h, weight, Some(bias))
     }
 }

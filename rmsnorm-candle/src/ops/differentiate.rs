@@ -2,22 +2,24 @@
 
 use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Storage, Tensor, bail};
+use rmsnorm_core::{Tensor as Name, TensorSet, UnsizedNorm};
 
 use super::cell::Cell;
-use crate::call::{BackwardCall, Kernels, Operand, Statistics, Wanted};
+use crate::call::{BackwardCall, Kernels, Operand, Statistics};
 use crate::rows::regular;
-use crate::spec::Spec;
 
-/// Of x (in its dtype, and only if it is tracked), weight and bias.
+/// Of x (in its dtype), weight and bias, each only if it is tracked.
 pub(super) fn differentiate(
-    spec: &Spec,
+    spec: &UnsizedNorm,
     statistics: Option<&Statistics>,
     dy: &Tensor,
     x: &Tensor,
     weight: &Tensor,
-    wanted: Wanted,
+    bias: Option<&Tensor>,
 ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
     let Some(statistics) = statistics else { bail!("{}: the forward pass has saved no statistics", spec.name()) };
+    let is_wanted = bias.is_some_and(Tensor::track_op);
+    let wanted = TensorSet::NONE.set(Name::Dweight, weight.track_op()).set(Name::Dbias, is_wanted);
     let op = Differentiate { spec, statistics, wanted, parameters: Cell::new() };
     let dx = regular(dy)?.apply_op3_no_bwd(x, weight, &op)?;
     let Some((dweight, dbias)) = op.parameters.take() else { bail!("{}: backward has not run", spec.name()) };
@@ -27,9 +29,9 @@ pub(super) fn differentiate(
 
 /// dx from dy, x and weight. A custom operation, since only such are given storages by a lock that can be held twice.
 struct Differentiate<'a> {
-    spec: &'a Spec,
+    spec: &'a UnsizedNorm,
     statistics: &'a Statistics,
-    wanted: Wanted,
+    wanted: TensorSet,
     /// dweight and dbias.
     parameters: Cell<(Option<Storage>, Option<Storage>)>,
 }

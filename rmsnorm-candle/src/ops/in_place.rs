@@ -1,15 +1,15 @@
 //! y over x.
 
 use candle_core::{CpuStorage, InplaceOp2, InplaceOp3, Layout, Result, Tensor};
+use rmsnorm_core::UnsizedNorm;
 
 use crate::call::{InPlaceCall, Kernels, Operand};
-use crate::spec::Spec;
 
 /// An `InplaceOp2` of x and weight, and an `InplaceOp3` of x, weight and bias.
-struct InPlace(Spec);
+struct InPlace(UnsizedNorm);
 
 /// Overwrites `x`, which has regular rows; weight and bias are contiguous, and there are kernels for their dtypes.
-pub(crate) fn apply(spec: Spec, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
+pub(crate) fn apply(spec: UnsizedNorm, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
     match bias {
         None => x.inplace_op2(weight, &InPlace(spec)),
         Some(bias) => x.inplace_op3(weight, bias, &InPlace(spec)),
