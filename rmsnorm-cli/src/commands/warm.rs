@@ -110,7 +110,7 @@ mod tests {
             f32_weight: true,
         };
         let problems = calls.problems(&[]);
-        assert_eq!(problems.len(), 18 * 2 * 2 * 2 * 3);
+        assert_eq!(problems.len(), 21 * 2 * 2 * 2 * 3);
         assert!(problems.iter().all(|problem| problem.dtypes.weight == DType::F32));
         assert!(problems.iter().all(|problem| problem.dtypes.activation == problem.dtypes.residual));
     }
