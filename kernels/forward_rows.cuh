@@ -10,7 +10,8 @@ __device__ inline void store_residual_out(const Params& p, unsigned long long ro
 #endif
 }
 
-// A thread's part of h, by the first read or by the last.
+// A thread's part of h, by the first read or by the last. A row that is held has the first's hint, which is the faster one though nothing
+// is read again (docs/tried.md).
 template <bool IS_LAST>
 __device__ inline Pack<H> load_h(const Params& p, unsigned long long row, unsigned first, int k, int left) {
     constexpr Reuse REUSE = IS_LAST ? Reuse::ByNone : Reuse::ByThread;

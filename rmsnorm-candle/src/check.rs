@@ -2,7 +2,7 @@
 
 use candle_core::{Result, Tensor, bail};
 
-use crate::spec::Spec;
+use rmsnorm_core::UnsizedNorm;
 
 /// The tensors of a call.
 pub(crate) struct Args<'a> {
@@ -21,9 +21,12 @@ impl<'a> Args<'a> {
             .filter_map(|(name, tensor)| Some((name, tensor?)))
     }
 
-    /// Shapes, dtypes and devices. Nothing is broadcast.
-    pub(crate) fn check(&self, spec: &Spec) -> Result<()> {
+    /// `eps`, shapes, dtypes and devices. Nothing is broadcast.
+    pub(crate) fn check(&self, spec: &UnsizedNorm) -> Result<()> {
         let (name, x) = (spec.name(), self.x);
+        if !spec.has_valid_eps() {
+            bail!("{name}: eps must be finite and not negative, got {}", spec.eps);
+        }
         let Some(&cols) = x.dims().last() else { bail!("{name}: x has no dimension to normalize over") };
         if cols == 0 {
             bail!("{name}: the last dimension of x must have at least 1 element, got the shape {:?}", x.shape());

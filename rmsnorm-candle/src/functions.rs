@@ -1,7 +1,7 @@
 //! The functions: which path a call takes.
 
 use candle_core::{Result, Tensor, bail};
-use rmsnorm_core::Norm;
+use rmsnorm_core::{Norm, UnsizedNorm};
 
 use crate::check::Args;
 use crate::native::mix;
@@ -10,7 +10,6 @@ use crate::ops::in_place;
 use crate::ops::normalize::Normalize;
 use crate::rows::{is_regular, regular};
 use crate::slow;
-use crate::spec::Spec;
 
 /// RMS norm over the last dimension: `x / sqrt(avg(x^2) + eps) * weight`, rounded once.
 ///
@@ -33,12 +32,12 @@ use crate::spec::Spec;
 /// # }
 /// ```
 pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
-    normalize(Spec::new(Norm::Rms, eps)?, x, weight, None)
+    normalize(UnsizedNorm::new(Norm::Rms, eps), x, weight, None)
 }
 
 /// RMS norm by `1 + weight`, which is added in f32 and not rounded: Gemma's. Otherwise as [`rms_norm`].
 pub fn gemma_rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
-    normalize(Spec::gemma(eps)?, x, weight, None)
+    normalize(UnsizedNorm::gemma(eps), x, weight, None)
 }
 
 /// Layer norm over the last dimension: `(x - mean) / sqrt(var + eps) * weight + bias`, rounded once.
@@ -49,7 +48,7 @@ pub fn gemma_rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
 /// # Gradients
 /// Of `x`, `weight` and `bias`. See [the crate](crate) for dtypes, devices and errors.
 pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, eps: f64) -> Result<Tensor> {
-    normalize(Spec::new(Norm::Layer, eps)?, x, weight, bias)
+    normalize(UnsizedNorm::new(Norm::Layer, eps), x, weight, bias)
 }
 
 /// `residual + x`, rounded to the dtype of `residual`, and the RMS norm of that sum in the dtype of `x`, in one pass over
@@ -74,7 +73,21 @@ pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, eps: f64) 
 /// # }
 /// ```
 pub fn add_rms_norm(x: &Tensor, residual: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor)> {
-    add_normalize(Spec::new(Norm::Rms, eps)?, x, residual, weight)
+    add_normalize(UnsizedNorm::new(Norm::Rms, eps), x, residual, weight, None)
+}
+
+/// `residual + x`, rounded to the dtype of `residual`, and the layer norm of that sum: as [`add_rms_norm`], with gradients of `bias` too.
+///
+/// # Shapes
+/// `x`, `residual`, and both results: (.., cols), of any rank from 1. `weight`, `bias`: (cols).
+pub fn add_layer_norm(
+    x: &Tensor,
+    residual: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    eps: f64,
+) -> Result<(Tensor, Tensor)> {
+    add_normalize(UnsizedNorm::new(Norm::Layer, eps), x, residual, weight, bias)
 }
 
 /// [`rms_norm`] whose result takes the place of `x`, for inference.
@@ -105,21 +118,21 @@ pub fn add_rms_norm(x: &Tensor, residual: &Tensor, weight: &Tensor, eps: f64) ->
 /// # }
 /// ```
 pub fn rms_norm_in_place(x: &Tensor, weight: &Tensor, eps: f64) -> Result<()> {
-    overwrite(Spec::new(Norm::Rms, eps)?, x, weight, None)
+    overwrite(UnsizedNorm::new(Norm::Rms, eps), x, weight, None)
 }
 
 /// [`gemma_rms_norm`] whose result takes the place of `x`, as [`rms_norm_in_place`] does.
 pub fn gemma_rms_norm_in_place(x: &Tensor, weight: &Tensor, eps: f64) -> Result<()> {
-    overwrite(Spec::gemma(eps)?, x, weight, None)
+    overwrite(UnsizedNorm::gemma(eps), x, weight, None)
 }
 
 /// [`layer_norm`] whose result takes the place of `x`, as [`rms_norm_in_place`] does.
 pub fn layer_norm_in_place(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, eps: f64) -> Result<()> {
-    overwrite(Spec::new(Norm::Layer, eps)?, x, weight, bias)
+    overwrite(UnsizedNorm::new(Norm::Layer, eps), x, weight, bias)
 }
 
 /// `x` normalized.
-pub(crate) fn normalize(spec: Spec, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+pub(crate) fn normalize(spec: UnsizedNorm, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
     let args = Args { x, residual: None, weight, bias };
     args.check(&spec)?;
     if has_kernels(&args) {
@@ -130,18 +143,25 @@ pub(crate) fn normalize(spec: Spec, x: &Tensor, weight: &Tensor, bias: Option<&T
 }
 
 /// `x` and `residual` added, and the sum normalized.
-pub(crate) fn add_normalize(spec: Spec, x: &Tensor, residual: &Tensor, weight: &Tensor) -> Result<(Tensor, Tensor)> {
-    let args = Args { x, residual: Some(residual), weight, bias: None };
+pub(crate) fn add_normalize(
+    spec: UnsizedNorm,
+    x: &Tensor,
+    residual: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+) -> Result<(Tensor, Tensor)> {
+    let args = Args { x, residual: Some(residual), weight, bias };
     args.check(&spec)?;
     if has_kernels(&args) {
-        return Add::apply(spec, &regular(x)?, &regular(residual)?, &weight.contiguous()?);
+        let bias = bias.map(Tensor::contiguous).transpose()?;
+        return Add::apply(spec, &regular(x)?, &regular(residual)?, &weight.contiguous()?, bias.as_ref());
     }
     let residual_out = slow::add(x, residual)?;
-    Ok((slow::normalize(&spec, &residual_out, weight, None, x.dtype())?, residual_out))
+    Ok((slow::normalize(&spec, &residual_out, weight, bias, x.dtype())?, residual_out))
 }
 
 /// `x` normalized where it is.
-pub(crate) fn overwrite(spec: Spec, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
+pub(crate) fn overwrite(spec: UnsizedNorm, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
     let args = Args { x, residual: None, weight, bias };
     args.check(&spec)?;
     let name = spec.name();
@@ -168,5 +188,6 @@ pub(crate) fn overwrite(spec: Spec, x: &Tensor, weight: &Tensor, bias: Option<&T
 fn has_kernels(args: &Args<'_>) -> bool {
     let &Args { x, residual, weight, bias } = args;
     let is_one_dtype = bias.is_none_or(|bias| bias.dtype() == weight.dtype());
-    x.device().is_cpu() && is_one_dtype && mix(x.dtype(), weight.dtype(), residual.unwrap_or(x).dtype()).is_some()
+    let is_on_device = x.device().is_cpu() || (cfg!(feature = "cuda") && x.device().is_cuda());
+    is_on_device && is_one_dtype && mix(x.dtype(), weight.dtype(), residual.unwrap_or(x).dtype()).is_some()
 }

@@ -1,10 +1,24 @@
 //! Dtypes: which of candle's there are kernels for, and from those of a call to types.
 
 use candle_core::{CpuStorage, DType, Result, WithDType, bail};
+#[cfg(feature = "cuda")]
+use rmsnorm_core::cuda::cudarc::driver::DeviceRepr;
 use rmsnorm_core::{DTypes, Element, bf16, f16};
 
+/// What CUDA's storages ask of an element type.
+#[cfg(feature = "cuda")]
+pub(crate) trait OnCuda: candle_core::cuda_backend::CudaDType + DeviceRepr {}
+#[cfg(feature = "cuda")]
+impl<T: candle_core::cuda_backend::CudaDType + DeviceRepr> OnCuda for T {}
+
+/// Nothing, where there are none.
+#[cfg(not(feature = "cuda"))]
+pub(crate) trait OnCuda {}
+#[cfg(not(feature = "cuda"))]
+impl<T> OnCuda for T {}
+
 /// An element type of both libraries. `DTypes::dispatch` knows ours only, and candle's storages ask for candle's.
-pub(crate) trait Native: Element + WithDType {
+pub(crate) trait Native: Element + WithDType + OnCuda {
     /// The elements of a storage of this type.
     fn values_mut(storage: &mut CpuStorage) -> Option<&mut [Self]>;
 }

@@ -12,6 +12,44 @@
 //! | [`differentiate`] | no node: `bwd` runs it for the gradients | the parameters' gradients |
 //! | [`in_place`] | no node: y over x | |
 
+/// A custom operation on every device that there are kernels on: by this method, which takes the operands;
+/// in place, the one that is overwritten first.
+macro_rules! on_devices {
+    ($method:ident: $($storage:ident $layout:ident),+) => {
+        fn cpu_fwd(&self, $($storage: &CpuStorage, $layout: &Layout),+) -> Result<(CpuStorage, Shape)> {
+            self.$method([$(($storage, $layout)),+])
+        }
+
+        #[cfg(feature = "cuda")]
+        fn cuda_fwd(
+            &self,
+            $($storage: &candle_core::CudaStorage, $layout: &Layout),+
+        ) -> Result<(candle_core::CudaStorage, Shape)> {
+            self.$method([$(($storage, $layout)),+])
+        }
+    };
+    ($method:ident over $x:ident $x_layout:ident: $($storage:ident $layout:ident),+) => {
+        fn cpu_fwd(
+            &self,
+            $x: &mut CpuStorage,
+            $x_layout: &Layout,
+            $($storage: &CpuStorage, $layout: &Layout),+
+        ) -> Result<()> {
+            self.$method(($x, $x_layout), [$(($storage, $layout)),+])
+        }
+
+        #[cfg(feature = "cuda")]
+        fn cuda_fwd(
+            &self,
+            $x: &mut candle_core::CudaStorage,
+            $x_layout: &Layout,
+            $($storage: &candle_core::CudaStorage, $layout: &Layout),+
+        ) -> Result<()> {
+            self.$method(($x, $x_layout), [$(($storage, $layout)),+])
+        }
+    };
+}
+
 pub(crate) mod add;
 mod cell;
 mod differentiate;

@@ -1,13 +1,11 @@
 //! The norms as chains of candle's own operations, with candle's gradients: for devices and dtypes without kernels of ours.
 
 use candle_core::{D, DType, Result, Tensor};
-use rmsnorm_core::Norm;
-
-use crate::spec::Spec;
+use rmsnorm_core::{Norm, UnsizedNorm};
 
 /// `h` normalized, in that dtype. Computed in f32, or in f64 where a tensor or the result is, and rounded once.
 pub(crate) fn normalize(
-    spec: &Spec,
+    spec: &UnsizedNorm,
     h: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,

@@ -6,6 +6,7 @@
 //! | [`Guarded`] | a tensor amid memory that must stay as it was; a [`Call`] is made of them |
 //! | [`available`], [`skip_or_fail`] | a device that a machine lacks: skipped, or a failure where `RMSNORM_REQUIRE` names it |
 //! | [`ForwardTruth`], [`QuantizedTruth`], [`BackwardTruth`] | what a call must give: reference, derived bounds, and the judge of its outputs |
+//! | [`Passes`] | both of a function with gradients |
 //!
 //! # Example
 //! A call in guarded memory, judged:
@@ -42,6 +43,7 @@
 //! assert!(call.breach().is_some());
 //! ```
 
+mod passes;
 mod require;
 mod values;
 
@@ -50,5 +52,6 @@ pub use crate::judge::quantized::QuantizedTruth;
 pub use crate::judge::truth::{BackwardTruth, ForwardTruth};
 pub use crate::run::device::{Answer, TransferError};
 pub use crate::run::memory::{Access, Bits, Call, Fill, Guarded, Outputs, Placement, Poison};
+pub use passes::Passes;
 pub use require::{TestFailure, available, skip_or_fail};
 pub use values::{bits, exact, splitmix, value, values};

@@ -126,13 +126,17 @@ impl CudaBackend {
         Ok(backend)
     }
 
-    /// This backend with partial rows in every backward call: the suite's cases are so small that most would otherwise have none.
+    /// This backend with the programs of large calls for every call: the suite's cases are so small that most would otherwise have
+    /// others, their rows held in registers and no partial rows.
     #[cfg(feature = "conformance")]
     #[doc(hidden)]
     #[must_use]
-    pub fn unsplit(&self) -> Self {
+    pub fn as_if_large(&self) -> Self {
         let source = self.kernels.source().clone();
-        CudaBackend { kernels: self.kernels.with_tuning(self.kernels.caps().tuning.unsplit(), source), ..self.clone() }
+        CudaBackend {
+            kernels: self.kernels.with_tuning(self.kernels.caps().tuning.as_if_large(), source),
+            ..self.clone()
+        }
     }
 
     /// Which table calls are planned by, in words: `built in`, or a file and when it was made.

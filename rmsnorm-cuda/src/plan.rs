@@ -256,7 +256,8 @@ const REGISTERS_PER_SM: u32 = 1 << 16;
 /// Shared memory of a block that is not its rows: what threads exchange, and what the driver keeps.
 const RESERVED_BYTES: usize = 4 << 10;
 
-/// Row counts at which the plan changes, for the conformance suite: a block's rows in one step, a row for every block.
+/// Row counts at which the plan changes at any length, for the conformance suite: a block's rows in one step, a row for every block.
+/// Those from which on forward reads its rows again depend on the length; the suite runs on [`Tuning::as_if_large`] as well.
 #[cfg(any(test, feature = "conformance"))]
 pub(crate) const ROWS_BREAKPOINTS: [usize; 3] = [16, 32, 132];
 
@@ -350,8 +351,8 @@ impl Tile {
             (true, Norm::Rms) => 48 + 8 * packs,
             (true, Norm::Layer) => 44 + 9 * packs + if self.is_ragged { 4 } else { 0 },
         };
-        // The assembler gives them in eights.
-        needed <= REGISTERS_PER_SM / (self.threads() * self.blocks_per_sm) / 8 * 8
+        // The assembler gives them in eights, and a thread has 255 at the most.
+        needed <= (REGISTERS_PER_SM / (self.threads() * self.blocks_per_sm)).min(255) / 8 * 8
     }
 }
 

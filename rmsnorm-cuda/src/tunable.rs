@@ -53,7 +53,7 @@ impl Tunable for CudaBackend {
     }
 
     fn other_forms(&self) -> Vec<Self> {
-        vec![self.unsplit()]
+        vec![self.as_if_large()]
     }
 }
 

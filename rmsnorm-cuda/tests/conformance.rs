@@ -4,9 +4,9 @@ use rmsnorm_cuda::CudaBackend;
 
 rmsnorm_conformance::conformance!(CudaBackend::new(0));
 
-/// Backward by partial rows, which calls as small as the suite's would not have.
-mod unsplit {
+/// By the programs of large calls, which calls as small as the suite's would not have: rows that are read again, partial rows.
+mod as_if_large {
     use super::CudaBackend;
 
-    rmsnorm_conformance::conformance!(CudaBackend::new(0).map(|backend| backend.unsplit()));
+    rmsnorm_conformance::conformance!(CudaBackend::new(0).map(|backend| backend.as_if_large()));
 }

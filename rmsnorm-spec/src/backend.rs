@@ -56,8 +56,8 @@ pub trait NormBackend {
     /// Compiles and loads what calls with these problems need, on all of the system's threads, and runs nothing: before a
     /// stream is captured, or before the first request. What two of them share is compiled once, and what is there not again.
     /// Their tensors are taken to have rows side by side and to begin where allocations do; a call on others may have
-    /// something left to compile. For rows in groups [`Problem::rows_per_group`] says so; a call with one group of them is one
-    /// without.
+    /// something left to compile, and so may one of another number of rows: large calls have programs that small ones have
+    /// not. For rows in groups [`Problem::rows_per_group`] says so; a call with one group of them is one without.
     ///
     /// # Errors
     /// `Unsupported` before anything is compiled, as the call itself; `Device` if something cannot be, of several whichever came

@@ -1,5 +1,9 @@
 //! What is computed: the kind of norm, its size and its scalars. No tensors; those are in [`crate::args`].
 
+mod unsized_norm;
+
+pub use unsized_norm::UnsizedNorm;
+
 /// The kind of normalization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Norm {

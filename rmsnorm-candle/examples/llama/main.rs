@@ -1,6 +1,8 @@
 //! A small Llama-style model, for inference and then fine-tuned, with our norms and with candle's slow ones side by side.
 //!
-//!     cargo run -p rmsnorm-candle --example llama
+//!     cargo run --release -p rmsnorm-candle --example llama
+//!     cargo run -p rmsnorm-candle --example llama -- --steps 40   # fewer, for a debug build
+//!     cargo run --release -p rmsnorm-candle --features cuda --example llama -- --device cuda
 //!
 //! Both must give the same logits and the same losses, up to what their orders of roundings differ by.
 
@@ -12,18 +14,32 @@ use model::{Model, Norms, VOCABULARY};
 
 const BATCH: usize = 4;
 const TOKENS: usize = 16;
-const STEPS: usize = 48;
+/// How many there are, unless the command line says.
+const STEPS: usize = 400;
 
 fn main() -> Result<()> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let value = |name| args.iter().position(|arg| arg == name).and_then(|at| args.get(at + 1));
+    let device = match value("--device").map(String::as_str) {
+        None | Some("cpu") => Device::Cpu,
+        Some("cuda") => Device::new_cuda(0)?,
+        Some(other) => bail!("--device is cpu or cuda, got {other}"),
+    };
+    let steps = match value("--steps").map(|steps| steps.parse()) {
+        None => STEPS,
+        Some(Ok(steps)) if steps > 0 => steps,
+        Some(_) => bail!("--steps is a number above 0"),
+    };
+    println!("on {:?}", device.location());
     // f32: a chain of some forty operations, of a few roundings each. bf16: candle rounds x_hat before the weight, too.
     for (dtype, closeness) in [(DType::F32, 256.0 * f32::EPSILON), (DType::BF16, 8.0 / 256.0)] {
-        inference(dtype, closeness)?;
+        inference(&device, dtype, closeness)?;
     }
-    training()
+    training(&device, steps)
 }
 
 /// Sequences in which each token follows from the one before: tokens, and the next of each.
-fn sequences(step: usize) -> Result<(Tensor, Tensor)> {
+fn sequences(device: &Device, step: usize) -> Result<(Tensor, Tensor)> {
     let next = |token: usize| (token * 5 + 3) % VOCABULARY;
     let (mut tokens, mut targets) = (Vec::new(), Vec::new());
     for sequence in 0..BATCH {
@@ -35,14 +51,14 @@ fn sequences(step: usize) -> Result<(Tensor, Tensor)> {
         }
     }
     let shape = (BATCH, TOKENS);
-    Ok((Tensor::from_vec(tokens, shape, &Device::Cpu)?, Tensor::from_vec(targets, shape, &Device::Cpu)?))
+    Ok((Tensor::from_vec(tokens, shape, device)?, Tensor::from_vec(targets, shape, device)?))
 }
 
 /// Logits of both, which differ by at most so much of the largest.
-fn inference(dtype: DType, closeness: f32) -> Result<()> {
-    let (tokens, _) = sequences(0)?;
+fn inference(device: &Device, dtype: DType, closeness: f32) -> Result<()> {
+    let (tokens, _) = sequences(device, 0)?;
     let logits = |norms| {
-        let (model, _) = Model::new(norms, dtype, false)?;
+        let (model, _) = Model::new(norms, dtype, device, false)?;
         model.forward(&tokens)?.to_dtype(DType::F32)
     };
     let (ours, slow) = (logits(Norms::Ours)?, logits(Norms::Slow)?);
@@ -59,20 +75,21 @@ fn inference(dtype: DType, closeness: f32) -> Result<()> {
 
 /// A model and what trains it.
 struct Training {
+    device: Device,
     model: Model,
     optimizer: AdamW,
 }
 
 impl Training {
-    fn new(norms: Norms) -> Result<Self> {
-        let (model, variables) = Model::new(norms, DType::F32, true)?;
+    fn new(norms: Norms, device: &Device) -> Result<Self> {
+        let (model, variables) = Model::new(norms, DType::F32, device, true)?;
         let params = ParamsAdamW { lr: 3e-3, ..ParamsAdamW::default() };
-        Ok(Training { model, optimizer: AdamW::new(variables, params)? })
+        Ok(Training { device: device.clone(), model, optimizer: AdamW::new(variables, params)? })
     }
 
     /// The loss before the step.
     fn step(&mut self, step: usize) -> Result<f32> {
-        let (tokens, targets) = sequences(step)?;
+        let (tokens, targets) = sequences(&self.device, step)?;
         let logits = self.model.forward(&tokens)?.flatten_to(1)?;
         let loss = loss::cross_entropy(&logits, &targets.flatten_all()?)?;
         self.optimizer.backward_step(&loss)?;
@@ -80,14 +97,14 @@ impl Training {
     }
 }
 
-fn training() -> Result<()> {
-    let (mut ours, mut slow) = (Training::new(Norms::Ours)?, Training::new(Norms::Slow)?);
+fn training(device: &Device, steps: usize) -> Result<()> {
+    let (mut ours, mut slow) = (Training::new(Norms::Ours, device)?, Training::new(Norms::Slow, device)?);
     println!("step      ours    candle's");
     let mut first = None;
-    for step in 0..STEPS {
+    for step in 0..steps {
         let (a, b) = (ours.step(step)?, slow.step(step)?);
         let first = *first.get_or_insert(b);
-        if step % 8 == 0 || step + 1 == STEPS {
+        if step % (steps / 20).max(1) == 0 || step + 1 == steps {
             println!("{step:>4}  {a:>8.5}  {b:>8.5}");
         }
         // Roundings of 2^-24 grow from step to step; a wrong gradient shows within a few.
@@ -95,7 +112,7 @@ fn training() -> Result<()> {
         if !is_close {
             bail!("step {step}: losses {a} and {b}");
         }
-        if step + 1 == STEPS && a > first / 4.0 {
+        if step + 1 == steps && a > first / 4.0 {
             bail!("the loss has not fallen: {first} to {a}");
         }
     }

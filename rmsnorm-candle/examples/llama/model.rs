@@ -80,29 +80,29 @@ struct Positions {
 }
 
 impl Positions {
-    fn new(tokens: usize, dtype: DType) -> Result<Self> {
+    fn new(tokens: usize, dtype: DType, device: &Device) -> Result<Self> {
         let frequency = |i: usize| 10_000f32.powf(-(2.0 * i as f32) / HEAD_DIM as f32);
         let angle = |t: usize, i: usize| t as f32 * frequency(i);
         let half = HEAD_DIM / 2;
         let table = |of: fn(f32) -> f32| {
             let values: Vec<f32> = (0..tokens * half).map(|at| of(angle(at / half, at % half))).collect();
-            Tensor::from_vec(values, (tokens, half), &Device::Cpu)?.to_dtype(dtype)
+            Tensor::from_vec(values, (tokens, half), device)?.to_dtype(dtype)
         };
         let ahead = |at: usize| if at % tokens > at / tokens { f32::NEG_INFINITY } else { 0.0 };
         let mask: Vec<f32> = (0..tokens * tokens).map(ahead).collect();
-        let mask = Tensor::from_vec(mask, (tokens, tokens), &Device::Cpu)?.to_dtype(dtype)?;
+        let mask = Tensor::from_vec(mask, (tokens, tokens), device)?.to_dtype(dtype)?;
         Ok(Positions { cos: table(f32::cos)?, sin: table(f32::sin)?, mask })
     }
 }
 
 impl Model {
     /// With the same parameters each time, and the variables among them if it is to be trained.
-    pub fn new(norms: Norms, dtype: DType, is_trained: bool) -> Result<(Self, Vec<Var>)> {
+    pub fn new(norms: Norms, dtype: DType, device: &Device, is_trained: bool) -> Result<(Self, Vec<Var>)> {
         let mut variables = Vec::new();
         let mut seed = 0u64;
         let mut parameter = |shape: &[usize]| {
             seed += 1;
-            let tensor = noise(shape, seed)?;
+            let tensor = noise(shape, seed, device)?;
             // Weights of norms are around 1.
             let tensor = if shape.len() == 1 { (tensor + 1.0)? } else { tensor };
             let variable = Var::from_tensor(&tensor.to_dtype(dtype)?)?;
@@ -133,7 +133,7 @@ impl Model {
     /// Logits of (batch, tokens, vocabulary) from tokens of (batch, tokens).
     pub fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
         let (batch, len) = tokens.dims2()?;
-        let positions = Positions::new(len, self.embedding.dtype())?;
+        let positions = Positions::new(len, self.embedding.dtype(), self.embedding.device())?;
         let mut stream = self.embedding.embedding(&tokens.flatten_all()?)?.reshape((batch, len, HIDDEN))?;
         // What is to be added to the stream before the next norm.
         let mut delta: Option<Tensor> = None;
@@ -186,7 +186,7 @@ impl Block {
 }
 
 /// Values around zero, as large as keeps the size of what is multiplied with them.
-fn noise(shape: &[usize], seed: u64) -> Result<Tensor> {
+fn noise(shape: &[usize], seed: u64, device: &Device) -> Result<Tensor> {
     let len: usize = shape.iter().product();
     let inputs = shape.first().copied().unwrap_or(1) as f32;
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -196,5 +196,5 @@ fn noise(shape: &[usize], seed: u64) -> Result<Tensor> {
         state ^= state << 17;
         ((state >> 40) as f32 / (1 << 23) as f32 - 1.0) * (3.0 / inputs).sqrt()
     };
-    Tensor::from_vec(std::iter::repeat_with(value).take(len).collect(), shape, &Device::Cpu)
+    Tensor::from_vec(std::iter::repeat_with(value).take(len).collect(), shape, device)
 }

@@ -4,7 +4,6 @@ use candle_core::{Result, Tensor};
 use candle_nn::VarBuilder;
 
 use super::RmsNorm;
-use crate::functions::add_normalize;
 
 /// `residual + x` and its RMS norm: what stands between the parts of a transformer's block.
 #[derive(Clone, Debug)]
@@ -27,7 +26,7 @@ impl AddRmsNorm {
     /// # Errors
     /// As [`crate::add_rms_norm`].
     pub fn forward(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
-        add_normalize(self.0.spec()?, x, residual, self.0.weight())
+        self.0.forward_add(x, residual)
     }
 }
 

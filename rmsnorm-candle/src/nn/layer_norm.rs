@@ -2,11 +2,10 @@
 
 use candle_core::{Result, Tensor};
 use candle_nn::{LayerNormConfig, Module, VarBuilder};
-use rmsnorm_core::Norm;
+use rmsnorm_core::{Norm, UnsizedNorm};
 
 use super::{BIAS, WEIGHT, vector};
-use crate::functions::{normalize, overwrite};
-use crate::spec::Spec;
+use crate::functions::{add_normalize, normalize, overwrite};
 
 /// Layer norm over the last dimension, with a bias or without; RMS norm if the mean is not removed. Called as `forward(&x)`.
 #[derive(Clone, Debug)]
@@ -53,19 +52,27 @@ impl LayerNorm {
         self.norm == Norm::Layer
     }
 
+    /// `(y, residual_out)`: `residual + x` in the dtype of `residual`, and y its norm in that of `x`.
+    ///
+    /// # Errors
+    /// As [`crate::add_layer_norm`].
+    pub fn forward_add(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
+        add_normalize(UnsizedNorm::new(self.norm, self.eps), x, residual, &self.weight, self.bias())
+    }
+
     /// Overwrites `x`, for inference.
     ///
     /// # Errors
     /// As [`crate::layer_norm_in_place`]: among others where the weight is a variable.
     pub fn forward_in_place(&self, x: &Tensor) -> Result<()> {
-        overwrite(Spec::new(self.norm, self.eps)?, x, &self.weight, self.bias())
+        overwrite(UnsizedNorm::new(self.norm, self.eps), x, &self.weight, self.bias())
     }
 }
 
 /// Errors as [`crate::layer_norm`].
 impl Module for LayerNorm {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        normalize(Spec::new(self.norm, self.eps)?, x, &self.weight, self.bias())
+        normalize(UnsizedNorm::new(self.norm, self.eps), x, &self.weight, self.bias())
     }
 }
 

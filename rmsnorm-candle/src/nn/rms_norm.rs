@@ -2,11 +2,10 @@
 
 use candle_core::{Result, Tensor};
 use candle_nn::{Module, VarBuilder};
-use rmsnorm_core::Norm;
+use rmsnorm_core::{Norm, UnsizedNorm};
 
 use super::{WEIGHT, vector};
-use crate::functions::{normalize, overwrite};
-use crate::spec::Spec;
+use crate::functions::{add_normalize, normalize, overwrite};
 
 /// RMS norm over the last dimension, by `weight` or, as Gemma's, by `1 + weight`. Called as `forward(&x)`.
 #[derive(Clone, Debug)]
@@ -45,23 +44,31 @@ impl RmsNorm {
         self.forward(x)
     }
 
+    /// `(y, residual_out)`: `residual + x` in the dtype of `residual`, and y its norm in that of `x`.
+    ///
+    /// # Errors
+    /// As [`crate::add_rms_norm`].
+    pub fn forward_add(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
+        add_normalize(self.spec(), x, residual, &self.weight, None)
+    }
+
     /// Overwrites `x`, for inference.
     ///
     /// # Errors
     /// As [`crate::rms_norm_in_place`]: among others where the weight is a variable.
     pub fn forward_in_place(&self, x: &Tensor) -> Result<()> {
-        overwrite(self.spec()?, x, &self.weight, None)
+        overwrite(self.spec(), x, &self.weight, None)
     }
 
-    pub(super) fn spec(&self) -> Result<Spec> {
-        if self.is_gemma { Spec::gemma(self.eps) } else { Spec::new(Norm::Rms, self.eps) }
+    pub(super) fn spec(&self) -> UnsizedNorm {
+        if self.is_gemma { UnsizedNorm::gemma(self.eps) } else { UnsizedNorm::new(Norm::Rms, self.eps) }
     }
 }
 
 /// Errors as [`crate::rms_norm`].
 impl Module for RmsNorm {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        normalize(self.spec()?, x, &self.weight, None)
+        normalize(self.spec(), x, &self.weight, None)
     }
 }
 

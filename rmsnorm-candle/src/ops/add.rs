@@ -2,43 +2,78 @@
 
 use std::sync::{Arc, OnceLock};
 
-use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Layout, Result, Shape, Storage, Tensor, bail};
+use rmsnorm_core::UnsizedNorm;
 
 use super::cell::Cell;
 use super::differentiate::differentiate;
 use super::normalize::keep;
-use crate::cpu::{ForwardCall, Statistics, Wanted};
-use crate::spec::Spec;
+use crate::call::{ForwardCall, Kernels, Operand, Statistics};
 
 /// What [`Add`] leaves for [`Take`].
 struct Shared {
-    spec: Spec,
-    y: Cell<CpuStorage>,
+    spec: UnsizedNorm,
+    y: Cell<Storage>,
     statistics: OnceLock<Statistics>,
 }
 
 /// residual + x, from x, residual and weight.
 pub(crate) struct Add {
     activations: DType,
+    /// A fourth tensor, which candle has no place for.
+    bias: Option<Tensor>,
     /// Whether there will be a backward pass.
     save: bool,
     shared: Arc<Shared>,
 }
 
 impl Add {
-    /// Applies it: y and the sum. `x` and `residual` have regular rows, weight is contiguous, and there are kernels for their
-    /// dtypes.
-    pub(crate) fn apply(spec: Spec, x: &Tensor, residual: &Tensor, weight: &Tensor) -> Result<(Tensor, Tensor)> {
+    /// Applies it: y and the sum. `x` and `residual` have regular rows, weight and bias are contiguous, and there are kernels for
+    /// their dtypes.
+    pub(crate) fn apply(
+        spec: UnsizedNorm,
+        x: &Tensor,
+        residual: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+    ) -> Result<(Tensor, Tensor)> {
         let shared = Arc::new(Shared { spec, y: Cell::new(), statistics: OnceLock::new() });
-        let save = x.track_op() || residual.track_op() || weight.track_op();
-        let op = Add { activations: x.dtype(), save, shared: shared.clone() };
+        let mut inputs = [Some(x), Some(residual), Some(weight), bias].into_iter().flatten();
+        let save = inputs.any(Tensor::track_op);
+        // Detached: the sum depends on neither, and candle panics where an argument in the graph gets no gradient.
+        let op = Add { activations: x.dtype(), bias: bias.map(Tensor::detach), save, shared: shared.clone() };
         if !save {
             let residual_out = x.apply_op3_no_bwd(residual, weight, &op)?;
             return Ok((residual_out.apply_op2_no_bwd(weight, &Take(shared))?, residual_out));
         }
-        // Detached: the sum does not depend on the weight, and candle panics where an argument in the graph gets no gradient.
         let residual_out = x.apply_op3(residual, &weight.detach(), op)?;
-        Ok((residual_out.apply_op2(weight, Take(shared))?, residual_out))
+        let y = match bias {
+            None => residual_out.apply_op2(weight, Take(shared))?,
+            Some(bias) => residual_out.apply_op3(weight, bias, Take(shared))?,
+        };
+        Ok((y, residual_out))
+    }
+
+    fn run<S: Kernels>(&self, [x, residual, weight]: [Operand<'_, S>; 3]) -> Result<(S, Shape)> {
+        let sum = Cell::new();
+        let call = |bias: Option<Operand<'_, S>>| {
+            let (spec, save) = (&self.shared.spec, self.save);
+            let normalized = ForwardCall { spec, x, residual: Some(residual), weight, bias, save }.run()?;
+            keep(&self.shared.statistics, normalized.statistics)?;
+            self.shared.y.put(normalized.y.into_storage());
+            if let Some(residual_out) = normalized.residual_out {
+                sum.put(residual_out);
+            }
+            Ok(())
+        };
+        match &self.bias {
+            None => call(None)?,
+            Some(bias) => S::lend(bias, |bias| call(Some(bias)))?,
+        }
+        match sum.take() {
+            Some(residual_out) => Ok((residual_out, x.1.shape().clone())),
+            None => bail!("a call with a residual has no sum"),
+        }
     }
 }
 
@@ -47,22 +82,7 @@ impl CustomOp3 for Add {
         "add"
     }
 
-    fn cpu_fwd(
-        &self,
-        s1: &CpuStorage,
-        l1: &Layout,
-        s2: &CpuStorage,
-        l2: &Layout,
-        s3: &CpuStorage,
-        l3: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let (spec, save) = (&self.shared.spec, self.save);
-        let call = ForwardCall { spec, x: (s1, l1), residual: Some((s2, l2)), weight: (s3, l3), bias: None, save };
-        let normalized = call.run()?;
-        keep(&self.shared.statistics, normalized.statistics)?;
-        self.shared.y.put(normalized.y);
-        Ok((normalized.residual_out, l1.shape().clone()))
-    }
+    on_devices!(run: s1 l1, s2 l2, s3 l3);
 
     /// The gradient of a sum, in the dtype of each summand.
     fn bwd(
@@ -78,24 +98,46 @@ impl CustomOp3 for Add {
     }
 }
 
-/// y from the sum and weight: what [`Add`] has computed.
+/// y from the sum, weight and bias: what [`Add`] has computed.
 struct Take(Arc<Shared>);
+
+impl Take {
+    fn take<S: Kernels, const N: usize>(&self, operands: [Operand<'_, S>; N]) -> Result<(S, Shape)> {
+        match (self.0.y.take().and_then(S::from_storage), operands.first()) {
+            (Some(y), Some(sum)) => Ok((y, sum.1.shape().clone())),
+            (None, _) | (_, None) => bail!("an operation is applied once"),
+        }
+    }
+}
 
 impl CustomOp2 for Take {
     fn name(&self) -> &'static str {
         self.0.spec.name()
     }
 
-    fn cpu_fwd(&self, _: &CpuStorage, l1: &Layout, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
-        match self.0.y.take() {
-            Some(y) => Ok((y, l1.shape().clone())),
-            None => bail!("an operation is applied once"),
-        }
-    }
+    on_devices!(take: s1 l1, s2 l2);
 
     fn bwd(&self, h: &Tensor, weight: &Tensor, _y: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let wanted = Wanted { dweight: weight.track_op(), dbias: false };
-        let (dh, dweight, _) = differentiate(&self.0.spec, self.0.statistics.get(), dy, h, weight, wanted)?;
+        let (dh, dweight, _) = differentiate(&self.0.spec, self.0.statistics.get(), dy, h, weight, None)?;
         Ok((dh, dweight))
+    }
+}
+
+impl CustomOp3 for Take {
+    fn name(&self) -> &'static str {
+        self.0.spec.name()
+    }
+
+    on_devices!(take: s1 l1, s2 l2, s3 l3);
+
+    fn bwd(
+        &self,
+        h: &Tensor,
+        weight: &Tensor,
+        bias: &Tensor,
+        _y: &Tensor,
+        dy: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        differentiate(&self.0.spec, self.0.statistics.get(), dy, h, weight, Some(bias))
     }
 }

@@ -2,22 +2,24 @@
 
 use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Storage, Tensor, bail};
+use rmsnorm_core::{Tensor as Name, TensorSet, UnsizedNorm};
 
 use super::cell::Cell;
-use crate::cpu::{BackwardCall, Statistics, Wanted};
+use crate::call::{BackwardCall, Kernels, Operand, Statistics};
 use crate::rows::regular;
-use crate::spec::Spec;
 
-/// Of x (in its dtype, and only if it is tracked), weight and bias.
+/// Of x (in its dtype), weight and bias, each only if it is tracked.
 pub(super) fn differentiate(
-    spec: &Spec,
+    spec: &UnsizedNorm,
     statistics: Option<&Statistics>,
     dy: &Tensor,
     x: &Tensor,
     weight: &Tensor,
-    wanted: Wanted,
+    bias: Option<&Tensor>,
 ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
     let Some(statistics) = statistics else { bail!("{}: the forward pass has saved no statistics", spec.name()) };
+    let is_wanted = bias.is_some_and(Tensor::track_op);
+    let wanted = TensorSet::NONE.set(Name::Dweight, weight.track_op()).set(Name::Dbias, is_wanted);
     let op = Differentiate { spec, statistics, wanted, parameters: Cell::new() };
     let dx = regular(dy)?.apply_op3_no_bwd(x, weight, &op)?;
     let Some((dweight, dbias)) = op.parameters.take() else { bail!("{}: backward has not run", spec.name()) };
@@ -27,11 +29,20 @@ pub(super) fn differentiate(
 
 /// dx from dy, x and weight. A custom operation, since only such are given storages by a lock that can be held twice.
 struct Differentiate<'a> {
-    spec: &'a Spec,
+    spec: &'a UnsizedNorm,
     statistics: &'a Statistics,
-    wanted: Wanted,
+    wanted: TensorSet,
     /// dweight and dbias.
     parameters: Cell<(Option<Storage>, Option<Storage>)>,
+}
+
+impl Differentiate<'_> {
+    fn run<S: Kernels>(&self, [dy, x, weight]: [Operand<'_, S>; 3]) -> Result<(S, Shape)> {
+        let Differentiate { spec, statistics, wanted, .. } = *self;
+        let gradients = BackwardCall { spec, dy, x, weight, statistics, wanted }.run()?;
+        self.parameters.put((gradients.dweight.map(S::into_storage), gradients.dbias.map(S::into_storage)));
+        Ok((gradients.dx, x.1.shape().clone()))
+    }
 }
 
 impl CustomOp3 for Differentiate<'_> {
@@ -39,19 +50,5 @@ impl CustomOp3 for Differentiate<'_> {
         self.spec.name()
     }
 
-    fn cpu_fwd(
-        &self,
-        s1: &CpuStorage,
-        l1: &Layout,
-        s2: &CpuStorage,
-        l2: &Layout,
-        s3: &CpuStorage,
-        l3: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let Differentiate { spec, statistics, wanted, .. } = *self;
-        let call = BackwardCall { spec, dy: (s1, l1), x: (s2, l2), weight: (s3, l3), statistics, wanted };
-        let gradients = call.run()?;
-        self.parameters.put((gradients.dweight.map(Storage::Cpu), gradients.dbias.map(Storage::Cpu)));
-        Ok((gradients.dx, l2.shape().clone()))
-    }
+    on_devices!(run: s1 l1, s2 l2, s3 l3);
 }

@@ -1,18 +1,28 @@
 //! y over x.
 
 use candle_core::{CpuStorage, InplaceOp2, InplaceOp3, Layout, Result, Tensor};
+use rmsnorm_core::UnsizedNorm;
 
-use crate::cpu::InPlaceCall;
-use crate::spec::Spec;
+use crate::call::{InPlaceCall, Kernels, Operand};
 
 /// An `InplaceOp2` of x and weight, and an `InplaceOp3` of x, weight and bias.
-struct InPlace(Spec);
+struct InPlace(UnsizedNorm);
 
 /// Overwrites `x`, which has regular rows; weight and bias are contiguous, and there are kernels for their dtypes.
-pub(crate) fn apply(spec: Spec, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
+pub(crate) fn apply(spec: UnsizedNorm, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
     match bias {
         None => x.inplace_op2(weight, &InPlace(spec)),
         Some(bias) => x.inplace_op3(weight, bias, &InPlace(spec)),
+    }
+}
+
+impl InPlace {
+    fn by_weight<S: Kernels>(&self, x: (&mut S, &Layout), [weight]: [Operand<'_, S>; 1]) -> Result<()> {
+        InPlaceCall { spec: &self.0, x, weight, bias: None }.run()
+    }
+
+    fn by_weight_and_bias<S: Kernels>(&self, x: (&mut S, &Layout), [weight, bias]: [Operand<'_, S>; 2]) -> Result<()> {
+        InPlaceCall { spec: &self.0, x, weight, bias: Some(bias) }.run()
     }
 }
 
@@ -21,9 +31,7 @@ impl InplaceOp2 for InPlace {
         self.0.name()
     }
 
-    fn cpu_fwd(&self, s1: &mut CpuStorage, l1: &Layout, s2: &CpuStorage, l2: &Layout) -> Result<()> {
-        InPlaceCall { spec: &self.0, x: (s1, l1), weight: (s2, l2), bias: None }.run()
-    }
+    on_devices!(by_weight over s1 l1: s2 l2);
 }
 
 impl InplaceOp3 for InPlace {
@@ -31,15 +39,5 @@ impl InplaceOp3 for InPlace {
         self.0.name()
     }
 
-    fn cpu_fwd(
-        &self,
-        s1: &mut CpuStorage,
-        l1: &Layout,
-        s2: &CpuStorage,
-        l2: &Layout,
-        s3: &CpuStorage,
-        l3: &Layout,
-    ) -> Result<()> {
-        InPlaceCall { spec: &self.0, x: (s1, l1), weight: (s2, l2), bias: Some((s3, l3)) }.run()
-    }
+    on_devices!(by_weight_and_bias over s1 l1: s2 l2, s3 l3);
 }

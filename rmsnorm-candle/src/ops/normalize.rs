@@ -3,14 +3,14 @@
 use std::sync::OnceLock;
 
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor, bail};
+use rmsnorm_core::UnsizedNorm;
 
 use super::differentiate::differentiate;
-use crate::cpu::{ForwardCall, Operand, Statistics, Wanted};
-use crate::spec::Spec;
+use crate::call::{ForwardCall, Kernels, Operand, Statistics};
 
 /// A `CustomOp2` of x and weight, and a `CustomOp3` of x, weight and bias.
 pub(crate) struct Normalize {
-    spec: Spec,
+    spec: UnsizedNorm,
     /// Whether there will be a backward pass.
     save: bool,
     statistics: OnceLock<Statistics>,
@@ -18,7 +18,7 @@ pub(crate) struct Normalize {
 
 impl Normalize {
     /// Applies it: `x` has regular rows, weight and bias are contiguous, and there are kernels for their dtypes.
-    pub(crate) fn apply(spec: Spec, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    pub(crate) fn apply(spec: UnsizedNorm, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         let save = x.track_op() || weight.track_op() || bias.is_some_and(|bias| bias.track_op());
         let op = Normalize { spec, save, statistics: OnceLock::new() };
         match (bias, save) {
@@ -29,7 +29,20 @@ impl Normalize {
         }
     }
 
-    fn run(&self, x: Operand<'_>, weight: Operand<'_>, bias: Option<Operand<'_>>) -> Result<(CpuStorage, Shape)> {
+    fn by_weight<S: Kernels>(&self, [x, weight]: [Operand<'_, S>; 2]) -> Result<(S, Shape)> {
+        self.run(x, weight, None)
+    }
+
+    fn by_weight_and_bias<S: Kernels>(&self, [x, weight, bias]: [Operand<'_, S>; 3]) -> Result<(S, Shape)> {
+        self.run(x, weight, Some(bias))
+    }
+
+    fn run<S: Kernels>(
+        &self,
+        x: Operand<'_, S>,
+        weight: Operand<'_, S>,
+        bias: Option<Operand<'_, S>>,
+    ) -> Result<(S, Shape)> {
         let call = ForwardCall { spec: &self.spec, x, residual: None, weight, bias, save: self.save };
         let normalized = call.run()?;
         keep(&self.statistics, normalized.statistics)?;
@@ -50,13 +63,10 @@ impl CustomOp2 for Normalize {
         self.spec.name()
     }
 
-    fn cpu_fwd(&self, s1: &CpuStorage, l1: &Layout, s2: &CpuStorage, l2: &Layout) -> Result<(CpuStorage, Shape)> {
-        self.run((s1, l1), (s2, l2), None)
-    }
+    on_devices!(by_weight: s1 l1, s2 l2);
 
     fn bwd(&self, x: &Tensor, weight: &Tensor, _y: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let wanted = Wanted { dweight: weight.track_op(), dbias: false };
-        let (dx, dweight, _) = differentiate(&self.spec, self.statistics.get(), dy, x, weight, wanted)?;
+        let (dx, dweight, _) = differentiate(&self.spec, self.statistics.get(), dy, x, weight, None)?;
         Ok((dx, dweight))
     }
 }
@@ -66,17 +76,7 @@ impl CustomOp3 for Normalize {
         self.spec.name()
     }
 
-    fn cpu_fwd(
-        &self,
-        s1: &CpuStorage,
-        l1: &Layout,
-        s2: &CpuStorage,
-        l2: &Layout,
-        s3: &CpuStorage,
-        l3: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        self.run((s1, l1), (s2, l2), Some((s3, l3)))
-    }
+    on_devices!(by_weight_and_bias: s1 l1, s2 l2, s3 l3);
 
     fn bwd(
         &self,
@@ -86,7 +86,6 @@ impl CustomOp3 for Normalize {
         _y: &Tensor,
         dy: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let wanted = Wanted { dweight: weight.track_op(), dbias: bias.track_op() };
-        differentiate(&self.spec, self.statistics.get(), dy, x, weight, wanted)
+        differentiate(&self.spec, self.statistics.get(), dy, x, weight, Some(bias))
     }
 }

@@ -1,15 +1,11 @@
 //! Results and gradients of every function, in every mix of dtypes and several layouts, against the f64 reference and its derived
 //! bounds: rmsnorm-spec's math, sections 5 and 6. There is no tolerance here.
 
-use crate::kit::{Native, elements, f64s, loss, tensor, var};
+use crate::kit::{Native, On, elements, f64s, loss, on_each_device};
 use candle_core::{Tensor, Var};
-use rmsnorm_candle::{add_rms_norm, gemma_rms_norm, layer_norm, rms_norm};
-use rmsnorm_core::conformance::bounds::{Mode, Model, Statistics};
-use rmsnorm_core::conformance::testing::{BackwardTruth, ForwardTruth};
-use rmsnorm_core::conformance::{Arithmetic, Harness};
-use rmsnorm_core::cpu::CpuBackend;
-use rmsnorm_core::reference::{BackwardInputs, ForwardInputs};
-use rmsnorm_core::{DTypes, GradReduction, Norm, NormSpec, Tensor as Name, bf16, f16};
+use rmsnorm_candle::{add_layer_norm, add_rms_norm, gemma_rms_norm, layer_norm, rms_norm};
+use rmsnorm_core::conformance::testing::{BackwardTruth, ForwardTruth, Passes};
+use rmsnorm_core::{DTypes, Norm, NormSpec, Tensor as Name, bf16, f16};
 
 /// Large enough to be seen in every result, and an f32.
 const EPS: f64 = 1.0 / 16.0;
@@ -27,8 +23,8 @@ impl View {
 }
 
 /// Of ranks 1 to 4: dense, narrowed in one dimension or two, heads of a fused buffer, and what has to be copied.
-fn views<E: Native>() -> Vec<View> {
-    let view = |shape: &[usize], of| View { base: var::<E>(shape, 1), of };
+fn views<E: Native>(on: &On) -> Vec<View> {
+    let view = |shape: &[usize], of| View { base: on.var::<E>(shape, 1), of };
     vec![
         view(&[33], |base| base.clone()),
         view(&[130], |base| base.narrow(0, 3, 96).unwrap()),
@@ -45,6 +41,7 @@ fn views<E: Native>() -> Vec<View> {
 
 /// What is judged: everything that a function gives and every gradient.
 struct Judge<'a> {
+    on: &'a On,
     spec: NormSpec,
     dtypes: DTypes,
     x: &'a Tensor,
@@ -57,29 +54,11 @@ struct Judge<'a> {
 impl Judge<'_> {
     /// Each tensor as its own function gives it to `judge`.
     fn run(&self, outputs: impl Fn(&ForwardTruth<'_>, &BackwardTruth)) {
-        let arithmetic: Arithmetic = CpuBackend::new().arithmetic();
-        let model = Model { arithmetic: &arithmetic, mode: Mode::Worst };
         let (x, weight, dy) = (f64s(self.x), f64s(self.weight), f64s(self.dy));
         let (residual, bias) = (self.residual.map(f64s), self.bias.map(f64s));
-        let inputs = ForwardInputs {
-            x: &x,
-            residual: residual.as_deref().map(|residual| (residual, self.dtypes.residual)),
-            weight: Some(&weight),
-            bias: bias.as_deref(),
-        };
-        let forward = ForwardTruth::new(&self.spec, inputs, self.dtypes.activation, None, model);
-        let out = &forward.outputs;
-        let inputs = BackwardInputs {
-            dy: &dy,
-            x: &out.h,
-            weight: Some(&weight),
-            mean: &out.mean,
-            rstd: &out.rstd,
-            dresidual_out: None,
-        };
-        let statistics = Statistics::Computed(&forward.bounds);
-        let backward = BackwardTruth::new(&self.spec, &inputs, statistics, GradReduction::Partials, model);
-        outputs(&forward, &backward);
+        let (residual, bias) = (residual.as_deref(), bias.as_deref());
+        let passes = Passes { spec: self.spec, dtypes: self.dtypes, x: &x, residual, weight: &weight, bias, dy: &dy };
+        passes.judge(&self.on.arithmetic, outputs);
     }
 }
 
@@ -91,14 +70,14 @@ macro_rules! judge {
     };
 }
 
-fn norms<T: Native, W: Native>() {
+fn norms<T: Native, W: Native>(on: &On) {
     let dtypes = DTypes::of::<T, W, T>();
-    for view in views::<T>() {
+    for view in views::<T>(on) {
         let x = view.tensor();
         let cols = *x.dims().last().unwrap();
         let rows = x.elem_count() / cols;
-        let (weight, bias) = (var::<W>(&[cols], 2), var::<W>(&[cols], 3));
-        let dy = tensor::<T>(x.dims(), 4);
+        let (weight, bias) = (on.var::<W>(&[cols], 2), on.var::<W>(&[cols], 3));
+        let dy = on.tensor::<T>(x.dims(), 4);
         let spec = |norm| NormSpec::new(norm, rows, cols, EPS as f32);
         for (name, spec, bias) in [
             ("rms_norm", spec(Norm::Rms), None),
@@ -117,7 +96,7 @@ fn norms<T: Native, W: Native>() {
             assert_eq!((y.dims(), y.dtype()), (x.dims(), x.dtype()), "{case}");
             let grads = loss(&y, &dy).backward().unwrap();
             let dx = (view.of)(grads.get(&view.base).unwrap());
-            let judge = Judge { spec, dtypes, x: &x, residual: None, weight: &weight, bias, dy: &dy };
+            let judge = Judge { on, spec, dtypes, x: &x, residual: None, weight: &weight, bias, dy: &dy };
             judge.run(|forward, backward| {
                 judge!(forward, Name::Y, T, &y, case);
                 judge!(backward, Name::Dx, T, &dx, case);
@@ -130,51 +109,92 @@ fn norms<T: Native, W: Native>() {
     }
 }
 
-fn adds<T: Native, W: Native, R: Native>() {
+fn adds<T: Native, W: Native, R: Native>(on: &On) {
     let dtypes = DTypes::of::<T, W, R>();
-    for (view, stream) in views::<T>().iter().zip(views::<R>()) {
-        let (x, residual) = (view.tensor(), (stream.of)(&var::<R>(stream.base.dims(), 5)));
+    for (view, stream) in views::<T>(on).iter().zip(views::<R>(on)) {
+        let (x, residual) = (view.tensor(), (stream.of)(&on.var::<R>(stream.base.dims(), 5)));
         let r = Var::from_tensor(&residual).unwrap();
         let cols = *x.dims().last().unwrap();
-        let spec = NormSpec::rms(x.elem_count() / cols, cols, EPS as f32);
-        let (weight, dy) = (var::<W>(&[cols], 2), tensor::<T>(x.dims(), 4));
-        let (y, sum) = add_rms_norm(&x, &r, &weight, EPS).unwrap();
-        let case = format!("add_rms_norm of {dtypes} {:?}", x.layout());
-        assert_eq!((y.dtype(), sum.dtype()), (x.dtype(), r.dtype()), "{case}");
-        let grads = loss(&y, &dy).backward().unwrap();
-        let dx = (view.of)(grads.get(&view.base).unwrap());
-        let judge = Judge { spec, dtypes, x: &x, residual: Some(&r), weight: &weight, bias: None, dy: &dy };
-        judge.run(|forward, backward| {
-            judge!(forward, Name::Y, T, &y, case);
-            judge!(forward, Name::ResidualOut, R, &sum, case);
-            judge!(backward, Name::Dx, T, &dx, case);
-            judge!(backward, Name::Dresidual, R, grads.get(&r).unwrap(), case);
-            judge!(backward, Name::Dweight, W, grads.get(&weight).unwrap(), case);
-        });
-        // The strided residual as it lies has the same bits.
-        let (again, _) = add_rms_norm(&x, &residual, &weight, EPS).unwrap();
-        assert_eq!(elements::<T>(&again), elements::<T>(&y), "{case}");
+        let (weight, bias) = (on.var::<W>(&[cols], 2), on.var::<W>(&[cols], 3));
+        let dy = on.tensor::<T>(x.dims(), 4);
+        for (name, norm, bias) in [
+            ("add_rms_norm", Norm::Rms, None),
+            ("add_layer_norm without bias", Norm::Layer, None),
+            ("add_layer_norm", Norm::Layer, Some(&bias)),
+        ] {
+            let spec = NormSpec::new(norm, x.elem_count() / cols, cols, EPS as f32);
+            let bias = bias.map(Var::as_tensor);
+            let sum_and_norm = |residual: &Tensor| match norm {
+                Norm::Rms => add_rms_norm(&x, residual, &weight, EPS).unwrap(),
+                Norm::Layer => add_layer_norm(&x, residual, &weight, bias, EPS).unwrap(),
+            };
+            let (y, sum) = sum_and_norm(&r);
+            let case = format!("{name} of {dtypes} {:?}", x.layout());
+            assert_eq!((y.dtype(), sum.dtype()), (x.dtype(), r.dtype()), "{case}");
+            let grads = loss(&y, &dy).backward().unwrap();
+            let dx = (view.of)(grads.get(&view.base).unwrap());
+            let judge = Judge { on, spec, dtypes, x: &x, residual: Some(&r), weight: &weight, bias, dy: &dy };
+            judge.run(|forward, backward| {
+                judge!(forward, Name::Y, T, &y, case);
+                judge!(forward, Name::ResidualOut, R, &sum, case);
+                judge!(backward, Name::Dx, T, &dx, case);
+                judge!(backward, Name::Dresidual, R, grads.get(&r).unwrap(), case);
+                judge!(backward, Name::Dweight, W, grads.get(&weight).unwrap(), case);
+                if let Some(bias) = bias {
+                    judge!(backward, Name::Dbias, W, grads.get(bias).unwrap(), case);
+                }
+            });
+            // The strided residual as it lies has the same bits.
+            let (again, _) = sum_and_norm(&residual);
+            assert_eq!(elements::<T>(&again), elements::<T>(&y), "{case}");
+        }
     }
 }
 
+// A test for each dtype of activations: side by side on a GPU, as nearly all of their time is the compiler's.
+
 #[test]
-fn norms_are_within_their_bounds() {
-    norms::<f32, f32>();
-    norms::<f16, f16>();
-    norms::<f16, f32>();
-    norms::<bf16, bf16>();
-    norms::<bf16, f32>();
+fn norms_of_f32_are_within_their_bounds() {
+    on_each_device(norms::<f32, f32>);
 }
 
 #[test]
-fn sums_and_their_norms_are_within_their_bounds() {
-    adds::<f32, f32, f32>();
-    adds::<f16, f16, f16>();
-    adds::<f16, f16, f32>();
-    adds::<f16, f32, f16>();
-    adds::<f16, f32, f32>();
-    adds::<bf16, bf16, bf16>();
-    adds::<bf16, bf16, f32>();
-    adds::<bf16, f32, bf16>();
-    adds::<bf16, f32, f32>();
+fn norms_of_f16_are_within_their_bounds() {
+    on_each_device(|on| {
+        norms::<f16, f16>(on);
+        norms::<f16, f32>(on);
+    });
+}
+
+#[test]
+fn norms_of_bf16_are_within_their_bounds() {
+    on_each_device(|on| {
+        norms::<bf16, bf16>(on);
+        norms::<bf16, f32>(on);
+    });
+}
+
+#[test]
+fn sums_of_f32_and_their_norms_are_within_their_bounds() {
+    on_each_device(adds::<f32, f32, f32>);
+}
+
+#[test]
+fn sums_of_f16_and_their_norms_are_within_their_bounds() {
+    on_each_device(|on| {
+        adds::<f16, f16, f16>(on);
+        adds::<f16, f16, f32>(on);
+        adds::<f16, f32, f16>(on);
+        adds::<f16, f32, f32>(on);
+    });
+}
+
+#[test]
+fn sums_of_bf16_and_their_norms_are_within_their_bounds() {
+    on_each_device(|on| {
+        adds::<bf16, bf16, bf16>(on);
+        adds::<bf16, bf16, f32>(on);
+        adds::<bf16, f32, bf16>(on);
+        adds::<bf16, f32, f32>(on);
+    });
 }

@@ -1,8 +1,8 @@
 //! Graphs: whatever uses the results, gradients are those of the same graph in f64, and of what is used alone.
 
-use crate::kit::{elements, f64s, loss, tensor, var};
-use candle_core::{DType, Device, Tensor, Var};
-use rmsnorm_candle::{add_rms_norm, gemma_rms_norm, layer_norm, rms_norm};
+use crate::kit::{elements, f64s, loss, on_each_device};
+use candle_core::{DType, Tensor, Var};
+use rmsnorm_candle::{add_layer_norm, add_rms_norm, gemma_rms_norm, layer_norm, rms_norm, rms_norm_in_place};
 use rmsnorm_core::bf16;
 
 const EPS: f64 = 1e-5;
@@ -10,152 +10,186 @@ const EPS: f64 = 1e-5;
 /// Both results are used, as in a transformer's block: the gradients that arrive at the sum are added in its dtype.
 #[test]
 fn gradients_of_both_results_add_up() {
-    let (x, r, w) = (var::<f32>(&[6, 40], 1), var::<f32>(&[6, 40], 2), var::<f32>(&[40], 3));
-    let (dy, dh) = (tensor::<f32>(&[6, 40], 4), tensor::<f32>(&[6, 40], 5));
-    let (y, h) = add_rms_norm(&x, &r, &w, EPS).unwrap();
-    let of_y = loss(&y, &dy).backward().unwrap();
-    let of_h = loss(&h, &dh).backward().unwrap();
-    assert!(of_h.get(&w).is_none(), "the sum does not depend on the weight");
-    let of_both = (loss(&y, &dy) + loss(&h, &dh)).unwrap().backward().unwrap();
-    let sum = (of_y.get(&x).unwrap() + of_h.get(&x).unwrap()).unwrap();
-    for variable in [&x, &r] {
-        assert_eq!(elements::<f32>(of_both.get(variable).unwrap()), elements::<f32>(&sum));
-    }
-    assert_eq!(elements::<f32>(of_both.get(&w).unwrap()), elements::<f32>(of_y.get(&w).unwrap()));
-    assert_eq!(elements::<f32>(of_h.get(&x).unwrap()), elements::<f32>(&dh));
+    on_each_device(|on| {
+        let (x, r, w) = (on.var::<f32>(&[6, 40], 1), on.var::<f32>(&[6, 40], 2), on.var::<f32>(&[40], 3));
+        let (dy, dh) = (on.tensor::<f32>(&[6, 40], 4), on.tensor::<f32>(&[6, 40], 5));
+        let (y, h) = add_rms_norm(&x, &r, &w, EPS).unwrap();
+        let of_y = loss(&y, &dy).backward().unwrap();
+        let of_h = loss(&h, &dh).backward().unwrap();
+        assert!(of_h.get(&w).is_none(), "the sum does not depend on the weight");
+        let of_both = (loss(&y, &dy) + loss(&h, &dh)).unwrap().backward().unwrap();
+        let sum = (of_y.get(&x).unwrap() + of_h.get(&x).unwrap()).unwrap();
+        for variable in [&x, &r] {
+            assert_eq!(elements::<f32>(of_both.get(variable).unwrap()), elements::<f32>(&sum));
+        }
+        assert_eq!(elements::<f32>(of_both.get(&w).unwrap()), elements::<f32>(of_y.get(&w).unwrap()));
+        assert_eq!(elements::<f32>(of_h.get(&x).unwrap()), elements::<f32>(&dh));
+    });
 }
 
 /// The gradient of an f32 stream comes back unrounded, and that of 16-bit activations in their dtype.
 #[test]
 fn gradients_have_the_dtypes_of_their_tensors() {
-    let (x, r, w) = (var::<bf16>(&[6, 40], 1), var::<f32>(&[6, 40], 2), var::<f32>(&[40], 3));
-    let (y, h) = add_rms_norm(&x, &r, &w, EPS).unwrap();
-    let total = (y.to_dtype(DType::F32).unwrap() + h).unwrap().sqr().unwrap().sum_all().unwrap();
-    let grads = total.backward().unwrap();
-    let dtype = |variable: &Var| grads.get(variable).unwrap().dtype();
-    assert_eq!((dtype(&x), dtype(&r), dtype(&w)), (DType::BF16, DType::F32, DType::F32));
-    let rounded = grads.get(&r).unwrap().to_dtype(DType::BF16).unwrap();
-    assert_eq!(elements::<bf16>(grads.get(&x).unwrap()), elements::<bf16>(&rounded));
-    assert_ne!(f64s(grads.get(&r).unwrap()), f64s(&rounded));
+    on_each_device(|on| {
+        let (x, r, w) = (on.var::<bf16>(&[6, 40], 1), on.var::<f32>(&[6, 40], 2), on.var::<f32>(&[40], 3));
+        let (y, h) = add_rms_norm(&x, &r, &w, EPS).unwrap();
+        let total = (y.to_dtype(DType::F32).unwrap() + h).unwrap().sqr().unwrap().sum_all().unwrap();
+        let grads = total.backward().unwrap();
+        let dtype = |variable: &Var| grads.get(variable).unwrap().dtype();
+        assert_eq!((dtype(&x), dtype(&r), dtype(&w)), (DType::BF16, DType::F32, DType::F32));
+        let rounded = grads.get(&r).unwrap().to_dtype(DType::BF16).unwrap();
+        assert_eq!(elements::<bf16>(grads.get(&x).unwrap()), elements::<bf16>(&rounded));
+        assert_ne!(f64s(grads.get(&r).unwrap()), f64s(&rounded));
+    });
 }
 
 #[test]
 fn unused_results_shared_inputs_and_frozen_tensors() {
-    let (x, w) = (var::<f32>(&[4, 16], 1), var::<f32>(&[16], 3));
-    let summed = |y: Tensor| y.sqr().unwrap().sum_all().unwrap().backward().unwrap();
-    // The same tensor as x and residual: twice the gradient of either.
-    let (y, _) = add_rms_norm(&x, &x, &w, EPS).unwrap();
-    let twin = var::<f32>(&[4, 16], 1);
-    let (apart, _) = add_rms_norm(&x, &twin, &w, EPS).unwrap();
-    let (together, apart) = (summed(y), summed(apart));
-    let twice = (apart.get(&x).unwrap() + apart.get(&twin).unwrap()).unwrap();
-    assert_eq!(elements::<f32>(together.get(&x).unwrap()), elements::<f32>(&twice));
-    // A weight that is itself computed, where only the sum is used: nothing is due of it, and nothing panics.
-    let computed = (w.as_tensor() * 2.0).unwrap();
-    let (_, h) = add_rms_norm(&x, &twin, &computed, EPS).unwrap();
-    assert!(summed(h).get(&w).is_none());
-    let (y, _) = add_rms_norm(&x, &twin, &computed, EPS).unwrap();
-    assert!(summed(y).get(&w).is_some());
-    // A frozen tensor has no gradient, and costs none of the others'.
-    let frozen = w.detach();
-    let grads = summed(rms_norm(&x, &frozen, EPS).unwrap());
-    assert!(grads.get(&x).is_some() && grads.get(&frozen).is_none());
-    let grads = summed(layer_norm(&x.detach(), &w, Some(&frozen), EPS).unwrap());
-    assert!(grads.get(&w).is_some() && grads.get(&frozen).is_none());
-    let (y, h) = add_rms_norm(&x.detach(), &twin.detach(), &w, EPS).unwrap();
-    assert!(!h.track_op() && summed(y).get(&w).is_some());
-    let (y, _) = add_rms_norm(&x.detach(), &twin, &frozen, EPS).unwrap();
-    assert!(summed(y).get(&twin).is_some());
-    let (y, _) = add_rms_norm(&x, &twin.detach(), &frozen, EPS).unwrap();
-    assert!(summed(y).get(&x).is_some());
-    // Nothing to differentiate: no graph.
-    assert!(!rms_norm(&x.detach(), &frozen, EPS).unwrap().track_op());
-    let (y, h) = add_rms_norm(&x.detach(), &x.detach(), &frozen, EPS).unwrap();
-    assert!(!y.track_op() && !h.track_op());
+    on_each_device(|on| {
+        let (x, w) = (on.var::<f32>(&[4, 16], 1), on.var::<f32>(&[16], 3));
+        let summed = |y: Tensor| y.sqr().unwrap().sum_all().unwrap().backward().unwrap();
+        // The same tensor as x and residual: twice the gradient of either.
+        let (y, _) = add_rms_norm(&x, &x, &w, EPS).unwrap();
+        let twin = on.var::<f32>(&[4, 16], 1);
+        let (apart, _) = add_rms_norm(&x, &twin, &w, EPS).unwrap();
+        let (together, apart) = (summed(y), summed(apart));
+        let twice = (apart.get(&x).unwrap() + apart.get(&twin).unwrap()).unwrap();
+        assert_eq!(elements::<f32>(together.get(&x).unwrap()), elements::<f32>(&twice));
+        // A weight that is itself computed, where only the sum is used: nothing is due of it, and nothing panics.
+        let computed = (w.as_tensor() * 2.0).unwrap();
+        let (_, h) = add_rms_norm(&x, &twin, &computed, EPS).unwrap();
+        assert!(summed(h).get(&w).is_none());
+        let (y, _) = add_rms_norm(&x, &twin, &computed, EPS).unwrap();
+        assert!(summed(y).get(&w).is_some());
+        // A frozen tensor has no gradient, and costs none of the others'.
+        let frozen = w.detach();
+        let grads = summed(rms_norm(&x, &frozen, EPS).unwrap());
+        assert!(grads.get(&x).is_some() && grads.get(&frozen).is_none());
+        let grads = summed(layer_norm(&x.detach(), &w, Some(&frozen), EPS).unwrap());
+        assert!(grads.get(&w).is_some() && grads.get(&frozen).is_none());
+        // Of a sum and its layer norm: the bias alone, and with the sum alone nothing of the parameters.
+        let (x_frozen, twin_frozen) = (x.detach(), twin.detach());
+        let (y, h) = add_layer_norm(&x_frozen, &twin_frozen, &frozen, Some(&w), EPS).unwrap();
+        assert!(!h.track_op() && summed(y).get(&w).is_some());
+        let (_, h) = add_layer_norm(&x, &twin, &computed, Some(&computed), EPS).unwrap();
+        assert!(summed(h).get(&w).is_none());
+        let (y, _) = add_layer_norm(&x, &twin, &computed, Some(&computed), EPS).unwrap();
+        assert!(summed(y).get(&w).is_some());
+        let (y, h) = add_rms_norm(&x.detach(), &twin.detach(), &w, EPS).unwrap();
+        assert!(!h.track_op() && summed(y).get(&w).is_some());
+        let (y, _) = add_rms_norm(&x.detach(), &twin, &frozen, EPS).unwrap();
+        assert!(summed(y).get(&twin).is_some());
+        let (y, _) = add_rms_norm(&x, &twin.detach(), &frozen, EPS).unwrap();
+        assert!(summed(y).get(&x).is_some());
+        // Nothing to differentiate: no graph.
+        assert!(!rms_norm(&x.detach(), &frozen, EPS).unwrap().track_op());
+        let (y, h) = add_rms_norm(&x.detach(), &x.detach(), &frozen, EPS).unwrap();
+        assert!(!y.track_op() && !h.track_op());
+    });
 }
 
 /// Parameters that are views, with an offset or a stride: the values and gradients of what they are views of.
 #[test]
 fn parameters_may_be_views() {
-    let x = var::<f32>(&[4, 16], 1);
-    let (flat, columns) = (var::<f32>(&[3 * 16], 2), var::<f32>(&[16, 3], 3));
-    let w = flat.narrow(0, 16, 16).unwrap();
-    let b = columns.narrow(1, 1, 1).unwrap().squeeze(1).unwrap();
-    let dense = [&w, &b].map(|view| Var::from_tensor(&view.contiguous().unwrap()).unwrap());
-    let dy = tensor::<f32>(&[4, 16], 4);
-    let y = layer_norm(&x, &w, Some(&b), EPS).unwrap();
-    let expected = layer_norm(&x, &dense[0], Some(&dense[1]), EPS).unwrap();
-    assert_eq!(elements::<f32>(&y), elements::<f32>(&expected));
-    let (grads, expected) = (loss(&y, &dy).backward().unwrap(), loss(&expected, &dy).backward().unwrap());
-    let of_flat = grads.get(&flat).unwrap().narrow(0, 16, 16).unwrap();
-    let of_columns = grads.get(&columns).unwrap().narrow(1, 1, 1).unwrap();
-    assert_eq!(elements::<f32>(&of_flat), elements::<f32>(expected.get(&dense[0]).unwrap()));
-    assert_eq!(elements::<f32>(&of_columns), elements::<f32>(expected.get(&dense[1]).unwrap()));
-    // In place, too, with one tensor as both parameters.
-    let (over, b) = (x.copy().unwrap().detach(), b.detach());
-    let expected = layer_norm(&over, &b, Some(&b), EPS).unwrap();
-    rmsnorm_candle::layer_norm_in_place(&over, &b, Some(&b), EPS).unwrap();
-    assert_eq!(elements::<f32>(&over), elements::<f32>(&expected));
+    on_each_device(|on| {
+        let x = on.var::<f32>(&[4, 16], 1);
+        let (flat, columns) = (on.var::<f32>(&[3 * 16], 2), on.var::<f32>(&[16, 3], 3));
+        let w = flat.narrow(0, 16, 16).unwrap();
+        let b = columns.narrow(1, 1, 1).unwrap().squeeze(1).unwrap();
+        let dense = [&w, &b].map(|view| Var::from_tensor(&view.contiguous().unwrap()).unwrap());
+        let dy = on.tensor::<f32>(&[4, 16], 4);
+        let y = layer_norm(&x, &w, Some(&b), EPS).unwrap();
+        let expected = layer_norm(&x, &dense[0], Some(&dense[1]), EPS).unwrap();
+        assert_eq!(elements::<f32>(&y), elements::<f32>(&expected));
+        let (grads, expected) = (loss(&y, &dy).backward().unwrap(), loss(&expected, &dy).backward().unwrap());
+        let of_flat = grads.get(&flat).unwrap().narrow(0, 16, 16).unwrap();
+        let of_columns = grads.get(&columns).unwrap().narrow(1, 1, 1).unwrap();
+        assert_eq!(elements::<f32>(&of_flat), elements::<f32>(expected.get(&dense[0]).unwrap()));
+        assert_eq!(elements::<f32>(&of_columns), elements::<f32>(expected.get(&dense[1]).unwrap()));
+        // In place, too, with one tensor as both parameters.
+        let (over, b) = (x.copy().unwrap().detach(), b.detach());
+        let expected = layer_norm(&over, &b, Some(&b), EPS).unwrap();
+        rmsnorm_candle::layer_norm_in_place(&over, &b, Some(&b), EPS).unwrap();
+        assert_eq!(elements::<f32>(&over), elements::<f32>(&expected));
+    });
 }
 
 #[test]
 fn graph_is_walked_twice_with_the_same_result() {
-    let (x, r, w) = (var::<f32>(&[4, 16], 1), var::<f32>(&[4, 16], 2), var::<f32>(&[16], 3));
-    let (y, h) = add_rms_norm(&x, &r, &w, EPS).unwrap();
-    let y = layer_norm(&(y + h).unwrap(), &w, Some(&w), EPS).unwrap().sqr().unwrap().sum_all().unwrap();
-    let [first, second] = [y.backward().unwrap(), y.backward().unwrap()];
-    for variable in [&x, &r, &w] {
-        assert_eq!(f64s(first.get(variable).unwrap()), f64s(second.get(variable).unwrap()));
-    }
+    on_each_device(|on| {
+        let (x, r, w) = (on.var::<f32>(&[4, 16], 1), on.var::<f32>(&[4, 16], 2), on.var::<f32>(&[16], 3));
+        let (y, h) = add_rms_norm(&x, &r, &w, EPS).unwrap();
+        let y = layer_norm(&(y + h).unwrap(), &w, Some(&w), EPS).unwrap().sqr().unwrap().sum_all().unwrap();
+        let [first, second] = [y.backward().unwrap(), y.backward().unwrap()];
+        for variable in [&x, &r, &w] {
+            assert_eq!(f64s(first.get(variable).unwrap()), f64s(second.get(variable).unwrap()));
+        }
+    });
 }
 
-/// No rows: empty results, and zeros as the gradient of what there is.
+/// No rows: empty results, and zeros as the gradient of what there is. candle's CUDA has no tensors without elements, only views.
 #[test]
 fn no_rows_have_no_results_and_zero_gradients() {
-    let (x, w) = (var::<f32>(&[2, 0, 16], 1), var::<f32>(&[16], 3));
-    let y = layer_norm(&x, &w, Some(&w), EPS).unwrap();
-    assert_eq!(y.dims(), [2, 0, 16]);
-    let grads = y.sum_all().unwrap().backward().unwrap();
-    assert_eq!(elements::<f32>(grads.get(&w).unwrap()), [0.0; 16]);
-    let (y, h) = add_rms_norm(&x, &x, &w, EPS).unwrap();
-    assert_eq!((y.dims(), h.dims()), (x.dims(), x.dims()));
+    on_each_device(|on| {
+        let (base, w) = (on.var::<f32>(&[1, 16], 1), on.var::<f32>(&[16], 3));
+        let none = base.narrow(0, 0, 0).unwrap();
+        let (y, h) = add_rms_norm(&none, &none, &w, EPS).unwrap();
+        assert_eq!((y.dims(), h.dims()), (none.dims(), none.dims()));
+        assert_eq!(elements::<f32>(&layer_norm(&none, &w, Some(&w), EPS).unwrap()), [0.0; 0]);
+        rms_norm_in_place(&none.detach(), &w.detach(), EPS).unwrap();
+        if on.device().is_cuda() {
+            return;
+        }
+        let (x, w) = (on.var::<f32>(&[2, 0, 16], 1), on.var::<f32>(&[16], 3));
+        let y = layer_norm(&x, &w, Some(&w), EPS).unwrap();
+        assert_eq!(y.dims(), [2, 0, 16]);
+        let grads = y.sum_all().unwrap().backward().unwrap();
+        assert_eq!(elements::<f32>(grads.get(&w).unwrap()), [0.0; 16]);
+        let (y, h) = add_rms_norm(&x, &x, &w, EPS).unwrap();
+        assert_eq!((y.dims(), h.dims()), (x.dims(), x.dims()));
+    });
 }
 
 /// Many threads, each with graphs of its own over the same variables.
 #[test]
 fn threads_share_variables() {
-    let (x, r, w) = (var::<bf16>(&[300, 256], 1), var::<f32>(&[300, 256], 2), var::<f32>(&[256], 3));
-    let step = || {
-        let (y, h) = add_rms_norm(&x, &r, &w, EPS).unwrap();
-        let y = gemma_rms_norm(&(y.to_dtype(DType::F32).unwrap() + h).unwrap(), &w, EPS).unwrap();
-        let grads = y.sqr().unwrap().sum_all().unwrap().backward().unwrap();
-        [&x, &r, &w].map(|variable| f64s(grads.get(variable).unwrap()))
-    };
-    let expected = step();
-    std::thread::scope(|scope| {
-        let all: Vec<_> = (0..8).map(|_| scope.spawn(|| (0..4).map(|_| step()).collect::<Vec<_>>())).collect();
-        for thread in all {
-            assert!(thread.join().unwrap().iter().all(|got| *got == expected));
-        }
+    on_each_device(|on| {
+        let (x, r, w) = (on.var::<bf16>(&[300, 256], 1), on.var::<f32>(&[300, 256], 2), on.var::<f32>(&[256], 3));
+        let step = || {
+            let (y, h) = add_rms_norm(&x, &r, &w, EPS).unwrap();
+            let y = gemma_rms_norm(&(y.to_dtype(DType::F32).unwrap() + h).unwrap(), &w, EPS).unwrap();
+            let grads = y.sqr().unwrap().sum_all().unwrap().backward().unwrap();
+            [&x, &r, &w].map(|variable| f64s(grads.get(variable).unwrap()))
+        };
+        let expected = step();
+        on.settle();
+        std::thread::scope(|scope| {
+            let all: Vec<_> = (0..8).map(|_| scope.spawn(|| (0..4).map(|_| step()).collect::<Vec<_>>())).collect();
+            for thread in all {
+                assert!(thread.join().unwrap().iter().all(|got| *got == expected));
+            }
+        });
     });
 }
 
 /// What this crate is for: candle's own fused forms have no gradient, and give no error.
 #[test]
 fn candles_fused_norms_still_lose_their_gradients() {
-    let (x, w) = (var::<f32>(&[4, 16], 1), var::<f32>(&[16], 3));
-    for y in [
-        candle_nn::ops::rms_norm(&x, &w, EPS as f32).unwrap(),
-        candle_nn::ops::layer_norm(&x, &w, &w, EPS as f32).unwrap(),
-        candle_nn::Module::forward(&candle_nn::RmsNorm::new(w.as_tensor().clone(), EPS), &x).unwrap(),
-    ] {
-        assert!(!y.track_op());
-    }
-    let far = Tensor::new(&[[1e4f32, 1e4 + 1.0, 1e4 + 2.0, 1e4 - 3.0]], &Device::Cpu).unwrap();
-    let (one, zero) = (far.ones_like().unwrap().get(0).unwrap(), far.zeros_like().unwrap().get(0).unwrap());
-    let y = layer_norm(&far, &one, Some(&zero), 0.0).unwrap();
-    let root = 3.5f64.sqrt();
-    let expected = [0.0, 1.0, 2.0, -3.0].map(|deviation| deviation / root);
-    // Deviations from the mean are whole numbers here, and a few roundings of f32 remain.
-    assert!(f64s(&y).iter().zip(expected).all(|(y, expected)| (y - expected).abs() <= 1e-6), "{y}");
+    on_each_device(|on| {
+        let (x, w) = (on.var::<f32>(&[4, 16], 1), on.var::<f32>(&[16], 3));
+        for y in [
+            candle_nn::ops::rms_norm(&x, &w, EPS as f32).unwrap(),
+            candle_nn::ops::layer_norm(&x, &w, &w, EPS as f32).unwrap(),
+            candle_nn::Module::forward(&candle_nn::RmsNorm::new(w.as_tensor().clone(), EPS), &x).unwrap(),
+        ] {
+            assert!(!y.track_op());
+        }
+        let far = Tensor::new(&[[1e4f32, 1e4 + 1.0, 1e4 + 2.0, 1e4 - 3.0]], on.device()).unwrap();
+        let (one, zero) = (far.ones_like().unwrap().get(0).unwrap(), far.zeros_like().unwrap().get(0).unwrap());
+        let y = layer_norm(&far, &one, Some(&zero), 0.0).unwrap();
+        let root = 3.5f64.sqrt();
+        let expected = [0.0, 1.0, 2.0, -3.0].map(|deviation| deviation / root);
+        // Deviations from the mean are whole numbers here, and a few roundings of f32 remain.
+        assert!(f64s(&y).iter().zip(expected).all(|(y, expected)| (y - expected).abs() <= 1e-6), "{y}");
+    });
 }

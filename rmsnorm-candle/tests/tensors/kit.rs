@@ -1,21 +1,70 @@
-//! What the tests share: tensors with known values, and those of a tensor.
+//! What the tests share: devices, tensors with known values, and those of a tensor.
+
+#[cfg(feature = "cuda")]
+use std::sync::OnceLock;
 
 use candle_core::{DType, Device, Result, Tensor, Var, WithDType};
 use rmsnorm_core::Element;
-use rmsnorm_core::conformance::testing;
+use rmsnorm_core::conformance::{Arithmetic, Harness, testing};
+use rmsnorm_core::cpu::CpuBackend;
+#[cfg(feature = "cuda")]
+use rmsnorm_core::cuda::CudaBackend;
 
 /// An element type of both libraries.
 pub trait Native: Element + WithDType {}
 impl<E: Element + WithDType> Native for E {}
 
-/// Values between -2 and 2, other ones for each seed.
-pub fn tensor<E: Native>(shape: &[usize], seed: u64) -> Tensor {
-    let len = shape.iter().product();
-    Tensor::from_vec(testing::values::<E>(seed, len), shape, &Device::Cpu).unwrap()
+/// A device that a test runs on.
+pub struct On {
+    device: Device,
+    /// What error bounds follow from, of the kernels there.
+    pub arithmetic: Arithmetic,
 }
 
-pub fn var<E: Native>(shape: &[usize], seed: u64) -> Var {
-    Var::from_tensor(&tensor::<E>(shape, seed)).unwrap()
+/// The test on the CPU and, with the feature, on a GPU; where there is none, that is printed with the reason, and fails if
+/// `RMSNORM_REQUIRE` names `cuda`.
+pub fn on_each_device(test: impl Fn(&On)) {
+    test(&On { device: Device::Cpu, arithmetic: CpuBackend::new().arithmetic() });
+    #[cfg(feature = "cuda")]
+    if let Some(cuda) = On::cuda() {
+        test(&cuda);
+    }
+}
+
+impl On {
+    /// The first GPU. Its device is one for all tests, each on a stream of its own thread, as candle has it.
+    #[cfg(feature = "cuda")]
+    pub fn cuda() -> Option<On> {
+        static DEVICE: OnceLock<Device> = OnceLock::new();
+        let backend = testing::available(CudaBackend::new(0)).unwrap()?;
+        let device = DEVICE.get_or_init(|| Device::new_cuda(0).unwrap()).clone();
+        Some(On { device, arithmetic: backend.arithmetic() })
+    }
+
+    /// Another device of the same kind.
+    #[cfg(feature = "cuda")]
+    pub fn with(&self, device: Device) -> On {
+        On { device, arithmetic: self.arithmetic }
+    }
+
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Values between -2 and 2, other ones for each seed.
+    pub fn tensor<E: Native>(&self, shape: &[usize], seed: u64) -> Tensor {
+        let len = shape.iter().product();
+        Tensor::from_vec(testing::values::<E>(seed, len), shape, &self.device).unwrap()
+    }
+
+    pub fn var<E: Native>(&self, shape: &[usize], seed: u64) -> Var {
+        Var::from_tensor(&self.tensor::<E>(shape, seed)).unwrap()
+    }
+
+    /// Waits for what this thread has enqueued, before other threads use it.
+    pub fn settle(&self) {
+        self.device.synchronize().unwrap();
+    }
 }
 
 /// The same values in f64.

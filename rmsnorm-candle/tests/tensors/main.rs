@@ -2,6 +2,8 @@
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking, in its helper functions too")]
 
 mod bounds;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod errors;
 mod graphs;
 mod in_place;

@@ -2,116 +2,134 @@
 
 use std::collections::HashMap;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use candle_nn::{Module, VarBuilder, VarMap};
 use rmsnorm_candle::nn::{self, AddRmsNorm, LayerNorm, LayerNormConfig, RmsNorm};
 
-use crate::kit::{elements, f64s, message, tensor};
+use crate::kit::{On, elements, f64s, message, on_each_device};
 
 const EPS: f64 = 1e-5;
 
-fn checkpoint(names: &[&str]) -> VarBuilder<'static> {
-    let named = names.iter().enumerate().map(|(seed, name)| ((*name).to_owned(), tensor::<f32>(&[16], seed as u64)));
-    VarBuilder::from_tensors(named.collect::<HashMap<String, Tensor>>(), DType::F32, &Device::Cpu)
+fn checkpoint(on: &On, names: &[&str]) -> VarBuilder<'static> {
+    let named = names.iter().enumerate().map(|(seed, name)| ((*name).to_owned(), on.tensor::<f32>(&[16], seed as u64)));
+    VarBuilder::from_tensors(named.collect::<HashMap<String, Tensor>>(), DType::F32, on.device())
 }
 
 #[test]
 fn modules_load_the_names_of_candle_nn() {
-    for names in [["weight", "bias"], ["gamma", "beta"]] {
-        let vb = checkpoint(&names);
-        let [weight, bias] = names.map(|name| elements::<f32>(&vb.get(16, name).unwrap()));
-        let theirs = candle_nn::layer_norm(16, EPS, vb.clone()).unwrap();
-        let ours = nn::layer_norm(16, EPS, vb.clone()).unwrap();
-        assert_eq!((elements::<f32>(ours.weight()), elements::<f32>(ours.bias().unwrap())), (weight.clone(), bias));
-        assert_eq!((ours.eps(), ours.remove_mean()), (theirs.eps(), theirs.remove_mean()));
-        assert!(nn::layer_norm_no_bias(16, EPS, vb.clone()).unwrap().bias().is_none());
-        let rms = nn::rms_norm(16, EPS, vb.clone()).unwrap();
-        assert_eq!((elements::<f32>(rms.weight()), rms.eps()), (weight.clone(), EPS));
-        let add = nn::add_rms_norm(16, EPS, vb.clone()).unwrap();
-        assert_eq!(elements::<f32>(add.norm().weight()), weight);
-        assert!(message(nn::rms_norm(8, EPS, vb.clone())).contains("shape mismatch"));
-    }
-    assert!(message(nn::layer_norm(16, EPS, checkpoint(&["weight"]))).contains("bias"));
-    assert!(message(nn::rms_norm(16, EPS, checkpoint(&[]))).contains("weight"));
+    on_each_device(|on| {
+        for names in [["weight", "bias"], ["gamma", "beta"]] {
+            let vb = checkpoint(on, &names);
+            let [weight, bias] = names.map(|name| elements::<f32>(&vb.get(16, name).unwrap()));
+            let theirs = candle_nn::layer_norm(16, EPS, vb.clone()).unwrap();
+            let ours = nn::layer_norm(16, EPS, vb.clone()).unwrap();
+            assert_eq!((elements::<f32>(ours.weight()), elements::<f32>(ours.bias().unwrap())), (weight.clone(), bias));
+            assert_eq!((ours.eps(), ours.remove_mean()), (theirs.eps(), theirs.remove_mean()));
+            assert!(nn::layer_norm_no_bias(16, EPS, vb.clone()).unwrap().bias().is_none());
+            let rms = nn::rms_norm(16, EPS, vb.clone()).unwrap();
+            assert_eq!((elements::<f32>(rms.weight()), rms.eps()), (weight.clone(), EPS));
+            let add = nn::add_rms_norm(16, EPS, vb.clone()).unwrap();
+            assert_eq!(elements::<f32>(add.norm().weight()), weight);
+            assert!(message(nn::rms_norm(8, EPS, vb.clone())).contains("shape mismatch"));
+        }
+        assert!(message(nn::layer_norm(16, EPS, checkpoint(on, &["weight"]))).contains("bias"));
+        assert!(message(nn::rms_norm(16, EPS, checkpoint(on, &[]))).contains("weight"));
+    });
 }
 
 #[test]
 fn new_variables_are_ones_and_zeros_that_are_trained() {
-    let variables = VarMap::new();
-    let vb = VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu);
-    let layer = nn::layer_norm(16, EPS, vb.pp("layer")).unwrap();
-    let rms = nn::rms_norm(16, EPS, vb.pp("rms")).unwrap();
-    let gemma = nn::gemma_rms_norm(16, EPS, vb.pp("gemma")).unwrap();
-    let add = nn::add_rms_norm(16, EPS, vb.pp("add")).unwrap();
-    assert_eq!(
-        (elements::<f32>(layer.weight()), elements::<f32>(layer.bias().unwrap())),
-        (vec![1.0; 16], vec![0.0; 16])
-    );
-    assert_eq!((elements::<f32>(rms.weight()), elements::<f32>(gemma.weight())), (vec![1.0; 16], vec![0.0; 16]));
-    let x = tensor::<f32>(&[2, 3, 16], 1);
-    let y = gemma.forward(&rms.forward(&layer.forward(&x).unwrap()).unwrap()).unwrap();
-    let (y, sum) = add.forward(&y, &x).unwrap();
-    let grads = (y + sum).unwrap().sqr().unwrap().sum_all().unwrap().backward().unwrap();
-    let all = variables.all_vars();
-    assert_eq!(all.len(), 5);
-    assert!(all.iter().all(|variable| grads.get(variable).is_some()));
+    on_each_device(|on| {
+        let variables = VarMap::new();
+        let vb = VarBuilder::from_varmap(&variables, DType::F32, on.device());
+        let layer = nn::layer_norm(16, EPS, vb.pp("layer")).unwrap();
+        let rms = nn::rms_norm(16, EPS, vb.pp("rms")).unwrap();
+        let gemma = nn::gemma_rms_norm(16, EPS, vb.pp("gemma")).unwrap();
+        let add = nn::add_rms_norm(16, EPS, vb.pp("add")).unwrap();
+        assert_eq!(
+            (elements::<f32>(layer.weight()), elements::<f32>(layer.bias().unwrap())),
+            (vec![1.0; 16], vec![0.0; 16])
+        );
+        assert_eq!((elements::<f32>(rms.weight()), elements::<f32>(gemma.weight())), (vec![1.0; 16], vec![0.0; 16]));
+        let x = on.tensor::<f32>(&[2, 3, 16], 1);
+        let y = gemma.forward(&rms.forward(&layer.forward(&x).unwrap()).unwrap()).unwrap();
+        let (y, sum) = add.forward(&y, &x).unwrap();
+        let grads = (y + sum).unwrap().sqr().unwrap().sum_all().unwrap().backward().unwrap();
+        let all = variables.all_vars();
+        assert_eq!(all.len(), 5);
+        assert!(all.iter().all(|variable| grads.get(variable).is_some()));
+    });
 }
 
 /// The same bits as the functions, and close to candle-nn's own modules: each side is within a few roundings of f32 of the
 /// exact value.
 #[test]
 fn modules_are_the_functions() {
-    let x = tensor::<f32>(&[2, 3, 16], 1);
-    let (r, w, b) = (tensor::<f32>(&[2, 3, 16], 2), tensor::<f32>(&[16], 3), tensor::<f32>(&[16], 4));
-    let same = |module: &dyn Module, expected: Tensor| {
-        assert_eq!(elements::<f32>(&module.forward(&x).unwrap()), elements::<f32>(&expected));
-    };
-    same(&RmsNorm::new(w.clone(), EPS), rmsnorm_candle::rms_norm(&x, &w, EPS).unwrap());
-    same(&RmsNorm::gemma(w.clone(), EPS), rmsnorm_candle::gemma_rms_norm(&x, &w, EPS).unwrap());
-    same(&LayerNorm::new_no_bias(w.clone(), EPS), rmsnorm_candle::layer_norm(&x, &w, None, EPS).unwrap());
-    same(&LayerNorm::rms_norm(w.clone(), EPS), rmsnorm_candle::rms_norm(&x, &w, EPS).unwrap());
-    let affine = LayerNorm::new(w.clone(), b.clone(), EPS);
-    same(&affine, rmsnorm_candle::layer_norm(&x, &w, Some(&b), EPS).unwrap());
-    let (y, sum) = AddRmsNorm::new(w.clone(), EPS).forward(&x, &r).unwrap();
-    let (expected, expected_sum) = rmsnorm_candle::add_rms_norm(&x, &r, &w, EPS).unwrap();
-    assert_eq!((elements::<f32>(&y), elements::<f32>(&sum)), (elements(&expected), elements(&expected_sum)));
-    // Gemma's norm of a sum: what two calls give.
-    let (y, sum) = AddRmsNorm::from(RmsNorm::gemma(w.clone(), EPS)).forward(&x, &r).unwrap();
-    assert_eq!(elements::<f32>(&y), elements::<f32>(&rmsnorm_candle::gemma_rms_norm(&sum, &w, EPS).unwrap()));
+    on_each_device(|on| {
+        let x = on.tensor::<f32>(&[2, 3, 16], 1);
+        let (r, w, b) = (on.tensor::<f32>(&[2, 3, 16], 2), on.tensor::<f32>(&[16], 3), on.tensor::<f32>(&[16], 4));
+        let same = |module: &dyn Module, expected: Tensor| {
+            assert_eq!(elements::<f32>(&module.forward(&x).unwrap()), elements::<f32>(&expected));
+        };
+        same(&RmsNorm::new(w.clone(), EPS), rmsnorm_candle::rms_norm(&x, &w, EPS).unwrap());
+        same(&RmsNorm::gemma(w.clone(), EPS), rmsnorm_candle::gemma_rms_norm(&x, &w, EPS).unwrap());
+        same(&LayerNorm::new_no_bias(w.clone(), EPS), rmsnorm_candle::layer_norm(&x, &w, None, EPS).unwrap());
+        same(&LayerNorm::rms_norm(w.clone(), EPS), rmsnorm_candle::rms_norm(&x, &w, EPS).unwrap());
+        let affine = LayerNorm::new(w.clone(), b.clone(), EPS);
+        same(&affine, rmsnorm_candle::layer_norm(&x, &w, Some(&b), EPS).unwrap());
+        let (y, sum) = AddRmsNorm::new(w.clone(), EPS).forward(&x, &r).unwrap();
+        let (expected, expected_sum) = rmsnorm_candle::add_rms_norm(&x, &r, &w, EPS).unwrap();
+        assert_eq!((elements::<f32>(&y), elements::<f32>(&sum)), (elements(&expected), elements(&expected_sum)));
+        // The method of a norm that stands alone.
+        for (y, sum) in [
+            RmsNorm::new(w.clone(), EPS).forward_add(&x, &r).unwrap(),
+            LayerNorm::rms_norm(w.clone(), EPS).forward_add(&x, &r).unwrap(),
+        ] {
+            assert_eq!((elements::<f32>(&y), elements::<f32>(&sum)), (elements(&expected), elements(&expected_sum)));
+        }
+        let (y, sum) = affine.forward_add(&x, &r).unwrap();
+        let (expected, expected_sum) = rmsnorm_candle::add_layer_norm(&x, &r, &w, Some(&b), EPS).unwrap();
+        assert_eq!((elements::<f32>(&y), elements::<f32>(&sum)), (elements(&expected), elements(&expected_sum)));
+        // Gemma's norm of a sum: what two calls give.
+        let (y, sum) = AddRmsNorm::from(RmsNorm::gemma(w.clone(), EPS)).forward(&x, &r).unwrap();
+        assert_eq!(elements::<f32>(&y), elements::<f32>(&rmsnorm_candle::gemma_rms_norm(&sum, &w, EPS).unwrap()));
 
-    let rms_with_bias = LayerNormConfig { eps: EPS, remove_mean: false, affine: true };
-    let vb = checkpoint(&["weight", "bias"]);
-    let theirs: [Box<dyn Module>; 4] = [
-        Box::new(candle_nn::RmsNorm::new(w.clone(), EPS)),
-        Box::new(candle_nn::LayerNorm::new(w.clone(), b.clone(), EPS)),
-        Box::new(candle_nn::LayerNorm::new_no_bias(w.clone(), EPS)),
-        Box::new(candle_nn::layer_norm(16, rms_with_bias, vb.clone()).unwrap()),
-    ];
-    let ours: [Box<dyn Module>; 4] = [
-        Box::new(RmsNorm::from(candle_nn::RmsNorm::new(w.clone(), EPS))),
-        Box::new(LayerNorm::from(candle_nn::LayerNorm::new(w.clone(), b.clone(), EPS))),
-        Box::new(LayerNorm::from(candle_nn::LayerNorm::new_no_bias(w.clone(), EPS))),
-        Box::new(nn::layer_norm(16, rms_with_bias, vb.clone()).unwrap()),
-    ];
-    for (theirs, ours) in theirs.iter().zip(&ours) {
-        let (theirs, ours) = (f64s(&theirs.forward(&x).unwrap()), f64s(&ours.forward(&x).unwrap()));
-        let largest = theirs.iter().fold(1.0, |largest: f64, y| largest.max(y.abs()));
-        let close = |(a, b): (&f64, &f64)| (a - b).abs() <= 16.0 * f64::from(f32::EPSILON) * largest;
-        assert!(theirs.iter().zip(&ours).all(close), "{theirs:?} {ours:?}");
-    }
+        let rms_with_bias = LayerNormConfig { eps: EPS, remove_mean: false, affine: true };
+        let vb = checkpoint(on, &["weight", "bias"]);
+        let theirs: [Box<dyn Module>; 4] = [
+            Box::new(candle_nn::RmsNorm::new(w.clone(), EPS)),
+            Box::new(candle_nn::LayerNorm::new(w.clone(), b.clone(), EPS)),
+            Box::new(candle_nn::LayerNorm::new_no_bias(w.clone(), EPS)),
+            Box::new(candle_nn::layer_norm(16, rms_with_bias, vb.clone()).unwrap()),
+        ];
+        let ours: [Box<dyn Module>; 4] = [
+            Box::new(RmsNorm::from(candle_nn::RmsNorm::new(w.clone(), EPS))),
+            Box::new(LayerNorm::from(candle_nn::LayerNorm::new(w.clone(), b.clone(), EPS))),
+            Box::new(LayerNorm::from(candle_nn::LayerNorm::new_no_bias(w.clone(), EPS))),
+            Box::new(nn::layer_norm(16, rms_with_bias, vb.clone()).unwrap()),
+        ];
+        for (theirs, ours) in theirs.iter().zip(&ours) {
+            let (theirs, ours) = (f64s(&theirs.forward(&x).unwrap()), f64s(&ours.forward(&x).unwrap()));
+            let largest = theirs.iter().fold(1.0, |largest: f64, y| largest.max(y.abs()));
+            let close = |(a, b): (&f64, &f64)| (a - b).abs() <= 16.0 * f64::from(f32::EPSILON) * largest;
+            assert!(theirs.iter().zip(&ours).all(close), "{theirs:?} {ours:?}");
+        }
+    });
 }
 
 #[test]
 fn modules_overwrite_for_inference() {
-    let (w, b) = (tensor::<f32>(&[16], 3), tensor::<f32>(&[16], 4));
-    let x = || tensor::<f32>(&[2, 3, 16], 1);
-    for norm in [RmsNorm::new(w.clone(), EPS), RmsNorm::gemma(w.clone(), EPS)] {
-        let (y, over) = (norm.forward_diff(&x()).unwrap(), x());
+    on_each_device(|on| {
+        let (w, b) = (on.tensor::<f32>(&[16], 3), on.tensor::<f32>(&[16], 4));
+        let x = || on.tensor::<f32>(&[2, 3, 16], 1);
+        for norm in [RmsNorm::new(w.clone(), EPS), RmsNorm::gemma(w.clone(), EPS)] {
+            let (y, over) = (norm.forward_diff(&x()).unwrap(), x());
+            norm.forward_in_place(&over).unwrap();
+            assert_eq!(elements::<f32>(&over), elements::<f32>(&y));
+        }
+        let norm = LayerNorm::new(w, b, EPS);
+        let (y, over) = (norm.forward(&x()).unwrap(), x());
         norm.forward_in_place(&over).unwrap();
         assert_eq!(elements::<f32>(&over), elements::<f32>(&y));
-    }
-    let norm = LayerNorm::new(w, b, EPS);
-    let (y, over) = (norm.forward(&x()).unwrap(), x());
-    norm.forward_in_place(&over).unwrap();
-    assert_eq!(elements::<f32>(&over), elements::<f32>(&y));
+    });
 }

@@ -13,8 +13,8 @@ use crate::backends;
 use crate::failure::Failure;
 use crate::output::print;
 
-/// The most rows that are asked for. No plan changes beyond.
-const MOST_ROWS: usize = 1 << 17;
+/// The most rows that are asked for. No plan changes beyond: CUDA's forward of rows of 8 columns does at some 200,000.
+const MOST_ROWS: usize = 1 << 20;
 
 /// Compiles for each backend, and says how long it took.
 pub fn run(args: &WarmArgs) -> Result<(), Failure> {
@@ -97,8 +97,8 @@ mod tests {
     #[test]
     fn rows_are_those_of_every_plan() {
         let rows = rows(&[16, 132]);
-        assert!([1, 2, 15, 16, 17, 131, 132, 133, 1 << 17].iter().all(|n| rows.contains(n)), "{rows:?}");
-        assert_eq!(rows.len(), 18 + 5, "{rows:?}");
+        assert!([1, 2, 15, 16, 17, 131, 132, 133, 1 << 20].iter().all(|n| rows.contains(n)), "{rows:?}");
+        assert_eq!(rows.len(), 21 + 5, "{rows:?}");
     }
 
     #[test]
@@ -110,7 +110,7 @@ mod tests {
             f32_weight: true,
         };
         let problems = calls.problems(&[]);
-        assert_eq!(problems.len(), 18 * 2 * 2 * 2 * 3);
+        assert_eq!(problems.len(), 21 * 2 * 2 * 2 * 3);
         assert!(problems.iter().all(|problem| problem.dtypes.weight == DType::F32));
         assert!(problems.iter().all(|problem| problem.dtypes.activation == problem.dtypes.residual));
     }

@@ -20,14 +20,13 @@ pub(super) fn plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
     let (program, tile) = if let Some(tile) = find(cluster).filter(is_one_grid) {
         (Program::ForwardCluster, tile)
     } else if let Some(tile) = find(block) {
-        (Program::Forward, tile)
+        (Program::Forward, held(problem, tile, caps))
     } else if let Some(tile) = find(long).filter(|tile| fits(problem, tile, caps)) {
         (Program::ForwardLong, tile)
     } else {
         (Program::ForwardStreaming, Tile { pack, ..streaming_tile(caps) })
     };
     let tile = Tile { access_bytes, ..tile };
-    let tile = if program == Program::Forward { held(problem, tile, caps) } else { tile };
     let blocks = if program == Program::ForwardStreaming {
         problem.rows.min((caps.sms / tile.cluster).max(1) as usize)
     } else {
@@ -46,7 +45,7 @@ fn held(problem: &Problem, tile: Tile, caps: &Caps) -> Tile {
     let half = Tile { blocks_per_sm: tile.blocks_per_sm / 2, reads: Reads { is_held: true, ..tile.reads }, ..tile };
     let rows_at_once = caps.sms * half.blocks_per_sm * tile.groups * tile.unroll;
     let is_small = problem.rows <= rows_at_once as usize && !problem.tensors.adds_residual();
-    if is_small && half.holds_rows(problem.norm, false) { half } else { tile }
+    if caps.tuning.holds_small && is_small && half.holds_rows(problem.norm, false) { half } else { tile }
 }
 
 /// Whether the row of a block fits its shared memory.

@@ -30,6 +30,8 @@ pub(crate) struct Tuning {
     pub(crate) widths: [Tables; 2],
     /// Bytes that backward had better read twice, the second time from the L2, than launch another kernel; 0 if it never had.
     pub(crate) split_bytes: u64,
+    /// Whether forward holds the rows of small calls in registers. Not in files: all tables do.
+    pub(crate) holds_small: bool,
 }
 
 /// Tables of calls of one width.
@@ -61,10 +63,10 @@ impl Tuning {
     /// What is built in.
     pub(crate) const H200: &Tuning = &BUILT_IN;
 
-    /// The same with partial rows for every size of a backward call: else small ones have none.
+    /// The same with the programs of large calls for every size: small ones have others in forward, and no partial rows in backward.
     #[cfg(feature = "conformance")]
-    pub(crate) fn unsplit(&self) -> &'static Tuning {
-        KEPT.keep(Tuning { split_bytes: 0, ..self.clone() })
+    pub(crate) fn as_if_large(&self) -> &'static Tuning {
+        KEPT.keep(Tuning { split_bytes: 0, holds_small: false, ..self.clone() })
     }
 
     /// The tables of a call in packs of `pack` columns.
@@ -130,4 +132,4 @@ const fn overlapped(tile: Tile) -> Tile {
 }
 
 /// One for all: what a constant refers to may be in a program several times.
-static BUILT_IN: Tuning = Tuning { widths: [narrow::TABLES, wide::TABLES], split_bytes: 10 << 20 };
+static BUILT_IN: Tuning = Tuning { widths: [narrow::TABLES, wide::TABLES], split_bytes: 10 << 20, holds_small: true };

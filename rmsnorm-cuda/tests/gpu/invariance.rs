@@ -101,10 +101,10 @@ fn check(gpu: &CudaBackend, norm: Norm, cols: usize) {
     for (name, (got, expected)) in NAMES.into_iter().zip(misaligned.iter().zip(&batch)) {
         assert!(got == expected, "{name} of {} of {ROWS}x{cols}, misaligned", norm.name());
     }
-    // With partial rows of dweight, which many rows have and few have not.
-    let unsplit = Call { gpu: &gpu.unsplit(), norm: spec(ROWS), layout: DENSE }.run(&x, &dy);
-    for (name, (got, expected)) in NAMES.into_iter().zip(unsplit.iter().zip(&batch)) {
-        assert!(got == expected, "{name} of {} of {ROWS}x{cols}, unsplit", norm.name());
+    // By the programs of many rows, which these are not: rows read again, and partial rows of dweight.
+    let large = Call { gpu: &gpu.as_if_large(), norm: spec(ROWS), layout: DENSE }.run(&x, &dy);
+    for (name, (got, expected)) in NAMES.into_iter().zip(large.iter().zip(&batch)) {
+        assert!(got == expected, "{name} of {} of {ROWS}x{cols}, as if large", norm.name());
     }
     for row in [0, 3, ROWS - 1] {
         let range = row * cols..(row + 1) * cols;
@@ -117,12 +117,13 @@ fn check(gpu: &CudaBackend, norm: Norm, cols: usize) {
     }
 }
 
-/// Rows of a small call stay in registers, those of a large one are read again: a program each, for every shape of a tile.
+/// Rows of a small call stay in registers, those of a large one are read again: a program each, in tiles of all shapes that the built-in
+/// table has up to 16384 columns of 16 bits.
 #[test]
 fn a_row_has_its_bits_among_few_and_among_many() {
     let Some(gpu) = Gpu::open() else { return };
     let bits = |norm: NormSpec, x: &CudaSlice<bf16>, first: usize| {
-        let x = x.slice(first * norm.cols..);
+        let x = x.slice(first * norm.cols..(first + norm.rows) * norm.cols);
         let weight = upload::<bf16>(&gpu, 3, norm.cols);
         let mut y = gpu.stream().alloc_zeros::<bf16>(norm.rows * norm.cols).unwrap();
         let mut rstd = gpu.stream().alloc_zeros::<f32>(norm.rows).unwrap();
@@ -143,7 +144,10 @@ fn a_row_has_its_bits_among_few_and_among_many() {
                 let problem = Problem::forward(norm, rows, cols, DType::Bf16, &[Tensor::Weight, Tensor::Rstd]);
                 gpu.plan(&problem).contains(" held")
             };
-            assert!(is_held(FEW) && !is_held(rows), "{} of {cols} columns", norm.name());
+            if !is_held(FEW) || is_held(rows) {
+                println!("skipped: by {} {cols} columns of {} have one program", gpu.tuning(), norm.name());
+                continue;
+            }
             let x = upload::<bf16>(&gpu, 1, rows * cols);
             let (y, rstd) = bits(spec(rows), &x, 0);
             for first in [0, rows / 2, rows - FEW] {

@@ -75,7 +75,11 @@ fn every_way_of_summing_is_within_bounds() {
         for reduction in locks.into_iter().chain([GradReduction::Atomics, GradReduction::Partials]) {
             assert_eq!(case.wrong(&gpu, reduction).unwrap(), 0, "{reduction:?}, {rows}x{cols}");
             // Small calls have no partial rows, if they are not made to.
-            assert_eq!(case.wrong(&gpu.unsplit(), reduction).unwrap(), 0, "{reduction:?}, {rows}x{cols}, unsplit");
+            assert_eq!(
+                case.wrong(&gpu.as_if_large(), reduction).unwrap(),
+                0,
+                "{reduction:?}, {rows}x{cols}, as if large"
+            );
         }
     }
 }
@@ -85,13 +89,13 @@ fn every_way_of_summing_is_within_bounds() {
 fn groups_without_end_are_right_or_out_of_memory() {
     let Some(gpu) = Gpu::open() else { return };
     let case = Case::new(300, 1024, &gpu);
-    let unsplit = gpu.unsplit();
-    match case.wrong(&unsplit, GradReduction::Locks { groups: u32::MAX }) {
+    let large = gpu.as_if_large();
+    match case.wrong(&large, GradReduction::Locks { groups: u32::MAX }) {
         Ok(wrong) => assert_eq!(wrong, 0),
         Err(Error::Device { source, .. }) => {
             assert!(source.downcast_ref().is_some_and(DriverFailure::is_out_of_memory), "{source}");
         }
         Err(error) => panic!("{error}"),
     }
-    assert_eq!(case.wrong(&unsplit, GradReduction::Locks { groups: 16 }).unwrap(), 0);
+    assert_eq!(case.wrong(&large, GradReduction::Locks { groups: 16 }).unwrap(), 0);
 }

@@ -111,6 +111,6 @@ fn the_bound_is_of_the_size_of_what_is_needed() {
 fn the_suite_is_told_where_partial_rows_begin() {
     let at = |dtype, caps: &Caps| super::super::unsplit_from(dtype, caps);
     assert_eq!([DType::Bf16, DType::F32].map(|dtype| at(dtype, &Caps::h200())), [Some((1025, 1021)); 2]);
-    let unsplit = Caps { tuning: crate::plan::Tuning::H200.unsplit(), ..Caps::h200() };
-    assert_eq!(at(DType::Bf16, &unsplit), Some((1, 1021)));
+    let large = Caps { tuning: crate::plan::Tuning::H200.as_if_large(), ..Caps::h200() };
+    assert_eq!(at(DType::Bf16, &large), Some((1, 1021)));
 }

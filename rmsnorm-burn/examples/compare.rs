@@ -1,0 +1,264 @@
+//! Our norms and burn's on its CPU backend, in one process, samples in turn: forward, and forward with backward.
+//!
+//!     cargo run --release -p rmsnorm-burn --example compare
+//!     cargo run -p rmsnorm-burn --example compare -- --check   # each call once, for its result
+//!
+//! Times are medians of whole calls on burn's tensors, allocation of results included. What a call takes without burn, and what
+//! burn's own engine takes, is told apart below each. GB/s count what a call has to move: x and y forward, and besides dy, x and
+//! dx backward. glibc gives large blocks back to the system and asks for them again, which costs more than a norm; with
+//! `MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=4294967296` in the environment it does not.
+
+use std::cell::RefCell;
+use std::error::Error;
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use burn::module::Param;
+use burn::nn::{LayerNormConfig, RmsNormConfig};
+use burn::tensor::{DType, Device, Distribution, Tensor};
+use rmsnorm_core::cpu::{BackwardInputs, CpuBackend, Forward, ForwardInputs};
+use rmsnorm_core::{Element, NormSpec, Tensor as Name, bf16};
+
+const EPS: f32 = 1e-6;
+/// What the cases of a table may take together, once each has had each turn twice.
+const PER_TABLE: Duration = Duration::from_millis(1100);
+
+/// A call that is measured.
+struct Case<'a> {
+    name: &'static str,
+    call: Box<dyn Fn() + 'a>,
+}
+
+fn case<'a, T>(name: &'static str, call: impl Fn() -> T + 'a) -> Case<'a> {
+    Case { name, call: Box::new(move || drop(black_box(call()))) }
+}
+
+/// Measures and prints, or only calls.
+struct Table {
+    is_check: bool,
+    shape: [usize; 2],
+    dtype: DType,
+}
+
+impl Table {
+    /// Of calls that move so many tensors of x's size. The first is what the others are compared with.
+    fn print(&self, title: &str, tensors: usize, cases: &[Case<'_>]) {
+        if self.is_check {
+            return cases.iter().for_each(|case| (case.call)());
+        }
+        let [rows, cols] = self.shape;
+        let bytes = (tensors * rows * cols * self.dtype.size()) as f64;
+        let calls = if rows == 1 { 200 } else { 1 };
+        let mut samples = vec![Vec::new(); cases.len()];
+        let start = Instant::now();
+        let mut round = 0;
+        while round <= 2 * cases.len() || (start.elapsed() < PER_TABLE && round < 100) {
+            // Another first each time, and back and forth: each finds the memory that the one before has freed.
+            for turn in 0..cases.len() {
+                let turn = if round % 2 == 0 { turn } else { cases.len() - 1 - turn };
+                let index = (turn + round / 2) % cases.len();
+                let (case, samples) = (&cases[index], &mut samples[index]);
+                let start = Instant::now();
+                for _ in 0..calls {
+                    (case.call)();
+                }
+                // The first round is for memory and caches.
+                if round > 0 {
+                    samples.push(start.elapsed().as_secs_f64() * 1e6 / f64::from(calls));
+                }
+            }
+            round += 1;
+        }
+        println!("{title}, {:?} {rows}x{cols}", self.dtype);
+        let mut first = None;
+        for (case, samples) in cases.iter().zip(&mut samples) {
+            samples.sort_by(f64::total_cmp);
+            let (median, least) = (samples[samples.len() / 2], samples[0]);
+            let ratio = median / *first.get_or_insert(median);
+            let gbs = bytes / median / 1e3;
+            println!("    {:42} {median:>10.1} us  least {least:>10.1}  {ratio:>6.2} x  {gbs:>6.1} GB/s", case.name);
+        }
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let is_check = std::env::args().any(|arg| arg == "--check");
+    println!("{}", CpuBackend::new());
+    let shapes = if is_check { [[64, 128], [1, 256]] } else { [[4096, 1024], [1, 4096]] };
+    for shape in shapes {
+        compare::<f32>(&Table { is_check, shape, dtype: DType::F32 })?;
+        compare::<bf16>(&Table { is_check, shape, dtype: DType::BF16 })?;
+    }
+    Ok(())
+}
+
+/// What norms are taken of, and burn's modules with the same parameters.
+struct Tensors {
+    x: Tensor<2>,
+    r: Tensor<2>,
+    w: Tensor<1>,
+    b: Tensor<1>,
+    rms: burn::nn::RmsNorm,
+    layer: burn::nn::LayerNorm,
+}
+
+/// On a device with autodiff, a leaf whose gradient is asked for.
+fn random<const D: usize>(dims: [usize; D], dtype: DType, device: &Device) -> Tensor<D> {
+    let tensor = Tensor::<D>::random(dims, Distribution::Normal(0.0, 1.0), device).cast(dtype);
+    if device.is_autodiff() { tensor.require_grad() } else { tensor }
+}
+
+impl Tensors {
+    fn new(table: &Table, device: &Device) -> Self {
+        let [rows, cols] = table.shape;
+        let matrix = || random([rows, cols], table.dtype, device);
+        let vector = || random([cols], table.dtype, device);
+        let (x, r, w, b) = (matrix(), matrix(), vector(), vector());
+        let mut rms = RmsNormConfig::new(cols).with_epsilon(f64::from(EPS)).init(device);
+        rms.gamma = Param::from_tensor(w.clone());
+        let mut layer = LayerNormConfig::new(cols).with_epsilon(f64::from(EPS)).init(device);
+        layer.gamma = Param::from_tensor(w.clone());
+        layer.beta = Some(Param::from_tensor(b.clone()));
+        Tensors { x, r, w, b, rms, layer }
+    }
+
+    fn rms_norm(&self) -> Tensor<2> {
+        rmsnorm_burn::rms_norm(self.x.clone(), self.w.clone(), f64::from(EPS))
+    }
+
+    fn layer_norm(&self) -> Tensor<2> {
+        rmsnorm_burn::layer_norm(self.x.clone(), self.w.clone(), Some(self.b.clone()), f64::from(EPS))
+    }
+
+    fn add_rms_norm(&self) -> (Tensor<2>, Tensor<2>) {
+        rmsnorm_burn::add_rms_norm(self.x.clone(), self.r.clone(), self.w.clone(), f64::from(EPS))
+    }
+
+    fn their_rms_norm(&self) -> Tensor<2> {
+        self.rms.forward(self.x.clone())
+    }
+
+    fn their_layer_norm(&self) -> Tensor<2> {
+        self.layer.forward(self.x.clone())
+    }
+
+    fn their_add_rms_norm(&self) -> (Tensor<2>, Tensor<2>) {
+        let h = self.x.clone() + self.r.clone();
+        (self.rms.forward(h.clone()), h)
+    }
+}
+
+fn compare<T: Element + burn::tensor::Element>(table: &Table) -> Result<(), Box<dyn Error>> {
+    let plain = Tensors::new(table, &Device::flex());
+    agree(&plain)?;
+    table.print(
+        "rms_norm forward",
+        2,
+        &[case("rmsnorm_burn::rms_norm", || plain.rms_norm()), case("burn::nn::RmsNorm", || plain.their_rms_norm())],
+    );
+    table.print(
+        "layer_norm forward",
+        2,
+        &[
+            case("rmsnorm_burn::layer_norm", || plain.layer_norm()),
+            case("burn::nn::LayerNorm", || plain.their_layer_norm()),
+        ],
+    );
+    table.print(
+        "residual + rms_norm forward",
+        4,
+        &[
+            case("rmsnorm_burn::add_rms_norm", || plain.add_rms_norm()),
+            case("+, burn::nn::RmsNorm", || plain.their_add_rms_norm()),
+        ],
+    );
+    let tracked = Tensors::new(table, &Device::flex().autodiff());
+    table.print(
+        "rms_norm forward + backward",
+        5,
+        &[
+            case("rmsnorm_burn::rms_norm", || tracked.rms_norm().backward()),
+            case("burn::nn::RmsNorm", || tracked.their_rms_norm().backward()),
+        ],
+    );
+    table.print(
+        "layer_norm forward + backward",
+        5,
+        &[
+            case("rmsnorm_burn::layer_norm", || tracked.layer_norm().backward()),
+            case("burn::nn::LayerNorm", || tracked.their_layer_norm().backward()),
+        ],
+    );
+    let both = |(y, h): (Tensor<2>, Tensor<2>)| (y + h).backward();
+    table.print(
+        "residual + rms_norm forward + backward, both results used",
+        9,
+        &[
+            case("rmsnorm_burn::add_rms_norm", || both(tracked.add_rms_norm())),
+            case("+, burn::nn::RmsNorm", || both(tracked.their_add_rms_norm())),
+        ],
+    );
+    apart::<T>(table, &plain, &tracked)
+}
+
+/// What forward and backward of an RMS norm take without burn, and burn's engine without them.
+fn apart<T: Element + burn::tensor::Element>(
+    table: &Table,
+    plain: &Tensors,
+    tracked: &Tensors,
+) -> Result<(), Box<dyn Error>> {
+    let [rows, cols] = table.shape;
+    let xs = plain.x.to_data().try_to_vec::<T>()?;
+    let dys = plain.r.to_data().try_to_vec::<T>()?;
+    let ws = plain.w.to_data().try_to_vec::<T>()?;
+    let (backend, norm) = (CpuBackend::new(), NormSpec::rms(rows, cols, EPS));
+    let forward = || backend.forward_vec(&norm, ForwardInputs::<T>::new(&xs).weight(&ws), &[Name::Rstd]);
+    let (reused, rstd) = (RefCell::new(forward()?.y), forward()?.rstd);
+    let backward = || {
+        let inputs = BackwardInputs::<T>::new(&dys, &xs, &rstd).weight(&ws);
+        backend.backward_vec(&norm, inputs, &[Name::Dweight])
+    };
+    table.print(
+        "of rms_norm forward, without burn",
+        2,
+        &[
+            case("the kernel, into memory that is there", || {
+                let mut y = reused.borrow_mut();
+                backend.forward(&norm, Forward::new(&xs, &mut *y).weight(&ws))
+            }),
+            case("the kernel, into new memory", forward),
+        ],
+    );
+    table.print(
+        "of rms_norm forward + backward, told apart",
+        5,
+        &[
+            case("the kernels, into new memory", || (forward(), backward())),
+            // An operation without work of its own, that has its gradient: the graph, ones for the result, a gradient.
+            case("burn's engine: reshape of x, backward", || tracked.x.clone().reshape([rows * cols]).backward()),
+        ],
+    );
+    Ok(())
+}
+
+/// Ours and burn's give the same, up to a few roundings of x_hat, or what is measured is not the same.
+fn agree(tensors: &Tensors) -> Result<(), Box<dyn Error>> {
+    let unit = if tensors.x.dtype() == DType::F32 { f64::from(f32::EPSILON) } else { 1.0 / 128.0 };
+    for (ours, theirs) in [
+        (tensors.rms_norm(), tensors.their_rms_norm()),
+        (tensors.layer_norm(), tensors.their_layer_norm()),
+        (tensors.add_rms_norm().0, tensors.their_add_rms_norm().0),
+    ] {
+        let (ours, theirs) = (ours.cast(DType::F64), theirs.cast(DType::F64));
+        let most = |tensor: Tensor<2>| -> Result<f64, Box<dyn Error>> {
+            let values = tensor.abs().max().into_data().try_to_vec::<f64>()?;
+            values.first().copied().ok_or_else(|| "no value".into())
+        };
+        let (largest, difference) = (most(theirs.clone())?, most(ours - theirs)?);
+        let is_close = difference <= 4.0 * unit * largest;
+        if !is_close {
+            return Err(format!("results differ by {difference}, the largest is {largest}").into());
+        }
+    }
+    Ok(())
+}

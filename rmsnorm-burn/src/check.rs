@@ -1,0 +1,66 @@
+//! What holds for every call, whichever path it takes.
+
+use std::fmt::Display;
+
+use burn::tensor::{DType, Tensor};
+
+use rmsnorm_core::UnsizedNorm;
+
+/// The tensors of a call.
+pub(crate) struct Args<'a, const D: usize> {
+    pub(crate) x: &'a Tensor<D>,
+    pub(crate) residual: Option<&'a Tensor<D>>,
+    pub(crate) weight: &'a Tensor<1>,
+    pub(crate) bias: Option<&'a Tensor<1>>,
+}
+
+impl<const D: usize> Args<'_, D> {
+    /// The dtype of each, with its name.
+    pub(crate) fn dtypes(&self) -> impl Iterator<Item = (&'static str, DType)> {
+        let matrices = [("x", Some(self.x)), ("residual", self.residual)].into_iter();
+        let vectors = [("weight", Some(self.weight)), ("bias", self.bias)].into_iter();
+        let matrices = matrices.filter_map(|(name, tensor)| Some((name, tensor?.dtype())));
+        matrices.chain(vectors.filter_map(|(name, tensor)| Some((name, tensor?.dtype()))))
+    }
+
+    /// `eps`, shapes and dtypes. Nothing is broadcast.
+    pub(crate) fn check(&self, spec: &UnsizedNorm) -> Result<(), String> {
+        let (name, dims) = (spec.name(), self.x.dims());
+        if !spec.has_valid_eps() {
+            return Err(format!("{name}: eps must be finite and not negative, got {}", spec.eps));
+        }
+        let Some(&cols) = dims.last() else { return Err(format!("{name}: x has no dimension to normalize over")) };
+        if cols == 0 {
+            return Err(format!(
+                "{name}: the last dimension of x must have at least 1 element, got the shape {dims:?}"
+            ));
+        }
+        if let Some(residual) = self.residual
+            && residual.dims() != dims
+        {
+            return Err(format!("{name}: residual must have the shape {dims:?} of x, got {:?}", residual.dims()));
+        }
+        for (vector, tensor) in std::iter::once(("weight", self.weight)).chain(self.bias.map(|bias| ("bias", bias))) {
+            let got = tensor.dims();
+            if got != [cols] {
+                return Err(format!(
+                    "{name}: {vector} must have the shape [{cols}] of x's last dimension, got {got:?}"
+                ));
+            }
+        }
+        match self.dtypes().find(|(_, dtype)| !dtype.is_float()) {
+            Some((arg, dtype)) => Err(format!("{name}: {arg} must be of floats, got {dtype:?}")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What a call gives, or a panic that says why it gives nothing: burn's operations have no other answer to a wrong argument.
+#[expect(clippy::panic, reason = "the signatures are those of burn, whose operations panic")]
+#[track_caller]
+pub(crate) fn or_panic<T, E: Display>(result: Result<T, E>) -> T {
+    match result {
+        Ok(made) => made,
+        Err(error) => panic!("{error}"),
+    }
+}

@@ -1,0 +1,63 @@
+//! rmsnorm's fused RMSNorm and LayerNorm on burn's tensors: one pass over memory forward and one backward, with gradients.
+//!
+//! | function | gives |
+//! |---|---|
+//! | [`rms_norm`] | RMS norm |
+//! | [`gemma_rms_norm`] | RMS norm by `1 + weight` |
+//! | [`layer_norm`] | layer norm, with a bias or without |
+//! | [`add_rms_norm`] | `residual + x`, and its RMS norm |
+//! | [`nn`] | modules that are configured and saved as burn's |
+//!
+//! # Shapes
+//! Tensors have any rank from 1, and the last dimension is normalized. Rows are read where they lie if they have at most two
+//! strides: a `narrow` of a fused QKV tensor, its heads. What is less regular (a transpose, a broadcast, a flip) burn makes
+//! contiguous first.
+//!
+//! # Dtypes and devices
+//! Kernels of ours run on burn's CPU backend, `Device::flex()`, where activations are f32, f16 or bf16, and the weight (with the
+//! bias) and the residual have the dtype of `x` or f32. They compute in f32 and round once. Anything else takes burn's own
+//! operations, in f32 or, where a tensor is f64, in f64, with the same gradients: the other backends (CUDA, ROCm, Metal, Vulkan and
+//! wgpu by CubeCL, whose fusion sees these operations as any others; LibTorch; remote devices), f64, and mixes such as an f64 weight.
+//!
+//! # Gradients
+//! Of x, residual, weight and bias, wherever burn tracks them: none is computed of an untracked parameter. The graph keeps x, weight
+//! and 4 or 8 bytes a row beside y. With gradient checkpointing, y is not kept but computed again, with the same bits, where
+//! another operation needs it; it is kept where an input is untracked, and beside a wider residual.
+//!
+//! # Memory
+//! Results are new tensors. As in burn's own operations, y takes the place of an `x` that is moved into the call and that nobody else
+//! has: not its caller, not a view, not a graph. With a residual, the sum takes its place at the same time, if both are so.
+//!
+//! # Panics
+//! burn's operations panic where arguments do not fit, and so do these, with the name of the tensor: where a length or a dtype
+//! does not fit, and where `eps` is negative or not finite. Nothing is broadcast.
+//! `eps` has no default but that of burn's configs, which [`nn`] has as they are.
+//!
+//! # Threads
+//! Large calls are split over rayon's pool, which burn uses as well. Results do not depend on the number of threads.
+//!
+//! # Debug builds
+//! Unoptimized, the CPU kernels are about 120 times slower. In the workspace that you build:
+//!
+//! ```toml
+//! [profile.dev.package.rmsnorm-cpu]
+//! opt-level = 3
+//! ```
+#![cfg_attr(docsrs, feature(doc_cfg))]
+#![forbid(unsafe_code)]
+
+mod check;
+mod flex;
+mod functions;
+mod native;
+pub mod nn;
+mod ops;
+mod rows;
+mod slow;
+
+/// Its example is a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}
+
+pub use functions::{add_rms_norm, gemma_rms_norm, layer_norm, rms_norm};

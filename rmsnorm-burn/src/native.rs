@@ -1,0 +1,24 @@
+//! Dtypes: which of burn's there are kernels for.
+
+use rmsnorm_core::{DType, DTypes};
+
+/// burn's name of a dtype.
+pub(crate) const fn theirs(dtype: DType) -> burn::tensor::DType {
+    match dtype {
+        DType::F32 => burn::tensor::DType::F32,
+        DType::F16 => burn::tensor::DType::F16,
+        DType::Bf16 => burn::tensor::DType::BF16,
+    }
+}
+
+/// Ours of that dtype, if there are kernels for it.
+fn element(dtype: burn::tensor::DType) -> Option<DType> {
+    DType::ALL.into_iter().find(|ours| theirs(*ours) == dtype)
+}
+
+/// The dtypes of a call, if there are kernels for them: activations, weight and residual stream.
+pub(crate) fn mix([activation, weight, residual]: [burn::tensor::DType; 3]) -> Option<DTypes> {
+    let (activation, weight) = (element(activation)?, element(weight)?);
+    let dtypes = DTypes { activation, weight, residual: element(residual)? };
+    dtypes.check().is_ok().then_some(dtypes)
+}

@@ -1,0 +1,48 @@
+//! Modules that are configured, called and saved as burn's are: `use burn::nn::{RmsNorm, RmsNormConfig}` becomes
+//! `use rmsnorm_burn::nn::{RmsNorm, RmsNormConfig}`, and records of the one load into the other.
+//!
+//! What differs: they round once, at the end, and take a weight in f32 beside 16-bit activations.
+//!
+//! # Example
+//! ```
+//! use burn::tensor::{Device, Tensor};
+//! use rmsnorm_burn::nn::{AddRmsNormConfig, RmsNormConfig};
+//!
+//! let device = Device::flex();
+//! let first = RmsNormConfig::new(64).with_epsilon(1e-6).init(&device);
+//! let second = AddRmsNormConfig::new(64).with_epsilon(1e-6).init(&device);
+//!
+//! let stream = Tensor::<3>::ones([2, 5, 64], &device);
+//! let attention = first.forward(stream.clone()); // and then attention
+//! let (y, stream) = second.forward(attention, stream);
+//! assert_eq!(y.dims(), stream.dims());
+//! ```
+
+mod add_rms_norm;
+mod gemma_rms_norm;
+mod layer_norm;
+mod rms_norm;
+
+pub use add_rms_norm::{AddRmsNorm, AddRmsNormConfig};
+pub use gemma_rms_norm::{GemmaRmsNorm, GemmaRmsNormConfig};
+pub use layer_norm::{LayerNorm, LayerNormConfig};
+pub use rms_norm::{RmsNorm, RmsNormConfig};
+
+use burn::module::{Content, DisplaySettings, Param};
+use burn::tensor::{Device, Tensor};
+
+/// The attributes of a module in one line, as burn's norms have them.
+fn in_one_line() -> Option<DisplaySettings> {
+    DisplaySettings::new().with_new_line_after_attribute(false).optional()
+}
+
+/// The attributes that all norms have.
+fn display(content: Content, gamma: &Param<Tensor<1>>, epsilon: f64) -> Content {
+    let [d_model] = gamma.shape().dims();
+    content.add("d_model", &d_model).add("epsilon", &epsilon)
+}
+
+/// A parameter of that size, all of one value.
+fn parameter(size: usize, value: burn::nn::Initializer, device: &Device) -> Param<Tensor<1>> {
+    value.init([size], device)
+}

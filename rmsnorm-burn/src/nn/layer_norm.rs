@@ -1,0 +1,70 @@
+//! Layer norm as a module.
+
+use burn::config::Config;
+use burn::module::{Content, DisplaySettings, Module, ModuleDisplay, Param};
+use burn::nn::Initializer;
+use burn::tensor::{Device, Tensor};
+use rmsnorm_core::{Norm, UnsizedNorm};
+
+use super::{display, in_one_line, parameter};
+use crate::functions::normalize;
+
+/// What a [`LayerNorm`] is made by.
+#[derive(Config, Debug)]
+pub struct LayerNormConfig {
+    /// Elements of a row.
+    pub d_model: usize,
+    /// What is added to the variance. 1e-5 where it is not given, as in burn's own.
+    #[config(default = 1e-5)]
+    pub epsilon: f64,
+    /// Whether there is a bias. There is one where it is not given.
+    #[config(default = true)]
+    pub bias: bool,
+}
+
+impl LayerNormConfig {
+    /// With a weight of ones and, if there is one, a bias of zeros.
+    pub fn init(&self, device: &Device) -> LayerNorm {
+        LayerNorm {
+            gamma: parameter(self.d_model, Initializer::Ones, device),
+            beta: self.bias.then(|| parameter(self.d_model, Initializer::Zeros, device)),
+            epsilon: self.epsilon,
+        }
+    }
+}
+
+/// Layer norm over the last dimension, with a bias or without.
+#[derive(Module, Debug)]
+#[module(custom_display)]
+pub struct LayerNorm {
+    /// The weight: (d_model).
+    pub gamma: Param<Tensor<1>>,
+    /// The bias: (d_model).
+    pub beta: Option<Param<Tensor<1>>>,
+    /// What is added to the variance.
+    pub epsilon: f64,
+}
+
+impl LayerNorm {
+    /// As [`crate::layer_norm`].
+    ///
+    /// # Shapes
+    /// `x` and the result: (.., d_model), of any rank from 1.
+    ///
+    /// # Panics
+    /// As [the crate](crate#panics) says.
+    pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        let bias = self.beta.as_ref().map(|beta| beta.val());
+        normalize(UnsizedNorm::new(Norm::Layer, self.epsilon), x, self.gamma.val(), bias)
+    }
+}
+
+impl ModuleDisplay for LayerNorm {
+    fn custom_settings(&self) -> Option<DisplaySettings> {
+        in_one_line()
+    }
+
+    fn custom_content(&self, content: Content) -> Option<Content> {
+        display(content, &self.gamma, self.epsilon).add("bias", &self.beta.is_some()).optional()
+    }
+}

@@ -1,0 +1,56 @@
+//! y and the sum of x and residual: one kernel, two nodes, since both have gradients.
+
+use burn::backend::Flex;
+use burn::backend::autodiff::checkpoint::base::Checkpointer;
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::ops::FloatTensorOps;
+use burn::tensor::DType;
+use rmsnorm_core::UnsizedNorm;
+
+use super::normalize::{Tracked, take};
+use crate::check::or_panic;
+use crate::flex::{ForwardCall, Normalized};
+
+/// The step of the sum, whose parents are x and residual. Its state is the dtype of x.
+#[derive(Debug)]
+struct AddStep;
+
+impl Backward<Flex, 2> for AddStep {
+    type State = DType;
+
+    /// The gradient of a sum, in the dtype of each summand.
+    fn backward(self, ops: Ops<DType, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let gradient = grads.consume::<Flex>(&ops.node);
+        let [x, residual] = ops.parents;
+        if let Some(x) = x {
+            let dx = gradient.clone();
+            let is_wider = dx.dtype() != ops.state;
+            grads.register::<Flex>(x.id, if is_wider { Flex::float_cast(dx, ops.state.into()) } else { dx });
+        }
+        if let Some(residual) = residual {
+            grads.register::<Flex>(residual.id, gradient);
+        }
+    }
+}
+
+/// y and the sum.
+pub(super) fn apply<C: CheckpointStrategy>(
+    spec: UnsizedNorm,
+    x: Tracked,
+    residual: Tracked,
+    weight: Tracked,
+) -> (Tracked, Tracked) {
+    let ((x, x_node), (residual, residual_node)) = (x.into_parts(), residual.into_parts());
+    let dtype = x.dtype();
+    let call =
+        ForwardCall { spec, x, residual: Some(residual), weight: weight.primitive().clone(), bias: None, save: true };
+    let (y, residual_out, statistics) = or_panic(call.run().and_then(Normalized::with_sum));
+    // The sum is what the next layers and this norm's backward need: it is kept.
+    let sum = match AddStep.prepare::<C>([x_node, residual_node]).compute_bound().stateful() {
+        OpsKind::Tracked(prep) => prep.finish(dtype, residual_out),
+        OpsKind::UnTracked(prep) => prep.finish(residual_out),
+    };
+    (take::<C>(spec, &sum, &weight, y, statistics), sum)
+}

@@ -1,0 +1,44 @@
+//! The norms as chains of burn's own operations, with burn's gradients: for devices and dtypes without kernels of ours.
+
+use burn::tensor::{DType, Tensor};
+use rmsnorm_core::{Norm, UnsizedNorm};
+
+/// `h` normalized, in that dtype. Computed in f32, or in f64 where a tensor or the result is, and rounded once.
+pub(crate) fn normalize<const D: usize>(
+    spec: &UnsizedNorm,
+    h: Tensor<D>,
+    weight: Tensor<1>,
+    bias: Option<Tensor<1>>,
+    dtype: DType,
+) -> Tensor<D> {
+    let bias_dtype = bias.as_ref().map_or(dtype, |bias| bias.dtype());
+    let wide = wide(&[dtype, h.dtype(), weight.dtype(), bias_dtype]);
+    let h = h.cast(wide);
+    let centred = match spec.norm {
+        Norm::Rms => h,
+        Norm::Layer => h.clone() - h.mean_dim(D - 1),
+    };
+    let var = centred.clone().square().mean_dim(D - 1);
+    let x_hat = centred / (var + spec.eps).sqrt();
+    let mut weight = weight.cast(wide);
+    if spec.weight_offset != 0.0 {
+        weight = weight + f64::from(spec.weight_offset);
+    }
+    let mut y = x_hat * weight.unsqueeze();
+    if let Some(bias) = bias {
+        y = y + bias.cast(wide).unsqueeze();
+    }
+    y.cast(dtype)
+}
+
+/// `residual + x`, rounded to the dtype of `residual`.
+pub(crate) fn add<const D: usize>(x: Tensor<D>, residual: Tensor<D>) -> Tensor<D> {
+    let dtype = residual.dtype();
+    let wide = wide(&[x.dtype(), dtype]);
+    (residual.cast(wide) + x.cast(wide)).cast(dtype)
+}
+
+/// What is computed in, where these are read and written.
+fn wide(dtypes: &[DType]) -> DType {
+    if dtypes.contains(&DType::F64) { DType::F64 } else { DType::F32 }
+}

@@ -1,0 +1,174 @@
+//! Results and gradients of every function, in every mix of dtypes and several layouts, against the f64 reference and its derived
+//! bounds: rmsnorm-spec's math, sections 5 and 6. There is no tolerance here.
+
+use burn::tensor::Tensor;
+use rmsnorm_burn::{add_rms_norm, gemma_rms_norm, layer_norm, rms_norm};
+use rmsnorm_core::conformance::Harness;
+use rmsnorm_core::conformance::testing::{BackwardTruth, ForwardTruth, Passes};
+use rmsnorm_core::cpu::CpuBackend;
+use rmsnorm_core::{DTypes, Norm, NormSpec, Tensor as Name, bf16, f16};
+
+use crate::kit::{Native, elements, f64s, loss, tensor, var};
+
+/// Large enough to be seen in every result, and an f32.
+const EPS: f64 = 1.0 / 16.0;
+
+/// A tensor that is normalized: the dimensions of a leaf, and what view of it.
+type View<const D: usize> = ([usize; D], fn(Tensor<D>) -> Tensor<D>);
+
+/// What is done with every view, of ranks 1 to 4: dense, narrowed in one dimension or two, heads of a fused buffer, and what has to
+/// be copied.
+trait Check {
+    fn view<const D: usize>(&self, view: View<D>);
+
+    fn views(&self) {
+        self.view::<1>(([33], |base| base));
+        self.view::<1>(([130], |base| base.narrow(0, 3, 96)));
+        self.view::<2>(([7, 130], |base| base));
+        self.view::<2>(([5, 3 * 32], |base| base.narrow(1, 32, 32)));
+        self.view::<2>(([64, 12], |base| base.transpose()));
+        self.view::<2>(([6, 40], |base| base.flip([0])));
+        self.view::<3>(([2, 6, 40], |base| base.narrow(1, 1, 4).narrow(2, 4, 31)));
+        self.view::<3>(([3, 9, 16], |base| base.narrow(1, 2, 4)));
+        self.view::<3>(([1, 300, 64], |base| base));
+        self.view::<4>(([2, 3, 4, 24], |base| base));
+        self.view::<4>(([2, 5, 4, 24], |base| base.swap_dims(1, 2)));
+        self.view::<4>(([2, 5, 4, 24], |base| base.permute([2, 0, 3, 1])));
+    }
+}
+
+/// What is judged: everything that a function gives and every gradient.
+struct Judge<'a, const D: usize> {
+    spec: NormSpec,
+    dtypes: DTypes,
+    x: &'a Tensor<D>,
+    residual: Option<&'a Tensor<D>>,
+    weight: &'a Tensor<1>,
+    bias: Option<&'a Tensor<1>>,
+    dy: &'a Tensor<D>,
+}
+
+impl<const D: usize> Judge<'_, D> {
+    /// The truths of both passes, to `judge`.
+    fn run(&self, judge: impl Fn(&ForwardTruth<'_>, &BackwardTruth)) {
+        let (x, weight, dy) = (f64s(self.x), f64s(self.weight), f64s(self.dy));
+        let (residual, bias) = (self.residual.map(f64s), self.bias.map(f64s));
+        let (residual, bias) = (residual.as_deref(), bias.as_deref());
+        let passes = Passes { spec: self.spec, dtypes: self.dtypes, x: &x, residual, weight: &weight, bias, dy: &dy };
+        passes.judge(&CpuBackend::new().arithmetic(), judge);
+    }
+}
+
+/// Judged by the truth of a pass, or the test fails with what was wrong.
+macro_rules! judge {
+    ($truth:expr, $name:expr, $type:ty, $got:expr, $case:expr) => {
+        let verdict = $truth.judge($name, &elements::<$type, _>($got));
+        assert!(verdict.is_pass() && verdict.checked > 0, "{} of {}: {verdict:?}", $name, $case);
+    };
+}
+
+/// Norms of activations `T` by a weight of `W`.
+struct Norms<T, W>(std::marker::PhantomData<(T, W)>);
+
+impl<T: Native, W: Native> Check for Norms<T, W> {
+    fn view<const D: usize>(&self, (dims, of): View<D>) {
+        let dtypes = DTypes::of::<T, W, T>();
+        let base = var::<T, D>(dims, 1);
+        let x = of(base.clone());
+        let cols = x.dims()[D - 1];
+        let rows = x.shape().num_elements() / cols;
+        let (weight, bias) = (var::<W, 1>([cols], 2), var::<W, 1>([cols], 3));
+        let dy = tensor::<T, D>(x.dims(), 4);
+        let spec = |norm| NormSpec::new(norm, rows, cols, EPS as f32);
+        for (name, spec, bias) in [
+            ("rms_norm", spec(Norm::Rms), None),
+            ("gemma_rms_norm", spec(Norm::Rms).weight_offset(1.0), None),
+            ("layer_norm without bias", spec(Norm::Layer), None),
+            ("layer_norm", spec(Norm::Layer), Some(&bias)),
+        ] {
+            let case = format!("{name} of {dtypes} {dims:?} as {:?}", x.dims());
+            // A view of its own: burn walks a graph once.
+            let (x_in, weight_in) = (of(base.clone()), weight.clone());
+            let y = match (spec.norm, spec.weight_offset == 0.0) {
+                (Norm::Rms, true) => rms_norm(x_in, weight_in, EPS),
+                (Norm::Rms, false) => gemma_rms_norm(x_in, weight_in, EPS),
+                (Norm::Layer, _) => layer_norm(x_in, weight_in, bias.cloned(), EPS),
+            };
+            assert_eq!((y.dims(), y.dtype()), (x.dims(), x.dtype()), "{case}");
+            // Of layer norm's y by way of a transpose, as after attention: what arrives is no dense matrix.
+            let last = D - 1;
+            let loss = match spec.norm {
+                Norm::Rms => loss(y.clone(), &dy),
+                Norm::Layer => loss(y.clone().swap_dims(0, last), &dy.clone().swap_dims(0, last)),
+            };
+            let grads = loss.backward();
+            let dx = of(base.grad(&grads).unwrap());
+            let judge = Judge { spec, dtypes, x: &x, residual: None, weight: &weight, bias, dy: &dy };
+            judge.run(|forward, backward| {
+                judge!(forward, Name::Y, T, &y, case);
+                judge!(backward, Name::Dx, T, &dx, case);
+                judge!(backward, Name::Dweight, W, &weight.grad(&grads).unwrap(), case);
+                if let Some(bias) = bias {
+                    judge!(backward, Name::Dbias, W, &bias.grad(&grads).unwrap(), case);
+                }
+            });
+        }
+    }
+}
+
+/// Sums of activations `T` and a residual of `R`, and their norms by a weight of `W`.
+struct Adds<T, W, R>(std::marker::PhantomData<(T, W, R)>);
+
+impl<T: Native, W: Native, R: Native> Check for Adds<T, W, R> {
+    fn view<const D: usize>(&self, (dims, of): View<D>) {
+        let dtypes = DTypes::of::<T, W, R>();
+        let (base, stream) = (var::<T, D>(dims, 1), var::<R, D>(dims, 5));
+        let (x, residual) = (of(base.clone()), of(stream.clone()));
+        let cols = x.dims()[D - 1];
+        let spec = NormSpec::rms(x.shape().num_elements() / cols, cols, EPS as f32);
+        let (weight, dy) = (var::<W, 1>([cols], 2), tensor::<T, D>(x.dims(), 4));
+        let (y, sum) = add_rms_norm(x.clone(), residual.clone(), weight.clone(), EPS);
+        let case = format!("add_rms_norm of {dtypes} {dims:?} as {:?}", x.dims());
+        assert_eq!((y.dtype(), sum.dtype()), (x.dtype(), residual.dtype()), "{case}");
+        let grads = loss(y.clone(), &dy).backward();
+        let (dx, dresidual) = (of(base.grad(&grads).unwrap()), of(stream.grad(&grads).unwrap()));
+        let judge = Judge { spec, dtypes, x: &x, residual: Some(&residual), weight: &weight, bias: None, dy: &dy };
+        judge.run(|forward, backward| {
+            judge!(forward, Name::Y, T, &y, case);
+            judge!(forward, Name::ResidualOut, R, &sum, case);
+            judge!(backward, Name::Dx, T, &dx, case);
+            judge!(backward, Name::Dresidual, R, &dresidual, case);
+            judge!(backward, Name::Dweight, W, &weight.grad(&grads).unwrap(), case);
+        });
+    }
+}
+
+fn norms<T: Native, W: Native>() {
+    Norms::<T, W>(std::marker::PhantomData).views();
+}
+
+fn adds<T: Native, W: Native, R: Native>() {
+    Adds::<T, W, R>(std::marker::PhantomData).views();
+}
+
+#[test]
+fn norms_are_within_their_bounds() {
+    norms::<f32, f32>();
+    norms::<f16, f16>();
+    norms::<f16, f32>();
+    norms::<bf16, bf16>();
+    norms::<bf16, f32>();
+}
+
+#[test]
+fn sums_and_their_norms_are_within_their_bounds() {
+    adds::<f32, f32, f32>();
+    adds::<f16, f16, f16>();
+    adds::<f16, f16, f32>();
+    adds::<f16, f32, f16>();
+    adds::<f16, f32, f32>();
+    adds::<bf16, bf16, bf16>();
+    adds::<bf16, bf16, f32>();
+    adds::<bf16, f32, bf16>();
+    adds::<bf16, f32, f32>();
+}

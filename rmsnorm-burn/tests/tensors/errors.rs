@@ -1,0 +1,45 @@
+//! What does not fit is a panic that names it, on both paths.
+
+use burn::tensor::{DType, Tensor};
+use rmsnorm_burn::{add_rms_norm, gemma_rms_norm, layer_norm, rms_norm};
+
+use crate::kit::{message, tensor};
+
+fn of<const D: usize>(dtype: DType, dims: [usize; D]) -> Tensor<D> {
+    tensor::<f32, D>(dims, 1).cast(dtype)
+}
+
+#[test]
+fn wrong_shapes_are_named_and_nothing_is_broadcast() {
+    for dtype in [DType::F32, DType::F64] {
+        let (x, w) = (of(dtype, [4, 16]), of(dtype, [16]));
+        for len in [8, 17, 1] {
+            let wrong = || of(dtype, [len]);
+            let expected = format!("must have the shape [16] of x's last dimension, got [{len}]");
+            assert_eq!(message(|| rms_norm(x.clone(), wrong(), 1e-6)), format!("rms_norm: weight {expected}"));
+            assert_eq!(message(|| gemma_rms_norm(x.clone(), wrong(), 1e-6)), format!("rms_norm: weight {expected}"));
+            let text = message(|| layer_norm(x.clone(), w.clone(), Some(wrong()), 1e-6));
+            assert_eq!(text, format!("layer_norm: bias {expected}"));
+            let text = message(|| add_rms_norm(x.clone(), x.clone(), wrong(), 1e-6));
+            assert_eq!(text, format!("rms_norm: weight {expected}"));
+        }
+        for dims in [[1, 16], [4, 1], [4, 8]] {
+            let text = message(|| add_rms_norm(x.clone(), of(dtype, dims), w.clone(), 1e-6));
+            assert_eq!(text, format!("rms_norm: residual must have the shape [4, 16] of x, got {dims:?}"));
+        }
+        let text = message(|| rms_norm(of(dtype, [4, 0]), of(dtype, [0]), 1e-6));
+        assert_eq!(text, "rms_norm: the last dimension of x must have at least 1 element, got the shape [4, 0]");
+    }
+}
+
+#[test]
+fn wrong_eps_is_named() {
+    for dtype in [DType::F32, DType::F64] {
+        let (x, w) = (of(dtype, [4, 16]), of(dtype, [16]));
+        for eps in [-1e-6, f64::NAN, f64::INFINITY, 1e300] {
+            let text = message(|| rms_norm(x.clone(), w.clone(), eps));
+            assert_eq!(text, format!("rms_norm: eps must be finite and not negative, got {eps}"));
+        }
+        assert_eq!(rms_norm(x.clone(), w, 0.0).dims(), x.dims());
+    }
+}

@@ -1,0 +1,119 @@
+//! Modules are configured as burn's, load what burn's save, and compute what the functions do.
+
+use burn::config::Config;
+use burn::module::{Module, Param};
+use burn::tensor::Tensor;
+use rmsnorm_burn::nn::{
+    AddRmsNorm, AddRmsNormConfig, GemmaRmsNormConfig, LayerNorm, LayerNormConfig, RmsNorm, RmsNormConfig,
+};
+
+use crate::kit::{device, f64s, message, tensor};
+
+/// Not the default of the configs.
+const EPS: f64 = 1.0 / 16.0;
+
+fn parameter(seed: u64) -> Param<Tensor<1>> {
+    Param::from_tensor(tensor::<f32, 1>([16], seed))
+}
+
+fn their_rms() -> burn::nn::RmsNorm {
+    let mut norm = burn::nn::RmsNormConfig::new(16).with_epsilon(EPS).init(&device());
+    norm.gamma = parameter(3);
+    norm
+}
+
+fn their_layer(has_bias: bool) -> burn::nn::LayerNorm {
+    let mut norm = burn::nn::LayerNormConfig::new(16).with_epsilon(EPS).with_bias(has_bias).init(&device());
+    norm.gamma = parameter(3);
+    norm.beta = has_bias.then(|| parameter(4));
+    norm
+}
+
+/// In memory.
+#[test]
+fn records_of_burns_modules_load() {
+    let fresh = RmsNormConfig::new(16).init(&device());
+    let ours: RmsNorm = fresh.load_record(their_rms().into_record());
+    assert_eq!(f64s(&ours.gamma.val()), f64s(&parameter(3).val()));
+    let ours: AddRmsNorm = AddRmsNormConfig::new(16).init(&device()).load_record(their_rms().into_record());
+    assert_eq!(f64s(&ours.gamma.val()), f64s(&parameter(3).val()));
+    for has_bias in [true, false] {
+        let fresh = LayerNormConfig::new(16).with_bias(has_bias).init(&device());
+        let ours: LayerNorm = fresh.load_record(their_layer(has_bias).into_record());
+        assert_eq!(f64s(&ours.gamma.val()), f64s(&parameter(3).val()));
+        assert_eq!(ours.beta.map(|beta| f64s(&beta.val())), has_bias.then(|| f64s(&parameter(4).val())));
+    }
+    // And theirs load ours.
+    let back = burn::nn::RmsNormConfig::new(16).init(&device()).load_record(RmsNorm::from(their_rms()).into_record());
+    assert_eq!(f64s(&back.gamma.val()), f64s(&parameter(3).val()));
+}
+
+#[test]
+fn configs_and_displays_are_burns() {
+    let (ours, theirs) = (RmsNormConfig::new(16), burn::nn::RmsNormConfig::new(16));
+    assert_eq!(ours.to_string(), theirs.to_string());
+    assert_eq!(ours.init(&device()).to_string(), theirs.init(&device()).to_string());
+    let (ours, theirs) = (LayerNormConfig::new(16), burn::nn::LayerNormConfig::new(16));
+    assert_eq!(ours.to_string(), theirs.to_string());
+    assert_eq!(ours.init(&device()).to_string(), theirs.init(&device()).to_string());
+    let loaded = RmsNormConfig::load_binary(theirs_binary().as_bytes()).unwrap();
+    assert_eq!((loaded.d_model, loaded.epsilon), (16, 1e-3));
+}
+
+fn theirs_binary() -> String {
+    burn::nn::RmsNormConfig::new(16).with_epsilon(1e-3).to_string()
+}
+
+#[test]
+fn new_parameters_are_ones_and_zeros_that_are_trained() {
+    let (layer, rms) = (LayerNormConfig::new(16).init(&device()), RmsNormConfig::new(16).init(&device()));
+    let (gemma, add) = (GemmaRmsNormConfig::new(16).init(&device()), AddRmsNormConfig::new(16).init(&device()));
+    let beta = layer.beta.as_ref().unwrap();
+    assert_eq!((f64s(&layer.gamma.val()), f64s(&beta.val())), (vec![1.0; 16], vec![0.0; 16]));
+    assert_eq!((f64s(&rms.gamma.val()), f64s(&gemma.gamma.val())), (vec![1.0; 16], vec![0.0; 16]));
+    let x = tensor::<f32, 3>([2, 3, 16], 1);
+    let y = gemma.forward(rms.forward(layer.forward(x.clone())));
+    let (y, sum) = add.forward(y, x);
+    let grads = (y + sum).square().sum().backward();
+    for gamma in [&layer.gamma, beta, &rms.gamma, &gemma.gamma, &add.gamma] {
+        assert!(gamma.val().grad(&grads).is_some());
+    }
+}
+
+/// The same bits as the functions, and close to burn's own modules: each side is within a few roundings of f32 of the exact
+/// value.
+#[test]
+fn modules_are_the_functions() {
+    let (x, r) = (tensor::<f32, 3>([2, 3, 16], 1), tensor::<f32, 3>([2, 3, 16], 2));
+    let (w, b) = (parameter(3).val(), parameter(4).val());
+    let same = |y: Tensor<3>, expected: Tensor<3>| assert_eq!(f64s(&y), f64s(&expected));
+    let rms = RmsNorm::from(their_rms());
+    same(rms.forward(x.clone()), rmsnorm_burn::rms_norm(x.clone(), w.clone(), EPS));
+    let mut gemma = GemmaRmsNormConfig::new(16).with_epsilon(EPS).init(&device());
+    gemma.gamma = parameter(3);
+    same(gemma.forward(x.clone()), rmsnorm_burn::gemma_rms_norm(x.clone(), w.clone(), EPS));
+    let layer = |has_bias| {
+        let fresh = LayerNormConfig::new(16).with_epsilon(EPS).with_bias(has_bias).init(&device());
+        fresh.load_record(their_layer(has_bias).into_record())
+    };
+    let expected = rmsnorm_burn::layer_norm(x.clone(), w.clone(), Some(b), EPS);
+    same(layer(true).forward(x.clone()), expected);
+    same(layer(false).forward(x.clone()), rmsnorm_burn::layer_norm(x.clone(), w.clone(), None, EPS));
+    let (y, sum) = AddRmsNorm::from(RmsNorm::from(their_rms())).forward(x.clone(), r.clone());
+    let (expected, expected_sum) = rmsnorm_burn::add_rms_norm(x.clone(), r, w, EPS);
+    same(y, expected);
+    same(sum, expected_sum);
+
+    for (theirs, ours) in [
+        (their_rms().forward(x.clone()), rms.forward(x.clone())),
+        (their_layer(true).forward(x.clone()), layer(true).forward(x.clone())),
+        (their_layer(false).forward(x.clone()), layer(false).forward(x.clone())),
+    ] {
+        let (theirs, ours) = (f64s(&theirs), f64s(&ours));
+        let largest = theirs.iter().fold(1.0, |largest: f64, y| largest.max(y.abs()));
+        let close = |(a, b): (&f64, &f64)| (a - b).abs() <= 16.0 * f64::from(f32::EPSILON) * largest;
+        assert!(theirs.iter().zip(&ours).all(close), "{theirs:?} {ours:?}");
+    }
+    let text = message(|| rms.forward(tensor::<f32, 2>([2, 8], 1)));
+    assert_eq!(text, "rms_norm: weight must have the shape [8] of x's last dimension, got [16]");
+}

@@ -1,0 +1,55 @@
+//! [`UnsizedNorm`]: a norm of tensors whose shapes are not known yet.
+
+use super::{Norm, NormSpec};
+use crate::RowLayout;
+
+/// A [`NormSpec`] without its size, for libraries whose calls take it from their tensors: the adapters of candle and burn. `eps` is
+/// f64, as theirs is, and is rounded to f32 with the size.
+///
+/// # Example
+/// ```
+/// # use rmsnorm_spec::{NormSpec, RowLayout, UnsizedNorm};
+/// # fn main() -> Option<()> {
+/// let gemma = UnsizedNorm::gemma(1e-6);
+/// assert!(gemma.has_valid_eps());
+/// assert_eq!(gemma.sized(&RowLayout::dense(&[2, 3, 64])?), NormSpec::rms(6, 64, 1e-6).weight_offset(1.0));
+/// # Some(())
+/// # }
+/// # main().unwrap();
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct UnsizedNorm {
+    /// The kind of norm.
+    pub norm: Norm,
+    /// As [`NormSpec::eps`].
+    pub eps: f64,
+    /// As [`NormSpec::weight_offset`].
+    pub weight_offset: f32,
+}
+
+impl UnsizedNorm {
+    /// A norm of that kind, with no weight offset.
+    pub const fn new(norm: Norm, eps: f64) -> Self {
+        UnsizedNorm { norm, eps, weight_offset: 0.0 }
+    }
+
+    /// RMS norm by `1 + weight`.
+    pub const fn gemma(eps: f64) -> Self {
+        UnsizedNorm { weight_offset: 1.0, ..UnsizedNorm::new(Norm::Rms, eps) }
+    }
+
+    /// Whether `eps` is not negative, and finite as an f32: what a call asks of it.
+    pub const fn has_valid_eps(&self) -> bool {
+        (self.eps as f32).is_finite() && self.eps >= 0.0
+    }
+
+    /// Of these rows.
+    pub const fn sized(&self, rows: &RowLayout) -> NormSpec {
+        NormSpec::new(self.norm, rows.rows, rows.cols, self.eps as f32).weight_offset(self.weight_offset)
+    }
+
+    /// `rms_norm`, `layer_norm`.
+    pub const fn name(&self) -> &'static str {
+        self.norm.name()
+    }
+}
