@@ -4,7 +4,7 @@
 
 use rmsnorm_conformance::testing::values;
 use rmsnorm_cpu::{CpuBackend, Forward, ForwardInputs, Isa};
-use rmsnorm_spec::{CastOrder, Element, Norm, NormSpec, Rows, Tensor, bf16, f16};
+use rmsnorm_spec::{CastOrder, Element, Norm, NormSpec, ResidualPlacement, Rows, Tensor, bf16, f16};
 
 /// What one call stores, as bits.
 #[derive(Debug, PartialEq)]
@@ -130,7 +130,8 @@ fn pairs<T: Element>() {
                 let inputs = if has_bias { inputs.next_bias(&next_bias) } else { inputs };
                 let made = backend.forward_vec(&spec, inputs, &[Tensor::Y, Tensor::NextRstd]).unwrap();
                 assert_eq!((bits(&made.y), made.next_rstd), (both.y.clone(), both.statistics[3].clone()));
-                let before = NormSpec { residual: Default::default(), ..spec };
+                let mut before = spec;
+                before.residual = ResidualPlacement::Before;
                 let inputs = ForwardInputs::new(&alone.residual_out).weight(&next_weight);
                 let inputs = if has_bias { inputs.bias(&next_bias) } else { inputs };
                 let next = backend.forward_vec(&before, inputs, &[Tensor::Rstd]).unwrap();

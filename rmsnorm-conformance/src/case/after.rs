@@ -125,7 +125,7 @@ fn one(dice: &mut Dice, most: usize, change: impl Fn(Case) -> Case, turn: usize)
 fn with_tensors(dice: &mut Dice, turn: usize, case: impl Fn(&mut Dice) -> Case) -> Option<Case> {
     let case = case(dice);
     let next: TensorSet = NEXT.iter().filter(|_| !dice.one_in(3)).collect();
-    let present = if turn % 4 == 0 { case.present } else { case.present.union(next).with(Tensor::Y) };
+    let present = if turn.is_multiple_of(4) { case.present } else { case.present.union(next).with(Tensor::Y) };
     Some(Case { present, ..case }.normalized()).filter(is_good)
 }
 
