@@ -24,7 +24,7 @@ use crate::case::{Case, ParseCaseError, Trial};
 use crate::judge::trial;
 use crate::report::{CaseReport, Check, Counts, Finding, Status, Summary, hexadecimal};
 use crate::run::calls::Context;
-use crate::run::device::{Device, TransferError};
+use crate::run::device::Device;
 use crate::run::misuse::{BadCall, bad_calls};
 use crate::selftest::self_test;
 
@@ -273,7 +273,7 @@ fn check_spans(device: &dyn Device) -> Status {
     match device.check_spans() {
         Ok(Ok(())) => Status::Pass,
         Ok(Err(detail)) => Status::Fail(Finding { check: Check::Span, output: "a view", detail }),
-        Err(TransferError(error)) => Status::Skipped(error.to_string()),
+        Err(error) => error.status("a view"),
     }
 }
 

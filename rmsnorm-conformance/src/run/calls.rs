@@ -12,7 +12,7 @@ use crate::case::data::{self, Inputs, pick_rows};
 use crate::case::quantized::Given;
 use crate::case::{Case, Kind, presence};
 use crate::report::{Check, Finding, Status};
-use crate::run::device::{Device, TransferError};
+use crate::run::device::Device;
 use crate::run::memory::{Access, Bits, Call, Fill, Guarded, Outputs, Placement, Poison, poison_difference};
 
 /// What every trial needs: the backend, and its claims, read once.
@@ -346,7 +346,7 @@ impl Context<'_> {
     fn make(&self, case: &Case, reduction: GradReduction, mut call: Call) -> Result<Outputs, Status> {
         let answer = self.device.make(&case.spec(), case.dtypes, reduction, &mut call);
         match answer {
-            Err(TransferError(error)) => return Err(Status::Skipped(error.to_string())),
+            Err(error) => return Err(error.status(call.kind.name())),
             Ok(Err(Error::Unsupported { rule })) => return Err(Status::Unsupported(rule)),
             Ok(Err(error)) => {
                 let detail = format!("the call was refused: {error}");

@@ -13,12 +13,31 @@ use rmsnorm_spec::{
 
 use super::span;
 use crate::case::Kind;
+use crate::report::{Check, Finding, Status};
 use crate::run::memory::{Call, Guarded};
 use crate::{Arithmetic, Harness};
 
-/// Test data could not be moved to or from the device: the case says nothing about the backend.
+/// Test data could not be moved.
 #[derive(Debug)]
-pub struct TransferError(pub Error);
+pub enum TransferError {
+    /// To the device: the call was not made, and the case says nothing about the backend.
+    Upload(Error),
+    /// From the device, which had memory for it: the call broke something, as a GPU says of a kernel that wrote where nothing is.
+    Download(Error),
+}
+
+impl TransferError {
+    /// How a case ends in which that happened to a call of this name.
+    pub(crate) fn status(self, call: &'static str) -> Status {
+        match self {
+            TransferError::Upload(error) => Status::Skipped(error.to_string()),
+            TransferError::Download(error) => {
+                let detail = format!("what the call left cannot be read: {error}");
+                Status::Fail(Finding { check: Check::Error, output: call, detail })
+            }
+        }
+    }
+}
 
 /// What a call answered, once its data was moved.
 pub type Answer = Result<Result<(), Error>, TransferError>;
@@ -82,7 +101,7 @@ impl<H: Harness> Device for H {
         match dtypes {
             FOREIGN_WEIGHT => typed.call::<f16, bf16, f16>(),
             FOREIGN_RESIDUAL => typed.call::<f16, f16, bf16>(),
-            valid => valid.dispatch(typed).unwrap_or_else(|error| Err(TransferError(error))),
+            valid => valid.dispatch(typed).unwrap_or_else(|error| Err(TransferError::Upload(error))),
         }
     }
 }
@@ -108,7 +127,7 @@ impl<H: Harness, E: Stored> Loaded<H, E> {
                 harness.upload_parts(tensor.buffer_len(), &parts)
             }
         };
-        let buffer = buffer.map_err(TransferError)?;
+        let buffer = buffer.map_err(TransferError::Upload)?;
         Ok(Loaded { buffer, range: tensor.view.clone(), row_stride: tensor.row_stride, groups: tensor.groups })
     }
 
@@ -144,7 +163,7 @@ impl<H: Harness, E: Stored> Loaded<H, E> {
                 parts.iter().map(part).collect::<Result<Vec<_>, _>>().map(|parts| parts.concat())
             }
         };
-        tensor.after = elements.map_err(TransferError)?.into_iter().map(Stored::bits).collect();
+        tensor.after = elements.map_err(TransferError::Download)?.into_iter().map(Stored::bits).collect();
         Ok(())
     }
 }
@@ -191,7 +210,7 @@ impl<H: Harness> WithDTypes for Typed<'_, H> {
             Kind::Backward => self.backward::<T, W, R>(),
             Kind::QuantizedForward => {
                 let missing = Error::Missing { arg: "quant", why: "codes are made by it" };
-                let quant = self.call.quant.ok_or(TransferError(missing))?;
+                let quant = self.call.quant.ok_or(TransferError::Upload(missing))?;
                 match quant.codes {
                     CodeType::E4m3 => self.quantized_forward::<T, F8E4M3, W, R>(quant),
                     CodeType::E5m2 => self.quantized_forward::<T, F8E5M2, W, R>(quant),
@@ -224,7 +243,7 @@ impl<H: Harness> Typed<'_, H> {
 
     fn required<E: Stored>(&self, name: Tensor) -> Result<Loaded<H, E>, TransferError> {
         let missing = Error::Missing { arg: name.name(), why: "the argument struct has it always" };
-        self.optional(name)?.ok_or(TransferError(missing))
+        self.optional(name)?.ok_or(TransferError::Upload(missing))
     }
 
     /// As f32, or as bytes.

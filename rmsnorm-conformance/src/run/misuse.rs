@@ -13,7 +13,7 @@ use crate::case::presence::{ALL_PRESENT, NEXT, OF_CODES};
 use crate::case::{Case, Kind};
 use crate::report::{Check, Finding, Status};
 use crate::run::calls::{Context, Saved, backward_call, forward_call};
-use crate::run::device::{Device, FOREIGN_RESIDUAL, FOREIGN_WEIGHT, TransferError};
+use crate::run::device::{Device, FOREIGN_RESIDUAL, FOREIGN_WEIGHT};
 use crate::run::memory::{Call, Guarded, Poison};
 
 /// The error that is due, with the argument it names.
@@ -68,7 +68,7 @@ impl BadCall {
     pub fn run(mut self, context: Context<'_>) -> Status {
         let fail = |detail| Status::Fail(Finding { check: Check::Misuse, output: self.kind.name(), detail });
         match context.device.make(&self.spec, self.dtypes, self.reduction, &mut self.call) {
-            Err(TransferError(error)) => Status::Skipped(error.to_string()),
+            Err(error) => error.status(self.kind.name()),
             Ok(Ok(())) => fail(format!("accepted, expected {:?}", self.refusal)),
             Ok(Err(error)) if Refusal::of(&error) != Some(self.refusal) => {
                 fail(format!("expected {:?}, got: {error}", self.refusal))
@@ -259,7 +259,7 @@ fn foreign_dtypes(good: &dyn Fn() -> GoodCall, calls: &mut Vec<BadCall>) {
 mod tests {
     use super::*;
     use crate::Arithmetic;
-    use crate::run::device::Answer;
+    use crate::run::device::{Answer, TransferError};
     use crate::selftest::simulate::SimulatedBackend;
     use rmsnorm_spec::Problem;
 
@@ -340,11 +340,20 @@ mod tests {
         assert_eq!(passed(Some(Tensor::Rstd)), 0);
     }
 
+    /// Without memory nothing was tried; but after a call that left nothing to be read, something is wrong with it.
     #[test]
-    fn transfer_that_fails_is_no_verdict() {
-        let broken = || Err(TransferError(Error::Unavailable { backend: "stub", reason: "no memory".into() }));
-        let statuses = statuses(&Stub { answer: broken, touches: None });
-        assert!(statuses.iter().all(|status| matches!(status, Status::Skipped(_))));
+    fn upload_that_fails_is_no_verdict_and_download_that_fails_is_one() {
+        fn error(reason: &str) -> Error {
+            Error::Unavailable { backend: "stub", reason: reason.into() }
+        }
+        let full = || Err(TransferError::Upload(error("no memory")));
+        let skipped = statuses(&Stub { answer: full, touches: None });
+        assert!(skipped.iter().all(|status| matches!(status, Status::Skipped(_))));
+        let broken = || Err(TransferError::Download(error("illegal address")));
+        let failed = statuses(&Stub { answer: broken, touches: None });
+        let names_it =
+            |status: &Status| matches!(status, Status::Fail(finding) if finding.detail.contains("illegal address"));
+        assert!(failed.iter().all(names_it));
     }
 
     /// Inputs too: a call that is refused has touched nothing at all.

@@ -23,11 +23,11 @@ pub(crate) fn check<H: Harness>(harness: &H) -> Result<Result<(), String>, Trans
 fn check_parts<H: Harness, E: Stored + PartialEq>(harness: &H) -> Result<Result<(), String>, TransferError> {
     let values: Vec<E> = (0..LEN as u32).map(E::from_bits).collect();
     let parts = [(1, &values[..4]), (9, &values[9..20]), (LEN - 3, &values[..3])];
-    let buffer = harness.upload_parts(LEN, &parts).map_err(TransferError)?;
-    let whole = harness.download(&buffer).map_err(TransferError)?;
+    let buffer = harness.upload_parts(LEN, &parts).map_err(TransferError::Upload)?;
+    let whole = harness.download(&buffer).map_err(TransferError::Download)?;
     for (first, part) in parts {
         let range = first..first + part.len();
-        let alone = harness.download_part(&buffer, range.clone()).map_err(TransferError)?;
+        let alone = harness.download_part(&buffer, range.clone()).map_err(TransferError::Download)?;
         if alone != part || whole.get(range.clone()) != Some(part) {
             return Ok(Err(format!("elements {range:?} of {} are not those that were uploaded there", E::STORAGE)));
         }
@@ -39,7 +39,7 @@ fn check_parts<H: Harness, E: Stored + PartialEq>(harness: &H) -> Result<Result<
 const LEN: usize = 64;
 
 fn check_type<H: Harness, E: Stored>(harness: &H) -> Result<Result<(), String>, TransferError> {
-    let upload = || harness.upload(&[E::from_bits(0); LEN]).map_err(TransferError);
+    let upload = || harness.upload(&[E::from_bits(0); LEN]).map_err(TransferError::Upload);
     let (mut buffer, other) = (upload()?, upload()?);
     let whole = read_span(harness, &buffer, 0..LEN);
     for (start, end) in [(0, LEN), (0, 1), (5, 13), (LEN - 1, LEN)] {
