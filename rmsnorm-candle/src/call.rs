@@ -6,12 +6,16 @@ use rmsnorm_core::{TensorSet, UnsizedNorm};
 
 use crate::native::{Native, Work, dispatch};
 
-/// Storages of a device that there are kernels on. The calls are made by [`ForwardCall::run`], [`BackwardCall::run`] and
-/// [`InPlaceCall::run`], which find the types.
+/// Storages of a device that there are kernels on. The calls are made by the `run` of [`ForwardCall`], [`AfterCall`], [`BackwardCall`]
+/// and [`InPlaceCall`], which find the types.
 pub(crate) trait Kernels: BackendStorage {
     /// # Errors
     /// Where the kernels take no such tensors, which callers have made sure of, or the device fails.
     fn forward<T: Native, W: Native, R: Native>(call: ForwardCall<'_, Self>) -> Result<Normalized<Self>>;
+
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    fn forward_after<T: Native, W: Native, R: Native>(call: AfterCall<'_, Self>) -> Result<Added<Self>>;
 
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -79,6 +83,46 @@ impl<S: Kernels> Work for ForwardCall<'_, S> {
 
     fn call<T: Native, W: Native, R: Native>(self) -> Result<Normalized<S>> {
         S::forward::<T, W, R>(self)
+    }
+}
+
+/// The tensors of a forward call whose result is added to a residual.
+pub(crate) struct AfterCall<'a, S> {
+    /// With the residual after the norm.
+    pub(crate) spec: &'a UnsizedNorm,
+    pub(crate) x: Operand<'a, S>,
+    pub(crate) weight: Operand<'a, S>,
+    pub(crate) bias: Option<Operand<'a, S>>,
+    pub(crate) residual: Operand<'a, S>,
+    /// Of the next norm, of the sum, if it is wanted.
+    pub(crate) next_weight: Option<Operand<'a, S>>,
+    /// Whether there will be a backward pass.
+    pub(crate) save: bool,
+}
+
+/// What such a call gives.
+pub(crate) struct Added<S> {
+    /// The rounded sum.
+    pub(crate) residual_out: S,
+    /// If they are saved.
+    pub(crate) statistics: Option<Statistics>,
+    /// The next norm, and its statistics if they are saved.
+    pub(crate) next: Option<(S, Option<Statistics>)>,
+}
+
+impl<S: Kernels> AfterCall<'_, S> {
+    /// # Errors
+    /// As [`Kernels::forward`].
+    pub(crate) fn run(self) -> Result<Added<S>> {
+        dispatch(dtypes([self.x, self.weight, self.residual]), self)
+    }
+}
+
+impl<S: Kernels> Work for AfterCall<'_, S> {
+    type Output = Added<S>;
+
+    fn call<T: Native, W: Native, R: Native>(self) -> Result<Added<S>> {
+        S::forward_after::<T, W, R>(self)
     }
 }
 

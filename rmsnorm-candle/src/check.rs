@@ -10,13 +10,21 @@ pub(crate) struct Args<'a> {
     pub(crate) residual: Option<&'a Tensor>,
     pub(crate) weight: &'a Tensor,
     pub(crate) bias: Option<&'a Tensor>,
+    pub(crate) next_weight: Option<&'a Tensor>,
 }
 
 impl<'a> Args<'a> {
     /// Each with its name.
     pub(crate) fn all(&self) -> impl Iterator<Item = (&'static str, &'a Tensor)> + use<'a> {
-        let &Args { x, residual, weight, bias } = self;
-        [("x", Some(x)), ("residual", residual), ("weight", Some(weight)), ("bias", bias)]
+        [("x", Some(self.x)), ("residual", self.residual)]
+            .into_iter()
+            .filter_map(|(name, tensor)| Some((name, tensor?)))
+            .chain(self.vectors())
+    }
+
+    /// The parameters with their names.
+    pub(crate) fn vectors(&self) -> impl Iterator<Item = (&'static str, &'a Tensor)> + use<'a> {
+        [("weight", Some(self.weight)), ("bias", self.bias), ("next_weight", self.next_weight)]
             .into_iter()
             .filter_map(|(name, tensor)| Some((name, tensor?)))
     }
@@ -36,7 +44,7 @@ impl<'a> Args<'a> {
         {
             bail!("{name}: residual must have the shape {:?} of x, got {:?}", x.shape(), residual.shape());
         }
-        for (vector, tensor) in std::iter::once(("weight", self.weight)).chain(self.bias.map(|bias| ("bias", bias))) {
+        for (vector, tensor) in self.vectors() {
             if tensor.dims() != [cols] {
                 bail!("{name}: {vector} must have the shape [{cols}] of x's last dimension, got {:?}", tensor.shape());
             }

@@ -4,7 +4,9 @@ use candle_core::{CpuStorage, CustomOp1, Error, Layout, Result, Shape, Storage, 
 use rmsnorm_core::cpu::{BackwardInputs, CpuBackend, Forward, ForwardInputs};
 use rmsnorm_core::{Norm, Tensor, TensorSet};
 
-use crate::call::{self, BackwardCall, ForwardCall, Gradients, InPlaceCall, Kernels, Normalized, Operand};
+use crate::call::{
+    self, Added, AfterCall, BackwardCall, ForwardCall, Gradients, InPlaceCall, Kernels, Normalized, Operand,
+};
 use crate::native::Native;
 use crate::rows::Place;
 
@@ -47,6 +49,30 @@ impl Kernels for CpuStorage {
             residual_out: call.residual.map(|_| R::to_cpu_storage_owned(made.residual_out)),
             statistics: statistics.map(call::Statistics::Cpu),
         })
+    }
+
+    fn forward_after<T: Native, W: Native, R: Native>(call: AfterCall<'_, Self>) -> Result<Added<Self>> {
+        let x = Place::of(call.x.1)?;
+        let mut inputs = ForwardInputs::<T, W, R>::mixed(x.read(T::cpu_storage_as_slice(call.x.0)?)?);
+        inputs = inputs.weight(vector::<W>(call.weight)?);
+        if let Some(bias) = call.bias {
+            inputs = inputs.bias(vector::<W>(bias)?);
+        }
+        inputs = inputs.residual(Place::of(call.residual.1)?.read(R::cpu_storage_as_slice(call.residual.0)?)?);
+        if let Some(next_weight) = call.next_weight {
+            inputs = inputs.next_weight(vector::<W>(next_weight)?);
+        }
+        let (has_next, has_mean) = (call.next_weight.is_some(), call.spec.norm == Norm::Layer);
+        let mut wanted = TensorSet::NONE.with(Tensor::ResidualOut).set(Tensor::Y, has_next);
+        if call.save {
+            wanted = wanted.with(Tensor::Rstd).set(Tensor::Mean, has_mean);
+            wanted = wanted.set(Tensor::NextRstd, has_next).set(Tensor::NextMean, has_next && has_mean);
+        }
+        let made = CpuBackend::new().forward_vec(&call.spec.sized(&x.rows), inputs, wanted).map_err(Error::wrap)?;
+        let saved = |mean, rstd| call.save.then_some(call::Statistics::Cpu(Statistics { mean, rstd }));
+        let next = has_next.then(|| (T::to_cpu_storage_owned(made.y), saved(made.next_mean, made.next_rstd)));
+        let residual_out = R::to_cpu_storage_owned(made.residual_out);
+        Ok(Added { residual_out, statistics: saved(made.mean, made.rstd), next })
     }
 
     fn backward<T: Native, W: Native, R: Native>(call: BackwardCall<'_, Self>) -> Result<Gradients<Self>> {

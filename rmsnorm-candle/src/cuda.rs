@@ -5,11 +5,13 @@ use std::sync::{Mutex, PoisonError};
 use candle_core::{
     CpuStorage, CudaDevice, CudaStorage, CustomOp1, Error, Layout, Result, Shape, Storage, Tensor, WithDType, bail,
 };
-use rmsnorm_core::cuda::cudarc::driver::{CudaSlice, CudaView};
+use rmsnorm_core::cuda::cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 use rmsnorm_core::cuda::{Backward, CudaBackend, Forward};
 use rmsnorm_core::{Norm, Tensor as Name};
 
-use crate::call::{self, BackwardCall, ForwardCall, Gradients, InPlaceCall, Kernels, Normalized, Operand};
+use crate::call::{
+    self, Added, AfterCall, BackwardCall, ForwardCall, Gradients, InPlaceCall, Kernels, Normalized, Operand,
+};
 use crate::native::Native;
 use crate::rows::Place;
 
@@ -30,16 +32,37 @@ impl Statistics {
     }
 }
 
+/// Room for the statistics of a norm, where they are saved: 4 bytes a row each.
+struct Saved {
+    /// Of layer norm.
+    mean: Option<CudaSlice<f32>>,
+    rstd: Option<CudaSlice<f32>>,
+}
+
+impl Saved {
+    fn room(save: bool, norm: Norm, rows: usize, device: &CudaDevice) -> Result<Self> {
+        let room = |is_saved: bool| is_saved.then(|| room::<f32>(device, rows)).transpose();
+        Ok(Saved { mean: room(save && norm == Norm::Layer)?, rstd: room(save)? })
+    }
+
+    /// The mean's and the rstd's, to be written.
+    fn views(&mut self, rows: usize) -> [Option<CudaViewMut<'_, f32>>; 2] {
+        [&mut self.mean, &mut self.rstd].map(|room| room.as_mut().map(|room| room.slice_mut(..rows)))
+    }
+
+    fn statistics(self) -> Option<call::Statistics> {
+        self.rstd.map(|rstd| call::Statistics::Cuda(Statistics { mean: self.mean, rstd }))
+    }
+}
+
 impl Kernels for CudaStorage {
     fn forward<T: Native, W: Native, R: Native>(call: ForwardCall<'_, Self>) -> Result<Normalized<Self>> {
         let device = &call.x.0.device;
         let x = Place::of(call.x.1)?;
         let (rows, len) = (x.rows.rows, x.rows.rows * x.rows.cols);
-        let is_layer = call.spec.norm == Norm::Layer;
         let mut y = room::<T>(device, len)?;
         let mut residual_out = call.residual.map(|_| room::<R>(device, len)).transpose()?;
-        let mut rstd = call.save.then(|| room::<f32>(device, rows)).transpose()?;
-        let mut mean = (call.save && is_layer).then(|| room::<f32>(device, rows)).transpose()?;
+        let mut saved = Saved::room(call.save, call.spec.norm, rows, device)?;
 
         let mut args = Forward::<T>::new(x.view(T::as_cuda_slice(call.x.0)?)?, y.slice_mut(..len))
             .weight_dtype::<W>()
@@ -54,18 +77,49 @@ impl Kernels for CudaStorage {
         if let Some(residual_out) = &mut residual_out {
             args = args.residual_out(residual_out.slice_mut(..len));
         }
-        if let Some(rstd) = &mut rstd {
-            args = args.rstd(rstd.slice_mut(..rows));
-        }
-        if let Some(mean) = &mut mean {
-            args = args.mean(mean.slice_mut(..rows));
-        }
+        [args.mean, args.rstd] = saved.views(rows);
         backend(device)?.forward(&call.spec.sized(&x.rows), args).map_err(Error::wrap)?;
 
         Ok(Normalized {
             y: CudaStorage::wrap_cuda_slice(y, device.clone()),
             residual_out: residual_out.map(|sum| CudaStorage::wrap_cuda_slice(sum, device.clone())),
-            statistics: rstd.map(|rstd| call::Statistics::Cuda(Statistics { mean, rstd })),
+            statistics: saved.statistics(),
+        })
+    }
+
+    fn forward_after<T: Native, W: Native, R: Native>(call: AfterCall<'_, Self>) -> Result<Added<Self>> {
+        let device = &call.x.0.device;
+        let x = Place::of(call.x.1)?;
+        let (rows, len) = (x.rows.rows, x.rows.rows * x.rows.cols);
+        let mut residual_out = room::<R>(device, len)?;
+        let saved = || Saved::room(call.save, call.spec.norm, rows, device);
+        let mut first = saved()?;
+        let mut next = match call.next_weight {
+            Some(_) => Some((room::<T>(device, len)?, saved()?)),
+            None => None,
+        };
+
+        let mut args = Forward::<T>::onto_residual(x.view(T::as_cuda_slice(call.x.0)?)?)
+            .weight_dtype::<W>()
+            .residual_dtype::<R>()
+            .weight(vector::<W>(call.weight)?)
+            .residual(Place::of(call.residual.1)?.view(R::as_cuda_slice(call.residual.0)?)?)
+            .residual_out(residual_out.slice_mut(..len));
+        if let Some(bias) = call.bias {
+            args = args.bias(vector::<W>(bias)?);
+        }
+        [args.mean, args.rstd] = first.views(rows);
+        args.next_weight = call.next_weight.map(vector::<W>).transpose()?;
+        if let Some((y, saved)) = &mut next {
+            args.y = Some(y.slice_mut(..len).into());
+            [args.next_mean, args.next_rstd] = saved.views(rows);
+        }
+        backend(device)?.forward(&call.spec.sized(&x.rows), args).map_err(Error::wrap)?;
+
+        Ok(Added {
+            residual_out: CudaStorage::wrap_cuda_slice(residual_out, device.clone()),
+            statistics: first.statistics(),
+            next: next.map(|(y, saved)| (CudaStorage::wrap_cuda_slice(y, device.clone()), saved.statistics())),
         })
     }
 

@@ -6,6 +6,7 @@ use rmsnorm_core::{Norm, UnsizedNorm};
 use crate::check::Args;
 use crate::native::mix;
 use crate::ops::add::Add;
+use crate::ops::after::After;
 use crate::ops::in_place;
 use crate::ops::normalize::Normalize;
 use crate::rows::{is_regular, regular};
@@ -90,6 +91,78 @@ pub fn add_layer_norm(
     add_normalize(UnsizedNorm::new(Norm::Layer, eps), x, residual, weight, bias)
 }
 
+/// The RMS norm of `x` added to `residual`: `residual + x / sqrt(avg(x^2) + eps) * weight`, in the dtype of `residual`, rounded once.
+///
+/// # Shapes
+/// `x`, `residual`, and the result: (.., cols), of any rank from 1. `weight`: (cols).
+///
+/// # Gradients
+/// Of `x`, `residual` and `weight`. See [the crate](crate) for dtypes, devices and errors.
+pub fn rms_norm_add(x: &Tensor, residual: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
+    normalize_add(UnsizedNorm::new(Norm::Rms, eps), x, residual, weight, None)
+}
+
+/// As [`rms_norm_add`], by `1 + weight`: of Gemma's layers.
+pub fn gemma_rms_norm_add(x: &Tensor, residual: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
+    normalize_add(UnsizedNorm::gemma(eps), x, residual, weight, None)
+}
+
+/// The layer norm of `x` added to `residual`: as [`rms_norm_add`], with gradients of `bias` too.
+///
+/// # Shapes
+/// `x`, `residual`, and the result: (.., cols), of any rank from 1. `weight`, `bias`: (cols).
+pub fn layer_norm_add(
+    x: &Tensor,
+    residual: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    eps: f64,
+) -> Result<Tensor> {
+    normalize_add(UnsizedNorm::new(Norm::Layer, eps), x, residual, weight, bias)
+}
+
+/// [`rms_norm_add`], and the RMS norm of that sum in the dtype of `x`, in one pass over memory: `(y, residual_out)`. Both norms have
+/// the same `eps`.
+///
+/// # Shapes
+/// `x`, `residual`, and both results: (.., cols), of any rank from 1. `weight`, `next_weight`: (cols), of one dtype.
+///
+/// # Gradients
+/// Of `x`, `residual`, `weight` and `next_weight`, from either result or both.
+///
+/// # Example
+/// ```
+/// use candle_core::{Device, Tensor};
+/// # fn main() -> candle_core::Result<()> {
+/// let (x, residual) = (Tensor::new(&[[3f32, -3.0]], &Device::Cpu)?, Tensor::new(&[[1f32, 3.0]], &Device::Cpu)?);
+/// let (weight, next_weight) = (Tensor::new(&[1f32, 1.0], &Device::Cpu)?, Tensor::new(&[4f32, 5.0], &Device::Cpu)?);
+/// let (y, residual) = rmsnorm_candle::rms_norm_add_rms_norm(&x, &residual, &weight, &next_weight, 0.0)?;
+/// assert_eq!(residual.to_vec2::<f32>()?, [[2.0, 2.0]]);
+/// assert_eq!(y.to_vec2::<f32>()?, [[4.0, 5.0]]);
+/// # Ok(())
+/// # }
+/// ```
+pub fn rms_norm_add_rms_norm(
+    x: &Tensor,
+    residual: &Tensor,
+    weight: &Tensor,
+    next_weight: &Tensor,
+    eps: f64,
+) -> Result<(Tensor, Tensor)> {
+    normalize_add_normalize(UnsizedNorm::new(Norm::Rms, eps), x, residual, weight, next_weight)
+}
+
+/// As [`rms_norm_add_rms_norm`], both by `1 + weight`: what stands between the parts of Gemma's layers.
+pub fn gemma_rms_norm_add_rms_norm(
+    x: &Tensor,
+    residual: &Tensor,
+    weight: &Tensor,
+    next_weight: &Tensor,
+    eps: f64,
+) -> Result<(Tensor, Tensor)> {
+    normalize_add_normalize(UnsizedNorm::gemma(eps), x, residual, weight, next_weight)
+}
+
 /// [`rms_norm`] whose result takes the place of `x`, for inference.
 ///
 /// # Aliases
@@ -133,7 +206,7 @@ pub fn layer_norm_in_place(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, e
 
 /// `x` normalized.
 pub(crate) fn normalize(spec: UnsizedNorm, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-    let args = Args { x, residual: None, weight, bias };
+    let args = Args { x, residual: None, weight, bias, next_weight: None };
     args.check(&spec)?;
     if has_kernels(&args) {
         let bias = bias.map(Tensor::contiguous).transpose()?;
@@ -150,7 +223,7 @@ pub(crate) fn add_normalize(
     weight: &Tensor,
     bias: Option<&Tensor>,
 ) -> Result<(Tensor, Tensor)> {
-    let args = Args { x, residual: Some(residual), weight, bias };
+    let args = Args { x, residual: Some(residual), weight, bias, next_weight: None };
     args.check(&spec)?;
     if has_kernels(&args) {
         let bias = bias.map(Tensor::contiguous).transpose()?;
@@ -160,9 +233,46 @@ pub(crate) fn add_normalize(
     Ok((slow::normalize(&spec, &residual_out, weight, bias, x.dtype())?, residual_out))
 }
 
+/// `x` normalized, and added to `residual`.
+pub(crate) fn normalize_add(
+    spec: UnsizedNorm,
+    x: &Tensor,
+    residual: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+) -> Result<Tensor> {
+    let args = Args { x, residual: Some(residual), weight, bias, next_weight: None };
+    args.check(&spec)?;
+    if has_kernels(&args) {
+        let bias = bias.map(Tensor::contiguous).transpose()?;
+        let (x, residual, weight) = (regular(x)?, regular(residual)?, weight.contiguous()?);
+        return After::apply(spec.residual_after(), &x, &residual, &weight, bias.as_ref());
+    }
+    slow::normalize_add(&spec, x, residual, weight, bias)
+}
+
+/// `x` normalized and added to `residual`, and the sum normalized.
+pub(crate) fn normalize_add_normalize(
+    spec: UnsizedNorm,
+    x: &Tensor,
+    residual: &Tensor,
+    weight: &Tensor,
+    next_weight: &Tensor,
+) -> Result<(Tensor, Tensor)> {
+    let args = Args { x, residual: Some(residual), weight, bias: None, next_weight: Some(next_weight) };
+    args.check(&spec)?;
+    if has_kernels(&args) {
+        let (x, residual) = (regular(x)?, regular(residual)?);
+        let (weight, next_weight) = (weight.contiguous()?, next_weight.contiguous()?);
+        return After::apply_with_next(spec.residual_after(), &x, &residual, &weight, &next_weight);
+    }
+    let residual_out = slow::normalize_add(&spec, x, residual, weight, None)?;
+    Ok((slow::normalize(&spec, &residual_out, next_weight, None, x.dtype())?, residual_out))
+}
+
 /// `x` normalized where it is.
 pub(crate) fn overwrite(spec: UnsizedNorm, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
-    let args = Args { x, residual: None, weight, bias };
+    let args = Args { x, residual: None, weight, bias, next_weight: None };
     args.check(&spec)?;
     let name = spec.name();
     if let Some((arg, _)) = args.all().find(|(_, tensor)| tensor.track_op()) {
@@ -186,8 +296,8 @@ pub(crate) fn overwrite(spec: UnsizedNorm, x: &Tensor, weight: &Tensor, bias: Op
 
 /// Whether kernels of ours take such tensors: on this device, of these dtypes.
 fn has_kernels(args: &Args<'_>) -> bool {
-    let &Args { x, residual, weight, bias } = args;
-    let is_one_dtype = bias.is_none_or(|bias| bias.dtype() == weight.dtype());
+    let &Args { x, residual, weight, .. } = args;
+    let is_one_dtype = args.vectors().all(|(_, vector)| vector.dtype() == weight.dtype());
     let is_on_device = x.device().is_cpu() || (cfg!(feature = "cuda") && x.device().is_cuda());
     is_on_device && is_one_dtype && mix(x.dtype(), weight.dtype(), residual.unwrap_or(x).dtype()).is_some()
 }

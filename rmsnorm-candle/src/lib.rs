@@ -6,6 +6,8 @@
 //! | [`gemma_rms_norm`] | RMS norm by `1 + weight` |
 //! | [`layer_norm`] | layer norm, with a bias or without |
 //! | [`add_rms_norm`], [`add_layer_norm`] | `residual + x`, and its norm |
+//! | [`rms_norm_add`], [`gemma_rms_norm_add`], [`layer_norm_add`] | `residual` + the norm of x |
+//! | [`rms_norm_add_rms_norm`], [`gemma_rms_norm_add_rms_norm`] | that, and its norm |
 //! | [`rms_norm_in_place`], [`gemma_rms_norm_in_place`], [`layer_norm_in_place`] | y over x, for inference |
 //! | [`nn`] | modules that load from a `VarBuilder`, as candle-nn's |
 //!
@@ -47,12 +49,12 @@
 //! | candle-nn's `ops::rms_norm(&x, &w, eps)`, `ops::layer_norm(&x, &w, &b, eps)` | [`rms_norm`]`(&x, &w, eps)`, [`layer_norm`]`(&x, &w, Some(&b), eps)` |
 //! | candle-layer-norm, of text-embeddings-inference: `rms_norm(x, w, None, eps)`, `layer_norm(x, w, b, eps)` | the same without the `None`, of any rank, on the CPU too |
 //! | `fused_add_rms_norm(x, res, w, None, eps)`, `fused_add_layer_norm(x, res, w, b, eps)`: `(result, residual_add)` | [`add_rms_norm`]`(x, res, w, eps)`, [`add_layer_norm`]`(x, res, w, b, eps)`: the same pair |
-//! | `let x = (x + residual)?; let y = norm.forward(&x)?`, in candle-vllm and candle's own models | `let (y, x) = norm.forward_add(&x, &residual)?` |
+//! | `let x = (x + residual)?; let y = norm.forward(&x)?`, in candle-vllm and candle's own models | `let (y, x) = norm.add_forward(&x, &residual)?` |
 //! | Gemma's `weight + 1`, rounded to the weight's dtype: candle-vllm, mistral.rs | [`nn::gemma_rms_norm`], [`gemma_rms_norm`]: `1 + weight` in f32 |
 //! | a weight that is cast to bf16 | the f32 weight as it is |
 //! | norms of q and k by strides: mistral.rs | [`rms_norm`] of the heads as `narrow` gives them, before they are transposed; or in place |
-//! | residual + norm(x), of mistral.rs's Gemma | `(rms_norm(&x, &w, eps)? + residual)?`, two kernels |
-//! | and the next norm of that | [`add_rms_norm`]`(&rms_norm(&x, &w1, eps)?, &residual, &w2, eps)`, two kernels |
+//! | residual + norm(x), of mistral.rs's Gemma | [`gemma_rms_norm_add`]`(&x, &residual, &w, eps)`, or `norm.forward_add(&x, &residual)` |
+//! | and the next norm of that | [`gemma_rms_norm_add_rms_norm`]`(&x, &residual, &w1, &w2, eps)`, or `norm.forward_add_forward(&x, &residual, &next)` |
 //!
 //! # Threads
 //! Large calls are split over rayon's pool, which candle uses as well. Results do not depend on the number of threads. While that runs,
@@ -88,6 +90,7 @@ mod slow;
 mod readme {}
 
 pub use functions::{
-    add_layer_norm, add_rms_norm, gemma_rms_norm, gemma_rms_norm_in_place, layer_norm, layer_norm_in_place, rms_norm,
-    rms_norm_in_place,
+    add_layer_norm, add_rms_norm, gemma_rms_norm, gemma_rms_norm_add, gemma_rms_norm_add_rms_norm,
+    gemma_rms_norm_in_place, layer_norm, layer_norm_add, layer_norm_in_place, rms_norm, rms_norm_add,
+    rms_norm_add_rms_norm, rms_norm_in_place,
 };

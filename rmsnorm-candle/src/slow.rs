@@ -11,6 +11,11 @@ pub(crate) fn normalize(
     bias: Option<&Tensor>,
     dtype: DType,
 ) -> Result<Tensor> {
+    unrounded(spec, h, weight, bias, dtype)?.to_dtype(dtype)
+}
+
+/// The same, not rounded to that dtype.
+fn unrounded(spec: &UnsizedNorm, h: &Tensor, weight: &Tensor, bias: Option<&Tensor>, dtype: DType) -> Result<Tensor> {
     let wide = wide([Some(dtype), Some(h.dtype()), Some(weight.dtype()), bias.map(|bias| bias.dtype())]);
     let cols = h.dim(D::Minus1)? as f64;
     let h = h.to_dtype(wide)?;
@@ -24,11 +29,22 @@ pub(crate) fn normalize(
     if spec.weight_offset != 0.0 {
         weight = (weight + f64::from(spec.weight_offset))?;
     }
-    let mut y = x_hat.broadcast_mul(&weight)?;
-    if let Some(bias) = bias {
-        y = y.broadcast_add(&bias.to_dtype(wide)?)?;
+    let y = x_hat.broadcast_mul(&weight)?;
+    match bias {
+        None => Ok(y),
+        Some(bias) => y.broadcast_add(&bias.to_dtype(wide)?),
     }
-    y.to_dtype(dtype)
+}
+
+/// `residual` and `x` normalized added, rounded once, to the dtype of `residual`.
+pub(crate) fn normalize_add(
+    spec: &UnsizedNorm,
+    x: &Tensor,
+    residual: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+) -> Result<Tensor> {
+    add(&unrounded(spec, x, weight, bias, residual.dtype())?, residual)
 }
 
 /// `residual + x`, rounded to the dtype of `residual`.

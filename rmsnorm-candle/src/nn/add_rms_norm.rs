@@ -26,7 +26,7 @@ impl AddRmsNorm {
     /// # Errors
     /// As [`crate::add_rms_norm`].
     pub fn forward(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
-        self.0.forward_add(x, residual)
+        self.0.add_forward(x, residual)
     }
 }
 

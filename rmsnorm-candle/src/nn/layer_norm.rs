@@ -5,7 +5,7 @@ use candle_nn::{LayerNormConfig, Module, VarBuilder};
 use rmsnorm_core::{Norm, UnsizedNorm};
 
 use super::{BIAS, WEIGHT, vector};
-use crate::functions::{add_normalize, normalize, overwrite};
+use crate::functions::{add_normalize, normalize, normalize_add, overwrite};
 
 /// Layer norm over the last dimension, with a bias or without; RMS norm if the mean is not removed. Called as `forward(&x)`.
 #[derive(Clone, Debug)]
@@ -56,8 +56,16 @@ impl LayerNorm {
     ///
     /// # Errors
     /// As [`crate::add_layer_norm`].
-    pub fn forward_add(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
+    pub fn add_forward(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
         add_normalize(UnsizedNorm::new(self.norm, self.eps), x, residual, &self.weight, self.bias())
+    }
+
+    /// `residual` and the norm of `x`, added in the dtype of `residual`.
+    ///
+    /// # Errors
+    /// As [`crate::layer_norm_add`].
+    pub fn forward_add(&self, x: &Tensor, residual: &Tensor) -> Result<Tensor> {
+        normalize_add(UnsizedNorm::new(self.norm, self.eps), x, residual, &self.weight, self.bias())
     }
 
     /// Overwrites `x`, for inference.

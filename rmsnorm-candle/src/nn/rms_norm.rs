@@ -1,11 +1,11 @@
 //! RMS norm as a module.
 
-use candle_core::{Result, Tensor};
+use candle_core::{Result, Tensor, bail};
 use candle_nn::{Module, VarBuilder};
 use rmsnorm_core::{Norm, UnsizedNorm};
 
 use super::{WEIGHT, vector};
-use crate::functions::{add_normalize, normalize, overwrite};
+use crate::functions::{add_normalize, normalize, normalize_add, normalize_add_normalize, overwrite};
 
 /// RMS norm over the last dimension, by `weight` or, as Gemma's, by `1 + weight`. Called as `forward(&x)`.
 #[derive(Clone, Debug)]
@@ -48,8 +48,27 @@ impl RmsNorm {
     ///
     /// # Errors
     /// As [`crate::add_rms_norm`].
-    pub fn forward_add(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
+    pub fn add_forward(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
         add_normalize(self.spec(), x, residual, &self.weight, None)
+    }
+
+    /// `residual` and the norm of `x`, added in the dtype of `residual`.
+    ///
+    /// # Errors
+    /// As [`crate::rms_norm_add`].
+    pub fn forward_add(&self, x: &Tensor, residual: &Tensor) -> Result<Tensor> {
+        normalize_add(self.spec(), x, residual, &self.weight, None)
+    }
+
+    /// `(y, residual_out)`: what [`forward_add`](Self::forward_add) gives, and y its norm by `next`, in the dtype of `x`.
+    ///
+    /// # Errors
+    /// As [`crate::rms_norm_add_rms_norm`], and where the norms differ in more than their weights: one call has one `eps`.
+    pub fn forward_add_forward(&self, x: &Tensor, residual: &Tensor, next: &RmsNorm) -> Result<(Tensor, Tensor)> {
+        if self.spec() != next.spec() {
+            bail!("rms_norm: two norms in one call must be of one kind, got {:?} and {:?}", self.spec(), next.spec());
+        }
+        normalize_add_normalize(self.spec(), x, residual, &self.weight, &next.weight)
     }
 
     /// Overwrites `x`, for inference.

@@ -1,21 +1,13 @@
 //! y and the sum of x and residual: one kernel, two nodes, since both have gradients and a node has one result.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
-use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Layout, Result, Shape, Storage, Tensor, bail};
+use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor, bail};
 use rmsnorm_core::UnsizedNorm;
 
 use super::cell::Cell;
-use super::differentiate::differentiate;
-use super::normalize::keep;
-use crate::call::{ForwardCall, Kernels, Operand, Statistics};
-
-/// What [`Add`] leaves for [`Take`].
-struct Shared {
-    spec: UnsizedNorm,
-    y: Cell<Storage>,
-    statistics: OnceLock<Statistics>,
-}
+use super::take::{Shared, Take};
+use crate::call::{ForwardCall, Kernels, Operand};
 
 /// residual + x, from x, residual and weight.
 pub(crate) struct Add {
@@ -37,30 +29,24 @@ impl Add {
         weight: &Tensor,
         bias: Option<&Tensor>,
     ) -> Result<(Tensor, Tensor)> {
-        let shared = Arc::new(Shared { spec, y: Cell::new(), statistics: OnceLock::new() });
+        let shared = Arc::new(Shared::new(spec));
         let mut inputs = [Some(x), Some(residual), Some(weight), bias].into_iter().flatten();
         let save = inputs.any(Tensor::track_op);
         // Detached: the sum depends on neither, and candle panics where an argument in the graph gets no gradient.
         let op = Add { activations: x.dtype(), bias: bias.map(Tensor::detach), save, shared: shared.clone() };
-        if !save {
-            let residual_out = x.apply_op3_no_bwd(residual, weight, &op)?;
-            return Ok((residual_out.apply_op2_no_bwd(weight, &Take(shared))?, residual_out));
-        }
-        let residual_out = x.apply_op3(residual, &weight.detach(), op)?;
-        let y = match bias {
-            None => residual_out.apply_op2(weight, Take(shared))?,
-            Some(bias) => residual_out.apply_op3(weight, bias, Take(shared))?,
+        let residual_out = match save {
+            true => x.apply_op3(residual, &weight.detach(), op)?,
+            false => x.apply_op3_no_bwd(residual, weight, &op)?,
         };
-        Ok((y, residual_out))
+        Ok((Take::apply(shared, save, &residual_out, weight, bias)?, residual_out))
     }
 
     fn run<S: Kernels>(&self, [x, residual, weight]: [Operand<'_, S>; 3]) -> Result<(S, Shape)> {
         let sum = Cell::new();
         let call = |bias: Option<Operand<'_, S>>| {
-            let (spec, save) = (&self.shared.spec, self.save);
+            let (spec, save) = (self.shared.spec(), self.save);
             let normalized = ForwardCall { spec, x, residual: Some(residual), weight, bias, save }.run()?;
-            keep(&self.shared.statistics, normalized.statistics)?;
-            self.shared.y.put(normalized.y.into_storage());
+            self.shared.leave(normalized.y, normalized.statistics)?;
             if let Some(residual_out) = normalized.residual_out {
                 sum.put(residual_out);
             }
@@ -95,49 +81,5 @@ impl CustomOp3 for Add {
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let dx = x.track_op().then(|| dresidual_out.to_dtype(self.activations)).transpose()?;
         Ok((dx, residual.track_op().then(|| dresidual_out.clone()), None))
-    }
-}
-
-/// y from the sum, weight and bias: what [`Add`] has computed.
-struct Take(Arc<Shared>);
-
-impl Take {
-    fn take<S: Kernels, const N: usize>(&self, operands: [Operand<'_, S>; N]) -> Result<(S, Shape)> {
-        match (self.0.y.take().and_then(S::from_storage), operands.first()) {
-            (Some(y), Some(sum)) => Ok((y, sum.1.shape().clone())),
-            (None, _) | (_, None) => bail!("an operation is applied once"),
-        }
-    }
-}
-
-impl CustomOp2 for Take {
-    fn name(&self) -> &'static str {
-        self.0.spec.name()
-    }
-
-    on_devices!(take: s1 l1, s2 l2);
-
-    fn bwd(&self, h: &Tensor, weight: &Tensor, _y: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let (dh, dweight, _) = differentiate(&self.0.spec, self.0.statistics.get(), dy, h, weight, None)?;
-        Ok((dh, dweight))
-    }
-}
-
-impl CustomOp3 for Take {
-    fn name(&self) -> &'static str {
-        self.0.spec.name()
-    }
-
-    on_devices!(take: s1 l1, s2 l2, s3 l3);
-
-    fn bwd(
-        &self,
-        h: &Tensor,
-        weight: &Tensor,
-        bias: &Tensor,
-        _y: &Tensor,
-        dy: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        differentiate(&self.0.spec, self.0.statistics.get(), dy, h, weight, Some(bias))
     }
 }

@@ -2,8 +2,12 @@
 //! bounds: rmsnorm-spec's math, sections 5 and 6. There is no tolerance here.
 
 use crate::kit::{Native, On, elements, f64s, loss, on_each_device};
+use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
-use rmsnorm_candle::{add_layer_norm, add_rms_norm, gemma_rms_norm, layer_norm, rms_norm};
+use rmsnorm_candle::{
+    add_layer_norm, add_rms_norm, gemma_rms_norm, gemma_rms_norm_add, gemma_rms_norm_add_rms_norm, layer_norm,
+    layer_norm_add, rms_norm, rms_norm_add, rms_norm_add_rms_norm,
+};
 use rmsnorm_core::conformance::testing::{BackwardTruth, ForwardTruth, Passes};
 use rmsnorm_core::{DTypes, Norm, NormSpec, Tensor as Name, bf16, f16};
 
@@ -151,6 +155,78 @@ fn adds<T: Native, W: Native, R: Native>(on: &On) {
     }
 }
 
+/// The residual added after the norm, and the next norm of that. Every third view: calls of other rows differ in nothing else.
+fn afters<T: Native, W: Native, R: Native>(on: &On) {
+    let dtypes = DTypes::of::<T, W, R>();
+    for (view, stream) in views::<T>(on).iter().zip(views::<R>(on)).step_by(3) {
+        let (x, residual) = (view.tensor(), (stream.of)(&on.var::<R>(stream.base.dims(), 5)));
+        let r = Var::from_tensor(&residual).unwrap();
+        let cols = *x.dims().last().unwrap();
+        let [w, bias, next] = [2, 3, 6].map(|seed| on.var::<W>(&[cols], seed));
+        let dy = on.tensor::<T>(x.dims(), 4);
+        let spec = |norm| NormSpec::new(norm, x.elem_count() / cols, cols, EPS as f32);
+        let gemma = spec(Norm::Rms).weight_offset(1.0);
+        // What is judged of the norm of x, whose dy is the gradient of the sum.
+        let judge_first =
+            |spec: NormSpec, bias: Option<&Var>, sum: &Tensor, dy: &Tensor, grads: &GradStore, case: &str| {
+                assert_eq!((sum.dims(), sum.dtype()), (x.dims(), r.dtype()), "{case}");
+                let dx = (view.of)(grads.get(&view.base).unwrap());
+                let (spec, bias_tensor) = (spec.residual_after(), bias.map(Var::as_tensor));
+                let judge = Judge { on, spec, dtypes, x: &x, residual: Some(&r), weight: &w, bias: bias_tensor, dy };
+                judge.run(|forward, backward| {
+                    judge!(forward, Name::ResidualOut, R, sum, case);
+                    judge!(backward, Name::Dx, T, &dx, case);
+                    judge!(backward, Name::Dweight, W, grads.get(&w).unwrap(), case);
+                    if let Some(bias) = bias {
+                        judge!(backward, Name::Dbias, W, grads.get(bias).unwrap(), case);
+                    }
+                });
+            };
+        for (name, spec, bias) in [
+            ("rms_norm_add", spec(Norm::Rms), None),
+            ("gemma_rms_norm_add", gemma, None),
+            ("layer_norm_add without bias", spec(Norm::Layer), None),
+            ("layer_norm_add", spec(Norm::Layer), Some(&bias)),
+        ] {
+            let case = format!("{name} of {dtypes} {:?}", x.layout());
+            let sum = |residual: &Tensor| match (spec.norm, spec.weight_offset == 0.0) {
+                (Norm::Rms, true) => rms_norm_add(&x, residual, &w, EPS).unwrap(),
+                (Norm::Rms, false) => gemma_rms_norm_add(&x, residual, &w, EPS).unwrap(),
+                (Norm::Layer, _) => layer_norm_add(&x, residual, &w, bias.map(Var::as_tensor), EPS).unwrap(),
+            };
+            let residual_out = sum(&r);
+            let dsum = dy.to_dtype(r.dtype()).unwrap();
+            let grads = loss(&residual_out, &dsum).backward().unwrap();
+            judge_first(spec, bias, &residual_out, &dy, &grads, &case);
+            assert_eq!(elements::<R>(grads.get(&r).unwrap()), elements::<R>(&dsum), "{case}");
+            // The strided residual as it lies has the same bits.
+            assert_eq!(elements::<R>(&sum(&residual)), elements::<R>(&residual_out), "{case}");
+        }
+        for (name, spec) in [("rms_norm_add_rms_norm", spec(Norm::Rms)), ("gemma_rms_norm_add_rms_norm", gemma)] {
+            let case = format!("{name} of {dtypes} {:?}", x.layout());
+            let both = |residual: &Tensor| match spec.weight_offset == 0.0 {
+                true => rms_norm_add_rms_norm(&x, residual, &w, &next, EPS).unwrap(),
+                false => gemma_rms_norm_add_rms_norm(&x, residual, &w, &next, EPS).unwrap(),
+            };
+            let (y, sum) = both(&r);
+            assert_eq!((y.dims(), y.dtype()), (x.dims(), x.dtype()), "{case}");
+            let grads = loss(&y, &dy).backward().unwrap();
+            let dsum = grads.get(&r).unwrap();
+            judge_first(spec, None, &sum, &dsum.to_dtype(x.dtype()).unwrap(), &grads, &case);
+            // The norm of the sum as it was stored: as of that and an x of zeros.
+            let zeros = x.zeros_like().unwrap();
+            let judge = Judge { on, spec, dtypes, x: &zeros, residual: Some(&sum), weight: &next, bias: None, dy: &dy };
+            judge.run(|forward, backward| {
+                judge!(forward, Name::Y, T, &y, case);
+                judge!(backward, Name::Dresidual, R, dsum, case);
+                judge!(backward, Name::Dweight, W, grads.get(&next).unwrap(), case);
+            });
+            let (again, sum_again) = both(&residual);
+            assert_eq!((elements::<T>(&again), elements::<R>(&sum_again)), (elements(&y), elements(&sum)), "{case}");
+        }
+    }
+}
+
 // A test for each dtype of activations: side by side on a GPU, as nearly all of their time is the compiler's.
 
 #[test]
@@ -196,5 +272,28 @@ fn sums_of_bf16_and_their_norms_are_within_their_bounds() {
         adds::<bf16, bf16, f32>(on);
         adds::<bf16, f32, bf16>(on);
         adds::<bf16, f32, f32>(on);
+    });
+}
+
+#[test]
+fn norms_of_f32_added_to_a_residual_are_within_their_bounds() {
+    on_each_device(afters::<f32, f32, f32>);
+}
+
+#[test]
+fn norms_of_f16_added_to_a_residual_are_within_their_bounds() {
+    on_each_device(|on| {
+        afters::<f16, f16, f16>(on);
+        afters::<f16, f32, f32>(on);
+    });
+}
+
+#[test]
+fn norms_of_bf16_added_to_a_residual_are_within_their_bounds() {
+    on_each_device(|on| {
+        afters::<bf16, bf16, bf16>(on);
+        afters::<bf16, bf16, f32>(on);
+        afters::<bf16, f32, bf16>(on);
+        afters::<bf16, f32, f32>(on);
     });
 }

@@ -2,7 +2,7 @@
 
 use crate::kit::{On, message, on_each_device};
 use candle_core::{DType, Tensor};
-use rmsnorm_candle::{add_rms_norm, gemma_rms_norm, layer_norm, rms_norm};
+use rmsnorm_candle::{add_rms_norm, gemma_rms_norm, layer_norm, rms_norm, rms_norm_add, rms_norm_add_rms_norm};
 
 fn of(on: &On, dtype: DType, shape: &[usize]) -> Tensor {
     on.tensor::<f32>(shape, 1).to_dtype(dtype).unwrap()
@@ -20,6 +20,9 @@ fn wrong_shapes_are_named_and_nothing_is_broadcast() {
                 assert_eq!(message(gemma_rms_norm(&x, &wrong, 1e-6)), format!("rms_norm: weight {expected}"));
                 assert_eq!(message(layer_norm(&x, &w, Some(&wrong), 1e-6)), format!("layer_norm: bias {expected}"));
                 assert_eq!(message(add_rms_norm(&x, &x, &wrong, 1e-6)), format!("rms_norm: weight {expected}"));
+                assert_eq!(message(rms_norm_add(&x, &x, &wrong, 1e-6)), format!("rms_norm: weight {expected}"));
+                let text = message(rms_norm_add_rms_norm(&x, &x, &w, &wrong, 1e-6));
+                assert_eq!(text, format!("rms_norm: next_weight {expected}"));
             }
             for shape in [&[16usize][..], &[1, 16], &[4, 1], &[4, 8], &[2, 2, 16]] {
                 let text = message(add_rms_norm(&x, &of(on, dtype, shape), &w, 1e-6));
@@ -45,6 +48,8 @@ fn wrong_dtypes_and_eps_are_named() {
             assert_eq!(message(rms_norm(&ints, &w, 1e-6)), expected("x"));
             assert_eq!(message(rms_norm(&x, &weight, 1e-6)), expected("weight"));
             assert_eq!(message(add_rms_norm(&x, &ints, &w, 1e-6)), expected("residual"));
+            assert_eq!(message(rms_norm_add(&x, &ints, &w, 1e-6)), expected("residual"));
+            assert_eq!(message(rms_norm_add_rms_norm(&x, &x, &w, &weight, 1e-6)), expected("next_weight"));
             let text = message(layer_norm(&x, &w, Some(&weight), 1e-6));
             assert_eq!(text, format!("layer_norm: bias must be of floats, got {dtype:?}"));
         }

@@ -2,7 +2,10 @@
 
 use crate::kit::{elements, f64s, loss, on_each_device};
 use candle_core::{DType, Tensor, Var};
-use rmsnorm_candle::{add_layer_norm, add_rms_norm, gemma_rms_norm, layer_norm, rms_norm, rms_norm_in_place};
+use rmsnorm_candle::{
+    add_layer_norm, add_rms_norm, gemma_rms_norm, layer_norm, layer_norm_add, rms_norm, rms_norm_add,
+    rms_norm_add_rms_norm, rms_norm_in_place,
+};
 use rmsnorm_core::bf16;
 
 const EPS: f64 = 1e-5;
@@ -24,6 +27,67 @@ fn gradients_of_both_results_add_up() {
         }
         assert_eq!(elements::<f32>(of_both.get(&w).unwrap()), elements::<f32>(of_y.get(&w).unwrap()));
         assert_eq!(elements::<f32>(of_h.get(&x).unwrap()), elements::<f32>(&dh));
+    });
+}
+
+/// So do those of a norm that is added to a residual, and of the next one.
+#[test]
+fn gradients_of_both_results_add_up_after_the_norm() {
+    on_each_device(|on| {
+        let (x, r, w) = (on.var::<f32>(&[6, 40], 1), on.var::<f32>(&[6, 40], 2), on.var::<f32>(&[40], 3));
+        let next = on.var::<f32>(&[40], 6);
+        let (dy, dh) = (on.tensor::<f32>(&[6, 40], 4), on.tensor::<f32>(&[6, 40], 5));
+        let (y, h) = rms_norm_add_rms_norm(&x, &r, &w, &next, EPS).unwrap();
+        let of_y = loss(&y, &dy).backward().unwrap();
+        let of_h = loss(&h, &dh).backward().unwrap();
+        assert!(of_h.get(&next).is_none(), "the sum does not depend on the next weight");
+        let of_both = (loss(&y, &dy) + loss(&h, &dh)).unwrap().backward().unwrap();
+        let sum = (of_y.get(&r).unwrap() + of_h.get(&r).unwrap()).unwrap();
+        assert_eq!(elements::<f32>(of_both.get(&r).unwrap()), elements::<f32>(&sum));
+        assert_eq!(elements::<f32>(of_h.get(&r).unwrap()), elements::<f32>(&dh));
+        // x and its weight get what the norm of x alone makes of the gradient of the sum.
+        let alone = loss(&rms_norm(&x, &w, EPS).unwrap(), &sum).backward().unwrap();
+        for variable in [&x, &w] {
+            let got = elements::<f32>(of_both.get(variable).unwrap());
+            assert_eq!(got, elements::<f32>(alone.get(variable).unwrap()));
+        }
+        assert_eq!(elements::<f32>(of_both.get(&next).unwrap()), elements::<f32>(of_y.get(&next).unwrap()));
+        // The sum by itself, and its norm by itself, have the bits of both in one call.
+        let apart = rms_norm_add(&x, &r, &w, EPS).unwrap();
+        assert_eq!(elements::<f32>(&apart), elements::<f32>(&h));
+        assert_eq!(elements::<f32>(&rms_norm(&apart, &next, EPS).unwrap()), elements::<f32>(&y));
+    });
+}
+
+/// Of a norm that is added to a residual: each alone, and what is frozen gets none.
+#[test]
+fn norms_added_to_a_residual_with_frozen_tensors() {
+    on_each_device(|on| {
+        let (x, r) = (on.var::<f32>(&[4, 16], 1), on.var::<f32>(&[4, 16], 2));
+        let (w, b) = (on.var::<f32>(&[16], 3), on.var::<f32>(&[16], 4));
+        let summed = |y: Tensor| y.sqr().unwrap().sum_all().unwrap().backward().unwrap();
+        let (all, frozen) = ([&x, &r, &w, &b], [&x, &r, &w, &b].map(|var| var.detach()));
+        let expected = summed(layer_norm_add(&x, &r, &w, Some(&b), EPS).unwrap());
+        for (i, var) in all.into_iter().enumerate() {
+            let at = |j: usize| if i == j { all[j].as_tensor() } else { &frozen[j] };
+            let grads = summed(layer_norm_add(at(0), at(1), at(2), Some(at(3)), EPS).unwrap());
+            assert_eq!(elements::<f32>(grads.get(var).unwrap()), elements::<f32>(expected.get(var).unwrap()));
+            assert!(all.into_iter().enumerate().all(|(j, other)| i == j || grads.get(other).is_none()));
+            // The next norm's weight in place of the bias.
+            let (y, sum) = rms_norm_add_rms_norm(at(0), at(1), at(2), at(3), EPS).unwrap();
+            assert_eq!(sum.track_op(), i < 3);
+            assert!(summed(y).get(var).is_some());
+        }
+        assert!(!layer_norm_add(&frozen[0], &frozen[1], &frozen[2], Some(&frozen[3]), EPS).unwrap().track_op());
+        // One tensor as x and residual.
+        let (twice, of_x) = (summed(rms_norm_add(&x, &x, &w, EPS).unwrap()), on.var::<f32>(&[4, 16], 1));
+        let apart = summed(rms_norm_add(&x, &of_x, &w, EPS).unwrap());
+        let sum = (apart.get(&x).unwrap() + apart.get(&of_x).unwrap()).unwrap();
+        assert_eq!(elements::<f32>(twice.get(&x).unwrap()), elements::<f32>(&sum));
+        // No rows.
+        let none = x.narrow(0, 0, 0).unwrap();
+        let (y, sum) = rms_norm_add_rms_norm(&none, &none, &w, &b, EPS).unwrap();
+        assert_eq!((y.dims(), sum.dims()), (none.dims(), none.dims()));
     });
 }
 

@@ -82,14 +82,31 @@ fn modules_are_the_functions() {
         assert_eq!((elements::<f32>(&y), elements::<f32>(&sum)), (elements(&expected), elements(&expected_sum)));
         // The method of a norm that stands alone.
         for (y, sum) in [
-            RmsNorm::new(w.clone(), EPS).forward_add(&x, &r).unwrap(),
-            LayerNorm::rms_norm(w.clone(), EPS).forward_add(&x, &r).unwrap(),
+            RmsNorm::new(w.clone(), EPS).add_forward(&x, &r).unwrap(),
+            LayerNorm::rms_norm(w.clone(), EPS).add_forward(&x, &r).unwrap(),
         ] {
             assert_eq!((elements::<f32>(&y), elements::<f32>(&sum)), (elements(&expected), elements(&expected_sum)));
         }
-        let (y, sum) = affine.forward_add(&x, &r).unwrap();
+        let (y, sum) = affine.add_forward(&x, &r).unwrap();
         let (expected, expected_sum) = rmsnorm_candle::add_layer_norm(&x, &r, &w, Some(&b), EPS).unwrap();
         assert_eq!((elements::<f32>(&y), elements::<f32>(&sum)), (elements(&expected), elements(&expected_sum)));
+        // The residual added after the norm, and the next norm of that.
+        let sums = [
+            (RmsNorm::new(w.clone(), EPS).forward_add(&x, &r), rmsnorm_candle::rms_norm_add(&x, &r, &w, EPS)),
+            (RmsNorm::gemma(w.clone(), EPS).forward_add(&x, &r), rmsnorm_candle::gemma_rms_norm_add(&x, &r, &w, EPS)),
+            (affine.forward_add(&x, &r), rmsnorm_candle::layer_norm_add(&x, &r, &w, Some(&b), EPS)),
+        ];
+        for (sum, expected) in sums {
+            assert_eq!(elements::<f32>(&sum.unwrap()), elements::<f32>(&expected.unwrap()));
+        }
+        let (norm, next) = (RmsNorm::gemma(w.clone(), EPS), RmsNorm::gemma(b.clone(), EPS));
+        let (y, sum) = norm.forward_add_forward(&x, &r, &next).unwrap();
+        let (expected, expected_sum) = rmsnorm_candle::gemma_rms_norm_add_rms_norm(&x, &r, &w, &b, EPS).unwrap();
+        assert_eq!((elements::<f32>(&y), elements::<f32>(&sum)), (elements(&expected), elements(&expected_sum)));
+        for other in [RmsNorm::new(b.clone(), EPS), RmsNorm::gemma(b.clone(), 2.0 * EPS)] {
+            let text = message(norm.forward_add_forward(&x, &r, &other));
+            assert!(text.starts_with("rms_norm: two norms in one call must be of one kind"), "{text}");
+        }
         // Gemma's norm of a sum: what two calls give.
         let (y, sum) = AddRmsNorm::from(RmsNorm::gemma(w.clone(), EPS)).forward(&x, &r).unwrap();
         assert_eq!(elements::<f32>(&y), elements::<f32>(&rmsnorm_candle::gemma_rms_norm(&sum, &w, EPS).unwrap()));

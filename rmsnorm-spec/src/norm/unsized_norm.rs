@@ -1,6 +1,6 @@
 //! [`UnsizedNorm`]: a norm of tensors whose shapes are not known yet.
 
-use super::{Norm, NormSpec};
+use super::{Norm, NormSpec, ResidualPlacement};
 use crate::RowLayout;
 
 /// A [`NormSpec`] without its size, for libraries whose calls take it from their tensors: the adapters of candle and burn. `eps` is
@@ -25,17 +25,24 @@ pub struct UnsizedNorm {
     pub eps: f64,
     /// As [`NormSpec::weight_offset`].
     pub weight_offset: f32,
+    /// As [`NormSpec::residual`].
+    pub residual: ResidualPlacement,
 }
 
 impl UnsizedNorm {
-    /// A norm of that kind, with no weight offset.
+    /// A norm of that kind, with no weight offset, and a residual, if any, added before.
     pub const fn new(norm: Norm, eps: f64) -> Self {
-        UnsizedNorm { norm, eps, weight_offset: 0.0 }
+        UnsizedNorm { norm, eps, weight_offset: 0.0, residual: ResidualPlacement::Before }
     }
 
     /// RMS norm by `1 + weight`.
     pub const fn gemma(eps: f64) -> Self {
         UnsizedNorm { weight_offset: 1.0, ..UnsizedNorm::new(Norm::Rms, eps) }
+    }
+
+    /// With the residual added after the norm.
+    pub const fn residual_after(self) -> Self {
+        UnsizedNorm { residual: ResidualPlacement::After, ..self }
     }
 
     /// Whether `eps` is not negative, and finite as an f32: what a call asks of it.
@@ -45,7 +52,8 @@ impl UnsizedNorm {
 
     /// Of these rows.
     pub const fn sized(&self, rows: &RowLayout) -> NormSpec {
-        NormSpec::new(self.norm, rows.rows, rows.cols, self.eps as f32).weight_offset(self.weight_offset)
+        let spec = NormSpec::new(self.norm, rows.rows, rows.cols, self.eps as f32);
+        NormSpec { weight_offset: self.weight_offset, residual: self.residual, ..spec }
     }
 
     /// `rms_norm`, `layer_norm`.
