@@ -72,9 +72,8 @@ impl CpuBackend {
     }
 
     fn of_pool(tuning: Tuning, source: &'static Source) -> Self {
-        let process = std::process::id();
-        let caps = Caps { isa: Isa::detect(), threads: pool_threads(process), tuning };
-        CpuBackend { caps, pool: None, process, source }
+        let (threads, process) = pool_here();
+        CpuBackend { caps: Caps { isa: Isa::detect(), threads, tuning }, pool: None, process, source }
     }
 
     /// This instruction set and exactly this number of threads. With 1 thread everything runs on the caller's.
@@ -154,9 +153,9 @@ impl CpuBackend {
         self.caps.isa
     }
 
-    /// The threads that large calls are split over.
+    /// The threads that large calls are split over: 1 in a child of the process that has more.
     pub fn threads(&self) -> usize {
-        self.caps.threads
+        self.tasks_here(self.caps.threads)
     }
 
     /// Copies `from` to `to` with the threads, loads and stores of the kernels, through the cache or past it: what the
@@ -316,17 +315,20 @@ impl Drop for Pool {
     }
 }
 
-/// Threads of the pool that forks of the calling thread go to; 1 if there is none, and then nothing may fork.
-fn pool_threads(process: u32) -> usize {
+/// The pool that forks of the calling thread go to: its threads, 1 if there is none and nothing may fork, and the process that has them.
+/// The system is asked for the number of the process once, as that takes a tenth of a call of one row.
+fn pool_here() -> (usize, u32) {
     if rayon::current_thread_index().is_some() {
-        return rayon::current_num_threads();
+        return (rayon::current_num_threads(), std::process::id());
     }
     static GLOBAL: OnceLock<(usize, u32)> = OnceLock::new();
-    let (threads, started_by) = *GLOBAL.get_or_init(|| match rayon::ThreadPoolBuilder::new().build_global() {
-        // The system's own error is the source: no thread could be started, and asking rayon again would panic.
-        Err(error) if error.source().is_some() => (1, process),
-        // Started here, or earlier by the application.
-        Ok(()) | Err(_) => (rayon::current_num_threads(), process),
-    });
-    if started_by == process { threads } else { 1 }
+    *GLOBAL.get_or_init(|| {
+        let threads = match rayon::ThreadPoolBuilder::new().build_global() {
+            // The system's own error is the source: no thread could be started, and asking rayon again would panic.
+            Err(error) if error.source().is_some() => 1,
+            // Started here, or earlier by the application.
+            Ok(()) | Err(_) => rayon::current_num_threads(),
+        };
+        (threads, std::process::id())
+    })
 }
