@@ -97,7 +97,8 @@ pub fn add_layer_norm(
 /// `x`, `residual`, and the result: (.., cols), of any rank from 1. `weight`: (cols).
 ///
 /// # Gradients
-/// Of `x`, `residual` and `weight`. See [the crate](crate) for dtypes, devices and errors.
+/// Of `x`, `residual` and `weight`. That of `residual` is the sum's as it is; the norm's backward takes it in the dtype of `x`, as it
+/// would the gradient of a y. See [the crate](crate) for dtypes, devices and errors.
 pub fn rms_norm_add(x: &Tensor, residual: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
     normalize_add(UnsizedNorm::new(Norm::Rms, eps), x, residual, weight, None)
 }
@@ -107,7 +108,8 @@ pub fn gemma_rms_norm_add(x: &Tensor, residual: &Tensor, weight: &Tensor, eps: f
     normalize_add(UnsizedNorm::gemma(eps), x, residual, weight, None)
 }
 
-/// The layer norm of `x` added to `residual`: as [`rms_norm_add`], with gradients of `bias` too.
+/// The layer norm of `x` added to `residual`: as [`rms_norm_add`], with gradients of `bias` too. Where the bias has one, the graph
+/// has a copy of weight and bias, and computes the weight's, frozen or not.
 ///
 /// # Shapes
 /// `x`, `residual`, and the result: (.., cols), of any rank from 1. `weight`, `bias`: (cols).
@@ -125,7 +127,8 @@ pub fn layer_norm_add(
 /// the same `eps`.
 ///
 /// # Shapes
-/// `x`, `residual`, and both results: (.., cols), of any rank from 1. `weight`, `next_weight`: (cols), of one dtype.
+/// `x`, `residual`, and both results: (.., cols), of any rank from 1. `weight`, `next_weight`: (cols). Where they differ in dtype,
+/// candle's own operations compute both norms.
 ///
 /// # Gradients
 /// Of `x`, `residual`, `weight` and `next_weight`, from either result or both.

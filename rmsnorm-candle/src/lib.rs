@@ -31,8 +31,9 @@
 //! To build, candle's own `cuda` needs nvcc and the libraries of a CUDA toolkit.
 //!
 //! # Gradients
-//! Of x, residual, weight and bias, wherever candle tracks them: none is kept of a frozen tensor. Forward saves what candle's graph
-//! holds anyway, x and weight, and 4 or 8 bytes a row. Gradients have no gradient of their own, as with all fused operations of
+//! Of x, residual, weights and bias, wherever candle tracks them: none is kept of a frozen tensor, but for [`layer_norm_add`]'s weight
+//! beside a bias. Forward saves what candle's graph holds anyway, x and weight, and 4 bytes a row for each RMS norm, 8 for a layer
+//! norm. Gradients have no gradient of their own, as with all fused operations of
 //! candle.
 //!
 //! candle's own fused `candle_nn::ops::rms_norm` and `layer_norm`, and the modules of candle-nn where they use them, have no
@@ -54,7 +55,7 @@
 //! | a weight that is cast to bf16 | the f32 weight as it is |
 //! | norms of q and k by strides: mistral.rs | [`rms_norm`] of the heads as `narrow` gives them, before they are transposed; or in place |
 //! | residual + norm(x), of mistral.rs's Gemma | [`gemma_rms_norm_add`]`(&x, &residual, &w, eps)`, or `norm.forward_add(&x, &residual)` |
-//! | and the next norm of that | [`gemma_rms_norm_add_rms_norm`]`(&x, &residual, &w1, &w2, eps)`, or `norm.forward_add_forward(&x, &residual, &next)` |
+//! | and the next norm of that | [`gemma_rms_norm_add_rms_norm`]`(&x, &residual, &w1, &w2, eps)`, or `norm.forward_add_forward(&x, &residual, &next)`; of layer norms by two functions |
 //!
 //! # Threads
 //! Large calls are split over rayon's pool, which candle uses as well. Results do not depend on the number of threads. While that runs,

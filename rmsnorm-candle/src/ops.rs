@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | [`normalize::Normalize`] | y from x, weight and bias | the statistics |
 //! | [`add::Add`] | the sum of x and residual, from one kernel with y | y, the statistics |
-//! | [`after::After`] | the sum of residual and the norm of x, from one kernel with the next norm's y, if that is wanted | the statistics; y and its own |
+//! | [`after::After`] | the sum of residual and the norm of x, from one kernel with the next norm's y, if that is wanted | the statistics |
 //! | [`take::Take`] | y from the sum, without any work | shared with `Add` or `After` |
 //! | [`differentiate`] | no node: `bwd` runs it for the gradients | the parameters' gradients |
 //! | [`in_place`] | no node: y over x | |

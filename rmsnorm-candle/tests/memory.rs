@@ -5,7 +5,9 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::{Device, Var, WithDType};
-use rmsnorm_candle::{add_layer_norm, add_rms_norm, layer_norm, rms_norm, rms_norm_add, rms_norm_add_rms_norm};
+use rmsnorm_candle::{
+    add_layer_norm, add_rms_norm, layer_norm, layer_norm_add, rms_norm, rms_norm_add, rms_norm_add_rms_norm,
+};
 use rmsnorm_core::conformance::testing::values;
 use rmsnorm_core::{Element, bf16};
 
@@ -69,6 +71,7 @@ fn of_dtype<E: Element + WithDType>() {
     is_held(held(|| add_rms_norm(&x, &r, &w, 1e-5).unwrap()), 2 * size, 1);
     is_held(held(|| add_layer_norm(&x, &r, &w, Some(&b), 1e-5).unwrap()), 2 * size, 2);
     is_held(held(|| rms_norm_add(&x, &r, &w, 1e-5).unwrap()), size, 1);
+    is_held(held(|| layer_norm_add(&x, &r, &w, Some(&b), 1e-5).unwrap()), size, 2);
     is_held(held(|| rms_norm_add_rms_norm(&x, &r, &w, &b, 1e-5).unwrap()), 2 * size, 2);
     // A view of a wider tensor, whose rows are not copied.
     let wide = var::<E>(&[ROWS, 3 * COLS], 5);

@@ -66,7 +66,13 @@ impl RmsNorm {
     /// As [`crate::rms_norm_add_rms_norm`], and where the norms differ in more than their weights: one call has one `eps`.
     pub fn forward_add_forward(&self, x: &Tensor, residual: &Tensor, next: &RmsNorm) -> Result<(Tensor, Tensor)> {
         if self.spec() != next.spec() {
-            bail!("rms_norm: two norms in one call must be of one kind, got {:?} and {:?}", self.spec(), next.spec());
+            let what =
+                |norm: &RmsNorm| format!("{} and {}", norm.eps, if norm.is_gemma { "1 + weight" } else { "weight" });
+            bail!(
+                "rms_norm: both norms must have one eps and one form of the weight, got {}, and {}",
+                what(self),
+                what(next)
+            );
         }
         normalize_add_normalize(self.spec(), x, residual, &self.weight, &next.weight)
     }

@@ -11,8 +11,8 @@ use super::normalize::keep;
 use super::take::{Shared, Take};
 use crate::call::{AfterCall, Kernels, Operand, Statistics};
 
-/// residual + norm(x), from x, the norm's parameters and residual. The parameters are the weight or, as candle has no place for a
-/// fourth tensor with a gradient, weight and bias in one.
+/// residual + norm(x), from x, the norm's parameters and residual. The parameters are the weight or, where the bias has a gradient,
+/// both in one: candle has no place for a fourth tensor that has one.
 pub(crate) struct After {
     spec: UnsizedNorm,
     cols: usize,
@@ -20,8 +20,15 @@ pub(crate) struct After {
     /// Whether there will be a backward pass.
     save: bool,
     statistics: OnceLock<Statistics>,
+    fourth: Fourth,
+}
+
+/// A tensor whose gradient is none of the sum's.
+enum Fourth {
+    None,
+    Bias(Tensor),
     /// The next norm's weight, and what is left for its node.
-    next: Option<(Tensor, Arc<Shared>)>,
+    NextWeight(Tensor, Arc<Shared>),
 }
 
 impl After {
@@ -33,10 +40,13 @@ impl After {
         weight: &Tensor,
         bias: Option<&Tensor>,
     ) -> Result<Tensor> {
-        let parameters = bias.map(|bias| Tensor::cat(&[weight, bias], 0)).transpose()?;
-        let parameters = parameters.as_ref().unwrap_or(weight);
-        let save = [x, residual, parameters].into_iter().any(Tensor::track_op);
-        After::new(spec, x, weight, save, None).sum(x, residual, parameters)
+        let (parameters, fourth) = match bias {
+            None => (weight.clone(), Fourth::None),
+            Some(bias) if bias.track_op() => (Tensor::cat(&[weight, bias], 0)?, Fourth::None),
+            Some(bias) => (weight.clone(), Fourth::Bias(bias.clone())),
+        };
+        let save = [x, residual, &parameters].into_iter().any(Tensor::track_op);
+        After::new(spec, x, weight, save, fourth).sum(x, residual, &parameters)
     }
 
     /// y and the sum: as [`apply`](Self::apply), and `next_weight` is as the weight is.
@@ -50,13 +60,13 @@ impl After {
         let save = [x, residual, weight, next_weight].into_iter().any(Tensor::track_op);
         let shared = Arc::new(Shared::new(UnsizedNorm { residual: Default::default(), ..spec }));
         // Detached: the sum does not depend on it.
-        let next = Some((next_weight.detach(), shared.clone()));
-        let residual_out = After::new(spec, x, weight, save, next).sum(x, residual, weight)?;
+        let fourth = Fourth::NextWeight(next_weight.detach(), shared.clone());
+        let residual_out = After::new(spec, x, weight, save, fourth).sum(x, residual, weight)?;
         Ok((Take::apply(shared, save, &residual_out, next_weight, None)?, residual_out))
     }
 
-    fn new(spec: UnsizedNorm, x: &Tensor, weight: &Tensor, save: bool, next: Option<(Tensor, Arc<Shared>)>) -> Self {
-        After { spec, cols: weight.elem_count(), activations: x.dtype(), save, statistics: OnceLock::new(), next }
+    fn new(spec: UnsizedNorm, x: &Tensor, weight: &Tensor, save: bool, fourth: Fourth) -> Self {
+        After { spec, cols: weight.elem_count(), activations: x.dtype(), save, statistics: OnceLock::new(), fourth }
     }
 
     fn sum(self, x: &Tensor, residual: &Tensor, parameters: &Tensor) -> Result<Tensor> {
@@ -66,6 +76,7 @@ impl After {
         }
     }
 
+    /// Whether a bias is among the parameters.
     fn has_bias(&self, parameters: &Shape) -> bool {
         parameters.elem_count() > self.cols
     }
@@ -75,20 +86,22 @@ impl After {
         let part = |first| parameters.1.narrow(0, first, *cols);
         let weight = part(0)?;
         let bias = self.has_bias(parameters.1.shape()).then(|| part(*cols)).transpose()?;
+        let (weight, bias) = ((parameters.0, &weight), bias.as_ref().map(|bias| (parameters.0, bias)));
         let sum = Cell::new();
-        let call = |next_weight: Option<Operand<'_, S>>| {
-            let (weight, bias) = ((parameters.0, &weight), bias.as_ref().map(|bias| (parameters.0, bias)));
+        let call = |bias: Option<Operand<'_, S>>, next: Option<(Operand<'_, S>, &Shared)>| {
+            let next_weight = next.map(|(weight, _)| weight);
             let added = AfterCall { spec, x, weight, bias, residual, next_weight, save: *save }.run()?;
             keep(&self.statistics, added.statistics)?;
-            if let (Some((_, shared)), Some((y, statistics))) = (&self.next, added.next) {
+            if let (Some((_, shared)), Some((y, statistics))) = (next, added.next) {
                 shared.leave(y, statistics)?;
             }
             sum.put(added.residual_out);
             Ok(())
         };
-        match &self.next {
-            None => call(None)?,
-            Some((next_weight, _)) => S::lend(next_weight, |next_weight| call(Some(next_weight)))?,
+        match &self.fourth {
+            Fourth::None => call(bias, None)?,
+            Fourth::Bias(bias) => S::lend(bias, |bias| call(Some(bias), None))?,
+            Fourth::NextWeight(weight, shared) => S::lend(weight, |weight| call(bias, Some((weight, shared))))?,
         }
         match sum.take() {
             Some(residual_out) => Ok((residual_out, x.1.shape().clone())),
@@ -125,10 +138,9 @@ impl CustomOp3 for After {
         let weight = parameters.narrow(0, 0, self.cols)?;
         let bias = parameters.narrow(0, self.cols, self.cols)?;
         let (dx, dweight, dbias) = differentiate(&self.spec, self.statistics.get(), &dy, x, &weight, Some(&bias))?;
-        let dparameters = match (dweight, dbias) {
-            (Some(dweight), Some(dbias)) => Some(Tensor::cat(&[dweight, dbias], 0)?),
-            (None, _) | (_, None) => None,
-        };
-        Ok((dx, dparameters, dresidual))
+        match (dweight, dbias) {
+            (Some(dweight), Some(dbias)) => Ok((dx, Some(Tensor::cat(&[dweight, dbias], 0)?), dresidual)),
+            (None, _) | (_, None) => bail!("parts of a tracked tensor are tracked"),
+        }
     }
 }

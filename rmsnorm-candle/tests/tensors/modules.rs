@@ -105,7 +105,10 @@ fn modules_are_the_functions() {
         assert_eq!((elements::<f32>(&y), elements::<f32>(&sum)), (elements(&expected), elements(&expected_sum)));
         for other in [RmsNorm::new(b.clone(), EPS), RmsNorm::gemma(b.clone(), 2.0 * EPS)] {
             let text = message(norm.forward_add_forward(&x, &r, &other));
-            assert!(text.starts_with("rms_norm: two norms in one call must be of one kind"), "{text}");
+            assert!(
+                text.starts_with("rms_norm: both norms must have one eps and one form of the weight, got 0."),
+                "{text}"
+            );
         }
         // Gemma's norm of a sum: what two calls give.
         let (y, sum) = AddRmsNorm::from(RmsNorm::gemma(w.clone(), EPS)).forward(&x, &r).unwrap();
