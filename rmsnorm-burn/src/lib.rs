@@ -5,7 +5,9 @@
 //! | [`rms_norm`] | RMS norm |
 //! | [`gemma_rms_norm`] | RMS norm by `1 + weight` |
 //! | [`layer_norm`] | layer norm, with a bias or without |
-//! | [`add_rms_norm`] | `residual + x`, and its RMS norm |
+//! | [`add_rms_norm`], [`add_layer_norm`] | `residual + x`, and its norm |
+//! | [`rms_norm_add`], [`gemma_rms_norm_add`], [`layer_norm_add`] | `residual` and the norm of `x`, added |
+//! | [`rms_norm_add_rms_norm`], [`gemma_rms_norm_add_rms_norm`] | that sum, and its norm by a weight of its own |
 //! | [`nn`] | modules that are configured and saved as burn's |
 //!
 //! # Shapes
@@ -21,12 +23,14 @@
 //!
 //! # Gradients
 //! Of x, residual, weight and bias, wherever burn tracks them: none is computed of an untracked parameter. The graph keeps x, weight
-//! and 4 or 8 bytes a row beside y. With gradient checkpointing, y is not kept but computed again, with the same bits, where
+//! and 4 or 8 bytes a row and norm beside the results. With gradient checkpointing, y is not kept but computed again, with the same bits, where
 //! another operation needs it; it is kept where an input is untracked, and beside a wider residual.
 //!
 //! # Memory
 //! Results are new tensors. As in burn's own operations, y takes the place of an `x` that is moved into the call and that nobody else
-//! has: not its caller, not a view, not a graph. With a residual, the sum takes its place at the same time, if both are so.
+//! has: not its caller, not a view, not a graph. With a residual that is added before the norm, the sum takes its place at the same
+//! time, if both are so. One that is added after the norm gives way to the sum alone, and not where the sum has a next norm: `x` has
+//! to stay until that is done, so a result would have to be new anyway.
 //!
 //! # Panics
 //! burn's operations panic where arguments do not fit, and so do these, with the name of the tensor: where a length or a dtype
@@ -52,6 +56,7 @@ mod functions;
 mod native;
 pub mod nn;
 mod ops;
+mod path;
 mod rows;
 mod slow;
 
@@ -60,4 +65,7 @@ mod slow;
 #[doc = include_str!("../README.md")]
 mod readme {}
 
-pub use functions::{add_rms_norm, gemma_rms_norm, layer_norm, rms_norm};
+pub use functions::{
+    add_layer_norm, add_rms_norm, gemma_rms_norm, gemma_rms_norm_add, gemma_rms_norm_add_rms_norm, layer_norm,
+    layer_norm_add, rms_norm, rms_norm_add, rms_norm_add_rms_norm,
+};
