@@ -84,7 +84,8 @@ pub fn add_rms_norm<const D: usize>(
     add_normalize(UnsizedNorm::new(Norm::Rms, eps), x, residual, weight, None)
 }
 
-/// `residual + x`, rounded to the dtype of `residual`, and the layer norm of that sum: as [`add_rms_norm`], with gradients of `bias` too.
+/// `residual + x`, rounded to the dtype of `residual`, and the layer norm of that sum: as [`add_rms_norm`], with gradients of
+/// `bias` too.
 ///
 /// # Shapes
 /// `x`, `residual`, and both results: (.., cols), of any rank from 1. `weight`, `bias`: (cols).
@@ -107,8 +108,8 @@ pub fn add_layer_norm<const D: usize>(
 /// `x`, `residual` and the result: (.., cols), of any rank from 1. `weight`: (cols).
 ///
 /// # Gradients
-/// Of `x`, `residual` and `weight`. That of `residual` is the result's as it is, and what reaches `x` and `weight` is rounded to the
-/// dtype of `x` first, in which norms hand gradients on. See [the crate](crate) for dtypes and devices.
+/// Of `x`, `residual` and `weight`. That of `residual` is the result's as it is, and the kernels' norm
+/// has it rounded to the dtype of `x`, as gradients of norms are. See [the crate](crate) for dtypes and devices.
 ///
 /// # Memory
 /// The sum takes the place of a `residual` that nobody else has.
@@ -194,8 +195,8 @@ pub fn rms_norm_add_rms_norm<const D: usize>(
     normalize_add_normalize(UnsizedNorm::new(Norm::Rms, eps), x, residual, weight, next_weight)
 }
 
-/// [`rms_norm_add_rms_norm`] by `1 + weight` and `1 + next_weight`, which are not rounded: what stands between the parts of Gemma's blocks,
-/// from its second version on.
+/// [`rms_norm_add_rms_norm`] by `1 + weight` and `1 + next_weight`, which are not rounded: what stands between the parts of
+/// Gemma's blocks, from its second version on.
 ///
 /// # Panics
 /// As [the crate](crate#panics) says.

@@ -98,7 +98,7 @@ impl NormOps for Flex {
         weight: FlexTensor,
         spec: UnsizedNorm,
     ) -> (FlexTensor, FlexTensor) {
-        add(ForwardCall { spec, x, residual: Some(residual), weight, bias: None, save: false })
+        y_and_sum(ForwardCall { spec, x, residual: Some(residual), weight, bias: None, save: false })
     }
 
     fn add_normalize_affine(
@@ -108,7 +108,7 @@ impl NormOps for Flex {
         bias: FlexTensor,
         spec: UnsizedNorm,
     ) -> (FlexTensor, FlexTensor) {
-        add(ForwardCall { spec, x, residual: Some(residual), weight, bias: Some(bias), save: false })
+        y_and_sum(ForwardCall { spec, x, residual: Some(residual), weight, bias: Some(bias), save: false })
     }
 
     fn normalize_add(x: FlexTensor, residual: FlexTensor, weight: FlexTensor, spec: UnsizedNorm) -> FlexTensor {
@@ -139,8 +139,8 @@ impl NormOps for Flex {
     }
 }
 
-/// y and the sum.
-fn add(call: ForwardCall) -> (FlexTensor, FlexTensor) {
+/// Of a call with a residual.
+fn y_and_sum(call: ForwardCall) -> (FlexTensor, FlexTensor) {
     let (y, residual_out, _) = or_panic(call.run().and_then(Normalized::with_sum));
     (y, residual_out)
 }

@@ -29,7 +29,7 @@ pub(crate) struct Gradients {
 
 impl BackwardCall<'_> {
     /// # Errors
-    /// As [`ForwardCall::run`].
+    /// As [`ForwardCall::run`](super::ForwardCall::run).
     pub(crate) fn run(self) -> Result<Gradients, Error> {
         dispatch([self.dy.dtype(), self.weight.dtype(), self.x.dtype()], self)
     }

@@ -48,7 +48,8 @@ impl GemmaRmsNorm {
         normalize(UnsizedNorm::gemma(self.epsilon), x, self.gamma.val(), None)
     }
 
-    /// `(y, residual_out)`: `residual + x` in the dtype of `residual`, and y its norm in that of `x`. As [`crate::add_rms_norm`], by `1 + gamma`.
+    /// `(y, residual_out)`: `residual + x` in the dtype of `residual`, and y its norm in that of `x`. As [`crate::add_rms_norm`],
+    /// by `1 + gamma`.
     ///
     /// # Shapes
     /// `x`, `residual` and the results: (.., d_model), of any rank from 1.

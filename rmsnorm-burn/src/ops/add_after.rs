@@ -16,8 +16,8 @@ use super::{Tracked, in_dtype};
 use crate::check::or_panic;
 use crate::flex::{AddAfterCall, Added};
 
-/// The step of the sum: its parents are residual and those of the norm, which are x, weight and, if there is one, bias. Its state is
-/// the norm's and the dtype of x, where one of these three is tracked.
+/// The step of the sum: its parents are residual and those of the norm, which are x, weight and, if there is one, bias. Its state
+/// is the norm's and the dtype of x, where one of these three is tracked.
 #[derive(Debug)]
 struct AddAfterStep;
 
