@@ -12,15 +12,23 @@ pub(crate) struct Args<'a, const D: usize> {
     pub(crate) residual: Option<&'a Tensor<D>>,
     pub(crate) weight: &'a Tensor<1>,
     pub(crate) bias: Option<&'a Tensor<1>>,
+    /// That of the norm of a sum with a norm.
+    pub(crate) next_weight: Option<&'a Tensor<1>>,
 }
 
-impl<const D: usize> Args<'_, D> {
+impl<'a, const D: usize> Args<'a, D> {
+    /// Each vector, with its name.
+    fn vectors(&self) -> impl Iterator<Item = (&'static str, &'a Tensor<1>)> + use<'a, D> {
+        [("weight", Some(self.weight)), ("bias", self.bias), ("next_weight", self.next_weight)]
+            .into_iter()
+            .filter_map(|(name, tensor)| Some((name, tensor?)))
+    }
+
     /// The dtype of each, with its name.
     pub(crate) fn dtypes(&self) -> impl Iterator<Item = (&'static str, DType)> {
         let matrices = [("x", Some(self.x)), ("residual", self.residual)].into_iter();
-        let vectors = [("weight", Some(self.weight)), ("bias", self.bias)].into_iter();
         let matrices = matrices.filter_map(|(name, tensor)| Some((name, tensor?.dtype())));
-        matrices.chain(vectors.filter_map(|(name, tensor)| Some((name, tensor?.dtype()))))
+        matrices.chain(self.vectors().map(|(name, tensor)| (name, tensor.dtype())))
     }
 
     /// `eps`, shapes and dtypes. Nothing is broadcast.
@@ -40,7 +48,7 @@ impl<const D: usize> Args<'_, D> {
         {
             return Err(format!("{name}: residual must have the shape {dims:?} of x, got {:?}", residual.dims()));
         }
-        for (vector, tensor) in std::iter::once(("weight", self.weight)).chain(self.bias.map(|bias| ("bias", bias))) {
+        for (vector, tensor) in self.vectors() {
             let got = tensor.dims();
             if got != [cols] {
                 return Err(format!(

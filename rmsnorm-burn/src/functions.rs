@@ -1,13 +1,9 @@
-//! The functions: which path a call takes.
+//! The functions.
 
-use burn::backend::Dispatch;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Tensor;
 use rmsnorm_core::{Norm, UnsizedNorm};
 
-use crate::check::{Args, or_panic};
-use crate::native::mix;
-use crate::ops::NormOps;
-use crate::slow;
+use crate::path::{add_normalize, normalize, normalize_add, normalize_add_normalize};
 
 /// RMS norm over the last dimension: `x / sqrt(avg(x^2) + eps) * weight`, rounded once.
 ///
@@ -85,45 +81,131 @@ pub fn add_rms_norm<const D: usize>(
     weight: Tensor<1>,
     eps: f64,
 ) -> (Tensor<D>, Tensor<D>) {
-    let spec = UnsizedNorm::new(Norm::Rms, eps);
-    let args = Args { x: &x, residual: Some(&residual), weight: &weight, bias: None };
-    or_panic(args.check(&spec));
-    if has_kernels(&args) {
-        let (x, residual, weight) = (x.into_dispatch(), residual.into_dispatch(), weight.into_dispatch());
-        let (y, residual_out) = Dispatch::add_normalize(x, residual, weight, spec);
-        return (Tensor::from_dispatch(y), Tensor::from_dispatch(residual_out));
-    }
-    let dtype = x.dtype();
-    let residual_out = slow::add(x, residual);
-    (slow::normalize(&spec, residual_out.clone(), weight, None, dtype), residual_out)
+    add_normalize(UnsizedNorm::new(Norm::Rms, eps), x, residual, weight, None)
 }
 
-/// `x` normalized.
-pub(crate) fn normalize<const D: usize>(
-    spec: UnsizedNorm,
+/// `residual + x`, rounded to the dtype of `residual`, and the layer norm of that sum: as [`add_rms_norm`], with gradients of
+/// `bias` too.
+///
+/// # Shapes
+/// `x`, `residual`, and both results: (.., cols), of any rank from 1. `weight`, `bias`: (cols).
+///
+/// # Panics
+/// As [the crate](crate#panics) says.
+pub fn add_layer_norm<const D: usize>(
     x: Tensor<D>,
+    residual: Tensor<D>,
     weight: Tensor<1>,
     bias: Option<Tensor<1>>,
-) -> Tensor<D> {
-    let args = Args { x: &x, residual: None, weight: &weight, bias: bias.as_ref() };
-    or_panic(args.check(&spec));
-    if !has_kernels(&args) {
-        let dtype = x.dtype();
-        return slow::normalize(&spec, x, weight, bias, dtype);
-    }
-    let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
-    Tensor::from_dispatch(match bias {
-        None => Dispatch::normalize(x, weight, spec),
-        Some(bias) => Dispatch::normalize_affine(x, weight, bias.into_dispatch(), spec),
-    })
+    eps: f64,
+) -> (Tensor<D>, Tensor<D>) {
+    add_normalize(UnsizedNorm::new(Norm::Layer, eps), x, residual, weight, bias)
 }
 
-/// Whether kernels of ours take such tensors: on this device, of these dtypes.
-fn has_kernels<const D: usize>(args: &Args<'_, D>) -> bool {
-    let &Args { x, residual, weight, bias } = args;
-    let is_one_dtype = bias.is_none_or(|bias| bias.dtype() == weight.dtype());
-    is_one_dtype
-        && mix([x.dtype(), weight.dtype(), residual.unwrap_or(x).dtype()]).is_some()
-        // Whether or not there is autodiff on it.
-        && x.device() == Device::flex()
+/// `residual` and the RMS norm of `x`, added and rounded once, to the dtype of `residual`: the end of a block of post-norm.
+///
+/// # Shapes
+/// `x`, `residual` and the result: (.., cols), of any rank from 1. `weight`: (cols).
+///
+/// # Gradients
+/// Of `x`, `residual` and `weight`. That of `residual` is the result's as it is, and the kernels' norm
+/// has it rounded to the dtype of `x`, as gradients of norms are. See [the crate](crate) for dtypes and devices.
+///
+/// # Memory
+/// The sum takes the place of a `residual` that nobody else has.
+///
+/// # Panics
+/// As [the crate](crate#panics) says.
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Device, Tensor};
+///
+/// let device = Device::flex();
+/// let x = Tensor::<2>::from_floats([[5.0, -5.0]], &device);
+/// let residual = Tensor::<2>::from_floats([[1.0, 2.0]], &device);
+/// let residual = rmsnorm_burn::rms_norm_add(x, residual, Tensor::ones([2], &device), 0.0);
+/// assert_eq!(residual.into_data().try_to_vec::<f32>().unwrap(), [2.0, 1.0]);
+/// ```
+pub fn rms_norm_add<const D: usize>(x: Tensor<D>, residual: Tensor<D>, weight: Tensor<1>, eps: f64) -> Tensor<D> {
+    normalize_add(UnsizedNorm::new(Norm::Rms, eps), x, residual, weight, None)
+}
+
+/// [`rms_norm_add`] by `1 + weight`, which is not rounded: Gemma's norm behind attention and behind the feed-forward part, from its
+/// second version on.
+///
+/// # Panics
+/// As [the crate](crate#panics) says.
+pub fn gemma_rms_norm_add<const D: usize>(x: Tensor<D>, residual: Tensor<D>, weight: Tensor<1>, eps: f64) -> Tensor<D> {
+    normalize_add(UnsizedNorm::gemma(eps), x, residual, weight, None)
+}
+
+/// `residual` and the layer norm of `x`, added and rounded once: as [`rms_norm_add`], with gradients of `bias` too.
+///
+/// # Shapes
+/// `x`, `residual` and the result: (.., cols), of any rank from 1. `weight`, `bias`: (cols).
+///
+/// # Panics
+/// As [the crate](crate#panics) says.
+pub fn layer_norm_add<const D: usize>(
+    x: Tensor<D>,
+    residual: Tensor<D>,
+    weight: Tensor<1>,
+    bias: Option<Tensor<1>>,
+    eps: f64,
+) -> Tensor<D> {
+    normalize_add(UnsizedNorm::new(Norm::Layer, eps), x, residual, weight, bias)
+}
+
+/// Two norms around a residual, in one pass over memory: `(y, residual_out)`, where `residual_out` is [`rms_norm_add`] of `x`,
+/// `residual` and `weight`, and y its RMS norm by `next_weight` in the dtype of `x`. The bits are those of the two calls.
+///
+/// # Shapes
+/// `x`, `residual`, and both results: (.., cols), of any rank from 1. `weight`, `next_weight`: (cols), of one dtype.
+///
+/// # Gradients
+/// Of `x`, `residual` and both weights, from either result or both. See [the crate](crate) for dtypes and devices.
+///
+/// # Memory
+/// Both results are new tensors.
+///
+/// # Panics
+/// As [the crate](crate#panics) says.
+///
+/// # Example
+/// The end of one part of a block and the beginning of the next:
+/// ```
+/// use burn::tensor::{Device, Tensor};
+///
+/// let device = Device::flex();
+/// let attention = Tensor::<2>::from_floats([[5.0, -5.0]], &device);
+/// let residual = Tensor::<2>::from_floats([[2.0, 4.0]], &device);
+/// let [after_attention, before_mlp] = [1.0, 2.0].map(|weight| Tensor::full([2], weight, &device));
+/// let (y, residual) = rmsnorm_burn::rms_norm_add_rms_norm(attention, residual, after_attention, before_mlp, 0.0);
+/// assert_eq!(residual.into_data().try_to_vec::<f32>().unwrap(), [3.0, 3.0]);
+/// assert_eq!(y.into_data().try_to_vec::<f32>().unwrap(), [2.0, 2.0]);
+/// ```
+pub fn rms_norm_add_rms_norm<const D: usize>(
+    x: Tensor<D>,
+    residual: Tensor<D>,
+    weight: Tensor<1>,
+    next_weight: Tensor<1>,
+    eps: f64,
+) -> (Tensor<D>, Tensor<D>) {
+    normalize_add_normalize(UnsizedNorm::new(Norm::Rms, eps), x, residual, weight, next_weight)
+}
+
+/// [`rms_norm_add_rms_norm`] by `1 + weight` and `1 + next_weight`, which are not rounded: what stands between the parts of
+/// Gemma's blocks, from its second version on.
+///
+/// # Panics
+/// As [the crate](crate#panics) says.
+pub fn gemma_rms_norm_add_rms_norm<const D: usize>(
+    x: Tensor<D>,
+    residual: Tensor<D>,
+    weight: Tensor<1>,
+    next_weight: Tensor<1>,
+    eps: f64,
+) -> (Tensor<D>, Tensor<D>) {
+    normalize_add_normalize(UnsizedNorm::gemma(eps), x, residual, weight, next_weight)
 }

@@ -5,7 +5,9 @@
 //! | [`rms_norm`] | RMS norm |
 //! | [`gemma_rms_norm`] | RMS norm by `1 + weight` |
 //! | [`layer_norm`] | layer norm, with a bias or without |
-//! | [`add_rms_norm`] | `residual + x`, and its RMS norm |
+//! | [`add_rms_norm`], [`add_layer_norm`] | `residual + x`, and its norm |
+//! | [`rms_norm_add`], [`gemma_rms_norm_add`], [`layer_norm_add`] | `residual` and the norm of `x`, added |
+//! | [`rms_norm_add_rms_norm`], [`gemma_rms_norm_add_rms_norm`] | that sum, and its norm by a weight of its own |
 //! | [`nn`] | modules that are configured and saved as burn's |
 //!
 //! # Shapes
@@ -15,18 +17,22 @@
 //!
 //! # Dtypes and devices
 //! Kernels of ours run on burn's CPU backend, `Device::flex()`, where activations are f32, f16 or bf16, and the weight (with the
-//! bias) and the residual have the dtype of `x` or f32. They compute in f32 and round once. Anything else takes burn's own
-//! operations, in f32 or, where a tensor is f64, in f64, with the same gradients: the other backends (CUDA, ROCm, Metal, Vulkan and
-//! wgpu by CubeCL, whose fusion sees these operations as any others; LibTorch; remote devices), f64, and mixes such as an f64 weight.
+//! bias, or the next norm's weight) and the residual have the dtype of `x` or f32. They compute in f32 and round once. Anything
+//! else takes burn's own operations, in f32 or, where a tensor is f64, in f64, with the same gradients: the other backends (CUDA,
+//! ROCm, Metal, Vulkan and wgpu by CubeCL, whose fusion sees these operations as any others; LibTorch; remote devices), f64, and
+//! mixes such as an f64 weight.
 //!
 //! # Gradients
-//! Of x, residual, weight and bias, wherever burn tracks them: none is computed of an untracked parameter. The graph keeps x, weight
-//! and 4 or 8 bytes a row beside y. With gradient checkpointing, y is not kept but computed again, with the same bits, where
-//! another operation needs it; it is kept where an input is untracked, and beside a wider residual.
+//! Of x, residual, weights and bias, wherever burn tracks them: none is computed of an untracked parameter. The graph keeps x, the
+//! weights and 4 bytes a row and norm, of layer norm 8, beside the results; where a residual is added before the norm, the sum
+//! instead of x. With gradient checkpointing, y is not kept but computed again, with the same bits, where another operation needs
+//! it; it is kept where an input is untracked, and beside a wider residual. Sums are kept.
 //!
 //! # Memory
-//! Results are new tensors. As in burn's own operations, y takes the place of an `x` that is moved into the call and that nobody else
-//! has: not its caller, not a view, not a graph. With a residual, the sum takes its place at the same time, if both are so.
+//! Results are new tensors. As in burn's own operations, y takes the place of an `x` that is moved into the call and that nobody
+//! else has: not its caller, not a view, not a graph. With a residual that is added before the norm, the sum takes its place at
+//! the same time, if both are so. The sum of a residual that is added after the norm takes the residual's place, unless it has a
+//! next norm: both results are new then.
 //!
 //! # Panics
 //! burn's operations panic where arguments do not fit, and so do these, with the name of the tensor: where a length or a dtype
@@ -52,6 +58,7 @@ mod functions;
 mod native;
 pub mod nn;
 mod ops;
+mod path;
 mod rows;
 mod slow;
 
@@ -60,4 +67,7 @@ mod slow;
 #[doc = include_str!("../README.md")]
 mod readme {}
 
-pub use functions::{add_rms_norm, gemma_rms_norm, layer_norm, rms_norm};
+pub use functions::{
+    add_layer_norm, add_rms_norm, gemma_rms_norm, gemma_rms_norm_add, gemma_rms_norm_add_rms_norm, layer_norm,
+    layer_norm_add, rms_norm, rms_norm_add, rms_norm_add_rms_norm,
+};

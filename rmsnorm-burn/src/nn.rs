@@ -1,7 +1,8 @@
 //! Modules that are configured, called and saved as burn's are: `use burn::nn::{RmsNorm, RmsNormConfig}` becomes
 //! `use rmsnorm_burn::nn::{RmsNorm, RmsNormConfig}`, and records of the one load into the other.
 //!
-//! What differs: they round once, at the end, and take a weight in f32 beside 16-bit activations.
+//! What differs: they round once, at the end, and take a weight in f32 beside 16-bit activations. A norm's `forward_add` adds a
+//! residual first.
 //!
 //! # Example
 //! ```

@@ -38,6 +38,20 @@ pub(crate) fn add<const D: usize>(x: Tensor<D>, residual: Tensor<D>) -> Tensor<D
     (residual.cast(wide) + x.cast(wide)).cast(dtype)
 }
 
+/// `residual` and `x` normalized, added and rounded to the dtype of `residual`: once.
+pub(crate) fn normalize_add<const D: usize>(
+    spec: &UnsizedNorm,
+    x: Tensor<D>,
+    residual: Tensor<D>,
+    weight: Tensor<1>,
+    bias: Option<Tensor<1>>,
+) -> Tensor<D> {
+    let dtype = residual.dtype();
+    let bias_dtype = bias.as_ref().map_or(dtype, |bias| bias.dtype());
+    let wide = wide(&[dtype, x.dtype(), weight.dtype(), bias_dtype]);
+    (residual.cast(wide) + normalize(spec, x, weight, bias, wide)).cast(dtype)
+}
+
 /// What is computed in, where these are read and written.
 fn wide(dtypes: &[DType]) -> DType {
     if dtypes.contains(&DType::F64) { DType::F64 } else { DType::F32 }

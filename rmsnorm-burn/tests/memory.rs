@@ -4,7 +4,9 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::tensor::{Device, Tensor, TensorData};
-use rmsnorm_burn::{add_rms_norm, layer_norm, rms_norm};
+use rmsnorm_burn::{
+    add_layer_norm, add_rms_norm, layer_norm, layer_norm_add, rms_norm, rms_norm_add, rms_norm_add_rms_norm,
+};
 use rmsnorm_core::conformance::testing::values;
 use rmsnorm_core::{Element, bf16};
 
@@ -73,6 +75,19 @@ fn of_dtype<E: Element + burn::tensor::Element>() {
     is_held(held(|| rms_norm(x.clone(), w.clone(), 1e-5)), size, 1);
     is_held(held(|| layer_norm(x.clone(), w.clone(), Some(b.clone()), 1e-5)), size, 2);
     is_held(held(|| add_rms_norm(x.clone(), r.clone(), w.clone(), 1e-5)), 2 * size, 1);
+    is_held(held(|| add_layer_norm(x.clone(), r.clone(), w.clone(), Some(b.clone()), 1e-5)), 2 * size, 2);
+    is_held(held(|| rms_norm_add(x.clone(), r.clone(), w.clone(), 1e-5)), size, 1);
+    is_held(held(|| layer_norm_add(x.clone(), r.clone(), w.clone(), Some(b.clone()), 1e-5)), size, 2);
+    let around = || rms_norm_add_rms_norm(x.clone(), r.clone(), w.clone(), b.clone(), 1e-5);
+    is_held(held(around), 2 * size, 2);
+    // The sum is what the graph keeps of it.
+    let (got, _) = held(|| around().0);
+    assert!((2 * size..2 * size + 2 * ROWS * 4 + 16384).contains(&got), "{got} bytes");
+    // Where only the residual is tracked, neither x nor its statistics.
+    let still = || matrix([ROWS, COLS], 6).detach().set_require_grad(false);
+    let still_w = w.clone().detach().set_require_grad(false);
+    let (got, _) = held(|| rms_norm_add(still(), r.clone(), still_w.clone(), 1e-5));
+    assert!((size..size + 16384).contains(&got), "{got} bytes");
     // Views of a wider tensor, whose rows are not copied: those of one head, and of all heads of a part.
     let wide = matrix([ROWS, 3 * COLS], 5);
     is_held(held(|| rms_norm(wide.clone().narrow(1, COLS, COLS), w.clone(), 1e-5)), size, 1);
@@ -85,6 +100,7 @@ fn of_dtype<E: Element + burn::tensor::Element>() {
     // Over what nobody else has, nothing at all.
     let own = || leaf::<E, 2>(&plain, [ROWS, COLS], 1);
     is_held(held(|| add_rms_norm(own(), own(), w.clone(), 1e-5)), 2 * size, 0);
+    is_held(held(|| rms_norm_add(x.clone(), own(), w.clone(), 1e-5)), size, 0);
 }
 
 /// y is kept for the operation that needs it or, with gradient checkpointing, computed again.
@@ -97,8 +113,20 @@ fn checkpointing() {
         })
         .0
     };
+    let around = |device: &Device| {
+        let (x, r) = (leaf::<f32, 2>(device, [ROWS, COLS], 1), leaf::<f32, 2>(device, [ROWS, COLS], 2));
+        let w = leaf::<f32, 1>(device, [COLS], 3);
+        held(|| {
+            let (y, _) = rms_norm_add_rms_norm(x.clone(), r.clone(), w.clone(), w.clone(), 1e-5);
+            (y.clone() * y).sum()
+        })
+        .0
+    };
     let device = Device::flex().autodiff();
     let (size, statistics) = (ROWS * COLS * 4, ROWS * 4);
+    let (all, few) = (around(&device), around(&device.clone().gradient_checkpointing()));
+    let due = |matrices: usize| matrices * size + 2 * statistics..matrices * size + 2 * statistics + 16384;
+    assert!(due(2).contains(&all) && due(1).contains(&few), "{all} bytes, {few} bytes");
     let (all, few) = (kept(&device), kept(&device.gradient_checkpointing()));
     assert!((size + statistics..size + statistics + 16384).contains(&all), "{all} bytes");
     assert!((statistics..statistics + 16384).contains(&few), "{few} bytes");

@@ -7,7 +7,7 @@ use burn::tensor::{Device, Tensor};
 use rmsnorm_core::{Norm, UnsizedNorm};
 
 use super::{display, in_one_line, parameter};
-use crate::functions::normalize;
+use crate::path::{add_normalize, normalize};
 
 /// What a [`LayerNorm`] is made by.
 #[derive(Config, Debug)]
@@ -56,6 +56,18 @@ impl LayerNorm {
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         let bias = self.beta.as_ref().map(|beta| beta.val());
         normalize(UnsizedNorm::new(Norm::Layer, self.epsilon), x, self.gamma.val(), bias)
+    }
+
+    /// `(y, residual_out)`: `residual + x` in the dtype of `residual`, and y its norm in that of `x`. As [`crate::add_layer_norm`].
+    ///
+    /// # Shapes
+    /// `x`, `residual` and the results: (.., d_model), of any rank from 1.
+    ///
+    /// # Panics
+    /// As [the crate](crate#panics) says.
+    pub fn forward_add<const D: usize>(&self, x: Tensor<D>, residual: Tensor<D>) -> (Tensor<D>, Tensor<D>) {
+        let bias = self.beta.as_ref().map(|beta| beta.val());
+        add_normalize(UnsizedNorm::new(Norm::Layer, self.epsilon), x, residual, self.gamma.val(), bias)
     }
 }
 

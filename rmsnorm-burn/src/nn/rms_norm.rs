@@ -7,7 +7,7 @@ use burn::tensor::{Device, Tensor};
 use rmsnorm_core::{Norm, UnsizedNorm};
 
 use super::{display, in_one_line, parameter};
-use crate::functions::normalize;
+use crate::path::{add_normalize, normalize};
 
 /// What an [`RmsNorm`] is made by.
 #[derive(Config, Debug)]
@@ -46,6 +46,17 @@ impl RmsNorm {
     /// As [the crate](crate#panics) says.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         normalize(UnsizedNorm::new(Norm::Rms, self.epsilon), x, self.gamma.val(), None)
+    }
+
+    /// `(y, residual_out)`: `residual + x` in the dtype of `residual`, and y its norm in that of `x`. As [`crate::add_rms_norm`].
+    ///
+    /// # Shapes
+    /// `x`, `residual` and the results: (.., d_model), of any rank from 1.
+    ///
+    /// # Panics
+    /// As [the crate](crate#panics) says.
+    pub fn forward_add<const D: usize>(&self, x: Tensor<D>, residual: Tensor<D>) -> (Tensor<D>, Tensor<D>) {
+        add_normalize(UnsizedNorm::new(Norm::Rms, self.epsilon), x, residual, self.gamma.val(), None)
     }
 }
 

@@ -5,11 +5,11 @@ use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
-use burn::backend::ops::FloatTensorOps;
 use burn::tensor::DType;
 use rmsnorm_core::UnsizedNorm;
 
-use super::normalize::{Tracked, take};
+use super::normalize::take;
+use super::{Tracked, in_dtype};
 use crate::check::or_panic;
 use crate::flex::{ForwardCall, Normalized};
 
@@ -25,9 +25,7 @@ impl Backward<Flex, 2> for AddStep {
         let gradient = grads.consume::<Flex>(&ops.node);
         let [x, residual] = ops.parents;
         if let Some(x) = x {
-            let dx = gradient.clone();
-            let is_wider = dx.dtype() != ops.state;
-            grads.register::<Flex>(x.id, if is_wider { Flex::float_cast(dx, ops.state.into()) } else { dx });
+            grads.register::<Flex>(x.id, in_dtype(gradient.clone(), ops.state));
         }
         if let Some(residual) = residual {
             grads.register::<Flex>(residual.id, gradient);
@@ -41,16 +39,17 @@ pub(super) fn apply<C: CheckpointStrategy>(
     x: Tracked,
     residual: Tracked,
     weight: Tracked,
+    bias: Option<Tracked>,
 ) -> (Tracked, Tracked) {
     let ((x, x_node), (residual, residual_node)) = (x.into_parts(), residual.into_parts());
     let dtype = x.dtype();
-    let call =
-        ForwardCall { spec, x, residual: Some(residual), weight: weight.primitive().clone(), bias: None, save: true };
+    let (residual, bias_values) = (Some(residual), bias.as_ref().map(|bias| bias.primitive().clone()));
+    let call = ForwardCall { spec, x, residual, weight: weight.primitive().clone(), bias: bias_values, save: true };
     let (y, residual_out, statistics) = or_panic(call.run().and_then(Normalized::with_sum));
     // The sum is what the next layers and this norm's backward need: it is kept.
     let sum = match AddStep.prepare::<C>([x_node, residual_node]).compute_bound().stateful() {
         OpsKind::Tracked(prep) => prep.finish(dtype, residual_out),
         OpsKind::UnTracked(prep) => prep.finish(residual_out),
     };
-    (take::<C>(spec, &sum, &weight, y, statistics), sum)
+    (take::<C>(spec, &sum, &weight, bias.as_ref(), (y, statistics)), sum)
 }

@@ -2,26 +2,22 @@
 
 use std::sync::Arc;
 
+use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::checkpoint::retro_forward::RetroForward;
 use burn::backend::autodiff::checkpoint::state::BackwardStates;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
-use burn::backend::autodiff::{Autodiff, NodeId};
 use burn::backend::flex::FlexTensor;
-use burn::backend::tensor::FloatTensor;
 use burn::backend::{Flex, TensorMetadata};
 use rmsnorm_core::{Tensor, TensorSet, UnsizedNorm};
 
-use super::NormOps;
+use super::Tracked;
 use crate::check::or_panic;
 use crate::flex::{BackwardCall, ForwardCall, Statistics};
 
-/// A tensor with its node.
-pub(super) type Tracked = FloatTensor<Autodiff<Flex>>;
-
-/// What [`NormStep`] keeps.
+/// What the step of a norm keeps.
 #[derive(Clone, Debug)]
 pub(super) struct State {
     pub(super) spec: UnsizedNorm,
@@ -33,22 +29,35 @@ pub(super) struct State {
 
 /// The step of y: its parents are x, weight and, if there is one, bias.
 #[derive(Debug)]
-pub(super) struct NormStep;
+struct NormStep;
 
 impl<const N: usize> Backward<Flex, N> for NormStep {
     type State = State;
 
     fn backward(self, ops: Ops<State, N>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
         let dy = grads.consume::<Flex>(&ops.node);
-        let State { spec, x, weight, statistics } = ops.state;
-        let (x, weight) = (checkpointer.retrieve_node_output(x), checkpointer.retrieve_node_output(weight));
-        let is_wanted = |parent: usize| ops.parents.get(parent).is_some_and(Option::is_some);
-        let wanted = TensorSet::NONE.set(Tensor::Dweight, is_wanted(1)).set(Tensor::Dbias, is_wanted(2));
-        let made = or_panic(BackwardCall { spec, dy, x, weight, statistics: &statistics, wanted }.run());
-        for (parent, gradient) in ops.parents.into_iter().zip([Some(made.dx), made.dweight, made.dbias]) {
-            if let (Some(parent), Some(gradient)) = (parent, gradient) {
-                grads.register::<Flex>(parent.id, gradient);
-            }
+        let parents = ops.parents.into_iter().map(|parent| parent.map(|parent| parent.id));
+        differentiate(ops.state, dy, parents, grads, checkpointer);
+    }
+}
+
+/// Gives the tracked ones of x, weight and bias, `parents`, their gradients from that of the norm.
+pub(super) fn differentiate(
+    state: State,
+    dy: FlexTensor,
+    parents: impl Iterator<Item = Option<NodeId>>,
+    grads: &mut Gradients,
+    checkpointer: &mut Checkpointer,
+) {
+    let State { spec, x, weight, statistics } = state;
+    let (x, weight) = (checkpointer.retrieve_node_output(x), checkpointer.retrieve_node_output(weight));
+    let parents: Vec<_> = parents.collect();
+    let is_wanted = |parent: usize| parents.get(parent).is_some_and(Option::is_some);
+    let wanted = TensorSet::NONE.set(Tensor::Dweight, is_wanted(1)).set(Tensor::Dbias, is_wanted(2));
+    let made = or_panic(BackwardCall { spec, dy, x, weight, statistics: &statistics, wanted }.run());
+    for (parent, gradient) in parents.into_iter().zip([Some(made.dx), made.dweight, made.dbias]) {
+        if let (Some(parent), Some(gradient)) = (parent, gradient) {
+            grads.register::<Flex>(parent, gradient);
         }
     }
 }
@@ -62,6 +71,12 @@ struct Again {
     bias: Option<NodeId>,
 }
 
+impl Again {
+    fn of(spec: UnsizedNorm, x: &Tracked, weight: &Tracked, bias: Option<&Tracked>) -> Self {
+        Again { spec, x: x.id(), weight: weight.id(), bias: bias.map(Tracked::id) }
+    }
+}
+
 impl RetroForward for Again {
     fn forward(&self, states: &mut BackwardStates, out_node: NodeId) {
         let mut state = |node: &NodeId| states.get_state::<FlexTensor>(node);
@@ -71,15 +86,28 @@ impl RetroForward for Again {
     }
 }
 
+/// y.
+pub(super) fn apply<C: CheckpointStrategy>(
+    spec: UnsizedNorm,
+    x: Tracked,
+    weight: Tracked,
+    bias: Option<Tracked>,
+) -> Tracked {
+    match bias {
+        None => normalize::<C, 2>(spec, [x.node(), weight.node()], x, weight, None),
+        Some(bias) => normalize::<C, 3>(spec, [x.node(), weight.node(), bias.node()], x, weight, Some(bias)),
+    }
+}
+
 /// `nodes` are those of x, weight and bias.
-fn apply<C: CheckpointStrategy, const N: usize>(
+fn normalize<C: CheckpointStrategy, const N: usize>(
     spec: UnsizedNorm,
     nodes: [NodeGuard; N],
     x: Tracked,
     weight: Tracked,
     bias: Option<Tracked>,
 ) -> Tracked {
-    let again = Again { spec, x: x.id(), weight: weight.id(), bias: bias.as_ref().map(|bias| bias.id()) };
+    let again = Again::of(spec, &x, &weight, bias.as_ref());
     let parents = [&x, &weight].into_iter().chain(&bias);
     let prep = NormStep.prepare::<C>(nodes).memory_bound().retro_forward(again).parents(parents);
     match prep.stateful() {
@@ -103,14 +131,29 @@ pub(super) fn take<C: CheckpointStrategy>(
     spec: UnsizedNorm,
     h: &Tracked,
     weight: &Tracked,
-    y: FlexTensor,
-    statistics: Statistics,
+    bias: Option<&Tracked>,
+    made: (FlexTensor, Statistics),
 ) -> Tracked {
-    let prep = NormStep.prepare::<C>([h.node(), weight.node()]);
+    match bias {
+        None => keep::<C, 2>(spec, [h.node(), weight.node()], h, weight, None, made),
+        Some(bias) => keep::<C, 3>(spec, [h.node(), weight.node(), bias.node()], h, weight, Some(bias), made),
+    }
+}
+
+/// `nodes` are those of h, weight and bias.
+fn keep<C: CheckpointStrategy, const N: usize>(
+    spec: UnsizedNorm,
+    nodes: [NodeGuard; N],
+    h: &Tracked,
+    weight: &Tracked,
+    bias: Option<&Tracked>,
+    (y, statistics): (FlexTensor, Statistics),
+) -> Tracked {
+    let prep = NormStep.prepare::<C>(nodes);
     // The kernels have no norm of one tensor alone whose result has another dtype.
     let prep = if y.dtype() == h.dtype() {
-        let again = Again { spec, x: h.id(), weight: weight.id(), bias: None };
-        prep.memory_bound().retro_forward(again).parents([h, weight])
+        let parents = [h, weight].into_iter().chain(bias);
+        prep.memory_bound().retro_forward(Again::of(spec, h, weight, bias)).parents(parents)
     } else {
         prep.compute_bound()
     };
@@ -120,29 +163,5 @@ pub(super) fn take<C: CheckpointStrategy>(
             prep.finish(State { spec, x, weight, statistics: Arc::new(statistics) }, y)
         }
         OpsKind::UnTracked(prep) => prep.finish(y),
-    }
-}
-
-impl<C: CheckpointStrategy> NormOps for Autodiff<Flex, C> {
-    fn normalize(x: FloatTensor<Self>, weight: FloatTensor<Self>, spec: UnsizedNorm) -> FloatTensor<Self> {
-        apply::<C, 2>(spec, [x.node(), weight.node()], x, weight, None)
-    }
-
-    fn normalize_affine(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        spec: UnsizedNorm,
-    ) -> FloatTensor<Self> {
-        apply::<C, 3>(spec, [x.node(), weight.node(), bias.node()], x, weight, Some(bias))
-    }
-
-    fn add_normalize(
-        x: FloatTensor<Self>,
-        residual: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        spec: UnsizedNorm,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        super::add::apply::<C>(spec, x, residual, weight)
     }
 }

@@ -2,7 +2,10 @@
 //! bounds: rmsnorm-spec's math, sections 5 and 6. There is no tolerance here.
 
 use burn::tensor::Tensor;
-use rmsnorm_burn::{add_rms_norm, gemma_rms_norm, layer_norm, rms_norm};
+use rmsnorm_burn::{
+    add_layer_norm, add_rms_norm, gemma_rms_norm, gemma_rms_norm_add, gemma_rms_norm_add_rms_norm, layer_norm,
+    layer_norm_add, rms_norm, rms_norm_add, rms_norm_add_rms_norm,
+};
 use rmsnorm_core::conformance::Harness;
 use rmsnorm_core::conformance::testing::{BackwardTruth, ForwardTruth, Passes};
 use rmsnorm_core::cpu::CpuBackend;
@@ -51,11 +54,28 @@ struct Judge<'a, const D: usize> {
 impl<const D: usize> Judge<'_, D> {
     /// The truths of both passes, to `judge`.
     fn run(&self, judge: impl Fn(&ForwardTruth<'_>, &BackwardTruth)) {
+        self.passes(|passes| passes.judge(&CpuBackend::new().arithmetic(), &judge));
+    }
+
+    /// Those of the next norm, of the sum that was stored.
+    fn run_next(
+        &self,
+        sum: &Tensor<D>,
+        weight: &Tensor<1>,
+        dy: &Tensor<D>,
+        judge: impl Fn(&ForwardTruth<'_>, &BackwardTruth),
+    ) {
+        let (sum, weight, dy) = (f64s(sum), f64s(weight), f64s(dy));
+        self.passes(|passes| {
+            Passes::next(passes, &sum, &weight, None, &dy).judge(&CpuBackend::new().arithmetic(), &judge);
+        });
+    }
+
+    fn passes(&self, then: impl FnOnce(&Passes<'_>)) {
         let (x, weight, dy) = (f64s(self.x), f64s(self.weight), f64s(self.dy));
         let (residual, bias) = (self.residual.map(f64s), self.bias.map(f64s));
         let (residual, bias) = (residual.as_deref(), bias.as_deref());
-        let passes = Passes { spec: self.spec, dtypes: self.dtypes, x: &x, residual, weight: &weight, bias, dy: &dy };
-        passes.judge(&CpuBackend::new().arithmetic(), judge);
+        then(&Passes { spec: self.spec, dtypes: self.dtypes, x: &x, residual, weight: &weight, bias, dy: &dy });
     }
 }
 
@@ -125,21 +145,114 @@ impl<T: Native, W: Native, R: Native> Check for Adds<T, W, R> {
         let (base, stream) = (var::<T, D>(dims, 1), var::<R, D>(dims, 5));
         let (x, residual) = (of(base.clone()), of(stream.clone()));
         let cols = x.dims()[D - 1];
-        let spec = NormSpec::rms(x.shape().num_elements() / cols, cols, EPS as f32);
-        let (weight, dy) = (var::<W, 1>([cols], 2), tensor::<T, D>(x.dims(), 4));
-        let (y, sum) = add_rms_norm(x.clone(), residual.clone(), weight.clone(), EPS);
-        let case = format!("add_rms_norm of {dtypes} {dims:?} as {:?}", x.dims());
-        assert_eq!((y.dtype(), sum.dtype()), (x.dtype(), residual.dtype()), "{case}");
-        let grads = loss(y.clone(), &dy).backward();
-        let (dx, dresidual) = (of(base.grad(&grads).unwrap()), of(stream.grad(&grads).unwrap()));
-        let judge = Judge { spec, dtypes, x: &x, residual: Some(&residual), weight: &weight, bias: None, dy: &dy };
-        judge.run(|forward, backward| {
-            judge!(forward, Name::Y, T, &y, case);
-            judge!(forward, Name::ResidualOut, R, &sum, case);
-            judge!(backward, Name::Dx, T, &dx, case);
-            judge!(backward, Name::Dresidual, R, &dresidual, case);
-            judge!(backward, Name::Dweight, W, &weight.grad(&grads).unwrap(), case);
-        });
+        let rows = x.shape().num_elements() / cols;
+        let (weight, bias, dy) = (var::<W, 1>([cols], 2), var::<W, 1>([cols], 3), tensor::<T, D>(x.dims(), 4));
+        for (name, norm, bias) in [
+            ("add_rms_norm", Norm::Rms, None),
+            ("add_layer_norm without bias", Norm::Layer, None),
+            ("add_layer_norm", Norm::Layer, Some(&bias)),
+        ] {
+            let case = format!("{name} of {dtypes} {dims:?} as {:?}", x.dims());
+            let (x_in, residual_in, weight_in) = (of(base.clone()), of(stream.clone()), weight.clone());
+            let (y, sum) = match norm {
+                Norm::Rms => add_rms_norm(x_in, residual_in, weight_in, EPS),
+                Norm::Layer => add_layer_norm(x_in, residual_in, weight_in, bias.cloned(), EPS),
+            };
+            assert_eq!((y.dtype(), sum.dtype()), (x.dtype(), residual.dtype()), "{case}");
+            let grads = loss(y.clone(), &dy).backward();
+            let (dx, dresidual) = (of(base.grad(&grads).unwrap()), of(stream.grad(&grads).unwrap()));
+            let spec = NormSpec::new(norm, rows, cols, EPS as f32);
+            let judge = Judge { spec, dtypes, x: &x, residual: Some(&residual), weight: &weight, bias, dy: &dy };
+            judge.run(|forward, backward| {
+                judge!(forward, Name::Y, T, &y, case);
+                judge!(forward, Name::ResidualOut, R, &sum, case);
+                judge!(backward, Name::Dx, T, &dx, case);
+                judge!(backward, Name::Dresidual, R, &dresidual, case);
+                judge!(backward, Name::Dweight, W, &weight.grad(&grads).unwrap(), case);
+                if let Some(bias) = bias {
+                    judge!(backward, Name::Dbias, W, &bias.grad(&grads).unwrap(), case);
+                }
+            });
+        }
+    }
+}
+
+/// Sums of a residual of `R` and norms of activations `T` by a weight of `W`.
+struct AddsAfter<T, W, R>(std::marker::PhantomData<(T, W, R)>);
+
+impl<T: Native, W: Native, R: Native> Check for AddsAfter<T, W, R> {
+    fn view<const D: usize>(&self, (dims, of): View<D>) {
+        let dtypes = DTypes::of::<T, W, R>();
+        let (base, stream) = (var::<T, D>(dims, 1), var::<R, D>(dims, 5));
+        let (x, residual) = (of(base.clone()), of(stream.clone()));
+        let cols = x.dims()[D - 1];
+        let (weight, bias, dsum) = (var::<W, 1>([cols], 2), var::<W, 1>([cols], 3), tensor::<R, D>(x.dims(), 4));
+        // What reaches the norm of the sum's gradient.
+        let dy = dsum.clone().cast(x.dtype());
+        let spec = |norm| NormSpec::new(norm, x.shape().num_elements() / cols, cols, EPS as f32).residual_after();
+        for (name, spec, bias) in [
+            ("rms_norm_add", spec(Norm::Rms), None),
+            ("gemma_rms_norm_add", spec(Norm::Rms).weight_offset(1.0), None),
+            ("layer_norm_add without bias", spec(Norm::Layer), None),
+            ("layer_norm_add", spec(Norm::Layer), Some(&bias)),
+        ] {
+            let case = format!("{name} of {dtypes} {dims:?} as {:?}", x.dims());
+            let (x_in, residual_in, weight_in) = (of(base.clone()), of(stream.clone()), weight.clone());
+            let sum = match (spec.norm, spec.weight_offset == 0.0) {
+                (Norm::Rms, true) => rms_norm_add(x_in, residual_in, weight_in, EPS),
+                (Norm::Rms, false) => gemma_rms_norm_add(x_in, residual_in, weight_in, EPS),
+                (Norm::Layer, _) => layer_norm_add(x_in, residual_in, weight_in, bias.cloned(), EPS),
+            };
+            assert_eq!((sum.dims(), sum.dtype()), (x.dims(), residual.dtype()), "{case}");
+            let grads = loss(sum.clone(), &dsum).backward();
+            let (dx, dresidual) = (of(base.grad(&grads).unwrap()), of(stream.grad(&grads).unwrap()));
+            assert_eq!(elements::<R, D>(&dresidual), elements::<R, D>(&dsum), "{case}");
+            let judge = Judge { spec, dtypes, x: &x, residual: Some(&residual), weight: &weight, bias, dy: &dy };
+            judge.run(|forward, backward| {
+                judge!(forward, Name::ResidualOut, R, &sum, case);
+                judge!(backward, Name::Dx, T, &dx, case);
+                judge!(backward, Name::Dweight, W, &weight.grad(&grads).unwrap(), case);
+                if let Some(bias) = bias {
+                    judge!(backward, Name::Dbias, W, &bias.grad(&grads).unwrap(), case);
+                }
+            });
+        }
+    }
+}
+
+/// Those sums and their norms by a second weight of `W`, from whose gradients alone all others come.
+struct Pairs<T, W, R>(std::marker::PhantomData<(T, W, R)>);
+
+impl<T: Native, W: Native, R: Native> Check for Pairs<T, W, R> {
+    fn view<const D: usize>(&self, (dims, of): View<D>) {
+        let dtypes = DTypes::of::<T, W, R>();
+        let (base, stream) = (var::<T, D>(dims, 1), var::<R, D>(dims, 5));
+        let (x, residual) = (of(base.clone()), of(stream.clone()));
+        let cols = x.dims()[D - 1];
+        let (weight, next_weight) = (var::<W, 1>([cols], 2), var::<W, 1>([cols], 3));
+        let dy = tensor::<T, D>(x.dims(), 4);
+        let spec = NormSpec::rms(x.shape().num_elements() / cols, cols, EPS as f32).residual_after();
+        for (name, spec) in [("rms_norm_add_rms_norm", spec), ("gemma_rms_norm_add_rms_norm", spec.weight_offset(1.0))]
+        {
+            let case = format!("{name} of {dtypes} {dims:?} as {:?}", x.dims());
+            let function = if spec.weight_offset == 0.0 { rms_norm_add_rms_norm } else { gemma_rms_norm_add_rms_norm };
+            let (y, sum) = function(of(base.clone()), of(stream.clone()), weight.clone(), next_weight.clone(), EPS);
+            assert_eq!((y.dtype(), sum.dtype()), (x.dtype(), residual.dtype()), "{case}");
+            let grads = loss(y.clone(), &dy).backward();
+            let (dx, dsum) = (of(base.grad(&grads).unwrap()), of(stream.grad(&grads).unwrap()));
+            let (residual, of_first) = (Some(&residual), dsum.clone().cast(x.dtype()));
+            let judge = Judge { spec, dtypes, x: &x, residual, weight: &weight, bias: None, dy: &of_first };
+            judge.run(|forward, backward| {
+                judge!(forward, Name::ResidualOut, R, &sum, case);
+                judge!(backward, Name::Dx, T, &dx, case);
+                judge!(backward, Name::Dweight, W, &weight.grad(&grads).unwrap(), case);
+            });
+            judge.run_next(&sum, &next_weight, &dy, |forward, backward| {
+                judge!(forward, Name::Y, T, &y, case);
+                judge!(backward, Name::Dx, R, &dsum, case);
+                judge!(backward, Name::Dweight, W, &next_weight.grad(&grads).unwrap(), case);
+            });
+        }
     }
 }
 
@@ -151,6 +264,14 @@ fn adds<T: Native, W: Native, R: Native>() {
     Adds::<T, W, R>(std::marker::PhantomData).views();
 }
 
+fn adds_after<T: Native, W: Native, R: Native>() {
+    AddsAfter::<T, W, R>(std::marker::PhantomData).views();
+}
+
+fn pairs<T: Native, W: Native, R: Native>() {
+    Pairs::<T, W, R>(std::marker::PhantomData).views();
+}
+
 #[test]
 fn norms_are_within_their_bounds() {
     norms::<f32, f32>();
@@ -160,15 +281,32 @@ fn norms_are_within_their_bounds() {
     norms::<bf16, f32>();
 }
 
+/// In every mix of activations, weight and residual.
+macro_rules! in_every_mix {
+    ($check:ident) => {
+        $check::<f32, f32, f32>();
+        $check::<f16, f16, f16>();
+        $check::<f16, f16, f32>();
+        $check::<f16, f32, f16>();
+        $check::<f16, f32, f32>();
+        $check::<bf16, bf16, bf16>();
+        $check::<bf16, bf16, f32>();
+        $check::<bf16, f32, bf16>();
+        $check::<bf16, f32, f32>();
+    };
+}
+
 #[test]
 fn sums_and_their_norms_are_within_their_bounds() {
-    adds::<f32, f32, f32>();
-    adds::<f16, f16, f16>();
-    adds::<f16, f16, f32>();
-    adds::<f16, f32, f16>();
-    adds::<f16, f32, f32>();
-    adds::<bf16, bf16, bf16>();
-    adds::<bf16, bf16, f32>();
-    adds::<bf16, f32, bf16>();
-    adds::<bf16, f32, f32>();
+    in_every_mix!(adds);
+}
+
+#[test]
+fn sums_with_norms_are_within_their_bounds() {
+    in_every_mix!(adds_after);
+}
+
+#[test]
+fn sums_with_norms_and_their_norms_are_within_their_bounds() {
+    in_every_mix!(pairs);
 }

@@ -1,7 +1,10 @@
 //! What does not fit is a panic that names it, on both paths.
 
 use burn::tensor::{DType, Tensor};
-use rmsnorm_burn::{add_rms_norm, gemma_rms_norm, layer_norm, rms_norm};
+use rmsnorm_burn::{
+    add_layer_norm, add_rms_norm, gemma_rms_norm, layer_norm, layer_norm_add, rms_norm, rms_norm_add,
+    rms_norm_add_rms_norm,
+};
 
 use crate::kit::{message, tensor};
 
@@ -23,8 +26,24 @@ fn wrong_shapes_are_named_and_nothing_is_broadcast() {
             let text = message(|| add_rms_norm(x.clone(), x.clone(), wrong(), 1e-6));
             assert_eq!(text, format!("rms_norm: weight {expected}"));
         }
+        for len in [8, 17, 1] {
+            let (wrong, x) = (|| of(dtype, [len]), || x.clone());
+            let expected = format!("must have the shape [16] of x's last dimension, got [{len}]");
+            let text = message(|| add_layer_norm(x(), x(), w.clone(), Some(wrong()), 1e-6));
+            assert_eq!(text, format!("layer_norm: bias {expected}"));
+            let text = message(|| layer_norm_add(x(), x(), w.clone(), Some(wrong()), 1e-6));
+            assert_eq!(text, format!("layer_norm: bias {expected}"));
+            let text = message(|| rms_norm_add(x(), x(), wrong(), 1e-6));
+            assert_eq!(text, format!("rms_norm: weight {expected}"));
+            let text = message(|| rms_norm_add_rms_norm(x(), x(), w.clone(), wrong(), 1e-6));
+            assert_eq!(text, format!("rms_norm: next_weight {expected}"));
+        }
         for dims in [[1, 16], [4, 1], [4, 8]] {
             let text = message(|| add_rms_norm(x.clone(), of(dtype, dims), w.clone(), 1e-6));
+            assert_eq!(text, format!("rms_norm: residual must have the shape [4, 16] of x, got {dims:?}"));
+            let text = message(|| layer_norm_add(x.clone(), of(dtype, dims), w.clone(), None, 1e-6));
+            assert_eq!(text, format!("layer_norm: residual must have the shape [4, 16] of x, got {dims:?}"));
+            let text = message(|| rms_norm_add_rms_norm(x.clone(), of(dtype, dims), w.clone(), w.clone(), 1e-6));
             assert_eq!(text, format!("rms_norm: residual must have the shape [4, 16] of x, got {dims:?}"));
         }
         let text = message(|| rms_norm(of(dtype, [4, 0]), of(dtype, [0]), 1e-6));
@@ -39,6 +58,8 @@ fn wrong_eps_is_named() {
         for eps in [-1e-6, f64::NAN, f64::INFINITY, 1e300] {
             let text = message(|| rms_norm(x.clone(), w.clone(), eps));
             assert_eq!(text, format!("rms_norm: eps must be finite and not negative, got {eps}"));
+            let text = message(|| layer_norm_add(x.clone(), x.clone(), w.clone(), None, eps));
+            assert_eq!(text, format!("layer_norm: eps must be finite and not negative, got {eps}"));
         }
         assert_eq!(rms_norm(x.clone(), w, 0.0).dims(), x.dims());
     }

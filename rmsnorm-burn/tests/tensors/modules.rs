@@ -96,13 +96,26 @@ fn modules_are_the_functions() {
         let fresh = LayerNormConfig::new(16).with_epsilon(EPS).with_bias(has_bias).init(&device());
         fresh.load_record(their_layer(has_bias).into_record())
     };
-    let expected = rmsnorm_burn::layer_norm(x.clone(), w.clone(), Some(b), EPS);
+    let expected = rmsnorm_burn::layer_norm(x.clone(), w.clone(), Some(b.clone()), EPS);
     same(layer(true).forward(x.clone()), expected);
     same(layer(false).forward(x.clone()), rmsnorm_burn::layer_norm(x.clone(), w.clone(), None, EPS));
     let (y, sum) = AddRmsNorm::from(RmsNorm::from(their_rms())).forward(x.clone(), r.clone());
-    let (expected, expected_sum) = rmsnorm_burn::add_rms_norm(x.clone(), r, w, EPS);
+    let (expected, expected_sum) = rmsnorm_burn::add_rms_norm(x.clone(), r.clone(), w.clone(), EPS);
+    same(y, expected.clone());
+    same(sum, expected_sum.clone());
+    let (y, sum) = rms.forward_add(x.clone(), r.clone());
     same(y, expected);
     same(sum, expected_sum);
+    // Gemma's, which has no function: the norm of the sum.
+    let (y, sum) = gemma.forward_add(x.clone(), r.clone());
+    same(y, rmsnorm_burn::gemma_rms_norm(sum.clone(), w.clone(), EPS));
+    same(sum, x.clone() + r.clone());
+    for (has_bias, bias) in [(true, Some(b)), (false, None)] {
+        let (y, sum) = layer(has_bias).forward_add(x.clone(), r.clone());
+        let (expected, expected_sum) = rmsnorm_burn::add_layer_norm(x.clone(), r.clone(), w.clone(), bias, EPS);
+        same(y, expected);
+        same(sum, expected_sum);
+    }
 
     for (theirs, ours) in [
         (their_rms().forward(x.clone()), rms.forward(x.clone())),

@@ -1,7 +1,7 @@
 //! [`Passes`]: a norm forward and backward, for tests of libraries that give gradients.
 
 use rmsnorm_spec::reference::{BackwardInputs, ForwardInputs};
-use rmsnorm_spec::{DTypes, GradReduction, NormSpec};
+use rmsnorm_spec::{DTypes, GradReduction, NormSpec, ResidualPlacement};
 
 use crate::Arithmetic;
 use crate::bounds::{Mode, Model, Statistics};
@@ -9,6 +9,9 @@ use crate::testing::{BackwardTruth, ForwardTruth};
 
 /// The tensors of a forward pass, and of the backward pass by the statistics that it has saved: what a library's function and its
 /// gradients are judged by. Dense and row-major; each has the values that its dtype holds.
+///
+/// Of a residual that is added after the norm: the sum, which is `residual_out`, and the gradients of x, weight and bias. The norm of
+/// that sum has passes of its own: [`next`](Self::next).
 #[derive(Clone, Copy, Debug)]
 pub struct Passes<'a> {
     /// What is computed.
@@ -23,11 +26,21 @@ pub struct Passes<'a> {
     pub weight: &'a [f64],
     /// (cols), of the weight's dtype.
     pub bias: Option<&'a [f64]>,
-    /// (rows, cols), of the activations' dtype.
+    /// (rows, cols), of the activations' dtype. With a residual that is added after the norm, the gradient of the sum, in that dtype.
     pub dy: &'a [f64],
 }
 
-impl Passes<'_> {
+impl<'a> Passes<'a> {
+    /// Those of the next norm: of the sum as a call stored it, (rows, cols), by a weight and a bias of its own, (cols), where `dy` is
+    /// the gradient of its result. What it judges as `Dx` is the gradient of the sum, in the sum's dtype.
+    #[must_use]
+    pub fn next(&self, sum: &'a [f64], weight: &'a [f64], bias: Option<&'a [f64]>, dy: &'a [f64]) -> Passes<'a> {
+        let mut spec = self.spec;
+        spec.residual = ResidualPlacement::Before;
+        let dtypes = DTypes { activation: self.dtypes.residual, ..self.dtypes };
+        Passes { spec, dtypes, x: sum, residual: None, weight, bias, dy }
+    }
+
     /// Hands the truths of both passes to `judge`: the most that this arithmetic may be off, by bounds that are derived.
     pub fn judge(&self, arithmetic: &Arithmetic, judge: impl FnOnce(&ForwardTruth<'_>, &BackwardTruth)) {
         let model = Model { arithmetic, mode: Mode::Worst };
@@ -50,5 +63,48 @@ impl Passes<'_> {
         let statistics = Statistics::Computed(&forward.bounds);
         let backward = BackwardTruth::new(&self.spec, &inputs, statistics, GradReduction::Partials, model);
         judge(&forward, &backward);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rmsnorm_spec::{DType, Tensor, reference};
+
+    fn float(values: &[f64]) -> Vec<f32> {
+        values.iter().map(|&value| value as f32).collect()
+    }
+
+    /// A sum that is added after the norm, then the norm of that sum: what is right passes, and what the other placement gives fails.
+    #[test]
+    fn sums_after_the_norm_and_their_norms_are_judged() {
+        let (x, residual) = ([3.0, 4.0, 5.0, 0.0, -2.0, 1.0], [1.0, 2.0, -1.0, 0.5, 1.0, 1.0]);
+        let (weight, bias, dy) = ([1.0, 2.0, 0.5], [0.5, 0.0, -0.5], [1.0, -1.0, 0.5, 2.0, 0.0, 1.0]);
+        let dtypes = DTypes { activation: DType::F32, weight: DType::F32, residual: DType::F32 };
+        let bias = Some(&bias[..]);
+        let spec = NormSpec::layer(2, 3, 1e-6).residual_after();
+        let passes = Passes { spec, dtypes, x: &x, residual: Some(&residual), weight: &weight, bias, dy: &dy };
+        let is_pass =
+            |forward: &ForwardTruth<'_>, tensor, values: &[f64]| forward.judge(tensor, &float(values)).is_pass();
+        let before = reference::forward(
+            &NormSpec::layer(2, 3, 1e-6),
+            &ForwardInputs { x: &x, residual: Some((&residual, DType::F32)), weight: Some(&weight), bias },
+        );
+        let mut stored = Vec::new();
+        passes.judge(&Arithmetic::IEEE, |forward, backward| {
+            let out = &forward.outputs;
+            assert!(is_pass(forward, Tensor::ResidualOut, &out.sum) && is_pass(forward, Tensor::Rstd, &out.rstd));
+            assert!(!is_pass(forward, Tensor::ResidualOut, &before.h));
+            assert!(backward.judge(Tensor::Dx, &float(&backward.outputs.dx)).is_pass());
+            assert!(backward.judge(Tensor::Dbias, &[3f32, -1.0, 1.5]).is_pass(), "the sums of dy");
+            stored = float(&out.sum).into_iter().map(f64::from).collect();
+        });
+        passes.next(&stored, &weight, bias, &dy).judge(&Arithmetic::IEEE, |forward, backward| {
+            let expected = reference::next(&spec, &stored, Some(&weight), bias);
+            assert_eq!((&forward.outputs.h, &forward.outputs.y), (&stored, &expected.y));
+            assert!(is_pass(forward, Tensor::Y, &expected.y) && is_pass(forward, Tensor::Rstd, &expected.rstd));
+            assert!(backward.judge(Tensor::Dx, &float(&backward.outputs.dx)).is_pass());
+            assert!(!backward.judge(Tensor::Dx, &float(&dy)).is_pass());
+        });
     }
 }
