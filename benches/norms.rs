@@ -48,14 +48,14 @@ impl Measurement for Bench<'_> {
 /// Every operation and norm on one backend, in one dtype and shape.
 fn bench<D: Measurable, T: Element>(criterion: &mut Criterion, name: &str, device: &D, shape: Shape) {
     let reduction = GradReduction::default();
-    let operations = Operation::product(&Norm::ALL, &Op::OF_FLOATS, &[reduction]);
+    let operations = Operation::product(&Norm::ALL, &Op::USUAL, &[reduction]);
     if let Err(rule) = device.admit(shape, workload_bytes(device, shape, T::DTYPE, &operations)) {
         eprintln!("{} {shape}: skipped: {rule}", name);
         return;
     }
     // Made by the first benchmark that the filter lets through: the tensors are large.
     let mut workload = None;
-    for op in Op::OF_FLOATS {
+    for op in Op::USUAL {
         for norm in Norm::ALL {
             let operation = Operation { norm, op, reduction };
             let mut group = criterion.benchmark_group(operation.id(T::DTYPE, shape));

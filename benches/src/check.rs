@@ -180,6 +180,7 @@ impl<D: Measurable, T: Element> Workload<'_, D, T> {
         let [rstd, mean, next_rstd, next_mean] = statistics;
         let (rstd, mean, next_rstd, next_mean) = (rstd?, mean?, next_rstd?, next_mean?);
         let (weight, bias) = (self.vector(tensors::WEIGHT), self.vector(tensors::BIAS));
+        let (next_weight, next_bias) = (self.vector(tensors::NEXT_WEIGHT), self.vector(tensors::NEXT_BIAS));
         let (weight, bias) = (Some(&*weight), (norm == Norm::Layer).then_some(&*bias));
         let mut wrong = 0;
         for rows in self.judged_rows() {
@@ -197,6 +198,7 @@ impl<D: Measurable, T: Element> Workload<'_, D, T> {
             }
             if has_next {
                 let sum = exact(&stored);
+                let (weight, bias) = (Some(&*next_weight), is_layer.then_some(&*next_bias));
                 let inputs = ForwardInputs { x: &sum, residual: None, weight, bias };
                 let truth = ForwardTruth::new(&spec, inputs, T::DTYPE, None, worst(&arithmetic));
                 wrong += failures(&truth.judge(Tensor::Y, &self.part(&self.sets[0].out, elements)?));

@@ -29,12 +29,12 @@ pub enum Op {
 
 impl Op {
     /// What is measured unless others are asked for.
-    pub const OF_FLOATS: [Op; 3] = [Op::Forward, Op::AddForward, Op::Backward];
+    pub const USUAL: [Op; 3] = [Op::Forward, Op::AddForward, Op::Backward];
 
     /// Every one, in the order of reports.
     pub fn all() -> Vec<Op> {
         let codes = [Op::QuantizedForward, Op::AddQuantizedForward].into_iter().flat_map(|op| Quant::ALL.map(op));
-        Op::OF_FLOATS.into_iter().chain([Op::ForwardAdd, Op::ForwardAddForward]).chain(codes).collect()
+        Op::USUAL.into_iter().chain([Op::ForwardAdd, Op::ForwardAddForward]).chain(codes).collect()
     }
 
     /// The name used in bench ids and in reports: that of the command line, `forward`, `add_forward`, `backward`, `forward_add`,
@@ -254,7 +254,7 @@ mod tests {
 
     #[test]
     fn only_backward_is_multiplied_by_the_reductions() {
-        let operations = Operation::product(&Norm::ALL, &Op::OF_FLOATS, &REDUCTIONS);
+        let operations = Operation::product(&Norm::ALL, &Op::USUAL, &REDUCTIONS);
         assert_eq!(operations.len(), 2 * (1 + 1 + 3));
         let forward = operations.iter().filter(|operation| operation.op != Op::Backward);
         assert!(forward.clone().all(|operation| operation.reduction == GradReduction::Partials));

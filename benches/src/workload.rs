@@ -20,6 +20,8 @@ pub(crate) mod tensors {
     pub(crate) const SECOND: usize = 2;
     pub(crate) const WEIGHT: usize = 3;
     pub(crate) const BIAS: usize = 4;
+    pub(crate) const NEXT_WEIGHT: usize = 5;
+    pub(crate) const NEXT_BIAS: usize = 6;
 }
 
 /// One set: inputs and outputs of every operation.
@@ -104,8 +106,8 @@ impl<'d, D: Measurable, T: Element> Workload<'d, D, T> {
             is_cold: sets.is_cold,
             weight: upload(tensors::WEIGHT, shape.cols)?,
             bias: upload(tensors::BIAS, shape.cols)?,
-            next_weight: upload(tensors::WEIGHT, shape.cols)?,
-            next_bias: upload(tensors::BIAS, shape.cols)?,
+            next_weight: upload(tensors::NEXT_WEIGHT, shape.cols)?,
+            next_bias: upload(tensors::NEXT_BIAS, shape.cols)?,
             next_mean: unset(shape.rows)?,
             next_rstd: unset(shape.rows)?,
             mean: unset(shape.rows)?,

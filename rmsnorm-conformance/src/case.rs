@@ -72,7 +72,7 @@ impl Kind {
     ];
 
     /// Those whose results are floats, with a residual that is added before the norm.
-    pub const OF_FLOATS: &[Kind] = Kind::ALL.split_at(4).0;
+    pub const BEFORE: [Kind; 4] = [Kind::Forward, Kind::ForwardInPlace, Kind::Backward, Kind::EndToEnd];
 
     /// The name used in ids and test names.
     pub const fn name(self) -> &'static str {

@@ -382,7 +382,11 @@ fn reads(program: Program, call: &CallKey, tile: &Tile) -> Reads {
         // Where there are registers for what is needed last: for a residual that comes then, from furthest, else for the weights.
         Program::ForwardCluster if call.form.adds_after() => {
             let is_narrow = tile.pack * weight_bytes <= 16;
-            let batch = [[2, 1], [4, 4]][usize::from(is_narrow)][usize::from(call.form.norms_twice())];
+            let batch = match (is_narrow, call.form.norms_twice()) {
+                (true, _) => 4,
+                (false, false) => 2,
+                (false, true) => 1,
+            };
             Reads { is_late: tile.packs > 4, is_early: false, batch, ..reads }
         }
         // Where there are registers for the weights before they are needed.

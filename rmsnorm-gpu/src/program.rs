@@ -113,7 +113,7 @@ impl Program {
         };
         let form = Form::of(problem);
         let is_last = !has_parameters(tensors) && !form.adds_after();
-        let is_cast = !matches!(problem.dtypes.activation, DType::F32) && !(is_last && is_repeated);
+        let is_cast = !(matches!(problem.dtypes.activation, DType::F32) || is_last && is_repeated);
         CallKey {
             norm: if self.is_reduction { Norm::Rms } else { problem.norm },
             dtypes: self.dtypes(problem, tensors),

@@ -155,7 +155,7 @@ impl Draw {
         let problem = match number % 3 {
             0 | 1 if self.yes() => {
                 let after = self.residual_after(rows, cols);
-                if number % 3 == 0 { after } else { in_place(&after) }
+                if number.is_multiple_of(3) { after } else { in_place(&after) }
             }
             0 => self.forward(rows, cols),
             1 => {

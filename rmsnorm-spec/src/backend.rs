@@ -103,7 +103,8 @@ pub trait NormBackend {
         self.launch_quantized_forward(Checked::quantized_forward(*spec, args)?)
     }
 
-    /// Runs a validated forward call.
+    /// Runs a validated forward call. A backend that adds a residual only before the norm asks
+    /// [`Problem::without_residual_after`] first.
     ///
     /// # Errors
     /// `Unsupported` and `Device`; `InvalidArgument` for a view that this backend cannot use as it is.

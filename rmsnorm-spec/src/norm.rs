@@ -163,7 +163,8 @@ impl NormSpec {
         NormSpec::new(Norm::Layer, rows, cols, eps)
     }
 
-    /// A norm of that kind over `rows` rows of `cols` elements, with no weight offset, the default order of roundings, and a residual, if any, added before.
+    /// A norm of that kind over `rows` rows of `cols` elements, with no weight offset, the default order of roundings, and a residual,
+    /// if any, added before.
     pub const fn new(norm: Norm, rows: usize, cols: usize, eps: f32) -> Self {
         let (cast_order, residual) = (CastOrder::AtStore, ResidualPlacement::Before);
         NormSpec { norm, rows, cols, eps, weight_offset: 0.0, cast_order, residual }

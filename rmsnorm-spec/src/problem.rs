@@ -462,6 +462,10 @@ fn check_targets<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
         return unexpected(arg, "a next norm is that of a residual which is added after the norm");
     }
     match (&args.x, &args.y) {
+        (Source::Read(_), None) if args.residual.is_some() => {
+            let why = "x is not overwritten, and the residual is added before the norm; NormSpec::residual_after adds it after";
+            return Err(Error::Missing { arg: "y", why });
+        }
         (Source::Read(_), None) => return Err(Error::Missing { arg: "y", why: "x is not overwritten" }),
         (Source::Overwrite(_), Some(_)) => return unexpected("y", "it takes the place of x"),
         (Source::Read(_), Some(_)) | (Source::Overwrite(_), None) => {}
@@ -520,7 +524,8 @@ fn check_gradients<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
     spec: &NormSpec,
     args: &Backward<'_, B, T, W, R>,
 ) -> Result<(), Error> {
-    let why = "where the residual is added after the norm its gradient is dy itself";
+    let why = "where the residual is added after the norm its gradient is dy itself; the next norm's backward has a spec without \
+        residual_after";
     match (spec.residual, &args.dresidual_out, &args.dresidual) {
         (ResidualPlacement::After, Some(_), _) => Err(Error::Unexpected { arg: "dresidual_out", why }),
         (ResidualPlacement::After, None, Some(_)) => Err(Error::Unexpected { arg: "dresidual", why }),

@@ -307,7 +307,8 @@ mod tests {
         };
         let (dy, dsum) = (values(1, rows * cols), values(2, rows * cols));
         for spec in [NormSpec::rms(rows, cols, 0.01), NormSpec::layer(rows, cols, 0.01)] {
-            let spec = spec.weight_offset(0.5).residual_after();
+            let alone = spec.weight_offset(0.5);
+            let spec = alone.residual_after();
             let given = [3, 4, 5, 6].map(|seed| values(seed, if seed < 5 { rows * cols } else { cols }));
             let passes = |[x, residual, weight, next_weight]: &[Vec<f64>; 4]| {
                 // Not rounded: the derivative of a rounding is taken to be 1.
@@ -323,7 +324,7 @@ mod tests {
             };
             let (first, last) = passes(&given);
             let last = backward(
-                &spec,
+                &alone,
                 &BackwardInputs {
                     dy: &dy,
                     x: &first.sum,

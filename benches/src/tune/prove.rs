@@ -31,6 +31,10 @@ const ALL: TensorSet = TensorSet::of(&[
 const WITHOUT_RESIDUAL: TensorSet =
     ALL.without(Tensor::Residual).without(Tensor::ResidualOut).without(Tensor::DresidualOut);
 
+/// The next norm of a sum, in training.
+const NEXT: TensorSet =
+    TensorSet::of(&[Tensor::Y, Tensor::NextWeight, Tensor::NextBias, Tensor::NextMean, Tensor::NextRstd]);
+
 /// A weight and its gradient: one sum over the rows.
 const ONE_GRADIENT: TensorSet = TensorSet::of(&[Tensor::Weight, Tensor::Rstd, Tensor::Dweight]);
 
@@ -131,6 +135,11 @@ fn cases(subject: &Subject, cols: usize, number: usize) -> Vec<Case> {
             }
             if index == 1 && quant.is_none() {
                 cases.push(Case { trial: Trial::Determinism { repeats: 3 }, ..plain });
+            }
+            // So do sums after the norm, with a next norm and without, and keep more of a row at a time.
+            if subject.operation.op == Op::AddForward {
+                let present = if index % 2 == 0 { ALL.union(NEXT) } else { ALL };
+                cases.push(Case { kind: Kind::ForwardAfter, present, ..plain });
             }
             // Calls to codes look up forward's ladders of blocks where they have none of their own, and with every residual.
             if matches!(subject.operation.op, Op::Forward | Op::AddForward) {

@@ -297,7 +297,7 @@ pub fn ops(names: &[String], quants: &[String]) -> Result<Vec<Op>, Failure> {
             "--quant is about codes: give --op quantized_forward or add_quantized_forward".into(),
         ));
     }
-    Ok(if names.is_empty() { Op::OF_FLOATS.to_vec() } else { chosen })
+    Ok(if names.is_empty() { Op::USUAL.to_vec() } else { chosen })
 }
 
 /// The shapes that `--shapes` names.

@@ -29,6 +29,20 @@ const USUAL: TensorSet = TensorSet::of(&[
     Tensor::Dweight,
 ]);
 
+/// Those that are one call, in rows so far apart that an index needs more than 32 bits.
+pub(crate) fn far_apart(strides: [(usize, usize); 2]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (i, (kind, norm)) in kinds_and_norms().filter(|(kind, _)| *kind != Kind::AfterEndToEnd).enumerate() {
+        for (j, (rows, stride)) in strides.into_iter().enumerate() {
+            let activation = if (i + j) % 2 == 0 { DType::Bf16 } else { DType::F16 };
+            let dtypes = DTypes::uniform(activation).widened(true, j == 1);
+            let plain = Case::plain(kind, norm, activation, rows, 45);
+            cases.push(Case { dtypes, present: PAIRED, layout: Layout::Far(stride), ..plain });
+        }
+    }
+    cases
+}
+
 fn kinds_and_norms() -> impl Iterator<Item = (Kind, Norm)> {
     KINDS.into_iter().flat_map(|kind| Norm::ALL.map(|norm| (kind, norm)))
 }
@@ -207,16 +221,20 @@ fn determinism(shapes: &[(usize, usize)]) -> Vec<Case> {
     cases
 }
 
-/// Cases at the row lengths and numbers of rows at which a backend's plan changes, and at matrices of such shapes: each form in turn.
+/// Cases at the row lengths and numbers of rows at which a backend's plan changes, and at matrices of such shapes: in every dtype, with
+/// the next norm and without, and each form, layout and width of the weight in turn.
 pub(crate) fn breakpoints(sizes: impl Iterator<Item = (usize, usize)>) -> Vec<Case> {
     let mut cases = Vec::new();
     for (i, (rows, cols)) in sizes.enumerate() {
-        for (j, norm) in Norm::ALL.into_iter().enumerate() {
+        for (j, (norm, dtype)) in
+            Norm::ALL.into_iter().flat_map(|norm| DType::ALL.map(|dtype| (norm, dtype))).enumerate()
+        {
             let kind = KINDS[(i / 3 + j) % 2];
             let layout = if (i + j) % 2 == 0 { Layout::DENSE } else { Layout::Mixed((i + j) as u32) };
-            let plain = Case { layout, ..Case::plain(kind, norm, DType::ALL[(i + j) % 3], rows, cols) };
-            cases.push(Case { present: USUAL, ..plain });
-            cases.push(Case { present: USUAL.without(Tensor::Y), ..plain });
+            let dtypes = DTypes::uniform(dtype).widened((i + j) % 4 < 2, (i + j) % 8 < 4);
+            let plain = Case { layout, dtypes, ..Case::plain(kind, norm, dtype, rows, cols) };
+            let (paired, alone) = if (i + j) % 3 == 0 { (PAIRED, ALONE) } else { (USUAL, USUAL.without(Tensor::Y)) };
+            cases.extend([paired, alone].map(|present| Case { present, ..plain }));
         }
     }
     cases.into_iter().map(Case::normalized).collect()

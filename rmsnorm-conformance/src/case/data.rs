@@ -3,7 +3,7 @@
 //! An element depends on (seed, tensor, index) only, so a single one can be computed again anywhere. Values are rounded
 //! to their storage dtype here; the reference, the bounds and the backend all see the rounded value.
 
-use rmsnorm_spec::reference::round_to;
+use rmsnorm_spec::reference::{self, ForwardInputs, round_to};
 use rmsnorm_spec::{DType, Norm, Tensor};
 
 use crate::case::quantized::{Given, hard_weight};
@@ -198,17 +198,29 @@ pub(crate) fn inputs(case: &Case) -> Inputs {
     let weights = |tensor| present.has(tensor).then(|| vector(&|col| painter.weight(tensor, col)));
     let biases = |tensor| present.has(tensor).then(|| vector(&|col| painter.bias(tensor, col)));
     let (weight, bias) = (weights(Tensor::Weight), biases(Tensor::Bias));
+    let (next_weight, next_bias) = (weights(Tensor::NextWeight), biases(Tensor::NextBias));
     let dy = if case.kind.has_backward() {
-        let h = |i: usize| x[i] + residual.as_ref().map_or(0.0, |residual| residual[i]);
+        // What is normalized last, and by what.
+        let (h, weight) = match (case.kind.is_after(), present.has(Tensor::Y)) {
+            (false, _) => {
+                let residual = |i: usize| residual.as_ref().map_or(0.0, |residual| residual[i]);
+                (x.iter().enumerate().map(|(i, x)| x + residual(i)).collect(), &weight)
+            }
+            (true, false) => (x.clone(), &weight),
+            (true, true) => {
+                let residual = residual.as_deref().map(|residual| (residual, case.dtypes.residual));
+                let inputs = ForwardInputs { x: &x, residual, weight: weight.as_deref(), bias: bias.as_deref() };
+                (reference::forward(&case.spec(), &inputs).sum, &next_weight)
+            }
+        };
         let weight = |col: usize| weight.as_ref().map_or(1.0, |w| w[col] + f64::from(case.weight_offset));
-        matrix(&|row, col| painter.dy(row, col, h(row * case.cols + col), weight(col)), case.dtypes.activation)
+        matrix(&|row, col| painter.dy(row, col, h[row * case.cols + col], weight(col)), case.dtypes.activation)
     } else {
         Vec::new()
     };
     let dresidual_out = present
         .has(Tensor::DresidualOut)
         .then(|| matrix(&|row, col| painter.dresidual_out(row, col), case.dtypes.residual));
-    let (next_weight, next_bias) = (weights(Tensor::NextWeight), biases(Tensor::NextBias));
     let inputs = Inputs { x, residual, weight, bias, next_weight, next_bias, dy, dresidual_out, given: None };
     Inputs { given: case.quant.map(|quant| Given::new(case, &quant, &inputs)), ..inputs }
 }

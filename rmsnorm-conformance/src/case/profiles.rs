@@ -136,7 +136,7 @@ impl Dice {
         let (wide_weight, wide_residual) = (self.one_in(2), self.one_in(2));
         let case = Case {
             trial: Trial::Bounds,
-            kind: self.pick(Kind::OF_FLOATS),
+            kind: self.pick(&Kind::BEFORE),
             norm: self.pick(&Norm::ALL),
             rows,
             cols,
@@ -529,7 +529,7 @@ fn combinations<const N: u32>(case: &Case) -> impl Iterator<Item = u64> + use<N>
 }
 
 fn kinds_and_norms() -> impl Iterator<Item = (Kind, Norm)> {
-    Kind::OF_FLOATS.iter().flat_map(|&kind| Norm::ALL.map(|norm| (kind, norm)))
+    Kind::BEFORE.into_iter().flat_map(|kind| Norm::ALL.map(|norm| (kind, norm)))
 }
 
 /// One axis at a time away from a middling case with every optional tensor; the sizes follow in [`cover`].
@@ -659,9 +659,10 @@ fn stress() -> Vec<Case> {
 /// Few rows, so far apart that an element's index needs more than 32 bits: by the stride, or only by its product with the
 /// row. In all mixes of narrow and wide tensors, as a byte offset may wrap where an element's does not.
 pub(crate) fn far_apart() -> Vec<Case> {
-    let mut cases = Vec::new();
+    let strides = [(2, (1 << 32) + 37), (3, (1 << 31) + 1029)];
+    let mut cases = after::far_apart(strides);
     for (i, (kind, norm)) in kinds_and_norms().enumerate() {
-        for (j, (rows, stride)) in [(2, (1 << 32) + 37), (3, (1 << 31) + 1029)].into_iter().enumerate() {
+        for (j, (rows, stride)) in strides.into_iter().enumerate() {
             let activation = if (i + j) % 2 == 0 { DType::Bf16 } else { DType::F16 };
             let dtypes = DTypes::uniform(activation).widened(true, j == 1);
             let plain = Case::plain(kind, norm, activation, rows, 45);

@@ -281,7 +281,10 @@ fn tuned_programs_compile_and_keep_their_registers() {
     report("tuned", &outcomes);
     let most = |job: &Job| if job.key.call.form.norms_twice() { MOST_SPILLED_TWICE } else { MOST_SPILLED };
     let spilling = outcomes.iter().filter(|outcome| outcome.usage.spills > most(&outcome.job)).count();
-    assert_eq!(spilling, 0, "tuned programs spill more than {MOST_SPILLED} bytes; the table has them");
+    assert_eq!(
+        spilling, 0,
+        "tuned programs spill more than {MOST_SPILLED} bytes, or {MOST_SPILLED_TWICE} with a next norm; the table has them"
+    );
 }
 
 #[test]

@@ -44,7 +44,7 @@ pub struct Forward<'a, B: NormBackend + ?Sized, T: Element, W: Element = T, R: E
     pub x: Source<B::In<'a, T>, B::Out<'a, T>>,
     /// Multiplied with the normalized row, after `weight_offset` was added to it; ones if absent.
     pub weight: Option<B::In<'a, W>>,
-    /// Added last; zeros if absent.
+    /// Added to that; zeros if absent.
     pub bias: Option<B::In<'a, W>>,
     /// Added to `x` before the norm. The sum is rounded to `R`, and the rounded value is what is normalized. In place it
     /// holds the rounded sum afterwards, as `residual_out` would. With
@@ -52,7 +52,7 @@ pub struct Forward<'a, B: NormBackend + ?Sized, T: Element, W: Element = T, R: E
     pub residual: Option<Source<B::In<'a, R>, B::Out<'a, R>>>,
     /// Receives the rounded sum; backward takes it as its `x`. Only with a `residual` that is not overwritten.
     pub residual_out: Option<Rows<B::Out<'a, R>>>,
-    /// The output; `None` if it overwrites `x`, or if what it would be is only added to a residual.
+    /// The output; `None` if it overwrites `x`, or where a residual is added after the norm and no next norm is wanted.
     pub y: Option<Rows<B::Out<'a, T>>>,
     /// Receives the mean of every row. Layer norm only.
     pub mean: Option<B::Out<'a, f32>>,

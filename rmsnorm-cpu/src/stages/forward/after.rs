@@ -178,8 +178,8 @@ impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
         }
     }
 
-    /// Equations (2) to (4) of the sum, which is kept. Behind a short piece it is what weight and bias make of zeros there, which is
-    /// never counted.
+    /// Equations (2) to (4) of the sum, which is kept. Behind a short piece there are zeros, which count for
+    /// nothing.
     #[inline(always)]
     fn keep_sums<S: Simd, const PLAIN: bool>(
         &self,
