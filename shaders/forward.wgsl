@@ -50,7 +50,7 @@ fn main(me: Me) {
                 bias_K = load_bias(0u, thread, K);
             }
         }
-        if (ADDS_AFTER && !IS_RESIDUAL_EARLY) {
+        if (RESIDUAL_AFTER && !IS_RESIDUAL_EARLY) {
             @unroll(K) {
                 addends_K.residual = load_residual(row, thread, K);
             }

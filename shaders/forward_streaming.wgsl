@@ -62,7 +62,7 @@ fn main(me: Me) {
             let weight_K = load_weight(0u, thread, first + K);
             let bias_K = load_bias(0u, thread, first + K);
         }
-        if (ADDS_AFTER) {
+        if (RESIDUAL_AFTER) {
             @unroll(K) {
                 addends_K.residual = load_residual(row, thread, first + K);
             }

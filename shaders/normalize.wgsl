@@ -1,5 +1,5 @@
 // What the forward programs share. What is normalized, h, is x or the rounded sum with a residual that comes before the norm. Its
-// dtype is H: R, which is T where there is no residual, and T where a residual comes after (ADDS_AFTER): math.md, (13) and (14).
+// dtype is H: R, which is T where there is no residual, and T where a residual comes after (RESIDUAL_AFTER): math.md, (13) and (14).
 
 // What h is made of, as it waits in registers.
 struct Addends {
@@ -9,13 +9,13 @@ struct Addends {
 
 fn load_addends(row: u32, thread: u32, k: u32) -> Addends {
     // Others are loaded when they are needed.
-    if (ADDS_AFTER && !IS_RESIDUAL_EARLY) { return Addends(load_x(row, thread, k), Kept_R()); }
+    if (RESIDUAL_AFTER && !IS_RESIDUAL_EARLY) { return Addends(load_x(row, thread, k), Kept_R()); }
     return Addends(load_x(row, thread, k), load_residual(row, thread, k));
 }
 
 // h as it is stored.
 fn h_of(addends: Addends) -> Kept_H {
-    if (!HAS_RESIDUAL || ADDS_AFTER) { return x_as_H(addends.x); }
+    if (!HAS_RESIDUAL || RESIDUAL_AFTER) { return x_as_H(addends.x); }
     let x = pair_T(addends.x);
     let residual = pair_R(addends.residual);
     return settled_H(kept_H(Pair(x.lo + residual.lo, x.hi + residual.hi)));
@@ -90,7 +90,7 @@ fn sum_after(thread: u32, k: u32, residual: Kept_R, normed: Pair) -> Kept_R {
 }
 
 fn write_y(row: u32, thread: u32, k: u32, h: Kept_H, residual: Kept_R, mean: f32, rstd: f32, weight: Kept_W, bias: Kept_W) {
-    if (ADDS_AFTER) {
+    if (RESIDUAL_AFTER) {
         store_residual_out(row, thread, k, sum_after(thread, k, residual, y_of(h, mean, rstd, weight, bias)));
     } else {
         store_residual_out(row, thread, k, h_as_R(h));

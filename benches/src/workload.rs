@@ -402,7 +402,7 @@ pub fn problem(operation: Operation, dtype: DType, shape: Shape) -> Problem {
             let tensors = if has_next { tensors.union(next) } else { tensors };
             let problem = Problem::forward(norm, rows, cols, dtype, tensors);
             let tensors = problem.tensors.set(Tensor::Y, has_next);
-            Problem { tensors, residual: ResidualPlacement::After, ..problem }
+            Problem { tensors, residual_placement: ResidualPlacement::After, ..problem }
         }
         Op::QuantizedForward(quant) => {
             Problem::quantized_forward(norm, rows, cols, dtype, quant.spec(shape), forward.union(quant.tensors()))

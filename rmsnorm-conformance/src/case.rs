@@ -100,7 +100,7 @@ impl Kind {
 
     /// The kind of a backend's call.
     pub(crate) const fn of(problem: &Problem) -> Kind {
-        match (problem.direction, problem.residual) {
+        match (problem.direction, problem.residual_placement) {
             (Direction::Forward, ResidualPlacement::Before) if problem.tensors.is_in_place() => Kind::ForwardInPlace,
             (Direction::Forward, ResidualPlacement::Before) => Kind::Forward,
             (Direction::Forward, ResidualPlacement::After) if problem.has(Tensor::Residual) => Kind::ForwardAfter,

@@ -39,7 +39,7 @@ pub(crate) fn forward<B: SliceBackend, T: Element, W: Element, R: Element>(
     backend: &CpuBackend,
     call: Checked<Forward<'_, B, T, W, R>>,
 ) -> Result<(), Error> {
-    match call.problem().residual {
+    match call.problem().residual_placement {
         ResidualPlacement::Before => {}
         ResidualPlacement::After => return forward_after(backend, call),
     }

@@ -167,7 +167,7 @@ impl CpuBackend {
         inputs: ForwardInputs<'_, T, W, R>,
         wanted: impl Into<TensorSet>,
     ) -> Result<ForwardOutputs<T, R>, Error> {
-        let always = match spec.residual {
+        let always = match spec.residual_placement {
             ResidualPlacement::Before => Tensor::Y,
             ResidualPlacement::After => Tensor::ResidualOut,
         };

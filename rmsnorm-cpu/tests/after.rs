@@ -131,7 +131,7 @@ fn pairs<T: Element>() {
                 let made = backend.forward_vec(&spec, inputs, &[Tensor::Y, Tensor::NextRstd]).unwrap();
                 assert_eq!((bits(&made.y), made.next_rstd), (both.y.clone(), both.statistics[3].clone()));
                 let mut before = spec;
-                before.residual = ResidualPlacement::Before;
+                before.residual_placement = ResidualPlacement::Before;
                 let inputs = ForwardInputs::new(&alone.residual_out).weight(&next_weight);
                 let inputs = if has_bias { inputs.bias(&next_bias) } else { inputs };
                 let next = backend.forward_vec(&before, inputs, &[Tensor::Rstd]).unwrap();

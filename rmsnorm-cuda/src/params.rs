@@ -1,5 +1,5 @@
 //! The argument of every kernel: one struct, passed by value. `kernels/params.cuh` is its mirror. Kernels of calls without
-//! groups of rows do not have the fields of those, nor others those of a second norm, which come last.
+//! groups of rows do not have the fields of those, nor others those of a next norm, which come last.
 //!
 //! Sizes are checked where a program is compiled (`static_assert`), names and order by a test here.
 

@@ -373,14 +373,14 @@ fn reads(program: Program, call: &CallKey, tile: &Tile) -> Reads {
         // Few packs: nothing is gained by having all of them on their way.
         Program::QuantizedForward => Reads { is_late: tile.packs <= 2, ..reads },
         // A residual that comes after has the registers that a row on its way would take.
-        Program::Forward if call.form.adds_after() => Reads { is_held: false, is_late: true, ..reads },
+        Program::Forward if call.form.is_residual_after() => Reads { is_held: false, is_late: true, ..reads },
         // The second read of a residual's rows would be of two matrices.
         Program::Forward => {
             let is_held = reads.is_held || call.tensors.adds_residual() && tile.holds_rows(call.norm, true);
             Reads { is_held, is_late: tile.packs <= 2 && !is_held, ..reads }
         }
         // Where there are registers for what is needed last: for a residual that comes then, from furthest, else for the weights.
-        Program::ForwardCluster if call.form.adds_after() => {
+        Program::ForwardCluster if call.form.is_residual_after() => {
             let is_narrow = tile.pack * weight_bytes <= 16;
             let batch = match (is_narrow, call.form.norms_twice()) {
                 (true, _) => 4,

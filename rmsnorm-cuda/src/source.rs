@@ -130,7 +130,7 @@ fn numbers(key: &KernelKey) -> [(&'static str, u32); 30] {
         ("ACCUMULATE", accumulate),
         ("HAS_ROW_GROUPS", has_row_groups.into()),
         ("HAS_WEIGHT_OFFSET", has_weight_offset.into()),
-        ("RESIDUAL_AFTER", form.adds_after().into()),
+        ("RESIDUAL_AFTER", form.is_residual_after().into()),
         ("NORMS_TWICE", form.norms_twice().into()),
         ("PACK", tile.pack),
         ("PACKS", tile.packs),

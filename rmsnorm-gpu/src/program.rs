@@ -66,7 +66,7 @@ pub enum Form {
 
 impl Form {
     const fn of(problem: &Problem) -> Self {
-        match (problem.direction, problem.residual) {
+        match (problem.direction, problem.residual_placement) {
             (Direction::Forward, ResidualPlacement::After) if problem.tensors.has(Tensor::Y) => Form::NormOfSum,
             (Direction::Forward, ResidualPlacement::After) => Form::Sum,
             (Direction::Forward, ResidualPlacement::Before)
@@ -75,7 +75,7 @@ impl Form {
     }
 
     /// Whether the residual is added to what the norm gives.
-    pub const fn adds_after(self) -> bool {
+    pub const fn is_residual_after(self) -> bool {
         match self {
             Form::Norm => false,
             Form::Sum | Form::NormOfSum => true,
@@ -112,7 +112,7 @@ impl Program {
             None => true,
         };
         let form = Form::of(problem);
-        let is_last = !has_parameters(tensors) && !form.adds_after();
+        let is_last = !has_parameters(tensors) && !form.is_residual_after();
         let is_cast = !(matches!(problem.dtypes.activation, DType::F32) || is_last && is_repeated);
         CallKey {
             norm: if self.is_reduction { Norm::Rms } else { problem.norm },
@@ -274,7 +274,7 @@ mod tests {
     fn a_residual_after_the_norm_is_a_form_of_forward() {
         let after = |tensors: TensorSet| {
             let cast_order = CastOrder::BeforeWeight;
-            Problem { tensors, residual: ResidualPlacement::After, cast_order, ..forward(&[]) }
+            Problem { tensors, residual_placement: ResidualPlacement::After, cast_order, ..forward(&[]) }
         };
         let sum = TensorSet::of(&[Tensor::X, Tensor::Residual, Tensor::ResidualOut]);
         let form = |tensors| FORWARD.key(&after(tensors)).form;

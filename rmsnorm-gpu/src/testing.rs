@@ -43,24 +43,24 @@ pub struct Call {
     /// Of the gradients.
     pub grad_reduction: GradReduction,
     /// Of forward. A residual that is added after the norm leaves no `y`, unless that is among the tensors.
-    pub residual: ResidualPlacement,
+    pub residual_placement: ResidualPlacement,
 }
 
 impl Call {
     /// A call whose gradients, if any, are summed by partial rows.
     pub const fn new(direction: Direction, norm: Norm, dtypes: DTypes, tensors: TensorSet) -> Self {
-        let (grad_reduction, residual) = (GradReduction::Partials, ResidualPlacement::Before);
-        Call { direction, norm, dtypes, tensors, grad_reduction, residual }
+        let (grad_reduction, residual_placement) = (GradReduction::Partials, ResidualPlacement::Before);
+        Call { direction, norm, dtypes, tensors, grad_reduction, residual_placement }
     }
 
     /// With the residual added after the norm.
     pub const fn residual_after(self) -> Self {
-        Call { residual: ResidualPlacement::After, ..self }
+        Call { residual_placement: ResidualPlacement::After, ..self }
     }
 
     /// The call with a size.
     pub fn problem(self, rows: usize, cols: usize) -> Problem {
-        let Call { direction, norm, dtypes, tensors, grad_reduction, residual } = self;
+        let Call { direction, norm, dtypes, tensors, grad_reduction, residual_placement } = self;
         let tensors = tensors.set(Tensor::Mean, norm == Norm::Layer);
         let problem = match direction {
             // Calls to codes are drawn, with their specs.
@@ -69,8 +69,8 @@ impl Call {
             }
             Direction::Backward => Problem::backward(norm, rows, cols, dtypes.activation, tensors),
         };
-        let problem = Problem { dtypes, grad_reduction, residual, ..problem };
-        match residual {
+        let problem = Problem { dtypes, grad_reduction, residual_placement, ..problem };
+        match residual_placement {
             ResidualPlacement::Before => problem,
             ResidualPlacement::After => {
                 Problem { tensors: problem.tensors.set(Tensor::Y, tensors.has(Tensor::Y)), ..problem }
@@ -87,7 +87,7 @@ impl Call {
 /// The same call, overwriting its input: of a norm that is added to a residual, the residual.
 pub fn in_place(problem: &Problem) -> Problem {
     let tensors = problem.tensors.without(Tensor::Residual);
-    let tensors = match problem.residual {
+    let tensors = match problem.residual_placement {
         ResidualPlacement::Before => tensors.without(Tensor::X),
         ResidualPlacement::After => tensors,
     };
@@ -186,7 +186,7 @@ impl Draw {
         let next = self.some(&[NextWeight, NextBias, NextRstd]).set(NextMean, forward.norm == Norm::Layer).with(Y);
         let tensors = forward.tensors.with(Residual).with(ResidualOut).without(Y);
         let tensors = if self.yes() { tensors.union(next) } else { tensors };
-        Problem { tensors, residual: ResidualPlacement::After, ..forward }
+        Problem { tensors, residual_placement: ResidualPlacement::After, ..forward }
     }
 
     /// A call to codes, of any kind of scale and with any of the tensors that go with it.

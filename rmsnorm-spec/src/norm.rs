@@ -149,7 +149,7 @@ pub struct NormSpec {
     /// Where `x_hat` is rounded.
     pub cast_order: CastOrder,
     /// Where a residual is added.
-    pub residual: ResidualPlacement,
+    pub residual_placement: ResidualPlacement,
 }
 
 impl NormSpec {
@@ -166,8 +166,8 @@ impl NormSpec {
     /// A norm of that kind over `rows` rows of `cols` elements, with no weight offset, the default order of roundings, and a residual,
     /// if any, added before.
     pub const fn new(norm: Norm, rows: usize, cols: usize, eps: f32) -> Self {
-        let (cast_order, residual) = (CastOrder::AtStore, ResidualPlacement::Before);
-        NormSpec { norm, rows, cols, eps, weight_offset: 0.0, cast_order, residual }
+        let (cast_order, residual_placement) = (CastOrder::AtStore, ResidualPlacement::Before);
+        NormSpec { norm, rows, cols, eps, weight_offset: 0.0, cast_order, residual_placement }
     }
 
     /// With this number of rows: the same norm on another batch.
@@ -197,7 +197,7 @@ impl NormSpec {
 
     /// With the residual added after the norm.
     pub const fn residual_after(self) -> Self {
-        NormSpec { residual: ResidualPlacement::After, ..self }
+        NormSpec { residual_placement: ResidualPlacement::After, ..self }
     }
 }
 
@@ -216,10 +216,10 @@ mod tests {
                 eps: 1e-6,
                 weight_offset: -0.5,
                 cast_order: CastOrder::BeforeWeight,
-                residual: ResidualPlacement::Before,
+                residual_placement: ResidualPlacement::Before,
             };
             assert_eq!(spec, NormSpec { weight_offset: 0.0, cast_order: CastOrder::AtStore, ..expected });
-            let after = NormSpec { residual: ResidualPlacement::After, ..spec };
+            let after = NormSpec { residual_placement: ResidualPlacement::After, ..spec };
             assert_eq!((spec.residual_after(), after.residual_after()), (after, after));
             assert_eq!(spec.weight_offset(-0.5).cast_order(CastOrder::BeforeWeight), expected);
             assert_eq!(spec.cast_order(CastOrder::BeforeWeight).weight_offset(-0.5), expected);

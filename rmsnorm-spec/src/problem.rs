@@ -75,7 +75,7 @@ pub struct Problem {
     /// Where `x_hat` is rounded.
     pub cast_order: CastOrder,
     /// Where the residual is added, in forward: elsewhere it makes no difference, and is the default.
-    pub residual: ResidualPlacement,
+    pub residual_placement: ResidualPlacement,
     /// How weight gradients are summed; the default in forward.
     pub grad_reduction: GradReduction,
     /// How the result is quantized, if it is.
@@ -131,7 +131,7 @@ impl Problem {
             rows_per_group: None,
             has_weight_offset: false,
             cast_order: CastOrder::default(),
-            residual: ResidualPlacement::default(),
+            residual_placement: ResidualPlacement::default(),
             grad_reduction: GradReduction::default(),
             quant: None,
         }
@@ -151,7 +151,7 @@ impl Problem {
     /// # Errors
     /// `Unsupported` if it is to be added after.
     pub fn without_residual_after(&self, backend: &str) -> Result<(), Error> {
-        match self.residual {
+        match self.residual_placement {
             ResidualPlacement::Before => Ok(()),
             ResidualPlacement::After => {
                 let rule = format!("the {backend} backend adds no residual after the norm");
@@ -217,7 +217,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Fo
         check_spec(&spec)?;
         check_order(args.lost)?;
         DTypes::of::<T, W, R>().check()?;
-        match spec.residual {
+        match spec.residual_placement {
             ResidualPlacement::Before => check_targets(&args)?,
             ResidualPlacement::After => check_targets_after(&args)?,
         }
@@ -225,7 +225,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Fo
         forbid_mean_for_rms(&spec, "next_mean", args.next_mean.is_some())?;
         let found = Layout::check(&spec, Direction::Forward, None, &args)?;
         let problem = problem::<T, W, R>(Direction::Forward, &spec, found);
-        let problem = Problem { residual: spec.residual, ..problem };
+        let problem = Problem { residual_placement: spec.residual_placement, ..problem };
         Ok(Checked { spec, args, problem })
     }
 
@@ -304,7 +304,7 @@ where
         check_codes(&args)?;
         check_scales(&args)?;
         check_columnwise(&spec, &args)?;
-        if spec.residual == ResidualPlacement::After {
+        if spec.residual_placement == ResidualPlacement::After {
             let rule = "no call adds a residual after the norm and quantizes the result".into();
             return Err(Error::Unsupported { rule });
         }
@@ -428,7 +428,7 @@ fn problem<T: Element, W: Element, R: Element>(
         rows_per_group,
         has_weight_offset: spec.weight_offset != 0.0,
         cast_order: spec.cast_order,
-        residual: ResidualPlacement::default(),
+        residual_placement: ResidualPlacement::default(),
         grad_reduction: GradReduction::default(),
         quant: None,
     }
@@ -526,7 +526,7 @@ fn check_gradients<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
 ) -> Result<(), Error> {
     let why = "where the residual is added after the norm its gradient is dy itself; the next norm's backward has a spec without \
         residual_after";
-    match (spec.residual, &args.dresidual_out, &args.dresidual) {
+    match (spec.residual_placement, &args.dresidual_out, &args.dresidual) {
         (ResidualPlacement::After, Some(_), _) => Err(Error::Unexpected { arg: "dresidual_out", why }),
         (ResidualPlacement::After, None, Some(_)) => Err(Error::Unexpected { arg: "dresidual", why }),
         (ResidualPlacement::After, None, None) | (ResidualPlacement::Before, ..) => Ok(()),

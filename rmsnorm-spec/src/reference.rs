@@ -56,7 +56,7 @@ pub fn forward(spec: &NormSpec, inputs: &ForwardInputs<'_>) -> ForwardOutputs {
         let start = out.h.len();
         for col in 0..cols {
             let i = row * cols + col;
-            out.h.push(match (inputs.residual, spec.residual) {
+            out.h.push(match (inputs.residual, spec.residual_placement) {
                 (Some((residual, dtype)), ResidualPlacement::Before) => round_to(inputs.x[i] + residual[i], dtype),
                 (None, ResidualPlacement::Before) | (_, ResidualPlacement::After) => inputs.x[i],
             });
@@ -80,7 +80,7 @@ pub fn forward(spec: &NormSpec, inputs: &ForwardInputs<'_>) -> ForwardOutputs {
             out.y.push(x_hat * effective_weight(spec, inputs.weight, col) + bias);
         }
     }
-    if let (Some((residual, _)), ResidualPlacement::After) = (inputs.residual, spec.residual) {
+    if let (Some((residual, _)), ResidualPlacement::After) = (inputs.residual, spec.residual_placement) {
         out.sum = residual.iter().zip(&out.y).map(|(residual, y)| residual + y).collect();
     }
     out

@@ -58,7 +58,7 @@ impl After {
         next_weight: &Tensor,
     ) -> Result<(Tensor, Tensor)> {
         let save = [x, residual, weight, next_weight].into_iter().any(Tensor::track_op);
-        let shared = Arc::new(Shared::new(UnsizedNorm { residual: Default::default(), ..spec }));
+        let shared = Arc::new(Shared::new(UnsizedNorm { residual_placement: Default::default(), ..spec }));
         // Detached: the sum does not depend on it.
         let fourth = Fourth::NextWeight(next_weight.detach(), shared.clone());
         let residual_out = After::new(spec, x, weight, save, fourth).sum(x, residual, weight)?;

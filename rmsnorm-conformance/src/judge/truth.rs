@@ -71,7 +71,7 @@ impl<'a> ForwardTruth<'a> {
         model: Model<'a>,
     ) -> Self {
         let arithmetic = model.arithmetic;
-        let is_before = spec.residual == ResidualPlacement::Before;
+        let is_before = spec.residual_placement == ResidualPlacement::Before;
         let h_dtype = inputs.residual.filter(|_| is_before).map_or(x_dtype, |(_, dtype)| dtype);
         let given = match residual_out {
             Some(h) if is_before && inputs.residual.is_some() && !arithmetic.adds_to_nearest() => {
@@ -117,7 +117,7 @@ impl<'a> ForwardTruth<'a> {
         let (x, arithmetic) = (self.inputs.x, self.arithmetic);
         match self.inputs.residual {
             None => Vec::new(),
-            Some((residual, _)) if self.spec.residual == ResidualPlacement::After => {
+            Some((residual, _)) if self.spec.residual_placement == ResidualPlacement::After => {
                 let norm = match self.spec.cast_order {
                     CastOrder::AtStore => plain(&self.outputs.y, &self.bounds.y),
                     CastOrder::BeforeWeight => self.before_weight(self.x_dtype),

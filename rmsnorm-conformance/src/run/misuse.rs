@@ -215,7 +215,7 @@ fn presence(good: &dyn Fn() -> GoodCall, calls: &mut Vec<BadCall>) {
             call.spec.norm = Norm::Rms;
             calls.push(call.bad("next_mean_for_rms_norm", Refusal::Unexpected("next_mean")));
             let mut call = good();
-            call.spec.residual = ResidualPlacement::Before;
+            call.spec.residual_placement = ResidualPlacement::Before;
             calls.push(call.bad("next_norm_of_a_sum_before", Refusal::Unexpected("next_weight")));
             if good().kind == Kind::ForwardAfter {
                 calls.push(without(Tensor::ResidualOut).bad("no_residual_out", Refusal::Missing("residual_out")));

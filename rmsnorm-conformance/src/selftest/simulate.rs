@@ -96,7 +96,7 @@ impl NormBackend for SimulatedBackend {
         checked: Checked<Forward<'_, Self, T, W, R>>,
     ) -> Result<(), Error> {
         let call = self.call(&checked);
-        if call.problem.residual == ResidualPlacement::After {
+        if call.problem.residual_placement == ResidualPlacement::After {
             after::run(&call, checked.into_args());
             return Ok(());
         }

@@ -36,7 +36,7 @@ impl<'a> Passes<'a> {
     #[must_use]
     pub fn next(&self, sum: &'a [f64], weight: &'a [f64], bias: Option<&'a [f64]>, dy: &'a [f64]) -> Passes<'a> {
         let mut spec = self.spec;
-        spec.residual = ResidualPlacement::Before;
+        spec.residual_placement = ResidualPlacement::Before;
         let dtypes = DTypes { activation: self.dtypes.residual, ..self.dtypes };
         Passes { spec, dtypes, x: sum, residual: None, weight, bias, dy }
     }

@@ -102,7 +102,8 @@ fn tuned() -> Vec<Job> {
                 ];
                 // Their tiles are those of sums before the norm: bf16 stands for f16.
                 let has_after = dtype != DType::F16;
-                let problems = problems.iter().filter(|each| has_after || each.residual == ResidualPlacement::Before);
+                let problems =
+                    problems.iter().filter(|each| has_after || each.residual_placement == ResidualPlacement::Before);
                 jobs.extend(problems.flat_map(|problem| of_plan(problem, 16, &Caps::h200())));
             }
             for cols in SPLIT_COLS {
@@ -117,7 +118,7 @@ fn tuned() -> Vec<Job> {
 /// The same call with its residual added after the norm, with a next norm or without.
 fn after(problem: Problem, has_next: bool) -> Problem {
     let tensors = problem.tensors.set(Tensor::Y, has_next);
-    Problem { tensors, residual: ResidualPlacement::After, ..problem }
+    Problem { tensors, residual_placement: ResidualPlacement::After, ..problem }
 }
 
 /// Calls to codes as they were tuned: of every kind of scale, with nothing but a weight, and as users of layer norm and of residuals

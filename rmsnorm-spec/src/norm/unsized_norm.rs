@@ -25,14 +25,14 @@ pub struct UnsizedNorm {
     pub eps: f64,
     /// As [`NormSpec::weight_offset`].
     pub weight_offset: f32,
-    /// As [`NormSpec::residual`].
-    pub residual: ResidualPlacement,
+    /// As [`NormSpec::residual_placement`].
+    pub residual_placement: ResidualPlacement,
 }
 
 impl UnsizedNorm {
     /// A norm of that kind, with no weight offset, and a residual, if any, added before.
     pub const fn new(norm: Norm, eps: f64) -> Self {
-        UnsizedNorm { norm, eps, weight_offset: 0.0, residual: ResidualPlacement::Before }
+        UnsizedNorm { norm, eps, weight_offset: 0.0, residual_placement: ResidualPlacement::Before }
     }
 
     /// RMS norm by `1 + weight`.
@@ -42,7 +42,7 @@ impl UnsizedNorm {
 
     /// With the residual added after the norm.
     pub const fn residual_after(self) -> Self {
-        UnsizedNorm { residual: ResidualPlacement::After, ..self }
+        UnsizedNorm { residual_placement: ResidualPlacement::After, ..self }
     }
 
     /// Whether `eps` is not negative, and finite as an f32: what a call asks of it.
@@ -53,7 +53,7 @@ impl UnsizedNorm {
     /// Of these rows.
     pub const fn sized(&self, rows: &RowLayout) -> NormSpec {
         let spec = NormSpec::new(self.norm, rows.rows, rows.cols, self.eps as f32);
-        NormSpec { weight_offset: self.weight_offset, residual: self.residual, ..spec }
+        NormSpec { weight_offset: self.weight_offset, residual_placement: self.residual_placement, ..spec }
     }
 
     /// `rms_norm`, `layer_norm`.

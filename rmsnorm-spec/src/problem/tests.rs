@@ -303,7 +303,7 @@ impl Call {
         };
         Call {
             form,
-            spec: NormSpec { residual: form.placement(), ..NormSpec::layer(ROWS, COLS, 1e-5) },
+            spec: NormSpec { residual_placement: form.placement(), ..NormSpec::layer(ROWS, COLS, 1e-5) },
             grad_reduction: GradReduction::Partials,
             quant: form.quant(),
             tensors: table(form).iter().enumerate().map(place).collect(),
@@ -786,7 +786,7 @@ fn the_problem_says_what_is_computed() {
                             dtypes: DTypes { activation, weight, residual },
                             has_weight_offset,
                             cast_order,
-                            residual: form.placement(),
+                            residual_placement: form.placement(),
                             quant: form.quant(),
                             grad_reduction: match form {
                                 Form::Forward | Form::InPlace | Form::After | Form::AfterInPlace => {
@@ -871,7 +871,7 @@ fn a_residual_after_the_norm_needs_its_sum_and_a_next_norm_its_y() {
     let (alone, paired) = (|| Args::onto_residual(view(1)), || Args::new(view(1), view(2)));
 
     let problem = good(alone().residual(view(3)).residual_out(view(4)));
-    assert_eq!(problem.residual, ResidualPlacement::After);
+    assert_eq!(problem.residual_placement, ResidualPlacement::After);
     assert_eq!(problem.tensors, TensorSet::of(&[Tensor::X, Tensor::Residual, Tensor::ResidualOut]));
     assert_eq!(problem.arg(Tensor::ResidualOut), "residual_out");
     assert!(matches!(problem.without_residual_after("numbers"), Err(Error::Unsupported { .. })));
@@ -913,7 +913,7 @@ fn a_residual_after_the_norm_needs_its_sum_and_a_next_norm_its_y() {
     // The residual's gradient is dy, and no call has codes of such a sum.
     let backward = || Backward::<Numbers, f32>::new(view(1), view(2), vector(3, ROWS), view(4));
     let check = |args| Checked::backward(&Numbers, before.residual_after(), args).map(|checked| *checked.problem());
-    assert_eq!(check(backward()).expect("a good call").residual, ResidualPlacement::Before);
+    assert_eq!(check(backward()).expect("a good call").residual_placement, ResidualPlacement::Before);
     for (args, name) in
         [(backward().dresidual_out(view(5)), "dresidual_out"), (backward().dresidual(view(5)), "dresidual")]
     {

@@ -174,7 +174,7 @@ impl Planner for Plans {
     fn as_if_not_in_place(mut plan: Plan) -> Plan {
         for step in &mut plan.steps {
             if let Step::Dispatch(Dispatch { key, .. }) = step {
-                assert!(key.call.tensors.is_in_place() || key.call.form.adds_after());
+                assert!(key.call.tensors.is_in_place() || key.call.form.is_residual_after());
                 let adds_residual = key.call.tensors.has(Tensor::ResidualOut);
                 key.call.tensors = key.call.tensors.with(Tensor::X).set(Tensor::Residual, adds_residual);
             }

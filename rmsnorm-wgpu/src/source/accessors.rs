@@ -109,7 +109,7 @@ fn of_absent(key: &KernelKey, tensor: Tensor) -> String {
         .into_iter()
         .find_map(|(input, output)| (input == tensor).then_some(output));
     let overwritten = output.filter(|output| {
-        let is_residual_overwritten = key.call.form.adds_after() && *output == Tensor::ResidualOut;
+        let is_residual_overwritten = key.call.form.is_residual_after() && *output == Tensor::ResidualOut;
         (is_in_place || is_residual_overwritten) && key.call.tensors.has(*output)
     });
     let is_read = tensor.access(key.program.info().direction) == Some(rmsnorm_spec::Access::Read);

@@ -60,7 +60,7 @@ fn constants(key: &KernelKey, f16: F16) -> String {
         ("HAS_WEIGHT_OFFSET", key.has_weight_offset),
         ("HAS_BIAS", tensors.has(Tensor::Bias)),
         ("HAS_RESIDUAL", has_residual(key)),
-        ("ADDS_AFTER", key.call.form.adds_after()),
+        ("RESIDUAL_AFTER", key.call.form.is_residual_after()),
         ("IS_RESIDUAL_EARLY", is_residual_early(key)),
         ("HAS_NEXT_WEIGHT", tensors.has(Tensor::NextWeight)),
         ("HAS_NEXT_BIAS", tensors.has(Tensor::NextBias)),
@@ -160,7 +160,7 @@ fn of_codes(key: &KernelKey, quant: &QuantSpec) -> String {
 /// Of what is normalized: x, or its sum with a residual.
 fn dtype_of_h(key: &KernelKey) -> DType {
     let DTypes { activation, residual, .. } = key.call.dtypes;
-    if key.call.form.adds_after() { activation } else { residual }
+    if key.call.form.is_residual_after() { activation } else { residual }
 }
 
 /// The letters that files have for dtypes: activation, weight and residual stream.

@@ -603,7 +603,7 @@ fn accessors_reach_their_own_tensor() {
     for_all(|key, module, info| {
         let bound: HashSet<Tensor> = uses(key).into_iter().map(|used| used.tensor).collect();
         let is_in_place = key.program.is_forward() && key.call.tensors.is_in_place();
-        let is_residual_overwritten = key.call.form.adds_after() && !key.call.tensors.has(Tensor::Residual);
+        let is_residual_overwritten = key.call.form.is_residual_after() && !key.call.tensors.has(Tensor::Residual);
         for tensor in key.program.info().optional.iter() {
             let access = tensor.access(key.program.info().direction);
             let is_read = access == Some(rmsnorm_spec::Access::Read);

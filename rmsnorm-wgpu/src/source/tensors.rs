@@ -73,7 +73,7 @@ fn of_call(key: &KernelKey, tensor: Tensor) -> Option<Use> {
     let is_loaded = match tensor.access(direction)? {
         Access::Read => true,
         // What is overwritten was an input.
-        Access::Write if key.call.form.adds_after() => is_sum_read(key, tensor),
+        Access::Write if key.call.form.is_residual_after() => is_sum_read(key, tensor),
         Access::Write => key.call.tensors.is_in_place() && tensor.is_matrix(),
     };
     Some(Use { tensor, kind, is_loaded, is_stored: tensor.access(direction)? == Access::Write })

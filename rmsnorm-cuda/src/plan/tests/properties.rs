@@ -139,7 +139,9 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
             let none = Tile::NONE.reads;
             let reads = match key.program {
                 Program::QuantizedForward => Reads { is_late: packs < 3, ..none },
-                Program::Forward if call.residual == ResidualPlacement::After => Reads { is_late: true, ..none },
+                Program::Forward if call.residual_placement == ResidualPlacement::After => {
+                    Reads { is_late: true, ..none }
+                }
                 Program::Forward => {
                     let Tile { groups, unroll, blocks_per_sm, reads: Reads { is_held, .. }, .. } = key.tile;
                     let adds_residual = call.tensors.adds_residual();
@@ -153,7 +155,7 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
                     Reads { is_held, is_late: packs < 3 && !is_held, ..none }
                 }
                 // A residual that comes last takes the registers of weights, and of five packs those of the residual.
-                Program::ForwardCluster if call.residual == ResidualPlacement::After => {
+                Program::ForwardCluster if call.residual_placement == ResidualPlacement::After => {
                     let batch = match pack == 4 || weight != DType::F32 {
                         true => 4,
                         false if call.tensors.has(Tensor::Y) => 1,
