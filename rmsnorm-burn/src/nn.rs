@@ -1,8 +1,9 @@
 //! Modules that are configured, called and saved as burn's are: `use burn::nn::{RmsNorm, RmsNormConfig}` becomes
 //! `use rmsnorm_burn::nn::{RmsNorm, RmsNormConfig}`, and records of the one load into the other.
 //!
-//! What differs: they round once, at the end, and take a weight in f32 beside 16-bit activations. A norm's `forward_add` adds a
-//! residual first.
+//! What differs: they round once, at the end, and take a weight in f32 beside 16-bit activations. Besides
+//! `forward` a norm has `add_forward`, which adds a residual first; `forward_add`, which adds one to its result; and, of RMS norms,
+//! `forward_add_forward`, which is that and the next norm.
 //!
 //! # Example
 //! ```
@@ -41,6 +42,14 @@ fn in_one_line() -> Option<DisplaySettings> {
 fn display(content: Content, gamma: &Param<Tensor<1>>, epsilon: f64) -> Content {
     let [d_model] = gamma.shape().dims();
     content.add("d_model", &d_model).add("epsilon", &epsilon)
+}
+
+/// Whether two norms can be one call, which has one `epsilon`.
+fn has_one_epsilon(epsilon: f64, next: f64) -> Result<(), String> {
+    if epsilon == next {
+        return Ok(());
+    }
+    Err(format!("rms_norm: both norms must have one epsilon, got {epsilon} and {next}"))
 }
 
 /// A parameter of that size, all of one value.

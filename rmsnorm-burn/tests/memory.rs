@@ -103,6 +103,22 @@ fn of_dtype<E: Element + burn::tensor::Element>() {
     is_held(held(|| rms_norm_add(x.clone(), own(), w.clone(), 1e-5)), size, 0);
 }
 
+/// Where there is autodiff, but nothing is tracked: the results alone.
+fn of_untracked<E: Element + burn::tensor::Element>() {
+    let device = Device::flex().autodiff();
+    let matrix = |seed| leaf::<E, 2>(&device, [ROWS, COLS], seed).detach().set_require_grad(false);
+    let vector = |seed| leaf::<f32, 1>(&device, [COLS], seed).detach().set_require_grad(false);
+    let (x, r, w, b) = (matrix(1), matrix(2), vector(3), vector(4));
+    let size = ROWS * COLS * size_of::<E>();
+    is_held(held(|| rms_norm(x.clone(), w.clone(), 1e-5)), size, 0);
+    is_held(held(|| layer_norm(x.clone(), w.clone(), Some(b.clone()), 1e-5)), size, 0);
+    is_held(held(|| add_rms_norm(x.clone(), r.clone(), w.clone(), 1e-5)), 2 * size, 0);
+    is_held(held(|| add_layer_norm(x.clone(), r.clone(), w.clone(), Some(b.clone()), 1e-5)), 2 * size, 0);
+    is_held(held(|| rms_norm_add(x.clone(), r.clone(), w.clone(), 1e-5)), size, 0);
+    is_held(held(|| layer_norm_add(x.clone(), r.clone(), w.clone(), Some(b.clone()), 1e-5)), size, 0);
+    is_held(held(|| rms_norm_add_rms_norm(x.clone(), r.clone(), w.clone(), b.clone(), 1e-5)), 2 * size, 0);
+}
+
 /// y is kept for the operation that needs it or, with gradient checkpointing, computed again.
 fn checkpointing() {
     let kept = |device: &Device| {
@@ -137,5 +153,7 @@ fn checkpointing() {
 fn graph_holds_results_and_statistics_alone() {
     of_dtype::<f32>();
     of_dtype::<bf16>();
+    of_untracked::<f32>();
+    of_untracked::<bf16>();
     checkpointing();
 }

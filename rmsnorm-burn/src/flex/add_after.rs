@@ -9,6 +9,7 @@ use crate::rows::{Owned, Regular, wrap};
 
 /// The tensors of a forward call whose residual is added after the norm.
 pub(crate) struct AddAfterCall {
+    /// With the residual after the norm, as [`new`](Self::new) makes it.
     pub(crate) spec: UnsizedNorm,
     pub(crate) x: FlexTensor,
     pub(crate) residual: FlexTensor,
@@ -40,8 +41,9 @@ impl Added {
 }
 
 impl AddAfterCall {
-    /// By a weight alone, without a next norm and without a backward pass.
+    /// By a weight alone, without a next norm and without a backward pass. `spec` is that of the norm.
     pub(crate) fn new(spec: UnsizedNorm, x: FlexTensor, residual: FlexTensor, weight: FlexTensor) -> Self {
+        let spec = spec.residual_after();
         AddAfterCall { spec, x, residual, weight, bias: None, next_weight: None, save: false, save_next: false }
     }
 
@@ -56,7 +58,7 @@ impl AddAfterCall {
         let AddAfterCall { spec, x, residual, weight, bias, save, .. } = self;
         let (x, weight, bias) = (Regular::new(x)?, Regular::new(weight)?, bias.map(Regular::new).transpose()?);
         let mut residual = Owned::new(residual);
-        let spec = spec.sized(&x.rows).residual_after();
+        let spec = spec.sized(&x.rows);
         let mut statistics = Statistics::new(&spec, save);
         let args = Forward::<T>::onto_residual(x.read::<T>()?).weight_dtype::<W>().residual_dtype::<R>();
         let mut args = args.weight(weight.vector()?).residual_in_place(residual.elements::<R>()?);
@@ -99,7 +101,7 @@ impl WithDTypes for AddAfterCall {
         let wanted = TensorSet::NONE.set(Tensor::Rstd, save).set(Tensor::Mean, save && is_layer);
         let wanted = wanted.set(Tensor::Y, has_next).set(Tensor::NextRstd, has_next && save_next);
         let wanted = wanted.set(Tensor::NextMean, has_next && save_next && is_layer);
-        let made = BACKEND.forward_vec(&spec.sized(&x.rows).residual_after(), inputs, wanted)?;
+        let made = BACKEND.forward_vec(&spec.sized(&x.rows), inputs, wanted)?;
         let statistics = Statistics { mean: made.mean, rstd: made.rstd };
         let of_next = Statistics { mean: made.next_mean, rstd: made.next_rstd };
         let next = has_next.then(|| (wrap(made.y, shape.clone()), of_next));

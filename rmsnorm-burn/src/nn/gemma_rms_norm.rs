@@ -6,8 +6,9 @@ use burn::nn::Initializer;
 use burn::tensor::{Device, Tensor};
 use rmsnorm_core::UnsizedNorm;
 
-use super::{display, in_one_line, parameter};
-use crate::path::{add_normalize, normalize};
+use super::{display, has_one_epsilon, in_one_line, parameter};
+use crate::check::or_panic;
+use crate::path::{add_normalize, normalize, normalize_add, normalize_add_normalize};
 
 /// What a [`GemmaRmsNorm`] is made by.
 #[derive(Config, Debug)]
@@ -45,7 +46,7 @@ impl GemmaRmsNorm {
     /// # Panics
     /// As [the crate](crate#panics) says.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        normalize(UnsizedNorm::gemma(self.epsilon), x, self.gamma.val(), None)
+        normalize(self.spec(), x, self.gamma.val(), None)
     }
 
     /// `(y, residual_out)`: `residual + x` in the dtype of `residual`, and y its norm in that of `x`. As [`crate::add_rms_norm`],
@@ -56,8 +57,41 @@ impl GemmaRmsNorm {
     ///
     /// # Panics
     /// As [the crate](crate#panics) says.
-    pub fn forward_add<const D: usize>(&self, x: Tensor<D>, residual: Tensor<D>) -> (Tensor<D>, Tensor<D>) {
-        add_normalize(UnsizedNorm::gemma(self.epsilon), x, residual, self.gamma.val(), None)
+    pub fn add_forward<const D: usize>(&self, x: Tensor<D>, residual: Tensor<D>) -> (Tensor<D>, Tensor<D>) {
+        add_normalize(self.spec(), x, residual, self.gamma.val(), None)
+    }
+
+    /// `residual` and the norm of `x`, added and rounded once, to the dtype of `residual`. As [`crate::gemma_rms_norm_add`].
+    ///
+    /// # Shapes
+    /// `x`, `residual` and the result: (.., d_model), of any rank from 1.
+    ///
+    /// # Panics
+    /// As [the crate](crate#panics) says.
+    pub fn forward_add<const D: usize>(&self, x: Tensor<D>, residual: Tensor<D>) -> Tensor<D> {
+        normalize_add(self.spec(), x, residual, self.gamma.val(), None)
+    }
+
+    /// `(y, residual_out)`: what [`forward_add`](Self::forward_add) gives, and y its norm by `next`, in the dtype of `x`. As
+    /// [`crate::gemma_rms_norm_add_rms_norm`].
+    ///
+    /// # Shapes
+    /// `x`, `residual` and the results: (.., d_model), of any rank from 1.
+    ///
+    /// # Panics
+    /// As [the crate](crate#panics) says, and where `epsilon` of the two norms differs: one call has one.
+    pub fn forward_add_forward<const D: usize>(
+        &self,
+        x: Tensor<D>,
+        residual: Tensor<D>,
+        next: &Self,
+    ) -> (Tensor<D>, Tensor<D>) {
+        or_panic(has_one_epsilon(self.epsilon, next.epsilon));
+        normalize_add_normalize(self.spec(), x, residual, self.gamma.val(), next.gamma.val())
+    }
+
+    fn spec(&self) -> UnsizedNorm {
+        UnsizedNorm::gemma(self.epsilon)
     }
 }
 

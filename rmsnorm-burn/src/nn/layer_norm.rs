@@ -7,7 +7,7 @@ use burn::tensor::{Device, Tensor};
 use rmsnorm_core::{Norm, UnsizedNorm};
 
 use super::{display, in_one_line, parameter};
-use crate::path::{add_normalize, normalize};
+use crate::path::{add_normalize, normalize, normalize_add};
 
 /// What a [`LayerNorm`] is made by.
 #[derive(Config, Debug)]
@@ -65,9 +65,21 @@ impl LayerNorm {
     ///
     /// # Panics
     /// As [the crate](crate#panics) says.
-    pub fn forward_add<const D: usize>(&self, x: Tensor<D>, residual: Tensor<D>) -> (Tensor<D>, Tensor<D>) {
+    pub fn add_forward<const D: usize>(&self, x: Tensor<D>, residual: Tensor<D>) -> (Tensor<D>, Tensor<D>) {
         let bias = self.beta.as_ref().map(|beta| beta.val());
         add_normalize(UnsizedNorm::new(Norm::Layer, self.epsilon), x, residual, self.gamma.val(), bias)
+    }
+
+    /// `residual` and the norm of `x`, added and rounded once, to the dtype of `residual`. As [`crate::layer_norm_add`].
+    ///
+    /// # Shapes
+    /// `x`, `residual` and the result: (.., d_model), of any rank from 1.
+    ///
+    /// # Panics
+    /// As [the crate](crate#panics) says.
+    pub fn forward_add<const D: usize>(&self, x: Tensor<D>, residual: Tensor<D>) -> Tensor<D> {
+        let bias = self.beta.as_ref().map(|beta| beta.val());
+        normalize_add(UnsizedNorm::new(Norm::Layer, self.epsilon), x, residual, self.gamma.val(), bias)
     }
 }
 

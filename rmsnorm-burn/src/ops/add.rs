@@ -41,10 +41,12 @@ pub(super) fn apply<C: CheckpointStrategy>(
     weight: Tracked,
     bias: Option<Tracked>,
 ) -> (Tracked, Tracked) {
+    // The sum is tracked where x or residual is, and y where the sum or a parameter is.
+    let save = [&x, &residual, &weight].into_iter().chain(&bias).any(Tracked::is_tracked);
     let ((x, x_node), (residual, residual_node)) = (x.into_parts(), residual.into_parts());
     let dtype = x.dtype();
     let (residual, bias_values) = (Some(residual), bias.as_ref().map(|bias| bias.primitive().clone()));
-    let call = ForwardCall { spec, x, residual, weight: weight.primitive().clone(), bias: bias_values, save: true };
+    let call = ForwardCall { spec, x, residual, weight: weight.primitive().clone(), bias: bias_values, save };
     let (y, residual_out, statistics) = or_panic(call.run().and_then(Normalized::with_sum));
     // The sum is what the next layers and this norm's backward need: it is kept.
     let sum = match AddStep.prepare::<C>([x_node, residual_node]).compute_bound().stateful() {

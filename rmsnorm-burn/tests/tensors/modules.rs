@@ -103,15 +103,15 @@ fn modules_are_the_functions() {
     let (expected, expected_sum) = rmsnorm_burn::add_rms_norm(x.clone(), r.clone(), w.clone(), EPS);
     same(y, expected.clone());
     same(sum, expected_sum.clone());
-    let (y, sum) = rms.forward_add(x.clone(), r.clone());
+    let (y, sum) = rms.add_forward(x.clone(), r.clone());
     same(y, expected);
     same(sum, expected_sum);
     // Gemma's, which has no function: the norm of the sum.
-    let (y, sum) = gemma.forward_add(x.clone(), r.clone());
+    let (y, sum) = gemma.add_forward(x.clone(), r.clone());
     same(y, rmsnorm_burn::gemma_rms_norm(sum.clone(), w.clone(), EPS));
     same(sum, x.clone() + r.clone());
     for (has_bias, bias) in [(true, Some(b)), (false, None)] {
-        let (y, sum) = layer(has_bias).forward_add(x.clone(), r.clone());
+        let (y, sum) = layer(has_bias).add_forward(x.clone(), r.clone());
         let (expected, expected_sum) = rmsnorm_burn::add_layer_norm(x.clone(), r.clone(), w.clone(), bias, EPS);
         same(y, expected);
         same(sum, expected_sum);
@@ -129,4 +129,50 @@ fn modules_are_the_functions() {
     }
     let text = message(|| rms.forward(tensor::<f32, 2>([2, 8], 1)));
     assert_eq!(text, "rms_norm: weight must have the shape [8] of x's last dimension, got [16]");
+}
+
+/// The same bits as the functions.
+#[test]
+fn modules_add_after_as_the_functions() {
+    let (x, r) = (tensor::<f32, 3>([2, 3, 16], 1), tensor::<f32, 3>([2, 3, 16], 2));
+    let [w, b, next_w] = [3, 4, 5].map(|seed| parameter(seed).val());
+    let same = |y: Tensor<3>, expected: Tensor<3>| assert_eq!(f64s(&y), f64s(&expected));
+    let both = |(y, sum), (expected, expected_sum)| {
+        same(y, expected);
+        same(sum, expected_sum);
+    };
+    let rms = |seed| {
+        let mut norm = RmsNorm::from(their_rms());
+        norm.gamma = parameter(seed);
+        norm
+    };
+    let expected = rmsnorm_burn::rms_norm_add(x.clone(), r.clone(), w.clone(), EPS);
+    same(rms(3).forward_add(x.clone(), r.clone()), expected);
+    let expected = rmsnorm_burn::rms_norm_add_rms_norm(x.clone(), r.clone(), w.clone(), next_w.clone(), EPS);
+    both(rms(3).forward_add_forward(x.clone(), r.clone(), &rms(5)), expected);
+    let gemma = |seed| {
+        let mut norm = GemmaRmsNormConfig::new(16).with_epsilon(EPS).init(&device());
+        norm.gamma = parameter(seed);
+        norm
+    };
+    let expected = rmsnorm_burn::gemma_rms_norm_add(x.clone(), r.clone(), w.clone(), EPS);
+    same(gemma(3).forward_add(x.clone(), r.clone()), expected);
+    let expected = rmsnorm_burn::gemma_rms_norm_add_rms_norm(x.clone(), r.clone(), w.clone(), next_w, EPS);
+    both(gemma(3).forward_add_forward(x.clone(), r.clone(), &gemma(5)), expected);
+    for (has_bias, bias) in [(true, Some(b)), (false, None)] {
+        let fresh = LayerNormConfig::new(16).with_epsilon(EPS).with_bias(has_bias).init(&device());
+        let layer: LayerNorm = fresh.load_record(their_layer(has_bias).into_record());
+        let expected = rmsnorm_burn::layer_norm_add(x.clone(), r.clone(), w.clone(), bias, EPS);
+        same(layer.forward_add(x.clone(), r.clone()), expected);
+    }
+}
+
+#[test]
+fn two_norms_of_one_call_have_one_epsilon() {
+    let x = || tensor::<f32, 2>([2, 16], 1);
+    let said = "rms_norm: both norms must have one epsilon, got 0.0625 and 0.001";
+    let rms = |epsilon| RmsNormConfig::new(16).with_epsilon(epsilon).init(&device());
+    assert_eq!(message(|| rms(EPS).forward_add_forward(x(), x(), &rms(1e-3))), said);
+    let gemma = |epsilon| GemmaRmsNormConfig::new(16).with_epsilon(epsilon).init(&device());
+    assert_eq!(message(|| gemma(EPS).forward_add_forward(x(), x(), &gemma(1e-3))), said);
 }
