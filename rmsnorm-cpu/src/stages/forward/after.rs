@@ -2,7 +2,7 @@
 //! residual are read from memory once; the sum stays on the stack for the next norm or, where a row is too long for that, is made again
 //! on each visit, from the cache.
 
-use rmsnorm_spec::{CastOrder, Element, Norm};
+use rmsnorm_spec::{CastOrder, Element, Norm, NormSpec};
 
 use super::batches::{MOST_COLS, Room, padded, whole};
 use super::{ForwardRows, Residual, Row, Statistics, rstd_of};
@@ -22,14 +22,6 @@ pub(crate) struct NextNorm<'a, W> {
     pub(crate) bias: Option<&'a [W]>,
     pub(crate) mean: Option<Out<'a, f32>>,
     pub(crate) rstd: Option<Out<'a, f32>>,
-}
-
-/// Where the sum of a row is when its norm comes to it.
-enum Sums<'k> {
-    /// Kept in f32, padded.
-    Kept(&'k mut [f32]),
-    /// In the cache, to be made again.
-    MadeAgain,
 }
 
 impl<'a, T: Element, W: Element, R: Element> AfterRows<'a, T, W, R> {
@@ -68,54 +60,52 @@ impl<'a, T: Element, W: Element, R: Element> AfterRows<'a, T, W, R> {
         let own_line = matches!(self.rows.residual, Residual::InPlace(_));
         let fenced_sum = Fenced::<S>::new(self.rows.streaming && !own_line);
         let (stores, sum_stores) = (fenced.stores(), fenced_sum.stores());
-        let is_plain = self.rows.bias.is_none() && self.rows.spec.cast_order == CastOrder::AtStore;
-        if self.next.is_none() {
-            for r in 0..self.rows.rows {
-                match is_plain {
-                    true => self.add_row::<S, true>(r, sum_stores),
-                    false => self.add_row::<S, false>(r, sum_stores),
-                }
-            }
-            return;
-        }
-        let mut room = Room::new();
-        let mut sums = if cols <= MOST_COLS { Sums::Kept(room.zeros(padded(cols))) } else { Sums::MadeAgain };
-        for r in 0..self.rows.rows {
-            match is_plain {
-                true => self.add_and_normalize_row::<S, true>(r, &mut sums, stores, sum_stores),
-                false => self.add_and_normalize_row::<S, false>(r, &mut sums, stores, sum_stores),
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn add_row<S: Simd, const PLAIN: bool>(&mut self, r: usize, stores: Stores<'_>) {
         let (norm, eps) = (self.rows.spec.norm, self.rows.spec.eps);
-        let mut row = self.rows.row(r);
-        let statistics = row.statistics::<S, false>(norm, eps);
-        let head = row.residual_out.as_ref().map_or(0, |out| stores.head(out));
-        lanes::for_each_piece!(head, row.cols, piece => {
-            row.prefetch_next::<S, _, true>(piece);
-            let sum = row.sum::<S, _, PLAIN>(piece, statistics);
-            row.store_sum::<S, _>(piece, sum, stores);
-        });
-        save(&mut self.rows.mean, &mut self.rows.rstd, r, statistics);
+        let is_plain = self.rows.bias.is_none() && self.rows.spec.cast_order == CastOrder::AtStore;
+        let last = self.next.as_ref().map(|next| next.row::<T, R>(&self.rows.spec));
+        let mut room = Room::new();
+        let mut kept = (self.next.is_some() && cols <= MOST_COLS).then(|| room.zeros(padded(cols)));
+        for r in 0..self.rows.rows {
+            let mut row = self.rows.row(r);
+            // Once in the text, as each loop over a row takes its time to compile, in every mix of dtypes and instruction set.
+            let statistics = row.statistics::<S, false>(norm, eps);
+            let of_sum = match (&last, &mut kept) {
+                (None, _) => {
+                    match is_plain {
+                        true => row.add::<S, true>(statistics, sum_stores),
+                        false => row.add::<S, false>(statistics, sum_stores),
+                    }
+                    None
+                }
+                (Some(last), Some(kept)) => {
+                    let of_sum = match is_plain {
+                        true => row.keep_sums::<S, true>(kept, statistics, norm, eps),
+                        false => row.keep_sums::<S, false>(kept, statistics, norm, eps),
+                    };
+                    row.normalize_kept::<S>(kept, last, of_sum, stores, sum_stores);
+                    Some(of_sum)
+                }
+                (Some(last), None) => {
+                    let of_sum = row.sum_statistics::<S>(statistics, norm, eps);
+                    row.add_and_normalize::<S>(statistics, last, of_sum, stores, sum_stores);
+                    Some(of_sum)
+                }
+            };
+            save(&mut self.rows.mean, &mut self.rows.rstd, r, statistics);
+            if let (Some(next), Some(of_sum)) = (&mut self.next, of_sum) {
+                save(&mut next.mean, &mut next.rstd, r, of_sum);
+            }
+        }
     }
+}
 
-    #[inline(always)]
-    fn add_and_normalize_row<S: Simd, const PLAIN: bool>(
-        &mut self,
-        r: usize,
-        sums: &mut Sums<'_>,
-        stores: Stores<'_>,
-        sum_stores: Stores<'_>,
-    ) {
-        let Some(next) = &mut self.next else { return };
-        let (spec, norm, eps) = (self.rows.spec, self.rows.spec.norm, self.rows.spec.eps);
-        let mut row = self.rows.row(r);
-        let statistics = row.statistics::<S, false>(norm, eps);
-        // The norm of the sum: what a row has of y, x and residual is not asked for.
-        let last = Row::<'_, T, W, R> {
+impl<'a, W: Element> NextNorm<'a, W> {
+    /// A row of the norm of the sum: what a row has of y, x and residual is not asked for.
+    fn row<'r, T: Element, R: Element>(&self, spec: &NormSpec) -> Row<'r, T, W, R>
+    where
+        'a: 'r,
+    {
+        Row {
             cols: spec.cols,
             x: None,
             x_stride: 0,
@@ -123,38 +113,11 @@ impl<'a, T: Element, W: Element, R: Element> AfterRows<'a, T, W, R> {
             residual: None,
             residual_stride: 0,
             residual_out: None,
-            weight: next.weight,
+            weight: self.weight,
             weight_offset: spec.weight_offset,
-            bias: next.bias,
+            bias: self.bias,
             cast_order: spec.cast_order,
-        };
-        let of_sum = match sums {
-            Sums::Kept(kept) => {
-                let of_sum = row.keep_sums::<S, PLAIN>(kept, statistics, norm, eps);
-                let kept = &**kept;
-                lanes::for_each_piece!(stores.head(&row.y), row.cols, piece => {
-                    row.prefetch_next::<S, _, true>(piece);
-                    let sum = lanes::load::<S, f32, _>(kept, whole(piece));
-                    row.store_sum::<S, _>(piece, sum, sum_stores);
-                    let y = last.value::<S, _, false>(piece, sum, of_sum);
-                    lanes::store_or_stream::<S, T, _>(&mut row.y, piece, y, stores);
-                });
-                of_sum
-            }
-            Sums::MadeAgain => {
-                let of_sum = row.sum_statistics::<S, PLAIN>(statistics, norm, eps);
-                lanes::for_each_piece!(stores.head(&row.y), row.cols, piece => {
-                    row.prefetch_next::<S, _, true>(piece);
-                    let sum = row.sum::<S, _, PLAIN>(piece, statistics);
-                    row.store_sum::<S, _>(piece, sum, sum_stores);
-                    let y = last.value::<S, _, false>(piece, sum, of_sum);
-                    lanes::store_or_stream::<S, T, _>(&mut row.y, piece, y, stores);
-                });
-                of_sum
-            }
-        };
-        save(&mut next.mean, &mut next.rstd, r, of_sum);
-        save(&mut self.rows.mean, &mut self.rows.rstd, r, statistics);
+        }
     }
 }
 
@@ -169,6 +132,55 @@ impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
             // Every call has one.
             None => norm,
         }
+    }
+
+    /// Stores the sum.
+    #[inline(always)]
+    fn add<S: Simd, const PLAIN: bool>(&mut self, statistics: Statistics, stores: Stores<'_>) {
+        let head = self.residual_out.as_ref().map_or(0, |out| stores.head(out));
+        lanes::for_each_piece!(head, self.cols, piece => {
+            self.prefetch_next::<S, _, true>(piece);
+            let sum = self.sum::<S, _, PLAIN>(piece, statistics);
+            self.store_sum::<S, _>(piece, sum, stores);
+        });
+    }
+
+    /// Stores the sum, which is kept, and its norm by `last`.
+    #[inline(always)]
+    fn normalize_kept<S: Simd>(
+        &mut self,
+        kept: &[f32],
+        last: &Self,
+        of_sum: Statistics,
+        stores: Stores<'_>,
+        sum_stores: Stores<'_>,
+    ) {
+        lanes::for_each_piece!(stores.head(&self.y), self.cols, piece => {
+            self.prefetch_next::<S, _, true>(piece);
+            let sum = lanes::load::<S, f32, _>(kept, whole(piece));
+            self.store_sum::<S, _>(piece, sum, sum_stores);
+            let y = last.value::<S, _, false>(piece, sum, of_sum);
+            lanes::store_or_stream::<S, T, _>(&mut self.y, piece, y, stores);
+        });
+    }
+
+    /// The same of a sum that is made again on each visit, of what is in the cache.
+    #[inline(always)]
+    fn add_and_normalize<S: Simd>(
+        &mut self,
+        statistics: Statistics,
+        last: &Self,
+        of_sum: Statistics,
+        stores: Stores<'_>,
+        sum_stores: Stores<'_>,
+    ) {
+        lanes::for_each_piece!(stores.head(&self.y), self.cols, piece => {
+            self.prefetch_next::<S, _, true>(piece);
+            let sum = self.sum::<S, _, false>(piece, statistics);
+            self.store_sum::<S, _>(piece, sum, sum_stores);
+            let y = last.value::<S, _, false>(piece, sum, of_sum);
+            lanes::store_or_stream::<S, T, _>(&mut self.y, piece, y, stores);
+        });
     }
 
     #[inline(always)]
@@ -210,10 +222,10 @@ impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
 
     /// The same of a sum that is made again on each visit.
     #[inline(always)]
-    fn sum_statistics<S: Simd, const PLAIN: bool>(&self, statistics: Statistics, norm: Norm, eps: f32) -> Statistics {
+    fn sum_statistics<S: Simd>(&self, statistics: Statistics, norm: Norm, eps: f32) -> Statistics {
         let mut sums = S::splat(0.0);
         lanes::for_each_piece!(0, self.cols, piece => {
-            let sum = lanes::within::<S, _>(piece, self.sum::<S, _, PLAIN>(piece, statistics));
+            let sum = lanes::within::<S, _>(piece, self.sum::<S, _, false>(piece, statistics));
             sums = S::add(sums, match norm {
                 Norm::Rms => S::mul(sum, sum),
                 Norm::Layer => sum,
@@ -226,7 +238,7 @@ impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
                 let mean = total / self.cols as f32;
                 let (mut squares, means) = (S::splat(0.0), S::splat(mean));
                 lanes::for_each_piece!(0, self.cols, piece => {
-                    let sum = self.sum::<S, _, PLAIN>(piece, statistics);
+                    let sum = self.sum::<S, _, false>(piece, statistics);
                     let centred = lanes::within::<S, _>(piece, S::sub(sum, means));
                     squares = S::add(squares, S::mul(centred, centred));
                 });
