@@ -9,16 +9,10 @@ pub(crate) use add_after::{AddAfterCall, Added};
 pub(crate) use backward::BackwardCall;
 pub(crate) use forward::{ForwardCall, Normalized};
 
-use std::sync::LazyLock;
-
 use burn::tensor::DType;
-use rmsnorm_core::cpu::CpuBackend;
 use rmsnorm_core::{Error, Norm, NormSpec, WithDTypes};
 
 use crate::native::mix;
-
-/// What all calls run on. To find out what the processor can takes a tenth of a call of one row.
-static BACKEND: LazyLock<CpuBackend> = LazyLock::new(CpuBackend::new);
 
 /// A forward pass's statistics, for backward.
 #[derive(Debug)]

@@ -1,10 +1,10 @@
 //! The sum of a residual and the norm of x, and the next norm of that sum.
 
 use burn::backend::flex::FlexTensor;
-use rmsnorm_core::cpu::{Forward, ForwardInputs};
+use rmsnorm_core::cpu::{CpuBackend, Forward, ForwardInputs};
 use rmsnorm_core::{Element, Error, Norm, Tensor, TensorSet, UnsizedNorm, WithDTypes};
 
-use super::{BACKEND, Statistics, dispatch};
+use super::{Statistics, dispatch};
 use crate::rows::{Owned, Regular, wrap};
 
 /// The tensors of a forward call whose residual is added after the norm.
@@ -71,7 +71,7 @@ impl AddAfterCall {
         if save && spec.norm == Norm::Layer {
             args = args.mean(&mut statistics.mean);
         }
-        BACKEND.forward(&spec, args)?;
+        CpuBackend::new().forward(&spec, args)?;
         Ok(Added { sum: residual.into_tensor(), statistics, next: None })
     }
 }
@@ -101,7 +101,7 @@ impl WithDTypes for AddAfterCall {
         let wanted = TensorSet::NONE.set(Tensor::Rstd, save).set(Tensor::Mean, save && is_layer);
         let wanted = wanted.set(Tensor::Y, has_next).set(Tensor::NextRstd, has_next && save_next);
         let wanted = wanted.set(Tensor::NextMean, has_next && save_next && is_layer);
-        let made = BACKEND.forward_vec(&spec.sized(&x.rows), inputs, wanted)?;
+        let made = CpuBackend::new().forward_vec(&spec.sized(&x.rows), inputs, wanted)?;
         let statistics = Statistics { mean: made.mean, rstd: made.rstd };
         let of_next = Statistics { mean: made.next_mean, rstd: made.next_rstd };
         let next = has_next.then(|| (wrap(made.y, shape.clone()), of_next));

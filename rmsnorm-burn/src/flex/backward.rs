@@ -1,10 +1,10 @@
 //! The gradients of a norm.
 
 use burn::backend::flex::FlexTensor;
-use rmsnorm_core::cpu::BackwardInputs;
+use rmsnorm_core::cpu::{BackwardInputs, CpuBackend};
 use rmsnorm_core::{Element, Error, Norm, Tensor, TensorSet, UnsizedNorm, WithDTypes};
 
-use super::{BACKEND, Statistics, dispatch};
+use super::{Statistics, dispatch};
 use crate::rows::{Regular, wrap};
 
 /// The tensors of a backward call.
@@ -51,7 +51,7 @@ impl WithDTypes for BackwardCall<'_> {
         // The gradient of an f32 stream is not to be rounded to the activations' dtype.
         let is_wider = T::DTYPE != R::DTYPE;
         let tensors = wanted.set(Tensor::Dresidual, is_wider);
-        let made = BACKEND.backward_vec(&spec.sized(&x.rows), inputs, tensors)?;
+        let made = CpuBackend::new().backward_vec(&spec.sized(&x.rows), inputs, tensors)?;
         Ok(Gradients {
             dx: if is_wider { wrap(made.dresidual, shape) } else { wrap(made.dx, shape) },
             dweight: wanted.has(Tensor::Dweight).then(|| wrap(made.dweight, parameter.clone())),

@@ -1,10 +1,10 @@
 //! y of x, or of the sum of x and a residual.
 
 use burn::backend::flex::FlexTensor;
-use rmsnorm_core::cpu::{Forward, ForwardInputs};
+use rmsnorm_core::cpu::{CpuBackend, Forward, ForwardInputs};
 use rmsnorm_core::{Element, Error, Norm, RowLayout, Tensor, TensorSet, UnsizedNorm, WithDTypes};
 
-use super::{BACKEND, Statistics, dispatch};
+use super::{Statistics, dispatch};
 use crate::rows::{Owned, Regular, wrap};
 
 /// The tensors of a forward call.
@@ -69,7 +69,7 @@ impl ForwardCall {
         if save && spec.norm == Norm::Layer {
             args = args.mean(&mut statistics.mean);
         }
-        BACKEND.forward(&spec, args)?;
+        CpuBackend::new().forward(&spec, args)?;
         let residual_out = residual.map(Owned::into_tensor);
         Ok(Normalized { y: x.into_tensor(), residual_out, statistics })
     }
@@ -96,7 +96,7 @@ impl WithDTypes for ForwardCall {
         }
         let wanted = TensorSet::NONE.set(Tensor::ResidualOut, residual.is_some());
         let wanted = wanted.set(Tensor::Rstd, save).set(Tensor::Mean, save && spec.norm == Norm::Layer);
-        let made = BACKEND.forward_vec(&spec.sized(&x.rows), inputs, wanted)?;
+        let made = CpuBackend::new().forward_vec(&spec.sized(&x.rows), inputs, wanted)?;
         let statistics = Statistics { mean: made.mean, rstd: made.rstd };
         let residual_out = residual.map(|_| wrap(made.residual_out, shape.clone()));
         Ok(Normalized { y: wrap(made.y, shape), residual_out, statistics })
