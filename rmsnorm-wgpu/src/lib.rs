@@ -8,7 +8,9 @@
 //! Every device will do that has storage buffers and workgroup memory: the limits and features of WebGPU's defaults, and
 //! most of what is below them. bf16 is unpacked by integer arithmetic, and so is f16, so that they need no feature and round as
 //! IEEE 754 says. With `SHADER_F16` the device's own conversions of f16 are used, if a shader finds that they do the same. Subgroups are
-//! used where they are there.
+//! used where they are there. A kernel binds as many storage buffers as a call has tensors: up to the 8 of WebGPU's defaults, but for two
+//! layer norms around a residual with all their statistics, which are 12 and `Unsupported` on a device with fewer; two RMS norms
+//! with theirs are 8.
 //!
 //! | here | role |
 //! |---|---|
