@@ -221,20 +221,25 @@ fn determinism(shapes: &[(usize, usize)]) -> Vec<Case> {
     cases
 }
 
-/// Cases at the row lengths and numbers of rows at which a backend's plan changes, and at matrices of such shapes: in every dtype, with
-/// the next norm and without, and each form, layout and width of the weight in turn.
+/// Cases at the row lengths and numbers of rows at which a backend's plan changes, and at matrices of such shapes: in every dtype, of either
+/// norm in turn. Form, layout, widths and tensors are drawn.
 pub(crate) fn breakpoints(sizes: impl Iterator<Item = (usize, usize)>) -> Vec<Case> {
+    let presents = [USUAL, ALONE, PAIRED, USUAL.without(Tensor::Y)];
     let mut cases = Vec::new();
     for (i, (rows, cols)) in sizes.enumerate() {
-        for (j, (norm, dtype)) in
-            Norm::ALL.into_iter().flat_map(|norm| DType::ALL.map(|dtype| (norm, dtype))).enumerate()
-        {
-            let kind = KINDS[(i / 3 + j) % 2];
-            let layout = if (i + j) % 2 == 0 { Layout::DENSE } else { Layout::Mixed((i + j) as u32) };
-            let dtypes = DTypes::uniform(dtype).widened((i + j) % 4 < 2, (i + j) % 8 < 4);
-            let plain = Case { layout, dtypes, ..Case::plain(kind, norm, dtype, rows, cols) };
-            let (paired, alone) = if (i + j) % 3 == 0 { (PAIRED, ALONE) } else { (USUAL, USUAL.without(Tensor::Y)) };
-            cases.extend([paired, alone].map(|present| Case { present, ..plain }));
+        for (j, dtype) in DType::ALL.into_iter().enumerate() {
+            let drawn = splitmix((3 * i + j) as u64);
+            let bit = |place: u32| drawn >> place & 1 == 1;
+            let kind = if bit(0) { Kind::ForwardAfter } else { Kind::ForwardAfterInPlace };
+            let layout = if bit(1) { Layout::DENSE } else { Layout::Mixed((i + j) as u32) };
+            let dtypes = DTypes::uniform(dtype).widened(bit(2), bit(3));
+            let present = presents[(drawn >> 4) as usize % presents.len()];
+            cases.push(Case {
+                layout,
+                dtypes,
+                present,
+                ..Case::plain(kind, Norm::ALL[(i + j) % 2], dtype, rows, cols)
+            });
         }
     }
     cases.into_iter().map(Case::normalized).collect()
