@@ -29,18 +29,9 @@ const USUAL: TensorSet = TensorSet::of(&[
     Tensor::Dweight,
 ]);
 
-/// Those that are one call, in rows so far apart that an index needs more than 32 bits.
-pub(crate) fn far_apart(strides: [(usize, usize); 2]) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for (i, (kind, norm)) in kinds_and_norms().filter(|(kind, _)| *kind != Kind::AfterEndToEnd).enumerate() {
-        for (j, (rows, stride)) in strides.into_iter().enumerate() {
-            let activation = if (i + j) % 2 == 0 { DType::Bf16 } else { DType::F16 };
-            let dtypes = DTypes::uniform(activation).widened(true, j == 1);
-            let plain = Case::plain(kind, norm, activation, rows, 45);
-            cases.push(Case { dtypes, present: PAIRED, layout: Layout::Far(stride), ..plain });
-        }
-    }
-    cases
+/// The forms that are one call, with all that it may have.
+pub(crate) fn calls() -> impl Iterator<Item = (Kind, Norm, TensorSet)> {
+    kinds_and_norms().filter(|(kind, _)| *kind != Kind::AfterEndToEnd).map(|(kind, norm)| (kind, norm, PAIRED))
 }
 
 fn kinds_and_norms() -> impl Iterator<Item = (Kind, Norm)> {
@@ -167,7 +158,7 @@ fn presences() -> Vec<Case> {
         Tensor::NextRstd,
     ];
     let mut cases: Vec<Case> = Vec::new();
-    for (kind, norm) in kinds_and_norms().filter(|(kind, _)| *kind != Kind::AfterEndToEnd) {
+    for (kind, norm, _) in calls() {
         let of = |tensors: usize, always: TensorSet| {
             let set = move |bits: u32| -> TensorSet {
                 let is_there = |(bit, tensor): (usize, &Tensor)| (bits >> bit & 1 == 1).then_some(*tensor);
@@ -211,9 +202,9 @@ fn mixes(shapes: &[(usize, usize)]) -> Vec<Case> {
 fn determinism(shapes: &[(usize, usize)]) -> Vec<Case> {
     let mut cases = Vec::new();
     for (i, &(rows, cols)) in shapes.iter().enumerate() {
-        for (j, (kind, norm)) in kinds_and_norms().filter(|(kind, _)| *kind != Kind::AfterEndToEnd).enumerate() {
+        for (j, (kind, norm, all)) in calls().enumerate() {
             let plain = Case::plain(kind, norm, DType::ALL[(i + j) % 3], rows, cols);
-            let present = if (i + j) % 3 == 0 { ALONE } else { PAIRED };
+            let present = if (i + j) % 3 == 0 { ALONE } else { all };
             let layout = Layout::Mixed(rows as u32 % 16);
             cases.push(Case { trial: Trial::Determinism { repeats: 3 }, present, layout, ..plain });
         }

@@ -659,14 +659,14 @@ fn stress() -> Vec<Case> {
 /// Few rows, so far apart that an element's index needs more than 32 bits: by the stride, or only by its product with the
 /// row. In all mixes of narrow and wide tensors, as a byte offset may wrap where an element's does not.
 pub(crate) fn far_apart() -> Vec<Case> {
-    let strides = [(2, (1 << 32) + 37), (3, (1 << 31) + 1029)];
-    let mut cases = after::far_apart(strides);
-    for (i, (kind, norm)) in kinds_and_norms().enumerate() {
-        for (j, (rows, stride)) in strides.into_iter().enumerate() {
+    let mut cases = Vec::new();
+    let before = kinds_and_norms().map(|(kind, norm)| (kind, norm, ALL_PRESENT));
+    for (i, (kind, norm, present)) in before.chain(after::calls()).enumerate() {
+        for (j, (rows, stride)) in [(2, (1 << 32) + 37), (3, (1 << 31) + 1029)].into_iter().enumerate() {
             let activation = if (i + j) % 2 == 0 { DType::Bf16 } else { DType::F16 };
             let dtypes = DTypes::uniform(activation).widened(true, j == 1);
             let plain = Case::plain(kind, norm, activation, rows, 45);
-            cases.push(Case { dtypes, present: ALL_PRESENT, layout: Layout::Far(stride), ..plain });
+            cases.push(Case { dtypes, present, layout: Layout::Far(stride), ..plain });
         }
     }
     cases

@@ -57,7 +57,8 @@ fn run_and_judge(
     let trial = BoundsTrial { context, case, inputs: &scenario.inputs };
     let truth = if case.kind.has_forward() { Some(trial.forward_truth(&stored)?) } else { None };
     if let Some(truth) = &truth {
-        let outputs = if case.kind.is_after() { &ForwardTruth::OUTPUTS[..3] } else { &ForwardTruth::OUTPUTS[..] };
+        // After a sum, y is the next norm's.
+        let outputs = ForwardTruth::OUTPUTS.into_iter().filter(|tensor| !case.kind.is_after() || *tensor != Tensor::Y);
         judged.add_all(outputs, &stored, |tensor, got| truth.judge_bits(tensor, got));
     }
     if case.kind.is_after() {
@@ -96,9 +97,24 @@ impl Judged<'_> {
     }
 
     /// Judges those of the tensors that the call stored.
-    fn add_all(&mut self, tensors: &[Tensor], stored: &Outputs, judge: impl Fn(Tensor, &Bits) -> Verdict) {
-        for &tensor in tensors {
-            if let Some(got) = stored.get(tensor) {
+    fn add_all(
+        &mut self,
+        tensors: impl IntoIterator<Item = Tensor>,
+        stored: &Outputs,
+        judge: impl Fn(Tensor, &Bits) -> Verdict,
+    ) {
+        self.add_each(tensors, |tensor| stored.get(tensor), judge);
+    }
+
+    /// The same of what `stored` gives.
+    fn add_each<'s>(
+        &mut self,
+        tensors: impl IntoIterator<Item = Tensor>,
+        stored: impl Fn(Tensor) -> Option<&'s Bits>,
+        judge: impl Fn(Tensor, &Bits) -> Verdict,
+    ) {
+        for tensor in tensors {
+            if let Some(got) = stored(tensor) {
                 self.add(tensor, got.storage, judge(tensor, got));
             }
         }
@@ -176,7 +192,7 @@ impl<'a> BoundsTrial<'a> {
         for (tensor, of_norm) in
             [(Tensor::NextMean, Tensor::Mean), (Tensor::NextRstd, Tensor::Rstd), (Tensor::Y, Tensor::Y)]
         {
-            judged.add_all(&[tensor], stored, |_, got| truth.judge_bits(of_norm, got));
+            judged.add_all([tensor], stored, |_, got| truth.judge_bits(of_norm, got));
         }
     }
 
@@ -210,16 +226,16 @@ impl<'a> BoundsTrial<'a> {
         let truth =
             QuantizedTruth::new(&spec, quant, given, truth, (dtype, stored.get(Tensor::Rstd)), self.context.arithmetic);
         let scales = stored.get(Tensor::Scales);
-        judged.add_all(&[Tensor::Scales], stored, |_, got| truth.judge_scales(got));
-        judged.add_all(&[Tensor::Amax], stored, |_, got| truth.judge_amax(got));
-        judged.add_all(&[Tensor::Codes], stored, |_, got| truth.judge_codes(got, scales));
+        judged.add_all([Tensor::Scales], stored, |_, got| truth.judge_scales(got));
+        judged.add_all([Tensor::Amax], stored, |_, got| truth.judge_amax(got));
+        judged.add_all([Tensor::Codes], stored, |_, got| truth.judge_codes(got, scales));
         if let Some(codes) = stored.get(Tensor::Codes) {
-            judged.add_all(&[Tensor::CodesT], stored, |_, got| truth.judge_transposed(got, codes));
+            judged.add_all([Tensor::CodesT], stored, |_, got| truth.judge_transposed(got, codes));
         }
         if let Some(scales) = stored.get(Tensor::ScalesColumnwise) {
             let truth = truth.columnwise();
-            judged.add_all(&[Tensor::ScalesColumnwise], stored, |_, got| truth.judge_scales(got));
-            judged.add_all(&[Tensor::CodesColumnwise], stored, |_, got| truth.judge_codes(got, Some(scales)));
+            judged.add_all([Tensor::ScalesColumnwise], stored, |_, got| truth.judge_scales(got));
+            judged.add_all([Tensor::CodesColumnwise], stored, |_, got| truth.judge_codes(got, Some(scales)));
         }
     }
 
@@ -244,11 +260,7 @@ impl<'a> BoundsTrial<'a> {
             dresidual_out: inputs.dresidual_out.as_deref(),
         };
         let truth = BackwardTruth::new(&case.spec(), &given, statistics, case.grad_reduction, self.model());
-        for tensor in BackwardTruth::OUTPUTS {
-            if let Some(got) = stored(tensor) {
-                judged.add(tensor, got.storage, truth.judge_bits(tensor, got));
-            }
-        }
+        judged.add_each(BackwardTruth::OUTPUTS, stored, |tensor, got| truth.judge_bits(tensor, got));
     }
 
     fn judge_end_to_end(&self, truth: ForwardTruth<'_>, stored: &Outputs, judged: &mut Judged<'_>) {

@@ -187,10 +187,14 @@ impl<'a> Builder<'a> {
         self.push(name, access, (1, len), Placement { offset: place.offset, ..Placement::DENSE }, fill);
     }
 
-    fn input_rows(&mut self, name: Tensor, values: Option<&[f64]>) {
+    fn rows(&mut self, name: Tensor, access: Access, values: Option<&[f64]>) {
         if let Some(values) = values {
-            self.matrix(name, Access::Read, &Fill::Values(values));
+            self.matrix(name, access, &Fill::Values(values));
         }
+    }
+
+    fn input_rows(&mut self, name: Tensor, values: Option<&[f64]>) {
+        self.rows(name, Access::Read, values);
     }
 
     fn input(&mut self, name: Tensor, values: Option<&[f64]>) {
@@ -230,23 +234,13 @@ pub(crate) fn forward_call(case: &Case, inputs: &Inputs, poison: Poison) -> Call
         Kind::AfterEndToEnd => Kind::ForwardAfter,
     };
     let mut builder = Builder::new(case, kind, poison);
-    if kind == Kind::ForwardInPlace {
-        builder.matrix(Tensor::X, Access::Overwrite, &Fill::Values(&inputs.x));
-        if let Some(residual) = &inputs.residual {
-            builder.matrix(Tensor::Residual, Access::Overwrite, &Fill::Values(residual));
-        }
-    } else if kind == Kind::ForwardAfterInPlace {
-        builder.input_rows(Tensor::X, Some(&inputs.x));
-        if let Some(residual) = &inputs.residual {
-            builder.matrix(Tensor::Residual, Access::Overwrite, &Fill::Values(residual));
-        }
-        builder.output_rows(Tensor::Y, case.present.has(Tensor::Y));
-    } else {
-        builder.input_rows(Tensor::X, Some(&inputs.x));
-        builder.input_rows(Tensor::Residual, inputs.residual.as_deref());
-        builder.output_rows(Tensor::ResidualOut, case.present.has(Tensor::ResidualOut));
-        builder.output_rows(Tensor::Y, kind == Kind::Forward || case.present.has(Tensor::Y));
-    }
+    let (overwrites_x, overwrites_residual) =
+        (kind == Kind::ForwardInPlace, matches!(kind, Kind::ForwardInPlace | Kind::ForwardAfterInPlace));
+    let access = |is_overwritten| if is_overwritten { Access::Overwrite } else { Access::Read };
+    builder.rows(Tensor::X, access(overwrites_x), Some(&inputs.x));
+    builder.rows(Tensor::Residual, access(overwrites_residual), inputs.residual.as_deref());
+    builder.output_rows(Tensor::ResidualOut, !overwrites_residual && case.present.has(Tensor::ResidualOut));
+    builder.output_rows(Tensor::Y, !overwrites_x && (kind == Kind::Forward || case.present.has(Tensor::Y)));
     builder.input(Tensor::Weight, inputs.weight.as_deref());
     builder.input(Tensor::Bias, inputs.bias.as_deref());
     builder.output(Tensor::Mean, case.rows, case.present.has(Tensor::Mean));
