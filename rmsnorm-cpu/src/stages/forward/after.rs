@@ -78,16 +78,18 @@ impl<'a, T: Element, W: Element, R: Element> AfterRows<'a, T, W, R> {
                     None
                 }
                 (Some(last), Some(kept)) => {
+                    let mut sums = Kept(kept);
                     let of_sum = match is_plain {
-                        true => row.keep_sums::<S, true>(kept, statistics, norm, eps),
-                        false => row.keep_sums::<S, false>(kept, statistics, norm, eps),
+                        true => row.sum_statistics::<S, true>(&mut sums, statistics, norm, eps),
+                        false => row.sum_statistics::<S, false>(&mut sums, statistics, norm, eps),
                     };
-                    row.normalize_kept::<S>(kept, last, of_sum, stores, sum_stores);
+                    row.normalize_sum::<S>(&sums, last, of_sum, stores, sum_stores);
                     Some(of_sum)
                 }
                 (Some(last), None) => {
-                    let of_sum = row.sum_statistics::<S>(statistics, norm, eps);
-                    row.add_and_normalize::<S>(statistics, last, of_sum, stores, sum_stores);
+                    let mut sums = MadeAgain(statistics);
+                    let of_sum = row.sum_statistics::<S, false>(&mut sums, statistics, norm, eps);
+                    row.normalize_sum::<S>(&sums, last, of_sum, stores, sum_stores);
                     Some(of_sum)
                 }
             };
@@ -96,6 +98,43 @@ impl<'a, T: Element, W: Element, R: Element> AfterRows<'a, T, W, R> {
                 save(&mut next.mean, &mut next.rstd, r, of_sum);
             }
         }
+    }
+}
+
+/// Where the norm of the sum finds it.
+trait Sums<T, W, R> {
+    /// Takes the sum at a piece, whose lanes behind a short one are zeros.
+    fn keep<S: Simd, P: Piece>(&mut self, piece: P, sum: S::Lanes);
+
+    /// The sum at a piece. Behind a short one there may be anything.
+    fn at<S: Simd, P: Piece>(&self, row: &Row<'_, T, W, R>, piece: P) -> S::Lanes;
+}
+
+/// On the stack: in f32, padded.
+struct Kept<'k>(&'k mut [f32]);
+
+impl<T: Element, W: Element, R: Element> Sums<T, W, R> for Kept<'_> {
+    #[inline(always)]
+    fn keep<S: Simd, P: Piece>(&mut self, piece: P, sum: S::Lanes) {
+        lanes::store::<S, f32, _>(&mut Out::from(&mut *self.0), whole(piece), sum);
+    }
+
+    #[inline(always)]
+    fn at<S: Simd, P: Piece>(&self, _: &Row<'_, T, W, R>, piece: P) -> S::Lanes {
+        lanes::load::<S, f32, _>(self.0, whole(piece))
+    }
+}
+
+/// In the cache, as a residual and a row of these statistics.
+struct MadeAgain(Statistics);
+
+impl<T: Element, W: Element, R: Element> Sums<T, W, R> for MadeAgain {
+    #[inline(always)]
+    fn keep<S: Simd, P: Piece>(&mut self, _: P, _: S::Lanes) {}
+
+    #[inline(always)]
+    fn at<S: Simd, P: Piece>(&self, row: &Row<'_, T, W, R>, piece: P) -> S::Lanes {
+        row.sum::<S, _, false>(piece, self.0)
     }
 }
 
@@ -145,11 +184,11 @@ impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
         });
     }
 
-    /// Stores the sum, which is kept, and its norm by `last`.
+    /// Stores the sum, and its norm by `last`.
     #[inline(always)]
-    fn normalize_kept<S: Simd>(
+    fn normalize_sum<S: Simd>(
         &mut self,
-        kept: &[f32],
+        sums: &impl Sums<T, W, R>,
         last: &Self,
         of_sum: Statistics,
         stores: Stores<'_>,
@@ -157,26 +196,7 @@ impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
     ) {
         lanes::for_each_piece!(stores.head(&self.y), self.cols, piece => {
             self.prefetch_next::<S, _, true>(piece);
-            let sum = lanes::load::<S, f32, _>(kept, whole(piece));
-            self.store_sum::<S, _>(piece, sum, sum_stores);
-            let y = last.value::<S, _, false>(piece, sum, of_sum);
-            lanes::store_or_stream::<S, T, _>(&mut self.y, piece, y, stores);
-        });
-    }
-
-    /// The same of a sum that is made again on each visit, of what is in the cache.
-    #[inline(always)]
-    fn add_and_normalize<S: Simd>(
-        &mut self,
-        statistics: Statistics,
-        last: &Self,
-        of_sum: Statistics,
-        stores: Stores<'_>,
-        sum_stores: Stores<'_>,
-    ) {
-        lanes::for_each_piece!(stores.head(&self.y), self.cols, piece => {
-            self.prefetch_next::<S, _, true>(piece);
-            let sum = self.sum::<S, _, false>(piece, statistics);
+            let sum = sums.at::<S, _>(self, piece);
             self.store_sum::<S, _>(piece, sum, sum_stores);
             let y = last.value::<S, _, false>(piece, sum, of_sum);
             lanes::store_or_stream::<S, T, _>(&mut self.y, piece, y, stores);
@@ -190,56 +210,33 @@ impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
         }
     }
 
-    /// Equations (2) to (4) of the sum, which is kept. Behind a short piece there are zeros, which count for
-    /// nothing.
+    /// Equations (2) to (4) of the sum.
     #[inline(always)]
-    fn keep_sums<S: Simd, const PLAIN: bool>(
+    fn sum_statistics<S: Simd, const PLAIN: bool>(
         &self,
-        kept: &mut [f32],
+        sums: &mut impl Sums<T, W, R>,
         statistics: Statistics,
         norm: Norm,
         eps: f32,
     ) -> Statistics {
-        let (mut sums, mut out) = (S::splat(0.0), Out::from(&mut *kept));
+        let mut parts = S::splat(0.0);
         lanes::for_each_piece!(0, self.cols, piece => {
             let sum = lanes::within::<S, _>(piece, self.sum::<S, _, PLAIN>(piece, statistics));
-            lanes::store::<S, f32, _>(&mut out, whole(piece), sum);
-            sums = S::add(sums, match norm {
+            sums.keep::<S, _>(piece, sum);
+            parts = S::add(parts, match norm {
                 Norm::Rms => S::mul(sum, sum),
                 Norm::Layer => sum,
             });
         });
-        let total = S::fold(sums);
-        match norm {
-            Norm::Rms => Statistics { mean: 0.0, rstd: rstd_of(total, self.cols, eps) },
-            Norm::Layer => {
-                let mean = total / self.cols as f32;
-                let squares = super::batches::centred_squares::<S>(kept, self.cols, mean);
-                Statistics { mean, rstd: rstd_of(squares, self.cols, eps) }
-            }
-        }
-    }
-
-    /// The same of a sum that is made again on each visit.
-    #[inline(always)]
-    fn sum_statistics<S: Simd>(&self, statistics: Statistics, norm: Norm, eps: f32) -> Statistics {
-        let mut sums = S::splat(0.0);
-        lanes::for_each_piece!(0, self.cols, piece => {
-            let sum = lanes::within::<S, _>(piece, self.sum::<S, _, false>(piece, statistics));
-            sums = S::add(sums, match norm {
-                Norm::Rms => S::mul(sum, sum),
-                Norm::Layer => sum,
-            });
-        });
-        let total = S::fold(sums);
+        let total = S::fold(parts);
         match norm {
             Norm::Rms => Statistics { mean: 0.0, rstd: rstd_of(total, self.cols, eps) },
             Norm::Layer => {
                 let mean = total / self.cols as f32;
                 let (mut squares, means) = (S::splat(0.0), S::splat(mean));
                 lanes::for_each_piece!(0, self.cols, piece => {
-                    let sum = self.sum::<S, _, false>(piece, statistics);
-                    let centred = lanes::within::<S, _>(piece, S::sub(sum, means));
+                    let centred = S::sub(sums.at::<S, _>(self, piece), means);
+                    let centred = lanes::within::<S, _>(piece, centred);
                     squares = S::add(squares, S::mul(centred, centred));
                 });
                 Statistics { mean, rstd: rstd_of(S::fold(squares), self.cols, eps) }

@@ -181,7 +181,7 @@ fn kept<'k, S: Simd, W: Element>(values: &[W], offset: f32, kept: &'k mut [f32])
 
 /// The sum of equation (3) over a padded row.
 #[inline(always)]
-pub(super) fn centred_squares<S: Simd>(h: &[f32], cols: usize, mean: f32) -> f32 {
+fn centred_squares<S: Simd>(h: &[f32], cols: usize, mean: f32) -> f32 {
     let (mut squares, means) = (S::splat(0.0), S::splat(mean));
     lanes::for_each_piece!(0, cols, piece => {
         // Lanes beyond a short piece hold 0, which is not 0 once centred.
