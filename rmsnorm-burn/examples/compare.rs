@@ -2,12 +2,18 @@
 //!
 //!     cargo run --release -p rmsnorm-burn --example compare
 //!     cargo run -p rmsnorm-burn --example compare -- --check   # each call once, for its result
+//!     cargo run --release -p rmsnorm-burn --features wgpu,burn/vulkan,burn/autotune --example compare -- --wgpu
+//!
+//! The last is on burn's default wgpu device, shared with our kernels. A sample is 16 calls, whose results are kept, since burn's fusion
+//! drops what nobody has, and the wait for them. With `burn/vulkan` burn compiles its own kernels as it does best there, and has bf16;
+//! with `burn/autotune`, one of its defaults, it chooses among them.
 //!
 //! Times are medians of whole calls on burn's tensors, allocation of results included. What a call takes without burn, and what
 //! burn's own engine takes, is told apart below each. GB/s count what a call has to move: x and y forward, and besides dy, x and
 //! dx backward. glibc gives large blocks back to the system and asks for them again, which costs more than a norm; with
 //! `MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=4294967296` in the environment it does not.
 
+use std::any::Any;
 use std::cell::RefCell;
 use std::error::Error;
 use std::hint::black_box;
@@ -15,9 +21,9 @@ use std::time::{Duration, Instant};
 
 use burn::module::Param;
 use burn::nn::{LayerNormConfig, RmsNormConfig};
-use burn::tensor::{DType, Device, Distribution, Tensor};
+use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
 use rmsnorm_core::cpu::{BackwardInputs, CpuBackend, Forward, ForwardInputs};
-use rmsnorm_core::{Element, NormSpec, Tensor as Name, bf16};
+use rmsnorm_core::{Element, NormSpec, Tensor as Name, bf16, f16};
 
 const EPS: f32 = 1e-6;
 /// What the cases of a table may take together, once each has had each turn twice.
@@ -26,11 +32,31 @@ const PER_TABLE: Duration = Duration::from_millis(1100);
 /// A call that is measured.
 struct Case<'a> {
     name: &'static str,
-    call: Box<dyn Fn() + 'a>,
+    /// The call, whose result goes there.
+    call: Box<dyn Fn(&mut Results) + 'a>,
 }
 
-fn case<'a, T>(name: &'static str, call: impl Fn() -> T + 'a) -> Case<'a> {
-    Case { name, call: Box::new(move || drop(black_box(call()))) }
+fn case<'a, T: 'static>(name: &'static str, call: impl Fn() -> T + 'a) -> Case<'a> {
+    Case { name, call: Box::new(move |results| results.take(call())) }
+}
+
+/// What becomes of results: on the CPU, nothing; on a device that runs them later, they are kept until it has.
+enum Results {
+    Dropped,
+    Kept(Vec<Box<dyn Any>>),
+}
+
+impl Results {
+    fn of(device: &Device) -> Self {
+        if *device == Device::flex() { Results::Dropped } else { Results::Kept(Vec::new()) }
+    }
+
+    fn take<T: 'static>(&mut self, result: T) {
+        match self {
+            Results::Dropped => drop(black_box(result)),
+            Results::Kept(results) => results.push(Box::new(result)),
+        }
+    }
 }
 
 /// Measures and prints, or only calls.
@@ -38,17 +64,24 @@ struct Table {
     is_check: bool,
     shape: [usize; 2],
     dtype: DType,
+    device: Device,
 }
 
 impl Table {
     /// Of calls that move so many tensors of x's size. The first is what the others are compared with.
-    fn print(&self, title: &str, tensors: usize, cases: &[Case<'_>]) {
+    fn print(&self, title: &str, tensors: usize, cases: &[Case<'_>]) -> Result<(), Box<dyn Error>> {
         if self.is_check {
-            return cases.iter().for_each(|case| (case.call)());
+            let mut results = Results::of(&self.device);
+            cases.iter().for_each(|case| (case.call)(&mut results));
+            return Ok(self.device.sync()?);
         }
         let [rows, cols] = self.shape;
         let bytes = (tensors * rows * cols * self.dtype.size()) as f64;
-        let calls = if rows == 1 { 200 } else { 1 };
+        let calls = match (self.is_cpu(), rows) {
+            (true, 1) => 200,
+            (true, _) => 1,
+            (false, _) => 16,
+        };
         let mut samples = vec![Vec::new(); cases.len()];
         let start = Instant::now();
         let mut round = 0;
@@ -58,10 +91,12 @@ impl Table {
                 let turn = if round % 2 == 0 { turn } else { cases.len() - 1 - turn };
                 let index = (turn + round / 2) % cases.len();
                 let (case, samples) = (&cases[index], &mut samples[index]);
+                let mut results = Results::of(&self.device);
                 let start = Instant::now();
                 for _ in 0..calls {
-                    (case.call)();
+                    (case.call)(&mut results);
                 }
+                self.device.sync()?;
                 // The first round is for memory and caches.
                 if round > 0 {
                     samples.push(start.elapsed().as_secs_f64() * 1e6 / f64::from(calls));
@@ -78,18 +113,43 @@ impl Table {
             let gbs = bytes / median / 1e3;
             println!("    {:42} {median:>10.1} us  least {least:>10.1}  {ratio:>6.2} x  {gbs:>6.1} GB/s", case.name);
         }
+        Ok(())
+    }
+
+    fn is_cpu(&self) -> bool {
+        self.device == Device::flex()
     }
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let is_check = std::env::args().any(|arg| arg == "--check");
-    println!("{}", CpuBackend::new());
+    let has = |flag: &str| std::env::args().any(|arg| arg == flag);
+    let (is_check, device) = (has("--check"), if has("--wgpu") { wgpu()? } else { Device::flex() });
+    if device == Device::flex() {
+        println!("{}", CpuBackend::new());
+    }
     let shapes = if is_check { [[64, 128], [1, 256]] } else { [[4096, 1024], [1, 4096]] };
     for shape in shapes {
-        compare::<f32>(&Table { is_check, shape, dtype: DType::F32 })?;
-        compare::<bf16>(&Table { is_check, shape, dtype: DType::BF16 })?;
+        let table = |dtype: DType| Table { is_check, shape, dtype, device: device.clone() };
+        compare::<f32>(&table(DType::F32))?;
+        match device.supports_dtype(DType::BF16) {
+            true => compare::<bf16>(&table(DType::BF16))?,
+            false => compare::<f16>(&table(DType::F16))?,
+        }
     }
     Ok(())
+}
+
+#[cfg(feature = "wgpu")]
+fn wgpu() -> Result<Device, Box<dyn Error>> {
+    let (device, setup) = Device::wgpu_options().init_with_setup()?;
+    rmsnorm_burn::wgpu::share(&device, &setup)?;
+    println!("{}", rmsnorm_burn::wgpu::backend(&device).ok_or("not shared")?);
+    Ok(device)
+}
+
+#[cfg(not(feature = "wgpu"))]
+fn wgpu() -> Result<Device, Box<dyn Error>> {
+    Err("--wgpu needs the feature wgpu".into())
 }
 
 /// What norms are taken of, and burn's modules with the same parameters.
@@ -99,6 +159,8 @@ struct Tensors {
     w: Tensor<1>,
     b: Tensor<1>,
     rms: burn::nn::RmsNorm,
+    /// By `b`.
+    next: burn::nn::RmsNorm,
     layer: burn::nn::LayerNorm,
 }
 
@@ -115,11 +177,13 @@ impl Tensors {
         let vector = || random([cols], table.dtype, device);
         let (x, r, w, b) = (matrix(), matrix(), vector(), vector());
         let mut rms = RmsNormConfig::new(cols).with_epsilon(f64::from(EPS)).init(device);
+        let mut next = rms.clone();
         rms.gamma = Param::from_tensor(w.clone());
+        next.gamma = Param::from_tensor(b.clone());
         let mut layer = LayerNormConfig::new(cols).with_epsilon(f64::from(EPS)).init(device);
         layer.gamma = Param::from_tensor(w.clone());
         layer.beta = Some(Param::from_tensor(b.clone()));
-        Tensors { x, r, w, b, rms, layer }
+        Tensors { x, r, w, b, rms, next, layer }
     }
 
     fn rms_norm(&self) -> Tensor<2> {
@@ -134,6 +198,11 @@ impl Tensors {
         rmsnorm_burn::add_rms_norm(self.x.clone(), self.r.clone(), self.w.clone(), f64::from(EPS))
     }
 
+    fn rms_norm_add_rms_norm(&self) -> (Tensor<2>, Tensor<2>) {
+        let (w, next) = (self.w.clone(), self.b.clone());
+        rmsnorm_burn::rms_norm_add_rms_norm(self.x.clone(), self.r.clone(), w, next, f64::from(EPS))
+    }
+
     fn their_rms_norm(&self) -> Tensor<2> {
         self.rms.forward(self.x.clone())
     }
@@ -146,16 +215,21 @@ impl Tensors {
         let h = self.x.clone() + self.r.clone();
         (self.rms.forward(h.clone()), h)
     }
+
+    fn their_rms_norm_add_rms_norm(&self) -> (Tensor<2>, Tensor<2>) {
+        let h = self.r.clone() + self.rms.forward(self.x.clone());
+        (self.next.forward(h.clone()), h)
+    }
 }
 
 fn compare<T: Element + burn::tensor::Element>(table: &Table) -> Result<(), Box<dyn Error>> {
-    let plain = Tensors::new(table, &Device::flex());
+    let plain = Tensors::new(table, &table.device);
     agree(&plain)?;
     table.print(
         "rms_norm forward",
         2,
         &[case("rmsnorm_burn::rms_norm", || plain.rms_norm()), case("burn::nn::RmsNorm", || plain.their_rms_norm())],
-    );
+    )?;
     table.print(
         "layer_norm forward",
         2,
@@ -163,7 +237,7 @@ fn compare<T: Element + burn::tensor::Element>(table: &Table) -> Result<(), Box<
             case("rmsnorm_burn::layer_norm", || plain.layer_norm()),
             case("burn::nn::LayerNorm", || plain.their_layer_norm()),
         ],
-    );
+    )?;
     table.print(
         "residual + rms_norm forward",
         4,
@@ -171,8 +245,16 @@ fn compare<T: Element + burn::tensor::Element>(table: &Table) -> Result<(), Box<
             case("rmsnorm_burn::add_rms_norm", || plain.add_rms_norm()),
             case("+, burn::nn::RmsNorm", || plain.their_add_rms_norm()),
         ],
-    );
-    let tracked = Tensors::new(table, &Device::flex().autodiff());
+    )?;
+    table.print(
+        "two rms_norms around a residual, forward",
+        4,
+        &[
+            case("rmsnorm_burn::rms_norm_add_rms_norm", || plain.rms_norm_add_rms_norm()),
+            case("burn::nn::RmsNorm, +, burn::nn::RmsNorm", || plain.their_rms_norm_add_rms_norm()),
+        ],
+    )?;
+    let tracked = Tensors::new(table, &table.device.clone().autodiff());
     table.print(
         "rms_norm forward + backward",
         5,
@@ -180,7 +262,7 @@ fn compare<T: Element + burn::tensor::Element>(table: &Table) -> Result<(), Box<
             case("rmsnorm_burn::rms_norm", || tracked.rms_norm().backward()),
             case("burn::nn::RmsNorm", || tracked.their_rms_norm().backward()),
         ],
-    );
+    )?;
     table.print(
         "layer_norm forward + backward",
         5,
@@ -188,7 +270,7 @@ fn compare<T: Element + burn::tensor::Element>(table: &Table) -> Result<(), Box<
             case("rmsnorm_burn::layer_norm", || tracked.layer_norm().backward()),
             case("burn::nn::LayerNorm", || tracked.their_layer_norm().backward()),
         ],
-    );
+    )?;
     let both = |(y, h): (Tensor<2>, Tensor<2>)| (y + h).backward();
     table.print(
         "residual + rms_norm forward + backward, both results used",
@@ -197,8 +279,16 @@ fn compare<T: Element + burn::tensor::Element>(table: &Table) -> Result<(), Box<
             case("rmsnorm_burn::add_rms_norm", || both(tracked.add_rms_norm())),
             case("+, burn::nn::RmsNorm", || both(tracked.their_add_rms_norm())),
         ],
-    );
-    apart::<T>(table, &plain, &tracked)
+    )?;
+    table.print(
+        "two rms_norms around a residual, forward + backward, both results used",
+        9,
+        &[
+            case("rmsnorm_burn::rms_norm_add_rms_norm", || both(tracked.rms_norm_add_rms_norm())),
+            case("burn::nn::RmsNorm, +, burn::nn::RmsNorm", || both(tracked.their_rms_norm_add_rms_norm())),
+        ],
+    )?;
+    if table.is_cpu() { apart::<T>(table, &plain, &tracked) } else { Ok(()) }
 }
 
 /// What forward and backward of an RMS norm take without burn, and burn's engine without them.
@@ -228,7 +318,7 @@ fn apart<T: Element + burn::tensor::Element>(
             }),
             case("the kernel, into new memory", forward),
         ],
-    );
+    )?;
     table.print(
         "of rms_norm forward + backward, told apart",
         5,
@@ -237,27 +327,25 @@ fn apart<T: Element + burn::tensor::Element>(
             // An operation without work of its own, that has its gradient: the graph, ones for the result, a gradient.
             case("burn's engine: reshape of x, backward", || tracked.x.clone().reshape([rows * cols]).backward()),
         ],
-    );
+    )?;
     Ok(())
 }
 
 /// Ours and burn's give the same, up to a few roundings of x_hat, or what is measured is not the same.
 fn agree(tensors: &Tensors) -> Result<(), Box<dyn Error>> {
-    let unit = if tensors.x.dtype() == DType::F32 { f64::from(f32::EPSILON) } else { 1.0 / 128.0 };
+    let unit = FloatDType::from(tensors.x.dtype()).finfo().epsilon;
     for (ours, theirs) in [
         (tensors.rms_norm(), tensors.their_rms_norm()),
         (tensors.layer_norm(), tensors.their_layer_norm()),
         (tensors.add_rms_norm().0, tensors.their_add_rms_norm().0),
+        (tensors.rms_norm_add_rms_norm().0, tensors.their_rms_norm_add_rms_norm().0),
     ] {
-        let (ours, theirs) = (ours.cast(DType::F64), theirs.cast(DType::F64));
-        let most = |tensor: Tensor<2>| -> Result<f64, Box<dyn Error>> {
-            let values = tensor.abs().max().into_data().try_to_vec::<f64>()?;
-            values.first().copied().ok_or_else(|| "no value".into())
-        };
-        let (largest, difference) = (most(theirs.clone())?, most(ours - theirs)?);
-        let is_close = difference <= 4.0 * unit * largest;
-        if !is_close {
-            return Err(format!("results differ by {difference}, the largest is {largest}").into());
+        let (ours, theirs) = (ours.into_data(), theirs.into_data());
+        let largest = theirs.iter::<f64>().fold(0f64, |largest, theirs| largest.max(theirs.abs()));
+        // NaN is not close.
+        let is_close = |(ours, theirs): (f64, f64)| (ours - theirs).abs() <= 4.0 * unit * largest;
+        if !ours.iter::<f64>().zip(theirs.iter::<f64>()).all(is_close) {
+            return Err(format!("results of {:?} differ, the largest is {largest}", tensors.x.dtype()).into());
         }
     }
     Ok(())

@@ -31,6 +31,20 @@ impl<'a, const D: usize> Args<'a, D> {
         matrices.chain(self.vectors().map(|(name, tensor)| (name, tensor.dtype())))
     }
 
+    /// That all tensors are on x's device, whether or not there is autodiff on it.
+    #[cfg(feature = "wgpu")]
+    pub(crate) fn check_devices(&self, spec: &UnsizedNorm) -> Result<(), String> {
+        let device = self.x.device();
+        let others = self.vectors().map(|(name, tensor)| (name, tensor.device()));
+        let mut others = others.chain(self.residual.map(|residual| ("residual", residual.device())));
+        match others.find(|(_, other)| *other != device) {
+            Some((arg, other)) => {
+                Err(format!("{}: {arg} must be on the device {device:?} of x, got {other:?}", spec.name()))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// `eps`, shapes and dtypes. Nothing is broadcast.
     pub(crate) fn check(&self, spec: &UnsizedNorm) -> Result<(), String> {
         let (name, dims) = (spec.name(), self.x.dims());

@@ -1,44 +1,40 @@
 //! The calls on tensors of burn's CPU backend. Results are new vectors, of which nobody zeroes the matrices first, or, as in
 //! burn's own operations, take the place of what they are computed from, if nobody else has that.
 
-mod add_after;
 mod backward;
 mod forward;
+mod rows;
 
-pub(crate) use add_after::{AddAfterCall, Added};
-pub(crate) use backward::BackwardCall;
-pub(crate) use forward::{ForwardCall, Normalized};
+use burn::backend::Flex;
+use burn::backend::flex::FlexTensor;
+use rmsnorm_core::{TensorSet, UnsizedNorm};
 
-use burn::tensor::DType;
-use rmsnorm_core::{Error, Norm, NormSpec, WithDTypes};
+use crate::check::or_panic;
+use crate::kernels::{BackwardCall, ForwardCall, Forwarded, Gradients, Kernels, Maybe};
 
-use crate::native::mix;
-
-/// A forward pass's statistics, for backward.
-#[derive(Debug)]
-pub(crate) struct Statistics {
-    /// Empty for RMS norm.
-    mean: Vec<f32>,
-    rstd: Vec<f32>,
-}
-
-impl Statistics {
-    /// To be written, or empty unless they are saved.
-    fn new(spec: &NormSpec, save: bool) -> Self {
-        let of = |is_saved: bool| vec![0f32; if is_saved { spec.rows } else { 0 }];
-        Statistics { mean: of(save && spec.norm == Norm::Layer), rstd: of(save) }
+impl Kernels for Flex {
+    fn forward(
+        x: FlexTensor,
+        residual: Maybe<Flex>,
+        weight: FlexTensor,
+        bias: Maybe<Flex>,
+        next_weight: Maybe<Flex>,
+        spec: UnsizedNorm,
+        wanted: TensorSet,
+    ) -> Forwarded<Flex> {
+        let (residual, bias, next_weight) = (residual.into_option(), bias.into_option(), next_weight.into_option());
+        or_panic(ForwardCall { spec, x, residual, weight, bias, next_weight, wanted }.run())
     }
-}
 
-/// Runs it with the types of these dtypes: of activations, weight and residual stream.
-fn dispatch<T, F>(dtypes: [DType; 3], work: F) -> Result<T, Error>
-where
-    F: WithDTypes<Output = Result<T, Error>>,
-{
-    match mix(dtypes) {
-        Some(dtypes) => dtypes.dispatch(work)?,
-        None => {
-            Err(Error::Unsupported { rule: format!("no kernels for activations, weight and residual of {dtypes:?}") })
-        }
+    fn backward(
+        dy: FlexTensor,
+        x: FlexTensor,
+        weight: FlexTensor,
+        mean: Maybe<Flex>,
+        rstd: FlexTensor,
+        spec: UnsizedNorm,
+        wanted: TensorSet,
+    ) -> Gradients<Flex> {
+        or_panic(BackwardCall { spec, dy, x, weight, mean: mean.into_option(), rstd, wanted }.run())
     }
 }

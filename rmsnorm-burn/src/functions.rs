@@ -112,7 +112,7 @@ pub fn add_layer_norm<const D: usize>(
 /// has it rounded to the dtype of `x`, as gradients of norms are. See [the crate](crate) for dtypes and devices.
 ///
 /// # Memory
-/// The sum takes the place of a `residual` that nobody else has.
+/// On the CPU the sum takes the place of a `residual` that nobody else has.
 ///
 /// # Panics
 /// As [the crate](crate#panics) says.
@@ -158,7 +158,7 @@ pub fn layer_norm_add<const D: usize>(
 }
 
 /// Two norms around a residual, in one pass over memory: `(y, residual_out)`, where `residual_out` is [`rms_norm_add`] of `x`,
-/// `residual` and `weight`, and y its RMS norm by `next_weight` in the dtype of `x`. The bits are those of the two calls.
+/// `residual` and `weight`, and y its RMS norm by `next_weight` in the dtype of `x`. On the CPU the bits are those of the two calls.
 ///
 /// # Shapes
 /// `x`, `residual`, and both results: (.., cols), of any rank from 1. `weight`, `next_weight`: (cols), of one dtype.

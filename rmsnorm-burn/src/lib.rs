@@ -16,27 +16,28 @@
 //! contiguous first.
 //!
 //! # Dtypes and devices
-//! Kernels of ours run on burn's CPU backend, `Device::flex()`, where activations are f32, f16 or bf16, and the weight (with the
+//! Kernels of ours run on burn's CPU backend, `Device::flex()`, and with the feature `wgpu` on its wgpu devices (Vulkan, Metal,
+//! Direct3D 12) that were shared (see the module `wgpu`), where activations are f32, f16 or bf16, and the weight (with the
 //! bias, or the next norm's weight) and the residual have the dtype of `x` or f32. They compute in f32 and round once. Anything
 //! else takes burn's own operations, in f32 or, where a tensor is f64, in f64, with the same gradients: the other backends (CUDA,
-//! ROCm, Metal, Vulkan and wgpu by CubeCL, whose fusion sees these operations as any others; LibTorch; remote devices), f64, and
-//! mixes such as an f64 weight.
+//! ROCm and wgpu devices that were not shared, by CubeCL, whose fusion sees these operations as any others; LibTorch; remote
+//! devices), f64, and mixes such as an f64 weight.
 //!
 //! # Gradients
 //! Of x, residual, weights and bias, wherever burn tracks them: none is computed of an untracked parameter. The graph keeps x, the
 //! weights and 4 bytes a row and norm, of layer norm 8, beside the results; where a residual is added before the norm, the sum
-//! instead of x. With gradient checkpointing, y is not kept but computed again, with the same bits, where another operation needs
+//! instead of x. With gradient checkpointing, y is not kept but computed again, on the CPU with the same bits, where another operation needs
 //! it; it is kept where an input is untracked, and beside a wider residual. Sums are kept.
 //!
 //! # Memory
-//! Results are new tensors. As in burn's own operations, y takes the place of an `x` that is moved into the call and that nobody
-//! else has: not its caller, not a view, not a graph. With a residual that is added before the norm, the sum takes its place at
-//! the same time, if both are so. The sum of a residual that is added after the norm takes the residual's place, unless it has a
-//! next norm: both results are new then.
+//! Results are new tensors, and on the CPU, as in burn's own operations, they take the place of what is moved into the call and that
+//! nobody else has: not its caller, not a view, not a graph. y takes that of `x`; with a residual that is added before the norm, the
+//! sum takes its place at the same time, if both are so. The sum of a residual that is added after the norm takes the residual's
+//! place, unless it has a next norm: both results are new then.
 //!
 //! # Panics
 //! burn's operations panic where arguments do not fit, and so do these, with the name of the tensor: where a length or a dtype
-//! does not fit, and where `eps` is negative or not finite. Nothing is broadcast.
+//! does not fit, and where `eps` is negative or not finite, or a tensor is not on the shared wgpu device of `x`. Nothing is broadcast.
 //! `eps` has no default but that of burn's configs, which [`nn`] has as they are.
 //!
 //! # Threads
@@ -55,12 +56,14 @@
 mod check;
 mod flex;
 mod functions;
+mod kernels;
 mod native;
 pub mod nn;
 mod ops;
 mod path;
-mod rows;
 mod slow;
+#[cfg(feature = "wgpu")]
+pub mod wgpu;
 
 /// Its example is a test.
 #[cfg(doctest)]

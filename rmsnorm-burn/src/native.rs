@@ -1,6 +1,6 @@
 //! Dtypes: which of burn's there are kernels for.
 
-use rmsnorm_core::{DType, DTypes};
+use rmsnorm_core::{DType, DTypes, Error, WithDTypes};
 
 /// burn's name of a dtype.
 pub(crate) const fn theirs(dtype: DType) -> burn::tensor::DType {
@@ -21,4 +21,17 @@ pub(crate) fn mix([activation, weight, residual]: [burn::tensor::DType; 3]) -> O
     let (activation, weight) = (element(activation)?, element(weight)?);
     let dtypes = DTypes { activation, weight, residual: element(residual)? };
     dtypes.check().is_ok().then_some(dtypes)
+}
+
+/// Runs it with the types of these dtypes: of activations, weight and residual stream.
+pub(crate) fn dispatch<T, F>(dtypes: [burn::tensor::DType; 3], work: F) -> Result<T, Error>
+where
+    F: WithDTypes<Output = Result<T, Error>>,
+{
+    match mix(dtypes) {
+        Some(dtypes) => dtypes.dispatch(work)?,
+        None => {
+            Err(Error::Unsupported { rule: format!("no kernels for activations, weight and residual of {dtypes:?}") })
+        }
+    }
 }

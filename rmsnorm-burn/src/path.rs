@@ -5,6 +5,7 @@ use burn::tensor::{Device, Tensor};
 use rmsnorm_core::UnsizedNorm;
 
 use crate::check::{Args, or_panic};
+use crate::kernels::Maybe;
 use crate::native::mix;
 use crate::ops::NormOps;
 use crate::slow;
@@ -18,15 +19,12 @@ pub(crate) fn normalize<const D: usize>(
 ) -> Tensor<D> {
     let args = Args { x: &x, residual: None, weight: &weight, bias: bias.as_ref(), next_weight: None };
     or_panic(args.check(&spec));
-    if !has_kernels(&args) {
+    if !has_kernels(&args, &spec) {
         let dtype = x.dtype();
         return slow::normalize(&spec, x, weight, bias, dtype);
     }
-    let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
-    Tensor::from_dispatch(match bias {
-        None => Dispatch::normalize(x, weight, spec),
-        Some(bias) => Dispatch::normalize_affine(x, weight, bias.into_dispatch(), spec),
-    })
+    let bias = Maybe::of(bias.map(Tensor::into_dispatch));
+    Tensor::from_dispatch(Dispatch::normalize(x.into_dispatch(), weight.into_dispatch(), bias, spec))
 }
 
 /// `residual + x` normalized, and that sum.
@@ -39,16 +37,14 @@ pub(crate) fn add_normalize<const D: usize>(
 ) -> (Tensor<D>, Tensor<D>) {
     let args = Args { x: &x, residual: Some(&residual), weight: &weight, bias: bias.as_ref(), next_weight: None };
     or_panic(args.check(&spec));
-    if !has_kernels(&args) {
+    if !has_kernels(&args, &spec) {
         let dtype = x.dtype();
         let residual_out = slow::add(x, residual);
         return (slow::normalize(&spec, residual_out.clone(), weight, bias, dtype), residual_out);
     }
     let (x, residual, weight) = (x.into_dispatch(), residual.into_dispatch(), weight.into_dispatch());
-    let (y, residual_out) = match bias {
-        None => Dispatch::add_normalize(x, residual, weight, spec),
-        Some(bias) => Dispatch::add_normalize_affine(x, residual, weight, bias.into_dispatch(), spec),
-    };
+    let bias = Maybe::of(bias.map(Tensor::into_dispatch));
+    let (y, residual_out) = Dispatch::add_normalize(x, residual, weight, bias, spec);
     (Tensor::from_dispatch(y), Tensor::from_dispatch(residual_out))
 }
 
@@ -62,14 +58,12 @@ pub(crate) fn normalize_add<const D: usize>(
 ) -> Tensor<D> {
     let args = Args { x: &x, residual: Some(&residual), weight: &weight, bias: bias.as_ref(), next_weight: None };
     or_panic(args.check(&spec));
-    if !has_kernels(&args) {
+    if !has_kernels(&args, &spec) {
         return slow::normalize_add(&spec, x, residual, weight, bias);
     }
     let (x, residual, weight) = (x.into_dispatch(), residual.into_dispatch(), weight.into_dispatch());
-    Tensor::from_dispatch(match bias {
-        None => Dispatch::normalize_add(x, residual, weight, spec),
-        Some(bias) => Dispatch::normalize_add_affine(x, residual, weight, bias.into_dispatch(), spec),
-    })
+    let bias = Maybe::of(bias.map(Tensor::into_dispatch));
+    Tensor::from_dispatch(Dispatch::normalize_add(x, residual, weight, bias, spec))
 }
 
 /// The norm of that sum by `next_weight`, and the sum.
@@ -83,7 +77,7 @@ pub(crate) fn normalize_add_normalize<const D: usize>(
     let next = Some(&next_weight);
     let args = Args { x: &x, residual: Some(&residual), weight: &weight, bias: None, next_weight: next };
     or_panic(args.check(&spec));
-    if !has_kernels(&args) {
+    if !has_kernels(&args, &spec) {
         let dtype = x.dtype();
         let sum = slow::normalize_add(&spec, x, residual, weight, None);
         return (slow::normalize(&spec, sum.clone(), next_weight, None, dtype), sum);
@@ -95,11 +89,27 @@ pub(crate) fn normalize_add_normalize<const D: usize>(
 }
 
 /// Whether kernels of ours take such tensors: on this device, of these dtypes.
-fn has_kernels<const D: usize>(args: &Args<'_, D>) -> bool {
+fn has_kernels<const D: usize>(args: &Args<'_, D>, spec: &UnsizedNorm) -> bool {
     let &Args { x, residual, weight, bias, next_weight } = args;
     let is_one_dtype = [bias, next_weight].into_iter().flatten().all(|vector| vector.dtype() == weight.dtype());
     is_one_dtype
         && mix([x.dtype(), weight.dtype(), residual.unwrap_or(x).dtype()]).is_some()
         // Whether or not there is autodiff on it.
-        && x.device() == Device::flex()
+        && (x.device() == Device::flex() || is_shared(args, spec))
+}
+
+/// Whether the tensors are on a device that was shared. Under fusion burn would find out only later that one is not.
+#[cfg(feature = "wgpu")]
+fn is_shared<const D: usize>(args: &Args<'_, D>, spec: &UnsizedNorm) -> bool {
+    // A buffer of no elements is none.
+    let is_shared = args.x.shape().num_elements() > 0 && crate::wgpu::has_kernels(&args.x.device());
+    if is_shared {
+        or_panic(args.check_devices(spec));
+    }
+    is_shared
+}
+
+#[cfg(not(feature = "wgpu"))]
+fn is_shared<const D: usize>(_: &Args<'_, D>, _: &UnsizedNorm) -> bool {
+    false
 }

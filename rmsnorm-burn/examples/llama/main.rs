@@ -2,6 +2,7 @@
 //!
 //!     cargo run --release -p rmsnorm-burn --example llama
 //!     cargo run -p rmsnorm-burn --example llama -- --steps 24
+//!     cargo run --release -p rmsnorm-burn --features wgpu --example llama -- --wgpu   # on burn's default wgpu device
 //!
 //! The models start from one record, and must give the same logits and the same losses, up to what their orders of roundings
 //! differ by.
@@ -22,19 +23,36 @@ type Theirs = burn::nn::RmsNorm;
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 fn main() -> Result<()> {
+    let (mut steps, mut device) = (200, Device::flex());
     let mut args = std::env::args().skip(1);
-    let steps = match (args.next().as_deref(), args.next()) {
-        (None, _) => 200,
-        (Some("--steps"), Some(steps)) => steps.parse()?,
-        (Some(arg), _) => return Err(format!("--steps COUNT is all that there is, got {arg}").into()),
-    };
-    let device = Device::flex().autodiff();
+    while let Some(arg) = args.next() {
+        match (arg.as_str(), &mut args) {
+            ("--steps", args) => steps = args.next().ok_or("--steps COUNT")?.parse()?,
+            ("--wgpu", _) => device = wgpu()?,
+            _ => return Err(format!("--steps COUNT and --wgpu are all that there is, got {arg}").into()),
+        }
+    }
+    let device = device.autodiff();
     device.seed(7);
     let theirs = Model::<Theirs>::new(&device);
     // What burn's model has saved is what ours loads.
     let ours = Model::<Ours>::new(&device).load_record(theirs.clone().into_record());
     inference(&ours, &theirs, &device)?;
     training(Training::new(ours), Training::new(theirs), steps, &device)
+}
+
+/// burn's default wgpu device, shared: norms on it are kernels of ours.
+#[cfg(feature = "wgpu")]
+fn wgpu() -> Result<Device> {
+    let (device, setup) = Device::wgpu_options().init_with_setup()?;
+    rmsnorm_burn::wgpu::share(&device, &setup)?;
+    println!("on {}", setup.adapter.get_info().name);
+    Ok(device)
+}
+
+#[cfg(not(feature = "wgpu"))]
+fn wgpu() -> Result<Device> {
+    Err("--wgpu needs the feature wgpu".into())
 }
 
 /// Sequences in which each token follows from the one before: tokens, and the next of each.

@@ -1,61 +1,44 @@
 //! The gradients of a norm.
 
-use burn::backend::flex::FlexTensor;
+use burn::backend::Flex;
 use rmsnorm_core::cpu::{BackwardInputs, CpuBackend};
-use rmsnorm_core::{Element, Error, Norm, Tensor, TensorSet, UnsizedNorm, WithDTypes};
+use rmsnorm_core::{Element, Error, Tensor, WithDTypes};
 
-use super::{Statistics, dispatch};
-use crate::rows::{Regular, wrap};
+use super::rows::{Regular, wrap};
+use crate::kernels::{BackwardCall, Gradients, Maybe};
+use crate::native::dispatch;
 
-/// The tensors of a backward call.
-pub(crate) struct BackwardCall<'a> {
-    pub(crate) spec: UnsizedNorm,
-    pub(crate) dy: FlexTensor,
-    /// What was normalized.
-    pub(crate) x: FlexTensor,
-    pub(crate) weight: FlexTensor,
-    pub(crate) statistics: &'a Statistics,
-    /// Which gradients of parameters are wanted: `Dweight`, `Dbias`.
-    pub(crate) wanted: TensorSet,
-}
-
-/// What a backward call gives.
-pub(crate) struct Gradients {
-    /// In the dtype of x.
-    pub(crate) dx: FlexTensor,
-    pub(crate) dweight: Option<FlexTensor>,
-    pub(crate) dbias: Option<FlexTensor>,
-}
-
-impl BackwardCall<'_> {
+impl BackwardCall<Flex> {
     /// # Errors
-    /// As [`ForwardCall::run`](super::ForwardCall::run).
-    pub(crate) fn run(self) -> Result<Gradients, Error> {
+    /// As that of forward.
+    pub(super) fn run(self) -> Result<Gradients<Flex>, Error> {
         dispatch([self.dy.dtype(), self.weight.dtype(), self.x.dtype()], self)
     }
 }
 
-impl WithDTypes for BackwardCall<'_> {
-    type Output = Result<Gradients, Error>;
+impl WithDTypes for BackwardCall<Flex> {
+    type Output = Result<Gradients<Flex>, Error>;
 
     fn call<T: Element, W: Element, R: Element>(self) -> Self::Output {
-        let BackwardCall { spec, dy, x, weight, statistics, wanted } = self;
+        let BackwardCall { spec, dy, x, weight, mean, rstd, wanted } = self;
         let shape = x.layout().shape().clone();
         let parameter = weight.layout().shape().clone();
         let (dy, x, weight) = (Regular::new(dy)?, Regular::new(x)?, Regular::new(weight)?);
-        let mut inputs = BackwardInputs::<T, W, R>::mixed(dy.read::<T>()?, x.read::<R>()?, &statistics.rstd);
+        let (mean, rstd) = (mean.map(Regular::new).transpose()?, Regular::new(rstd)?);
+        let mut inputs = BackwardInputs::<T, W, R>::mixed(dy.read::<T>()?, x.read::<R>()?, rstd.vector()?);
         inputs = inputs.weight(weight.vector()?);
-        if spec.norm == Norm::Layer {
-            inputs = inputs.mean(&statistics.mean);
+        if let Some(mean) = &mean {
+            inputs = inputs.mean(mean.vector()?);
         }
         // The gradient of an f32 stream is not to be rounded to the activations' dtype.
         let is_wider = T::DTYPE != R::DTYPE;
         let tensors = wanted.set(Tensor::Dresidual, is_wider);
         let made = CpuBackend::new().backward_vec(&spec.sized(&x.rows), inputs, tensors)?;
+        let give = |name: Tensor, values: Vec<W>| Maybe::of(wanted.has(name).then(|| wrap(values, parameter.clone())));
         Ok(Gradients {
             dx: if is_wider { wrap(made.dresidual, shape) } else { wrap(made.dx, shape) },
-            dweight: wanted.has(Tensor::Dweight).then(|| wrap(made.dweight, parameter.clone())),
-            dbias: wanted.has(Tensor::Dbias).then(|| wrap(made.dbias, parameter)),
+            dweight: give(Tensor::Dweight, made.dweight),
+            dbias: give(Tensor::Dbias, made.dbias),
         })
     }
 }

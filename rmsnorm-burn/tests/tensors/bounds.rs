@@ -1,17 +1,15 @@
 //! Results and gradients of every function, in every mix of dtypes and several layouts, against the f64 reference and its derived
 //! bounds: rmsnorm-spec's math, sections 5 and 6. There is no tolerance here.
 
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use rmsnorm_burn::{
     add_layer_norm, add_rms_norm, gemma_rms_norm, gemma_rms_norm_add, gemma_rms_norm_add_rms_norm, layer_norm,
     layer_norm_add, rms_norm, rms_norm_add, rms_norm_add_rms_norm,
 };
-use rmsnorm_core::conformance::Harness;
 use rmsnorm_core::conformance::testing::{BackwardTruth, ForwardTruth, Passes};
-use rmsnorm_core::cpu::CpuBackend;
 use rmsnorm_core::{DTypes, Norm, NormSpec, Tensor as Name, bf16, f16};
 
-use crate::kit::{Native, elements, f64s, loss, tensor, var};
+use crate::kit::{Native, arithmetic, elements, f64s, has, loss, on_each_device, plain, tensor, var};
 
 /// Large enough to be seen in every result, and an f32.
 const EPS: f64 = 1.0 / 16.0;
@@ -26,16 +24,20 @@ trait Check {
 
     fn views(&self) {
         self.view::<1>(([33], |base| base));
-        self.view::<1>(([130], |base| base.narrow(0, 3, 96)));
-        self.view::<2>(([7, 130], |base| base));
         self.view::<2>(([5, 3 * 32], |base| base.narrow(1, 32, 32)));
         self.view::<2>(([64, 12], |base| base.transpose()));
-        self.view::<2>(([6, 40], |base| base.flip([0])));
         self.view::<3>(([2, 6, 40], |base| base.narrow(1, 1, 4).narrow(2, 4, 31)));
+        self.view::<4>(([2, 5, 4, 24], |base| base.swap_dims(1, 2)));
+        if plain() != Device::flex() {
+            // Each shape is a kernel or two, which a software adapter takes a second to compile.
+            return;
+        }
+        self.view::<1>(([130], |base| base.narrow(0, 3, 96)));
+        self.view::<2>(([7, 130], |base| base));
+        self.view::<2>(([6, 40], |base| base.flip([0])));
         self.view::<3>(([3, 9, 16], |base| base.narrow(1, 2, 4)));
         self.view::<3>(([1, 300, 64], |base| base));
         self.view::<4>(([2, 3, 4, 24], |base| base));
-        self.view::<4>(([2, 5, 4, 24], |base| base.swap_dims(1, 2)));
         self.view::<4>(([2, 5, 4, 24], |base| base.permute([2, 0, 3, 1])));
     }
 }
@@ -54,7 +56,7 @@ struct Judge<'a, const D: usize> {
 impl<const D: usize> Judge<'_, D> {
     /// The truths of both passes, to `judge`.
     fn run(&self, judge: impl Fn(&ForwardTruth<'_>, &BackwardTruth)) {
-        self.passes(|passes| passes.judge(&CpuBackend::new().arithmetic(), &judge));
+        self.passes(|passes| passes.judge(&arithmetic(), &judge));
     }
 
     /// Those of the next norm, of the sum that was stored.
@@ -67,7 +69,7 @@ impl<const D: usize> Judge<'_, D> {
     ) {
         let (sum, weight, dy) = (f64s(sum), f64s(weight), f64s(dy));
         self.passes(|passes| {
-            Passes::next(passes, &sum, &weight, None, &dy).judge(&CpuBackend::new().arithmetic(), &judge);
+            Passes::next(passes, &sum, &weight, None, &dy).judge(&arithmetic(), &judge);
         });
     }
 
@@ -257,28 +259,42 @@ impl<T: Native, W: Native, R: Native> Check for Pairs<T, W, R> {
 }
 
 fn norms<T: Native, W: Native>() {
+    if !has::<T>() {
+        return;
+    }
     Norms::<T, W>(std::marker::PhantomData).views();
 }
 
 fn adds<T: Native, W: Native, R: Native>() {
+    if !has::<T>() {
+        return;
+    }
     Adds::<T, W, R>(std::marker::PhantomData).views();
 }
 
 fn adds_after<T: Native, W: Native, R: Native>() {
+    if !has::<T>() {
+        return;
+    }
     AddsAfter::<T, W, R>(std::marker::PhantomData).views();
 }
 
 fn pairs<T: Native, W: Native, R: Native>() {
+    if !has::<T>() {
+        return;
+    }
     Pairs::<T, W, R>(std::marker::PhantomData).views();
 }
 
 #[test]
 fn norms_are_within_their_bounds() {
-    norms::<f32, f32>();
-    norms::<f16, f16>();
-    norms::<f16, f32>();
-    norms::<bf16, bf16>();
-    norms::<bf16, f32>();
+    on_each_device(|| {
+        norms::<f32, f32>();
+        norms::<f16, f16>();
+        norms::<f16, f32>();
+        norms::<bf16, bf16>();
+        norms::<bf16, f32>();
+    });
 }
 
 /// In every mix of activations, weight and residual.
@@ -298,15 +314,21 @@ macro_rules! in_every_mix {
 
 #[test]
 fn sums_and_their_norms_are_within_their_bounds() {
-    in_every_mix!(adds);
+    on_each_device(|| {
+        in_every_mix!(adds);
+    });
 }
 
 #[test]
 fn sums_with_norms_are_within_their_bounds() {
-    in_every_mix!(adds_after);
+    on_each_device(|| {
+        in_every_mix!(adds_after);
+    });
 }
 
 #[test]
 fn sums_with_norms_and_their_norms_are_within_their_bounds() {
-    in_every_mix!(pairs);
+    on_each_device(|| {
+        in_every_mix!(pairs);
+    });
 }

@@ -2,227 +2,257 @@
 
 use burn::tensor::{DType, Device, Tensor};
 use rmsnorm_burn::{add_rms_norm, gemma_rms_norm, layer_norm, rms_norm};
-use rmsnorm_core::bf16;
 
-use crate::kit::{Native, elements, f64s, frozen, loss, tensor, tensor_on, var};
+use crate::kit::{
+    Native, assert_same, device, elements, f64s, frozen, in_each_half, loss, on_each_device, plain, tensor, tensor_on,
+    var,
+};
 
 const EPS: f64 = 1e-5;
 
 /// Both results are used, as in a transformer's block: the gradients that arrive at the sum are added in its dtype.
 #[test]
 fn gradients_of_both_results_add_up() {
-    let (x, r, w) = (var::<f32, 2>([6, 40], 1), var::<f32, 2>([6, 40], 2), var::<f32, 1>([40], 3));
-    let (dy, dh) = (tensor::<f32, 2>([6, 40], 4), tensor::<f32, 2>([6, 40], 5));
-    let results = || add_rms_norm(x.clone(), r.clone(), w.clone(), EPS);
-    let of_y = loss(results().0, &dy).backward();
-    let of_h = loss(results().1, &dh).backward();
-    assert!(w.grad(&of_h).is_none(), "the sum does not depend on the weight");
-    let (y, h) = results();
-    let of_both = (loss(y, &dy) + loss(h, &dh)).backward();
-    let sum = x.grad(&of_y).unwrap() + x.grad(&of_h).unwrap();
-    for variable in [&x, &r] {
-        assert_eq!(f64s(&variable.grad(&of_both).unwrap()), f64s(&sum));
-    }
-    assert_eq!(f64s(&w.grad(&of_both).unwrap()), f64s(&w.grad(&of_y).unwrap()));
-    assert_eq!(f64s(&x.grad(&of_h).unwrap()), f64s(&dh));
+    on_each_device(|| {
+        let (x, r, w) = (var::<f32, 2>([6, 40], 1), var::<f32, 2>([6, 40], 2), var::<f32, 1>([40], 3));
+        let (dy, dh) = (tensor::<f32, 2>([6, 40], 4), tensor::<f32, 2>([6, 40], 5));
+        let results = || add_rms_norm(x.clone(), r.clone(), w.clone(), EPS);
+        let of_y = loss(results().0, &dy).backward();
+        let of_h = loss(results().1, &dh).backward();
+        assert!(w.grad(&of_h).is_none(), "the sum does not depend on the weight");
+        let (y, h) = results();
+        let of_both = (loss(y, &dy) + loss(h, &dh)).backward();
+        let sum = x.grad(&of_y).unwrap() + x.grad(&of_h).unwrap();
+        for variable in [&x, &r] {
+            assert_eq!(f64s(&variable.grad(&of_both).unwrap()), f64s(&sum));
+        }
+        assert_eq!(f64s(&w.grad(&of_both).unwrap()), f64s(&w.grad(&of_y).unwrap()));
+        assert_eq!(f64s(&x.grad(&of_h).unwrap()), f64s(&dh));
+    });
 }
 
 /// The gradient of an f32 stream comes back unrounded, and that of 16-bit activations in their dtype.
 #[test]
 fn gradients_have_the_dtypes_of_their_tensors() {
-    let (x, r, w) = (var::<bf16, 2>([6, 40], 1), var::<f32, 2>([6, 40], 2), var::<f32, 1>([40], 3));
-    let (y, h) = add_rms_norm(x.clone(), r.clone(), w.clone(), EPS);
-    let grads = (y.cast(DType::F32) + h).square().sum().backward();
-    let (dx, dr, dw) = (x.grad(&grads).unwrap(), r.grad(&grads).unwrap(), w.grad(&grads).unwrap());
-    assert_eq!((dx.dtype(), dr.dtype(), dw.dtype()), (DType::BF16, DType::F32, DType::F32));
-    let rounded = dr.clone().cast(DType::BF16);
-    assert_eq!(elements::<bf16, 2>(&dx), elements::<bf16, 2>(&rounded));
-    assert_ne!(f64s(&dr), f64s(&rounded));
+    fn of<T: Native>() {
+        let (x, r, w) = (var::<T, 2>([6, 40], 1), var::<f32, 2>([6, 40], 2), var::<f32, 1>([40], 3));
+        let (y, h) = add_rms_norm(x.clone(), r.clone(), w.clone(), EPS);
+        let grads = (y.cast(DType::F32) + h).square().sum().backward();
+        let (dx, dr, dw) = (x.grad(&grads).unwrap(), r.grad(&grads).unwrap(), w.grad(&grads).unwrap());
+        assert_eq!((dx.dtype(), dr.dtype(), dw.dtype()), (T::dtype(), DType::F32, DType::F32));
+        let rounded = dr.clone().cast(T::dtype());
+        assert_eq!(elements::<T, 2>(&dx), elements::<T, 2>(&rounded));
+        assert_ne!(f64s(&dr), f64s(&rounded));
+    }
+    on_each_device(|| in_each_half!(of));
 }
 
 #[test]
 fn unused_results_shared_inputs_and_frozen_tensors() {
-    let (x, w) = (var::<f32, 2>([4, 16], 1), var::<f32, 1>([16], 3));
-    let summed = |y: Tensor<2>| y.square().sum().backward();
-    // The same tensor as x and residual: twice the gradient of either.
-    let together = summed(add_rms_norm(x.clone(), x.clone(), w.clone(), EPS).0);
-    let twin = var::<f32, 2>([4, 16], 1);
-    let apart = summed(add_rms_norm(x.clone(), twin.clone(), w.clone(), EPS).0);
-    let twice = x.grad(&apart).unwrap() + twin.grad(&apart).unwrap();
-    assert_eq!(f64s(&x.grad(&together).unwrap()), f64s(&twice));
-    // The same tensor as both parameters.
-    let grads = summed(layer_norm(x.clone(), w.clone(), Some(w.clone()), EPS));
-    let (weight, bias) = (var::<f32, 1>([16], 3), var::<f32, 1>([16], 3));
-    let apart = summed(layer_norm(x.clone(), weight.clone(), Some(bias.clone()), EPS));
-    let both = weight.grad(&apart).unwrap() + bias.grad(&apart).unwrap();
-    assert_eq!(f64s(&w.grad(&grads).unwrap()), f64s(&both));
-    // A weight that is itself computed, where only one result is used.
-    let computed = w.clone() * 2.0;
-    let h = add_rms_norm(x.clone(), twin.clone(), computed.clone(), EPS).1;
-    assert!(w.grad(&summed(h)).is_none());
-    let y = add_rms_norm(x.clone(), twin.clone(), computed, EPS).0;
-    assert!(w.grad(&summed(y)).is_some());
-    // An untracked tensor has no gradient, and costs none of the others'.
-    let (still_w, still) = (frozen(&w), frozen(&x));
-    let grads = summed(rms_norm(x.clone(), still_w.clone(), EPS));
-    assert!(x.grad(&grads).is_some() && still_w.grad(&grads).is_none());
-    let grads = summed(layer_norm(still.clone(), w.clone(), Some(still_w.clone()), EPS));
-    assert!(w.grad(&grads).is_some() && still_w.grad(&grads).is_none());
-    let grads = summed(layer_norm(still.clone(), still_w.clone(), Some(w.clone()), EPS));
-    assert!(w.grad(&grads).is_some());
-    let (y, h) = add_rms_norm(still.clone(), frozen(&twin), w.clone(), EPS);
-    assert!(!h.is_tracked() && w.grad(&summed(y)).is_some());
-    let y = add_rms_norm(still.clone(), twin.clone(), still_w.clone(), EPS).0;
-    assert!(twin.grad(&summed(y)).is_some());
-    let y = add_rms_norm(x.clone(), frozen(&twin), still_w.clone(), EPS).0;
-    assert!(x.grad(&summed(y)).is_some());
-    // Nothing to differentiate: no graph.
-    assert!(!rms_norm(still.clone(), still_w.clone(), EPS).is_tracked());
-    let (y, h) = add_rms_norm(still.clone(), still, still_w, EPS);
-    assert!(!y.is_tracked() && !h.is_tracked());
+    on_each_device(|| {
+        let (x, w) = (var::<f32, 2>([4, 16], 1), var::<f32, 1>([16], 3));
+        let summed = |y: Tensor<2>| y.square().sum().backward();
+        // The same tensor as x and residual: twice the gradient of either.
+        let together = summed(add_rms_norm(x.clone(), x.clone(), w.clone(), EPS).0);
+        let twin = var::<f32, 2>([4, 16], 1);
+        let apart = summed(add_rms_norm(x.clone(), twin.clone(), w.clone(), EPS).0);
+        let twice = x.grad(&apart).unwrap() + twin.grad(&apart).unwrap();
+        assert_eq!(f64s(&x.grad(&together).unwrap()), f64s(&twice));
+        // The same tensor as both parameters.
+        let grads = summed(layer_norm(x.clone(), w.clone(), Some(w.clone()), EPS));
+        let (weight, bias) = (var::<f32, 1>([16], 3), var::<f32, 1>([16], 3));
+        let apart = summed(layer_norm(x.clone(), weight.clone(), Some(bias.clone()), EPS));
+        let both = weight.grad(&apart).unwrap() + bias.grad(&apart).unwrap();
+        assert_eq!(f64s(&w.grad(&grads).unwrap()), f64s(&both));
+        // A weight that is itself computed, where only one result is used.
+        let computed = w.clone() * 2.0;
+        let h = add_rms_norm(x.clone(), twin.clone(), computed.clone(), EPS).1;
+        assert!(w.grad(&summed(h)).is_none());
+        let y = add_rms_norm(x.clone(), twin.clone(), computed, EPS).0;
+        assert!(w.grad(&summed(y)).is_some());
+        // An untracked tensor has no gradient, and costs none of the others'.
+        let (still_w, still) = (frozen(&w), frozen(&x));
+        let grads = summed(rms_norm(x.clone(), still_w.clone(), EPS));
+        assert!(x.grad(&grads).is_some() && still_w.grad(&grads).is_none());
+        let grads = summed(layer_norm(still.clone(), w.clone(), Some(still_w.clone()), EPS));
+        assert!(w.grad(&grads).is_some() && still_w.grad(&grads).is_none());
+        let grads = summed(layer_norm(still.clone(), still_w.clone(), Some(w.clone()), EPS));
+        assert!(w.grad(&grads).is_some());
+        let (y, h) = add_rms_norm(still.clone(), frozen(&twin), w.clone(), EPS);
+        assert!(!h.is_tracked() && w.grad(&summed(y)).is_some());
+        let y = add_rms_norm(still.clone(), twin.clone(), still_w.clone(), EPS).0;
+        assert!(twin.grad(&summed(y)).is_some());
+        let y = add_rms_norm(x.clone(), frozen(&twin), still_w.clone(), EPS).0;
+        assert!(x.grad(&summed(y)).is_some());
+        // Nothing to differentiate: no graph.
+        assert!(!rms_norm(still.clone(), still_w.clone(), EPS).is_tracked());
+        let (y, h) = add_rms_norm(still.clone(), still, still_w, EPS);
+        assert!(!y.is_tracked() && !h.is_tracked());
+    });
 }
 
 /// The results are those with autodiff; constants without it go together with tracked tensors.
 #[test]
 fn devices_without_autodiff_give_the_same() {
-    let plain = Device::flex();
-    let (x, w) = (tensor_on::<f32, 2>(&plain, [4, 16], 1), tensor_on::<f32, 1>(&plain, [16], 3));
-    let (vx, vw) = (var::<f32, 2>([4, 16], 1), var::<f32, 1>([16], 3));
-    let y = layer_norm(x.clone(), w.clone(), Some(w.clone()), EPS);
-    assert!(!y.is_tracked());
-    assert_eq!(f64s(&y), f64s(&layer_norm(vx.clone(), vw.clone(), Some(vw.clone()), EPS)));
-    let (y, h) = add_rms_norm(x.clone(), x.clone(), w.clone(), EPS);
-    let (tracked, sum) = add_rms_norm(vx.clone(), vx.clone(), vw, EPS);
-    assert_eq!((f64s(&y), f64s(&h)), (f64s(&tracked), f64s(&sum)));
-    let grads = add_rms_norm(vx.clone(), x, w, EPS).0.square().sum().backward();
-    assert!(vx.grad(&grads).is_some());
+    on_each_device(|| {
+        let plain = plain();
+        let (x, w) = (tensor_on::<f32, 2>(&plain, [4, 16], 1), tensor_on::<f32, 1>(&plain, [16], 3));
+        let (vx, vw) = (var::<f32, 2>([4, 16], 1), var::<f32, 1>([16], 3));
+        let y = layer_norm(x.clone(), w.clone(), Some(w.clone()), EPS);
+        assert!(!y.is_tracked());
+        assert_eq!(f64s(&y), f64s(&layer_norm(vx.clone(), vw.clone(), Some(vw.clone()), EPS)));
+        let (y, h) = add_rms_norm(x.clone(), x.clone(), w.clone(), EPS);
+        let (tracked, sum) = add_rms_norm(vx.clone(), vx.clone(), vw, EPS);
+        assert_eq!((f64s(&y), f64s(&h)), (f64s(&tracked), f64s(&sum)));
+        let grads = add_rms_norm(vx.clone(), x, w, EPS).0.square().sum().backward();
+        assert!(vx.grad(&grads).is_some());
+    });
 }
 
 /// A tensor that nobody else has is overwritten, with the same bits; one that somebody has stays as it is.
 #[test]
 fn what_nobody_else_has_is_overwritten() {
-    fn of_mix<T: Native, R: Native>() {
-        let plain = Device::flex();
-        let (x, r) = (|| tensor_on::<T, 3>(&plain, [2, 3, 40], 1), || tensor_on::<R, 3>(&plain, [2, 3, 40], 2));
-        let (w, b) = (tensor_on::<f32, 1>(&plain, [40], 3), tensor_on::<f32, 1>(&plain, [40], 4));
-        let (kept_x, kept_r) = (x(), r());
-        let same = |over: Tensor<3>, beside: Tensor<3>| assert_eq!(f64s(&over), f64s(&beside));
-        same(rms_norm(x(), w.clone(), EPS), rms_norm(kept_x.clone(), w.clone(), EPS));
-        let layer = |x| layer_norm(x, w.clone(), Some(b.clone()), EPS);
-        same(layer(x()), layer(kept_x.clone()));
-        let add = |x, r| add_rms_norm(x, r, w.clone(), EPS);
-        let (y, h) = add(kept_x.clone(), kept_r.clone());
-        for (y_over, h_over) in [add(x(), r()), add(x(), kept_r.clone()), add(kept_x.clone(), r())] {
-            same(y_over, y.clone());
-            same(h_over, h.clone());
+    on_each_device(|| {
+        fn of_mix<T: Native, R: Native>() {
+            let plain = plain();
+            let (x, r) = (|| tensor_on::<T, 3>(&plain, [2, 3, 40], 1), || tensor_on::<R, 3>(&plain, [2, 3, 40], 2));
+            let (w, b) = (tensor_on::<f32, 1>(&plain, [40], 3), tensor_on::<f32, 1>(&plain, [40], 4));
+            let (kept_x, kept_r) = (x(), r());
+            let same = |over: Tensor<3>, beside: Tensor<3>| assert_eq!(f64s(&over), f64s(&beside));
+            same(rms_norm(x(), w.clone(), EPS), rms_norm(kept_x.clone(), w.clone(), EPS));
+            let layer = |x| layer_norm(x, w.clone(), Some(b.clone()), EPS);
+            same(layer(x()), layer(kept_x.clone()));
+            let add = |x, r| add_rms_norm(x, r, w.clone(), EPS);
+            let (y, h) = add(kept_x.clone(), kept_r.clone());
+            for (y_over, h_over) in [add(x(), r()), add(x(), kept_r.clone()), add(kept_x.clone(), r())] {
+                same(y_over, y.clone());
+                same(h_over, h.clone());
+            }
+            // Views of what somebody has, too.
+            let half = rms_norm(kept_x.clone().narrow(1, 0, 1), w.clone(), EPS);
+            same(half, rms_norm(x().narrow(1, 0, 1), w.clone(), EPS));
+            same(kept_x, x());
+            same(kept_r, r());
         }
-        // Views of what somebody has, too.
-        let half = rms_norm(kept_x.clone().narrow(1, 0, 1), w.clone(), EPS);
-        same(half, rms_norm(x().narrow(1, 0, 1), w.clone(), EPS));
-        same(kept_x, x());
-        same(kept_r, r());
-    }
-    of_mix::<f32, f32>();
-    of_mix::<bf16, bf16>();
-    of_mix::<bf16, f32>();
-    // The same in a graph, which does not need what is added: gradients are those of the copies.
-    let gradients = |keep: bool| {
-        let (x, r, w) = (var::<f32, 2>([6, 40], 1), var::<f32, 2>([6, 40], 2), var::<f32, 1>([40], 3));
-        let (a, b) = (x.clone() * 2.0, r.clone() * 3.0);
-        let kept = keep.then(|| (a.clone(), b.clone()));
-        let (y, h) = add_rms_norm(a, b, w.clone(), EPS);
-        let grads = (rms_norm(y, w.clone(), EPS) * h).sum().backward();
-        drop(kept);
-        ([&x, &r].map(|leaf| f64s(&leaf.grad(&grads).unwrap())), f64s(&w.grad(&grads).unwrap()))
-    };
-    assert_eq!(gradients(true), gradients(false));
+        of_mix::<f32, f32>();
+        fn of_half<T: Native>() {
+            of_mix::<T, T>();
+            of_mix::<T, f32>();
+        }
+        in_each_half!(of_half);
+        // The same in a graph, which does not need what is added: gradients are those of the copies.
+        let gradients = |keep: bool| {
+            let (x, r, w) = (var::<f32, 2>([6, 40], 1), var::<f32, 2>([6, 40], 2), var::<f32, 1>([40], 3));
+            let (a, b) = (x.clone() * 2.0, r.clone() * 3.0);
+            let kept = keep.then(|| (a.clone(), b.clone()));
+            let (y, h) = add_rms_norm(a, b, w.clone(), EPS);
+            let grads = (rms_norm(y, w.clone(), EPS) * h).sum().backward();
+            drop(kept);
+            ([&x, &r].map(|leaf| f64s(&leaf.grad(&grads).unwrap())), f64s(&w.grad(&grads).unwrap()))
+        };
+        assert_eq!(gradients(true), gradients(false));
+    });
 }
 
 /// Parameters that are views, with an offset or a stride: the values and gradients of what they are views of.
 #[test]
 fn parameters_may_be_views() {
-    let x = var::<f32, 2>([4, 16], 1);
-    let (flat, columns) = (var::<f32, 1>([3 * 16], 2), var::<f32, 2>([16, 3], 3));
-    let w = flat.clone().narrow(0, 16, 16);
-    let b = columns.clone().narrow(1, 1, 1).squeeze_dim::<1>(1);
-    let dense = |view: &Tensor<1>| Tensor::<1>::from_data(view.to_data(), &view.device()).require_grad();
-    let (dense_w, dense_b) = (dense(&w), dense(&b));
-    let dy = tensor::<f32, 2>([4, 16], 4);
-    let y = layer_norm(x.clone(), w, Some(b), EPS);
-    let expected = layer_norm(x, dense_w.clone(), Some(dense_b.clone()), EPS);
-    assert_eq!(f64s(&y), f64s(&expected));
-    let (grads, expected) = (loss(y, &dy).backward(), loss(expected, &dy).backward());
-    let of_flat = flat.grad(&grads).unwrap().narrow(0, 16, 16);
-    let of_columns = columns.grad(&grads).unwrap().narrow(1, 1, 1);
-    assert_eq!(f64s(&of_flat), f64s(&dense_w.grad(&expected).unwrap()));
-    assert_eq!(f64s(&of_columns), f64s(&dense_b.grad(&expected).unwrap()));
+    on_each_device(|| {
+        let x = var::<f32, 2>([4, 16], 1);
+        let (flat, columns) = (var::<f32, 1>([3 * 16], 2), var::<f32, 2>([16, 3], 3));
+        let w = flat.clone().narrow(0, 16, 16);
+        let b = columns.clone().narrow(1, 1, 1).squeeze_dim::<1>(1);
+        let dense = |view: &Tensor<1>| Tensor::<1>::from_data(view.to_data(), &view.device()).require_grad();
+        let (dense_w, dense_b) = (dense(&w), dense(&b));
+        let dy = tensor::<f32, 2>([4, 16], 4);
+        let y = layer_norm(x.clone(), w, Some(b), EPS);
+        let expected = layer_norm(x, dense_w.clone(), Some(dense_b.clone()), EPS);
+        assert_eq!(f64s(&y), f64s(&expected));
+        let (grads, expected) = (loss(y, &dy).backward(), loss(expected, &dy).backward());
+        let of_flat = flat.grad(&grads).unwrap().narrow(0, 16, 16);
+        let of_columns = columns.grad(&grads).unwrap().narrow(1, 1, 1);
+        assert_eq!(f64s(&of_flat), f64s(&dense_w.grad(&expected).unwrap()));
+        assert_eq!(f64s(&of_columns), f64s(&dense_b.grad(&expected).unwrap()));
+    });
 }
 
-/// Arguments of every kind of operation, with and without gradient checkpointing, which recomputes what is cheap: equal bits.
+/// Arguments of every kind of operation, with and without gradient checkpointing, which recomputes what is cheap.
 #[test]
-fn checkpointing_gives_the_same_bits() {
-    let run = |device: &Device| {
-        let leaf = |dims, seed| tensor_on::<f32, 2>(device, dims, seed).require_grad();
-        let (x, r, m) = (leaf([6, 40], 1), leaf([6, 40], 2), leaf([40, 40], 5));
-        let w = tensor_on::<f32, 1>(device, [40], 3).require_grad();
-        let b = tensor_on::<f32, 1>(device, [40], 4).require_grad();
-        // What is normalized is recomputed, and so is what norms give: other operations need it.
-        let y = layer_norm((x.clone() * 0.5).exp(), w.clone(), Some(b.clone()), EPS).square();
-        let (y, h) = add_rms_norm(y, r.clone(), w.clone() * 2.0, EPS);
-        let y = rms_norm((y * h.clone()).matmul(m.clone()), w.clone(), EPS);
-        // One parameter is no leaf's, and one is not tracked.
-        let y = gemma_rms_norm(y.clone() * y, frozen(&w), EPS) * h;
-        let grads = y.sum().backward();
-        let all = [&x, &r, &m].map(|leaf| f64s(&leaf.grad(&grads).unwrap()));
-        (all, [&w, &b].map(|leaf| f64s(&leaf.grad(&grads).unwrap())))
-    };
-    let (kept, recomputed) = (Device::flex().autodiff(), Device::flex().autodiff().gradient_checkpointing());
-    assert_eq!(run(&kept), run(&recomputed));
+fn checkpointing_gives_the_same() {
+    on_each_device(|| {
+        let run = |device: &Device| {
+            let leaf = |dims, seed| tensor_on::<f32, 2>(device, dims, seed).require_grad();
+            let (x, r, m) = (leaf([6, 40], 1), leaf([6, 40], 2), leaf([40, 40], 5));
+            let w = tensor_on::<f32, 1>(device, [40], 3).require_grad();
+            let b = tensor_on::<f32, 1>(device, [40], 4).require_grad();
+            // What is normalized is recomputed, and so is what norms give: other operations need it.
+            let y = layer_norm((x.clone() * 0.5).exp(), w.clone(), Some(b.clone()), EPS).square();
+            let (y, h) = add_rms_norm(y, r.clone(), w.clone() * 2.0, EPS);
+            let y = rms_norm((y * h.clone()).matmul(m.clone()), w.clone(), EPS);
+            // One parameter is no leaf's, and one is not tracked.
+            let y = gemma_rms_norm(y.clone() * y, frozen(&w), EPS) * h;
+            let grads = y.sum().backward();
+            let all = [&x, &r, &m].map(|leaf| f64s(&leaf.grad(&grads).unwrap()));
+            let vectors = [&w, &b].map(|leaf| f64s(&leaf.grad(&grads).unwrap()));
+            [Vec::from(all), vectors.into()].concat()
+        };
+        let (kept, recomputed) = (device(), device().gradient_checkpointing());
+        assert_same(&run(&recomputed), &run(&kept), "recomputed");
+    });
 }
 
 /// The same for a wider stream, whose norm has another dtype and is kept.
 #[test]
 fn checkpointing_takes_mixed_dtypes() {
-    let run = |device: &Device| {
-        let x = tensor_on::<bf16, 2>(device, [6, 40], 1).require_grad();
-        let r = tensor_on::<f32, 2>(device, [6, 40], 2).require_grad();
-        let w = tensor_on::<f32, 1>(device, [40], 3).require_grad();
-        let (y, h) = add_rms_norm(x.clone() * 2.0, r.clone() * 2.0, w.clone(), EPS);
-        let y = rms_norm(y.clone() * y, w.clone(), EPS).cast(DType::F32);
-        let grads = (y.square() * h).sum().backward();
-        ([&x, &r].map(|leaf| f64s(&leaf.grad(&grads).unwrap())), f64s(&w.grad(&grads).unwrap()))
-    };
-    let (kept, recomputed) = (Device::flex().autodiff(), Device::flex().autodiff().gradient_checkpointing());
-    assert_eq!(run(&kept), run(&recomputed));
+    fn of<T: Native>() {
+        let run = |device: &Device| {
+            let x = tensor_on::<T, 2>(device, [6, 40], 1).require_grad();
+            let r = tensor_on::<f32, 2>(device, [6, 40], 2).require_grad();
+            let w = tensor_on::<f32, 1>(device, [40], 3).require_grad();
+            let (y, h) = add_rms_norm(x.clone() * 2.0, r.clone() * 2.0, w.clone(), EPS);
+            let y = rms_norm(y.clone() * y, w.clone(), EPS).cast(DType::F32);
+            let grads = (y.square() * h).sum().backward();
+            let [dx, dr] = [&x, &r].map(|leaf| f64s(&leaf.grad(&grads).unwrap()));
+            [dx, dr, f64s(&w.grad(&grads).unwrap())]
+        };
+        let (kept, recomputed) = (device(), device().gradient_checkpointing());
+        assert_same(&run(&recomputed), &run(&kept), "recomputed");
+    }
+    on_each_device(|| in_each_half!(of));
 }
 
 /// No rows: empty results, and zeros as the gradient of what there is.
 #[test]
 fn no_rows_have_no_results_and_zero_gradients() {
-    let (x, w) = (var::<f32, 3>([2, 0, 16], 1), var::<f32, 1>([16], 3));
-    let y = layer_norm(x.clone(), w.clone(), Some(w.clone()), EPS);
-    assert_eq!(y.dims(), [2, 0, 16]);
-    let grads = y.sum().backward();
-    assert_eq!(f64s(&w.grad(&grads).unwrap()), [0.0; 16]);
-    let (y, h) = add_rms_norm(x.clone(), x.clone(), w, EPS);
-    assert_eq!((y.dims(), h.dims()), (x.dims(), x.dims()));
+    on_each_device(|| {
+        let (x, w) = (var::<f32, 3>([2, 0, 16], 1), var::<f32, 1>([16], 3));
+        let y = layer_norm(x.clone(), w.clone(), Some(w.clone()), EPS);
+        assert_eq!(y.dims(), [2, 0, 16]);
+        let grads = y.sum().backward();
+        assert_eq!(f64s(&w.grad(&grads).unwrap()), [0.0; 16]);
+        let (y, h) = add_rms_norm(x.clone(), x.clone(), w, EPS);
+        assert_eq!((y.dims(), h.dims()), (x.dims(), x.dims()));
+    });
 }
 
 /// Many threads, each with graphs of its own over the same variables.
 #[test]
 fn threads_share_variables() {
-    let (x, r, w) = (var::<bf16, 2>([300, 256], 1), var::<f32, 2>([300, 256], 2), var::<f32, 1>([256], 3));
-    let step = || {
-        let (y, h) = add_rms_norm(x.clone(), r.clone(), w.clone(), EPS);
-        let y = gemma_rms_norm(y.cast(DType::F32) + h, w.clone(), EPS);
-        let grads = y.square().sum().backward();
-        ([&x, &r].map(|leaf| f64s(&leaf.grad(&grads).unwrap())), f64s(&w.grad(&grads).unwrap()))
-    };
-    let expected = step();
-    std::thread::scope(|scope| {
-        let all: Vec<_> = (0..8).map(|_| scope.spawn(|| (0..4).map(|_| step()).collect::<Vec<_>>())).collect();
-        for thread in all {
-            assert!(thread.join().unwrap().iter().all(|got| *got == expected));
-        }
-    });
+    fn of<T: Native>() {
+        let (x, r, w) = (var::<T, 2>([300, 256], 1), var::<f32, 2>([300, 256], 2), var::<f32, 1>([256], 3));
+        let step = || {
+            let (y, h) = add_rms_norm(x.clone(), r.clone(), w.clone(), EPS);
+            let y = gemma_rms_norm(y.cast(DType::F32) + h, w.clone(), EPS);
+            let grads = y.square().sum().backward();
+            ([&x, &r].map(|leaf| f64s(&leaf.grad(&grads).unwrap())), f64s(&w.grad(&grads).unwrap()))
+        };
+        let expected = step();
+        std::thread::scope(|scope| {
+            let all: Vec<_> = (0..8).map(|_| scope.spawn(|| (0..4).map(|_| step()).collect::<Vec<_>>())).collect();
+            for thread in all {
+                assert!(thread.join().unwrap().iter().all(|got| *got == expected));
+            }
+        });
+    }
+    on_each_device(|| in_each_half!(of));
 }

@@ -1,17 +1,124 @@
 //! What the tests share: tensors with known values, and those of a tensor.
 
+use std::cell::RefCell;
+#[cfg(feature = "wgpu")]
+use std::sync::OnceLock;
+
+#[cfg(feature = "wgpu")]
+use burn::tensor::wgpu::WgpuSetup;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use rmsnorm_core::Element;
-use rmsnorm_core::conformance::testing;
+use rmsnorm_core::conformance::{Arithmetic, Harness, testing};
+use rmsnorm_core::cpu::CpuBackend;
+#[cfg(feature = "wgpu")]
+use rmsnorm_core::wgpu::WgpuBackend;
 
 /// An element type of both libraries.
 pub trait Native: Element + burn::tensor::Element {}
 impl<E: Element + burn::tensor::Element> Native for E {}
 
-/// burn's CPU backend with autodiff.
-pub fn device() -> Device {
-    Device::flex().autodiff()
+/// A device that a test runs on.
+#[derive(Clone)]
+struct On {
+    device: Device,
+    arithmetic: Arithmetic,
 }
+
+impl On {
+    fn cpu() -> Self {
+        On { device: Device::flex(), arithmetic: CpuBackend::new().arithmetic() }
+    }
+
+    #[cfg(feature = "wgpu")]
+    fn wgpu() -> Option<Self> {
+        let (device, _) = shared()?;
+        let arithmetic = rmsnorm_burn::wgpu::backend(&device).unwrap().arithmetic();
+        Some(On { device, arithmetic })
+    }
+}
+
+/// burn's default wgpu device, shared, and what it was made of; one for all tests. `None` where there is no adapter.
+#[cfg(feature = "wgpu")]
+pub fn shared() -> Option<(Device, WgpuSetup)> {
+    static SHARED: OnceLock<(Device, WgpuSetup)> = OnceLock::new();
+    testing::available(WgpuBackend::device_count()).unwrap()?;
+    let open = || {
+        let (device, setup) = Device::wgpu_options().init_with_setup().unwrap();
+        rmsnorm_burn::wgpu::share(&device, &setup).unwrap();
+        (device, setup)
+    };
+    Some(SHARED.get_or_init(open).clone())
+}
+
+thread_local! {
+    /// What the test of this thread runs on.
+    static ON: RefCell<On> = RefCell::new(On::cpu());
+}
+
+/// The test on burn's CPU backend and, with the feature, on wgpu; where there is no adapter, that is printed with the reason, and
+/// fails if `RMSNORM_REQUIRE` names `wgpu`.
+pub fn on_each_device(test: impl Fn()) {
+    test();
+    #[cfg(feature = "wgpu")]
+    if let Some(wgpu) = On::wgpu() {
+        ON.set(wgpu);
+        test();
+    }
+}
+
+/// The test's device, without autodiff.
+pub fn plain() -> Device {
+    ON.with_borrow(|on| on.device.clone())
+}
+
+/// With autodiff.
+pub fn device() -> Device {
+    plain().autodiff()
+}
+
+/// What error bounds follow from, of the kernels there.
+pub fn arithmetic() -> Arithmetic {
+    ON.with_borrow(|on| on.arithmetic)
+}
+
+/// Whether burn can compute in that dtype there: what stands around a norm is its own. If not, that is printed.
+pub fn has<E: Native>() -> bool {
+    let has = plain().supports_dtype(E::dtype());
+    if !has {
+        println!("skipped: {:?} on {:?}, which burn cannot compute in", E::dtype(), plain());
+    }
+    has
+}
+
+/// The same values: on the CPU to the bit. Elsewhere, where other kernels may have rounded otherwise, so that a wrong term of a sum
+/// would show; the bounds are judged in `bounds`.
+pub fn assert_same(got: &[Vec<f64>], expected: &[Vec<f64>], case: &str) {
+    if plain() == Device::flex() {
+        assert_eq!(got, expected, "{case}");
+        return;
+    }
+    assert_eq!(got.len(), expected.len(), "{case}");
+    for (got, expected) in got.iter().zip(expected) {
+        assert_eq!(got.len(), expected.len(), "{case}");
+        let largest = expected.iter().fold(0f64, |largest, value| largest.max(value.abs()));
+        for (got, expected) in got.iter().zip(expected) {
+            assert!((got - expected).abs() <= largest / 32.0, "{case}: {got} and {expected}");
+        }
+    }
+}
+
+/// A generic test, for each 16-bit dtype that the device has.
+macro_rules! in_each_half {
+    ($test:ident) => {{
+        if $crate::kit::has::<rmsnorm_core::f16>() {
+            $test::<rmsnorm_core::f16>();
+        }
+        if $crate::kit::has::<rmsnorm_core::bf16>() {
+            $test::<rmsnorm_core::bf16>();
+        }
+    }};
+}
+pub(crate) use in_each_half;
 
 /// Values between -2 and 2 on that device, other ones for each seed.
 pub fn tensor_on<E: Native, const D: usize>(device: &Device, dims: [usize; D], seed: u64) -> Tensor<D> {
@@ -46,7 +153,7 @@ pub fn elements<E: Native, const D: usize>(tensor: &Tensor<D>) -> Vec<E> {
 
 /// Exactly.
 pub fn f64s<const D: usize>(tensor: &Tensor<D>) -> Vec<f64> {
-    tensor.clone().cast(DType::F64).into_data().try_to_vec().unwrap()
+    tensor.clone().into_data().iter::<f64>().collect()
 }
 
 /// A scalar whose gradient at y is exactly dy.

@@ -8,3 +8,5 @@ mod graphs;
 mod kit;
 mod modules;
 mod slow;
+#[cfg(feature = "wgpu")]
+mod wgpu;

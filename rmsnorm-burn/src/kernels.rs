@@ -1,0 +1,177 @@
+//! What a backend of burn's brings: the two calls, on its own tensors.
+//!
+//! Under burn's fusion they are operations of its stream: what each gives is known from the arguments alone, and it runs when
+//! something asks for the values.
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, ExtensionType, backend_extension};
+use rmsnorm_core::{TensorSet, UnsizedNorm};
+#[cfg(feature = "wgpu")]
+use {
+    burn::backend::fusion::custom::TensorSpec,
+    burn::tensor::{DType, Shape},
+    rmsnorm_core::Tensor,
+};
+
+/// A tensor that a call has or has not. burn's macros know no `Option` in a call that fusion sees.
+#[derive(Clone, Debug, ExtensionType)]
+#[extension_type(fusion: cfg(feature = "wgpu"))]
+pub(crate) enum Maybe<B: Backend> {
+    Some(FloatTensor<B>),
+    None,
+}
+
+impl<B: Backend> Maybe<B> {
+    pub(crate) fn of(tensor: Option<FloatTensor<B>>) -> Self {
+        tensor.map_or(Maybe::None, Maybe::Some)
+    }
+
+    #[cfg(feature = "wgpu")]
+    pub(crate) fn as_ref(&self) -> Option<&FloatTensor<B>> {
+        match self {
+            Maybe::Some(tensor) => Some(tensor),
+            Maybe::None => None,
+        }
+    }
+
+    pub(crate) fn into_option(self) -> Option<FloatTensor<B>> {
+        match self {
+            Maybe::Some(tensor) => Some(tensor),
+            Maybe::None => None,
+        }
+    }
+}
+
+/// The tensors of a forward call, of whose outputs some are `wanted`.
+pub(crate) struct ForwardCall<B: Backend> {
+    pub(crate) spec: UnsizedNorm,
+    pub(crate) x: FloatTensor<B>,
+    pub(crate) residual: Option<FloatTensor<B>>,
+    pub(crate) weight: FloatTensor<B>,
+    pub(crate) bias: Option<FloatTensor<B>>,
+    /// Of the next norm of a sum with a norm, if there is one: in the dtype of the weight.
+    pub(crate) next_weight: Option<FloatTensor<B>>,
+    pub(crate) wanted: TensorSet,
+}
+
+/// The tensors of a backward call.
+pub(crate) struct BackwardCall<B: Backend> {
+    pub(crate) spec: UnsizedNorm,
+    pub(crate) dy: FloatTensor<B>,
+    /// What was normalized.
+    pub(crate) x: FloatTensor<B>,
+    pub(crate) weight: FloatTensor<B>,
+    /// Of layer norm.
+    pub(crate) mean: Option<FloatTensor<B>>,
+    pub(crate) rstd: FloatTensor<B>,
+    pub(crate) wanted: TensorSet,
+}
+
+/// What a forward call gives: those tensors that it was asked for. Matrices have the shape of x, statistics (rows).
+#[derive(Clone, Debug, ExtensionType)]
+#[extension_type(fusion: cfg(feature = "wgpu"))]
+pub(crate) struct Forwarded<B: Backend> {
+    /// In the dtype of x.
+    #[extension_type]
+    pub(crate) y: Maybe<B>,
+    /// In the dtype of the residual.
+    #[extension_type]
+    pub(crate) residual_out: Maybe<B>,
+    #[extension_type]
+    pub(crate) mean: Maybe<B>,
+    #[extension_type]
+    pub(crate) rstd: Maybe<B>,
+    #[extension_type]
+    pub(crate) next_mean: Maybe<B>,
+    #[extension_type]
+    pub(crate) next_rstd: Maybe<B>,
+}
+
+/// What a backward call gives.
+#[derive(Clone, Debug, ExtensionType)]
+#[extension_type(fusion: cfg(feature = "wgpu"))]
+pub(crate) struct Gradients<B: Backend> {
+    /// In the dtype of what was normalized.
+    pub(crate) dx: FloatTensor<B>,
+    /// This and `dbias`: in the dtype of the weight, if asked for.
+    #[extension_type]
+    pub(crate) dweight: Maybe<B>,
+    #[extension_type]
+    pub(crate) dbias: Maybe<B>,
+}
+
+/// The calls of rmsnorm's trait. Callers have checked the arguments, and that there are kernels: a call panics otherwise.
+#[backend_extension(Flex, Cube: cfg(feature = "wgpu"), Fusion: cfg(feature = "wgpu"))]
+pub(crate) trait Kernels: Backend {
+    /// Those of the outputs that are `wanted`. Of a norm without a residual or with one before it, y is always given; with one
+    /// after it, the sum.
+    #[fusion(id = "rmsnorm_forward", meta = forwarded)]
+    fn forward(
+        x: FloatTensor<Self>,
+        #[extension_type] residual: Maybe<Self>,
+        weight: FloatTensor<Self>,
+        #[extension_type] bias: Maybe<Self>,
+        #[extension_type] next_weight: Maybe<Self>,
+        spec: UnsizedNorm,
+        wanted: TensorSet,
+    ) -> Forwarded<Self>;
+
+    /// dx, and those of dweight and dbias that are `wanted`. `x` is what was normalized; layer norm needs `mean`.
+    #[fusion(id = "rmsnorm_backward", meta = gradients)]
+    fn backward(
+        dy: FloatTensor<Self>,
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        #[extension_type] mean: Maybe<Self>,
+        rstd: FloatTensor<Self>,
+        spec: UnsizedNorm,
+        wanted: TensorSet,
+    ) -> Gradients<Self>;
+}
+
+/// What [`Kernels::forward`] gives, before it runs.
+#[cfg(feature = "wgpu")]
+fn forwarded(
+    x: &TensorSpec,
+    residual: &MaybeMetadata,
+    _: &TensorSpec,
+    _: &MaybeMetadata,
+    _: &MaybeMetadata,
+    _: &UnsizedNorm,
+    wanted: &TensorSet,
+) -> ForwardedMetadata {
+    let give = |name: Tensor, spec: TensorSpec| {
+        if wanted.has(name) { MaybeMetadata::Some(spec) } else { MaybeMetadata::None }
+    };
+    let stream = match residual {
+        MaybeMetadata::Some(residual) => residual.clone(),
+        MaybeMetadata::None => x.clone(),
+    };
+    let rows = x.shape.as_slice().split_last().map_or(0, |(_, batch)| batch.iter().product());
+    let statistic = TensorSpec::new(Shape::from([rows]), DType::F32);
+    ForwardedMetadata {
+        y: give(Tensor::Y, x.clone()),
+        residual_out: give(Tensor::ResidualOut, stream),
+        mean: give(Tensor::Mean, statistic.clone()),
+        rstd: give(Tensor::Rstd, statistic.clone()),
+        next_mean: give(Tensor::NextMean, statistic.clone()),
+        next_rstd: give(Tensor::NextRstd, statistic),
+    }
+}
+
+/// What [`Kernels::backward`] gives, before it runs.
+#[cfg(feature = "wgpu")]
+fn gradients(
+    _: &TensorSpec,
+    x: &TensorSpec,
+    weight: &TensorSpec,
+    _: &MaybeMetadata,
+    _: &TensorSpec,
+    _: &UnsizedNorm,
+    wanted: &TensorSet,
+) -> GradientsMetadata {
+    let give = |name: Tensor| {
+        if wanted.has(name) { MaybeMetadata::Some(weight.clone()) } else { MaybeMetadata::None }
+    };
+    GradientsMetadata { dx: x.clone(), dweight: give(Tensor::Dweight), dbias: give(Tensor::Dbias) }
+}

@@ -1,0 +1,37 @@
+//! Whether a device of burn's and a setup are of one runtime: burn does not tell, and buffers of different runtimes may pass for
+//! one another.
+
+use burn::backend::CubeDevice;
+use burn::backend::wgpu::CubeTensor;
+use burn::cubecl::client::Client;
+use burn::tensor::Shape;
+use rmsnorm_core::wgpu::{Forward, WgpuBackend};
+use rmsnorm_core::{DType, Error, NormSpec};
+
+use super::buffers::{Lent, empty, failed};
+use crate::native::theirs;
+
+/// A norm whose result is known to the bit, of tensors that burn makes on the device, read by burn.
+pub(super) fn run(device: &CubeDevice, client: &Client, norms: &WgpuBackend) -> Result<(), Error> {
+    let row = |values: &[f32]| {
+        let handle = client.create_from_slice(bytemuck::cast_slice(values));
+        let shape = Shape::from([values.len()]);
+        CubeTensor::new_contiguous(client.clone(), device.clone(), shape, handle, theirs(DType::F32))
+    };
+    // Whatever x_hat is, 0 of it and the bias is the bias.
+    let bias = [3.0f32, -0.5, 7.0, 11.0];
+    let (x, weight, bias_row) = (row(&[1.0, 2.0, 3.0, 4.0]), row(&[0.0; 4]), row(&bias));
+    let y = empty(&x, Shape::from([bias.len()]), DType::F32);
+    {
+        let (x, weight, bias) = (Lent::of_new(&x)?, Lent::of_new(&weight)?, Lent::of_new(&bias_row)?);
+        let into = Lent::of_new(&y)?;
+        let args = Forward::<f32>::new(x.matrix::<f32>(), into.matrix::<f32>());
+        norms.forward(&NormSpec::rms(1, 4, 1.0), args.weight(weight.vector()).bias(bias.vector()))?;
+    }
+    let got: Vec<f32> = bytemuck::pod_collect_to_vec(&client.read_one(y.handle).map_err(failed)?);
+    if got != bias {
+        let rule = format!("{device:?} and the setup must be of one runtime, got {got:?} for a row of {bias:?}");
+        return Err(Error::Unsupported { rule });
+    }
+    Ok(())
+}
