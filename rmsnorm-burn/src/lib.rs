@@ -12,7 +12,7 @@
 //!
 //! # Shapes
 //! Tensors have any rank from 1, and the last dimension is normalized. Rows are read where they lie if they have at most two
-//! strides: a `narrow` of a fused QKV tensor, its heads. What is less regular (a transpose, a broadcast, a flip) burn makes
+//! strides: a `narrow` of a fused QKV tensor, its heads. (On wgpu burn itself copies some of these: see the module `wgpu`.) What is less regular (a transpose, a broadcast, a flip) burn makes
 //! contiguous first.
 //!
 //! # Dtypes and devices

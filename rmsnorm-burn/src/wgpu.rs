@@ -19,8 +19,8 @@
 //!
 //! # Dtypes
 //! f32, f16 and bf16 in all mixes, as on the CPU; the kernels do not ask what the device's arithmetic knows. burn does, where a copy
-//! or a cast of its own stands before a norm: of rows that are less regular than [the crate](crate#shapes) says, and of gradients
-//! of a sum of two dtypes.
+//! or a cast of its own stands before a norm: of rows that are less regular than [the crate](crate#shapes) says, of gradients of a
+//! sum of two dtypes, and where a norm is its own operations.
 //!
 //! # Fusion
 //! Under burn's fusion, which this feature turns on for all of CubeCL's devices, the norms are operations of its stream: they run
@@ -32,8 +32,9 @@
 //! is a submission of its own, where burn's own operations share one by the dozen.
 //!
 //! # Memory
-//! Results are new tensors of burn's pools. Tensors lie where they are: only rows that are less regular are copied first. Backward
-//! keeps a workspace for the gradients of parameters beside them, as large as the largest that was needed.
+//! Results are new tensors of burn's pools. Tensors lie where they are: only rows that are less regular are copied first. But burn
+//! itself makes a `narrow` a copy here, unless it begins and ends at a multiple of the device's offset alignment, 256 bytes at most.
+//! Backward keeps a workspace for the gradients of parameters beside them, as large as the largest that was needed.
 //!
 //! # Graph capture and dry runs
 //! A norm that is called while burn captures a graph on its stream is burn's own operations, which the graph records. Its backward
@@ -51,8 +52,11 @@ use burn::backend::wgpu::{CubeBackend, CubeTensor, WgpuSetup};
 use burn::backend::{CubeDevice, DispatchDevice};
 use burn::cubecl::client::Client;
 use burn::tensor::Device;
-use rmsnorm_core::wgpu::WgpuBackend;
-use rmsnorm_core::{Error, TensorSet, UnsizedNorm};
+#[doc(no_inline)]
+pub use rmsnorm_core::Error;
+#[doc(no_inline)]
+pub use rmsnorm_core::wgpu::WgpuBackend;
+use rmsnorm_core::{TensorSet, UnsizedNorm};
 
 use crate::check::or_panic;
 use crate::kernels::{BackwardCall, ForwardCall, Forwarded, Gradients, Kernels, Maybe};
@@ -73,6 +77,10 @@ static SHARED: RwLock<Vec<Shared>> = RwLock::new(Vec::new());
 /// `Unsupported` if `device` is no wgpu device of burn's, or a norm of a row on it gives something else by the setup: the two are
 /// not of one runtime; `Device` if it fails. `Unavailable` if the setup's device leaves no room for kernels, or `RMSNORM_TUNING`
 /// names a table that does not fit. Nothing is shared then.
+///
+/// # Panics
+/// wgpu cannot tell buffers of one `wgpu::Instance` from another's. Where the two are of different ones it may panic, or the trial's
+/// row of 4 values is written into a buffer of the setup's before it is refused.
 pub fn share(device: &Device, setup: &WgpuSetup) -> Result<(), Error> {
     let Some(cube) = of(device) else {
         return Err(Error::Unsupported { rule: format!("kernels are for burn's wgpu devices, got {device:?}") });
@@ -90,8 +98,9 @@ pub fn share(device: &Device, setup: &WgpuSetup) -> Result<(), Error> {
     Ok(())
 }
 
-/// The backend whose kernels norms on this device are, if it was [`share`]d: to compile kernels before they are first used
-/// (`prepare`), or to encode calls of one's own on burn's device.
+/// The backend whose kernels norms on this device are, if it was [`share`]d: to encode calls of one's own on burn's device. Kernels
+/// are compiled when they are first used; to have them before, call the function once: `prepare` compiles those for tensors in buffers
+/// of their own, and burn has several in one.
 pub fn backend(device: &Device) -> Option<WgpuBackend> {
     find(of(device)?, |shared| shared.norms.clone())
 }

@@ -71,7 +71,7 @@ fn fold(tensor: &CubeTensor) -> Option<RowLayout> {
 }
 
 /// A tensor to be written: dense, with no contents yet.
-pub(super) fn empty(beside: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
+fn empty(beside: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
     let handle = beside.client.empty(shape.num_elements() * dtype.size());
     CubeTensor::new_contiguous(beside.client.clone(), beside.device.clone(), shape, handle, theirs(dtype))
 }
@@ -92,7 +92,7 @@ impl Lent {
         Ok(Lent { resource: pin.resource().clone(), rows, _pin: Box::new(pin) })
     }
 
-    /// That of a tensor which [`empty`] made.
+    /// That of a dense tensor.
     pub(super) fn of_new(tensor: &CubeTensor) -> Result<Self, Error> {
         match RowLayout::dense(tensor.meta.shape()) {
             Some(rows) => Lent::new(tensor, rows),

@@ -243,13 +243,13 @@ fn devices_without_autodiff_and_no_rows() {
         let (vx, vw) = (var::<f32, 2>([4, 16], 1), var::<f32, 1>([16], 3));
         let (y, sum) = rms_norm_add_rms_norm(x.clone(), x.clone(), w.clone(), w.clone(), EPS);
         let (tracked, tracked_sum) = rms_norm_add_rms_norm(vx.clone(), vx.clone(), vw.clone(), vw.clone(), EPS);
-        assert_eq!((f64s(&y), f64s(&sum)), (f64s(&tracked), f64s(&tracked_sum)));
+        assert_same(&[f64s(&y), f64s(&sum)], &[f64s(&tracked), f64s(&tracked_sum)], "both norms");
         let sum = layer_norm_add(x.clone(), x.clone(), w.clone(), Some(w.clone()), EPS);
         let tracked = layer_norm_add(vx.clone(), vx.clone(), vw.clone(), Some(vw.clone()), EPS);
-        assert_eq!(f64s(&sum), f64s(&tracked));
+        assert_same(&[f64s(&sum)], &[f64s(&tracked)], "layer_norm_add");
         let (y, sum) = add_layer_norm(x.clone(), x, w.clone(), Some(w), EPS);
         let (tracked, tracked_sum) = add_layer_norm(vx.clone(), vx, vw.clone(), Some(vw.clone()), EPS);
-        assert_eq!((f64s(&y), f64s(&sum)), (f64s(&tracked), f64s(&tracked_sum)));
+        assert_same(&[f64s(&y), f64s(&sum)], &[f64s(&tracked), f64s(&tracked_sum)], "add_layer_norm");
 
         let none = var::<f32, 3>([2, 0, 16], 1);
         let (y, sum) = rms_norm_add_rms_norm(none.clone(), none.clone(), vw.clone(), vw.clone(), EPS);

@@ -26,12 +26,15 @@ trait Check {
         self.view::<1>(([33], |base| base));
         self.view::<2>(([5, 3 * 32], |base| base.narrow(1, 32, 32)));
         self.view::<2>(([64, 12], |base| base.transpose()));
-        self.view::<3>(([2, 6, 40], |base| base.narrow(1, 1, 4).narrow(2, 4, 31)));
-        self.view::<4>(([2, 5, 4, 24], |base| base.swap_dims(1, 2)));
+        // Cut where burn cuts without a copy on any device; and too large to share a buffer there.
+        self.view::<3>(([2, 6, 384], |base| base.narrow(1, 1, 4).narrow(2, 128, 128)));
+        self.view::<2>(([40, 1100], |base| base));
         if plain() != Device::flex() {
             // Each shape is a kernel or two, which a software adapter takes a second to compile.
             return;
         }
+        self.view::<3>(([2, 6, 40], |base| base.narrow(1, 1, 4).narrow(2, 4, 31)));
+        self.view::<4>(([2, 5, 4, 24], |base| base.swap_dims(1, 2)));
         self.view::<1>(([130], |base| base.narrow(0, 3, 96)));
         self.view::<2>(([7, 130], |base| base));
         self.view::<2>(([6, 40], |base| base.flip([0])));

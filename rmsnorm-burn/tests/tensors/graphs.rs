@@ -100,12 +100,18 @@ fn devices_without_autodiff_give_the_same() {
         let (vx, vw) = (var::<f32, 2>([4, 16], 1), var::<f32, 1>([16], 3));
         let y = layer_norm(x.clone(), w.clone(), Some(w.clone()), EPS);
         assert!(!y.is_tracked());
-        assert_eq!(f64s(&y), f64s(&layer_norm(vx.clone(), vw.clone(), Some(vw.clone()), EPS)));
+        let tracked = layer_norm(vx.clone(), vw.clone(), Some(vw.clone()), EPS);
+        assert_same(&[f64s(&y)], &[f64s(&tracked)], "layer_norm");
         let (y, h) = add_rms_norm(x.clone(), x.clone(), w.clone(), EPS);
-        let (tracked, sum) = add_rms_norm(vx.clone(), vx.clone(), vw, EPS);
-        assert_eq!((f64s(&y), f64s(&h)), (f64s(&tracked), f64s(&sum)));
-        let grads = add_rms_norm(vx.clone(), x, w, EPS).0.square().sum().backward();
+        let (tracked, sum) = add_rms_norm(vx.clone(), vx.clone(), vw.clone(), EPS);
+        assert_same(&[f64s(&y), f64s(&h)], &[f64s(&tracked), f64s(&sum)], "add_rms_norm");
+        let grads = add_rms_norm(vx.clone(), x.clone(), w.clone(), EPS).0.square().sum().backward();
         assert!(vx.grad(&grads).is_some());
+        // A bias without it beside tracked tensors, and the other way round.
+        let grads = layer_norm(vx.clone(), vw.clone(), Some(w.clone()), EPS).square().sum().backward();
+        assert!(vx.grad(&grads).is_some() && vw.grad(&grads).is_some());
+        let grads = layer_norm(x, w, Some(vw.clone()), EPS).square().sum().backward();
+        assert!(vw.grad(&grads).is_some());
     });
 }
 
@@ -244,13 +250,14 @@ fn threads_share_variables() {
             let (y, h) = add_rms_norm(x.clone(), r.clone(), w.clone(), EPS);
             let y = gemma_rms_norm(y.cast(DType::F32) + h, w.clone(), EPS);
             let grads = y.square().sum().backward();
-            ([&x, &r].map(|leaf| f64s(&leaf.grad(&grads).unwrap())), f64s(&w.grad(&grads).unwrap()))
+            let [dx, dr] = [&x, &r].map(|leaf| f64s(&leaf.grad(&grads).unwrap()));
+            [dx, dr, f64s(&w.grad(&grads).unwrap())]
         };
         let expected = step();
         std::thread::scope(|scope| {
             let all: Vec<_> = (0..8).map(|_| scope.spawn(|| (0..4).map(|_| step()).collect::<Vec<_>>())).collect();
             for thread in all {
-                assert!(thread.join().unwrap().iter().all(|got| *got == expected));
+                thread.join().unwrap().iter().for_each(|got| assert_same(got, &expected, "in a thread"));
             }
         });
     }

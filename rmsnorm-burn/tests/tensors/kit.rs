@@ -40,14 +40,15 @@ impl On {
 /// burn's default wgpu device, shared, and what it was made of; one for all tests. `None` where there is no adapter.
 #[cfg(feature = "wgpu")]
 pub fn shared() -> Option<(Device, WgpuSetup)> {
-    static SHARED: OnceLock<(Device, WgpuSetup)> = OnceLock::new();
+    static SHARED: OnceLock<Result<(Device, WgpuSetup), String>> = OnceLock::new();
     testing::available(WgpuBackend::device_count()).unwrap()?;
-    let open = || {
-        let (device, setup) = Device::wgpu_options().init_with_setup().unwrap();
-        rmsnorm_burn::wgpu::share(&device, &setup).unwrap();
-        (device, setup)
+    // What fails is for every test the same: burn opens a runtime once.
+    let open = || -> Result<_, String> {
+        let (device, setup) = Device::wgpu_options().init_with_setup().map_err(|error| error.to_string())?;
+        rmsnorm_burn::wgpu::share(&device, &setup).map_err(|error| error.to_string())?;
+        Ok((device, setup))
     };
-    Some(SHARED.get_or_init(open).clone())
+    Some(SHARED.get_or_init(open).clone().unwrap())
 }
 
 thread_local! {
