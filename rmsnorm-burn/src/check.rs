@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 
 use rmsnorm_core::UnsizedNorm;
 
@@ -24,20 +24,22 @@ impl<'a, const D: usize> Args<'a, D> {
             .filter_map(|(name, tensor)| Some((name, tensor?)))
     }
 
-    /// The dtype of each, with its name.
-    pub(crate) fn dtypes(&self) -> impl Iterator<Item = (&'static str, DType)> {
+    /// What is asked of each tensor, with its name.
+    fn of_each<T>(
+        &self,
+        of_matrix: fn(&Tensor<D>) -> T,
+        of_vector: fn(&Tensor<1>) -> T,
+    ) -> impl Iterator<Item = (&'static str, T)> + use<'a, T, D> {
         let matrices = [("x", Some(self.x)), ("residual", self.residual)].into_iter();
-        let matrices = matrices.filter_map(|(name, tensor)| Some((name, tensor?.dtype())));
-        matrices.chain(self.vectors().map(|(name, tensor)| (name, tensor.dtype())))
+        let matrices = matrices.filter_map(move |(name, tensor)| Some((name, of_matrix(tensor?))));
+        matrices.chain(self.vectors().map(move |(name, tensor)| (name, of_vector(tensor))))
     }
 
     /// That all tensors are on x's device, whether or not there is autodiff on it.
     #[cfg(feature = "wgpu")]
     pub(crate) fn check_devices(&self, spec: &UnsizedNorm) -> Result<(), String> {
         let device = self.x.device();
-        let others = self.vectors().map(|(name, tensor)| (name, tensor.device()));
-        let mut others = others.chain(self.residual.map(|residual| ("residual", residual.device())));
-        match others.find(|(_, other)| *other != device) {
+        match self.of_each(Tensor::device, Tensor::device).find(|(_, other)| *other != device) {
             Some((arg, other)) => {
                 Err(format!("{}: {arg} must be on the device {device:?} of x, got {other:?}", spec.name()))
             }
@@ -70,7 +72,7 @@ impl<'a, const D: usize> Args<'a, D> {
                 ));
             }
         }
-        match self.dtypes().find(|(_, dtype)| !dtype.is_float()) {
+        match self.of_each(Tensor::dtype, Tensor::dtype).find(|(_, dtype)| !dtype.is_float()) {
             Some((arg, dtype)) => Err(format!("{name}: {arg} must be of floats, got {dtype:?}")),
             None => Ok(()),
         }

@@ -6,35 +6,17 @@ mod forward;
 mod rows;
 
 use burn::backend::Flex;
-use burn::backend::flex::FlexTensor;
-use rmsnorm_core::{TensorSet, UnsizedNorm};
+use rmsnorm_core::Error;
 
-use crate::check::or_panic;
-use crate::kernels::{BackwardCall, ForwardCall, Forwarded, Gradients, Kernels, Maybe};
+use crate::kernels::{BackwardCall, ForwardCall, Forwarded, Gradients, Run};
+use crate::native::dispatch;
 
-impl Kernels for Flex {
-    fn forward(
-        x: FlexTensor,
-        residual: Maybe<Flex>,
-        weight: FlexTensor,
-        bias: Maybe<Flex>,
-        next_weight: Maybe<Flex>,
-        spec: UnsizedNorm,
-        wanted: TensorSet,
-    ) -> Forwarded<Flex> {
-        let (residual, bias, next_weight) = (residual.into_option(), bias.into_option(), next_weight.into_option());
-        or_panic(ForwardCall { spec, x, residual, weight, bias, next_weight, wanted }.run())
+impl Run for Flex {
+    fn run_forward(call: ForwardCall<Flex>) -> Result<Forwarded<Flex>, Error> {
+        dispatch(call.dtypes(), call)
     }
 
-    fn backward(
-        dy: FlexTensor,
-        x: FlexTensor,
-        weight: FlexTensor,
-        mean: Maybe<Flex>,
-        rstd: FlexTensor,
-        spec: UnsizedNorm,
-        wanted: TensorSet,
-    ) -> Gradients<Flex> {
-        or_panic(BackwardCall { spec, dy, x, weight, mean: mean.into_option(), rstd, wanted }.run())
+    fn run_backward(call: BackwardCall<Flex>) -> Result<Gradients<Flex>, Error> {
+        dispatch(call.dtypes(), call)
     }
 }

@@ -4,14 +4,13 @@
 //! something asks for the values.
 
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, ExtensionType, backend_extension};
-use rmsnorm_core::{TensorSet, UnsizedNorm};
+use burn::backend::{Backend, ExtensionType, TensorMetadata, backend_extension};
+use burn::tensor::DType;
+use rmsnorm_core::{Error, TensorSet, UnsizedNorm};
 #[cfg(feature = "wgpu")]
-use {
-    burn::backend::fusion::custom::TensorSpec,
-    burn::tensor::{DType, Shape},
-    rmsnorm_core::Tensor,
-};
+use {burn::backend::fusion::custom::TensorSpec, burn::tensor::Shape, rmsnorm_core::Tensor};
+
+use crate::check::or_panic;
 
 /// A tensor that a call has or has not. burn's macros know no `Option` in a call that fusion sees.
 #[derive(Clone, Debug, ExtensionType)]
@@ -65,6 +64,31 @@ pub(crate) struct BackwardCall<B: Backend> {
     pub(crate) mean: Option<FloatTensor<B>>,
     pub(crate) rstd: FloatTensor<B>,
     pub(crate) wanted: TensorSet,
+}
+
+impl<B: Backend> ForwardCall<B> {
+    /// Of activations, weight and residual stream.
+    pub(crate) fn dtypes(&self) -> [DType; 3] {
+        [self.x.dtype(), self.weight.dtype(), self.residual.as_ref().unwrap_or(&self.x).dtype()]
+    }
+}
+
+impl<B: Backend> BackwardCall<B> {
+    /// Of activations, weight and residual stream.
+    pub(crate) fn dtypes(&self) -> [DType; 3] {
+        [self.dy.dtype(), self.weight.dtype(), self.x.dtype()]
+    }
+}
+
+/// A backend whose tensors kernels of ours take.
+pub(crate) trait Run: Backend {
+    /// # Errors
+    /// Where the kernels take no such tensors, which callers have made sure of; those of the call.
+    fn run_forward(call: ForwardCall<Self>) -> Result<Forwarded<Self>, Error>;
+
+    /// # Errors
+    /// As that of forward.
+    fn run_backward(call: BackwardCall<Self>) -> Result<Gradients<Self>, Error>;
 }
 
 /// What a forward call gives: those tensors that it was asked for. Matrices have the shape of x, statistics (rows).
@@ -127,6 +151,33 @@ pub(crate) trait Kernels: Backend {
         spec: UnsizedNorm,
         wanted: TensorSet,
     ) -> Gradients<Self>;
+}
+
+impl<B: Run> Kernels for B {
+    fn forward(
+        x: FloatTensor<B>,
+        residual: Maybe<B>,
+        weight: FloatTensor<B>,
+        bias: Maybe<B>,
+        next_weight: Maybe<B>,
+        spec: UnsizedNorm,
+        wanted: TensorSet,
+    ) -> Forwarded<B> {
+        let [residual, bias, next_weight] = [residual, bias, next_weight].map(Maybe::into_option);
+        or_panic(B::run_forward(ForwardCall { spec, x, residual, weight, bias, next_weight, wanted }))
+    }
+
+    fn backward(
+        dy: FloatTensor<B>,
+        x: FloatTensor<B>,
+        weight: FloatTensor<B>,
+        mean: Maybe<B>,
+        rstd: FloatTensor<B>,
+        spec: UnsizedNorm,
+        wanted: TensorSet,
+    ) -> Gradients<B> {
+        or_panic(B::run_backward(BackwardCall { spec, dy, x, weight, mean: mean.into_option(), rstd, wanted }))
+    }
 }
 
 /// What [`Kernels::forward`] gives, before it runs.

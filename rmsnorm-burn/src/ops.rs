@@ -21,8 +21,8 @@ use burn::backend::{Backend, Flex, TensorMetadata, backend_extension};
 use burn::tensor::DType;
 use rmsnorm_core::UnsizedNorm;
 
-use crate::kernels::{Kernels, Maybe};
-use call::{Call, both, sum, y};
+use crate::kernels::{ForwardCall, Kernels, Maybe};
+use call::{both, sum, y};
 
 #[cfg(feature = "wgpu")]
 use burn::backend::Cube;
@@ -76,7 +76,7 @@ macro_rules! without_autodiff {
                 bias: Maybe<Self>,
                 spec: UnsizedNorm,
             ) -> FloatTensor<Self> {
-                y(Call { bias: bias.into_option(), ..Call::<Self>::new(spec, x, weight) }.run())
+                y(ForwardCall { bias: bias.into_option(), ..ForwardCall::<Self>::new(spec, x, weight) }.call())
             }
 
             fn add_normalize(
@@ -87,7 +87,7 @@ macro_rules! without_autodiff {
                 spec: UnsizedNorm,
             ) -> (FloatTensor<Self>, FloatTensor<Self>) {
                 let bias = bias.into_option();
-                both(Call { residual: Some(residual), bias, ..Call::<Self>::new(spec, x, weight) }.run())
+                both(ForwardCall { residual: Some(residual), bias, ..ForwardCall::<Self>::new(spec, x, weight) }.call())
             }
 
             fn normalize_add(
@@ -97,7 +97,8 @@ macro_rules! without_autodiff {
                 bias: Maybe<Self>,
                 spec: UnsizedNorm,
             ) -> FloatTensor<Self> {
-                sum(Call { bias: bias.into_option(), ..Call::<Self>::onto(spec, x, residual, weight) }.run())
+                sum(ForwardCall { bias: bias.into_option(), ..ForwardCall::<Self>::onto(spec, x, residual, weight) }
+                    .call())
             }
 
             fn normalize_add_normalize(
@@ -108,7 +109,7 @@ macro_rules! without_autodiff {
                 spec: UnsizedNorm,
             ) -> (FloatTensor<Self>, FloatTensor<Self>) {
                 let next_weight = Some(next_weight);
-                both(Call { next_weight, ..Call::<Self>::onto(spec, x, residual, weight) }.run())
+                both(ForwardCall { next_weight, ..ForwardCall::<Self>::onto(spec, x, residual, weight) }.call())
             }
         }
     };

@@ -48,7 +48,7 @@ mod trial;
 
 use std::sync::{PoisonError, RwLock};
 
-use burn::backend::wgpu::{CubeBackend, CubeTensor, WgpuSetup};
+use burn::backend::wgpu::{CubeBackend, WgpuSetup};
 use burn::backend::{CubeDevice, DispatchDevice};
 use burn::cubecl::client::Client;
 use burn::tensor::Device;
@@ -56,10 +56,10 @@ use burn::tensor::Device;
 pub use rmsnorm_core::Error;
 #[doc(no_inline)]
 pub use rmsnorm_core::wgpu::WgpuBackend;
-use rmsnorm_core::{TensorSet, UnsizedNorm};
 
-use crate::check::or_panic;
-use crate::kernels::{BackwardCall, ForwardCall, Forwarded, Gradients, Kernels, Maybe};
+use crate::kernels::{BackwardCall, ForwardCall, Forwarded, Gradients, Run};
+use crate::native::dispatch;
+use buffers::on_device_thread;
 
 /// A device that was shared.
 struct Shared {
@@ -138,29 +138,12 @@ fn shared_backend(device: &CubeDevice, client: &Client) -> Result<WgpuBackend, E
     find(device, |shared| shared.norms.clone()).ok_or_else(|| refuse("the device was not shared"))
 }
 
-impl Kernels for CubeBackend {
-    fn forward(
-        x: CubeTensor,
-        residual: Maybe<CubeBackend>,
-        weight: CubeTensor,
-        bias: Maybe<CubeBackend>,
-        next_weight: Maybe<CubeBackend>,
-        spec: UnsizedNorm,
-        wanted: TensorSet,
-    ) -> Forwarded<CubeBackend> {
-        let (residual, bias, next_weight) = (residual.into_option(), bias.into_option(), next_weight.into_option());
-        or_panic(ForwardCall { spec, x, residual, weight, bias, next_weight, wanted }.run())
+impl Run for CubeBackend {
+    fn run_forward(call: ForwardCall<CubeBackend>) -> Result<Forwarded<CubeBackend>, Error> {
+        on_device_thread(&call.x.client.clone(), || dispatch(call.dtypes(), call))
     }
 
-    fn backward(
-        dy: CubeTensor,
-        x: CubeTensor,
-        weight: CubeTensor,
-        mean: Maybe<CubeBackend>,
-        rstd: CubeTensor,
-        spec: UnsizedNorm,
-        wanted: TensorSet,
-    ) -> Gradients<CubeBackend> {
-        or_panic(BackwardCall { spec, dy, x, weight, mean: mean.into_option(), rstd, wanted }.run())
+    fn run_backward(call: BackwardCall<CubeBackend>) -> Result<Gradients<CubeBackend>, Error> {
+        on_device_thread(&call.x.client.clone(), || dispatch(call.dtypes(), call))
     }
 }

@@ -6,15 +6,6 @@ use rmsnorm_core::{Element, Error, Tensor, WithDTypes};
 
 use super::rows::{Regular, wrap};
 use crate::kernels::{BackwardCall, Gradients, Maybe};
-use crate::native::dispatch;
-
-impl BackwardCall<Flex> {
-    /// # Errors
-    /// As that of forward.
-    pub(super) fn run(self) -> Result<Gradients<Flex>, Error> {
-        dispatch([self.dy.dtype(), self.weight.dtype(), self.x.dtype()], self)
-    }
-}
 
 impl WithDTypes for BackwardCall<Flex> {
     type Output = Result<Gradients<Flex>, Error>;

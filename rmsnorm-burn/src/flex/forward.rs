@@ -8,16 +8,8 @@ use rmsnorm_core::{Element, Error, NormSpec, ResidualPlacement, RowLayout, Tenso
 
 use super::rows::{Owned, Regular, wrap};
 use crate::kernels::{ForwardCall, Forwarded, Maybe};
-use crate::native::dispatch;
 
 impl ForwardCall<Flex> {
-    /// # Errors
-    /// Where the kernels take no such tensors, which callers have made sure of, or there is no memory.
-    pub(super) fn run(self) -> Result<Forwarded<Flex>, Error> {
-        let residual = self.residual.as_ref().unwrap_or(&self.x);
-        dispatch([self.x.dtype(), self.weight.dtype(), residual.dtype()], self)
-    }
-
     /// y over x, and the sum over the residual.
     fn in_place<T: Element, W: Element, R: Element>(self) -> Result<Forwarded<Flex>, Error> {
         let ForwardCall { spec, x, residual, weight, bias, wanted, .. } = self;

@@ -8,10 +8,10 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::tensor::DType;
 use rmsnorm_core::UnsizedNorm;
 
-use super::call::{Call, Statistics, given};
+use super::call::{Statistics, given};
 use super::normalize::Taken;
 use super::{Tracked, in_dtype};
-use crate::kernels::Kernels;
+use crate::kernels::{ForwardCall, Kernels};
 
 /// The step of the sum, whose parents are x and residual. Its state is the dtype of x.
 #[derive(Debug)]
@@ -46,8 +46,8 @@ pub(super) fn apply<B: Kernels, C: CheckpointStrategy>(
     let ((x, x_node), (residual, residual_node)) = (x.into_parts(), residual.into_parts());
     let dtype = x.dtype();
     let (residual, bias_values) = (Some(residual), bias.as_ref().map(|bias| bias.primitive().clone()));
-    let call = Call { residual, bias: bias_values, save, ..Call::<B>::new(spec, x, weight.primitive().clone()) };
-    let made = call.run();
+    let call = ForwardCall::<B>::new(spec, x, weight.primitive().clone());
+    let made = ForwardCall { residual, bias: bias_values, ..call }.saving(save).call();
     let residual_out = given("residual_out", made.residual_out);
     // The sum is what the next layers and this norm's backward need: it is kept.
     let sum = match Backward::<B, 2>::prepare::<C>(AddStep, [x_node, residual_node]).compute_bound().stateful() {

@@ -9,10 +9,10 @@ use burn::backend::tensor::FloatTensor;
 use burn::tensor::DType;
 use rmsnorm_core::UnsizedNorm;
 
-use super::call::{Call, Statistics, given};
+use super::call::{Statistics, given};
 use super::normalize::{State, Taken, differentiate};
 use super::{Tracked, in_dtype};
-use crate::kernels::Kernels;
+use crate::kernels::{ForwardCall, Kernels};
 
 /// The step of the sum: its parents are residual and those of the norm, which are x, weight and, if there is one, bias. Its state
 /// is the norm's and the dtype of x, where one of these three is tracked.
@@ -45,7 +45,7 @@ pub(super) fn apply<B: Kernels, C: CheckpointStrategy>(
 ) -> Tracked<B> {
     let norm = Operands { x, weight, bias };
     let (residual, residual_node) = residual.into_parts();
-    let made = norm.call(spec, residual).run();
+    let made = norm.forward(spec, residual).call();
     norm.node::<C>(spec, residual_node, given("residual_out", made.residual_out), || {
         Statistics::of(made.mean, made.rstd)
     })
@@ -63,7 +63,7 @@ pub(super) fn apply_with_next<B: Kernels, C: CheckpointStrategy>(
     let save_next = norm.is_tracked() || residual.is_tracked() || next_weight.is_tracked();
     let (residual, residual_node) = residual.into_parts();
     let of_next = Some(next_weight.primitive().clone());
-    let made = Call { next_weight: of_next, save_next, ..norm.call(spec, residual) }.run();
+    let made = ForwardCall { next_weight: of_next, ..norm.forward(spec, residual) }.saving_next(save_next).call();
     let residual_out = given("residual_out", made.residual_out);
     let sum = norm.node::<C>(spec, residual_node, residual_out, || Statistics::of(made.mean, made.rstd));
     let taken = Taken { spec, h: &sum, weight: &next_weight, bias: None };
@@ -83,10 +83,10 @@ impl<B: Kernels> Operands<B> {
     }
 
     /// The sum, without a next norm. The residual comes without its node, so that the sum may take its place: no gradient needs it.
-    fn call(&self, spec: UnsizedNorm, residual: FloatTensor<B>) -> Call<B> {
+    fn forward(&self, spec: UnsizedNorm, residual: FloatTensor<B>) -> ForwardCall<B> {
         let (x, weight) = (self.x.primitive().clone(), self.weight.primitive().clone());
         let bias = self.bias.as_ref().map(|bias| bias.primitive().clone());
-        Call { bias, save: self.is_tracked(), ..Call::onto(spec, x, residual, weight) }
+        ForwardCall { bias, ..ForwardCall::onto(spec, x, residual, weight) }.saving(self.is_tracked())
     }
 
     /// The sum with its node. The statistics are asked for if something of the norm is tracked.

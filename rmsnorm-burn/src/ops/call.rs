@@ -5,45 +5,41 @@ use burn::backend::tensor::FloatTensor;
 use rmsnorm_core::{Error, Norm, ResidualPlacement, Tensor, TensorSet, UnsizedNorm};
 
 use crate::check::or_panic;
-use crate::kernels::{Forwarded, Kernels, Maybe};
+use crate::kernels::{ForwardCall, Forwarded, Kernels, Maybe};
 
-/// The tensors of a forward call.
-pub(super) struct Call<B: Backend> {
-    pub(super) spec: UnsizedNorm,
-    pub(super) x: FloatTensor<B>,
-    pub(super) residual: Option<FloatTensor<B>>,
-    pub(super) weight: FloatTensor<B>,
-    pub(super) bias: Option<FloatTensor<B>>,
-    /// Of the next norm of a sum with a norm, if there is one: in the dtype of the weight.
-    pub(super) next_weight: Option<FloatTensor<B>>,
-    /// Whether there will be a backward pass.
-    pub(super) save: bool,
-    /// Whether there will be one of the next norm.
-    pub(super) save_next: bool,
-}
-
-impl<B: Kernels> Call<B> {
-    /// Of x alone, by a weight alone, without a backward pass.
+impl<B: Kernels> ForwardCall<B> {
+    /// Of x alone, by a weight alone.
     pub(super) fn new(spec: UnsizedNorm, x: FloatTensor<B>, weight: FloatTensor<B>) -> Self {
-        let (residual, bias, next_weight) = (None, None, None);
-        Call { spec, x, residual, weight, bias, next_weight, save: false, save_next: false }
+        let wanted = TensorSet::NONE;
+        ForwardCall { spec, x, residual: None, weight, bias: None, next_weight: None, wanted }
     }
 
     /// That norm on its way to a residual. `spec` is that of the norm.
     pub(super) fn onto(spec: UnsizedNorm, x: FloatTensor<B>, residual: FloatTensor<B>, weight: FloatTensor<B>) -> Self {
-        Call { residual: Some(residual), ..Call::new(spec.residual_after(), x, weight) }
+        ForwardCall { residual: Some(residual), ..ForwardCall::new(spec.residual_after(), x, weight) }
     }
 
-    pub(super) fn run(self) -> Forwarded<B> {
-        let Call { spec, x, residual, weight, bias, next_weight, save, save_next } = self;
-        let is_layer = spec.norm == Norm::Layer;
+    /// With the statistics as well, for a backward pass.
+    pub(super) fn saving(self, save: bool) -> Self {
+        let wanted = self.wanted.set(Tensor::Rstd, save).set(Tensor::Mean, save && self.spec.norm == Norm::Layer);
+        ForwardCall { wanted, ..self }
+    }
+
+    /// With those of the next norm as well.
+    pub(super) fn saving_next(self, save: bool) -> Self {
+        let is_layer = self.spec.norm == Norm::Layer;
+        let wanted = self.wanted.set(Tensor::NextRstd, save).set(Tensor::NextMean, save && is_layer);
+        ForwardCall { wanted, ..self }
+    }
+
+    /// The results, and what was asked for besides.
+    pub(super) fn call(self) -> Forwarded<B> {
+        let ForwardCall { spec, x, residual, weight, bias, next_weight, wanted } = self;
         let has_y = match spec.residual_placement {
             ResidualPlacement::Before => true,
             ResidualPlacement::After => next_weight.is_some(),
         };
-        let wanted = TensorSet::NONE.set(Tensor::Y, has_y).set(Tensor::ResidualOut, residual.is_some());
-        let wanted = wanted.set(Tensor::Rstd, save).set(Tensor::Mean, save && is_layer);
-        let wanted = wanted.set(Tensor::NextRstd, save_next).set(Tensor::NextMean, save_next && is_layer);
+        let wanted = wanted.set(Tensor::Y, has_y).set(Tensor::ResidualOut, residual.is_some());
         let [residual, bias, next_weight] = [residual, bias, next_weight].map(Maybe::of);
         B::forward(x, residual, weight, bias, next_weight, spec, wanted)
     }

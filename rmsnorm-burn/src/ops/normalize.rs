@@ -14,8 +14,8 @@ use burn::backend::{Backend, TensorMetadata};
 use rmsnorm_core::{Tensor, TensorSet, UnsizedNorm};
 
 use super::Tracked;
-use super::call::{Call, Statistics, given, y};
-use crate::kernels::Kernels;
+use super::call::{Statistics, given, y};
+use crate::kernels::{ForwardCall, Kernels};
 
 /// What the step of a norm keeps.
 #[derive(Clone, Debug)]
@@ -83,7 +83,7 @@ impl<B: Kernels> RetroForward for Again<B> {
     fn forward(&self, states: &mut BackwardStates, out_node: NodeId) {
         let mut state = |node: &NodeId| states.get_state::<FloatTensor<B>>(node);
         let (x, weight, bias) = (state(&self.x), state(&self.weight), self.bias.as_ref().map(&mut state));
-        states.save(out_node, y(Call { bias, ..Call::<B>::new(self.spec, x, weight) }.run()));
+        states.save(out_node, y(ForwardCall { bias, ..ForwardCall::<B>::new(self.spec, x, weight) }.call()));
     }
 }
 
@@ -114,17 +114,17 @@ fn normalize<B: Kernels, C: CheckpointStrategy, const N: usize>(
     match prep.stateful() {
         OpsKind::Tracked(mut prep) => {
             let (x_node, weight_node) = (prep.checkpoint(&x), prep.checkpoint(&weight));
-            let made = Call { save: true, ..call(spec, x, weight, bias) }.run();
+            let made = call(spec, x, weight, bias).saving(true).call();
             let statistics = Statistics::of(made.mean, made.rstd);
             prep.finish(State { spec, x: x_node, weight: weight_node, statistics }, given("y", made.y))
         }
-        OpsKind::UnTracked(prep) => prep.finish(y(call(spec, x, weight, bias).run())),
+        OpsKind::UnTracked(prep) => prep.finish(y(call(spec, x, weight, bias).call())),
     }
 }
 
-fn call<B: Kernels>(spec: UnsizedNorm, x: Tracked<B>, weight: Tracked<B>, bias: Option<Tracked<B>>) -> Call<B> {
+fn call<B: Kernels>(spec: UnsizedNorm, x: Tracked<B>, weight: Tracked<B>, bias: Option<Tracked<B>>) -> ForwardCall<B> {
     let bias = bias.map(|bias| bias.into_primitive());
-    Call { bias, ..Call::new(spec, x.into_primitive(), weight.into_primitive()) }
+    ForwardCall { bias, ..ForwardCall::new(spec, x.into_primitive(), weight.into_primitive()) }
 }
 
 /// What y of a sum was computed from, h, and by.

@@ -4,19 +4,9 @@ use burn::backend::wgpu::CubeBackend;
 use rmsnorm_core::wgpu::Backward;
 use rmsnorm_core::{Element, Error, Tensor, WithDTypes};
 
-use super::buffers::{Lent, Regular, on_device_thread};
+use super::buffers::{Lent, Regular};
 use super::shared_backend;
 use crate::kernels::{BackwardCall, Gradients, Maybe};
-use crate::native::dispatch;
-
-impl BackwardCall<CubeBackend> {
-    /// # Errors
-    /// As that of forward.
-    pub(super) fn run(self) -> Result<Gradients<CubeBackend>, Error> {
-        let dtypes = [self.dy.dtype, self.weight.dtype, self.x.dtype];
-        on_device_thread(&self.x.client.clone(), || dispatch(dtypes, self))
-    }
-}
 
 impl WithDTypes for BackwardCall<CubeBackend> {
     type Output = Result<Gradients<CubeBackend>, Error>;

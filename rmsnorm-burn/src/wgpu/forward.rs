@@ -4,20 +4,9 @@ use burn::backend::wgpu::CubeBackend;
 use rmsnorm_core::wgpu::Forward;
 use rmsnorm_core::{Element, Error, Tensor, WithDTypes};
 
-use super::buffers::{Lent, Regular, on_device_thread};
+use super::buffers::{Lent, Regular};
 use super::shared_backend;
 use crate::kernels::{ForwardCall, Forwarded, Maybe};
-use crate::native::dispatch;
-
-impl ForwardCall<CubeBackend> {
-    /// # Errors
-    /// Where the kernels take no such tensors, which callers have made sure of; those of the call.
-    pub(super) fn run(self) -> Result<Forwarded<CubeBackend>, Error> {
-        let stream = self.residual.as_ref().unwrap_or(&self.x).dtype;
-        let dtypes = [self.x.dtype, self.weight.dtype, stream];
-        on_device_thread(&self.x.client.clone(), || dispatch(dtypes, self))
-    }
-}
 
 impl WithDTypes for ForwardCall<CubeBackend> {
     type Output = Result<Forwarded<CubeBackend>, Error>;

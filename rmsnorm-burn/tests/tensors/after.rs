@@ -7,7 +7,8 @@ use rmsnorm_burn::{
 };
 
 use crate::kit::{
-    Native, assert_same, device, f64s, frozen, in_each_half, loss, on_each_device, plain, tensor, tensor_on, var,
+    Native, assert_overwriting_keeps_gradients, assert_same, device, f64s, frozen, in_each_half, in_each_mix, loss,
+    on_each_device, plain, tensor, tensor_on, var,
 };
 
 const EPS: f64 = 1e-5;
@@ -178,23 +179,12 @@ fn residual_that_nobody_else_has_is_overwritten() {
             let one = x();
             same(rms_norm_add(one.clone(), one, w.clone(), EPS), both);
         }
-        of_mix::<f32, f32>();
-        fn of_half<T: Native>() {
-            of_mix::<T, T>();
-            of_mix::<T, f32>();
-        }
-        in_each_half!(of_half);
-        // In a graph, which does not need the residual: gradients are those of the copies.
-        let gradients = |keep: bool| {
-            let (x, r, w) = (var::<f32, 2>([6, 40], 1), var::<f32, 2>([6, 40], 2), var::<f32, 1>([40], 3));
-            let (a, b) = (x.clone() * 2.0, r.clone() * 3.0);
-            let kept = keep.then(|| (a.clone(), b.clone()));
-            let sum = layer_norm_add(a, b, w.clone(), Some(w.clone()), EPS);
-            let grads = rms_norm(sum, w.clone(), EPS).square().sum().backward();
-            drop(kept);
-            ([&x, &r].map(|leaf| f64s(&leaf.grad(&grads).unwrap())), f64s(&w.grad(&grads).unwrap()))
-        };
-        assert_eq!(gradients(true), gradients(false));
+        in_each_mix!(of_mix);
+        // In a graph, which does not need the residual.
+        assert_overwriting_keeps_gradients(|x, r, w| {
+            let sum = layer_norm_add(x, r, w.clone(), Some(w.clone()), EPS);
+            rms_norm(sum, w, EPS).square().sum()
+        });
     });
 }
 
@@ -225,12 +215,7 @@ fn checkpointing_gives_the_same() {
             let (kept, recomputed) = (device(), device().gradient_checkpointing());
             assert_same(&run(&recomputed), &run(&kept), "recomputed");
         }
-        of_mix::<f32, f32>();
-        fn of_half<T: Native>() {
-            of_mix::<T, f32>();
-            of_mix::<T, T>();
-        }
-        in_each_half!(of_half);
+        in_each_mix!(of_mix);
     });
 }
 

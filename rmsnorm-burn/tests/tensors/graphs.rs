@@ -4,8 +4,8 @@ use burn::tensor::{DType, Device, Tensor};
 use rmsnorm_burn::{add_rms_norm, gemma_rms_norm, layer_norm, rms_norm};
 
 use crate::kit::{
-    Native, assert_same, device, elements, f64s, frozen, in_each_half, loss, on_each_device, plain, tensor, tensor_on,
-    var,
+    Native, assert_overwriting_keeps_gradients, assert_same, device, elements, f64s, frozen, in_each_half, in_each_mix,
+    loss, on_each_device, plain, tensor, tensor_on, var,
 };
 
 const EPS: f64 = 1e-5;
@@ -140,23 +140,12 @@ fn what_nobody_else_has_is_overwritten() {
             same(kept_x, x());
             same(kept_r, r());
         }
-        of_mix::<f32, f32>();
-        fn of_half<T: Native>() {
-            of_mix::<T, T>();
-            of_mix::<T, f32>();
-        }
-        in_each_half!(of_half);
-        // The same in a graph, which does not need what is added: gradients are those of the copies.
-        let gradients = |keep: bool| {
-            let (x, r, w) = (var::<f32, 2>([6, 40], 1), var::<f32, 2>([6, 40], 2), var::<f32, 1>([40], 3));
-            let (a, b) = (x.clone() * 2.0, r.clone() * 3.0);
-            let kept = keep.then(|| (a.clone(), b.clone()));
-            let (y, h) = add_rms_norm(a, b, w.clone(), EPS);
-            let grads = (rms_norm(y, w.clone(), EPS) * h).sum().backward();
-            drop(kept);
-            ([&x, &r].map(|leaf| f64s(&leaf.grad(&grads).unwrap())), f64s(&w.grad(&grads).unwrap()))
-        };
-        assert_eq!(gradients(true), gradients(false));
+        in_each_mix!(of_mix);
+        // The same in a graph, which does not need what is added.
+        assert_overwriting_keeps_gradients(|x, r, w| {
+            let (y, h) = add_rms_norm(x, r, w.clone(), EPS);
+            (rms_norm(y, w, EPS) * h).sum()
+        });
     });
 }
 

@@ -121,6 +121,33 @@ macro_rules! in_each_half {
 }
 pub(crate) use in_each_half;
 
+/// A generic test, for each mix of activations and residual that the device has.
+macro_rules! in_each_mix {
+    ($test:ident) => {{
+        fn of_half<T: $crate::kit::Native>() {
+            $test::<T, T>();
+            $test::<T, f32>();
+        }
+        $test::<f32, f32>();
+        $crate::kit::in_each_half!(of_half);
+    }};
+}
+pub(crate) use in_each_mix;
+
+/// Gradients of x, residual and weight by way of what nobody but the call has, or, kept, somebody else: equal, to the bit, since no
+/// graph needs what is overwritten.
+pub fn assert_overwriting_keeps_gradients(loss: impl Fn(Tensor<2>, Tensor<2>, Tensor<1>) -> Tensor<1>) {
+    let gradients = |keep: bool| {
+        let (x, r, w) = (var::<f32, 2>([6, 40], 1), var::<f32, 2>([6, 40], 2), var::<f32, 1>([40], 3));
+        let (a, b) = (x.clone() * 2.0, r.clone() * 3.0);
+        let kept = keep.then(|| (a.clone(), b.clone()));
+        let grads = loss(a, b, w.clone()).backward();
+        drop(kept);
+        ([&x, &r].map(|leaf| f64s(&leaf.grad(&grads).unwrap())), f64s(&w.grad(&grads).unwrap()))
+    };
+    assert_eq!(gradients(true), gradients(false));
+}
+
 /// Values between -2 and 2 on that device, other ones for each seed.
 pub fn tensor_on<E: Native, const D: usize>(device: &Device, dims: [usize; D], seed: u64) -> Tensor<D> {
     let values = testing::values::<E>(seed, dims.iter().product());
