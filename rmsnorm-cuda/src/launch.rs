@@ -29,6 +29,7 @@ pub(crate) fn forward<T: Element, W: Element, R: Element>(
     call: Checked<Forward<'_, CudaBackend, T, W, R>>,
 ) -> Result<(), Error> {
     let (spec, problem) = (*call.spec(), *call.problem());
+    problem.without_parts("cuda")?;
     let mut tensors = Tensors::new(backend.stream(), problem);
     call.visit(&mut tensors)?;
     enqueue(backend, &spec, &problem, &tensors)
@@ -138,7 +139,10 @@ pub(crate) fn prepare(
     alignment: impl Fn(&Problem) -> usize,
 ) -> Result<(), Error> {
     let kernels = backend.kernels();
-    problems.iter().try_for_each(|problem| rows_per_group(problem).map(|_| ()))?;
+    for problem in problems {
+        problem.without_parts("cuda")?;
+        rows_per_group(problem)?;
+    }
     let plan = |problem: &Problem| plan::plan(problem, access_of(alignment(problem) as u64), kernels.caps());
     kernels.prepare(problems.iter().map(plan).flat_map(|plan| plan.keys()))
 }

@@ -18,7 +18,7 @@ pub use backward::Backward;
 pub use forward::Forward;
 pub use quantized_forward::{QuantizedForward, Scales};
 pub use row_layout::{RowGroups, RowLayout};
-pub use rows::{Rows, Source};
+pub use rows::{Parts, Rows, Source};
 pub use visit::Visitor;
 pub(crate) use visit::{SpanVisitor, View, Views};
 

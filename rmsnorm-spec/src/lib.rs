@@ -23,6 +23,7 @@ mod dtype;
 mod error;
 #[doc = include_str!("../math.md")]
 pub mod math {}
+mod memory;
 mod norm;
 mod problem;
 pub mod quant;
@@ -30,10 +31,11 @@ pub mod reference;
 mod storage;
 mod tensor;
 
-pub use args::{Backward, Forward, QuantizedForward, RowGroups, RowLayout, Rows, Scales, Source, Visitor};
+pub use args::{Backward, Forward, Parts, QuantizedForward, RowGroups, RowLayout, Rows, Scales, Source, Visitor};
 pub use backend::NormBackend;
 pub use dtype::{DType, DTypes, Element, WithDTypes, bf16, f16};
 pub use error::Error;
+pub use memory::{HostMemory, Memory};
 pub use norm::{CastOrder, GradReduction, Norm, NormSpec, ResidualPlacement, UnsizedNorm};
 pub use problem::{Checked, Problem, Span};
 pub use storage::{Code, F8E4M3, F8E5M2, Storage, Stored};

@@ -48,6 +48,7 @@ impl Span {
 /// - `x` and a `residual` that is added before the norm are both overwritten or neither is;
 /// - with a residual that is added after it there are `x`, `residual_out` and, where that does not overwrite it, `residual`; `y` may be
 ///   missing, and so are then `next_weight`, `next_bias`, `next_mean` and `next_rstd`, which no other call has. RMS norm has no `next_mean`;
+/// - with several `parts`, `x` is not overwritten, the residual is added before the norm, and `x` reaches to the end of the last part;
 /// - `eps` is finite and not negative, `weight_offset` finite;
 /// - `quant` is present in a quantized call, and its parts go together ([`QuantSpec::check`]); `scale`, `scales`, `amax` and `codes_t`
 ///   are there as its kind of scale asks, in its types and of its lengths; the rows of `codes_t` are not in groups;
@@ -76,6 +77,8 @@ pub struct Problem {
     pub cast_order: CastOrder,
     /// Where the residual is added, in forward: elsewhere it makes no difference, and is the default.
     pub residual_placement: ResidualPlacement,
+    /// How many matrices `x` is the sum of, at least 1.
+    pub parts: usize,
     /// How weight gradients are summed; the default in forward.
     pub grad_reduction: GradReduction,
     /// How the result is quantized, if it is.
@@ -132,6 +135,7 @@ impl Problem {
             has_weight_offset: false,
             cast_order: CastOrder::default(),
             residual_placement: ResidualPlacement::default(),
+            parts: 1,
             grad_reduction: GradReduction::default(),
             quant: None,
         }
@@ -157,6 +161,17 @@ impl Problem {
                 let rule = format!("the {backend} backend adds no residual after the norm");
                 Err(Error::Unsupported { rule })
             }
+        }
+    }
+
+    /// For a backend of that name that normalizes no sum of parts.
+    ///
+    /// # Errors
+    /// `Unsupported` if there are several.
+    pub fn without_parts(&self, backend: &str) -> Result<(), Error> {
+        match self.parts {
+            1 => Ok(()),
+            _ => Err(Error::Unsupported { rule: format!("the {backend} backend adds no parts of x") }),
         }
     }
 
@@ -223,10 +238,17 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Fo
         }
         forbid_mean_for_rms(&spec, "mean", args.mean.is_some())?;
         forbid_mean_for_rms(&spec, "next_mean", args.next_mean.is_some())?;
-        let found = Layout::check(&spec, Direction::Forward, None, &args)?;
+        check_parts(&spec, &args)?;
+        let found = Layout::check(&spec, Direction::Forward, None, args.parts, &args)?;
         let problem = problem::<T, W, R>(Direction::Forward, &spec, found);
-        let problem = Problem { residual_placement: spec.residual_placement, ..problem };
+        let parts = args.parts.map_or(1, |parts| parts.count);
+        let problem = Problem { residual_placement: spec.residual_placement, parts, ..problem };
         Ok(Checked { spec, args, problem })
+    }
+
+    /// Elements from a part of `x` to the next; 0 where there is one.
+    pub fn part_stride(&self) -> usize {
+        self.args.parts.filter(|parts| parts.count > 1).map_or(0, |parts| parts.stride)
     }
 
     /// Hands every tensor to the visitor, in the order of [`Tensor::ALL`] but for what in place takes an input's turn.
@@ -261,7 +283,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Ba
             let rule = "GradReduction::Locks needs at least 1 group, got 0".into();
             return Err(Error::InvalidArgument { arg: "grad_reduction", rule });
         }
-        let found = Layout::check(&spec, Direction::Backward, None, &args)?;
+        let found = Layout::check(&spec, Direction::Backward, None, None, &args)?;
         let problem = problem::<T, W, R>(Direction::Backward, &spec, found);
         let problem = Problem { grad_reduction: args.grad_reduction, ..problem };
         if let Some(workspace) = &args.workspace {
@@ -312,7 +334,7 @@ where
         if args.residual.is_none() && args.residual_out.is_some() {
             return Err(Error::Unexpected { arg: "residual_out", why: "there is no residual to add" });
         }
-        let found = Layout::check(&spec, Direction::QuantizedForward, Some(&args.quant), &args)?;
+        let found = Layout::check(&spec, Direction::QuantizedForward, Some(&args.quant), None, &args)?;
         let problem = problem::<T, W, R>(Direction::QuantizedForward, &spec, found);
         Ok(Checked { spec, problem: Problem { quant: Some(args.quant), ..problem }, args })
     }
@@ -429,6 +451,7 @@ fn problem<T: Element, W: Element, R: Element>(
         has_weight_offset: spec.weight_offset != 0.0,
         cast_order: spec.cast_order,
         residual_placement: ResidualPlacement::default(),
+        parts: 1,
         grad_reduction: GradReduction::default(),
         quant: None,
     }
@@ -487,6 +510,26 @@ fn check_targets<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
         (Some(Source::Read(_)) | None, None)
         | (Some(Source::Read(_)), Some(_))
         | (Some(Source::Overwrite(_)), None) => Ok(()),
+    }
+}
+
+/// Parts are there, and are a sum that nothing overwrites.
+fn check_parts<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
+    spec: &NormSpec,
+    args: &Forward<'_, B, T, W, R>,
+) -> Result<(), Error> {
+    let Some(parts) = args.parts else { return Ok(()) };
+    let refuse = |rule: &str| Err(Error::InvalidArgument { arg: "x", rule: rule.into() });
+    if parts.count == 0 {
+        return refuse("a sum has at least 1 part, got 0");
+    }
+    match (&args.x, spec.residual_placement) {
+        (Source::Overwrite(_), _) => refuse("a sum of parts is not made in place"),
+        (Source::Read(_), ResidualPlacement::After) => {
+            let rule = "no call adds parts and, after the norm, a residual".into();
+            Err(Error::Unsupported { rule })
+        }
+        (Source::Read(_), ResidualPlacement::Before) => Ok(()),
     }
 }
 

@@ -86,6 +86,30 @@ pub fn forward(spec: &NormSpec, inputs: &ForwardInputs<'_>) -> ForwardOutputs {
     out
 }
 
+/// Equation (1'): the sum of `parts` matrices that lie one after the other in `x`, and of a residual, rounded to that dtype. All of them are
+/// (rows, cols).
+///
+/// Additions in f32 are part of the definition, as the rounding of a sum with a residual is: the sum is one value, and every backend has
+/// its bits. `x` and `residual` hold values of f32. Panics if `parts` is 0.
+///
+/// # Example
+/// ```
+/// # use rmsnorm_spec::{DType, reference::sum_of_parts};
+/// let (small, large) = (2f64.powi(-24), [1.0, 1.0]);
+/// let x = [small, 1.0, small, small, 1.0, small];
+/// // In their order: small + small + 1, and 1 + small + small, which rounds twice.
+/// assert_eq!(sum_of_parts(&x, 3, None, DType::F32), [1.0 + 2.0 * small, 1.0]);
+/// assert_eq!(sum_of_parts(&large, 1, Some(&[small, 2.0]), DType::Bf16), [1.0, 3.0]);
+/// ```
+pub fn sum_of_parts(x: &[f64], parts: usize, residual: Option<&[f64]>, dtype: DType) -> Vec<f64> {
+    let len = x.len() / parts;
+    // Of two values of f32 the sum in f64, rounded to f32, is their sum in f32: 53 bits are more than twice 24 and two.
+    let add = |sum: f64, addend: f64| round_to(sum + addend, DType::F32);
+    let sum = |i: usize| (1..parts).fold(x[i], |sum, part| add(sum, x[part * len + i]));
+    let sum_with = |i: usize| residual.map_or_else(|| sum(i), |residual| add(sum(i), residual[i]));
+    (0..len).map(|i| round_to(sum_with(i), dtype)).collect()
+}
+
 /// Equation (14): the next norm, of a sum as it was rounded, (rows, cols), by a weight and a bias of its own, (cols).
 ///
 /// # Example

@@ -111,6 +111,7 @@ impl Bound {
 pub(crate) fn prepare(backend: &WgpuBackend, problems: &[Problem]) -> Result<(), Error> {
     let mut keys = Vec::new();
     for problem in problems {
+        problem.without_parts("wgpu")?;
         rows_per_group(problem)?;
         keys.extend(plan::plan(problem, &Layout::dense(problem), backend.caps())?.keys());
     }
@@ -126,6 +127,7 @@ pub(crate) fn forward<T: Element, W: Element, R: Element>(
     call: Checked<Forward<'_, WgpuBackend, T, W, R>>,
 ) -> Result<Work, Error> {
     let (spec, problem) = (*call.spec(), *call.problem());
+    problem.without_parts("wgpu")?;
     let mut tensors = Tensors::new(problem);
     call.visit(&mut tensors)?;
     bind(backend, &spec, &problem, tensors)

@@ -1,6 +1,6 @@
 //! [`Forward`]: the tensors of a forward call.
 
-use super::{Rows, Source, SpanVisitor, Views, Visitor, tensors, visit};
+use super::{Parts, Rows, Source, SpanVisitor, Views, Visitor, tensors, visit};
 use crate::{Element, Error, NormBackend, Tensor};
 
 /// The tensors of a forward call: [math](crate::math), equations (1) to (6), (13) and (14).
@@ -67,6 +67,8 @@ pub struct Forward<'a, B: NormBackend + ?Sized, T: Element, W: Element = T, R: E
     pub next_mean: Option<B::Out<'a, f32>>,
     /// Receives `1 / sqrt(var + eps)` of every row of `residual_out`, for the next norm's backward pass.
     pub next_rstd: Option<B::Out<'a, f32>>,
+    /// Where `x` is the sum of several matrices: how many, and where they lie. Not in place, and not with a residual after the norm.
+    pub parts: Option<Parts>,
     /// A tensor that was given before its dtype was changed, and is gone. Validation refuses the call.
     pub(crate) lost: Option<&'static str>,
 }
@@ -127,6 +129,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element> Forward<'a, B, T> {
             next_bias: None,
             next_mean: None,
             next_rstd: None,
+            parts: None,
             lost: None,
         }
     }
@@ -147,7 +150,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Forward<'a
     /// With a weight and bias of that type, for code that is generic over it: the activations' or f32.
     pub fn weight_dtype<V: Element>(self) -> Forward<'a, B, T, V, R> {
         let Forward { x, weight, bias, residual, residual_out, y, mean, rstd, .. } = self;
-        let Forward { next_weight, next_bias, next_mean, next_rstd, lost, .. } = self;
+        let Forward { next_weight, next_bias, next_mean, next_rstd, parts, lost, .. } = self;
         let lost = lost.or(weight.and(Some("weight"))).or(bias.and(Some("bias")));
         let lost = lost.or(next_weight.and(Some("next_weight"))).or(next_bias.and(Some("next_bias")));
         Forward {
@@ -163,6 +166,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Forward<'a
             next_bias: None,
             next_mean,
             next_rstd,
+            parts,
             lost,
         }
     }
@@ -170,7 +174,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Forward<'a
     /// With a residual stream of that type, for code that is generic over it: the activations' or f32.
     pub fn residual_dtype<Q: Element>(self) -> Forward<'a, B, T, W, Q> {
         let Forward { x, weight, bias, residual, residual_out, y, mean, rstd, .. } = self;
-        let Forward { next_weight, next_bias, next_mean, next_rstd, lost, .. } = self;
+        let Forward { next_weight, next_bias, next_mean, next_rstd, parts, lost, .. } = self;
         let lost = lost.or(residual.and(Some("residual"))).or(residual_out.and(Some("residual_out")));
         Forward {
             x,
@@ -185,6 +189,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Forward<'a
             next_bias,
             next_mean,
             next_rstd,
+            parts,
             lost,
         }
     }
@@ -193,6 +198,29 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Forward<'a
     /// [`Rows::strided`] or [`Rows::grouped`].
     pub fn residual(self, residual: impl Into<Rows<B::In<'a, R>>>) -> Self {
         Forward { residual: Some(Source::Read(residual.into())), ..self }
+    }
+
+    /// Of the sum of `count` matrices, which `x` is a view of: the first where its rows begin, each `stride` elements further on than the
+    /// one before. They are added in their order, in f32, then the residual; the sum is rounded once, to `R`, residual or not:
+    /// [math](crate::math), equation (1').
+    ///
+    /// # Example
+    /// ```
+    /// # use rmsnorm_spec::{Error, Forward, NormBackend, NormSpec};
+    /// /// y = norm(x[0] + x[1] + x[2] + residual), of matrices that lie one after the other; the sum overwrites nothing.
+    /// fn combine<B>(
+    ///     backend: &B, x: &[f32], residual: &[f32], weight: &[f32], y: &mut [f32], sum: &mut [f32],
+    /// ) -> Result<(), Error>
+    /// where
+    ///     B: for<'a> NormBackend<In<'a, f32> = &'a [f32], Out<'a, f32> = &'a mut [f32]>,
+    /// {
+    ///     let (len, spec) = (y.len(), NormSpec::rms(y.len() / weight.len(), weight.len(), 1e-6));
+    ///     let args = Forward::<_, f32>::new(x, y).parts(3, len).weight(weight);
+    ///     backend.forward(&spec, args.residual(residual).residual_out(sum))
+    /// }
+    /// ```
+    pub fn parts(self, count: usize, stride: usize) -> Self {
+        Forward { parts: Some(Parts { count, stride }), ..self }
     }
 
     /// With this [`residual`](Self#structfield.residual), which the rounded sum overwrites. Only with

@@ -104,6 +104,25 @@ impl<'a, E: Stored, const N: usize> From<&'a mut [E; N]> for Rows<&'a mut [E]> {
     }
 }
 
+/// Several matrices in one view: the same rows, each time `stride` elements further on.
+///
+/// What ranks of a group have sent, one after the other (`stride` is `rows * cols`), or the results of a token's experts side by side
+/// (`stride` is `cols`, and rows are `count * cols` apart).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parts {
+    /// How many there are, at least 1.
+    pub count: usize,
+    /// Elements from an element of one to the same of the next.
+    pub stride: usize,
+}
+
+impl Parts {
+    /// Elements from an element of the first to the same of the last, if they can be counted.
+    pub(crate) const fn span(self) -> Option<usize> {
+        self.count.saturating_sub(1).checked_mul(self.stride)
+    }
+}
+
 /// A matrix that is read, and perhaps overwritten by what the call computes from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source<I, O> {

@@ -62,7 +62,11 @@ pub(crate) trait Views<'a, B: NormBackend + ?Sized> {
 /// they hold may be on a device.
 impl<B: NormBackend + ?Sized, T: Element, W: Element, R: Element> fmt::Debug for Forward<'_, B, T, W, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        describe::<B>(self, &mut f.debug_struct("Forward"))
+        let mut described = f.debug_struct("Forward");
+        if let Some(parts) = self.parts {
+            described.field("parts", &parts);
+        }
+        describe::<B>(self, &mut described)
     }
 }
 

@@ -5,8 +5,8 @@ use std::iter;
 use crate::args::{SpanVisitor, View, Views};
 use crate::quant::QuantSpec;
 use crate::{
-    Access, Direction, Error, NormBackend, NormSpec, RowGroups, RowLayout, Rows, Span, Storage, Tensor, TensorSet,
-    TensorShape,
+    Access, Direction, Error, NormBackend, NormSpec, Parts, RowGroups, RowLayout, Rows, Span, Storage, Tensor,
+    TensorSet, TensorShape,
 };
 
 /// One tensor of a call, reduced to what the checks need.
@@ -28,6 +28,8 @@ pub(super) struct Layout {
     cols: usize,
     /// What the length of scales follows from.
     quant: Option<QuantSpec>,
+    /// Of `x`, if there are several.
+    parts: Option<Parts>,
     tensors: TensorSet,
     outputs: TensorSet,
     /// Of the matrices that have groups.
@@ -42,6 +44,7 @@ impl Layout {
         spec: &NormSpec,
         direction: Direction,
         quant: Option<&QuantSpec>,
+        parts: Option<Parts>,
         args: &impl Views<'a, B>,
     ) -> Result<(TensorSet, Option<usize>), Error> {
         let mut layout = Layout {
@@ -49,6 +52,7 @@ impl Layout {
             rows: spec.rows,
             cols: spec.cols,
             quant: quant.copied(),
+            parts: parts.filter(|parts| parts.count > 1),
             tensors: TensorSet::NONE,
             outputs: TensorSet::NONE,
             rows_per_group: None,
@@ -87,6 +91,30 @@ impl Layout {
         // distance than rows, and so none of the layout's.
         let padded = view.padded_span(shape.0).filter(|&given| given <= most).map_or(padded, |given| given.max(padded));
         Ok((rows, (rows.span(), padded)))
+    }
+
+    /// The same of `x`, where it is a view of several matrices: the elements of all, in no pattern.
+    fn parts(
+        &self,
+        view: &View,
+        parts: Parts,
+        (rows, (min, max)): (RowLayout, (usize, usize)),
+    ) -> Result<(Option<RowLayout>, (usize, usize)), Error> {
+        let most = isize::MAX as usize / view.storage.size();
+        match parts.span().and_then(|behind| Some((min.checked_add(behind)?, max.checked_add(behind)?))) {
+            // Without rows there is nothing of any part.
+            _ if rows.span() == 0 => Ok((None, (min, max))),
+            Some(len) if len.1 <= most => Ok((None, len)),
+            Some(_) | None => {
+                let Parts { count, stride } = parts;
+                let rule = format!(
+                    "{count} parts at a stride of {stride} {} elements exceed the largest size of {} bytes",
+                    view.storage,
+                    isize::MAX
+                );
+                Err(Error::InvalidArgument { arg: view.arg, rule })
+            }
+        }
     }
 
     /// How many scales there are of a matrix of that shape, quantized like this.
@@ -140,7 +168,13 @@ impl Layout {
 impl SpanVisitor for Layout {
     fn visit(&mut self, tensor: Tensor, view: View) -> Result<(), Error> {
         let (matrix, (min, max)) = match tensor.shape() {
-            TensorShape::Matrix => self.matrix(&view, (self.rows, self.cols)).map(|(rows, len)| (Some(rows), len))?,
+            TensorShape::Matrix => {
+                let found = self.matrix(&view, (self.rows, self.cols))?;
+                match self.parts.filter(|_| tensor == Tensor::X) {
+                    Some(parts) => self.parts(&view, parts, found)?,
+                    None => (Some(found.0), found.1),
+                }
+            }
             TensorShape::Transposed => {
                 self.matrix(&view, (self.cols, self.rows)).map(|(rows, len)| (Some(rows), len))?
             }

@@ -5,6 +5,7 @@
 //! up are compared with the table, so that it must be added there.
 
 mod groups;
+mod parts;
 mod quantized;
 
 use std::cell::RefCell;
@@ -13,7 +14,7 @@ use std::marker::PhantomData;
 
 use super::*;
 use crate::quant::{CodeType, ScaleRounding};
-use crate::{Access, F8E4M3, F8E5M2, RowGroups, Rows, Storage, Stored, TensorShape, bf16, f16};
+use crate::{Access, F8E4M3, F8E5M2, Parts, RowGroups, Rows, Storage, Stored, TensorShape, bf16, f16};
 
 struct Numbers;
 
@@ -260,6 +261,8 @@ struct Call {
     grad_reduction: GradReduction,
     /// Of a quantized call.
     quant: Option<QuantSpec>,
+    /// Of a forward call.
+    parts: Option<Parts>,
     tensors: Vec<(&'static str, Place)>,
 }
 
@@ -306,6 +309,7 @@ impl Call {
             spec: NormSpec { residual_placement: form.placement(), ..NormSpec::layer(ROWS, COLS, 1e-5) },
             grad_reduction: GradReduction::Partials,
             quant: form.quant(),
+            parts: None,
             tensors: table(form).iter().enumerate().map(place).collect(),
         }
     }
@@ -354,6 +358,7 @@ impl Call {
                     next_bias: (is_next && optional("next_bias")).then(|| look_up.view("next_bias")),
                     next_mean: (is_next && optional("next_mean")).then(|| look_up.view("next_mean")),
                     next_rstd: (is_next && optional("next_rstd")).then(|| look_up.view("next_rstd")),
+                    parts: self.parts,
                     lost: None,
                 };
                 self.validated(Checked::forward(self.spec, args)?, Checked::<Forward<'_, Numbers, T, W, R>>::visit)
@@ -787,6 +792,7 @@ fn the_problem_says_what_is_computed() {
                             has_weight_offset,
                             cast_order,
                             residual_placement: form.placement(),
+                            parts: 1,
                             quant: form.quant(),
                             grad_reduction: match form {
                                 Form::Forward | Form::InPlace | Form::After | Form::AfterInPlace => {
