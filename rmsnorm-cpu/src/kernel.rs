@@ -12,6 +12,7 @@ use crate::stages::columnwise::ColumnwiseCols;
 use crate::stages::copy::CopyRange;
 use crate::stages::forward::ForwardRows;
 use crate::stages::forward::after::AfterRows;
+use crate::stages::forward::parts::PartsRows;
 use crate::stages::quantized_forward::QuantizedRows;
 use crate::stages::reduce_partials::PartialRows;
 
@@ -65,6 +66,7 @@ macro_rules! mixes {
             use super::*;
             stage!(forward, ForwardRows<'_, $t, $w, $r>);
             stage!(after, AfterRows<'_, $t, $w, $r>);
+            stage!(parts, PartsRows<'_, $t, $w, $r>);
             stage!(backward, BackwardBlocks<'_, $t, $w, $r>);
             stage!(quantized_forward, QuantizedRows<'_, $t, $w, $r>);
             stage!(columnwise, ColumnwiseCols<'_, $t, $w, $r>);
@@ -82,6 +84,14 @@ macro_rules! mixes {
         pub(crate) fn after<'a, T: Element, W: Element, R: Element>() -> Option<Kernel<AfterRows<'a, T, W, R>>> {
             match (T::DTYPE, W::DTYPE, R::DTYPE) {
                 $((<$t>::DTYPE, <$w>::DTYPE, <$r>::DTYPE) => Some(|isa, work| $mix::after::run(isa, work.cast())),)*
+                _ => None,
+            }
+        }
+
+        /// The kernel of the sum of several parts, of a mix of dtypes, if there is one.
+        pub(crate) fn parts<'a, T: Element, W: Element, R: Element>() -> Option<Kernel<PartsRows<'a, T, W, R>>> {
+            match (T::DTYPE, W::DTYPE, R::DTYPE) {
+                $((<$t>::DTYPE, <$w>::DTYPE, <$r>::DTYPE) => Some(|isa, work| $mix::parts::run(isa, work.cast())),)*
                 _ => None,
             }
         }

@@ -39,6 +39,7 @@ mod harness;
 mod kernel;
 mod lanes;
 mod launch;
+mod memory;
 #[cfg(test)]
 mod order;
 mod plan;

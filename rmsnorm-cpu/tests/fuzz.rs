@@ -99,7 +99,7 @@ struct Builder<'a> {
 
 impl<'a> Builder<'a> {
     fn new(fuzzed: &'a Call, kind: Kind, fill: u32) -> Self {
-        Builder { fuzzed, fill, call: testing::Call { kind, quant: None, tensors: Vec::new() } }
+        Builder { fuzzed, fill, call: testing::Call { kind, quant: None, parts: 1, tensors: Vec::new() } }
     }
 
     /// Any bit pattern: NaNs, infinities and subnormals among them.

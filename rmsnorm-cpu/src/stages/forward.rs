@@ -8,6 +8,7 @@ use crate::lanes::{self, Fenced, Out, Piece, Simd, Stores};
 
 pub(crate) mod after;
 mod batches;
+pub(crate) mod parts;
 
 /// The rows of a forward call, or some of them.
 pub(crate) struct ForwardRows<'a, T, W, R> {

@@ -80,16 +80,16 @@ impl<'a, T: Element, W: Element, R: Element> AfterRows<'a, T, W, R> {
                 (Some(last), Some(kept)) => {
                     let mut sums = Kept(kept);
                     let of_sum = match is_plain {
-                        true => row.sum_statistics::<S, true>(&mut sums, statistics, norm, eps),
-                        false => row.sum_statistics::<S, false>(&mut sums, statistics, norm, eps),
+                        true => row.sum_statistics::<S>(&Onto::<true>(statistics), &mut sums, norm, eps),
+                        false => row.sum_statistics::<S>(&Onto::<false>(statistics), &mut sums, norm, eps),
                     };
                     row.normalize_sum::<S>(&sums, last, of_sum, stores, sum_stores);
                     Some(of_sum)
                 }
                 (Some(last), None) => {
-                    let mut sums = MadeAgain(statistics);
-                    let of_sum = row.sum_statistics::<S, false>(&mut sums, statistics, norm, eps);
-                    row.normalize_sum::<S>(&sums, last, of_sum, stores, sum_stores);
+                    let sum = Onto::<false>(statistics);
+                    let of_sum = row.sum_statistics::<S>(&sum, &mut MadeAgain(&sum), norm, eps);
+                    row.normalize_sum::<S>(&MadeAgain(&sum), last, of_sum, stores, sum_stores);
                     Some(of_sum)
                 }
             };
@@ -101,8 +101,24 @@ impl<'a, T: Element, W: Element, R: Element> AfterRows<'a, T, W, R> {
     }
 }
 
+/// How a sum is made of a row.
+pub(super) trait Sum<T, W, R> {
+    /// The sum at a piece, rounded to the residual's dtype, in f32.
+    fn make<S: Simd, P: Piece>(&self, row: &Row<'_, T, W, R>, piece: P) -> S::Lanes;
+}
+
+/// Equation (13): of the norm by these statistics and the residual.
+struct Onto<const PLAIN: bool>(Statistics);
+
+impl<T: Element, W: Element, R: Element, const PLAIN: bool> Sum<T, W, R> for Onto<PLAIN> {
+    #[inline(always)]
+    fn make<S: Simd, P: Piece>(&self, row: &Row<'_, T, W, R>, piece: P) -> S::Lanes {
+        row.sum::<S, _, PLAIN>(piece, self.0)
+    }
+}
+
 /// Where the norm of the sum finds it.
-trait Sums<T, W, R> {
+pub(super) trait Sums<T, W, R> {
     /// Takes the sum at a piece, whose lanes behind a short one are zeros.
     fn keep<S: Simd, P: Piece>(&mut self, piece: P, sum: S::Lanes);
 
@@ -111,7 +127,7 @@ trait Sums<T, W, R> {
 }
 
 /// On the stack: in f32, padded.
-struct Kept<'k>(&'k mut [f32]);
+pub(super) struct Kept<'k>(pub(super) &'k mut [f32]);
 
 impl<T: Element, W: Element, R: Element> Sums<T, W, R> for Kept<'_> {
     #[inline(always)]
@@ -125,25 +141,31 @@ impl<T: Element, W: Element, R: Element> Sums<T, W, R> for Kept<'_> {
     }
 }
 
-/// In the cache, as a residual and a row of these statistics.
-struct MadeAgain(Statistics);
+/// In the cache, as what it is made of.
+pub(super) struct MadeAgain<'s, M>(pub(super) &'s M);
 
-impl<T: Element, W: Element, R: Element> Sums<T, W, R> for MadeAgain {
+impl<T: Element, W: Element, R: Element, M: Sum<T, W, R>> Sums<T, W, R> for MadeAgain<'_, M> {
     #[inline(always)]
     fn keep<S: Simd, P: Piece>(&mut self, _: P, _: S::Lanes) {}
 
     #[inline(always)]
     fn at<S: Simd, P: Piece>(&self, row: &Row<'_, T, W, R>, piece: P) -> S::Lanes {
-        row.sum::<S, _, false>(piece, self.0)
+        self.0.make::<S, _>(row, piece)
     }
 }
 
 impl<'a, W: Element> NextNorm<'a, W> {
-    /// A row of the norm of the sum: what a row has of y, x and residual is not asked for.
     fn row<'r, T: Element, R: Element>(&self, spec: &NormSpec) -> Row<'r, T, W, R>
     where
         'a: 'r,
     {
+        Row::of_sum(spec, self.weight, self.bias)
+    }
+}
+
+impl<'r, T: Element, W: Element, R: Element> Row<'r, T, W, R> {
+    /// A row of the norm of a sum: what a row has of y, x and residual is not asked for.
+    pub(super) fn of_sum(spec: &NormSpec, weight: Option<&'r [W]>, bias: Option<&'r [W]>) -> Self {
         Row {
             cols: spec.cols,
             x: None,
@@ -152,15 +174,13 @@ impl<'a, W: Element> NextNorm<'a, W> {
             residual: None,
             residual_stride: 0,
             residual_out: None,
-            weight: self.weight,
+            weight,
             weight_offset: spec.weight_offset,
-            bias: self.bias,
+            bias,
             cast_order: spec.cast_order,
         }
     }
-}
 
-impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
     /// Equation (13): rounded to the residual's dtype, in f32.
     #[inline(always)]
     fn sum<S: Simd, P: Piece, const PLAIN: bool>(&self, piece: P, statistics: Statistics) -> S::Lanes {
@@ -186,7 +206,7 @@ impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
 
     /// Stores the sum, and its norm by `last`.
     #[inline(always)]
-    fn normalize_sum<S: Simd>(
+    pub(super) fn normalize_sum<S: Simd>(
         &mut self,
         sums: &impl Sums<T, W, R>,
         last: &Self,
@@ -212,16 +232,16 @@ impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
 
     /// Equations (2) to (4) of the sum.
     #[inline(always)]
-    fn sum_statistics<S: Simd, const PLAIN: bool>(
+    pub(super) fn sum_statistics<S: Simd>(
         &self,
+        made: &impl Sum<T, W, R>,
         sums: &mut impl Sums<T, W, R>,
-        statistics: Statistics,
         norm: Norm,
         eps: f32,
     ) -> Statistics {
         let mut parts = S::splat(0.0);
         lanes::for_each_piece!(0, self.cols, piece => {
-            let sum = lanes::within::<S, _>(piece, self.sum::<S, _, PLAIN>(piece, statistics));
+            let sum = lanes::within::<S, _>(piece, made.make::<S, _>(self, piece));
             sums.keep::<S, _>(piece, sum);
             parts = S::add(parts, match norm {
                 Norm::Rms => S::mul(sum, sum),
@@ -246,7 +266,12 @@ impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
 }
 
 #[inline(always)]
-fn save(mean: &mut Option<Out<'_, f32>>, rstd: &mut Option<Out<'_, f32>>, row: usize, statistics: Statistics) {
+pub(super) fn save(
+    mean: &mut Option<Out<'_, f32>>,
+    rstd: &mut Option<Out<'_, f32>>,
+    row: usize,
+    statistics: Statistics,
+) {
     if let Some(mean) = mean {
         mean.set(row, statistics.mean);
     }

@@ -1,0 +1,70 @@
+//! Parts of slices, and memory between two calls.
+
+use std::ops::Range;
+
+use rmsnorm_spec::{Error, HostMemory, Memory, Stored};
+
+use crate::CpuBackend;
+use crate::launch::no_room;
+
+impl Memory for CpuBackend {
+    type Buffer<T: Stored> = Vec<T>;
+
+    /// Zeros, which the system has at hand for large buffers.
+    fn buffer<T: Stored>(&self, len: usize) -> Result<Vec<T>, Error> {
+        // More than any allocation may have: the allocator is not asked, it would take the product that wrapped.
+        if len.saturating_mul(size_of::<T>()) > isize::MAX as usize {
+            return Err(no_room::<T>("buffer", len, &"no allocation is as large"));
+        }
+        bytemuck::allocation::try_zeroed_vec(len).map_err(|()| no_room::<T>("buffer", len, &"the allocator refused"))
+    }
+
+    fn buffer_in<T: Stored>(buffer: &Vec<T>, range: Range<usize>) -> &[T] {
+        &buffer[range]
+    }
+
+    fn buffer_out<T: Stored>(buffer: &mut Vec<T>, range: Range<usize>) -> &mut [T] {
+        &mut buffer[range]
+    }
+
+    fn part_in<'a, T: Stored>(view: &'a &[T], range: Range<usize>) -> &'a [T] {
+        &view[range]
+    }
+
+    fn read_out<'a, T: Stored>(view: &'a &mut [T]) -> &'a [T] {
+        view
+    }
+}
+
+impl HostMemory for CpuBackend {
+    fn slice<'a, T: Stored>(view: &'a &[T]) -> &'a [T] {
+        view
+    }
+
+    fn slice_mut<'a, T: Stored>(view: &'a mut &mut [T]) -> &'a mut [T] {
+        view
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_where_their_range_says() {
+        let mut buffer = CpuBackend::new().buffer::<f32>(5).unwrap();
+        CpuBackend::buffer_out(&mut buffer, 1..4).copy_from_slice(&[1.0, 2.0, 3.0]);
+        assert_eq!(CpuBackend::buffer_in(&buffer, 0..5), [0.0, 1.0, 2.0, 3.0, 0.0]);
+        assert_eq!(CpuBackend::part_in(&CpuBackend::buffer_in(&buffer, 1..5), 1..3), [2.0, 3.0]);
+        assert_eq!(CpuBackend::read_out(&CpuBackend::buffer_out(&mut buffer, 3..5)), [3.0, 0.0]);
+    }
+
+    /// More than any address space: an answer, not an abort.
+    #[test]
+    fn memory_that_cannot_be_had_is_an_error() {
+        for len in [1 << 60, usize::MAX] {
+            let error = CpuBackend::new().buffer::<f32>(len).unwrap_err();
+            assert!(error.to_string().starts_with("cpu device error: no "), "{error}");
+        }
+    }
+}

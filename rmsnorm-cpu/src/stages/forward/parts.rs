@@ -1,0 +1,92 @@
+//! Forward of the sum of several matrices: math.md, equation (1'). The parts of a row, which may be far from each other, are read from
+//! memory once; the sum stays on the stack or, where a row is too long for that, is made again on each visit, from the cache.
+
+use rmsnorm_spec::Element;
+
+use super::after::{Kept, MadeAgain, Sum, save};
+use super::batches::{MOST_COLS, Room, padded};
+use super::{ForwardRows, Row};
+use crate::lanes::{self, Fenced, Piece, Simd};
+use crate::stages::Matrix;
+
+/// The rows of such a call, or some of them.
+pub(crate) struct PartsRows<'a, T, W, R> {
+    /// All but x.
+    pub(crate) rows: ForwardRows<'a, T, W, R>,
+    /// All rows of the call, of all parts: the last part of the first row may lie behind the first part of the last.
+    pub(crate) x: Matrix<'a, T>,
+    /// Where in `x` the rows begin.
+    pub(crate) first: usize,
+    /// How many parts there are.
+    pub(crate) count: usize,
+    /// Elements from one to the next.
+    pub(crate) stride: usize,
+}
+
+impl<'a, T: Element, W: Element, R: Element> PartsRows<'a, T, W, R> {
+    /// The same rows under other names of the element types.
+    pub(crate) fn cast<U: Element, V: Element, Q: Element>(self) -> PartsRows<'a, U, V, Q> {
+        let PartsRows { rows, x, first, count, stride } = self;
+        PartsRows { rows: rows.cast(), x: x.cast(), first, count, stride }
+    }
+
+    /// The rows before `row`, and the others.
+    pub(crate) fn split_at(self, row: usize) -> (Self, Self) {
+        let (low, high) = self.rows.split_at(row);
+        (PartsRows { rows: low, ..self }, PartsRows { rows: high, first: self.first + row, ..self })
+    }
+
+    /// Normalizes the sum of every row.
+    #[inline(always)]
+    pub(crate) fn run<S: Simd>(mut self) {
+        let spec = self.rows.spec;
+        let fenced = Fenced::<S>::new(self.rows.streaming);
+        let stores = fenced.stores();
+        let of_sum = Row::of_sum(&spec, self.rows.weight, self.rows.bias);
+        let mut room = Room::new();
+        let mut kept = (spec.cols <= MOST_COLS).then(|| room.zeros(padded(spec.cols)));
+        for r in 0..self.rows.rows {
+            let from = &self.x.data[self.x.rows.start(self.first + r)..];
+            let parts = Parts { from, count: self.count, stride: self.stride };
+            let mut row = self.rows.row(r);
+            (row.x, row.x_stride) = (Some(&from[..spec.cols]), self.x.rows.row_stride);
+            let statistics = match &mut kept {
+                Some(kept) => {
+                    let mut sums = Kept(kept);
+                    let statistics = row.sum_statistics::<S>(&parts, &mut sums, spec.norm, spec.eps);
+                    row.normalize_sum::<S>(&sums, &of_sum, statistics, stores, stores);
+                    statistics
+                }
+                None => {
+                    let statistics = row.sum_statistics::<S>(&parts, &mut MadeAgain(&parts), spec.norm, spec.eps);
+                    row.normalize_sum::<S>(&MadeAgain(&parts), &of_sum, statistics, stores, stores);
+                    statistics
+                }
+            };
+            save(&mut self.rows.mean, &mut self.rows.rstd, r, statistics);
+        }
+    }
+}
+
+/// The parts of a row.
+struct Parts<'r, T> {
+    /// From the row's first element in the first part to the end of all.
+    from: &'r [T],
+    count: usize,
+    stride: usize,
+}
+
+impl<T: Element, W: Element, R: Element> Sum<T, W, R> for Parts<'_, T> {
+    #[inline(always)]
+    fn make<S: Simd, P: Piece>(&self, row: &Row<'_, T, W, R>, piece: P) -> S::Lanes {
+        let part = |part: usize| lanes::load::<S, T, _>(&self.from[part * self.stride..][..row.cols], piece);
+        let mut sum = part(0);
+        for further in 1..self.count {
+            sum = S::add(sum, part(further));
+        }
+        if let Some(residual) = row.residual {
+            sum = S::add(sum, lanes::load::<S, R, _>(residual, piece));
+        }
+        lanes::round_through::<S, R>(sum)
+    }
+}
