@@ -6,6 +6,7 @@
 pub(crate) mod after;
 pub(crate) mod coverage;
 pub(crate) mod data;
+pub(crate) mod parts;
 pub(crate) mod presence;
 pub(crate) mod profiles;
 pub(crate) mod quantized;
@@ -56,11 +57,13 @@ pub enum Kind {
     /// A forward call that adds the residual after the norm, then the backward calls of its norms, the last norm's first: each gets
     /// what the calls before it stored.
     AfterEndToEnd,
+    /// One forward call whose `x` is the sum of several parts.
+    ForwardParts,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Kind; 8] = [
+    pub const ALL: [Kind; 9] = [
         Kind::Forward,
         Kind::ForwardInPlace,
         Kind::Backward,
@@ -69,6 +72,7 @@ impl Kind {
         Kind::ForwardAfter,
         Kind::ForwardAfterInPlace,
         Kind::AfterEndToEnd,
+        Kind::ForwardParts,
     ];
 
     /// Those whose results are floats, with a residual that is added before the norm.
@@ -85,23 +89,26 @@ impl Kind {
             Kind::ForwardAfter => "forward_after",
             Kind::ForwardAfterInPlace => "forward_after_in_place",
             Kind::AfterEndToEnd => "after_end_to_end",
+            Kind::ForwardParts => "forward_parts",
         }
     }
 
     /// The kinds that are one call.
-    pub const CALLS: [Kind; 6] = [
+    pub const CALLS: [Kind; 7] = [
         Kind::Forward,
         Kind::ForwardInPlace,
         Kind::Backward,
         Kind::QuantizedForward,
         Kind::ForwardAfter,
         Kind::ForwardAfterInPlace,
+        Kind::ForwardParts,
     ];
 
     /// The kind of a backend's call.
     pub(crate) const fn of(problem: &Problem) -> Kind {
         match (problem.direction, problem.residual_placement) {
             (Direction::Forward, ResidualPlacement::Before) if problem.tensors.is_in_place() => Kind::ForwardInPlace,
+            (Direction::Forward, ResidualPlacement::Before) if problem.parts > 1 => Kind::ForwardParts,
             (Direction::Forward, ResidualPlacement::Before) => Kind::Forward,
             (Direction::Forward, ResidualPlacement::After) if problem.has(Tensor::Residual) => Kind::ForwardAfter,
             (Direction::Forward, ResidualPlacement::After) => Kind::ForwardAfterInPlace,
@@ -113,7 +120,7 @@ impl Kind {
     /// The direction of the first call of a case.
     pub(crate) const fn direction(self) -> Direction {
         match self {
-            Kind::Forward | Kind::ForwardInPlace | Kind::EndToEnd => Direction::Forward,
+            Kind::Forward | Kind::ForwardInPlace | Kind::EndToEnd | Kind::ForwardParts => Direction::Forward,
             Kind::ForwardAfter | Kind::ForwardAfterInPlace | Kind::AfterEndToEnd => Direction::Forward,
             Kind::Backward => Direction::Backward,
             Kind::QuantizedForward => Direction::QuantizedForward,
@@ -224,6 +231,8 @@ pub struct Case {
     pub seed: u32,
     /// How the result is quantized, if it is.
     pub quant: Option<QuantSpec>,
+    /// How many matrices `x` is the sum of: at least 2 where it is one, else 1.
+    pub parts: usize,
 }
 
 impl Case {
@@ -245,6 +254,7 @@ impl Case {
             family: Family::Randn,
             seed: 1,
             quant: None,
+            parts: if matches!(kind, Kind::ForwardParts) { 2 } else { 1 },
         }
     }
 
@@ -271,7 +281,7 @@ impl Case {
         if self.kind.has_forward() {
             let ends = self.kind.has_backward();
             present = given.intersection(presence::read_by_forward());
-            let may_be_lost = matches!(self.kind, Kind::Forward | Kind::QuantizedForward);
+            let may_be_lost = matches!(self.kind, Kind::Forward | Kind::QuantizedForward | Kind::ForwardParts);
             let sum_is_kept = given.has(Tensor::ResidualOut) || !may_be_lost;
             present = present.set(Tensor::ResidualOut, given.has(Tensor::Residual) && sum_is_kept);
             present = present.set(Tensor::Mean, layer && (given.has(Tensor::Mean) || ends));
@@ -303,8 +313,9 @@ impl Case {
         if !self.kind.has_forward() {
             self.cast_order = CastOrder::AtStore;
         }
+        self.parts = if self.kind == Kind::ForwardParts { self.parts.max(2) } else { 1 };
         self.quant = match self.kind {
-            Kind::Forward | Kind::ForwardInPlace | Kind::Backward | Kind::EndToEnd => None,
+            Kind::Forward | Kind::ForwardInPlace | Kind::Backward | Kind::EndToEnd | Kind::ForwardParts => None,
             Kind::ForwardAfter | Kind::ForwardAfterInPlace | Kind::AfterEndToEnd => None,
             Kind::QuantizedForward => {
                 let quant = self.quant.unwrap_or(quantized::PLAIN);
@@ -318,6 +329,14 @@ impl Case {
         };
         if self.layout == (Layout::Uniform { pad: 0, offset: 0 }) {
             self.layout = Layout::DENSE;
+        }
+        // Parts follow at one distance, which they do not where rows lie in groups.
+        if self.kind == Kind::ForwardParts {
+            self.layout = match self.layout {
+                Layout::Grouped { seed, .. } => Layout::Mixed(seed),
+                Layout::Far(_) => Layout::DENSE,
+                Layout::Uniform { .. } | Layout::Mixed(_) => self.layout,
+            };
         }
         self.present = present;
         self
@@ -337,7 +356,7 @@ impl Case {
             }
         };
         let row = self.cols.max(1) as u128 + pad as u128;
-        row.saturating_mul(rows).saturating_add(offset as u128)
+        row.saturating_mul(rows).saturating_mul(self.parts as u128).saturating_add(offset as u128)
     }
 
     /// Whether the bits of dweight and dbias may vary from run to run.
@@ -386,6 +405,9 @@ impl fmt::Display for Case {
             GradReduction::Atomics => f.write_str("atomics")?,
         }
         write!(f, ":{}:seed{}", self.layout, self.seed)?;
+        if self.parts > 1 {
+            write!(f, ":parts{}", self.parts)?;
+        }
         self.quant.map_or(Ok(()), |quant| write!(f, ":{}", quantized::Id(quant)))
     }
 }
@@ -447,8 +469,13 @@ fn parse_fields<'a>(
     let grad_reduction = parse_reduction(next("the reduction")?).ok_or("the reduction")?;
     let layout = parse_layout(next("the layout")?).ok_or("the layout")?;
     let seed = parse_after("seed", next("the seed")?).ok_or("the seed")?;
+    let parts = match kind {
+        Kind::ForwardParts => parse_after("parts", next("the parts")?).ok_or("the parts")?,
+        Kind::Forward | Kind::ForwardInPlace | Kind::Backward | Kind::EndToEnd | Kind::QuantizedForward => 1,
+        Kind::ForwardAfter | Kind::ForwardAfterInPlace | Kind::AfterEndToEnd => 1,
+    };
     let quant = match kind {
-        Kind::Forward | Kind::ForwardInPlace | Kind::Backward | Kind::EndToEnd => None,
+        Kind::Forward | Kind::ForwardInPlace | Kind::Backward | Kind::EndToEnd | Kind::ForwardParts => None,
         Kind::ForwardAfter | Kind::ForwardAfterInPlace | Kind::AfterEndToEnd => None,
         Kind::QuantizedForward => Some(quantized::parse(next("the quantization")?).ok_or("the quantization")?),
     };
@@ -470,6 +497,7 @@ fn parse_fields<'a>(
         family,
         seed,
         quant,
+        parts,
     })
 }
 

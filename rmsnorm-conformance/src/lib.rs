@@ -19,6 +19,7 @@
 
 mod case;
 pub mod judge;
+pub mod ranks;
 mod report;
 mod run;
 mod selftest;

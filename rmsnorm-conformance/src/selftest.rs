@@ -16,7 +16,7 @@ use rmsnorm_spec::reference::{self, BackwardInputs, ForwardInputs};
 use rmsnorm_spec::{CastOrder, DType, DTypes, Norm, NormSpec, Tensor, TensorSet};
 
 use crate::case::data::Family;
-use crate::case::{Case, Kind, Layout, Trial, quantized};
+use crate::case::{Case, Kind, Layout, Trial, parts, quantized};
 use crate::report::{CaseReport, Check, Finding, Status};
 use crate::run::calls::Context;
 use crate::run::execute_case;
@@ -135,7 +135,8 @@ fn cases(norm: Norm, kind: Kind) -> Vec<Case> {
     if kind == Kind::QuantizedForward {
         return quantized_cases(norm);
     }
-    let mut cases = vec![
+    let mut cases = if kind == Kind::ForwardParts { parts_cases(norm) } else { Vec::new() };
+    cases.extend([
         plain(f32, 5, 33),
         full(bf16, 5, 33),
         Case { layout: strided, ..full(f32, 3, 13) },
@@ -160,13 +161,19 @@ fn cases(norm: Norm, kind: Kind) -> Vec<Case> {
         plain(bf16, 17, 541),
         trial(Trial::Determinism { repeats: 3 }, full(f32, 9, 257)),
         trial(Trial::Determinism { repeats: 3 }, plain(f32, 70, 129)),
-    ];
+    ]);
     for family in Family::ALL {
         for dtype in DType::ALL {
             cases.push(Case { family, eps: 1e-6, ..full(dtype, 13, 100) });
         }
     }
     cases.into_iter().map(Case::normalized).collect()
+}
+
+/// More of sums of parts: two are too few for some bugs.
+fn parts_cases(norm: Norm) -> Vec<Case> {
+    let cases = parts::smoke().into_iter().filter(|case| case.trial == Trial::Bounds && case.norm == norm);
+    cases.filter(|case| case.rows > 0 && case.rows * case.cols < 1 << 13).collect()
 }
 
 /// The same of calls whose results are codes.

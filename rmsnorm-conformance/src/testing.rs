@@ -24,6 +24,7 @@
 //! let mut call = Call {
 //!     kind: Kind::Forward,
 //!     quant: None,
+//!     parts: 1,
 //!     tensors: vec![
 //!         guarded(Tensor::X, Access::Read, Fill::Values(&x)),
 //!         guarded(Tensor::Y, Access::Write, Fill::Poison(Poison::Nan)),

@@ -137,8 +137,10 @@ impl Family {
 /// The inputs of a case, dense, as exact values of their storage dtypes.
 #[derive(Clone, Debug)]
 pub(crate) struct Inputs {
-    /// (rows, cols); in a backward case the tensor that was normalized
+    /// (rows, cols); in a backward case the tensor that was normalized. Of several parts, one after the other.
     pub x: Vec<f64>,
+    /// (rows, cols); of several parts and the residual, rounded
+    pub sum: Option<Vec<f64>>,
     /// (rows, cols)
     pub residual: Option<Vec<f64>>,
     /// (cols)
@@ -159,9 +161,13 @@ pub(crate) struct Inputs {
 
 impl Inputs {
     /// The same vectors with some of the rows, in the order given.
-    pub fn with_rows(&self, rows: &[usize], cols: usize) -> Inputs {
+    pub fn with_rows(&self, rows: &[usize], case: &Case) -> Inputs {
+        let cols = case.cols;
+        let of_parts: Vec<usize> =
+            (0..case.parts).flat_map(|part| rows.iter().map(move |row| part * case.rows + row)).collect();
         Inputs {
-            x: pick_rows(&self.x, rows, cols),
+            x: pick_rows(&self.x, &of_parts, cols),
+            sum: self.sum.as_ref().map(|sum| pick_rows(sum, rows, cols)),
             residual: self.residual.as_ref().map(|residual| pick_rows(residual, rows, cols)),
             weight: self.weight.clone(),
             bias: self.bias.clone(),
@@ -181,7 +187,7 @@ pub(crate) fn pick_rows<T: Copy>(matrix: &[T], rows: &[usize], cols: usize) -> V
 
 /// The inputs of `case`.
 pub(crate) fn inputs(case: &Case) -> Inputs {
-    let painter = Painter { case };
+    let painter = Painter { case, part: 0 };
     let present = case.present;
     let weight_dtype = case.dtypes.weight;
     let x_dtype = case.x_dtype();
@@ -192,7 +198,8 @@ pub(crate) fn inputs(case: &Case) -> Inputs {
         (0..case.cols).map(|col| round_to(value(col), weight_dtype)).collect()
     };
 
-    let x = matrix(&|row, col| painter.x(row, col), x_dtype);
+    let x: Vec<f64> =
+        (0..case.parts).flat_map(|part| matrix(&|row, col| Painter { case, part }.x(row, col), x_dtype)).collect();
     let residual =
         present.has(Tensor::Residual).then(|| matrix(&|row, col| painter.residual(row, col), case.dtypes.residual));
     let weights = |tensor| present.has(tensor).then(|| vector(&|col| painter.weight(tensor, col)));
@@ -221,13 +228,17 @@ pub(crate) fn inputs(case: &Case) -> Inputs {
     let dresidual_out = present
         .has(Tensor::DresidualOut)
         .then(|| matrix(&|row, col| painter.dresidual_out(row, col), case.dtypes.residual));
-    let inputs = Inputs { x, residual, weight, bias, next_weight, next_bias, dy, dresidual_out, given: None };
+    let sum =
+        (case.parts > 1).then(|| reference::sum_of_parts(&x, case.parts, residual.as_deref(), case.dtypes.residual));
+    let inputs = Inputs { x, sum, residual, weight, bias, next_weight, next_bias, dy, dresidual_out, given: None };
     Inputs { given: case.quant.map(|quant| Given::new(case, &quant, &inputs)), ..inputs }
 }
 
 /// Computes single elements.
 struct Painter<'a> {
     case: &'a Case,
+    /// Of x.
+    part: usize,
 }
 
 impl Painter<'_> {
@@ -236,7 +247,7 @@ impl Painter<'_> {
     }
 
     fn at(&self, row: usize, col: usize) -> usize {
-        row * self.case.cols + col
+        (self.part * self.case.rows + row) * self.case.cols + col
     }
 
     /// Standard normal, by Box and Muller.

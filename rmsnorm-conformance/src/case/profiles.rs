@@ -7,7 +7,7 @@ use rmsnorm_spec::{CastOrder, DType, DTypes, GradReduction, Norm, Tensor, Tensor
 
 use crate::case::data::Family;
 use crate::case::presence::{ALL_PRESENT, COUNTED, OPTIONAL};
-use crate::case::{Case, Kind, Layout, Trial, after, presence, quantized};
+use crate::case::{Case, Kind, Layout, Trial, after, parts, presence, quantized};
 use crate::testing::splitmix;
 
 /// How much is run.
@@ -43,9 +43,12 @@ impl Profile {
             Profile::Smoke => {
                 // Each is a program of its own on a GPU: some of them will do.
                 let columnwise = quantized::columnwise(14, 1, 1 << 11).into_iter().step_by(5).collect();
-                [smoke(), quantized::smoke(), columnwise, after::smoke()].concat()
+                [smoke(), quantized::smoke(), columnwise, after::smoke(), parts::smoke()].concat()
             }
-            Profile::Core => [core(), quantized::core(), quantized::columnwise(15, 4, 1 << 15), after::core()].concat(),
+            Profile::Core => {
+                let columnwise = quantized::columnwise(15, 4, 1 << 15);
+                [core(), quantized::core(), columnwise, after::core(), parts::core()].concat()
+            }
             // Long rows are what a GPU has paths of its own for.
             Profile::Full => {
                 let floats = drawn(seed, 20_000, |dice| if dice.one_in(8) { 1 << 18 } else { MOST_DRAWN });
@@ -54,6 +57,7 @@ impl Profile {
                     quantized::drawn(seed, 4000),
                     quantized::columnwise(seed, 20, 1 << 13),
                     after::drawn(seed, 2000),
+                    parts::drawn(seed, 1000),
                 ]
                 .concat()
             }
@@ -150,6 +154,7 @@ impl Dice {
             family: self.pick(Family::OF_FLOATS),
             seed: self.roll() as u32 % 1000,
             quant: None,
+            parts: 1,
         };
         Drawn { case, wide_weight, wide_residual }
     }
@@ -726,7 +731,7 @@ mod tests {
 
     #[test]
     fn lists_have_their_sizes_and_every_id_reads_back() {
-        for (profile, sizes) in [(Profile::Smoke, 320..400), (Profile::Core, 4700..5601), (Profile::Stress, 70..130)] {
+        for (profile, sizes) in [(Profile::Smoke, 320..460), (Profile::Core, 4700..6001), (Profile::Stress, 70..130)] {
             let cases = profile.cases(0);
             assert!(sizes.contains(&cases.len()), "{}: {}", profile.name(), cases.len());
             for case in cases {

@@ -80,6 +80,32 @@ fn run_and_judge(
     Ok(())
 }
 
+/// Judges what a forward call, or each rank of a group, has stored for a case of these inputs.
+pub(crate) fn judge_stored(
+    case: &Case,
+    inputs: &Inputs,
+    stored: &Outputs,
+    arithmetic: &Arithmetic,
+    reports: &mut Vec<OutputReport>,
+) -> Status {
+    let mut judged = Judged { reports, finding: None, vacuous: None };
+    let truth = truth_of(case, inputs, None, Model { arithmetic, mode: case.family.mode() });
+    judged.add_all(ForwardTruth::OUTPUTS, stored, |tensor, got| truth.judge_bits(tensor, got));
+    judged.status()
+}
+
+/// What the forward call of a case must give; `observed` is the sum with the residual that it stored, where that is no one value.
+fn truth_of<'a>(case: &Case, inputs: &'a Inputs, observed: Option<&[f64]>, model: Model<'a>) -> ForwardTruth<'a> {
+    let (weight, bias) = (inputs.weight.as_deref(), inputs.bias.as_deref());
+    if let Some(sum) = &inputs.sum {
+        let given = ForwardInputs { x: sum, residual: None, weight, bias };
+        return ForwardTruth::of_sum(&case.spec(), given, (case.dtypes.activation, case.dtypes.residual), model);
+    }
+    let residual = inputs.residual.as_deref().map(|residual| (residual, case.dtypes.residual));
+    let given = ForwardInputs { x: &inputs.x, residual, weight, bias };
+    ForwardTruth::new(&case.spec(), given, case.dtypes.activation, observed, model)
+}
+
 /// The verdicts of a case so far.
 struct Judged<'a> {
     reports: &'a mut Vec<OutputReport>,
@@ -155,15 +181,8 @@ impl<'a> BoundsTrial<'a> {
     }
 
     fn forward_truth(&self, stored: &Outputs) -> Result<ForwardTruth<'a>, Status> {
-        let (case, inputs) = (self.case, self.inputs);
-        let given = ForwardInputs {
-            x: &inputs.x,
-            residual: inputs.residual.as_deref().map(|residual| (residual, case.dtypes.residual)),
-            weight: inputs.weight.as_deref(),
-            bias: inputs.bias.as_deref(),
-        };
         let observed = self.observed_h(stored)?;
-        Ok(ForwardTruth::new(&case.spec(), given, case.dtypes.activation, observed.as_deref(), self.model()))
+        Ok(truth_of(self.case, self.inputs, observed.as_deref(), self.model()))
     }
 
     /// Where additions may round to either neighbour, the reference starts from the sum that the backend stored; from a

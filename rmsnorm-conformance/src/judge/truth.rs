@@ -52,6 +52,8 @@ pub struct ForwardTruth<'a> {
     /// How far the arithmetic may be from it.
     pub bounds: ForwardBounds,
     due: Vec<Due>,
+    /// Whether x is a sum that the call made: it is one value, and may have been stored.
+    is_sum: bool,
 }
 
 impl<'a> ForwardTruth<'a> {
@@ -82,7 +84,17 @@ impl<'a> ForwardTruth<'a> {
         let outputs = reference::forward(spec, &given);
         let bounds = bounds::forward(spec, &given, h_dtype, &outputs, model);
         let due = (0..spec.rows).map(|row| forward_due(spec, &outputs, row, arithmetic)).collect();
-        ForwardTruth { spec: *spec, inputs, x_dtype, arithmetic, outputs, bounds, due }
+        ForwardTruth { spec: *spec, inputs, x_dtype, arithmetic, outputs, bounds, due, is_sum: false }
+    }
+
+    /// Of a call whose `x` is the sum of several parts: these inputs have the sum in place of x, with its dtype, and no residual.
+    pub fn of_sum(
+        spec: &NormSpec,
+        inputs: ForwardInputs<'a>,
+        (x_dtype, sum_dtype): (DType, DType),
+        model: Model<'a>,
+    ) -> Self {
+        ForwardTruth { x_dtype, is_sum: true, ..ForwardTruth::new(spec, inputs, sum_dtype, None, model) }
     }
 
     /// Judges an output of the call, all of it; a tensor that is none is a failure in every element.
@@ -116,6 +128,7 @@ impl<'a> ForwardTruth<'a> {
     fn residual_out(&self) -> Vec<Expected> {
         let (x, arithmetic) = (self.inputs.x, self.arithmetic);
         match self.inputs.residual {
+            None if self.is_sum => self.outputs.h.iter().map(|&h| Expected::new(h, 0.0)).collect(),
             None => Vec::new(),
             Some((residual, _)) if self.spec.residual_placement == ResidualPlacement::After => {
                 let norm = match self.spec.cast_order {

@@ -55,7 +55,7 @@ impl Scenario {
         let cols = self.case.cols;
         Scenario {
             case: Case { rows: rows.len(), ..self.case },
-            inputs: self.inputs.with_rows(rows, cols),
+            inputs: self.inputs.with_rows(rows, &self.case),
             saved: self.saved.as_ref().map(|saved| Saved {
                 x: pick_rows(&saved.x, rows, cols),
                 mean: pick_rows(&saved.mean, rows, 1),
@@ -167,7 +167,7 @@ struct Builder<'a> {
 
 impl<'a> Builder<'a> {
     fn new(case: &'a Case, kind: Kind, poison: Poison) -> Self {
-        Builder { case, poison, call: Call { kind, quant: case.quant, tensors: Vec::new() } }
+        Builder { case, poison, call: Call { kind, quant: case.quant, parts: case.parts, tensors: Vec::new() } }
     }
 
     fn push(&mut self, name: Tensor, access: Access, shape: (usize, usize), place: Placement, fill: &Fill<'_>) {
@@ -191,6 +191,13 @@ impl<'a> Builder<'a> {
         if let Some(values) = values {
             self.matrix(name, access, &Fill::Values(values));
         }
+    }
+
+    /// The parts of x, one behind the other: more rows of one matrix.
+    fn parts(&mut self, access: Access, values: &[f64]) {
+        let place = self.case.layout.placement(Tensor::X, self.case.cols);
+        let shape = (self.case.parts * self.case.rows, self.case.cols);
+        self.push(Tensor::X, access, shape, place, &Fill::Values(values));
     }
 
     fn input_rows(&mut self, name: Tensor, values: Option<&[f64]>) {
@@ -229,18 +236,20 @@ impl<'a> Builder<'a> {
 /// The forward call of a case, in the form that its kind asks for.
 pub(crate) fn forward_call(case: &Case, inputs: &Inputs, poison: Poison) -> Call {
     let kind = match case.kind {
-        Kind::ForwardInPlace | Kind::QuantizedForward | Kind::ForwardAfter | Kind::ForwardAfterInPlace => case.kind,
+        Kind::ForwardInPlace | Kind::QuantizedForward | Kind::ForwardParts => case.kind,
+        Kind::ForwardAfter | Kind::ForwardAfterInPlace => case.kind,
         Kind::Forward | Kind::Backward | Kind::EndToEnd => Kind::Forward,
         Kind::AfterEndToEnd => Kind::ForwardAfter,
     };
     let mut builder = Builder::new(case, kind, poison);
     let (overwrites_x, overwrites_residual) =
         (kind == Kind::ForwardInPlace, matches!(kind, Kind::ForwardInPlace | Kind::ForwardAfterInPlace));
+    let is_plain = matches!(kind, Kind::Forward | Kind::ForwardParts);
     let access = |is_overwritten| if is_overwritten { Access::Overwrite } else { Access::Read };
-    builder.rows(Tensor::X, access(overwrites_x), Some(&inputs.x));
+    builder.parts(access(overwrites_x), &inputs.x);
     builder.rows(Tensor::Residual, access(overwrites_residual), inputs.residual.as_deref());
     builder.output_rows(Tensor::ResidualOut, !overwrites_residual && case.present.has(Tensor::ResidualOut));
-    builder.output_rows(Tensor::Y, !overwrites_x && (kind == Kind::Forward || case.present.has(Tensor::Y)));
+    builder.output_rows(Tensor::Y, !overwrites_x && (is_plain || case.present.has(Tensor::Y)));
     builder.input(Tensor::Weight, inputs.weight.as_deref());
     builder.input(Tensor::Bias, inputs.bias.as_deref());
     builder.output(Tensor::Mean, case.rows, case.present.has(Tensor::Mean));

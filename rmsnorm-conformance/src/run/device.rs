@@ -191,6 +191,63 @@ impl Call {
     }
 }
 
+/// What makes forward calls on a backend's tensors: the backend, or what is built on it.
+pub trait Normalize<B: NormBackend> {
+    /// As [`NormBackend::forward`].
+    ///
+    /// # Errors
+    /// As there.
+    fn forward<T: Element, W: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        args: Forward<'_, B, T, W, R>,
+    ) -> Result<(), Error>;
+}
+
+/// A backend by itself.
+struct Alone<'b, B>(&'b B);
+
+impl<B: NormBackend> Normalize<B> for Alone<'_, B> {
+    fn forward<T: Element, W: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        args: Forward<'_, B, T, W, R>,
+    ) -> Result<(), Error> {
+        self.0.forward(spec, args)
+    }
+}
+
+/// A forward call on its way to what makes it.
+struct By<'a, H, N> {
+    typed: Typed<'a, H>,
+    norm: &'a N,
+}
+
+impl<H: Harness, N: Normalize<H::Backend>> WithDTypes for By<'_, H, N> {
+    type Output = Answer;
+
+    fn call<T: Element, W: Element, R: Element>(self) -> Answer {
+        self.typed.forward::<T, W, R>(self.norm)
+    }
+}
+
+impl Call {
+    /// Makes a forward call by `norm` in place of the backend, and downloads all of its tensors.
+    ///
+    /// # Errors
+    /// If data cannot be moved. Inside is what `norm` says.
+    pub fn make_by<H: Harness>(
+        &mut self,
+        harness: &H,
+        norm: &impl Normalize<H::Backend>,
+        spec: &NormSpec,
+        dtypes: DTypes,
+    ) -> Answer {
+        let typed = Typed { harness, spec, reduction: GradReduction::Partials, call: self };
+        dtypes.dispatch(By { typed, norm }).unwrap_or_else(|error| Err(TransferError::Upload(error)))
+    }
+}
+
 /// Downloads a list of tensors that differ in type.
 macro_rules! unload {
     ($self:ident: $($name:ident = $tensor:expr),* $(,)?) => {
@@ -205,8 +262,10 @@ impl<H: Harness> WithDTypes for Typed<'_, H> {
 
     fn call<T: Element, W: Element, R: Element>(self) -> Answer {
         match self.call.kind {
-            Kind::Forward | Kind::ForwardInPlace | Kind::EndToEnd => self.forward::<T, W, R>(),
-            Kind::ForwardAfter | Kind::ForwardAfterInPlace | Kind::AfterEndToEnd => self.forward::<T, W, R>(),
+            Kind::Forward | Kind::ForwardInPlace | Kind::EndToEnd | Kind::ForwardParts => {
+                self.forward_alone::<T, W, R>()
+            }
+            Kind::ForwardAfter | Kind::ForwardAfterInPlace | Kind::AfterEndToEnd => self.forward_alone::<T, W, R>(),
             Kind::Backward => self.backward::<T, W, R>(),
             Kind::QuantizedForward => {
                 let missing = Error::Missing { arg: "quant", why: "codes are made by it" };
@@ -252,9 +311,15 @@ impl<H: Harness> Typed<'_, H> {
         Ok(if are_bytes { (None, self.optional(name)?) } else { (self.optional(name)?, None) })
     }
 
-    fn forward<T: Element, W: Element, R: Element>(self) -> Answer {
+    fn forward_alone<T: Element, W: Element, R: Element>(self) -> Answer {
+        let backend = self.harness.backend();
+        self.forward::<T, W, R>(&Alone(backend))
+    }
+
+    fn forward<T: Element, W: Element, R: Element>(self, norm: &impl Normalize<H::Backend>) -> Answer {
         let h = self.harness;
         let mut x = self.required::<T>(Tensor::X)?;
+        let x_stride = x.row_stride;
         let mut residual = self.optional::<R>(Tensor::Residual)?;
         let weight = self.optional::<W>(Tensor::Weight)?;
         let bias = self.optional::<W>(Tensor::Bias)?;
@@ -274,6 +339,10 @@ impl<H: Harness> Typed<'_, H> {
             None => Forward::<H::Backend, T>::in_place(x.rows_mut(h)),
         };
         let mut args = args.weight_dtype::<W>().residual_dtype::<R>();
+        if self.call.kind == Kind::ForwardParts {
+            let stride = self.spec.rows.saturating_mul(x_stride.unwrap_or(self.spec.cols));
+            args = args.parts(self.call.parts, stride);
+        }
         args.weight = weight.as_ref().map(|t| t.view(h));
         args.bias = bias.as_ref().map(|t| t.view(h));
         args.residual = residual.as_mut().map(|t| match overwrites_residual {
@@ -287,7 +356,7 @@ impl<H: Harness> Typed<'_, H> {
         args.next_bias = next_bias.as_ref().map(|t| t.view(h));
         args.next_mean = next_mean.as_mut().map(|t| t.view_mut(h));
         args.next_rstd = next_rstd.as_mut().map(|t| t.view_mut(h));
-        let answer = h.backend().forward(self.spec, args);
+        let answer = norm.forward(self.spec, args);
         unload!(self: X = Some(x), Residual = residual, Weight = weight, Bias = bias, Y = y, ResidualOut = residual_out,
             Mean = mean, Rstd = rstd, NextWeight = next_weight, NextBias = next_bias, NextMean = next_mean,
             NextRstd = next_rstd);

@@ -353,6 +353,8 @@ pub struct Call {
     pub kind: Kind,
     /// How the result is quantized, where it is.
     pub quant: Option<QuantSpec>,
+    /// How many matrices x is the sum of, which lie one behind the other at the distance of their rows.
+    pub parts: usize,
     /// In any order.
     pub tensors: Vec<Guarded>,
 }

@@ -201,6 +201,18 @@ fn presence(good: &dyn Fn() -> GoodCall, calls: &mut Vec<BadCall>) {
                 without(Tensor::Residual).bad("residual_out_without_residual", Refusal::Unexpected("residual_out")),
             );
         }
+        Kind::ForwardParts => {
+            calls.push(
+                without(Tensor::Residual).bad("residual_out_without_residual", Refusal::Unexpected("residual_out")),
+            );
+            let with = |parts| GoodCall { call: Call { parts, ..good().call }, ..good() };
+            calls.push(with(0).bad("no_parts", Refusal::Invalid("x")));
+            calls.push(with(3).bad("more_parts_than_x_has", Refusal::Length("x")));
+            calls.push(with(usize::MAX).bad("parts_beyond_memory", Refusal::Invalid("x")));
+            let mut call = good();
+            call.spec = call.spec.residual_after();
+            calls.push(call.bad("parts_and_a_sum_after", Refusal::Unsupported));
+        }
         Kind::Backward => {
             calls.push(without(Tensor::Mean).bad("no_mean", Refusal::Missing("mean")));
             // Where the residual is added after the norm its gradient is dy.
@@ -336,7 +348,7 @@ mod tests {
     fn bad_calls_fail_a_backend_that_writes_before_it_refuses() {
         let answer = || Ok(Err(Error::EmptyRow));
         let passed = |touches| statuses(&Stub { answer, touches }).iter().filter(|s| **s == Status::Pass).count();
-        assert_eq!(passed(None), 6);
+        assert_eq!(passed(None), 7);
         assert_eq!(passed(Some(Tensor::Rstd)), 0);
     }
 
@@ -364,7 +376,7 @@ mod tests {
         // Each stage has a bad call without columns, which alone is answered so.
         assert_eq!(touched(Some(Tensor::X)), 0);
         for (slot, stages_without) in
-            [(Tensor::Weight, 0), (Tensor::Bias, 1), (Tensor::Y, 2), (Tensor::Dy, 5), (Tensor::Workspace, 5)]
+            [(Tensor::Weight, 0), (Tensor::Bias, 1), (Tensor::Y, 2), (Tensor::Dy, 6), (Tensor::Workspace, 6)]
         {
             assert_eq!(touched(Some(slot)), stages_without, "{slot:?}");
         }

@@ -47,6 +47,8 @@ enum Stages {
     EveryBefore,
     /// Forward to codes.
     Codes,
+    /// Of a sum of parts.
+    Parts,
 }
 
 /// Declares the enum and its tables from one list: variant, name, norms, stages, description.
@@ -154,6 +156,20 @@ bugs! {
     NextRstdMissing "next_rstd_missing" Both After "next_rstd is never written";
     NextMeanOfFirst "next_mean_of_first" Layer After "the saved next_mean is that of x";
     NextCastOrderIgnored "next_cast_order_ignored" Both After "x_hat of the sum is not rounded before the weight, though asked";
+
+    // A sum of parts.
+    PartMissing "part_missing" Both Parts "the last part is not added";
+    PartTwice "part_twice" Both Parts "the first part is added twice";
+    PartsReversed "parts_reversed" Both Parts "parts are added from the last to the first";
+    PartsByTree "parts_by_tree" Both Parts "the second half of the parts is added to the first before that has its sum";
+    PartsRounded "parts_rounded" Both Parts "the sum of parts is rounded to the activations' dtype before the residual is added";
+    PartsEachRounded "parts_each_rounded" Both Parts "the sum is rounded after every part";
+    PartsInF64 "parts_in_f64" Both Parts "parts are added in f64";
+    ResidualFirst "residual_first" Both Parts "parts are added to the residual";
+    ResidualPerPart "residual_per_part" Both Parts "the residual is added with every part";
+    ResidualOfLastPart "residual_of_last_part" Both Parts "the residual is not added where there are more than two parts";
+    PartsUnrounded "parts_unrounded" Both Parts "the norm works on the sum before its rounding";
+    PartsDense "parts_dense" Both Parts "parts are taken to follow without the gaps between their rows";
 
     // Saved statistics.
     MeanStore16 "mean_store16" Layer Forward "the saved mean is rounded to 16 bits";
@@ -329,19 +345,28 @@ impl Bug {
         let stage_fits = match stages {
             Stages::Every => !matches!(kind, Kind::QuantizedForward),
             Stages::EveryStage => true,
-            Stages::Forward => matches!(kind, Kind::Forward | Kind::ForwardInPlace) || kind.is_after(),
+            Stages::Forward => {
+                matches!(kind, Kind::Forward | Kind::ForwardInPlace | Kind::ForwardParts) || kind.is_after()
+            }
+            Stages::Parts => matches!(kind, Kind::ForwardParts),
             Stages::Before => matches!(kind, Kind::Forward | Kind::ForwardInPlace),
-            Stages::OutOfPlace => matches!(kind, Kind::Forward) || kind.is_after(),
-            Stages::SumOutOfPlace => matches!(kind, Kind::Forward | Kind::ForwardAfter),
+            Stages::OutOfPlace => matches!(kind, Kind::Forward | Kind::ForwardParts) || kind.is_after(),
+            Stages::SumOutOfPlace => matches!(kind, Kind::Forward | Kind::ForwardAfter | Kind::ForwardParts),
             Stages::InPlace => matches!(kind, Kind::ForwardInPlace),
             Stages::After => kind.is_after(),
             Stages::Backward => matches!(kind, Kind::Backward),
-            Stages::OwnOutput => matches!(kind, Kind::Forward | Kind::Backward) || kind.is_after(),
+            Stages::OwnOutput => matches!(kind, Kind::Forward | Kind::Backward | Kind::ForwardParts) || kind.is_after(),
             Stages::EveryForward => !matches!(kind, Kind::Backward),
             Stages::EveryBefore => matches!(kind, Kind::Forward | Kind::ForwardInPlace | Kind::QuantizedForward),
             Stages::Codes => matches!(kind, Kind::QuantizedForward),
         };
-        norm_fits && stage_fits
+        // Parts lie at one distance from each other, and their cases have no groups of rows.
+        let has_no_case = self.is_of_groups() && matches!(kind, Kind::ForwardParts);
+        norm_fits && stage_fits && !has_no_case
+    }
+
+    const fn is_of_groups(self) -> bool {
+        matches!(self, Bug::XGroupsIgnored | Bug::YGroupsIgnored | Bug::ResGroupsIgnored | Bug::ResOutGroupsIgnored)
     }
 }
 

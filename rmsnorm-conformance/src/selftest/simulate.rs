@@ -13,6 +13,7 @@ mod call;
 mod forward;
 mod gradients;
 mod matrix;
+mod parts;
 mod quantized;
 mod scales;
 #[cfg(test)]
@@ -31,6 +32,7 @@ use self::call::Call;
 use self::forward::{ForwardKernel, SavedStatistics};
 use self::gradients::{Gradients, rows_per_block, workspace_len};
 use self::matrix::{Input, Matrix};
+use self::parts::SumOfParts;
 use crate::selftest::planted::Bug;
 use crate::{Arithmetic, Harness};
 
@@ -107,12 +109,16 @@ impl NormBackend for SimulatedBackend {
         let mut residual_out = args
             .residual_out
             .map(|rows| Matrix::new(rows, &call, [Bug::ResOutStrideIgnored, Bug::ResOutGroupsIgnored]));
+        let parts = SumOfParts::of(&call, &args.x, args.parts);
         let mut x = Input::new(args.x, &call, [Bug::XStrideIgnored, Bug::XGroupsIgnored]);
         let mut residual =
             args.residual.map(|source| Input::new(source, &call, [Bug::ResStrideIgnored, Bug::ResGroupsIgnored]));
         for row in 0..call.spec.rows {
             let addend = residual.as_ref().map(|residual| residual.row(row));
-            let result = kernel.row(row, &x.row(row), addend.as_deref());
+            let result = match &parts {
+                Some(parts) => kernel.row_of(row, parts.sum(&call, row, addend.as_deref())),
+                None => kernel.row(row, &x.row(row), addend.as_deref()),
+            };
             if let Some(out) = residual.as_mut().and_then(Input::overwritten).or(residual_out.as_mut()) {
                 out.store_residual(&call, row, &result.residual_out);
             }

@@ -68,7 +68,12 @@ impl<'c> ForwardKernel<'c> {
 
     /// Normalizes a row of `x`, plus the residual if there is one.
     pub(super) fn row(&mut self, row: usize, x: &[f32], residual: Option<&[f32]>) -> ForwardRow {
-        let (h, residual_out) = self.add_residual(x, residual);
+        let sum = self.add_residual(x, residual);
+        self.row_of(row, sum)
+    }
+
+    /// Normalizes a row, and hands on what is to be stored of it.
+    pub(super) fn row_of(&mut self, row: usize, (h, residual_out): (Vec<f32>, Vec<f32>)) -> ForwardRow {
         let mut statistics = self.statistics(row, &h);
         if let Some(previous) = self.previous
             && self.call.has(Bug::RowOff)

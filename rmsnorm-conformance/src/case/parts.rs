@@ -1,0 +1,139 @@
+//! Cases of an `x` that is the sum of several parts.
+
+use rmsnorm_spec::{CastOrder, DType, DTypes, Norm, Tensor, TensorSet};
+
+use crate::case::data::Family;
+use crate::case::presence::ALL_PRESENT;
+use crate::case::profiles::{Dice, is_meaningful};
+use crate::case::{Case, Kind, Layout, Trial};
+use crate::testing::splitmix;
+
+/// Two, as few ranks as a group has; four and eight, as a node has; others, which a tree would not halve; and a token's experts.
+const COUNTS: [usize; 6] = [2, 3, 4, 5, 8, 17];
+
+/// What a layer between two all-reduces has.
+const USUAL: TensorSet =
+    TensorSet::of(&[Tensor::Weight, Tensor::Residual, Tensor::ResidualOut, Tensor::Rstd, Tensor::Mean]);
+
+fn plain(norm: Norm, parts: usize, dtype: DType, (rows, cols): (usize, usize)) -> Case {
+    Case { parts, present: USUAL, ..Case::plain(Kind::ForwardParts, norm, dtype, rows, cols) }
+}
+
+/// Whether a case can prove something: as elsewhere; and parts of a few values, whose sums are often zero, are no rows for a tiny eps.
+fn is_good(case: &Case) -> bool {
+    let cancels = matches!(case.family, Family::Exact | Family::Mixed | Family::Codes) && case.eps < 1e-6;
+    is_meaningful(case) && !cancels
+}
+
+/// Every norm, family and count, with the other axes drawn, and every dtype.
+pub(crate) fn smoke() -> Vec<Case> {
+    let mut dice = Dice { state: 31 };
+    let mut cases = Vec::new();
+    for (i, norm) in Norm::ALL.into_iter().enumerate() {
+        for (j, &family) in Family::OF_FLOATS.iter().enumerate() {
+            let parts = COUNTS[(i + j) % COUNTS.len()];
+            cases.extend(one(&mut dice, 1 << 12, |case| Case { norm, family, parts, ..case }));
+        }
+        for (j, dtype) in DType::ALL.into_iter().enumerate() {
+            let parts = COUNTS[j];
+            cases.push(plain(norm, parts, dtype, (3, 129)));
+            // More rows than a small call has, and a residual of f32, whose sums are not exact.
+            cases.push(plain(norm, parts, dtype, (70, 64)));
+            cases.push(Case { dtypes: DTypes::uniform(dtype).widened(true, true), ..plain(norm, 8, dtype, (5, 45)) });
+            cases.push(Case { layout: Layout::Uniform { pad: 3, offset: 1 }, ..plain(norm, 3, dtype, (5, 40)) });
+        }
+        cases.push(plain(norm, 4, DType::Bf16, (0, 33)));
+        cases.push(plain(norm, 2, DType::F16, (2, 17_389)));
+        cases.push(Case { present: TensorSet::NONE, ..plain(norm, 2, DType::Bf16, (9, 257)) });
+    }
+    cases.extend(determinism(&[(65, 33)]));
+    cases.into_iter().map(Case::normalized).collect()
+}
+
+/// What the core profile has of sums of parts.
+pub(crate) fn core() -> Vec<Case> {
+    let mut dice = Dice { state: 32 };
+    let mut cases = Vec::new();
+    for (i, norm) in Norm::ALL.into_iter().enumerate() {
+        for (j, &family) in Family::OF_FLOATS.iter().enumerate() {
+            for parts in COUNTS {
+                cases.extend(one(&mut dice, 1 << 12, |case| Case { norm, family, parts, ..case }));
+            }
+            let dtype = DType::ALL[(i + j) % 3];
+            cases.push(Case { family, ..plain(norm, COUNTS[j % COUNTS.len()], dtype, (31, 65)) });
+        }
+        for (j, dtypes) in DTypes::ALL.into_iter().enumerate() {
+            for (present, cols) in [(ALL_PRESENT, 37), (USUAL, 40), (TensorSet::of(&[Tensor::Bias]), 131)] {
+                let parts = COUNTS[(i + j) % COUNTS.len()];
+                let cast_order = if j % 2 == 0 { CastOrder::AtStore } else { CastOrder::BeforeWeight };
+                let layout = Layout::Mixed((i * 9 + j) as u32);
+                let case = plain(norm, parts, dtypes.activation, (5, cols));
+                cases.push(Case { dtypes, present, cast_order, layout, weight_offset: 0.3, ..case });
+            }
+        }
+        for (j, size) in [(1, 1), (3, 2), (2, 4096), (3, 4099), (2, 8192), (1, 65_537), (4100, 33), (1, 262_147)]
+            .into_iter()
+            .enumerate()
+        {
+            cases.extend(DType::ALL.map(|dtype| plain(norm, COUNTS[(i + j) % 5], dtype, size)));
+        }
+        // Beyond the caches.
+        cases.push(plain(norm, 3, DType::ALL[i], (1025, 4099)));
+    }
+    cases.extend(determinism(&[(1, 1), (257, 33), (300, 129), (600, 7)]));
+    cases.retain(is_good);
+    cases
+}
+
+/// Cases drawn from a seed.
+pub(crate) fn drawn(seed: u64, count: usize) -> Vec<Case> {
+    let mut dice = Dice { state: splitmix(seed ^ 0x9a27) };
+    let mut cases = Vec::new();
+    while cases.len() < count {
+        let (norm, parts) = (dice.pick(&Norm::ALL), dice.pick(&COUNTS));
+        cases.extend(one(&mut dice, 1 << 13, |case| Case { norm, parts, ..case }));
+    }
+    cases
+}
+
+/// A drawn case, as it is changed, that can prove something.
+fn one(dice: &mut Dice, most: usize, change: impl Fn(Case) -> Case) -> Option<Case> {
+    let drawn = |dice: &mut Dice| change(Case { kind: Kind::ForwardParts, ..dice.case(most) }).normalized();
+    (0..64).map(|_| drawn(dice)).find(is_good)
+}
+
+fn determinism(shapes: &[(usize, usize)]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (i, &shape) in shapes.iter().enumerate() {
+        for (j, norm) in Norm::ALL.into_iter().enumerate() {
+            let case = plain(norm, COUNTS[(i + j) % COUNTS.len()], DType::ALL[(i + j) % 3], shape);
+            cases.push(Case { trial: Trial::Determinism { repeats: 3 }, layout: Layout::Mixed(i as u32), ..case });
+            cases.push(Case { trial: Trial::Metamorphic, ..case });
+        }
+    }
+    cases
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn core_has_every_count_norm_and_mix_of_dtypes_with_and_without_each_tensor() {
+        let cases: Vec<Case> = core().into_iter().map(Case::normalized).collect();
+        let counts: HashSet<_> = cases.iter().map(|case| (case.parts, case.norm, case.dtypes.activation)).collect();
+        assert_eq!(counts.len(), COUNTS.len() * Norm::ALL.len() * DType::ALL.len());
+        let mixes: HashSet<_> = cases.iter().map(|case| case.dtypes).collect();
+        assert_eq!(mixes.len(), DTypes::ALL.len());
+        for tensor in [Tensor::Weight, Tensor::Bias, Tensor::Residual, Tensor::ResidualOut, Tensor::Mean, Tensor::Rstd]
+        {
+            let with = |is_there| cases.iter().filter(|case| case.present.has(tensor) == is_there).count();
+            assert!(with(true) > 30 && with(false) > 30, "{tensor}: {} and {}", with(true), with(false));
+        }
+        for case in &cases {
+            assert_eq!(case.to_string().parse(), Ok(*case));
+        }
+        assert!((200..400).contains(&cases.len()), "{}", cases.len());
+    }
+}

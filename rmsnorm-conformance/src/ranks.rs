@@ -1,0 +1,182 @@
+//! Calls of a group of ranks: each rank's part goes in, and every rank must give the same, within the bounds of one device.
+//!
+//! The cases are those of a sum of parts, with a part on every rank. A group is proven by [`test_ranks`]: no output outside its interval,
+//! the sum with the residual exact, no two ranks with another bit, nothing changed around the tensors, and nothing that depends on what
+//! they held before.
+
+use std::fmt;
+
+use rmsnorm_spec::{DTypes, Error, NormSpec};
+
+use crate::Arithmetic;
+use crate::case::data::Inputs;
+use crate::case::{Case, Kind, Layout, Trial, parts};
+use crate::judge::trial::judge_stored;
+use crate::report::{Check, Finding, Status};
+use crate::run::calls::{Scenario, forward_call};
+use crate::run::device::Answer;
+use crate::run::memory::{Call, Outputs, Poison, poison_difference};
+use crate::testing::TestFailure;
+
+pub use crate::run::device::Normalize;
+
+/// A group of ranks under test.
+pub trait Group: Sync {
+    /// How many there are.
+    fn ranks(&self) -> usize;
+
+    /// What its backend claims.
+    fn arithmetic(&self) -> Arithmetic;
+
+    /// Makes a call on every rank, at once, each on a thread of its own by [`Call::make_by`]: `calls` and the answers are in the order of
+    /// the ranks.
+    fn make(&self, spec: &NormSpec, dtypes: DTypes, calls: &mut [Call]) -> Vec<Answer>;
+}
+
+/// A case of a group: a sum of as many parts as it has ranks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RanksCase {
+    /// With as many parts as there are ranks.
+    pub case: Case,
+    /// Whether y overwrites x, and the sum the residual.
+    pub in_place: bool,
+}
+
+impl RanksCase {
+    /// The case of one rank's call.
+    fn of_rank(&self) -> Case {
+        let kind = if self.in_place { Kind::ForwardInPlace } else { Kind::Forward };
+        Case { kind, parts: 1, ..self.case }
+    }
+}
+
+impl fmt::Display for RanksCase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let RanksCase { case, in_place } = self;
+        write!(f, "{} ranks{}, {case}", case.parts, if *in_place { " in place" } else { "" })
+    }
+}
+
+/// The cases of a group of so many ranks, out of place and in place in turn.
+pub fn cases(ranks: usize, is_whole: bool) -> Vec<RanksCase> {
+    let list = if is_whole { parts::core() } else { parts::smoke() };
+    let bounds = list.into_iter().filter(|case| case.trial == Trial::Bounds);
+    let of_ranks = |(i, case): (usize, Case)| {
+        let case = Case { parts: ranks, ..case.normalized() };
+        RanksCase { case, in_place: i % 3 == 2 }
+    };
+    bounds.enumerate().map(of_ranks).collect()
+}
+
+/// Makes a case's calls from both poisons, and judges what every rank has stored.
+pub fn run_case(group: &dyn Group, case: &RanksCase) -> Status {
+    outcome(group, case).unwrap_or_else(|status| status)
+}
+
+fn outcome(group: &dyn Group, ranks_case: &RanksCase) -> Result<Status, Status> {
+    let case = &ranks_case.case;
+    let scenario = Scenario::new(case);
+    let nan = stored(group, ranks_case, &scenario.inputs, Poison::Nan)?;
+    let huge = stored(group, ranks_case, &scenario.inputs, Poison::Huge)?;
+    if let Some(finding) = poison_difference(&nan, &huge, |_| false) {
+        return Err(Status::Fail(finding));
+    }
+    Ok(judge_stored(case, &scenario.inputs, &nan, &group.arithmetic(), &mut Vec::new()))
+}
+
+/// What all ranks have stored, if it is the same.
+fn stored(group: &dyn Group, ranks_case: &RanksCase, inputs: &Inputs, poison: Poison) -> Result<Outputs, Status> {
+    let (case, of_rank) = (&ranks_case.case, ranks_case.of_rank());
+    let len = case.rows * case.cols;
+    let call = |rank: usize| {
+        let inputs = Inputs { x: inputs.x[rank * len..][..len].to_vec(), sum: None, ..inputs.clone() };
+        forward_call(&of_rank, &inputs, poison)
+    };
+    let mut calls: Vec<Call> = (0..group.ranks()).map(call).collect();
+    let answers = group.make(&case.spec(), case.dtypes, &mut calls);
+    let fail = |check, output, detail| Err(Status::Fail(Finding { check, output, detail }));
+    for (rank, (answer, call)) in answers.into_iter().zip(&calls).enumerate() {
+        match answer {
+            Err(error) => return Err(error.status(call.kind.name())),
+            Ok(Err(Error::Unsupported { rule })) => return Err(Status::Unsupported(rule)),
+            Ok(Err(error)) => return fail(Check::Error, call.kind.name(), format!("rank {rank} refused: {error}")),
+            Ok(Ok(())) => {}
+        }
+        if let Some(finding) = call.breach() {
+            return fail(finding.check, finding.output, format!("rank {rank}: {}", finding.detail));
+        }
+    }
+    let mut outputs = calls.iter().map(Call::outputs);
+    let first = outputs.next().unwrap_or_default();
+    for (rank, other) in outputs.enumerate() {
+        for ((tensor, here), (_, there)) in first.tensors.iter().zip(&other.tensors) {
+            if let Some(i) = (0..here.bits.len()).find(|&i| here.bits[i] != there.bits[i]) {
+                let rank = rank + 1;
+                let detail =
+                    format!("element {i} is {:#x} on rank 0, {:#x} on rank {rank}", here.bits[i], there.bits[i]);
+                return fail(Check::Repeat, tensor.name(), detail);
+            }
+        }
+    }
+    Ok(first)
+}
+
+/// What became of the cases of a group. `Display` is a few lines for people.
+#[derive(Clone, Debug, Default)]
+pub struct RanksSummary {
+    /// How many ranks the group has.
+    pub ranks: usize,
+    /// Cases in which every rank gave the same, within the bounds.
+    pub passed: usize,
+    /// Cases that the group does not support, each by a rule.
+    pub unsupported: usize,
+    /// The others, and what was found.
+    pub failures: Vec<(RanksCase, Status)>,
+}
+
+impl RanksSummary {
+    /// Whether cases passed, and none failed.
+    pub fn is_success(&self) -> bool {
+        self.passed > 0 && self.failures.is_empty()
+    }
+}
+
+impl fmt::Display for RanksSummary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (case, status) in &self.failures {
+            writeln!(f, "FAILED {case}: {status:?}")?;
+        }
+        let RanksSummary { ranks, passed, unsupported, failures } = self;
+        write!(f, "{ranks} ranks: {passed} passed, {} failed, {unsupported} unsupported", failures.len())
+    }
+}
+
+/// Runs the cases of a group: all of the core profile's sums of parts, or those of the smoke profile. `progress` is called with the cases
+/// done and their total, before the first and after each.
+pub fn run(group: &dyn Group, is_whole: bool, progress: &mut dyn FnMut(usize, usize)) -> RanksSummary {
+    let (cases, mut summary) =
+        (cases(group.ranks(), is_whole), RanksSummary { ranks: group.ranks(), ..RanksSummary::default() });
+    progress(0, cases.len());
+    for (i, case) in cases.iter().enumerate() {
+        let is_plain = case.case.layout == Layout::DENSE;
+        match run_case(group, case) {
+            Status::Pass => summary.passed += 1,
+            // Rows that are apart may be beyond a group; what is dense is not.
+            Status::Unsupported(_) if !is_plain => summary.unsupported += 1,
+            status @ (Status::Unsupported(_) | Status::Fail(_) | Status::Vacuous(_) | Status::Skipped(_)) => {
+                summary.failures.push((*case, status));
+            }
+        }
+        progress(i + 1, cases.len());
+    }
+    summary
+}
+
+/// [`run`] as a test, which returns how many cases passed.
+///
+/// # Errors
+/// All that failed, or that nothing passed.
+pub fn test_ranks(group: &dyn Group, is_whole: bool) -> Result<usize, TestFailure> {
+    let summary = run(group, is_whole, &mut |_, _| {});
+    if summary.is_success() { Ok(summary.passed) } else { Err(TestFailure(summary.to_string())) }
+}
