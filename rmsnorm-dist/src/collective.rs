@@ -1,0 +1,29 @@
+//! [`Collective`]: what ranks can do with each other.
+
+use rmsnorm_spec::{Error, NormBackend, Stored};
+
+use crate::Shares;
+
+/// What a group of ranks can do with each other: the place where users bring their own engine.
+///
+/// Every rank makes the same calls in the same order. Calls enqueue on the backend's stream; those in host memory are done on return.
+pub trait Collective<B: NormBackend> {
+    /// This rank, from 0.
+    fn rank(&self) -> usize;
+
+    /// How many there are, at least 1.
+    fn ranks(&self) -> usize;
+
+    /// Share `r` of `from` goes to rank `r`; part `r` of `to` came from it. `from` has all of the `shares`, `to` has
+    /// [`ranks`](Self::ranks) parts, each as long as this rank's share.
+    ///
+    /// # Errors
+    /// `Length` if a view has another length, before anything is sent; `Device` if a rank did not come or made another call.
+    fn all_to_all<T: Stored>(&self, shares: &Shares, from: B::In<'_, T>, to: B::Out<'_, T>) -> Result<(), Error>;
+
+    /// Every rank's share goes to all: `from` is this rank's, `to` has all of the `shares`.
+    ///
+    /// # Errors
+    /// As [`all_to_all`](Self::all_to_all).
+    fn all_gather<T: Stored>(&self, shares: &Shares, from: B::In<'_, T>, to: B::Out<'_, T>) -> Result<(), Error>;
+}

@@ -1,0 +1,66 @@
+//! The conformance suite's access to a group of ranks.
+
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use rmsnorm_conformance::ranks::{Group, Normalize};
+use rmsnorm_conformance::testing::{Answer, Call, TransferError};
+use rmsnorm_conformance::{Arithmetic, Harness};
+use rmsnorm_spec::{DTypes, Element, Error, Forward, NormSpec};
+
+use crate::ShardedNorm;
+
+/// The ranks of a group, each with what moves its test data.
+pub struct Ranks<N, H> {
+    ranks: Vec<(Mutex<N>, H)>,
+}
+
+impl<N, H> Ranks<N, H> {
+    /// These ranks, in order.
+    pub fn new(ranks: impl IntoIterator<Item = (N, H)>) -> Self {
+        Ranks { ranks: ranks.into_iter().map(|(norm, harness)| (Mutex::new(norm), harness)).collect() }
+    }
+}
+
+/// A rank's calls.
+struct Reduced<'n, N>(&'n N);
+
+impl<N: ShardedNorm> Normalize<N::Backend> for Reduced<'_, N> {
+    fn forward<T: Element, W: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        args: Forward<'_, N::Backend, T, W, R>,
+    ) -> Result<(), Error> {
+        self.0.forward_reduced(spec, args)
+    }
+}
+
+impl<N, H> Group for Ranks<N, H>
+where
+    N: ShardedNorm + Send,
+    H: Harness<Backend = N::Backend>,
+{
+    fn ranks(&self) -> usize {
+        self.ranks.len()
+    }
+
+    fn arithmetic(&self) -> Arithmetic {
+        self.ranks.first().map_or(Arithmetic::IEEE, |(_, harness)| harness.arithmetic())
+    }
+
+    fn make(&self, spec: &NormSpec, dtypes: DTypes, calls: &mut [Call]) -> Vec<Answer> {
+        thread::scope(|scope| {
+            let rank = |((norm, harness), call): (&'_ (Mutex<N>, H), &'_ mut Call)| {
+                let norm = norm.lock().unwrap_or_else(PoisonError::into_inner);
+                call.make_by(harness, &Reduced(&*norm), spec, dtypes)
+            };
+            let threads: Vec<_> =
+                self.ranks.iter().zip(calls).map(|rank_and_call| scope.spawn(move || rank(rank_and_call))).collect();
+            let panicked = || {
+                let reason = "the rank panicked".to_owned();
+                Err(TransferError::Download(Error::Device { backend: "ranks", source: reason.into() }))
+            };
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| panicked())).collect()
+        })
+    }
+}

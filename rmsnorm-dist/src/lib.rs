@@ -1,0 +1,29 @@
+//! Norms over the devices of a group, whose ranks have each a part of what is normalized.
+//!
+//! Between two layers of a tensor-parallel model every rank has a partial sum. [`ShardedNorm::forward_reduced`] adds those of all ranks,
+//! the residual, and normalizes: on every rank, with the same bits on each, whatever the number of rows and whichever algorithm moves the
+//! data ([math](rmsnorm_spec::math), equation (1')).
+//!
+//! - [`Sharded`] composes it of a backend and a [`Collective`], for any of both.
+//! - [`ThreadGroup`] is a collective of threads of one process, for backends in host memory.
+//!
+//! A backend may bring a form of its own, in one kernel: `rmsnorm-cuda` has one over NVLink, with the feature `nccl`.
+#![forbid(unsafe_code)]
+
+mod collective;
+#[cfg(feature = "conformance")]
+mod harness;
+mod sharded;
+mod sharded_norm;
+mod shares;
+mod thread_group;
+
+pub use collective::Collective;
+#[cfg(feature = "conformance")]
+pub use harness::Ranks;
+#[doc(no_inline)]
+pub use rmsnorm_spec as spec;
+pub use sharded::Sharded;
+pub use sharded_norm::{ShardedNorm, check_reduced};
+pub use shares::Shares;
+pub use thread_group::ThreadGroup;

@@ -1,0 +1,57 @@
+//! [`ShardedNorm`]: what callers see, and what the suite proves.
+
+use rmsnorm_spec::{Checked, Element, Error, Forward, NormBackend, NormSpec, ResidualPlacement};
+
+/// A rank of a group that normalizes together.
+///
+/// Every rank makes the same calls, in the same order, with the same [`NormSpec`], dtypes and set of tensors. Calls enqueue on the
+/// backend's stream; those in host memory are done on return.
+pub trait ShardedNorm {
+    /// What has this rank's tensors.
+    type Backend: NormBackend;
+
+    /// This rank, from 0.
+    fn rank(&self) -> usize;
+
+    /// How many there are, at least 1.
+    fn ranks(&self) -> usize;
+
+    /// Adds what all ranks have, and normalizes: [math](rmsnorm_spec::math), equations (1') and (2) to (6).
+    ///
+    /// ```text
+    /// h = rnd(((x of rank 0 + x of rank 1) + ...) + residual)       y = norm(h)
+    /// ```
+    ///
+    /// `x`, this rank's part, and all other matrices are (rows, cols). The residual, weight and bias are the same on every rank, as the
+    /// caller sees to. `y`, `residual_out`, `mean` and `rstd` then are the same on every rank, bit for bit.
+    /// `y` may overwrite `x`, and `residual_out` the residual. `x` is one matrix, not a sum of [`parts`](Forward::parts), and the residual
+    /// is added before the norm.
+    ///
+    /// # Errors
+    /// As [`NormBackend::forward`], before anything is sent; `Device` if another rank did not come, or made another call. After that no
+    /// output holds anything.
+    fn forward_reduced<T: Element, W: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        args: Forward<'_, Self::Backend, T, W, R>,
+    ) -> Result<(), Error>;
+}
+
+/// The arguments of a reduced call, once they are validated: for who implements [`ShardedNorm`].
+///
+/// # Errors
+/// As [`ShardedNorm::forward_reduced`] before anything is sent.
+pub fn check_reduced<'a, B: NormBackend, T: Element, W: Element, R: Element>(
+    spec: &NormSpec,
+    args: Forward<'a, B, T, W, R>,
+) -> Result<Forward<'a, B, T, W, R>, Error> {
+    if args.parts.is_some() {
+        return Err(Error::Unsupported { rule: "a reduced x is one matrix on every rank, no sum of parts".into() });
+    }
+    match spec.residual_placement {
+        ResidualPlacement::Before => Checked::forward(*spec, args).map(Checked::into_args),
+        ResidualPlacement::After => {
+            Err(Error::Unsupported { rule: "a reduced norm adds the residual before the norm".into() })
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! [`Shares`]: how rows are dealt out to ranks.
+
+use std::ops::Range;
+
+/// Consecutive units (rows of a matrix) of as many elements each, dealt out to ranks in order: as many to each, of the last ones fewer or
+/// none.
+///
+/// # Example
+/// ```
+/// # use rmsnorm_dist::Shares;
+/// // Seven rows of 4 columns on three ranks.
+/// let shares = Shares { units: 7, unit: 4, ranks: 3 };
+/// assert_eq!([0, 1, 2].map(|rank| shares.units(rank)), [0..3, 3..6, 6..7]);
+/// assert_eq!(shares.elements(1), 12..24);
+/// assert_eq!((shares.len(), shares.units(3)), (28, 7..7));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shares {
+    /// How many there are to deal out.
+    pub units: usize,
+    /// Elements of each.
+    pub unit: usize,
+    /// How many ranks, at least 1.
+    pub ranks: usize,
+}
+
+impl Shares {
+    /// The units of a rank.
+    pub fn units(&self, rank: usize) -> Range<usize> {
+        let most = self.units.div_ceil(self.ranks.max(1));
+        let begin = |rank: usize| rank.saturating_mul(most).min(self.units);
+        begin(rank)..begin(rank.saturating_add(1))
+    }
+
+    /// The elements of a rank. Of more than memory has, nothing is promised.
+    pub fn elements(&self, rank: usize) -> Range<usize> {
+        let Range { start, end } = self.units(rank);
+        start.saturating_mul(self.unit)..end.saturating_mul(self.unit)
+    }
+
+    /// Elements of all ranks.
+    pub fn len(&self) -> usize {
+        self.units.saturating_mul(self.unit)
+    }
+
+    /// Whether there is nothing to deal out.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}

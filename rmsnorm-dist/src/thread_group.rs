@@ -1,0 +1,229 @@
+//! [`ThreadGroup`]: a collective of threads of one process.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rmsnorm_spec::{Error, HostMemory, Storage, Stored};
+
+use crate::{Collective, Shares};
+
+/// A rank of a group whose ranks are threads of one process, for backends in host memory.
+///
+/// Each of [`new`](Self::new)'s ranks goes to a thread. What a rank sends is copied once, and then read by the others.
+///
+/// # Example
+/// ```
+/// use rmsnorm_cpu::{CpuBackend, Forward, Isa, spec::{Error, NormSpec}};
+/// use rmsnorm_dist::{Sharded, ShardedNorm, ThreadGroup};
+///
+/// let spec = NormSpec::rms(2, 2, 0.0);
+/// let partial = [[1.0f32, 2.0, 3.0, 4.0], [6.0, -1.0, 4.0, 3.0]];
+/// let results = std::thread::scope(|scope| {
+///     let rank = |(group, x): (ThreadGroup, [f32; 4])| {
+///         scope.spawn(move || -> Result<[f32; 4], Error> {
+///             let norm = Sharded::new(CpuBackend::with(Isa::detect(), 1)?, group);
+///             let mut y = [0.0; 4];
+///             norm.forward_reduced(&spec, Forward::new(&x, &mut y))?;
+///             Ok(y)
+///         })
+///     };
+///     let ranks: Vec<_> = ThreadGroup::new(2).into_iter().zip(partial).map(rank).collect();
+///     ranks.into_iter().map(|rank| rank.join().expect("no rank panics")).collect::<Result<Vec<_>, Error>>()
+/// })?;
+/// // (7, 1) has a root mean square of 5, (7, 7) one of 7.
+/// assert_eq!(results, [[1.4, 0.2, 1.0, 1.0]; 2]);
+/// # Ok::<(), Error>(())
+/// ```
+#[derive(Debug)]
+pub struct ThreadGroup {
+    rank: usize,
+    ranks: usize,
+    deadline: Duration,
+    shared: Arc<Shared>,
+}
+
+/// What the ranks of a group have in common.
+#[derive(Debug)]
+struct Shared {
+    meeting: Mutex<Meeting>,
+    changed: Condvar,
+}
+
+/// Where the ranks are in their common call.
+#[derive(Debug)]
+struct Meeting {
+    /// What each rank has sent, and not all have read.
+    sent: Vec<Option<Sent>>,
+    /// How many have read it.
+    read: usize,
+    /// Counts calls.
+    call: u64,
+    /// Why there will be no further call.
+    failure: Option<String>,
+}
+
+/// What a rank brings to a call.
+#[derive(Clone, Debug)]
+struct Sent {
+    call: Call,
+    bytes: Arc<Vec<u8>>,
+}
+
+/// What must be the same on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Call {
+    name: &'static str,
+    shares: Shares,
+    storage: Storage,
+}
+
+impl ThreadGroup {
+    /// How long a rank waits for the others, unless [`deadline`](Self::deadline) says otherwise.
+    pub const DEADLINE: Duration = Duration::from_secs(30);
+
+    /// The ranks of a group, in order; at least one.
+    pub fn new(ranks: usize) -> Vec<ThreadGroup> {
+        let ranks = ranks.max(1);
+        let meeting = Meeting { sent: vec![None; ranks], read: 0, call: 0, failure: None };
+        let shared = Arc::new(Shared { meeting: Mutex::new(meeting), changed: Condvar::new() });
+        let rank = |rank| ThreadGroup { rank, ranks, deadline: ThreadGroup::DEADLINE, shared: shared.clone() };
+        (0..ranks).map(rank).collect()
+    }
+
+    /// With this time for the others to come. A rank that waits longer gives the group up: every call of each rank then is an error.
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// Hands these bytes to all ranks, and `take` what each has sent, once all have.
+    fn exchange(&self, call: Call, bytes: Vec<u8>, take: impl FnOnce(&[Arc<Vec<u8>>])) -> Result<(), Error> {
+        let until = Instant::now() + self.deadline;
+        let mut meeting = self.lock();
+        let turn = meeting.call;
+        self.check(&meeting)?;
+        meeting.sent[self.rank] = Some(Sent { call, bytes: Arc::new(bytes) });
+        self.shared.changed.notify_all();
+        meeting = self.wait(meeting, until, |meeting| {
+            meeting.sent.iter().position(Option::is_none).map(|rank| format!("rank {rank} did not come"))
+        })?;
+        let others = meeting.sent.iter().flatten().map(|sent| sent.call);
+        if let Some((rank, other)) = others.enumerate().find(|(_, other)| *other != call) {
+            let reason = format!("rank {} called {call}, rank {rank} {other}", self.rank);
+            return Err(self.fail(meeting, reason));
+        }
+        let sent: Vec<Arc<Vec<u8>>> = meeting.sent.iter().flatten().map(|sent| sent.bytes.clone()).collect();
+        meeting.read += 1;
+        if meeting.read == self.ranks {
+            // The last one opens the next call.
+            meeting.read = 0;
+            meeting.call += 1;
+            meeting.sent.fill(None);
+            self.shared.changed.notify_all();
+        }
+        // Nobody comes to the next call while another has not read this one's.
+        let meeting = self.wait(meeting, until, |meeting| {
+            (meeting.call == turn).then(|| "a rank came and did not go on".to_owned())
+        })?;
+        drop(meeting);
+        take(&sent);
+        Ok(())
+    }
+
+    /// Waits until nothing is `missing`, or the deadline has passed.
+    fn wait<'m>(
+        &self,
+        mut meeting: MutexGuard<'m, Meeting>,
+        until: Instant,
+        missing: impl Fn(&Meeting) -> Option<String>,
+    ) -> Result<MutexGuard<'m, Meeting>, Error> {
+        loop {
+            // A rank that has all it needs of this call goes on, whoever has left the group since.
+            let Some(missing) = missing(&meeting) else { return Ok(meeting) };
+            self.check(&meeting)?;
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let reason = format!("{missing} within {:?}", self.deadline);
+                return Err(self.fail(meeting, reason));
+            }
+            let waited = self.shared.changed.wait_timeout(meeting, left);
+            meeting = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// A thread that panicked has left nothing half done: every change under the lock is one assignment.
+    fn lock(&self) -> MutexGuard<'_, Meeting> {
+        self.shared.meeting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn check(&self, meeting: &Meeting) -> Result<(), Error> {
+        meeting.failure.as_ref().map_or(Ok(()), |reason| Err(device_error(reason.clone())))
+    }
+
+    fn fail(&self, mut meeting: MutexGuard<'_, Meeting>, reason: String) -> Error {
+        let reason = meeting.failure.get_or_insert(reason).clone();
+        self.shared.changed.notify_all();
+        device_error(reason)
+    }
+}
+
+fn device_error(reason: String) -> Error {
+    Error::Device { backend: "thread group", source: reason.into() }
+}
+
+impl Drop for ThreadGroup {
+    /// The others are told, who would wait for it else.
+    fn drop(&mut self) {
+        let mut meeting = self.lock();
+        let rank = self.rank;
+        meeting.failure.get_or_insert_with(|| format!("rank {rank} has left the group"));
+        self.shared.changed.notify_all();
+    }
+}
+
+impl<B: HostMemory> Collective<B> for ThreadGroup {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    fn all_to_all<T: Stored>(&self, shares: &Shares, from: B::In<'_, T>, mut to: B::Out<'_, T>) -> Result<(), Error> {
+        let (from, to) = (B::slice(&from), B::slice_mut(&mut to));
+        let own = shares.elements(self.rank);
+        check_len("from", shares.len(), from.len())?;
+        check_len("to", own.len() * self.ranks, to.len())?;
+        let call = Call { name: "all_to_all", shares: *shares, storage: T::STORAGE };
+        self.exchange(call, bytemuck::cast_slice(from).to_vec(), |sent| {
+            for (part, sent) in to.chunks_exact_mut(own.len().max(1)).zip(sent) {
+                let size = size_of::<T>();
+                bytemuck::cast_slice_mut(part).copy_from_slice(&sent[own.start * size..own.end * size]);
+            }
+        })
+    }
+
+    fn all_gather<T: Stored>(&self, shares: &Shares, from: B::In<'_, T>, mut to: B::Out<'_, T>) -> Result<(), Error> {
+        let (from, to) = (B::slice(&from), B::slice_mut(&mut to));
+        check_len("from", shares.elements(self.rank).len(), from.len())?;
+        check_len("to", shares.len(), to.len())?;
+        let call = Call { name: "all_gather", shares: *shares, storage: T::STORAGE };
+        self.exchange(call, bytemuck::cast_slice(from).to_vec(), |sent| {
+            for (rank, sent) in sent.iter().enumerate() {
+                bytemuck::cast_slice_mut(&mut to[shares.elements(rank)]).copy_from_slice(sent);
+            }
+        })
+    }
+}
+
+fn check_len(arg: &'static str, len: usize, got: usize) -> Result<(), Error> {
+    if got == len { Ok(()) } else { Err(Error::Length { arg, min: len, max: len, got }) }
+}
+
+impl std::fmt::Display for Call {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Shares { units, unit, ranks } = self.shares;
+        write!(f, "{} of {units} units of {unit} {} on {ranks} ranks", self.name, self.storage)
+    }
+}

@@ -1,0 +1,168 @@
+//! The protocol of the fused kernel, as a model, in every order that its steps may come in.
+//!
+//! A rank writes its part into an empty slot of every other rank, waits until its own slots are filled, and empties each when it has read
+//! it. Blocks of a call run side by side; a call begins when all blocks of the one before it have ended. Slots alternate from call to call.
+//! Memory is sequentially consistent here: this is about slots and epochs, not about fences.
+
+use std::collections::HashSet;
+
+/// What may be wrong with the protocol.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Variant {
+    Right,
+    /// The reader leaves its slot as it is.
+    NotEmptied,
+    /// The slot is emptied before it is read again, by the call that uses it next.
+    EmptiedByNextCall,
+    /// Who waits for one of the others takes it that all have come.
+    WaitsForOne,
+    /// All blocks share a slot, in place of having each the place of its rows.
+    SlotOfGroup,
+}
+
+#[derive(Clone, Copy)]
+struct Group {
+    ranks: usize,
+    blocks: usize,
+    calls: u8,
+    slots: usize,
+    variant: Variant,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Step {
+    /// Writes this call's part into a slot that must be empty.
+    Fill(usize),
+    /// Waits until the slot is not empty, and reads it.
+    Read(usize),
+    Empty(usize),
+}
+
+/// Where every rank is, and what every slot holds.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct State {
+    /// Of each rank.
+    calls: Vec<u8>,
+    /// Of each rank's blocks, in their call.
+    positions: Vec<u8>,
+    /// The call whose part it is; 0 for none.
+    slots: Vec<u8>,
+}
+
+impl Group {
+    fn cell(&self, receiver: usize, slot: usize, sender: usize, block: usize) -> usize {
+        let block = if self.variant == Variant::SlotOfGroup { 0 } else { block };
+        ((receiver * self.slots + slot) * self.ranks + sender) * self.blocks + block
+    }
+
+    /// What a block does in a call, numbered from 1.
+    fn steps(&self, rank: usize, block: usize, call: u8) -> Vec<Step> {
+        let slot = usize::from(call) % self.slots;
+        let peers = || (0..self.ranks).filter(|peer| *peer != rank);
+        let own = |peer| self.cell(rank, slot, peer, block);
+        let mut steps = Vec::new();
+        if self.variant == Variant::EmptiedByNextCall {
+            steps.extend(peers().map(|peer| Step::Empty(own(peer))));
+        }
+        steps.extend(peers().map(|peer| Step::Fill(self.cell(peer, slot, rank, block))));
+        for (i, peer) in peers().enumerate() {
+            if i == 0 || self.variant != Variant::WaitsForOne {
+                steps.push(Step::Read(own(peer)));
+            }
+            if !matches!(self.variant, Variant::NotEmptied | Variant::EmptiedByNextCall) {
+                steps.push(Step::Empty(own(peer)));
+            }
+        }
+        steps
+    }
+
+    /// Goes through all orders; `Err` says what goes wrong in one of them.
+    fn explore(&self) -> Result<usize, String> {
+        let cells = self.ranks * self.slots * self.ranks * self.blocks;
+        let start =
+            State { calls: vec![1; self.ranks], positions: vec![0; self.ranks * self.blocks], slots: vec![0; cells] };
+        let (mut seen, mut todo) = (HashSet::from([start.clone()]), vec![start]);
+        while let Some(state) = todo.pop() {
+            let mut has_moved = false;
+            for rank in 0..self.ranks {
+                for block in 0..self.blocks {
+                    let Some(next) = self.advance(&state, rank, block)? else { continue };
+                    has_moved = true;
+                    if seen.insert(next.clone()) {
+                        todo.push(next);
+                    }
+                }
+            }
+            if !has_moved && state.calls.iter().any(|call| *call <= self.calls) {
+                return Err(format!("nobody can go on: ranks are in calls {:?}", state.calls));
+            }
+        }
+        Ok(seen.len())
+    }
+
+    /// A block's next step, if it can make one.
+    fn advance(&self, state: &State, rank: usize, block: usize) -> Result<Option<State>, String> {
+        let call = state.calls[rank];
+        let position = rank * self.blocks + block;
+        let steps = self.steps(rank, block, call);
+        let Some(step) = steps.get(usize::from(state.positions[position])).filter(|_| call <= self.calls) else {
+            return Ok(None);
+        };
+        let mut next = state.clone();
+        match *step {
+            Step::Fill(cell) if state.slots[cell] != 0 => {
+                return Err(format!("rank {rank} in call {call}: a slot still holds call {}", state.slots[cell]));
+            }
+            Step::Fill(cell) => next.slots[cell] = call,
+            Step::Read(cell) if state.slots[cell] == 0 => return Ok(None),
+            Step::Read(cell) if state.slots[cell] != call => {
+                return Err(format!("rank {rank} in call {call} reads call {}", state.slots[cell]));
+            }
+            Step::Read(_) => {}
+            Step::Empty(cell) => next.slots[cell] = 0,
+        }
+        next.positions[position] += 1;
+        let of_rank = rank * self.blocks..(rank + 1) * self.blocks;
+        let has_ended = |(block, position): (usize, &u8)| usize::from(*position) == self.steps(rank, block, call).len();
+        if next.positions[of_rank.clone()].iter().enumerate().all(has_ended) {
+            next.calls[rank] += 1;
+            next.positions[of_rank].fill(0);
+        }
+        Ok(Some(next))
+    }
+}
+
+/// Several blocks on two ranks, and more ranks.
+const GROUPS: [(usize, usize, u8); 4] = [(2, 2, 4), (2, 3, 4), (3, 1, 4), (4, 1, 3)];
+
+fn explore(slots: usize, variant: Variant, (ranks, blocks, calls): (usize, usize, u8)) -> Result<usize, String> {
+    Group { ranks, blocks, calls, slots, variant }.explore()
+}
+
+#[test]
+fn two_slots_are_right_in_every_order() {
+    for group in GROUPS {
+        let states = explore(2, Variant::Right, group).unwrap_or_else(|error| panic!("{group:?}: {error}"));
+        assert!(states > 500, "{group:?}: {states} states are no exploration");
+    }
+}
+
+/// A peer that is one call ahead writes into the slot that is being read.
+#[test]
+fn one_slot_is_not_enough() {
+    for group in GROUPS {
+        let error = explore(1, Variant::Right, group).expect_err("a slot that is written too early");
+        assert!(error.contains("still holds call"), "{group:?}: {error}");
+    }
+}
+
+#[test]
+fn other_protocols_fail() {
+    for variant in [Variant::NotEmptied, Variant::EmptiedByNextCall] {
+        for group in GROUPS {
+            assert!(explore(2, variant, group).is_err(), "{variant:?} {group:?}");
+        }
+    }
+    assert!(explore(2, Variant::WaitsForOne, (3, 1, 4)).is_err());
+    assert!(explore(2, Variant::SlotOfGroup, (2, 2, 4)).is_err());
+}

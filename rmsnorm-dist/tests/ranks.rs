@@ -1,0 +1,20 @@
+//! The suite on groups of threads of the CPU.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
+
+use rmsnorm_conformance::ranks::test_ranks;
+use rmsnorm_cpu::{CpuBackend, Isa};
+use rmsnorm_dist::{Ranks, Sharded, ThreadGroup};
+
+fn group(ranks: usize) -> Ranks<Sharded<CpuBackend, ThreadGroup>, CpuBackend> {
+    let backend = CpuBackend::with(Isa::detect(), 1).unwrap();
+    Ranks::new(ThreadGroup::new(ranks).into_iter().map(|rank| (Sharded::new(backend.clone(), rank), backend.clone())))
+}
+
+/// All that the core profile has of sums of parts, with a part on every rank.
+#[test]
+fn every_rank_gives_the_same_within_the_bounds_of_one_device() {
+    for ranks in [1, 2, 3, 4, 8] {
+        let passed = test_ranks(&group(ranks), ranks == 2).unwrap();
+        assert!(passed >= if ranks == 2 { 100 } else { 30 }, "{ranks} ranks: {passed}");
+    }
+}

@@ -1,0 +1,155 @@
+//! What a group of threads does when ranks are late, gone, or call something else.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rmsnorm_cpu::{CpuBackend, Forward};
+use rmsnorm_dist::{Collective, Sharded, ShardedNorm, Shares, ThreadGroup};
+use rmsnorm_spec::{Error, NormSpec, Rows, bf16};
+
+/// What each rank answers, each on a thread of its own. A rank leaves the group when it has answered.
+fn each(groups: Vec<ThreadGroup>, ranks: &[impl Fn(&ThreadGroup) -> Result<Vec<f32>, Error> + Sync]) -> Vec<String> {
+    thread::scope(|scope| {
+        let spawned: Vec<_> =
+            groups.into_iter().zip(ranks).map(|(group, rank)| scope.spawn(move || rank(&group))).collect();
+        let answer =
+            |answer: Result<Vec<f32>, Error>| answer.map_or_else(|error| error.to_string(), |to| format!("{to:?}"));
+        spawned.into_iter().map(|thread| answer(thread.join().unwrap())).collect()
+    })
+}
+
+const SHARES: Shares = Shares { units: 5, unit: 1, ranks: 3 };
+
+fn all_to_all(group: &ThreadGroup, shares: &Shares, from: &[f32], len: usize) -> Result<Vec<f32>, Error> {
+    let mut to = vec![-1.0; len];
+    Collective::<CpuBackend>::all_to_all(group, shares, from, &mut to)?;
+    Ok(to)
+}
+
+fn all_gather(group: &ThreadGroup, shares: &Shares, from: &[f32]) -> Result<Vec<f32>, Error> {
+    let mut to = vec![-1.0; shares.len()];
+    Collective::<CpuBackend>::all_gather(group, shares, from, &mut to)?;
+    Ok(to)
+}
+
+#[test]
+fn shares_arrive_in_the_order_of_the_ranks() {
+    let rank = |group: &ThreadGroup| {
+        let rank = Collective::<CpuBackend>::rank(group);
+        let from: Vec<f32> = (0..5).map(|i| (10 * rank + i) as f32).collect();
+        let parts = all_to_all(group, &SHARES, &from, 3 * SHARES.elements(rank).len())?;
+        let gathered = all_gather(group, &SHARES, &from[SHARES.elements(rank)])?;
+        assert_eq!(gathered, [0.0, 1.0, 12.0, 13.0, 24.0]);
+        Ok(parts)
+    };
+    let expected = ["[0.0, 1.0, 10.0, 11.0, 20.0, 21.0]", "[2.0, 3.0, 12.0, 13.0, 22.0, 23.0]", "[4.0, 14.0, 24.0]"];
+    assert_eq!(each(ThreadGroup::new(3), &[rank, rank, rank]), expected);
+}
+
+/// More ranks than rows, and no rows at all.
+#[test]
+fn ranks_without_a_share_take_part() {
+    for units in [0, 1, 2] {
+        let shares = Shares { units, unit: 2, ranks: 3 };
+        let rank = |group: &ThreadGroup| {
+            let rank = Collective::<CpuBackend>::rank(group);
+            let from = vec![rank as f32; 2 * units];
+            all_to_all(group, &shares, &from, 3 * shares.elements(rank).len())?;
+            all_gather(group, &shares, &from[shares.elements(rank)])
+        };
+        let expected: Vec<f32> = (0..units).flat_map(|rank| [rank as f32; 2]).collect();
+        assert_eq!(each(ThreadGroup::new(3), &[rank, rank, rank]), [(); 3].map(|()| format!("{expected:?}")));
+    }
+}
+
+/// A rank that does not come is an error on the others, within the deadline, and in every later call at once.
+#[test]
+fn a_rank_that_does_not_come_is_named_within_the_deadline() {
+    let deadline = Duration::from_millis(100);
+    let mut groups = ThreadGroup::new(3).into_iter().map(|group| group.deadline(deadline));
+    let (first, second, absent) = (groups.next().unwrap(), groups.next().unwrap(), groups.next().unwrap());
+    let rank = |group: &ThreadGroup| {
+        let start = Instant::now();
+        let error = all_gather(group, &SHARES, &[1.0, 2.0]).unwrap_err();
+        let waited = start.elapsed();
+        assert!((deadline..20 * deadline).contains(&waited), "{waited:?}");
+        assert_eq!(all_gather(group, &SHARES, &[1.0, 2.0]).unwrap_err().to_string(), error.to_string());
+        assert!(start.elapsed() < waited + deadline);
+        Err(error)
+    };
+    let expected = "thread group device error: rank 2 did not come within 100ms";
+    assert_eq!(each(vec![first, second], &[rank, rank]), [expected; 2]);
+    assert_eq!(all_gather(&absent, &SHARES, &[3.0]).unwrap_err().to_string(), expected, "who comes late is told, too");
+}
+
+/// Long before the deadline.
+#[test]
+fn a_rank_that_leaves_or_panics_is_named_at_once() {
+    let start = Instant::now();
+    let stays = |group: &ThreadGroup| all_gather(group, &Shares { units: 2, unit: 1, ranks: 2 }, &[1.0]);
+    let mut groups = ThreadGroup::new(2);
+    let leaving = groups.pop().unwrap();
+    let panicked = thread::spawn(move || {
+        let _leaving = leaving;
+        std::panic::resume_unwind(Box::new("gone"));
+    });
+    assert!(panicked.join().is_err());
+    let group = groups.pop().unwrap();
+    assert_eq!(stays(&group).unwrap_err().to_string(), "thread group device error: rank 1 has left the group");
+    assert!(start.elapsed() < ThreadGroup::DEADLINE / 2);
+}
+
+#[test]
+fn ranks_that_call_something_else_are_named() {
+    const TWO: Shares = Shares { units: 4, unit: 1, ranks: 2 };
+    fn gather<T: rmsnorm_spec::Element>(group: &ThreadGroup) -> Error {
+        let (from, mut to) = ([T::default(); 2], [T::default(); 4]);
+        Collective::<CpuBackend>::all_gather(group, &TWO, &from, &mut to).unwrap_err()
+    }
+    let sends = |group: &ThreadGroup| all_to_all(group, &TWO, &[1.0; 4], 4).unwrap_err();
+    let others: [(&(dyn Fn(&ThreadGroup) -> Error + Sync), &str); 2] =
+        [(&sends, "all_to_all of 4 units of 1 f32"), (&gather::<bf16>, "all_gather of 4 units of 1 bf16")];
+    for (other, name) in others {
+        let mut groups = ThreadGroup::new(2).into_iter();
+        let (first, second) = (groups.next().unwrap(), groups.next().unwrap());
+        let answers = thread::scope(|scope| {
+            let first = scope.spawn(move || gather::<f32>(&first));
+            [other(&second), first.join().unwrap()]
+        });
+        for answer in answers.map(|error| error.to_string()) {
+            assert!(answer.contains("all_gather of 4 units of 1 f32 on 2 ranks") && answer.contains(name), "{answer}");
+        }
+    }
+}
+
+/// Before anything is sent: the other rank is not asked.
+#[test]
+fn views_of_a_wrong_length_are_refused() {
+    let group = ThreadGroup::new(3).remove(1);
+    let message = |answer: Result<Vec<f32>, Error>| answer.unwrap_err().to_string();
+    assert_eq!(message(all_to_all(&group, &SHARES, &[0.0; 4], 6)), "from: expected 5 elements, got 4");
+    assert_eq!(message(all_to_all(&group, &SHARES, &[0.0; 5], 7)), "to: expected 6 elements, got 7");
+    assert_eq!(message(all_gather(&group, &SHARES, &[0.0; 5])), "from: expected 2 elements, got 5");
+}
+
+/// What the composed form has no way to send is refused by name, and what validation refuses is not sent either.
+#[test]
+fn calls_that_cannot_be_composed_are_refused_before_anything_is_sent() {
+    let rank = Sharded::new(CpuBackend::new(), ThreadGroup::new(2).remove(0));
+    let spec = NormSpec::rms(2, 3, 1e-6);
+    let (x, residual, mut y, mut sum) = ([1.0f32; 8], [1.0f32; 6], [0.0f32; 8], [0.0f32; 8]);
+    let message = |spec: &NormSpec, args: Forward<'_, f32>| rank.forward_reduced(spec, args).unwrap_err().to_string();
+    let sends =
+        |name: &str| format!("unsupported: a composed norm sends rows that lie side by side, those of {name} do not");
+    assert_eq!(message(&spec, Forward::new(Rows::strided(&x[..], 4), &mut y[..6])), sends("x"));
+    assert_eq!(message(&spec, Forward::new(&x[..6], Rows::strided(&mut y[..], 4))), sends("y"));
+    let args = Forward::new(&x[..6], &mut y[..6]).residual(&residual).residual_out(Rows::strided(&mut sum[..], 4));
+    assert_eq!(message(&spec, args), sends("residual_out"));
+    assert_eq!(message(&spec, Forward::new(&x[..5], &mut y[..6])), "x: expected 6 elements, got 5");
+    let parts = "unsupported: a reduced x is one matrix on every rank, no sum of parts";
+    assert_eq!(message(&spec, Forward::new(&x[..6], &mut y[..6]).parts(1, 6)), parts);
+    let after = "unsupported: a reduced norm adds the residual before the norm";
+    let args = Forward::new(&x[..6], &mut y[..6]).residual(&residual).residual_out(&mut sum[..6]);
+    assert_eq!(message(&spec.residual_after(), args), after);
+}
