@@ -107,6 +107,11 @@ pub struct ConformanceArgs {
     /// Run only the case with this id, as a failure prints it; may be given several times
     #[arg(long, value_name = "ID")]
     pub case: Vec<String>,
+    /// Prove a group of so many ranks, each of which has a part of x: on the cpu as many threads
+    ///
+    /// Cases are the profile's sums of parts, smoke's or core's. Every rank must give the same bits, within the bounds of one device.
+    #[arg(long, value_name = "N", conflicts_with_all = ["most_cases", "part", "case", "list", "json", "jobs", "fail_fast", "seed"])]
+    pub ranks: Option<NonZero<usize>>,
     /// Write one JSON object per case and one for the summary to this file (`-`: stdout)
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,

@@ -1,5 +1,7 @@
 //! `rmsnorm conformance`: the suite of the library, run on one backend, with its report.
 
+mod ranks;
+
 use std::num::NonZero;
 use std::thread::available_parallelism;
 
@@ -14,6 +16,9 @@ use crate::progress::Progress;
 
 /// Runs the profile, or the one case, and prints the summary. With `--json -` stdout is all JSON.
 pub fn run(args: &ConformanceArgs) -> Result<(), Failure> {
+    if let Some(ranks) = args.ranks {
+        return ranks::prove(&backends::open(&args.backend, &args.cpu)?, ranks.get(), &args.profile);
+    }
     let json = args.json.as_deref().map(Output::new).transpose()?;
     let backend = backends::open(&args.backend, &args.cpu)?;
     let options = Options {
