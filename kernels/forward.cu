@@ -7,6 +7,8 @@
 // A residual that comes after the norm is read once, together with x, and waits in registers; there the sum takes its place, for a
 // norm of its own.
 
+static_assert(IS_HELD || !HAS_PARTS, "several parts are read once");
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward(const __grid_constant__ Params p) {
     __shared__ float exchange[2][GROUPS][UNROLL][SENDERS];
     const unsigned group = threadIdx.x / THREADS_PER_ROW, thread = threadIdx.x % THREADS_PER_ROW;
@@ -26,8 +28,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward(con
             #pragma unroll
             for (int u = 0; u < UNROLL; ++u)
                 if (exists(u))
+#if HAS_PARTS
+                    add_parts<Reuse::ByThread>(p, row(u), first, left, h[u]);
+#else
                     #pragma unroll
                     for (int k = 0; k < PACKS; ++k) h[u][k] = load_h<is_last.value>(p, row(u), first, k, left);
+#endif
         };
 
         const auto find_statistics = [&](const auto& parts, float (&mean)[UNROLL], float (&rstd)[UNROLL]) {

@@ -9,12 +9,26 @@
 
 // A thread's part of a row. Threads are neighbours, so that banks do not collide.
 struct Slot {
+#if !HAS_PARTS
     Pack<T> x[PACKS][THREADS];
-#if HAS_RESIDUAL
-    Pack<R> residual[PACKS][THREADS]; // the sum with it, once it is known
+#endif
+#if HAS_RESIDUAL || HAS_PARTS
+    Pack<R> residual[PACKS][THREADS]; // the sum with it, or of parts, once it is known
 #endif
 };
 
+#if HAS_PARTS
+// Parts meet in registers, with the residual; shared memory has their sum.
+__device__ inline void start_row(const Params& p, unsigned long long row, unsigned first, int left, Slot& slot) {
+    #pragma unroll
+    for (int batch = 0; batch < PACKS; batch += BATCH) {
+        Pack<R> sums[BATCH];
+        add_parts<Reuse::ByNone, BATCH>(p, row, first, batch, left, sums);
+        #pragma unroll
+        for (int k = batch; k < batch + BATCH && k < PACKS; ++k) slot.residual[k][threadIdx.x] = sums[k - batch];
+    }
+}
+#else
 __device__ inline void start_row(const Params& p, unsigned long long row, unsigned first, int left, Slot& slot) {
     #pragma unroll
     for (int k = 0; k < PACKS; ++k) {
@@ -25,6 +39,7 @@ __device__ inline void start_row(const Params& p, unsigned long long row, unsign
     }
     close_batch();
 }
+#endif
 
 // Waits for the row, and adds a residual that comes before the norm.
 __device__ inline void finish_row(const Params& p, unsigned long long row, unsigned first, int left, Slot& slot) {
@@ -33,14 +48,16 @@ __device__ inline void finish_row(const Params& p, unsigned long long row, unsig
     #pragma unroll
     for (int k = 0; k < PACKS; ++k) {
         Pack<R>& residual = slot.residual[k][threadIdx.x];
+#if !HAS_PARTS
         residual = add_residual(slot.x[k][threadIdx.x], residual);
+#endif
         if (p.residual_out.data) store_pack(ROW(residual_out, row) + first, k, left, residual);
     }
 #endif
 }
 
 __device__ inline Pack<H> load_h(const Slot& slot, int k) {
-#if RESIDUAL_BEFORE
+#if IS_SUM
     return slot.residual[k][threadIdx.x];
 #else
     return slot.x[k][threadIdx.x];

@@ -15,6 +15,11 @@ __device__ inline void store_residual_out(const Params& p, unsigned long long ro
 template <bool IS_LAST>
 __device__ inline Pack<H> load_h(const Params& p, unsigned long long row, unsigned first, int k, int left) {
     constexpr Reuse REUSE = IS_LAST ? Reuse::ByNone : Reuse::ByThread;
+#if HAS_PARTS
+    Pack<R> h;
+    add_parts<REUSE, 1>(p, row, first, k, left, &h);
+    return h;
+#else
     const Pack<T> x = load_pack<REUSE>(ROW(x, row) + first, k, left);
 #if RESIDUAL_BEFORE
     const Pack<R> h = add_residual(x, load_pack<REUSE>(ROW(residual, row) + first, k, left));
@@ -22,6 +27,7 @@ __device__ inline Pack<H> load_h(const Params& p, unsigned long long row, unsign
     return h;
 #else
     return x;
+#endif
 #endif
 }
 

@@ -13,13 +13,19 @@ struct Visit {
     __device__ void advance() { col += STEP; }
 };
 
-// h of one pack: x, or the rounded sum with the residual.
+// h of one pack: x, or the rounded sum with the residual or of parts.
 __device__ inline Pack<H> load_h(const Params& p, unsigned long long row, const Visit& at) {
+#if HAS_PARTS
+    Pack<R> h;
+    add_parts<Reuse::ByNone, 1>(p, row, at.col, 0, at.left(), &h);
+    return h;
+#else
     const Pack<T> x = load_pack<Reuse::ByNone>(ROW(x, row) + at.col, 0, at.left());
 #if RESIDUAL_BEFORE
     return add_residual(x, load_pack<Reuse::ByNone>(ROW(residual, row) + at.col, 0, at.left()));
 #else
     return x;
+#endif
 #endif
 }
 

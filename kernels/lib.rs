@@ -35,6 +35,7 @@ sources! {
     DTYPE = "dtype.cuh",
     FORWARD = "forward.cu",
     FORWARD_CLUSTER = "forward_cluster.cu",
+    FORWARD_PARTS = "forward_parts.cuh",
     FORWARD_LONG = "forward_long.cu",
     FORWARD_ROWS = "forward_rows.cuh",
     FORWARD_STREAMING = "forward_streaming.cu",

@@ -1,12 +1,16 @@
 // What forward does with one pack once the statistics are known.
 //
 // RESIDUAL_AFTER: the residual is added to what the norm gives, and the rounded sum is residual_out. NORMS_TWICE: y is the norm of
-// that sum, by parameters of its own. math.md, equations (13) and (14).
+// that sum, by parameters of its own. math.md, equations (13) and (14). HAS_PARTS: x is the sum of several matrices. math.md,
+// equation (1').
 
 #define RESIDUAL_BEFORE (HAS_RESIDUAL && !RESIDUAL_AFTER)
 
-// The type of what is normalized: x, or the rounded sum with the residual.
-#if RESIDUAL_BEFORE
+// Whether what is normalized is a rounded sum: of x and the residual, of the parts of x, or of both.
+#define IS_SUM (RESIDUAL_BEFORE || HAS_PARTS)
+
+// The type of what is normalized: x, or the rounded sum.
+#if IS_SUM
 using H = R;
 #else
 using H = T;

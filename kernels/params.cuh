@@ -37,7 +37,7 @@ struct Params {
     float share; // 1 / cols
     unsigned unused;
     Matrix<R> dresidual;
-#if IS_QUANTIZED || HAS_ROW_GROUPS || NORMS_TWICE
+#if IS_QUANTIZED || HAS_ROW_GROUPS || NORMS_TWICE || HAS_PARTS
     Matrix<Code> codes;
     Matrix<Code> codes_t; // its rows are columns
     const float* scale;
@@ -51,7 +51,7 @@ struct Params {
     void* scales_columnwise;
     unsigned long long scales_columnwise_stride;
 #endif
-#if HAS_ROW_GROUPS || NORMS_TWICE
+#if HAS_ROW_GROUPS || NORMS_TWICE || HAS_PARTS
     unsigned long long rows_per_group;
     unsigned long long group_reciprocal; // 2^64 / rows_per_group, rounded up
     unsigned long long x_group_stride;
@@ -64,11 +64,15 @@ struct Params {
     unsigned long long dresidual_group_stride;
     unsigned long long codes_group_stride;
 #endif
-#if NORMS_TWICE
+#if NORMS_TWICE || HAS_PARTS
     const W* next_weight;
     const W* next_bias;
     float* next_mean;
     float* next_rstd;
+#endif
+#if HAS_PARTS
+    unsigned long long parts; // of x
+    unsigned long long part_stride;
 #endif
 };
 

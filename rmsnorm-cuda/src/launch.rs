@@ -29,8 +29,7 @@ pub(crate) fn forward<T: Element, W: Element, R: Element>(
     call: Checked<Forward<'_, CudaBackend, T, W, R>>,
 ) -> Result<(), Error> {
     let (spec, problem) = (*call.spec(), *call.problem());
-    problem.without_parts("cuda")?;
-    let mut tensors = Tensors::new(backend.stream(), problem);
+    let mut tensors = Tensors::new(backend.stream(), problem).with_part_stride(call.part_stride());
     call.visit(&mut tensors)?;
     enqueue(backend, &spec, &problem, &tensors)
 }
@@ -82,6 +81,7 @@ fn enqueue(backend: &CudaBackend, spec: &NormSpec, problem: &Problem, tensors: &
     params.weight_offset = spec.weight_offset;
     params.rows = problem.rows as u64;
     params.cols = problem.cols as u64;
+    params.parts = problem.parts as u64;
     (params.rows_per_group, params.group_reciprocal) = rows_per_group(problem)?;
     params.share = (1.0 / problem.cols as f64) as f32;
     params.chunks = plan.chunks;
@@ -139,10 +139,7 @@ pub(crate) fn prepare(
     alignment: impl Fn(&Problem) -> usize,
 ) -> Result<(), Error> {
     let kernels = backend.kernels();
-    for problem in problems {
-        problem.without_parts("cuda")?;
-        rows_per_group(problem)?;
-    }
+    problems.iter().try_for_each(|problem| rows_per_group(problem).map(|_| ()))?;
     let plan = |problem: &Problem| plan::plan(problem, access_of(alignment(problem) as u64), kernels.caps());
     kernels.prepare(problems.iter().map(plan).flat_map(|plan| plan.keys()))
 }
@@ -174,6 +171,8 @@ pub(crate) fn access_bytes(problem: &Problem, params: &Params) -> u32 {
         };
         // Every row begins at a sum of multiples of the two.
         let strides = if problem.rows > 1 { matrix.row_stride | params.group_stride(tensor) } else { 0 };
+        // So does every part of a row.
+        let strides = if tensor == Tensor::X { strides | params.part_stride } else { strides };
         let size = problem.storage(tensor).map_or(0, Storage::size) as u64;
         // A pack of codes is as many elements as the widest matrix has in 16 bytes.
         let scale = if tensor == Tensor::Codes { widest_size(problem) } else { 1 };
@@ -193,9 +192,10 @@ const fn access_of(bytes: u64) -> u32 {
     1 << (bytes | WIDEST_ACCESS as u64).trailing_zeros()
 }
 
-/// [`access_bytes`] of a call whose rows lie side by side, at addresses that ask for nothing.
+/// [`access_bytes`] of a call whose rows lie side by side, and so do parts, at addresses that ask for nothing.
 pub(crate) fn dense_access_bytes(problem: &Problem) -> u32 {
-    let mut params = Params::default();
+    let part_stride = if problem.parts > 1 { problem.rows.wrapping_mul(problem.cols) as u64 } else { 0 };
+    let mut params = Params { part_stride, ..Params::default() };
     for tensor in problem.tensors.iter().filter(|tensor| tensor.is_matrix()) {
         params.place(tensor, Matrix { data: 0, row_stride: problem.cols as u64 }, 0);
     }
@@ -325,6 +325,20 @@ mod tests {
         let params = Params { x: matrix(0x1000, 65), y: matrix(0x2000, 67), ..Params::default() };
         assert_eq!(access_bytes(&forward(1), &params), 16);
         assert_eq!(access_bytes(&forward(2), &params), 2);
+    }
+
+    /// Parts of a single row too are at some distance.
+    #[test]
+    fn the_distance_of_parts_counts_however_many_rows_there_are() {
+        for rows in [1, 2] {
+            for (expected, part_stride) in [(16, 128), (8, 132), (4, 130), (2, 129)] {
+                let problem = Problem { parts: 2, ..forward(rows) };
+                let params = Params { x: matrix(0x1000, 64), y: matrix(0x2000, 64), part_stride, ..Params::default() };
+                assert_eq!(access_bytes(&problem, &params), expected, "{rows} {part_stride}");
+            }
+            let dense = |cols| dense_access_bytes(&Problem { cols, parts: 3, ..forward(rows) });
+            assert_eq!([4096, 4100, 4098].map(dense), [[16, 8, 4], [16, 8, 4]][rows - 1]);
+        }
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! The argument of every kernel: one struct, passed by value. `kernels/params.cuh` is its mirror. Kernels of calls without
-//! groups of rows do not have the fields of those, nor others those of a next norm, which come last.
+//! groups of rows do not have the fields of those, nor others those of a next norm, nor those of parts, which come last.
 //!
 //! Sizes are checked where a program is compiled (`static_assert`), names and order by a test here.
 
 use std::mem::offset_of;
 
+use rmsnorm_gpu::program::CallKey;
 use rmsnorm_spec::Tensor;
 
 /// A matrix on the device: address of its first element and elements from row to row. Address 0: absent.
@@ -86,11 +87,15 @@ pub(crate) struct Params {
     pub(crate) dx_group_stride: u64,
     pub(crate) dresidual_group_stride: u64,
     pub(crate) codes_group_stride: u64,
-    /// Kernels that norm once have neither this nor what follows.
+    /// Kernels that norm once, and add no parts, have neither this nor what follows.
     pub(crate) next_weight: u64,
     pub(crate) next_bias: u64,
     pub(crate) next_mean: u64,
     pub(crate) next_rstd: u64,
+    /// Matrices that x is the sum of. Kernels of calls with one have neither this nor what follows.
+    pub(crate) parts: u64,
+    /// Elements from one to the next.
+    pub(crate) part_stride: u64,
 }
 
 impl Params {
@@ -191,13 +196,18 @@ impl Params {
         }
     }
 
-    /// Bytes that a kernel is told, which writes codes or not, whose call has rows in groups or not, and which norms twice or once.
-    pub(crate) const fn bytes(writes_codes: bool, has_row_groups: bool, norms_twice: bool) -> usize {
-        match (writes_codes, has_row_groups, norms_twice) {
-            (_, _, true) => size_of::<Params>(),
-            (_, true, false) => offset_of!(Params, next_weight),
-            (true, false, false) => offset_of!(Params, rows_per_group),
-            (false, false, false) => offset_of!(Params, codes),
+    /// Bytes that a kernel of such a call is told: up to the last field that it reads.
+    pub(crate) const fn bytes(call: &CallKey) -> usize {
+        if call.has_parts {
+            size_of::<Params>()
+        } else if call.form.norms_twice() {
+            offset_of!(Params, parts)
+        } else if call.has_row_groups {
+            offset_of!(Params, next_weight)
+        } else if call.quant.is_some() {
+            offset_of!(Params, rows_per_group)
+        } else {
+            offset_of!(Params, codes)
         }
     }
 }

@@ -311,6 +311,12 @@ fn found(ladder: &[Rung<Tile>], cols: usize, pack: u32, caps: &Caps) -> Option<T
     Some(Tile { pack, packs: packs.div_ceil((tile.cluster * tile.threads_per_row) as usize) as u32, ..tile })
 }
 
+/// Whether forward adds something to `x`, a residual or further parts of it, and normalizes the sum, in the residual's dtype. A residual
+/// that is added after the norm counts too: its rows are read as well.
+pub(super) fn is_sum(problem: &Problem) -> bool {
+    problem.tensors.adds_residual() || problem.parts > 1
+}
+
 /// Whether the columns of a tile are not just those of the row.
 fn is_ragged(tile: &Tile, cols: usize) -> bool {
     let owned = [tile.pack, tile.packs, tile.threads_per_row, tile.cluster].into_iter().map(|n| n as usize);
@@ -351,8 +357,25 @@ impl Tile {
             (true, Norm::Rms) => 48 + 8 * packs,
             (true, Norm::Layer) => 44 + 9 * packs + if self.is_ragged { 4 } else { 0 },
         };
-        // The assembler gives them in eights, and a thread has 255 at the most.
-        needed <= (REGISTERS_PER_SM / (self.threads() * self.blocks_per_sm)).min(255) / 8 * 8
+        needed <= self.registers()
+    }
+
+    /// The same where `x` is the sum of several parts, of which a thread adds two packs at a time: four parts of each are on their way.
+    /// Those that were added before are in registers, or with `forward_long` in shared memory.
+    fn holds_parts(&self, program: Program, norm: Norm) -> bool {
+        let packs = if program == Program::ForwardLong { 3 } else { self.packs };
+        let needed = match (self.pack, norm) {
+            (8, Norm::Rms) => 44 + 16 * packs,
+            (8, Norm::Layer) => 48 + 16 * packs,
+            (_, Norm::Rms) => 56 + 4 * packs,
+            (_, Norm::Layer) => 44 + 12 * packs,
+        };
+        needed <= self.registers()
+    }
+
+    /// Registers of a thread. The assembler gives them in eights, and a thread has 255 at the most.
+    fn registers(&self) -> u32 {
+        (REGISTERS_PER_SM / (self.threads() * self.blocks_per_sm)).min(255) / 8 * 8
     }
 }
 
@@ -369,11 +392,15 @@ fn key(problem: &Problem, program: Program, tile: Tile) -> KernelKey {
 
 fn reads(program: Program, call: &CallKey, tile: &Tile) -> Reads {
     let (weight_bytes, reads) = (call.dtypes.weight.size() as u32, tile.reads);
+    // One pack, where registers are short: of a row that has a whole multiprocessor already.
+    let batch_of_parts = || if tile.holds_parts(program, call.norm) { 2 } else { 1 };
     match program {
         // Few packs: nothing is gained by having all of them on their way.
         Program::QuantizedForward => Reads { is_late: tile.packs <= 2, ..reads },
         // A residual that comes after has the registers that a row on its way would take.
         Program::Forward if call.form.is_residual_after() => Reads { is_held: false, is_late: true, ..reads },
+        // The second read of several parts would be of all of them.
+        Program::Forward if call.has_parts => Reads { is_held: true, batch: batch_of_parts(), ..reads },
         // The second read of a residual's rows would be of two matrices.
         Program::Forward => {
             let is_held = reads.is_held || call.tensors.adds_residual() && tile.holds_rows(call.norm, true);
@@ -390,12 +417,16 @@ fn reads(program: Program, call: &CallKey, tile: &Tile) -> Reads {
             Reads { is_late: tile.packs > 4, is_early: false, batch, ..reads }
         }
         // Where there are registers for the weights before they are needed.
-        Program::ForwardCluster => Reads { is_early: tile.pack * weight_bytes <= 16, batch: 4, ..reads },
+        Program::ForwardCluster => {
+            let batch = if call.has_parts { batch_of_parts() } else { 4 };
+            Reads { is_early: tile.pack * weight_bytes <= 16, batch, ..reads }
+        }
         // All packs would need registers that are not there. Neither are there any for parameters in f32, where the end of a row
         // is looked for, nor in the blocks of a cluster, which are more to a multiprocessor.
         Program::ForwardLong => {
             let is_early = tile.cluster == 1 && weight_bytes == 2 && !tile.is_ragged;
-            Reads { is_early, batch: if call.norm == Norm::Layer { 4 } else { 2 }, ..reads }
+            let batch = if call.norm == Norm::Layer { 4 } else { 2 };
+            Reads { is_early, batch: if call.has_parts { batch_of_parts() } else { batch }, ..reads }
         }
         Program::ForwardStreaming
         | Program::Backward

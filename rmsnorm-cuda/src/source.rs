@@ -28,16 +28,18 @@ const HEADERS: [Source; 8] = [
 /// A program's own files: the last is the one that it is named after.
 const fn files(program: Program) -> &'static [Source] {
     match program {
-        Program::Forward => &[kernels::FORWARD_ROWS, kernels::FORWARD],
-        Program::ForwardCluster => &[kernels::FORWARD_CLUSTER],
-        Program::ForwardLong => &[kernels::FORWARD_LONG],
-        Program::ForwardStreaming => &[kernels::FORWARD_VISITS, kernels::FORWARD_STREAMING],
+        Program::Forward => &[kernels::FORWARD_PARTS, kernels::FORWARD_ROWS, kernels::FORWARD],
+        Program::ForwardCluster => &[kernels::FORWARD_PARTS, kernels::FORWARD_CLUSTER],
+        Program::ForwardLong => &[kernels::FORWARD_PARTS, kernels::FORWARD_LONG],
+        Program::ForwardStreaming => &[kernels::FORWARD_PARTS, kernels::FORWARD_VISITS, kernels::FORWARD_STREAMING],
         Program::Backward => &[kernels::BACKWARD_ROWS, kernels::BACKWARD],
         Program::BackwardSplit => &[kernels::BACKWARD_ROWS, kernels::BACKWARD_SPLIT],
         Program::BackwardRowSums | Program::BackwardColumns => &[kernels::BACKWARD_STREAMING],
         Program::ReducePartials => &[kernels::REDUCE_PARTIALS],
-        Program::QuantizedForward => &[kernels::FORWARD_ROWS, kernels::QUANTIZED_FORWARD],
-        Program::QuantizedForwardStreaming => &[kernels::FORWARD_VISITS, kernels::QUANTIZED_FORWARD_STREAMING],
+        Program::QuantizedForward => &[kernels::FORWARD_PARTS, kernels::FORWARD_ROWS, kernels::QUANTIZED_FORWARD],
+        Program::QuantizedForwardStreaming => {
+            &[kernels::FORWARD_PARTS, kernels::FORWARD_VISITS, kernels::QUANTIZED_FORWARD_STREAMING]
+        }
         Program::TransposeCodes => &[kernels::TRANSPOSE_CODES],
         Program::Columnwise => &[kernels::COLUMNWISE],
         Program::Clear => &[kernels::CLEAR],
@@ -110,10 +112,10 @@ fn quant_numbers(quant: QuantSpec) -> [(&'static str, u32); 6] {
     ]
 }
 
-fn numbers(key: &KernelKey) -> [(&'static str, u32); 30] {
+fn numbers(key: &KernelKey) -> [(&'static str, u32); 31] {
     let KernelKey {
         program,
-        call: CallKey { norm, cast_order, accumulate, has_row_groups, has_weight_offset, form, quant, .. },
+        call: CallKey { norm, cast_order, accumulate, has_row_groups, has_parts, has_weight_offset, form, quant, .. },
         tile,
     } = *key;
     let accumulate = match accumulate {
@@ -129,6 +131,7 @@ fn numbers(key: &KernelKey) -> [(&'static str, u32); 30] {
         ("CAST_BEFORE_WEIGHT", (cast_order == CastOrder::BeforeWeight).into()),
         ("ACCUMULATE", accumulate),
         ("HAS_ROW_GROUPS", has_row_groups.into()),
+        ("HAS_PARTS", has_parts.into()),
         ("HAS_WEIGHT_OFFSET", has_weight_offset.into()),
         ("RESIDUAL_AFTER", form.is_residual_after().into()),
         ("NORMS_TWICE", form.norms_twice().into()),
@@ -151,7 +154,7 @@ fn numbers(key: &KernelKey) -> [(&'static str, u32); 30] {
         ("TREE_SENDERS", TREE_SENDERS),
         ("COLUMN_LANES", COLUMN_LANES),
         ("ROW_MULTIPLE", reduction::ROW_MULTIPLE),
-        ("PARAMS_BYTES", Params::bytes(quant.is_some(), has_row_groups, form.norms_twice()) as u32),
+        ("PARAMS_BYTES", Params::bytes(&key.call) as u32),
     ]
 }
 
@@ -171,11 +174,13 @@ mod tests {
         cast_order: CastOrder::AtStore,
         accumulate: Accumulate::Partials,
         has_row_groups: false,
+        has_parts: false,
         has_weight_offset: true,
         form: Form::Norm,
         quant: None,
         tensors: TensorSet::of(&[Tensor::Weight, Tensor::Residual]),
     };
+    const QUANT: QuantSpec = QuantSpec::new(CodeType::E4m3, ScaleKind::Given);
     const KEY: KernelKey = KernelKey {
         program: Program::Forward,
         call: CALL,
@@ -199,13 +204,13 @@ mod tests {
     #[test]
     fn options_are_what_the_kernels_expect() {
         let expected = "--gpu-architecture=sm_90 --std=c++17 -default-device -DT=bf16 -DW=f32 -DR=f16 -DIS_BACKWARD=0 -DIS_SPLIT=0 -DIS_QUANTIZED=0 \
-            -DIS_LAYER=1 -DCAST_BEFORE_WEIGHT=0 -DACCUMULATE=0 -DHAS_ROW_GROUPS=0 -DHAS_WEIGHT_OFFSET=1 -DRESIDUAL_AFTER=0 -DNORMS_TWICE=0 -DPACK=8 -DPACKS=2 -DTHREADS_PER_ROW=32 -DGROUPS=4 \
+            -DIS_LAYER=1 -DCAST_BEFORE_WEIGHT=0 -DACCUMULATE=0 -DHAS_ROW_GROUPS=0 -DHAS_PARTS=0 -DHAS_WEIGHT_OFFSET=1 -DRESIDUAL_AFTER=0 -DNORMS_TWICE=0 -DPACK=8 -DPACKS=2 -DTHREADS_PER_ROW=32 -DGROUPS=4 \
             -DCLUSTER=1 -DUNROLL=3 -DSTAGES=0 -DIS_OVERLAPPED=0 -DBLOCKS_PER_SM=5 -DACCESS_BYTES=16 -DIS_RAGGED=1 \
             -DHAS_TAIL=0 -DIS_HELD=0 -DREADS_LATE=1 -DREADS_EARLY=0 -DBATCH=4 -DTREE_SENDERS=8 -DCOLUMN_LANES=8 \
             -DROW_MULTIPLE=8 -DPARAMS_BYTES=";
         let tensors = "-DHAS_RESIDUAL=1 -DHAS_WEIGHT=1 -DHAS_BIAS=0 -DHAS_Y=0 -DHAS_DRESIDUAL_OUT=0 -DHAS_DWEIGHT=0 -DHAS_DBIAS=0 \
              -DHAS_DRESIDUAL=0 -DHAS_CODES_T=0 -DHAS_AMAX=0 -DHAS_NEXT_WEIGHT=0 -DHAS_NEXT_BIAS=0";
-        let expected = format!("{expected}{} {tensors}", Params::bytes(false, false, false));
+        let expected = format!("{expected}{} {tensors}", Params::bytes(&CALL));
         assert_eq!(options(&KEY, Arch(90)).join(" "), expected);
     }
 
@@ -244,18 +249,27 @@ mod tests {
     }
 
     #[test]
-    fn rows_in_groups_and_a_second_norm_take_more_params() {
-        let has = |call: CallKey, expected: &[&str], bytes: usize| {
+    fn rows_in_groups_a_second_norm_and_parts_take_more_params() {
+        let has = |call: CallKey, expected: &[&str]| {
+            let bytes = Params::bytes(&call);
             let options = options(&KernelKey { call, ..KEY }, Arch(90));
             let bytes = format!("-DPARAMS_BYTES={bytes}");
             let mut expected = expected.iter().copied().chain([bytes.as_str()]);
             assert!(expected.all(|expected| options.iter().any(|option| option == expected)), "{options:?}");
         };
         let groups = CallKey { has_row_groups: true, ..CALL };
-        has(groups, &["-DHAS_ROW_GROUPS=1"], Params::bytes(false, true, false));
+        has(groups, &["-DHAS_ROW_GROUPS=1"]);
         let twice = CallKey { form: Form::NormOfSum, ..CALL };
-        has(twice, &["-DRESIDUAL_AFTER=1", "-DNORMS_TWICE=1", "-DHAS_ROW_GROUPS=0"], size_of::<Params>());
-        has(CallKey { form: Form::NormOfSum, ..groups }, &["-DHAS_ROW_GROUPS=1"], size_of::<Params>());
+        has(twice, &["-DRESIDUAL_AFTER=1", "-DNORMS_TWICE=1", "-DHAS_ROW_GROUPS=0"]);
+        has(CallKey { form: Form::NormOfSum, ..groups }, &["-DHAS_ROW_GROUPS=1"]);
+        let parts = CallKey { has_parts: true, ..CALL };
+        has(parts, &["-DHAS_PARTS=1", "-DHAS_ROW_GROUPS=0"]);
+        has(CallKey { has_parts: true, ..groups }, &["-DHAS_PARTS=1", "-DHAS_ROW_GROUPS=1"]);
+        // Each has what the ones before it have.
+        let bytes =
+            [CALL, CallKey { quant: Some(QUANT), ..CALL }, groups, twice, parts].map(|call| Params::bytes(&call));
+        assert!(bytes.is_sorted_by(|one, next| one < next), "{bytes:?}");
+        assert_eq!(bytes[4], size_of::<Params>());
     }
 
     /// In the words of `codes.cuh` and `quantize.cuh`, which number them.
@@ -283,7 +297,7 @@ mod tests {
             );
             assert!(options.ends_with(&expected), "{options}: {expected}");
             assert!(options.contains("-DIS_QUANTIZED=1"), "{options}");
-            assert!(options.contains(&format!("-DPARAMS_BYTES={}", Params::bytes(true, false, false))), "{options}");
+            assert!(options.contains(&format!("-DPARAMS_BYTES={}", Params::bytes(&call))), "{options}");
         }
     }
 

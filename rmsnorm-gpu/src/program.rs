@@ -34,6 +34,8 @@ pub struct CallKey {
     pub tensors: TensorSet,
     /// Whether rows lie in groups, whose number of rows is a run-time value.
     pub has_row_groups: bool,
+    /// Whether `x` is the sum of several parts, whose number is a run-time value.
+    pub has_parts: bool,
     /// Whether a weight offset may be more than zero. Programs whose results are floats add it anyway.
     pub has_weight_offset: bool,
     /// What forward makes of a residual.
@@ -121,6 +123,7 @@ impl Program {
             accumulate,
             tensors,
             has_row_groups: !self.is_reduction && problem.rows_per_group.is_some(),
+            has_parts: has_parts(problem),
             has_weight_offset: quant.is_none() || (problem.has_weight_offset && tensors.has(Tensor::Weight)),
             form,
             quant,
@@ -143,7 +146,9 @@ impl Program {
         if self.is_reduction {
             return DTypes::uniform(weight);
         }
-        let uses_stream = matches!(self.direction, Direction::Backward) || problem.tensors.adds_residual();
+        let is_backward = matches!(self.direction, Direction::Backward);
+        // A sum of parts is rounded as one with a residual is.
+        let uses_stream = is_backward || problem.tensors.adds_residual() || has_parts(problem);
         DTypes {
             activation,
             weight: if has_parameters(tensors) { weight } else { activation },
@@ -162,6 +167,11 @@ const fn quant_key(quant: QuantSpec, activation: DType) -> QuantSpec {
     // f32 is rounded to f32 by doing nothing.
     let source = if matches!(activation, DType::F32) { QuantSource::F32 } else { quant.source };
     QuantSpec::new(quant.codes, quant.scale).source(source).layout(layout)
+}
+
+/// Whether `x` is the sum of several parts: in forward to floats, which no other call is.
+const fn has_parts(problem: &Problem) -> bool {
+    problem.parts > 1
 }
 
 const fn has_parameters(tensors: TensorSet) -> bool {
@@ -255,6 +265,20 @@ mod tests {
             assert_eq!(has_row_groups(FORWARD), rows_per_group.is_some());
             assert_eq!(has_row_groups(BACKWARD), rows_per_group.is_some());
             assert!(!has_row_groups(REDUCE));
+        }
+    }
+
+    #[test]
+    fn parts_are_a_sum_of_the_residuals_type() {
+        for (parts, tensors, residual) in [
+            (1, [].as_slice(), DType::F16),
+            (2, &[], DType::Bf16),
+            (9, &[], DType::Bf16),
+            (1, &[Tensor::Residual], DType::Bf16),
+            (2, &[Tensor::Residual], DType::Bf16),
+        ] {
+            let key = FORWARD.key(&Problem { parts, dtypes: MIXED, ..forward(tensors) });
+            assert_eq!((key.has_parts, key.dtypes.residual), (parts > 1, residual), "{parts} {tensors:?}");
         }
     }
 

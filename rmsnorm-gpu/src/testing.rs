@@ -44,13 +44,15 @@ pub struct Call {
     pub grad_reduction: GradReduction,
     /// Of forward. A residual that is added after the norm leaves no `y`, unless that is among the tensors.
     pub residual_placement: ResidualPlacement,
+    /// Matrices that `x` is the sum of.
+    pub parts: usize,
 }
 
 impl Call {
     /// A call whose gradients, if any, are summed by partial rows.
     pub const fn new(direction: Direction, norm: Norm, dtypes: DTypes, tensors: TensorSet) -> Self {
         let (grad_reduction, residual_placement) = (GradReduction::Partials, ResidualPlacement::Before);
-        Call { direction, norm, dtypes, tensors, grad_reduction, residual_placement }
+        Call { direction, norm, dtypes, tensors, grad_reduction, residual_placement, parts: 1 }
     }
 
     /// With the residual added after the norm.
@@ -58,9 +60,14 @@ impl Call {
         Call { residual_placement: ResidualPlacement::After, ..self }
     }
 
+    /// Of the sum of so many matrices.
+    pub const fn of_parts(self, parts: usize) -> Self {
+        Call { parts, ..self }
+    }
+
     /// The call with a size.
     pub fn problem(self, rows: usize, cols: usize) -> Problem {
-        let Call { direction, norm, dtypes, tensors, grad_reduction, residual_placement } = self;
+        let Call { direction, norm, dtypes, tensors, grad_reduction, residual_placement, parts } = self;
         let tensors = tensors.set(Tensor::Mean, norm == Norm::Layer);
         let problem = match direction {
             // Calls to codes are drawn, with their specs.
@@ -69,7 +76,7 @@ impl Call {
             }
             Direction::Backward => Problem::backward(norm, rows, cols, dtypes.activation, tensors),
         };
-        let problem = Problem { dtypes, grad_reduction, residual_placement, ..problem };
+        let problem = Problem { dtypes, grad_reduction, residual_placement, parts, ..problem };
         match residual_placement {
             ResidualPlacement::Before => problem,
             ResidualPlacement::After => {
@@ -119,6 +126,15 @@ pub fn calls(mixes: &[DTypes]) -> Vec<Call> {
         calls.extend(Norm::ALL.into_iter().flat_map(|norm| mixes.iter().map(move |&dtypes| of(norm, dtypes))));
     }
     calls
+}
+
+/// Both norms of sums of several parts in each of these dtypes, with every set of optional tensors that a plan tells apart. Not among
+/// [`calls`], which every backend has plans for.
+pub fn calls_of_parts(mixes: &[DTypes]) -> Vec<Call> {
+    let tensors = [NONE, WEIGHT_BIAS, WEIGHT_RESIDUAL];
+    let norms = tensors.into_iter().flat_map(|tensors| Norm::ALL.map(|norm| (norm, tensors)));
+    let of = |norm, tensors, dtypes| Call::new(Direction::Forward, norm, dtypes, tensors).of_parts(4);
+    norms.flat_map(|(norm, tensors)| mixes.iter().map(move |&dtypes| of(norm, tensors, dtypes))).collect()
 }
 
 /// Draws from lists; the same every time.
@@ -187,6 +203,11 @@ impl Draw {
         let tensors = forward.tensors.with(Residual).with(ResidualOut).without(Y);
         let tensors = if self.yes() { tensors.union(next) } else { tensors };
         Problem { tensors, residual_placement: ResidualPlacement::After, ..forward }
+    }
+
+    /// A norm of the sum of several parts.
+    pub fn parts(&mut self, rows: usize, cols: usize) -> Problem {
+        Problem { parts: self.of([2, 3, 8]), ..self.forward(rows, cols) }
     }
 
     /// A call to codes, of any kind of scale and with any of the tensors that go with it.

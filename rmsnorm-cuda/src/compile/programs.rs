@@ -15,7 +15,7 @@ use rmsnorm_conformance::testing::skip_or_fail;
 use rmsnorm_gpu::program::CallKey;
 use rmsnorm_gpu::testing::Draw;
 use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind, ScaleRounding};
-use rmsnorm_spec::{DType, Direction, GradReduction, Norm, Problem, ResidualPlacement, Tensor, TensorSet};
+use rmsnorm_spec::{DType, DTypes, Direction, GradReduction, Norm, Problem, ResidualPlacement, Tensor, TensorSet};
 
 use super::*;
 use crate::caps::Caps;
@@ -31,7 +31,12 @@ const TUNED_COLS: [usize; 45] = [
 const ODD_COLS: [usize; 12] = [1, 7, 100, 300, 1000, 1500, 6000, 10007, 20000, 50000, 100001, 600000];
 /// Columns at which calls to codes were measured.
 const COLS_TO_CODES: [usize; 7] = [128, 1024, 2048, 4096, 8192, 12288, 16384];
+/// Columns of sums of several parts: usual ones, where each ladder has its longest rows, and some that no tile has just.
+const COLS_OF_PARTS: [usize; 14] =
+    [128, 512, 1024, 2048, 2880, 4096, 7168, 8192, 16384, 32768, 65536, 131072, 262144, 600000];
 const SAMPLES_PER_DEVICE: usize = 80;
+/// Besides these, of sums of several parts.
+const PARTS_PER_DEVICE: usize = 12;
 const ROWS: usize = 8192;
 /// So few that forward holds its rows, and that backward is split into rows and columns; columns of which that was measured.
 const FEW_ROWS: usize = 64;
@@ -44,6 +49,8 @@ const MOST_SPILLED: u32 = 24;
 const MOST_SPILLED_TWICE: u32 = 72;
 /// The same to codes: by rows of 12288 columns with 48 bytes spilled 39.9 us, of fewer blocks 48 us (H200, 2026-11-23).
 const MOST_SPILLED_TO_CODES: u32 = 128;
+/// The same of several parts: two words, of layer norm by 512 threads with eight packs, which have 128 registers at the most.
+const MOST_SPILLED_OF_PARTS: u32 = 32;
 
 /// NVRTC, or `None` where it may be missing and is.
 pub(super) fn nvrtc() -> Option<&'static Nvrtc> {
@@ -149,10 +156,30 @@ fn tuned_to_codes() -> Vec<Job> {
     unique(jobs)
 }
 
+/// Sums of several parts: what ranks have sent, with the residual that they all have or without one.
+fn of_parts() -> Vec<Job> {
+    let bf16 = DTypes::uniform(DType::Bf16);
+    let mut jobs = Vec::new();
+    for norm in Norm::ALL {
+        let weight = TensorSet::of(&[Tensor::Weight, Tensor::Rstd]).set(Tensor::Bias, norm == Norm::Layer);
+        let add = weight.with(Tensor::Residual).with(Tensor::ResidualOut);
+        for dtypes in [bf16, bf16.widened(false, true), DTypes::uniform(DType::F32)] {
+            for (tensors, cols) in
+                [weight, add].into_iter().flat_map(|tensors| COLS_OF_PARTS.map(|cols| (tensors, cols)))
+            {
+                let problem = Problem::forward(norm, ROWS, cols, dtypes.activation, tensors);
+                let problem = Problem { dtypes, parts: 8, ..problem };
+                jobs.extend([Caps::h200(), Caps::a100()].into_iter().flat_map(|caps| of_plan(&problem, 16, &caps)));
+            }
+        }
+    }
+    unique(jobs)
+}
+
 /// Anything that a plan may be asked for: as many calls for each device, drawn from all.
 fn wide_sample() -> Vec<Job> {
     let blackwell = Caps { arch: Arch(100), ..Caps::h200() };
-    let mut draw = Draw::new(1);
+    let (mut draw, mut parts) = (Draw::new(1), Draw::new(2));
     let mut jobs = Vec::new();
     for caps in [Caps::h200(), Caps::a100(), Caps::t4(), blackwell] {
         for sample in 0..SAMPLES_PER_DEVICE {
@@ -172,6 +199,12 @@ fn wide_sample() -> Vec<Job> {
             let grad_reduction = if locks { GradReduction::Locks { groups: 64 } } else { problem.grad_reduction };
             let problem = Problem { grad_reduction, ..problem };
             jobs.extend(of_plan(&problem, access_bytes, &caps));
+        }
+        for _ in 0..PARTS_PER_DEVICE {
+            let cols = if parts.yes() { parts.of(COLS_OF_PARTS) } else { parts.of(ODD_COLS) };
+            let rows_per_group = parts.of([None, None, Some(3)]);
+            let problem = Problem { rows_per_group, ..parts.parts(ROWS, cols) };
+            jobs.extend(of_plan(&problem, parts.of([1, 2, 4, 8, 16, 16]), &caps));
         }
     }
     unique(jobs)
@@ -298,6 +331,18 @@ fn tuned_programs_of_codes_compile_and_keep_their_registers() {
 }
 
 #[test]
+fn programs_of_parts_compile_and_keep_their_registers() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let outcomes = compile_all(nvrtc, &of_parts());
+    report("parts", &outcomes);
+    let spilling = outcomes.iter().filter(|outcome| outcome.usage.spills > MOST_SPILLED_OF_PARTS).count();
+    assert_eq!(
+        spilling, 0,
+        "programs of several parts spill more than {MOST_SPILLED_OF_PARTS} bytes; the table has them"
+    );
+}
+
+#[test]
 fn programs_of_a_wide_sample_compile() {
     let Some(nvrtc) = nvrtc() else { return };
     report("wide sample", &compile_all(nvrtc, &wide_sample()));
@@ -332,6 +377,12 @@ fn programs_by_any_legal_table_compile() {
 fn the_samples_have_every_program() {
     for program in Program::ALL {
         assert!(wide_sample().iter().any(|job| job.key.program == program), "{program:?}");
+    }
+    for program in [Program::Forward, Program::ForwardCluster, Program::ForwardLong, Program::ForwardStreaming] {
+        let has = |jobs: &[Job], has_parts| {
+            jobs.iter().any(|job| job.key.program == program && job.key.call.has_parts == has_parts)
+        };
+        assert!(has(&of_parts(), true) && has(&wide_sample(), true) && has(&wide_sample(), false), "{program:?}");
     }
 }
 

@@ -28,6 +28,12 @@ impl<'a> Tensors<'a> {
         }
     }
 
+    /// With parts of `x` that are so many elements from each other.
+    pub(super) fn with_part_stride(mut self, part_stride: usize) -> Self {
+        self.params.part_stride = part_stride as u64;
+        self
+    }
+
     /// The parameters that have the tensors' addresses, once all were visited.
     pub(super) fn params(&self) -> Params {
         let mut params = self.params;

@@ -82,12 +82,12 @@ impl Launch {
         // SAFETY:
         // - kernel: `Kernels` hands out only kernels whose module stays loaded until the process ends, so the work may run
         //   whenever its stream or a graph comes to it, be the backend dropped by then or not;
-        // - arguments: the kernel's one parameter is a `Params`, or, where no rows lie in groups, no codes are written or nothing is
-        //   normed twice, the part of it that comes before those (`Params::bytes`); its size was checked where it was compiled; the
-        //   driver copies it before it returns;
+        // - arguments: the kernel's one parameter is a `Params`, or, where no rows lie in groups, no codes are written, nothing is
+        //   normed twice or x is no sum of parts, what comes before the fields of those (`Params::bytes`); its size was checked where it
+        //   was compiled; the driver copies it before it returns;
         // - config: points to as many attributes as it says, each with the value that belongs to its id;
         // - memory: addresses, lengths and strides come from a `Checked` call, so every access that the kernel makes for
-        //   (rows, cols) lies in a live tensor; what is cleared lies in the workspace, or in an output of that many bytes; its key
+        //   (rows, cols), and for so many parts of x, lies in a live tensor; what is cleared lies in the workspace, or in an output of that many bytes; its key
         //   has groups exactly where the problem has, and their rows fit the 32 bits that it counts them in; no output overlaps
         //   another; the workspace has the plan's length;
         // - alignment: the key's access_bytes divide all addresses and strides, those of codes times the size of the widest

@@ -1,9 +1,9 @@
 //! Forward: the tile of a row, or how it streams.
 
-use rmsnorm_spec::Problem;
+use rmsnorm_spec::{Norm, Problem};
 
 use super::tuning::Ladders;
-use super::{Plan, Program, RESERVED_BYTES, Reads, Step, Tile, found, key, pack};
+use super::{Plan, Program, RESERVED_BYTES, Reads, Step, Tile, found, is_sum, key, pack};
 use crate::caps::Caps;
 
 /// The plan of a forward call.
@@ -11,7 +11,7 @@ pub(super) fn plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
     if problem.rows == 0 {
         return Plan::default();
     }
-    let stream = problem.tensors.adds_residual().then_some(problem.dtypes.residual);
+    let stream = is_sum(problem).then_some(problem.dtypes.residual);
     let pack = pack(problem.dtypes.activation, stream);
     let Ladders { cluster, block, long } = caps.tuning.ladders(problem, pack);
     let find = |ladder| found(ladder, problem.cols, pack, caps);
@@ -26,6 +26,7 @@ pub(super) fn plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
     } else {
         (Program::ForwardStreaming, Tile { pack, ..streaming_tile(caps) })
     };
+    let tile = if problem.parts > 1 { with_registers_for_parts(program, problem.norm, tile) } else { tile };
     let tile = Tile { access_bytes, ..tile };
     let blocks = if program == Program::ForwardStreaming {
         problem.rows.min((caps.sms / tile.cluster).max(1) as usize)
@@ -44,8 +45,15 @@ pub(super) fn plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
 fn held(problem: &Problem, tile: Tile, caps: &Caps) -> Tile {
     let half = Tile { blocks_per_sm: tile.blocks_per_sm / 2, reads: Reads { is_held: true, ..tile.reads }, ..tile };
     let rows_at_once = caps.sms * half.blocks_per_sm * tile.groups * tile.unroll;
-    let is_small = problem.rows <= rows_at_once as usize && !problem.tensors.adds_residual();
+    let is_small = problem.rows <= rows_at_once as usize && !is_sum(problem);
     if caps.tuning.holds_small && is_small && half.holds_rows(problem.norm, false) { half } else { tile }
+}
+
+/// The tile with as many blocks a multiprocessor as leave threads registers for the sums of several parts. The threads of a row, and with
+/// them its bits, stay what they are.
+fn with_registers_for_parts(program: Program, norm: Norm, tile: Tile) -> Tile {
+    let of = |blocks_per_sm| Tile { unroll: 1, blocks_per_sm, ..tile };
+    (1..=tile.blocks_per_sm).rev().map(of).find(|tile| tile.holds_parts(program, norm)).unwrap_or(of(1))
 }
 
 /// Whether the row of a block fits its shared memory.
@@ -53,10 +61,11 @@ fn fits(problem: &Problem, tile: &Tile, caps: &Caps) -> bool {
     shared_bytes(problem, tile) + RESERVED_BYTES <= caps.shared_per_block_optin as usize
 }
 
-/// Dynamic shared memory of a block of `forward_long`: its part of x and of the residual.
+/// Dynamic shared memory of a block of `forward_long`: its part of x and of the residual, or of what several parts add up to.
 fn shared_bytes(problem: &Problem, tile: &Tile) -> usize {
-    let residual = if problem.tensors.adds_residual() { problem.dtypes.residual.size() } else { 0 };
-    (tile.pack * tile.packs * tile.threads()) as usize * (problem.dtypes.activation.size() + residual)
+    let residual = if is_sum(problem) { problem.dtypes.residual.size() } else { 0 };
+    let x = if problem.parts > 1 { 0 } else { problem.dtypes.activation.size() };
+    (tile.pack * tile.packs * tile.threads()) as usize * (x + residual)
 }
 
 /// The blocks that visit a row several times.

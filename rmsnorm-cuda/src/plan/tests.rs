@@ -66,7 +66,7 @@ impl Planner for Plans {
 
     /// Both directions and norms, with every set of optional tensors that a plan tells apart.
     fn calls() -> Vec<Call> {
-        testing::calls(&MIXES)
+        [testing::calls(&MIXES), testing::calls_of_parts(&MIXES)].concat()
     }
 
     /// Every short row, the lengths around each power of two, and around sixteenths of them, where tiles change.

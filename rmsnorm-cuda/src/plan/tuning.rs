@@ -19,7 +19,7 @@ use rmsnorm_spec::quant::ScaleKind;
 use rmsnorm_spec::{Direction, Norm, Problem};
 use rmsnorm_tuning::Kept;
 
-use super::Tile;
+use super::{Tile, is_sum};
 
 /// Those that were loaded, or are tried.
 pub(crate) static KEPT: Kept<Tuning> = Kept::new();
@@ -37,7 +37,8 @@ pub(crate) struct Tuning {
 /// Tables of calls of one width.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Tables {
-    /// RMS norm, and with a residual: two tensors are read. Layer norm, whose row is visited three times, and with a residual.
+    /// RMS norm, and with a residual or of several parts: more than one matrix is read. Layer norm, whose row is visited three times, and
+    /// likewise.
     pub(crate) forward: [Ladders; 4],
     /// With one sum a row and one a column at the most; with two, which need more registers.
     pub(crate) backward: [Ladders; 2],
@@ -79,7 +80,7 @@ impl Tuning {
             finds_scale: _,
         } = if pack == 8 { narrow } else { wide };
         let is_layer = problem.norm == Norm::Layer;
-        match (problem.direction, is_layer, problem.tensors.adds_residual()) {
+        match (problem.direction, is_layer, is_sum(problem)) {
             (Direction::Forward | Direction::QuantizedForward, false, false) => plain,
             (Direction::Forward | Direction::QuantizedForward, false, true) => residual,
             (Direction::Forward | Direction::QuantizedForward, true, false) => layer,

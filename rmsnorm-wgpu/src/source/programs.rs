@@ -120,6 +120,7 @@ impl DrawKeys for Draw {
                 accumulate,
                 tensors,
                 has_row_groups,
+                has_parts: false,
                 form: form_of(program, tensors),
                 quant: None,
                 has_weight_offset: true,

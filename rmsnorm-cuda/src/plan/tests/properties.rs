@@ -122,6 +122,7 @@ fn keys_have_the_tensors_of_the_call() {
             };
             let expected: TensorSet = code.iter().copied().filter(|tensor| call.tensors.has(*tensor)).collect();
             assert_eq!(key.call.tensors, expected, "{cols} {call:?}");
+            assert_eq!(key.call.has_parts, call.parts > 1, "{cols} {call:?}");
         }
     });
 }
@@ -137,11 +138,19 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
             let is_any = matches!(key.program, Program::ReducePartials | Program::TransposeCodes | Program::Clear);
             assert_eq!(key.tile.has_tail, is_cut || is_any, "{cols} {key:?}");
             let none = Tile::NONE.reads;
+            // Where registers are short, there is one block already.
+            let has_room = key.tile.holds_parts(key.program, call.norm);
+            let of_parts = if has_room { 2 } else { 1 };
+            let is_on_chip_of_parts = call.parts > 1 && key.program != Program::ForwardStreaming;
+            if is_on_chip_of_parts {
+                assert!(key.tile.unroll == 1 && (has_room || key.tile.blocks_per_sm == 1), "{cols} {key:?}");
+            }
             let reads = match key.program {
                 Program::QuantizedForward => Reads { is_late: packs < 3, ..none },
                 Program::Forward if call.residual_placement == ResidualPlacement::After => {
                     Reads { is_late: true, ..none }
                 }
+                Program::Forward if call.parts > 1 => Reads { is_held: true, batch: of_parts, ..none },
                 Program::Forward => {
                     let Tile { groups, unroll, blocks_per_sm, reads: Reads { is_held, .. }, .. } = key.tile;
                     let adds_residual = call.tensors.adds_residual();
@@ -164,10 +173,14 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
                     Reads { is_late: packs > 4, batch, ..none }
                 }
                 // Weights that fill at most four registers.
-                Program::ForwardCluster => Reads { is_early: pack == 4 || weight != DType::F32, batch: 4, ..none },
+                Program::ForwardCluster => {
+                    let batch = if call.parts > 1 { of_parts } else { 4 };
+                    Reads { is_early: pack == 4 || weight != DType::F32, batch, ..none }
+                }
                 Program::ForwardLong => {
                     let is_early = cluster == 1 && weight != DType::F32 && columns(&key.tile) == cols;
-                    Reads { is_early, batch: if call.norm == Norm::Layer { 4 } else { 2 }, ..none }
+                    let batch = if call.norm == Norm::Layer { 4 } else { 2 };
+                    Reads { is_early, batch: if call.parts > 1 { of_parts } else { batch }, ..none }
                 }
                 Program::ForwardStreaming
                 | Program::Backward
@@ -224,6 +237,8 @@ fn shared_memory_has_room_for_the_rows_and_the_exchange() {
             let tile = launch.key.tile;
             let owned = columns(&tile) / tile.cluster as usize;
             let needed = match launch.key.program {
+                // The sum of several parts alone.
+                Program::ForwardLong if call.parts > 1 => owned * residual,
                 Program::ForwardLong => {
                     owned * (activation + if call.tensors.has(Tensor::Residual) { residual } else { 0 })
                 }
@@ -433,9 +448,8 @@ fn ladders(tuning: &Tuning) -> impl Iterator<Item = &Ladders> {
 #[test]
 fn calls_find_their_tables() {
     let Tables { forward, backward: [one, two], to_codes: _, finds_scale: _ } = &Tuning::H200.widths[0];
-    let ladders = |direction, norm, tensors| {
-        Tuning::H200.ladders(&Call::new(direction, norm, BF16, tensors).problem(4096, 4096), 8)
-    };
+    let ladders_of = |call: Call| Tuning::H200.ladders(&call.problem(4096, 4096), 8);
+    let ladders = |direction, norm, tensors| ladders_of(Call::new(direction, norm, BF16, tensors));
     for (norm, tensors, table) in [
         (Norm::Rms, WEIGHT, &forward[0]),
         (Norm::Rms, WEIGHT_RESIDUAL, &forward[1]),
@@ -443,6 +457,10 @@ fn calls_find_their_tables() {
         (Norm::Layer, WEIGHT_RESIDUAL, &forward[3]),
     ] {
         assert!(std::ptr::eq(ladders(Direction::Forward, norm, tensors), table), "{norm:?} {tensors:?}");
+        // Several parts are read as a row and its residual are.
+        let sum = if norm == Norm::Layer { &forward[3] } else { &forward[1] };
+        let of_parts = ladders_of(Call::new(Direction::Forward, norm, BF16, tensors).of_parts(2));
+        assert!(std::ptr::eq(of_parts, sum), "{norm:?} {tensors:?}");
     }
     for (norm, tensors, table) in [
         (Norm::Rms, WEIGHT, one),

@@ -45,6 +45,53 @@ fn rms_forward_on_an_h200() {
     );
 }
 
+/// As with a residual, whether there is one or not; in one step a block has one row of each group.
+#[test]
+#[rustfmt::skip]
+fn sums_of_parts() {
+    let sum = Call { tensors: WEIGHT, ..RMS_ADD };
+    check(&Caps::h200(), sum.of_parts(2), &[(1, 4096, "forward threads=256 packs=2x8 held parts grid=1")]);
+    check(
+        &Caps::h200(),
+        RMS_ADD.of_parts(8),
+        &[
+            (0, 4096, ""),
+            (1, 4096, "forward threads=256 packs=2x8 held parts grid=1"),
+            (1048576, 128, "forward threads=16 packs=1x8 rows=16 held parts grid=65536"),
+            (32768, 1024, "forward threads=128 packs=1x8 held parts grid=32768"),
+            (32768, 4096, "forward threads=256 packs=2x8 held parts grid=32768"),
+            (16384, 8192, "forward threads=256 packs=4x8 held parts grid=16384"),
+            (8192, 16384, "forward threads=512 packs=4x8 held parts grid=8192"),
+            (2048, 65536, "forward_cluster threads=8x512 packs=2x8 parts grid=16384"),
+            (512, 262144, "forward_cluster threads=8x896 packs=5x8 ragged parts grid=4096"),
+            (4, 2097152, "forward_streaming threads=8x1024 packs=1x8 ragged parts grid=32"),
+        ],
+    );
+    let line = "forward threads=256 packs=4x4 held parts grid=16384";
+    check(&Caps::h200(), Call { dtypes: F32, ..RMS_ADD }.of_parts(8), &[(16384, 4096, line)]);
+    // The sum has the residual's type, also where there is none.
+    check(&Caps::h200(), Call { dtypes: BF16_STREAM_F32, ..sum }.of_parts(8), &[(16384, 4096, line)]);
+    check(
+        &Caps::h200(),
+        LAYER_ADD.of_parts(8),
+        &[
+            // The rows of this length with a residual alone are two at a time.
+            (2097152, 16, "forward threads=2 packs=1x8 rows=32 held parts grid=65536"),
+            (32768, 4096, "forward threads=128 packs=4x8 held parts grid=32768"),
+            (8192, 16384, "forward threads=512 packs=4x8 held parts grid=8192"),
+            (1024, 131072, "forward_cluster threads=4x512 packs=8x8 parts grid=4096"),
+        ],
+    );
+    check(
+        &Caps::a100(),
+        LAYER_ADD.of_parts(8),
+        &[
+            (4096, 32768, "forward_long threads=512 packs=8x8 parts shared=64KiB grid=4096"),
+            (2048, 65536, "forward_streaming threads=1024 packs=1x8 ragged parts grid=108"),
+        ],
+    );
+}
+
 #[test]
 fn rms_forward_of_decoding() {
     check(
