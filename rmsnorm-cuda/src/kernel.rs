@@ -1,5 +1,6 @@
 //! What one context has for all backends on it: its compiled kernels, and the pool of their workspaces.
 
+mod allocate;
 mod pool;
 
 use std::collections::{HashMap, HashSet};
@@ -16,6 +17,7 @@ use crate::caps::Caps;
 use crate::compile;
 use crate::error::{device_error, unavailable};
 use crate::plan::{KEPT, KernelKey, Plan, Tuning};
+pub(crate) use allocate::bytes_of;
 use pool::Pool;
 
 /// Dynamic shared memory that a kernel may have without asking.

@@ -16,6 +16,7 @@
 //! | `kernel` | what a context has for all backends on it: its loaded cubins, the pool of workspaces |
 //! | `launch` | arguments to pointers, plans to launches |
 //! | `borrowed` | memory of another owner as tensors |
+//! | `memory` | room for what lies between the calls of who composes several |
 //! | `library` | whether the driver and NVRTC are there |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -29,6 +30,7 @@ mod harness;
 mod kernel;
 mod launch;
 mod library;
+mod memory;
 mod params;
 mod plan;
 mod source;

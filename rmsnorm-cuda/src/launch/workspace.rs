@@ -1,9 +1,8 @@
 //! The workspace of a call that brings none.
 
-use cudarc::driver::{CudaStream, DriverError, result, sys};
+use cudarc::driver::{CudaStream, result, sys};
 use rmsnorm_spec::Error;
 
-use crate::error::device_error;
 use crate::kernel::Kernels;
 
 /// Bytes of that many f32.
@@ -26,33 +25,9 @@ impl<'a> Workspace<'a> {
             );
             return Err(Error::Unsupported { rule });
         }
-        let out_of_memory = DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY);
-        // The driver rounds up, and must not wrap.
-        let Some(bytes) = len.checked_mul(size_of::<f32>()).filter(|bytes| *bytes <= isize::MAX as usize) else {
-            return Err(device_error("cuMemAllocFromPoolAsync")(out_of_memory));
-        };
-        let address = match from_pool(stream, kernels.pool()?, bytes) {
-            // What the caller has freed in the order of the stream is in the device's pool until a synchronization.
-            Err(error) if error == out_of_memory => {
-                // SAFETY:
-                // - as in `from_pool`.
-                unsafe { result::malloc_async(stream.cu_stream(), bytes) }.map_err(device_error("cuMemAllocAsync"))?
-            }
-            address => address.map_err(device_error("cuMemAllocFromPoolAsync"))?,
-        };
+        let address = kernels.allocate::<f32>(stream, len)?;
         Ok(Workspace { stream, address })
     }
-}
-
-fn from_pool(stream: &CudaStream, pool: sys::CUmemoryPool, bytes: usize) -> Result<sys::CUdeviceptr, DriverError> {
-    let mut address = 0;
-    // SAFETY:
-    // - pointer: to a local of the type that the call writes;
-    // - context: current on this thread, the stream's and the pool's;
-    // - pool: never destroyed;
-    // - contents: unset, and no kernel reads what the steps before it have not written.
-    unsafe { sys::cuMemAllocFromPoolAsync(&raw mut address, bytes, pool, stream.cu_stream()) }.result()?;
-    Ok(address)
 }
 
 impl Drop for Workspace<'_> {

@@ -8,6 +8,7 @@ mod graphs;
 mod interop;
 mod invariance;
 mod large;
+mod memory;
 mod overhead;
 mod reductions;
 mod repeats;

@@ -1,0 +1,57 @@
+//! Room for what lies between two calls, and parts of views.
+
+use std::ops::Range;
+
+use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, result};
+use rmsnorm_spec::{Error, Memory, Stored};
+
+use crate::backend::CudaBackend;
+use crate::error::device_error;
+use crate::kernel::bytes_of;
+
+/// Buffers come from the pool of workspaces, in the order of the backend's stream, and go back to it in that order when they are dropped.
+/// Other streams use them after what this stream has enqueued by then.
+impl Memory for CudaBackend {
+    type Buffer<T: Stored> = CudaSlice<T>;
+
+    fn buffer<T: Stored>(&self, len: usize) -> Result<CudaSlice<T>, Error> {
+        let stream = self.stream();
+        // Beside making it current: cudarc panics where it cannot make a slice's events, as in a context that is lost.
+        stream.context().bind_to_thread().map_err(device_error("before memory is allocated"))?;
+        let address = if stream.context().has_async_alloc() {
+            self.kernels().allocate::<T>(stream, len)?
+        } else {
+            let bytes = bytes_of::<T>(len).map_err(device_error("cuMemAlloc"))?;
+            // SAFETY:
+            // - context: current on this thread;
+            // - contents: unset, and elements may have any bits.
+            unsafe { result::malloc_sync(bytes) }.map_err(device_error("cuMemAlloc"))?
+        };
+        // SAFETY:
+        // - address: allocated above, for this slice alone, and freed by it, the way that the context has;
+        // - length: there are the bytes of `len` elements;
+        // - alignment: the driver's, 256 bytes;
+        // - contents: any bytes are elements, and callers write before they read.
+        Ok(unsafe { stream.upgrade_device_ptr(address, len) })
+    }
+
+    fn buffer_in<T: Stored>(buffer: &CudaSlice<T>, range: Range<usize>) -> CudaView<'_, T> {
+        buffer.slice(range)
+    }
+
+    fn buffer_out<T: Stored>(buffer: &mut CudaSlice<T>, range: Range<usize>) -> CudaViewMut<'_, T> {
+        buffer.slice_mut(range)
+    }
+
+    fn part_in<'a, T: Stored>(view: &'a CudaView<'_, T>, range: Range<usize>) -> CudaView<'a, T> {
+        view.slice(range)
+    }
+
+    fn part_out<'a, T: Stored>(view: &'a mut CudaViewMut<'_, T>, range: Range<usize>) -> CudaViewMut<'a, T> {
+        view.slice_mut(range)
+    }
+
+    fn read_out<'a, T: Stored>(view: &'a CudaViewMut<'_, T>) -> CudaView<'a, T> {
+        view.as_view()
+    }
+}
