@@ -17,7 +17,8 @@
 //! | `launch` | arguments to pointers, plans to launches |
 //! | `borrowed` | memory of another owner as tensors |
 //! | `memory` | room for what lies between the calls of who composes several |
-//! | `library` | whether the driver and NVRTC are there |
+//! | `nccl` | a group of ranks through NCCL: feature `nccl` |
+//! | `library` | whether the driver, NVRTC and NCCL are there |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod backend;
@@ -31,6 +32,8 @@ mod kernel;
 mod launch;
 mod library;
 mod memory;
+#[cfg(feature = "nccl")]
+mod nccl;
 mod params;
 mod plan;
 mod source;
@@ -41,7 +44,12 @@ pub use backend::CudaBackend;
 pub use borrowed::BorrowedSlice;
 pub use cudarc;
 pub use error::DriverFailure;
+#[cfg(feature = "nccl")]
+pub use nccl::{NcclComm, NcclFailure, NcclId};
 pub use plan::workspace_len_bound;
+#[cfg(feature = "nccl")]
+#[doc(no_inline)]
+pub use rmsnorm_dist as dist;
 #[doc(no_inline)]
 pub use rmsnorm_spec as spec;
 

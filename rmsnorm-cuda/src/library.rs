@@ -1,9 +1,11 @@
 //! NVIDIA's libraries, looked for when they are first needed: nothing of CUDA is there to build with.
 //!
 //! cudarc loads the driver by itself and panics where it is missing or incomplete. So the driver is looked for here
-//! first, under cudarc's names and in its order, and what is wrong becomes an [`Error::Unavailable`]. NVRTC is called by
-//! us alone. Each is looked for once a process, and stays loaded.
+//! first, under cudarc's names and in its order, and what is wrong becomes an [`Error::Unavailable`]. NVRTC and NCCL are called
+//! by us alone. Each is looked for once a process, and stays loaded.
 
+#[cfg(feature = "nccl")]
+pub(crate) mod nccl;
 mod nvrtc;
 
 use std::env;
@@ -160,7 +162,7 @@ fn open_first(paths: impl IntoIterator<Item = PathBuf>, what: &str, advice: &str
     let (mut tried, mut broken) = (Vec::new(), String::new());
     for path in paths {
         // SAFETY:
-        // - initializers: those of the driver and of NVRTC may run on any thread at any time, and a process that uses
+        // - initializers: those of the driver, of NVRTC and of NCCL may run on any thread at any time, and a process that uses
         //   CUDA runs them anyway. A user who names a file vouches for it.
         match unsafe { Library::new(&path) } {
             Ok(library) => return Ok(Opened { library, path }),

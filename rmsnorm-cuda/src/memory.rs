@@ -9,8 +9,8 @@ use crate::backend::CudaBackend;
 use crate::error::device_error;
 use crate::kernel::bytes_of;
 
-/// Buffers come from the pool of workspaces, in the order of the backend's stream, and go back to it in that order when they are dropped.
-/// Other streams use them after what this stream has enqueued by then.
+/// A buffer comes from the pool of workspaces and, when it is dropped, goes back to it, both in the order of the backend's stream. Another
+/// stream waits for that stream before it uses a new one.
 impl Memory for CudaBackend {
     type Buffer<T: Stored> = CudaSlice<T>;
 
@@ -45,10 +45,6 @@ impl Memory for CudaBackend {
 
     fn part_in<'a, T: Stored>(view: &'a CudaView<'_, T>, range: Range<usize>) -> CudaView<'a, T> {
         view.slice(range)
-    }
-
-    fn part_out<'a, T: Stored>(view: &'a mut CudaViewMut<'_, T>, range: Range<usize>) -> CudaViewMut<'a, T> {
-        view.slice_mut(range)
     }
 
     fn read_out<'a, T: Stored>(view: &'a CudaViewMut<'_, T>) -> CudaView<'a, T> {

@@ -1,21 +1,14 @@
 //! What a user is told where the driver, NVRTC or the device is missing or broken: a typed error, never a panic.
 //!
-//! Libraries are loaded once a process, so each case asks in a process of its own: this test, started again, with
-//! stand-ins in front of whatever the machine has. The stand-ins are made by the C compiler `cc`; without one the cases
-//! that need them are skipped.
+//! Libraries are loaded once a process, so each case asks in a process of its own: this test, started again.
 #![cfg(target_os = "linux")]
 #![expect(clippy::expect_used, clippy::panic, reason = "a test fails by panicking, in its helper functions too")]
 
-use std::path::Path;
-use std::process::Command;
-use std::{env, fs};
+mod machine;
 
+use machine::{Machine, has_c_compiler, line, told};
 use rmsnorm_cuda::CudaBackend;
 use rmsnorm_cuda::spec::Error;
-use tempfile::TempDir;
-
-/// Set in the processes that only answer.
-const IS_CHILD: &str = "RMSNORM_TEST_ABSENT";
 
 /// The driver up to the point where a context would be made, which fails. Every number can be set otherwise.
 const DRIVER: &str = r#"
@@ -49,25 +42,12 @@ const NVRTC: &str = r#"
     #endif
 "#;
 
-/// A machine as the backend sees it.
-struct Machine {
-    folder: TempDir,
+/// A driver and an NVRTC that cannot be loaded.
+fn broken() -> Machine {
+    Machine::broken(&["libcuda.so", "libcuda.so.1", "libnvrtc.so.13"])
 }
 
 impl Machine {
-    /// One whose driver and NVRTC are files that cannot be loaded. They hide those that the real one may have.
-    fn broken() -> Machine {
-        let machine = Machine { folder: tempfile::tempdir().expect("a folder") };
-        for name in ["libcuda.so", "libcuda.so.1", "libnvrtc.so.13"] {
-            fs::write(machine.path().join(name), "no library").expect("a file");
-        }
-        machine
-    }
-
-    fn path(&self) -> &Path {
-        self.folder.path()
-    }
-
     /// With this driver.
     fn driver(self, changed: &[(&str, i32)]) -> Machine {
         let numbers =
@@ -84,28 +64,10 @@ impl Machine {
         self
     }
 
-    fn library(&self, name: &str, source: &str, numbers: &[(&str, i32)]) {
-        let file = self.path().join("standin.c");
-        fs::write(&file, source).expect("a source");
-        let defines = numbers.iter().map(|(name, value)| format!("-D{name}={value}"));
-        let mut cc = Command::new("cc");
-        cc.args(["-shared", "-fPIC", "-o"]).arg(self.path().join(name)).arg(file).args(defines);
-        let output = cc.output().expect("a C compiler");
-        assert!(output.status.success(), "{output:?}");
-    }
-
     /// What `CudaBackend::new(0)` answers here.
     fn answer(&self) -> String {
-        let mut child = Command::new(env::current_exe().expect("this test"));
-        child.args(["--exact", "child_answers", "--nocapture"]).env(IS_CHILD, "1");
-        child.env("LD_LIBRARY_PATH", self.path()).env("RMSNORM_NVRTC", self.path());
-        let output = child.output().expect("a process");
-        assert!(output.status.success(), "the process failed: {output:?}");
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        text.lines()
-            .find_map(|line| line.strip_prefix("answer: "))
-            .unwrap_or_else(|| panic!("no answer: {text}"))
-            .to_owned()
+        let nvrtc = self.path().to_str().expect("a path");
+        line(&self.run("backend", &[("RMSNORM_NVRTC", nvrtc)]), "answer: ").to_owned()
     }
 
     /// Checks that the answer is of this kind and contains these words.
@@ -122,7 +84,7 @@ impl Machine {
 /// Not a test by itself: says what the backend answers, where a test above asked for that.
 #[test]
 fn child_answers() {
-    if env::var_os(IS_CHILD).is_none() {
+    if told().is_none() {
         return;
     }
     // Twice, as the second answer comes from what the first has left.
@@ -136,17 +98,9 @@ fn child_answers() {
     }
 }
 
-fn has_c_compiler() -> bool {
-    let found = Command::new("cc").arg("--version").output().is_ok();
-    if !found {
-        println!("skipped: no C compiler `cc` to make stand-ins with");
-    }
-    found
-}
-
 #[test]
 fn a_driver_that_cannot_be_loaded_is_unavailable() {
-    Machine::broken().answers("unavailable: ", &["cuda", "libcuda.so", "libcuda.so.1", "install"]);
+    broken().answers("unavailable: ", &["cuda", "libcuda.so", "libcuda.so.1", "install"]);
 }
 
 #[test]
@@ -154,7 +108,7 @@ fn a_library_that_is_no_driver_is_unavailable() {
     if !has_c_compiler() {
         return;
     }
-    let machine = Machine::broken();
+    let machine = broken();
     machine.library("libcuda.so", "int other(void) { return 0; }", &[]);
     machine.answers("unavailable: ", &["no NVIDIA driver", "cuDriverGetVersion"]);
 }
@@ -162,14 +116,14 @@ fn a_library_that_is_no_driver_is_unavailable() {
 #[test]
 fn a_driver_that_lacks_a_function_is_unavailable() {
     if has_c_compiler() {
-        Machine::broken().driver(&[("HAS_INIT", 0)]).answers("unavailable: ", &["too old or broken", "cuInit"]);
+        broken().driver(&[("HAS_INIT", 0)]).answers("unavailable: ", &["too old or broken", "cuInit"]);
     }
 }
 
 #[test]
 fn an_old_driver_is_unavailable() {
     if has_c_compiler() {
-        Machine::broken().driver(&[("VERSION", 11040)]).answers("unavailable: ", &["11.4"]);
+        broken().driver(&[("VERSION", 11040)]).answers("unavailable: ", &["11.4"]);
     }
 }
 
@@ -177,31 +131,29 @@ fn an_old_driver_is_unavailable() {
 #[test]
 fn a_stub_of_the_toolkit_is_unavailable() {
     if has_c_compiler() {
-        Machine::broken()
-            .driver(&[("VERSION_STATUS", 34)])
-            .answers("unavailable: ", &["no working NVIDIA driver", "34"]);
+        broken().driver(&[("VERSION_STATUS", 34)]).answers("unavailable: ", &["no working NVIDIA driver", "34"]);
     }
 }
 
 #[test]
 fn a_machine_without_a_device_is_unavailable() {
     if has_c_compiler() {
-        Machine::broken().driver(&[("INIT_STATUS", 100)]).answers("unavailable: ", &["no device", "STANDIN_NAME"]);
-        Machine::broken().driver(&[("DEVICES", 0)]).answers("unavailable: ", &["device"]);
+        broken().driver(&[("INIT_STATUS", 100)]).answers("unavailable: ", &["no device", "STANDIN_NAME"]);
+        broken().driver(&[("DEVICES", 0)]).answers("unavailable: ", &["device"]);
     }
 }
 
 #[test]
 fn a_compiler_that_cannot_be_loaded_is_unavailable() {
     if has_c_compiler() {
-        Machine::broken().driver(&[]).answers("unavailable: ", &["no NVRTC", "libnvrtc.so.13", "RMSNORM_NVRTC"]);
+        broken().driver(&[]).answers("unavailable: ", &["no NVRTC", "libnvrtc.so.13", "RMSNORM_NVRTC"]);
     }
 }
 
 #[test]
 fn a_compiler_that_lacks_a_function_is_unavailable() {
     if has_c_compiler() {
-        Machine::broken().driver(&[]).nvrtc(false).answers("unavailable: ", &["no usable NVRTC", "nvrtcGetCUBIN"]);
+        broken().driver(&[]).nvrtc(false).answers("unavailable: ", &["no usable NVRTC", "nvrtcGetCUBIN"]);
     }
 }
 
@@ -209,6 +161,6 @@ fn a_compiler_that_lacks_a_function_is_unavailable() {
 #[test]
 fn a_device_that_fails_is_a_device_error() {
     if has_c_compiler() {
-        Machine::broken().driver(&[]).nvrtc(true).answers("device: ", &["no memory", "STANDIN_NAME"]);
+        broken().driver(&[]).nvrtc(true).answers("device: ", &["no memory", "STANDIN_NAME"]);
     }
 }

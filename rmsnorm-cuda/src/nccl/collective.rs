@@ -1,0 +1,158 @@
+//! What ranks can do with each other, by sends and receives of bytes.
+
+use cudarc::driver::{CudaView, CudaViewMut, result};
+use rmsnorm_dist::{Collective, Shares};
+use rmsnorm_spec::{Error, Stored};
+
+use super::comm::NcclComm;
+use super::exchange;
+use super::tensors::{Tensor, check_len};
+use crate::CudaBackend;
+use crate::error::device_error;
+
+/// Enqueued on the communicator's stream, whose order the tensors have to be ready in: see [`NcclComm`].
+impl Collective<CudaBackend> for NcclComm {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    fn all_to_all<T: Stored>(
+        &self,
+        shares: &Shares,
+        from: CudaView<'_, T>,
+        to: CudaViewMut<'_, T>,
+    ) -> Result<(), Error> {
+        self.check_shares(shares)?;
+        let own = shares.elements(self.rank);
+        check_len("from", shares.len(), from.len())?;
+        check_len("to", own.len().saturating_mul(self.ranks), to.len())?;
+        let (from, to) = (self.read("from", from)?, self.write("to", to)?);
+        self.begin()?;
+        let size = size_of::<T>();
+        let own = exchange::bytes(own, size);
+        // SAFETY:
+        // - memory: the share lies within `from`, which has all of them, and the part within `to`, which has one for each rank, as was
+        //   checked.
+        unsafe { self.copy(&from, own.start, &to, self.rank * own.len(), own.len()) }?;
+        self.exchange(shares, exchange::all_to_all(shares, self.rank, size), &from, &to)
+    }
+
+    fn all_gather<T: Stored>(
+        &self,
+        shares: &Shares,
+        from: CudaView<'_, T>,
+        to: CudaViewMut<'_, T>,
+    ) -> Result<(), Error> {
+        self.check_shares(shares)?;
+        let own = shares.elements(self.rank);
+        check_len("from", own.len(), from.len())?;
+        check_len("to", shares.len(), to.len())?;
+        let (from, to) = (self.read("from", from)?, self.write("to", to)?);
+        self.begin()?;
+        let own = exchange::bytes(own, size_of::<T>());
+        // SAFETY:
+        // - memory: the share is all of `from` and lies within `to`, which has all of them, as was checked.
+        unsafe { self.copy(&from, 0, &to, own.start, own.len()) }?;
+        self.gather(shares, size_of::<T>(), &to)
+    }
+}
+
+impl NcclComm {
+    /// As [`Collective::all_gather`], where this rank's share is in its place already: nothing is copied.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn all_gather_in_place<T: Stored>(&self, shares: &Shares, tensor: CudaViewMut<'_, T>) -> Result<(), Error> {
+        self.check_shares(shares)?;
+        check_len("tensor", shares.len(), tensor.len())?;
+        let tensor = self.write("tensor", tensor)?;
+        self.begin()?;
+        self.gather(shares, size_of::<T>(), &tensor)
+    }
+
+    /// Sends this rank's share, and receives those of the others, where the tensor has them.
+    fn gather(&self, shares: &Shares, size: usize, tensor: &Tensor<'_>) -> Result<(), Error> {
+        match exchange::equal(shares, size) {
+            Some(len) if self.has_work(shares) => {
+                // SAFETY:
+                // - stream: of the communicator's device, whose context is current;
+                // - memory: a part of `len` bytes for each rank lies at the tensor's begin, as was checked, and is used in the order of
+                //   the stream.
+                unsafe {
+                    self.handle.all_gather(tensor.address, self.rank * len, len, self.stream.cu_stream().cast())
+                }?;
+                Ok(())
+            }
+            Some(_) => Ok(()),
+            None => self.exchange(shares, exchange::all_gather(shares, self.rank, size), tensor, tensor),
+        }
+    }
+
+    /// Copies this many bytes from one place to another, in the order of the stream.
+    ///
+    /// # Safety
+    /// - memory: they lie within the tensors.
+    unsafe fn copy(
+        &self,
+        from: &Tensor<'_>,
+        from_byte: usize,
+        to: &Tensor<'_>,
+        to_byte: usize,
+        len: usize,
+    ) -> Result<(), Error> {
+        if len == 0 {
+            return Ok(());
+        }
+        let (from, to) = (from.address + from_byte as u64, to.address + to_byte as u64);
+        // SAFETY:
+        // - context: current on this thread, and that of the stream and of both tensors;
+        // - memory: by the contract of this function; what is enqueued here is done with it before what comes after in the order of the
+        //   stream;
+        // - overlap: a view that is written shares no memory with another.
+        unsafe { result::memcpy_dtod_async(to, from, len, self.stream.cu_stream()) }
+            .map_err(device_error("cuMemcpyDtoDAsync"))
+    }
+
+    /// What the other ranks send, and what is sent to them. The tensors' lengths are those that the shares ask for.
+    fn exchange(
+        &self,
+        shares: &Shares,
+        exchanges: impl Iterator<Item = exchange::Exchange>,
+        from: &Tensor<'_>,
+        to: &Tensor<'_>,
+    ) -> Result<(), Error> {
+        if !self.has_work(shares) {
+            return Ok(());
+        }
+        let others = exchanges.filter(|exchange| exchange.peer.unsigned_abs() as usize != self.rank);
+        // SAFETY:
+        // - stream: of the communicator's device, whose context is current;
+        // - memory: exchanges lie within tensors of these lengths (`exchange`'s tests), which are used in the order of the stream.
+        unsafe { self.handle.exchange(others, from.address, to.address, self.stream.cu_stream().cast()) }?;
+        Ok(())
+    }
+
+    /// Whether there is anything to send, and anybody to send it to. Then every rank sends or receives something.
+    fn has_work(&self, shares: &Shares) -> bool {
+        self.ranks > 1 && !shares.is_empty()
+    }
+
+    /// After the tensors were taken to addresses, and before anything is enqueued.
+    pub(super) fn begin(&self) -> Result<(), Error> {
+        // Raises what went wrong where no error could be returned, in cudarc's waits for events among others.
+        self.stream.context().bind_to_thread().map_err(device_error("before a collective call"))?;
+        Ok(self.handle.check()?)
+    }
+
+    fn check_shares(&self, shares: &Shares) -> Result<(), Error> {
+        if shares.ranks == self.ranks {
+            return Ok(());
+        }
+        let rule = format!("a communicator of {} ranks has as many shares, got {}", self.ranks, shares.ranks);
+        Err(Error::InvalidArgument { arg: "shares", rule })
+    }
+}

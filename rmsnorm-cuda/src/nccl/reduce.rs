@@ -1,0 +1,59 @@
+//! Sums in an order of NCCL's.
+
+use cudarc::driver::{CudaView, CudaViewMut};
+use cudarc::nccl::sys::ncclDataType_t;
+use rmsnorm_spec::{DType, Element, Error};
+
+use super::comm::NcclComm;
+use super::tensors::check_len;
+
+impl NcclComm {
+    /// `to = from` of all ranks, added: for who has no use for one order of summation.
+    ///
+    /// NCCL adds in an order of its own, which depends on the length, on the position of an element, on the machine and on NCCL's version,
+    /// and rounds to the type after each rank, or does not. Every rank has the same bits; another run, or another number of rows, may have
+    /// others.
+    ///
+    /// # Errors
+    /// `Length` if `to` is not as long as `from`, and `InvalidArgument` if one lies in another context, before anything is sent; `Device`
+    /// if NCCL fails.
+    pub fn all_reduce_sum<T: Element>(&self, from: CudaView<'_, T>, to: CudaViewMut<'_, T>) -> Result<(), Error> {
+        let len = from.len();
+        check_len("to", len, to.len())?;
+        let (from, to) = (self.read("from", from)?, self.write("to", to)?);
+        self.begin()?;
+        self.sum::<T>(from.address, to.address, len)
+    }
+
+    /// [`all_reduce_sum`](Self::all_reduce_sum) in place: `tensor` is this rank's, and then the sum.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn all_reduce_sum_in_place<T: Element>(&self, tensor: CudaViewMut<'_, T>) -> Result<(), Error> {
+        let len = tensor.len();
+        let tensor = self.write("tensor", tensor)?;
+        self.begin()?;
+        self.sum::<T>(tensor.address, tensor.address, len)
+    }
+
+    /// Of tensors of `len` elements, in use until this returns.
+    fn sum<T: Element>(&self, from: u64, to: u64, len: usize) -> Result<(), Error> {
+        if len == 0 {
+            return Ok(());
+        }
+        // SAFETY:
+        // - stream: of the communicator's device, whose context is current;
+        // - memory: `len` elements of that type each, used in the order of the stream.
+        unsafe { self.handle.all_reduce_sum(from, to, len, dtype::<T>(), self.stream.cu_stream().cast()) }?;
+        Ok(())
+    }
+}
+
+/// What NCCL calls it.
+const fn dtype<T: Element>() -> ncclDataType_t {
+    match T::DTYPE {
+        DType::F32 => ncclDataType_t::ncclFloat32,
+        DType::F16 => ncclDataType_t::ncclFloat16,
+        DType::Bf16 => ncclDataType_t::ncclBfloat16,
+    }
+}
