@@ -44,10 +44,12 @@ sources! {
     MEMORY = "memory.cuh",
     NORMALIZE = "normalize.cuh",
     PARAMS = "params.cuh",
+    PEERS = "peers.cuh",
     QUANTIZE = "quantize.cuh",
     QUANTIZED_FORWARD = "quantized_forward.cu",
     QUANTIZED_FORWARD_STREAMING = "quantized_forward_streaming.cu",
     REDUCE = "reduce.cuh",
+    REDUCE_FORWARD = "reduce_forward.cu",
     REDUCE_PARTIALS = "reduce_partials.cu",
     TRANSPOSE_CODES = "transpose_codes.cu",
 }

@@ -150,7 +150,8 @@ impl Kernels {
         self.loaded.read().unwrap_or_else(PoisonError::into_inner).get(key).map(CudaFunction::cu_function)
     }
 
-    fn find_or_load(&self, key: &KernelKey) -> Result<sys::CUfunction, Error> {
+    /// The kernel of that key. The context must be current on this thread.
+    pub(crate) fn find_or_load(&self, key: &KernelKey) -> Result<sys::CUfunction, Error> {
         if let Some(kernel) = self.find(key) {
             return Ok(kernel);
         }

@@ -17,7 +17,9 @@ use crate::caps::Arch;
 use crate::error::device_error;
 use crate::params::{Matrix, Params};
 use crate::plan;
-use tensors::Tensors;
+pub(crate) use tensors::Tensors;
+#[cfg(feature = "peers")]
+pub(crate) use work::Launch;
 use work::Work;
 use workspace::{Workspace, bytes_of};
 
@@ -77,13 +79,7 @@ fn enqueue(backend: &CudaBackend, spec: &NormSpec, problem: &Problem, tensors: &
     }
     // The plan has left room for this.
     params.partials = params.partials.next_multiple_of(reduction::ALIGNMENT);
-    params.eps = spec.eps;
-    params.weight_offset = spec.weight_offset;
-    params.rows = problem.rows as u64;
-    params.cols = problem.cols as u64;
-    params.parts = problem.parts as u64;
-    (params.rows_per_group, params.group_reciprocal) = rows_per_group(problem)?;
-    params.share = (1.0 / problem.cols as f64) as f32;
+    set_call(&mut params, spec, problem)?;
     params.chunks = plan.chunks;
     params.partial_rows = plan.partial_rows;
     params.locks = params.partials + bytes_of(plan.workspace.locks);
@@ -93,6 +89,21 @@ fn enqueue(backend: &CudaBackend, spec: &NormSpec, problem: &Problem, tensors: &
     }
     let overlap = kernels.caps().arch >= Arch::HOPPER;
     work.into_iter().flatten().try_for_each(|work| work.enqueue(stream, &params, overlap))
+}
+
+/// What every kernel is told of a call, beside its tensors.
+///
+/// # Errors
+/// `Unsupported` for more rows in groups than 32 bits count.
+pub(crate) fn set_call(params: &mut Params, spec: &NormSpec, problem: &Problem) -> Result<(), Error> {
+    params.eps = spec.eps;
+    params.weight_offset = spec.weight_offset;
+    params.rows = problem.rows as u64;
+    params.cols = problem.cols as u64;
+    params.parts = problem.parts as u64;
+    params.share = (1.0 / problem.cols as f64) as f32;
+    (params.rows_per_group, params.group_reciprocal) = rows_per_group(problem)?;
+    Ok(())
 }
 
 /// What a kernel is told of codes and scales.
@@ -188,7 +199,7 @@ fn widest_size(problem: &Problem) -> u64 {
 }
 
 /// The largest power of two, at most 16, that divides a number of bytes.
-const fn access_of(bytes: u64) -> u32 {
+pub(crate) const fn access_of(bytes: u64) -> u32 {
     1 << (bytes | WIDEST_ACCESS as u64).trailing_zeros()
 }
 

@@ -18,6 +18,7 @@
 //! | `borrowed` | memory of another owner as tensors |
 //! | `memory` | room for what lies between the calls of who composes several |
 //! | `nccl` | a group of ranks through NCCL: feature `nccl` |
+//! | `peers` | norms of sums over several devices, by the feature of that name |
 //! | `library` | whether the driver, NVRTC and NCCL are there |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -35,6 +36,8 @@ mod memory;
 #[cfg(feature = "nccl")]
 mod nccl;
 mod params;
+#[cfg(feature = "peers")]
+mod peers;
 mod plan;
 mod source;
 #[cfg(feature = "conformance")]
@@ -46,6 +49,9 @@ pub use cudarc;
 pub use error::DriverFailure;
 #[cfg(feature = "nccl")]
 pub use nccl::{NcclComm, NcclFailure, NcclId};
+#[cfg(feature = "peers")]
+#[cfg_attr(docsrs, doc(cfg(feature = "peers")))]
+pub use peers::{MissingRank, PeerGroup};
 pub use plan::workspace_len_bound;
 #[cfg(feature = "nccl")]
 #[doc(no_inline)]

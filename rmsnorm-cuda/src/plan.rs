@@ -9,6 +9,8 @@ mod chain;
 mod describe;
 mod forward;
 mod quantized_forward;
+#[cfg(feature = "peers")]
+pub(crate) mod reduce_forward;
 #[cfg(test)]
 mod tests;
 mod tuning;
@@ -58,6 +60,9 @@ pub(crate) enum Program {
     Columnwise,
     /// `clear.cu`
     Clear,
+    /// `reduce_forward.cu`: the norm of a sum over ranks.
+    #[cfg(feature = "peers")]
+    ReduceForward,
 }
 
 impl Program {
@@ -87,6 +92,8 @@ impl Program {
             Program::Columnwise => ("columnwise", Direction::QuantizedForward, false, &[Weight, Bias, Residual]),
             // Of every direction, and so of none of them.
             Program::Clear => ("clear", Direction::Forward, false, &[]),
+            #[cfg(feature = "peers")]
+            Program::ReduceForward => ("reduce_forward", Direction::Forward, false, &[Weight, Bias, Residual]),
         };
         rmsnorm_gpu::program::Program { stem, direction, is_reduction, optional: TensorSet::of(optional) }
     }
@@ -107,7 +114,7 @@ pub(crate) const OPTIONAL: TensorSet = Program::QuantizedForward
 #[cfg(test)]
 impl Program {
     /// Every program.
-    pub(crate) const ALL: [Program; 14] = [
+    pub(crate) const ALL: [Program; 14 + cfg!(feature = "peers") as usize] = [
         Program::Forward,
         Program::ForwardCluster,
         Program::ForwardLong,
@@ -122,6 +129,8 @@ impl Program {
         Program::TransposeCodes,
         Program::Columnwise,
         Program::Clear,
+        #[cfg(feature = "peers")]
+        Program::ReduceForward,
     ];
 }
 
@@ -132,6 +141,8 @@ pub(crate) struct KernelKey {
     /// Of the tensors, those that the program has code for. A residual stands here, in place too.
     pub(crate) call: CallKey,
     pub(crate) tile: Tile,
+    /// Ranks whose parts of x it adds; 1 where a program has nothing to do with any.
+    pub(crate) ranks: u32,
 }
 
 /// How threads share a row and a block its rows.
@@ -387,7 +398,7 @@ fn key(problem: &Problem, program: Program, tile: Tile) -> KernelKey {
     if call.tensors.sums_over_rows() > 0 {
         call.dtypes.weight = problem.dtypes.weight;
     }
-    KernelKey { program, call, tile: Tile { reads: reads(program, &call, &tile), ..tile } }
+    KernelKey { program, call, tile: Tile { reads: reads(program, &call, &tile), ..tile }, ranks: 1 }
 }
 
 fn reads(program: Program, call: &CallKey, tile: &Tile) -> Reads {
@@ -438,5 +449,7 @@ fn reads(program: Program, call: &CallKey, tile: &Tile) -> Reads {
         | Program::TransposeCodes
         | Program::Columnwise
         | Program::Clear => reads,
+        #[cfg(feature = "peers")]
+        Program::ReduceForward => reads,
     }
 }

@@ -43,6 +43,8 @@ const fn files(program: Program) -> &'static [Source] {
         Program::TransposeCodes => &[kernels::TRANSPOSE_CODES],
         Program::Columnwise => &[kernels::COLUMNWISE],
         Program::Clear => &[kernels::CLEAR],
+        #[cfg(feature = "peers")]
+        Program::ReduceForward => &[kernels::PEERS, kernels::REDUCE_FORWARD],
     }
 }
 
@@ -69,7 +71,25 @@ pub(crate) fn options(key: &KernelKey, arch: Arch) -> Vec<String> {
     };
     let quant =
         key.call.quant.map(quant_numbers).into_iter().flatten().map(|(name, value)| format!("-D{name}={value}"));
-    language.into_iter().chain(names).chain(numbers).chain(OPTIONAL.iter().map(has)).chain(quant).collect()
+    let options = language.into_iter().chain(names).chain(numbers).chain(OPTIONAL.iter().map(has)).chain(quant);
+    #[cfg(feature = "peers")]
+    let options =
+        options.chain(peer_numbers(key).into_iter().flatten().map(|(name, value)| format!("-D{name}={value}")));
+    options.collect()
+}
+
+/// What a program shares with other ranks, in the words of `peers.cuh`; nothing where it does not.
+#[cfg(feature = "peers")]
+fn peer_numbers(key: &KernelKey) -> Option<[(&'static str, u32); 5]> {
+    use crate::peers::{EMPTY_WORD, MOST_RANKS, Peers, STATE_BYTES};
+
+    (key.program == Program::ReduceForward).then_some([
+        ("RANKS", key.ranks),
+        ("MOST_RANKS", MOST_RANKS as u32),
+        ("PEERS_BYTES", size_of::<Peers>() as u32),
+        ("STATE_BYTES", STATE_BYTES as u32),
+        ("EMPTY_WORD", EMPTY_WORD),
+    ])
 }
 
 /// What quantizes, in the words of `quantize.cuh`.
@@ -117,6 +137,7 @@ fn numbers(key: &KernelKey) -> [(&'static str, u32); 31] {
         program,
         call: CallKey { norm, cast_order, accumulate, has_row_groups, has_parts, has_weight_offset, form, quant, .. },
         tile,
+        ..
     } = *key;
     let accumulate = match accumulate {
         Accumulate::Partials => 0,
@@ -199,6 +220,7 @@ mod tests {
             has_tail: false,
             reads: Reads { is_held: false, is_late: true, is_early: false, batch: 4 },
         },
+        ranks: 1,
     };
 
     #[test]
@@ -322,7 +344,9 @@ mod tests {
 
     #[test]
     fn every_file_is_part_of_a_program() {
-        let there: BTreeSet<&str> = kernels::ALL.iter().map(|source| source.path).collect();
+        let of_peers = [kernels::PEERS, kernels::REDUCE_FORWARD];
+        let is_there = |source: &&Source| cfg!(feature = "peers") || !of_peers.contains(source);
+        let there: BTreeSet<&str> = kernels::ALL.iter().filter(is_there).map(|source| source.path).collect();
         let used = HEADERS.iter().chain(Program::ALL.into_iter().flat_map(files)).map(|source| source.path).collect();
         assert_eq!(there, used);
     }

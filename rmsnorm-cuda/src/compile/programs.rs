@@ -277,13 +277,13 @@ fn number_before(line: &str, words: &str) -> u32 {
 
 impl Outcome {
     fn row(&self) -> String {
-        let Job { key: KernelKey { program, call: CallKey { norm, dtypes, tensors, .. }, tile }, arch, cols } =
+        let Job { key: KernelKey { program, call: CallKey { norm, dtypes, tensors, .. }, tile, ranks }, arch, cols } =
             self.job;
         let Usage { registers, spills, .. } = self.usage;
         let (kernel, norm) = (program.info().stem, norm.name());
         format!(
             "{arch} {kernel} {norm} {dtypes} cols {cols}: {registers} registers, {spills} bytes \
-             spilled\n    {tensors:?}\n    {tile:?}\n"
+             spilled\n    {tensors:?}\n    {tile:?}, {ranks} ranks\n"
         )
     }
 }
@@ -373,10 +373,78 @@ fn programs_by_any_legal_table_compile() {
     report("legal", &compile_all(nvrtc, &unique(jobs)));
 }
 
+/// Norms of sums over ranks, as they are tuned: one dtype, everything aligned, the lengths that a model has.
+#[cfg(feature = "peers")]
+fn tuned_of_ranks() -> Vec<Job> {
+    let mut jobs = Vec::new();
+    for (norm, ranks) in Norm::ALL.into_iter().flat_map(|norm| [2, 4, 8].map(|ranks| (norm, ranks))) {
+        let tensors = TensorSet::of(&[Tensor::Weight, Tensor::Residual, Tensor::ResidualOut, Tensor::Rstd]);
+        let tensors = tensors.set(Tensor::Bias, norm == Norm::Layer).set(Tensor::Mean, norm == Norm::Layer);
+        for (dtype, cols) in
+            [DType::Bf16, DType::F32].into_iter().flat_map(|dtype| [1024, 4096, 8192].map(|cols| (dtype, cols)))
+        {
+            let cols = if dtype == DType::F32 { cols / 2 } else { cols };
+            jobs.push(of_ranks(&Problem::forward(norm, ROWS, cols, dtype, tensors), 16, ranks, &Caps::h200()));
+        }
+    }
+    unique(jobs)
+}
+
+/// Norms of sums over ranks: whatever a plan may be asked for.
+#[cfg(feature = "peers")]
+fn wide_sample_of_ranks() -> Vec<Job> {
+    let blackwell = Caps { arch: Arch(100), ..Caps::h200() };
+    let mut draw = Draw::new(2);
+    let mut jobs = Vec::new();
+    for caps in [Caps::h200(), Caps::a100(), Caps::t4(), blackwell] {
+        // Half of what is drawn has a residual after the norm.
+        for number in 0..SAMPLES_PER_DEVICE {
+            let cols = draw.of([1, 7, 100, 1000, 1536, 4096, 4100, 6001, 8192]);
+            let problem = draw.problem(3 * number, ROWS, cols);
+            if problem.residual_placement == ResidualPlacement::Before {
+                jobs.push(of_ranks(&problem, draw.of([2, 4, 8, 16, 16]), draw.of([1, 2, 3, 4, 8]), &caps));
+            }
+        }
+        // In shared memory.
+        let long = Problem::forward(draw.of(Norm::ALL), ROWS, 12_001, DType::Bf16, &[Tensor::Residual]);
+        jobs.push(of_ranks(&long, 2, draw.of([2, 4, 8]), &caps));
+    }
+    unique(jobs)
+}
+
+#[cfg(feature = "peers")]
+fn of_ranks(problem: &Problem, access_bytes: u32, ranks: u32, caps: &Caps) -> Job {
+    use crate::plan::reduce_forward::{Group, plan};
+
+    let group = Group { ranks, sharers: 1, bytes: 64 << 20 };
+    let plan = plan(problem, access_bytes, &group, caps).expect("rows that fit");
+    Job { key: plan.key, arch: caps.arch, cols: problem.cols }
+}
+
+#[cfg(feature = "peers")]
+#[test]
+fn tuned_programs_of_ranks_compile_and_spill_nothing() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let outcomes = compile_all(nvrtc, &tuned_of_ranks());
+    report("tuned of ranks", &outcomes);
+    let spilling = outcomes.iter().filter(|outcome| outcome.usage.spills > 0).count();
+    assert_eq!(spilling, 0, "tuned programs spill; the table has them");
+}
+
+#[cfg(feature = "peers")]
+#[test]
+fn programs_of_a_wide_sample_of_ranks_compile() {
+    let Some(nvrtc) = nvrtc() else { return };
+    report("wide sample of ranks", &compile_all(nvrtc, &wide_sample_of_ranks()));
+}
+
 #[test]
 fn the_samples_have_every_program() {
+    let sample = wide_sample();
+    #[cfg(feature = "peers")]
+    let sample = [sample, wide_sample_of_ranks()].concat();
     for program in Program::ALL {
-        assert!(wide_sample().iter().any(|job| job.key.program == program), "{program:?}");
+        assert!(sample.iter().any(|job| job.key.program == program), "{program:?}");
     }
     for program in [Program::Forward, Program::ForwardCluster, Program::ForwardLong, Program::ForwardStreaming] {
         let has = |jobs: &[Job], has_parts| {

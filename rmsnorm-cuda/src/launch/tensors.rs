@@ -8,7 +8,7 @@ use crate::params::{Matrix, Params};
 
 /// The tensors of a call on their way to addresses. Until this is dropped, after the last step was enqueued, cudarc
 /// takes them to be in use; what follows on other streams then waits for the stream.
-pub(super) struct Tensors<'a> {
+pub(crate) struct Tensors<'a> {
     stream: &'a CudaStream,
     problem: Problem,
     params: Params,
@@ -18,7 +18,7 @@ pub(super) struct Tensors<'a> {
 }
 
 impl<'a> Tensors<'a> {
-    pub(super) fn new(stream: &'a CudaStream, problem: Problem) -> Self {
+    pub(crate) fn new(stream: &'a CudaStream, problem: Problem) -> Self {
         Tensors {
             stream,
             problem,
@@ -35,7 +35,7 @@ impl<'a> Tensors<'a> {
     }
 
     /// The parameters that have the tensors' addresses, once all were visited.
-    pub(super) fn params(&self) -> Params {
+    pub(crate) fn params(&self) -> Params {
         let mut params = self.params;
         // Kernels read an element of a row before they write it, and in place find both at one address.
         if self.problem.tensors.is_in_place() {

@@ -1,5 +1,7 @@
 //! The steps of a plan as calls to the driver.
 
+use std::ffi::c_void;
+
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::{self, CUlaunchAttributeID_enum as AttributeId};
 use rmsnorm_spec::{Error, Tensor};
@@ -45,18 +47,49 @@ impl Work {
 
 /// One kernel launch.
 #[derive(Clone, Copy)]
-pub(super) struct Launch {
-    kernel: sys::CUfunction,
-    grid: u32,
-    threads: u32,
-    shared_bytes: u32,
-    cluster: u32,
+pub(crate) struct Launch {
+    pub(crate) kernel: sys::CUfunction,
+    pub(crate) grid: u32,
+    pub(crate) threads: u32,
+    pub(crate) shared_bytes: u32,
+    pub(crate) cluster: u32,
 }
 
 impl Launch {
+    fn enqueue(self, stream: &CudaStream, params: &Params, overlap: bool) -> Result<(), Error> {
+        let mut arguments = [std::ptr::from_ref(params).cast_mut().cast()];
+        // SAFETY:
+        // - kernel: `Kernels` hands out only kernels whose module stays loaded until the process ends, so the work may run
+        //   whenever its stream or a graph comes to it, be the backend dropped by then or not;
+        // - arguments: the kernel's one parameter is a `Params`, or, where no rows lie in groups, no codes are written, nothing is
+        //   normed twice or x is no sum of parts, what comes before the fields of those (`Params::bytes`); its size was checked where it
+        //   was compiled;
+        // - memory: addresses, lengths and strides come from a `Checked` call, so every access that the kernel makes for (rows, cols),
+        //   and for so many parts of x, lies in a live tensor; what is cleared lies in the workspace, or in an output of that many bytes; its key
+        //   has groups exactly where the problem has, and their rows fit the 32 bits that it counts them in; no output overlaps
+        //   another; the workspace has the plan's length;
+        // - alignment: the key's access_bytes divide all addresses and strides, those of codes times the size of the widest
+        //   matrix's elements, as many codes being one access; what clears, transposes codes, or makes those along columns,
+        //   looks at them itself;
+        // - order: a kernel that reads what one before it has written, rstd among others, waits for it first
+        //   (`wait_for_earlier_kernels`); cudarc's events, held in `Tensors`, order the accesses with those on other streams.
+        unsafe { self.call(stream, &mut arguments, overlap) }
+    }
+
     /// `overlap`: the kernel may start while the one before it on the stream still runs, and waits for it itself before
     /// it touches memory (programmatic dependent launch).
-    fn enqueue(self, stream: &CudaStream, params: &Params, overlap: bool) -> Result<(), Error> {
+    ///
+    /// # Safety
+    /// - Kernel: it stays loaded until the work is done.
+    /// - Arguments: addresses of as many values as it has parameters, each of its parameter's type.
+    /// - What it does with them is sound: memory that it reads and writes is there and aligned as it expects, and ordered with
+    ///   all else that uses it.
+    pub(crate) unsafe fn call(
+        self,
+        stream: &CudaStream,
+        arguments: &mut [*mut c_void],
+        overlap: bool,
+    ) -> Result<(), Error> {
         let cluster = attribute(AttributeId::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, |value| {
             value.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: self.cluster, y: 1, z: 1 };
         });
@@ -78,23 +111,9 @@ impl Launch {
             attrs: attributes.as_mut_ptr(),
             numAttrs: attributes.len() as u32,
         };
-        let mut arguments = [std::ptr::from_ref(params).cast_mut().cast()];
         // SAFETY:
-        // - kernel: `Kernels` hands out only kernels whose module stays loaded until the process ends, so the work may run
-        //   whenever its stream or a graph comes to it, be the backend dropped by then or not;
-        // - arguments: the kernel's one parameter is a `Params`, or, where no rows lie in groups, no codes are written, nothing is
-        //   normed twice or x is no sum of parts, what comes before the fields of those (`Params::bytes`); its size was checked where it
-        //   was compiled; the driver copies it before it returns;
-        // - config: points to as many attributes as it says, each with the value that belongs to its id;
-        // - memory: addresses, lengths and strides come from a `Checked` call, so every access that the kernel makes for
-        //   (rows, cols), and for so many parts of x, lies in a live tensor; what is cleared lies in the workspace, or in an output of that many bytes; its key
-        //   has groups exactly where the problem has, and their rows fit the 32 bits that it counts them in; no output overlaps
-        //   another; the workspace has the plan's length;
-        // - alignment: the key's access_bytes divide all addresses and strides, those of codes times the size of the widest
-        //   matrix's elements, as many codes being one access; what clears, transposes codes, or makes those along columns,
-        //   looks at them itself;
-        // - order: a kernel that reads what one before it has written, rstd among others, waits for it first
-        //   (`wait_for_earlier_kernels`); cudarc's events, held in `Tensors`, order the accesses with those on other streams.
+        // - kernel, arguments and what it does: the caller's promises; the driver copies the arguments before it returns;
+        // - config: points to as many attributes as it says, each with the value that belongs to its id.
         unsafe { sys::cuLaunchKernelEx(&raw const config, self.kernel, arguments.as_mut_ptr(), std::ptr::null_mut()) }
             .result()
             .map_err(device_error("cuLaunchKernelEx"))

@@ -41,6 +41,8 @@ pub(super) fn of_gradients(plan: &Plan, rows: usize) -> u64 {
             | Program::Columnwise
             | Program::Clear
             | Program::BackwardRowSums => 0,
+            #[cfg(feature = "peers")]
+            Program::ReduceForward => 0,
         }
     });
     additions.sum::<u64>().min(serial(rows))

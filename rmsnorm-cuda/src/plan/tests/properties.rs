@@ -46,6 +46,8 @@ fn is_on_chip(program: Program) -> bool {
         | Program::TransposeCodes
         | Program::Columnwise
         | Program::Clear => false,
+        #[cfg(feature = "peers")]
+        Program::ReduceForward => false,
     }
 }
 
@@ -67,6 +69,8 @@ fn static_bytes(key: &KernelKey) -> usize {
         Program::Backward | Program::BackwardSplit => unroll * if key.call.norm == Norm::Layer { 2 } else { 1 },
         Program::BackwardRowSums => 2,
         Program::BackwardColumns | Program::Clear => 0,
+        #[cfg(feature = "peers")]
+        Program::ReduceForward => 1,
         Program::TransposeCodes => return 128 * 128,
         // Codes; magnitudes of eight warps, and up to four scales, of each of 64 columns.
         Program::Columnwise => return 64 * (128 + (8 + 4) * size_of::<f32>()),
@@ -118,6 +122,8 @@ fn keys_have_the_tensors_of_the_call() {
                 Program::ReducePartials => &[Dweight, Dbias],
                 Program::QuantizedForward | Program::QuantizedForwardStreaming => &[Weight, Bias, Residual, Amax, Y],
                 Program::Columnwise => &[Weight, Bias, Residual],
+                #[cfg(feature = "peers")]
+                Program::ReduceForward => &[Weight, Bias, Residual],
                 Program::TransposeCodes | Program::Clear => &[],
             };
             let expected: TensorSet = code.iter().copied().filter(|tensor| call.tensors.has(*tensor)).collect();
@@ -192,6 +198,8 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
                 | Program::TransposeCodes
                 | Program::Columnwise
                 | Program::Clear => none,
+                #[cfg(feature = "peers")]
+                Program::ReduceForward => none,
             };
             assert_eq!(key.tile.reads, reads, "{cols} {key:?}");
             // Blocks that the registers must have room for, where no table says it.
@@ -202,6 +210,8 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
                 Program::Backward | Program::BackwardSplit | Program::ReducePartials => None,
                 Program::QuantizedForward | Program::QuantizedForwardStreaming => None,
                 Program::TransposeCodes | Program::Columnwise | Program::Clear => None,
+                #[cfg(feature = "peers")]
+                Program::ReduceForward => None,
             };
             assert!(blocks_per_sm.is_none_or(|blocks| blocks == key.tile.blocks_per_sm), "{cols} {key:?}");
             // Partial sums have the type of the gradients that they are of.
@@ -269,6 +279,8 @@ fn shared_memory_has_room_for_the_rows_and_the_exchange() {
                 | Program::TransposeCodes
                 | Program::Columnwise
                 | Program::Clear => 0,
+                #[cfg(feature = "peers")]
+                Program::ReduceForward => 0,
             };
             assert_eq!(launch.shared_bytes as usize, needed, "{cols} {launch:?} of {call:?}");
         }

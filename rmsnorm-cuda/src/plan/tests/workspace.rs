@@ -22,6 +22,8 @@ pub(super) fn parts(plan: &Plan, call: Call, rows: usize, cols: usize) -> Parts 
         Program::Forward | Program::ForwardCluster | Program::ForwardLong | Program::ForwardStreaming => None,
         Program::QuantizedForward | Program::QuantizedForwardStreaming => None,
         Program::TransposeCodes | Program::Columnwise | Program::Clear => None,
+        #[cfg(feature = "peers")]
+        Program::ReduceForward => None,
     });
     let is_shared = (1..plan.chunks).contains(&plan.partial_rows) && call.gradients() > 0;
     let has_locks = matches!(call.grad_reduction, GradReduction::Locks { .. }) && is_shared;

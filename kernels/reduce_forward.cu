@@ -1,0 +1,163 @@
+// Forward of a sum whose parts are the x of as many ranks: math.md, equations (1') and (2) to (6), in one kernel on each rank.
+//
+// A block has one row at a time, and a thread the same columns in each of its rows. The next row is sent before this one is waited for.
+// All blocks are on the device at once (plan.rs), and each takes its rows in their order: whoever has the first row that is not complete
+// on some rank has sent its part of it. For the same reason no other kernel is admitted early: it would take room from blocks that
+// others wait for.
+//
+// IS_HELD: what was sent, h and the parameters stay in registers. Else a row is too long for that: what was sent is read again, and h
+// lies in shared memory, of which a thread reads back only what it has written itself.
+//
+// In place is safe: each element of x and of the residual is read last by the thread that stores y and the sum over it.
+
+// Packs that are read together, and waited for together.
+constexpr int TOGETHER = BATCH < PACKS ? BATCH : PACKS;
+
+// h from the parts in the order of their ranks, of which `rank` has the own one, and the residual: additions in f32, one rounding.
+__device__ inline Pack<R> add_parts(const Pack<T>& own, unsigned rank, const Pack<T> (&others)[RANKS], const Pack<R>& residual) {
+    // Word by word, so that a choice between two is one of values and not of addresses.
+    const auto unpack_part = [&](unsigned of, float (&values)[PACK]) {
+        Pack<T> part;
+        #pragma unroll
+        for (int word = 0; word < 4; ++word) part.words[word] = of == rank ? own.words[word] : others[of].words[word];
+        unpack(part, values);
+    };
+    float sum[PACK], addend[PACK];
+    unpack_part(0, sum);
+    #pragma unroll
+    for (unsigned of = 1; of < RANKS; ++of) {
+        unpack_part(of, addend);
+        #pragma unroll
+        for (int i = 0; i < PACK; ++i) sum[i] += addend[i];
+    }
+#if HAS_RESIDUAL
+    unpack(residual, addend);
+    #pragma unroll
+    for (int i = 0; i < PACK; ++i) sum[i] += addend[i];
+#endif
+    return pack<R>(sum);
+}
+
+// The thread's part of a row's sum, or of that of the squared distances from the mean; `load` says what is in pack k.
+template <bool SQUARES, class Load>
+__device__ inline float sum_part(const Load& load, float mean, int left) {
+    float sums[PACK] = {};
+    #pragma unroll (IS_HELD ? PACKS : TOGETHER)
+    for (int k = 0; k < PACKS; ++k) add_pack<SQUARES>(load(k), mean, k, left, sums);
+    return sum_pack(sums);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+reduce_forward(const __grid_constant__ Params p, const __grid_constant__ Peers g) {
+    extern __shared__ __align__(16) char shared[];
+    __shared__ float exchange[2][GROUPS][1][SENDERS];
+    const unsigned first = threadIdx.x * PACK;
+    const int left = columns_left(p.cols, first);
+    RowSums<1> sums(exchange, 0, threadIdx.x);
+    wait_for_earlier_kernels();
+
+    Group group(g, p.cols);
+    // Rows count from the first of this launch; of the call's tensors they are these.
+    const auto of_call = [&](unsigned long long row) { return g.first_row + row; };
+    const auto exists = [&](int k) { return k < PACKS && is_in_row(k, 0, left); };
+    const auto load_x = [&](unsigned long long row, int k) {
+        return without_empty(load_pack<Reuse::ByNone>(ROW(x, of_call(row)) + first, k, left));
+    };
+    const auto load_residual = [&](unsigned long long row, int k) -> Pack<R> {
+        if constexpr (HAS_RESIDUAL) return load_pack<Reuse::ByNone>(ROW(residual, of_call(row)) + first, k, left);
+        else return {};
+    };
+    // Sends this rank's part of a row, and keeps it where rows are held.
+    const auto send = [&](unsigned long long row, Pack<T> (&kept)[PACKS]) {
+        const unsigned long long slot = group.slot(row, first);
+        #pragma unroll (IS_HELD ? PACKS : 1)
+        for (int begin = 0; begin < PACKS; begin += TOGETHER) {
+            Pack<T> parts[TOGETHER];
+            #pragma unroll
+            for (int i = 0; i < TOGETHER; ++i)
+                if (exists(begin + i)) parts[i] = load_x(row, begin + i);
+                else parts[i] = {};
+            #pragma unroll
+            for (int i = 0; i < TOGETHER; ++i) {
+                if (exists(begin + i)) group.send(slot + (begin + i) * SLOT_STEP, parts[i]);
+                if (IS_HELD && begin + i < PACKS) kept[begin + i] = parts[i];
+            }
+        }
+    };
+
+    Pack<T> own[PACKS], next[PACKS];
+    send(blockIdx.x, own);
+    Pack<W> weights[PACKS], biases[PACKS];
+    if constexpr (IS_HELD) {
+        #pragma unroll
+        for (int k = 0; k < PACKS; ++k) {
+            weights[k] = load_parameter<HAS_WEIGHT>(p.weight + first, k, left);
+            biases[k] = load_parameter<HAS_BIAS>(p.bias + first, k, left);
+        }
+    }
+#if IS_HELD
+    Pack<R> held[PACKS];
+    const auto h = [&](int k) -> Pack<R>& { return held[k]; };
+#else
+    Pack<R>* held = reinterpret_cast<Pack<R>*>(shared) + threadIdx.x;
+    const auto h = [&](int k) -> Pack<R>& { return held[k * THREADS]; };
+#endif
+
+    for (unsigned long long row = blockIdx.x; row < g.rows; row += gridDim.x) {
+        Pack<R> residual[PACKS];
+        if constexpr (IS_HELD) {
+            #pragma unroll
+            for (int k = 0; k < PACKS; ++k) residual[k] = load_residual(row, k);
+        }
+        if (row + gridDim.x < g.rows) send(row + gridDim.x, next);
+
+        const unsigned long long slot = group.slot(row, first);
+        #pragma unroll (IS_HELD ? PACKS : 1)
+        for (int begin = 0; begin < PACKS; begin += TOGETHER) {
+            Pack<T> parts[TOGETHER], others[TOGETHER][RANKS];
+            Pack<R> addends[TOGETHER];
+            #pragma unroll
+            for (int i = 0; i < TOGETHER; ++i) {
+                if (!exists(begin + i)) continue;
+                parts[i] = IS_HELD ? own[begin + i] : load_x(row, begin + i);
+                addends[i] = IS_HELD ? residual[begin + i] : load_residual(row, begin + i);
+            }
+            group.receive(slot + begin * SLOT_STEP, [&](int i) { return exists(begin + i); }, others);
+            #pragma unroll
+            for (int i = 0; i < TOGETHER; ++i) {
+                if (begin + i >= PACKS) continue;
+                h(begin + i) = {};
+                if (!exists(begin + i)) continue;
+                const Pack<R> sum = add_parts(parts[i], g.rank, others[i], addends[i]);
+                h(begin + i) = sum;
+                if (p.residual_out.data) store_pack(ROW(residual_out, of_call(row)) + first, begin + i, left, sum);
+            }
+        }
+
+        float mean[1] = {0.0f}, rstd[1];
+        if constexpr (IS_LAYER) {
+            mean[0] = sum_part<false>(h, 0.0f, left);
+            sums.sum(mean);
+            mean[0] *= p.share;
+        }
+        rstd[0] = sum_part<true>(h, mean[0], left);
+        sums.sum(rstd);
+        rstd[0] = reciprocal_root(rstd[0] * p.share + p.eps);
+
+        #pragma unroll (IS_HELD ? PACKS : TOGETHER)
+        for (int k = 0; k < PACKS; ++k) {
+            float y[PACK], weight[PACK], bias[PACK];
+            unpack(h(k), y);
+            unpack_weight(IS_HELD ? weights[k] : load_parameter<HAS_WEIGHT>(p.weight + first, k, left), p.weight_offset, weight);
+            unpack(IS_HELD ? biases[k] : load_parameter<HAS_BIAS>(p.bias + first, k, left), bias);
+            normalize(y, mean[0], rstd[0], weight, bias);
+            store_pack(ROW(y, of_call(row)) + first, k, left, pack<T>(y));
+            if constexpr (IS_HELD) own[k] = next[k];
+        }
+        if (threadIdx.x == 0) {
+            if (IS_LAYER && p.mean) p.mean[of_call(row)] = mean[0];
+            if (p.rstd) p.rstd[of_call(row)] = rstd[0];
+        }
+    }
+    group.end();
+}

@@ -1,0 +1,20 @@
+//! Norms of sums over several devices of one host, in one kernel: [`PeerGroup`].
+//!
+//! | here | role |
+//! |---|---|
+//! | `group` | [`PeerGroup`]: a rank, and the trait |
+//! | `access` | which backends can be ranks of one group, and peer access between their devices |
+//! | `workspace` | the memory that ranks share, and the word by which a kernel reports to the host |
+//! | `params` | the second argument of the kernel; numbers that both sides have to agree on |
+//! | `launch` | a call to launches |
+//!
+//! The protocol is told in `kernels/peers.cuh`, what a plan is in `plan/reduce_forward.rs`.
+
+mod access;
+mod group;
+mod launch;
+mod params;
+mod workspace;
+
+pub use group::{MissingRank, PeerGroup};
+pub(crate) use params::{EMPTY_WORD, MOST_RANKS, Peers, STATE_BYTES};

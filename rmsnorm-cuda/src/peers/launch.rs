@@ -1,0 +1,117 @@
+//! A call to launches of `reduce_forward`.
+
+use std::sync::{Mutex, PoisonError};
+
+use cudarc::driver::sys;
+use rmsnorm_spec::{Checked, Element, Error, Forward, NormSpec, Problem, ResidualPlacement};
+
+use super::group::PeerGroup;
+use crate::backend::CudaBackend;
+use crate::caps::Arch;
+use crate::error::device_error;
+use crate::kernel::Kernels;
+use crate::launch::{self, Launch, Tensors};
+use crate::params::Params;
+use crate::plan::KernelKey;
+use crate::plan::reduce_forward::{self, Piece, Plan};
+
+pub(super) fn forward_reduced<T: Element, W: Element, R: Element>(
+    group: &PeerGroup,
+    call: Checked<Forward<'_, CudaBackend, T, W, R>>,
+) -> Result<(), Error> {
+    let (spec, problem) = (*call.spec(), *call.problem());
+    check(&problem)?;
+    group.check()?;
+    let mut tensors = Tensors::new(group.backend.stream(), problem);
+    call.visit(&mut tensors)?;
+    enqueue(group, &spec, &problem, &tensors)
+}
+
+/// Compiles and loads what calls of that problem run.
+pub(super) fn prepare(group: &PeerGroup, problem: &Problem, alignment: usize) -> Result<(), Error> {
+    check(problem)?;
+    let kernels = group.backend.kernels();
+    let plan = reduce_forward::plan(problem, launch::access_of(alignment as u64), &group.group, kernels.caps())?;
+    group.backend.stream().context().bind_to_thread().map_err(device_error("before a kernel is loaded"))?;
+    load(kernels, &plan.key).map(|_| ())
+}
+
+/// What a sum over ranks has no form of.
+fn check(problem: &Problem) -> Result<(), Error> {
+    let unsupported = |rule: &str| Err(Error::Unsupported { rule: rule.into() });
+    match (problem.parts, problem.residual_placement) {
+        (1, ResidualPlacement::Before) => Ok(()),
+        (_, ResidualPlacement::After) => unsupported("a sum over ranks has its residual added before the norm"),
+        (_, ResidualPlacement::Before) => {
+            unsupported("in a sum over ranks the x of each rank is one matrix, not a sum of parts")
+        }
+    }
+}
+
+fn enqueue(group: &PeerGroup, spec: &NormSpec, problem: &Problem, tensors: &Tensors<'_>) -> Result<(), Error> {
+    let (stream, kernels) = (group.backend.stream(), group.backend.kernels());
+    let mut params = tensors.params();
+    // Raises what went wrong where no error could be returned, in cudarc's waits for events among others.
+    stream.context().bind_to_thread().map_err(device_error("before the launch"))?;
+    let access_bytes = launch::access_bytes(problem, &params);
+    let plan = reduce_forward::plan(problem, access_bytes, &group.group, kernels.caps())?;
+    launch::set_call(&mut params, spec, problem)?;
+    let kernel = load(kernels, &plan.key)?;
+    plan.pieces(problem.rows).try_for_each(|piece| launch_one(group, kernel, &params, &plan, piece))
+}
+
+/// The kernel, one thread at a time: ranks on one device need the same at once, and where one of them had it and waited in it for another,
+/// that might wait for the device to load a second copy.
+fn load(kernels: &Kernels, key: &KernelKey) -> Result<sys::CUfunction, Error> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    // It guards nothing that a panic could leave in pieces.
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    kernels.find_or_load(key)
+}
+
+fn launch_one(
+    group: &PeerGroup,
+    kernel: sys::CUfunction,
+    params: &Params,
+    plan: &Plan,
+    piece: Piece,
+) -> Result<(), Error> {
+    let Piece { first_row, rows, grid } = piece;
+    let launch = Launch { kernel, grid, threads: plan.threads(), shared_bytes: plan.shared_bytes, cluster: 1 };
+    let peers = group.peers(first_row, rows);
+    let mut arguments = [std::ptr::from_ref(params).cast_mut().cast(), std::ptr::from_ref(&peers).cast_mut().cast()];
+    let overlap = group.backend.kernels().caps().arch >= Arch::HOPPER;
+    // SAFETY:
+    // - kernel: `Kernels` hands out only kernels whose module stays loaded until the process ends;
+    // - arguments: its parameters are a `Params`, or as much of it as calls without groups of rows have, and a `Peers`, whose sizes were checked
+    //   where it was compiled;
+    // - tensors: addresses, lengths and strides come from a `Checked` call, so every access that the kernel makes for (rows, cols) lies
+    //   in a live tensor, and no output overlaps another tensor; the piece has rows of the call; the key's access_bytes divide all
+    //   addresses and strides;
+    // - slots: the memory of this rank and of its peers is there while a group of them is (`Parts`), or as `from_pointers` was promised; the
+    //   piece has no more rows than its slots have room for, and every rank has divided its memory alike;
+    // - order: the kernel waits for those before it on the stream (`wait_for_earlier_kernels`); cudarc's events, held in `Tensors`,
+    //   order the accesses to tensors with those on other streams; accesses to slots are ordered by the protocol (`peers.cuh`), and
+    //   those of a rank's own launches by its one stream: a group is neither cloned nor shared.
+    unsafe { launch.call(group.backend.stream(), &mut arguments, overlap) }
+}
+
+#[cfg(test)]
+mod tests {
+    use rmsnorm_spec::{DType, Norm, Tensor};
+
+    use super::*;
+
+    #[test]
+    fn what_has_no_form_over_ranks_is_refused() {
+        let problem = Problem::forward(Norm::Rms, 2, 64, DType::Bf16, &[Tensor::Residual]);
+        assert!(check(&problem).is_ok());
+        let refused = |problem: Problem| match check(&problem) {
+            Err(Error::Unsupported { rule }) => rule,
+            other => panic!("{other:?}"),
+        };
+        assert!(refused(Problem { parts: 2, ..problem }).contains("not a sum of parts"));
+        let after = Problem { residual_placement: ResidualPlacement::After, ..problem };
+        assert!(refused(after).contains("before the norm"));
+    }
+}

@@ -1,0 +1,251 @@
+//! The memory that ranks share, and the word by which a kernel reports to the host.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use cudarc::driver::{CudaStream, DriverError, result, sys};
+use rmsnorm_spec::Error;
+
+use super::params::{EMPTY_BYTE, STATE_BYTES};
+use crate::backend::CudaBackend;
+use crate::error::device_error;
+
+/// How a rank's memory is divided: for the slots of each other rank `bytes`, twice, then the rank's own state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Layout {
+    pub(super) ranks: usize,
+    /// A multiple of 16.
+    pub(super) bytes: usize,
+}
+
+impl Layout {
+    /// Of slots for that many bytes, rounded up to whole slots; `None` if no memory has so much.
+    pub(super) fn new(ranks: usize, bytes: usize) -> Option<Self> {
+        let layout = Layout { ranks, bytes: bytes.checked_next_multiple_of(16)? };
+        let slots = layout.bytes.checked_mul(2 * ranks)?;
+        (slots <= isize::MAX as usize - STATE_BYTES).then_some(layout)
+    }
+
+    /// Bytes of slots for one epoch.
+    pub(super) fn set_bytes(&self) -> usize {
+        (self.ranks - 1) * self.bytes
+    }
+
+    /// Where the slots of rank `from` begin in the memory of rank `at`, which has none for itself.
+    pub(super) fn first_slot(&self, at: usize, from: usize) -> usize {
+        (if from < at { from } else { from - 1 }) * self.bytes
+    }
+
+    /// Where the state lies.
+    pub(super) fn state(&self) -> usize {
+        2 * self.set_bytes()
+    }
+
+    /// Bytes in all.
+    pub(super) fn len(&self) -> usize {
+        self.state() + STATE_BYTES
+    }
+}
+
+/// What one rank has for its group.
+pub(super) struct Part {
+    stream: Arc<CudaStream>,
+    /// Address of its memory.
+    pub(super) address: sys::CUdeviceptr,
+    /// Whether that memory is ours to free.
+    is_owned: bool,
+    pub(super) report: Report,
+}
+
+/// The parts of those ranks that are in this process, by rank, or of one. Freed with the last group that uses any of them, when all that
+/// was enqueued on their streams is done.
+#[derive(Default)]
+pub(super) struct Parts(Vec<Part>);
+
+impl Parts {
+    /// Allocates the next rank's memory, and empties it.
+    pub(super) fn allocate(&mut self, backend: &CudaBackend, layout: &Layout) -> Result<(), Error> {
+        bind(backend)?;
+        let report = Report::new()?;
+        // SAFETY:
+        // - context: current on this thread;
+        // - length: not zero, as there always is a state;
+        // - contents: set below, before the address is given out.
+        // Not from a pool: the memory of pools is not there for peers.
+        let allocated = unsafe { result::malloc_sync(layout.len()) };
+        // What is not pushed is freed by nobody else; that this fails, too, says nothing new.
+        let give_up = |_: &DriverError| report.free().unwrap_or_default();
+        let address = allocated.inspect_err(give_up).map_err(device_error("cuMemAlloc"))?;
+        self.0.push(Part { stream: backend.stream().clone(), address, is_owned: true, report });
+        // SAFETY:
+        // - memory: allocated a moment ago, of the layout's length.
+        unsafe { empty(backend, address, layout) }
+    }
+
+    /// Takes memory of somebody else's as the next rank's, and empties it.
+    ///
+    /// # Safety
+    /// - Memory: `layout.len()` bytes lie at `address`, which the backend's device can write, and nobody else uses them yet.
+    pub(super) unsafe fn borrow(
+        &mut self,
+        backend: &CudaBackend,
+        address: sys::CUdeviceptr,
+        layout: &Layout,
+    ) -> Result<(), Error> {
+        bind(backend)?;
+        let report = Report::new()?;
+        self.0.push(Part { stream: backend.stream().clone(), address, is_owned: false, report });
+        // SAFETY:
+        // - memory: the caller's promise.
+        unsafe { empty(backend, address, layout) }
+    }
+
+    pub(super) fn get(&self, index: usize) -> Option<&Part> {
+        self.0.get(index)
+    }
+
+    /// Where each rank's memory lies.
+    pub(super) fn addresses(&self) -> Vec<sys::CUdeviceptr> {
+        self.0.iter().map(|part| part.address).collect()
+    }
+}
+
+/// Fills slots with what is no data, and the state with zeros; waits until that is done.
+///
+/// # Safety
+/// - Memory: `layout.len()` bytes lie at `address`, which the backend's device can write, and nobody else uses them yet.
+unsafe fn empty(backend: &CudaBackend, address: sys::CUdeviceptr, layout: &Layout) -> Result<(), Error> {
+    let stream = backend.stream();
+    let fill = |first: usize, byte: u8, len: usize| {
+        // The driver takes no length of zero, which the slots of a single rank have.
+        if len == 0 {
+            return Ok(());
+        }
+        // SAFETY:
+        // - memory: the caller's promise, of which this is a part;
+        // - context: current on this thread, as `bind` was called.
+        unsafe { result::memset_d8_async(address + first as u64, byte, len, stream.cu_stream()) }
+    };
+    fill(0, EMPTY_BYTE, layout.state())
+        .and_then(|()| fill(layout.state(), 0, STATE_BYTES))
+        .and_then(|()| stream.synchronize())
+        .map_err(device_error("cuMemsetD8Async"))
+}
+
+/// Makes the backend's context current on this thread; raises what went wrong where no error could be returned.
+fn bind(backend: &CudaBackend) -> Result<(), Error> {
+    backend.stream().context().bind_to_thread().map_err(device_error("before a group is made"))
+}
+
+impl Drop for Parts {
+    fn drop(&mut self) {
+        // Each kernel ends by its deadline at the latest. While one may run, what it uses stays: so it does where that cannot be known,
+        // as with a stream under capture or a context that is lost.
+        let is_idle = |part: &Part| part.stream.synchronize().is_ok();
+        if !self.0.iter().fold(true, |all, part| all & is_idle(part)) {
+            return;
+        }
+        for part in &self.0 {
+            // Nowhere to return an error: cudarc hands it to the next call.
+            let context = part.stream.context();
+            context.record_err(context.bind_to_thread().and_then(|()| part.free()));
+        }
+    }
+}
+
+impl Part {
+    fn free(&self) -> Result<(), DriverError> {
+        let freed = self.report.free();
+        if !self.is_owned {
+            return freed;
+        }
+        // SAFETY:
+        // - address: allocated by `Parts::allocate`, freed here only, which is called once, in the `Drop` of what it is a part of;
+        // - order: nothing is under way on any of the group's streams, so that no peer writes to it any more.
+        freed.and(unsafe { result::free_sync(self.address) })
+    }
+}
+
+/// A word in the memory of the host, which kernels write and the host looks at without waiting for them.
+pub(super) struct Report {
+    host: *const AtomicU32,
+    pub(super) device: sys::CUdeviceptr,
+}
+
+// SAFETY:
+// - host: an address in page-locked memory that lives as long as the `Part`; the word there is only accessed as an atomic.
+unsafe impl Send for Report {}
+
+// SAFETY:
+// - as for `Send`.
+unsafe impl Sync for Report {}
+
+impl Report {
+    /// A word that says that all ranks came. The context must be current on this thread.
+    fn new() -> Result<Self, Error> {
+        let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
+        // SAFETY:
+        // - context: current on this thread;
+        // - contents: set below.
+        let host = unsafe { result::malloc_host(size_of::<AtomicU32>(), flags) };
+        let host = host.map_err(device_error("cuMemHostAlloc"))?.cast::<AtomicU32>();
+        let mut device = 0;
+        // SAFETY:
+        // - host: allocated a moment ago, page-aligned, and long enough for an AtomicU32, to which nobody else has the address;
+        // - pointer: to a local of the type that the call writes.
+        let mapped = unsafe {
+            host.write(AtomicU32::new(0));
+            sys::cuMemHostGetDevicePointer_v2(&raw mut device, host.cast(), 0).result()
+        };
+        let report = Report { host, device };
+        let give_up = |_: &DriverError| report.free().unwrap_or_default();
+        mapped.inspect_err(give_up).map_err(device_error("cuMemHostGetDevicePointer"))?;
+        Ok(report)
+    }
+
+    /// Its owner calls it once, when no kernel that writes the word is under way, and does not look at it after.
+    fn free(&self) -> Result<(), DriverError> {
+        // SAFETY:
+        // - host: allocated by `new`;
+        // - once, and nobody uses it any more: this module's calls are of a report that is thrown away.
+        unsafe { result::free_host(self.host.cast_mut().cast::<c_void>()) }
+    }
+
+    /// A rank that did not come, as far as kernels have said so.
+    pub(super) fn missing(&self) -> Option<usize> {
+        // SAFETY:
+        // - host: an AtomicU32 that lives as long as this does, as `Parts` frees it when it is dropped itself.
+        let word = unsafe { &*self.host }.load(Ordering::Acquire);
+        (word as usize).checked_sub(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_slots_for_all_others_twice_and_a_state() {
+        let layout = Layout::new(4, 100).expect("a layout");
+        assert_eq!(
+            (layout.bytes, layout.set_bytes(), layout.state(), layout.len()),
+            (112, 336, 672, 672 + STATE_BYTES)
+        );
+        // What rank 1 has of the others, without a gap for itself.
+        assert_eq!([0, 2, 3].map(|from| layout.first_slot(1, from)), [0, 112, 224]);
+        for at in 0..4 {
+            let mut slots: Vec<_> = (0..4).filter(|from| *from != at).map(|from| layout.first_slot(at, from)).collect();
+            slots.sort_unstable();
+            assert_eq!(slots, [0, 112, 224]);
+        }
+        assert_eq!(Layout::new(1, 100).map(|layout| layout.len()), Some(STATE_BYTES));
+    }
+
+    #[test]
+    fn more_than_any_memory_has_is_no_layout() {
+        assert_eq!(Layout::new(2, usize::MAX), None);
+        assert_eq!(Layout::new(8, usize::MAX / 16), None);
+        assert!(Layout::new(8, 1 << 40).is_some());
+    }
+}

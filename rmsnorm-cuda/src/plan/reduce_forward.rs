@@ -1,0 +1,327 @@
+//! Forward of a sum over ranks: a tile for its rows, and the launches that a call takes.
+
+use rmsnorm_spec::{DType, Error, Problem};
+
+use super::{KernelKey, Program, RESERVED_BYTES, Reads, Tile, key};
+use crate::caps::Caps;
+
+/// Bytes of a slot: the widest access.
+const SLOT_BYTES: usize = 16;
+/// Threads of a block whose row stays in registers.
+const MOST_HELD: usize = 512;
+/// Threads of a block whose row does not.
+const MOST_THREADS: usize = 1024;
+/// Blocks of a multiprocessor on every architecture.
+const MOST_BLOCKS: u32 = 16;
+
+/// What a plan is told of the group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Group {
+    pub(crate) ranks: u32,
+    /// Ranks on this device, this one among them: all of their blocks must fit it at once.
+    pub(crate) sharers: u32,
+    /// Room for the x of one rank in a launch.
+    pub(crate) bytes: usize,
+}
+
+/// How a call is executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Plan {
+    pub(crate) key: KernelKey,
+    pub(crate) shared_bytes: u32,
+    /// Rows that a launch has at the most.
+    rows_per_launch: usize,
+    /// Blocks that a launch has at the most.
+    most_blocks: usize,
+}
+
+/// One launch of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    pub(crate) first_row: usize,
+    pub(crate) rows: usize,
+    pub(crate) grid: u32,
+}
+
+impl Plan {
+    /// The launches of a call of so many rows, in order.
+    pub(crate) fn pieces(&self, rows: usize) -> impl Iterator<Item = Piece> + use<> {
+        let Plan { rows_per_launch, most_blocks, .. } = *self;
+        (0..rows).step_by(rows_per_launch).map(move |first_row| {
+            let rows = rows_per_launch.min(rows - first_row);
+            Piece { first_row, rows, grid: rows.min(most_blocks) as u32 }
+        })
+    }
+
+    /// Threads of a block.
+    pub(crate) fn threads(&self) -> u32 {
+        self.key.tile.threads()
+    }
+}
+
+/// The plan of a call with rows, whose addresses and strides are multiples of `access_bytes`.
+///
+/// # Errors
+/// `Unsupported` if a row is too long for the device, or for the group's memory.
+pub(crate) fn plan(problem: &Problem, access_bytes: u32, group: &Group, caps: &Caps) -> Result<Plan, Error> {
+    let (activation, stream) = (problem.dtypes.activation, problem.dtypes.residual);
+    // Whatever the other tensors have, x goes over the link as widely as it can.
+    let pack = SLOT_BYTES / activation.size();
+    let packs = problem.cols.div_ceil(pack);
+    let row_bytes = packs.saturating_mul(SLOT_BYTES);
+    if row_bytes > group.bytes {
+        let rule = format!(
+            "the memory of a group has room for a row of x, which takes {row_bytes} bytes, got {} bytes",
+            group.bytes
+        );
+        return Err(Error::Unsupported { rule });
+    }
+    let (tile, shared_bytes) = match held(packs, group.ranks, pack * stream.size()) {
+        Some(tile) => (tile, 0),
+        None => shared(problem.cols, pack, stream, group.ranks, caps)?,
+    };
+    let tile = Tile { pack: pack as u32, access_bytes, ..tile };
+    let mut key = KernelKey { ranks: group.ranks, ..key(problem, Program::ReduceForward, tile) };
+    // The sum is rounded to it, with a residual or without.
+    key.call.dtypes.residual = stream;
+    Ok(Plan {
+        key,
+        shared_bytes,
+        rows_per_launch: group.bytes / row_bytes,
+        most_blocks: (caps.sms * tile.blocks_per_sm / group.sharers).max(1) as usize,
+    })
+}
+
+/// A tile whose row lies in registers, of which h takes `h_bytes` a pack; `None` if it is too long.
+///
+/// On two H200s (2026-11-22, prototype): 4096 columns of 16 bits are fastest by 512 threads of one pack, 8192 by 512 of two.
+fn held(packs: usize, ranks: u32, h_bytes: usize) -> Option<Tile> {
+    let per_thread = packs.div_ceil(MOST_HELD);
+    if per_thread > 2 {
+        return None;
+    }
+    let threads_per_row = warps(packs.div_ceil(per_thread));
+    // A thread has 64 registers where that is enough, else 128: the compiler was seen to spill otherwise.
+    let is_lean = per_thread == 1 && ranks <= 2 && h_bytes == SLOT_BYTES;
+    let threads_per_sm = if is_lean { 2 * MOST_HELD } else { MOST_HELD } as u32;
+    let blocks_per_sm = (threads_per_sm / threads_per_row).min(MOST_BLOCKS);
+    let reads = Reads { is_held: true, batch: batch(ranks), ..Tile::NONE.reads };
+    Some(Tile { packs: per_thread as u32, threads_per_row, groups: 1, blocks_per_sm, reads, ..Tile::NONE })
+}
+
+/// A tile whose h lies in shared memory, and the bytes that it takes there.
+fn shared(cols: usize, pack: usize, stream: DType, ranks: u32, caps: &Caps) -> Result<(Tile, u32), Error> {
+    let pack_bytes = pack * stream.size();
+    let room = (caps.shared_per_block_optin as usize).saturating_sub(RESERVED_BYTES);
+    let most_per_thread = room / (MOST_THREADS * pack_bytes);
+    let most = (most_per_thread * MOST_THREADS).max(2 * MOST_HELD) * pack;
+    if cols > most {
+        let rule =
+            format!("a sum over ranks has at most {most} columns with a sum of {stream} on this device, got {cols}");
+        return Err(Error::Unsupported { rule });
+    }
+    let packs = cols.div_ceil(pack);
+    let per_thread = packs.div_ceil(MOST_THREADS);
+    let threads_per_row = warps(packs.div_ceil(per_thread));
+    let reads = Reads { is_held: false, batch: batch(ranks), ..Tile::NONE.reads };
+    let tile = Tile { packs: per_thread as u32, threads_per_row, groups: 1, blocks_per_sm: 1, reads, ..Tile::NONE };
+    Ok((tile, (per_thread * threads_per_row as usize * pack_bytes) as u32))
+}
+
+/// Packs that a thread waits for together: more parts at a time take registers that are not there.
+fn batch(ranks: u32) -> u32 {
+    if ranks <= 2 { 2 } else { 1 }
+}
+
+/// So many threads, in whole warps.
+fn warps(threads: usize) -> u32 {
+    threads.next_multiple_of(32) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use rmsnorm_spec::depth::policy_depth_cols;
+    use rmsnorm_spec::{DTypes, Norm, Tensor};
+
+    use super::*;
+    use crate::plan::chain;
+
+    const MIB: usize = 1 << 20;
+    const BF16: DTypes = DTypes::uniform(DType::Bf16);
+    const F32: DTypes = DTypes::uniform(DType::F32);
+    const STREAM_F32: DTypes = BF16.widened(false, true);
+    const DEVICES: [Caps; 3] = [Caps::h200(), Caps::a100(), Caps::t4()];
+
+    fn problem(rows: usize, cols: usize, dtypes: DTypes) -> Problem {
+        let tensors = [Tensor::Weight, Tensor::Residual, Tensor::ResidualOut];
+        Problem { dtypes, ..Problem::forward(Norm::Rms, rows, cols, dtypes.activation, &tensors) }
+    }
+
+    fn group(ranks: u32) -> Group {
+        Group { ranks, sharers: 1, bytes: 64 * MIB }
+    }
+
+    /// Threads, packs of each, elements of a pack, blocks of a multiprocessor, whether the row is held, KiB of shared memory.
+    #[test]
+    fn tiles_follow_the_length_of_a_row() {
+        for (dtypes, ranks, cols, expected) in [
+            (BF16, 2, 1, (32, 1, 8, 16, true, 0)),
+            (BF16, 2, 256, (32, 1, 8, 16, true, 0)),
+            (BF16, 2, 257, (64, 1, 8, 16, true, 0)),
+            (BF16, 2, 1024, (128, 1, 8, 8, true, 0)),
+            (BF16, 2, 4096, (512, 1, 8, 2, true, 0)),
+            (BF16, 4, 4096, (512, 1, 8, 1, true, 0)),
+            (BF16, 8, 1024, (128, 1, 8, 4, true, 0)),
+            (STREAM_F32, 2, 4096, (512, 1, 8, 1, true, 0)),
+            (BF16, 2, 4097, (288, 2, 8, 1, true, 0)),
+            (BF16, 2, 8192, (512, 2, 8, 1, true, 0)),
+            (BF16, 8, 8192, (512, 2, 8, 1, true, 0)),
+            (BF16, 2, 8193, (544, 2, 8, 1, false, 17)),
+            (BF16, 2, 16384, (1024, 2, 8, 1, false, 32)),
+            (BF16, 2, 65536, (1024, 8, 8, 1, false, 128)),
+            (STREAM_F32, 2, 16384, (1024, 2, 8, 1, false, 64)),
+            (F32, 2, 2048, (512, 1, 4, 2, true, 0)),
+            (F32, 2, 4096, (512, 2, 4, 1, true, 0)),
+            (F32, 2, 8192, (1024, 2, 4, 1, false, 32)),
+        ] {
+            let Plan { key, shared_bytes, .. } =
+                plan(&problem(7, cols, dtypes), 16, &group(ranks), &Caps::h200()).expect("a plan");
+            let Tile { threads_per_row, packs, pack, blocks_per_sm, reads, .. } = key.tile;
+            let got = (threads_per_row, packs, pack, blocks_per_sm, reads.is_held, shared_bytes / 1024);
+            assert_eq!(got, expected, "{dtypes} {ranks} ranks, {cols} columns");
+            assert_eq!((key.ranks, key.call.dtypes.residual), (ranks, dtypes.residual));
+        }
+    }
+
+    #[test]
+    fn without_a_residual_the_sum_keeps_its_dtype() {
+        let problem = Problem { dtypes: STREAM_F32, ..Problem::forward(Norm::Rms, 1, 64, DType::Bf16, &[]) };
+        let plan = plan(&problem, 16, &group(2), &Caps::h200()).expect("a plan");
+        assert_eq!(plan.key.call.dtypes.residual, DType::F32);
+        assert!(!plan.key.call.tensors.has(Tensor::Residual));
+    }
+
+    /// First row, rows and blocks of each launch.
+    #[test]
+    fn launches_have_what_fits_the_memory_and_the_device() {
+        for (rows, cols, group, expected) in [
+            (1, 4096, group(2), vec![(0, 1, 1)]),
+            (300, 4096, group(2), vec![(0, 300, 264)]),
+            (300, 4096, Group { sharers: 2, ..group(2) }, vec![(0, 300, 132)]),
+            (300, 4096, Group { ranks: 8, sharers: 8, bytes: MIB }, vec![(0, 128, 16), (128, 128, 16), (256, 44, 16)]),
+            (3, 4096, Group { bytes: 8192, ..group(2) }, vec![(0, 1, 1), (1, 1, 1), (2, 1, 1)]),
+            // A row of 4097 elements takes 513 slots.
+            (3, 4097, Group { bytes: 2 * 513 * 16 + 15, ..group(2) }, vec![(0, 2, 2), (2, 1, 1)]),
+            (0, 4096, group(2), vec![]),
+        ] {
+            let plan = plan(&problem(rows, cols, BF16), 16, &group, &Caps::h200()).expect("a plan");
+            let pieces: Vec<_> =
+                plan.pieces(rows).map(|Piece { first_row, rows, grid }| (first_row, rows, grid)).collect();
+            assert_eq!(pieces, expected, "{rows} x {cols}, {group:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_too_long_is_refused_by_its_limit() {
+        let refused = |cols, dtypes, group: Group, caps: &Caps| match plan(&problem(1, cols, dtypes), 16, &group, caps)
+        {
+            Err(Error::Unsupported { rule }) => Some(rule),
+            Err(error) => panic!("{error}"),
+            Ok(_) => None,
+        };
+        for (caps, dtypes, most) in [
+            (Caps::h200(), BF16, 106_496),
+            (Caps::h200(), F32, 53248),
+            (Caps::h200(), STREAM_F32, 49152),
+            (Caps::a100(), BF16, 73728),
+            (Caps::a100(), F32, 36864),
+            (Caps::t4(), BF16, 24576),
+            (Caps::t4(), F32, 12288),
+            (Caps::t4(), STREAM_F32, 8192),
+        ] {
+            assert_eq!(refused(most, dtypes, group(2), &caps), None, "{dtypes}");
+            let rule = refused(most + 1, dtypes, group(2), &caps).expect("a limit");
+            assert!(
+                rule.contains(&format!("at most {most} columns")) && rule.ends_with(&(most + 1).to_string()),
+                "{rule}"
+            );
+        }
+        let small = Group { bytes: 8191, ..group(2) };
+        let rule = refused(4096, BF16, small, &Caps::h200()).expect("no room");
+        assert!(rule.contains("takes 8192 bytes, got 8191"), "{rule}");
+    }
+
+    /// Every plan: blocks fit the device, tiles cover their rows, and no sum is a longer chain than policy has it.
+    #[test]
+    fn every_tile_is_sound() {
+        let cols = (1..=300).chain((300..70_000).step_by(97)).chain([4096, 8192, 16384, 32768, 65536]);
+        for cols in cols {
+            for (caps, dtypes, ranks) in DEVICES
+                .iter()
+                .flat_map(|caps| [BF16, F32, STREAM_F32].map(|dtypes| (caps, dtypes)))
+                .flat_map(|(caps, dtypes)| [1, 2, 3, 8].map(|ranks| (caps, dtypes, ranks)))
+            {
+                let Ok(plan) = plan(&problem(9, cols, dtypes), 16, &group(ranks), caps) else { continue };
+                let tile = plan.key.tile;
+                let owned = (tile.pack * tile.packs * tile.threads_per_row) as usize;
+                let what = format!("{cols} {dtypes} {ranks} {tile:?}");
+                // A thread has no pack more than a row needs: only its last one may pass the end.
+                assert!(owned >= cols && owned - (tile.pack * tile.threads_per_row) as usize <= cols, "{what}");
+                assert!(plan.threads() * tile.blocks_per_sm <= caps.threads_per_sm, "{what}");
+                assert!(plan.shared_bytes as usize + RESERVED_BYTES <= caps.shared_per_block_optin as usize, "{what}");
+                let chain = chain::of_row(Program::ReduceForward, &tile, cols).expect("a sum");
+                assert!(chain <= policy_depth_cols(cols) as u64, "{what}: {chain}");
+            }
+        }
+    }
+
+    /// The bits of a row depend on neither the rows, nor the alignment, nor who shares the device.
+    #[test]
+    fn tiles_depend_on_nothing_that_a_row_does_not_have() {
+        for cols in [1, 100, 4096, 5000, 8192, 20_000] {
+            let tile = |rows, access, group: Group| {
+                let tile = plan(&problem(rows, cols, BF16), access, &group, &Caps::h200()).expect("a plan").key.tile;
+                (tile.pack, tile.packs, tile.threads_per_row)
+            };
+            let expected = tile(1, 16, group(2));
+            for rows in [2, 133, 1 << 20] {
+                for access in [2, 4, 16] {
+                    assert_eq!(tile(rows, access, Group { sharers: 2, bytes: 1 << 18, ..group(2) }), expected);
+                }
+            }
+        }
+    }
+
+    /// Where `kernels/peers.cuh` has the slot of a pack, in Rust: sender and receiver find it by row and column, whatever their grids
+    /// are, and no two packs of a rank, a row or an epoch share a word, nor does one lie outside of the memory.
+    #[test]
+    fn every_pack_has_a_slot_of_its_own() {
+        for (ranks, rows, cols, dtypes) in
+            [(2, 5, 4097, BF16), (4, 3, 1000, F32), (8, 2, 7, BF16), (3, 4, 20_001, STREAM_F32)]
+        {
+            let plan = plan(&problem(rows, cols, dtypes), 2, &group(ranks), &Caps::h200()).expect("a plan");
+            let Tile { pack, packs, threads_per_row, .. } = plan.key.tile;
+            let row_bytes = cols.div_ceil(pack as usize) * SLOT_BYTES;
+            let bytes = row_bytes * rows;
+            let set_bytes = (ranks as usize - 1) * bytes;
+            let mut seen = HashSet::new();
+            for (epoch, from) in (0..2).flat_map(|epoch| (0..ranks as usize - 1).map(move |from| (epoch, from))) {
+                for (row, thread) in (0..rows).flat_map(|row| (0..threads_per_row).map(move |thread| (row, thread))) {
+                    for k in 0..packs {
+                        let column = ((k * threads_per_row + thread) * pack) as usize;
+                        if column >= cols {
+                            continue;
+                        }
+                        let slot = epoch * set_bytes + row * row_bytes + thread as usize * SLOT_BYTES;
+                        let at = from * bytes + slot + (k * threads_per_row) as usize * SLOT_BYTES;
+                        assert!(at.is_multiple_of(SLOT_BYTES) && at + SLOT_BYTES <= 2 * set_bytes);
+                        assert!(seen.insert(at), "{ranks} ranks, {rows} x {cols}: {at} twice");
+                    }
+                }
+            }
+            assert_eq!(seen.len() * SLOT_BYTES, 2 * set_bytes);
+        }
+    }
+}
