@@ -1,0 +1,71 @@
+//! Calls captured into a graph of each rank, and replayed: the epoch moves on in the memory of the device.
+
+use std::sync::Barrier;
+
+use rmsnorm_cuda::PeerGroup;
+use rmsnorm_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use rmsnorm_cuda::spec::{NormSpec, bf16};
+use rmsnorm_dist::ShardedNorm;
+
+use crate::case::{Case, Data};
+use crate::machine::{Machine, on_each};
+use crate::tensors::Tensors;
+
+const REPLAYS: u64 = 6;
+
+/// `calls` of them in one graph, so that replays begin at either parity of the epoch. `bytes` may make pieces of a call.
+fn check_replays(machine: &Machine, case: &Case, calls: usize) {
+    let data: Vec<_> =
+        (0..REPLAYS).map(|seed| Data::<bf16, bf16, bf16>::new(&Case { seed: 10 + seed, ..*case })).collect();
+    for backends in machine.places(case.ranks) {
+        let all_there = Barrier::new(case.ranks);
+        let outputs = on_each(PeerGroup::in_process(&backends, case.bytes).unwrap(), |group| {
+            let backend = &backends[group.rank()];
+            let stream = backend.stream();
+            let mut tensors = Tensors::new(backend, case, &data[0], group.rank());
+            tensors.prepare(&group).unwrap();
+            all_there.wait();
+            stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+            (0..calls).for_each(|_| tensors.call(&group).unwrap());
+            let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
+            let outputs: Vec<_> = data
+                .iter()
+                .enumerate()
+                .map(|(replay, data)| {
+                    tensors.fill(backend, data);
+                    // Between two replays some calls are made directly.
+                    if replay % 2 == 1 {
+                        all_there.wait();
+                        tensors.call(&group).unwrap();
+                        stream.synchronize().unwrap();
+                    }
+                    all_there.wait();
+                    graph.launch().unwrap();
+                    stream.synchronize().unwrap();
+                    tensors.output(backend)
+                })
+                .collect();
+            group.check().unwrap();
+            outputs
+        });
+        for (replay, data) in data.iter().enumerate() {
+            let outputs: Vec<_> = outputs.iter().map(|outputs| outputs[replay].clone()).collect();
+            data.judge(&backends[0], case, &outputs);
+        }
+    }
+}
+
+#[test]
+fn calls_are_captured_and_replayed() {
+    let Some(machine) = Machine::open() else { return };
+    for (ranks, rows, cols, calls) in [(2, 1, 4096, 1), (2, 64, 4096, 3), (4, 20, 8192, 2), (2, 20, 10_000, 3)] {
+        check_replays(&machine, &Case::new(ranks, NormSpec::rms(rows, cols, 1e-6)), calls);
+    }
+}
+
+#[test]
+fn calls_in_pieces_are_captured_and_replayed() {
+    let Some(machine) = Machine::open() else { return };
+    let case = Case { bytes: 7 * 2 * 1024, ..Case::new(3, NormSpec::layer(20, 1024, 1e-5)) };
+    check_replays(&machine, &case, 2);
+}

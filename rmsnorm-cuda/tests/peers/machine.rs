@@ -1,0 +1,76 @@
+//! The devices, one test at a time, and ranks on them.
+
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+
+use rmsnorm_conformance::testing::available;
+use rmsnorm_cuda::{CudaBackend, PeerGroup};
+
+/// What CUDA has of hardware queues by default is 8, and two streams on one of them wait for each other.
+const QUEUES: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+
+/// All devices. No other test runs meanwhile: ranks on one device take all of it.
+pub struct Machine {
+    devices: Vec<CudaBackend>,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl Machine {
+    /// `None`, with the reason on stdout, where there is no GPU and nobody asks for one.
+    pub fn open() -> Option<Machine> {
+        static ALONE: Mutex<()> = Mutex::new(());
+        // A test that failed has left nothing in the lock.
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        allow_queues();
+        available(CudaBackend::device_count().map(|_| ())).unwrap()?;
+        let count = CudaBackend::device_count().unwrap();
+        let devices = (0..count).map(|ordinal| available(CudaBackend::new(ordinal)).unwrap());
+        let devices: Vec<_> = devices.collect::<Option<_>>()?;
+        for device in &devices {
+            // SAFETY:
+            // - streams: these tests use the tensors of one stream on that stream only.
+            unsafe { device.stream().context().disable_event_tracking() };
+        }
+        Some(Machine { devices, _alone: alone })
+    }
+
+    /// So many ranks in each way that the machine has: as streams of one device, and on a device each.
+    pub fn places(&self, ranks: usize) -> Vec<Vec<CudaBackend>> {
+        let mut places = vec![self.on_one(ranks)];
+        if (2..=self.devices.len()).contains(&ranks) {
+            places.push(self.devices[..ranks].iter().map(stream_of).collect());
+        }
+        places
+    }
+
+    /// So many ranks as streams of the first device.
+    pub fn on_one(&self, ranks: usize) -> Vec<CudaBackend> {
+        (0..ranks).map(|_| stream_of(&self.devices[0])).collect()
+    }
+}
+
+/// The backend on a new stream.
+fn stream_of(device: &CudaBackend) -> CudaBackend {
+    device.on(device.stream().context().new_stream().unwrap()).unwrap()
+}
+
+/// Lets as many streams run side by side as CUDA has queues for, unless somebody has said how many. It counts when CUDA starts.
+fn allow_queues() {
+    static ONCE: OnceLock<()> = OnceLock::new();
+    ONCE.get_or_init(|| {
+        if std::env::var_os(QUEUES).is_none() {
+            // SAFETY:
+            // - other threads: those of the test harness, which start tests that wait here for their turn; none reads the environment.
+            unsafe { std::env::set_var(QUEUES, "32") };
+        }
+    });
+}
+
+/// Runs this on a thread for each rank; what they give, by rank.
+pub fn on_each<Out: Send>(groups: Vec<PeerGroup>, run: impl Fn(PeerGroup) -> Out + Sync) -> Vec<Out> {
+    let run = &run;
+    thread::scope(|scope| {
+        let threads: Vec<_> = groups.into_iter().map(|group| scope.spawn(move || run(group))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}

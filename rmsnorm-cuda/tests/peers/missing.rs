@@ -1,0 +1,130 @@
+//! A rank that does not come: the others say so within the deadline, and are no further use to anybody.
+
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use rmsnorm_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use rmsnorm_cuda::spec::{Error, NormSpec, bf16};
+use rmsnorm_cuda::{MissingRank, PeerGroup};
+use rmsnorm_dist::ShardedNorm;
+
+use crate::case::{Case, Data};
+use crate::machine::{Machine, on_each};
+use crate::tensors::Tensors;
+
+const DEADLINE: Duration = Duration::from_millis(200);
+
+/// More than any number of waits in a row would take, were each to have a deadline of its own; far less than for a device that hangs.
+const MUST_END: Duration = Duration::from_secs(5);
+
+/// The rank that an error names.
+fn named(result: Result<(), Error>) -> Option<usize> {
+    match result {
+        Err(Error::Device { source, .. }) => source.downcast_ref::<MissingRank>().map(MissingRank::missing),
+        Ok(()) | Err(_) => None,
+    }
+}
+
+/// All but `missing` make a call of three ranks.
+fn check_missing(machine: &Machine, case: &Case, missing: usize) {
+    let data = Data::<bf16, bf16, bf16>::new(case);
+    for backends in machine.places(case.ranks) {
+        let all_there = Barrier::new(case.ranks);
+        let outputs = on_each(PeerGroup::in_process(&backends, case.bytes).unwrap(), |group| {
+            let group = group.deadline(DEADLINE);
+            let backend = &backends[group.rank()];
+            let stream = backend.stream();
+            let mut tensors = Tensors::new(backend, case, &data, group.rank());
+            tensors.prepare(&group).unwrap();
+            // A call with all of them first: the group is good.
+            all_there.wait();
+            tensors.call(&group).unwrap();
+            stream.synchronize().unwrap();
+            group.check().unwrap();
+            all_there.wait();
+            if group.rank() != missing {
+                let start = Instant::now();
+                tensors.call(&group).unwrap();
+                stream.synchronize().unwrap();
+                let waited = start.elapsed();
+                assert!((DEADLINE..MUST_END).contains(&waited), "{waited:?}");
+                assert_eq!(named(group.check()), Some(missing));
+                assert_eq!(named(tensors.call(&group)), Some(missing));
+            }
+            all_there.wait();
+            tensors.output(backend)
+        });
+        // What the last call before has left with the rank that made no other.
+        data.judge(&backends[0], case, &outputs[missing..=missing]);
+    }
+}
+
+#[test]
+fn others_end_and_name_the_rank_that_did_not_come() {
+    let Some(machine) = Machine::open() else { return };
+    for missing in 0..3 {
+        check_missing(&machine, &Case::new(3, NormSpec::rms(1, 4096, 1e-6)), missing);
+    }
+    // More rows than blocks, in several launches, and rows in shared memory.
+    check_missing(&machine, &Case::new(3, NormSpec::rms(500, 4096, 1e-6)), 1);
+    check_missing(&machine, &Case { bytes: 100 * 8192, ..Case::new(2, NormSpec::rms(500, 4096, 1e-6)) }, 1);
+    check_missing(&machine, &Case::new(2, NormSpec::layer(200, 10_001, 1e-5)), 0);
+}
+
+/// A rank that comes too late finds what the others had sent. Its next call is in vain, and it names one of them.
+#[test]
+fn who_comes_late_finds_what_was_sent_and_then_nobody() {
+    let Some(machine) = Machine::open() else { return };
+    let case = Case::new(2, NormSpec::rms(40, 4096, 1e-6));
+    let data = Data::<bf16, bf16, bf16>::new(&case);
+    for backends in machine.places(2) {
+        let all_there = Barrier::new(2);
+        let outputs = on_each(PeerGroup::in_process(&backends, case.bytes).unwrap(), |group| {
+            let group = group.deadline(DEADLINE);
+            let backend = &backends[group.rank()];
+            let mut tensors = Tensors::new(backend, &case, &data, group.rank());
+            tensors.prepare(&group).unwrap();
+            all_there.wait();
+            if group.rank() == 0 {
+                tensors.call(&group).unwrap();
+                backend.stream().synchronize().unwrap();
+                assert_eq!(named(group.check()), Some(1));
+                all_there.wait();
+                return None;
+            }
+            all_there.wait();
+            tensors.call(&group).unwrap();
+            backend.stream().synchronize().unwrap();
+            group.check().unwrap();
+            let output = tensors.output(backend);
+            tensors.call(&group).unwrap();
+            backend.stream().synchronize().unwrap();
+            assert_eq!(named(group.check()), Some(0));
+            Some(output)
+        });
+        data.judge(&backends[0], &case, &[outputs[1].clone().unwrap()]);
+    }
+}
+
+/// Nobody asks the host before a replay: the kernels of a group that is lost end by themselves, without waiting once more, and send nothing.
+#[test]
+fn a_graph_of_a_lost_group_ends_at_once() {
+    let Some(machine) = Machine::open() else { return };
+    let case = Case::new(2, NormSpec::rms(300, 4096, 1e-6));
+    let data = Data::<bf16, bf16, bf16>::new(&case);
+    let backends = machine.on_one(2);
+    let mut groups = PeerGroup::in_process(&backends, case.bytes).unwrap();
+    let (group, stream) = (groups.remove(0).deadline(DEADLINE), backends[0].stream());
+    let mut tensors = Tensors::new(&backends[0], &case, &data, 0);
+    tensors.prepare(&group).unwrap();
+    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+    (0..20).for_each(|_| tensors.call(&group).unwrap());
+    let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
+    let start = Instant::now();
+    (0..20).for_each(|_| graph.launch().unwrap());
+    stream.synchronize().unwrap();
+    let waited = start.elapsed();
+    // 400 calls, of which the first waits.
+    assert!((DEADLINE..MUST_END).contains(&waited), "{waited:?}");
+    assert_eq!(named(group.check()), Some(1));
+}
