@@ -85,7 +85,7 @@ reduce_forward(const __grid_constant__ Params p, const __grid_constant__ Peers g
         }
     };
 
-    Pack<T> own[PACKS], next[PACKS];
+    Pack<T> own[PACKS] = {}, next[PACKS] = {};
     send(blockIdx.x, own);
     Pack<W> weights[PACKS], biases[PACKS];
     if constexpr (IS_HELD) {

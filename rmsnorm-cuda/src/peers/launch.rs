@@ -49,6 +49,9 @@ fn check(problem: &Problem) -> Result<(), Error> {
 }
 
 fn enqueue(group: &PeerGroup, spec: &NormSpec, problem: &Problem, tensors: &Tensors<'_>) -> Result<(), Error> {
+    if problem.rows == 0 {
+        return Ok(());
+    }
     let (stream, kernels) = (group.backend.stream(), group.backend.kernels());
     let mut params = tensors.params();
     // Raises what went wrong where no error could be returned, in cudarc's waits for events among others.

@@ -193,8 +193,10 @@ fn values_that_are_no_numbers_come_through() {
 #[test]
 fn calls_that_exceed_the_memory_go_in_pieces() {
     let Some(machine) = Machine::open() else { return };
-    for (ranks, rows, cols, rows_at_once) in [(2, 50, 4096, 3), (4, 33, 1001, 1), (2, 10, 9000, 4), (3, 7, 8192, 6)] {
-        let row_bytes = (2 * cols as usize).next_multiple_of(16);
+    for (ranks, rows, cols, rows_at_once) in
+        [(2, 50, 4096, 3), (4, 33, 1001, 1), (2, 10, 9000, 4), (3, 7, 8192, 6_usize)]
+    {
+        let row_bytes = (2 * cols).next_multiple_of(16);
         let case = Case::new(ranks, spec(Norm::Layer, rows, cols));
         check::<bf16, bf16, bf16>(&machine, Case { bytes: rows_at_once * row_bytes, ..case });
         check::<bf16, bf16, bf16>(&machine, Case { bytes: rows_at_once * row_bytes, is_in_place: true, ..case });
