@@ -196,7 +196,7 @@ fn calls_that_exceed_the_memory_go_in_pieces() {
     for (ranks, rows, cols, rows_at_once) in
         [(2, 50, 4096, 3), (4, 33, 1001, 1), (2, 10, 9000, 4), (3, 7, 8192, 6_usize)]
     {
-        let row_bytes = (2 * cols).next_multiple_of(16);
+        let row_bytes = (size_of::<bf16>() * cols).next_multiple_of(16);
         let case = Case::new(ranks, spec(Norm::Layer, rows, cols));
         check::<bf16, bf16, bf16>(&machine, Case { bytes: rows_at_once * row_bytes, ..case });
         check::<bf16, bf16, bf16>(&machine, Case { bytes: rows_at_once * row_bytes, is_in_place: true, ..case });
