@@ -166,6 +166,9 @@ fn measure(
     let graph = stream.end_capture(CUgraphInstantiate_flags(0))?.ok_or("nothing was captured")?;
     let event = || stream.context().new_event(Some(CUevent_flags::CU_EVENT_DEFAULT));
     let (begin, end) = (event()?, event()?);
+    // Else the first launch would, while a kernel of another rank may be waiting on the same device.
+    graph.upload()?;
+    stream.synchronize()?;
     meeting.barrier.wait();
     graph.launch()?;
     stream.synchronize()?;

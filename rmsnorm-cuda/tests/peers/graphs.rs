@@ -28,6 +28,9 @@ fn check_replays(machine: &Machine, case: &Case, calls: usize) {
             stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
             (0..calls).for_each(|_| tensors.call(&group).unwrap());
             let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
+            // Else the first launch would, while a kernel of another rank may be waiting on the same device.
+            graph.upload().unwrap();
+            stream.synchronize().unwrap();
             let outputs: Vec<_> = data
                 .iter()
                 .enumerate()
