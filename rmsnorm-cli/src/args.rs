@@ -107,7 +107,7 @@ pub struct ConformanceArgs {
     /// Run only the case with this id, as a failure prints it; may be given several times
     #[arg(long, value_name = "ID")]
     pub case: Vec<String>,
-    /// Prove a group of so many ranks, each of which has a part of x: on the cpu as many threads
+    /// Prove a group of so many ranks, each of which has a part of x: threads on the cpu, GPUs on cuda
     ///
     /// Cases are the profile's sums of parts, smoke's or core's. Every rank must give the same bits, within the bounds of one device.
     #[arg(long, value_name = "N", conflicts_with_all = ["most_cases", "part", "case", "list", "json", "jobs", "fail_fast", "seed"])]

@@ -1,6 +1,9 @@
 //! How long a norm of a sum over ranks takes: a thread for each GPU of this machine, or streams of one GPU.
 //!
-//!     cargo run --release -p rmsnorm-cuda --features peers --example peers [-- --one] [--ranks N]
+//!     cargo run --release -p rmsnorm-cuda --features peers,nccl --example peers [-- --one] [--ranks N]
+//!
+//! In one kernel; and, with a GPU for each rank and NCCL, composed of NCCL's sends and one norm of sums (the same bits), and as NCCL's
+//! all-reduce followed by a norm (a sum that is rounded before the residual is added, in NCCL's order).
 //!
 //! bf16, RMS norm, residual and weight. Each shape is checked before and after it is timed: the sum bit for bit and y within its bounds on some rows,
 //! and all bits of all rows the same on every rank. Times are those of graphs of many calls, the slowest rank's, median of 7.
@@ -17,8 +20,8 @@ use rmsnorm_cuda::cudarc::driver::CudaSlice;
 use rmsnorm_cuda::cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
 use rmsnorm_cuda::spec::reference::{ForwardInputs, sum_of_parts};
 use rmsnorm_cuda::spec::{DType, Norm, NormSpec, Problem, Tensor, bf16};
-use rmsnorm_cuda::{CudaBackend, Forward, PeerGroup};
-use rmsnorm_dist::ShardedNorm;
+use rmsnorm_cuda::{CudaBackend, Forward, NcclComm, NcclId, PeerGroup};
+use rmsnorm_dist::{Sharded, ShardedNorm};
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -34,6 +37,89 @@ struct Meeting {
     times: Mutex<Vec<f64>>,
     /// By rank: the sum and y.
     outputs: Mutex<Vec<[Vec<bf16>; 2]>>,
+}
+
+/// How a rank's call is made.
+enum Way {
+    /// In one kernel.
+    Fused(PeerGroup),
+    /// NCCL's sends, and one norm of sums.
+    Composed(Sharded<CudaBackend, NcclComm>),
+    /// NCCL's all-reduce, and a norm.
+    AllReduce(CudaBackend, NcclComm, CudaSlice<bf16>),
+}
+
+impl Way {
+    fn rank(&self) -> usize {
+        match self {
+            Way::Fused(group) => group.rank(),
+            Way::Composed(rank) => rank.rank(),
+            Way::AllReduce(_, comm, _) => comm.rank(),
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        match self {
+            Way::Fused(_) => "one kernel",
+            Way::Composed(_) => "composed with NCCL",
+            Way::AllReduce(..) => "NCCL's all-reduce, norm",
+        }
+    }
+
+    /// Whether the sum has the bits of its definition.
+    fn is_exact(&self) -> bool {
+        matches!(self, Way::Fused(_) | Way::Composed(_))
+    }
+
+    /// Bytes that a rank sends, of an x of so many.
+    fn sent(&self, ranks: usize, bytes: usize) -> usize {
+        match self {
+            Way::Fused(_) => (ranks - 1) * bytes,
+            Way::Composed(_) | Way::AllReduce(..) => 2 * (ranks - 1) * bytes / ranks,
+        }
+    }
+
+    /// Compiles, and connects: neither may come into a capture.
+    fn prepare(&self, problem: &Problem) -> Outcome<()> {
+        let parts = |ranks: usize| Problem { rows: problem.rows.div_ceil(ranks), parts: ranks, ..*problem };
+        match self {
+            Way::Fused(group) => group.prepare(problem, 16)?,
+            Way::Composed(rank) => rank.backend().prepare(&parts(rank.ranks()))?,
+            Way::AllReduce(backend, ..) => backend.prepare(problem)?,
+        }
+        Ok(())
+    }
+
+    fn call(&mut self, spec: &NormSpec, weight: &CudaSlice<bf16>, set: &mut Tensors) -> Outcome<()> {
+        let (x, y) = (set.x.as_view(), set.y.as_view_mut());
+        match self {
+            Way::Fused(group) => {
+                let args = Forward::new(x, y).weight(weight.as_view());
+                group
+                    .forward_reduced(spec, args.residual(set.residual.as_view()).residual_out(set.sum.as_view_mut()))?;
+            }
+            Way::Composed(rank) => {
+                let args = Forward::new(x, y).weight(weight.as_view());
+                rank.forward_reduced(spec, args.residual(set.residual.as_view()).residual_out(set.sum.as_view_mut()))?;
+            }
+            Way::AllReduce(backend, comm, reduced) => {
+                let len = spec.rows * spec.cols;
+                comm.all_reduce_sum(x, reduced.slice_mut(..len))?;
+                let args = Forward::new(reduced.slice(..len), y).weight(weight.as_view());
+                backend.forward(spec, args.residual(set.residual.as_view()).residual_out(set.sum.as_view_mut()))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// After a synchronization: whether all ranks came.
+    fn check(&self) -> Outcome<()> {
+        match self {
+            Way::Fused(group) => group.check()?,
+            Way::Composed(_) | Way::AllReduce(..) => {}
+        }
+        Ok(())
+    }
 }
 
 /// The data of all ranks, as long as the largest shape.
@@ -73,7 +159,6 @@ fn main() -> Outcome<()> {
     let backends: Vec<CudaBackend> =
         (0..ranks).map(|rank| on_a_stream(&first, if is_one { 0 } else { rank })).collect::<Outcome<_>>()?;
     println!("{ranks} ranks on {}: {first}", if is_one { "one GPU" } else { "a GPU each" });
-    println!("{:>6} {:>6} {:>10} {:>12}  check", "rows", "cols", "us", "GB/s sent");
 
     let data = Data {
         x: (0..ranks).map(|rank| values(rank as u64, MOST)).collect(),
@@ -86,19 +171,52 @@ fn main() -> Outcome<()> {
         outputs: Mutex::new(vec![[vec![], vec![]]; ranks]),
     };
     let groups = PeerGroup::in_process(&backends, MOST * size_of::<bf16>())?;
+    // NCCL takes no two ranks on a GPU.
+    let id = match NcclComm::version() {
+        Ok(_) if is_one => None,
+        Ok((major, minor, patch)) => {
+            println!("NCCL {major}.{minor}.{patch}");
+            Some(NcclComm::unique_id()?)
+        }
+        Err(error) => {
+            println!("without NCCL: {error}");
+            None
+        }
+    };
+    println!("{:>6} {:>6} {:<24} {:>10} {:>12}  check", "rows", "cols", "", "us", "GB/s sent");
     thread::scope(|scope| {
         for (group, backend) in groups.into_iter().zip(&backends) {
             let (data, meeting) = (&data, &meeting);
             scope.spawn(move || {
-                if let Err(error) = run(&group, backend, data, meeting) {
+                let rank = group.rank();
+                if let Err(error) = ways(group, backend, id).and_then(|mut ways| run(&mut ways, backend, data, meeting))
+                {
                     // The others wait for this one.
-                    eprintln!("rank {}: {error}", group.rank());
+                    eprintln!("rank {rank}: {error}");
                     exit(1);
                 }
             });
         }
     });
     Ok(())
+}
+
+/// All ways that there are to make a rank's call.
+fn ways(group: PeerGroup, backend: &CudaBackend, id: Option<NcclId>) -> Outcome<Vec<Way>> {
+    let (rank, ranks, mut ways) = (group.rank(), group.ranks(), vec![Way::Fused(group)]);
+    if let Some(id) = id {
+        let stream = backend.stream().clone();
+        let comm = NcclComm::from_rank(stream.clone(), rank, ranks, id)?;
+        // The owner of what the other way borrows: it outlives it in this list.
+        // SAFETY:
+        // - library: the one that made it;
+        // - life: the borrowed one stands behind its owner in the list, and is dropped first;
+        // - sharing: both make their calls on this thread.
+        let borrowed = unsafe { NcclComm::from_raw(comm.as_raw(), stream.clone()) }?;
+        ways.push(Way::AllReduce(backend.clone(), borrowed, stream.alloc_zeros(MOST)?));
+        ways.push(Way::Composed(Sharded::new(backend.clone(), comm)));
+    }
+    Ok(ways)
 }
 
 /// A backend on a new stream of that device.
@@ -112,15 +230,18 @@ fn on_a_stream(first: &CudaBackend, ordinal: usize) -> Outcome<CudaBackend> {
 }
 
 /// All shapes, on one rank.
-fn run(group: &PeerGroup, backend: &CudaBackend, data: &Data, meeting: &Meeting) -> Outcome<()> {
+fn run(ways: &mut [Way], backend: &CudaBackend, data: &Data, meeting: &Meeting) -> Outcome<()> {
     for cols in COLS {
         for rows in ROWS {
             let tensors = [Tensor::Weight, Tensor::Residual, Tensor::ResidualOut];
-            group.prepare(&Problem::forward(Norm::Rms, rows, cols, DType::Bf16, &tensors), 16)?;
-            let (us, check) = measure(group, backend, data, meeting, (rows, cols))?;
-            if group.rank() == 0 {
-                let sent = (group.ranks() - 1) * rows * cols * size_of::<bf16>();
-                println!("{rows:>6} {cols:>6} {us:>10.2} {:>12.1}  {check}", sent as f64 / us / 1e3);
+            for way in &mut *ways {
+                way.prepare(&Problem::forward(Norm::Rms, rows, cols, DType::Bf16, &tensors))?;
+                let (us, check) = measure(way, backend, data, meeting, (rows, cols))?;
+                if way.rank() == 0 {
+                    let sent = way.sent(data.x.len(), rows * cols * size_of::<bf16>());
+                    let name = way.name();
+                    println!("{rows:>6} {cols:>6} {name:<24} {us:>10.2} {:>12.1}  {check}", sent as f64 / us / 1e3);
+                }
             }
         }
     }
@@ -129,7 +250,7 @@ fn run(group: &PeerGroup, backend: &CudaBackend, data: &Data, meeting: &Meeting)
 
 /// Microseconds of one call of that shape, and what its check found.
 fn measure(
-    group: &PeerGroup,
+    way: &mut Way,
     backend: &CudaBackend,
     data: &Data,
     meeting: &Meeting,
@@ -141,27 +262,23 @@ fn measure(
     let mut sets = Vec::new();
     for _ in 0..if rows < 1024 { 2 } else { 4 } {
         sets.push(Tensors {
-            x: stream.clone_htod(&data.x[group.rank()][..len])?,
+            x: stream.clone_htod(&data.x[way.rank()][..len])?,
             residual: stream.clone_htod(&data.residual[..len])?,
             y: stream.alloc_zeros(len)?,
             sum: stream.alloc_zeros(len)?,
         });
     }
-    let call = |set: &mut Tensors| {
-        let args = Forward::new(set.x.as_view(), set.y.as_view_mut()).weight(weight.as_view());
-        group.forward_reduced(&spec, args.residual(set.residual.as_view()).residual_out(set.sum.as_view_mut()))
-    };
     stream.synchronize()?;
     meeting.barrier.wait();
-    call(&mut sets[0])?;
-    let before = check(group, backend, data, meeting, (&spec, &sets[0]))?;
+    way.call(&spec, &weight, &mut sets[0])?;
+    let before = check(way, backend, data, meeting, (&spec, &sets[0]))?;
 
     // As many calls as take about a millisecond or more, but for the launches of the graph itself.
     let (calls, launches) = if rows <= 256 { (64, 3) } else { (16, 2) };
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
     let count = sets.len();
     for number in 0..calls {
-        call(&mut sets[number % count])?;
+        way.call(&spec, &weight, &mut sets[number % count])?;
     }
     let graph = stream.end_capture(CUgraphInstantiate_flags(0))?.ok_or("nothing was captured")?;
     let event = || stream.context().new_event(Some(CUevent_flags::CU_EVENT_DEFAULT));
@@ -184,7 +301,7 @@ fn measure(
         end.record(stream)?;
         stream.synchronize()?;
         let us = f64::from(begin.elapsed_ms(&end)?) * 1e3 / (calls * launches) as f64;
-        meeting.times.lock().unwrap_or_else(PoisonError::into_inner)[group.rank()] = us;
+        meeting.times.lock().unwrap_or_else(PoisonError::into_inner)[way.rank()] = us;
         meeting.barrier.wait();
         let times = meeting.times.lock().unwrap_or_else(PoisonError::into_inner);
         trials.push(times.iter().copied().fold(0.0, f64::max));
@@ -192,13 +309,13 @@ fn measure(
         meeting.barrier.wait();
     }
     trials.sort_by(f64::total_cmp);
-    let after = check(group, backend, data, meeting, (&spec, &sets[count - 1]))?;
+    let after = check(way, backend, data, meeting, (&spec, &sets[count - 1]))?;
     Ok((trials[TRIALS / 2], if before == "ok" { after } else { before }))
 }
 
 /// What is wrong with what is there, or `ok`. All ranks meet here, and rank 0 says it.
 fn check(
-    group: &PeerGroup,
+    way: &Way,
     backend: &CudaBackend,
     data: &Data,
     meeting: &Meeting,
@@ -206,14 +323,14 @@ fn check(
 ) -> Outcome<&'static str> {
     let stream = backend.stream();
     stream.synchronize()?;
-    group.check()?;
+    way.check()?;
     let outputs = [stream.clone_dtoh(&set.sum)?, stream.clone_dtoh(&set.y)?];
     stream.synchronize()?;
-    meeting.outputs.lock().unwrap_or_else(PoisonError::into_inner)[group.rank()] = outputs;
+    meeting.outputs.lock().unwrap_or_else(PoisonError::into_inner)[way.rank()] = outputs;
     meeting.barrier.wait();
-    let verdict = if group.rank() == 0 {
+    let verdict = if way.rank() == 0 {
         let outputs = meeting.outputs.lock().unwrap_or_else(PoisonError::into_inner);
-        judge(backend, data, spec, &outputs)
+        judge(backend, data, spec, (&outputs, way.is_exact()))
     } else {
         "ok"
     };
@@ -221,7 +338,13 @@ fn check(
     Ok(verdict)
 }
 
-fn judge(backend: &CudaBackend, data: &Data, spec: &NormSpec, outputs: &[[Vec<bf16>; 2]]) -> &'static str {
+/// y by the sum that was stored, where that is not the one of the definition.
+fn judge(
+    backend: &CudaBackend,
+    data: &Data,
+    spec: &NormSpec,
+    (outputs, is_exact): (&[[Vec<bf16>; 2]], bool),
+) -> &'static str {
     let bits = |values: &[bf16]| Bits::of(values).bits;
     if outputs.iter().any(|[sum, y]| bits(sum) != bits(&outputs[0][0]) || bits(y) != bits(&outputs[0][1])) {
         return "ranks differ";
@@ -232,6 +355,7 @@ fn judge(backend: &CudaBackend, data: &Data, spec: &NormSpec, outputs: &[[Vec<bf
     let x: Vec<f64> = data.x.iter().flat_map(|x| exact(&of_rows(x))).collect();
     let sum = sum_of_parts(&x, data.x.len(), Some(&exact(&of_rows(&data.residual))), DType::Bf16);
     let [got_sum, got_y] = outputs[0].each_ref().map(|output| of_rows(output));
+    let sum = if is_exact { sum } else { exact(&got_sum) };
     if bits(&got_sum) != Bits::rounded(&sum, DType::Bf16).bits {
         return "the sum is wrong";
     }

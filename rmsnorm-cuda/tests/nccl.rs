@@ -68,9 +68,9 @@ fn composed(ranks: usize) {
             let backend = CudaBackend::from_stream(comm.stream().clone()).unwrap();
             (Sharded::new(backend.clone(), comm), backend)
         };
-        test_ranks(&Ranks::new(comms.into_iter().map(rank)), true).unwrap()
+        test_ranks(&Ranks::new(comms.into_iter().map(rank)), false).unwrap()
     });
-    assert!(passed.is_none_or(|passed| passed > 100), "{passed:?}");
+    assert!(passed.is_none_or(|passed| passed > 30), "{passed:?}");
 }
 
 #[test]

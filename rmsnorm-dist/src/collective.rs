@@ -18,7 +18,8 @@ pub trait Collective<B: NormBackend> {
     /// [`ranks`](Self::ranks) parts, each as long as this rank's share.
     ///
     /// # Errors
-    /// `Length` if a view has another length, before anything is sent; `Device` if a rank did not come or made another call.
+    /// `Length` if a view has another length, before anything is sent; `Device` if the engine finds out that a
+    /// rank did not come or made another call; some wait for ever.
     fn all_to_all<T: Stored>(&self, shares: &Shares, from: B::In<'_, T>, to: B::Out<'_, T>) -> Result<(), Error>;
 
     /// Every rank's share goes to all: `from` is this rank's, `to` has all of the `shares`.

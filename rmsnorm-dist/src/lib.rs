@@ -7,7 +7,7 @@
 //! - [`Sharded`] composes it of a backend and a [`Collective`], for any of both.
 //! - [`ThreadGroup`] is a collective of threads of one process, for backends in host memory.
 //!
-//! A backend may bring a form of its own, in one kernel: `rmsnorm-cuda` has one over NVLink, with the feature `nccl`.
+//! A backend may bring a form of its own, in one kernel: `rmsnorm-cuda` has one over NVLink, with the feature `peers`.
 #![forbid(unsafe_code)]
 
 mod collective;

@@ -135,6 +135,10 @@ impl<T: Element + DeviceRepr, W: Element, R: Element + DeviceRepr> Tensors<T, W,
         let cols = self.case.spec.cols;
         self.x.fill(backend, cols, &data.x[self.rank]);
         self.residual.fill(backend, cols, &data.residual);
+        let stream = backend.stream();
+        stream.memcpy_dtod(&backend.upload(&data.weight).unwrap(), &mut self.weight).unwrap();
+        stream.memcpy_dtod(&backend.upload(&data.bias).unwrap(), &mut self.bias).unwrap();
+        stream.synchronize().unwrap();
     }
 
     fn args(&mut self) -> Forward<'_, CudaBackend, T, W, R> {

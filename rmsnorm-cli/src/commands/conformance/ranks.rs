@@ -4,6 +4,7 @@ use rmsnorm_core::AnyBackend;
 use rmsnorm_core::conformance::Profile;
 use rmsnorm_core::conformance::ranks::{self, Group};
 use rmsnorm_core::cpu::CpuBackend;
+use rmsnorm_core::cuda::{CudaBackend, PeerGroup};
 use rmsnorm_dist::{Ranks, Sharded, ThreadGroup};
 
 use crate::backends;
@@ -15,12 +16,13 @@ use crate::progress::Progress;
 pub fn prove(backend: &AnyBackend, ranks: usize, profile: &str) -> Result<(), Failure> {
     let is_whole =
         backends::one_of("--profile", profile, &[Profile::Smoke, Profile::Core], Profile::name)? == Profile::Core;
-    let Some(cpu) = backend.as_cpu() else {
-        return Err(Failure::Input("--ranks: expected a backend that has ranks: cpu".into()));
+    let group: Box<dyn Group> = match backend {
+        AnyBackend::Cpu(cpu) => Box::new(threads(cpu, ranks)?),
+        AnyBackend::Cuda(_) => Box::new(gpus(ranks)?),
+        AnyBackend::Wgpu(_) => return Err(Failure::Input("--ranks: expected cpu or cuda, wgpu has no ranks".into())),
     };
-    let group = threads(cpu, ranks)?;
     let bar = Progress::new("conformance");
-    let summary = ranks::run(&group, is_whole, &mut |done, total| bar.set(done, total));
+    let summary = ranks::run(&*group, is_whole, &mut |done, total| bar.set(done, total));
     drop(bar);
     print(&format!("{summary}\n"))?;
     if summary.is_success() { Ok(()) } else { Err(Failure::Check) }
@@ -31,4 +33,20 @@ fn threads(cpu: &CpuBackend, ranks: usize) -> Result<impl Group + use<>, Failure
     let backend = CpuBackend::with(cpu.isa(), 1)?;
     let rank = |group: ThreadGroup| (Sharded::new(backend.clone(), group), backend.clone());
     Ok(Ranks::new(ThreadGroup::new(ranks).into_iter().map(rank)))
+}
+
+/// Bytes of one rank's x for which there is room; what is larger goes in pieces of rows.
+const ROOM: usize = 16 << 20;
+
+/// A GPU for each rank, which they reach each other's memory of.
+fn gpus(ranks: usize) -> Result<impl Group + use<>, Failure> {
+    let devices = CudaBackend::device_count()?;
+    if ranks > devices {
+        let plural = if devices == 1 { "" } else { "s" };
+        return Err(Failure::Input(format!(
+            "--ranks: {ranks} ranks need as many GPUs, there are {devices} GPU{plural}"
+        )));
+    }
+    let backends = (0..ranks).map(CudaBackend::new).collect::<Result<Vec<_>, _>>()?;
+    Ok(Ranks::new(PeerGroup::in_process(&backends, ROOM)?.into_iter().zip(backends)))
 }
