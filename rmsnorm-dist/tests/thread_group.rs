@@ -108,9 +108,9 @@ fn ranks_that_call_something_else_are_named() {
         Collective::<CpuBackend>::all_gather(group, &TWO, &from, &mut to).unwrap_err()
     }
     let sends = |group: &ThreadGroup| all_to_all(group, &TWO, &[1.0; 4], 4).unwrap_err();
-    let others: [(&(dyn Fn(&ThreadGroup) -> Error + Sync), &str); 2] =
-        [(&sends, "all_to_all of 4 units of 1 f32"), (&gather::<bf16>, "all_gather of 4 units of 1 bf16")];
-    for (other, name) in others {
+    type Other<'o> = &'o dyn Fn(&ThreadGroup) -> Error;
+    let others: [Other<'_>; 2] = [&sends, &gather::<bf16>];
+    for (other, name) in others.into_iter().zip(["all_to_all of 4 units of 1 f32", "all_gather of 4 units of 1 bf16"]) {
         let mut groups = ThreadGroup::new(2).into_iter();
         let (first, second) = (groups.next().unwrap(), groups.next().unwrap());
         let answers = thread::scope(|scope| {

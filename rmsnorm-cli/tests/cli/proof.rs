@@ -115,3 +115,21 @@ fn bench_measures_nothing_beside_a_copy_that_leaves_something_out() {
     assert!(outcome.stderr.contains("copy bf16 16x40: 4 elements did not arrive"), "{}", outcome.stderr);
     assert!(folder.names().is_empty());
 }
+
+/// A group of threads on the cpu: all that can be proven passes, a wrong backend fails, and who has no ranks says so.
+#[test]
+fn conformance_of_ranks_proves_a_group() {
+    let folder = Folder::new();
+    let args = ["conformance", "--profile", "smoke", "--ranks", "3"];
+    let right = folder.rmsnorm(&args);
+    assert_eq!((right.code, right.stderr.as_str()), (Some(0), ""), "{}", right.stdout);
+    assert!(right.stdout.starts_with("3 ranks: ") && right.stdout.contains(" passed, 0 failed, "), "{}", right.stdout);
+
+    let wrong = planted(&folder, "forward", &args);
+    assert_eq!((wrong.code, wrong.stderr.as_str()), (Some(1), ""), "{}", wrong.stdout);
+    assert!(wrong.stdout.starts_with("FAILED 3 ranks, bounds:forward_parts:"), "{}", wrong.stdout);
+
+    let profile = folder.rmsnorm(&["conformance", "--profile", "stress", "--ranks", "3"]);
+    assert_eq!(profile.code, Some(2));
+    assert!(profile.stderr.contains("expected one of smoke, core, got \"stress\""), "{}", profile.stderr);
+}

@@ -16,10 +16,12 @@ use crate::progress::Progress;
 pub fn prove(backend: &AnyBackend, ranks: usize, profile: &str) -> Result<(), Failure> {
     let is_whole =
         backends::one_of("--profile", profile, &[Profile::Smoke, Profile::Core], Profile::name)? == Profile::Core;
-    let group: Box<dyn Group> = match backend {
-        AnyBackend::Cpu(cpu) => Box::new(threads(cpu, ranks)?),
-        AnyBackend::Cuda(_) => Box::new(gpus(ranks)?),
-        AnyBackend::Wgpu(_) => return Err(Failure::Input("--ranks: expected cpu or cuda, wgpu has no ranks".into())),
+    let group: Box<dyn Group> = match (backend.as_cpu(), backend.as_cuda()) {
+        (Some(cpu), _) => Box::new(threads(cpu, ranks)?),
+        (None, Some(_)) => Box::new(gpus(ranks)?),
+        (None, None) => {
+            return Err(Failure::Input("--ranks: expected cpu or cuda, the only backends with ranks".into()));
+        }
     };
     let bar = Progress::new("conformance");
     let summary = ranks::run(&*group, is_whole, &mut |done, total| bar.set(done, total));
