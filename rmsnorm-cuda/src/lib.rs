@@ -53,7 +53,7 @@ pub use nccl::{NcclComm, NcclFailure, NcclId};
 #[cfg_attr(docsrs, doc(cfg(feature = "peers")))]
 pub use peers::{MissingRank, PeerGroup};
 pub use plan::workspace_len_bound;
-#[cfg(feature = "nccl")]
+#[cfg(any(feature = "nccl", feature = "peers"))]
 #[doc(no_inline)]
 pub use rmsnorm_dist as dist;
 #[doc(no_inline)]

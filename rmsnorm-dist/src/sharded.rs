@@ -1,6 +1,7 @@
 //! [`Sharded`]: a norm over a group, composed of a backend's calls and those of a collective.
 
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use rmsnorm_spec::{Element, Error, Forward, Memory, NormSpec, RowGroups, RowLayout, Rows, Source, Stored};
 
@@ -13,17 +14,20 @@ use crate::{Collective, ShardedNorm, Shares};
 /// results to the others. A rank sends `2 (ranks - 1) / ranks` times the size of `x`, as a ring's all-reduce does.
 ///
 /// A backend that adds no parts ([`Forward::parts`]) answers `Unsupported`, once the parts are sent. Matrices that are sent, which are all
-/// but the residual, have rows side by side.
-#[derive(Clone, Debug)]
+/// but the residual, have rows side by side. After a call that fails between two exchanges, ranks may be out of step: every later one of this
+/// rank is an error.
+#[derive(Debug)]
 pub struct Sharded<B, C> {
     backend: B,
     collective: C,
+    /// Why there will be no further call.
+    failure: OnceLock<String>,
 }
 
 impl<B, C> Sharded<B, C> {
     /// The rank that the collective is of, with this backend for its calls.
     pub const fn new(backend: B, collective: C) -> Self {
-        Sharded { backend, collective }
+        Sharded { backend, collective, failure: OnceLock::new() }
     }
 
     /// What makes this rank's calls.
@@ -73,36 +77,60 @@ impl<B: Memory, C: Collective<B>> ShardedNorm for Sharded<B, C> {
         spec: &NormSpec,
         args: Forward<'_, B, T, W, R>,
     ) -> Result<(), Error> {
-        let args = check_reduced(spec, args)?;
-        let (rows, cols, ranks) = (spec.rows, spec.cols, self.ranks());
-        if ranks == 1 {
+        let args = check_reduced(spec, args)?.into_args();
+        if self.ranks() == 1 {
             return self.backend.forward(spec, args);
         }
         check_form(spec, &args)?;
+        if let Some(reason) = self.failure.get() {
+            let reason = format!("a call of this rank has failed between two exchanges: {reason}");
+            return Err(Error::Device { backend: "sharded norm", source: reason.into() });
+        }
+        let mut is_sent = false;
+        let outcome = self.reduce(spec, args, &mut is_sent);
+        if let (true, Err(error)) = (is_sent, &outcome) {
+            // The first of them stays.
+            self.failure.get_or_init(|| error.to_string());
+        }
+        outcome
+    }
+}
+
+impl<B: Memory, C: Collective<B>> Sharded<B, C> {
+    /// The steps of a call that is valid and has a composed form; `is_sent` from the first exchange on.
+    fn reduce<T: Element, W: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        args: Forward<'_, B, T, W, R>,
+        is_sent: &mut bool,
+    ) -> Result<(), Error> {
+        let (rows, cols, ranks) = (spec.rows, spec.cols, self.ranks());
         let shares = Shares { units: rows, unit: cols, ranks };
         let of_rows = Shares { unit: 1, ..shares };
         let own = shares.units(self.rank());
 
-        let x = match &args.x {
-            Source::Read(x) => B::part_in(&x.view, 0..shares.len()),
-            Source::Overwrite(x) => B::read_out(&x.view),
-        };
+        // All memory before anything is sent: a rank that had none afterwards would leave the others waiting.
         let len = own.len() * cols;
         let mut parts = self.backend.buffer::<T>(len * ranks)?;
-        self.collective.all_to_all(&shares, x, B::buffer_out(&mut parts, 0..len * ranks))?;
-
         let overwrites_residual = matches!(args.residual, Some(Source::Overwrite(_)));
         let mut of_y = self.backend.buffer::<T>(len)?;
         let mut of_sum = self.room::<R>(&shares, overwrites_residual || args.residual_out.is_some())?;
         let mut of_mean = self.room::<f32>(&of_rows, args.mean.is_some())?;
         let mut of_rstd = self.room::<f32>(&of_rows, args.rstd.is_some())?;
+        let x = match &args.x {
+            Source::Read(x) => B::part_in(&x.view, 0..shares.len()),
+            Source::Overwrite(x) => B::read_out(&x.view),
+        };
+        *is_sent = true;
+        self.collective.all_to_all(&shares, x, B::buffer_out(&mut parts, 0..len * ranks))?;
         {
             let overwritten = match &args.residual {
                 Some(Source::Overwrite(residual)) => Some(Rows::dense(B::read_out(&residual.view))),
                 Some(Source::Read(_)) | None => None,
             };
             let x = B::buffer_in(&parts, 0..len * ranks);
-            let local = Forward::<B, T>::new(x, B::buffer_out(&mut of_y, 0..len)).parts(ranks, len);
+            // Without rows parts lie nowhere, and still apart.
+            let local = Forward::<B, T>::new(x, B::buffer_out(&mut of_y, 0..len)).parts(ranks, len.max(1));
             let mut local = local.weight_dtype::<W>().residual_dtype::<R>();
             local.weight = args.weight.as_ref().map(|weight| B::part_in(weight, 0..cols));
             local.bias = args.bias.as_ref().map(|bias| B::part_in(bias, 0..cols));
@@ -142,9 +170,10 @@ fn rows_of<'a, B: Memory, E: Stored>(
     rows: Range<usize>,
 ) -> Rows<B::In<'a, E>> {
     let RowLayout { row_stride, .. } = matrix.layout(spec.rows, spec.cols);
-    let end = if rows.is_empty() { rows.start * row_stride } else { (rows.end - 1) * row_stride + spec.cols };
-    let start = (rows.start * row_stride).min(end);
-    Rows::strided(B::part_in(&matrix.view, start..end), row_stride)
+    // Behind the last row there may be no stride.
+    let elements =
+        if rows.is_empty() { 0..0 } else { rows.start * row_stride..(rows.end - 1) * row_stride + spec.cols };
+    Rows::strided(B::part_in(&matrix.view, elements), row_stride)
 }
 
 /// What the composed form cannot do, of what validation lets pass.
@@ -157,7 +186,10 @@ fn check_form<B: Memory, T: Element, W: Element, R: Element>(
         (rows.row_stride, rows.groups) = (row_stride, groups);
         rows.layout(spec.rows, spec.cols)
     };
-    let is_dense = |layout: RowLayout| layout.row_stride == spec.cols && layout.groups.is_none();
+    // Groups that lie as if there were none may have a gap behind the last, which the view may reach into.
+    let is_dense = |row_stride: Option<usize>, groups: Option<RowGroups>| {
+        groups.is_none() && layout(row_stride, None).row_stride == spec.cols
+    };
     let unsupported = |rule: String| Err(Error::Unsupported { rule });
     let (x, y) = (source(&args.x), args.y.as_ref().map(|y| (y.row_stride, y.groups)));
     let residual = args.residual.as_ref().map(source);
@@ -167,7 +199,7 @@ fn check_form<B: Memory, T: Element, W: Element, R: Element>(
     };
     let sum = args.residual_out.as_ref().map(|sum| (sum.row_stride, sum.groups)).or(overwritten);
     for (name, matrix) in [("x", Some(x)), ("y", y), ("residual_out", sum)] {
-        if matrix.is_some_and(|(row_stride, groups)| !is_dense(layout(row_stride, groups))) {
+        if matrix.is_some_and(|(row_stride, groups)| !is_dense(row_stride, groups)) {
             return unsupported(format!("a composed norm sends rows that lie side by side, those of {name} do not"));
         }
     }

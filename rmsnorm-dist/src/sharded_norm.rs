@@ -28,8 +28,9 @@ pub trait ShardedNorm {
     /// is added before the norm.
     ///
     /// # Errors
-    /// As [`NormBackend::forward`], before anything is sent; `Device` if another rank did not come, or made another call. After that no
-    /// output holds anything.
+    /// As [`NormBackend::forward`], before anything is sent; `Device` where the group finds out that another rank did not come, or made
+    /// another call. After that no output holds anything. Not every group can find out: different calls on its ranks may give wrong
+    /// results, or wait for ever.
     fn forward_reduced<T: Element, W: Element, R: Element>(
         &self,
         spec: &NormSpec,
@@ -37,19 +38,19 @@ pub trait ShardedNorm {
     ) -> Result<(), Error>;
 }
 
-/// The arguments of a reduced call, once they are validated: for who implements [`ShardedNorm`].
+/// A reduced call, validated: for who implements [`ShardedNorm`].
 ///
 /// # Errors
 /// As [`ShardedNorm::forward_reduced`] before anything is sent.
 pub fn check_reduced<'a, B: NormBackend, T: Element, W: Element, R: Element>(
     spec: &NormSpec,
     args: Forward<'a, B, T, W, R>,
-) -> Result<Forward<'a, B, T, W, R>, Error> {
+) -> Result<Checked<Forward<'a, B, T, W, R>>, Error> {
     if args.parts.is_some() {
         return Err(Error::Unsupported { rule: "a reduced x is one matrix on every rank, no sum of parts".into() });
     }
     match spec.residual_placement {
-        ResidualPlacement::Before => Checked::forward(*spec, args).map(Checked::into_args),
+        ResidualPlacement::Before => Checked::forward(*spec, args),
         ResidualPlacement::After => {
             Err(Error::Unsupported { rule: "a reduced norm adds the residual before the norm".into() })
         }

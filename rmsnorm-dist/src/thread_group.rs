@@ -1,5 +1,7 @@
 //! [`ThreadGroup`]: a collective of threads of one process.
 
+use std::cell::Cell;
+use std::marker::PhantomData;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -40,6 +42,8 @@ pub struct ThreadGroup {
     ranks: usize,
     deadline: Duration,
     shared: Arc<Shared>,
+    /// One rank makes one call at a time.
+    not_sync: PhantomData<Cell<()>>,
 }
 
 /// What the ranks of a group have in common.
@@ -86,7 +90,10 @@ impl ThreadGroup {
         let ranks = ranks.max(1);
         let meeting = Meeting { sent: vec![None; ranks], read: 0, call: 0, failure: None };
         let shared = Arc::new(Shared { meeting: Mutex::new(meeting), changed: Condvar::new() });
-        let rank = |rank| ThreadGroup { rank, ranks, deadline: ThreadGroup::DEADLINE, shared: shared.clone() };
+        let rank = |rank| {
+            let (deadline, shared) = (ThreadGroup::DEADLINE, shared.clone());
+            ThreadGroup { rank, ranks, deadline, shared, not_sync: PhantomData }
+        };
         (0..ranks).map(rank).collect()
     }
 
@@ -98,13 +105,12 @@ impl ThreadGroup {
 
     /// Hands these bytes to all ranks, and `take` what each has sent, once all have.
     fn exchange(&self, call: Call, bytes: Vec<u8>, take: impl FnOnce(&[Arc<Vec<u8>>])) -> Result<(), Error> {
-        let until = Instant::now() + self.deadline;
         let mut meeting = self.lock();
         let turn = meeting.call;
         self.check(&meeting)?;
         meeting.sent[self.rank] = Some(Sent { call, bytes: Arc::new(bytes) });
         self.shared.changed.notify_all();
-        meeting = self.wait(meeting, until, |meeting| {
+        meeting = self.wait(meeting, |meeting| {
             meeting.sent.iter().position(Option::is_none).map(|rank| format!("rank {rank} did not come"))
         })?;
         let others = meeting.sent.iter().flatten().map(|sent| sent.call);
@@ -122,9 +128,8 @@ impl ThreadGroup {
             self.shared.changed.notify_all();
         }
         // Nobody comes to the next call while another has not read this one's.
-        let meeting = self.wait(meeting, until, |meeting| {
-            (meeting.call == turn).then(|| "a rank came and did not go on".to_owned())
-        })?;
+        let meeting =
+            self.wait(meeting, |meeting| (meeting.call == turn).then(|| "a rank came and did not go on".to_owned()))?;
         drop(meeting);
         take(&sent);
         Ok(())
@@ -134,14 +139,15 @@ impl ThreadGroup {
     fn wait<'m>(
         &self,
         mut meeting: MutexGuard<'m, Meeting>,
-        until: Instant,
         missing: impl Fn(&Meeting) -> Option<String>,
     ) -> Result<MutexGuard<'m, Meeting>, Error> {
+        // Beyond what a clock can show there is none.
+        let until = Instant::now().checked_add(self.deadline);
         loop {
             // A rank that has all it needs of this call goes on, whoever has left the group since.
             let Some(missing) = missing(&meeting) else { return Ok(meeting) };
             self.check(&meeting)?;
-            let left = until.saturating_duration_since(Instant::now());
+            let left = until.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 let reason = format!("{missing} within {:?}", self.deadline);
                 return Err(self.fail(meeting, reason));
@@ -149,6 +155,14 @@ impl ThreadGroup {
             let waited = self.shared.changed.wait_timeout(meeting, left);
             meeting = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+
+    fn check_shares(&self, shares: &Shares) -> Result<(), Error> {
+        if shares.ranks == self.ranks {
+            return Ok(());
+        }
+        let rule = format!("a group of {} ranks has as many shares, got {}", self.ranks, shares.ranks);
+        Err(Error::InvalidArgument { arg: "shares", rule })
     }
 
     /// A thread that panicked has left nothing half done: every change under the lock is one assignment.
@@ -192,6 +206,7 @@ impl<B: HostMemory> Collective<B> for ThreadGroup {
 
     fn all_to_all<T: Stored>(&self, shares: &Shares, from: B::In<'_, T>, mut to: B::Out<'_, T>) -> Result<(), Error> {
         let (from, to) = (B::slice(&from), B::slice_mut(&mut to));
+        self.check_shares(shares)?;
         let own = shares.elements(self.rank);
         check_len("from", shares.len(), from.len())?;
         check_len("to", own.len() * self.ranks, to.len())?;
@@ -206,6 +221,7 @@ impl<B: HostMemory> Collective<B> for ThreadGroup {
 
     fn all_gather<T: Stored>(&self, shares: &Shares, from: B::In<'_, T>, mut to: B::Out<'_, T>) -> Result<(), Error> {
         let (from, to) = (B::slice(&from), B::slice_mut(&mut to));
+        self.check_shares(shares)?;
         check_len("from", shares.elements(self.rank).len(), from.len())?;
         check_len("to", shares.len(), to.len())?;
         let call = Call { name: "all_gather", shares: *shares, storage: T::STORAGE };
@@ -225,5 +241,24 @@ impl std::fmt::Display for Call {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Shares { units, unit, ranks } = self.shares;
         write!(f, "{} of {units} units of {unit} {} on {ranks} ranks", self.name, self.storage)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A thread may take it along; two may not use it at once.
+    #[test]
+    fn a_rank_is_sent_and_not_shared() {
+        fn is_send<T: Send>() {}
+        is_send::<ThreadGroup>();
+        trait IsNotSync<Marker> {
+            fn it() {}
+        }
+        impl<T> IsNotSync<()> for T {}
+        impl<T: Sync> IsNotSync<u8> for T {}
+        // Of a type that is Sync both apply, and this does not compile.
+        <ThreadGroup as IsNotSync<_>>::it();
     }
 }

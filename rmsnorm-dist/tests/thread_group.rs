@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rmsnorm_cpu::{CpuBackend, Forward};
 use rmsnorm_dist::{Collective, Sharded, ShardedNorm, Shares, ThreadGroup};
-use rmsnorm_spec::{Error, NormSpec, Rows, bf16};
+use rmsnorm_spec::{Error, NormSpec, RowGroups, Rows, bf16};
 
 /// What each rank answers, each on a thread of its own. A rank leaves the group when it has answered.
 fn each(groups: Vec<ThreadGroup>, ranks: &[impl Fn(&ThreadGroup) -> Result<Vec<f32>, Error> + Sync]) -> Vec<String> {
@@ -131,6 +131,62 @@ fn views_of_a_wrong_length_are_refused() {
     assert_eq!(message(all_to_all(&group, &SHARES, &[0.0; 4], 6)), "from: expected 5 elements, got 4");
     assert_eq!(message(all_to_all(&group, &SHARES, &[0.0; 5], 7)), "to: expected 6 elements, got 7");
     assert_eq!(message(all_gather(&group, &SHARES, &[0.0; 5])), "from: expected 2 elements, got 5");
+    let rule = "shares: a group of 3 ranks has as many shares, got 4";
+    let four = Shares { ranks: 4, ..SHARES };
+    assert_eq!(message(all_gather(&group, &four, &[0.0; 2])), rule);
+    assert_eq!(message(all_to_all(&group, &four, &[0.0; 5], 6)), rule);
+}
+
+/// A time that no clock can show is no deadline.
+#[test]
+fn the_longest_deadline_is_none() {
+    let groups = ThreadGroup::new(2).into_iter().map(|group| group.deadline(Duration::MAX)).collect();
+    let two = Shares { units: 2, unit: 1, ranks: 2 };
+    let rank = |group: &ThreadGroup| all_gather(group, &two, &[Collective::<CpuBackend>::rank(group) as f32]);
+    assert_eq!(each(groups, &[rank, rank]), ["[0.0, 1.0]"; 2]);
+}
+
+/// Rows of the residual that are apart, dealt out so that ranks have fewer or none.
+#[test]
+fn a_strided_residual_is_dealt_out() {
+    for (rows, ranks) in [(1, 2), (4, 3), (5, 4), (7, 2)] {
+        let (cols, stride) = (3, 5);
+        let spec = NormSpec::rms(rows, cols, 1e-6);
+        let residual: Vec<f32> = (0..(rows - 1) * stride + cols).map(|i| i as f32).collect();
+        let sums = thread::scope(|scope| {
+            let rank = |group: ThreadGroup| {
+                let residual = &residual;
+                scope.spawn(move || {
+                    let (x, mut y, mut sum) = (vec![1.0; rows * cols], vec![0.0; rows * cols], vec![0.0; rows * cols]);
+                    let args = Forward::new(&x, &mut y).residual(Rows::strided(&residual[..], stride));
+                    let rank = Sharded::new(CpuBackend::new(), group);
+                    rank.forward_reduced(&spec, args.residual_out(&mut sum)).unwrap();
+                    sum
+                })
+            };
+            let threads: Vec<_> = ThreadGroup::new(ranks).into_iter().map(rank).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+        });
+        let expected: Vec<f32> =
+            (0..rows * cols).map(|i| residual[i / cols * stride + i % cols] + ranks as f32).collect();
+        assert!(sums.iter().all(|sum| *sum == expected), "{rows} rows on {ranks} ranks: {sums:?}");
+    }
+}
+
+/// A rank that cannot make its step has left the others waiting: it makes no further call, which might meet theirs.
+#[test]
+fn a_call_that_fails_between_exchanges_is_the_last() {
+    let deadline = Duration::from_millis(100);
+    let groups = ThreadGroup::new(2).into_iter().map(|group| group.deadline(deadline));
+    let mut ranks = groups.map(|group| Sharded::new(CpuBackend::new(), group));
+    let (rank, _absent) = (ranks.next().unwrap(), ranks.next().unwrap());
+    let spec = NormSpec::rms(2, 3, 1e-6);
+    let (x, mut y) = ([1.0f32; 6], [0.0f32; 6]);
+    let mut message = || rank.forward_reduced(&spec, Forward::new(&x, &mut y)).unwrap_err().to_string();
+    let first = message();
+    assert_eq!(first, "thread group device error: rank 1 did not come within 100ms");
+    let later = format!("sharded norm device error: a call of this rank has failed between two exchanges: {first}");
+    assert_eq!([message(), message()], [later.clone(), later]);
 }
 
 /// What the composed form has no way to send is refused by name, and what validation refuses is not sent either.
@@ -146,6 +202,10 @@ fn calls_that_cannot_be_composed_are_refused_before_anything_is_sent() {
     assert_eq!(message(&spec, Forward::new(&x[..6], Rows::strided(&mut y[..], 4))), sends("y"));
     let args = Forward::new(&x[..6], &mut y[..6]).residual(&residual).residual_out(Rows::strided(&mut sum[..], 4));
     assert_eq!(message(&spec, args), sends("residual_out"));
+    // Rows that lie side by side, in a group with a gap behind.
+    let mut long = [0.0f32; 20];
+    let groups = RowGroups { rows: 2, stride: 20 };
+    assert_eq!(message(&spec, Forward::new(&x[..6], Rows::grouped(&mut long[..], 3, groups))), sends("y"));
     assert_eq!(message(&spec, Forward::new(&x[..5], &mut y[..6])), "x: expected 6 elements, got 5");
     let parts = "unsupported: a reduced x is one matrix on every rank, no sum of parts";
     assert_eq!(message(&spec, Forward::new(&x[..6], &mut y[..6]).parts(1, 6)), parts);

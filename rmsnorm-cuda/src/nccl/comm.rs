@@ -23,7 +23,8 @@ use crate::library::nccl::nccl;
 /// # Ordering
 /// Calls are enqueued on the communicator's stream, whichever stream a backend has: make it with the backend's own,
 /// `backend.stream().clone()`. As with a call to the backend, what wrote a tensor comes before, on that stream or on another of the
-/// context that cudarc orders by its events; where those are off, the caller orders it. Every rank makes the same calls in the same order,
+/// context that cudarc orders by its events; where those are off, the caller orders it, and a norm composed by
+/// [`Sharded`](rmsnorm_dist::Sharded), whose memory between two steps nobody else sees, needs the backend's own stream. Every rank makes the same calls in the same order,
 /// and none while a group of the caller's, by `ncclGroupStart`, is open on the thread.
 ///
 /// # Errors

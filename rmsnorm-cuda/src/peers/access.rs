@@ -29,6 +29,14 @@ pub(super) fn check_streams(backends: &[CudaBackend]) -> Result<(), Error> {
                 place(first)
             ));
         }
+        // They would have other programs, and other limits.
+        let kind = |backend: &CudaBackend| {
+            let caps = backend.kernels().caps();
+            (caps.arch, caps.shared_per_block_optin)
+        };
+        if kind(one) != kind(two) {
+            return refuse(format!("the devices of a group are alike, rank {rank} has {one}, rank {other} {two}"));
+        }
     }
     Ok(())
 }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::sys;
-use rmsnorm_dist::ShardedNorm;
-use rmsnorm_spec::{Checked, Element, Error, Forward, NormSpec, Problem};
+use rmsnorm_dist::{ShardedNorm, check_reduced};
+use rmsnorm_spec::{Element, Error, Forward, NormSpec, Problem};
 
 use super::params::{MOST_RANKS, Peers};
 use super::workspace::{Layout, Parts};
@@ -26,7 +26,8 @@ const DEADLINE: Duration = Duration::from_secs(10);
 ///
 /// # Order
 /// Every rank makes the same calls in the same order, on its backend's stream, and nothing else has the group: it is not `Sync`, and cannot
-/// be cloned. A call enqueues its kernels and returns. Ranks may be driven by as many threads, or by one in turn.
+/// be cloned. Different calls, of other dtypes or lengths on one rank than on another, are not found out: results are wrong then, also those
+/// of later calls. A call enqueues its kernels and returns. Ranks may be driven by as many threads, or by one in turn.
 ///
 /// # Bits
 /// The sum is made in the order of the ranks, in f32, and rounded once to the dtype of the residual stream, with a residual or without:
@@ -99,8 +100,8 @@ impl PeerGroup {
     /// streams of all.
     ///
     /// # Errors
-    /// `InvalidArgument` for more ranks than 8 or none, for two with one stream, for two contexts of one device, and for more bytes than
-    /// any memory has; `Unavailable` if a device cannot reach the memory of another; `Device` if the driver fails.
+    /// `InvalidArgument` for more ranks than 8 or none, for two with one stream, for two contexts of one device, for unlike devices, and for
+    /// more bytes than any memory has; `Unavailable` if a device cannot reach the memory of another; `Device` if the driver fails.
     pub fn in_process(backends: &[CudaBackend], bytes: usize) -> Result<Vec<PeerGroup>, Error> {
         access::check_ranks("backends", backends.len())?;
         access::check_streams(backends)?;
@@ -257,7 +258,7 @@ impl ShardedNorm for PeerGroup {
         spec: &NormSpec,
         args: Forward<'_, CudaBackend, T, W, R>,
     ) -> Result<(), Error> {
-        launch::forward_reduced(self, Checked::forward(*spec, args)?)
+        launch::forward_reduced(self, check_reduced(spec, args)?)
     }
 }
 

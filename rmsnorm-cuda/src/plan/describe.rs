@@ -13,7 +13,7 @@ impl fmt::Display for Plan {
 }
 
 fn step(step: &Step) -> String {
-    let (KernelKey { program, tile, call, ranks }, grid, cluster, shared_bytes) = match *step {
+    let (KernelKey { program, tile, call, ranks: _ }, grid, cluster, shared_bytes) = match *step {
         Step::Clear { bytes, .. } => return format!("clear={bytes}"),
         Step::Launch { key, grid, cluster, shared_bytes, .. } => (key, grid, cluster, shared_bytes),
     };
@@ -25,7 +25,6 @@ fn step(step: &Step) -> String {
         tile.is_ragged.then(|| "ragged".into()),
         tile.reads.is_held.then(|| "held".into()),
         call.has_parts.then(|| "parts".into()),
-        (ranks > 1).then(|| format!("ranks={ranks}")),
         (tile.access_bytes < 16).then(|| format!("access={}", tile.access_bytes)),
         (tile.stages > 0).then(|| format!("ring={}", tile.stages)),
         tile.is_overlapped.then(|| "overlapped".into()),

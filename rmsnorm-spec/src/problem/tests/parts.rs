@@ -23,7 +23,6 @@ fn x_reaches_to_the_end_of_the_last_part() {
         (2, 1, None, dense + 1),
         (3, dense + 5, None, 2 * (dense + 5) + dense),
         (1, 12345, None, dense),
-        (7, 0, None, dense),
     ] {
         let mut call = with(Form::Forward, count, stride);
         call.set("x", |x| x.row_stride = row_stride);
@@ -59,6 +58,8 @@ fn calls_that_have_no_parts_say_so() {
     let rule = |call: Call| call.check(MIX).map(|_| ()).unwrap_err().to_string();
     assert_eq!(rule(with(Form::Forward, 0, COLS)), "x: a sum has at least 1 part, got 0");
     assert_eq!(rule(with(Form::InPlace, 2, ROWS * COLS)), "x: a sum of parts is not made in place");
+    let apart = "x: parts lie apart, got a stride of 0";
+    assert_eq!([2, usize::MAX].map(|count| rule(with(Form::Forward, count, 0))), [apart; 2]);
     let after = "unsupported: no call adds parts and, after the norm, a residual";
     for form in [Form::After, Form::AfterInPlace] {
         assert_eq!(rule(with(form, 2, ROWS * COLS)), after);
