@@ -7,8 +7,10 @@ use crate::caps::Caps;
 
 /// Bytes of a slot: the widest access.
 const SLOT_BYTES: usize = 16;
-/// Threads of a block whose row stays in registers.
+/// Threads of a block whose row stays in registers, of which a thread has up to 128.
 const MOST_HELD: usize = 512;
+/// The same where a thread needs 64.
+const MOST_LEAN: usize = 1024;
 /// Threads of a block whose row does not.
 const MOST_THREADS: usize = 1024;
 /// Blocks of a multiprocessor on every architecture.
@@ -94,16 +96,18 @@ pub(crate) fn plan(problem: &Problem, access_bytes: u32, group: &Group, caps: &C
 
 /// A tile whose row lies in registers, of which h takes `h_bytes` a pack; `None` if it is too long.
 ///
-/// On two H200s (2026-11-22, prototype): 4096 columns of 16 bits are fastest by 512 threads of one pack, 8192 by 512 of two.
+/// On two H200s (2026-11-25), us of 8, 64, 256 and 4096 rows of bf16: 8192 columns by 1024 threads of one pack 3.90, 6.40, 16.1, 192, by 512 of two
+/// 4.02, 6.70, 16.1, 193 (of one row 3.57 and 3.50); 4096 by 512 of one 3.23, 4.59, 9.2, 97.8, by 256 of two 3.27, 4.74, 9.4, 98.6, by 512 with
+/// 128 registers each 3.26, 4.65, 9.8, 100.
 fn held(packs: usize, ranks: u32, h_bytes: usize) -> Option<Tile> {
-    let per_thread = packs.div_ceil(MOST_HELD);
+    // A thread has 64 registers where that is enough, else 128: the compiler was seen to spill otherwise.
+    let is_lean = packs <= MOST_LEAN && ranks <= 2 && h_bytes == SLOT_BYTES;
+    let per_thread = if is_lean { 1 } else { packs.div_ceil(MOST_HELD) };
     if per_thread > 2 {
         return None;
     }
     let threads_per_row = warps(packs.div_ceil(per_thread));
-    // A thread has 64 registers where that is enough, else 128: the compiler was seen to spill otherwise.
-    let is_lean = per_thread == 1 && ranks <= 2 && h_bytes == SLOT_BYTES;
-    let threads_per_sm = if is_lean { 2 * MOST_HELD } else { MOST_HELD } as u32;
+    let threads_per_sm = if is_lean { MOST_LEAN } else { MOST_HELD } as u32;
     let blocks_per_sm = (threads_per_sm / threads_per_row).min(MOST_BLOCKS);
     let reads = Reads { is_held: true, batch: batch(ranks), ..Tile::NONE.reads };
     Some(Tile { packs: per_thread as u32, threads_per_row, groups: 1, blocks_per_sm, reads, ..Tile::NONE })
@@ -175,15 +179,17 @@ mod tests {
             (BF16, 4, 4096, (512, 1, 8, 1, true, 0)),
             (BF16, 8, 1024, (128, 1, 8, 4, true, 0)),
             (STREAM_F32, 2, 4096, (512, 1, 8, 1, true, 0)),
-            (BF16, 2, 4097, (288, 2, 8, 1, true, 0)),
-            (BF16, 2, 8192, (512, 2, 8, 1, true, 0)),
+            (BF16, 2, 4097, (544, 1, 8, 1, true, 0)),
+            (BF16, 2, 8192, (1024, 1, 8, 1, true, 0)),
+            (BF16, 4, 4097, (288, 2, 8, 1, true, 0)),
             (BF16, 8, 8192, (512, 2, 8, 1, true, 0)),
             (BF16, 2, 8193, (544, 2, 8, 1, false, 17)),
             (BF16, 2, 16384, (1024, 2, 8, 1, false, 32)),
             (BF16, 2, 65536, (1024, 8, 8, 1, false, 128)),
             (STREAM_F32, 2, 16384, (1024, 2, 8, 1, false, 64)),
             (F32, 2, 2048, (512, 1, 4, 2, true, 0)),
-            (F32, 2, 4096, (512, 2, 4, 1, true, 0)),
+            (F32, 2, 4096, (1024, 1, 4, 1, true, 0)),
+            (F32, 4, 4096, (512, 2, 4, 1, true, 0)),
             (F32, 2, 8192, (1024, 2, 4, 1, false, 32)),
         ] {
             let Plan { key, shared_bytes, .. } =
