@@ -129,8 +129,7 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
                 Some(Source::Read(_)) | None => None,
             };
             let x = B::buffer_in(&parts, 0..len * ranks);
-            // Without rows parts lie nowhere, and still apart.
-            let local = Forward::<B, T>::new(x, B::buffer_out(&mut of_y, 0..len)).parts(ranks, len.max(1));
+            let local = Forward::<B, T>::new(x, B::buffer_out(&mut of_y, 0..len)).parts(ranks, len);
             let mut local = local.weight_dtype::<W>().residual_dtype::<R>();
             local.weight = args.weight.as_ref().map(|weight| B::part_in(weight, 0..cols));
             local.bias = args.bias.as_ref().map(|bias| B::part_in(bias, 0..cols));

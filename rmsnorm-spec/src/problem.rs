@@ -523,8 +523,8 @@ fn check_parts<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
     if parts.count == 0 {
         return refuse("a sum has at least 1 part, got 0");
     }
-    // So that there are no more of them than elements.
-    if parts.count > 1 && parts.stride == 0 {
+    // So that there are no more of them than elements. Without rows there are none of either.
+    if spec.rows > 0 && parts.count > 1 && parts.stride == 0 {
         return refuse("parts lie apart, got a stride of 0");
     }
     match (&args.x, spec.residual_placement) {

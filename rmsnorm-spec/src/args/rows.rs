@@ -112,7 +112,7 @@ impl<'a, E: Stored, const N: usize> From<&'a mut [E; N]> for Rows<&'a mut [E]> {
 pub struct Parts {
     /// How many there are, at least 1.
     pub count: usize,
-    /// Elements from an element of one to the same of the next, at least 1 where there are several.
+    /// Elements from an element of one to the same of the next, at least 1 where there are several, and rows.
     pub stride: usize,
 }
 
