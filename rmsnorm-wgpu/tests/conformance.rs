@@ -47,6 +47,7 @@ mod with_less {
         forward_after_within_bounds ForwardAfter;
         forward_after_in_place_within_bounds ForwardAfterInPlace;
         after_end_to_end_within_bounds AfterEndToEnd;
+        forward_parts_within_bounds ForwardParts;
     }
 
     #[test]

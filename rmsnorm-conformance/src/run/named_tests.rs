@@ -101,7 +101,7 @@ fn test_items(device: &dyn Device, items: impl Iterator<Item = Item>) -> Result<
     let arithmetic = device.claims();
     let context = Context { device, arithmetic: &arithmetic };
     let (mut executed, mut other, mut failed) = (0, Vec::new(), Vec::new());
-    // Codes are an operation that a backend may lack as a whole, and so are sums after the norm.
+    // Codes are an operation that a backend may lack as a whole, and so are sums after the norm, and sums of parts.
     let mut lacks_operation = true;
     let mut coverage = Coverage::default();
     for item in items {
@@ -114,8 +114,9 @@ fn test_items(device: &dyn Device, items: impl Iterator<Item = Item>) -> Result<
             Status::Pass => executed += 1,
             Status::Fail(finding) => failed.push(format!("{finding}\n    {}", replay(device.name(), &id))),
             Status::Unsupported(_) | Status::Vacuous(_) | Status::Skipped(_) => {
-                let may_be_lacking =
-                    case.is_some_and(|case| case.kind == Kind::QuantizedForward || case.kind.is_after());
+                let may_be_lacking = case.is_some_and(|case| {
+                    matches!(case.kind, Kind::QuantizedForward | Kind::ForwardParts) || case.kind.is_after()
+                });
                 lacks_operation &= may_be_lacking && matches!(status, Status::Unsupported(_));
                 other.push(format!("{id}: {status:?}"));
             }
@@ -221,6 +222,12 @@ macro_rules! conformance {
             AfterEndToEnd Layer F32 after_end_to_end_layer_norm_f32_within_bounds;
             AfterEndToEnd Layer F16 after_end_to_end_layer_norm_f16_within_bounds;
             AfterEndToEnd Layer Bf16 after_end_to_end_layer_norm_bf16_within_bounds;
+            ForwardParts Rms F32 forward_parts_rms_norm_f32_within_bounds;
+            ForwardParts Rms F16 forward_parts_rms_norm_f16_within_bounds;
+            ForwardParts Rms Bf16 forward_parts_rms_norm_bf16_within_bounds;
+            ForwardParts Layer F32 forward_parts_layer_norm_f32_within_bounds;
+            ForwardParts Layer F16 forward_parts_layer_norm_f16_within_bounds;
+            ForwardParts Layer Bf16 forward_parts_layer_norm_bf16_within_bounds;
         }
     };
     (@norms $harness:expr; $($norm:ident $determinism:ident $metamorphic:ident;)*) => {
