@@ -7,7 +7,7 @@ use rmsnorm_spec::{DType, Direction, Error, Problem, Stored};
 
 use crate::lanes::ALIGNMENT;
 use crate::launch::no_room;
-use crate::{CpuBackend, plan};
+use crate::{CpuBackend, memory, plan};
 
 /// Elements on a cache line of their own: the offset that a case asks for is then the alignment that the kernels see,
 /// wherever the allocator has put the rest.
@@ -19,11 +19,7 @@ pub struct AlignedBuffer<T> {
 impl<T: Stored> AlignedBuffer<T> {
     /// `len` zeros. Pages of it that nobody writes to take no memory.
     fn zeros(len: usize) -> Result<Self, Error> {
-        let len = len.saturating_add(ALIGNMENT / size_of::<T>());
-        let bytes = len.saturating_mul(size_of::<T>());
-        // More than any allocation may have: the allocator is not asked, it would take the product that wrapped.
-        let zeros = if bytes > isize::MAX as usize { Err(()) } else { bytemuck::allocation::try_zeroed_vec(len) };
-        let storage: Vec<T> = zeros.map_err(|()| no_room::<T>("tensor", len, &"the allocator refused"))?;
+        let storage: Vec<T> = memory::zeros("tensor", len.saturating_add(ALIGNMENT / size_of::<T>()))?;
         let first = storage.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT / size_of::<T>());
         Ok(AlignedBuffer { storage, first })
     }

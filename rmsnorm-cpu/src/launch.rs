@@ -40,13 +40,12 @@ pub(crate) fn forward<B: SliceBackend, T: Element, W: Element, R: Element>(
     backend: &CpuBackend,
     call: Checked<Forward<'_, B, T, W, R>>,
 ) -> Result<(), Error> {
-    match (call.problem().residual_placement, call.problem().parts) {
-        (ResidualPlacement::Before, 1) => {}
-        (ResidualPlacement::Before, count) => return forward_parts(backend, call, count),
-        (ResidualPlacement::After, _) => return forward_after(backend, call),
+    let problem = *call.problem();
+    match problem.residual_placement {
+        ResidualPlacement::Before => {}
+        ResidualPlacement::After => return forward_after(backend, call),
     }
-    let (spec, plan) = (spec_of(&call), plan_here(backend, call.problem()));
-    let kernel = kernel::forward().ok_or_else(|| no_kernel(call.problem()))?;
+    let (spec, plan, stride) = (spec_of(&call), plan_here(backend, &problem), call.part_stride());
     let args = call.into_args();
     let (x, y) = match (args.x, args.y) {
         (Source::Read(x), Some(y)) => (Some(matrix::<B, T>(x, &spec)), matrix_mut::<B, T>(y, &spec)),
@@ -55,19 +54,31 @@ pub(crate) fn forward<B: SliceBackend, T: Element, W: Element, R: Element>(
         (Source::Read(_), None) => return Err(Error::Missing { arg: "y", why: "x is not overwritten" }),
     };
     let residual = residual_of::<B, R>(args.residual, args.residual_out, &spec)?;
-    let work = ForwardRows {
+    let rows = ForwardRows {
         spec,
         rows: spec.rows,
         streaming: plan.streaming,
         weight: args.weight.map(B::input),
         bias: args.bias.map(B::input),
-        x,
+        x: None,
         y: Some(y),
         residual,
         mean: args.mean.map(B::out),
         rstd: args.rstd.map(B::out),
     };
-    run_forward(backend, kernel, work, &plan);
+    let (isa, len) = (backend.caps().isa, spec.rows);
+    match (problem.parts, x) {
+        (count @ 2.., Some(x)) => {
+            let kernel = kernel::parts().ok_or_else(|| no_kernel(&problem))?;
+            let work = PartsRows { rows, x, first: 0, count, stride };
+            backend
+                .install(plan.tasks, || fork(work, len, plan.tasks, &PartsRows::split_at, &|work| kernel(isa, work)));
+        }
+        (_, x) => {
+            let kernel = kernel::forward().ok_or_else(|| no_kernel(&problem))?;
+            run_forward(backend, kernel, ForwardRows { x, ..rows }, &plan);
+        }
+    }
     Ok(())
 }
 
@@ -85,40 +96,6 @@ fn residual_of<'a, B: SliceBackend, R: Element>(
         }
         (Some(Source::Overwrite(residual)), _) => Residual::InPlace(overwritten::<B, R>(residual, spec)?),
     })
-}
-
-/// The sum of several matrices.
-fn forward_parts<B: SliceBackend, T: Element, W: Element, R: Element>(
-    backend: &CpuBackend,
-    call: Checked<Forward<'_, B, T, W, R>>,
-    count: usize,
-) -> Result<(), Error> {
-    let (spec, plan, stride) = (spec_of(&call), plan_here(backend, call.problem()), call.part_stride());
-    let kernel = kernel::parts().ok_or_else(|| no_kernel(call.problem()))?;
-    let args = call.into_args();
-    let (x, y) = match (args.x, args.y) {
-        (Source::Read(x), Some(y)) => (matrix::<B, T>(x, &spec), matrix_mut::<B, T>(y, &spec)),
-        // A `Checked` call of several parts has both; the error is for the type system only.
-        (Source::Read(_) | Source::Overwrite(_), _) => {
-            return Err(Error::Missing { arg: "y", why: "a sum of parts is not made in place" });
-        }
-    };
-    let rows = ForwardRows {
-        spec,
-        rows: spec.rows,
-        streaming: plan.streaming,
-        weight: args.weight.map(B::input),
-        bias: args.bias.map(B::input),
-        x: None,
-        y: Some(y),
-        residual: residual_of::<B, R>(args.residual, args.residual_out, &spec)?,
-        mean: args.mean.map(B::out),
-        rstd: args.rstd.map(B::out),
-    };
-    let (isa, len) = (backend.caps().isa, spec.rows);
-    let work = PartsRows { rows, x, first: 0, count, stride };
-    backend.install(plan.tasks, || fork(work, len, plan.tasks, &PartsRows::split_at, &|work| kernel(isa, work)));
-    Ok(())
 }
 
 /// A residual that is added after the norm, and perhaps the next norm.

@@ -7,16 +7,20 @@ use rmsnorm_spec::{Error, HostMemory, Memory, Stored};
 use crate::CpuBackend;
 use crate::launch::no_room;
 
+/// `len` zeros, for what errors call it. Pages of it that nobody writes to take no memory.
+pub(crate) fn zeros<T: Stored>(what: &str, len: usize) -> Result<Vec<T>, Error> {
+    let bytes = len.saturating_mul(size_of::<T>());
+    // More than any allocation may have: the allocator is not asked, it would take the product that wrapped.
+    let zeros = if bytes > isize::MAX as usize { Err(()) } else { bytemuck::allocation::try_zeroed_vec(len) };
+    zeros.map_err(|()| no_room::<T>(what, len, &"the allocator refused"))
+}
+
 impl Memory for CpuBackend {
     type Buffer<T: Stored> = Vec<T>;
 
     /// Zeros, which the system has at hand for large buffers.
     fn buffer<T: Stored>(&self, len: usize) -> Result<Vec<T>, Error> {
-        // More than any allocation may have: the allocator is not asked, it would take the product that wrapped.
-        if len.saturating_mul(size_of::<T>()) > isize::MAX as usize {
-            return Err(no_room::<T>("buffer", len, &"no allocation is as large"));
-        }
-        bytemuck::allocation::try_zeroed_vec(len).map_err(|()| no_room::<T>("buffer", len, &"the allocator refused"))
+        zeros("buffer", len)
     }
 
     fn buffer_in<T: Stored>(buffer: &Vec<T>, range: Range<usize>) -> &[T] {
