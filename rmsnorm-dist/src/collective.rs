@@ -28,3 +28,11 @@ pub trait Collective<B: NormBackend> {
     /// As [`all_to_all`](Self::all_to_all).
     fn all_gather<T: Stored>(&self, shares: &Shares, from: B::In<'_, T>, to: B::Out<'_, T>) -> Result<(), Error>;
 }
+
+/// That a view has as many elements as a call asks for: for who implements [`Collective`].
+///
+/// # Errors
+/// `Length` with the argument's name.
+pub fn check_len(arg: &'static str, len: usize, got: usize) -> Result<(), Error> {
+    if got == len { Ok(()) } else { Err(Error::Length { arg, min: len, max: len, got }) }
+}

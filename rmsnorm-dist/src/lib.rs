@@ -18,7 +18,7 @@ mod sharded_norm;
 mod shares;
 mod thread_group;
 
-pub use collective::Collective;
+pub use collective::{Collective, check_len};
 #[cfg(feature = "conformance")]
 pub use harness::Ranks;
 #[doc(no_inline)]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rmsnorm_spec::{Error, HostMemory, Storage, Stored};
 
-use crate::{Collective, Shares};
+use crate::{Collective, Shares, check_len};
 
 /// A rank of a group whose ranks are threads of one process, for backends in host memory.
 ///
@@ -231,10 +231,6 @@ impl<B: HostMemory> Collective<B> for ThreadGroup {
             }
         })
     }
-}
-
-fn check_len(arg: &'static str, len: usize, got: usize) -> Result<(), Error> {
-    if got == len { Ok(()) } else { Err(Error::Length { arg, min: len, max: len, got }) }
 }
 
 impl std::fmt::Display for Call {

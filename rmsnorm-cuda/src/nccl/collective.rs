@@ -1,12 +1,12 @@
 //! What ranks can do with each other, by sends and receives of bytes.
 
 use cudarc::driver::{CudaView, CudaViewMut, result};
-use rmsnorm_dist::{Collective, Shares};
+use rmsnorm_dist::{Collective, Shares, check_len};
 use rmsnorm_spec::{Error, Stored};
 
 use super::comm::NcclComm;
 use super::exchange;
-use super::tensors::{Tensor, check_len};
+use super::tensors::Tensor;
 use crate::CudaBackend;
 use crate::error::device_error;
 

@@ -2,10 +2,10 @@
 
 use cudarc::driver::{CudaView, CudaViewMut};
 use cudarc::nccl::sys::ncclDataType_t;
+use rmsnorm_dist::check_len;
 use rmsnorm_spec::{DType, Element, Error};
 
 use super::comm::NcclComm;
-use super::tensors::check_len;
 
 impl NcclComm {
     /// `to = from` of all ranks, added: for who has no use for one order of summation.

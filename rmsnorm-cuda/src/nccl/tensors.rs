@@ -38,8 +38,3 @@ impl NcclComm {
         Err(Error::InvalidArgument { arg, rule })
     }
 }
-
-/// A view has as many elements as the call says.
-pub(super) fn check_len(arg: &'static str, expected: usize, got: usize) -> Result<(), Error> {
-    if got == expected { Ok(()) } else { Err(Error::Length { arg, min: expected, max: expected, got }) }
-}

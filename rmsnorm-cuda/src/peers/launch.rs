@@ -20,7 +20,6 @@ pub(super) fn forward_reduced<T: Element, W: Element, R: Element>(
     call: Checked<Forward<'_, CudaBackend, T, W, R>>,
 ) -> Result<(), Error> {
     let (spec, problem) = (*call.spec(), *call.problem());
-    check(&problem)?;
     group.check()?;
     let mut tensors = Tensors::new(group.backend.stream(), problem);
     call.visit(&mut tensors)?;
