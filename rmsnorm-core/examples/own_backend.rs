@@ -39,6 +39,7 @@ impl NormBackend for Loops {
         call: Checked<Forward<'_, Self, T, W, R>>,
     ) -> Result<(), Error> {
         call.problem().without_residual_after(self.name())?;
+        call.problem().without_parts(self.name())?;
         let (spec, args) = (*call.spec(), call.into_args());
         let (x, mut y) = split(args.x, args.y, &spec);
         let (residual, mut residual_out) = match args.residual {
