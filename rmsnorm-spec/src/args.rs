@@ -8,6 +8,7 @@
 //! The structs are built by methods, so that an optional tensor can be added without breaking a caller.
 
 mod backward;
+mod columns;
 mod forward;
 mod quantized_forward;
 mod row_layout;
@@ -15,6 +16,7 @@ mod rows;
 mod visit;
 
 pub use backward::Backward;
+pub use columns::{BackwardStatistics, ColumnStatistics, Given};
 pub use forward::Forward;
 pub use quantized_forward::{QuantizedForward, Scales};
 pub use row_layout::{RowGroups, RowLayout};

@@ -1,6 +1,9 @@
 //! The trait that every backend implements and every caller uses.
 
-use crate::{Backward, Checked, Code, Element, Error, Forward, NormSpec, Problem, QuantizedForward, Span, Stored};
+use crate::{
+    Backward, BackwardStatistics, Checked, Code, ColumnStatistics, Element, Error, Forward, Given, NormSpec, Problem,
+    QuantizedForward, Span, Stored,
+};
 
 /// A device that can normalize.
 ///
@@ -14,7 +17,7 @@ use crate::{Backward, Checked, Code, Element, Error, Forward, NormSpec, Problem,
 /// # Implementer notes
 /// Implement the view types, the two span functions and the two `launch_` methods, and [`prepare_all`](Self::prepare_all) if
 /// anything is compiled when it is first used; do not override `forward`, `backward` and `prepare`. A [`Checked`] proves everything that [`Problem`] documents, so `launch_` takes no decisions about validity.
-/// The conformance suite (`rmsnorm-conformance`) proves the result. New operations (statistics of a sharded row) arrive as new
+/// The conformance suite (`rmsnorm-conformance`) proves the result. New operations arrive as new
 /// methods whose default answer is [`Error::Unsupported`], as [`launch_quantized_forward`](Self::launch_quantized_forward)'s is.
 pub trait NormBackend {
     /// A read-only view of a tensor: `&[T]`, `CudaView<T>`, a range of a `wgpu::Buffer`.
@@ -103,6 +106,55 @@ pub trait NormBackend {
         self.launch_quantized_forward(Checked::quantized_forward(*spec, args)?)
     }
 
+    /// The first half of a forward call on a rank's columns: [math](crate::math), (15). `spec.cols` counts the columns that are here.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward); `Unsupported` from a backend that has no halves.
+    fn column_statistics<T: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        args: ColumnStatistics<'_, Self, T, R>,
+    ) -> Result<(), Error> {
+        self.launch_column_statistics(Checked::column_statistics(*spec, args)?)
+    }
+
+    /// The second half: normalizes by what all ranks have found, (16). `spec.cols` counts the columns that are here.
+    ///
+    /// # Errors
+    /// As [`column_statistics`](Self::column_statistics).
+    fn forward_given<T: Element, W: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        given: Given<'_, Self, Forward<'_, Self, T, W, R>>,
+    ) -> Result<(), Error> {
+        self.launch_forward_given(Checked::forward_given(*spec, given)?)
+    }
+
+    /// The first half of a backward call on a rank's columns: (17). `spec.cols` counts the columns that are here.
+    ///
+    /// # Errors
+    /// As [`column_statistics`](Self::column_statistics).
+    fn backward_statistics<T: Element, W: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        args: BackwardStatistics<'_, Self, T, W, R>,
+    ) -> Result<(), Error> {
+        self.launch_backward_statistics(Checked::backward_statistics(*spec, args)?)
+    }
+
+    /// The second half: the gradients by what all ranks have found, (18). `dweight` and `dbias` are those of the columns that are here, and
+    /// complete.
+    ///
+    /// # Errors
+    /// As [`column_statistics`](Self::column_statistics).
+    fn backward_given<T: Element, W: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        given: Given<'_, Self, Backward<'_, Self, T, W, R>>,
+    ) -> Result<(), Error> {
+        self.launch_backward_given(Checked::backward_given(self, *spec, given)?)
+    }
+
     /// Runs a validated forward call. A backend that adds a residual only before the norm asks
     /// [`Problem::without_residual_after`] first.
     ///
@@ -132,6 +184,61 @@ pub trait NormBackend {
     ) -> Result<(), Error> {
         call.problem().without_codes(self.name())
     }
+
+    /// Runs a validated call of [`column_statistics`](Self::column_statistics).
+    ///
+    /// # Errors
+    /// As [`launch_forward`](Self::launch_forward); `Unsupported` where a backend does not override this.
+    fn launch_column_statistics<T: Element, R: Element>(
+        &self,
+        call: Checked<ColumnStatistics<'_, Self, T, R>>,
+    ) -> Result<(), Error> {
+        let _ = call;
+        without_halves(self.name())
+    }
+
+    /// Runs a validated call of [`forward_given`](Self::forward_given).
+    ///
+    /// # Errors
+    /// As [`launch_column_statistics`](Self::launch_column_statistics).
+    fn launch_forward_given<T: Element, W: Element, R: Element>(
+        &self,
+        call: Checked<Given<'_, Self, Forward<'_, Self, T, W, R>>>,
+    ) -> Result<(), Error> {
+        let _ = call;
+        without_halves(self.name())
+    }
+
+    /// Runs a validated call of [`backward_statistics`](Self::backward_statistics).
+    ///
+    /// # Errors
+    /// As [`launch_column_statistics`](Self::launch_column_statistics).
+    fn launch_backward_statistics<T: Element, W: Element, R: Element>(
+        &self,
+        call: Checked<BackwardStatistics<'_, Self, T, W, R>>,
+    ) -> Result<(), Error> {
+        let _ = call;
+        without_halves(self.name())
+    }
+
+    /// Runs a validated call of [`backward_given`](Self::backward_given).
+    ///
+    /// # Errors
+    /// As [`launch_column_statistics`](Self::launch_column_statistics).
+    fn launch_backward_given<T: Element, W: Element, R: Element>(
+        &self,
+        call: Checked<Given<'_, Self, Backward<'_, Self, T, W, R>>>,
+    ) -> Result<(), Error> {
+        let _ = call;
+        without_halves(self.name())
+    }
+}
+
+/// The answer of a backend that normalizes whole rows only.
+fn without_halves(backend: &str) -> Result<(), Error> {
+    Err(Error::Unsupported {
+        rule: format!("the {backend} backend normalizes no rows whose columns are divided among ranks"),
+    })
 }
 
 /// Gives a backend inherent methods of the names `forward`, `backward`, `quantized_forward`, `workspace_len`, `prepare` and

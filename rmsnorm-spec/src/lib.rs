@@ -12,6 +12,7 @@
 //! | [`QuantizedForward`] | a norm and `to(torch.float8_e4m3fn)` with its scales | 8-bit codes, in one pass |
 //! | `weight`, `bias` | `weight`, `bias` (gamma, beta) | (cols) |
 //! | `residual`, `residual_out` | `x = x + residual` before the norm | the residual stream |
+//! | [`ColumnStatistics`], [`Given`] | | a row whose columns are divided among ranks |
 //! | [`ResidualPlacement::After`] | `residual + norm(x)`, and perhaps the next norm of it | post-norm, Gemma's pair |
 //! | `mean`, `rstd` | `save_mean`, `save_invstd` | (rows), always f32 |
 #![forbid(unsafe_code)]
@@ -31,7 +32,10 @@ pub mod reference;
 mod storage;
 mod tensor;
 
-pub use args::{Backward, Forward, Parts, QuantizedForward, RowGroups, RowLayout, Rows, Scales, Source, Visitor};
+pub use args::{
+    Backward, BackwardStatistics, ColumnStatistics, Forward, Given, Parts, QuantizedForward, RowGroups, RowLayout,
+    Rows, Scales, Source, Visitor,
+};
 pub use backend::NormBackend;
 pub use dtype::{DType, DTypes, Element, WithDTypes, bf16, f16};
 pub use error::Error;

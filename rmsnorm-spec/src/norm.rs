@@ -4,6 +4,8 @@ mod unsized_norm;
 
 pub use unsized_norm::UnsizedNorm;
 
+use crate::Direction;
+
 /// The kind of normalization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Norm {
@@ -22,6 +24,16 @@ impl Norm {
         match self {
             Norm::Rms => "rms_norm",
             Norm::Layer => "layer_norm",
+        }
+    }
+
+    /// How many numbers the columns of a rank are summed up in, of a row, where columns are divided among ranks: forward the sum of squares,
+    /// or layer norm's three, [math](crate::math), (15); backward the sum of `wdy * x_hat` and layer norm's of `wdy`, (17).
+    pub const fn statistics_len(self, direction: Direction) -> usize {
+        match (self, direction) {
+            (Norm::Rms, _) => 1,
+            (Norm::Layer, Direction::Backward) => 2,
+            (Norm::Layer, Direction::Forward | Direction::QuantizedForward) => 3,
         }
     }
 

@@ -3,6 +3,7 @@
 //! A [`Checked`] can only be built here, so holding one proves what [`Problem`] documents. Backends cite that proof in
 //! their SAFETY comments instead of checking again.
 
+mod columns;
 mod layout;
 #[cfg(test)]
 mod tests;

@@ -63,7 +63,7 @@ impl<V> Rows<V> {
     }
 
     /// Another view of rows at the same distances.
-    pub(crate) const fn with<U>(&self, view: U) -> Rows<U> {
+    pub const fn with<U>(&self, view: U) -> Rows<U> {
         Rows { view, row_stride: self.row_stride, groups: self.groups }
     }
 

@@ -66,14 +66,16 @@ impl<B: NormBackend + ?Sized, T: Element, W: Element, R: Element> fmt::Debug for
         if let Some(parts) = self.parts {
             described.field("parts", &parts);
         }
-        describe::<B>(self, &mut described)
+        describe(described, |fields| self.spans(fields))
     }
 }
 
 /// As [`Forward`]'s, and how weight gradients are summed.
 impl<B: NormBackend + ?Sized, T: Element, W: Element, R: Element> fmt::Debug for Backward<'_, B, T, W, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        describe::<B>(self, f.debug_struct("Backward").field("grad_reduction", &self.grad_reduction))
+        let mut described = f.debug_struct("Backward");
+        described.field("grad_reduction", &self.grad_reduction);
+        describe(described, |fields| self.spans(fields))
     }
 }
 
@@ -82,24 +84,32 @@ impl<B: NormBackend + ?Sized, T: Element, C: Code, W: Element, R: Element> fmt::
     for QuantizedForward<'_, B, T, C, W, R>
 {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        describe::<B>(self, f.debug_struct("QuantizedForward").field("quant", &self.quant))
+        let mut described = f.debug_struct("QuantizedForward");
+        described.field("quant", &self.quant);
+        describe(described, |fields| self.spans(fields))
     }
 }
 
-fn describe<'a, B: NormBackend + ?Sized>(args: &impl Views<'a, B>, to: &mut fmt::DebugStruct<'_, '_>) -> fmt::Result {
-    /// Appends each tensor.
-    struct Fields<'t, 'f, 'w>(&'t mut fmt::DebugStruct<'f, 'w>);
-    impl SpanVisitor for Fields<'_, '_, '_> {
-        fn visit(&mut self, _: Tensor, view: View) -> Result<(), Error> {
-            let View { arg, storage, rows: Rows { view: Span { len, .. }, row_stride, groups } } = view;
-            let by = |stride: usize| format!(" by {stride}");
-            let of = |RowGroups { rows, stride }| format!(" in groups of {rows} by {stride}");
-            let (by, of) = (row_stride.map_or(String::new(), by), groups.map_or(String::new(), of));
-            self.0.field(arg, &format_args!("{storage}[{len}]{by}{of}"));
-            Ok(())
-        }
+/// Appends each tensor.
+pub(super) struct Fields<'t, 'f, 'w>(&'t mut fmt::DebugStruct<'f, 'w>);
+
+impl SpanVisitor for Fields<'_, '_, '_> {
+    fn visit(&mut self, _: Tensor, view: View) -> Result<(), Error> {
+        let View { arg, storage, rows: Rows { view: Span { len, .. }, row_stride, groups } } = view;
+        let by = |stride: usize| format!(" by {stride}");
+        let of = |RowGroups { rows, stride }| format!(" in groups of {rows} by {stride}");
+        let (by, of) = (row_stride.map_or(String::new(), by), groups.map_or(String::new(), of));
+        self.0.field(arg, &format_args!("{storage}[{len}]{by}{of}"));
+        Ok(())
     }
-    args.spans(&mut Fields(to)).map_err(|_| fmt::Error)?;
+}
+
+/// Ends with the tensors that `spans` shows.
+pub(super) fn describe(
+    mut to: fmt::DebugStruct<'_, '_>,
+    spans: impl FnOnce(&mut Fields<'_, '_, '_>) -> Result<(), Error>,
+) -> fmt::Result {
+    spans(&mut Fields(&mut to)).map_err(|_| fmt::Error)?;
     to.finish()
 }
 

@@ -47,20 +47,41 @@ impl Layout {
         parts: Option<Parts>,
         args: &impl Views<'a, B>,
     ) -> Result<(TensorSet, Option<usize>), Error> {
-        let mut layout = Layout {
+        let parts = parts.filter(|parts| parts.count > 1);
+        let layout = Layout { quant: quant.copied(), parts, ..Layout::new(spec, direction) };
+        layout.of_spans(|layout| args.spans(layout))
+    }
+
+    /// The same of tensors that are shown one by one.
+    pub(super) fn check_spans(
+        spec: &NormSpec,
+        direction: Direction,
+        spans: impl FnOnce(&mut Layout) -> Result<(), Error>,
+    ) -> Result<(TensorSet, Option<usize>), Error> {
+        Layout::new(spec, direction).of_spans(spans)
+    }
+
+    fn new(spec: &NormSpec, direction: Direction) -> Self {
+        Layout {
             direction,
             rows: spec.rows,
             cols: spec.cols,
-            quant: quant.copied(),
-            parts: parts.filter(|parts| parts.count > 1),
+            quant: None,
+            parts: None,
             tensors: TensorSet::NONE,
             outputs: TensorSet::NONE,
             rows_per_group: None,
             list: [None; Tensor::COUNT],
-        };
-        args.spans(&mut layout)?;
-        layout.check_overlap()?;
-        Ok((layout.tensors, layout.rows_per_group))
+        }
+    }
+
+    fn of_spans(
+        mut self,
+        spans: impl FnOnce(&mut Layout) -> Result<(), Error>,
+    ) -> Result<(TensorSet, Option<usize>), Error> {
+        spans(&mut self)?;
+        self.check_overlap()?;
+        Ok((self.tensors, self.rows_per_group))
     }
 
     /// Where the rows of a matrix of this shape begin, if they and their groups follow one another, and the elements that it may

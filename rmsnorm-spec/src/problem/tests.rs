@@ -4,6 +4,7 @@
 //! The argument structs are written as literals here, so that a new tensor breaks the build, and the names that they look
 //! up are compared with the table, so that it must be added there.
 
+mod columns;
 mod groups;
 mod parts;
 mod quantized;

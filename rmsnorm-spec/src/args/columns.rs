@@ -1,0 +1,160 @@
+//! [`ColumnStatistics`], [`BackwardStatistics`] and [`Given`]: the two halves of a call whose columns are divided among ranks.
+
+use std::fmt;
+
+use super::{Rows, SpanVisitor, visit};
+use crate::{Element, Error, NormBackend, Tensor};
+
+/// The tensors of the first half of a forward call on a rank's columns: [math](crate::math), (15).
+///
+/// # Shapes
+/// `x`, `residual`: (rows, cols), where `cols` counts the columns of this rank. `statistics`: (rows, numbers), as many as
+/// [`Norm::statistics_len`](crate::Norm::statistics_len) says.
+///
+/// # Example
+/// One row of two ranks:
+/// ```
+/// # use rmsnorm_spec::{ColumnStatistics, Error, Forward, Given, NormBackend, NormSpec};
+/// fn normalize_halves<B>(backend: &B, [low, high]: [&[f32]; 2], [y_low, y_high]: [&mut [f32]; 2]) -> Result<(), Error>
+/// where
+///     B: for<'a> NormBackend<In<'a, f32> = &'a [f32], Out<'a, f32> = &'a mut [f32]>,
+/// {
+///     let columns = [low.len(), high.len()];
+///     let spec = |rank: usize| NormSpec::rms(1, columns[rank], 1e-6);
+///     let mut found = [0.0; 2];
+///     let (of_low, of_high) = found.split_at_mut(1);
+///     backend.column_statistics(&spec(0), ColumnStatistics::<_, f32>::new(low, of_low))?;
+///     backend.column_statistics(&spec(1), ColumnStatistics::<_, f32>::new(high, of_high))?;
+///     // Between two devices, each gathers here what both have found.
+///     backend.forward_given(&spec(0), Given::new(Forward::<_, f32>::new(low, y_low), &found[..], &columns))?;
+///     backend.forward_given(&spec(1), Given::new(Forward::<_, f32>::new(high, y_high), &found[..], &columns))
+/// }
+/// ```
+#[non_exhaustive]
+pub struct ColumnStatistics<'a, B: NormBackend + ?Sized, T: Element, R: Element = T> {
+    /// The input.
+    pub x: Rows<B::In<'a, T>>,
+    /// Added to it; the sum is rounded to `R`.
+    pub residual: Option<Rows<B::In<'a, R>>>,
+    /// Receives what the statistics of whole rows are made of.
+    pub statistics: B::Out<'a, f32>,
+}
+
+impl<'a, B: NormBackend + ?Sized, T: Element> ColumnStatistics<'a, B, T> {
+    /// Of `x` without a residual: a view of dense rows, [`Rows::strided`] or [`Rows::grouped`].
+    pub fn new(x: impl Into<Rows<B::In<'a, T>>>, statistics: B::Out<'a, f32>) -> Self {
+        ColumnStatistics { x: x.into(), residual: None, statistics }
+    }
+}
+
+impl<'a, B: NormBackend + ?Sized, T: Element, R: Element> ColumnStatistics<'a, B, T, R> {
+    /// Of `x` and a residual, if there is one: in the activations' dtype or f32.
+    pub fn mixed(
+        x: impl Into<Rows<B::In<'a, T>>>,
+        residual: Option<Rows<B::In<'a, R>>>,
+        statistics: B::Out<'a, f32>,
+    ) -> Self {
+        ColumnStatistics { x: x.into(), residual, statistics }
+    }
+
+    pub(crate) fn spans(&self, visitor: &mut impl SpanVisitor) -> Result<(), Error> {
+        visit::matrix_in::<B, T>(visitor, Tensor::X, Some(&self.x))?;
+        visit::matrix_in::<B, R>(visitor, Tensor::Residual, self.residual.as_ref())
+    }
+}
+
+/// The tensors of the first half of a backward call on a rank's columns: [math](crate::math), (17).
+///
+/// # Shapes
+/// `dy`, `x`: (rows, cols), where `cols` counts the columns of this rank. `weight`: (cols). `mean`, `rstd`: (rows).
+/// `statistics`: (rows, numbers), as many as [`Norm::statistics_len`](crate::Norm::statistics_len) says.
+#[non_exhaustive]
+pub struct BackwardStatistics<'a, B: NormBackend + ?Sized, T: Element, W: Element = T, R: Element = T> {
+    /// The gradient of `y`.
+    pub dy: Rows<B::In<'a, T>>,
+    /// The tensor that was normalized.
+    pub x: Rows<B::In<'a, R>>,
+    /// The forward pass's weight; ones if absent.
+    pub weight: Option<B::In<'a, W>>,
+    /// The mean of whole rows. Layer norm needs it, RMS norm has none.
+    pub mean: Option<B::In<'a, f32>>,
+    /// The `rstd` of whole rows.
+    pub rstd: B::In<'a, f32>,
+    /// Receives what the averages over whole rows are made of.
+    pub statistics: B::Out<'a, f32>,
+}
+
+impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> BackwardStatistics<'a, B, T, W, R> {
+    /// Of what [`Backward::mixed`](crate::Backward::mixed) takes. Matrices are views of dense rows, or [`Rows::strided`] or [`Rows::grouped`]; layer norm
+    /// needs [`mean`](Self::mean), too.
+    pub fn new(
+        dy: impl Into<Rows<B::In<'a, T>>>,
+        x: impl Into<Rows<B::In<'a, R>>>,
+        rstd: B::In<'a, f32>,
+        statistics: B::Out<'a, f32>,
+    ) -> Self {
+        BackwardStatistics { dy: dy.into(), x: x.into(), weight: None, mean: None, rstd, statistics }
+    }
+
+    /// With this weight.
+    pub fn weight(self, weight: B::In<'a, W>) -> Self {
+        BackwardStatistics { weight: Some(weight), ..self }
+    }
+
+    /// With this mean.
+    pub fn mean(self, mean: B::In<'a, f32>) -> Self {
+        BackwardStatistics { mean: Some(mean), ..self }
+    }
+
+    pub(crate) fn spans(&self, visitor: &mut impl SpanVisitor) -> Result<(), Error> {
+        visit::matrix_in::<B, R>(visitor, Tensor::X, Some(&self.x))?;
+        visit::vector_in::<B, W>(visitor, Tensor::Weight, self.weight.as_ref())?;
+        visit::vector_in::<B, f32>(visitor, Tensor::Mean, self.mean.as_ref())?;
+        visit::vector_in::<B, f32>(visitor, Tensor::Rstd, Some(&self.rstd))?;
+        visit::matrix_in::<B, T>(visitor, Tensor::Dy, Some(&self.dy))
+    }
+}
+
+/// The second half of a call on a rank's columns: its tensors, [`Forward`](crate::Forward) or [`Backward`](crate::Backward), and what all ranks have found in the first.
+#[non_exhaustive]
+pub struct Given<'a, B: NormBackend + ?Sized, A> {
+    /// The tensors of the columns that are here. What is the same for all columns of a row, `mean` and `rstd`, is of whole rows.
+    pub args: A,
+    /// (ranks, rows, numbers): what every rank's first half wrote, in the order of the ranks.
+    pub statistics: B::In<'a, f32>,
+    /// How many columns each rank has.
+    pub columns: &'a [usize],
+}
+
+impl<'a, B: NormBackend + ?Sized, A> Given<'a, B, A> {
+    /// These tensors with that.
+    pub fn new(args: A, statistics: B::In<'a, f32>, columns: &'a [usize]) -> Self {
+        Given { args, statistics, columns }
+    }
+}
+
+/// The tensors of a first half, as [`Forward`](crate::Forward)'s.
+impl<B: NormBackend + ?Sized, T: Element, R: Element> fmt::Debug for ColumnStatistics<'_, B, T, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let spans = |visitor: &mut visit::Fields<'_, '_, '_>| self.spans(visitor);
+        visit::describe(f.debug_struct("ColumnStatistics"), spans)
+    }
+}
+
+/// As [`ColumnStatistics`]'s.
+impl<B: NormBackend + ?Sized, T: Element, W: Element, R: Element> fmt::Debug for BackwardStatistics<'_, B, T, W, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let spans = |visitor: &mut visit::Fields<'_, '_, '_>| self.spans(visitor);
+        visit::describe(f.debug_struct("BackwardStatistics"), spans)
+    }
+}
+
+/// The tensors of the call, and how many columns each rank has.
+impl<B: NormBackend + ?Sized, A: fmt::Debug> fmt::Debug for Given<'_, B, A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Given { args, statistics, columns } = self;
+        let statistics = B::in_span(statistics).len;
+        let given = format_args!("f32[{statistics}]");
+        f.debug_struct("Given").field("args", args).field("statistics", &given).field("columns", columns).finish()
+    }
+}

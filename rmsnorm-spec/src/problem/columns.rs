@@ -1,0 +1,176 @@
+//! Validation of the two halves of a call whose columns are divided among ranks.
+
+use super::layout::Layout;
+use super::{Checked, check_spec, forbid_mean_for_rms, problem};
+use crate::args::{SpanVisitor, View, Views};
+use crate::{
+    Access, Backward, BackwardStatistics, ColumnStatistics, DTypes, Direction, Element, Error, Forward, Given, Norm,
+    NormBackend, NormSpec, ResidualPlacement, Span, Storage, Tensor,
+};
+
+impl<'a, B: NormBackend + ?Sized, T: Element, R: Element> Checked<ColumnStatistics<'a, B, T, R>> {
+    /// Validates the first half of a forward call.
+    ///
+    /// # Errors
+    /// The first rule that does not hold, as the variant of [`Error`] that names the argument.
+    pub fn column_statistics(spec: NormSpec, args: ColumnStatistics<'a, B, T, R>) -> Result<Self, Error> {
+        check_spec(&spec)?;
+        without_residual_after(&spec)?;
+        DTypes::of::<T, T, R>().check()?;
+        let found = Layout::check_spans(&spec, Direction::Forward, |layout| args.spans(layout))?;
+        let numbers = spec.norm.statistics_len(Direction::Forward);
+        let statistics = Statistics::new(B::out_span(&args.statistics), &[spec.rows, numbers])?;
+        args.spans(&mut Beside { statistics, direction: None })?;
+        let problem = problem::<T, T, R>(Direction::Forward, &spec, found);
+        Ok(Checked { spec, args, problem })
+    }
+}
+
+impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<BackwardStatistics<'a, B, T, W, R>> {
+    /// Validates the first half of a backward call.
+    ///
+    /// # Errors
+    /// As [`Checked::column_statistics`].
+    pub fn backward_statistics(spec: NormSpec, args: BackwardStatistics<'a, B, T, W, R>) -> Result<Self, Error> {
+        check_spec(&spec)?;
+        without_residual_after(&spec)?;
+        DTypes::of::<T, W, R>().check()?;
+        forbid_mean_for_rms(&spec, "mean", args.mean.is_some())?;
+        if spec.norm == Norm::Layer && args.mean.is_none() {
+            return Err(Error::Missing { arg: "mean", why: "layer norm's backward pass needs the mean of whole rows" });
+        }
+        let found = Layout::check_spans(&spec, Direction::Backward, |layout| args.spans(layout))?;
+        let numbers = spec.norm.statistics_len(Direction::Backward);
+        let statistics = Statistics::new(B::out_span(&args.statistics), &[spec.rows, numbers])?;
+        args.spans(&mut Beside { statistics, direction: None })?;
+        let problem = problem::<T, W, R>(Direction::Backward, &spec, found);
+        Ok(Checked { spec, args, problem })
+    }
+}
+
+impl<'a, 'g, B: NormBackend + ?Sized, T: Element, W: Element, R: Element>
+    Checked<Given<'g, B, Forward<'a, B, T, W, R>>>
+{
+    /// Validates the second half of a forward call.
+    ///
+    /// # Errors
+    /// As [`Checked::column_statistics`].
+    pub fn forward_given(spec: NormSpec, given: Given<'g, B, Forward<'a, B, T, W, R>>) -> Result<Self, Error> {
+        without_residual_after(&spec)?;
+        if given.args.parts.is_some() {
+            let rule = "where columns are divided among ranks, x is one matrix, no sum of parts".into();
+            return Err(Error::Unsupported { rule });
+        }
+        check_given(given, Direction::Forward, |args| Checked::forward(spec, args))
+    }
+}
+
+impl<'a, 'g, B: NormBackend + ?Sized, T: Element, W: Element, R: Element>
+    Checked<Given<'g, B, Backward<'a, B, T, W, R>>>
+{
+    /// Validates the second half of a backward call; the backend says how much workspace it needs.
+    ///
+    /// # Errors
+    /// As [`Checked::column_statistics`].
+    pub fn backward_given(
+        backend: &B,
+        spec: NormSpec,
+        given: Given<'g, B, Backward<'a, B, T, W, R>>,
+    ) -> Result<Self, Error> {
+        without_residual_after(&spec)?;
+        check_given(given, Direction::Backward, |args| Checked::backward(backend, spec, args))
+    }
+}
+
+/// A second half whose tensors `check` finds valid, if what was found in the first belongs to them.
+fn check_given<'a, 'g, B: NormBackend + ?Sized, A: Views<'a, B>>(
+    given: Given<'g, B, A>,
+    direction: Direction,
+    check: impl FnOnce(A) -> Result<Checked<A>, Error>,
+) -> Result<Checked<Given<'g, B, A>>, Error> {
+    let Given { args, statistics, columns } = given;
+    let Checked { spec, args, problem } = check(args)?;
+    check_columns(columns, spec.cols)?;
+    let shape = [columns.len(), spec.rows, spec.norm.statistics_len(direction)];
+    let found = Statistics::new(B::in_span(&statistics), &shape)?;
+    args.spans(&mut Beside { statistics: found, direction: Some(direction) })?;
+    Ok(Checked { spec, args: Given { args, statistics, columns }, problem })
+}
+
+impl<B: NormBackend + ?Sized, A> Checked<Given<'_, B, A>> {
+    /// The columns of all ranks.
+    pub fn whole_cols(&self) -> usize {
+        self.args.columns.iter().sum()
+    }
+}
+
+/// Every rank has columns, one of them as many as are here, and they can be counted.
+fn check_columns(columns: &[usize], here: usize) -> Result<(), Error> {
+    let refuse = |rule| Err(Error::InvalidArgument { arg: "columns", rule });
+    if columns.contains(&0) || !columns.contains(&here) {
+        return refuse(format!("every rank has some, and one of them the {here} that are here, got {columns:?}"));
+    }
+    match columns.iter().try_fold(0usize, |sum, &columns| sum.checked_add(columns)) {
+        Some(_) => Ok(()),
+        None => refuse(format!("their sum is a number of columns, got {columns:?}")),
+    }
+}
+
+fn without_residual_after(spec: &NormSpec) -> Result<(), Error> {
+    match spec.residual_placement {
+        ResidualPlacement::Before => Ok(()),
+        ResidualPlacement::After => {
+            let rule = "where columns are divided among ranks, a residual is added before the norm".into();
+            Err(Error::Unsupported { rule })
+        }
+    }
+}
+
+/// Numbers of rows that are written, or were.
+#[derive(Clone, Copy)]
+struct Statistics(Span);
+
+impl Statistics {
+    /// Of this shape.
+    fn new(span: Span, shape: &[usize]) -> Result<Self, Error> {
+        // More than memory has is no length of a view.
+        let len = shape.iter().fold(1usize, |len, &factor| len.saturating_mul(factor));
+        if span.len == len {
+            Ok(Statistics(span))
+        } else {
+            Err(Error::Length { arg: "statistics", min: len, max: len, got: span.len })
+        }
+    }
+
+    /// Whether a tensor has memory in common with them. Gaps between its rows count as its own.
+    fn overlaps(self, storage: Storage, other: Span) -> bool {
+        let bytes = |span: Span, size: usize| {
+            let start = u128::from(span.start);
+            (start, start + span.len as u128 * size as u128)
+        };
+        let (a, b) = (bytes(self.0, size_of::<f32>()), bytes(other, storage.size()));
+        self.0.allocation == other.allocation && a.0.max(b.0) < a.1.min(b.1)
+    }
+}
+
+/// That no tensor which is written shares memory with the statistics that are read; or, where these are written, none at all.
+struct Beside {
+    statistics: Statistics,
+    /// Of a second half.
+    direction: Option<Direction>,
+}
+
+impl SpanVisitor for Beside {
+    fn visit(&mut self, tensor: Tensor, view: View) -> Result<(), Error> {
+        if !self.statistics.overlaps(view.storage, view.rows.view) {
+            return Ok(());
+        }
+        match self.direction {
+            None => Err(Error::Overlap { output: "statistics", other: view.arg }),
+            Some(direction) if tensor.access(direction) == Some(Access::Write) => {
+                Err(Error::Overlap { output: view.arg, other: "statistics" })
+            }
+            Some(_) => Ok(()),
+        }
+    }
+}
