@@ -5,7 +5,8 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use rmsnorm_spec::{
-    Backward, Checked, Code, Element, Error, Forward, NormBackend, Problem, QuantizedForward, Span, Stored,
+    Backward, BackwardStatistics, Checked, Code, ColumnStatistics, Element, Error, Forward, Given, NormBackend,
+    Problem, QuantizedForward, Span, Stored,
 };
 use rmsnorm_tuning::Source;
 
@@ -261,6 +262,34 @@ impl NormBackend for CpuBackend {
         call: Checked<QuantizedForward<'_, Self, T, C, W, R>>,
     ) -> Result<(), Error> {
         launch::quantized_forward(self, call)
+    }
+
+    fn launch_column_statistics<T: Element, R: Element>(
+        &self,
+        call: Checked<ColumnStatistics<'_, Self, T, R>>,
+    ) -> Result<(), Error> {
+        launch::column_statistics(self, call)
+    }
+
+    fn launch_forward_given<T: Element, W: Element, R: Element>(
+        &self,
+        call: Checked<Given<'_, Self, Forward<'_, Self, T, W, R>>>,
+    ) -> Result<(), Error> {
+        launch::forward_given(self, call)
+    }
+
+    fn launch_backward_statistics<T: Element, W: Element, R: Element>(
+        &self,
+        call: Checked<BackwardStatistics<'_, Self, T, W, R>>,
+    ) -> Result<(), Error> {
+        launch::backward_statistics(self, call)
+    }
+
+    fn launch_backward_given<T: Element, W: Element, R: Element>(
+        &self,
+        call: Checked<Given<'_, Self, Backward<'_, Self, T, W, R>>>,
+    ) -> Result<(), Error> {
+        launch::backward_given(self, call)
     }
 }
 

@@ -8,6 +8,7 @@ use rmsnorm_spec::{Element, bf16, f16};
 
 use crate::caps::Isa;
 use crate::stages::backward::BackwardBlocks;
+use crate::stages::columns::{ColumnsRows, SumsBlocks};
 use crate::stages::columnwise::ColumnwiseCols;
 use crate::stages::copy::CopyRange;
 use crate::stages::forward::ForwardRows;
@@ -67,7 +68,9 @@ macro_rules! mixes {
             stage!(forward, ForwardRows<'_, $t, $w, $r>);
             stage!(after, AfterRows<'_, $t, $w, $r>);
             stage!(parts, PartsRows<'_, $t, $w, $r>);
+            stage!(columns, ColumnsRows<'_, $t, $w, $r>);
             stage!(backward, BackwardBlocks<'_, $t, $w, $r>);
+            stage!(sums, SumsBlocks<'_, $t, $w, $r>);
             stage!(quantized_forward, QuantizedRows<'_, $t, $w, $r>);
             stage!(columnwise, ColumnwiseCols<'_, $t, $w, $r>);
         })*
@@ -92,6 +95,22 @@ macro_rules! mixes {
         pub(crate) fn parts<'a, T: Element, W: Element, R: Element>() -> Option<Kernel<PartsRows<'a, T, W, R>>> {
             match (T::DTYPE, W::DTYPE, R::DTYPE) {
                 $((<$t>::DTYPE, <$w>::DTYPE, <$r>::DTYPE) => Some(|isa, work| $mix::parts::run(isa, work.cast())),)*
+                _ => None,
+            }
+        }
+
+        /// The kernel of either half of a forward call on a rank's columns, of a mix of dtypes, if there is one.
+        pub(crate) fn columns<'a, T: Element, W: Element, R: Element>() -> Option<Kernel<ColumnsRows<'a, T, W, R>>> {
+            match (T::DTYPE, W::DTYPE, R::DTYPE) {
+                $((<$t>::DTYPE, <$w>::DTYPE, <$r>::DTYPE) => Some(|isa, work| $mix::columns::run(isa, work.cast())),)*
+                _ => None,
+            }
+        }
+
+        /// The kernel of the first half of a backward call on a rank's columns, of a mix of dtypes, if there is one.
+        pub(crate) fn sums<'a, T: Element, W: Element, R: Element>() -> Option<Kernel<SumsBlocks<'a, T, W, R>>> {
+            match (T::DTYPE, W::DTYPE, R::DTYPE) {
+                $((<$t>::DTYPE, <$w>::DTYPE, <$r>::DTYPE) => Some(|isa, work| $mix::sums::run(isa, work.cast())),)*
                 _ => None,
             }
         }

@@ -11,6 +11,7 @@ use crate::kernel::{self, Kernel};
 use crate::lanes::{LANES, Out};
 use crate::plan::{self, Plan};
 use crate::stages::backward::BackwardBlocks;
+use crate::stages::columns::Found;
 use crate::stages::copy::CopyRange;
 use crate::stages::forward::after::{AfterRows, NextNorm};
 use crate::stages::forward::parts::PartsRows;
@@ -46,40 +47,48 @@ pub(crate) fn forward<B: SliceBackend, T: Element, W: Element, R: Element>(
         ResidualPlacement::After => return forward_after(backend, call),
     }
     let (spec, plan, stride) = (spec_of(&call), plan_here(backend, &problem), call.part_stride());
-    let args = call.into_args();
+    let rows = forward_rows(&spec, &plan, call.into_args())?;
+    let (isa, len) = (backend.caps().isa, spec.rows);
+    match (problem.parts, rows.x) {
+        (count @ 2.., Some(x)) => {
+            let kernel = kernel::parts().ok_or_else(|| no_kernel(&problem))?;
+            let work = PartsRows { rows: ForwardRows { x: None, ..rows }, x, first: 0, count, stride };
+            backend
+                .install(plan.tasks, || fork(work, len, plan.tasks, &PartsRows::split_at, &|work| kernel(isa, work)));
+        }
+        _ => {
+            let kernel = kernel::forward().ok_or_else(|| no_kernel(&problem))?;
+            run_forward(backend, kernel, rows, &plan);
+        }
+    }
+    Ok(())
+}
+
+/// The rows of a forward call that adds the residual before the norm. Of several parts, x is all of them.
+fn forward_rows<'a, B: SliceBackend, T: Element, W: Element, R: Element>(
+    spec: &NormSpec,
+    plan: &Plan,
+    args: Forward<'a, B, T, W, R>,
+) -> Result<ForwardRows<'a, T, W, R>, Error> {
     let (x, y) = match (args.x, args.y) {
-        (Source::Read(x), Some(y)) => (Some(matrix::<B, T>(x, &spec)), matrix_mut::<B, T>(y, &spec)),
-        (Source::Overwrite(y), _) => (None, overwritten::<B, T>(y, &spec)?),
+        (Source::Read(x), Some(y)) => (Some(matrix::<B, T>(x, spec)), matrix_mut::<B, T>(y, spec)),
+        (Source::Overwrite(y), _) => (None, overwritten::<B, T>(y, spec)?),
         // A `Checked` forward call has one of the two; the error is for the type system only.
         (Source::Read(_), None) => return Err(Error::Missing { arg: "y", why: "x is not overwritten" }),
     };
-    let residual = residual_of::<B, R>(args.residual, args.residual_out, &spec)?;
-    let rows = ForwardRows {
-        spec,
+    let residual = residual_of::<B, R>(args.residual, args.residual_out, spec)?;
+    Ok(ForwardRows {
+        spec: *spec,
         rows: spec.rows,
         streaming: plan.streaming,
         weight: args.weight.map(B::input),
         bias: args.bias.map(B::input),
-        x: None,
+        x,
         y: Some(y),
         residual,
         mean: args.mean.map(B::out),
         rstd: args.rstd.map(B::out),
-    };
-    let (isa, len) = (backend.caps().isa, spec.rows);
-    match (problem.parts, x) {
-        (count @ 2.., Some(x)) => {
-            let kernel = kernel::parts().ok_or_else(|| no_kernel(&problem))?;
-            let work = PartsRows { rows, x, first: 0, count, stride };
-            backend
-                .install(plan.tasks, || fork(work, len, plan.tasks, &PartsRows::split_at, &|work| kernel(isa, work)));
-        }
-        (_, x) => {
-            let kernel = kernel::forward().ok_or_else(|| no_kernel(&problem))?;
-            run_forward(backend, kernel, ForwardRows { x, ..rows }, &plan);
-        }
-    }
-    Ok(())
+    })
 }
 
 /// A residual, and where its sum goes.
@@ -177,18 +186,28 @@ pub(crate) fn backward<B: SliceBackend, T: Element, W: Element, R: Element>(
     backend: &CpuBackend,
     call: Checked<Backward<'_, B, T, W, R>>,
 ) -> Result<(), Error> {
-    match call.problem().grad_reduction {
+    let (spec, problem) = (spec_of(&call), *call.problem());
+    run_backward::<B, T, W, R>(backend, &spec, &problem, call.into_args(), None)
+}
+
+/// `found`: by all ranks, where the columns are divided among ranks.
+fn run_backward<B: SliceBackend, T: Element, W: Element, R: Element>(
+    backend: &CpuBackend,
+    spec: &NormSpec,
+    problem: &Problem,
+    args: Backward<'_, B, T, W, R>,
+    found: Option<Found<'_>>,
+) -> Result<(), Error> {
+    match problem.grad_reduction {
         GradReduction::Partials => {}
         GradReduction::Locks { .. } | GradReduction::Atomics => {
-            let rule =
-                format!("the cpu backend has GradReduction::Partials only, got {:?}", call.problem().grad_reduction);
+            let rule = format!("the cpu backend has GradReduction::Partials only, got {:?}", problem.grad_reduction);
             return Err(Error::Unsupported { rule });
         }
     }
-    let (spec, plan) = (spec_of(&call), plan_here(backend, call.problem()));
-    let kernel = kernel::backward().ok_or_else(|| no_kernel(call.problem()))?;
-    let len = plan::workspace_len(call.problem());
-    let args = call.into_args();
+    let plan = plan_here(backend, problem);
+    let kernel = kernel::backward().ok_or_else(|| no_kernel(problem))?;
+    let len = plan::workspace_len(problem);
 
     let mut allocated = Vec::new();
     let workspace = match args.workspace {
@@ -203,18 +222,19 @@ pub(crate) fn backward<B: SliceBackend, T: Element, W: Element, R: Element>(
     let (dweight_partials, dbias_partials) = workspace.split_at_mut(dweight_len);
 
     let work = BackwardBlocks {
-        spec,
+        spec: *spec,
         rows: spec.rows,
         block_rows: plan.block_rows,
         streaming: plan.streaming,
         weight: args.weight.map(B::input),
-        dy: matrix::<B, T>(args.dy, &spec),
-        x: matrix::<B, R>(args.x, &spec),
+        dy: matrix::<B, T>(args.dy, spec),
+        x: matrix::<B, R>(args.x, spec),
         mean: args.mean.map(B::input),
         rstd: B::input(args.rstd),
-        dresidual_out: args.dresidual_out.map(|rows| matrix::<B, R>(rows, &spec)),
-        dx: matrix_mut::<B, T>(args.dx, &spec),
-        dresidual: args.dresidual.map(|rows| matrix_mut::<B, R>(rows, &spec)),
+        found,
+        dresidual_out: args.dresidual_out.map(|rows| matrix::<B, R>(rows, spec)),
+        dx: matrix_mut::<B, T>(args.dx, spec),
+        dresidual: args.dresidual.map(|rows| matrix_mut::<B, R>(rows, spec)),
         dweight_partials: args.dweight.is_some().then_some(&mut *dweight_partials),
         dbias_partials: args.dbias.is_some().then_some(&mut *dbias_partials),
     };
@@ -283,9 +303,11 @@ fn overwritten<'a, B: SliceBackend, E: Element>(
     Ok(MatrixMut { rows: starts(&rows, spec), data: Out::from(B::values(rows.view)?) })
 }
 
+mod columns;
 mod quantized;
 mod scales;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use columns::{backward_given, backward_statistics, column_statistics, forward_given};
 pub(crate) use quantized::quantized_forward;

@@ -70,6 +70,7 @@ fn stores_past_the_cache_are_fenced_before_a_stage_ends() {
             x: of(&x.0),
             mean: None,
             rstd: &[1.0; ROWS],
+            found: None,
             dresidual_out: None,
             dx: MatrixMut { data: Out::from(&mut dx.0[..]), rows: RowStarts::strided(COLS) },
             dresidual: Some(MatrixMut { data: Out::from(&mut dresidual.0[..]), rows: RowStarts::strided(COLS) }),

@@ -205,6 +205,7 @@ fn backward_by(tasks: usize, is_layer: bool, [dweight, dbias, dresidual_out, dre
         dy: Matrix { data: dy.as_slice(), rows: RowStarts::strided(dy_stride) },
         x: Matrix { data: x.as_slice(), rows: RowStarts::strided(x_stride) },
         mean: is_layer.then_some(mean.as_slice()),
+        found: None,
         rstd: &rstd,
         dresidual_out: dresidual_out
             .then_some(Matrix { data: arriving.as_slice(), rows: RowStarts::strided(arriving_stride) }),

@@ -3,6 +3,7 @@
 
 use rmsnorm_spec::{Element, Norm, NormSpec};
 
+use super::columns::Found;
 use super::{Matrix, MatrixMut};
 use crate::lanes::{self, Fenced, Out, Piece, Simd, Stores};
 
@@ -17,6 +18,8 @@ pub(crate) struct BackwardBlocks<'a, T, W, R> {
     pub(crate) x: Matrix<'a, R>,
     pub(crate) mean: Option<&'a [f32]>,
     pub(crate) rstd: &'a [f32],
+    /// What all ranks have found, where the columns are divided among ranks.
+    pub(crate) found: Option<Found<'a>>,
     pub(crate) dresidual_out: Option<Matrix<'a, R>>,
     pub(crate) dx: MatrixMut<'a, T>,
     pub(crate) dresidual: Option<MatrixMut<'a, R>>,
@@ -39,6 +42,7 @@ impl<'a, T: Element, W: Element, R: Element> BackwardBlocks<'a, T, W, R> {
             x: self.x.cast(),
             mean: self.mean,
             rstd: self.rstd,
+            found: self.found,
             dresidual_out: self.dresidual_out.map(Matrix::cast),
             dx: self.dx.cast(),
             dresidual: self.dresidual.map(MatrixMut::cast),
@@ -79,6 +83,7 @@ impl<'a, T: Element, W: Element, R: Element> BackwardBlocks<'a, T, W, R> {
             x: x_high,
             mean: mean_high,
             rstd: rstd_high,
+            found: self.found.map(|found| found.from(row)),
             dresidual_out: dresidual_high,
             dx: dx_high,
             dresidual: stream_high,
@@ -111,13 +116,31 @@ impl<'a, T: Element, W: Element, R: Element> BackwardBlocks<'a, T, W, R> {
         }
     }
 
-    /// Equations (8) and (9).
+    /// Equations (8) and (9), or (18).
     #[inline(always)]
     fn scalars<S: Simd>(&self, r: usize) -> Scalars {
+        let (mean_wdy, mean_wdy_xhat) = match self.found {
+            Some(found) => found.mean_wdy_and_wdy_xhat(self.spec.norm, r),
+            None => {
+                let (wdy, products) = self.sums::<S>(r);
+                let cols = self.spec.cols as f32;
+                (wdy / cols, products / cols)
+            }
+        };
+        Scalars { mean_wdy, mean_wdy_xhat, ..self.unaveraged(r) }
+    }
+
+    fn unaveraged(&self, r: usize) -> Scalars {
+        let mean = self.mean.map_or(0.0, |mean| mean[r]);
+        Scalars { mean, rstd: self.rstd[r], mean_wdy: 0.0, mean_wdy_xhat: 0.0 }
+    }
+
+    /// The sums of `wdy`, 0 for RMS norm, and of `wdy * x_hat`: equation (17).
+    #[inline(always)]
+    pub(super) fn sums<S: Simd>(&self, r: usize) -> (f32, f32) {
         let cols = self.spec.cols;
         let (dy, x) = (self.dy.row(r, cols), self.x.row(r, cols));
-        let mean = self.mean.map_or(0.0, |mean| mean[r]);
-        let mut scalars = Scalars { mean, rstd: self.rstd[r], mean_wdy: 0.0, mean_wdy_xhat: 0.0 };
+        let scalars = self.unaveraged(r);
         let weight_offset = S::splat(self.spec.weight_offset);
         let (mut wdy_sums, mut product_sums) = (S::splat(0.0), S::splat(0.0));
         lanes::for_each_piece!(0, cols, piece => {
@@ -129,9 +152,7 @@ impl<'a, T: Element, W: Element, R: Element> BackwardBlocks<'a, T, W, R> {
                 wdy_sums = S::add(wdy_sums, wdy);
             }
         });
-        scalars.mean_wdy = S::fold(wdy_sums) / cols as f32;
-        scalars.mean_wdy_xhat = S::fold(product_sums) / cols as f32;
-        scalars
+        (S::fold(wdy_sums), S::fold(product_sums))
     }
 
     /// Equations (10) to (12). `STREAM`: with `dresidual`.

@@ -172,6 +172,29 @@ impl<'a, T: Element, W: Element, R: Element> ForwardRows<'a, T, W, R> {
         }
     }
 
+    /// Equation (15) for RMS norm.
+    #[inline(always)]
+    pub(super) fn sum_of_squares<S: Simd>(&mut self, r: usize) -> f32 {
+        self.row(r).sum_of_squares::<S, true>()
+    }
+
+    /// Equation (15) for layer norm: the sum, and the deviations' from the average of it with that of their squares.
+    #[inline(always)]
+    pub(super) fn sums_about_mean<S: Simd>(&mut self, r: usize) -> [f32; 3] {
+        let row = self.row(r);
+        let sum = row.sum_of_row::<S, true>();
+        let (deviations, squares) = row.sums_about::<S, true>(sum / row.cols as f32);
+        [sum, deviations, squares]
+    }
+
+    /// Writes a row by statistics that were found elsewhere.
+    #[inline(always)]
+    pub(super) fn normalize_by<S: Simd>(&mut self, r: usize, mean: f32, rstd: f32, stores: Stores<'_>) {
+        let statistics = Statistics { mean, rstd };
+        self.row(r).normalize::<S, true, false>(statistics, stores);
+        after::save(&mut self.mean, &mut self.rstd, r, statistics);
+    }
+
     #[inline(always)]
     fn run_row<S: Simd, const RESIDUAL: bool, const PLAIN: bool>(
         &mut self,
@@ -242,41 +265,57 @@ impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
         self.residual_out.as_ref().map(|out| lanes::input_or_overwritten(self.residual, out)).or(self.residual)
     }
 
-    /// Equations (3) and (4) without a mean.
     #[inline(always)]
-    fn rms_statistics<S: Simd, const RESIDUAL: bool>(&self, eps: f32) -> Statistics {
+    fn sum_of_squares<S: Simd, const RESIDUAL: bool>(&self) -> f32 {
         let mut squares = S::splat(0.0);
         lanes::for_each_piece!(0, self.cols, piece => {
             let h = self.h::<S, _, RESIDUAL>(piece);
             squares = S::add(squares, S::mul(h, h));
         });
-        Statistics { mean: 0.0, rstd: rstd_of(S::fold(squares), self.cols, eps) }
+        S::fold(squares)
     }
 
-    /// Equations (2) to (4). The variance is centred: a second visit, because `avg(h^2) - mean^2` cancels.
     #[inline(always)]
-    fn layer_statistics<S: Simd, const RESIDUAL: bool>(&self, eps: f32) -> Statistics {
+    fn sum_of_row<S: Simd, const RESIDUAL: bool>(&self) -> f32 {
         let mut sums = S::splat(0.0);
         lanes::for_each_piece!(0, self.cols, piece => {
             sums = S::add(sums, self.h::<S, _, RESIDUAL>(piece));
         });
-        let mean = S::fold(sums) / self.cols as f32;
+        S::fold(sums)
+    }
 
+    #[inline(always)]
+    fn squares_about<S: Simd, const RESIDUAL: bool>(&self, mean: f32) -> f32 {
         let (mut squares, means) = (S::splat(0.0), S::splat(mean));
         lanes::for_each_piece!(0, self.cols, piece => {
             // Lanes beyond a short piece hold 0, which is not 0 once centred.
             let centred = lanes::within::<S, _>(piece, S::sub(self.h::<S, _, RESIDUAL>(piece), means));
             squares = S::add(squares, S::mul(centred, centred));
         });
-        Statistics { mean, rstd: rstd_of(S::fold(squares), self.cols, eps) }
+        S::fold(squares)
     }
 
-    /// Equations (2) to (4).
+    /// The deviations' sum and that of their squares.
+    #[inline(always)]
+    fn sums_about<S: Simd, const RESIDUAL: bool>(&self, mean: f32) -> (f32, f32) {
+        let (mut deviations, mut squares, means) = (S::splat(0.0), S::splat(0.0), S::splat(mean));
+        lanes::for_each_piece!(0, self.cols, piece => {
+            let centred = lanes::within::<S, _>(piece, S::sub(self.h::<S, _, RESIDUAL>(piece), means));
+            deviations = S::add(deviations, centred);
+            squares = S::add(squares, S::mul(centred, centred));
+        });
+        (S::fold(deviations), S::fold(squares))
+    }
+
+    /// Equations (2) to (4). Layer norm's variance is centred: a second visit, because `avg(h^2) - mean^2` cancels.
     #[inline(always)]
     pub(super) fn statistics<S: Simd, const RESIDUAL: bool>(&self, norm: Norm, eps: f32) -> Statistics {
         match norm {
-            Norm::Rms => self.rms_statistics::<S, RESIDUAL>(eps),
-            Norm::Layer => self.layer_statistics::<S, RESIDUAL>(eps),
+            Norm::Rms => Statistics { mean: 0.0, rstd: rstd_of(self.sum_of_squares::<S, RESIDUAL>(), self.cols, eps) },
+            Norm::Layer => {
+                let mean = self.sum_of_row::<S, RESIDUAL>() / self.cols as f32;
+                Statistics { mean, rstd: rstd_of(self.squares_about::<S, RESIDUAL>(mean), self.cols, eps) }
+            }
         }
     }
 

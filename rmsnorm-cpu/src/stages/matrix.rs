@@ -15,7 +15,6 @@ pub(crate) struct RowStarts {
 
 impl RowStarts {
     /// Rows at one distance.
-    #[cfg(test)]
     pub(crate) const fn strided(row_stride: usize) -> Self {
         RowStarts { row_stride, groups: None }
     }

@@ -2,6 +2,7 @@
 //! once per instruction set by `kernel`.
 
 pub(crate) mod backward;
+pub(crate) mod columns;
 pub(crate) mod columnwise;
 pub(crate) mod copy;
 pub(crate) mod forward;

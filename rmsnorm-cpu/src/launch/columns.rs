@@ -1,0 +1,107 @@
+//! The two halves of a call whose columns are divided among ranks.
+
+use rmsnorm_spec::{Backward, BackwardStatistics, Checked, ColumnStatistics, Element, Error, Forward, Given};
+
+use super::{SliceBackend, fork, forward_rows, matrix, no_kernel, plan_here, run_backward, spec_of};
+use crate::backend::CpuBackend;
+use crate::kernel;
+use crate::lanes::Out;
+use crate::stages::backward::BackwardBlocks;
+use crate::stages::columns::{ColumnsRows, Found, Half, SumsBlocks};
+use crate::stages::forward::{ForwardRows, Residual};
+use crate::stages::{MatrixMut, RowStarts};
+
+pub(crate) fn column_statistics<B: SliceBackend, T: Element, R: Element>(
+    backend: &CpuBackend,
+    call: Checked<ColumnStatistics<'_, B, T, R>>,
+) -> Result<(), Error> {
+    let (spec, problem) = (spec_of(&call), *call.problem());
+    let args = call.into_args();
+    let rows = ForwardRows::<T, T, R> {
+        spec,
+        rows: spec.rows,
+        streaming: false,
+        weight: None,
+        bias: None,
+        x: Some(matrix::<B, T>(args.x, &spec)),
+        y: None,
+        residual: args.residual.map_or(Residual::Absent, |residual| Residual::Read(matrix::<B, R>(residual, &spec))),
+        mean: None,
+        rstd: None,
+    };
+    let kernel = kernel::columns().ok_or_else(|| no_kernel(&problem))?;
+    run(
+        backend,
+        plan_here(backend, &problem).tasks,
+        kernel,
+        ColumnsRows { rows, half: Half::First(B::out(args.statistics)) },
+    );
+    Ok(())
+}
+
+pub(crate) fn forward_given<B: SliceBackend, T: Element, W: Element, R: Element>(
+    backend: &CpuBackend,
+    call: Checked<Given<'_, B, Forward<'_, B, T, W, R>>>,
+) -> Result<(), Error> {
+    let (spec, problem) = (spec_of(&call), *call.problem());
+    let Given { args, statistics, columns, .. } = call.into_args();
+    let kernel = kernel::columns().ok_or_else(|| no_kernel(&problem))?;
+    let plan = plan_here(backend, &problem);
+    let found = Found { numbers: B::input(statistics), columns, rows: spec.rows, first: 0 };
+    let rows = forward_rows::<B, T, W, R>(&spec, &plan, args)?;
+    run(backend, plan.tasks, kernel, ColumnsRows { rows, half: Half::Second(found) });
+    Ok(())
+}
+
+fn run<'a, T: Element, W: Element, R: Element>(
+    backend: &CpuBackend,
+    tasks: usize,
+    kernel: kernel::Kernel<ColumnsRows<'a, T, W, R>>,
+    work: ColumnsRows<'a, T, W, R>,
+) {
+    let (isa, rows) = (backend.caps().isa, work.rows.rows);
+    backend.install(tasks, || fork(work, rows, tasks, &ColumnsRows::split_at, &|work| kernel(isa, work)));
+}
+
+pub(crate) fn backward_statistics<B: SliceBackend, T: Element, W: Element, R: Element>(
+    backend: &CpuBackend,
+    call: Checked<BackwardStatistics<'_, B, T, W, R>>,
+) -> Result<(), Error> {
+    let (spec, problem) = (spec_of(&call), *call.problem());
+    let args = call.into_args();
+    let kernel = kernel::sums().ok_or_else(|| no_kernel(&problem))?;
+    let plan = plan_here(backend, &problem);
+    let blocks = BackwardBlocks {
+        spec,
+        rows: spec.rows,
+        block_rows: plan.block_rows,
+        streaming: false,
+        weight: args.weight.map(B::input),
+        dy: matrix::<B, T>(args.dy, &spec),
+        x: matrix::<B, R>(args.x, &spec),
+        mean: args.mean.map(B::input),
+        rstd: B::input(args.rstd),
+        found: None,
+        dresidual_out: None,
+        dx: MatrixMut { data: Out::none(), rows: RowStarts::strided(spec.cols) },
+        dresidual: None,
+        dweight_partials: None,
+        dbias_partials: None,
+    };
+    let work = SumsBlocks { blocks, sums: B::out(args.statistics) };
+    let isa = backend.caps().isa;
+    backend.install(plan.tasks, || {
+        fork(work, plan.blocks, plan.tasks, &SumsBlocks::split_at, &|work| kernel(isa, work));
+    });
+    Ok(())
+}
+
+pub(crate) fn backward_given<B: SliceBackend, T: Element, W: Element, R: Element>(
+    backend: &CpuBackend,
+    call: Checked<Given<'_, B, Backward<'_, B, T, W, R>>>,
+) -> Result<(), Error> {
+    let (spec, problem) = (spec_of(&call), *call.problem());
+    let Given { args, statistics, columns, .. } = call.into_args();
+    let found = Found { numbers: B::input(statistics), columns, rows: spec.rows, first: 0 };
+    run_backward::<B, T, W, R>(backend, &spec, &problem, args, Some(found))
+}

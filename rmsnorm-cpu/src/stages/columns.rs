@@ -1,0 +1,183 @@
+//! Rows whose columns are divided among ranks: math.md, equations (15) to (18). What the columns of one rank add up to, and the whole
+//! rows' statistics from what all ranks have found.
+
+use rmsnorm_spec::{Direction, Element, Norm};
+
+use super::backward::BackwardBlocks;
+use super::forward::ForwardRows;
+use crate::lanes::{Fenced, Out, Simd};
+
+/// What every rank has found: (ranks, rows, numbers).
+#[derive(Clone, Copy)]
+pub(crate) struct Found<'a> {
+    pub(crate) numbers: &'a [f32],
+    /// How many columns each rank has.
+    pub(crate) columns: &'a [usize],
+    /// Rows of the call.
+    pub(crate) rows: usize,
+    /// Which of them is the first of this share.
+    pub(crate) first: usize,
+}
+
+impl Found<'_> {
+    /// From this row on.
+    pub(crate) fn from(self, row: usize) -> Self {
+        Found { first: self.first + row, ..self }
+    }
+
+    /// Of a row: the columns of each rank, and its numbers.
+    fn of_row<const N: usize>(&self, row: usize) -> impl Iterator<Item = (f32, [f32; N])> {
+        let row = self.first + row;
+        let numbers = move |rank: usize| {
+            let numbers = &self.numbers[(rank * self.rows + row) * N..];
+            std::array::from_fn(|i| numbers[i])
+        };
+        self.columns.iter().enumerate().map(move |(rank, &columns)| (columns as f32, numbers(rank)))
+    }
+
+    /// Of whole rows.
+    fn cols(&self) -> f32 {
+        self.columns.iter().sum::<usize>() as f32
+    }
+
+    /// Equation (16): the mean, 0 for RMS norm, and the variance.
+    pub(crate) fn mean_and_var(&self, norm: Norm, row: usize) -> (f32, f32) {
+        let cols = self.cols();
+        match norm {
+            Norm::Rms => (0.0, sum(self.of_row(row).map(|(_, [squares])| squares)) / cols),
+            Norm::Layer => {
+                let mean = sum(self.of_row(row).map(|(_, [sum, _, _])| sum)) / cols;
+                let about_mean = self.of_row(row).map(|(columns, [sum, deviations, squares])| {
+                    // As the rank itself has divided.
+                    let apart = sum / columns - mean;
+                    squares + (2.0 * apart) * deviations + columns * (apart * apart)
+                });
+                (mean, sum(about_mean) / cols)
+            }
+        }
+    }
+
+    /// Equation (18): `mean_wdy`, 0 for RMS norm, and `mean_wdy_xhat`.
+    pub(crate) fn mean_wdy_and_wdy_xhat(&self, norm: Norm, row: usize) -> (f32, f32) {
+        let cols = self.cols();
+        match norm {
+            Norm::Rms => (0.0, sum(self.of_row(row).map(|(_, [products])| products)) / cols),
+            Norm::Layer => {
+                let wdy = sum(self.of_row(row).map(|(_, [wdy, _])| wdy));
+                let products = sum(self.of_row(row).map(|(_, [_, products])| products));
+                (wdy / cols, products / cols)
+            }
+        }
+    }
+}
+
+/// In the order of the ranks.
+fn sum(numbers: impl Iterator<Item = f32>) -> f32 {
+    numbers.reduce(|sum, number| sum + number).unwrap_or(0.0)
+}
+
+/// The rows of either half of a forward call, or some of them.
+pub(crate) struct ColumnsRows<'a, T, W, R> {
+    /// All but the statistics. The first half has no outputs.
+    pub(crate) rows: ForwardRows<'a, T, W, R>,
+    pub(crate) half: Half<'a>,
+}
+
+/// Which half.
+pub(crate) enum Half<'a> {
+    /// The first: a row's numbers go here.
+    First(Out<'a, f32>),
+    /// The second, by what all have found.
+    Second(Found<'a>),
+}
+
+impl<'a> Half<'a> {
+    fn split_at(self, row: usize, numbers: usize) -> (Self, Self) {
+        match self {
+            Half::First(out) => {
+                let (low, high) = out.split_at(row * numbers);
+                (Half::First(low), Half::First(high))
+            }
+            Half::Second(found) => (Half::Second(found), Half::Second(found.from(row))),
+        }
+    }
+}
+
+impl<'a, T: Element, W: Element, R: Element> ColumnsRows<'a, T, W, R> {
+    /// The same rows under other names of the element types.
+    pub(crate) fn cast<U: Element, V: Element, Q: Element>(self) -> ColumnsRows<'a, U, V, Q> {
+        ColumnsRows { rows: self.rows.cast(), half: self.half }
+    }
+
+    /// The rows before `row`, and the others.
+    pub(crate) fn split_at(self, row: usize) -> (Self, Self) {
+        let (half_low, half_high) = self.half.split_at(row, self.rows.spec.norm.statistics_len(Direction::Forward));
+        let (low, high) = self.rows.split_at(row);
+        (ColumnsRows { rows: low, half: half_low }, ColumnsRows { rows: high, half: half_high })
+    }
+
+    /// Sums up or normalizes every row.
+    #[inline(always)]
+    pub(crate) fn run<S: Simd>(mut self) {
+        let (norm, eps) = (self.rows.spec.norm, self.rows.spec.eps);
+        match self.half {
+            Half::First(mut out) => {
+                for r in 0..self.rows.rows {
+                    match norm {
+                        Norm::Rms => out.set(r, self.rows.sum_of_squares::<S>(r)),
+                        Norm::Layer => {
+                            for (i, number) in self.rows.sums_about_mean::<S>(r).into_iter().enumerate() {
+                                out.set(3 * r + i, number);
+                            }
+                        }
+                    }
+                }
+            }
+            Half::Second(found) => {
+                let fenced = Fenced::<S>::new(self.rows.streaming);
+                for r in 0..self.rows.rows {
+                    let (mean, var) = found.mean_and_var(norm, r);
+                    self.rows.normalize_by::<S>(r, mean, 1.0 / (var + eps).sqrt(), fenced.stores());
+                }
+            }
+        }
+    }
+}
+
+/// The blocks of the first half of a backward call, or some of them.
+pub(crate) struct SumsBlocks<'a, T, W, R> {
+    /// With no outputs.
+    pub(crate) blocks: BackwardBlocks<'a, T, W, R>,
+    /// (rows, numbers)
+    pub(crate) sums: Out<'a, f32>,
+}
+
+impl<'a, T: Element, W: Element, R: Element> SumsBlocks<'a, T, W, R> {
+    /// The same blocks under other names of the element types.
+    pub(crate) fn cast<U: Element, V: Element, Q: Element>(self) -> SumsBlocks<'a, U, V, Q> {
+        SumsBlocks { blocks: self.blocks.cast(), sums: self.sums }
+    }
+
+    /// The blocks before `block`, and the others.
+    pub(crate) fn split_at(self, block: usize) -> (Self, Self) {
+        let numbers = self.blocks.spec.norm.statistics_len(Direction::Backward);
+        let (low, high) = self.blocks.split_at(block);
+        let (sums_low, sums_high) = self.sums.split_at(low.rows * numbers);
+        (SumsBlocks { blocks: low, sums: sums_low }, SumsBlocks { blocks: high, sums: sums_high })
+    }
+
+    /// Sums up every row.
+    #[inline(always)]
+    pub(crate) fn run<S: Simd>(mut self) {
+        for r in 0..self.blocks.rows {
+            let (wdy, products) = self.blocks.sums::<S>(r);
+            match self.blocks.spec.norm {
+                Norm::Rms => self.sums.set(r, products),
+                Norm::Layer => {
+                    self.sums.set(2 * r, wdy);
+                    self.sums.set(2 * r + 1, products);
+                }
+            }
+        }
+    }
+}
