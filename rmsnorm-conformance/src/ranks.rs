@@ -1,12 +1,15 @@
-//! Calls of a group of ranks: each rank's part goes in, and every rank must give the same, within the bounds of one device.
+//! Calls of a group of ranks. In a reduced call each rank's part goes in, and every rank must give the same, within the bounds of one
+//! device; in [`columns`] each has some of the columns.
 //!
-//! The cases are those of a sum of parts, with a part on every rank. A group is proven by [`test_ranks`]: no output outside its interval,
+//! The cases of the former are those of a sum of parts, with a part on every rank. A group is proven by [`test_ranks`]: no output outside its interval,
 //! the sum with the residual exact, no two ranks with another bit, nothing changed around the tensors, and nothing that depends on what
 //! they held before.
 
+pub mod columns;
+
 use std::fmt;
 
-use rmsnorm_spec::{DTypes, Error, NormSpec};
+use rmsnorm_spec::{DTypes, Error, NormSpec, Tensor};
 
 use crate::Arithmetic;
 use crate::case::data::Inputs;
@@ -15,7 +18,7 @@ use crate::judge::trial::judge_stored;
 use crate::report::{Check, Finding, Status};
 use crate::run::calls::{Scenario, forward_call};
 use crate::run::device::Answer;
-use crate::run::memory::{Call, Outputs, Poison, poison_difference};
+use crate::run::memory::{Bits, Call, Outputs, Poison, poison_difference};
 use crate::testing::TestFailure;
 
 pub use crate::run::device::Normalize;
@@ -31,6 +34,9 @@ pub trait Group: Sync {
     /// Makes a call on every rank, at once, each on a thread of its own by [`Call::make_by`]: `calls` and the answers are in the order of
     /// the ranks.
     fn make(&self, spec: &NormSpec, dtypes: DTypes, calls: &mut [Call]) -> Vec<Answer>;
+
+    /// The same of calls on so many columns each, forward or backward. `spec` is that of whole rows.
+    fn make_on_columns(&self, spec: &NormSpec, columns: &[usize], dtypes: DTypes, calls: &mut [Call]) -> Vec<Answer>;
 }
 
 /// A case of a group: a sum of as many parts as it has ranks.
@@ -94,8 +100,20 @@ fn stored(group: &dyn Group, ranks_case: &RanksCase, inputs: &Inputs, poison: Po
     };
     let mut calls: Vec<Call> = (0..group.ranks()).map(call).collect();
     let answers = group.make(&case.spec(), case.dtypes, &mut calls);
+    let mut outputs = stored_by_ranks(answers, &calls)?.into_iter();
+    let first = outputs.next().unwrap_or_default();
+    for (rank, other) in outputs.enumerate() {
+        for ((tensor, here), (_, there)) in first.tensors.iter().zip(&other.tensors) {
+            same_on_ranks(*tensor, here, there, rank + 1)?;
+        }
+    }
+    Ok(first)
+}
+
+/// What each rank has stored, if it answered well and changed nothing else.
+fn stored_by_ranks(answers: Vec<Answer>, calls: &[Call]) -> Result<Vec<Outputs>, Status> {
     let fail = |check, output, detail| Err(Status::Fail(Finding { check, output, detail }));
-    for (rank, (answer, call)) in answers.into_iter().zip(&calls).enumerate() {
+    for (rank, (answer, call)) in answers.into_iter().zip(calls).enumerate() {
         match answer {
             Err(error) => return Err(error.status(call.kind.name())),
             Ok(Err(Error::Unsupported { rule })) => return Err(Status::Unsupported(rule)),
@@ -106,19 +124,14 @@ fn stored(group: &dyn Group, ranks_case: &RanksCase, inputs: &Inputs, poison: Po
             return fail(finding.check, finding.output, format!("rank {rank}: {}", finding.detail));
         }
     }
-    let mut outputs = calls.iter().map(Call::outputs);
-    let first = outputs.next().unwrap_or_default();
-    for (rank, other) in outputs.enumerate() {
-        for ((tensor, here), (_, there)) in first.tensors.iter().zip(&other.tensors) {
-            if let Some(i) = (0..here.bits.len()).find(|&i| here.bits[i] != there.bits[i]) {
-                let rank = rank + 1;
-                let detail =
-                    format!("element {i} is {:#x} on rank 0, {:#x} on rank {rank}", here.bits[i], there.bits[i]);
-                return fail(Check::Repeat, tensor.name(), detail);
-            }
-        }
-    }
-    Ok(first)
+    Ok(calls.iter().map(Call::outputs).collect())
+}
+
+/// A tensor of rank 0, and of that rank, has one set of bits.
+fn same_on_ranks(tensor: Tensor, here: &Bits, there: &Bits, rank: usize) -> Result<(), Status> {
+    let Some(i) = (0..here.bits.len()).find(|&i| here.bits[i] != there.bits[i]) else { return Ok(()) };
+    let detail = format!("element {i} is {:#x} on rank 0, {:#x} on rank {rank}", here.bits[i], there.bits[i]);
+    Err(Status::Fail(Finding { check: Check::Repeat, output: tensor.name(), detail }))
 }
 
 /// What became of the cases of a group. `Display` is a few lines for people.
@@ -131,13 +144,17 @@ pub struct RanksSummary {
     /// Cases that the group does not support, each by a rule.
     pub unsupported: usize,
     /// The others, and what was found.
-    pub failures: Vec<(RanksCase, Status)>,
+    pub failures: Vec<(String, Status)>,
 }
 
 impl RanksSummary {
     /// Whether cases passed, and none failed.
     pub fn is_success(&self) -> bool {
         self.passed > 0 && self.failures.is_empty()
+    }
+
+    fn tested(self) -> Result<usize, TestFailure> {
+        if self.is_success() { Ok(self.passed) } else { Err(TestFailure(self.to_string())) }
     }
 }
 
@@ -167,7 +184,7 @@ pub fn run(group: &dyn Group, is_whole: bool, progress: &mut dyn FnMut(usize, us
             // Rows that are apart may be beyond a group, and those that no chip holds; others are not.
             Status::Unsupported(_) if !is_plain => summary.unsupported += 1,
             status @ (Status::Unsupported(_) | Status::Fail(_) | Status::Vacuous(_) | Status::Skipped(_)) => {
-                summary.failures.push((*case, status));
+                summary.failures.push((case.to_string(), status));
             }
         }
         progress(i + 1, cases.len());
@@ -180,6 +197,5 @@ pub fn run(group: &dyn Group, is_whole: bool, progress: &mut dyn FnMut(usize, us
 /// # Errors
 /// All that failed, or that nothing passed.
 pub fn test_ranks(group: &dyn Group, is_whole: bool) -> Result<usize, TestFailure> {
-    let summary = run(group, is_whole, &mut |_, _| {});
-    if summary.is_success() { Ok(summary.passed) } else { Err(TestFailure(summary.to_string())) }
+    run(group, is_whole, &mut |_, _| {}).tested()
 }

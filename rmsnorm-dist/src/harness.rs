@@ -6,7 +6,7 @@ use std::thread;
 use rmsnorm_conformance::ranks::{Group, Normalize};
 use rmsnorm_conformance::testing::{Answer, Call, TransferError};
 use rmsnorm_conformance::{Arithmetic, Harness};
-use rmsnorm_spec::{DTypes, Element, Error, Forward, NormSpec};
+use rmsnorm_spec::{Backward, DTypes, Element, Error, Forward, NormSpec};
 
 use crate::ShardedNorm;
 
@@ -35,6 +35,47 @@ impl<N: ShardedNorm> Normalize<N::Backend> for Reduced<'_, N> {
     }
 }
 
+/// A rank's calls on its columns.
+struct OnColumns<'n, N>(&'n N, &'n [usize]);
+
+impl<N: ShardedNorm> Normalize<N::Backend> for OnColumns<'_, N> {
+    fn forward<T: Element, W: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        args: Forward<'_, N::Backend, T, W, R>,
+    ) -> Result<(), Error> {
+        self.0.forward_columns(spec, self.1, args)
+    }
+
+    fn backward<T: Element, W: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        args: Backward<'_, N::Backend, T, W, R>,
+    ) -> Result<(), Error> {
+        self.0.backward_columns(spec, self.1, args)
+    }
+}
+
+impl<N: ShardedNorm + Send, H: Harness<Backend = N::Backend>> Ranks<N, H> {
+    /// Every rank's call at once, each on a thread of its own.
+    fn on_threads(&self, calls: &mut [Call], make: impl Fn(&N, &H, &mut Call) -> Answer + Sync) -> Vec<Answer> {
+        let make = &make;
+        thread::scope(|scope| {
+            let rank = |((norm, harness), call): (&'_ (Mutex<N>, H), &'_ mut Call)| {
+                let norm = norm.lock().unwrap_or_else(PoisonError::into_inner);
+                make(&norm, harness, call)
+            };
+            let threads: Vec<_> =
+                self.ranks.iter().zip(calls).map(|rank_and_call| scope.spawn(move || rank(rank_and_call))).collect();
+            let panicked = || {
+                let reason = "the rank panicked".to_owned();
+                Err(TransferError::Download(Error::Device { backend: "ranks", source: reason.into() }))
+            };
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| panicked())).collect()
+        })
+    }
+}
+
 impl<N, H> Group for Ranks<N, H>
 where
     N: ShardedNorm + Send,
@@ -49,18 +90,10 @@ where
     }
 
     fn make(&self, spec: &NormSpec, dtypes: DTypes, calls: &mut [Call]) -> Vec<Answer> {
-        thread::scope(|scope| {
-            let rank = |((norm, harness), call): (&'_ (Mutex<N>, H), &'_ mut Call)| {
-                let norm = norm.lock().unwrap_or_else(PoisonError::into_inner);
-                call.make_by(harness, &Reduced(&*norm), spec, dtypes)
-            };
-            let threads: Vec<_> =
-                self.ranks.iter().zip(calls).map(|rank_and_call| scope.spawn(move || rank(rank_and_call))).collect();
-            let panicked = || {
-                let reason = "the rank panicked".to_owned();
-                Err(TransferError::Download(Error::Device { backend: "ranks", source: reason.into() }))
-            };
-            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| panicked())).collect()
-        })
+        self.on_threads(calls, |norm, harness, call| call.make_by(harness, &Reduced(norm), spec, dtypes))
+    }
+
+    fn make_on_columns(&self, spec: &NormSpec, columns: &[usize], dtypes: DTypes, calls: &mut [Call]) -> Vec<Answer> {
+        self.on_threads(calls, |norm, harness, call| call.make_by(harness, &OnColumns(norm, columns), spec, dtypes))
     }
 }

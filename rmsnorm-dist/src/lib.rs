@@ -4,6 +4,9 @@
 //! the residual, and normalizes: on every rank, with the same bits on each, whatever the number of rows and whichever algorithm moves the
 //! data ([math](rmsnorm_spec::math), equation (1')).
 //!
+//! Where it is the columns of a row that are divided, as those of Q and K norms over all heads, [`ShardedNorm::forward_columns`] and
+//! [`backward_columns`](ShardedNorm::backward_columns) normalize by the statistics of whole rows: a rank sends one number a row, or three.
+//!
 //! - [`Sharded`] composes it of a backend and a [`Collective`], for any of both.
 //! - [`ThreadGroup`] is a collective of threads of one process, for backends in host memory.
 //!
@@ -11,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod collective;
+mod columns;
 #[cfg(feature = "conformance")]
 mod harness;
 mod sharded;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::OnceLock;
 
-use rmsnorm_spec::{Element, Error, Forward, Memory, NormSpec, RowGroups, RowLayout, Rows, Source, Stored};
+use rmsnorm_spec::{Backward, Element, Error, Forward, Memory, NormSpec, RowGroups, RowLayout, Rows, Source, Stored};
 
 use crate::sharded_norm::check_reduced;
 use crate::{Collective, ShardedNorm, Shares};
@@ -42,6 +42,21 @@ impl<B, C> Sharded<B, C> {
 }
 
 impl<B: Memory, C: Collective<B>> Sharded<B, C> {
+    /// Makes a call, which says when it has sent something. One that fails after that is this rank's last.
+    pub(crate) fn in_step(&self, call: impl FnOnce(&mut bool) -> Result<(), Error>) -> Result<(), Error> {
+        if let Some(reason) = self.failure.get() {
+            let reason = format!("a call of this rank has failed between two exchanges: {reason}");
+            return Err(Error::Device { backend: "sharded norm", source: reason.into() });
+        }
+        let mut is_sent = false;
+        let outcome = call(&mut is_sent);
+        if let (true, Err(error)) = (is_sent, &outcome) {
+            // The first of them stays.
+            self.failure.get_or_init(|| error.to_string());
+        }
+        outcome
+    }
+
     /// Sends every rank's share of an output, which this rank made in a buffer, to all.
     fn gather<T: Stored>(
         &self,
@@ -82,17 +97,25 @@ impl<B: Memory, C: Collective<B>> ShardedNorm for Sharded<B, C> {
             return self.backend.forward(spec, args);
         }
         check_form(spec, &args)?;
-        if let Some(reason) = self.failure.get() {
-            let reason = format!("a call of this rank has failed between two exchanges: {reason}");
-            return Err(Error::Device { backend: "sharded norm", source: reason.into() });
-        }
-        let mut is_sent = false;
-        let outcome = self.reduce(spec, args, &mut is_sent);
-        if let (true, Err(error)) = (is_sent, &outcome) {
-            // The first of them stays.
-            self.failure.get_or_init(|| error.to_string());
-        }
-        outcome
+        self.in_step(|is_sent| self.reduce(spec, args, is_sent))
+    }
+
+    fn forward_columns<T: Element, W: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        columns: &[usize],
+        args: Forward<'_, B, T, W, R>,
+    ) -> Result<(), Error> {
+        self.normalize_columns(spec, columns, args)
+    }
+
+    fn backward_columns<T: Element, W: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        columns: &[usize],
+        args: Backward<'_, B, T, W, R>,
+    ) -> Result<(), Error> {
+        self.differentiate_columns(spec, columns, args)
     }
 }
 

@@ -1,6 +1,6 @@
 //! [`ShardedNorm`]: what callers see, and what the suite proves.
 
-use rmsnorm_spec::{Checked, Element, Error, Forward, NormBackend, NormSpec, ResidualPlacement};
+use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, NormBackend, NormSpec, ResidualPlacement};
 
 /// A rank of a group that normalizes together.
 ///
@@ -36,6 +36,45 @@ pub trait ShardedNorm {
         spec: &NormSpec,
         args: Forward<'_, Self::Backend, T, W, R>,
     ) -> Result<(), Error>;
+
+    /// Normalizes rows whose columns are divided among the ranks: [math](rmsnorm_spec::math), equations (15) and (16).
+    ///
+    /// `spec.cols` is the length of a whole row, `columns` how many of it each rank has, in their order; each has some. The tensors are
+    /// of this rank's columns: matrices are (rows, columns of this rank), weight and bias have as many. `mean` and `rstd` are those of whole
+    /// rows, the same bits on every rank. `x` may be overwritten, as in [`NormBackend::forward`]; it is one matrix, not a sum of
+    /// [`parts`](Forward::parts), and the residual is added before the norm.
+    ///
+    /// # Errors
+    /// As [`forward_reduced`](Self::forward_reduced); `InvalidArgument` if `columns` are not those of `spec`; `Unsupported` from a form
+    /// that does not override this.
+    fn forward_columns<T: Element, W: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        columns: &[usize],
+        args: Forward<'_, Self::Backend, T, W, R>,
+    ) -> Result<(), Error> {
+        let _ = (spec, columns, args);
+        without_columns()
+    }
+
+    /// The gradients of [`forward_columns`](Self::forward_columns): (17) and (18), by the mean and rstd of whole rows. `dweight` and
+    /// `dbias` are those of this rank's columns, and complete.
+    ///
+    /// # Errors
+    /// As there.
+    fn backward_columns<T: Element, W: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        columns: &[usize],
+        args: Backward<'_, Self::Backend, T, W, R>,
+    ) -> Result<(), Error> {
+        let _ = (spec, columns, args);
+        without_columns()
+    }
+}
+
+fn without_columns() -> Result<(), Error> {
+    Err(Error::Unsupported { rule: "this form normalizes no rows whose columns are divided among ranks".into() })
 }
 
 /// A reduced call, validated: for who implements [`ShardedNorm`].

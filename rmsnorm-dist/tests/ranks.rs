@@ -1,6 +1,7 @@
 //! The suite on groups of threads of the CPU.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
 
+use rmsnorm_conformance::ranks::columns::test_columns;
 use rmsnorm_conformance::ranks::test_ranks;
 use rmsnorm_cpu::{CpuBackend, Isa};
 use rmsnorm_dist::{Ranks, Sharded, ThreadGroup};
@@ -16,5 +17,13 @@ fn every_rank_gives_the_same_within_the_bounds_of_one_device() {
     for ranks in [1, 2, 3, 4, 8] {
         let passed = test_ranks(&group(ranks), ranks == 2).unwrap();
         assert!(passed >= if ranks == 2 { 100 } else { 30 }, "{ranks} ranks: {passed}");
+    }
+}
+
+#[test]
+fn divided_columns_are_within_the_bounds_of_whole_rows() {
+    for ranks in [1, 2, 3, 4, 8] {
+        let passed = test_columns(&group(ranks), ranks == 3).unwrap();
+        assert!(passed >= if ranks == 3 { 300 } else { 80 }, "{ranks} ranks: {passed}");
     }
 }

@@ -108,30 +108,30 @@ struct Drawn {
 }
 
 /// A sequence of choices.
-pub(super) struct Dice {
-    pub(super) state: u64,
+pub(crate) struct Dice {
+    pub(crate) state: u64,
 }
 
 impl Dice {
-    pub(super) fn roll(&mut self) -> u64 {
+    pub(crate) fn roll(&mut self) -> u64 {
         self.state = splitmix(self.state);
         self.state >> 16
     }
 
-    pub(super) fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
+    pub(crate) fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[self.roll() as usize % choices.len()]
     }
 
-    pub(super) fn one_in(&mut self, count: u64) -> bool {
+    pub(crate) fn one_in(&mut self, count: u64) -> bool {
         self.roll().is_multiple_of(count)
     }
 
-    pub(super) fn case(&mut self, most_elements: usize) -> Case {
+    pub(crate) fn case(&mut self, most_elements: usize) -> Case {
         let size = self.size(most_elements);
         self.case_of_size(size)
     }
 
-    pub(super) fn case_of_size(&mut self, size: (usize, usize)) -> Case {
+    pub(crate) fn case_of_size(&mut self, size: (usize, usize)) -> Case {
         let Drawn { case, wide_weight, wide_residual } = self.draw(size);
         Case { dtypes: case.dtypes.widened(wide_weight, wide_residual), ..case }
     }
@@ -190,7 +190,7 @@ impl Dice {
 
 /// Whether a case can prove something. With eps = 0 a variance of zero, or one that underflows, has no rstd; with few
 /// columns layer norm has hardly a variance whatever the data; rounding errors alone, divided by a tiny eps, are noise.
-pub(super) fn is_meaningful(case: &Case) -> bool {
+pub(crate) fn is_meaningful(case: &Case) -> bool {
     let tiny_eps = case.eps < 1e-6;
     let zero_eps = case.eps == 0.0;
     let may_be_flat = match case.family {

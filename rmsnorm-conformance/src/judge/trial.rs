@@ -94,6 +94,39 @@ pub(crate) fn judge_stored(
     judged.status()
 }
 
+/// Judges what a backward call has stored for a case of these inputs, by the statistics that it was given.
+pub(crate) fn judge_stored_back(
+    case: &Case,
+    inputs: &Inputs,
+    saved: &Saved,
+    stored: &Outputs,
+    arithmetic: &Arithmetic,
+) -> Status {
+    let mut judged = Judged { reports: &mut Vec::new(), finding: None, vacuous: None };
+    let model = Model { arithmetic, mode: case.family.mode() };
+    judge_back((case, inputs, saved), Statistics::Given, model, &mut judged, |tensor| stored.get(tensor));
+    judged.status()
+}
+
+fn judge_back<'s>(
+    (case, inputs, saved): (&Case, &Inputs, &Saved),
+    statistics: Statistics<'_>,
+    model: Model<'_>,
+    judged: &mut Judged<'_>,
+    stored: impl Fn(Tensor) -> Option<&'s Bits>,
+) {
+    let given = BackwardInputs {
+        dy: &inputs.dy,
+        x: &saved.x,
+        weight: inputs.weight.as_deref(),
+        mean: &saved.mean,
+        rstd: &saved.rstd,
+        dresidual_out: inputs.dresidual_out.as_deref(),
+    };
+    let truth = BackwardTruth::new(&case.spec(), &given, statistics, case.grad_reduction, model);
+    judged.add_each(BackwardTruth::OUTPUTS, stored, |tensor, got| truth.judge_bits(tensor, got));
+}
+
 /// What the forward call of a case must give; `observed` is the sum with the residual that it stored, where that is no one value.
 fn truth_of<'a>(case: &Case, inputs: &'a Inputs, observed: Option<&[f64]>, model: Model<'a>) -> ForwardTruth<'a> {
     let (weight, bias) = (inputs.weight.as_deref(), inputs.bias.as_deref());
@@ -269,17 +302,7 @@ impl<'a> BoundsTrial<'a> {
         judged: &mut Judged<'_>,
         stored: impl Fn(Tensor) -> Option<&'s Bits>,
     ) {
-        let (case, inputs) = (self.case, self.inputs);
-        let given = BackwardInputs {
-            dy: &inputs.dy,
-            x: &saved.x,
-            weight: inputs.weight.as_deref(),
-            mean: &saved.mean,
-            rstd: &saved.rstd,
-            dresidual_out: inputs.dresidual_out.as_deref(),
-        };
-        let truth = BackwardTruth::new(&case.spec(), &given, statistics, case.grad_reduction, self.model());
-        judged.add_each(BackwardTruth::OUTPUTS, stored, |tensor, got| truth.judge_bits(tensor, got));
+        judge_back((self.case, self.inputs, saved), statistics, self.model(), judged, stored);
     }
 
     fn judge_end_to_end(&self, truth: ForwardTruth<'_>, stored: &Outputs, judged: &mut Judged<'_>) {

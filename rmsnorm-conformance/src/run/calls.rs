@@ -39,7 +39,7 @@ pub(crate) struct Scenario {
     pub case: Case,
     pub inputs: Inputs,
     /// What a lone backward call is given; the other kinds make their own.
-    saved: Option<Saved>,
+    pub saved: Option<Saved>,
 }
 
 impl Scenario {
@@ -151,7 +151,7 @@ pub(crate) struct BackwardStep {
 }
 
 /// The statistics of the f64 reference, rounded to what a forward pass can store.
-fn reference_saved(case: &Case, inputs: &Inputs) -> Saved {
+pub(crate) fn reference_saved(case: &Case, inputs: &Inputs) -> Saved {
     let forward =
         reference::forward(&case.spec(), &ForwardInputs { x: &inputs.x, residual: None, weight: None, bias: None });
     let stored = |values: &[f64]| values.iter().map(|&value| round_to(value, DType::F32)).collect();
@@ -290,7 +290,13 @@ impl Builder<'_> {
 }
 
 /// The backward call of a case, for what its forward pass saved.
-pub(crate) fn backward_call(device: &dyn Device, case: &Case, inputs: &Inputs, saved: &Saved, poison: Poison) -> Call {
+pub(crate) fn backward_call(
+    workspace_elements: impl FnOnce(&Problem) -> usize,
+    case: &Case,
+    inputs: &Inputs,
+    saved: &Saved,
+    poison: Poison,
+) -> Call {
     let present = case.present;
     let mut builder = Builder::new(case, Kind::Backward, poison);
     builder.input_rows(Tensor::Dy, Some(&inputs.dy));
@@ -317,7 +323,7 @@ pub(crate) fn backward_call(device: &dyn Device, case: &Case, inputs: &Inputs, s
         }
     }
     if present.has(Tensor::Workspace) {
-        let len = device.workspace_elements(&backward_problem(case));
+        let len = workspace_elements(&backward_problem(case));
         builder.vector(Tensor::Workspace, Access::Scratch, len, &Fill::Poison(poison));
     }
     builder.call
@@ -343,7 +349,8 @@ impl Context<'_> {
 
     /// Makes a backward call and checks its memory.
     pub fn backward(&self, case: &Case, inputs: &Inputs, saved: &Saved, poison: Poison) -> Result<Outputs, Status> {
-        self.make(case, case.grad_reduction, backward_call(self.device, case, inputs, saved, poison))
+        let workspace_elements = |problem: &_| self.device.workspace_elements(problem);
+        self.make(case, case.grad_reduction, backward_call(workspace_elements, case, inputs, saved, poison))
     }
 
     fn make(&self, case: &Case, reduction: GradReduction, mut call: Call) -> Result<Outputs, Status> {

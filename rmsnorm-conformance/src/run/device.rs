@@ -191,7 +191,7 @@ impl Call {
     }
 }
 
-/// What makes forward calls on a backend's tensors: the backend, or what is built on it.
+/// What makes calls on a backend's tensors: the backend, or what is built on it.
 pub trait Normalize<B: NormBackend> {
     /// As [`NormBackend::forward`].
     ///
@@ -202,6 +202,19 @@ pub trait Normalize<B: NormBackend> {
         spec: &NormSpec,
         args: Forward<'_, B, T, W, R>,
     ) -> Result<(), Error>;
+
+    /// As [`NormBackend::backward`].
+    ///
+    /// # Errors
+    /// As there; `Unsupported` where it is not overridden.
+    fn backward<T: Element, W: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        args: Backward<'_, B, T, W, R>,
+    ) -> Result<(), Error> {
+        let _ = (spec, args);
+        Err(Error::Unsupported { rule: "there is no backward call of this kind".into() })
+    }
 }
 
 /// A backend by itself.
@@ -215,9 +228,17 @@ impl<B: NormBackend> Normalize<B> for Alone<'_, B> {
     ) -> Result<(), Error> {
         self.0.forward(spec, args)
     }
+
+    fn backward<T: Element, W: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        args: Backward<'_, B, T, W, R>,
+    ) -> Result<(), Error> {
+        self.0.backward(spec, args)
+    }
 }
 
-/// A forward call on its way to what makes it.
+/// A call on its way to what makes it.
 struct By<'a, H, N> {
     typed: Typed<'a, H>,
     norm: &'a N,
@@ -227,12 +248,16 @@ impl<H: Harness, N: Normalize<H::Backend>> WithDTypes for By<'_, H, N> {
     type Output = Answer;
 
     fn call<T: Element, W: Element, R: Element>(self) -> Answer {
-        self.typed.forward::<T, W, R>(self.norm)
+        if self.typed.call.kind == Kind::Backward {
+            self.typed.backward::<T, W, R>(self.norm)
+        } else {
+            self.typed.forward::<T, W, R>(self.norm)
+        }
     }
 }
 
 impl Call {
-    /// Makes a forward call by `norm` in place of the backend, and downloads all of its tensors.
+    /// Makes a forward or backward call by `norm` in place of the backend, and downloads all of its tensors.
     ///
     /// # Errors
     /// If data cannot be moved. Inside is what `norm` says.
@@ -266,7 +291,10 @@ impl<H: Harness> WithDTypes for Typed<'_, H> {
                 self.forward_alone::<T, W, R>()
             }
             Kind::ForwardAfter | Kind::ForwardAfterInPlace | Kind::AfterEndToEnd => self.forward_alone::<T, W, R>(),
-            Kind::Backward => self.backward::<T, W, R>(),
+            Kind::Backward => {
+                let backend = self.harness.backend();
+                self.backward::<T, W, R>(&Alone(backend))
+            }
             Kind::QuantizedForward => {
                 let missing = Error::Missing { arg: "quant", why: "codes are made by it" };
                 let quant = self.call.quant.ok_or(TransferError::Upload(missing))?;
@@ -403,7 +431,7 @@ impl<H: Harness> Typed<'_, H> {
         Ok(answer)
     }
 
-    fn backward<T: Element, W: Element, R: Element>(self) -> Answer {
+    fn backward<T: Element, W: Element, R: Element>(self, norm: &impl Normalize<H::Backend>) -> Answer {
         let h = self.harness;
         let dy = self.required::<T>(Tensor::Dy)?;
         let x = self.required::<R>(Tensor::X)?;
@@ -425,7 +453,7 @@ impl<H: Harness> Typed<'_, H> {
         args.dweight = dweight.as_mut().map(|t| t.view_mut(h));
         args.dbias = dbias.as_mut().map(|t| t.view_mut(h));
         args.workspace = workspace.as_mut().map(|t| t.view_mut(h));
-        let answer = h.backend().backward(self.spec, args);
+        let answer = norm.backward(self.spec, args);
         unload!(self: Dy = Some(dy), X = Some(x), Weight = weight, Mean = mean, Rstd = Some(rstd),
             DresidualOut = dresidual_out, Dx = Some(dx), Dweight = dweight, Dbias = dbias, Workspace = workspace,
             Dresidual = dresidual);

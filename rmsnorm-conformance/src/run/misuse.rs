@@ -115,7 +115,8 @@ impl GoodCall {
             forward_call(&case, &inputs, Poison::Nan)
         } else {
             let saved = Saved { x: inputs.x.clone(), mean: vec![0.0; ROWS], rstd: vec![1.0; ROWS] };
-            backward_call(device, &case, &inputs, &saved, Poison::Nan)
+            let workspace_elements = |problem: &_| device.workspace_elements(problem);
+            backward_call(workspace_elements, &case, &inputs, &saved, Poison::Nan)
         };
         GoodCall { kind, spec: case.spec(), reduction: GradReduction::Partials, call }
     }

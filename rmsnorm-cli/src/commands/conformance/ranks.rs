@@ -2,7 +2,7 @@
 
 use rmsnorm_core::AnyBackend;
 use rmsnorm_core::conformance::Profile;
-use rmsnorm_core::conformance::ranks::{self, Group};
+use rmsnorm_core::conformance::ranks::{self, Group, RanksSummary};
 use rmsnorm_core::cpu::CpuBackend;
 use rmsnorm_core::cuda::{CudaBackend, PeerGroup};
 use rmsnorm_dist::{Ranks, Sharded, ThreadGroup};
@@ -12,7 +12,7 @@ use crate::failure::Failure;
 use crate::output::print;
 use crate::progress::Progress;
 
-/// Runs the profile's sums of parts on so many ranks, and prints what became of them.
+/// Runs the profile's sums of parts on so many ranks, and its rows whose columns are divided among them; prints what became of both.
 pub fn prove(backend: &AnyBackend, ranks: usize, profile: &str) -> Result<(), Failure> {
     let is_whole =
         backends::one_of("--profile", profile, &[Profile::Smoke, Profile::Core], Profile::name)? == Profile::Core;
@@ -23,11 +23,16 @@ pub fn prove(backend: &AnyBackend, ranks: usize, profile: &str) -> Result<(), Fa
             return Err(Failure::Input("--ranks: expected cpu or cuda, the only backends with ranks".into()));
         }
     };
-    let bar = Progress::new("conformance");
-    let summary = ranks::run(&*group, is_whole, &mut |done, total| bar.set(done, total));
-    drop(bar);
-    print(&format!("{summary}\n"))?;
-    if summary.is_success() { Ok(()) } else { Err(Failure::Check) }
+    let run = |what: &str, run: fn(&dyn Group, bool, &mut dyn FnMut(usize, usize)) -> RanksSummary| {
+        let bar = Progress::new("conformance");
+        let summary = run(&*group, is_whole, &mut |done, total| bar.set(done, total));
+        drop(bar);
+        print(&format!("{what}: {summary}\n")).map(|()| summary)
+    };
+    let reduced = run("sums over ranks", ranks::run)?;
+    let columns = run("columns divided among ranks", ranks::columns::run)?;
+    // A group of GPUs has none of the latter.
+    if reduced.is_success() && columns.failures.is_empty() { Ok(()) } else { Err(Failure::Check) }
 }
 
 /// Threads of this process, of which each makes its calls alone.

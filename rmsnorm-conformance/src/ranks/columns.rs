@@ -1,0 +1,287 @@
+//! Calls whose columns are divided among ranks: the outputs, put together, are judged as those of one device; what is the same for a
+//! whole row must be so on every rank, bit for bit.
+//!
+//! Ranks that each have a mean of their own ([`ColumnsCase::apart`]) are what a merged variance goes wrong on.
+
+use std::fmt;
+
+use rmsnorm_spec::depth::policy_depth_cols;
+use rmsnorm_spec::reference::round_to;
+use rmsnorm_spec::{DType, GradReduction, Norm, Tensor, TensorSet, TensorShape};
+
+use super::{Group, RanksSummary, same_on_ranks, stored_by_ranks};
+use crate::Arithmetic;
+use crate::case::data::{self, Family, Inputs};
+use crate::case::presence::ALL_PRESENT;
+use crate::case::profiles::{Dice, is_meaningful};
+use crate::case::{Case, Kind, Layout};
+use crate::judge::trial::{judge_stored, judge_stored_back};
+use crate::report::Status;
+use crate::run::calls::{Saved, backward_call, forward_call, reference_saved};
+use crate::run::memory::{Bits, Call, Outputs, Poison, poison_difference};
+use crate::testing::TestFailure;
+
+/// How columns are divided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Split {
+    /// As many to each, and the first ranks one more where that does not go.
+    Even,
+    /// As many to each, of the last fewer.
+    LastHasFewer,
+    /// One to the first, the others evenly.
+    FirstHasOne,
+}
+
+impl Split {
+    const ALL: [Split; 3] = [Split::Even, Split::LastHasFewer, Split::FirstHasOne];
+
+    /// The columns of each rank, if there are so many.
+    fn columns(self, cols: usize, ranks: usize) -> Option<Vec<usize>> {
+        let even =
+            |cols: usize, ranks: usize| (0..ranks).map(move |rank| cols / ranks + usize::from(rank < cols % ranks));
+        let columns: Vec<usize> = match self {
+            Split::Even => even(cols, ranks).collect(),
+            Split::LastHasFewer => {
+                let most = cols.div_ceil(ranks);
+                (0..ranks).map(|rank| most.min(cols.saturating_sub(rank * most))).collect()
+            }
+            Split::FirstHasOne if ranks > 1 => {
+                std::iter::once(1).chain(even(cols.saturating_sub(1), ranks - 1)).collect()
+            }
+            Split::FirstHasOne => vec![cols],
+        };
+        (!columns.contains(&0)).then_some(columns)
+    }
+}
+
+/// A case of a group whose ranks have some of the columns each.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ColumnsCase {
+    /// Of whole rows.
+    pub case: Case,
+    /// How many.
+    pub ranks: usize,
+    /// Among them.
+    pub split: Split,
+    /// Whether each rank's columns have a mean of their own, far from zero, and lie close about it.
+    pub apart: bool,
+}
+
+impl ColumnsCase {
+    /// The columns of each rank.
+    fn columns(&self) -> Vec<usize> {
+        self.split.columns(self.case.cols, self.ranks).unwrap_or_default()
+    }
+
+    fn inputs(&self) -> Inputs {
+        let mut inputs = data::inputs(&self.case);
+        if self.apart {
+            let (cols, dtype) = (self.case.cols, self.case.x_dtype());
+            let ranks: Vec<usize> =
+                self.columns().iter().enumerate().flat_map(|(rank, &columns)| vec![rank; columns]).collect();
+            for (i, x) in inputs.x.iter_mut().enumerate() {
+                *x = round_to(MEAN + ranks[i % cols] as f64 + *x / 16.0, dtype);
+            }
+        }
+        inputs
+    }
+
+    /// What a correct group claims: chains of additions are longer by the ranks, and layer norm's variance goes through two of them,
+    /// math.md 5.5.
+    fn arithmetic(&self, of_backend: &Arithmetic) -> Arithmetic {
+        let is_merged = self.case.norm == Norm::Layer && self.case.kind != Kind::Backward;
+        let depth_cols: fn(usize) -> usize = match self.ranks {
+            _ if !is_merged => policy_depth_cols,
+            0..=2 => merged_depth::<2>,
+            3..=4 => merged_depth::<4>,
+            5..=8 => merged_depth::<8>,
+            _ => merged_depth::<64>,
+        };
+        Arithmetic { depth_cols, ..*of_backend }
+    }
+}
+
+/// Longest chain of additions of layer norm's variance on at most so many ranks, of which one has nearly all columns.
+fn merged_depth<const RANKS: usize>(cols: usize) -> usize {
+    2 * (policy_depth_cols(cols) + 3 * RANKS + 4)
+}
+
+/// Of columns that lie apart: beyond it the rounding of a rank's mean shows in the distance to the row's.
+const MEAN: f64 = 1500.0;
+
+impl fmt::Display for ColumnsCase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ColumnsCase { case, ranks, split, apart } = self;
+        let apart = if *apart { " apart" } else { "" };
+        write!(f, "columns of {ranks} ranks {split:?}{apart}, {case}")
+    }
+}
+
+/// The cases of a group of so many ranks.
+pub fn cases(ranks: usize, is_whole: bool) -> Vec<ColumnsCase> {
+    let mut dice = Dice { state: 51 + ranks as u64 };
+    let mut cases = Vec::new();
+    let kinds = [Kind::Forward, Kind::ForwardInPlace, Kind::Backward];
+    let rounds = if is_whole { 4 } else { 1 };
+    for norm in Norm::ALL {
+        for (i, kind) in kinds.into_iter().enumerate() {
+            for (j, &family) in Family::OF_FLOATS.iter().enumerate() {
+                let drawn = |dice: &mut Dice, split| {
+                    let case = Case { kind, norm, family, ..dice.case(1 << 12) };
+                    of_columns(case, ranks, split)
+                };
+                for round in 0..rounds {
+                    let split = Split::ALL[(i + j + round) % 3];
+                    cases.extend((0..64).find_map(|_| drawn(&mut dice, split)));
+                }
+            }
+            for (j, dtype) in DType::ALL.into_iter().enumerate() {
+                // A column each, as few as there can be; what a few heads have; and rows that are split among threads.
+                for (rows, cols) in [(5, ranks), (3, 129), (0, 64), (70, 64 * ranks)] {
+                    let case = Case { present: ALL_PRESENT, ..Case::plain(kind, norm, dtype, rows, cols) };
+                    cases.extend(of_columns(case, ranks, Split::ALL[j]));
+                }
+            }
+        }
+    }
+    for kind in [Kind::Forward, Kind::ForwardInPlace] {
+        for cols in [32, 48, 256] {
+            let present = TensorSet::of(&[Tensor::Weight, Tensor::Mean, Tensor::Rstd]);
+            let case = Case { present, ..Case::plain(kind, Norm::Layer, DType::F32, 33, cols) };
+            cases.extend(of_columns(case, ranks, Split::Even).map(|case| ColumnsCase { apart: true, ..case }));
+        }
+    }
+    cases
+}
+
+/// That case with its columns divided, if it can be, and proves something.
+fn of_columns(case: Case, ranks: usize, split: Split) -> Option<ColumnsCase> {
+    let present = case.present.without(Tensor::Workspace);
+    let case = Case { present, grad_reduction: GradReduction::Partials, ..case }.normalized();
+    let is_good = is_meaningful(&case) && !matches!(case.layout, Layout::Far(_));
+    (is_good && split.columns(case.cols, ranks).is_some()).then_some(ColumnsCase { case, ranks, split, apart: false })
+}
+
+/// Makes a case's calls from both poisons, and judges what the ranks have stored.
+pub fn run_case(group: &dyn Group, case: &ColumnsCase) -> Status {
+    outcome(group, case).unwrap_or_else(|status| status)
+}
+
+fn outcome(group: &dyn Group, columns_case: &ColumnsCase) -> Result<Status, Status> {
+    let (case, inputs) = (&columns_case.case, columns_case.inputs());
+    let saved = (case.kind == Kind::Backward).then(|| reference_saved(case, &inputs));
+    let nan = stored(group, columns_case, &inputs, saved.as_ref(), Poison::Nan)?;
+    let huge = stored(group, columns_case, &inputs, saved.as_ref(), Poison::Huge)?;
+    if let Some(finding) = poison_difference(&nan, &huge, |_| false) {
+        return Err(Status::Fail(finding));
+    }
+    let arithmetic = columns_case.arithmetic(&group.arithmetic());
+    Ok(match &saved {
+        Some(saved) => judge_stored_back(case, &inputs, saved, &nan, &arithmetic),
+        None => judge_stored(case, &inputs, &nan, &arithmetic, &mut Vec::new()),
+    })
+}
+
+/// What all ranks have stored, as whole rows.
+fn stored(
+    group: &dyn Group,
+    columns_case: &ColumnsCase,
+    inputs: &Inputs,
+    saved: Option<&Saved>,
+    poison: Poison,
+) -> Result<Outputs, Status> {
+    let (case, columns) = (&columns_case.case, columns_case.columns());
+    let starts = columns.iter().scan(0, |next, &columns| Some(std::mem::replace(next, *next + columns)));
+    let call = |(start, &columns): (usize, &usize)| {
+        let part = Part { rows: case.rows, cols: case.cols, start, columns };
+        let (case, inputs) = (Case { cols: columns, ..*case }, part.of_inputs(inputs));
+        match saved {
+            Some(saved) => {
+                let saved = Saved { x: part.of_rows(&saved.x), ..saved.clone() };
+                // No case has a workspace.
+                backward_call(|_| 0, &case, &inputs, &saved, poison)
+            }
+            None => forward_call(&case, &inputs, poison),
+        }
+    };
+    let mut calls: Vec<Call> = starts.zip(&columns).map(call).collect();
+    let answers = group.make_on_columns(&case.spec(), &columns, case.dtypes, &mut calls);
+    let outputs = stored_by_ranks(answers, &calls)?;
+    let first = outputs.first().cloned().unwrap_or_default();
+    let whole = first.tensors.iter().enumerate().map(|(i, (tensor, bits))| {
+        let of_ranks = || outputs.iter().map(|outputs| &outputs.tensors[i].1);
+        if tensor.shape() == TensorShape::Rows {
+            of_ranks().enumerate().try_for_each(|(rank, there)| same_on_ranks(*tensor, bits, there, rank))?;
+            return Ok((*tensor, bits.clone()));
+        }
+        // A vector is one row.
+        let rows = if tensor.is_matrix() { case.rows } else { 1 };
+        let row = |row: usize| {
+            let of_rank = move |(bits, &columns): (&Bits, &usize)| bits.bits[row * columns..][..columns].to_vec();
+            of_ranks().zip(&columns).flat_map(of_rank)
+        };
+        Ok((*tensor, Bits { storage: bits.storage, bits: (0..rows).flat_map(row).collect() }))
+    });
+    Ok(Outputs { tensors: whole.collect::<Result<_, Status>>()? })
+}
+
+/// Some of the columns of a matrix.
+#[derive(Clone, Copy)]
+struct Part {
+    rows: usize,
+    cols: usize,
+    start: usize,
+    columns: usize,
+}
+
+impl Part {
+    fn of_rows(&self, matrix: &[f64]) -> Vec<f64> {
+        let row = |row: usize| matrix[row * self.cols + self.start..][..self.columns].iter().copied();
+        (0..self.rows).flat_map(row).collect()
+    }
+
+    fn of_inputs(&self, inputs: &Inputs) -> Inputs {
+        let rows = |matrix: &Option<Vec<f64>>| matrix.as_deref().map(|matrix| self.of_rows(matrix));
+        let vector =
+            |vector: &Option<Vec<f64>>| vector.as_deref().map(|vector| vector[self.start..][..self.columns].to_vec());
+        Inputs {
+            x: self.of_rows(&inputs.x),
+            residual: rows(&inputs.residual),
+            weight: vector(&inputs.weight),
+            bias: vector(&inputs.bias),
+            dy: if inputs.dy.is_empty() { Vec::new() } else { self.of_rows(&inputs.dy) },
+            dresidual_out: rows(&inputs.dresidual_out),
+            ..inputs.clone()
+        }
+    }
+}
+
+/// Runs the cases of a group: many, or a few. `progress` is called with the cases done and their total, before the first and after each.
+pub fn run(group: &dyn Group, is_whole: bool, progress: &mut dyn FnMut(usize, usize)) -> RanksSummary {
+    let ranks = group.ranks();
+    let (cases, mut summary) = (cases(ranks, is_whole), RanksSummary { ranks, ..RanksSummary::default() });
+    progress(0, cases.len());
+    for (i, case) in cases.iter().enumerate() {
+        match run_case(group, case) {
+            Status::Pass => summary.passed += 1,
+            Status::Unsupported(_) => summary.unsupported += 1,
+            status @ (Status::Fail(_) | Status::Vacuous(_) | Status::Skipped(_)) => {
+                summary.failures.push((case.to_string(), status))
+            }
+        }
+        progress(i + 1, cases.len());
+    }
+    summary
+}
+
+/// [`run`] as a test of a group that has all of them, which returns how many cases passed.
+///
+/// # Errors
+/// All that failed; that nothing passed, or that something is not supported.
+pub fn test_columns(group: &dyn Group, is_whole: bool) -> Result<usize, TestFailure> {
+    let summary = run(group, is_whole, &mut |_, _| {});
+    match summary.unsupported {
+        0 => summary.tested(),
+        _ => Err(TestFailure(summary.to_string())),
+    }
+}

@@ -1,0 +1,126 @@
+//! Columns divided among ranks, composed of a backend's two halves and one exchange: math.md, equations (15) to (18).
+
+use rmsnorm_spec::{
+    Backward, BackwardStatistics, Checked, ColumnStatistics, Direction, Element, Error, Forward, Given, Memory,
+    NormSpec, Source, Stored,
+};
+
+use crate::{Collective, Sharded, Shares};
+
+impl<B: Memory, C: Collective<B>> Sharded<B, C> {
+    /// [`ShardedNorm::forward_columns`](crate::ShardedNorm::forward_columns).
+    pub(crate) fn normalize_columns<T: Element, W: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        columns: &[usize],
+        args: Forward<'_, B, T, W, R>,
+    ) -> Result<(), Error> {
+        let here = self.here(spec, columns)?;
+        if args.parts.is_some() {
+            let rule = "where columns are divided among ranks, x is one matrix, no sum of parts".into();
+            return Err(Error::Unsupported { rule });
+        }
+        let args = Checked::forward(here, args)?.into_args();
+        if columns.len() == 1 {
+            return self.backend().forward(&here, args);
+        }
+        self.in_step(|is_sent| {
+            let mut found = self.room_for(&here, Direction::Forward)?;
+            let x = match &args.x {
+                Source::Read(x) => x.with(whole::<B, T>(&x.view)),
+                Source::Overwrite(x) => x.with(B::read_out(&x.view)),
+            };
+            let residual = args.residual.as_ref().map(|residual| match residual {
+                Source::Read(residual) => residual.with(whole::<B, R>(&residual.view)),
+                Source::Overwrite(residual) => residual.with(B::read_out(&residual.view)),
+            });
+            let first = ColumnStatistics::<B, T, R>::mixed(x, residual, found.own());
+            self.backend().column_statistics(&here, first)?;
+            self.exchange(&mut found, is_sent)?;
+            self.backend().forward_given(&here, Given::new(args, found.all(), columns))
+        })
+    }
+
+    /// [`ShardedNorm::backward_columns`](crate::ShardedNorm::backward_columns).
+    pub(crate) fn differentiate_columns<T: Element, W: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        columns: &[usize],
+        args: Backward<'_, B, T, W, R>,
+    ) -> Result<(), Error> {
+        let here = self.here(spec, columns)?;
+        let args = Checked::backward(self.backend(), here, args)?.into_args();
+        if columns.len() == 1 {
+            return self.backend().backward(&here, args);
+        }
+        self.in_step(|is_sent| {
+            let mut found = self.room_for(&here, Direction::Backward)?;
+            let (dy, x) = (args.dy.with(whole::<B, T>(&args.dy.view)), args.x.with(whole::<B, R>(&args.x.view)));
+            let rstd = whole::<B, f32>(&args.rstd);
+            let mut first = BackwardStatistics::<B, T, W, R>::new(dy, x, rstd, found.own());
+            first.weight = args.weight.as_ref().map(whole::<B, W>);
+            first.mean = args.mean.as_ref().map(whole::<B, f32>);
+            self.backend().backward_statistics(&here, first)?;
+            self.exchange(&mut found, is_sent)?;
+            self.backend().backward_given(&here, Given::new(args, found.all(), columns))
+        })
+    }
+
+    /// The spec of this rank's columns.
+    fn here(&self, spec: &NormSpec, columns: &[usize]) -> Result<NormSpec, Error> {
+        let refuse = |rule| Err(Error::InvalidArgument { arg: "columns", rule });
+        let ranks = self.collective().ranks();
+        if columns.len() != ranks || columns.contains(&0) {
+            return refuse(format!("each of the {ranks} ranks has some, got {columns:?}"));
+        }
+        let whole = columns.iter().try_fold(0usize, |sum, &columns| sum.checked_add(columns));
+        match columns.get(self.collective().rank()) {
+            Some(&here) if whole == Some(spec.cols) => Ok(spec.cols(here)),
+            Some(_) | None => refuse(format!("together they are the {} of a row, got {columns:?}", spec.cols)),
+        }
+    }
+
+    /// Room for what is found, all of it before anything is sent: a rank that had none afterwards would leave the others waiting.
+    fn room_for(&self, here: &NormSpec, direction: Direction) -> Result<Found<B>, Error> {
+        let (numbers, ranks) = (here.norm.statistics_len(direction), self.collective().ranks());
+        let Some(len) = here.rows.checked_mul(numbers).filter(|len| len.checked_mul(ranks).is_some()) else {
+            let rule = format!("the statistics of {} rows can be counted", here.rows);
+            return Err(Error::InvalidArgument { arg: "statistics", rule });
+        };
+        let shares = Shares { units: ranks, unit: len, ranks };
+        Ok(Found { shares, own: self.backend().buffer(len)?, all: self.backend().buffer(shares.len())? })
+    }
+
+    /// Sends what this rank has found to all.
+    fn exchange(&self, found: &mut Found<B>, is_sent: &mut bool) -> Result<(), Error> {
+        *is_sent = true;
+        let Found { shares, own, all } = found;
+        let (from, to) = (B::buffer_in(own, 0..shares.unit), B::buffer_out(all, 0..shares.len()));
+        self.collective().all_gather(shares, from, to)
+    }
+}
+
+/// What the ranks find of their columns.
+struct Found<B: Memory> {
+    /// A unit for each rank.
+    shares: Shares,
+    /// This rank's: (rows, numbers).
+    own: B::Buffer<f32>,
+    /// (ranks, rows, numbers)
+    all: B::Buffer<f32>,
+}
+
+impl<B: Memory> Found<B> {
+    fn own(&mut self) -> B::Out<'_, f32> {
+        B::buffer_out(&mut self.own, 0..self.shares.unit)
+    }
+
+    fn all(&self) -> B::In<'_, f32> {
+        B::buffer_in(&self.all, 0..self.shares.len())
+    }
+}
+
+/// The same view again.
+fn whole<'a, B: Memory, E: Stored>(view: &'a B::In<'_, E>) -> B::In<'a, E> {
+    B::part_in(view, 0..B::in_span(view).len)
+}

@@ -1,0 +1,157 @@
+//! What a group does with columns that are divided among its ranks: what is refused before anything is sent, and what it goes on with.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
+
+use std::thread;
+
+use rmsnorm_cpu::{Backward, CpuBackend, Forward, Isa};
+use rmsnorm_dist::{Sharded, ShardedNorm, ThreadGroup};
+use rmsnorm_spec::{Element, Error, NormBackend, NormSpec};
+
+type Rank = Sharded<CpuBackend, ThreadGroup>;
+
+/// What each rank answers, each on a thread of its own.
+fn on_ranks<A: Send>(ranks: usize, rank: impl Fn(&Rank) -> A + Sync) -> Vec<A> {
+    let backend = CpuBackend::with(Isa::detect(), 1).unwrap();
+    thread::scope(|scope| {
+        let threads: Vec<_> = ThreadGroup::new(ranks)
+            .into_iter()
+            .map(|group| {
+                let (norm, rank) = (Sharded::new(backend.clone(), group), &rank);
+                scope.spawn(move || rank(&norm))
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// Three ranks with 3, 1 and 2 columns of two rows.
+const COLUMNS: [usize; 3] = [3, 1, 2];
+const WHOLE: [f32; 12] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, -1.0, 1.0, -1.0, 1.0, -1.0, 1.0];
+
+fn of_rank(rank: usize) -> Vec<f32> {
+    let start: usize = COLUMNS[..rank].iter().sum();
+    WHOLE.chunks_exact(6).flat_map(|row| row[start..][..COLUMNS[rank]].to_vec()).collect()
+}
+
+#[test]
+fn rows_are_normalized_by_the_statistics_of_all_their_columns() {
+    let rows = on_ranks(3, |norm| {
+        let x = of_rank(norm.rank());
+        let (mut y, mut rstd) = (vec![f32::NAN; x.len()], [f32::NAN; 2]);
+        let args = Forward::new(&x, &mut y).rstd(&mut rstd);
+        norm.forward_columns(&NormSpec::rms(2, 6, 0.0), &COLUMNS, args).unwrap();
+        (y, rstd)
+    });
+    let expected = [1.0 / (91.0f32 / 6.0).sqrt(), 1.0];
+    for (rank, (y, rstd)) in rows.into_iter().enumerate() {
+        assert_eq!(rstd, expected);
+        let by_hand: Vec<f32> = of_rank(rank)
+            .chunks_exact(COLUMNS[rank])
+            .zip(rstd)
+            .flat_map(|(row, rstd)| row.iter().map(move |x| x * rstd))
+            .collect();
+        assert_eq!(y, by_hand);
+    }
+}
+
+/// A rank that is refused sends nothing, and makes the next call with the others.
+#[test]
+fn what_is_refused_is_refused_before_anything_is_sent() {
+    let good = |norm: &Rank| {
+        let x = of_rank(norm.rank());
+        let mut y = vec![f32::NAN; x.len()];
+        norm.forward_columns(&NormSpec::rms(2, 6, 0.0), &COLUMNS, Forward::new(&x, &mut y)).map(|()| y)
+    };
+    let answers = on_ranks(3, |norm| {
+        let (rank, x) = (norm.rank(), of_rank(norm.rank()));
+        let spec = NormSpec::rms(2, 6, 0.0);
+        let mut refused = Vec::new();
+        let mut y = vec![f32::NAN; x.len()];
+        for columns in [&[6][..], &[3, 1, 1], &[3, 3, 0], &[usize::MAX, 1, 6], &[3, 1, 2, 0]] {
+            refused.push(norm.forward_columns(&spec, columns, Forward::new(&x, &mut y)));
+        }
+        let twice = [&x[..], &x[..]].concat();
+        refused.push(norm.forward_columns(&spec, &COLUMNS, Forward::new(&twice, &mut y).parts(2, x.len())));
+        refused.push(norm.forward_columns(&spec, &COLUMNS, Forward::new(&x, &mut y[1..])));
+        let (mut sum, weight) = (vec![0.0; x.len()], vec![1.0; 6]);
+        refused.push(norm.forward_columns(&spec, &COLUMNS, Forward::new(&x, &mut y).weight(&weight)));
+        let after = Forward::onto_residual(&x[..]).residual_in_place(&mut sum[..]);
+        refused.push(norm.forward_columns(&spec.residual_after(), &COLUMNS, after));
+        let (rstd, mut dx) = ([1.0; 2], vec![f32::NAN; x.len()]);
+        let no_mean = Backward::new(&x, &x, &rstd, &mut dx);
+        refused.push(norm.backward_columns(&NormSpec::layer(2, 6, 0.0), &COLUMNS, no_mean));
+        let refused: Vec<&str> = refused
+            .into_iter()
+            .map(|answer| match answer {
+                Err(Error::InvalidArgument { arg, .. } | Error::Length { arg, .. } | Error::Missing { arg, .. }) => arg,
+                Err(Error::Unsupported { .. }) => "unsupported",
+                Ok(()) | Err(_) => "something else",
+            })
+            .collect();
+        (rank, refused, good(norm).unwrap())
+    });
+    for (rank, refused, y) in answers {
+        let expected = [
+            "columns",
+            "columns",
+            "columns",
+            "columns",
+            "columns",
+            "unsupported",
+            "y",
+            "weight",
+            "unsupported",
+            "mean",
+        ];
+        assert_eq!(refused, expected, "rank {rank}");
+        assert!(y.iter().all(|y| y.is_finite()), "rank {rank}");
+    }
+}
+
+/// As a form that is made of a kernel for sums alone.
+struct SumsOnly;
+
+impl ShardedNorm for SumsOnly {
+    type Backend = CpuBackend;
+
+    fn rank(&self) -> usize {
+        0
+    }
+
+    fn ranks(&self) -> usize {
+        1
+    }
+
+    fn forward_reduced<T: Element, W: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        args: Forward<'_, T, W, R>,
+    ) -> Result<(), Error> {
+        NormBackend::forward(&CpuBackend::new(), spec, args)
+    }
+}
+
+#[test]
+fn a_form_without_columns_says_so() {
+    let (x, rstd, mut y) = ([1.0f32, 2.0], [1.0], [f32::NAN; 2]);
+    let spec = NormSpec::rms(1, 2, 0.0);
+    let answer = SumsOnly.forward_columns(&spec, &[2], Forward::new(&x, &mut y));
+    assert!(matches!(answer, Err(Error::Unsupported { .. })));
+    let answer = SumsOnly.backward_columns(&spec, &[2], Backward::new(&x, &x, &rstd, &mut y));
+    assert!(matches!(answer, Err(Error::Unsupported { .. })));
+}
+
+/// A row alone has the bits that it has among others, on any number of ranks whose columns are the same.
+#[test]
+fn bits_of_a_row_do_not_depend_on_the_others() {
+    let of_rows = |rows: usize| {
+        on_ranks(3, move |norm| {
+            let x: Vec<f32> = (0..rows).flat_map(|_| of_rank(norm.rank())[..COLUMNS[norm.rank()]].to_vec()).collect();
+            let (mut y, mut mean) = (vec![f32::NAN; x.len()], vec![f32::NAN; rows]);
+            let args = Forward::new(&x, &mut y).mean(&mut mean);
+            norm.forward_columns(&NormSpec::layer(rows, 6, 1e-5), &COLUMNS, args).unwrap();
+            (y[..COLUMNS[norm.rank()]].to_vec(), mean[0])
+        })
+    };
+    assert_eq!(of_rows(1), of_rows(257));
+}

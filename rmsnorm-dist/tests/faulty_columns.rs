@@ -1,0 +1,248 @@
+//! That the suite of divided columns can fail: what goes wrong with statistics of whole rows, planted one at a time, and each must be
+//! caught.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
+
+use std::sync::{Arc, Mutex};
+
+use rmsnorm_conformance::Status;
+use rmsnorm_conformance::ranks::columns::{cases, run_case};
+use rmsnorm_cpu::{CpuBackend, Isa};
+use rmsnorm_dist::{Collective, Ranks, Sharded, ShardedNorm, Shares, ThreadGroup};
+use rmsnorm_spec::{Backward, Direction, Element, Error, Forward, Norm, NormSpec, Stored, bf16};
+
+/// What is wrong.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Bug {
+    /// Every rank normalizes by its own columns.
+    OwnColumnsOnly,
+    /// Sums are divided by the rank's number of columns.
+    DividedByOwnColumns,
+    /// Chan's formula: deviations from a rounded mean are taken to add up to nothing.
+    NoDeviations,
+    /// The variance as the mean square without the square of the mean.
+    SquareOfMeanSubtracted,
+    RankLeftOut,
+    RankTwice,
+    NumbersOfCallBefore,
+    NumbersOfOtherRow,
+    LastRowMissing,
+    OwnNumbersFirst,
+    RoundedToBf16,
+    NumbersOfRowExchanged,
+    RanksDiffer,
+    EpsOfRank,
+    WeightOffsetTwice,
+}
+
+/// The bugs, and whether forward and backward have them.
+const BUGS: [(Bug, bool, bool); 15] = [
+    (Bug::OwnColumnsOnly, true, true),
+    (Bug::DividedByOwnColumns, true, true),
+    (Bug::NoDeviations, true, false),
+    (Bug::SquareOfMeanSubtracted, true, false),
+    (Bug::RankLeftOut, true, true),
+    (Bug::RankTwice, true, true),
+    (Bug::NumbersOfCallBefore, true, true),
+    (Bug::NumbersOfOtherRow, true, true),
+    (Bug::LastRowMissing, true, true),
+    // Backward no two ranks have a result in common.
+    (Bug::OwnNumbersFirst, true, false),
+    (Bug::RoundedToBf16, true, true),
+    (Bug::NumbersOfRowExchanged, true, true),
+    (Bug::RanksDiffer, true, true),
+    (Bug::EpsOfRank, true, false),
+    (Bug::WeightOffsetTwice, true, true),
+];
+
+/// The call that numbers are exchanged for.
+#[derive(Clone, Default)]
+struct Now {
+    /// Numbers of a row.
+    numbers: usize,
+    is_forward: bool,
+    columns: Vec<usize>,
+}
+
+/// Exchanges numbers, and spoils them.
+struct Spoiler {
+    group: ThreadGroup,
+    bug: Option<Bug>,
+    now: Arc<Mutex<Now>>,
+    before: Mutex<Vec<f32>>,
+}
+
+impl Spoiler {
+    /// (ranks, rows, numbers)
+    fn spoil(&self, found: &mut [f32], rank: usize, ranks: usize) {
+        let Now { numbers, is_forward, columns } = self.now.lock().unwrap().clone();
+        let len = found.len() / ranks;
+        if len == 0 {
+            return;
+        }
+        let whole = columns.iter().sum::<usize>() as f32;
+        let own = found[rank * len..][..len].to_vec();
+        let is_merged = is_forward && numbers == 3;
+        match self.bug {
+            Some(Bug::OwnColumnsOnly) => {
+                for (found, &columns_there) in found.chunks_exact_mut(len).zip(&columns) {
+                    let share = columns_there as f32 / columns[rank] as f32;
+                    found.iter_mut().zip(&own).for_each(|(found, own)| *found = own * share);
+                }
+            }
+            Some(Bug::DividedByOwnColumns) => {
+                found.iter_mut().for_each(|number| *number *= whole / columns[rank] as f32);
+            }
+            Some(Bug::NoDeviations) if is_merged => found.chunks_exact_mut(3).for_each(|row| row[1] = 0.0),
+            Some(Bug::SquareOfMeanSubtracted) if is_merged => {
+                for (found, &columns) in found.chunks_exact_mut(len).zip(&columns) {
+                    for row in found.chunks_exact_mut(3) {
+                        let of_mean = row[0] * row[0] / columns as f32;
+                        row[2] = (row[2] + of_mean) - of_mean;
+                    }
+                }
+            }
+            Some(Bug::RankLeftOut) => found[(ranks - 1) * len..].fill(0.0),
+            Some(Bug::RankTwice) => found.copy_within(..len, len),
+            Some(Bug::NumbersOfCallBefore) => {
+                let now = found.to_vec();
+                let before = std::mem::replace(&mut *self.before.lock().unwrap(), now);
+                found.iter_mut().zip(before).for_each(|(number, before)| *number = before);
+            }
+            Some(Bug::NumbersOfOtherRow) => {
+                found.chunks_exact_mut(len).for_each(|found| found.rotate_left(numbers));
+            }
+            Some(Bug::LastRowMissing) => {
+                found.chunks_exact_mut(len).for_each(|found| found[len - numbers..].fill(0.0));
+            }
+            Some(Bug::OwnNumbersFirst) => found[..(rank + 1) * len].rotate_right(len),
+            Some(Bug::RoundedToBf16) => found.iter_mut().for_each(|number| *number = bf16::from_f32(*number).to_f32()),
+            Some(Bug::NumbersOfRowExchanged) => {
+                found.chunks_exact_mut(numbers).for_each(|row| row.rotate_left(1));
+            }
+            Some(Bug::RanksDiffer) if rank == 1 => {
+                found.iter_mut().for_each(|number| *number = f32::from_bits(number.to_bits() ^ 8));
+            }
+            Some(_) | None => {}
+        }
+    }
+}
+
+impl Collective<CpuBackend> for Spoiler {
+    fn rank(&self) -> usize {
+        Collective::<CpuBackend>::rank(&self.group)
+    }
+
+    fn ranks(&self) -> usize {
+        Collective::<CpuBackend>::ranks(&self.group)
+    }
+
+    fn all_to_all<T: Stored>(&self, shares: &Shares, from: &[T], to: &mut [T]) -> Result<(), Error> {
+        Collective::<CpuBackend>::all_to_all(&self.group, shares, from, to)
+    }
+
+    fn all_gather<T: Stored>(&self, shares: &Shares, from: &[T], to: &mut [T]) -> Result<(), Error> {
+        Collective::<CpuBackend>::all_gather(&self.group, shares, from, &mut *to)?;
+        let mut found: Vec<f32> = to.iter().map(|number| f32::from_bits(number.bits())).collect();
+        self.spoil(&mut found, Collective::rank(self), Collective::ranks(self));
+        to.iter_mut().zip(found).for_each(|(to, found)| *to = T::from_bits(found.to_bits()));
+        Ok(())
+    }
+}
+
+/// A rank of a group with a bug.
+struct Faulty {
+    norm: Sharded<CpuBackend, Spoiler>,
+    bug: Option<Bug>,
+    now: Arc<Mutex<Now>>,
+}
+
+impl Faulty {
+    fn new(group: ThreadGroup, bug: Option<Bug>) -> Self {
+        let now = Arc::<Mutex<Now>>::default();
+        let spoiler = Spoiler { group, bug, now: now.clone(), before: Mutex::default() };
+        Faulty { norm: Sharded::new(backend(), spoiler), bug, now }
+    }
+
+    fn spec(&self, spec: &NormSpec, columns: &[usize], direction: Direction) -> NormSpec {
+        let numbers = spec.norm.statistics_len(direction);
+        *self.now.lock().unwrap() =
+            Now { numbers, is_forward: direction == Direction::Forward, columns: columns.to_vec() };
+        match self.bug {
+            Some(Bug::EpsOfRank) => spec.eps(spec.eps * (1.0 + self.norm.rank() as f32)),
+            Some(Bug::WeightOffsetTwice) => spec.weight_offset(2.0 * spec.weight_offset),
+            Some(_) | None => *spec,
+        }
+    }
+}
+
+impl ShardedNorm for Faulty {
+    type Backend = CpuBackend;
+
+    fn rank(&self) -> usize {
+        self.norm.rank()
+    }
+
+    fn ranks(&self) -> usize {
+        self.norm.ranks()
+    }
+
+    fn forward_reduced<T: Element, W: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        args: Forward<'_, CpuBackend, T, W, R>,
+    ) -> Result<(), Error> {
+        self.norm.forward_reduced(spec, args)
+    }
+
+    fn forward_columns<T: Element, W: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        columns: &[usize],
+        args: Forward<'_, CpuBackend, T, W, R>,
+    ) -> Result<(), Error> {
+        self.norm.forward_columns(&self.spec(spec, columns, Direction::Forward), columns, args)
+    }
+
+    fn backward_columns<T: Element, W: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        columns: &[usize],
+        args: Backward<'_, CpuBackend, T, W, R>,
+    ) -> Result<(), Error> {
+        self.norm.backward_columns(&self.spec(spec, columns, Direction::Backward), columns, args)
+    }
+}
+
+fn backend() -> CpuBackend {
+    CpuBackend::with(Isa::detect(), 1).unwrap()
+}
+
+/// Whether a group of so many ranks fails a case, forward or backward.
+fn is_caught(ranks: usize, bug: Option<Bug>, is_forward: bool) -> bool {
+    let group = Ranks::new(ThreadGroup::new(ranks).into_iter().map(|group| (Faulty::new(group, bug), backend())));
+    let mut cases = cases(ranks, false).into_iter().filter(|case| (case.case.kind.name() != "backward") == is_forward);
+    cases.any(|case| matches!(run_case(&group, &case), Status::Fail(_)))
+}
+
+#[test]
+fn every_bug_of_divided_columns_is_caught() {
+    for ranks in [2, 3, 8] {
+        for is_forward in [true, false] {
+            assert!(!is_caught(ranks, None, is_forward), "a correct group of {ranks} ranks passes");
+        }
+    }
+    for (bug, in_forward, in_backward) in BUGS {
+        assert!(!in_forward || is_caught(3, Some(bug), true), "{bug:?} forward");
+        assert!(!in_backward || is_caught(3, Some(bug), false), "{bug:?} backward");
+    }
+}
+
+/// That is what the third number is for: with two ranks and with eight.
+#[test]
+fn variance_merged_of_means_that_are_taken_as_exact_is_caught() {
+    for ranks in [2, 4, 8] {
+        assert!(is_caught(ranks, Some(Bug::NoDeviations), true), "{ranks} ranks");
+    }
+    let of_layer = |case: &rmsnorm_conformance::ranks::columns::ColumnsCase| case.case.norm == Norm::Layer;
+    assert!(cases(2, false).iter().any(|case| case.apart && of_layer(case)));
+}
