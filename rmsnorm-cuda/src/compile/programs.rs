@@ -34,7 +34,7 @@ const COLS_TO_CODES: [usize; 7] = [128, 1024, 2048, 4096, 8192, 12288, 16384];
 /// Columns of sums of several parts: usual ones, where each ladder has its longest rows, and some that no tile has just.
 const COLS_OF_PARTS: [usize; 14] =
     [128, 512, 1024, 2048, 2880, 4096, 7168, 8192, 16384, 32768, 65536, 131072, 262144, 600000];
-const SAMPLES_PER_DEVICE: usize = 80;
+const SAMPLES_PER_DEVICE: usize = 48;
 /// Besides these, of sums of several parts.
 const PARTS_PER_DEVICE: usize = 12;
 const ROWS: usize = 8192;
