@@ -150,7 +150,10 @@ pub(crate) fn prepare(
     alignment: impl Fn(&Problem) -> usize,
 ) -> Result<(), Error> {
     let kernels = backend.kernels();
-    problems.iter().try_for_each(|problem| rows_per_group(problem).map(|_| ()))?;
+    for problem in problems {
+        problem.without_gradient_sums("cuda")?;
+        rows_per_group(problem)?;
+    }
     let plan = |problem: &Problem| plan::plan(problem, access_of(alignment(problem) as u64), kernels.caps());
     kernels.prepare(problems.iter().map(plan).flat_map(|plan| plan.keys()))
 }

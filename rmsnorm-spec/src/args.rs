@@ -26,7 +26,8 @@ pub(crate) use visit::{SpanVisitor, View, Views};
 
 /// The tensors of an argument struct, in the order of validation: how validation and launches go through them, and a builder
 /// method for each that is `optional`. Those `given` have none here: `new` takes them, or a method is written by hand. A matrix is
-/// [`Rows`], a vector its view. A `source` is read as the first tensor, or overwritten as the second; `scales` are f32 or bytes.
+/// [`Rows`], a vector its view. A `source` is read as the first tensor, or overwritten as the second; `scales` are f32 or bytes. A `sum` is a
+/// vector that takes the place of another of that tensor, under its own name.
 macro_rules! tensors {
     ($args:ident $(<$code:ident>)? { $($how:ident $kind:ident $tensor:ident = $name:ident : $view:ident $element:ty;)* }) => {
         impl<'a, B: NormBackend + ?Sized, T: Element, $($code: Code,)? W: Element, R: Element> Views<'a, B>
@@ -67,6 +68,14 @@ macro_rules! tensors {
     (@span $self:ident $visitor:ident scales $tensor:ident $name:ident Out $element:ty) => {
         visit::scales_out::<B>($visitor, Tensor::$tensor, $self.$name.as_ref())?
     };
+    (@span $self:ident $visitor:ident sum $tensor:ident $name:ident Out $element:ty) => {
+        visit::sum_out::<B>($visitor, Tensor::$tensor, stringify!($name), $self.$name.as_ref())?
+    };
+    (@visit $self:ident $visitor:ident sum $tensor:ident $name:ident Out $element:ty) => {
+        if let Some(view) = $self.$name {
+            $visitor.write::<$element>(Tensor::$tensor, Rows::dense(view))?;
+        }
+    };
     (@visit $self:ident $visitor:ident scales $tensor:ident $name:ident Out $element:ty) => {
         visit::hand_scales::<B>($visitor, Tensor::$tensor, $self.$name)?
     };
@@ -94,6 +103,9 @@ macro_rules! tensors {
         }
     };
     (@given $kind:ident $args:ident $name:ident $view:ident $element:ty) => {};
+    (@optional sum $args:ident $name:ident $view:ident $element:ty) => {
+        tensors!(@optional vector $args $name $view $element);
+    };
     (@optional vector $args:ident $name:ident $view:ident $element:ty) => {
         #[doc = concat!("With this [`", stringify!($name), "`](Self#structfield.", stringify!($name), ").")]
         pub fn $name(self, $name: B::$view<'a, $element>) -> Self {

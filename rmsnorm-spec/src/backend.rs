@@ -48,6 +48,12 @@ pub trait NormBackend {
     /// ```
     fn workspace_len(&self, problem: &Problem) -> usize;
 
+    /// Whether backward stores and adds up gradients as f32 sums: [`Backward::dweight_sum`]. Where it does not, a call that asks for them is
+    /// `Unsupported`, without the backend being asked again.
+    fn has_gradient_sums(&self) -> bool {
+        false
+    }
+
     /// [`prepare_all`](Self::prepare_all) for one call.
     ///
     /// # Errors

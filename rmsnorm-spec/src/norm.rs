@@ -130,6 +130,18 @@ pub enum GradReduction {
     Atomics,
 }
 
+/// What becomes of the gradients of weight and bias, once they are summed over the rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum GradStore {
+    /// They are rounded to the dtype of the weight: [`Backward::dweight`](crate::Backward::dweight).
+    #[default]
+    Rounded,
+    /// They are stored as the f32 sums that they are: [`Backward::dweight_sum`](crate::Backward::dweight_sum).
+    Sum,
+    /// They are added, in f32, to what is there: [`Backward::accumulate`](crate::Backward::accumulate).
+    Accumulated,
+}
+
 /// A normalization of `rows` rows of `cols` elements: everything but the tensors.
 ///
 /// `cols` is the hidden size (PyTorch's `normalized_shape`), `rows` the product of all other dimensions. Fields can be read and

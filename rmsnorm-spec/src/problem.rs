@@ -11,8 +11,8 @@ mod tests;
 use crate::args::Views;
 use crate::quant::{QuantSpec, ScaleKind, ScaleType};
 use crate::{
-    Backward, CastOrder, Code, DType, DTypes, Direction, Element, Error, Forward, GradReduction, Norm, NormBackend,
-    NormSpec, QuantizedForward, ResidualPlacement, Scales, Source, Storage, Tensor, TensorSet, Visitor,
+    Backward, CastOrder, Code, DType, DTypes, Direction, Element, Error, Forward, GradReduction, GradStore, Norm,
+    NormBackend, NormSpec, QuantizedForward, ResidualPlacement, Scales, Source, Storage, Tensor, TensorSet, Visitor,
 };
 use layout::Layout;
 
@@ -43,6 +43,8 @@ impl Span {
 /// - groups of rows follow one another in memory, and all matrices that have groups have as many rows in each;
 /// - `weight`, `bias`, `dweight`, `dbias` have `cols` elements, `mean` and `rstd` have `rows`;
 /// - `mean` is present exactly where it may be (forward) or must be (backward); `rstd` is present in backward;
+/// - gradients of weight and bias are all rounded or all f32 sums, which are `dweight` and `dbias` of another storage ([`grad_store`](Self::grad_store)),
+///   and only of a backend that has them;
 /// - weight and residual dtypes are each the activations' dtype or f32;
 /// - `workspace`, if present, has at least [`NormBackend::workspace_len`] elements;
 /// - no output overlaps any other tensor of the call;
@@ -82,6 +84,8 @@ pub struct Problem {
     pub parts: usize,
     /// How weight gradients are summed; the default in forward.
     pub grad_reduction: GradReduction,
+    /// What becomes of them; the default in forward.
+    pub grad_store: GradStore,
     /// How the result is quantized, if it is.
     pub quant: Option<QuantSpec>,
 }
@@ -138,6 +142,7 @@ impl Problem {
             residual_placement: ResidualPlacement::default(),
             parts: 1,
             grad_reduction: GradReduction::default(),
+            grad_store: GradStore::default(),
             quant: None,
         }
     }
@@ -176,6 +181,20 @@ impl Problem {
         }
     }
 
+    /// For a backend of that name that has no f32 sums of gradients: [`NormBackend::has_gradient_sums`].
+    ///
+    /// # Errors
+    /// `Unsupported` if the call asks for them.
+    pub fn without_gradient_sums(&self, backend: &str) -> Result<(), Error> {
+        match self.grad_store {
+            GradStore::Rounded => Ok(()),
+            GradStore::Sum | GradStore::Accumulated => {
+                let rule = format!("the {backend} backend has no f32 sums of gradients, dweight_sum and dbias_sum");
+                Err(Error::Unsupported { rule })
+            }
+        }
+    }
+
     /// Whether the call has that tensor.
     pub const fn has(&self, tensor: Tensor) -> bool {
         self.tensors.has(tensor)
@@ -193,6 +212,10 @@ impl Problem {
 
     /// What a tensor's elements are; `None` for codes and scales of a call that is not quantized.
     pub const fn storage(&self, tensor: Tensor) -> Option<Storage> {
+        let is_gradient = matches!(tensor, Tensor::Dweight | Tensor::Dbias);
+        if is_gradient && !matches!(self.grad_store, GradStore::Rounded) {
+            return Some(Storage::Float(DType::F32));
+        }
         tensor.storage(self.direction, self.dtypes, self.quant.as_ref())
     }
 }
@@ -284,14 +307,18 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Ba
             let rule = "GradReduction::Locks needs at least 1 group, got 0".into();
             return Err(Error::InvalidArgument { arg: "grad_reduction", rule });
         }
+        let grad_store = grad_store(&args)?;
         let found = Layout::check(&spec, Direction::Backward, None, None, &args)?;
         let problem = problem::<T, W, R>(Direction::Backward, &spec, found);
-        let problem = Problem { grad_reduction: args.grad_reduction, ..problem };
+        let problem = Problem { grad_reduction: args.grad_reduction, grad_store, ..problem };
         if let Some(workspace) = &args.workspace {
             let (min, got) = (backend.workspace_len(&problem), B::out_span(workspace).len);
             if got < min {
                 return Err(Error::Length { arg: "workspace", min, max: usize::MAX, got });
             }
+        }
+        if !backend.has_gradient_sums() {
+            problem.without_gradient_sums(backend.name())?;
         }
         Ok(Checked { spec, args, problem })
     }
@@ -454,6 +481,7 @@ fn problem<T: Element, W: Element, R: Element>(
         residual_placement: ResidualPlacement::default(),
         parts: 1,
         grad_reduction: GradReduction::default(),
+        grad_store: GradStore::default(),
         quant: None,
     }
 }
@@ -565,6 +593,27 @@ fn next<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
 ) -> Option<&'static str> {
     let of_weight = args.next_weight.as_ref().map(|_| "next_weight").or(args.next_bias.as_ref().map(|_| "next_bias"));
     of_weight.or(args.next_mean.as_ref().map(|_| "next_mean")).or(args.next_rstd.as_ref().map(|_| "next_rstd"))
+}
+
+/// What becomes of the gradients of weight and bias, which is one thing of both.
+fn grad_store<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
+    args: &Backward<'_, B, T, W, R>,
+) -> Result<GradStore, Error> {
+    let rounded = args.dweight.as_ref().map(|_| "dweight").or(args.dbias.as_ref().map(|_| "dbias"));
+    let is_sum = args.dweight_sum.is_some() || args.dbias_sum.is_some();
+    match (rounded, is_sum, args.accumulate) {
+        (Some(arg), true, _) => Err(Error::Unexpected {
+            arg,
+            why: "a call's gradients of weight and bias are all rounded, or all f32 sums",
+        }),
+        (_, false, true) => {
+            let rule = "only f32 sums are added to what is there, dweight_sum and dbias_sum".into();
+            Err(Error::InvalidArgument { arg: "accumulate", rule })
+        }
+        (_, false, false) => Ok(GradStore::Rounded),
+        (None, true, false) => Ok(GradStore::Sum),
+        (None, true, true) => Ok(GradStore::Accumulated),
+    }
 }
 
 /// A residual that is added after the norm has a gradient that no norm is in.

@@ -12,12 +12,13 @@ use crate::{Element, Error, GradReduction, NormBackend, Tensor};
 /// ```
 ///
 /// # Shapes
-/// `dy`, `x`, `dx`, `dresidual_out`, `dresidual`: (rows, cols). `weight`, `dweight`, `dbias`: (cols). `mean`, `rstd`: (rows).
+/// `dy`, `x`, `dx`, `dresidual_out`, `dresidual`: (rows, cols). `weight`, `dweight`, `dbias`, `dweight_sum`,
+/// `dbias_sum`: (cols). `mean`, `rstd`: (rows).
 /// `workspace`: at least [`NormBackend::workspace_len`] elements.
 ///
 /// # Dtypes
 /// One for all to begin with. [`f32_weight`](Self::f32_weight) makes those of the parameters f32; where the residual
-/// stream is f32, [`mixed`](Self::mixed) takes `x` in it.
+/// stream is f32, [`mixed`](Self::mixed) takes `x` in it. `dweight_sum` and `dbias_sum` are f32.
 ///
 /// # Example
 /// ```
@@ -82,6 +83,13 @@ pub struct Backward<'a, B: NormBackend + ?Sized, T: Element, W: Element = T, R: 
     /// Receives what `dx` receives, rounded to the residual stream's dtype instead: the gradient that goes on along an f32
     /// stream.
     pub dresidual: Option<Rows<B::Out<'a, R>>>,
+    /// Receives the gradient of `weight` as the f32 sum that it is, whatever the weight's dtype: in place of `dweight`, for a bucket in which
+    /// several devices add theirs before the one rounding.
+    pub dweight_sum: Option<B::Out<'a, f32>>,
+    /// Receives the gradient of `bias` in the same way, in place of `dbias`.
+    pub dbias_sum: Option<B::Out<'a, f32>>,
+    /// Whether `dweight_sum` and `dbias_sum` are added to what is there.
+    pub accumulate: bool,
     /// How `dweight` and `dbias` are summed.
     pub grad_reduction: GradReduction,
     /// A tensor that was given before its dtype was changed, and is gone. Validation refuses the call.
@@ -122,6 +130,9 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Backward<'
             dbias: None,
             workspace: None,
             dresidual: None,
+            dweight_sum: None,
+            dbias_sum: None,
+            accumulate: false,
             grad_reduction: GradReduction::default(),
             lost: None,
         }
@@ -137,7 +148,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Backward<'
     /// With a weight, dweight and dbias of that type, for code that is generic over it: the activations' or f32.
     pub fn weight_dtype<V: Element>(self) -> Backward<'a, B, T, V, R> {
         let Backward { dy, x, weight, mean, rstd, dresidual_out, dx, dweight, dbias, workspace, .. } = self;
-        let Backward { dresidual, grad_reduction, lost, .. } = self;
+        let Backward { dresidual, dweight_sum, dbias_sum, accumulate, grad_reduction, lost, .. } = self;
         let lost = lost.or(weight.and(Some("weight"))).or(dweight.and(Some("dweight"))).or(dbias.and(Some("dbias")));
         Backward {
             dy,
@@ -151,9 +162,36 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Backward<'
             dbias: None,
             workspace,
             dresidual,
+            dweight_sum,
+            dbias_sum,
+            accumulate,
             grad_reduction,
             lost,
         }
+    }
+
+    /// With `dweight_sum` and `dbias_sum` added to what is there, in f32, once they are sums over all rows of this call: micro-batches one
+    /// after the other, or norms that share a weight. The views must hold values.
+    ///
+    /// # Example
+    /// A bucket of a trainer's, which is summed over the devices when the last micro-batch is done:
+    /// ```
+    /// # use rmsnorm_spec::{Backward, Error, NormBackend, NormSpec, bf16};
+    /// struct Saved<'a> { x: &'a [bf16], rstd: &'a [f32] }
+    /// fn add_gradient<B>(
+    ///     backend: &B, saved: &Saved<'_>, weight: &[bf16], dy: &[bf16], dx: &mut [bf16], bucket: &mut [f32],
+    /// ) -> Result<(), Error>
+    /// where
+    ///     B: for<'a> NormBackend<In<'a, bf16> = &'a [bf16], Out<'a, bf16> = &'a mut [bf16]>,
+    ///     B: for<'a> NormBackend<In<'a, f32> = &'a [f32], Out<'a, f32> = &'a mut [f32]>,
+    /// {
+    ///     let spec = NormSpec::rms(saved.rstd.len(), weight.len(), 1e-6);
+    ///     let args = Backward::<_, bf16>::new(dy, saved.x, saved.rstd, dx).weight(weight);
+    ///     backend.backward(&spec, args.dweight_sum(bucket).accumulate())
+    /// }
+    /// ```
+    pub fn accumulate(self) -> Self {
+        Backward { accumulate: true, ..self }
     }
 
     /// With this way of summing `dweight` and `dbias` over the rows.
@@ -174,4 +212,6 @@ tensors!(Backward {
     optional vector Dbias = dbias: Out W;
     optional vector Workspace = workspace: Out f32;
     optional matrix Dresidual = dresidual: Out R;
+    optional sum Dweight = dweight_sum: Out f32;
+    optional sum Dbias = dbias_sum: Out f32;
 });

@@ -167,6 +167,16 @@ pub(super) fn vector_out<B: NormBackend + ?Sized, E: Stored>(
     show::<E>(visitor, tensor, view.map(|view| Rows::dense(B::out_span(view))))
 }
 
+pub(super) fn sum_out<B: NormBackend + ?Sized>(
+    visitor: &mut impl SpanVisitor,
+    tensor: Tensor,
+    arg: &'static str,
+    view: Option<&B::Out<'_, f32>>,
+) -> Shown {
+    let Some(view) = view else { return Ok(()) };
+    visitor.visit(tensor, View { arg, storage: f32::STORAGE, rows: Rows::dense(B::out_span(view)) })
+}
+
 fn show<E: Stored>(visitor: &mut impl SpanVisitor, tensor: Tensor, rows: Option<Rows<Span>>) -> Shown {
     let Some(rows) = rows else { return Ok(()) };
     visitor.visit(tensor, View { arg: tensor.name(), storage: E::STORAGE, rows })

@@ -8,6 +8,7 @@ mod columns;
 mod groups;
 mod parts;
 mod quantized;
+mod sums;
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -395,6 +396,9 @@ impl Call {
                     dbias: optional("dbias").then(|| look_up.view("dbias")),
                     workspace: optional("workspace").then(|| look_up.view("workspace")),
                     dresidual: optional("dresidual").then(|| look_up.rows("dresidual")),
+                    dweight_sum: None,
+                    dbias_sum: None,
+                    accumulate: false,
                     grad_reduction: self.grad_reduction,
                     lost: None,
                 };
@@ -795,6 +799,7 @@ fn the_problem_says_what_is_computed() {
                             residual_placement: form.placement(),
                             parts: 1,
                             quant: form.quant(),
+                            grad_store: GradStore::Rounded,
                             grad_reduction: match form {
                                 Form::Forward | Form::InPlace | Form::After | Form::AfterInPlace => {
                                     GradReduction::Partials
