@@ -243,6 +243,10 @@ impl NormBackend for CpuBackend {
         plan::workspace_len(problem)
     }
 
+    fn has_gradient_sums(&self) -> bool {
+        true
+    }
+
     fn launch_forward<T: Element, W: Element, R: Element>(
         &self,
         call: Checked<Forward<'_, Self, T, W, R>>,

@@ -2,8 +2,8 @@
 //! those are in the plan.
 
 use rmsnorm_spec::{
-    Backward, Checked, DTypes, Element, Error, Forward, GradReduction, NormBackend, NormSpec, Problem,
-    ResidualPlacement, Rows, Source, Stored,
+    Backward, Checked, DTypes, Element, Error, Forward, GradReduction, GradStore, NormBackend, NormSpec, Problem,
+    ResidualPlacement, Rows, Source, Stored, Tensor,
 };
 
 use crate::backend::CpuBackend;
@@ -218,7 +218,11 @@ fn run_backward<B: SliceBackend, T: Element, W: Element, R: Element>(
             allocated.as_mut_slice()
         }
     };
-    let dweight_len = if args.dweight.is_some() { plan.blocks * spec.cols } else { 0 };
+    let (has_dweight, has_dbias) = (problem.has(Tensor::Dweight), problem.has(Tensor::Dbias));
+    let dweight_len = if has_dweight { plan.blocks * spec.cols } else { 0 };
+    // Before anything is written: it may be refused.
+    let dweight_sum = args.dweight_sum.map(|view| sum_of::<B>(view, problem.grad_store)).transpose()?;
+    let dbias_sum = args.dbias_sum.map(|view| sum_of::<B>(view, problem.grad_store)).transpose()?;
     let (dweight_partials, dbias_partials) = workspace.split_at_mut(dweight_len);
 
     let work = BackwardBlocks {
@@ -235,26 +239,47 @@ fn run_backward<B: SliceBackend, T: Element, W: Element, R: Element>(
         dresidual_out: args.dresidual_out.map(|rows| matrix::<B, R>(rows, spec)),
         dx: matrix_mut::<B, T>(args.dx, spec),
         dresidual: args.dresidual.map(|rows| matrix_mut::<B, R>(rows, spec)),
-        dweight_partials: args.dweight.is_some().then_some(&mut *dweight_partials),
-        dbias_partials: args.dbias.is_some().then_some(&mut *dbias_partials),
+        dweight_partials: has_dweight.then_some(&mut *dweight_partials),
+        dbias_partials: has_dbias.then_some(&mut *dbias_partials),
     };
     let isa = backend.caps().isa;
     backend.install(plan.tasks, || {
         fork(work, plan.blocks, plan.tasks, &BackwardBlocks::split_at, &|work| kernel(isa, work));
     });
-    reduce_partials(backend, dweight_partials, args.dweight.map(B::out::<W>), plan.reduce_tasks);
-    reduce_partials(backend, dbias_partials, args.dbias.map(B::out::<W>), plan.reduce_tasks);
+    let reduce =
+        Reduce { backend, tasks: plan.reduce_tasks, accumulates: problem.grad_store == GradStore::Accumulated };
+    reduce.run(dweight_partials, args.dweight.map(B::out::<W>));
+    reduce.run(dbias_partials, args.dbias.map(B::out::<W>));
+    reduce.run(dweight_partials, dweight_sum);
+    reduce.run(dbias_partials, dbias_sum);
     Ok(())
 }
 
-fn reduce_partials<W: Element>(backend: &CpuBackend, partials: &[f32], gradient: Option<Out<'_, W>>, tasks: usize) {
-    let Some(gradient) = gradient else { return };
-    let (isa, cols) = (backend.caps().isa, gradient.len());
-    let work = PartialRows { partials, cols, first: 0, gradient };
-    backend.install(tasks, || {
-        let groups = cols / LANES;
-        fork(work, groups, tasks, &PartialRows::split_at_group, &|work| kernel::reduce_partials(isa, work));
-    });
+/// Where an f32 sum goes. What it is added to must hold values.
+fn sum_of<B: SliceBackend>(view: B::Out<'_, f32>, store: GradStore) -> Result<Out<'_, f32>, Error> {
+    match store {
+        GradStore::Accumulated => B::values(view).map(Out::from),
+        GradStore::Sum | GradStore::Rounded => Ok(B::out(view)),
+    }
+}
+
+/// The second stage of gradients.
+struct Reduce<'b> {
+    backend: &'b CpuBackend,
+    tasks: usize,
+    accumulates: bool,
+}
+
+impl Reduce<'_> {
+    fn run<W: Element>(&self, partials: &[f32], gradient: Option<Out<'_, W>>) {
+        let Some(gradient) = gradient else { return };
+        let (isa, cols, tasks) = (self.backend.caps().isa, gradient.len(), self.tasks);
+        let work = PartialRows { partials, cols, first: 0, gradient, accumulates: self.accumulates };
+        self.backend.install(tasks, || {
+            let groups = cols / LANES;
+            fork(work, groups, tasks, &PartialRows::split_at_group, &|work| kernel::reduce_partials(isa, work));
+        });
+    }
 }
 
 pub(crate) fn copy(backend: &CpuBackend, work: CopyRange<'_>) {

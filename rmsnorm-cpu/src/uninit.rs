@@ -20,7 +20,8 @@ use crate::{CpuBackend, plan};
 /// of the gaps between strided rows. If it fails, it may have written any of them or none. A workspace is written, too, and
 /// holds nothing of use.
 ///
-/// A call in place is [`Error::Unsupported`], since what is overwritten must hold values, and so is one that folds into `amax`.
+/// A call in place is [`Error::Unsupported`], since what is overwritten must hold values, and so is one that folds into `amax` or
+/// accumulates gradients.
 ///
 /// # Example
 /// ```
@@ -68,6 +69,10 @@ impl NormBackend for UninitBackend {
 
     fn workspace_len(&self, problem: &Problem) -> usize {
         plan::workspace_len(problem)
+    }
+
+    fn has_gradient_sums(&self) -> bool {
+        true
     }
 
     fn launch_forward<T: Element, W: Element, R: Element>(
@@ -130,7 +135,7 @@ impl SliceBackend for UninitBackend {
     }
 
     fn values<'a, E: Stored>(_: Self::Out<'a, E>) -> Result<&'a mut [E], Error> {
-        let rule = "a call in place, or that folds into amax, reads what an output holds, and one of MaybeUninit need not hold any".into();
+        let rule = "a call in place, that folds into amax or that accumulates, reads what an output holds, and one of MaybeUninit need not hold any".into();
         Err(Error::Unsupported { rule })
     }
 

@@ -219,7 +219,8 @@ fn backward_by(tasks: usize, is_layer: bool, [dweight, dbias, dresidual_out, dre
     pool().install(|| fork(work, blocks, tasks, &BackwardBlocks::split_at, &|work| kernel(Isa::Portable, work)));
     let sums = |partials: &[f32]| {
         let mut gradient = vec![f16::NAN; COLS];
-        let work = PartialRows { partials, cols: COLS, first: 0, gradient: Out::from(&mut gradient[..]) };
+        let work =
+            PartialRows { partials, cols: COLS, first: 0, gradient: Out::from(&mut gradient[..]), accumulates: false };
         kernel::reduce_partials(Isa::Portable, work);
         as_bits(&gradient)
     };
@@ -254,7 +255,13 @@ fn the_second_stage_has_the_same_sums_in_any_number_of_tasks() {
             let expected: Vec<f32> = (0..cols).map(|col| (col * blocks) as f32 + more).collect();
             for tasks in [1, 2, 3, 4, 5, 7] {
                 let mut gradient = vec![f32::NAN; cols];
-                let work = PartialRows { partials: &partials, cols, first: 0, gradient: Out::from(&mut gradient[..]) };
+                let work = PartialRows {
+                    partials: &partials,
+                    cols,
+                    first: 0,
+                    gradient: Out::from(&mut gradient[..]),
+                    accumulates: false,
+                };
                 let run = |work: PartialRows<'_, f32>| kernel::reduce_partials(Isa::detect(), work);
                 pool.install(|| fork(work, cols / LANES, tasks, &PartialRows::split_at_group, &run));
                 assert_eq!(gradient, expected, "{blocks}x{cols} in {tasks} tasks");

@@ -12,12 +12,20 @@ pub(crate) struct PartialRows<'a, W> {
     /// The first column of `gradient`.
     pub(crate) first: usize,
     pub(crate) gradient: Out<'a, W>,
+    /// Whether the sums are added to what `gradient` holds, which is made of a slice of values then.
+    pub(crate) accumulates: bool,
 }
 
 impl<'a, W: Element> PartialRows<'a, W> {
     /// The same rows under another name of the gradient's element type.
     pub(crate) fn cast<V: Element>(self) -> PartialRows<'a, V> {
-        PartialRows { partials: self.partials, cols: self.cols, first: self.first, gradient: self.gradient.cast() }
+        PartialRows {
+            partials: self.partials,
+            cols: self.cols,
+            first: self.first,
+            gradient: self.gradient.cast(),
+            accumulates: self.accumulates,
+        }
     }
 
     /// The columns before that group of lanes, and the others: only the last group of the row is a short one.
@@ -35,6 +43,10 @@ impl<'a, W: Element> PartialRows<'a, W> {
             let mut sums = S::splat(0.0);
             for partials in self.partials.chunks_exact(self.cols) {
                 sums = S::add(sums, lanes::load::<S, f32, _>(&partials[first..][..len], piece));
+            }
+            if self.accumulates {
+                let held = lanes::load::<S, W, _>(lanes::input_or_overwritten(None, &self.gradient), piece);
+                sums = S::add(held, sums);
             }
             lanes::store::<S, W, _>(&mut self.gradient, piece, sums);
         });
