@@ -10,14 +10,15 @@ pub(crate) mod parts;
 pub(crate) mod presence;
 pub(crate) mod profiles;
 pub(crate) mod quantized;
+pub(crate) mod sums;
 
 use std::fmt;
 use std::str::FromStr;
 
 use rmsnorm_spec::quant::QuantSpec;
 use rmsnorm_spec::{
-    CastOrder, DType, DTypes, Direction, GradReduction, Norm, NormSpec, Problem, ResidualPlacement, RowGroups, Tensor,
-    TensorSet,
+    CastOrder, DType, DTypes, Direction, GradReduction, GradStore, Norm, NormSpec, Problem, ResidualPlacement,
+    RowGroups, Tensor, TensorSet,
 };
 
 use crate::case::data::Family;
@@ -59,11 +60,13 @@ pub enum Kind {
     AfterEndToEnd,
     /// One forward call whose `x` is the sum of several parts.
     ForwardParts,
+    /// A backward call that stores gradients of weight and bias as f32 sums, then one that adds them to what the first stored.
+    BackwardSums,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Kind; 9] = [
+    pub const ALL: [Kind; 10] = [
         Kind::Forward,
         Kind::ForwardInPlace,
         Kind::Backward,
@@ -73,6 +76,7 @@ impl Kind {
         Kind::ForwardAfterInPlace,
         Kind::AfterEndToEnd,
         Kind::ForwardParts,
+        Kind::BackwardSums,
     ];
 
     /// Those whose results are floats, with a residual that is added before the norm.
@@ -90,11 +94,12 @@ impl Kind {
             Kind::ForwardAfterInPlace => "forward_after_in_place",
             Kind::AfterEndToEnd => "after_end_to_end",
             Kind::ForwardParts => "forward_parts",
+            Kind::BackwardSums => "backward_sums",
         }
     }
 
-    /// The kinds that are one call.
-    pub const CALLS: [Kind; 7] = [
+    /// The kinds whose first call is of a form of its own.
+    pub const CALLS: [Kind; 8] = [
         Kind::Forward,
         Kind::ForwardInPlace,
         Kind::Backward,
@@ -102,6 +107,7 @@ impl Kind {
         Kind::ForwardAfter,
         Kind::ForwardAfterInPlace,
         Kind::ForwardParts,
+        Kind::BackwardSums,
     ];
 
     /// The kind of a backend's call.
@@ -112,7 +118,10 @@ impl Kind {
             (Direction::Forward, ResidualPlacement::Before) => Kind::Forward,
             (Direction::Forward, ResidualPlacement::After) if problem.has(Tensor::Residual) => Kind::ForwardAfter,
             (Direction::Forward, ResidualPlacement::After) => Kind::ForwardAfterInPlace,
-            (Direction::Backward, _) => Kind::Backward,
+            (Direction::Backward, _) => match problem.grad_store {
+                GradStore::Rounded => Kind::Backward,
+                GradStore::Sum | GradStore::Accumulated => Kind::BackwardSums,
+            },
             (Direction::QuantizedForward, _) => Kind::QuantizedForward,
         }
     }
@@ -122,17 +131,17 @@ impl Kind {
         match self {
             Kind::Forward | Kind::ForwardInPlace | Kind::EndToEnd | Kind::ForwardParts => Direction::Forward,
             Kind::ForwardAfter | Kind::ForwardAfterInPlace | Kind::AfterEndToEnd => Direction::Forward,
-            Kind::Backward => Direction::Backward,
+            Kind::Backward | Kind::BackwardSums => Direction::Backward,
             Kind::QuantizedForward => Direction::QuantizedForward,
         }
     }
 
     pub(crate) const fn has_forward(self) -> bool {
-        !matches!(self, Kind::Backward)
+        !matches!(self, Kind::Backward | Kind::BackwardSums)
     }
 
     pub(crate) const fn has_backward(self) -> bool {
-        matches!(self, Kind::Backward | Kind::EndToEnd | Kind::AfterEndToEnd)
+        matches!(self, Kind::Backward | Kind::BackwardSums | Kind::EndToEnd | Kind::AfterEndToEnd)
     }
 
     /// Whether the residual is added after the norm.
@@ -302,6 +311,9 @@ impl Case {
                 // What arrives at the sum is dy, and the residual's gradient.
                 gradients = gradients.without(Tensor::DresidualOut).without(Tensor::Dresidual);
             }
+            if self.kind == Kind::BackwardSums && !given.has(Tensor::Dbias) {
+                gradients = gradients.with(Tensor::Dweight);
+            }
             present = present.union(gradients);
             present = present.set(Tensor::Mean, layer).with(Tensor::Rstd);
         } else {
@@ -316,7 +328,7 @@ impl Case {
         self.parts = if self.kind == Kind::ForwardParts { self.parts.max(2) } else { 1 };
         self.quant = match self.kind {
             Kind::Forward | Kind::ForwardInPlace | Kind::Backward | Kind::EndToEnd | Kind::ForwardParts => None,
-            Kind::ForwardAfter | Kind::ForwardAfterInPlace | Kind::AfterEndToEnd => None,
+            Kind::ForwardAfter | Kind::ForwardAfterInPlace | Kind::AfterEndToEnd | Kind::BackwardSums => None,
             Kind::QuantizedForward => {
                 let quant = self.quant.unwrap_or(quantized::PLAIN);
                 present = present.union(quantized::present(&quant, given));
@@ -472,11 +484,11 @@ fn parse_fields<'a>(
     let parts = match kind {
         Kind::ForwardParts => parse_after("parts", next("the parts")?).ok_or("the parts")?,
         Kind::Forward | Kind::ForwardInPlace | Kind::Backward | Kind::EndToEnd | Kind::QuantizedForward => 1,
-        Kind::ForwardAfter | Kind::ForwardAfterInPlace | Kind::AfterEndToEnd => 1,
+        Kind::ForwardAfter | Kind::ForwardAfterInPlace | Kind::AfterEndToEnd | Kind::BackwardSums => 1,
     };
     let quant = match kind {
         Kind::Forward | Kind::ForwardInPlace | Kind::Backward | Kind::EndToEnd | Kind::ForwardParts => None,
-        Kind::ForwardAfter | Kind::ForwardAfterInPlace | Kind::AfterEndToEnd => None,
+        Kind::ForwardAfter | Kind::ForwardAfterInPlace | Kind::AfterEndToEnd | Kind::BackwardSums => None,
         Kind::QuantizedForward => Some(quantized::parse(next("the quantization")?).ok_or("the quantization")?),
     };
     let rows = rows.parse().map_err(|_| "the rows")?;

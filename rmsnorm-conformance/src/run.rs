@@ -346,7 +346,7 @@ mod tests {
     #[test]
     fn list_of_the_core_profile_is_fixed() {
         let ids: Vec<String> = Profile::Core.cases(0).iter().map(Case::to_string).collect();
-        assert_eq!(hash(&ids), "9cc387d6f7b8891f71df03f828b4a4eb549a9cf3d531fbf1485c569d199244c0");
+        assert_eq!(hash(&ids), "34d9bdc6f828612abec9494bba7b8e55ea3253555a6957b1f53c18505b21759b");
     }
 
     /// What a rebuilt kernel is held to: one changed bit of one output changes it, and nothing else does.

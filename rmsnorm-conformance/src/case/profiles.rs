@@ -7,7 +7,7 @@ use rmsnorm_spec::{CastOrder, DType, DTypes, GradReduction, Norm, Tensor, Tensor
 
 use crate::case::data::Family;
 use crate::case::presence::{ALL_PRESENT, COUNTED, OPTIONAL};
-use crate::case::{Case, Kind, Layout, Trial, after, parts, presence, quantized};
+use crate::case::{Case, Kind, Layout, Trial, after, parts, presence, quantized, sums};
 use crate::testing::splitmix;
 
 /// How much is run.
@@ -43,11 +43,11 @@ impl Profile {
             Profile::Smoke => {
                 // Each is a program of its own on a GPU: some of them will do.
                 let columnwise = quantized::columnwise(14, 1, 1 << 11).into_iter().step_by(5).collect();
-                [smoke(), quantized::smoke(), columnwise, after::smoke(), parts::smoke()].concat()
+                [smoke(), quantized::smoke(), columnwise, after::smoke(), parts::smoke(), sums::smoke()].concat()
             }
             Profile::Core => {
                 let columnwise = quantized::columnwise(15, 4, 1 << 15);
-                [core(), quantized::core(), columnwise, after::core(), parts::core()].concat()
+                [core(), quantized::core(), columnwise, after::core(), parts::core(), sums::core()].concat()
             }
             // Long rows are what a GPU has paths of its own for.
             Profile::Full => {
@@ -58,6 +58,7 @@ impl Profile {
                     quantized::columnwise(seed, 20, 1 << 13),
                     after::drawn(seed, 2000),
                     parts::drawn(seed, 1000),
+                    sums::drawn(seed, 500),
                 ]
                 .concat()
             }
@@ -731,7 +732,7 @@ mod tests {
 
     #[test]
     fn lists_have_their_sizes_and_every_id_reads_back() {
-        for (profile, sizes) in [(Profile::Smoke, 320..460), (Profile::Core, 4700..6001), (Profile::Stress, 70..130)] {
+        for (profile, sizes) in [(Profile::Smoke, 320..560), (Profile::Core, 4700..6301), (Profile::Stress, 70..130)] {
             let cases = profile.cases(0);
             assert!(sizes.contains(&cases.len()), "{}: {}", profile.name(), cases.len());
             for case in cases {

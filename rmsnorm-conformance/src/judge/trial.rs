@@ -10,9 +10,9 @@ use rmsnorm_spec::reference::{BackwardInputs, ForwardInputs};
 use rmsnorm_spec::{Storage, Tensor};
 
 use crate::Arithmetic;
-use crate::case::Case;
 use crate::case::data::Inputs;
 use crate::case::quantized::Given;
+use crate::case::{Case, Kind};
 use crate::judge::bounds::{Model, Statistics};
 use crate::judge::quantized::QuantizedTruth;
 use crate::judge::truth::{BackwardTruth, ForwardTruth};
@@ -73,6 +73,9 @@ fn run_and_judge(
     }
     if case.kind.has_backward() {
         trial.judge_backward(&scenario.saved_by(&stored), Statistics::Given, &stored, judged);
+        if case.kind == Kind::BackwardSums {
+            trial.judge_accumulated(&scenario.saved_by(&stored), &stored, judged);
+        }
         if let Some(truth) = truth {
             trial.judge_end_to_end(truth, &stored, judged);
         }
@@ -115,6 +118,16 @@ fn judge_back<'s>(
     judged: &mut Judged<'_>,
     stored: impl Fn(Tensor) -> Option<&'s Bits>,
 ) {
+    let truth = backward_truth((case, inputs, saved), statistics, model);
+    judged.add_each(BackwardTruth::OUTPUTS, stored, |tensor, got| truth.judge_bits(tensor, got));
+}
+
+/// What a backward call of a case must give.
+fn backward_truth(
+    (case, inputs, saved): (&Case, &Inputs, &Saved),
+    statistics: Statistics<'_>,
+    model: Model<'_>,
+) -> BackwardTruth {
     let given = BackwardInputs {
         dy: &inputs.dy,
         x: &saved.x,
@@ -123,8 +136,7 @@ fn judge_back<'s>(
         rstd: &saved.rstd,
         dresidual_out: inputs.dresidual_out.as_deref(),
     };
-    let truth = BackwardTruth::new(&case.spec(), &given, statistics, case.grad_reduction, model);
-    judged.add_each(BackwardTruth::OUTPUTS, stored, |tensor, got| truth.judge_bits(tensor, got));
+    BackwardTruth::new(&case.spec(), &given, statistics, case.grad_reduction, model)
 }
 
 /// What the forward call of a case must give; `observed` is the sum with the residual that it stored, where that is no one value.
@@ -293,6 +305,19 @@ impl<'a> BoundsTrial<'a> {
 
     fn judge_backward(&self, saved: &Saved, statistics: Statistics<'_>, stored: &Outputs, judged: &mut Judged<'_>) {
         self.judge_backward_by(saved, statistics, judged, |tensor| stored.get(tensor));
+    }
+
+    /// The second of two calls whose gradients are sums: they are added to what the first stored, and the rest is as it was.
+    fn judge_accumulated(&self, saved: &Saved, stored: &Outputs, judged: &mut Judged<'_>) {
+        let (case, inputs) = (self.case, self.inputs);
+        let truth = backward_truth((case, inputs, saved), Statistics::Given, self.model());
+        let held = |tensor| stored.get(tensor).map(Bits::values).unwrap_or_default();
+        let truth = truth.added_to(&held(Tensor::Dweight), &held(Tensor::Dbias));
+        judged.add_each(
+            BackwardTruth::OUTPUTS,
+            |tensor| stored.last(tensor),
+            |tensor, got| truth.judge_bits(tensor, got),
+        );
     }
 
     fn judge_backward_by<'s>(

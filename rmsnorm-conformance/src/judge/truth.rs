@@ -276,6 +276,24 @@ impl BackwardTruth {
         BackwardTruth { cols: spec.cols, arithmetic, outputs, bounds, rows_due, columns_due }
     }
 
+    /// The same of a call whose gradients of weight and bias are added, as f32 sums, to these values: one addition more.
+    #[must_use]
+    pub fn added_to(mut self, dweight: &[f64], dbias: &[f64]) -> Self {
+        let BackwardTruth { outputs, bounds, arithmetic, .. } = &mut self;
+        for (held, gradients, errors) in
+            [(dweight, &mut outputs.dweight, &mut bounds.dweight), (dbias, &mut outputs.dbias, &mut bounds.dbias)]
+        {
+            for ((held, gradient), error) in held.iter().zip(gradients).zip(errors) {
+                *gradient += held;
+                // The sum as computed is rounded, which is off by the error it had.
+                let largest = gradient.abs() + *error;
+                *error += arithmetic.unit_roundoff * largest + 2.0 * arithmetic.flush_loss(1.0);
+            }
+        }
+        self.columns_due = columns_due(&self.outputs, &self.rows_due, &self.arithmetic);
+        self
+    }
+
     /// Judges an output of the call, all of it; a tensor that is none is a failure in every element.
     pub fn judge<E: Element>(&self, tensor: Tensor, got: &[E]) -> Verdict {
         self.judge_bits(tensor, &Bits::of(got))

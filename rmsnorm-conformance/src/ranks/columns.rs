@@ -199,7 +199,7 @@ fn stored(
             Some(saved) => {
                 let saved = Saved { x: part.of_rows(&saved.x), ..saved.clone() };
                 // No case has a workspace.
-                backward_call(|_| 0, &case, &inputs, &saved, poison)
+                backward_call(|_| 0, &case, &inputs, &saved, None, poison)
             }
             None => forward_call(&case, &inputs, poison),
         }

@@ -46,7 +46,7 @@ impl Scenario {
     /// The data of a case.
     pub fn new(case: &Case) -> Self {
         let inputs = data::inputs(case);
-        let saved = (case.kind == Kind::Backward).then(|| reference_saved(case, &inputs));
+        let saved = (!case.kind.has_forward()).then(|| reference_saved(case, &inputs));
         Scenario { case: *case, inputs, saved }
     }
 
@@ -68,7 +68,12 @@ impl Scenario {
     pub fn run(&self, context: Context<'_>, poison: Poison) -> Result<Outputs, Status> {
         let (case, inputs) = (&self.case, &self.inputs);
         if let Some(saved) = &self.saved {
-            return context.backward(case, inputs, saved, poison);
+            let stored = context.backward(case, inputs, saved, None, poison)?;
+            if case.kind != Kind::BackwardSums {
+                return Ok(stored);
+            }
+            let added = context.backward(case, inputs, saved, Some(&stored), poison)?;
+            return Ok(stored.followed_by(added));
         }
         let forward = context.forward(case, inputs, poison)?;
         if !case.kind.has_backward() {
@@ -77,7 +82,7 @@ impl Scenario {
         if case.kind.is_after() {
             return self.run_norms_back(context, forward, poison);
         }
-        let backward = context.backward(case, inputs, &self.saved_by(&forward), poison)?;
+        let backward = context.backward(case, inputs, &self.saved_by(&forward), None, poison)?;
         Ok(forward.followed_by(backward))
     }
 
@@ -85,12 +90,18 @@ impl Scenario {
     fn run_norms_back(&self, context: Context<'_>, forward: Outputs, poison: Poison) -> Result<Outputs, Status> {
         let Some(last) = self.back_from_y(&forward) else {
             let first = self.back_from_sum(&forward, &self.inputs.dy);
-            return Ok(forward.followed_by(context.backward(&first.case, &first.inputs, &first.saved, poison)?));
+            return Ok(forward.followed_by(context.backward(
+                &first.case,
+                &first.inputs,
+                &first.saved,
+                None,
+                poison,
+            )?));
         };
-        let gradients = context.backward(&last.case, &last.inputs, &last.saved, poison)?;
+        let gradients = context.backward(&last.case, &last.inputs, &last.saved, None, poison)?;
         let dy = gradients.get(Tensor::Dx).map(Bits::values).unwrap_or_default();
         let first = self.back_from_sum(&forward, &dy);
-        let others = context.backward(&first.case, &first.inputs, &first.saved, poison)?;
+        let others = context.backward(&first.case, &first.inputs, &first.saved, None, poison)?;
         Ok(forward.followed_by(gradients).followed_by(others))
     }
 
@@ -171,7 +182,11 @@ impl<'a> Builder<'a> {
     }
 
     fn push(&mut self, name: Tensor, access: Access, shape: (usize, usize), place: Placement, fill: &Fill<'_>) {
-        let storage = name.storage(self.call.kind.direction(), self.case.dtypes, self.call.quant.as_ref());
+        let is_sum = self.call.kind == Kind::BackwardSums && matches!(name, Tensor::Dweight | Tensor::Dbias);
+        let storage = match is_sum {
+            true => Some(Storage::Float(DType::F32)),
+            false => name.storage(self.call.kind.direction(), self.case.dtypes, self.call.quant.as_ref()),
+        };
         // A call without codes has no tensor of theirs.
         let storage = storage.unwrap_or(Storage::E8m0);
         self.call.tensors.push(Guarded::new((name, storage, access), shape, place, fill, self.case.seed));
@@ -238,7 +253,7 @@ pub(crate) fn forward_call(case: &Case, inputs: &Inputs, poison: Poison) -> Call
     let kind = match case.kind {
         Kind::ForwardInPlace | Kind::QuantizedForward | Kind::ForwardParts => case.kind,
         Kind::ForwardAfter | Kind::ForwardAfterInPlace => case.kind,
-        Kind::Forward | Kind::Backward | Kind::EndToEnd => Kind::Forward,
+        Kind::Forward | Kind::Backward | Kind::EndToEnd | Kind::BackwardSums => Kind::Forward,
         Kind::AfterEndToEnd => Kind::ForwardAfter,
     };
     let mut builder = Builder::new(case, kind, poison);
@@ -289,16 +304,18 @@ impl Builder<'_> {
     }
 }
 
-/// The backward call of a case, for what its forward pass saved.
+/// The backward call of a case, for what its forward pass saved; its sums are added to those that are held already, if there are any.
 pub(crate) fn backward_call(
     workspace_elements: impl FnOnce(&Problem) -> usize,
     case: &Case,
     inputs: &Inputs,
     saved: &Saved,
+    held: Option<&Outputs>,
     poison: Poison,
 ) -> Call {
     let present = case.present;
-    let mut builder = Builder::new(case, Kind::Backward, poison);
+    let kind = if case.kind == Kind::BackwardSums { Kind::BackwardSums } else { Kind::Backward };
+    let mut builder = Builder::new(case, kind, poison);
     builder.input_rows(Tensor::Dy, Some(&inputs.dy));
     builder.input_rows(Tensor::X, Some(&saved.x));
     builder.input(Tensor::Weight, inputs.weight.as_deref());
@@ -312,7 +329,10 @@ pub(crate) fn backward_call(
     for tensor in matrices.into_iter().chain(vectors) {
         match tensor.shape() {
             TensorShape::Matrix => builder.output_rows(tensor, true),
-            TensorShape::Cols => builder.output(tensor, case.cols, true),
+            TensorShape::Cols => match held.and_then(|held| held.get(tensor)) {
+                Some(held) => builder.vector(tensor, Access::Overwrite, case.cols, &Fill::Values(&held.values())),
+                None => builder.output(tensor, case.cols, true),
+            },
             TensorShape::Rows => builder.output(tensor, case.rows, true),
             // Below; and no gradient.
             TensorShape::Workspace
@@ -348,9 +368,16 @@ impl Context<'_> {
     }
 
     /// Makes a backward call and checks its memory.
-    pub fn backward(&self, case: &Case, inputs: &Inputs, saved: &Saved, poison: Poison) -> Result<Outputs, Status> {
+    pub fn backward(
+        &self,
+        case: &Case,
+        inputs: &Inputs,
+        saved: &Saved,
+        held: Option<&Outputs>,
+        poison: Poison,
+    ) -> Result<Outputs, Status> {
         let workspace_elements = |problem: &_| self.device.workspace_elements(problem);
-        self.make(case, case.grad_reduction, backward_call(workspace_elements, case, inputs, saved, poison))
+        self.make(case, case.grad_reduction, backward_call(workspace_elements, case, inputs, saved, held, poison))
     }
 
     fn make(&self, case: &Case, reduction: GradReduction, mut call: Call) -> Result<Outputs, Status> {

@@ -24,10 +24,10 @@ fn repeat(context: Context<'_>, scenario: &Scenario, repeats: u32) -> Result<Out
     for repeat in 1..repeats {
         other.run(context, Poison::Huge)?;
         let again = scenario.run(context, Poison::Huge)?;
-        for (tensor, bits) in first.tensors.iter().filter(|(tensor, _)| !may_vary(case, *tensor)) {
-            let again = again.get(*tensor);
-            if again != Some(bits) {
-                let index = again.map_or(0, |again| first_difference(&bits.bits, &again.bits));
+        // In the order of the calls, of which several may have a tensor.
+        for ((tensor, bits), (_, again)) in first.tensors.iter().zip(&again.tensors) {
+            if bits != again && !may_vary(case, *tensor) {
+                let index = first_difference(&bits.bits, &again.bits);
                 let detail = format!("call {} gave other bits at element {index}", repeat + 1);
                 return Err(Status::Fail(Finding { check: Check::Repeat, output: tensor.name(), detail }));
             }
@@ -51,8 +51,8 @@ fn batches(context: Context<'_>, scenario: &Scenario, whole: &Outputs) -> Result
         [2, 7, 64, 255, 256, 257].into_iter().filter(|&count| count < rows).map(|n| (rows - n..rows).collect());
     for part in single.into_iter().chain(several) {
         let alone = scenario.with_rows(&part).run(context, Poison::Nan)?;
-        for (tensor, bits) in &alone.tensors {
-            let Some((width, whole)) = row_width(*tensor, &scenario.case).zip(whole.get(*tensor)) else { continue };
+        for ((tensor, bits), (_, whole)) in alone.tensors.iter().zip(&whole.tensors) {
+            let Some(width) = row_width(*tensor, &scenario.case) else { continue };
             let in_batch = data::pick_rows(&whole.bits, &part, width);
             if bits.bits != in_batch {
                 let index = first_difference(&bits.bits, &in_batch);

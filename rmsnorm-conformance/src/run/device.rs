@@ -14,7 +14,7 @@ use rmsnorm_spec::{
 use super::span;
 use crate::case::Kind;
 use crate::report::{Check, Finding, Status};
-use crate::run::memory::{Call, Guarded};
+use crate::run::memory::{Access, Call, Guarded};
 use crate::{Arithmetic, Harness};
 
 /// Test data could not be moved.
@@ -248,7 +248,7 @@ impl<H: Harness, N: Normalize<H::Backend>> WithDTypes for By<'_, H, N> {
     type Output = Answer;
 
     fn call<T: Element, W: Element, R: Element>(self) -> Answer {
-        if self.typed.call.kind == Kind::Backward {
+        if !self.typed.call.kind.has_forward() {
             self.typed.backward::<T, W, R>(self.norm)
         } else {
             self.typed.forward::<T, W, R>(self.norm)
@@ -291,7 +291,7 @@ impl<H: Harness> WithDTypes for Typed<'_, H> {
                 self.forward_alone::<T, W, R>()
             }
             Kind::ForwardAfter | Kind::ForwardAfterInPlace | Kind::AfterEndToEnd => self.forward_alone::<T, W, R>(),
-            Kind::Backward => {
+            Kind::Backward | Kind::BackwardSums => {
                 let backend = self.harness.backend();
                 self.backward::<T, W, R>(&Alone(backend))
             }
@@ -308,6 +308,7 @@ impl<H: Harness> WithDTypes for Typed<'_, H> {
     }
 }
 
+type LoadedGradient<H, W> = (Option<Loaded<H, W>>, Option<Loaded<H, f32>>);
 type LoadedScales<H> = (Option<Loaded<H, f32>>, Option<Loaded<H, u8>>);
 type ScalesOut<'a, B> = Scales<<B as NormBackend>::Out<'a, f32>, <B as NormBackend>::Out<'a, u8>>;
 
@@ -337,6 +338,11 @@ impl<H: Harness> Typed<'_, H> {
     fn scales(&self, name: Tensor) -> Result<LoadedScales<H>, TransferError> {
         let are_bytes = self.call.get(name).is_some_and(|scales| scales.storage == Storage::E8m0);
         Ok(if are_bytes { (None, self.optional(name)?) } else { (self.optional(name)?, None) })
+    }
+
+    /// In the weight's dtype, or as a sum.
+    fn gradient<W: Element>(&self, name: Tensor, is_sum: bool) -> Result<LoadedGradient<H, W>, TransferError> {
+        Ok(if is_sum { (None, self.optional(name)?) } else { (self.optional(name)?, None) })
     }
 
     fn forward_alone<T: Element, W: Element, R: Element>(self) -> Answer {
@@ -441,8 +447,9 @@ impl<H: Harness> Typed<'_, H> {
         let dresidual_out = self.optional::<R>(Tensor::DresidualOut)?;
         let mut dx = self.required::<T>(Tensor::Dx)?;
         let mut dresidual = self.optional::<R>(Tensor::Dresidual)?;
-        let mut dweight = self.optional::<W>(Tensor::Dweight)?;
-        let mut dbias = self.optional::<W>(Tensor::Dbias)?;
+        let are_sums = self.call.kind == Kind::BackwardSums;
+        let (mut dweight, mut dweight_sum) = self.gradient::<W>(Tensor::Dweight, are_sums)?;
+        let (mut dbias, mut dbias_sum) = self.gradient::<W>(Tensor::Dbias, are_sums)?;
         let mut workspace = self.optional::<f32>(Tensor::Workspace)?;
         let args = Backward::<H::Backend, T, W, R>::mixed(dy.rows(h), x.rows(h), rstd.view(h), dx.rows_mut(h));
         let mut args = args.grad_reduction(self.reduction);
@@ -452,11 +459,15 @@ impl<H: Harness> Typed<'_, H> {
         args.dresidual = dresidual.as_mut().map(|t| t.rows_mut(h));
         args.dweight = dweight.as_mut().map(|t| t.view_mut(h));
         args.dbias = dbias.as_mut().map(|t| t.view_mut(h));
+        args.dweight_sum = dweight_sum.as_mut().map(|t| t.view_mut(h));
+        args.dbias_sum = dbias_sum.as_mut().map(|t| t.view_mut(h));
+        let held = |tensor| self.call.get(tensor).is_some_and(|tensor| tensor.access == Access::Overwrite);
+        args.accumulate = are_sums && (held(Tensor::Dweight) || held(Tensor::Dbias));
         args.workspace = workspace.as_mut().map(|t| t.view_mut(h));
         let answer = norm.backward(self.spec, args);
         unload!(self: Dy = Some(dy), X = Some(x), Weight = weight, Mean = mean, Rstd = Some(rstd),
-            DresidualOut = dresidual_out, Dx = Some(dx), Dweight = dweight, Dbias = dbias, Workspace = workspace,
-            Dresidual = dresidual);
+            DresidualOut = dresidual_out, Dx = Some(dx), Dweight = dweight, Dweight = dweight_sum, Dbias = dbias,
+            Dbias = dbias_sum, Workspace = workspace, Dresidual = dresidual);
         Ok(answer)
     }
 }

@@ -387,7 +387,9 @@ impl Call {
             Access::Read | Access::Scratch => None,
             Access::Write => Some((tensor.name, tensor.result())),
             Access::Overwrite if tensor.name == Tensor::Residual => Some((Tensor::ResidualOut, tensor.result())),
-            Access::Overwrite => Some((Tensor::Y, tensor.result())),
+            Access::Overwrite if tensor.name == Tensor::X => Some((Tensor::Y, tensor.result())),
+            // What is added to.
+            Access::Overwrite => Some((tensor.name, tensor.result())),
         };
         Outputs { tensors: self.tensors.iter().filter_map(stored).collect() }
     }

@@ -116,7 +116,7 @@ impl GoodCall {
         } else {
             let saved = Saved { x: inputs.x.clone(), mean: vec![0.0; ROWS], rstd: vec![1.0; ROWS] };
             let workspace_elements = |problem: &_| device.workspace_elements(problem);
-            backward_call(workspace_elements, &case, &inputs, &saved, Poison::Nan)
+            backward_call(workspace_elements, &case, &inputs, &saved, None, Poison::Nan)
         };
         GoodCall { kind, spec: case.spec(), reduction: GradReduction::Partials, call }
     }
@@ -145,7 +145,7 @@ fn scalars(good: &dyn Fn() -> GoodCall, calls: &mut Vec<BadCall>) {
     calls.push(call.bad("no_cols", Refusal::EmptyRow));
     let mut call = good();
     call.reduction = GradReduction::Locks { groups: 0 };
-    if call.kind == Kind::Backward {
+    if !call.kind.has_forward() {
         calls.push(call.bad("no_lock_groups", Refusal::Invalid("grad_reduction")));
     }
 }
@@ -156,7 +156,11 @@ fn sizes(good: &dyn Fn() -> GoodCall, calls: &mut Vec<BadCall>) {
     calls.push(call.bad("rows_beyond_memory", Refusal::TooLarge("x")));
 
     for tensor in good().call.tensors.iter().map(|guarded| guarded.name) {
-        let name = tensor.name();
+        let name = match (good().kind, tensor) {
+            (Kind::BackwardSums, Tensor::Dweight) => "dweight_sum",
+            (Kind::BackwardSums, Tensor::Dbias) => "dbias_sum",
+            (_, tensor) => tensor.name(),
+        };
         let falsified = |what: &str, refusal, change: &dyn Fn(&mut Guarded)| {
             let mut call = good();
             call.call.get_mut(tensor).into_iter().for_each(change);
@@ -214,7 +218,7 @@ fn presence(good: &dyn Fn() -> GoodCall, calls: &mut Vec<BadCall>) {
             call.spec = call.spec.residual_after();
             calls.push(call.bad("parts_and_a_sum_after", Refusal::Unsupported));
         }
-        Kind::Backward => {
+        Kind::Backward | Kind::BackwardSums => {
             calls.push(without(Tensor::Mean).bad("no_mean", Refusal::Missing("mean")));
             // Where the residual is added after the norm its gradient is dy.
             let mut call = good();
@@ -349,7 +353,7 @@ mod tests {
     fn bad_calls_fail_a_backend_that_writes_before_it_refuses() {
         let answer = || Ok(Err(Error::EmptyRow));
         let passed = |touches| statuses(&Stub { answer, touches }).iter().filter(|s| **s == Status::Pass).count();
-        assert_eq!(passed(None), 7);
+        assert_eq!(passed(None), 8);
         assert_eq!(passed(Some(Tensor::Rstd)), 0);
     }
 
@@ -377,7 +381,7 @@ mod tests {
         // Each stage has a bad call without columns, which alone is answered so.
         assert_eq!(touched(Some(Tensor::X)), 0);
         for (slot, stages_without) in
-            [(Tensor::Weight, 0), (Tensor::Bias, 1), (Tensor::Y, 2), (Tensor::Dy, 6), (Tensor::Workspace, 6)]
+            [(Tensor::Weight, 0), (Tensor::Bias, 2), (Tensor::Y, 3), (Tensor::Dy, 6), (Tensor::Workspace, 6)]
         {
             assert_eq!(touched(Some(slot)), stages_without, "{slot:?}");
         }

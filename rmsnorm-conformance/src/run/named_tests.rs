@@ -101,7 +101,7 @@ fn test_items(device: &dyn Device, items: impl Iterator<Item = Item>) -> Result<
     let arithmetic = device.claims();
     let context = Context { device, arithmetic: &arithmetic };
     let (mut executed, mut other, mut failed) = (0, Vec::new(), Vec::new());
-    // Codes are an operation that a backend may lack as a whole, and so are sums after the norm, and sums of parts.
+    // Codes are an operation that a backend may lack as a whole, and so are sums after the norm, sums of parts, and gradients as sums.
     let mut lacks_operation = true;
     let mut coverage = Coverage::default();
     for item in items {
@@ -115,7 +115,8 @@ fn test_items(device: &dyn Device, items: impl Iterator<Item = Item>) -> Result<
             Status::Fail(finding) => failed.push(format!("{finding}\n    {}", replay(device.name(), &id))),
             Status::Unsupported(_) | Status::Vacuous(_) | Status::Skipped(_) => {
                 let may_be_lacking = case.is_some_and(|case| {
-                    matches!(case.kind, Kind::QuantizedForward | Kind::ForwardParts) || case.kind.is_after()
+                    let of_own = matches!(case.kind, Kind::QuantizedForward | Kind::ForwardParts | Kind::BackwardSums);
+                    of_own || case.kind.is_after()
                 });
                 lacks_operation &= may_be_lacking && matches!(status, Status::Unsupported(_));
                 other.push(format!("{id}: {status:?}"));
@@ -228,6 +229,12 @@ macro_rules! conformance {
             ForwardParts Layer F32 forward_parts_layer_norm_f32_within_bounds;
             ForwardParts Layer F16 forward_parts_layer_norm_f16_within_bounds;
             ForwardParts Layer Bf16 forward_parts_layer_norm_bf16_within_bounds;
+            BackwardSums Rms F32 backward_sums_rms_norm_f32_within_bounds;
+            BackwardSums Rms F16 backward_sums_rms_norm_f16_within_bounds;
+            BackwardSums Rms Bf16 backward_sums_rms_norm_bf16_within_bounds;
+            BackwardSums Layer F32 backward_sums_layer_norm_f32_within_bounds;
+            BackwardSums Layer F16 backward_sums_layer_norm_f16_within_bounds;
+            BackwardSums Layer Bf16 backward_sums_layer_norm_bf16_within_bounds;
         }
     };
     (@norms $harness:expr; $($norm:ident $determinism:ident $metamorphic:ident;)*) => {

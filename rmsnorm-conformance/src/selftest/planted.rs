@@ -49,6 +49,8 @@ enum Stages {
     Codes,
     /// Of a sum of parts.
     Parts,
+    /// Of gradients as sums.
+    Sums,
 }
 
 /// Declares the enum and its tables from one list: variant, name, norms, stages, description.
@@ -247,6 +249,17 @@ bugs! {
     WorkspaceNotCleared "workspace_not_cleared" Both Backward "partial sums start from what the workspace held";
     EmptyNotZeroed "empty_not_zeroed" Both Backward "with no rows, dweight and dbias are not written";
 
+    // Gradients as sums.
+    SumRounded "sum_rounded" Both Sums "sums are rounded to the weight's dtype on their way";
+    SumOverwrites "sum_overwrites" Both Sums "sums overwrite what they are to be added to";
+    SumAddedAlways "sum_added_always" Both Sums "sums are added to what was there, though they are to overwrite it";
+    SumHeldTwice "sum_held_twice" Both Sums "what was there is added twice";
+    SumHeldOfNext "sum_held_of_next" Both Sums "what was there is taken from the next column";
+    SumHeldRounded "sum_held_rounded" Both Sums "what was there goes through bf16";
+    SumAveraged "sum_averaged" Both Sums "sums are divided by the number of rows";
+    SumOfDbiasRounded "sum_of_dbias_rounded" Both Sums "dbias alone is rounded to the weight's dtype";
+    SumOfDbiasOverwrites "sum_of_dbias_overwrites" Both Sums "dbias alone overwrites what it is to be added to";
+
     // The largest magnitude.
     AmaxWithoutAbs "amax_without_abs" Both Codes "the largest value is taken, not the largest magnitude";
     AmaxOfXHat "amax_of_x_hat" Both Codes "the largest magnitude is taken before the weight";
@@ -349,6 +362,7 @@ impl Bug {
                 matches!(kind, Kind::Forward | Kind::ForwardInPlace | Kind::ForwardParts) || kind.is_after()
             }
             Stages::Parts => matches!(kind, Kind::ForwardParts),
+            Stages::Sums => matches!(kind, Kind::BackwardSums),
             Stages::Before => matches!(kind, Kind::Forward | Kind::ForwardInPlace),
             Stages::OutOfPlace => matches!(kind, Kind::Forward | Kind::ForwardParts) || kind.is_after(),
             Stages::SumOutOfPlace => matches!(kind, Kind::Forward | Kind::ForwardAfter | Kind::ForwardParts),
@@ -356,7 +370,7 @@ impl Bug {
             Stages::After => kind.is_after(),
             Stages::Backward => matches!(kind, Kind::Backward),
             Stages::OwnOutput => matches!(kind, Kind::Forward | Kind::Backward | Kind::ForwardParts) || kind.is_after(),
-            Stages::EveryForward => !matches!(kind, Kind::Backward),
+            Stages::EveryForward => kind.has_forward(),
             Stages::EveryBefore => matches!(kind, Kind::Forward | Kind::ForwardInPlace | Kind::QuantizedForward),
             Stages::Codes => matches!(kind, Kind::QuantizedForward),
         };

@@ -130,6 +130,10 @@ impl NormBackend for SimulatedBackend {
         Ok(())
     }
 
+    fn has_gradient_sums(&self) -> bool {
+        true
+    }
+
     fn launch_backward<T: Element, W: Element, R: Element>(
         &self,
         checked: Checked<Backward<'_, Self, T, W, R>>,
@@ -170,7 +174,10 @@ impl NormBackend for SimulatedBackend {
             }
             gradients.add(row, &result);
         }
-        gradients.store(args.dweight, args.dbias);
+        match args.dweight_sum.is_some() || args.dbias_sum.is_some() {
+            true => gradients.store_sums::<W>(args.dweight_sum, args.dbias_sum, args.accumulate),
+            false => gradients.store(args.dweight, args.dbias),
+        }
         Ok(())
     }
 

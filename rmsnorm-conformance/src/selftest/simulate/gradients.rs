@@ -82,6 +82,45 @@ impl<'c> Gradients<'c> {
     }
 }
 
+impl Gradients<'_> {
+    /// As f32, or added to what is there; `W` is the weight's dtype, which only a bug asks for.
+    pub(super) fn store_sums<W: Element>(
+        self,
+        dweight: Option<&mut [f32]>,
+        dbias: Option<&mut [f32]>,
+        accumulate: bool,
+    ) {
+        let call = self.call;
+        let store = |sums: ColumnSums<'_>, to: &mut [f32], [is_rounded, overwrites]: [bool; 2]| {
+            let held = to.to_vec();
+            for (col, (element, mut total)) in to.iter_mut().zip(sums.totals(call.spec.cols, 0)).enumerate() {
+                if call.has(Bug::SumAveraged) {
+                    total /= call.spec.rows as f32;
+                }
+                if is_rounded {
+                    total = W::from_f32(total).to_f32();
+                }
+                let held = match () {
+                    () if call.has(Bug::SumHeldOfNext) => held[(col + 1) % held.len()],
+                    () if call.has(Bug::SumHeldTwice) => 2.0 * held[col],
+                    () if call.has(Bug::SumHeldRounded) => round(held[col], DType::Bf16),
+                    () => held[col],
+                };
+                let adds = accumulate && !overwrites || call.has(Bug::SumAddedAlways);
+                *element = if adds { held + total } else { total };
+            }
+        };
+        let (rounds, overwrites) = (call.has(Bug::SumRounded), call.has(Bug::SumOverwrites));
+        if let (Some(sums), Some(to)) = (self.dweight, dweight) {
+            store(sums, to, [rounds, overwrites]);
+        }
+        if let (Some(sums), Some(to)) = (self.dbias, dbias) {
+            let of_dbias = [Bug::SumOfDbiasRounded, Bug::SumOfDbiasOverwrites].map(|bug| call.has(bug));
+            store(sums, to, [rounds || of_dbias[0], overwrites || of_dbias[1]]);
+        }
+    }
+}
+
 struct ColumnSums<'w> {
     /// (blocks, cols)
     partials: &'w mut [f32],

@@ -1,0 +1,79 @@
+//! Cases of gradients of weight and bias as f32 sums.
+
+use rmsnorm_spec::{DType, DTypes, Norm, Tensor, TensorSet};
+
+use crate::case::data::Family;
+use crate::case::presence::ALL_PRESENT;
+use crate::case::profiles::{Dice, is_meaningful};
+use crate::case::{Case, Kind, Layout};
+use crate::testing::splitmix;
+
+/// What a trainer asks for.
+const USUAL: TensorSet = TensorSet::of(&[Tensor::Weight, Tensor::Dweight, Tensor::Dbias]);
+
+fn plain(norm: Norm, dtype: DType, (rows, cols): (usize, usize)) -> Case {
+    Case { present: USUAL, ..Case::plain(Kind::BackwardSums, norm, dtype, rows, cols) }
+}
+
+/// Every norm and family, with the other axes drawn, and every dtype.
+pub(crate) fn smoke() -> Vec<Case> {
+    let mut dice = Dice { state: 61 };
+    let mut cases = Vec::new();
+    for norm in Norm::ALL {
+        for &family in Family::OF_FLOATS {
+            cases.extend(one(&mut dice, 1 << 12, |case| Case { norm, family, ..case }));
+        }
+        for dtype in DType::ALL {
+            cases.push(plain(norm, dtype, (3, 129)));
+            // More rows than one block of partial sums has, and none.
+            cases.push(plain(norm, dtype, (300, 33)));
+            cases.push(plain(norm, dtype, (0, 33)));
+            let dtypes = DTypes::uniform(dtype).widened(true, true);
+            cases.push(Case { dtypes, layout: Layout::Mixed(7), ..plain(norm, dtype, (5, 45)) });
+        }
+        for gradient in [Tensor::Dweight, Tensor::Dbias] {
+            cases.push(Case { present: TensorSet::of(&[gradient]), ..plain(norm, DType::Bf16, (9, 40)) });
+        }
+    }
+    cases.into_iter().map(Case::normalized).collect()
+}
+
+/// What the core profile has of them.
+pub(crate) fn core() -> Vec<Case> {
+    let mut dice = Dice { state: 62 };
+    let mut cases = Vec::new();
+    for (i, norm) in Norm::ALL.into_iter().enumerate() {
+        for &family in Family::OF_FLOATS {
+            for _ in 0..3 {
+                cases.extend(one(&mut dice, 1 << 12, |case| Case { norm, family, ..case }));
+            }
+        }
+        for (j, dtypes) in DTypes::ALL.into_iter().enumerate() {
+            for (present, cols) in [(ALL_PRESENT, 37), (USUAL, 40), (USUAL.without(Tensor::Weight), 131)] {
+                let layout = Layout::Mixed((i * 9 + j) as u32);
+                cases.push(Case { dtypes, present, layout, ..plain(norm, dtypes.activation, (21, cols)) });
+            }
+        }
+        for size in [(1, 1), (2, 4096), (3, 8193), (4100, 33), (65_537, 3), (2, 65_537), (1025, 1027)] {
+            cases.extend(DType::ALL.map(|dtype| plain(norm, dtype, size)));
+        }
+    }
+    cases.into_iter().map(Case::normalized).filter(is_meaningful).collect()
+}
+
+/// Cases drawn from a seed.
+pub(crate) fn drawn(seed: u64, count: usize) -> Vec<Case> {
+    let mut dice = Dice { state: splitmix(seed ^ 0x5d1b) };
+    let mut cases = Vec::new();
+    while cases.len() < count {
+        let norm = dice.pick(&Norm::ALL);
+        cases.extend(one(&mut dice, 1 << 13, |case| Case { norm, ..case }));
+    }
+    cases
+}
+
+/// A drawn case, as it is changed, that can prove something.
+fn one(dice: &mut Dice, most: usize, change: impl Fn(Case) -> Case) -> Option<Case> {
+    let drawn = |dice: &mut Dice| change(Case { kind: Kind::BackwardSums, ..dice.case(most) }).normalized();
+    (0..64).map(|_| drawn(dice)).find(is_meaningful)
+}
