@@ -12,6 +12,9 @@ use crate::failure::Failure;
 use crate::output::print;
 use crate::progress::Progress;
 
+/// Runs cases of a group, all or some, and says how far it is.
+type Run = fn(&dyn Group, bool, &mut dyn FnMut(usize, usize)) -> RanksSummary;
+
 /// Runs the profile's sums of parts on so many ranks, and its rows whose columns are divided among them; prints what became of both.
 pub fn prove(backend: &AnyBackend, ranks: usize, profile: &str) -> Result<(), Failure> {
     let is_whole =
@@ -23,7 +26,7 @@ pub fn prove(backend: &AnyBackend, ranks: usize, profile: &str) -> Result<(), Fa
             return Err(Failure::Input("--ranks: expected cpu or cuda, the only backends with ranks".into()));
         }
     };
-    let run = |what: &str, run: fn(&dyn Group, bool, &mut dyn FnMut(usize, usize)) -> RanksSummary| {
+    let run = |what: &str, run: Run| {
         let bar = Progress::new("conformance");
         let summary = run(&*group, is_whole, &mut |done, total| bar.set(done, total));
         drop(bar);
