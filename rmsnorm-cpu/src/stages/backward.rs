@@ -130,6 +130,7 @@ impl<'a, T: Element, W: Element, R: Element> BackwardBlocks<'a, T, W, R> {
         Scalars { mean_wdy, mean_wdy_xhat, ..self.unaveraged(r) }
     }
 
+    #[inline(always)]
     fn unaveraged(&self, r: usize) -> Scalars {
         let mean = self.mean.map_or(0.0, |mean| mean[r]);
         Scalars { mean, rstd: self.rstd[r], mean_wdy: 0.0, mean_wdy_xhat: 0.0 }
