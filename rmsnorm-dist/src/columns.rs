@@ -1,8 +1,8 @@
 //! Columns divided among ranks, composed of a backend's two halves and one exchange: math.md, equations (15) to (18).
 
 use rmsnorm_spec::{
-    Backward, BackwardStatistics, Checked, ColumnStatistics, Direction, Element, Error, Forward, Given, Memory,
-    NormSpec, Source, Stored,
+    Backward, BackwardStatistics, Checked, ColumnStatistics, Direction, Element, Error, Forward, Given, GradReduction,
+    Memory, NormSpec, ResidualPlacement, Source, Stored,
 };
 
 use crate::{Collective, Sharded, Shares};
@@ -49,6 +49,11 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
         args: Backward<'_, B, T, W, R>,
     ) -> Result<(), Error> {
         let here = self.here(spec, columns)?;
+        // A first half does not sum over rows, so that a backend would refuse another way in the second.
+        if args.grad_reduction != GradReduction::Partials {
+            let rule = "where columns are divided among ranks, gradients are summed by GradReduction::Partials".into();
+            return Err(Error::Unsupported { rule });
+        }
         let args = Checked::backward(self.backend(), here, args)?.into_args();
         if columns.len() == 1 {
             return self.backend().backward(&here, args);
@@ -68,6 +73,10 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
 
     /// The spec of this rank's columns.
     fn here(&self, spec: &NormSpec, columns: &[usize]) -> Result<NormSpec, Error> {
+        if spec.residual_placement == ResidualPlacement::After {
+            let rule = "where columns are divided among ranks, a residual is added before the norm".into();
+            return Err(Error::Unsupported { rule });
+        }
         let refuse = |rule| Err(Error::InvalidArgument { arg: "columns", rule });
         let ranks = self.collective().ranks();
         if columns.len() != ranks || columns.contains(&0) {
@@ -96,7 +105,10 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
         *is_sent = true;
         let Found { shares, own, all } = found;
         let (from, to) = (B::buffer_in(own, 0..shares.unit), B::buffer_out(all, 0..shares.len()));
-        self.collective().all_gather(shares, from, to)
+        self.collective().all_gather(shares, from, to)?;
+        // It was the only exchange: whatever happens now leaves no rank out of step.
+        *is_sent = false;
+        Ok(())
     }
 }
 

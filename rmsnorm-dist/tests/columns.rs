@@ -5,7 +5,7 @@ use std::thread;
 
 use rmsnorm_cpu::{Backward, CpuBackend, Forward, Isa};
 use rmsnorm_dist::{Sharded, ShardedNorm, ThreadGroup};
-use rmsnorm_spec::{Element, Error, NormBackend, NormSpec};
+use rmsnorm_spec::{Element, Error, GradReduction, NormBackend, NormSpec};
 
 type Rank = Sharded<CpuBackend, ThreadGroup>;
 
@@ -80,6 +80,8 @@ fn what_is_refused_is_refused_before_anything_is_sent() {
         let (rstd, mut dx) = ([1.0; 2], vec![f32::NAN; x.len()]);
         let no_mean = Backward::new(&x, &x, &rstd, &mut dx);
         refused.push(norm.backward_columns(&NormSpec::layer(2, 6, 0.0), &COLUMNS, no_mean));
+        let by_atomics = Backward::new(&x, &x, &rstd, &mut dx).grad_reduction(GradReduction::Atomics);
+        refused.push(norm.backward_columns(&spec, &COLUMNS, by_atomics));
         let refused: Vec<&str> = refused
             .into_iter()
             .map(|answer| match answer {
@@ -102,6 +104,7 @@ fn what_is_refused_is_refused_before_anything_is_sent() {
             "weight",
             "unsupported",
             "mean",
+            "unsupported",
         ];
         assert_eq!(refused, expected, "rank {rank}");
         assert!(y.iter().all(|y| y.is_finite()), "rank {rank}");
@@ -139,6 +142,17 @@ fn a_form_without_columns_says_so() {
     assert!(matches!(answer, Err(Error::Unsupported { .. })));
     let answer = SumsOnly.backward_columns(&spec, &[2], Backward::new(&x, &x, &rstd, &mut y));
     assert!(matches!(answer, Err(Error::Unsupported { .. })));
+}
+
+/// What two ranks refuse, one does too.
+#[test]
+fn one_rank_refuses_what_several_do() {
+    on_ranks(1, |norm| {
+        let (x, mut sum) = ([1.0f32, 2.0], [1.0, 2.0]);
+        let args = Forward::onto_residual(&x[..]).residual_in_place(&mut sum[..]);
+        let answer = norm.forward_columns(&NormSpec::rms(1, 2, 0.0).residual_after(), &[2], args);
+        assert!(matches!(answer, Err(Error::Unsupported { .. })));
+    });
 }
 
 /// A row alone has the bits that it has among others, on any number of ranks whose columns are the same.
