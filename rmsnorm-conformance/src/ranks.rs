@@ -148,6 +148,29 @@ pub struct RanksSummary {
 }
 
 impl RanksSummary {
+    /// Of these cases, one after the other.
+    fn of<C: fmt::Display>(
+        ranks: usize,
+        cases: &[C],
+        run_case: impl Fn(&C) -> Status,
+        may_be_lacking: impl Fn(&C) -> bool,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Self {
+        let mut summary = RanksSummary { ranks, ..RanksSummary::default() };
+        progress(0, cases.len());
+        for (i, case) in cases.iter().enumerate() {
+            match run_case(case) {
+                Status::Pass => summary.passed += 1,
+                Status::Unsupported(_) if may_be_lacking(case) => summary.unsupported += 1,
+                status @ (Status::Unsupported(_) | Status::Fail(_) | Status::Vacuous(_) | Status::Skipped(_)) => {
+                    summary.failures.push((case.to_string(), status));
+                }
+            }
+            progress(i + 1, cases.len());
+        }
+        summary
+    }
+
     /// Whether cases passed, and none failed.
     pub fn is_success(&self) -> bool {
         self.passed > 0 && self.failures.is_empty()
@@ -174,22 +197,10 @@ const LONG: usize = 1 << 15;
 /// Runs the cases of a group: all of the core profile's sums of parts, or those of the smoke profile. `progress` is called with the cases
 /// done and their total, before the first and after each.
 pub fn run(group: &dyn Group, is_whole: bool, progress: &mut dyn FnMut(usize, usize)) -> RanksSummary {
-    let (cases, mut summary) =
-        (cases(group.ranks(), is_whole), RanksSummary { ranks: group.ranks(), ..RanksSummary::default() });
-    progress(0, cases.len());
-    for (i, case) in cases.iter().enumerate() {
-        let is_plain = case.case.layout == Layout::DENSE && case.case.cols <= LONG;
-        match run_case(group, case) {
-            Status::Pass => summary.passed += 1,
-            // Rows that are apart may be beyond a group, and those that no chip holds; others are not.
-            Status::Unsupported(_) if !is_plain => summary.unsupported += 1,
-            status @ (Status::Unsupported(_) | Status::Fail(_) | Status::Vacuous(_) | Status::Skipped(_)) => {
-                summary.failures.push((case.to_string(), status));
-            }
-        }
-        progress(i + 1, cases.len());
-    }
-    summary
+    // Rows that are apart may be beyond a group, and those that no chip holds; others are not.
+    let may_be_lacking = |case: &RanksCase| case.case.layout != Layout::DENSE || case.case.cols > LONG;
+    let ranks = group.ranks();
+    RanksSummary::of(ranks, &cases(ranks, is_whole), |case| run_case(group, case), may_be_lacking, progress)
 }
 
 /// [`run`] as a test, which returns how many cases passed.

@@ -2,7 +2,7 @@
 
 use rmsnorm_spec::{
     Backward, BackwardStatistics, Checked, ColumnStatistics, Direction, Element, Error, Forward, Given, GradReduction,
-    Memory, NormSpec, ResidualPlacement, Source, Stored,
+    Memory, NormSpec, Source, Stored, check_columns_form,
 };
 
 use crate::{Collective, Sharded, Shares};
@@ -15,11 +15,8 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
         columns: &[usize],
         args: Forward<'_, B, T, W, R>,
     ) -> Result<(), Error> {
+        check_columns_form(spec, args.parts)?;
         let here = self.here(spec, columns)?;
-        if args.parts.is_some() {
-            let rule = "where columns are divided among ranks, x is one matrix, no sum of parts".into();
-            return Err(Error::Unsupported { rule });
-        }
         let args = Checked::forward(here, args)?.into_args();
         if columns.len() == 1 {
             return self.backend().forward(&here, args);
@@ -48,6 +45,7 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
         columns: &[usize],
         args: Backward<'_, B, T, W, R>,
     ) -> Result<(), Error> {
+        check_columns_form(spec, None)?;
         let here = self.here(spec, columns)?;
         // A first half does not sum over rows, so that a backend would refuse another way in the second.
         if args.grad_reduction != GradReduction::Partials {
@@ -73,10 +71,6 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
 
     /// The spec of this rank's columns.
     fn here(&self, spec: &NormSpec, columns: &[usize]) -> Result<NormSpec, Error> {
-        if spec.residual_placement == ResidualPlacement::After {
-            let rule = "where columns are divided among ranks, a residual is added before the norm".into();
-            return Err(Error::Unsupported { rule });
-        }
         let refuse = |rule| Err(Error::InvalidArgument { arg: "columns", rule });
         let ranks = self.collective().ranks();
         if columns.len() != ranks || columns.contains(&0) {

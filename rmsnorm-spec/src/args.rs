@@ -72,9 +72,7 @@ macro_rules! tensors {
         visit::sum_out::<B>($visitor, Tensor::$tensor, stringify!($name), $self.$name.as_ref())?
     };
     (@visit $self:ident $visitor:ident sum $tensor:ident $name:ident Out $element:ty) => {
-        if let Some(view) = $self.$name {
-            $visitor.write::<$element>(Tensor::$tensor, Rows::dense(view))?;
-        }
+        tensors!(@visit $self $visitor vector $tensor $name Out $element)
     };
     (@visit $self:ident $visitor:ident scales $tensor:ident $name:ident Out $element:ty) => {
         visit::hand_scales::<B>($visitor, Tensor::$tensor, $self.$name)?

@@ -14,6 +14,7 @@ use crate::{
     Backward, CastOrder, Code, DType, DTypes, Direction, Element, Error, Forward, GradReduction, GradStore, Norm,
     NormBackend, NormSpec, QuantizedForward, ResidualPlacement, Scales, Source, Storage, Tensor, TensorSet, Visitor,
 };
+pub use columns::check_columns_form;
 use layout::Layout;
 
 /// Where a view lies in memory.

@@ -136,7 +136,7 @@ pub fn cases(ranks: usize, is_whole: bool) -> Vec<ColumnsCase> {
                 }
             }
             for (j, dtype) in DType::ALL.into_iter().enumerate() {
-                // A column each, as few as there can be; what a few heads have; and rows that are split among threads.
+                // A column each, as few as there can be; what a few heads have; none; and more rows.
                 for (rows, cols) in [(5, ranks), (3, 129), (0, 64), (70, 64 * ranks)] {
                     let case = Case { present: ALL_PRESENT, ..Case::plain(kind, norm, dtype, rows, cols) };
                     cases.extend(of_columns(case, ranks, Split::ALL[j]));
@@ -259,19 +259,7 @@ impl Part {
 /// Runs the cases of a group: many, or a few. `progress` is called with the cases done and their total, before the first and after each.
 pub fn run(group: &dyn Group, is_whole: bool, progress: &mut dyn FnMut(usize, usize)) -> RanksSummary {
     let ranks = group.ranks();
-    let (cases, mut summary) = (cases(ranks, is_whole), RanksSummary { ranks, ..RanksSummary::default() });
-    progress(0, cases.len());
-    for (i, case) in cases.iter().enumerate() {
-        match run_case(group, case) {
-            Status::Pass => summary.passed += 1,
-            Status::Unsupported(_) => summary.unsupported += 1,
-            status @ (Status::Fail(_) | Status::Vacuous(_) | Status::Skipped(_)) => {
-                summary.failures.push((case.to_string(), status))
-            }
-        }
-        progress(i + 1, cases.len());
-    }
-    summary
+    RanksSummary::of(ranks, &cases(ranks, is_whole), |case| run_case(group, case), |_| true, progress)
 }
 
 /// [`run`] as a test of a group that has all of them, which returns how many cases passed.

@@ -4,7 +4,7 @@
 use rmsnorm_spec::quant::{QuantSpec, ScaleKind};
 use rmsnorm_spec::reference::{self, ForwardInputs, round_to};
 use rmsnorm_spec::{
-    self as spec, DType, DTypes, Direction, Error, GradReduction, Problem, Storage, Tensor, TensorShape,
+    self as spec, DType, DTypes, Direction, Error, GradReduction, GradStore, Problem, Storage, Tensor, TensorShape,
 };
 
 use crate::Arithmetic;
@@ -39,7 +39,7 @@ pub(crate) struct Scenario {
     pub case: Case,
     pub inputs: Inputs,
     /// What a lone backward call is given; the other kinds make their own.
-    pub saved: Option<Saved>,
+    saved: Option<Saved>,
 }
 
 impl Scenario {
@@ -343,20 +343,25 @@ pub(crate) fn backward_call(
         }
     }
     if present.has(Tensor::Workspace) {
-        let len = workspace_elements(&backward_problem(case));
+        let len = workspace_elements(&backward_problem(case, held.is_some()));
         builder.vector(Tensor::Workspace, Access::Scratch, len, &Fill::Poison(poison));
     }
     builder.call
 }
 
-/// The problem of a case's backward call.
-pub(crate) fn backward_problem(case: &Case) -> Problem {
+/// The problem of a case's backward call, whose sums are added to what is there or not.
+fn backward_problem(case: &Case, accumulates: bool) -> Problem {
     let given = case.present.intersection(presence::of_backward());
     Problem {
         dtypes: case.dtypes,
         has_weight_offset: case.weight_offset != 0.0,
         cast_order: case.cast_order,
         grad_reduction: case.grad_reduction,
+        grad_store: match (case.kind, accumulates) {
+            (Kind::BackwardSums, true) => GradStore::Accumulated,
+            (Kind::BackwardSums, false) => GradStore::Sum,
+            (_, _) => GradStore::Rounded,
+        },
         ..Problem::backward(case.norm, case.rows, case.cols, case.dtypes.activation, given)
     }
 }

@@ -44,10 +44,9 @@ pub(crate) fn forward_given<B: SliceBackend, T: Element, W: Element, R: Element>
     call: Checked<Given<'_, B, Forward<'_, B, T, W, R>>>,
 ) -> Result<(), Error> {
     let (spec, problem) = (spec_of(&call), *call.problem());
-    let Given { args, statistics, columns, .. } = call.into_args();
+    let (args, found) = given(call);
     let kernel = kernel::columns().ok_or_else(|| no_kernel(&problem))?;
     let plan = plan_here(backend, &problem);
-    let found = Found { numbers: B::input(statistics), columns, rows: spec.rows, first: 0 };
     let rows = forward_rows::<B, T, W, R>(&spec, &plan, args)?;
     run(backend, plan.tasks, kernel, ColumnsRows { rows, half: Half::Second(found) });
     Ok(())
@@ -101,7 +100,13 @@ pub(crate) fn backward_given<B: SliceBackend, T: Element, W: Element, R: Element
     call: Checked<Given<'_, B, Backward<'_, B, T, W, R>>>,
 ) -> Result<(), Error> {
     let (spec, problem) = (spec_of(&call), *call.problem());
-    let Given { args, statistics, columns, .. } = call.into_args();
-    let found = Found { numbers: B::input(statistics), columns, rows: spec.rows, first: 0 };
+    let (args, found) = given(call);
     run_backward::<B, T, W, R>(backend, &spec, &problem, args, Some(found))
+}
+
+/// The tensors of a second half, and what all ranks have found.
+fn given<'g, B: SliceBackend, A>(call: Checked<Given<'g, B, A>>) -> (A, Found<'g>) {
+    let (rows, cols) = (call.spec().rows, call.whole_cols() as f32);
+    let Given { args, statistics, columns, .. } = call.into_args();
+    (args, Found { numbers: B::input(statistics), columns, cols, rows, first: 0 })
 }

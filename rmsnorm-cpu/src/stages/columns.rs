@@ -13,6 +13,8 @@ pub(crate) struct Found<'a> {
     pub(crate) numbers: &'a [f32],
     /// How many columns each rank has.
     pub(crate) columns: &'a [usize],
+    /// All of them: the length of whole rows.
+    pub(crate) cols: f32,
     /// Rows of the call.
     pub(crate) rows: usize,
     /// Which of them is the first of this share.
@@ -35,14 +37,9 @@ impl Found<'_> {
         self.columns.iter().enumerate().map(move |(rank, &columns)| (columns as f32, numbers(rank)))
     }
 
-    /// Of whole rows.
-    fn cols(&self) -> f32 {
-        self.columns.iter().sum::<usize>() as f32
-    }
-
     /// Equation (16): the mean, 0 for RMS norm, and the variance.
     pub(crate) fn mean_and_var(&self, norm: Norm, row: usize) -> (f32, f32) {
-        let cols = self.cols();
+        let cols = self.cols;
         match norm {
             Norm::Rms => (0.0, sum(self.of_row(row).map(|(_, [squares])| squares)) / cols),
             Norm::Layer => {
@@ -59,7 +56,7 @@ impl Found<'_> {
 
     /// Equation (18): `mean_wdy`, 0 for RMS norm, and `mean_wdy_xhat`.
     pub(crate) fn mean_wdy_and_wdy_xhat(&self, norm: Norm, row: usize) -> (f32, f32) {
-        let cols = self.cols();
+        let cols = self.cols;
         match norm {
             Norm::Rms => (0.0, sum(self.of_row(row).map(|(_, [products])| products)) / cols),
             Norm::Layer => {

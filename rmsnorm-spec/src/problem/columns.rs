@@ -1,11 +1,11 @@
 //! Validation of the two halves of a call whose columns are divided among ranks.
 
-use super::layout::Layout;
+use super::layout::{Layout, Placed};
 use super::{Checked, check_spec, forbid_mean_for_rms, problem};
 use crate::args::{SpanVisitor, View, Views};
 use crate::{
     Access, Backward, BackwardStatistics, ColumnStatistics, DTypes, Direction, Element, Error, Forward, Given, Norm,
-    NormBackend, NormSpec, ResidualPlacement, Span, Storage, Tensor,
+    NormBackend, NormSpec, Parts, ResidualPlacement, Rows, Span, Stored, Tensor,
 };
 
 impl<'a, B: NormBackend + ?Sized, T: Element, R: Element> Checked<ColumnStatistics<'a, B, T, R>> {
@@ -15,11 +15,11 @@ impl<'a, B: NormBackend + ?Sized, T: Element, R: Element> Checked<ColumnStatisti
     /// The first rule that does not hold, as the variant of [`Error`] that names the argument.
     pub fn column_statistics(spec: NormSpec, args: ColumnStatistics<'a, B, T, R>) -> Result<Self, Error> {
         check_spec(&spec)?;
-        without_residual_after(&spec)?;
+        check_columns_form(&spec, None)?;
         DTypes::of::<T, T, R>().check()?;
         let found = Layout::check_spans(&spec, Direction::Forward, |layout| args.spans(layout))?;
         let numbers = spec.norm.statistics_len(Direction::Forward);
-        let statistics = Statistics::new(B::out_span(&args.statistics), &[spec.rows, numbers])?;
+        let statistics = statistics(B::out_span(&args.statistics), &[spec.rows, numbers])?;
         args.spans(&mut Beside { statistics, direction: None })?;
         let problem = problem::<T, T, R>(Direction::Forward, &spec, found);
         Ok(Checked { spec, args, problem })
@@ -33,7 +33,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Ba
     /// As [`Checked::column_statistics`].
     pub fn backward_statistics(spec: NormSpec, args: BackwardStatistics<'a, B, T, W, R>) -> Result<Self, Error> {
         check_spec(&spec)?;
-        without_residual_after(&spec)?;
+        check_columns_form(&spec, None)?;
         DTypes::of::<T, W, R>().check()?;
         forbid_mean_for_rms(&spec, "mean", args.mean.is_some())?;
         if spec.norm == Norm::Layer && args.mean.is_none() {
@@ -41,7 +41,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Ba
         }
         let found = Layout::check_spans(&spec, Direction::Backward, |layout| args.spans(layout))?;
         let numbers = spec.norm.statistics_len(Direction::Backward);
-        let statistics = Statistics::new(B::out_span(&args.statistics), &[spec.rows, numbers])?;
+        let statistics = statistics(B::out_span(&args.statistics), &[spec.rows, numbers])?;
         args.spans(&mut Beside { statistics, direction: None })?;
         let problem = problem::<T, W, R>(Direction::Backward, &spec, found);
         Ok(Checked { spec, args, problem })
@@ -56,11 +56,7 @@ impl<'a, 'g, B: NormBackend + ?Sized, T: Element, W: Element, R: Element>
     /// # Errors
     /// As [`Checked::column_statistics`].
     pub fn forward_given(spec: NormSpec, given: Given<'g, B, Forward<'a, B, T, W, R>>) -> Result<Self, Error> {
-        without_residual_after(&spec)?;
-        if given.args.parts.is_some() {
-            let rule = "where columns are divided among ranks, x is one matrix, no sum of parts".into();
-            return Err(Error::Unsupported { rule });
-        }
+        check_columns_form(&spec, given.args.parts)?;
         check_given(given, Direction::Forward, |args| Checked::forward(spec, args))
     }
 }
@@ -77,7 +73,7 @@ impl<'a, 'g, B: NormBackend + ?Sized, T: Element, W: Element, R: Element>
         spec: NormSpec,
         given: Given<'g, B, Backward<'a, B, T, W, R>>,
     ) -> Result<Self, Error> {
-        without_residual_after(&spec)?;
+        check_columns_form(&spec, None)?;
         check_given(given, Direction::Backward, |args| Checked::backward(backend, spec, args))
     }
 }
@@ -92,7 +88,7 @@ fn check_given<'a, 'g, B: NormBackend + ?Sized, A: Views<'a, B>>(
     let Checked { spec, args, problem } = check(args)?;
     check_columns(columns, spec.cols)?;
     let shape = [columns.len(), spec.rows, spec.norm.statistics_len(direction)];
-    let found = Statistics::new(B::in_span(&statistics), &shape)?;
+    let found = self::statistics(B::in_span(&statistics), &shape)?;
     args.spans(&mut Beside { statistics: found, direction: Some(direction) })?;
     Ok(Checked { spec, args: Given { args, statistics, columns }, problem })
 }
@@ -116,53 +112,46 @@ fn check_columns(columns: &[usize], here: usize) -> Result<(), Error> {
     }
 }
 
-fn without_residual_after(spec: &NormSpec) -> Result<(), Error> {
-    match spec.residual_placement {
-        ResidualPlacement::Before => Ok(()),
-        ResidualPlacement::After => {
-            let rule = "where columns are divided among ranks, a residual is added before the norm".into();
-            Err(Error::Unsupported { rule })
+/// What has no form where columns are divided among ranks: for who validates such a call before anything is sent.
+///
+/// # Errors
+/// `Unsupported` for a residual that is added after the norm, and for an `x` of several parts.
+pub fn check_columns_form(spec: &NormSpec, parts: Option<Parts>) -> Result<(), Error> {
+    let unsupported = |rule: &str| Err(Error::Unsupported { rule: rule.into() });
+    match (spec.residual_placement, parts) {
+        (ResidualPlacement::After, _) => {
+            unsupported("where columns are divided among ranks, a residual is added before the norm")
         }
+        (ResidualPlacement::Before, Some(_)) => {
+            unsupported("where columns are divided among ranks, x is one matrix, no sum of parts")
+        }
+        (ResidualPlacement::Before, None) => Ok(()),
     }
 }
 
-/// Numbers of rows that are written, or were.
-#[derive(Clone, Copy)]
-struct Statistics(Span);
-
-impl Statistics {
-    /// Of this shape.
-    fn new(span: Span, shape: &[usize]) -> Result<Self, Error> {
-        // More than memory has is no length of a view.
-        let len = shape.iter().fold(1usize, |len, &factor| len.saturating_mul(factor));
-        if span.len == len {
-            Ok(Statistics(span))
-        } else {
-            Err(Error::Length { arg: "statistics", min: len, max: len, got: span.len })
-        }
-    }
-
-    /// Whether a tensor has memory in common with them. Gaps between its rows count as its own.
-    fn overlaps(self, storage: Storage, other: Span) -> bool {
-        let bytes = |span: Span, size: usize| {
-            let start = u128::from(span.start);
-            (start, start + span.len as u128 * size as u128)
-        };
-        let (a, b) = (bytes(self.0, size_of::<f32>()), bytes(other, storage.size()));
-        self.0.allocation == other.allocation && a.0.max(b.0) < a.1.min(b.1)
+/// Numbers of rows that are written, or were, in a view of this shape.
+fn statistics(span: Span, shape: &[usize]) -> Result<Placed, Error> {
+    let arg = "statistics";
+    // More than memory has is no length of a view.
+    let len = shape.iter().fold(1usize, |len, &factor| len.saturating_mul(factor));
+    if span.len == len {
+        Ok(Placed::whole(&View { arg, storage: f32::STORAGE, rows: Rows::dense(span) }))
+    } else {
+        Err(Error::Length { arg, min: len, max: len, got: span.len })
     }
 }
 
-/// That no tensor which is written shares memory with the statistics that are read; or, where these are written, none at all.
+/// That no tensor which is written shares memory with the statistics that are read; or, where these are written, none at all. Gaps between
+/// a tensor's rows count as its own.
 struct Beside {
-    statistics: Statistics,
+    statistics: Placed,
     /// Of a second half.
     direction: Option<Direction>,
 }
 
 impl SpanVisitor for Beside {
     fn visit(&mut self, tensor: Tensor, view: View) -> Result<(), Error> {
-        if !self.statistics.overlaps(view.storage, view.rows.view) {
+        if !self.statistics.overlaps(&Placed::whole(&view)) {
             return Ok(());
         }
         match self.direction {

@@ -11,7 +11,7 @@ use crate::{
 
 /// One tensor of a call, reduced to what the checks need.
 #[derive(Clone, Copy)]
-struct Placed {
+pub(super) struct Placed {
     arg: &'static str,
     storage: Storage,
     /// `None` for a vector.
@@ -228,8 +228,14 @@ impl SpanVisitor for Layout {
 }
 
 impl Placed {
+    /// A tensor of which every element of its view counts, be it between rows.
+    pub(super) fn whole(view: &View) -> Self {
+        let View { arg, storage, rows: Rows { view: span, .. } } = *view;
+        Placed { arg, storage, matrix: None, single_group: None, span }
+    }
+
     /// Whether the two share an element. Rows that take turns (slices of one fused buffer) do not.
-    fn overlaps(&self, other: &Placed) -> bool {
+    pub(super) fn overlaps(&self, other: &Placed) -> bool {
         let (a, b) = (self.bytes(), other.bytes());
         // Where the later one starts is before the earlier end: never so for a view without elements.
         let ranges_meet = self.span.allocation == other.span.allocation && a.0.max(b.0) < a.1.min(b.1);

@@ -18,7 +18,8 @@ use super::*;
 use crate::quant::{CodeType, ScaleRounding};
 use crate::{Access, F8E4M3, F8E5M2, Parts, RowGroups, Rows, Storage, Stored, TensorShape, bf16, f16};
 
-struct Numbers;
+/// With gradients as f32 sums, or without.
+struct Numbers<const SUMS: bool = false>;
 
 /// Where a tensor lies, of whatever type.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +35,7 @@ struct View<E> {
     element: PhantomData<E>,
 }
 
-impl NormBackend for Numbers {
+impl<const SUMS: bool> NormBackend for Numbers<SUMS> {
     type In<'a, E: Stored> = View<E>;
     type Out<'a, E: Stored> = View<E>;
 
@@ -49,6 +50,9 @@ impl NormBackend for Numbers {
     }
     fn workspace_len(&self, problem: &Problem) -> usize {
         WORKSPACE * usize::from(problem.tensors.sums_over_rows() > 0)
+    }
+    fn has_gradient_sums(&self) -> bool {
+        SUMS
     }
     fn launch_forward<T: Element, W: Element, R: Element>(
         &self,

@@ -212,13 +212,15 @@ fn a_backend_without_halves_says_so() {
     };
     let (spec, statistics) = (spec(Norm::Rms), || view(STATISTICS, ROWS));
     let found = || view(STATISTICS, 3 * ROWS);
-    assert!(is_refused(Numbers.column_statistics(&spec, ColumnStatistics::<_, f32>::new(view(X, LEN), statistics()))));
+    assert!(is_refused(
+        Numbers::<false>.column_statistics(&spec, ColumnStatistics::<_, f32>::new(view(X, LEN), statistics()))
+    ));
     let args = Forward::<Numbers, f32>::new(view(X, LEN), view(Y, LEN));
-    assert!(is_refused(Numbers.forward_given(&spec, Given::new(args, found(), &COLUMNS))));
+    assert!(is_refused(Numbers::<false>.forward_given(&spec, Given::new(args, found(), &COLUMNS))));
     let args = BackwardStatistics::<Numbers, f32>::new(view(DY, LEN), view(X, LEN), view(RSTD, ROWS), statistics());
-    assert!(is_refused(Numbers.backward_statistics(&spec, args)));
+    assert!(is_refused(Numbers::<false>.backward_statistics(&spec, args)));
     let args = Backward::<Numbers, f32>::new(view(DY, LEN), view(X, LEN), view(RSTD, ROWS), view(Y, LEN));
-    assert!(is_refused(Numbers.backward_given(&spec, Given::new(args, found(), &COLUMNS))));
+    assert!(is_refused(Numbers::<false>.backward_given(&spec, Given::new(args, found(), &COLUMNS))));
 }
 
 #[test]

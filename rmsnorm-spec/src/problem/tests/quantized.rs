@@ -258,7 +258,8 @@ fn a_tensor_given_before_its_dtype_changes_is_named() {
 #[test]
 fn a_backend_without_quantized_results_says_so() {
     let quant = QuantSpec::new(CodeType::E4m3, ScaleKind::Row);
-    let answer = Numbers.quantized_forward(&NormSpec::rms(2, 2, 0.0), args::<F8E4M3>(quant, (2, 2)).scales(view(3, 2)));
+    let answer =
+        Numbers::<false>.quantized_forward(&NormSpec::rms(2, 2, 0.0), args::<F8E4M3>(quant, (2, 2)).scales(view(3, 2)));
     let rule = "the numbers backend has no quantized results";
     assert!(matches!(&answer, Err(Error::Unsupported { rule: told }) if told == rule), "{answer:?}");
     let debug = format!("{:?}", args::<F8E4M3>(quant, (2, 2)).scales(view(3, 2)));
