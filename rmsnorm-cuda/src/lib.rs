@@ -51,7 +51,7 @@ pub use error::DriverFailure;
 pub use nccl::{NcclComm, NcclFailure, NcclId};
 #[cfg(feature = "peers")]
 #[cfg_attr(docsrs, doc(cfg(feature = "peers")))]
-pub use peers::{MissingRank, PeerGroup};
+pub use peers::{MissingRank, PeerCard, PeerGroup, PeerSeat};
 pub use plan::workspace_len_bound;
 #[cfg(any(feature = "nccl", feature = "peers"))]
 #[doc(no_inline)]

@@ -4,6 +4,8 @@
 //! |---|---|
 //! | `group` | [`PeerGroup`]: a rank, and the trait |
 //! | `access` | which backends can be ranks of one group, and peer access between their devices |
+//! | `process` | [`PeerSeat`]: a rank in a process of its own, before it knows the others |
+//! | `card`, `users` | what such ranks tell each other; which of them have a rank's memory mapped |
 //! | `workspace` | the memory that ranks share, and the word by which a kernel reports to the host |
 //! | `params` | the second argument of the kernel; numbers that both sides have to agree on |
 //! | `launch` | a call to launches |
@@ -11,10 +13,15 @@
 //! The protocol is told in `kernels/peers.cuh`, what a plan is in `plan/reduce_forward.rs`.
 
 mod access;
+mod card;
 mod group;
 mod launch;
 mod params;
+mod process;
+mod users;
 mod workspace;
 
+pub use card::PeerCard;
 pub use group::{MissingRank, PeerGroup};
 pub(crate) use params::{EMPTY_WORD, MOST_RANKS, Peers, STATE_BYTES};
+pub use process::PeerSeat;

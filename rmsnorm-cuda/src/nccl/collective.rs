@@ -74,6 +74,28 @@ impl NcclComm {
         self.gather(shares, size_of::<T>(), &tensor)
     }
 
+    /// What every rank has, by rank. Waits for all of them.
+    #[cfg(feature = "peers")]
+    pub(crate) fn gather_bytes<const N: usize>(&self, own: &[u8; N]) -> Result<Vec<[u8; N]>, Error> {
+        let shares = Shares { units: self.ranks, unit: N, ranks: self.ranks };
+        let upload = || {
+            let mut all = self.stream.alloc_zeros::<i8>(shares.len())?;
+            let mut place = all.slice_mut(shares.elements(self.rank));
+            self.stream.memcpy_htod(&own.map(|byte| byte as i8), &mut place)?;
+            Ok(all)
+        };
+        let mut all = upload().map_err(device_error("before ranks tell each other"))?;
+        self.all_gather_in_place(&shares, all.as_view_mut())?;
+        let download = || {
+            let all = self.stream.clone_dtoh(&all)?;
+            self.stream.synchronize()?;
+            Ok(all)
+        };
+        let all = download().map_err(device_error("what ranks tell each other"))?;
+        let (parts, _) = all.as_chunks::<N>();
+        Ok(parts.iter().map(|part| part.map(|byte| byte as u8)).collect())
+    }
+
     /// Sends this rank's share, and receives those of the others, where the tensor has them.
     fn gather(&self, shares: &Shares, size: usize, tensor: &Tensor<'_>) -> Result<(), Error> {
         match exchange::equal(shares, size) {

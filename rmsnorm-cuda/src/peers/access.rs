@@ -15,6 +15,17 @@ pub(super) fn check_ranks(arg: &'static str, ranks: usize) -> Result<(), Error> 
     Err(Error::InvalidArgument { arg, rule: format!("a group has 1 to {MOST_RANKS} ranks, got {ranks}") })
 }
 
+/// There is such a rank.
+pub(super) fn check_rank(rank: usize, ranks: usize) -> Result<(), Error> {
+    if rank < ranks {
+        return Ok(());
+    }
+    Err(Error::InvalidArgument {
+        arg: "rank",
+        rule: format!("a rank is less than the number of ranks, {ranks}, got {rank}"),
+    })
+}
+
 /// Each rank has a stream of its own, and those on one device have one context.
 pub(super) fn check_streams(backends: &[CudaBackend]) -> Result<(), Error> {
     let refuse = |rule: String| Err(Error::InvalidArgument { arg: "backends", rule });

@@ -119,8 +119,8 @@ impl PeerGroup {
         backends.iter().enumerate().map(group).collect()
     }
 
-    /// One rank of a group whose memory somebody else has allocated and mapped: an engine's own symmetric memory, memory of other
-    /// processes. `workspaces` has the address of each rank's, as this device sees it, by rank; this rank's is emptied, which is waited for.
+    /// One rank of a group whose memory somebody else has allocated and mapped, such as an engine's own symmetric memory. (Ranks that are
+    /// processes can do without: [`PeerSeat`](crate::PeerSeat).) `workspaces` has the address of each rank's, as this device sees it, by rank; this rank's is emptied, which is waited for.
     ///
     /// `bytes` is that of [`in_process`](Self::in_process). The deadline of this rank is of its own.
     ///
@@ -145,11 +145,8 @@ impl PeerGroup {
         bytes: usize,
     ) -> Result<Self, Error> {
         access::check_ranks("workspaces", workspaces.len())?;
+        access::check_rank(rank, workspaces.len())?;
         let layout = layout(workspaces.len(), bytes)?;
-        let Some(&own) = workspaces.get(rank) else {
-            let rule = format!("a rank is less than the number of ranks, {}, got {rank}", workspaces.len());
-            return Err(Error::InvalidArgument { arg: "rank", rule });
-        };
         if let Some(address) = workspaces.iter().find(|address| !address.is_multiple_of(16)) {
             let rule = format!("the memory of a rank begins at a multiple of 16, got {address:#x}");
             return Err(Error::InvalidArgument { arg: "workspaces", rule });
@@ -157,7 +154,7 @@ impl PeerGroup {
         let mut parts = Parts::default();
         // SAFETY:
         // - memory: the caller's promise.
-        unsafe { parts.borrow(backend, own, &layout) }?;
+        unsafe { parts.borrow(backend, workspaces[rank], &layout) }?;
         let sharers = access::sharers_of_memory(backend, workspaces)?;
         PeerGroup::new(backend, (rank, 0), workspaces, layout, sharers, Arc::new(parts))
     }
@@ -168,7 +165,7 @@ impl PeerGroup {
         access::check_ranks("ranks", ranks).ok().and_then(|()| Layout::new(ranks, bytes)).map(|layout| layout.len())
     }
 
-    fn new(
+    pub(super) fn new(
         backend: &CudaBackend,
         (rank, part): (usize, usize),
         addresses: &[sys::CUdeviceptr],
@@ -294,7 +291,7 @@ impl MissingRank {
 }
 
 /// The memory of a rank.
-fn layout(ranks: usize, bytes: usize) -> Result<Layout, Error> {
+pub(super) fn layout(ranks: usize, bytes: usize) -> Result<Layout, Error> {
     Layout::new(ranks, bytes).ok_or_else(|| {
         let rule = format!("slots for {ranks} ranks are more than any memory has, got {bytes} for each");
         Error::InvalidArgument { arg: "bytes", rule }

@@ -4,10 +4,11 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use cudarc::driver::{CudaStream, DriverError, result, sys};
+use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
 use rmsnorm_spec::Error;
 
 use super::params::{EMPTY_BYTE, STATE_BYTES};
+use super::users::{User, Users};
 use crate::backend::CudaBackend;
 use crate::error::device_error;
 
@@ -61,7 +62,21 @@ pub(super) struct Part {
 /// The parts of those ranks that are in this process, by rank, or of one. Freed with the last group that uses any of them, when all that
 /// was enqueued on their streams is done.
 #[derive(Default)]
-pub(super) struct Parts(Vec<Part>);
+pub(super) struct Parts {
+    here: Vec<Part>,
+    /// What ranks in other processes have, as this one sees it.
+    mapped: Vec<Mapped>,
+    /// The processes that have mapped what is here, if any may.
+    users: Option<Users>,
+}
+
+/// A peer's memory, as this process has mapped it.
+pub(super) struct Mapped {
+    pub(super) address: sys::CUdeviceptr,
+    pub(super) context: Arc<CudaContext>,
+    /// Tells its owner, until this is dropped.
+    pub(super) _user: User,
+}
 
 impl Parts {
     /// Allocates the next rank's memory, and empties it.
@@ -77,7 +92,7 @@ impl Parts {
         // What is not pushed is freed by nobody else; that this fails, too, says nothing new.
         let give_up = |_: &DriverError| report.free().unwrap_or_default();
         let address = allocated.inspect_err(give_up).map_err(device_error("cuMemAlloc"))?;
-        self.0.push(Part { stream: backend.stream().clone(), address, is_owned: true, report });
+        self.here.push(Part { stream: backend.stream().clone(), address, is_owned: true, report });
         // SAFETY:
         // - memory: allocated a moment ago, of the layout's length.
         unsafe { empty(backend, address, layout) }
@@ -95,19 +110,29 @@ impl Parts {
     ) -> Result<(), Error> {
         bind(backend)?;
         let report = Report::new()?;
-        self.0.push(Part { stream: backend.stream().clone(), address, is_owned: false, report });
+        self.here.push(Part { stream: backend.stream().clone(), address, is_owned: false, report });
         // SAFETY:
         // - memory: the caller's promise.
         unsafe { empty(backend, address, layout) }
     }
 
     pub(super) fn get(&self, index: usize) -> Option<&Part> {
-        self.0.get(index)
+        self.here.get(index)
+    }
+
+    /// From now on other processes may map what is here.
+    pub(super) fn has_users(&mut self, users: Users) {
+        self.users = Some(users);
+    }
+
+    /// Takes over what was mapped.
+    pub(super) fn has_mapped(&mut self, mapped: Mapped) {
+        self.mapped.push(mapped);
     }
 
     /// Where each rank's memory lies.
     pub(super) fn addresses(&self) -> Vec<sys::CUdeviceptr> {
-        self.0.iter().map(|part| part.address).collect()
+        self.here.iter().map(|part| part.address).collect()
     }
 }
 
@@ -143,14 +168,35 @@ impl Drop for Parts {
         // Each kernel ends by its deadline at the latest. While one may run, what it uses stays: so it does where that cannot be known,
         // as with a stream under capture or a context that is lost.
         let is_idle = |part: &Part| part.stream.synchronize().is_ok();
-        if !self.0.iter().fold(true, |all, part| all & is_idle(part)) {
+        if !self.here.iter().fold(true, |all, part| all & is_idle(part)) {
+            // With what tells their owners.
+            self.mapped.drain(..).for_each(std::mem::forget);
             return;
         }
-        for part in &self.0 {
+        // First these: all ranks may be waiting for each other below.
+        self.mapped.clear();
+        if self.users.as_ref().is_some_and(|users| !users.are_gone()) {
+            return;
+        }
+        for part in &self.here {
             // Nowhere to return an error: cudarc hands it to the next call.
             let context = part.stream.context();
             context.record_err(context.bind_to_thread().and_then(|()| part.free()));
         }
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        let close = || {
+            self.context.bind_to_thread()?;
+            // SAFETY:
+            // - address: mapped by `process::map` in this context, closed here only;
+            // - order: nothing of this process that uses it is under way: `Parts` has waited, or there was no group yet.
+            unsafe { sys::cuIpcCloseMemHandle(self.address) }.result()
+        };
+        // Nowhere to return it: cudarc hands it to the next call.
+        self.context.record_err(close());
     }
 }
 

@@ -43,6 +43,11 @@ impl Machine {
         places
     }
 
+    /// How many devices there are.
+    pub fn devices(&self) -> usize {
+        self.devices.len()
+    }
+
     /// So many ranks as streams of the first device.
     pub fn on_one(&self, ranks: usize) -> Vec<CudaBackend> {
         (0..ranks).map(|_| stream_of(&self.devices[0])).collect()

@@ -7,6 +7,7 @@ mod case;
 mod graphs;
 mod machine;
 mod missing;
+mod processes;
 mod refused;
 mod stress;
 mod sums;

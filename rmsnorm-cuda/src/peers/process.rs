@@ -1,0 +1,221 @@
+//! [`PeerSeat`]: groups whose ranks are processes, each of which maps the memory of the others.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use cudarc::driver::{DriverError, sys};
+use rmsnorm_spec::Error;
+
+use super::access;
+use super::card::{Facts, PeerCard};
+use super::group::{PeerGroup, layout};
+use super::users::{Id, User, Users, random_id};
+use super::workspace::{Layout, Mapped, Parts};
+use crate::backend::CudaBackend;
+use crate::error::{DriverFailure, device_error, unavailable};
+
+/// A rank of a group in several processes, which has its memory and does not know the others yet.
+///
+/// Each process makes one, sends its [`card`](Self::card) to all others, and [`join`](Self::join)s when it has theirs. With NCCL at hand,
+/// [`PeerGroup::over`](PeerGroup::over) does all of it.
+///
+/// # Example
+/// ```no_run
+/// use rmsnorm_cuda::spec::bf16;
+/// use rmsnorm_cuda::{CudaBackend, PeerCard, PeerGroup, PeerSeat};
+///
+/// /// In each of two processes; `exchange` sends a card to all ranks and gives those of all, by rank.
+/// fn start(
+///     rank: usize,
+///     exchange: impl Fn(PeerCard) -> Vec<PeerCard>,
+/// ) -> Result<PeerGroup, Box<dyn std::error::Error>> {
+///     let backend = CudaBackend::new(rank)?;
+///     let seat = PeerSeat::new(&backend, rank, 2, 4096 * 8192 * size_of::<bf16>())?;
+///     let cards = exchange(*seat.card());
+///     Ok(seat.join(&cards)?)
+/// }
+/// ```
+pub struct PeerSeat {
+    backend: CudaBackend,
+    facts: Facts,
+    card: PeerCard,
+    layout: Layout,
+    parts: Parts,
+}
+
+impl PeerSeat {
+    /// Allocates this rank's memory, [`PeerGroup::workspace_bytes`] of the backend's device, and empties it, which is waited for. `bytes` is
+    /// that of [`PeerGroup::in_process`].
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a number of ranks that is none of 1 to 8, a rank that is none of them, and more bytes than any memory has;
+    /// `Unavailable` where memory cannot be handed to other processes; `Device` if the driver fails.
+    pub fn new(backend: &CudaBackend, rank: usize, ranks: usize, bytes: usize) -> Result<Self, Error> {
+        access::check_ranks("ranks", ranks)?;
+        access::check_rank(rank, ranks)?;
+        let layout = layout(ranks, bytes)?;
+        let memory = random_id();
+        let users = Users::new(memory).map_err(|error| {
+            unavailable(format!("no file in {} to tell who maps memory: {error}", std::env::temp_dir().display()))
+        })?;
+        let mut parts = Parts::default();
+        parts.allocate(backend, &layout)?;
+        let address = parts.get(0).map_or(0, |part| part.address);
+        let handle = export(address)
+            .map_err(|error| refused("memory cannot be handed to other processes", "cuIpcGetMemHandle", error))?;
+        parts.has_users(users);
+        let context = backend.stream().context();
+        let uuid = context.uuid().map_err(device_error("cuDeviceGetUuid"))?;
+        let caps = backend.kernels().caps();
+        let facts = Facts {
+            version: version(),
+            kernels: rmsnorm_kernels::REVISION,
+            rank: rank as u64,
+            ranks: ranks as u64,
+            bytes: layout.bytes as u64,
+            arch: caps.arch.0,
+            shared_per_block: caps.shared_per_block_optin,
+            process: process(),
+            device: uuid.bytes.map(|byte| byte as u8),
+            memory,
+            handle,
+        };
+        Ok(PeerSeat { backend: backend.clone(), facts, card: facts.card(), layout, parts })
+    }
+
+    /// What the other ranks have to know.
+    pub fn card(&self) -> &PeerCard {
+        &self.card
+    }
+
+    /// The group, of the cards of all ranks, by rank. It waits for nobody: that there is a card of each says that the memory of each is ready.
+    ///
+    /// A group that is dropped closes what it has mapped, then waits until the others have closed its own memory, for 10 seconds at the
+    /// most: what still is mapped elsewhere then stays allocated until the process ends. A process that ended has closed it.
+    ///
+    /// # Errors
+    /// `InvalidArgument` with the rank that cannot be in a group with this one: of another version, `bytes` or kind of device, or in this
+    /// process, too; `Unavailable` if this process or its device cannot map the memory of a rank, or that rank is gone; `Device` if the
+    /// driver fails.
+    pub fn join(self, cards: &[PeerCard]) -> Result<PeerGroup, Error> {
+        let PeerSeat { backend, facts, layout, mut parts, .. } = self;
+        let group = facts.of_group(cards)?;
+        backend.stream().context().bind_to_thread().map_err(device_error("before a group is made"))?;
+        let own = parts.get(0).map_or(0, |part| part.address);
+        let mut addresses = Vec::with_capacity(group.len());
+        for peer in &group {
+            if peer.rank == facts.rank {
+                addresses.push(own);
+            } else {
+                let mapped = map(&backend, peer, &layout)?;
+                addresses.push(mapped.address);
+                parts.has_mapped(mapped);
+            }
+        }
+        let sharers = group.iter().filter(|peer| peer.device == facts.device).count() as u32;
+        PeerGroup::new(&backend, (facts.rank as usize, 0), &addresses, layout, sharers, Arc::new(parts))
+    }
+}
+
+#[cfg(feature = "nccl")]
+impl PeerGroup {
+    /// This process's rank of a group of all ranks of a communicator, which are processes on one machine. A collective call: each waits for
+    /// all. `bytes` is that of [`in_process`](Self::in_process); the communicator is used for nothing else.
+    ///
+    /// # Errors
+    /// As [`PeerSeat::new`] and [`PeerSeat::join`]; one rank's failure is an error on all. `Device` if NCCL fails.
+    #[cfg_attr(docsrs, doc(cfg(feature = "nccl")))]
+    pub fn over(backend: &CudaBackend, comm: &crate::NcclComm, bytes: usize) -> Result<Self, Error> {
+        let seat = PeerSeat::new(backend, comm.rank(), comm.ranks(), bytes);
+        // A rank without a seat comes, too, with a card that is none: the others would wait.
+        let own = seat.as_ref().map_or([0; PeerCard::BYTES], |seat| *seat.card.as_bytes());
+        let cards = comm.gather_bytes(&own)?;
+        let group = seat.and_then(|seat| {
+            let cards: Vec<PeerCard> = cards.into_iter().map(PeerCard::from_bytes).collect();
+            seat.join(&cards)
+        });
+        // Nor does a group begin that lacks a rank.
+        let is_there = comm.gather_bytes(&[u8::from(group.is_ok())])?;
+        let group = group?;
+        match is_there.iter().position(|is_there| *is_there == [0]) {
+            None => Ok(group),
+            Some(rank) => Err(unavailable(format!("rank {rank} cannot map the memory of the others"))),
+        }
+    }
+}
+
+/// Names the rank, and where its memory is.
+impl fmt::Debug for PeerSeat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PeerSeat").field("card", &self.card).field("backend", &self.backend).finish_non_exhaustive()
+    }
+}
+
+/// Tells this process from all others.
+fn process() -> Id {
+    static PROCESS: OnceLock<Id> = OnceLock::new();
+    *PROCESS.get_or_init(random_id)
+}
+
+/// This crate's version, filled with zeros or cut.
+fn version() -> [u8; 16] {
+    let text = env!("CARGO_PKG_VERSION").as_bytes();
+    std::array::from_fn(|byte| text.get(byte).copied().unwrap_or(0))
+}
+
+/// CUDA's handle of an allocation, for other processes.
+fn export(address: sys::CUdeviceptr) -> Result<[u8; 64], DriverError> {
+    let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
+    // SAFETY:
+    // - pointer: to a local of the type that the call writes;
+    // - address: of an allocation that is there; the context is current on this thread, as `Parts::allocate` has made it.
+    unsafe { sys::cuIpcGetMemHandle(&raw mut handle, address) }.result()?;
+    Ok(handle.reserved.map(|byte| byte as u8))
+}
+
+/// Maps a peer's memory into this process.
+fn map(backend: &CudaBackend, peer: &Facts, layout: &Layout) -> Result<Mapped, Error> {
+    let rank = peer.rank;
+    let user = User::new(peer.memory)
+        .map_err(|error| unavailable(format!("rank {rank} is gone, or not on this machine: {error}")))?;
+    let handle = sys::CUipcMemHandle { reserved: peer.handle.map(|byte| byte as std::ffi::c_char) };
+    let flags = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
+    let mut address = 0;
+    // SAFETY:
+    // - pointer: to a local of the type that the call writes;
+    // - context: current on this thread;
+    // - handle: 64 bytes, which the driver looks up.
+    unsafe { sys::cuIpcOpenMemHandle_v2(&raw mut address, handle, flags) }.result().map_err(|error| {
+        let what = format!("device {} cannot map the memory of rank {rank}", backend.stream().context().ordinal());
+        refused(&what, "cuIpcOpenMemHandle", error)
+    })?;
+    let mapped = Mapped { address, context: backend.stream().context().clone(), _user: user };
+    let (mut base, mut len) = (0, 0);
+    // SAFETY:
+    // - pointers: to locals of the types that the call writes.
+    unsafe { sys::cuMemGetAddressRange_v2(&raw mut base, &raw mut len, address) }
+        .result()
+        .map_err(device_error("cuMemGetAddressRange"))?;
+    let has_room = address.checked_sub(base).is_some_and(|before| len.saturating_sub(before as usize) >= layout.len());
+    if !has_room {
+        let rule = format!("the memory of rank {rank} has the {} bytes of a group's, got {len}", layout.len());
+        return Err(Error::InvalidArgument { arg: "cards", rule });
+    }
+    Ok(mapped)
+}
+
+/// What a system does not let processes do with each other's memory.
+fn refused(what: &str, operation: &'static str, error: DriverError) -> Error {
+    unavailable(format!("{what}: {}", DriverFailure::new(operation, error)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_stays_what_it_is() {
+        assert_eq!(process(), process());
+        assert!(version().starts_with(env!("CARGO_PKG_VERSION").as_bytes()));
+    }
+}
