@@ -20,6 +20,7 @@ mod operation;
 mod pattern;
 pub mod plot;
 mod quant;
+pub mod ranks;
 pub mod selection;
 pub mod shapes;
 pub mod side_by_side;

@@ -1,5 +1,7 @@
 //! `rmsnorm bench`: forward and backward against this machine's copy bandwidth.
 
+mod ranks;
+
 use std::path::Path;
 
 use rmsnorm_bench::document::{Document, Machine, Measured, Report};
@@ -18,6 +20,9 @@ use crate::progress::Progress;
 
 /// Measures and prints a table of each backend, then all of them side by side with earlier measurements.
 pub fn run(args: &BenchArgs) -> Result<(), Failure> {
+    if let Some(ranks) = args.ranks {
+        return ranks::run(args, ranks.get());
+    }
     let given = given_shapes(args)?;
     if args.list {
         return print(&given.iter().map(|shape| format!("{shape}\n")).collect::<String>());
@@ -283,6 +288,9 @@ pub fn ops(names: &[String], quants: &[String]) -> Result<Vec<Op>, Failure> {
     let chosen_quants = backends::choose("--quant", quants, &Quant::ALL, Quant::name)?;
     let family = |op: Op| op.name().split('.').next().unwrap_or_default();
     let mut chosen: Vec<Op> = Vec::new();
+    if names.iter().any(|name| name == rmsnorm_bench::ranks::OP) {
+        return Err(Failure::Input(format!("--op: {} is of a group: give --ranks", rmsnorm_bench::ranks::OP)));
+    }
     for name in names {
         // One of each kind stands for it in what a message lists.
         let mut kinds = all.clone();

@@ -29,6 +29,39 @@ fn every_row_tells_what_it_ran() {
     }
 }
 
+/// Of a group of threads on the cpu: a row for each shape and norm, on stdout and as JSON.
+#[test]
+fn a_group_is_measured() {
+    let folder = Folder::new();
+    let group =
+        ["bench", "--op", "forward_reduced", "--ranks", "3", "--backend", "cpu", "--norm", "rms_norm,layer_norm"];
+    let outcome = folder.rmsnorm(&[&group[..], &["--shapes", "3x64,1x100", "--json", "ranks.json"]].concat());
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{outcome:?}");
+    let document: Value = serde_json::from_slice(&std::fs::read(folder.path("ranks.json")).unwrap()).unwrap();
+    assert_eq!(document["ranks"], 3);
+    let rows = document["rows"].as_array().unwrap();
+    let shapes: Vec<_> =
+        rows.iter().map(|row| (row["norm"].as_str().unwrap(), row["rows"].as_u64().unwrap())).collect();
+    assert_eq!(shapes, [("rms_norm", 3), ("layer_norm", 3), ("rms_norm", 1), ("layer_norm", 1)]);
+    for (row, line) in rows.iter().zip(outcome.stdout.lines().skip(2)) {
+        assert!(row["us"].as_f64().unwrap() > 0.0 && row["dtype"] == "bf16" && row["way"] == "threads", "{row}");
+        assert!(line.starts_with(row["norm"].as_str().unwrap()) && line.ends_with("threads"), "{line}");
+    }
+    for (args, message) in [
+        (&["bench", "--op", "forward_reduced"][..], "forward_reduced is of a group: give --ranks"),
+        (&["bench", "--op", "forward", "--ranks", "2"], "the operation of a group is forward_reduced, got forward"),
+        (&["bench", "--ranks", "2", "--backend", "cpu,wgpu"], "a group is of one backend, got cpu,wgpu"),
+        (
+            &["bench", "--ranks", "2", "--backend", "cpu", "--shapes", "1000000x1000"],
+            "--shapes: expected 1 to 268435456",
+        ),
+    ] {
+        let outcome = folder.rmsnorm(args);
+        assert_eq!(outcome.code, Some(2), "{outcome:?}");
+        assert!(outcome.stderr.contains(message), "{message:?} is not in {:?}", outcome.stderr);
+    }
+}
+
 #[test]
 fn ours_and_peers_are_put_side_by_side() {
     let folder = Folder::new();

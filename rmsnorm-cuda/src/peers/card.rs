@@ -204,7 +204,7 @@ mod tests {
     fn ranks_that_are_no_group_are_refused_by_name() {
         let own = facts(0, 3);
         let cards = [0, 1, 2].map(|rank| facts(rank, 3).card());
-        assert_eq!(own.of_group(&cards).map(|group| group.len()), Ok(3));
+        assert_eq!(own.of_group(&cards).ok().map(|group| group.len()), Some(3));
         let with = |rank: usize, change: fn(&mut Facts)| {
             let mut facts = facts(rank as u64, 3);
             change(&mut facts);

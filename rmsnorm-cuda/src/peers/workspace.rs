@@ -12,6 +12,9 @@ use super::users::{User, Users};
 use crate::backend::CudaBackend;
 use crate::error::device_error;
 
+/// CUDA's handle of the calling thread's own stream.
+const PER_THREAD: sys::CUstream = std::ptr::without_provenance_mut(2);
+
 /// How a rank's memory is divided: for the slots of each other rank `bytes`, twice, then the rank's own state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
@@ -167,7 +170,7 @@ impl Drop for Parts {
     fn drop(&mut self) {
         // Each kernel ends by its deadline at the latest. While one may run, what it uses stays: so it does where that cannot be known,
         // as with a stream under capture or a context that is lost.
-        let is_idle = |part: &Part| part.stream.synchronize().is_ok();
+        let is_idle = |part: &Part| part.wait().is_ok();
         if !self.here.iter().fold(true, |all, part| all & is_idle(part)) {
             // With what tells their owners.
             self.mapped.drain(..).for_each(std::mem::forget);
@@ -201,6 +204,16 @@ impl Drop for Mapped {
 }
 
 impl Part {
+    /// Waits for what was enqueued.
+    fn wait(&self) -> Result<(), DriverError> {
+        // Of a stream that every thread has one of, this thread's is another than the one that calls were made on.
+        if self.stream.cu_stream() == PER_THREAD {
+            self.stream.context().synchronize()
+        } else {
+            self.stream.synchronize()
+        }
+    }
+
     fn free(&self) -> Result<(), DriverError> {
         let freed = self.report.free();
         if !self.is_owned {

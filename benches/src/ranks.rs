@@ -1,0 +1,281 @@
+//! Norms over the ranks of a group: how long a call takes that all of them make.
+//!
+//! Every case is checked before and after it is timed: all ranks have the same bits, the sum is that of the definition where a way promises
+//! it, and y is within its bounds on some rows. A time is that of the slowest rank.
+
+mod cpu;
+mod cuda;
+mod data;
+mod meeting;
+
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
+
+use rmsnorm_core::cpu::CpuBackend;
+use rmsnorm_core::cuda::cudarc::driver::DeviceRepr;
+use rmsnorm_core::{DType, Element, Norm, bf16, f16};
+use serde::Serialize;
+
+use crate::{BenchError, Shape};
+use data::Data;
+use meeting::Meeting;
+
+/// Trials of which the median is taken.
+const TRIALS: usize = 7;
+
+/// The name of the operation, on the command line and in reports: a norm of the sum over ranks and a residual, with the sum stored.
+pub const OP: &str = "forward_reduced";
+
+/// The shapes that are measured unless others are asked for.
+pub const SHAPES: [&str; 7] = ["1x4096", "8x4096", "8x8192", "64x8192", "256x8192", "1024x8192", "4096x8192"];
+
+/// A call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RanksCase {
+    /// The norm.
+    pub norm: Norm,
+    /// Of all tensors.
+    pub dtype: DType,
+    /// Of x on each rank.
+    pub shape: Shape,
+}
+
+/// Elements of an x at the most: the host has those of all ranks.
+pub const MOST_ELEMENTS: usize = 1 << 28;
+
+/// Whether an x of that shape can be measured.
+pub fn is_measurable(shape: Shape) -> bool {
+    shape.rows > 0 && shape.cols > 0 && shape.rows.checked_mul(shape.cols).is_some_and(|len| len <= MOST_ELEMENTS)
+}
+
+/// Where ranks are.
+#[derive(Clone, Debug)]
+pub enum Place {
+    /// Threads of this process, each with one of the backend's.
+    Threads(CpuBackend),
+    /// GPUs, one for each rank.
+    Gpus,
+}
+
+/// What was measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct RanksRow {
+    /// [`OP`].
+    pub op: &'static str,
+    /// How the call was made.
+    pub way: &'static str,
+    /// The norm's name.
+    pub norm: &'static str,
+    /// The dtype's name.
+    pub dtype: &'static str,
+    /// Rows of x.
+    pub rows: usize,
+    /// Columns of x.
+    pub cols: usize,
+    /// Microseconds a call, of the slowest rank: the median of seven trials.
+    pub us: f64,
+    /// Bytes that a rank sends in a call, at the least.
+    pub sent: usize,
+}
+
+/// Measures all cases, each in every way that there is, and hands out each row as it comes.
+///
+/// # Errors
+/// The first of any rank: a wrong result, a device that is missing, a case that a backend does not take.
+pub fn measure(
+    place: &Place,
+    ranks: usize,
+    cases: &[RanksCase],
+    each: &mut dyn FnMut(&RanksRow),
+) -> Result<Vec<RanksRow>, BenchError> {
+    match place {
+        Place::Threads(backend) => run(cpu::ways(backend, ranks)?, cases, each),
+        Place::Gpus => run(cuda::ways(ranks, most_bytes(cases))?, cases, each),
+    }
+}
+
+/// Bytes of the largest x.
+fn most_bytes(cases: &[RanksCase]) -> usize {
+    cases.iter().map(|case| case.shape.rows * case.shape.cols * case.dtype.size()).max().unwrap_or(0)
+}
+
+/// How a call is made, by one rank.
+trait Way {
+    /// In words.
+    fn name(&self) -> &'static str;
+
+    /// Whether the sum has the bits of its definition.
+    fn is_exact(&self) -> bool;
+
+    /// Bytes that a rank sends, of an x of so many.
+    fn sent(&self, ranks: usize, bytes: usize) -> usize;
+
+    /// Microseconds a call on this rank, of each trial, and what the calls before and after them gave. All ranks are here at once.
+    fn measure<T: Number>(
+        &mut self,
+        rank: usize,
+        case: &RanksCase,
+        data: &Data<T>,
+        meeting: &Meeting,
+    ) -> Result<Measured<T>, BenchError>;
+}
+
+/// An element that every backend takes.
+trait Number: Element + DeviceRepr {}
+
+impl<T: Element + DeviceRepr> Number for T {}
+
+/// What one rank found.
+struct Measured<T> {
+    /// Microseconds a call, by trial.
+    us: [f64; TRIALS],
+    /// The sum and y, of a call before the trials and of one after.
+    outputs: [[Vec<T>; 2]; 2],
+}
+
+/// The ways that one rank has. Made on its thread: a communicator waits for the others.
+struct Ranks<F> {
+    ranks: Vec<F>,
+    arithmetic: rmsnorm_core::conformance::Arithmetic,
+}
+
+fn run<W: Way, F: FnOnce() -> Result<Vec<W>, BenchError> + Send>(
+    group: Ranks<F>,
+    cases: &[RanksCase],
+    each: &mut dyn FnMut(&RanksRow),
+) -> Result<Vec<RanksRow>, BenchError> {
+    let Ranks { ranks, arithmetic } = group;
+    let meeting = Meeting::new(ranks.len());
+    let (sender, receiver) = channel();
+    let rows = thread::scope(|scope| {
+        for (rank, make) in ranks.into_iter().enumerate() {
+            let (meeting, arithmetic) = (&meeting, &arithmetic);
+            // Only one of them reports.
+            let sender = (rank == 0).then(|| sender.clone());
+            scope.spawn(move || {
+                let outcome =
+                    make().and_then(|mut ways| run_rank(&mut ways, Seat { rank, meeting, sender, arithmetic }, cases));
+                if let Err(error) = outcome {
+                    meeting.fail(error);
+                }
+            });
+        }
+        drop(sender);
+        let mut rows = Vec::new();
+        for row in receiver {
+            each(&row);
+            rows.push(row);
+        }
+        rows
+    });
+    match meeting.into_failure() {
+        None => Ok(rows),
+        Some(error) => Err(error),
+    }
+}
+
+/// What a rank's thread has.
+struct Seat<'a> {
+    rank: usize,
+    meeting: &'a Meeting,
+    /// Of one rank.
+    sender: Option<Sender<RanksRow>>,
+    arithmetic: &'a rmsnorm_core::conformance::Arithmetic,
+}
+
+fn run_rank<W: Way>(ways: &mut [W], seat: Seat<'_>, cases: &[RanksCase]) -> Result<(), BenchError> {
+    for dtype in DType::ALL {
+        let cases: Vec<RanksCase> = cases.iter().copied().filter(|case| case.dtype == dtype).collect();
+        if cases.is_empty() {
+            continue;
+        }
+        match dtype {
+            DType::F32 => run_cases::<W, f32>(ways, &seat, &cases)?,
+            DType::F16 => run_cases::<W, f16>(ways, &seat, &cases)?,
+            DType::Bf16 => run_cases::<W, bf16>(ways, &seat, &cases)?,
+        }
+    }
+    Ok(())
+}
+
+fn run_cases<W: Way, T: Number>(ways: &mut [W], seat: &Seat<'_>, cases: &[RanksCase]) -> Result<(), BenchError> {
+    let (rank, meeting, ranks) = (seat.rank, seat.meeting, seat.meeting.ranks());
+    let data = Data::<T>::new(ranks, cases);
+    for case in cases {
+        for way in &mut *ways {
+            let Measured { us, outputs } = way.measure(rank, case, &data, meeting)?;
+            for [sum, y] in outputs {
+                let of_ranks = meeting.gather(rank, [data::bits(&sum), data::bits(&y)])?;
+                if rank == 0 {
+                    data::same_on_ranks(&of_ranks)
+                        .and_then(|()| data.judge(case, seat.arithmetic, [&sum, &y], way.is_exact()))
+                        .map_err(|what| BenchError::Wrong(format!("{}, {}: {what}", describe(case), way.name())))?;
+                }
+            }
+            let trials = meeting.gather(rank, us)?;
+            if let Some(sender) = &seat.sender {
+                let row = row(case, way, ranks, &trials);
+                // Whoever listened is gone with the whole.
+                sender.send(row).unwrap_or_default();
+            }
+        }
+    }
+    Ok(())
+}
+
+/// By trial the slowest rank, of these the median.
+fn row<W: Way>(case: &RanksCase, way: &W, ranks: usize, trials: &[[f64; TRIALS]]) -> RanksRow {
+    let slowest = |trial: usize| trials.iter().map(|us| us[trial]).fold(0.0, f64::max);
+    let mut us: [f64; TRIALS] = std::array::from_fn(slowest);
+    us.sort_by(f64::total_cmp);
+    let Shape { rows, cols } = case.shape;
+    RanksRow {
+        op: OP,
+        way: way.name(),
+        norm: case.norm.name(),
+        dtype: case.dtype.name(),
+        rows,
+        cols,
+        us: us[TRIALS / 2],
+        sent: way.sent(ranks, rows * cols * case.dtype.size()),
+    }
+}
+
+fn describe(case: &RanksCase) -> String {
+    format!("{} {OP} {} {}", case.norm.name(), case.dtype.name(), case.shape)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_are_measured_and_each_row_is_handed_out() {
+        let backend = CpuBackend::new();
+        let case = |norm, dtype, rows, cols| RanksCase { norm, dtype, shape: Shape { rows, cols } };
+        let cases = [
+            case(Norm::Rms, DType::Bf16, 3, 100),
+            case(Norm::Layer, DType::F32, 1, 7),
+            case(Norm::Rms, DType::F32, 5, 64),
+        ];
+        let mut seen = Vec::new();
+        let rows = measure(&Place::Threads(backend), 3, &cases, &mut |row| seen.push(row.us)).unwrap();
+        assert_eq!(seen, rows.iter().map(|row| row.us).collect::<Vec<_>>());
+        let shapes: Vec<_> = rows.iter().map(|row| (row.dtype, row.norm, row.rows, row.cols)).collect();
+        // By dtype, in the order of all dtypes.
+        let mut expected = vec![("f32", "layer_norm", 1, 7), ("f32", "rms_norm", 5, 64), ("bf16", "rms_norm", 3, 100)];
+        expected.sort_by_key(|(dtype, ..)| DType::ALL.iter().position(|it| it.name() == *dtype));
+        assert_eq!(shapes, expected);
+        assert!(rows.iter().all(|row| row.us > 0.0 && row.sent > 0), "{rows:?}");
+        // A ring's: two thirds of x, there and back.
+        assert_eq!(rows.iter().find(|row| row.rows == 3).map(|row| row.sent), Some(2 * 2 * 600 / 3));
+    }
+
+    #[test]
+    fn the_median_is_that_of_the_slowest_ranks() {
+        let trials = [[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], [7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]];
+        let case = RanksCase { norm: Norm::Rms, dtype: DType::F32, shape: Shape { rows: 1, cols: 2 } };
+        let ways = (cpu::ways(&CpuBackend::new(), 1).unwrap().ranks.pop().unwrap())().unwrap();
+        assert_eq!(row(&case, &ways[0], 1, &trials).us, 6.0);
+    }
+}

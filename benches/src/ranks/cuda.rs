@@ -1,0 +1,242 @@
+//! Ranks on a GPU each: in one kernel over memory that all reach; and with NCCL, composed of its sends and one norm of sums (the same bits of
+//! the sum), and as its all-reduce followed by a norm (a sum that is rounded before the residual is added, in NCCL's order).
+//!
+//! Times are those of graphs of many calls, between two events.
+
+use rmsnorm_core::conformance::Harness;
+use rmsnorm_core::cuda::cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
+use rmsnorm_core::cuda::cudarc::driver::{CudaGraph, CudaSlice, DriverError};
+use rmsnorm_core::cuda::{CudaBackend, Forward, NcclComm, NcclId, PeerGroup};
+use rmsnorm_core::{Norm, NormSpec, Problem, Tensor};
+use rmsnorm_dist::{Sharded, ShardedNorm};
+
+use super::data::{Data, spec};
+use super::meeting::Meeting;
+use super::{Measured, Number, Ranks, RanksCase, TRIALS, Way};
+use crate::BenchError;
+use crate::devices::cuda::capturable;
+
+/// Rows up to which a call is small: there are more of them in a graph, on fewer sets of tensors.
+const FEW_ROWS: usize = 512;
+
+/// A rank, with one way.
+pub(super) struct Gpu {
+    backend: CudaBackend,
+    how: How,
+}
+
+enum How {
+    OneKernel(PeerGroup),
+    AllReduce(NcclComm),
+    Composed(Sharded<CudaBackend, NcclComm>),
+}
+
+/// A rank's ways, to be made on its thread.
+type Make = Box<dyn FnOnce() -> Result<Vec<Gpu>, BenchError> + Send>;
+
+/// `bytes`: of the largest x.
+pub(super) fn ways(ranks: usize, bytes: usize) -> Result<Ranks<Make>, BenchError> {
+    let devices = CudaBackend::device_count()?;
+    if ranks > devices {
+        let plural = if devices == 1 { "" } else { "s" };
+        return Err(BenchError::Input(format!(
+            "--ranks: {ranks} ranks need as many GPUs, there are {devices} GPU{plural}"
+        )));
+    }
+    let backend = |ordinal| CudaBackend::new(ordinal).and_then(|backend| capturable(&backend));
+    let backends = (0..ranks).map(backend).collect::<Result<Vec<_>, _>>()?;
+    let arithmetic = backends[0].arithmetic();
+    let groups = PeerGroup::in_process(&backends, bytes)?;
+    // One for each communicator. Without NCCL there is one way.
+    let ids = match NcclComm::version() {
+        Ok(_) => Some([NcclComm::unique_id()?, NcclComm::unique_id()?]),
+        Err(_) => None,
+    };
+    let rank = |(group, backend): (PeerGroup, CudaBackend)| Box::new(move || make(group, &backend, ids)) as Make;
+    Ok(Ranks { ranks: groups.into_iter().zip(backends).map(rank).collect(), arithmetic })
+}
+
+/// All ways that there are to make a rank's call.
+fn make(group: PeerGroup, backend: &CudaBackend, ids: Option<[NcclId; 2]>) -> Result<Vec<Gpu>, BenchError> {
+    let comm = |id| NcclComm::from_rank(backend.stream().clone(), group.rank(), group.ranks(), id);
+    let comms = ids.map(|[one, two]| Ok::<_, BenchError>((comm(one)?, comm(two)?))).transpose()?;
+    let of = |how| Gpu { backend: backend.clone(), how };
+    let mut ways = vec![of(How::OneKernel(group))];
+    if let Some((reducing, sending)) = comms {
+        ways.push(of(How::AllReduce(reducing)));
+        ways.push(of(How::Composed(Sharded::new(backend.clone(), sending))));
+    }
+    Ok(ways)
+}
+
+/// What every call of a rank reads.
+struct Parameters<T> {
+    spec: NormSpec,
+    weight: CudaSlice<T>,
+    bias: Option<CudaSlice<T>>,
+    /// Room for what NCCL's all-reduce gives.
+    reduced: CudaSlice<T>,
+}
+
+/// A rank's tensors for one call.
+struct Tensors<T> {
+    x: CudaSlice<T>,
+    residual: CudaSlice<T>,
+    y: CudaSlice<T>,
+    sum: CudaSlice<T>,
+}
+
+impl<T: Number> Tensors<T> {
+    fn new(backend: &CudaBackend, x: &[T], residual: &[T]) -> Result<Self, BenchError> {
+        // Neither output is what must come out.
+        let empty = || backend.upload(&vec![T::from_f32(f32::NAN); x.len()]);
+        Ok(Tensors { x: backend.upload(x)?, residual: backend.upload(residual)?, y: empty()?, sum: empty()? })
+    }
+
+    fn outputs(&self, backend: &CudaBackend) -> Result<[Vec<T>; 2], BenchError> {
+        Ok([backend.download(&self.sum)?, backend.download(&self.y)?])
+    }
+}
+
+impl Gpu {
+    /// Compiles: that may not come into a capture, nor while another rank waits.
+    fn prepare<T: Number>(&self, spec: &NormSpec) -> Result<(), BenchError> {
+        let tensors = [Tensor::Weight, Tensor::Residual, Tensor::ResidualOut];
+        let mut problem = Problem::forward(spec.norm, spec.rows, spec.cols, T::DTYPE, &tensors);
+        problem.tensors = problem.tensors.set(Tensor::Bias, spec.norm == Norm::Layer);
+        match &self.how {
+            How::OneKernel(group) => group.prepare(&problem, 16)?,
+            How::AllReduce(_) => self.backend.prepare(&problem)?,
+            How::Composed(rank) => {
+                let parts = rank.ranks();
+                self.backend.prepare(&Problem { rows: problem.rows.div_ceil(parts), parts, ..problem })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn call<T: Number>(&self, parameters: &mut Parameters<T>, set: &mut Tensors<T>) -> Result<(), BenchError> {
+        let Parameters { spec, weight, bias, reduced } = parameters;
+        let Tensors { x, residual, y, sum } = set;
+        if let How::AllReduce(comm) = &self.how {
+            comm.all_reduce_sum(x.as_view(), reduced.as_view_mut())?;
+        }
+        let x = if matches!(self.how, How::AllReduce(_)) { &*reduced } else { &*x };
+        let args = Forward::new(x.as_view(), y.as_view_mut()).weight(weight.as_view());
+        let mut args = args.residual(residual.as_view()).residual_out(sum.as_view_mut());
+        args.bias = bias.as_ref().map(CudaSlice::as_view);
+        match &self.how {
+            How::OneKernel(group) => group.forward_reduced(spec, args)?,
+            How::AllReduce(_) => self.backend.forward(spec, args)?,
+            How::Composed(rank) => rank.forward_reduced(spec, args)?,
+        }
+        Ok(())
+    }
+
+    /// Waits for what was enqueued, and asks whether all ranks came.
+    fn finish(&self) -> Result<(), BenchError> {
+        self.backend.stream().synchronize().map_err(failed)?;
+        match &self.how {
+            How::OneKernel(group) => Ok(group.check()?),
+            How::AllReduce(_) | How::Composed(_) => Ok(()),
+        }
+    }
+
+    /// A graph of so many calls, ready on the device.
+    fn capture<T: Number>(
+        &self,
+        calls: usize,
+        parameters: &mut Parameters<T>,
+        sets: &mut [Tensors<T>],
+    ) -> Result<CudaGraph, BenchError> {
+        let (stream, count) = (self.backend.stream(), sets.len());
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).map_err(failed)?;
+        let captured = (0..calls).try_for_each(|number| self.call(parameters, &mut sets[number % count]));
+        // Ended in any case, or the stream would be of no further use.
+        let graph = stream.end_capture(CUgraphInstantiate_flags(0)).map_err(failed);
+        captured?;
+        let graph = graph?.ok_or_else(|| BenchError::Input("nothing was captured".into()))?;
+        graph.upload().and_then(|()| stream.synchronize()).map_err(failed)?;
+        Ok(graph)
+    }
+}
+
+impl Way for Gpu {
+    fn name(&self) -> &'static str {
+        match &self.how {
+            How::OneKernel(_) => "one kernel",
+            How::AllReduce(_) => "NCCL's all-reduce, norm",
+            How::Composed(_) => "composed with NCCL",
+        }
+    }
+
+    fn is_exact(&self) -> bool {
+        match &self.how {
+            How::OneKernel(_) | How::Composed(_) => true,
+            How::AllReduce(_) => false,
+        }
+    }
+
+    fn sent(&self, ranks: usize, bytes: usize) -> usize {
+        match &self.how {
+            How::OneKernel(_) => (ranks - 1) * bytes,
+            How::AllReduce(_) | How::Composed(_) => 2 * (ranks - 1) * bytes / ranks,
+        }
+    }
+
+    fn measure<T: Number>(
+        &mut self,
+        rank: usize,
+        case: &RanksCase,
+        data: &Data<T>,
+        meeting: &Meeting,
+    ) -> Result<Measured<T>, BenchError> {
+        let (spec, backend) = (spec(case), &self.backend);
+        let (stream, cols) = (backend.stream(), case.shape.cols);
+        let len = case.shape.rows * cols;
+        let is_layer = case.norm == Norm::Layer;
+        let mut parameters = Parameters {
+            spec,
+            weight: backend.upload(&data.weight[..cols])?,
+            bias: is_layer.then(|| backend.upload(&data.bias[..cols])).transpose()?,
+            reduced: backend.upload(&data.x[rank][..len])?,
+        };
+        // More than the L2 has room for, where a call nearly fills it.
+        let is_small = case.shape.rows < FEW_ROWS;
+        let set = |_| Tensors::new(backend, &data.x[rank][..len], &data.residual[..len]);
+        let mut sets = (0..if is_small { 2 } else { 4 }).map(set).collect::<Result<Vec<_>, _>>()?;
+        self.prepare::<T>(&spec)?;
+        stream.synchronize().map_err(failed)?;
+        meeting.wait(rank)?;
+        // NCCL connects at the first call of a kind.
+        self.call(&mut parameters, &mut sets[0])?;
+        self.finish()?;
+        let before = sets[0].outputs(backend)?;
+
+        // As many calls as take about a millisecond or more, but for the launches of the graph itself.
+        let (calls, launches) = if is_small { (64, 3) } else { (16, 2) };
+        let graph = self.capture(calls, &mut parameters, &mut sets)?;
+        let event = || stream.context().new_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).map_err(failed);
+        let (begin, end) = (event()?, event()?);
+        meeting.wait(rank)?;
+        graph.launch().and_then(|()| stream.synchronize()).map_err(failed)?;
+        let mut us = [0.0; TRIALS];
+        for us in &mut us {
+            meeting.wait(rank)?;
+            // Here the ranks meet on the device.
+            graph.launch().and_then(|()| begin.record(stream)).map_err(failed)?;
+            (0..launches).try_for_each(|_| graph.launch()).and_then(|()| end.record(stream)).map_err(failed)?;
+            stream.synchronize().map_err(failed)?;
+            *us = f64::from(begin.elapsed_ms(&end).map_err(failed)?) * 1e3 / (calls * launches) as f64;
+        }
+        self.finish()?;
+        let after = sets[sets.len() - 1].outputs(backend)?;
+        // No rank is in its next call while another still waits for one of this.
+        meeting.wait(rank)?;
+        Ok(Measured { us, outputs: [before, after] })
+    }
+}
+
+fn failed(error: DriverError) -> BenchError {
+    BenchError::Input(format!("a device fails: {error}"))
+}

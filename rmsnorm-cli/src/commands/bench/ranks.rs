@@ -1,0 +1,105 @@
+//! `rmsnorm bench --ranks`: norms of sums over the ranks of a group.
+
+use rmsnorm_bench::document::{Machine, REVISION};
+use rmsnorm_bench::ranks::{self, OP, Place, RanksCase, RanksRow, SHAPES, measure};
+use rmsnorm_bench::{Shape, shapes};
+use rmsnorm_core::{AnyBackend, DType, Norm};
+use serde::Serialize;
+
+use super::given_shapes;
+use crate::args::BenchArgs;
+use crate::backends;
+use crate::failure::Failure;
+use crate::output::{Output, print};
+
+/// What `--json` writes.
+#[derive(Serialize)]
+struct Report {
+    suite: &'static str,
+    revision: &'static str,
+    machine: Machine,
+    ranks: usize,
+    rows: Vec<RanksRow>,
+}
+
+/// Measures and prints a row for each shape, dtype, norm and way.
+pub fn run(args: &BenchArgs, ranks: usize) -> Result<(), Failure> {
+    if args.op.iter().any(|op| op != OP) {
+        return Err(Failure::Input(format!("--ranks: the operation of a group is {OP}, got {}", args.op.join(","))));
+    }
+    let json = args.json.as_deref().map(Output::new).transpose()?;
+    let to_stdout = matches!(json, Some(Output::Stdout));
+    let backend = open(args)?;
+    let place = match (backend.as_cpu(), backend.as_cuda()) {
+        (Some(cpu), _) => Place::Threads(cpu.clone()),
+        (None, Some(_)) => Place::Gpus,
+        (None, None) => {
+            return Err(Failure::Input("--ranks: expected cpu or cuda, the only backends with ranks".into()));
+        }
+    };
+    let cases = cases(args)?;
+    if !to_stdout {
+        let plural = if ranks == 1 { "" } else { "s" };
+        print(&format!(
+            "{ranks} rank{plural} on {backend}\n{OP:26} {:>5} {:>12} {:>10} {:>10}  way\n",
+            "dtype", "rows x cols", "us", "GB/s sent"
+        ))?;
+    }
+    let mut shown = Ok(());
+    let rows = measure(&place, ranks, &cases, &mut |row| {
+        if !to_stdout && shown.is_ok() {
+            shown = print(&line(row));
+        }
+    })?;
+    shown?;
+    if let Some(output) = json {
+        let (suite, machine) = (concat!("rmsnorm ", env!("CARGO_PKG_VERSION")), Machine::this(&[backend]));
+        let report = Report { suite, revision: REVISION, machine, ranks, rows };
+        let text = serde_json::to_string_pretty(&report).map_err(|error| format!("cannot write JSON: {error}"))?;
+        output.write(format!("{text}\n").as_bytes())?;
+    }
+    Ok(())
+}
+
+fn line(row: &RanksRow) -> String {
+    let RanksRow { way, norm, dtype, rows, cols, us, sent, .. } = row;
+    let rate = *sent as f64 / us / 1e3;
+    format!("{norm:26} {dtype:>5} {:>12} {us:10.2} {rate:10.1}  {way}\n", format!("{rows}x{cols}"))
+}
+
+/// The one backend: that which is named, else the first GPU, else the cpu.
+fn open(args: &BenchArgs) -> Result<AnyBackend, Failure> {
+    match &args.backend[..] {
+        [] if backends::names().iter().any(|name| name == "cuda") => backends::open("cuda", &args.cpu),
+        [] => backends::open("cpu", &args.cpu),
+        [name] => backends::open(name, &args.cpu),
+        names => Err(Failure::Input(format!("--ranks: a group is of one backend, got {}", names.join(",")))),
+    }
+}
+
+/// By shape, dtype and norm: RMS norm in bf16 unless others are named.
+fn cases(args: &BenchArgs) -> Result<Vec<RanksCase>, Failure> {
+    let norms = if args.norm.is_empty() {
+        vec![Norm::Rms]
+    } else {
+        backends::choose("--norm", &args.norm, &Norm::ALL, Norm::name)?
+    };
+    let dtypes = if args.dtype.is_empty() {
+        vec![DType::Bf16]
+    } else {
+        backends::choose("--dtype", &args.dtype, &DType::ALL, DType::name)?
+    };
+    let mut given: Vec<Shape> = given_shapes(args)?;
+    if given.is_empty() {
+        given = SHAPES.iter().map(|name| shapes::named(name)).collect::<Result<Vec<_>, _>>()?.concat();
+    }
+    if let Some(shape) = given.iter().find(|shape| !ranks::is_measurable(**shape)) {
+        let most = ranks::MOST_ELEMENTS;
+        return Err(Failure::Input(format!("--shapes: expected 1 to {most} elements on each rank, got {shape}")));
+    }
+    let of_shape = |shape: Shape| {
+        let norms = &norms;
+        dtypes.iter().flat_map(move |&dtype| norms.iter().map(move |&norm| RanksCase { norm, dtype, shape }))
+    };
+    Ok(given.into_iter().flat_map(of_shape).collect())
+}
