@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use rmsnorm_spec::{Error, HostMemory, Memory, Stored};
+use rmsnorm_spec::{Element, Error, HostMemory, Memory, Stored};
 
 use crate::CpuBackend;
 use crate::launch::no_room;
@@ -35,8 +35,17 @@ impl Memory for CpuBackend {
         &view[range]
     }
 
+    fn part_out<'a, T: Stored>(view: &'a mut &mut [T], range: Range<usize>) -> &'a mut [T] {
+        &mut view[range]
+    }
+
     fn read_out<'a, T: Stored>(view: &'a &mut [T]) -> &'a [T] {
         view
+    }
+
+    fn same_in<'a, T: Element, U: Element>(view: &'a &[T]) -> Option<&'a [U]> {
+        // Of one size: the cast cannot fail.
+        (T::DTYPE == U::DTYPE).then(|| bytemuck::cast_slice(view))
     }
 }
 

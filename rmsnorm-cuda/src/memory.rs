@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, result};
-use rmsnorm_spec::{Error, Memory, Stored};
+use rmsnorm_spec::{Element, Error, Memory, Stored};
 
 use crate::backend::CudaBackend;
 use crate::error::device_error;
@@ -47,7 +47,20 @@ impl Memory for CudaBackend {
         view.slice(range)
     }
 
+    fn part_out<'a, T: Stored>(view: &'a mut CudaViewMut<'_, T>, range: Range<usize>) -> CudaViewMut<'a, T> {
+        view.slice_mut(range)
+    }
+
     fn read_out<'a, T: Stored>(view: &'a CudaViewMut<'_, T>) -> CudaView<'a, T> {
         view.as_view()
+    }
+
+    fn same_in<'a, T: Element, U: Element>(view: &'a CudaView<'_, T>) -> Option<CudaView<'a, U>> {
+        if T::DTYPE != U::DTYPE {
+            return None;
+        }
+        // SAFETY:
+        // - type: elements of one dtype are of one type, so that length, alignment and values are the same.
+        unsafe { view.transmute(view.len()) }
     }
 }

@@ -27,6 +27,12 @@ pub trait Collective<B: NormBackend> {
     /// # Errors
     /// As [`all_to_all`](Self::all_to_all).
     fn all_gather<T: Stored>(&self, shares: &Shares, from: B::In<'_, T>, to: B::Out<'_, T>) -> Result<(), Error>;
+
+    /// The same where this rank's share is in its place already: `tensor` has all of the `shares`.
+    ///
+    /// # Errors
+    /// As [`all_to_all`](Self::all_to_all).
+    fn all_gather_in_place<T: Stored>(&self, shares: &Shares, tensor: B::Out<'_, T>) -> Result<(), Error>;
 }
 
 /// That a view has as many elements as a call asks for: for who implements [`Collective`].

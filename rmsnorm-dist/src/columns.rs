@@ -91,15 +91,13 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
             return Err(Error::InvalidArgument { arg: "statistics", rule });
         };
         let shares = Shares { units: ranks, unit: len, ranks };
-        Ok(Found { shares, own: self.backend().buffer(len)?, all: self.backend().buffer(shares.len())? })
+        Ok(Found { shares, rank: self.collective().rank(), all: self.backend().buffer(shares.len())? })
     }
 
     /// Sends what this rank has found to all.
     fn exchange(&self, found: &mut Found<B>, is_sent: &mut bool) -> Result<(), Error> {
         *is_sent = true;
-        let Found { shares, own, all } = found;
-        let (from, to) = (B::buffer_in(own, 0..shares.unit), B::buffer_out(all, 0..shares.len()));
-        self.collective().all_gather(shares, from, to)?;
+        self.collective().all_gather_in_place(&found.shares, B::buffer_out(&mut found.all, 0..found.shares.len()))?;
         // It was the only exchange: whatever happens now leaves no rank out of step.
         *is_sent = false;
         Ok(())
@@ -110,15 +108,15 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
 struct Found<B: Memory> {
     /// A unit for each rank.
     shares: Shares,
-    /// This rank's: (rows, numbers).
-    own: B::Buffer<f32>,
+    rank: usize,
     /// (ranks, rows, numbers)
     all: B::Buffer<f32>,
 }
 
 impl<B: Memory> Found<B> {
+    /// This rank's.
     fn own(&mut self) -> B::Out<'_, f32> {
-        B::buffer_out(&mut self.own, 0..self.shares.unit)
+        B::buffer_out(&mut self.all, self.shares.elements(self.rank))
     }
 
     fn all(&self) -> B::In<'_, f32> {
@@ -127,6 +125,6 @@ impl<B: Memory> Found<B> {
 }
 
 /// The same view again.
-fn whole<'a, B: Memory, E: Stored>(view: &'a B::In<'_, E>) -> B::In<'a, E> {
+pub(crate) fn whole<'a, B: Memory, E: Stored>(view: &'a B::In<'_, E>) -> B::In<'a, E> {
     B::part_in(view, 0..B::in_span(view).len)
 }

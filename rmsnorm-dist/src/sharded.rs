@@ -5,13 +5,15 @@ use std::sync::OnceLock;
 
 use rmsnorm_spec::{Backward, Element, Error, Forward, Memory, NormSpec, RowGroups, RowLayout, Rows, Source, Stored};
 
+use crate::columns::whole;
 use crate::sharded_norm::check_reduced;
 use crate::{Collective, ShardedNorm, Shares};
 
 /// A rank of a group, of any backend and any collective.
 ///
 /// Rows are dealt out: each rank gets its rows' parts of all ranks, adds and normalizes them in one call of its backend, and sends the
-/// results to the others. A rank sends `2 (ranks - 1) / ranks` times the size of `x`, as a ring's all-reduce does.
+/// results to the others. A rank sends `2 (ranks - 1) / ranks` times the size of `x`, as a ring's all-reduce does. Where the sum is asked for, in
+/// the dtype of `x`, it is what is sent, and every rank normalizes all of it; where it has another dtype, it is sent beside `y`.
 ///
 /// A backend that adds no parts ([`Forward::parts`]) answers `Unsupported`, once the parts are sent. Matrices that are sent, which are all
 /// but the residual, have rows side by side. After a call that fails between two exchanges, ranks may be out of step: every later one of this
@@ -127,61 +129,80 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
         args: Forward<'_, B, T, W, R>,
         is_sent: &mut bool,
     ) -> Result<(), Error> {
-        let (rows, cols, ranks) = (spec.rows, spec.cols, self.ranks());
-        let shares = Shares { units: rows, unit: cols, ranks };
+        let Forward { x, y, residual, residual_out, weight, bias, mut mean, mut rstd, .. } = args;
+        let (x, mut y) = match (x, y) {
+            (Source::Overwrite(y), _) => (None, Some(y.view)),
+            (Source::Read(x), y) => (Some(x.view), y.map(|y| y.view)),
+        };
+        let (residual, overwritten, mut separate) = match (residual, residual_out) {
+            (Some(Source::Overwrite(sum)), _) => (None, Some(sum.view), None),
+            (Some(Source::Read(residual)), sum) => (Some(residual), None, sum.map(|sum| sum.view)),
+            (None, sum) => (None, None, sum.map(|sum| sum.view)),
+        };
+        let shares = Shares { units: spec.rows, unit: spec.cols, ranks: self.ranks() };
         let of_rows = Shares { unit: 1, ..shares };
-        let own = shares.units(self.rank());
+        let (own, rows) = (shares.elements(self.rank()), shares.units(self.rank()));
+        let has_sum = overwritten.is_some() || separate.is_some();
+        // Where all have the sum, each makes y of it: that is sooner done than sent.
+        let is_sum_sent = has_sum && T::DTYPE == R::DTYPE;
 
         // All memory before anything is sent: a rank that had none afterwards would leave the others waiting.
-        let len = own.len() * cols;
-        let mut parts = self.backend.buffer::<T>(len * ranks)?;
-        let overwrites_residual = matches!(args.residual, Some(Source::Overwrite(_)));
-        let mut of_y = self.backend.buffer::<T>(len)?;
-        let mut of_sum = self.room::<R>(&shares, overwrites_residual || args.residual_out.is_some())?;
-        let mut of_mean = self.room::<f32>(&of_rows, args.mean.is_some())?;
-        let mut of_rstd = self.room::<f32>(&of_rows, args.rstd.is_some())?;
-        let x = match &args.x {
-            Source::Read(x) => B::part_in(&x.view, 0..shares.len()),
-            Source::Overwrite(x) => B::read_out(&x.view),
+        let mut parts = self.backend.buffer::<T>(own.len() * self.ranks())?;
+        let mut of_y = self.backend.buffer::<T>(own.len())?;
+        // What overwrites nothing goes to its place at once.
+        let mut of_sum = self.room::<R>(&shares, has_sum && !(is_sum_sent && separate.is_some()))?;
+        let mut of_mean = self.room::<f32>(&of_rows, mean.is_some() && !is_sum_sent)?;
+        let mut of_rstd = self.room::<f32>(&of_rows, rstd.is_some() && !is_sum_sent)?;
+
+        let sent = match (&x, &y) {
+            (Some(x), _) => B::part_in(x, 0..shares.len()),
+            (None, Some(y)) => B::read_out(y),
+            (None, None) => return Err(Error::Missing { arg: "x", why: "a sum has parts" }),
         };
         *is_sent = true;
-        self.collective.all_to_all(&shares, x, B::buffer_out(&mut parts, 0..len * ranks))?;
+        self.collective.all_to_all(&shares, sent, B::buffer_out(&mut parts, 0..own.len() * self.ranks()))?;
         {
-            let overwritten = match &args.residual {
-                Some(Source::Overwrite(residual)) => Some(Rows::dense(B::read_out(&residual.view))),
-                Some(Source::Read(_)) | None => None,
+            let overwritten = overwritten.as_ref().map(|sum| Rows::dense(B::read_out(sum)));
+            let parts = B::buffer_in(&parts, 0..own.len() * self.ranks());
+            let local = Forward::<B, T>::new(parts, B::buffer_out(&mut of_y, 0..own.len()));
+            let mut local = local.parts(self.ranks(), own.len()).weight_dtype::<W>().residual_dtype::<R>();
+            (local.weight, local.bias) = (weight.as_ref().map(whole::<B, W>), bias.as_ref().map(whole::<B, W>));
+            local.residual = match (&residual, &overwritten) {
+                (Some(all), _) => Some(Source::Read(rows_of::<B, R>(all, spec, rows.clone()))),
+                (None, Some(all)) => Some(Source::Read(rows_of::<B, R>(all, spec, rows.clone()))),
+                (None, None) => None,
             };
-            let x = B::buffer_in(&parts, 0..len * ranks);
-            let local = Forward::<B, T>::new(x, B::buffer_out(&mut of_y, 0..len)).parts(ranks, len);
-            let mut local = local.weight_dtype::<W>().residual_dtype::<R>();
-            local.weight = args.weight.as_ref().map(|weight| B::part_in(weight, 0..cols));
-            local.bias = args.bias.as_ref().map(|bias| B::part_in(bias, 0..cols));
-            local.residual = match &args.residual {
-                Some(Source::Read(residual)) => Some(Source::Read(rows_of::<B, R>(residual, spec, own.clone()))),
-                Some(Source::Overwrite(_)) => {
-                    overwritten.as_ref().map(|residual| Source::Read(rows_of::<B, R>(residual, spec, own.clone())))
-                }
-                None => None,
+            local.residual_out = match (&mut of_sum, &mut separate) {
+                (Some(of_sum), _) => Some(B::buffer_out(of_sum, 0..own.len()).into()),
+                (None, Some(sum)) => Some(B::part_out(sum, own.clone()).into()),
+                (None, None) => None,
             };
-            local.residual_out = of_sum.as_mut().map(|sum| B::buffer_out(sum, 0..len).into());
-            local.mean = of_mean.as_mut().map(|mean| B::buffer_out(mean, 0..own.len()));
-            local.rstd = of_rstd.as_mut().map(|rstd| B::buffer_out(rstd, 0..own.len()));
-            self.backend.forward(&spec.rows(own.len()), local)?;
+            local.mean = of_mean.as_mut().map(|mean| B::buffer_out(mean, 0..rows.len()));
+            local.rstd = of_rstd.as_mut().map(|rstd| B::buffer_out(rstd, 0..rows.len()));
+            self.backend.forward(&spec.rows(rows.len()), local)?;
         }
 
         // In one order on every rank.
-        let y = match (args.x, args.y) {
-            (Source::Overwrite(y), _) => Some(y.view),
-            (Source::Read(_), y) => y.map(|y| y.view),
-        };
-        let sum = match (args.residual, args.residual_out) {
-            (Some(Source::Overwrite(sum)), _) => Some(sum.view),
-            (Some(Source::Read(_)) | None, sum) => sum.map(|sum| sum.view),
-        };
-        self.gather(&shares, Some(of_y), y)?;
-        self.gather(&shares, of_sum, sum)?;
-        self.gather(&of_rows, of_mean, args.mean)?;
-        self.gather(&of_rows, of_rstd, args.rstd)
+        let mut sum = overwritten.or(separate);
+        if !is_sum_sent {
+            self.gather(&shares, Some(of_y), y)?;
+            self.gather(&shares, of_sum, sum)?;
+            self.gather(&of_rows, of_mean, mean)?;
+            return self.gather(&of_rows, of_rstd, rstd);
+        }
+        let (Some(sum), Some(y)) = (&mut sum, &mut y) else { return Ok(()) };
+        let all = B::part_out(sum, 0..shares.len());
+        match of_sum {
+            Some(of_sum) => self.gather(&shares, Some(of_sum), Some(all))?,
+            None => self.collective.all_gather_in_place(&shares, all)?,
+        }
+        let sum = B::read_out(sum);
+        let Some(x) = B::same_in::<R, T>(&sum) else { return Ok(()) };
+        let mut args = Forward::<B, T>::new(x, B::part_out(y, 0..shares.len())).weight_dtype::<W>();
+        (args.weight, args.bias) = (weight.as_ref().map(whole::<B, W>), bias.as_ref().map(whole::<B, W>));
+        args.mean = mean.as_mut().map(|mean| B::part_out(mean, 0..spec.rows));
+        args.rstd = rstd.as_mut().map(|rstd| B::part_out(rstd, 0..spec.rows));
+        self.backend.forward(spec, args)
     }
 }
 

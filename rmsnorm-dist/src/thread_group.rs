@@ -135,6 +135,16 @@ impl ThreadGroup {
         Ok(())
     }
 
+    /// Hands a share to all ranks, and puts theirs in their places.
+    fn gather<T: Stored>(&self, shares: &Shares, own: Vec<u8>, to: &mut [T]) -> Result<(), Error> {
+        let call = Call { name: "all_gather", shares: *shares, storage: T::STORAGE };
+        self.exchange(call, own, |sent| {
+            for (rank, sent) in sent.iter().enumerate() {
+                bytemuck::cast_slice_mut(&mut to[shares.elements(rank)]).copy_from_slice(sent);
+            }
+        })
+    }
+
     /// Waits until nothing is `missing`, or the deadline has passed.
     fn wait<'m>(
         &self,
@@ -224,12 +234,15 @@ impl<B: HostMemory> Collective<B> for ThreadGroup {
         self.check_shares(shares)?;
         check_len("from", shares.elements(self.rank).len(), from.len())?;
         check_len("to", shares.len(), to.len())?;
-        let call = Call { name: "all_gather", shares: *shares, storage: T::STORAGE };
-        self.exchange(call, bytemuck::cast_slice(from).to_vec(), |sent| {
-            for (rank, sent) in sent.iter().enumerate() {
-                bytemuck::cast_slice_mut(&mut to[shares.elements(rank)]).copy_from_slice(sent);
-            }
-        })
+        self.gather(shares, bytemuck::cast_slice(from).to_vec(), to)
+    }
+
+    fn all_gather_in_place<T: Stored>(&self, shares: &Shares, mut tensor: B::Out<'_, T>) -> Result<(), Error> {
+        let tensor = B::slice_mut(&mut tensor);
+        self.check_shares(shares)?;
+        check_len("tensor", shares.len(), tensor.len())?;
+        let own = bytemuck::cast_slice(&tensor[shares.elements(self.rank)]).to_vec();
+        self.gather(shares, own, tensor)
     }
 }
 

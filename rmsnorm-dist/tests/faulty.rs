@@ -71,6 +71,37 @@ impl Faulty {
             *element = T::from_bits(bits);
         }
     }
+
+    /// The shares of all ranks as the bug leaves them; `held` is what was there before.
+    fn spoil<T: Stored>(&self, shares: &Shares, held: &[T], to: &mut [T]) {
+        let (rank, ranks) = self.rank_of_ranks();
+        let keep = |to: &mut [T], rank: usize| {
+            to[shares.elements(rank)].copy_from_slice(&held[shares.elements(rank)]);
+        };
+        match self.bug {
+            Some(Bug::ShareMissing) => keep(to, 1),
+            Some(Bug::OwnShareMissing) => keep(to, rank),
+            Some(Bug::SharesExchanged) => {
+                let (first, second) = (shares.elements(0), shares.elements(1));
+                (0..second.len()).for_each(|i| to.swap(first.start + i, second.start + i));
+            }
+            Some(Bug::LastShareIsFirst) => {
+                let last = shares.elements(ranks - 1);
+                to.copy_within(..last.len(), last.start);
+            }
+            Some(Bug::ResultOfCallBefore) => self.give_before(1, to),
+            Some(Bug::RanksDiffer) if rank == 1 => {
+                for element in to.iter_mut().take(1) {
+                    *element = T::from_bits(element.bits() ^ 1);
+                }
+            }
+            Some(Bug::LastUnevenRowsMissing) => {
+                let even = shares.units / ranks * ranks * shares.unit;
+                to[even..].copy_from_slice(&held[even..]);
+            }
+            Some(_) | None => {}
+        }
+    }
 }
 
 impl Collective<CpuBackend> for Faulty {
@@ -111,35 +142,16 @@ impl Collective<CpuBackend> for Faulty {
     }
 
     fn all_gather<T: Stored>(&self, shares: &Shares, from: &[T], to: &mut [T]) -> Result<(), Error> {
-        let (rank, ranks) = self.rank_of_ranks();
         let held = to.to_vec();
         Collective::<CpuBackend>::all_gather(&self.group, shares, from, to)?;
-        let keep = |to: &mut [T], rank: usize| {
-            to[shares.elements(rank)].copy_from_slice(&held[shares.elements(rank)]);
-        };
-        match self.bug {
-            Some(Bug::ShareMissing) => keep(to, 1),
-            Some(Bug::OwnShareMissing) => keep(to, rank),
-            Some(Bug::SharesExchanged) => {
-                let (first, second) = (shares.elements(0), shares.elements(1));
-                (0..second.len()).for_each(|i| to.swap(first.start + i, second.start + i));
-            }
-            Some(Bug::LastShareIsFirst) => {
-                let last = shares.elements(ranks - 1);
-                to.copy_within(..last.len(), last.start);
-            }
-            Some(Bug::ResultOfCallBefore) => self.give_before(1, to),
-            Some(Bug::RanksDiffer) if rank == 1 => {
-                for element in to.iter_mut().take(1) {
-                    *element = T::from_bits(element.bits() ^ 1);
-                }
-            }
-            Some(Bug::LastUnevenRowsMissing) => {
-                let even = shares.units / ranks * ranks * shares.unit;
-                to[even..].copy_from_slice(&held[even..]);
-            }
-            Some(_) | None => {}
-        }
+        self.spoil(shares, &held, to);
+        Ok(())
+    }
+
+    fn all_gather_in_place<T: Stored>(&self, shares: &Shares, tensor: &mut [T]) -> Result<(), Error> {
+        let held = tensor.to_vec();
+        Collective::<CpuBackend>::all_gather_in_place(&self.group, shares, &mut *tensor)?;
+        self.spoil(shares, &held, tensor);
         Ok(())
     }
 }

@@ -141,10 +141,14 @@ impl Collective<CpuBackend> for Spoiler {
     }
 
     fn all_gather<T: Stored>(&self, shares: &Shares, from: &[T], to: &mut [T]) -> Result<(), Error> {
-        Collective::<CpuBackend>::all_gather(&self.group, shares, from, &mut *to)?;
-        let mut found: Vec<f32> = to.iter().map(|number| f32::from_bits(number.bits())).collect();
+        Collective::<CpuBackend>::all_gather(&self.group, shares, from, to)
+    }
+
+    fn all_gather_in_place<T: Stored>(&self, shares: &Shares, tensor: &mut [T]) -> Result<(), Error> {
+        Collective::<CpuBackend>::all_gather_in_place(&self.group, shares, &mut *tensor)?;
+        let mut found: Vec<f32> = tensor.iter().map(|number| f32::from_bits(number.bits())).collect();
         self.spoil(&mut found, Collective::rank(self), Collective::ranks(self));
-        to.iter_mut().zip(found).for_each(|(to, found)| *to = T::from_bits(found.to_bits()));
+        tensor.iter_mut().zip(found).for_each(|(to, found)| *to = T::from_bits(found.to_bits()));
         Ok(())
     }
 }

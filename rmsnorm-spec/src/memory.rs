@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::{Error, NormBackend, Stored};
+use crate::{Element, Error, NormBackend, Stored};
 
 /// A backend whose views can be divided, and that gives memory for what lies between two calls.
 ///
@@ -27,8 +27,14 @@ pub trait Memory: NormBackend {
     /// Elements of a view that is read.
     fn part_in<'a, T: Stored>(view: &'a Self::In<'_, T>, range: Range<usize>) -> Self::In<'a, T>;
 
-    /// A view that is written, to be read before.
+    /// Elements of a view that is written.
+    fn part_out<'a, T: Stored>(view: &'a mut Self::Out<'_, T>, range: Range<usize>) -> Self::Out<'a, T>;
+
+    /// A view that is written, to be read before or after.
     fn read_out<'a, T: Stored>(view: &'a Self::Out<'_, T>) -> Self::In<'a, T>;
+
+    /// The same view, for code that has two names for what may be one type; `None` where they are two.
+    fn same_in<'a, T: Element, U: Element>(view: &'a Self::In<'_, T>) -> Option<Self::In<'a, U>>;
 }
 
 /// A backend whose views are slices of host memory.

@@ -110,6 +110,8 @@ impl Gpu {
             How::Composed(rank) => {
                 let parts = rank.ranks();
                 self.backend.prepare(&Problem { rows: problem.rows.div_ceil(parts), parts, ..problem })?;
+                let tensors = problem.tensors.without(Tensor::Residual).without(Tensor::ResidualOut);
+                self.backend.prepare(&Problem { tensors, ..problem })?;
             }
         }
         Ok(())

@@ -59,21 +59,17 @@ impl Collective<CudaBackend> for NcclComm {
         unsafe { self.copy(&from, 0, &to, own.start, own.len()) }?;
         self.gather(shares, size_of::<T>(), &to)
     }
-}
 
-impl NcclComm {
-    /// As [`Collective::all_gather`], where this rank's share is in its place already: nothing is copied.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn all_gather_in_place<T: Stored>(&self, shares: &Shares, tensor: CudaViewMut<'_, T>) -> Result<(), Error> {
+    fn all_gather_in_place<T: Stored>(&self, shares: &Shares, tensor: CudaViewMut<'_, T>) -> Result<(), Error> {
         self.check_shares(shares)?;
         check_len("tensor", shares.len(), tensor.len())?;
         let tensor = self.write("tensor", tensor)?;
         self.begin()?;
         self.gather(shares, size_of::<T>(), &tensor)
     }
+}
 
+impl NcclComm {
     /// What every rank has, by rank. Waits for all of them.
     #[cfg(feature = "peers")]
     pub(crate) fn gather_bytes<const N: usize>(&self, own: &[u8; N]) -> Result<Vec<[u8; N]>, Error> {

@@ -48,7 +48,7 @@ use crate::library::nccl::nccl;
 ///
 /// # Example
 /// ```no_run
-/// use rmsnorm_cuda::dist::Shares;
+/// use rmsnorm_cuda::dist::{Collective, Shares};
 /// use rmsnorm_cuda::spec::bf16;
 /// use rmsnorm_cuda::{CudaBackend, NcclComm, NcclId};
 ///
