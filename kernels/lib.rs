@@ -40,6 +40,7 @@ sources! {
     FORWARD_ROWS = "forward_rows.cuh",
     FORWARD_STREAMING = "forward_streaming.cu",
     FORWARD_VISITS = "forward_visits.cuh",
+    GATHER_NUMBERS = "gather_numbers.cu",
     GRADIENTS = "gradients.cuh",
     MEMORY = "memory.cuh",
     NORMALIZE = "normalize.cuh",

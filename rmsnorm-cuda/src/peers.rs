@@ -9,11 +9,13 @@
 //! | `workspace` | the memory that ranks share, and the word by which a kernel reports to the host |
 //! | `params` | the second argument of the kernel; numbers that both sides have to agree on |
 //! | `launch` | a call to launches |
+//! | `columns` | calls whose columns are divided: the backend's halves, and the exchange between them |
 //!
 //! The protocol is told in `kernels/peers.cuh`, what a plan is in `plan/reduce_forward.rs`.
 
 mod access;
 mod card;
+mod columns;
 mod group;
 mod launch;
 mod params;

@@ -8,6 +8,8 @@ mod chain;
 #[cfg(any(test, feature = "conformance"))]
 mod describe;
 mod forward;
+#[cfg(feature = "peers")]
+pub(crate) mod gather_numbers;
 mod quantized_forward;
 #[cfg(feature = "peers")]
 pub(crate) mod reduce_forward;
@@ -63,6 +65,9 @@ pub(crate) enum Program {
     /// `reduce_forward.cu`: the norm of a sum over ranks.
     #[cfg(feature = "peers")]
     ReduceForward,
+    /// `gather_numbers.cu`: between the halves of a call whose columns are divided among ranks.
+    #[cfg(feature = "peers")]
+    GatherNumbers,
 }
 
 impl Program {
@@ -94,6 +99,9 @@ impl Program {
             Program::Clear => ("clear", Direction::Forward, false, &[]),
             #[cfg(feature = "peers")]
             Program::ReduceForward => ("reduce_forward", Direction::Forward, false, &[Weight, Bias, Residual]),
+            // Of either direction.
+            #[cfg(feature = "peers")]
+            Program::GatherNumbers => ("gather_numbers", Direction::Forward, false, &[]),
         };
         rmsnorm_gpu::program::Program { stem, direction, is_reduction, optional: TensorSet::of(optional) }
     }
@@ -114,7 +122,7 @@ pub(crate) const OPTIONAL: TensorSet = Program::QuantizedForward
 #[cfg(test)]
 impl Program {
     /// Every program.
-    pub(crate) const ALL: [Program; 14 + cfg!(feature = "peers") as usize] = [
+    pub(crate) const ALL: [Program; 14 + 2 * cfg!(feature = "peers") as usize] = [
         Program::Forward,
         Program::ForwardCluster,
         Program::ForwardLong,
@@ -131,6 +139,8 @@ impl Program {
         Program::Clear,
         #[cfg(feature = "peers")]
         Program::ReduceForward,
+        #[cfg(feature = "peers")]
+        Program::GatherNumbers,
     ];
 }
 
@@ -450,6 +460,6 @@ fn reads(program: Program, call: &CallKey, tile: &Tile) -> Reads {
         | Program::Columnwise
         | Program::Clear => reads,
         #[cfg(feature = "peers")]
-        Program::ReduceForward => reads,
+        Program::ReduceForward | Program::GatherNumbers => reads,
     }
 }

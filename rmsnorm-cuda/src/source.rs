@@ -45,6 +45,8 @@ const fn files(program: Program) -> &'static [Source] {
         Program::Clear => &[kernels::CLEAR],
         #[cfg(feature = "peers")]
         Program::ReduceForward => &[kernels::PEERS, kernels::REDUCE_FORWARD],
+        #[cfg(feature = "peers")]
+        Program::GatherNumbers => &[kernels::PEERS, kernels::GATHER_NUMBERS],
     }
 }
 
@@ -80,11 +82,13 @@ pub(crate) fn options(key: &KernelKey, arch: Arch) -> Vec<String> {
 
 /// What a program shares with other ranks, in the words of `peers.cuh`; nothing where it does not.
 #[cfg(feature = "peers")]
-fn peer_numbers(key: &KernelKey) -> Option<[(&'static str, u32); 5]> {
+fn peer_numbers(key: &KernelKey) -> Option<[(&'static str, u32); 6]> {
     use crate::peers::{EMPTY_WORD, MOST_RANKS, Peers, STATE_BYTES};
+    use crate::plan::gather_numbers::MOST_NUMBERS;
 
-    (key.program == Program::ReduceForward).then_some([
+    matches!(key.program, Program::ReduceForward | Program::GatherNumbers).then_some([
         ("RANKS", key.ranks),
+        ("MOST_NUMBERS", MOST_NUMBERS as u32),
         ("MOST_RANKS", MOST_RANKS as u32),
         ("PEERS_BYTES", size_of::<Peers>() as u32),
         ("STATE_BYTES", STATE_BYTES as u32),

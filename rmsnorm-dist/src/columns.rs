@@ -7,6 +7,118 @@ use rmsnorm_spec::{
 
 use crate::{Collective, Sharded, Shares};
 
+/// A rank that has some of the columns of every row: a backend's two halves of a call, between which every rank gets what all have found.
+/// For who implements [`ShardedNorm`](crate::ShardedNorm).
+///
+/// What is exchanged is [`Shares`] of one unit for each rank, of f32: this rank's lies in its place.
+#[derive(Debug)]
+pub struct DividedColumns<'a, B> {
+    backend: &'a B,
+    rank: usize,
+    columns: &'a [usize],
+}
+
+impl<'a, B: Memory> DividedColumns<'a, B> {
+    /// Rank `rank` of as many as there are numbers of columns, if it is one.
+    ///
+    /// # Errors
+    /// `InvalidArgument` where there are other than `ranks` of them, or none on a rank.
+    pub fn new(backend: &'a B, (rank, ranks): (usize, usize), columns: &'a [usize]) -> Result<Self, Error> {
+        if columns.len() != ranks || columns.contains(&0) || rank >= ranks {
+            let rule = format!("each of the {ranks} ranks has some, got {columns:?}");
+            return Err(Error::InvalidArgument { arg: "columns", rule });
+        }
+        Ok(DividedColumns { backend, rank, columns })
+    }
+
+    /// [`ShardedNorm::forward_columns`](crate::ShardedNorm::forward_columns) by an exchange that hands every rank the shares of all. What is
+    /// wrong with a call is found out before.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn forward<T: Element, W: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        args: Forward<'_, B, T, W, R>,
+        exchange: impl FnOnce(&Shares, B::Out<'_, f32>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        check_columns_form(spec, args.parts)?;
+        let here = self.here(spec)?;
+        let args = Checked::forward(here, args)?.into_args();
+        if self.columns.len() == 1 {
+            return self.backend.forward(&here, args);
+        }
+        let mut found = self.room_for(&here, Direction::Forward)?;
+        let x = match &args.x {
+            Source::Read(x) => x.with(whole::<B, T>(&x.view)),
+            Source::Overwrite(x) => x.with(B::read_out(&x.view)),
+        };
+        let residual = args.residual.as_ref().map(|residual| match residual {
+            Source::Read(residual) => residual.with(whole::<B, R>(&residual.view)),
+            Source::Overwrite(residual) => residual.with(B::read_out(&residual.view)),
+        });
+        let first = ColumnStatistics::<B, T, R>::mixed(x, residual, found.own());
+        self.backend.column_statistics(&here, first)?;
+        exchange(&found.shares, B::buffer_out(&mut found.all, 0..found.shares.len()))?;
+        self.backend.forward_given(&here, Given::new(args, found.all(), self.columns))
+    }
+
+    /// [`ShardedNorm::backward_columns`](crate::ShardedNorm::backward_columns), as [`forward`](Self::forward).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn backward<T: Element, W: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        args: Backward<'_, B, T, W, R>,
+        exchange: impl FnOnce(&Shares, B::Out<'_, f32>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        check_columns_form(spec, None)?;
+        let here = self.here(spec)?;
+        // A first half does not sum over rows, so that a backend would refuse another way in the second.
+        if args.grad_reduction != GradReduction::Partials {
+            let rule = "where columns are divided among ranks, gradients are summed by GradReduction::Partials".into();
+            return Err(Error::Unsupported { rule });
+        }
+        let args = Checked::backward(self.backend, here, args)?.into_args();
+        if self.columns.len() == 1 {
+            return self.backend.backward(&here, args);
+        }
+        let mut found = self.room_for(&here, Direction::Backward)?;
+        let (dy, x) = (args.dy.with(whole::<B, T>(&args.dy.view)), args.x.with(whole::<B, R>(&args.x.view)));
+        let rstd = whole::<B, f32>(&args.rstd);
+        let mut first = BackwardStatistics::<B, T, W, R>::new(dy, x, rstd, found.own());
+        first.weight = args.weight.as_ref().map(whole::<B, W>);
+        first.mean = args.mean.as_ref().map(whole::<B, f32>);
+        self.backend.backward_statistics(&here, first)?;
+        exchange(&found.shares, B::buffer_out(&mut found.all, 0..found.shares.len()))?;
+        self.backend.backward_given(&here, Given::new(args, found.all(), self.columns))
+    }
+
+    /// The spec of this rank's columns.
+    fn here(&self, spec: &NormSpec) -> Result<NormSpec, Error> {
+        let whole = self.columns.iter().try_fold(0usize, |sum, &columns| sum.checked_add(columns));
+        match self.columns.get(self.rank) {
+            Some(&here) if whole == Some(spec.cols) => Ok(spec.cols(here)),
+            Some(_) | None => {
+                let rule = format!("together they are the {} of a row, got {:?}", spec.cols, self.columns);
+                Err(Error::InvalidArgument { arg: "columns", rule })
+            }
+        }
+    }
+
+    /// Room for what is found, all of it before anything is sent: a rank that had none afterwards would leave the others waiting.
+    fn room_for(&self, here: &NormSpec, direction: Direction) -> Result<Found<B>, Error> {
+        let (numbers, ranks) = (here.norm.statistics_len(direction), self.columns.len());
+        let Some(len) = here.rows.checked_mul(numbers).filter(|len| len.checked_mul(ranks).is_some()) else {
+            let rule = format!("the statistics of {} rows can be counted", here.rows);
+            return Err(Error::InvalidArgument { arg: "statistics", rule });
+        };
+        let shares = Shares { units: ranks, unit: len, ranks };
+        Ok(Found { shares, rank: self.rank, all: self.backend.buffer(shares.len())? })
+    }
+}
+
 impl<B: Memory, C: Collective<B>> Sharded<B, C> {
     /// [`ShardedNorm::forward_columns`](crate::ShardedNorm::forward_columns).
     pub(crate) fn normalize_columns<T: Element, W: Element, R: Element>(
@@ -15,27 +127,8 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
         columns: &[usize],
         args: Forward<'_, B, T, W, R>,
     ) -> Result<(), Error> {
-        check_columns_form(spec, args.parts)?;
-        let here = self.here(spec, columns)?;
-        let args = Checked::forward(here, args)?.into_args();
-        if columns.len() == 1 {
-            return self.backend().forward(&here, args);
-        }
-        self.in_step(|is_sent| {
-            let mut found = self.room_for(&here, Direction::Forward)?;
-            let x = match &args.x {
-                Source::Read(x) => x.with(whole::<B, T>(&x.view)),
-                Source::Overwrite(x) => x.with(B::read_out(&x.view)),
-            };
-            let residual = args.residual.as_ref().map(|residual| match residual {
-                Source::Read(residual) => residual.with(whole::<B, R>(&residual.view)),
-                Source::Overwrite(residual) => residual.with(B::read_out(&residual.view)),
-            });
-            let first = ColumnStatistics::<B, T, R>::mixed(x, residual, found.own());
-            self.backend().column_statistics(&here, first)?;
-            self.exchange(&mut found, is_sent)?;
-            self.backend().forward_given(&here, Given::new(args, found.all(), columns))
-        })
+        let divided = self.divided(columns)?;
+        self.in_step(|is_sent| divided.forward(spec, args, |shares, all| self.exchange(shares, all, is_sent)))
     }
 
     /// [`ShardedNorm::backward_columns`](crate::ShardedNorm::backward_columns).
@@ -45,59 +138,18 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
         columns: &[usize],
         args: Backward<'_, B, T, W, R>,
     ) -> Result<(), Error> {
-        check_columns_form(spec, None)?;
-        let here = self.here(spec, columns)?;
-        // A first half does not sum over rows, so that a backend would refuse another way in the second.
-        if args.grad_reduction != GradReduction::Partials {
-            let rule = "where columns are divided among ranks, gradients are summed by GradReduction::Partials".into();
-            return Err(Error::Unsupported { rule });
-        }
-        let args = Checked::backward(self.backend(), here, args)?.into_args();
-        if columns.len() == 1 {
-            return self.backend().backward(&here, args);
-        }
-        self.in_step(|is_sent| {
-            let mut found = self.room_for(&here, Direction::Backward)?;
-            let (dy, x) = (args.dy.with(whole::<B, T>(&args.dy.view)), args.x.with(whole::<B, R>(&args.x.view)));
-            let rstd = whole::<B, f32>(&args.rstd);
-            let mut first = BackwardStatistics::<B, T, W, R>::new(dy, x, rstd, found.own());
-            first.weight = args.weight.as_ref().map(whole::<B, W>);
-            first.mean = args.mean.as_ref().map(whole::<B, f32>);
-            self.backend().backward_statistics(&here, first)?;
-            self.exchange(&mut found, is_sent)?;
-            self.backend().backward_given(&here, Given::new(args, found.all(), columns))
-        })
+        let divided = self.divided(columns)?;
+        self.in_step(|is_sent| divided.backward(spec, args, |shares, all| self.exchange(shares, all, is_sent)))
     }
 
-    /// The spec of this rank's columns.
-    fn here(&self, spec: &NormSpec, columns: &[usize]) -> Result<NormSpec, Error> {
-        let refuse = |rule| Err(Error::InvalidArgument { arg: "columns", rule });
-        let ranks = self.collective().ranks();
-        if columns.len() != ranks || columns.contains(&0) {
-            return refuse(format!("each of the {ranks} ranks has some, got {columns:?}"));
-        }
-        let whole = columns.iter().try_fold(0usize, |sum, &columns| sum.checked_add(columns));
-        match columns.get(self.collective().rank()) {
-            Some(&here) if whole == Some(spec.cols) => Ok(spec.cols(here)),
-            Some(_) | None => refuse(format!("together they are the {} of a row, got {columns:?}", spec.cols)),
-        }
-    }
-
-    /// Room for what is found, all of it before anything is sent: a rank that had none afterwards would leave the others waiting.
-    fn room_for(&self, here: &NormSpec, direction: Direction) -> Result<Found<B>, Error> {
-        let (numbers, ranks) = (here.norm.statistics_len(direction), self.collective().ranks());
-        let Some(len) = here.rows.checked_mul(numbers).filter(|len| len.checked_mul(ranks).is_some()) else {
-            let rule = format!("the statistics of {} rows can be counted", here.rows);
-            return Err(Error::InvalidArgument { arg: "statistics", rule });
-        };
-        let shares = Shares { units: ranks, unit: len, ranks };
-        Ok(Found { shares, rank: self.collective().rank(), all: self.backend().buffer(shares.len())? })
+    fn divided<'a>(&'a self, columns: &'a [usize]) -> Result<DividedColumns<'a, B>, Error> {
+        DividedColumns::new(self.backend(), (self.collective().rank(), self.collective().ranks()), columns)
     }
 
     /// Sends what this rank has found to all.
-    fn exchange(&self, found: &mut Found<B>, is_sent: &mut bool) -> Result<(), Error> {
+    fn exchange(&self, shares: &Shares, all: B::Out<'_, f32>, is_sent: &mut bool) -> Result<(), Error> {
         *is_sent = true;
-        self.collective().all_gather_in_place(&found.shares, B::buffer_out(&mut found.all, 0..found.shares.len()))?;
+        self.collective().all_gather_in_place(shares, all)?;
         // It was the only exchange: whatever happens now leaves no rank out of step.
         *is_sent = false;
         Ok(())

@@ -23,6 +23,7 @@ mod shares;
 mod thread_group;
 
 pub use collective::{Collective, check_len};
+pub use columns::DividedColumns;
 #[cfg(feature = "conformance")]
 pub use harness::Ranks;
 #[doc(no_inline)]

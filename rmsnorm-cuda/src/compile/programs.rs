@@ -387,6 +387,7 @@ fn tuned_of_ranks() -> Vec<Job> {
             let cols = if dtype == DType::F32 { cols / 2 } else { cols };
             jobs.push(of_ranks(&Problem::forward(norm, ROWS, cols, dtype, tensors), 16, ranks, &Caps::h200()));
         }
+        jobs.push(gather_of_ranks(ranks, &Caps::h200()));
     }
     unique(jobs)
 }
@@ -409,6 +410,7 @@ fn wide_sample_of_ranks() -> Vec<Job> {
         // In shared memory.
         let long = Problem::forward(draw.of(Norm::ALL), ROWS, 12_001, DType::Bf16, &[Tensor::Residual]);
         jobs.push(of_ranks(&long, 2, draw.of([2, 4, 8]), &caps));
+        jobs.push(gather_of_ranks(draw.of([1, 2, 3, 4, 8]), &caps));
     }
     unique(jobs)
 }
@@ -420,6 +422,14 @@ fn of_ranks(problem: &Problem, access_bytes: u32, ranks: u32, caps: &Caps) -> Jo
     let group = Group { ranks, sharers: 1, bytes: 64 << 20 };
     let plan = plan(problem, access_bytes, &group, caps).expect("rows that fit");
     Job { key: plan.key, arch: caps.arch, cols: problem.cols }
+}
+
+#[cfg(feature = "peers")]
+fn gather_of_ranks(ranks: u32, caps: &Caps) -> Job {
+    use crate::plan::{gather_numbers::plan, reduce_forward::Group};
+
+    let plan = plan(&Group { ranks, sharers: 1, bytes: 64 << 20 }, caps).expect("room for a row");
+    Job { key: plan.key, arch: caps.arch, cols: 0 }
 }
 
 #[cfg(feature = "peers")]

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use cudarc::driver::sys;
 use rmsnorm_dist::{ShardedNorm, check_reduced};
-use rmsnorm_spec::{Element, Error, Forward, NormSpec, Problem};
+use rmsnorm_spec::{Backward, Element, Error, Forward, NormSpec, Problem};
 
 use super::params::{MOST_RANKS, Peers};
 use super::workspace::{Layout, Parts};
-use super::{access, launch};
+use super::{access, columns, launch};
 use crate::backend::CudaBackend;
 use crate::error::BACKEND;
 use crate::plan::reduce_forward::Group;
@@ -232,6 +232,11 @@ impl PeerGroup {
         Err(Error::Device { backend: BACKEND, source: Box::new(error) })
     }
 
+    /// This rank, and how many there are.
+    pub(super) fn place(&self) -> (usize, usize) {
+        (self.rank, self.group.ranks as usize)
+    }
+
     /// What a launch for those rows tells the kernel.
     pub(super) fn peers(&self, first_row: usize, rows: usize) -> Peers {
         let deadline = u64::try_from(self.deadline.as_nanos()).unwrap_or(u64::MAX);
@@ -256,6 +261,24 @@ impl ShardedNorm for PeerGroup {
         args: Forward<'_, CudaBackend, T, W, R>,
     ) -> Result<(), Error> {
         launch::forward_reduced(self, check_reduced(spec, args)?)
+    }
+
+    fn forward_columns<T: Element, W: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        columns: &[usize],
+        args: Forward<'_, CudaBackend, T, W, R>,
+    ) -> Result<(), Error> {
+        columns::forward(self, spec, columns, args)
+    }
+
+    fn backward_columns<T: Element, W: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        columns: &[usize],
+        args: Backward<'_, CudaBackend, T, W, R>,
+    ) -> Result<(), Error> {
+        columns::backward(self, spec, columns, args)
     }
 }
 

@@ -64,7 +64,7 @@ fn enqueue(group: &PeerGroup, spec: &NormSpec, problem: &Problem, tensors: &Tens
 
 /// The kernel, one thread at a time: ranks on one device need the same at once, and where one of them had it and waited in it for another,
 /// that might wait for the device to load a second copy.
-fn load(kernels: &Kernels, key: &KernelKey) -> Result<sys::CUfunction, Error> {
+pub(super) fn load(kernels: &Kernels, key: &KernelKey) -> Result<sys::CUfunction, Error> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     // It guards nothing that a panic could leave in pieces.
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);

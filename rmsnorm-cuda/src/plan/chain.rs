@@ -39,6 +39,8 @@ pub(super) fn of_row(program: Program, tile: &Tile, cols: usize) -> Option<u64> 
         | Program::Clear => {
             return None;
         }
+        #[cfg(feature = "peers")]
+        Program::GatherNumbers => return None,
     };
     Some((thread + exchange(tile)).min(serial(cols)))
 }

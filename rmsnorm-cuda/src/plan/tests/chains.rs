@@ -42,7 +42,7 @@ pub(super) fn of_gradients(plan: &Plan, rows: usize) -> u64 {
             | Program::Clear
             | Program::BackwardRowSums => 0,
             #[cfg(feature = "peers")]
-            Program::ReduceForward => 0,
+            Program::ReduceForward | Program::GatherNumbers => 0,
         }
     });
     additions.sum::<u64>().min(serial(rows))

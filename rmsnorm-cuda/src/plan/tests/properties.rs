@@ -47,7 +47,7 @@ fn is_on_chip(program: Program) -> bool {
         | Program::Columnwise
         | Program::Clear => false,
         #[cfg(feature = "peers")]
-        Program::ReduceForward => false,
+        Program::ReduceForward | Program::GatherNumbers => false,
     }
 }
 
@@ -71,6 +71,8 @@ fn static_bytes(key: &KernelKey) -> usize {
         Program::BackwardColumns | Program::Clear => 0,
         #[cfg(feature = "peers")]
         Program::ReduceForward => 1,
+        #[cfg(feature = "peers")]
+        Program::GatherNumbers => 0,
         Program::TransposeCodes => return 128 * 128,
         // Codes; magnitudes of eight warps, and up to four scales, of each of 64 columns.
         Program::Columnwise => return 64 * (128 + (8 + 4) * size_of::<f32>()),
@@ -124,6 +126,8 @@ fn keys_have_the_tensors_of_the_call() {
                 Program::Columnwise => &[Weight, Bias, Residual],
                 #[cfg(feature = "peers")]
                 Program::ReduceForward => &[Weight, Bias, Residual],
+                #[cfg(feature = "peers")]
+                Program::GatherNumbers => &[],
                 Program::TransposeCodes | Program::Clear => &[],
             };
             let expected: TensorSet = code.iter().copied().filter(|tensor| call.tensors.has(*tensor)).collect();
@@ -199,7 +203,7 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
                 | Program::Columnwise
                 | Program::Clear => none,
                 #[cfg(feature = "peers")]
-                Program::ReduceForward => none,
+                Program::ReduceForward | Program::GatherNumbers => none,
             };
             assert_eq!(key.tile.reads, reads, "{cols} {key:?}");
             // Blocks that the registers must have room for, where no table says it.
@@ -211,7 +215,7 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
                 Program::QuantizedForward | Program::QuantizedForwardStreaming => None,
                 Program::TransposeCodes | Program::Columnwise | Program::Clear => None,
                 #[cfg(feature = "peers")]
-                Program::ReduceForward => None,
+                Program::ReduceForward | Program::GatherNumbers => None,
             };
             assert!(blocks_per_sm.is_none_or(|blocks| blocks == key.tile.blocks_per_sm), "{cols} {key:?}");
             // Partial sums have the type of the gradients that they are of.
@@ -280,7 +284,7 @@ fn shared_memory_has_room_for_the_rows_and_the_exchange() {
                 | Program::Columnwise
                 | Program::Clear => 0,
                 #[cfg(feature = "peers")]
-                Program::ReduceForward => 0,
+                Program::ReduceForward | Program::GatherNumbers => 0,
             };
             assert_eq!(launch.shared_bytes as usize, needed, "{cols} {launch:?} of {call:?}");
         }

@@ -23,7 +23,7 @@ pub(super) fn parts(plan: &Plan, call: Call, rows: usize, cols: usize) -> Parts 
         Program::QuantizedForward | Program::QuantizedForwardStreaming => None,
         Program::TransposeCodes | Program::Columnwise | Program::Clear => None,
         #[cfg(feature = "peers")]
-        Program::ReduceForward => None,
+        Program::ReduceForward | Program::GatherNumbers => None,
     });
     let is_shared = (1..plan.chunks).contains(&plan.partial_rows) && call.gradients() > 0;
     let has_locks = matches!(call.grad_reduction, GradReduction::Locks { .. }) && is_shared;

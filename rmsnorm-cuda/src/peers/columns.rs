@@ -1,0 +1,71 @@
+//! Rows whose columns are divided among the ranks of a group: two halves of the backend's, and between them an exchange through slots.
+
+use cudarc::driver::{CudaViewMut, DevicePtrMut};
+use rmsnorm_dist::{DividedColumns, Shares};
+use rmsnorm_spec::{Backward, Element, Error, Forward, NormSpec};
+
+use super::group::PeerGroup;
+use super::launch::load;
+use crate::backend::CudaBackend;
+use crate::caps::Arch;
+use crate::error::device_error;
+use crate::launch::Launch;
+use crate::params::Params;
+use crate::plan::gather_numbers;
+
+pub(super) fn forward<T: Element, W: Element, R: Element>(
+    group: &PeerGroup,
+    spec: &NormSpec,
+    columns: &[usize],
+    args: Forward<'_, CudaBackend, T, W, R>,
+) -> Result<(), Error> {
+    let divided = DividedColumns::new(&group.backend, group.place(), columns)?;
+    group.check()?;
+    divided.forward(spec, args, |shares, all| gather(group, spec.rows, shares, all))
+}
+
+pub(super) fn backward<T: Element, W: Element, R: Element>(
+    group: &PeerGroup,
+    spec: &NormSpec,
+    columns: &[usize],
+    args: Backward<'_, CudaBackend, T, W, R>,
+) -> Result<(), Error> {
+    let divided = DividedColumns::new(&group.backend, group.place(), columns)?;
+    group.check()?;
+    divided.backward(spec, args, |shares, all| gather(group, spec.rows, shares, all))
+}
+
+/// Hands every rank the share of each, which are equal.
+fn gather(group: &PeerGroup, rows: usize, shares: &Shares, mut all: CudaViewMut<'_, f32>) -> Result<(), Error> {
+    if rows == 0 {
+        return Ok(());
+    }
+    let (stream, kernels) = (group.backend.stream(), group.backend.kernels());
+    stream.context().bind_to_thread().map_err(device_error("before the launch"))?;
+    let plan = gather_numbers::plan(&group.group, kernels.caps())?;
+    let kernel = load(kernels, &plan.key)?;
+    let params = Params { rows: rows as u64, ..Params::default() };
+    let numbers = (shares.unit / rows) as u32;
+    let (address, _in_use) = all.device_ptr_mut(stream);
+    let overlap = kernels.caps().arch >= Arch::HOPPER;
+    plan.pieces(rows).try_for_each(|piece| {
+        let peers = group.peers(piece.first_row, piece.rows);
+        let mut arguments = [
+            std::ptr::from_ref(&params).cast_mut().cast(),
+            std::ptr::from_ref(&peers).cast_mut().cast(),
+            std::ptr::from_ref(&address).cast_mut().cast(),
+            std::ptr::from_ref(&numbers).cast_mut().cast(),
+        ];
+        let launch = Launch { kernel, grid: piece.grid, threads: plan.threads(), shared_bytes: 0, cluster: 1 };
+        // SAFETY:
+        // - kernel: `Kernels` hands out only kernels whose module stays loaded until the process ends;
+        // - arguments: its parameters are a `Params`, or as much of it as calls without groups of rows have, a `Peers`, whose sizes were
+        //   checked where it was compiled, an address and a 32-bit number;
+        // - memory: `all` has a share of `numbers` for each row and rank; the piece has rows of the call;
+        // - slots: the memory of this rank and of its peers is there while a group of them is (`Parts`), or as `from_pointers` was promised;
+        //   the piece has no more rows than there are slots of 16 bytes;
+        // - order: the kernel waits for those before it on the stream (`wait_for_earlier_kernels`); accesses to slots are ordered by the
+        //   protocol (`peers.cuh`), and those of a rank's own launches by its one stream.
+        unsafe { launch.call(stream, &mut arguments, overlap) }
+    })
+}
