@@ -116,6 +116,8 @@ impl DrawKeys for Draw {
             call: CallKey {
                 norm,
                 dtypes,
+                gradient: dtypes.activation,
+                adds_to_gradients: false,
                 cast_order,
                 accumulate,
                 tensors,
