@@ -123,8 +123,8 @@ __device__ inline void run_columns(const Params& p, unsigned index, char* shared
             const unsigned g = at / COLUMN_WIDTH, place = at % COLUMN_WIDTH;
             float sum = block_sums[g][place];
             for (unsigned block = 1; block < blocks; ++block) sum += load_of_block(&block_sums[g][place], block);
-            W* gradient = HAS_DWEIGHT && g == 0 ? p.dweight : p.dbias;
-            if (begin + place < p.cols) gradient[begin + place] = from_f32<W>(sum);
+            G* gradient = HAS_DWEIGHT && g == 0 ? p.dweight : p.dbias;
+            if (begin + place < p.cols) store_gradient(gradient + begin + place, sum);
         }
     // Shared memory stays until it has been read.
     all_blocks_barrier();

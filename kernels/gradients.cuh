@@ -1,4 +1,4 @@
-// Sums of dweight and dbias over rows: how a block hands its share on.
+// Sums of dweight and dbias over rows: how a block hands its share on, and how what has the whole sum stores it.
 
 constexpr int GRADIENTS = HAS_DWEIGHT + HAS_DBIAS;
 
@@ -7,6 +7,12 @@ constexpr int KEPT = IS_SPLIT ? 0 : GRADIENTS;
 
 // Whether lanes can trade sums before they store them: lane 2 n and the next have neighbouring columns, and a pack is two words of four.
 constexpr bool CAN_TRADE = PACK == 8 && THREADS_PER_ROW % 2 == 0;
+
+// A sum over all rows: rounded once, where G is narrower than a sum, or added to what is there.
+__device__ inline void store_gradient(G* gradient, float sum) {
+    if constexpr (ADDS_TO_GRADIENTS) sum = to_f32(*gradient) + sum;
+    *gradient = from_f32<G>(sum);
+}
 
 // Partial rows are padded, so that each begins on 32 bytes.
 __device__ inline unsigned long long partial_stride(unsigned long long cols) {

@@ -6,7 +6,7 @@ struct Matrix {
     unsigned long long row_stride; // elements
 };
 
-// T: activations; W: weight and bias; R: residual stream. Absent tensors are null.
+// T: activations; W: weight and bias; R: residual stream; G: gradients of weight and bias. Absent tensors are null.
 struct Params {
 #if IS_BACKWARD
     Matrix<const R> x; // what was normalized
@@ -23,8 +23,8 @@ struct Params {
     const W* bias;
     float* mean;
     float* rstd;
-    W* dweight;
-    W* dbias;
+    G* dweight;
+    G* dbias;
     float* partials;
     unsigned* locks;
     float* row_sums;

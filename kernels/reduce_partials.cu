@@ -1,4 +1,4 @@
-// The second stage of dweight and dbias: adds partial rows in a fixed order and rounds once.
+// The second stage of dweight and dbias: adds partial rows in a fixed order, and stores their sum.
 //
 // THREADS_PER_ROW threads own PACK columns each, a float4; GROUPS of them share the partial rows and meet in shuffles, then in
 // shared memory. A thread has UNROLL rows on their way.
@@ -60,9 +60,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) reduce_part
         if (i * EVERY + group < PARTS) add(sum, shared[i * EVERY + group][thread]);
     add_in_warp(sum);
     if (group > 0 || col >= p.cols) return;
-    W* gradient = is_dbias ? p.dbias : p.dweight;
+    G* gradient = is_dbias ? p.dbias : p.dweight;
     const float values[PACK] = {sum.x, sum.y, sum.z, sum.w};
     #pragma unroll
     for (int i = 0; i < PACK; ++i)
-        if (col + i < p.cols) gradient[col + i] = from_f32<W>(values[i]);
+        if (col + i < p.cols) store_gradient(gradient + col + i, values[i]);
 }

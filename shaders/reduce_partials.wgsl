@@ -1,4 +1,4 @@
-// The second stage of dweight and dbias: adds partial rows in a fixed order and rounds once.
+// The second stage of dweight and dbias: adds partial rows in a fixed order, and stores their sum.
 //
 // THREADS_PER_ROW threads own a quad each; groups of them share the partial rows and meet in workgroup memory.
 

@@ -265,6 +265,10 @@ impl NormBackend for CudaBackend {
         plan::workspace_len(problem, self.kernels.caps())
     }
 
+    fn has_gradient_sums(&self) -> bool {
+        true
+    }
+
     fn prepare_all(&self, problems: &[Problem]) -> Result<(), Error> {
         launch::prepare(self, problems, |problem| launch::dense_access_bytes(problem) as usize)
     }

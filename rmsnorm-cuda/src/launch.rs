@@ -151,7 +151,6 @@ pub(crate) fn prepare(
 ) -> Result<(), Error> {
     let kernels = backend.kernels();
     for problem in problems {
-        problem.without_gradient_sums("cuda")?;
         rows_per_group(problem)?;
     }
     let plan = |problem: &Problem| plan::plan(problem, access_of(alignment(problem) as u64), kernels.caps());

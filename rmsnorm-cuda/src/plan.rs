@@ -103,7 +103,9 @@ impl Program {
             #[cfg(feature = "peers")]
             Program::GatherNumbers => ("gather_numbers", Direction::Forward, false, &[]),
         };
-        rmsnorm_gpu::program::Program { stem, direction, is_reduction, optional: TensorSet::of(optional) }
+        let stores_gradients = is_reduction || matches!(self, Program::BackwardSplit);
+        let optional = TensorSet::of(optional);
+        rmsnorm_gpu::program::Program { stem, direction, is_reduction, stores_gradients, optional }
     }
 
     /// Whether this is a part of backward.
@@ -404,8 +406,8 @@ fn key(problem: &Problem, program: Program, tile: Tile) -> KernelKey {
     let has_tail = !problem.cols.is_multiple_of(tile.pack as usize);
     let tile = Tile { is_ragged: is_ragged(&tile, problem.cols), has_tail, ..tile };
     let mut call = program.info().key(problem);
-    // In the texts `W` is the type of the gradients too, also where only partial sums of them are made.
-    if call.tensors.sums_over_rows() > 0 {
+    // Where gradients are made and there is no weight, `W` is the type that it would have: the assembler's schedule depends on it.
+    if call.tensors.sums_over_rows() > 0 && !program.info().is_reduction {
         call.dtypes.weight = problem.dtypes.weight;
     }
     KernelKey { program, call, tile: Tile { reads: reads(program, &call, &tile), ..tile }, ranks: 1 }

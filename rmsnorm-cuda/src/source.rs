@@ -65,7 +65,7 @@ pub(crate) fn text(program: Program) -> String {
 pub(crate) fn options(key: &KernelKey, arch: Arch) -> Vec<String> {
     let language = [format!("--gpu-architecture=sm_{}", arch.0), "--std=c++17".into(), "-default-device".into()];
     let DTypes { activation, weight, residual } = key.call.dtypes;
-    let dtypes = [("T", activation), ("W", weight), ("R", residual)];
+    let dtypes = [("T", activation), ("W", weight), ("R", residual), ("G", key.call.gradient)];
     let names = dtypes.map(|(name, dtype)| format!("-D{name}={dtype}"));
     let numbers = numbers(key).map(|(name, value)| format!("-D{name}={value}"));
     let has = |tensor: Tensor| {
@@ -136,7 +136,7 @@ fn quant_numbers(quant: QuantSpec) -> [(&'static str, u32); 6] {
     ]
 }
 
-fn numbers(key: &KernelKey) -> [(&'static str, u32); 31] {
+fn numbers(key: &KernelKey) -> [(&'static str, u32); 32] {
     let KernelKey {
         program,
         call: CallKey { norm, cast_order, accumulate, has_row_groups, has_parts, has_weight_offset, form, quant, .. },
@@ -155,6 +155,7 @@ fn numbers(key: &KernelKey) -> [(&'static str, u32); 31] {
         ("IS_LAYER", (norm == Norm::Layer).into()),
         ("CAST_BEFORE_WEIGHT", (cast_order == CastOrder::BeforeWeight).into()),
         ("ACCUMULATE", accumulate),
+        ("ADDS_TO_GRADIENTS", key.call.adds_to_gradients.into()),
         ("HAS_ROW_GROUPS", has_row_groups.into()),
         ("HAS_PARTS", has_parts.into()),
         ("HAS_WEIGHT_OFFSET", has_weight_offset.into()),
@@ -196,6 +197,8 @@ mod tests {
     const CALL: CallKey = CallKey {
         norm: Norm::Layer,
         dtypes: DTypes { activation: DType::Bf16, weight: DType::F32, residual: DType::F16 },
+        gradient: DType::Bf16,
+        adds_to_gradients: false,
         cast_order: CastOrder::AtStore,
         accumulate: Accumulate::Partials,
         has_row_groups: false,
@@ -229,8 +232,8 @@ mod tests {
 
     #[test]
     fn options_are_what_the_kernels_expect() {
-        let expected = "--gpu-architecture=sm_90 --std=c++17 -default-device -DT=bf16 -DW=f32 -DR=f16 -DIS_BACKWARD=0 -DIS_SPLIT=0 -DIS_QUANTIZED=0 \
-            -DIS_LAYER=1 -DCAST_BEFORE_WEIGHT=0 -DACCUMULATE=0 -DHAS_ROW_GROUPS=0 -DHAS_PARTS=0 -DHAS_WEIGHT_OFFSET=1 -DRESIDUAL_AFTER=0 -DNORMS_TWICE=0 -DPACK=8 -DPACKS=2 -DTHREADS_PER_ROW=32 -DGROUPS=4 \
+        let expected = "--gpu-architecture=sm_90 --std=c++17 -default-device -DT=bf16 -DW=f32 -DR=f16 -DG=bf16 -DIS_BACKWARD=0 -DIS_SPLIT=0 -DIS_QUANTIZED=0 \
+            -DIS_LAYER=1 -DCAST_BEFORE_WEIGHT=0 -DACCUMULATE=0 -DADDS_TO_GRADIENTS=0 -DHAS_ROW_GROUPS=0 -DHAS_PARTS=0 -DHAS_WEIGHT_OFFSET=1 -DRESIDUAL_AFTER=0 -DNORMS_TWICE=0 -DPACK=8 -DPACKS=2 -DTHREADS_PER_ROW=32 -DGROUPS=4 \
             -DCLUSTER=1 -DUNROLL=3 -DSTAGES=0 -DIS_OVERLAPPED=0 -DBLOCKS_PER_SM=5 -DACCESS_BYTES=16 -DIS_RAGGED=1 \
             -DHAS_TAIL=0 -DIS_HELD=0 -DREADS_LATE=1 -DREADS_EARLY=0 -DBATCH=4 -DTREE_SENDERS=8 -DCOLUMN_LANES=8 \
             -DROW_MULTIPLE=8 -DPARAMS_BYTES=";
@@ -268,6 +271,8 @@ mod tests {
             (CallKey { cast_order: CastOrder::BeforeWeight, ..CALL }, "-DCAST_BEFORE_WEIGHT=1"),
             (CallKey { accumulate: Accumulate::Locks, ..CALL }, "-DACCUMULATE=1"),
             (CallKey { accumulate: Accumulate::Atomics, ..CALL }, "-DACCUMULATE=2"),
+            (CallKey { gradient: DType::F32, ..CALL }, "-DG=f32"),
+            (CallKey { adds_to_gradients: true, ..CALL }, "-DADDS_TO_GRADIENTS=1"),
             (CallKey { form: Form::Sum, ..CALL }, "-DRESIDUAL_AFTER=1"),
         ] {
             differs(KernelKey { call, ..KEY }, option);

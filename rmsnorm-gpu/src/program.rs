@@ -2,7 +2,8 @@
 
 use rmsnorm_spec::quant::{QuantSource, QuantSpec, ScaleLayout};
 use rmsnorm_spec::{
-    CastOrder, DType, DTypes, Direction, GradReduction, Norm, Problem, ResidualPlacement, Tensor, TensorSet,
+    CastOrder, DType, DTypes, Direction, GradReduction, GradStore, Norm, Problem, ResidualPlacement, Storage, Tensor,
+    TensorSet,
 };
 
 /// A program of a GPU: a text that is compiled for many keys.
@@ -14,6 +15,8 @@ pub struct Program {
     pub direction: Direction,
     /// Whether it adds up partial sums of `dweight` and `dbias`, and has no part in rows.
     pub is_reduction: bool,
+    /// Whether it stores `dweight` and `dbias`, and not just partial sums of them.
+    pub stores_gradients: bool,
     /// The optional tensors that its code leaves out where a call has not got them.
     pub optional: TensorSet,
 }
@@ -26,6 +29,10 @@ pub struct CallKey {
     pub norm: Norm,
     /// Of the tensors that the code has. In the second stage of gradients all are that of `dweight` and `dbias`.
     pub dtypes: DTypes,
+    /// Of `dweight` and `dbias`, where the program stores them; else that of the activations.
+    pub gradient: DType,
+    /// Whether it adds them to what is there.
+    pub adds_to_gradients: bool,
     /// When forward rounds.
     pub cast_order: CastOrder,
     /// How the program hands its sums over rows on.
@@ -116,9 +123,12 @@ impl Program {
         let form = Form::of(problem);
         let is_last = !has_parameters(tensors) && !form.is_residual_after();
         let is_cast = !(matches!(problem.dtypes.activation, DType::F32) || is_last && is_repeated);
+        let stores_gradients = self.stores_gradients && tensors.sums_over_rows() > 0;
         CallKey {
             norm: if self.is_reduction { Norm::Rms } else { problem.norm },
             dtypes: self.dtypes(problem, tensors),
+            gradient: if stores_gradients { gradient(problem) } else { problem.dtypes.activation },
+            adds_to_gradients: stores_gradients && matches!(problem.grad_store, GradStore::Accumulated),
             cast_order: if is_forward && is_cast { problem.cast_order } else { CastOrder::AtStore },
             accumulate,
             tensors,
@@ -144,7 +154,7 @@ impl Program {
     const fn dtypes(&self, problem: &Problem, tensors: TensorSet) -> DTypes {
         let DTypes { activation, weight, residual } = problem.dtypes;
         if self.is_reduction {
-            return DTypes::uniform(weight);
+            return DTypes::uniform(gradient(problem));
         }
         let is_backward = matches!(self.direction, Direction::Backward);
         // A sum of parts is rounded as one with a residual is.
@@ -154,6 +164,15 @@ impl Program {
             weight: if has_parameters(tensors) { weight } else { activation },
             residual: if uses_stream { residual } else { activation },
         }
+    }
+}
+
+/// What `dweight` and `dbias` are stored in: a sum is f32, whatever the weight's dtype.
+const fn gradient(problem: &Problem) -> DType {
+    match problem.storage(Tensor::Dweight) {
+        Some(Storage::Float(dtype)) => dtype,
+        // Of a call without.
+        Some(Storage::Code(_) | Storage::E8m0) | None => problem.dtypes.weight,
     }
 }
 
@@ -187,18 +206,22 @@ mod tests {
         stem: "forward",
         direction: Direction::Forward,
         is_reduction: false,
+        stores_gradients: false,
         optional: TensorSet::of(&[Tensor::Weight, Tensor::Bias, Tensor::Residual]),
     };
     const BACKWARD: Program = Program {
         stem: "backward",
         direction: Direction::Backward,
         is_reduction: false,
+        stores_gradients: false,
         optional: TensorSet::of(&[Tensor::Weight, Tensor::Dweight, Tensor::Dbias]),
     };
+    const SPLIT: Program = Program { stem: "backward_split", stores_gradients: true, ..BACKWARD };
     const REDUCE: Program = Program {
         stem: "reduce_partials",
         direction: Direction::Backward,
         is_reduction: true,
+        stores_gradients: true,
         optional: TensorSet::of(&[Tensor::Dweight, Tensor::Dbias]),
     };
     const MIXED: DTypes = DTypes { activation: DType::F16, weight: DType::F32, residual: DType::Bf16 };
@@ -254,6 +277,39 @@ mod tests {
                 assert_eq!(accumulate(BACKWARD, grad_reduction, &[]), Accumulate::Partials);
                 assert_eq!(accumulate(REDUCE, grad_reduction, &[gradient]), Accumulate::Partials);
             }
+        }
+    }
+
+    #[test]
+    fn what_becomes_of_gradients_counts_where_they_are_stored() {
+        use GradStore::{Accumulated, Rounded, Sum};
+        let key = |program: Program, grad_store, weight, tensors: &[Tensor]| {
+            let dtypes = DTypes { weight, ..MIXED };
+            program.key(&Problem { grad_store, dtypes, ..backward(tensors) })
+        };
+        for gradient in [Tensor::Dweight, Tensor::Dbias] {
+            for (grad_store, expected) in
+                [(Rounded, (DType::F16, false)), (Sum, (DType::F32, false)), (Accumulated, (DType::F32, true))]
+            {
+                let stored = |program, tensors: &[Tensor]| {
+                    let key = key(program, grad_store, DType::F16, tensors);
+                    (key.gradient, key.adds_to_gradients)
+                };
+                assert_eq!([SPLIT, REDUCE].map(|program| stored(program, &[gradient])), [expected; 2]);
+                let reduce = key(REDUCE, grad_store, DType::F16, &[gradient]);
+                assert_eq!(reduce.dtypes, DTypes::uniform(expected.0));
+                // What it reads is of the weight's dtype.
+                let split = key(SPLIT, grad_store, DType::F16, &[gradient, Tensor::Weight]);
+                assert_eq!(split.dtypes, DTypes { weight: DType::F16, ..MIXED });
+                assert_eq!(stored(BACKWARD, &[gradient]), (DType::F16, false));
+                assert_eq!(stored(SPLIT, &[Tensor::Weight]), (DType::F16, false));
+            }
+            // What is f32 anyway is stored by one code.
+            for program in [SPLIT, REDUCE] {
+                assert_eq!(key(program, Rounded, DType::F32, &[gradient]), key(program, Sum, DType::F32, &[gradient]));
+            }
+            let partials = |grad_store| key(BACKWARD, grad_store, DType::F32, &[gradient]);
+            assert_eq!([partials(Sum), partials(Accumulated)], [partials(Rounded); 2]);
         }
     }
 

@@ -4,7 +4,7 @@ pub mod plans;
 
 use rmsnorm_spec::quant::{CodeType, QuantSource, QuantSpec, ScaleKind, ScaleLayout, ScaleRounding};
 use rmsnorm_spec::{
-    CastOrder, DType, DTypes, Direction, GradReduction, Norm, Problem, ResidualPlacement, Tensor, TensorSet,
+    CastOrder, DType, DTypes, Direction, GradReduction, GradStore, Norm, Problem, ResidualPlacement, Tensor, TensorSet,
 };
 
 /// bf16 throughout.
@@ -265,6 +265,9 @@ impl Draw {
         let tensors = self.some(&[Weight, DresidualOut, Dweight, Dbias, Dresidual]);
         let problem = Problem::backward(norm, rows, cols, dtypes.activation, tensors);
         let reductions = [GradReduction::Partials, GradReduction::Atomics];
-        Problem { dtypes, grad_reduction: self.of(reductions), has_weight_offset: self.yes(), ..problem }
+        let (grad_reduction, has_weight_offset) = (self.of(reductions), self.yes());
+        let stores = [GradStore::Rounded, GradStore::Rounded, GradStore::Sum, GradStore::Accumulated];
+        let grad_store = if tensors.sums_over_rows() > 0 { self.of(stores) } else { GradStore::Rounded };
+        Problem { dtypes, grad_reduction, grad_store, has_weight_offset, ..problem }
     }
 }

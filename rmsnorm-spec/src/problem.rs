@@ -182,33 +182,22 @@ impl Problem {
         }
     }
 
-    /// For a backend of that name that has no f32 sums of gradients: [`NormBackend::has_gradient_sums`].
-    ///
-    /// # Errors
-    /// `Unsupported` if the call asks for them.
-    pub fn without_gradient_sums(&self, backend: &str) -> Result<(), Error> {
-        match self.grad_store {
-            GradStore::Rounded => Ok(()),
-            GradStore::Sum | GradStore::Accumulated => {
-                let rule = format!("the {backend} backend has no f32 sums of gradients, dweight_sum and dbias_sum");
-                Err(Error::Unsupported { rule })
-            }
-        }
-    }
-
     /// Whether the call has that tensor.
     pub const fn has(&self, tensor: Tensor) -> bool {
         self.tensors.has(tensor)
     }
 
-    /// The name of the argument that a tensor was given as: in place, that of what it overwrites.
+    /// The name of the argument that a tensor was given as: in place, that of what it overwrites; of gradients that are f32 sums, that of
+    /// the sum.
     pub const fn arg(&self, tensor: Tensor) -> &'static str {
-        let given = match (tensor, self.has(Tensor::X), self.has(Tensor::Residual)) {
-            (Tensor::Y, false, _) => Tensor::X,
-            (Tensor::ResidualOut, _, false) => Tensor::Residual,
-            (tensor, _, _) => tensor,
-        };
-        given.name()
+        let is_sum = matches!(self.grad_store, GradStore::Sum | GradStore::Accumulated);
+        match (tensor, self.has(Tensor::X), self.has(Tensor::Residual)) {
+            (Tensor::Y, false, _) => Tensor::X.name(),
+            (Tensor::ResidualOut, _, false) => Tensor::Residual.name(),
+            (Tensor::Dweight, ..) if is_sum => "dweight_sum",
+            (Tensor::Dbias, ..) if is_sum => "dbias_sum",
+            (tensor, _, _) => tensor.name(),
+        }
     }
 
     /// What a tensor's elements are; `None` for codes and scales of a call that is not quantized.
@@ -318,8 +307,10 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Ba
                 return Err(Error::Length { arg: "workspace", min, max: usize::MAX, got });
             }
         }
-        if !backend.has_gradient_sums() {
-            problem.without_gradient_sums(backend.name())?;
+        if grad_store != GradStore::Rounded && !backend.has_gradient_sums() {
+            let name = backend.name();
+            let rule = format!("the {name} backend has no f32 sums of gradients, dweight_sum and dbias_sum");
+            return Err(Error::Unsupported { rule });
         }
         Ok(Checked { spec, args, problem })
     }

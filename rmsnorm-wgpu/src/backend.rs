@@ -444,6 +444,10 @@ impl NormBackend for WgpuBackend {
         plan::workspace_len(problem, self.caps())
     }
 
+    fn has_gradient_sums(&self) -> bool {
+        true
+    }
+
     fn prepare_all(&self, problems: &[Problem]) -> Result<(), Error> {
         self.check_health()?;
         launch::prepare(self, problems)

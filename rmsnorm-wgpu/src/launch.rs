@@ -112,7 +112,6 @@ pub(crate) fn prepare(backend: &WgpuBackend, problems: &[Problem]) -> Result<(),
     let mut keys = Vec::new();
     for problem in problems {
         problem.without_parts("wgpu")?;
-        problem.without_gradient_sums("wgpu")?;
         rows_per_group(problem)?;
         keys.extend(plan::plan(problem, &Layout::dense(problem), backend.caps())?.keys());
     }

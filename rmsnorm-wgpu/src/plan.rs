@@ -127,7 +127,8 @@ impl Program {
             Program::Clear => ("clear", Direction::QuantizedForward, false, &[Scales, Amax, ScalesColumnwise]),
             Program::Copy => ("copy", Direction::Forward, false, &[X, Y]),
         };
-        rmsnorm_gpu::program::Program { stem, direction, is_reduction, optional: TensorSet::of(tensors) }
+        let optional = TensorSet::of(tensors);
+        rmsnorm_gpu::program::Program { stem, direction, is_reduction, stores_gradients: is_reduction, optional }
     }
 
     /// Whether this is a forward pass, to floats or to codes.

@@ -15,7 +15,9 @@ use rmsnorm_conformance::testing::skip_or_fail;
 use rmsnorm_gpu::program::CallKey;
 use rmsnorm_gpu::testing::Draw;
 use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind, ScaleRounding};
-use rmsnorm_spec::{DType, DTypes, Direction, GradReduction, Norm, Problem, ResidualPlacement, Tensor, TensorSet};
+use rmsnorm_spec::{
+    DType, DTypes, Direction, GradReduction, GradStore, Norm, Problem, ResidualPlacement, Tensor, TensorSet,
+};
 
 use super::*;
 use crate::caps::Caps;
@@ -347,6 +349,45 @@ fn programs_of_parts_compile_and_keep_their_registers() {
 fn programs_of_a_wide_sample_compile() {
     let Some(nvrtc) = nvrtc() else { return };
     report("wide sample", &compile_all(nvrtc, &wide_sample()));
+}
+
+/// What stores gradients, as sums and added to what is there: by a second stage, and where a call is split. All else has the programs of
+/// rounded gradients.
+fn of_sums() -> Vec<Job> {
+    let mut jobs = Vec::new();
+    for caps in [Caps::h200(), Caps::t4()] {
+        for (dtypes, rows) in DTypes::ALL.into_iter().flat_map(|dtypes| [FEW_ROWS, ROWS].map(|rows| (dtypes, rows))) {
+            for (tensors, grad_store) in [
+                ([Tensor::Weight, Tensor::Dweight].as_slice(), GradStore::Sum),
+                (&[Tensor::Weight, Tensor::Dweight, Tensor::Dbias], GradStore::Accumulated),
+                (&[Tensor::Dbias], GradStore::Accumulated),
+            ] {
+                let problem = Problem::backward(Norm::Layer, rows, 1000, dtypes.activation, tensors);
+                let of = |grad_store| of_plan(&Problem { dtypes, grad_store, ..problem }, 16, &caps);
+                let rounded = of(GradStore::Rounded);
+                let is_other = |job: &Job| rounded.iter().all(|rounded| rounded.key != job.key);
+                jobs.extend(of(grad_store).into_iter().filter(is_other));
+            }
+        }
+    }
+    unique(jobs)
+}
+
+#[test]
+fn programs_of_sums_compile_and_keep_their_registers() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let jobs = of_sums();
+    for program in [Program::BackwardSplit, Program::ReducePartials] {
+        for adds_to_gradients in [false, true] {
+            let is_it = |job: &Job| (job.key.program, job.key.call.adds_to_gradients) == (program, adds_to_gradients);
+            assert!(jobs.iter().any(is_it), "{program:?}, adds: {adds_to_gradients}");
+        }
+    }
+    assert!(jobs.iter().all(|job| job.key.program.info().stores_gradients && job.key.call.gradient == DType::F32));
+    let outcomes = compile_all(nvrtc, &jobs);
+    report("sums", &outcomes);
+    let spilling = outcomes.iter().filter(|outcome| outcome.usage.spills > MOST_SPILLED).count();
+    assert_eq!(spilling, 0, "programs of sums spill more than {MOST_SPILLED} bytes; the table has them");
 }
 
 /// A table that was loaded may say whatever is legal.

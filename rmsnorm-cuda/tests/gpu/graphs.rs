@@ -81,7 +81,7 @@ fn backward_problem(rows: usize, cols: usize) -> Problem {
 }
 
 /// Captures what `work` enqueues. The mode concerns this thread alone.
-fn capture(stream: &Arc<CudaStream>, work: impl FnOnce() -> Result<(), Error>) -> (Result<(), Error>, Captured) {
+pub fn capture(stream: &Arc<CudaStream>, work: impl FnOnce() -> Result<(), Error>) -> (Result<(), Error>, Captured) {
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
     let outcome = work();
     // cudarc would report an error that it has kept from the call, instead of ending the capture.
@@ -89,10 +89,10 @@ fn capture(stream: &Arc<CudaStream>, work: impl FnOnce() -> Result<(), Error>) -
     (outcome, stream.end_capture(CUgraphInstantiate_flags(0)))
 }
 
-type Captured = Result<Option<CudaGraph>, DriverError>;
+pub type Captured = Result<Option<CudaGraph>, DriverError>;
 
 /// A stream that can be captured, in a context where cudarc records no events.
-fn stream_without_events(gpu: &Gpu) -> Arc<CudaStream> {
+pub fn stream_without_events(gpu: &Gpu) -> Arc<CudaStream> {
     let context = gpu.stream().context();
     // SAFETY:
     // - streams: these tests use the tensors of one stream on that stream only.

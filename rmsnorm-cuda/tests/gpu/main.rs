@@ -14,4 +14,5 @@ mod reductions;
 mod repeats;
 mod rows;
 mod streams;
+mod sums;
 mod support;

@@ -107,11 +107,11 @@ impl Layout {
         let codes =
             problem.storage(Tensor::Codes).map(|storage| Placed { storage, ..placed(problem.dtypes.activation) });
         let matrices = std::iter::once(problem.dtypes.activation).chain(stream(problem)).map(placed).chain(codes);
-        let has_gradients = problem.tensors.sums_over_rows() > 0;
-        let gradient = has_gradients.then_some(Placed::vector(problem.dtypes.weight.into(), 0));
+        let gradients = [Tensor::Dweight, Tensor::Dbias].into_iter().filter(|gradient| problem.has(*gradient));
+        let gradients = gradients.filter_map(|gradient| Some(Placed::vector(problem.storage(gradient)?, 0)));
         let scales = problem.storage(Tensor::Scales).map(|storage| Placed::vector(storage, 0));
         let codes_t = codes.map(|codes| Placed { row_stride: problem.rows as u64, group_stride: 0, ..codes });
-        Layout::new(problem, matrices, gradient, false, false).with_codes(problem, scales, [codes, codes_t])
+        Layout::new(problem, matrices, gradients, false, false).with_codes(problem, scales, [codes, codes_t])
     }
 }
 
@@ -192,11 +192,11 @@ pub(super) fn most_rows(
     caps: &Caps,
 ) -> Result<u64, Unfit> {
     let available = caps.available_bytes();
-    // weight and bias are bound whole, and may be wider than the matrices.
-    let has_vector = problem.tensors.iter().any(|tensor| tensor.shape() == TensorShape::Cols);
-    let vector = has_vector.then_some(problem.dtypes.weight);
-    let widest =
-        [Some(problem.dtypes.activation), stream(problem), vector].into_iter().flatten().map(DType::size).max();
+    // Parameters and their gradients are bound whole, and may be wider than the matrices.
+    let vectors = problem.tensors.iter().filter(|tensor| tensor.shape() == TensorShape::Cols);
+    let vectors = vectors.filter_map(|tensor| problem.storage(tensor)).map(Storage::size);
+    let matrices = [Some(problem.dtypes.activation), stream(problem)].into_iter().flatten().map(DType::size);
+    let widest = matrices.chain(vectors).max();
     let bytes = (problem.cols as u64).saturating_mul(widest.unwrap_or_default() as u64);
     if bytes > available {
         return Err(Unfit::Row { bytes, most: available });

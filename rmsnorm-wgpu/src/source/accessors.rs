@@ -70,7 +70,7 @@ fn of_bound(key: &KernelKey, used: &Use) -> String {
             parts.push(if has_groups { AT_IN_GROUPS } else { AT });
             parts.extend(pieces.functions(key, used).into_iter().flat_map(|functions| chosen(used, functions)));
             if key.program == Program::ReducePartials {
-                parts.push(STORE_VALUES);
+                parts.push(if key.call.adds_to_gradients { ADD_VALUES } else { STORE_VALUES });
             }
         }
     }
@@ -544,6 +544,13 @@ fn store_TENSOR(row: u32, value: f32) {}
 
 const STORE_VALUES: &str = "
 fn store_TENSOR(col: u32, values: vec4<f32>) { store_quad_TENSOR(0u, col, words_DTYPE(values)); }
+";
+// One addition behind the sum over the rows. The quad has one owner.
+const ADD_VALUES: &str = "
+fn store_TENSOR(col: u32, values: vec4<f32>) {
+    let held = quad_DTYPE(load_quad_TENSOR(0u, col));
+    store_quad_TENSOR(0u, col, words_DTYPE(held + values));
+}
 ";
 const STORE_NO_VALUES: &str = "
 fn store_TENSOR(col: u32, values: vec4<f32>) {}

@@ -111,11 +111,16 @@ impl DrawKeys for Draw {
         let has_sums = is_backward && tensors.sums_over_rows() > 0;
         let accumulate = if has_sums && self.yes() { Accumulate::Atomics } else { Accumulate::Partials };
         let has_row_groups = (program.is_forward() || is_backward) && self.yes();
+        // What is added to is f32.
+        let adds_to_gradients = is_reduction && self.yes();
+        let dtypes = if adds_to_gradients { DTypes::uniform(DType::F32) } else { dtypes };
         KernelKey {
             program,
             call: CallKey {
                 norm,
                 dtypes,
+                gradient: dtypes.activation,
+                adds_to_gradients,
                 cast_order,
                 accumulate,
                 tensors,
@@ -206,7 +211,8 @@ impl DrawKeys for Draw {
         let tensors = [activation, weight, residual].map(placed);
         let codes = problem.storage(Tensor::Codes).map(|storage| Placed { storage, offset, ..placed(activation) });
         let scales = problem.storage(Tensor::Scales).map(|storage| Placed::vector(storage, 4 * offset / 2));
-        Layout::new(problem, tensors.into_iter().chain(codes), [placed(weight)], self.yes(), self.yes())
+        let gradient = Placed { storage: problem.storage(Tensor::Dweight).unwrap_or(weight.into()), ..placed(weight) };
+        Layout::new(problem, tensors.into_iter().chain(codes), [gradient], self.yes(), self.yes())
             .with_codes(problem, scales, [codes; 2])
     }
 
@@ -500,6 +506,7 @@ fn the_sample_has_all_that_keys_hold() {
             program.is_forward() && !program.writes_codes(),
             "{program:?}"
         );
+        assert_eq!(both(&|key| key.call.adds_to_gradients), program.info().stores_gradients, "{program:?}");
         let has_gradients = matches!(program, Program::Backward | Program::BackwardColumns);
         assert_eq!(both(&|key| key.call.accumulate == Accumulate::Atomics), has_gradients, "{program:?}");
         // Its files name tensors that it never has.

@@ -74,7 +74,9 @@ fn of_call(key: &KernelKey, tensor: Tensor) -> Option<Use> {
         Access::Read => true,
         // What is overwritten was an input.
         Access::Write if key.call.form.is_residual_after() => is_sum_read(key, tensor),
-        Access::Write => key.call.tensors.is_in_place() && tensor.is_matrix(),
+        Access::Write if tensor.is_matrix() => key.call.tensors.is_in_place(),
+        // Gradients; statistics are written alone.
+        Access::Write => key.call.adds_to_gradients,
     };
     Some(Use { tensor, kind, is_loaded, is_stored: tensor.access(direction)? == Access::Write })
 }

@@ -10,4 +10,5 @@ mod errors;
 mod limits;
 mod places;
 mod repeats;
+mod sums;
 mod support;

@@ -218,7 +218,7 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
                 Program::ReduceForward | Program::GatherNumbers => None,
             };
             assert!(blocks_per_sm.is_none_or(|blocks| blocks == key.tile.blocks_per_sm), "{cols} {key:?}");
-            // Partial sums have the type of the gradients that they are of.
+            // So has the code of gradients without a weight. In the second stage it is the type of the gradients.
             let parameters = [Tensor::Weight, Tensor::Bias, Tensor::NextWeight, Tensor::NextBias];
             let has_parameters = parameters.into_iter().any(|tensor| call.tensors.has(tensor));
             let is_typed = has_parameters || key.call.tensors.sums_over_rows() > 0;

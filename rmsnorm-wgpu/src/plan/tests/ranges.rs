@@ -1,6 +1,6 @@
 //! How tensors lie, and rows that no binding or grid takes at once.
 
-use rmsnorm_spec::{RowGroups, Rows};
+use rmsnorm_spec::{GradStore, RowGroups, Rows};
 
 use super::super::Unfit;
 use super::*;
@@ -84,6 +84,42 @@ fn the_densest_layout_has_the_access_of_its_gradients() {
     for (cols, expected) in [(64, Access::Aligned), (66, Access::Words), (63, Access::Parts)] {
         assert_eq!(reduce_access(call(DWEIGHT), cols), expected, "{cols}");
         assert_eq!(reduce_access(call(DWEIGHT_DBIAS), cols), expected, "{cols}");
+    }
+    // A sum is f32, whatever the weight is.
+    for (cols, expected) in [(64, Access::Aligned), (66, Access::Words), (63, Access::Words)] {
+        for grad_store in [GradStore::Sum, GradStore::Accumulated] {
+            let problem = Problem { grad_store, ..call(DWEIGHT).problem(64, cols) };
+            assert_eq!(Layout::dense(&problem).reduce_access, expected, "{cols}");
+        }
+    }
+}
+
+/// Whatever becomes of the gradients, only the second stage is another program.
+#[test]
+fn sums_are_made_as_what_is_rounded_is() {
+    for caps in DEVICES {
+        for call in Plans::calls().into_iter().filter(|call| call.direction == Direction::Backward) {
+            let planned = |grad_store| {
+                let problem = Problem { grad_store, ..call.problem(529, 264) };
+                plan(&problem, &Layout::dense(&problem), &caps).expect("a plan")
+            };
+            let rounded = planned(GradStore::Rounded);
+            for (grad_store, adds_to_gradients) in [(GradStore::Sum, false), (GradStore::Accumulated, true)] {
+                let planned = planned(grad_store);
+                let places = |plan: &Plan| (plan.workspace, plan.partial_rows, plan.steps.len());
+                assert_eq!(places(&planned), places(&rounded), "{call:?}");
+                for (sum, rounded) in dispatches(&planned).zip(dispatches(&rounded)) {
+                    if sum.key.program == Program::ReducePartials {
+                        let call = sum.key.call;
+                        assert_eq!((call.gradient, call.dtypes), (DType::F32, DTypes::uniform(DType::F32)));
+                        assert_eq!(call.adds_to_gradients, adds_to_gradients);
+                        assert_eq!((sum.key.tile, sum.grid), (rounded.key.tile, rounded.grid));
+                    } else {
+                        assert_eq!(sum, rounded, "{call:?}");
+                    }
+                }
+            }
+        }
     }
 }
 
