@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
 
 mod case;
+mod columns;
 mod graphs;
 mod machine;
 mod missing;
