@@ -70,6 +70,10 @@ impl Harness for WgpuBackend {
         self.to_string()
     }
 
+    fn is_slow(&self) -> bool {
+        self.is_software()
+    }
+
     fn tuning(&self) -> String {
         WgpuBackend::tuning(self)
     }

@@ -52,6 +52,7 @@ pub(crate) trait Device: Sync {
     fn describe(&self) -> String;
     fn tuning(&self) -> String;
     fn claims(&self) -> Arithmetic;
+    fn is_slow(&self) -> bool;
     /// Breakpoints of cols and of rows.
     fn breakpoints(&self) -> (Vec<usize>, Vec<usize>);
     /// Shapes at which a plan for that dtype changes in neither direction alone.
@@ -78,6 +79,10 @@ impl<H: Harness> Device for H {
 
     fn claims(&self) -> Arithmetic {
         self.arithmetic()
+    }
+
+    fn is_slow(&self) -> bool {
+        Harness::is_slow(self)
     }
 
     fn breakpoints(&self) -> (Vec<usize>, Vec<usize>) {

@@ -23,6 +23,12 @@ pub trait Harness: Sync {
     /// What the device is, in words, for the report: name, driver, instruction set, threads.
     fn device(&self) -> String;
 
+    /// Whether the device takes minutes for what others do in seconds: its named tests then have a third of the cases beyond the smoke
+    /// profile's.
+    fn is_slow(&self) -> bool {
+        false
+    }
+
     /// Which table of tiles plans are made by, in words, for the report. Empty where there is none.
     fn tuning(&self) -> String {
         String::new()

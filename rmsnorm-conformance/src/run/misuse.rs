@@ -303,6 +303,10 @@ mod tests {
             Arithmetic::IEEE
         }
 
+        fn is_slow(&self) -> bool {
+            false
+        }
+
         fn breakpoints(&self) -> (Vec<usize>, Vec<usize>) {
             (Vec::new(), Vec::new())
         }
