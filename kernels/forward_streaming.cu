@@ -2,23 +2,7 @@
 // its row once for each sum and once more for y.
 
 __device__ inline void write_y(const Params& p, unsigned long long row, Visit at, float mean, float rstd) {
-    for (; at.is_inside(); at.advance()) {
-        const Pack<H> h = load_h(p, row, at);
-        float y[PACK], weight[PACK], bias[PACK];
-        unpack(h, y);
-        unpack_weight(load_parameter<HAS_WEIGHT>(p.weight + at.col, 0, at.left()), p.weight_offset, weight);
-        unpack(load_parameter<HAS_BIAS>(p.bias + at.col, 0, at.left()), bias);
-        normalize(y, mean, rstd, weight, bias);
-#if RESIDUAL_AFTER
-        const Pack<R> residual = load_pack<Reuse::ByNone>(ROW(residual, row) + at.col, 0, at.left());
-        store_pack(ROW(residual_out, row) + at.col, 0, at.left(), add_residual(y, residual, 0, at.left()));
-#else
-#if HAS_RESIDUAL
-        if (p.residual_out.data) store_pack(ROW(residual_out, row) + at.col, 0, at.left(), h);
-#endif
-        store_pack(ROW(y, row) + at.col, 0, at.left(), pack<T>(y));
-#endif
-    }
+    for (; at.is_inside(); at.advance()) write_pack(p, row, at, load_h(p, row, at), mean, rstd);
 }
 
 #if NORMS_TWICE

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream, CudaView, CudaViewMut, DevicePtr, DriverError, sys};
 use rmsnorm_spec::{
-    Backward, Checked, Code, Element, Error, Forward, NormBackend, Problem, QuantizedForward, Span, Stored,
+    Backward, BackwardStatistics, Checked, Code, ColumnStatistics, Element, Error, Forward, Given, NormBackend,
+    Problem, QuantizedForward, Span, Stored,
 };
 
 use crate::caps::Caps;
@@ -34,7 +35,8 @@ const OLDEST_DRIVER: Version = Version { major: 12, minor: 0 };
 /// # Memory
 /// A backward call with `dweight` or `dbias` needs a workspace of [`NormBackend::workspace_len`] elements. It is passed
 /// in, or allocated and freed in the order of the stream, from a pool that keeps up to 256 MiB for the next call; where the
-/// device cannot do that, a call without one is refused with [`Error::Unsupported`].
+/// device cannot do that, a call without one is refused with [`Error::Unsupported`]. [`NormBackend::backward_given`] may need more than it is
+/// told by that, and then takes one of its own.
 ///
 /// # CUDA graphs
 /// Calls may be captured, on any stream but the default one. cudarc's events may not: take
@@ -292,6 +294,34 @@ impl NormBackend for CudaBackend {
         call: Checked<QuantizedForward<'_, Self, T, C, W, R>>,
     ) -> Result<(), Error> {
         launch::quantized_forward(self, call)
+    }
+
+    fn launch_column_statistics<T: Element, R: Element>(
+        &self,
+        call: Checked<ColumnStatistics<'_, Self, T, R>>,
+    ) -> Result<(), Error> {
+        launch::column_statistics(self, call)
+    }
+
+    fn launch_forward_given<T: Element, W: Element, R: Element>(
+        &self,
+        call: Checked<Given<'_, Self, Forward<'_, Self, T, W, R>>>,
+    ) -> Result<(), Error> {
+        launch::forward_given(self, call)
+    }
+
+    fn launch_backward_statistics<T: Element, W: Element, R: Element>(
+        &self,
+        call: Checked<BackwardStatistics<'_, Self, T, W, R>>,
+    ) -> Result<(), Error> {
+        launch::backward_statistics(self, call)
+    }
+
+    fn launch_backward_given<T: Element, W: Element, R: Element>(
+        &self,
+        call: Checked<Given<'_, Self, Backward<'_, Self, T, W, R>>>,
+    ) -> Result<(), Error> {
+        launch::backward_given(self, call)
     }
 }
 

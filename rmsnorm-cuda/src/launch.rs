@@ -1,6 +1,7 @@
 //! Runs a validated call: turns its arguments into [`Params`] and the plan's steps into work on the stream. Takes no
 //! decisions; those are in the plan.
 
+mod columns;
 mod tensors;
 mod work;
 mod workspace;
@@ -16,7 +17,9 @@ use crate::backend::CudaBackend;
 use crate::caps::Arch;
 use crate::error::device_error;
 use crate::params::{Matrix, Params};
-use crate::plan;
+use crate::plan::{self, Plan};
+use columns::Half;
+pub(crate) use columns::{backward_given, backward_statistics, column_statistics, forward_given};
 pub(crate) use tensors::Tensors;
 #[cfg(feature = "peers")]
 pub(crate) use work::Launch;
@@ -56,22 +59,36 @@ pub(crate) fn quantized_forward<T: Element, C: Code, W: Element, R: Element>(
     enqueue(backend, &spec, &problem, &tensors)
 }
 
-/// Plans a call and enqueues its steps. What can fail for want of a kernel or of memory fails before the first step, so
-/// that nothing is written then.
+/// Plans a call and enqueues its steps.
 fn enqueue(backend: &CudaBackend, spec: &NormSpec, problem: &Problem, tensors: &Tensors<'_>) -> Result<(), Error> {
+    let plan = plan::plan(problem, access_bytes(problem, &tensors.params()), backend.kernels().caps());
+    debug_assert!(plan.workspace.len <= backend.workspace_len(problem), "{plan:?} exceeds what callers are told");
+    check_workspace(tensors.workspace_len(), plan.workspace.len)?;
+    enqueue_plan(backend, spec, problem, tensors, &plan, None)
+}
+
+/// Enqueues the steps of a plan, of whole rows or of that half. What can fail for want of a kernel or of memory fails before the first
+/// step, so that nothing is written then.
+fn enqueue_plan(
+    backend: &CudaBackend,
+    spec: &NormSpec,
+    problem: &Problem,
+    tensors: &Tensors<'_>,
+    plan: &Plan,
+    half: Option<&Half>,
+) -> Result<(), Error> {
     let (stream, kernels) = (backend.stream(), backend.kernels());
     // `partials` is the caller's workspace, or 0.
     let mut params = tensors.params();
     // Raises what went wrong where no error could be returned, in cudarc's waits for events among others.
     stream.context().bind_to_thread().map_err(device_error("before the launch"))?;
-    let plan = plan::plan(problem, access_bytes(problem, &params), kernels.caps());
-    debug_assert!(plan.workspace.len <= backend.workspace_len(problem), "{plan:?} exceeds what callers are told");
-    check_workspace(tensors.workspace_len(), plan.workspace.len)?;
     let mut work = plan.steps.map(|_| None);
     for (work, step) in work.iter_mut().zip(plan.steps) {
-        *work = step.map(|step| Work::new(step, &plan, kernels)).transpose()?;
+        *work = step.map(|step| Work::new(step, plan, kernels)).transpose()?;
     }
-    let allocated = (params.partials == 0 && plan.workspace.len > 0)
+    // Callers are told what whole rows need.
+    let is_short = tensors.workspace_len().is_none_or(|given| given < plan.workspace.len);
+    let allocated = (is_short && plan.workspace.len > 0)
         .then(|| Workspace::allocate(stream, kernels, plan.workspace.len))
         .transpose()?;
     if let Some(workspace) = &allocated {
@@ -80,6 +97,9 @@ fn enqueue(backend: &CudaBackend, spec: &NormSpec, problem: &Problem, tensors: &
     // The plan has left room for this.
     params.partials = params.partials.next_multiple_of(reduction::ALIGNMENT);
     set_call(&mut params, spec, problem)?;
+    if let Some(half) = half {
+        params.share = share(half.whole_cols);
+    }
     params.chunks = plan.chunks;
     params.partial_rows = plan.partial_rows;
     params.locks = params.partials + bytes_of(plan.workspace.locks);
@@ -88,7 +108,8 @@ fn enqueue(backend: &CudaBackend, spec: &NormSpec, problem: &Problem, tensors: &
         set_quant(&mut params, problem, quant);
     }
     let overlap = kernels.caps().arch >= Arch::HOPPER;
-    work.into_iter().flatten().try_for_each(|work| work.enqueue(stream, &params, overlap))
+    let columns = half.map(|half| &half.columns);
+    work.into_iter().flatten().try_for_each(|work| work.enqueue(stream, &params, columns, overlap))
 }
 
 /// What every kernel is told of a call, beside its tensors.
@@ -101,9 +122,14 @@ pub(crate) fn set_call(params: &mut Params, spec: &NormSpec, problem: &Problem) 
     params.rows = problem.rows as u64;
     params.cols = problem.cols as u64;
     params.parts = problem.parts as u64;
-    params.share = (1.0 / problem.cols as f64) as f32;
+    params.share = share(problem.cols);
     (params.rows_per_group, params.group_reciprocal) = rows_per_group(problem)?;
     Ok(())
+}
+
+/// What makes an average of a sum over so many columns.
+fn share(cols: usize) -> f32 {
+    (1.0 / cols as f64) as f32
 }
 
 /// What a kernel is told of codes and scales.

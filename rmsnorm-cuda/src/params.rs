@@ -1,7 +1,9 @@
 //! The argument of every kernel: one struct, passed by value. `kernels/params.cuh` is its mirror. Kernels of calls without
 //! groups of rows do not have the fields of those, nor others those of a next norm, nor those of parts, which come last.
 //!
-//! Sizes are checked where a program is compiled (`static_assert`), names and order by a test here.
+//! Kernels of halves of a call, on a rank's columns, have [`Columns`] beside it, whose mirror is `kernels/columns.cuh`.
+//!
+//! Sizes are checked where a program is compiled (`static_assert`), names and order by tests.
 
 use std::mem::offset_of;
 
@@ -96,6 +98,22 @@ pub(crate) struct Params {
     pub(crate) parts: u64,
     /// Elements from one to the next.
     pub(crate) part_stride: u64,
+}
+
+/// Ranks that the columns of a row are divided among at the most.
+pub(crate) const MOST_COLUMN_RANKS: usize = 64;
+
+/// What ranks have found of their columns, or where this one's is written.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Columns {
+    /// f32: (rows, numbers), which a first half writes, or (ranks, rows, numbers), which a second one reads.
+    pub(crate) numbers: u64,
+    pub(crate) ranks: u32,
+    /// Padding, so that the size is the same on both sides.
+    pub(crate) unused: u32,
+    /// How many columns each rank has.
+    pub(crate) columns: [f32; MOST_COLUMN_RANKS],
 }
 
 impl Params {

@@ -5,6 +5,7 @@
 
 mod backward;
 mod chain;
+pub(crate) mod columns;
 #[cfg(any(test, feature = "conformance"))]
 mod describe;
 mod forward;
@@ -62,6 +63,14 @@ pub(crate) enum Program {
     Columnwise,
     /// `clear.cu`
     Clear,
+    /// `column_statistics.cu`: the first half of forward on a rank's columns.
+    ColumnStatistics,
+    /// `forward_given.cu`: the second.
+    ForwardGiven,
+    /// `backward_statistics.cu`: the first half of backward.
+    BackwardStatistics,
+    /// `backward_given.cu`: the second, without the second stage of gradients.
+    BackwardGiven,
     /// `reduce_forward.cu`: the norm of a sum over ranks.
     #[cfg(feature = "peers")]
     ReduceForward,
@@ -97,6 +106,10 @@ impl Program {
             Program::Columnwise => ("columnwise", Direction::QuantizedForward, false, &[Weight, Bias, Residual]),
             // Of every direction, and so of none of them.
             Program::Clear => ("clear", Direction::Forward, false, &[]),
+            Program::ColumnStatistics => ("column_statistics", Direction::Forward, false, &[Residual]),
+            Program::ForwardGiven => ("forward_given", Direction::Forward, false, &[Weight, Bias, Residual]),
+            Program::BackwardStatistics => ("backward_statistics", Direction::Backward, false, &[Weight]),
+            Program::BackwardGiven => ("backward_given", Direction::Backward, false, BACKWARD),
             #[cfg(feature = "peers")]
             Program::ReduceForward => ("reduce_forward", Direction::Forward, false, &[Weight, Bias, Residual]),
             // Of either direction.
@@ -112,6 +125,14 @@ impl Program {
     pub(crate) const fn is_backward(self) -> bool {
         matches!(self.info().direction, Direction::Backward)
     }
+
+    /// Whether this is a half of a call on a rank's columns, whose kernel has a second argument.
+    pub(crate) const fn is_half(self) -> bool {
+        matches!(
+            self,
+            Program::ColumnStatistics | Program::ForwardGiven | Program::BackwardStatistics | Program::BackwardGiven
+        )
+    }
 }
 
 /// The tensors that some program may leave out.
@@ -124,7 +145,7 @@ pub(crate) const OPTIONAL: TensorSet = Program::QuantizedForward
 #[cfg(test)]
 impl Program {
     /// Every program.
-    pub(crate) const ALL: [Program; 14 + 2 * cfg!(feature = "peers") as usize] = [
+    pub(crate) const ALL: [Program; 18 + 2 * cfg!(feature = "peers") as usize] = [
         Program::Forward,
         Program::ForwardCluster,
         Program::ForwardLong,
@@ -139,6 +160,10 @@ impl Program {
         Program::TransposeCodes,
         Program::Columnwise,
         Program::Clear,
+        Program::ColumnStatistics,
+        Program::ForwardGiven,
+        Program::BackwardStatistics,
+        Program::BackwardGiven,
         #[cfg(feature = "peers")]
         Program::ReduceForward,
         #[cfg(feature = "peers")]
@@ -460,7 +485,11 @@ fn reads(program: Program, call: &CallKey, tile: &Tile) -> Reads {
         | Program::QuantizedForwardStreaming
         | Program::TransposeCodes
         | Program::Columnwise
-        | Program::Clear => reads,
+        | Program::Clear
+        | Program::ColumnStatistics
+        | Program::ForwardGiven
+        | Program::BackwardStatistics
+        | Program::BackwardGiven => reads,
         #[cfg(feature = "peers")]
         Program::ReduceForward | Program::GatherNumbers => reads,
     }

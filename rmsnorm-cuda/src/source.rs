@@ -10,7 +10,7 @@ use rmsnorm_spec::quant::{CodeType, QuantSource, QuantSpec, ScaleKind, ScaleLayo
 use rmsnorm_spec::{CastOrder, DTypes, Norm, Tensor};
 
 use crate::caps::Arch;
-use crate::params::Params;
+use crate::params::{Columns, MOST_COLUMN_RANKS, Params};
 use crate::plan::{COLUMN_LANES, KernelKey, OPTIONAL, Program, TREE_SENDERS};
 
 /// Each may use what stands before it.
@@ -34,7 +34,7 @@ const fn files(program: Program) -> &'static [Source] {
         Program::ForwardStreaming => &[kernels::FORWARD_PARTS, kernels::FORWARD_VISITS, kernels::FORWARD_STREAMING],
         Program::Backward => &[kernels::BACKWARD_ROWS, kernels::BACKWARD],
         Program::BackwardSplit => &[kernels::BACKWARD_ROWS, kernels::BACKWARD_SPLIT],
-        Program::BackwardRowSums | Program::BackwardColumns => &[kernels::BACKWARD_STREAMING],
+        Program::BackwardRowSums | Program::BackwardColumns => &[kernels::BACKWARD_VISITS, kernels::BACKWARD_STREAMING],
         Program::ReducePartials => &[kernels::REDUCE_PARTIALS],
         Program::QuantizedForward => &[kernels::FORWARD_PARTS, kernels::FORWARD_ROWS, kernels::QUANTIZED_FORWARD],
         Program::QuantizedForwardStreaming => {
@@ -43,6 +43,22 @@ const fn files(program: Program) -> &'static [Source] {
         Program::TransposeCodes => &[kernels::TRANSPOSE_CODES],
         Program::Columnwise => &[kernels::COLUMNWISE],
         Program::Clear => &[kernels::CLEAR],
+        Program::ColumnStatistics => &[
+            kernels::FORWARD_PARTS,
+            kernels::FORWARD_VISITS,
+            kernels::COLUMNS,
+            kernels::FORWARD_COLUMNS,
+            kernels::COLUMN_STATISTICS,
+        ],
+        Program::ForwardGiven => &[
+            kernels::FORWARD_PARTS,
+            kernels::FORWARD_VISITS,
+            kernels::COLUMNS,
+            kernels::FORWARD_COLUMNS,
+            kernels::FORWARD_GIVEN,
+        ],
+        Program::BackwardStatistics => &[kernels::BACKWARD_VISITS, kernels::COLUMNS, kernels::BACKWARD_STATISTICS],
+        Program::BackwardGiven => &[kernels::BACKWARD_VISITS, kernels::COLUMNS, kernels::BACKWARD_GIVEN],
         #[cfg(feature = "peers")]
         Program::ReduceForward => &[kernels::PEERS, kernels::REDUCE_FORWARD],
         #[cfg(feature = "peers")]
@@ -73,7 +89,9 @@ pub(crate) fn options(key: &KernelKey, arch: Arch) -> Vec<String> {
     };
     let quant =
         key.call.quant.map(quant_numbers).into_iter().flatten().map(|(name, value)| format!("-D{name}={value}"));
-    let options = language.into_iter().chain(names).chain(numbers).chain(OPTIONAL.iter().map(has)).chain(quant);
+    let columns = column_numbers(key).into_iter().flatten().map(|(name, value)| format!("-D{name}={value}"));
+    let options = language.into_iter().chain(names).chain(numbers).chain(OPTIONAL.iter().map(has));
+    let options = options.chain(quant).chain(columns);
     #[cfg(feature = "peers")]
     let options =
         options.chain(peer_numbers(key).into_iter().flatten().map(|(name, value)| format!("-D{name}={value}")));
@@ -94,6 +112,13 @@ fn peer_numbers(key: &KernelKey) -> Option<[(&'static str, u32); 6]> {
         ("STATE_BYTES", STATE_BYTES as u32),
         ("EMPTY_WORD", EMPTY_WORD),
     ])
+}
+
+/// What a half on a rank's columns is told besides, in the words of `columns.cuh`; nothing where columns are not divided.
+fn column_numbers(key: &KernelKey) -> Option<[(&'static str, u32); 2]> {
+    key.program
+        .is_half()
+        .then_some([("MOST_COLUMN_RANKS", MOST_COLUMN_RANKS as u32), ("COLUMNS_BYTES", size_of::<Columns>() as u32)])
 }
 
 /// What quantizes, in the words of `quantize.cuh`.
@@ -329,6 +354,16 @@ mod tests {
             assert!(options.ends_with(&expected), "{options}: {expected}");
             assert!(options.contains("-DIS_QUANTIZED=1"), "{options}");
             assert!(options.contains(&format!("-DPARAMS_BYTES={}", Params::bytes(&call))), "{options}");
+        }
+    }
+
+    #[test]
+    fn halves_are_told_of_columns() {
+        for program in Program::ALL {
+            let options = options(&KernelKey { program, ..KEY }, Arch(90)).join(" ");
+            let expected = format!("-DMOST_COLUMN_RANKS=64 -DCOLUMNS_BYTES={}", size_of::<Columns>());
+            assert_eq!(options.contains(&expected), program.is_half(), "{program:?}: {options}");
+            assert_eq!(text(program).contains("struct Columns {"), program.is_half(), "{program:?}");
         }
     }
 

@@ -115,7 +115,7 @@ pub trait NormBackend {
     /// The first half of a forward call on a rank's columns: [math](crate::math), (15). `spec.cols` counts the columns that are here.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward); `Unsupported` from a backend that has no halves.
+    /// As [`forward`](Self::forward); `Unsupported` from a backend that has no halves: the CPU and CUDA have them.
     fn column_statistics<T: Element, R: Element>(
         &self,
         spec: &NormSpec,

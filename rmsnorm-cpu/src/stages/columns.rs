@@ -49,7 +49,9 @@ impl Found<'_> {
                     let apart = sum / columns - mean;
                     squares + (2.0 * apart) * deviations + columns * (apart * apart)
                 });
-                (mean, sum(about_mean) / cols)
+                let var = sum(about_mean) / cols;
+                // It is no sum of squares, and rounding may leave it below 0. NaN stays.
+                (mean, if var < 0.0 { 0.0 } else { var })
             }
         }
     }
@@ -176,5 +178,25 @@ impl<'a, T: Element, W: Element, R: Element> SumsBlocks<'a, T, W, R> {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of two ranks with a column each, whose means are 1 below and above that of the row.
+    fn var(deviations: f32) -> f32 {
+        let numbers = [1.0, 0.0, 0.0, 3.0, deviations, 0.0];
+        let found = Found { numbers: &numbers, columns: &[1, 1], cols: 2.0, rows: 1, first: 0 };
+        found.mean_and_var(Norm::Layer, 0).1
+    }
+
+    #[test]
+    fn a_variance_that_rounding_leaves_below_zero_is_zero() {
+        assert_eq!(var(0.0), 1.0);
+        assert_eq!(var(-1.0).to_bits(), 0);
+        assert_eq!(var(-1.5).to_bits(), 0);
+        assert!(var(f32::NAN).is_nan());
     }
 }

@@ -21,7 +21,7 @@ use rmsnorm_spec::{
 
 use super::*;
 use crate::caps::Caps;
-use crate::plan::{Program, drawn_devices, plan};
+use crate::plan::{Program, columns, drawn_devices, plan};
 
 /// Columns at which the plans were tuned, and the most that a cluster holds.
 const TUNED_COLS: [usize; 45] = [
@@ -412,6 +412,89 @@ fn programs_by_any_legal_table_compile() {
     report("legal", &compile_all(nvrtc, &unique(jobs)));
 }
 
+/// Lengths of what a rank has of a row: of heads, of a hidden dimension that is divided, and too long for a block; and odd ones.
+const COLS_OF_A_RANK: [usize; 8] = [128, 512, 1024, 2048, 4096, 8192, 16384, 262_144];
+const ODD_COLS_OF_A_RANK: [usize; 4] = [7, 129, 1001, 140_001];
+
+/// Both halves of calls on a rank's columns, as users have them and with whatever else there may be.
+fn of_columns() -> Vec<Job> {
+    let bf16 = DTypes::uniform(DType::Bf16);
+    let mut jobs = Vec::new();
+    for norm in Norm::ALL {
+        let is_layer = norm == Norm::Layer;
+        let weight =
+            TensorSet::of(&[Tensor::Weight, Tensor::Rstd]).set(Tensor::Bias, is_layer).set(Tensor::Mean, is_layer);
+        let add = weight.with(Tensor::Residual).with(Tensor::ResidualOut);
+        let saved = TensorSet::of(&[Tensor::Weight]).set(Tensor::Mean, is_layer);
+        let backward = saved.with(Tensor::Dweight).set(Tensor::Dbias, is_layer);
+        let all = backward.with(Tensor::DresidualOut).with(Tensor::Dresidual).with(Tensor::Dbias);
+        for dtypes in [bf16, bf16.widened(true, true), DTypes::uniform(DType::F32)] {
+            let aligned = COLS_OF_A_RANK.map(|cols| (cols, 16));
+            let odd = ODD_COLS_OF_A_RANK.map(|cols| (cols, dtypes.activation.size() as u32));
+            for (cols, access_bytes) in aligned.into_iter().chain(odd) {
+                let problems = [
+                    Problem::forward(norm, ROWS, cols, dtypes.activation, weight),
+                    Problem::forward(norm, ROWS, cols, dtypes.activation, add),
+                    Problem::backward(norm, ROWS, cols, dtypes.activation, backward),
+                    Problem::backward(norm, ROWS, cols, dtypes.activation, all),
+                ];
+                let problems = problems.map(|problem| Problem { dtypes, ..problem });
+                jobs.extend(problems.iter().flat_map(|problem| of_halves(problem, access_bytes, &Caps::h200())));
+            }
+        }
+    }
+    unique(jobs)
+}
+
+/// The same on other devices, as it is drawn.
+fn wide_sample_of_columns() -> Vec<Job> {
+    let blackwell = Caps { arch: Arch(100), ..Caps::h200() };
+    let mut draw = Draw::new(3);
+    let mut jobs = Vec::new();
+    for caps in [Caps::h200(), Caps::a100(), Caps::t4(), blackwell] {
+        for number in 0..SAMPLES_PER_DEVICE {
+            let cols = if draw.yes() { draw.of(COLS_OF_A_RANK) } else { draw.of(ODD_COLS_OF_A_RANK) };
+            let problem = draw.problem(number, ROWS, cols);
+            if problem.residual_placement == ResidualPlacement::Before {
+                let problem = Problem { grad_reduction: GradReduction::Partials, ..problem };
+                jobs.extend(of_halves(&problem, draw.of([2, 4, 8, 16, 16]), &caps));
+            }
+        }
+    }
+    unique(jobs)
+}
+
+fn of_halves(problem: &Problem, access_bytes: u32, caps: &Caps) -> Vec<Job> {
+    // What a first half has of the tensors.
+    let first = match problem.direction {
+        Direction::Backward => TensorSet::of(&[Tensor::Dy, Tensor::X, Tensor::Weight, Tensor::Mean, Tensor::Rstd]),
+        Direction::Forward | Direction::QuantizedForward => {
+            TensorSet::of(&[Tensor::X, Tensor::Residual, Tensor::Y, Tensor::ResidualOut])
+        }
+    };
+    let first = Problem { tensors: problem.tensors.intersection(first), ..*problem };
+    let keys = columns::statistics(&first, access_bytes, caps)
+        .keys()
+        .chain(columns::given(problem, access_bytes, caps).keys());
+    let keys = keys.filter(|key| key.program.is_half());
+    keys.map(|key| Job { key, arch: caps.arch, cols: problem.cols }).collect()
+}
+
+#[test]
+fn halves_on_columns_compile_and_keep_their_registers() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let outcomes = compile_all(nvrtc, &of_columns());
+    report("columns", &outcomes);
+    let spilling = outcomes.iter().filter(|outcome| outcome.usage.spills > MOST_SPILLED).count();
+    assert_eq!(spilling, 0, "halves on columns spill more than {MOST_SPILLED} bytes; the table has them");
+}
+
+#[test]
+fn halves_of_a_wide_sample_compile() {
+    let Some(nvrtc) = nvrtc() else { return };
+    report("wide sample of columns", &compile_all(nvrtc, &wide_sample_of_columns()));
+}
+
 /// Norms of sums over ranks, as they are tuned: one dtype, everything aligned, the lengths that a model has.
 #[cfg(feature = "peers")]
 fn tuned_of_ranks() -> Vec<Job> {
@@ -489,7 +572,7 @@ fn programs_of_a_wide_sample_of_ranks_compile() {
 
 #[test]
 fn the_samples_have_every_program() {
-    let sample = wide_sample();
+    let sample = [wide_sample(), wide_sample_of_columns()].concat();
     #[cfg(feature = "peers")]
     let sample = [sample, wide_sample_of_ranks()].concat();
     for program in Program::ALL {

@@ -65,7 +65,8 @@ impl<'a> Tensors<'a> {
         if tensor.shape() == TensorShape::Transposed { rows.layout(cols, count) } else { rows.layout(count, cols) }
     }
 
-    fn check_context(&self, tensor: Tensor, stream: &CudaStream) -> Result<(), Error> {
+    /// That the argument of that name lies where the backend works, from the stream of its view.
+    pub(super) fn check_context(&self, arg: &'static str, stream: &CudaStream) -> Result<(), Error> {
         let (theirs, ours) = (stream.context(), self.stream.context());
         if theirs == ours {
             return Ok(());
@@ -75,19 +76,19 @@ impl<'a> Tensors<'a> {
             place(ours),
             place(theirs)
         );
-        Err(Error::InvalidArgument { arg: self.problem.arg(tensor), rule })
+        Err(Error::InvalidArgument { arg, rule })
     }
 }
 
 impl<'a, 'v: 'a> Visitor<'v, CudaBackend> for Tensors<'a> {
     fn read<E: Stored>(&mut self, tensor: Tensor, rows: Rows<CudaView<'v, E>>) -> Result<(), Error> {
-        self.check_context(tensor, rows.view.stream())?;
+        self.check_context(self.problem.arg(tensor), rows.view.stream())?;
         self.hold(tensor, &self.layout(tensor, &rows), rows.view.view_ptr(self.stream));
         Ok(())
     }
 
     fn write<E: Stored>(&mut self, tensor: Tensor, rows: Rows<CudaViewMut<'v, E>>) -> Result<(), Error> {
-        self.check_context(tensor, rows.view.stream())?;
+        self.check_context(self.problem.arg(tensor), rows.view.stream())?;
         if tensor == Tensor::Workspace {
             self.workspace_len = Some(rows.view.len());
         }

@@ -8,7 +8,7 @@ use rmsnorm_spec::{Error, Tensor};
 
 use crate::error::device_error;
 use crate::kernel::Kernels;
-use crate::params::{Matrix, Params};
+use crate::params::{Columns, Matrix, Params};
 use crate::plan::{Plan, Step};
 
 /// A step with its kernel at hand.
@@ -33,14 +33,21 @@ impl Work {
         })
     }
 
-    pub(super) fn enqueue(self, stream: &CudaStream, params: &Params, overlap: bool) -> Result<(), Error> {
+    /// `columns` is there where the plan is of a half on a rank's columns.
+    pub(super) fn enqueue(
+        self,
+        stream: &CudaStream,
+        params: &Params,
+        columns: Option<&Columns>,
+        overlap: bool,
+    ) -> Result<(), Error> {
         match self {
             Work::Clear { launch, tensor, first, bytes } => {
                 // What it zeroes, in the words of `clear.cu`.
                 let y = Matrix { data: params.tensor(tensor).data + first as u64, row_stride: 0 };
-                launch.enqueue(stream, &Params { y, cols: bytes as u64, ..Params::default() }, overlap)
+                launch.enqueue(stream, &Params { y, cols: bytes as u64, ..Params::default() }, None, overlap)
             }
-            Work::Launch(launch) => launch.enqueue(stream, params, overlap),
+            Work::Launch(launch) => launch.enqueue(stream, params, columns, overlap),
         }
     }
 }
@@ -56,18 +63,26 @@ pub(crate) struct Launch {
 }
 
 impl Launch {
-    fn enqueue(self, stream: &CudaStream, params: &Params, overlap: bool) -> Result<(), Error> {
-        let mut arguments = [std::ptr::from_ref(params).cast_mut().cast()];
+    fn enqueue(
+        self,
+        stream: &CudaStream,
+        params: &Params,
+        columns: Option<&Columns>,
+        overlap: bool,
+    ) -> Result<(), Error> {
+        let columns = columns.map_or(std::ptr::null(), std::ptr::from_ref);
+        let mut arguments = [std::ptr::from_ref(params).cast_mut().cast(), columns.cast_mut().cast()];
         // SAFETY:
         // - kernel: `Kernels` hands out only kernels whose module stays loaded until the process ends, so the work may run
         //   whenever its stream or a graph comes to it, be the backend dropped by then or not;
-        // - arguments: the kernel's one parameter is a `Params`, or, where no rows lie in groups, no codes are written, nothing is
-        //   normed twice or x is no sum of parts, what comes before the fields of those (`Params::bytes`); its size was checked where it
-        //   was compiled;
+        // - arguments: the kernel's first parameter is a `Params`, or, where no rows lie in groups, no codes are written, nothing is
+        //   normed twice or x is no sum of parts, what comes before the fields of those (`Params::bytes`). Halves on a rank's columns
+        //   have a second, a `Columns`, which is there with every plan of theirs (`launch::columns`); where a kernel has one parameter,
+        //   the driver does not look at the second address. Sizes were checked where it was compiled;
         // - memory: addresses, lengths and strides come from a `Checked` call, so every access that the kernel makes for (rows, cols),
         //   and for so many parts of x, lies in a live tensor; what is cleared lies in the workspace, or in an output of that many bytes; its key
         //   has groups exactly where the problem has, and their rows fit the 32 bits that it counts them in; no output overlaps
-        //   another; the workspace has the plan's length;
+        //   another; the workspace has the plan's length; statistics are as long as the ranks and rows that `Columns` and `Params` say;
         // - alignment: the key's access_bytes divide all addresses and strides, those of codes times the size of the widest
         //   matrix's elements, as many codes being one access; what clears, transposes codes, or makes those along columns,
         //   looks at them itself;
@@ -81,7 +96,8 @@ impl Launch {
     ///
     /// # Safety
     /// - Kernel: it stays loaded until the work is done.
-    /// - Arguments: addresses of as many values as it has parameters, each of its parameter's type.
+    /// - Arguments: addresses of at least as many values as it has parameters, each of its parameter's type; the driver looks at no
+    ///   more.
     /// - What it does with them is sound: memory that it reads and writes is there and aligned as it expects, and ordered with
     ///   all else that uses it.
     pub(crate) unsafe fn call(

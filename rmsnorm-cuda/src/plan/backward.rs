@@ -207,7 +207,7 @@ fn streaming(problem: &Problem, tile: Tile, caps: &Caps) -> Plan {
 
 /// Adds what follows the main kernels: the second stage of the gradients, and the workspace. `slices` is the number of
 /// blocks that share a partial row.
-fn finish(problem: &Problem, chunks: u64, slices: u64, main: [Option<Step>; 2], caps: &Caps) -> Plan {
+pub(super) fn finish(problem: &Problem, chunks: u64, slices: u64, main: [Option<Step>; 2], caps: &Caps) -> Plan {
     let Sums { partial_rows, workspace, zeroed } = sums(problem, chunks, slices);
     let mut plan = Plan { workspace, chunks, partial_rows, ..Plan::default() };
     let [first, second] = if partial_rows == chunks { main.map(|step| step.map(alone)) } else { main };
@@ -299,7 +299,7 @@ fn reduce_tile(problem: &Problem, partial_rows: u64, caps: &Caps) -> Tile {
 
 /// Rows of a chunk at the most: of the `2 sqrt(rows) + 64` additions that math.md section 4 allows, what is left when
 /// the second stage has had its share.
-fn most_rows(rows: u64, groups: u32) -> u64 {
+pub(super) fn most_rows(rows: u64, groups: u32) -> u64 {
     let root = rows.isqrt();
     (2 * root - root / 64 + 32) * u64::from(groups)
 }

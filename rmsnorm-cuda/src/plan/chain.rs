@@ -31,12 +31,15 @@ pub(super) fn of_row(program: Program, tile: &Tile, cols: usize) -> Option<u64> 
         // A sum for each pack.
         Program::Backward | Program::BackwardSplit => serial(packs) + serial(pack),
         Program::ForwardStreaming | Program::QuantizedForwardStreaming => serial(turns) + tree(pack),
+        Program::ColumnStatistics | Program::BackwardStatistics => serial(turns) + tree(pack),
         Program::BackwardRowSums => serial(turns * pack),
         Program::BackwardColumns
         | Program::ReducePartials
         | Program::TransposeCodes
         | Program::Columnwise
-        | Program::Clear => {
+        | Program::Clear
+        | Program::ForwardGiven
+        | Program::BackwardGiven => {
             return None;
         }
         #[cfg(feature = "peers")]

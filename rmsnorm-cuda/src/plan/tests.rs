@@ -1,6 +1,7 @@
 //! Plans as tables, and what holds for every plan. No device: three are planned for, and none is asked.
 
 mod chains;
+mod columns;
 mod properties;
 mod quantized;
 mod table;

@@ -93,10 +93,16 @@ fn check_given<'a, 'g, B: NormBackend + ?Sized, A: Views<'a, B>>(
     Ok(Checked { spec, args: Given { args, statistics, columns }, problem })
 }
 
-impl<B: NormBackend + ?Sized, A> Checked<Given<'_, B, A>> {
+impl<'g, B: NormBackend + ?Sized, A> Checked<Given<'g, B, A>> {
     /// The columns of all ranks.
     pub fn whole_cols(&self) -> usize {
         self.args.columns.iter().sum()
+    }
+
+    /// The call on the columns that are here, what all ranks have found, and how many columns each has.
+    pub fn into_call(self) -> (Checked<A>, B::In<'g, f32>, &'g [usize]) {
+        let Checked { spec, args: Given { args, statistics, columns }, problem } = self;
+        (Checked { spec, args, problem }, statistics, columns)
     }
 }
 

@@ -19,7 +19,9 @@ pub(super) fn of_gradients(plan: &Plan, rows: usize) -> u64 {
     let additions = launches(plan).map(|Launch { key: KernelKey { program, tile, .. }, cluster, threads, .. }| {
         let groups = u64::from(tile.groups);
         match program {
-            Program::Backward | Program::BackwardColumns => shared(rows.div_ceil(plan.chunks), groups),
+            Program::Backward | Program::BackwardColumns | Program::BackwardGiven => {
+                shared(rows.div_ceil(plan.chunks), groups)
+            }
             // The groups of a warp, the warps, whose sums lanes share, and these lanes.
             Program::ReducePartials => {
                 let (in_warp, warps) = (32 / u64::from(tile.threads_per_row), u64::from(threads / 32));
@@ -40,7 +42,10 @@ pub(super) fn of_gradients(plan: &Plan, rows: usize) -> u64 {
             | Program::TransposeCodes
             | Program::Columnwise
             | Program::Clear
-            | Program::BackwardRowSums => 0,
+            | Program::BackwardRowSums
+            | Program::ColumnStatistics
+            | Program::ForwardGiven
+            | Program::BackwardStatistics => 0,
             #[cfg(feature = "peers")]
             Program::ReduceForward | Program::GatherNumbers => 0,
         }

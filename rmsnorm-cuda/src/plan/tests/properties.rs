@@ -45,7 +45,11 @@ fn is_on_chip(program: Program) -> bool {
         | Program::QuantizedForwardStreaming
         | Program::TransposeCodes
         | Program::Columnwise
-        | Program::Clear => false,
+        | Program::Clear
+        | Program::ColumnStatistics
+        | Program::ForwardGiven
+        | Program::BackwardStatistics
+        | Program::BackwardGiven => false,
         #[cfg(feature = "peers")]
         Program::ReduceForward | Program::GatherNumbers => false,
     }
@@ -68,7 +72,9 @@ fn static_bytes(key: &KernelKey) -> usize {
         Program::ForwardLong | Program::ForwardStreaming | Program::QuantizedForwardStreaming => 1,
         Program::Backward | Program::BackwardSplit => unroll * if key.call.norm == Norm::Layer { 2 } else { 1 },
         Program::BackwardRowSums => 2,
-        Program::BackwardColumns | Program::Clear => 0,
+        Program::ColumnStatistics | Program::BackwardStatistics if key.call.norm == Norm::Layer => 2,
+        Program::ColumnStatistics | Program::BackwardStatistics => 1,
+        Program::BackwardColumns | Program::Clear | Program::ForwardGiven | Program::BackwardGiven => 0,
         #[cfg(feature = "peers")]
         Program::ReduceForward => 1,
         #[cfg(feature = "peers")]
@@ -117,13 +123,14 @@ fn keys_have_the_tensors_of_the_call() {
                 Program::Forward | Program::ForwardCluster | Program::ForwardLong | Program::ForwardStreaming => {
                     &[Weight, Bias, Residual, NextWeight, NextBias]
                 }
-                Program::Backward | Program::BackwardSplit | Program::BackwardColumns => {
+                Program::Backward | Program::BackwardSplit | Program::BackwardColumns | Program::BackwardGiven => {
                     &[Weight, DresidualOut, Dweight, Dbias, Dresidual]
                 }
-                Program::BackwardRowSums => &[Weight],
+                Program::BackwardRowSums | Program::BackwardStatistics => &[Weight],
+                Program::ColumnStatistics => &[Residual],
                 Program::ReducePartials => &[Dweight, Dbias],
                 Program::QuantizedForward | Program::QuantizedForwardStreaming => &[Weight, Bias, Residual, Amax, Y],
-                Program::Columnwise => &[Weight, Bias, Residual],
+                Program::Columnwise | Program::ForwardGiven => &[Weight, Bias, Residual],
                 #[cfg(feature = "peers")]
                 Program::ReduceForward => &[Weight, Bias, Residual],
                 #[cfg(feature = "peers")]
@@ -201,7 +208,11 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
                 | Program::QuantizedForwardStreaming
                 | Program::TransposeCodes
                 | Program::Columnwise
-                | Program::Clear => none,
+                | Program::Clear
+                | Program::ColumnStatistics
+                | Program::ForwardGiven
+                | Program::BackwardStatistics
+                | Program::BackwardGiven => none,
                 #[cfg(feature = "peers")]
                 Program::ReduceForward | Program::GatherNumbers => none,
             };
@@ -214,6 +225,8 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
                 Program::Backward | Program::BackwardSplit | Program::ReducePartials => None,
                 Program::QuantizedForward | Program::QuantizedForwardStreaming => None,
                 Program::TransposeCodes | Program::Columnwise | Program::Clear => None,
+                Program::ColumnStatistics | Program::ForwardGiven => None,
+                Program::BackwardStatistics | Program::BackwardGiven => None,
                 #[cfg(feature = "peers")]
                 Program::ReduceForward | Program::GatherNumbers => None,
             };
@@ -282,7 +295,11 @@ fn shared_memory_has_room_for_the_rows_and_the_exchange() {
                 | Program::QuantizedForwardStreaming
                 | Program::TransposeCodes
                 | Program::Columnwise
-                | Program::Clear => 0,
+                | Program::Clear
+                | Program::ColumnStatistics
+                | Program::ForwardGiven
+                | Program::BackwardStatistics
+                | Program::BackwardGiven => 0,
                 #[cfg(feature = "peers")]
                 Program::ReduceForward | Program::GatherNumbers => 0,
             };

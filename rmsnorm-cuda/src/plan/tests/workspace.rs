@@ -17,11 +17,12 @@ pub(super) fn parts(plan: &Plan, call: Call, rows: usize, cols: usize) -> Parts 
     // A lock for each block that shares a partial row.
     let blocks = launches(plan).find_map(|Launch { key: KernelKey { program, tile, .. }, .. }| match program {
         Program::Backward => Some(tile.cluster as usize),
-        Program::BackwardColumns => Some(cols.div_ceil(columns(&tile))),
+        Program::BackwardColumns | Program::BackwardGiven => Some(cols.div_ceil(columns(&tile))),
         Program::BackwardSplit | Program::BackwardRowSums | Program::ReducePartials => None,
         Program::Forward | Program::ForwardCluster | Program::ForwardLong | Program::ForwardStreaming => None,
         Program::QuantizedForward | Program::QuantizedForwardStreaming => None,
         Program::TransposeCodes | Program::Columnwise | Program::Clear => None,
+        Program::ColumnStatistics | Program::ForwardGiven | Program::BackwardStatistics => None,
         #[cfg(feature = "peers")]
         Program::ReduceForward | Program::GatherNumbers => None,
     });

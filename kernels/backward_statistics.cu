@@ -1,0 +1,41 @@
+// The first half of backward on a rank's columns: math.md, equations (7) and (17). A block, or a cluster of them, reads its rows once.
+
+// As `sum_pack`, of products: which of two would contract with their addition is left to no compiler, as a row has the same bits however
+// memory is accessed.
+__device__ inline float sum_products(float (&values)[PACK]) {
+    #pragma unroll
+    for (int half = PACK / 2; half > 0; half /= 2)
+        #pragma unroll
+        for (int i = 0; i < PACK / 2; ++i)
+            if (i < half) values[i] = __fadd_rn(values[i], values[i + half]);
+    return values[0];
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+backward_statistics(const __grid_constant__ Params p, const __grid_constant__ Columns c) {
+    __shared__ float exchange[2][GROUPS][NUMBERS][SENDERS];
+    const Turn turn;
+    RowSums<NUMBERS> sums(exchange, turn.group, turn.thread);
+    wait_for_earlier_kernels();
+    admit_next_kernel();
+
+    for (unsigned long long row = turn.first_row; row < p.rows; row += turn.rows_apart) {
+        const Statistics statistics(p, row);
+        float numbers[NUMBERS] = {};
+        #pragma unroll 2
+        for (unsigned long long col = turn.first_col; col < p.cols; col += STEP) {
+            float weight[PACK], x_hat[PACK], dy[PACK], wdy[PACK], products[PACK];
+            load_weight(p, col, weight);
+            load_terms(p, row, col, statistics, weight, x_hat, dy, wdy);
+            #pragma unroll
+            for (int i = 0; i < PACK; ++i) products[i] = wdy[i] * x_hat[i];
+            if constexpr (IS_LAYER) numbers[0] += sum_products(wdy);
+            numbers[NUMBERS - 1] += sum_products(products);
+        }
+        sums.sum(numbers);
+        if (turn.is_writer()) {
+            #pragma unroll
+            for (int i = 0; i < NUMBERS; ++i) c.numbers[row * NUMBERS + i] = numbers[i];
+        }
+    }
+}

@@ -1,0 +1,78 @@
+// Backward for rows that are visited column by column: what backward_streaming.cu and the halves of backward on a rank's columns have in
+// common.
+
+// Every pack is pack 0 of a thread that has one: its first and its last (`may_pass_end`).
+static_assert(PACKS == 1);
+
+struct Statistics {
+    float mean, rstd;
+
+    __device__ Statistics(const Params& p, unsigned long long row)
+        : mean(IS_LAYER ? p.mean[row] : 0.0f), rstd(p.rstd[row]) {}
+};
+
+// x_hat and wdy of the pack at a column; zeros past the end of the row.
+__device__ inline void load_terms(
+    const Params& p, unsigned long long row, unsigned long long col, Statistics statistics, const float (&weight)[PACK],
+    float (&x_hat)[PACK], float (&dy)[PACK], float (&wdy)[PACK]
+) {
+    const int left = int(min(p.cols - col, (unsigned long long)PACK));
+    unpack(load_pack<Reuse::ByNone>(ROW(x, row) + col, 0, left), x_hat);
+    unpack(load_pack<Reuse::ByNone>(ROW(dy, row) + col, 0, left), dy);
+    #pragma unroll
+    for (int i = 0; i < PACK; ++i) {
+        // Past the end x and dy are zero, which does not help where x_hat overflows.
+        x_hat[i] = IS_LAYER && i >= left ? 0.0f : (x_hat[i] - statistics.mean) * statistics.rstd;
+        wdy[i] = dy[i] * weight[i];
+    }
+}
+
+__device__ inline void load_weight(const Params& p, unsigned long long col, float (&weight)[PACK]) {
+    const int left = int(min(p.cols - col, (unsigned long long)PACK));
+    unpack_weight(load_parameter<HAS_WEIGHT>(p.weight + col, 0, left), p.weight_offset, weight);
+}
+
+// mean_wdy_xhat and mean_wdy of a row.
+struct Averages {
+    float wdy_xhat, wdy;
+};
+
+// dx, and the partial sums of dweight and dbias; `averages_of` says what a row's are. A block has THREADS * PACK columns of the rows of a
+// chunk.
+template <class AveragesOf>
+__device__ inline void write_columns(const Params& p, const AveragesOf& averages_of) {
+    const unsigned long long tiles = (p.cols + STEP - 1) / STEP, works = tiles * p.chunks;
+    for (unsigned long long work = blockIdx.x; work < works; work += gridDim.x) {
+        const unsigned long long chunk = work / tiles, col = (work % tiles * THREADS + threadIdx.x) * PACK;
+        const int left = col < p.cols ? int(min(p.cols - col, (unsigned long long)PACK)) : 0;
+        Gradients gradients;
+        gradients.clear();
+        if (left > 0) {
+            float weight[PACK];
+            load_weight(p, col, weight);
+            #pragma unroll 2
+            for (unsigned long long row = chunk; row < p.rows; row += p.chunks) {
+                const Statistics statistics(p, row);
+                const Averages averages = averages_of(row);
+                float x_hat[PACK], dy[PACK], wdy[PACK], dx[PACK];
+                load_terms(p, row, col, statistics, weight, x_hat, dy, wdy);
+                #pragma unroll
+                for (int i = 0; i < PACK; ++i) {
+                    dx[i] = statistics.rstd * ((wdy[i] - averages.wdy) - x_hat[i] * averages.wdy_xhat);
+                    if (i < left) gradients.add(0, i, dy[i], x_hat[i]);
+                }
+#if HAS_DRESIDUAL_OUT
+                float residual[PACK];
+                unpack(load_pack<Reuse::ByNone>(ROW(dresidual_out, row) + col, 0, left), residual);
+                #pragma unroll
+                for (int i = 0; i < PACK; ++i) dx[i] += residual[i];
+#endif
+                store_pack(ROW(dx, row) + col, 0, left, pack<T>(dx));
+#if HAS_DRESIDUAL
+                store_pack(ROW(dresidual, row) + col, 0, left, pack<R>(dx));
+#endif
+            }
+        }
+        if constexpr (GRADIENTS > 0) hand_on<false>(p, chunk, {work % tiles, tiles}, col, left, gradients);
+    }
+}

@@ -1,0 +1,20 @@
+// Packs of h that a thread reads together: what both halves of forward on a rank's columns have in common.
+
+__device__ inline void load_packs(const Params& p, unsigned long long row, Visit at, Pack<H> (&h)[BATCH]) {
+    #pragma unroll
+    for (int k = 0; k < BATCH; ++k) {
+        if (at.is_inside()) h[k] = load_h(p, row, at);
+        at.advance();
+    }
+}
+
+// What `use` does with each of them, and then behind the last.
+template <class Use>
+__device__ inline Visit use_packs(Visit at, const Pack<H> (&h)[BATCH], const Use& use) {
+    #pragma unroll
+    for (int k = 0; k < BATCH; ++k) {
+        if (at.is_inside()) use(at, h[k]);
+        at.advance();
+    }
+    return at;
+}

@@ -1,0 +1,180 @@
+//! The two halves of a call on a rank's columns: math.md, equations (15) to (18). Their plans are `plan/columns.rs`'s, and their kernels
+//! are told of the ranks besides.
+
+use cudarc::driver::{CudaView, CudaViewMut, DeviceSlice};
+use rmsnorm_spec::{
+    Backward, BackwardStatistics, Checked, ColumnStatistics, Element, Error, Forward, Given, GradReduction, NormSpec,
+    Problem, Rows, Tensor, Visitor,
+};
+
+use super::{Tensors, access_bytes, enqueue_plan};
+use crate::backend::CudaBackend;
+use crate::params::{Columns, MOST_COLUMN_RANKS};
+use crate::plan;
+
+/// What the kernel of a half is told beside its tensors.
+pub(super) struct Half {
+    pub(super) columns: Columns,
+    /// The columns of all ranks.
+    pub(super) whole_cols: usize,
+}
+
+pub(crate) fn column_statistics<T: Element, R: Element>(
+    backend: &CudaBackend,
+    call: Checked<ColumnStatistics<'_, CudaBackend, T, R>>,
+) -> Result<(), Error> {
+    let (spec, problem) = (*call.spec(), *call.problem());
+    let args = call.into_args();
+    let mut tensors = Tensors::new(backend.stream(), problem);
+    tensors.read(Tensor::X, args.x)?;
+    if let Some(residual) = args.residual {
+        tensors.read(Tensor::Residual, residual)?;
+    }
+    enqueue_first(backend, &spec, &problem, &tensors, args.statistics)
+}
+
+pub(crate) fn backward_statistics<T: Element, W: Element, R: Element>(
+    backend: &CudaBackend,
+    call: Checked<BackwardStatistics<'_, CudaBackend, T, W, R>>,
+) -> Result<(), Error> {
+    let (spec, problem) = (*call.spec(), *call.problem());
+    let args = call.into_args();
+    let mut tensors = Tensors::new(backend.stream(), problem);
+    tensors.read(Tensor::X, args.x)?;
+    if let Some(weight) = args.weight {
+        tensors.read(Tensor::Weight, Rows::dense(weight))?;
+    }
+    if let Some(mean) = args.mean {
+        tensors.read(Tensor::Mean, Rows::dense(mean))?;
+    }
+    tensors.read(Tensor::Rstd, Rows::dense(args.rstd))?;
+    tensors.read(Tensor::Dy, args.dy)?;
+    enqueue_first(backend, &spec, &problem, &tensors, args.statistics)
+}
+
+pub(crate) fn forward_given<T: Element, W: Element, R: Element>(
+    backend: &CudaBackend,
+    call: Checked<Given<'_, CudaBackend, Forward<'_, CudaBackend, T, W, R>>>,
+) -> Result<(), Error> {
+    let (spec, problem, whole_cols) = (*call.spec(), *call.problem(), call.whole_cols());
+    let (call, statistics, columns) = call.into_call();
+    let mut tensors = Tensors::new(backend.stream(), problem);
+    call.visit(&mut tensors)?;
+    enqueue_second(backend, &spec, &problem, &tensors, (statistics, columns, whole_cols))
+}
+
+pub(crate) fn backward_given<T: Element, W: Element, R: Element>(
+    backend: &CudaBackend,
+    call: Checked<Given<'_, CudaBackend, Backward<'_, CudaBackend, T, W, R>>>,
+) -> Result<(), Error> {
+    let (spec, problem, whole_cols) = (*call.spec(), *call.problem(), call.whole_cols());
+    if problem.grad_reduction != GradReduction::Partials {
+        let rule =
+            "of columns that are divided among ranks, the cuda backend sums gradients by GradReduction::Partials";
+        return Err(Error::Unsupported { rule: rule.into() });
+    }
+    let (call, statistics, columns) = call.into_call();
+    let mut tensors = Tensors::new(backend.stream(), problem);
+    call.visit(&mut tensors)?;
+    enqueue_second(backend, &spec, &problem, &tensors, (statistics, columns, whole_cols))
+}
+
+/// A first half, which writes what it finds there.
+fn enqueue_first(
+    backend: &CudaBackend,
+    spec: &NormSpec,
+    problem: &Problem,
+    tensors: &Tensors<'_>,
+    statistics: CudaViewMut<'_, f32>,
+) -> Result<(), Error> {
+    tensors.check_context("statistics", statistics.stream())?;
+    // Until the work is enqueued cudarc takes it to be in use.
+    let (numbers, _in_use) = statistics.view_ptr_mut(backend.stream());
+    let half = Half { columns: of_ranks(numbers, &[problem.cols])?, whole_cols: problem.cols };
+    let plan = plan::columns::statistics(problem, access_bytes(problem, &tensors.params()), backend.kernels().caps());
+    enqueue_plan(backend, spec, problem, tensors, &plan, Some(&half))
+}
+
+/// A second half, by what all ranks have found, how many columns each has, and how many all have.
+fn enqueue_second(
+    backend: &CudaBackend,
+    spec: &NormSpec,
+    problem: &Problem,
+    tensors: &Tensors<'_>,
+    (statistics, columns, whole_cols): (CudaView<'_, f32>, &[usize], usize),
+) -> Result<(), Error> {
+    tensors.check_context("statistics", statistics.stream())?;
+    let (numbers, _in_use) = statistics.view_ptr(backend.stream());
+    let half = Half { columns: of_ranks(numbers, columns)?, whole_cols };
+    let plan = plan::columns::given(problem, access_bytes(problem, &tensors.params()), backend.kernels().caps());
+    enqueue_plan(backend, spec, problem, tensors, &plan, Some(&half))
+}
+
+/// Numbers at that address, of ranks that have so many columns each.
+///
+/// # Errors
+/// `Unsupported` for more ranks than a kernel is told of.
+fn of_ranks(numbers: u64, of_each: &[usize]) -> Result<Columns, Error> {
+    let ranks = of_each.len();
+    if ranks > MOST_COLUMN_RANKS {
+        let rule = format!(
+            "the cuda backend divides the columns of a row among at most {MOST_COLUMN_RANKS} ranks, got {ranks}"
+        );
+        return Err(Error::Unsupported { rule });
+    }
+    let mut columns = [0.0; MOST_COLUMN_RANKS];
+    for (to, &from) in columns.iter_mut().zip(of_each) {
+        *to = from as f32;
+    }
+    Ok(Columns { numbers, ranks: ranks as u32, unused: 0, columns })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_is_told_of_every_rank_or_the_call_is_refused() {
+        let most: Vec<usize> = (1..=MOST_COLUMN_RANKS).collect();
+        let columns = of_ranks(1, &most).expect("as many as there may be");
+        assert_eq!((columns.numbers, columns.ranks), (1, 64));
+        assert!(columns.columns.iter().zip(&most).all(|(got, &expected)| *got == expected as f32));
+        let few = of_ranks(1, &[5, 7]).expect("two");
+        assert_eq!((few.ranks, &few.columns[..3]), (2, &[5.0, 7.0, 0.0][..]));
+        let refused = of_ranks(1, &[1; MOST_COLUMN_RANKS + 1]);
+        assert!(matches!(refused, Err(Error::Unsupported { rule }) if rule.contains("at most 64 ranks, got 65")));
+    }
+
+    /// Name and bytes of every field of `struct Columns` in a source text; `parse` takes a line apart.
+    fn fields<'a>(source: &'a str, parse: fn(&'a str) -> Option<(&'a str, usize)>) -> Vec<(&'a str, usize)> {
+        let body = source.split_once("struct Columns {").expect("a struct").1.split_once("\n}").expect("its end").0;
+        body.lines().filter_map(|line| parse(line.trim())).collect()
+    }
+
+    fn rust_field(line: &str) -> Option<(&str, usize)> {
+        let (name, kind) = line.strip_prefix("pub(crate) ")?.strip_suffix(',')?.split_once(": ")?;
+        let bytes = match kind {
+            "[f32; MOST_COLUMN_RANKS]" => 4 * MOST_COLUMN_RANKS,
+            "u64" => 8,
+            "u32" => 4,
+            _ => panic!("{line}: neither an address, nor numbers"),
+        };
+        Some((name, bytes))
+    }
+
+    fn cuda_field(line: &str) -> Option<(&str, usize)> {
+        let (kind, name) = line.split_once(';')?.0.rsplit_once(' ')?;
+        let bytes = if kind.ends_with('*') { 8 } else { 4 };
+        match name.strip_suffix("[MOST_COLUMN_RANKS]") {
+            Some(name) => Some((name, bytes * MOST_COLUMN_RANKS)),
+            None => Some((name, bytes)),
+        }
+    }
+
+    #[test]
+    fn the_second_argument_is_the_same_on_both_sides() {
+        let rust = fields(include_str!("../params.rs"), rust_field);
+        assert_eq!(rust, fields(rmsnorm_kernels::COLUMNS.text, cuda_field));
+        assert_eq!(rust.iter().map(|(_, bytes)| bytes).sum::<usize>(), size_of::<Columns>());
+    }
+}

@@ -1,0 +1,133 @@
+//! The two halves of a call on a rank's columns: threads for a row of any length, which they visit from its start to its end, and
+//! backward's second half by columns.
+
+use rmsnorm_gpu::reduction;
+use rmsnorm_spec::{Direction, Norm, Problem};
+
+use super::backward::{finish, most_rows};
+use super::{Plan, Program, Reads, Step, Tile, is_sum, key, pack};
+use crate::caps::Caps;
+
+/// Threads that a row has at the least, a warp, and at the most, in one block.
+const LEAST_THREADS: usize = 32;
+const MOST_THREADS: usize = 1024;
+
+/// Threads of a block, if a row has fewer: of several rows.
+const BLOCK_THREADS: u32 = 256;
+
+/// Threads of a multiprocessor, which leaves each 64 registers; half as many where packs are put together of halves of words.
+const THREADS_PER_SM: u32 = 1024;
+
+/// Packs that a thread of forward reads together at the most, and that a thread of a short row has: 64 KiB are on their way to a
+/// multiprocessor then.
+const BATCH: usize = 4;
+
+/// Packs of a thread from which on a row is worth the blocks of a cluster.
+const MOST_PACKS: usize = 16;
+
+/// Threads of a block that has columns, at the most, and of a multiprocessor, which leaves each 80 registers; or 128, which packs take that
+/// are put together of halves of words.
+const COLUMNS_THREADS: usize = 256;
+const COLUMNS_THREADS_PER_SM: u32 = 768;
+const COLUMNS_THREADS_PER_SM_BY_HALVES: u32 = 512;
+
+/// Blocks of a multiprocessor on every architecture.
+const MOST_BLOCKS: u32 = 16;
+
+/// Blocks that have columns, for each that runs at a time: more even out, and make more partial rows.
+const COLUMNS_ROUNDS: u64 = 2;
+
+/// The plan of a first half: of forward or backward, as the problem's direction says.
+pub(crate) fn statistics(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
+    let program = match problem.direction {
+        Direction::Forward | Direction::QuantizedForward => Program::ColumnStatistics,
+        Direction::Backward => Program::BackwardStatistics,
+    };
+    by_rows(problem, program, access_bytes, caps)
+}
+
+/// The plan of a second half. That of backward may need more workspace than a backward call of the same size.
+pub(crate) fn given(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
+    match problem.direction {
+        Direction::Forward | Direction::QuantizedForward => by_rows(problem, Program::ForwardGiven, access_bytes, caps),
+        Direction::Backward => backward_given(problem, access_bytes, caps),
+    }
+}
+
+/// Threads have rows, one after the other.
+fn by_rows(problem: &Problem, program: Program, access_bytes: u32, caps: &Caps) -> Plan {
+    if problem.rows == 0 {
+        return Plan::default();
+    }
+    let tile = row_tile(problem, program, access_bytes, caps);
+    let resident = (caps.sms * tile.blocks_per_sm / tile.cluster).max(1) as usize;
+    // Blocks go on to further rows.
+    let blocks = problem.rows.div_ceil(tile.groups as usize).min(resident) as u32;
+    let launch = Step::launch(key(problem, program, tile), blocks * tile.cluster, 0);
+    Plan { steps: [Some(launch), None, None, None], ..Plan::default() }
+}
+
+/// The threads of a row.
+fn row_tile(problem: &Problem, program: Program, access_bytes: u32, caps: &Caps) -> Tile {
+    let pack = pack_of(problem);
+    let packs = problem.cols.div_ceil(pack as usize);
+    let threads = packs.div_ceil(BATCH).next_power_of_two().clamp(LEAST_THREADS, MOST_THREADS);
+    let cluster = if packs > MOST_PACKS * MOST_THREADS { caps.max_cluster } else { 1 };
+    let groups = (BLOCK_THREADS / threads as u32).max(1);
+    // Layer norm's first half visits a row twice. What a thread reads together stays in its registers.
+    let is_held = program == Program::ColumnStatistics && problem.norm == Norm::Layer && packs <= BATCH * threads;
+    // Packs that are put together of halves of words take registers, and so do wide parameters.
+    let is_by_halves = access_bytes < 4;
+    let threads_per_sm = if is_by_halves { THREADS_PER_SM / 2 } else { THREADS_PER_SM };
+    let has_wide_parameters = program == Program::ForwardGiven && pack as usize * problem.dtypes.weight.size() > 16;
+    let reads_few = (is_by_halves || has_wide_parameters) && !is_held;
+    let batch = match problem.direction {
+        Direction::Backward => 1,
+        Direction::Forward | Direction::QuantizedForward if reads_few => BATCH / 2,
+        Direction::Forward | Direction::QuantizedForward => BATCH,
+    };
+    Tile {
+        pack,
+        packs: 1,
+        threads_per_row: threads as u32,
+        groups,
+        cluster,
+        blocks_per_sm: (threads_per_sm / (threads as u32 * groups)).max(1),
+        access_bytes,
+        reads: Reads { is_held, batch: batch as u32, ..Tile::NONE.reads },
+        ..Tile::NONE
+    }
+}
+
+/// Elements of a pack.
+fn pack_of(problem: &Problem) -> u32 {
+    let has_stream = problem.direction == Direction::Backward || is_sum(problem);
+    pack(problem.dtypes.activation, has_stream.then_some(problem.dtypes.residual))
+}
+
+/// Threads have columns, of the rows of a chunk; then the second stage of gradients.
+fn backward_given(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
+    let pack = pack_of(problem);
+    let packs = problem.cols.div_ceil(pack as usize);
+    let threads = packs.next_power_of_two().clamp(LEAST_THREADS, COLUMNS_THREADS) as u32;
+    let blocks_per_sm = |threads_per_sm: u32| (threads_per_sm / threads).min(MOST_BLOCKS);
+    let resident =
+        blocks_per_sm(if access_bytes < 4 { COLUMNS_THREADS_PER_SM_BY_HALVES } else { COLUMNS_THREADS_PER_SM });
+    let tile = Tile {
+        pack,
+        packs: 1,
+        threads_per_row: threads,
+        groups: 1,
+        blocks_per_sm: resident,
+        access_bytes,
+        ..Tile::NONE
+    };
+    let (rows, tiles) = (problem.rows as u64, (packs as u64).div_ceil(threads.into()));
+    // However memory is accessed: chunks decide the bits of gradients.
+    let blocks = COLUMNS_ROUNDS * u64::from(caps.sms * blocks_per_sm(COLUMNS_THREADS_PER_SM));
+    let chunks = reduction::chunks(rows, blocks.div_ceil(tiles).min(rows), most_rows(rows, 1));
+    // A grid has at most 2^31 - 1 blocks; they go on to further tiles of chunks.
+    let grid = tiles.saturating_mul(chunks).min(i32::MAX as u64) as u32;
+    let columns = Step::launch(key(problem, Program::BackwardGiven, tile), grid, 0);
+    finish(problem, chunks, tiles, [(problem.rows > 0).then_some(columns), None], caps)
+}
