@@ -38,11 +38,10 @@ __device__ inline float own_mean(float sum, float columns) { return __fdiv_rn(su
 // A row, as all ranks have found it.
 struct Found {
     const Columns& c;
-    const float* first; // of rank 0
-    unsigned long long stride;
+    const float* first; // number of rank 0
+    unsigned long long stride; // to those of the next rank
 
-    __device__ Found(const Params& p, const Columns& c, unsigned long long row)
-        : c(c), first(c.numbers + row * NUMBERS), stride(p.rows * NUMBERS) {}
+    __device__ Found(const Columns& c, const float* first, unsigned long long stride) : c(c), first(first), stride(stride) {}
 
     __device__ float number(unsigned rank, int i) const { return first[rank * stride + i]; }
 
@@ -59,3 +58,28 @@ struct Found {
         return sum([&](unsigned rank) { return number(rank, i); });
     }
 };
+
+#if !IS_BACKWARD
+// Of a whole row: equation (16).
+struct Statistics {
+    float mean, rstd;
+
+    __device__ Statistics(const Params& p, const Found& found) : mean(0.0f) {
+        float squares;
+        if constexpr (IS_LAYER) {
+            mean = __fmul_rn(found.sum_of(0), p.share);
+            squares = found.sum([&](unsigned rank) {
+                const float columns = found.c.columns[rank];
+                const float apart = __fsub_rn(own_mean(found.number(rank, 0), columns), mean);
+                const float product = __fmul_rn(__fmul_rn(2.0f, apart), found.number(rank, 1));
+                const float between = __fmul_rn(columns, __fmul_rn(apart, apart));
+                return __fadd_rn(__fadd_rn(found.number(rank, 2), product), between);
+            });
+        } else squares = found.sum_of(0);
+        float var = __fmul_rn(squares, p.share);
+        // Layer norm's is no sum of squares, and rounding may leave it below 0. NaN stays.
+        if (var < 0.0f) var = 0.0f;
+        rstd = reciprocal_root(__fadd_rn(var, p.eps));
+    }
+};
+#endif

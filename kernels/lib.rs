@@ -41,6 +41,7 @@ sources! {
     FORWARD = "forward.cu",
     FORWARD_CLUSTER = "forward_cluster.cu",
     FORWARD_COLUMNS = "forward_columns.cuh",
+    FORWARD_EXCHANGE = "forward_exchange.cu",
     FORWARD_GIVEN = "forward_given.cu",
     FORWARD_PARTS = "forward_parts.cuh",
     FORWARD_LONG = "forward_long.cu",

@@ -92,6 +92,13 @@ __device__ inline bool has_empty(const Pack<T>& pack) {
     return is_any;
 }
 
+__device__ inline Pack<T> empty_slot() {
+    Pack<T> empty;
+    #pragma unroll
+    for (int word = 0; word < 4; ++word) empty.words[word] = unsigned(EMPTY_WORD);
+    return empty;
+}
+
 // What a thread knows of the group in one launch.
 struct Group {
     const Peers& g;
@@ -119,6 +126,29 @@ struct Group {
             if (rank != g.rank) store_slot(g.send[rank] + slot, part);
     }
 
+    // The same to one rank, by one thread.
+    __device__ void send_to(unsigned rank, unsigned long long slot, const Pack<T>& part) const {
+        if (!is_silent) store_slot(g.send[rank] + slot, part);
+    }
+
+    // What one rank has sent, once it is there.
+    __device__ Pack<T> receive_from(unsigned rank, unsigned long long slot) {
+        const char* from = g.receive[rank] + slot;
+        unsigned long long start = 0;
+        Pack<T> part;
+        for (unsigned polls = 1;; ++polls) {
+            part = load_slot(from);
+            if (!has_empty(part) || has_given_up) break;
+            if (polls % POLLS_PER_LOOK != 0) continue;
+            const unsigned long long now = clock_now();
+            if (start == 0) start = now;
+            if (load_state(&g.state->missing) != 0) has_given_up = true;
+            else if (now - start > g.deadline) say_missing(rank + 1);
+        }
+        store_slot(from, empty_slot());
+        return part;
+    }
+
     // Fills in the parts of the other ranks, of up to COUNT packs of a thread, once they are there; `exists` says which packs are to come.
     template <int COUNT, class Exists>
     __device__ void receive(unsigned long long slot, const Exists& exists, Pack<T> (&parts)[COUNT][RANKS]) {
@@ -142,9 +172,7 @@ struct Group {
             if (load_state(&g.state->missing) != 0) has_given_up = true;
             else if (now - start > g.deadline) give_up(exists, parts);
         }
-        Pack<T> empty;
-        #pragma unroll
-        for (int word = 0; word < 4; ++word) empty.words[word] = unsigned(EMPTY_WORD);
+        const Pack<T> empty = empty_slot();
         #pragma unroll
         for (int i = 0; i < COUNT; ++i)
             #pragma unroll
@@ -170,6 +198,10 @@ private:
             #pragma unroll
             for (int rank = RANKS - 1; rank >= 0; --rank)
                 if (rank != g.rank && exists(i) && has_empty(parts[i][rank])) missing = rank + 1;
+        say_missing(missing);
+    }
+
+    __device__ void say_missing(unsigned missing) {
         if (atomicCAS(&g.state->missing, 0, missing) == 0)
             asm volatile("st.relaxed.sys.global.u32 [%0], %1;" :: "l"(g.report), "r"(missing) : "memory");
         has_given_up = true;

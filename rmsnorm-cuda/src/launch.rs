@@ -19,6 +19,8 @@ use crate::error::device_error;
 use crate::params::{Matrix, Params};
 use crate::plan::{self, Plan};
 use columns::Half;
+#[cfg(feature = "peers")]
+pub(crate) use columns::of_ranks;
 pub(crate) use columns::{backward_given, backward_statistics, column_statistics, forward_given};
 pub(crate) use tensors::Tensors;
 #[cfg(feature = "peers")]
@@ -128,7 +130,7 @@ pub(crate) fn set_call(params: &mut Params, spec: &NormSpec, problem: &Problem) 
 }
 
 /// What makes an average of a sum over so many columns.
-fn share(cols: usize) -> f32 {
+pub(crate) fn share(cols: usize) -> f32 {
     (1.0 / cols as f64) as f32
 }
 

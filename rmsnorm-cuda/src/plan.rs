@@ -10,6 +10,8 @@ pub(crate) mod columns;
 mod describe;
 mod forward;
 #[cfg(feature = "peers")]
+pub(crate) mod forward_exchange;
+#[cfg(feature = "peers")]
 pub(crate) mod gather_numbers;
 mod quantized_forward;
 #[cfg(feature = "peers")]
@@ -77,6 +79,9 @@ pub(crate) enum Program {
     /// `gather_numbers.cu`: between the halves of a call whose columns are divided among ranks.
     #[cfg(feature = "peers")]
     GatherNumbers,
+    /// `forward_exchange.cu`: both halves of forward and the exchange between them, of rows that stay in registers.
+    #[cfg(feature = "peers")]
+    ForwardExchange,
 }
 
 impl Program {
@@ -115,6 +120,8 @@ impl Program {
             // Of either direction.
             #[cfg(feature = "peers")]
             Program::GatherNumbers => ("gather_numbers", Direction::Forward, false, &[]),
+            #[cfg(feature = "peers")]
+            Program::ForwardExchange => ("forward_exchange", Direction::Forward, false, &[Weight, Bias, Residual]),
         };
         let stores_gradients = is_reduction || matches!(self, Program::BackwardSplit);
         let optional = TensorSet::of(optional);
@@ -133,6 +140,21 @@ impl Program {
             Program::ColumnStatistics | Program::ForwardGiven | Program::BackwardStatistics | Program::BackwardGiven
         )
     }
+
+    /// Whether it is told of the columns of all ranks: of the halves, and of what is both.
+    pub(crate) const fn divides_columns(self) -> bool {
+        #[cfg(feature = "peers")]
+        if matches!(self, Program::ForwardExchange) {
+            return true;
+        }
+        self.is_half()
+    }
+
+    /// Whether it hands other ranks something through slots.
+    #[cfg(feature = "peers")]
+    pub(crate) const fn has_peers(self) -> bool {
+        matches!(self, Program::ReduceForward | Program::GatherNumbers | Program::ForwardExchange)
+    }
 }
 
 /// The tensors that some program may leave out.
@@ -145,7 +167,7 @@ pub(crate) const OPTIONAL: TensorSet = Program::QuantizedForward
 #[cfg(test)]
 impl Program {
     /// Every program.
-    pub(crate) const ALL: [Program; 18 + 2 * cfg!(feature = "peers") as usize] = [
+    pub(crate) const ALL: [Program; 18 + 3 * cfg!(feature = "peers") as usize] = [
         Program::Forward,
         Program::ForwardCluster,
         Program::ForwardLong,
@@ -168,6 +190,8 @@ impl Program {
         Program::ReduceForward,
         #[cfg(feature = "peers")]
         Program::GatherNumbers,
+        #[cfg(feature = "peers")]
+        Program::ForwardExchange,
     ];
 }
 
@@ -491,6 +515,6 @@ fn reads(program: Program, call: &CallKey, tile: &Tile) -> Reads {
         | Program::BackwardStatistics
         | Program::BackwardGiven => reads,
         #[cfg(feature = "peers")]
-        Program::ReduceForward | Program::GatherNumbers => reads,
+        Program::ReduceForward | Program::GatherNumbers | Program::ForwardExchange => reads,
     }
 }

@@ -63,6 +63,8 @@ const fn files(program: Program) -> &'static [Source] {
         Program::ReduceForward => &[kernels::PEERS, kernels::REDUCE_FORWARD],
         #[cfg(feature = "peers")]
         Program::GatherNumbers => &[kernels::PEERS, kernels::GATHER_NUMBERS],
+        #[cfg(feature = "peers")]
+        Program::ForwardExchange => &[kernels::PEERS, kernels::COLUMNS, kernels::FORWARD_EXCHANGE],
     }
 }
 
@@ -104,7 +106,7 @@ fn peer_numbers(key: &KernelKey) -> Option<[(&'static str, u32); 6]> {
     use crate::peers::{EMPTY_WORD, MOST_RANKS, Peers, STATE_BYTES};
     use crate::plan::gather_numbers::MOST_NUMBERS;
 
-    matches!(key.program, Program::ReduceForward | Program::GatherNumbers).then_some([
+    key.program.has_peers().then_some([
         ("RANKS", key.ranks),
         ("MOST_NUMBERS", MOST_NUMBERS as u32),
         ("MOST_RANKS", MOST_RANKS as u32),
@@ -117,7 +119,7 @@ fn peer_numbers(key: &KernelKey) -> Option<[(&'static str, u32); 6]> {
 /// What a half on a rank's columns is told besides, in the words of `columns.cuh`; nothing where columns are not divided.
 fn column_numbers(key: &KernelKey) -> Option<[(&'static str, u32); 2]> {
     key.program
-        .is_half()
+        .divides_columns()
         .then_some([("MOST_COLUMN_RANKS", MOST_COLUMN_RANKS as u32), ("COLUMNS_BYTES", size_of::<Columns>() as u32)])
 }
 
@@ -362,8 +364,8 @@ mod tests {
         for program in Program::ALL {
             let options = options(&KernelKey { program, ..KEY }, Arch(90)).join(" ");
             let expected = format!("-DMOST_COLUMN_RANKS=64 -DCOLUMNS_BYTES={}", size_of::<Columns>());
-            assert_eq!(options.contains(&expected), program.is_half(), "{program:?}: {options}");
-            assert_eq!(text(program).contains("struct Columns {"), program.is_half(), "{program:?}");
+            assert_eq!(options.contains(&expected), program.divides_columns(), "{program:?}: {options}");
+            assert_eq!(text(program).contains("struct Columns {"), program.divides_columns(), "{program:?}");
         }
     }
 

@@ -122,19 +122,18 @@ impl Collective<CudaBackend> for InProcess {
         Err(Error::Unsupported { rule: "ranks of this test only gather".into() })
     }
 
-    fn all_gather<T: Stored>(
-        &self,
-        shares: &Shares,
-        from: CudaView<'_, T>,
-        mut to: CudaViewMut<'_, T>,
-    ) -> Result<(), Error> {
+    fn all_gather<T: Stored>(&self, _: &Shares, _: CudaView<'_, T>, _: CudaViewMut<'_, T>) -> Result<(), Error> {
+        Err(Error::Unsupported { rule: "ranks of this test gather in place".into() })
+    }
+
+    fn all_gather_in_place<T: Stored>(&self, shares: &Shares, mut to: CudaViewMut<'_, T>) -> Result<(), Error> {
         let stream = self.backend.stream();
-        let bytes_of = |elements: usize| elements * size_of::<T>();
-        check_len("to", shares.len(), CudaBackend::out_span(&to).len)?;
-        let len = bytes_of(shares.elements(self.rank).len());
+        check_len("tensor", shares.len(), CudaBackend::out_span(&to).len)?;
+        let own = to.slice(shares.elements(self.rank));
+        let len = own.len() * size_of::<T>();
         // SAFETY:
         // - contents: bytes may have any value.
-        let own = unsafe { from.transmute::<u8>(len) }.unwrap();
+        let own = unsafe { own.transmute::<u8>(len) }.unwrap();
         // No device copies 0 bytes.
         let own = if len == 0 { Vec::new() } else { stream.clone_dtoh(&own).map_err(device_error)? };
         stream.synchronize().map_err(device_error)?;

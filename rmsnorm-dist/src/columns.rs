@@ -96,7 +96,10 @@ impl<'a, B: Memory> DividedColumns<'a, B> {
     }
 
     /// The spec of this rank's columns.
-    fn here(&self, spec: &NormSpec) -> Result<NormSpec, Error> {
+    ///
+    /// # Errors
+    /// `InvalidArgument` where the columns of all ranks are not those of a row.
+    pub fn here(&self, spec: &NormSpec) -> Result<NormSpec, Error> {
         let whole = self.columns.iter().try_fold(0usize, |sum, &columns| sum.checked_add(columns));
         match self.columns.get(self.rank) {
             Some(&here) if whole == Some(spec.cols) => Ok(spec.cols(here)),

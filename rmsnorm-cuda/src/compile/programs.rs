@@ -506,7 +506,12 @@ fn tuned_of_ranks() -> Vec<Job> {
             [DType::Bf16, DType::F32].into_iter().flat_map(|dtype| [1024, 4096, 8192].map(|cols| (dtype, cols)))
         {
             let cols = if dtype == DType::F32 { cols / 2 } else { cols };
-            jobs.push(of_ranks(&Problem::forward(norm, ROWS, cols, dtype, tensors), 16, ranks, &Caps::h200()));
+            let problem = Problem::forward(norm, ROWS, cols, dtype, tensors);
+            jobs.push(of_ranks(&problem, 16, ranks, &Caps::h200()));
+            let alone = Problem { tensors: tensors.without(Tensor::Residual).without(Tensor::ResidualOut), ..problem };
+            for problem in [problem, alone, Problem { cols: 2 * cols, ..problem }] {
+                jobs.extend(exchange_of_ranks(&problem, 16, ranks, &Caps::h200()));
+            }
         }
         jobs.push(gather_of_ranks(ranks, &Caps::h200()));
     }
@@ -525,7 +530,11 @@ fn wide_sample_of_ranks() -> Vec<Job> {
             let cols = draw.of([1, 7, 100, 1000, 1536, 4096, 4100, 6001, 8192]);
             let problem = draw.problem(3 * number, ROWS, cols);
             if problem.residual_placement == ResidualPlacement::Before {
-                jobs.push(of_ranks(&problem, draw.of([2, 4, 8, 16, 16]), draw.of([1, 2, 3, 4, 8]), &caps));
+                let (access_bytes, ranks) = (draw.of([2, 4, 8, 16, 16]), draw.of([1, 2, 3, 4, 8]));
+                jobs.push(of_ranks(&problem, access_bytes, ranks, &caps));
+                if number % 4 == 0 {
+                    jobs.extend(exchange_of_ranks(&Problem { parts: 1, ..problem }, access_bytes, ranks, &caps));
+                }
             }
         }
         // In shared memory.
@@ -543,6 +552,14 @@ fn of_ranks(problem: &Problem, access_bytes: u32, ranks: u32, caps: &Caps) -> Jo
     let group = Group { ranks, sharers: 1, bytes: 64 << 20 };
     let plan = plan(problem, access_bytes, &group, caps).expect("rows that fit");
     Job { key: plan.key, arch: caps.arch, cols: problem.cols }
+}
+
+#[cfg(feature = "peers")]
+fn exchange_of_ranks(problem: &Problem, access_bytes: u32, ranks: u32, caps: &Caps) -> Option<Job> {
+    use crate::plan::{forward_exchange::plan, reduce_forward::Group};
+
+    let plan = plan(problem, access_bytes, &Group { ranks, sharers: 1, bytes: 64 << 20 }, caps)?;
+    Some(Job { key: plan.key, arch: caps.arch, cols: problem.cols })
 }
 
 #[cfg(feature = "peers")]

@@ -114,7 +114,7 @@ fn enqueue_second(
 ///
 /// # Errors
 /// `Unsupported` for more ranks than a kernel is told of.
-fn of_ranks(numbers: u64, of_each: &[usize]) -> Result<Columns, Error> {
+pub(crate) fn of_ranks(numbers: u64, of_each: &[usize]) -> Result<Columns, Error> {
     let ranks = of_each.len();
     if ranks > MOST_COLUMN_RANKS {
         let rule = format!(

@@ -1,17 +1,19 @@
-//! Rows whose columns are divided among the ranks of a group: two halves of the backend's, and between them an exchange through slots.
+//! Rows whose columns are divided among the ranks of a group: forward of short rows in one kernel; else two halves of the backend's, and between
+//! them an exchange through slots. Either sends the same slots, so that a rank whose rows are longer may have another way.
 
 use cudarc::driver::{CudaViewMut, DevicePtrMut};
 use rmsnorm_dist::{DividedColumns, Shares};
-use rmsnorm_spec::{Backward, Element, Error, Forward, NormSpec};
+use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, NormSpec, check_columns_form};
 
 use super::group::PeerGroup;
 use super::launch::load;
 use crate::backend::CudaBackend;
 use crate::caps::Arch;
 use crate::error::device_error;
-use crate::launch::Launch;
+use crate::launch::{self, Launch, Tensors};
 use crate::params::Params;
-use crate::plan::gather_numbers;
+use crate::plan::reduce_forward::Piece;
+use crate::plan::{forward_exchange, gather_numbers};
 
 pub(super) fn forward<T: Element, W: Element, R: Element>(
     group: &PeerGroup,
@@ -21,7 +23,55 @@ pub(super) fn forward<T: Element, W: Element, R: Element>(
 ) -> Result<(), Error> {
     let divided = DividedColumns::new(&group.backend, group.place(), columns)?;
     group.check()?;
-    divided.forward(spec, args, |shares, all| gather(group, spec.rows, shares, all))
+    check_columns_form(spec, args.parts)?;
+    let call = Checked::forward(divided.here(spec)?, args)?;
+    if columns.len() > 1 && forward_exchange::has_room(call.problem()) {
+        return in_one_kernel(group, columns, call);
+    }
+    divided.forward(spec, call.into_args(), |shares, all| gather(group, spec.rows, shares, all))
+}
+
+/// Both halves and the exchange between them, of rows that are not too long for that.
+fn in_one_kernel<T: Element, W: Element, R: Element>(
+    group: &PeerGroup,
+    columns: &[usize],
+    call: Checked<Forward<'_, CudaBackend, T, W, R>>,
+) -> Result<(), Error> {
+    let (here, problem, kernels) = (*call.spec(), *call.problem(), group.backend.kernels());
+    let mut tensors = Tensors::new(group.backend.stream(), problem);
+    call.visit(&mut tensors)?;
+    let mut params = tensors.params();
+    let access_bytes = launch::access_bytes(&problem, &params);
+    let Some(plan) = forward_exchange::plan(&problem, access_bytes, &group.group, kernels.caps()) else {
+        return Err(Error::Unsupported { rule: "rows in one kernel stay in registers".into() });
+    };
+    launch::set_call(&mut params, &here, &problem)?;
+    params.share = launch::share(columns.iter().sum());
+    let of_ranks = launch::of_ranks(0, columns)?;
+    // Raises what went wrong where no error could be returned, in cudarc's waits for events among others.
+    group.backend.stream().context().bind_to_thread().map_err(device_error("before the launch"))?;
+    let kernel = load(kernels, &plan.key)?;
+    let overlap = kernels.caps().arch >= Arch::HOPPER;
+    plan.pieces(problem.rows).try_for_each(|Piece { first_row, rows, grid }| {
+        let peers = group.peers(first_row, rows);
+        let mut arguments = [
+            std::ptr::from_ref(&params).cast_mut().cast(),
+            std::ptr::from_ref(&peers).cast_mut().cast(),
+            std::ptr::from_ref(&of_ranks).cast_mut().cast(),
+        ];
+        let launch = Launch { kernel, grid, threads: plan.threads(), shared_bytes: 0, cluster: 1 };
+        // SAFETY:
+        // - kernel: `Kernels` hands out only kernels whose module stays loaded until the process ends;
+        // - arguments: its parameters are a `Params`, or as much of it as calls without groups of rows have, a `Peers` and a `Columns`, whose
+        //   sizes were checked where it was compiled;
+        // - tensors: addresses, lengths and strides come from a `Checked` call of this rank's columns; the piece has rows of the call; the
+        //   key's access_bytes divide all addresses and strides; in place, an element is read by the thread that stores it, before;
+        // - columns: a `Columns` has as many ranks as the group, which are at most 8, and the kernel does not use its numbers;
+        // - slots: the memory of this rank and of its peers is there while a group of them is (`Parts`), or as `from_pointers` was promised;
+        //   the piece has no more rows than there are slots of 16 bytes;
+        // - order: as in `peers::launch`.
+        unsafe { launch.call(group.backend.stream(), &mut arguments, overlap) }
+    })
 }
 
 pub(super) fn backward<T: Element, W: Element, R: Element>(

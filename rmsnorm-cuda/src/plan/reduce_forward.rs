@@ -32,9 +32,9 @@ pub(crate) struct Plan {
     pub(crate) key: KernelKey,
     pub(crate) shared_bytes: u32,
     /// Rows that a launch has at the most.
-    rows_per_launch: usize,
+    pub(super) rows_per_launch: usize,
     /// Blocks that a launch has at the most.
-    most_blocks: usize,
+    pub(super) most_blocks: usize,
 }
 
 /// One launch of a call.

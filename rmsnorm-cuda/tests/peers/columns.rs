@@ -39,8 +39,10 @@ fn call(backend: &rmsnorm_cuda::CudaBackend, group: &PeerGroup, x: &[bf16], rows
 #[test]
 fn a_row_has_the_same_bits_alone_and_among_others() {
     let Some(machine) = Machine::open() else { return };
-    let (rows, cols) = (300, 1000);
-    for backends in machine.places(2) {
+    // In one kernel, and in three.
+    for (backends, (rows, cols)) in
+        machine.places(2).into_iter().flat_map(|place| [(place.clone(), (300, 1000)), (place, (300, 20_000))])
+    {
         on_each(PeerGroup::in_process(&backends, ROOM).unwrap(), |group| {
             let backend = &backends[group.rank()];
             let x = rmsnorm_conformance::testing::values::<bf16>(group.rank() as u64, rows * cols);
@@ -60,8 +62,8 @@ fn a_rank_that_does_not_come_is_named() {
     let backends = machine.on_one(2);
     let mut groups = PeerGroup::in_process(&backends, ROOM).unwrap();
     let group = groups.remove(0).deadline(Duration::from_millis(200));
-    let x = backends[0].upload(&vec![bf16::ONE; 64]).unwrap();
-    let mut y = backends[0].upload(&vec![bf16::ONE; 64]).unwrap();
+    let x = backends[0].upload(&[bf16::ONE; 64]).unwrap();
+    let mut y = backends[0].upload(&[bf16::ONE; 64]).unwrap();
     let spec = NormSpec::rms(1, 128, 1e-6);
     let mut call = || group.forward_columns(&spec, &[64, 64], Forward::<bf16>::new(x.as_view(), y.as_view_mut()));
     call().unwrap();

@@ -1,0 +1,116 @@
+// Forward on a rank's columns, in one kernel on each rank: math.md, equations (1), (15), (16), then (4) to (6).
+//
+// A block has one row at a time, and a thread the same columns in each of its rows. What is found of a row is one slot; for each rank one
+// thread sends it there, and waits for what comes from there. The next row is loaded, and what is found of it sent, before what the others
+// have found of this one is waited for. All blocks are on the device at once (plan/forward_exchange.rs), and each takes its rows in their
+// order: whoever has the first row that is not complete on some rank has sent what it has found. A rank whose row is too long for this has
+// gather_numbers.cu in its place, which sends the same slots.
+//
+// In place is safe: each element of x and of the residual is read by the thread that stores y and the sum over it, and before.
+
+static_assert(NUMBERS * sizeof(float) <= Pack<T>::BYTES, "what is found of a row is one slot");
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+forward_exchange(const __grid_constant__ Params p, const __grid_constant__ Peers g, const __grid_constant__ Columns c) {
+    __shared__ float exchange[2][GROUPS][IS_LAYER ? 2 : 1][SENDERS];
+    __shared__ float found[2][RANKS][NUMBERS];
+    const unsigned first = threadIdx.x * PACK;
+    const int left = columns_left(p.cols, first);
+    RowSums<IS_LAYER ? 2 : 1> sums(exchange, 0, threadIdx.x);
+    wait_for_earlier_kernels();
+
+    Group group(g, PACK);
+    // Rows count from the first of this launch; of the call's tensors they are these.
+    const auto of_call = [&](unsigned long long row) { return g.first_row + row; };
+    const auto load = [&](unsigned long long row, Pack<H> (&h)[PACKS]) {
+        #pragma unroll
+        for (int k = 0; k < PACKS; ++k) {
+            const Pack<T> x = load_pack<Reuse::ByNone>(ROW(x, of_call(row)) + first, k, left);
+#if HAS_RESIDUAL
+            h[k] = add_residual(x, load_pack<Reuse::ByNone>(ROW(residual, of_call(row)) + first, k, left));
+#else
+            h[k] = x;
+#endif
+        }
+    };
+    // Sums up this rank's part of a row, and sends what was found.
+    const auto find = [&](unsigned long long row, const Pack<H> (&h)[PACKS]) {
+        float terms[PACK] = {}, numbers[NUMBERS];
+        #pragma unroll
+        for (int k = 0; k < PACKS; ++k) add_pack<!IS_LAYER>(h[k], 0.0f, k, left, terms);
+        float sum[1] = {sum_pack(terms)};
+        sums.sum(sum);
+        numbers[0] = sum[0];
+        if constexpr (IS_LAYER) {
+            const float mean = own_mean(sum[0], float(p.cols));
+            float deviations[PACK] = {}, squares[PACK] = {};
+            #pragma unroll
+            for (int k = 0; k < PACKS; ++k) {
+                add_pack<true>(h[k], mean, k, left, squares);
+                float values[PACK];
+                unpack(h[k], values);
+                #pragma unroll
+                for (int i = 0; i < PACK; ++i)
+                    if (is_in_row(k, i, left)) deviations[i] += values[i] - mean;
+            }
+            float both[2] = {sum_pack(deviations), sum_pack(squares)};
+            sums.sum(both);
+            numbers[1] = both[0], numbers[2] = both[1];
+        }
+        Pack<T> slot = {};
+        #pragma unroll
+        for (int i = 0; i < NUMBERS; ++i) slot.words[i] = __float_as_uint(numbers[i]);
+        slot = without_empty(slot);
+        if (threadIdx.x < RANKS && threadIdx.x != g.rank) group.send_to(threadIdx.x, group.slot(row, 0), slot);
+        return slot;
+    };
+
+    Pack<H> h[PACKS], next[PACKS];
+    load(blockIdx.x, h);
+    Pack<T> own = find(blockIdx.x, h), own_next = {};
+    Pack<W> weights[PACKS], biases[PACKS];
+    if constexpr (IS_HELD) {
+        #pragma unroll
+        for (int k = 0; k < PACKS; ++k) {
+            weights[k] = load_parameter<HAS_WEIGHT>(p.weight + first, k, left);
+            biases[k] = load_parameter<HAS_BIAS>(p.bias + first, k, left);
+        }
+    }
+    unsigned turn = 0;
+    for (unsigned long long row = blockIdx.x; row < g.rows; row += gridDim.x) {
+        if (row + gridDim.x < g.rows) {
+            load(row + gridDim.x, next);
+            own_next = find(row + gridDim.x, next);
+        }
+        if (threadIdx.x < RANKS) {
+            const unsigned rank = threadIdx.x;
+            const Pack<T> slot = rank == g.rank ? own : group.receive_from(rank, group.slot(row, 0));
+            #pragma unroll
+            for (int i = 0; i < NUMBERS; ++i) found[turn][rank][i] = __uint_as_float(slot.words[i]);
+        }
+        // Whoever writes there again does so two rows later, behind this barrier of the next.
+        __syncthreads();
+        const Statistics statistics(p, Found(c, found[turn][0], NUMBERS));
+        turn ^= 1;
+
+        #pragma unroll
+        for (int k = 0; k < PACKS; ++k) {
+            float y[PACK], weight[PACK], bias[PACK];
+            unpack(h[k], y);
+            unpack_weight(IS_HELD ? weights[k] : load_parameter<HAS_WEIGHT>(p.weight + first, k, left), p.weight_offset, weight);
+            unpack(IS_HELD ? biases[k] : load_parameter<HAS_BIAS>(p.bias + first, k, left), bias);
+            normalize(y, statistics.mean, statistics.rstd, weight, bias);
+#if HAS_RESIDUAL
+            if (p.residual_out.data) store_pack(ROW(residual_out, of_call(row)) + first, k, left, h[k]);
+#endif
+            store_pack(ROW(y, of_call(row)) + first, k, left, pack<T>(y));
+            h[k] = next[k];
+        }
+        own = own_next;
+        if (threadIdx.x == 0) {
+            if (IS_LAYER && p.mean) p.mean[of_call(row)] = statistics.mean;
+            if (p.rstd) p.rstd[of_call(row)] = statistics.rstd;
+        }
+    }
+    group.end();
+}

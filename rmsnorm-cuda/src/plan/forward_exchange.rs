@@ -1,0 +1,121 @@
+//! Forward on a rank's columns in one kernel: a tile whose rows, the one that is waited for and the next, lie in registers.
+
+use rmsnorm_spec::Problem;
+
+use super::reduce_forward::{Group, Plan};
+use super::{KernelKey, Program, Reads, Tile, is_sum, key};
+use crate::caps::Caps;
+
+/// Bytes of a slot, which has what is found of a row.
+const SLOT_BYTES: usize = 16;
+/// Threads of a block whose threads have one pack of a row, and 64 registers.
+const MOST_LEAN: usize = 1024;
+/// Threads of a block whose threads have more, and 128 registers.
+const MOST_HELD: usize = 512;
+/// Blocks of a multiprocessor on every architecture.
+const MOST_BLOCKS: u32 = 16;
+
+/// The plan of a call with rows, whose addresses and strides are multiples of `access_bytes`; `None` for rows that are too long. Whether they
+/// are depends on their columns and dtypes alone.
+pub(crate) fn plan(problem: &Problem, access_bytes: u32, group: &Group, caps: &Caps) -> Option<Plan> {
+    let tile = Tile { access_bytes, ..tile(problem)? };
+    // A group's memory has whole slots.
+    let rows_per_launch = (group.bytes / SLOT_BYTES).max(1);
+    let key = KernelKey { ranks: group.ranks, ..key(problem, Program::ForwardExchange, tile) };
+    let most_blocks = (caps.sms * tile.blocks_per_sm / group.sharers).max(1) as usize;
+    Some(Plan { key, shared_bytes: 0, rows_per_launch, most_blocks })
+}
+
+/// Whether rows are not too long for it.
+pub(crate) fn has_room(problem: &Problem) -> bool {
+    tile(problem).is_some()
+}
+
+fn tile(problem: &Problem) -> Option<Tile> {
+    let (activation, stream) = (problem.dtypes.activation, problem.dtypes.residual);
+    let pack = SLOT_BYTES / activation.size();
+    let packs = problem.cols.div_ceil(pack);
+    let h_bytes = pack * if is_sum(problem) { stream.size() } else { activation.size() };
+    let parameter_bytes = pack * problem.dtypes.weight.size();
+    let is_lean = packs <= MOST_LEAN && h_bytes == SLOT_BYTES && parameter_bytes == SLOT_BYTES;
+    let per_thread = if is_lean { 1 } else { packs.div_ceil(MOST_HELD) };
+    // Two rows of that many registers.
+    if per_thread * h_bytes > 4 * SLOT_BYTES {
+        return None;
+    }
+    let threads_per_row = packs.div_ceil(per_thread).next_multiple_of(32) as u32;
+    let threads_per_sm = if is_lean { MOST_LEAN } else { MOST_HELD } as u32;
+    let blocks_per_sm = (threads_per_sm / threads_per_row).clamp(1, MOST_BLOCKS);
+    // Whether there are registers for the parameters, too.
+    let is_held = per_thread * parameter_bytes <= SLOT_BYTES;
+    let reads = Reads { is_held, ..Tile::NONE.reads };
+    let pack = pack as u32;
+    Some(Tile { pack, packs: per_thread as u32, threads_per_row, groups: 1, blocks_per_sm, reads, ..Tile::NONE })
+}
+
+#[cfg(test)]
+mod tests {
+    use rmsnorm_spec::depth::policy_depth_cols;
+    use rmsnorm_spec::{DType, DTypes, Norm, Tensor};
+
+    use super::*;
+    use crate::plan::chain;
+    use crate::plan::reduce_forward::Piece;
+
+    const BF16: DTypes = DTypes::uniform(DType::Bf16);
+    const F32: DTypes = DTypes::uniform(DType::F32);
+    const GROUP: Group = Group { ranks: 2, sharers: 1, bytes: 1 << 20 };
+
+    fn problem(cols: usize, dtypes: DTypes) -> Problem {
+        Problem {
+            dtypes,
+            ..Problem::forward(Norm::Layer, 7, cols, dtypes.activation, &[Tensor::Weight, Tensor::Residual])
+        }
+    }
+
+    /// Threads, packs of each, blocks of a multiprocessor, whether parameters are held.
+    #[test]
+    fn tiles_follow_the_length_of_a_row() {
+        for (dtypes, cols, expected) in [
+            (BF16, 1, Some((32, 1, 16, true))),
+            (BF16, 1024, Some((128, 1, 8, true))),
+            (BF16, 4096, Some((512, 1, 2, true))),
+            (BF16, 8192, Some((1024, 1, 1, true))),
+            (BF16, 8193, Some((352, 3, 1, false))),
+            (BF16, 16384, Some((512, 4, 1, false))),
+            (BF16, 16385, None),
+            (F32, 4096, Some((1024, 1, 1, true))),
+            (F32, 8192, Some((512, 4, 1, false))),
+            (F32, 8193, None),
+            (BF16.widened(false, true), 4096, Some((512, 1, 1, true))),
+            (BF16.widened(false, true), 8193, None),
+            (BF16.widened(true, false), 4096, Some((512, 1, 1, false))),
+        ] {
+            let plan = plan(&problem(cols, dtypes), 16, &GROUP, &Caps::h200());
+            let tile = plan.map(|plan| plan.key.tile);
+            let got = tile.map(|tile| (tile.threads_per_row, tile.packs, tile.blocks_per_sm, tile.reads.is_held));
+            assert_eq!(got, expected, "{dtypes}, {cols} columns");
+        }
+    }
+
+    #[test]
+    fn no_chain_is_longer_than_math_md_allows() {
+        for cols in (1..=16384).step_by(37).chain([4096, 8192, 16384]) {
+            for dtypes in [BF16, F32] {
+                let Some(plan) = plan(&problem(cols, dtypes), 16, &GROUP, &Caps::h200()) else { continue };
+                let chain = chain::of_row(Program::ForwardExchange, &plan.key.tile, cols).expect("a sum");
+                assert!(chain <= policy_depth_cols(cols) as u64, "{cols}: {chain}");
+            }
+        }
+    }
+
+    #[test]
+    fn launches_have_the_rows_that_there_are_slots_for() {
+        let small = Group { bytes: 16 * 100, sharers: 2, ..GROUP };
+        let plan = plan(&problem(4096, BF16), 16, &small, &Caps::h200()).expect("a plan");
+        let pieces: Vec<_> = plan.pieces(250).map(|Piece { first_row, rows, grid }| (first_row, rows, grid)).collect();
+        assert_eq!(pieces, [(0, 100, 100), (100, 100, 100), (200, 50, 50)]);
+        let all = super::plan(&problem(4096, BF16), 16, &GROUP, &Caps::h200()).expect("a plan");
+        assert_eq!(all.pieces(4096).map(|piece| piece.grid).collect::<Vec<_>>(), [264]);
+    }
+}
