@@ -1,8 +1,8 @@
 // Forward on a rank's columns, in one kernel on each rank: math.md, equations (1), (15), (16), then (4) to (6).
 //
 // A block has one row at a time, and a thread the same columns in each of its rows. What is found of a row is one slot; for each rank one
-// thread sends it there, and waits for what comes from there. The next row is loaded, and what is found of it sent, before what the others
-// have found of this one is waited for. All blocks are on the device at once (plan/forward_exchange.rs), and each takes its rows in their
+// thread sends it there, and waits for what comes from there. The row after the next is on its way, and what is found of the next is sent,
+// before what the others have found of this one is waited for. All blocks are on the device at once (plan/forward_exchange.rs), and each takes its rows in their
 // order: whoever has the first row that is not complete on some rank has sent what it has found. A rank whose row is too long for this has
 // gather_numbers.cu in its place, which sends the same slots.
 //
@@ -65,8 +65,10 @@ forward_exchange(const __grid_constant__ Params p, const __grid_constant__ Peers
         return slot;
     };
 
-    Pack<H> h[PACKS], next[PACKS];
+    const auto exists = [&](unsigned long long row) { return row < g.rows; };
+    Pack<H> h[PACKS], next[PACKS], after[PACKS];
     load(blockIdx.x, h);
+    if (exists(blockIdx.x + gridDim.x)) load(blockIdx.x + gridDim.x, next);
     Pack<T> own = find(blockIdx.x, h), own_next = {};
     Pack<W> weights[PACKS], biases[PACKS];
     if constexpr (IS_HELD) {
@@ -77,11 +79,9 @@ forward_exchange(const __grid_constant__ Params p, const __grid_constant__ Peers
         }
     }
     unsigned turn = 0;
-    for (unsigned long long row = blockIdx.x; row < g.rows; row += gridDim.x) {
-        if (row + gridDim.x < g.rows) {
-            load(row + gridDim.x, next);
-            own_next = find(row + gridDim.x, next);
-        }
+    for (unsigned long long row = blockIdx.x; exists(row); row += gridDim.x) {
+        if (exists(row + 2 * gridDim.x)) load(row + 2 * gridDim.x, after);
+        if (exists(row + gridDim.x)) own_next = find(row + gridDim.x, next);
         if (threadIdx.x < RANKS) {
             const unsigned rank = threadIdx.x;
             const Pack<T> slot = rank == g.rank ? own : group.receive_from(rank, group.slot(row, 0));
@@ -105,6 +105,7 @@ forward_exchange(const __grid_constant__ Params p, const __grid_constant__ Peers
 #endif
             store_pack(ROW(y, of_call(row)) + first, k, left, pack<T>(y));
             h[k] = next[k];
+            next[k] = after[k];
         }
         own = own_next;
         if (threadIdx.x == 0) {

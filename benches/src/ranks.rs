@@ -1,7 +1,7 @@
 //! Norms over the ranks of a group: how long a call takes that all of them make.
 //!
-//! Every case is checked before and after it is timed: all ranks have the same bits, the sum is that of the definition where a way promises
-//! it, and y is within its bounds on some rows. A time is that of the slowest rank.
+//! Every case is checked before and after it is timed: of a sum all ranks have the same bits, those of the definition where a way promises them,
+//! and y is within its bounds on some rows. A time is that of the slowest rank.
 
 mod cpu;
 mod cuda;
@@ -13,7 +13,7 @@ use std::thread;
 
 use rmsnorm_core::cpu::CpuBackend;
 use rmsnorm_core::cuda::cudarc::driver::DeviceRepr;
-use rmsnorm_core::{DType, Element, Norm, bf16, f16};
+use rmsnorm_core::{DType, Direction, Element, Norm, bf16, f16};
 use serde::Serialize;
 
 use crate::{BenchError, Shape};
@@ -23,8 +23,27 @@ use meeting::Meeting;
 /// Trials of which the median is taken.
 const TRIALS: usize = 7;
 
-/// The name of the operation, on the command line and in reports: a norm of the sum over ranks and a residual, with the sum stored.
-pub const OP: &str = "forward_reduced";
+/// What a group does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RanksOp {
+    /// The norm of the sum over ranks and a residual, with the sum stored.
+    ForwardReduced,
+    /// The norm of rows whose columns are divided among ranks; a case's columns are those of each.
+    ForwardColumns,
+}
+
+impl RanksOp {
+    /// Every one.
+    pub const ALL: [RanksOp; 2] = [RanksOp::ForwardReduced, RanksOp::ForwardColumns];
+
+    /// The name on the command line and in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            RanksOp::ForwardReduced => "forward_reduced",
+            RanksOp::ForwardColumns => "forward_columns",
+        }
+    }
+}
 
 /// The shapes that are measured unless others are asked for.
 pub const SHAPES: [&str; 7] = ["1x4096", "8x4096", "8x8192", "64x8192", "256x8192", "1024x8192", "4096x8192"];
@@ -32,6 +51,8 @@ pub const SHAPES: [&str; 7] = ["1x4096", "8x4096", "8x8192", "64x8192", "256x819
 /// A call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RanksCase {
+    /// The operation.
+    pub op: RanksOp,
     /// The norm.
     pub norm: Norm,
     /// Of all tensors.
@@ -60,7 +81,7 @@ pub enum Place {
 /// What was measured.
 #[derive(Clone, Debug, Serialize)]
 pub struct RanksRow {
-    /// [`OP`].
+    /// The operation's name.
     pub op: &'static str,
     /// How the call was made.
     pub way: &'static str,
@@ -102,12 +123,12 @@ fn most_bytes(cases: &[RanksCase]) -> usize {
 /// How a call is made, by one rank.
 trait Way {
     /// In words.
-    fn name(&self) -> &'static str;
+    fn name(&self, op: RanksOp) -> &'static str;
 
-    /// Whether the sum has the bits of its definition.
-    fn is_exact(&self) -> bool;
+    /// What is promised of its outputs.
+    fn promise(&self, op: RanksOp) -> Promise;
 
-    /// Bytes that a rank sends, of an x of so many.
+    /// Bytes that a rank sends of a sum over ranks whose x has so many.
     fn sent(&self, ranks: usize, bytes: usize) -> usize;
 
     /// Microseconds a call on this rank, of each trial, and what the calls before and after them gave. All ranks are here at once.
@@ -118,6 +139,19 @@ trait Way {
         data: &Data<T>,
         meeting: &Meeting,
     ) -> Result<Measured<T>, BenchError>;
+}
+
+/// What a way's outputs must be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Promise {
+    /// The sum has the bits of its definition, y is its norm.
+    ExactSum,
+    /// y is the norm of the sum, whatever that is.
+    SomeSum,
+    /// y of all ranks together is the norm of whole rows.
+    WholeRows,
+    /// Nothing: what the same call takes on its own.
+    Nothing,
 }
 
 /// An element that every backend takes.
@@ -204,12 +238,12 @@ fn run_cases<W: Way, T: Number>(ways: &mut [W], seat: &Seat<'_>, cases: &[RanksC
     for case in cases {
         for way in &mut *ways {
             let Measured { us, outputs } = way.measure(rank, case, &data, meeting)?;
-            for [sum, y] in outputs {
-                let of_ranks = meeting.gather(rank, [data::bits(&sum), data::bits(&y)])?;
+            for outputs in outputs {
+                let of_ranks = meeting.gather(rank, outputs)?;
                 if rank == 0 {
-                    data::same_on_ranks(&of_ranks)
-                        .and_then(|()| data.judge(case, seat.arithmetic, [&sum, &y], way.is_exact()))
-                        .map_err(|what| BenchError::Wrong(format!("{}, {}: {what}", describe(case), way.name())))?;
+                    data.judge(case, seat.arithmetic, &of_ranks, way.promise(case.op)).map_err(|what| {
+                        BenchError::Wrong(format!("{}, {}: {what}", describe(case), way.name(case.op)))
+                    })?;
                 }
             }
             let trials = meeting.gather(rank, us)?;
@@ -229,20 +263,27 @@ fn row<W: Way>(case: &RanksCase, way: &W, ranks: usize, trials: &[[f64; TRIALS]]
     let mut us: [f64; TRIALS] = std::array::from_fn(slowest);
     us.sort_by(f64::total_cmp);
     let Shape { rows, cols } = case.shape;
+    let sent = match case.op {
+        RanksOp::ForwardReduced => way.sent(ranks, rows * cols * case.dtype.size()),
+        RanksOp::ForwardColumns if way.promise(case.op) == Promise::Nothing => 0,
+        RanksOp::ForwardColumns => {
+            (ranks - 1) * rows * case.norm.statistics_len(Direction::Forward) * DType::F32.size()
+        }
+    };
     RanksRow {
-        op: OP,
-        way: way.name(),
+        op: case.op.name(),
+        way: way.name(case.op),
         norm: case.norm.name(),
         dtype: case.dtype.name(),
         rows,
         cols,
         us: us[TRIALS / 2],
-        sent: way.sent(ranks, rows * cols * case.dtype.size()),
+        sent,
     }
 }
 
 fn describe(case: &RanksCase) -> String {
-    format!("{} {OP} {} {}", case.norm.name(), case.dtype.name(), case.shape)
+    format!("{} {} {} {}", case.norm.name(), case.op.name(), case.dtype.name(), case.shape)
 }
 
 #[cfg(test)]
@@ -252,12 +293,19 @@ mod tests {
     #[test]
     fn threads_are_measured_and_each_row_is_handed_out() {
         let backend = CpuBackend::new();
-        let case = |norm, dtype, rows, cols| RanksCase { norm, dtype, shape: Shape { rows, cols } };
+        let op = RanksOp::ForwardReduced;
+        let case = |norm, dtype, rows, cols| RanksCase { op, norm, dtype, shape: Shape { rows, cols } };
         let cases = [
             case(Norm::Rms, DType::Bf16, 3, 100),
             case(Norm::Layer, DType::F32, 1, 7),
             case(Norm::Rms, DType::F32, 5, 64),
         ];
+        let columns = cases.map(|case| RanksCase { op: RanksOp::ForwardColumns, ..case });
+        let rows = measure(&Place::Threads(backend.clone()), 3, &columns, &mut |_| {}).unwrap();
+        assert!(rows.iter().all(|row| row.us > 0.0 && row.op == "forward_columns"), "{rows:?}");
+        // A number of each row to each other rank, or layer norm's three.
+        let sent: Vec<_> = rows.iter().map(|row| (row.norm, row.rows, row.sent)).collect();
+        assert!(sent.contains(&("layer_norm", 1, 2 * 3 * 4)) && sent.contains(&("rms_norm", 5, 2 * 5 * 4)), "{sent:?}");
         let mut seen = Vec::new();
         let rows = measure(&Place::Threads(backend), 3, &cases, &mut |row| seen.push(row.us)).unwrap();
         assert_eq!(seen, rows.iter().map(|row| row.us).collect::<Vec<_>>());
@@ -274,7 +322,8 @@ mod tests {
     #[test]
     fn the_median_is_that_of_the_slowest_ranks() {
         let trials = [[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], [7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]];
-        let case = RanksCase { norm: Norm::Rms, dtype: DType::F32, shape: Shape { rows: 1, cols: 2 } };
+        let shape = Shape { rows: 1, cols: 2 };
+        let case = RanksCase { op: RanksOp::ForwardReduced, norm: Norm::Rms, dtype: DType::F32, shape };
         let ways = (cpu::ways(&CpuBackend::new(), 1).unwrap().ranks.pop().unwrap())().unwrap();
         assert_eq!(row(&case, &ways[0], 1, &trials).us, 6.0);
     }

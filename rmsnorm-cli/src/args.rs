@@ -131,7 +131,7 @@ pub struct BenchArgs {
     pub norm: Vec<String>,
     /// The operations to measure: forward, add_forward, backward, forward_add (the residual added after the norm),
     /// forward_add_forward (and the next norm of that), quantized_forward, add_quantized_forward [default: the first three]; with
-    /// --ranks forward_reduced
+    /// --ranks forward_reduced, forward_columns
     #[arg(long, value_name = "OP,..", value_delimiter = ',')]
     pub op: Vec<String>,
     /// How quantized_forward makes its codes, which are E4M3: tensor (a given scale), delayed (and amax), transposed (and the
@@ -142,10 +142,10 @@ pub struct BenchArgs {
     /// How backward sums weight gradients over the rows: partials, locks, atomics [default: partials]
     #[arg(long, value_name = "REDUCTION,..", value_delimiter = ',')]
     pub reduction: Vec<String>,
-    /// Measure a group of so many ranks, by --op forward_reduced: the norm of a sum over them. Threads on the cpu, GPUs on cuda
+    /// Measure a group of so many ranks: threads on the cpu, GPUs on cuda
     ///
-    /// On GPUs in one kernel and, where NCCL is found, as its all-reduce and a norm, and composed of its sends and a norm of sums. A time is
-    /// that of the slowest rank.
+    /// By --op forward_reduced, the norm of a sum over them, or forward_columns, that of rows whose columns are divided: the shape is that of each
+    /// rank's. On GPUs in one kernel and, where NCCL is found, composed of it and our norms. A time is that of the slowest rank.
     #[arg(long, value_name = "N", conflicts_with_all = ["sweep", "reduction", "quant", "list", "append", "compare", "plot", "seconds"])]
     pub ranks: Option<NonZero<usize>>,
     /// The shapes to measure, as rows x cols: 4096x4096; @NAME is a list of benches/shapes.toml, such as @h200-forward

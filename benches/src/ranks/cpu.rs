@@ -9,7 +9,7 @@ use rmsnorm_dist::{Sharded, ShardedNorm, ThreadGroup};
 
 use super::data::{Data, spec};
 use super::meeting::Meeting;
-use super::{Measured, Number, Ranks, RanksCase, TRIALS, Way};
+use super::{Measured, Number, Promise, Ranks, RanksCase, RanksOp, TRIALS, Way};
 use crate::BenchError;
 
 /// Seconds of one trial, about.
@@ -41,21 +41,33 @@ struct Tensors<'a, T> {
 }
 
 impl Threads {
-    fn call<T: Number>(&self, spec: &NormSpec, tensors: &mut Tensors<'_, T>) -> Result<(), BenchError> {
+    fn call<T: Number>(&self, op: RanksOp, spec: &NormSpec, tensors: &mut Tensors<'_, T>) -> Result<(), BenchError> {
         let Tensors { x, residual, weight, bias, y, sum } = tensors;
-        let mut args = Forward::new(*x, &mut y[..]).weight(*weight).residual(*residual).residual_out(&mut sum[..]);
+        let mut args = Forward::new(*x, &mut y[..]).weight(*weight);
         args.bias = *bias;
-        Ok(self.0.forward_reduced(spec, args)?)
+        match op {
+            RanksOp::ForwardReduced => {
+                self.0.forward_reduced(spec, args.residual(*residual).residual_out(&mut sum[..]))?;
+            }
+            RanksOp::ForwardColumns => {
+                let columns = vec![spec.cols; self.0.ranks()];
+                self.0.forward_columns(&spec.cols(spec.cols * columns.len()), &columns, args)?;
+            }
+        }
+        Ok(())
     }
 }
 
 impl Way for Threads {
-    fn name(&self) -> &'static str {
+    fn name(&self, _: RanksOp) -> &'static str {
         "threads"
     }
 
-    fn is_exact(&self) -> bool {
-        true
+    fn promise(&self, op: RanksOp) -> Promise {
+        match op {
+            RanksOp::ForwardReduced => Promise::ExactSum,
+            RanksOp::ForwardColumns => Promise::WholeRows,
+        }
     }
 
     fn sent(&self, ranks: usize, bytes: usize) -> usize {
@@ -80,11 +92,11 @@ impl Way for Threads {
             y: vec![T::from_f32(f32::NAN); len],
             sum: vec![T::from_f32(f32::NAN); len],
         };
-        self.call(&spec, &mut tensors)?;
+        self.call(case.op, &spec, &mut tensors)?;
         let before = [tensors.sum.clone(), tensors.y.clone()];
         meeting.wait(rank)?;
         let start = Instant::now();
-        self.call(&spec, &mut tensors)?;
+        self.call(case.op, &spec, &mut tensors)?;
         // The same number on all ranks.
         let once = meeting.gather(rank, start.elapsed().as_secs_f64())?.into_iter().fold(1e-9, f64::max);
         let calls = (TRIAL_SECONDS / once).clamp(1.0, 1e4) as usize;
@@ -93,7 +105,7 @@ impl Way for Threads {
             meeting.wait(rank)?;
             let start = Instant::now();
             for _ in 0..calls {
-                self.call(&spec, &mut tensors)?;
+                self.call(case.op, &spec, &mut tensors)?;
             }
             *us = start.elapsed().as_secs_f64() * 1e6 / calls as f64;
         }

@@ -12,7 +12,7 @@ use rmsnorm_dist::{Sharded, ShardedNorm};
 
 use super::data::{Data, spec};
 use super::meeting::Meeting;
-use super::{Measured, Number, Ranks, RanksCase, TRIALS, Way};
+use super::{Measured, Number, Promise, Ranks, RanksCase, RanksOp, TRIALS, Way};
 use crate::BenchError;
 use crate::devices::cuda::capturable;
 
@@ -71,6 +71,7 @@ fn make(group: PeerGroup, backend: &CudaBackend, ids: Option<[NcclId; 2]>) -> Re
 
 /// What every call of a rank reads.
 struct Parameters<T> {
+    op: RanksOp,
     spec: NormSpec,
     weight: CudaSlice<T>,
     bias: Option<CudaSlice<T>>,
@@ -100,7 +101,11 @@ impl<T: Number> Tensors<T> {
 
 impl Gpu {
     /// Compiles: that may not come into a capture, nor while another rank waits.
-    fn prepare<T: Number>(&self, spec: &NormSpec) -> Result<(), BenchError> {
+    fn prepare<T: Number>(&self, op: RanksOp, spec: &NormSpec) -> Result<(), BenchError> {
+        if op == RanksOp::ForwardColumns {
+            // The first call compiles, before the ranks' kernels meet: each has a GPU of its own.
+            return Ok(());
+        }
         let tensors = [Tensor::Weight, Tensor::Residual, Tensor::ResidualOut];
         let mut problem = Problem::forward(spec.norm, spec.rows, spec.cols, T::DTYPE, &tensors);
         problem.tensors = problem.tensors.set(Tensor::Bias, spec.norm == Norm::Layer);
@@ -118,8 +123,25 @@ impl Gpu {
     }
 
     fn call<T: Number>(&self, parameters: &mut Parameters<T>, set: &mut Tensors<T>) -> Result<(), BenchError> {
-        let Parameters { spec, weight, bias, reduced } = parameters;
+        let Parameters { op, spec, weight, bias, reduced } = parameters;
         let Tensors { x, residual, y, sum } = set;
+        if *op == RanksOp::ForwardColumns {
+            let mut args = Forward::new(x.as_view(), y.as_view_mut()).weight(weight.as_view());
+            args.bias = bias.as_ref().map(CudaSlice::as_view);
+            let of = |ranks: usize| (spec.cols(spec.cols * ranks), vec![spec.cols; ranks]);
+            match &self.how {
+                How::OneKernel(group) => {
+                    let (whole, columns) = of(group.ranks());
+                    group.forward_columns(&whole, &columns, args)?;
+                }
+                How::AllReduce(_) => self.backend.forward(spec, args)?,
+                How::Composed(rank) => {
+                    let (whole, columns) = of(rank.ranks());
+                    rank.forward_columns(&whole, &columns, args)?;
+                }
+            }
+            return Ok(());
+        }
         if let How::AllReduce(comm) = &self.how {
             comm.all_reduce_sum(x.as_view(), reduced.as_view_mut())?;
         }
@@ -164,18 +186,21 @@ impl Gpu {
 }
 
 impl Way for Gpu {
-    fn name(&self) -> &'static str {
-        match &self.how {
-            How::OneKernel(_) => "one kernel",
-            How::AllReduce(_) => "NCCL's all-reduce, norm",
-            How::Composed(_) => "composed with NCCL",
+    fn name(&self, op: RanksOp) -> &'static str {
+        match (&self.how, op) {
+            (How::OneKernel(_), _) => "one kernel",
+            (How::AllReduce(_), RanksOp::ForwardReduced) => "NCCL's all-reduce, norm",
+            (How::AllReduce(_), RanksOp::ForwardColumns) => "own columns alone, no exchange",
+            (How::Composed(_), _) => "composed with NCCL",
         }
     }
 
-    fn is_exact(&self) -> bool {
-        match &self.how {
-            How::OneKernel(_) | How::Composed(_) => true,
-            How::AllReduce(_) => false,
+    fn promise(&self, op: RanksOp) -> Promise {
+        match (&self.how, op) {
+            (How::OneKernel(_) | How::Composed(_), RanksOp::ForwardReduced) => Promise::ExactSum,
+            (How::AllReduce(_), RanksOp::ForwardReduced) => Promise::SomeSum,
+            (How::OneKernel(_) | How::Composed(_), RanksOp::ForwardColumns) => Promise::WholeRows,
+            (How::AllReduce(_), RanksOp::ForwardColumns) => Promise::Nothing,
         }
     }
 
@@ -198,6 +223,7 @@ impl Way for Gpu {
         let len = case.shape.rows * cols;
         let is_layer = case.norm == Norm::Layer;
         let mut parameters = Parameters {
+            op: case.op,
             spec,
             weight: backend.upload(&data.weight[..cols])?,
             bias: is_layer.then(|| backend.upload(&data.bias[..cols])).transpose()?,
@@ -207,7 +233,7 @@ impl Way for Gpu {
         let is_small = case.shape.rows < FEW_ROWS;
         let set = |_| Tensors::new(backend, &data.x[rank][..len], &data.residual[..len]);
         let mut sets = (0..if is_small { 2 } else { 4 }).map(set).collect::<Result<Vec<_>, _>>()?;
-        self.prepare::<T>(&spec)?;
+        self.prepare::<T>(case.op, &spec)?;
         stream.synchronize().map_err(failed)?;
         meeting.wait(rank)?;
         // NCCL connects at the first call of a kind.

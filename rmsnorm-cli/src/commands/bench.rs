@@ -6,6 +6,7 @@ use std::path::Path;
 
 use rmsnorm_bench::document::{Document, Machine, Measured, Report};
 use rmsnorm_bench::figure::Figure;
+use rmsnorm_bench::ranks::RanksOp;
 use rmsnorm_bench::selection::{Outcome, Row, Selection, Shapes, Sweep, admit, measure, sizes};
 use rmsnorm_bench::{Mode, Op, Operation, Quant, REDUCTIONS, Shape, reduction_name};
 use rmsnorm_bench::{figure, plot, shapes, side_by_side};
@@ -288,8 +289,8 @@ pub fn ops(names: &[String], quants: &[String]) -> Result<Vec<Op>, Failure> {
     let chosen_quants = backends::choose("--quant", quants, &Quant::ALL, Quant::name)?;
     let family = |op: Op| op.name().split('.').next().unwrap_or_default();
     let mut chosen: Vec<Op> = Vec::new();
-    if names.iter().any(|name| name == rmsnorm_bench::ranks::OP) {
-        return Err(Failure::Input(format!("--op: {} is of a group: give --ranks", rmsnorm_bench::ranks::OP)));
+    if let Some(op) = RanksOp::ALL.into_iter().find(|op| names.iter().any(|name| name == op.name())) {
+        return Err(Failure::Input(format!("--op: {} is of a group: give --ranks", op.name())));
     }
     for name in names {
         // One of each kind stands for it in what a message lists.

@@ -33,8 +33,17 @@ fn every_row_tells_what_it_ran() {
 #[test]
 fn a_group_is_measured() {
     let folder = Folder::new();
-    let group =
-        ["bench", "--op", "forward_reduced", "--ranks", "3", "--backend", "cpu", "--norm", "rms_norm,layer_norm"];
+    let group = [
+        "bench",
+        "--op",
+        "forward_reduced,forward_columns",
+        "--ranks",
+        "3",
+        "--backend",
+        "cpu",
+        "--norm",
+        "rms_norm,layer_norm",
+    ];
     let outcome = folder.rmsnorm(&[&group[..], &["--shapes", "3x64,1x100", "--json", "ranks.json"]].concat());
     assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{outcome:?}");
     let document: Value = serde_json::from_slice(&std::fs::read(folder.path("ranks.json")).unwrap()).unwrap();
@@ -42,14 +51,18 @@ fn a_group_is_measured() {
     let rows = document["rows"].as_array().unwrap();
     let shapes: Vec<_> =
         rows.iter().map(|row| (row["norm"].as_str().unwrap(), row["rows"].as_u64().unwrap())).collect();
-    assert_eq!(shapes, [("rms_norm", 3), ("layer_norm", 3), ("rms_norm", 1), ("layer_norm", 1)]);
+    assert_eq!(shapes, [("rms_norm", 3), ("layer_norm", 3), ("rms_norm", 1), ("layer_norm", 1)].repeat(2));
+    assert_eq!([0, 4].map(|row: usize| rows[row]["op"].as_str().unwrap()), ["forward_reduced", "forward_columns"]);
     for (row, line) in rows.iter().zip(outcome.stdout.lines().skip(2)) {
         assert!(row["us"].as_f64().unwrap() > 0.0 && row["dtype"] == "bf16" && row["way"] == "threads", "{row}");
         assert!(line.starts_with(row["norm"].as_str().unwrap()) && line.ends_with("threads"), "{line}");
     }
     for (args, message) in [
         (&["bench", "--op", "forward_reduced"][..], "forward_reduced is of a group: give --ranks"),
-        (&["bench", "--op", "forward", "--ranks", "2"], "the operation of a group is forward_reduced, got forward"),
+        (
+            &["bench", "--op", "forward", "--ranks", "2"],
+            "--op: expected one of forward_reduced, forward_columns, got \"forward\"",
+        ),
         (&["bench", "--ranks", "2", "--backend", "cpu,wgpu"], "a group is of one backend, got cpu,wgpu"),
         (
             &["bench", "--ranks", "2", "--backend", "cpu", "--shapes", "1000000x1000"],

@@ -465,15 +465,7 @@ fn wide_sample_of_columns() -> Vec<Job> {
 }
 
 fn of_halves(problem: &Problem, access_bytes: u32, caps: &Caps) -> Vec<Job> {
-    // What a first half has of the tensors.
-    let first = match problem.direction {
-        Direction::Backward => TensorSet::of(&[Tensor::Dy, Tensor::X, Tensor::Weight, Tensor::Mean, Tensor::Rstd]),
-        Direction::Forward | Direction::QuantizedForward => {
-            TensorSet::of(&[Tensor::X, Tensor::Residual, Tensor::Y, Tensor::ResidualOut])
-        }
-    };
-    let first = Problem { tensors: problem.tensors.intersection(first), ..*problem };
-    let keys = columns::statistics(&first, access_bytes, caps)
+    let keys = columns::statistics(&columns::first_half(problem), access_bytes, caps)
         .keys()
         .chain(columns::given(problem, access_bytes, caps).keys());
     let keys = keys.filter(|key| key.program.is_half());

@@ -3,7 +3,7 @@
 
 use cudarc::driver::{CudaViewMut, DevicePtrMut};
 use rmsnorm_dist::{DividedColumns, Shares};
-use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, NormSpec, check_columns_form};
+use rmsnorm_spec::{Backward, Checked, Direction, Element, Error, Forward, NormSpec, Problem, check_columns_form};
 
 use super::group::PeerGroup;
 use super::launch::load;
@@ -13,7 +13,7 @@ use crate::error::device_error;
 use crate::launch::{self, Launch, Tensors};
 use crate::params::Params;
 use crate::plan::reduce_forward::Piece;
-use crate::plan::{forward_exchange, gather_numbers};
+use crate::plan::{KernelKey, columns, forward_exchange, gather_numbers};
 
 pub(super) fn forward<T: Element, W: Element, R: Element>(
     group: &PeerGroup,
@@ -83,6 +83,26 @@ pub(super) fn backward<T: Element, W: Element, R: Element>(
     let divided = DividedColumns::new(&group.backend, group.place(), columns)?;
     group.check()?;
     divided.backward(spec, args, |shares, all| gather(group, spec.rows, shares, all))
+}
+
+/// Compiles and loads what calls of that problem, on this rank's columns, run: a rank that loads a kernel may keep another on its device from
+/// starting one that is waited for.
+pub(super) fn prepare(group: &PeerGroup, problem: &Problem, alignment: usize) -> Result<(), Error> {
+    let (kernels, access_bytes) = (group.backend.kernels(), launch::access_of(alignment as u64));
+    group.backend.stream().context().bind_to_thread().map_err(device_error("before a kernel is loaded"))?;
+    let one = (problem.direction == Direction::Forward)
+        .then(|| forward_exchange::plan(problem, access_bytes, &group.group, kernels.caps()))
+        .flatten();
+    let keys: Vec<KernelKey> = match one {
+        Some(plan) => vec![plan.key],
+        None => {
+            let first = columns::statistics(&columns::first_half(problem), access_bytes, kernels.caps());
+            let second = columns::given(problem, access_bytes, kernels.caps());
+            let exchange = gather_numbers::plan(&group.group, kernels.caps())?.key;
+            first.keys().chain(second.keys()).chain([exchange]).collect()
+        }
+    };
+    keys.iter().try_for_each(|key| load(kernels, key).map(|_| ()))
 }
 
 /// Hands every rank the share of each, which are equal.

@@ -50,8 +50,8 @@ const DEADLINE: Duration = Duration::from_secs(10);
 ///
 /// # Several ranks on one device
 /// They share it: each has a part of the blocks that fit at once, and a stream of its own. A kernel that waits for another must not keep it
-/// from starting: let `CUDA_DEVICE_MAX_CONNECTIONS` be larger than the number of streams when CUDA starts, [`prepare`](Self::prepare) on all ranks before
-/// any makes a call, upload a graph before it is launched, and let nothing else fill the device meanwhile.
+/// from starting: let `CUDA_DEVICE_MAX_CONNECTIONS` be larger than the number of streams when CUDA starts, [`prepare`](Self::prepare) (or
+/// [`prepare_columns`](Self::prepare_columns)) on all ranks before any makes a call, upload a graph before it is launched, and let nothing else fill the device meanwhile.
 ///
 /// # Example
 /// ```no_run
@@ -220,6 +220,15 @@ impl PeerGroup {
     /// `Unsupported` where such calls are; `Device` if the kernel cannot be compiled or loaded.
     pub fn prepare(&self, problem: &Problem, alignment: usize) -> Result<(), Error> {
         launch::prepare(self, problem, alignment)
+    }
+
+    /// The same of calls whose columns are divided among the ranks: `problem` is that of this rank's columns, as
+    /// [`Problem::forward`] or [`Problem::backward`] describe it.
+    ///
+    /// # Errors
+    /// As [`prepare`](Self::prepare).
+    pub fn prepare_columns(&self, problem: &Problem, alignment: usize) -> Result<(), Error> {
+        columns::prepare(self, problem, alignment)
     }
 
     /// Whether all ranks have come so far, as far as this rank's kernels have found out: those that were enqueued may still be waiting.

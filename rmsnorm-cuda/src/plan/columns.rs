@@ -3,6 +3,8 @@
 
 use rmsnorm_gpu::reduction;
 use rmsnorm_spec::{Direction, Norm, Problem};
+#[cfg(any(test, feature = "peers"))]
+use rmsnorm_spec::{Tensor, TensorSet};
 
 use super::backward::{finish, most_rows};
 use super::{Plan, Program, Reads, Step, Tile, is_sum, key, pack};
@@ -36,6 +38,18 @@ const MOST_BLOCKS: u32 = 16;
 
 /// Blocks that have columns, for each that runs at a time: more even out, and make more partial rows.
 const COLUMNS_ROUNDS: u64 = 2;
+
+/// The call of which this is the second half, as its first one has it: with what that reads.
+#[cfg(any(test, feature = "peers"))]
+pub(crate) fn first_half(problem: &Problem) -> Problem {
+    let read = match problem.direction {
+        Direction::Backward => TensorSet::of(&[Tensor::Dy, Tensor::X, Tensor::Weight, Tensor::Mean, Tensor::Rstd]),
+        Direction::Forward | Direction::QuantizedForward => {
+            TensorSet::of(&[Tensor::X, Tensor::Residual, Tensor::Y, Tensor::ResidualOut])
+        }
+    };
+    Problem { tensors: problem.tensors.intersection(read), ..*problem }
+}
 
 /// The plan of a first half: of forward or backward, as the problem's direction says.
 pub(crate) fn statistics(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {

@@ -1,4 +1,4 @@
-//! Forward on a rank's columns in one kernel: a tile whose rows, the one that is waited for and the next, lie in registers.
+//! Forward on a rank's columns in one kernel: a tile whose rows, the one that is waited for and two more, lie in registers.
 
 use rmsnorm_spec::Problem;
 
@@ -39,7 +39,7 @@ fn tile(problem: &Problem) -> Option<Tile> {
     let parameter_bytes = pack * problem.dtypes.weight.size();
     let is_lean = packs <= MOST_LEAN && h_bytes == SLOT_BYTES && parameter_bytes == SLOT_BYTES;
     let per_thread = if is_lean { 1 } else { packs.div_ceil(MOST_HELD) };
-    // Two rows of that many registers.
+    // Three rows of that many registers.
     if per_thread * h_bytes > 4 * SLOT_BYTES {
         return None;
     }

@@ -1,58 +1,160 @@
 //! Rows whose columns are divided among the ranks of a group.
 
-use rmsnorm_conformance::Harness;
-use rmsnorm_conformance::ranks::columns::test_columns;
-use rmsnorm_cuda::spec::{Error, NormSpec, bf16};
-use rmsnorm_cuda::{Forward, MissingRank, PeerGroup};
-use rmsnorm_dist::{Ranks, ShardedNorm};
+use std::sync::Barrier;
 use std::time::Duration;
+
+use rmsnorm_conformance::Harness;
+use rmsnorm_conformance::bounds::{Mode, Model};
+use rmsnorm_conformance::ranks::columns::test_columns;
+use rmsnorm_conformance::testing::{Bits, ForwardTruth, exact, values};
+use rmsnorm_cuda::spec::reference::ForwardInputs;
+use rmsnorm_cuda::spec::{DType, Error, Norm, NormSpec, Problem, Tensor, bf16};
+use rmsnorm_cuda::{CudaBackend, Forward, MissingRank, PeerGroup};
+use rmsnorm_dist::{Ranks, ShardedNorm};
 
 use crate::machine::{Machine, on_each};
 
 /// Room for the numbers of 100 rows: calls of more go in several launches.
 const ROOM: usize = 1600;
 
+const EPS: f32 = 1e-5;
+
+/// Kernels are loaded as cases come, which takes a GPU for each rank.
 #[test]
 fn divided_columns_pass_the_suite() {
     let Some(machine) = Machine::open() else { return };
-    for ranks in [1, 2, 3, 4, 8] {
+    let own_gpus = |ranks| machine.places(ranks).into_iter().skip(usize::from(ranks > 1));
+    for (ranks, backends) in [1, 2, 3, 4, 8].into_iter().flat_map(|ranks| own_gpus(ranks).map(move |it| (ranks, it))) {
+        let groups = PeerGroup::in_process(&backends, ROOM).unwrap();
+        let passed = test_columns(&Ranks::new(groups.into_iter().zip(backends)), false).unwrap();
+        assert!(passed > 30, "{ranks} ranks: {passed} cases");
+    }
+}
+
+/// What a call is, on each of so many ranks.
+#[derive(Clone, Debug)]
+struct Case {
+    norm: Norm,
+    rows: usize,
+    columns: Vec<usize>,
+}
+
+/// What a rank has of its columns, and of whole rows.
+struct Output {
+    y: Vec<bf16>,
+    mean: Vec<u32>,
+    rstd: Vec<u32>,
+}
+
+impl Case {
+    fn whole(&self) -> NormSpec {
+        let cols = self.columns.iter().sum();
+        match self.norm {
+            Norm::Rms => NormSpec::rms(self.rows, cols, EPS),
+            Norm::Layer => NormSpec::layer(self.rows, cols, EPS),
+        }
+    }
+
+    /// A rank's x. Each rank has another mean.
+    fn x(&self, rank: usize) -> Vec<bf16> {
+        let values: Vec<bf16> = values(rank as u64, self.rows * self.columns[rank]);
+        values.into_iter().map(|value| bf16::from_f32(value.to_f32() + rank as f32)).collect()
+    }
+
+    fn weight(&self, rank: usize) -> Vec<bf16> {
+        values(50 + rank as u64, self.columns[rank])
+    }
+
+    /// Compiles, before any rank waits for another.
+    fn prepare(&self, group: &PeerGroup) {
+        let tensors = [Tensor::Weight, Tensor::Rstd];
+        let problem = Problem::forward(self.norm, self.rows, self.columns[group.rank()], DType::Bf16, &tensors);
+        // All columns here are whole accesses.
+        group.prepare_columns(&problem, 16).unwrap();
+    }
+
+    /// These rows of a rank's x, normalized. Between the two meetings of all ranks nothing is allocated or copied.
+    fn call(&self, (backend, group): (&CudaBackend, &PeerGroup), all_there: &Barrier, x: &[bf16]) -> Output {
+        let rows = x.len() / self.columns[group.rank()];
+        let cols = self.columns[group.rank()];
+        let (x, weight) = (backend.upload(x).unwrap(), backend.upload(&self.weight(group.rank())).unwrap());
+        let mut y = backend.upload(&vec![bf16::NAN; rows * cols]).unwrap();
+        let [mut mean, mut rstd] = [(); 2].map(|()| backend.upload(&vec![f32::NAN; rows]).unwrap());
+        let mut args = Forward::<bf16>::new(x.as_view(), y.as_view_mut()).weight(weight.as_view());
+        args = args.rstd(rstd.as_view_mut());
+        if self.norm == Norm::Layer {
+            args = args.mean(mean.as_view_mut());
+        }
+        backend.stream().synchronize().unwrap();
+        all_there.wait();
+        group.forward_columns(&self.whole().rows(rows), &self.columns, args).unwrap();
+        backend.stream().synchronize().unwrap();
+        group.check().unwrap();
+        all_there.wait();
+        let bits = |statistic| Bits::of(&backend.download::<f32>(statistic).unwrap()).bits;
+        Output { y: backend.download(&y).unwrap(), mean: bits(&mean), rstd: bits(&rstd) }
+    }
+
+    /// The same statistics on all ranks, and y that is the norm of whole rows.
+    fn judge(&self, backend: &CudaBackend, outputs: &[Output]) {
+        for (rank, output) in outputs.iter().enumerate() {
+            assert!(output.rstd == outputs[0].rstd, "{self:?}: rstd of rank {rank} is another");
+            assert!(self.norm == Norm::Rms || output.mean == outputs[0].mean, "{self:?}: mean of rank {rank}");
+        }
+        let join = |parts: &[Vec<bf16>]| -> Vec<bf16> {
+            let row = |row: usize| {
+                let part = move |(part, cols): (&Vec<bf16>, &usize)| part[row * cols..(row + 1) * cols].to_vec();
+                parts.iter().zip(&self.columns).flat_map(part).collect::<Vec<_>>()
+            };
+            (0..self.rows).flat_map(row).collect()
+        };
+        let of_ranks = |of: &dyn Fn(usize) -> Vec<bf16>| (0..self.columns.len()).map(of).collect::<Vec<_>>();
+        let x = exact(&join(&of_ranks(&|rank| self.x(rank))));
+        let weight: Vec<f64> = exact(&of_ranks(&|rank| self.weight(rank)).concat());
+        let y: Vec<Vec<bf16>> = outputs.iter().map(|output| output.y.clone()).collect();
+        let inputs = ForwardInputs { x: &x, residual: None, weight: Some(&weight), bias: None };
+        let model = Model { arithmetic: &backend.arithmetic(), mode: Mode::Worst };
+        let truth = ForwardTruth::new(&self.whole(), inputs, DType::Bf16, None, model);
+        let verdict = truth.judge(Tensor::Y, &join(&y));
+        assert!(verdict.is_pass(), "{self:?}: {verdict:?}");
+    }
+
+    fn run(&self, machine: &Machine) {
+        let ranks = self.columns.len();
         for backends in machine.places(ranks) {
-            let groups = PeerGroup::in_process(&backends, ROOM).unwrap();
-            let passed = test_columns(&Ranks::new(groups.into_iter().zip(backends)), false).unwrap();
-            assert!(passed > 30, "{ranks} ranks: {passed} cases");
+            let all_there = Barrier::new(ranks);
+            let outputs = on_each(PeerGroup::in_process(&backends, ROOM).unwrap(), |group| {
+                let backend = &backends[group.rank()];
+                let (rank, x) = ((backend, &group), self.x(group.rank()));
+                self.prepare(&group);
+                let output = self.call(rank, &all_there, &x);
+                let cols = self.columns[group.rank()];
+                // A row alone, by rows that all ranks agree on.
+                for row in [0, self.rows / 3, self.rows - 1] {
+                    let range = row * cols..(row + 1) * cols;
+                    let alone = self.call(rank, &all_there, &x[range.clone()]);
+                    assert!(alone.y == output.y[range], "{self:?}: row {row} alone");
+                    assert_eq!(alone.rstd[0], output.rstd[row], "{self:?}: row {row} alone");
+                }
+                output
+            });
+            self.judge(&backends[0], &outputs);
         }
     }
 }
 
-/// What a rank gives for its columns of each row.
-fn call(backend: &rmsnorm_cuda::CudaBackend, group: &PeerGroup, x: &[bf16], rows: usize, cols: usize) -> Vec<bf16> {
-    let ranks = group.ranks();
-    let x = backend.upload(x).unwrap();
-    let mut y = backend.upload(&vec![bf16::NAN; rows * cols]).unwrap();
-    let spec = NormSpec::layer(rows, ranks * cols, 1e-5);
-    group.forward_columns(&spec, &vec![cols; ranks], Forward::<bf16>::new(x.as_view(), y.as_view_mut())).unwrap();
-    backend.stream().synchronize().unwrap();
-    group.check().unwrap();
-    backend.download(&y).unwrap()
-}
-
+/// As streams of one GPU, and on a GPU each: in one kernel, and, of long rows, in three. More rows than slots and than blocks.
 #[test]
-fn a_row_has_the_same_bits_alone_and_among_others() {
+fn whole_rows_are_normalized_by_all_ranks_alike() {
     let Some(machine) = Machine::open() else { return };
-    // In one kernel, and in three.
-    for (backends, (rows, cols)) in
-        machine.places(2).into_iter().flat_map(|place| [(place.clone(), (300, 1000)), (place, (300, 20_000))])
-    {
-        on_each(PeerGroup::in_process(&backends, ROOM).unwrap(), |group| {
-            let backend = &backends[group.rank()];
-            let x = rmsnorm_conformance::testing::values::<bf16>(group.rank() as u64, rows * cols);
-            let all = call(backend, &group, &x, rows, cols);
-            for row in [0, 99, 100, 299] {
-                let range = row * cols..(row + 1) * cols;
-                let alone = call(backend, &group, &x[range.clone()], 1, cols);
-                assert!(alone == all[range], "row {row}");
-            }
-        });
+    for norm in Norm::ALL {
+        for ranks in [2, 3, 4, 8] {
+            Case { norm, rows: 300, columns: vec![1024; ranks] }.run(&machine);
+        }
+        Case { norm, rows: 120, columns: vec![20_000; 2] }.run(&machine);
+        // One rank in three kernels, the other in one.
+        Case { norm, rows: 120, columns: vec![20_000, 4096] }.run(&machine);
+        Case { norm, rows: 3, columns: vec![16384, 8, 8192] }.run(&machine);
     }
 }
 

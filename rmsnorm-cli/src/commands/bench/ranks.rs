@@ -1,7 +1,7 @@
-//! `rmsnorm bench --ranks`: norms of sums over the ranks of a group.
+//! `rmsnorm bench --ranks`: what the ranks of a group do together.
 
 use rmsnorm_bench::document::{Machine, REVISION};
-use rmsnorm_bench::ranks::{self, OP, Place, RanksCase, RanksRow, SHAPES, measure};
+use rmsnorm_bench::ranks::{self, Place, RanksCase, RanksOp, RanksRow, SHAPES, measure};
 use rmsnorm_bench::{Shape, shapes};
 use rmsnorm_core::{AnyBackend, DType, Norm};
 use serde::Serialize;
@@ -24,9 +24,6 @@ struct Report {
 
 /// Measures and prints a row for each shape, dtype, norm and way.
 pub fn run(args: &BenchArgs, ranks: usize) -> Result<(), Failure> {
-    if args.op.iter().any(|op| op != OP) {
-        return Err(Failure::Input(format!("--ranks: the operation of a group is {OP}, got {}", args.op.join(","))));
-    }
     let json = args.json.as_deref().map(Output::new).transpose()?;
     let to_stdout = matches!(json, Some(Output::Stdout));
     let backend = open(args)?;
@@ -41,8 +38,8 @@ pub fn run(args: &BenchArgs, ranks: usize) -> Result<(), Failure> {
     if !to_stdout {
         let plural = if ranks == 1 { "" } else { "s" };
         print(&format!(
-            "{ranks} rank{plural} on {backend}\n{OP:26} {:>5} {:>12} {:>10} {:>10}  way\n",
-            "dtype", "rows x cols", "us", "GB/s sent"
+            "{ranks} rank{plural} on {backend}\n{:26} {:>5} {:>12} {:>10} {:>10}  way\n",
+            "operation", "dtype", "rows x cols", "us", "GB/s sent"
         ))?;
     }
     let mut shown = Ok(());
@@ -62,9 +59,10 @@ pub fn run(args: &BenchArgs, ranks: usize) -> Result<(), Failure> {
 }
 
 fn line(row: &RanksRow) -> String {
-    let RanksRow { way, norm, dtype, rows, cols, us, sent, .. } = row;
+    let RanksRow { op, way, norm, dtype, rows, cols, us, sent } = row;
+    let name = format!("{norm} {op}");
     let rate = *sent as f64 / us / 1e3;
-    format!("{norm:26} {dtype:>5} {:>12} {us:10.2} {rate:10.1}  {way}\n", format!("{rows}x{cols}"))
+    format!("{name:26} {dtype:>5} {:>12} {us:10.2} {rate:10.1}  {way}\n", format!("{rows}x{cols}"))
 }
 
 /// The one backend: that which is named, else the first GPU, else the cpu.
@@ -77,8 +75,13 @@ fn open(args: &BenchArgs) -> Result<AnyBackend, Failure> {
     }
 }
 
-/// By shape, dtype and norm: RMS norm in bf16 unless others are named.
+/// By operation, shape, dtype and norm: sums over ranks, RMS norm in bf16 unless others are named.
 fn cases(args: &BenchArgs) -> Result<Vec<RanksCase>, Failure> {
+    let ops = if args.op.is_empty() {
+        vec![RanksOp::ForwardReduced]
+    } else {
+        backends::choose("--op", &args.op, &RanksOp::ALL, RanksOp::name)?
+    };
     let norms = if args.norm.is_empty() {
         vec![Norm::Rms]
     } else {
@@ -97,9 +100,11 @@ fn cases(args: &BenchArgs) -> Result<Vec<RanksCase>, Failure> {
         let most = ranks::MOST_ELEMENTS;
         return Err(Failure::Input(format!("--shapes: expected 1 to {most} elements on each rank, got {shape}")));
     }
-    let of_shape = |shape: Shape| {
-        let norms = &norms;
-        dtypes.iter().flat_map(move |&dtype| norms.iter().map(move |&norm| RanksCase { norm, dtype, shape }))
-    };
-    Ok(given.into_iter().flat_map(of_shape).collect())
+    let mut cases = Vec::new();
+    for (&op, &shape) in ops.iter().flat_map(|op| given.iter().map(move |shape| (op, shape))) {
+        for (&dtype, &norm) in dtypes.iter().flat_map(|dtype| norms.iter().map(move |norm| (dtype, norm))) {
+            cases.push(RanksCase { op, norm, dtype, shape });
+        }
+    }
+    Ok(cases)
 }
