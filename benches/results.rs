@@ -35,6 +35,8 @@ fn parse(path: &Path, text: &str) -> Value {
 struct Results {
     /// Documents of `rmsnorm bench --json`.
     reports: Vec<Parsed>,
+    /// Documents of `rmsnorm bench --ranks N --json`.
+    groups: Vec<Parsed>,
     /// Documents of the Python package's benchmarks.
     python: Vec<Parsed>,
     /// Peers' rows.
@@ -46,8 +48,10 @@ impl Results {
         let read = |path: PathBuf| (path.clone(), parse(&path, &std::fs::read_to_string(&path).unwrap()));
         let (documents, lists): (Vec<_>, _) =
             files(&results(), "json").into_iter().map(read).partition(|(_, value)| value.is_object());
-        let (reports, python) = documents.into_iter().partition(|(_, document)| document["reports"].is_array());
-        Results { reports, python, lists }
+        let (reports, documents): (Vec<_>, Vec<_>) =
+            documents.into_iter().partition(|(_, document)| document["reports"].is_array());
+        let (groups, python) = documents.into_iter().partition(|(_, document)| document["ranks"].is_u64());
+        Results { reports, groups, python, lists }
     }
 }
 
@@ -68,9 +72,9 @@ fn times(value: &Value) -> Vec<f64> {
 
 #[test]
 fn every_result_tells_its_machine() {
-    let Results { reports, python, lists } = Results::read();
+    let Results { reports, groups, python, lists } = Results::read();
     assert!(reports.len() >= 3, "{}", reports.len());
-    for (path, document) in reports.iter().chain(&python) {
+    for (path, document) in reports.iter().chain(&groups).chain(&python) {
         let (path, machine) = (path.display(), &document["machine"]);
         assert!(machine["os"].is_string() && machine["arch"].is_string(), "{path}: {machine}");
         assert!(machine["threads"].as_u64().is_some_and(|threads| threads > 0), "{path}: {machine}");
@@ -86,6 +90,14 @@ fn every_result_tells_its_machine() {
                 }
             }
         }
+    }
+    for (path, document) in &groups {
+        let (path, devices) = (path.display(), document["machine"]["devices"].as_array());
+        assert!(devices.is_some_and(|devices| !devices.is_empty()), "{path}");
+        assert!(document["revision"].as_str().is_some_and(|commit| commit.len() >= 7), "{path}");
+        let rows = document["rows"].as_array().unwrap();
+        let is_row = |row: &Value| row["us"].as_f64().is_some_and(|us| us > 0.0) && row["way"].is_string();
+        assert!(!rows.is_empty() && rows.iter().all(is_row), "{path}");
     }
     for (path, document) in &python {
         assert!(document["device"].as_str().is_some_and(|device| !device.is_empty()), "{}", path.display());

@@ -66,6 +66,10 @@ impl Device for Faulty {
         self.correct.arithmetic()
     }
 
+    fn is_slow(&self) -> bool {
+        false
+    }
+
     fn breakpoints(&self) -> (Vec<usize>, Vec<usize>) {
         self.breakpoints.clone()
     }
