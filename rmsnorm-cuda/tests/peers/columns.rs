@@ -37,6 +37,8 @@ struct Case {
     norm: Norm,
     rows: usize,
     columns: Vec<usize>,
+    /// The group's memory.
+    room: usize,
 }
 
 /// What a rank has of its columns, and of whole rows.
@@ -47,6 +49,11 @@ struct Output {
 }
 
 impl Case {
+    /// Of which 100 rows are one launch.
+    fn new(norm: Norm, rows: usize, columns: Vec<usize>) -> Self {
+        Case { norm, rows, columns, room: ROOM }
+    }
+
     fn whole(&self) -> NormSpec {
         let cols = self.columns.iter().sum();
         match self.norm {
@@ -123,7 +130,7 @@ impl Case {
         let ranks = self.columns.len();
         for backends in machine.places(ranks) {
             let all_there = Barrier::new(ranks);
-            let outputs = on_each(PeerGroup::in_process(&backends, ROOM).unwrap(), |group| {
+            let outputs = on_each(PeerGroup::in_process(&backends, self.room).unwrap(), |group| {
                 let backend = &backends[group.rank()];
                 let (rank, x) = ((backend, &group), self.x(group.rank()));
                 self.prepare(&group);
@@ -149,12 +156,14 @@ fn whole_rows_are_normalized_by_all_ranks_alike() {
     let Some(machine) = Machine::open() else { return };
     for norm in Norm::ALL {
         for ranks in [2, 3, 4, 8] {
-            Case { norm, rows: 300, columns: vec![1024; ranks] }.run(&machine);
+            Case::new(norm, 300, vec![1024; ranks]).run(&machine);
         }
-        Case { norm, rows: 120, columns: vec![20_000; 2] }.run(&machine);
+        // A block has several rows of a launch, of which three are in its registers.
+        Case { room: 16 * 700, ..Case::new(norm, 700, vec![4096; 2]) }.run(&machine);
+        Case::new(norm, 120, vec![20_000; 2]).run(&machine);
         // One rank in three kernels, the other in one.
-        Case { norm, rows: 120, columns: vec![20_000, 4096] }.run(&machine);
-        Case { norm, rows: 3, columns: vec![16384, 8, 8192] }.run(&machine);
+        Case::new(norm, 120, vec![20_000, 4096]).run(&machine);
+        Case::new(norm, 3, vec![16384, 8, 8192]).run(&machine);
     }
 }
 
