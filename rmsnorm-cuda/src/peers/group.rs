@@ -27,7 +27,8 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// # Order
 /// Every rank makes the same calls in the same order, on its backend's stream, and nothing else has the group: it is not `Sync`, and cannot
 /// be cloned. Different calls, of other dtypes or lengths on one rank than on another, are not found out: results are wrong then, also those
-/// of later calls. A call enqueues its kernels and returns. Ranks may be driven by as many threads, or by one in turn.
+/// of later calls. A call enqueues its kernels and returns. Ranks may be driven by as many threads, or by one in turn; of
+/// processes each has one, by [`PeerSeat`](crate::PeerSeat).
 ///
 /// # Bits
 /// The sum is made in the order of the ranks, in f32, and rounded once to the dtype of the residual stream, with a residual or without:
@@ -43,6 +44,11 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// 1 to 8 ranks. A row has at most 106,496 columns with a sum of 16 bits on an H200, 53,248 of f32 (49,152 with x of 16 bits): what lies in
 /// the shared memory of a block. Longer ones are [`Error::Unsupported`], as is a row for which the group's memory has no room. Calls with more
 /// rows than fit that memory go in several launches.
+///
+/// # Divided columns
+/// [`forward_columns`](ShardedNorm::forward_columns) is one kernel too where this rank has up to 16,384 columns of 16 bits, 8,192 of f32 or with a
+/// residual in f32: what is found of a row is sent through the same memory, 16 bytes a row. Longer rows, and
+/// [`backward_columns`](ShardedNorm::backward_columns), are the backend's two halves with an exchange between them.
 ///
 /// # CUDA graphs
 /// Calls may be captured and replayed, under the conditions of [`CudaBackend`], by all ranks alike. A graph that is replayed after the
