@@ -550,7 +550,7 @@ fn of_ranks(problem: &Problem, access_bytes: u32, ranks: u32, caps: &Caps) -> Jo
 fn exchange_of_ranks(problem: &Problem, access_bytes: u32, ranks: u32, caps: &Caps) -> Option<Job> {
     use crate::plan::{forward_exchange::plan, reduce_forward::Group};
 
-    let plan = plan(problem, access_bytes, &Group { ranks, sharers: 1, bytes: 64 << 20 }, caps)?;
+    let plan = plan(problem, access_bytes, &Group { ranks, sharers: 1, bytes: 64 << 20 }, caps).expect("room")?;
     Some(Job { key: plan.key, arch: caps.arch, cols: problem.cols })
 }
 

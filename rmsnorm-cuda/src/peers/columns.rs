@@ -6,7 +6,7 @@ use rmsnorm_dist::{DividedColumns, Shares};
 use rmsnorm_spec::{Backward, Checked, Direction, Element, Error, Forward, NormSpec, Problem, check_columns_form};
 
 use super::group::PeerGroup;
-use super::launch::load;
+use super::launch::{check, load};
 use crate::backend::CudaBackend;
 use crate::caps::Arch;
 use crate::error::device_error;
@@ -42,7 +42,7 @@ fn in_one_kernel<T: Element, W: Element, R: Element>(
     call.visit(&mut tensors)?;
     let mut params = tensors.params();
     let access_bytes = launch::access_bytes(&problem, &params);
-    let Some(plan) = forward_exchange::plan(&problem, access_bytes, &group.group, kernels.caps()) else {
+    let Some(plan) = forward_exchange::plan(&problem, access_bytes, &group.group, kernels.caps())? else {
         return Err(Error::Unsupported { rule: "rows in one kernel stay in registers".into() });
     };
     launch::set_call(&mut params, &here, &problem)?;
@@ -88,11 +88,16 @@ pub(super) fn backward<T: Element, W: Element, R: Element>(
 /// Compiles and loads what calls of that problem, on this rank's columns, run: a rank that loads a kernel may keep another on its device from
 /// starting one that is waited for.
 pub(super) fn prepare(group: &PeerGroup, problem: &Problem, alignment: usize) -> Result<(), Error> {
+    check(problem)?;
+    if group.group.ranks == 1 {
+        return group.backend.prepare_aligned(problem, alignment);
+    }
     let (kernels, access_bytes) = (group.backend.kernels(), launch::access_of(alignment as u64));
     group.backend.stream().context().bind_to_thread().map_err(device_error("before a kernel is loaded"))?;
-    let one = (problem.direction == Direction::Forward)
-        .then(|| forward_exchange::plan(problem, access_bytes, &group.group, kernels.caps()))
-        .flatten();
+    let one = match problem.direction {
+        Direction::Forward => forward_exchange::plan(problem, access_bytes, &group.group, kernels.caps())?,
+        Direction::Backward | Direction::QuantizedForward => None,
+    };
     let keys: Vec<KernelKey> = match one {
         Some(plan) => vec![plan.key],
         None => {

@@ -57,7 +57,8 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// # Several ranks on one device
 /// They share it: each has a part of the blocks that fit at once, and a stream of its own. A kernel that waits for another must not keep it
 /// from starting: let `CUDA_DEVICE_MAX_CONNECTIONS` be larger than the number of streams when CUDA starts, [`prepare`](Self::prepare) (or
-/// [`prepare_columns`](Self::prepare_columns)) on all ranks before any makes a call, upload a graph before it is launched, and let nothing else fill the device meanwhile.
+/// [`prepare_columns`](Self::prepare_columns)) on all ranks before any makes a call, upload a graph before it is launched, divide columns evenly (of
+/// unlike kernels one may keep another out), and let nothing else fill the device meanwhile.
 ///
 /// # Example
 /// ```no_run

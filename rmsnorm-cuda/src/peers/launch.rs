@@ -35,8 +35,8 @@ pub(super) fn prepare(group: &PeerGroup, problem: &Problem, alignment: usize) ->
     load(kernels, &plan.key).map(|_| ())
 }
 
-/// What a sum over ranks has no form of.
-fn check(problem: &Problem) -> Result<(), Error> {
+/// What a call over ranks has no form of.
+pub(super) fn check(problem: &Problem) -> Result<(), Error> {
     let unsupported = |rule: &str| Err(Error::Unsupported { rule: rule.into() });
     match (problem.parts, problem.residual_placement) {
         (1, ResidualPlacement::Before) => Ok(()),

@@ -97,23 +97,34 @@ impl PeerSeat {
     /// `InvalidArgument` with the rank that cannot be in a group with this one: of another version, `bytes` or kind of device, or in this
     /// process, too; `Unavailable` if this process or its device cannot map the memory of a rank, or that rank is gone; `Device` if the
     /// driver fails.
-    pub fn join(self, cards: &[PeerCard]) -> Result<PeerGroup, Error> {
-        let PeerSeat { backend, facts, layout, mut parts, .. } = self;
-        let group = facts.of_group(cards)?;
-        backend.stream().context().bind_to_thread().map_err(device_error("before a group is made"))?;
-        let own = parts.get(0).map_or(0, |part| part.address);
+    pub fn join(mut self, cards: &[PeerCard]) -> Result<PeerGroup, Error> {
+        let (addresses, sharers) = self.map_all(cards)?;
+        self.into_group(&addresses, sharers)
+    }
+
+    /// Maps the memory of the others. Where each rank's lies, by rank, and how many are on this device.
+    fn map_all(&mut self, cards: &[PeerCard]) -> Result<(Vec<sys::CUdeviceptr>, u32), Error> {
+        let group = self.facts.of_group(cards)?;
+        let context = self.backend.stream().context();
+        context.bind_to_thread().map_err(device_error("before a group is made"))?;
+        let own = self.parts.get(0).map_or(0, |part| part.address);
         let mut addresses = Vec::with_capacity(group.len());
         for peer in &group {
-            if peer.rank == facts.rank {
+            if peer.rank == self.facts.rank {
                 addresses.push(own);
             } else {
-                let mapped = map(&backend, peer, &layout)?;
+                let mapped = map(&self.backend, peer, &self.layout)?;
                 addresses.push(mapped.address);
-                parts.has_mapped(mapped);
+                self.parts.has_mapped(mapped);
             }
         }
-        let sharers = group.iter().filter(|peer| peer.device == facts.device).count() as u32;
-        PeerGroup::new(&backend, (facts.rank as usize, 0), &addresses, layout, sharers, Arc::new(parts))
+        let sharers = group.iter().filter(|peer| peer.device == self.facts.device).count() as u32;
+        Ok((addresses, sharers))
+    }
+
+    fn into_group(self, addresses: &[sys::CUdeviceptr], sharers: u32) -> Result<PeerGroup, Error> {
+        let PeerSeat { backend, facts, layout, parts, .. } = self;
+        PeerGroup::new(&backend, (facts.rank as usize, 0), addresses, layout, sharers, Arc::new(parts))
     }
 }
 
@@ -123,22 +134,24 @@ impl PeerGroup {
     /// all. `bytes` is that of [`in_process`](Self::in_process); the communicator is used for nothing else.
     ///
     /// # Errors
-    /// As [`PeerSeat::new`] and [`PeerSeat::join`]; one rank's failure is an error on all. `Device` if NCCL fails.
+    /// As [`PeerSeat::new`] and [`PeerSeat::join`]; one rank's failure is an error on all. `Device` if NCCL fails, or if there is no memory to
+    /// tell each other anything, which leaves the others waiting.
     #[cfg_attr(docsrs, doc(cfg(feature = "nccl")))]
     pub fn over(backend: &CudaBackend, comm: &crate::NcclComm, bytes: usize) -> Result<Self, Error> {
-        let seat = PeerSeat::new(backend, comm.rank(), comm.ranks(), bytes);
+        let mut seat = PeerSeat::new(backend, comm.rank(), comm.ranks(), bytes);
         // A rank without a seat comes, too, with a card that is none: the others would wait.
         let own = seat.as_ref().map_or([0; PeerCard::BYTES], |seat| *seat.card.as_bytes());
-        let cards = comm.gather_bytes(&own)?;
-        let group = seat.and_then(|seat| {
-            let cards: Vec<PeerCard> = cards.into_iter().map(PeerCard::from_bytes).collect();
-            seat.join(&cards)
-        });
-        // Nor does a group begin that lacks a rank.
-        let is_there = comm.gather_bytes(&[u8::from(group.is_ok())])?;
-        let group = group?;
+        let cards: Vec<PeerCard> = comm.gather_bytes(&own)?.into_iter().map(PeerCard::from_bytes).collect();
+        let mapped = match &mut seat {
+            Ok(seat) => seat.map_all(&cards),
+            // It is the seat's error that counts.
+            Err(_) => Ok((Vec::new(), 0)),
+        };
+        // Nor does a group begin that lacks a rank. Until all know, every seat stays: the others may have its memory mapped.
+        let is_there = comm.gather_bytes(&[u8::from(seat.is_ok() && mapped.is_ok())])?;
+        let (seat, (addresses, sharers)) = (seat?, mapped?);
         match is_there.iter().position(|is_there| *is_there == [0]) {
-            None => Ok(group),
+            None => seat.into_group(&addresses, sharers),
             Some(rank) => Err(unavailable(format!("rank {rank} cannot map the memory of the others"))),
         }
     }

@@ -70,8 +70,7 @@ impl Drop for Users {
 /// The side of a process that maps the memory, for as long as it does.
 #[derive(Debug)]
 pub(super) struct User {
-    /// Whose lock ends when it is closed.
-    _file: File,
+    file: File,
 }
 
 impl User {
@@ -82,7 +81,15 @@ impl User {
     pub(super) fn new(id: Id) -> io::Result<Self> {
         let file = File::open(path(id))?;
         file.try_lock_shared()?;
-        Ok(User { _file: file })
+        Ok(User { file })
+    }
+}
+
+/// The lock ends with the file, but for a process that was forked meanwhile and has it, too.
+impl Drop for User {
+    fn drop(&mut self) {
+        // Of one that fails there is nobody to tell: the owner waits, and leaves its memory.
+        self.file.unlock().unwrap_or_default();
     }
 }
 

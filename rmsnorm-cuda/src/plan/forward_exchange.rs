@@ -1,13 +1,12 @@
 //! Forward on a rank's columns in one kernel: a tile whose rows, the one that is waited for and two more, lie in registers.
 
-use rmsnorm_spec::Problem;
+use rmsnorm_spec::{Error, Problem};
 
+use super::gather_numbers::{SLOT_BYTES, slots};
 use super::reduce_forward::{Group, Plan};
 use super::{KernelKey, Program, Reads, Tile, is_sum, key};
 use crate::caps::Caps;
 
-/// Bytes of a slot, which has what is found of a row.
-const SLOT_BYTES: usize = 16;
 /// Threads of a block whose threads have one pack of a row, and 64 registers.
 const MOST_LEAN: usize = 1024;
 /// Threads of a block whose threads have more, and 128 registers.
@@ -17,13 +16,16 @@ const MOST_BLOCKS: u32 = 16;
 
 /// The plan of a call with rows, whose addresses and strides are multiples of `access_bytes`; `None` for rows that are too long. Whether they
 /// are depends on their columns and dtypes alone.
-pub(crate) fn plan(problem: &Problem, access_bytes: u32, group: &Group, caps: &Caps) -> Option<Plan> {
-    let tile = Tile { access_bytes, ..tile(problem)? };
-    // A group's memory has whole slots.
-    let rows_per_launch = (group.bytes / SLOT_BYTES).max(1);
+///
+/// # Errors
+/// `Unsupported` if the group's memory has no room for one row.
+pub(crate) fn plan(problem: &Problem, access_bytes: u32, group: &Group, caps: &Caps) -> Result<Option<Plan>, Error> {
+    let Some(tile) = tile(problem) else { return Ok(None) };
+    let tile = Tile { access_bytes, ..tile };
+    let rows_per_launch = slots(group)?;
     let key = KernelKey { ranks: group.ranks, ..key(problem, Program::ForwardExchange, tile) };
     let most_blocks = (caps.sms * tile.blocks_per_sm / group.sharers).max(1) as usize;
-    Some(Plan { key, shared_bytes: 0, rows_per_launch, most_blocks })
+    Ok(Some(Plan { key, shared_bytes: 0, rows_per_launch, most_blocks }))
 }
 
 /// Whether rows are not too long for it.
@@ -91,7 +93,7 @@ mod tests {
             (BF16.widened(false, true), 8193, None),
             (BF16.widened(true, false), 4096, Some((512, 1, 1, false))),
         ] {
-            let plan = plan(&problem(cols, dtypes), 16, &GROUP, &Caps::h200());
+            let plan = plan(&problem(cols, dtypes), 16, &GROUP, &Caps::h200()).expect("room");
             let tile = plan.map(|plan| plan.key.tile);
             let got = tile.map(|tile| (tile.threads_per_row, tile.packs, tile.blocks_per_sm, tile.reads.is_held));
             assert_eq!(got, expected, "{dtypes}, {cols} columns");
@@ -102,7 +104,8 @@ mod tests {
     fn no_chain_is_longer_than_math_md_allows() {
         for cols in (1..=16384).step_by(37).chain([4096, 8192, 16384]) {
             for dtypes in [BF16, F32] {
-                let Some(plan) = plan(&problem(cols, dtypes), 16, &GROUP, &Caps::h200()) else { continue };
+                let plan = plan(&problem(cols, dtypes), 16, &GROUP, &Caps::h200()).expect("room");
+                let Some(plan) = plan else { continue };
                 let chain = chain::of_row(Program::ForwardExchange, &plan.key.tile, cols).expect("a sum");
                 assert!(chain <= policy_depth_cols(cols) as u64, "{cols}: {chain}");
             }
@@ -112,10 +115,13 @@ mod tests {
     #[test]
     fn launches_have_the_rows_that_there_are_slots_for() {
         let small = Group { bytes: 16 * 100, sharers: 2, ..GROUP };
-        let plan = plan(&problem(4096, BF16), 16, &small, &Caps::h200()).expect("a plan");
+        let plan = plan(&problem(4096, BF16), 16, &small, &Caps::h200()).expect("room").expect("a plan");
         let pieces: Vec<_> = plan.pieces(250).map(|Piece { first_row, rows, grid }| (first_row, rows, grid)).collect();
         assert_eq!(pieces, [(0, 100, 100), (100, 100, 100), (200, 50, 50)]);
-        let all = super::plan(&problem(4096, BF16), 16, &GROUP, &Caps::h200()).expect("a plan");
+        let all = super::plan(&problem(4096, BF16), 16, &GROUP, &Caps::h200()).expect("room").expect("a plan");
         assert_eq!(all.pieces(4096).map(|piece| piece.grid).collect::<Vec<_>>(), [264]);
+        let none = Group { bytes: 0, ..GROUP };
+        let refused = super::plan(&problem(4096, BF16), 16, &none, &Caps::h200());
+        assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
     }
 }

@@ -6,8 +6,8 @@ use super::reduce_forward::{Group, Piece};
 use super::{KernelKey, Program, Tile, key};
 use crate::caps::Caps;
 
-/// Bytes of a slot: the widest access.
-const SLOT_BYTES: usize = 16;
+/// Bytes of a slot, the widest access, which has what is found of a row.
+pub(super) const SLOT_BYTES: usize = 16;
 
 /// Numbers of a row at the most, which are one slot: four words.
 pub(crate) const MOST_NUMBERS: usize = 3;
@@ -44,15 +44,26 @@ impl Plan {
     }
 }
 
+/// Rows for which a group's memory has slots.
+///
+/// # Errors
+/// `Unsupported` if there is none.
+pub(super) fn slots(group: &Group) -> Result<usize, Error> {
+    match group.bytes / SLOT_BYTES {
+        0 => {
+            let rule = format!("the memory of a group has room for {SLOT_BYTES} bytes of a row, got {}", group.bytes);
+            Err(Error::Unsupported { rule })
+        }
+        slots => Ok(slots),
+    }
+}
+
 /// The plan of a group's exchanges.
 ///
 /// # Errors
 /// `Unsupported` if the group's memory has no room for one row.
 pub(crate) fn plan(group: &Group, caps: &Caps) -> Result<Plan, Error> {
-    if group.bytes < SLOT_BYTES {
-        let rule = format!("the memory of a group has room for {SLOT_BYTES} bytes of a row, got {}", group.bytes);
-        return Err(Error::Unsupported { rule });
-    }
+    let rows_per_launch = slots(group)?;
     let tile = Tile {
         pack: (SLOT_BYTES / DType::F32.size()) as u32,
         packs: 1,
@@ -65,7 +76,7 @@ pub(crate) fn plan(group: &Group, caps: &Caps) -> Result<Plan, Error> {
     let problem = Problem::forward(Norm::Rms, 0, 0, DType::F32, &[]);
     let key = KernelKey { ranks: group.ranks, ..key(&problem, Program::GatherNumbers, tile) };
     let most_blocks = (caps.sms * BLOCKS_PER_SM / group.sharers).max(1) as usize;
-    Ok(Plan { key, rows_per_launch: group.bytes / SLOT_BYTES, most_blocks })
+    Ok(Plan { key, rows_per_launch, most_blocks })
 }
 
 #[cfg(test)]
