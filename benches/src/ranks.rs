@@ -13,7 +13,8 @@ use std::thread;
 
 use rmsnorm_core::cpu::CpuBackend;
 use rmsnorm_core::cuda::cudarc::driver::DeviceRepr;
-use rmsnorm_core::{DType, Direction, Element, Norm, bf16, f16};
+use rmsnorm_core::{DType, Direction, Element, Forward, Norm, NormSpec, bf16, f16};
+use rmsnorm_dist::ShardedNorm;
 use serde::Serialize;
 
 use crate::{BenchError, Shape};
@@ -152,6 +153,23 @@ enum Promise {
     WholeRows,
     /// Nothing: what the same call takes on its own.
     Nothing,
+}
+
+/// A rank's call on tensors of that shape, which with divided columns are those of one rank.
+fn call_of_group<N: ShardedNorm, T: Element>(
+    rank: &N,
+    op: RanksOp,
+    spec: &NormSpec,
+    args: Forward<'_, N::Backend, T>,
+) -> Result<(), BenchError> {
+    match op {
+        RanksOp::ForwardReduced => rank.forward_reduced(spec, args)?,
+        RanksOp::ForwardColumns => {
+            let columns = vec![spec.cols; rank.ranks()];
+            rank.forward_columns(&spec.cols(spec.cols * columns.len()), &columns, args)?;
+        }
+    }
+    Ok(())
 }
 
 /// An element that every backend takes.

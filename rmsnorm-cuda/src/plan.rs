@@ -15,6 +15,8 @@ pub(crate) mod forward_exchange;
 pub(crate) mod gather_numbers;
 mod quantized_forward;
 #[cfg(feature = "peers")]
+pub(crate) mod ranks;
+#[cfg(feature = "peers")]
 pub(crate) mod reduce_forward;
 #[cfg(test)]
 mod tests;
@@ -321,6 +323,9 @@ pub(crate) const TREE_SENDERS: u32 = 8;
 
 /// Threads side by side on the packs of a block of columns: 128 bytes of 16 bits.
 pub(crate) const COLUMN_LANES: u32 = 8;
+
+/// Blocks of a multiprocessor on every architecture.
+const MOST_BLOCKS: u32 = 16;
 
 /// Registers of a multiprocessor: of every architecture.
 const REGISTERS_PER_SM: u32 = 1 << 16;

@@ -31,20 +31,30 @@ impl<'a, B: Memory> DividedColumns<'a, B> {
         Ok(DividedColumns { backend, rank, columns })
     }
 
-    /// [`ShardedNorm::forward_columns`](crate::ShardedNorm::forward_columns) by an exchange that hands every rank the shares of all. What is
-    /// wrong with a call is found out before.
+    /// The call on this rank's columns, if nothing is wrong with it: `spec` is that of whole rows.
+    ///
+    /// # Errors
+    /// As [`ShardedNorm::forward_columns`](crate::ShardedNorm::forward_columns), before anything is sent.
+    pub fn check_forward<'v, T: Element, W: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        args: Forward<'v, B, T, W, R>,
+    ) -> Result<Checked<Forward<'v, B, T, W, R>>, Error> {
+        check_columns_form(spec, args.parts)?;
+        Checked::forward(self.here(spec)?, args)
+    }
+
+    /// [`ShardedNorm::forward_columns`](crate::ShardedNorm::forward_columns) by an exchange that hands every rank the shares of all.
     ///
     /// # Errors
     /// As there.
     pub fn forward<T: Element, W: Element, R: Element>(
         &self,
-        spec: &NormSpec,
-        args: Forward<'_, B, T, W, R>,
+        call: Checked<Forward<'_, B, T, W, R>>,
         exchange: impl FnOnce(&Shares, B::Out<'_, f32>) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        check_columns_form(spec, args.parts)?;
-        let here = self.here(spec)?;
-        let args = Checked::forward(here, args)?.into_args();
+        let here = *call.spec();
+        let args = call.into_args();
         if self.columns.len() == 1 {
             return self.backend.forward(&here, args);
         }
@@ -63,7 +73,8 @@ impl<'a, B: Memory> DividedColumns<'a, B> {
         self.backend.forward_given(&here, Given::new(args, found.all(), self.columns))
     }
 
-    /// [`ShardedNorm::backward_columns`](crate::ShardedNorm::backward_columns), as [`forward`](Self::forward).
+    /// [`ShardedNorm::backward_columns`](crate::ShardedNorm::backward_columns), as [`forward`](Self::forward). What is wrong with a call is found
+    /// out before anything is sent.
     ///
     /// # Errors
     /// As there.
@@ -96,10 +107,7 @@ impl<'a, B: Memory> DividedColumns<'a, B> {
     }
 
     /// The spec of this rank's columns.
-    ///
-    /// # Errors
-    /// `InvalidArgument` where the columns of all ranks are not those of a row.
-    pub fn here(&self, spec: &NormSpec) -> Result<NormSpec, Error> {
+    fn here(&self, spec: &NormSpec) -> Result<NormSpec, Error> {
         let whole = self.columns.iter().try_fold(0usize, |sum, &columns| sum.checked_add(columns));
         match self.columns.get(self.rank) {
             Some(&here) if whole == Some(spec.cols) => Ok(spec.cols(here)),
@@ -131,7 +139,10 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
         args: Forward<'_, B, T, W, R>,
     ) -> Result<(), Error> {
         let divided = self.divided(columns)?;
-        self.in_step(|is_sent| divided.forward(spec, args, |shares, all| self.exchange(shares, all, is_sent)))
+        self.in_step(|is_sent| {
+            let call = divided.check_forward(spec, args)?;
+            divided.forward(call, |shares, all| self.exchange(shares, all, is_sent))
+        })
     }
 
     /// [`ShardedNorm::backward_columns`](crate::ShardedNorm::backward_columns).

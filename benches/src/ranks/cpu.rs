@@ -5,11 +5,11 @@ use std::time::Instant;
 use rmsnorm_core::conformance::Harness;
 use rmsnorm_core::cpu::{CpuBackend, Forward};
 use rmsnorm_core::{Norm, NormSpec};
-use rmsnorm_dist::{Sharded, ShardedNorm, ThreadGroup};
+use rmsnorm_dist::{Sharded, ThreadGroup};
 
 use super::data::{Data, spec};
 use super::meeting::Meeting;
-use super::{Measured, Number, Promise, Ranks, RanksCase, RanksOp, TRIALS, Way};
+use super::{Measured, Number, Promise, Ranks, RanksCase, RanksOp, TRIALS, Way, call_of_group};
 use crate::BenchError;
 
 /// Seconds of one trial, about.
@@ -45,16 +45,10 @@ impl Threads {
         let Tensors { x, residual, weight, bias, y, sum } = tensors;
         let mut args = Forward::new(*x, &mut y[..]).weight(*weight);
         args.bias = *bias;
-        match op {
-            RanksOp::ForwardReduced => {
-                self.0.forward_reduced(spec, args.residual(*residual).residual_out(&mut sum[..]))?;
-            }
-            RanksOp::ForwardColumns => {
-                let columns = vec![spec.cols; self.0.ranks()];
-                self.0.forward_columns(&spec.cols(spec.cols * columns.len()), &columns, args)?;
-            }
+        if op == RanksOp::ForwardReduced {
+            args = args.residual(*residual).residual_out(&mut sum[..]);
         }
-        Ok(())
+        call_of_group(&self.0, op, spec, args)
     }
 }
 

@@ -12,7 +12,7 @@ use rmsnorm_dist::{Sharded, ShardedNorm};
 
 use super::data::{Data, spec};
 use super::meeting::Meeting;
-use super::{Measured, Number, Promise, Ranks, RanksCase, RanksOp, TRIALS, Way};
+use super::{Measured, Number, Promise, Ranks, RanksCase, RanksOp, TRIALS, Way, call_of_group};
 use crate::BenchError;
 use crate::devices::cuda::capturable;
 
@@ -125,36 +125,23 @@ impl Gpu {
     fn call<T: Number>(&self, parameters: &mut Parameters<T>, set: &mut Tensors<T>) -> Result<(), BenchError> {
         let Parameters { op, spec, weight, bias, reduced } = parameters;
         let Tensors { x, residual, y, sum } = set;
-        if *op == RanksOp::ForwardColumns {
-            let mut args = Forward::new(x.as_view(), y.as_view_mut()).weight(weight.as_view());
-            args.bias = bias.as_ref().map(CudaSlice::as_view);
-            let of = |ranks: usize| (spec.cols(spec.cols * ranks), vec![spec.cols; ranks]);
-            match &self.how {
-                How::OneKernel(group) => {
-                    let (whole, columns) = of(group.ranks());
-                    group.forward_columns(&whole, &columns, args)?;
-                }
-                How::AllReduce(_) => self.backend.forward(spec, args)?,
-                How::Composed(rank) => {
-                    let (whole, columns) = of(rank.ranks());
-                    rank.forward_columns(&whole, &columns, args)?;
-                }
+        let x = match (&self.how, *op) {
+            (How::AllReduce(comm), RanksOp::ForwardReduced) => {
+                comm.all_reduce_sum(x.as_view(), reduced.as_view_mut())?;
+                &*reduced
             }
-            return Ok(());
-        }
-        if let How::AllReduce(comm) = &self.how {
-            comm.all_reduce_sum(x.as_view(), reduced.as_view_mut())?;
-        }
-        let x = if matches!(self.how, How::AllReduce(_)) { &*reduced } else { &*x };
-        let args = Forward::new(x.as_view(), y.as_view_mut()).weight(weight.as_view());
-        let mut args = args.residual(residual.as_view()).residual_out(sum.as_view_mut());
+            (_, RanksOp::ForwardReduced | RanksOp::ForwardColumns) => &*x,
+        };
+        let mut args = Forward::new(x.as_view(), y.as_view_mut()).weight(weight.as_view());
         args.bias = bias.as_ref().map(CudaSlice::as_view);
-        match &self.how {
-            How::OneKernel(group) => group.forward_reduced(spec, args)?,
-            How::AllReduce(_) => self.backend.forward(spec, args)?,
-            How::Composed(rank) => rank.forward_reduced(spec, args)?,
+        if *op == RanksOp::ForwardReduced {
+            args = args.residual(residual.as_view()).residual_out(sum.as_view_mut());
         }
-        Ok(())
+        match &self.how {
+            How::OneKernel(group) => call_of_group(group, *op, spec, args),
+            How::AllReduce(_) => Ok(self.backend.forward(spec, args)?),
+            How::Composed(rank) => call_of_group(rank, *op, spec, args),
+        }
     }
 
     /// Waits for what was enqueued, and asks whether all ranks came.

@@ -539,7 +539,7 @@ fn wide_sample_of_ranks() -> Vec<Job> {
 
 #[cfg(feature = "peers")]
 fn of_ranks(problem: &Problem, access_bytes: u32, ranks: u32, caps: &Caps) -> Job {
-    use crate::plan::reduce_forward::{Group, plan};
+    use crate::plan::{ranks::Group, reduce_forward::plan};
 
     let group = Group { ranks, sharers: 1, bytes: 64 << 20 };
     let plan = plan(problem, access_bytes, &group, caps).expect("rows that fit");
@@ -548,15 +548,17 @@ fn of_ranks(problem: &Problem, access_bytes: u32, ranks: u32, caps: &Caps) -> Jo
 
 #[cfg(feature = "peers")]
 fn exchange_of_ranks(problem: &Problem, access_bytes: u32, ranks: u32, caps: &Caps) -> Option<Job> {
-    use crate::plan::{forward_exchange::plan, reduce_forward::Group};
+    use crate::plan::forward_exchange::{plan, tile};
+    use crate::plan::ranks::Group;
 
-    let plan = plan(problem, access_bytes, &Group { ranks, sharers: 1, bytes: 64 << 20 }, caps).expect("room")?;
+    let group = Group { ranks, sharers: 1, bytes: 64 << 20 };
+    let plan = plan(problem, tile(problem)?, access_bytes, &group, caps).expect("room");
     Some(Job { key: plan.key, arch: caps.arch, cols: problem.cols })
 }
 
 #[cfg(feature = "peers")]
 fn gather_of_ranks(ranks: u32, caps: &Caps) -> Job {
-    use crate::plan::{gather_numbers::plan, reduce_forward::Group};
+    use crate::plan::{gather_numbers::plan, ranks::Group};
 
     let plan = plan(&Group { ranks, sharers: 1, bytes: 64 << 20 }, caps).expect("room for a row");
     Job { key: plan.key, arch: caps.arch, cols: 0 }

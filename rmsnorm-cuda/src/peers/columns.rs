@@ -3,7 +3,7 @@
 
 use cudarc::driver::{CudaViewMut, DevicePtrMut};
 use rmsnorm_dist::{DividedColumns, Shares};
-use rmsnorm_spec::{Backward, Checked, Direction, Element, Error, Forward, NormSpec, Problem, check_columns_form};
+use rmsnorm_spec::{Backward, Checked, Direction, Element, Error, Forward, NormSpec, Problem};
 
 use super::group::PeerGroup;
 use super::launch::{check, load};
@@ -12,8 +12,8 @@ use crate::caps::Arch;
 use crate::error::device_error;
 use crate::launch::{self, Launch, Tensors};
 use crate::params::Params;
-use crate::plan::reduce_forward::Piece;
-use crate::plan::{KernelKey, columns, forward_exchange, gather_numbers};
+use crate::plan::ranks::Piece;
+use crate::plan::{KernelKey, Tile, columns, forward_exchange, gather_numbers};
 
 pub(super) fn forward<T: Element, W: Element, R: Element>(
     group: &PeerGroup,
@@ -23,18 +23,18 @@ pub(super) fn forward<T: Element, W: Element, R: Element>(
 ) -> Result<(), Error> {
     let divided = DividedColumns::new(&group.backend, group.place(), columns)?;
     group.check()?;
-    check_columns_form(spec, args.parts)?;
-    let call = Checked::forward(divided.here(spec)?, args)?;
-    if columns.len() > 1 && forward_exchange::has_room(call.problem()) {
-        return in_one_kernel(group, columns, call);
+    let call = divided.check_forward(spec, args)?;
+    match forward_exchange::tile(call.problem()) {
+        Some(tile) if columns.len() > 1 => in_one_kernel(group, columns, tile, call),
+        Some(_) | None => divided.forward(call, |shares, all| gather(group, spec.rows, shares, all)),
     }
-    divided.forward(spec, call.into_args(), |shares, all| gather(group, spec.rows, shares, all))
 }
 
-/// Both halves and the exchange between them, of rows that are not too long for that.
+/// Both halves and the exchange between them, of rows that have such a tile.
 fn in_one_kernel<T: Element, W: Element, R: Element>(
     group: &PeerGroup,
     columns: &[usize],
+    tile: Tile,
     call: Checked<Forward<'_, CudaBackend, T, W, R>>,
 ) -> Result<(), Error> {
     let (here, problem, kernels) = (*call.spec(), *call.problem(), group.backend.kernels());
@@ -42,9 +42,7 @@ fn in_one_kernel<T: Element, W: Element, R: Element>(
     call.visit(&mut tensors)?;
     let mut params = tensors.params();
     let access_bytes = launch::access_bytes(&problem, &params);
-    let Some(plan) = forward_exchange::plan(&problem, access_bytes, &group.group, kernels.caps())? else {
-        return Err(Error::Unsupported { rule: "rows in one kernel stay in registers".into() });
-    };
+    let plan = forward_exchange::plan(&problem, tile, access_bytes, &group.group, kernels.caps())?;
     launch::set_call(&mut params, &here, &problem)?;
     params.share = launch::share(columns.iter().sum());
     let of_ranks = launch::of_ranks(0, columns)?;
@@ -94,12 +92,9 @@ pub(super) fn prepare(group: &PeerGroup, problem: &Problem, alignment: usize) ->
     }
     let (kernels, access_bytes) = (group.backend.kernels(), launch::access_of(alignment as u64));
     group.backend.stream().context().bind_to_thread().map_err(device_error("before a kernel is loaded"))?;
-    let one = match problem.direction {
-        Direction::Forward => forward_exchange::plan(problem, access_bytes, &group.group, kernels.caps())?,
-        Direction::Backward | Direction::QuantizedForward => None,
-    };
-    let keys: Vec<KernelKey> = match one {
-        Some(plan) => vec![plan.key],
+    let tile = forward_exchange::tile(problem).filter(|_| problem.direction == Direction::Forward);
+    let keys: Vec<KernelKey> = match tile {
+        Some(tile) => vec![forward_exchange::plan(problem, tile, access_bytes, &group.group, kernels.caps())?.key],
         None => {
             let first = columns::statistics(&columns::first_half(problem), access_bytes, kernels.caps());
             let second = columns::given(problem, access_bytes, kernels.caps());

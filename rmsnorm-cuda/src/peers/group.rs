@@ -15,7 +15,7 @@ use super::workspace::{Layout, Parts};
 use super::{access, columns, launch};
 use crate::backend::CudaBackend;
 use crate::error::BACKEND;
-use crate::plan::reduce_forward::Group;
+use crate::plan::ranks::Group;
 
 /// How long a kernel waits for another rank's data unless it is told.
 const DEADLINE: Duration = Duration::from_secs(10);

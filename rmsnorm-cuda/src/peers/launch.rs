@@ -13,7 +13,8 @@ use crate::kernel::Kernels;
 use crate::launch::{self, Launch, Tensors};
 use crate::params::Params;
 use crate::plan::KernelKey;
-use crate::plan::reduce_forward::{self, Piece, Plan};
+use crate::plan::ranks::{Piece, Plan};
+use crate::plan::reduce_forward;
 
 pub(super) fn forward_reduced<T: Element, W: Element, R: Element>(
     group: &PeerGroup,

@@ -7,7 +7,7 @@ use rmsnorm_spec::{Direction, Norm, Problem};
 use rmsnorm_spec::{Tensor, TensorSet};
 
 use super::backward::{finish, most_rows};
-use super::{Plan, Program, Reads, Step, Tile, is_sum, key, pack};
+use super::{MOST_BLOCKS, Plan, Program, Reads, Step, Tile, is_sum, key, pack};
 use crate::caps::Caps;
 
 /// Threads that a row has at the least, a warp, and at the most, in one block.
@@ -32,9 +32,6 @@ const MOST_PACKS: usize = 16;
 const COLUMNS_THREADS: usize = 256;
 const COLUMNS_THREADS_PER_SM: u32 = 768;
 const COLUMNS_THREADS_PER_SM_BY_HALVES: u32 = 512;
-
-/// Blocks of a multiprocessor on every architecture.
-const MOST_BLOCKS: u32 = 16;
 
 /// Blocks that have columns, for each that runs at a time: more even out, and make more partial rows.
 const COLUMNS_ROUNDS: u64 = 2;

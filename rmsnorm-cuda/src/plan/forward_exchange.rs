@@ -2,38 +2,35 @@
 
 use rmsnorm_spec::{Error, Problem};
 
-use super::gather_numbers::{SLOT_BYTES, slots};
-use super::reduce_forward::{Group, Plan};
-use super::{KernelKey, Program, Reads, Tile, is_sum, key};
+use super::ranks::{Group, Plan, SLOT_BYTES};
+use super::{KernelKey, MOST_BLOCKS, Program, Reads, Tile, is_sum, key};
 use crate::caps::Caps;
 
 /// Threads of a block whose threads have one pack of a row, and 64 registers.
 const MOST_LEAN: usize = 1024;
 /// Threads of a block whose threads have more, and 128 registers.
 const MOST_HELD: usize = 512;
-/// Blocks of a multiprocessor on every architecture.
-const MOST_BLOCKS: u32 = 16;
 
-/// The plan of a call with rows, whose addresses and strides are multiples of `access_bytes`; `None` for rows that are too long. Whether they
-/// are depends on their columns and dtypes alone.
+/// The plan of a call with such a tile, whose addresses and strides are multiples of `access_bytes`.
 ///
 /// # Errors
 /// `Unsupported` if the group's memory has no room for one row.
-pub(crate) fn plan(problem: &Problem, access_bytes: u32, group: &Group, caps: &Caps) -> Result<Option<Plan>, Error> {
-    let Some(tile) = tile(problem) else { return Ok(None) };
+pub(crate) fn plan(
+    problem: &Problem,
+    tile: Tile,
+    access_bytes: u32,
+    group: &Group,
+    caps: &Caps,
+) -> Result<Plan, Error> {
     let tile = Tile { access_bytes, ..tile };
-    let rows_per_launch = slots(group)?;
+    let rows_per_launch = group.slots()?;
     let key = KernelKey { ranks: group.ranks, ..key(problem, Program::ForwardExchange, tile) };
-    let most_blocks = (caps.sms * tile.blocks_per_sm / group.sharers).max(1) as usize;
-    Ok(Some(Plan { key, shared_bytes: 0, rows_per_launch, most_blocks }))
+    let most_blocks = group.most_blocks(&tile, caps);
+    Ok(Plan { key, shared_bytes: 0, rows_per_launch, rows_per_block: 1, most_blocks })
 }
 
-/// Whether rows are not too long for it.
-pub(crate) fn has_room(problem: &Problem) -> bool {
-    tile(problem).is_some()
-}
-
-fn tile(problem: &Problem) -> Option<Tile> {
+/// The tile of a call's rows; `None` of those that are too long, which depends on their columns and dtypes alone.
+pub(crate) fn tile(problem: &Problem) -> Option<Tile> {
     let (activation, stream) = (problem.dtypes.activation, problem.dtypes.residual);
     let pack = SLOT_BYTES / activation.size();
     let packs = problem.cols.div_ceil(pack);
@@ -62,7 +59,7 @@ mod tests {
 
     use super::*;
     use crate::plan::chain;
-    use crate::plan::reduce_forward::Piece;
+    use crate::plan::ranks::Piece;
 
     const BF16: DTypes = DTypes::uniform(DType::Bf16);
     const F32: DTypes = DTypes::uniform(DType::F32);
@@ -73,6 +70,12 @@ mod tests {
             dtypes,
             ..Problem::forward(Norm::Layer, 7, cols, dtypes.activation, &[Tensor::Weight, Tensor::Residual])
         }
+    }
+
+    /// The plan of a call with room, if its rows are not too long.
+    fn planned(cols: usize, dtypes: DTypes, group: &Group) -> Option<Plan> {
+        let problem = problem(cols, dtypes);
+        tile(&problem).map(|tile| plan(&problem, tile, 16, group, &Caps::h200()).expect("room"))
     }
 
     /// Threads, packs of each, blocks of a multiprocessor, whether parameters are held.
@@ -93,8 +96,7 @@ mod tests {
             (BF16.widened(false, true), 8193, None),
             (BF16.widened(true, false), 4096, Some((512, 1, 1, false))),
         ] {
-            let plan = plan(&problem(cols, dtypes), 16, &GROUP, &Caps::h200()).expect("room");
-            let tile = plan.map(|plan| plan.key.tile);
+            let tile = planned(cols, dtypes, &GROUP).map(|plan| plan.key.tile);
             let got = tile.map(|tile| (tile.threads_per_row, tile.packs, tile.blocks_per_sm, tile.reads.is_held));
             assert_eq!(got, expected, "{dtypes}, {cols} columns");
         }
@@ -104,8 +106,7 @@ mod tests {
     fn no_chain_is_longer_than_math_md_allows() {
         for cols in (1..=16384).step_by(37).chain([4096, 8192, 16384]) {
             for dtypes in [BF16, F32] {
-                let plan = plan(&problem(cols, dtypes), 16, &GROUP, &Caps::h200()).expect("room");
-                let Some(plan) = plan else { continue };
+                let Some(plan) = planned(cols, dtypes, &GROUP) else { continue };
                 let chain = chain::of_row(Program::ForwardExchange, &plan.key.tile, cols).expect("a sum");
                 assert!(chain <= policy_depth_cols(cols) as u64, "{cols}: {chain}");
             }
@@ -115,13 +116,14 @@ mod tests {
     #[test]
     fn launches_have_the_rows_that_there_are_slots_for() {
         let small = Group { bytes: 16 * 100, sharers: 2, ..GROUP };
-        let plan = plan(&problem(4096, BF16), 16, &small, &Caps::h200()).expect("room").expect("a plan");
+        let plan = planned(4096, BF16, &small).expect("a plan");
         let pieces: Vec<_> = plan.pieces(250).map(|Piece { first_row, rows, grid }| (first_row, rows, grid)).collect();
         assert_eq!(pieces, [(0, 100, 100), (100, 100, 100), (200, 50, 50)]);
-        let all = super::plan(&problem(4096, BF16), 16, &GROUP, &Caps::h200()).expect("room").expect("a plan");
+        let all = planned(4096, BF16, &GROUP).expect("a plan");
         assert_eq!(all.pieces(4096).map(|piece| piece.grid).collect::<Vec<_>>(), [264]);
         let none = Group { bytes: 0, ..GROUP };
-        let refused = super::plan(&problem(4096, BF16), 16, &none, &Caps::h200());
+        let problem = problem(4096, BF16);
+        let refused = super::plan(&problem, tile(&problem).expect("a tile"), 16, &none, &Caps::h200());
         assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
     }
 }

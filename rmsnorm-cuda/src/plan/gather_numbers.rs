@@ -2,12 +2,9 @@
 
 use rmsnorm_spec::{DType, Error, Norm, Problem};
 
-use super::reduce_forward::{Group, Piece};
-use super::{KernelKey, Program, Tile, key};
+use super::ranks::{Group, Plan, SLOT_BYTES};
+use super::{KernelKey, MOST_BLOCKS, Program, Tile, key};
 use crate::caps::Caps;
-
-/// Bytes of a slot, the widest access, which has what is found of a row.
-pub(super) const SLOT_BYTES: usize = 16;
 
 /// Numbers of a row at the most, which are one slot: four words.
 pub(crate) const MOST_NUMBERS: usize = 3;
@@ -15,73 +12,31 @@ pub(crate) const MOST_NUMBERS: usize = 3;
 /// Threads of a block: few, so that rows are spread over the device.
 const THREADS: u32 = 64;
 
-/// Blocks of a multiprocessor on every architecture.
-const BLOCKS_PER_SM: u32 = 16;
-
-/// How an exchange is executed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Plan {
-    pub(crate) key: KernelKey,
-    /// Rows that a launch has at the most.
-    rows_per_launch: usize,
-    /// Blocks that a launch has at the most: all of a group's on one device must fit it at once.
-    most_blocks: usize,
-}
-
-impl Plan {
-    /// The launches of an exchange of so many rows, in order.
-    pub(crate) fn pieces(&self, rows: usize) -> impl Iterator<Item = Piece> + use<> {
-        let Plan { rows_per_launch, most_blocks, .. } = *self;
-        (0..rows).step_by(rows_per_launch).map(move |first_row| {
-            let rows = rows_per_launch.min(rows - first_row);
-            Piece { first_row, rows, grid: rows.div_ceil(THREADS as usize).min(most_blocks) as u32 }
-        })
-    }
-
-    /// Threads of a block.
-    pub(crate) fn threads(&self) -> u32 {
-        THREADS
-    }
-}
-
-/// Rows for which a group's memory has slots.
-///
-/// # Errors
-/// `Unsupported` if there is none.
-pub(super) fn slots(group: &Group) -> Result<usize, Error> {
-    match group.bytes / SLOT_BYTES {
-        0 => {
-            let rule = format!("the memory of a group has room for {SLOT_BYTES} bytes of a row, got {}", group.bytes);
-            Err(Error::Unsupported { rule })
-        }
-        slots => Ok(slots),
-    }
-}
-
 /// The plan of a group's exchanges.
 ///
 /// # Errors
 /// `Unsupported` if the group's memory has no room for one row.
 pub(crate) fn plan(group: &Group, caps: &Caps) -> Result<Plan, Error> {
-    let rows_per_launch = slots(group)?;
+    let rows_per_launch = group.slots()?;
     let tile = Tile {
         pack: (SLOT_BYTES / DType::F32.size()) as u32,
         packs: 1,
         threads_per_row: THREADS,
         groups: 1,
-        blocks_per_sm: BLOCKS_PER_SM,
+        blocks_per_sm: MOST_BLOCKS,
         ..Tile::NONE
     };
     // One code for every call.
     let problem = Problem::forward(Norm::Rms, 0, 0, DType::F32, &[]);
     let key = KernelKey { ranks: group.ranks, ..key(&problem, Program::GatherNumbers, tile) };
-    let most_blocks = (caps.sms * BLOCKS_PER_SM / group.sharers).max(1) as usize;
-    Ok(Plan { key, rows_per_launch, most_blocks })
+    let most_blocks = group.most_blocks(&tile, caps);
+    Ok(Plan { key, shared_bytes: 0, rows_per_launch, rows_per_block: THREADS as usize, most_blocks })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::ranks::Piece;
 
     #[test]
     fn rows_are_spread_over_blocks_and_launches() {

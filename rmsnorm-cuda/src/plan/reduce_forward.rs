@@ -2,64 +2,16 @@
 
 use rmsnorm_spec::{DType, Error, Problem};
 
-use super::{KernelKey, Program, RESERVED_BYTES, Reads, Tile, key};
+use super::ranks::{Group, Plan, SLOT_BYTES};
+use super::{KernelKey, MOST_BLOCKS, Program, RESERVED_BYTES, Reads, Tile, key};
 use crate::caps::Caps;
 
-/// Bytes of a slot: the widest access.
-const SLOT_BYTES: usize = 16;
 /// Threads of a block whose row stays in registers, of which a thread has up to 128.
 const MOST_HELD: usize = 512;
 /// The same where a thread needs 64.
 const MOST_LEAN: usize = 1024;
 /// Threads of a block whose row does not.
 const MOST_THREADS: usize = 1024;
-/// Blocks of a multiprocessor on every architecture.
-const MOST_BLOCKS: u32 = 16;
-
-/// What a plan is told of the group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Group {
-    pub(crate) ranks: u32,
-    /// Ranks on this device, this one among them: all of their blocks must fit it at once.
-    pub(crate) sharers: u32,
-    /// Room for the x of one rank in a launch.
-    pub(crate) bytes: usize,
-}
-
-/// How a call is executed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Plan {
-    pub(crate) key: KernelKey,
-    pub(crate) shared_bytes: u32,
-    /// Rows that a launch has at the most.
-    pub(super) rows_per_launch: usize,
-    /// Blocks that a launch has at the most.
-    pub(super) most_blocks: usize,
-}
-
-/// One launch of a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Piece {
-    pub(crate) first_row: usize,
-    pub(crate) rows: usize,
-    pub(crate) grid: u32,
-}
-
-impl Plan {
-    /// The launches of a call of so many rows, in order.
-    pub(crate) fn pieces(&self, rows: usize) -> impl Iterator<Item = Piece> + use<> {
-        let Plan { rows_per_launch, most_blocks, .. } = *self;
-        (0..rows).step_by(rows_per_launch).map(move |first_row| {
-            let rows = rows_per_launch.min(rows - first_row);
-            Piece { first_row, rows, grid: rows.min(most_blocks) as u32 }
-        })
-    }
-
-    /// Threads of a block.
-    pub(crate) fn threads(&self) -> u32 {
-        self.key.tile.threads()
-    }
-}
 
 /// The plan of a call with rows, whose addresses and strides are multiples of `access_bytes`.
 ///
@@ -90,7 +42,8 @@ pub(crate) fn plan(problem: &Problem, access_bytes: u32, group: &Group, caps: &C
         key,
         shared_bytes,
         rows_per_launch: group.bytes / row_bytes,
-        most_blocks: (caps.sms * tile.blocks_per_sm / group.sharers).max(1) as usize,
+        rows_per_block: 1,
+        most_blocks: group.most_blocks(&tile, caps),
     })
 }
 
@@ -151,6 +104,7 @@ mod tests {
 
     use super::*;
     use crate::plan::chain;
+    use crate::plan::ranks::Piece;
 
     const MIB: usize = 1 << 20;
     const BF16: DTypes = DTypes::uniform(DType::Bf16);
