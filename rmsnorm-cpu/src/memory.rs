@@ -43,6 +43,11 @@ impl Memory for CpuBackend {
         view
     }
 
+    fn copy<T: Stored>(&self, from: &[T], to: &mut [T]) -> Result<(), Error> {
+        to.copy_from_slice(from);
+        Ok(())
+    }
+
     fn same_in<'a, T: Element, U: Element>(view: &'a &[T]) -> Option<&'a [U]> {
         // Of one size: the cast cannot fail.
         (T::DTYPE == U::DTYPE).then(|| bytemuck::cast_slice(view))

@@ -55,6 +55,17 @@ impl Memory for CudaBackend {
         view.as_view()
     }
 
+    fn copy<T: Stored>(&self, from: CudaView<'_, T>, mut to: CudaViewMut<'_, T>) -> Result<(), Error> {
+        let stream = self.stream();
+        stream.context().bind_to_thread().map_err(device_error("before a copy"))?;
+        // It takes no length of zero.
+        if from.is_empty() {
+            Ok(())
+        } else {
+            stream.memcpy_dtod(&from, &mut to).map_err(device_error("cuMemcpyDtoDAsync"))
+        }
+    }
+
     fn same_in<'a, T: Element, U: Element>(view: &'a CudaView<'_, T>) -> Option<CudaView<'a, U>> {
         if T::DTYPE != U::DTYPE {
             return None;

@@ -29,6 +29,6 @@ pub use harness::Ranks;
 #[doc(no_inline)]
 pub use rmsnorm_spec as spec;
 pub use sharded::Sharded;
-pub use sharded_norm::{ShardedNorm, check_reduced};
+pub use sharded_norm::{ShardedNorm, check_reduced, check_reduced_rows};
 pub use shares::Shares;
 pub use thread_group::ThreadGroup;

@@ -1,6 +1,10 @@
 //! [`ShardedNorm`]: what callers see, and what the suite proves.
 
-use rmsnorm_spec::{Backward, Checked, Element, Error, Forward, NormBackend, NormSpec, ResidualPlacement};
+use rmsnorm_spec::{
+    Backward, Checked, Element, Error, Forward, NormBackend, NormSpec, ResidualPlacement, ShardedRows, YRows,
+};
+
+use crate::Shares;
 
 /// A rank of a group that normalizes together.
 ///
@@ -36,6 +40,26 @@ pub trait ShardedNorm {
         spec: &NormSpec,
         args: Forward<'_, Self::Backend, T, W, R>,
     ) -> Result<(), Error>;
+
+    /// The same where the residual stream is divided by rows: a rank adds and normalizes those that it owns, and has the residual of
+    /// these alone.
+    ///
+    /// A rank owns the rows that [`Shares`](crate::Shares) deals to it: as many to each, of the last ones fewer or none. `x`, this rank's part of every
+    /// row, is (rows, cols); `residual`, `residual_out`, `mean` and `rstd` are of the own rows. `y` is of all rows, and then the same on
+    /// every rank, or of the own ones; where it overwrites `x` it leaves the other rows of it as they were. Every value has the bits that
+    /// [`forward_reduced`](Self::forward_reduced) gives it.
+    ///
+    /// # Errors
+    /// As [`forward_reduced`](Self::forward_reduced); `Unsupported` for rows in groups, and from a form that does not override this.
+    fn forward_reduced_rows<T: Element, W: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        y_rows: YRows,
+        args: Forward<'_, Self::Backend, T, W, R>,
+    ) -> Result<(), Error> {
+        let _ = (spec, y_rows, args);
+        Err(Error::Unsupported { rule: "this form divides no residual stream by rows among ranks".into() })
+    }
 
     /// Normalizes rows whose columns are divided among the ranks: [math](rmsnorm_spec::math), equations (15) and (16).
     ///
@@ -94,4 +118,19 @@ pub fn check_reduced<'a, B: NormBackend, T: Element, W: Element, R: Element>(
             Err(Error::Unsupported { rule: "a reduced norm adds the residual before the norm".into() })
         }
     }
+}
+
+/// A reduced call whose residual stream is divided by rows, validated as that of rank `rank` of `ranks`: for who implements
+/// [`ShardedNorm`].
+///
+/// # Errors
+/// As [`ShardedNorm::forward_reduced_rows`] before anything is sent.
+pub fn check_reduced_rows<'a, B: NormBackend, T: Element, W: Element, R: Element>(
+    spec: &NormSpec,
+    (rank, ranks): (usize, usize),
+    y_rows: YRows,
+    args: Forward<'a, B, T, W, R>,
+) -> Result<Checked<ShardedRows<Forward<'a, B, T, W, R>>>, Error> {
+    let own = Shares { units: spec.rows, unit: spec.cols, ranks }.units(rank);
+    Checked::forward_rows(*spec, ShardedRows::new(args, own, y_rows))
 }

@@ -13,6 +13,7 @@ mod forward;
 mod quantized_forward;
 mod row_layout;
 mod rows;
+mod sharded_rows;
 mod visit;
 
 pub use backward::Backward;
@@ -21,6 +22,7 @@ pub use forward::Forward;
 pub use quantized_forward::{QuantizedForward, Scales};
 pub use row_layout::{RowGroups, RowLayout};
 pub use rows::{Parts, Rows, Source};
+pub use sharded_rows::{ShardedRows, YRows};
 pub use visit::Visitor;
 pub(crate) use visit::{SpanVisitor, View, Views};
 

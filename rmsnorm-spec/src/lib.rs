@@ -34,7 +34,7 @@ mod tensor;
 
 pub use args::{
     Backward, BackwardStatistics, ColumnStatistics, Forward, Given, Parts, QuantizedForward, RowGroups, RowLayout,
-    Rows, Scales, Source, Visitor,
+    Rows, Scales, ShardedRows, Source, Visitor, YRows,
 };
 pub use backend::NormBackend;
 pub use dtype::{DType, DTypes, Element, WithDTypes, bf16, f16};

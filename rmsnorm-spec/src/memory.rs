@@ -33,6 +33,12 @@ pub trait Memory: NormBackend {
     /// A view that is written, to be read before or after.
     fn read_out<'a, T: Stored>(view: &'a Self::Out<'_, T>) -> Self::In<'a, T>;
 
+    /// Copies all elements, of which both have as many.
+    ///
+    /// # Errors
+    /// `Device` if the device fails.
+    fn copy<T: Stored>(&self, from: Self::In<'_, T>, to: Self::Out<'_, T>) -> Result<(), Error>;
+
     /// The same view, for code that has two names for what may be one type; `None` where they are two.
     fn same_in<'a, T: Element, U: Element>(view: &'a Self::In<'_, T>) -> Option<Self::In<'a, U>>;
 }

@@ -5,6 +5,7 @@
 
 mod columns;
 mod layout;
+mod sharded_rows;
 #[cfg(test)]
 mod tests;
 
@@ -210,6 +211,23 @@ impl Problem {
     }
 }
 
+/// The rules of a forward call, but for where its tensors lie.
+fn check_forward<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
+    spec: &NormSpec,
+    args: &Forward<'_, B, T, W, R>,
+) -> Result<(), Error> {
+    check_spec(spec)?;
+    check_order(args.lost)?;
+    DTypes::of::<T, W, R>().check()?;
+    match spec.residual_placement {
+        ResidualPlacement::Before => check_targets(args)?,
+        ResidualPlacement::After => check_targets_after(args)?,
+    }
+    forbid_mean_for_rms(spec, "mean", args.mean.is_some())?;
+    forbid_mean_for_rms(spec, "next_mean", args.next_mean.is_some())?;
+    check_parts(spec, args)
+}
+
 /// Arguments that have passed validation.
 #[derive(Debug)]
 pub struct Checked<A> {
@@ -243,16 +261,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Fo
     /// # Errors
     /// The first rule of [`Problem`] that does not hold, as the variant of [`Error`] that names the argument.
     pub fn forward(spec: NormSpec, args: Forward<'a, B, T, W, R>) -> Result<Self, Error> {
-        check_spec(&spec)?;
-        check_order(args.lost)?;
-        DTypes::of::<T, W, R>().check()?;
-        match spec.residual_placement {
-            ResidualPlacement::Before => check_targets(&args)?,
-            ResidualPlacement::After => check_targets_after(&args)?,
-        }
-        forbid_mean_for_rms(&spec, "mean", args.mean.is_some())?;
-        forbid_mean_for_rms(&spec, "next_mean", args.next_mean.is_some())?;
-        check_parts(&spec, &args)?;
+        check_forward(&spec, &args)?;
         let found = Layout::check(&spec, Direction::Forward, None, args.parts, &args)?;
         let problem = problem::<T, W, R>(Direction::Forward, &spec, found);
         let parts = args.parts.map_or(1, |parts| parts.count);

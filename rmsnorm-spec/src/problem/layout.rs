@@ -26,6 +26,8 @@ pub(super) struct Layout {
     direction: Direction,
     rows: usize,
     cols: usize,
+    /// Tensors that have fewer rows, and how many.
+    own: Option<(TensorSet, usize)>,
     /// What the length of scales follows from.
     quant: Option<QuantSpec>,
     /// Of `x`, if there are several.
@@ -61,11 +63,22 @@ impl Layout {
         Layout::new(spec, direction).of_spans(spans)
     }
 
+    /// The same where some of the tensors have only so many of the rows.
+    pub(super) fn check_own_rows(
+        spec: &NormSpec,
+        direction: Direction,
+        own: (TensorSet, usize),
+        spans: impl FnOnce(&mut Layout) -> Result<(), Error>,
+    ) -> Result<(TensorSet, Option<usize>), Error> {
+        Layout { own: Some(own), ..Layout::new(spec, direction) }.of_spans(spans)
+    }
+
     fn new(spec: &NormSpec, direction: Direction) -> Self {
         Layout {
             direction,
             rows: spec.rows,
             cols: spec.cols,
+            own: None,
             quant: None,
             parts: None,
             tensors: TensorSet::NONE,
@@ -73,6 +86,11 @@ impl Layout {
             rows_per_group: None,
             list: [None; Tensor::COUNT],
         }
+    }
+
+    /// Rows that a tensor has.
+    fn rows_of(&self, tensor: Tensor) -> usize {
+        self.own.filter(|(tensors, _)| tensors.has(tensor)).map_or(self.rows, |(_, rows)| rows)
     }
 
     fn of_spans(
@@ -188,9 +206,10 @@ impl Layout {
 
 impl SpanVisitor for Layout {
     fn visit(&mut self, tensor: Tensor, view: View) -> Result<(), Error> {
+        let rows = self.rows_of(tensor);
         let (matrix, (min, max)) = match tensor.shape() {
             TensorShape::Matrix => {
-                let found = self.matrix(&view, (self.rows, self.cols))?;
+                let found = self.matrix(&view, (rows, self.cols))?;
                 match self.parts.filter(|_| tensor == Tensor::X) {
                     Some(parts) => self.parts(&view, parts, found)?,
                     None => (Some(found.0), found.1),
@@ -200,7 +219,7 @@ impl SpanVisitor for Layout {
                 self.matrix(&view, (self.cols, self.rows)).map(|(rows, len)| (Some(rows), len))?
             }
             TensorShape::Cols => (None, (self.cols, self.cols)),
-            TensorShape::Rows => (None, (self.rows, self.rows)),
+            TensorShape::Rows => (None, (rows, rows)),
             // The backend says how many it needs, when the problem is known.
             TensorShape::Workspace => (None, (0, usize::MAX)),
             TensorShape::One => (None, (1, 1)),

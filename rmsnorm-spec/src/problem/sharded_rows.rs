@@ -1,0 +1,81 @@
+//! Validation of a forward call whose residual stream is divided by rows among ranks.
+
+use super::layout::Layout;
+use super::{Checked, check_forward, problem};
+use crate::args::{SpanVisitor, View, Views};
+use crate::{
+    Direction, Element, Error, Forward, NormBackend, NormSpec, ResidualPlacement, ShardedRows, Tensor, TensorSet,
+    Visitor, YRows,
+};
+
+impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<ShardedRows<Forward<'a, B, T, W, R>>> {
+    /// Validates such a call of a rank. Its [`problem`](Self::problem) has all rows; of them `residual`, `residual_out`, `mean`,
+    /// `rstd`, and `y` with [`YRows::Own`], have the rank's own.
+    ///
+    /// # Errors
+    /// The first rule that does not hold, as the variant of [`Error`] that names the argument. `Unsupported` for a residual that is
+    /// added after the norm, for an `x` of several parts, and for rows in groups; `InvalidArgument` if the own rows are none of `spec`.
+    pub fn forward_rows(spec: NormSpec, call: ShardedRows<Forward<'a, B, T, W, R>>) -> Result<Self, Error> {
+        let ShardedRows { args, own, y_rows } = &call;
+        check_form(&spec, args)?;
+        check_forward(&spec, args)?;
+        if own.start > own.end || own.end > spec.rows {
+            let rule = format!("a rank owns some of the {} rows, got {own:?}", spec.rows);
+            return Err(Error::InvalidArgument { arg: "own", rule });
+        }
+        // What y overwrites has all rows.
+        let has_own_y = *y_rows == YRows::Own && args.y.is_some();
+        let of_own = TensorSet::of(&[Tensor::Residual, Tensor::ResidualOut, Tensor::Mean, Tensor::Rstd]);
+        let of_own = (of_own.set(Tensor::Y, has_own_y), own.len());
+        let found = Layout::check_own_rows(&spec, Direction::Forward, of_own, |layout| args.spans(layout))?;
+        args.spans(&mut WithoutGroups)?;
+        let problem = problem::<T, W, R>(Direction::Forward, &spec, found);
+        Ok(Checked { spec, args: call, problem })
+    }
+
+    /// The rows that this rank owns, and those of `y`.
+    pub fn own_rows(&self) -> (std::ops::Range<usize>, YRows) {
+        (self.args.own.clone(), self.args.y_rows)
+    }
+
+    /// Hands every tensor to the visitor, as [`Checked::<Forward>::visit`](Checked::visit) does.
+    ///
+    /// # Errors
+    /// The first of the visitor's.
+    pub fn visit(self, visitor: &mut impl Visitor<'a, B>) -> Result<(), Error> {
+        self.args.args.visit(visitor)
+    }
+}
+
+/// What has no form where rows are divided among ranks.
+fn check_form<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
+    spec: &NormSpec,
+    args: &Forward<'_, B, T, W, R>,
+) -> Result<(), Error> {
+    let unsupported = |rule: &str| Err(Error::Unsupported { rule: rule.into() });
+    match (spec.residual_placement, args.parts) {
+        (ResidualPlacement::After, _) => {
+            unsupported("where rows are divided among ranks, a residual is added before the norm")
+        }
+        (ResidualPlacement::Before, Some(_)) => {
+            unsupported("where rows are divided among ranks, x is one matrix on every rank, no sum of parts")
+        }
+        (ResidualPlacement::Before, None) => Ok(()),
+    }
+}
+
+/// That no matrix has its rows in groups: a rank's would begin amid one.
+struct WithoutGroups;
+
+impl SpanVisitor for WithoutGroups {
+    fn visit(&mut self, _: Tensor, view: View) -> Result<(), Error> {
+        match view.rows.groups {
+            None => Ok(()),
+            Some(_) => {
+                let rule =
+                    format!("where rows are divided among ranks they lie in no groups, those of {} do", view.arg);
+                Err(Error::Unsupported { rule })
+            }
+        }
+    }
+}
