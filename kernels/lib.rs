@@ -59,7 +59,9 @@ sources! {
     QUANTIZED_FORWARD_STREAMING = "quantized_forward_streaming.cu",
     REDUCE = "reduce.cuh",
     REDUCE_FORWARD = "reduce_forward.cu",
+    REDUCE_FORWARD_ROWS = "reduce_forward_rows.cu",
     REDUCE_PARTIALS = "reduce_partials.cu",
+    SUM_OVER_RANKS = "sum_over_ranks.cuh",
     TRANSPOSE_CODES = "transpose_codes.cu",
 }
 

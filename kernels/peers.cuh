@@ -133,20 +133,35 @@ struct Group {
 
     // What one rank has sent, once it is there.
     __device__ Pack<T> receive_from(unsigned rank, unsigned long long slot) {
+        Pack<T> parts[1];
+        receive_from(rank, slot, [](int) { return true; }, parts);
+        return parts[0];
+    }
+
+    // The same of up to COUNT packs of a thread; `exists` says which are to come. A rank that must wait itself before it sends has as many
+    // deadlines as PATIENCE says: who keeps it waiting is found out first.
+    template <unsigned PATIENCE = 1, int COUNT, class Exists>
+    __device__ void receive_from(unsigned rank, unsigned long long slot, const Exists& exists, Pack<T> (&parts)[COUNT]) {
         const char* from = g.receive[rank] + slot;
         unsigned long long start = 0;
-        Pack<T> part;
         for (unsigned polls = 1;; ++polls) {
-            part = load_slot(from);
-            if (!has_empty(part) || has_given_up) break;
+            bool is_missing = false;
+            #pragma unroll
+            for (int i = 0; i < COUNT; ++i)
+                if (exists(i)) parts[i] = load_slot(from + i * SLOT_STEP);
+            #pragma unroll
+            for (int i = 0; i < COUNT; ++i)
+                if (exists(i)) is_missing |= has_empty(parts[i]);
+            if (!is_missing || has_given_up) break;
             if (polls % POLLS_PER_LOOK != 0) continue;
             const unsigned long long now = clock_now();
             if (start == 0) start = now;
             if (load_state(&g.state->missing) != 0) has_given_up = true;
-            else if (now - start > g.deadline) say_missing(rank + 1);
+            else if ((now - start) / PATIENCE > g.deadline) say_missing(rank + 1);
         }
-        store_slot(from, empty_slot());
-        return part;
+        #pragma unroll
+        for (int i = 0; i < COUNT; ++i)
+            if (exists(i)) store_slot(from + i * SLOT_STEP, empty_slot());
     }
 
     // Fills in the parts of the other ranks, of up to COUNT packs of a thread, once they are there; `exists` says which packs are to come.

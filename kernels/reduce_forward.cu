@@ -10,43 +10,6 @@
 //
 // In place is safe: each element of x and of the residual is read last by the thread that stores y and the sum over it.
 
-// Packs that are read together, and waited for together.
-constexpr int TOGETHER = BATCH < PACKS ? BATCH : PACKS;
-
-// h from the parts in the order of their ranks, of which `rank` has the own one, and the residual: additions in f32, one rounding.
-__device__ inline Pack<R> add_parts(const Pack<T>& own, unsigned rank, const Pack<T> (&others)[RANKS], const Pack<R>& residual) {
-    // Word by word, so that a choice between two is one of values and not of addresses.
-    const auto unpack_part = [&](unsigned of, float (&values)[PACK]) {
-        Pack<T> part;
-        #pragma unroll
-        for (int word = 0; word < 4; ++word) part.words[word] = of == rank ? own.words[word] : others[of].words[word];
-        unpack(part, values);
-    };
-    float sum[PACK], addend[PACK];
-    unpack_part(0, sum);
-    #pragma unroll
-    for (unsigned of = 1; of < RANKS; ++of) {
-        unpack_part(of, addend);
-        #pragma unroll
-        for (int i = 0; i < PACK; ++i) sum[i] += addend[i];
-    }
-#if HAS_RESIDUAL
-    unpack(residual, addend);
-    #pragma unroll
-    for (int i = 0; i < PACK; ++i) sum[i] += addend[i];
-#endif
-    return pack<R>(sum);
-}
-
-// The thread's part of a row's sum, or of that of the squared distances from the mean; `load` says what is in pack k.
-template <bool SQUARES, class Load>
-__device__ inline float sum_part(const Load& load, float mean, int left) {
-    float sums[PACK] = {};
-    #pragma unroll (IS_HELD ? PACKS : TOGETHER)
-    for (int k = 0; k < PACKS; ++k) add_pack<SQUARES>(load(k), mean, k, left, sums);
-    return sum_pack(sums);
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 reduce_forward(const __grid_constant__ Params p, const __grid_constant__ Peers g) {
     extern __shared__ __align__(16) char shared[];
@@ -87,14 +50,7 @@ reduce_forward(const __grid_constant__ Params p, const __grid_constant__ Peers g
 
     Pack<T> own[PACKS] = {}, next[PACKS] = {};
     send(blockIdx.x, own);
-    Pack<W> weights[PACKS], biases[PACKS];
-    if constexpr (IS_HELD) {
-        #pragma unroll
-        for (int k = 0; k < PACKS; ++k) {
-            weights[k] = load_parameter<HAS_WEIGHT>(p.weight + first, k, left);
-            biases[k] = load_parameter<HAS_BIAS>(p.bias + first, k, left);
-        }
-    }
+    const Parameters<IS_HELD> parameters(p, first, left);
 #if IS_HELD
     Pack<R> held[PACKS];
     const auto h = [&](int k) -> Pack<R>& { return held[k]; };
@@ -134,30 +90,11 @@ reduce_forward(const __grid_constant__ Params p, const __grid_constant__ Peers g
             }
         }
 
-        float mean[1] = {0.0f}, rstd[1];
-        if constexpr (IS_LAYER) {
-            mean[0] = sum_part<false>(h, 0.0f, left);
-            sums.sum(mean);
-            mean[0] *= p.share;
-        }
-        rstd[0] = sum_part<true>(h, mean[0], left);
-        sums.sum(rstd);
-        rstd[0] = reciprocal_root(rstd[0] * p.share + p.eps);
-
-        #pragma unroll (IS_HELD ? PACKS : TOGETHER)
-        for (int k = 0; k < PACKS; ++k) {
-            float y[PACK], weight[PACK], bias[PACK];
-            unpack(h(k), y);
-            unpack_weight(IS_HELD ? weights[k] : load_parameter<HAS_WEIGHT>(p.weight + first, k, left), p.weight_offset, weight);
-            unpack(IS_HELD ? biases[k] : load_parameter<HAS_BIAS>(p.bias + first, k, left), bias);
-            normalize(y, mean[0], rstd[0], weight, bias);
-            store_pack(ROW(y, of_call(row)) + first, k, left, pack<T>(y));
+        const auto store = [&](int k, const Pack<T>& y) {
+            store_pack(ROW(y, of_call(row)) + first, k, left, y);
             if constexpr (IS_HELD) own[k] = next[k];
-        }
-        if (threadIdx.x == 0) {
-            if (IS_LAYER && p.mean) p.mean[of_call(row)] = mean[0];
-            if (p.rstd) p.rstd[of_call(row)] = rstd[0];
-        }
+        };
+        normalize_row(p, sums, h, parameters, store, left, of_call(row));
     }
     group.end();
 }

@@ -9,9 +9,10 @@
 //! | `workspace` | the memory that ranks share, and the word by which a kernel reports to the host |
 //! | `params` | the second argument of the kernel; numbers that both sides have to agree on |
 //! | `launch` | a call to launches |
+//! | `rows` | calls whose rows are owned by ranks, and large ones that are sooner done so |
 //! | `columns` | calls whose columns are divided: the backend's halves, and the exchange between them |
 //!
-//! The protocol is told in `kernels/peers.cuh`, what a plan is in `plan/reduce_forward.rs`.
+//! The protocol is told in `kernels/peers.cuh`, what a plan is in `plan/reduce_forward.rs` and `reduce_forward_rows.rs`.
 
 mod access;
 mod card;
@@ -20,6 +21,7 @@ mod group;
 mod launch;
 mod params;
 mod process;
+mod rows;
 mod users;
 mod workspace;
 

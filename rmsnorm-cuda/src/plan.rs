@@ -18,6 +18,8 @@ mod quantized_forward;
 pub(crate) mod ranks;
 #[cfg(feature = "peers")]
 pub(crate) mod reduce_forward;
+#[cfg(feature = "peers")]
+pub(crate) mod reduce_forward_rows;
 #[cfg(test)]
 mod tests;
 mod tuning;
@@ -78,6 +80,9 @@ pub(crate) enum Program {
     /// `reduce_forward.cu`: the norm of a sum over ranks.
     #[cfg(feature = "peers")]
     ReduceForward,
+    /// `reduce_forward_rows.cu`: the same where each rank adds the rows that it owns.
+    #[cfg(feature = "peers")]
+    ReduceForwardRows,
     /// `gather_numbers.cu`: between the halves of a call whose columns are divided among ranks.
     #[cfg(feature = "peers")]
     GatherNumbers,
@@ -119,6 +124,8 @@ impl Program {
             Program::BackwardGiven => ("backward_given", Direction::Backward, false, BACKWARD),
             #[cfg(feature = "peers")]
             Program::ReduceForward => ("reduce_forward", Direction::Forward, false, &[Weight, Bias, Residual]),
+            #[cfg(feature = "peers")]
+            Program::ReduceForwardRows => ("reduce_forward_rows", Direction::Forward, false, &[Weight, Bias, Residual]),
             // Of either direction.
             #[cfg(feature = "peers")]
             Program::GatherNumbers => ("gather_numbers", Direction::Forward, false, &[]),
@@ -155,7 +162,8 @@ impl Program {
     /// Whether it hands other ranks something through slots.
     #[cfg(feature = "peers")]
     pub(crate) const fn has_peers(self) -> bool {
-        matches!(self, Program::ReduceForward | Program::GatherNumbers | Program::ForwardExchange)
+        use Program::{ForwardExchange, GatherNumbers, ReduceForward, ReduceForwardRows};
+        matches!(self, ReduceForward | ReduceForwardRows | GatherNumbers | ForwardExchange)
     }
 }
 
@@ -169,7 +177,7 @@ pub(crate) const OPTIONAL: TensorSet = Program::QuantizedForward
 #[cfg(test)]
 impl Program {
     /// Every program.
-    pub(crate) const ALL: [Program; 18 + 3 * cfg!(feature = "peers") as usize] = [
+    pub(crate) const ALL: [Program; 18 + 4 * cfg!(feature = "peers") as usize] = [
         Program::Forward,
         Program::ForwardCluster,
         Program::ForwardLong,
@@ -190,6 +198,8 @@ impl Program {
         Program::BackwardGiven,
         #[cfg(feature = "peers")]
         Program::ReduceForward,
+        #[cfg(feature = "peers")]
+        Program::ReduceForwardRows,
         #[cfg(feature = "peers")]
         Program::GatherNumbers,
         #[cfg(feature = "peers")]
@@ -520,6 +530,8 @@ fn reads(program: Program, call: &CallKey, tile: &Tile) -> Reads {
         | Program::BackwardStatistics
         | Program::BackwardGiven => reads,
         #[cfg(feature = "peers")]
-        Program::ReduceForward | Program::GatherNumbers | Program::ForwardExchange => reads,
+        Program::ReduceForward | Program::ReduceForwardRows | Program::GatherNumbers | Program::ForwardExchange => {
+            reads
+        }
     }
 }

@@ -60,7 +60,9 @@ const fn files(program: Program) -> &'static [Source] {
         Program::BackwardStatistics => &[kernels::BACKWARD_VISITS, kernels::COLUMNS, kernels::BACKWARD_STATISTICS],
         Program::BackwardGiven => &[kernels::BACKWARD_VISITS, kernels::COLUMNS, kernels::BACKWARD_GIVEN],
         #[cfg(feature = "peers")]
-        Program::ReduceForward => &[kernels::PEERS, kernels::REDUCE_FORWARD],
+        Program::ReduceForward => &[kernels::PEERS, kernels::SUM_OVER_RANKS, kernels::REDUCE_FORWARD],
+        #[cfg(feature = "peers")]
+        Program::ReduceForwardRows => &[kernels::PEERS, kernels::SUM_OVER_RANKS, kernels::REDUCE_FORWARD_ROWS],
         #[cfg(feature = "peers")]
         Program::GatherNumbers => &[kernels::PEERS, kernels::GATHER_NUMBERS],
         #[cfg(feature = "peers")]

@@ -499,7 +499,7 @@ fn tuned_of_ranks() -> Vec<Job> {
         {
             let cols = if dtype == DType::F32 { cols / 2 } else { cols };
             let problem = Problem::forward(norm, ROWS, cols, dtype, tensors);
-            jobs.push(of_ranks(&problem, 16, ranks, &Caps::h200()));
+            jobs.extend(of_ranks(&problem, 16, ranks, &Caps::h200()));
             let alone = Problem { tensors: tensors.without(Tensor::Residual).without(Tensor::ResidualOut), ..problem };
             for problem in [problem, alone, Problem { cols: 2 * cols, ..problem }] {
                 jobs.extend(exchange_of_ranks(&problem, 16, ranks, &Caps::h200()));
@@ -523,7 +523,7 @@ fn wide_sample_of_ranks() -> Vec<Job> {
             let problem = draw.problem(3 * number, ROWS, cols);
             if problem.residual_placement == ResidualPlacement::Before {
                 let (access_bytes, ranks) = (draw.of([2, 4, 8, 16, 16]), draw.of([1, 2, 3, 4, 8]));
-                jobs.push(of_ranks(&problem, access_bytes, ranks, &caps));
+                jobs.extend(of_ranks(&problem, access_bytes, ranks, &caps));
                 if number % 4 == 0 {
                     jobs.extend(exchange_of_ranks(&Problem { parts: 1, ..problem }, access_bytes, ranks, &caps));
                 }
@@ -531,19 +531,21 @@ fn wide_sample_of_ranks() -> Vec<Job> {
         }
         // In shared memory.
         let long = Problem::forward(draw.of(Norm::ALL), ROWS, 12_001, DType::Bf16, &[Tensor::Residual]);
-        jobs.push(of_ranks(&long, 2, draw.of([2, 4, 8]), &caps));
+        jobs.extend(of_ranks(&long, 2, draw.of([2, 4, 8]), &caps));
         jobs.push(gather_of_ranks(draw.of([1, 2, 3, 4, 8]), &caps));
     }
     unique(jobs)
 }
 
 #[cfg(feature = "peers")]
-fn of_ranks(problem: &Problem, access_bytes: u32, ranks: u32, caps: &Caps) -> Job {
-    use crate::plan::{ranks::Group, reduce_forward::plan};
+fn of_ranks(problem: &Problem, access_bytes: u32, ranks: u32, caps: &Caps) -> [Job; 2] {
+    use crate::plan::{ranks::Group, reduce_forward, reduce_forward_rows};
 
     let group = Group { ranks, sharers: 1, bytes: 64 << 20 };
-    let plan = plan(problem, access_bytes, &group, caps).expect("rows that fit");
-    Job { key: plan.key, arch: caps.arch, cols: problem.cols }
+    [reduce_forward::plan, reduce_forward_rows::plan].map(|plan| {
+        let plan = plan(problem, access_bytes, &group, caps).expect("rows that fit");
+        Job { key: plan.key, arch: caps.arch, cols: problem.cols }
+    })
 }
 
 #[cfg(feature = "peers")]

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use cudarc::driver::sys;
 use rmsnorm_dist::{ShardedNorm, check_reduced};
-use rmsnorm_spec::{Backward, Element, Error, Forward, NormSpec, Problem};
+use rmsnorm_spec::{Backward, Element, Error, Forward, NormSpec, Problem, YRows};
 
 use super::params::{MOST_RANKS, Peers};
 use super::workspace::{Layout, Parts};
-use super::{access, columns, launch};
+use super::{access, columns, launch, rows};
 use crate::backend::CudaBackend;
 use crate::error::BACKEND;
 use crate::plan::ranks::Group;
@@ -214,7 +214,7 @@ impl PeerGroup {
     }
 
     /// How long a kernel of this rank waits for another rank's data before it gives up: 10 seconds unless it is said here. It counts from
-    /// when data is missed, for each row anew, and must be longer than ranks may be apart. A graph keeps what held when it was captured.
+    /// when data is missed, for each row anew (twice as long where the other rank waits itself: for the result of a row that it owns), and must be longer than ranks may be apart. A graph keeps what held when it was captured.
     #[must_use]
     pub fn deadline(self, limit: Duration) -> Self {
         PeerGroup { deadline: limit, ..self }
@@ -227,6 +227,14 @@ impl PeerGroup {
     /// `Unsupported` where such calls are; `Device` if the kernel cannot be compiled or loaded.
     pub fn prepare(&self, problem: &Problem, alignment: usize) -> Result<(), Error> {
         launch::prepare(self, problem, alignment)
+    }
+
+    /// The same of calls whose residual stream is divided by rows; `problem` has all rows.
+    ///
+    /// # Errors
+    /// As [`prepare`](Self::prepare).
+    pub fn prepare_rows(&self, problem: &Problem, alignment: usize) -> Result<(), Error> {
+        rows::prepare(self, problem, alignment)
     }
 
     /// The same of calls whose columns are divided among the ranks: `problem` is that of this rank's columns, as
@@ -277,6 +285,15 @@ impl ShardedNorm for PeerGroup {
         args: Forward<'_, CudaBackend, T, W, R>,
     ) -> Result<(), Error> {
         launch::forward_reduced(self, check_reduced(spec, args)?)
+    }
+
+    fn forward_reduced_rows<T: Element, W: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        y_rows: YRows,
+        args: Forward<'_, CudaBackend, T, W, R>,
+    ) -> Result<(), Error> {
+        rows::forward(self, spec, y_rows, args)
     }
 
     fn forward_columns<T: Element, W: Element, R: Element>(

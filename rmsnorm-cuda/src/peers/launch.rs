@@ -1,4 +1,4 @@
-//! A call to launches of `reduce_forward`.
+//! A call to launches of `reduce_forward`, or to those of `reduce_forward_rows` where that is sooner.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -6,6 +6,7 @@ use cudarc::driver::sys;
 use rmsnorm_spec::{Checked, Element, Error, Forward, NormSpec, Problem, ResidualPlacement};
 
 use super::group::PeerGroup;
+use super::rows::{self, Owned};
 use crate::backend::CudaBackend;
 use crate::caps::Arch;
 use crate::error::device_error;
@@ -14,7 +15,7 @@ use crate::launch::{self, Launch, Tensors};
 use crate::params::Params;
 use crate::plan::KernelKey;
 use crate::plan::ranks::{Piece, Plan};
-use crate::plan::reduce_forward;
+use crate::plan::{reduce_forward, reduce_forward_rows};
 
 pub(super) fn forward_reduced<T: Element, W: Element, R: Element>(
     group: &PeerGroup,
@@ -30,10 +31,14 @@ pub(super) fn forward_reduced<T: Element, W: Element, R: Element>(
 /// Compiles and loads what calls of that problem run.
 pub(super) fn prepare(group: &PeerGroup, problem: &Problem, alignment: usize) -> Result<(), Error> {
     check(problem)?;
-    let kernels = group.backend.kernels();
-    let plan = reduce_forward::plan(problem, launch::access_of(alignment as u64), &group.group, kernels.caps())?;
+    let (kernels, access_bytes) = (group.backend.kernels(), launch::access_of(alignment as u64));
+    let plan = reduce_forward::plan(problem, access_bytes, &group.group, kernels.caps())?;
     group.backend.stream().context().bind_to_thread().map_err(device_error("before a kernel is loaded"))?;
-    load(kernels, &plan.key).map(|_| ())
+    load(kernels, &plan.key)?;
+    // Calls with more rows may take the other.
+    let by_owners = rows::plan(group, problem, access_bytes);
+    let by_owners = by_owners.ok().filter(|_| reduce_forward_rows::may_be_sooner(problem, &group.group));
+    by_owners.map_or(Ok(()), |plan| load(kernels, &plan.key).map(|_| ()))
 }
 
 /// What a call over ranks has no form of.
@@ -59,8 +64,18 @@ fn enqueue(group: &PeerGroup, spec: &NormSpec, problem: &Problem, tensors: &Tens
     let access_bytes = launch::access_bytes(problem, &params);
     let plan = reduce_forward::plan(problem, access_bytes, &group.group, kernels.caps())?;
     launch::set_call(&mut params, spec, problem)?;
+    if let Some(plan) = by_owners(group, problem, access_bytes) {
+        return rows::enqueue(group, &params, &plan, Owned::of_whole(group, problem));
+    }
     let kernel = load(kernels, &plan.key)?;
     plan.pieces(problem.rows).try_for_each(|piece| launch_one(group, kernel, &params, &plan, piece))
+}
+
+/// The plan of a call that is sooner done by the owners of its rows, where the group's memory has room for that. All ranks choose alike: it
+/// follows from what their calls have in common.
+fn by_owners(group: &PeerGroup, problem: &Problem, access_bytes: u32) -> Option<Plan> {
+    let is_sooner = reduce_forward_rows::is_sooner(problem, &group.group);
+    is_sooner.then(|| rows::plan(group, problem, access_bytes).ok()).flatten()
 }
 
 /// The kernel, one thread at a time: ranks on one device need the same at once, and where one of them had it and waited in it for another,

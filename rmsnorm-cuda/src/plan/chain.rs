@@ -25,7 +25,7 @@ pub(super) fn of_row(program: Program, tile: &Tile, cols: usize) -> Option<u64> 
         // A sum for each element of a pack; a tree joins them.
         Program::Forward | Program::ForwardLong | Program::QuantizedForward => serial(packs) + tree(pack),
         #[cfg(feature = "peers")]
-        Program::ReduceForward | Program::ForwardExchange => serial(packs) + tree(pack),
+        Program::ReduceForward | Program::ReduceForwardRows | Program::ForwardExchange => serial(packs) + tree(pack),
         // What a warp knows is joined by two additions more. That is layer norm's; RMS norm's tiles are held to it as well.
         Program::ForwardCluster => serial(packs) + tree(pack) + 2,
         // A sum for each pack.

@@ -10,6 +10,7 @@ mod machine;
 mod missing;
 mod processes;
 mod refused;
+mod rows;
 mod stress;
 mod sums;
 mod tensors;

@@ -1,16 +1,18 @@
 //! A rank's tensors on its device, amid memory that must stay as it was.
 
+use std::ops::Range;
+
 use rmsnorm_conformance::Harness;
 use rmsnorm_conformance::testing::Bits;
 use rmsnorm_cuda::cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DeviceRepr};
-use rmsnorm_cuda::spec::{Checked, Element, Error, Forward, Problem, Rows};
+use rmsnorm_cuda::spec::{Checked, Element, Error, Forward, Problem, Rows, YRows};
 use rmsnorm_cuda::{CudaBackend, PeerGroup};
-use rmsnorm_dist::ShardedNorm;
+use rmsnorm_dist::{ShardedNorm, Shares};
 
 use crate::case::{Case, Data};
 
 /// What was there before, wherever nothing is to be written.
-const POISON: u32 = 0x5a5a_5a5a;
+pub const POISON: u32 = 0x5a5a_5a5a;
 
 /// What comes out of a call, row after row without gaps.
 #[derive(Clone, Debug)]
@@ -88,14 +90,19 @@ impl<E: Element> Matrix<E> {
         }
     }
 
-    fn read(&self, case: &Case) -> Rows<CudaView<'_, E>> {
-        let begin = self.starts.first().copied().unwrap_or(self.buffer.len());
-        Self::rows(case, self.buffer.slice(begin..self.buffer.len()))
+    /// The elements of these rows.
+    fn elements(&self, rows: &Range<usize>) -> Range<usize> {
+        let start = |row: usize| self.starts.get(row).copied().unwrap_or(self.buffer.len());
+        if rows.is_empty() { 0..0 } else { start(rows.start)..start(rows.end) }
     }
 
-    fn write(&mut self, case: &Case) -> Rows<CudaViewMut<'_, E>> {
-        let (begin, end) = (self.starts.first().copied().unwrap_or(self.buffer.len()), self.buffer.len());
-        Self::rows(case, self.buffer.slice_mut(begin..end))
+    fn read(&self, case: &Case, rows: &Range<usize>) -> Rows<CudaView<'_, E>> {
+        Self::rows(case, self.buffer.slice(self.elements(rows)))
+    }
+
+    fn write(&mut self, case: &Case, rows: &Range<usize>) -> Rows<CudaViewMut<'_, E>> {
+        let elements = self.elements(rows);
+        Self::rows(case, self.buffer.slice_mut(elements))
     }
 }
 
@@ -142,21 +149,28 @@ impl<T: Element + DeviceRepr, W: Element, R: Element + DeviceRepr> Tensors<T, W,
     }
 
     fn args(&mut self) -> Forward<'_, CudaBackend, T, W, R> {
+        let all = 0..self.case.spec.rows;
+        self.args_of(&all.clone(), &all)
+    }
+
+    /// With these rows of the residual, the sum and the statistics, and those of y where it overwrites nothing.
+    fn args_of(&mut self, own: &Range<usize>, of_y: &Range<usize>) -> Forward<'_, CudaBackend, T, W, R> {
         let case = &self.case;
+        let all = 0..case.spec.rows;
         let is_layer = case.spec.norm == rmsnorm_cuda::spec::Norm::Layer;
         let args: Forward<'_, CudaBackend, T> = if case.is_in_place {
-            Forward::in_place(self.x.write(case))
+            Forward::in_place(self.x.write(case, &all))
         } else {
-            Forward::new(self.x.read(case), self.y.write(case))
+            Forward::new(self.x.read(case, &all), self.y.write(case, of_y))
         };
-        let mut args = args.weight_dtype::<W>().residual_dtype::<R>().rstd(self.rstd.slice_mut(0..case.spec.rows));
+        let mut args = args.weight_dtype::<W>().residual_dtype::<R>().rstd(self.rstd.slice_mut(own.clone()));
         if is_layer {
-            args = args.mean(self.mean.slice_mut(0..case.spec.rows));
+            args = args.mean(self.mean.slice_mut(own.clone()));
         }
         if case.has_residual && case.is_in_place {
-            args = args.residual_in_place(self.residual.write(case));
+            args = args.residual_in_place(self.residual.write(case, own));
         } else if case.has_residual {
-            args = args.residual(self.residual.read(case)).residual_out(self.residual_out.write(case));
+            args = args.residual(self.residual.read(case, own)).residual_out(self.residual_out.write(case, own));
         }
         if case.has_weight {
             args = args.weight(self.weight.as_view());
@@ -169,6 +183,18 @@ impl<T: Element + DeviceRepr, W: Element, R: Element + DeviceRepr> Tensors<T, W,
 
     /// Compiles and loads what `call` launches.
     pub fn prepare(&mut self, group: &PeerGroup) -> Result<(), Error> {
+        let (problem, alignment) = self.problem()?;
+        group.prepare(&problem, alignment)
+    }
+
+    /// The same of `call_on_rows`.
+    pub fn prepare_rows(&mut self, group: &PeerGroup) -> Result<(), Error> {
+        let (problem, alignment) = self.problem()?;
+        group.prepare_rows(&problem, alignment)
+    }
+
+    /// What a call is, and what its addresses and strides are multiples of.
+    fn problem(&mut self) -> Result<(Problem, usize), Error> {
         let (case, spec) = (self.case, self.case.spec);
         let problem: Problem = *Checked::forward(spec, self.args())?.problem();
         // Buffers begin at multiples of 256 bytes.
@@ -177,12 +203,25 @@ impl<T: Element + DeviceRepr, W: Element, R: Element + DeviceRepr> Tensors<T, W,
         let strides = if spec.rows > 1 { case.stride() | groups } else { 0 };
         let bits = sizes.fold(0, |bits, size| bits | ((case.offset_of(self.rank) | strides) * size));
         // Of products of a power of two the lowest bit is that of the least of them.
-        group.prepare(&problem, 1 << (bits | 16).trailing_zeros())
+        Ok((problem, 1 << (bits | 16).trailing_zeros()))
     }
 
     pub fn call(&mut self, group: &PeerGroup) -> Result<(), Error> {
         let spec = self.case.spec;
         group.forward_reduced(&spec, self.args())
+    }
+
+    /// The call of a residual stream that is divided by rows, of which this rank has its own.
+    pub fn call_on_rows(&mut self, group: &PeerGroup, y_rows: YRows) -> Result<(), Error> {
+        let spec = self.case.spec;
+        let own = self.own_rows(group);
+        let of_y = if y_rows == YRows::Own { own.clone() } else { 0..spec.rows };
+        group.forward_reduced_rows(&spec, y_rows, self.args_of(&own, &of_y))
+    }
+
+    /// The rows that this rank owns.
+    pub fn own_rows(&self, group: &PeerGroup) -> Range<usize> {
+        Shares { units: self.case.spec.rows, unit: 1, ranks: group.ranks() }.units(self.rank)
     }
 
     /// The bytes of y and the sum: quickly had, and compared.

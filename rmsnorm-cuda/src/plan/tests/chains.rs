@@ -47,7 +47,9 @@ pub(super) fn of_gradients(plan: &Plan, rows: usize) -> u64 {
             | Program::ForwardGiven
             | Program::BackwardStatistics => 0,
             #[cfg(feature = "peers")]
-            Program::ReduceForward | Program::GatherNumbers | Program::ForwardExchange => 0,
+            Program::ReduceForward | Program::ReduceForwardRows | Program::GatherNumbers | Program::ForwardExchange => {
+                0
+            }
         }
     });
     additions.sum::<u64>().min(serial(rows))

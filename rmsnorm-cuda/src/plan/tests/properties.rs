@@ -51,7 +51,9 @@ fn is_on_chip(program: Program) -> bool {
         | Program::BackwardStatistics
         | Program::BackwardGiven => false,
         #[cfg(feature = "peers")]
-        Program::ReduceForward | Program::GatherNumbers | Program::ForwardExchange => false,
+        Program::ReduceForward | Program::ReduceForwardRows | Program::GatherNumbers | Program::ForwardExchange => {
+            false
+        }
     }
 }
 
@@ -76,7 +78,7 @@ fn static_bytes(key: &KernelKey) -> usize {
         Program::ColumnStatistics | Program::BackwardStatistics => 1,
         Program::BackwardColumns | Program::Clear | Program::ForwardGiven | Program::BackwardGiven => 0,
         #[cfg(feature = "peers")]
-        Program::ReduceForward | Program::ForwardExchange => 1,
+        Program::ReduceForward | Program::ReduceForwardRows | Program::ForwardExchange => 1,
         #[cfg(feature = "peers")]
         Program::GatherNumbers => 0,
         Program::TransposeCodes => return 128 * 128,
@@ -132,7 +134,9 @@ fn keys_have_the_tensors_of_the_call() {
                 Program::QuantizedForward | Program::QuantizedForwardStreaming => &[Weight, Bias, Residual, Amax, Y],
                 Program::Columnwise | Program::ForwardGiven => &[Weight, Bias, Residual],
                 #[cfg(feature = "peers")]
-                Program::ReduceForward | Program::ForwardExchange => &[Weight, Bias, Residual],
+                Program::ReduceForward | Program::ReduceForwardRows | Program::ForwardExchange => {
+                    &[Weight, Bias, Residual]
+                }
                 #[cfg(feature = "peers")]
                 Program::GatherNumbers => &[],
                 Program::TransposeCodes | Program::Clear => &[],
@@ -214,7 +218,10 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
                 | Program::BackwardStatistics
                 | Program::BackwardGiven => none,
                 #[cfg(feature = "peers")]
-                Program::ReduceForward | Program::GatherNumbers | Program::ForwardExchange => none,
+                Program::ReduceForward
+                | Program::ReduceForwardRows
+                | Program::GatherNumbers
+                | Program::ForwardExchange => none,
             };
             assert_eq!(key.tile.reads, reads, "{cols} {key:?}");
             // Blocks that the registers must have room for, where no table says it.
@@ -228,7 +235,10 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
                 Program::ColumnStatistics | Program::ForwardGiven => None,
                 Program::BackwardStatistics | Program::BackwardGiven => None,
                 #[cfg(feature = "peers")]
-                Program::ReduceForward | Program::GatherNumbers | Program::ForwardExchange => None,
+                Program::ReduceForward
+                | Program::ReduceForwardRows
+                | Program::GatherNumbers
+                | Program::ForwardExchange => None,
             };
             assert!(blocks_per_sm.is_none_or(|blocks| blocks == key.tile.blocks_per_sm), "{cols} {key:?}");
             // So has the code of gradients without a weight. In the second stage it is the type of the gradients.
@@ -301,7 +311,10 @@ fn shared_memory_has_room_for_the_rows_and_the_exchange() {
                 | Program::BackwardStatistics
                 | Program::BackwardGiven => 0,
                 #[cfg(feature = "peers")]
-                Program::ReduceForward | Program::GatherNumbers | Program::ForwardExchange => 0,
+                Program::ReduceForward
+                | Program::ReduceForwardRows
+                | Program::GatherNumbers
+                | Program::ForwardExchange => 0,
             };
             assert_eq!(launch.shared_bytes as usize, needed, "{cols} {launch:?} of {call:?}");
         }

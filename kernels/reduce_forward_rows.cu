@@ -1,0 +1,183 @@
+// Forward of a sum whose parts are the x of as many ranks, where each rank adds the rows that it owns: math.md, equations (1') and (2) to (6), in
+// one kernel on each rank.
+//
+// A rank sends its part of a row to the rank that owns it. That one adds, normalizes, and sends the others what `sends` says: y, the sum h,
+// which each then normalizes itself, or nothing. Between any two ranks a row goes one way only, in a slot that follows from the row.
+//
+// Launch rows are dealt in turn: row i of every owner, then row i + 1. A block has one at a time, and a thread the same columns in each of its
+// rows. The part of the next row is sent before this row is waited for. All blocks are on the device at once (plan.rs), and each takes its
+// rows in their order: whoever has the first row that is not complete on some rank has sent its part of it, and its owner waits for nothing
+// else before it sends the result. For the same reason no other kernel is admitted early.
+//
+// A set of slots is filled again two calls later (peers.cuh), by a rank that has heard from all others in the call between: of what an owner
+// sends every rank gets some, and it was sent when the owner had heard from all. Where owners send nothing, ranks without a row of their own
+// would hear nothing: every row that is not there is owned, too, and one empty pack of it is sent.
+//
+// Who has given up sends no result: of y a block knows together whether it has, of h a thread for its own packs. For a result a rank waits
+// twice as long as for a part: its owner, who waits for parts, finds out sooner who is missing, and so does whoever owns a row.
+//
+// IS_HELD and in place: as in reduce_forward.cu.
+
+constexpr unsigned SENDS_NOTHING = 0, SENDS_Y = 1, SENDS_H = 2;
+
+// A row of h lies in a slot for one of x where both have one dtype; elsewhere the host does not ask for it.
+constexpr bool IS_H_SENDABLE = sizeof(R) == sizeof(T);
+
+// Whether there are registers for the parameters throughout.
+constexpr bool HOLDS_PARAMETERS = IS_HELD && RANKS <= 4 && !IS_LAYER;
+
+// The words of a pack as another type, which is the same where it matters.
+template <class To, class From>
+__device__ inline Pack<To> same_words(const Pack<From>& from) {
+    Pack<To> to = {};
+    #pragma unroll
+    for (int word = 0; word < 4; ++word) to.words[word] = from.words[word];
+    return to;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+reduce_forward_rows(
+    const __grid_constant__ Params p, const __grid_constant__ Peers g,
+    unsigned long long rows_per_rank, // that a rank owns; the last ones have fewer or none
+    unsigned long long first_own, // row of what there is of own rows alone: the residual, the sum, the statistics
+    unsigned long long first_of_y, // row
+    unsigned sends) {
+    extern __shared__ __align__(16) char shared[];
+    __shared__ float exchange[2][GROUPS][1][SENDERS];
+    const unsigned first = threadIdx.x * PACK;
+    const int left = columns_left(p.cols, first);
+    RowSums<1> sums(exchange, 0, threadIdx.x);
+    wait_for_earlier_kernels();
+
+    Group group(g, p.cols);
+    const auto owner_of = [](unsigned launch_row) { return launch_row % RANKS; };
+    // Among the rows of its owner in this launch.
+    const auto of_owner = [](unsigned launch_row) { return launch_row / RANKS; };
+    // Of the call's rows this one, which there may not be.
+    const auto of_call = [&](unsigned launch_row) {
+        return owner_of(launch_row) * rows_per_rank + g.first_row + of_owner(launch_row);
+    };
+    const auto exists = [&](int k) { return k < PACKS && is_in_row(k, 0, left); };
+    const auto load_x = [&](unsigned long long row, int k) {
+        return without_empty(load_pack<Reuse::ByNone>(ROW(x, row) + first, k, left));
+    };
+    const auto load_residual = [&](unsigned long long row, int k) -> Pack<R> {
+        if constexpr (HAS_RESIDUAL) return load_pack<Reuse::ByNone>(ROW(residual, row - first_own) + first, k, left);
+        else return {};
+    };
+    // Sends every other rank a pack of a result. One after the other: the addresses of all would take the registers that parts need.
+    const auto send_result = [&](unsigned long long slot, const Pack<T>& pack) {
+        #pragma unroll 1
+        for (unsigned rank = 0; rank < RANKS; ++rank)
+            if (rank != g.rank) group.send_to(rank, slot, pack);
+    };
+    const unsigned launch_rows = unsigned(g.rows) * RANKS;
+    // Sends this rank's part of a row, if it is another's.
+    const auto send_part = [&](unsigned launch_row) {
+        const unsigned owner = owner_of(launch_row);
+        if (launch_row >= launch_rows || owner == g.rank) return;
+        const unsigned long long slot = group.slot(of_owner(launch_row), first), row = of_call(launch_row);
+        if (row >= p.rows) {
+            if (sends == SENDS_NOTHING && threadIdx.x == 0) group.send_to(owner, slot, Pack<T>{});
+            return;
+        }
+        #pragma unroll (IS_HELD ? PACKS : 1)
+        for (int begin = 0; begin < PACKS; begin += TOGETHER) {
+            Pack<T> parts[TOGETHER];
+            #pragma unroll
+            for (int i = 0; i < TOGETHER; ++i)
+                if (exists(begin + i)) parts[i] = load_x(row, begin + i);
+                else parts[i] = {};
+            #pragma unroll
+            for (int i = 0; i < TOGETHER; ++i)
+                if (exists(begin + i)) group.send_to(owner, slot + (begin + i) * SLOT_STEP, parts[i]);
+        }
+    };
+
+    send_part(blockIdx.x);
+    const Parameters<HOLDS_PARAMETERS> parameters(p, first, left);
+#if IS_HELD
+    Pack<R> held[PACKS];
+    const auto h = [&](int k) -> Pack<R>& { return held[k]; };
+#else
+    Pack<R>* held = reinterpret_cast<Pack<R>*>(shared) + threadIdx.x;
+    const auto h = [&](int k) -> Pack<R>& { return held[k * THREADS]; };
+#endif
+
+    for (unsigned launch_row = blockIdx.x; launch_row < launch_rows; launch_row += gridDim.x) {
+        const unsigned owner = owner_of(launch_row);
+        const bool is_own = owner == g.rank;
+        const unsigned long long row = of_call(launch_row);
+        send_part(launch_row + gridDim.x);
+        if (row >= p.rows) {
+            if (sends == SENDS_NOTHING && is_own && threadIdx.x == 0) {
+                Pack<T> nothing[1][RANKS];
+                group.receive(group.slot(of_owner(launch_row), first), [](int) { return true; }, nothing);
+            }
+            continue;
+        }
+        // Parts of a row on their way to its owner, and its result on its way from there.
+        const unsigned long long result = group.slot(g.rows + of_owner(launch_row), first);
+        if (is_own) {
+            const unsigned long long slot = group.slot(of_owner(launch_row), first);
+            #pragma unroll (IS_HELD ? PACKS : 1)
+            for (int begin = 0; begin < PACKS; begin += TOGETHER) {
+                Pack<T> parts[TOGETHER], others[TOGETHER][RANKS];
+                Pack<R> addends[TOGETHER];
+                #pragma unroll
+                for (int i = 0; i < TOGETHER; ++i) {
+                    if (!exists(begin + i)) continue;
+                    parts[i] = load_x(row, begin + i);
+                    addends[i] = load_residual(row, begin + i);
+                }
+                group.receive(slot + begin * SLOT_STEP, [&](int i) { return exists(begin + i); }, others);
+                #pragma unroll
+                for (int i = 0; i < TOGETHER; ++i) {
+                    if (begin + i >= PACKS) continue;
+                    h(begin + i) = {};
+                    if (!exists(begin + i)) continue;
+                    Pack<R> sum = add_parts(parts[i], g.rank, others[i], addends[i]);
+                    if (IS_H_SENDABLE && sends == SENDS_H) {
+                        const Pack<T> sent = without_empty(same_words<T>(sum));
+                        if (!group.has_given_up) send_result(result + (begin + i) * SLOT_STEP, sent);
+                        sum = same_words<R>(sent);
+                    }
+                    h(begin + i) = sum;
+                    if (p.residual_out.data) store_pack(ROW(residual_out, row - first_own) + first, begin + i, left, sum);
+                }
+            }
+        } else {
+            if (sends == SENDS_NOTHING) continue;
+            #pragma unroll (IS_HELD ? PACKS : 1)
+            for (int begin = 0; begin < PACKS; begin += TOGETHER) {
+                Pack<T> packs[TOGETHER];
+                group.receive_from<2>(owner, result + begin * SLOT_STEP, [&](int i) { return exists(begin + i); }, packs);
+                #pragma unroll
+                for (int i = 0; i < TOGETHER; ++i) {
+                    if (begin + i >= PACKS) continue;
+                    if (sends == SENDS_Y) {
+                        if (exists(begin + i)) store_pack(ROW(y, row - first_of_y) + first, begin + i, left, packs[i]);
+                        continue;
+                    }
+                    h(begin + i) = {};
+                    if (!exists(begin + i)) continue;
+                    h(begin + i) = same_words<R>(packs[i]);
+                    if (p.residual_out.data) store_pack(ROW(residual_out, row - first_own) + first, begin + i, left, h(begin + i));
+                }
+            }
+            if (!IS_H_SENDABLE || sends == SENDS_Y) continue;
+        }
+
+        bool sends_y = false;
+        if (is_own && sends == SENDS_Y) sends_y = !__syncthreads_or(group.has_given_up);
+        const auto store = [&](int k, Pack<T> y) {
+            if (sends == SENDS_Y) y = without_empty(y);
+            store_pack(ROW(y, row - first_of_y) + first, k, left, y);
+            if (sends_y && exists(k)) send_result(result + k * SLOT_STEP, y);
+        };
+        normalize_row(p, sums, h, parameters, store, left, row - first_own);
+    }
+    // All threads have read the epoch.
+    __syncthreads();
+    group.end();
+}

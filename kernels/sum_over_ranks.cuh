@@ -1,0 +1,96 @@
+// What the kernels of a sum over ranks have in common: how parts are added, and how a row of their sum is normalized.
+
+// Packs that are read together, and waited for together.
+constexpr int TOGETHER = BATCH < PACKS ? BATCH : PACKS;
+
+// h from the parts in the order of their ranks, of which `rank` has the own one, and the residual: additions in f32, one rounding.
+__device__ inline Pack<R> add_parts(const Pack<T>& own, unsigned rank, const Pack<T> (&others)[RANKS], const Pack<R>& residual) {
+    // Word by word, so that a choice between two is one of values and not of addresses.
+    const auto unpack_part = [&](unsigned of, float (&values)[PACK]) {
+        Pack<T> part;
+        #pragma unroll
+        for (int word = 0; word < 4; ++word) part.words[word] = of == rank ? own.words[word] : others[of].words[word];
+        unpack(part, values);
+    };
+    float sum[PACK], addend[PACK];
+    unpack_part(0, sum);
+    #pragma unroll
+    for (unsigned of = 1; of < RANKS; ++of) {
+        unpack_part(of, addend);
+        #pragma unroll
+        for (int i = 0; i < PACK; ++i) sum[i] += addend[i];
+    }
+#if HAS_RESIDUAL
+    unpack(residual, addend);
+    #pragma unroll
+    for (int i = 0; i < PACK; ++i) sum[i] += addend[i];
+#endif
+    return pack<R>(sum);
+}
+
+// The thread's part of a row's sum, or of that of the squared distances from the mean; `load` says what is in pack k.
+template <bool SQUARES, class Load>
+__device__ inline float sum_part(const Load& load, float mean, int left) {
+    float sums[PACK] = {};
+    #pragma unroll (IS_HELD ? PACKS : TOGETHER)
+    for (int k = 0; k < PACKS; ++k) add_pack<SQUARES>(load(k), mean, k, left, sums);
+    return sum_pack(sums);
+}
+
+// Normalizes a row of h, of which `h` says what is in pack k: hands every pack of y to `store`, and writes the statistics.
+template <class H, class Parameters, class Store>
+__device__ inline void normalize_row(
+    const Params& p, RowSums<1>& sums, const H& h, const Parameters& parameters, const Store& store, int left, unsigned long long row) {
+    float mean[1] = {0.0f}, rstd[1];
+    if constexpr (IS_LAYER) {
+        mean[0] = sum_part<false>(h, 0.0f, left);
+        sums.sum(mean);
+        mean[0] *= p.share;
+    }
+    rstd[0] = sum_part<true>(h, mean[0], left);
+    sums.sum(rstd);
+    rstd[0] = reciprocal_root(rstd[0] * p.share + p.eps);
+
+    #pragma unroll (IS_HELD ? PACKS : TOGETHER)
+    for (int k = 0; k < PACKS; ++k) {
+        float y[PACK], weight[PACK], bias[PACK];
+        unpack(h(k), y);
+        unpack_weight(parameters.weight(k), p.weight_offset, weight);
+        unpack(parameters.bias(k), bias);
+        normalize(y, mean[0], rstd[0], weight, bias);
+        store(k, pack<T>(y));
+    }
+    if (threadIdx.x == 0) {
+        if (IS_LAYER && p.mean) p.mean[row] = mean[0];
+        if (p.rstd) p.rstd[row] = rstd[0];
+    }
+}
+
+// A thread's weights and biases: in registers, or read when they are needed.
+template <bool HELD>
+struct Parameters {
+    const Params& p;
+    unsigned first;
+    int left;
+    Pack<W> weights[HELD ? PACKS : 1], biases[HELD ? PACKS : 1];
+
+    __device__ Parameters(const Params& p, unsigned first, int left) : p(p), first(first), left(left) {
+        if constexpr (HELD) {
+            #pragma unroll
+            for (int k = 0; k < PACKS; ++k) {
+                weights[k] = load_parameter<HAS_WEIGHT>(p.weight + first, k, left);
+                biases[k] = load_parameter<HAS_BIAS>(p.bias + first, k, left);
+            }
+        }
+    }
+
+    __device__ Pack<W> weight(int k) const {
+        if constexpr (HELD) return weights[k];
+        else return load_parameter<HAS_WEIGHT>(p.weight + first, k, left);
+    }
+
+    __device__ Pack<W> bias(int k) const {
+        if constexpr (HELD) return biases[k];
+        else return load_parameter<HAS_BIAS>(p.bias + first, k, left);
+    }
+};

@@ -1,0 +1,138 @@
+//! Sums whose rows are owned by ranks, to launches of `reduce_forward_rows`.
+
+use cudarc::driver::sys;
+use rmsnorm_dist::check_reduced_rows;
+use rmsnorm_spec::{Element, Error, Forward, NormSpec, Problem, Tensor, YRows};
+
+use super::group::PeerGroup;
+use super::launch::{check, load};
+use crate::backend::CudaBackend;
+use crate::caps::Arch;
+use crate::error::device_error;
+use crate::launch::{self, Launch, Tensors};
+use crate::params::Params;
+use crate::plan::ranks::{Piece, Plan};
+use crate::plan::reduce_forward_rows::{self, Sends};
+
+/// Which rows a rank owns, and where those that it has of them alone begin.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Owned {
+    /// That each rank owns; the last ones fewer or none.
+    rows_per_rank: usize,
+    /// The row of the call that is the first of the residual, the sum and the statistics.
+    first_own: usize,
+    /// The same of y.
+    first_of_y: usize,
+    sends: Sends,
+}
+
+impl Owned {
+    /// Of a call all of whose tensors have all rows.
+    pub(super) fn of_whole(group: &PeerGroup, problem: &Problem) -> Self {
+        let (_, ranks) = group.place();
+        Owned { rows_per_rank: problem.rows.div_ceil(ranks), first_own: 0, first_of_y: 0, sends: Sends::H }
+    }
+}
+
+pub(super) fn forward<T: Element, W: Element, R: Element>(
+    group: &PeerGroup,
+    spec: &NormSpec,
+    y_rows: YRows,
+    args: Forward<'_, CudaBackend, T, W, R>,
+) -> Result<(), Error> {
+    let (rank, ranks) = group.place();
+    let call = check_reduced_rows(spec, (rank, ranks), y_rows, args)?;
+    group.check()?;
+    let (problem, (own, y_rows)) = (*call.problem(), call.own_rows());
+    let mut tensors = Tensors::new(group.backend.stream(), problem);
+    call.visit(&mut tensors)?;
+    if problem.rows == 0 {
+        return Ok(());
+    }
+    // What y overwrites has all rows.
+    let has_own_y = y_rows == YRows::Own && problem.has(Tensor::X);
+    let owned = Owned {
+        rows_per_rank: problem.rows.div_ceil(ranks),
+        first_own: own.start,
+        first_of_y: if has_own_y { own.start } else { 0 },
+        sends: if y_rows == YRows::All && ranks > 1 { Sends::Y } else { Sends::Nothing },
+    };
+    let mut params = tensors.params();
+    // Raises what went wrong where no error could be returned, in cudarc's waits for events among others.
+    group.backend.stream().context().bind_to_thread().map_err(device_error("before the launch"))?;
+    let plan = plan(group, &problem, launch::access_bytes(&problem, &params))?;
+    launch::set_call(&mut params, spec, &problem)?;
+    enqueue(group, &params, &plan, owned)
+}
+
+/// Compiles and loads what calls of that problem run.
+pub(super) fn prepare(group: &PeerGroup, problem: &Problem, alignment: usize) -> Result<(), Error> {
+    check(problem)?;
+    let plan = plan(group, problem, launch::access_of(alignment as u64))?;
+    group.backend.stream().context().bind_to_thread().map_err(device_error("before a kernel is loaded"))?;
+    load(group.backend.kernels(), &plan.key).map(|_| ())
+}
+
+pub(super) fn plan(group: &PeerGroup, problem: &Problem, access_bytes: u32) -> Result<Plan, Error> {
+    reduce_forward_rows::plan(problem, access_bytes, &group.group, group.backend.kernels().caps())
+}
+
+/// The launches of a call whose params are those of a valid call; the context is current on this thread.
+pub(super) fn enqueue(group: &PeerGroup, params: &Params, plan: &Plan, owned: Owned) -> Result<(), Error> {
+    let kernel = load(group.backend.kernels(), &plan.key)?;
+    plan.pieces(owned.rows_per_rank).try_for_each(|piece| launch_one(group, kernel, params, plan, owned, piece))
+}
+
+fn launch_one(
+    group: &PeerGroup,
+    kernel: sys::CUfunction,
+    params: &Params,
+    plan: &Plan,
+    owned: Owned,
+    piece: Piece,
+) -> Result<(), Error> {
+    let Piece { first_row, rows, grid } = piece;
+    let launch = Launch { kernel, grid, threads: plan.threads(), shared_bytes: plan.shared_bytes, cluster: 1 };
+    let peers = group.peers(first_row, rows);
+    let Owned { rows_per_rank, first_own, first_of_y, sends } = owned;
+    let [rows_per_rank, first_own, first_of_y] = [rows_per_rank, first_own, first_of_y].map(|rows| rows as u64);
+    let sends = sends as u32;
+    let mut arguments = [
+        std::ptr::from_ref(params).cast_mut().cast(),
+        std::ptr::from_ref(&peers).cast_mut().cast(),
+        std::ptr::from_ref(&rows_per_rank).cast_mut().cast(),
+        std::ptr::from_ref(&first_own).cast_mut().cast(),
+        std::ptr::from_ref(&first_of_y).cast_mut().cast(),
+        std::ptr::from_ref(&sends).cast_mut().cast(),
+    ];
+    let overlap = group.backend.kernels().caps().arch >= Arch::HOPPER;
+    // SAFETY:
+    // - kernel: `Kernels` hands out only kernels whose module stays loaded until the process ends;
+    // - arguments: its parameters are a `Params`, or as much of it as calls without groups of rows have, a `Peers`, whose sizes were checked
+    //   where it was compiled, three 64-bit numbers and a 32-bit one;
+    // - tensors: addresses, lengths and strides come from a `Checked` call, so every access that the kernel makes for (rows, cols) lies
+    //   in a live tensor, and no output overlaps another tensor; of tensors of own rows it accesses those rows alone, from the first of
+    //   them on, unless all have all; the key's access_bytes divide all addresses and strides;
+    // - slots: the memory of this rank and of its peers is there while a group of them is (`Parts`), or as `from_pointers` was promised; the
+    //   piece has at most half of the rows that its slots have room for, and every rank has divided its memory alike;
+    // - order: as in `peers::launch`.
+    unsafe { launch.call(group.backend.stream(), &mut arguments, overlap) }
+}
+
+/// Shares say who owns a row, and the kernel divides: both give rank r the rows from r times as many on.
+#[cfg(test)]
+mod tests {
+    use rmsnorm_dist::Shares;
+
+    #[test]
+    fn shares_are_what_the_kernel_divides_by() {
+        for (rows, ranks) in [(1, 2), (5, 4), (7, 3), (8, 8), (9, 8), (4096, 2)] {
+            let shares = Shares { units: rows, unit: 1, ranks };
+            let per_rank = rows.div_ceil(ranks);
+            for rank in 0..ranks {
+                let expected = (rank * per_rank).min(rows)..((rank + 1) * per_rank).min(rows);
+                assert_eq!(shares.units(rank), expected, "{rows} rows, rank {rank} of {ranks}");
+            }
+        }
+    }
+}
