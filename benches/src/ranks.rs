@@ -8,13 +8,14 @@ mod cuda;
 mod data;
 mod meeting;
 
+use std::ops::Range;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
 
 use rmsnorm_core::cpu::CpuBackend;
 use rmsnorm_core::cuda::cudarc::driver::DeviceRepr;
-use rmsnorm_core::{DType, Direction, Element, Forward, Norm, NormSpec, bf16, f16};
-use rmsnorm_dist::ShardedNorm;
+use rmsnorm_core::{DType, Direction, Element, Forward, Norm, NormSpec, YRows, bf16, f16};
+use rmsnorm_dist::{ShardedNorm, Shares};
 use serde::Serialize;
 
 use crate::{BenchError, Shape};
@@ -29,18 +30,21 @@ const TRIALS: usize = 7;
 pub enum RanksOp {
     /// The norm of the sum over ranks and a residual, with the sum stored.
     ForwardReduced,
+    /// The same with the residual stream divided by rows, and all of y on every rank.
+    ForwardReducedRows,
     /// The norm of rows whose columns are divided among ranks; a case's columns are those of each.
     ForwardColumns,
 }
 
 impl RanksOp {
     /// Every one.
-    pub const ALL: [RanksOp; 2] = [RanksOp::ForwardReduced, RanksOp::ForwardColumns];
+    pub const ALL: [RanksOp; 3] = [RanksOp::ForwardReduced, RanksOp::ForwardReducedRows, RanksOp::ForwardColumns];
 
     /// The name on the command line and in reports.
     pub const fn name(self) -> &'static str {
         match self {
             RanksOp::ForwardReduced => "forward_reduced",
+            RanksOp::ForwardReducedRows => "forward_reduced_rows",
             RanksOp::ForwardColumns => "forward_columns",
         }
     }
@@ -121,6 +125,17 @@ fn most_bytes(cases: &[RanksCase]) -> usize {
     cases.iter().map(|case| case.shape.rows * case.shape.cols * case.dtype.size()).max().unwrap_or(0)
 }
 
+impl RanksCase {
+    /// The elements of the residual and of the sum that a rank has.
+    fn of_stream(&self, rank: usize, ranks: usize) -> Range<usize> {
+        let Shape { rows, cols } = self.shape;
+        match self.op {
+            RanksOp::ForwardReducedRows => Shares { units: rows, unit: cols, ranks }.elements(rank),
+            RanksOp::ForwardReduced | RanksOp::ForwardColumns => 0..rows * cols,
+        }
+    }
+}
+
 /// How a call is made, by one rank.
 trait Way {
     /// In words.
@@ -130,7 +145,7 @@ trait Way {
     fn promise(&self, op: RanksOp) -> Promise;
 
     /// Bytes that a rank sends of a sum over ranks whose x has so many.
-    fn sent(&self, ranks: usize, bytes: usize) -> usize;
+    fn sent(&self, op: RanksOp, ranks: usize, bytes: usize) -> usize;
 
     /// Microseconds a call on this rank, of each trial, and what the calls before and after them gave. All ranks are here at once.
     fn measure<T: Number>(
@@ -147,6 +162,8 @@ trait Way {
 enum Promise {
     /// The sum has the bits of its definition, y is its norm.
     ExactSum,
+    /// The same of the rows that each rank owns, and y is that of all.
+    ExactRows,
     /// y is the norm of the sum, whatever that is.
     SomeSum,
     /// y of all ranks together is the norm of whole rows.
@@ -164,6 +181,7 @@ fn call_of_group<N: ShardedNorm, T: Element>(
 ) -> Result<(), BenchError> {
     match op {
         RanksOp::ForwardReduced => rank.forward_reduced(spec, args)?,
+        RanksOp::ForwardReducedRows => rank.forward_reduced_rows(spec, YRows::All, args)?,
         RanksOp::ForwardColumns => {
             let columns = vec![spec.cols; rank.ranks()];
             rank.forward_columns(&spec.cols(spec.cols * columns.len()), &columns, args)?;
@@ -282,7 +300,9 @@ fn row<W: Way>(case: &RanksCase, way: &W, ranks: usize, trials: &[[f64; TRIALS]]
     us.sort_by(f64::total_cmp);
     let Shape { rows, cols } = case.shape;
     let sent = match case.op {
-        RanksOp::ForwardReduced => way.sent(ranks, rows * cols * case.dtype.size()),
+        RanksOp::ForwardReduced | RanksOp::ForwardReducedRows => {
+            way.sent(case.op, ranks, rows * cols * case.dtype.size())
+        }
         RanksOp::ForwardColumns if way.promise(case.op) == Promise::Nothing => 0,
         RanksOp::ForwardColumns => {
             (ranks - 1) * rows * case.norm.statistics_len(Direction::Forward) * DType::F32.size()
@@ -318,6 +338,9 @@ mod tests {
             case(Norm::Layer, DType::F32, 1, 7),
             case(Norm::Rms, DType::F32, 5, 64),
         ];
+        let by_rows = cases.map(|case| RanksCase { op: RanksOp::ForwardReducedRows, ..case });
+        let rows = measure(&Place::Threads(backend.clone()), 3, &by_rows, &mut |_| {}).unwrap();
+        assert!(rows.iter().all(|row| row.us > 0.0 && row.op == "forward_reduced_rows"), "{rows:?}");
         let columns = cases.map(|case| RanksCase { op: RanksOp::ForwardColumns, ..case });
         let rows = measure(&Place::Threads(backend.clone()), 3, &columns, &mut |_| {}).unwrap();
         assert!(rows.iter().all(|row| row.us > 0.0 && row.op == "forward_columns"), "{rows:?}");

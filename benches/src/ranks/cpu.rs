@@ -5,7 +5,7 @@ use std::time::Instant;
 use rmsnorm_core::conformance::Harness;
 use rmsnorm_core::cpu::{CpuBackend, Forward};
 use rmsnorm_core::{Norm, NormSpec};
-use rmsnorm_dist::{Sharded, ThreadGroup};
+use rmsnorm_dist::{Sharded, ShardedNorm, ThreadGroup};
 
 use super::data::{Data, spec};
 use super::meeting::Meeting;
@@ -41,14 +41,20 @@ struct Tensors<'a, T> {
 }
 
 impl Threads {
-    fn call<T: Number>(&self, op: RanksOp, spec: &NormSpec, tensors: &mut Tensors<'_, T>) -> Result<(), BenchError> {
+    fn call<T: Number>(
+        &self,
+        case: &RanksCase,
+        spec: &NormSpec,
+        tensors: &mut Tensors<'_, T>,
+    ) -> Result<(), BenchError> {
         let Tensors { x, residual, weight, bias, y, sum } = tensors;
         let mut args = Forward::new(*x, &mut y[..]).weight(*weight);
         args.bias = *bias;
-        if op == RanksOp::ForwardReduced {
-            args = args.residual(*residual).residual_out(&mut sum[..]);
+        if case.op != RanksOp::ForwardColumns {
+            let stream = case.of_stream(self.0.rank(), self.0.ranks());
+            args = args.residual(&residual[stream.clone()]).residual_out(&mut sum[stream]);
         }
-        call_of_group(&self.0, op, spec, args)
+        call_of_group(&self.0, case.op, spec, args)
     }
 }
 
@@ -60,11 +66,12 @@ impl Way for Threads {
     fn promise(&self, op: RanksOp) -> Promise {
         match op {
             RanksOp::ForwardReduced => Promise::ExactSum,
+            RanksOp::ForwardReducedRows => Promise::ExactRows,
             RanksOp::ForwardColumns => Promise::WholeRows,
         }
     }
 
-    fn sent(&self, ranks: usize, bytes: usize) -> usize {
+    fn sent(&self, _: RanksOp, ranks: usize, bytes: usize) -> usize {
         2 * (ranks - 1) * bytes / ranks
     }
 
@@ -86,11 +93,11 @@ impl Way for Threads {
             y: vec![T::from_f32(f32::NAN); len],
             sum: vec![T::from_f32(f32::NAN); len],
         };
-        self.call(case.op, &spec, &mut tensors)?;
+        self.call(case, &spec, &mut tensors)?;
         let before = [tensors.sum.clone(), tensors.y.clone()];
         meeting.wait(rank)?;
         let start = Instant::now();
-        self.call(case.op, &spec, &mut tensors)?;
+        self.call(case, &spec, &mut tensors)?;
         // The same number on all ranks.
         let once = meeting.gather(rank, start.elapsed().as_secs_f64())?.into_iter().fold(1e-9, f64::max);
         let calls = (TRIAL_SECONDS / once).clamp(1.0, 1e4) as usize;
@@ -99,7 +106,7 @@ impl Way for Threads {
             meeting.wait(rank)?;
             let start = Instant::now();
             for _ in 0..calls {
-                self.call(case.op, &spec, &mut tensors)?;
+                self.call(case, &spec, &mut tensors)?;
             }
             *us = start.elapsed().as_secs_f64() * 1e6 / calls as f64;
         }

@@ -71,7 +71,7 @@ fn make(group: PeerGroup, backend: &CudaBackend, ids: Option<[NcclId; 2]>) -> Re
 
 /// What every call of a rank reads.
 struct Parameters<T> {
-    op: RanksOp,
+    case: RanksCase,
     spec: NormSpec,
     weight: CudaSlice<T>,
     bias: Option<CudaSlice<T>>,
@@ -110,6 +110,7 @@ impl Gpu {
         let mut problem = Problem::forward(spec.norm, spec.rows, spec.cols, T::DTYPE, &tensors);
         problem.tensors = problem.tensors.set(Tensor::Bias, spec.norm == Norm::Layer);
         match &self.how {
+            How::OneKernel(group) if op == RanksOp::ForwardReducedRows => group.prepare_rows(&problem, 16)?,
             How::OneKernel(group) => group.prepare(&problem, 16)?,
             How::AllReduce(_) => self.backend.prepare(&problem)?,
             How::Composed(rank) => {
@@ -123,24 +124,31 @@ impl Gpu {
     }
 
     fn call<T: Number>(&self, parameters: &mut Parameters<T>, set: &mut Tensors<T>) -> Result<(), BenchError> {
-        let Parameters { op, spec, weight, bias, reduced } = parameters;
+        let Parameters { case, spec, weight, bias, reduced } = parameters;
         let Tensors { x, residual, y, sum } = set;
-        let x = match (&self.how, *op) {
-            (How::AllReduce(comm), RanksOp::ForwardReduced) => {
+        let is_sum = case.op != RanksOp::ForwardColumns;
+        let x = match &self.how {
+            How::AllReduce(comm) if is_sum => {
                 comm.all_reduce_sum(x.as_view(), reduced.as_view_mut())?;
                 &*reduced
             }
-            (_, RanksOp::ForwardReduced | RanksOp::ForwardColumns) => &*x,
+            How::AllReduce(_) | How::OneKernel(_) | How::Composed(_) => &*x,
         };
         let mut args = Forward::new(x.as_view(), y.as_view_mut()).weight(weight.as_view());
         args.bias = bias.as_ref().map(CudaSlice::as_view);
-        if *op == RanksOp::ForwardReduced {
-            args = args.residual(residual.as_view()).residual_out(sum.as_view_mut());
+        if is_sum {
+            let stream = match &self.how {
+                How::OneKernel(group) => case.of_stream(group.rank(), group.ranks()),
+                How::Composed(rank) => case.of_stream(rank.rank(), rank.ranks()),
+                // It has all of the sum.
+                How::AllReduce(_) => 0..sum.len(),
+            };
+            args = args.residual(residual.slice(stream.clone())).residual_out(sum.slice_mut(stream));
         }
         match &self.how {
-            How::OneKernel(group) => call_of_group(group, *op, spec, args),
+            How::OneKernel(group) => call_of_group(group, case.op, spec, args),
             How::AllReduce(_) => Ok(self.backend.forward(spec, args)?),
-            How::Composed(rank) => call_of_group(rank, *op, spec, args),
+            How::Composed(rank) => call_of_group(rank, case.op, spec, args),
         }
     }
 
@@ -176,7 +184,7 @@ impl Way for Gpu {
     fn name(&self, op: RanksOp) -> &'static str {
         match (&self.how, op) {
             (How::OneKernel(_), _) => "one kernel",
-            (How::AllReduce(_), RanksOp::ForwardReduced) => "NCCL's all-reduce, norm",
+            (How::AllReduce(_), RanksOp::ForwardReduced | RanksOp::ForwardReducedRows) => "NCCL's all-reduce, norm",
             (How::AllReduce(_), RanksOp::ForwardColumns) => "own columns alone, no exchange",
             (How::Composed(_), _) => "composed with NCCL",
         }
@@ -185,16 +193,19 @@ impl Way for Gpu {
     fn promise(&self, op: RanksOp) -> Promise {
         match (&self.how, op) {
             (How::OneKernel(_) | How::Composed(_), RanksOp::ForwardReduced) => Promise::ExactSum,
-            (How::AllReduce(_), RanksOp::ForwardReduced) => Promise::SomeSum,
+            (How::OneKernel(_) | How::Composed(_), RanksOp::ForwardReducedRows) => Promise::ExactRows,
+            (How::AllReduce(_), RanksOp::ForwardReduced | RanksOp::ForwardReducedRows) => Promise::SomeSum,
             (How::OneKernel(_) | How::Composed(_), RanksOp::ForwardColumns) => Promise::WholeRows,
             (How::AllReduce(_), RanksOp::ForwardColumns) => Promise::Nothing,
         }
     }
 
-    fn sent(&self, ranks: usize, bytes: usize) -> usize {
-        match &self.how {
-            How::OneKernel(_) => (ranks - 1) * bytes,
-            How::AllReduce(_) | How::Composed(_) => 2 * (ranks - 1) * bytes / ranks,
+    fn sent(&self, op: RanksOp, ranks: usize, bytes: usize) -> usize {
+        match (&self.how, op) {
+            (How::OneKernel(_), RanksOp::ForwardReduced | RanksOp::ForwardColumns) => (ranks - 1) * bytes,
+            (How::OneKernel(_), RanksOp::ForwardReducedRows) | (How::AllReduce(_) | How::Composed(_), _) => {
+                2 * (ranks - 1) * bytes / ranks
+            }
         }
     }
 
@@ -210,7 +221,7 @@ impl Way for Gpu {
         let len = case.shape.rows * cols;
         let is_layer = case.norm == Norm::Layer;
         let mut parameters = Parameters {
-            op: case.op,
+            case: *case,
             spec,
             weight: backend.upload(&data.weight[..cols])?,
             bias: is_layer.then(|| backend.upload(&data.bias[..cols])).transpose()?,

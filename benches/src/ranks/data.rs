@@ -43,6 +43,7 @@ impl<T: Element> Data<T> {
         promise: Promise,
     ) -> Result<(), &'static str> {
         match promise {
+            Promise::ExactRows => self.judge_sum(case, arithmetic, &with_whole_sums(case, ranks), true),
             Promise::ExactSum | Promise::SomeSum => {
                 self.judge_sum(case, arithmetic, ranks, promise == Promise::ExactSum)
             }
@@ -94,6 +95,13 @@ impl<T: Element> Data<T> {
         let (weight, bias) = (of_all(&self.weight), of_all(&self.bias));
         judge_y(case, cols * ranks.len(), [&exact(&join(&x)), &weight, &bias], &join(&y), arithmetic)
     }
+}
+
+/// Outputs of which each rank's sum has the rows that it owns, with the sum of all.
+fn with_whole_sums<T: Element>(case: &RanksCase, ranks: &[[Vec<T>; 2]]) -> Vec<[Vec<T>; 2]> {
+    let own = |(rank, [sum, _]): (usize, &[Vec<T>; 2])| sum[case.of_stream(rank, ranks.len())].to_vec();
+    let sum = ranks.iter().enumerate().map(own).collect::<Vec<_>>().concat();
+    ranks.iter().map(|[_, y]| [sum.clone(), y.clone()]).collect()
 }
 
 /// Some rows of a matrix of the case.
