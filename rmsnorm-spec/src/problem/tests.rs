@@ -8,6 +8,7 @@ mod columns;
 mod groups;
 mod parts;
 mod quantized;
+mod sharded_rows;
 mod sums;
 
 use std::cell::RefCell;
