@@ -4,6 +4,9 @@
 //! the residual, and normalizes: on every rank, with the same bits on each, whatever the number of rows and whichever algorithm moves the
 //! data ([math](rmsnorm_spec::math), equation (1')).
 //!
+//! Where the residual stream is divided by rows, as in sequence parallelism, [`ShardedNorm::forward_reduced_rows`] adds and normalizes on
+//! every rank the rows that it owns, with the same bits.
+//!
 //! Where it is the columns of a row that are divided, as those of Q and K norms over all heads, [`ShardedNorm::forward_columns`] and
 //! [`backward_columns`](ShardedNorm::backward_columns) normalize by the statistics of whole rows: a rank sends one number a row, or three.
 //!
@@ -15,10 +18,12 @@
 
 mod collective;
 mod columns;
+mod deal;
 #[cfg(feature = "conformance")]
 mod harness;
 mod sharded;
 mod sharded_norm;
+mod sharded_rows;
 mod shares;
 mod thread_group;
 

@@ -3,9 +3,10 @@
 use std::ops::Range;
 use std::sync::OnceLock;
 
-use rmsnorm_spec::{Backward, Element, Error, Forward, Memory, NormSpec, RowGroups, RowLayout, Rows, Source, Stored};
+use rmsnorm_spec::{Backward, Element, Error, Forward, Memory, NormSpec, RowLayout, Rows, Source, Stored, YRows};
 
 use crate::columns::whole;
+use crate::deal::{check_dense, distances, written};
 use crate::sharded_norm::check_reduced;
 use crate::{Collective, ShardedNorm, Shares};
 
@@ -15,9 +16,12 @@ use crate::{Collective, ShardedNorm, Shares};
 /// results to the others. A rank sends `2 (ranks - 1) / ranks` times the size of `x`, as a ring's all-reduce does. Where the sum is asked for, in
 /// the dtype of `x`, it is what is sent, and every rank normalizes all of it; where it has another dtype, it is sent beside `y`.
 ///
-/// A backend that adds no parts ([`Forward::parts`]) answers `Unsupported`, once the parts are sent. Matrices that are sent, which are all
-/// but the residual, have rows side by side. After a call that fails between two exchanges, ranks may be out of step: every later one of this
-/// rank is an error.
+/// Where the residual stream is divided by rows, only `y` comes back, and only if all of its rows are asked for: a rank sends
+/// `(ranks - 1) / ranks` times the size of `x`, or twice that.
+///
+/// A backend that adds no parts ([`Forward::parts`]) answers `Unsupported`, once the parts are sent. Matrices that are sent have rows side
+/// by side: all but the residual, or `x` and all rows of `y` where the residual stream is divided. There a residual that is overwritten
+/// has them so, too. After a call that fails between two exchanges, ranks may be out of step: every later one of this rank is an error.
 #[derive(Debug)]
 pub struct Sharded<B, C> {
     backend: B,
@@ -72,7 +76,7 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
     }
 
     /// Room for this rank's share of an output, if the call has it.
-    fn room<T: Stored>(&self, shares: &Shares, is_there: bool) -> Result<Option<B::Buffer<T>>, Error> {
+    pub(crate) fn room<T: Stored>(&self, shares: &Shares, is_there: bool) -> Result<Option<B::Buffer<T>>, Error> {
         let own = shares.elements(self.collective.rank()).len();
         is_there.then(|| self.backend.buffer(own)).transpose()
     }
@@ -100,6 +104,15 @@ impl<B: Memory, C: Collective<B>> ShardedNorm for Sharded<B, C> {
         }
         check_form(spec, &args)?;
         self.in_step(|is_sent| self.reduce(spec, args, is_sent))
+    }
+
+    fn forward_reduced_rows<T: Element, W: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        y_rows: YRows,
+        args: Forward<'_, B, T, W, R>,
+    ) -> Result<(), Error> {
+        self.normalize_rows(spec, y_rows, args)
     }
 
     fn forward_columns<T: Element, W: Element, R: Element>(
@@ -130,10 +143,6 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
         is_sent: &mut bool,
     ) -> Result<(), Error> {
         let Forward { x, y, residual, residual_out, weight, bias, mut mean, mut rstd, .. } = args;
-        let (x, mut y) = match (x, y) {
-            (Source::Overwrite(y), _) => (None, Some(y.view)),
-            (Source::Read(x), y) => (Some(x.view), y.map(|y| y.view)),
-        };
         let (residual, overwritten, mut separate) = match (residual, residual_out) {
             (Some(Source::Overwrite(sum)), _) => (None, Some(sum.view), None),
             (Some(Source::Read(residual)), sum) => (Some(residual), None, sum.map(|sum| sum.view)),
@@ -147,26 +156,19 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
         let is_sum_sent = has_sum && T::DTYPE == R::DTYPE;
 
         // All memory before anything is sent: a rank that had none afterwards would leave the others waiting.
-        let mut parts = self.backend.buffer::<T>(own.len() * self.ranks())?;
+        let mut parts = self.room_for_parts::<T>(&shares)?;
         let mut of_y = self.backend.buffer::<T>(own.len())?;
         // What overwrites nothing goes to its place at once.
         let mut of_sum = self.room::<R>(&shares, has_sum && !(is_sum_sent && separate.is_some()))?;
         let mut of_mean = self.room::<f32>(&of_rows, mean.is_some() && !is_sum_sent)?;
         let mut of_rstd = self.room::<f32>(&of_rows, rstd.is_some() && !is_sum_sent)?;
 
-        let sent = match (&x, &y) {
-            (Some(x), _) => B::part_in(x, 0..shares.len()),
-            (None, Some(y)) => B::read_out(y),
-            (None, None) => return Err(Error::Missing { arg: "x", why: "a sum has parts" }),
-        };
-        *is_sent = true;
-        self.collective.all_to_all(&shares, sent, B::buffer_out(&mut parts, 0..own.len() * self.ranks()))?;
+        self.deal(&shares, &x, &mut parts, is_sent)?;
+        let mut y = written(x, y).map(|y| y.view);
         {
             let overwritten = overwritten.as_ref().map(|sum| Rows::dense(B::read_out(sum)));
-            let parts = B::buffer_in(&parts, 0..own.len() * self.ranks());
-            let local = Forward::<B, T>::new(parts, B::buffer_out(&mut of_y, 0..own.len()));
-            let mut local = local.parts(self.ranks(), own.len()).weight_dtype::<W>().residual_dtype::<R>();
-            (local.weight, local.bias) = (weight.as_ref().map(whole::<B, W>), bias.as_ref().map(whole::<B, W>));
+            let of_y = B::buffer_out(&mut of_y, 0..own.len());
+            let mut local = self.of_parts::<T, W, R>(&shares, &parts, of_y, weight.as_ref(), bias.as_ref());
             local.residual = match (&residual, &overwritten) {
                 (Some(all), _) => Some(Source::Read(rows_of::<B, R>(all, spec, rows.clone()))),
                 (None, Some(all)) => Some(Source::Read(rows_of::<B, R>(all, spec, rows.clone()))),
@@ -224,40 +226,19 @@ fn check_form<B: Memory, T: Element, W: Element, R: Element>(
     spec: &NormSpec,
     args: &Forward<'_, B, T, W, R>,
 ) -> Result<(), Error> {
-    let layout = |row_stride: Option<usize>, groups: Option<RowGroups>| {
-        let mut rows = Rows::dense(());
-        (rows.row_stride, rows.groups) = (row_stride, groups);
-        rows.layout(spec.rows, spec.cols)
-    };
-    // Groups that lie as if there were none may have a gap behind the last, which the view may reach into.
-    let is_dense = |row_stride: Option<usize>, groups: Option<RowGroups>| {
-        groups.is_none() && layout(row_stride, None).row_stride == spec.cols
-    };
-    let unsupported = |rule: String| Err(Error::Unsupported { rule });
-    let (x, y) = (source(&args.x), args.y.as_ref().map(|y| (y.row_stride, y.groups)));
-    let residual = args.residual.as_ref().map(source);
+    let residual = args.residual.as_ref().map(distances);
     let (residual, overwritten) = match &args.residual {
         Some(Source::Overwrite(_)) => (None, residual),
         Some(Source::Read(_)) | None => (residual, None),
     };
-    let sum = args.residual_out.as_ref().map(|sum| (sum.row_stride, sum.groups)).or(overwritten);
-    for (name, matrix) in [("x", Some(x)), ("y", y), ("residual_out", sum)] {
-        if matrix.is_some_and(|(row_stride, groups)| !is_dense(row_stride, groups)) {
-            return unsupported(format!("a composed norm sends rows that lie side by side, those of {name} do not"));
-        }
-    }
-    match residual.map(|(row_stride, groups)| layout(row_stride, groups)) {
+    check_dense(spec, "x", Some(distances(&args.x)))?;
+    check_dense(spec, "y", args.y.as_ref().map(|y| y.with(())))?;
+    check_dense(spec, "residual_out", args.residual_out.as_ref().map(|sum| sum.with(())).or(overwritten))?;
+    match residual.map(|residual| residual.layout(spec.rows, spec.cols)) {
         Some(RowLayout { groups: Some(_), .. }) => {
-            unsupported("a composed norm deals rows out, which those of a residual in groups cannot be".into())
+            let rule = "a composed norm deals rows out, which those of a residual in groups cannot be".into();
+            Err(Error::Unsupported { rule })
         }
         Some(RowLayout { groups: None, .. }) | None => Ok(()),
-    }
-}
-
-/// The distances of a matrix that is read or overwritten.
-fn source<I, O>(source: &Source<I, O>) -> (Option<usize>, Option<RowGroups>) {
-    match source {
-        Source::Read(rows) => (rows.row_stride, rows.groups),
-        Source::Overwrite(rows) => (rows.row_stride, rows.groups),
     }
 }

@@ -120,6 +120,8 @@ pub fn check_reduced<'a, B: NormBackend, T: Element, W: Element, R: Element>(
     }
 }
 
+type CheckedRows<'a, B, T, W, R> = Checked<ShardedRows<Forward<'a, B, T, W, R>>>;
+
 /// A reduced call whose residual stream is divided by rows, validated as that of rank `rank` of `ranks`: for who implements
 /// [`ShardedNorm`].
 ///
@@ -130,7 +132,7 @@ pub fn check_reduced_rows<'a, B: NormBackend, T: Element, W: Element, R: Element
     (rank, ranks): (usize, usize),
     y_rows: YRows,
     args: Forward<'a, B, T, W, R>,
-) -> Result<Checked<ShardedRows<Forward<'a, B, T, W, R>>>, Error> {
+) -> Result<CheckedRows<'a, B, T, W, R>, Error> {
     let own = Shares { units: spec.rows, unit: spec.cols, ranks }.units(rank);
     Checked::forward_rows(*spec, ShardedRows::new(args, own, y_rows))
 }

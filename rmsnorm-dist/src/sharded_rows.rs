@@ -1,0 +1,103 @@
+//! A residual stream divided by rows, composed of one exchange, a backend's call on the own rows and, where all rows of `y` are asked for,
+//! a second exchange.
+
+use rmsnorm_spec::{Element, Error, Forward, Memory, NormSpec, Rows, ShardedRows, Source, Stored, YRows};
+
+use crate::columns::whole;
+use crate::deal::{check_dense, distances, written};
+use crate::{Collective, Sharded, ShardedNorm, Shares, check_reduced_rows};
+
+impl<B: Memory, C: Collective<B>> Sharded<B, C> {
+    /// [`ShardedNorm::forward_reduced_rows`].
+    pub(crate) fn normalize_rows<T: Element, W: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        y_rows: YRows,
+        args: Forward<'_, B, T, W, R>,
+    ) -> Result<(), Error> {
+        let call = check_reduced_rows(spec, (self.rank(), self.ranks()), y_rows, args)?;
+        let ShardedRows { args, .. } = call.into_args();
+        if self.ranks() == 1 {
+            return self.backend().forward(spec, args);
+        }
+        check_form(spec, y_rows, &args)?;
+        self.in_step(|is_sent| self.reduce_rows(spec, y_rows, args, is_sent))
+    }
+
+    /// The steps of a call that is valid and has a composed form; `is_sent` while another exchange is to come.
+    fn reduce_rows<T: Element, W: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        y_rows: YRows,
+        args: Forward<'_, B, T, W, R>,
+        is_sent: &mut bool,
+    ) -> Result<(), Error> {
+        let Forward { x, y, residual, mut residual_out, weight, bias, mut mean, mut rstd, .. } = args;
+        let (residual, mut overwritten) = match residual {
+            Some(Source::Overwrite(sum)) => (None, Some(sum.view)),
+            Some(Source::Read(residual)) => (Some(residual), None),
+            None => (None, None),
+        };
+        let shares = Shares { units: spec.rows, unit: spec.cols, ranks: self.ranks() };
+        let (own, rows) = (shares.elements(self.rank()), shares.units(self.rank()));
+
+        // All memory before anything is sent, as where nothing is divided.
+        let mut parts = self.room_for_parts::<T>(&shares)?;
+        // A sum of parts is made beside the residual, and not in place.
+        let mut of_sum = self.room::<R>(&shares, overwritten.is_some())?;
+
+        self.deal(&shares, &x, &mut parts, is_sent)?;
+        // If it was the only exchange, whatever happens now leaves no rank out of step.
+        *is_sent = y_rows == YRows::All;
+        let is_own_matrix = y_rows == YRows::Own && matches!(x, Source::Read(_));
+        let Some(mut y) = written(x, y) else { return Ok(()) };
+        {
+            let of_y =
+                if is_own_matrix { all_of::<B, T>(&mut y) } else { B::part_out(&mut y.view, own.clone()).into() };
+            let mut local = self.of_parts::<T, W, R>(&shares, &parts, of_y, weight.as_ref(), bias.as_ref());
+            local.residual = match (&residual, &overwritten) {
+                (Some(residual), _) => Some(Source::Read(residual.with(whole::<B, R>(&residual.view)))),
+                (None, Some(sum)) => Some(Source::Read(B::read_out(sum).into())),
+                (None, None) => None,
+            };
+            local.residual_out = match &mut of_sum {
+                Some(of_sum) => Some(B::buffer_out(of_sum, 0..own.len()).into()),
+                None => residual_out.as_mut().map(all_of::<B, R>),
+            };
+            local.mean = mean.as_mut().map(|mean| B::part_out(mean, 0..rows.len()));
+            local.rstd = rstd.as_mut().map(|rstd| B::part_out(rstd, 0..rows.len()));
+            self.backend().forward(&spec.rows(rows.len()), local)?;
+        }
+        if let Some((of_sum, sum)) = of_sum.as_ref().zip(overwritten.as_mut()) {
+            self.backend().copy(B::buffer_in(of_sum, 0..own.len()), B::part_out(sum, 0..own.len()))?;
+        }
+        match y_rows {
+            YRows::Own => Ok(()),
+            YRows::All => self.collective().all_gather_in_place(&shares, y.view),
+        }
+    }
+}
+
+/// The same rows again, to be written.
+fn all_of<'a, B: Memory, E: Stored>(rows: &'a mut Rows<B::Out<'_, E>>) -> Rows<B::Out<'a, E>> {
+    let (distances, len) = (rows.with(()), B::out_span(&rows.view).len);
+    distances.with(B::part_out(&mut rows.view, 0..len))
+}
+
+/// What the composed form cannot do, of what validation lets pass.
+fn check_form<B: Memory, T: Element, W: Element, R: Element>(
+    spec: &NormSpec,
+    y_rows: YRows,
+    args: &Forward<'_, B, T, W, R>,
+) -> Result<(), Error> {
+    check_dense(spec, "x", Some(distances(&args.x)))?;
+    check_dense(spec, "y", args.y.as_ref().filter(|_| y_rows == YRows::All).map(|y| y.with(())))?;
+    match &args.residual {
+        // By the stride itself: a rank of one row would take what the others refuse.
+        Some(Source::Overwrite(sum)) if sum.row_stride.is_some_and(|row_stride| row_stride != spec.cols) => {
+            let rule = "a composed norm copies a residual that it overwrites, whose rows then lie side by side";
+            Err(Error::Unsupported { rule: rule.into() })
+        }
+        Some(Source::Overwrite(_) | Source::Read(_)) | None => Ok(()),
+    }
+}

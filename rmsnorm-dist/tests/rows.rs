@@ -1,0 +1,192 @@
+//! What a composed norm does with a residual stream that is divided by rows: where the own rows may lie, what is refused before anything is
+//! sent, and what it goes on with.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
+
+use std::ops::Range;
+use std::thread;
+use std::time::Duration;
+
+use rmsnorm_cpu::{CpuBackend, Forward, Isa};
+use rmsnorm_dist::{Sharded, ShardedNorm, Shares, ThreadGroup};
+use rmsnorm_spec::{Error, NormSpec, RowGroups, Rows, YRows};
+
+type Rank = Sharded<CpuBackend, ThreadGroup>;
+
+/// Of three ranks the first two own two rows, the last one.
+const RANKS: usize = 3;
+const ROWS: usize = 5;
+const COLS: usize = 3;
+const LEN: usize = ROWS * COLS;
+/// Between rows that are apart.
+const STRIDE: usize = 5;
+const SPEC: NormSpec = NormSpec::rms(ROWS, COLS, 1e-6);
+
+/// What each rank answers, each on a thread of its own.
+fn on_ranks<A: Send>(rank: impl Fn(&Rank) -> A + Sync) -> Vec<A> {
+    let backend = CpuBackend::with(Isa::detect(), 1).unwrap();
+    thread::scope(|scope| {
+        let threads: Vec<_> = ThreadGroup::new(RANKS)
+            .into_iter()
+            .map(|group| {
+                let (norm, rank) = (Sharded::new(backend.clone(), group), &rank);
+                scope.spawn(move || rank(&norm))
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// A rank's part of x.
+fn part(rank: usize) -> Vec<f32> {
+    (0..LEN).map(|i| ((i * 7 + rank * 5) % 11) as f32 - 4.5).collect()
+}
+
+fn residual() -> Vec<f32> {
+    (0..LEN).map(|i| (i % 4) as f32 * 0.75).collect()
+}
+
+/// The rows that a rank owns, and their elements.
+fn own(norm: &Rank) -> (Range<usize>, Range<usize>) {
+    let shares = Shares { units: ROWS, unit: COLS, ranks: RANKS };
+    (shares.units(norm.rank()), shares.elements(norm.rank()))
+}
+
+/// y, the sum and rstd of all rows, on one device.
+fn whole() -> [Vec<f32>; 3] {
+    let (x, residual) = ([part(0), part(1), part(2)].concat(), residual());
+    let (mut y, mut sum, mut rstd) = (vec![0.0; LEN], vec![0.0; LEN], vec![0.0; ROWS]);
+    let args = Forward::new(&x, &mut y).parts(RANKS, LEN).residual(&residual).residual_out(&mut sum).rstd(&mut rstd);
+    CpuBackend::with(Isa::detect(), 1).unwrap().forward(&SPEC, args).unwrap();
+    [y, sum, rstd]
+}
+
+/// Rows of a dense matrix as they lie apart, with this between them.
+fn apart(rows: &[f32], between: f32) -> Vec<f32> {
+    let row = |row: &[f32]| row.iter().copied().chain([between; STRIDE - COLS]).collect::<Vec<_>>();
+    rows.chunks_exact(COLS).flat_map(row).collect()
+}
+
+#[test]
+fn own_rows_of_the_residual_stream_and_of_y_may_lie_apart() {
+    let [y, sum, rstd] = whole();
+    on_ranks(|norm| {
+        let (rows, elements) = own(norm);
+        let (x, residual) = (part(norm.rank()), apart(&residual()[elements.clone()], f32::NAN));
+        let (mut own_y, mut own_sum) = (vec![-1.0; rows.len() * STRIDE], vec![-2.0; rows.len() * STRIDE]);
+        let mut own_rstd = vec![f32::NAN; rows.len()];
+        let args = Forward::new(&x, Rows::strided(&mut own_y[..], STRIDE)).rstd(&mut own_rstd);
+        let args = args.residual(Rows::strided(&residual[..], STRIDE));
+        let args = args.residual_out(Rows::strided(&mut own_sum[..], STRIDE));
+        norm.forward_reduced_rows(&SPEC, YRows::Own, args).unwrap();
+        assert_eq!(own_y, apart(&y[elements.clone()], -1.0));
+        assert_eq!(own_sum, apart(&sum[elements], -2.0));
+        assert_eq!(own_rstd, rstd[rows]);
+    });
+}
+
+/// Of x the own rows alone are overwritten, where no others are asked for.
+#[test]
+fn in_place_the_residual_is_updated_and_x_holds_what_y_has() {
+    let [y, sum, _] = whole();
+    on_ranks(|norm| {
+        let elements = own(norm).1;
+        for y_rows in [YRows::All, YRows::Own] {
+            let (mut x, mut residual) = (part(norm.rank()), residual()[elements.clone()].to_vec());
+            let args = Forward::<f32>::in_place(&mut x).residual_in_place(&mut residual);
+            norm.forward_reduced_rows(&SPEC, y_rows, args).unwrap();
+            let mut expected = if y_rows == YRows::All { y.clone() } else { part(norm.rank()) };
+            expected[elements.clone()].copy_from_slice(&y[elements.clone()]);
+            assert_eq!((x, &residual[..]), (expected, &sum[elements.clone()]), "{y_rows:?}");
+        }
+    });
+}
+
+/// A rank that is refused sends nothing, and makes the next call with the others.
+#[test]
+fn what_is_refused_is_refused_before_anything_is_sent() {
+    let y_of_all = on_ranks(|norm| {
+        let len = own(norm).1.len();
+        let (x, residual) = (part(norm.rank()), residual());
+        let (mut y, mut sum, mut long) = (vec![0.0; LEN], vec![0.0; LEN], vec![0.0; 2 * ROWS * STRIDE]);
+        let refused = |y_rows, args: Forward<'_, f32>| match norm.forward_reduced_rows(&SPEC, y_rows, args) {
+            Err(Error::Unsupported { rule }) => rule,
+            Err(error) => error.to_string(),
+            Ok(()) => "nothing".into(),
+        };
+        let sends = |name: &str| format!("a composed norm sends rows that lie side by side, those of {name} do not");
+        let strided = apart(&x, 0.0);
+        let args = Forward::new(Rows::strided(&strided[..], STRIDE), &mut y[..len]);
+        assert_eq!(refused(YRows::Own, args), sends("x"));
+        let args = Forward::new(&x, Rows::strided(&mut long[..ROWS * STRIDE], STRIDE));
+        assert_eq!(refused(YRows::All, args), sends("y"));
+        let mut over = x.clone();
+        let held = &mut long[..len / COLS * STRIDE];
+        let args = Forward::<f32>::in_place(&mut over).residual_in_place(Rows::strided(held, STRIDE));
+        let copies = "a composed norm copies a residual that it overwrites, whose rows then lie side by side";
+        assert_eq!(refused(YRows::Own, args), copies);
+        // Of all rows, as a reduced call has it; and y of other rows than it is said to have.
+        let args = Forward::new(&x, &mut y).residual(&residual);
+        assert_eq!(refused(YRows::All, args), format!("residual: expected {len} elements, got {LEN}"));
+        assert_eq!(refused(YRows::Own, Forward::new(&x, &mut y)), format!("y: expected {len} elements, got {LEN}"));
+        let args = Forward::new(&x, &mut y[..len]);
+        assert_eq!(refused(YRows::All, args), format!("y: expected {LEN} elements, got {len}"));
+        let groups = RowGroups { rows: 2, stride: 2 * STRIDE };
+        let args = Forward::new(&x, Rows::grouped(&mut long[..len], COLS, groups));
+        assert!(refused(YRows::Own, args).ends_with("they lie in no groups, those of y do"));
+        let parts = "where rows are divided among ranks, x is one matrix on every rank, no sum of parts";
+        assert_eq!(refused(YRows::All, Forward::new(&x, &mut y).parts(1, LEN)), parts);
+        let args = Forward::new(&x, &mut y).residual(&residual[..len]).residual_out(&mut sum[..len]);
+        let after = norm.forward_reduced_rows(&SPEC.residual_after(), YRows::All, args).unwrap_err().to_string();
+        assert!(after.ends_with("a residual is added before the norm"), "{after}");
+
+        let own_residual = &residual[own(norm).1];
+        norm.forward_reduced_rows(&SPEC, YRows::All, Forward::new(&x, &mut y).residual(own_residual)).unwrap();
+        y
+    });
+    assert_eq!(y_of_all, vec![whole()[0].clone(); RANKS]);
+}
+
+/// A rank that has sent its rows and got none makes no further call, which might meet one of theirs.
+#[test]
+fn a_call_that_fails_in_its_exchange_is_the_last() {
+    let rank = ThreadGroup::new(2).remove(0).deadline(Duration::from_millis(50));
+    let rank = Sharded::new(CpuBackend::new(), rank);
+    let (x, mut y) = ([1.0f32; 6], [0.0f32; 3]);
+    let mut message = || {
+        let args = Forward::new(&x, &mut y);
+        rank.forward_reduced_rows(&NormSpec::rms(2, 3, 1e-6), YRows::Own, args).unwrap_err().to_string()
+    };
+    let first = message();
+    let later = format!("sharded norm device error: a call of this rank has failed between two exchanges: {first}");
+    assert_eq!(message(), later);
+}
+
+/// As a form that is made of a kernel for whole rows alone.
+struct WholeOnly;
+
+impl ShardedNorm for WholeOnly {
+    type Backend = CpuBackend;
+
+    fn rank(&self) -> usize {
+        0
+    }
+
+    fn ranks(&self) -> usize {
+        2
+    }
+
+    fn forward_reduced<T: rmsnorm_spec::Element, W: rmsnorm_spec::Element, R: rmsnorm_spec::Element>(
+        &self,
+        _: &NormSpec,
+        _: rmsnorm_spec::Forward<'_, CpuBackend, T, W, R>,
+    ) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_form_without_divided_rows_says_so() {
+    let (x, mut y) = ([1.0f32; LEN], [0.0f32; LEN]);
+    let answer = WholeOnly.forward_reduced_rows(&SPEC, YRows::All, Forward::new(&x, &mut y));
+    assert!(matches!(answer, Err(Error::Unsupported { rule }) if rule.contains("by rows")));
+}
