@@ -1,15 +1,16 @@
 //! Calls of a group of ranks. In a reduced call each rank's part goes in, and every rank must give the same, within the bounds of one
-//! device; in [`columns`] each has some of the columns.
+//! device; in [`rows`] each owns some of the rows of the residual stream, in [`columns`] each has some of the columns.
 //!
 //! The cases of the former are those of a sum of parts, with a part on every rank. A group is proven by [`test_ranks`]: no output outside its interval,
 //! the sum with the residual exact, no two ranks with another bit, nothing changed around the tensors, and nothing that depends on what
 //! they held before.
 
 pub mod columns;
+pub mod rows;
 
 use std::fmt;
 
-use rmsnorm_spec::{DTypes, Error, NormSpec, Tensor};
+use rmsnorm_spec::{DTypes, Error, NormSpec, Tensor, YRows};
 
 use crate::Arithmetic;
 use crate::case::data::Inputs;
@@ -34,6 +35,9 @@ pub trait Group: Sync {
     /// Makes a call on every rank, at once, each on a thread of its own by [`Call::make_by`]: `calls` and the answers are in the order of
     /// the ranks.
     fn make(&self, spec: &NormSpec, dtypes: DTypes, calls: &mut [Call]) -> Vec<Answer>;
+
+    /// The same of calls whose residual stream is divided by rows; `spec` is that of all rows.
+    fn make_on_rows(&self, spec: &NormSpec, y_rows: YRows, dtypes: DTypes, calls: &mut [Call]) -> Vec<Answer>;
 
     /// The same of calls on so many columns each, forward or backward. `spec` is that of whole rows.
     fn make_on_columns(&self, spec: &NormSpec, columns: &[usize], dtypes: DTypes, calls: &mut [Call]) -> Vec<Answer>;
@@ -194,11 +198,15 @@ impl fmt::Display for RanksSummary {
 /// The longest row that every group has.
 const LONG: usize = 1 << 15;
 
+/// Rows that are apart may be beyond a group, and those that no chip holds; others are not.
+fn is_beyond(case: &Case) -> bool {
+    case.layout != Layout::DENSE || case.cols > LONG
+}
+
 /// Runs the cases of a group: all of the core profile's sums of parts, or those of the smoke profile. `progress` is called with the cases
 /// done and their total, before the first and after each.
 pub fn run(group: &dyn Group, is_whole: bool, progress: &mut dyn FnMut(usize, usize)) -> RanksSummary {
-    // Rows that are apart may be beyond a group, and those that no chip holds; others are not.
-    let may_be_lacking = |case: &RanksCase| case.case.layout != Layout::DENSE || case.case.cols > LONG;
+    let may_be_lacking = |case: &RanksCase| is_beyond(&case.case);
     let ranks = group.ranks();
     RanksSummary::of(ranks, &cases(ranks, is_whole), |case| run_case(group, case), may_be_lacking, progress)
 }

@@ -6,7 +6,7 @@ use std::thread;
 use rmsnorm_conformance::ranks::{Group, Normalize};
 use rmsnorm_conformance::testing::{Answer, Call, TransferError};
 use rmsnorm_conformance::{Arithmetic, Harness};
-use rmsnorm_spec::{Backward, DTypes, Element, Error, Forward, NormSpec};
+use rmsnorm_spec::{Backward, DTypes, Element, Error, Forward, NormSpec, YRows};
 
 use crate::ShardedNorm;
 
@@ -32,6 +32,19 @@ impl<N: ShardedNorm> Normalize<N::Backend> for Reduced<'_, N> {
         args: Forward<'_, N::Backend, T, W, R>,
     ) -> Result<(), Error> {
         self.0.forward_reduced(spec, args)
+    }
+}
+
+/// A rank's calls on the rows that it owns.
+struct OnRows<'n, N>(&'n N, YRows);
+
+impl<N: ShardedNorm> Normalize<N::Backend> for OnRows<'_, N> {
+    fn forward<T: Element, W: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        args: Forward<'_, N::Backend, T, W, R>,
+    ) -> Result<(), Error> {
+        self.0.forward_reduced_rows(spec, self.1, args)
     }
 }
 
@@ -91,6 +104,10 @@ where
 
     fn make(&self, spec: &NormSpec, dtypes: DTypes, calls: &mut [Call]) -> Vec<Answer> {
         self.on_threads(calls, |norm, harness, call| call.make_by(harness, &Reduced(norm), spec, dtypes))
+    }
+
+    fn make_on_rows(&self, spec: &NormSpec, y_rows: YRows, dtypes: DTypes, calls: &mut [Call]) -> Vec<Answer> {
+        self.on_threads(calls, |norm, harness, call| call.make_by(harness, &OnRows(norm, y_rows), spec, dtypes))
     }
 
     fn make_on_columns(&self, spec: &NormSpec, columns: &[usize], dtypes: DTypes, calls: &mut [Call]) -> Vec<Answer> {

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
 
 use rmsnorm_conformance::ranks::columns::test_columns;
+use rmsnorm_conformance::ranks::rows::test_rows;
 use rmsnorm_conformance::ranks::test_ranks;
 use rmsnorm_cpu::{CpuBackend, Isa};
 use rmsnorm_dist::{Ranks, Sharded, ThreadGroup};
@@ -17,6 +18,15 @@ fn every_rank_gives_the_same_within_the_bounds_of_one_device() {
     for ranks in [1, 2, 3, 4, 8] {
         let passed = test_ranks(&group(ranks), ranks == 2).unwrap();
         assert!(passed >= if ranks == 2 { 100 } else { 30 }, "{ranks} ranks: {passed}");
+    }
+}
+
+/// Also bit for bit what they are where no rows are divided.
+#[test]
+fn own_rows_are_those_of_the_whole() {
+    for ranks in [1, 2, 3, 4, 8] {
+        let passed = test_rows(&group(ranks), false).unwrap();
+        assert!(passed >= 70, "{ranks} ranks: {passed}");
     }
 }
 

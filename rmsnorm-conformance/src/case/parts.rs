@@ -15,6 +15,11 @@ const COUNTS: [usize; 6] = [2, 3, 4, 5, 8, 17];
 const USUAL: TensorSet =
     TensorSet::of(&[Tensor::Weight, Tensor::Residual, Tensor::ResidualOut, Tensor::Rstd, Tensor::Mean]);
 
+/// A dense case with what such a layer has.
+pub(crate) fn usual(norm: Norm, dtype: DType, size: (usize, usize)) -> Case {
+    plain(norm, 2, dtype, size)
+}
+
 fn plain(norm: Norm, parts: usize, dtype: DType, (rows, cols): (usize, usize)) -> Case {
     Case { parts, present: USUAL, ..Case::plain(Kind::ForwardParts, norm, dtype, rows, cols) }
 }

@@ -269,12 +269,18 @@ impl Guarded {
 
     /// The elements after the call, dense.
     pub fn result(&self) -> Bits {
+        self.elements_of(&self.after)
+    }
+
+    /// The elements before the call, dense.
+    pub(crate) fn given(&self) -> Bits {
+        self.elements_of(&self.before)
+    }
+
+    fn elements_of(&self, buffer: &[u32]) -> Bits {
         let first = |row: usize| self.start + self.here.start(row);
         let row = |row: usize| first(row)..first(row) + self.here.cols;
-        Bits {
-            storage: self.storage,
-            bits: (0..self.here.rows).flat_map(|r| self.after[row(r)].iter().copied()).collect(),
-        }
+        Bits { storage: self.storage, bits: (0..self.here.rows).flat_map(|r| buffer[row(r)].iter().copied()).collect() }
     }
 
     /// The first place that the call changed and should not have.

@@ -15,7 +15,8 @@ use crate::progress::Progress;
 /// Runs cases of a group, all or some, and says how far it is.
 type Run = fn(&dyn Group, bool, &mut dyn FnMut(usize, usize)) -> RanksSummary;
 
-/// Runs the profile's sums of parts on so many ranks, and its rows whose columns are divided among them; prints what became of both.
+/// Runs the profile's sums of parts on so many ranks, the same with the residual stream divided by rows, and its rows whose columns are
+/// divided; prints what became of each.
 pub fn prove(backend: &AnyBackend, ranks: usize, profile: &str) -> Result<(), Failure> {
     let is_whole =
         backends::one_of("--profile", profile, &[Profile::Smoke, Profile::Core], Profile::name)? == Profile::Core;
@@ -33,8 +34,9 @@ pub fn prove(backend: &AnyBackend, ranks: usize, profile: &str) -> Result<(), Fa
         print(&format!("{what}: {summary}\n")).map(|()| summary)
     };
     let reduced = run("sums over ranks", ranks::run)?;
+    let rows = run("rows divided among ranks", ranks::rows::run)?;
     let columns = run("columns divided among ranks", ranks::columns::run)?;
-    if reduced.is_success() && columns.is_success() { Ok(()) } else { Err(Failure::Check) }
+    if [reduced, rows, columns].iter().all(RanksSummary::is_success) { Ok(()) } else { Err(Failure::Check) }
 }
 
 /// Threads of this process, of which each makes its calls alone.

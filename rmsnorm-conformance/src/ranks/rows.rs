@@ -1,0 +1,200 @@
+//! Calls whose residual stream is divided by rows among ranks: what the ranks have stored of their rows, put together, is judged as a
+//! reduced call's; it must have the bits of one where the group makes such calls, and nothing else may have changed.
+
+use std::fmt;
+use std::ops::Range;
+
+use rmsnorm_spec::{DType, Norm, Tensor, YRows};
+
+use super::{Group, RanksCase, RanksSummary, is_beyond, same_on_ranks, stored_by_ranks};
+use crate::case::data::Inputs;
+use crate::case::{Case, Layout, parts};
+use crate::judge::trial::judge_stored;
+use crate::report::{Check, Finding, Status};
+use crate::run::calls::{Scenario, forward_call};
+use crate::run::memory::{Bits, Call, Guarded, Outputs, Poison, poison_difference};
+use crate::testing::TestFailure;
+
+/// A case of a group whose ranks own some of the rows each.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RowsCase {
+    /// As a reduced call's, with all rows.
+    pub reduced: RanksCase,
+    /// The rows of y.
+    pub y_rows: YRows,
+}
+
+impl RowsCase {
+    /// The rows that a rank owns: as many to each, of the last ones fewer or none.
+    fn own(&self, rank: usize) -> Range<usize> {
+        let Case { rows, parts: ranks, .. } = self.reduced.case;
+        let most = rows.div_ceil(ranks);
+        (rank * most).min(rows)..((rank + 1) * most).min(rows)
+    }
+
+    /// A rank's call, by its part of x.
+    fn call(&self, rank: usize, inputs: &Inputs, poison: Poison) -> Call {
+        let (case, of_rank) = (&self.reduced.case, self.reduced.of_rank());
+        let len = case.rows * case.cols;
+        let inputs = Inputs { x: inputs.x[rank * len..][..len].to_vec(), sum: None, ..inputs.clone() };
+        let own: Vec<usize> = self.own(rank).collect();
+        let of_own = Case { rows: own.len(), ..of_rank };
+        // Rows of a residual stream may lie apart where those that are sent do not.
+        let layout = if self.y_rows == YRows::Own { Layout::DENSE } else { case.layout };
+        let all = forward_call(&Case { layout, ..of_rank }, &inputs, poison);
+        let mut call = forward_call(&of_own, &inputs.with_rows(&own, &of_rank), poison);
+        for whole in all.tensors {
+            let has_all = whole.name == Tensor::X || whole.name == Tensor::Y && self.y_rows == YRows::All;
+            if let Some(tensor) = call.get_mut(whole.name).filter(|_| has_all) {
+                *tensor = whole;
+            }
+        }
+        call
+    }
+}
+
+impl fmt::Display for RowsCase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let y = if self.y_rows == YRows::All { "all" } else { "own" };
+        write!(f, "rows of {}, y of {y} rows", self.reduced)
+    }
+}
+
+/// The cases of a group of so many ranks: those of reduced calls, with all rows of y and the own ones in turn, and as many rows as leave
+/// ranks with fewer or none.
+pub fn cases(ranks: usize, is_whole: bool) -> Vec<RowsCase> {
+    let in_turn = |(i, reduced): (usize, RanksCase)| {
+        let y_rows = if i % 2 == 0 { YRows::All } else { YRows::Own };
+        RowsCase { reduced, y_rows }
+    };
+    let mut cases: Vec<RowsCase> = super::cases(ranks, is_whole).into_iter().enumerate().map(in_turn).collect();
+    for (i, norm) in Norm::ALL.into_iter().enumerate() {
+        for (j, rows) in [1, ranks - 1, ranks + 1, 2 * ranks - 1, 3 * ranks].into_iter().enumerate() {
+            for (k, y_rows) in [YRows::All, YRows::Own].into_iter().enumerate() {
+                for in_place in [false, true] {
+                    let dtype = DType::ALL[(i + j + k) % 3];
+                    let case = Case { parts: ranks, ..parts::usual(norm, dtype, (rows, 67)).normalized() };
+                    cases.push(RowsCase { reduced: RanksCase { case, in_place }, y_rows });
+                }
+            }
+        }
+    }
+    cases
+}
+
+/// Makes a case's calls from both poisons, and judges what the ranks have stored.
+pub fn run_case(group: &dyn Group, case: &RowsCase) -> Status {
+    outcome(group, case).unwrap_or_else(|status| status)
+}
+
+fn outcome(group: &dyn Group, rows_case: &RowsCase) -> Result<Status, Status> {
+    let case = &rows_case.reduced.case;
+    let scenario = Scenario::new(case);
+    let nan = stored(group, rows_case, &scenario.inputs, Poison::Nan)?;
+    let huge = stored(group, rows_case, &scenario.inputs, Poison::Huge)?;
+    if let Some(finding) = poison_difference(&nan, &huge, |_| false) {
+        return Err(Status::Fail(finding));
+    }
+    let status = judge_stored(case, &scenario.inputs, &nan, &group.arithmetic(), &mut Vec::new());
+    if status == Status::Pass {
+        same_as_reduced(group, rows_case, &scenario.inputs, &nan)?;
+    }
+    Ok(status)
+}
+
+/// What all ranks have stored, as whole matrices and vectors.
+fn stored(group: &dyn Group, rows_case: &RowsCase, inputs: &Inputs, poison: Poison) -> Result<Outputs, Status> {
+    let case = &rows_case.reduced.case;
+    let mut calls: Vec<Call> = (0..group.ranks()).map(|rank| rows_case.call(rank, inputs, poison)).collect();
+    let answers = group.make_on_rows(&case.spec(), rows_case.y_rows, case.dtypes, &mut calls);
+    let outputs = stored_by_ranks(answers, &calls)?;
+    let is_over_x = rows_case.reduced.in_place && rows_case.y_rows == YRows::Own;
+    let mut whole = outputs.first().cloned().unwrap_or_default();
+    for (i, (tensor, bits)) in whole.tensors.iter_mut().enumerate() {
+        let of_ranks = || outputs.iter().map(|outputs| &outputs.tensors[i].1).enumerate();
+        if *tensor == Tensor::Y && rows_case.y_rows == YRows::All {
+            of_ranks().try_for_each(|(rank, there)| same_on_ranks(*tensor, bits, there, rank))?;
+        } else if *tensor == Tensor::Y && is_over_x {
+            bits.bits.clear();
+            for ((rank, there), call) in of_ranks().zip(&calls) {
+                let own = elements(&rows_case.own(rank), case.cols);
+                if let Some(x) = call.get(Tensor::X) {
+                    others_are_as_they_were(x, there, &own, rank)?;
+                }
+                bits.bits.extend_from_slice(&there.bits[own]);
+            }
+        } else {
+            bits.bits = of_ranks().flat_map(|(_, there)| there.bits.iter().copied()).collect();
+        }
+    }
+    Ok(whole)
+}
+
+fn elements(rows: &Range<usize>, cols: usize) -> Range<usize> {
+    rows.start * cols..rows.end * cols
+}
+
+/// Where y overwrites x, it overwrites the rows that it has, and nothing else.
+fn others_are_as_they_were(x: &Guarded, after: &Bits, own: &Range<usize>, rank: usize) -> Result<(), Status> {
+    let before = x.given();
+    let changed = |&i: &usize| !own.contains(&i) && before.bits[i] != after.bits[i];
+    let Some(i) = (0..before.bits.len()).find(changed) else { return Ok(()) };
+    let (was, is) = (before.bits[i], after.bits[i]);
+    let detail = format!("element {i}, which rank {rank} does not own, changed from {was:#x} to {is:#x}");
+    Err(Status::Fail(Finding { check: Check::Input, output: "x", detail }))
+}
+
+/// Every value has the bits that the reduced call gives it, if the group makes it.
+fn same_as_reduced(group: &dyn Group, case: &RowsCase, inputs: &Inputs, divided: &Outputs) -> Result<(), Status> {
+    let reduced = match super::stored(group, &case.reduced, inputs, Poison::Nan) {
+        Err(Status::Unsupported(_)) => return Ok(()),
+        reduced => reduced?,
+    };
+    for (tensor, here) in &divided.tensors {
+        let Some(there) = reduced.get(*tensor) else { continue };
+        if let Some(i) = (0..here.bits.len()).find(|&i| here.bits[i] != there.bits[i]) {
+            let (here, there) = (here.bits[i], there.bits[i]);
+            let detail = format!("element {i} is {here:#x}, and {there:#x} where no rows are divided");
+            return Err(Status::Fail(Finding { check: Check::Metamorphic, output: tensor.name(), detail }));
+        }
+    }
+    Ok(())
+}
+
+/// Runs the cases of a group: all, or some. `progress` is called with the cases done and their total, before the first and after each.
+pub fn run(group: &dyn Group, is_whole: bool, progress: &mut dyn FnMut(usize, usize)) -> RanksSummary {
+    let ranks = group.ranks();
+    let may_be_lacking = |case: &RowsCase| is_beyond(&case.reduced.case);
+    RanksSummary::of(ranks, &cases(ranks, is_whole), |case| run_case(group, case), may_be_lacking, progress)
+}
+
+/// [`run`] as a test, which returns how many cases passed.
+///
+/// # Errors
+/// All that failed, or that nothing passed.
+pub fn test_rows(group: &dyn Group, is_whole: bool) -> Result<usize, TestFailure> {
+    run(group, is_whole, &mut |_, _| {}).tested()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// In each form ranks have fewer rows than others, and none.
+    #[test]
+    fn every_form_has_rows_that_do_not_go_evenly() {
+        for ranks in [2, 3, 4, 8] {
+            for (y_rows, in_place) in [YRows::All, YRows::Own].into_iter().flat_map(|it| [(it, false), (it, true)]) {
+                let mut cases = cases(ranks, false);
+                cases.retain(|case| case.y_rows == y_rows && case.reduced.in_place == in_place);
+                let last = |case: &RowsCase| (case.own(0).len(), case.own(ranks - 1).len());
+                let has = |is: &dyn Fn((usize, usize)) -> bool| {
+                    cases.iter().filter(|case| is(last(case))).count() >= Norm::ALL.len()
+                };
+                assert!(has(&|(first, last)| last == first && first > 1), "{ranks} {y_rows:?} {in_place}");
+                assert!(has(&|(first, last)| first > 0 && last == 0), "{ranks} {y_rows:?} {in_place}");
+                assert!(has(&|(first, last)| 0 < last && last < first), "{ranks} {y_rows:?} {in_place}");
+            }
+        }
+    }
+}
