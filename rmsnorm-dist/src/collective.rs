@@ -1,6 +1,6 @@
 //! [`Collective`]: what ranks can do with each other.
 
-use rmsnorm_spec::{Error, NormBackend, Stored};
+use rmsnorm_spec::{Element, Error, NormBackend, Stored};
 
 use crate::Shares;
 
@@ -33,6 +33,29 @@ pub trait Collective<B: NormBackend> {
     /// # Errors
     /// As [`all_to_all`](Self::all_to_all).
     fn all_gather_in_place<T: Stored>(&self, shares: &Shares, tensor: B::Out<'_, T>) -> Result<(), Error>;
+
+    /// `to = from` of all ranks, added in whatever order and precision the engine has: for [`Order::Any`](crate::Order::Any). Every rank
+    /// has the same bits.
+    ///
+    /// # Errors
+    /// As [`all_to_all`](Self::all_to_all), where `to` is not as long as `from`; `Unsupported` from an engine that does not override this.
+    fn all_reduce<T: Element>(&self, from: B::In<'_, T>, to: B::Out<'_, T>) -> Result<(), Error> {
+        let _ = (from, to);
+        adds_nothing()
+    }
+
+    /// The same over this rank's: `tensor` is that, and then the sum.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
+    fn all_reduce_in_place<T: Element>(&self, tensor: B::Out<'_, T>) -> Result<(), Error> {
+        let _ = tensor;
+        adds_nothing()
+    }
+}
+
+fn adds_nothing() -> Result<(), Error> {
+    Err(Error::Unsupported { rule: "this collective moves elements, and adds none".into() })
 }
 
 /// That a view has as many elements as a call asks for: for who implements [`Collective`].

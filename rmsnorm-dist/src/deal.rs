@@ -73,3 +73,9 @@ pub(crate) fn distances<I, O>(source: &Source<I, O>) -> Rows<()> {
         Source::Overwrite(rows) => rows.with(()),
     }
 }
+
+/// The same rows again, to be written.
+pub(crate) fn all_of<'a, B: Memory, E: Stored>(rows: &'a mut Rows<B::Out<'_, E>>) -> Rows<B::Out<'a, E>> {
+    let (distances, len) = (rows.with(()), B::out_span(&rows.view).len);
+    distances.with(B::part_out(&mut rows.view, 0..len))
+}

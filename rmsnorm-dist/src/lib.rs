@@ -16,6 +16,7 @@
 //! A backend may bring a form of its own, in one kernel: `rmsnorm-cuda` has one over NVLink, with the feature `peers`.
 #![forbid(unsafe_code)]
 
+mod any_order;
 mod collective;
 mod columns;
 mod deal;
@@ -33,7 +34,7 @@ pub use columns::DividedColumns;
 pub use harness::Ranks;
 #[doc(no_inline)]
 pub use rmsnorm_spec as spec;
-pub use sharded::Sharded;
+pub use sharded::{Order, Sharded};
 pub use sharded_norm::{ShardedNorm, check_reduced, check_reduced_rows};
 pub use shares::Shares;
 pub use thread_group::ThreadGroup;

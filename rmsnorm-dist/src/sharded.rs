@@ -10,6 +10,16 @@ use crate::deal::{check_dense, distances, written};
 use crate::sharded_norm::check_reduced;
 use crate::{Collective, ShardedNorm, Shares};
 
+/// The order in which the parts of `x` are added in [`ShardedNorm::forward_reduced`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Order {
+    /// That of the ranks, in f32: [math](rmsnorm_spec::math), (1').
+    #[default]
+    ByRank,
+    /// Whichever the collective's [`all_reduce`](Collective::all_reduce) has, and in its precision: bits are then those of the engine.
+    Any,
+}
+
 /// A rank of a group, of any backend and any collective.
 ///
 /// Rows are dealt out: each rank gets its rows' parts of all ranks, adds and normalizes them in one call of its backend, and sends the
@@ -26,6 +36,7 @@ use crate::{Collective, ShardedNorm, Shares};
 pub struct Sharded<B, C> {
     backend: B,
     collective: C,
+    order: Order,
     /// Why there will be no further call.
     failure: OnceLock<String>,
 }
@@ -33,7 +44,16 @@ pub struct Sharded<B, C> {
 impl<B, C> Sharded<B, C> {
     /// The rank that the collective is of, with this backend for its calls.
     pub const fn new(backend: B, collective: C) -> Self {
-        Sharded { backend, collective, failure: OnceLock::new() }
+        Sharded { backend, collective, order: Order::ByRank, failure: OnceLock::new() }
+    }
+
+    /// With this order of additions, the same on every rank. With [`Order::Any`] `forward_reduced` is the collective's all-reduce, in
+    /// place where `y` overwrites `x`, and a call of the backend: the sum is rounded to the dtype of `x` before the residual is added, and
+    /// h is no more one value for every number of rows. Of `x` alone the rows must lie side by side then. A residual stream divided by rows is added
+    /// by rank all the same.
+    pub fn order(mut self, order: Order) -> Self {
+        self.order = order;
+        self
     }
 
     /// What makes this rank's calls.
@@ -101,6 +121,9 @@ impl<B: Memory, C: Collective<B>> ShardedNorm for Sharded<B, C> {
         let args = check_reduced(spec, args)?.into_args();
         if self.ranks() == 1 {
             return self.backend.forward(spec, args);
+        }
+        if self.order == Order::Any {
+            return self.normalize_sum(spec, args);
         }
         check_form(spec, &args)?;
         self.in_step(|is_sent| self.reduce(spec, args, is_sent))

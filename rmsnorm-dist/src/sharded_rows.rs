@@ -1,10 +1,10 @@
 //! A residual stream divided by rows, composed of one exchange, a backend's call on the own rows and, where all rows of `y` are asked for,
 //! a second exchange.
 
-use rmsnorm_spec::{Element, Error, Forward, Memory, NormSpec, Rows, ShardedRows, Source, Stored, YRows};
+use rmsnorm_spec::{Element, Error, Forward, Memory, NormSpec, ShardedRows, Source, YRows};
 
 use crate::columns::whole;
-use crate::deal::{check_dense, distances, written};
+use crate::deal::{all_of, check_dense, distances, written};
 use crate::{Collective, Sharded, ShardedNorm, Shares, check_reduced_rows};
 
 impl<B: Memory, C: Collective<B>> Sharded<B, C> {
@@ -76,12 +76,6 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
             YRows::All => self.collective().all_gather_in_place(&shares, y.view),
         }
     }
-}
-
-/// The same rows again, to be written.
-fn all_of<'a, B: Memory, E: Stored>(rows: &'a mut Rows<B::Out<'_, E>>) -> Rows<B::Out<'a, E>> {
-    let (distances, len) = (rows.with(()), B::out_span(&rows.view).len);
-    distances.with(B::part_out(&mut rows.view, 0..len))
 }
 
 /// What the composed form cannot do, of what validation lets pass.

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rmsnorm_spec::{Error, HostMemory, Storage, Stored};
+use rmsnorm_spec::{Element, Error, HostMemory, Storage, Stored};
 
 use crate::{Collective, Shares, check_len};
 
@@ -145,6 +145,23 @@ impl ThreadGroup {
         })
     }
 
+    /// Adds what all ranks hand in, by rank.
+    fn add<T: Element>(&self, own: Vec<u8>, to: &mut [T]) -> Result<(), Error> {
+        let shares = Shares { units: to.len(), unit: 1, ranks: self.ranks };
+        let call = Call { name: "all_reduce", shares, storage: T::STORAGE };
+        let mut part = vec![T::default(); to.len()];
+        self.exchange(call, own, |sent| {
+            for (rank, sent) in sent.iter().enumerate() {
+                bytemuck::cast_slice_mut(&mut part).copy_from_slice(sent);
+                if rank == 0 {
+                    to.copy_from_slice(&part);
+                } else {
+                    to.iter_mut().zip(&part).for_each(|(to, x)| *to = T::from_f32(to.to_f32() + x.to_f32()));
+                }
+            }
+        })
+    }
+
     /// Waits until nothing is `missing`, or the deadline has passed.
     fn wait<'m>(
         &self,
@@ -243,6 +260,18 @@ impl<B: HostMemory> Collective<B> for ThreadGroup {
         check_len("tensor", shares.len(), tensor.len())?;
         let own = bytemuck::cast_slice(&tensor[shares.elements(self.rank)]).to_vec();
         self.gather(shares, own, tensor)
+    }
+
+    /// Added by rank, and rounded to the dtype after each addition.
+    fn all_reduce<T: Element>(&self, from: B::In<'_, T>, mut to: B::Out<'_, T>) -> Result<(), Error> {
+        let (from, to) = (B::slice(&from), B::slice_mut(&mut to));
+        check_len("to", from.len(), to.len())?;
+        self.add(bytemuck::cast_slice(from).to_vec(), to)
+    }
+
+    fn all_reduce_in_place<T: Element>(&self, mut tensor: B::Out<'_, T>) -> Result<(), Error> {
+        let tensor = B::slice_mut(&mut tensor);
+        self.add(bytemuck::cast_slice(tensor).to_vec(), tensor)
     }
 }
 

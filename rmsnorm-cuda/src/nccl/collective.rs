@@ -2,7 +2,7 @@
 
 use cudarc::driver::{CudaView, CudaViewMut, result};
 use rmsnorm_dist::{Collective, Shares, check_len};
-use rmsnorm_spec::{Error, Stored};
+use rmsnorm_spec::{Element, Error, Stored};
 
 use super::comm::NcclComm;
 use super::exchange;
@@ -66,6 +66,14 @@ impl Collective<CudaBackend> for NcclComm {
         let tensor = self.write("tensor", tensor)?;
         self.begin()?;
         self.gather(shares, size_of::<T>(), &tensor)
+    }
+
+    fn all_reduce<T: Element>(&self, from: CudaView<'_, T>, to: CudaViewMut<'_, T>) -> Result<(), Error> {
+        self.all_reduce_sum(from, to)
+    }
+
+    fn all_reduce_in_place<T: Element>(&self, tensor: CudaViewMut<'_, T>) -> Result<(), Error> {
+        self.all_reduce_sum_in_place(tensor)
     }
 }
 
