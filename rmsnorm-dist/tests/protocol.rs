@@ -1,7 +1,9 @@
-//! The protocol of the fused kernel, as a model, in every order that its steps may come in.
+//! The protocol of the fused kernels, as a model, in every order that its steps may come in.
 //!
 //! A rank writes its part into an empty slot of every other rank, waits until its own slots are filled, and empties each when it has read
 //! it. Blocks of a call run side by side; a call begins when all blocks of the one before it have ended. Slots alternate from call to call.
+//! Where rows have owners, a rank writes its part of a block's rows into the owner's slot, and the owner, when it has the parts of all, what it made
+//! of them into theirs.
 //! Memory is sequentially consistent here: this is about slots and epochs, not about fences.
 
 use std::collections::HashSet;
@@ -20,6 +22,17 @@ enum Variant {
     SlotOfGroup,
 }
 
+/// What ranks send each other in a call.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    /// Every rank its part to all.
+    Parts,
+    /// Every rank its part to the owner of a block's rows, who sends the result to all: rank 0 owns those of block 0, and so on in turn.
+    Owners,
+    /// The same without the result.
+    OwnersKeep,
+}
+
 #[derive(Clone, Copy)]
 struct Group {
     ranks: usize,
@@ -27,6 +40,8 @@ struct Group {
     calls: u8,
     slots: usize,
     variant: Variant,
+    /// Of the calls, in turn.
+    kinds: &'static [Kind],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -57,6 +72,27 @@ impl Group {
 
     /// What a block does in a call, numbered from 1.
     fn steps(&self, rank: usize, block: usize, call: u8) -> Vec<Step> {
+        match self.kinds[usize::from(call - 1) % self.kinds.len()] {
+            Kind::Parts => self.steps_of_parts(rank, block, call),
+            Kind::Owners => self.steps_of_owners(rank, block, call, true),
+            Kind::OwnersKeep => self.steps_of_owners(rank, block, call, false),
+        }
+    }
+
+    fn steps_of_owners(&self, rank: usize, block: usize, call: u8, sends: bool) -> Vec<Step> {
+        let (slot, owner) = (usize::from(call) % self.slots, block % self.ranks);
+        let take = |peer| self.cell(rank, slot, peer, block);
+        let give = |peer| Step::Fill(self.cell(peer, slot, rank, block));
+        if rank != owner {
+            let result = if sends { vec![Step::Read(take(owner)), Step::Empty(take(owner))] } else { Vec::new() };
+            return [vec![give(owner)], result].concat();
+        }
+        let peers = || (0..self.ranks).filter(|peer| *peer != rank);
+        let parts = peers().flat_map(|peer| [Step::Read(take(peer)), Step::Empty(take(peer))]);
+        parts.chain(peers().filter(|_| sends).map(give)).collect()
+    }
+
+    fn steps_of_parts(&self, rank: usize, block: usize, call: u8) -> Vec<Step> {
         let slot = usize::from(call) % self.slots;
         let peers = || (0..self.ranks).filter(|peer| *peer != rank);
         let own = |peer| self.cell(rank, slot, peer, block);
@@ -136,7 +172,7 @@ impl Group {
 const GROUPS: [(usize, usize, u8); 4] = [(2, 2, 4), (2, 3, 4), (3, 1, 4), (4, 1, 3)];
 
 fn explore(slots: usize, variant: Variant, (ranks, blocks, calls): (usize, usize, u8)) -> Result<usize, String> {
-    Group { ranks, blocks, calls, slots, variant }.explore()
+    Group { ranks, blocks, calls, slots, variant, kinds: &[Kind::Parts] }.explore()
 }
 
 #[test]
@@ -165,4 +201,36 @@ fn other_protocols_fail() {
     }
     assert!(explore(2, Variant::WaitsForOne, (3, 1, 4)).is_err());
     assert!(explore(2, Variant::SlotOfGroup, (2, 2, 4)).is_err());
+}
+
+/// Calls of these kinds in turn, with two slots.
+fn explore_kinds(kinds: &'static [Kind], (ranks, blocks, calls): (usize, usize, u8)) -> Result<usize, String> {
+    Group { ranks, blocks, calls, slots: 2, variant: Variant::Right, kinds }.explore()
+}
+
+/// With rows for every rank, and for some of them, whatever the calls before and after are.
+#[test]
+fn owners_are_right_in_every_order() {
+    use Kind::{Owners, OwnersKeep, Parts};
+
+    for group in [(2, 1, 5), (2, 2, 5), (2, 3, 4), (3, 1, 5), (3, 2, 4), (4, 1, 4)] {
+        for kinds in [&[Owners] as &[Kind], &[Owners, Parts], &[Owners, Owners, Parts, Parts]] {
+            let states = explore_kinds(kinds, group).unwrap_or_else(|error| panic!("{kinds:?} {group:?}: {error}"));
+            assert!(states > 25, "{kinds:?} {group:?}: {states} states are no exploration");
+        }
+    }
+    for group in [(2, 2, 5), (3, 3, 3)] {
+        for kinds in [&[OwnersKeep] as &[Kind], &[OwnersKeep, Owners], &[Parts, OwnersKeep]] {
+            explore_kinds(kinds, group).unwrap_or_else(|error| panic!("{kinds:?} {group:?}: {error}"));
+        }
+    }
+}
+
+/// It hears of nobody, and is soon two calls ahead: why a row that is not there is owned, too.
+#[test]
+fn a_rank_must_own_something_where_owners_send_nothing() {
+    for group in [(2, 1, 4), (3, 2, 4)] {
+        let error = explore_kinds(&[Kind::OwnersKeep], group).expect_err("a slot that is written too early");
+        assert!(error.contains("still holds call"), "{group:?}: {error}");
+    }
 }
