@@ -7,14 +7,15 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytemuck::cast_slice;
+use rmsnorm_conformance::ranks::rows::test_rows;
 use rmsnorm_conformance::ranks::test_ranks;
 use rmsnorm_conformance::testing::{available, skip_or_fail, values};
 use rmsnorm_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use rmsnorm_cuda::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DeviceRepr};
 use rmsnorm_cuda::dist::{Collective, Shares};
-use rmsnorm_cuda::spec::{Element, Error, bf16, f16};
-use rmsnorm_cuda::{CudaBackend, NcclComm};
-use rmsnorm_dist::{Ranks, Sharded};
+use rmsnorm_cuda::spec::{Element, Error, NormSpec, bf16, f16};
+use rmsnorm_cuda::{CudaBackend, Forward, NcclComm};
+use rmsnorm_dist::{Order, Ranks, Sharded, ShardedNorm};
 
 /// Elements before and after a tensor, which nobody may touch. An odd number, so that nothing is aligned to more than an element.
 const GUARD: usize = 33;
@@ -61,16 +62,61 @@ fn group<R: Send>(ranks: usize, run: impl Fn(NcclComm) -> R + Sync) -> Option<Ve
     })
 }
 
-/// The cases of sums of parts, with a part on every rank: every rank has the same bits, and h the exact ones.
+/// The cases of sums of parts, with a part on every rank: every rank has the same bits, and h the exact ones. The same with the residual
+/// stream divided by rows.
 fn composed(ranks: usize) {
     let passed = with_ranks(ranks, |comms| {
         let rank = |comm: NcclComm| {
             let backend = CudaBackend::from_stream(comm.stream().clone()).unwrap();
             (Sharded::new(backend.clone(), comm), backend)
         };
-        test_ranks(&Ranks::new(comms.into_iter().map(rank)), false).unwrap()
+        let ranks = Ranks::new(comms.into_iter().map(rank));
+        [test_ranks(&ranks, false).unwrap(), test_rows(&ranks, false).unwrap()]
     });
-    assert!(passed.is_none_or(|passed| passed > 30), "{passed:?}");
+    assert!(passed.is_none_or(|passed| passed.iter().all(|passed| *passed > 30)), "{passed:?}");
+}
+
+/// In any order: NCCL's own sum, and a call of the backend on it. In place, too.
+fn in_any_order(ranks: usize) {
+    let (spec, len) = (NormSpec::rms(7, 1000, 1e-6), 7000);
+    let results = group(ranks, |comm| {
+        let stream = comm.stream().clone();
+        let backend = CudaBackend::from_stream(stream.clone()).unwrap();
+        let (x, residual) = (data::<bf16>(0, comm.rank(), len), data::<bf16>(1, 0, len));
+        let tensor = || upload(&stream, &vec![bf16::ZERO; len]);
+        let (from, of_residual) = (upload(&stream, &x), upload(&stream, &residual));
+        let range = GUARD..GUARD + len;
+        let (mut reduced, mut y, mut sum) = (tensor(), tensor(), tensor());
+        comm.all_reduce_sum(from.slice(range.clone()), reduced.slice_mut(range.clone())).unwrap();
+        let args = Forward::new(reduced.slice(range.clone()), y.slice_mut(range.clone()));
+        let args = args.residual(of_residual.slice(range.clone())).residual_out(sum.slice_mut(range.clone()));
+        backend.forward(&spec, args).unwrap();
+        let expected = [&y, &sum].map(|tensor| stream.clone_dtoh(tensor).unwrap());
+
+        let norm = Sharded::new(backend, comm).order(Order::Any);
+        let (mut y, mut sum) = (tensor(), tensor());
+        let args = Forward::new(from.slice(range.clone()), y.slice_mut(range.clone()));
+        let args = args.residual(of_residual.slice(range.clone())).residual_out(sum.slice_mut(range.clone()));
+        norm.forward_reduced(&spec, args).unwrap();
+        let (mut x_and_y, mut residual_and_sum) = (from, of_residual);
+        let args = Forward::in_place(x_and_y.slice_mut(range.clone()));
+        norm.forward_reduced(&spec, args.residual_in_place(residual_and_sum.slice_mut(range))).unwrap();
+        let got = [&y, &sum].map(|tensor| stream.clone_dtoh(tensor).unwrap());
+        let in_place = [&x_and_y, &residual_and_sum].map(|tensor| stream.clone_dtoh(tensor).unwrap());
+        [expected, got, in_place]
+    });
+    let results = results.into_iter().flatten().collect::<Vec<_>>();
+    let all = results.iter().flatten().flatten().map(|tensor| &tensor[GUARD..GUARD + len]);
+    for (index, tensor) in all.enumerate() {
+        let first = &results[0][0][index % 2][GUARD..GUARD + len];
+        assert!(tensor == first && first.iter().any(|value| *value != bf16::ZERO), "{ranks} ranks, {index}");
+    }
+}
+
+#[test]
+fn a_sum_in_any_order_is_that_of_nccl() {
+    in_any_order(1);
+    in_any_order(2);
 }
 
 #[test]
