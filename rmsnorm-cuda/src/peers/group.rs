@@ -45,6 +45,11 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// the shared memory of a block. Longer ones are [`Error::Unsupported`], as is a row for which the group's memory has no room. Calls with more
 /// rows than fit that memory go in several launches.
 ///
+/// # Owners of rows
+/// With more than two ranks a large call goes by the owners of its rows, in the same slots: a rank writes its part of a row to the one that
+/// owns it, which adds and writes the sum to all. So does [`forward_reduced_rows`](ShardedNorm::forward_reduced_rows), whose owners write y, or nothing;
+/// it needs room for two rows. Bits do not depend on the way.
+///
 /// # Divided columns
 /// [`forward_columns`](ShardedNorm::forward_columns) is one kernel too where this rank has up to 16,384 columns of 16 bits, 8,192 of f32 or with a
 /// residual in f32: what is found of a row is sent through the same memory, 16 bytes a row. Longer rows, and
