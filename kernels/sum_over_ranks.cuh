@@ -45,7 +45,8 @@ __device__ inline void normalize_row(
     if constexpr (IS_LAYER) {
         mean[0] = sum_part<false>(h, 0.0f, left);
         sums.sum(mean);
-        mean[0] *= p.share;
+        // Not to be contracted with what uses it: that would be as each kernel's compiler likes, and rows have one set of bits.
+        mean[0] = __fmul_rn(mean[0], p.share);
     }
     rstd[0] = sum_part<true>(h, mean[0], left);
     sums.sum(rstd);
