@@ -7,7 +7,8 @@
 //
 // There are two sets of slots, taken in turn, as the epoch is even or odd. The epoch lies in the memory of the device, where a graph that
 // is replayed finds the next one. A rank fills a set again two calls later, in n + 2: after it has heard from all others in call n + 1,
-// which they send when their call n has ended, and with it all reading and emptying of that set.
+// which they send when their call n has ended, and with it all reading and emptying of that set. (Where rows have owners it may hear of the others by an
+// owner's result, which is sent when the owner has heard from all.)
 //
 // Order. Every access to a slot is relaxed, of system scope. A word is data or empty as a whole, and what is waited for is the data
 // itself, so that no other access has to be ordered with it. What is left is that a word is emptied, by its reader, before it is filled
@@ -25,7 +26,7 @@ struct Peers {
     struct State* state;
     unsigned* report; // in the memory of the host; as State::missing
     unsigned long long deadline; // nanoseconds
-    unsigned long long first_row; // of the call's rows, those of this launch
+    unsigned long long first_row; // of the call's rows, or of each owner's, those of this launch
     unsigned long long rows;
     unsigned rank;
     unsigned unused;
@@ -195,7 +196,7 @@ struct Group {
                 if (rank != g.rank && exists(i)) store_slot(g.receive[rank] + slot + i * SLOT_STEP, empty);
     }
 
-    // The last block of a launch moves the epoch on. All threads have read it: they have met in the sums of a row since.
+    // The last block of a launch moves the epoch on. All threads of the block have read it: they have met at a barrier since.
     __device__ void end() const {
         if (threadIdx.x == 0 && atomicAdd(&g.state->ended, 1) == gridDim.x - 1) {
             g.state->ended = 0;

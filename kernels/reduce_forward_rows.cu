@@ -2,7 +2,7 @@
 // one kernel on each rank.
 //
 // A rank sends its part of a row to the rank that owns it. That one adds, normalizes, and sends the others what `sends` says: y, the sum h,
-// which each then normalizes itself, or nothing. Between any two ranks a row goes one way only, in a slot that follows from the row.
+// which each then normalizes itself, or nothing. A part and a result have slots of their own, which follow from the row.
 //
 // Launch rows are dealt in turn: row i of every owner, then row i + 1. A block has one at a time, and a thread the same columns in each of its
 // rows. The part of the next row is sent before this row is waited for. All blocks are on the device at once (plan.rs), and each takes its
@@ -16,7 +16,8 @@
 // Who has given up sends no result: of y a block knows together whether it has, of h a thread for its own packs. For a result a rank waits
 // twice as long as for a part: its owner, who waits for parts, finds out sooner who is missing, and so does whoever owns a row.
 //
-// IS_HELD and in place: as in reduce_forward.cu.
+// IS_HELD: h stays in registers. Else it lies in shared memory, of which a thread reads back only what it has written itself. In place: as in
+// reduce_forward.cu.
 
 constexpr unsigned SENDS_NOTHING = 0, SENDS_Y = 1, SENDS_H = 2;
 

@@ -37,10 +37,10 @@ __device__ inline float sum_part(const Load& load, float mean, int left) {
     return sum_pack(sums);
 }
 
-// Normalizes a row of h, of which `h` says what is in pack k: hands every pack of y to `store`, and writes the statistics.
+// Normalizes a row of h, of which `h` says what is in pack k: hands every pack of y to `store`, and writes the statistics, those of row `place`.
 template <class H, class Parameters, class Store>
 __device__ inline void normalize_row(
-    const Params& p, RowSums<1>& sums, const H& h, const Parameters& parameters, const Store& store, int left, unsigned long long row) {
+    const Params& p, RowSums<1>& sums, const H& h, const Parameters& parameters, const Store& store, int left, unsigned long long place) {
     float mean[1] = {0.0f}, rstd[1];
     if constexpr (IS_LAYER) {
         mean[0] = sum_part<false>(h, 0.0f, left);
@@ -62,8 +62,8 @@ __device__ inline void normalize_row(
         store(k, pack<T>(y));
     }
     if (threadIdx.x == 0) {
-        if (IS_LAYER && p.mean) p.mean[row] = mean[0];
-        if (p.rstd) p.rstd[row] = rstd[0];
+        if (IS_LAYER && p.mean) p.mean[place] = mean[0];
+        if (p.rstd) p.rstd[place] = rstd[0];
     }
 }
 

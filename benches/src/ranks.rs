@@ -116,13 +116,18 @@ pub fn measure(
 ) -> Result<Vec<RanksRow>, BenchError> {
     match place {
         Place::Threads(backend) => run(cpu::ways(backend, ranks)?, cases, each),
-        Place::Gpus => run(cuda::ways(ranks, most_bytes(cases))?, cases, each),
+        Place::Gpus => run(cuda::ways(ranks, most_bytes(cases, ranks))?, cases, each),
     }
 }
 
-/// Bytes of the largest x.
-fn most_bytes(cases: &[RanksCase]) -> usize {
-    cases.iter().map(|case| case.shape.rows * case.shape.cols * case.dtype.size()).max().unwrap_or(0)
+/// Room for the largest x; where rows have owners, for two of each of theirs.
+fn most_bytes(cases: &[RanksCase], ranks: usize) -> usize {
+    let bytes = |case: &RanksCase| {
+        let rows = case.shape.rows.max(2 * case.shape.rows.div_ceil(ranks));
+        // A row begins at a whole slot.
+        rows * (case.shape.cols * case.dtype.size()).next_multiple_of(16)
+    };
+    cases.iter().map(bytes).max().unwrap_or(0)
 }
 
 impl RanksCase {
@@ -143,9 +148,6 @@ trait Way {
 
     /// What is promised of its outputs.
     fn promise(&self, op: RanksOp) -> Promise;
-
-    /// Bytes that a rank sends of a sum over ranks whose x has so many.
-    fn sent(&self, op: RanksOp, ranks: usize, bytes: usize) -> usize;
 
     /// Microseconds a call on this rank, of each trial, and what the calls before and after them gave. All ranks are here at once.
     fn measure<T: Number>(
@@ -301,7 +303,8 @@ fn row<W: Way>(case: &RanksCase, way: &W, ranks: usize, trials: &[[f64; TRIALS]]
     let Shape { rows, cols } = case.shape;
     let sent = match case.op {
         RanksOp::ForwardReduced | RanksOp::ForwardReducedRows => {
-            way.sent(case.op, ranks, rows * cols * case.dtype.size())
+            // A ring's: on two ranks no other sum sends less or more.
+            2 * (ranks - 1) * rows * cols * case.dtype.size() / ranks
         }
         RanksOp::ForwardColumns if way.promise(case.op) == Promise::Nothing => 0,
         RanksOp::ForwardColumns => {

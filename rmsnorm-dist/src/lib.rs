@@ -5,7 +5,7 @@
 //! data ([math](rmsnorm_spec::math), equation (1')).
 //!
 //! Where the residual stream is divided by rows, as in sequence parallelism, [`ShardedNorm::forward_reduced_rows`] adds and normalizes on
-//! every rank the rows that it owns, with the same bits.
+//! every rank the rows that it owns, with the same bits of the sum.
 //!
 //! Where it is the columns of a row that are divided, as those of Q and K norms over all heads, [`ShardedNorm::forward_columns`] and
 //! [`backward_columns`](ShardedNorm::backward_columns) normalize by the statistics of whole rows: a rank sends one number a row, or three.

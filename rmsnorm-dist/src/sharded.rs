@@ -50,7 +50,7 @@ impl<B, C> Sharded<B, C> {
     /// With this order of additions, the same on every rank. With [`Order::Any`] `forward_reduced` is the collective's all-reduce, in
     /// place where `y` overwrites `x`, and a call of the backend: the sum is rounded to the dtype of `x` before the residual is added, and
     /// h is no more one value for every number of rows. Of `x` alone the rows must lie side by side then. A residual stream divided by rows is added
-    /// by rank all the same.
+    /// by rank all the same, so that the suite of divided rows, which compares the two, is for [`Order::ByRank`].
     pub fn order(mut self, order: Order) -> Self {
         self.order = order;
         self

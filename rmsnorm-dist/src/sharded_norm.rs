@@ -47,7 +47,7 @@ pub trait ShardedNorm {
     /// A rank owns the rows that [`Shares`](crate::Shares) deals to it: as many to each, of the last ones fewer or none. `x`, this rank's part of every
     /// row, is (rows, cols); `residual`, `residual_out`, `mean` and `rstd` are of the own rows. `y` is of all rows, and then the same on
     /// every rank, or of the own ones; where it overwrites `x` it leaves the other rows of it as they were. The sum has the bits
-    /// that [`forward_reduced`](Self::forward_reduced) gives it, and everything is within the same bounds.
+    /// of (1'), as in [`forward_reduced`](Self::forward_reduced), and everything is within the same bounds.
     ///
     /// # Errors
     /// As [`forward_reduced`](Self::forward_reduced); `Unsupported` for rows in groups, and from a form that does not override this.

@@ -219,11 +219,15 @@ fn owners_are_right_in_every_order() {
             assert!(states > 25, "{kinds:?} {group:?}: {states} states are no exploration");
         }
     }
-    for group in [(2, 2, 5), (3, 3, 3)] {
-        for kinds in [&[OwnersKeep] as &[Kind], &[OwnersKeep, Owners], &[Parts, OwnersKeep]] {
-            explore_kinds(kinds, group).unwrap_or_else(|error| panic!("{kinds:?} {group:?}: {error}"));
-        }
+    for kinds in [&[OwnersKeep] as &[Kind], &[OwnersKeep, Owners], &[Parts, OwnersKeep]] {
+        explore_kinds(kinds, (2, 2, 5)).unwrap_or_else(|error| panic!("{kinds:?}: {error}"));
     }
+    // Every set of slots is next filled by another kind.
+    for kinds in [&[OwnersKeep, OwnersKeep, Owners, Owners] as &[Kind], &[OwnersKeep, OwnersKeep, Parts, Parts]] {
+        explore_kinds(kinds, (2, 2, 6)).unwrap_or_else(|error| panic!("{kinds:?}: {error}"));
+    }
+    // A rank for each of three blocks.
+    explore_kinds(&[OwnersKeep, Owners], (3, 3, 2)).unwrap_or_else(|error| panic!("{error}"));
 }
 
 /// It hears of nobody, and is soon two calls ahead: why a row that is not there is owned, too.

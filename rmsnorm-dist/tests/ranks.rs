@@ -21,7 +21,7 @@ fn every_rank_gives_the_same_within_the_bounds_of_one_device() {
     }
 }
 
-/// Also bit for bit what they are where no rows are divided.
+/// The sum is bit for bit what it is where no rows are divided.
 #[test]
 fn own_rows_are_those_of_the_whole() {
     for ranks in [1, 2, 3, 4, 8] {

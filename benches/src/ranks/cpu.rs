@@ -71,10 +71,6 @@ impl Way for Threads {
         }
     }
 
-    fn sent(&self, _: RanksOp, ranks: usize, bytes: usize) -> usize {
-        2 * (ranks - 1) * bytes / ranks
-    }
-
     fn measure<T: Number>(
         &mut self,
         rank: usize,

@@ -200,15 +200,6 @@ impl Way for Gpu {
         }
     }
 
-    fn sent(&self, op: RanksOp, ranks: usize, bytes: usize) -> usize {
-        match (&self.how, op) {
-            (How::OneKernel(_), RanksOp::ForwardReduced | RanksOp::ForwardColumns) => (ranks - 1) * bytes,
-            (How::OneKernel(_), RanksOp::ForwardReducedRows) | (How::AllReduce(_) | How::Composed(_), _) => {
-                2 * (ranks - 1) * bytes / ranks
-            }
-        }
-    }
-
     fn measure<T: Number>(
         &mut self,
         rank: usize,

@@ -38,7 +38,8 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// # When a rank does not come
 /// A kernel that waits in vain gives up after the [`deadline`](Self::deadline). Its outputs then hold nothing of use, and every later call of
 /// the group is [`Error::Device`] with a [`MissingRank`] as its source, before anything is enqueued; [`check`](Self::check) asks for it.
-/// There is no way back: make another group.
+/// There is no way back: make another group. Where rows have owners, a rank that owns none may name the owner that it has waited for, who
+/// waited in vain itself.
 ///
 /// # Limits
 /// 1 to 8 ranks. A row has at most 106,496 columns with a sum of 16 bits on an H200, 53,248 of f32 (49,152 with x of 16 bits): what lies in
@@ -48,7 +49,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// # Owners of rows
 /// With more than two ranks a large call goes by the owners of its rows, in the same slots: a rank writes its part of a row to the one that
 /// owns it, which adds and writes the sum to all. So does [`forward_reduced_rows`](ShardedNorm::forward_reduced_rows), whose owners write y, or nothing;
-/// it needs room for two rows. Bits do not depend on the way.
+/// it needs room for two rows, and goes in one launch where there is room for twice the rows that a rank owns. Bits do not depend on the way.
 ///
 /// # Divided columns
 /// [`forward_columns`](ShardedNorm::forward_columns) is one kernel too where this rank has up to 16,384 columns of 16 bits, 8,192 of f32 or with a
@@ -219,13 +220,14 @@ impl PeerGroup {
     }
 
     /// How long a kernel of this rank waits for another rank's data before it gives up: 10 seconds unless it is said here. It counts from
-    /// when data is missed, for each row anew (twice as long where the other rank waits itself: for the result of a row that it owns), and must be longer than ranks may be apart. A graph keeps what held when it was captured.
+    /// when data is missed, for each row anew, and must be longer than ranks may be apart. For the result of a row that another rank owns, which
+    /// that one waits for itself, it is twice as long. A graph keeps what held when it was captured.
     #[must_use]
     pub fn deadline(self, limit: Duration) -> Self {
         PeerGroup { deadline: limit, ..self }
     }
 
-    /// Compiles and loads the kernel of calls of that problem on tensors whose addresses and strides, in bytes, are multiples of `alignment`,
+    /// Compiles and loads the kernels of calls of that problem on tensors whose addresses and strides, in bytes, are multiples of `alignment`,
     /// as [`CudaBackend::prepare_aligned`] does.
     ///
     /// # Errors
@@ -332,7 +334,7 @@ impl fmt::Debug for PeerGroup {
     }
 }
 
-/// A rank that did not come to a call within the deadline: the source of [`Error::Device`]. The group is of no use any more.
+/// A rank whose data did not come within the deadline: the source of [`Error::Device`]. The group is of no use any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "rank {missing} of {ranks} did not come: rank {rank} has waited for its data until the deadline. What that call was to write holds \
@@ -345,7 +347,7 @@ pub struct MissingRank {
 }
 
 impl MissingRank {
-    /// The rank that did not come.
+    /// The rank that did not come; of a row that it owns, it may have waited for another itself.
     pub fn missing(&self) -> usize {
         self.missing
     }

@@ -29,7 +29,7 @@ pub(crate) struct Peers {
     pub(crate) report: u64,
     /// Nanoseconds.
     pub(crate) deadline: u64,
-    /// Of the call's rows, those of this launch.
+    /// Of the call's rows, or of each owner's, those of this launch.
     pub(crate) first_row: u64,
     pub(crate) rows: u64,
     pub(crate) rank: u32,

@@ -1,7 +1,7 @@
 //! Sums whose rows are owned by ranks, to launches of `reduce_forward_rows`.
 
 use cudarc::driver::sys;
-use rmsnorm_dist::check_reduced_rows;
+use rmsnorm_dist::{Shares, check_reduced_rows};
 use rmsnorm_spec::{Element, Error, Forward, NormSpec, Problem, Tensor, YRows};
 
 use super::group::PeerGroup;
@@ -30,8 +30,13 @@ impl Owned {
     /// Of a call all of whose tensors have all rows.
     pub(super) fn of_whole(group: &PeerGroup, problem: &Problem) -> Self {
         let (_, ranks) = group.place();
-        Owned { rows_per_rank: problem.rows.div_ceil(ranks), first_own: 0, first_of_y: 0, sends: Sends::H }
+        Owned { rows_per_rank: rows_per_rank(problem, ranks), first_own: 0, first_of_y: 0, sends: Sends::H }
     }
+}
+
+/// That the first rank owns, and every other at the most: the kernel finds owners by it.
+fn rows_per_rank(problem: &Problem, ranks: usize) -> usize {
+    Shares { units: problem.rows, unit: problem.cols, ranks }.units(0).len()
 }
 
 pub(super) fn forward<T: Element, W: Element, R: Element>(
@@ -52,7 +57,7 @@ pub(super) fn forward<T: Element, W: Element, R: Element>(
     // What y overwrites has all rows.
     let has_own_y = y_rows == YRows::Own && problem.has(Tensor::X);
     let owned = Owned {
-        rows_per_rank: problem.rows.div_ceil(ranks),
+        rows_per_rank: rows_per_rank(&problem, ranks),
         first_own: own.start,
         first_of_y: if has_own_y { own.start } else { 0 },
         sends: if y_rows == YRows::All && ranks > 1 { Sends::Y } else { Sends::Nothing },
@@ -117,22 +122,4 @@ fn launch_one(
     //   piece has at most half of the rows that its slots have room for, and every rank has divided its memory alike;
     // - order: as in `peers::launch`.
     unsafe { launch.call(group.backend.stream(), &mut arguments, overlap) }
-}
-
-/// Shares say who owns a row, and the kernel divides: both give rank r the rows from r times as many on.
-#[cfg(test)]
-mod tests {
-    use rmsnorm_dist::Shares;
-
-    #[test]
-    fn shares_are_what_the_kernel_divides_by() {
-        for (rows, ranks) in [(1, 2), (5, 4), (7, 3), (8, 8), (9, 8), (4096, 2)] {
-            let shares = Shares { units: rows, unit: 1, ranks };
-            let per_rank = rows.div_ceil(ranks);
-            for rank in 0..ranks {
-                let expected = (rank * per_rank).min(rows)..((rank + 1) * per_rank).min(rows);
-                assert_eq!(shares.units(rank), expected, "{rows} rows, rank {rank} of {ranks}");
-            }
-        }
-    }
 }

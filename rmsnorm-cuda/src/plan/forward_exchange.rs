@@ -26,7 +26,7 @@ pub(crate) fn plan(
     let rows_per_launch = group.slots()?;
     let key = KernelKey { ranks: group.ranks, ..key(problem, Program::ForwardExchange, tile) };
     let most_blocks = group.most_blocks(&tile, caps);
-    Ok(Plan { key, shared_bytes: 0, rows_per_launch, ranks_per_row: 1, rows_per_block: 1, most_blocks })
+    Ok(Plan { key, shared_bytes: 0, rows_per_launch, owners: 1, rows_per_block: 1, most_blocks })
 }
 
 /// The tile of a call's rows; `None` of those that are too long, which depends on their columns and dtypes alone.

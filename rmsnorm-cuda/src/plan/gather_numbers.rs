@@ -30,7 +30,7 @@ pub(crate) fn plan(group: &Group, caps: &Caps) -> Result<Plan, Error> {
     let problem = Problem::forward(Norm::Rms, 0, 0, DType::F32, &[]);
     let key = KernelKey { ranks: group.ranks, ..key(&problem, Program::GatherNumbers, tile) };
     let most_blocks = group.most_blocks(&tile, caps);
-    Ok(Plan { key, shared_bytes: 0, rows_per_launch, ranks_per_row: 1, rows_per_block: THREADS as usize, most_blocks })
+    Ok(Plan { key, shared_bytes: 0, rows_per_launch, owners: 1, rows_per_block: THREADS as usize, most_blocks })
 }
 
 #[cfg(test)]

@@ -47,8 +47,8 @@ pub(crate) struct Plan {
     pub(crate) shared_bytes: u32,
     /// Rows that a launch has at the most.
     pub(super) rows_per_launch: usize,
-    /// What a launch has for each of its rows: one, or a row of every rank.
-    pub(super) ranks_per_row: usize,
+    /// Ranks of each of which a launch has that many rows; 1 where rows have no owners.
+    pub(super) owners: usize,
     /// Rows that a block has side by side.
     pub(super) rows_per_block: usize,
     /// Blocks that a launch has at the most.
@@ -66,10 +66,10 @@ pub(crate) struct Piece {
 impl Plan {
     /// The launches of a call of so many rows, in order.
     pub(crate) fn pieces(&self, rows: usize) -> impl Iterator<Item = Piece> + use<> {
-        let Plan { rows_per_launch, ranks_per_row, rows_per_block, most_blocks, .. } = *self;
+        let Plan { rows_per_launch, owners, rows_per_block, most_blocks, .. } = *self;
         (0..rows).step_by(rows_per_launch).map(move |first_row| {
             let rows = rows_per_launch.min(rows - first_row);
-            let blocks = (rows * ranks_per_row).div_ceil(rows_per_block);
+            let blocks = (rows * owners).div_ceil(rows_per_block);
             Piece { first_row, rows, grid: blocks.min(most_blocks) as u32 }
         })
     }

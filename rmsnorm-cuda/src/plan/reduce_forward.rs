@@ -42,7 +42,7 @@ pub(crate) fn plan(problem: &Problem, access_bytes: u32, group: &Group, caps: &C
         key,
         shared_bytes,
         rows_per_launch: group.bytes / row_bytes,
-        ranks_per_row: 1,
+        owners: 1,
         rows_per_block: 1,
         most_blocks: group.most_blocks(&tile, caps),
     })

@@ -25,8 +25,8 @@ pub(crate) enum Sends {
 pub(crate) fn plan(problem: &Problem, access_bytes: u32, group: &Group, caps: &Caps) -> Result<Plan, Error> {
     let of_all = reduce_forward::plan(problem, access_bytes, group, caps)?;
     // A part on its way to the owner of a row, and a result on its way from the owner of another.
-    // They are counted in 32 bits.
-    let rows_per_launch = (of_all.rows_per_launch / 2).min(u32::MAX as usize / MOST_RANKS);
+    // Those of all owners are counted in 32 bits, with a step beyond.
+    let rows_per_launch = (of_all.rows_per_launch / 2).min(i32::MAX as usize / MOST_RANKS);
     if rows_per_launch == 0 {
         let rule = format!(
             "where rows are divided among ranks, the memory of a group has room for two rows of x, got {} bytes for {} columns",
@@ -35,13 +35,13 @@ pub(crate) fn plan(problem: &Problem, access_bytes: u32, group: &Group, caps: &C
         return Err(Error::Unsupported { rule });
     }
     let key = super::KernelKey { program: Program::ReduceForwardRows, ..of_all.key };
-    Ok(Plan { key, rows_per_launch, ranks_per_row: group.ranks as usize, ..of_all })
+    Ok(Plan { key, rows_per_launch, owners: group.ranks as usize, ..of_all })
 }
 
 /// Bytes that the link carries while a row goes to its owner and back: 1.9 us (two H100s, 8 rows of 8192 bf16: 5.9 us for 4.0) of 344 GB/s.
 ///
 /// A rank that sends all of x to all sends `(ranks - 1) * bytes`, one that sends to owners `2 * (ranks - 1) / ranks * bytes`.
-const PAYS: u128 = 650_000;
+const DETOUR_BYTES: u128 = 650_000;
 
 /// Whether a call of whole rows is sooner done by their owners.
 ///
@@ -49,7 +49,7 @@ const PAYS: u128 = 650_000;
 pub(crate) fn is_sooner(problem: &Problem, group: &Group) -> bool {
     let (ranks, size) = (u128::from(group.ranks), problem.dtypes.activation.size());
     let bytes = problem.rows as u128 * (problem.cols * size) as u128;
-    may_be_sooner(problem, group) && bytes * (ranks - 1) * (ranks - 2) > PAYS * ranks
+    may_be_sooner(problem, group) && bytes * (ranks - 1) * (ranks - 2) > DETOUR_BYTES * ranks
 }
 
 /// Whether that can be, whatever the number of rows. On two ranks it never is, as either way sends as much; and the sum is sent in the place

@@ -15,7 +15,7 @@ use crate::machine::{Machine, on_each};
 use crate::tensors::{Output, POISON, Tensors};
 
 /// What all ranks have together, as one whole; `outputs` are of matrices with room for all rows.
-fn whole<T: Element, R: Element>(case: &Case, y_rows: YRows, outputs: &[Output], x: &[Vec<T>]) -> Output {
+pub fn whole<T: Element, R: Element>(case: &Case, y_rows: YRows, outputs: &[Output], x: &[Vec<T>]) -> Output {
     let (rows, cols) = (case.spec.rows, case.spec.cols);
     let owner = |row: usize| row / rows.div_ceil(case.ranks).max(1);
     let collect = |of: fn(&Output) -> Option<&Bits>, width: usize| {
@@ -57,14 +57,7 @@ fn whole<T: Element, R: Element>(case: &Case, y_rows: YRows, outputs: &[Output],
 
 /// Both kinds of y on a new group, and a call of whole rows.
 fn check<T: Element + DeviceRepr, W: Element, R: Element + DeviceRepr>(machine: &Machine, case: Case) {
-    check_data(machine, case, &Data::<T, W, R>::new(&case));
-}
-
-fn check_data<T: Element + DeviceRepr, W: Element, R: Element + DeviceRepr>(
-    machine: &Machine,
-    case: Case,
-    data: &Data<T, W, R>,
-) {
+    let data = &Data::<T, W, R>::new(&case);
     for backends in machine.places(case.ranks) {
         let groups = PeerGroup::in_process(&backends, case.bytes).unwrap();
         let all_there = Barrier::new(backends.len());
@@ -222,7 +215,7 @@ fn calls_follow_each_other_however_ranks_are_apart() {
                     all_there.wait();
                     for (number, call) in calls.iter_mut().enumerate() {
                         let random = bits(rank as u64, round * 30 + number);
-                        if random % 3 == 0 {
+                        if random.is_multiple_of(3) {
                             std::thread::sleep(Duration::from_nanos((random >> 8) % 30_000));
                         }
                         // Each of three sets of data in each of three kinds.
@@ -245,7 +238,8 @@ fn calls_follow_each_other_however_ranks_are_apart() {
     }
 }
 
-/// The rank whose data is missed is named, whether it owns the row or had a part of it; nobody gets a result that is made of what did not come.
+/// A rank that owns rows names the one that is missing; one without names the owner that it waits for, which may wait itself. Nobody gets a
+/// result that is made of what did not come.
 #[test]
 fn others_end_where_a_rank_does_not_come() {
     const DEADLINE: Duration = Duration::from_millis(200);
@@ -271,7 +265,6 @@ fn others_end_where_a_rank_does_not_come() {
                         }
                         Ok(()) | Err(_) => None,
                     };
-                    // A rank without a row waits for the owner, which waits for the one that is missing: both are in vain.
                     let owns_none = tensors.own_rows(&group).is_empty();
                     let named = lost(group.check());
                     assert!(

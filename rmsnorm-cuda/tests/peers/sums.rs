@@ -188,13 +188,17 @@ fn values_that_are_no_numbers_come_through() {
         with_specials::<f16, f32>(&machine, cols);
         with_specials::<f32, f32>(&machine, cols);
     }
+    // So long that the owners of rows add.
+    with_specials::<bf16, bf16>(&machine, 40_961);
+    with_specials::<f32, f32>(&machine, 20_481);
 }
 
 #[test]
 fn calls_that_exceed_the_memory_go_in_pieces() {
     let Some(machine) = Machine::open() else { return };
     for (ranks, rows, cols, rows_at_once) in
-        [(2, 50, 4096, 3), (4, 33, 1001, 1), (2, 10, 9000, 4), (3, 7, 8192, 6_usize)]
+        // Of the last the owners of rows add.
+        [(2, 50, 4096, 3), (4, 33, 1001, 1), (2, 10, 9000, 4), (3, 7, 8192, 6_usize), (4, 60, 8192, 9)]
     {
         let row_bytes = (size_of::<bf16>() * cols).next_multiple_of(16);
         let case = Case::new(ranks, spec(Norm::Layer, rows, cols));
