@@ -131,7 +131,7 @@ pub struct BenchArgs {
     pub norm: Vec<String>,
     /// The operations to measure: forward, add_forward, backward, forward_add (the residual added after the norm),
     /// forward_add_forward (and the next norm of that), quantized_forward, add_quantized_forward [default: the first three]; with
-    /// --ranks forward_reduced, forward_columns
+    /// --ranks forward_reduced, forward_reduced_rows, forward_columns
     #[arg(long, value_name = "OP,..", value_delimiter = ',')]
     pub op: Vec<String>,
     /// How quantized_forward makes its codes, which are E4M3: tensor (a given scale), delayed (and amax), transposed (and the

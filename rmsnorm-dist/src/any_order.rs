@@ -46,7 +46,7 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
 }
 
 /// Makes the only exchange of a call: what happens behind it leaves no rank out of step, nor does an engine that has none.
-fn in_one_exchange(is_sent: &mut bool, exchange: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
+pub(crate) fn in_one_exchange(is_sent: &mut bool, exchange: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
     let outcome = exchange();
     *is_sent = !matches!(outcome, Ok(()) | Err(Error::Unsupported { .. }));
     outcome

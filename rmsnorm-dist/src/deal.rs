@@ -19,13 +19,9 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
         parts: &mut B::Buffer<T>,
         is_sent: &mut bool,
     ) -> Result<(), Error> {
-        let sent = match x {
-            Source::Read(x) => B::part_in(&x.view, 0..shares.len()),
-            Source::Overwrite(x) => B::read_out(&x.view),
-        };
         let len = shares.elements(self.collective().rank()).len() * shares.ranks;
         *is_sent = true;
-        self.collective().all_to_all(shares, sent, B::buffer_out(parts, 0..len))
+        self.collective().all_to_all(shares, sent::<B, T>(x, shares.len()), B::buffer_out(parts, 0..len))
     }
 
     /// The call that adds and normalizes what was dealt to this rank, but for the residual and the statistics.
@@ -42,6 +38,14 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
         let mut args = args.weight_dtype::<W>().residual_dtype::<R>();
         (args.weight, args.bias) = (weight.map(whole::<B, W>), bias.map(whole::<B, W>));
         args
+    }
+}
+
+/// The elements of `x`, whose rows lie side by side.
+pub(crate) fn sent<'a, B: Memory, T: Stored>(x: &'a Source<B::In<'_, T>, B::Out<'_, T>>, len: usize) -> B::In<'a, T> {
+    match x {
+        Source::Read(x) => B::part_in(&x.view, 0..len),
+        Source::Overwrite(x) => B::read_out(&x.view),
     }
 }
 

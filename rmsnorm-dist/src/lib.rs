@@ -27,6 +27,7 @@ mod sharded_norm;
 mod sharded_rows;
 mod shares;
 mod thread_group;
+mod two_ranks;
 
 pub use collective::{Collective, check_len};
 pub use columns::DividedColumns;

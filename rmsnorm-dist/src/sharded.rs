@@ -8,7 +8,7 @@ use rmsnorm_spec::{Backward, Element, Error, Forward, Memory, NormSpec, RowLayou
 use crate::columns::whole;
 use crate::deal::{check_dense, distances, written};
 use crate::sharded_norm::check_reduced;
-use crate::{Collective, ShardedNorm, Shares};
+use crate::{Collective, ShardedNorm, Shares, two_ranks};
 
 /// The order in which the parts of `x` are added in [`ShardedNorm::forward_reduced`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -24,7 +24,8 @@ pub enum Order {
 ///
 /// Rows are dealt out: each rank gets its rows' parts of all ranks, adds and normalizes them in one call of its backend, and sends the
 /// results to the others. A rank sends `2 (ranks - 1) / ranks` times the size of `x`, as a ring's all-reduce does. Where the sum is asked for, in
-/// the dtype of `x`, it is what is sent, and every rank normalizes all of it; where it has another dtype, it is sent beside `y`.
+/// the dtype of `x`, it is what is sent, and every rank normalizes all of it; where it has another dtype, it is sent beside `y`. Two ranks send
+/// each other all of an `x` of up to 32 MiB, which is as much, and each adds and normalizes all rows.
 ///
 /// Where the residual stream is divided by rows, only `y` comes back, and only if all of its rows are asked for: a rank sends
 /// `(ranks - 1) / ranks` times the size of `x`, or twice that.
@@ -126,7 +127,13 @@ impl<B: Memory, C: Collective<B>> ShardedNorm for Sharded<B, C> {
             return self.normalize_sum(spec, args);
         }
         check_form(spec, &args)?;
-        self.in_step(|is_sent| self.reduce(spec, args, is_sent))
+        self.in_step(|is_sent| {
+            if two_ranks::is_sooner(self.ranks(), spec, T::DTYPE) {
+                self.add_everywhere(spec, args, is_sent)
+            } else {
+                self.reduce(spec, args, is_sent)
+            }
+        })
     }
 
     fn forward_reduced_rows<T: Element, W: Element, R: Element>(

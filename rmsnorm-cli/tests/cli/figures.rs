@@ -36,7 +36,7 @@ fn a_group_is_measured() {
     let group = [
         "bench",
         "--op",
-        "forward_reduced,forward_columns",
+        "forward_reduced,forward_reduced_rows,forward_columns",
         "--ranks",
         "3",
         "--backend",
@@ -51,8 +51,9 @@ fn a_group_is_measured() {
     let rows = document["rows"].as_array().unwrap();
     let shapes: Vec<_> =
         rows.iter().map(|row| (row["norm"].as_str().unwrap(), row["rows"].as_u64().unwrap())).collect();
-    assert_eq!(shapes, [("rms_norm", 3), ("layer_norm", 3), ("rms_norm", 1), ("layer_norm", 1)].repeat(2));
-    assert_eq!([0, 4].map(|row: usize| rows[row]["op"].as_str().unwrap()), ["forward_reduced", "forward_columns"]);
+    assert_eq!(shapes, [("rms_norm", 3), ("layer_norm", 3), ("rms_norm", 1), ("layer_norm", 1)].repeat(3));
+    let ops = [0, 4, 8].map(|row: usize| rows[row]["op"].as_str().unwrap());
+    assert_eq!(ops, ["forward_reduced", "forward_reduced_rows", "forward_columns"]);
     for (row, line) in rows.iter().zip(outcome.stdout.lines().skip(2)) {
         assert!(row["us"].as_f64().unwrap() > 0.0 && row["dtype"] == "bf16" && row["way"] == "threads", "{row}");
         assert!(line.starts_with(row["norm"].as_str().unwrap()) && line.ends_with("threads"), "{line}");
@@ -61,7 +62,7 @@ fn a_group_is_measured() {
         (&["bench", "--op", "forward_reduced"][..], "forward_reduced is of a group: give --ranks"),
         (
             &["bench", "--op", "forward", "--ranks", "2"],
-            "--op: expected one of forward_reduced, forward_columns, got \"forward\"",
+            "--op: expected one of forward_reduced, forward_reduced_rows, forward_columns, got \"forward\"",
         ),
         (&["bench", "--ranks", "2", "--backend", "cpu,wgpu"], "a group is of one backend, got cpu,wgpu"),
         (
