@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use rmsnorm_conformance::testing::{Bits, bits};
 use rmsnorm_cuda::cudarc::driver::DeviceRepr;
-use rmsnorm_cuda::spec::{Element, Error, Norm, NormSpec, YRows, bf16, f16};
+use rmsnorm_cuda::spec::{Element, Error, Norm, YRows, bf16, f16};
 use rmsnorm_cuda::{CudaBackend, MissingRank, PeerGroup};
 use rmsnorm_dist::ShardedNorm;
 
 use crate::case::{Case, Data};
 use crate::machine::{Machine, on_each};
+use crate::sums::spec;
 use crate::tensors::{Output, POISON, Tensors};
 
 /// What all ranks have together, as one whole; `outputs` are of matrices with room for all rows.
@@ -90,13 +91,6 @@ fn check_mixes(machine: &Machine, case: Case) {
     check::<f32, f32, f32>(machine, case);
     check::<bf16, f32, bf16>(machine, case);
     check::<bf16, bf16, f32>(machine, case);
-}
-
-fn spec(norm: Norm, rows: usize, cols: usize) -> NormSpec {
-    match norm {
-        Norm::Rms => NormSpec::rms(rows, cols, 1e-6),
-        Norm::Layer => NormSpec::layer(rows, cols, 1e-5),
-    }
 }
 
 /// Rows for all ranks, for some of them, and for one.

@@ -49,7 +49,7 @@ fn check_mixes(machine: &Machine, case: Case) {
     check::<f16, f32, f32>(machine, case);
 }
 
-fn spec(norm: Norm, rows: usize, cols: usize) -> NormSpec {
+pub fn spec(norm: Norm, rows: usize, cols: usize) -> NormSpec {
     match norm {
         Norm::Rms => NormSpec::rms(rows, cols, 1e-6),
         Norm::Layer => NormSpec::layer(rows, cols, 1e-5),
