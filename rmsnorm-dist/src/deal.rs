@@ -24,21 +24,67 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
         self.collective().all_to_all(shares, sent::<B, T>(x, shares.len()), B::buffer_out(parts, 0..len))
     }
 
-    /// The call that adds and normalizes what was dealt to this rank, but for the residual and the statistics.
+    /// The call that adds the parts of these rows, one of each rank, and normalizes: but for the residual and the statistics.
     pub(crate) fn of_parts<'l, T: Element, W: Element, R: Element>(
         &self,
-        shares: &Shares,
+        spec: &NormSpec,
         parts: &'l B::Buffer<T>,
         y: impl Into<Rows<B::Out<'l, T>>>,
         weight: Option<&'l B::In<'_, W>>,
         bias: Option<&'l B::In<'_, W>>,
     ) -> Forward<'l, B, T, W, R> {
-        let own = shares.elements(self.collective().rank()).len();
-        let args = Forward::<B, T>::new(B::buffer_in(parts, 0..own * shares.ranks), y).parts(shares.ranks, own);
+        let (ranks, len) = (self.collective().ranks(), spec.rows * spec.cols);
+        let args = Forward::<B, T>::new(B::buffer_in(parts, 0..len * ranks), y).parts(ranks, len);
         let mut args = args.weight_dtype::<W>().residual_dtype::<R>();
         (args.weight, args.bias) = (weight.map(whole::<B, W>), bias.map(whole::<B, W>));
         args
     }
+
+    /// Makes that call, with the tensors that this rank has of these rows. `of_sum` is room for the sum that overwrites a
+    /// residual: a sum of parts is made beside it, and not in place.
+    pub(crate) fn add_parts<T: Element, W: Element, R: Element>(
+        &self,
+        spec: &NormSpec,
+        parts: &B::Buffer<T>,
+        mut of_sum: Option<B::Buffer<R>>,
+        mut y: Rows<B::Out<'_, T>>,
+        beside: Beside<'_, B, W, R>,
+    ) -> Result<(), Error> {
+        let Beside { residual, mut residual_out, weight, bias, mut mean, mut rstd } = beside;
+        let (residual, mut overwritten) = match residual {
+            Some(Source::Overwrite(sum)) => (None, Some(sum.view)),
+            Some(Source::Read(residual)) => (Some(residual), None),
+            None => (None, None),
+        };
+        let len = spec.rows * spec.cols;
+        let mut args = self.of_parts::<T, W, R>(spec, parts, all_of::<B, T>(&mut y), weight.as_ref(), bias.as_ref());
+        args.residual = match (&residual, &overwritten) {
+            (Some(residual), _) => Some(Source::Read(residual.with(whole::<B, R>(&residual.view)))),
+            (None, Some(sum)) => Some(Source::Read(B::read_out(sum).into())),
+            (None, None) => None,
+        };
+        args.residual_out = match &mut of_sum {
+            Some(of_sum) => Some(B::buffer_out(of_sum, 0..len).into()),
+            None => residual_out.as_mut().map(all_of::<B, R>),
+        };
+        args.mean = mean.as_mut().map(|mean| B::part_out(mean, 0..spec.rows));
+        args.rstd = rstd.as_mut().map(|rstd| B::part_out(rstd, 0..spec.rows));
+        self.backend().forward(spec, args)?;
+        match of_sum.as_ref().zip(overwritten.as_mut()) {
+            Some((of_sum, sum)) => self.backend().copy(B::buffer_in(of_sum, 0..len), B::part_out(sum, 0..len)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The tensors of a call but `x` and `y`.
+pub(crate) struct Beside<'a, B: Memory, W: Element, R: Element> {
+    pub(crate) residual: Option<Source<B::In<'a, R>, B::Out<'a, R>>>,
+    pub(crate) residual_out: Option<Rows<B::Out<'a, R>>>,
+    pub(crate) weight: Option<B::In<'a, W>>,
+    pub(crate) bias: Option<B::In<'a, W>>,
+    pub(crate) mean: Option<B::Out<'a, f32>>,
+    pub(crate) rstd: Option<B::Out<'a, f32>>,
 }
 
 /// The elements of `x`, whose rows lie side by side.

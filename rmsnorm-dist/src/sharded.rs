@@ -96,10 +96,9 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
         self.collective.all_gather(shares, B::buffer_in(&from, 0..own), to)
     }
 
-    /// Room for this rank's share of an output, if the call has it.
-    pub(crate) fn room<T: Stored>(&self, shares: &Shares, is_there: bool) -> Result<Option<B::Buffer<T>>, Error> {
-        let own = shares.elements(self.collective.rank()).len();
-        is_there.then(|| self.backend.buffer(own)).transpose()
+    /// Room for so many elements of an output, if the call has it.
+    pub(crate) fn room<T: Stored>(&self, len: usize, is_there: bool) -> Result<Option<B::Buffer<T>>, Error> {
+        is_there.then(|| self.backend.buffer(len)).transpose()
     }
 }
 
@@ -181,6 +180,7 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
         let shares = Shares { units: spec.rows, unit: spec.cols, ranks: self.ranks() };
         let of_rows = Shares { unit: 1, ..shares };
         let (own, rows) = (shares.elements(self.rank()), shares.units(self.rank()));
+        let own_spec = spec.rows(rows.len());
         let has_sum = overwritten.is_some() || separate.is_some();
         // Where all have the sum, each makes y of it: that is sooner done than sent.
         let is_sum_sent = has_sum && T::DTYPE == R::DTYPE;
@@ -189,16 +189,16 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
         let mut parts = self.room_for_parts::<T>(&shares)?;
         let mut of_y = self.backend.buffer::<T>(own.len())?;
         // What overwrites nothing goes to its place at once.
-        let mut of_sum = self.room::<R>(&shares, has_sum && !(is_sum_sent && separate.is_some()))?;
-        let mut of_mean = self.room::<f32>(&of_rows, mean.is_some() && !is_sum_sent)?;
-        let mut of_rstd = self.room::<f32>(&of_rows, rstd.is_some() && !is_sum_sent)?;
+        let mut of_sum = self.room::<R>(own.len(), has_sum && !(is_sum_sent && separate.is_some()))?;
+        let mut of_mean = self.room::<f32>(rows.len(), mean.is_some() && !is_sum_sent)?;
+        let mut of_rstd = self.room::<f32>(rows.len(), rstd.is_some() && !is_sum_sent)?;
 
         self.deal(&shares, &x, &mut parts, is_sent)?;
         let mut y = written(x, y).map(|y| y.view);
         {
             let overwritten = overwritten.as_ref().map(|sum| Rows::dense(B::read_out(sum)));
             let of_y = B::buffer_out(&mut of_y, 0..own.len());
-            let mut local = self.of_parts::<T, W, R>(&shares, &parts, of_y, weight.as_ref(), bias.as_ref());
+            let mut local = self.of_parts::<T, W, R>(&own_spec, &parts, of_y, weight.as_ref(), bias.as_ref());
             local.residual = match (&residual, &overwritten) {
                 (Some(all), _) => Some(Source::Read(rows_of::<B, R>(all, spec, rows.clone()))),
                 (None, Some(all)) => Some(Source::Read(rows_of::<B, R>(all, spec, rows.clone()))),
@@ -211,7 +211,7 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
             };
             local.mean = of_mean.as_mut().map(|mean| B::buffer_out(mean, 0..rows.len()));
             local.rstd = of_rstd.as_mut().map(|rstd| B::buffer_out(rstd, 0..rows.len()));
-            self.backend.forward(&spec.rows(rows.len()), local)?;
+            self.backend.forward(&own_spec, local)?;
         }
 
         // In one order on every rank.

@@ -3,8 +3,7 @@
 
 use rmsnorm_spec::{Element, Error, Forward, Memory, NormSpec, ShardedRows, Source, YRows};
 
-use crate::columns::whole;
-use crate::deal::{all_of, check_dense, distances, written};
+use crate::deal::{Beside, all_of, check_dense, distances, written};
 use crate::{Collective, Sharded, ShardedNorm, Shares, check_reduced_rows};
 
 impl<B: Memory, C: Collective<B>> Sharded<B, C> {
@@ -32,45 +31,22 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
         args: Forward<'_, B, T, W, R>,
         is_sent: &mut bool,
     ) -> Result<(), Error> {
-        let Forward { x, y, residual, mut residual_out, weight, bias, mut mean, mut rstd, .. } = args;
-        let (residual, mut overwritten) = match residual {
-            Some(Source::Overwrite(sum)) => (None, Some(sum.view)),
-            Some(Source::Read(residual)) => (Some(residual), None),
-            None => (None, None),
-        };
+        let Forward { x, y, residual, residual_out, weight, bias, mean, rstd, .. } = args;
         let shares = Shares { units: spec.rows, unit: spec.cols, ranks: self.ranks() };
         let (own, rows) = (shares.elements(self.rank()), shares.units(self.rank()));
 
         // All memory before anything is sent, as where nothing is divided.
         let mut parts = self.room_for_parts::<T>(&shares)?;
-        // A sum of parts is made beside the residual, and not in place.
-        let mut of_sum = self.room::<R>(&shares, overwritten.is_some())?;
+        let of_sum = self.room::<R>(own.len(), matches!(residual, Some(Source::Overwrite(_))))?;
 
         self.deal(&shares, &x, &mut parts, is_sent)?;
         // If it was the only exchange, whatever happens now leaves no rank out of step.
         *is_sent = y_rows == YRows::All;
         let is_own_matrix = y_rows == YRows::Own && matches!(x, Source::Read(_));
         let Some(mut y) = written(x, y) else { return Ok(()) };
-        {
-            let of_y =
-                if is_own_matrix { all_of::<B, T>(&mut y) } else { B::part_out(&mut y.view, own.clone()).into() };
-            let mut local = self.of_parts::<T, W, R>(&shares, &parts, of_y, weight.as_ref(), bias.as_ref());
-            local.residual = match (&residual, &overwritten) {
-                (Some(residual), _) => Some(Source::Read(residual.with(whole::<B, R>(&residual.view)))),
-                (None, Some(sum)) => Some(Source::Read(B::read_out(sum).into())),
-                (None, None) => None,
-            };
-            local.residual_out = match &mut of_sum {
-                Some(of_sum) => Some(B::buffer_out(of_sum, 0..own.len()).into()),
-                None => residual_out.as_mut().map(all_of::<B, R>),
-            };
-            local.mean = mean.as_mut().map(|mean| B::part_out(mean, 0..rows.len()));
-            local.rstd = rstd.as_mut().map(|rstd| B::part_out(rstd, 0..rows.len()));
-            self.backend().forward(&spec.rows(rows.len()), local)?;
-        }
-        if let Some((of_sum, sum)) = of_sum.as_ref().zip(overwritten.as_mut()) {
-            self.backend().copy(B::buffer_in(of_sum, 0..own.len()), B::part_out(sum, 0..own.len()))?;
-        }
+        let of_y = if is_own_matrix { all_of::<B, T>(&mut y) } else { B::part_out(&mut y.view, own).into() };
+        let beside = Beside { residual, residual_out, weight, bias, mean, rstd };
+        self.add_parts(&spec.rows(rows.len()), &parts, of_sum, of_y, beside)?;
         match y_rows {
             YRows::Own => Ok(()),
             YRows::All => self.collective().all_gather_in_place(&shares, y.view),

@@ -1,28 +1,13 @@
 //! What a group does with columns that are divided among its ranks: what is refused before anything is sent, and what it goes on with.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
 
-use std::thread;
+mod common;
 
-use rmsnorm_cpu::{Backward, CpuBackend, Forward, Isa};
-use rmsnorm_dist::{Sharded, ShardedNorm, ThreadGroup};
+use rmsnorm_cpu::{Backward, CpuBackend, Forward};
+use rmsnorm_dist::ShardedNorm;
 use rmsnorm_spec::{Element, Error, GradReduction, NormBackend, NormSpec};
 
-type Rank = Sharded<CpuBackend, ThreadGroup>;
-
-/// What each rank answers, each on a thread of its own.
-fn on_ranks<A: Send>(ranks: usize, rank: impl Fn(&Rank) -> A + Sync) -> Vec<A> {
-    let backend = CpuBackend::with(Isa::detect(), 1).unwrap();
-    thread::scope(|scope| {
-        let threads: Vec<_> = ThreadGroup::new(ranks)
-            .into_iter()
-            .map(|group| {
-                let (norm, rank) = (Sharded::new(backend.clone(), group), &rank);
-                scope.spawn(move || rank(&norm))
-            })
-            .collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
-}
+use common::{Rank, on_ranks};
 
 /// Three ranks with 3, 1 and 2 columns of two rows.
 const COLUMNS: [usize; 3] = [3, 1, 2];

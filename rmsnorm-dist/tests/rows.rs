@@ -2,15 +2,16 @@
 //! sent, and what it goes on with.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
 
+mod common;
+
 use std::ops::Range;
-use std::thread;
 use std::time::Duration;
 
 use rmsnorm_cpu::{CpuBackend, Forward, Isa};
 use rmsnorm_dist::{Sharded, ShardedNorm, Shares, ThreadGroup};
 use rmsnorm_spec::{Error, NormSpec, RowGroups, Rows, YRows};
 
-type Rank = Sharded<CpuBackend, ThreadGroup>;
+use common::{Rank, on_ranks};
 
 /// Of three ranks the first two own two rows, the last one.
 const RANKS: usize = 3;
@@ -20,21 +21,6 @@ const LEN: usize = ROWS * COLS;
 /// Between rows that are apart.
 const STRIDE: usize = 5;
 const SPEC: NormSpec = NormSpec::rms(ROWS, COLS, 1e-6);
-
-/// What each rank answers, each on a thread of its own.
-fn on_ranks<A: Send>(rank: impl Fn(&Rank) -> A + Sync) -> Vec<A> {
-    let backend = CpuBackend::with(Isa::detect(), 1).unwrap();
-    thread::scope(|scope| {
-        let threads: Vec<_> = ThreadGroup::new(RANKS)
-            .into_iter()
-            .map(|group| {
-                let (norm, rank) = (Sharded::new(backend.clone(), group), &rank);
-                scope.spawn(move || rank(&norm))
-            })
-            .collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
-}
 
 /// A rank's part of x.
 fn part(rank: usize) -> Vec<f32> {
@@ -69,7 +55,7 @@ fn apart(rows: &[f32], between: f32) -> Vec<f32> {
 #[test]
 fn own_rows_of_the_residual_stream_and_of_y_may_lie_apart() {
     let [y, sum, rstd] = whole();
-    on_ranks(|norm| {
+    on_ranks(RANKS, |norm| {
         let (rows, elements) = own(norm);
         let (x, residual) = (part(norm.rank()), apart(&residual()[elements.clone()], f32::NAN));
         let (mut own_y, mut own_sum) = (vec![-1.0; rows.len() * STRIDE], vec![-2.0; rows.len() * STRIDE]);
@@ -88,7 +74,7 @@ fn own_rows_of_the_residual_stream_and_of_y_may_lie_apart() {
 #[test]
 fn in_place_the_residual_is_updated_and_x_holds_what_y_has() {
     let [y, sum, _] = whole();
-    on_ranks(|norm| {
+    on_ranks(RANKS, |norm| {
         let elements = own(norm).1;
         for y_rows in [YRows::All, YRows::Own] {
             let (mut x, mut residual) = (part(norm.rank()), residual()[elements.clone()].to_vec());
@@ -104,7 +90,7 @@ fn in_place_the_residual_is_updated_and_x_holds_what_y_has() {
 /// A rank that is refused sends nothing, and makes the next call with the others.
 #[test]
 fn what_is_refused_is_refused_before_anything_is_sent() {
-    let y_of_all = on_ranks(|norm| {
+    let y_of_all = on_ranks(RANKS, |norm| {
         let len = own(norm).1.len();
         let (x, residual) = (part(norm.rank()), residual());
         let (mut y, mut sum, mut long) = (vec![0.0; LEN], vec![0.0; LEN], vec![0.0; 2 * ROWS * STRIDE]);

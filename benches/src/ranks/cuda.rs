@@ -115,10 +115,10 @@ impl Gpu {
             How::AllReduce(_) => self.backend.prepare(&problem)?,
             How::Composed(rank) => {
                 let parts = rank.ranks();
-                // Two ranks add all rows each, unless these have owners.
-                let is_divided = parts > 2 || op == RanksOp::ForwardReducedRows;
-                let rows = if is_divided { problem.rows.div_ceil(parts) } else { problem.rows };
-                self.backend.prepare(&Problem { rows, parts, ..problem })?;
+                // A rank adds its own rows, or all.
+                for rows in [problem.rows.div_ceil(parts), problem.rows] {
+                    self.backend.prepare(&Problem { rows, parts, ..problem })?;
+                }
                 let tensors = problem.tensors.without(Tensor::Residual).without(Tensor::ResidualOut);
                 self.backend.prepare(&Problem { tensors, ..problem })?;
             }

@@ -25,25 +25,25 @@ pub fn whole<T: Element, R: Element>(case: &Case, y_rows: YRows, outputs: &[Outp
         Some(Bits { bits, ..first })
     };
     for (rank, output) in outputs.iter().enumerate() {
-        let is_own = |i: usize, width: usize| owner(i / width) == rank;
-        for (tensor, width) in [(&output.mean, 1), (&Some(output.rstd.clone()), 1)] {
-            let stray = tensor
-                .iter()
-                .flat_map(|t| t.bits.iter().enumerate())
-                .find(|(i, b)| !is_own(*i, width) && **b != POISON);
+        // The first element of another's row that is not what was there.
+        let stray = |tensor: &Bits, width: usize, before: &dyn Fn(usize) -> u32| {
+            let is_others = |i: usize| owner(i / width) != rank;
+            (0..tensor.bits.len()).find(|&i| is_others(i) && tensor.bits[i] != before(i))
+        };
+        for statistic in output.mean.iter().chain([&output.rstd]) {
+            let stray = stray(statistic, 1, &|_| POISON);
             assert_eq!(stray, None, "{case:?}: rank {rank} has written statistics of another's row");
         }
         // In place the residual of all rows was there, else nothing.
         if let Some(h) = output.h.as_ref().filter(|_| !case.is_in_place) {
-            let poison = R::from_bits(POISON).bits();
-            let stray = h.bits.iter().enumerate().find(|(i, b)| !is_own(*i, cols) && **b != poison);
+            let stray = stray(h, cols, &|_| R::from_bits(POISON).bits());
             assert_eq!(stray, None, "{case:?}: rank {rank} has written the sum of another's row");
         }
         match y_rows {
             YRows::All => assert!(output.y.bits == outputs[0].y.bits, "{case:?}: y of rank {rank} differs"),
             YRows::Own => {
                 let before = |i: usize| if case.is_in_place { x[rank][i].bits() } else { T::from_bits(POISON).bits() };
-                let stray = output.y.bits.iter().enumerate().find(|(i, b)| !is_own(*i, cols) && **b != before(*i));
+                let stray = stray(&output.y, cols, &before);
                 assert_eq!(stray, None, "{case:?}: rank {rank} has written y of another's row");
             }
         }

@@ -123,13 +123,18 @@ fn check_columns(columns: &[usize], here: usize) -> Result<(), Error> {
 /// # Errors
 /// `Unsupported` for a residual that is added after the norm, and for an `x` of several parts.
 pub fn check_columns_form(spec: &NormSpec, parts: Option<Parts>) -> Result<(), Error> {
-    let unsupported = |rule: &str| Err(Error::Unsupported { rule: rule.into() });
+    check_divided("columns", "one matrix", spec, parts)
+}
+
+/// The same of what is divided, and of what x is then.
+pub(super) fn check_divided(divided: &str, x: &str, spec: &NormSpec, parts: Option<Parts>) -> Result<(), Error> {
+    let unsupported = |rule: String| Err(Error::Unsupported { rule });
     match (spec.residual_placement, parts) {
         (ResidualPlacement::After, _) => {
-            unsupported("where columns are divided among ranks, a residual is added before the norm")
+            unsupported(format!("where {divided} are divided among ranks, a residual is added before the norm"))
         }
         (ResidualPlacement::Before, Some(_)) => {
-            unsupported("where columns are divided among ranks, x is one matrix, no sum of parts")
+            unsupported(format!("where {divided} are divided among ranks, x is {x}, no sum of parts"))
         }
         (ResidualPlacement::Before, None) => Ok(()),
     }

@@ -1,11 +1,11 @@
 //! Validation of a forward call whose residual stream is divided by rows among ranks.
 
+use super::columns::check_divided;
 use super::layout::Layout;
 use super::{Checked, check_forward, problem};
 use crate::args::{SpanVisitor, View, Views};
 use crate::{
-    Direction, Element, Error, Forward, NormBackend, NormSpec, ResidualPlacement, ShardedRows, Tensor, TensorSet,
-    Visitor, YRows,
+    Direction, Element, Error, Forward, NormBackend, NormSpec, ShardedRows, Tensor, TensorSet, Visitor, YRows,
 };
 
 impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<ShardedRows<Forward<'a, B, T, W, R>>> {
@@ -17,7 +17,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Sh
     /// added after the norm, for an `x` of several parts, and for rows in groups; `InvalidArgument` if the own rows are none of `spec`.
     pub fn forward_rows(spec: NormSpec, call: ShardedRows<Forward<'a, B, T, W, R>>) -> Result<Self, Error> {
         let ShardedRows { args, own, y_rows } = &call;
-        check_form(&spec, args)?;
+        check_divided("rows", "one matrix on every rank", &spec, args.parts)?;
         check_forward(&spec, args)?;
         if own.start > own.end || own.end > spec.rows {
             let rule = format!("a rank owns some of the {} rows, got {own:?}", spec.rows);
@@ -44,23 +44,6 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Sh
     /// The first of the visitor's.
     pub fn visit(self, visitor: &mut impl Visitor<'a, B>) -> Result<(), Error> {
         self.args.args.visit(visitor)
-    }
-}
-
-/// What has no form where rows are divided among ranks.
-fn check_form<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
-    spec: &NormSpec,
-    args: &Forward<'_, B, T, W, R>,
-) -> Result<(), Error> {
-    let unsupported = |rule: &str| Err(Error::Unsupported { rule: rule.into() });
-    match (spec.residual_placement, args.parts) {
-        (ResidualPlacement::After, _) => {
-            unsupported("where rows are divided among ranks, a residual is added before the norm")
-        }
-        (ResidualPlacement::Before, Some(_)) => {
-            unsupported("where rows are divided among ranks, x is one matrix on every rank, no sum of parts")
-        }
-        (ResidualPlacement::Before, None) => Ok(()),
     }
 }
 
