@@ -64,6 +64,9 @@ struct Meeting {
     call: u64,
     /// Why there will be no further call.
     failure: Option<String>,
+    /// How far a test has moved the clock on.
+    #[cfg(test)]
+    ahead: Duration,
 }
 
 /// What a rank brings to a call.
@@ -81,6 +84,15 @@ struct Call {
     storage: Storage,
 }
 
+impl Meeting {
+    fn now(&self) -> Instant {
+        let now = Instant::now();
+        #[cfg(test)]
+        let now = now + self.ahead;
+        now
+    }
+}
+
 impl ThreadGroup {
     /// How long a rank waits for the others, unless [`deadline`](Self::deadline) says otherwise.
     pub const DEADLINE: Duration = Duration::from_secs(30);
@@ -88,7 +100,14 @@ impl ThreadGroup {
     /// The ranks of a group, in order; at least one.
     pub fn new(ranks: usize) -> Vec<ThreadGroup> {
         let ranks = ranks.max(1);
-        let meeting = Meeting { sent: vec![None; ranks], read: 0, call: 0, failure: None };
+        let meeting = Meeting {
+            sent: vec![None; ranks],
+            read: 0,
+            call: 0,
+            failure: None,
+            #[cfg(test)]
+            ahead: Duration::ZERO,
+        };
         let shared = Arc::new(Shared { meeting: Mutex::new(meeting), changed: Condvar::new() });
         let rank = |rank| {
             let (deadline, shared) = (ThreadGroup::DEADLINE, shared.clone());
@@ -169,12 +188,12 @@ impl ThreadGroup {
         missing: impl Fn(&Meeting) -> Option<String>,
     ) -> Result<MutexGuard<'m, Meeting>, Error> {
         // Beyond what a clock can show there is none.
-        let until = Instant::now().checked_add(self.deadline);
+        let until = meeting.now().checked_add(self.deadline);
         loop {
             // A rank that has all it needs of this call goes on, whoever has left the group since.
             let Some(missing) = missing(&meeting) else { return Ok(meeting) };
             self.check(&meeting)?;
-            let left = until.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()));
+            let left = until.map_or(Duration::MAX, |until| until.saturating_duration_since(meeting.now()));
             if left.is_zero() {
                 let reason = format!("{missing} within {:?}", self.deadline);
                 return Err(self.fail(meeting, reason));
@@ -284,7 +303,67 @@ impl std::fmt::Display for Call {
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
     use super::*;
+
+    const SHARES: Shares = Shares { units: 3, unit: 1, ranks: 3 };
+    /// Longer than a test takes on any machine: the clock is moved there.
+    const DEADLINE: Duration = Duration::from_secs(1 << 20);
+
+    fn gather(group: &ThreadGroup) -> String {
+        let (own, mut to) = ((group.rank as f32).to_ne_bytes().to_vec(), [-1.0f32; 3]);
+        group.gather(&SHARES, own, &mut to).map_or_else(|error| error.to_string(), |()| format!("{to:?}"))
+    }
+
+    /// What the first two ranks of three answer, and then in a second call, after `event` happens while both wait for the third.
+    fn answers(event: impl FnOnce(ThreadGroup)) -> [[String; 2]; 2] {
+        let [first, second, third] = ThreadGroup::new(3).try_into().unwrap();
+        let shared = third.shared.clone();
+        thread::scope(|scope| {
+            let calls = |group: ThreadGroup| scope.spawn(move || [gather(&group), gather(&group)]);
+            let ranks = [first, second].map(|group| calls(group.deadline(DEADLINE)));
+            let waits = |meeting: &mut Meeting| meeting.sent[..2].iter().any(Option::is_none);
+            drop(shared.changed.wait_while(shared.meeting.lock().unwrap(), waits).unwrap());
+            event(third);
+            ranks.map(|rank| rank.join().unwrap())
+        })
+    }
+
+    fn move_clock(group: &ThreadGroup, time: Duration) {
+        group.lock().ahead += time;
+        group.shared.changed.notify_all();
+    }
+
+    /// A rank that does not come is an error on the others when the deadline has passed, and in every later call at once.
+    #[test]
+    fn a_rank_that_does_not_come_is_named_after_the_deadline() {
+        let expected = format!("thread group device error: rank 2 did not come within {DEADLINE:?}");
+        let answers = answers(|absent| {
+            move_clock(&absent, DEADLINE);
+            let woken = |meeting: &mut Meeting| meeting.failure.is_none();
+            drop(absent.shared.changed.wait_while(absent.lock(), woken).unwrap());
+            assert_eq!(gather(&absent), expected, "who comes late is told, too");
+        });
+        assert_eq!(answers, [[expected.clone(), expected.clone()], [expected.clone(), expected.clone()]]);
+    }
+
+    #[test]
+    fn a_rank_that_comes_before_the_deadline_is_not_late() {
+        let answers = answers(|last| {
+            move_clock(&last, DEADLINE / 2);
+            assert_eq!(gather(&last), "[0.0, 1.0, 2.0]");
+        });
+        let left = "thread group device error: rank 2 has left the group";
+        assert_eq!(answers, [["[0.0, 1.0, 2.0]", left]; 2]);
+    }
+
+    /// Those who wait are told when it goes, not when the deadline has passed.
+    #[test]
+    fn a_rank_that_leaves_is_named_to_those_who_wait() {
+        let left = "thread group device error: rank 2 has left the group";
+        assert_eq!(answers(drop), [[left; 2]; 2]);
+    }
 
     /// A thread may take it along; two may not use it at once.
     #[test]
