@@ -392,9 +392,7 @@ mod tests {
 
     #[test]
     fn every_file_is_part_of_a_program() {
-        let of_peers = [kernels::PEERS, kernels::REDUCE_FORWARD];
-        let is_there = |source: &&Source| cfg!(feature = "peers") || !of_peers.contains(source);
-        let there: BTreeSet<&str> = kernels::ALL.iter().filter(is_there).map(|source| source.path).collect();
+        let there: BTreeSet<&str> = kernels::ALL.iter().map(|source| source.path).collect();
         let used = HEADERS.iter().chain(Program::ALL.into_iter().flat_map(files)).map(|source| source.path).collect();
         assert_eq!(there, used);
     }
