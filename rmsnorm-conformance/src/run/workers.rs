@@ -53,7 +53,6 @@ pub(crate) fn in_order<T: Send, R: Send, B>(
 mod tests {
     use std::sync::Barrier;
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::time::Duration;
 
     use super::*;
 
@@ -61,9 +60,16 @@ mod tests {
     fn everything_is_taken_in_its_order() {
         for (threads, len) in [(1, 20_u64), (2, 20), (7, 20), (7, 3), (3, 0)] {
             let mut taken = Vec::new();
+            let (sender, receiver) = mpsc::channel();
+            let (sender, receiver) = (Mutex::new(sender), Mutex::new(receiver));
             let make = |item: u64| {
-                // The first are done last.
-                thread::sleep(Duration::from_millis(len.saturating_sub(item) % 5));
+                // The first is done after all that others can do meanwhile.
+                if threads > 1 && item == 0 {
+                    receiver.lock().unwrap().recv().unwrap();
+                }
+                if item + 1 == len {
+                    sender.lock().unwrap().send(()).unwrap();
+                }
                 item * item
             };
             let flow = in_order((0..len).collect(), threads, make, |made| {
@@ -92,22 +98,31 @@ mod tests {
         assert_eq!((flow, taken), (ControlFlow::Continue(()), 6));
     }
 
+    /// Of two threads one waits in item 3, the last that is taken, until the other has handed in item 4. That one is kept until the end,
+    /// for which all later ones wait.
     #[test]
     fn none_is_begun_after_the_end() {
-        for threads in [1, 2] {
-            let begun = AtomicUsize::new(0);
+        for (threads, expected) in [(1, 4), (2, 7)] {
+            let (begun, (go, may_go), (keep, is_kept)) = (AtomicUsize::new(0), mpsc::channel(), mpsc::channel::<()>());
+            let (may_go, keep, is_kept) = (Mutex::new(may_go), Mutex::new(Some(keep)), Mutex::new(is_kept));
             let make = |item: usize| {
                 begun.fetch_add(1, Ordering::Relaxed);
-                if item > 0 {
-                    thread::sleep(Duration::from_millis(1));
+                match item {
+                    3 if threads > 1 => may_go.lock().unwrap().recv().unwrap(),
+                    4 => return (item, keep.lock().unwrap().take()),
+                    5.. => {
+                        go.send(()).unwrap();
+                        is_kept.lock().unwrap().recv().unwrap_err();
+                    }
+                    _ => {}
                 }
-                item
+                (item, None)
             };
-            let flow = in_order((0..1000).collect(), threads, make, |item| {
+            let flow = in_order((0..1000).collect(), threads, make, |(item, _)| {
                 if item == 3 { ControlFlow::Break(item) } else { ControlFlow::Continue(()) }
             });
             assert_eq!(flow, ControlFlow::Break(3));
-            assert!(begun.load(Ordering::Relaxed) < 500, "{threads} threads");
+            assert_eq!(begun.load(Ordering::Relaxed), expected, "{threads} threads");
         }
     }
 }
