@@ -86,7 +86,7 @@ impl ColumnsCase {
         inputs
     }
 
-    /// What a correct group claims: chains of additions are longer by the ranks, and layer norm's variance goes through two of them,
+    /// What a correct group claims: chains of additions are longer by the ranks, and layer norm's statistics are those of three,
     /// math.md 5.5.
     fn arithmetic(&self, of_backend: &Arithmetic) -> Arithmetic {
         let is_merged = self.case.norm == Norm::Layer && self.case.kind != Kind::Backward;
@@ -101,9 +101,9 @@ impl ColumnsCase {
     }
 }
 
-/// Longest chain of additions of layer norm's variance on at most so many ranks, of which one has nearly all columns.
+/// Longest chain of additions of layer norm's statistics on at most so many ranks, of which one has nearly all columns.
 fn merged_depth<const RANKS: usize>(cols: usize) -> usize {
-    2 * (policy_depth_cols(cols) + 3 * RANKS + 4)
+    3 * (policy_depth_cols(cols) + 3 * RANKS + 4)
 }
 
 /// Of columns that lie apart: beyond it the rounding of a rank's mean shows in the distance to the row's.

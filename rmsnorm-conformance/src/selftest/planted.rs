@@ -108,6 +108,7 @@ bugs! {
     SqLowacc "sq_lowacc" Both Forward "squares are accumulated in 16 bits";
     SqF16 "sq_f16" Both Forward "squares are formed in 16 bits";
     MeanLowacc "mean_lowacc" Layer Forward "the mean is accumulated in 16 bits";
+    MeanUncorrected "mean_uncorrected" Layer Forward "the mean is a sum, and not corrected by the deviations from it";
     Onepass "onepass" Layer Forward "var is avg(x^2) - mean^2";
     Rsqrt12 "rsqrt12" Both Forward "rstd is a 12-bit estimate";
     RsqrtF16 "rsqrt_f16" Both Forward "rstd is rounded to f16";

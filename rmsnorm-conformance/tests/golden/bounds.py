@@ -40,7 +40,8 @@ class Arithmetic:
 
 
 def depth_cols(cols):
-    return min(max(cols - 1, 0), -(-cols // 32) + 16)
+    of_lanes = -(-cols // 32)
+    return min(max(cols - 1, 0), of_lanes + 16, 2 * int(np.ceil(np.sqrt(of_lanes))) + 80)
 
 
 def depth_rows(rows):
@@ -95,8 +96,10 @@ def bounds(norm, ref, eps, arithmetic, dtype, case, given=False):
     o = 1.0 if case["offset"] else 0.0
     second_order = 1 + 2.0 ** -10
 
+    depth = depth_cols(cols)
+
     def over_cols(terms):
-        return sum_error(terms, 1, depth_cols(cols), u, mode)[:, None] / cols
+        return sum_error(terms, 1, depth, u, mode)[:, None] / cols
 
     def over_rows(terms):
         return sum_error(terms, 0, depth_rows(rows), u, mode)
@@ -109,8 +112,19 @@ def bounds(norm, ref, eps, arithmetic, dtype, case, given=False):
     e_mean = r = np.zeros((rows, 1), LD)
     if not given:
         if is_layer:
-            e_mean = over_cols(ref["h"]) + k * u * np.abs(mean)
-            e_var = over_cols(centred * centred) + var * (3 + k) * u + e_mean * e_mean
+            # F of 5.4.
+            lost = 3 * TINY if arithmetic.flushes else 0.0
+            e_first = over_cols(ref["h"]) + k * u * np.abs(mean) + lost
+            added = over_cols(centred)
+            if mode == "statistical":
+                worst = sum_error(centred, 1, depth, u, "worst")[:, None] / cols
+                added = np.minimum(worst, added + u * np.sqrt(depth * average(centred * centred)))
+            e_dev = added + average(np.abs(centred)) * u + (depth + 1) * u * e_first + lost
+            before = e_dev + k * u * (e_first + e_dev)
+            down, up = ("nearest", "nearest") if arithmetic.stores_nearest else ("down", "up")
+            e_mean = np.maximum(mean - round_to(mean - before, "f32", down), round_to(mean + before, "f32", up) - mean)
+            e_var = (over_cols(centred * centred) + var * (4 + k) * u
+                     + (depth + 8 + 2 * k) * u * (e_first + e_dev) ** 2 + (2 * e_first + e_dev) * e_dev)
         else:
             q = 1 if dtype == "f32" else 0
             e_var = over_cols(centred * centred) + var * (q + k) * u

@@ -4,7 +4,7 @@ import numpy as np
 
 F = np.float32
 TYPES = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
-LANES = 32  # running sums of a row
+LANES = 64  # running sums of a row
 BLOCK = 128  # rows of a partial sum
 
 
@@ -112,11 +112,18 @@ def run(norm, t, eps, offset, dtype, parameters, ops, bug=None):
         return ops.mul(sum_cols(values, ops), F(1.0 / cols))
 
     is_layer = norm == "layer_norm"
-    mean = average(x) if is_layer else np.zeros((rows, 1), F)
-    centred = ops.sub(x, mean) if is_layer else x
+    first = average(x) if is_layer else np.zeros((rows, 1), F)
     # Computed again for the variance, and in WGSL perhaps with another rounding.
-    again = ops.sub(x, mean) if is_layer else x
-    var = average(ops.mul(again, again))
+    about = ops.sub(x, first) if is_layer else x
+    squares = sum_cols(ops.mul(about, about), ops)
+    mean, centred = first, x
+    if is_layer:
+        deviations = sum_cols(about, ops)
+        missed = ops.mul(deviations, F(1.0 / cols))
+        mean = ops.add(first, missed)
+        squares = np.maximum(ops.sub(squares, ops.mul(deviations, missed)), F(0))
+        centred = ops.sub(x, mean)
+    var = ops.mul(squares, F(1.0 / cols))
     if bug == "eps_outside":
         rstd = (F(1) / (np.sqrt(var, dtype=F) + F(eps))).astype(F)
     else:

@@ -31,7 +31,8 @@ impl Call {
             problem: *problem,
             block_rows: rows_per_block(backend.block_rows, problem.rows),
             bug,
-            lanes: backend.lanes.clamp(1, problem.cols.next_power_of_two()),
+            // Of long rows more, so that no lane has more than 64 columns.
+            lanes: backend.lanes.max(problem.cols.div_ceil(64)).clamp(1, problem.cols.next_power_of_two()),
             first_col: first_col % problem.cols,
         }
     }

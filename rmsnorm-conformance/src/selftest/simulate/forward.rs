@@ -123,12 +123,22 @@ impl<'c> ForwardKernel<'c> {
     fn statistics(&self, row: usize, h: &[f32]) -> Statistics {
         let call = self.call;
         let counted = self.counted(h);
-        let mean = match call.spec.norm {
+        let mut mean = match call.spec.norm {
             Norm::Rms => 0.0,
             Norm::Layer => self.divide_by_cols(call.sum(&counted, call.accumulator(Bug::MeanLowacc))),
         };
         let squares = self.squares(row, &counted, mean);
-        let sum = call.sum(&squares, call.accumulator(Bug::SqLowacc));
+        let mut sum = call.sum(&squares, call.accumulator(Bug::SqLowacc));
+        if call.spec.norm == Norm::Layer && !call.has(Bug::MeanUncorrected) {
+            let deviations: Vec<f32> = counted.iter().map(|h| h - mean).collect();
+            let deviations = call.sum(&deviations, DType::F32);
+            let missed = self.divide_by_cols(deviations);
+            // A mean that is not finite stays.
+            if missed.is_finite() {
+                mean += missed;
+                sum = (sum - deviations * missed).max(0.0);
+            }
+        }
         let mut var = self.divide_by_cols(sum);
         if call.has(Bug::Onepass) {
             let squares: Vec<f32> = h.iter().map(|h| h * h).collect();
