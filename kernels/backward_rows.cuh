@@ -106,7 +106,7 @@ struct Worker {
                 float x_hat = (x[i] - row.mean) * row.rstd;
                 // Past the end dy is zero, which does not help where x_hat overflows.
                 if (IS_LAYER && !is_in_row(k, i, left)) x_hat = 0.0f;
-                const float wdy = dy[i] * weight[i];
+                const float wdy = weighted_gradient(dy[i], weight[i]);
                 parts[0] += wdy * x_hat;
                 if constexpr (IS_LAYER) parts[SUMS - 1] += wdy;
                 gradients.add(k, i, dy[i], x_hat);
@@ -135,7 +135,7 @@ struct Worker {
         #pragma unroll
         for (int i = 0; i < PACK; ++i) {
             const float x_hat = (x[i] - row.mean) * row.rstd;
-            dx[i] = row.rstd * ((dx[i] * weight[i] - mean_wdy) - x_hat * mean_wdy_xhat);
+            dx[i] = row.rstd * ((weighted_gradient(dx[i], weight[i]) - mean_wdy) - x_hat * mean_wdy_xhat);
         }
 #if HAS_DRESIDUAL_OUT
         float residual[PACK];

@@ -10,16 +10,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) backward_ro
     for (unsigned long long row = blockIdx.x / CLUSTER; row < p.rows; row += gridDim.x / CLUSTER) {
         const Statistics statistics(p, row);
         float totals[2] = {};
-        #pragma unroll 2
-        for (unsigned long long col = (cluster_rank() * THREADS_PER_ROW + threadIdx.x) * PACK; col < p.cols; col += STEP) {
-            float weight[PACK], x_hat[PACK], dy[PACK], wdy[PACK];
-            load_weight(p, col, weight);
-            load_terms(p, row, col, statistics, weight, x_hat, dy, wdy);
-            #pragma unroll
-            for (int i = 0; i < PACK; ++i) {
-                totals[0] += wdy[i] * x_hat[i];
-                totals[1] += wdy[i];
+        // Sums of packs, of blocks of them, and of all: one sum of all would be a longer chain than math.md allows.
+        for (unsigned long long col = (cluster_rank() * THREADS_PER_ROW + threadIdx.x) * PACK; col < p.cols;) {
+            const unsigned long long end = min(p.cols, col + (unsigned long long)BLOCK_VISITS * STEP);
+            float block[2] = {};
+            #pragma unroll 2
+            for (; col < end; col += STEP) {
+                float weight[PACK], x_hat[PACK], dy[PACK], wdy[PACK], parts[2] = {};
+                load_weight(p, col, weight);
+                load_terms(p, row, col, statistics, weight, x_hat, dy, wdy);
+                #pragma unroll
+                for (int i = 0; i < PACK; ++i) {
+                    parts[0] += wdy[i] * x_hat[i];
+                    parts[1] += wdy[i];
+                }
+                block[0] += parts[0];
+                block[1] += parts[1];
             }
+            totals[0] += block[0];
+            totals[1] += block[1];
         }
         sums.sum(totals);
         if (threadIdx.x == 0 && cluster_rank() == 0) {

@@ -23,7 +23,7 @@ __device__ inline void load_terms(
     for (int i = 0; i < PACK; ++i) {
         // Past the end x and dy are zero, which does not help where x_hat overflows.
         x_hat[i] = IS_LAYER && i >= left ? 0.0f : (x_hat[i] - statistics.mean) * statistics.rstd;
-        wdy[i] = dy[i] * weight[i];
+        wdy[i] = weighted_gradient(dy[i], weight[i]);
     }
 }
 

@@ -60,6 +60,27 @@ struct Found {
 };
 
 #if !IS_BACKWARD
+// What a rank finds of its columns of a row: equation (15). `each` calls what it is given with every pack that a thread has.
+template <class Sums, class Each>
+__device__ inline void find_numbers(const Params& p, Sums& sums, const Each& each, float (&numbers)[NUMBERS]) {
+    float mean = 0.0f;
+    if constexpr (IS_LAYER) {
+        float terms[PACK] = {};
+        each([&](const Pack<H>& h, int, int) { add_pack(h, terms); });
+        float sum[1] = {sum_pack(terms)};
+        sums.sum(sum);
+        numbers[0] = sum[0];
+        mean = own_mean(sum[0], float(p.cols));
+    }
+    AboutMean about;
+    each([&](const Pack<H>& h, int k, int left) { about.add(h, mean, k, left); });
+    float found[ABOUT_MEAN];
+    about.total(found[0], found[ABOUT_MEAN - 1]);
+    sums.sum(found);
+    numbers[NUMBERS - 1] = found[0];
+    if constexpr (IS_LAYER) numbers[1] = found[1];
+}
+
 // Of a whole row: equation (16).
 struct Statistics {
     float mean, rstd;
@@ -68,18 +89,18 @@ struct Statistics {
         float squares;
         if constexpr (IS_LAYER) {
             mean = __fmul_rn(found.sum_of(0), p.share);
+            const auto apart = [&](unsigned rank) { return __fsub_rn(own_mean(found.number(rank, 0), found.c.columns[rank]), mean); };
+            const float deviations = found.sum([&](unsigned rank) {
+                return __fadd_rn(found.number(rank, 1), __fmul_rn(found.c.columns[rank], apart(rank)));
+            });
             squares = found.sum([&](unsigned rank) {
-                const float columns = found.c.columns[rank];
-                const float apart = __fsub_rn(own_mean(found.number(rank, 0), columns), mean);
-                const float product = __fmul_rn(__fmul_rn(2.0f, apart), found.number(rank, 1));
-                const float between = __fmul_rn(columns, __fmul_rn(apart, apart));
+                const float product = __fmul_rn(__fmul_rn(2.0f, apart(rank)), found.number(rank, 1));
+                const float between = __fmul_rn(found.c.columns[rank], __fmul_rn(apart(rank), apart(rank)));
                 return __fadd_rn(__fadd_rn(found.number(rank, 2), product), between);
             });
+            correct_mean(p.share, deviations, mean, squares);
         } else squares = found.sum_of(0);
-        float var = __fmul_rn(squares, p.share);
-        // Layer norm's is no sum of squares, and rounding may leave it below 0. NaN stays.
-        if (var < 0.0f) var = 0.0f;
-        rstd = reciprocal_root(__fadd_rn(var, p.eps));
+        rstd = reciprocal_root(__fadd_rn(__fmul_rn(squares, p.share), p.eps));
     }
 };
 #endif

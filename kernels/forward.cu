@@ -10,11 +10,11 @@
 static_assert(IS_HELD || !HAS_PARTS, "several parts are read once");
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward(const __grid_constant__ Params p) {
-    __shared__ float exchange[2][GROUPS][UNROLL][SENDERS];
+    __shared__ float exchange[2][GROUPS][UNROLL * ABOUT_MEAN][SENDERS];
     const unsigned group = threadIdx.x / THREADS_PER_ROW, thread = threadIdx.x % THREADS_PER_ROW;
     const unsigned first = (cluster_rank() * THREADS_PER_ROW + thread) * PACK;
     const int left = columns_left(p.cols, first);
-    RowSums<UNROLL> sums(exchange, group, thread);
+    RowSums<UNROLL * ABOUT_MEAN> sums(exchange, group, thread);
     wait_for_earlier_kernels();
 
     constexpr unsigned BLOCK_ROWS = GROUPS * UNROLL;
@@ -36,19 +36,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward(con
 #endif
         };
 
-        const auto find_statistics = [&](const auto& parts, float (&mean)[UNROLL], float (&rstd)[UNROLL]) {
-            if constexpr (IS_LAYER) {
-                #pragma unroll
-                for (int u = 0; u < UNROLL; ++u) mean[u] = sum_part<false>(parts[u], 0.0f, left);
-                sums.sum(mean);
-                #pragma unroll
-                for (int u = 0; u < UNROLL; ++u) mean[u] *= p.share;
-            }
-            #pragma unroll
-            for (int u = 0; u < UNROLL; ++u) rstd[u] = sum_part<true>(parts[u], mean[u], left);
-            sums.sum(rstd);
-            #pragma unroll
-            for (int u = 0; u < UNROLL; ++u) rstd[u] = reciprocal_root(rstd[u] * p.share + p.eps);
+        const auto find_statistics_of = [&](const auto& parts, float (&mean)[UNROLL], float (&rstd)[UNROLL]) {
+            find_statistics<PACKS>(p, sums, [&](int u, int k) { return parts[u][k]; }, left, [] {}, mean, rstd);
         };
         const auto store_statistics = [&](float* means, float* rstds, const float (&mean)[UNROLL], const float (&rstd)[UNROLL]) {
             if (thread == 0 && cluster_rank() == 0) {
@@ -72,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward(con
                 #pragma unroll
                 for (int k = 0; k < PACKS; ++k) stream[u][k] = load_pack<Reuse::ByNone>(ROW(residual, row(u)) + first, k, left);
 #endif
-        find_statistics(h, mean, rstd);
+        find_statistics_of(h, mean, rstd);
 
         // READS_LATE: each pack is read just before it is needed. Else all are asked for at once.
         if constexpr (!READS_LATE && !IS_HELD) load_rows(Bool<true>{});
@@ -101,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward(con
         store_statistics(p.mean, p.rstd, mean, rstd);
 #if NORMS_TWICE
         float next_mean[UNROLL] = {}, next_rstd[UNROLL];
-        find_statistics(stream, next_mean, next_rstd);
+        find_statistics_of(stream, next_mean, next_rstd);
         #pragma unroll
         for (int k = 0; k < PACKS; ++k) {
             float weight[PACK], bias[PACK];

@@ -67,54 +67,41 @@ __device__ inline float columns_of(unsigned long long cols, int i) {
     return float((PACKS - 1) * WARP_COLUMNS + max(0, min(last, WARP_COLUMNS)));
 }
 
-__device__ inline bool is_finite(float value) { return value - value == 0.0f; }
-
 // What a warp knows of its part of a row; all lanes get the same.
 template <class E>
 __device__ inline void find_moments(const Pack<E> (&h)[PACKS], unsigned long long cols, int left, float (&moments)[MOMENTS]) {
-    float squares[PACK] = {};
+    const auto load = [&](int k) { return h[k]; };
+    float center = 0.0f, squares, deviations;
 #if IS_LAYER
-    float sums[PACK] = {}, deviations[PACK] = {};
-    #pragma unroll
-    for (int k = 0; k < PACKS; ++k) add_pack<false>(h[k], 0.0f, k, left, sums);
     const float columns = columns_of(cols, cluster_rank() * WARPS + threadIdx.x / 32);
     // A warp without columns has zeros.
-    const float center = reduce_lanes<32>(sum_pack(sums)) / max(columns, 1.0f);
-    #pragma unroll
-    for (int k = 0; k < PACKS; ++k) {
-        float values[PACK];
-        unpack(h[k], values);
-        #pragma unroll
-        for (int i = 0; i < PACK; ++i) {
-            const float deviation = is_in_row(k, i, left) ? values[i] - center : 0.0f;
-            deviations[i] += deviation;
-            squares[i] += deviation * deviation;
-        }
-    }
-    const float deviation = reduce_lanes<32>(sum_pack(deviations));
+    center = reduce_lanes<32>(sum_packs<PACKS>(load)) / max(columns, 1.0f);
+#endif
+    sum_packs_about<PACKS>(load, center, left, squares, deviations);
+#if IS_LAYER
     moments[CENTER] = center;
     // An infinite center is what the mean becomes.
-    moments[DEVIATIONS] = is_finite(center) ? deviation : 0.0f;
-#else
-    #pragma unroll
-    for (int k = 0; k < PACKS; ++k) add_pack<true>(h[k], 0.0f, k, left, squares);
+    deviations = reduce_lanes<32>(deviations);
+    moments[DEVIATIONS] = is_finite(center) ? deviations : 0.0f;
 #endif
-    moments[SQUARES] = reduce_lanes<32>(sum_pack(squares));
+    moments[SQUARES] = reduce_lanes<32>(squares);
 }
 
 // Mean and rstd of a row, of what its warps know.
 __device__ inline void find_statistics(const Params& p, const float (&sent)[MOMENTS][SENDERS], float& mean, float& rstd) {
     mean = 0.0f;
 #if IS_LAYER
-    mean = p.share * total_of([&](int i) { return columns_of(p.cols, i) * sent[CENTER][i] + sent[DEVIATIONS][i]; });
-    const float sum = total_of([&](int i) {
-        const float own = sent[SQUARES][i], shift = sent[CENTER][i] - mean, columns = columns_of(p.cols, i);
-        const float moved = shift * (2.0f * sent[DEVIATIONS][i] + columns * shift);
+    mean = __fmul_rn(p.share, total_of([&](int i) { return columns_of(p.cols, i) * sent[CENTER][i] + sent[DEVIATIONS][i]; }));
+    // About that mean, as if each warp had summed about it.
+    const auto shift = [&](int i) { return sent[CENTER][i] - mean; };
+    const float deviations = total_of([&](int i) { return sent[DEVIATIONS][i] + columns_of(p.cols, i) * shift(i); });
+    float squares = total_of([&](int i) {
+        const float own = sent[SQUARES][i], columns = columns_of(p.cols, i);
+        const float moved = shift(i) * (2.0f * sent[DEVIATIONS][i] + columns * shift(i));
         // What is too large for f32 stays so, also where a warp has no columns.
         return is_finite(own) && columns > 0.0f ? own + moved : own;
     });
-    // Squares that underflow may leave less than was taken from them. NaN stays.
-    const float squares = sum < 0.0f ? 0.0f : sum;
+    correct_mean(p.share, deviations, mean, squares);
 #else
     const float squares = total_of(sent[SQUARES]);
 #endif

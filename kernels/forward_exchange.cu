@@ -12,11 +12,11 @@ static_assert(NUMBERS * sizeof(float) <= Pack<T>::BYTES, "what is found of a row
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 forward_exchange(const __grid_constant__ Params p, const __grid_constant__ Peers g, const __grid_constant__ Columns c) {
-    __shared__ float exchange[2][GROUPS][IS_LAYER ? 2 : 1][SENDERS];
+    __shared__ float exchange[2][GROUPS][ABOUT_MEAN][SENDERS];
     __shared__ float found[2][RANKS][NUMBERS];
     const unsigned first = threadIdx.x * PACK;
     const int left = columns_left(p.cols, first);
-    RowSums<IS_LAYER ? 2 : 1> sums(exchange, 0, threadIdx.x);
+    RowSums<ABOUT_MEAN> sums(exchange, 0, threadIdx.x);
     wait_for_earlier_kernels();
 
     Group group(g, PACK);
@@ -35,28 +35,12 @@ forward_exchange(const __grid_constant__ Params p, const __grid_constant__ Peers
     };
     // Sums up this rank's part of a row, and sends what was found.
     const auto find = [&](unsigned long long row, const Pack<H> (&h)[PACKS]) {
-        float terms[PACK] = {}, numbers[NUMBERS];
-        #pragma unroll
-        for (int k = 0; k < PACKS; ++k) add_pack<!IS_LAYER>(h[k], 0.0f, k, left, terms);
-        float sum[1] = {sum_pack(terms)};
-        sums.sum(sum);
-        numbers[0] = sum[0];
-        if constexpr (IS_LAYER) {
-            const float mean = own_mean(sum[0], float(p.cols));
-            float deviations[PACK] = {}, squares[PACK] = {};
+        const auto each = [&](const auto& use) {
             #pragma unroll
-            for (int k = 0; k < PACKS; ++k) {
-                add_pack<true>(h[k], mean, k, left, squares);
-                float values[PACK];
-                unpack(h[k], values);
-                #pragma unroll
-                for (int i = 0; i < PACK; ++i)
-                    if (is_in_row(k, i, left)) deviations[i] += values[i] - mean;
-            }
-            float both[2] = {sum_pack(deviations), sum_pack(squares)};
-            sums.sum(both);
-            numbers[1] = both[0], numbers[2] = both[1];
-        }
+            for (int k = 0; k < PACKS; ++k) use(h[k], k, left);
+        };
+        float numbers[NUMBERS];
+        find_numbers(p, sums, each, numbers);
         Pack<T> slot = {};
         #pragma unroll
         for (int i = 0; i < NUMBERS; ++i) slot.words[i] = __float_as_uint(numbers[i]);

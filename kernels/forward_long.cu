@@ -70,22 +70,13 @@ __device__ inline void load_parameters(const W* first, int left, Pack<W> (&packs
     for (int k = 0; k < PACKS; ++k) packs[k] = load_parameter<EXISTS>(first, k, left);
 }
 
-// The thread's part of a row's sum, or of that of the squared distances from the mean; `load` says what is in pack k.
-template <bool SQUARES, class Load>
-__device__ inline float sum_part(const Load& load, float mean, int left) {
-    float sums[PACK] = {};
-    #pragma unroll BATCH
-    for (int k = 0; k < PACKS; ++k) add_pack<SQUARES>(load(k), mean, k, left, sums);
-    return sum_pack(sums);
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward_long(const __grid_constant__ Params p) {
     extern __shared__ __align__(16) char shared[];
-    __shared__ float exchange[2][GROUPS][1][SENDERS];
+    __shared__ float exchange[2][GROUPS][ABOUT_MEAN][SENDERS];
     Slot& slot = *reinterpret_cast<Slot*>(shared);
     const unsigned first = (cluster_rank() * THREADS_PER_ROW + threadIdx.x) * PACK;
     const int left = columns_left(p.cols, first);
-    RowSums<1> sums(exchange, 0, threadIdx.x);
+    RowSums<ABOUT_MEAN> sums(exchange, 0, threadIdx.x);
     wait_for_earlier_kernels();
 
     for (unsigned long long row = blockIdx.x / CLUSTER; row < p.rows; row += gridDim.x / CLUSTER) {
@@ -93,23 +84,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward_lon
         Pack<W> weights[PACKS], biases[PACKS];
         if constexpr (READS_EARLY) load_parameters<HAS_WEIGHT>(p.weight + first, left, weights);
         finish_row(p, row, first, left, slot);
-        // `meanwhile`: what is done while the last sum is exchanged.
-        const auto find_statistics = [&](const auto& load, float (&mean)[1], float (&rstd)[1], const auto& meanwhile) {
-            if constexpr (IS_LAYER) {
-                mean[0] = sum_part<false>(load, 0.0f, left);
-                sums.sum(mean);
-                mean[0] *= p.share;
-            }
-            rstd[0] = sum_part<true>(load, mean[0], left);
-            sums.send(rstd);
-            meanwhile();
-            sums.receive(rstd);
-            rstd[0] = reciprocal_root(rstd[0] * p.share + p.eps);
-        };
         float mean[1] = {0.0f}, rstd[1];
-        find_statistics([&](int k) { return load_h(slot, k); }, mean, rstd, [&] {
+        const auto meanwhile = [&] {
             if constexpr (READS_EARLY) load_parameters<HAS_BIAS>(p.bias + first, left, biases);
-        });
+        };
+        find_statistics<BATCH>(p, sums, [&](int, int k) { return load_h(slot, k); }, left, meanwhile, mean, rstd);
 
         #pragma unroll (READS_EARLY ? PACKS : BATCH)
         for (int k = 0; k < PACKS; ++k) {
@@ -133,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward_lon
         }
 #if NORMS_TWICE
         float next_mean[1] = {0.0f}, next_rstd[1];
-        find_statistics([&](int k) { return slot.residual[k][threadIdx.x]; }, next_mean, next_rstd, [] {});
+        find_statistics<BATCH>(p, sums, [&](int, int k) { return slot.residual[k][threadIdx.x]; }, left, [] {}, next_mean, next_rstd);
         #pragma unroll BATCH
         for (int k = 0; k < PACKS; ++k) {
             float y[PACK], weight[PACK], bias[PACK];

@@ -30,12 +30,3 @@ __device__ inline Pack<H> load_h(const Params& p, unsigned long long row, unsign
 #endif
 #endif
 }
-
-// The thread's part of sum(h), or of sum((h - mean)^2).
-template <bool SQUARES, class E>
-__device__ inline float sum_part(const Pack<E> (&h)[PACKS], float mean, int left) {
-    float sums[PACK] = {};
-    #pragma unroll
-    for (int k = 0; k < PACKS; ++k) add_pack<SQUARES>(h[k], mean, k, left, sums);
-    return sum_pack(sums);
-}

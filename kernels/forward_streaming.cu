@@ -25,29 +25,19 @@ __device__ inline void write_next_y(const Params& p, unsigned long long row, Vis
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward_streaming(const __grid_constant__ Params p) {
-    __shared__ float exchange[2][GROUPS][1][SENDERS];
+    __shared__ float exchange[2][GROUPS][ABOUT_MEAN][SENDERS];
     const Visit start = {(unsigned long long)(cluster_rank() * THREADS_PER_ROW + threadIdx.x) * PACK, p.cols};
-    RowSums<1> sums(exchange, 0, threadIdx.x);
+    RowSums<ABOUT_MEAN> sums(exchange, 0, threadIdx.x);
     wait_for_earlier_kernels();
     admit_next_kernel();
 
     for (unsigned long long row = blockIdx.x / CLUSTER; row < p.rows; row += gridDim.x / CLUSTER) {
-        const auto find_statistics = [&](const auto& load, float (&mean)[1], float (&rstd)[1]) {
-            if constexpr (IS_LAYER) {
-                mean[0] = sum_part<false>(load, start, 0.0f);
-                sums.sum(mean);
-                mean[0] *= p.share;
-            }
-            rstd[0] = sum_part<true>(load, start, mean[0]);
-            sums.sum(rstd);
-            rstd[0] = reciprocal_root(rstd[0] * p.share + p.eps);
-        };
         float mean[1] = {0.0f}, rstd[1];
-        find_statistics([&](const Visit& at) { return load_h(p, row, at); }, mean, rstd);
+        find_statistics(p, sums, [&](const Visit& at) { return load_h(p, row, at); }, start, mean, rstd);
         write_y(p, row, start, mean[0], rstd[0]);
 #if NORMS_TWICE
         float next_mean[1] = {0.0f}, next_rstd[1];
-        find_statistics([&](const Visit& at) { return load_sum(p, row, at); }, next_mean, next_rstd);
+        find_statistics(p, sums, [&](const Visit& at) { return load_sum(p, row, at); }, start, next_mean, next_rstd);
         write_next_y(p, row, start, next_mean[0], next_rstd[0]);
 #endif
         if (threadIdx.x == 0 && cluster_rank() == 0) {

@@ -29,19 +29,42 @@ __device__ inline Pack<H> load_h(const Params& p, unsigned long long row, const 
 #endif
 }
 
-// The thread's part of a row's sum, or of that of the squared distances from the mean; `load` says what the row has at a visit.
-template <bool SQUARES, class Load>
-__device__ inline float sum_part(const Load& load, Visit at, float mean) {
-    float sums[PACK] = {};
-    #pragma unroll 4
-    for (; at.is_inside(); at.advance()) add_pack<SQUARES>(load(at), mean, 0, at.left(), sums);
-    return sum_pack(sums);
+// Visits a thread's packs in blocks, and closes each: long sums are sums of blocks, so that no chain of additions is long.
+template <class Add, class Close>
+__device__ inline void visit_in_blocks(Visit at, const Add& add, const Close& close) {
+    while (at.is_inside()) {
+        const unsigned long long end = min(at.cols, at.col + (unsigned long long)BLOCK_VISITS * STEP);
+        #pragma unroll 4
+        for (; at.col < end; at.advance()) add(at);
+        close();
+    }
 }
 
-// The same of h.
-template <bool SQUARES>
-__device__ inline float sum_part(const Params& p, unsigned long long row, Visit at, float mean) {
-    return sum_part<SQUARES>([&](const Visit& visit) { return load_h(p, row, visit); }, at, mean);
+// Mean and rstd of a row, of which `load` says what it has at a visit.
+template <class Sums, class Load>
+__device__ inline void find_statistics(
+    const Params& p, Sums& sums, const Load& load, const Visit& start, float (&mean)[1], float (&rstd)[1]
+) {
+    const auto sum_of = [&](int) {
+        float sum = 0.0f, block[PACK] = {};
+        visit_in_blocks(start, [&](const Visit& at) { add_pack(load(at), block); }, [&] {
+            sum += sum_pack(block);
+            #pragma unroll
+            for (float& part : block) part = 0.0f;
+        });
+        return sum;
+    };
+    const auto about = [&](int, float mean, float& squares, float& deviations) {
+        AboutMean block;
+        squares = deviations = 0.0f;
+        visit_in_blocks(start, [&](const Visit& at) { block.add(load(at), mean, 0, at.left()); }, [&] {
+            float of_squares, of_deviations = 0.0f;
+            block.total(of_squares, of_deviations);
+            squares += of_squares, deviations += of_deviations;
+            block = {};
+        });
+    };
+    find_statistics(p, sums, sum_of, about, [] {}, mean, rstd);
 }
 
 // y of a pack, once the statistics are known, and residual_out.

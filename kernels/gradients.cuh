@@ -8,6 +8,9 @@ constexpr int KEPT = IS_SPLIT ? 0 : GRADIENTS;
 // Whether lanes can trade sums before they store them: lane 2 n and the next have neighbouring columns, and a pack is two words of four.
 constexpr bool CAN_TRADE = PACK == 8 && THREADS_PER_ROW % 2 == 0;
 
+// wdy of equation (7). Layer norm's does not contract with the mean that is taken from it: where a row is one column, the two are the same.
+__device__ inline float weighted_gradient(float dy, float weight) { return IS_LAYER ? __fmul_rn(dy, weight) : dy * weight; }
+
 // A sum over all rows: rounded once, where G is narrower than a sum, or added to what is there.
 __device__ inline void store_gradient(G* gradient, float sum) {
     if constexpr (ADDS_TO_GRADIENTS) sum = to_f32(*gradient) + sum;

@@ -16,16 +16,115 @@ using H = R;
 using H = T;
 #endif
 
-// Adds a pack's part of sum(h), or of sum((h - mean)^2). Columns past the end hold zeros, which are not part of the row.
-template <bool SQUARES, class E>
-__device__ inline void add_pack(const Pack<E>& h, float mean, int k, int left, float (&sums)[PACK]) {
+// Adds a pack's part of sum(h).
+template <class E>
+__device__ inline void add_pack(const Pack<E>& h, float (&sums)[PACK]) {
     float values[PACK];
     unpack(h, values);
     #pragma unroll
-    for (int i = 0; i < PACK; ++i) {
-        const float deviation = !SQUARES ? values[i] : !IS_LAYER || is_in_row(k, i, left) ? values[i] - mean : 0.0f;
-        sums[i] += SQUARES ? deviation * deviation : deviation;
+    for (int i = 0; i < PACK; ++i) sums[i] += values[i];
+}
+
+// What is summed about a mean: the squares of the deviations and, for layer norm, the deviations, which tell what that mean misses.
+constexpr int ABOUT_MEAN = IS_LAYER ? 2 : 1;
+
+// A thread's part of these sums.
+struct AboutMean {
+    float squares[PACK] = {}, deviations[PACK] = {};
+
+    // Columns past the end hold zeros, which are not part of the row.
+    template <class E>
+    __device__ void add(const Pack<E>& h, float mean, int k, int left) {
+        float values[PACK];
+        unpack(h, values);
+        #pragma unroll
+        for (int i = 0; i < PACK; ++i) {
+            const float deviation = !IS_LAYER || is_in_row(k, i, left) ? values[i] - mean : 0.0f;
+            squares[i] += deviation * deviation;
+            if constexpr (IS_LAYER) deviations[i] += deviation;
+        }
     }
+
+    __device__ void total(float& of_squares, float& of_deviations) {
+        of_squares = sum_pack(squares);
+        if constexpr (IS_LAYER) of_deviations = sum_pack(deviations);
+    }
+};
+
+__device__ inline bool is_finite(float value) { return value - value == 0.0f; }
+
+// From the sums about a first mean to the mean and the squares about it: math.md, 5.1. A mean that is not finite stays. Nothing contracts,
+// so that a row has the same bits in every kernel.
+__device__ inline void correct_mean(float share, float deviations, float& mean, float& squares) {
+    const float missed = __fmul_rn(deviations, share);
+    if (is_finite(missed)) {
+        mean = __fadd_rn(mean, missed);
+        squares = __fsub_rn(squares, __fmul_rn(deviations, missed));
+    }
+    // Rounding may leave less than nothing. NaN stays.
+    if (squares < 0.0f) squares = 0.0f;
+}
+
+// Mean and rstd of COUNT rows, equations (2) to (4), in the threads that share them. `sum_of(u)` is the thread's part of the sum of row u,
+// `about(u, mean, squares, deviations)` finds its part of the sums about a mean; `meanwhile` is done while the last sums are exchanged.
+template <int COUNT, class Sums, class SumOf, class About, class Meanwhile>
+__device__ inline void find_statistics(
+    const Params& p, Sums& sums, const SumOf& sum_of, const About& about, const Meanwhile& meanwhile,
+    float (&mean)[COUNT], float (&rstd)[COUNT]
+) {
+    if constexpr (IS_LAYER) {
+        #pragma unroll
+        for (int u = 0; u < COUNT; ++u) mean[u] = sum_of(u);
+        sums.sum(mean);
+        #pragma unroll
+        for (int u = 0; u < COUNT; ++u) mean[u] = __fmul_rn(mean[u], p.share);
+    }
+    float found[COUNT * ABOUT_MEAN];
+    #pragma unroll
+    for (int u = 0; u < COUNT; ++u) {
+        float squares, deviations;
+        about(u, mean[u], squares, deviations);
+        found[u] = squares;
+        if constexpr (IS_LAYER) found[COUNT + u] = deviations;
+    }
+    sums.send(found);
+    meanwhile();
+    sums.receive(found);
+    #pragma unroll
+    for (int u = 0; u < COUNT; ++u) {
+        if constexpr (IS_LAYER) correct_mean(p.share, found[COUNT + u], mean[u], found[u]);
+        rstd[u] = reciprocal_root(found[u] * p.share + p.eps);
+    }
+}
+
+// The thread's part of sum(h) of a row that stays on chip: `load` says what is in pack k. TOGETHER packs are read at a time.
+template <int TOGETHER, class Load>
+__device__ inline float sum_packs(const Load& load) {
+    float sums[PACK] = {};
+    #pragma unroll TOGETHER
+    for (int k = 0; k < PACKS; ++k) add_pack(load(k), sums);
+    return sum_pack(sums);
+}
+
+// The thread's part of the sums about a mean.
+template <int TOGETHER, class Load>
+__device__ inline void sum_packs_about(const Load& load, float mean, int left, float& squares, float& deviations) {
+    AboutMean about;
+    #pragma unroll TOGETHER
+    for (int k = 0; k < PACKS; ++k) about.add(load(k), mean, k, left);
+    about.total(squares, deviations);
+}
+
+// The same of rows that stay on chip: `load` says what is in pack k of row u.
+template <int TOGETHER, int COUNT, class Sums, class Load, class Meanwhile>
+__device__ inline void find_statistics(
+    const Params& p, Sums& sums, const Load& load, int left, const Meanwhile& meanwhile, float (&mean)[COUNT], float (&rstd)[COUNT]
+) {
+    const auto row = [&](int u) { return [&load, u](int k) { return load(u, k); }; };
+    const auto about = [&](int u, float mean, float& squares, float& deviations) {
+        sum_packs_about<TOGETHER>(row(u), mean, left, squares, deviations);
+    };
+    find_statistics(p, sums, [&](int u) { return sum_packs<TOGETHER>(row(u)); }, about, meanwhile, mean, rstd);
 }
 
 // y from h, in place.

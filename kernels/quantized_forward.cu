@@ -99,13 +99,14 @@ __device__ inline float write_part(const Params& p, const Part& at, bool exists,
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) quantized_forward(const __grid_constant__ Params p) {
-    // Whether the largest product of a row goes with its sum.
-    constexpr bool SENDS_PRODUCT = IS_FACTORED && SCALE == BY_ROW;
-    __shared__ float exchange[2][GROUPS][SENDS_PRODUCT ? 2 : 1][SENDERS];
+    // Whether the largest product of a row goes with its sum. Layer norm's products are of the mean that the sum corrects.
+    constexpr bool SENDS_PRODUCT = IS_FACTORED && SCALE == BY_ROW && !IS_LAYER;
+    constexpr int SENT = ABOUT_MEAN + SENDS_PRODUCT;
+    __shared__ float exchange[2][GROUPS][SENT][SENDERS];
     const unsigned group = threadIdx.x / THREADS_PER_ROW, thread = threadIdx.x % THREADS_PER_ROW;
     const unsigned first = (cluster_rank() * THREADS_PER_ROW + thread) * PACK;
     Part at = {0, first, columns_left(p.cols, first), 0.0f, 0.0f};
-    RowSums<SENDS_PRODUCT ? 2 : 1> sums(exchange, group, thread);
+    RowSums<SENT> sums(exchange, group, thread);
     wait_for_earlier_kernels();
     const Divisor given(SCALE == GIVEN ? *p.scale : 1.0f);
     float largest = 0.0f; // of all rows of the thread
@@ -122,24 +123,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) quantized_f
                 if (exists) h[k] = load_h<is_last.value>(p, at.row, at.first, k, at.left);
         };
         load_row(Bool<false>{});
+        const auto of_row = [&](int k) { return h[k]; };
         if constexpr (IS_LAYER) {
-            float sum[1] = {sum_part<false>(h, 0.0f, at.left)};
+            float sum[1] = {sum_packs<PACKS>(of_row)};
             sums.sum(sum);
-            at.mean = sum[0] * p.share;
+            at.mean = __fmul_rn(sum[0], p.share);
         }
-        float sent[SENDS_PRODUCT ? 2 : 1] = {sum_part<true>(h, at.mean, at.left)};
-        float product = 0.0f; // the largest
-        if constexpr (IS_FACTORED && (SCALE == FIND || SCALE == BY_ROW)) {
-            #pragma unroll
-            for (int k = 0; k < PACKS; ++k) {
-                float products[PACK];
-                values_of<true, false>(p, at, k, h[k], products);
-                product = largest_of(products, k, at.left, product);
+        float sent[SENT];
+        sum_packs_about<PACKS>(of_row, at.mean, at.left, sent[0], sent[ABOUT_MEAN - 1]);
+        float product[1] = {0.0f}; // the largest
+        const auto find_product = [&] {
+            if constexpr (IS_FACTORED && (SCALE == FIND || SCALE == BY_ROW)) {
+                #pragma unroll
+                for (int k = 0; k < PACKS; ++k) {
+                    float products[PACK];
+                    values_of<true, false>(p, at, k, h[k], products);
+                    product[0] = largest_of(products, k, at.left, product[0]);
+                }
             }
+        };
+        if constexpr (!IS_LAYER) find_product();
+        if constexpr (SENDS_PRODUCT) sent[1] = product[0];
+        sums.template reduce<ABOUT_MEAN>(sent);
+        if constexpr (SENDS_PRODUCT) product[0] = sent[1];
+        if constexpr (IS_LAYER) {
+            correct_mean(p.share, sent[1], at.mean, sent[0]);
+            find_product();
+            if constexpr (IS_FACTORED && SCALE == BY_ROW) sums.template reduce<0>(product);
         }
-        if constexpr (SENDS_PRODUCT) sent[1] = product;
-        sums.template reduce<1>(sent);
-        if constexpr (SENDS_PRODUCT) product = sent[1];
         at.rstd = reciprocal_root(sent[0] * p.share + p.eps);
 
         // Whether products make the row's codes, and by which factor; else v does.
@@ -147,8 +158,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) quantized_f
         float factor = given.reciprocal;
         if constexpr (SCALE == GIVEN) is_product &= given.power == 1.0f;
         if constexpr (SCALE == FIND || SCALE == BY_ROW) {
-            float amax[1] = {product * at.rstd};
-            bool is_known = IS_FACTORED && (says_amax(product) || !exists || (SCALE == FIND && at.left <= 0));
+            float amax[1] = {product[0] * at.rstd};
+            bool is_known = IS_FACTORED && (says_amax(product[0]) || !exists || (SCALE == FIND && at.left <= 0));
             if constexpr (SCALE == BY_ROW) is_known = __all_sync(~0u, is_known);
             if (!is_known) {
                 amax[0] = exists ? find_amax(p, at) : 0.0f;

@@ -52,9 +52,9 @@ __device__ inline float write_row(
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) quantized_forward_streaming(const __grid_constant__ Params p) {
-    __shared__ float exchange[2][GROUPS][1][SENDERS];
+    __shared__ float exchange[2][GROUPS][ABOUT_MEAN][SENDERS];
     const Visit start = {(unsigned long long)(cluster_rank() * THREADS_PER_ROW + threadIdx.x) * PACK, p.cols};
-    RowSums<1> sums(exchange, 0, threadIdx.x);
+    RowSums<ABOUT_MEAN> sums(exchange, 0, threadIdx.x);
     wait_for_earlier_kernels();
     admit_next_kernel();
     const Divisor given(SCALE == GIVEN ? *p.scale : 1.0f);
@@ -62,14 +62,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) quantized_f
 
     for (unsigned long long row = blockIdx.x / CLUSTER; row < p.rows; row += gridDim.x / CLUSTER) {
         float mean[1] = {0.0f}, rstd[1];
-        if constexpr (IS_LAYER) {
-            mean[0] = sum_part<false>(p, row, start, 0.0f);
-            sums.sum(mean);
-            mean[0] *= p.share;
-        }
-        rstd[0] = sum_part<true>(p, row, start, mean[0]);
-        sums.sum(rstd);
-        rstd[0] = reciprocal_root(rstd[0] * p.share + p.eps);
+        find_statistics(p, sums, [&](const Visit& at) { return load_h(p, row, at); }, start, mean, rstd);
 
         float amax[1] = {0.0f}, reciprocal = given.reciprocal;
         if constexpr (SCALE == BY_ROW || SCALE == FIND) amax[0] = find_amax(p, row, start, mean[0], rstd[0]);

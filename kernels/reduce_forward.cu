@@ -13,10 +13,10 @@
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 reduce_forward(const __grid_constant__ Params p, const __grid_constant__ Peers g) {
     extern __shared__ __align__(16) char shared[];
-    __shared__ float exchange[2][GROUPS][1][SENDERS];
+    __shared__ float exchange[2][GROUPS][ABOUT_MEAN][SENDERS];
     const unsigned first = threadIdx.x * PACK;
     const int left = columns_left(p.cols, first);
-    RowSums<1> sums(exchange, 0, threadIdx.x);
+    RowSums<ABOUT_MEAN> sums(exchange, 0, threadIdx.x);
     wait_for_earlier_kernels();
 
     Group group(g, p.cols);

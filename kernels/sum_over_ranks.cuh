@@ -28,29 +28,12 @@ __device__ inline Pack<R> add_parts(const Pack<T>& own, unsigned rank, const Pac
     return pack<R>(sum);
 }
 
-// The thread's part of a row's sum, or of that of the squared distances from the mean; `load` says what is in pack k.
-template <bool SQUARES, class Load>
-__device__ inline float sum_part(const Load& load, float mean, int left) {
-    float sums[PACK] = {};
-    #pragma unroll (IS_HELD ? PACKS : TOGETHER)
-    for (int k = 0; k < PACKS; ++k) add_pack<SQUARES>(load(k), mean, k, left, sums);
-    return sum_pack(sums);
-}
-
 // Normalizes a row of h, of which `h` says what is in pack k: hands every pack of y to `store`, and writes the statistics, those of row `place`.
 template <class H, class Parameters, class Store>
 __device__ inline void normalize_row(
-    const Params& p, RowSums<1>& sums, const H& h, const Parameters& parameters, const Store& store, int left, unsigned long long place) {
+    const Params& p, RowSums<ABOUT_MEAN>& sums, const H& h, const Parameters& parameters, const Store& store, int left, unsigned long long place) {
     float mean[1] = {0.0f}, rstd[1];
-    if constexpr (IS_LAYER) {
-        mean[0] = sum_part<false>(h, 0.0f, left);
-        sums.sum(mean);
-        // Not to be contracted with what uses it: that would be as each kernel's compiler likes, and rows have one set of bits.
-        mean[0] = __fmul_rn(mean[0], p.share);
-    }
-    rstd[0] = sum_part<true>(h, mean[0], left);
-    sums.sum(rstd);
-    rstd[0] = reciprocal_root(rstd[0] * p.share + p.eps);
+    find_statistics<IS_HELD ? PACKS : TOGETHER>(p, sums, [&](int, int k) { return h(k); }, left, [] {}, mean, rstd);
 
     #pragma unroll (IS_HELD ? PACKS : TOGETHER)
     for (int k = 0; k < PACKS; ++k) {

@@ -331,6 +331,9 @@ pub(crate) struct Workspace {
 /// Senders of a row whose sums every thread adds itself, in a tree: that is sooner done than shuffles.
 pub(crate) const TREE_SENDERS: u32 = 8;
 
+/// Visits of a thread to a row that fits nowhere on chip, whose sums are added up before they join those of others.
+pub(crate) const BLOCK_VISITS: u64 = 64;
+
 /// Threads side by side on the packs of a block of columns: 128 bytes of 16 bits.
 pub(crate) const COLUMN_LANES: u32 = 8;
 

@@ -11,7 +11,7 @@ use rmsnorm_spec::{CastOrder, DTypes, Norm, Tensor};
 
 use crate::caps::Arch;
 use crate::params::{Columns, MOST_COLUMN_RANKS, Params};
-use crate::plan::{COLUMN_LANES, KernelKey, OPTIONAL, Program, TREE_SENDERS};
+use crate::plan::{BLOCK_VISITS, COLUMN_LANES, KernelKey, OPTIONAL, Program, TREE_SENDERS};
 
 /// Each may use what stands before it.
 const HEADERS: [Source; 8] = [
@@ -165,7 +165,7 @@ fn quant_numbers(quant: QuantSpec) -> [(&'static str, u32); 6] {
     ]
 }
 
-fn numbers(key: &KernelKey) -> [(&'static str, u32); 32] {
+fn numbers(key: &KernelKey) -> [(&'static str, u32); 33] {
     let KernelKey {
         program,
         call: CallKey { norm, cast_order, accumulate, has_row_groups, has_parts, has_weight_offset, form, quant, .. },
@@ -207,6 +207,7 @@ fn numbers(key: &KernelKey) -> [(&'static str, u32); 32] {
         ("READS_EARLY", tile.reads.is_early.into()),
         ("BATCH", tile.reads.batch),
         ("TREE_SENDERS", TREE_SENDERS),
+        ("BLOCK_VISITS", BLOCK_VISITS as u32),
         ("COLUMN_LANES", COLUMN_LANES),
         ("ROW_MULTIPLE", reduction::ROW_MULTIPLE),
         ("PARAMS_BYTES", Params::bytes(&key.call) as u32),
@@ -264,7 +265,7 @@ mod tests {
         let expected = "--gpu-architecture=sm_90 --std=c++17 -default-device -DT=bf16 -DW=f32 -DR=f16 -DG=bf16 -DIS_BACKWARD=0 -DIS_SPLIT=0 -DIS_QUANTIZED=0 \
             -DIS_LAYER=1 -DCAST_BEFORE_WEIGHT=0 -DACCUMULATE=0 -DADDS_TO_GRADIENTS=0 -DHAS_ROW_GROUPS=0 -DHAS_PARTS=0 -DHAS_WEIGHT_OFFSET=1 -DRESIDUAL_AFTER=0 -DNORMS_TWICE=0 -DPACK=8 -DPACKS=2 -DTHREADS_PER_ROW=32 -DGROUPS=4 \
             -DCLUSTER=1 -DUNROLL=3 -DSTAGES=0 -DIS_OVERLAPPED=0 -DBLOCKS_PER_SM=5 -DACCESS_BYTES=16 -DIS_RAGGED=1 \
-            -DHAS_TAIL=0 -DIS_HELD=0 -DREADS_LATE=1 -DREADS_EARLY=0 -DBATCH=4 -DTREE_SENDERS=8 -DCOLUMN_LANES=8 \
+            -DHAS_TAIL=0 -DIS_HELD=0 -DREADS_LATE=1 -DREADS_EARLY=0 -DBATCH=4 -DTREE_SENDERS=8 -DBLOCK_VISITS=64 -DCOLUMN_LANES=8 \
             -DROW_MULTIPLE=8 -DPARAMS_BYTES=";
         let tensors = "-DHAS_RESIDUAL=1 -DHAS_WEIGHT=1 -DHAS_BIAS=0 -DHAS_Y=0 -DHAS_DRESIDUAL_OUT=0 -DHAS_DWEIGHT=0 -DHAS_DBIAS=0 \
              -DHAS_DRESIDUAL=0 -DHAS_CODES_T=0 -DHAS_AMAX=0 -DHAS_NEXT_WEIGHT=0 -DHAS_NEXT_BIAS=0";

@@ -5,7 +5,7 @@
 
 use rmsnorm_gpu::chain::{serial, tree};
 
-use super::{Program, TREE_SENDERS, Tile};
+use super::{BLOCK_VISITS, Program, TREE_SENDERS, Tile};
 
 /// `RowSums` of reduce.cuh: the lanes of a warp, then what the warps of all blocks have sent.
 pub(super) fn exchange(tile: &Tile) -> u64 {
@@ -14,6 +14,11 @@ pub(super) fn exchange(tile: &Tile) -> u64 {
     let received =
         if senders <= TREE_SENDERS.into() { tree(senders) } else { serial(senders.div_ceil(lanes)) + tree(lanes) };
     tree(tile.threads_per_row.min(32).into()) + received
+}
+
+/// So many visits in blocks of [`BLOCK_VISITS`], one after the other, and then the blocks.
+fn in_blocks(visits: u64) -> u64 {
+    serial(visits.min(BLOCK_VISITS)) + serial(visits.div_ceil(BLOCK_VISITS))
 }
 
 /// The longest chain in a sum over a row; `None` if the program has no such sum.
@@ -30,9 +35,9 @@ pub(super) fn of_row(program: Program, tile: &Tile, cols: usize) -> Option<u64> 
         Program::ForwardCluster => serial(packs) + tree(pack) + 2,
         // A sum for each pack.
         Program::Backward | Program::BackwardSplit => serial(packs) + serial(pack),
-        Program::ForwardStreaming | Program::QuantizedForwardStreaming => serial(turns) + tree(pack),
+        Program::ForwardStreaming | Program::QuantizedForwardStreaming => in_blocks(turns) + tree(pack),
         Program::ColumnStatistics | Program::BackwardStatistics => serial(turns) + tree(pack),
-        Program::BackwardRowSums => serial(turns * pack),
+        Program::BackwardRowSums => in_blocks(turns) + serial(pack),
         Program::BackwardColumns
         | Program::ReducePartials
         | Program::TransposeCodes

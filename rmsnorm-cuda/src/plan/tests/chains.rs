@@ -73,8 +73,10 @@ fn chains_are_counted_as_the_kernels_add() {
     assert_eq!(of_row(&key(Program::ForwardCluster, registers), 131072), Some(30));
     // 2 visits, which is one addition, 3 within a pack, and 8 as above.
     assert_eq!(of_row(&key(Program::ForwardStreaming, Tile { packs: 1, ..tile }), 2049), Some(12));
-    // 2 visits of 8 elements: 15, and 8 as above.
-    assert_eq!(of_row(&key(Program::BackwardRowSums, Tile { packs: 1, ..tile }), 2049), Some(23));
+    // 2 visits, 7 within a pack, and 8 as above.
+    assert_eq!(of_row(&key(Program::BackwardRowSums, Tile { packs: 1, ..tile }), 2049), Some(16));
+    // 63 of a block's visits, 1 of two blocks, 7 and 8 as above.
+    assert_eq!(of_row(&key(Program::BackwardRowSums, Tile { packs: 1, ..tile }), 65 * 2048), Some(79));
     // Three terms have two additions, wherever they are.
     assert_eq!(of_row(&key(Program::Backward, tile), 3), Some(2));
 }
