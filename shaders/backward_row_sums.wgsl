@@ -12,9 +12,14 @@ fn main(me: Me) {
     if (exists) {
         let statistics = load_statistics(row);
         let pairs = pairs_of(thread);
+        var block = Sum();
         for (var k = 0u; k < pairs; k += 1u) {
             let weight = load_weight(0u, thread, k);
-            sums += sums_of(terms_of(thread, k, load_x(row, thread, k), load_dy(row, thread, k), weight, statistics));
+            block += sums_of(terms_of(thread, k, load_x(row, thread, k), load_dy(row, thread, k), weight, statistics));
+            if (ends_block(thread, k + 1u)) {
+                sums += block;
+                block = Sum();
+            }
         }
     }
     let averages = averages_of(sum_threads(sums, lane));

@@ -33,13 +33,13 @@ fn main(me: Me) {
         @unroll(K) {
             mean += sum_of(pair_H(h_K));
         }
-        mean = sum_threads(mean, lane) * params.share;
+        mean = first_mean(mean, lane);
     }
-    var squares = 0.0;
+    var about = Sum();
     @unroll(K) {
-        squares += squares_of(thread, K, pair_H(h_K), mean);
+        about += about_mean(thread, K, pair_H(h_K), mean);
     }
-    let rstd = inverseSqrt(sum_threads(squares, lane) * params.share + params.eps);
+    let statistics = statistics_of(mean, about, lane);
     if (!exists) { return; }
     // Loads before stores, which compilers must take to be of the same memory. Not all of them: the registers of eight
     // packs of weights and biases would cost an H200 a third of its workgroups.
@@ -56,8 +56,8 @@ fn main(me: Me) {
             }
         }
         @unroll(K) {
-            write_y(row, thread, K, h_K, addends_K.residual, mean, rstd, weight_K, bias_K);
+            write_y(row, thread, K, h_K, addends_K.residual, statistics.mean, statistics.rstd, weight_K, bias_K);
         }
     }
-    write_statistics(row, thread, mean, rstd);
+    write_statistics(row, thread, statistics);
 }

@@ -14,41 +14,56 @@ fn main(me: Me) {
         var addends_K = Addends();
     }
     var mean = 0.0;
-    var squares = 0.0;
+    var about = Sum();
     if (IS_VISITED_ONCE) {
         var moments = Moments();
+        var block = Moments();
         for (var turn = 0u; turn < turns; turn += 1u) {
             @unroll(K) {
                 addends_K = load_addends(row, thread, turn * PACKS + K);
             }
             @unroll(K) {
-                moments = with_pair(moments, thread, turn * PACKS + K, pair_H(h_of(addends_K)));
+                block = with_pair(block, thread, turn * PACKS + K, pair_H(h_of(addends_K)));
+            }
+            if (ends_block(thread, (turn + 1u) * PACKS)) {
+                moments = merged(moments, block);
+                block = Moments();
             }
         }
-        mean = sum_threads(sum_of_moments(moments), lane) * params.share;
-        squares = squares_about(moments, mean);
+        mean = first_mean(sum_of_moments(moments), lane);
+        about = moments_about(mean, moments);
     } else {
         if (IS_LAYER) {
+            var block = 0.0;
             for (var turn = 0u; turn < turns; turn += 1u) {
                 @unroll(K) {
                     addends_K = load_addends(row, thread, turn * PACKS + K);
                 }
                 @unroll(K) {
-                    mean += sum_of(pair_H(h_of(addends_K)));
+                    block += sum_of(pair_H(h_of(addends_K)));
+                }
+                if (ends_block(thread, (turn + 1u) * PACKS)) {
+                    mean += block;
+                    block = 0.0;
                 }
             }
-            mean = sum_threads(mean, lane) * params.share;
+            mean = first_mean(mean, lane);
         }
+        var block = Sum();
         for (var turn = 0u; turn < turns; turn += 1u) {
             @unroll(K) {
                 addends_K = load_addends(row, thread, turn * PACKS + K);
             }
             @unroll(K) {
-                squares += squares_of(thread, turn * PACKS + K, pair_H(h_of(addends_K)), mean);
+                block += about_mean(thread, turn * PACKS + K, pair_H(h_of(addends_K)), mean);
+            }
+            if (ends_block(thread, (turn + 1u) * PACKS)) {
+                about += block;
+                block = Sum();
             }
         }
     }
-    let rstd = inverseSqrt(sum_threads(squares, lane) * params.share + params.eps);
+    let statistics = statistics_of(mean, about, lane);
     if (!exists) { return; }
     // From the end: what was read last is the most likely to be in a cache.
     for (var left = turns; left > 0u; left -= 1u) {
@@ -68,8 +83,8 @@ fn main(me: Me) {
             }
         }
         @unroll(K) {
-            write_y(row, thread, first + K, h_of(addends_K), addends_K.residual, mean, rstd, weight_K, bias_K);
+            write_y(row, thread, first + K, h_of(addends_K), addends_K.residual, statistics.mean, statistics.rstd, weight_K, bias_K);
         }
     }
-    write_statistics(row, thread, mean, rstd);
+    write_statistics(row, thread, statistics);
 }

@@ -14,45 +14,63 @@ fn main(me: Me) {
         var addends_K = Addends();
     }
     var mean = 0.0;
-    var squares = 0.0;
+    var about = Sum();
     if (IS_VISITED_ONCE) {
         var moments = Moments();
+        var block = Moments();
         for (var turn = 0u; turn < turns; turn += 1u) {
             @unroll(K) {
                 addends_K = load_addends(row, thread, turn * PACKS + K);
             }
             @unroll(K) {
-                moments = with_pair(moments, thread, turn * PACKS + K, pair_H(h_of(addends_K)));
+                block = with_pair(block, thread, turn * PACKS + K, pair_H(h_of(addends_K)));
+            }
+            if (ends_block(thread, (turn + 1u) * PACKS)) {
+                moments = merged(moments, block);
+                block = Moments();
             }
         }
-        mean = sum_threads(sum_of_moments(moments), lane) * params.share;
-        squares = squares_about(moments, mean);
+        mean = first_mean(sum_of_moments(moments), lane);
+        about = moments_about(mean, moments);
     } else {
         if (IS_LAYER) {
+            var block = 0.0;
             for (var turn = 0u; turn < turns; turn += 1u) {
                 @unroll(K) {
                     addends_K = load_addends(row, thread, turn * PACKS + K);
                 }
                 @unroll(K) {
-                    mean += sum_of(pair_H(h_of(addends_K)));
+                    block += sum_of(pair_H(h_of(addends_K)));
+                }
+                if (ends_block(thread, (turn + 1u) * PACKS)) {
+                    mean += block;
+                    block = 0.0;
                 }
             }
-            mean = sum_threads(mean, lane) * params.share;
+            mean = first_mean(mean, lane);
         }
+        var block = Sum();
         for (var turn = 0u; turn < turns; turn += 1u) {
             @unroll(K) {
                 addends_K = load_addends(row, thread, turn * PACKS + K);
             }
             @unroll(K) {
-                squares += squares_of(thread, turn * PACKS + K, pair_H(h_of(addends_K)), mean);
+                block += about_mean(thread, turn * PACKS + K, pair_H(h_of(addends_K)), mean);
+            }
+            if (ends_block(thread, (turn + 1u) * PACKS)) {
+                about += block;
+                block = Sum();
             }
         }
     }
-    let rstd = inverseSqrt(sum_threads(squares, lane) * params.share + params.eps);
+    let statistics = statistics_of(mean, about, lane);
     // From the start: sums are added up in the order of the columns, as where registers hold them.
     var next_moments = Moments();
     var next_mean = 0.0;
-    var next_squares = 0.0;
+    var next_about = Sum();
+    var moments_of_block = Moments();
+    var sum_of_block = 0.0;
+    var about_of_block = Sum();
     for (var turn = 0u; turn < turns; turn += 1u) {
         let first = turn * PACKS;
         @unroll(K) {
@@ -62,36 +80,48 @@ fn main(me: Me) {
             let bias_K = load_bias(0u, thread, first + K);
         }
         @unroll(K) {
-            let normed_K = y_of(h_of(addends_K), mean, rstd, weight_K, bias_K);
+            let normed_K = y_of(h_of(addends_K), statistics.mean, statistics.rstd, weight_K, bias_K);
             let sum_K = sum_after(thread, first + K, addends_K.residual, normed_K);
             store_residual_out(row, thread, first + K, sum_K);
         }
         @unroll(K) {
             if (IS_VISITED_ONCE) {
-                next_moments = with_pair(next_moments, thread, first + K, pair_R(sum_K));
+                moments_of_block = with_pair(moments_of_block, thread, first + K, pair_R(sum_K));
             } else if (IS_LAYER) {
-                next_mean += sum_of(pair_R(sum_K));
+                sum_of_block += sum_of(pair_R(sum_K));
             } else {
-                next_squares += squares_of(thread, first + K, pair_R(sum_K), 0.0);
+                about_of_block += about_mean(thread, first + K, pair_R(sum_K), 0.0);
             }
         }
+        if (ends_block(thread, (turn + 1u) * PACKS)) {
+            next_moments = merged(next_moments, moments_of_block);
+            next_mean += sum_of_block;
+            next_about += about_of_block;
+            moments_of_block = Moments();
+            sum_of_block = 0.0;
+            about_of_block = Sum();
+        }
     }
-    if (exists) { write_statistics(row, thread, mean, rstd); }
+    if (exists) { write_statistics(row, thread, statistics); }
     if (IS_VISITED_ONCE) {
-        next_mean = sum_threads(sum_of_moments(next_moments), lane) * params.share;
-        next_squares = squares_about(next_moments, next_mean);
+        next_mean = first_mean(sum_of_moments(next_moments), lane);
+        next_about = moments_about(next_mean, next_moments);
     } else if (IS_LAYER) {
-        next_mean = sum_threads(next_mean, lane) * params.share;
+        next_mean = first_mean(next_mean, lane);
         for (var turn = 0u; turn < turns; turn += 1u) {
             @unroll(K) {
                 let sum_K = load_residual_out(row, thread, turn * PACKS + K);
             }
             @unroll(K) {
-                next_squares += squares_of(thread, turn * PACKS + K, pair_R(sum_K), next_mean);
+                about_of_block += about_mean(thread, turn * PACKS + K, pair_R(sum_K), next_mean);
+            }
+            if (ends_block(thread, (turn + 1u) * PACKS)) {
+                next_about += about_of_block;
+                about_of_block = Sum();
             }
         }
     }
-    let next_rstd = inverseSqrt(sum_threads(next_squares, lane) * params.share + params.eps);
+    let next = statistics_of(next_mean, next_about, lane);
     if (!exists) { return; }
     // From the end: what was stored last is the most likely to be in a cache.
     for (var left = turns; left > 0u; left -= 1u) {
@@ -102,8 +132,8 @@ fn main(me: Me) {
             let bias_K = load_next_bias(0u, thread, first + K);
         }
         @unroll(K) {
-            write_next_y(row, thread, first + K, sum_K, next_mean, next_rstd, weight_K, bias_K);
+            write_next_y(row, thread, first + K, sum_K, next.mean, next.rstd, weight_K, bias_K);
         }
     }
-    write_next_statistics(row, thread, next_mean, next_rstd);
+    write_next_statistics(row, thread, next);
 }

@@ -31,13 +31,13 @@ fn main(me: Me) {
         @unroll(K) {
             mean += sum_of(pair_H(h_K));
         }
-        mean = sum_threads(mean, lane) * params.share;
+        mean = first_mean(mean, lane);
     }
-    var squares = 0.0;
+    var about = Sum();
     @unroll(K) {
-        squares += squares_of(thread, K, pair_H(h_K), mean);
+        about += about_mean(thread, K, pair_H(h_K), mean);
     }
-    let rstd = inverseSqrt(sum_threads(squares, lane) * params.share + params.eps);
+    let statistics = statistics_of(mean, about, lane);
     @unroll(K) {
         var sum_K = Kept_R();
     }
@@ -55,24 +55,24 @@ fn main(me: Me) {
                 }
             }
             @unroll(K) {
-                sum_K = sum_after(thread, K, addends_K.residual, y_of(h_K, mean, rstd, weight_K, bias_K));
+                sum_K = sum_after(thread, K, addends_K.residual, y_of(h_K, statistics.mean, statistics.rstd, weight_K, bias_K));
                 store_residual_out(row, thread, K, sum_K);
             }
         }
-        write_statistics(row, thread, mean, rstd);
+        write_statistics(row, thread, statistics);
     }
     var next_mean = 0.0;
     if (IS_LAYER) {
         @unroll(K) {
             next_mean += sum_of(pair_R(sum_K));
         }
-        next_mean = sum_threads(next_mean, lane) * params.share;
+        next_mean = first_mean(next_mean, lane);
     }
-    var next_squares = 0.0;
+    var next_about = Sum();
     @unroll(K) {
-        next_squares += squares_of(thread, K, pair_R(sum_K), next_mean);
+        next_about += about_mean(thread, K, pair_R(sum_K), next_mean);
     }
-    let next_rstd = inverseSqrt(sum_threads(next_squares, lane) * params.share + params.eps);
+    let next = statistics_of(next_mean, next_about, lane);
     if (!exists) { return; }
     @unroll(K of BATCH) {
         @unroll(K) {
@@ -80,8 +80,8 @@ fn main(me: Me) {
             bias_K = load_next_bias(0u, thread, K);
         }
         @unroll(K) {
-            write_next_y(row, thread, K, sum_K, next_mean, next_rstd, weight_K, bias_K);
+            write_next_y(row, thread, K, sum_K, next.mean, next.rstd, weight_K, bias_K);
         }
     }
-    write_next_statistics(row, thread, next_mean, next_rstd);
+    write_next_statistics(row, thread, next);
 }

@@ -55,6 +55,7 @@ sources! {
     REDUCE_SUBGROUP = "reduce_subgroup.wgsl",
     REDUCE_WORKGROUP = "reduce_workgroup.wgsl",
     SCALES = "scales.wgsl",
+    STATISTICS = "statistics.wgsl",
     TENSOR_SCALE = "tensor_scale.wgsl",
     THREADS = "threads.wgsl",
     TRANSPOSE_CODES = "transpose_codes.wgsl",

@@ -20,8 +20,8 @@ fn write_next_y(row: u32, thread: u32, k: u32, sum: Kept_R, mean: f32, rstd: f32
     store_y(row, thread, k, kept_T(next_biased(next_weighted(x_hat, weight), bias)));
 }
 
-fn write_next_statistics(row: u32, thread: u32, mean: f32, rstd: f32) {
+fn write_next_statistics(row: u32, thread: u32, statistics: RowStatistics) {
     if (thread > 0u) { return; }
-    store_next_mean(row, mean);
-    store_next_rstd(row, rstd);
+    store_next_mean(row, statistics.mean);
+    store_next_rstd(row, statistics.rstd);
 }

@@ -21,53 +21,6 @@ fn h_of(addends: Addends) -> Kept_H {
     return settled_H(kept_H(Pair(x.lo + residual.lo, x.hi + residual.hi)));
 }
 
-// The thread's part of sum(h).
-fn sum_of(h: Pair) -> f32 { return total(h.lo + h.hi); }
-
-// The thread's part of sum((h - mean)^2).
-fn squares_of(thread: u32, k: u32, h: Pair, mean: f32) -> f32 {
-    if (!IS_LAYER) { return total(h.lo * h.lo + h.hi * h.hi); }
-    // Past the end h is 0, which is not 0 once centred.
-    let lo = within(column(thread, k, 0u), h.lo - mean);
-    let hi = within(column(thread, k, 1u), h.hi - mean);
-    return total(lo * lo + hi * hi);
-}
-
-// A thread's values of a row so far, seen from a center near their mean: how many, the sum of their distances from it, and that of the
-// distances squared. math.md, section 9.
-struct Moments {
-    count: f32,
-    center: f32,
-    rest: f32,
-    squares: f32,
-}
-
-// With a pair, after which the center moves to the mean. No part is more than the squares that it is taken from by half, so that
-// nothing cancels; what the center misses of the mean is in `rest`.
-fn with_pair(moments: Moments, thread: u32, k: u32, h: Pair) -> Moments {
-    let added = f32(columns_of(thread, k));
-    if (added == 0.0) { return moments; }
-    var center = moments.center;
-    if (moments.count == 0.0) { center = sum_of(h) / added; }
-    let lo = within(column(thread, k, 0u), h.lo - center);
-    let hi = within(column(thread, k, 1u), h.hi - center);
-    let count = moments.count + added;
-    let rest = moments.rest + total(lo + hi);
-    let moved = center + rest / count;
-    let step = center - moved;
-    let squares = moments.squares + total(lo * lo + hi * hi);
-    return Moments(count, moved, rest + count * step, squares + step * (2.0 * rest + count * step));
-}
-
-// The thread's part of sum(h).
-fn sum_of_moments(moments: Moments) -> f32 { return moments.count * moments.center + moments.rest; }
-
-// The thread's part of sum((h - mean)^2).
-fn squares_about(moments: Moments, mean: f32) -> f32 {
-    let step = moments.center - mean;
-    return max(moments.squares + step * (2.0 * moments.rest + moments.count * step), 0.0);
-}
-
 fn x_hat_of(h: vec4<f32>, mean: f32, rstd: f32) -> vec4<f32> {
     var x_hat = h;
     if (IS_LAYER) { x_hat -= mean; }
@@ -96,10 +49,4 @@ fn write_y(row: u32, thread: u32, k: u32, h: Kept_H, residual: Kept_R, mean: f32
         store_residual_out(row, thread, k, h_as_R(h));
         store_y(row, thread, k, kept_T(y_of(h, mean, rstd, weight, bias)));
     }
-}
-
-fn write_statistics(row: u32, thread: u32, mean: f32, rstd: f32) {
-    if (thread > 0u) { return; }
-    store_mean(row, mean);
-    store_rstd(row, rstd);
 }

@@ -26,20 +26,20 @@ fn main(me: Me) {
         @unroll(K) {
             mean += sum_of(pair_H(h_K));
         }
-        mean = sum_threads(mean, lane) * params.share;
+        mean = first_mean(mean, lane);
     }
-    var squares = 0.0;
+    var about = Sum();
     @unroll(K) {
-        squares += squares_of(thread, K, pair_H(h_K), mean);
+        about += about_mean(thread, K, pair_H(h_K), mean);
     }
-    let rstd = inverseSqrt(sum_threads(squares, lane) * params.share + params.eps);
+    let statistics = statistics_of(mean, about, lane);
     @unroll(K) {
         var v_K = Pair();
     }
     var magnitude = 0u;
     if (SCALE == FIND || SCALE == BY_ROW) {
         @unroll(K) {
-            v_K = v_of(h_K, mean, rstd, load_weight(0u, thread, K), load_bias(0u, thread, K));
+            v_K = v_of(h_K, statistics.mean, statistics.rstd, load_weight(0u, thread, K), load_bias(0u, thread, K));
         }
         @unroll(K) {
             magnitude = max(magnitude, largest_of_pair(thread, K, v_K));
@@ -53,7 +53,7 @@ fn main(me: Me) {
         // Loads before stores, as in `forward.wgsl`: codes take a quarter of the registers.
         @unroll(K of BATCH) {
             @unroll(K) {
-                if (SCALE != BY_ROW) { v_K = v_of(h_K, mean, rstd, load_weight(0u, thread, K), load_bias(0u, thread, K)); }
+                if (SCALE != BY_ROW) { v_K = v_of(h_K, statistics.mean, statistics.rstd, load_weight(0u, thread, K), load_bias(0u, thread, K)); }
                 if (FINDS_AMAX) { magnitude = max(magnitude, largest_of_pair(thread, K, v_K)); }
                 let codes_K = codes_of(row, exists, lane, K, v_K, of_row);
             }
@@ -63,7 +63,7 @@ fn main(me: Me) {
                 }
             }
         }
-        if (exists) { write_statistics(row, thread, mean, rstd); }
+        if (exists) { write_statistics(row, thread, statistics); }
     }
     if (FINDS_AMAX) { fold_magnitude(select(0u, magnitude, exists), lane); }
 }

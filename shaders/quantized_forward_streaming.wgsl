@@ -19,41 +19,56 @@ fn main(me: Me) {
     clear_row_magnitude(lane);
     var of_row = given_scale();
     var mean = 0.0;
-    var squares = 0.0;
+    var about = Sum();
     if (IS_VISITED_ONCE) {
         var moments = Moments();
+        var block = Moments();
         for (var turn = 0u; turn < turns; turn += 1u) {
             @unroll(K) {
                 let h_K = load_part(row, exists, thread, turn * PACKS + K);
             }
             @unroll(K) {
-                moments = with_pair(moments, thread, turn * PACKS + K, pair_H(h_K));
+                block = with_pair(block, thread, turn * PACKS + K, pair_H(h_K));
+            }
+            if (ends_block(thread, (turn + 1u) * PACKS)) {
+                moments = merged(moments, block);
+                block = Moments();
             }
         }
-        mean = sum_threads(sum_of_moments(moments), lane) * params.share;
-        squares = squares_about(moments, mean);
+        mean = first_mean(sum_of_moments(moments), lane);
+        about = moments_about(mean, moments);
     } else {
         if (IS_LAYER) {
+            var block = 0.0;
             for (var turn = 0u; turn < turns; turn += 1u) {
                 @unroll(K) {
                     let h_K = load_part(row, exists, thread, turn * PACKS + K);
                 }
                 @unroll(K) {
-                    mean += sum_of(pair_H(h_K));
+                    block += sum_of(pair_H(h_K));
+                }
+                if (ends_block(thread, (turn + 1u) * PACKS)) {
+                    mean += block;
+                    block = 0.0;
                 }
             }
-            mean = sum_threads(mean, lane) * params.share;
+            mean = first_mean(mean, lane);
         }
+        var block = Sum();
         for (var turn = 0u; turn < turns; turn += 1u) {
             @unroll(K) {
                 let h_K = load_part(row, exists, thread, turn * PACKS + K);
             }
             @unroll(K) {
-                squares += squares_of(thread, turn * PACKS + K, pair_H(h_K), mean);
+                block += about_mean(thread, turn * PACKS + K, pair_H(h_K), mean);
+            }
+            if (ends_block(thread, (turn + 1u) * PACKS)) {
+                about += block;
+                block = Sum();
             }
         }
     }
-    let rstd = inverseSqrt(sum_threads(squares, lane) * params.share + params.eps);
+    let statistics = statistics_of(mean, about, lane);
     var magnitude = 0u;
     if (SCALE == FIND || SCALE == BY_ROW) {
         for (var turn = 0u; turn < turns; turn += 1u) {
@@ -64,7 +79,7 @@ fn main(me: Me) {
                 let bias_K = load_bias(0u, thread, first + K);
             }
             @unroll(K) {
-                magnitude = max(magnitude, largest_of_pair(thread, first + K, v_of(h_K, mean, rstd, weight_K, bias_K)));
+                magnitude = max(magnitude, largest_of_pair(thread, first + K, v_of(h_K, statistics.mean, statistics.rstd, weight_K, bias_K)));
             }
         }
     }
@@ -82,7 +97,7 @@ fn main(me: Me) {
                 let bias_K = load_bias(0u, thread, first + K);
             }
             @unroll(K) {
-                let v_K = v_of(h_K, mean, rstd, weight_K, bias_K);
+                let v_K = v_of(h_K, statistics.mean, statistics.rstd, weight_K, bias_K);
                 if (FINDS_AMAX) { magnitude = max(magnitude, largest_of_pair(thread, first + K, v_K)); }
                 let codes_K = codes_of(row, exists, lane, first + K, v_K, of_row);
             }
@@ -92,7 +107,7 @@ fn main(me: Me) {
                 }
             }
         }
-        if (exists) { write_statistics(row, thread, mean, rstd); }
+        if (exists) { write_statistics(row, thread, statistics); }
     }
     if (FINDS_AMAX) { fold_magnitude(select(0u, magnitude, exists), lane); }
 }

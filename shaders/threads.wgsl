@@ -37,6 +37,14 @@ fn within(col: u32, values: vec4<f32>) -> vec4<f32> {
     return select(vec4(0.0), values, vec4(col) + vec4(0u, 1u, 2u, 3u) < vec4(params.cols));
 }
 
+// Whether so many pairs of a thread end a block, or are all that it has. Long sums are sums of blocks: a chain of additions is as long as
+// the pairs of a block and the blocks. A block has a power of two of pairs near the root of all, and no less than registers hold: where
+// these may hold a row, it is one block.
+fn ends_block(thread: u32, pairs: u32) -> bool {
+    let block = max(MOST_PACKS, 1u << ((firstLeadingBit(pairs_of(0u)) + 1u) / 2u));
+    return pairs % block == 0u || pairs >= pairs_of(thread);
+}
+
 fn total(values: vec4<f32>) -> f32 {
     let halves = values.xy + values.zw;
     return halves.x + halves.y;

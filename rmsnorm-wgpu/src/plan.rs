@@ -370,6 +370,9 @@ impl From<Unfit> for Error {
 /// Columns of a pair of quads, which is what threads own.
 pub(crate) const PAIR: usize = 8;
 
+/// Pairs of a row that a thread of forward has in registers at most, and those of a block of a longer row (`ends_block`) at least.
+pub(crate) const MOST_PACKS: u32 = 8;
+
 /// Packs of `Forward` whose weights and biases are read before their y are written.
 pub(crate) const FORWARD_BATCH: u32 = 4;
 

@@ -98,7 +98,7 @@ const fn batch(key: &KernelKey) -> u32 {
 #[cfg(test)]
 pub(crate) fn workgroup_bytes(key: &KernelKey) -> u32 {
     let threads = key.tile.threads();
-    let sum = if is_layer(key) && !key.program.is_forward() { 8 } else { 4 };
+    let sum = if is_layer(key) { 8 } else { 4 };
     let sums = match key.tile.flavour {
         _ if !has_sums(key.program) => 0,
         Flavour::Workgroup => sum * (threads + threads / segment(key)),
@@ -138,6 +138,9 @@ fn files(key: &KernelKey) -> Vec<&'static str> {
             Flavour::Workgroup => shaders::REDUCE_WORKGROUP.text,
             Flavour::Subgroup(_) => shaders::REDUCE_SUBGROUP.text,
         });
+    }
+    if key.program.is_forward() && has_sums(key.program) {
+        files.push(shaders::STATISTICS.text);
     }
     match key.program {
         Program::Forward | Program::ForwardStreaming => {

@@ -4,13 +4,13 @@ use rmsnorm_gpu::tuning::find;
 use rmsnorm_spec::{Norm, Problem};
 
 use super::{
-    Access, Dispatch, KernelKey, Layout, Plan, Program, Step, Tile, Unfit, flavour, is_split, key, pairs, ranges,
+    Access, Dispatch, KernelKey, Layout, MOST_PACKS, Plan, Program, Step, Tile, Unfit, flavour, is_split, key, pairs, ranges,
     threads_without_idle,
 };
 use crate::caps::Caps;
 
-/// Bytes of workgroup memory that a thread takes at most: a sum in each of two buffers.
-const THREAD_BYTES: u32 = 8;
+/// Bytes of workgroup memory that a thread takes at most: two sums in each of two buffers.
+const THREAD_BYTES: u32 = 16;
 
 /// Packs that a thread which visits a row several times has on their way at once.
 const STREAMING_PACKS: u32 = 4;
@@ -64,7 +64,7 @@ pub(super) fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
     };
     let groups = (caps.threads_with(side_by_side, THREAD_BYTES) / threads_per_row).max(1);
     // 32 registers for a row.
-    let most_packs = if is_wide { 4 } else { 8 };
+    let most_packs = if is_wide { 4 } else { MOST_PACKS };
     let flavour = flavour(threads_per_row, groups, caps);
     (packs <= most_packs).then_some(Tile::new(threads_per_row, groups, packs, flavour))
 }

@@ -18,8 +18,8 @@ pub(crate) const COLUMNWISE_TILE: (u64, u64) = (128, 64);
 /// Threads that have a row of such a tile.
 const THREADS_ACROSS: u32 = COLUMNWISE_TILE.1 as u32 / PAIR as u32;
 
-/// Bytes of workgroup memory that a thread takes at most: a sum in each of two buffers, and a magnitude.
-const THREAD_BYTES: u32 = 12;
+/// Bytes of workgroup memory that a thread takes at most: two sums in each of two buffers, and a magnitude.
+const THREAD_BYTES: u32 = 20;
 
 /// Scales of a word, where scales are bytes.
 const SCALES_OF_WORD: u32 = 4;

@@ -13,7 +13,7 @@ use super::{
     is_split, magnitudes, segment, set_lanes, shuffled_lanes,
 };
 use crate::caps::F16;
-use crate::plan::{Access, Flavour, KernelKey, PAIR};
+use crate::plan::{Access, Flavour, KernelKey, MOST_PACKS, PAIR};
 
 /// The first lines of a program.
 pub(super) fn prelude(key: &KernelKey, f16: F16) -> String {
@@ -26,14 +26,12 @@ pub(super) fn prelude(key: &KernelKey, f16: F16) -> String {
     }
     text += me(key);
     if key.program.is_forward() {
-        text += "alias Sum = f32;\n";
         let DTypes { activation, residual, .. } = key.call.dtypes;
         text += &substitute(ROLE, &[("ROLE", "H"), ("DTYPE", dtype_of_h(key).name())]);
         text += if activation == dtype_of_h(key) { X_IS_H } else { X_IS_NOT_H };
         text += if residual == dtype_of_h(key) { H_IS_SUM } else { H_IS_NO_SUM };
-    } else {
-        text += if is_layer(key) { SUM_OF_LAYER } else { SUM_OF_RMS };
     }
+    text += if is_layer(key) { SUM_OF_LAYER } else { SUM_OF_RMS };
     if dtypes(key).contains(&DType::F16) {
         text += conversions(f16);
         text += UNKNOWN_ZERO;
@@ -75,6 +73,7 @@ fn constants(key: &KernelKey, f16: F16) -> String {
         ("WORKGROUP", tile.threads()),
         ("THREADS_PER_ROW", tile.threads_per_row),
         ("PACKS", tile.packs),
+        ("MOST_PACKS", MOST_PACKS),
         ("ROWS_AT_ONCE", tile.rows_at_once),
         // Threads whose sums are added up first, in workgroup memory.
         ("SEGMENT", segment(key)),
@@ -211,15 +210,16 @@ const H_IS_SUM: &str = "fn h_as_R(h: Kept_H) -> Kept_R { return h; }\n";
 // Nobody calls it: the sum comes after.
 const H_IS_NO_SUM: &str = "fn h_as_R(h: Kept_H) -> Kept_R { return Kept_R(); }\n";
 
+/// What the threads of a row sum: layer norm has two sums at once, RMS norm the first of them.
 const SUM_OF_LAYER: &str = "
 alias Sum = vec2<f32>;
-fn sum_from(wdy_xhat: f32, wdy: f32) -> Sum { return vec2(wdy_xhat, wdy); }
+fn sum_from(first: f32, second: f32) -> Sum { return vec2(first, second); }
 fn sum_parts(sum: Sum) -> vec2<f32> { return sum; }
 ";
 
 const SUM_OF_RMS: &str = "
 alias Sum = f32;
-fn sum_from(wdy_xhat: f32, wdy: f32) -> Sum { return wdy_xhat; }
+fn sum_from(first: f32, second: f32) -> Sum { return first; }
 fn sum_parts(sum: Sum) -> vec2<f32> { return vec2(sum, 0.0); }
 ";
 

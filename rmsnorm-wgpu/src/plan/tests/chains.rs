@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use rmsnorm_gpu::chain::{serial, shared, tree};
 use rmsnorm_spec::depth::policy_depth_rows;
 
+use super::super::MOST_PACKS;
 use super::super::backward::most_additions;
 use super::*;
 
@@ -31,10 +32,13 @@ fn exchange(tile: &Tile) -> u64 {
 /// The longest chain in a sum over a row; `None` if the program has no such sum. A pair is `total(lo + hi)`, a tree of
 /// its eight terms; a thread adds its pairs one after the other.
 pub(super) fn of_row(key: &KernelKey, cols: usize) -> Option<u64> {
+    // Of a thread, one after the other: pairs of a block, then blocks.
     let packs = match key.program {
         Program::Forward | Program::QuantizedForward | Program::Backward => u64::from(key.tile.packs),
         Program::ForwardStreaming | Program::QuantizedForwardStreaming | Program::BackwardRowSums => {
-            cols.div_ceil(Tile { packs: 1, ..key.tile }.columns()) as u64
+            let pairs = cols.div_ceil(Tile { packs: 1, ..key.tile }.columns()) as u64;
+            let block = (1 << pairs.ilog2().div_ceil(2)).max(MOST_PACKS.into());
+            pairs.min(block) + serial(pairs.div_ceil(block))
         }
         Program::BackwardColumns
         | Program::ReducePartials
@@ -44,9 +48,9 @@ pub(super) fn of_row(key: &KernelKey, cols: usize) -> Option<u64> {
         | Program::Clear
         | Program::Copy => return None,
     };
-    // In one visit, what moves the center, after every pair and at the end.
-    let of_means = if key.visits_once { packs + 1 } else { 0 };
-    Some((tree(8) + of_means + serial(packs) + exchange(&key.tile)).min(serial(cols as u64)))
+    // In one visit the error is that of so many additions: math.md, section 9.
+    let of_thread = if key.visits_once { 4 * packs + 8 } else { serial(packs) };
+    Some((tree(8) + of_thread + exchange(&key.tile)).min(serial(cols as u64)))
 }
 
 /// The longest chain in `dweight` and `dbias` with `GradReduction::Partials`: in every chunk, then over the ranges that

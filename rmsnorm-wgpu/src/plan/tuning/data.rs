@@ -7,13 +7,12 @@ use rmsnorm_gpu::tuning::{Ladder, Rung, rises};
 use rmsnorm_tuning::file::revision;
 use rmsnorm_tuning::{Entry, Kept, Table};
 
-use super::{Division, Tuning};
+use super::{Division, MOST_PACKS, Tuning};
 
 /// Counted up where tables mean something else though shaders and built-in rungs are what they were.
 const REVISION: &str = "1";
 
-/// Packs of a thread of forward, of backward, and of either where a pack takes twice the registers.
-const MOST_PACKS: u32 = 8;
+/// Packs of a thread of backward, and of either direction where a pack takes twice the registers.
 const MOST_BACKWARD_PACKS: u32 = 5;
 const MOST_WIDE_PACKS: u32 = 4;
 

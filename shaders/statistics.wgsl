@@ -1,0 +1,88 @@
+// Mean and rstd of a row, of what its threads sum: math.md, equations (2) to (4).
+
+// The thread's part of sum(h).
+fn sum_of(h: Pair) -> f32 { return total(h.lo + h.hi); }
+
+// The thread's part of sum((h - mean)^2) and, for layer norm, of sum(h - mean), which tells what that mean misses.
+fn about_mean(thread: u32, k: u32, h: Pair, mean: f32) -> Sum {
+    if (!IS_LAYER) { return sum_from(total(h.lo * h.lo + h.hi * h.hi), 0.0); }
+    // Past the end h is 0, which is not 0 once centred.
+    let lo = within(column(thread, k, 0u), h.lo - mean);
+    let hi = within(column(thread, k, 1u), h.hi - mean);
+    return sum_from(total(lo * lo + hi * hi), total(lo + hi));
+}
+
+// A first mean, of the threads' parts of sum(h). Each part is multiplied before they are summed: a mean that is a product may contract with
+// what it is taken from, and then there would be two.
+fn first_mean(part: f32, lane: u32) -> f32 { return sum_parts(sum_threads(sum_from(part * params.share, 0.0), lane)).x; }
+
+struct RowStatistics {
+    mean: f32,
+    rstd: f32,
+}
+
+// Mean and rstd, of the threads' parts of the sums about a first mean: math.md, 5.1.
+fn statistics_of(mean: f32, about: Sum, lane: u32) -> RowStatistics {
+    let sums = sum_parts(sum_threads(about, lane));
+    if (!IS_LAYER) { return RowStatistics(0.0, inverseSqrt(sums.x * params.share + params.eps)); }
+    let missed = sums.y * params.share;
+    // Rounding may leave less than nothing.
+    let squares = max(sums.x - sums.y * missed, 0.0);
+    return RowStatistics(mean + missed, inverseSqrt(squares * params.share + params.eps));
+}
+
+// A thread's values of a row so far, seen from a center near their mean: how many, the sum of their distances from it, and that of the
+// distances squared. math.md, section 9.
+struct Moments {
+    count: f32,
+    center: f32,
+    rest: f32,
+    squares: f32,
+}
+
+// The same values, seen from another center.
+fn moved_to(center: f32, moments: Moments) -> Moments {
+    let step = moments.center - center;
+    let squares = moments.squares + step * (2.0 * moments.rest + moments.count * step);
+    return Moments(moments.count, center, moments.rest + moments.count * step, squares);
+}
+
+// With a pair, after which the center moves to the mean. No part is more than the squares that it is taken from by half, so that
+// nothing cancels; what the center misses of the mean is in `rest`.
+fn with_pair(moments: Moments, thread: u32, k: u32, h: Pair) -> Moments {
+    let added = f32(columns_of(thread, k));
+    if (added == 0.0) { return moments; }
+    var center = moments.center;
+    if (moments.count == 0.0) { center = sum_of(h) / added; }
+    let lo = within(column(thread, k, 0u), h.lo - center);
+    let hi = within(column(thread, k, 1u), h.hi - center);
+    let count = moments.count + added;
+    let rest = moments.rest + total(lo + hi);
+    return moved_to(center + rest / count, Moments(count, center, rest, moments.squares + total(lo * lo + hi * hi)));
+}
+
+// The values of both.
+fn merged(one: Moments, other: Moments) -> Moments {
+    if (one.count == 0.0) { return other; }
+    if (other.count == 0.0) { return one; }
+    let count = one.count + other.count;
+    let center = one.center + (other.center - one.center) * (other.count / count);
+    let a = moved_to(center, one);
+    let b = moved_to(center, other);
+    return Moments(count, center, a.rest + b.rest, a.squares + b.squares);
+}
+
+// The thread's part of sum(h).
+fn sum_of_moments(moments: Moments) -> f32 { return moments.count * moments.center + moments.rest; }
+
+// The thread's part of the sums about a mean.
+fn moments_about(mean: f32, moments: Moments) -> Sum {
+    let moved = moved_to(mean, moments);
+    return sum_from(max(moved.squares, 0.0), moved.rest);
+}
+
+fn write_statistics(row: u32, thread: u32, statistics: RowStatistics) {
+    if (thread > 0u) { return; }
+    store_mean(row, statistics.mean);
+    store_rstd(row, statistics.rstd);
+}
