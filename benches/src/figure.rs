@@ -1,5 +1,6 @@
 //! Measured figures of any source, ours or a published kernel's, as `compare` puts them side by side.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use rmsnorm_core::{DType, GradReduction, Norm};
@@ -68,6 +69,7 @@ struct GpuPeer {
     ms: Option<f64>,
     gbps: Option<f64>,
     mode: Option<String>,
+    error: Option<serde_json::Value>,
 }
 
 /// A line: a published kernel on the CPU.
@@ -80,26 +82,36 @@ struct CpuPeer {
     gbs: f64,
 }
 
+/// What a file has.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// What is compared.
+    pub figures: Vec<Figure>,
+    /// Operations and dtypes of rows that are not, as we have nothing to compare them with.
+    pub left_out: BTreeSet<String>,
+}
+
 /// The figures of a file: a document of ours, a list of GPU peers' rows, or CPU peers' lines.
 ///
 /// # Errors
 /// If the file cannot be read or is none of them.
-pub fn read(path: &Path) -> Result<Vec<Figure>, BenchError> {
+pub fn read(path: &Path) -> Result<Found, BenchError> {
     let text = read_text(path)?;
     let refuse = |why: String| BenchError::Input(format!("cannot read {}: {why}", path.display()));
-    let figures = parse(&text).map_err(refuse)?;
-    match figures.iter().find(|figure| !figure.is_sound()) {
+    let found = parse(&text).map_err(refuse)?;
+    match found.figures.iter().find(|figure| !figure.is_sound()) {
         Some(figure) => Err(refuse(format!("it has a figure that nothing can measure: {figure:?}"))),
-        None => Ok(figures),
+        None => Ok(found),
     }
 }
 
 /// The figures of a text, or why there are none.
-fn parse(text: &str) -> Result<Vec<Figure>, String> {
+fn parse(text: &str) -> Result<Found, String> {
     match text.trim_start().chars().next() {
         Some('[') => {
-            let rows = serde_json::from_str(text);
-            rows.map(of_gpu_peers).map_err(|error| format!("it starts as a list of peers' rows, but {error}"))
+            let refuse = |why: String| format!("it starts as a list of peers' rows, but {why}");
+            let rows = serde_json::from_str(text).map_err(|error| refuse(error.to_string()))?;
+            of_gpu_peers(rows).map_err(refuse)
         }
         Some('{') if is_a_line(text) => {
             let lines = text.lines().filter(|line| line.starts_with('{'));
@@ -109,7 +121,7 @@ fn parse(text: &str) -> Result<Vec<Figure>, String> {
         Some('{') => {
             let document = serde_json::from_str(text);
             document
-                .map(|document| of_document(&document))
+                .map(|document| Found { figures: of_document(&document), ..Found::default() })
                 .map_err(|error| format!("it starts as a report of `rmsnorm bench --json`, but {error}"))
         }
         _ => Err("it is neither a report of `rmsnorm bench --json` nor peers' results".into()),
@@ -177,7 +189,7 @@ fn of_measured(row: &Measured, backend: &str, device: &str) -> Figure {
     }
 }
 
-fn of_gpu_peers(rows: Vec<GpuPeer>) -> Vec<Figure> {
+fn of_gpu_peers(rows: Vec<GpuPeer>) -> Result<Found, String> {
     let copy_of = |row: &GpuPeer| {
         let PeerSubject { dtype, rows: count, cols, .. } = &row.of;
         let is_copy = |other: &&GpuPeer| {
@@ -185,11 +197,18 @@ fn of_gpu_peers(rows: Vec<GpuPeer>) -> Vec<Figure> {
         };
         rows.iter().find(is_copy).and_then(|copy| copy.gbps)
     };
-    let figure = |row: &GpuPeer| {
-        // A row without a time says why it failed.
-        let (ms, gbs) = (row.ms?, row.gbps?);
-        Some(Figure {
-            subject: row.of.subject()?,
+    let mut found = Found::default();
+    for row in &rows {
+        let (ms, gbs) = match (row.ms, row.gbps, &row.error) {
+            (Some(ms), Some(gbs), None) => (ms, gbs),
+            (_, _, Some(_)) => continue,
+            _ => {
+                return Err(format!("a row of {} by {} has neither ms and gbps nor an error", row.of.op, row.provider));
+            }
+        };
+        let Some(subject) = row.of.subject_or_note(&mut found.left_out) else { continue };
+        found.figures.push(Figure {
+            subject,
             source: row.provider.clone(),
             is_ours: false,
             device: None,
@@ -198,15 +217,15 @@ fn of_gpu_peers(rows: Vec<GpuPeer>) -> Vec<Figure> {
             copy_gbs: copy_of(row),
             is_cold: true,
             has_gaps: row.mode.as_deref() != Some("graph"),
-        })
-    };
-    rows.iter().filter_map(figure).collect()
+        });
+    }
+    Ok(found)
 }
 
-fn of_cpu_peers(rows: Vec<CpuPeer>) -> Vec<Figure> {
-    let mut figures: Vec<Figure> = Vec::new();
+fn of_cpu_peers(rows: Vec<CpuPeer>) -> Found {
+    let Found { mut figures, mut left_out } = Found::default();
     for row in rows {
-        let Some(subject) = row.of.subject() else { continue };
+        let Some(subject) = row.of.subject_or_note(&mut left_out) else { continue };
         // What follows the version is how a library was set up; the best of them stands for it.
         let source = row.lib.split(" jit").next().unwrap_or(&row.lib).to_owned();
         let (us, gbs) = (row.us, row.gbs);
@@ -228,10 +247,19 @@ fn of_cpu_peers(rows: Vec<CpuPeer>) -> Vec<Figure> {
             None => figures.push(figure),
         }
     }
-    figures
+    Found { figures, left_out }
 }
 
 impl PeerSubject {
+    /// As `subject`; what we do not have is noted, but for the copies that peers are compared with.
+    fn subject_or_note(&self, left_out: &mut BTreeSet<String>) -> Option<Subject> {
+        let subject = self.subject();
+        if subject.is_none() && self.op != "copy" {
+            left_out.insert(format!("{} {}", self.op, self.dtype));
+        }
+        subject
+    }
+
     /// The same by our names, if we have it.
     fn subject(&self) -> Option<Subject> {
         let (norm, op) = match self.op.as_str() {
@@ -376,7 +404,7 @@ mod tests {
             {"op":"rms_fwd","dtype":"bfloat16","M":8,"N":4,"provider":"torch","ms":0.5,"gbps":3.0,"mode":"events"},
             {"op":"rms_fwd","dtype":"bfloat16","M":8,"N":4,"provider":"liger","error":"no"},
             {"op":"copy","dtype":"bfloat16","M":8,"N":4,"provider":"copy","ms":0.4,"gbps":4.0,"mode":"graph"}]"#;
-        let figures = of_gpu_peers(serde_json::from_str(text).unwrap());
+        let figures = of_gpu_peers(serde_json::from_str(text).unwrap()).unwrap().figures;
         assert_eq!(sources(&figures), ["quack", "torch"]);
         let told: Vec<_> = figures.iter().map(|f| (f.us, f.copy_gbs, f.has_gaps)).collect();
         assert_eq!(told, [(500.0, Some(4.0), false), (500.0, Some(4.0), true)]);
@@ -385,7 +413,7 @@ mod tests {
     #[test]
     fn the_best_way_to_run_a_cpu_library_stands_for_it() {
         let line = |us: f64| CpuPeer { of: of("float32", 4), lib: "oneDNN 3.13 jit:uni".into(), us, gbs: 1.0 / us };
-        let figures = of_cpu_peers(vec![line(2.0), line(1.0), line(3.0)]);
+        let figures = of_cpu_peers(vec![line(2.0), line(1.0), line(3.0)]).figures;
         assert_eq!((figures.len(), figures[0].source.as_str(), figures[0].us), (1, "oneDNN 3.13", 1.0));
     }
 }

@@ -52,6 +52,8 @@ pub enum Command {
     /// The file holds x of any rank and, if wanted, weight, bias, residual, dy and dresidual_out, in F32, F16 or BF16.
     /// The trailing dimensions that weight (or bias) has are normalized, without them the last one. The output gets y
     /// and rstd, mean for layer_norm, residual_out if there is a residual and, if there is dy, dx, dweight and dbias.
+    /// The file's metadata may give settings in place of flags. Tensors and metadata of other names are refused, but for the
+    /// metadata "format", which frameworks write.
     Run(RunArgs),
 }
 
@@ -264,6 +266,9 @@ pub struct RunArgs {
     /// The scalars of the norm.
     #[command(flatten)]
     pub settings: SettingArgs,
+    /// Go without the tensors and metadata of the file whose names are not known or not about this norm, with a note
+    #[arg(long)]
+    pub allow_unknown: bool,
     /// Print what was done as a JSON object
     #[arg(long)]
     pub json: bool,

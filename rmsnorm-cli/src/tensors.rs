@@ -38,6 +38,13 @@ impl<'a> TensorFile<'a> {
         self.header.metadata().as_ref()?.get(key).map(String::as_str)
     }
 
+    /// The keys of all stored text, in alphabetical order.
+    pub fn keys(&self) -> Vec<String> {
+        let mut keys: Vec<String> = self.header.metadata().iter().flat_map(|text| text.keys().cloned()).collect();
+        keys.sort_unstable();
+        keys
+    }
+
     /// The names of all tensors, in alphabetical order.
     pub fn names(&self) -> Vec<String> {
         let mut names = self.header.offset_keys();

@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use rmsnorm_bench::figure::{Figure, join, read};
+use rmsnorm_bench::figure::{Figure, Found, join, read};
 use rmsnorm_bench::{plot, side_by_side, targets};
 
 use crate::args::CompareArgs;
 use crate::failure::Failure;
-use crate::output::{OutputFile, print};
+use crate::output::{OutputFile, print, tell};
 
 /// Prints the table and what became of the targets, and writes the picture.
 pub fn run(args: &CompareArgs) -> Result<(), Failure> {
@@ -25,11 +25,18 @@ pub fn run(args: &CompareArgs) -> Result<(), Failure> {
     svg.map_or(Ok(()), |(file, svg)| file.write(&[svg.as_bytes()]))
 }
 
-/// The figures of every file, by its name without folder and extension.
+/// The figures of every file, by its name without folder and extension. What a file has beside them is told.
 ///
 /// # Errors
 /// The first file that cannot be read.
 pub fn read_all(files: &[impl AsRef<Path>]) -> Result<Vec<(String, Vec<Figure>)>, Failure> {
     let name = |path: &Path| path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
-    files.iter().map(AsRef::as_ref).map(|path| Ok((name(path), read(path)?))).collect()
+    let figures = |path: &Path| {
+        let Found { figures, left_out } = read(path)?;
+        if !left_out.is_empty() {
+            tell(&format!("note: {}: left out {left_out:?}, which are not ours", path.display()));
+        }
+        Ok((name(path), figures))
+    };
+    files.iter().map(AsRef::as_ref).map(figures).collect()
 }

@@ -95,6 +95,21 @@ fn ours_and_peers_are_put_side_by_side() {
     let svg = String::from_utf8(std::fs::read(folder.path("figure.svg")).unwrap()).unwrap();
     assert!(svg.contains("rms_norm backward f32, ") || svg.contains("64 columns"), "no panel of rows");
 
+    // What we do not have is told, and what is neither a time nor a failure is no row.
+    let row =
+        |op: &str, dtype: &str| json!({"op": op, "dtype": dtype, "M": 1, "N": 64, "provider": "a", "ms": 1, "gbps": 1});
+    let peers =
+        json!([row("rms_fwd", "float32"), row("rms_fwdd", "float32"), row("rms_fwd", "f32"), row("copy", "float32")]);
+    folder.write("peers.json", peers.to_string().as_bytes());
+    let outcome = folder.rmsnorm(&["compare", "ours.json", "peers.json"]);
+    let note = "note: peers.json: left out {\"rms_fwd f32\", \"rms_fwdd float32\"}, which are not ours\n";
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), note), "{outcome:?}");
+    folder
+        .write("peers.json", br#"[{"op":"rms_fwd","dtype":"float32","M":1,"N":64,"provider":"a","msec":1,"gbps":1}]"#);
+    let outcome = folder.rmsnorm(&["compare", "ours.json", "peers.json"]);
+    assert_eq!(outcome.code, Some(2), "{outcome:?}");
+    assert!(outcome.stderr.contains("rms_fwd by a has neither ms and gbps nor an error"), "{outcome:?}");
+
     // Two runs of the same backend are told apart by their files.
     measured(&folder, "again.json");
     let outcome = folder.rmsnorm(&["compare", "ours.json", "again.json"]);

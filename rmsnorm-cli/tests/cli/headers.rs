@@ -31,7 +31,7 @@ fn names_that_come_twice_are_refused_at_every_level() {
 fn names_that_come_once_in_each_object_are_no_repetition() {
     let folder = Folder::new();
     let inputs = inputs(Norm::Rms, &[("x", DType::F32, &[2, 3]), ("weight", DType::F32, &[3])]);
-    let header = r#"{"__metadata__":{"op":"rms_norm","eps":"1e-3","x":"x","":"","weight":"weight"},
+    let header = r#"{"__metadata__":{"op":"rms_norm","eps":"1e-3","format":"op"},
         "x":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},
         "weight":{"dtype":"F32","shape":[3],"data_offsets":[24,36]}}"#;
     let data = [inputs.tensors["x"].bytes(), inputs.tensors["weight"].bytes()].concat();

@@ -199,13 +199,15 @@ fn run_same_input_gives_the_same_file() {
 }
 
 #[test]
-fn run_unknown_tensors_are_named_and_ignored() {
+fn run_goes_without_what_it_does_not_know_if_it_is_allowed_to() {
     let folder = Folder::new();
     let inputs = inputs(Norm::Rms, &[("x", DType::F32, &[2, 8]), ("wieght", DType::F32, &[8])]);
-    folder.write("in", &file(&inputs.tensors, &metadata(Norm::Rms)));
-    let outcome = folder.rmsnorm(&["run", "in", "-o", "out"]);
-    assert_eq!(outcome.code, Some(0));
-    assert!(outcome.stderr.contains(r#"ignored ["wieght"]"#), "{}", outcome.stderr);
+    let metadata = [&metadata(Norm::Rms)[..], &[("weight_ofset", "1"), ("scale", "row")]].concat();
+    folder.write("in", &file(&inputs.tensors, &metadata));
+    let outcome = folder.rmsnorm(&["run", "in", "-o", "out", "--allow-unknown"]);
+    let notes =
+        "note: in: went without metadata [\"scale\", \"weight_ofset\"]\nnote: in: went without tensors [\"wieght\"]\n";
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), notes));
     assert_eq!(read(&folder.path("out")).len(), 2);
 }
 
@@ -228,9 +230,9 @@ fn run_json_has_every_setting_and_every_tensor() {
     let inputs = inputs(Norm::Layer, &names.map(|name| (name, DType::F32, shape(name))));
     let metadata = [("op", "layer_norm"), ("eps", " 0.5 "), ("weight_offset", "-1"), ("cast_order", "at_store")];
     folder.write("in", &file(&inputs.tensors, &metadata));
-    let outcome =
-        folder.rmsnorm(&["run", "in", "-o", "out", "--json", "--threads", "1", "--cast-order", "before_weight"]);
-    let note = "note: in: ignored [\"a\\nb\", \"z\"]; run reads x, weight, bias, residual, dy, dresidual_out, scale\n";
+    let flags = ["--cast-order", "before_weight", "--allow-unknown"];
+    let outcome = folder.rmsnorm(&[&["run", "in", "-o", "out", "--json", "--threads", "1"][..], &flags].concat());
+    let note = "note: in: went without tensors [\"a\\nb\", \"z\"]\n";
     assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), note));
     let mut report: Value = serde_json::from_str(&outcome.stdout).unwrap();
     assert!(report["device"].take().as_str().unwrap().ends_with(", 1 thread"));
@@ -242,7 +244,7 @@ fn run_json_has_every_setting_and_every_tensor() {
     let expected = json!({
         "input": "in", "output": "out", "backend": "cpu", "device": null, "op": "layer_norm", "rows": 3, "cols": 32,
         "eps": 0.5, "weight_offset": -1.0, "cast_order": "before_weight", "quant": null, "tensors": tensors,
-        "ignored": ["a\nb", "z"],
+        "ignored": { "metadata": [], "tensors": ["a\nb", "z"] },
     });
     assert_eq!(report, expected);
 }

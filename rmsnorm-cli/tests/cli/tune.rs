@@ -59,7 +59,7 @@ fn cpu_is_tuned_and_its_table_used() {
     // Reports say so too.
     let file = written(&folder, "cpu");
     std::fs::remove_file(folder.path(&file)).unwrap();
-    let outcome = run(&folder, &[], &["tune", "--backend", "cpu", "--minutes", "0.001", "--output", "own.toml"]);
+    let outcome = run(&folder, &[], &["tune", "--backend", "cpu", "--minutes", "1e-9", "--output", "own.toml"]);
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
     assert!(outcome.stdout.contains(" not reached\n") && !folder.path(&file).exists(), "{outcome:?}");
     let own = [("RMSNORM_TUNING", "own.toml")];
@@ -78,7 +78,7 @@ fn cpu_is_tuned_and_its_table_used() {
 #[test]
 fn what_is_not_wanted_is_not_written() {
     let folder = Folder::new();
-    let outcome = run(&folder, &[], &["tune", "--backend", "cpu", "--minutes", "0.001", "--dry-run"]);
+    let outcome = run(&folder, &[], &["tune", "--backend", "cpu", "--minutes", "1e-9", "--dry-run"]);
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
     assert!(outcome.stdout.ends_with("no table was written: --dry-run\n"), "{}", outcome.stdout);
     assert!(!folder.path("cache").exists());

@@ -4,12 +4,14 @@ mod compute;
 mod quantize;
 mod request;
 mod settings;
+mod unread;
 
 use serde_json::{Map, Value, json};
 
 use self::compute::{Compute, Computed};
-use self::request::{INPUTS, Request};
+use self::request::Request;
 use self::settings::{Settings, cast_order_name};
+use self::unread::Unread;
 use crate::args::RunArgs;
 use crate::failure::Failure;
 use crate::output::{OutputFile, print, tell};
@@ -25,17 +27,21 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     let in_file = |reason: String| format!("{input}: {reason}");
 
     let file = TensorFile::parse(&bytes).map_err(in_file)?;
+    let unread = Unread::of(&file, &args.settings);
+    if !args.allow_unknown {
+        unread.refuse().map_err(in_file)?;
+    }
     let settings = Settings::read(&args.settings, &file).map_err(in_file)?;
     let request = Request::new(&file, settings).map_err(in_file)?;
     let computed = backend.dispatch_harness(Compute(&request)).map_err(|failure| in_file(failure.to_string()))?;
     target.write(&Serialized::new(&computed.outputs)?.parts())?;
 
-    let is_read = |name: &str| INPUTS.contains(&name) && (name != "scale" || request.quantize.is_some());
-    let ignored: Vec<String> = file.names().into_iter().filter(|name| !is_read(name)).collect();
-    if !ignored.is_empty() {
-        tell(&format!("note: {input}: ignored {ignored:?}; run reads {}", INPUTS.join(", ")));
+    for (kind, names) in [("metadata", &unread.metadata), ("tensors", &unread.tensors)] {
+        if !names.is_empty() {
+            tell(&format!("note: {input}: went without {kind} {names:?}"));
+        }
     }
-    let report = Report { args, request: &request, computed: &computed, ignored: &ignored };
+    let report = Report { args, request: &request, computed: &computed, unread: &unread };
     print(&if args.json { report.json() } else { report.text() })
 }
 
@@ -44,7 +50,7 @@ struct Report<'a> {
     args: &'a RunArgs,
     request: &'a Request<'a>,
     computed: &'a Computed,
-    ignored: &'a [String],
+    unread: &'a Unread,
 }
 
 impl Report<'_> {
@@ -78,7 +84,7 @@ impl Report<'_> {
             "cast_order": cast_order_name(spec.cast_order),
             "quant": self.request.quantize.map(|quantize| quantize.described()),
             "tensors": outputs,
-            "ignored": self.ignored,
+            "ignored": { "metadata": self.unread.metadata, "tensors": self.unread.tensors },
         });
         format!("{report:#}\n")
     }

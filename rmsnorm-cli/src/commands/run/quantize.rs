@@ -28,19 +28,7 @@ impl Quantize {
     pub fn read(flags: &QuantizeArgs, file: &TensorFile<'_>) -> Result<Option<Self>, String> {
         let find = |key, flag| Setting::find(key, flag, file);
         let Some(codes) = find("codes", &flags.codes) else {
-            let others = [
-                ("scale", &flags.scale),
-                ("pow2", &flags.pow2),
-                ("mx_rounding", &flags.mx_rounding),
-                ("source", &flags.source),
-                ("amax_floor", &flags.amax_floor),
-                ("amax_ceiling", &flags.amax_ceiling),
-                ("layout", &flags.layout),
-                ("transposed", &flags.transposed),
-                ("columnwise", &flags.columnwise),
-                ("keep_y", &flags.keep_y),
-            ];
-            let lone = others.into_iter().find(|(_, flag)| flag.is_some());
+            let lone = about_codes(flags).into_iter().find(|(_, flag)| flag.is_some());
             return lone.map_or(Ok(None), |(key, _)| {
                 Err(format!("--{} is about codes: give --codes, such as --codes e4m3", key.replace('_', "-")))
             });
@@ -123,6 +111,22 @@ impl Quantize {
             "amax_ceiling": self.spec.amax_ceiling.is_finite().then_some(self.spec.amax_ceiling),
         })
     }
+}
+
+/// The settings that are read where there are codes, by name.
+pub fn about_codes(flags: &QuantizeArgs) -> [(&'static str, &Option<String>); 10] {
+    [
+        ("scale", &flags.scale),
+        ("pow2", &flags.pow2),
+        ("mx_rounding", &flags.mx_rounding),
+        ("source", &flags.source),
+        ("amax_floor", &flags.amax_floor),
+        ("amax_ceiling", &flags.amax_ceiling),
+        ("layout", &flags.layout),
+        ("transposed", &flags.transposed),
+        ("columnwise", &flags.columnwise),
+        ("keep_y", &flags.keep_y),
+    ]
 }
 
 /// The shape of scales in a layout, of rows that have this batch shape.

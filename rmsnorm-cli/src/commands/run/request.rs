@@ -9,7 +9,10 @@ use super::settings::Settings;
 use crate::tensors::{Tensor, TensorFile, file_dtype};
 
 /// Every tensor that a file may hold.
-pub const INPUTS: [&str; 7] = ["x", "weight", "bias", "residual", "dy", "dresidual_out", "scale"];
+pub const INPUTS: [&str; 6] = ["x", "weight", "bias", "residual", "dy", "dresidual_out"];
+
+/// And this where there are codes.
+pub const SCALE: &str = "scale";
 
 /// The tensors of a file, and the norm that they describe.
 ///
@@ -53,7 +56,7 @@ impl<'a> Request<'a> {
         let residual = file.tensor("residual")?;
         let dy = file.tensor("dy")?;
         let dresidual_out = file.tensor("dresidual_out")?;
-        let scale = if settings.quantize.is_some() { file.tensor("scale")? } else { None };
+        let scale = if settings.quantize.is_some() { file.tensor(SCALE)? } else { None };
 
         for tensor in [&residual, &dy, &dresidual_out].into_iter().flatten() {
             check_shape(tensor, &x)?;

@@ -6,6 +6,9 @@ use super::quantize::Quantize;
 use crate::args::SettingArgs;
 use crate::tensors::TensorFile;
 
+/// The names of all settings but those of codes.
+pub const KEYS: [&str; 5] = ["op", "eps", "weight_offset", "cast_order", "codes"];
+
 /// What the norm is, without its size. The numbers are parsed, not yet validated: the library does that.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Settings {
