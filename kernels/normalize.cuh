@@ -28,9 +28,9 @@ __device__ inline void add_pack(const Pack<E>& h, float (&sums)[PACK]) {
 // What is summed about a mean: the squares of the deviations and, for layer norm, the deviations, which tell what that mean misses.
 constexpr int ABOUT_MEAN = IS_LAYER ? 2 : 1;
 
-// A thread's part of these sums.
+// A thread's part of these sums. Of the deviations there is one, as registers have no room for one of each place.
 struct AboutMean {
-    float squares[PACK] = {}, deviations[PACK] = {};
+    float squares[PACK] = {}, deviations = 0.0f;
 
     // Columns past the end hold zeros, which are not part of the row.
     template <class E>
@@ -39,30 +39,28 @@ struct AboutMean {
         unpack(h, values);
         #pragma unroll
         for (int i = 0; i < PACK; ++i) {
-            const float deviation = !IS_LAYER || is_in_row(k, i, left) ? values[i] - mean : 0.0f;
-            squares[i] += deviation * deviation;
-            if constexpr (IS_LAYER) deviations[i] += deviation;
+            values[i] = !IS_LAYER || is_in_row(k, i, left) ? values[i] - mean : 0.0f;
+            squares[i] += values[i] * values[i];
         }
+        if constexpr (IS_LAYER) deviations += sum_pack(values);
     }
 
     __device__ void total(float& of_squares, float& of_deviations) {
         of_squares = sum_pack(squares);
-        if constexpr (IS_LAYER) of_deviations = sum_pack(deviations);
+        if constexpr (IS_LAYER) of_deviations = deviations;
     }
 };
 
 __device__ inline bool is_finite(float value) { return value - value == 0.0f; }
 
 // From the sums about a first mean to the mean and the squares about it: math.md, 5.1. A mean that is not finite stays. Nothing contracts,
-// so that a row has the same bits in every kernel.
+// so that a row has the same bits in every kernel; nothing branches, as registers would spill on either side of a branch.
 __device__ inline void correct_mean(float share, float deviations, float& mean, float& squares) {
-    const float missed = __fmul_rn(deviations, share);
-    if (is_finite(missed)) {
-        mean = __fadd_rn(mean, missed);
-        squares = __fsub_rn(squares, __fmul_rn(deviations, missed));
-    }
+    const float missed = __fmul_rn(deviations, share), taken = __fmul_rn(deviations, missed);
+    mean = __fadd_rn(mean, is_finite(missed) ? missed : 0.0f);
+    squares = __fsub_rn(squares, is_finite(taken) ? taken : 0.0f);
     // Rounding may leave less than nothing. NaN stays.
-    if (squares < 0.0f) squares = 0.0f;
+    squares = squares < 0.0f ? 0.0f : squares;
 }
 
 // Mean and rstd of COUNT rows, equations (2) to (4), in the threads that share them. `sum_of(u)` is the thread's part of the sum of row u,

@@ -295,7 +295,8 @@ impl MeanError {
     /// What the variance has of them: squares are summed about the first mean, and what it missed is taken away.
     fn of_squares(self, depth: usize, division: f64, u: f64) -> f64 {
         let MeanError { first, deviations, .. } = self;
-        (depth as f64 + 8.0 + 2.0 * division) * u * (first + deviations).powi(2) + (2.0 * first + deviations) * deviations
+        (depth as f64 + 8.0 + 2.0 * division) * u * (first + deviations).powi(2)
+            + (2.0 * first + deviations) * deviations
     }
 }
 

@@ -4,8 +4,8 @@ use rmsnorm_gpu::tuning::find;
 use rmsnorm_spec::{Norm, Problem};
 
 use super::{
-    Access, Dispatch, KernelKey, Layout, MOST_PACKS, Plan, Program, Step, Tile, Unfit, flavour, is_split, key, pairs, ranges,
-    threads_without_idle,
+    Access, Dispatch, KernelKey, Layout, MOST_PACKS, Plan, Program, Step, Tile, Unfit, flavour, is_split, key, pairs,
+    ranges, threads_without_idle,
 };
 use crate::caps::Caps;
 
