@@ -1,6 +1,7 @@
 """NumPy's arrays, and others' by DLPack."""
 
 import bisect
+import ctypes
 import importlib.metadata
 import os
 import re
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
@@ -61,6 +63,43 @@ def test_functions_give_new_arrays():
     judge("layer_norm", 1e-6, {"x": x, "residual": r, "weight": w, "bias": b}, {"y": y, "h": h})
     out = np.empty_like(x)
     assert arrays.rms_norm(x, w, 1e-6, out=out) is out
+
+
+def test_every_option_reaches_the_kernels():
+    """With values so far from the defaults that nothing else is within the bounds."""
+    x, r, dy = (_random(5, 64, seed=seed) for seed in range(3))
+    w, b = _random(64, seed=3), _random(64, seed=4)
+    inputs, eps, offset = {"x": x, "residual": r, "weight": w, "bias": b, "dy": dy}, 0.25, -0.75
+
+    def some(*names):
+        return {name: inputs[name] for name in names}
+
+    judge("rms_norm", eps, some("x", "weight"), {"y": arrays.rms_norm(x, w, eps, weight_offset=offset)}, offset)
+    judge("layer_norm", eps, some("x", "weight", "bias"), {"y": arrays.layer_norm(x, w, b, eps)})
+    y, h = arrays.add_rms_norm(x, r, w, eps, weight_offset=offset)
+    judge("rms_norm", eps, some("x", "residual", "weight"), {"y": y, "h": h}, offset)
+    y, h = arrays.add_layer_norm(x, r, w, b, eps)
+    judge("layer_norm", eps, some("x", "residual", "weight", "bias"), {"y": y, "h": h})
+    y, mean, rstd, dresidual_out = np.empty_like(x), np.empty(5, np.float32), np.empty(5, np.float32), _random(5, 64, seed=5)
+    arrays.forward("layer_norm", eps, x=x, residual=r, weight=w, bias=b, y=y, residual_out=h, mean=mean, rstd=rstd, weight_offset=offset)
+    got = {"dx": np.empty_like(x), "dweight": np.empty_like(w), "dbias": np.empty_like(w), "dresidual": np.empty_like(x)}
+    arrays.backward("layer_norm", dy=dy, x=h, weight=w, mean=mean, rstd=rstd, dresidual_out=dresidual_out, weight_offset=offset, **got)
+    inputs["dresidual_out"] = dresidual_out
+    judge("layer_norm", eps, inputs, {"y": y, "h": h, "mean": mean, "rstd": rstd, **got}, offset)
+
+
+@pytest.mark.parametrize("function", [arrays.rms_norm, arrays.add_rms_norm])
+def test_the_cast_before_the_weight_rounds_twice(function):
+    x, w = _random(50, 64, dtype=np.float16), _random(64, dtype=np.float16, seed=1)
+    rows = (x,) if function is arrays.rms_norm else (x, np.zeros_like(x))
+
+    def y_of(*args, **options):
+        found = function(*rows, *args, **options)
+        return found[0] if isinstance(found, tuple) else found
+
+    twice = (y_of(None, 1e-6).astype(np.float32) * w.astype(np.float32)).astype(np.float16)
+    assert np.array_equal(y_of(w, 1e-6, cast_before_weight=True), twice)
+    assert not np.array_equal(y_of(w, 1e-6), twice)
 
 
 def test_bfloat16_of_ml_dtypes():
@@ -165,7 +204,8 @@ _MISTAKES = {
         (lambda x, w: _rms(x, w, out=x.tolist()), "y must be an array .* got list"),
         (lambda x, w: arrays.add_rms_norm(x, x.tolist()), "residual must be an array .* got list"),
         (lambda x, w: arrays.add_rms_norm(x, x, out=np.empty_like(x)), "out must be a pair of arrays, .* got ndarray"),
-        (lambda x, w: arrays.add_layer_norm(x, x, out=(None, x)), "out must be a pair of arrays"),
+        *[(lambda x, w, out=out: arrays.add_layer_norm(x, x, out=out(x)), "out must be a pair of arrays")
+          for out in [lambda x: (None, x), lambda x: (x, None), lambda x: (x,), lambda x: (x, x, x), lambda x: ()]],
         *[(lambda x, w, dtype=dtype: _rms(x.astype(dtype), w), f"x must be float32, float16 or bfloat16, got {name}: convert it")
           for dtype, name in [("f8", "float64"), ("i4", "int32"), ("i2", "int16"), ("c8", "complex64"), ("?", "bool"), ("O", "object"),
                               (">f4", ">f4"), ("U3", "<U3")]],
@@ -283,6 +323,117 @@ def test_a_library_without_new_arrays_is_told_of_out():
     out = np.empty_like(x)
     arrays.rms_norm(Lender(x), None, 1e-6, out=Lender(out))
     assert np.array_equal(out, arrays.rms_norm(x, None, 1e-6))
+
+
+def test_new_arrays_are_made_by_the_library_of_x():
+    class Own(_Library):
+        """Says where its functions are, as the array API asks."""
+
+        def __init__(self, array):
+            super().__init__(array)
+            self.shape, self.dtype = array.shape, array.dtype
+
+        def __array_namespace__(self):
+            return types.SimpleNamespace(empty=lambda shape, dtype: Own(np.empty(shape, dtype)))
+
+    class Older(Own):
+        """Has them in the module that it comes from, as CuPy."""
+
+        __array_namespace__ = property()
+        __module__ = "own_library"
+
+    x, residual = _random(2, 8), _random(2, 8, dtype=np.float16)
+    expected = arrays.rms_norm(x, None, 1e-6)
+    assert np.array_equal(arrays.rms_norm(Own(x), None, 1e-6).kept[0], expected)
+    y, h = arrays.add_layer_norm(Own(x), Own(x.copy()), None, None, 1e-6)
+    assert type(y) is type(h) is Own
+    sys.modules["own_library"] = types.SimpleNamespace(empty=lambda shape, dtype: Older(np.empty(shape, dtype)))
+    try:
+        assert type(arrays.rms_norm(Older(x), None, 1e-6)) is Older
+    finally:
+        del sys.modules["own_library"]
+    y, h = arrays.add_rms_norm(residual, x, None, 1e-6)
+    assert (y.dtype, h.dtype) == (np.float16, np.float32)
+
+
+class _Device(ctypes.Structure):
+    _fields_ = [("kind", ctypes.c_int32), ("number", ctypes.c_int32)]
+
+
+class _Loan(ctypes.Structure):
+    """DLManagedTensor."""
+
+    _fields_ = [("data", ctypes.c_void_p), ("device", _Device), ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8),
+                ("lanes", ctypes.c_uint16), ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
+                ("byte_offset", ctypes.c_uint64), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+
+
+class _Library:
+    """An array of a library that lends memory in ways that NumPy does not: with an offset, without strides, on any device."""
+
+    def __init__(self, array, *, device=(1, 0), offset=0, code=2, lanes=1, has_strides=False):
+        dims = (ctypes.c_int64 * array.ndim)(*array.shape)
+        strides = (ctypes.c_int64 * array.ndim)(*(stride // array.itemsize for stride in array.strides)) if has_strides else None
+        self.kept, self.device = (array, dims, strides), device
+        self.loan = _Loan(array.ctypes.data - offset, _Device(*device), array.ndim, code, 8 * array.itemsize, lanes, dims, strides, offset)
+
+    def __dlpack_device__(self):
+        return self.device
+
+    def __dlpack__(self, **options):
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+        return new(ctypes.addressof(self.loan), b"dltensor", None)
+
+
+def test_loans_are_read_as_dlpack_says():
+    x, out = _random(3, 8), np.full((3, 8), np.nan, np.float32)
+    expected = arrays.rms_norm(x, None, 1e-6)
+    assert np.array_equal(arrays.rms_norm(_Library(x), None, 1e-6, out=out), expected)
+    # The address is 8 bytes before the first element.
+    assert np.array_equal(arrays.rms_norm(_Library(x.reshape(-1)[8:].reshape(2, 8), offset=32), None, 1e-6, out=out[1:]), expected[1:])
+    wide = _random(3, 20)[:, 4:12]
+    expected = arrays.rms_norm(np.ascontiguousarray(wide), None, 1e-6)
+    assert np.array_equal(arrays.rms_norm(_Library(wide, has_strides=True), None, 1e-6, out=out), expected)
+    for options, text in [({"lanes": 2}, "x must be .* got float32"), ({"code": 0}, "x must be .* got int32"),
+                          ({"code": 5}, "x must be .* got complex32"), ({"code": 77}, "x must be .* got another type of 32")]:
+        with pytest.raises(TypeError, match=text + ": convert it first"):
+            arrays.rms_norm(_Library(x, **options), None, 1e-6, out=out)
+
+
+def test_devices_that_do_not_go_together_are_named():
+    x, w, out = _random(2, 8), _random(8), np.empty((2, 8), np.float32)
+    with pytest.raises(ValueError, match="^weight must be on the device of x, cpu, got cuda:3: copy it there first"):
+        arrays.rms_norm(x, _Library(w, device=(2, 3)), 1e-6, out=out)
+    with pytest.raises(ValueError, match="^y must be on the device of x, cuda:1, got cuda:0"):
+        arrays.rms_norm(_Library(x, device=(2, 1)), None, 1e-6, out=_Library(out, device=(2, 0)))
+    with pytest.raises(NotImplementedError, match="^arrays must be on the CPU or on CUDA, got DLPack's device 8: copy them there"):
+        arrays.rms_norm(_Library(x, device=(8, 0)), None, 1e-6, out=_Library(out, device=(8, 0)))
+    # Host memory of CUDA's is the host's.
+    got = arrays.rms_norm(_Library(x, device=(3, 0)), None, 1e-6, out=_Library(out, device=(3, 0)))
+    assert got.kept[0] is out and np.array_equal(out, arrays.rms_norm(x, None, 1e-6))
+
+
+def test_statistics_lie_side_by_side():
+    x, buffer = _random(2, 3, 8), np.full((2, 5), 7.0, np.float32)
+    with pytest.raises(ValueError, match="^rstd: its elements must lie side by side, and do not: pass a contiguous copy"):
+        _forward(x, rstd=buffer[:, :3])
+    assert (buffer == 7.0).all()
+
+
+def test_empty_batches():
+    x, h = np.empty((0, 8), np.float32), np.empty((0, 8), np.float32)
+    assert arrays.add_rms_norm(x, h, _random(8), 1e-6)[0].shape == (0, 8)
+    torch = framework("torch")
+    # Tensors without elements all have the address 0, and none overwrites another.
+    x, y, h = (torch.empty(0, 8) for _ in range(3))
+    arrays.forward("rms_norm", 1e-6, x=x, y=y, residual=h)
+    assert arrays.rms_norm(x, None, 1e-6, out=x) is x
+
+
+def test_a_bias_alone_says_the_dtype_of_the_parameters():
+    x, bias = _random(4, 16, dtype=np.float16), _random(16, seed=1)
+    judge("layer_norm", 1e-6, {"x": x, "bias": bias}, {"y": arrays.layer_norm(x, None, bias, 1e-6)})
 
 
 def test_tensors_whose_gradient_or_sign_would_be_lost_are_refused():
