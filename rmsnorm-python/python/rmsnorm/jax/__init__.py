@@ -10,6 +10,10 @@ float32. Second derivatives and forward mode are refused, as `jax.custom_vjp` do
 Definitions, roundings and error bounds: rmsnorm-spec/math.md, equations (1) to (12).
 """
 
+from .. import _need
+
+_need("jax", (0, 5))
+
 from .functions import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 
 __all__ = ["rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm"]

@@ -11,6 +11,10 @@ Calls go to PyTorch's current stream, and results are PyTorch's own memory. On t
 Definitions, roundings and error bounds: rmsnorm-spec/math.md, equations (1) to (12).
 """
 
+from .. import _need
+
+_need("torch", (2, 10))
+
 from . import sharding as _sharding
 from .functional import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from .modules import AddLayerNorm, AddRMSNorm, LayerNorm, RMSNorm
