@@ -18,10 +18,12 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
 from . import calls, partition, reference
+
+# `jax.extend.core` has it too, and imports all of Pallas, which takes eight times as long as this package.
+_Primitive = type(jax.lax.add_p)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,7 +215,7 @@ def _batch(arrays, dims, *, operator, call):
 def _lower(context, *arrays, operator, call):
     # An export has no calls of ours: it can be loaded without this package, and on every platform.
     is_export = getattr(context.module_context.lowering_parameters, "for_export", False)
-    function = operator.function(reference) if is_export else jaxpr_as_fun(call)
+    function = operator.function(reference) if is_export else functools.partial(jax.core.eval_jaxpr, call.jaxpr, call.consts)
     return mlir.lower_fun(function, multiple_results=True)(context, *arrays)
 
 
@@ -223,7 +225,7 @@ def _evaluated(*arrays, operator, call):
 
 
 def _primitive(role):
-    primitive = Primitive(f"rmsnorm_{role}")
+    primitive = _Primitive(f"rmsnorm_{role}")
     primitive.multiple_results = True
     primitive.def_impl(_evaluated)
     primitive.def_abstract_eval(lambda *kinds, operator, call: call.out_avals)
