@@ -224,6 +224,9 @@ def test_functions_go_the_same_ways():
     for found in (torch.fx.symbolic_trace(function), torch.jit.script(function), torch.jit.trace(function, (x, weight))):
         torch.testing.assert_close(found(x, weight), expected)
     assert {node.target for node in torch.fx.symbolic_trace(function).graph.nodes} >= {rt.add_rms_norm, rt.rms_norm, rt.layer_norm}
+    for call in (lambda x, w: rt.rms_norm(x, (8,), w, 1e-6), lambda x, w: rt.layer_norm(x, (8,), weight=w, bias=w, eps=1e-5),
+                 lambda x, w: rt.add_layer_norm(x, x, normalized_shape=(8,))[0], lambda x, w: rt.rms_norm(x.double(), w.double())):
+        torch.testing.assert_close(torch.compile(call, fullgraph=True, backend="aot_eager")(x, weight), call(x, weight))
     with pytest.raises(Exception, match="weight: expected the shape"):
         torch.jit.script(rt.rms_norm)(x, weight[:1], 1e-6, weight_offset=1.0)
 
@@ -275,9 +278,12 @@ def test_nested_tensors_have_the_norms_of_their_rows(dtype):
         y = function(nested)
         assert y.is_nested and y.dtype == dtype
         rows = torch.cat(parts).requires_grad_()
-        torch.testing.assert_close(y.values(), function(rows))
+        tolerance = 2.0**-6 if dtype == torch.bfloat16 else 1e-5
+        torch.testing.assert_close(y.values(), function(rows), rtol=tolerance, atol=tolerance)
         (got,), (expected,) = torch.autograd.grad(y.values().sin().sum(), nested), torch.autograd.grad(function(rows).sin().sum(), rows)
-        torch.testing.assert_close(got.values(), expected, rtol=1e-4 if dtype == torch.float32 else None, atol=1e-4 if dtype == torch.float32 else None)
+        # In 16 bits torch.nn.functional, which computes for nested tensors, rounds between its steps.
+        tolerance = 2.0**-5 if dtype == torch.bfloat16 else 1e-4
+        torch.testing.assert_close(got.values(), expected, rtol=tolerance, atol=tolerance)
     for call, error in (
         (lambda: rt.rms_norm(nested, weight[:7]), ValueError), (lambda: rt.rms_norm(nested, weight[:1], weight_offset=1.0), ValueError),
         (lambda: rt.add_rms_norm(nested, torch.cat(parts), weight), ValueError), (lambda: rt.rms_norm(torch.cat(parts), nested), ValueError),

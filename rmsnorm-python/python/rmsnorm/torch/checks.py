@@ -45,11 +45,7 @@ def arguments(is_layer, x, residual, weight, bias, eps, weight_offset, cast_befo
     _number("weight_offset", weight_offset)
     if not isinstance(cast_before_weight, bool):
         raise TypeError(f"cast_before_weight: expected a bool, got {type(cast_before_weight).__name__}; pass True or False")
-    if not 0 <= eps <= _LARGEST:
-        raise ValueError(f"eps: expected a finite number of at least 0, got {eps}; below 0, rows that are small have a square root of a "
-                         "negative number, which torch.nn.functional makes NaN")
-    if not -_LARGEST <= weight_offset <= _LARGEST:
-        raise ValueError(f"weight_offset: expected a finite number, got {weight_offset}; 0.0 and 1.0 are usual")
+    _values(eps, weight_offset)
     if x.is_nested:
         if residual is not None and not residual.is_nested:
             raise ValueError("residual: expected a nested tensor, as x is one, got a dense one; nest both")
@@ -67,6 +63,15 @@ def _number(name, value):
     is_number = isinstance(value, (int, float, torch.SymFloat, torch.SymInt, numbers.Real)) or (isinstance(value, Tensor) and value.ndim == 0)
     if not is_number:
         raise TypeError(f"{name}: expected a number, got {type(value).__name__}; pass float({name})")
+
+
+def _values(eps, weight_offset):
+    """Refuses numbers of which no norm is made."""
+    if not 0 <= eps <= _LARGEST:
+        raise ValueError(f"eps: expected a finite number of at least 0, got {eps}; below 0, rows that are small have a square root of a "
+                         "negative number, which torch.nn.functional makes NaN")
+    if not -_LARGEST <= weight_offset <= _LARGEST:
+        raise ValueError(f"weight_offset: expected a finite number, got {weight_offset}; 0.0 and 1.0 are usual")
 
 
 def devices(tensors, main):
@@ -112,6 +117,7 @@ def operands(given):
     tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
     name, main = next(iter(tensors.items()))
     devices(tensors, main)
+    _values(given.get("eps", 0.0), given.get("weight_offset", 0.0))
     if main.ndim == 0:
         raise ValueError(f"{name}: expected at least one dimension, got the shape []; call {name}.reshape(1)")
     if main.dtype not in (torch.float32, torch.float16, torch.bfloat16):

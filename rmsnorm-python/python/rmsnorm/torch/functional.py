@@ -22,7 +22,7 @@ _RMS_EPS, _LAYER_EPS = 2.0**-23, 1e-5
 # What these are looked up by costs as much as they do.
 _is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
 _is_dynamo, _is_traced = torch.compiler.is_dynamo_compiling, torch._C._get_tracing_state
-_is_transformed = torch._C._are_functorch_transforms_active
+_has_mode, _is_transformed = torch._C._is_torch_function_mode_enabled, torch._C._are_functorch_transforms_active
 _rms_norm_inference, _layer_norm_inference = eager_ops.rms_norm_inference, eager_ops.layer_norm_inference
 
 
@@ -47,7 +47,7 @@ _has_cuda._dynamo_marked_constant = True
 def _takes(x, residual, weight, bias):
     """Whether there are kernels for these tensors."""
     dtype = x.dtype
-    if dtype not in _FLOATS or x.ndim == 0 or not (x.is_cpu or x.is_cuda and _has_cuda(x.device.index or 0)):
+    if dtype not in _FLOATS or not (x.is_cpu or x.is_cuda and _has_cuda(x.device.index or 0)):
         return False
     if residual is not None and residual.dtype is not dtype and residual.dtype is not torch.float32:
         return False
@@ -60,21 +60,25 @@ def _takes(x, residual, weight, bias):
 def _norm(is_layer, x, residual, weight, bias, eps, weight_offset=0.0, cast_before_weight=False, normalized_shape=None):
     """(y, h); h is None without a residual."""
     tensors = x, residual, weight, bias
-    is_nested = any(isinstance(tensor, Tensor) and tensor.is_nested for tensor in tensors)
-    if not _is_compiling() and not is_nested and has_torch_function(tensors):
+    is_usual = type(x) in _PLAIN and not x.is_nested and not _has_mode()
+    for tensor in tensors[1:]:
+        is_usual = is_usual and (tensor is None or type(tensor) in _PLAIN)
+    is_tensor = is_usual or all(tensor is None or isinstance(tensor, Tensor) for tensor in tensors)
+    is_nested = not is_usual and any(isinstance(tensor, Tensor) and tensor.is_nested for tensor in tensors)
+    if not is_usual and not is_nested and not _is_compiling() and has_torch_function(tensors):
         return _by_others(is_layer, tensors, eps, weight_offset, cast_before_weight, normalized_shape)
     if eps is None:
         eps = _LAYER_EPS if is_layer or not isinstance(x, Tensor) else default_eps(x)
-    args = is_layer, *tensors, eps, weight_offset, cast_before_weight
-    if is_nested or not all(tensor is None or isinstance(tensor, Tensor) for tensor in tensors):
+    args = is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight
+    if is_nested or not is_tensor:
         return fallback.checked(*args, normalized_shape)
     if not _is_compiling() and _is_traced() is not None and torch.onnx.is_in_onnx_export():
         # TorchScript's exporter, which knows elementary operations and PyTorch's layer norm.
         return fallback.checked(*args, normalized_shape, True)
     parameter = bias if weight is None else weight
-    if not _is_last(x, normalized_shape) or (parameter is not None and parameter.ndim > 1):
+    if not (normalized_shape is None or _is_last(x, normalized_shape)) or (parameter is not None and parameter.ndim > 1):
         return _flattened(*args, normalized_shape)
-    if not _takes(x, residual, weight, bias) or x.shape[-1] == 0:
+    if not _takes(x, residual, weight, bias) or (_is_compiling() and x.shape[-1] == 0):
         return fallback.checked(*args)
     if _is_compiling() and torch.compiler.is_exporting():
         checks.arguments(*args)
@@ -87,10 +91,9 @@ def _norm(is_layer, x, residual, weight, bias, eps, weight_offset=0.0, cast_befo
             return forward(ops, *args)[:2]
         if _is_transformed():
             return NormForTransforms.apply(*args)[:2]
-        for tensor in tensors:
-            if tensor is not None and type(tensor) not in _PLAIN:
-                # A DTensor, a FakeTensor: the dispatcher knows what to do.
-                return forward(ops, *args)[:2]
+        if not is_usual and any(tensor is not None and type(tensor) not in _PLAIN for tensor in tensors):
+            # A DTensor, a FakeTensor: the dispatcher knows what to do.
+            return forward(ops, *args)[:2]
         if not _is_grad_enabled():
             return forward_below(*args)[:2]
         found = Norm.apply(*args)
@@ -129,22 +132,21 @@ def _flattened(is_layer, x, residual, weight, bias, *args):
 
 def _is_last(x, normalized_shape):
     """Whether it is the last dimension that is normalized, by what is said of the shape."""
-    if normalized_shape is None:
-        return True
     if not isinstance(normalized_shape, (tuple, list)):
         raise TypeError(f"normalized_shape: expected a tuple or list of ints, got {type(normalized_shape).__name__}; pass x.shape[-1:]")
     return tuple(normalized_shape) == x.shape[-1:]
 
 
-def _is_plain(x, parameter):
+def _is_plain(x, weight, bias=None):
     """Whether nothing is to be differentiated, transformed or traced, by the tensors that most calls have: the quick way."""
-    if type(x) not in _PLAIN or x.dtype not in _FLOATS or _is_transformed() or _is_dynamo() or _is_traced() is not None:
+    if type(x) not in _PLAIN or _is_transformed() or _is_dynamo() or _is_traced() is not None:
         return False
-    if parameter is None:
-        return not (x.requires_grad and _is_grad_enabled())
-    if type(parameter) not in _PLAIN or parameter.ndim != 1:
+    is_recorded = _is_grad_enabled()
+    if is_recorded and x.requires_grad:
         return False
-    return not ((x.requires_grad or parameter.requires_grad) and _is_grad_enabled())
+    if weight is not None and (type(weight) not in _PLAIN or weight.ndim != 1 or (is_recorded and weight.requires_grad)):
+        return False
+    return bias is None or (type(bias) in _PLAIN and bias.ndim == 1 and not (is_recorded and bias.requires_grad))
 
 
 def _by_position(args, shape, **named):
@@ -187,7 +189,7 @@ def rms_norm(x, *args, weight=None, eps=None, normalized_shape=None, weight_offs
             weight, eps = args
         else:
             normalized_shape, weight, eps = _by_position(args, normalized_shape, weight=weight, eps=eps)
-    if _is_plain(x, weight) and _takes(x, None, weight, None) and _is_last(x, normalized_shape):
+    if _is_plain(x, weight) and _takes(x, None, weight, None) and (normalized_shape is None or _is_last(x, normalized_shape)):
         try:
             return _rms_norm_inference(x, weight, _RMS_EPS if eps is None else eps, weight_offset, cast_before_weight)
         except RuntimeError:
@@ -219,8 +221,7 @@ def layer_norm(x, *args, weight=None, bias=None, eps=None, normalized_shape=None
         else:
             normalized_shape, weight, bias, eps = _by_position(args, normalized_shape, weight=weight, bias=bias, eps=eps)
     eps = _LAYER_EPS if eps is None else eps
-    if (_is_plain(x, weight) and (bias is None or _is_plain(x, bias)) and _takes(x, None, weight, bias)
-            and _is_last(x, normalized_shape)):
+    if _is_plain(x, weight, bias) and _takes(x, None, weight, bias) and (normalized_shape is None or _is_last(x, normalized_shape)):
         try:
             return _layer_norm_inference(x, weight, bias, eps)
         except RuntimeError:
