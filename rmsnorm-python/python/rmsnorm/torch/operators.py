@@ -11,6 +11,7 @@ import types
 import torch
 
 from .. import _native
+from . import checks
 
 _library = torch.library.Library("rmsnorm", "DEF")
 
@@ -56,19 +57,27 @@ def _fake_gradients(dy, x, weight, need_dweight, need_dbias, need_dresidual):
     return _new(dy, dy.shape, dy.dtype), vector(need_dweight), vector(need_dbias), dresidual
 
 
-@torch.library.register_fake("rmsnorm::rms_norm_backward", lib=_library)
-def _(dy, x, weight, rstd, dresidual_out, weight_offset, need_dweight, need_dresidual):
+def _register_fake(name, fake):
+    """Registers a function of shapes, which is the meta device's kernel too: it refuses what the kernels refuse."""
+    names = [argument.name for argument in _overloads[name]._schema.arguments]
+
+    def checked(*args):
+        checks.operands(dict(zip(names, args)))
+        return fake(*args)
+
+    torch.library.register_fake(f"rmsnorm::{name}", checked, lib=_library)
+
+
+def _fake_rms_norm_backward(dy, x, weight, rstd, dresidual_out, weight_offset, need_dweight, need_dresidual):
     dx, dweight, _, dresidual = _fake_gradients(dy, x, weight, need_dweight, False, need_dresidual)
     return dx, dweight, dresidual
 
 
-@torch.library.register_fake("rmsnorm::layer_norm_backward", lib=_library)
-def _(dy, x, weight, mean, rstd, dresidual_out, need_dweight, need_dbias, need_dresidual):
+def _fake_layer_norm_backward(dy, x, weight, mean, rstd, dresidual_out, need_dweight, need_dbias, need_dresidual):
     return _fake_gradients(dy, x, weight, need_dweight, need_dbias, need_dresidual)
 
 
-@torch.library.register_fake("rmsnorm::quantized_rms_norm", lib=_library)
-def _(x, residual, weight, eps, weight_offset, cast_before_weight, scale, codes_type, scale_kind):
+def _fake_quantized_rms_norm(x, residual, weight, eps, weight_offset, cast_before_weight, scale, codes_type, scale_kind):
     cols = x.shape[-1]
     rows = x.numel() // max(cols, 1)
     codes = _new(x, x.shape, (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)[codes_type])
@@ -173,6 +182,9 @@ for _schema in _native.torch_schemas():
     elif not _name.startswith("quantized"):
         _has_statistics = not _name.endswith("_inference")
         _fake = _fake_forward(_is_layer, _has_statistics, _adds)
-        torch.library.register_fake(f"rmsnorm::{_name}", _fake, lib=_library)
+        _register_fake(_name, _fake)
         if _has_statistics:
             _register_gradients(_name, _is_layer, _adds, _names)
+_register_fake("rms_norm_backward", _fake_rms_norm_backward)
+_register_fake("layer_norm_backward", _fake_layer_norm_backward)
+_register_fake("quantized_rms_norm", _fake_quantized_rms_norm)
