@@ -85,8 +85,10 @@ class Found:
     def __call__(self, module, x):
         """The norm of x with the weight, bias and eps that the module has now; None if it is another call, or another module, than those
         that were tried."""
-        weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
-        if isinstance(weight, torch.Tensor) is not self.has_weight or isinstance(bias, torch.Tensor) is not self.has_bias:
+        # One that is None and is read is among the settings.
+        weight = getattr(module, "weight", None) if self.has_weight else None
+        bias = getattr(module, "bias", None) if self.has_bias else None
+        if (weight is None) is self.has_weight or (bias is None) is self.has_bias:
             return None
         parameter = weight if self.has_weight else bias if self.has_bias else None
         dtype, shape = x.dtype, self.shape
@@ -109,7 +111,7 @@ class Found:
         eps = self.eps if self.eps_name is None else getattr(module, self.eps_name, ABSENT)
         if not isinstance(eps, (float, int)) and (eps is not None or self.kind.is_layer):
             return None
-        return self.kind(x, weight if self.has_weight else None, bias if self.has_bias else None, eps, dims)
+        return self.kind(x, weight, bias, eps, dims)
 
 
 def _is_constant(value):
@@ -218,7 +220,7 @@ class Trials:
         shapes = [(48,), (80,)] if shape is None else [shape]
         inputs = [self._inputs.get(one) or _Inputs(one) for one in shapes]
         try:
-            with warnings.catch_warnings(action="ignore"), _Watch(original):
+            with warnings.catch_warnings(action="ignore"), _Watch(self._twins[original]):
                 found = _Trial(module, self._twins[original], weight, bias).found(shape, inputs)
         except Left:
             # It may have written to the inputs.
@@ -251,8 +253,8 @@ def _row_shape(module, weight, bias):
 class _Watch:
     """Takes care that a trial leaves no trace: neither in random numbers, nor in the classes of the module."""
 
-    def __init__(self, original):
-        self._classes = _classes_of(original)
+    def __init__(self, twin_class):
+        self._classes = _classes_of(twin_class)
 
     @staticmethod
     def _random_state():
@@ -557,7 +559,8 @@ class _Trial:
         kinds = [kind] if kind.is_layer or has_none else [kind, dataclasses.replace(kind, cast_before_weight=True)]
         dtypes, reason = [pairs[0]], None
         for pair in pairs[1:]:
-            some = calls if pair[0] is _BF16 else calls[:2]
+            # Gradients of float16 overflow in one way and not in the other.
+            some = [call for call in calls if pair[0] is _BF16 or not call.records]
             results = {call: self._own(first, pair, call) for call in some}
             for one in kinds:
                 try:
