@@ -6,10 +6,11 @@ import warnings
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .. import _native
 from . import fallback
-from .autograd import Norm, NormForTransforms, forward_below
+from .autograd import Norm, NormForTransforms, below_autograd, forward_below, is_forward_mode
 from .operators import eager_ops, forward, ops
 
 _FLOATS = frozenset((torch.float32, torch.float16, torch.bfloat16))
@@ -75,8 +76,9 @@ def _norm(is_layer, x, residual, weight, bias, eps, weight_offset=0.0, cast_befo
     if not _takes(x, residual, weight, bias):
         return fallback.norm(*args)
     if _is_compiling():
-        return forward(ops, *args)[:2]
-    if _is_transformed():
+        # A compiler traces PyTorch's own operations through every transform.
+        return fallback.norm(*args) if _is_transformed() or is_forward_mode() else forward(ops, *args)[:2]
+    if _is_transformed() or is_forward_mode():
         return NormForTransforms.apply(*args)[:2]
     for tensor in (x, residual, weight, bias):
         if tensor is not None and type(tensor) not in _PLAIN:
@@ -99,15 +101,16 @@ def _flattened(is_layer, x, residual, weight, bias, *rest):
     return y.view(x.shape), None if h is None else h.view(x.shape)
 
 
-def _is_plain(x, parameter):
+def _is_plain(x, weight, bias=None):
     """Whether nothing is to be differentiated, transformed or traced, by the tensors that most calls have: the quick way."""
-    if type(x) not in _PLAIN or x.dtype not in _FLOATS or _is_transformed() or _is_compiling():
+    if type(x) not in _PLAIN or _is_transformed() or _is_compiling() or forward_ad._current_level >= 0:
         return False
-    if parameter is None:
-        return not (x.requires_grad and _is_grad_enabled())
-    if type(parameter) not in _PLAIN or parameter.ndim != 1:
+    is_recorded = _is_grad_enabled()
+    if is_recorded and x.requires_grad:
         return False
-    return not ((x.requires_grad or parameter.requires_grad) and _is_grad_enabled())
+    if weight is not None and (type(weight) not in _PLAIN or weight.ndim != 1 or (is_recorded and weight.requires_grad)):
+        return False
+    return bias is None or (type(bias) in _PLAIN and bias.ndim == 1 and not (is_recorded and bias.requires_grad))
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | None = None, *, weight_offset: float = 0.0,
@@ -123,7 +126,8 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | None = None, 
     if eps is None:
         eps = default_eps(x)
     if _is_plain(x, weight) and _takes(x, None, weight, None):
-        return _rms_norm_inference(x, weight, eps, weight_offset, cast_before_weight)
+        with below_autograd():
+            return _rms_norm_inference(x, weight, eps, weight_offset, cast_before_weight)
     return _norm(False, x, None, weight, None, eps, weight_offset, cast_before_weight)[0]
 
 
@@ -133,8 +137,9 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
     x: (..., cols). weight, bias: (cols), or as many of the last dimensions as are to be normalized together. The result has the shape
     and dtype of x. The variance is of the centred row, not a difference of moments. Errors as of `rms_norm`.
     """
-    if _is_plain(x, weight) and (bias is None or _is_plain(x, bias)) and _takes(x, None, weight, bias):
-        return _layer_norm_inference(x, weight, bias, eps)
+    if _is_plain(x, weight, bias) and _takes(x, None, weight, bias):
+        with below_autograd():
+            return _layer_norm_inference(x, weight, bias, eps)
     return _norm(True, x, None, weight, bias, eps)[0]
 
 

@@ -26,7 +26,8 @@ def quantized_rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | Non
     | "block" | 128 columns of a row | float32, (rows, ceil(cols / 128)), rows side by side |
     | "mx" | 32 columns of a row, as powers of two | float8_e8m0fnu, in the tiles of 128 by 4 that cuBLAS reads, as one row |
 
-    Not differentiable: training goes through `rms_norm`, or straight through as examples/quantized_training.rs does.
+    Not differentiable: results require no grad, h neither, and a tangent (forward mode) is refused. Training goes through `rms_norm`, or
+    straight through as examples/quantized_training.rs does.
     """
     if scales not in _SCALES:
         raise ValueError(f"scales must be one of {', '.join(_SCALES)}, got {scales!r}")
@@ -35,9 +36,9 @@ def quantized_rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | Non
     if dtype not in _CODES:
         raise ValueError(f"dtype must be float8_e4m3fn, float8_e5m2 or int8, got {dtype}")
     eps = default_eps(x) if eps is None else eps
-    tensors = [tensor.detach() if tensor is not None else None for tensor in (x, residual, weight)]
-    codes, found, h = ops.quantized_rms_norm(
-        *tensors, eps, weight_offset, cast_before_weight, scale, _CODES[dtype], _SCALES[scales]
-    )
+    with torch.no_grad():
+        codes, found, h = ops.quantized_rms_norm(
+            x, residual, weight, eps, weight_offset, cast_before_weight, scale, _CODES[dtype], _SCALES[scales]
+        )
     found = scale if scales == "given" else found
     return (codes, found) if residual is None else (codes, found, h)
