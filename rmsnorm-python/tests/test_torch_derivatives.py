@@ -254,7 +254,7 @@ def test_gradcheck_and_gradgradcheck_of_the_same_ways(exact_kernels, is_layer, n
 
 def test_third_derivatives(exact_kernels):
     for is_layer, names in INPUTS:
-        tensors = make(names, torch.float64)
+        tensors = {name: random(*((2, 3) if name in "xr" else (3,)), dtype=torch.float64) for name in names}
         loss = lambda function: lambda *given: sum(t.pow(3).sum() for t in by_position(function, names)(*given))  # noqa: E731
         for third in (
             lambda f: torch.func.grad(lambda *t: torch.func.grad(lambda *t: torch.func.grad(f)(*t).pow(2).sum())(*t).pow(2).sum()),
@@ -373,7 +373,7 @@ def test_every_way_to_differentiate(name, dtype):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["grad", "jvp", "jacfwd", "jacrev", "hessian", "grad of grad", "jvp of grad", "vmap of grad",
                                   "vmap of jvp", "vmap of grad of grad"])
-@pytest.mark.parametrize("is_layer, names, offset", [(False, "xw", 1.0), (True, "xwb", 0.0), (False, "xrw", 0.0), (True, "xrwb", 0.0)])
+@pytest.mark.parametrize("is_layer, names, offset", [(False, "xw", 1.0), (True, "xrwb", 0.0)])
 def test_every_way_under_a_compiler(name, is_layer, names, offset):
     near(*both(is_layer, names, offset, (FIRST | SECOND)[name],
                lambda call: torch.compile(call, fullgraph=True, backend="aot_eager")))

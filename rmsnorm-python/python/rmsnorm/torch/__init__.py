@@ -1,9 +1,9 @@
 """Fused RMSNorm and LayerNorm for PyTorch: functions, modules, and `patch` for whole models.
 
-They are differentiable and work in eager mode, under `torch.compile`, `torch.export` and `torch.func`, with autocast, checkpointing,
-CUDA graphs, FSDP and DTensor. Tensors are float32, float16 or bfloat16, on the CPU or on CUDA; weight, bias and residual have the dtype
-of x or float32. Rows may be apart; where no two strides describe them, x is copied once. For all else (float64, other devices)
-`torch.nn.functional` computes the same. Underneath are the operators `torch.ops.rmsnorm.*`.
+They have derivatives of every kind, and work in eager mode, under `torch.compile`, `torch.export` and `torch.func`, with autocast,
+checkpointing, CUDA graphs, FSDP and DTensor. Tensors are float32, float16 or bfloat16, on the CPU or on CUDA; weight, bias and residual
+have the dtype of x or float32. Rows may be apart; where no two strides describe them, x is copied once. For all else (float64, other
+devices) `torch.nn.functional` computes the same. Underneath are the operators `torch.ops.rmsnorm.*`.
 
 Calls go to PyTorch's current stream, and results are PyTorch's own memory. On the CPU as many threads work as
 `torch.get_num_threads()` says. Results do not depend on the number of rows, threads or the strides.

@@ -121,6 +121,8 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | None = None, 
     shape and dtype of x. It is computed in float32 and rounded once; with `cast_before_weight` the normalized value is rounded to the
     dtype of x before it is multiplied with the weight, as Llama does. `weight_offset` 1 is Gemma's `1 + w`.
     eps: None is that of `torch.nn.functional.rms_norm`, the machine epsilon of the dtype that is computed in.
+    Derivatives: gradients and forward mode (`torch.func.jvp`, dual numbers) call the backward kernel. Second and higher derivatives go
+    through PyTorch's operations, as do all transforms of `torch.func` within `torch.compile`.
     RuntimeError (of the dispatcher's) or ValueError if shapes, dtypes or devices do not go together.
     """
     if eps is None:
