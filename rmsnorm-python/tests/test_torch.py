@@ -229,14 +229,6 @@ def test_only_gradients_that_are_asked_for_are_made():
         assert rt.rms_norm(x, w, 1e-6).is_inference()
 
 
-def test_second_derivatives_are_refused():
-    x, w = random(2, 8, grad=True), random(8)
-    for function in (lambda: rt.rms_norm(x, w, 1e-6), lambda: torch.ops.rmsnorm.rms_norm(x, w, 1e-6, 0.0, False)[0]):
-        (dx,) = torch.autograd.grad(function().square().sum(), x, create_graph=True)
-        with pytest.raises(NotImplementedError, match="second derivatives"):
-            dx.sum().backward()
-
-
 def test_a_part_of_a_batch_has_the_bits_of_the_whole():
     x, w = random(64, 1000, dtype=torch.bfloat16), random(1000, dtype=torch.bfloat16)
     whole = rt.rms_norm(x, w, 1e-6)

@@ -4,6 +4,7 @@ tensors), and for programs that leave Python. TorchScript compiles these functio
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import checks
 
@@ -18,7 +19,7 @@ def checked(is_layer, x, residual, weight, bias, eps, weight_offset, cast_before
 def norm(is_layer: bool, x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float,
          weight_offset: float, cast_before_weight: bool, normalized_shape: list[int] | None = None,
          is_composed: bool = False) -> tuple[Tensor, Tensor | None]:
-    """(y, h); h is None without a residual. is_composed: an RMS norm of elementary operations."""
+    """(y, h); h is None without a residual. is_composed: elementary operations compute the RMS norm."""
     h = None if residual is None else (x + residual).to(residual.dtype)
     rows = x if h is None else h
     dims = [rows.size(-1)]
@@ -37,18 +38,25 @@ def norm(is_layer: bool, x: Tensor, residual: Tensor | None, weight: Tensor | No
     for dtype in dtypes:
         is_mixed = is_mixed or dtype != x.dtype
         wide = torch.float64 if dtype == torch.float64 else wide
-    is_composed = is_composed or weight_offset != 0.0 or cast_before_weight
+    is_composed = not is_layer and (is_composed or weight_offset != 0.0 or cast_before_weight)
+    if not torch.jit.is_scripting():
+        # PyTorch's own layer_norm is wrong where forward mode is differentiated again, or a batch of second derivatives is taken.
+        is_again = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+        is_composed = is_composed or (is_layer and is_again)
     if is_mixed or is_composed:
         # PyTorch's own refuse a mix, or round in between.
         rows = rows.to(wide)
         weight = None if weight is None else weight.to(wide)
         bias = None if bias is None else bias.to(wide)
-    if is_layer:
-        y = F.layer_norm(rows, dims, weight, bias, eps)
-    elif is_composed:
-        y = rows * torch.rsqrt(rows.square().mean([-1 - i for i in range(len(dims))], keepdim=True) + eps)
+    if is_composed:
+        over = [-1 - i for i in range(len(dims))]
+        rows = rows - rows.mean(over, keepdim=True) if is_layer else rows
+        y = rows * torch.rsqrt(rows.square().mean(over, keepdim=True) + eps)
         y = y.to(x.dtype).to(wide) if cast_before_weight else y
         y = y if weight is None else y * (weight + weight_offset)
+        y = y if bias is None else y + bias
+    elif is_layer:
+        y = F.layer_norm(rows, dims, weight, bias, eps)
     else:
         y = F.rms_norm(rows, dims, weight, eps)
     return y.to(x.dtype), h

@@ -7,11 +7,12 @@ from typing import overload
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
 from .. import _native
 from . import checks, exported, fallback
-from .autograd import Norm, NormForTransforms, forward_below
+from .autograd import Norm, NormForTransforms, below_autograd, forward_below, is_forward_mode
 from .checks import default_eps
 from .operators import eager_ops, forward, ops
 
@@ -78,7 +79,10 @@ def _norm(is_layer, x, residual, weight, bias, eps, weight_offset=0.0, cast_befo
     parameter = bias if weight is None else weight
     if not (normalized_shape is None or _is_last(x, normalized_shape)) or (parameter is not None and parameter.ndim > 1):
         return _flattened(*args, normalized_shape)
-    if not _takes(x, residual, weight, bias) or (_is_compiling() and x.shape[-1] == 0):
+    if not _takes(x, residual, weight, bias):
+        return fallback.checked(*args)
+    if _is_compiling() and (x.shape[-1] == 0 or _is_transformed() or is_forward_mode()):
+        # A compiler traces PyTorch's own operations through every transform; no kernel takes rows of no columns.
         return fallback.checked(*args)
     if _is_compiling() and torch.compiler.is_exporting():
         checks.arguments(*args)
@@ -89,7 +93,7 @@ def _norm(is_layer, x, residual, weight, bias, eps, weight_offset=0.0, cast_befo
         if _is_traced() is not None:
             # The same operator with gradients as without.
             return forward(ops, *args)[:2]
-        if _is_transformed():
+        if _is_transformed() or is_forward_mode():
             return NormForTransforms.apply(*args)[:2]
         if not is_usual and any(tensor is not None and type(tensor) not in _PLAIN for tensor in tensors):
             # A DTensor, a FakeTensor: the dispatcher knows what to do.
@@ -139,7 +143,7 @@ def _is_last(x, normalized_shape):
 
 def _is_plain(x, weight, bias=None):
     """Whether nothing is to be differentiated, transformed or traced, by the tensors that most calls have: the quick way."""
-    if type(x) not in _PLAIN or _is_transformed() or _is_dynamo() or _is_traced() is not None:
+    if type(x) not in _PLAIN or _is_transformed() or _is_dynamo() or _is_traced() is not None or forward_ad._current_level >= 0:
         return False
     is_recorded = _is_grad_enabled()
     if is_recorded and x.requires_grad:
@@ -179,6 +183,8 @@ def rms_norm(x, *args, weight=None, eps=None, normalized_shape=None, weight_offs
     dtype of x before it is multiplied with the weight, as Llama does. `weight_offset` 1 is Gemma's `1 + w`.
     normalized_shape: the last dimensions of x, which are normalized together; None is the shape of the weight, or the last dimension.
     eps: None is the machine epsilon of the dtype that is computed in: 2**-23, and 2**-52 for float64.
+    Derivatives: gradients and forward mode (`torch.func.jvp`, dual numbers) call the backward kernel. Second and higher derivatives go
+    through PyTorch's operations, as do all transforms of `torch.func` within `torch.compile`.
     TypeError for a wrong type or dtype, ValueError for a wrong shape, value or device, NotImplementedError for tensors that no norm takes.
 
     >>> rms_norm(torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 2.0]), 1e-6)
@@ -190,10 +196,12 @@ def rms_norm(x, *args, weight=None, eps=None, normalized_shape=None, weight_offs
         else:
             normalized_shape, weight, eps = _by_position(args, normalized_shape, weight=weight, eps=eps)
     if _is_plain(x, weight) and _takes(x, None, weight, None) and (normalized_shape is None or _is_last(x, normalized_shape)):
+        eps = _RMS_EPS if eps is None else eps
         try:
-            return _rms_norm_inference(x, weight, _RMS_EPS if eps is None else eps, weight_offset, cast_before_weight)
+            with below_autograd():
+                return _rms_norm_inference(x, weight, eps, weight_offset, cast_before_weight)
         except RuntimeError:
-            return _after_refusal(False, x, None, weight, None, _RMS_EPS if eps is None else eps, weight_offset, cast_before_weight)[0]
+            return _after_refusal(False, x, None, weight, None, eps, weight_offset, cast_before_weight)[0]
     return _norm(False, x, None, weight, None, eps, weight_offset, cast_before_weight, normalized_shape)[0]
 
 
@@ -223,7 +231,8 @@ def layer_norm(x, *args, weight=None, bias=None, eps=None, normalized_shape=None
     eps = _LAYER_EPS if eps is None else eps
     if _is_plain(x, weight, bias) and _takes(x, None, weight, bias) and (normalized_shape is None or _is_last(x, normalized_shape)):
         try:
-            return _layer_norm_inference(x, weight, bias, eps)
+            with below_autograd():
+                return _layer_norm_inference(x, weight, bias, eps)
         except RuntimeError:
             return _after_refusal(True, x, None, weight, bias, eps, 0.0, False)[0]
     return _norm(True, x, None, weight, bias, eps, normalized_shape=normalized_shape)[0]

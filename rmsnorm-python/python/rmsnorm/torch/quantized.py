@@ -31,7 +31,8 @@ def quantized_rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | Non
     >>> torch.allclose(codes.float() * scales, torch.ones(2, 128), rtol=2**-4)
     True
 
-    Not differentiable: training goes through `rms_norm`, or straight through as examples/quantized_training.rs does.
+    Not differentiable: results require no grad, h neither, and a tangent (forward mode) is refused. Training goes through `rms_norm`, or
+    straight through as examples/quantized_training.rs does.
     """
     if scales not in _SCALES:
         raise ValueError(f"scales must be one of {', '.join(_SCALES)}, got {scales!r}")
@@ -41,10 +42,10 @@ def quantized_rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | Non
         raise ValueError(f"dtype must be float8_e4m3fn, float8_e5m2 or int8, got {dtype}")
     try:
         eps = default_eps(x) if eps is None else eps
-        tensors = [tensor.detach() if tensor is not None else None for tensor in (x, residual, weight)]
-        codes, found, h = ops.quantized_rms_norm(
-            *tensors, eps, weight_offset, cast_before_weight, scale, _CODES[dtype], _SCALES[scales]
-        )
+        with torch.no_grad():
+            codes, found, h = ops.quantized_rms_norm(
+                x, residual, weight, eps, weight_offset, cast_before_weight, scale, _CODES[dtype], _SCALES[scales]
+            )
     except (RuntimeError, AttributeError):
         _refuse(x, residual, weight, eps, weight_offset, cast_before_weight, scale)
         raise
