@@ -21,7 +21,8 @@ def _number(name, value):
     if isinstance(value, jax.core.Tracer):
         raise TypeError(f"{name}: expected a Python number, got a traced array; pass it to jax.jit by static_argnames")
     try:
-        number = float(value)
+        # `float` reads text as well.
+        number = float(value + 0.0)
     except (TypeError, ValueError):
         raise TypeError(f"{name}: expected a Python number, got {type(value).__name__}") from None
     if not math.isfinite(number):
