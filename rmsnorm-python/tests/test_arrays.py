@@ -88,6 +88,15 @@ def test_every_option_reaches_the_kernels():
     judge("layer_norm", eps, inputs, {"y": y, "h": h, "mean": mean, "rstd": rstd, **got}, offset)
 
 
+def test_the_address_of_a_stream_is_handed_on(monkeypatch):
+    """0, the address that PyTorch gives its default stream, is none."""
+    given = []
+    monkeypatch.setattr(arrays, "_native", types.SimpleNamespace(run_arrays=lambda *args: given.append(args[-1])))
+    for stream in (None, 0, 7, np.int64(9)):
+        arrays.rms_norm(_random(2, 8), stream=stream)
+    assert given == [None, None, 7, 9]
+
+
 @pytest.mark.parametrize("function", [arrays.rms_norm, arrays.add_rms_norm])
 def test_the_cast_before_the_weight_rounds_twice(function):
     x, w = _random(50, 64, dtype=np.float16), _random(64, dtype=np.float16, seed=1)
