@@ -9,7 +9,6 @@ mod interop;
 mod invariance;
 mod large;
 mod memory;
-mod overhead;
 mod reductions;
 mod repeats;
 mod rows;

@@ -1,9 +1,11 @@
 //! The devices, one test at a time, and ranks on them.
 
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Barrier, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
 use rmsnorm_conformance::testing::available;
+use rmsnorm_cuda::cudarc::driver::{result, sys};
 use rmsnorm_cuda::{CudaBackend, PeerGroup};
 
 /// What CUDA has of hardware queues by default is 8, and two streams on one of them wait for each other.
@@ -69,6 +71,45 @@ fn allow_queues() {
             unsafe { std::env::set_var(QUEUES, "32") };
         }
     });
+}
+
+/// Where streams stop until the threads of all have enqueued what comes behind: how far threads are apart makes no difference to it.
+pub struct Gate {
+    /// In memory of the host that every device can read; 1 when the gate is open.
+    word: &'static AtomicU32,
+    threads: Barrier,
+}
+
+impl Gate {
+    /// For so many threads, to be opened once.
+    pub fn new(machine: &Machine, threads: usize) -> Gate {
+        machine.devices[0].stream().context().bind_to_thread().unwrap();
+        let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+        // SAFETY:
+        // - memory: of the size and alignment of the word, set before it is shared, and never freed.
+        let word = unsafe {
+            let word = result::malloc_host(size_of::<AtomicU32>(), flags).unwrap().cast::<AtomicU32>();
+            word.write(AtomicU32::new(0));
+            &*word
+        };
+        Gate { word, threads: Barrier::new(threads) }
+    }
+
+    /// Everything that is enqueued from here on waits.
+    pub fn stop(&self, backend: &CudaBackend) {
+        backend.stream().context().bind_to_thread().unwrap();
+        let (word, is_open) = (std::ptr::from_ref(self.word) as sys::CUdeviceptr, 1);
+        let is_equal = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_EQ as u32;
+        // SAFETY:
+        // - memory: the word is never freed, and has one address for the host and all devices.
+        unsafe { sys::cuStreamWaitValue32_v2(backend.stream().cu_stream(), word, is_open, is_equal) }.result().unwrap();
+    }
+
+    /// Waits for all threads.
+    pub fn open(&self) {
+        self.threads.wait();
+        self.word.store(1, Ordering::Release);
+    }
 }
 
 /// Runs this on a thread for each rank; what they give, by rank.

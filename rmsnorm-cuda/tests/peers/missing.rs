@@ -1,7 +1,9 @@
-//! A rank that does not come: the others say so within the deadline, and are no further use to anybody.
+//! A rank that does not come: the others say so after the deadline, and are no further use to anybody.
+//!
+//! The deadline is of the device's clock, and ranks wait for each other in kernels that start together: how busy the host is does not count.
 
 use std::sync::Barrier;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rmsnorm_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use rmsnorm_cuda::spec::{Error, NormSpec, bf16};
@@ -9,13 +11,10 @@ use rmsnorm_cuda::{MissingRank, PeerGroup};
 use rmsnorm_dist::ShardedNorm;
 
 use crate::case::{Case, Data};
-use crate::machine::{Machine, on_each};
+use crate::machine::{Gate, Machine, on_each};
 use crate::tensors::Tensors;
 
 const DEADLINE: Duration = Duration::from_millis(200);
-
-/// More than any number of waits in a row would take, were each to have a deadline of its own; far less than for a device that hangs.
-const MUST_END: Duration = Duration::from_secs(5);
 
 /// The rank that an error names.
 fn named(result: Result<(), Error>) -> Option<usize> {
@@ -29,9 +28,8 @@ fn named(result: Result<(), Error>) -> Option<usize> {
 fn check_missing(machine: &Machine, case: &Case, missing: usize) {
     let data = Data::<bf16, bf16, bf16>::new(case);
     for backends in machine.places(case.ranks) {
-        let all_there = Barrier::new(case.ranks);
+        let (all_there, gate) = (Barrier::new(case.ranks), Gate::new(machine, case.ranks - 1));
         let outputs = on_each(PeerGroup::in_process(&backends, case.bytes).unwrap(), |group| {
-            let group = group.deadline(DEADLINE);
             let backend = &backends[group.rank()];
             let stream = backend.stream();
             let mut tensors = Tensors::new(backend, case, &data, group.rank());
@@ -43,11 +41,11 @@ fn check_missing(machine: &Machine, case: &Case, missing: usize) {
             group.check().unwrap();
             all_there.wait();
             if group.rank() != missing {
-                let start = Instant::now();
+                let group = group.deadline(DEADLINE);
+                gate.stop(backend);
                 tensors.call(&group).unwrap();
+                gate.open();
                 stream.synchronize().unwrap();
-                let waited = start.elapsed();
-                assert!((DEADLINE..MUST_END).contains(&waited), "{waited:?}");
                 assert_eq!(named(group.check()), Some(missing));
                 assert_eq!(named(tensors.call(&group)), Some(missing));
             }
@@ -79,7 +77,7 @@ fn ranks_without_a_row_get_no_sum_of_what_did_not_come() {
     let case = Case::new(8, NormSpec::rms(OWNERS, 20_000, 1e-6));
     let data = Data::<bf16, bf16, bf16>::new(&case);
     for missing in [2, 6] {
-        let (backends, all_there) = (machine.on_one(8), Barrier::new(8));
+        let (backends, all_there, gate) = (machine.on_one(8), Barrier::new(8), Gate::new(&machine, 7));
         let errors = on_each(PeerGroup::in_process(&backends, case.bytes).unwrap(), |group| {
             let group = group.deadline(DEADLINE);
             let backend = &backends[group.rank()];
@@ -89,7 +87,9 @@ fn ranks_without_a_row_get_no_sum_of_what_did_not_come() {
             if group.rank() == missing {
                 return None;
             }
+            gate.stop(backend);
             tensors.call(&group).unwrap();
+            gate.open();
             backend.stream().synchronize().unwrap();
             named(group.check())
         });
@@ -137,6 +137,7 @@ fn who_comes_late_finds_what_was_sent_and_then_nobody() {
 }
 
 /// Nobody asks the host before a replay: the kernels of a group that is lost end by themselves, without waiting once more, and send nothing.
+/// Those of the graph would wait for ever.
 #[test]
 fn a_graph_of_a_lost_group_ends_at_once() {
     let Some(machine) = Machine::open() else { return };
@@ -144,17 +145,15 @@ fn a_graph_of_a_lost_group_ends_at_once() {
     let data = Data::<bf16, bf16, bf16>::new(&case);
     let backends = machine.on_one(2);
     let mut groups = PeerGroup::in_process(&backends, case.bytes).unwrap();
-    let (group, stream) = (groups.remove(0).deadline(DEADLINE), backends[0].stream());
+    let (group, stream) = (groups.remove(0).deadline(Duration::MAX), backends[0].stream());
     let mut tensors = Tensors::new(&backends[0], &case, &data, 0);
     tensors.prepare(&group).unwrap();
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
     (0..20).for_each(|_| tensors.call(&group).unwrap());
     let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
-    let start = Instant::now();
+    let group = group.deadline(DEADLINE);
+    tensors.call(&group).unwrap();
     (0..20).for_each(|_| graph.launch().unwrap());
     stream.synchronize().unwrap();
-    let waited = start.elapsed();
-    // 400 calls, of which the first waits.
-    assert!((DEADLINE..MUST_END).contains(&waited), "{waited:?}");
     assert_eq!(named(group.check()), Some(1));
 }

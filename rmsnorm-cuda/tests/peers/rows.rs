@@ -11,7 +11,7 @@ use rmsnorm_cuda::{CudaBackend, MissingRank, PeerGroup};
 use rmsnorm_dist::ShardedNorm;
 
 use crate::case::{Case, Data};
-use crate::machine::{Machine, on_each};
+use crate::machine::{Gate, Machine, on_each};
 use crate::sums::spec;
 use crate::tensors::{Output, POISON, Tensors};
 
@@ -244,14 +244,16 @@ fn others_end_where_a_rank_does_not_come() {
         let case = Case::new(3, spec(Norm::Rms, rows, 4096));
         let data = Data::<bf16, bf16, bf16>::new(&case);
         for backends in machine.places(3) {
-            let all_there = Barrier::new(3);
+            let (all_there, gate) = (Barrier::new(3), Gate::new(&machine, 2));
             on_each(PeerGroup::in_process(&backends, case.bytes).unwrap(), |group| {
                 let group = group.deadline(DEADLINE);
                 let mut tensors = Tensors::new(&backends[group.rank()], &case, &data, group.rank());
                 tensors.prepare_rows(&group).unwrap();
                 all_there.wait();
                 if group.rank() != missing {
+                    gate.stop(&backends[group.rank()]);
                     tensors.call_on_rows(&group, y_rows).unwrap();
+                    gate.open();
                     backends[group.rank()].stream().synchronize().unwrap();
                     let lost = |result: Result<(), Error>| match result {
                         Err(Error::Device { source, .. }) => {
