@@ -59,6 +59,9 @@ class _Operator:
 
     def bind(self, *arrays):
         """The results that there are."""
+        if not any(isinstance(array, jax.core.Tracer) for array in arrays):
+            with jax.disable_jit(False):
+                return list(_compiled(self)(*arrays))
         # The size of a kernel's workspace is a number.
         is_symbolic = any(not isinstance(size, int) for array in arrays for size in array.shape)
         # Members of a batch with weights of their own are not split.
@@ -219,15 +222,10 @@ def _lower(context, *arrays, operator, call):
     return mlir.lower_fun(function, multiple_results=True)(context, *arrays)
 
 
-def _evaluated(*arrays, operator, call):
-    with jax.disable_jit(False):
-        return list(_compiled(operator)(*arrays))
-
-
 def _primitive(role):
     primitive = _Primitive(f"rmsnorm_{role}")
     primitive.multiple_results = True
-    primitive.def_impl(_evaluated)
+    primitive.def_impl(lambda *arrays, operator, call: operator.bind(*arrays))
     primitive.def_abstract_eval(lambda *kinds, operator, call: call.out_avals)
     ad.primitive_jvps[primitive] = _norm_jvp if role == "norm" else _fresh_jvp
     batching.primitive_batchers[primitive] = _batch
