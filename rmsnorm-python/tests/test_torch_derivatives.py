@@ -411,6 +411,30 @@ def test_second_derivatives_in_16_bits_are_no_less_exact_than_pytorchs_own(dtype
             assert error[0] <= 2 * error[1], (names, error)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("is_layer", [False, True])
+@pytest.mark.parametrize("transform", [torch.func.hessian, lambda f: torch.func.jacfwd(torch.func.jacfwd(f)), torch.func.jacfwd])
+def test_several_dimensions_have_derivatives_of_every_kind(is_layer, dtype, transform):
+    x, weight = random(2, 3, 4, dtype=dtype), random(3, 4, dtype=dtype)
+    norm = rt.layer_norm if is_layer else rt.rms_norm
+    flat = theirs(is_layer)
+    got = transform(lambda x: norm(x, (3, 4), weight, eps=EPS).sin().sum())(x)
+    exact = transform(lambda x: flat({"x": x.flatten(1), "w": weight.double().flatten()})[0].sin().sum())(x.double())
+    near(got, exact)
+
+
+@pytest.mark.parametrize("weight, error", [(torch.ones(7), ValueError), (torch.ones(8, device="meta"), ValueError), ([1.0], TypeError),
+                                           (torch.ones(8, dtype=torch.int32), TypeError)])
+def test_every_transform_refuses_what_a_call_refuses(weight, error):
+    x = random(3, 8)
+    with pytest.raises(error, match="^weight: "):
+        torch.func.jvp(lambda x: rt.rms_norm(x, weight=weight), (x,), (x,))
+    with pytest.raises(error, match="^weight: "):
+        torch.func.grad(lambda x: rt.layer_norm(x, weight=weight).sum())(x)
+    with pytest.raises(error, match="^weight: "), forward_ad.dual_level():
+        rt.add_rms_norm(forward_ad.make_dual(x, x), x, weight=weight)
+
+
 def test_checkpointing_keeps_second_derivatives():
     from torch.utils.checkpoint import checkpoint
 

@@ -241,6 +241,26 @@ def test_an_exported_program_has_the_bits_of_eager_and_trains():
         assert torch.equal(got, expected)
 
 
+@pytest.mark.parametrize("kind", ["exported", "decomposed", "traced"])
+def test_a_program_has_derivatives_of_every_kind(kind):
+    """Under transforms, too, of which a program's operators are seen before they are taken apart."""
+    norms, x = model(rt), torch.randn(3, 8)
+    programs = {
+        "exported": lambda: torch.export.export(norms, (x,)).module(),
+        "decomposed": lambda: torch.export.export(norms, (x,)).run_decompositions().module(),
+        "traced": lambda: torch.jit.trace(norms, (x,)),
+    }
+    program = programs[kind]()
+    transforms = {
+        "jvp": lambda norm: torch.func.jvp(norm, (x,), (x.sin(),))[1],
+        "grad": lambda norm: torch.func.grad(lambda x: norm(x).sin().sum())(x),
+        "hessian": lambda norm: torch.func.hessian(lambda x: norm(x).sin().sum())(x),
+        "vmap": lambda norm: torch.func.vmap(torch.func.grad(lambda x: norm(x).sin().sum()))(torch.stack([x, 2 * x])),
+    }
+    for name, transform in transforms.items():
+        assert torch.allclose(transform(program), transform(norms), rtol=1e-4, atol=1e-5), name
+
+
 def test_subclasses_and_modes_see_the_functions():
     seen = []
 

@@ -23,7 +23,9 @@ def register(eager):
     """Defines the operators. eager: `(is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight)` by the kernels."""
     for name, schema in _SCHEMAS.items():
         _library.define(f"exported_{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
-        _library.impl(f"exported_{name}", _composite(name, eager), "CompositeImplicitAutograd")
+        # Transforms meet the function itself: below them PyTorch has no functions with derivatives.
+        for key in ("CompositeImplicitAutograd", "FuncTorchDynamicLayerFrontMode"):
+            _library.impl(f"exported_{name}", _composite(name, eager), key)
         setattr(_ops, name, getattr(torch.ops.rmsnorm, f"exported_{name}").default)
 
 
