@@ -9,6 +9,8 @@ use rmsnorm_spec::{DType, Norm};
 use rmsnorm_spec::{Direction, Problem, Tensor};
 
 use crate::caps::Caps;
+#[cfg(any(test, feature = "conformance"))]
+use crate::lanes::BLOCK;
 use crate::lanes::LANES;
 
 /// How one call is executed.
@@ -34,9 +36,9 @@ const MIN_BLOCK_ROWS: usize = 8;
 #[cfg(any(test, feature = "conformance"))]
 pub(crate) const ROWS_BREAKPOINTS: [usize; 3] = [MIN_BLOCK_ROWS, 2 * MIN_BLOCK_ROWS, MIN_BLOCK_ROWS * MIN_BLOCK_ROWS];
 
-/// Row lengths at which the code path changes, for the conformance suite: one group of lanes, two.
+/// Row lengths at which the code path changes, for the conformance suite: one group of lanes, two, one block.
 #[cfg(any(test, feature = "conformance"))]
-pub(crate) const COLS_BREAKPOINTS: [usize; 2] = [LANES, 2 * LANES];
+pub(crate) const COLS_BREAKPOINTS: [usize; 3] = [LANES, 2 * LANES, BLOCK];
 
 /// Shapes at which the plan changes by the size of a matrix, for the conformance suite: the fewest rows of a length with
 /// which a call is split, bypasses the cache, and its second stage is split. Asked of the plan itself.
@@ -67,10 +69,12 @@ pub(crate) fn depth_rows(rows: usize) -> usize {
     (block_rows.min(rows) + rows.div_ceil(block_rows)).saturating_sub(2)
 }
 
-/// Longest chain of additions in a sum over a row: within a lane, then the fold.
+/// Longest chain of additions in a sum over a row: within a lane of a block, the fold, then pairs of blocks.
 #[cfg(any(test, feature = "conformance"))]
 pub(crate) fn depth_cols(cols: usize) -> usize {
-    cols.saturating_sub(1).min(cols.div_ceil(LANES).saturating_sub(1) + LANES.ilog2() as usize)
+    let of_lane = cols.min(BLOCK).div_ceil(LANES).saturating_sub(1);
+    let of_blocks = cols.div_ceil(BLOCK).next_power_of_two().ilog2();
+    cols.saturating_sub(1).min(of_lane + (LANES.ilog2() + of_blocks) as usize)
 }
 
 /// f32 elements of workspace: one partial row of `dweight` and one of `dbias` per block.

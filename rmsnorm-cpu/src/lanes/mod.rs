@@ -1,7 +1,8 @@
 //! Groups of 32 elements: loads, stores, conversions, arithmetic and the fold of a sum.
 //!
 //! A row sum has 32 running sums, one a lane, whatever the width of a register: 2 registers of AVX-512, 4 of AVX2, 8 of
-//! SSE2 or NEON. A product is never fused with a sum. So every instruction set computes the same bits.
+//! SSE2 or NEON. Long rows have them for each block, and blocks are added pairwise (`blocks`). A product is never fused with a sum. So
+//! every instruction set computes the same bits.
 //!
 //! [`Simd`] has one implementation per instruction set, in the file of its name; the functions here are shared.
 
@@ -9,6 +10,7 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod blocks;
 mod codes;
 mod out;
 mod portable;
@@ -22,6 +24,7 @@ use rmsnorm_spec::{DType, Element};
 pub(crate) use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx512::Avx512;
+pub(crate) use blocks::{BLOCK, Blocks, add_all, fold_all, sum_up};
 pub(crate) use codes::{Float8, encode_into, store_codes};
 pub(crate) use out::{Out, Written, input_or_overwritten};
 pub(crate) use portable::Portable;

@@ -143,17 +143,14 @@ impl<'a, T: Element, W: Element, R: Element> BackwardBlocks<'a, T, W, R> {
         let (dy, x) = (self.dy.row(r, cols), self.x.row(r, cols));
         let scalars = self.unaveraged(r);
         let weight_offset = S::splat(self.spec.weight_offset);
-        let (mut wdy_sums, mut product_sums) = (S::splat(0.0), S::splat(0.0));
-        lanes::for_each_piece!(0, cols, piece => {
+        let [wdy, products] = lanes::sum_up!(S, cols, piece => {
             let x_hat = scalars.x_hat::<S>(lanes::load::<S, R, _>(x, piece));
             let wdy = self.wdy::<S, _>(lanes::load::<S, T, _>(dy, piece), weight_offset, piece);
             // Lanes beyond a short piece have wdy = 0, but -mean * rstd for x_hat, which may be infinite.
-            product_sums = S::add(product_sums, lanes::within::<S, _>(piece, S::mul(wdy, x_hat)));
-            if self.spec.norm == Norm::Layer {
-                wdy_sums = S::add(wdy_sums, wdy);
-            }
+            let product = lanes::within::<S, _>(piece, S::mul(wdy, x_hat));
+            [if self.spec.norm == Norm::Layer { wdy } else { S::splat(0.0) }, product]
         });
-        (S::fold(wdy_sums), S::fold(product_sums))
+        (wdy, products)
     }
 
     /// Equations (10) to (12). `STREAM`: with `dresidual`.

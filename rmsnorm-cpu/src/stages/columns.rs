@@ -5,6 +5,7 @@ use rmsnorm_spec::{Direction, Element, Norm};
 
 use super::backward::BackwardBlocks;
 use super::forward::ForwardRows;
+use super::forward::moments::Moments;
 use crate::lanes::{Fenced, Out, Simd};
 
 /// What every rank has found: (ranks, rows, numbers).
@@ -43,17 +44,23 @@ impl Found<'_> {
         match norm {
             Norm::Rms => (0.0, sum(self.of_row(row).map(|(_, [squares])| squares)) / cols),
             Norm::Layer => {
-                let mean = sum(self.of_row(row).map(|(_, [sum, _, _])| sum)) / cols;
-                let about_mean = self.of_row(row).map(|(columns, [sum, deviations, squares])| {
-                    // As the rank itself has divided.
-                    let apart = sum / columns - mean;
-                    squares + (2.0 * apart) * deviations + columns * (apart * apart)
-                });
-                let var = sum(about_mean) / cols;
-                // It is no sum of squares, and rounding may leave it below 0. NaN stays.
-                (mean, if var < 0.0 { 0.0 } else { var })
+                let average = sum(self.of_row(row).map(|(_, [sum, _, _])| sum)) / cols;
+                let first = Moments::about(average, self.about(row, average), cols);
+                let Moments { mean, var, .. } =
+                    if first.is_near { first } else { Moments::about(first.mean, self.about(row, first.mean), cols) };
+                (mean, var)
             }
         }
+    }
+
+    /// The deviations' sum from a center, and that of their squares.
+    fn about(&self, row: usize, center: f32) -> [f32; 2] {
+        let of_ranks = self.of_row(row).map(|(columns, [sum, deviations, squares])| {
+            // As the rank itself has divided.
+            let apart = sum / columns - center;
+            [deviations + columns * apart, squares + (2.0 * apart) * deviations + columns * (apart * apart)]
+        });
+        of_ranks.reduce(|[a, b], [c, d]| [a + c, b + d]).unwrap_or([0.0; 2])
     }
 
     /// Equation (18): `mean_wdy`, 0 for RMS norm, and `mean_wdy_xhat`.

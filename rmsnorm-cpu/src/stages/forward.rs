@@ -3,11 +3,13 @@
 
 use rmsnorm_spec::{CastOrder, Element, Norm, NormSpec};
 
+use self::moments::{Deviations, Moments};
 use super::{Matrix, MatrixMut};
 use crate::lanes::{self, Fenced, Out, Piece, Simd, Stores};
 
 pub(crate) mod after;
 mod batches;
+pub(super) mod moments;
 pub(crate) mod parts;
 
 /// The rows of a forward call, or some of them.
@@ -182,9 +184,7 @@ impl<'a, T: Element, W: Element, R: Element> ForwardRows<'a, T, W, R> {
     #[inline(always)]
     pub(super) fn sums_about_mean<S: Simd>(&mut self, r: usize) -> [f32; 3] {
         let row = self.row(r);
-        let sum = row.sum_of_row::<S, true>();
-        let (deviations, squares) = row.sums_about::<S, true>(sum / row.cols as f32);
-        [sum, deviations, squares]
+        moments::sums_about_mean::<S>(&OfRow::<_, true>(&row), row.sum_of_row::<S, true>())
     }
 
     /// Writes a row by statistics that were found elsewhere.
@@ -267,54 +267,28 @@ impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
 
     #[inline(always)]
     fn sum_of_squares<S: Simd, const RESIDUAL: bool>(&self) -> f32 {
-        let mut squares = S::splat(0.0);
-        lanes::for_each_piece!(0, self.cols, piece => {
+        let [squares] = lanes::sum_up!(S, self.cols, piece => {
             let h = self.h::<S, _, RESIDUAL>(piece);
-            squares = S::add(squares, S::mul(h, h));
+            [S::mul(h, h)]
         });
-        S::fold(squares)
+        squares
     }
 
     #[inline(always)]
     fn sum_of_row<S: Simd, const RESIDUAL: bool>(&self) -> f32 {
-        let mut sums = S::splat(0.0);
-        lanes::for_each_piece!(0, self.cols, piece => {
-            sums = S::add(sums, self.h::<S, _, RESIDUAL>(piece));
-        });
-        S::fold(sums)
+        let [sum] = lanes::sum_up!(S, self.cols, piece => { [self.h::<S, _, RESIDUAL>(piece)] });
+        sum
     }
 
-    #[inline(always)]
-    fn squares_about<S: Simd, const RESIDUAL: bool>(&self, mean: f32) -> f32 {
-        let (mut squares, means) = (S::splat(0.0), S::splat(mean));
-        lanes::for_each_piece!(0, self.cols, piece => {
-            // Lanes beyond a short piece hold 0, which is not 0 once centred.
-            let centred = lanes::within::<S, _>(piece, S::sub(self.h::<S, _, RESIDUAL>(piece), means));
-            squares = S::add(squares, S::mul(centred, centred));
-        });
-        S::fold(squares)
-    }
-
-    /// The deviations' sum and that of their squares.
-    #[inline(always)]
-    fn sums_about<S: Simd, const RESIDUAL: bool>(&self, mean: f32) -> (f32, f32) {
-        let (mut deviations, mut squares, means) = (S::splat(0.0), S::splat(0.0), S::splat(mean));
-        lanes::for_each_piece!(0, self.cols, piece => {
-            let centred = lanes::within::<S, _>(piece, S::sub(self.h::<S, _, RESIDUAL>(piece), means));
-            deviations = S::add(deviations, centred);
-            squares = S::add(squares, S::mul(centred, centred));
-        });
-        (S::fold(deviations), S::fold(squares))
-    }
-
-    /// Equations (2) to (4). Layer norm's variance is centred: a second visit, because `avg(h^2) - mean^2` cancels.
+    /// Equations (2) to (4).
     #[inline(always)]
     pub(super) fn statistics<S: Simd, const RESIDUAL: bool>(&self, norm: Norm, eps: f32) -> Statistics {
         match norm {
-            Norm::Rms => Statistics { mean: 0.0, rstd: rstd_of(self.sum_of_squares::<S, RESIDUAL>(), self.cols, eps) },
+            Norm::Rms => {
+                Statistics { mean: 0.0, rstd: rstd_of(self.sum_of_squares::<S, RESIDUAL>() / self.cols as f32, eps) }
+            }
             Norm::Layer => {
-                let mean = self.sum_of_row::<S, RESIDUAL>() / self.cols as f32;
-                Statistics { mean, rstd: rstd_of(self.squares_about::<S, RESIDUAL>(mean), self.cols, eps) }
+                Moments::of::<S>(&OfRow::<_, RESIDUAL>(self), self.sum_of_row::<S, RESIDUAL>()).statistics(eps)
             }
         }
     }
@@ -387,9 +361,23 @@ impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
     }
 }
 
-/// Equations (3) and (4). The square root and the division are correctly rounded: rstd is within 2 units of roundoff.
+/// The deviations of a row's h.
+struct OfRow<R, const RESIDUAL: bool>(R);
+
+impl<T: Element, W: Element, R: Element, const RESIDUAL: bool> Deviations for OfRow<&Row<'_, T, W, R>, RESIDUAL> {
+    #[inline(always)]
+    fn cols(&self) -> usize {
+        self.0.cols
+    }
+
+    #[inline(always)]
+    fn h<S: Simd, P: Piece>(&self, piece: P) -> S::Lanes {
+        self.0.h::<S, _, RESIDUAL>(piece)
+    }
+}
+
+/// Equation (4). The square root and the division are correctly rounded: rstd is within 2 units of roundoff.
 #[inline(always)]
-fn rstd_of(squares: f32, cols: usize, eps: f32) -> f32 {
-    let var = squares / cols as f32;
+fn rstd_of(var: f32, eps: f32) -> f32 {
     1.0 / (var + eps).sqrt()
 }

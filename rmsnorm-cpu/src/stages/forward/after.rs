@@ -5,6 +5,7 @@
 use rmsnorm_spec::{CastOrder, Element, Norm, NormSpec};
 
 use super::batches::{MOST_COLS, Room, padded, whole};
+use super::moments::{Deviations, Moments};
 use super::{ForwardRows, Residual, Row, Statistics, rstd_of};
 use crate::lanes::{self, Fenced, Out, Piece, Simd, Stores};
 
@@ -239,29 +240,36 @@ impl<'r, T: Element, W: Element, R: Element> Row<'r, T, W, R> {
         norm: Norm,
         eps: f32,
     ) -> Statistics {
-        let mut parts = S::splat(0.0);
-        lanes::for_each_piece!(0, self.cols, piece => {
+        let [total] = lanes::sum_up!(S, self.cols, piece => {
             let sum = lanes::within::<S, _>(piece, made.make::<S, _>(self, piece));
             sums.keep::<S, _>(piece, sum);
-            parts = S::add(parts, match norm {
+            [match norm {
                 Norm::Rms => S::mul(sum, sum),
                 Norm::Layer => sum,
-            });
+            }]
         });
-        let total = S::fold(parts);
         match norm {
-            Norm::Rms => Statistics { mean: 0.0, rstd: rstd_of(total, self.cols, eps) },
-            Norm::Layer => {
-                let mean = total / self.cols as f32;
-                let (mut squares, means) = (S::splat(0.0), S::splat(mean));
-                lanes::for_each_piece!(0, self.cols, piece => {
-                    let centred = S::sub(sums.at::<S, _>(self, piece), means);
-                    let centred = lanes::within::<S, _>(piece, centred);
-                    squares = S::add(squares, S::mul(centred, centred));
-                });
-                Statistics { mean, rstd: rstd_of(S::fold(squares), self.cols, eps) }
-            }
+            Norm::Rms => Statistics { mean: 0.0, rstd: rstd_of(total / self.cols as f32, eps) },
+            Norm::Layer => Moments::of::<S>(&OfSum { row: self, sums }, total).statistics(eps),
         }
+    }
+}
+
+/// The deviations of the sum that a row becomes.
+struct OfSum<'s, R, M> {
+    row: R,
+    sums: &'s M,
+}
+
+impl<T: Element, W: Element, R: Element, M: Sums<T, W, R>> Deviations for OfSum<'_, &Row<'_, T, W, R>, M> {
+    #[inline(always)]
+    fn cols(&self) -> usize {
+        self.row.cols
+    }
+
+    #[inline(always)]
+    fn h<S: Simd, P: Piece>(&self, piece: P) -> S::Lanes {
+        self.sums.at::<S, _>(self.row, piece)
     }
 }
 

@@ -6,6 +6,7 @@ use std::mem::MaybeUninit;
 
 use rmsnorm_spec::{CastOrder, DType, Element, Norm, NormSpec};
 
+use super::moments::{Deviations, Moments, center_of};
 use super::{ForwardRows, Row, Statistics, rstd_of};
 use crate::lanes::{self, Full, LANES, Out, Piece, Simd, Stores};
 
@@ -75,14 +76,19 @@ impl<T: Element, W: Element, R: Element> ForwardRows<'_, T, W, R> {
             weight: self.weight.map(|weight| kept::<S, W>(weight, self.spec.weight_offset, of_weight.zeros(stride))),
             bias: self.bias.map(|bias| kept::<S, W>(bias, -0.0, of_bias.zeros(stride))),
         };
-        let (mut means, mut rstds) = ([0f32; MOST_ROWS], [0f32; MOST_ROWS]);
+        let (mut means, mut vars, mut sums) = ([0f32; MOST_ROWS], [0f32; MOST_ROWS], [[0f32; 2]; MOST_ROWS]);
+        let count = cols as f32;
         let mut first = 0;
         while first < self.rows {
             let rows = most.min(self.rows - first);
+            // Quotients and roots of all, so that they are computed side by side; what lies behind the last row is never read.
             match norm {
                 Norm::Rms => {
                     for i in 0..rows {
-                        rstds[i] = self.row(first + i).keep::<S, RESIDUAL, true>(&mut h[i * stride..][..stride]);
+                        vars[i] = self.row(first + i).keep::<S, RESIDUAL, true>(&mut h[i * stride..][..stride]);
+                    }
+                    for var in &mut vars {
+                        *var /= count;
                     }
                 }
                 Norm::Layer => {
@@ -90,16 +96,28 @@ impl<T: Element, W: Element, R: Element> ForwardRows<'_, T, W, R> {
                         means[i] = self.row(first + i).keep::<S, RESIDUAL, false>(&mut h[i * stride..][..stride]);
                     }
                     for mean in &mut means {
-                        *mean /= cols as f32;
+                        *mean /= count;
                     }
                     for i in 0..rows {
-                        rstds[i] = centred_squares::<S>(&h[i * stride..][..stride], cols, means[i]);
+                        let row = OfKept { h: &h[i * stride..][..stride], cols };
+                        means[i] = center_of::<S>(&row, means[i]);
+                        sums[i] = row.about::<S>(means[i]);
+                    }
+                    let mut is_near = [true; MOST_ROWS];
+                    for i in 0..MOST_ROWS {
+                        let moments = Moments::about(means[i], sums[i], count);
+                        (means[i], vars[i], is_near[i]) = (moments.mean, moments.var, moments.is_near);
+                    }
+                    for i in (0..rows).filter(|&i| !is_near[i]) {
+                        let row = OfKept { h: &h[i * stride..][..stride], cols };
+                        let moments = Moments::about(means[i], row.about::<S>(means[i]), count);
+                        (means[i], vars[i]) = (moments.mean, moments.var);
                     }
                 }
             }
-            // Of all, so that they are computed side by side; what lies behind the last row is never read.
+            let mut rstds = vars;
             for rstd in &mut rstds {
-                *rstd = rstd_of(*rstd, cols, eps);
+                *rstd = rstd_of(*rstd, eps);
             }
             for i in 0..rows {
                 let statistics = Statistics { mean: means[i], rstd: rstds[i] };
@@ -120,13 +138,13 @@ impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
     /// Equation (1), of every element, and the sum of them or of their squares.
     #[inline(always)]
     fn keep<S: Simd, const RESIDUAL: bool, const SQUARES: bool>(&self, kept: &mut [f32]) -> f32 {
-        let (mut sums, mut kept) = (S::splat(0.0), Out::from(kept));
-        lanes::for_each_piece!(0, self.cols, piece => {
+        let mut kept = Out::from(kept);
+        let [sum] = lanes::sum_up!(S, self.cols, piece => {
             let h = self.h::<S, _, RESIDUAL>(piece);
             lanes::store::<S, f32, _>(&mut kept, whole(piece), h);
-            sums = S::add(sums, if SQUARES { S::mul(h, h) } else { h });
+            [if SQUARES { S::mul(h, h) } else { h }]
         });
-        S::fold(sums)
+        sum
     }
 
     /// Equations (5) and (6), and the stores of y and of residual_out. The row that lies `ahead` rows on is asked for.
@@ -179,14 +197,20 @@ fn kept<'k, S: Simd, W: Element>(values: &[W], offset: f32, kept: &'k mut [f32])
     kept
 }
 
-/// The sum of equation (3) over a padded row.
-#[inline(always)]
-fn centred_squares<S: Simd>(h: &[f32], cols: usize, mean: f32) -> f32 {
-    let (mut squares, means) = (S::splat(0.0), S::splat(mean));
-    lanes::for_each_piece!(0, cols, piece => {
-        // Lanes beyond a short piece hold 0, which is not 0 once centred.
-        let centred = lanes::within::<S, _>(piece, S::sub(lanes::load::<S, f32, _>(h, whole(piece)), means));
-        squares = S::add(squares, S::mul(centred, centred));
-    });
-    S::fold(squares)
+/// The deviations of a row that is kept, padded.
+struct OfKept<'k> {
+    h: &'k [f32],
+    cols: usize,
+}
+
+impl Deviations for OfKept<'_> {
+    #[inline(always)]
+    fn cols(&self) -> usize {
+        self.cols
+    }
+
+    #[inline(always)]
+    fn h<S: Simd, P: Piece>(&self, piece: P) -> S::Lanes {
+        lanes::load::<S, f32, _>(self.h, whole(piece))
+    }
 }

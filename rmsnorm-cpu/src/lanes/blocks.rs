@@ -1,0 +1,140 @@
+//! Sums over a row: its blocks are added pairwise, so that errors grow like the logarithm of its length, also where every addition rounds
+//! the same way.
+
+use super::{LANES, Simd};
+
+/// Columns of a block. A lane adds 64 terms of it: of equal ones such a sum is wrong by 16 units of roundoff at the most, and by 8 its root.
+pub(crate) const BLOCK: usize = 64 * LANES;
+
+/// Sums over a row of `cols` elements, as `[f32; N]`: the block gives the `[S::Lanes; N]` to add at each piece. In it, `piece` is of a row as
+/// in [`for_each_piece`](super::for_each_piece).
+macro_rules! sum_up {
+    ($simd:ident, $cols:expr, $piece:ident => $terms:block) => {{
+        let cols = $cols;
+        let (mut blocks, mut start) = ($crate::lanes::Blocks::new(), 0);
+        loop {
+            let end = cols.min(start + $crate::lanes::BLOCK);
+            let mut sums = [$simd::splat(0.0); _];
+            $crate::lanes::for_each_piece_between!(start, 0, end, $piece => {
+                sums = $crate::lanes::add_all::<$simd, _>(sums, $terms);
+            });
+            let sums = $crate::lanes::fold_all::<$simd, _>(sums);
+            if end == cols {
+                break blocks.total(sums);
+            }
+            blocks.add(sums);
+            start = end;
+        }
+    }};
+}
+pub(crate) use sum_up;
+
+#[inline(always)]
+pub(crate) fn add_all<S: Simd, const N: usize>(sums: [S::Lanes; N], terms: [S::Lanes; N]) -> [S::Lanes; N] {
+    let mut all = sums;
+    for (sum, term) in all.iter_mut().zip(terms) {
+        *sum = S::add(*sum, term);
+    }
+    all
+}
+
+#[inline(always)]
+pub(crate) fn fold_all<S: Simd, const N: usize>(sums: [S::Lanes; N]) -> [f32; N] {
+    let mut all = [0.0; N];
+    for (fold, sum) in all.iter_mut().zip(sums) {
+        *fold = S::fold(sum);
+    }
+    all
+}
+
+/// Levels of pairs: of blocks of any row in memory.
+const LEVELS: usize = (usize::BITS - BLOCK.ilog2()) as usize;
+
+/// The sums of the blocks so far. They carry as a binary number does that counts them.
+pub(crate) struct Blocks<const N: usize> {
+    count: usize,
+    /// Of 1, 2, 4, ... blocks, where `count` has that bit. Most rows are one block and need none.
+    of_pairs: Option<[[f32; N]; LEVELS]>,
+}
+
+impl<const N: usize> Blocks<N> {
+    #[inline(always)]
+    pub(crate) fn new() -> Self {
+        Blocks { count: 0, of_pairs: None }
+    }
+
+    // Out of the loops' code, like the ends of rows.
+    #[inline(never)]
+    pub(crate) fn add(&mut self, sums: [f32; N]) {
+        let of_pairs = self.of_pairs.get_or_insert_with(|| [[0.0; N]; LEVELS]);
+        let level = self.count.trailing_ones() as usize;
+        let carried = of_pairs[..level].iter().fold(sums, |sums, &earlier| plus(earlier, sums));
+        of_pairs[level] = carried;
+        self.count += 1;
+    }
+
+    /// With the last block.
+    #[inline(always)]
+    pub(crate) fn total(&self, last: [f32; N]) -> [f32; N] {
+        if self.count == 0 { last } else { self.added_up(last) }
+    }
+
+    #[inline(never)]
+    fn added_up(&self, last: [f32; N]) -> [f32; N] {
+        let of_pairs = self.of_pairs.iter().flatten().enumerate();
+        let counted = of_pairs.filter(|(level, _)| self.count >> level & 1 == 1);
+        counted.fold(last, |sums, (_, &earlier)| plus(earlier, sums))
+    }
+}
+
+fn plus<const N: usize>(a: [f32; N], b: [f32; N]) -> [f32; N] {
+    std::array::from_fn(|i| a[i] + b[i])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The largest number of additions that one term passes through among the blocks, as the counter makes them, if numbers that overlap
+    /// are added: each block is a number of its own, whose depth is looked up.
+    fn depth(blocks: usize) -> u32 {
+        let mut of_pairs = [None; LEVELS];
+        for block in 1..blocks {
+            let level = (block - 1usize).trailing_ones() as usize;
+            let carried = of_pairs[..level]
+                .iter_mut()
+                .fold(0, |depth: u32, earlier: &mut Option<u32>| depth.max(earlier.take().unwrap()) + 1);
+            of_pairs[level] = Some(carried);
+        }
+        of_pairs.into_iter().flatten().fold(0, |depth, earlier| depth.max(earlier) + 1)
+    }
+
+    #[test]
+    fn blocks_are_as_deep_as_a_balanced_tree() {
+        for blocks in 1usize..5000 {
+            assert_eq!(depth(blocks), blocks.next_power_of_two().ilog2(), "{blocks} blocks");
+        }
+    }
+
+    /// Of whole numbers, none is lost or counted twice.
+    #[test]
+    fn all_blocks_are_added() {
+        let mut blocks = Blocks::new();
+        for block in 1..2000u16 {
+            let (n, sum) = (f32::from(block), f32::from(block) * f32::from(block + 1) / 2.0);
+            assert_eq!(blocks.total([n, -n]), [sum, -sum]);
+            blocks.add([n, -n]);
+        }
+    }
+
+    /// One that alone has a low bit, among powers of two: pairs of neighbours first, then pairs of pairs.
+    #[test]
+    fn neighbours_are_added_first() {
+        let tiny = f32::EPSILON / 2.0;
+        let mut blocks = Blocks::new();
+        for [sum] in [[1.0], [tiny], [tiny]] {
+            blocks.add([sum]);
+        }
+        assert_eq!(blocks.total([tiny]), [1.0 + 2.0 * tiny]);
+    }
+}
