@@ -143,7 +143,9 @@ def _is_last(x, normalized_shape):
 
 def _is_plain(x, weight, bias=None):
     """Whether nothing is to be differentiated, transformed or traced, by the tensors that most calls have: the quick way."""
-    if type(x) not in _PLAIN or _is_transformed() or _is_dynamo() or _is_traced() is not None or forward_ad._current_level >= 0:
+    if type(x) not in _PLAIN or x.is_nested or _is_transformed() or _is_dynamo() or _is_traced() is not None:
+        return False
+    if forward_ad._current_level >= 0:
         return False
     is_recorded = _is_grad_enabled()
     if is_recorded and x.requires_grad:
