@@ -40,7 +40,7 @@ fi
 # Without any framework it imports, and NumPy is enough to use it.
 environment bare "$wheel"
 (cd "$work" && "$work/bare/bin/python" -c 'import rmsnorm; print(rmsnorm.devices())')
-environment tested "$wheel" pytest numpy ml_dtypes "$@"
+environment tested "$wheel[test]" "$@"
 (cd rmsnorm-python/tests && RMSNORM_REQUIRE=$(IFS=,; echo "$*") "$work/tested/bin/python" -m pytest -q -p no:cacheprovider .)
 
 mkdir -p dist

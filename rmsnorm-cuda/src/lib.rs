@@ -47,6 +47,7 @@ pub use backend::CudaBackend;
 pub use borrowed::BorrowedSlice;
 pub use cudarc;
 pub use error::DriverFailure;
+pub use library::look_for_nvrtc_in;
 #[cfg(feature = "nccl")]
 pub use nccl::{NcclComm, NcclFailure, NcclId};
 #[cfg(feature = "peers")]

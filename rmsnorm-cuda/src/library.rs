@@ -63,7 +63,17 @@ pub(crate) fn require_nvrtc() -> Result<(), Error> {
 /// As [`require_nvrtc`].
 pub(crate) fn nvrtc() -> Result<&'static Nvrtc, Error> {
     static NVRTC: OnceLock<Result<Nvrtc, String>> = OnceLock::new();
-    NVRTC.get_or_init(|| find_nvrtc(env::var_os(NVRTC_VARIABLE).as_deref())).as_ref().map_err(unavailable)
+    let find = || find_nvrtc(env::var_os(NVRTC_VARIABLE).as_deref(), OTHER_FOLDERS.get().map_or(&[], Vec::as_slice));
+    NVRTC.get_or_init(find).as_ref().map_err(unavailable)
+}
+
+/// Folders that are looked through for NVRTC before the usual places.
+static OTHER_FOLDERS: OnceLock<Vec<PathBuf>> = OnceLock::new();
+
+/// Has NVRTC looked for in these folders first, unless `RMSNORM_NVRTC` is set: in all of them for the best version, then for the next.
+/// The first call of the process counts, and it must come before anything of CUDA is used.
+pub fn look_for_nvrtc_in(folders: Vec<PathBuf>) {
+    let _ = OTHER_FOLDERS.set(folders);
 }
 
 fn driver() -> Result<&'static Driver, Error> {
@@ -109,12 +119,17 @@ impl Driver {
 }
 
 /// NVRTC where `chosen` says, if it does, else where it usually is.
-fn find_nvrtc(chosen: Option<&OsStr>) -> Result<Nvrtc, String> {
+fn find_nvrtc(chosen: Option<&OsStr>, others: &[PathBuf]) -> Result<Nvrtc, String> {
+    let others = if chosen.is_some() { &[] } else { others };
     let chosen = chosen.filter(|path| !path.is_empty()).map(Path::new);
     let driver_major = driver().map_or(c_int::MAX, |driver| driver.version / 1000);
     let names = nvrtc_names(driver_major);
     let (candidates, advice) = match chosen {
-        None => (usual_places(&names, toolkit_folders()), format!("{INSTALL_NVRTC}, or let {NVRTC_VARIABLE} name it")),
+        None => {
+            let mut places = best_first(others, &names);
+            places.extend(usual_places(&names, toolkit_folders()));
+            (places, format!("{INSTALL_NVRTC}, or let {NVRTC_VARIABLE} name it"))
+        }
         Some(path) if path.is_dir() => {
             let folder = format!("{NVRTC_VARIABLE} is the folder {}", path.display());
             (in_folder(path, &names), format!("{folder}, which must hold one of {}", names.join(", ")))
@@ -137,6 +152,11 @@ fn usual_places(names: &[&str], folders: impl IntoIterator<Item = PathBuf>) -> V
     let mut places: Vec<PathBuf> = names.iter().map(PathBuf::from).collect();
     places.extend(folders.into_iter().flat_map(|folder| in_folder(&folder, names)));
     places
+}
+
+/// The files of these names that the folders have, those of the first name first.
+fn best_first(folders: &[PathBuf], names: &[&str]) -> Vec<PathBuf> {
+    names.iter().flat_map(|&name| folders.iter().flat_map(move |folder| in_folder(folder, &[name]))).collect()
 }
 
 /// The files of these names that the folder has.
@@ -249,9 +269,29 @@ mod tests {
     fn a_chosen_compiler_is_the_only_one_tried() {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("no-such-file.so");
-        let reason = find_nvrtc(Some(file.as_os_str())).expect_err("no such file");
+        let reason = find_nvrtc(Some(file.as_os_str()), &[]).expect_err("no such file");
         assert!(reason.contains(&format!("tried {}: RMSNORM_NVRTC must name", file.display())), "{reason}");
-        let reason = find_nvrtc(Some(folder.path().as_os_str())).expect_err("an empty folder");
+        let reason = find_nvrtc(Some(folder.path().as_os_str()), &[]).expect_err("an empty folder");
         assert!(reason.contains("RMSNORM_NVRTC is the folder") && reason.contains(NVRTC_NAMES[0].1), "{reason}");
+    }
+
+    #[test]
+    fn of_other_folders_the_best_version_is_tried_first_unless_one_is_chosen() {
+        let root = tempfile::tempdir().expect("a folder");
+        // The older one is in the folder that comes first.
+        let folders = [root.path().join("cuda_nvrtc"), root.path().join("cu13")];
+        let [newest, older, _] = NVRTC_NAMES.iter().map(|(_, name)| *name).collect::<Vec<_>>()[..] else {
+            panic!("three versions")
+        };
+        for (folder, name) in folders.iter().zip([older, newest]) {
+            fs::create_dir(folder).expect("a folder");
+            fs::write(folder.join(name), "no library").expect("a file");
+        }
+        let [first, second] = [folders[1].join(newest), folders[0].join(older)];
+        assert_eq!(best_first(&folders, &nvrtc_names(c_int::MAX)), [first.clone(), second.clone()]);
+        assert_eq!(best_first(&folders, &nvrtc_names(12)), [second, first.clone()]);
+        let chosen = root.path().join("none.so");
+        let reason = find_nvrtc(Some(chosen.as_os_str()), &folders).expect_err("no such file");
+        assert!(!reason.contains(&first.display().to_string()), "{reason}");
     }
 }

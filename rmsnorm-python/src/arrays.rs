@@ -9,10 +9,10 @@ use dlpark::python::{DlpackStream, ImportRequest, ImportedDlpack, StreamArg};
 use pyo3::exceptions::{PyBufferError, PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use rmsnorm_core::{Access, CastOrder, DType, Direction, Error, Norm, NormSpec, RowLayout, Storage, Tensor};
+use rmsnorm_core::{Access, CastOrder, DType, DTypes, Direction, Error, Norm, NormSpec, RowLayout, Storage, Tensor};
 
 use crate::call::Call;
-use crate::foreign::{Foreign, Place, not_a_float};
+use crate::foreign::{Foreign, Place, shape_of};
 
 /// CUDA's name for the legacy default stream, as DLPack and the driver have it.
 const DEFAULT_STREAM: usize = 1;
@@ -28,15 +28,56 @@ unsafe impl DlpackStream for Ours {
     }
 }
 
-/// An error as Python has it.
+/// An error as Python has it: one exception for each kind of mistake.
 fn to_python(error: Error) -> PyErr {
     let message = error.to_string();
-    if matches!(error, Error::Unsupported { .. }) {
-        PyNotImplementedError::new_err(message)
-    } else if matches!(error, Error::Device { .. } | Error::Unavailable { .. }) {
-        PyRuntimeError::new_err(message)
+    match error {
+        Error::Overlap { output, other } => {
+            let can = ["y", "residual_out"].contains(&output);
+            let in_place = if can { "; in place, y is x and residual_out is residual" } else { "" };
+            let rule = format!("{output} shares memory with {other}: pass an array of its own for {output}");
+            PyValueError::new_err(format!("{rule}{in_place}"))
+        }
+        Error::InvalidEps { .. } => {
+            PyValueError::new_err(format!("{message}: a row whose square is smaller has no norm with a negative one"))
+        }
+        Error::EmptyRow => {
+            let rule = "the last dimension must have at least 1 element, got 0";
+            PyValueError::new_err(format!("x: {rule}: the mean of no elements does not exist"))
+        }
+        Error::Missing { .. } | Error::Unexpected { .. } => PyTypeError::new_err(message),
+        Error::Unsupported { .. } => PyNotImplementedError::new_err(message),
+        Error::Device { .. } | Error::Unavailable { .. } => PyRuntimeError::new_err(message),
+        _ => PyValueError::new_err(message),
+    }
+}
+
+/// The error of a library that does not lend an array, with the argument's name.
+fn not_lent(py: Python<'_>, tensor: Tensor, error: &PyErr) -> PyErr {
+    let reason = error.value(py).to_string();
+    let reason = reason.lines().next().unwrap_or_default();
+    let message = format!("{tensor} cannot be lent by DLPack: {reason}; pass a plain array with data, such as a copy");
+    if error.is_instance_of::<PyBufferError>(py) {
+        PyBufferError::new_err(message)
     } else {
-        PyValueError::new_err(message)
+        PyTypeError::new_err(message)
+    }
+}
+
+/// A shape as Python writes it.
+fn tuple(dims: &[i64]) -> String {
+    match dims {
+        [one] => format!("({one},)"),
+        several => format!("({})", several.iter().map(i64::to_string).collect::<Vec<_>>().join(", ")),
+    }
+}
+
+/// A dtype as Python's libraries call it.
+const fn name_of(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "float32",
+        DType::F16 => "float16",
+        DType::Bf16 => "bfloat16",
     }
 }
 
@@ -57,7 +98,8 @@ pub(crate) fn run_arrays(
     stream: Option<usize>,
 ) -> PyResult<()> {
     let stream = std::ptr::with_exposed_provenance_mut(stream.unwrap_or(DEFAULT_STREAM));
-    let norm = Norm::from_name(norm).ok_or_else(|| PyValueError::new_err("norm is rms_norm or layer_norm"))?;
+    let no_norm = || PyValueError::new_err(format!("norm must be \"rms_norm\" or \"layer_norm\", got {norm:?}"));
+    let norm = Norm::from_name(norm).ok_or_else(no_norm)?;
     let direction = if tensors.contains("dy")? { Direction::Backward } else { Direction::Forward };
     let mut arrays = Vec::with_capacity(tensors.len());
     for (name, value) in tensors {
@@ -70,8 +112,9 @@ pub(crate) fn run_arrays(
     }
     let place = one_place(&arrays, stream)?;
     let main = if direction == Direction::Backward { Tensor::Dy } else { Tensor::X };
-    let shape = arrays.iter().find(|lent| lent.tensor == main).map(|lent| lent.foreign.layout);
-    let RowLayout { rows, cols, .. } = shape.ok_or_else(|| PyTypeError::new_err(format!("{main} is missing")))?;
+    let found = arrays.iter().find(|lent| lent.tensor == main);
+    let found = found.ok_or_else(|| PyTypeError::new_err(format!("{main} is missing: every call has it")))?;
+    let RowLayout { rows, cols, .. } = found.foreign.layout;
     let cast_order = if cast_before_weight { CastOrder::BeforeWeight } else { CastOrder::AtStore };
     let spec = NormSpec::new(norm, rows, cols, eps).weight_offset(weight_offset).cast_order(cast_order);
     let mut call = Call::new(direction, spec);
@@ -79,7 +122,13 @@ pub(crate) fn run_arrays(
         if lent.is_read_only && lent.tensor.access(direction) == Some(Access::Write) {
             return Err(PyBufferError::new_err(format!("{} is written, and the array is read-only", lent.tensor)));
         }
+        lent.check_shape(main, &found.dims)?;
         call.with(lent.tensor, lent.foreign).map_err(to_python)?;
+    }
+    let dtypes = call.dtypes().map_err(to_python)?;
+    arrays.iter().try_for_each(|lent| lent.check_dtype(main, direction, dtypes))?;
+    if direction == Direction::Forward {
+        work_in_place(&mut call)?;
     }
     // Addresses, which may go to a thread without the interpreter's lock.
     let call = Detached(call, place);
@@ -88,6 +137,26 @@ pub(crate) fn run_arrays(
     // - sharing: as DLPack's consumers all, it is left to the caller that no other thread writes or, of outputs, uses the memory;
     // - stream: the caller's, by default one that always exists.
     py.detach(move || unsafe { call.run() }).map_err(to_python)
+}
+
+/// An output that lies where its input does, element for element, overwrites it.
+fn work_in_place(call: &mut Call) -> PyResult<()> {
+    let lies_at = |call: &Call, output, input| match (call.tensor(output), call.tensor(input)) {
+        (Some(output), Some(input)) => output.layout.span() > 0 && output.lies_at(input),
+        _ => false,
+    };
+    let (y, sum) = (lies_at(call, Tensor::Y, Tensor::X), lies_at(call, Tensor::ResidualOut, Tensor::Residual));
+    if call.tensor(Tensor::Residual).is_some() && y != sum {
+        let (is, is_not) =
+            if y { ("y is x", "residual_out is not") } else { ("residual_out is residual", "y is not x") };
+        let rule = format!("in place both are overwritten, y=x and residual_out=residual; {is} and {is_not}");
+        return Err(PyValueError::new_err(format!("residual_out: {rule}: pass both, or outputs of their own")));
+    }
+    if y {
+        call.without(Tensor::X);
+        call.without(Tensor::Residual);
+    }
+    Ok(())
 }
 
 /// A call and its place, on their way to a stretch without the interpreter's lock.
@@ -111,6 +180,8 @@ impl Detached {
 struct Lent {
     tensor: Tensor,
     foreign: Foreign,
+    dims: Vec<i64>,
+    dtype: DType,
     device: DLDevice,
     is_read_only: bool,
     /// Ends the loan when dropped.
@@ -119,11 +190,13 @@ struct Lent {
 
 impl Lent {
     fn import(tensor: Tensor, array: &Bound<'_, PyAny>, is_bf16: bool, stream: *mut c_void) -> PyResult<Self> {
-        let request = ImportRequest::new(array.as_borrowed())?;
+        let py = array.py();
+        let request = ImportRequest::new(array.as_borrowed()).map_err(|error| not_lent(py, tensor, &error))?;
         let on_cuda = request.device().is_ok_and(|device| device.device_type == DLDeviceType::CUDA);
         let ours = Ours(stream);
         // No copy: of an output it would be the copy that is written.
-        let loan = request.import(on_cuda.then_some(&ours as &dyn DlpackStream), None)?;
+        let loan = request.import(on_cuda.then_some(&ours as &dyn DlpackStream), None);
+        let loan = loan.map_err(|error| not_lent(py, tensor, &error))?;
         let described = loan.validate().map_err(|error| PyBufferError::new_err(format!("{tensor}: {error}")))?;
         let dtype = described.dtype();
         let dtype = match (dtype.code, dtype.bits, dtype.lanes) {
@@ -132,14 +205,21 @@ impl Lent {
             (DLDataTypeCode::BFLOAT, 16, 1) => DType::Bf16,
             (DLDataTypeCode::INT | DLDataTypeCode::UINT, 16, 1) if is_bf16 => DType::Bf16,
             (code, bits, _) => {
-                let got = format!("DLPack's type {} of {bits} bits", code.0);
-                return Err(to_python(not_a_float(tensor, &got)));
+                let kinds = ["int", "uint", "float", "opaque", "bfloat", "complex", "bool"];
+                let kind = kinds.get(usize::try_from(code.0).unwrap_or(usize::MAX)).unwrap_or(&"another type of ");
+                let rule = format!("{tensor} must be float32, float16 or bfloat16, got {kind}{bits}");
+                return Err(PyTypeError::new_err(format!("{rule}: convert it first")));
             }
         };
         let offset = usize::try_from(described.byte_offset()).unwrap_or(0);
         let data = described.data_ptr().cast_mut().cast::<u8>().wrapping_add(offset).cast();
-        let strides = described.strides_or_compact().map_err(|error| PyBufferError::new_err(error.to_string()))?;
+        let strides = described.strides_or_compact();
+        let strides = strides.map_err(|error| PyBufferError::new_err(format!("{tensor}: {error}")))?;
         let (storage, dims) = (Storage::Float(dtype), described.shape());
+        if dims.is_empty() && tensor.is_matrix() {
+            let rule = format!("{tensor} must have at least one dimension, got a scalar");
+            return Err(PyValueError::new_err(format!("{rule}: a norm is over the last dimension")));
+        }
         // A scalar is a vector of one element: the statistics of an `x` that is one row.
         let foreign = if dims.is_empty() && !tensor.is_matrix() {
             Foreign::dense(data, storage, &[1])
@@ -147,11 +227,41 @@ impl Lent {
             Foreign::strided(data, storage, dims, &strides)
         };
         let foreign = foreign.ok_or_else(|| {
-            let layout = format!("the shape {dims:?} and the strides {strides:?}");
-            PyValueError::new_err(format!("{tensor}: no two strides lead from row to row, by {layout}"))
+            let rule =
+                "each row's elements must lie side by side, and rows at one distance, or in groups at one distance";
+            let layout = format!("got the shape {} with the strides {}, in elements", tuple(dims), tuple(&strides));
+            PyValueError::new_err(format!("{tensor}: {rule}; {layout}: pass a copy, as numpy.ascontiguousarray makes"))
         })?;
         let is_read_only = loan.flags().contains(DlpackFlags::READ_ONLY);
-        Ok(Lent { tensor, foreign, device: described.device(), is_read_only, _loan: loan })
+        let (dims, device) = (dims.to_vec(), described.device());
+        Ok(Lent { tensor, foreign, dims, dtype, device, is_read_only, _loan: loan })
+    }
+
+    /// Whether the shape is the one that follows from `main`'s.
+    fn check_shape(&self, main: Tensor, dims: &[i64]) -> PyResult<()> {
+        let expected = shape_of(self.tensor, dims).unwrap_or(&self.dims);
+        if self.dims == expected {
+            return Ok(());
+        }
+        let (tensor, expected, got) = (self.tensor, tuple(expected), tuple(&self.dims));
+        let rule = format!("{tensor}: expected the shape {expected}, got {got}");
+        Err(PyValueError::new_err(format!("{rule}, beside {main} of {}", tuple(dims))))
+    }
+
+    /// Whether the dtype is that of the others of its role, which is `main`'s or float32.
+    fn check_dtype(&self, main: Tensor, direction: Direction, dtypes: DTypes) -> PyResult<()> {
+        let expected = self.tensor.storage(direction, dtypes, None).and_then(Storage::float).unwrap_or(self.dtype);
+        let rule = if self.dtype != expected {
+            name_of(expected).to_owned()
+        } else if expected == dtypes.activation || expected == DType::F32 {
+            return Ok(());
+        } else if dtypes.activation == DType::F32 {
+            format!("float32, as {main} is")
+        } else {
+            format!("float32 or, as {main} is, {}", name_of(dtypes.activation))
+        };
+        let (tensor, got) = (self.tensor, name_of(self.dtype));
+        Err(PyTypeError::new_err(format!("{tensor} must be {rule}, got {got}: convert it first")))
     }
 }
 
@@ -159,15 +269,31 @@ impl Lent {
 fn one_place(arrays: &[Lent], stream: *mut c_void) -> PyResult<Place> {
     let device = arrays.first().map(|lent| lent.device).ok_or_else(|| PyTypeError::new_err("no array was given"))?;
     if let Some(other) = arrays.iter().find(|lent| lent.device != device) {
-        return Err(PyValueError::new_err(format!("{} is on another device than {}", other.tensor, arrays[0].tensor)));
+        let (first, tensor) = (arrays[0].tensor, other.tensor);
+        let (here, there) = (device_name(device), device_name(other.device));
+        let rule = format!("{tensor} must be on the device of {first}, {here}, got {there}");
+        return Err(PyValueError::new_err(format!("{rule}: copy it there first")));
     }
     match device.device_type {
         DLDeviceType::CPU | DLDeviceType::CUDAHOST => Ok(Place::Cpu { threads: None }),
         DLDeviceType::CUDA | DLDeviceType::CUDAMANAGED => {
             Ok(Place::Cuda { ordinal: usize::try_from(device.device_id).unwrap_or(0), stream })
         }
-        DLDeviceType(other) => Err(PyNotImplementedError::new_err(format!(
-            "arrays are on the CPU or on CUDA, got DLPack's device {other}"
-        ))),
+        _ => {
+            let rule = format!("arrays must be on the CPU or on CUDA, got {}", device_name(device));
+            Err(PyNotImplementedError::new_err(format!("{rule}: copy them there first")))
+        }
     }
+}
+
+/// A device's name, and its number.
+fn device_name(device: DLDevice) -> String {
+    let name = match device.device_type {
+        DLDeviceType::CPU => return "cpu".into(),
+        DLDeviceType::CUDA => "cuda",
+        DLDeviceType::CUDAHOST => "cuda_host",
+        DLDeviceType::CUDAMANAGED => "cuda_managed",
+        DLDeviceType(other) => return format!("DLPack's device {other}"),
+    };
+    format!("{name}:{}", device.device_id)
 }

@@ -29,7 +29,7 @@ impl Call {
     /// # Errors
     /// `InvalidArgument` if it is a matrix of another size than the call's, or a vector whose elements are apart.
     pub(crate) fn with(&mut self, tensor: Tensor, foreign: Foreign) -> Result<&mut Self, Error> {
-        let foreign = if tensor.is_matrix() { self.matrix(tensor, foreign)? } else { foreign.flat()? };
+        let foreign = if tensor.is_matrix() { self.matrix(tensor, foreign)? } else { foreign.flat(tensor)? };
         self.tensors[tensor as usize] = Some(foreign);
         Ok(self)
     }
@@ -49,17 +49,29 @@ impl Call {
         self.tensors[tensor as usize].as_ref()
     }
 
+    /// Without that tensor: in place the output that overwrites it stands for it.
+    pub(crate) const fn without(&mut self, tensor: Tensor) {
+        self.tensors[tensor as usize] = None;
+    }
+
+    /// Whether `y` overwrites `x`.
+    pub(crate) const fn is_in_place(&self) -> bool {
+        self.tensor(Tensor::Y).is_some() && self.tensor(Tensor::X).is_none()
+    }
+
     /// The three dtypes, each that of the first tensor that has it. Others that differ are refused when they are lent.
     pub(crate) fn dtypes(&self) -> Result<DTypes, Error> {
         let of = |tensors: &[Tensor]| {
             tensors.iter().find_map(|&tensor| Some(self.tensor(tensor)?.dtype(tensor))).transpose()
         };
-        let (activation, stream) = match self.direction {
-            Direction::Forward | Direction::QuantizedForward => (Tensor::X, [Tensor::Residual, Tensor::ResidualOut]),
-            Direction::Backward => (Tensor::Dy, [Tensor::X, Tensor::DresidualOut]),
+        let (main, stream) = match self.direction {
+            Direction::Forward | Direction::QuantizedForward => {
+                ([Tensor::X, Tensor::Y], [Tensor::Residual, Tensor::ResidualOut])
+            }
+            Direction::Backward => ([Tensor::Dy, Tensor::Dx], [Tensor::X, Tensor::DresidualOut]),
         };
-        let missing = Error::Missing { arg: activation.name(), why: "every call has it" };
-        let activation = of(&[activation])?.ok_or(missing)?;
+        let missing = Error::Missing { arg: main[0].name(), why: "every call has it" };
+        let activation = of(&main)?.ok_or(missing)?;
         let weight = of(&[Tensor::Weight, Tensor::Bias, Tensor::Dweight, Tensor::Dbias])?.unwrap_or(activation);
         Ok(DTypes { activation, weight, residual: of(&stream)?.unwrap_or(activation) })
     }
@@ -119,7 +131,14 @@ impl Call {
         }
         // SAFETY:
         // - memory: promised to `run_on`; its elements are of this type, as was just checked, and as many as the layout spans.
-        unsafe { backend.lend(foreign.data, foreign.layout.span()) }.map(Some)
+        let lent = unsafe { backend.lend(foreign.data, foreign.layout.span()) };
+        lent.map(Some).map_err(|error| match error {
+            // A backend that is lent an address does not know whose it is.
+            Error::InvalidArgument { rule, .. } => {
+                Error::InvalidArgument { arg: tensor.name(), rule: format!("{rule}: pass a copy") }
+            }
+            error => error,
+        })
     }
 
     /// A view of a matrix, with its strides.
@@ -189,18 +208,26 @@ impl<B: Lender> Run<'_, B> {
     }
 
     fn forward<T: Element, W: Element, R: Element>(self) -> Result<(), Error> {
-        let (x, mut y) = (self.need::<T>(Tensor::X)?, self.need::<T>(Tensor::Y)?);
+        let (x, mut y) = (self.call.lend::<B, T>(self.backend, Tensor::X)?, self.need::<T>(Tensor::Y)?);
+        let mut sum = self.call.lend::<B, R>(self.backend, Tensor::ResidualOut)?;
         give!(self, args = {
-            let (x, y) = (self.call.rows(Tensor::X, B::input(&x)), self.call.rows(Tensor::Y, B::output(&mut y)));
-            Forward::<B, T>::new(x, y).weight_dtype::<W>().residual_dtype::<R>()
+            let y = self.call.rows(Tensor::Y, B::output(&mut y));
+            let args = match &x {
+                Some(x) => Forward::<B, T>::new(self.call.rows(Tensor::X, B::input(x)), y),
+                None => Forward::in_place(y),
+            };
+            args.weight_dtype::<W>().residual_dtype::<R>()
         };
             rows_in Residual R => residual;
             input Weight W => weight;
             input Bias W => bias;
-            rows_out ResidualOut R => residual_out;
             output Mean f32 => mean;
             output Rstd f32 => rstd;
         );
+        if let Some(sum) = &mut sum {
+            let rows = self.call.rows(Tensor::ResidualOut, B::output(sum));
+            args = if x.is_some() { args.residual_out(rows) } else { args.residual_in_place(rows) };
+        }
         self.backend.forward(&self.call.spec, args)
     }
 

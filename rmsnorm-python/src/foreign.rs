@@ -33,14 +33,21 @@ impl Foreign {
         Some(Foreign { data, storage, layout: RowLayout::fold(sizes(dims)?, strides)? })
     }
 
+    /// Whether every element lies where the other's does.
+    pub(crate) fn lies_at(&self, other: &Foreign) -> bool {
+        (self.data, self.storage, self.layout) == (other.data, other.storage, other.layout)
+    }
+
     /// All elements, as one row.
-    pub(crate) fn flat(self) -> Result<Self, Error> {
+    pub(crate) fn flat(self, tensor: Tensor) -> Result<Self, Error> {
         let RowLayout { rows, cols, row_stride, groups, .. } = self.layout;
         let is_dense = rows <= 1 || row_stride == cols && groups.is_none();
         let flat = RowLayout::dense(&[rows.max(1) * if rows == 0 { 0 } else { cols }]).filter(|_| is_dense);
-        let layout =
-            flat.ok_or(Error::InvalidArgument { arg: "vector", rule: "its elements lie side by side".into() })?;
-        Ok(Foreign { layout, ..self })
+        let apart = || Error::InvalidArgument {
+            arg: tensor.name(),
+            rule: "its elements must lie side by side, and do not: pass a contiguous copy".into(),
+        };
+        Ok(Foreign { layout: flat.ok_or_else(apart)?, ..self })
     }
 
     /// The dtype of its elements, if they are floats of one that norms take.

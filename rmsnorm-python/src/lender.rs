@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
-use rmsnorm_core::cpu::UninitBackend;
+use rmsnorm_core::cpu::{CpuBackend, UninitBackend};
 use rmsnorm_core::cuda::{BorrowedSlice, CudaBackend};
 use rmsnorm_core::{Error, NormBackend, Stored};
 
@@ -38,10 +38,10 @@ pub(crate) trait Lender: NormBackend {
 pub(crate) unsafe fn on(place: Place, call: &Call) -> Result<(), Error> {
     match place {
         Place::Cpu { threads } => {
-            let backend = device::cpu(threads)?.uninit();
+            let backend = device::cpu(threads)?;
             // SAFETY:
             // - all: the caller's promises.
-            unsafe { call.run_on(&backend) }
+            unsafe { if call.is_in_place() { call.run_on(&backend) } else { call.run_on(&backend.uninit()) } }
         }
         Place::Cuda { ordinal, stream } => {
             let backend = device::cuda(ordinal)?;
@@ -63,10 +63,9 @@ pub(crate) struct HostSlice<E> {
     elements: PhantomData<E>,
 }
 
-impl Lender for UninitBackend {
-    type Lent<E: Stored> = HostSlice<E>;
-
-    unsafe fn lend<E: Stored>(&self, data: *mut c_void, len: usize) -> Result<HostSlice<E>, Error> {
+impl<E: Stored> HostSlice<E> {
+    /// `len` elements at that address, if they may lie there.
+    fn new(data: *mut c_void, len: usize) -> Result<Self, Error> {
         let data = data.cast::<E>();
         // Of no elements the address may be null, and a slice's may not.
         let data = if len == 0 { std::ptr::dangling_mut() } else { data };
@@ -77,11 +76,29 @@ impl Lender for UninitBackend {
         Ok(HostSlice { data, len, elements: PhantomData })
     }
 
+    /// To be read.
+    ///
+    /// # Safety
+    /// As [`Lender::lend`], and the memory holds values.
+    unsafe fn values(&self) -> &[E] {
+        // SAFETY:
+        // - memory: the caller's promise, and the address was checked; every bit pattern is a value of a `Stored` type;
+        // - sharing: the caller's promise: nobody writes it.
+        unsafe { std::slice::from_raw_parts(self.data, self.len) }
+    }
+}
+
+impl Lender for UninitBackend {
+    type Lent<E: Stored> = HostSlice<E>;
+
+    unsafe fn lend<E: Stored>(&self, data: *mut c_void, len: usize) -> Result<HostSlice<E>, Error> {
+        HostSlice::new(data, len)
+    }
+
     fn input<E: Stored>(lent: &HostSlice<E>) -> &[E] {
         // SAFETY:
-        // - memory: promised to `lend`, which checked the address; every bit pattern is a value of a `Stored` type;
-        // - sharing: promised there: nobody writes it.
-        unsafe { std::slice::from_raw_parts(lent.data, lent.len) }
+        // - all: promised to `lend`, of an input.
+        unsafe { lent.values() }
     }
 
     fn output<E: Stored>(lent: &mut HostSlice<E>) -> &mut [MaybeUninit<E>] {
@@ -89,6 +106,29 @@ impl Lender for UninitBackend {
         // - memory: as above, and it need hold nothing;
         // - sharing: promised to `lend`: nobody else uses it, and `lent` is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(lent.data.cast(), lent.len) }
+    }
+}
+
+/// In place, where outputs hold values.
+impl Lender for CpuBackend {
+    type Lent<E: Stored> = HostSlice<E>;
+
+    unsafe fn lend<E: Stored>(&self, data: *mut c_void, len: usize) -> Result<HostSlice<E>, Error> {
+        HostSlice::new(data, len)
+    }
+
+    fn input<E: Stored>(lent: &HostSlice<E>) -> &[E] {
+        // SAFETY:
+        // - all: promised to `lend`, of an input.
+        unsafe { lent.values() }
+    }
+
+    fn output<E: Stored>(lent: &mut HostSlice<E>) -> &mut [E] {
+        // SAFETY:
+        // - memory: promised to `lend`; it is another library's, of which the compiler cannot tell whether it was written, and every
+        //   bit pattern is a value;
+        // - sharing: promised there: nobody else uses it, and `lent` is borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(lent.data, lent.len) }
     }
 }
 

@@ -41,6 +41,12 @@ mod _native {
     const REVISION: &str =
         git_version::git_version!(args = ["--always", "--dirty=+", "--abbrev=12", "--match="], fallback = "unknown");
 
+    /// Has NVRTC looked for in these folders, unless `RMSNORM_NVRTC` is set. The first call counts.
+    #[pyfunction]
+    fn look_for_nvrtc_in(folders: Vec<std::path::PathBuf>) {
+        rmsnorm_core::cuda::look_for_nvrtc_in(folders);
+    }
+
     /// Why that CUDA device cannot be used; None if it can.
     #[pyfunction]
     fn why_no_cuda(py: Python<'_>, ordinal: usize) -> Option<String> {

@@ -28,11 +28,11 @@ def dtype_of(array):
     return _NAMES[str(array.dtype).removeprefix("torch.")]
 
 
-def judge(norm, eps, inputs, got, weight_offset=0.0):
-    """Asserts that every element of every output is within its bound.
+def exact_and_error(norm, eps, inputs, weight_offset=0.0):
+    """The outputs of math.md's reference by name, and the largest error of each before it is rounded to its dtype. Cast order: at the
+    store.
 
-    inputs: x, and weight, bias, residual, dy, dresidual_out where there are. got: outputs by name; their dtypes say what the last
-    rounding is. Cast order: at the store.
+    inputs: x, and weight, bias, residual, dy, dresidual_out where there are.
     """
     cols = inputs["x"].shape[-1]
     rows = {name: wide(array) for name, array in inputs.items()}
@@ -49,8 +49,19 @@ def judge(norm, eps, inputs, got, weight_offset=0.0):
     error["h"] = np.zeros(1)
     # The residual of a bf16 call may be f32: dx and dresidual are one value, rounded to two dtypes.
     reference["dresidual"], error["dresidual"] = reference["dx"], error["dx"]
+    return reference, error
+
+
+def within(name, array, exact, error):
+    """Asserts that every element is that near to the exact one, but for the last rounding, which the dtype says."""
+    values = wide(array)
+    assert values.size == exact.size, f"{name}: {values.shape} for {exact.shape}"
+    accepted = bounds.accept(values.reshape(exact.shape), exact, error + np.zeros(exact.shape), dtype_of(array), _ARITHMETIC)
+    assert accepted.all(), f"{name}: {(~accepted).sum()} of {accepted.size} elements are beyond their bound"
+
+
+def judge(norm, eps, inputs, got, weight_offset=0.0):
+    """Asserts that every element of every output is within its bound. got: outputs by name. Otherwise as `exact_and_error`."""
+    reference, error = exact_and_error(norm, eps, inputs, weight_offset)
     for name, array in got.items():
-        values, exact = wide(array), reference[name]
-        assert values.size == exact.size, f"{name}: {values.shape} for {exact.shape}"
-        accepted = bounds.accept(values.reshape(exact.shape), exact, error[name] + np.zeros(exact.shape), dtype_of(array), _ARITHMETIC)
-        assert accepted.all(), f"{name}: {(~accepted).sum()} of {accepted.size} elements are beyond their bound"
+        within(name, array, reference[name], error[name])

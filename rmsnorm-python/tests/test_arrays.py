@@ -1,15 +1,19 @@
 """NumPy's arrays, and others' by DLPack."""
 
 import bisect
+import ctypes
 import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
+from conftest import framework
 from judge import judge
 
 import rmsnorm
@@ -61,6 +65,52 @@ def test_functions_give_new_arrays():
     assert arrays.rms_norm(x, w, 1e-6, out=out) is out
 
 
+def test_every_option_reaches_the_kernels():
+    """With values so far from the defaults that nothing else is within the bounds."""
+    x, r, dy = (_random(5, 64, seed=seed) for seed in range(3))
+    w, b = _random(64, seed=3), _random(64, seed=4)
+    inputs, eps, offset = {"x": x, "residual": r, "weight": w, "bias": b, "dy": dy}, 0.25, -0.75
+
+    def some(*names):
+        return {name: inputs[name] for name in names}
+
+    judge("rms_norm", eps, some("x", "weight"), {"y": arrays.rms_norm(x, w, eps, weight_offset=offset)}, offset)
+    judge("layer_norm", eps, some("x", "weight", "bias"), {"y": arrays.layer_norm(x, w, b, eps)})
+    y, h = arrays.add_rms_norm(x, r, w, eps, weight_offset=offset)
+    judge("rms_norm", eps, some("x", "residual", "weight"), {"y": y, "h": h}, offset)
+    y, h = arrays.add_layer_norm(x, r, w, b, eps)
+    judge("layer_norm", eps, some("x", "residual", "weight", "bias"), {"y": y, "h": h})
+    y, mean, rstd, dresidual_out = np.empty_like(x), np.empty(5, np.float32), np.empty(5, np.float32), _random(5, 64, seed=5)
+    arrays.forward("layer_norm", eps, x=x, residual=r, weight=w, bias=b, y=y, residual_out=h, mean=mean, rstd=rstd, weight_offset=offset)
+    got = {"dx": np.empty_like(x), "dweight": np.empty_like(w), "dbias": np.empty_like(w), "dresidual": np.empty_like(x)}
+    arrays.backward("layer_norm", dy=dy, x=h, weight=w, mean=mean, rstd=rstd, dresidual_out=dresidual_out, weight_offset=offset, **got)
+    inputs["dresidual_out"] = dresidual_out
+    judge("layer_norm", eps, inputs, {"y": y, "h": h, "mean": mean, "rstd": rstd, **got}, offset)
+
+
+def test_the_address_of_a_stream_is_handed_on(monkeypatch):
+    """0, the address that PyTorch gives its default stream, is none."""
+    given = []
+    monkeypatch.setattr(arrays, "_native", types.SimpleNamespace(run_arrays=lambda *args: given.append(args[-1])))
+    for stream in (None, 0, 7, np.int64(9)):
+        arrays.rms_norm(_random(2, 8), stream=stream)
+    assert given == [None, None, 7, 9]
+
+
+@pytest.mark.parametrize("function", [arrays.rms_norm, arrays.add_rms_norm])
+def test_the_cast_before_the_weight_rounds_twice(function):
+    x, w = _random(50, 64, dtype=np.float16), _random(64, dtype=np.float16, seed=1)
+    rows = (x,) if function is arrays.rms_norm else (x, np.zeros_like(x))
+
+    def y_of(*args, **options):
+        found = function(*rows, *args, **options)
+        return found[0] if isinstance(found, tuple) else found
+
+    twice = (y_of(None, 1e-6).astype(np.float32) * w.astype(np.float32)).astype(np.float16)
+    assert np.array_equal(y_of(w, 1e-6, cast_before_weight=True), twice)
+    assert not np.array_equal(y_of(w, 1e-6), twice)
+
+
 def test_bfloat16_of_ml_dtypes():
     ml_dtypes = pytest.importorskip("ml_dtypes")
     x, w = (_random(*shape).astype(ml_dtypes.bfloat16) for shape in ((7, 100), (100,)))
@@ -84,34 +134,355 @@ def test_a_part_of_a_batch_has_the_bits_of_the_whole():
     assert all(np.array_equal(whole[k : k + 1], arrays.layer_norm(x[k : k + 1], w, w, 1e-6)) for k in range(100))
 
 
-@pytest.mark.parametrize("call, error, text", [
-    (lambda x, w: arrays.rms_norm(x, w), TypeError, "eps is missing"),
-    (lambda x, w: arrays.rms_norm(x, w, -1.0), ValueError, "eps must be finite and not negative"),
-    (lambda x, w: arrays.rms_norm(x, w[:-1], 1e-6), ValueError, "weight: expected 8 elements, got 7"),
-    (lambda x, w: arrays.rms_norm(x.astype(np.float64), w, 1e-6), NotImplementedError, "x is float32, float16 or bfloat16"),
-    (lambda x, w: arrays.rms_norm(x, w.astype(np.float16), 1e-6), NotImplementedError, "weight and bias must be f32"),
-    (lambda x, w: arrays.rms_norm(x[:, ::-1], w, 1e-6), ValueError, "no two strides lead from row to row"),
-    (lambda x, w: arrays.rms_norm(x, w, 1e-6, out=np.empty((2, 9), np.float32)), ValueError, "y: expected 2 rows of 8 elements"),
-    (lambda x, w: arrays.rms_norm(x, w, 1e-6, out=x), ValueError, "y overlaps x"),
-    (lambda x, w: arrays.rms_norm(x, w, 1e-6, out=np.empty((2, 8), np.float16)), ValueError, "y: expected elements of f32"),
-    (lambda x, w: arrays.forward("norm", 1e-6, x=x, y=x), ValueError, "rms_norm or layer_norm"),
-    (lambda x, w: arrays.backward("layer_norm", dy=x, x=x, rstd=w[:2], dx=x.copy()), ValueError, "mean is missing"),
-])
-def test_errors_say_what_was_expected_and_write_nothing(call, error, text):
+_FUNCTIONS = {
+    "rms_norm": lambda out: lambda x, r, w: arrays.rms_norm(x, w, 1e-6, out=x if out else None),
+    "layer_norm": lambda out: lambda x, r, w: arrays.layer_norm(x, w, w, 1e-6, out=x if out else None),
+    "add_rms_norm": lambda out: lambda x, r, w: arrays.add_rms_norm(x, r, w, 1e-6, out=(x, r) if out else None),
+    "add_layer_norm": lambda out: lambda x, r, w: arrays.add_layer_norm(x, r, w, w, 1e-6, out=(x, r) if out else None),
+}
+
+
+@pytest.mark.parametrize("name", _FUNCTIONS)
+@pytest.mark.parametrize("x_dtype, r_dtype", [("float32", "float32"), ("float16", "float16"), ("float16", "float32")])
+def test_in_place_has_the_bits_of_a_new_array(name, x_dtype, r_dtype):
+    """Dense, in a slice of a larger array, and in one row: the output is the input, and nothing around it is written."""
+    for whole, part in [((5, 64), np.s_[:]), ((6, 3, 4, 64), np.s_[:, 1]), ((3, 64), np.s_[1]), ((0, 64), np.s_[:]), ((2, 1), np.s_[:])]:
+        buffers = _random(*whole, dtype=x_dtype), _random(*whole, dtype=r_dtype, seed=1)
+        before, (x, r) = [buffer.copy() for buffer in buffers], [buffer[part] for buffer in buffers]
+        w = _random(whole[-1], seed=2)
+        expected = _FUNCTIONS[name](False)(x, r, w)
+        assert all(np.array_equal(*pair) for pair in zip(buffers, before))
+        got = _FUNCTIONS[name](True)(x, r, w)
+        adds = name.startswith("add_")
+        assert got is x if not adds else got[0] is x and got[1] is r
+        for new, buffer, old in zip(expected if adds else (expected,), buffers, before):
+            old[part] = new
+            assert np.array_equal(buffer, old)
+        assert adds or np.array_equal(buffers[1], before[1])
+
+
+def test_in_place_is_by_memory_and_not_by_object():
+    x, w = _random(4, 16), _random(16, seed=1)
+    expected = arrays.layer_norm(x, w, None, 1e-6)
+    mean, rstd = np.empty(4, np.float32), np.empty(4, np.float32)
+    arrays.forward("layer_norm", 1e-6, x=x, y=x[:], weight=w, mean=mean, rstd=rstd)
+    assert np.array_equal(x, expected) and np.isfinite(mean).all() and (rstd > 0).all()
+
+
+def test_bfloat16_in_place():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    x, r, w = (_random(*shape).astype(ml_dtypes.bfloat16) for shape in ((7, 100), (7, 100), (100,)))
+    expected = arrays.add_rms_norm(x, r, w, 1e-6)
+    arrays.add_rms_norm(x, r, w, 1e-6, out=(x, r))
+    assert np.array_equal(x, expected[0]) and np.array_equal(r, expected[1])
+
+
+def test_outputs_of_yours_for_norms_that_add():
+    x, r, w = _random(4, 16), _random(4, 16, seed=1), _random(16, seed=2)
+    out = np.full_like(x, np.nan), np.full_like(x, np.nan)
+    for call, rest in [(arrays.add_rms_norm, (w,)), (arrays.add_layer_norm, (w, w))]:
+        got, expected = call(x, r, *rest, 1e-6, out=out), call(x, r, *rest, 1e-6)
+        assert got[0] is out[0] and got[1] is out[1] and all(np.array_equal(*pair) for pair in zip(got, expected))
+
+
+def _rms(x, w, **options):
+    return arrays.rms_norm(x, w, 1e-6, **options)
+
+
+def _forward(x, norm="rms_norm", **tensors):
+    return arrays.forward(norm, 1e-6, x=x, **{"y": np.empty_like(x)} | tensors)
+
+
+def _backward(dy, w, norm="rms_norm", **tensors):
+    given = {"dy": dy, "x": dy, "rstd": w[:2].copy(), "dx": np.empty_like(dy)}
+    return arrays.backward(norm, **given | tensors)
+
+
+def _misaligned(x):
+    return np.ndarray(x.shape, x.dtype, b"+" + x.tobytes(), 1)
+
+
+# Each kind of mistake with its members: one exception, and words that name the argument, what was found and what to do.
+_MISTAKES = {
+    TypeError: [
+        (lambda x, w: arrays.rms_norm(x.tolist(), w), "x must be an array that speaks DLPack, got list: pass .*asarray"),
+        (lambda x, w: _rms(3.0, w), "x must be an array .* got float"),
+        (lambda x, w: _rms(None, w), "x must be an array .* got NoneType"),
+        (lambda x, w: _rms(memoryview(x), w), "x must be an array .* got memoryview"),
+        (lambda x, w: _rms(x, w.tolist()), "weight must be an array .* got list"),
+        (lambda x, w: _rms(x, w, out=x.tolist()), "y must be an array .* got list"),
+        (lambda x, w: arrays.add_rms_norm(x, x.tolist()), "residual must be an array .* got list"),
+        (lambda x, w: arrays.add_rms_norm(x, x, out=np.empty_like(x)), "out must be a pair of arrays, .* got ndarray"),
+        *[(lambda x, w, out=out: arrays.add_layer_norm(x, x, out=out(x)), "out must be a pair of arrays")
+          for out in [lambda x: (None, x), lambda x: (x, None), lambda x: (x,), lambda x: (x, x, x), lambda x: ()]],
+        *[(lambda x, w, dtype=dtype: _rms(x.astype(dtype), w), f"x must be float32, float16 or bfloat16, got {name}: convert it")
+          for dtype, name in [("f8", "float64"), ("i4", "int32"), ("i2", "int16"), ("c8", "complex64"), ("?", "bool"), ("O", "object"),
+                              (">f4", ">f4"), ("U3", "<U3")]],
+        (lambda x, w: _rms(x, w.astype("f8")), "weight must be float32, float16 or bfloat16, got float64"),
+        (lambda x, w: _rms(x, w.astype("f2")), "weight must be float32, as x is, got float16: convert it"),
+        (lambda x, w: arrays.layer_norm(x, w, w.astype("f2")), "bias must be float32, got float16: convert it"),
+        (lambda x, w: arrays.add_rms_norm(x, x.astype("f2"), w), "residual must be float32, as x is, got float16"),
+        (lambda x, w: _rms(x, w, out=x.astype("f2")), "y must be float32, got float16: convert it"),
+        (lambda x, w: _forward(x, rstd=np.empty(2, "f2")), "rstd must be float32, got float16"),
+        (lambda x, w: _forward(x, "layer_norm", mean=np.empty(2)), "mean must be .* got float64"),
+        (lambda x, w: _backward(x, w, x=x.astype("f2")), "x must be float32, as dy is, got float16"),
+        (lambda x, w: _backward(x, w, weight=w, dweight=w.astype("f2")), "dweight must be float32, got float16"),
+        (lambda x, w: arrays.rms_norm(x, w, "1e-6"), "eps must be a number, got '1e-6'"),
+        (lambda x, w: _rms(x, w, weight_offset=None), "weight_offset must be a number, got None"),
+        (lambda x, w: _rms(x, w, cast_before_weight="yes"), "cast_before_weight must be True or False, got 'yes'"),
+        (lambda x, w: _rms(x, w, stream="0"), "stream must be the address of a CUDA stream, got '0'"),
+        (lambda x, w: _rms(x, w, stream=-1), "stream must be the address of a CUDA stream, got -1"),
+        (lambda x, w: _rms(np.ma.array(x, mask=x > 0), w), "x is a masked array, and its mask would be lost: pass x.filled"),
+        (lambda x, w: _rms(x, np.ma.array(w)), "weight is a masked array"),
+        (lambda x, w: _rms(x, w, out=np.ma.array(x)), "y is a masked array"),
+        (lambda x, w: _forward(x, y=None), "y is missing"),
+        (lambda x, w: _backward(x, w, "layer_norm"), "mean is missing"),
+        (lambda x, w: _forward(x, mean=np.empty(2, "f4")), "mean must not be given: rms norm"),
+        (lambda x, w: _forward(x, residual_out=np.empty_like(x)), "residual_out must not be given: there is no residual"),
+    ],
+    ValueError: [
+        (lambda x, w: arrays.rms_norm(x, w, -1.0), "eps must be finite and not negative, got -1: a row"),
+        (lambda x, w: arrays.rms_norm(x, w, float("nan")), "eps must be finite and not negative, got NaN"),
+        (lambda x, w: arrays.layer_norm(x, w, None, float("inf")), "eps must be finite and not negative, got inf"),
+        (lambda x, w: _rms(x, w, weight_offset=float("nan")), "weight_offset must be finite, got NaN"),
+        (lambda x, w: _forward(x, "norm"), 'norm must be "rms_norm" or "layer_norm", got .norm.'),
+        (lambda x, w: _forward(x, 3), 'norm must be "rms_norm" or "layer_norm", got 3'),
+        (lambda x, w: _rms(np.array(3.0, "f4"), None), "x must have at least one dimension, got a scalar"),
+        (lambda x, w: _rms(x[:, :0], None), "x: the last dimension must have at least 1 element, got 0"),
+        (lambda x, w: _rms(x, w[:-1]), r"weight: expected the shape \(8,\), got \(7,\)"),
+        (lambda x, w: _rms(x, w[:0]), r"weight: expected the shape \(8,\), got \(0,\)"),
+        (lambda x, w: _rms(x, w.reshape(1, 8)), r"weight: expected the shape \(8,\), got \(1, 8\)"),
+        (lambda x, w: _rms(x, w.reshape(2, 4)), r"weight: expected the shape \(8,\), got \(2, 4\)"),
+        (lambda x, w: arrays.layer_norm(x, w, w[:3]), r"bias: expected the shape \(8,\), got \(3,\)"),
+        (lambda x, w: _rms(x, w, out=np.empty((2, 9), "f4")), r"y: expected the shape \(2, 8\), got \(2, 9\)"),
+        (lambda x, w: _rms(x, w, out=np.empty((16,), "f4")), r"y: expected the shape \(2, 8\), got \(16,\)"),
+        (lambda x, w: _rms(x.reshape(2, 2, 4), None, out=np.empty((4, 4), "f4")), r"y: expected the shape \(2, 2, 4\), got \(4, 4\)"),
+        (lambda x, w: arrays.add_rms_norm(x, x[:1].copy(), w), r"residual: expected the shape \(2, 8\), got \(1, 8\)"),
+        (lambda x, w: _forward(x, rstd=np.empty((2, 1), "f4")), r"rstd: expected the shape \(2,\), got \(2, 1\)"),
+        (lambda x, w: _backward(x, w, x=x[:1]), r"x: expected the shape \(2, 8\), got \(1, 8\), beside dy"),
+        (lambda x, w: _backward(x, w, weight=w[:4]), r"weight: expected the shape \(8,\), got \(4,\)"),
+        *[(lambda x, w, change=change: _rms(change(x), None), "x: each row's elements .* pass a copy, as numpy.ascontiguousarray")
+          for change in [np.asfortranarray, lambda x: x[:, ::-1], lambda x: x[:, ::2], lambda x: x[::-1],
+                         lambda x: np.broadcast_to(x[0], (2, 8)), lambda x: np.zeros((2, 2, 2, 8), "f4")[:, ::2, :, :].swapaxes(0, 2)[..., ::2]]],
+        (lambda x, w: _rms(x, np.repeat(w, 2)[::2]), "weight: each row's elements must lie side by side.* pass a copy"),
+        (lambda x, w: _rms(x, w, out=np.asfortranarray(x)), "y: each row's elements must lie side by side.* pass a copy"),
+        (lambda x, w: _forward(x, rstd=np.empty(4, "f4")[::2]), "rstd: .*side by side.* pass a (contiguous )?copy"),
+        (lambda x, w: _rms(_misaligned(x), w), "x: .*multiple of its element's size, got 0x.*: pass a copy"),
+        (lambda x, w: _rms(x, _misaligned(w)), "weight: .*multiple of its element's size, got 0x.*: pass a copy"),
+        (lambda x, w: _rms(x[:1], w, out=x.reshape(-1)[4:12].reshape(1, 8)), "y shares memory with x: pass an array of its own"),
+        (lambda x, w: _rms(x, x[0], out=x), "x shares memory with weight"),
+        (lambda x, w: _rms(x, w, out=np.lib.stride_tricks.as_strided(x, (2, 8), (4 * 9, 4))), "y shares memory with x"),
+        (lambda x, w: _backward(x, w, dx=x), "dx shares memory with (x|dy): pass an array of its own for dx$"),
+        (lambda x, w: _backward(x, w, rstd=w[:2], dweight=w), "dweight shares memory with rstd"),
+        (lambda x, w: _forward(x, residual=x, residual_out=x, y=np.empty_like(x)), "residual_out: in place both .* y is not x: pass both"),
+        (lambda x, w: _forward(x, residual=x.copy(), residual_out=x.copy(), y=x), "residual_out: in place both .* residual_out is not: pass both"),
+        (lambda x, w: _forward(x, residual=x.copy(), y=x), "residual_out: in place both .* residual_out is not: pass both"),
+        (lambda x, w: arrays.add_rms_norm(x, (r := x.copy()), out=(r, x)), "shares memory with"),
+    ],
+}
+
+
+@pytest.mark.parametrize("error, call, text", [(error, *case) for error, cases in _MISTAKES.items() for case in cases])
+def test_errors_say_what_was_expected_and_write_nothing(error, call, text):
     x, w = _random(2, 8), _random(8)
-    before = x.copy()
-    with pytest.raises(error, match=text):
+    before = x.copy(), w.copy()
+    with pytest.raises(error, match=text) as raised:
         call(x, w)
-    assert np.array_equal(x, before)
+    assert raised.type is error
+    # Words of Rust, of DLPack's tables or of this library's inside say nothing to whoever calls from Python.
+    assert not re.search(r"::|DLPack's type|stride lead|in_place|Some\(|None,", str(raised.value))
+    assert np.array_equal(x, before[0]) and np.array_equal(w, before[1])
 
 
 def test_read_only_outputs_are_refused():
     x, out = _random(2, 8), np.empty((2, 8), np.float32)
     out.flags.writeable = False
-    with pytest.raises((BufferError, ValueError), match="read-?only"):
+    with pytest.raises(BufferError, match="y is written, and the array is read-only"):
         arrays.rms_norm(x, None, 1e-6, out=out)
+    with pytest.raises(BufferError, match="residual_out is written, and the array is read-only"):
+        arrays.add_rms_norm(x, out, None, 1e-6, out=(x, out))
     x.flags.writeable = False
     arrays.rms_norm(x, None, 1e-6)
+    with pytest.raises(BufferError, match="y is written, and the array is read-only"):
+        arrays.rms_norm(x, None, 1e-6, out=x)
+
+
+def test_subclasses_of_arrays_give_plain_arrays():
+    class Own(np.ndarray):
+        pass
+
+    x = _random(2, 8)
+    assert np.array_equal(arrays.rms_norm(x.view(Own), None, 1e-6), arrays.rms_norm(x, None, 1e-6))
+
+
+def test_a_library_without_new_arrays_is_told_of_out():
+    class Lender:
+        def __init__(self, array):
+            self.array, self.shape, self.dtype = array, array.shape, array.dtype
+
+        def __dlpack__(self, **options):
+            return self.array.__dlpack__(**options)
+
+        def __dlpack_device__(self):
+            return self.array.__dlpack_device__()
+
+    x = _random(2, 8)
+    with pytest.raises(TypeError, match="x is of .*, which has no function `empty`: pass an output of yours as `out`"):
+        arrays.rms_norm(Lender(x), None, 1e-6)
+    out = np.empty_like(x)
+    arrays.rms_norm(Lender(x), None, 1e-6, out=Lender(out))
+    assert np.array_equal(out, arrays.rms_norm(x, None, 1e-6))
+
+
+def test_new_arrays_are_made_by_the_library_of_x():
+    class Own(_Library):
+        """Says where its functions are, as the array API asks."""
+
+        def __init__(self, array):
+            super().__init__(array)
+            self.shape, self.dtype = array.shape, array.dtype
+
+        def __array_namespace__(self):
+            return types.SimpleNamespace(empty=lambda shape, dtype: Own(np.empty(shape, dtype)))
+
+    class Older(Own):
+        """Has them in the module that it comes from, as CuPy."""
+
+        __array_namespace__ = property()
+        __module__ = "own_library"
+
+    x, residual = _random(2, 8), _random(2, 8, dtype=np.float16)
+    expected = arrays.rms_norm(x, None, 1e-6)
+    assert np.array_equal(arrays.rms_norm(Own(x), None, 1e-6).kept[0], expected)
+    y, h = arrays.add_layer_norm(Own(x), Own(x.copy()), None, None, 1e-6)
+    assert type(y) is type(h) is Own
+    sys.modules["own_library"] = types.SimpleNamespace(empty=lambda shape, dtype: Older(np.empty(shape, dtype)))
+    try:
+        assert type(arrays.rms_norm(Older(x), None, 1e-6)) is Older
+    finally:
+        del sys.modules["own_library"]
+    y, h = arrays.add_rms_norm(residual, x, None, 1e-6)
+    assert (y.dtype, h.dtype) == (np.float16, np.float32)
+
+
+class _Device(ctypes.Structure):
+    _fields_ = [("kind", ctypes.c_int32), ("number", ctypes.c_int32)]
+
+
+class _Loan(ctypes.Structure):
+    """DLManagedTensor."""
+
+    _fields_ = [("data", ctypes.c_void_p), ("device", _Device), ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8),
+                ("lanes", ctypes.c_uint16), ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
+                ("byte_offset", ctypes.c_uint64), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+
+
+class _Library:
+    """An array of a library that lends memory in ways that NumPy does not: with an offset, without strides, on any device."""
+
+    def __init__(self, array, *, device=(1, 0), offset=0, code=2, lanes=1, has_strides=False):
+        dims = (ctypes.c_int64 * array.ndim)(*array.shape)
+        strides = (ctypes.c_int64 * array.ndim)(*(stride // array.itemsize for stride in array.strides)) if has_strides else None
+        self.kept, self.device = (array, dims, strides), device
+        self.loan = _Loan(array.ctypes.data - offset, _Device(*device), array.ndim, code, 8 * array.itemsize, lanes, dims, strides, offset)
+
+    def __dlpack_device__(self):
+        return self.device
+
+    def __dlpack__(self, **options):
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+        return new(ctypes.addressof(self.loan), b"dltensor", None)
+
+
+def test_loans_are_read_as_dlpack_says():
+    x, out = _random(3, 8), np.full((3, 8), np.nan, np.float32)
+    expected = arrays.rms_norm(x, None, 1e-6)
+    assert np.array_equal(arrays.rms_norm(_Library(x), None, 1e-6, out=out), expected)
+    # The address is 8 bytes before the first element.
+    assert np.array_equal(arrays.rms_norm(_Library(x.reshape(-1)[8:].reshape(2, 8), offset=32), None, 1e-6, out=out[1:]), expected[1:])
+    wide = _random(3, 20)[:, 4:12]
+    expected = arrays.rms_norm(np.ascontiguousarray(wide), None, 1e-6)
+    assert np.array_equal(arrays.rms_norm(_Library(wide, has_strides=True), None, 1e-6, out=out), expected)
+    for options, text in [({"lanes": 2}, "x must be .* got float32"), ({"code": 0}, "x must be .* got int32"),
+                          ({"code": 5}, "x must be .* got complex32"), ({"code": 77}, "x must be .* got another type of 32")]:
+        with pytest.raises(TypeError, match=text + ": convert it first"):
+            arrays.rms_norm(_Library(x, **options), None, 1e-6, out=out)
+
+
+def test_devices_that_do_not_go_together_are_named():
+    x, w, out = _random(2, 8), _random(8), np.empty((2, 8), np.float32)
+    with pytest.raises(ValueError, match="^weight must be on the device of x, cpu, got cuda:3: copy it there first"):
+        arrays.rms_norm(x, _Library(w, device=(2, 3)), 1e-6, out=out)
+    with pytest.raises(ValueError, match="^y must be on the device of x, cuda:1, got cuda:0"):
+        arrays.rms_norm(_Library(x, device=(2, 1)), None, 1e-6, out=_Library(out, device=(2, 0)))
+    with pytest.raises(NotImplementedError, match="^arrays must be on the CPU or on CUDA, got DLPack's device 8: copy them there"):
+        arrays.rms_norm(_Library(x, device=(8, 0)), None, 1e-6, out=_Library(out, device=(8, 0)))
+    # Host memory of CUDA's is the host's.
+    got = arrays.rms_norm(_Library(x, device=(3, 0)), None, 1e-6, out=_Library(out, device=(3, 0)))
+    assert got.kept[0] is out and np.array_equal(out, arrays.rms_norm(x, None, 1e-6))
+
+
+def test_statistics_lie_side_by_side():
+    x, buffer = _random(2, 3, 8), np.full((2, 5), 7.0, np.float32)
+    with pytest.raises(ValueError, match="^rstd: its elements must lie side by side, and do not: pass a contiguous copy"):
+        _forward(x, rstd=buffer[:, :3])
+    assert (buffer == 7.0).all()
+
+
+def test_empty_batches():
+    x, h = np.empty((0, 8), np.float32), np.empty((0, 8), np.float32)
+    assert arrays.add_rms_norm(x, h, _random(8), 1e-6)[0].shape == (0, 8)
+    torch = framework("torch")
+    # Tensors without elements all have the address 0, and none overwrites another.
+    x, y, h = (torch.empty(0, 8) for _ in range(3))
+    arrays.forward("rms_norm", 1e-6, x=x, y=y, residual=h)
+    assert arrays.rms_norm(x, None, 1e-6, out=x) is x
+
+
+def test_a_bias_alone_says_the_dtype_of_the_parameters():
+    x, bias = _random(4, 16, dtype=np.float16), _random(16, seed=1)
+    judge("layer_norm", 1e-6, {"x": x, "bias": bias}, {"y": arrays.layer_norm(x, None, bias, 1e-6)})
+
+
+def test_tensors_whose_gradient_or_sign_would_be_lost_are_refused():
+    torch = framework("torch")
+    x, w = torch.randn(2, 8), torch.ones(8)
+    grad, cases = "requires grad, and its gradient would be lost: pass {0}.detach\\(\\), or call rmsnorm.torch", []
+    for tensor, lost in [(x.clone().requires_grad_(), grad), (torch._neg_view(x), "is a negative view.*resolve_neg")]:
+        cases += [("x", lost, (tensor, w), {}), ("y", lost, (x, w), {"out": tensor})]
+    cases += [("weight", grad, (x, torch.nn.Parameter(w)), {})]
+    for name, lost, args, options in cases:
+        with pytest.raises(ValueError, match=f"^{name} " + lost.format(name)):
+            arrays.rms_norm(*args, 1e-6, **options)
+    with torch.autograd.forward_ad.dual_level():
+        with pytest.raises(ValueError, match="^x " + grad.format("x")):
+            arrays.rms_norm(torch.autograd.forward_ad.make_dual(x, x), w, 1e-6)
+    with pytest.raises(ValueError, match="^residual " + grad.format("residual")):
+        arrays.add_rms_norm(x, x.clone().requires_grad_(), w)
+    y = arrays.rms_norm(x, w, 1e-6)
+    assert type(y) is torch.Tensor and torch.equal(y, torch.from_numpy(arrays.rms_norm(x.numpy(), w.numpy(), 1e-6)))
+
+
+def test_tensors_without_plain_memory_are_refused():
+    torch = framework("torch")
+    nested = torch.nested.nested_tensor([torch.randn(3, 8), torch.randn(5, 8)], layout=torch.jagged)
+    for tensor, kind in [(torch.randn(2, 8).to_sparse(), "sparse_coo"), (torch.empty(2, 8, device="meta"), "meta"), (nested, "nested")]:
+        with pytest.raises(TypeError, match=f"^x must be a dense tensor with data, got one that is {kind}: convert it first"):
+            arrays.rms_norm(tensor, None, 1e-6)
+    with pytest.raises(TypeError, match="^weight must be a dense tensor with data, got one that is meta"):
+        arrays.rms_norm(torch.randn(2, 8), torch.ones(8, device="meta"), 1e-6)
+
+
+def test_arrays_of_jax_are_read_and_not_written():
+    framework("jax")
+    import jax.numpy as jnp
+
+    x = jnp.ones((2, 8))
+    for call in (lambda: arrays.rms_norm(x, None, 1e-6), lambda: arrays.rms_norm(_random(2, 8), None, 1e-6, out=x)):
+        with pytest.raises(BufferError, match="^y is written, and JAX's arrays cannot be: .* rmsnorm.jax"):
+            call()
+    assert (arrays.rms_norm(x, None, 0.0, out=np.empty((2, 8), np.float32)) == 1.0).all()
 
 
 def test_nothing_leaks():

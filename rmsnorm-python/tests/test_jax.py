@@ -41,8 +41,17 @@ def ours(x, w):
     return rj.rms_norm(x, w, 1e-6)
 
 
+def plain(is_layer, eps, x, residual=None, weight=None, bias=None, offset=0.0):
+    """(y, h) as one writes it down, in the dtypes that come in."""
+    h = x if residual is None else x + residual
+    centred = h - h.mean(-1, keepdims=True) if is_layer else h
+    y = centred * jax.lax.rsqrt((centred * centred).mean(-1, keepdims=True) + eps)
+    y = y if weight is None else y * (weight + offset)
+    return y if bias is None else y + bias, None if residual is None else h
+
+
 def theirs(x, w):
-    return reference.forward(Norm(False, 1e-6), x, None, w, None)[0]
+    return plain(False, 1e-6, x, None, w)[0]
 
 
 def loss(function):
@@ -165,17 +174,155 @@ def test_bits_do_not_depend_on_the_batch_or_the_way(xw):
     (lambda x, w: rj.add_rms_norm(x, x[:1], w), "residual: expected the shape"),
     (lambda x, w: rj.layer_norm(x, w, w[None]), "bias: expected the shape"),
     (lambda x, w: rj.rms_norm(x[0, 0, 0], w), "at least one dimension"),
-    (lambda x, w: jax.jit(lambda x, w: rj.rms_norm(x, w, -1.0))(x, w).block_until_ready(), "eps must be finite and not negative"),
+    (lambda x, w: rj.rms_norm(x, w[None]), r"weight: expected the shape \(256,\), got \(1, 256\)"),
+    (lambda x, w: rj.rms_norm(x, w, -1.0), "eps: expected a number that is not negative, .* got -1.0"),
+    (lambda x, w: rj.layer_norm(x, w, eps=float("nan")), "eps: expected a finite number, got nan"),
+    (lambda x, w: rj.rms_norm(x, w, weight_offset=float("inf")), "weight_offset: expected a finite number, got inf"),
 ])
-def test_errors_say_what_was_expected(xw, call, text):
-    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=text):
-        call(*xw)
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_errors_say_what_was_expected(xw, call, text, is_compiled):
+    with pytest.raises(ValueError, match=text):
+        (jax.jit(call) if is_compiled else call)(*xw)
+
+
+MIXES = [(x, r, w, b) for x in ("float32", "bfloat16", "float16") for r in ("float32", x) for w, b in (
+    ("float32", "float32"), (x, x), ("bfloat16", "float32"), ("float16", "bfloat16"))]
+
+
+@pytest.mark.parametrize("mix", MIXES + [("float64", "float32", "float32", "bfloat16"), ("float32", "float64", "float64", "float32")])
+def test_strict_promotion(mix):
+    """Nothing is promoted implicitly, and the result is what it is otherwise; weights of any float dtype go to the kernel."""
+    with jax.enable_x64("float64" in mix):
+        args = [array.astype(dtype) for array, dtype in zip(arrays(4, 24), mix)]
+
+        def run(*args):
+            first, second = jax.vjp(rj.add_layer_norm, *args)
+            return first, second(first), jax.jvp(rj.add_layer_norm, args, args)
+
+        expected = jax.jit(run)(*args)
+        with jax.numpy_dtype_promotion("strict"):
+            got = jax.jit(run)(*args)
+            text = jax.jit(run).lower(*args).compile().as_text()
+            assert is_custom(text) == ("float64" not in mix)
+            rj.rms_norm(args[0], args[2]), jax.jit(jax.hessian(lambda w: rj.rms_norm(args[0], w, 1e-3).astype(jnp.float32).sum()))(args[2])
+        assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True))
+        assert [array.dtype for array in (*got[0], *got[1])] == [mix[0], mix[1], *mix]
+        plainly = [array.astype(jnp.float32) for array in args]
+        unit = max(float(jnp.finfo(dtype).eps) for dtype in mix)
+        close(got, jax.jit(run)(*plainly), 4 * max(unit, 2.0**-20))
+
+
+def compilations(call, count=5):
+    """How many programs are compiled by repeated calls after the first two."""
+    events = []
+
+    def listen(event, seconds, **more):
+        events.append(event)
+
+    call(), call()
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        for _ in range(count):
+            jax.block_until_ready(call())
+    finally:
+        jax.monitoring.clear_event_listeners() if not hasattr(jax.monitoring, "unregister_event_duration_listener") else (
+            jax.monitoring.unregister_event_duration_listener(listen))
+    return sum("backend_compile" in event for event in events)
+
+
+def test_eager_calls_compile_once(xw):
+    """Calls, gradients, tangents and batches outside of jit."""
+    x, w = xw
+    mean = lambda f: lambda *args: f(*args).sum()  # noqa: E731
+    layer = lambda x, w: rj.layer_norm(x, w, w)  # noqa: E731
+    added = lambda x, w: rj.add_rms_norm(x, x, w)[0]  # noqa: E731
+    for norm in (ours, layer, added, functools.partial(rj.rms_norm, partition=False)):
+        assert compilations(lambda norm=norm: norm(x, w)) == 0
+        assert compilations(lambda norm=norm: jax.grad(mean(norm), (0, 1))(x, w)) == 0
+        assert compilations(lambda norm=norm: jax.jvp(norm, (x, w), (x, w))) == 0
+        assert compilations(lambda norm=norm: jax.vmap(norm, (0, None))(x, w)) == 0
+        assert compilations(lambda norm=norm: jax.vmap(jax.grad(mean(norm), (0, 1)), (0, None))(x, w)) == 0
+    # The listener hears of programs.
+    shapes = iter(range(1, 1000))
+    assert compilations(lambda: ours(x[0, 0], w * next(shapes)) + jnp.ones(next(shapes)).sum()) > 0
+
+
+def test_eager_calls_keep_nothing(xw):
+    """Neither results nor programs pile up, with new arrays in each call, and new eps in each: the caches have an end."""
+    x, w = xw
+    client = jax.devices()[0].client
+    for index in range(150):
+        rj.rms_norm(x[0, :1, :8], w[:8], 1e-6 * (index + 1))
+    ours(x, w + 1)
+    before = len(jax.live_arrays()), len(client.live_executables())
+    for index in range(300):
+        ours(x, w + index)
+    for index in range(150, 300):
+        rj.rms_norm(x[0, :1, :8], w[:8], 1e-6 * (index + 1))
+    assert len(jax.live_arrays()) <= before[0] + 2
+    assert len(client.live_executables()) <= before[1] + 10
+
+
+@pytest.mark.parametrize("kind", [jnp.int32, jnp.uint8, jnp.bool_, jnp.complex64])
+@pytest.mark.parametrize("place", ["x", "residual", "weight", "bias"])
+@pytest.mark.parametrize("convert", [jnp.asarray, np.asarray, lambda array: array.tolist()])
+def test_numbers_that_are_not_real_are_refused(kind, place, convert):
+    """A row of integers would come back as integers, and one of complex numbers is not squared so."""
+    given = dict(x=jnp.ones((2, 3)), residual=jnp.ones((2, 3)), weight=jnp.ones(3), bias=jnp.ones(3))
+    given[place] = convert(given[place].astype(kind))
+    calls = [rj.add_layer_norm] if place == "residual" else [rj.add_layer_norm, functools.partial(take, rj.layer_norm, "xwb")]
+    calls += [functools.partial(take, rj.rms_norm, "xw")] if place in ("x", "weight") else []
+    calls += [functools.partial(take, rj.add_rms_norm, "xrw")] if place != "bias" else []
+    for call in calls:
+        with pytest.raises(TypeError, match=f"^{place}: expected an array of real floating-point numbers, got (int|uint|bool|complex)"):
+            call(**given)
+
+
+def take(function, which, **given):
+    return function(**{name: array for name, array in given.items() if name[0] in which})
+
+
+def test_arguments_of_another_type_are_refused_by_name(xw):
+    x, w = xw
+    for call, text in (
+        (lambda: rj.rms_norm(None), "x: expected an array, got None"),
+        (lambda: rj.layer_norm(None), "x: expected an array, got None"),
+        (lambda: rj.add_rms_norm(x, None, w), "residual: expected an array, got None"),
+        (lambda: rj.add_layer_norm(x, None, w), "residual: expected an array, got None"),
+        (lambda: rj.rms_norm("x"), "x: expected an array, got str"),
+        (lambda: rj.layer_norm(x, w, object()), "bias: expected an array, got object"),
+        (lambda: rj.rms_norm(x, w, "1e-6"), "eps: expected a Python number, got str"),
+        (lambda: rj.rms_norm(x, w, 1j), "eps: expected a Python number, got complex"),
+        (lambda: rj.rms_norm(x, w, weight_offset=None), "weight_offset: expected a Python number, got NoneType"),
+        (lambda: jax.jit(rj.rms_norm)(x, w, 1e-6), "eps: expected a Python number, got a traced array; .*static_argnames"),
+        (lambda: jax.jit(lambda x, o: rj.rms_norm(x, weight_offset=o))(x, 1.0), "weight_offset: .* traced"),
+        (lambda: jax.jit(lambda x, c: rj.rms_norm(x, cast_before_weight=c))(x, True), "cast_before_weight: .* traced"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            call()
+
+
+def test_the_default_eps_is_that_of_the_package():
+    x = random(0, 4, 64) * 1e-4
+    for function, eps in ((rj.rms_norm, 2.0**-23), (rj.layer_norm, 1e-5)):
+        assert np.array_equal(function(x), function(x, eps=eps))
+    for function, eps in ((rj.add_rms_norm, 2.0**-23), (rj.add_layer_norm, 1e-5)):
+        assert np.array_equal(function(x, x)[0], function(x, x, eps=eps)[0])
+
+
+def test_examples_in_docstrings():
+    import doctest
+
+    import rmsnorm.jax.functions as functions
+
+    assert all(name in {test.name.split(".")[-1] for test in doctest.DocTestFinder().find(functions) if test.examples} for name in rj.__all__)
+    assert doctest.testmod(functions).failed == 0
 
 
 def test_dtypes_without_kernels_are_computed_all_the_same(xw):
     x, w = (array.astype(jnp.float16) for array in xw)
     mixed = jax.jit(ours)(x, w.astype(jnp.bfloat16))
-    close(mixed, theirs(x, w.astype(jnp.bfloat16)))
+    close(mixed, theirs(x.astype(jnp.float32), w.astype(jnp.bfloat16).astype(jnp.float32)), 2.0**-11)
     assert mixed.dtype == jnp.float16
     assert ours(x[:0], w).shape == (0, 16, 256)
     jax.config.update("jax_enable_x64", True)
@@ -189,9 +336,190 @@ def test_dtypes_without_kernels_are_computed_all_the_same(xw):
         jax.config.update("jax_enable_x64", False)
 
 
-def test_forward_mode_is_refused(xw):
-    with pytest.raises(TypeError, match="custom_vjp"):
-        jax.jvp(ours, xw, xw)
+def joined(both):
+    """One array of y and h."""
+    return both[0] + 3 * both[1]
+
+
+# Every norm with every set of arrays: (ours, theirs) of x, residual, weight, bias, to one array.
+FORMS = {
+    "rms": (lambda x, r, w, b: rj.rms_norm(x, eps=1e-3), lambda x, r, w, b: plain(False, 1e-3, x)[0]),
+    "rms weight": (lambda x, r, w, b: rj.rms_norm(x, w, 1e-3), lambda x, r, w, b: plain(False, 1e-3, x, None, w)[0]),
+    "rms offset": (
+        lambda x, r, w, b: rj.rms_norm(x, w, 1e-3, weight_offset=1.5), lambda x, r, w, b: plain(False, 1e-3, x, None, w, None, 1.5)[0]
+    ),
+    "layer": (lambda x, r, w, b: rj.layer_norm(x, eps=1e-3), lambda x, r, w, b: plain(True, 1e-3, x)[0]),
+    "layer weight": (lambda x, r, w, b: rj.layer_norm(x, w, eps=1e-3), lambda x, r, w, b: plain(True, 1e-3, x, None, w)[0]),
+    "layer bias": (lambda x, r, w, b: rj.layer_norm(x, None, b, 1e-3), lambda x, r, w, b: plain(True, 1e-3, x, None, None, b)[0]),
+    "layer both": (lambda x, r, w, b: rj.layer_norm(x, w, b, 1e-3), lambda x, r, w, b: plain(True, 1e-3, x, None, w, b)[0]),
+    "add rms": (
+        lambda x, r, w, b: joined(rj.add_rms_norm(x, r, eps=1e-3)),
+        lambda x, r, w, b: joined(plain(False, 1e-3, x, r)),
+    ),
+    "add rms weight": (
+        lambda x, r, w, b: joined(rj.add_rms_norm(x, r, w, 1e-3, weight_offset=1.5)),
+        lambda x, r, w, b: joined(plain(False, 1e-3, x, r, w, None, 1.5)),
+    ),
+    "add layer": (
+        lambda x, r, w, b: joined(rj.add_layer_norm(x, r, w, b, 1e-3)),
+        lambda x, r, w, b: joined(plain(True, 1e-3, x, r, w, b)),
+    ),
+    "add layer, y": (lambda x, r, w, b: rj.add_layer_norm(x, r, w, b, 1e-3)[0], lambda x, r, w, b: plain(True, 1e-3, x, r, w, b)[0]),
+    "add layer, h": (lambda x, r, w, b: rj.add_layer_norm(x, r, w, b, 1e-3)[1], lambda x, r, w, b: plain(True, 1e-3, x, r, w, b)[1]),
+}
+ALL = (0, 1, 2, 3)
+
+
+def arrays(*shape, dtype=jnp.float32):
+    return tuple(random(seed, *shape[-1:] if seed > 1 else shape, dtype=dtype) for seed in range(4))
+
+
+def weighed(f):
+    """A loss whose derivatives of all orders differ from zero."""
+
+    def loss(*args):
+        y = f(*args).astype(jnp.float32)
+        return (jnp.sin(y) * jnp.cos(jnp.arange(y.size, dtype=jnp.float32)).reshape(y.shape)).sum()
+
+    return loss
+
+
+def along(args):
+    """Directions in which derivatives are taken."""
+    return tuple(random(10 + index, *array.shape, dtype=array.dtype) for index, array in enumerate(args))
+
+
+DERIVATIVES = {
+    "jvp": lambda f: lambda *args: jax.jvp(f, args, along(args)),
+    "jvp of jit": lambda f: lambda *args: jax.jvp(jax.jit(f), args, along(args)),
+    "jit of jvp": lambda f: jax.jit(lambda *args: jax.jvp(f, args, along(args))),
+    "linearize": lambda f: lambda *args: jax.linearize(f, *args)[1](*along(args)),
+    "linear transpose": lambda f: lambda *args: jax.linear_transpose(jax.linearize(f, *args)[1], *args)(f(*args)),
+    "jacfwd": lambda f: jax.jacfwd(f, ALL),
+    "jacrev": lambda f: jax.jacrev(f, ALL),
+    "gradient": lambda f: jax.grad(weighed(f), ALL),
+    "hessian": lambda f: jax.hessian(weighed(f), ALL),
+    "reverse over reverse": lambda f: jax.jacrev(jax.grad(weighed(f), ALL), ALL),
+    "reverse over forward": lambda f: jax.jacrev(jax.jacfwd(weighed(f), ALL), ALL),
+    "forward over forward": lambda f: jax.jacfwd(jax.jacfwd(weighed(f), ALL), ALL),
+    "gradient penalty": lambda f: jax.jit(jax.grad(lambda *args: sum((g**2).sum() for g in jax.grad(weighed(f), ALL)(*args)), ALL)),
+    "third": lambda f: lambda *args: jax.jvp(lambda *args: jax.jvp(jax.grad(weighed(f), ALL), args, along(args))[1], args, along(args)),
+    "jvp of vmap": lambda f: lambda *args: jax.jvp(jax.vmap(f, (0, 0, None, None)), args, along(args)),
+    "vmap of jvp": lambda f: lambda *args: jax.vmap(lambda *args: jax.jvp(f, args, args), (0, 0, None, None))(*args),
+    "vmap of hessians": lambda f: jax.vmap(jax.hessian(weighed(f), ALL), (0, 0, None, None)),
+    "jvp of gradient of vmap": lambda f: lambda *args: jax.jvp(jax.grad(weighed(jax.vmap(f, (0, 0, None, None))), ALL), args, along(args)),
+    "scan of jvp": lambda f: lambda x, r, w, b: jax.lax.scan(lambda c, x: (c, jax.jvp(f, (*x, w, b), along((*x, w, b)))), 0, (x, r))[1],
+    "jvp of gradient of scan": lambda f: lambda *args: jax.jvp(
+        jax.grad(lambda x, r, w, b: jax.lax.scan(lambda c, x: (c + weighed(f)(*x, w, b), None), 0.0, (x, r))[0], ALL), args, along(args)
+    ),
+    "jvp of gradient of remat": lambda f: lambda *args: jax.jvp(jax.grad(jax.checkpoint(weighed(f)), ALL), args, along(args)),
+}
+
+
+def agree(run, ours, theirs, args, tolerance=1e-4):
+    """That a transformation gives the same of both; compiled, which takes a tenth of the time, and quickly."""
+    close(*(jax.jit(run(f), compiler_options={"xla_backend_optimization_level": 0})(*args) for f in (ours, theirs)), tolerance)
+
+
+@pytest.mark.parametrize("form", ["rms offset", "layer bias", "add layer"])
+@pytest.mark.parametrize("name", DERIVATIVES)
+def test_derivatives_of_every_kind(name, form):
+    agree(DERIVATIVES[name], *FORMS[form], arrays(2, 4))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_derivatives_of_every_norm(form):
+    def run(f):
+        gradient = jax.grad(weighed(f), ALL)
+        return lambda *args: (gradient(*args), jax.jvp(f, args, along(args)), jax.jvp(gradient, args, along(args)))
+
+    agree(run, *FORMS[form], arrays(2, 4))
+
+
+def test_derivatives_without_a_compiled_program():
+    """What runs operator by operator."""
+    args = arrays(2, 4)
+    for name in ("jvp", "linearize", "gradient"):
+        close(*(DERIVATIVES[name](f)(*args) for f in FORMS["add layer"]), 1e-4)
+        with jax.disable_jit():
+            close(*(DERIVATIVES[name](f)(*args) for f in FORMS["layer both"]), 1e-4)
+
+
+@pytest.mark.parametrize("name", ["jvp", "vmap of hessians", "reverse over reverse"])
+def test_derivatives_without_partition(name):
+    agree(DERIVATIVES[name], lambda x, r, w, b: rj.layer_norm(x, w, b, 1e-3, partition=False), FORMS["layer both"][1], arrays(2, 4))
+
+
+@pytest.mark.parametrize("batched", [(0, None, None, None), (None, None, 0, None), (None, None, None, 0), (None, 0, None, 0), (0, 0, 0, 0)])
+@pytest.mark.parametrize("of", ["jvp", "gradient", "jvp of gradient"])
+@pytest.mark.parametrize("is_inner", [False, True])
+def test_derivatives_of_batches(batched, of, is_inner):
+    """Members that have some arrays of their own, with the batch inside of the derivative and outside."""
+    args = [array if axis is None else jnp.stack([array, array[::-1] - 1, 2 * array]) for axis, array in zip(batched, arrays(2, 4))]
+    run = {
+        "jvp": lambda f: lambda *args: jax.jvp(f, args, along(args)), "gradient": lambda f: jax.grad(weighed(f), ALL),
+        "jvp of gradient": lambda f: lambda *args: jax.jvp(jax.grad(weighed(f), ALL), args, along(args)),
+    }[of]
+    agree(lambda f: run(jax.vmap(f, batched)) if is_inner else jax.vmap(run(f), batched), *FORMS["add layer"], args)
+
+
+@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (3,), (0, 3), (1, 2)])
+@pytest.mark.parametrize("form", ["layer both", "add layer"])
+def test_derivatives_in_some_arrays(wanted, form):
+    def run(f):
+        def both(*args):
+            def of(*some):
+                return f(*(dict(enumerate(args)) | dict(zip(wanted, some))).values())
+
+            some = tuple(args[index] for index in wanted)
+            return jax.jvp(of, some, along(some)), jax.grad(weighed(f), wanted)(*args)
+
+        return both
+
+    agree(run, *FORMS[form], arrays(2, 4))
+
+
+@pytest.mark.parametrize("dtype, weight_dtype", DTYPES)
+@pytest.mark.parametrize("stream", [None, jnp.float32])
+def test_tangents_are_within_their_bounds(dtype, weight_dtype, stream):
+    x, dx = (random(seed, 5, 203, dtype=dtype) for seed in (0, 1))
+    r, dr = (random(seed, 5, 203, dtype=stream or dtype) for seed in (2, 3))
+    (w, b), (dw, db) = ((random(seed, 203, dtype=weight_dtype), random(seed + 1, 203, dtype=weight_dtype)) for seed in (4, 6))
+    (y, h), (dy, dh) = jax.jvp(lambda *args: rj.add_layer_norm(*args, 1e-5), (x, r, w, b), (dx, dr, dw, db))
+    assert [array.dtype for array in (y, dy, h, dh)] == [dtype, dtype, stream or dtype, stream or dtype]
+    assert np.array_equal(dh, (dx.astype(jnp.float32) + dr.astype(jnp.float32)).astype(stream or dtype))
+    # In float64: h and dh as they were rounded.
+    h, dh, w, dw, db = (wide(array) for array in (h, dh, w, dw, db))
+    centred = h - h.mean(-1, keepdims=True)
+    rstd = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
+    x_hat = centred * rstd
+    change = rstd * (dh - dh.mean(-1, keepdims=True) - x_hat * (dh * x_hat).mean(-1, keepdims=True))
+    exact = change * w + x_hat * dw + db
+    unit, kernel_unit = (float(jnp.finfo(kind).eps) / 2 for kind in (dtype, stream or dtype))
+    terms = abs(change * w) + abs(x_hat * dw) + abs(db)
+    # The kernel rounds its result, the sum is rounded once, and all else is of float32.
+    bound = unit * abs(exact) + kernel_unit * abs(change * w) + 64 * 2.0**-24 * (terms + abs(w) * rstd * abs(dh).max(-1, keepdims=True))
+    assert (abs(wide(dy) - exact) <= bound).all()
+
+
+def test_forward_mode_runs_both_kernels_and_reverse_mode_one_each_way(xw):
+    def count(f):
+        text = jax.jit(f).lower(*xw).compile().as_text()
+        return [text.count(f'custom_call_target="rmsnorm_{name}"') for name in ("forward", "backward")]
+
+    for norm in (ours, functools.partial(rj.rms_norm, partition=False), lambda x, w: rj.layer_norm(x, w, w)):
+        assert count(jax.value_and_grad(loss(norm), (0, 1))) == [1, 1]
+        assert count(jax.grad(loss(norm), 1)) == [1, 1]
+        assert count(lambda x, w: jax.jvp(norm, (x, w), (x, w))) == [1, 1]
+        assert count(lambda x, w: jax.jvp(lambda w: norm(x, w), (w,), (w,))) == [1, 0]
+
+
+def test_reverse_mode_keeps_x_and_its_statistics_only():
+    x, r, w, b = arrays(64, 32)
+    for function, args in ((rj.rms_norm, (x, w)), (rj.layer_norm, (x, w, b)), (rj.add_layer_norm, (x, r, w, b))):
+        kept = jax.tree.leaves(jax.vjp(function, *args)[1])
+        assert sorted(array.shape for array in kept if array.ndim == 2) == [(64, 32)]
+        assert sum(array.size for array in kept) <= 64 * 32 + 2 * 64 + 2 * 32
 
 
 @pytest.mark.parametrize("norm", ["rms_norm", "layer_norm", "add_rms_norm"])
@@ -211,6 +539,78 @@ def test_automatic_sharding_moves_no_activations(xw, norm, four_devices):
     dx, dw = compiled(xs, ws)
     assert dx.sharding.spec == P("a", "b") and dw.sharding.is_fully_replicated
     close((dx, dw), jax.grad(loss(call), (0, 1))(x, w))
+
+
+SPLITS = [P("a"), P("a", "b"), P(("a", "b")), P(None, "b"), P(None, None, "a"), P("a", None, "b"), P()]
+
+
+@pytest.fixture
+def explicit(four_devices):
+    if not hasattr(jax.sharding, "AxisType") or not hasattr(jax, "set_mesh"):
+        pytest.skip(f"jax.set_mesh: JAX {jax.__version__} has no explicit sharding")
+    mesh = Mesh(four_devices.reshape(2, 2), ("a", "b"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
+    with jax.set_mesh(mesh):
+        yield mesh
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("form", ["rms", "rms offset", "layer both", "add rms weight", "add layer"])
+def test_explicit_sharding(form, split, explicit):
+    ours, theirs = FORMS[form]
+    args = arrays(8, 4, 16)
+    sharded = [jax.device_put(array, NamedSharding(explicit, split if array.ndim == 3 else P())) for array in args]
+
+    def run(f):
+        def of(*args):
+            return f(*args), jax.grad(lambda *args: (f(*args) ** 2).sum(), ALL)(*args), jax.jvp(f, args, args)
+
+        return of
+
+    got = jax.jit(run(ours))(*sharded)
+    close(got, jax.jit(run(theirs))(*args), 1e-4)
+    text = jax.jit(run(ours)).lower(*sharded).compile().as_text()
+    assert is_custom(text)
+    if len(split) < 3:
+        assert not re.search(r"all-gather|all-to-all|collective-permute", text)
+    whole = P(*split, *[None] * (3 - len(split)))
+    assert [array.sharding.spec for array in (got[0], *got[1], *got[2])] == [whole, whole, whole, P(None), P(None), whole, whole]
+    if split in (P("a"), P(None, None, "a")):
+        close((ours(*sharded), jax.grad(lambda *args: (ours(*args) ** 2).sum(), ALL)(*sharded)), got[:2])
+
+
+def test_explicit_sharding_of_each_array(explicit):
+    """Weights that are split, a residual split otherwise, no partition, vmap, and second derivatives."""
+    args = arrays(8, 4, 16)
+    ours, theirs = FORMS["add layer"]
+    splits = P("a", "b"), P("a"), P("b"), P("a")
+    sharded = [jax.device_put(array, NamedSharding(explicit, split)) for array, split in zip(args, splits)]
+    gradients = jax.jit(jax.grad(weighed_by_squares(ours), ALL))(*sharded)
+    assert [array.sharding.spec for array in gradients] == [P("a", "b", None), P("a", None, None), P("b"), P("a")]
+    close(gradients, jax.jit(jax.grad(weighed_by_squares(theirs), ALL))(*args), 1e-4)
+
+    rows = [jax.device_put(array, NamedSharding(explicit, P("a") if array.ndim == 3 else P())) for array in args]
+    whole = functools.partial(rj.layer_norm, eps=1e-3, partition=False)
+    for ours, theirs in (
+        (lambda x, r, w, b: whole(x, w, b), FORMS["layer both"][1]),
+        (*(jax.vmap(f, (1, 1, None, None), 1) for f in FORMS["layer both"]),),
+    ):
+        close(jax.jit(jax.grad(weighed_by_squares(ours), ALL))(*rows), jax.jit(jax.grad(weighed_by_squares(theirs), ALL))(*args), 1e-4)
+    ours, theirs = FORMS["layer both"]
+    penalty = lambda f: jax.jit(lambda *args: jax.jvp(jax.grad(weighed_by_squares(f), ALL), args, args))  # noqa: E731
+    close(penalty(ours)(*rows), penalty(theirs)(*args), 1e-4)
+
+
+def weighed_by_squares(f):
+    return lambda *args: (f(*args) ** 3).sum()
+
+
+@pytest.mark.parametrize("kind", ["Explicit", "Auto"])
+def test_a_program_without_sharded_arguments_under_a_mesh(xw, kind, four_devices):
+    if not hasattr(jax.sharding, "AxisType") or not hasattr(jax, "set_mesh"):
+        pytest.skip(f"jax.set_mesh: JAX {jax.__version__} has none")
+    x, w = (np.asarray(array) for array in xw)
+    with jax.set_mesh(Mesh(four_devices, ("a",), axis_types=(getattr(jax.sharding.AxisType, kind),))):
+        close(jax.jit(jax.value_and_grad(loss(ours), (0, 1)))(x, w), jax.value_and_grad(loss(theirs), (0, 1))(*xw))
 
 
 def test_sums_over_devices_are_rounded_once(four_devices):
@@ -254,14 +654,30 @@ def test_calls_become_part_of_a_graph():
     close(results[0], loss(theirs)(x, w), 8 * 2.0**-9)
 
 
-def test_export_for_platforms_with_and_without_a_kernel(xw):
+@pytest.mark.parametrize("form", ["rms offset", "add layer"])
+@pytest.mark.parametrize("size", ["3", "n", "2*n + 1"])
+def test_export_without_special_arguments(form, size):
+    """Values and gradients, of a batch of any size, on platforms with and without a kernel, by a program that calls nothing of ours."""
     export = pytest.importorskip("jax.export")
-    shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in xw]
-    checks = [export.DisabledSafetyCheck.custom_call(name) for name in ("rmsnorm_forward", "rmsnorm_backward")]
-    platforms = ("cpu", "cuda", "tpu")
-    exported = export.export(jax.jit(jax.grad(loss(ours), (0, 1))), platforms=platforms, disabled_checks=checks)(*shapes)
-    assert is_custom(exported.mlir_module())
-    close(exported.call(*xw), jax.grad(loss(theirs), (0, 1))(*xw))
+    args = arrays(3, 8)
+    rows = export.symbolic_shape(f"{size}, 8")
+    shapes = [jax.ShapeDtypeStruct(rows if array.ndim == 2 else (8,), array.dtype) for array in args]
+    ours, theirs = FORMS[form]
+
+    def run(f):
+        return jax.jit(lambda *args: (f(*args), jax.grad(weighed(f), ALL)(*args), jax.jvp(f, args, args)))
+
+    exported = export.export(run(ours), platforms=("cpu", "cuda", "tpu"))(*shapes)
+    assert not is_custom(exported.mlir_module())
+    close(exported.call(*args), run(theirs)(*args), 1e-4)
+
+
+def test_export_of_sharded_rows(xw, four_devices):
+    export = pytest.importorskip("jax.export")
+    sharding = NamedSharding(Mesh(four_devices, ("a",)), P("a"))
+    x, w = jax.device_put(xw[0], sharding), jax.device_put(xw[1], NamedSharding(sharding.mesh, P()))
+    exported = export.export(jax.jit(jax.grad(loss(ours), (0, 1))))(x, w)
+    close(exported.call(x, w), jax.grad(loss(theirs), (0, 1))(*xw))
 
 
 def test_the_workspace_bound_asks_for_no_device():

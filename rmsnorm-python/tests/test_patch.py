@@ -1,14 +1,24 @@
 """`patch`: which modules it takes for norms, and that models compute the same afterwards."""
 
+import collections
+import contextlib
 import copy
+import enum
+import functools
+import inspect
+import itertools
 import pickle
+import types
 
+import numpy
 import pytest
 from conftest import framework
 from judge import judge
 
 torch = framework("torch")
 import rmsnorm.torch as rt  # noqa: E402
+from torch._subclasses import FakeTensorMode  # noqa: E402
+from torch.nn.utils import parametrize, prune  # noqa: E402
 
 
 class Llama(torch.nn.Module):
@@ -62,11 +72,12 @@ def model(*modules, cols=64):
 @pytest.mark.parametrize("module, what", [
     (Llama, "rms_norm(weight_offset=0, cast_before_weight=True)"), (Gemma, "rms_norm(weight_offset=1, cast_before_weight=False)"),
     (Gated, "rms_norm(weight_offset=0, cast_before_weight=True)"), (torch.nn.LayerNorm, "layer_norm"),
-    (torch.nn.RMSNorm, None), (NamedRMSNorm, None), (Scale, None), (lambda cols: torch.nn.GroupNorm(1, cols), None),
+    (torch.nn.RMSNorm, "rms_norm(weight_offset=0, cast_before_weight=False)"), (NamedRMSNorm, None), (Scale, None), (lambda cols: torch.nn.GroupNorm(1, cols), None),
     (lambda cols: torch.nn.GroupNorm(1, cols, affine=False), None), (torch.nn.BatchNorm1d, None),
     (lambda cols: torch.nn.InstanceNorm1d(cols, affine=True), None), (lambda cols: torch.nn.Linear(cols, cols), None),
     (lambda cols: torch.nn.PReLU(cols), None), (lambda cols: torch.nn.Embedding(cols, cols), None),
-    (lambda cols: torch.nn.LayerNorm(cols, elementwise_affine=False), None), (lambda cols: torch.nn.LayerNorm((4, cols)), None),
+    (lambda cols: torch.nn.LayerNorm(cols, elementwise_affine=False), "layer_norm"),
+    (lambda cols: torch.nn.LayerNorm((4, cols)), "layer_norm"),
 ])
 def test_modules_are_known_by_what_they_compute(module, what):
     net = model(module)
@@ -140,6 +151,423 @@ def test_hooks_and_wrappers_stay():
     assert [name for name, *_ in found.replaced] == ["base.0", "base.1"]
     net(torch.randn(2, 64))
     assert seen == [torch.Size([2, 64])]
+
+
+class Rms(torch.nn.Module):
+    """A plain norm; what a trap changes is in `before` and `after` it."""
+
+    def __init__(self, cols=64, eps=1e-6, **more):
+        super().__init__()
+        self.weight, self.eps = torch.nn.Parameter(torch.randn(cols)), eps
+        for name, value in more.items():
+            setattr(self, name, value)
+
+    def norm(self, x):
+        h = x.float()
+        return self.weight * (h * torch.rsqrt(h.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+
+    def forward(self, x):
+        return self.after(self.norm(self.before(x)), x)
+
+    def before(self, x):
+        return x
+
+    def after(self, y, x):
+        return y
+
+
+def trap(name, before=None, after=None, forward=None, **more):
+    """A class of that name that differs from `Rms` in these methods."""
+    methods = {"before": before, "after": after, "forward": forward}
+    return pytest.param(type(name, (Rms,), {k: v for k, v in methods.items() if v is not None}), more, id=name)
+
+
+def counting(self, y, x):
+    self.calls = getattr(self, "calls", 0) + 1
+    return y
+
+
+def recording(self, y, x):
+    self.seen.append(y.shape)
+    return y
+
+
+def in_place(self, x):
+    x.copy_(self.norm(x))
+    return x
+
+
+def channels_first(self, x):
+    return self.norm(x.movedim(1, -1)).movedim(-1, 1) if x.ndim > 2 and x.shape[1] == self.weight.shape[0] else self.norm(x)
+
+
+def class_counting(self, y, x):
+    type(self).total = getattr(type(self), "total", 0) + 1
+    return y
+
+
+TRAPS = [
+    trap("Dtype", after=lambda self, y, x: y + 1 if x.dtype == torch.float32 else y),
+    trap("DtypeOf16", after=lambda self, y, x: y * 2 if x.dtype == torch.bfloat16 else y),
+    trap("Rank", after=lambda self, y, x: y * 2 if x.ndim == 4 else y),
+    trap("Mode", after=lambda self, y, x: torch.nn.functional.dropout(y, 0.5, self.training)),
+    trap("InEvaluation", after=lambda self, y, x: y if self.training else y * 2),
+    trap("ClampOfResult", after=lambda self, y, x: y.clamp(-50, 50)),
+    trap("ClampOfInput", before=lambda self, x: x.clamp(-60000, 60000)),
+    trap("ClampBelow", before=lambda self, x: torch.where(x.abs() < 1e-5, 0.0, x)),
+    trap("NanToNum", after=lambda self, y, x: torch.nan_to_num(y)),
+    trap("InfToNum", before=lambda self, x: x.clamp(-3e38, 3e38)),
+    trap("Overflow", after=lambda self, y, x: torch.where(x.float().abs().amax(-1, keepdim=True) > 1e6, 0.0, y.float()).to(y.dtype)),
+    trap("Detached", before=lambda self, x: x.detach()),
+    trap("DetachedWeight", forward=lambda self, x: self.norm(x) * 0 + torch.nn.functional.rms_norm(
+        x, x.shape[-1:], self.weight.detach(), self.eps)),
+    trap("InPlace", forward=in_place),
+    trap("OneRow", after=lambda self, y, x: y * 2 if x.shape[0] == 1 else y),
+    trap("ManyRows", after=lambda self, y, x: y * 2 if x.shape[0] > 5000 else y),
+    trap("ManyElements", after=lambda self, y, x: y * 2 if x.numel() > 2**22 else y),
+    trap("ChannelsFirst", forward=channels_first),
+    trap("Contiguous", after=lambda self, y, x: y if x.is_contiguous() else y * 2),
+    trap("RequiresGrad", after=lambda self, y, x: y * 2 if x.requires_grad else y),
+    trap("FrozenWeight", after=lambda self, y, x: y if self.weight.requires_grad else y * 2),
+    trap("GradMode", after=lambda self, y, x: y * 2 if torch.is_grad_enabled() else y),
+    trap("Values", after=lambda self, y, x: y * 2 if x.numel() and bool(x[(0,) * x.ndim] == 123.0) else y),
+    trap("Counting", after=counting),
+    trap("ClassCounting", after=class_counting),
+    trap("Recording", after=recording, seen=[]),
+    trap("Random", after=lambda self, y, x: y + 0 * torch.rand(1)),
+    trap("OwnGenerator", after=lambda self, y, x: y + 0 * torch.rand(1, generator=self.generator), generator=torch.Generator()),
+    trap("Config", after=lambda self, y, x: y * self.config.factor, config=types.SimpleNamespace(factor=1.0)),
+    trap("OptionalConfig", after=lambda self, y, x: y if getattr(self, "config", None) is None else y * 2, config=types.SimpleNamespace()),
+    trap("Tensor", after=lambda self, y, x: y * self.scale, scale=torch.tensor(1.0)),
+    trap("Parameter", after=lambda self, y, x: y * self.scale, scale=torch.nn.Parameter(torch.tensor(1.0))),
+    trap("Child", after=lambda self, y, x: self.child(y), child=torch.nn.Identity()),
+    trap("Closure", after=lambda self, y, x: self.function(y), function=(lambda seen: lambda y: (seen.append(1), y)[1])([])),
+    trap("Residual", after=lambda self, y, x: y + x),
+    trap("SmallGate", after=lambda self, y, x: y * self.gate, gate=1.001),
+    trap("Tuple", after=lambda self, y, x: (y, x)),
+    trap("TwoEps", after=lambda self, y, x: y * torch.rsqrt(1 + torch.tensor(self.least)), least=1e-4),
+]
+
+
+@pytest.mark.parametrize("cls, more", TRAPS)
+def test_a_module_that_computes_something_else_somewhere_is_left_with_a_reason_and_as_it_was(cls, more):
+    module = cls(**copy.copy(more)) if "generator" not in more else cls(**more)
+    state, names, seed = dict(vars(module)), set(vars(cls)), torch.get_rng_state()
+    found = rt.patch(torch.nn.ModuleDict({"norm": module}))
+    assert not found.replaced
+    [(name, kind, reason)] = found.left
+    assert (name, kind) == ("norm", cls.__name__) and len(reason) > 20 and reason in repr(found)
+    assert type(module) is cls and vars(module) == state and set(vars(cls)) == names
+    assert torch.equal(torch.get_rng_state(), seed) and not getattr(module, "seen", [])
+
+
+@pytest.mark.parametrize("plain, special", [
+    (lambda y: y, lambda y: 2 * y), (1.0, 2.0), ([1.0], [2.0]), ({"a": 1.0}, {"a": 2.0}), ((1.0,), (2.0,)), (None, 2.0), (False, True),
+    ("x", "2"), (torch.float32, torch.float64), ({1.0}, {2.0}), (torch.nn.functional.relu, torch.nn.functional.silu),
+    (numpy.float32(1), numpy.float32(2)), (enum.Enum("E", "a")["a"], enum.Enum("F", "b")["b"]), (functools.partial(abs), functools.partial(max)),
+    (types.SimpleNamespace(a=1), types.SimpleNamespace(a=2)), (torch.tensor(1.0), torch.tensor(2.0)), (collections.deque([1]), collections.deque([2])),
+])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_modules_that_differ_in_any_attribute_are_each_tried(plain, special, order):
+    """The one that multiplies by two is never replaced, whichever comes first; and no more the plain one once it is changed."""
+    class Setting(Rms):
+        def forward(self, x):
+            return self.norm(x) * (2 if str(self.setting) == self.text else 1)
+
+    modules = [Setting(setting=plain, text=str(special)), Setting(setting=special, text=str(special))]
+    net, x = torch.nn.ModuleList(modules[i] for i in order), torch.randn(2, 3, 64)
+    expected = [module(x) for module in net]
+    found = rt.patch(net)
+    assert str(order.index(1)) not in [name for name, *_ in found.replaced]
+    for module, y in zip(net, expected):
+        torch.testing.assert_close(module(x), y)
+    modules[0].setting = special
+    torch.testing.assert_close(modules[0](x), modules[1](x) / modules[1].weight * modules[0].weight)
+
+
+def test_a_setting_changed_in_place_gives_the_module_its_own_forward():
+    class Factors(Rms):
+        def forward(self, x):
+            return self.norm(x) * self.factors[0]
+
+    module, x = Factors(factors=[1.0]), torch.randn(3, 64)
+    assert len(rt.patch(module)) == 1
+    expected = module(x) * 3
+    module.factors[0] = 3.0
+    torch.testing.assert_close(module(x), expected)
+
+
+class OlmoLayerNorm(torch.nn.Module):
+    """Its eps is a number in the code."""
+
+    def __init__(self, cols):
+        super().__init__()
+        self.normalized_shape = (cols,)
+
+    def forward(self, hidden_states):
+        return torch.nn.functional.layer_norm(hidden_states.float(), self.normalized_shape, None, None, eps=1e-5).to(hidden_states.dtype)
+
+
+class LayerNorm1P(torch.nn.LayerNorm):
+    def forward(self, input):
+        return torch.nn.functional.layer_norm(input, self.normalized_shape, self.weight + 1, self.bias, self.eps)
+
+
+class WideLayerNorm(torch.nn.LayerNorm):
+    """Takes no weights in 16 bits."""
+
+    def forward(self, x):
+        return super().forward(x.float()).to(x.dtype)
+
+
+class ClassEps(Rms):
+    eps = 1e-3
+
+    def __init__(self, cols):
+        super().__init__(cols)
+        del self.eps
+
+
+@pytest.mark.parametrize("make", [
+    lambda: torch.nn.RMSNorm(64), lambda: torch.nn.RMSNorm(64, elementwise_affine=False), lambda: torch.nn.LayerNorm(64, bias=False),
+    lambda: torch.nn.LayerNorm(64, elementwise_affine=False), lambda: torch.nn.LayerNorm((4, 16)), lambda: torch.nn.RMSNorm((2, 4, 8)),
+    lambda: torch.nn.LayerNorm((4, 16), elementwise_affine=False), lambda: torch.nn.LayerNorm(64, 1.0), lambda: torch.nn.RMSNorm(64, 30.0),
+    lambda: torch.nn.LayerNorm(64, 0.0), lambda: torch.nn.RMSNorm(64, 0), lambda: OlmoLayerNorm(64), lambda: LayerNorm1P(64),
+    lambda: WideLayerNorm(64), lambda: ClassEps(64), lambda: Rms(64, momentum=1e-6), lambda: Rms(2), lambda: Rms(1), lambda: Rms(200),
+], ids=range(19))
+def test_norms_of_every_form_are_replaced(make):
+    own = make()
+    with torch.no_grad():
+        for parameter in own.parameters():
+            torch.nn.init.normal_(parameter)
+    module = copy.deepcopy(own)
+    found = rt.patch(module)
+    assert len(found) == 1 and not found.left, found
+    last = getattr(own, "normalized_shape", None) or tuple(own.weight.shape)
+    for value in (None, 0.25):
+        for norm in (own, module):
+            if value is not None and "eps" in vars(norm):
+                norm.eps = value
+        for dtype, lead in itertools.product((torch.float32, torch.bfloat16, torch.float16), ((3,), (2, 3), (2, 1, 3), (2, 1, 1, 3))):
+            x = torch.randn(*lead, *last).to(dtype)
+            for norm in (own, module):
+                if not isinstance(own, WideLayerNorm):
+                    norm.to(dtype)
+            got = module(x)
+            assert torch.equal(vars(module)["_rmsnorm"](module, x), got)
+            torch.testing.assert_close(got, own(x), rtol={torch.float32: 1e-5}.get(dtype, 0.01), atol=1e-5)
+
+
+def test_calls_by_keyword():
+    """By the name that the module's own forward has."""
+    net, x = model(Llama, OlmoLayerNorm, LayerNorm1P, torch.nn.LayerNorm, Gated), torch.randn(3, 64)
+    expected = [module(x) for module in net]
+    assert len(rt.patch(net)) == 5
+    for module, name, y in zip(net, ("x", "hidden_states", "input", "input", "x"), expected):
+        torch.testing.assert_close(module(**{name: x}), y)
+        assert list(inspect.signature(module.forward).parameters)[0] == name
+        with pytest.raises(TypeError):
+            module(nothing=x)
+    torch.testing.assert_close(net[4](x=x, gate=x), expected[4] * x)
+    torch.testing.assert_close(net[4](x, gate=x), expected[4] * x)
+
+
+class Clip(torch.nn.Module):
+    def forward(self, weight):
+        return weight.clamp(-1, 1)
+
+
+def as_attribute(module):
+    weight = module._parameters.pop("weight")
+    module.weight = weight.detach().clone()
+
+
+def as_buffer(module):
+    weight = module._parameters.pop("weight")
+    module.register_buffer("weight", weight.detach().clone())
+
+
+def as_property(module):
+    module.low = torch.nn.Parameter(module._parameters.pop("weight").detach())
+    module.__class__ = type(type(module).__name__, (type(module),), {"weight": property(lambda self: self.low * 2)})
+
+
+def as_replica(module):
+    """What DataParallel makes of a module."""
+    replica = module._replicate_for_data_parallel()
+    for name, parameter in module._parameters.items():
+        setattr(replica, name, None if parameter is None else parameter.detach() * 2)
+    return replica
+
+
+def as_swapped(module):
+    module.weight = torch.nn.Parameter(torch.randn(64, generator=torch.Generator().manual_seed(3)))
+
+
+HOLDERS = [
+    as_attribute, as_buffer, as_property, as_replica, as_swapped, lambda module: prune.l1_unstructured(module, "weight", 0.5),
+    lambda module: parametrize.register_parametrization(module, "weight", Clip()),
+]
+
+
+@pytest.mark.parametrize("base", [lambda: Rms(64), lambda: torch.nn.LayerNorm(64), lambda: torch.nn.RMSNorm(64)])
+@pytest.mark.parametrize("hold", HOLDERS, ids=range(len(HOLDERS)))
+@pytest.mark.parametrize("is_patched_first", [True, False])
+def test_the_weight_is_whatever_holds_it_says(base, hold, is_patched_first):
+    module, x = base(), torch.randn(3, 64, requires_grad=True)
+    torch.nn.init.normal_(module.weight)
+    own = copy.deepcopy(module)
+    own = hold(own) or own
+    if is_patched_first:
+        assert len(rt.patch(module)) == 1
+        module = hold(module) or module
+    else:
+        module = hold(module) or module
+        assert len(rt.patch(module)) == 1
+    expected, got = own(x), module(x)
+    torch.testing.assert_close(got, expected)
+    inputs = [(x, *(parameter for parameter in norm.parameters())) for norm in (own, module)]
+    for a, b in zip(*(torch.autograd.grad(y.square().sum(), xs) for y, xs in zip((expected, got), inputs)), strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-4)
+
+
+def test_functional_call_and_tied_weights():
+    module, x, weight = Rms(64), torch.randn(3, 64), torch.randn(64)
+    expected = torch.func.functional_call(module, {"weight": weight}, (x,))
+    other = Rms(64)
+    other.weight = module.weight
+    rt.patch(torch.nn.ModuleList([module, other]))
+    torch.testing.assert_close(torch.func.functional_call(module, {"weight": weight}, (x,)), expected)
+    (module(x).sum() + other(x).sum()).backward()
+    torch.testing.assert_close(module.weight.grad, 2 * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)).sum(0), rtol=1e-4, atol=1e-4)
+
+
+def test_hooks_of_accelerate():
+    """They run, before and after; and undo gives everything back."""
+    hooks = framework("accelerate.hooks")
+
+    class Adds(hooks.ModelHook):
+        def pre_forward(self, module, *args, **kwargs):
+            return (args[0] + 1,), kwargs
+
+    x = torch.randn(3, 64)
+    for is_patched_first, removes in itertools.product((True, False), (True, False)):
+        module = Rms(64)
+        plain, added = module(x), module(x + 1)
+        found = rt.patch(module) if is_patched_first else None
+        hooks.add_hook_to_module(module, Adds())
+        found = found or rt.patch(module)
+        assert len(found) == 1
+        assert module._old_forward.__func__ is type(module).forward and isinstance(module, Rms) and type(module) is not Rms
+        torch.testing.assert_close(module(x), added)
+        if removes:
+            hooks.remove_hook_from_module(module)
+            torch.testing.assert_close(module(x), plain)
+        found.undo()
+        assert type(module) is Rms and "_rmsnorm" not in vars(module)
+        assert torch.equal(module(x), plain if removes else added)
+    net = torch.nn.Sequential(Rms(64), torch.nn.Linear(64, 64), torch.nn.LayerNorm(64))
+    expected = net(x)
+    accelerate = framework("accelerate")
+    accelerate.cpu_offload(net, execution_device=torch.device("cpu"))
+    assert net[0].weight.is_meta and len(rt.patch(net)) == 2
+    torch.testing.assert_close(net(x), expected)
+
+
+@pytest.mark.parametrize("around", [
+    lambda: torch.device("meta"), lambda: FakeTensorMode(), lambda: torch.inference_mode(), lambda: torch.no_grad(),
+    lambda: torch.autocast("cpu", torch.bfloat16), lambda: torch.device("cuda"), lambda: default_dtype(torch.float64),
+], ids=["meta", "fake", "inference", "no_grad", "autocast", "cuda", "float64"])
+def test_patch_is_the_same_in_every_mode(around):
+    net, seed = model(Llama, Gemma, NamedRMSNorm, torch.nn.LayerNorm), torch.get_rng_state()
+    with around():
+        found = rt.patch(net)
+    assert len(found) == 3 and [name for name, *_ in found.left] == ["2"], found
+    assert torch.equal(torch.get_rng_state(), seed)
+    assert net(torch.randn(3, 64, requires_grad=True)).requires_grad
+    with torch.device("meta"):
+        later = torch.nn.Sequential(Llama(64), torch.nn.LayerNorm(64))
+        assert len(rt.patch(later)) == 2
+    later.to_empty(device="cpu").load_state_dict({k: torch.ones(64) for k in later.state_dict()})
+    x = torch.randn(3, 64)
+    torch.testing.assert_close(later(x), torch.nn.functional.layer_norm(torch.nn.functional.rms_norm(x, (64,)), (64,)) + 1)
+
+
+@contextlib.contextmanager
+def default_dtype(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_what_is_left_is_said():
+    class GatedNorm(Llama):
+        def forward(self, x, gate):
+            return super().forward(x) * gate
+
+    class LayerNorm2d(torch.nn.LayerNorm):
+        def forward(self, x):
+            return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+    class L2Norm(torch.nn.Module):
+        def __init__(self, eps=1e-6):
+            super().__init__()
+            self.eps = eps
+
+        def forward(self, x):
+            return x / (x.norm(dim=-1, keepdim=True) + self.eps)
+
+    class HeadNorm(Rms):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(4, 16))
+
+    net = torch.nn.Sequential(GatedNorm(64), LayerNorm2d(64), L2Norm(), HeadNorm(), torch.nn.BatchNorm1d(64), torch.nn.LayerNorm(64),
+                              torch.nn.Linear(64, 64), torch.nn.Dropout(0.005), rt.RMSNorm(64))
+    found = rt.patch(net)
+    assert [name for name, *_ in found.replaced] == ["5"]
+    reasons = {kind: reason for _, kind, reason in found.left}
+    assert reasons["GatedNorm"] == "its forward takes 2 tensors: x, gate"
+    assert "does not take one tensor" in reasons["LayerNorm2d"] and "differs from" in reasons["L2Norm"]
+    assert reasons["HeadNorm"] == "its weight has 2 dimensions: (4, 16)" and "running_mean" in reasons["BatchNorm1d"]
+    assert set(reasons) == {"GatedNorm", "LayerNorm2d", "L2Norm", "HeadNorm", "BatchNorm1d", "RMSNorm"}
+    assert all(kind in repr(found) and reason in repr(found) for _, kind, reason in found.left)
+    assert [reason for *_, reason in rt.patch(net[5:6]).left] == ["it is patched already"]
+
+
+@pytest.mark.parametrize("is_patched_first", [True, False])
+def test_sharded_weights(is_patched_first):
+    """FullyShardedDataParallel and fully_shard, with gradients."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+    flat = lambda net, **more: FullyShardedDataParallel(net, device_id=torch.device("cpu"), **more)  # noqa: E731
+    wraps = [lambda net: flat(net, use_orig_params=False), lambda net: flat(net, use_orig_params=True),
+             lambda net: fully_shard(net, mesh=init_device_mesh("cpu", (1,)))]
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        for i, wrap in enumerate(wraps):
+            net, x = torch.nn.Sequential(Rms(64), torch.nn.LayerNorm(64)), torch.randn(3, 64)
+            own = copy.deepcopy(net)
+            found = rt.patch(net) if is_patched_first else None
+            net = wrap(net)
+            found = found or rt.patch(net)
+            if i < 2 and not is_patched_first:
+                assert len(found) == 0 and len(found.left) == 2
+                assert all("FullyShardedDataParallel" in reason and "patch before" in reason for *_, reason in found.left)
+            else:
+                assert len(found) == 2 and not found.left
+            y, expected = net(x), own(x)
+            torch.testing.assert_close(y, expected)
+            y.square().sum().backward(), expected.square().sum().backward()
+            whole = lambda grad: grad.full_tensor() if hasattr(grad, "full_tensor") else grad  # noqa: E731
+            got = torch.cat([whole(parameter.grad).flatten() for parameter in net.parameters()])
+            torch.testing.assert_close(got, torch.cat([p.grad for p in own.parameters()]), rtol=1e-4, atol=1e-4)
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def calls_of(net, ids, modules):

@@ -1,9 +1,12 @@
 """PyTorch: values, gradients, layouts, errors and modules, in eager mode."""
 
+import doctest
+import re
 import subprocess
 import sys
 import warnings
 
+import numpy as np
 import pytest
 from conftest import framework, need
 from judge import judge
@@ -226,14 +229,6 @@ def test_only_gradients_that_are_asked_for_are_made():
         assert rt.rms_norm(x, w, 1e-6).is_inference()
 
 
-def test_second_derivatives_are_refused():
-    x, w = random(2, 8, grad=True), random(8)
-    for function in (lambda: rt.rms_norm(x, w, 1e-6), lambda: torch.ops.rmsnorm.rms_norm(x, w, 1e-6, 0.0, False)[0]):
-        (dx,) = torch.autograd.grad(function().square().sum(), x, create_graph=True)
-        with pytest.raises(NotImplementedError, match="second derivatives"):
-            dx.sum().backward()
-
-
 def test_a_part_of_a_batch_has_the_bits_of_the_whole():
     x, w = random(64, 1000, dtype=torch.bfloat16), random(1000, dtype=torch.bfloat16)
     whole = rt.rms_norm(x, w, 1e-6)
@@ -253,21 +248,272 @@ def test_bits_do_not_depend_on_the_number_of_threads():
     assert all(torch.equal(a, b) for result in results[1:] for a, b in zip(results[0], result))
 
 
+NAN, INF = float("nan"), float("inf")
+# What no path takes: the exception, its words, and the call, of x of (2, 8) and w of (8).
+REFUSED = [
+    (ValueError, r"weight: expected the shape \[8\], got \[7\]", lambda x, w: rt.rms_norm(x, w[:-1], 1e-6)),
+    (ValueError, r"weight: expected the shape \[8\], got \[1\]", lambda x, w: rt.rms_norm(x, w[:1], 1e-6)),
+    (ValueError, r"weight: expected the shape \[8\], got \[1\]", lambda x, w: rt.rms_norm(x, w[:1], 1e-6, weight_offset=1.0)),
+    (ValueError, r"weight: expected the shape \[8\], got \[0\]", lambda x, w: rt.rms_norm(x, w[:0], 1e-6, cast_before_weight=True)),
+    (ValueError, r"weight: expected the shape \[8\], got \[\]", lambda x, w: rt.rms_norm(x, w[0], 1e-6)),
+    (ValueError, r"x: expected a shape that ends in .*\[1, 8\]", lambda x, w: rt.rms_norm(x, w[None], 1e-6, weight_offset=1.0)),
+    (ValueError, r"x: expected a shape that ends in .*\[2, 1\]", lambda x, w: rt.rms_norm(x, w[:2, None], 1e-6, weight_offset=1.0)),
+    (ValueError, r"bias: expected the shape \[8\], got \[3\]", lambda x, w: rt.layer_norm(x, w, w[:3])),
+    (ValueError, r"bias: expected the shape \[8\], got \[1\]", lambda x, w: rt.layer_norm(x, None, w[:1])),
+    (ValueError, r"residual: expected the shape \[2, 8\], got \[1, 8\]", lambda x, w: rt.add_rms_norm(x, x[:1], w, 1e-6)),
+    (ValueError, r"residual: expected the shape \[1, 8\], got \[2, 8\]", lambda x, w: rt.add_rms_norm(x[:1], x, w, 1e-6)),
+    (ValueError, r"residual: expected the shape \[2, 8\], got \[8\]", lambda x, w: rt.add_layer_norm(x, x[0], w)),
+    (ValueError, "x: expected at least one dimension", lambda x, w: rt.rms_norm(x[0, 0], None, 1e-6)),
+    (ValueError, r"x: expected a shape that ends in normalized_shape \[7\]", lambda x, w: rt.rms_norm(x, (7,), w)),
+    (ValueError, r"x: expected a shape that ends in normalized_shape \[4, 8\]", lambda x, w: rt.layer_norm(x, normalized_shape=(4, 8))),
+    (ValueError, r"x: expected a shape that ends in normalized_shape \[\]", lambda x, w: rt.layer_norm(x, ())),
+    (ValueError, r"weight: expected the shape \[2, 8\], got \[8\]", lambda x, w: rt.rms_norm(x, (2, 8), w)),
+    (ValueError, "eps: expected a finite number of at least 0, got -1.0", lambda x, w: rt.rms_norm(x, w, -1.0)),
+    (ValueError, "eps: expected a finite number of at least 0, got -0.5", lambda x, w: rt.add_layer_norm(x, x, w, w, -0.5)),
+    (ValueError, "eps: expected a finite number of at least 0, got nan", lambda x, w: rt.layer_norm(x, w, w, NAN)),
+    (ValueError, "eps: expected a finite number of at least 0, got inf", lambda x, w: rt.rms_norm(x, w, INF)),
+    (ValueError, "eps: expected a finite number", lambda x, w: rt.rms_norm(x, w, 1e300)),
+    (ValueError, "weight_offset: expected a finite number, got nan", lambda x, w: rt.rms_norm(x, w, 1e-6, weight_offset=NAN)),
+    (ValueError, "weight_offset: expected a finite number, got inf", lambda x, w: rt.add_rms_norm(x, x, w, 1e-6, weight_offset=INF)),
+    (ValueError, "weight: expected the device of the other tensors", lambda x, w: rt.rms_norm(x, w.to("meta"), 1e-6)),
+    (TypeError, "eps: expected a number, got str", lambda x, w: rt.rms_norm(x, w, "1e-6")),
+    (TypeError, "eps: expected a number, got list", lambda x, w: rt.layer_norm(x, w, w, [1e-6])),
+    (TypeError, "weight_offset: expected a number, got str", lambda x, w: rt.rms_norm(x, w, 1e-6, weight_offset="1")),
+    (TypeError, "cast_before_weight: expected a bool, got str", lambda x, w: rt.rms_norm(x, w, 1e-6, cast_before_weight="no")),
+    (TypeError, "weight: expected a floating-point dtype, got torch.int64", lambda x, w: rt.rms_norm(x, w.long(), 1e-6)),
+    (TypeError, "weight: expected a torch.Tensor, got ndarray", lambda x, w: rt.rms_norm(x, w.detach().double().numpy(), 1e-6)),
+    (TypeError, "weight: expected a torch.Tensor, got float", lambda x, w: rt.rms_norm(x, 1e-6)),
+    (TypeError, "bias: expected a torch.Tensor, got float", lambda x, w: rt.layer_norm(x, w, 1e-5)),
+    (TypeError, "residual: expected a torch.Tensor, got None", lambda x, w: rt.add_rms_norm(x, None, w, 1e-6)),
+    (TypeError, "x: expected a torch.Tensor, got list", lambda x, w: rt.rms_norm([1.0, 2.0])),
+    (TypeError, "x: expected a torch.Tensor, got ndarray", lambda x, w: rt.layer_norm(x.detach().double().numpy())),
+    (TypeError, "x: expected a floating-point dtype, got torch.int32", lambda x, w: rt.rms_norm(x.int())),
+    (TypeError, "x: expected a floating-point dtype, got torch.bool", lambda x, w: rt.layer_norm(x > 0)),
+    (TypeError, "normalized_shape: expected a tuple or list of ints, got int", lambda x, w: rt.rms_norm(x, normalized_shape=8)),
+    (TypeError, "weight: expected one value", lambda x, w: rt.rms_norm(x, w, weight=w)),
+    (TypeError, "normalized_shape: expected one value", lambda x, w: rt.layer_norm(x, (8,), normalized_shape=(8,))),
+    (TypeError, "expected at most 2 arguments after the rows", lambda x, w: rt.rms_norm(x, w, 1e-6, 0.0)),
+    (NotImplementedError, "x: expected a strided tensor", lambda x, w: rt.rms_norm(x.detach().as_subclass(torch.Tensor).to_sparse())),
+    (NotImplementedError, "x: norms are not computed in torch.float8_e4m3fn", lambda x, w: rt.rms_norm(x.detach().to(torch.float8_e4m3fn))),
+    (NotImplementedError, "x: torch.complex64 is taken by rms_norm alone", lambda x, w: rt.layer_norm(x.to(torch.complex64))),
+    (NotImplementedError, "x: torch.complex64 is taken", lambda x, w: rt.rms_norm(x.to(torch.complex64), weight_offset=1.0)),
+    (NotImplementedError, "weight: torch.complex64 is taken", lambda x, w: rt.rms_norm(x, w.to(torch.complex64))),
+]
+# How calls go: by the kernels, without and with gradients, and by PyTorch's own operators for several reasons.
+PATHS = {
+    "kernels": lambda x, w: (x, w), "gradients": lambda x, w: (x.requires_grad_(), w.requires_grad_()),
+    "float64": lambda x, w: (x.double(), w.double()), "a mix": lambda x, w: (x, w.bfloat16()),
+    "no kernels": lambda x, w: (x, w), "subclass": lambda x, w: (x.as_subclass(Subclass), w), "inference": lambda x, w: (x, w),
+}
+
+
+class Subclass(torch.Tensor):
+    """One that changes nothing."""
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_path_refuses_the_same_in_the_same_words(path, monkeypatch):
+    if path == "no kernels":
+        monkeypatch.setattr(functional, "_takes", lambda *_: False)
+    wrong = []
+    with torch.inference_mode(path == "inference"):
+        for error, text, call in REFUSED:
+            x, w = PATHS[path](random(2, 8), random(8))
+            try:
+                wrong.append((text, "taken", call(x, w)))
+            except Exception as found:
+                if type(found) is not error or not re.search(text, str(found)):
+                    wrong.append((text, type(found).__name__, str(found)))
+    assert not wrong
+
+
+def test_every_path_takes_the_same():
+    """What PyTorch takes, too: no columns, no rows, eps of 0, of a float of NumPy, of a tensor of one element."""
+    x, w = random(2, 8), random(8)
+    for dtype in (torch.float32, torch.float64):
+        for x in (random(2, 0, dtype=dtype, grad=True), random(0, 8, dtype=dtype, grad=True), random(3, 2, 0, dtype=dtype)):
+            w = random(x.shape[-1], dtype=dtype, grad=True)
+            for y in (rt.rms_norm(x, w, 1e-6), rt.rms_norm(x, w, 1e-6, weight_offset=1.0), rt.layer_norm(x, w, w), rt.rms_norm(x.detach()),
+                      *rt.add_rms_norm(x, x, w), *rt.add_layer_norm(x, x, w, w)):
+                assert y.shape == x.shape and y.dtype == dtype
+            (dw,) = torch.autograd.grad(rt.rms_norm(x, w, 1e-6).sum(), w)
+            assert torch.equal(dw, torch.zeros_like(w))
+            with torch.no_grad():
+                assert rt.rms_norm(x, w, 1e-6).shape == rt.layer_norm(x, w, w).shape == x.shape
+        x, w = random(2, 8, dtype=dtype), random(8, dtype=dtype)
+        for eps in (0, 1, 0.0, True, 1e-50, np.float32(1e-6), torch.tensor(1e-6)):
+            torch.testing.assert_close(rt.rms_norm(x, w, eps), F.rms_norm(x, (8,), w, float(eps)))
+            torch.testing.assert_close(rt.layer_norm(x, w, w, eps), F.layer_norm(x, (8,), w, w, float(eps)))
+    z = torch.complex(random(2, 8), random(2, 8))
+    assert torch.equal(rt.rms_norm(z, None, 1e-5), F.rms_norm(z, (8,), None, 1e-5))
+    assert torch.equal(rt.rms_norm(z), F.rms_norm(z, (8,)))
+
+
+def test_arguments_are_taken_in_the_order_of_torch_nn_functional_too():
+    x, w, b = random(5, 4, 6), random(4, 6), random(4, 6)
+    v, c = random(6), random(6)
+    expected = F.rms_norm(x, (6,), v, 1e-3)
+    for y in (rt.rms_norm(x, v, 1e-3), rt.rms_norm(x, (6,), v, 1e-3), rt.rms_norm(x, [6], weight=v, eps=1e-3), rt.rms_norm(x, v, eps=1e-3),
+              rt.rms_norm(x, normalized_shape=(6,), weight=v, eps=1e-3), rt.rms_norm(x, torch.Size([6]), v, eps=1e-3),
+              rt.rms_norm(x=x, weight=v, eps=1e-3), rt.rms_norm(x, v, 1e-3, normalized_shape=(6,))):
+        torch.testing.assert_close(y, expected)
+    torch.testing.assert_close(rt.rms_norm(x, (6,)), F.rms_norm(x, (6,)))
+    torch.testing.assert_close(rt.rms_norm(x, (4, 6)), F.rms_norm(x, (4, 6)))
+    torch.testing.assert_close(rt.rms_norm(x, None, 1e-3), F.rms_norm(x, (6,), None, 1e-3))
+    expected = F.layer_norm(x, (6,), v, c, 1e-3)
+    for y in (rt.layer_norm(x, v, c, 1e-3), rt.layer_norm(x, (6,), v, c, 1e-3), rt.layer_norm(x, (6,), weight=v, bias=c, eps=1e-3),
+              rt.layer_norm(x, v, bias=c, eps=1e-3), rt.layer_norm(x, weight=v, bias=c, eps=1e-3, normalized_shape=[6])):
+        torch.testing.assert_close(y, expected)
+    torch.testing.assert_close(rt.layer_norm(x, None, c), F.layer_norm(x, (6,), None, c))
+    torch.testing.assert_close(rt.layer_norm(x, v, None, None), F.layer_norm(x, (6,), v))
+    torch.testing.assert_close(rt.layer_norm(x, (4, 6), w, b), F.layer_norm(x, (4, 6), w, b))
+    torch.testing.assert_close(rt.layer_norm(x, (4, 6)), F.layer_norm(x, (4, 6)))
+    torch.testing.assert_close(rt.add_rms_norm(x, x, (4, 6), w, 1e-3)[0], F.rms_norm(2 * x, (4, 6), w, 1e-3))
+    torch.testing.assert_close(rt.add_layer_norm(x, x, (4, 6), w, bias=b)[0], F.layer_norm(2 * x, (4, 6), w, b))
+    assert torch.equal(rt.LayerNorm(6)(input=x), rt.LayerNorm(6)(x)) and torch.equal(rt.RMSNorm(6)(x=x), rt.RMSNorm(6)(x))
+
+
+def operands(name):
+    """A call of an operator: its arguments by the names of its schema."""
+    schema = getattr(torch.ops.rmsnorm, name).default._schema
+    shapes = {"weight": (8,), "bias": (8,), "mean": (3,), "rstd": (3,), "scale": (1,)}
+    others = {"eps": 1e-6, "weight_offset": 0.0, "cast_before_weight": False, "codes_type": 0, "scale_kind": 0}
+    return {a.name: random(*shapes.get(a.name, (3, 8))) if "Tensor" in str(a.type) else others.get(a.name, True) for a in schema.arguments}
+
+
+OPERATORS = sorted(name.partition(".")[0].removeprefix("rmsnorm::") for name in torch._C._dispatch_get_all_op_names() if name.startswith("rmsnorm::"))
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_refuse_tensors_of_several_devices(name):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    op, given = getattr(torch.ops.rmsnorm, name).default, operands(name)
+    on_meta = {key: value.to("meta") if isinstance(value, torch.Tensor) else value for key, value in given.items()}
+    as_tuple = lambda found: found if isinstance(found, (tuple, list)) else (found,)  # noqa: E731
+    real, meta = as_tuple(op(*given.values())), as_tuple(op(*on_meta.values()))
+    assert all(m.is_meta and m.shape == r.shape and m.dtype == r.dtype for m, r in zip(meta, real, strict=True))
+    assert len(OPERATORS) == 13
+    for key in (key for key, value in given.items() if isinstance(value, torch.Tensor)):
+        for base, other in ((given, on_meta), (on_meta, given)):
+            with pytest.raises(ValueError, match="expected the device of the other tensors, (cpu|meta), got (cpu|meta)"):
+                op(*(base | {key: other[key]}).values())
+            with FakeTensorMode() as mode, pytest.raises((ValueError, RuntimeError), match="(?i)expected (the device|all tensors)"):
+                mixed = (base | {key: other[key]}).values()
+                op(*(mode.from_tensor(value) if isinstance(value, torch.Tensor) else value for value in mixed))
+        # What kernels refuse is refused where only shapes are computed.
+        if not name.startswith("exported") and not (name.startswith("rms_norm_b") and key == "x") and key not in ("x", "dy"):
+            for arguments in (given, on_meta):
+                with pytest.raises((ValueError, RuntimeError), match="expected"):
+                    op(*(arguments | {key: torch.cat([arguments[key], arguments[key]])}).values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("grad", [False, True])
+def test_functions_and_modules_refuse_tensors_of_several_devices(dtype, grad):
+    tensors = {"x": (3, 8), "residual": (3, 8), "weight": (8,), "bias": (8,)}
+    tensors = {name: random(*shape, dtype=dtype, grad=grad) for name, shape in tensors.items()}
+    on_meta = {name: tensor.to("meta") for name, tensor in tensors.items()}
+    for function, names in (
+        (rt.rms_norm, ("x", "weight")), (rt.layer_norm, ("x", "weight", "bias")), (rt.add_rms_norm, ("x", "residual", "weight")),
+        (rt.add_layer_norm, ("x", "residual", "weight", "bias")), (lambda x, **o: rt.rms_norm(x, weight_offset=1.0, **o), ("x", "weight")),
+        (lambda x, **o: rt.layer_norm(x, normalized_shape=(8,), **o), ("x", "weight", "bias")),
+    ):
+        found = function(**{name: on_meta[name] for name in names})
+        assert all(y.is_meta and y.dtype == dtype for y in (found if isinstance(found, tuple) else (found,)))
+        for name in names:
+            for base, other in ((tensors, on_meta), (on_meta, tensors)):
+                with pytest.raises(ValueError, match="expected the device of the other tensors"):
+                    function(**{key: (other if key == name else base)[key] for key in names})
+    for module in (rt.RMSNorm, rt.LayerNorm, rt.AddRMSNorm, rt.AddLayerNorm):
+        rows = (tensors["x"],) * (2 if module.__name__.startswith("Add") else 1)
+        with pytest.raises(ValueError, match="expected the device"):
+            module(8, device="meta", dtype=dtype)(*rows)
+    if dtype != torch.float64:
+        with pytest.raises(ValueError, match="expected the device"):
+            rt.quantized_rms_norm(tensors["x"], on_meta["weight"])
+
+
+MODES = {
+    "set_default_device('meta')": ("torch.set_default_device('meta')", "if True"),
+    "set_default_device('cuda')": ("torch.set_default_device('cuda')", "if True"),
+    "torch.device('meta')": ("", "with torch.device('meta')"),
+    "FakeTensorMode": ("from torch._subclasses import FakeTensorMode", "with FakeTensorMode()"),
+    "inference_mode": ("", "with torch.inference_mode()"),
+    "no_grad": ("", "with torch.no_grad()"),
+    "autocast": ("", "with torch.autocast('cpu', torch.bfloat16)"),
+    "float64": ("torch.set_default_dtype(torch.float64)", "if True"),
+    "bfloat16": ("torch.set_default_dtype(torch.bfloat16)", "if True"),
+    "dispatch mode": ("from torch.utils.flop_counter import FlopCounterMode", "with FlopCounterMode(display=False)"),
+    "deterministic": ("torch.use_deterministic_algorithms(True)", "if True"),
+}
+INSIDE = """
+    import rmsnorm.torch as rt
+    x, w = torch.ones(2, 4, device="cpu", dtype=torch.float32), torch.ones(4, device="cpu", dtype=torch.float32)
+    first = rt.rms_norm(x, w), rt.layer_norm(x, w, w), *rt.add_rms_norm(x, x, w), rt.rms_norm(x.double()), rt.quantized_rms_norm(x, w)[0]
+    assert all(y.device.type == "cpu" and y.shape == (2, 4) for y in first) and first[0].dtype == torch.float32
+"""
+MODULE = """
+    module = rt.RMSNorm(4)
+    y = rt.AddLayerNorm(4)(*[torch.ones(2, 4)] * 2)[1] + module(torch.ones(2, 4))
+    assert y.shape == (2, 4) and y.device == module.weight.device and y.dtype == module.weight.dtype == torch.get_default_dtype()
+"""
+# After the mode: what was made at import is as it always is.
+AFTER = """
+torch.set_default_device("cpu")
+torch.set_default_dtype(torch.float32)
+x = torch.tensor([[3.0, 4.0]], requires_grad=True)
+w = torch.nn.Parameter(torch.ones(2))
+y = rt.rms_norm(x, w, 0.0)
+y.sum().backward()
+torch.testing.assert_close(y.detach(), torch.tensor([[3.0, 4.0]]) / 12.5 ** 0.5)
+torch.testing.assert_close(w.grad, y[0].detach())
+torch.testing.assert_close(rt.rms_norm(x.detach() * 1e-4), torch.nn.functional.rms_norm(x.detach() * 1e-4, (2,)))
+"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_import_and_first_call_under_any_mode(mode):
+    before, within = MODES[mode]
+    code = f"import torch\n{before}\n{within}:{INSIDE}{'' if 'cuda' in mode else MODULE}{AFTER}"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+
+
+def test_import_and_first_call_in_another_thread():
+    code = f"""
+import torch, threading
+def run():
+    global rt, done{INSIDE}{MODULE}
+    done = True
+thread = threading.Thread(target=run)
+thread.start()
+thread.join()
+assert done
+{AFTER}"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+
+
 @pytest.mark.parametrize("call, text", [
-    (lambda x, w: rt.rms_norm(x, w[:-1], 1e-6), r"weight: expected the shape \[8\], got \[7\]"),
-    (lambda x, w: rt.rms_norm(x, w, -1.0), "eps must be finite and not negative, got -1"),
-    (lambda x, w: rt.add_rms_norm(x, x[:1], w, 1e-6), r"residual: expected the shape \[2, 8\], got \[1, 8\]"),
-    (lambda x, w: rt.layer_norm(x, w, w[:3]), r"bias: expected the shape \[8\]"),
-    (lambda x, w: rt.rms_norm(x[:, :0], None, 1e-6), "cols must be at least 1"),
-    (lambda x, w: rt.rms_norm(x.requires_grad_(), w[:-1], 1e-6), r"weight: expected the shape \[8\], got \[7\]"),
     (lambda x, w: torch.ops.rmsnorm.rms_norm(x.double(), w, 1e-6, 0.0, False), "x is float32, float16 or bfloat16"),
     (lambda x, w: torch.ops.rmsnorm.rms_norm(x, w.half(), 1e-6, 0.0, False), "weight and bias must be f32"),
     (lambda x, w: torch.ops.rmsnorm.rms_norm_backward(x, x, w, x[:, 0].half(), None, 0.0, True, False), "rstd: expected elements of f32"),
     (lambda x, w: torch.ops.rmsnorm.rms_norm_backward(x, x, w, w, None, 0.0, True, False), r"rstd: expected the shape \[2\], got \[8\]"),
 ])
-def test_errors_say_what_was_expected(call, text):
+def test_errors_of_operators_say_what_was_expected(call, text):
     with pytest.raises(RuntimeError, match=text):
         call(random(2, 8), random(8))
+
+
+def test_examples_of_docstrings():
+    found = 0
+    for name in rt.__all__:
+        thing = getattr(rt, name)
+        if name not in ("patch", "Patch"):
+            tests = doctest.DocTestFinder(recurse=False).find(thing, name, globs=dict(vars(rt), torch=torch))
+            results = [doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(test) for test in tests]
+            assert sum(result.attempted for result in results) > 0 and not any(result.failed for result in results), name
+            found += 1
+    assert found == 9
 
 
 def test_neither_tensors_nor_memory_leak():
@@ -307,7 +553,7 @@ def test_modules_are_those_of_torch_nn(kind, shape, options):
     assert repr(ours) == repr(theirs)
     x = random(3, 4, 8, dtype=options.get("dtype", torch.float32))
     torch.testing.assert_close(ours(x), theirs(x))
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ValueError, match="expected"):
         ours(x[..., :7])
 
 
@@ -389,6 +635,18 @@ def test_codes_with_a_residual_and_their_errors():
             rt.quantized_rms_norm(x, w, 1e-6, **arguments)
     with pytest.raises(RuntimeError, match="MX has codes of floating point|no dtype for e8m0"):
         rt.quantized_rms_norm(x, w, 1e-6, scales="mx", dtype=torch.int8)
+    for call, error, text in (
+        (lambda: rt.quantized_rms_norm(x.double()), NotImplementedError, "x: quantized norms have kernels for float32"),
+        (lambda: rt.quantized_rms_norm(x.numpy()), TypeError, "x: expected a torch.Tensor, got ndarray"),
+        (lambda: rt.quantized_rms_norm(x, w[:1]), ValueError, r"weight: expected the shape \[64\], got \[1\]"),
+        (lambda: rt.quantized_rms_norm(x, w, residual=r[:1]), ValueError, "residual: expected the shape"),
+        (lambda: rt.quantized_rms_norm(x, w, NAN), ValueError, "eps: expected a finite number"),
+        (lambda: rt.quantized_rms_norm(x, scales="given", scale=torch.ones(2)), ValueError, "scale: expected one element of float32"),
+        (lambda: rt.quantized_rms_norm(x, scales="given", scale=1.0), TypeError, "scale: expected a torch.Tensor, got float"),
+        (lambda: rt.quantized_rms_norm(x, scales="given", scale=torch.ones(1, device="meta")), ValueError, "scale: expected the device"),
+    ):
+        with pytest.raises(error, match=text):
+            call()
 
 
 def test_a_forked_worker_of_a_data_loader():

@@ -1,33 +1,69 @@
 """Fused RMSNorm and LayerNorm, forward and backward.
 
 `rmsnorm.torch` for PyTorch, `rmsnorm.jax` for JAX, `rmsnorm.arrays` for NumPy and whatever else speaks DLPack. Each needs its framework
-only; this module needs none.
+only, and is imported when it is first used; this module needs none.
 """
 
+import importlib as _importlib
 import importlib.util as _util
-import os as _os
 import pathlib as _pathlib
+import re as _re
+import typing as _typing
 
 from . import _native
+
+if _typing.TYPE_CHECKING:
+    from . import arrays as arrays
+    from . import jax as jax
+    from . import torch as torch
 
 __all__ = ["devices"]
 __version__: str = _native.VERSION
 # The commit that the native half was built from, with a "+" if files had changed since; "unknown" outside a repository.
 __revision__: str = _native.REVISION
 
+_PARTS = ("arrays", "jax", "torch")
 
-def _nvrtc():
-    """The NVRTC of NVIDIA's wheels, which PyTorch and JAX bring along and no system loader knows; None if there is none."""
+
+def __getattr__(name: str) -> _typing.Any:
+    if name in _PARTS:
+        return _importlib.import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PARTS})
+
+
+def _nvrtc_folders() -> list[str]:
+    """Where NVIDIA's wheels have NVRTC, which PyTorch and JAX bring along and no system loader knows."""
     spec = _util.find_spec("nvidia")
-    folders = [] if spec is None else list(spec.submodule_search_locations or ())
-    found = [path for folder in folders for path in sorted(_pathlib.Path(folder).glob("*/lib/libnvrtc.so.[0-9]*"))]
-    return str(found[-1]) if found else None
+    roots = [] if spec is None else list(spec.submodule_search_locations or ())
+    return [str(folder) for root in roots for folder in sorted(_pathlib.Path(root).glob("*/lib")) if any(folder.glob("libnvrtc.so.*"))]
 
 
-if "RMSNORM_NVRTC" not in _os.environ and (_path := _nvrtc()) is not None:
-    _os.environ["RMSNORM_NVRTC"] = _path
+_native.look_for_nvrtc_in(_nvrtc_folders())
+
+
+def _need(framework: str, oldest: tuple[int, int]) -> None:
+    """Says what to install where a framework is missing or too old."""
+    install = f"pip install 'rmsnorm[{framework}]'"
+    try:
+        version = getattr(_importlib.import_module(framework), "__version__", "unknown")
+    except ModuleNotFoundError as error:
+        if error.name != framework:
+            raise
+        raise ModuleNotFoundError(f"rmsnorm.{framework} needs {framework}, which is not installed: {install}", name=framework) from None
+    if tuple(map(int, _re.findall(r"\d+", version)[:2])) < oldest:
+        raise ImportError(f"rmsnorm.{framework} needs {framework} {oldest[0]}.{oldest[1]} or later, got {version}: {install} --upgrade")
 
 
 def devices() -> dict[str, tuple[bool, str]]:
-    """The devices of this machine: of each name whether it can be used, and what it is or why not."""
+    """The devices of this machine: of each name whether it can be used, and what it is or why not.
+
+    >>> import rmsnorm
+    >>> can_be_used, what = rmsnorm.devices()["cpu"]
+    >>> can_be_used
+    True
+    """
     return {name: (is_there, text) for name, is_there, text in _native.devices() if not name.startswith("wgpu")}

@@ -4,102 +4,253 @@ Arrays are float32, float16 or bfloat16 (of `ml_dtypes` too), of any rank; a nor
 have the dtype of x or float32. Rows may be apart, as in a slice of a fused QKV buffer. Definitions, roundings and error bounds are in
 rmsnorm-spec/math.md, equations (1) to (12).
 
+eps: None is 2**-23 for an RMS norm and 1e-5 for a layer norm, as in `rmsnorm.torch` and `rmsnorm.jax`.
+
+In place: an output that is its input, element for element, overwrites it: `out=x`; with a residual `out=(x, residual)`. Any other
+overlap is refused.
+
 On CUDA a call is enqueued on `stream`, the address of a stream (by default the legacy default stream), and returns; the caller orders
 other streams after it and keeps the arrays until it is done. For gradients by autograd see `rmsnorm.torch` and `rmsnorm.jax`.
 
-Errors: ValueError for arguments that do not go together, NotImplementedError for dtypes and devices that there are no kernels for,
-BufferError for an output that is read-only, RuntimeError from a device. Nothing is written then.
+| error | of |
+|---|---|
+| TypeError | an argument of a wrong type or dtype, one that is missing, or one that the norm does not have |
+| ValueError | shapes, strides, values, devices or memory that do not go together; a tensor whose gradient would be lost |
+| BufferError | an output that is read-only |
+| NotImplementedError | what no kernel does, such as another device |
+| RuntimeError | a device |
+
+Nothing is written then.
 """
 
-import math
+import functools
+import operator
+import re
 import sys
+from typing import Any, Literal, Protocol, TypeVar
 
 from . import _native
 
 __all__ = ["rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "forward", "backward"]
 
 
-def _lent(array):
+class SupportsDLPack(Protocol):
+    """An array that lends its memory by DLPack."""
+
+    def __dlpack__(self, *, stream: Any = ...) -> Any:
+        """The loan."""
+
+    def __dlpack_device__(self) -> Any:
+        """The device of the memory."""
+
+
+_X = TypeVar("_X", bound=SupportsDLPack)
+_H = TypeVar("_H", bound=SupportsDLPack)
+_Norm = Literal["rms_norm", "layer_norm"]
+
+#: The eps of a norm that is given none.
+_EPS = {"rms_norm": 2.0**-23, "layer_norm": 1e-5}
+_FLOATS = ("float32", "float16", "bfloat16")
+_OUTPUTS = ("y", "residual_out", "mean", "rstd", "dx", "dweight", "dbias", "dresidual")
+
+
+@functools.cache
+def _dtype_name(dtype: Any) -> str:
+    """`float32` of any library's dtype: the last word of `torch.float32`, `<dtype: 'float32'>`, .."""
+    words: list[str] = re.findall(r"\w+", str(dtype))
+    return words[-1] if words else ""
+
+
+def _is_of(array: object, library: str, kind: str) -> bool:
+    """Whether it is an array of that kind; a library that was never imported has none."""
+    module = sys.modules.get(library)
+    return module is not None and isinstance(array, getattr(module, kind))
+
+
+def _check(name: str, array: Any) -> None:
+    """Refuses what DLPack would lend without a word of what gets lost, or not at all."""
+    if not hasattr(array, "__dlpack__"):
+        raise TypeError(f"{name} must be an array that speaks DLPack, got {type(array).__name__}: pass one, such as "
+                        f"numpy.asarray({name}, dtype=numpy.float32)")
+    if hasattr(array, "dtype") and _dtype_name(array.dtype) not in _FLOATS:
+        raise TypeError(f"{name} must be float32, float16 or bfloat16, got {array.dtype}: convert it first")
+    if _is_of(array, "numpy.ma", "MaskedArray"):
+        raise TypeError(f"{name} is a masked array, and its mask would be lost: pass {name}.filled(value), or {name}.data")
+    if _is_of(array, "torch", "Tensor"):
+        _check_tensor(name, array)
+    if name in _OUTPUTS and type(array).__module__.partition(".")[0] in ("jax", "jaxlib"):
+        # Its arrays are immutable, which its way of lending them does not tell.
+        raise BufferError(f"{name} is written, and JAX's arrays cannot be: pass {name} of another library, or call rmsnorm.jax")
+
+
+def _check_tensor(name: str, tensor: Any) -> None:
+    torch = sys.modules["torch"]
+    if tensor.is_nested or tensor.layout is not torch.strided or tensor.is_meta:
+        kind = "meta" if tensor.is_meta else "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        raise TypeError(f"{name} must be a dense tensor with data, got one that is {kind}: convert it first")
+    if tensor.requires_grad or torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None:
+        raise ValueError(f"{name} requires grad, and its gradient would be lost: pass {name}.detach(), or call rmsnorm.torch")
+    if tensor.is_neg():
+        raise ValueError(f"{name} is a negative view, which DLPack does not tell: pass {name}.resolve_neg()")
+
+
+def _lent(array: Any) -> tuple[Any, bool]:
     """An array as the native half takes it: NumPy has no way to hand over a bfloat16 but as integers."""
-    if str(array.dtype) == "bfloat16" and hasattr(array, "__array_interface__"):
+    if _is_of(array, "numpy", "ndarray") and _dtype_name(array.dtype) == "bfloat16":
         return array.view("int16"), True
     return array, False
 
 
-def _run(norm, eps, weight_offset, cast_before_weight, tensors, stream):
-    for name in ("y", "residual_out", "mean", "rstd", "dx", "dweight", "dbias", "dresidual"):
-        # Its arrays are immutable, which its way of lending them does not tell.
-        if type(tensors.get(name)).__module__.partition(".")[0] in ("jax", "jaxlib"):
-            raise BufferError(f"{name} is written, and JAX's arrays cannot be; see rmsnorm.jax")
-    lent = {name: _lent(array) for name, array in tensors.items() if array is not None}
-    _native.run_arrays(norm, eps, weight_offset, cast_before_weight, lent, stream)
+def _real(name: str, value: Any) -> float:
+    if not hasattr(value, "__float__"):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    return float(value)
 
 
-def forward(norm, eps, *, x, y, weight=None, bias=None, residual=None, residual_out=None, mean=None, rstd=None,
-            weight_offset=0.0, cast_before_weight=False, stream=None):
+def _run(norm: _Norm, eps: float | None, weight_offset: float, cast_before_weight: bool, tensors: dict[str, Any],
+         stream: int | None) -> None:
+    if not isinstance(norm, str) or norm not in _EPS:
+        raise ValueError(f'norm must be "rms_norm" or "layer_norm", got {norm!r}')
+    eps, weight_offset = _real("eps", _EPS[norm] if eps is None else eps), _real("weight_offset", weight_offset)
+    if not isinstance(cast_before_weight, int):
+        raise TypeError(f"cast_before_weight must be True or False, got {cast_before_weight!r}")
+    if stream is not None and (not hasattr(stream, "__index__") or operator.index(stream) < 0):
+        raise TypeError(f"stream must be the address of a CUDA stream, got {stream!r}")
+    tensors = {name: array for name, array in tensors.items() if array is not None}
+    for name, array in tensors.items():
+        _check(name, array)
+    lent = {name: _lent(array) for name, array in tensors.items()}
+    # Both 0 and None are the legacy default stream.
+    _native.run_arrays(norm, eps, weight_offset, bool(cast_before_weight), lent, stream or None)
+
+
+def forward(norm: _Norm, eps: float | None = None, *, x: SupportsDLPack, y: SupportsDLPack, weight: SupportsDLPack | None = None,
+            bias: SupportsDLPack | None = None, residual: SupportsDLPack | None = None, residual_out: SupportsDLPack | None = None,
+            mean: SupportsDLPack | None = None, rstd: SupportsDLPack | None = None, weight_offset: float = 0.0,
+            cast_before_weight: bool = False, stream: int | None = None) -> None:
     """Writes y, and of residual_out, mean and rstd what is given. norm: "rms_norm" or "layer_norm".
 
     x, y, residual, residual_out: (..., cols). weight, bias: (cols). mean, rstd: (...), float32.
+
+    >>> import numpy as np
+    >>> from rmsnorm import arrays
+    >>> x, y, rstd = np.array([[6.0, 8.0, 0.0, 0.0]], np.float32), np.empty((1, 4), np.float32), np.empty(1, np.float32)
+    >>> arrays.forward("rms_norm", 0.0, x=x, y=y, rstd=rstd)
+    >>> (y * 5).round(3).tolist(), (1 / rstd).round(3).tolist()
+    ([[6.0, 8.0, 0.0, 0.0]], [5.0])
     """
     tensors = dict(x=x, residual=residual, weight=weight, bias=bias, y=y, residual_out=residual_out, mean=mean, rstd=rstd)
     _run(norm, eps, weight_offset, cast_before_weight, tensors, stream)
 
 
-def backward(norm, *, dy, x, rstd, dx, mean=None, weight=None, dresidual_out=None, dweight=None, dbias=None, dresidual=None,
-             weight_offset=0.0, stream=None):
+def backward(norm: _Norm, *, dy: SupportsDLPack, x: SupportsDLPack, rstd: SupportsDLPack, dx: SupportsDLPack,
+             mean: SupportsDLPack | None = None, weight: SupportsDLPack | None = None, dresidual_out: SupportsDLPack | None = None,
+             dweight: SupportsDLPack | None = None, dbias: SupportsDLPack | None = None, dresidual: SupportsDLPack | None = None,
+             weight_offset: float = 0.0, stream: int | None = None) -> None:
     """Writes dx, and of dweight, dbias and dresidual what is given. x is what was normalized: residual_out where a residual was added.
 
     dy, x, dx, dresidual_out, dresidual: (..., cols). weight, dweight, dbias: (cols). mean, rstd: (...), float32.
+
+    >>> import numpy as np
+    >>> from rmsnorm import arrays
+    >>> x, rstd = np.array([[1.0, -1.0]], np.float32), np.ones(1, np.float32)
+    >>> dx, dweight = np.empty((1, 2), np.float32), np.empty(2, np.float32)
+    >>> arrays.backward("rms_norm", dy=np.array([[1.0, 0.0]], np.float32), x=x, rstd=rstd, dx=dx, dweight=dweight)
+    >>> dx.tolist(), dweight.tolist()
+    ([[0.5, 0.5]], [1.0, 0.0])
     """
     tensors = dict(dy=dy, x=x, weight=weight, mean=mean, rstd=rstd, dresidual_out=dresidual_out, dx=dx, dweight=dweight,
                    dbias=dbias, dresidual=dresidual)
-    _run(norm, 0.0, weight_offset, False, tensors, stream)
+    _run(norm, None, weight_offset, False, tensors, stream)
 
 
-def _new(like):
+def _new(name: str, like: Any) -> Any:
     """A new array of that shape and dtype with dense rows, by the library whose array it is."""
-    library = sys.modules[type(like).__module__.partition(".")[0]]
+    _check(name, like)
+    if _is_of(like, "numpy", "ndarray"):
+        return sys.modules["numpy"].empty(like.shape, like.dtype)
+    if _is_of(like, "torch", "Tensor"):
+        return sys.modules["torch"].empty(like.shape, dtype=like.dtype, device=like.device)
+    library = sys.modules.get(type(like).__module__.partition(".")[0])
+    library = like.__array_namespace__() if hasattr(like, "__array_namespace__") else library
     if not hasattr(library, "empty"):
-        raise TypeError(f"{library.__name__} has no function `empty`: use rmsnorm.arrays.forward, with an output of yours")
-    if library.__name__ == "torch":
-        return library.empty(like.shape, dtype=like.dtype, device=like.device)
+        raise TypeError(f"{name} is of {type(like).__module__}, which has no function `empty`: pass an output of yours as `out`")
     return library.empty(like.shape, dtype=like.dtype)
 
 
-def rms_norm(x, weight=None, eps=None, *, weight_offset=0.0, cast_before_weight=False, out=None, stream=None):
-    """`x / sqrt(mean(x**2, -1) + eps) * (weight + weight_offset)`, in `out` or a new array. eps has no default.
+def _pair(out: Any, x: Any, residual: Any) -> tuple[Any, Any]:
+    """The two outputs of a norm that adds a residual."""
+    if out is None:
+        return _new("x", x), _new("residual", residual)
+    if not isinstance(out, (tuple, list)) or len(out) != 2 or out[0] is None or out[1] is None:
+        raise TypeError(f"out must be a pair of arrays, (y, residual_out), got {type(out).__name__}")
+    return out[0], out[1]
+
+
+def rms_norm(x: _X, weight: SupportsDLPack | None = None, eps: float | None = None, *, weight_offset: float = 0.0,
+             cast_before_weight: bool = False, out: _X | None = None, stream: int | None = None) -> _X:
+    """`x / sqrt(mean(x**2, -1) + eps) * (weight + weight_offset)`, in `out` or a new array; `out=x` is in place.
 
     cast_before_weight: round the normalized value to x's dtype before it is multiplied with the weight, as Llama does.
+
+    >>> import numpy as np
+    >>> from rmsnorm import arrays
+    >>> x = np.array([[6.0, 8.0, 0.0, 0.0]], np.float32)
+    >>> weight = np.array([5.0, 10.0, 1.0, 1.0], np.float32)
+    >>> arrays.rms_norm(x, weight, 0.0).round(3).tolist()
+    [[6.0, 16.0, 0.0, 0.0]]
     """
-    out = _new(x) if out is None else out
-    forward("rms_norm", _eps(eps), x=x, y=out, weight=weight, weight_offset=weight_offset,
-            cast_before_weight=cast_before_weight, stream=stream)
+    out = _new("x", x) if out is None else out
+    forward("rms_norm", eps, x=x, y=out, weight=weight, weight_offset=weight_offset, cast_before_weight=cast_before_weight,
+            stream=stream)
     return out
 
 
-def layer_norm(x, weight=None, bias=None, eps=None, *, out=None, stream=None):
-    """`(x - mean) / sqrt(var + eps) * weight + bias` over the last dimension, in `out` or a new array. eps has no default."""
-    out = _new(x) if out is None else out
-    forward("layer_norm", _eps(eps), x=x, y=out, weight=weight, bias=bias, stream=stream)
+def layer_norm(x: _X, weight: SupportsDLPack | None = None, bias: SupportsDLPack | None = None, eps: float | None = None, *,
+               out: _X | None = None, stream: int | None = None) -> _X:
+    """`(x - mean) / sqrt(var + eps) * weight + bias` over the last dimension, in `out` or a new array; `out=x` is in place.
+
+    >>> import numpy as np
+    >>> from rmsnorm import arrays
+    >>> x = np.array([[1.0, 3.0]], np.float32)
+    >>> arrays.layer_norm(x, bias=np.array([0.0, 7.0], np.float32), eps=0.0, out=x) is x
+    True
+    >>> x.tolist()
+    [[-1.0, 8.0]]
+    """
+    out = _new("x", x) if out is None else out
+    forward("layer_norm", eps, x=x, y=out, weight=weight, bias=bias, stream=stream)
     return out
 
 
-def add_rms_norm(x, residual, weight=None, eps=None, *, weight_offset=0.0, cast_before_weight=False, stream=None):
-    """(y, h): h = x + residual, rounded to the residual's dtype, and y its RMS norm. eps has no default."""
-    y, h = _new(x), _new(residual)
-    forward("rms_norm", _eps(eps), x=x, residual=residual, y=y, residual_out=h, weight=weight, weight_offset=weight_offset,
+def add_rms_norm(x: _X, residual: _H, weight: SupportsDLPack | None = None, eps: float | None = None, *, weight_offset: float = 0.0,
+                 cast_before_weight: bool = False, out: tuple[_X, _H] | None = None, stream: int | None = None) -> tuple[_X, _H]:
+    """(y, h): h = x + residual, rounded to the residual's dtype, and y its RMS norm. `out=(x, residual)` is in place.
+
+    >>> import numpy as np
+    >>> from rmsnorm import arrays
+    >>> x, residual = np.array([[5.0, 0.0]], np.float32), np.array([[0.0, 5.0]], np.float32)
+    >>> y, h = arrays.add_rms_norm(x, residual, eps=0.0)
+    >>> y.tolist(), h.tolist()
+    ([[1.0, 1.0]], [[5.0, 5.0]])
+    """
+    y, h = _pair(out, x, residual)
+    forward("rms_norm", eps, x=x, residual=residual, y=y, residual_out=h, weight=weight, weight_offset=weight_offset,
             cast_before_weight=cast_before_weight, stream=stream)
     return y, h
 
 
-def add_layer_norm(x, residual, weight=None, bias=None, eps=None, *, stream=None):
-    """(y, h): h = x + residual, rounded to the residual's dtype, and y its layer norm. eps has no default."""
-    y, h = _new(x), _new(residual)
-    forward("layer_norm", _eps(eps), x=x, residual=residual, y=y, residual_out=h, weight=weight, bias=bias, stream=stream)
+def add_layer_norm(x: _X, residual: _H, weight: SupportsDLPack | None = None, bias: SupportsDLPack | None = None,
+                   eps: float | None = None, *, out: tuple[_X, _H] | None = None, stream: int | None = None) -> tuple[_X, _H]:
+    """(y, h): h = x + residual, rounded to the residual's dtype, and y its layer norm. `out=(x, residual)` is in place.
+
+    >>> import numpy as np
+    >>> from rmsnorm import arrays
+    >>> x, residual = np.array([[1.0, 1.0]], np.float32), np.array([[0.0, 2.0]], np.float32)
+    >>> y, h = arrays.add_layer_norm(x, residual, eps=0.0)
+    >>> y.tolist(), h.tolist()
+    ([[-1.0, 1.0]], [[1.0, 3.0]])
+    """
+    y, h = _pair(out, x, residual)
+    forward("layer_norm", eps, x=x, residual=residual, y=y, residual_out=h, weight=weight, bias=bias, stream=stream)
     return y, h
-
-
-def _eps(eps):
-    if eps is None or math.isnan(eps):
-        raise TypeError("eps is missing: models differ, so there is no default")
-    return eps

@@ -122,7 +122,7 @@ impl<'s> Owned<'s> {
     pub(super) fn rows(&self, tensor: Tensor) -> Result<(Foreign, Option<Owned<'s>>), Error> {
         let (dims, strides, storage) = (self.dims()?, self.numbers(self.shim.strides)?, self.storage(tensor)?);
         let rows = Foreign::strided(self.data()?, storage, dims, strides);
-        if let Some(rows) = rows.filter(|rows| tensor.is_matrix() || rows.flat().is_ok()) {
+        if let Some(rows) = rows.filter(|rows| tensor.is_matrix() || rows.flat(tensor).is_ok()) {
             return Ok((rows, None));
         }
         let copy = Owned::empty(self.shim, dims, storage, self.device()?)?;

@@ -6,6 +6,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from .. import _native
 from . import reference
@@ -25,7 +26,7 @@ def _register():
 
 _register()
 
-_typeof = getattr(jax, "typeof", None) or jax.core.get_aval
+typeof = getattr(jax, "typeof", None) or jax.core.get_aval
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,14 +46,24 @@ class Norm:
 
 def manual_axes(array):
     """The axes of `shard_map` that an array varies over; none outside."""
-    kind = _typeof(array)
+    kind = typeof(array)
     axes = getattr(kind, "mat", None)
     return frozenset(getattr(kind, "vma", None) or ()) if axes is None else axes.varying
 
 
-def _beside(x, shape, dtype):
-    """The type of a result that varies over the axes of `shard_map` that x does."""
-    return _typeof(x).update(shape=tuple(shape), dtype=jnp.dtype(dtype), weak_type=False)
+def split_of(array):
+    """How explicit sharding splits the dimensions of an array: an axis of the mesh, several, or None, for each."""
+    spec = tuple(getattr(getattr(typeof(array), "sharding", None), "spec", None) or ())
+    return spec + (None,) * (array.ndim - len(spec))
+
+
+def _beside(x, dims, dtype, cols=()):
+    """The type of a result with the first `dims` dimensions of x, then `cols`. It varies over the axes of `shard_map` that x does."""
+    kind = typeof(x)
+    changes = dict(shape=(*x.shape[:dims], *cols), dtype=jnp.dtype(dtype), weak_type=False)
+    if getattr(kind, "sharding", None) is not None:
+        changes["sharding"] = NamedSharding(kind.sharding.mesh, PartitionSpec(*split_of(x)[:dims], *[None] * len(cols)))
+    return kind.update(**changes)
 
 
 def _call(target, norm, inputs, outputs, rank, vmap_method):
@@ -78,10 +89,10 @@ def forward(norm, x, residual, weight, bias):
     """(y, h, mean, rstd); None for what the norm has not."""
 
     def kernel(is_cuda, x, residual, weight, bias):
-        statistics = _beside(x, x.shape[:-1], jnp.float32)
-        outputs = {"y": _beside(x, x.shape, x.dtype)}
+        statistics = _beside(x, x.ndim - 1, jnp.float32)
+        outputs = {"y": _beside(x, x.ndim, x.dtype)}
         if residual is not None:
-            outputs["residual_out"] = _beside(x, x.shape, residual.dtype)
+            outputs["residual_out"] = _beside(x, x.ndim, residual.dtype)
         outputs |= {"mean": statistics, "rstd": statistics} if norm.is_layer else {"rstd": statistics}
         inputs = {"x": x, "residual": residual, "weight": weight, "bias": bias}
         # One weight for all of a batch stays one.
@@ -100,11 +111,11 @@ def backward(norm, dy, x, weight, mean, rstd, dresidual_out, needs, dtypes):
     parameter, stream = (jnp.dtype(dtype) for dtype in dtypes)
 
     def kernel(is_cuda, dy, x, weight, mean, rstd, dresidual_out):
-        vector = _beside(dy, dy.shape[-1:], parameter)
-        outputs = {"dx": _beside(dy, dy.shape, dy.dtype)}
+        vector = _beside(dy, 0, parameter, dy.shape[-1:])
+        outputs = {"dx": _beside(dy, dy.ndim, dy.dtype)}
         outputs |= {"dweight": vector} if need_dweight else {}
         outputs |= {"dbias": vector} if need_dbias else {}
-        outputs |= {"dresidual": _beside(dy, dy.shape, stream)} if need_dresidual else {}
+        outputs |= {"dresidual": _beside(dy, dy.ndim, stream)} if need_dresidual else {}
         inputs = {"dy": dy, "x": x, "weight": weight, "mean": mean, "rstd": rstd, "dresidual_out": dresidual_out}
         names = [name for name, array in inputs.items() if array is not None] + list(outputs)
         room = _native.xla_workspace_len(
@@ -112,7 +123,7 @@ def backward(norm, dy, x, weight, mean, rstd, dresidual_out, needs, dtypes):
             (dy.dtype.name, parameter.name, x.dtype.name),
         )
         # XLA's own memory: what is allocated in a call cannot be part of its graphs.
-        outputs |= {"workspace": _beside(dy, (room,), jnp.float32)} if room else {}
+        outputs |= {"workspace": _beside(dy, 0, jnp.float32, (room,))} if room else {}
         # Each member of a batch has gradients of its own.
         found = _call(_BACKWARD, norm, inputs, outputs, dy.ndim, "broadcast_all")
         return tuple(found.get(name) for name in ("dx", "dweight", "dbias", "dresidual"))

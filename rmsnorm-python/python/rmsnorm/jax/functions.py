@@ -1,60 +1,81 @@
-"""The functions, and their gradients."""
+"""The functions: what they accept, and how their arrays go to the operators."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+from jax.typing import ArrayLike
 
-from . import calls, partition, reference
+from . import calls, operators, reference
 from .calls import Norm
 
-_DTYPES = tuple(jnp.dtype(dtype) for dtype in (jnp.float32, jnp.float16, jnp.bfloat16))
+_F32 = jnp.dtype(jnp.float32)
+_NARROW = (jnp.dtype(jnp.float16), jnp.dtype(jnp.bfloat16))
+_RMS_EPS, _LAYER_EPS = 2.0**-23, 1e-5
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _norm(norm, how, x, residual, weight, bias):
-    """(y, h); h is None without a residual. how: `calls` or `partition`."""
-    return tuple(how.forward(norm, x, residual, weight, bias)[:2])
+def _number(name, value):
+    """A Python number, as compiled into the program."""
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(f"{name}: expected a Python number, got a traced array; pass it to jax.jit by static_argnames")
+    try:
+        # `float` reads text as well.
+        number = float(value + 0.0)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name}: expected a Python number, got {type(value).__name__}") from None
+    if not math.isfinite(number):
+        raise ValueError(f"{name}: expected a finite number, got {number}")
+    return number
 
 
-def _norm_forward(norm, how, x, residual, weight, bias):
-    y, h, mean, rstd = how.forward(norm, x, residual, weight, bias)
-    # Of the bias only the dtype is needed.
-    kept = x if residual is None else h, weight, mean, rstd
-    return (y, h), (kept, None if bias is None else bias[:0])
+def norm_of(is_layer, eps, weight_offset=0.0, cast_before_weight=False):
+    eps = (_LAYER_EPS if is_layer else _RMS_EPS) if eps is None else _number("eps", eps)
+    if eps < 0.0:
+        raise ValueError(f"eps: expected a number that is not negative, since small rows have no root then, got {eps}")
+    if isinstance(cast_before_weight, jax.core.Tracer):
+        raise TypeError("cast_before_weight: expected a bool, got a traced array; pass it to jax.jit by static_argnames")
+    return Norm(is_layer, eps, _number("weight_offset", weight_offset), bool(cast_before_weight))
 
 
-def _norm_backward(norm, how, saved, gradients):
-    (x, weight, mean, rstd), bias = saved
-    dy, dresidual_out = gradients
-    adds = dresidual_out is not None
-    parameter = weight if weight is not None else bias
-    dtypes = jnp.float32 if parameter is None else parameter.dtype, x.dtype
-    # The gradient of an f32 stream is rounded to it, and not to the dtype of x.
-    is_wider = adds and x.dtype != dy.dtype
-    needs = weight is not None, bias is not None, is_wider
-    dx, dweight, dbias, dresidual = how.backward(norm, dy, x, weight, mean, rstd, dresidual_out, needs, dtypes)
-    return dx, (dresidual if is_wider else dx) if adds else None, dweight, dbias
-
-
-_norm.defvjp(_norm_forward, _norm_backward)
+def _array(name, value):
+    if isinstance(value, jax.Array) or value is None:
+        return value
+    try:
+        return jnp.asarray(value)
+    except TypeError as error:
+        raise TypeError(f"{name}: expected an array, got {type(value).__name__}") from error
 
 
 def _check(x, residual, weight, bias):
     """Refuses what does not go together."""
+    for name, array in (("x", x), ("residual", residual), ("weight", weight), ("bias", bias)):
+        if array is not None and not jnp.issubdtype(array.dtype, jnp.floating):
+            raise TypeError(f"{name}: expected an array of real floating-point numbers, got {array.dtype}; convert it with astype")
     if x.ndim == 0:
-        raise ValueError("x must have at least one dimension, got a scalar")
+        raise ValueError("x: expected at least one dimension, got a scalar")
     for name, array, shape in (("residual", residual, x.shape), ("weight", weight, x.shape[-1:]), ("bias", bias, x.shape[-1:])):
         if array is not None and array.shape != shape:
             raise ValueError(f"{name}: expected the shape {shape}, got {array.shape}")
 
 
-def _takes(x, residual, weight, bias):
+def _have_kernels(x, residual, weight, bias):
     """Whether there are kernels for arrays of these dtypes."""
-    good = (x.dtype, jnp.dtype(jnp.float32))
-    parameters = {array.dtype for array in (weight, bias) if array is not None}
-    stream = residual is None or residual.dtype in good
-    return x.dtype in _DTYPES and x.size > 0 and stream and len(parameters) <= 1 and all(dtype in good for dtype in parameters)
+    narrow_or_f32 = (_F32, *_NARROW)
+    stream = residual is None or residual.dtype in (x.dtype, _F32)
+    parameters = all(array is None or array.dtype in narrow_or_f32 for array in (weight, bias))
+    return x.dtype in narrow_or_f32 and 0 not in x.shape and stream and parameters
+
+
+def _parameters(x, weight, bias, axes):
+    """Weight and bias of one dtype that kernels take, that vary over all axes of `shard_map`: their gradients are sums over these.
+
+    In float32 where either has another dtype than x, or is summed: each device's part would be rounded on its own.
+    """
+    there = [array for array in (weight, bias) if array is not None]
+    is_wide = any(array.dtype != x.dtype or axes - calls.manual_axes(array) for array in there)
+    return [None if array is None else _varying(array.astype(_F32) if is_wide else array, axes) for array in (weight, bias)]
 
 
 def _varying(array, axes):
@@ -66,46 +87,112 @@ def _varying(array, axes):
     return cast(array, missing, to="varying") if cast else jax.lax.pvary(array, missing)
 
 
-def _apply(norm, x, residual, weight, bias, is_split):
-    arrays = [None if array is None else jnp.asarray(array) for array in (x, residual, weight, bias)]
-    _check(*arrays)
-    if not _takes(*arrays):
-        return reference.forward(norm, *arrays)[:2]
-    axes = frozenset().union(*(calls.manual_axes(array) for array in arrays if array is not None))
-    arrays = [_varying(array, axes) for array in arrays]
-    return _norm(norm, calls if axes or not is_split else partition, *arrays)
+def _resharded(array, split):
+    """An array split in this way by explicit sharding, where it is not."""
+    if array is None or calls.split_of(array) == split:
+        return array
+    return jax.sharding.reshard(array, PartitionSpec(*split))
 
 
-def rms_norm(x, weight=None, eps=1e-6, *, weight_offset=0.0, cast_before_weight=False, partition=True):
+def _apply(norm, is_split, x, residual, weight, bias):
+    """(y, h); h is None without a residual."""
+    _check(x, residual, weight, bias)
+    if not _have_kernels(x, residual, weight, bias):
+        return reference.forward(norm, x, residual, weight, bias)[:2]
+    # Explicit sharding: rows are split as x or the residual are, and whole.
+    split = calls.split_of(x)
+    if residual is not None:
+        split = tuple(ours or theirs for ours, theirs in zip(split, calls.split_of(residual)))
+    x, residual = (_resharded(array, (*split[:-1], None)) for array in (x, residual))
+    weight, bias = (_resharded(array, (None,)) for array in (weight, bias))
+    axes = frozenset().union(*(calls.manual_axes(array) for array in (x, residual, weight, bias) if array is not None))
+    weight, bias = _parameters(x, weight, bias, axes)
+    x, residual = _varying(x, axes), _varying(residual, axes)
+    y, h, _, _ = operators.norm(norm, is_split and not axes, x, residual, weight, bias)
+    return _resharded(y, split), _resharded(h, split)
+
+
+@functools.lru_cache(128)
+def _jitted(norm, is_split):
+    """Compiled once for arrays of the same types, and part of the program that it is traced in."""
+
+    def apply(x, residual, weight, bias):
+        return _apply(norm, is_split, x, residual, weight, bias)
+
+    return jax.jit(apply, inline=True)
+
+
+def normalize(norm, x, residual, weight, bias, partition=True):
+    """(y, h) of any norm; h is None without a residual."""
+    return _jitted(norm, bool(partition))(_array("x", x), _array("residual", residual), _array("weight", weight), _array("bias", bias))
+
+
+def _required(name, value):
+    if value is None:
+        raise TypeError(f"{name}: expected an array, got None")
+    return value
+
+
+def rms_norm(
+    x: ArrayLike, weight: ArrayLike | None = None, eps: float | None = None, *, weight_offset: float = 0.0,
+    cast_before_weight: bool = False, partition: bool = True,
+) -> jax.Array:
     """`x / sqrt(mean(x**2, -1) + eps) * (weight + weight_offset)`: equations (1) to (6), gradients (7) to (12).
 
     x: (..., cols). weight: (cols); ones if None. The result has the shape and dtype of x. It is computed in float32 and rounded once;
     with `cast_before_weight` the normalized value is rounded to the dtype of x before it is multiplied with the weight, as Llama does.
-    `weight_offset` 1 is Gemma's `1 + w`. eps, weight_offset and cast_before_weight are Python's numbers, not traced.
+    `weight_offset` 1 is Gemma's `1 + w`. eps is 2**-23 if None, in PyTorch, JAX and arrays alike. eps, weight_offset and
+    cast_before_weight are Python's numbers, not traced; each value is a program of its own.
     partition: let jit's automatic sharding split the rows. False where `custom_partitioning` does not work, as on some TPUs.
-    ValueError if shapes do not go together.
+    TypeError for an array that is not of real floating-point numbers, ValueError if shapes do not go together.
+
+    >>> import jax.numpy as jnp, rmsnorm.jax as rj
+    >>> print(rj.rms_norm(jnp.array([1.0, 7.0]), jnp.array([10.0, 100.0]), eps=0.0))
+    [  2. 140.]
     """
-    norm = Norm(False, float(eps), float(weight_offset), bool(cast_before_weight))
-    return _apply(norm, x, None, weight, None, partition)[0]
+    return normalize(norm_of(False, eps, weight_offset, cast_before_weight), _required("x", x), None, weight, None, partition)[0]
 
 
-def layer_norm(x, weight=None, bias=None, eps=1e-5, *, partition=True):
+def layer_norm(
+    x: ArrayLike, weight: ArrayLike | None = None, bias: ArrayLike | None = None, eps: float | None = None, *, partition: bool = True
+) -> jax.Array:
     """`(x - mean) / sqrt(var + eps) * weight + bias` over the last dimension: equations (1) to (6), gradients (7) to (12).
 
-    x: (..., cols). weight, bias: (cols). Otherwise as `rms_norm`.
+    x: (..., cols). weight, bias: (cols). eps is 1e-5 if None. Otherwise as `rms_norm`.
+
+    >>> import jax.numpy as jnp, rmsnorm.jax as rj
+    >>> print(rj.layer_norm(jnp.array([1.0, 7.0]), bias=jnp.array([0.5, 0.5]), eps=0.0))
+    [-0.5  1.5]
     """
-    return _apply(Norm(True, float(eps)), x, None, weight, bias, partition)[0]
+    return normalize(norm_of(True, eps), _required("x", x), None, weight, bias, partition)[0]
 
 
-def add_rms_norm(x, residual, weight=None, eps=1e-6, *, weight_offset=0.0, cast_before_weight=False, partition=True):
+def add_rms_norm(
+    x: ArrayLike, residual: ArrayLike, weight: ArrayLike | None = None, eps: float | None = None, *, weight_offset: float = 0.0,
+    cast_before_weight: bool = False, partition: bool = True,
+) -> tuple[jax.Array, jax.Array]:
     """(y, h): h = x + residual, rounded to the residual's dtype, and y = rms_norm(h), in the dtype of x. One pass over memory.
 
     residual: the shape of x; its dtype or float32, the stream's. Otherwise as `rms_norm`.
+
+    >>> import jax.numpy as jnp, rmsnorm.jax as rj
+    >>> y, h = rj.add_rms_norm(jnp.array([1.0, 3.0]), jnp.array([0.0, 4.0]), eps=0.0)
+    >>> print(y, h)
+    [0.2 1.4] [1. 7.]
     """
-    norm = Norm(False, float(eps), float(weight_offset), bool(cast_before_weight))
-    return _apply(norm, x, residual, weight, None, partition)
+    norm = norm_of(False, eps, weight_offset, cast_before_weight)
+    return normalize(norm, _required("x", x), _required("residual", residual), weight, None, partition)
 
 
-def add_layer_norm(x, residual, weight=None, bias=None, eps=1e-5, *, partition=True):
-    """(y, h): h = x + residual, rounded to the residual's dtype, and y = layer_norm(h), in the dtype of x. As `add_rms_norm`."""
-    return _apply(Norm(True, float(eps)), x, residual, weight, bias, partition)
+def add_layer_norm(
+    x: ArrayLike, residual: ArrayLike, weight: ArrayLike | None = None, bias: ArrayLike | None = None, eps: float | None = None, *,
+    partition: bool = True,
+) -> tuple[jax.Array, jax.Array]:
+    """(y, h): h = x + residual, rounded to the residual's dtype, and y = layer_norm(h), in the dtype of x. As `add_rms_norm`.
+
+    >>> import jax.numpy as jnp, rmsnorm.jax as rj
+    >>> y, h = rj.add_layer_norm(jnp.array([1.0, 3.0]), jnp.array([0.0, 4.0]), eps=0.0)
+    >>> print(y, h)
+    [-1.  1.] [1. 7.]
+    """
+    return normalize(norm_of(True, eps), _required("x", x), _required("residual", residual), weight, bias, partition)

@@ -1,7 +1,6 @@
 """Automatic sharding: rows may be on several devices, a row may not, and gradients of parameters are summed over the devices.
 
-A plain foreign call under jit would have XLA gather all rows on every device. `custom_partitioning` says how to split it, and has no rule
-for vmap, which `custom_vmap` around it gives.
+A plain foreign call under jit would have XLA gather all rows on every device. `custom_partitioning` says how to split it.
 """
 
 import functools
@@ -9,19 +8,13 @@ import inspect
 
 import jax
 import jax.numpy as jnp
-from jax.custom_batching import custom_vmap
+import numpy as np
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from . import calls
 
 _MATRIX, _STATISTICS, _VECTOR = "... n", "...", "n"
-
-
-def _rows(sharding, rank):
-    """How the rows of an array with that sharding are split."""
-    spec = tuple(sharding.spec)
-    return (spec + (None,) * (rank - len(spec)))[: rank - 1]
 
 
 def _axes(rows):
@@ -30,31 +23,49 @@ def _axes(rows):
     return tuple(axis for name in names for axis in (name if isinstance(name, tuple) else (name,)))
 
 
+def _specs(rows, *sides):
+    """The split of arrays of these kinds, of rows that are split so."""
+    specs = {_MATRIX: PartitionSpec(*rows, None), _STATISTICS: PartitionSpec(*rows), _VECTOR: PartitionSpec(None)}
+    return [tuple(specs[kind] for kind in side) for side in sides]
+
+
 def _split(function, local, kinds_in, kinds_out):
-    """`function` of arrays of these kinds, which XLA may split by rows; each part is done by `local`, told the axes of the mesh."""
+    """`function` of arrays of these kinds, split by rows; each part is done by `local`, told the axes of the mesh."""
     split = custom_partitioning(function)
 
     def shardings(mesh, args):
-        rows = _rows(args[0].sharding, len(args[0].shape))
-        kinds = {
-            _MATRIX: NamedSharding(mesh, PartitionSpec(*rows, None)), _STATISTICS: NamedSharding(mesh, PartitionSpec(*rows)),
-            _VECTOR: NamedSharding(mesh, PartitionSpec(None)),
-        }
-        return rows, *(tuple(kinds[kind] for kind in side) for side in (kinds_in, kinds_out))
+        spec = getattr(args[0].sharding, "spec", None)
+        if spec is None:
+            # A program none of whose arguments is sharded has devices, and no mesh to name a split by: all is on each of them.
+            mesh, spec = Mesh(np.array(list(args[0].sharding.device_set)), ("devices",)), ()
+        rank = len(args[0].shape)
+        rows = (tuple(spec) + (None,) * (rank - len(spec)))[: rank - 1]
+        ins, outs = (tuple(NamedSharding(mesh, spec) for spec in side) for side in _specs(rows, kinds_in, kinds_out))
+        return mesh, rows, ins, outs
 
     def partition(mesh, args, results):
-        rows, ins, outs = shardings(mesh, args)
+        mesh, rows, ins, outs = shardings(mesh, args)
         return mesh, functools.partial(local, _axes(rows)), outs, ins
 
     def infer(mesh, args, results):
-        return shardings(mesh, args)[2]
+        return shardings(mesh, args)[3]
 
     # Shardy, JAX's partitioner from 0.7 on, goes by the rule; the one before it asks `infer`.
     rule = ", ".join(kinds_in) + " -> " + ", ".join(kinds_out)
     options = {"infer_sharding_from_operands": infer, "sharding_rule": rule, "need_replication_factors": ("n",)}
     known = inspect.signature(split.def_partition).parameters
     split.def_partition(partition=partition, **{name: value for name, value in options.items() if name in known})
-    return split
+
+    def run(*args):
+        # Explicit sharding is known when a program is traced.
+        rows = calls.split_of(args[0])[:-1]
+        if not _axes(rows):
+            return split(*args)
+        mesh = calls.typeof(args[0]).sharding.mesh
+        ins, outs = _specs(rows, kinds_in, kinds_out)
+        return jax.shard_map(functools.partial(local, _axes(rows)), mesh=mesh, in_specs=ins, out_specs=outs, check_vma=False)(*args)
+
+    return run
 
 
 def _present(values):
@@ -67,32 +78,14 @@ def _filled(values, are_there):
     return [next(values) if is_there else None for is_there in are_there]
 
 
-def _batched(split, local, kinds):
-    """`split`, with a rule for vmap: a batch of rows is so many more rows, and all else goes to `local`, member by member."""
-    call = custom_vmap(lambda *args: split(*args))
-
-    @call.def_vmap
-    def rule(size, are_batched, *args):
-        goes = all(is_batched == (kind != _VECTOR) for is_batched, kind in zip(are_batched, kinds[0]))
-        if goes and _VECTOR not in kinds[1]:
-            found = call(*args)
-        else:
-            axes = [0 if is_batched else None for is_batched in are_batched]
-            found = jax.vmap(local, axes)(*args)
-        return found, jax.tree.map(lambda _: True, found)
-
-    return call
-
-
-@functools.cache
+@functools.lru_cache(256)
 def _forward(norm, are_there):
     def local(*args):
         return tuple(_present(calls.forward(norm, *_filled(args, are_there))))
 
     kinds_in = tuple(kind for kind, is_there in zip((_MATRIX, _MATRIX, _VECTOR, _VECTOR), are_there) if is_there)
     kinds_out = (_MATRIX,) * (1 + are_there[1]) + (_STATISTICS,) * (1 + norm.is_layer)
-    split = _split(local, lambda axes, *args: local(*args), kinds_in, kinds_out)
-    return _batched(split, local, (kinds_in, kinds_out))
+    return _split(local, lambda axes, *args: local(*args), kinds_in, kinds_out)
 
 
 def forward(norm, *args):
@@ -102,7 +95,7 @@ def forward(norm, *args):
     return _filled(found, (True, are_there[1], norm.is_layer, True))
 
 
-@functools.cache
+@functools.lru_cache(256)
 def _backward(norm, are_there, needs, dtypes):
     def with_dtypes(dtypes, *args):
         return tuple(_present(calls.backward(norm, *_filled(args, are_there), needs, dtypes)))
@@ -127,7 +120,7 @@ def _backward(norm, are_there, needs, dtypes):
                 found[index] = jax.lax.psum(found[index], axes).astype(dtypes[0])
         return tuple(found)
 
-    return _batched(_split(local, part, kinds_in, kinds_out), local, (kinds_in, kinds_out))
+    return _split(local, part, kinds_in, kinds_out)
 
 
 def backward(norm, dy, x, weight, mean, rstd, dresidual_out, needs, dtypes):

@@ -1,35 +1,71 @@
-"""The same norms with jax.numpy: what runs where there is no kernel."""
+"""The same norms with jax.numpy: what runs where there is no kernel, in exports, and in derivatives of the second order and beyond."""
 
 import jax
 import jax.numpy as jnp
 
 
-def _wide(array):
-    return None if array is None else array.astype(jnp.promote_types(array.dtype, jnp.float32))
+def _wide(*arrays):
+    """In float64 if one is, else in float32; None stays None. Nothing is promoted implicitly, so that strict promotion is satisfied."""
+    is_double = any(array is not None and array.dtype == jnp.float64 for array in arrays)
+    return [None if array is None else array.astype(jnp.float64 if is_double else jnp.float32) for array in arrays]
+
+
+def statistics(norm, rows):
+    """(mean, rstd) of the rows that are normalized; the mean is None for an RMS norm."""
+    (rows,) = _wide(rows)
+    mean = rows.mean(-1) if norm.is_layer else None
+    centred = rows if mean is None else rows - mean[..., None]
+    return mean, jax.lax.rsqrt(jnp.square(centred).mean(-1) + norm.eps)
+
+
+def _normalized(rows, mean, rstd):
+    return (rows if mean is None else rows - mean[..., None]) * rstd[..., None]
 
 
 def forward(norm, x, residual, weight, bias):
     """(y, h, mean, rstd) of a `Norm`; None for what it has not. Any float dtype; those of 16 bits are computed in float32."""
-    h = None if residual is None else (_wide(x) + _wide(residual)).astype(residual.dtype)
-    rows, weight, bias = _wide(x if h is None else h), _wide(weight), _wide(bias)
-    mean = rows.mean(-1) if norm.is_layer else None
-    centred = rows if mean is None else rows - mean[..., None]
-    rstd = jax.lax.rsqrt(jnp.square(centred).mean(-1) + norm.eps)
-    x_hat = centred * rstd[..., None]
+    rows, stream, weight, bias = _wide(x, residual, weight, bias)
+    h = None
+    if residual is not None:
+        h = (rows + stream).astype(residual.dtype)
+        rows = h.astype(rows.dtype)
+    mean, rstd = statistics(norm, rows)
+    x_hat = _normalized(rows, mean, rstd)
     if norm.cast_before_weight:
         x_hat = x_hat.astype(x.dtype).astype(rows.dtype)
     y = x_hat if weight is None else x_hat * (weight + norm.weight_offset)
     return (y if bias is None else y + bias).astype(x.dtype), h, mean, rstd
 
 
+def tangent(norm, gradient, dtype, h, weight, mean, rstd, dx, dresidual, dweight, dbias):
+    """(dy, dh) for tangents of the inputs, None where there is none; dh is None without a residual stream.
+
+    The Jacobian of h -> x_hat is symmetric: `gradient`, a `backward` without a weight, is the forward derivative as well.
+    dtype: of y. h: what was normalized.
+    """
+    wide_h, wide_weight, wide_dx, wide_dresidual, wide_dweight, wide_dbias = _wide(h, weight, dx, dresidual, dweight, dbias)
+    parts = [part for part in (wide_dx, wide_dresidual) if part is not None]
+    dh = sum(parts[1:], parts[0]).astype(h.dtype) if parts else None
+    terms = []
+    if dh is not None:
+        through = gradient(norm, dh, h, None, mean, rstd, None, (False, False, False), (jnp.float32, h.dtype))[0]
+        (through,) = _wide(through)
+        terms.append(through if weight is None else through * (wide_weight + norm.weight_offset))
+    if wide_dweight is not None:
+        terms.append(_normalized(wide_h, mean, rstd) * wide_dweight)
+    if wide_dbias is not None:
+        terms.append(jnp.broadcast_to(wide_dbias, h.shape))
+    return sum(terms[1:], terms[0]).astype(dtype), dh
+
+
 def backward(norm, dy, x, weight, mean, rstd, dresidual_out, needs, dtypes):
     """(dx, dweight, dbias, dresidual); None for what is not needed. dtypes: of parameters and of the residual."""
-    wide_dy, rstd = _wide(dy), rstd[..., None]
-    x_hat = (_wide(x) if mean is None else _wide(x) - mean[..., None]) * rstd
-    wdy = wide_dy if weight is None else wide_dy * (_wide(weight) + norm.weight_offset)
+    wide_dy, rows, wide_weight, arriving = _wide(dy, x, weight, dresidual_out)
+    x_hat = _normalized(rows, mean, rstd)
+    wdy = wide_dy if weight is None else wide_dy * (wide_weight + norm.weight_offset)
     dx = wdy - x_hat * (wdy * x_hat).mean(-1, keepdims=True)
-    dx = rstd * (dx if mean is None else dx - wdy.mean(-1, keepdims=True))
-    dx = dx if dresidual_out is None else dx + _wide(dresidual_out)
+    dx = rstd[..., None] * (dx if mean is None else dx - wdy.mean(-1, keepdims=True))
+    dx = dx if arriving is None else dx + arriving
     need_dweight, need_dbias, need_dresidual = needs
     parameter, stream = dtypes
     batch = tuple(range(x.ndim - 1))

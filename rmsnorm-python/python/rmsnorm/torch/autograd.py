@@ -1,26 +1,44 @@
-"""Gradients outside the operators: for every day, and for `torch.func`.
+"""Derivatives of every kind: for every day, and for `torch.func`, forward mode, second derivatives and the operators themselves.
+
+With x_hat the normalized row, its Jacobian J(v) is symmetric, so that the backward kernel, given a tangent as dy and no weight, is the
+forward derivative too. What is differentiated once more than kernels can goes through PyTorch's own operations: `_rows`.
+
+| what | by |
+|---|---|
+| first derivatives, reverse and forward | the backward kernel |
+| derivatives of those, of any order | `_rows` |
 
 Two Functions, since one cannot be quick and transformed: `apply` of one that has `setup_context` binds its arguments by name, at some
 40 us a call, and `torch.func` takes no other.
 """
 
 import torch
+from torch.autograd import forward_ad
 
-from .operators import SECOND, eager_ops, forward, gradients, gradients_of_inputs, save
+from .operators import _library, eager_ops, forward, gradients, gradients_of_inputs, parameter_names, save
 
 # Below autograd, so that the operators' own gradients, which cost some microseconds a call, are not looked at.
-_below_autograd = torch._C._AutoDispatchBelowAutograd
+below_autograd = torch._C._AutoDispatchBelowAutograd
 _is_batched = torch._C._functorch.is_legacy_batchedtensor
+
+
+def is_forward_mode():
+    """Whether a tensor may be a dual number.
+
+    Dual numbers live while a level is entered. Levels are the process's, in PyTorch and in this counter alike, so that the answer is
+    right in every thread, those of the backward pass included.
+    """
+    return forward_ad._current_level >= 0
 
 
 def forward_below(*args):
     """(y, h, mean, rstd), without autograd."""
-    with _below_autograd():
+    with below_autograd():
         return forward(eager_ops, *args)
 
 
 def _gradients_below(*args):
-    with _below_autograd():
+    with below_autograd():
         return gradients(eager_ops, *args)
 
 
@@ -30,6 +48,30 @@ def _gradients_in_order(call, ctx, dy, dh):
     needs = need_dweight, need_dbias, need_dresidual
     dx, dweight, dbias, dresidual = gradients_of_inputs(call, ctx, needs, dy, dh)
     return None, dx, dresidual, dweight, dbias, None, None, None
+
+
+def _is_batch(dy, dh):
+    """Whether one of them is a batch of `is_grads_batched`."""
+    return (dy is not None and _is_batched(dy)) or (dh is not None and _is_batched(dh))
+
+
+def _gradients_again(dy, dh):
+    """`gradients` as what can be differentiated. A batch of `is_grads_batched` loses the graph of a Function."""
+    return _gradients_by_operations if torch.is_grad_enabled() and _is_batch(dy, dh) else _NormBackward.apply
+
+
+def _with_tangents(jvp):
+    """A jvp that is given the saved tensors without their tangents, and may itself be differentiated by forward mode.
+
+    PyTorch switches forward mode off in a jvp, so that tangents of tangents, of nested `torch.func.jvp`, would be zero in silence.
+    """
+
+    def call(ctx, *tangents):
+        with forward_ad._set_fwd_grad_enabled(True):
+            saved = [None if tensor is None else forward_ad.unpack_dual(tensor).primal for tensor in ctx.saved_tensors]
+            return jvp(ctx, saved, *tangents)
+
+    return call
 
 
 class Norm(torch.autograd.Function):
@@ -44,9 +86,8 @@ class Norm(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy, dh=None):
         # To be differentiated again, or a batch of gradients: the long way.
-        is_long = torch.is_grad_enabled() or (dy is not None and _is_batched(dy)) or (dh is not None and _is_batched(dh))
-        call = _NormBackward.apply if is_long else _gradients_below
-        return _gradients_in_order(call, ctx, dy, dh)
+        is_long = torch.is_grad_enabled() or is_forward_mode() or _is_batch(dy, dh)
+        return _gradients_in_order(_gradients_again(dy, dh) if is_long else _gradients_below, ctx, dy, dh)
 
 
 class NormForTransforms(torch.autograd.Function):
@@ -60,11 +101,30 @@ class NormForTransforms(torch.autograd.Function):
     def setup_context(ctx, inputs, output):
         is_layer, x, residual, weight, bias, _, weight_offset, _ = inputs
         ctx.mark_non_differentiable(*(tensor for tensor in output[2:] if tensor is not None))
-        save(ctx, is_layer, x, residual, weight, bias, weight_offset, output)
+        ctx.save_for_forward(*save(ctx, is_layer, x, residual, weight, bias, weight_offset, output))
 
     @staticmethod
     def backward(ctx, dy, dh, _, __):
-        return _gradients_in_order(_NormBackward.apply, ctx, dy, dh)
+        return _gradients_in_order(_gradients_again(dy, dh), ctx, dy, dh)
+
+    @staticmethod
+    @_with_tangents
+    def jvp(ctx, saved, _, x_t, residual_t, weight_t, bias_t, *__):
+        h, weight, mean, rstd = saved
+        y_dtype, _, residual_dtype = ctx.dtypes
+        # In float32, so that a tangent is rounded once.
+        rows = _wide(h)
+        tangents = [None if tensor is None else tensor.to(rows.dtype) for tensor in (x_t, residual_t, weight_t, bias_t)]
+        h_t, weight_t, bias_t = _sum(*tangents[:2]), *tangents[2:]
+        terms = [None if bias_t is None else bias_t.expand(h.shape)]
+        if h_t is not None:
+            # The kernel, with the tangent as dy and without a weight.
+            j = _gradients_again(h_t, None)(ctx.is_layer, h_t, rows, None, mean, rstd, None, 0.0, False, False, False)[0]
+            terms.append(_scaled(j, weight, ctx.weight_offset))
+        if weight_t is not None:
+            terms.append(_rows(ctx.is_layer, h, mean, rstd)[0] * weight_t)
+        y_t, h_t = (torch.zeros_like(rows) if tensor is None else tensor for tensor in (_sum(*terms), h_t))
+        return y_t.to(y_dtype), None if residual_dtype is None else h_t.to(residual_dtype), None, None
 
     @staticmethod
     def vmap(info, dims, is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight):
@@ -74,14 +134,13 @@ class NormForTransforms(torch.autograd.Function):
             found = _each(info, dims, NormForTransforms.apply, is_layer, x, residual, weight, bias, *rest)
         else:
             # A batch of rows is so many more rows.
-            x = _in_front(x, x_dim, info.batch_size)
-            residual = None if residual is None else _in_front(residual, residual_dim, info.batch_size)
+            x, residual = _in_front(x, x_dim, info.batch_size), _in_front(residual, residual_dim, info.batch_size)
             found = NormForTransforms.apply(is_layer, x, residual, weight, bias, *rest)
         return found, tuple(None if tensor is None else 0 for tensor in found)
 
 
 class _NormBackward(torch.autograd.Function):
-    """(dx, dweight, dbias, dresidual)."""
+    """(dx, dweight, dbias, dresidual). Its own derivatives take mean and rstd for the functions of h that they are."""
 
     @staticmethod
     def forward(*args):
@@ -89,21 +148,152 @@ class _NormBackward(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        pass
+        ctx.is_layer, *tensors, ctx.weight_offset, need_dweight, need_dbias, need_dresidual = inputs
+        ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in output]
+        is_made = True, need_dweight, need_dbias, need_dresidual
+        ctx.mark_non_differentiable(*(t for t, is_needed in zip(output, is_made) if t is not None and not is_needed))
+        ctx.is_made = is_made
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+        ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx, *_):
-        raise NotImplementedError(SECOND)
+    def backward(ctx, *cotangents):
+        dy, h, weight, mean, rstd, dh = ctx.saved_tensors
+        x_hat, first, second = _rows(ctx.is_layer, h, mean, rstd)
+        wide_dy = dy.to(x_hat.dtype)
+        dx, dweight, dbias, dresidual = (None if tensor is None else tensor.to(x_hat.dtype) for tensor in cotangents)
+        dx = _sum(dx, dresidual)
+        to_dy, to_h, to_weight = [None if dbias is None else dbias.expand(dy.shape)], [], None
+        if dx is not None:
+            j = first(dx)
+            to_dy.append(_scaled(j, weight, ctx.weight_offset))
+            to_h.append(second(_scaled(wide_dy, weight, ctx.weight_offset), dx))
+            to_weight = None if weight is None else _over_rows(wide_dy * j)
+        if dweight is not None:
+            to_dy.append(x_hat * dweight)
+            to_h.append(first(wide_dy * dweight))
+        found = _as(_sum(*to_dy), dy.dtype), _as(_sum(*to_h), h.dtype), _as(to_weight, weight is not None and weight.dtype)
+        return None, *found, None, None, None if dh is None else _as(dx, dh.dtype), None, None, None, None
+
+    @staticmethod
+    @_with_tangents
+    def jvp(ctx, saved, _, dy_t, h_t, weight_t, __, ___, dh_t, *____):
+        dy, h, weight, mean, rstd, _ = saved
+        x_hat, first, second = _rows(ctx.is_layer, h, mean, rstd)
+        dy = dy.to(x_hat.dtype)
+        dy_t, h_t, weight_t, dh_t = (None if t is None else t.to(x_hat.dtype) for t in (dy_t, h_t, weight_t, dh_t))
+        wdy = _scaled(dy, weight, ctx.weight_offset)
+        wdy_t = _sum(None if dy_t is None else _scaled(dy_t, weight, ctx.weight_offset), None if weight_t is None else dy * weight_t)
+        dx_t = _sum(None if wdy_t is None else first(wdy_t), None if h_t is None else second(wdy, h_t), dh_t)
+        dweight_t = _sum(None if dy_t is None else dy_t * x_hat, None if h_t is None else dy * first(h_t))
+        found = dx_t, *(None if t is None else _over_rows(t) for t in (dweight_t, dy_t)), dx_t
+        shapes = h.shape, h.shape[-1:], h.shape[-1:], h.shape
+        found = [dy.new_zeros(shape) if tensor is None else tensor for tensor, shape in zip(found, shapes)]
+        return tuple(t.to(dtype) if is_made else None for t, dtype, is_made in zip(found, ctx.dtypes, ctx.is_made))
+
+    @staticmethod
+    def vmap(info, dims, is_layer, dy, h, weight, mean, rstd, dh, weight_offset, *needs):
+        if dims[3] is None and not any(needs[:2]):
+            rows = [_in_front(t, dim, info.batch_size) for t, dim in zip((dy, h, mean, rstd, dh), (*dims[1:3], *dims[4:7]))]
+            dy, h, mean, rstd, dh = rows
+            found = _NormBackward.apply(is_layer, dy, h, weight, mean, rstd, dh, weight_offset, *needs)
+            return found, tuple(None if t is None or not is_made else 0 for t, is_made in zip(found, (True, *needs)))
+        # Each member of the batch has a dweight of its own.
+        found = _each(info, dims, _NormBackward.apply, is_layer, dy, h, weight, mean, rstd, dh, weight_offset, *needs)
+        return found, tuple(None if tensor is None else 0 for tensor in found)
+
+
+class _QuantizedNorm(torch.autograd.Function):
+    """(codes, scales, h): no derivative, and none that is zero in silence."""
+
+    @staticmethod
+    def forward(*args):
+        with below_autograd():
+            return eager_ops.quantized_rms_norm(*args)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        if any(ctx.needs_input_grad):
+            raise NotImplementedError(_QUANTIZED)
+
+    @staticmethod
+    def jvp(ctx, *_):
+        raise NotImplementedError(_QUANTIZED)
 
     @staticmethod
     def vmap(info, dims, *args):
-        # Each member of the batch has a dweight of its own.
-        found = _each(info, dims, _NormBackward.apply, *args)
-        return found, tuple(None if tensor is None else 0 for tensor in found)
+        return _each(info, dims, _QuantizedNorm.apply, *args), (0, 0, 0)
+
+
+_QUANTIZED = (
+    "quantized_rms_norm has no derivative, and x, residual or weight is to be differentiated: pass them detached, as x.detach(), or call "
+    "rms_norm"
+)
+
+
+def _wide(tensor):
+    """In what derivatives are computed in: float32, or more."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _as(tensor, dtype):
+    return None if tensor is None else tensor.to(dtype)
+
+
+def _sum(*terms):
+    """The sum of those that are there; None if none is."""
+    terms = [term for term in terms if term is not None]
+    return sum(terms[1:], terms[0]) if terms else None
+
+
+def _over_rows(rows):
+    return rows.sum(tuple(range(rows.ndim - 1))) if rows.ndim > 1 else rows
+
+
+def _scaled(rows, weight, weight_offset):
+    return rows if weight is None else rows * (weight.to(rows.dtype) + weight_offset)
+
+
+def _rows(is_layer, h, mean, rstd):
+    """(x_hat, first, second) by PyTorch's own operations, so that all three can be differentiated again.
+
+    first(v) is the derivative of x_hat along v, second(u, v) that of first(u) along v: symmetric in both arguments and as maps of either.
+    mean and rstd are constants with the bits of the forward pass; here they get their derivatives back.
+    """
+    average = lambda rows: rows.mean(-1, keepdim=True)  # noqa: E731
+    zero = lambda tensor: tensor - tensor.detach()  # noqa: E731
+    rows, rstd = _wide(h), rstd.unsqueeze(-1)
+    if is_layer:
+        rows = rows - mean.unsqueeze(-1)
+        rows = rows - zero(average(rows))
+    rstd = rstd * (1 + rstd.square() * zero(average(rows.square()))).rsqrt()
+    x_hat = rows * rstd
+
+    def first(v):
+        centred = v - average(v) if is_layer else v
+        return rstd * (centred - x_hat * average(v * x_hat))
+
+    def second(u, v):
+        first_u, first_v = first(u), first(v)
+        return -rstd * (average(v * x_hat) * first_u + average(u * x_hat) * first_v + x_hat * average(u * first_v))
+
+    return x_hat, first, second
+
+
+def _gradients_by_operations(is_layer, dy, h, weight, mean, rstd, dh, weight_offset, need_dweight, need_dbias, need_dresidual):
+    """`gradients` by PyTorch's own operations."""
+    x_hat, first, _ = _rows(is_layer, h, mean, rstd)
+    wide_dy = dy.to(x_hat.dtype)
+    dx = _sum(first(_scaled(wide_dy, weight, weight_offset)), dh)
+    dweight = _over_rows(wide_dy * x_hat).to(weight.dtype) if need_dweight else None
+    return dx.to(dy.dtype), dweight, _over_rows(wide_dy) if need_dbias else None, dx.to(h.dtype)
 
 
 def _in_front(tensor, dim, size):
     """With the dimension of the batch first."""
+    if tensor is None:
+        return None
     return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
 
 
@@ -112,3 +302,34 @@ def _each(info, dims, function, *args):
     member = lambda value, dim, index: value if dim is None else value.select(dim, index)  # noqa: E731
     calls = [function(*[member(v, d, index) for v, d in zip(args, dims)]) for index in range(info.batch_size)]
     return tuple(None if parts[0] is None else torch.stack(parts) for parts in zip(*calls))
+
+
+def _register(name, names):
+    """Gives the operator with parameters of these names its derivatives, under autograd and under `torch.func`."""
+    is_layer, below = "layer" in name, getattr(eager_ops, name)
+    if name.endswith("_backward"):
+        function, order = _NormBackward, ("dy", "x", "weight", "mean", "rstd", "dresidual_out", "weight_offset", "need_dweight",
+                                          "need_dbias", "need_dresidual")
+    else:
+        function, order = NormForTransforms, ("x", "residual", "weight", "bias", "eps", "weight_offset", "cast_before_weight")
+    defaults = dict.fromkeys(order) | {"weight_offset": 0.0, "cast_before_weight": False, "need_dbias": False}
+
+    def differentiated(*args):
+        if name.startswith("quantized"):
+            return _QuantizedNorm.apply(*args)
+        given = defaults | dict(zip(names, args))
+        found = tuple(t for t in function.apply(is_layer, *(given[key] for key in order)) if t is not None)
+        return found[0] if name.endswith("_inference") else found
+
+    def under_autograd(*args):
+        if is_forward_mode() or (torch.is_grad_enabled() and torch._C._any_requires_grad(*args)):
+            return differentiated(*args)
+        with below_autograd():
+            return below(*args)
+
+    _library.impl(name, under_autograd, "Autograd")
+    _library.impl(name, differentiated, "FuncTorchDynamicLayerFrontMode")
+
+
+for _name, _names in parameter_names.items():
+    _register(_name, _names)

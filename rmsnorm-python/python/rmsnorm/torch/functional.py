@@ -2,38 +2,29 @@
 
 import functools
 import warnings
+from collections.abc import Sequence
+from typing import overload
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.overrides import handle_torch_function, has_torch_function
 
 from .. import _native
-from . import fallback
-from .autograd import Norm, NormForTransforms, forward_below
+from . import checks, exported, fallback
+from .autograd import Norm, NormForTransforms, below_autograd, forward_below, is_forward_mode
+from .checks import default_eps
 from .operators import eager_ops, forward, ops
 
 _FLOATS = frozenset((torch.float32, torch.float16, torch.bfloat16))
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
+_RMS_EPS, _LAYER_EPS = 2.0**-23, 1e-5
 
 # What these are looked up by costs as much as they do.
 _is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
-_is_transformed = torch._C._are_functorch_transforms_active
+_is_dynamo, _is_traced = torch.compiler.is_dynamo_compiling, torch._C._get_tracing_state
+_has_mode, _is_transformed = torch._C._is_torch_function_mode_enabled, torch._C._are_functorch_transforms_active
 _rms_norm_inference, _layer_norm_inference = eager_ops.rms_norm_inference, eager_ops.layer_norm_inference
-
-
-def _default_eps(dtype):
-    """What `torch.nn.functional.rms_norm` takes if it is given none: the machine epsilon of what it computes in, or of x."""
-    x, eps = torch.full((1, 1), 0.01, dtype=dtype), torch.finfo(torch.float32).eps
-    is_wide = torch.equal(F.rms_norm(x, (1,)), F.rms_norm(x, (1,), None, eps))
-    return eps if is_wide else torch.finfo(dtype).eps
-
-
-_EPS = {dtype: _default_eps(dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16)}
-
-
-def default_eps(x):
-    """The eps of an RMS norm that is given none."""
-    return _EPS.get(x.dtype) or torch.finfo(x.dtype).eps
 
 
 @functools.cache
@@ -57,7 +48,7 @@ _has_cuda._dynamo_marked_constant = True
 def _takes(x, residual, weight, bias):
     """Whether there are kernels for these tensors."""
     dtype = x.dtype
-    if dtype not in _FLOATS or x.ndim == 0 or not (x.is_cpu or x.is_cuda and _has_cuda(x.device.index or 0)):
+    if dtype not in _FLOATS or not (x.is_cpu or x.is_cuda and _has_cuda(x.device.index or 0)):
         return False
     if residual is not None and residual.dtype is not dtype and residual.dtype is not torch.float32:
         return False
@@ -67,88 +58,235 @@ def _takes(x, residual, weight, bias):
     return False
 
 
-def _norm(is_layer, x, residual, weight, bias, eps, weight_offset=0.0, cast_before_weight=False):
+def _norm(is_layer, x, residual, weight, bias, eps, weight_offset=0.0, cast_before_weight=False, normalized_shape=None):
     """(y, h); h is None without a residual."""
-    if (weight is not None and weight.ndim > 1) or (bias is not None and bias.ndim > 1):
-        return _flattened(is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight)
+    tensors = x, residual, weight, bias
+    is_usual = type(x) in _PLAIN and not x.is_nested and not _has_mode()
+    for tensor in tensors[1:]:
+        is_usual = is_usual and (tensor is None or type(tensor) in _PLAIN)
+    is_tensor = is_usual or all(tensor is None or isinstance(tensor, Tensor) for tensor in tensors)
+    is_nested = not is_usual and any(isinstance(tensor, Tensor) and tensor.is_nested for tensor in tensors)
+    if not is_usual and not is_nested and not _is_compiling() and has_torch_function(tensors):
+        return _by_others(is_layer, tensors, eps, weight_offset, cast_before_weight, normalized_shape)
+    if eps is None:
+        eps = _LAYER_EPS if is_layer or not isinstance(x, Tensor) else default_eps(x)
     args = is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight
+    if is_nested or not is_tensor:
+        return fallback.checked(*args, normalized_shape)
+    if not _is_compiling() and _is_traced() is not None and torch.onnx.is_in_onnx_export():
+        # TorchScript's exporter, which knows elementary operations and PyTorch's layer norm.
+        return fallback.checked(*args, normalized_shape, True)
+    parameter = bias if weight is None else weight
+    if not (normalized_shape is None or _is_last(x, normalized_shape)) or (parameter is not None and parameter.ndim > 1):
+        return _flattened(*args, normalized_shape)
     if not _takes(x, residual, weight, bias):
-        return fallback.norm(*args)
+        return fallback.checked(*args)
+    if _is_compiling() and (x.shape[-1] == 0 or _is_transformed() or is_forward_mode()):
+        # A compiler traces PyTorch's own operations through every transform; no kernel takes rows of no columns.
+        return fallback.checked(*args)
+    if _is_compiling() and torch.compiler.is_exporting():
+        checks.arguments(*args)
+        return exported.norm(*args)
     if _is_compiling():
         return forward(ops, *args)[:2]
-    if _is_transformed():
-        return NormForTransforms.apply(*args)[:2]
-    for tensor in (x, residual, weight, bias):
-        if tensor is not None and type(tensor) not in _PLAIN:
+    try:
+        if _is_traced() is not None:
+            # The same operator with gradients as without.
+            return forward(ops, *args)[:2]
+        if _is_transformed() or is_forward_mode():
+            return NormForTransforms.apply(*args)[:2]
+        if not is_usual and any(tensor is not None and type(tensor) not in _PLAIN for tensor in tensors):
             # A DTensor, a FakeTensor: the dispatcher knows what to do.
             return forward(ops, *args)[:2]
-    if not _is_grad_enabled():
-        return forward_below(*args)[:2]
-    found = Norm.apply(*args)
+        if not _is_grad_enabled():
+            return forward_below(*args)[:2]
+        found = Norm.apply(*args)
+        return (found, None) if residual is None else found
+    except RuntimeError:
+        return _after_refusal(*args)
+
+
+def _by_others(is_layer, tensors, eps, weight_offset, cast_before_weight, normalized_shape):
+    """The call by whoever overrides `__torch_function__`: a subclass, a mode, a Proxy of torch.fx. As `_norm`."""
+    x, residual, weight, bias = tensors
+    function = (rms_norm, add_rms_norm, layer_norm, add_layer_norm)[2 * is_layer + (residual is not None)]
+    rows = (x,) if residual is None else (x, residual)
+    options = dict(bias=bias) if is_layer else dict(weight_offset=weight_offset, cast_before_weight=cast_before_weight)
+    found = handle_torch_function(
+        function, tensors, *rows, weight=weight, eps=eps, normalized_shape=normalized_shape, **options
+    )
     return (found, None) if residual is None else found
 
 
-def _flattened(is_layer, x, residual, weight, bias, *rest):
-    """A norm over as many dimensions as the weight, or the bias, has."""
-    parameter = bias if weight is None else weight
-    dims = parameter.ndim
-    if x.shape[-dims:] != parameter.shape:
-        raise ValueError(f"x must end in the weight's dimensions {tuple(parameter.shape)}, got the shape {tuple(x.shape)}")
-    flat = lambda tensor: None if tensor is None else tensor.flatten(-dims)  # noqa: E731
-    y, h = _norm(is_layer, flat(x), flat(residual), flat(weight), flat(bias), *rest)
+def _after_refusal(*args):
+    """After the kernels' RuntimeError: Python's words for a wrong argument, PyTorch's own norm of no columns, or the error itself."""
+    checks.arguments(*args)
+    if args[1].shape[-1] == 0:
+        return fallback.norm(*args)
+    raise  # noqa: PLE0704
+
+
+def _flattened(is_layer, x, residual, weight, bias, *args):
+    """A norm over several dimensions, which are made one."""
+    dims = checks.shapes(x, residual, weight, bias, args[-1])
+    flat = lambda tensor: None if tensor is None else tensor.flatten(-len(dims))  # noqa: E731
+    y, h = _norm(is_layer, flat(x), flat(residual), flat(weight), flat(bias), *args[:-1])
     return y.view(x.shape), None if h is None else h.view(x.shape)
 
 
-def _is_plain(x, parameter):
+def _is_last(x, normalized_shape):
+    """Whether it is the last dimension that is normalized, by what is said of the shape."""
+    if not isinstance(normalized_shape, (tuple, list)):
+        raise TypeError(f"normalized_shape: expected a tuple or list of ints, got {type(normalized_shape).__name__}; pass x.shape[-1:]")
+    return tuple(normalized_shape) == x.shape[-1:]
+
+
+def _is_plain(x, weight, bias=None):
     """Whether nothing is to be differentiated, transformed or traced, by the tensors that most calls have: the quick way."""
-    if type(x) not in _PLAIN or x.dtype not in _FLOATS or _is_transformed() or _is_compiling():
+    if type(x) not in _PLAIN or x.is_nested or _is_transformed() or _is_dynamo() or _is_traced() is not None:
         return False
-    if parameter is None:
-        return not (x.requires_grad and _is_grad_enabled())
-    if type(parameter) not in _PLAIN or parameter.ndim != 1:
+    if forward_ad._current_level >= 0:
         return False
-    return not ((x.requires_grad or parameter.requires_grad) and _is_grad_enabled())
+    is_recorded = _is_grad_enabled()
+    if is_recorded and x.requires_grad:
+        return False
+    if weight is not None and (type(weight) not in _PLAIN or weight.ndim != 1 or (is_recorded and weight.requires_grad)):
+        return False
+    return bias is None or (type(bias) in _PLAIN and bias.ndim == 1 and not (is_recorded and bias.requires_grad))
 
 
-def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | None = None, *, weight_offset: float = 0.0,
-             cast_before_weight: bool = False) -> Tensor:
+def _by_position(args, shape, **named):
+    """(normalized_shape, weight, .., eps): arguments by position, in this package's order or in that of torch.nn.functional."""
+    found, names = dict(named, normalized_shape=shape), list(named)
+    if isinstance(args[0], Sequence):
+        names.insert(0, "normalized_shape")
+    if len(args) > len(names):
+        raise TypeError(f"expected at most {len(names)} arguments after the rows, {', '.join(names)}, got {len(args)}; the others go by name")
+    for name, value in zip(names, args):
+        if found[name] is not None:
+            raise TypeError(f"{name}: expected one value, got one by position and one by name; drop one")
+        found[name] = value
+    return found.pop("normalized_shape"), *found.values()
+
+
+@overload
+def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | None = None, *, normalized_shape: Sequence[int] | None = None,
+             weight_offset: float = 0.0, cast_before_weight: bool = False) -> Tensor: ...
+@overload
+def rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None, *,
+             weight_offset: float = 0.0, cast_before_weight: bool = False) -> Tensor: ...
+def rms_norm(x, *args, weight=None, eps=None, normalized_shape=None, weight_offset=0.0, cast_before_weight=False):
     """`x / sqrt(mean(x**2, -1) + eps) * (weight + weight_offset)`: equations (1) to (6), gradients (7) to (12).
+
+    `rms_norm(x, weight, eps)`, or with the arguments of `torch.nn.functional.rms_norm`: `rms_norm(x, normalized_shape, weight, eps)`.
 
     x: (..., cols). weight: (cols), or as many of the last dimensions as are to be normalized together; ones if None. The result has the
     shape and dtype of x. It is computed in float32 and rounded once; with `cast_before_weight` the normalized value is rounded to the
     dtype of x before it is multiplied with the weight, as Llama does. `weight_offset` 1 is Gemma's `1 + w`.
-    eps: None is that of `torch.nn.functional.rms_norm`, the machine epsilon of the dtype that is computed in.
-    RuntimeError (of the dispatcher's) or ValueError if shapes, dtypes or devices do not go together.
+    normalized_shape: the last dimensions of x, which are normalized together; None is the shape of the weight, or the last dimension.
+    eps: None is the machine epsilon of the dtype that is computed in: 2**-23, and 2**-52 for float64.
+    Derivatives: gradients and forward mode (`torch.func.jvp`, dual numbers) call the backward kernel. Second and higher derivatives go
+    through PyTorch's operations, as do all transforms of `torch.func` within `torch.compile`.
+    TypeError for a wrong type or dtype, ValueError for a wrong shape, value or device, NotImplementedError for tensors that no norm takes.
+
+    >>> rms_norm(torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 2.0]), 1e-6)
+    tensor([[0.8485, 2.2627]])
     """
-    if eps is None:
-        eps = default_eps(x)
-    if _is_plain(x, weight) and _takes(x, None, weight, None):
-        return _rms_norm_inference(x, weight, eps, weight_offset, cast_before_weight)
-    return _norm(False, x, None, weight, None, eps, weight_offset, cast_before_weight)[0]
+    if args:
+        if len(args) == 2 and type(args[0]) in _PLAIN and weight is eps is normalized_shape is None:
+            weight, eps = args
+        else:
+            normalized_shape, weight, eps = _by_position(args, normalized_shape, weight=weight, eps=eps)
+    if _is_plain(x, weight) and _takes(x, None, weight, None) and (normalized_shape is None or _is_last(x, normalized_shape)):
+        eps = _RMS_EPS if eps is None else eps
+        try:
+            with below_autograd():
+                return _rms_norm_inference(x, weight, eps, weight_offset, cast_before_weight)
+        except RuntimeError:
+            return _after_refusal(False, x, None, weight, None, eps, weight_offset, cast_before_weight)[0]
+    return _norm(False, x, None, weight, None, eps, weight_offset, cast_before_weight, normalized_shape)[0]
 
 
-def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
+@overload
+def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float | None = 1e-5, *,
+               normalized_shape: Sequence[int] | None = None) -> Tensor: ...
+@overload
+def layer_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
+               eps: float | None = 1e-5) -> Tensor: ...
+def layer_norm(x, *args, weight=None, bias=None, eps=None, normalized_shape=None):
     """`(x - mean) / sqrt(var + eps) * weight + bias`: equations (1) to (6), gradients (7) to (12).
 
+    `layer_norm(x, weight, bias, eps)`, or with the arguments of `torch.nn.functional.layer_norm`:
+    `layer_norm(x, normalized_shape, weight, bias, eps)`.
+
     x: (..., cols). weight, bias: (cols), or as many of the last dimensions as are to be normalized together. The result has the shape
-    and dtype of x. The variance is of the centred row, not a difference of moments. Errors as of `rms_norm`.
+    and dtype of x. The variance is of the centred row, not a difference of moments. eps: None is 1e-5. The rest as of `rms_norm`.
+
+    >>> layer_norm(torch.tensor([[1.0, 3.0]]), torch.tensor([1.0, 2.0]), torch.tensor([0.0, 0.5]))
+    tensor([[-1.0000,  2.5000]])
     """
-    if _is_plain(x, weight) and (bias is None or _is_plain(x, bias)) and _takes(x, None, weight, bias):
-        return _layer_norm_inference(x, weight, bias, eps)
-    return _norm(True, x, None, weight, bias, eps)[0]
+    if args:
+        if 2 <= len(args) <= 3 and type(args[0]) in _PLAIN and weight is bias is eps is normalized_shape is None:
+            weight, bias, eps = args if len(args) == 3 else (*args, None)
+        else:
+            normalized_shape, weight, bias, eps = _by_position(args, normalized_shape, weight=weight, bias=bias, eps=eps)
+    eps = _LAYER_EPS if eps is None else eps
+    if _is_plain(x, weight, bias) and _takes(x, None, weight, bias) and (normalized_shape is None or _is_last(x, normalized_shape)):
+        try:
+            with below_autograd():
+                return _layer_norm_inference(x, weight, bias, eps)
+        except RuntimeError:
+            return _after_refusal(True, x, None, weight, bias, eps, 0.0, False)[0]
+    return _norm(True, x, None, weight, bias, eps, normalized_shape=normalized_shape)[0]
 
 
+@overload
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float | None = None, *,
-                 weight_offset: float = 0.0, cast_before_weight: bool = False) -> tuple[Tensor, Tensor]:
+                 normalized_shape: Sequence[int] | None = None, weight_offset: float = 0.0,
+                 cast_before_weight: bool = False) -> tuple[Tensor, Tensor]: ...
+@overload
+def add_rms_norm(x: Tensor, residual: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None,
+                 *, weight_offset: float = 0.0, cast_before_weight: bool = False) -> tuple[Tensor, Tensor]: ...
+def add_rms_norm(x, residual, *args, weight=None, eps=None, normalized_shape=None, weight_offset=0.0, cast_before_weight=False):
     """(y, h): h = x + residual, rounded to the residual's dtype, and y = rms_norm(h), in the dtype of x. One pass over memory.
 
     residual: the shape of x; its dtype or float32, the stream's. Both results are differentiable. Otherwise as `rms_norm`.
+
+    >>> y, h = add_rms_norm(torch.tensor([[1.0, 2.0]]), torch.tensor([[2.0, 2.0]]), torch.tensor([1.0, 2.0]), 1e-6)
+    >>> h
+    tensor([[3., 4.]])
     """
-    eps = default_eps(x) if eps is None else eps
-    return _norm(False, x, residual, weight, None, eps, weight_offset, cast_before_weight)
+    if args:
+        normalized_shape, weight, eps = _by_position(args, normalized_shape, weight=weight, eps=eps)
+    return _norm(False, x, _residual(residual), weight, None, eps, weight_offset, cast_before_weight, normalized_shape)
 
 
-def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None,
-                   eps: float = 1e-5) -> tuple[Tensor, Tensor]:
-    """(y, h): h = x + residual, rounded to the residual's dtype, and y = layer_norm(h), in the dtype of x. As `add_rms_norm`."""
-    return _norm(True, x, residual, weight, bias, eps)
+@overload
+def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float | None = 1e-5, *,
+                   normalized_shape: Sequence[int] | None = None) -> tuple[Tensor, Tensor]: ...
+@overload
+def add_layer_norm(x: Tensor, residual: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
+                   bias: Tensor | None = None, eps: float | None = 1e-5) -> tuple[Tensor, Tensor]: ...
+def add_layer_norm(x, residual, *args, weight=None, bias=None, eps=None, normalized_shape=None):
+    """(y, h): h = x + residual, rounded to the residual's dtype, and y = layer_norm(h), in the dtype of x. As `add_rms_norm`.
+
+    >>> y, h = add_layer_norm(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 1.0]]))
+    >>> y
+    tensor([[-1.0000,  1.0000]])
+    """
+    if args:
+        normalized_shape, weight, bias, eps = _by_position(args, normalized_shape, weight=weight, bias=bias, eps=eps)
+    return _norm(True, x, _residual(residual), weight, bias, eps, normalized_shape=normalized_shape)
+
+
+def _residual(residual):
+    """The residual, which is not None: without one it would be another function."""
+    if residual is None:
+        raise TypeError("residual: expected a torch.Tensor, got None; rms_norm and layer_norm have no residual")
+    return residual
+
+
+exported.register(_norm)
+# What torch.jit.script compiles in their place.
+for _function in (rms_norm, layer_norm, add_rms_norm, add_layer_norm):
+    _function.__prepare_scriptable__ = functools.partial(getattr, fallback, _function.__name__)

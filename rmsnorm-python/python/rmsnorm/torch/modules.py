@@ -6,26 +6,12 @@ from torch import Tensor
 from .functional import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 
 
-class _OverLastDimensions:
-    """What the modules share: a norm over `normalized_shape`, whatever dimensions come before."""
+class RMSNorm(torch.nn.RMSNorm):
+    """`torch.nn.RMSNorm` by `rms_norm`: its arguments, and `weight_offset` and `cast_before_weight` of the function.
 
-    def _apply_norm(self, function, *rows):
-        shape = self.normalized_shape
-        if len(shape) == 1 and rows[0].shape[-1] == shape[0]:
-            return function(*rows)
-        if rows[0].shape[-len(shape):] != torch.Size(shape):
-            raise RuntimeError(f"x must end in normalized_shape={list(shape)}, got the shape {list(rows[0].shape)}")
-        if self.weight is not None:
-            return function(*rows)
-        # Without a weight nothing says how many dimensions are one row.
-        found = function(*(tensor.flatten(-len(shape)) for tensor in rows))
-        one = isinstance(found, Tensor)
-        found = tuple(tensor.view(rows[0].shape) for tensor in ((found,) if one else found))
-        return found[0] if one else found
-
-
-class RMSNorm(_OverLastDimensions, torch.nn.RMSNorm):
-    """`torch.nn.RMSNorm` by `rms_norm`: its arguments, and `weight_offset` and `cast_before_weight` of the function."""
+    >>> RMSNorm(2, eps=0.0)(torch.tensor([[3.0, 4.0]])).detach()
+    tensor([[0.8485, 1.1314]])
+    """
 
     def __init__(self, normalized_shape, eps: float | None = None, elementwise_affine: bool = True, device=None, dtype=None, *,
                  weight_offset: float = 0.0, cast_before_weight: bool = False):
@@ -45,9 +31,8 @@ class RMSNorm(_OverLastDimensions, torch.nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """y, with the shape and dtype of x: (..., *normalized_shape)."""
-        return self._apply_norm(lambda x: rms_norm(
-            x, self.weight, self.eps, weight_offset=self.weight_offset, cast_before_weight=self.cast_before_weight
-        ), x)
+        return rms_norm(x, weight=self.weight, eps=self.eps, normalized_shape=self.normalized_shape, weight_offset=self.weight_offset,
+                        cast_before_weight=self.cast_before_weight)
 
     def extra_repr(self) -> str:
         """The arguments."""
@@ -56,27 +41,40 @@ class RMSNorm(_OverLastDimensions, torch.nn.RMSNorm):
         return extra + (", cast_before_weight=True" if self.cast_before_weight else "")
 
 
-class LayerNorm(_OverLastDimensions, torch.nn.LayerNorm):
-    """`torch.nn.LayerNorm` by `layer_norm`, with its arguments."""
+class LayerNorm(torch.nn.LayerNorm):
+    """`torch.nn.LayerNorm` by `layer_norm`, with its arguments.
 
-    def forward(self, x: Tensor) -> Tensor:
-        """y, with the shape and dtype of x: (..., *normalized_shape)."""
-        return self._apply_norm(lambda x: layer_norm(x, self.weight, self.bias, self.eps), x)
+    >>> LayerNorm(2)(torch.tensor([[1.0, 3.0]])).detach()
+    tensor([[-1.0000,  1.0000]])
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """y, with the shape and dtype of the input: (..., *normalized_shape)."""
+        return layer_norm(input, weight=self.weight, bias=self.bias, eps=self.eps, normalized_shape=self.normalized_shape)
 
 
 class AddRMSNorm(RMSNorm):
-    """`y, h = norm(x, residual)`: `add_rms_norm`, with the arguments and the state dict of `RMSNorm`."""
+    """`y, h = norm(x, residual)`: `add_rms_norm`, with the arguments and the state dict of `RMSNorm`.
+
+    >>> y, h = AddRMSNorm(2, eps=0.0)(torch.tensor([[1.0, 2.0]]), torch.tensor([[2.0, 2.0]]))
+    >>> h.detach()
+    tensor([[3., 4.]])
+    """
 
     def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """(y, x + residual)."""
-        return self._apply_norm(lambda x, residual: add_rms_norm(
-            x, residual, self.weight, self.eps, weight_offset=self.weight_offset, cast_before_weight=self.cast_before_weight
-        ), x, residual)
+        return add_rms_norm(x, residual, weight=self.weight, eps=self.eps, normalized_shape=self.normalized_shape,
+                            weight_offset=self.weight_offset, cast_before_weight=self.cast_before_weight)
 
 
 class AddLayerNorm(LayerNorm):
-    """`y, h = norm(x, residual)`: `add_layer_norm`, with the arguments and the state dict of `LayerNorm`."""
+    """`y, h = norm(x, residual)`: `add_layer_norm`, with the arguments and the state dict of `LayerNorm`.
+
+    >>> y, h = AddLayerNorm(2)(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 1.0]]))
+    >>> y.detach()
+    tensor([[-1.0000,  1.0000]])
+    """
 
     def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """(y, x + residual)."""
-        return self._apply_norm(lambda x, residual: add_layer_norm(x, residual, self.weight, self.bias, self.eps), x, residual)
+        return add_layer_norm(x, residual, weight=self.weight, bias=self.bias, eps=self.eps, normalized_shape=self.normalized_shape)

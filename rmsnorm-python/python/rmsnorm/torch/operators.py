@@ -1,16 +1,16 @@
 """The operators `rmsnorm::*`: their kernels are the native half's, shapes for tracing and gradients are here.
 
-An operator's gradient, registered with the dispatcher, is for compiled and exported graphs, DTensor and whoever calls the operator
-itself. It costs some microseconds in every call, so that the functions of this package go around it: `autograd.py`.
+An operator's derivatives, registered with the dispatcher by `autograd.py`, are for compiled and exported graphs, DTensor and whoever
+calls the operator itself. They cost some microseconds in every call, so that the functions of this package go around them.
 """
 
-import functools
 import pathlib
 import types
 
 import torch
 
 from .. import _native
+from . import checks
 
 _library = torch.library.Library("rmsnorm", "DEF")
 
@@ -24,12 +24,15 @@ def _register():
 
 
 _register()
-_overloads = {name: getattr(torch.ops.rmsnorm, name).default for name in (s.partition("(")[0] for s in _native.torch_schemas())}
+#: The names of each operator's parameters.
+parameter_names = {
+    name: [parameter.split(" ")[1] for parameter in parameters.partition(")")[0].split(", ")]
+    for name, _, parameters in (schema.partition("(") for schema in _native.torch_schemas())
+}
+_overloads = {name: getattr(torch.ops.rmsnorm, name).default for name in parameter_names}
 #: The operators, and what is under them: a function of Python's less on the way, which no tracer follows.
 ops = types.SimpleNamespace(**_overloads)
 eager_ops = types.SimpleNamespace(**{name: overload._op for name, overload in _overloads.items()})
-
-SECOND = "rmsnorm has no second derivatives; torch.nn.functional has"
 
 
 def _new(like, shape, dtype):
@@ -56,19 +59,26 @@ def _fake_gradients(dy, x, weight, need_dweight, need_dbias, need_dresidual):
     return _new(dy, dy.shape, dy.dtype), vector(need_dweight), vector(need_dbias), dresidual
 
 
-@torch.library.register_fake("rmsnorm::rms_norm_backward", lib=_library)
-def _(dy, x, weight, rstd, dresidual_out, weight_offset, need_dweight, need_dresidual):
+def _register_fake(name, fake):
+    """Registers a function of shapes, which is the meta device's kernel too: it refuses what the kernels refuse."""
+
+    def checked(*args):
+        checks.operands(dict(zip(parameter_names[name], args)))
+        return fake(*args)
+
+    torch.library.register_fake(f"rmsnorm::{name}", checked, lib=_library)
+
+
+def _fake_rms_norm_backward(dy, x, weight, rstd, dresidual_out, weight_offset, need_dweight, need_dresidual):
     dx, dweight, _, dresidual = _fake_gradients(dy, x, weight, need_dweight, False, need_dresidual)
     return dx, dweight, dresidual
 
 
-@torch.library.register_fake("rmsnorm::layer_norm_backward", lib=_library)
-def _(dy, x, weight, mean, rstd, dresidual_out, need_dweight, need_dbias, need_dresidual):
+def _fake_layer_norm_backward(dy, x, weight, mean, rstd, dresidual_out, need_dweight, need_dbias, need_dresidual):
     return _fake_gradients(dy, x, weight, need_dweight, need_dbias, need_dresidual)
 
 
-@torch.library.register_fake("rmsnorm::quantized_rms_norm", lib=_library)
-def _(x, residual, weight, eps, weight_offset, cast_before_weight, scale, codes_type, scale_kind):
+def _fake_quantized_rms_norm(x, residual, weight, eps, weight_offset, cast_before_weight, scale, codes_type, scale_kind):
     cols = x.shape[-1]
     rows = x.numel() // max(cols, 1)
     codes = _new(x, x.shape, (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)[codes_type])
@@ -129,50 +139,20 @@ def gradients_of_inputs(call, ctx, needs, dy, dh):
 
 
 def save(ctx, is_layer, x, residual, weight, bias, weight_offset, results):
-    """Keeps what the gradients of a forward call need. results: (y, h, mean, rstd), None for what there is not."""
+    """Keeps what the gradients of a forward call need, and returns it. results: (y, h, mean, rstd), None for what there is not."""
     _, h, mean, rstd = results
     ctx.is_layer, ctx.weight_offset = is_layer, weight_offset
     ctx.dtypes = x.dtype, None if bias is None else bias.dtype, None if residual is None else residual.dtype
-    ctx.save_for_backward(x if residual is None else h, weight, mean, rstd)
     # A gradient that nobody sends is None, and no zeros are made.
     ctx.set_materialize_grads(False)
+    kept = x if residual is None else h, weight, mean, rstd
+    ctx.save_for_backward(*kept)
+    return kept
 
 
-def _register_gradients(name, is_layer, adds, names):
-    """The gradient of a forward operator whose parameters have these names."""
-
-    def setup(ctx, inputs, output):
-        given = dict(zip(names, inputs))
-        outputs = list(output)
-        y, h = outputs.pop(0), outputs.pop(0) if adds else None
-        mean, rstd = outputs if is_layer else (None, *outputs)
-        ctx.mark_non_differentiable(*outputs)
-        save(ctx, is_layer, given["x"], given.get("residual"), given["weight"], given.get("bias"),
-             given.get("weight_offset", 0.0), (y, h, mean, rstd))
-
-    def backward(ctx, dy, *others):
-        needs = dict(zip(names, ctx.needs_input_grad))
-        needs = needs["weight"], needs.get("bias", False), needs.get("residual", False)
-        found = gradients_of_inputs(functools.partial(gradients, ops), ctx, needs, dy, others[0] if adds else None)
-        found = dict(zip(("x", "weight", "bias", "residual"), found))
-        return tuple(found.get(name) for name in names)
-
-    torch.library.register_autograd(f"rmsnorm::{name}", backward, setup_context=setup, lib=_library)
-
-
-def _refuse_second(ctx, *_):
-    raise NotImplementedError(SECOND)
-
-
-for _schema in _native.torch_schemas():
-    _name, _, _parameters = _schema.partition("(")
-    _names = [parameter.split(" ")[1] for parameter in _parameters.partition(")")[0].split(", ")]
-    _is_layer, _adds = "layer" in _name, _name.startswith("add_")
-    if _name.endswith("_backward"):
-        torch.library.register_autograd(f"rmsnorm::{_name}", _refuse_second, lib=_library)
-    elif not _name.startswith("quantized"):
-        _has_statistics = not _name.endswith("_inference")
-        _fake = _fake_forward(_is_layer, _has_statistics, _adds)
-        torch.library.register_fake(f"rmsnorm::{_name}", _fake, lib=_library)
-        if _has_statistics:
-            _register_gradients(_name, _is_layer, _adds, _names)
+for _name in parameter_names:
+    if not _name.endswith("_backward") and not _name.startswith("quantized"):
+        _register_fake(_name, _fake_forward("layer" in _name, not _name.endswith("_inference"), _name.startswith("add_")))
+_register_fake("rms_norm_backward", _fake_rms_norm_backward)
+_register_fake("layer_norm_backward", _fake_layer_norm_backward)
+_register_fake("quantized_rms_norm", _fake_quantized_rms_norm)

@@ -1,48 +1,23 @@
-"""`patch`: the norms of a model, found by what they compute."""
+"""`patch`: the norms of a model, found by trying each of its modules."""
+
+import concurrent.futures
+import contextvars
+import functools
+import inspect
+import sys
+import types
 
 import torch
 
-from .functional import layer_norm, rms_norm
-
-# What a module may compute, in the order in which it is asked: (is_layer, weight_offset, cast_before_weight).
-_CANDIDATES = ((False, 0.0, True), (False, 0.0, False), (False, 1.0, False), (False, 1.0, True), (True, 0.0, False))
-
-# Elements in which the bits of bfloat16 may differ: sums of a row are added in another order, and a few lie at a tie.
-_MOST_DIFFERENT = 0.01
-
-
-class _Found:
-    """What a module computes, and under which name it has its eps."""
-
-    def __init__(self, is_layer, weight_offset, cast_before_weight, eps_name, takes_f32_weight):
-        self.is_layer, self.weight_offset, self.cast_before_weight = is_layer, weight_offset, cast_before_weight
-        self.eps_name, self.takes_f32_weight = eps_name, takes_f32_weight
-
-    def __call__(self, module, x):
-        weight, eps = module._parameters.get("weight"), getattr(module, self.eps_name)
-        if self.is_layer:
-            return layer_norm(x, weight, module._parameters.get("bias"), eps)
-        return rms_norm(x, weight, eps, weight_offset=self.weight_offset, cast_before_weight=self.cast_before_weight)
-
-    def takes(self, x, weight):
-        """Whether the module's own result has the dtype of x, as ours has."""
-        return weight is None or weight.dtype == x.dtype or (self.takes_f32_weight and weight.dtype == torch.float32)
-
-    def __str__(self):
-        if self.is_layer:
-            return "layer_norm"
-        return f"rms_norm(weight_offset={self.weight_offset:g}, cast_before_weight={self.cast_before_weight})"
+from .modules import LayerNorm, RMSNorm
+from .trial import Left, Trials, class_before
 
 
 class _Patched:
     """The class of a module that was patched, before its own."""
 
-    def forward(self, x, *args, **kwargs):
-        """The module's own forward, by our kernels where its arguments are those of a norm."""
-        found = self.__dict__.get("_rmsnorm")
-        if found is None or args or kwargs or not isinstance(x, torch.Tensor) or not found.takes(x, self._parameters.get("weight")):
-            return super().forward(x, *args, **kwargs)
-        return found(self, x)
+    def __init_subclass__(cls, **_):
+        """Nothing that a class of a module does to its subclasses."""
 
     def __reduce_ex__(self, protocol):
         return _remade, (_original(type(self)),), self.__dict__
@@ -53,9 +28,25 @@ _classes = {}
 
 def _patched(original):
     """The patched class of a module's class: of its name, and a subclass of it."""
-    if original not in _classes:
-        _classes[original] = type(original.__name__, (_Patched, original), {"__module__": original.__module__})
-    return _classes[original]
+    own = original.forward
+    if (original, own) not in _classes:
+        name = next(iter(_parameters(own)), None)
+
+        @functools.wraps(own)
+        def forward(self, *args, **kwargs):
+            found = self.__dict__.get("_rmsnorm")
+            if found is not None and original.forward is own:
+                if not kwargs:
+                    x = args[0] if len(args) == 1 else None
+                else:
+                    x = None if args or len(kwargs) != 1 else kwargs.get(name)
+                y = found(self, x) if isinstance(x, torch.Tensor) else None
+                if y is not None:
+                    return y
+            return original.forward(self, *args, **kwargs)
+
+        _classes[original, own] = class_before(_Patched, original, forward=forward)
+    return _classes[original, own]
 
 
 def _original(patched):
@@ -67,18 +58,35 @@ def _remade(original):
     return object.__new__(patched)
 
 
-class Patch:
-    """What `patch` replaced. `undo()`, or leaving it as a context, gives the model its own norms back."""
+def _parameters(forward):
+    """The parameters of a forward that take a positional tensor, by name."""
+    try:
+        parameters = list(inspect.signature(forward).parameters.values())[1:]
+    except (TypeError, ValueError):
+        return {}
+    return {parameter.name: parameter for parameter in parameters
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)}
 
-    def __init__(self, replaced):
-        self._modules = replaced
-        #: (name, class, what it computes) of each module.
-        self.replaced = [(name, type(module).__name__, str(module._rmsnorm)) for name, module in replaced]
+
+class Patch:
+    """What `patch` replaced, and what it left. `undo()`, or leaving it as a context, gives the model its own norms back."""
+
+    def __init__(self, replaced, left):
+        self._modules = [module for _, module in replaced]
+        #: (name, class, what it computes) of each module that was replaced.
+        self.replaced = [(name, type(module).__name__, str(module.__dict__["_rmsnorm"].kind)) for name, module in replaced]
+        #: (name, class, reason) of each module that looks like a norm and stays as it is.
+        self.left = left
 
     def undo(self):
         """Gives the modules their own forward back. Their parameters stay as they are."""
-        for _, module in self._modules:
-            module.__dict__.pop("_rmsnorm", None)
+        for module in self._modules:
+            state = module.__dict__
+            state.pop("_rmsnorm", None)
+            for name in _FORWARDS:
+                method = state.get(name)
+                if isinstance(method, types.MethodType) and method.__func__ in [cls.forward for cls in _classes.values()]:
+                    state[name] = types.MethodType(_original(type(module)).forward, module)
             # Unless something else has changed the class since, which then finds ours without effect.
             if type(module) in _classes.values():
                 module.__class__ = _original(type(module))
@@ -94,98 +102,110 @@ class Patch:
         return len(self.replaced)
 
     def __repr__(self):
-        lines = [f"{len(self)} norms by rmsnorm:"]
-        for kind in dict.fromkeys((name, what) for _, name, what in self.replaced):
-            names = [name for name, *of in self.replaced if tuple(of) == kind]
-            lines.append(f"  {len(names)} x {kind[0]}: {kind[1]} ({', '.join(names[:3])}{', ..' if len(names) > 3 else ''})")
+        lines = [f"{len(self)} norms by rmsnorm:", *_grouped(self.replaced)]
+        if self.left:
+            lines += [f"{len(self.left)} left as they are:", *_grouped(self.left)]
         return "\n".join(lines)
+
+
+def _grouped(entries):
+    """A line for all modules of which the same is said."""
+    kinds = {}
+    for name, *kind in entries:
+        kinds.setdefault(tuple(kind), []).append(name)
+    for (cls, what), names in kinds.items():
+        yield f"  {len(names)} x {cls}: {what} ({', '.join(names[:3])}{', ..' if len(names) > 3 else ''})"
 
 
 def patch(model: torch.nn.Module) -> Patch:
     """Makes the RMS and layer norms of a model use these kernels, and says which: `print(patch(model))`.
 
-    A module is recognized by its bits, not by its name: its own forward is run on some rows of bfloat16 on the CPU, and it is replaced
-    if a norm of ours gives the same. One that computes anything else, or is not understood, is left alone. State dict, parameters,
-    `isinstance` and hooks stay; the model can be copied, saved and wrapped (PEFT, FSDP) before or after. Calls with other arguments
-    than one tensor, or whose result would have another dtype than theirs, go to the module's own forward.
+    Each module is tried, whatever its name: its own forward is run on a twin with weights of its own on the CPU, in float32, bfloat16 and
+    float16, for up to four dimensions before a row, in training and evaluation, with rows from 1e-7 to 1e12, outliers, zeros, NaN and infinity,
+    and with gradients. It is replaced if a norm of ours gives the same each time, and `Patch.left` says why another norm is not. A module
+    is left, too, if its forward reads anything besides weight, bias and plain values, changes anything, draws random numbers, or depends on
+    values or sizes otherwise than a norm. What it does on other devices alone, or by global variables, cannot be seen.
+
+    Weight, bias and eps are read from the module in each call, so that whatever holds them (FSDP, DataParallel, prune, parametrize, PEFT,
+    accelerate) goes on. Calls for which the module was not tried go to its own forward: more arguments than one tensor, other dtypes or
+    shapes, 16 bits under autocast, a plain value that it reads and that has changed since. State dict, parameters, `isinstance`
+    and hooks stay; the model can be copied, saved and wrapped before or after. FullyShardedDataParallel is the exception: patch before it.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8))
+    >>> print(patch(model))
+    1 norms by rmsnorm:
+      1 x LayerNorm: layer_norm (1)
     """
-    found, replaced = {}, []
-    for name, module in model.named_modules():
-        key = _key(module)
-        if key is None:
+    # A thread of its own has no mode of the caller's: default device, FakeTensorMode, inference mode, autocast, transforms.
+    context = contextvars.copy_context()
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        found, left = thread.submit(context.run, _found, model).result()
+    replaced = []
+    for name, module, norm, cls in found:
+        state = module.__dict__
+        try:
+            module.__class__ = cls
+        except TypeError as error:
+            left.append((name, type(module).__name__, f"its class cannot be replaced: {error}"))
             continue
-        if key not in found:
-            found[key] = _recognized(module)
-        if found[key] is not None:
-            module._rmsnorm = found[key]
-            module.__class__ = _patched(type(module))
-            replaced.append((name, module))
-    return Patch(replaced)
+        state["_rmsnorm"] = norm
+        for hooked in _FORWARDS:
+            if isinstance(state.get(hooked), types.MethodType):
+                state[hooked] = types.MethodType(cls.forward, module)
+        replaced.append((name, module))
+    return Patch(replaced, left)
 
 
-def _eps_name(module):
-    """The name of the one number of a module that may be an eps."""
-    names = [name for name, value in vars(module).items() if isinstance(value, float) and 0 < value < 0.01]
-    return names[0] if len(names) == 1 else None
+# Where accelerate keeps the forward of a module with a hook, and where it puts it afterwards.
+_FORWARDS = ("_old_forward", "forward")
 
 
-def _key(module):
-    """What the modules of a model that compute the same have in common; None of one that is no norm."""
-    parameters = {name: parameter for name, parameter in module._parameters.items() if parameter is not None}
-    if isinstance(module, _Patched) or next(module.children(), None) is not None or any(True for _ in module.buffers(recurse=False)):
-        return None
-    shapes = {tuple(parameter.shape) for parameter in parameters.values()}
-    is_norm = "weight" in parameters and set(parameters) <= {"weight", "bias"} and len(shapes) == 1
-    eps_name = _eps_name(module)
-    if not is_norm or len(next(iter(shapes))) != 1 or eps_name is None or "forward" in vars(module):
-        return None
-    settings = tuple(sorted((name, value) for name, value in vars(module).items() if isinstance(value, (bool, int, float, str, tuple))))
-    return type(module), next(iter(shapes)), tuple(parameters), eps_name, repr(settings)
+def _found(model):
+    """[(name, module, its norm, its class when patched)] and [(name, class, reason)]."""
+    trials, found, left = Trials(), [], []
+    fsdp = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", ())
+    sharded = {id(part) for module in model.modules() if isinstance(module, fsdp) for part in module.modules()}
+    for name, module in model.named_modules():
+        looks_like, is_tried = _looks_like_a_norm(module)
+        if not is_tried:
+            continue
+        try:
+            _check_before(module, id(module) in sharded)
+            found.append((name, module, trials.found(module), _patched(type(module))))
+        except Left as reason:
+            if looks_like:
+                left.append((name, type(module).__name__, str(reason)))
+    return found, left
 
 
-def _twin(module, weight, bias):
-    """The module with other parameters, on the CPU."""
-    # Not by the class's own way, which may be FSDP's.
-    twin = object.__new__(type(module))
-    twin.__dict__.update(vars(module))
-    parameters = {"weight": weight} | ({"bias": bias} if module._parameters.get("bias") is not None else {})
-    own = {name: None for name in module._parameters}
-    twin.__dict__["_parameters"] = own | {name: torch.nn.Parameter(value, requires_grad=False) for name, value in parameters.items()}
-    for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
-        twin.__dict__[name] = {}
-    return twin
+def _looks_like_a_norm(module):
+    """(whether its absence from the norms is to be explained, whether it is tried)."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return ("norm" in module.original_name.lower(),) * 2
+    state = vars(module)
+    is_named = "norm" in type(module).__name__.lower()
+    has_eps = any("eps" in name.lower() for name in state)
+    small = any(isinstance(value, float) and 0 < value <= 0.01 for value in state.values())
+    weight = state["_parameters"].get("weight")
+    has_row = weight is not None and weight.ndim == 1
+    return is_named or has_eps or (has_row and small), is_named or has_eps or has_row or small
 
 
-def _answer(module, x):
-    """What the module makes of x; None if it makes no such thing."""
-    try:
-        with torch.no_grad():
-            y = type(module).forward(module, x)
-    except Exception:  # Whatever a foreign module raises when it is not what it was taken for.
-        return None
-    return y if isinstance(y, torch.Tensor) and y.shape == x.shape else None
-
-
-def _recognized(module):
-    """What a module computes, if one of ours computes the same; None of anything else."""
-    cols, generator = module.weight.numel(), torch.Generator().manual_seed(0)
-    random = lambda *shape: torch.randn(shape, generator=generator)  # noqa: E731
-    # No dimension but the last is as long as the weight. In the second batch eps is as large as the variance.
-    batch = 5 if cols != 5 else 6
-    scales = torch.cat([torch.ones(1, batch, 1), torch.full((1, batch, 1), getattr(module, _eps_name(module)) ** 0.5)])
-    x, weight, bias = (random(2, batch, cols) * scales).bfloat16(), random(cols).bfloat16(), random(cols).bfloat16()
-    with torch.device("cpu"):
-        expected = _answer(_twin(module, weight, bias), x)
-        mixed = _answer(_twin(module, weight.float(), bias.float()), x)
-    if expected is None or expected.dtype != x.dtype:
-        return None
-    agreed = []
-    for candidate in _CANDIDATES:
-        found = _Found(*candidate, _eps_name(module), mixed is not None and mixed.dtype == x.dtype)
-        got = found(_twin(module, weight, bias), x)
-        different = (got != expected).float().mean().item()
-        # Where bits differ they are neighbours.
-        is_near = torch.allclose(got.float(), expected.float(), rtol=2**-7, atol=1e-30)
-        if different <= _MOST_DIFFERENT and is_near:
-            agreed.append((different, len(agreed), found))
-    return min(agreed, key=lambda entry: entry[:2])[2] if agreed else None
+def _check_before(module, is_sharded):
+    """Refuses what is not to be tried."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise Left("it is a ScriptModule: patch before torch.jit.script")
+    if isinstance(module, _Patched):
+        raise Left("it is patched already")
+    if isinstance(module, (RMSNorm, LayerNorm)):
+        raise Left("it is a norm of rmsnorm already")
+    if is_sharded:
+        raise Left("FullyShardedDataParallel holds its weight in flat shards: patch before wrapping")
+    state, own = vars(module), type(module).forward
+    is_own = lambda forward: isinstance(forward, types.MethodType) and forward.__self__ is module and forward.__func__ is own  # noqa: E731
+    hooked = state.get("_old_forward") if "_hf_hook" in state else state.get("forward")
+    if "forward" in state and not is_own(hooked):
+        raise Left("its forward was replaced by another one on the module itself")
+    required = [name for name, parameter in _parameters(own).items() if parameter.default is parameter.empty]
+    if len(required) > 1:
+        raise Left(f"its forward takes {len(required)} tensors: {', '.join(required)}")

@@ -1,0 +1,171 @@
+"""Puts the one-line bugs of cosmic-ray's operators into the Python half, one at a time, and runs the tests that should see them.
+
+    pip install cosmic-ray
+    python benches/mutants_python.py rmsnorm/arrays.py --tests "test_arrays.py test_package.py" [--out results.json]
+    python benches/mutants_python.py rmsnorm/torch/*.py --preload torch --sample 100 --tests test_torch_operators.py
+
+Each bug is tried in a copy of the package, in a process that is forked from one that has imported the frameworks: so a bug takes
+the time of its tests, and not of `import torch`. It ends as `caught` (a test failed, or hung), `unloadable` (the package could not
+be imported, which proves nothing of the tests), or `survived`. Exit code 1: a bug survived, or the tests fail without one.
+"""
+
+import argparse
+import ast
+import collections
+import importlib
+import json
+import os
+import pathlib
+import random
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+# What a cache remembers, and what a type checker reads, changes nothing that a test sees.
+SKIPPED = ("core/RemoveDecorator",)
+# Of an operator's replacements (one comparison for every other, say) so many are tried at a place.
+MOST_AT_A_PLACE = 2
+
+
+def places(code):
+    """(operator's name, its occurrence, line) of each bug of a file, in a fixed order."""
+    import parso
+    from cosmic_ray.ast import get_ast
+    from cosmic_ray.operators.provider import OperatorProvider
+    from cosmic_ray.plugins import get_operator
+
+    nodes, stack = [], [get_ast(code)]
+    while stack:
+        node = stack.pop()
+        nodes.append(node)
+        stack += reversed(node.children) if isinstance(node, parso.tree.BaseNode) else []
+    typed = annotated(code)
+    found = collections.defaultdict(list)
+    for name in sorted(OperatorProvider()):
+        if f"core/{name}" in SKIPPED or get_operator(f"core/{name}").arguments():
+            continue
+        operator, occurrence = get_operator(f"core/{name}")(), 0
+        for node in nodes:
+            for start, _ in operator.mutation_positions(node):
+                if not any(first <= start <= last for first, last in typed):
+                    found[name.partition("_")[0], start].append((name, occurrence, start[0]))
+                occurrence += 1
+    for options in found.values():
+        random.Random(len(options)).shuffle(options)
+        yield from options[:MOST_AT_A_PLACE]
+
+
+def annotated(code):
+    """Where annotations are, which run when a module is loaded and say nothing then."""
+    for node in ast.walk(ast.parse(code)):
+        for note in (getattr(node, "annotation", None), getattr(node, "returns", None)):
+            if note is not None:
+                yield (note.lineno, note.col_offset), (note.end_lineno, note.end_col_offset)
+
+
+def lost(code):
+    """(`Lost`, number, line) for each argument of a call that may get lost: None in the place of a name."""
+    calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
+    values = [value for call in calls for value in [*call.args, *(keyword.value for keyword in call.keywords)]]
+    values = [value for value in values if isinstance(value, (ast.Name, ast.Attribute))]
+    return [("Lost", number, value.lineno) for number, value in enumerate(values)], values
+
+
+def mutated(code, name, occurrence):
+    """The file with that bug."""
+    if name == "Lost":
+        value, lines = lost(code)[1][occurrence], code.splitlines(keepends=True)
+        line = lines[value.lineno - 1].encode()
+        lines[value.lineno - 1] = (line[: value.col_offset] + b"None" + line[value.end_col_offset :]).decode()
+        return "".join(lines)
+    from cosmic_ray.mutating import mutate_code
+    from cosmic_ray.plugins import get_operator
+
+    return mutate_code(code, get_operator(f"core/{name}")(), occurrence)
+
+
+def run(folder, tests, module, limit):
+    """The end of the tests in a forked process: `passed`, `caught`, `unloadable`."""
+    child = os.fork()
+    if child == 0:
+        os.setpgid(0, 0)
+        sys.dont_write_bytecode = True
+        os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder / "python"), os.environ.get("PYTHONPATH")]))
+        sys.path.insert(0, str(folder / "python"))
+        null = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(null, stream)
+        code = 3
+        try:
+            os.chdir(folder / "tests")
+            importlib.import_module(module)
+            import pytest
+
+            code = 0 if pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests]) == 0 else 1
+        finally:
+            os._exit(code)
+    end = time.monotonic() + limit
+    while time.monotonic() < end:
+        found, status = os.waitpid(child, os.WNOHANG)
+        if found:
+            return {0: "passed", 3: "unloadable"}.get(os.waitstatus_to_exitcode(status), "caught")
+        time.sleep(0.02)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return "caught"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", help="below rmsnorm-python/python")
+    parser.add_argument("--tests", type=shlex.split, required=True, help="pytest's arguments, below rmsnorm-python/tests")
+    parser.add_argument("--preload", nargs="*", default=[], help="what is imported once")
+    parser.add_argument("--sample", type=int, help="so many of a fixed shuffle")
+    parser.add_argument("--part", default="1/1", help="K/N: the K-th of N parts, so that N processes share the work")
+    parser.add_argument("--limit", type=float, default=300, help="seconds after which a run counts as hanging")
+    parser.add_argument("--out", type=pathlib.Path)
+    options = parser.parse_args()
+    for name in ["numpy", "pytest", *options.preload]:
+        importlib.import_module(name)
+    results = []
+    with tempfile.TemporaryDirectory() as work:
+        folder = pathlib.Path(work) / "rmsnorm-python"
+        shutil.copytree(ROOT / "rmsnorm-python", folder, ignore=shutil.ignore_patterns("__pycache__", "src"))
+        # The bounds that the tests judge by.
+        golden = "rmsnorm-conformance/tests/golden"
+        shutil.copytree(ROOT / golden, pathlib.Path(work) / golden)
+        modules = {file: file.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for file in options.files}
+        for file, module in modules.items():
+            if run(folder, options.tests, module, options.limit) != "passed":
+                sys.exit(f"the tests fail without a bug in {file}")
+        codes = {file: (folder / "python" / file).read_text() for file in options.files}
+        found = [(file, *place) for file, code in codes.items() for place in [*places(code), *lost(code)[0]]]
+        if options.sample is not None:
+            random.Random(0).shuffle(found)
+            found = found[: options.sample]
+        part, parts = map(int, options.part.split("/"))
+        for file, operator, occurrence, line in found[part - 1 :: parts]:
+            path, code = folder / "python" / file, codes[file]
+            changed = mutated(code, operator, occurrence)
+            path.write_text(changed)
+            end = run(folder, options.tests, modules[file], options.limit).replace("passed", "survived")
+            path.write_text(code)
+            before, after = (text.splitlines()[line - 1].strip() for text in (code, changed))
+            results.append(dict(file=file, line=line, operator=operator, before=before, after=after, end=end))
+            if end == "survived":
+                print(f"survived {file}:{line} {operator}\n    - {before}\n    + {after}", flush=True)
+            if options.out:
+                options.out.write_text(json.dumps(results, indent=1))
+    counts = collections.Counter((result["file"], result["end"]) for result in results)
+    for (file, end), count in sorted(counts.items()):
+        print(f"{file}: {count} {end}")
+    return any(result["end"] == "survived" for result in results)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,237 @@
+"""The operators that JAX differentiates, batches and lowers: the norm, its tangent and its gradients.
+
+| operator | arrays | results |
+|---|---|---|
+| `norm` | x, residual, weight, bias | y, h, mean, rstd |
+| `tangent` | h, weight, mean, rstd; tangents of x, residual, weight, bias, in which it is linear | tangents of y and h |
+| `gradients` | dy, h, weight, mean, rstd, dh | dx, dweight, dbias, dresidual |
+
+The derivative of `norm` is `tangent`, whose transpose is `gradients`: reverse mode runs one kernel each way, and keeps h and the
+statistics only. `tangent` and `gradients` are differentiated as jax.numpy's formulas of h, with the statistics computed again from it:
+a statistic is no variable of its own, and its tangent is zero.
+
+These are primitives because `jax.custom_vjp` refuses forward mode, and `jax.custom_jvp` takes no transpose.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.interpreters import ad, batching, mlir
+
+from . import calls, partition, reference
+
+# `jax.extend.core` has it too, and imports all of Pallas, which takes eight times as long as this package.
+_Primitive = type(jax.lax.add_p)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Operator:
+    """What an operator is given, but for the arrays.
+
+    are_there: which arrays are given. options: the other arguments of the role's function. levels: a `vmap` that is not merely more
+    rows, the outermost first: which arrays have its dimension, at the front.
+    """
+
+    role: str
+    norm: calls.Norm
+    is_split: bool
+    are_there: tuple
+    options: tuple = ()
+    levels: tuple = ()
+
+    def function(self, how, is_fresh=False):
+        """The results that there are, of the arrays that there are. how: `calls`, `partition` or `reference`. is_fresh: the statistics
+        are those of h, and not those given."""
+        run, _, at = _ROLES[self.role]
+
+        def of(*arrays):
+            arrays = _filled(arrays, self.are_there)
+            if is_fresh:
+                mean_at = at + 2
+                arrays[mean_at:mean_at + 2] = reference.statistics(self.norm, arrays[at])
+            return tuple(_present(run(how, self.norm, *self.options, *arrays)))
+
+        for level in reversed(self.levels):
+            of = jax.vmap(of, tuple(0 if has else None for has in level))
+        return of
+
+    def bind(self, *arrays):
+        """The results that there are."""
+        if not any(isinstance(array, jax.core.Tracer) for array in arrays):
+            with jax.disable_jit(False):
+                return list(_compiled(self)(*arrays))
+        # The size of a kernel's workspace is a number.
+        is_symbolic = any(not isinstance(size, int) for array in arrays for size in array.shape)
+        # Members of a batch with weights of their own are not split.
+        how = reference if is_symbolic else partition if self.is_split and not self.levels else calls
+        return _PRIMITIVES[self.role].bind(*arrays, operator=self, call=_traced(self, how)(*arrays))
+
+
+@functools.lru_cache(512)
+def _traced(operator, how):
+    """One function for one operator, so that JAX traces it once for arrays of the same types."""
+    return jax.make_jaxpr(operator.function(how))
+
+
+@functools.lru_cache(128)
+def _compiled(operator):
+    return jax.jit(operator.bind)
+
+
+def _present(values):
+    return [value for value in values if value is not None]
+
+
+def _filled(values, are_there):
+    """With None where there is nothing."""
+    values = iter(values)
+    return [next(values) if is_there else None for is_there in are_there]
+
+
+def _operator(role, norm, is_split, options, arrays):
+    """An operator for these arrays, and those that there are."""
+    return _Operator(role, norm, is_split, tuple(array is not None for array in arrays), options), _present(arrays)
+
+
+def norm(norm, is_split, x, residual, weight, bias):
+    """(y, h, mean, rstd); None for what the norm has not."""
+    operator, arrays = _operator("norm", norm, is_split, (), (x, residual, weight, bias))
+    return _filled(operator.bind(*arrays), (True, residual is not None, norm.is_layer, True))
+
+
+def _run_norm(how, norm, *arrays):
+    return how.forward(norm, *arrays)
+
+
+def _run_tangent(how, norm, dtype, has_dh, *arrays):
+    dy, dh = reference.tangent(norm, how.backward, dtype, *arrays)
+    return dy, dh if has_dh else None
+
+
+def _run_gradients(how, norm, needs, dtypes, *arrays):
+    return how.backward(norm, *arrays, needs, dtypes)
+
+
+# Of each role: the function, which arrays belong to columns, and where h is, two before the statistics.
+_ROLES = {
+    "norm": (_run_norm, (False, False, True, True), None),
+    "tangent": (_run_tangent, (False, True, False, False, False, False, True, True), 0),
+    "gradients": (_run_gradients, (False, False, True, False, False, False), 1),
+}
+
+
+def _zero(value):
+    return ad.Zero(calls.typeof(value).to_tangent_aval())
+
+
+def _norm_jvp(primals, tangents, *, operator, call):
+    varied = [index for index, tangent in enumerate(tangents) if type(tangent) is not ad.Zero]
+    if operator.levels:
+        return _member_jvp(operator, primals, varied, [tangents[index] for index in varied])
+    results = operator.bind(*primals)
+    x, residual, weight, _ = _filled(primals, operator.are_there)
+    y, h, mean, rstd = _filled(results, (True, residual is not None, operator.norm.is_layer, True))
+    changes = _filled([tangent if type(tangent) is not ad.Zero else None for tangent in tangents], operator.are_there)
+    has_dh = h is not None and any(change is not None for change in changes[:2])
+    tangent, arrays = _operator(
+        "tangent", operator.norm, operator.is_split, (x.dtype, has_dh), (x if h is None else h, weight, mean, rstd, *changes)
+    )
+    dy, *dh = tangent.bind(*arrays)
+    dh = dh or ([] if h is None else [_zero(h)])
+    return results, [dy, *dh, *(_zero(value) for value in _present((mean, rstd)))]
+
+
+def _member_jvp(operator, primals, varied, changes):
+    """The derivative of a batch is that of each member."""
+    level, inner = operator.levels[0], dataclasses.replace(operator, levels=operator.levels[1:])
+
+    def member(arrays, changes):
+        def of(*some):
+            return inner.bind(*_replaced(arrays, varied, some))
+
+        return jax.jvp(of, [arrays[index] for index in varied], changes)
+
+    axes = [0 if has else None for has in level]
+    return jax.vmap(member, (axes, [axes[index] for index in varied]))(list(primals), changes)
+
+
+def _replaced(arrays, at, by):
+    arrays = list(arrays)
+    for index, array in zip(at, by):
+        arrays[index] = array
+    return arrays
+
+
+def _fresh_jvp(primals, tangents, *, operator, call):
+    varied = [index for index, tangent in enumerate(tangents) if type(tangent) is not ad.Zero]
+
+    def of(*some):
+        return operator.function(reference, is_fresh=True)(*_replaced(primals, varied, some))
+
+    _, changes = jax.jvp(of, [primals[index] for index in varied], [tangents[index] for index in varied])
+    return operator.bind(*primals), list(changes)
+
+
+def _transpose(cotangents, *arrays, operator, call):
+    wanted = [index for index, array in enumerate(arrays) if ad.is_undefined_primal(array)]
+    dtypes = [array.aval.dtype if ad.is_undefined_primal(array) else None for array in arrays]
+    dy, *dh = cotangents
+    dh = [] if not dh or type(dh[0]) is ad.Zero else dh
+    known = [None if index in wanted else array for index, array in enumerate(arrays)]
+    found = _pulled(operator, wanted, dtypes, known, [ad.instantiate_zeros(dy), *dh])
+    return _replaced([None] * len(arrays), wanted, found)
+
+
+def _pulled(operator, wanted, dtypes, known, cotangents):
+    """Gradients of the wanted arrays of a `tangent`."""
+    if operator.levels:
+        level, inner = operator.levels[0], dataclasses.replace(operator, levels=operator.levels[1:])
+        member = functools.partial(_pulled, inner, wanted, dtypes)
+        axes = [0 if has and index not in wanted else None for index, has in enumerate(level)]
+        found = jax.vmap(member, (axes, 0))(known, cotangents)
+        return [each if level[index] else each.sum(0) for index, each in zip(wanted, found)]
+    h, weight, mean, rstd, *_ = _filled(known, operator.are_there)
+    needs = _filled([index in wanted for index in range(len(known))], operator.are_there)[4:]
+    parameter = _present(_filled(dtypes, operator.are_there)[6:])
+    dy, dh = cotangents[0], cotangents[1] if len(cotangents) > 1 else None
+    # The gradient of an f32 stream is rounded to it, and not to the dtype of x.
+    is_wider = bool(needs[1]) and h.dtype != dy.dtype
+    options = (bool(needs[2]), bool(needs[3]), is_wider), (parameter[0] if parameter else jnp.dtype(jnp.float32), h.dtype)
+    gradients, arrays = _operator("gradients", operator.norm, operator.is_split, options, (dy, h, weight, mean, rstd, dh))
+    dx, dweight, dbias, dresidual = _filled(gradients.bind(*arrays), (True, *options[0]))
+    each = dx, dresidual if is_wider else dx, dweight, dbias
+    return [gradient for gradient, is_needed in zip(each, needs) if is_needed]
+
+
+def _batch(arrays, dims, *, operator, call):
+    has = tuple(dim is not None for dim in dims)
+    arrays = [array if dim is None else jnp.moveaxis(array, dim, 0) for array, dim in zip(arrays, dims)]
+    of_columns = [is_one for is_one, is_there in zip(_ROLES[operator.role][1], operator.are_there) if is_there]
+    sums_rows = operator.role == "gradients" and any(operator.options[0][:2])
+    are_rows = not operator.levels and not sums_rows and all(is_batched != is_one for is_batched, is_one in zip(has, of_columns))
+    results = (operator if are_rows else dataclasses.replace(operator, levels=(has, *operator.levels))).bind(*arrays)
+    return results, [0] * len(results)
+
+
+def _lower(context, *arrays, operator, call):
+    # An export has no calls of ours: it can be loaded without this package, and on every platform.
+    is_export = getattr(context.module_context.lowering_parameters, "for_export", False)
+    function = operator.function(reference) if is_export else functools.partial(jax.core.eval_jaxpr, call.jaxpr, call.consts)
+    return mlir.lower_fun(function, multiple_results=True)(context, *arrays)
+
+
+def _primitive(role):
+    primitive = _Primitive(f"rmsnorm_{role}")
+    primitive.multiple_results = True
+    primitive.def_impl(lambda *arrays, operator, call: operator.bind(*arrays))
+    primitive.def_abstract_eval(lambda *kinds, operator, call: call.out_avals)
+    ad.primitive_jvps[primitive] = _norm_jvp if role == "norm" else _fresh_jvp
+    batching.primitive_batchers[primitive] = _batch
+    mlir.register_lowering(primitive, _lower)
+    return primitive
+
+
+_PRIMITIVES = {role: _primitive(role) for role in _ROLES}
+ad.primitive_transposes[_PRIMITIVES["tangent"]] = _transpose

@@ -1,0 +1,132 @@
+"""The rules for a call's arguments, in Python's exceptions: TypeError for a wrong type or dtype, ValueError for a wrong shape, value or
+device, NotImplementedError for a tensor that nothing here computes with.
+
+The kernels check the same in Rust, so that a call that they take is not looked at twice. These run before `torch.nn.functional` computes
+in their place, in the fake kernels, and after a refusal of the kernels, for its words.
+"""
+
+import numbers
+
+import torch
+from torch import Tensor
+
+_NAMES = ("x", "residual", "weight", "bias")
+_LARGEST = torch.finfo(torch.float32).max
+
+
+def default_eps(x: Tensor) -> float:
+    """The eps of an RMS norm that is given none: the machine epsilon of the dtype that is computed in. TorchScript compiles this."""
+    return 2.0**-52 if x.dtype == torch.float64 or x.dtype == torch.complex128 else 2.0**-23
+
+
+def arguments(is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight, normalized_shape=None):
+    """Refuses what no norm takes."""
+    tensors = dict(zip(_NAMES, (x, residual, weight, bias)))
+    given = {name: tensor for name, tensor in tensors.items() if tensor is not None or name == "x"}
+    for name, tensor in given.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}; torch.as_tensor({name}) makes one")
+        if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
+            raise TypeError(f"{name}: expected a floating-point dtype, got {tensor.dtype}; call {name}.float()")
+        if tensor.is_nested and (name not in ("x", "residual") or not x.is_nested):
+            raise ValueError(f"{name}: expected a dense tensor, got a nested one; rows may be nested if x is, weight and bias never")
+        if tensor.is_nested and tensor.layout is torch.strided and not is_layer:
+            raise NotImplementedError(f"{name}: expected the layout torch.jagged of a nested tensor, got torch.strided; pass "
+                                      "layout=torch.jagged to torch.nested.nested_tensor")
+        if not tensor.is_nested and tensor.layout is not torch.strided:
+            raise NotImplementedError(f"{name}: expected a strided tensor, got the layout {tensor.layout}; call {name}.to_dense()")
+        if tensor.dtype.itemsize == 1:
+            raise NotImplementedError(f"{name}: norms are not computed in {tensor.dtype}; call {name}.bfloat16()")
+        if tensor.dtype.is_complex and (tensor.dtype != x.dtype or is_layer or "residual" in given or weight_offset or cast_before_weight):
+            raise NotImplementedError(f"{name}: {tensor.dtype} is taken by rms_norm alone, of one dtype and without options; pass real "
+                                      "numbers")
+    devices(given, x)
+    _number("eps", eps)
+    _number("weight_offset", weight_offset)
+    if not isinstance(cast_before_weight, bool):
+        raise TypeError(f"cast_before_weight: expected a bool, got {type(cast_before_weight).__name__}; pass True or False")
+    _values(eps, weight_offset)
+    if x.is_nested:
+        if residual is not None and not residual.is_nested:
+            raise ValueError("residual: expected a nested tensor, as x is one, got a dense one; nest both")
+        for name in ("weight", "bias"):
+            if name in given and list(given[name].shape[-1:]) != [x.size(-1)]:
+                raise ValueError(f"{name}: expected a shape that ends in {x.size(-1)}, as x does, got {list(given[name].shape)}")
+    elif x.ndim == 0:
+        raise ValueError("x: expected at least one dimension, got the shape []; call x.reshape(1)")
+    else:
+        shapes(x, residual, weight, bias, normalized_shape)
+
+
+def _number(name, value):
+    """Refuses what is no real number."""
+    is_number = isinstance(value, (int, float, torch.SymFloat, torch.SymInt, numbers.Real)) or (isinstance(value, Tensor) and value.ndim == 0)
+    if not is_number:
+        raise TypeError(f"{name}: expected a number, got {type(value).__name__}; pass float({name})")
+
+
+def _values(eps, weight_offset):
+    """Refuses numbers of which no norm is made."""
+    if not 0 <= eps <= _LARGEST:
+        raise ValueError(f"eps: expected a finite number of at least 0, got {eps}; below 0, rows that are small have a square root of a "
+                         "negative number, which torch.nn.functional makes NaN")
+    if not -_LARGEST <= weight_offset <= _LARGEST:
+        raise ValueError(f"weight_offset: expected a finite number, got {weight_offset}; 0.0 and 1.0 are usual")
+
+
+def devices(tensors, main):
+    """Refuses tensors, by name, that are on another device than the main one."""
+    for name, tensor in tensors.items():
+        if tensor.device != main.device:
+            raise ValueError(f"{name}: expected the device of the other tensors, {main.device}, got {tensor.device}; "
+                             f"call {name}.to({str(main.device)!r})")
+
+
+def shapes(x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None,
+           normalized_shape: list[int] | None) -> list[int]:
+    """The dimensions that are normalized: the shape that is given, or that of the weight or bias, or the last one. TorchScript
+    compiles this."""
+    dims = list(x.shape[-1:])
+    if normalized_shape is not None:
+        dims = list(normalized_shape)
+        if len(dims) == 0 or list(x.shape[-len(dims):]) != dims:
+            raise ValueError(f"x: expected a shape that ends in normalized_shape {dims}, got {list(x.shape)}; "
+                             "normalized_shape is the last dimensions of x, at least one")
+    elif weight is not None and weight.dim() > 1:
+        dims = list(weight.shape)
+    elif weight is None and bias is not None and bias.dim() > 1:
+        dims = list(bias.shape)
+    if list(x.shape[-len(dims):]) != dims:
+        raise ValueError(f"x: expected a shape that ends in that of the weight or bias, {dims}, got {list(x.shape)}; x must end in the "
+                         "weight's dimensions")
+    if residual is not None and list(residual.shape) != list(x.shape):
+        raise ValueError(f"residual: expected the shape {list(x.shape)}, got {list(residual.shape)}; residual has the shape of x, and "
+                         "nothing is broadcast")
+    if weight is not None and list(weight.shape) != dims:
+        raise ValueError(f"weight: expected the shape {dims}, got {list(weight.shape)}; it is that of the dimensions that are normalized")
+    if bias is not None and list(bias.shape) != dims:
+        raise ValueError(f"bias: expected the shape {dims}, got {list(bias.shape)}; it is that of the dimensions that are normalized")
+    return dims
+
+
+def operands(given):
+    """Refuses arguments, by the names of an operator's schema, that no kernel takes. The shapes of a traced program may be symbols."""
+    # Only where something is traced, or of the meta device, which is no everyday call.
+    from torch.fx.experimental.symbolic_shapes import sym_eq
+
+    tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+    name, main = next(iter(tensors.items()))
+    devices(tensors, main)
+    _values(given.get("eps", 0.0), given.get("weight_offset", 0.0))
+    if main.ndim == 0:
+        raise ValueError(f"{name}: expected at least one dimension, got the shape []; call {name}.reshape(1)")
+    if main.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise TypeError(f"{name}: expected float32, float16 or bfloat16, got {main.dtype}; rmsnorm.torch's functions take other dtypes")
+    expected = dict.fromkeys(("weight", "bias"), main.shape[-1:]) | dict.fromkeys(("mean", "rstd"), main.shape[:-1])
+    for name, tensor in tensors.items():
+        shape = expected.get(name, main.shape)
+        if name == "scale":
+            torch._check_value(tensor.numel() == 1, lambda: f"scale: expected one element, got the shape {list(tensor.shape)}")
+        else:
+            torch._check_value(sym_eq(tuple(tensor.shape), tuple(shape)),
+                               lambda: f"{name}: expected the shape {list(shape)}, got {list(tensor.shape)}")  # noqa: B023

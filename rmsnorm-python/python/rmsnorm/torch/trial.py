@@ -1,0 +1,735 @@
+"""The trial of a module: its own forward is run on many inputs, and each result is compared with that of a norm of ours.
+
+A trial works on a twin of the module, with weights of its own on the CPU, which records the attributes that forward reads.
+"""
+
+import collections
+import dataclasses
+import enum
+import functools
+import inspect
+import itertools
+import math
+import numbers
+import random
+import sys
+import types
+import typing
+import warnings
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .functional import layer_norm, rms_norm
+
+ABSENT = object()
+
+# Two results are alike if they differ by no more than that many units of rounding: in float32 sums are added in another order, in 16 bits
+# neighbours may stand for each other in a few elements.
+_UNIT = {torch.float32: 2.0**-16, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
+_MOST_NEIGHBOURS = 0.01
+_F32, _BF16, _F16 = torch.float32, torch.bfloat16, torch.float16
+
+
+class Left(Exception):
+    """Why a module stays as it is."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A norm of ours."""
+
+    is_layer: bool
+    weight_offset: float = 0.0
+    cast_before_weight: bool = False
+
+    def __call__(self, x, weight, bias, eps, dims):
+        if weight is None and bias is None and dims > 1:
+            # Nothing else says how many dimensions are one row.
+            return self(x.flatten(-dims), weight, bias, eps, 1).view(x.shape)
+        if self.is_layer:
+            return layer_norm(x, weight + self.weight_offset if self.weight_offset else weight, bias, eps)
+        return rms_norm(x, weight, eps, weight_offset=self.weight_offset, cast_before_weight=self.cast_before_weight)
+
+    def __str__(self):
+        if self.is_layer:
+            return f"layer_norm(weight_offset={self.weight_offset:g})" if self.weight_offset else "layer_norm"
+        return f"rms_norm(weight_offset={self.weight_offset:g}, cast_before_weight={self.cast_before_weight})"
+
+
+# In the order in which they are asked. The first four differ in float32.
+_KINDS = (Kind(False), Kind(False, 1.0), Kind(True), Kind(True, 1.0), Kind(False, 0.0, True), Kind(False, 1.0, True))
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """The norm that a module was found to compute, and the calls for which that was tried."""
+
+    kind: Kind
+    #: The attribute that is eps; None where `eps` is a number in the code of forward.
+    eps_name: str | None
+    eps: float | None
+    has_weight: bool
+    has_bias: bool
+    #: The last dimensions, which are one row; None for one dimension of any length.
+    shape: tuple | None
+    #: How many dimensions may come before.
+    leading: tuple
+    #: (dtype of x, dtype of weight and bias).
+    dtypes: tuple
+    #: Whether float32 gives the same under autocast.
+    in_autocast: bool
+    #: (name, value) of the other attributes that forward reads.
+    settings: tuple
+
+    def __call__(self, module, x):
+        """The norm of x with the weight, bias and eps that the module has now; None if it is another call, or another module, than those
+        that were tried."""
+        # One that is None and is read is among the settings.
+        weight = getattr(module, "weight", None) if self.has_weight else None
+        bias = getattr(module, "bias", None) if self.has_bias else None
+        if (weight is None) is self.has_weight or (bias is None) is self.has_bias:
+            return None
+        parameter = weight if self.has_weight else bias if self.has_bias else None
+        dtype, shape = x.dtype, self.shape
+        if (dtype, None if parameter is None else parameter.dtype) not in self.dtypes:
+            return None
+        if self.has_weight and self.has_bias and (bias.dtype is not weight.dtype or bias.shape != weight.shape):
+            return None
+        dims = 1 if shape is None else len(shape)
+        if x.ndim - dims not in self.leading or x.is_nested or x.layout is not torch.strided:
+            return None
+        if shape is not None and (x.shape[-dims:] != shape or (parameter is not None and parameter.shape != shape)):
+            return None
+        # Of 16 bits the module's own operations may make float32, as CUDA's do. A trace of TorchScript's has to run without us.
+        if torch._C._is_any_autocast_enabled() and not (self.in_autocast and dtype is _F32) or torch.jit.is_tracing():
+            return None
+        for name, value in self.settings:
+            now = getattr(module, name, ABSENT)
+            if now is not value and now != value:
+                return None
+        eps = self.eps if self.eps_name is None else getattr(module, self.eps_name, ABSENT)
+        if not isinstance(eps, (float, int)) and (eps is not None or self.kind.is_layer):
+            return None
+        return self.kind(x, weight, bias, eps, dims)
+
+
+def _is_constant(value):
+    """Whether nothing can change in it."""
+    if isinstance(value, (bool, numbers.Number, str, bytes, type(None), enum.Enum, type, torch.dtype, torch.device, torch.layout,
+                          torch.memory_format)):
+        return True
+    if isinstance(value, (tuple, frozenset)):
+        return all(map(_is_constant, value))
+    if isinstance(value, types.FunctionType):
+        return all(_is_constant(cell.cell_contents) for cell in value.__closure__ or ())
+    if isinstance(value, types.BuiltinFunctionType):
+        return value.__self__ is None or isinstance(value.__self__, (types.ModuleType, type))
+    if isinstance(value, functools.partial):
+        return all(map(_is_constant, (value.func, *value.args, *value.keywords.values())))
+    return False
+
+
+_COPIES = {list: list, dict: dict, set: set, collections.OrderedDict: collections.OrderedDict, collections.deque: collections.deque}
+
+
+def _copied(value):
+    """A copy of constants, and of containers of constants; ABSENT of anything else."""
+    if _is_constant(value):
+        return value
+    if type(value) is tuple:
+        found = tuple(map(_copied, value))
+        return ABSENT if any(one is ABSENT for one in found) else found
+    if type(value) not in _COPIES:
+        return ABSENT
+    if isinstance(value, dict):
+        items = [(key, _copied(one)) for key, one in value.items()]
+        return ABSENT if any(one is ABSENT for _, one in items) else type(value)(items)
+    items = [_copied(one) for one in value]
+    return ABSENT if any(one is ABSENT for one in items) else type(value)(items)
+
+
+# What every module has.
+_INTERNAL = frozenset(vars(torch.nn.Module())) - {"training"}
+# What others put on a module, and its forward does not read.
+_TENSORS = ("_parameters", "_buffers", "_modules")
+
+
+def _classes_of(original):
+    """Its own classes, without those that every module has."""
+    return [cls for cls in original.__mro__ if cls not in torch.nn.Module.__mro__]
+
+
+def _class_attribute(original, name):
+    """What its classes have under that name; ABSENT if nothing."""
+    return next((vars(cls)[name] for cls in _classes_of(original) if name in vars(cls)), ABSENT)
+
+
+class _Twin:
+    """The class of a twin, before the module's own."""
+
+    def __init_subclass__(cls, **_):
+        """Nothing that a class of a module does to its subclasses."""
+
+    def __getattribute__(self, name):
+        trial = object.__getattribute__(self, "__dict__").get("_trial")
+        own = super().__getattribute__
+        return own(name) if trial is None or name.startswith("__") else trial.read(name, own)
+
+
+def class_before(mixin, original, **namespace):
+    """A subclass of a module's class, of its name."""
+    namespace = {"__module__": original.__module__, "__qualname__": original.__qualname__} | namespace
+    try:
+        # By the metaclass of the module's own.
+        return types.new_class(original.__name__, (mixin, original), {}, lambda own: own.update(namespace))
+    except TypeError as error:
+        raise Left(f"its class cannot be derived from: {error}") from None
+
+
+def first_line(error):
+    """An exception in one line."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _tensor_of(module, name):
+    """The tensor that a module has under that name, or None."""
+    try:
+        with torch.no_grad():
+            value = getattr(module, name, None)
+        value is None or not isinstance(value, torch.Tensor) or value.shape
+    except Exception as error:  # A property's, or that of parameters without a shape yet.
+        raise Left(f"its {name} cannot be read: {first_line(error)}") from None
+    return value if isinstance(value, torch.Tensor) else None
+
+
+class Trials:
+    """The trials of a model's modules, with the inputs that they share."""
+
+    def __init__(self):
+        self._inputs, self._twins = {}, {}
+
+    def found(self, module):
+        """The norm that a module computes. `Left` says why there is none."""
+        weight, bias = _tensor_of(module, "weight"), _tensor_of(module, "bias")
+        shape, original = _row_shape(module, weight, bias), type(module)
+        if original not in self._twins:
+            self._twins[original] = class_before(_Twin, original)
+        # Rows of any length are tried with two.
+        shapes = [(48,), (80,)] if shape is None else [shape]
+        inputs = [self._inputs.get(one) or _Inputs(one) for one in shapes]
+        try:
+            with warnings.catch_warnings(action="ignore"), _Watch(self._twins[original]):
+                found = _Trial(module, self._twins[original], weight, bias).found(shape, inputs)
+        except Left:
+            # It may have written to the inputs.
+            inputs = [None] * len(shapes)
+            raise
+        finally:
+            self._inputs.update(zip(shapes, inputs))
+        return found
+
+
+def _row_shape(module, weight, bias):
+    """The last dimensions that a module normalizes; None if it does not say."""
+    normalized_shape = vars(module).get("normalized_shape")
+    if isinstance(normalized_shape, int):
+        normalized_shape = (normalized_shape,)
+    is_shape = isinstance(normalized_shape, (tuple, list)) and all(isinstance(size, int) for size in normalized_shape)
+    normalized_shape = tuple(normalized_shape) if is_shape else None
+    if weight is None and bias is None:
+        return normalized_shape
+    shape = tuple((bias if weight is None else weight).shape)
+    if bias is not None and tuple(bias.shape) != shape:
+        raise Left(f"its weight is of shape {shape}, and its bias of {tuple(bias.shape)}")
+    if len(shape) != 1 and normalized_shape != shape:
+        raise Left(f"its weight has {len(shape)} dimensions: {shape}")
+    if 0 in shape:
+        raise Left("its weight has no elements here: if others hold it in shards, patch before they do")
+    return shape
+
+
+class _Watch:
+    """Takes care that a trial leaves no trace: neither in random numbers, nor in the classes of the module."""
+
+    def __init__(self, twin_class):
+        self._classes = _classes_of(twin_class)
+
+    @staticmethod
+    def _random_state():
+        numpy = sys.modules.get("numpy")
+        of_numpy = None if numpy is None else numpy.random.get_state()
+        return torch.get_rng_state(), random.getstate(), of_numpy
+
+    @staticmethod
+    def _bytes(state):
+        of_torch, of_python, of_numpy = state
+        return of_torch.numpy().tobytes(), of_python, of_numpy and (of_numpy[1].tobytes(), of_numpy[2:])
+
+    def __enter__(self):
+        self._before = self._random_state()
+        self._attributes = [{name: (value, _copied(value)) for name, value in vars(cls).items()} for cls in self._classes]
+
+    def __exit__(self, kind, *_):
+        of_torch, of_python, of_numpy = self._before
+        reason = None
+        if self._bytes(self._random_state()) != self._bytes(self._before):
+            torch.set_rng_state(of_torch)
+            random.setstate(of_python)
+            if of_numpy is not None:
+                sys.modules["numpy"].random.set_state(of_numpy)
+            reason = "its forward draws random numbers"
+        for cls, attributes in zip(self._classes, self._attributes):
+            for name in [name for name in vars(cls) if name not in attributes and not name.startswith("__")]:
+                delattr(cls, name)
+                reason = f"its forward changes its class's `{name}`"
+            for name, (value, copy) in attributes.items():
+                is_changed = vars(cls).get(name, ABSENT) is not value
+                if is_changed:
+                    setattr(cls, name, value)
+                if copy is not ABSENT and copy != value:
+                    is_changed = True
+                    value.clear()
+                    (value.update if hasattr(value, "update") else value.extend)(copy)
+                if is_changed:
+                    reason = f"its forward changes its class's `{name}`"
+        if reason is not None and kind in (None, Left):
+            raise Left(reason)
+
+
+@functools.cache
+def _settings_of(operator):
+    """The places of an operator's arguments that are neither tensors nor sizes."""
+    def element(kind):
+        while kind.kind() in ("ListType", "OptionalType"):
+            kind = kind.getElementType()
+        return kind.kind()
+    return [i for i, argument in enumerate(operator._schema.arguments) if element(argument.real_type) not in ("TensorType", "SymIntType")]
+
+
+class _Operators(TorchDispatchMode):
+    """The operators of a forward, with their arguments that are neither tensors nor sizes."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, operator, _, args=(), kwargs=None):
+        settings = [args[i] for i in _settings_of(operator) if i < len(args)]
+        self.seen.append((operator, settings, {k: v for k, v in (kwargs or {}).items() if not isinstance(v, torch.Tensor)}))
+        return operator(*args, **(kwargs or {}))
+
+
+# Sizes of the dimensions before a row, for which the operators are the same: for few elements, for none and, without memory, for many. None
+# stands for the length of a row.
+_SIZES = (
+    ("cpu", ((3,), (1,), (70,))),
+    ("cpu", ((0, 6), (0, 1), (0, None), (None, 0), (1, 0), (2**16, 0))),
+    ("cpu", ((0, 2, 3), (0, 1, 1), (0, None, 7), (0, 7, None), (None, 0, 5), (2**16, 2**16, 0))),
+    ("meta", ((18,), (2**20,))),
+    ("meta", ((3, 6), (2**16, 2**15))),
+)
+_READS_VALUES = frozenset((torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default))
+
+
+class _Call(typing.NamedTuple):
+    """How a module is called in a trial."""
+
+    #: Dimensions before a row.
+    leading: int
+    training: bool
+    #: Whether autograd records.
+    records: bool
+    x_requires_grad: bool
+    parameters_require_grad: bool
+
+
+_CALLS = tuple(itertools.starmap(_Call, (
+    (2, False, False, False, False), (2, True, True, True, False), (1, False, False, False, True), (1, True, True, True, True),
+    (3, False, True, False, True), (3, True, False, False, False), (0, False, False, False, False), (4, True, False, False, False),
+)))
+
+
+class _Inputs:
+    """Rows of one shape, parameters and gradients, and what norms of ours make of them."""
+
+    def __init__(self, shape):
+        self.shape, self.cols = shape, math.prod(shape)
+        generator = torch.Generator("cpu").manual_seed(0)
+        uniform = lambda *size: torch.rand(size, generator=generator, dtype=_F32, device="cpu")  # noqa: E731
+        normal = lambda *size: torch.randn(size, generator=generator, dtype=_F32, device="cpu")  # noqa: E731
+        scales = [10.0**exponent for exponent in range(-7, 5)] + [1e12, 1.0, 1.0, 0.0, 1.0, 1.0]
+        # A short row needs more of them, for enough elements.
+        repeats = 1 + 256 // (len(scales) * self.cols)
+        rows = normal(len(scales) * repeats, self.cols) * torch.tensor(scales, dtype=_F32, device="cpu").repeat(repeats)[:, None]
+        rows[13::18] += 3.0
+        rows[14::18, self.cols // 2] = 1e4
+        self._finite = rows.clone()
+        self._finite[15::18] = normal(repeats, self.cols)
+        rows[16::18, self.cols // 3] = float("nan")
+        rows[17::18, self.cols // 3] = float("inf")
+        self._rows, self._dy = rows, uniform(*rows.shape)
+        # Of all sizes, so that a bound on the result is met.
+        vector = lambda: 10.0 ** (uniform(self.cols) * 7 - 3) * (1 - 2 * (uniform(self.cols) < 0.5).float())  # noqa: E731
+        self._weight, self._bias = vector(), vector()
+        self._cache = {}
+
+    def __str__(self):
+        return f"rows of {' x '.join(map(str, self.shape))}"
+
+    def x(self, dtype, leading, is_finite=False):
+        """The rows."""
+        def make():
+            rows = self._finite if is_finite else self._rows
+            rows = torch.where(rows.isinf(), rows, rows.clamp(-6e4, 6e4)) if dtype == _F16 else rows
+            return (rows if leading else rows[0]).to(dtype).reshape(*((), (-1,), (3, -1), (3, 2, -1), (3, 2, 1, -1))[leading], *self.shape)
+        return self._cached("x", dtype, leading, is_finite, make=make)
+
+    def parameters(self, dtype, has):
+        """(weight, bias), or None for what a module has not."""
+        return [vector.to(dtype).view(self.shape) if is_there else None for vector, is_there in zip((self._weight, self._bias), has)]
+
+    def gradients(self, y, *inputs):
+        """Those of the inputs that require them, for a gradient of y in its direction: what a detached statistic leaves out is large."""
+        inputs = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
+        if not inputs or not y.requires_grad:
+            return [None] * len(inputs)
+        dy = self._dy.to(y.dtype)[: y.numel() // self.cols].view(y.shape) * y.detach().sign()
+        return torch.autograd.grad(y, inputs, dy, allow_unused=True)
+
+    def ours(self, kind, eps, pair, call, has):
+        """(y, gradients) of a norm of ours."""
+        def make():
+            x = self.x(pair[0], call.leading, call.records).detach().requires_grad_(call.x_requires_grad)
+            parameters = [v if v is None else v.requires_grad_(call.parameters_require_grad) for v in self.parameters(pair[1], has)]
+            with torch.set_grad_enabled(call.records):
+                y = kind(x, *parameters, eps, len(self.shape))
+            return y.detach(), self.gradients(y, x, *parameters) if call.records else []
+        return self._cached("ours", kind, eps, pair, call, has, make=make)
+
+    def scales(self, kind, eps, has):
+        """The size of the terms of which y, and the gradients of x, weight and bias are sums."""
+        def make():
+            weight, bias = self._weight.double(), self._bias.double()
+            weight = (weight + kind.weight_offset).abs() if has[0] else torch.ones_like(weight)
+            x = self._finite.double()
+            rows = x - x.mean(-1, keepdim=True) if kind.is_layer else x
+            rstd = (rows.square().mean(-1, keepdim=True) + (torch.finfo(_F32).eps if eps is None else eps)).rsqrt()
+            dx = (self._dy * weight).amax(-1, keepdim=True) * rstd
+            dweight, dbias = (self._dy * x.abs() * rstd).sum(0), self._dy.sum(0)
+            return [size.float() for size in (weight + bias.abs() * has[1], dx, dweight, dbias)]
+        return self._cached("scales", kind, eps, has, make=make)
+
+    def _cached(self, *key, make):
+        if key not in self._cache:
+            self._cache[key] = make()
+        return self._cache[key]
+
+
+def _distance(got, expected, scale, unit):
+    """The largest difference, where 1 is the largest that rounding explains, and the part of the elements that differ."""
+    is_same = (got == expected) | (got.isnan() & expected.isnan())
+    different = 1.0 - is_same.float().mean().item()
+    if not different:
+        return 0.0, 0.0
+    info = torch.finfo(expected.dtype)
+    got, expected, is_same = (tensor.reshape(-1, scale.numel()) for tensor in (got.float(), expected.float(), is_same))
+    allowed = expected.abs().clamp(max=info.max) * unit + scale * _UNIT[_F32] + info.smallest_normal * info.eps
+    return ((got - expected).abs() / allowed).masked_fill(is_same, 0.0).nan_to_num(math.inf, math.inf).max().item(), different
+
+
+def _numbers_in_code(original):
+    """The numbers in the code of a module's methods and of the functions that they name, and what torch's norms take by default."""
+    functions = [value for cls in _classes_of(original) for name, value in vars(cls).items()
+                 if isinstance(value, types.FunctionType) and name != "__init__"]
+    found, names, seen = set(), set(), set()
+    while functions:
+        function = inspect.unwrap(functions.pop())
+        if not isinstance(function, types.FunctionType) or function in seen:
+            continue
+        seen.add(function)
+        constants, codes = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()], [function.__code__]
+        while codes:
+            code = codes.pop()
+            constants += code.co_consts
+            codes += [value for value in code.co_consts if isinstance(value, types.CodeType)]
+            names.update(code.co_names)
+            functions += [value for value in map(function.__globals__.get, code.co_names) if isinstance(value, types.FunctionType)]
+        found.update(value for value in constants if type(value) is float)
+    return [*found, *[1e-5] * ("layer_norm" in names), *[None] * ("rms_norm" in names)]
+
+
+class _Trial:
+    """The trial of one module."""
+
+    def __init__(self, module, twin_class, weight, bias):
+        self._original, self._has = type(module), (weight is not None, bias is not None)
+        self._is_parameter = [isinstance(tensor, torch.nn.Parameter) for tensor in (weight, bias)]
+        self._given = {name: None for name, is_there in zip(("weight", "bias"), self._has) if is_there}
+        own = {name: value for name, value in vars(module).items() if name not in _INTERNAL}
+        own |= {name: value for tensors in _TENSORS for name, value in vars(module)[tensors].items()}
+        # Of all that a module has besides, it is given what is plain: other parameters, modules and objects may change unseen.
+        self._plain = {name: _copied(value) for name, value in own.items() if name not in self._given}
+        self._withheld = {name for name, value in self._plain.items() if value is ABSENT} | set(_TENSORS)
+        self._plain = {name: value for name, value in self._plain.items() if value is not ABSENT}
+        self._names, self._error, self._numbers = set(), None, None
+        self._twin = object.__new__(twin_class)
+        vars(self._twin).update(vars(torch.nn.Module()) | {name: _copied(value) for name, value in self._plain.items()})
+        self._before = dict(vars(self._twin)) | self._plain
+        vars(self._twin)["_trial"] = self
+
+    def read(self, name, own):
+        """An attribute of the twin."""
+        if name in self._given:
+            return self._given[name]
+        self._names.add(name)
+        if name in self._withheld:
+            raise AttributeError(name)
+        return own(name)
+
+    def _is_of_class(self, name):
+        """Whether an attribute is a value of the module's class, and no method or property."""
+        value = _class_attribute(self._original, name)
+        return value is not ABSENT and (not hasattr(type(value), "__get__") or isinstance(value, types.BuiltinFunctionType))
+
+    def _check_reads(self):
+        """Refuses a forward that reads more than was given to it."""
+        for name in sorted(self._names):
+            if name in self._withheld:
+                raise Left(f"its forward reads its `{name}`, too")
+            if name not in self._plain and self._is_of_class(name) and _copied(_class_attribute(self._original, name)) is ABSENT:
+                raise Left(f"its forward reads its class's `{name}`, too")
+
+    def _check_changes(self):
+        """Refuses a forward that changes its module."""
+        now = vars(self._twin)
+        for name in sorted((now.keys() | self._before.keys()) - {"_trial", "training"}):
+            a, b = now.get(name, ABSENT), self._before.get(name, ABSENT)
+            if a is not b and not (name in self._before and a == b):
+                raise Left(f"its forward changes its `{name}`")
+
+    def _own(self, inputs, pair, call, x=None):
+        """(y, gradients) of the module's own forward; None if it raises."""
+        x = inputs.x(pair[0], call.leading, call.records) if x is None else x
+        x = x.detach().requires_grad_(call.x_requires_grad)
+        parameters = inputs.parameters(pair[1], self._has)
+        for i, name in enumerate(("weight", "bias")):
+            if name in self._given:
+                if self._is_parameter[i]:
+                    parameters[i] = torch.nn.Parameter(parameters[i], False)
+                self._given[name] = parameters[i].requires_grad_(call.parameters_require_grad)
+        vars(self._twin)["training"] = call.training
+        y = self._forward(x, call.records)
+        if y is None:
+            return None
+        return y.detach(), inputs.gradients(y, x, *parameters) if call.records else []
+
+    def _forward(self, x, records):
+        version = x._version
+        try:
+            with torch.set_grad_enabled(records):
+                y = self._original.forward(self._twin, x)
+        except Exception as error:  # Whatever a foreign module raises when it is not what it was taken for.
+            self._check_reads()
+            self._error = error
+            return None
+        if x._version != version:
+            raise Left("its forward writes to its input")
+        if not isinstance(y, torch.Tensor):
+            raise Left(f"its forward gives a {type(y).__name__}")
+        if y.shape != x.shape:
+            raise Left(f"its forward gives the shape {tuple(y.shape)} for {tuple(x.shape)}")
+        return y
+
+    def found(self, shape, inputs):
+        """The norm that the module computes."""
+        first, *others = inputs
+        has_none = not any(self._has)
+        pairs = [(_F32, _F32), (_BF16, _BF16), (_BF16, _F32), (_F16, _F16), (_F16, _F32)]
+        pairs = [(dtype, None) for dtype in (_F32, _BF16, _F16)] if has_none else pairs
+        kind, eps_name, eps = self._kind_and_eps(first, pairs[0])
+        results = {call: self._own(first, pairs[0], call) for call in _CALLS}
+        leading = tuple(sorted({call.leading for call in _CALLS} - {call.leading for call, got in results.items() if got is None}))
+        if not {1, 2, 3} <= set(leading):
+            raise Left(f"its forward does not take one tensor of 2, 3 and 4 dimensions with {first}: {first_line(self._error)}")
+        calls = [call for call in _CALLS if call.leading in leading]
+        self._compare(first, kind, eps, pairs[0], {call: results[call] for call in calls})
+        self._compare_layout(first, kind, eps, pairs[0], calls)
+        kinds = [kind] if kind.is_layer or has_none else [kind, dataclasses.replace(kind, cast_before_weight=True)]
+        dtypes, reason = [pairs[0]], None
+        for pair in pairs[1:]:
+            # Gradients of float16 overflow in one way and not in the other.
+            some = [call for call in calls if pair[0] is _BF16 or not call.records]
+            results = {call: self._own(first, pair, call) for call in some}
+            for one in kinds:
+                try:
+                    self._compare(first, one, eps, pair, results)
+                except Left as left:
+                    reason = reason or str(left)
+                else:
+                    kinds = [one]
+                    dtypes.append(pair)
+                    break
+        if not any(x_dtype is _BF16 for x_dtype, _ in dtypes):
+            raise Left(reason)
+        for more in others:
+            self._compare(more, kinds[0], eps, pairs[0], {call: self._own(more, pairs[0], call) for call in calls})
+        self._compare_operators(first)
+        in_autocast = self._is_same_in_autocast(first, kind, eps, pairs[0], calls[0])
+        self._check_reads()
+        self._check_changes()
+        read = [name for name in sorted(self._names - {eps_name, "training"}) if name in self._plain or self._is_of_class(name)]
+        settings = tuple((name, _copied(self._value(name))) for name in read)
+        return Found(kinds[0], eps_name, eps if eps_name is None else None, *self._has, shape, leading, tuple(dtypes), in_autocast, settings)
+
+    def _value(self, name):
+        return self._plain[name] if name in self._plain else _class_attribute(self._original, name)
+
+    def _kind_and_eps(self, inputs, pair):
+        """(kind, the attribute that is eps or None, its value): which norm of ours is the same in float32."""
+        for call in _CALLS:
+            got = None if call.records else self._own(inputs, pair, call)
+            if got is not None:
+                break
+        else:
+            raise Left(f"its forward does not take one tensor with {inputs}: {first_line(self._error)}")
+        self._check_reads()
+        self._check_changes()
+        is_number = lambda value: value is None or (isinstance(value, numbers.Real) and not isinstance(value, bool))  # noqa: E731
+        names = [name for name in self._names - {"weight", "bias"} if name in self._plain or self._is_of_class(name)]
+        values = {name: self._value(name) for name in sorted(names) if is_number(self._value(name))}
+        in_code = _numbers_in_code(self._original)
+        kinds = [kind for kind in _KINDS if (self._has[0] or not kind.weight_offset) and (kind.is_layer or not self._has[1])]
+        nearest, alike = (math.inf, None, None), []
+        for kind, value in itertools.product(kinds, dict.fromkeys([*values.values(), *in_code])):
+            if value is None and kind.is_layer or value is not None and not 0 <= value < math.inf:
+                continue
+            eps = value if value is None else float(value)
+            expected, _ = inputs.ours(kind, eps, pair, call, self._has)
+            scale = inputs.scales(kind, eps, self._has)[0]
+            distance = _distance(got[0], expected, scale, _UNIT[_F32])[0] if got[0].dtype == _F32 else math.inf
+            if nearest[1] is None:
+                nearest = distance, kind, expected
+            nearest = min(nearest, (distance, kind, expected), key=lambda entry: entry[0])
+            if distance <= 1:
+                alike.append((kind, value, eps))
+        if not alike and nearest[1] is None:
+            raise Left("neither the module nor the code of its forward has a number that is its eps")
+        if not alike:
+            raise Left(self._differs(got[0], *nearest[1:]))
+        followed = []
+        for kind, value, eps in alike:
+            for name in values:
+                if values[name] == value and self._follows(inputs, kind, name, value, pair, call):
+                    followed.append((kind, name, eps))
+        if len({name for _, name, _ in followed}) > 1:
+            raise Left(f"its {' and its '.join(sorted({name for _, name, _ in followed}))} both act as eps")
+        if followed:
+            return followed[0]
+        for kind, value, eps in alike:
+            if value in in_code:
+                return kind, None, eps
+        raise Left(f"its eps, {alike[0][1]}, can be neither read from the module nor from the code of its forward")
+
+    def _follows(self, inputs, kind, name, value, pair, call):
+        """Whether an attribute is the module's eps: with another value the result is that of our norm with this one."""
+        other = 0.01 if value is None else 2.0 * value + 0.01
+        state = vars(self._twin)
+        before = state.get(name, ABSENT)
+        state[name] = other
+        got = self._own(inputs, pair, call)
+        if before is ABSENT:
+            state.pop(name, None)
+        else:
+            state[name] = before
+        if got is None or got[0].dtype != _F32:
+            return False
+        expected, _ = inputs.ours(kind, other, pair, call, self._has)
+        return _distance(got[0], expected, inputs.scales(kind, other, self._has)[0], _UNIT[_F32])[0] <= 1
+
+    @staticmethod
+    def _differs(got, kind, expected, where="", what="result"):
+        """Why it is no norm of ours."""
+        dtype = str(expected.dtype).removeprefix("torch.")
+        if got.dtype != expected.dtype:
+            return f"its {what} is {str(got.dtype).removeprefix('torch.')} for {dtype}{where}"
+        is_finite = got.isfinite() & expected.isfinite()
+        difference = torch.where(is_finite, (got.double() - expected.double()).abs() / (1.0 + expected.double().abs()), -1.0)
+        index = difference.argmax()
+        if not torch.equal(got.isfinite(), expected.isfinite()) and difference.flatten()[index] < 0.01:
+            return f"its {what} differs from that of {kind}, the nearest of ours, where one is infinite or NaN, in {dtype}{where}"
+        return (f"its {what} differs from that of {kind}, the nearest of ours: {got.flatten()[index]:.6g} for "
+                f"{expected.flatten()[index]:.6g}, in {dtype}{where}")
+
+    def _compare(self, inputs, kind, eps, pair, results):
+        """Refuses results that are not those of a norm of ours."""
+        dtype = pair[0]
+        if None in results.values():
+            raise Left(f"its forward does not take {str(dtype).removeprefix('torch.')}: {first_line(self._error)}")
+        ours = {call: inputs.ours(kind, eps, pair, call, self._has) for call in results}
+        sizes = inputs.scales(kind, eps, self._has)
+        wrong = next((call for call, got in results.items() if got[0].dtype != dtype), None)
+        flat = lambda found: torch.cat([y.reshape(-1, inputs.cols) for y, _ in found.values()])  # noqa: E731
+        if wrong is None:
+            distance, different = _distance(flat(results), flat(ours), sizes[0], _UNIT[dtype])
+            if distance > 1 or dtype is not _F32 and different > _MOST_NEIGHBOURS:
+                wrong = max(results, key=lambda call: _distance(results[call][0], ours[call][0], sizes[0], _UNIT[dtype]))
+        if wrong is not None:
+            where = f", with {wrong.leading + len(inputs.shape)} dimensions, in {'training' if wrong.training else 'evaluation'}"
+            raise Left(self._differs(results[wrong][0], kind, ours[wrong][0], where))
+        for call, (_, gradients) in results.items():
+            for got, expected, name in zip(gradients, ours[call][1], self._names_of_gradients(call), strict=True):
+                if (got is None) != (expected is None):
+                    raise Left(f"there is {'no' if got is None else 'a'} gradient of its {name}")
+                if got is None:
+                    continue
+                size = sizes[("input", "weight", "bias").index(name) + 1]
+                got, expected = (gradient.reshape(-1, inputs.cols) for gradient in (got, expected))
+                # In 16 bits the module's own operations round in between.
+                tolerance = 2.0**-13 if dtype is _F32 else 2.0**-5
+                if (got.float() - expected.float()).abs().gt(tolerance * size + tolerance * torch.finfo(dtype).tiny).any() or \
+                        not torch.equal(got.isfinite(), expected.isfinite()):
+                    raise Left(self._differs(got, kind, expected, what=f"gradient of {name}"))
+
+    def _names_of_gradients(self, call):
+        if not call.records:
+            return []
+        names = ["weight"] * self._has[0] + ["bias"] * self._has[1]
+        return ["input"] * call.x_requires_grad + names * call.parameters_require_grad
+
+    def _compare_layout(self, inputs, kind, eps, pair, calls):
+        """Refuses another result for rows whose elements are apart."""
+        call = calls[0]
+        x = torch.stack([inputs.x(pair[0], call.leading)] * 2, -1)[..., 0]
+        got = self._own(inputs, pair, call, x)
+        if got is not None:
+            self._compare(inputs, kind, eps, pair, {call: got})
+
+    def _is_same_in_autocast(self, inputs, kind, eps, pair, call):
+        with torch.autocast("cpu", _BF16):
+            got = self._own(inputs, pair, call)
+        try:
+            self._compare(inputs, kind, eps, pair, {call: got})
+        except Left:
+            return False
+        return True
+
+    def _compare_operators(self, inputs):
+        """Refuses a forward that does something else for other sizes or values: its operators are compared."""
+        parameters = dict(self._given)
+        for i, (device, some) in enumerate(_SIZES):
+            self._given.update({name: tensor.detach().to(device) for name, tensor in parameters.items()})
+            vars(self._twin)["training"] = bool(i % 2)
+            expected = None
+            for sizes in some:
+                shape = [inputs.shape[-1] if size is None else size for size in sizes] + list(inputs.shape)
+                x = torch.ones(shape, dtype=_F32, device=device)
+                with _Operators() as operators:
+                    y = self._forward(x, False)
+                if y is None or not _READS_VALUES.isdisjoint(operator for operator, *_ in operators.seen):
+                    why = "" if y is not None else f": {first_line(self._error)}"
+                    raise Left(f"its forward looks at values, or does not take the shape {tuple(shape)}{why}")
+                expected = operators.seen if expected is None else expected
+                if operators.seen != expected:
+                    raise Left(f"its forward does something else for the shape {tuple(shape)}")

@@ -1,0 +1,554 @@
+"""PyTorch: derivatives of every kind. Forward mode, second and third derivatives, `torch.func`, eager and compiled, the operators alone.
+
+Three ways to judge. Tangents of the kernels are held to bounds that follow from math.md's. In float64, for which there are no kernels,
+exact ones take their place, so that gradcheck and gradgradcheck go the same ways as every call. What is left is compared with the
+definition in float64.
+"""
+
+import itertools
+import threading
+
+import numpy as np
+import pytest
+from conftest import framework
+from judge import exact_and_error, wide, within
+
+torch = framework("torch")
+import torch.autograd.forward_ad as forward_ad  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+
+import rmsnorm.torch as rt  # noqa: E402
+from rmsnorm.torch import autograd, functional  # noqa: E402
+
+OPS, EPS, COLS = torch.ops.rmsnorm, 1e-5, 24
+F32_UNIT = 2.0**-24
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+
+
+def random(*shape, dtype=torch.float32, grad=False):
+    return torch.randn(shape).to(dtype).requires_grad_(grad)
+
+
+def subsets(names):
+    return ["".join(found) for count in range(1, len(names) + 1) for found in itertools.combinations(names, count)]
+
+
+# What a norm is given: x, a residual (r), a weight (w), a bias (b).
+INPUTS = [(False, names) for names in ("x", "xw", "xr", "xrw")] + [
+    (True, names) for names in ("x", "xw", "xb", "xwb", "xr", "xrw", "xrb", "xrwb")
+]
+MODES = [(is_layer, names, offset, cast) for is_layer, names in INPUTS for offset, cast in
+         ([(0.0, False)] if is_layer or "w" not in names else [(0.0, False), (1.0, False), (0.25, True)])]
+
+
+def make(names, dtype=torch.float32, weight_dtype=None, stream=None, rows=(3,), grad=False):
+    dtypes = {"x": dtype, "r": stream or dtype, "w": weight_dtype or dtype, "b": weight_dtype or dtype}
+    return {name: random(*(rows if name in "xr" else ()), COLS, dtype=dtypes[name], grad=grad) for name in names}
+
+
+def ours(is_layer, offset=0.0, cast=False):
+    """(y, h), or (y,), of tensors by name."""
+
+    def call(tensors):
+        x, r, w, b = map(tensors.get, "xrwb")
+        options = dict(weight_offset=offset, cast_before_weight=cast)
+        if r is None:
+            return (rt.layer_norm(x, w, b, EPS) if is_layer else rt.rms_norm(x, w, EPS, **options),)
+        return rt.add_layer_norm(x, r, w, b, EPS) if is_layer else rt.add_rms_norm(x, r, w, EPS, **options)
+
+    return call
+
+
+def theirs(is_layer, offset=0.0):
+    """By the definition: F.layer_norm of PyTorch 2.15 is wrong in float64, too, where forward mode is nested (jacfwd of jacfwd)."""
+
+    def call(tensors):
+        x, r, w, b = map(tensors.get, "xrwb")
+        h = x if r is None else x + r
+        centred = h - h.mean(-1, keepdim=True) if is_layer else h
+        y = centred * (centred.square().mean(-1, keepdim=True) + EPS).rsqrt()
+        y = y if w is None else y * (w + offset)
+        y = y if b is None else y + b
+        return (y,) if r is None else (y, h)
+
+    return call
+
+
+def by_position(function, names):
+    """As a function of tensors in the order of their names."""
+    return lambda *tensors: function(dict(zip(names, tensors)))
+
+
+def near(got, exact, tolerance=2e-4):
+    """Within a part of the largest element: float32, after some hundred additions and a product of as many factors as derivatives."""
+    got, exact = ((found,) if isinstance(found, torch.Tensor) else found for found in (got, exact))
+    assert len(got) == len(exact)
+    for g, e in zip(got, exact):
+        assert g.shape == e.shape and e.abs().max() > 0
+        assert (g.double() - e).abs().max() <= tolerance * e.abs().max(), ((g.double() - e).abs().max(), e.abs().max())
+
+
+# Forward mode, by the kernels.
+
+
+def dual_tangents(function, tensors, tangents, with_grad=False):
+    with forward_ad.dual_level():
+        given = {name: tensor.detach().requires_grad_(with_grad) for name, tensor in tensors.items()}
+        given |= {name: forward_ad.make_dual(given[name], tangent) for name, tangent in tangents.items()}
+        return [forward_ad.unpack_dual(tensor).tangent for tensor in function(given)]
+
+
+def jvp_tangents(function, tensors, tangents):
+    names = list(tangents)
+    return torch.func.jvp(
+        lambda *given: function(tensors | dict(zip(names, given))), tuple(tensors[name] for name in names), tuple(tangents.values()),
+    )[1]
+
+
+def exact_tangents(is_layer, offset, tensors, tangents):
+    """(y_t, h_t) in float64 and the error of each before the last rounding: math.md's, of the parts that y_t is made of."""
+    norm = "layer_norm" if is_layer else "rms_norm"
+    inputs = {"x": tensors["x"]} | ({"residual": tensors["r"]} if "r" in tensors else {})
+    h_t = [tangents[name].float() for name in "xr" if name in tangents]
+    rows, terms = wide(tensors["x"]).reshape(-1, COLS), []
+    if h_t:
+        h_t = sum(h_t[1:], h_t[0])
+        # The Jacobian is symmetric: the tangent in place of dy.
+        exact, error = exact_and_error(norm, EPS, inputs | {"dy": h_t})
+        weight = wide(tensors["w"].float() + offset) if "w" in tensors else 1.0
+        terms.append((exact["dx"] * weight, error["dx"] * np.abs(weight)))
+    if "w" in tangents:
+        exact, error = exact_and_error(norm, EPS, inputs)
+        w_t = wide(tangents["w"])
+        # One product more than the norm itself has, since the mean and rstd are the forward pass's.
+        terms.append((exact["y"] * w_t, (error["y"] + 2 * F32_UNIT * np.abs(exact["y"])) * np.abs(w_t)))
+    if "b" in tangents:
+        terms.append((wide(tangents["b"]) + 0 * rows, 0))
+    y_t = sum(value for value, _ in terms)
+    # Each term is a product and a summand: rounded twice, and those behind the first once more.
+    size = sum(np.abs(value) for value, _ in terms)
+    error = sum(error for _, error in terms) + (len(terms) + 1) * F32_UNIT * size * (1 + 2.0**-10)
+    return (y_t, error), (None if isinstance(h_t, list) else (wide(h_t).reshape(-1, COLS), 0.0))
+
+
+@pytest.mark.parametrize("dtype, weight_dtype, stream", [
+    (torch.float32, torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16, torch.bfloat16),
+    (torch.bfloat16, torch.float32, torch.float32), (torch.float16, torch.float16, torch.float16),
+])
+@pytest.mark.parametrize("is_layer, names, offset, cast", MODES)
+def test_tangents_are_within_their_bounds(dtype, weight_dtype, stream, is_layer, names, offset, cast):
+    """Of every subset of inputs; with and without a graph, and by torch.func."""
+    tensors, tangents = (make(names, dtype, weight_dtype, stream, (2, 3)) for _ in range(2))
+    function = ours(is_layer, offset, cast)
+    for chosen in subsets(names):
+        given = {name: tangents[name] for name in chosen}
+        got = dual_tangents(function, tensors, given)
+        for again in (torch.no_grad()(dual_tangents)(function, tensors, given), dual_tangents(function, tensors, given, True)):
+            assert all(a is b is None or torch.equal(a, b) for a, b in zip(got, again))
+        jvp = jvp_tangents(function, tensors, given)
+        assert all(torch.equal(torch.zeros_like(b) if a is None else a, b) for a, b in zip(got, jvp))
+        for name, tangent, exact, primal in zip("yh", got, exact_tangents(is_layer, offset, tensors, given), function(tensors)):
+            # h does not depend on weight and bias.
+            exact = exact or (np.zeros((6, COLS)), 0.0)
+            assert tangent.dtype == primal.dtype and tangent.shape == primal.shape
+            within(f"{name}, tangents of {chosen}", tangent, *exact)
+
+
+def test_a_level_that_nobody_uses_changes_no_bit():
+    tensors = make("xrwb", torch.bfloat16)
+    for is_layer, names in INPUTS:
+        function, given = ours(is_layer), {name: tensors[name] for name in names}
+        expected = function(given)
+        with forward_ad.dual_level():
+            found = function(given)
+            assert all(torch.equal(a, b) for a, b in zip(found, expected))
+            assert all(forward_ad.unpack_dual(tensor).tangent is None for tensor in found)
+
+
+def test_tangents_are_seen_in_other_threads():
+    tensors, tangents, found = make("xw"), make("x"), []
+    expected = dual_tangents(ours(False), tensors, tangents)[0]
+    with forward_ad.dual_level():
+        x = forward_ad.make_dual(tensors["x"], tangents["x"])
+        thread = threading.Thread(target=lambda: found.append(forward_ad.unpack_dual(rt.rms_norm(x, tensors["w"], EPS)).tangent))
+        thread.start()
+        thread.join()
+    assert torch.equal(found[0], expected)
+
+
+def test_frozen_networks_have_tangents():
+    """Of modules, through dimensions that are flattened, too."""
+    for module, shape in ((rt.RMSNorm(COLS, EPS), (3, COLS)), (rt.LayerNorm((4, 6)), (3, 4, 6)),
+                          (rt.RMSNorm((4, 6), EPS, elementwise_affine=False), (3, 4, 6))):
+        module.requires_grad_(False)
+        x, x_t = random(*shape), random(*shape)
+        double = (torch.nn.LayerNorm if isinstance(module, rt.LayerNorm) else torch.nn.RMSNorm)(module.normalized_shape, EPS).double()
+        exact = torch.func.jvp(double, (x.double(),), (x_t.double(),))[1].detach()
+        near(torch.func.jvp(module, (x,), (x_t,))[1], exact)
+        near(torch.func.linearize(module, x)[1](x_t), exact)
+        with forward_ad.dual_level():
+            near(forward_ad.unpack_dual(module(forward_ad.make_dual(x, x_t))).tangent, exact)
+
+
+# By gradcheck, with exact kernels.
+
+
+@pytest.fixture
+def exact_kernels(monkeypatch):
+    """Kernels of float64 where those of float32 are called, and nothing else changed."""
+
+    def forward(is_layer, x, residual, weight, bias, eps, offset, cast):
+        h = x if residual is None else x + residual
+        mean = h.mean(-1) if is_layer else None
+        centred = h - mean.unsqueeze(-1) if is_layer else h
+        rstd = (centred.square().mean(-1) + eps).rsqrt()
+        y = centred * rstd.unsqueeze(-1)
+        y = y if weight is None else y * (weight + offset)
+        return y if bias is None else y + bias, None if residual is None else h, mean, rstd
+
+    def gradients(is_layer, dy, h, weight, mean, rstd, dh, offset, need_dweight, need_dbias, need_dresidual):
+        x_hat = (h - mean.unsqueeze(-1) if is_layer else h) * rstd.unsqueeze(-1)
+        wdy, rows = dy if weight is None else dy * (weight + offset), tuple(range(dy.ndim - 1))
+        over = lambda tensor: tensor.sum(rows) if rows else tensor.clone()  # noqa: E731
+        dx = wdy - (wdy.mean(-1, keepdim=True) if is_layer else 0) - x_hat * (wdy * x_hat).mean(-1, keepdim=True)
+        dx = dx * rstd.unsqueeze(-1) + (0 if dh is None else dh)
+        none = dy.new_empty(0)
+        return (dx, over(dy * x_hat) if need_dweight else none, (over(dy) if need_dbias else none.clone()) if is_layer else None,
+                dx.clone() if need_dresidual else none.clone())
+
+    monkeypatch.setattr(autograd, "forward_below", forward)
+    monkeypatch.setattr(functional, "forward_below", forward)
+    monkeypatch.setattr(autograd, "_gradients_below", gradients)
+    monkeypatch.setattr(functional, "_is_plain", lambda *tensors: False)
+    monkeypatch.setattr(functional, "_takes", lambda *tensors: True)
+
+
+def used_results(names):
+    """Which results a loss looks at: y, h or both."""
+    return {"y": (0,), "h": (1,), "both": (0, 1)} if "r" in names else {"y": (0,)}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("is_layer, names, offset, cast", MODES)
+@pytest.mark.parametrize("rows", [(), (2,)])
+def test_gradcheck_and_gradgradcheck_of_the_same_ways(exact_kernels, is_layer, names, offset, cast, rows):
+    """First derivatives both ways, second ones as backward of backward and as forward of backward, batches of each."""
+    tensors = {name: random(*(rows if name in "xr" else ()), 4, dtype=torch.float64) for name in names}
+    for chosen, indices in itertools.product({names, *names}, used_results(names).values()):
+        if indices == (1,) and not set(chosen) & set("xr"):
+            continue
+
+        def function(*given):
+            found = ours(is_layer, offset, cast)(tensors | dict(zip(chosen, given)))
+            return tuple(found[index] for index in indices)
+
+        leaves = [tensors[name].clone().requires_grad_() for name in chosen]
+        assert torch.autograd.gradcheck(function, leaves, check_forward_ad=True, check_batched_grad=True, check_batched_forward_grad=True)
+        assert torch.autograd.gradgradcheck(function, leaves, check_fwd_over_rev=True, check_rev_over_rev=True)
+
+
+def test_third_derivatives(exact_kernels):
+    for is_layer, names in INPUTS:
+        tensors = {name: random(*((2, 3) if name in "xr" else (3,)), dtype=torch.float64) for name in names}
+        loss = lambda function: lambda *given: sum(t.pow(3).sum() for t in by_position(function, names)(*given))  # noqa: E731
+        for third in (
+            lambda f: torch.func.grad(lambda *t: torch.func.grad(lambda *t: torch.func.grad(f)(*t).pow(2).sum())(*t).pow(2).sum()),
+            lambda f: torch.func.grad(lambda *t: torch.func.jacfwd(torch.func.jacfwd(f))(*t).pow(2).sum()),
+            lambda f: torch.func.jacfwd(lambda *t: torch.func.jacrev(torch.func.jacrev(f))(*t)),
+        ):
+            got, expected = (third(loss(function(is_layer)))(*tensors.values()) for function in (ours, theirs))
+            torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
+
+
+# Against the definition in float64.
+
+
+def loss_of(function, names, weights):
+    """A scalar of y and h whose second derivatives are dense."""
+    return lambda *given: sum((t * weight).sin().sum() for t, weight in zip(by_position(function, names)(*given), weights))
+
+
+def _penalty(loss):
+    def call(*tensors):
+        leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+        found = torch.autograd.grad(loss(*leaves), leaves, create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in found), leaves)
+
+    return call
+
+
+def _tangents_of_gradients(loss):
+    """Forward over reverse by dual numbers, whose backward pass must carry them; nothing else is recorded."""
+    def call(*tensors):
+        with forward_ad.dual_level():
+            leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+            given = [forward_ad.make_dual(leaf, leaf.detach().cos()) for leaf in leaves]
+            return tuple(forward_ad.unpack_dual(found).tangent for found in torch.autograd.grad(loss(*given), leaves))
+
+    return call
+
+
+def _gradients_of_tangents(loss):
+    def call(*tensors):
+        with forward_ad.dual_level():
+            leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+            given = [forward_ad.make_dual(leaf, leaf.detach().cos()) for leaf in leaves]
+            return torch.autograd.grad(forward_ad.unpack_dual(loss(*given)).tangent, leaves)
+
+    return call
+
+
+def _flat(found):
+    """All tensors of nested tuples."""
+    return (found,) if isinstance(found, torch.Tensor) else tuple(t for part in found for t in _flat(part))
+
+
+def _of_all(transform):
+    return lambda f: lambda *t: _flat(transform(f, argnums=tuple(range(len(t))))(*t))
+
+
+def _vmapped(transform):
+    """Over a batch of x alone."""
+    return lambda f: lambda x, *t: _flat(
+        torch.func.vmap(transform(f), (0, *[None] * len(t)))(torch.stack([x, 2 * x.flip(0)]), *t))
+
+
+FIRST = {
+    "grad": _of_all(torch.func.grad), "jacrev": _of_all(torch.func.jacrev), "jacfwd": _of_all(torch.func.jacfwd),
+    "jvp": lambda f: lambda *t: torch.func.jvp(f, t, tuple(x.cos() for x in t))[1],
+    "linearize": lambda f: lambda *t: torch.func.linearize(f, *t)[1](*[x.cos() for x in t]),
+    "functional.jvp": lambda f: lambda *t: torch.autograd.functional.jvp(f, t, tuple(x.cos() for x in t))[1],
+    "jacobian, forward mode": lambda f: lambda *t: _flat(
+        torch.autograd.functional.jacobian(f, t, vectorize=True, strategy="forward-mode")),
+    "jacobian, vectorized": lambda f: lambda *t: _flat(torch.autograd.functional.jacobian(f, t, vectorize=True)),
+}
+SECOND = {
+    "hessian": _of_all(torch.func.hessian),
+    "jacfwd of jacrev": _of_all(lambda f, argnums: torch.func.jacfwd(torch.func.jacrev(f, argnums), argnums)),
+    "jacrev of jacfwd": _of_all(lambda f, argnums: torch.func.jacrev(torch.func.jacfwd(f, argnums), argnums)),
+    "jacrev of jacrev": _of_all(lambda f, argnums: torch.func.jacrev(torch.func.jacrev(f, argnums), argnums)),
+    "jacfwd of jacfwd": _of_all(lambda f, argnums: torch.func.jacfwd(torch.func.jacfwd(f, argnums), argnums)),
+    "grad of grad": _of_all(lambda f, argnums: torch.func.grad(
+        lambda *t: sum(g.square().sum() for g in torch.func.grad(f, argnums)(*t)), argnums)),
+    "jvp of grad": lambda f: lambda *t: torch.func.jvp(
+        lambda *t: torch.func.grad(f, tuple(range(len(t))))(*t), t, tuple(x.cos() for x in t))[1],
+    "linearize of grad": lambda f: lambda *t: _flat(torch.func.linearize(torch.func.grad(f), *t)[1](*[x.cos() for x in t])),
+    "create_graph": _penalty, "dual numbers, backward": _tangents_of_gradients, "backward of tangents": _gradients_of_tangents,
+    "hvp": lambda f: lambda *t: torch.autograd.functional.hvp(f, t, tuple(x.cos() for x in t))[1],
+    "vhp": lambda f: lambda *t: torch.autograd.functional.vhp(f, t, tuple(x.cos() for x in t))[1],
+    "functional.hessian": lambda f: lambda *t: _flat(torch.autograd.functional.hessian(f, t)),
+    "functional.hessian, vectorized": lambda f: lambda *t: _flat(torch.autograd.functional.hessian(f, t, vectorize=True)),
+    "functional.hessian, forward mode": lambda f: lambda *t: _flat(
+        torch.autograd.functional.hessian(f, t, vectorize=True, outer_jacobian_strategy="forward-mode")),
+    "vmap of grad": _vmapped(torch.func.grad), "vmap of jacfwd": _vmapped(torch.func.jacfwd), "vmap of hessian": _vmapped(torch.func.hessian),
+    "vmap of grad of grad": _vmapped(lambda f: torch.func.grad(lambda *t: torch.func.grad(f)(*t).square().sum())),
+    "vmap of jvp": _vmapped(lambda f: lambda *t: torch.func.jvp(f, t, tuple(x.cos() for x in t))[1]),
+}
+
+
+def both(is_layer, names, offset, transform, compiled=None, dtype=torch.float32):
+    """(ours in that dtype, the definition in float64)."""
+    tensors = make(names, dtype)
+    weights = [random(3, COLS, dtype=dtype) for _ in range(2)]
+    call = transform(loss_of(ours(is_layer, offset), names, weights))
+    got = (call if compiled is None else compiled(call))(*tensors.values())
+    exact = transform(loss_of(theirs(is_layer, offset), names, [w.double() for w in weights]))(*(t.double() for t in tensors.values()))
+    return got, exact
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name, dtype", [*itertools.product(FIRST | SECOND, [torch.float32]), ("jacfwd of jacfwd", torch.float64),
+                                         ("jacrev of jacrev", torch.float64), ("jacrev of jacfwd", torch.float64)])
+def test_every_way_to_differentiate(name, dtype):
+    """float64 has no kernels; F.layer_norm of PyTorch 2.15 is wrong in these three."""
+    for is_layer, names in INPUTS:
+        near(*both(is_layer, names, 0.0 if is_layer else 0.5, (FIRST | SECOND)[name], dtype=dtype))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["grad", "jvp", "jacfwd", "jacrev", "hessian", "grad of grad", "jvp of grad", "vmap of grad",
+                                  "vmap of jvp", "vmap of grad of grad"])
+@pytest.mark.parametrize("is_layer, names, offset", [(False, "xw", 1.0), (True, "xrwb", 0.0)])
+def test_every_way_under_a_compiler(name, is_layer, names, offset):
+    near(*both(is_layer, names, offset, (FIRST | SECOND)[name],
+               lambda call: torch.compile(call, fullgraph=True, backend="aot_eager")))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_inductor_compiles_gradients_of_each_example_and_tangents():
+    for name in ("vmap of grad", "jvp"):
+        torch._dynamo.reset()
+        near(*both(False, "xw", 0.0, (FIRST | SECOND)[name], lambda call: torch.compile(call, fullgraph=True)))
+
+
+def test_a_compiled_norm_has_the_tangents_of_dual_numbers():
+    """The level is entered outside: PyTorch's own compiled norms have tangents there."""
+    tensors, tangents = make("xw"), make("xw")
+    for is_layer in (False, True):
+        torch._dynamo.reset()
+        compiled = torch.compile(ours(is_layer), backend="aot_eager")
+        near(dual_tangents(compiled, tensors, tangents), dual_tangents(
+            theirs(is_layer), {k: t.double() for k, t in tensors.items()}, {k: t.double() for k, t in tangents.items()}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_second_derivatives_in_16_bits_are_no_less_exact_than_pytorchs_own(dtype):
+    """At most twice as far, over all elements, as the definition in operations of that dtype."""
+    for is_layer, names in INPUTS:
+        tensors, weights = make(names, dtype, rows=(16,)), [random(16, COLS) for _ in range(2)]
+        for transform in (_penalty, _tangents_of_gradients, SECOND["jvp of grad"]):
+            exact = transform(loss_of(theirs(is_layer), names, [w.double() for w in weights]))(*(t.double() for t in tensors.values()))
+            error = []
+            for function in (ours, theirs):
+                got = transform(loss_of(function(is_layer), names, weights))(*tensors.values())
+                assert all(g.dtype == dtype for g in got)
+                error.append(sum(((g.double() - e).norm() / e.norm()).square() for g, e in zip(got, exact)).sqrt())
+            assert error[0] <= 2 * error[1], (names, error)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("is_layer", [False, True])
+@pytest.mark.parametrize("transform", [torch.func.hessian, lambda f: torch.func.jacfwd(torch.func.jacfwd(f)), torch.func.jacfwd])
+def test_several_dimensions_have_derivatives_of_every_kind(is_layer, dtype, transform):
+    x, weight = random(2, 3, 4, dtype=dtype), random(3, 4, dtype=dtype)
+    norm = rt.layer_norm if is_layer else rt.rms_norm
+    flat = theirs(is_layer)
+    got = transform(lambda x: norm(x, (3, 4), weight, eps=EPS).sin().sum())(x)
+    exact = transform(lambda x: flat({"x": x.flatten(1), "w": weight.double().flatten()})[0].sin().sum())(x.double())
+    near(got, exact)
+
+
+@pytest.mark.parametrize("weight, error", [(torch.ones(7), ValueError), (torch.ones(8, device="meta"), ValueError), ([1.0], TypeError),
+                                           (torch.ones(8, dtype=torch.int32), TypeError)])
+def test_every_transform_refuses_what_a_call_refuses(weight, error):
+    x = random(3, 8)
+    with pytest.raises(error, match="^weight: "):
+        torch.func.jvp(lambda x: rt.rms_norm(x, weight=weight), (x,), (x,))
+    with pytest.raises(error, match="^weight: "):
+        torch.func.grad(lambda x: rt.layer_norm(x, weight=weight).sum())(x)
+    with pytest.raises(error, match="^weight: "), forward_ad.dual_level():
+        rt.add_rms_norm(forward_ad.make_dual(x, x), x, weight=weight)
+
+
+def test_checkpointing_keeps_second_derivatives():
+    from torch.utils.checkpoint import checkpoint
+
+    w, weights = random(COLS), [random(3, COLS)]
+    direct = lambda x: loss_of(ours(False), "xw", weights)(x, w)  # noqa: E731
+    x = random(3, COLS)
+    assert torch.equal(*(_penalty(f)(x)[0] for f in (direct, lambda x: checkpoint(direct, x, use_reentrant=False))))
+
+
+def test_a_batch_of_gradients_can_be_differentiated():
+    tensors, weights = make("xw"), random(3, COLS)
+    results = []
+    for function, dtype in ((ours(True), torch.float32), (theirs(True), torch.float64)):
+        x, w = (tensors[name].to(dtype).requires_grad_() for name in "xw")
+        dy = torch.stack([weights, weights.sin()]).to(dtype)
+        found = torch.autograd.grad(function({"x": x, "w": w})[0], (x, w), dy, is_grads_batched=True, create_graph=True)
+        results.append(torch.autograd.grad(sum(g.square().sum() for g in found), (x, w)))
+    near(*results)
+
+
+# The operators themselves.
+
+
+def operator_calls():
+    """(operator, its arguments by name, those that are differentiable, PyTorch's own as a function of those)."""
+    for is_layer, names in INPUTS:
+        tensors = make(names)
+        given = [tensors["x"]] + [tensors.get("r")] * ("r" in names) + [tensors.get("w")] + [tensors.get("b")] * is_layer
+        rest = [EPS] if is_layer else [EPS, 0.5, False]
+        name = ("add_" if "r" in names else "") + ("layer_norm" if is_layer else "rms_norm")
+        for kind in ("", "_inference") if "r" not in names else ("",):
+            operator = getattr(OPS, name + kind)
+
+            def call(*leaves, operator=operator, given=given, rest=rest, count=1 + ("r" in names)):
+                leaves = iter(leaves)
+                found = operator(*[None if t is None else next(leaves) for t in given], *rest)
+                return (found if isinstance(found, tuple) else (found,))[:count]
+
+            yield name + kind, call, [t for t in given if t is not None], by_position(theirs(is_layer, 0.0 if is_layer else 0.5), names)
+
+
+def backward_calls():
+    """The operators of the backward pass as functions of dy, h, the weight and dh; statistics are those of h."""
+    for is_layer in (False, True):
+        dy, h, w, dh = random(3, COLS), random(3, COLS), random(COLS), random(3, COLS)
+        if is_layer:
+            _, mean, rstd = OPS.layer_norm(h, None, None, EPS)
+            call = lambda *t, s=(mean, rstd): OPS.layer_norm_backward(*t[:3], *s, t[3], True, True, False)[:3]  # noqa: E731
+        else:
+            _, rstd = OPS.rms_norm(h, None, EPS, 0.0, False)
+            call = lambda *t, rstd=rstd: OPS.rms_norm_backward(*t[:3], rstd, t[3], 0.5, True, False)[:2]  # noqa: E731
+
+        def exact(dy, h, w, dh, is_layer=is_layer):
+            names = "xwb" if is_layer else "xw"
+            leaves = (h, w, torch.zeros_like(w))[: len(names)]
+            function = lambda *t: by_position(theirs(is_layer, 0.0 if is_layer else 0.5), names)(*t)[0]  # noqa: E731
+            dx, *others = torch.func.vjp(function, *leaves)[1](dy)
+            return dx + dh, *others
+
+        yield f"backward of {'layer' if is_layer else 'rms'}", call, [dy, h, w, dh], exact
+
+
+@pytest.mark.parametrize("name, call, leaves, exact", [*operator_calls(), *backward_calls()])
+def test_operators_have_derivatives(name, call, leaves, exact):
+    """By dual numbers with and without a graph, by torch.func, by autograd, and twice: no operator leaves a derivative out."""
+    wide_leaves, tangents = [t.double() for t in leaves], [random(*t.shape) for t in leaves]
+    expected = torch.func.jvp(exact, tuple(wide_leaves), tuple(t.double() for t in tangents))[1]
+    near(torch.func.jvp(call, tuple(leaves), tuple(tangents))[1], expected)
+    for with_grad in (False, True):
+        with forward_ad.dual_level():
+            given = [forward_ad.make_dual(t.detach().requires_grad_(with_grad), tangent) for t, tangent in zip(leaves, tangents)]
+            near([forward_ad.unpack_dual(t).tangent for t in call(*given)], expected)
+    loss = lambda f: lambda *t: sum(y.sin().sum() for y in f(*t))  # noqa: E731
+    order = tuple(range(len(leaves)))
+    first, second = (lambda f: torch.func.grad(loss(f), order)), (lambda f: _of_all(torch.func.hessian)(loss(f)))
+    for transform in (first, second, lambda f: _penalty(loss(f)), lambda f: _vmapped(torch.func.grad)(loss(f))):
+        near(transform(call)(*leaves), transform(exact)(*wide_leaves))
+    # Below torch.func and autograd: the kernel's bits.
+    batch = [torch.stack([t, t]) for t in leaves]
+    for once, twice in zip(call(*leaves), torch.func.vmap(call)(*batch)):
+        assert torch.equal(torch.stack([once, once]), twice)
+
+
+# The norm that has no derivative.
+
+
+@pytest.mark.parametrize("name", "xrw")
+def test_quantized_norms_refuse_tangents(name):
+    tensors = make("xrw")
+    function = lambda x, r, w: rt.quantized_rms_norm(x, w, EPS, residual=r)  # noqa: E731
+    text = "quantized_rms_norm has no derivative.*pass them detached"
+    with forward_ad.dual_level():
+        given = tensors | {name: forward_ad.make_dual(tensors[name], tensors[name])}
+        for call in (lambda: function(*given.values()), lambda: torch.no_grad()(function)(*given.values()),
+                     lambda: OPS.quantized_rms_norm(*given.values(), EPS, 0.0, False, None, 0, 2)):
+            with pytest.raises(NotImplementedError, match=text):
+                call()
+        function(*(t.detach() for t in given.values()))
+    with pytest.raises(NotImplementedError, match=text):
+        torch.func.jvp(lambda t: function(*(tensors | {name: t}).values())[1], (tensors[name],), (tensors[name],))
+
+
+@pytest.mark.parametrize("name", "xrw")
+def test_quantized_norms_have_no_gradients(name):
+    """The function says so, and its results are as if detached. The operator refuses."""
+    tensors = make("xrw")
+    tensors[name].requires_grad_()
+    found = rt.quantized_rms_norm(tensors["x"], tensors["w"], EPS, residual=tensors["r"])
+    assert not any(t.requires_grad for t in found)
+    arguments = [*tensors.values(), EPS, 0.0, False, None, 0, 2]
+    for call in (lambda: OPS.quantized_rms_norm(*arguments),
+                 lambda: torch.func.grad(lambda t: OPS.quantized_rms_norm(*(tensors | {name: t}).values(), *arguments[3:])[1].sum())(
+                     tensors[name].detach())):
+        with pytest.raises(NotImplementedError, match="has no derivative"):
+            call()
+    with torch.no_grad():
+        assert all(torch.equal(a.float(), b.float()) for a, b in zip(OPS.quantized_rms_norm(*arguments), found))
