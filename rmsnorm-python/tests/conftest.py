@@ -1,5 +1,5 @@
 """What tests of all frameworks share. A missing framework or device is a skip with its reason; `RMSNORM_REQUIRE` (names separated by
-commas: torch, jax, transformers, flax, equinox, cuda) makes it a failure."""
+commas: torch, jax, transformers, flax, equinox, onnxscript, cuda) makes it a failure."""
 
 import importlib
 import os

@@ -92,8 +92,8 @@ def script_elsewhere(model, x, tmp_path):
 
 def onnx(model, x, tmp_path, **options):
     """What ONNX's reference makes of x."""
-    pytest.importorskip("onnxscript")
-    reference = pytest.importorskip("onnx.reference")
+    framework("onnxscript")
+    reference = framework("onnx.reference")
     path = str(tmp_path / "model.onnx")
     torch.onnx.export(model.eval(), (x,), path, verbose=False, **options)
     evaluator = reference.ReferenceEvaluator(path)
