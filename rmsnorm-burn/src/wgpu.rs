@@ -15,7 +15,7 @@
 //! # }
 //! ```
 //!
-//! Not measured on a GPU yet: where calls are small, burn's own chain, which it fuses, may be faster.
+//! On an H100 burn's own norms take 1.0 to 3.1 times as long: `benches/results/burn-wgpu-2026-11-25` in the repository.
 //!
 //! # Dtypes
 //! f32, f16 and bf16 in all mixes, as on the CPU; the kernels do not ask what the device's arithmetic knows. burn does, where a copy

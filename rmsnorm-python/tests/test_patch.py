@@ -18,6 +18,7 @@ from judge import judge
 torch = framework("torch")
 import rmsnorm.torch as rt  # noqa: E402
 from torch._subclasses import FakeTensorMode  # noqa: E402
+from rmsnorm.torch.trial import Left, Trials  # noqa: E402
 from torch.nn.utils import parametrize, prune  # noqa: E402
 
 
@@ -283,6 +284,21 @@ def test_modules_that_differ_in_any_attribute_are_each_tried(plain, special, ord
         torch.testing.assert_close(module(x), y)
     modules[0].setting = special
     torch.testing.assert_close(modules[0](x), modules[1](x) / modules[1].weight * modules[0].weight)
+
+
+def test_modules_whose_forward_reads_the_same_are_one_trial():
+    """And one that reads its attributes as a whole is tried each time."""
+    class ByDictionary(Rms):
+        def forward(self, x):
+            return self.norm(x) * self.__dict__["factor"]
+
+    trials = Trials()
+    plain = [Rms(unread=1), Rms(unread=[]), Rms(eps=1e-4)]
+    found = [trials.found(module) for module in plain]
+    assert found[1] is found[0] and found[2] is not found[0]
+    assert trials.found(ByDictionary(factor=1.0)).has_weight
+    with pytest.raises(Left):
+        trials.found(ByDictionary(factor=2.0))
 
 
 def test_a_setting_changed_in_place_gives_the_module_its_own_forward():

@@ -9,7 +9,7 @@ use super::{bench, devices};
 use crate::failure::Failure;
 use crate::output::print;
 
-/// Everything a newcomer wants to see, in under a minute. Speed is shown only of what is right, and of no software adapter.
+/// Everything a newcomer wants to see. Speed is shown only of what is right, and of no software adapter.
 pub fn run() -> Result<(), Failure> {
     let devices = available();
     print(&format!("Devices\n\n{}\n", devices::table(&devices)))?;

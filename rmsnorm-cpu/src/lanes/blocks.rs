@@ -66,7 +66,7 @@ impl<const N: usize> Blocks<N> {
     // Out of the loops' code, like the ends of rows.
     #[inline(never)]
     pub(crate) fn add(&mut self, sums: [f32; N]) {
-        let of_pairs = self.of_pairs.get_or_insert_with(|| [[0.0; N]; LEVELS]);
+        let of_pairs = self.of_pairs.get_or_insert([[0.0; N]; LEVELS]);
         let level = self.count.trailing_ones() as usize;
         let carried = of_pairs[..level].iter().fold(sums, |sums, &earlier| plus(earlier, sums));
         of_pairs[level] = carried;

@@ -174,6 +174,8 @@ class _Twin:
     def __getattribute__(self, name):
         trial = object.__getattribute__(self, "__dict__").get("_trial")
         own = super().__getattribute__
+        if trial is not None and name == "__dict__":
+            trial.reads_all |= trial.is_running
         return own(name) if trial is None or name.startswith("__") else trial.read(name, own)
 
 
@@ -208,12 +210,19 @@ class Trials:
     """The trials of a model's modules, with the inputs that they share."""
 
     def __init__(self):
-        self._inputs, self._twins = {}, {}
+        self._inputs, self._twins, self._known = {}, {}, {}
 
     def found(self, module):
-        """The norm that a module computes. `Left` says why there is none."""
+        """The norm that a module computes. `Left` says why there is none.
+
+        Modules of one class are one trial where all that forward has read in it is the same: its code cannot tell them apart.
+        """
         weight, bias = _tensor_of(module, "weight"), _tensor_of(module, "bias")
         shape, original = _row_shape(module, weight, bias), type(module)
+        parameters = shape, type(weight), type(bias)
+        for names, state, found in self._known.get(original, ()):
+            if (parameters, _state(module, names)) == state:
+                return found
         if original not in self._twins:
             self._twins[original] = class_before(_Twin, original)
         # Rows of any length are tried with two.
@@ -221,14 +230,31 @@ class Trials:
         inputs = [self._inputs.get(one) or _Inputs(one) for one in shapes]
         try:
             with warnings.catch_warnings(action="ignore"), _Watch(self._twins[original]):
-                found = _Trial(module, self._twins[original], weight, bias).found(shape, inputs)
+                trial = _Trial(module, self._twins[original], weight, bias)
+                found = trial.found(shape, inputs)
         except Left:
             # It may have written to the inputs.
             inputs = [None] * len(shapes)
             raise
         finally:
             self._inputs.update(zip(shapes, inputs))
+        if not trial.reads_all:
+            state = parameters, _state(module, trial.names)
+            self._known.setdefault(original, []).append((trial.names, state, found))
         return found
+
+
+def _attributes_of(module):
+    """All that a module has itself, but for what every module has."""
+    own = {name: value for name, value in vars(module).items() if name not in _INTERNAL}
+    return own | {name: value for tensors in _TENSORS for name, value in vars(module)[tensors].items()}
+
+
+def _state(module, names):
+    """What a module has under the names that a forward reads; of two that differ, also in type alone, it differs."""
+    own = _attributes_of(module)
+    values = [(name, name in own, _copied(own.get(name))) for name in sorted(names)]
+    return [(name, is_there, type(value), repr(value), value) for name, is_there, value in values]
 
 
 def _row_shape(module, weight, bias):
@@ -467,13 +493,12 @@ class _Trial:
         self._original, self._has = type(module), (weight is not None, bias is not None)
         self._is_parameter = [isinstance(tensor, torch.nn.Parameter) for tensor in (weight, bias)]
         self._given = {name: None for name, is_there in zip(("weight", "bias"), self._has) if is_there}
-        own = {name: value for name, value in vars(module).items() if name not in _INTERNAL}
-        own |= {name: value for tensors in _TENSORS for name, value in vars(module)[tensors].items()}
+        own = _attributes_of(module)
         # Of all that a module has besides, it is given what is plain: other parameters, modules and objects may change unseen.
         self._plain = {name: _copied(value) for name, value in own.items() if name not in self._given}
         self._withheld = {name for name, value in self._plain.items() if value is ABSENT} | set(_TENSORS)
         self._plain = {name: value for name, value in self._plain.items() if value is not ABSENT}
-        self._names, self._error, self._numbers = set(), None, None
+        self.names, self.reads_all, self.is_running, self._error = set(), False, False, None
         self._twin = object.__new__(twin_class)
         vars(self._twin).update(vars(torch.nn.Module()) | {name: _copied(value) for name, value in self._plain.items()})
         self._before = dict(vars(self._twin)) | self._plain
@@ -483,7 +508,7 @@ class _Trial:
         """An attribute of the twin."""
         if name in self._given:
             return self._given[name]
-        self._names.add(name)
+        self.names.add(name)
         if name in self._withheld:
             raise AttributeError(name)
         return own(name)
@@ -495,7 +520,7 @@ class _Trial:
 
     def _check_reads(self):
         """Refuses a forward that reads more than was given to it."""
-        for name in sorted(self._names):
+        for name in sorted(self.names):
             if name in self._withheld:
                 raise Left(f"its forward reads its `{name}`, too")
             if name not in self._plain and self._is_of_class(name) and _copied(_class_attribute(self._original, name)) is ABSENT:
@@ -528,12 +553,15 @@ class _Trial:
     def _forward(self, x, records):
         version = x._version
         try:
+            self.is_running = True
             with torch.set_grad_enabled(records):
                 y = self._original.forward(self._twin, x)
         except Exception as error:  # Whatever a foreign module raises when it is not what it was taken for.
             self._check_reads()
             self._error = error
             return None
+        finally:
+            self.is_running = False
         if x._version != version:
             raise Left("its forward writes to its input")
         if not isinstance(y, torch.Tensor):
@@ -579,7 +607,7 @@ class _Trial:
         in_autocast = self._is_same_in_autocast(first, kind, eps, pairs[0], calls[0])
         self._check_reads()
         self._check_changes()
-        read = [name for name in sorted(self._names - {eps_name, "training"}) if name in self._plain or self._is_of_class(name)]
+        read = [name for name in sorted(self.names - {eps_name, "training"}) if name in self._plain or self._is_of_class(name)]
         settings = tuple((name, _copied(self._value(name))) for name in read)
         return Found(kinds[0], eps_name, eps if eps_name is None else None, *self._has, shape, leading, tuple(dtypes), in_autocast, settings)
 
@@ -597,7 +625,7 @@ class _Trial:
         self._check_reads()
         self._check_changes()
         is_number = lambda value: value is None or (isinstance(value, numbers.Real) and not isinstance(value, bool))  # noqa: E731
-        names = [name for name in self._names - {"weight", "bias"} if name in self._plain or self._is_of_class(name)]
+        names = [name for name in self.names - {"weight", "bias"} if name in self._plain or self._is_of_class(name)]
         values = {name: self._value(name) for name in sorted(names) if is_number(self._value(name))}
         in_code = _numbers_in_code(self._original)
         kinds = [kind for kind in _KINDS if (self._has[0] or not kind.weight_offset) and (kind.is_layer or not self._has[1])]
