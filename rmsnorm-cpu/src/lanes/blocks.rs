@@ -47,8 +47,8 @@ pub(crate) fn fold_all<S: Simd, const N: usize>(sums: [S::Lanes; N]) -> [f32; N]
     all
 }
 
-/// Levels of pairs: of blocks of any row in memory.
-const LEVELS: usize = (usize::BITS - BLOCK.ilog2()) as usize;
+/// Levels of pairs: of the blocks of any row in memory, which has no more than 2^43 elements.
+const LEVELS: usize = 32;
 
 /// The sums of the blocks so far. They carry as a binary number does that counts them.
 pub(crate) struct Blocks<const N: usize> {
@@ -81,9 +81,13 @@ impl<const N: usize> Blocks<N> {
 
     #[inline(never)]
     fn added_up(&self, last: [f32; N]) -> [f32; N] {
-        let of_pairs = self.of_pairs.iter().flatten().enumerate();
-        let counted = of_pairs.filter(|(level, _)| self.count >> level & 1 == 1);
-        counted.fold(last, |sums, (_, &earlier)| plus(earlier, sums))
+        let Some(of_pairs) = &self.of_pairs else { return last };
+        let (mut sums, mut levels) = (last, self.count);
+        while levels != 0 {
+            sums = plus(of_pairs[levels.trailing_zeros() as usize], sums);
+            levels &= levels - 1;
+        }
+        sums
     }
 }
 
