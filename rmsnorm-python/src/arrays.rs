@@ -48,7 +48,12 @@ fn to_python(error: Error) -> PyErr {
         Error::Missing { .. } | Error::Unexpected { .. } => PyTypeError::new_err(message),
         Error::Unsupported { .. } => PyNotImplementedError::new_err(message),
         Error::Device { .. } | Error::Unavailable { .. } => PyRuntimeError::new_err(message),
-        _ => PyValueError::new_err(message),
+        Error::InvalidWeightOffset { .. }
+        | Error::Stride { .. }
+        | Error::Length { .. }
+        | Error::TooLarge { .. }
+        | Error::InvalidArgument { .. }
+        | _ => PyValueError::new_err(message),
     }
 }
 
@@ -206,7 +211,7 @@ impl Lent {
             (DLDataTypeCode::INT | DLDataTypeCode::UINT, 16, 1) if is_bf16 => DType::Bf16,
             (code, bits, _) => {
                 let kinds = ["int", "uint", "float", "opaque", "bfloat", "complex", "bool"];
-                let kind = kinds.get(usize::try_from(code.0).unwrap_or(usize::MAX)).unwrap_or(&"another type of ");
+                let kind = kinds.get(usize::from(code.0)).unwrap_or(&"another type of ");
                 let rule = format!("{tensor} must be float32, float16 or bfloat16, got {kind}{bits}");
                 return Err(PyTypeError::new_err(format!("{rule}: convert it first")));
             }

@@ -132,12 +132,10 @@ impl Call {
         // SAFETY:
         // - memory: promised to `run_on`; its elements are of this type, as was just checked, and as many as the layout spans.
         let lent = unsafe { backend.lend(foreign.data, foreign.layout.span()) };
-        lent.map(Some).map_err(|error| match error {
-            // A backend that is lent an address does not know whose it is.
-            Error::InvalidArgument { rule, .. } => {
-                Error::InvalidArgument { arg: tensor.name(), rule: format!("{rule}: pass a copy") }
-            }
-            error => error,
+        // A backend that is lent an address does not know whose it is.
+        lent.map(Some).map_err(|error| {
+            let Error::InvalidArgument { rule, .. } = error else { return error };
+            Error::InvalidArgument { arg: tensor.name(), rule: format!("{rule}: pass a copy") }
         })
     }
 
