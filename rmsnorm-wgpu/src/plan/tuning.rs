@@ -17,7 +17,7 @@ use rmsnorm_spec::{DType, Norm, Problem};
 use rmsnorm_tuning::Kept;
 
 #[cfg(any(test, feature = "conformance"))]
-use super::{MOST_PACKS, PAIR};
+use super::PAIR;
 use super::{gradients, is_split};
 
 /// Those that were loaded, or are tried.

@@ -7,7 +7,8 @@ use rmsnorm_gpu::tuning::{Ladder, Rung, rises};
 use rmsnorm_tuning::file::revision;
 use rmsnorm_tuning::{Entry, Kept, Table};
 
-use super::{Division, MOST_PACKS, Tuning};
+use super::super::MOST_PACKS;
+use super::{Division, Tuning};
 
 /// Counted up where tables mean something else though shaders and built-in rungs are what they were.
 const REVISION: &str = "1";
