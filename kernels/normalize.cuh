@@ -33,16 +33,27 @@ struct AboutMean {
     float squares[PACK] = {}, deviations = 0.0f;
 
     // Columns past the end hold zeros, which are not part of the row.
+    __device__ static float deviation(float value, float mean, int k, int i, int left) {
+        return !IS_LAYER || is_in_row(k, i, left) ? value - mean : 0.0f;
+    }
+
     template <class E>
     __device__ void add(const Pack<E>& h, float mean, int k, int left) {
         float values[PACK];
         unpack(h, values);
         #pragma unroll
-        for (int i = 0; i < PACK; ++i) {
-            values[i] = !IS_LAYER || is_in_row(k, i, left) ? values[i] - mean : 0.0f;
-            squares[i] += values[i] * values[i];
+        for (int i = 0; i < PACK / 2; ++i) {
+            const float one = deviation(values[i], mean, k, i, left), other = deviation(values[i + PACK / 2], mean, k, i + PACK / 2, left);
+            squares[i] += one * one;
+            squares[i + PACK / 2] += other * other;
+            values[i] = one + other;
         }
-        if constexpr (IS_LAYER) deviations += sum_pack(values);
+        if constexpr (IS_LAYER) {
+            float part = values[0];
+            #pragma unroll
+            for (int i = 1; i < PACK / 2; ++i) part += values[i];
+            deviations += part;
+        }
     }
 
     __device__ void total(float& of_squares, float& of_deviations) {
@@ -51,16 +62,18 @@ struct AboutMean {
     }
 };
 
+constexpr float LARGEST = 3.40282347e38f;
+
 __device__ inline bool is_finite(float value) { return value - value == 0.0f; }
 
 // From the sums about a first mean to the mean and the squares about it: math.md, 5.1. A mean that is not finite stays. Nothing contracts,
 // so that a row has the same bits in every kernel; nothing branches, as registers would spill on either side of a branch.
 __device__ inline void correct_mean(float share, float deviations, float& mean, float& squares) {
-    const float missed = __fmul_rn(deviations, share), taken = __fmul_rn(deviations, missed);
-    mean = __fadd_rn(mean, is_finite(missed) ? missed : 0.0f);
-    squares = __fsub_rn(squares, is_finite(taken) ? taken : 0.0f);
-    // Rounding may leave less than nothing. NaN stays.
-    squares = squares < 0.0f ? 0.0f : squares;
+    const float missed = is_finite(deviations) ? __fmul_rn(deviations, share) : 0.0f;
+    // No more is taken than there is, and of infinity nothing. NaN stays.
+    const float taken = fminf(__fmul_rn(deviations, missed), LARGEST);
+    squares = __fsub_rn(squares, fminf(taken, squares));
+    mean = __fadd_rn(mean, missed);
 }
 
 // Mean and rstd of COUNT rows, equations (2) to (4), in the threads that share them. `sum_of(u)` is the thread's part of the sum of row u,
