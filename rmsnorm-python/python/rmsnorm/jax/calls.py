@@ -11,9 +11,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 from .. import _native
 from . import reference
 
-if not hasattr(jax, "ffi"):
-    raise ImportError(f"rmsnorm.jax needs JAX 0.5 or later, got {jax.__version__}")
-
 _FORWARD, _BACKWARD = "rmsnorm_forward", "rmsnorm_backward"
 
 
