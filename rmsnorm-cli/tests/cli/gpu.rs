@@ -142,7 +142,7 @@ fn what_was_warmed_is_kept() {
     for backend in ["cuda", "wgpu"] {
         let Some(folder) = device(backend) else { continue };
         let entries = || {
-            let kept = std::fs::read_dir(folder.path("cache").join(backend));
+            let kept = std::fs::read_dir(folder.path("cache"));
             let mut kept: Vec<_> = kept.into_iter().flatten().map(|entry| entry.unwrap().path()).collect();
             kept.sort();
             kept.into_iter().map(|path| (std::fs::read(&path).unwrap(), path)).collect::<Vec<_>>()
