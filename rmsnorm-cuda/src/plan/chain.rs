@@ -26,16 +26,19 @@ pub(super) fn of_row(program: Program, tile: &Tile, cols: usize) -> Option<u64> 
     let (pack, packs, cols) = (u64::from(tile.pack), u64::from(tile.packs), cols as u64);
     let columns = [tile.pack, tile.packs, tile.threads_per_row, tile.cluster].into_iter().map(u64::from).product();
     let turns = cols.div_ceil(columns);
+    // Of layer norm's deviations: two halves of a pack make one, whose parts are added one after the other. Each other sum of forward
+    // has one for each element of a pack, which a tree joins, and is no longer. RMS norm's tiles are held to it as well.
+    let deviations = 1 + serial(pack / 2);
     let thread = match program {
-        // A sum for each element of a pack; a tree joins them.
-        Program::Forward | Program::ForwardLong | Program::QuantizedForward => serial(packs) + tree(pack),
+        Program::Forward | Program::ForwardLong | Program::QuantizedForward => serial(packs) + deviations,
         #[cfg(feature = "peers")]
-        Program::ReduceForward | Program::ReduceForwardRows | Program::ForwardExchange => serial(packs) + tree(pack),
-        // What a warp knows is joined by two additions more. That is layer norm's; RMS norm's tiles are held to it as well.
-        Program::ForwardCluster => serial(packs) + tree(pack) + 2,
+        Program::ReduceForward | Program::ReduceForwardRows | Program::ForwardExchange => serial(packs) + deviations,
+        // What a warp knows is joined by two additions more.
+        Program::ForwardCluster => serial(packs) + deviations + 2,
         // A sum for each pack.
         Program::Backward | Program::BackwardSplit => serial(packs) + serial(pack),
-        Program::ForwardStreaming | Program::QuantizedForwardStreaming => in_blocks(turns) + tree(pack),
+        Program::ForwardStreaming | Program::QuantizedForwardStreaming => in_blocks(turns) + deviations,
+        // Without the deviations: of layer norm, math.md, 5.5, counts three such sums.
         Program::ColumnStatistics | Program::BackwardStatistics => serial(turns) + tree(pack),
         Program::BackwardRowSums => in_blocks(turns) + serial(pack),
         Program::BackwardColumns
