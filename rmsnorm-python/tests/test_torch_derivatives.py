@@ -435,6 +435,16 @@ def test_every_transform_refuses_what_a_call_refuses(weight, error):
         rt.add_rms_norm(forward_ad.make_dual(x, x), x, weight=weight)
 
 
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacfwd, torch.func.hessian])
+@pytest.mark.parametrize("name", ["eps", "weight_offset"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("function", [rt.rms_norm, lambda x, **number: rt.add_rms_norm(x, x, **number)[0]])
+def test_numbers_have_no_derivative_and_none_that_is_zero(transform, name, dtype, function):
+    x = random(3, 8, dtype=dtype)
+    with pytest.raises(TypeError, match=f"^{name}: expected a number, got a tensor that is to be differentiated"):
+        transform(lambda number: function(x, weight=x[0], **{name: number}).sin().sum())(torch.tensor(0.5))
+
+
 def test_checkpointing_keeps_second_derivatives():
     from torch.utils.checkpoint import checkpoint
 

@@ -9,6 +9,7 @@ import numbers
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 _NAMES = ("x", "residual", "weight", "bias")
 _LARGEST = torch.finfo(torch.float32).max
@@ -63,6 +64,16 @@ def _number(name, value):
     is_number = isinstance(value, (int, float, torch.SymFloat, torch.SymInt, numbers.Real)) or (isinstance(value, Tensor) and value.ndim == 0)
     if not is_number:
         raise TypeError(f"{name}: expected a number, got {type(value).__name__}; pass float({name})")
+    if isinstance(value, Tensor) and (value.requires_grad or forward_ad.unpack_dual(value).tangent is not None):
+        raise TypeError(f"{name}: expected a number, got a tensor that is to be differentiated, and norms have no derivative in {name}; "
+                        f"pass float({name})")
+
+
+def numbers_given(eps, weight_offset=0.0):
+    """Refuses tensors that the operators would read as numbers: of a dimension, or with a derivative that would be lost."""
+    for name, value in (("eps", eps), ("weight_offset", weight_offset)):
+        if isinstance(value, Tensor):
+            _number(name, value)
 
 
 def _values(eps, weight_offset):

@@ -70,6 +70,8 @@ def _norm(is_layer, x, residual, weight, bias, eps, weight_offset=0.0, cast_befo
         return _by_others(is_layer, tensors, eps, weight_offset, cast_before_weight, normalized_shape)
     if eps is None:
         eps = _LAYER_EPS if is_layer or not isinstance(x, Tensor) else default_eps(x)
+    if type(eps) is not float or type(weight_offset) is not float:
+        checks.numbers_given(eps, weight_offset)
     args = is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight
     if is_nested or not is_tensor:
         return fallback.checked(*args, normalized_shape)
@@ -199,6 +201,8 @@ def rms_norm(x, *args, weight=None, eps=None, normalized_shape=None, weight_offs
             normalized_shape, weight, eps = _by_position(args, normalized_shape, weight=weight, eps=eps)
     if _is_plain(x, weight) and _takes(x, None, weight, None) and (normalized_shape is None or _is_last(x, normalized_shape)):
         eps = _RMS_EPS if eps is None else eps
+        if type(eps) is not float or type(weight_offset) is not float:
+            checks.numbers_given(eps, weight_offset)
         try:
             with below_autograd():
                 return _rms_norm_inference(x, weight, eps, weight_offset, cast_before_weight)
@@ -232,6 +236,8 @@ def layer_norm(x, *args, weight=None, bias=None, eps=None, normalized_shape=None
             normalized_shape, weight, bias, eps = _by_position(args, normalized_shape, weight=weight, bias=bias, eps=eps)
     eps = _LAYER_EPS if eps is None else eps
     if _is_plain(x, weight, bias) and _takes(x, None, weight, bias) and (normalized_shape is None or _is_last(x, normalized_shape)):
+        if type(eps) is not float:
+            checks.numbers_given(eps)
         try:
             with below_autograd():
                 return _layer_norm_inference(x, weight, bias, eps)
