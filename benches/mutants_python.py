@@ -60,8 +60,10 @@ def places(code):
 
 
 def annotated(code):
-    """Where annotations are, which run when a module is loaded and say nothing then."""
+    """Where annotations and overloads are, which run when a module is loaded and say nothing then."""
     for node in ast.walk(ast.parse(code)):
+        if any(getattr(decorator, "id", None) == "overload" for decorator in getattr(node, "decorator_list", [])):
+            yield (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
         for note in (getattr(node, "annotation", None), getattr(node, "returns", None)):
             if note is not None:
                 yield (note.lineno, note.col_offset), (note.end_lineno, note.end_col_offset)
@@ -126,6 +128,7 @@ def main():
     parser.add_argument("--tests", type=shlex.split, required=True, help="pytest's arguments, below rmsnorm-python/tests")
     parser.add_argument("--preload", nargs="*", default=[], help="what is imported once")
     parser.add_argument("--sample", type=int, help="so many of a fixed shuffle")
+    parser.add_argument("--again", type=pathlib.Path, help="results of a run, of which only the survivors are tried again")
     parser.add_argument("--part", default="1/1", help="K/N: the K-th of N parts, so that N processes share the work")
     parser.add_argument("--limit", type=float, default=300, help="seconds after which a run counts as hanging")
     parser.add_argument("--out", type=pathlib.Path)
@@ -148,15 +151,20 @@ def main():
         if options.sample is not None:
             random.Random(0).shuffle(found)
             found = found[: options.sample]
+        again = json.loads(options.again.read_text()) if options.again else []
+        again = [{key: value for key, value in result.items() if key != "line"} for result in again if result["end"] == "survived"]
         part, parts = map(int, options.part.split("/"))
         for file, operator, occurrence, line in found[part - 1 :: parts]:
             path, code = folder / "python" / file, codes[file]
             changed = mutated(code, operator, occurrence)
+            before, after = (text.splitlines()[line - 1].strip() for text in (code, changed))
+            result = dict(file=file, operator=operator, before=before, after=after, end="survived")
+            if options.again and result not in again:
+                continue
             path.write_text(changed)
             end = run(folder, options.tests, modules[file], options.limit).replace("passed", "survived")
             path.write_text(code)
-            before, after = (text.splitlines()[line - 1].strip() for text in (code, changed))
-            results.append(dict(file=file, line=line, operator=operator, before=before, after=after, end=end))
+            results.append(dict(result, line=line, end=end))
             if end == "survived":
                 print(f"survived {file}:{line} {operator}\n    - {before}\n    + {after}", flush=True)
             if options.out:
