@@ -150,6 +150,32 @@ def test_transformations(xw, name, partition):
     close(TRANSFORMS[name](function)(*xw), TRANSFORMS[name](theirs)(*xw))
 
 
+def operators_in(jaxpr):
+    """The operators of a traced program and of the programs within it."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name.startswith("rmsnorm_"):
+            yield equation.params["operator"]
+        else:
+            for inner in equation.params.values():
+                yield from operators_in(inner.jaxpr) if hasattr(inner, "jaxpr") else ()
+
+
+@pytest.mark.parametrize("batched, is_more_rows", [
+    ((0, 0, None, None), True), ((0, 0, 0, None), False), ((0, 0, None, 0), False), ((0, None, None, None), False), ((0, 0, 0, 0), False),
+])
+def test_a_batch_of_rows_is_more_rows(batched, is_more_rows):
+    """One call of the norm, of its tangent and of its gradients, unless members have a weight or a bias of their own."""
+    args = [array if axis is None else jnp.stack([array] * 3) for axis, array in zip(batched, arrays(2, 4))]
+
+    def run(*args):
+        one = FORMS["add layer"][0]
+        return jax.vmap(lambda *args: (jax.jvp(one, args, args), jax.grad(weighed(one), (0, 1))(*args)), batched)(*args)
+
+    found = list(operators_in(jax.make_jaxpr(run)(*args).jaxpr))
+    assert {operator.role for operator in found} == {"norm", "tangent", "gradients"}
+    assert all((operator.levels == ()) == is_more_rows for operator in found if is_more_rows or operator.role == "norm")
+
+
 def test_a_batch_of_layer_norms_with_bias_and_residual(xw):
     x, w = xw
     weights, residuals = jnp.arange(1.0, 9)[:, None] * w, x[::-1]

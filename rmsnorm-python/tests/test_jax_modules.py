@@ -79,8 +79,8 @@ def test_nnx_is_drop_in(nnx, name, dtype, param_dtype, x_dtype):
 
 @pytest.mark.parametrize("name, options", [
     ("RMSNorm", {"use_scale": False}), ("LayerNorm", {"use_scale": False}), ("LayerNorm", {"use_bias": False}),
-    ("LayerNorm", {"use_bias": False, "use_scale": False}), ("RMSNorm", {"reduction_axes": 2, "feature_axes": (2,)}),
-    ("LayerNorm", {"use_fast_variance": False}), ("RMSNorm", {}), ("LayerNorm", {}),
+    ("LayerNorm", {"use_bias": False, "use_scale": False}), ("LayerNorm", {"use_fast_variance": False}), ("RMSNorm", {}), ("LayerNorm", {}),
+    *(("RMSNorm", {name: axes}) for name in ("reduction_axes", "feature_axes") for axes in (-1, (-1,), [-1], 2, (2,))),
 ])
 def test_nnx_options(nnx, name, options):
     flax_nnx, ours = nnx
@@ -95,8 +95,8 @@ def test_nnx_leaves_to_flax_what_is_not_of_rows(nnx, name):
     flax_nnx, ours = nnx
     x, mask = random(0, 4, 4, 4), jnp.ones((4, 4, 4), bool).at[:, :, 1].set(False)
     for options, more in (
-        ({"reduction_axes": 1}, {}), ({"reduction_axes": (1, 2)}, {}), ({"reduction_axes": (0, -1)}, {}),
-        ({"feature_axes": 1}, {}), ({}, {"mask": mask}), ({"axis_name": "batch"}, {}),
+        *(({"reduction_axes": axes}, {}) for axes in (0, (0,), [0], 1, (1,), [1], (1, 2), (0, -1))),
+        *(({"feature_axes": axes}, {}) for axes in (0, (0,), [0], 1, (1,), [1])), ({}, {"mask": mask}), ({"axis_name": "batch"}, {}),
     ):
         options = dict(options, scale_init=lambda key, shape, dtype: jnp.arange(4, dtype=dtype), rngs=flax_nnx.Rngs(0))
         own, other = (getattr(module, name)(4, **options) for module in (ours, flax_nnx))

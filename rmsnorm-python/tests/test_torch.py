@@ -1,5 +1,6 @@
 """PyTorch: values, gradients, layouts, errors and modules, in eager mode."""
 
+import contextlib
 import doctest
 import re
 import subprocess
@@ -409,6 +410,8 @@ def test_operators_refuse_tensors_of_several_devices(name):
             with FakeTensorMode() as mode, pytest.raises((ValueError, RuntimeError), match="(?i)expected (the device|all tensors)"):
                 mixed = (base | {key: other[key]}).values()
                 op(*(mode.from_tensor(value) if isinstance(value, torch.Tensor) else value for value in mixed))
+        with contextlib.nullcontext() if key == "scale" else pytest.raises((ValueError, RuntimeError), match="expected"):
+            op(*(on_meta | {key: on_meta[key].reshape(-1)[0]}).values())
         # What kernels refuse is refused where only shapes are computed.
         if not name.startswith("exported") and not (name.startswith("rms_norm_b") and key == "x") and key not in ("x", "dy"):
             for arguments in (given, on_meta):
@@ -565,6 +568,36 @@ def test_modules_are_those_of_torch_nn(kind, shape, options):
         ours(x[..., :7])
 
 
+@pytest.mark.parametrize("name, function", [
+    ("RMSNorm", rt.rms_norm), ("AddRMSNorm", rt.add_rms_norm), ("LayerNorm", rt.layer_norm), ("AddLayerNorm", rt.add_layer_norm),
+])
+@pytest.mark.parametrize("shape", [(8,), (2, 4)])
+@pytest.mark.parametrize("has_weight", [True, False])
+def test_modules_hand_on_all_that_they_hold(name, function, shape, has_weight):
+    """No parameter and no option has its default, so that a lost one shows."""
+    options = {} if "Layer" in name else dict(weight_offset=-0.75, cast_before_weight=True)
+    module = getattr(rt, name)(shape, 0.3, has_weight, dtype=torch.bfloat16, **options)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter)
+    rows = [random(3, *shape, dtype=torch.bfloat16) for _ in range(1 + name.startswith("Add"))]
+    expected = function(*rows, normalized_shape=shape, eps=0.3, **dict(module.named_parameters()), **options)
+    for got, right in zip(module(*rows), expected, strict=True):
+        assert torch.equal(got, right)
+
+
+def test_options_that_are_not_given_change_nothing():
+    x, w = random(64, 512, dtype=torch.bfloat16), random(512, dtype=torch.bfloat16)
+    for call in (
+        lambda **options: rt.rms_norm(x, w, **options), lambda **options: rt.add_rms_norm(x, x, w, **options)[0],
+        lambda **options: rt.quantized_rms_norm(x, w, dtype=torch.int8, **options)[0],
+    ):
+        y = call()
+        assert torch.equal(y, call(weight_offset=0.0, cast_before_weight=False))
+        assert not torch.equal(y, call(weight_offset=1.0)) and not torch.equal(y, call(cast_before_weight=True))
+    for module in (rt.RMSNorm(8), rt.AddRMSNorm(8)):
+        assert module.weight_offset == 0.0 and module.cast_before_weight is False
+
+
 def test_modules_with_a_residual_and_options():
     x, r = random(3, 8, dtype=torch.bfloat16), random(3, 8)
     norm = rt.AddRMSNorm(8, eps=1e-6, weight_offset=1.0, dtype=torch.bfloat16)
@@ -603,23 +636,39 @@ def test_calls_appear_in_the_profiler():
     assert {"rmsnorm::rms_norm", "rmsnorm::rms_norm_backward"} <= names
 
 
+# Of codes: the least and the largest, half a unit of a normal one, and half a step of the smallest.
+CODES = {
+    torch.float8_e4m3fn: (-448, 448, 2.0**-4, 2.0**-10), torch.float8_e5m2: (-57344, 57344, 2.0**-3, 2.0**-17),
+    torch.int8: (-128, 127, 0.0, 0.5),
+}
+
+
 @pytest.mark.parametrize("scales", ["given", "tensor", "row", "block"])
+@pytest.mark.parametrize("dtype", CODES)
 @pytest.mark.parametrize("device", DEVICES)
-def test_codes_times_scales_are_the_norm(device, scales):
+def test_codes_times_scales_are_the_norm(device, dtype, scales):
     x, w = random(6, 40, 300, dtype=torch.bfloat16, device=on(device)), random(300, dtype=torch.bfloat16, device=device)
     scale = torch.tensor([0.01], device=device) if scales == "given" else None
-    codes, found = rt.quantized_rms_norm(x, w, 1e-6, scales=scales, scale=scale)
-    assert codes.dtype == torch.float8_e4m3fn and codes.shape == x.shape
+    codes, found = rt.quantized_rms_norm(x, w, 1e-6, scales=scales, scale=scale, dtype=dtype)
+    assert codes.dtype == dtype and codes.shape == x.shape and found.dtype == torch.float32
+    assert found.shape == {"given": (1,), "tensor": (), "row": (6, 40, 1), "block": (240, 3)}[scales]
     factors = {"given": found, "tensor": found, "row": found}.get(scales)
     if factors is None:
         assert found.shape == (240, 3) and found.stride() == (1, 240)
         factors = found.repeat_interleave(128, 1)[:, :300].reshape(x.shape)
     exact = F.rms_norm(x.double(), (300,), w.double(), 1e-6)
-    # E4M3 has a relative half unit of 2^-4, and 2^-10 steps of its subnormals; above 448 it saturates. f32 adds next to nothing.
-    bound = torch.maximum(exact.abs() * 2.0**-4, factors.double() * 2.0**-10) * (1 + 2.0**-10)
-    largest = 448 * factors.double()
-    assert ((codes.double() * factors.double() - exact.clamp(-largest, largest)).abs() <= bound).all()
+    # Beyond the largest code it saturates. f32 adds next to nothing.
+    least, most, unit, step = CODES[dtype]
+    bound = torch.maximum(exact.abs() * unit, factors.double() * step) * (1 + 2.0**-10)
+    factors = factors.double()
+    assert ((codes.double() * factors - exact.clamp(least * factors, most * factors)).abs() <= bound).all()
     assert scales == "given" or found.is_contiguous() or scales == "block"
+    # Each scale is the least: the largest element that shares it has the largest code.
+    if scales != "given":
+        dims = {"tensor": (0, 1, 2), "row": 2, "block": 1}[scales]
+        wide = codes.double().abs()
+        wide = torch.stack([part.amax(1) for part in wide.reshape(240, 300).split(128, 1)]) if scales == "block" else wide.amax(dims)
+        assert (wide == most).all()
 
 
 def test_codes_with_a_residual_and_their_errors():
@@ -636,15 +685,19 @@ def test_codes_with_a_residual_and_their_errors():
         with pytest.raises(RuntimeError, match="this PyTorch has no dtype for e8m0"):
             rt.quantized_rms_norm(x, w, 1e-6, scales="mx")
     for arguments, text in (
-        (dict(scales="column"), "scales must be one of"), (dict(scales="given"), "scale goes with"),
-        (dict(scale=torch.ones(1)), "scale goes with"), (dict(dtype=torch.float16), "dtype must be"),
+        (dict(scales="column"), "scales must be one of given, tensor, row, block, mx, got 'column'"),
+        (dict(scales="given"), "scale goes with .*, got scale=None and 'given'"),
+        (dict(scale=torch.ones(1)), "scale goes with .*, got scale=a tensor and 'row'"),
+        (dict(dtype=torch.float16), "dtype must be .*, got torch.float16"),
     ):
         with pytest.raises(ValueError, match=text):
             rt.quantized_rms_norm(x, w, 1e-6, **arguments)
     with pytest.raises(RuntimeError, match="MX has codes of floating point|no dtype for e8m0"):
         rt.quantized_rms_norm(x, w, 1e-6, scales="mx", dtype=torch.int8)
     for call, error, text in (
-        (lambda: rt.quantized_rms_norm(x.double()), NotImplementedError, "x: quantized norms have kernels for float32"),
+        (lambda: rt.quantized_rms_norm(x.double()), NotImplementedError, "x: quantized norms have .*; got x torch.float64 on cpu"),
+        (lambda: rt.quantized_rms_norm(x, w.half(), residual=r.bfloat16()), NotImplementedError,
+         "got x torch.float32, residual torch.bfloat16, weight torch.float16 on cpu"),
         (lambda: rt.quantized_rms_norm(x.numpy()), TypeError, "x: expected a torch.Tensor, got ndarray"),
         (lambda: rt.quantized_rms_norm(x, w[:1]), ValueError, r"weight: expected the shape \[64\], got \[1\]"),
         (lambda: rt.quantized_rms_norm(x, w, residual=r[:1]), ValueError, "residual: expected the shape"),

@@ -304,12 +304,18 @@ def test_nested_tensors_have_the_norms_of_their_rows(dtype):
         # In 16 bits torch.nn.functional, which computes for nested tensors, rounds between its steps.
         tolerance = 2.0**-5 if dtype == torch.bfloat16 else 1e-4
         torch.testing.assert_close(got.values(), expected, rtol=tolerance, atol=tolerance)
-    for call, error in (
-        (lambda: rt.rms_norm(nested, weight[:7]), ValueError), (lambda: rt.rms_norm(nested, weight[:1], weight_offset=1.0), ValueError),
-        (lambda: rt.add_rms_norm(nested, torch.cat(parts), weight), ValueError), (lambda: rt.rms_norm(torch.cat(parts), nested), ValueError),
-        (lambda: rt.rms_norm(torch.nested.nested_tensor(parts), weight), NotImplementedError),
+    dense = torch.cat(parts)
+    for call, error, text in (
+        (lambda: rt.rms_norm(nested, weight[:7]), ValueError, r"weight: expected a shape that ends in 8, as x does, got \[7\]"),
+        (lambda: rt.rms_norm(nested, weight[:1], weight_offset=1.0), ValueError, "weight: expected a shape that ends in 8"),
+        (lambda: rt.layer_norm(nested, weight, bias[:2]), ValueError, r"bias: expected a shape that ends in 8, as x does, got \[2\]"),
+        (lambda: rt.add_rms_norm(nested, dense, weight), ValueError, "residual: expected a nested tensor"),
+        (lambda: rt.add_rms_norm(dense, nested, weight), ValueError, "residual: expected a dense tensor"),
+        (lambda: rt.rms_norm(dense, nested), ValueError, "weight: expected a dense tensor"),
+        (lambda: rt.layer_norm(nested, nested), ValueError, "weight: expected a dense tensor"),
+        (lambda: rt.rms_norm(torch.nested.nested_tensor(parts), weight), NotImplementedError, "x: expected the layout torch.jagged"),
     ):
-        with pytest.raises(error, match="expected"):
+        with pytest.raises(error, match=text):
             call()
     # The older layout, of which PyTorch has the layer norm alone. Without a gradient, too, which another way goes.
     strided = torch.nested.nested_tensor(parts)
