@@ -43,7 +43,7 @@ def places(code):
         node = stack.pop()
         nodes.append(node)
         stack += reversed(node.children) if isinstance(node, parso.tree.BaseNode) else []
-    typed = annotated(code)
+    typed = list(annotated(code))
     found = collections.defaultdict(list)
     for name in sorted(OperatorProvider()):
         if f"core/{name}" in SKIPPED or get_operator(f"core/{name}").arguments():

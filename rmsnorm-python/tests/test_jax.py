@@ -112,6 +112,28 @@ def test_options():
     assert (got != expected).mean() < 0.01 and not np.array_equal(got, wide(rj.rms_norm(x, w, 1e-6)))
 
 
+@pytest.mark.parametrize("adds", [False, True])
+def test_every_option_reaches_the_norm(adds):
+    """Each changes the result, and gives jax.numpy's but for a few values at another side of a tie. None is on by itself."""
+    x, r, w = random(0, 16, 128, dtype=jnp.bfloat16), random(1, 16, 128, dtype=jnp.bfloat16), random(2, 128, dtype=jnp.bfloat16)
+    norm = (lambda **options: rj.add_rms_norm(x, r, w, **options)[0]) if adds else functools.partial(rj.rms_norm, x, w)
+    found = []
+    for options in ({}, {"eps": 0.3}, {"weight_offset": 1.5}, {"cast_before_weight": True}):
+        of = {"is_layer": False, "eps": 2.0**-23} | options
+        found.append(wide(norm(**options)))
+        assert (found[-1] != wide(reference.forward(Norm(**of), x, r if adds else None, w, None)[0])).mean() < 0.02, options
+    assert len({values.tobytes() for values in found}) == 4
+    assert np.array_equal(found[0], wide(norm(weight_offset=0.0, cast_before_weight=False)))
+
+
+@pytest.mark.parametrize("shape", [(1, 24), (5, 1), (1,), (3, 1, 24), (0, 24), (2, 0), (0,)])
+def test_the_kernel_takes_every_shape_with_elements(shape):
+    x, w = random(0, *shape), random(1, shape[-1])
+    text = jax.jit(ours).lower(x, w).compile().as_text()
+    assert is_custom(text) == (0 not in shape) and ours(x, w).shape == shape
+    close(jax.grad(lambda w: ours(x, w).sum())(w), jax.grad(lambda w: theirs(x, w).sum())(w))
+
+
 def test_one_row_of_one_dimension():
     x, w, dy = (random(seed, 40) for seed in range(3))
     y, vjp = jax.vjp(ours, x, w)
