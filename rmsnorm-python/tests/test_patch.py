@@ -262,6 +262,37 @@ def test_a_module_that_computes_something_else_somewhere_is_left_with_a_reason_a
     assert torch.equal(torch.get_rng_state(), seed) and not getattr(module, "seen", [])
 
 
+class Changed(torch.nn.LayerNorm):
+    """A layer norm whose parameters are changed on the way."""
+
+    def forward(self, x):
+        change = lambda name: getattr(self, "of_" + name, lambda value: value)(getattr(self, name))  # noqa: E731
+        return torch.nn.functional.layer_norm(x, self.normalized_shape, change("weight"), change("bias"), self.eps)
+
+
+CHANGES = {
+    "abs": torch.abs, "relu": torch.relu, "without small": lambda p: torch.where(p.abs() < 1e-2, 0.0, p), "clamp": lambda p: p.clamp(-5, 5),
+    "clamp of large": lambda p: p.clamp(-2000, 2000), "flip": lambda p: p.flip(0), "detach": lambda p: p.detach(), "zero": torch.zeros_like,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_a_module_that_changes_its_parameters_is_left(name, change):
+    found = rt.patch(torch.nn.Sequential(type("ChangedNorm", (Changed,), {f"of_{name}": staticmethod(CHANGES[change])})(64)))
+    assert not found.replaced and len(found.left) == 1
+    assert rt.patch(torch.nn.Sequential(Changed(64))).replaced
+
+
+def test_a_module_that_differs_under_autocast_has_its_own_forward_there():
+    norm = type("InAutocast", (Rms,), {"after": lambda self, y, x: y * 2 if torch.is_autocast_enabled("cpu") else y})()
+    own, x = copy.deepcopy(norm), torch.randn(3, 64)
+    assert rt.patch(torch.nn.Sequential(norm)).replaced
+    torch.testing.assert_close(norm(x), own(x))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(norm(x), own(x)) and not torch.allclose(norm(x), rt.rms_norm(x, norm.weight, 1e-6))
+
+
 @pytest.mark.parametrize("plain, special", [
     (lambda y: y, lambda y: 2 * y), (1.0, 2.0), ([1.0], [2.0]), ({"a": 1.0}, {"a": 2.0}), ((1.0,), (2.0,)), (None, 2.0), (False, True),
     ("x", "2"), (torch.float32, torch.float64), ({1.0}, {2.0}), (torch.nn.functional.relu, torch.nn.functional.silu),
