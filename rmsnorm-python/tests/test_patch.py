@@ -177,10 +177,10 @@ class Rms(torch.nn.Module):
         return y
 
 
-def trap(name, before=None, after=None, forward=None, **more):
-    """A class of that name that differs from `Rms` in these methods."""
+def trap(name, before=None, after=None, forward=None, of_class=(), **more):
+    """A class of that name that differs from `Rms` in these methods, with some attributes more."""
     methods = {"before": before, "after": after, "forward": forward}
-    return pytest.param(type(name, (Rms,), {k: v for k, v in methods.items() if v is not None}), more, id=name)
+    return pytest.param(type(name, (Rms,), {k: v for k, v in methods.items() if v is not None} | dict(of_class)), more, id=name)
 
 
 def counting(self, y, x):
@@ -204,6 +204,12 @@ def channels_first(self, x):
 
 def class_counting(self, y, x):
     type(self).total = getattr(type(self), "total", 0) + 1
+    return y
+
+
+def class_recording(self, y, x):
+    self.shapes.append(y.shape)
+    self.kinds[y.dtype] = True
     return y
 
 
@@ -234,6 +240,8 @@ TRAPS = [
     trap("Values", after=lambda self, y, x: y * 2 if x.numel() and bool(x[(0,) * x.ndim] == 123.0) else y),
     trap("Counting", after=counting),
     trap("ClassCounting", after=class_counting),
+    trap("ClassCountingOn", after=class_counting, of_class={"total": 3}),
+    trap("ClassRecording", after=class_recording, of_class={"shapes": [], "kinds": {}}),
     trap("Recording", after=recording, seen=[]),
     trap("Random", after=lambda self, y, x: y + 0 * torch.rand(1)),
     trap("OwnGenerator", after=lambda self, y, x: y + 0 * torch.rand(1, generator=self.generator), generator=torch.Generator()),
@@ -253,12 +261,13 @@ TRAPS = [
 @pytest.mark.parametrize("cls, more", TRAPS)
 def test_a_module_that_computes_something_else_somewhere_is_left_with_a_reason_and_as_it_was(cls, more):
     module = cls(**copy.copy(more)) if "generator" not in more else cls(**more)
-    state, names, seed = dict(vars(module)), set(vars(cls)), torch.get_rng_state()
+    state, of_class, seed = dict(vars(module)), copy.deepcopy({k: v for k, v in vars(cls).items() if k[0] != "_"}), torch.get_rng_state()
     found = rt.patch(torch.nn.ModuleDict({"norm": module}))
     assert not found.replaced
     [(name, kind, reason)] = found.left
     assert (name, kind) == ("norm", cls.__name__) and len(reason) > 20 and reason in repr(found)
-    assert type(module) is cls and vars(module) == state and set(vars(cls)) == names
+    assert type(module) is cls and vars(module) == state
+    assert {k: v for k, v in vars(cls).items() if k[0] != "_"} == of_class
     assert torch.equal(torch.get_rng_state(), seed) and not getattr(module, "seen", [])
 
 
@@ -266,22 +275,28 @@ class Changed(torch.nn.LayerNorm):
     """A layer norm whose parameters are changed on the way."""
 
     def forward(self, x):
-        change = lambda name: getattr(self, "of_" + name, lambda value: value)(getattr(self, name))  # noqa: E731
-        return torch.nn.functional.layer_norm(x, self.normalized_shape, change("weight"), change("bias"), self.eps)
+        return torch.nn.functional.layer_norm(x, self.normalized_shape, self.of_weight(self.weight), self.of_bias(self.bias), self.eps)
+
+    def of_weight(self, weight):
+        return weight
+
+    def of_bias(self, bias):
+        return bias
 
 
 CHANGES = {
-    "abs": torch.abs, "relu": torch.relu, "without small": lambda p: torch.where(p.abs() < 1e-2, 0.0, p), "clamp": lambda p: p.clamp(-5, 5),
-    "clamp of large": lambda p: p.clamp(-2000, 2000), "flip": lambda p: p.flip(0), "detach": lambda p: p.detach(), "zero": torch.zeros_like,
+    "abs": lambda _, p: p.abs(), "relu": lambda _, p: p.relu(), "clamp": lambda _, p: p.clamp(-5, 5), "flip": lambda _, p: p.flip(0),
+    "clamp of large": lambda _, p: p.clamp(-2000, 2000), "without small": lambda _, p: torch.where(p.abs() < 1e-2, 0.0, p),
+    "detach": lambda _, p: p.detach(), "zero": lambda _, p: torch.zeros_like(p),
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("name", ["weight", "bias"])
+@pytest.mark.parametrize("change", [None, *CHANGES])
+@pytest.mark.parametrize("name", ["of_weight", "of_bias"])
 def test_a_module_that_changes_its_parameters_is_left(name, change):
-    found = rt.patch(torch.nn.Sequential(type("ChangedNorm", (Changed,), {f"of_{name}": staticmethod(CHANGES[change])})(64)))
-    assert not found.replaced and len(found.left) == 1
-    assert rt.patch(torch.nn.Sequential(Changed(64))).replaced
+    found = rt.patch(torch.nn.Sequential(type("ChangedNorm", (Changed,), {name: CHANGES[change]} if change else {})(64)))
+    assert len(found) == (change is None) and len(found.left) == (change is not None)
+    assert not found.left or "differs" in found.left[0][2] or "gradient" in found.left[0][2]
 
 
 def test_a_module_that_differs_under_autocast_has_its_own_forward_there():
@@ -298,6 +313,8 @@ def test_a_module_that_differs_under_autocast_has_its_own_forward_there():
     ("x", "2"), (torch.float32, torch.float64), ({1.0}, {2.0}), (torch.nn.functional.relu, torch.nn.functional.silu),
     (numpy.float32(1), numpy.float32(2)), (enum.Enum("E", "a")["a"], enum.Enum("F", "b")["b"]), (functools.partial(abs), functools.partial(max)),
     (types.SimpleNamespace(a=1), types.SimpleNamespace(a=2)), (torch.tensor(1.0), torch.tensor(2.0)), (collections.deque([1]), collections.deque([2])),
+    # Equal, and told apart by their text alone.
+    (0.0, -0.0), ([1], [1.0]), ((1,), (True,)), ({"a": False}, {"a": 0}), (1, True), (1.0, torch.tensor([1.0, 2.0])),
 ])
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_modules_that_differ_in_any_attribute_are_each_tried(plain, special, order):

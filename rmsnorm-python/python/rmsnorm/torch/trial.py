@@ -106,7 +106,8 @@ class Found:
             return None
         for name, value in self.settings:
             now = getattr(module, name, ABSENT)
-            if now is not value and now != value:
+            # What is equal may be told apart: 1 and True, 0.0 and -0.0.
+            if now is not value and (type(now) is not type(value) or now != value or repr(now) != repr(value)):
                 return None
         eps = self.eps if self.eps_name is None else getattr(module, self.eps_name, ABSENT)
         if not isinstance(eps, (float, int)) and (eps is not None or self.kind.is_layer):
