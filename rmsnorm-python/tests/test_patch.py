@@ -207,6 +207,11 @@ def class_counting(self, y, x):
     return y
 
 
+def named_class_counting(self, y, x):
+    next(cls for cls in type(self).__mro__ if "total" in vars(cls)).total += 1
+    return y
+
+
 def class_recording(self, y, x):
     self.shapes.append(y.shape)
     self.kinds[y.dtype] = True
@@ -241,6 +246,7 @@ TRAPS = [
     trap("Counting", after=counting),
     trap("ClassCounting", after=class_counting),
     trap("ClassCountingOn", after=class_counting, of_class={"total": 3}),
+    trap("NamedClassCounting", after=named_class_counting, of_class={"total": 3}),
     trap("ClassRecording", after=class_recording, of_class={"shapes": [], "kinds": {}}),
     trap("Recording", after=recording, seen=[]),
     trap("Random", after=lambda self, y, x: y + 0 * torch.rand(1)),
@@ -600,6 +606,38 @@ def test_what_is_left_is_said():
     assert set(reasons) == {"GatedNorm", "LayerNorm2d", "L2Norm", "HeadNorm", "BatchNorm1d", "RMSNorm"}
     assert all(kind in repr(found) and reason in repr(found) for _, kind, reason in found.left)
     assert [reason for *_, reason in rt.patch(net[5:6]).left] == ["it is patched already"]
+
+
+@pytest.mark.parametrize("count", range(1, 6))
+def test_the_text_names_three_of_a_kind(count):
+    lines = repr(rt.patch(torch.nn.Sequential(*(torch.nn.LayerNorm(8) for _ in range(count)), torch.nn.BatchNorm1d(8)))).splitlines()
+    names = ", ".join(map(str, range(min(count, 3)))) + ", .." * (count > 3)
+    assert lines[:3] == [f"{count} norms by rmsnorm:", f"  {count} x LayerNorm: layer_norm ({names})", "1 left as they are:"]
+    assert len(lines) == 4 and lines[3].startswith("  1 x BatchNorm1d: ") and lines[3].endswith(f" ({count})")
+
+
+def test_a_forward_of_the_module_itself_is_its_own_or_the_module_is_left():
+    norm, other = torch.nn.LayerNorm(8), torch.nn.LayerNorm(8)
+    for forward in (types.MethodType(lambda self, x: x, norm), other.forward, lambda x: x, functools.partial(norm.forward)):
+        norm.forward = forward
+        [(_, _, reason)] = rt.patch(torch.nn.Sequential(norm)).left
+        assert reason == "its forward was replaced by another one on the module itself"
+    del norm.forward
+    norm.forward = norm.forward
+    assert len(rt.patch(torch.nn.Sequential(norm))) == 1
+
+
+@pytest.mark.parametrize("error", [TypeError, AttributeError, RuntimeError])
+def test_a_module_whose_class_cannot_be_replaced_is_left(error):
+    class Frozen(torch.nn.LayerNorm):
+        def __setattr__(self, name, value):
+            if name == "__class__":
+                raise error("it is frozen")
+            super().__setattr__(name, value)
+
+    found = rt.patch(torch.nn.Sequential(torch.nn.LayerNorm(8), Frozen(8), torch.nn.LayerNorm(8)))
+    assert [name for name, *_ in found.replaced] == ["0", "2"]
+    assert found.left == [("1", "Frozen", "its class cannot be replaced: it is frozen")]
 
 
 @pytest.mark.parametrize("is_patched_first", [True, False])

@@ -145,7 +145,7 @@ def patch(model: torch.nn.Module) -> Patch:
         state = module.__dict__
         try:
             module.__class__ = cls
-        except TypeError as error:
+        except Exception as error:  # Of a layout of its own, or whatever its `__setattr__` raises.
             left.append((name, type(module).__name__, f"its class cannot be replaced: {error}"))
             continue
         state["_rmsnorm"] = norm
