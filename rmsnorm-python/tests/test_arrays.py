@@ -410,6 +410,21 @@ def test_loans_are_read_as_dlpack_says():
             arrays.rms_norm(_Library(x, **options), None, 1e-6, out=out)
 
 
+def test_who_lends_is_told_the_stream():
+    class Told(_Library):
+        def __dlpack__(self, **options):
+            told.append(options.get("stream"))
+            return super().__dlpack__(**options)
+
+    x, out = _random(2, 8), np.empty((2, 8), np.float32)
+    for device, stream, expected in (((2, 0), None, 1), ((2, 0), 1234, 1234), ((1, 0), 1234, None)):
+        told = []
+        # Refused before any kernel is called, on every machine.
+        with pytest.raises(ValueError, match="y must be on the device of x"):
+            arrays.rms_norm(Told(x, device=device), None, 1e-6, out=Told(out, device=(device[0], 1)), stream=stream)
+        assert told == [expected] * 2
+
+
 def test_devices_that_do_not_go_together_are_named():
     x, w, out = _random(2, 8), _random(8), np.empty((2, 8), np.float32)
     with pytest.raises(ValueError, match="^weight must be on the device of x, cpu, got cuda:3: copy it there first"):

@@ -128,7 +128,7 @@ def _description(results):
 def _cases():
     """Calls of every operator in every mix of dtypes, with and without what is optional."""
     mixes = [(t, w, r) for t in (torch.float32, torch.float16, torch.bfloat16) for w in {t, torch.float32} for r in {t, torch.float32}]
-    for (t, w, r), has_weight, shape in itertools.product(mixes, (False, True), ((3, 5, 24), (0, 24), (24,), (128, 128))):
+    for (t, w, r), has_weight, shape in itertools.product(mixes, (False, True), ((3, 5, 24), (0, 24), (3, 0, 24), (24,), (128, 128))):
         x, residual, weight = _random(*shape, dtype=t), _random(*shape, seed=1, dtype=r), _random(shape[-1], seed=2, dtype=w)
         weight = weight if has_weight else None
         statistics = torch.ones(shape[:-1])
