@@ -365,6 +365,17 @@ def test_scripts_refuse_wrong_shapes(name):
         ):
             with pytest.raises(Exception, match=text):
                 run(*[rows] * (1 + name.startswith("add_")), **options)
+        if "layer" in name:
+            with pytest.raises(Exception, match=r"bias: expected the shape \[8\], got \[1\]"):
+                run(*[torch.ones(2, 8)] * (1 + name.startswith("add_")), bias=torch.ones(1))
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm"])
+def test_scripts_have_the_same_defaults(name):
+    """Of small rows, which eps changes."""
+    rows = [random(3, 8, dtype=torch.bfloat16) * 1e-3 for _ in range(1 + name.startswith("add_"))]
+    for weight in ({}, {"weight": random(8, dtype=torch.bfloat16)}):
+        torch.testing.assert_close(torch.jit.script(getattr(functional.fallback, name))(*rows, **weight), getattr(rt, name)(*rows, **weight))
 
 
 def test_every_path_takes_the_same():
