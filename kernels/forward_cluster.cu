@@ -27,22 +27,24 @@ struct Exchange {
             :: "r"(shared_address(&arrived)) : "memory");
     }
 
-    // By all lanes of a warp, which have the same values.
-    __device__ void send(const float (&moments)[MOMENTS]) {
-        const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, barrier = shared_address(&arrived);
+    // By all lanes of a warp. Layer norm's upper half has the deviations, the others the squares; all have the center.
+    __device__ void send(float center, float own) {
+        constexpr unsigned HALF = IS_LAYER ? 16 : 32;
+        const unsigned lane = threadIdx.x % 32, barrier = shared_address(&arrived);
         if (threadIdx.x == 0) {
             asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
                 :: "r"(barrier), "r"(int(sizeof(sent))) : "memory");
         }
-        // Lane i writes to block i.
-        if (lane < CLUSTER) {
-            #pragma unroll
-            for (int i = 0; i < MOMENTS; ++i) {
-                const unsigned to = of_block(shared_address(&sent[i][cluster_rank() * WARPS + warp]), lane);
+        // Lane i of some writes to block i.
+        const auto store = [&](int moment, float value, unsigned to) {
+            float& at = sent[moment][cluster_rank() * WARPS + threadIdx.x / 32];
+            if (to < CLUSTER) {
                 asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];"
-                    :: "r"(to), "f"(moments[i]), "r"(of_block(barrier, lane)) : "memory");
+                    :: "r"(of_block(shared_address(&at), to)), "f"(value), "r"(of_block(barrier, to)) : "memory");
             }
-        }
+        };
+        if constexpr (IS_LAYER) store(0, center, lane);
+        store(SQUARES - lane / HALF, own, lane % HALF);
     }
 
     // Waits until `sent` is complete.
@@ -67,11 +69,12 @@ __device__ inline float columns_of(unsigned long long cols, int i) {
     return float((PACKS - 1) * WARP_COLUMNS + max(0, min(last, WARP_COLUMNS)));
 }
 
-// What a warp knows of its part of a row; all lanes get the same.
+// What a warp knows of its part of a row, as it is sent.
 template <class E>
-__device__ inline void find_moments(const Pack<E> (&h)[PACKS], unsigned long long cols, int left, float (&moments)[MOMENTS]) {
+__device__ inline void find_moments(const Pack<E> (&h)[PACKS], unsigned long long cols, int left, float& center, float& own) {
     const auto load = [&](int k) { return h[k]; };
-    float center = 0.0f, squares, deviations;
+    float squares, deviations;
+    center = 0.0f;
 #if IS_LAYER
     const float columns = columns_of(cols, cluster_rank() * WARPS + threadIdx.x / 32);
     // A warp without columns has zeros.
@@ -79,12 +82,11 @@ __device__ inline void find_moments(const Pack<E> (&h)[PACKS], unsigned long lon
 #endif
     sum_packs_about<PACKS>(load, center, left, squares, deviations);
 #if IS_LAYER
-    moments[CENTER] = center;
     // An infinite center is what the mean becomes.
-    deviations = reduce_lanes<32>(deviations);
-    moments[DEVIATIONS] = is_finite(center) ? deviations : 0.0f;
+    own = reduce_lanes<32>(squares, is_finite(center) ? deviations : 0.0f);
+#else
+    own = reduce_lanes<32>(squares);
 #endif
-    moments[SQUARES] = reduce_lanes<32>(squares);
 }
 
 // Mean and rstd of a row, of what its warps know.
@@ -161,11 +163,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward_clu
     }
 #endif
 
-    float moments[MOMENTS];
-    find_moments(h, p.cols, left, moments);
+    float center, own;
+    find_moments(h, p.cols, left, center, own);
     // The other blocks must be there, with their barriers, before anything is sent.
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-    exchange.send(moments);
+    exchange.send(center, own);
 
     const auto load_late = [&](int batch) {
         #pragma unroll
@@ -205,8 +207,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward_clu
         if (p.rstd) p.rstd[row] = rstd;
     }
 #if NORMS_TWICE
-    find_moments(stream, p.cols, left, moments);
-    next_exchange.send(moments);
+    find_moments(stream, p.cols, left, center, own);
+    next_exchange.send(center, own);
     const auto load_next = [&](int batch) {
         #pragma unroll
         for (int k = batch; k < batch + BATCH && k < PACKS; ++k) {

@@ -111,9 +111,11 @@ __device__ inline void find_statistics(
 // The thread's part of sum(h) of a row that stays on chip: `load` says what is in pack k. TOGETHER packs are read at a time.
 template <int TOGETHER, class Load>
 __device__ inline float sum_packs(const Load& load) {
-    float sums[PACK] = {};
+    float sums[PACK];
+    // Zeros to add the first to would be so many additions more.
+    unpack(load(0), sums);
     #pragma unroll TOGETHER
-    for (int k = 0; k < PACKS; ++k) add_pack(load(k), sums);
+    for (int k = 1; k < PACKS; ++k) add_pack(load(k), sums);
     return sum_pack(sums);
 }
 

@@ -51,6 +51,14 @@ __device__ inline float reduce_lanes(float value) {
     return value;
 }
 
+// Two sums, by as many shuffles as one and one more: the lower half of the lanes gets the first, the upper half the second.
+template <int WIDTH>
+__device__ inline float reduce_lanes(float first, float second) {
+    const bool is_upper = threadIdx.x % WIDTH >= WIDTH / 2;
+    const float own = is_upper ? second : first, others = is_upper ? first : second;
+    return reduce_lanes<WIDTH / 2>(own + __shfl_xor_sync(~0u, others, WIDTH / 2));
+}
+
 // What all senders of a row have, made one; `of` says what sender i has.
 template <class Both = Sum, class Of>
 __device__ inline float total_of(const Of& of) {
