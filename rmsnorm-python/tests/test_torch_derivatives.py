@@ -435,6 +435,51 @@ def test_every_transform_refuses_what_a_call_refuses(weight, error):
         rt.add_rms_norm(forward_ad.make_dual(x, x), x, weight=weight)
 
 
+@pytest.mark.parametrize("is_layer", [False, True])
+@pytest.mark.parametrize("along", range(4))
+def test_tangents_of_gradients_in_one_direction(is_layer, along):
+    """Gradients of a linear loss, some of which do not change then: their tangents are zeros of the right shape."""
+    tensors, c = [random(3, 8), random(3, 8), random(8), random(8)], random(3, 8)
+    direction = random(*tensors[along].shape)
+
+    def changes(norm):
+        leaves = [tensor.clone().requires_grad_() for tensor in tensors]
+        with forward_ad.dual_level():
+            duals = [forward_ad.make_dual(leaf, direction) if index == along else leaf for index, leaf in enumerate(leaves)]
+            found = torch.autograd.grad(sum((result * c).sum() for result in norm(*duals)), leaves)
+            found = [forward_ad.unpack_dual(gradient).tangent for gradient in found]
+        return [torch.zeros_like(leaf) if tangent is None else tangent for leaf, tangent in zip(leaves, found)]
+
+    def ours(x, r, w, b):
+        return rt.add_layer_norm(x, r, w, b, 1e-3) if is_layer else (rt.add_rms_norm(x, r, w, 1e-3)[0] + b, x + r)
+
+    def definition(x, r, w, b):
+        h = x + r
+        centred = h - h.mean(-1, keepdim=True) if is_layer else h
+        return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + 1e-3) * w + b, h
+
+    for got, expected in zip(changes(ours), changes(definition), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("is_layer", [False, True])
+def test_gradients_of_tangents_of_dual_numbers(is_layer, dtype):
+    x, t, w = random(3, 8, dtype=dtype), random(3, 8, dtype=dtype), random(8, dtype=dtype)
+
+    def gradient(norm):
+        leaf = x.clone().requires_grad_()
+        with forward_ad.dual_level():
+            tangent = forward_ad.unpack_dual(norm(forward_ad.make_dual(leaf, t))).tangent
+            return torch.autograd.grad(tangent.sin().sum(), leaf)[0]
+
+    def definition(x):
+        h = x.double() - x.double().mean(-1, keepdim=True) if is_layer else x.double()
+        return h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-3) * w
+
+    near(gradient(lambda x: (rt.layer_norm if is_layer else rt.rms_norm)(x, w, eps=1e-3)), gradient(definition))
+
+
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacfwd, torch.func.hessian])
 @pytest.mark.parametrize("name", ["eps", "weight_offset"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -19,3 +19,15 @@ def test_rows_on_two_devices(order):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script), order]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and "all checks passed" in done.stdout, done.stdout[-4000:] + done.stderr[-8000:]
+
+
+@pytest.mark.parametrize("rank", range(1, 6))
+def test_every_dimension_may_be_split_but_that_of_a_row(rank):
+    if not torch.distributed.is_available():
+        pytest.skip("torch.distributed: not in this PyTorch")
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    from rmsnorm.torch import sharding
+
+    rows = [(Shard(dim), Partial()) for dim in range(rank - 1)]
+    assert sharding._placements(torch.empty([2] * rank)) == [(Replicate(), Replicate()), *rows]
