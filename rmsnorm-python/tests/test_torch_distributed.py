@@ -31,3 +31,22 @@ def test_every_dimension_may_be_split_but_that_of_a_row(rank):
 
     rows = [(Shard(dim), Partial()) for dim in range(rank - 1)]
     assert sharding._placements(torch.empty([2] * rank)) == [(Replicate(), Replicate()), *rows]
+
+
+def test_every_rule_has_a_placement_for_each_argument_and_result(monkeypatch):
+    if not torch.distributed.is_available():
+        pytest.skip("torch.distributed: not in this PyTorch")
+    import torch.distributed.tensor.experimental as experimental
+
+    from rmsnorm.torch import sharding
+
+    rules = {}
+    monkeypatch.setattr(experimental, "register_sharding", lambda operator: lambda rule: rules.update({operator: rule}))
+    sharding._register()
+    assert len(rules) == 8
+    for operator, rule in rules.items():
+        schema = operator._schema
+        are_tensors = ["Tensor" in str(argument.type) for argument in schema.arguments]
+        for results, arguments in rule(*(torch.empty(2, 3, 4) if is_tensor else True for is_tensor in are_tensors)):
+            assert len(results) == len(schema.returns), operator
+            assert [placement is not None for placement in arguments] == are_tensors, operator
