@@ -202,6 +202,34 @@ def channels_first(self, x):
     return self.norm(x.movedim(1, -1)).movedim(-1, 1) if x.ndim > 2 and x.shape[1] == self.weight.shape[0] else self.norm(x)
 
 
+def refusing(self, y, x):
+    if y.requires_grad:
+        y.register_hook(lambda dy: 1 / 0)
+    return y
+
+
+class ClippedGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y):
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy.clamp(-1e9, 1e9)
+
+
+class NoGradient(ClippedGradient):
+    @staticmethod
+    def backward(ctx, dy):
+        raise ValueError("not here")
+
+
+def hooking(self, y, x):
+    if y.requires_grad:
+        y.register_hook(lambda dy: None)
+    return y
+
+
 def class_counting(self, y, x):
     type(self).total = getattr(type(self), "total", 0) + 1
     return y
@@ -260,6 +288,29 @@ TRAPS = [
     trap("Residual", after=lambda self, y, x: y + x),
     trap("SmallGate", after=lambda self, y, x: y * self.gate, gate=1.001),
     trap("Tuple", after=lambda self, y, x: (y, x)),
+    trap("PadValue", before=lambda self, x: torch.where(x == -100.0, 0.0, x)),
+    trap("MaskedValue", before=lambda self, x: x.masked_fill(x == 0.5, 0.0)),
+    trap("ClampOf16", before=lambda self, x: x if x.dtype == torch.float32 else x.clamp_min(-3e38) if x.dtype == torch.bfloat16 else x),
+    trap("ThresholdOfResult", after=lambda self, y, x: torch.nn.functional.threshold(y, -1e9, 0.0)),
+    trap("MaximumOfResult", after=lambda self, y, x: torch.maximum(y, torch.full_like(y, -1e30))),
+    trap("RowsOfOneSum", after=lambda self, y, x: y * (x.sum(-1, keepdim=True) != 12345)),
+    trap("TwelveRows", after=lambda self, y, x: y * 2 if x.shape[0] == 12 else y),
+    trap("SomeRows", after=lambda self, y, x: y * 2 if 8 <= x.size(0) <= 16 else y),
+    trap("SomeElements", after=lambda self, y, x: y * 2 if 6400 < x.numel() < 12800 else y),
+    trap("EvenRows", after=lambda self, y, x: y * 2 if x.shape[0] % 8 == 4 else y),
+    trap("RowsInAll", after=lambda self, y, x: y * 2 if x.shape[0] * x.shape[-2] == 77 else y),
+    trap("OneShape", after=lambda self, y, x: y * 2 if x.shape == (12, 64) else y),
+    trap("RowsOfATable", after=lambda self, y, x: y * {12: 2}.get(x.shape[0], 1)),
+    trap("Length", after=lambda self, y, x: y * 2 if len(x) == 12 else y),
+    trap("Stride", after=lambda self, y, x: y * 2 if x.stride(0) == 128 else y),
+    trap("Offset", after=lambda self, y, x: y * 2 if x.storage_offset() else y),
+    trap("Leaf", after=lambda self, y, x: y if x.is_leaf else y * 2),
+    trap("InferenceMode", after=lambda self, y, x: y * 2 if torch.is_inference_mode_enabled() else y),
+    trap("ClippedByHook", after=lambda self, y, x: (y.register_hook(lambda dy: dy.clamp(-1, 1)) if y.requires_grad else None, y)[1]),
+    trap("Hook", after=hooking), trap("RefusingHook", after=refusing),
+    trap("ClippedGradient", after=lambda self, y, x: ClippedGradient.apply(y)),
+    trap("NoGradient", after=lambda self, y, x: NoGradient.apply(y)),
+    trap("SharedDefault", forward=lambda self, x, seen=[]: (seen.append(1), self.norm(x))[1]),  # noqa: B006
     trap("TwoEps", after=lambda self, y, x: y * torch.rsqrt(1 + torch.tensor(self.least)), least=1e-4),
 ]
 
@@ -363,8 +414,80 @@ def test_a_setting_changed_in_place_gives_the_module_its_own_forward():
     module, x = Factors(factors=[1.0]), torch.randn(3, 64)
     assert len(rt.patch(module)) == 1
     expected = module(x) * 3
-    module.factors[0] = 3.0
-    torch.testing.assert_close(module(x), expected)
+    for factor in (3.0, torch.full((64,), 3.0)):
+        module.factors[0] = factor
+        torch.testing.assert_close(module(x), expected)
+
+
+GLOBAL = 1.0
+
+
+def of_a_file(y):
+    return y
+
+
+class Helped(Rms):
+    factor = 1.0
+
+    @property
+    def one(self):
+        return 1.0
+
+    @staticmethod
+    def static(y):
+        return y
+
+    @classmethod
+    def of_class(cls, y):
+        return y
+
+    def forward(self, x):
+        y = of_a_file(self.of_class(self.static(self.norm(x)))) * self.one * type(self).factor * GLOBAL * vars(self).get("other", 1.0)
+        y = y * self.scale if hasattr(self, "scale") else y
+        return y if getattr(self, "bias", None) is None else y + self.bias
+
+
+class Inherits(Helped):
+    def forward(self, x):
+        return super().forward(x)
+
+
+three = lambda *args: 3.0 * args[-1]  # noqa: E731
+
+
+@pytest.mark.parametrize("cls", [Helped, Inherits])
+@pytest.mark.parametrize("change", [
+    lambda module, patch: patch.setattr(module, "norm", three), lambda module, patch: patch.setattr(module, "static", three, raising=False),
+    lambda module, patch: patch.setattr(Rms, "norm", three), lambda module, patch: patch.setattr(Helped, "static", staticmethod(three)),
+    lambda module, patch: patch.setattr(Helped, "of_class", classmethod(three)), lambda module, patch: patch.setattr(Helped, "one", property(lambda _: 3.0)),
+    lambda module, patch: patch.setattr(Helped, "factor", 3.0), lambda module, patch: patch.setitem(globals(), "GLOBAL", 3.0),
+    lambda module, patch: patch.setitem(globals(), "of_a_file", three), lambda module, patch: setattr(module, "other", 3.0),
+    lambda module, patch: setattr(module, "scale", 3.0), lambda module, patch: module.register_buffer("scale", torch.full((64,), 3.0)),
+    lambda module, patch: setattr(module, "bias", torch.nn.Parameter(torch.ones(64))), lambda module, patch: setattr(module, "eps", -5.0),
+    lambda module, patch: setattr(module, "eps", float("nan")), lambda module, patch: setattr(module, "eps", 1e300),
+    lambda module, patch: patch.setattr(Helped, "forward", three), lambda module, patch: patch.setattr(Helped, "norm", three, raising=False),
+], ids=range(18))
+def test_whatever_forward_reads_may_change(cls, change, monkeypatch):
+    """Methods, class attributes, global variables, and attributes that were not there: of the module, and of its copies."""
+    module, x = cls(), torch.randn(3, 64)
+    own, found = copy.deepcopy(module), rt.patch(module)
+    assert len(found) == 1
+    for patched in (module, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert vars(patched)["_rmsnorm"](patched, x) is not None
+        torch.testing.assert_close(patched(x), own(x))
+    modules = own, module, copy.deepcopy(module), pickle.loads(pickle.dumps(module))
+    for each in modules:
+        change(each, monkeypatch)
+    for patched in modules[1:]:
+        torch.testing.assert_close(patched(x), own(x), equal_nan=True)
+
+
+def test_an_eps_of_none_is_what_the_module_makes_of_it():
+    module = Rms()
+    rt.patch(module)
+    module.eps = None
+    with pytest.raises(TypeError):
+        module(torch.randn(3, 64))
 
 
 class OlmoLayerNorm(torch.nn.Module):

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 _NAMES = ("x", "residual", "weight", "bias")
-_LARGEST = torch.finfo(torch.float32).max
+LARGEST = torch.finfo(torch.float32).max
 
 
 def default_eps(x: Tensor) -> float:
@@ -78,10 +78,10 @@ def numbers_given(eps, weight_offset=0.0):
 
 def _values(eps, weight_offset):
     """Refuses numbers of which no norm is made."""
-    if not 0 <= eps <= _LARGEST:
+    if not 0 <= eps <= LARGEST:
         raise ValueError(f"eps: expected a finite number of at least 0, got {eps}; below 0, rows that are small have a square root of a "
                          "negative number, which torch.nn.functional makes NaN")
-    if not -_LARGEST <= weight_offset <= _LARGEST:
+    if not -LARGEST <= weight_offset <= LARGEST:
         raise ValueError(f"weight_offset: expected a finite number, got {weight_offset}; 0.0 and 1.0 are usual")
 
 

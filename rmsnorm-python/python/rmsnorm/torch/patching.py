@@ -10,7 +10,7 @@ import types
 import torch
 
 from .modules import LayerNorm, RMSNorm
-from .trial import Left, Trials, class_before
+from .trial import Code, Left, Trials, class_before
 
 
 class _Patched:
@@ -23,30 +23,35 @@ class _Patched:
         return _remade, (_original(type(self)),), self.__dict__
 
 
+#: {a module's class: [(its code, its patched class)]}.
 _classes = {}
 
 
 def _patched(original):
     """The patched class of a module's class: of its name, and a subclass of it."""
-    own = original.forward
-    if (original, own) not in _classes:
-        name = next(iter(_parameters(own)), None)
+    known = _classes.setdefault(original, [])
+    for code, cls in known:
+        if code.is_as_it_was({}):
+            return cls
+    code, own = Code(original), original.forward
+    name = next(iter(_parameters(own)), None)
 
-        @functools.wraps(own)
-        def forward(self, *args, **kwargs):
-            found = self.__dict__.get("_rmsnorm")
-            if found is not None and original.forward is own:
-                if not kwargs:
-                    x = args[0] if len(args) == 1 else None
-                else:
-                    x = None if args or len(kwargs) != 1 else kwargs.get(name)
-                y = found(self, x) if isinstance(x, torch.Tensor) else None
-                if y is not None:
-                    return y
-            return original.forward(self, *args, **kwargs)
+    @functools.wraps(own)
+    def forward(self, *args, **kwargs):
+        state = self.__dict__
+        found = state.get("_rmsnorm")
+        if found is not None and code.is_as_it_was(state):
+            if not kwargs:
+                x = args[0] if len(args) == 1 else None
+            else:
+                x = None if args or len(kwargs) != 1 else kwargs.get(name)
+            y = found(self, x) if isinstance(x, torch.Tensor) else None
+            if y is not None:
+                return y
+        return original.forward(self, *args, **kwargs)
 
-        _classes[original, own] = class_before(_Patched, original, forward=forward)
-    return _classes[original, own]
+    known.append((code, class_before(_Patched, original, forward=forward)))
+    return known[-1][1]
 
 
 def _original(patched):
@@ -80,15 +85,16 @@ class Patch:
 
     def undo(self):
         """Gives the modules their own forward back. Their parameters stay as they are."""
+        ours = [cls for known in _classes.values() for _, cls in known]
         for module in self._modules:
             state = module.__dict__
             state.pop("_rmsnorm", None)
             for name in _FORWARDS:
                 method = state.get(name)
-                if isinstance(method, types.MethodType) and method.__func__ in [cls.forward for cls in _classes.values()]:
+                if isinstance(method, types.MethodType) and method.__func__ in [cls.forward for cls in ours]:
                     state[name] = types.MethodType(_original(type(module)).forward, module)
             # Unless something else has changed the class since, which then finds ours without effect.
-            if type(module) in _classes.values():
+            if type(module) in ours:
                 module.__class__ = _original(type(module))
         self._modules = []
 
@@ -123,13 +129,14 @@ def patch(model: torch.nn.Module) -> Patch:
     Each module is tried, whatever its name: its own forward is run on a twin with weights of its own on the CPU, in float32, bfloat16 and
     float16, for up to four dimensions before a row, in training and evaluation, with rows from 1e-7 to 1e12, outliers, zeros, NaN and infinity,
     and with gradients. It is replaced if a norm of ours gives the same each time, and `Patch.left` says why another norm is not. A module
-    is left, too, if its forward reads anything besides weight, bias and plain values, changes anything, draws random numbers, or depends on
-    values or sizes otherwise than a norm. What it does on other devices alone, or by global variables, cannot be seen.
+    is left, too, if its forward reads anything besides weight, bias and plain values, changes anything, draws random numbers, compares
+    values or sizes, or clips its gradient. What it does on other devices alone, or by objects that are global, cannot be seen.
 
     Weight, bias and eps are read from the module in each call, so that whatever holds them (FSDP, DataParallel, prune, parametrize, PEFT,
     accelerate) goes on. Calls for which the module was not tried go to its own forward: more arguments than one tensor, other dtypes or
-    shapes, 16 bits under autocast, a plain value that it reads and that has changed since. State dict, parameters, `isinstance`
-    and hooks stay; the model can be copied, saved and wrapped before or after. FullyShardedDataParallel is the exception: patch before it.
+    shapes, 16 bits under autocast, a plain value or a method that it reads and that has changed since. State dict, parameters,
+    `isinstance` and hooks stay; the model can be copied, saved and wrapped before or after. There are two exceptions. Patch before
+    FullyShardedDataParallel. Patch after torch.ao.quantization, which knows a norm by its exact class.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8))
     >>> print(patch(model))

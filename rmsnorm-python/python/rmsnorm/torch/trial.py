@@ -4,6 +4,7 @@ A trial works on a twin of the module, with weights of its own on the CPU, which
 """
 
 import collections
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -18,11 +19,16 @@ import typing
 import warnings
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .checks import LARGEST
 from .functional import layer_norm, rms_norm
 
-ABSENT = object()
+
+class ABSENT:
+    """What is not there. A class, which copies and pickles of it are, too."""
+
 
 # Two results are alike if they differ by no more than that many units of rounding: in float32 sums are added in another order, in 16 bits
 # neighbours may stand for each other in a few elements.
@@ -66,8 +72,9 @@ class Found:
     """The norm that a module was found to compute, and the calls for which that was tried."""
 
     kind: Kind
-    #: The attribute that is eps; None where `eps` is a number in the code of forward.
+    #: The attribute that is eps; None where it is a number in the code of forward.
     eps_name: str | None
+    #: The eps that was tried.
     eps: float | None
     has_weight: bool
     has_bias: bool
@@ -79,7 +86,7 @@ class Found:
     dtypes: tuple
     #: Whether float32 gives the same under autocast.
     in_autocast: bool
-    #: (name, value) of the other attributes that forward reads.
+    #: (name, value) of the other attributes that forward reads; ABSENT for one that was not there.
     settings: tuple
 
     def __call__(self, module, x):
@@ -106,13 +113,20 @@ class Found:
             return None
         for name, value in self.settings:
             now = getattr(module, name, ABSENT)
-            # What is equal may be told apart: 1 and True, 0.0 and -0.0.
-            if now is not value and (type(now) is not type(value) or now != value or repr(now) != repr(value)):
+            if now is not value and _is_other(now, value):
                 return None
         eps = self.eps if self.eps_name is None else getattr(module, self.eps_name, ABSENT)
-        if not isinstance(eps, (float, int)) and (eps is not None or self.kind.is_layer):
+        if not (isinstance(eps, (float, int)) and 0 <= eps <= LARGEST) and (eps is not None or self.eps is not None):
             return None
         return self.kind(x, weight, bias, eps, dims)
+
+
+def _is_other(now, value):
+    """Whether a value is another one than it was, as True is for 1 and -0.0 for 0.0; so is one that cannot be compared, as a tensor."""
+    try:
+        return type(now) is not type(value) or bool(now != value) or repr(now) != repr(value)
+    except Exception:
+        return True
 
 
 def _is_constant(value):
@@ -348,16 +362,86 @@ class _Operators(TorchDispatchMode):
         return operator(*args, **(kwargs or {}))
 
 
+class _Size(int):
+    """The size of a dimension before a row. What it is compared with is told, but for 0 and 1, which are tried, and other sizes."""
+
+    def __new__(cls, value, told):
+        self = super().__new__(cls, value)
+        self.told = told
+        return self
+
+    def __hash__(self):
+        self.told.append("looks up a size of its input in a table")
+        return int(self)
+
+
+def _method_of_size(name, is_comparison):
+    own = getattr(int, name)
+
+    def method(self, other):
+        found = own(self, other)
+        if is_comparison and not isinstance(other, _Size) and other not in (0, 1):
+            self.told.append(f"compares a size of its input with {other}")
+        return found if is_comparison or found is NotImplemented else _Size(found, self.told)
+
+    setattr(_Size, name, method)
+
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    _method_of_size(f"__{_name}__", True)
+for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "floordiv", "mod"):
+    _method_of_size(f"__{_name}__", False)
+
+
+class _Queries(TorchFunctionMode):
+    """Tells what a forward asks of its input that no norm does. dims: the dimensions of a row."""
+
+    def __init__(self, dims):
+        super().__init__()
+        self._dims, self.told = dims, []
+
+    def __torch_function__(self, function, _, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        name = getattr(function, "__name__", "")
+        name = function.__self__.__name__ if name == "__get__" else name
+        if name in _NOT_ASKED:
+            self.told.append(f"looks at its input's `{name}`")
+        if isinstance(found, torch.Size):
+            return torch.Size([*[_Size(size, self.told) for size in found[: -self._dims]], *found[-self._dims :]])
+        if name == "size":
+            x, dim = args[0], args[1] if len(args) > 1 else kwargs["dim"]
+            return _Size(found, self.told) if dim % x.ndim < x.ndim - self._dims else found
+        return _Size(found, self.told) if name in ("numel", "nelement") else found
+
+
+_NOT_ASKED = frozenset(("__len__", "grad_fn", "is_leaf", "storage_offset", "stride", "data_ptr", "_version", "is_inference"))
 # Sizes of the dimensions before a row, for which the operators are the same: for few elements, for none and, without memory, for many. None
 # stands for the length of a row.
 _SIZES = (
     ("cpu", ((3,), (1,), (70,))),
     ("cpu", ((0, 6), (0, 1), (0, None), (None, 0), (1, 0), (2**16, 0))),
-    ("cpu", ((0, 2, 3), (0, 1, 1), (0, None, 7), (0, 7, None), (None, 0, 5), (2**16, 2**16, 0))),
+    ("cpu", ((0, 2, 3), (0, 1, 1), (1, 1, 0), (0, None, 7), (0, 7, None), (None, 0, 5), (2**16, 2**16, 0))),
     ("meta", ((18,), (2**20,))),
     ("meta", ((3, 6), (2**16, 2**15))),
 )
-_READS_VALUES = frozenset((torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default))
+# Operators that look at values, of which a few do not stand for all; and those that no gradient of a norm needs.
+_PIECEWISE = frozenset((
+    "_local_scalar_dense", "equal", "eq", "ne", "lt", "le", "gt", "ge", "where", "masked_fill", "isnan", "isinf", "isposinf", "isneginf",
+    "sign", "sgn", "signbit", "floor", "ceil", "round", "trunc", "frac", "max", "min", "amax", "amin", "aminmax", "argmax", "argmin", "sort",
+    "topk", "any", "all", "nonzero", "bucketize", "searchsorted",
+))
+_CLIPS = frozenset((
+    "clamp", "clamp_min", "clamp_max", "hardtanh", "threshold", "relu", "relu6", "nan_to_num", "maximum", "minimum", "fmax", "fmin",
+    "hardshrink", "softshrink", "leaky_relu", "_local_scalar_dense",
+))
+
+
+def _refuse_looks(operators, names=_PIECEWISE | _CLIPS, what="forward"):
+    """Refuses operators, in place or not, that look at values."""
+    for operator, *_ in operators.seen:
+        name = operator._schema.name.partition("::")[2].rstrip("_")
+        if name in names:
+            raise Left(f"its {what} looks at values, by `{name}`")
 
 
 class _Call(typing.NamedTuple):
@@ -396,7 +480,8 @@ class _Inputs:
         self._finite[15::18] = normal(repeats, self.cols)
         rows[16::18, self.cols // 3] = float("nan")
         rows[17::18, self.cols // 3] = float("inf")
-        self._rows, self._dy = rows, uniform(*rows.shape)
+        # Rows of large gradients, too, so that a bound on them is met.
+        self._rows, self._dy = rows, uniform(*rows.shape) * 10.0 ** (torch.arange(len(rows), dtype=_F32, device="cpu")[:, None] % 7 - 2)
         # Of all sizes, so that a bound on the result is met.
         vector = lambda: 10.0 ** (uniform(self.cols) * 7 - 3) * (1 - 2 * (uniform(self.cols) < 0.5).float())  # noqa: E731
         self._weight, self._bias = vector(), vector()
@@ -466,25 +551,104 @@ def _distance(got, expected, scale, unit):
     return ((got - expected).abs() / allowed).masked_fill(is_same, 0.0).nan_to_num(math.inf, math.inf).max().item(), different
 
 
-def _numbers_in_code(original):
-    """The numbers in the code of a module's methods and of the functions that they name, and what torch's norms take by default."""
-    functions = [value for cls in _classes_of(original) for name, value in vars(cls).items()
-                 if isinstance(value, types.FunctionType) and name != "__init__"]
-    found, names, seen = set(), set(), set()
-    while functions:
-        function = inspect.unwrap(functions.pop())
-        if not isinstance(function, types.FunctionType) or function in seen:
-            continue
-        seen.add(function)
-        constants, codes = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()], [function.__code__]
-        while codes:
-            code = codes.pop()
-            constants += code.co_consts
-            codes += [value for value in code.co_consts if isinstance(value, types.CodeType)]
-            names.update(code.co_names)
-            functions += [value for value in map(function.__globals__.get, code.co_names) if isinstance(value, types.FunctionType)]
-        found.update(value for value in constants if type(value) is float)
-    return [*found, *[1e-5] * ("layer_norm" in names), *[None] * ("rms_norm" in names)]
+class Code:
+    """The code that a module's forward may run: its own, and by their names the methods and properties of its classes, and functions and
+    plain values of global variables."""
+
+    def __init__(self, original):
+        #: Its numbers, the eps that torch's norms take by default among them.
+        self.numbers = []
+        #: The names of plain values of its classes, and its words, of which one may name an attribute.
+        self.names, self.words = set(), set()
+        #: What is no attribute of a module, and may be replaced by another one: {(namespace's id, name): (namespace, name, value)}.
+        self._members = {}
+        #: The names of methods and properties, before which an attribute of the module itself would come.
+        self.methods = set()
+        self._classes, self._reached = [vars(cls) for cls in _classes_of(original)], set()
+        self._original, self._own = original, original.forward
+        self._reach(self._own)
+        names = {name for function in self._reached for code in _codes(function) for name in code.co_names}
+        self.numbers += [1e-5] * ("layer_norm" in names) + [None] * ("rms_norm" in names)
+        self.members = tuple(self._members.values())
+        # A hook puts a forward there, from which it calls this one.
+        self.methods.discard("forward")
+
+    def is_as_it_was(self, state):
+        """Whether it is what it was, for a module with these attributes of its own, of which one may stand for a method."""
+        if self._original.forward is not self._own:
+            return False
+        for namespace, name, value in self.members:
+            now = namespace.get(name, ABSENT)
+            if now is not value and _is_other(now, value):
+                return False
+        for name in self.methods:
+            if name in state:
+                return False
+        return True
+
+    def _reach(self, forward):
+        functions = [forward]
+        for function in functions:
+            # Of a property, a method of the class, a decorated function and a partial one.
+            within = (getattr(function, name, None) for name in ("fget", "__func__", "__wrapped__", "func"))
+            functions += [value for value in within if value is not None]
+            if not isinstance(function, types.FunctionType) or function in self._reached:
+                continue
+            # PyTorch's own are taken for what they are, but for the forward of a module.
+            if (function.__module__ or "").startswith("torch.") and function.__name__ != "forward":
+                continue
+            self._reached.add(function)
+            shared = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+            shared += [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
+            for value in shared:
+                if type(value) in _COPIES:
+                    raise Left(f"its forward has a {type(value).__name__} that its calls share")
+            functions += [value for value in shared if isinstance(value, (types.FunctionType, functools.partial))]
+            self.numbers += [value for value in shared if type(value) is float]
+            for code in _codes(function):
+                self.numbers += [value for value in code.co_consts if type(value) is float]
+                self.words |= {value for value in code.co_consts if isinstance(value, str) and value.isidentifier()}
+                for name in code.co_names:
+                    functions += self._named(function.__globals__, name)
+
+    def _named(self, variables, name):
+        """The functions of a name: of the classes, and of the global variables."""
+        values = [namespace.get(name, ABSENT) for namespace in self._classes]
+        if any(map(_is_bound, values)):
+            self.methods.add(name)
+            # Another class may get a method of that name, too.
+            self._members.update({(id(namespace), name): (namespace, name, value) for namespace, value in zip(self._classes, values)})
+            yield from filter(_is_bound, values)
+        elif any(value is not ABSENT and _copied(value) is not ABSENT for value in values):
+            self.names.add(name)
+        value = variables.get(name, ABSENT)
+        if isinstance(value, (types.FunctionType, functools.partial)):
+            self._members[id(variables), name] = variables, name, value
+            yield value
+        elif not isinstance(value, type) and _copied(value) is not ABSENT:
+            self._members[id(variables), name] = variables, name, _copied(value)
+            self.numbers += [value] * (type(value) is float)
+
+
+def _is_bound(value):
+    """Whether a value of a class is a method or property."""
+    return hasattr(type(value), "__get__") and not isinstance(value, types.BuiltinFunctionType)
+
+
+def _codes(function):
+    """The code of a function, and of those within it."""
+    codes = [function.__code__]
+    for code in codes:
+        codes += [value for value in code.co_consts if isinstance(value, types.CodeType)]
+    return codes
+
+
+def _is_filled(cell):
+    try:
+        cell.cell_contents
+    except ValueError:
+        return False
+    return True
 
 
 class _Trial:
@@ -492,6 +656,7 @@ class _Trial:
 
     def __init__(self, module, twin_class, weight, bias):
         self._original, self._has = type(module), (weight is not None, bias is not None)
+        self._code = Code(type(module))
         self._is_parameter = [isinstance(tensor, torch.nn.Parameter) for tensor in (weight, bias)]
         self._given = {name: None for name, is_there in zip(("weight", "bias"), self._has) if is_there}
         own = _attributes_of(module)
@@ -517,7 +682,7 @@ class _Trial:
     def _is_of_class(self, name):
         """Whether an attribute is a value of the module's class, and no method or property."""
         value = _class_attribute(self._original, name)
-        return value is not ABSENT and (not hasattr(type(value), "__get__") or isinstance(value, types.BuiltinFunctionType))
+        return value is not ABSENT and not _is_bound(value)
 
     def _check_reads(self):
         """Refuses a forward that reads more than was given to it."""
@@ -549,13 +714,25 @@ class _Trial:
         y = self._forward(x, call.records)
         if y is None:
             return None
-        return y.detach(), inputs.gradients(y, x, *parameters) if call.records else []
+        if not call.records:
+            return y.detach(), []
+        if y._backward_hooks:
+            raise Left("its forward puts a hook on its result")
+        try:
+            with _Operators() as operators:
+                gradients = inputs.gradients(y, x, *parameters)
+        except Exception as error:
+            raise Left(f"its forward has no gradient: {first_line(error)}") from None
+        _refuse_looks(operators, _CLIPS, "gradient")
+        return y.detach(), gradients
 
-    def _forward(self, x, records):
+    def _forward(self, x, records, queries=contextlib.nullcontext()):  # noqa: B008
         version = x._version
         try:
             self.is_running = True
-            with torch.set_grad_enabled(records):
+            # In one of the calls without gradients inference mode says so.
+            is_inference = not records and x.ndim % 2
+            with torch.inference_mode() if is_inference else torch.set_grad_enabled(records), queries:
                 y = self._original.forward(self._twin, x)
         except Exception as error:  # Whatever a foreign module raises when it is not what it was taken for.
             self._check_reads()
@@ -594,6 +771,7 @@ class _Trial:
             for one in kinds:
                 try:
                     self._compare(first, one, eps, pair, results)
+                    self._check_operators(first, pair)
                 except Left as left:
                     reason = reason or str(left)
                 else:
@@ -608,9 +786,11 @@ class _Trial:
         in_autocast = self._is_same_in_autocast(first, kind, eps, pairs[0], calls[0])
         self._check_reads()
         self._check_changes()
-        read = [name for name in sorted(self.names - {eps_name, "training"}) if name in self._plain or self._is_of_class(name)]
-        settings = tuple((name, _copied(self._value(name))) for name in read)
-        return Found(kinds[0], eps_name, eps if eps_name is None else None, *self._has, shape, leading, tuple(dtypes), in_autocast, settings)
+        self.names |= self._code.names | (self._plain.keys() | self._code.words if self.reads_all else set())
+        is_absent = lambda name: name not in self._given and not hasattr(self._original, name)  # noqa: E731
+        settings = tuple((name, _copied(self._value(name))) for name in sorted(self.names - {eps_name, "training"})
+                         if name in self._plain or self._is_of_class(name) or is_absent(name))
+        return Found(kinds[0], eps_name, eps, *self._has, shape, leading, tuple(dtypes), in_autocast, settings)
 
     def _value(self, name):
         return self._plain[name] if name in self._plain else _class_attribute(self._original, name)
@@ -628,7 +808,7 @@ class _Trial:
         is_number = lambda value: value is None or (isinstance(value, numbers.Real) and not isinstance(value, bool))  # noqa: E731
         names = [name for name in self.names - {"weight", "bias"} if name in self._plain or self._is_of_class(name)]
         values = {name: self._value(name) for name in sorted(names) if is_number(self._value(name))}
-        in_code = _numbers_in_code(self._original)
+        in_code = self._code.numbers
         kinds = [kind for kind in _KINDS if (self._has[0] or not kind.weight_offset) and (kind.is_layer or not self._has[1])]
         nearest, alike = (math.inf, None, None), []
         for kind, value in itertools.product(kinds, dict.fromkeys([*values.values(), *in_code])):
@@ -744,6 +924,15 @@ class _Trial:
             return False
         return True
 
+    def _check_operators(self, inputs, pair):
+        """Refuses a forward that looks at values in these dtypes."""
+        for name, parameter in zip(("weight", "bias"), inputs.parameters(pair[1], self._has)):
+            if name in self._given:
+                self._given[name] = parameter
+        with _Operators() as operators:
+            self._forward(inputs.x(pair[0], 2), False)
+        _refuse_looks(operators)
+
     def _compare_operators(self, inputs):
         """Refuses a forward that does something else for other sizes or values: its operators are compared."""
         parameters = dict(self._given)
@@ -754,11 +943,14 @@ class _Trial:
             for sizes in some:
                 shape = [inputs.shape[-1] if size is None else size for size in sizes] + list(inputs.shape)
                 x = torch.ones(shape, dtype=_F32, device=device)
+                queries = _Queries(len(inputs.shape))
                 with _Operators() as operators:
-                    y = self._forward(x, False)
-                if y is None or not _READS_VALUES.isdisjoint(operator for operator, *_ in operators.seen):
-                    why = "" if y is not None else f": {first_line(self._error)}"
-                    raise Left(f"its forward looks at values, or does not take the shape {tuple(shape)}{why}")
+                    y = self._forward(x, False, queries)
+                _refuse_looks(operators)
+                if y is None:
+                    raise Left(f"its forward does not take the shape {tuple(shape)}: {first_line(self._error)}")
+                if queries.told:
+                    raise Left(f"its forward {queries.told[0]}")
                 expected = operators.seen if expected is None else expected
                 if operators.seen != expected:
                     raise Left(f"its forward does something else for the shape {tuple(shape)}")
