@@ -1,6 +1,8 @@
 """PyTorch: values, gradients, layouts, errors and modules, in eager mode."""
 
+import decimal
 import doctest
+import fractions
 import re
 import subprocess
 import sys
@@ -295,6 +297,18 @@ REFUSED = [
     (ValueError, "weight_offset: expected a finite number, got inf", lambda x, w: rt.add_rms_norm(x, x, w, 1e-6, weight_offset=INF)),
     (ValueError, "weight: expected the device of the other tensors", lambda x, w: rt.rms_norm(x, w.to("meta"), 1e-6)),
     (TypeError, "eps: expected a number, got str", lambda x, w: rt.rms_norm(x, w, "1e-6")),
+    (TypeError, "eps: expected a number, got Decimal", lambda x, w: rt.rms_norm(x, w, decimal.Decimal("1e-6"))),
+    (TypeError, r"eps: expected a number, got Tensor of shape \[1\]", lambda x, w: rt.layer_norm(x, w, w, torch.ones(1))),
+    (TypeError, "eps: expected a number, got Tensor that requires grad", lambda x, w: rt.rms_norm(x, w, torch.tensor(1.0, requires_grad=True))),
+    (TypeError, "eps: expected a number, got Tensor that requires grad", lambda x, w: rt.add_layer_norm(x, x, w, w, w[0].detach().requires_grad_())),
+    (TypeError, r"eps: expected a number, got Tensor of shape \[\] on meta", lambda x, w: rt.add_rms_norm(x, x, w, torch.ones((), device="meta"))),
+    (TypeError, "eps: expected a number, got complex", lambda x, w: rt.rms_norm(x, w, 1j)),
+    (TypeError, "weight_offset: expected a number, got Tensor of shape", lambda x, w: rt.rms_norm(x, w, weight_offset=torch.ones(1))),
+    (TypeError, "weight_offset: expected a number, got NoneType", lambda x, w: rt.add_rms_norm(x, x, w, weight_offset=None)),
+    (TypeError, "cast_before_weight: expected a bool, got int", lambda x, w: rt.rms_norm(x, w, cast_before_weight=1)),
+    (TypeError, "cast_before_weight: expected a bool, got NoneType", lambda x, w: rt.add_rms_norm(x, x, w, cast_before_weight=None)),
+    (TypeError, "x: expected a torch.Tensor, got NoneType", lambda x, w: rt.layer_norm(None, w)),
+    (ValueError, "weight: expected a dense tensor, got a nested one", lambda x, w: rt.rms_norm(x, torch.nested.nested_tensor([w.detach()]))),
     (TypeError, "eps: expected a number, got list", lambda x, w: rt.layer_norm(x, w, w, [1e-6])),
     (TypeError, "weight_offset: expected a number, got str", lambda x, w: rt.rms_norm(x, w, 1e-6, weight_offset="1")),
     (TypeError, "eps: expected a number, got Tensor", lambda x, w: rt.rms_norm(x, w, torch.full((1,), 1e-6))),
@@ -392,7 +406,7 @@ def test_every_path_takes_the_same():
             with torch.no_grad():
                 assert rt.rms_norm(x, w, 1e-6).shape == rt.layer_norm(x, w, w).shape == x.shape
         x, w = random(2, 8, dtype=dtype), random(8, dtype=dtype)
-        for eps in (0, 1, 0.0, True, 1e-50, np.float32(1e-6), torch.tensor(1e-6)):
+        for eps in (0, 1, 0.0, True, 1e-50, np.float32(1e-6), torch.tensor(1e-6), fractions.Fraction(1, 8)):
             torch.testing.assert_close(rt.rms_norm(x, w, eps), F.rms_norm(x, (8,), w, float(eps)))
             torch.testing.assert_close(rt.layer_norm(x, w, w, eps), F.layer_norm(x, (8,), w, w, float(eps)))
     z = torch.complex(random(2, 8), random(2, 8))

@@ -224,7 +224,7 @@ def exact_kernels(monkeypatch):
     monkeypatch.setattr(autograd, "forward_below", forward)
     monkeypatch.setattr(functional, "forward_below", forward)
     monkeypatch.setattr(autograd, "_gradients_below", gradients)
-    monkeypatch.setattr(functional, "_is_plain", lambda *tensors: False)
+    monkeypatch.setattr(functional, "_is_eager", lambda *tensors: False)
     monkeypatch.setattr(functional, "_takes", lambda *tensors: True)
 
 

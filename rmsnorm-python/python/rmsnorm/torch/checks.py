@@ -42,10 +42,8 @@ def arguments(is_layer, x, residual, weight, bias, eps, weight_offset, cast_befo
             raise NotImplementedError(f"{name}: {tensor.dtype} is taken by rms_norm alone, of one dtype and without options; pass real "
                                       "numbers")
     devices(given, x)
-    _number("eps", eps)
-    _number("weight_offset", weight_offset)
-    if not isinstance(cast_before_weight, bool):
-        raise TypeError(f"cast_before_weight: expected a bool, got {type(cast_before_weight).__name__}; pass True or False")
+    eps, weight_offset = number("eps", eps), number("weight_offset", weight_offset)
+    flag("cast_before_weight", cast_before_weight)
     _values(eps, weight_offset)
     if x.is_nested:
         if residual is not None and not residual.is_nested:
@@ -59,21 +57,26 @@ def arguments(is_layer, x, residual, weight, bias, eps, weight_offset, cast_befo
         shapes(x, residual, weight, bias, normalized_shape)
 
 
-def _number(name, value):
-    """Refuses what is no real number."""
-    is_number = isinstance(value, (int, float, torch.SymFloat, torch.SymInt, numbers.Real)) or (isinstance(value, Tensor) and value.ndim == 0)
-    if not is_number:
-        raise TypeError(f"{name}: expected a number, got {type(value).__name__}; pass float({name})")
-    if isinstance(value, Tensor) and (value.requires_grad or forward_ad.unpack_dual(value).tangent is not None):
-        raise TypeError(f"{name}: expected a number, got a tensor that is to be differentiated, and norms have no derivative in {name}; "
-                        f"pass float({name})")
+def number(name, value):
+    """The float that a real number is, or the symbol."""
+    if isinstance(value, (float, torch.SymFloat, torch.SymInt)):
+        return value
+    what = type(value).__name__
+    if isinstance(value, numbers.Real):
+        return float(value)
+    if isinstance(value, Tensor):
+        # Norms have no derivative in it.
+        is_differentiated = value.requires_grad or forward_ad.unpack_dual(value).tangent is not None
+        if value.ndim == 0 and not is_differentiated and not value.is_meta:
+            return float(value)
+        what += " that is to be differentiated" if is_differentiated else f" of shape {list(value.shape)} on {value.device}"
+    raise TypeError(f"{name}: expected a number, got {what}; pass float({name})")
 
 
-def numbers_given(eps, weight_offset=0.0):
-    """Refuses tensors that the operators would read as numbers: of a dimension, or with a derivative that would be lost."""
-    for name, value in (("eps", eps), ("weight_offset", weight_offset)):
-        if isinstance(value, Tensor):
-            _number(name, value)
+def flag(name, value):
+    """Refuses what is no bool."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: expected a bool, got {type(value).__name__}; pass True or False")
 
 
 def _values(eps, weight_offset):

@@ -12,7 +12,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from .. import _native
 from . import checks, exported, fallback
-from .autograd import Norm, NormForTransforms, below_autograd, forward_below, is_forward_mode
+from .autograd import AUTOGRAD, Norm, NormForTransforms, exclude, forward_below, is_excluded, is_forward_mode
 from .checks import default_eps
 from .operators import eager_ops, forward, ops
 
@@ -60,18 +60,24 @@ def _takes(x, residual, weight, bias):
 
 def _norm(is_layer, x, residual, weight, bias, eps, weight_offset=0.0, cast_before_weight=False, normalized_shape=None):
     """(y, h); h is None without a residual."""
+    eps = _LAYER_EPS if eps is None and is_layer else eps
+    is_eager = _is_eager(x, weight, bias, residual) and not _has_mode() and (normalized_shape is None or _is_last(x, normalized_shape))
+    if is_eager and _takes(x, residual, weight, bias):
+        eps = _RMS_EPS if eps is None else eps
+        if type(eps) is float and type(weight_offset) is float and type(cast_before_weight) is bool:
+            return _recorded(is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight)
     tensors = x, residual, weight, bias
     is_usual = type(x) in _PLAIN and not x.is_nested and not _has_mode()
     for tensor in tensors[1:]:
         is_usual = is_usual and (tensor is None or type(tensor) in _PLAIN)
-    is_tensor = is_usual or all(tensor is None or isinstance(tensor, Tensor) for tensor in tensors)
+    is_tensor = is_usual or isinstance(x, Tensor) and all(tensor is None or isinstance(tensor, Tensor) for tensor in tensors[1:])
     is_nested = not is_usual and any(isinstance(tensor, Tensor) and tensor.is_nested for tensor in tensors)
     if not is_usual and not is_nested and not _is_compiling() and has_torch_function(tensors):
         return _by_others(is_layer, tensors, eps, weight_offset, cast_before_weight, normalized_shape)
     if eps is None:
-        eps = _LAYER_EPS if is_layer or not isinstance(x, Tensor) else default_eps(x)
-    if type(eps) is not float or type(weight_offset) is not float:
-        checks.numbers_given(eps, weight_offset)
+        eps = default_eps(x) if isinstance(x, Tensor) else _RMS_EPS
+    eps, weight_offset = checks.number("eps", eps), checks.number("weight_offset", weight_offset)
+    checks.flag("cast_before_weight", cast_before_weight)
     args = is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight
     if is_nested or not is_tensor:
         return fallback.checked(*args, normalized_shape)
@@ -100,10 +106,18 @@ def _norm(is_layer, x, residual, weight, bias, eps, weight_offset=0.0, cast_befo
         if not is_usual and any(tensor is not None and type(tensor) not in _PLAIN for tensor in tensors):
             # A DTensor, a FakeTensor: the dispatcher knows what to do.
             return forward(ops, *args)[:2]
+    except RuntimeError:
+        return _after_refusal(*args)
+    return _recorded(*args)
+
+
+def _recorded(*args):
+    """(y, h) by the kernels, recorded by autograd if it is on."""
+    try:
         if not _is_grad_enabled():
             return forward_below(*args)[:2]
         found = Norm.apply(*args)
-        return (found, None) if residual is None else found
+        return (found, None) if args[2] is None else found
     except RuntimeError:
         return _after_refusal(*args)
 
@@ -130,6 +144,7 @@ def _after_refusal(*args):
 
 def _flattened(is_layer, x, residual, weight, bias, *args):
     """A norm over several dimensions, which are made one."""
+    checks.arguments(is_layer, x, residual, weight, bias, *args)
     dims = checks.shapes(x, residual, weight, bias, args[-1])
     flat = lambda tensor: None if tensor is None else tensor.flatten(-len(dims))  # noqa: E731
     y, h = _norm(is_layer, flat(x), flat(residual), flat(weight), flat(bias), *args[:-1])
@@ -143,18 +158,15 @@ def _is_last(x, normalized_shape):
     return tuple(normalized_shape) == x.shape[-1:]
 
 
-def _is_plain(x, weight, bias=None):
-    """Whether nothing is to be differentiated, transformed or traced, by the tensors that most calls have: the quick way."""
+def _is_eager(x, weight, bias=None, residual=None):
+    """Whether nothing is transformed or traced, by the tensors that most calls have."""
     if type(x) not in _PLAIN or x.is_nested or _is_transformed() or _is_dynamo() or _is_traced() is not None:
         return False
-    if forward_ad._current_level >= 0:
+    if weight is not None and (type(weight) not in _PLAIN or weight.ndim != 1):
         return False
-    is_recorded = _is_grad_enabled()
-    if is_recorded and x.requires_grad:
+    if bias is not None and (type(bias) not in _PLAIN or bias.ndim != 1):
         return False
-    if weight is not None and (type(weight) not in _PLAIN or weight.ndim != 1 or (is_recorded and weight.requires_grad)):
-        return False
-    return bias is None or (type(bias) in _PLAIN and bias.ndim == 1 and not (is_recorded and bias.requires_grad))
+    return forward_ad._current_level < 0 and (residual is None or type(residual) in _PLAIN)
 
 
 def _by_position(args, shape, **named):
@@ -199,15 +211,21 @@ def rms_norm(x, *args, weight=None, eps=None, normalized_shape=None, weight_offs
             weight, eps = args
         else:
             normalized_shape, weight, eps = _by_position(args, normalized_shape, weight=weight, eps=eps)
-    if _is_plain(x, weight) and _takes(x, None, weight, None) and (normalized_shape is None or _is_last(x, normalized_shape)):
+    if _is_eager(x, weight) and _takes(x, None, weight, None) and (normalized_shape is None or _is_last(x, normalized_shape)):
         eps = _RMS_EPS if eps is None else eps
-        if type(eps) is not float or type(weight_offset) is not float:
-            checks.numbers_given(eps, weight_offset)
-        try:
-            with below_autograd():
-                return _rms_norm_inference(x, weight, eps, weight_offset, cast_before_weight)
-        except RuntimeError:
-            return _after_refusal(False, x, None, weight, None, eps, weight_offset, cast_before_weight)[0]
+        is_recorded = _is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad))
+        if not is_recorded and type(eps) is float and type(weight_offset) is float and type(cast_before_weight) is bool:
+            is_below = is_excluded(AUTOGRAD)
+            try:
+                if not is_below:
+                    exclude(AUTOGRAD, True)
+                try:
+                    return _rms_norm_inference(x, weight, eps, weight_offset, cast_before_weight)
+                finally:
+                    if not is_below:
+                        exclude(AUTOGRAD, False)
+            except RuntimeError:
+                return _after_refusal(False, x, None, weight, None, eps, weight_offset, cast_before_weight)[0]
     return _norm(False, x, None, weight, None, eps, weight_offset, cast_before_weight, normalized_shape)[0]
 
 
@@ -235,14 +253,21 @@ def layer_norm(x, *args, weight=None, bias=None, eps=None, normalized_shape=None
         else:
             normalized_shape, weight, bias, eps = _by_position(args, normalized_shape, weight=weight, bias=bias, eps=eps)
     eps = _LAYER_EPS if eps is None else eps
-    if _is_plain(x, weight, bias) and _takes(x, None, weight, bias) and (normalized_shape is None or _is_last(x, normalized_shape)):
-        if type(eps) is not float:
-            checks.numbers_given(eps)
-        try:
-            with below_autograd():
-                return _layer_norm_inference(x, weight, bias, eps)
-        except RuntimeError:
-            return _after_refusal(True, x, None, weight, bias, eps, 0.0, False)[0]
+    if _is_eager(x, weight, bias) and _takes(x, None, weight, bias) and (normalized_shape is None or _is_last(x, normalized_shape)):
+        is_recorded = _is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad)
+                                              or (bias is not None and bias.requires_grad))
+        if not is_recorded and type(eps) is float:
+            is_below = is_excluded(AUTOGRAD)
+            try:
+                if not is_below:
+                    exclude(AUTOGRAD, True)
+                try:
+                    return _layer_norm_inference(x, weight, bias, eps)
+                finally:
+                    if not is_below:
+                        exclude(AUTOGRAD, False)
+            except RuntimeError:
+                return _after_refusal(True, x, None, weight, bias, eps, 0.0, False)[0]
     return _norm(True, x, None, weight, bias, eps, normalized_shape=normalized_shape)[0]
 
 
@@ -263,7 +288,10 @@ def add_rms_norm(x, residual, *args, weight=None, eps=None, normalized_shape=Non
     tensor([[3., 4.]])
     """
     if args:
-        normalized_shape, weight, eps = _by_position(args, normalized_shape, weight=weight, eps=eps)
+        if len(args) == 2 and type(args[0]) in _PLAIN and weight is eps is normalized_shape is None:
+            weight, eps = args
+        else:
+            normalized_shape, weight, eps = _by_position(args, normalized_shape, weight=weight, eps=eps)
     return _norm(False, x, _residual(residual), weight, None, eps, weight_offset, cast_before_weight, normalized_shape)
 
 
@@ -281,7 +309,10 @@ def add_layer_norm(x, residual, *args, weight=None, bias=None, eps=None, normali
     tensor([[-1.0000,  1.0000]])
     """
     if args:
-        normalized_shape, weight, bias, eps = _by_position(args, normalized_shape, weight=weight, bias=bias, eps=eps)
+        if 2 <= len(args) <= 3 and type(args[0]) in _PLAIN and weight is bias is eps is normalized_shape is None:
+            weight, bias, eps = args if len(args) == 3 else (*args, None)
+        else:
+            normalized_shape, weight, bias, eps = _by_position(args, normalized_shape, weight=weight, bias=bias, eps=eps)
     return _norm(True, x, _residual(residual), weight, bias, eps, normalized_shape=normalized_shape)
 
 
