@@ -667,10 +667,128 @@ def test_hooks_of_accelerate():
     torch.testing.assert_close(net(x), expected)
 
 
+@pytest.mark.parametrize("is_patched_first", [True, False])
+@pytest.mark.parametrize("place", [
+    {"0": "cpu", "1": "disk", "2": "cpu", "3": "disk", "4": "disk"}, {"0": "disk", "1": "cpu", "2": "disk", "3": "cpu", "4": "cpu"},
+    "cpu_offload", "disk_offload", "cpu_offload_with_hook",
+], ids=str)
+def test_models_that_accelerate_places(place, is_patched_first, tmp_path):
+    accelerate, cpu = framework("accelerate"), torch.device("cpu")
+    net, x = torch.nn.Sequential(Rms(64), torch.nn.Linear(64, 64), torch.nn.LayerNorm(64), torch.nn.RMSNorm(64), OlmoLayerNorm(64)), torch.randn(3, 64)
+    expected = net(x)
+    found = rt.patch(net) if is_patched_first else None
+    if isinstance(place, dict):
+        accelerate.dispatch_model(net, place, main_device=cpu, offload_dir=tmp_path)
+    elif place == "disk_offload":
+        accelerate.disk_offload(net, tmp_path, execution_device=cpu)
+    else:
+        getattr(accelerate, place)(net, cpu)
+    found = found or rt.patch(net)
+    assert len(found) == 4 and not found.left
+    for _ in range(2):
+        torch.testing.assert_close(net(x), expected)
+    found.undo()
+    torch.testing.assert_close(net(x), expected)
+
+
+class Wrapper(torch.nn.Module):
+    """As an adapter's: the norm is within, and what it has is asked of the wrapper."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.base_layer, self.a = norm, torch.nn.Parameter(torch.full((64,), 0.1))
+        self.weight = norm.weight
+
+    def forward(self, x):
+        return self.base_layer(x) + self.a * x
+
+
+def saved_again(net):
+    """Each norm beside a copy that is trained."""
+    for i, norm in enumerate(net):
+        net[i] = torch.nn.ModuleDict({"original": norm, "saved": copy.deepcopy(norm)})
+        net[i].forward = net[i]["saved"].forward
+        net[i]["saved"].weight.data.mul_(1.5)
+
+
+def swapped(net):
+    for norm in net:
+        torch.utils.swap_tensors(norm.weight, torch.nn.Parameter(norm.weight.detach() * 1.5))
+
+
+def replicas(net):
+    """What DataParallel makes of a model, with gradients to the model's own parameters."""
+    made = {module: module._replicate_for_data_parallel() for module in net.modules()}
+    for module, replica in made.items():
+        for name, child in module._modules.items():
+            replica._modules[name] = made[child]
+        for name, parameter in module._parameters.items():
+            setattr(replica, name, None if parameter is None else parameter * 1.0)
+    return made[net]
+
+
+def quantized(net):
+    """`prepare_qat` puts observers behind the layers that it knows by their exact class."""
+    net.qconfig = torch.ao.quantization.get_default_qat_qconfig("x86")
+    return torch.ao.quantization.prepare_qat(net.train())
+
+
+CHANGES = {
+    "swap_tensors": swapped, "assign": lambda net: net.load_state_dict({k: v * 1.5 for k, v in net.state_dict().items()}, assign=True),
+    "assign bfloat16": lambda net: net.load_state_dict({k: v.bfloat16() for k, v in net.state_dict().items()}, assign=True),
+    "half": lambda net: net.half(), "bfloat16": lambda net: net.to(torch.bfloat16), "double": lambda net: net.double(),
+    "copy": copy.deepcopy, "pickle": lambda net: pickle.loads(pickle.dumps(net)), "frozen": lambda net: net.requires_grad_(False),
+    "adapter": lambda net: torch.nn.Sequential(*map(Wrapper, net)), "modules_to_save": saved_again, "replicas": replicas,
+    "weight_norm": lambda net: [torch.nn.utils.parametrizations.weight_norm(norm, "weight", None) for norm in net],
+    "quantize_dynamic": lambda net: torch.ao.quantization.quantize_dynamic(net, {torch.nn.Linear}),
+    "compiled": lambda net: torch.compile(net, backend="aot_eager"), "quantization aware": quantized,
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("change, is_patched_first", [
+    (change, first) for change in CHANGES for first in (True, False) if not (first and change == "quantization aware")
+])
+def test_a_model_that_is_changed_as_a_whole(change, is_patched_first):
+    """Values, gradients and keys, before and after a step, are those of the model that is not patched."""
+    if "quantiz" in change and not hasattr(torch.ao, "quantization"):
+        pytest.skip("torch.ao.quantization: not in this PyTorch")
+    plain = torch.nn.Sequential(Rms(64), torch.nn.LayerNorm(64), torch.nn.RMSNorm(64))
+    for parameter in plain.parameters():
+        torch.nn.init.normal_(parameter, 1.0, 0.3)
+    net, own = copy.deepcopy(plain), CHANGES[change](plain)
+    own = own if isinstance(own, torch.nn.Module) else plain
+    found = rt.patch(net) if is_patched_first else None
+    kept, changed = net, CHANGES[change](net)
+    net = changed if isinstance(changed, torch.nn.Module) else net
+    found = found or rt.patch(net)
+    assert len(found) >= 3, found
+    assert own.state_dict().keys() == net.state_dict().keys()
+    dtype = next(tensor.dtype for tensor in (*own.parameters(), own[0].weight if change == "replicas" else None) if tensor is not None)
+    tolerance = 1e-4 if dtype in (torch.float32, torch.float64) else 0.05
+    # A replica lives for one step.
+    for _ in range(1 if change == "replicas" else 2):
+        x, results = torch.randn(3, 5, 64).to(dtype), []
+        for model, holder in ((own, plain), (net, kept)):
+            rows = x.clone().requires_grad_()
+            y = model(rows)
+            parameters = [p for p in (holder if change == "replicas" else model).parameters() if p.requires_grad]
+            results.append((y, *torch.autograd.grad(y.float().square().sum(), (rows, *parameters), allow_unused=True)))
+            with torch.no_grad():
+                for parameter, gradient in zip(parameters, results[-1][2:]):
+                    if gradient is not None:
+                        parameter -= 1e-3 * gradient
+        for expected, got in zip(*results, strict=True):
+            assert (got is None) == (expected is None)
+            if got is not None:
+                torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance * max(1.0, float(expected.detach().abs().max())))
+
+
 @pytest.mark.parametrize("around", [
     lambda: torch.device("meta"), lambda: FakeTensorMode(), lambda: torch.inference_mode(), lambda: torch.no_grad(),
     lambda: torch.autocast("cpu", torch.bfloat16), lambda: torch.device("cuda"), lambda: default_dtype(torch.float64),
-], ids=["meta", "fake", "inference", "no_grad", "autocast", "cuda", "float64"])
+    lambda: torch.autograd.set_detect_anomaly(True),
+], ids=["meta", "fake", "inference", "no_grad", "autocast", "cuda", "float64", "anomaly"])
 def test_patch_is_the_same_in_every_mode(around):
     net, seed = model(Llama, Gemma, NamedRMSNorm, torch.nn.LayerNorm), torch.get_rng_state()
     with around():

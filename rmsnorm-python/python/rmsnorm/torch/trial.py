@@ -35,6 +35,7 @@ class ABSENT:
 _UNIT = {torch.float32: 2.0**-16, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
 _MOST_NEIGHBOURS = 0.01
 _F32, _BF16, _F16 = torch.float32, torch.bfloat16, torch.float16
+_is_traced = torch._C._get_tracing_state
 
 
 class Left(Exception):
@@ -106,10 +107,11 @@ class Found:
         dims = 1 if shape is None else len(shape)
         if x.ndim - dims not in self.leading or x.is_nested or x.layout is not torch.strided:
             return None
-        if shape is not None and (x.shape[-dims:] != shape or (parameter is not None and parameter.shape != shape)):
+        if shape is not None and (x.size(-1) != shape[-1] or dims > 1 and x.shape[-dims:] != shape
+                                  or (parameter is not None and parameter.shape != shape)):
             return None
         # Of 16 bits the module's own operations may make float32, as CUDA's do. A trace of TorchScript's has to run without us.
-        if torch._C._is_any_autocast_enabled() and not (self.in_autocast and dtype is _F32) or torch.jit.is_tracing():
+        if torch._C._is_any_autocast_enabled() and not (self.in_autocast and dtype is _F32) or _is_traced() is not None:
             return None
         for name, value in self.settings:
             now = getattr(module, name, ABSENT)
@@ -432,7 +434,7 @@ _PIECEWISE = frozenset((
 ))
 _CLIPS = frozenset((
     "clamp", "clamp_min", "clamp_max", "hardtanh", "threshold", "relu", "relu6", "nan_to_num", "maximum", "minimum", "fmax", "fmin",
-    "hardshrink", "softshrink", "leaky_relu", "_local_scalar_dense",
+    "hardshrink", "softshrink", "leaky_relu",
 ))
 
 
