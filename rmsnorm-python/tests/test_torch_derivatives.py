@@ -607,3 +607,21 @@ def test_quantized_norms_have_no_gradients(name):
             call()
     with torch.no_grad():
         assert all(torch.equal(a.float(), b.float()) for a, b in zip(OPS.quantized_rms_norm(*arguments), found))
+
+
+@pytest.mark.parametrize("function", [
+    lambda x, w: (rt.rms_norm(x, w, 1e-6),), lambda x, w: (rt.layer_norm(x, w, w),), lambda x, w: rt.add_rms_norm(x, 2 * x, w, 1e-6),
+    lambda x, w: rt.add_layer_norm(x, 2 * x, w, w),
+], ids=["rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm"])
+def test_functionalize(function):
+    """Alone, within and around other transforms, and traced by make_fx."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    x, w = torch.randn(3, 8), torch.randn(8)
+    loss = lambda x: sum(y.square().sum() for y in function(x, w))  # noqa: E731
+    expected, gradient = function(x, w), torch.func.grad(loss)(x)
+    whole = torch.func.functionalize(lambda x: torch.func.grad(loss)(x))
+    for got, exact in zip(torch.func.functionalize(function)(x, w), expected, strict=True):
+        torch.testing.assert_close(got, exact)
+    for got in (torch.func.grad(torch.func.functionalize(loss))(x), whole(x), make_fx(whole)(x)(x)):
+        torch.testing.assert_close(got, gradient)

@@ -92,6 +92,8 @@ def _norm(is_layer, x, residual, weight, bias, eps, weight_offset=0.0, cast_befo
     if _is_compiling() and (x.shape[-1] == 0 or _is_transformed() or is_forward_mode()):
         # A compiler traces PyTorch's own operations through every transform; no kernel takes rows of no columns.
         return fallback.checked(*args)
+    if not _is_compiling() and _is_functionalized():
+        return fallback.checked(*args)
     if _is_compiling() and torch.compiler.is_exporting():
         checks.arguments(*args)
         return exported.norm(*args)
@@ -109,6 +111,12 @@ def _norm(is_layer, x, residual, weight, bias, eps, weight_offset=0.0, cast_befo
     except RuntimeError:
         return _after_refusal(*args)
     return _recorded(*args)
+
+
+def _is_functionalized():
+    """Whether `torch.func.functionalize` is among the transforms, which has no rule for a Function."""
+    stack = torch._C._functorch.get_interpreter_stack() if _is_transformed() else None
+    return any(one.key() == torch._C._functorch.TransformType.Functionalize for one in stack or ())
 
 
 def _recorded(*args):
