@@ -41,8 +41,9 @@ def quantized_rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | Non
     if dtype not in _CODES:
         raise ValueError(f"dtype must be float8_e4m3fn, float8_e5m2 or int8, got {dtype}")
     try:
-        eps = default_eps(x) if eps is None else eps
-        checks.numbers_given(eps, weight_offset)
+        eps = default_eps(x) if eps is None else checks.number("eps", eps)
+        weight_offset = checks.number("weight_offset", weight_offset)
+        checks.flag("cast_before_weight", cast_before_weight)
         with torch.no_grad():
             codes, found, h = ops.quantized_rms_norm(
                 x, residual, weight, eps, weight_offset, cast_before_weight, scale, _CODES[dtype], _SCALES[scales]
