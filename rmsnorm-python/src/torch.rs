@@ -18,6 +18,7 @@ use std::sync::OnceLock;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use rmsnorm_core::quant::ScaleKind;
 use rmsnorm_core::{CastOrder, DType, Direction, Error, Norm, NormSpec, RowLayout, Tensor, TensorShape};
 
 use crate::call::{Call, F32};
@@ -158,7 +159,10 @@ fn run(shim: &Shim, operator: &Operator, arguments: &Arguments<'_>) -> Result<[O
             Owned::empty(shim, &[0], storage, device)?
         } else if let (Tensor::Scales, Some(quant)) = (tensor, &call.quant) {
             let made = quantized::scales(shim, quant, dims, (rows, cols), device)?;
-            if let Some(len) = quant.scales_len(rows, cols).filter(|len| *len > 0) {
+            // A call of no rows has scales, too: none of them.
+            if let Some(len) = quant.scales_len(rows, cols)
+                && quant.scale != ScaleKind::Given
+            {
                 let scales = Foreign { data: made.data()?, storage, layout: vector(len)? };
                 call.with(tensor, scales)?;
             }

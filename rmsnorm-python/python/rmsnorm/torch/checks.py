@@ -69,7 +69,7 @@ def number(name, value):
         is_differentiated = value.requires_grad or forward_ad.unpack_dual(value).tangent is not None
         if value.ndim == 0 and not is_differentiated and not value.is_meta:
             return float(value)
-        what += " that is to be differentiated" if is_differentiated else f" of shape {list(value.shape)} on {value.device}"
+        what = "a tensor " + ("that is to be differentiated" if is_differentiated else f"of shape {list(value.shape)} on {value.device}")
     raise TypeError(f"{name}: expected a number, got {what}; pass float({name})")
 
 
