@@ -146,6 +146,8 @@ def test_empty_batches():
 
 @pytest.mark.parametrize("scales, shape", {"given": (1,), "tensor": (), "row": (0, 3, 1), "block": (0, 2), "mx": (0,)}.items())
 def test_empty_batches_have_codes(scales, shape):
+    if scales == "mx" and not HAS_E8M0:
+        pytest.skip("scales of MX: PyTorch 2.10 has no e8m0 in its C interface")
     given = torch.ones(1) if scales == "given" else None
     codes, found, h = rt.quantized_rms_norm(random(0, 3, 256), random(256), 1e-6, scales=scales, scale=given, residual=random(0, 3, 256))
     assert codes.shape == h.shape == (0, 3, 256) and found.shape == shape
@@ -471,7 +473,7 @@ def test_operators_refuse_tensors_of_several_devices(name):
         for base, other in ((given, on_meta), (on_meta, given)):
             with pytest.raises(ValueError, match="expected the device of the other tensors, (cpu|meta), got (cpu|meta)"):
                 op(*(base | {key: other[key]}).values())
-            with FakeTensorMode() as mode, pytest.raises((ValueError, RuntimeError), match="(?i)expected (the device|all tensors)"):
+            with FakeTensorMode() as mode, pytest.raises((ValueError, RuntimeError), match="(?i)expected (the device|all tensors)|two different devices"):
                 mixed = (base | {key: other[key]}).values()
                 op(*(mode.from_tensor(value) if isinstance(value, torch.Tensor) else value for value in mixed))
         # What kernels refuse is refused where only shapes are computed.
