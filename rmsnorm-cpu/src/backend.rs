@@ -1,8 +1,9 @@
 //! [`CpuBackend`]: the instruction set, the threads, and the trait.
 
 use std::error::Error as _;
-use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::hint::black_box;
+use std::sync::{Arc, OnceLock, mpsc};
+use std::{fmt, io, thread};
 
 use rmsnorm_spec::{
     Backward, BackwardStatistics, Checked, Code, ColumnStatistics, Element, Error, Forward, Given, NormBackend,
@@ -109,7 +110,7 @@ impl CpuBackend {
         let pool = if threads == 1 {
             None
         } else {
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).spawn_handler(start).build();
             Some(Arc::new(Pool(Some(pool.map_err(|error| unavailable(error.to_string()))?), process)))
         };
         Ok(CpuBackend { caps: Caps { isa, threads, tuning }, pool, process, source })
@@ -348,6 +349,24 @@ impl Drop for Pool {
     }
 }
 
+/// Bytes that must be left when a thread starts: for its stack, and as much for what it maps once it runs.
+const ROOM_OF_A_THREAD: usize = 4 << 20;
+
+/// Starts a thread, and waits until it runs. What it maps by then is not refused to it: the process would abort. So there must be room
+/// for it, and no other thread starts meanwhile.
+fn start(thread: rayon::ThreadBuilder) -> io::Result<()> {
+    let mut room = Vec::<u8>::new();
+    room.try_reserve_exact(ROOM_OF_A_THREAD).map_err(|_| io::ErrorKind::OutOfMemory)?;
+    drop(black_box(room));
+    let (running, is_running) = mpsc::channel();
+    thread::Builder::new().spawn(move || {
+        // Whoever waits for it is there.
+        let _: Result<(), _> = running.send(());
+        thread.run();
+    })?;
+    is_running.recv().map_err(io::Error::other)
+}
+
 /// The pool that forks of the calling thread go to: its threads, 1 if there is none and nothing may fork, and the process that has them.
 /// The system is asked for the number of the process once, as that takes a tenth of a call of one row.
 fn pool_here() -> (usize, u32) {
@@ -356,7 +375,7 @@ fn pool_here() -> (usize, u32) {
     }
     static GLOBAL: OnceLock<(usize, u32)> = OnceLock::new();
     *GLOBAL.get_or_init(|| {
-        let threads = match rayon::ThreadPoolBuilder::new().build_global() {
+        let threads = match rayon::ThreadPoolBuilder::new().spawn_handler(start).build_global() {
             // The system's own error is the source: no thread could be started, and asking rayon again would panic.
             Err(error) if error.source().is_some() => 1,
             // Started here, or earlier by the application.
