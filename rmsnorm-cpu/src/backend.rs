@@ -349,8 +349,9 @@ impl Drop for Pool {
     }
 }
 
-/// Bytes that must be left when a thread starts: for its stack, and as much for what it maps once it runs.
-const ROOM_OF_A_THREAD: usize = 4 << 20;
+/// Bytes of addresses that must be left when a thread starts: for its stack, and for its heap, which is that large with glibc. An allocator
+/// asks the system anew for as much, every time.
+const ROOM_OF_A_THREAD: usize = 64 << 20;
 
 /// Starts a thread, and waits until it runs. What it maps by then is not refused to it: the process would abort. So there must be room
 /// for it, and no other thread starts meanwhile.
