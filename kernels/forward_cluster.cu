@@ -69,7 +69,7 @@ __device__ inline float columns_of(unsigned long long cols, int i) {
     return float((PACKS - 1) * WARP_COLUMNS + max(0, min(last, WARP_COLUMNS)));
 }
 
-// What a warp knows of its part of a row, as it is sent.
+// Finds the center of a warp's part of a row, and the sum that the lane sends: of the squares or, in the upper half, the deviations.
 template <class E>
 __device__ inline void find_moments(const Pack<E> (&h)[PACKS], unsigned long long cols, int left, float& center, float& own) {
     const auto load = [&](int k) { return h[k]; };

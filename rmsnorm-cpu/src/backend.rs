@@ -349,12 +349,12 @@ impl Drop for Pool {
     }
 }
 
-/// Bytes of addresses that must be left when a thread starts: for its stack, and for its heap, which is that large with glibc. An allocator
-/// asks the system anew for as much, every time.
+/// Bytes of address space that must be left when a thread starts. Its stack takes 2 MiB, and glibc reserves as much as this for its heap.
+/// It is beyond what allocators keep for themselves, so that each request reaches the system.
 const ROOM_OF_A_THREAD: usize = 64 << 20;
 
-/// Starts a thread, and waits until it runs. What it maps by then is not refused to it: the process would abort. So there must be room
-/// for it, and no other thread starts meanwhile.
+/// Starts a thread, and waits until it runs. A thread maps memory before it runs, and the process aborts where the system refuses that.
+/// So there must be room first, and threads start one after the other.
 fn start(thread: rayon::ThreadBuilder) -> io::Result<()> {
     let mut room = Vec::<u8>::new();
     room.try_reserve_exact(ROOM_OF_A_THREAD).map_err(|_| io::ErrorKind::OutOfMemory)?;

@@ -26,14 +26,14 @@ pub(super) fn of_row(program: Program, tile: &Tile, cols: usize) -> Option<u64> 
     let (pack, packs, cols) = (u64::from(tile.pack), u64::from(tile.packs), cols as u64);
     let columns = [tile.pack, tile.packs, tile.threads_per_row, tile.cluster].into_iter().map(u64::from).product();
     let turns = cols.div_ceil(columns);
-    // Of layer norm's deviations: two halves of a pack make one, whose parts are added one after the other. Each other sum of forward
-    // has one for each element of a pack, which a tree joins, and is no longer. RMS norm's tiles are held to it as well.
+    // Layer norm adds the deviations of a pack's two halves, and then these sums one after the other. The squares have a sum for each
+    // place of a pack, which a tree joins: that chain is no longer. RMS norm's tiles are held to the deviations' as well.
     let deviations = 1 + serial(pack / 2);
     let thread = match program {
         Program::Forward | Program::ForwardLong | Program::QuantizedForward => serial(packs) + deviations,
         #[cfg(feature = "peers")]
         Program::ReduceForward | Program::ReduceForwardRows | Program::ForwardExchange => serial(packs) + deviations,
-        // What a warp knows is joined by two additions more.
+        // Two additions more join what the warps send.
         Program::ForwardCluster => serial(packs) + deviations + 2,
         // A sum for each pack.
         Program::Backward | Program::BackwardSplit => serial(packs) + serial(pack),
