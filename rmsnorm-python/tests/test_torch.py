@@ -149,7 +149,11 @@ def test_empty_batches_have_codes(scales, shape):
     if scales == "mx" and not HAS_E8M0:
         pytest.skip("scales of MX: PyTorch 2.10 has no e8m0 in its C interface")
     given = torch.ones(1) if scales == "given" else None
-    codes, found, h = rt.quantized_rms_norm(random(0, 3, 256), random(256), 1e-6, scales=scales, scale=given, residual=random(0, 3, 256))
+    inputs = random(0, 3, 256), random(256), random(0, 3, 256), given
+    on = lambda x, w, r, scale: rt.quantized_rms_norm(x, w, 1e-6, scales=scales, scale=scale, residual=r)  # noqa: E731
+    codes, found, h = on(*inputs)
+    told = on(*(None if tensor is None else tensor.to("meta") for tensor in inputs))
+    assert [(t.shape, t.stride(), t.dtype) for t in told] == [(t.shape, t.stride(), t.dtype) for t in (codes, found, h)]
     assert codes.shape == h.shape == (0, 3, 256) and found.shape == shape
     assert found.numel() == 0 or found.item() in (0.0, 1.0), "of no elements the largest is 0"
 
