@@ -12,7 +12,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from .. import _native
 from . import checks, exported, fallback
-from .autograd import AUTOGRAD, Norm, NormForTransforms, exclude, forward_below, is_excluded, is_forward_mode
+from .autograd import Norm, NormForTransforms, call_below_autograd, forward_below, is_forward_mode
 from .checks import default_eps
 from .operators import eager_ops, forward, ops
 
@@ -223,15 +223,8 @@ def rms_norm(x, *args, weight=None, eps=None, normalized_shape=None, weight_offs
         eps = _RMS_EPS if eps is None else eps
         is_recorded = _is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad))
         if not is_recorded and type(eps) is float and type(weight_offset) is float and type(cast_before_weight) is bool:
-            is_below = is_excluded(AUTOGRAD)
             try:
-                if not is_below:
-                    exclude(AUTOGRAD, True)
-                try:
-                    return _rms_norm_inference(x, weight, eps, weight_offset, cast_before_weight)
-                finally:
-                    if not is_below:
-                        exclude(AUTOGRAD, False)
+                return call_below_autograd(_rms_norm_inference, x, weight, eps, weight_offset, cast_before_weight)
             except RuntimeError:
                 return _after_refusal(False, x, None, weight, None, eps, weight_offset, cast_before_weight)[0]
     return _norm(False, x, None, weight, None, eps, weight_offset, cast_before_weight, normalized_shape)[0]
@@ -265,15 +258,8 @@ def layer_norm(x, *args, weight=None, bias=None, eps=None, normalized_shape=None
         is_recorded = _is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad)
                                               or (bias is not None and bias.requires_grad))
         if not is_recorded and type(eps) is float:
-            is_below = is_excluded(AUTOGRAD)
             try:
-                if not is_below:
-                    exclude(AUTOGRAD, True)
-                try:
-                    return _layer_norm_inference(x, weight, bias, eps)
-                finally:
-                    if not is_below:
-                        exclude(AUTOGRAD, False)
+                return call_below_autograd(_layer_norm_inference, x, weight, bias, eps)
             except RuntimeError:
                 return _after_refusal(True, x, None, weight, bias, eps, 0.0, False)[0]
     return _norm(True, x, None, weight, bias, eps, normalized_shape=normalized_shape)[0]
