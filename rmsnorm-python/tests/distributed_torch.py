@@ -1,7 +1,8 @@
-"""Run by torchrun, two processes over gloo: DTensor, SequenceParallel, FSDP2, and `patch` beside what wraps a model for several processes.
-See test_torch_distributed.py.
+"""Run by torchrun, two processes: DTensor, SequenceParallel, FSDP2, and `patch` beside what wraps a model for several processes. See
+test_torch_distributed.py.
 
-One argument: "before" imports the package before DTensor, "after" after it.
+Two arguments: "before" imports the package before DTensor, "after" after it; and the type of the devices, cpu (over gloo) or cuda (over NCCL,
+one GPU for each process).
 """
 
 import copy
@@ -187,10 +188,14 @@ def check_patch(mesh):
 
 
 def main():
-    dist.init_process_group("gloo")
+    device = sys.argv[2]
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group({"cpu": "gloo", "cuda": "nccl"}[device])
+    torch.set_default_device(device)
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
     check_functions(mesh)
     check_sequence_parallel(mesh)
     check_fsdp(mesh, False)

@@ -1,22 +1,24 @@
-"""PyTorch on several devices, which two processes on one CPU stand for."""
+"""PyTorch on several devices: two GPUs, and two processes on one CPU that stand for devices."""
 
 import pathlib
 import subprocess
 import sys
 
 import pytest
-from conftest import framework
+from conftest import framework, need
 
 torch = framework("torch")
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("order", ["before", "after"])
-def test_rows_on_two_devices(order):
+def test_rows_on_two_devices(order, device):
     """DTensor with no communication but for rows that are split, SequenceParallel, FSDP2: distributed_torch.py has the checks."""
     if not torch.distributed.is_available():
         pytest.skip("torch.distributed: not in this PyTorch")
+    need(device, device == "cpu" or torch.cuda.device_count() >= 2, "PyTorch finds fewer than two such devices")
     script = pathlib.Path(__file__).parent / "distributed_torch.py"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script), order]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script), order, device]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and "all checks passed" in done.stdout, done.stdout[-4000:] + done.stderr[-8000:]
 
