@@ -67,7 +67,8 @@ def _norm(is_layer, x, residual, weight, bias, eps, weight_offset=0.0, cast_befo
         if type(eps) is float and type(weight_offset) is float and type(cast_before_weight) is bool:
             return _recorded(is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight)
     tensors = x, residual, weight, bias
-    is_usual = type(x) in _PLAIN and not x.is_nested and not _has_mode()
+    # Before PyTorch 2.11 Dynamo cannot ask for modes; compiled, they change nothing below.
+    is_usual = type(x) in _PLAIN and not x.is_nested and (_is_compiling() or not _has_mode())
     for tensor in tensors[1:]:
         is_usual = is_usual and (tensor is None or type(tensor) in _PLAIN)
     is_tensor = is_usual or isinstance(x, Tensor) and all(tensor is None or isinstance(tensor, Tensor) for tensor in tensors[1:])
@@ -94,7 +95,8 @@ def _norm(is_layer, x, residual, weight, bias, eps, weight_offset=0.0, cast_befo
         return fallback.checked(*args)
     if not _is_compiling() and _is_functionalized():
         return fallback.checked(*args)
-    if _is_compiling() and torch.compiler.is_exporting():
+    # Dynamo of PyTorch 2.10 and 2.11 takes `is_exporting()` for true in every program.
+    if _is_compiling() and torch.compiler._is_exporting_flag:
         checks.arguments(*args)
         return exported.norm(*args)
     if _is_compiling():
