@@ -362,13 +362,15 @@ fn whole_rows_are_made_of_what_ranks_have_found_as_on_the_host() {
     for row in 0..rows {
         let of_rank = |rank: usize| [0, 1, 2].map(|i| found[rank][3 * row + i]);
         let sum = |number: &dyn Fn(usize) -> f32| (1..3).fold(number(0), |sum, rank| sum + number(rank));
-        let mean = sum(&|rank| of_rank(rank)[0]) * share;
-        let var = share
-            * sum(&|rank| {
-                let ([sum, deviations, squares], columns) = (of_rank(rank), columns[rank] as f32);
-                let apart = sum / columns - mean;
-                squares + (2.0 * apart) * deviations + columns * (apart * apart)
-            });
+        let first = sum(&|rank| of_rank(rank)[0]) * share;
+        let apart = |rank: usize| of_rank(rank)[0] / columns[rank] as f32 - first;
+        let deviations = sum(&|rank| of_rank(rank)[1] + columns[rank] as f32 * apart(rank));
+        let squares = sum(&|rank| {
+            let ([_, deviations, squares], columns, apart) = (of_rank(rank), columns[rank] as f32, apart(rank));
+            (squares + (2.0 * apart) * deviations) + columns * (apart * apart)
+        });
+        let missed = deviations * share;
+        let (mean, var) = (first + missed, (squares - (deviations * missed).min(squares)) * share);
         let root = 1.0 / (f64::from(var + 1e-6)).sqrt();
         for rank in &ranks {
             assert_eq!(rank.number(&rank.mean, row), mean.to_bits(), "{row}");

@@ -126,7 +126,7 @@ class Block(torch.nn.Module):
 
 
 def flat(policy, **more):
-    return lambda net, mesh: FullyShardedDataParallel(net, device_id=torch.device("cpu"), auto_wrap_policy=ModuleWrapPolicy(policy), **more)
+    return lambda net, mesh: FullyShardedDataParallel(net, device_id=torch.empty(0).device, auto_wrap_policy=ModuleWrapPolicy(policy), **more)
 
 
 def sharded(kinds, net, mesh):

@@ -158,7 +158,7 @@ def test_tracers_are_told_what_the_kernels_give():
             real = _description(operator(*args))
         except RuntimeError as error:
             # A set of scales that a row cannot have.
-            assert name == "quantized_rms_norm" and "scale" in str(error), (name, error)
+            assert name == "quantized_rms_norm" and ("scale" in str(error) or "e8m0" in str(error)), (name, error)
             continue
         with FakeTensorMode() as mode:
             fake = operator(*(mode.from_tensor(arg) if isinstance(arg, torch.Tensor) else arg for arg in args))
