@@ -13,7 +13,7 @@
 //! ```
 //! use rmsnorm_conformance::bounds::{Mode, Model};
 //! use rmsnorm_conformance::simulate::SimulatedBackend;
-//! use rmsnorm_conformance::spec::{DType, GradReduction, NormSpec, Tensor, reference::ForwardInputs};
+//! use rmsnorm_conformance::spec::{DType, DTypes, GradReduction, NormSpec, Tensor, reference::ForwardInputs};
 //! use rmsnorm_conformance::testing::{Access, Call, Fill, ForwardTruth, Guarded, Placement, Poison, exact, values};
 //! use rmsnorm_conformance::{Harness, Kind};
 //!
@@ -30,7 +30,7 @@
 //!         guarded(Tensor::Y, Access::Write, Fill::Poison(Poison::Nan)),
 //!     ],
 //! };
-//! call.make::<f32, f32, f32>(&backend, &spec, GradReduction::Partials).unwrap().unwrap();
+//! call.make(&backend, &spec, DTypes::uniform(DType::F32), GradReduction::Partials).unwrap().unwrap();
 //! assert_eq!(call.breach(), None);
 //!
 //! let inputs = ForwardInputs { x: &x, residual: None, weight: None, bias: None };

@@ -7,8 +7,8 @@ use std::ops::Range;
 use rmsnorm_core::conformance::{Arithmetic, Harness, Options, run};
 use rmsnorm_core::reference::{self, BackwardInputs, ForwardInputs, round_to};
 use rmsnorm_core::{
-    Backward, CastOrder, Checked, Element, Error, Forward, GradReduction, NormBackend, NormSpec, Problem, Rows, Source,
-    Span, Stored,
+    AnyBackward, AnyForward, Backward, CastOrder, Checked, Element, Error, Forward, GradReduction, NormBackend,
+    NormSpec, Problem, Rows, Source, Span, Stored, with_types,
 };
 
 /// Computes by the definition itself.
@@ -34,71 +34,73 @@ impl NormBackend for Loops {
         0
     }
 
-    fn launch_forward<T: Element, W: Element, R: Element>(
-        &self,
-        call: Checked<Forward<'_, Self, T, W, R>>,
-    ) -> Result<(), Error> {
-        call.problem().without_residual_after(self.name())?;
-        call.problem().without_parts(self.name())?;
-        let (spec, args) = (*call.spec(), call.into_args());
-        let (x, mut y) = split(args.x, args.y, &spec);
-        let (residual, mut residual_out) = match args.residual {
-            Some(source) => {
-                let (values, out) = split(source, args.residual_out, &spec);
-                (Some(values), out)
-            }
-            None => (None, None),
-        };
-        let (weight, bias) = (args.weight.map(values), args.bias.map(values));
-        let inputs = ForwardInputs {
-            x: &x,
-            residual: residual.as_deref().map(|residual| (residual, R::DTYPE)),
-            weight: weight.as_deref(),
-            bias: bias.as_deref(),
-        };
-        let mut out = reference::forward(&spec, &inputs);
-        if spec.cast_order == CastOrder::BeforeWeight {
-            for (i, y) in out.y.iter_mut().enumerate() {
-                let col = i % spec.cols;
-                let weight = reference::effective_weight(&spec, weight.as_deref(), col);
-                *y = round_to(out.x_hat[i], T::DTYPE) * weight + bias.as_ref().map_or(0.0, |bias| bias[col]);
-            }
-        }
-        store(&mut y, &out.y, &spec);
-        store(&mut residual_out, &out.h, &spec);
-        store_vector(args.mean, &out.mean);
-        store_vector(args.rstd, &out.rstd);
-        Ok(())
+    fn launch_forward(&self, call: Checked<AnyForward<'_, Self>>) -> Result<(), Error> {
+        with_types!(call.problem().dtypes; T, W, R => forward(call.restore::<T, W, R>()?))
     }
 
-    fn launch_backward<T: Element, W: Element, R: Element>(
-        &self,
-        call: Checked<Backward<'_, Self, T, W, R>>,
-    ) -> Result<(), Error> {
-        if call.problem().grad_reduction != GradReduction::Partials {
-            return Err(Error::Unsupported { rule: "the loops have GradReduction::Partials only".into() });
-        }
-        let (spec, args) = (*call.spec(), call.into_args());
-        let (dy, x) = (matrix(&args.dy, &spec), matrix(&args.x, &spec));
-        let (weight, dresidual_out) = (args.weight.map(values), args.dresidual_out.map(|rows| matrix(&rows, &spec)));
-        let mean = args.mean.map_or_else(|| vec![0.0; spec.rows], values);
-        let inputs = BackwardInputs {
-            dy: &dy,
-            x: &x,
-            weight: weight.as_deref(),
-            mean: &mean,
-            rstd: &values(args.rstd),
-            dresidual_out: dresidual_out.as_deref(),
-        };
-        let out = reference::backward(&spec, &inputs);
-        store(&mut Some(args.dx), &out.dx, &spec);
-        // The same gradient in the residual stream's own dtype.
-        let mut dresidual = args.dresidual;
-        store(&mut dresidual, &out.dx, &spec);
-        store_vector(args.dweight, &out.dweight);
-        store_vector(args.dbias, &out.dbias);
-        Ok(())
+    fn launch_backward(&self, call: Checked<AnyBackward<'_, Self>>) -> Result<(), Error> {
+        with_types!(call.problem().dtypes; T, W, R => backward(call.restore::<T, W, R>()?))
     }
+}
+
+fn forward<T: Element, W: Element, R: Element>(call: Checked<Forward<'_, Loops, T, W, R>>) -> Result<(), Error> {
+    call.problem().without_residual_after(Loops.name())?;
+    call.problem().without_parts(Loops.name())?;
+    let (spec, args) = (*call.spec(), call.into_args());
+    let (x, mut y) = split(args.x, args.y, &spec);
+    let (residual, mut residual_out) = match args.residual {
+        Some(source) => {
+            let (values, out) = split(source, args.residual_out, &spec);
+            (Some(values), out)
+        }
+        None => (None, None),
+    };
+    let (weight, bias) = (args.weight.map(values), args.bias.map(values));
+    let inputs = ForwardInputs {
+        x: &x,
+        residual: residual.as_deref().map(|residual| (residual, R::DTYPE)),
+        weight: weight.as_deref(),
+        bias: bias.as_deref(),
+    };
+    let mut out = reference::forward(&spec, &inputs);
+    if spec.cast_order == CastOrder::BeforeWeight {
+        for (i, y) in out.y.iter_mut().enumerate() {
+            let col = i % spec.cols;
+            let weight = reference::effective_weight(&spec, weight.as_deref(), col);
+            *y = round_to(out.x_hat[i], T::DTYPE) * weight + bias.as_ref().map_or(0.0, |bias| bias[col]);
+        }
+    }
+    store(&mut y, &out.y, &spec);
+    store(&mut residual_out, &out.h, &spec);
+    store_vector(args.mean, &out.mean);
+    store_vector(args.rstd, &out.rstd);
+    Ok(())
+}
+
+fn backward<T: Element, W: Element, R: Element>(call: Checked<Backward<'_, Loops, T, W, R>>) -> Result<(), Error> {
+    if call.problem().grad_reduction != GradReduction::Partials {
+        return Err(Error::Unsupported { rule: "the loops have GradReduction::Partials only".into() });
+    }
+    let (spec, args) = (*call.spec(), call.into_args());
+    let (dy, x) = (matrix(&args.dy, &spec), matrix(&args.x, &spec));
+    let (weight, dresidual_out) = (args.weight.map(values), args.dresidual_out.map(|rows| matrix(&rows, &spec)));
+    let mean = args.mean.map_or_else(|| vec![0.0; spec.rows], values);
+    let inputs = BackwardInputs {
+        dy: &dy,
+        x: &x,
+        weight: weight.as_deref(),
+        mean: &mean,
+        rstd: &values(args.rstd),
+        dresidual_out: dresidual_out.as_deref(),
+    };
+    let out = reference::backward(&spec, &inputs);
+    store(&mut Some(args.dx), &out.dx, &spec);
+    // The same gradient in the residual stream's own dtype.
+    let mut dresidual = args.dresidual;
+    store(&mut dresidual, &out.dx, &spec);
+    store_vector(args.dweight, &out.dweight);
+    store_vector(args.dbias, &out.dbias);
+    Ok(())
 }
 
 fn values<T: Element>(vector: &[T]) -> Vec<f64> {

@@ -2,8 +2,8 @@
 //! those are in the plan.
 
 use rmsnorm_spec::{
-    Backward, Checked, DTypes, Element, Error, Forward, GradReduction, GradStore, NormBackend, NormSpec, Problem,
-    ResidualPlacement, Rows, Source, Stored, Tensor,
+    AnyBackward, AnyForward, AnyIn, AnyOut, Checked, DTypes, Element, Error, GradReduction, GradStore, NormBackend,
+    NormSpec, Problem, ResidualPlacement, Rows, Source, Storage, Stored, Tensor,
 };
 
 use crate::backend::CpuBackend;
@@ -39,15 +39,15 @@ pub(crate) trait SliceBackend: NormBackend {
 
 pub(crate) fn forward<B: SliceBackend, T: Element, W: Element, R: Element>(
     backend: &CpuBackend,
-    call: Checked<Forward<'_, B, T, W, R>>,
+    call: Checked<AnyForward<'_, B>>,
 ) -> Result<(), Error> {
     let problem = *call.problem();
     match problem.residual_placement {
         ResidualPlacement::Before => {}
-        ResidualPlacement::After => return forward_after(backend, call),
+        ResidualPlacement::After => return forward_after::<B, T, W, R>(backend, call),
     }
     let (spec, plan, stride) = (spec_of(&call), plan_here(backend, &problem), call.part_stride());
-    let rows = forward_rows(&spec, &plan, call.into_args())?;
+    let rows = forward_rows::<B, T, W, R>(&spec, &plan, call.into_args())?;
     let (isa, len) = (backend.caps().isa, spec.rows);
     match (problem.parts, rows.x) {
         (count @ 2.., Some(x)) => {
@@ -68,10 +68,10 @@ pub(crate) fn forward<B: SliceBackend, T: Element, W: Element, R: Element>(
 fn forward_rows<'a, B: SliceBackend, T: Element, W: Element, R: Element>(
     spec: &NormSpec,
     plan: &Plan,
-    args: Forward<'a, B, T, W, R>,
+    args: AnyForward<'a, B>,
 ) -> Result<ForwardRows<'a, T, W, R>, Error> {
     let (x, y) = match (args.x, args.y) {
-        (Source::Read(x), Some(y)) => (Some(matrix::<B, T>(x, spec)), matrix_mut::<B, T>(y, spec)),
+        (Source::Read(x), Some(y)) => (Some(matrix::<B, T>(x, spec)?), matrix_mut::<B, T>(y, spec)?),
         (Source::Overwrite(y), _) => (None, overwritten::<B, T>(y, spec)?),
         // A `Checked` forward call has one of the two; the error is for the type system only.
         (Source::Read(_), None) => return Err(Error::Missing { arg: "y", why: "x is not overwritten" }),
@@ -81,27 +81,27 @@ fn forward_rows<'a, B: SliceBackend, T: Element, W: Element, R: Element>(
         spec: *spec,
         rows: spec.rows,
         streaming: plan.streaming,
-        weight: args.weight.map(B::input),
-        bias: args.bias.map(B::input),
+        weight: args.weight.map(input::<B, W>).transpose()?,
+        bias: args.bias.map(input::<B, W>).transpose()?,
         x,
         y: Some(y),
         residual,
-        mean: args.mean.map(B::out),
-        rstd: args.rstd.map(B::out),
+        mean: args.mean.map(out::<B, f32>).transpose()?,
+        rstd: args.rstd.map(out::<B, f32>).transpose()?,
     })
 }
 
 /// A residual, and where its sum goes.
 fn residual_of<'a, B: SliceBackend, R: Element>(
-    residual: Option<Source<B::In<'a, R>, B::Out<'a, R>>>,
-    residual_out: Option<Rows<B::Out<'a, R>>>,
+    residual: Option<Source<AnyIn<'a, B>, AnyOut<'a, B>>>,
+    residual_out: Option<Rows<AnyOut<'a, B>>>,
     spec: &NormSpec,
 ) -> Result<Residual<'a, R>, Error> {
     Ok(match (residual, residual_out) {
         (None, _) => Residual::Absent,
-        (Some(Source::Read(residual)), None) => Residual::Read(matrix::<B, R>(residual, spec)),
+        (Some(Source::Read(residual)), None) => Residual::Read(matrix::<B, R>(residual, spec)?),
         (Some(Source::Read(residual)), Some(out)) => {
-            Residual::ReadWrite(matrix::<B, R>(residual, spec), matrix_mut::<B, R>(out, spec))
+            Residual::ReadWrite(matrix::<B, R>(residual, spec)?, matrix_mut::<B, R>(out, spec)?)
         }
         (Some(Source::Overwrite(residual)), _) => Residual::InPlace(overwritten::<B, R>(residual, spec)?),
     })
@@ -110,34 +110,37 @@ fn residual_of<'a, B: SliceBackend, R: Element>(
 /// A residual that is added after the norm, and perhaps the next norm.
 fn forward_after<B: SliceBackend, T: Element, W: Element, R: Element>(
     backend: &CpuBackend,
-    call: Checked<Forward<'_, B, T, W, R>>,
+    call: Checked<AnyForward<'_, B>>,
 ) -> Result<(), Error> {
     let (spec, plan) = (spec_of(&call), plan_here(backend, call.problem()));
     let kernel = kernel::after().ok_or_else(|| no_kernel(call.problem()))?;
     let args = call.into_args();
     let x = match args.x {
-        Source::Read(x) => matrix::<B, T>(x, &spec),
+        Source::Read(x) => matrix::<B, T>(x, &spec)?,
         // A `Checked` call reads it; the error is for the type system only.
         Source::Overwrite(_) => return Err(Error::Unexpected { arg: "x", why: "it is overwritten" }),
     };
     let residual = residual_of::<B, R>(args.residual, args.residual_out, &spec)?;
-    let next = args.y.is_some().then(|| NextNorm {
-        weight: args.next_weight.map(B::input),
-        bias: args.next_bias.map(B::input),
-        mean: args.next_mean.map(B::out),
-        rstd: args.next_rstd.map(B::out),
-    });
+    let next = match args.y.is_some() {
+        false => None,
+        true => Some(NextNorm {
+            weight: args.next_weight.map(input::<B, W>).transpose()?,
+            bias: args.next_bias.map(input::<B, W>).transpose()?,
+            mean: args.next_mean.map(out::<B, f32>).transpose()?,
+            rstd: args.next_rstd.map(out::<B, f32>).transpose()?,
+        }),
+    };
     let rows = ForwardRows {
         spec,
         rows: spec.rows,
         streaming: plan.streaming,
-        weight: args.weight.map(B::input),
-        bias: args.bias.map(B::input),
+        weight: args.weight.map(input::<B, W>).transpose()?,
+        bias: args.bias.map(input::<B, W>).transpose()?,
         x: Some(x),
-        y: args.y.map(|y| matrix_mut::<B, T>(y, &spec)),
+        y: args.y.map(|y| matrix_mut::<B, T>(y, &spec)).transpose()?,
         residual,
-        mean: args.mean.map(B::out),
-        rstd: args.rstd.map(B::out),
+        mean: args.mean.map(out::<B, f32>).transpose()?,
+        rstd: args.rstd.map(out::<B, f32>).transpose()?,
     };
     let (isa, rows_len) = (backend.caps().isa, spec.rows);
     backend.install(plan.tasks, || {
@@ -184,7 +187,7 @@ fn no_kernel(problem: &Problem) -> Error {
 
 pub(crate) fn backward<B: SliceBackend, T: Element, W: Element, R: Element>(
     backend: &CpuBackend,
-    call: Checked<Backward<'_, B, T, W, R>>,
+    call: Checked<AnyBackward<'_, B>>,
 ) -> Result<(), Error> {
     let (spec, problem) = (spec_of(&call), *call.problem());
     run_backward::<B, T, W, R>(backend, &spec, &problem, call.into_args(), None)
@@ -195,7 +198,7 @@ fn run_backward<B: SliceBackend, T: Element, W: Element, R: Element>(
     backend: &CpuBackend,
     spec: &NormSpec,
     problem: &Problem,
-    args: Backward<'_, B, T, W, R>,
+    args: AnyBackward<'_, B>,
     found: Option<Found<'_>>,
 ) -> Result<(), Error> {
     match problem.grad_reduction {
@@ -211,7 +214,7 @@ fn run_backward<B: SliceBackend, T: Element, W: Element, R: Element>(
 
     let mut allocated = Vec::new();
     let workspace = match args.workspace {
-        Some(workspace) => B::workspace(workspace, len),
+        Some(workspace) => B::workspace(view::<B, f32>(workspace)?, len),
         None => {
             allocated.try_reserve_exact(len).map_err(|error| no_room::<f32>("workspace", len, &error))?;
             allocated.resize(len, 0.0);
@@ -221,8 +224,10 @@ fn run_backward<B: SliceBackend, T: Element, W: Element, R: Element>(
     let (has_dweight, has_dbias) = (problem.has(Tensor::Dweight), problem.has(Tensor::Dbias));
     let dweight_len = if has_dweight { plan.blocks * spec.cols } else { 0 };
     // Before anything is written: it may be refused.
-    let dweight_sum = args.dweight_sum.map(|view| sum_of::<B>(view, problem.grad_store)).transpose()?;
-    let dbias_sum = args.dbias_sum.map(|view| sum_of::<B>(view, problem.grad_store)).transpose()?;
+    let dweight_sum = args.dweight_sum.map(|sum| sum_of::<B>(view::<B, f32>(sum)?, problem.grad_store)).transpose()?;
+    let dbias_sum = args.dbias_sum.map(|sum| sum_of::<B>(view::<B, f32>(sum)?, problem.grad_store)).transpose()?;
+    let dweight = args.dweight.map(out::<B, W>).transpose()?;
+    let dbias = args.dbias.map(out::<B, W>).transpose()?;
     let (dweight_partials, dbias_partials) = workspace.split_at_mut(dweight_len);
 
     let work = BackwardBlocks {
@@ -230,15 +235,15 @@ fn run_backward<B: SliceBackend, T: Element, W: Element, R: Element>(
         rows: spec.rows,
         block_rows: plan.block_rows,
         streaming: plan.streaming,
-        weight: args.weight.map(B::input),
-        dy: matrix::<B, T>(args.dy, spec),
-        x: matrix::<B, R>(args.x, spec),
-        mean: args.mean.map(B::input),
-        rstd: B::input(args.rstd),
+        weight: args.weight.map(input::<B, W>).transpose()?,
+        dy: matrix::<B, T>(args.dy, spec)?,
+        x: matrix::<B, R>(args.x, spec)?,
+        mean: args.mean.map(input::<B, f32>).transpose()?,
+        rstd: input::<B, f32>(args.rstd)?,
         found,
-        dresidual_out: args.dresidual_out.map(|rows| matrix::<B, R>(rows, spec)),
-        dx: matrix_mut::<B, T>(args.dx, spec),
-        dresidual: args.dresidual.map(|rows| matrix_mut::<B, R>(rows, spec)),
+        dresidual_out: args.dresidual_out.map(|rows| matrix::<B, R>(rows, spec)).transpose()?,
+        dx: matrix_mut::<B, T>(args.dx, spec)?,
+        dresidual: args.dresidual.map(|rows| matrix_mut::<B, R>(rows, spec)).transpose()?,
         dweight_partials: has_dweight.then_some(&mut *dweight_partials),
         dbias_partials: has_dbias.then_some(&mut *dbias_partials),
     };
@@ -248,8 +253,8 @@ fn run_backward<B: SliceBackend, T: Element, W: Element, R: Element>(
     });
     let reduce =
         Reduce { backend, tasks: plan.reduce_tasks, accumulates: problem.grad_store == GradStore::Accumulated };
-    reduce.run(dweight_partials, args.dweight.map(B::out::<W>));
-    reduce.run(dbias_partials, args.dbias.map(B::out::<W>));
+    reduce.run(dweight_partials, dweight);
+    reduce.run(dbias_partials, dbias);
     reduce.run(dweight_partials, dweight_sum);
     reduce.run(dbias_partials, dbias_sum);
     Ok(())
@@ -309,23 +314,48 @@ fn fork<K: Send>(
     );
 }
 
+/// What a view that says its type is read as.
+fn input<'a, B: SliceBackend, E: Stored>(view: AnyIn<'a, B>) -> Result<&'a [E], Error> {
+    let got = view.storage();
+    E::in_of(view).map(B::input).ok_or_else(|| other_type::<E>(got))
+}
+
+/// What a view that says its type is written as.
+fn out<'a, B: SliceBackend, E: Stored>(written: AnyOut<'a, B>) -> Result<Out<'a, E>, Error> {
+    view::<B, E>(written).map(B::out)
+}
+
+/// A view that is written, with its type.
+fn view<'a, B: SliceBackend, E: Stored>(view: AnyOut<'a, B>) -> Result<B::Out<'a, E>, Error> {
+    let got = view.storage();
+    E::out_of(view).ok_or_else(|| other_type::<E>(got))
+}
+
+/// A `Checked` call has views of its dtypes; the error is for the type system only.
+fn other_type<E: Stored>(got: Storage) -> Error {
+    Error::InvalidArgument { arg: "dtypes", rule: format!("they are those of the views, {got}, got {}", E::STORAGE) }
+}
+
 fn starts<V>(rows: &Rows<V>, spec: &NormSpec) -> RowStarts {
     RowStarts::of(rows.layout(spec.rows, spec.cols))
 }
 
-fn matrix<'a, B: SliceBackend, E: Element>(rows: Rows<B::In<'a, E>>, spec: &NormSpec) -> Matrix<'a, E> {
-    Matrix { rows: starts(&rows, spec), data: B::input(rows.view) }
+fn matrix<'a, B: SliceBackend, E: Element>(rows: Rows<AnyIn<'a, B>>, spec: &NormSpec) -> Result<Matrix<'a, E>, Error> {
+    Ok(Matrix { rows: starts(&rows, spec), data: input::<B, E>(rows.view)? })
 }
 
-fn matrix_mut<'a, B: SliceBackend, E: Element>(rows: Rows<B::Out<'a, E>>, spec: &NormSpec) -> MatrixMut<'a, E> {
-    MatrixMut { rows: starts(&rows, spec), data: B::out(rows.view) }
+fn matrix_mut<'a, B: SliceBackend, E: Element>(
+    rows: Rows<AnyOut<'a, B>>,
+    spec: &NormSpec,
+) -> Result<MatrixMut<'a, E>, Error> {
+    Ok(MatrixMut { rows: starts(&rows, spec), data: out::<B, E>(rows.view)? })
 }
 
 fn overwritten<'a, B: SliceBackend, E: Element>(
-    rows: Rows<B::Out<'a, E>>,
+    rows: Rows<AnyOut<'a, B>>,
     spec: &NormSpec,
 ) -> Result<MatrixMut<'a, E>, Error> {
-    Ok(MatrixMut { rows: starts(&rows, spec), data: Out::from(B::values(rows.view)?) })
+    Ok(MatrixMut { rows: starts(&rows, spec), data: Out::from(B::values(view::<B, E>(rows.view)?)?) })
 }
 
 mod columns;

@@ -3,8 +3,8 @@
 use std::mem::MaybeUninit;
 
 use rmsnorm_spec::{
-    Backward, BackwardStatistics, Checked, Code, ColumnStatistics, Element, Error, Forward, Given, NormBackend,
-    Problem, QuantizedForward, Span, Stored,
+    AnyBackward, AnyBackwardStatistics, AnyColumnStatistics, AnyForward, AnyQuantizedForward, Checked, Error, Given,
+    NormBackend, Problem, Span, Stored, Untyped, with_types,
 };
 
 use crate::lanes::Out;
@@ -75,53 +75,35 @@ impl NormBackend for UninitBackend {
         true
     }
 
-    fn launch_forward<T: Element, W: Element, R: Element>(
-        &self,
-        call: Checked<Forward<'_, Self, T, W, R>>,
-    ) -> Result<(), Error> {
-        launch::forward(&self.0, call)
+    fn launch_forward(&self, call: Checked<AnyForward<'_, Self>>) -> Result<(), Error> {
+        with_types!(call.problem().dtypes; T, W, R => launch::forward::<Self, T, W, R>(&self.0, call))
     }
 
-    fn launch_backward<T: Element, W: Element, R: Element>(
-        &self,
-        call: Checked<Backward<'_, Self, T, W, R>>,
-    ) -> Result<(), Error> {
-        launch::backward(&self.0, call)
+    fn launch_backward(&self, call: Checked<AnyBackward<'_, Self>>) -> Result<(), Error> {
+        with_types!(call.problem().dtypes; T, W, R => launch::backward::<Self, T, W, R>(&self.0, call))
     }
 
-    fn launch_quantized_forward<T: Element, C: Code, W: Element, R: Element>(
-        &self,
-        call: Checked<QuantizedForward<'_, Self, T, C, W, R>>,
-    ) -> Result<(), Error> {
-        launch::quantized_forward(&self.0, call)
+    fn launch_quantized_forward(&self, call: Checked<AnyQuantizedForward<'_, Self>>) -> Result<(), Error> {
+        with_types!(call.problem().dtypes; T, W, R => launch::quantized_forward::<Self, T, W, R>(&self.0, call))
     }
 
-    fn launch_column_statistics<T: Element, R: Element>(
-        &self,
-        call: Checked<ColumnStatistics<'_, Self, T, R>>,
-    ) -> Result<(), Error> {
-        launch::column_statistics(&self.0, call)
+    fn launch_column_statistics(&self, call: Checked<AnyColumnStatistics<'_, Self>>) -> Result<(), Error> {
+        with_types!(call.problem().dtypes; T, _W, R => launch::column_statistics::<Self, T, R>(&self.0, call))
     }
 
-    fn launch_forward_given<T: Element, W: Element, R: Element>(
-        &self,
-        call: Checked<Given<'_, Self, Forward<'_, Self, T, W, R>>>,
-    ) -> Result<(), Error> {
-        launch::forward_given(&self.0, call)
+    fn launch_forward_given(&self, call: Checked<Given<'_, Untyped<Self>, AnyForward<'_, Self>>>) -> Result<(), Error> {
+        with_types!(call.problem().dtypes; T, W, R => launch::forward_given::<Self, T, W, R>(&self.0, call))
     }
 
-    fn launch_backward_statistics<T: Element, W: Element, R: Element>(
-        &self,
-        call: Checked<BackwardStatistics<'_, Self, T, W, R>>,
-    ) -> Result<(), Error> {
-        launch::backward_statistics(&self.0, call)
+    fn launch_backward_statistics(&self, call: Checked<AnyBackwardStatistics<'_, Self>>) -> Result<(), Error> {
+        with_types!(call.problem().dtypes; T, W, R => launch::backward_statistics::<Self, T, W, R>(&self.0, call))
     }
 
-    fn launch_backward_given<T: Element, W: Element, R: Element>(
+    fn launch_backward_given(
         &self,
-        call: Checked<Given<'_, Self, Backward<'_, Self, T, W, R>>>,
+        call: Checked<Given<'_, Untyped<Self>, AnyBackward<'_, Self>>>,
     ) -> Result<(), Error> {
-        launch::backward_given(&self.0, call)
+        with_types!(call.problem().dtypes; T, W, R => launch::backward_given::<Self, T, W, R>(&self.0, call))
     }
 }
 

@@ -12,7 +12,7 @@ use proptest::test_runner::TestRunner;
 use rmsnorm_conformance::Kind;
 use rmsnorm_conformance::testing::{self, Access, Fill, Guarded, Outputs, Placement, bits};
 use rmsnorm_cpu::CpuBackend;
-use rmsnorm_spec::{CastOrder, Element, GradReduction, Norm, NormSpec, RowGroups, Tensor, bf16, f16};
+use rmsnorm_spec::{CastOrder, DTypes, Element, GradReduction, Norm, NormSpec, RowGroups, Tensor, bf16, f16};
 
 /// A tensor as the fuzzer asks for it, inside a larger buffer.
 #[derive(Clone, Debug)]
@@ -137,7 +137,7 @@ impl<'a> Builder<'a> {
     /// Makes the call. What it left, or `None` if it was rejected; panics if anything was written that it may not write.
     fn outcome<T: Element, W: Element, R: Element>(mut self) -> Option<Outputs> {
         let Call { norm, reduction, .. } = self.fuzzed;
-        let answer = self.call.make::<T, W, R>(&CpuBackend::new(), norm, *reduction).unwrap();
+        let answer = self.call.make(&CpuBackend::new(), norm, DTypes::of::<T, W, R>(), *reduction).unwrap();
         if answer.is_err() {
             let written: Vec<Tensor> =
                 self.call.tensors.iter().filter(|tensor| !tensor.is_untouched()).map(|tensor| tensor.name).collect();

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream, CudaView, CudaViewMut, DevicePtr, DriverError, sys};
 use rmsnorm_spec::{
-    Backward, BackwardStatistics, Checked, Code, ColumnStatistics, Element, Error, Forward, Given, NormBackend,
-    Problem, QuantizedForward, Span, Stored,
+    AnyBackward, AnyBackwardStatistics, AnyColumnStatistics, AnyForward, AnyQuantizedForward, Checked, Error, Given,
+    NormBackend, Problem, Span, Stored, Untyped,
 };
 
 use crate::caps::Caps;
@@ -275,51 +275,33 @@ impl NormBackend for CudaBackend {
         launch::prepare(self, problems, |problem| launch::dense_access_bytes(problem) as usize)
     }
 
-    fn launch_forward<T: Element, W: Element, R: Element>(
-        &self,
-        call: Checked<Forward<'_, Self, T, W, R>>,
-    ) -> Result<(), Error> {
+    fn launch_forward(&self, call: Checked<AnyForward<'_, Self>>) -> Result<(), Error> {
         launch::forward(self, call)
     }
 
-    fn launch_backward<T: Element, W: Element, R: Element>(
-        &self,
-        call: Checked<Backward<'_, Self, T, W, R>>,
-    ) -> Result<(), Error> {
+    fn launch_backward(&self, call: Checked<AnyBackward<'_, Self>>) -> Result<(), Error> {
         launch::backward(self, call)
     }
 
-    fn launch_quantized_forward<T: Element, C: Code, W: Element, R: Element>(
-        &self,
-        call: Checked<QuantizedForward<'_, Self, T, C, W, R>>,
-    ) -> Result<(), Error> {
+    fn launch_quantized_forward(&self, call: Checked<AnyQuantizedForward<'_, Self>>) -> Result<(), Error> {
         launch::quantized_forward(self, call)
     }
 
-    fn launch_column_statistics<T: Element, R: Element>(
-        &self,
-        call: Checked<ColumnStatistics<'_, Self, T, R>>,
-    ) -> Result<(), Error> {
+    fn launch_column_statistics(&self, call: Checked<AnyColumnStatistics<'_, Self>>) -> Result<(), Error> {
         launch::column_statistics(self, call)
     }
 
-    fn launch_forward_given<T: Element, W: Element, R: Element>(
-        &self,
-        call: Checked<Given<'_, Self, Forward<'_, Self, T, W, R>>>,
-    ) -> Result<(), Error> {
+    fn launch_forward_given(&self, call: Checked<Given<'_, Untyped<Self>, AnyForward<'_, Self>>>) -> Result<(), Error> {
         launch::forward_given(self, call)
     }
 
-    fn launch_backward_statistics<T: Element, W: Element, R: Element>(
-        &self,
-        call: Checked<BackwardStatistics<'_, Self, T, W, R>>,
-    ) -> Result<(), Error> {
+    fn launch_backward_statistics(&self, call: Checked<AnyBackwardStatistics<'_, Self>>) -> Result<(), Error> {
         launch::backward_statistics(self, call)
     }
 
-    fn launch_backward_given<T: Element, W: Element, R: Element>(
+    fn launch_backward_given(
         &self,
-        call: Checked<Given<'_, Self, Backward<'_, Self, T, W, R>>>,
+        call: Checked<Given<'_, Untyped<Self>, AnyBackward<'_, Self>>>,
     ) -> Result<(), Error> {
         launch::backward_given(self, call)
     }

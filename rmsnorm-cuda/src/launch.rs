@@ -9,7 +9,7 @@ mod workspace;
 use rmsnorm_gpu::reduction;
 use rmsnorm_spec::quant::{QuantSpec, ScaleKind, ScaleLayout};
 use rmsnorm_spec::{
-    Access, Backward, Checked, Code, Element, Error, Forward, NormSpec, Problem, QuantizedForward, Storage, Tensor,
+    Access, AnyBackward, AnyForward, AnyQuantizedForward, Checked, Error, NormSpec, Problem, Storage, Tensor,
     TensorShape,
 };
 
@@ -31,29 +31,23 @@ use workspace::{Workspace, bytes_of};
 /// Bytes of the widest memory access.
 const WIDEST_ACCESS: u32 = 16;
 
-pub(crate) fn forward<T: Element, W: Element, R: Element>(
-    backend: &CudaBackend,
-    call: Checked<Forward<'_, CudaBackend, T, W, R>>,
-) -> Result<(), Error> {
+pub(crate) fn forward(backend: &CudaBackend, call: Checked<AnyForward<'_, CudaBackend>>) -> Result<(), Error> {
     let (spec, problem) = (*call.spec(), *call.problem());
     let mut tensors = Tensors::new(backend.stream(), problem).with_part_stride(call.part_stride());
     call.visit(&mut tensors)?;
     enqueue(backend, &spec, &problem, &tensors)
 }
 
-pub(crate) fn backward<T: Element, W: Element, R: Element>(
-    backend: &CudaBackend,
-    call: Checked<Backward<'_, CudaBackend, T, W, R>>,
-) -> Result<(), Error> {
+pub(crate) fn backward(backend: &CudaBackend, call: Checked<AnyBackward<'_, CudaBackend>>) -> Result<(), Error> {
     let (spec, problem) = (*call.spec(), *call.problem());
     let mut tensors = Tensors::new(backend.stream(), problem);
     call.visit(&mut tensors)?;
     enqueue(backend, &spec, &problem, &tensors)
 }
 
-pub(crate) fn quantized_forward<T: Element, C: Code, W: Element, R: Element>(
+pub(crate) fn quantized_forward(
     backend: &CudaBackend,
-    call: Checked<QuantizedForward<'_, CudaBackend, T, C, W, R>>,
+    call: Checked<AnyQuantizedForward<'_, CudaBackend>>,
 ) -> Result<(), Error> {
     let (spec, problem) = (*call.spec(), *call.problem());
     let mut tensors = Tensors::new(backend.stream(), problem);

@@ -6,7 +6,7 @@ use std::thread;
 use rmsnorm_conformance::ranks::{Group, Normalize};
 use rmsnorm_conformance::testing::{Answer, Call, TransferError};
 use rmsnorm_conformance::{Arithmetic, Harness};
-use rmsnorm_spec::{Backward, DTypes, Element, Error, Forward, NormSpec, YRows};
+use rmsnorm_spec::{AnyBackward, AnyForward, DTypes, Error, NormSpec, YRows, with_types};
 
 use crate::ShardedNorm;
 
@@ -26,12 +26,9 @@ impl<N, H> Ranks<N, H> {
 struct Reduced<'n, N>(&'n N);
 
 impl<N: ShardedNorm> Normalize<N::Backend> for Reduced<'_, N> {
-    fn forward<T: Element, W: Element, R: Element>(
-        &self,
-        spec: &NormSpec,
-        args: Forward<'_, N::Backend, T, W, R>,
-    ) -> Result<(), Error> {
-        self.0.forward_reduced(spec, args)
+    fn forward(&self, spec: &NormSpec, args: AnyForward<'_, N::Backend>) -> Result<(), Error> {
+        args.dtypes.check()?;
+        with_types!(args.dtypes; T, W, R => self.0.forward_reduced(spec, args.restore::<T, W, R>()?))
     }
 }
 
@@ -39,12 +36,9 @@ impl<N: ShardedNorm> Normalize<N::Backend> for Reduced<'_, N> {
 struct OnRows<'n, N>(&'n N, YRows);
 
 impl<N: ShardedNorm> Normalize<N::Backend> for OnRows<'_, N> {
-    fn forward<T: Element, W: Element, R: Element>(
-        &self,
-        spec: &NormSpec,
-        args: Forward<'_, N::Backend, T, W, R>,
-    ) -> Result<(), Error> {
-        self.0.forward_reduced_rows(spec, self.1, args)
+    fn forward(&self, spec: &NormSpec, args: AnyForward<'_, N::Backend>) -> Result<(), Error> {
+        args.dtypes.check()?;
+        with_types!(args.dtypes; T, W, R => self.0.forward_reduced_rows(spec, self.1, args.restore::<T, W, R>()?))
     }
 }
 
@@ -52,20 +46,14 @@ impl<N: ShardedNorm> Normalize<N::Backend> for OnRows<'_, N> {
 struct OnColumns<'n, N>(&'n N, &'n [usize]);
 
 impl<N: ShardedNorm> Normalize<N::Backend> for OnColumns<'_, N> {
-    fn forward<T: Element, W: Element, R: Element>(
-        &self,
-        spec: &NormSpec,
-        args: Forward<'_, N::Backend, T, W, R>,
-    ) -> Result<(), Error> {
-        self.0.forward_columns(spec, self.1, args)
+    fn forward(&self, spec: &NormSpec, args: AnyForward<'_, N::Backend>) -> Result<(), Error> {
+        args.dtypes.check()?;
+        with_types!(args.dtypes; T, W, R => self.0.forward_columns(spec, self.1, args.restore::<T, W, R>()?))
     }
 
-    fn backward<T: Element, W: Element, R: Element>(
-        &self,
-        spec: &NormSpec,
-        args: Backward<'_, N::Backend, T, W, R>,
-    ) -> Result<(), Error> {
-        self.0.backward_columns(spec, self.1, args)
+    fn backward(&self, spec: &NormSpec, args: AnyBackward<'_, N::Backend>) -> Result<(), Error> {
+        args.dtypes.check()?;
+        with_types!(args.dtypes; T, W, R => self.0.backward_columns(spec, self.1, args.restore::<T, W, R>()?))
     }
 }
 

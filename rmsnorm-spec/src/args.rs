@@ -7,6 +7,7 @@
 //!
 //! The structs are built by methods, so that an optional tensor can be added without breaking a caller.
 
+mod any;
 mod backward;
 mod columns;
 mod forward;
@@ -16,6 +17,9 @@ mod rows;
 mod sharded_rows;
 mod visit;
 
+pub use any::{
+    AnyBackward, AnyBackwardStatistics, AnyColumnStatistics, AnyForward, AnyIn, AnyOut, AnyQuantizedForward, Untyped,
+};
 pub use backward::Backward;
 pub use columns::{BackwardStatistics, ColumnStatistics, Given};
 pub use forward::Forward;

@@ -1,8 +1,9 @@
 //! The trait that every backend implements and every caller uses.
 
 use crate::{
-    Backward, BackwardStatistics, Checked, Code, ColumnStatistics, Element, Error, Forward, Given, NormSpec, Problem,
-    QuantizedForward, Span, Stored,
+    AnyBackward, AnyBackwardStatistics, AnyColumnStatistics, AnyForward, AnyQuantizedForward, Backward,
+    BackwardStatistics, Checked, Code, ColumnStatistics, Element, Error, Forward, Given, NormSpec, Problem,
+    QuantizedForward, Span, Storage, Stored, Untyped,
 };
 
 /// A device that can normalize.
@@ -17,6 +18,8 @@ use crate::{
 /// # Implementer notes
 /// Implement the view types, the two span functions and the two `launch_` methods, and [`prepare_all`](Self::prepare_all) if
 /// anything is compiled when it is first used; do not override `forward`, `backward` and `prepare`. A [`Checked`] proves everything that [`Problem`] documents, so `launch_` takes no decisions about validity.
+/// What is launched has dtypes that are values ([`Problem::dtypes`]) and views that say theirs, so that a backend is compiled once and not once
+/// a mix. [`with_types!`](crate::with_types) and [`Checked::restore`] give types back to code that has them.
 /// The conformance suite (`rmsnorm-conformance`) proves the result. New operations arrive as new
 /// methods whose default answer is [`Error::Unsupported`], as [`launch_quantized_forward`](Self::launch_quantized_forward)'s is.
 pub trait NormBackend {
@@ -33,6 +36,20 @@ pub trait NormBackend {
 
     /// Where a written view lies.
     fn out_span<T: Stored>(view: &Self::Out<'_, T>) -> Span;
+
+    /// What the elements of a read-only view are stored as. Of views that have a type, that is it.
+    #[doc(hidden)]
+    fn in_storage<T: Stored>(view: &Self::In<'_, T>) -> Storage {
+        let _ = view;
+        T::STORAGE
+    }
+
+    /// What the elements of a written view are stored as.
+    #[doc(hidden)]
+    fn out_storage<T: Stored>(view: &Self::Out<'_, T>) -> Storage {
+        let _ = view;
+        T::STORAGE
+    }
 
     /// The f32 elements of workspace that a backward call with this problem needs; 0 if it needs none.
     ///
@@ -85,7 +102,7 @@ pub trait NormBackend {
         spec: &NormSpec,
         args: Forward<'_, Self, T, W, R>,
     ) -> Result<(), Error> {
-        self.launch_forward(Checked::forward(*spec, args)?)
+        self.launch_forward(Checked::forward(*spec, args.erase())?)
     }
 
     /// The gradients of a normalization: [math](crate::math), equations (7) to (12).
@@ -97,7 +114,7 @@ pub trait NormBackend {
         spec: &NormSpec,
         args: Backward<'_, Self, T, W, R>,
     ) -> Result<(), Error> {
-        self.launch_backward(Checked::backward(self, *spec, args)?)
+        self.launch_backward(Checked::backward(self, *spec, args.erase())?)
     }
 
     /// Normalizes, and quantizes the result to 8-bit codes: [math](crate::math), equations (1) to (6) and (Q1) to (Q5).
@@ -109,7 +126,7 @@ pub trait NormBackend {
         spec: &NormSpec,
         args: QuantizedForward<'_, Self, T, C, W, R>,
     ) -> Result<(), Error> {
-        self.launch_quantized_forward(Checked::quantized_forward(*spec, args)?)
+        self.launch_quantized_forward(Checked::quantized_forward(*spec, args.erase())?)
     }
 
     /// The first half of a forward call on a rank's columns: [math](crate::math), (15). `spec.cols` counts the columns that are here.
@@ -121,7 +138,7 @@ pub trait NormBackend {
         spec: &NormSpec,
         args: ColumnStatistics<'_, Self, T, R>,
     ) -> Result<(), Error> {
-        self.launch_column_statistics(Checked::column_statistics(*spec, args)?)
+        self.launch_column_statistics(Checked::column_statistics(*spec, args.erase())?)
     }
 
     /// The second half: normalizes by what all ranks have found, (16). `spec.cols` counts the columns that are here.
@@ -133,7 +150,7 @@ pub trait NormBackend {
         spec: &NormSpec,
         given: Given<'_, Self, Forward<'_, Self, T, W, R>>,
     ) -> Result<(), Error> {
-        self.launch_forward_given(Checked::forward_given(*spec, given)?)
+        self.launch_forward_given(Checked::forward_given(*spec, given.erase(Forward::erase))?)
     }
 
     /// The first half of a backward call on a rank's columns: (17). `spec.cols` counts the columns that are here.
@@ -145,7 +162,7 @@ pub trait NormBackend {
         spec: &NormSpec,
         args: BackwardStatistics<'_, Self, T, W, R>,
     ) -> Result<(), Error> {
-        self.launch_backward_statistics(Checked::backward_statistics(*spec, args)?)
+        self.launch_backward_statistics(Checked::backward_statistics(*spec, args.erase())?)
     }
 
     /// The second half: the gradients by what all ranks have found, (18). `dweight` and `dbias` are those of the columns that are here, and
@@ -158,7 +175,7 @@ pub trait NormBackend {
         spec: &NormSpec,
         given: Given<'_, Self, Backward<'_, Self, T, W, R>>,
     ) -> Result<(), Error> {
-        self.launch_backward_given(Checked::backward_given(self, *spec, given)?)
+        self.launch_backward_given(Checked::backward_given(self, *spec, given.erase(Backward::erase))?)
     }
 
     /// Runs a validated forward call. A backend that adds a residual only before the norm asks
@@ -166,28 +183,19 @@ pub trait NormBackend {
     ///
     /// # Errors
     /// `Unsupported` and `Device`; `InvalidArgument` for a view that this backend cannot use as it is.
-    fn launch_forward<T: Element, W: Element, R: Element>(
-        &self,
-        call: Checked<Forward<'_, Self, T, W, R>>,
-    ) -> Result<(), Error>;
+    fn launch_forward(&self, call: Checked<AnyForward<'_, Self>>) -> Result<(), Error>;
 
     /// Runs a validated backward call.
     ///
     /// # Errors
     /// As [`launch_forward`](Self::launch_forward); `Length` for a workspace that was checked for another device.
-    fn launch_backward<T: Element, W: Element, R: Element>(
-        &self,
-        call: Checked<Backward<'_, Self, T, W, R>>,
-    ) -> Result<(), Error>;
+    fn launch_backward(&self, call: Checked<AnyBackward<'_, Self>>) -> Result<(), Error>;
 
     /// Runs a validated quantized forward call.
     ///
     /// # Errors
     /// As [`launch_forward`](Self::launch_forward); `Unsupported` where a backend does not override this.
-    fn launch_quantized_forward<T: Element, C: Code, W: Element, R: Element>(
-        &self,
-        call: Checked<QuantizedForward<'_, Self, T, C, W, R>>,
-    ) -> Result<(), Error> {
+    fn launch_quantized_forward(&self, call: Checked<AnyQuantizedForward<'_, Self>>) -> Result<(), Error> {
         call.problem().without_codes(self.name())
     }
 
@@ -195,10 +203,7 @@ pub trait NormBackend {
     ///
     /// # Errors
     /// As [`launch_forward`](Self::launch_forward); `Unsupported` where a backend does not override this.
-    fn launch_column_statistics<T: Element, R: Element>(
-        &self,
-        call: Checked<ColumnStatistics<'_, Self, T, R>>,
-    ) -> Result<(), Error> {
+    fn launch_column_statistics(&self, call: Checked<AnyColumnStatistics<'_, Self>>) -> Result<(), Error> {
         let _ = call;
         without_halves(self.name())
     }
@@ -207,10 +212,7 @@ pub trait NormBackend {
     ///
     /// # Errors
     /// As [`launch_column_statistics`](Self::launch_column_statistics).
-    fn launch_forward_given<T: Element, W: Element, R: Element>(
-        &self,
-        call: Checked<Given<'_, Self, Forward<'_, Self, T, W, R>>>,
-    ) -> Result<(), Error> {
+    fn launch_forward_given(&self, call: Checked<Given<'_, Untyped<Self>, AnyForward<'_, Self>>>) -> Result<(), Error> {
         let _ = call;
         without_halves(self.name())
     }
@@ -219,10 +221,7 @@ pub trait NormBackend {
     ///
     /// # Errors
     /// As [`launch_column_statistics`](Self::launch_column_statistics).
-    fn launch_backward_statistics<T: Element, W: Element, R: Element>(
-        &self,
-        call: Checked<BackwardStatistics<'_, Self, T, W, R>>,
-    ) -> Result<(), Error> {
+    fn launch_backward_statistics(&self, call: Checked<AnyBackwardStatistics<'_, Self>>) -> Result<(), Error> {
         let _ = call;
         without_halves(self.name())
     }
@@ -231,9 +230,9 @@ pub trait NormBackend {
     ///
     /// # Errors
     /// As [`launch_column_statistics`](Self::launch_column_statistics).
-    fn launch_backward_given<T: Element, W: Element, R: Element>(
+    fn launch_backward_given(
         &self,
-        call: Checked<Given<'_, Self, Backward<'_, Self, T, W, R>>>,
+        call: Checked<Given<'_, Untyped<Self>, AnyBackward<'_, Self>>>,
     ) -> Result<(), Error> {
         let _ = call;
         without_halves(self.name())
@@ -262,10 +261,8 @@ fn without_halves(backend: &str) -> Result<(), Error> {
 ///     #     fn in_span<T: Stored>(view: &&[T]) -> Span { Span::of(view) }
 ///     #     fn out_span<T: Stored>(view: &&mut [T]) -> Span { Span::of(view) }
 ///     #     fn workspace_len(&self, _: &Problem) -> usize { 7 }
-///     #     fn launch_forward<T: Element, W: Element, R: Element>(
-///     #         &self, _: Checked<Forward<'_, Self, T, W, R>>) -> Result<(), Error> { Ok(()) }
-///     #     fn launch_backward<T: Element, W: Element, R: Element>(
-///     #         &self, _: Checked<Backward<'_, Self, T, W, R>>) -> Result<(), Error> { Ok(()) }
+///     #     fn launch_forward(&self, _: Checked<AnyForward<'_, Self>>) -> Result<(), Error> { Ok(()) }
+///     #     fn launch_backward(&self, _: Checked<AnyBackward<'_, Self>>) -> Result<(), Error> { Ok(()) }
 ///     # }
 ///     rmsnorm_spec::inherent_methods!(Mine); // which implements NormBackend
 /// }

@@ -133,17 +133,7 @@ impl DTypes {
     /// ```
     pub fn dispatch<F: WithDTypes>(self, work: F) -> Result<F::Output, Error> {
         self.check()?;
-        Ok(match (self.activation, self.weight == DType::F32, self.residual == DType::F32) {
-            (DType::F32, _, _) => work.call::<f32, f32, f32>(),
-            (DType::F16, false, false) => work.call::<f16, f16, f16>(),
-            (DType::F16, false, true) => work.call::<f16, f16, f32>(),
-            (DType::F16, true, false) => work.call::<f16, f32, f16>(),
-            (DType::F16, true, true) => work.call::<f16, f32, f32>(),
-            (DType::Bf16, false, false) => work.call::<bf16, bf16, bf16>(),
-            (DType::Bf16, false, true) => work.call::<bf16, bf16, f32>(),
-            (DType::Bf16, true, false) => work.call::<bf16, f32, bf16>(),
-            (DType::Bf16, true, true) => work.call::<bf16, f32, f32>(),
-        })
+        Ok(crate::with_types!(self; T, W, R => work.call::<T, W, R>()))
     }
 }
 
@@ -152,6 +142,42 @@ impl fmt::Display for DTypes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{},{},{}", self.activation, self.weight, self.residual)
     }
+}
+
+/// `$body` with three names for the types of dtypes that go together, as those of a [`Checked`](crate::Checked) call do.
+///
+/// # Example
+/// ```
+/// # use rmsnorm_spec::{DType, DTypes, with_types};
+/// let dtypes = DTypes::uniform(DType::Bf16).widened(true, false);
+/// let sizes = with_types!(dtypes; T, W, R => [size_of::<T>(), size_of::<W>(), size_of::<R>()]);
+/// assert_eq!(sizes, [2, 4, 2]);
+/// ```
+#[macro_export]
+macro_rules! with_types {
+    ($dtypes:expr; $t:ident, $w:ident, $r:ident => $body:expr) => {{
+        let dtypes: $crate::DTypes = $dtypes;
+        let f32 = $crate::DType::F32;
+        match (dtypes.activation, dtypes.weight == f32, dtypes.residual == f32) {
+            ($crate::DType::F32, ..) => $crate::with_types!(@ $t f32, $w f32, $r f32, $body),
+            ($crate::DType::F16, false, false) => $crate::with_types!(@ $t $crate::f16, $w $crate::f16, $r $crate::f16, $body),
+            ($crate::DType::F16, false, true) => $crate::with_types!(@ $t $crate::f16, $w $crate::f16, $r f32, $body),
+            ($crate::DType::F16, true, false) => $crate::with_types!(@ $t $crate::f16, $w f32, $r $crate::f16, $body),
+            ($crate::DType::F16, true, true) => $crate::with_types!(@ $t $crate::f16, $w f32, $r f32, $body),
+            ($crate::DType::Bf16, false, false) => {
+                $crate::with_types!(@ $t $crate::bf16, $w $crate::bf16, $r $crate::bf16, $body)
+            }
+            ($crate::DType::Bf16, false, true) => $crate::with_types!(@ $t $crate::bf16, $w $crate::bf16, $r f32, $body),
+            ($crate::DType::Bf16, true, false) => $crate::with_types!(@ $t $crate::bf16, $w f32, $r $crate::bf16, $body),
+            ($crate::DType::Bf16, true, true) => $crate::with_types!(@ $t $crate::bf16, $w f32, $r f32, $body),
+        }
+    }};
+    (@ $t:ident $activation:ty, $w:ident $weight:ty, $r:ident $residual:ty, $body:expr) => {{
+        type $t = $activation;
+        type $w = $weight;
+        type $r = $residual;
+        $body
+    }};
 }
 
 /// Code that is generic over the element types of a call, for [`DTypes::dispatch`].

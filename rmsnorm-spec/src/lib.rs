@@ -33,6 +33,9 @@ mod storage;
 mod tensor;
 
 pub use args::{
+    AnyBackward, AnyBackwardStatistics, AnyColumnStatistics, AnyForward, AnyIn, AnyOut, AnyQuantizedForward, Untyped,
+};
+pub use args::{
     Backward, BackwardStatistics, ColumnStatistics, Forward, Given, Parts, QuantizedForward, RowGroups, RowLayout,
     Rows, Scales, ShardedRows, Source, Visitor, YRows,
 };

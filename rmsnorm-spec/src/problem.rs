@@ -12,8 +12,9 @@ mod tests;
 use crate::args::Views;
 use crate::quant::{QuantSpec, ScaleKind, ScaleType};
 use crate::{
-    Backward, CastOrder, Code, DType, DTypes, Direction, Element, Error, Forward, GradReduction, GradStore, Norm,
-    NormBackend, NormSpec, QuantizedForward, ResidualPlacement, Scales, Source, Storage, Tensor, TensorSet, Visitor,
+    AnyBackward, AnyForward, Backward, CastOrder, Code, DType, DTypes, Direction, Element, Error, Forward,
+    GradReduction, GradStore, Norm, NormBackend, NormSpec, QuantizedForward, ResidualPlacement, Scales, Source,
+    Storage, Tensor, TensorSet, Visitor,
 };
 pub use columns::check_columns_form;
 use layout::Layout;
@@ -218,7 +219,7 @@ fn check_forward<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
 ) -> Result<(), Error> {
     check_spec(spec)?;
     check_order(args.lost)?;
-    DTypes::of::<T, W, R>().check()?;
+    args.dtypes.check()?;
     match spec.residual_placement {
         ResidualPlacement::Before => check_targets(args)?,
         ResidualPlacement::After => check_targets_after(args)?,
@@ -251,6 +252,12 @@ impl<A> Checked<A> {
     pub fn into_args(self) -> A {
         self.args
     }
+
+    /// The same tensors in another form.
+    fn change<U>(self, change: impl FnOnce(A) -> Result<U, Error>) -> Result<Checked<U>, Error> {
+        let Checked { spec, args, problem } = self;
+        Ok(Checked { spec, args: change(args)?, problem })
+    }
 }
 
 impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Forward<'a, B, T, W, R>> {
@@ -262,8 +269,8 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Fo
     /// The first rule of [`Problem`] that does not hold, as the variant of [`Error`] that names the argument.
     pub fn forward(spec: NormSpec, args: Forward<'a, B, T, W, R>) -> Result<Self, Error> {
         check_forward(&spec, &args)?;
-        let found = Layout::check(&spec, Direction::Forward, None, args.parts, &args)?;
-        let problem = problem::<T, W, R>(Direction::Forward, &spec, found);
+        let found = Layout::check(&spec, (Direction::Forward, args.dtypes), None, args.parts, &args)?;
+        let problem = problem(Direction::Forward, &spec, args.dtypes, found);
         let parts = args.parts.map_or(1, |parts| parts.count);
         let problem = Problem { residual_placement: spec.residual_placement, parts, ..problem };
         Ok(Checked { spec, args, problem })
@@ -290,10 +297,14 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Ba
     ///
     /// # Errors
     /// As [`Checked::forward`].
-    pub fn backward(backend: &B, spec: NormSpec, args: Backward<'a, B, T, W, R>) -> Result<Self, Error> {
+    pub fn backward(
+        backend: &(impl NormBackend + ?Sized),
+        spec: NormSpec,
+        args: Backward<'a, B, T, W, R>,
+    ) -> Result<Self, Error> {
         check_spec(&spec)?;
         check_order(args.lost)?;
-        DTypes::of::<T, W, R>().check()?;
+        args.dtypes.check()?;
         forbid_mean_for_rms(&spec, "mean", args.mean.is_some())?;
         check_gradients(&spec, &args)?;
         if spec.norm == Norm::Layer && args.mean.is_none() {
@@ -307,11 +318,11 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Ba
             return Err(Error::InvalidArgument { arg: "grad_reduction", rule });
         }
         let grad_store = grad_store(&args)?;
-        let found = Layout::check(&spec, Direction::Backward, None, None, &args)?;
-        let problem = problem::<T, W, R>(Direction::Backward, &spec, found);
+        let found = Layout::check(&spec, (Direction::Backward, args.dtypes), None, None, &args)?;
+        let problem = problem(Direction::Backward, &spec, args.dtypes, found);
         let problem = Problem { grad_reduction: args.grad_reduction, grad_store, ..problem };
         if let Some(workspace) = &args.workspace {
-            let (min, got) = (backend.workspace_len(&problem), B::out_span(workspace).len);
+            let (min, got) = (backend.workspace_len(&problem), B::out_span::<f32>(workspace).len);
             if got < min {
                 return Err(Error::Length { arg: "workspace", min, max: usize::MAX, got });
             }
@@ -350,7 +361,7 @@ where
     pub fn quantized_forward(spec: NormSpec, args: QuantizedForward<'a, B, T, C, W, R>) -> Result<Self, Error> {
         check_spec(&spec)?;
         check_order(args.lost)?;
-        DTypes::of::<T, W, R>().check()?;
+        args.dtypes.check()?;
         args.quant.check()?;
         check_codes(&args)?;
         check_scales(&args)?;
@@ -363,8 +374,9 @@ where
         if args.residual.is_none() && args.residual_out.is_some() {
             return Err(Error::Unexpected { arg: "residual_out", why: "there is no residual to add" });
         }
-        let found = Layout::check(&spec, Direction::QuantizedForward, Some(&args.quant), None, &args)?;
-        let problem = problem::<T, W, R>(Direction::QuantizedForward, &spec, found);
+        let direction = Direction::QuantizedForward;
+        let found = Layout::check(&spec, (direction, args.dtypes), Some(&args.quant), None, &args)?;
+        let problem = problem(direction, &spec, args.dtypes, found);
         Ok(Checked { spec, problem: Problem { quant: Some(args.quant), ..problem }, args })
     }
 
@@ -377,13 +389,34 @@ where
     }
 }
 
+impl<'a, B: NormBackend + ?Sized> Checked<AnyForward<'a, B>> {
+    /// The same call with types.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if a view has another type.
+    pub fn restore<T: Element, W: Element, R: Element>(self) -> Result<Checked<Forward<'a, B, T, W, R>>, Error> {
+        self.change(AnyForward::restore)
+    }
+}
+
+impl<'a, B: NormBackend + ?Sized> Checked<AnyBackward<'a, B>> {
+    /// The same call with types.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if a view has another type.
+    pub fn restore<T: Element, W: Element, R: Element>(self) -> Result<Checked<Backward<'a, B, T, W, R>>, Error> {
+        self.change(AnyBackward::restore)
+    }
+}
+
 /// The codes are of the type that the spec names, and are transposed only where one scale serves them all: others go along
 /// columns, and a transposed matrix has other rows.
 fn check_codes<B: NormBackend + ?Sized, T: Element, C: Code, W: Element, R: Element>(
     args: &QuantizedForward<'_, B, T, C, W, R>,
 ) -> Result<(), Error> {
-    if C::CODES != args.quant.codes {
-        let rule = format!("their type is the spec's, {}, got {}", args.quant.codes, C::CODES);
+    let got = B::out_storage::<C>(&args.codes.view);
+    if got != Storage::Code(args.quant.codes) {
+        let rule = format!("their type is the spec's, {}, got {got}", args.quant.codes);
         return Err(Error::InvalidArgument { arg: "codes", rule });
     }
     match (&args.codes_t, args.quant.scale) {
@@ -464,9 +497,10 @@ fn check_columnwise<B: NormBackend + ?Sized, T: Element, C: Code, W: Element, R:
     }
 }
 
-fn problem<T: Element, W: Element, R: Element>(
+fn problem(
     direction: Direction,
     spec: &NormSpec,
+    dtypes: DTypes,
     (tensors, rows_per_group): (TensorSet, Option<usize>),
 ) -> Problem {
     Problem {
@@ -474,7 +508,7 @@ fn problem<T: Element, W: Element, R: Element>(
         norm: spec.norm,
         rows: spec.rows,
         cols: spec.cols,
-        dtypes: DTypes::of::<T, W, R>(),
+        dtypes,
         tensors,
         rows_per_group,
         has_weight_offset: spec.weight_offset != 0.0,

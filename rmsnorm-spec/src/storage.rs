@@ -4,7 +4,7 @@
 use std::fmt;
 
 use crate::quant::{CodeType, ScaleType};
-use crate::{DType, bf16, f16};
+use crate::{AnyIn, AnyOut, DType, NormBackend, bf16, f16};
 
 pub use float8::{F8E4M3, F8E5M2};
 
@@ -82,6 +82,18 @@ pub trait Stored: sealed::Sealed + bytemuck::Pod + fmt::Debug + Send + Sync + 's
 
     /// The value with that bit pattern; bits above the type's width are ignored.
     fn from_bits(bits: u32) -> Self;
+
+    /// A view that says its type.
+    fn any_in<B: NormBackend + ?Sized>(view: B::In<'_, Self>) -> AnyIn<'_, B>;
+
+    /// A view that says its type.
+    fn any_out<B: NormBackend + ?Sized>(view: B::Out<'_, Self>) -> AnyOut<'_, B>;
+
+    /// The view, if it is of this type.
+    fn in_of<B: NormBackend + ?Sized>(view: AnyIn<'_, B>) -> Option<B::In<'_, Self>>;
+
+    /// The view, if it is of this type.
+    fn out_of<B: NormBackend + ?Sized>(view: AnyOut<'_, B>) -> Option<B::Out<'_, Self>>;
 }
 
 /// The type of codes: [`F8E4M3`], [`F8E5M2`] or [`i8`].
@@ -95,7 +107,7 @@ pub trait Code: Stored {
 }
 
 macro_rules! stored {
-    ($($type:ty: $storage:expr, $bits:expr, $from_bits:expr;)*) => {
+    ($($type:ty: $any:ident, $storage:expr, $bits:expr, $from_bits:expr;)*) => {
         $(impl Stored for $type {
             const STORAGE: Storage = $storage;
             fn bits(self) -> u32 {
@@ -105,19 +117,31 @@ macro_rules! stored {
                 let [low, high, _, _] = bits.to_le_bytes();
                 $from_bits(bits, u16::from_le_bytes([low, high]), low)
             }
+            fn any_in<B: NormBackend + ?Sized>(view: B::In<'_, Self>) -> AnyIn<'_, B> {
+                AnyIn::$any(view)
+            }
+            fn any_out<B: NormBackend + ?Sized>(view: B::Out<'_, Self>) -> AnyOut<'_, B> {
+                AnyOut::$any(view)
+            }
+            fn in_of<B: NormBackend + ?Sized>(view: AnyIn<'_, B>) -> Option<B::In<'_, Self>> {
+                if let AnyIn::$any(view) = view { Some(view) } else { None }
+            }
+            fn out_of<B: NormBackend + ?Sized>(view: AnyOut<'_, B>) -> Option<B::Out<'_, Self>> {
+                if let AnyOut::$any(view) = view { Some(view) } else { None }
+            }
         }
         impl sealed::Sealed for $type {})*
     };
 }
 
 stored! {
-    f32: Storage::Float(DType::F32), f32::to_bits, |bits, _, _| f32::from_bits(bits);
-    f16: Storage::Float(DType::F16), f16::to_bits, |_, bits, _| f16::from_bits(bits);
-    bf16: Storage::Float(DType::Bf16), bf16::to_bits, |_, bits, _| bf16::from_bits(bits);
-    F8E4M3: Storage::Code(CodeType::E4m3), |code: F8E4M3| code.to_bits(), |_, _, bits| F8E4M3::from_bits(bits);
-    F8E5M2: Storage::Code(CodeType::E5m2), |code: F8E5M2| code.to_bits(), |_, _, bits| F8E5M2::from_bits(bits);
-    i8: Storage::Code(CodeType::Int8), i8::cast_unsigned, |_, _, bits: u8| bits.cast_signed();
-    u8: Storage::E8m0, u8::from, |_, _, bits| bits;
+    f32: F32, Storage::Float(DType::F32), f32::to_bits, |bits, _, _| f32::from_bits(bits);
+    f16: F16, Storage::Float(DType::F16), f16::to_bits, |_, bits, _| f16::from_bits(bits);
+    bf16: Bf16, Storage::Float(DType::Bf16), bf16::to_bits, |_, bits, _| bf16::from_bits(bits);
+    F8E4M3: E4m3, Storage::Code(CodeType::E4m3), |code: F8E4M3| code.to_bits(), |_, _, bits| F8E4M3::from_bits(bits);
+    F8E5M2: E5m2, Storage::Code(CodeType::E5m2), |code: F8E5M2| code.to_bits(), |_, _, bits| F8E5M2::from_bits(bits);
+    i8: Int8, Storage::Code(CodeType::Int8), i8::cast_unsigned, |_, _, bits: u8| bits.cast_signed();
+    u8: E8m0, Storage::E8m0, u8::from, |_, _, bits| bits;
 }
 
 macro_rules! code {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use rmsnorm_spec::quant::{QuantSpec, ScaleLayout};
 use rmsnorm_spec::{
-    Backward, Checked, Code, Element, Error, Forward, GradReduction, NormSpec, Problem, QuantizedForward, Tensor,
+    AnyBackward, AnyForward, AnyQuantizedForward, Checked, Element, Error, GradReduction, NormSpec, Problem, Tensor,
 };
 use wgpu::{BindGroup, Buffer, ComputePass, ComputePassDescriptor};
 
@@ -122,10 +122,7 @@ pub(crate) fn prepare(backend: &WgpuBackend, problems: &[Problem]) -> Result<(),
 ///
 /// # Errors
 /// `Unsupported` and `Device`. The caller catches what wgpu reports.
-pub(crate) fn forward<T: Element, W: Element, R: Element>(
-    backend: &WgpuBackend,
-    call: Checked<Forward<'_, WgpuBackend, T, W, R>>,
-) -> Result<Work, Error> {
+pub(crate) fn forward(backend: &WgpuBackend, call: Checked<AnyForward<'_, WgpuBackend>>) -> Result<Work, Error> {
     let (spec, problem) = (*call.spec(), *call.problem());
     problem.without_parts("wgpu")?;
     let mut tensors = Tensors::new(problem);
@@ -137,10 +134,7 @@ pub(crate) fn forward<T: Element, W: Element, R: Element>(
 ///
 /// # Errors
 /// As [`forward`].
-pub(crate) fn backward<T: Element, W: Element, R: Element>(
-    backend: &WgpuBackend,
-    call: Checked<Backward<'_, WgpuBackend, T, W, R>>,
-) -> Result<Work, Error> {
+pub(crate) fn backward(backend: &WgpuBackend, call: Checked<AnyBackward<'_, WgpuBackend>>) -> Result<Work, Error> {
     let (spec, problem) = (*call.spec(), *call.problem());
     let mut tensors = Tensors::new(problem);
     call.visit(&mut tensors)?;
@@ -154,9 +148,9 @@ pub(crate) fn backward<T: Element, W: Element, R: Element>(
 ///
 /// # Errors
 /// As [`forward`].
-pub(crate) fn quantized_forward<T: Element, C: Code, W: Element, R: Element>(
+pub(crate) fn quantized_forward(
     backend: &WgpuBackend,
-    call: Checked<QuantizedForward<'_, WgpuBackend, T, C, W, R>>,
+    call: Checked<AnyQuantizedForward<'_, WgpuBackend>>,
 ) -> Result<Work, Error> {
     let (spec, problem) = (*call.spec(), *call.problem());
     let mut tensors = Tensors::new(problem);

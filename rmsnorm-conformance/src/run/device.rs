@@ -1,14 +1,12 @@
-//! The step from the suite's untyped calls to a backend's typed ones.
-//!
-//! Everything else in the suite sees a [`Device`], which knows neither the backend nor its buffers: it is compiled
-//! once, here, whatever the number of backends. Only this file is generic over [`Harness`] and the three dtypes.
+//! The step from the suite's calls to a backend's. Everything else in the suite sees a [`Device`], which knows neither the backend nor its
+//! buffers: only this file is compiled once a backend. Calls are made by their dtypes as values, so that it is not compiled once a mix.
 
 use std::ops::Range;
 
-use rmsnorm_spec::quant::{CodeType, QuantSpec};
+use rmsnorm_spec::quant::CodeType;
 use rmsnorm_spec::{
-    Backward, Code, DType, DTypes, Element, Error, F8E4M3, F8E5M2, Forward, GradReduction, NormBackend, NormSpec,
-    Problem, QuantizedForward, RowGroups, Rows, Scales, Source, Storage, Stored, Tensor, WithDTypes, bf16, f16,
+    AnyBackward, AnyForward, AnyIn, AnyOut, AnyQuantizedForward, Checked, DType, DTypes, Error, F8E4M3, F8E5M2,
+    GradReduction, NormBackend, NormSpec, Problem, RowGroups, Rows, Scales, Source, Storage, Stored, Tensor, bf16, f16,
 };
 
 use super::span;
@@ -102,28 +100,29 @@ impl<H: Harness> Device for H {
     }
 
     fn make(&self, spec: &NormSpec, dtypes: DTypes, reduction: GradReduction, call: &mut Call) -> Answer {
-        let typed = Typed { harness: self, spec, reduction, call };
-        match dtypes {
-            FOREIGN_WEIGHT => typed.call::<f16, bf16, f16>(),
-            FOREIGN_RESIDUAL => typed.call::<f16, f16, bf16>(),
-            valid => valid.dispatch(typed).unwrap_or_else(|error| Err(TransferError::Upload(error))),
-        }
+        call.make(self, spec, dtypes, reduction)
     }
 }
 
-/// A tensor on the device.
-struct Loaded<H: Harness, E: Stored> {
-    buffer: H::Buffer<E>,
-    range: Range<usize>,
-    row_stride: Option<usize>,
-    groups: Option<RowGroups>,
+/// A tensor on the device, of whatever type.
+trait Loaded<B: NormBackend> {
+    fn view(&self) -> AnyIn<'_, B>;
+    fn view_mut(&mut self) -> AnyOut<'_, B>;
+    /// The whole buffer as it is now.
+    fn unload(&self, tensor: &mut Guarded) -> Result<(), TransferError>;
 }
 
-type In<'a, H, E> = <<H as Harness>::Backend as NormBackend>::In<'a, E>;
-type Out<'a, H, E> = <<H as Harness>::Backend as NormBackend>::Out<'a, E>;
+/// A tensor of one type.
+struct Elements<'h, H: Harness, E: Stored> {
+    harness: &'h H,
+    buffer: H::Buffer<E>,
+    range: Range<usize>,
+}
 
-impl<H: Harness, E: Stored> Loaded<H, E> {
-    fn load(harness: &H, tensor: &Guarded) -> Result<Self, TransferError> {
+type AnyLoaded<'h, H> = Box<dyn Loaded<<H as Harness>::Backend> + 'h>;
+
+impl<'h, H: Harness, E: Stored> Elements<'h, H, E> {
+    fn load(harness: &'h H, tensor: &Guarded) -> Result<AnyLoaded<'h, H>, TransferError> {
         let elements: Vec<E> = tensor.before.iter().map(|&bits| E::from_bits(bits)).collect();
         let buffer = match tensor.parts().as_slice() {
             [_] => harness.upload(&elements),
@@ -133,37 +132,25 @@ impl<H: Harness, E: Stored> Loaded<H, E> {
             }
         };
         let buffer = buffer.map_err(TransferError::Upload)?;
-        Ok(Loaded { buffer, range: tensor.view.clone(), row_stride: tensor.row_stride, groups: tensor.groups })
+        Ok(Box::new(Elements { harness, buffer, range: tensor.view.clone() }))
+    }
+}
+
+impl<H: Harness, E: Stored> Loaded<H::Backend> for Elements<'_, H, E> {
+    fn view(&self) -> AnyIn<'_, H::Backend> {
+        E::any_in(self.harness.view(&self.buffer, self.range.clone()))
     }
 
-    fn view(&self, harness: &H) -> In<'_, H, E> {
-        harness.view(&self.buffer, self.range.clone())
+    fn view_mut(&mut self) -> AnyOut<'_, H::Backend> {
+        E::any_out(self.harness.view_mut(&mut self.buffer, self.range.clone()))
     }
 
-    fn rows(&self, harness: &H) -> Rows<In<'_, H, E>> {
-        let mut rows = Rows::dense(self.view(harness));
-        (rows.row_stride, rows.groups) = (self.row_stride, self.groups);
-        rows
-    }
-
-    fn view_mut(&mut self, harness: &H) -> Out<'_, H, E> {
-        harness.view_mut(&mut self.buffer, self.range.clone())
-    }
-
-    fn rows_mut(&mut self, harness: &H) -> Rows<Out<'_, H, E>> {
-        let (row_stride, groups) = (self.row_stride, self.groups);
-        let mut rows = Rows::dense(self.view_mut(harness));
-        (rows.row_stride, rows.groups) = (row_stride, groups);
-        rows
-    }
-
-    fn unload(self, harness: &H, tensor: Option<&mut Guarded>) -> Result<(), TransferError> {
-        let Some(tensor) = tensor else { return Ok(()) };
+    fn unload(&self, tensor: &mut Guarded) -> Result<(), TransferError> {
         let elements = match tensor.parts().as_slice() {
-            [_] => harness.download(&self.buffer),
+            [_] => self.harness.download(&self.buffer),
             parts => {
                 let part = |(there, here): &(usize, Range<usize>)| {
-                    harness.download_part(&self.buffer, *there..there + here.len())
+                    self.harness.download_part(&self.buffer, *there..there + here.len())
                 };
                 parts.iter().map(part).collect::<Result<Vec<_>, _>>().map(|parts| parts.concat())
             }
@@ -173,27 +160,74 @@ impl<H: Harness, E: Stored> Loaded<H, E> {
     }
 }
 
-/// A call on its way to the backend.
-struct Typed<'a, H> {
-    harness: &'a H,
-    spec: &'a NormSpec,
-    reduction: GradReduction,
-    call: &'a mut Call,
+fn load<'h, H: Harness>(harness: &'h H, tensor: &Guarded) -> Result<AnyLoaded<'h, H>, TransferError> {
+    match tensor.storage {
+        Storage::Float(DType::F32) => Elements::<H, f32>::load(harness, tensor),
+        Storage::Float(DType::F16) => Elements::<H, f16>::load(harness, tensor),
+        Storage::Float(DType::Bf16) => Elements::<H, bf16>::load(harness, tensor),
+        Storage::Code(CodeType::E4m3) => Elements::<H, F8E4M3>::load(harness, tensor),
+        Storage::Code(CodeType::E5m2) => Elements::<H, F8E5M2>::load(harness, tensor),
+        Storage::Code(CodeType::Int8) => Elements::<H, i8>::load(harness, tensor),
+        Storage::E8m0 => Elements::<H, u8>::load(harness, tensor),
+    }
 }
 
-impl Call {
-    /// Makes the call in these dtypes, whether a norm has them or not, and downloads all of its tensors.
-    ///
-    /// # Errors
-    /// If data cannot be moved, or a tensor is missing that every such call has. Inside is what the backend says.
-    pub fn make<T: Element, W: Element, R: Element>(
-        &mut self,
-        harness: &impl Harness,
-        spec: &NormSpec,
-        reduction: GradReduction,
-    ) -> Answer {
-        Typed { harness, spec, reduction, call: self }.call::<T, W, R>()
+/// The tensors of a call on the device, each to be handed over once.
+struct Slots<'a, 'h, H: Harness> {
+    tensors: [Option<(&'a mut AnyLoaded<'h, H>, Distances)>; Tensor::COUNT],
+}
+
+/// Where scales of either type go.
+type AnyScales<'a, B> = Scales<AnyOut<'a, B>, AnyOut<'a, B>>;
+
+/// Those of a matrix's rows.
+type Distances = (Option<usize>, Option<RowGroups>);
+
+impl<'a, 'h, H: Harness> Slots<'a, 'h, H> {
+    fn new(call: &Call, loaded: &'a mut [AnyLoaded<'h, H>]) -> Self {
+        let mut tensors = [const { None }; Tensor::COUNT];
+        for (tensor, loaded) in call.tensors.iter().zip(loaded) {
+            tensors[tensor.name as usize] = Some((loaded, (tensor.row_stride, tensor.groups)));
+        }
+        Slots { tensors }
     }
+
+    fn rows(&mut self, tensor: Tensor) -> Option<Rows<AnyIn<'a, H::Backend>>> {
+        let (loaded, distances) = self.tensors[tensor as usize].take()?;
+        let loaded: &'a AnyLoaded<'h, H> = loaded;
+        Some(at(loaded.view(), distances))
+    }
+
+    fn rows_mut(&mut self, tensor: Tensor) -> Option<Rows<AnyOut<'a, H::Backend>>> {
+        let (loaded, distances) = self.tensors[tensor as usize].take()?;
+        Some(at(loaded.view_mut(), distances))
+    }
+
+    fn view(&mut self, tensor: Tensor) -> Option<AnyIn<'a, H::Backend>> {
+        self.rows(tensor).map(|rows| rows.view)
+    }
+
+    fn view_mut(&mut self, tensor: Tensor) -> Option<AnyOut<'a, H::Backend>> {
+        self.rows_mut(tensor).map(|rows| rows.view)
+    }
+
+    /// As f32, or as bytes.
+    fn scales(&mut self, tensor: Tensor) -> Option<AnyScales<'a, H::Backend>> {
+        let view = self.view_mut(tensor)?;
+        Some(if view.storage() == Storage::E8m0 { Scales::E8m0(view) } else { Scales::F32(view) })
+    }
+}
+
+fn at<V>(view: V, (row_stride, groups): Distances) -> Rows<V> {
+    let mut rows = Rows::dense(view);
+    (rows.row_stride, rows.groups) = (row_stride, groups);
+    rows
+}
+
+/// A tensor that every such call has.
+fn required<V>(tensor: Tensor, given: Option<V>) -> Result<V, TransferError> {
+    let missing = Error::Missing { arg: tensor.name(), why: "the argument struct has it always" };
+    given.ok_or(TransferError::Upload(missing))
 }
 
 /// What makes calls on a backend's tensors: the backend, or what is built on it.
@@ -202,21 +236,13 @@ pub trait Normalize<B: NormBackend> {
     ///
     /// # Errors
     /// As there.
-    fn forward<T: Element, W: Element, R: Element>(
-        &self,
-        spec: &NormSpec,
-        args: Forward<'_, B, T, W, R>,
-    ) -> Result<(), Error>;
+    fn forward(&self, spec: &NormSpec, args: AnyForward<'_, B>) -> Result<(), Error>;
 
     /// As [`NormBackend::backward`].
     ///
     /// # Errors
     /// As there; `Unsupported` where it is not overridden.
-    fn backward<T: Element, W: Element, R: Element>(
-        &self,
-        spec: &NormSpec,
-        args: Backward<'_, B, T, W, R>,
-    ) -> Result<(), Error> {
+    fn backward(&self, spec: &NormSpec, args: AnyBackward<'_, B>) -> Result<(), Error> {
         let _ = (spec, args);
         Err(Error::Unsupported { rule: "there is no backward call of this kind".into() })
     }
@@ -226,42 +252,42 @@ pub trait Normalize<B: NormBackend> {
 struct Alone<'b, B>(&'b B);
 
 impl<B: NormBackend> Normalize<B> for Alone<'_, B> {
-    fn forward<T: Element, W: Element, R: Element>(
-        &self,
-        spec: &NormSpec,
-        args: Forward<'_, B, T, W, R>,
-    ) -> Result<(), Error> {
-        self.0.forward(spec, args)
+    fn forward(&self, spec: &NormSpec, args: AnyForward<'_, B>) -> Result<(), Error> {
+        self.0.launch_forward(Checked::forward(*spec, args)?)
     }
 
-    fn backward<T: Element, W: Element, R: Element>(
-        &self,
-        spec: &NormSpec,
-        args: Backward<'_, B, T, W, R>,
-    ) -> Result<(), Error> {
-        self.0.backward(spec, args)
-    }
-}
-
-/// A call on its way to what makes it.
-struct By<'a, H, N> {
-    typed: Typed<'a, H>,
-    norm: &'a N,
-}
-
-impl<H: Harness, N: Normalize<H::Backend>> WithDTypes for By<'_, H, N> {
-    type Output = Answer;
-
-    fn call<T: Element, W: Element, R: Element>(self) -> Answer {
-        if !self.typed.call.kind.has_forward() {
-            self.typed.backward::<T, W, R>(self.norm)
-        } else {
-            self.typed.forward::<T, W, R>(self.norm)
-        }
+    fn backward(&self, spec: &NormSpec, args: AnyBackward<'_, B>) -> Result<(), Error> {
+        self.0.launch_backward(Checked::backward(self.0, *spec, args)?)
     }
 }
 
 impl Call {
+    /// Makes the call in these dtypes, whether a norm has them or not, and downloads all of its tensors.
+    ///
+    /// # Errors
+    /// If data cannot be moved, or a tensor is missing that every such call has. Inside is what the backend says.
+    pub fn make<H: Harness>(
+        &mut self,
+        harness: &H,
+        spec: &NormSpec,
+        dtypes: DTypes,
+        reduction: GradReduction,
+    ) -> Answer {
+        self.on_device(harness, |call, slots| match call.kind {
+            Kind::QuantizedForward => call.quantized_forward::<H>(slots, harness.backend(), spec, dtypes),
+            Kind::Backward | Kind::BackwardSums => {
+                call.backward::<H>(slots, &Alone(harness.backend()), spec, dtypes, reduction)
+            }
+            Kind::Forward
+            | Kind::ForwardInPlace
+            | Kind::EndToEnd
+            | Kind::ForwardParts
+            | Kind::ForwardAfter
+            | Kind::ForwardAfterInPlace
+            | Kind::AfterEndToEnd => call.forward::<H>(slots, &Alone(harness.backend()), spec, dtypes),
+        })
+    }
+
     /// Makes a forward or backward call by `norm` in place of the backend, and downloads all of its tensors.
     ///
     /// # Errors
@@ -273,206 +299,115 @@ impl Call {
         spec: &NormSpec,
         dtypes: DTypes,
     ) -> Answer {
-        let typed = Typed { harness, spec, reduction: GradReduction::Partials, call: self };
-        dtypes.dispatch(By { typed, norm }).unwrap_or_else(|error| Err(TransferError::Upload(error)))
+        self.on_device(harness, |call, slots| match call.kind.has_forward() {
+            true => call.forward::<H>(slots, norm, spec, dtypes),
+            false => call.backward::<H>(slots, norm, spec, dtypes, GradReduction::Partials),
+        })
     }
-}
 
-/// Downloads a list of tensors that differ in type.
-macro_rules! unload {
-    ($self:ident: $($name:ident = $tensor:expr),* $(,)?) => {
-        $(if let Some(tensor) = $tensor {
-            tensor.unload($self.harness, $self.call.get_mut(Tensor::$name))?;
-        })*
-    };
-}
-
-impl<H: Harness> WithDTypes for Typed<'_, H> {
-    type Output = Answer;
-
-    fn call<T: Element, W: Element, R: Element>(self) -> Answer {
-        match self.call.kind {
-            Kind::Forward | Kind::ForwardInPlace | Kind::EndToEnd | Kind::ForwardParts => {
-                self.forward_alone::<T, W, R>()
-            }
-            Kind::ForwardAfter | Kind::ForwardAfterInPlace | Kind::AfterEndToEnd => self.forward_alone::<T, W, R>(),
-            Kind::Backward | Kind::BackwardSums => {
-                let backend = self.harness.backend();
-                self.backward::<T, W, R>(&Alone(backend))
-            }
-            Kind::QuantizedForward => {
-                let missing = Error::Missing { arg: "quant", why: "codes are made by it" };
-                let quant = self.call.quant.ok_or(TransferError::Upload(missing))?;
-                match quant.codes {
-                    CodeType::E4m3 => self.quantized_forward::<T, F8E4M3, W, R>(quant),
-                    CodeType::E5m2 => self.quantized_forward::<T, F8E5M2, W, R>(quant),
-                    CodeType::Int8 => self.quantized_forward::<T, i8, W, R>(quant),
-                }
-            }
+    /// Uploads the tensors, makes the call, and downloads all of them.
+    fn on_device<H: Harness>(&mut self, harness: &H, make: impl FnOnce(&Call, Slots<'_, '_, H>) -> Answer) -> Answer {
+        let loaded: Result<Vec<_>, _> = self.tensors.iter().map(|tensor| load(harness, tensor)).collect();
+        let mut loaded = loaded?;
+        let answer = make(self, Slots::new(self, &mut loaded))?;
+        for (tensor, loaded) in self.tensors.iter_mut().zip(loaded) {
+            loaded.unload(tensor)?;
         }
-    }
-}
-
-type LoadedGradient<H, W> = (Option<Loaded<H, W>>, Option<Loaded<H, f32>>);
-type LoadedScales<H> = (Option<Loaded<H, f32>>, Option<Loaded<H, u8>>);
-type ScalesOut<'a, B> = Scales<<B as NormBackend>::Out<'a, f32>, <B as NormBackend>::Out<'a, u8>>;
-
-fn scales_view<'a, H: Harness>(
-    harness: &H,
-    scales: &'a mut Option<Loaded<H, f32>>,
-    bytes: &'a mut Option<Loaded<H, u8>>,
-) -> Option<ScalesOut<'a, H::Backend>> {
-    match (scales, bytes) {
-        (Some(scales), _) => Some(Scales::F32(scales.view_mut(harness))),
-        (None, Some(scales)) => Some(Scales::E8m0(scales.view_mut(harness))),
-        (None, None) => None,
-    }
-}
-
-impl<H: Harness> Typed<'_, H> {
-    fn optional<E: Stored>(&self, name: Tensor) -> Result<Option<Loaded<H, E>>, TransferError> {
-        self.call.get(name).map(|tensor| Loaded::load(self.harness, tensor)).transpose()
+        Ok(answer)
     }
 
-    fn required<E: Stored>(&self, name: Tensor) -> Result<Loaded<H, E>, TransferError> {
-        let missing = Error::Missing { arg: name.name(), why: "the argument struct has it always" };
-        self.optional(name)?.ok_or(TransferError::Upload(missing))
-    }
-
-    /// As f32, or as bytes.
-    fn scales(&self, name: Tensor) -> Result<LoadedScales<H>, TransferError> {
-        let are_bytes = self.call.get(name).is_some_and(|scales| scales.storage == Storage::E8m0);
-        Ok(if are_bytes { (None, self.optional(name)?) } else { (self.optional(name)?, None) })
-    }
-
-    /// In the weight's dtype, or as a sum.
-    fn gradient<W: Element>(&self, name: Tensor, is_sum: bool) -> Result<LoadedGradient<H, W>, TransferError> {
-        Ok(if is_sum { (None, self.optional(name)?) } else { (self.optional(name)?, None) })
-    }
-
-    fn forward_alone<T: Element, W: Element, R: Element>(self) -> Answer {
-        let backend = self.harness.backend();
-        self.forward::<T, W, R>(&Alone(backend))
-    }
-
-    fn forward<T: Element, W: Element, R: Element>(self, norm: &impl Normalize<H::Backend>) -> Answer {
-        let h = self.harness;
-        let mut x = self.required::<T>(Tensor::X)?;
-        let x_stride = x.row_stride;
-        let mut residual = self.optional::<R>(Tensor::Residual)?;
-        let weight = self.optional::<W>(Tensor::Weight)?;
-        let bias = self.optional::<W>(Tensor::Bias)?;
-        let mut y = self.optional::<T>(Tensor::Y)?;
-        let mut residual_out = self.optional::<R>(Tensor::ResidualOut)?;
-        let mut mean = self.optional::<f32>(Tensor::Mean)?;
-        let mut rstd = self.optional::<f32>(Tensor::Rstd)?;
-        let next_weight = self.optional::<W>(Tensor::NextWeight)?;
-        let next_bias = self.optional::<W>(Tensor::NextBias)?;
-        let mut next_mean = self.optional::<f32>(Tensor::NextMean)?;
-        let mut next_rstd = self.optional::<f32>(Tensor::NextRstd)?;
-        let is_after = self.call.kind.is_after();
-        let overwrites_residual = if is_after { self.call.kind == Kind::ForwardAfterInPlace } else { y.is_none() };
-        let args = match &mut y {
-            Some(y) => Forward::<H::Backend, T>::new(x.rows(h), y.rows_mut(h)),
-            None if is_after => Forward::<H::Backend, T>::onto_residual(x.rows(h)),
-            None => Forward::<H::Backend, T>::in_place(x.rows_mut(h)),
+    fn forward<H: Harness>(
+        &self,
+        mut slots: Slots<'_, '_, H>,
+        norm: &impl Normalize<H::Backend>,
+        spec: &NormSpec,
+        dtypes: DTypes,
+    ) -> Answer {
+        let is_after = self.kind.is_after();
+        let y = slots.rows_mut(Tensor::Y);
+        let overwrites_residual = if is_after { self.kind == Kind::ForwardAfterInPlace } else { y.is_none() };
+        let mut args = match y {
+            Some(y) => AnyForward::<H::Backend>::new(required(Tensor::X, slots.rows(Tensor::X))?, y),
+            None if is_after => AnyForward::<H::Backend>::onto_residual(required(Tensor::X, slots.rows(Tensor::X))?),
+            None => AnyForward::<H::Backend>::in_place(required(Tensor::X, slots.rows_mut(Tensor::X))?),
         };
-        let mut args = args.weight_dtype::<W>().residual_dtype::<R>();
-        if self.call.kind == Kind::ForwardParts {
-            let stride = self.spec.rows.saturating_mul(x_stride.unwrap_or(self.spec.cols));
-            args = args.parts(self.call.parts, stride);
+        args.dtypes = dtypes;
+        if self.kind == Kind::ForwardParts {
+            let x_stride = self.get(Tensor::X).and_then(|x| x.row_stride);
+            args = args.parts(self.parts, spec.rows.saturating_mul(x_stride.unwrap_or(spec.cols)));
         }
-        args.weight = weight.as_ref().map(|t| t.view(h));
-        args.bias = bias.as_ref().map(|t| t.view(h));
-        args.residual = residual.as_mut().map(|t| match overwrites_residual {
-            true => Source::Overwrite(t.rows_mut(h)),
-            false => Source::Read(t.rows(h)),
-        });
-        args.residual_out = residual_out.as_mut().map(|t| t.rows_mut(h));
-        args.mean = mean.as_mut().map(|t| t.view_mut(h));
-        args.rstd = rstd.as_mut().map(|t| t.view_mut(h));
-        args.next_weight = next_weight.as_ref().map(|t| t.view(h));
-        args.next_bias = next_bias.as_ref().map(|t| t.view(h));
-        args.next_mean = next_mean.as_mut().map(|t| t.view_mut(h));
-        args.next_rstd = next_rstd.as_mut().map(|t| t.view_mut(h));
-        let answer = norm.forward(self.spec, args);
-        unload!(self: X = Some(x), Residual = residual, Weight = weight, Bias = bias, Y = y, ResidualOut = residual_out,
-            Mean = mean, Rstd = rstd, NextWeight = next_weight, NextBias = next_bias, NextMean = next_mean,
-            NextRstd = next_rstd);
-        Ok(answer)
+        args.weight = slots.view(Tensor::Weight);
+        args.bias = slots.view(Tensor::Bias);
+        args.residual = match overwrites_residual {
+            true => slots.rows_mut(Tensor::Residual).map(Source::Overwrite),
+            false => slots.rows(Tensor::Residual).map(Source::Read),
+        };
+        args.residual_out = slots.rows_mut(Tensor::ResidualOut);
+        args.mean = slots.view_mut(Tensor::Mean);
+        args.rstd = slots.view_mut(Tensor::Rstd);
+        args.next_weight = slots.view(Tensor::NextWeight);
+        args.next_bias = slots.view(Tensor::NextBias);
+        args.next_mean = slots.view_mut(Tensor::NextMean);
+        args.next_rstd = slots.view_mut(Tensor::NextRstd);
+        Ok(norm.forward(spec, args))
     }
 
-    fn quantized_forward<T: Element, C: Code, W: Element, R: Element>(self, quant: QuantSpec) -> Answer {
-        let h = self.harness;
-        let x = self.required::<T>(Tensor::X)?;
-        let residual = self.optional::<R>(Tensor::Residual)?;
-        let weight = self.optional::<W>(Tensor::Weight)?;
-        let bias = self.optional::<W>(Tensor::Bias)?;
-        let mut y = self.optional::<T>(Tensor::Y)?;
-        let mut residual_out = self.optional::<R>(Tensor::ResidualOut)?;
-        let mut mean = self.optional::<f32>(Tensor::Mean)?;
-        let mut rstd = self.optional::<f32>(Tensor::Rstd)?;
-        let mut codes = self.required::<C>(Tensor::Codes)?;
-        let mut codes_t = self.optional::<C>(Tensor::CodesT)?;
-        let scale = self.optional::<f32>(Tensor::Scale)?;
-        let (mut scales, mut bytes) = self.scales(Tensor::Scales)?;
-        let mut codes_columnwise = self.optional::<C>(Tensor::CodesColumnwise)?;
-        let (mut scales_columnwise, mut bytes_columnwise) = self.scales(Tensor::ScalesColumnwise)?;
-        let mut amax = self.optional::<f32>(Tensor::Amax)?;
-        let args = QuantizedForward::<H::Backend, T, C>::new(quant, x.rows(h), codes.rows_mut(h));
-        let mut args = args.weight_dtype::<W>().residual_dtype::<R>();
-        args.weight = weight.as_ref().map(|t| t.view(h));
-        args.bias = bias.as_ref().map(|t| t.view(h));
-        args.residual = residual.as_ref().map(|t| t.rows(h));
-        args.residual_out = residual_out.as_mut().map(|t| t.rows_mut(h));
-        args.y = y.as_mut().map(|t| t.rows_mut(h));
-        args.mean = mean.as_mut().map(|t| t.view_mut(h));
-        args.rstd = rstd.as_mut().map(|t| t.view_mut(h));
-        args.codes_t = codes_t.as_mut().map(|t| t.rows_mut(h));
-        args.scale = scale.as_ref().map(|t| t.view(h));
-        args.scales = scales_view(h, &mut scales, &mut bytes);
-        args.codes_columnwise = codes_columnwise.as_mut().map(|t| t.rows_mut(h));
-        args.scales_columnwise = scales_view(h, &mut scales_columnwise, &mut bytes_columnwise);
-        args.amax = amax.as_mut().map(|t| t.view_mut(h));
-        let answer = h.backend().quantized_forward(self.spec, args);
-        unload!(self: X = Some(x), Residual = residual, Weight = weight, Bias = bias, Y = y, ResidualOut = residual_out,
-            Mean = mean, Rstd = rstd, Codes = Some(codes), CodesT = codes_t, Scale = scale, Scales = scales,
-            Scales = bytes, Amax = amax, CodesColumnwise = codes_columnwise, ScalesColumnwise = scales_columnwise,
-            ScalesColumnwise = bytes_columnwise);
-        Ok(answer)
+    fn quantized_forward<H: Harness>(
+        &self,
+        mut slots: Slots<'_, '_, H>,
+        backend: &H::Backend,
+        spec: &NormSpec,
+        dtypes: DTypes,
+    ) -> Answer {
+        let missing = Error::Missing { arg: "quant", why: "codes are made by it" };
+        let quant = self.quant.ok_or(TransferError::Upload(missing))?;
+        let x = required(Tensor::X, slots.rows(Tensor::X))?;
+        let codes = required(Tensor::Codes, slots.rows_mut(Tensor::Codes))?;
+        let mut args = AnyQuantizedForward::<H::Backend>::new(quant, x, codes);
+        args.dtypes = dtypes;
+        args.weight = slots.view(Tensor::Weight);
+        args.bias = slots.view(Tensor::Bias);
+        args.residual = slots.rows(Tensor::Residual);
+        args.residual_out = slots.rows_mut(Tensor::ResidualOut);
+        args.y = slots.rows_mut(Tensor::Y);
+        args.mean = slots.view_mut(Tensor::Mean);
+        args.rstd = slots.view_mut(Tensor::Rstd);
+        args.codes_t = slots.rows_mut(Tensor::CodesT);
+        args.scale = slots.view(Tensor::Scale);
+        args.scales = slots.scales(Tensor::Scales);
+        args.codes_columnwise = slots.rows_mut(Tensor::CodesColumnwise);
+        args.scales_columnwise = slots.scales(Tensor::ScalesColumnwise);
+        args.amax = slots.view_mut(Tensor::Amax);
+        Ok(Checked::quantized_forward(*spec, args).and_then(|call| backend.launch_quantized_forward(call)))
     }
 
-    fn backward<T: Element, W: Element, R: Element>(self, norm: &impl Normalize<H::Backend>) -> Answer {
-        let h = self.harness;
-        let dy = self.required::<T>(Tensor::Dy)?;
-        let x = self.required::<R>(Tensor::X)?;
-        let weight = self.optional::<W>(Tensor::Weight)?;
-        let mean = self.optional::<f32>(Tensor::Mean)?;
-        let rstd = self.required::<f32>(Tensor::Rstd)?;
-        let dresidual_out = self.optional::<R>(Tensor::DresidualOut)?;
-        let mut dx = self.required::<T>(Tensor::Dx)?;
-        let mut dresidual = self.optional::<R>(Tensor::Dresidual)?;
-        let are_sums = self.call.kind == Kind::BackwardSums;
-        let (mut dweight, mut dweight_sum) = self.gradient::<W>(Tensor::Dweight, are_sums)?;
-        let (mut dbias, mut dbias_sum) = self.gradient::<W>(Tensor::Dbias, are_sums)?;
-        let mut workspace = self.optional::<f32>(Tensor::Workspace)?;
-        let args = Backward::<H::Backend, T, W, R>::mixed(dy.rows(h), x.rows(h), rstd.view(h), dx.rows_mut(h));
-        let mut args = args.grad_reduction(self.reduction);
-        args.weight = weight.as_ref().map(|t| t.view(h));
-        args.mean = mean.as_ref().map(|t| t.view(h));
-        args.dresidual_out = dresidual_out.as_ref().map(|t| t.rows(h));
-        args.dresidual = dresidual.as_mut().map(|t| t.rows_mut(h));
-        args.dweight = dweight.as_mut().map(|t| t.view_mut(h));
-        args.dbias = dbias.as_mut().map(|t| t.view_mut(h));
-        args.dweight_sum = dweight_sum.as_mut().map(|t| t.view_mut(h));
-        args.dbias_sum = dbias_sum.as_mut().map(|t| t.view_mut(h));
-        let held = |tensor| self.call.get(tensor).is_some_and(|tensor| tensor.access == Access::Overwrite);
-        args.accumulate = are_sums && (held(Tensor::Dweight) || held(Tensor::Dbias));
-        args.workspace = workspace.as_mut().map(|t| t.view_mut(h));
-        let answer = norm.backward(self.spec, args);
-        unload!(self: Dy = Some(dy), X = Some(x), Weight = weight, Mean = mean, Rstd = Some(rstd),
-            DresidualOut = dresidual_out, Dx = Some(dx), Dweight = dweight, Dweight = dweight_sum, Dbias = dbias,
-            Dbias = dbias_sum, Workspace = workspace, Dresidual = dresidual);
-        Ok(answer)
+    fn backward<H: Harness>(
+        &self,
+        mut slots: Slots<'_, '_, H>,
+        norm: &impl Normalize<H::Backend>,
+        spec: &NormSpec,
+        dtypes: DTypes,
+        reduction: GradReduction,
+    ) -> Answer {
+        let dy = required(Tensor::Dy, slots.rows(Tensor::Dy))?;
+        let x = required(Tensor::X, slots.rows(Tensor::X))?;
+        let rstd = required(Tensor::Rstd, slots.view(Tensor::Rstd))?;
+        let dx = required(Tensor::Dx, slots.rows_mut(Tensor::Dx))?;
+        let mut args = AnyBackward::<H::Backend>::mixed(dy, x, rstd, dx).grad_reduction(reduction);
+        args.dtypes = dtypes;
+        args.weight = slots.view(Tensor::Weight);
+        args.mean = slots.view(Tensor::Mean);
+        args.dresidual_out = slots.rows(Tensor::DresidualOut);
+        args.dresidual = slots.rows_mut(Tensor::Dresidual);
+        let (dweight, dbias) = (slots.view_mut(Tensor::Dweight), slots.view_mut(Tensor::Dbias));
+        let held = |tensor| self.get(tensor).is_some_and(|tensor| tensor.access == Access::Overwrite);
+        if self.kind == Kind::BackwardSums {
+            args.accumulate = held(Tensor::Dweight) || held(Tensor::Dbias);
+            (args.dweight_sum, args.dbias_sum) = (dweight, dbias);
+        } else {
+            (args.dweight, args.dbias) = (dweight, dbias);
+        }
+        args.workspace = slots.view_mut(Tensor::Workspace);
+        Ok(norm.backward(spec, args))
     }
 }

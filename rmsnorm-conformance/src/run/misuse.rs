@@ -263,8 +263,9 @@ fn foreign_dtypes(good: &dyn Fn() -> GoodCall, calls: &mut Vec<BadCall>) {
     for (what, dtypes) in foreign {
         let mut call = good();
         for tensor in &mut call.call.tensors {
-            // Both dtypes have 16 bits, so the buffer can be read as either.
-            if let Some(dtype) = tensor.name.dtype(call.call.kind.direction(), dtypes) {
+            // Both dtypes have 16 bits, so the buffer can be read as either. What has 32, a sum among them, stays as it is.
+            let dtype = tensor.name.dtype(call.call.kind.direction(), dtypes);
+            if let Some(dtype) = dtype.filter(|dtype| dtype.size() == tensor.storage.size()) {
                 tensor.storage = dtype.into();
             }
         }

@@ -22,9 +22,10 @@ mod tests;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use rmsnorm_spec::quant::CodeType;
 use rmsnorm_spec::{
-    Backward, Checked, Code, Element, Error, Forward, NormBackend, Problem, QuantizedForward, ResidualPlacement, Span,
-    Stored,
+    AnyBackward, AnyForward, AnyQuantizedForward, Backward, Checked, Element, Error, F8E4M3, F8E5M2, Forward,
+    NormBackend, Problem, ResidualPlacement, Span, Stored, with_types,
 };
 
 use self::backward::{BackwardInputs, BackwardKernel};
@@ -93,7 +94,32 @@ impl NormBackend for SimulatedBackend {
         workspace_len(problem, rows_per_block(self.block_rows, problem.rows))
     }
 
-    fn launch_forward<T: Element, W: Element, R: Element>(
+    fn launch_forward(&self, checked: Checked<AnyForward<'_, Self>>) -> Result<(), Error> {
+        with_types!(checked.problem().dtypes; T, W, R => self.run_forward(checked.restore::<T, W, R>()?))
+    }
+
+    fn has_gradient_sums(&self) -> bool {
+        true
+    }
+
+    fn launch_backward(&self, checked: Checked<AnyBackward<'_, Self>>) -> Result<(), Error> {
+        with_types!(checked.problem().dtypes; T, W, R => self.run_backward(checked.restore::<T, W, R>()?))
+    }
+
+    fn launch_quantized_forward(&self, checked: Checked<AnyQuantizedForward<'_, Self>>) -> Result<(), Error> {
+        let call = self.call(&checked);
+        let (dtypes, args) = (call.problem.dtypes, checked.into_args());
+        match args.quant.codes {
+            CodeType::E4m3 => with_types!(dtypes; T, W, R => quantized::run(&call, args.restore::<T, F8E4M3, W, R>()?)),
+            CodeType::E5m2 => with_types!(dtypes; T, W, R => quantized::run(&call, args.restore::<T, F8E5M2, W, R>()?)),
+            CodeType::Int8 => with_types!(dtypes; T, W, R => quantized::run(&call, args.restore::<T, i8, W, R>()?)),
+        }
+        Ok(())
+    }
+}
+
+impl SimulatedBackend {
+    fn run_forward<T: Element, W: Element, R: Element>(
         &self,
         checked: Checked<Forward<'_, Self, T, W, R>>,
     ) -> Result<(), Error> {
@@ -130,11 +156,7 @@ impl NormBackend for SimulatedBackend {
         Ok(())
     }
 
-    fn has_gradient_sums(&self) -> bool {
-        true
-    }
-
-    fn launch_backward<T: Element, W: Element, R: Element>(
+    fn run_backward<T: Element, W: Element, R: Element>(
         &self,
         checked: Checked<Backward<'_, Self, T, W, R>>,
     ) -> Result<(), Error> {
@@ -178,15 +200,6 @@ impl NormBackend for SimulatedBackend {
             true => gradients.store_sums::<W>(args.dweight_sum, args.dbias_sum, args.accumulate),
             false => gradients.store(args.dweight, args.dbias),
         }
-        Ok(())
-    }
-
-    fn launch_quantized_forward<T: Element, C: Code, W: Element, R: Element>(
-        &self,
-        checked: Checked<QuantizedForward<'_, Self, T, C, W, R>>,
-    ) -> Result<(), Error> {
-        let call = self.call(&checked);
-        quantized::run(&call, checked.into_args());
         Ok(())
     }
 }

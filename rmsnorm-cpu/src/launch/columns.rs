@@ -1,8 +1,10 @@
 //! The two halves of a call whose columns are divided among ranks.
 
-use rmsnorm_spec::{Backward, BackwardStatistics, Checked, ColumnStatistics, Element, Error, Forward, Given};
+use rmsnorm_spec::{
+    AnyBackward, AnyBackwardStatistics, AnyColumnStatistics, AnyForward, Checked, Element, Error, Given, Untyped,
+};
 
-use super::{SliceBackend, fork, forward_rows, matrix, no_kernel, plan_here, run_backward, spec_of};
+use super::{SliceBackend, fork, forward_rows, input, matrix, no_kernel, out, plan_here, run_backward, spec_of};
 use crate::backend::CpuBackend;
 use crate::kernel;
 use crate::lanes::Out;
@@ -13,7 +15,7 @@ use crate::stages::{MatrixMut, RowStarts};
 
 pub(crate) fn column_statistics<B: SliceBackend, T: Element, R: Element>(
     backend: &CpuBackend,
-    call: Checked<ColumnStatistics<'_, B, T, R>>,
+    call: Checked<AnyColumnStatistics<'_, B>>,
 ) -> Result<(), Error> {
     let (spec, problem) = (spec_of(&call), *call.problem());
     let args = call.into_args();
@@ -23,9 +25,12 @@ pub(crate) fn column_statistics<B: SliceBackend, T: Element, R: Element>(
         streaming: false,
         weight: None,
         bias: None,
-        x: Some(matrix::<B, T>(args.x, &spec)),
+        x: Some(matrix::<B, T>(args.x, &spec)?),
         y: None,
-        residual: args.residual.map_or(Residual::Absent, |residual| Residual::Read(matrix::<B, R>(residual, &spec))),
+        residual: match args.residual {
+            None => Residual::Absent,
+            Some(residual) => Residual::Read(matrix::<B, R>(residual, &spec)?),
+        },
         mean: None,
         rstd: None,
     };
@@ -34,17 +39,17 @@ pub(crate) fn column_statistics<B: SliceBackend, T: Element, R: Element>(
         backend,
         plan_here(backend, &problem).tasks,
         kernel,
-        ColumnsRows { rows, half: Half::First(B::out(args.statistics)) },
+        ColumnsRows { rows, half: Half::First(out::<B, f32>(args.statistics)?) },
     );
     Ok(())
 }
 
 pub(crate) fn forward_given<B: SliceBackend, T: Element, W: Element, R: Element>(
     backend: &CpuBackend,
-    call: Checked<Given<'_, B, Forward<'_, B, T, W, R>>>,
+    call: Checked<Given<'_, Untyped<B>, AnyForward<'_, B>>>,
 ) -> Result<(), Error> {
     let (spec, problem) = (spec_of(&call), *call.problem());
-    let (args, found) = given(call);
+    let (args, found) = given(call)?;
     let kernel = kernel::columns().ok_or_else(|| no_kernel(&problem))?;
     let plan = plan_here(backend, &problem);
     let rows = forward_rows::<B, T, W, R>(&spec, &plan, args)?;
@@ -64,7 +69,7 @@ fn run<'a, T: Element, W: Element, R: Element>(
 
 pub(crate) fn backward_statistics<B: SliceBackend, T: Element, W: Element, R: Element>(
     backend: &CpuBackend,
-    call: Checked<BackwardStatistics<'_, B, T, W, R>>,
+    call: Checked<AnyBackwardStatistics<'_, B>>,
 ) -> Result<(), Error> {
     let (spec, problem) = (spec_of(&call), *call.problem());
     let args = call.into_args();
@@ -75,11 +80,11 @@ pub(crate) fn backward_statistics<B: SliceBackend, T: Element, W: Element, R: El
         rows: spec.rows,
         block_rows: plan.block_rows,
         streaming: false,
-        weight: args.weight.map(B::input),
-        dy: matrix::<B, T>(args.dy, &spec),
-        x: matrix::<B, R>(args.x, &spec),
-        mean: args.mean.map(B::input),
-        rstd: B::input(args.rstd),
+        weight: args.weight.map(input::<B, W>).transpose()?,
+        dy: matrix::<B, T>(args.dy, &spec)?,
+        x: matrix::<B, R>(args.x, &spec)?,
+        mean: args.mean.map(input::<B, f32>).transpose()?,
+        rstd: input::<B, f32>(args.rstd)?,
         found: None,
         dresidual_out: None,
         dx: MatrixMut { data: Out::none(), rows: RowStarts::strided(spec.cols) },
@@ -87,7 +92,7 @@ pub(crate) fn backward_statistics<B: SliceBackend, T: Element, W: Element, R: El
         dweight_partials: None,
         dbias_partials: None,
     };
-    let work = SumsBlocks { blocks, sums: B::out(args.statistics) };
+    let work = SumsBlocks { blocks, sums: out::<B, f32>(args.statistics)? };
     let isa = backend.caps().isa;
     backend.install(plan.tasks, || {
         fork(work, plan.blocks, plan.tasks, &SumsBlocks::split_at, &|work| kernel(isa, work));
@@ -97,16 +102,16 @@ pub(crate) fn backward_statistics<B: SliceBackend, T: Element, W: Element, R: El
 
 pub(crate) fn backward_given<B: SliceBackend, T: Element, W: Element, R: Element>(
     backend: &CpuBackend,
-    call: Checked<Given<'_, B, Backward<'_, B, T, W, R>>>,
+    call: Checked<Given<'_, Untyped<B>, AnyBackward<'_, B>>>,
 ) -> Result<(), Error> {
     let (spec, problem) = (spec_of(&call), *call.problem());
-    let (args, found) = given(call);
+    let (args, found) = given(call)?;
     run_backward::<B, T, W, R>(backend, &spec, &problem, args, Some(found))
 }
 
 /// The tensors of a second half, and what all ranks have found.
-fn given<'g, B: SliceBackend, A>(call: Checked<Given<'g, B, A>>) -> (A, Found<'g>) {
+fn given<'g, B: SliceBackend, A>(call: Checked<Given<'g, Untyped<B>, A>>) -> Result<(A, Found<'g>), Error> {
     let (rows, cols) = (call.spec().rows, call.whole_cols() as f32);
     let Given { args, statistics, columns, .. } = call.into_args();
-    (args, Found { numbers: B::input(statistics), columns, cols, rows, first: 0 })
+    Ok((args, Found { numbers: input::<B, f32>(statistics)?, columns, cols, rows, first: 0 }))
 }

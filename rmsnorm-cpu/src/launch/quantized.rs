@@ -3,10 +3,12 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rmsnorm_spec::quant::{QuantSpec, ScaleKind};
-use rmsnorm_spec::{Checked, Code, Element, Error, Problem, QuantizedForward, Scales};
+use rmsnorm_spec::{AnyOut, AnyQuantizedForward, Checked, Element, Error, Problem, Scales};
 
 use super::scales::{Compact, ScalesOut, scales_out};
-use super::{SliceBackend, fork, matrix, matrix_mut, no_kernel, plan_here, spec_of, starts};
+use super::{
+    SliceBackend, fork, input, matrix, matrix_mut, no_kernel, other_type, out, plan_here, spec_of, starts, view,
+};
 use crate::backend::CpuBackend;
 use crate::kernel::{self, Kernel};
 use crate::lanes::{Out, Written};
@@ -17,9 +19,9 @@ use crate::stages::quantized_forward::{QuantizedRows, Scaling};
 use crate::stages::transposed::TransposedCols;
 use crate::stages::{MatrixMut, RowStarts};
 
-pub(crate) fn quantized_forward<B: SliceBackend, T: Element, C: Code, W: Element, R: Element>(
+pub(crate) fn quantized_forward<B: SliceBackend, T: Element, W: Element, R: Element>(
     backend: &CpuBackend,
-    call: Checked<QuantizedForward<'_, B, T, C, W, R>>,
+    call: Checked<AnyQuantizedForward<'_, B>>,
 ) -> Result<(), Error> {
     let (spec, plan) = (spec_of(&call), plan_here(backend, call.problem()));
     let problem = *call.problem();
@@ -31,35 +33,35 @@ pub(crate) fn quantized_forward<B: SliceBackend, T: Element, C: Code, W: Element
     // All that may fail comes before anything is written.
     let (amax, amax_out) = match args.amax {
         Some(amax) if quant.folds_amax => {
-            let values = B::values(amax)?;
+            let values = B::values(view::<B, f32>(amax)?)?;
             // A magnitude, whatever its sign.
             (AtomicU32::new(values[0].to_bits() & 0x7fff_ffff), Some(Out::from(values)))
         }
-        Some(amax) => (AtomicU32::new(0), Some(B::out(amax))),
+        Some(amax) => (AtomicU32::new(0), Some(out::<B, f32>(amax)?)),
         None => (AtomicU32::new(0), None),
     };
-    let mut scales = args.scales.map(scales_out::<B>);
+    let mut scales = args.scales.map(scales_out::<B>).transpose()?;
     let mut compact = Compact::new(&quant, rows * groups)?;
 
     let columns = match (args.codes_columnwise, args.scales_columnwise) {
         (Some(codes), Some(scales)) => {
             let groups = quant.scale.groups(rows).unwrap_or(0);
             let compact = Compact::new(&quant.columnwise(), cols * groups)?;
-            let codes = MatrixMut { rows: RowStarts::of(codes.layout(cols, rows)), data: B::out(codes.view).cast() };
-            Some(Columns { groups, compact, codes, scales: scales_out::<B>(scales) })
+            let codes = MatrixMut { rows: RowStarts::of(codes.layout(cols, rows)), data: bytes::<B>(codes.view)? };
+            Some(Columns { groups, compact, codes, scales: scales_out::<B>(scales)? })
         }
         (None, _) | (_, None) => None,
     };
 
-    let mut codes = MatrixMut { rows: starts(&args.codes, &spec), data: B::out(args.codes.view).cast::<u8>() };
-    let residual = args.residual.map(|residual| matrix::<B, R>(residual, &spec));
+    let mut codes = MatrixMut { rows: starts(&args.codes, &spec), data: bytes::<B>(args.codes.view)? };
+    let residual = args.residual.map(|residual| matrix::<B, R>(residual, &spec)).transpose()?;
     let inputs = ForwardRows {
         spec,
         rows,
         streaming: plan.streaming,
-        weight: args.weight.map(B::input),
-        bias: args.bias.map(B::input),
-        x: Some(matrix::<B, T>(args.x, &spec)),
+        weight: args.weight.map(input::<B, W>).transpose()?,
+        bias: args.bias.map(input::<B, W>).transpose()?,
+        x: Some(matrix::<B, T>(args.x, &spec)?),
         y: None,
         residual: residual.map_or(Residual::Absent, Residual::Read),
         mean: None,
@@ -67,7 +69,9 @@ pub(crate) fn quantized_forward<B: SliceBackend, T: Element, C: Code, W: Element
     };
     let along = inputs.of_inputs();
     let scaling = match (quant.scale, &mut scales) {
-        (ScaleKind::Given, _) => Scaling::Tensor(args.scale.map_or(f32::NAN, |scale| B::input(scale)[0])),
+        (ScaleKind::Given, _) => {
+            Scaling::Tensor(args.scale.map_or(Ok(f32::NAN), |scale| Ok(input::<B, f32>(scale)?[0]))?)
+        }
         (ScaleKind::Current, Some(Scales::F32(scale))) => {
             let codes = MatrixMut { rows: codes.rows, data: Out::none() };
             let forward = inputs.of_inputs();
@@ -84,11 +88,12 @@ pub(crate) fn quantized_forward<B: SliceBackend, T: Element, C: Code, W: Element
     let residual = match (residual, args.residual_out) {
         (None, _) => Residual::Absent,
         (Some(residual), None) => Residual::Read(residual),
-        (Some(residual), Some(out)) => Residual::ReadWrite(residual, matrix_mut::<B, R>(out, &spec)),
+        (Some(residual), Some(rows)) => Residual::ReadWrite(residual, matrix_mut::<B, R>(rows, &spec)?),
     };
-    let (mut mean, mut rstd) = (args.mean.map(B::out), args.rstd.map(B::out));
+    let mut mean = args.mean.map(out::<B, f32>).transpose()?;
+    let mut rstd = args.rstd.map(out::<B, f32>).transpose()?;
     let forward = ForwardRows {
-        y: args.y.map(|y| matrix_mut::<B, T>(y, &spec)),
+        y: args.y.map(|y| matrix_mut::<B, T>(y, &spec)).transpose()?,
         residual,
         mean: mean.as_mut().map(Out::reborrow),
         rstd: rstd.as_mut().map(Out::reborrow),
@@ -104,8 +109,7 @@ pub(crate) fn quantized_forward<B: SliceBackend, T: Element, C: Code, W: Element
         compact.lay_out(&quant, scales, (rows, groups));
     }
     if let Some(codes_t) = args.codes_t {
-        let codes_t =
-            MatrixMut { rows: RowStarts::of(codes_t.layout(cols, rows)), data: B::out(codes_t.view).cast::<u8>() };
+        let codes_t = MatrixMut { rows: RowStarts::of(codes_t.layout(cols, rows)), data: bytes::<B>(codes_t.view)? };
         // SAFETY:
         // - contents: the stage above has written every code of every row, and no others are asked for.
         let written = unsafe { Written::new(&codes.data) };
@@ -122,6 +126,16 @@ pub(crate) fn quantized_forward<B: SliceBackend, T: Element, C: Code, W: Element
         columns.run(backend, along, (mean, rstd), (&quant.columnwise(), &plan), &problem)?;
     }
     Ok(())
+}
+
+/// Codes, whichever they are.
+fn bytes<B: SliceBackend>(view: AnyOut<'_, B>) -> Result<Out<'_, u8>, Error> {
+    match view {
+        AnyOut::E4m3(codes) => Ok(B::out(codes).cast()),
+        AnyOut::E5m2(codes) => Ok(B::out(codes).cast()),
+        AnyOut::Int8(codes) => Ok(B::out(codes).cast()),
+        AnyOut::F32(_) | AnyOut::F16(_) | AnyOut::Bf16(_) | AnyOut::E8m0(_) => Err(other_type::<i8>(view.storage())),
+    }
 }
 
 /// The copy along columns, to be made.

@@ -3,9 +3,9 @@
 
 use rmsnorm_spec::Scales;
 use rmsnorm_spec::quant::{QuantSpec, ScaleLayout, ScaleType};
-use rmsnorm_spec::{Error, Rows, Stored};
+use rmsnorm_spec::{AnyOut, Error, Rows, Stored};
 
-use super::{SliceBackend, no_room};
+use super::{SliceBackend, no_room, out};
 use crate::lanes::Out;
 use crate::stages::quantized_forward::Scaling;
 use crate::stages::{MatrixMut, RowStarts};
@@ -14,11 +14,13 @@ use crate::stages::{MatrixMut, RowStarts};
 pub(super) type ScalesOut<'a> = Scales<Out<'a, f32>, Out<'a, u8>>;
 
 /// What a stage writes them to.
-pub(super) fn scales_out<'a, B: SliceBackend>(scales: Scales<B::Out<'a, f32>, B::Out<'a, u8>>) -> ScalesOut<'a> {
-    match scales {
-        Scales::F32(scales) => Scales::F32(B::out(scales)),
-        Scales::E8m0(scales) => Scales::E8m0(B::out(scales)),
-    }
+pub(super) fn scales_out<'a, B: SliceBackend>(
+    scales: Scales<AnyOut<'a, B>, AnyOut<'a, B>>,
+) -> Result<ScalesOut<'a>, Error> {
+    Ok(match scales {
+        Scales::F32(scales) => Scales::F32(out::<B, f32>(scales)?),
+        Scales::E8m0(scales) => Scales::E8m0(out::<B, u8>(scales)?),
+    })
 }
 
 /// Scales row by row, of a call that wants them to lie otherwise.

@@ -3,8 +3,8 @@
 
 use cudarc::driver::{CudaView, CudaViewMut, DeviceSlice};
 use rmsnorm_spec::{
-    Backward, BackwardStatistics, Checked, ColumnStatistics, Element, Error, Forward, Given, GradReduction, NormSpec,
-    Problem, Rows, Tensor, Visitor,
+    AnyBackward, AnyBackwardStatistics, AnyColumnStatistics, AnyForward, Checked, Error, Given, GradReduction,
+    NormSpec, Problem, Untyped,
 };
 
 use super::{Tensors, access_bytes, enqueue_plan};
@@ -19,53 +19,43 @@ pub(super) struct Half {
     pub(super) whole_cols: usize,
 }
 
-pub(crate) fn column_statistics<T: Element, R: Element>(
+pub(crate) fn column_statistics(
     backend: &CudaBackend,
-    call: Checked<ColumnStatistics<'_, CudaBackend, T, R>>,
+    call: Checked<AnyColumnStatistics<'_, CudaBackend>>,
 ) -> Result<(), Error> {
     let (spec, problem) = (*call.spec(), *call.problem());
-    let args = call.into_args();
     let mut tensors = Tensors::new(backend.stream(), problem);
-    tensors.read(Tensor::X, args.x)?;
-    if let Some(residual) = args.residual {
-        tensors.read(Tensor::Residual, residual)?;
-    }
-    enqueue_first(backend, &spec, &problem, &tensors, args.statistics)
+    let statistics = call.visit(&mut tensors)?;
+    enqueue_first(backend, &spec, &problem, &tensors, statistics)
 }
 
-pub(crate) fn backward_statistics<T: Element, W: Element, R: Element>(
+pub(crate) fn backward_statistics(
     backend: &CudaBackend,
-    call: Checked<BackwardStatistics<'_, CudaBackend, T, W, R>>,
+    call: Checked<AnyBackwardStatistics<'_, CudaBackend>>,
 ) -> Result<(), Error> {
     let (spec, problem) = (*call.spec(), *call.problem());
-    let args = call.into_args();
     let mut tensors = Tensors::new(backend.stream(), problem);
-    tensors.read(Tensor::X, args.x)?;
-    if let Some(weight) = args.weight {
-        tensors.read(Tensor::Weight, Rows::dense(weight))?;
-    }
-    if let Some(mean) = args.mean {
-        tensors.read(Tensor::Mean, Rows::dense(mean))?;
-    }
-    tensors.read(Tensor::Rstd, Rows::dense(args.rstd))?;
-    tensors.read(Tensor::Dy, args.dy)?;
-    enqueue_first(backend, &spec, &problem, &tensors, args.statistics)
+    let statistics = call.visit(&mut tensors)?;
+    enqueue_first(backend, &spec, &problem, &tensors, statistics)
 }
 
-pub(crate) fn forward_given<T: Element, W: Element, R: Element>(
+/// A second half, of those tensors.
+type GivenCall<'g, A> = Checked<Given<'g, Untyped<CudaBackend>, A>>;
+
+pub(crate) fn forward_given(
     backend: &CudaBackend,
-    call: Checked<Given<'_, CudaBackend, Forward<'_, CudaBackend, T, W, R>>>,
+    call: GivenCall<'_, AnyForward<'_, CudaBackend>>,
 ) -> Result<(), Error> {
     let (spec, problem, whole_cols) = (*call.spec(), *call.problem(), call.whole_cols());
-    let (call, statistics, columns) = call.into_call();
+    let (call, statistics, columns) = call.into_parts()?;
     let mut tensors = Tensors::new(backend.stream(), problem);
     call.visit(&mut tensors)?;
     enqueue_second(backend, &spec, &problem, &tensors, (statistics, columns, whole_cols))
 }
 
-pub(crate) fn backward_given<T: Element, W: Element, R: Element>(
+pub(crate) fn backward_given(
     backend: &CudaBackend,
-    call: Checked<Given<'_, CudaBackend, Backward<'_, CudaBackend, T, W, R>>>,
+    call: GivenCall<'_, AnyBackward<'_, CudaBackend>>,
 ) -> Result<(), Error> {
     let (spec, problem, whole_cols) = (*call.spec(), *call.problem(), call.whole_cols());
     if problem.grad_reduction != GradReduction::Partials {
@@ -73,7 +63,7 @@ pub(crate) fn backward_given<T: Element, W: Element, R: Element>(
             "of columns that are divided among ranks, the cuda backend sums gradients by GradReduction::Partials";
         return Err(Error::Unsupported { rule: rule.into() });
     }
-    let (call, statistics, columns) = call.into_call();
+    let (call, statistics, columns) = call.into_parts()?;
     let mut tensors = Tensors::new(backend.stream(), problem);
     call.visit(&mut tensors)?;
     enqueue_second(backend, &spec, &problem, &tensors, (statistics, columns, whole_cols))

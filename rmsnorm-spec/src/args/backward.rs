@@ -1,7 +1,8 @@
 //! [`Backward`]: the tensors of a backward call.
 
+use super::any::{self, AnyBackward, Change, Erase};
 use super::{Rows, SpanVisitor, Views, Visitor, tensors, visit};
-use crate::{Element, Error, GradReduction, NormBackend, Tensor};
+use crate::{DTypes, Element, Error, GradReduction, NormBackend, Tensor};
 
 /// The tensors of a backward call: [math](crate::math), equations (7) to (12).
 ///
@@ -94,6 +95,8 @@ pub struct Backward<'a, B: NormBackend + ?Sized, T: Element, W: Element = T, R: 
     pub grad_reduction: GradReduction,
     /// A tensor that was given before its dtype was changed, and is gone. Validation refuses the call.
     pub(crate) lost: Option<&'static str>,
+    /// The dtypes of the type parameters. Where views say their types, the caller sets this, and validation compares them with it.
+    pub dtypes: DTypes,
 }
 
 impl<'a, B: NormBackend + ?Sized, T: Element> Backward<'a, B, T> {
@@ -135,6 +138,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Backward<'
             accumulate: false,
             grad_reduction: GradReduction::default(),
             lost: None,
+            dtypes: DTypes::of::<T, W, R>(),
         }
     }
 }
@@ -148,7 +152,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Backward<'
     /// With a weight, dweight and dbias of that type, for code that is generic over it: the activations' or f32.
     pub fn weight_dtype<V: Element>(self) -> Backward<'a, B, T, V, R> {
         let Backward { dy, x, weight, mean, rstd, dresidual_out, dx, dweight, dbias, workspace, .. } = self;
-        let Backward { dresidual, dweight_sum, dbias_sum, accumulate, grad_reduction, lost, .. } = self;
+        let Backward { dresidual, dweight_sum, dbias_sum, accumulate, grad_reduction, lost, dtypes, .. } = self;
         let lost = lost.or(weight.and(Some("weight"))).or(dweight.and(Some("dweight"))).or(dbias.and(Some("dbias")));
         Backward {
             dy,
@@ -167,6 +171,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Backward<'
             accumulate,
             grad_reduction,
             lost,
+            dtypes: DTypes { weight: V::DTYPE, ..dtypes },
         }
     }
 
@@ -197,6 +202,40 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Backward<'
     /// With this way of summing `dweight` and `dbias` over the rows.
     pub fn grad_reduction(self, grad_reduction: GradReduction) -> Self {
         Backward { grad_reduction, ..self }
+    }
+}
+
+impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Backward<'a, B, T, W, R> {
+    /// The same call with dtypes that are values. Backends launch this form.
+    pub fn erase(self) -> AnyBackward<'a, B> {
+        let Ok(args) = self.change::<Erase<B>, f32, f32, f32>();
+        args
+    }
+
+    pub(super) fn change<C: Change<'a, From = B>, U: Element, X: Element, S: Element>(
+        self,
+    ) -> Result<Backward<'a, C::To, U, X, S>, C::Error> {
+        let of_weight = |view: Option<B::Out<'a, W>>| view.map(C::of_written::<W, X>).transpose();
+        let sum = |view: Option<B::Out<'a, f32>>| view.map(C::of_written::<f32, f32>).transpose();
+        Ok(Backward {
+            dy: any::rows_in::<C, T, U>(self.dy)?,
+            x: any::rows_in::<C, R, S>(self.x)?,
+            weight: self.weight.map(C::of_read::<W, X>).transpose()?,
+            mean: self.mean.map(C::of_read::<f32, f32>).transpose()?,
+            rstd: C::of_read::<f32, f32>(self.rstd)?,
+            dresidual_out: self.dresidual_out.map(any::rows_in::<C, R, S>).transpose()?,
+            dx: any::rows_out::<C, T, U>(self.dx)?,
+            dweight: of_weight(self.dweight)?,
+            dbias: of_weight(self.dbias)?,
+            workspace: sum(self.workspace)?,
+            dresidual: self.dresidual.map(any::rows_out::<C, R, S>).transpose()?,
+            dweight_sum: sum(self.dweight_sum)?,
+            dbias_sum: sum(self.dbias_sum)?,
+            accumulate: self.accumulate,
+            grad_reduction: self.grad_reduction,
+            lost: self.lost,
+            dtypes: self.dtypes,
+        })
     }
 }
 

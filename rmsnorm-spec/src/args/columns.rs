@@ -2,8 +2,9 @@
 
 use std::fmt;
 
-use super::{Rows, SpanVisitor, visit};
-use crate::{Element, Error, NormBackend, Tensor};
+use super::any::{self, AnyBackwardStatistics, AnyColumnStatistics, Change, Erase};
+use super::{Rows, SpanVisitor, Visitor, visit};
+use crate::{DTypes, Element, Error, NormBackend, Tensor};
 
 /// The tensors of the first half of a forward call on a rank's columns: [math](crate::math), (15).
 ///
@@ -38,12 +39,14 @@ pub struct ColumnStatistics<'a, B: NormBackend + ?Sized, T: Element, R: Element 
     pub residual: Option<Rows<B::In<'a, R>>>,
     /// Receives what the statistics of whole rows are made of.
     pub statistics: B::Out<'a, f32>,
+    /// The dtypes of the type parameters. Where views say their types, the caller sets this, and validation compares them with it.
+    pub dtypes: DTypes,
 }
 
 impl<'a, B: NormBackend + ?Sized, T: Element> ColumnStatistics<'a, B, T> {
     /// Of `x` without a residual: a view of dense rows, [`Rows::strided`] or [`Rows::grouped`].
     pub fn new(x: impl Into<Rows<B::In<'a, T>>>, statistics: B::Out<'a, f32>) -> Self {
-        ColumnStatistics { x: x.into(), residual: None, statistics }
+        ColumnStatistics::mixed(x, None, statistics)
     }
 }
 
@@ -54,7 +57,33 @@ impl<'a, B: NormBackend + ?Sized, T: Element, R: Element> ColumnStatistics<'a, B
         residual: Option<Rows<B::In<'a, R>>>,
         statistics: B::Out<'a, f32>,
     ) -> Self {
-        ColumnStatistics { x: x.into(), residual, statistics }
+        ColumnStatistics { x: x.into(), residual, statistics, dtypes: DTypes::of::<T, T, R>() }
+    }
+
+    /// The same call with dtypes that are values. Backends launch this form.
+    pub fn erase(self) -> AnyColumnStatistics<'a, B> {
+        let Ok(args) = self.change::<Erase<B>, f32, f32>();
+        args
+    }
+
+    pub(super) fn change<C: Change<'a, From = B>, U: Element, S: Element>(
+        self,
+    ) -> Result<ColumnStatistics<'a, C::To, U, S>, C::Error> {
+        Ok(ColumnStatistics {
+            x: any::rows_in::<C, T, U>(self.x)?,
+            residual: self.residual.map(any::rows_in::<C, R, S>).transpose()?,
+            statistics: C::of_written::<f32, f32>(self.statistics)?,
+            dtypes: self.dtypes,
+        })
+    }
+
+    /// Hands over every tensor but what is found, which it returns.
+    pub(crate) fn visit(self, visitor: &mut impl Visitor<'a, B>) -> Result<B::Out<'a, f32>, Error> {
+        visitor.read::<T>(Tensor::X, self.x)?;
+        if let Some(residual) = self.residual {
+            visitor.read::<R>(Tensor::Residual, residual)?;
+        }
+        Ok(self.statistics)
     }
 
     pub(crate) fn spans(&self, visitor: &mut impl SpanVisitor) -> Result<(), Error> {
@@ -82,6 +111,8 @@ pub struct BackwardStatistics<'a, B: NormBackend + ?Sized, T: Element, W: Elemen
     pub rstd: B::In<'a, f32>,
     /// Receives what the averages over whole rows are made of.
     pub statistics: B::Out<'a, f32>,
+    /// The dtypes of the type parameters. Where views say their types, the caller sets this, and validation compares them with it.
+    pub dtypes: DTypes,
 }
 
 impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> BackwardStatistics<'a, B, T, W, R> {
@@ -93,7 +124,8 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> BackwardSt
         rstd: B::In<'a, f32>,
         statistics: B::Out<'a, f32>,
     ) -> Self {
-        BackwardStatistics { dy: dy.into(), x: x.into(), weight: None, mean: None, rstd, statistics }
+        let (dy, x, dtypes) = (dy.into(), x.into(), DTypes::of::<T, W, R>());
+        BackwardStatistics { dy, x, weight: None, mean: None, rstd, statistics, dtypes }
     }
 
     /// With this weight.
@@ -104,6 +136,40 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> BackwardSt
     /// With this mean.
     pub fn mean(self, mean: B::In<'a, f32>) -> Self {
         BackwardStatistics { mean: Some(mean), ..self }
+    }
+
+    /// The same call with dtypes that are values. Backends launch this form.
+    pub fn erase(self) -> AnyBackwardStatistics<'a, B> {
+        let Ok(args) = self.change::<Erase<B>, f32, f32, f32>();
+        args
+    }
+
+    pub(super) fn change<C: Change<'a, From = B>, U: Element, X: Element, S: Element>(
+        self,
+    ) -> Result<BackwardStatistics<'a, C::To, U, X, S>, C::Error> {
+        Ok(BackwardStatistics {
+            dy: any::rows_in::<C, T, U>(self.dy)?,
+            x: any::rows_in::<C, R, S>(self.x)?,
+            weight: self.weight.map(C::of_read::<W, X>).transpose()?,
+            mean: self.mean.map(C::of_read::<f32, f32>).transpose()?,
+            rstd: C::of_read::<f32, f32>(self.rstd)?,
+            statistics: C::of_written::<f32, f32>(self.statistics)?,
+            dtypes: self.dtypes,
+        })
+    }
+
+    /// Hands over every tensor but what is found, which it returns.
+    pub(crate) fn visit(self, visitor: &mut impl Visitor<'a, B>) -> Result<B::Out<'a, f32>, Error> {
+        visitor.read::<R>(Tensor::X, self.x)?;
+        if let Some(weight) = self.weight {
+            visitor.read::<W>(Tensor::Weight, Rows::dense(weight))?;
+        }
+        if let Some(mean) = self.mean {
+            visitor.read::<f32>(Tensor::Mean, Rows::dense(mean))?;
+        }
+        visitor.read::<f32>(Tensor::Rstd, Rows::dense(self.rstd))?;
+        visitor.read::<T>(Tensor::Dy, self.dy)?;
+        Ok(self.statistics)
     }
 
     pub(crate) fn spans(&self, visitor: &mut impl SpanVisitor) -> Result<(), Error> {

@@ -1,7 +1,8 @@
 //! [`Forward`]: the tensors of a forward call.
 
+use super::any::{self, AnyForward, Change, Erase};
 use super::{Parts, Rows, Source, SpanVisitor, Views, Visitor, tensors, visit};
-use crate::{Element, Error, NormBackend, Tensor};
+use crate::{DTypes, Element, Error, NormBackend, Tensor};
 
 /// The tensors of a forward call: [math](crate::math), equations (1) to (6), (13) and (14).
 ///
@@ -71,6 +72,8 @@ pub struct Forward<'a, B: NormBackend + ?Sized, T: Element, W: Element = T, R: E
     pub parts: Option<Parts>,
     /// A tensor that was given before its dtype was changed, and is gone. Validation refuses the call.
     pub(crate) lost: Option<&'static str>,
+    /// The dtypes of the type parameters. Where views say their types, the caller sets this, and validation compares them with it.
+    pub dtypes: DTypes,
 }
 
 impl<'a, B: NormBackend + ?Sized, T: Element> Forward<'a, B, T> {
@@ -131,6 +134,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element> Forward<'a, B, T> {
             next_rstd: None,
             parts: None,
             lost: None,
+            dtypes: DTypes::of::<T, T, T>(),
         }
     }
 }
@@ -150,7 +154,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Forward<'a
     /// With a weight and bias of that type, for code that is generic over it: the activations' or f32.
     pub fn weight_dtype<V: Element>(self) -> Forward<'a, B, T, V, R> {
         let Forward { x, weight, bias, residual, residual_out, y, mean, rstd, .. } = self;
-        let Forward { next_weight, next_bias, next_mean, next_rstd, parts, lost, .. } = self;
+        let Forward { next_weight, next_bias, next_mean, next_rstd, parts, lost, dtypes, .. } = self;
         let lost = lost.or(weight.and(Some("weight"))).or(bias.and(Some("bias")));
         let lost = lost.or(next_weight.and(Some("next_weight"))).or(next_bias.and(Some("next_bias")));
         Forward {
@@ -168,13 +172,14 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Forward<'a
             next_rstd,
             parts,
             lost,
+            dtypes: DTypes { weight: V::DTYPE, ..dtypes },
         }
     }
 
     /// With a residual stream of that type, for code that is generic over it: the activations' or f32.
     pub fn residual_dtype<Q: Element>(self) -> Forward<'a, B, T, W, Q> {
         let Forward { x, weight, bias, residual, residual_out, y, mean, rstd, .. } = self;
-        let Forward { next_weight, next_bias, next_mean, next_rstd, parts, lost, .. } = self;
+        let Forward { next_weight, next_bias, next_mean, next_rstd, parts, lost, dtypes, .. } = self;
         let lost = lost.or(residual.and(Some("residual"))).or(residual_out.and(Some("residual_out")));
         Forward {
             x,
@@ -191,6 +196,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Forward<'a
             next_rstd,
             parts,
             lost,
+            dtypes: DTypes { residual: Q::DTYPE, ..dtypes },
         }
     }
 
@@ -227,6 +233,38 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Forward<'a
     /// [`in_place`](Forward::in_place), or where it is added after the norm.
     pub fn residual_in_place(self, residual: impl Into<Rows<B::Out<'a, R>>>) -> Self {
         Forward { residual: Some(Source::Overwrite(residual.into())), ..self }
+    }
+}
+
+impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Forward<'a, B, T, W, R> {
+    /// The same call with dtypes that are values. Backends launch this form.
+    pub fn erase(self) -> AnyForward<'a, B> {
+        let Ok(args) = self.change::<Erase<B>, f32, f32, f32>();
+        args
+    }
+
+    pub(super) fn change<C: Change<'a, From = B>, U: Element, X: Element, S: Element>(
+        self,
+    ) -> Result<Forward<'a, C::To, U, X, S>, C::Error> {
+        let of_weight = |view: Option<B::In<'a, W>>| view.map(C::of_read::<W, X>).transpose();
+        let statistic = |view: Option<B::Out<'a, f32>>| view.map(C::of_written::<f32, f32>).transpose();
+        Ok(Forward {
+            x: any::source::<C, T, U>(self.x)?,
+            weight: of_weight(self.weight)?,
+            bias: of_weight(self.bias)?,
+            residual: self.residual.map(any::source::<C, R, S>).transpose()?,
+            residual_out: self.residual_out.map(any::rows_out::<C, R, S>).transpose()?,
+            y: self.y.map(any::rows_out::<C, T, U>).transpose()?,
+            mean: statistic(self.mean)?,
+            rstd: statistic(self.rstd)?,
+            next_weight: of_weight(self.next_weight)?,
+            next_bias: of_weight(self.next_bias)?,
+            next_mean: statistic(self.next_mean)?,
+            next_rstd: statistic(self.next_rstd)?,
+            parts: self.parts,
+            lost: self.lost,
+            dtypes: self.dtypes,
+        })
     }
 }
 

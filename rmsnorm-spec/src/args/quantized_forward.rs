@@ -1,8 +1,9 @@
 //! [`QuantizedForward`]: the tensors of a forward call whose result is 8-bit codes.
 
+use super::any::{self, AnyQuantizedForward, Change, Erase};
 use super::{Rows, SpanVisitor, Views, Visitor, tensors, visit};
 use crate::quant::QuantSpec;
-use crate::{Code, Element, Error, NormBackend, Tensor};
+use crate::{Code, DTypes, Element, Error, NormBackend, Tensor};
 
 /// The tensors of a quantized forward call: [math](crate::math), equations (1) to (6) and (Q1) to (Q5).
 ///
@@ -86,6 +87,8 @@ pub struct QuantizedForward<'a, B: NormBackend + ?Sized, T: Element, C: Code, W:
     pub amax: Option<B::Out<'a, f32>>,
     /// A tensor that was given before its dtype was changed, and is gone. Validation refuses the call.
     pub(crate) lost: Option<&'static str>,
+    /// The dtypes of the type parameters. Where views say their types, the caller sets this, and validation compares them with it.
+    pub dtypes: DTypes,
 }
 
 /// Where scales go: as f32, or as bytes.
@@ -118,6 +121,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, C: Code> QuantizedForward<'a, B, T
             scales_columnwise: None,
             amax: None,
             lost: None,
+            dtypes: DTypes::of::<T, T, T>(),
         }
     }
 }
@@ -137,8 +141,8 @@ impl<'a, B: NormBackend + ?Sized, T: Element, C: Code, W: Element, R: Element> Q
     /// With a weight and bias of that type, for code that is generic over it: the activations' or f32.
     pub fn weight_dtype<V: Element>(self) -> QuantizedForward<'a, B, T, C, V, R> {
         let QuantizedForward { quant, x, weight, bias, residual, residual_out, y, mean, rstd, .. } = self;
-        let QuantizedForward { codes, codes_t, scale, scales, codes_columnwise, scales_columnwise, amax, lost, .. } =
-            self;
+        let QuantizedForward { codes, codes_t, scale, scales, codes_columnwise, scales_columnwise, amax, .. } = self;
+        let QuantizedForward { lost, dtypes, .. } = self;
         let lost = lost.or(weight.and(Some("weight"))).or(bias.and(Some("bias")));
         QuantizedForward {
             quant,
@@ -158,14 +162,15 @@ impl<'a, B: NormBackend + ?Sized, T: Element, C: Code, W: Element, R: Element> Q
             scales_columnwise,
             amax,
             lost,
+            dtypes: DTypes { weight: V::DTYPE, ..dtypes },
         }
     }
 
     /// With a residual stream of that type, for code that is generic over it: the activations' or f32.
     pub fn residual_dtype<Q: Element>(self) -> QuantizedForward<'a, B, T, C, W, Q> {
         let QuantizedForward { quant, x, weight, bias, residual, residual_out, y, mean, rstd, .. } = self;
-        let QuantizedForward { codes, codes_t, scale, scales, codes_columnwise, scales_columnwise, amax, lost, .. } =
-            self;
+        let QuantizedForward { codes, codes_t, scale, scales, codes_columnwise, scales_columnwise, amax, .. } = self;
+        let QuantizedForward { lost, dtypes, .. } = self;
         let lost = lost.or(residual.and(Some("residual"))).or(residual_out.and(Some("residual_out")));
         QuantizedForward {
             quant,
@@ -185,6 +190,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, C: Code, W: Element, R: Element> Q
             scales_columnwise,
             amax,
             lost,
+            dtypes: DTypes { residual: Q::DTYPE, ..dtypes },
         }
     }
 
@@ -206,6 +212,44 @@ impl<'a, B: NormBackend + ?Sized, T: Element, C: Code, W: Element, R: Element> Q
     /// With these [`scales_columnwise`](Self#structfield.scales_columnwise), as bytes.
     pub fn scales_columnwise_e8m0(self, scales: B::Out<'a, u8>) -> Self {
         QuantizedForward { scales_columnwise: Some(Scales::E8m0(scales)), ..self }
+    }
+}
+
+type Changed<'a, V, U, D, X, S> =
+    Result<QuantizedForward<'a, <V as Change<'a>>::To, U, D, X, S>, <V as Change<'a>>::Error>;
+
+impl<'a, B: NormBackend + ?Sized, T: Element, C: Code, W: Element, R: Element> QuantizedForward<'a, B, T, C, W, R> {
+    /// The same call with dtypes and a type of codes that are values. Backends launch this form.
+    pub fn erase(self) -> AnyQuantizedForward<'a, B> {
+        let Ok(args) = self.change::<Erase<B>, f32, i8, f32, f32>();
+        args
+    }
+
+    pub(super) fn change<V: Change<'a, From = B>, U: Element, D: Code, X: Element, S: Element>(
+        self,
+    ) -> Changed<'a, V, U, D, X, S> {
+        let of_weight = |view: Option<B::In<'a, W>>| view.map(V::of_read::<W, X>).transpose();
+        let float = |view: Option<B::Out<'a, f32>>| view.map(V::of_written::<f32, f32>).transpose();
+        Ok(QuantizedForward {
+            quant: self.quant,
+            x: any::rows_in::<V, T, U>(self.x)?,
+            weight: of_weight(self.weight)?,
+            bias: of_weight(self.bias)?,
+            residual: self.residual.map(any::rows_in::<V, R, S>).transpose()?,
+            residual_out: self.residual_out.map(any::rows_out::<V, R, S>).transpose()?,
+            y: self.y.map(any::rows_out::<V, T, U>).transpose()?,
+            mean: float(self.mean)?,
+            rstd: float(self.rstd)?,
+            codes: any::rows_out::<V, C, D>(self.codes)?,
+            codes_t: self.codes_t.map(any::rows_out::<V, C, D>).transpose()?,
+            scale: self.scale.map(V::of_read::<f32, f32>).transpose()?,
+            scales: self.scales.map(any::scales::<V>).transpose()?,
+            codes_columnwise: self.codes_columnwise.map(any::rows_out::<V, C, D>).transpose()?,
+            scales_columnwise: self.scales_columnwise.map(any::scales::<V>).transpose()?,
+            amax: float(self.amax)?,
+            lost: self.lost,
+            dtypes: self.dtypes,
+        })
     }
 }
 

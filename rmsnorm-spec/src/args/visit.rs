@@ -127,12 +127,14 @@ pub(super) fn source<B: NormBackend + ?Sized, E: Stored>(
     [read, overwritten]: [Tensor; 2],
     source: Option<&SourceOf<'_, B, E>>,
 ) -> Shown {
-    let (tensor, rows) = match source {
-        Some(Source::Read(rows)) => (read, rows.with(B::in_span(&rows.view))),
-        Some(Source::Overwrite(rows)) => (overwritten, rows.with(B::out_span(&rows.view))),
+    let (tensor, storage, rows) = match source {
+        Some(Source::Read(rows)) => (read, B::in_storage::<E>(&rows.view), rows.with(B::in_span::<E>(&rows.view))),
+        Some(Source::Overwrite(rows)) => {
+            (overwritten, B::out_storage::<E>(&rows.view), rows.with(B::out_span::<E>(&rows.view)))
+        }
         None => return Ok(()),
     };
-    visitor.visit(tensor, View { arg: read.name(), storage: E::STORAGE, rows })
+    visitor.visit(tensor, View { arg: read.name(), storage, rows })
 }
 
 pub(super) fn matrix_in<B: NormBackend + ?Sized, E: Stored>(
@@ -140,7 +142,7 @@ pub(super) fn matrix_in<B: NormBackend + ?Sized, E: Stored>(
     tensor: Tensor,
     rows: Option<&Rows<B::In<'_, E>>>,
 ) -> Shown {
-    show::<E>(visitor, tensor, rows.map(|rows| rows.with(B::in_span(&rows.view))))
+    show(visitor, tensor, rows.map(|rows| (B::in_storage::<E>(&rows.view), rows.with(B::in_span::<E>(&rows.view)))))
 }
 
 pub(super) fn matrix_out<B: NormBackend + ?Sized, E: Stored>(
@@ -148,7 +150,7 @@ pub(super) fn matrix_out<B: NormBackend + ?Sized, E: Stored>(
     tensor: Tensor,
     rows: Option<&Rows<B::Out<'_, E>>>,
 ) -> Shown {
-    show::<E>(visitor, tensor, rows.map(|rows| rows.with(B::out_span(&rows.view))))
+    show(visitor, tensor, rows.map(|rows| (B::out_storage::<E>(&rows.view), rows.with(B::out_span::<E>(&rows.view)))))
 }
 
 pub(super) fn vector_in<B: NormBackend + ?Sized, E: Stored>(
@@ -156,7 +158,7 @@ pub(super) fn vector_in<B: NormBackend + ?Sized, E: Stored>(
     tensor: Tensor,
     view: Option<&B::In<'_, E>>,
 ) -> Shown {
-    show::<E>(visitor, tensor, view.map(|view| Rows::dense(B::in_span(view))))
+    show(visitor, tensor, view.map(|view| (B::in_storage::<E>(view), Rows::dense(B::in_span::<E>(view)))))
 }
 
 pub(super) fn vector_out<B: NormBackend + ?Sized, E: Stored>(
@@ -164,7 +166,7 @@ pub(super) fn vector_out<B: NormBackend + ?Sized, E: Stored>(
     tensor: Tensor,
     view: Option<&B::Out<'_, E>>,
 ) -> Shown {
-    show::<E>(visitor, tensor, view.map(|view| Rows::dense(B::out_span(view))))
+    show(visitor, tensor, view.map(|view| (B::out_storage::<E>(view), Rows::dense(B::out_span::<E>(view)))))
 }
 
 pub(super) fn sum_out<B: NormBackend + ?Sized>(
@@ -174,12 +176,13 @@ pub(super) fn sum_out<B: NormBackend + ?Sized>(
     view: Option<&B::Out<'_, f32>>,
 ) -> Shown {
     let Some(view) = view else { return Ok(()) };
-    visitor.visit(tensor, View { arg, storage: f32::STORAGE, rows: Rows::dense(B::out_span(view)) })
+    visitor
+        .visit(tensor, View { arg, storage: B::out_storage::<f32>(view), rows: Rows::dense(B::out_span::<f32>(view)) })
 }
 
-fn show<E: Stored>(visitor: &mut impl SpanVisitor, tensor: Tensor, rows: Option<Rows<Span>>) -> Shown {
-    let Some(rows) = rows else { return Ok(()) };
-    visitor.visit(tensor, View { arg: tensor.name(), storage: E::STORAGE, rows })
+fn show(visitor: &mut impl SpanVisitor, tensor: Tensor, shown: Option<(Storage, Rows<Span>)>) -> Shown {
+    let Some((storage, rows)) = shown else { return Ok(()) };
+    visitor.visit(tensor, View { arg: tensor.name(), storage, rows })
 }
 
 pub(super) fn scales_out<B: NormBackend + ?Sized>(

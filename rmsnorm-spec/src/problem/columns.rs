@@ -4,8 +4,9 @@ use super::layout::{Layout, Placed};
 use super::{Checked, check_spec, forbid_mean_for_rms, problem};
 use crate::args::{SpanVisitor, View, Views};
 use crate::{
-    Access, Backward, BackwardStatistics, ColumnStatistics, DTypes, Direction, Element, Error, Forward, Given, Norm,
-    NormBackend, NormSpec, Parts, ResidualPlacement, Rows, Span, Stored, Tensor,
+    Access, AnyBackwardStatistics, AnyColumnStatistics, AnyOut, Backward, BackwardStatistics, ColumnStatistics,
+    Direction, Element, Error, Forward, Given, Norm, NormBackend, NormSpec, Parts, ResidualPlacement, Rows, Span,
+    Stored, Tensor, Untyped, Visitor,
 };
 
 impl<'a, B: NormBackend + ?Sized, T: Element, R: Element> Checked<ColumnStatistics<'a, B, T, R>> {
@@ -16,12 +17,12 @@ impl<'a, B: NormBackend + ?Sized, T: Element, R: Element> Checked<ColumnStatisti
     pub fn column_statistics(spec: NormSpec, args: ColumnStatistics<'a, B, T, R>) -> Result<Self, Error> {
         check_spec(&spec)?;
         check_columns_form(&spec, None)?;
-        DTypes::of::<T, T, R>().check()?;
-        let found = Layout::check_spans(&spec, Direction::Forward, |layout| args.spans(layout))?;
+        args.dtypes.check()?;
+        let found = Layout::check_spans(&spec, (Direction::Forward, args.dtypes), |layout| args.spans(layout))?;
         let numbers = spec.norm.statistics_len(Direction::Forward);
-        let statistics = statistics(B::out_span(&args.statistics), &[spec.rows, numbers])?;
+        let statistics = statistics(B::out_span::<f32>(&args.statistics), &[spec.rows, numbers])?;
         args.spans(&mut Beside { statistics, direction: None })?;
-        let problem = problem::<T, T, R>(Direction::Forward, &spec, found);
+        let problem = problem(Direction::Forward, &spec, args.dtypes, found);
         Ok(Checked { spec, args, problem })
     }
 }
@@ -34,16 +35,16 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Ba
     pub fn backward_statistics(spec: NormSpec, args: BackwardStatistics<'a, B, T, W, R>) -> Result<Self, Error> {
         check_spec(&spec)?;
         check_columns_form(&spec, None)?;
-        DTypes::of::<T, W, R>().check()?;
+        args.dtypes.check()?;
         forbid_mean_for_rms(&spec, "mean", args.mean.is_some())?;
         if spec.norm == Norm::Layer && args.mean.is_none() {
             return Err(Error::Missing { arg: "mean", why: "layer norm's backward pass needs the mean of whole rows" });
         }
-        let found = Layout::check_spans(&spec, Direction::Backward, |layout| args.spans(layout))?;
+        let found = Layout::check_spans(&spec, (Direction::Backward, args.dtypes), |layout| args.spans(layout))?;
         let numbers = spec.norm.statistics_len(Direction::Backward);
-        let statistics = statistics(B::out_span(&args.statistics), &[spec.rows, numbers])?;
+        let statistics = statistics(B::out_span::<f32>(&args.statistics), &[spec.rows, numbers])?;
         args.spans(&mut Beside { statistics, direction: None })?;
-        let problem = problem::<T, W, R>(Direction::Backward, &spec, found);
+        let problem = problem(Direction::Backward, &spec, args.dtypes, found);
         Ok(Checked { spec, args, problem })
     }
 }
@@ -69,7 +70,7 @@ impl<'a, 'g, B: NormBackend + ?Sized, T: Element, W: Element, R: Element>
     /// # Errors
     /// As [`Checked::column_statistics`].
     pub fn backward_given(
-        backend: &B,
+        backend: &(impl NormBackend + ?Sized),
         spec: NormSpec,
         given: Given<'g, B, Backward<'a, B, T, W, R>>,
     ) -> Result<Self, Error> {
@@ -88,9 +89,51 @@ fn check_given<'a, 'g, B: NormBackend + ?Sized, A: Views<'a, B>>(
     let Checked { spec, args, problem } = check(args)?;
     check_columns(columns, spec.cols)?;
     let shape = [columns.len(), spec.rows, spec.norm.statistics_len(direction)];
-    let found = self::statistics(B::in_span(&statistics), &shape)?;
+    let found = self::statistics(B::in_span::<f32>(&statistics), &shape)?;
     args.spans(&mut Beside { statistics: found, direction: Some(direction) })?;
     Ok(Checked { spec, args: Given { args, statistics, columns }, problem })
+}
+
+impl<'a, B: NormBackend + ?Sized> Checked<AnyColumnStatistics<'a, B>> {
+    /// Hands every tensor to the visitor, and returns the view of what is found.
+    ///
+    /// # Errors
+    /// The first of the visitor's.
+    pub fn visit(self, visitor: &mut impl Visitor<'a, B>) -> Result<B::Out<'a, f32>, Error> {
+        of_f32::<B>(self.args.visit(visitor)?)
+    }
+}
+
+impl<'a, B: NormBackend + ?Sized> Checked<AnyBackwardStatistics<'a, B>> {
+    /// Hands every tensor to the visitor, and returns the view of what is found.
+    ///
+    /// # Errors
+    /// The first of the visitor's.
+    pub fn visit(self, visitor: &mut impl Visitor<'a, B>) -> Result<B::Out<'a, f32>, Error> {
+        of_f32::<B>(self.args.visit(visitor)?)
+    }
+}
+
+fn of_f32<B: NormBackend + ?Sized>(view: AnyOut<'_, B>) -> Result<B::Out<'_, f32>, Error> {
+    let rule = || format!("they are f32, got {}", view.storage());
+    let refused = Error::InvalidArgument { arg: "statistics", rule: rule() };
+    f32::out_of(view).ok_or(refused)
+}
+
+/// A call, what all ranks have found for it, and how many columns each has.
+type CallParts<'g, B, A> = (Checked<A>, <B as NormBackend>::In<'g, f32>, &'g [usize]);
+
+impl<'g, B: NormBackend + ?Sized, A> Checked<Given<'g, Untyped<B>, A>> {
+    /// As [`into_call`](Self::into_call), with the view of what all ranks have found.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if that is not f32.
+    pub fn into_parts(self) -> Result<CallParts<'g, B, A>, Error> {
+        let (call, statistics, columns) = self.into_call();
+        let rule = format!("they are f32, got {}", statistics.storage());
+        let statistics = f32::in_of(statistics).ok_or(Error::InvalidArgument { arg: "statistics", rule })?;
+        Ok((call, statistics, columns))
+    }
 }
 
 impl<'g, B: NormBackend + ?Sized, A> Checked<Given<'g, B, A>> {

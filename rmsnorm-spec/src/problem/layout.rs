@@ -5,8 +5,8 @@ use std::iter;
 use crate::args::{SpanVisitor, View, Views};
 use crate::quant::QuantSpec;
 use crate::{
-    Access, Direction, Error, NormBackend, NormSpec, Parts, RowGroups, RowLayout, Rows, Span, Storage, Tensor,
-    TensorSet, TensorShape,
+    Access, DType, DTypes, Direction, Error, NormBackend, NormSpec, Parts, RowGroups, RowLayout, Rows, Span, Storage,
+    Tensor, TensorSet, TensorShape,
 };
 
 /// One tensor of a call, reduced to what the checks need.
@@ -19,11 +19,13 @@ pub(super) struct Placed {
     /// The groups that it was given with, if all its rows lie in the first.
     single_group: Option<RowGroups>,
     span: Span,
+    bytes: (u64, u64),
 }
 
 /// The tensors of a call, each at its place in [`Tensor::ALL`]: a fixed array, because a call must not allocate.
 pub(super) struct Layout {
     direction: Direction,
+    dtypes: DTypes,
     rows: usize,
     cols: usize,
     /// Tensors that have fewer rows, and how many.
@@ -44,38 +46,42 @@ impl Layout {
     /// another tensor.
     pub(super) fn check<'a, B: NormBackend + ?Sized>(
         spec: &NormSpec,
-        direction: Direction,
+        call: (Direction, DTypes),
         quant: Option<&QuantSpec>,
         parts: Option<Parts>,
         args: &impl Views<'a, B>,
     ) -> Result<(TensorSet, Option<usize>), Error> {
         let parts = parts.filter(|parts| parts.count > 1);
-        let layout = Layout { quant: quant.copied(), parts, ..Layout::new(spec, direction) };
+        let mut layout = Layout::new(spec, call);
+        (layout.quant, layout.parts) = (quant.copied(), parts);
         layout.of_spans(|layout| args.spans(layout))
     }
 
     /// The same of tensors that are shown one by one.
     pub(super) fn check_spans(
         spec: &NormSpec,
-        direction: Direction,
+        call: (Direction, DTypes),
         spans: impl FnOnce(&mut Layout) -> Result<(), Error>,
     ) -> Result<(TensorSet, Option<usize>), Error> {
-        Layout::new(spec, direction).of_spans(spans)
+        Layout::new(spec, call).of_spans(spans)
     }
 
     /// The same where some of the tensors have only so many of the rows.
     pub(super) fn check_own_rows(
         spec: &NormSpec,
-        direction: Direction,
+        call: (Direction, DTypes),
         own: (TensorSet, usize),
         spans: impl FnOnce(&mut Layout) -> Result<(), Error>,
     ) -> Result<(TensorSet, Option<usize>), Error> {
-        Layout { own: Some(own), ..Layout::new(spec, direction) }.of_spans(spans)
+        let mut layout = Layout::new(spec, call);
+        layout.own = Some(own);
+        layout.of_spans(spans)
     }
 
-    fn new(spec: &NormSpec, direction: Direction) -> Self {
+    fn new(spec: &NormSpec, (direction, dtypes): (Direction, DTypes)) -> Self {
         Layout {
             direction,
+            dtypes,
             rows: spec.rows,
             cols: spec.cols,
             own: None,
@@ -93,13 +99,30 @@ impl Layout {
         self.own.filter(|(tensors, _)| tensors.has(tensor)).map_or(self.rows, |(_, rows)| rows)
     }
 
+    /// By reference, as it has room for every tensor: a copy takes as long as the rest.
     fn of_spans(
-        mut self,
+        &mut self,
         spans: impl FnOnce(&mut Layout) -> Result<(), Error>,
     ) -> Result<(TensorSet, Option<usize>), Error> {
-        spans(&mut self)?;
+        spans(self)?;
         self.check_overlap()?;
         Ok((self.tensors, self.rows_per_group))
+    }
+
+    /// The elements are stored as the call's dtypes and its codes say. A sum that takes the place of a gradient is f32.
+    fn check_storage(&self, tensor: Tensor, view: &View) -> Result<(), Error> {
+        let is_sum = matches!(tensor, Tensor::Dweight | Tensor::Dbias) && view.arg != tensor.name();
+        let expected = match is_sum {
+            true => Some(Storage::Float(DType::F32)),
+            false => tensor.storage(self.direction, self.dtypes, self.quant.as_ref()),
+        };
+        match expected.filter(|expected| *expected != view.storage) {
+            None => Ok(()),
+            Some(expected) => {
+                let rule = format!("its elements are {expected} by the dtypes of the call, got {}", view.storage);
+                Err(Error::InvalidArgument { arg: view.arg, rule })
+            }
+        }
     }
 
     /// Where the rows of a matrix of this shape begin, if they and their groups follow one another, and the elements that it may
@@ -114,7 +137,7 @@ impl Layout {
             self.check_groups(arg, &rows, groups)?;
         }
         // A byte size above isize::MAX cannot be a Rust slice nor be indexed by any backend.
-        let most = isize::MAX as usize / view.storage.size();
+        let most = most_elements(view.storage);
         let Some(padded) = rows.padded_span().filter(|&padded| padded <= most) else {
             let storage = view.storage;
             let Some(RowGroups { stride, .. }) = groups else {
@@ -139,7 +162,7 @@ impl Layout {
         parts: Parts,
         (rows, (min, max)): (RowLayout, (usize, usize)),
     ) -> Result<(Option<RowLayout>, (usize, usize)), Error> {
-        let most = isize::MAX as usize / view.storage.size();
+        let most = most_elements(view.storage);
         match parts.span().and_then(|behind| Some((min.checked_add(behind)?, max.checked_add(behind)?))) {
             // Without rows there is nothing of any part.
             _ if rows.span() == 0 => Ok((None, (min, max))),
@@ -204,8 +227,14 @@ impl Layout {
     }
 }
 
+/// Elements of the largest size that any allocation has. Sizes are powers of two, and a shift takes less than a division.
+const fn most_elements(storage: Storage) -> usize {
+    (isize::MAX as usize) >> storage.size().trailing_zeros()
+}
+
 impl SpanVisitor for Layout {
     fn visit(&mut self, tensor: Tensor, view: View) -> Result<(), Error> {
+        self.check_storage(tensor, &view)?;
         let rows = self.rows_of(tensor);
         let (matrix, (min, max)) = match tensor.shape() {
             TensorShape::Matrix => {
@@ -241,21 +270,28 @@ impl SpanVisitor for Layout {
         self.tensors = self.tensors.with(tensor);
         let is_output = tensor.access(self.direction) == Some(Access::Write);
         self.outputs = self.outputs.set(tensor, is_output);
-        self.list[tensor as usize] = Some(Placed { arg, storage, matrix, single_group, span });
+        self.list[tensor as usize] =
+            Some(Placed { arg, storage, matrix, single_group, span, bytes: bytes(&span, storage) });
         Ok(())
     }
+}
+
+/// First byte and the byte after the last. No view reaches beyond the last address.
+const fn bytes(span: &Span, storage: Storage) -> (u64, u64) {
+    let (start, len) = (span.start, span.len as u64);
+    (start, start.saturating_add(len.saturating_mul(storage.size() as u64)))
 }
 
 impl Placed {
     /// A tensor of which every element of its view counts, be it between rows.
     pub(super) fn whole(view: &View) -> Self {
         let View { arg, storage, rows: Rows { view: span, .. } } = *view;
-        Placed { arg, storage, matrix: None, single_group: None, span }
+        Placed { arg, storage, matrix: None, single_group: None, span, bytes: bytes(&span, storage) }
     }
 
     /// Whether the two share an element. Rows that take turns (slices of one fused buffer) do not.
     pub(super) fn overlaps(&self, other: &Placed) -> bool {
-        let (a, b) = (self.bytes(), other.bytes());
+        let (a, b) = (self.bytes, other.bytes);
         // Where the later one starts is before the earlier end: never so for a view without elements.
         let ranges_meet = self.span.allocation == other.span.allocation && a.0.max(b.0) < a.1.min(b.1);
         ranges_meet && !self.takes_turns_with(other)
@@ -269,12 +305,6 @@ impl Placed {
     /// None for a vector.
     fn patterns(&self) -> impl Iterator<Item = Pattern> {
         iter::once(None).chain(self.single_group.map(Some)).filter_map(|single_group| self.pattern(single_group))
-    }
-
-    /// First byte and the byte after the last.
-    fn bytes(&self) -> (u128, u128) {
-        let start = u128::from(self.span.start);
-        (start, start + self.in_bytes(self.span.len))
     }
 
     fn in_bytes(&self, elements: usize) -> u128 {

@@ -27,9 +27,10 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Sh
         let has_own_y = *y_rows == YRows::Own && args.y.is_some();
         let of_own = TensorSet::of(&[Tensor::Residual, Tensor::ResidualOut, Tensor::Mean, Tensor::Rstd]);
         let of_own = (of_own.set(Tensor::Y, has_own_y), own.len());
-        let found = Layout::check_own_rows(&spec, Direction::Forward, of_own, |layout| args.spans(layout))?;
+        let found =
+            Layout::check_own_rows(&spec, (Direction::Forward, args.dtypes), of_own, |layout| args.spans(layout))?;
         args.spans(&mut WithoutGroups)?;
-        let problem = problem::<T, W, R>(Direction::Forward, &spec, found);
+        let problem = problem(Direction::Forward, &spec, args.dtypes, found);
         Ok(Checked { spec, args: call, problem })
     }
 

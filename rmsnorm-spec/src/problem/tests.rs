@@ -4,6 +4,7 @@
 //! The argument structs are written as literals here, so that a new tensor breaks the build, and the names that they look
 //! up are compared with the table, so that it must be added there.
 
+mod any;
 mod columns;
 mod groups;
 mod parts;
@@ -17,7 +18,9 @@ use std::marker::PhantomData;
 
 use super::*;
 use crate::quant::{CodeType, ScaleRounding};
-use crate::{Access, F8E4M3, F8E5M2, Parts, RowGroups, Rows, Storage, Stored, TensorShape, bf16, f16};
+use crate::{
+    Access, AnyQuantizedForward, F8E4M3, F8E5M2, Parts, RowGroups, Rows, Storage, Stored, TensorShape, bf16, f16,
+};
 
 /// With gradients as f32 sums, or without.
 struct Numbers<const SUMS: bool = false>;
@@ -55,16 +58,10 @@ impl<const SUMS: bool> NormBackend for Numbers<SUMS> {
     fn has_gradient_sums(&self) -> bool {
         SUMS
     }
-    fn launch_forward<T: Element, W: Element, R: Element>(
-        &self,
-        _: Checked<Forward<'_, Self, T, W, R>>,
-    ) -> Result<(), Error> {
+    fn launch_forward(&self, _: Checked<AnyForward<'_, Self>>) -> Result<(), Error> {
         Ok(())
     }
-    fn launch_backward<T: Element, W: Element, R: Element>(
-        &self,
-        _: Checked<Backward<'_, Self, T, W, R>>,
-    ) -> Result<(), Error> {
+    fn launch_backward(&self, _: Checked<AnyBackward<'_, Self>>) -> Result<(), Error> {
         Ok(())
     }
 }
@@ -367,8 +364,9 @@ impl Call {
                     next_rstd: (is_next && optional("next_rstd")).then(|| look_up.view("next_rstd")),
                     parts: self.parts,
                     lost: None,
+                    dtypes: DTypes::of::<T, W, R>(),
                 };
-                self.validated(Checked::forward(self.spec, args)?, Checked::<Forward<'_, Numbers, T, W, R>>::visit)
+                self.validated(Checked::forward(self.spec, args.erase())?, Checked::<AnyForward<'_, Numbers>>::visit)
             }
             Form::Given => {
                 let args = QuantizedForward::<'_, Numbers, T, F8E5M2, W, R> {
@@ -377,16 +375,16 @@ impl Call {
                     amax: optional("amax").then(|| look_up.view("amax")),
                     ..look_up.quantized(self.quant)
                 };
-                let checked = Checked::quantized_forward(self.spec, args)?;
-                self.validated(checked, Checked::<QuantizedForward<'_, Numbers, T, F8E5M2, W, R>>::visit)
+                let checked = Checked::quantized_forward(self.spec, args.erase())?;
+                self.validated(checked, Checked::<AnyQuantizedForward<'_, Numbers>>::visit)
             }
             Form::Mx => {
                 let args = QuantizedForward::<'_, Numbers, T, F8E4M3, W, R> {
                     scales: Some(Scales::E8m0(look_up.view("scales"))),
                     ..look_up.quantized(self.quant)
                 };
-                let checked = Checked::quantized_forward(self.spec, args)?;
-                self.validated(checked, Checked::<QuantizedForward<'_, Numbers, T, F8E4M3, W, R>>::visit)
+                let checked = Checked::quantized_forward(self.spec, args.erase())?;
+                self.validated(checked, Checked::<AnyQuantizedForward<'_, Numbers>>::visit)
             }
             Form::Backward => {
                 let args = Backward::<'_, Numbers, T, W, R> {
@@ -406,9 +404,10 @@ impl Call {
                     accumulate: false,
                     grad_reduction: self.grad_reduction,
                     lost: None,
+                    dtypes: DTypes::of::<T, W, R>(),
                 };
-                let checked = Checked::backward(&Numbers, self.spec, args)?;
-                self.validated(checked, Checked::<Backward<'_, Numbers, T, W, R>>::visit)
+                let checked = Checked::backward(&Numbers::<false>, self.spec, args.erase())?;
+                self.validated(checked, Checked::<AnyBackward<'_, Numbers>>::visit)
             }
         };
         let known: BTreeSet<&str> = table(self.form).iter().map(|entry| entry.name).collect();
@@ -527,6 +526,7 @@ impl Names<'_> {
             scales_columnwise: None,
             amax: None,
             lost: None,
+            dtypes: DTypes::of::<T, W, R>(),
         }
     }
 
@@ -929,7 +929,8 @@ fn a_residual_after_the_norm_needs_its_sum_and_a_next_norm_its_y() {
 
     // The residual's gradient is dy, and no call has codes of such a sum.
     let backward = || Backward::<Numbers, f32>::new(view(1), view(2), vector(3, ROWS), view(4));
-    let check = |args| Checked::backward(&Numbers, before.residual_after(), args).map(|checked| *checked.problem());
+    let check =
+        |args| Checked::backward(&Numbers::<false>, before.residual_after(), args).map(|checked| *checked.problem());
     assert_eq!(check(backward()).expect("a good call").residual_placement, ResidualPlacement::Before);
     for (args, name) in
         [(backward().dresidual_out(view(5)), "dresidual_out"), (backward().dresidual(view(5)), "dresidual")]
@@ -957,7 +958,7 @@ fn a_tensor_given_before_its_dtype_changes_is_named() {
     let good = forward().f32_weight().f32_residual().weight(wide(5)).residual(view(6, ROWS * COLS));
     let mixed = DTypes::uniform(DType::F16);
     assert_eq!(dtypes(Checked::forward(spec, good).map(|c| *c.problem())), mixed.widened(true, true));
-    let good = Checked::backward(&Numbers, spec, backward().f32_weight().dweight(wide(5)));
+    let good = Checked::backward(&Numbers::<false>, spec, backward().f32_weight().dweight(wide(5)));
     assert_eq!(dtypes(good.map(|c| *c.problem())), mixed.widened(true, false));
 
     let lost = |result: Result<(), Error>| match result {
@@ -972,7 +973,8 @@ fn a_tensor_given_before_its_dtype_changes_is_named() {
     let streamed = |args: Forward<'_, Numbers, f16, f16, f32>| lost(Checked::forward(spec, args).map(drop));
     assert_eq!(streamed(forward().residual(matrix(5)).f32_residual()), "residual");
     assert_eq!(streamed(forward().residual_out(matrix(5)).f32_residual()), "residual_out");
-    let backward_of = |args: Backward<'_, Numbers, f16, f32>| lost(Checked::backward(&Numbers, spec, args).map(drop));
+    let backward_of =
+        |args: Backward<'_, Numbers, f16, f32>| lost(Checked::backward(&Numbers::<false>, spec, args).map(drop));
     assert_eq!(backward_of(backward().weight(narrow(5)).f32_weight()), "weight");
     assert_eq!(backward_of(backward().dweight(narrow(5)).f32_weight()), "dweight");
     assert_eq!(backward_of(backward().dbias(narrow(5)).f32_weight()), "dbias");

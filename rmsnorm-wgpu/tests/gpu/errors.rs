@@ -120,7 +120,7 @@ fn a_workspace_that_is_long_enough_for_another_backend_only_is_refused() {
     assert!(len < needed, "{len} and {needed} prove nothing");
     let workspace = upload::<f32>(&gpu, 6, len);
     let before = (bits(&gpu, &dx), bits(&gpu, &dweight));
-    let call = Checked::backward(&other, norm, args().workspace(whole(&workspace))).unwrap();
+    let call = Checked::backward(&other, norm, args().workspace(whole(&workspace)).erase()).unwrap();
     let answer = gpu.launch_backward(call);
     assert!(matches!(answer, Err(Error::Length { arg: "workspace", .. })), "{answer:?}");
     assert_eq!((bits(&gpu, &dx), bits(&gpu, &dweight)), before);

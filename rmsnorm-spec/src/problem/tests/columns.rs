@@ -61,7 +61,7 @@ fn second_back(spec: NormSpec, (start, len): (u64, usize), columns: &[usize]) ->
     let args = Backward::<Numbers, f16>::new(view(DY, LEN), view(X, LEN), view(RSTD, ROWS), view(Y, LEN));
     let args = args.weight(view(WEIGHT, COLS)).dweight(view(DWEIGHT, COLS));
     let args = if spec.norm == Norm::Layer { args.mean(view(MEAN, ROWS)) } else { args };
-    let checked = Checked::backward_given(&Numbers, spec, Given::new(args, view(start, len), columns))?;
+    let checked = Checked::backward_given(&Numbers::<false>, spec, Given::new(args, view(start, len), columns))?;
     Ok((checked.whole_cols(), *checked.problem()))
 }
 

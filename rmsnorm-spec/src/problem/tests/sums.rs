@@ -17,7 +17,7 @@ where
 }
 
 fn check(args: Backward<'static, Summing, bf16>) -> Result<Problem, String> {
-    let checked = Checked::backward(&Numbers, NormSpec::rms(ROWS, COLS, 1e-6), args);
+    let checked = Checked::backward(&Numbers::<true>, NormSpec::rms(ROWS, COLS, 1e-6), args);
     checked.map(|checked| *checked.problem()).map_err(|error| error.to_string())
 }
 
@@ -62,7 +62,7 @@ fn sums_are_held_to_their_length_and_keep_apart() {
 #[test]
 fn a_backend_without_sums_is_not_asked_for_them() {
     let refused = |args: Backward<'static, Numbers, bf16>| match Checked::backward(
-        &Numbers,
+        &Numbers::<false>,
         NormSpec::rms(ROWS, COLS, 1e-6),
         args,
     ) {

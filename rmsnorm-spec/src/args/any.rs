@@ -1,0 +1,275 @@
+//! Calls whose dtypes are values. Backends launch calls in this form, so that they are compiled once and not once for every mix of dtypes.
+//! A view in such a call has one of seven element types, and says which.
+
+use std::convert::Infallible;
+use std::marker::PhantomData;
+
+use super::{
+    Backward, BackwardStatistics, ColumnStatistics, Forward, Given, QuantizedForward, Rows, Scales, Source, Visitor,
+};
+use crate::{
+    Checked, Code, Element, Error, F8E4M3, F8E5M2, NormBackend, Problem, Span, Storage, Stored, Tensor, bf16, f16,
+};
+
+/// Runs `body` with the view and its element type, whichever it is.
+macro_rules! each {
+    ($any:expr, $views:ident, $view:ident: $element:ident => $body:expr) => {
+        match $any {
+            $views::F32($view) => each!(@ f32, $element, $body),
+            $views::F16($view) => each!(@ f16, $element, $body),
+            $views::Bf16($view) => each!(@ bf16, $element, $body),
+            $views::E4m3($view) => each!(@ F8E4M3, $element, $body),
+            $views::E5m2($view) => each!(@ F8E5M2, $element, $body),
+            $views::Int8($view) => each!(@ i8, $element, $body),
+            $views::E8m0($view) => each!(@ u8, $element, $body),
+        }
+    };
+    (@ $type:ty, $element:ident, $body:expr) => {{
+        type $element = $type;
+        $body
+    }};
+}
+
+/// Declares a view of any element type.
+macro_rules! any {
+    ($(#[$doc:meta])* $any:ident of $view:ident, $made:ident, $of:ident) => {
+        $(#[$doc])*
+        pub enum $any<'a, B: NormBackend + ?Sized> {
+            /// f32 elements.
+            F32(B::$view<'a, f32>),
+            /// f16 elements.
+            F16(B::$view<'a, f16>),
+            /// bf16 elements.
+            Bf16(B::$view<'a, bf16>),
+            /// Codes in E4M3.
+            E4m3(B::$view<'a, F8E4M3>),
+            /// Codes in E5M2.
+            E5m2(B::$view<'a, F8E5M2>),
+            /// Codes in 8-bit integers.
+            Int8(B::$view<'a, i8>),
+            /// Scales in bytes, as MX has them.
+            E8m0(B::$view<'a, u8>),
+        }
+
+        impl<B: NormBackend + ?Sized> $any<'_, B> {
+            /// The type of its elements.
+            pub fn storage(&self) -> Storage {
+                each!(self, $any, _view: E => E::STORAGE)
+            }
+        }
+    };
+}
+
+any! {
+    /// A read-only view that says the type of its elements.
+    AnyIn of In, any_in, in_of
+}
+
+any! {
+    /// A view that is written, and says the type of its elements.
+    AnyOut of Out, any_out, out_of
+}
+
+/// Takes the place of a backend `B` in argument structs whose dtypes are values: its views are [`AnyIn`] and [`AnyOut`] of `B`, for every element
+/// type. It has no values.
+pub struct Untyped<B: ?Sized>(Infallible, PhantomData<fn(&B)>);
+
+impl<B: NormBackend + ?Sized> NormBackend for Untyped<B> {
+    type In<'a, T: Stored> = AnyIn<'a, B>;
+    type Out<'a, T: Stored> = AnyOut<'a, B>;
+
+    fn name(&self) -> &'static str {
+        match self.0 {}
+    }
+
+    fn in_span<T: Stored>(view: &AnyIn<'_, B>) -> Span {
+        each!(view, AnyIn, view: E => B::in_span::<E>(view))
+    }
+
+    fn out_span<T: Stored>(view: &AnyOut<'_, B>) -> Span {
+        each!(view, AnyOut, view: E => B::out_span::<E>(view))
+    }
+
+    fn in_storage<T: Stored>(view: &AnyIn<'_, B>) -> Storage {
+        view.storage()
+    }
+
+    fn out_storage<T: Stored>(view: &AnyOut<'_, B>) -> Storage {
+        view.storage()
+    }
+
+    fn workspace_len(&self, _: &Problem) -> usize {
+        match self.0 {}
+    }
+
+    fn launch_forward(&self, _: Checked<AnyForward<'_, Self>>) -> Result<(), Error> {
+        match self.0 {}
+    }
+
+    fn launch_backward(&self, _: Checked<AnyBackward<'_, Self>>) -> Result<(), Error> {
+        match self.0 {}
+    }
+}
+
+/// A [`Forward`] call whose dtypes are values.
+pub type AnyForward<'a, B> = Forward<'a, Untyped<B>, f32>;
+
+/// A [`Backward`] call whose dtypes are values.
+pub type AnyBackward<'a, B> = Backward<'a, Untyped<B>, f32>;
+
+/// A [`QuantizedForward`] call whose dtypes and type of codes are values.
+pub type AnyQuantizedForward<'a, B> = QuantizedForward<'a, Untyped<B>, f32, i8>;
+
+/// A [`ColumnStatistics`] call whose dtypes are values.
+pub type AnyColumnStatistics<'a, B> = ColumnStatistics<'a, Untyped<B>, f32>;
+
+/// A [`BackwardStatistics`] call whose dtypes are values.
+pub type AnyBackwardStatistics<'a, B> = BackwardStatistics<'a, Untyped<B>, f32>;
+
+/// A visitor of views of every type can visit views that say their type.
+impl<'a, B: NormBackend + ?Sized, V: Visitor<'a, B>> Visitor<'a, Untyped<B>> for V {
+    fn read<T: Stored>(&mut self, tensor: Tensor, rows: Rows<AnyIn<'a, B>>) -> Result<(), Error> {
+        let Rows { view, row_stride, groups } = rows;
+        each!(view, AnyIn, view: E => Visitor::<'a, B>::read::<E>(self, tensor, Rows { view, row_stride, groups }))
+    }
+
+    fn write<T: Stored>(&mut self, tensor: Tensor, rows: Rows<AnyOut<'a, B>>) -> Result<(), Error> {
+        let Rows { view, row_stride, groups } = rows;
+        each!(view, AnyOut, view: E => Visitor::<'a, B>::write::<E>(self, tensor, Rows { view, row_stride, groups }))
+    }
+}
+
+/// A change of all views of a call: [`Erase`] or [`Restore`].
+pub(super) trait Change<'a> {
+    /// The backend whose views are given.
+    type From: NormBackend + ?Sized;
+    /// The backend whose views are made.
+    type To: NormBackend + ?Sized;
+    /// The reason why a view cannot be changed.
+    type Error;
+
+    fn of_read<F: Stored, T: Stored>(
+        view: <Self::From as NormBackend>::In<'a, F>,
+    ) -> Result<<Self::To as NormBackend>::In<'a, T>, Self::Error>;
+
+    fn of_written<F: Stored, T: Stored>(
+        view: <Self::From as NormBackend>::Out<'a, F>,
+    ) -> Result<<Self::To as NormBackend>::Out<'a, T>, Self::Error>;
+}
+
+/// Views with types become views that say their types.
+pub(super) struct Erase<B: ?Sized>(PhantomData<fn(&B)>);
+
+/// Views that say their types become views with types.
+pub(super) struct Restore<B: ?Sized>(PhantomData<fn(&B)>);
+
+impl<'a, B: NormBackend + ?Sized> Change<'a> for Erase<B> {
+    type From = B;
+    type To = Untyped<B>;
+    type Error = Infallible;
+
+    fn of_read<F: Stored, T: Stored>(view: B::In<'a, F>) -> Result<AnyIn<'a, B>, Infallible> {
+        Ok(F::any_in(view))
+    }
+
+    fn of_written<F: Stored, T: Stored>(view: B::Out<'a, F>) -> Result<AnyOut<'a, B>, Infallible> {
+        Ok(F::any_out(view))
+    }
+}
+
+impl<'a, B: NormBackend + ?Sized> Change<'a> for Restore<B> {
+    type From = Untyped<B>;
+    type To = B;
+    type Error = Error;
+
+    fn of_read<F: Stored, T: Stored>(view: AnyIn<'a, B>) -> Result<B::In<'a, T>, Error> {
+        let storage = view.storage();
+        T::in_of(view).ok_or_else(|| other_type::<T>(storage))
+    }
+
+    fn of_written<F: Stored, T: Stored>(view: AnyOut<'a, B>) -> Result<B::Out<'a, T>, Error> {
+        let storage = view.storage();
+        T::out_of(view).ok_or_else(|| other_type::<T>(storage))
+    }
+}
+
+fn other_type<T: Stored>(got: Storage) -> Error {
+    Error::InvalidArgument { arg: "dtypes", rule: format!("they are those of the views, {got}, got {}", T::STORAGE) }
+}
+
+type In<'a, B, T> = <B as NormBackend>::In<'a, T>;
+type Out<'a, B, T> = <B as NormBackend>::Out<'a, T>;
+
+pub(super) fn rows_in<'a, C: Change<'a>, F: Stored, T: Stored>(
+    rows: Rows<In<'a, C::From, F>>,
+) -> Result<Rows<In<'a, C::To, T>>, C::Error> {
+    let Rows { view, row_stride, groups } = rows;
+    Ok(Rows { view: C::of_read::<F, T>(view)?, row_stride, groups })
+}
+
+pub(super) fn rows_out<'a, C: Change<'a>, F: Stored, T: Stored>(
+    rows: Rows<Out<'a, C::From, F>>,
+) -> Result<Rows<Out<'a, C::To, T>>, C::Error> {
+    let Rows { view, row_stride, groups } = rows;
+    Ok(Rows { view: C::of_written::<F, T>(view)?, row_stride, groups })
+}
+
+type SourceOf<'a, B, T> = Source<In<'a, B, T>, Out<'a, B, T>>;
+
+pub(super) fn source<'a, C: Change<'a>, F: Stored, T: Stored>(
+    source: SourceOf<'a, C::From, F>,
+) -> Result<SourceOf<'a, C::To, T>, C::Error> {
+    Ok(match source {
+        Source::Read(rows) => Source::Read(rows_in::<C, F, T>(rows)?),
+        Source::Overwrite(rows) => Source::Overwrite(rows_out::<C, F, T>(rows)?),
+    })
+}
+
+type ScalesOf<'a, B> = Scales<Out<'a, B, f32>, Out<'a, B, u8>>;
+
+pub(super) fn scales<'a, C: Change<'a>>(scales: ScalesOf<'a, C::From>) -> Result<ScalesOf<'a, C::To>, C::Error> {
+    Ok(match scales {
+        Scales::F32(view) => Scales::F32(C::of_written::<f32, f32>(view)?),
+        Scales::E8m0(view) => Scales::E8m0(C::of_written::<u8, u8>(view)?),
+    })
+}
+
+impl<'a, B: NormBackend + ?Sized> AnyForward<'a, B> {
+    /// The same call with types.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if a view has another type.
+    pub fn restore<T: Element, W: Element, R: Element>(self) -> Result<Forward<'a, B, T, W, R>, Error> {
+        self.change::<Restore<B>, T, W, R>()
+    }
+}
+
+impl<'a, B: NormBackend + ?Sized> AnyBackward<'a, B> {
+    /// The same call with types.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if a view has another type.
+    pub fn restore<T: Element, W: Element, R: Element>(self) -> Result<Backward<'a, B, T, W, R>, Error> {
+        self.change::<Restore<B>, T, W, R>()
+    }
+}
+
+impl<'a, B: NormBackend + ?Sized> AnyQuantizedForward<'a, B> {
+    /// The same call with types.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if a view has another type.
+    pub fn restore<T: Element, C: Code, W: Element, R: Element>(
+        self,
+    ) -> Result<QuantizedForward<'a, B, T, C, W, R>, Error> {
+        self.change::<Restore<B>, T, C, W, R>()
+    }
+}
+
+impl<'g, B: NormBackend + ?Sized, A> Given<'g, B, A> {
+    /// The same half with its tensors changed by `change`, and with statistics that say their type.
+    pub fn erase<E>(self, change: impl FnOnce(A) -> E) -> Given<'g, Untyped<B>, E> {
+        let Given { args, statistics, columns } = self;
+        Given { args: change(args), statistics: f32::any_in(statistics), columns }
+    }
+}
