@@ -333,7 +333,10 @@ fn view<'a, B: SliceBackend, E: Stored>(view: AnyOut<'a, B>) -> Result<B::Out<'a
 
 /// A `Checked` call has views of its dtypes; the error is for the type system only.
 fn other_type<E: Stored>(got: Storage) -> Error {
-    Error::InvalidArgument { arg: "dtypes", rule: format!("they are those of the views, {got}, got {}", E::STORAGE) }
+    Error::InvalidArgument {
+        arg: "dtypes",
+        rule: format!("a view has elements of {got}, and the kernel takes {}", E::STORAGE),
+    }
 }
 
 fn starts<V>(rows: &Rows<V>, spec: &NormSpec) -> RowStarts {

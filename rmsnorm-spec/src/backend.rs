@@ -16,10 +16,14 @@ use crate::{
 /// CPU backend is done on return.
 ///
 /// # Implementer notes
-/// Implement the view types, the two span functions and the two `launch_` methods, and [`prepare_all`](Self::prepare_all) if
-/// anything is compiled when it is first used; do not override `forward`, `backward` and `prepare`. A [`Checked`] proves everything that [`Problem`] documents, so `launch_` takes no decisions about validity.
-/// What is launched has dtypes that are values ([`Problem::dtypes`]) and views that say theirs, so that a backend is compiled once and not once
-/// a mix. [`with_types!`](crate::with_types) and [`Checked::restore`] give types back to code that has them.
+/// Implement `In`, `Out`, `name`, `in_span`, `out_span`, `workspace_len`, `launch_forward` and `launch_backward`. Override
+/// [`prepare_all`](Self::prepare_all) if something is compiled when it is first used. Do not override `forward`, `backward` and `prepare`.
+///
+/// A [`Checked`] proves everything that [`Problem`] documents, so `launch_` takes no decisions about validity. A launched call has no type
+/// parameters: [`Problem::dtypes`] has its dtypes, and each view says its own type. So a backend is compiled once, not once for every
+/// mix. Typed kernels get types by [`with_types!`](crate::with_types) and [`Checked::restore`]:
+/// `with_types!(call.problem().dtypes; T, W, R => forward(call.restore::<T, W, R>()?))`.
+///
 /// The conformance suite (`rmsnorm-conformance`) proves the result. New operations arrive as new
 /// methods whose default answer is [`Error::Unsupported`], as [`launch_quantized_forward`](Self::launch_quantized_forward)'s is.
 pub trait NormBackend {

@@ -48,7 +48,7 @@ impl Span {
 /// - `mean` is present exactly where it may be (forward) or must be (backward); `rstd` is present in backward;
 /// - gradients of weight and bias are all rounded or all f32 sums, which are `dweight` and `dbias` of another storage ([`grad_store`](Self::grad_store)),
 ///   and only of a backend that has them;
-/// - weight and residual dtypes are each the activations' dtype or f32;
+/// - weight and residual dtypes are each the activations' dtype or f32, and every view has the type that the dtypes give its tensor;
 /// - `workspace`, if present, has at least [`NormBackend::workspace_len`] elements;
 /// - no output overlaps any other tensor of the call;
 /// - `x` and a `residual` that is added before the norm are both overwritten or neither is;
@@ -393,7 +393,7 @@ impl<'a, B: NormBackend + ?Sized> Checked<AnyForward<'a, B>> {
     /// The same call with types.
     ///
     /// # Errors
-    /// `InvalidArgument` if a view has another type.
+    /// `InvalidArgument` if a view has not the type that is named here.
     pub fn restore<T: Element, W: Element, R: Element>(self) -> Result<Checked<Forward<'a, B, T, W, R>>, Error> {
         self.change(AnyForward::restore)
     }
@@ -403,7 +403,7 @@ impl<'a, B: NormBackend + ?Sized> Checked<AnyBackward<'a, B>> {
     /// The same call with types.
     ///
     /// # Errors
-    /// `InvalidArgument` if a view has another type.
+    /// `InvalidArgument` if a view has not the type that is named here.
     pub fn restore<T: Element, W: Element, R: Element>(self) -> Result<Checked<Backward<'a, B, T, W, R>>, Error> {
         self.change(AnyBackward::restore)
     }

@@ -70,8 +70,8 @@ any! {
     AnyOut of Out, any_out, out_of
 }
 
-/// Takes the place of a backend `B` in argument structs whose dtypes are values: its views are [`AnyIn`] and [`AnyOut`] of `B`, for every element
-/// type. It has no values.
+/// A marker that takes the place of `B` in argument structs. Its views are [`AnyIn`] and [`AnyOut`] of `B`, whatever element type is
+/// named. No value of it exists.
 pub struct Untyped<B: ?Sized>(Infallible, PhantomData<fn(&B)>);
 
 impl<B: NormBackend + ?Sized> NormBackend for Untyped<B> {
@@ -111,19 +111,19 @@ impl<B: NormBackend + ?Sized> NormBackend for Untyped<B> {
     }
 }
 
-/// A [`Forward`] call whose dtypes are values.
+/// A [`Forward`] call whose dtypes are values, which its `dtypes` has. The `f32` here is a placeholder, and says nothing about the views.
 pub type AnyForward<'a, B> = Forward<'a, Untyped<B>, f32>;
 
-/// A [`Backward`] call whose dtypes are values.
+/// A [`Backward`] call whose dtypes are values: see [`AnyForward`].
 pub type AnyBackward<'a, B> = Backward<'a, Untyped<B>, f32>;
 
-/// A [`QuantizedForward`] call whose dtypes and type of codes are values.
+/// A [`QuantizedForward`] call whose dtypes and type of codes are values: see [`AnyForward`].
 pub type AnyQuantizedForward<'a, B> = QuantizedForward<'a, Untyped<B>, f32, i8>;
 
-/// A [`ColumnStatistics`] call whose dtypes are values.
+/// A [`ColumnStatistics`] call whose dtypes are values: see [`AnyForward`].
 pub type AnyColumnStatistics<'a, B> = ColumnStatistics<'a, Untyped<B>, f32>;
 
-/// A [`BackwardStatistics`] call whose dtypes are values.
+/// A [`BackwardStatistics`] call whose dtypes are values: see [`AnyForward`].
 pub type AnyBackwardStatistics<'a, B> = BackwardStatistics<'a, Untyped<B>, f32>;
 
 /// A visitor of views of every type can visit views that say their type.
@@ -194,7 +194,10 @@ impl<'a, B: NormBackend + ?Sized> Change<'a> for Restore<B> {
 }
 
 fn other_type<T: Stored>(got: Storage) -> Error {
-    Error::InvalidArgument { arg: "dtypes", rule: format!("they are those of the views, {got}, got {}", T::STORAGE) }
+    Error::InvalidArgument {
+        arg: "dtypes",
+        rule: format!("a view has elements of {got}, and the call was restored with {}", T::STORAGE),
+    }
 }
 
 type In<'a, B, T> = <B as NormBackend>::In<'a, T>;
@@ -238,7 +241,7 @@ impl<'a, B: NormBackend + ?Sized> AnyForward<'a, B> {
     /// The same call with types.
     ///
     /// # Errors
-    /// `InvalidArgument` if a view has another type.
+    /// `InvalidArgument` if a view has not the type that is named here.
     pub fn restore<T: Element, W: Element, R: Element>(self) -> Result<Forward<'a, B, T, W, R>, Error> {
         self.change::<Restore<B>, T, W, R>()
     }
@@ -248,7 +251,7 @@ impl<'a, B: NormBackend + ?Sized> AnyBackward<'a, B> {
     /// The same call with types.
     ///
     /// # Errors
-    /// `InvalidArgument` if a view has another type.
+    /// `InvalidArgument` if a view has not the type that is named here.
     pub fn restore<T: Element, W: Element, R: Element>(self) -> Result<Backward<'a, B, T, W, R>, Error> {
         self.change::<Restore<B>, T, W, R>()
     }
@@ -258,7 +261,7 @@ impl<'a, B: NormBackend + ?Sized> AnyQuantizedForward<'a, B> {
     /// The same call with types.
     ///
     /// # Errors
-    /// `InvalidArgument` if a view has another type.
+    /// `InvalidArgument` if a view has not the type that is named here.
     pub fn restore<T: Element, C: Code, W: Element, R: Element>(
         self,
     ) -> Result<QuantizedForward<'a, B, T, C, W, R>, Error> {
