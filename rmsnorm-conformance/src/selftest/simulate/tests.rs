@@ -36,13 +36,13 @@ fn a_bug_changes_a_result_exactly_where_it_applies() {
             let scenarios: Vec<Scenario> = cases.map(|case| Scenario::new(&case)).collect();
             let right: Vec<_> = scenarios.iter().map(|scenario| two_calls(None, scenario)).collect();
             assert!(right.iter().flatten().all(Stored::is_ok));
-            // Of other bugs `Call::new` plants none. A sum of one part is a call without parts.
-            let is_planted = |bug: &&Bug| {
-                bug.applies_to(norm, kind) || kind == Kind::ForwardParts && bug.applies_to(norm, Kind::Forward)
-            };
-            for &bug in Bug::ALL.iter().filter(is_planted) {
+            for &bug in Bug::ALL {
+                // A sum of one part is a call without parts. `Call::new` plants no other bug, which one scenario shows as well as all.
+                let is_planted =
+                    bug.applies_to(norm, kind) || kind == Kind::ForwardParts && bug.applies_to(norm, Kind::Forward);
+                let tried = if is_planted { scenarios.len() } else { 1 };
                 let differs = |(scenario, right): (&Scenario, &_)| two_calls(Some(bug), scenario) != *right;
-                let shows = scenarios.iter().zip(&right).any(differs);
+                let shows = scenarios.iter().zip(&right).take(tried).any(differs);
                 assert_eq!(shows, bug.applies_to(norm, kind), "{bug} in {} {}", norm.name(), kind.name());
             }
         }
