@@ -3,7 +3,7 @@
 
 use rmsnorm_spec::{
     AnyBackward, AnyForward, AnyIn, AnyOut, Checked, DTypes, Element, Error, GradReduction, GradStore, NormBackend,
-    NormSpec, Problem, ResidualPlacement, Rows, Source, Storage, Stored, Tensor,
+    NormSpec, Problem, ResidualPlacement, Rows, Source, Stored, Tensor,
 };
 
 use crate::backend::CpuBackend;
@@ -214,7 +214,7 @@ fn run_backward<B: SliceBackend, T: Element, W: Element, R: Element>(
 
     let mut allocated = Vec::new();
     let workspace = match args.workspace {
-        Some(workspace) => B::workspace(view::<B, f32>(workspace)?, len),
+        Some(workspace) => B::workspace(workspace.typed()?, len),
         None => {
             allocated.try_reserve_exact(len).map_err(|error| no_room::<f32>("workspace", len, &error))?;
             allocated.resize(len, 0.0);
@@ -224,8 +224,8 @@ fn run_backward<B: SliceBackend, T: Element, W: Element, R: Element>(
     let (has_dweight, has_dbias) = (problem.has(Tensor::Dweight), problem.has(Tensor::Dbias));
     let dweight_len = if has_dweight { plan.blocks * spec.cols } else { 0 };
     // Before anything is written: it may be refused.
-    let dweight_sum = args.dweight_sum.map(|sum| sum_of::<B>(view::<B, f32>(sum)?, problem.grad_store)).transpose()?;
-    let dbias_sum = args.dbias_sum.map(|sum| sum_of::<B>(view::<B, f32>(sum)?, problem.grad_store)).transpose()?;
+    let dweight_sum = args.dweight_sum.map(|sum| sum_of::<B>(sum.typed()?, problem.grad_store)).transpose()?;
+    let dbias_sum = args.dbias_sum.map(|sum| sum_of::<B>(sum.typed()?, problem.grad_store)).transpose()?;
     let dweight = args.dweight.map(out::<B, W>).transpose()?;
     let dbias = args.dbias.map(out::<B, W>).transpose()?;
     let (dweight_partials, dbias_partials) = workspace.split_at_mut(dweight_len);
@@ -314,29 +314,14 @@ fn fork<K: Send>(
     );
 }
 
-/// What a view that says its type is read as.
+/// What a view that says its type is read as. A `Checked` call has views of its dtypes; the error is for the type system only.
 fn input<'a, B: SliceBackend, E: Stored>(view: AnyIn<'a, B>) -> Result<&'a [E], Error> {
-    let got = view.storage();
-    E::in_of(view).map(B::input).ok_or_else(|| other_type::<E>(got))
+    view.typed().map(B::input)
 }
 
 /// What a view that says its type is written as.
-fn out<'a, B: SliceBackend, E: Stored>(written: AnyOut<'a, B>) -> Result<Out<'a, E>, Error> {
-    view::<B, E>(written).map(B::out)
-}
-
-/// A view that is written, with its type.
-fn view<'a, B: SliceBackend, E: Stored>(view: AnyOut<'a, B>) -> Result<B::Out<'a, E>, Error> {
-    let got = view.storage();
-    E::out_of(view).ok_or_else(|| other_type::<E>(got))
-}
-
-/// A `Checked` call has views of its dtypes; the error is for the type system only.
-fn other_type<E: Stored>(got: Storage) -> Error {
-    Error::InvalidArgument {
-        arg: "dtypes",
-        rule: format!("a view has elements of {got}, and the kernel takes {}", E::STORAGE),
-    }
+fn out<'a, B: SliceBackend, E: Stored>(view: AnyOut<'a, B>) -> Result<Out<'a, E>, Error> {
+    view.typed().map(B::out)
 }
 
 fn starts<V>(rows: &Rows<V>, spec: &NormSpec) -> RowStarts {
@@ -358,7 +343,7 @@ fn overwritten<'a, B: SliceBackend, E: Element>(
     rows: Rows<AnyOut<'a, B>>,
     spec: &NormSpec,
 ) -> Result<MatrixMut<'a, E>, Error> {
-    Ok(MatrixMut { rows: starts(&rows, spec), data: Out::from(B::values(view::<B, E>(rows.view)?)?) })
+    Ok(MatrixMut { rows: starts(&rows, spec), data: Out::from(B::values(rows.view.typed::<E>()?)?) })
 }
 
 mod columns;

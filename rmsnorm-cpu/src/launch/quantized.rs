@@ -6,9 +6,7 @@ use rmsnorm_spec::quant::{QuantSpec, ScaleKind};
 use rmsnorm_spec::{AnyOut, AnyQuantizedForward, Checked, Element, Error, Problem, Scales};
 
 use super::scales::{Compact, ScalesOut, scales_out};
-use super::{
-    SliceBackend, fork, input, matrix, matrix_mut, no_kernel, other_type, out, plan_here, spec_of, starts, view,
-};
+use super::{SliceBackend, fork, input, matrix, matrix_mut, no_kernel, out, plan_here, spec_of, starts};
 use crate::backend::CpuBackend;
 use crate::kernel::{self, Kernel};
 use crate::lanes::{Out, Written};
@@ -33,7 +31,7 @@ pub(crate) fn quantized_forward<B: SliceBackend, T: Element, W: Element, R: Elem
     // All that may fail comes before anything is written.
     let (amax, amax_out) = match args.amax {
         Some(amax) if quant.folds_amax => {
-            let values = B::values(view::<B, f32>(amax)?)?;
+            let values = B::values(amax.typed::<f32>()?)?;
             // A magnitude, whatever its sign.
             (AtomicU32::new(values[0].to_bits() & 0x7fff_ffff), Some(Out::from(values)))
         }
@@ -133,8 +131,9 @@ fn bytes<B: SliceBackend>(view: AnyOut<'_, B>) -> Result<Out<'_, u8>, Error> {
     match view {
         AnyOut::E4m3(codes) => Ok(B::out(codes).cast()),
         AnyOut::E5m2(codes) => Ok(B::out(codes).cast()),
-        AnyOut::Int8(codes) => Ok(B::out(codes).cast()),
-        AnyOut::F32(_) | AnyOut::F16(_) | AnyOut::Bf16(_) | AnyOut::E8m0(_) => Err(other_type::<i8>(view.storage())),
+        AnyOut::Int8(_) | AnyOut::F32(_) | AnyOut::F16(_) | AnyOut::Bf16(_) | AnyOut::E8m0(_) => {
+            out::<B, i8>(view).map(Out::cast)
+        }
     }
 }
 

@@ -32,7 +32,7 @@ macro_rules! each {
 
 /// Declares a view of any element type.
 macro_rules! any {
-    ($(#[$doc:meta])* $any:ident of $view:ident, $made:ident, $of:ident) => {
+    ($(#[$doc:meta])* $any:ident of $view:ident, $of:ident) => {
         $(#[$doc])*
         pub enum $any<'a, B: NormBackend + ?Sized> {
             /// f32 elements.
@@ -51,10 +51,19 @@ macro_rules! any {
             E8m0(B::$view<'a, u8>),
         }
 
-        impl<B: NormBackend + ?Sized> $any<'_, B> {
+        impl<'a, B: NormBackend + ?Sized> $any<'a, B> {
             /// The type of its elements.
             pub fn storage(&self) -> Storage {
                 each!(self, $any, _view: E => E::STORAGE)
+            }
+
+            /// The view with its type.
+            ///
+            /// # Errors
+            /// `InvalidArgument` if it has another one.
+            pub fn typed<T: Stored>(self) -> Result<B::$view<'a, T>, Error> {
+                let storage = self.storage();
+                T::$of(self).ok_or_else(|| other_type::<T>(storage))
             }
         }
     };
@@ -62,12 +71,12 @@ macro_rules! any {
 
 any! {
     /// A read-only view that says the type of its elements.
-    AnyIn of In, any_in, in_of
+    AnyIn of In, in_of
 }
 
 any! {
     /// A view that is written, and says the type of its elements.
-    AnyOut of Out, any_out, out_of
+    AnyOut of Out, out_of
 }
 
 /// A marker that takes the place of `B` in argument structs. Its views are [`AnyIn`] and [`AnyOut`] of `B`, whatever element type is
@@ -183,20 +192,18 @@ impl<'a, B: NormBackend + ?Sized> Change<'a> for Restore<B> {
     type Error = Error;
 
     fn of_read<F: Stored, T: Stored>(view: AnyIn<'a, B>) -> Result<B::In<'a, T>, Error> {
-        let storage = view.storage();
-        T::in_of(view).ok_or_else(|| other_type::<T>(storage))
+        view.typed()
     }
 
     fn of_written<F: Stored, T: Stored>(view: AnyOut<'a, B>) -> Result<B::Out<'a, T>, Error> {
-        let storage = view.storage();
-        T::out_of(view).ok_or_else(|| other_type::<T>(storage))
+        view.typed()
     }
 }
 
 fn other_type<T: Stored>(got: Storage) -> Error {
     Error::InvalidArgument {
         arg: "dtypes",
-        rule: format!("a view has elements of {got}, and the call was restored with {}", T::STORAGE),
+        rule: format!("a view has elements of {got}, and was taken for one of {}", T::STORAGE),
     }
 }
 

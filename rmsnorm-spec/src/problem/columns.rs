@@ -4,9 +4,9 @@ use super::layout::{Layout, Placed};
 use super::{Checked, check_spec, forbid_mean_for_rms, problem};
 use crate::args::{SpanVisitor, View, Views};
 use crate::{
-    Access, AnyBackwardStatistics, AnyColumnStatistics, AnyOut, Backward, BackwardStatistics, ColumnStatistics,
-    Direction, Element, Error, Forward, Given, Norm, NormBackend, NormSpec, Parts, ResidualPlacement, Rows, Span,
-    Stored, Tensor, Untyped, Visitor,
+    Access, AnyBackwardStatistics, AnyColumnStatistics, Backward, BackwardStatistics, ColumnStatistics, Direction,
+    Element, Error, Forward, Given, Norm, NormBackend, NormSpec, Parts, ResidualPlacement, Rows, Span, Storage, Stored,
+    Tensor, Untyped, Visitor,
 };
 
 impl<'a, B: NormBackend + ?Sized, T: Element, R: Element> Checked<ColumnStatistics<'a, B, T, R>> {
@@ -20,7 +20,11 @@ impl<'a, B: NormBackend + ?Sized, T: Element, R: Element> Checked<ColumnStatisti
         args.dtypes.check()?;
         let found = Layout::check_spans(&spec, (Direction::Forward, args.dtypes), |layout| args.spans(layout))?;
         let numbers = spec.norm.statistics_len(Direction::Forward);
-        let statistics = statistics(B::out_span::<f32>(&args.statistics), &[spec.rows, numbers])?;
+        let statistics = statistics(
+            B::out_span::<f32>(&args.statistics),
+            B::out_storage::<f32>(&args.statistics),
+            &[spec.rows, numbers],
+        )?;
         args.spans(&mut Beside { statistics, direction: None })?;
         let problem = problem(Direction::Forward, &spec, args.dtypes, found);
         Ok(Checked { spec, args, problem })
@@ -42,7 +46,11 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Ba
         }
         let found = Layout::check_spans(&spec, (Direction::Backward, args.dtypes), |layout| args.spans(layout))?;
         let numbers = spec.norm.statistics_len(Direction::Backward);
-        let statistics = statistics(B::out_span::<f32>(&args.statistics), &[spec.rows, numbers])?;
+        let statistics = statistics(
+            B::out_span::<f32>(&args.statistics),
+            B::out_storage::<f32>(&args.statistics),
+            &[spec.rows, numbers],
+        )?;
         args.spans(&mut Beside { statistics, direction: None })?;
         let problem = problem(Direction::Backward, &spec, args.dtypes, found);
         Ok(Checked { spec, args, problem })
@@ -89,7 +97,7 @@ fn check_given<'a, 'g, B: NormBackend + ?Sized, A: Views<'a, B>>(
     let Checked { spec, args, problem } = check(args)?;
     check_columns(columns, spec.cols)?;
     let shape = [columns.len(), spec.rows, spec.norm.statistics_len(direction)];
-    let found = self::statistics(B::in_span::<f32>(&statistics), &shape)?;
+    let found = self::statistics(B::in_span::<f32>(&statistics), B::in_storage::<f32>(&statistics), &shape)?;
     args.spans(&mut Beside { statistics: found, direction: Some(direction) })?;
     Ok(Checked { spec, args: Given { args, statistics, columns }, problem })
 }
@@ -100,7 +108,7 @@ impl<'a, B: NormBackend + ?Sized> Checked<AnyColumnStatistics<'a, B>> {
     /// # Errors
     /// The first of the visitor's.
     pub fn visit(self, visitor: &mut impl Visitor<'a, B>) -> Result<B::Out<'a, f32>, Error> {
-        of_f32::<B>(self.args.visit(visitor)?)
+        self.args.visit(visitor)?.typed()
     }
 }
 
@@ -110,14 +118,8 @@ impl<'a, B: NormBackend + ?Sized> Checked<AnyBackwardStatistics<'a, B>> {
     /// # Errors
     /// The first of the visitor's.
     pub fn visit(self, visitor: &mut impl Visitor<'a, B>) -> Result<B::Out<'a, f32>, Error> {
-        of_f32::<B>(self.args.visit(visitor)?)
+        self.args.visit(visitor)?.typed()
     }
-}
-
-fn of_f32<B: NormBackend + ?Sized>(view: AnyOut<'_, B>) -> Result<B::Out<'_, f32>, Error> {
-    let rule = || format!("they are f32, got {}", view.storage());
-    let refused = Error::InvalidArgument { arg: "statistics", rule: rule() };
-    f32::out_of(view).ok_or(refused)
 }
 
 /// A call, what all ranks have found for it, and how many columns each has.
@@ -130,9 +132,7 @@ impl<'g, B: NormBackend + ?Sized, A> Checked<Given<'g, Untyped<B>, A>> {
     /// `InvalidArgument` if that is not f32.
     pub fn into_parts(self) -> Result<CallParts<'g, B, A>, Error> {
         let (call, statistics, columns) = self.into_call();
-        let rule = format!("they are f32, got {}", statistics.storage());
-        let statistics = f32::in_of(statistics).ok_or(Error::InvalidArgument { arg: "statistics", rule })?;
-        Ok((call, statistics, columns))
+        Ok((call, statistics.typed()?, columns))
     }
 }
 
@@ -184,8 +184,11 @@ pub(super) fn check_divided(divided: &str, x: &str, spec: &NormSpec, parts: Opti
 }
 
 /// Numbers of rows that are written, or were, in a view of this shape.
-fn statistics(span: Span, shape: &[usize]) -> Result<Placed, Error> {
+fn statistics(span: Span, storage: Storage, shape: &[usize]) -> Result<Placed, Error> {
     let arg = "statistics";
+    if storage != f32::STORAGE {
+        return Err(Error::InvalidArgument { arg, rule: format!("its elements are f32, got {storage}") });
+    }
     // More than memory has is no length of a view.
     let len = shape.iter().fold(1usize, |len, &factor| len.saturating_mul(factor));
     if span.len == len {
