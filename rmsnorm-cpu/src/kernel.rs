@@ -1,12 +1,15 @@
-//! The stage bodies, compiled once per mix of dtypes and instruction set. The only place that chooses one.
+//! The stage bodies, compiled once per instruction set, and those of common calls once per mix of dtypes. The only place that chooses
+//! one.
 //!
-//! They are compiled here and not in the caller's crate, so that they are as fast in a caller's debug build: no
-//! function below is generic but the look-ups.
+//! They are compiled here and not in the caller's crate, so that they are as fast in a caller's debug build: no function that others
+//! call is generic.
 
 use rmsnorm_spec::quant::QuantSpec;
-use rmsnorm_spec::{Element, bf16, f16};
+use rmsnorm_spec::{DType, DTypes, bf16, f16};
 
 use crate::caps::Isa;
+use crate::lanes::Any;
+use crate::stages::Stage;
 use crate::stages::backward::BackwardBlocks;
 use crate::stages::columns::{ColumnsRows, SumsBlocks};
 use crate::stages::columnwise::ColumnwiseCols;
@@ -17,179 +20,167 @@ use crate::stages::forward::parts::PartsRows;
 use crate::stages::quantized_forward::QuantizedRows;
 use crate::stages::reduce_partials::PartialRows;
 
-/// Runs a stage's work on an instruction set that this processor has.
-pub(crate) type Kernel<Work> = fn(Isa, Work);
-
-/// For one stage and one mix of dtypes: the body per instruction set, and the choice among them.
-macro_rules! stage {
-    ($stage:ident, $work:ty) => {
-        pub(super) mod $stage {
-            use super::*;
-            use crate::lanes::{Avx2, Avx512, Portable};
-
-            pub(in super::super) fn run(isa: Isa, work: $work) {
-                let _ieee = IeeeMode::enter();
-                match isa {
-                    Isa::Portable => work.run::<Portable>(),
-                    Isa::Avx2 => {
-                        // SAFETY:
-                        // - feature: a backend holds an `Isa` only if `Isa::is_available` said yes.
-                        unsafe { avx2(work) }
-                    }
-                    Isa::Avx512 => {
-                        // SAFETY:
-                        // - feature: a backend holds an `Isa` only if `Isa::is_available` said yes.
-                        unsafe { avx512(work) }
-                    }
-                }
-            }
-
-            #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
-            unsafe fn avx2(work: $work) {
-                work.run::<Avx2>();
-            }
-
-            #[cfg_attr(
-                target_arch = "x86_64",
-                target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")
-            )]
-            unsafe fn avx512(work: $work) {
-                work.run::<Avx512>();
-            }
-        }
-    };
+/// An instruction set that this processor has, and for which dtypes have bodies of their own.
+#[derive(Clone, Copy)]
+enum Wide {
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    /// What the target guarantees, where there is no other.
+    #[cfg(not(target_arch = "x86_64"))]
+    Target,
 }
 
-/// The mixes of dtypes: activations, weight, residual.
-macro_rules! mixes {
-    ($($mix:ident: $t:ty, $w:ty, $r:ty;)*) => {
-        $(mod $mix {
-            use super::*;
-            stage!(forward, ForwardRows<'_, $t, $w, $r>);
-            stage!(after, AfterRows<'_, $t, $w, $r>);
-            stage!(parts, PartsRows<'_, $t, $w, $r>);
-            stage!(columns, ColumnsRows<'_, $t, $w, $r>);
-            stage!(backward, BackwardBlocks<'_, $t, $w, $r>);
-            stage!(sums, SumsBlocks<'_, $t, $w, $r>);
-            stage!(quantized_forward, QuantizedRows<'_, $t, $w, $r>);
-            stage!(columnwise, ColumnwiseCols<'_, $t, $w, $r>);
-        })*
-
-        /// The forward kernel of a mix of dtypes, if there is one.
-        pub(crate) fn forward<'a, T: Element, W: Element, R: Element>() -> Option<Kernel<ForwardRows<'a, T, W, R>>> {
-            match (T::DTYPE, W::DTYPE, R::DTYPE) {
-                $((<$t>::DTYPE, <$w>::DTYPE, <$r>::DTYPE) => Some(|isa, work| $mix::forward::run(isa, work.cast())),)*
-                _ => None,
-            }
+impl Wide {
+    fn of(isa: Isa) -> Option<Self> {
+        #[cfg(target_arch = "x86_64")]
+        match isa {
+            Isa::Portable => None,
+            Isa::Avx2 => Some(Wide::Avx2),
+            Isa::Avx512 => Some(Wide::Avx512),
         }
-
-        /// The kernel of a residual that is added after the norm, of a mix of dtypes, if there is one.
-        pub(crate) fn after<'a, T: Element, W: Element, R: Element>() -> Option<Kernel<AfterRows<'a, T, W, R>>> {
-            match (T::DTYPE, W::DTYPE, R::DTYPE) {
-                $((<$t>::DTYPE, <$w>::DTYPE, <$r>::DTYPE) => Some(|isa, work| $mix::after::run(isa, work.cast())),)*
-                _ => None,
-            }
+        #[cfg(not(target_arch = "x86_64"))]
+        match isa {
+            Isa::Portable | Isa::Avx2 | Isa::Avx512 => Some(Wide::Target),
         }
+    }
 
-        /// The kernel of the sum of several parts, of a mix of dtypes, if there is one.
-        pub(crate) fn parts<'a, T: Element, W: Element, R: Element>() -> Option<Kernel<PartsRows<'a, T, W, R>>> {
-            match (T::DTYPE, W::DTYPE, R::DTYPE) {
-                $((<$t>::DTYPE, <$w>::DTYPE, <$r>::DTYPE) => Some(|isa, work| $mix::parts::run(isa, work.cast())),)*
-                _ => None,
+    /// Does a stage's work, which is made where it is done: moving it takes a call of one row noticeable time.
+    fn run<W: Stage>(self, work: impl FnOnce() -> W) {
+        let _ieee = IeeeMode::enter();
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Wide::Avx2 => {
+                // SAFETY:
+                // - feature: a backend holds an `Isa` only if `Isa::is_available` said yes.
+                unsafe { avx2::run(work) }
             }
-        }
-
-        /// The kernel of either half of a forward call on a rank's columns, of a mix of dtypes, if there is one.
-        pub(crate) fn columns<'a, T: Element, W: Element, R: Element>() -> Option<Kernel<ColumnsRows<'a, T, W, R>>> {
-            match (T::DTYPE, W::DTYPE, R::DTYPE) {
-                $((<$t>::DTYPE, <$w>::DTYPE, <$r>::DTYPE) => Some(|isa, work| $mix::columns::run(isa, work.cast())),)*
-                _ => None,
+            #[cfg(target_arch = "x86_64")]
+            Wide::Avx512 => {
+                // SAFETY:
+                // - feature: a backend holds an `Isa` only if `Isa::is_available` said yes.
+                unsafe { avx512::run(work) }
             }
+            #[cfg(not(target_arch = "x86_64"))]
+            Wide::Target => portable::run(work()),
         }
-
-        /// The kernel of the first half of a backward call on a rank's columns, of a mix of dtypes, if there is one.
-        pub(crate) fn sums<'a, T: Element, W: Element, R: Element>() -> Option<Kernel<SumsBlocks<'a, T, W, R>>> {
-            match (T::DTYPE, W::DTYPE, R::DTYPE) {
-                $((<$t>::DTYPE, <$w>::DTYPE, <$r>::DTYPE) => Some(|isa, work| $mix::sums::run(isa, work.cast())),)*
-                _ => None,
-            }
-        }
-
-        /// The quantized forward kernel of a mix of dtypes, if there is one.
-        pub(crate) fn quantized_forward<'a, T: Element, W: Element, R: Element>()
-        -> Option<Kernel<QuantizedRows<'a, T, W, R>>> {
-            match (T::DTYPE, W::DTYPE, R::DTYPE) {
-                $((<$t>::DTYPE, <$w>::DTYPE, <$r>::DTYPE) => {
-                    Some(|isa, work| $mix::quantized_forward::run(isa, work.cast()))
-                })*
-                _ => None,
-            }
-        }
-
-        /// The kernel of the copy along columns of a mix of dtypes, if there is one.
-        pub(crate) fn columnwise<'a, T: Element, W: Element, R: Element>() -> Option<Kernel<ColumnwiseCols<'a, T, W, R>>>
-        {
-            match (T::DTYPE, W::DTYPE, R::DTYPE) {
-                $((<$t>::DTYPE, <$w>::DTYPE, <$r>::DTYPE) => {
-                    Some(|isa, work| $mix::columnwise::run(isa, work.cast()))
-                })*
-                _ => None,
-            }
-        }
-
-        /// The backward kernel of a mix of dtypes, if there is one.
-        pub(crate) fn backward<'a, T: Element, W: Element, R: Element>() -> Option<Kernel<BackwardBlocks<'a, T, W, R>>> {
-            match (T::DTYPE, W::DTYPE, R::DTYPE) {
-                $((<$t>::DTYPE, <$w>::DTYPE, <$r>::DTYPE) => Some(|isa, work| $mix::backward::run(isa, work.cast())),)*
-                _ => None,
-            }
-        }
-    };
+    }
 }
 
-mixes! {
-    f32_f32_f32: f32, f32, f32;
-    f16_f16_f16: f16, f16, f16;
-    f16_f16_f32: f16, f16, f32;
-    f16_f32_f16: f16, f32, f16;
-    f16_f32_f32: f16, f32, f32;
-    bf16_bf16_bf16: bf16, bf16, bf16;
-    bf16_bf16_f32: bf16, bf16, f32;
-    bf16_f32_bf16: bf16, f32, bf16;
-    bf16_f32_f32: bf16, f32, f32;
+// A module each, so that they are compiled side by side.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2 {
+    use crate::lanes::Avx2;
+    use crate::stages::Stage;
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(super) unsafe fn run<W: Stage>(work: impl FnOnce() -> W) {
+        work().run::<Avx2>();
+    }
 }
 
-/// The dtypes of a weight gradient.
-macro_rules! gradients {
-    ($($gradient:ident: $w:ty;)*) => {
-        $(mod $gradient {
-            use super::*;
-            stage!(reduce_partials, PartialRows<'_, $w>);
-        })*
+#[cfg(target_arch = "x86_64")]
+mod avx512 {
+    use crate::lanes::Avx512;
+    use crate::stages::Stage;
 
-        /// The second stage of the weight gradients.
-        pub(crate) fn reduce_partials<W: Element>(isa: Isa, work: PartialRows<'_, W>) {
-            match W::DTYPE {
-                $(<$w>::DTYPE => $gradient::reduce_partials::run(isa, work.cast()),)*
-            }
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
+    pub(super) unsafe fn run<W: Stage>(work: impl FnOnce() -> W) {
+        work().run::<Avx512>();
+    }
+}
+
+mod portable {
+    use crate::lanes::Portable;
+    use crate::stages::Stage;
+
+    pub(super) fn run(mut work: impl Stage) {
+        work.run::<Portable>();
+    }
+}
+
+/// Does a stage's work by the instruction set that the target guarantees.
+fn run_portable(work: impl Stage) {
+    let _ieee = IeeeMode::enter();
+    portable::run(work);
+}
+
+/// Does a stage's work by a body that serves all dtypes.
+fn run_any(isa: Isa, work: impl Stage) {
+    match Wide::of(isa) {
+        Some(wide) => wide.run(|| work),
+        None => run_portable(work),
+    }
+}
+
+/// Does a stage's work by a body for the dtypes of the activations and of the residual stream. A weight is asked for its dtype: that
+/// takes no time that can be measured.
+macro_rules! run_mix {
+    ($isa:expr, $work:expr, $dtypes:expr) => {{
+        let DTypes { activation, residual, .. } = $dtypes;
+        let (isa, work) = ($isa, $work);
+        match (Wide::of(isa), activation, residual) {
+            (None, DType::F32, _) => run_portable(work.known::<f32, f32, f32>()),
+            (None, ..) => run_portable(work),
+            (Some(wide), DType::F32, _) => wide.run(|| work.known::<f32, f32, f32>()),
+            (Some(wide), DType::F16, DType::F32) => wide.run(|| work.known::<f16, Any, f32>()),
+            (Some(wide), DType::F16, _) => wide.run(|| work.known::<f16, Any, f16>()),
+            (Some(wide), DType::Bf16, DType::F32) => wide.run(|| work.known::<bf16, Any, f32>()),
+            (Some(wide), DType::Bf16, _) => wide.run(|| work.known::<bf16, Any, bf16>()),
         }
-    };
+    }};
 }
 
-gradients! {
-    gradient_f32: f32;
-    gradient_f16: f16;
-    gradient_bf16: bf16;
+/// Forward.
+pub(crate) fn forward(isa: Isa, work: &mut ForwardRows<'_>) {
+    run_mix!(isa, work, work.dtypes);
 }
 
-mod bits {
-    use super::*;
-    stage!(copy, CopyRange<'_>);
+/// Backward, but for the second stage of the weight gradients.
+pub(crate) fn backward(isa: Isa, work: &mut BackwardBlocks<'_>) {
+    run_mix!(isa, work, work.dtypes);
+}
+
+/// Forward to codes.
+pub(crate) fn quantized_forward(isa: Isa, work: &mut QuantizedRows<'_>) {
+    run_mix!(isa, work, work.forward.dtypes);
+}
+
+/// Forward with a residual that is added after the norm.
+pub(crate) fn after(isa: Isa, work: &mut AfterRows<'_>) {
+    run_mix!(isa, work, work.rows.dtypes);
+}
+
+/// Forward of the sum of several parts.
+pub(crate) fn parts(isa: Isa, work: &mut PartsRows<'_>) {
+    run_any(isa, work);
+}
+
+/// Either half of a forward call on a rank's columns.
+pub(crate) fn columns(isa: Isa, work: &mut ColumnsRows<'_>) {
+    run_any(isa, work);
+}
+
+/// The first half of a backward call on a rank's columns.
+pub(crate) fn sums(isa: Isa, work: &mut SumsBlocks<'_>) {
+    run_any(isa, work);
+}
+
+/// The copy of codes along columns.
+pub(crate) fn columnwise(isa: Isa, work: &mut ColumnwiseCols<'_>) {
+    run_any(isa, work);
+}
+
+/// The second stage of the weight gradients.
+pub(crate) fn reduce_partials(isa: Isa, work: &mut PartialRows<'_>) {
+    run_any(isa, work);
 }
 
 /// Copies a range.
-pub(crate) fn copy(isa: Isa, work: CopyRange<'_>) {
-    bits::copy::run(isa, work);
+pub(crate) fn copy(isa: Isa, work: &mut CopyRange<'_>) {
+    run_any(isa, work);
 }
 
 /// The scale of a tensor, in the arithmetic of the stages.

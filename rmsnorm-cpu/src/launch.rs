@@ -2,13 +2,14 @@
 //! those are in the plan.
 
 use rmsnorm_spec::{
-    AnyBackward, AnyForward, AnyIn, AnyOut, Checked, DTypes, Element, Error, GradReduction, GradStore, NormBackend,
-    NormSpec, Problem, ResidualPlacement, Rows, Source, Stored, Tensor,
+    AnyBackward, AnyForward, AnyIn, AnyOut, Checked, DTypes, Error, GradReduction, GradStore, NormBackend, NormSpec,
+    Problem, ResidualPlacement, Rows, Source, Stored, Tensor,
 };
 
 use crate::backend::CpuBackend;
-use crate::kernel::{self, Kernel};
-use crate::lanes::{LANES, Out};
+use crate::caps::Isa;
+use crate::kernel;
+use crate::lanes::{Any, In, LANES, Out};
 use crate::plan::{self, Plan};
 use crate::stages::backward::BackwardBlocks;
 use crate::stages::columns::Found;
@@ -37,52 +38,47 @@ pub(crate) trait SliceBackend: NormBackend {
     fn workspace(view: Self::Out<'_, f32>, len: usize) -> &mut [f32];
 }
 
-pub(crate) fn forward<B: SliceBackend, T: Element, W: Element, R: Element>(
-    backend: &CpuBackend,
-    call: Checked<AnyForward<'_, B>>,
-) -> Result<(), Error> {
+pub(crate) fn forward<B: SliceBackend>(backend: &CpuBackend, call: Checked<AnyForward<'_, B>>) -> Result<(), Error> {
     let problem = *call.problem();
     match problem.residual_placement {
         ResidualPlacement::Before => {}
-        ResidualPlacement::After => return forward_after::<B, T, W, R>(backend, call),
+        ResidualPlacement::After => return forward_after::<B>(backend, call),
     }
     let (spec, plan, stride) = (spec_of(&call), plan_here(backend, &problem), call.part_stride());
-    let rows = forward_rows::<B, T, W, R>(&spec, &plan, call.into_args())?;
-    let (isa, len) = (backend.caps().isa, spec.rows);
+    let rows = forward_rows::<B>(&spec, &plan, problem.dtypes, call.into_args())?;
     match (problem.parts, rows.x) {
         (count @ 2.., Some(x)) => {
-            let kernel = kernel::parts().ok_or_else(|| no_kernel(&problem))?;
             let work = PartsRows { rows: ForwardRows { x: None, ..rows }, x, first: 0, count, stride };
-            backend
-                .install(plan.tasks, || fork(work, len, plan.tasks, &PartsRows::split_at, &|work| kernel(isa, work)));
+            spread(backend, plan.tasks, spec.rows, work, PartsRows::split_at, kernel::parts);
         }
         _ => {
-            let kernel = kernel::forward().ok_or_else(|| no_kernel(&problem))?;
-            run_forward(backend, kernel, rows, &plan);
+            spread(backend, plan.tasks, spec.rows, rows, ForwardRows::split_at, kernel::forward);
         }
     }
     Ok(())
 }
 
 /// The rows of a forward call that adds the residual before the norm. Of several parts, x is all of them.
-fn forward_rows<'a, B: SliceBackend, T: Element, W: Element, R: Element>(
+fn forward_rows<'a, B: SliceBackend>(
     spec: &NormSpec,
     plan: &Plan,
+    dtypes: DTypes,
     args: AnyForward<'a, B>,
-) -> Result<ForwardRows<'a, T, W, R>, Error> {
+) -> Result<ForwardRows<'a>, Error> {
     let (x, y) = match (args.x, args.y) {
-        (Source::Read(x), Some(y)) => (Some(matrix::<B, T>(x, spec)?), matrix_mut::<B, T>(y, spec)?),
-        (Source::Overwrite(y), _) => (None, overwritten::<B, T>(y, spec)?),
+        (Source::Read(x), Some(y)) => (Some(matrix::<B>(x, spec)?), matrix_mut::<B>(y, spec)?),
+        (Source::Overwrite(y), _) => (None, overwritten::<B>(y, spec)?),
         // A `Checked` forward call has one of the two; the error is for the type system only.
         (Source::Read(_), None) => return Err(Error::Missing { arg: "y", why: "x is not overwritten" }),
     };
-    let residual = residual_of::<B, R>(args.residual, args.residual_out, spec)?;
+    let residual = residual_of::<B>(args.residual, args.residual_out, spec)?;
     Ok(ForwardRows {
         spec: *spec,
+        dtypes,
         rows: spec.rows,
         streaming: plan.streaming,
-        weight: args.weight.map(input::<B, W>).transpose()?,
-        bias: args.bias.map(input::<B, W>).transpose()?,
+        weight: args.weight.map(numbers::<B>).transpose()?,
+        bias: args.bias.map(numbers::<B>).transpose()?,
         x,
         y: Some(y),
         residual,
@@ -92,71 +88,55 @@ fn forward_rows<'a, B: SliceBackend, T: Element, W: Element, R: Element>(
 }
 
 /// A residual, and where its sum goes.
-fn residual_of<'a, B: SliceBackend, R: Element>(
+fn residual_of<'a, B: SliceBackend>(
     residual: Option<Source<AnyIn<'a, B>, AnyOut<'a, B>>>,
     residual_out: Option<Rows<AnyOut<'a, B>>>,
     spec: &NormSpec,
-) -> Result<Residual<'a, R>, Error> {
+) -> Result<Residual<'a>, Error> {
     Ok(match (residual, residual_out) {
         (None, _) => Residual::Absent,
-        (Some(Source::Read(residual)), None) => Residual::Read(matrix::<B, R>(residual, spec)?),
+        (Some(Source::Read(residual)), None) => Residual::Read(matrix::<B>(residual, spec)?),
         (Some(Source::Read(residual)), Some(out)) => {
-            Residual::ReadWrite(matrix::<B, R>(residual, spec)?, matrix_mut::<B, R>(out, spec)?)
+            Residual::ReadWrite(matrix::<B>(residual, spec)?, matrix_mut::<B>(out, spec)?)
         }
-        (Some(Source::Overwrite(residual)), _) => Residual::InPlace(overwritten::<B, R>(residual, spec)?),
+        (Some(Source::Overwrite(residual)), _) => Residual::InPlace(overwritten::<B>(residual, spec)?),
     })
 }
 
 /// A residual that is added after the norm, and perhaps the next norm.
-fn forward_after<B: SliceBackend, T: Element, W: Element, R: Element>(
-    backend: &CpuBackend,
-    call: Checked<AnyForward<'_, B>>,
-) -> Result<(), Error> {
-    let (spec, plan) = (spec_of(&call), plan_here(backend, call.problem()));
-    let kernel = kernel::after().ok_or_else(|| no_kernel(call.problem()))?;
+fn forward_after<B: SliceBackend>(backend: &CpuBackend, call: Checked<AnyForward<'_, B>>) -> Result<(), Error> {
+    let (spec, plan, dtypes) = (spec_of(&call), plan_here(backend, call.problem()), call.problem().dtypes);
     let args = call.into_args();
     let x = match args.x {
-        Source::Read(x) => matrix::<B, T>(x, &spec)?,
+        Source::Read(x) => matrix::<B>(x, &spec)?,
         // A `Checked` call reads it; the error is for the type system only.
         Source::Overwrite(_) => return Err(Error::Unexpected { arg: "x", why: "it is overwritten" }),
     };
-    let residual = residual_of::<B, R>(args.residual, args.residual_out, &spec)?;
+    let residual = residual_of::<B>(args.residual, args.residual_out, &spec)?;
     let next = match args.y.is_some() {
         false => None,
         true => Some(NextNorm {
-            weight: args.next_weight.map(input::<B, W>).transpose()?,
-            bias: args.next_bias.map(input::<B, W>).transpose()?,
+            weight: args.next_weight.map(numbers::<B>).transpose()?,
+            bias: args.next_bias.map(numbers::<B>).transpose()?,
             mean: args.next_mean.map(out::<B, f32>).transpose()?,
             rstd: args.next_rstd.map(out::<B, f32>).transpose()?,
         }),
     };
     let rows = ForwardRows {
         spec,
+        dtypes,
         rows: spec.rows,
         streaming: plan.streaming,
-        weight: args.weight.map(input::<B, W>).transpose()?,
-        bias: args.bias.map(input::<B, W>).transpose()?,
+        weight: args.weight.map(numbers::<B>).transpose()?,
+        bias: args.bias.map(numbers::<B>).transpose()?,
         x: Some(x),
-        y: args.y.map(|y| matrix_mut::<B, T>(y, &spec)).transpose()?,
+        y: args.y.map(|y| matrix_mut::<B>(y, &spec)).transpose()?,
         residual,
         mean: args.mean.map(out::<B, f32>).transpose()?,
         rstd: args.rstd.map(out::<B, f32>).transpose()?,
     };
-    let (isa, rows_len) = (backend.caps().isa, spec.rows);
-    backend.install(plan.tasks, || {
-        fork(AfterRows { rows, next }, rows_len, plan.tasks, &AfterRows::split_at, &|work| kernel(isa, work));
-    });
+    spread(backend, plan.tasks, spec.rows, AfterRows { rows, next }, AfterRows::split_at, kernel::after);
     Ok(())
-}
-
-fn run_forward<'a, T: Element, W: Element, R: Element>(
-    backend: &CpuBackend,
-    kernel: Kernel<ForwardRows<'a, T, W, R>>,
-    work: ForwardRows<'a, T, W, R>,
-    plan: &Plan,
-) {
-    let (isa, rows) = (backend.caps().isa, work.rows);
-    backend.install(plan.tasks, || fork(work, rows, plan.tasks, &ForwardRows::split_at, &|work| kernel(isa, work)));
 }
 
 /// The plan, with no more tasks than this process has threads for.
@@ -179,22 +159,13 @@ pub(crate) fn no_room<E>(what: &str, len: usize, error: &impl std::fmt::Display)
     Error::Device { backend: "cpu", source: format!("no {bytes} bytes of memory for the {what}: {error}").into() }
 }
 
-fn no_kernel(problem: &Problem) -> Error {
-    let DTypes { activation, weight, residual } = problem.dtypes;
-    let rule = format!("the cpu backend has no kernel for {activation} with {weight} weight and {residual} residual");
-    Error::Unsupported { rule }
-}
-
-pub(crate) fn backward<B: SliceBackend, T: Element, W: Element, R: Element>(
-    backend: &CpuBackend,
-    call: Checked<AnyBackward<'_, B>>,
-) -> Result<(), Error> {
+pub(crate) fn backward<B: SliceBackend>(backend: &CpuBackend, call: Checked<AnyBackward<'_, B>>) -> Result<(), Error> {
     let (spec, problem) = (spec_of(&call), *call.problem());
-    run_backward::<B, T, W, R>(backend, &spec, &problem, call.into_args(), None)
+    run_backward::<B>(backend, &spec, &problem, call.into_args(), None)
 }
 
 /// `found`: by all ranks, where the columns are divided among ranks.
-fn run_backward<B: SliceBackend, T: Element, W: Element, R: Element>(
+fn run_backward<B: SliceBackend>(
     backend: &CpuBackend,
     spec: &NormSpec,
     problem: &Problem,
@@ -209,7 +180,6 @@ fn run_backward<B: SliceBackend, T: Element, W: Element, R: Element>(
         }
     }
     let plan = plan_here(backend, problem);
-    let kernel = kernel::backward().ok_or_else(|| no_kernel(problem))?;
     let len = plan::workspace_len(problem);
 
     let mut allocated = Vec::new();
@@ -226,37 +196,35 @@ fn run_backward<B: SliceBackend, T: Element, W: Element, R: Element>(
     // Before anything is written: it may be refused.
     let dweight_sum = args.dweight_sum.map(|sum| sum_of::<B>(sum.typed()?, problem.grad_store)).transpose()?;
     let dbias_sum = args.dbias_sum.map(|sum| sum_of::<B>(sum.typed()?, problem.grad_store)).transpose()?;
-    let dweight = args.dweight.map(out::<B, W>).transpose()?;
-    let dbias = args.dbias.map(out::<B, W>).transpose()?;
+    let dweight = args.dweight.map(numbers_out::<B>).transpose()?;
+    let dbias = args.dbias.map(numbers_out::<B>).transpose()?;
     let (dweight_partials, dbias_partials) = workspace.split_at_mut(dweight_len);
 
     let work = BackwardBlocks {
         spec: *spec,
+        dtypes: problem.dtypes,
         rows: spec.rows,
         block_rows: plan.block_rows,
         streaming: plan.streaming,
-        weight: args.weight.map(input::<B, W>).transpose()?,
-        dy: matrix::<B, T>(args.dy, spec)?,
-        x: matrix::<B, R>(args.x, spec)?,
+        weight: args.weight.map(numbers::<B>).transpose()?,
+        dy: matrix::<B>(args.dy, spec)?,
+        x: matrix::<B>(args.x, spec)?,
         mean: args.mean.map(input::<B, f32>).transpose()?,
         rstd: input::<B, f32>(args.rstd)?,
         found,
-        dresidual_out: args.dresidual_out.map(|rows| matrix::<B, R>(rows, spec)).transpose()?,
-        dx: matrix_mut::<B, T>(args.dx, spec)?,
-        dresidual: args.dresidual.map(|rows| matrix_mut::<B, R>(rows, spec)).transpose()?,
+        dresidual_out: args.dresidual_out.map(|rows| matrix::<B>(rows, spec)).transpose()?,
+        dx: matrix_mut::<B>(args.dx, spec)?,
+        dresidual: args.dresidual.map(|rows| matrix_mut::<B>(rows, spec)).transpose()?,
         dweight_partials: has_dweight.then_some(&mut *dweight_partials),
         dbias_partials: has_dbias.then_some(&mut *dbias_partials),
     };
-    let isa = backend.caps().isa;
-    backend.install(plan.tasks, || {
-        fork(work, plan.blocks, plan.tasks, &BackwardBlocks::split_at, &|work| kernel(isa, work));
-    });
+    spread(backend, plan.tasks, plan.blocks, work, BackwardBlocks::split_at, kernel::backward);
     let reduce =
         Reduce { backend, tasks: plan.reduce_tasks, accumulates: problem.grad_store == GradStore::Accumulated };
     reduce.run(dweight_partials, dweight);
     reduce.run(dbias_partials, dbias);
-    reduce.run(dweight_partials, dweight_sum);
-    reduce.run(dbias_partials, dbias_sum);
+    reduce.run(dweight_partials, dweight_sum.map(Out::any));
+    reduce.run(dbias_partials, dbias_sum.map(Out::any));
     Ok(())
 }
 
@@ -276,21 +244,36 @@ struct Reduce<'b> {
 }
 
 impl Reduce<'_> {
-    fn run<W: Element>(&self, partials: &[f32], gradient: Option<Out<'_, W>>) {
+    fn run(&self, partials: &[f32], gradient: Option<Out<'_, Any>>) {
         let Some(gradient) = gradient else { return };
-        let (isa, cols, tasks) = (self.backend.caps().isa, gradient.len(), self.tasks);
+        let cols = gradient.len();
         let work = PartialRows { partials, cols, first: 0, gradient, accumulates: self.accumulates };
-        self.backend.install(tasks, || {
-            let groups = cols / LANES;
-            fork(work, groups, tasks, &PartialRows::split_at_group, &|work| kernel::reduce_partials(isa, work));
-        });
+        let split_at = PartialRows::split_at_group;
+        spread(self.backend, self.tasks, cols / LANES, work, split_at, kernel::reduce_partials);
     }
 }
 
 pub(crate) fn copy(backend: &CpuBackend, work: CopyRange<'_>) {
-    let (isa, units) = (backend.caps().isa, work.to.len());
+    let units = work.to.len();
     let tasks = backend.tasks_here(plan::tasks(2 * size_of::<f32>() * units, units, backend.caps()));
-    backend.install(tasks, || fork(work, units, tasks, &CopyRange::split_at, &|work| kernel::copy(isa, work)));
+    spread(backend, tasks, units, work, CopyRange::split_at, kernel::copy);
+}
+
+/// Runs a stage's work of so many units in so many tasks.
+fn spread<K: Send>(
+    backend: &CpuBackend,
+    tasks: usize,
+    units: usize,
+    mut work: K,
+    split_at: fn(K, usize) -> (K, K),
+    kernel: fn(Isa, &mut K),
+) {
+    let isa = backend.caps().isa;
+    if tasks <= 1 {
+        // A call of one row notices what it takes to move its work about.
+        return kernel(isa, &mut work);
+    }
+    backend.install(tasks, || fork(work, units, tasks, &split_at, &|mut work| kernel(isa, &mut work)));
 }
 
 /// Halves `work` of `units` until there are `tasks` pieces, and runs them on the current thread pool.
@@ -324,26 +307,52 @@ fn out<'a, B: SliceBackend, E: Stored>(view: AnyOut<'a, B>) -> Result<Out<'a, E>
     view.typed().map(B::out)
 }
 
+/// Numbers to read, of whichever dtype. Those of a `Checked` call have one; the error is for the type system only.
+fn numbers<'a, B: SliceBackend>(view: AnyIn<'a, B>) -> Result<In<'a, Any>, Error> {
+    match view {
+        AnyIn::F32(view) => Ok(In::from(B::input(view)).any()),
+        AnyIn::F16(view) => Ok(In::from(B::input(view)).any()),
+        AnyIn::Bf16(view) => Ok(In::from(B::input(view)).any()),
+        AnyIn::E4m3(_) | AnyIn::E5m2(_) | AnyIn::Int8(_) | AnyIn::E8m0(_) => {
+            input::<B, f32>(view).map(|view| In::from(view).any())
+        }
+    }
+}
+
+/// The same of numbers to write.
+fn numbers_out<'a, B: SliceBackend>(view: AnyOut<'a, B>) -> Result<Out<'a, Any>, Error> {
+    match view {
+        AnyOut::F32(view) => Ok(B::out(view).any()),
+        AnyOut::F16(view) => Ok(B::out(view).any()),
+        AnyOut::Bf16(view) => Ok(B::out(view).any()),
+        AnyOut::E4m3(_) | AnyOut::E5m2(_) | AnyOut::Int8(_) | AnyOut::E8m0(_) => out::<B, f32>(view).map(Out::any),
+    }
+}
+
+/// The same of numbers that are overwritten.
+fn values<'a, B: SliceBackend>(view: AnyOut<'a, B>) -> Result<Out<'a, Any>, Error> {
+    match view {
+        AnyOut::F32(view) => B::values(view).map(|values| Out::from(values).any()),
+        AnyOut::F16(view) => B::values(view).map(|values| Out::from(values).any()),
+        AnyOut::Bf16(view) => B::values(view).map(|values| Out::from(values).any()),
+        AnyOut::E4m3(_) | AnyOut::E5m2(_) | AnyOut::Int8(_) | AnyOut::E8m0(_) => out::<B, f32>(view).map(Out::any),
+    }
+}
+
 fn starts<V>(rows: &Rows<V>, spec: &NormSpec) -> RowStarts {
     RowStarts::of(rows.layout(spec.rows, spec.cols))
 }
 
-fn matrix<'a, B: SliceBackend, E: Element>(rows: Rows<AnyIn<'a, B>>, spec: &NormSpec) -> Result<Matrix<'a, E>, Error> {
-    Ok(Matrix { rows: starts(&rows, spec), data: input::<B, E>(rows.view)? })
+fn matrix<'a, B: SliceBackend>(rows: Rows<AnyIn<'a, B>>, spec: &NormSpec) -> Result<Matrix<'a, Any>, Error> {
+    Ok(Matrix { rows: starts(&rows, spec), data: numbers::<B>(rows.view)? })
 }
 
-fn matrix_mut<'a, B: SliceBackend, E: Element>(
-    rows: Rows<AnyOut<'a, B>>,
-    spec: &NormSpec,
-) -> Result<MatrixMut<'a, E>, Error> {
-    Ok(MatrixMut { rows: starts(&rows, spec), data: out::<B, E>(rows.view)? })
+fn matrix_mut<'a, B: SliceBackend>(rows: Rows<AnyOut<'a, B>>, spec: &NormSpec) -> Result<MatrixMut<'a, Any>, Error> {
+    Ok(MatrixMut { rows: starts(&rows, spec), data: numbers_out::<B>(rows.view)? })
 }
 
-fn overwritten<'a, B: SliceBackend, E: Element>(
-    rows: Rows<AnyOut<'a, B>>,
-    spec: &NormSpec,
-) -> Result<MatrixMut<'a, E>, Error> {
-    Ok(MatrixMut { rows: starts(&rows, spec), data: Out::from(B::values(rows.view.typed::<E>()?)?) })
+fn overwritten<'a, B: SliceBackend>(rows: Rows<AnyOut<'a, B>>, spec: &NormSpec) -> Result<MatrixMut<'a, Any>, Error> {
+    Ok(MatrixMut { rows: starts(&rows, spec), data: values::<B>(rows.view)? })
 }
 
 mod columns;

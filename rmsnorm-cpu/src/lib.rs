@@ -26,9 +26,9 @@
 //! |---|---|
 //! | `caps` | what the processor offers, read once |
 //! | `plan` | a pure function of the problem and the caps: tasks, row blocks, streaming |
-//! | `lanes` | loads, stores and conversions of 32 elements, per instruction set |
+//! | `lanes` | loads, stores and conversions of 32 elements, per instruction set; views of elements |
 //! | `stages` | the arithmetic: one file per stage, shared by all instruction sets |
-//! | `kernel` | the stage bodies compiled per instruction set |
+//! | `kernel` | the stage bodies, compiled per instruction set and dtype |
 //! | `launch` | splits rows over threads |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

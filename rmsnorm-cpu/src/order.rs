@@ -3,14 +3,14 @@
 
 mod traced;
 
-use rmsnorm_spec::{NormSpec, bf16};
+use rmsnorm_spec::{DType, DTypes, NormSpec, bf16};
 
 use self::traced::{Event, Traced, events};
-use crate::lanes::Out;
+use crate::lanes::{In, Out};
 use crate::stages::backward::BackwardBlocks;
 use crate::stages::copy::CopyRange;
 use crate::stages::forward::{ForwardRows, Residual};
-use crate::stages::{Matrix, MatrixMut, RowStarts};
+use crate::stages::{Matrix, MatrixMut, RowStarts, Stage};
 
 const ROWS: usize = 3;
 const COLS: usize = 200;
@@ -36,11 +36,14 @@ fn assert_fenced(streaming: bool, what: &str) {
 fn stores_past_the_cache_are_fenced_before_a_stage_ends() {
     let spec = NormSpec::rms(ROWS, COLS, 1e-5);
     let (x, residual) = (Aligned([1.0f32; ROWS * COLS]), Aligned([2.0f32; ROWS * COLS]));
-    let of = |data| Matrix { data, rows: RowStarts::strided(COLS) };
+    fn of(data: &[f32]) -> Matrix<'_, f32> {
+        Matrix { data: In::from(data), rows: RowStarts::strided(COLS) }
+    }
     for streaming in [true, false] {
         let (mut y, mut out) = (Aligned([0.0f32; ROWS * COLS]), Aligned([0.0f32; ROWS * COLS]));
         ForwardRows::<f32, f32, f32> {
             spec,
+            dtypes: DTypes::uniform(DType::F32),
             rows: ROWS,
             streaming,
             weight: None,
@@ -62,11 +65,12 @@ fn stores_past_the_cache_are_fenced_before_a_stage_ends() {
         let mut dresidual = Aligned([f32::NAN; ROWS * COLS]);
         BackwardBlocks::<bf16, f32, f32> {
             spec,
+            dtypes: DTypes::of::<bf16, f32, f32>(),
             rows: ROWS,
             block_rows: 2,
             streaming,
             weight: None,
-            dy: Matrix { data: &dy.0, rows: RowStarts::strided(COLS) },
+            dy: Matrix { data: In::from(&dy.0[..]), rows: RowStarts::strided(COLS) },
             x: of(&x.0),
             mean: None,
             rstd: &[1.0; ROWS],
@@ -97,11 +101,12 @@ fn stores_of_batches_are_fenced_before_the_stage_ends() {
         let (mut y, mut rstd) = (Aligned([bf16::NAN; ROWS * COLS]), [0.0; ROWS]);
         ForwardRows::<bf16, bf16, bf16> {
             spec: NormSpec::rms(ROWS, COLS, 0.0),
+            dtypes: DTypes::uniform(DType::Bf16),
             rows: ROWS,
             streaming,
             weight: None,
             bias: None,
-            x: Some(Matrix { data: &x.0, rows: RowStarts::strided(COLS) }),
+            x: Some(Matrix { data: In::from(&x.0[..]), rows: RowStarts::strided(COLS) }),
             y: Some(MatrixMut { data: Out::from(&mut y.0[..]), rows: RowStarts::strided(COLS) }),
             residual: Residual::Absent,
             mean: None,

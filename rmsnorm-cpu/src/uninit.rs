@@ -4,7 +4,7 @@ use std::mem::MaybeUninit;
 
 use rmsnorm_spec::{
     AnyBackward, AnyBackwardStatistics, AnyColumnStatistics, AnyForward, AnyQuantizedForward, Checked, Error, Given,
-    NormBackend, Problem, Span, Stored, Untyped, with_types,
+    NormBackend, Problem, Span, Stored, Untyped,
 };
 
 use crate::lanes::Out;
@@ -76,34 +76,34 @@ impl NormBackend for UninitBackend {
     }
 
     fn launch_forward(&self, call: Checked<AnyForward<'_, Self>>) -> Result<(), Error> {
-        with_types!(call.problem().dtypes; T, W, R => launch::forward::<Self, T, W, R>(&self.0, call))
+        launch::forward(&self.0, call)
     }
 
     fn launch_backward(&self, call: Checked<AnyBackward<'_, Self>>) -> Result<(), Error> {
-        with_types!(call.problem().dtypes; T, W, R => launch::backward::<Self, T, W, R>(&self.0, call))
+        launch::backward(&self.0, call)
     }
 
     fn launch_quantized_forward(&self, call: Checked<AnyQuantizedForward<'_, Self>>) -> Result<(), Error> {
-        with_types!(call.problem().dtypes; T, W, R => launch::quantized_forward::<Self, T, W, R>(&self.0, call))
+        launch::quantized_forward(&self.0, call)
     }
 
     fn launch_column_statistics(&self, call: Checked<AnyColumnStatistics<'_, Self>>) -> Result<(), Error> {
-        with_types!(call.problem().dtypes; T, _W, R => launch::column_statistics::<Self, T, R>(&self.0, call))
+        launch::column_statistics(&self.0, call)
     }
 
     fn launch_forward_given(&self, call: Checked<Given<'_, Untyped<Self>, AnyForward<'_, Self>>>) -> Result<(), Error> {
-        with_types!(call.problem().dtypes; T, W, R => launch::forward_given::<Self, T, W, R>(&self.0, call))
+        launch::forward_given(&self.0, call)
     }
 
     fn launch_backward_statistics(&self, call: Checked<AnyBackwardStatistics<'_, Self>>) -> Result<(), Error> {
-        with_types!(call.problem().dtypes; T, W, R => launch::backward_statistics::<Self, T, W, R>(&self.0, call))
+        launch::backward_statistics(&self.0, call)
     }
 
     fn launch_backward_given(
         &self,
         call: Checked<Given<'_, Untyped<Self>, AnyBackward<'_, Self>>>,
     ) -> Result<(), Error> {
-        with_types!(call.problem().dtypes; T, W, R => launch::backward_given::<Self, T, W, R>(&self.0, call))
+        launch::backward_given(&self.0, call)
     }
 }
 

@@ -59,7 +59,7 @@ pub(crate) fn store_codes<S: Simd, P: Piece>(
     stores: Stores<'_>,
 ) {
     let bytes = encode::<S>(quotients, codes);
-    let address = to.as_ptr().wrapping_add(piece.start()).addr();
+    let address = to.address().wrapping_add(piece.start());
     if !P::IS_FULL {
         let mut all = [0; LANES];
         S::store_bytes(Out::from(&mut all[..]).group(0), bytes);

@@ -12,8 +12,8 @@ mod avx2;
 mod avx512;
 mod blocks;
 mod codes;
-mod out;
 mod portable;
+mod views;
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -26,11 +26,8 @@ pub(crate) use avx2::Avx2;
 pub(crate) use avx512::Avx512;
 pub(crate) use blocks::{BLOCK, Blocks, add_all, fold_all, sum_up};
 pub(crate) use codes::{Float8, encode_into, store_codes};
-pub(crate) use out::{Out, Written, input_or_overwritten};
 pub(crate) use portable::Portable;
-// `Isa::is_available` never says yes to them elsewhere, but the code that asks is the same.
-#[cfg(not(target_arch = "x86_64"))]
-pub(crate) use portable::{Portable as Avx2, Portable as Avx512};
+pub(crate) use views::{Any, Elements, In, Numbers, Out, Written, input_or_overwritten};
 
 /// Elements that are handled together.
 pub(crate) const LANES: usize = 32;
@@ -261,14 +258,14 @@ impl Stores<'_> {
     /// Elements to go before full pieces of a row can be stored past the cache: up to the first aligned one. None where
     /// nothing is.
     #[inline(always)]
-    pub(crate) fn head<E: Element>(self, row: &Out<'_, E>) -> usize {
-        if self.streaming { row.as_ptr().align_offset(ALIGNMENT).min(row.len()) } else { 0 }
+    pub(crate) fn head<T: Elements>(self, row: &Out<'_, T>) -> usize {
+        if self.streaming { row.until_aligned(ALIGNMENT) } else { 0 }
     }
 
     /// The same of codes, of which a full piece is half of a cache line.
     #[inline(always)]
     pub(crate) fn head_of_codes(self, row: &Out<'_, u8>) -> usize {
-        if self.streaming { row.as_ptr().align_offset(ALIGNMENT / 2).min(row.len()) } else { 0 }
+        if self.streaming { row.until_aligned(ALIGNMENT / 2) } else { 0 }
     }
 }
 
@@ -280,7 +277,7 @@ pub(crate) fn store_or_stream<S: Simd, E: Element, P: Piece>(
     lanes: S::Lanes,
     stores: Stores<'_>,
 ) {
-    let address = to.as_ptr().wrapping_add(piece.start()).addr();
+    let address = to.address().wrapping_add(piece.start() * size_of::<E>());
     if !P::IS_FULL || !stores.streaming || !address.is_multiple_of(ALIGNMENT) {
         return store::<S, E, P>(to, piece, lanes);
     }
@@ -298,23 +295,13 @@ pub(crate) fn store_or_stream<S: Simd, E: Element, P: Piece>(
     }
 }
 
-/// Asks for the same piece of a row so many elements on. There may be no such row: a hint may name any address.
-#[inline(always)]
-pub(crate) fn prefetch<S: Simd, E: Element, P: Piece>(row: &[E], distance: usize, piece: P) {
-    let first = row.as_ptr().wrapping_add(distance).wrapping_add(piece.start()).cast::<u8>();
-    S::prefetch(first);
-    if size_of::<E>() * LANES > ALIGNMENT {
-        S::prefetch(first.wrapping_add(ALIGNMENT));
-    }
-}
-
 /// Bytes of a cache line: stores past the cache write whole ones.
 pub(crate) const ALIGNMENT: usize = 64;
 
 /// The value each lane would have after a store and a load.
 #[inline(always)]
-pub(crate) fn round_through<S: Simd, E: Element>(lanes: S::Lanes) -> S::Lanes {
-    match E::DTYPE {
+pub(crate) fn round_through<S: Simd>(dtype: DType, lanes: S::Lanes) -> S::Lanes {
+    match dtype {
         DType::F32 => lanes,
         DType::F16 => S::widen_f16(S::narrow_f16(lanes)),
         DType::Bf16 => S::widen_bf16(S::narrow_bf16(lanes)),

@@ -3,12 +3,12 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rmsnorm_spec::quant::{QuantSpec, ScaleKind};
-use rmsnorm_spec::{AnyOut, AnyQuantizedForward, Checked, Element, Error, Problem, Scales};
+use rmsnorm_spec::{AnyOut, AnyQuantizedForward, Checked, Error, Scales};
 
 use super::scales::{Compact, ScalesOut, scales_out};
-use super::{SliceBackend, fork, input, matrix, matrix_mut, no_kernel, out, plan_here, spec_of, starts};
+use super::{SliceBackend, fork, input, matrix, matrix_mut, numbers, out, plan_here, spec_of, spread, starts};
 use crate::backend::CpuBackend;
-use crate::kernel::{self, Kernel};
+use crate::kernel;
 use crate::lanes::{Out, Written};
 use crate::plan::Plan;
 use crate::stages::columnwise::ColumnwiseCols;
@@ -17,13 +17,12 @@ use crate::stages::quantized_forward::{QuantizedRows, Scaling};
 use crate::stages::transposed::TransposedCols;
 use crate::stages::{MatrixMut, RowStarts};
 
-pub(crate) fn quantized_forward<B: SliceBackend, T: Element, W: Element, R: Element>(
+pub(crate) fn quantized_forward<B: SliceBackend>(
     backend: &CpuBackend,
     call: Checked<AnyQuantizedForward<'_, B>>,
 ) -> Result<(), Error> {
     let (spec, plan) = (spec_of(&call), plan_here(backend, call.problem()));
-    let problem = *call.problem();
-    let kernel = kernel::quantized_forward().ok_or_else(|| no_kernel(&problem))?;
+    let dtypes = call.problem().dtypes;
     let args = call.into_args();
     let (quant, rows, cols) = (args.quant, spec.rows, spec.cols);
     let groups = quant.scale.groups(cols).unwrap_or(0);
@@ -52,14 +51,15 @@ pub(crate) fn quantized_forward<B: SliceBackend, T: Element, W: Element, R: Elem
     };
 
     let mut codes = MatrixMut { rows: starts(&args.codes, &spec), data: bytes::<B>(args.codes.view)? };
-    let residual = args.residual.map(|residual| matrix::<B, R>(residual, &spec)).transpose()?;
+    let residual = args.residual.map(|residual| matrix::<B>(residual, &spec)).transpose()?;
     let inputs = ForwardRows {
         spec,
+        dtypes,
         rows,
         streaming: plan.streaming,
-        weight: args.weight.map(input::<B, W>).transpose()?,
-        bias: args.bias.map(input::<B, W>).transpose()?,
-        x: Some(matrix::<B, T>(args.x, &spec)?),
+        weight: args.weight.map(numbers::<B>).transpose()?,
+        bias: args.bias.map(numbers::<B>).transpose()?,
+        x: Some(matrix::<B>(args.x, &spec)?),
         y: None,
         residual: residual.map_or(Residual::Absent, Residual::Read),
         mean: None,
@@ -71,10 +71,10 @@ pub(crate) fn quantized_forward<B: SliceBackend, T: Element, W: Element, R: Elem
             Scaling::Tensor(args.scale.map_or(Ok(f32::NAN), |scale| Ok(input::<B, f32>(scale)?[0]))?)
         }
         (ScaleKind::Current, Some(Scales::F32(scale))) => {
-            let codes = MatrixMut { rows: codes.rows, data: Out::none() };
+            let codes = MatrixMut { rows: codes.rows, data: Out::none(()) };
             let forward = inputs.of_inputs();
             let work = QuantizedRows { forward, quant, codes, scaling: Scaling::Unknown, amax: Some(&amax) };
-            run(backend, kernel, work, &plan);
+            spread(backend, plan.tasks, rows, work, QuantizedRows::split_at, kernel::quantized_forward);
             let found = kernel::scale(&quant, f32::from_bits(amax.load(Ordering::Relaxed)));
             scale.set(0, found);
             Scaling::Tensor(found)
@@ -86,20 +86,21 @@ pub(crate) fn quantized_forward<B: SliceBackend, T: Element, W: Element, R: Elem
     let residual = match (residual, args.residual_out) {
         (None, _) => Residual::Absent,
         (Some(residual), None) => Residual::Read(residual),
-        (Some(residual), Some(rows)) => Residual::ReadWrite(residual, matrix_mut::<B, R>(rows, &spec)?),
+        (Some(residual), Some(rows)) => Residual::ReadWrite(residual, matrix_mut::<B>(rows, &spec)?),
     };
     let mut mean = args.mean.map(out::<B, f32>).transpose()?;
     let mut rstd = args.rstd.map(out::<B, f32>).transpose()?;
     let forward = ForwardRows {
-        y: args.y.map(|y| matrix_mut::<B, T>(y, &spec)).transpose()?,
+        y: args.y.map(|y| matrix_mut::<B>(y, &spec)).transpose()?,
         residual,
         mean: mean.as_mut().map(Out::reborrow),
         rstd: rstd.as_mut().map(Out::reborrow),
         ..inputs
     };
-    let here = MatrixMut { rows: codes.rows, data: codes.data.reborrow() };
+    let here = codes.reborrow();
     let asked = amax_out.is_some().then_some(&amax);
-    run(backend, kernel, QuantizedRows { forward, quant, codes: here, scaling, amax: asked }, &plan);
+    let work = QuantizedRows { forward, quant, codes: here, scaling, amax: asked };
+    spread(backend, plan.tasks, rows, work, QuantizedRows::split_at, kernel::quantized_forward);
     if let Some(mut out) = amax_out {
         out.set(0, f32::from_bits(amax.into_inner()));
     }
@@ -121,7 +122,7 @@ pub(crate) fn quantized_forward<B: SliceBackend, T: Element, W: Element, R: Elem
         // SAFETY:
         // - contents: the stage above has written these of every row, and no others are asked for.
         let (mean, rstd) = unsafe { (mean.as_ref().map(|mean| Written::new(mean)), Written::new(rstd)) };
-        columns.run(backend, along, (mean, rstd), (&quant.columnwise(), &plan), &problem)?;
+        columns.run(backend, along, (mean, rstd), (&quant.columnwise(), &plan));
     }
     Ok(())
 }
@@ -148,34 +149,18 @@ struct Columns<'a> {
 
 impl Columns<'_> {
     /// Of these inputs, by the rows' statistics.
-    fn run<T: Element, W: Element, R: Element>(
+    fn run(
         self,
         backend: &CpuBackend,
-        forward: ForwardRows<'_, T, W, R>,
+        forward: ForwardRows<'_>,
         (mean, rstd): (Option<Written<'_, f32>>, Written<'_, f32>),
         (quant, plan): (&QuantSpec, &Plan),
-        problem: &Problem,
-    ) -> Result<(), Error> {
-        // There is one wherever there is forward's, which has been run.
-        let kernel = kernel::columnwise().ok_or_else(|| no_kernel(problem))?;
+    ) {
         let Columns { groups, mut compact, codes, mut scales } = self;
-        let (isa, cols) = (backend.caps().isa, forward.spec.cols);
+        let cols = forward.spec.cols;
         let scaling = compact.scaling(quant, &mut scales, groups);
         let work = ColumnwiseCols { forward, mean, rstd, first: 0, cols, quant: *quant, codes, scaling };
-        backend.install(plan.tasks, || {
-            fork(work, cols, plan.tasks, &ColumnwiseCols::split_at, &|work| kernel(isa, work));
-        });
+        spread(backend, plan.tasks, cols, work, ColumnwiseCols::split_at, kernel::columnwise);
         compact.lay_out(quant, scales, (cols, groups));
-        Ok(())
     }
-}
-
-fn run<'a, T: Element, W: Element, R: Element>(
-    backend: &CpuBackend,
-    kernel: Kernel<QuantizedRows<'a, T, W, R>>,
-    work: QuantizedRows<'a, T, W, R>,
-    plan: &Plan,
-) {
-    let (isa, rows) = (backend.caps().isa, work.forward.rows);
-    backend.install(plan.tasks, || fork(work, rows, plan.tasks, &QuantizedRows::split_at, &|work| kernel(isa, work)));
 }

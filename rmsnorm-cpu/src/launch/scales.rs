@@ -79,7 +79,7 @@ fn room<E: Stored>(len: usize) -> Result<Vec<E>, Error> {
     Ok(room)
 }
 
-fn matrix<E>(data: Out<'_, E>, groups: usize) -> MatrixMut<'_, E> {
+fn matrix<E: Stored>(data: Out<'_, E>, groups: usize) -> MatrixMut<'_, E> {
     // Each row's start is all that is asked for.
     MatrixMut { data, rows: RowStarts::of(Rows::dense(()).layout(0, groups)) }
 }

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 
 use rmsnorm_conformance::testing::values;
 use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind, ScaleRounding};
-use rmsnorm_spec::{CastOrder, Norm, NormSpec, RowGroups, bf16, f16};
+use rmsnorm_spec::{CastOrder, Element, Norm, NormSpec, RowGroups, bf16, f16};
 
 use super::*;
 use crate::lanes::Written;
@@ -21,13 +21,13 @@ fn a_matrix_in_groups_is_split_anywhere() {
     let rows = Rows::grouped((), 15, groups).layout(count, 2);
     let mut data: Vec<f32> = vec![-1.0; rows.span()];
     (0..count).for_each(|row| data[row / 4 * 70 + row % 4 * 15] = row as f32);
-    let first = |matrix: &Matrix<'_, f32>, row| matrix.row(row, 2)[0] as usize;
+    let first = |matrix: &Matrix<'_, f32>, row| matrix.row(row, 2).elements()[0] as usize;
     let first_mut = |matrix: &mut MatrixMut<'_, f32>, row| {
         let row = matrix.row(row, 2);
-        lanes::input_or_overwritten(None, &row)[0] as usize
+        lanes::input_or_overwritten(None, &row).elements()[0] as usize
     };
     for (a, b) in (0..=count).flat_map(|a| (a..=count).map(move |b| (a, b))) {
-        let (low, rest) = Matrix { data: &data, rows: RowStarts::of(rows) }.split_at(a);
+        let (low, rest) = Matrix { data: In::from(&data[..]), rows: RowStarts::of(rows) }.split_at(a);
         let (middle, high) = rest.split_at(b - a);
         (0..a).for_each(|row| assert_eq!(first(&low, row), row, "{a}, {b}"));
         (a..b).for_each(|row| assert_eq!(first(&middle, row - a), row, "{a}, {b}"));
@@ -89,9 +89,10 @@ fn a_matrix_is_split_at_rows_far_apart() {
     let row_stride = (1usize << 31) + 5;
     let mut data: Vec<u16> = bytemuck::allocation::try_zeroed_vec(4 * row_stride + 1).unwrap();
     (0..5).for_each(|row| data[row * row_stride] = row as u16 + 1);
-    let first = |matrix: &Matrix<'_, f16>, row| matrix.row(row, 1)[0].to_bits();
+    let first = |matrix: &Matrix<'_, f16>, row| matrix.row(row, 1).elements()[0].to_bits();
     for split in 0..=5 {
-        let matrix = Matrix { data: bytemuck::cast_slice::<u16, f16>(&data), rows: RowStarts::strided(row_stride) };
+        let matrix =
+            Matrix { data: In::from(bytemuck::cast_slice::<u16, f16>(&data)), rows: RowStarts::strided(row_stride) };
         let (low, high) = matrix.split_at(split);
         (0..split).for_each(|row| assert_eq!(first(&low, row), row as u16 + 1, "split at {split}"));
         (split..5).for_each(|row| assert_eq!(first(&high, row - split), row as u16 + 1, "split at {split}"));
@@ -100,14 +101,14 @@ fn a_matrix_is_split_at_rows_far_apart() {
     let groups = RowGroups { rows: 2, stride: row_stride };
     let rows = RowStarts::of(Rows::grouped((), 7, groups).layout(9, 1));
     for split in 0..=9 {
-        let (_, high) = Matrix { data: bytemuck::cast_slice::<u16, f16>(&data), rows }.split_at(split);
+        let (_, high) = Matrix { data: In::from(bytemuck::cast_slice::<u16, f16>(&data)), rows }.split_at(split);
         (split.next_multiple_of(2)..9).step_by(2).for_each(|row| {
             assert_eq!(first(&high, row - split), row as u16 / 2 + 1, "split at {split}");
         });
     }
     let first_mut = |matrix: &mut MatrixMut<'_, f16>, row| {
         let row = matrix.row(row, 1);
-        lanes::input_or_overwritten(None, &row)[0].to_bits()
+        lanes::input_or_overwritten(None, &row).elements()[0].to_bits()
     };
     for split in 0..=5 {
         let matrix = MatrixMut {
@@ -149,16 +150,17 @@ fn forward_by(tasks: usize, has: Has) -> [Vec<u32>; 4] {
     let (weight, bias) = (values::<f32>(5, COLS), values::<f32>(6, COLS));
     let (mut mean, mut rstd) = (vec![7.0f32; ROWS], vec![7.0f32; ROWS]);
     let spec = NormSpec::layer(ROWS, COLS, 1e-5).weight_offset(0.3).cast_order(CastOrder::BeforeWeight);
-    let added = Matrix { data: residual.as_slice(), rows: RowStarts::strided(residual_stride) };
-    let sum = MatrixMut { data: Out::from(out.as_mut_slice()), rows: RowStarts::strided(out_stride) };
+    let added = Matrix { data: In::from(residual.as_slice()).any(), rows: RowStarts::strided(residual_stride) };
+    let sum = MatrixMut { data: Out::from(out.as_mut_slice()).any(), rows: RowStarts::strided(out_stride) };
     let work = ForwardRows {
         spec,
+        dtypes: DTypes::of::<bf16, f32, f32>(),
         rows: ROWS,
         streaming: false,
-        weight: Some(weight.as_slice()),
-        bias: Some(bias.as_slice()),
-        x: (!has.in_place).then_some(Matrix { data: x.as_slice(), rows: RowStarts::strided(x_stride) }),
-        y: Some(MatrixMut { data: Out::from(y.as_mut_slice()), rows: RowStarts::strided(y_stride) }),
+        weight: Some(In::from(weight.as_slice()).any()),
+        bias: Some(In::from(bias.as_slice()).any()),
+        x: (!has.in_place).then_some(Matrix { data: In::from(x.as_slice()).any(), rows: RowStarts::strided(x_stride) }),
+        y: Some(MatrixMut { data: Out::from(y.as_mut_slice()).any(), rows: RowStarts::strided(y_stride) }),
         residual: match (has.residual, has.residual_out, has.in_place) {
             (false, ..) => Residual::Absent,
             (true, _, true) => Residual::InPlace(sum),
@@ -168,8 +170,9 @@ fn forward_by(tasks: usize, has: Has) -> [Vec<u32>; 4] {
         mean: has.statistics.then_some(mean.as_mut_slice().into()),
         rstd: has.statistics.then_some(rstd.as_mut_slice().into()),
     };
-    let kernel = kernel::forward::<bf16, f32, f32>().unwrap();
-    pool().install(|| fork(work, ROWS, tasks, &ForwardRows::split_at, &|work| kernel(Isa::Portable, work)));
+    pool().install(|| {
+        fork(work, ROWS, tasks, &ForwardRows::split_at, &|mut work| kernel::forward(Isa::Portable, &mut work))
+    });
     [as_bits(&y), as_bits(&out), as_bits(&mean), as_bits(&rstd)]
 }
 
@@ -198,30 +201,39 @@ fn backward_by(tasks: usize, is_layer: bool, [dweight, dbias, dresidual_out, dre
     let spec = NormSpec::new(if is_layer { Norm::Layer } else { Norm::Rms }, ROWS, COLS, 1e-5);
     let work = BackwardBlocks {
         spec: spec.weight_offset(-0.5),
+        dtypes: DTypes::of::<f16, f16, f32>(),
         rows: ROWS,
         block_rows,
         streaming: false,
-        weight: Some(weight.as_slice()),
-        dy: Matrix { data: dy.as_slice(), rows: RowStarts::strided(dy_stride) },
-        x: Matrix { data: x.as_slice(), rows: RowStarts::strided(x_stride) },
+        weight: Some(In::from(weight.as_slice()).any()),
+        dy: Matrix { data: In::from(dy.as_slice()).any(), rows: RowStarts::strided(dy_stride) },
+        x: Matrix { data: In::from(x.as_slice()).any(), rows: RowStarts::strided(x_stride) },
         mean: is_layer.then_some(mean.as_slice()),
         found: None,
         rstd: &rstd,
         dresidual_out: dresidual_out
-            .then_some(Matrix { data: arriving.as_slice(), rows: RowStarts::strided(arriving_stride) }),
-        dx: MatrixMut { data: Out::from(dx.as_mut_slice()), rows: RowStarts::strided(dx_stride) },
-        dresidual: dresidual
-            .then_some(MatrixMut { data: Out::from(stream.as_mut_slice()), rows: RowStarts::strided(stream_stride) }),
+            .then_some(Matrix { data: In::from(arriving.as_slice()).any(), rows: RowStarts::strided(arriving_stride) }),
+        dx: MatrixMut { data: Out::from(dx.as_mut_slice()).any(), rows: RowStarts::strided(dx_stride) },
+        dresidual: dresidual.then_some(MatrixMut {
+            data: Out::from(stream.as_mut_slice()).any(),
+            rows: RowStarts::strided(stream_stride),
+        }),
         dweight_partials: dweight.then_some(of_dweight.as_mut_slice()),
         dbias_partials: dbias.then_some(of_dbias.as_mut_slice()),
     };
-    let kernel = kernel::backward::<f16, f16, f32>().unwrap();
-    pool().install(|| fork(work, blocks, tasks, &BackwardBlocks::split_at, &|work| kernel(Isa::Portable, work)));
+    pool().install(|| {
+        fork(work, blocks, tasks, &BackwardBlocks::split_at, &|mut work| kernel::backward(Isa::Portable, &mut work))
+    });
     let sums = |partials: &[f32]| {
         let mut gradient = vec![f16::NAN; COLS];
-        let work =
-            PartialRows { partials, cols: COLS, first: 0, gradient: Out::from(&mut gradient[..]), accumulates: false };
-        kernel::reduce_partials(Isa::Portable, work);
+        let mut work = PartialRows {
+            partials,
+            cols: COLS,
+            first: 0,
+            gradient: Out::from(&mut gradient[..]).any(),
+            accumulates: false,
+        };
+        kernel::reduce_partials(Isa::Portable, &mut work);
         as_bits(&gradient)
     };
     let gradients = [sums(&of_dweight), sums(&of_dbias)];
@@ -259,10 +271,10 @@ fn the_second_stage_has_the_same_sums_in_any_number_of_tasks() {
                     partials: &partials,
                     cols,
                     first: 0,
-                    gradient: Out::from(&mut gradient[..]),
+                    gradient: Out::from(&mut gradient[..]).any(),
                     accumulates: false,
                 };
-                let run = |work: PartialRows<'_, f32>| kernel::reduce_partials(Isa::detect(), work);
+                let run = |mut work: PartialRows<'_>| kernel::reduce_partials(Isa::detect(), &mut work);
                 pool.install(|| fork(work, cols / LANES, tasks, &PartialRows::split_at_group, &run));
                 assert_eq!(gradient, expected, "{blocks}x{cols} in {tasks} tasks");
             }
@@ -279,13 +291,14 @@ fn columnwise_by(tasks: usize, codes: CodeType) -> [Vec<u8>; 2] {
     let (mut out, mut scales) = (vec![0x55; COLS * (ROWS + 3)], vec![0x55; COLS * groups]);
     let forward = ForwardRows {
         spec: NormSpec::rms(ROWS, COLS, 1e-5),
+        dtypes: DTypes::of::<bf16, f32, f32>(),
         rows: ROWS,
         streaming: false,
-        weight: Some(weight.as_slice()),
+        weight: Some(In::from(weight.as_slice()).any()),
         bias: None,
-        x: Some(Matrix { data: x.as_slice(), rows: RowStarts::strided(x_stride) }),
+        x: Some(Matrix { data: In::from(x.as_slice()).any(), rows: RowStarts::strided(x_stride) }),
         y: None,
-        residual: Residual::<f32>::Absent,
+        residual: Residual::Absent,
         mean: None,
         rstd: None,
     };
@@ -302,8 +315,9 @@ fn columnwise_by(tasks: usize, codes: CodeType) -> [Vec<u8>; 2] {
         codes: MatrixMut { data: Out::from(&mut out[..]), rows: RowStarts::strided(ROWS + 3) },
         scaling: Scaling::E8m0(MatrixMut { data: Out::from(&mut scales[..]), rows: RowStarts::strided(groups) }),
     };
-    let kernel = kernel::columnwise::<bf16, f32, f32>().unwrap();
-    pool().install(|| fork(work, COLS, tasks, &ColumnwiseCols::split_at, &|work| kernel(Isa::Portable, work)));
+    pool().install(|| {
+        fork(work, COLS, tasks, &ColumnwiseCols::split_at, &|mut work| kernel::columnwise(Isa::Portable, &mut work))
+    });
     [out, scales]
 }
 

@@ -1,19 +1,20 @@
 //! Backward: math.md, equations (7) to (12). A row is read once to find mean_wdy and mean_wdy_xhat, and again, from the
 //! cache, to write dx and to add the row to the partial sums of its block. While it is written, the next row is asked for.
 
-use rmsnorm_spec::{Element, Norm, NormSpec};
+use rmsnorm_spec::{DTypes, Norm, NormSpec};
 
 use super::columns::Found;
-use super::{Matrix, MatrixMut};
-use crate::lanes::{self, Fenced, Out, Piece, Simd, Stores};
+use super::{Matrix, MatrixMut, Stage};
+use crate::lanes::{self, Any, Elements, Fenced, In, Numbers, Out, Piece, Simd, Stores};
 
 /// The blocks of a backward call, or some of them.
-pub(crate) struct BackwardBlocks<'a, T, W, R> {
+pub(crate) struct BackwardBlocks<'a, T: Elements = Any, W: Elements = Any, R: Elements = Any> {
     pub(crate) spec: NormSpec,
+    pub(crate) dtypes: DTypes,
     pub(crate) rows: usize,
     pub(crate) block_rows: usize,
     pub(crate) streaming: bool,
-    pub(crate) weight: Option<&'a [W]>,
+    pub(crate) weight: Option<In<'a, W>>,
     pub(crate) dy: Matrix<'a, T>,
     pub(crate) x: Matrix<'a, R>,
     pub(crate) mean: Option<&'a [f32]>,
@@ -29,28 +30,32 @@ pub(crate) struct BackwardBlocks<'a, T, W, R> {
     pub(crate) dbias_partials: Option<&'a mut [f32]>,
 }
 
-impl<'a, T: Element, W: Element, R: Element> BackwardBlocks<'a, T, W, R> {
-    /// The same blocks under other names of the element types.
-    pub(crate) fn cast<U: Element, V: Element, Q: Element>(self) -> BackwardBlocks<'a, U, V, Q> {
+impl BackwardBlocks<'_> {
+    /// The same blocks of elements of these types, which they say they are of.
+    #[inline(always)]
+    pub(crate) fn known<T: Numbers, W: Numbers, R: Numbers>(&mut self) -> BackwardBlocks<'_, T, W, R> {
         BackwardBlocks {
             spec: self.spec,
+            dtypes: self.dtypes,
             rows: self.rows,
             block_rows: self.block_rows,
             streaming: self.streaming,
-            weight: self.weight.map(bytemuck::cast_slice),
-            dy: self.dy.cast(),
-            x: self.x.cast(),
+            weight: self.weight.map(In::known),
+            dy: self.dy.known(),
+            x: self.x.known(),
             mean: self.mean,
             rstd: self.rstd,
             found: self.found,
-            dresidual_out: self.dresidual_out.map(Matrix::cast),
-            dx: self.dx.cast(),
-            dresidual: self.dresidual.map(MatrixMut::cast),
-            dweight_partials: self.dweight_partials,
-            dbias_partials: self.dbias_partials,
+            dresidual_out: self.dresidual_out.as_ref().map(Matrix::known),
+            dx: self.dx.known(),
+            dresidual: self.dresidual.as_mut().map(MatrixMut::known),
+            dweight_partials: self.dweight_partials.as_deref_mut(),
+            dbias_partials: self.dbias_partials.as_deref_mut(),
         }
     }
+}
 
+impl<T: Numbers, W: Numbers, R: Numbers> BackwardBlocks<'_, T, W, R> {
     /// The blocks before `block`, and the others.
     pub(crate) fn split_at(self, block: usize) -> (Self, Self) {
         let row = (block * self.block_rows).min(self.rows);
@@ -93,10 +98,12 @@ impl<'a, T: Element, W: Element, R: Element> BackwardBlocks<'a, T, W, R> {
         };
         (low, high)
     }
+}
 
-    /// Writes dx of every row and the partial sums of every block.
+/// Writes dx of every row and the partial sums of every block.
+impl<T: Numbers, W: Numbers, R: Numbers> Stage for BackwardBlocks<'_, T, W, R> {
     #[inline(always)]
-    pub(crate) fn run<S: Simd>(mut self) {
+    fn run<S: Simd>(&mut self) {
         let cols = self.spec.cols;
         let fenced = Fenced::<S>::new(self.streaming);
         let (mut dweight_partials, mut dbias_partials) = (self.dweight_partials.take(), self.dbias_partials.take());
@@ -115,7 +122,9 @@ impl<'a, T: Element, W: Element, R: Element> BackwardBlocks<'a, T, W, R> {
             }
         }
     }
+}
 
+impl<T: Numbers, W: Numbers, R: Numbers> BackwardBlocks<'_, T, W, R> {
     /// Equations (8) and (9), or (18).
     #[inline(always)]
     fn scalars<S: Simd>(&self, r: usize) -> Scalars {
@@ -144,8 +153,8 @@ impl<'a, T: Element, W: Element, R: Element> BackwardBlocks<'a, T, W, R> {
         let scalars = self.unaveraged(r);
         let weight_offset = S::splat(self.spec.weight_offset);
         let [wdy, products] = lanes::sum_up!(S, cols, piece => {
-            let x_hat = scalars.x_hat::<S>(lanes::load::<S, R, _>(x, piece));
-            let wdy = self.wdy::<S, _>(lanes::load::<S, T, _>(dy, piece), weight_offset, piece);
+            let x_hat = scalars.x_hat::<S>(x.load::<S, _>(piece));
+            let wdy = self.wdy::<S, _>(dy.load::<S, _>(piece), weight_offset, piece);
             // Lanes beyond a short piece have wdy = 0, but -mean * rstd for x_hat, which may be infinite.
             let product = lanes::within::<S, _>(piece, S::mul(wdy, x_hat));
             [if self.spec.norm == Norm::Layer { wdy } else { S::splat(0.0) }, product]
@@ -173,10 +182,10 @@ impl<'a, T: Element, W: Element, R: Element> BackwardBlocks<'a, T, W, R> {
         let (mean_wdy, mean_wdy_xhat, rstd) =
             (S::splat(scalars.mean_wdy), S::splat(scalars.mean_wdy_xhat), S::splat(scalars.rstd));
         lanes::for_each_piece!(stores.head(&self.dx.row(r, cols)), cols, piece => {
-            lanes::prefetch::<S, T, _>(dy, dy_stride, piece);
-            lanes::prefetch::<S, R, _>(x, x_stride, piece);
-            let dy = lanes::load::<S, T, _>(dy, piece);
-            let x_hat = scalars.x_hat::<S>(lanes::load::<S, R, _>(x, piece));
+            dy.prefetch::<S, _>(dy_stride, piece);
+            x.prefetch::<S, _>(x_stride, piece);
+            let dy = dy.load::<S, _>(piece);
+            let x_hat = scalars.x_hat::<S>(x.load::<S, _>(piece));
             if let Some(dweight) = &mut partials.dweight {
                 accumulate::<S, _>(dweight, piece, partials.is_first, S::mul(dy, x_hat));
             }
@@ -186,11 +195,11 @@ impl<'a, T: Element, W: Element, R: Element> BackwardBlocks<'a, T, W, R> {
             let wdy = self.wdy::<S, _>(dy, weight_offset, piece);
             let mut dx = S::mul(S::sub(S::sub(wdy, mean_wdy), S::mul(x_hat, mean_wdy_xhat)), rstd);
             if let Some(dresidual_out) = dresidual_out {
-                dx = S::add(dx, lanes::load::<S, R, _>(dresidual_out, piece));
+                dx = S::add(dx, dresidual_out.load::<S, _>(piece));
             }
-            lanes::store_or_stream::<S, T, _>(&mut self.dx.data.part(dx_start, cols), piece, dx, stores);
+            self.dx.data.part(dx_start, cols).store_or_stream::<S, _>(piece, dx, stores);
             if STREAM && let Some(dresidual) = &mut self.dresidual {
-                lanes::store_or_stream::<S, R, _>(&mut dresidual.data.part(dresidual_start, cols), piece, dx, stores);
+                dresidual.data.part(dresidual_start, cols).store_or_stream::<S, _>(piece, dx, stores);
             }
         });
     }
@@ -199,7 +208,7 @@ impl<'a, T: Element, W: Element, R: Element> BackwardBlocks<'a, T, W, R> {
     #[inline(always)]
     fn wdy<S: Simd, P: Piece>(&self, dy: S::Lanes, weight_offset: S::Lanes, piece: P) -> S::Lanes {
         match self.weight {
-            Some(weight) => S::mul(dy, S::add(lanes::load::<S, W, _>(weight, piece), weight_offset)),
+            Some(weight) => S::mul(dy, S::add(weight.load::<S, _>(piece), weight_offset)),
             None => dy,
         }
     }

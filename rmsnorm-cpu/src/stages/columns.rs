@@ -1,8 +1,9 @@
 //! Rows whose columns are divided among ranks: math.md, equations (15) to (18). What the columns of one rank add up to, and the whole
 //! rows' statistics from what all ranks have found.
 
-use rmsnorm_spec::{Direction, Element, Norm};
+use rmsnorm_spec::{Direction, Norm};
 
+use super::Stage;
 use super::backward::BackwardBlocks;
 use super::forward::ForwardRows;
 use super::forward::moments::Moments;
@@ -83,9 +84,9 @@ fn sum(numbers: impl Iterator<Item = f32>) -> f32 {
 }
 
 /// The rows of either half of a forward call, or some of them.
-pub(crate) struct ColumnsRows<'a, T, W, R> {
+pub(crate) struct ColumnsRows<'a> {
     /// All but the statistics. The first half has no outputs.
-    pub(crate) rows: ForwardRows<'a, T, W, R>,
+    pub(crate) rows: ForwardRows<'a>,
     pub(crate) half: Half<'a>,
 }
 
@@ -109,25 +110,22 @@ impl<'a> Half<'a> {
     }
 }
 
-impl<'a, T: Element, W: Element, R: Element> ColumnsRows<'a, T, W, R> {
-    /// The same rows under other names of the element types.
-    pub(crate) fn cast<U: Element, V: Element, Q: Element>(self) -> ColumnsRows<'a, U, V, Q> {
-        ColumnsRows { rows: self.rows.cast(), half: self.half }
-    }
-
+impl ColumnsRows<'_> {
     /// The rows before `row`, and the others.
     pub(crate) fn split_at(self, row: usize) -> (Self, Self) {
         let (half_low, half_high) = self.half.split_at(row, self.rows.spec.norm.statistics_len(Direction::Forward));
         let (low, high) = self.rows.split_at(row);
         (ColumnsRows { rows: low, half: half_low }, ColumnsRows { rows: high, half: half_high })
     }
+}
 
-    /// Sums up or normalizes every row.
+/// Sums up or normalizes every row.
+impl Stage for ColumnsRows<'_> {
     #[inline(always)]
-    pub(crate) fn run<S: Simd>(mut self) {
+    fn run<S: Simd>(&mut self) {
         let (norm, eps) = (self.rows.spec.norm, self.rows.spec.eps);
-        match self.half {
-            Half::First(mut out) => {
+        match &mut self.half {
+            Half::First(out) => {
                 for r in 0..self.rows.rows {
                     match norm {
                         Norm::Rms => out.set(r, self.rows.sum_of_squares::<S>(r)),
@@ -151,19 +149,14 @@ impl<'a, T: Element, W: Element, R: Element> ColumnsRows<'a, T, W, R> {
 }
 
 /// The blocks of the first half of a backward call, or some of them.
-pub(crate) struct SumsBlocks<'a, T, W, R> {
+pub(crate) struct SumsBlocks<'a> {
     /// With no outputs.
-    pub(crate) blocks: BackwardBlocks<'a, T, W, R>,
+    pub(crate) blocks: BackwardBlocks<'a>,
     /// (rows, numbers)
     pub(crate) sums: Out<'a, f32>,
 }
 
-impl<'a, T: Element, W: Element, R: Element> SumsBlocks<'a, T, W, R> {
-    /// The same blocks under other names of the element types.
-    pub(crate) fn cast<U: Element, V: Element, Q: Element>(self) -> SumsBlocks<'a, U, V, Q> {
-        SumsBlocks { blocks: self.blocks.cast(), sums: self.sums }
-    }
-
+impl SumsBlocks<'_> {
     /// The blocks before `block`, and the others.
     pub(crate) fn split_at(self, block: usize) -> (Self, Self) {
         let numbers = self.blocks.spec.norm.statistics_len(Direction::Backward);
@@ -171,10 +164,12 @@ impl<'a, T: Element, W: Element, R: Element> SumsBlocks<'a, T, W, R> {
         let (sums_low, sums_high) = self.sums.split_at(low.rows * numbers);
         (SumsBlocks { blocks: low, sums: sums_low }, SumsBlocks { blocks: high, sums: sums_high })
     }
+}
 
-    /// Sums up every row.
+/// Sums up every row.
+impl Stage for SumsBlocks<'_> {
     #[inline(always)]
-    pub(crate) fn run<S: Simd>(mut self) {
+    fn run<S: Simd>(&mut self) {
         for r in 0..self.blocks.rows {
             let (wdy, products) = self.blocks.sums::<S>(r);
             match self.blocks.spec.norm {

@@ -1,18 +1,17 @@
 //! The copy along columns: math.md (Q1) to (Q5) of the transposed matrix. It is made of x by the statistics that forward has
 //! stored, in tiles of the rows that share a scale and the columns of a piece, which lane by lane are sets.
 
-use rmsnorm_spec::Element;
 use rmsnorm_spec::quant::{QuantSource, QuantSpec};
 
-use super::MatrixMut;
 use super::forward::{ForwardRows, Statistics};
 use super::quantized_forward::{Scaling, Values};
+use super::{MatrixMut, Stage};
 use crate::lanes::{self, LANES, Out, Piece, Simd, Written};
 
 /// Some columns of a quantized call, as rows of the copy.
-pub(crate) struct ColumnwiseCols<'a, T, W, R> {
+pub(crate) struct ColumnwiseCols<'a> {
     /// Inputs, of all columns.
-    pub(crate) forward: ForwardRows<'a, T, W, R>,
+    pub(crate) forward: ForwardRows<'a>,
     /// Layer norm's. (rows)
     pub(crate) mean: Option<Written<'a, f32>>,
     /// (rows)
@@ -31,13 +30,7 @@ pub(crate) struct ColumnwiseCols<'a, T, W, R> {
 /// Rows that share a scale, at most.
 const MOST_ROWS: usize = 128;
 
-impl<'a, T: Element, W: Element, R: Element> ColumnwiseCols<'a, T, W, R> {
-    /// The same columns under other names of the element types.
-    pub(crate) fn cast<U: Element, V: Element, Q: Element>(self) -> ColumnwiseCols<'a, U, V, Q> {
-        let ColumnwiseCols { forward, mean, rstd, first, cols, quant, codes, scaling } = self;
-        ColumnwiseCols { forward: forward.cast(), mean, rstd, first, cols, quant, codes, scaling }
-    }
-
+impl ColumnwiseCols<'_> {
     /// The columns before `col`, and the others.
     pub(crate) fn split_at(self, col: usize) -> (Self, Self) {
         let ColumnwiseCols { forward, mean, rstd, first, cols, quant, codes, scaling } = self;
@@ -67,10 +60,12 @@ impl<'a, T: Element, W: Element, R: Element> ColumnwiseCols<'a, T, W, R> {
             },
         )
     }
+}
 
-    /// Quantizes every column.
+/// Quantizes every column.
+impl Stage for ColumnwiseCols<'_> {
     #[inline(always)]
-    pub(crate) fn run<S: Simd>(mut self) {
+    fn run<S: Simd>(&mut self) {
         // A call along columns has blocks, and so sets within a column.
         let height = self.quant.scale.set_cols(self.forward.rows).unwrap_or(MOST_ROWS);
         let (first, end) = (self.first, self.first + self.cols);
@@ -83,7 +78,9 @@ impl<'a, T: Element, W: Element, R: Element> ColumnwiseCols<'a, T, W, R> {
             }
         });
     }
+}
 
+impl ColumnwiseCols<'_> {
     /// The columns of a piece in a block of rows.
     #[inline(always)]
     fn tile<S: Simd, P: Piece>(&mut self, piece: P, (row, rows): (usize, usize), height: usize) {
@@ -95,7 +92,7 @@ impl<'a, T: Element, W: Element, R: Element> ColumnwiseCols<'a, T, W, R> {
             let mean = self.mean.map_or(0.0, |mean| mean.part(r, 1)[0]);
             let statistics = Statistics { mean, rstd: self.rstd.part(r, 1)[0] };
             let values = Values { statistics, is_rounded, codes: self.quant.codes };
-            let [_, _, v] = values.of::<S, T, W, R, _>(&self.forward.row(r), piece);
+            let [_, _, v] = values.of::<S, _, _, _, _>(&self.forward.row(r), piece);
             magnitudes = S::max_magnitude(magnitudes, v);
             S::store(Out::from(&mut kept[..]).group(0), v);
         }

@@ -1,5 +1,6 @@
 //! A plain copy, with the kernels' own loads and stores: the yardstick that their speed is measured against.
 
+use super::Stage;
 use crate::lanes::{self, Fenced, Out, Simd};
 
 /// A range to copy.
@@ -16,10 +17,12 @@ impl CopyRange<'_> {
         let (to_low, to_high) = self.to.split_at(index);
         (CopyRange { from: from_low, to: to_low, ..self }, CopyRange { from: from_high, to: to_high, ..self })
     }
+}
 
-    /// Copies.
+/// Copies.
+impl Stage for CopyRange<'_> {
     #[inline(always)]
-    pub(crate) fn run<S: Simd>(mut self) {
+    fn run<S: Simd>(&mut self) {
         if !self.streaming {
             // The library's memcpy: the best that is known for a copy through the cache.
             return self.to.copy_from_slice(self.from);

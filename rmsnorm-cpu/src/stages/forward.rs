@@ -1,11 +1,11 @@
 //! Forward: math.md, equations (1) to (6). A row is read from memory once; later visits find it in the cache. While
 //! it is written, the next row is asked for. Rows of 16-bit elements go through `batches`.
 
-use rmsnorm_spec::{CastOrder, Element, Norm, NormSpec};
+use rmsnorm_spec::{CastOrder, DTypes, Norm, NormSpec};
 
 use self::moments::{Deviations, Moments};
-use super::{Matrix, MatrixMut};
-use crate::lanes::{self, Fenced, Out, Piece, Simd, Stores};
+use super::{Matrix, MatrixMut, Stage};
+use crate::lanes::{self, Any, Elements, Fenced, In, Numbers, Out, Piece, Simd, Stores};
 
 pub(crate) mod after;
 mod batches;
@@ -13,12 +13,13 @@ pub(super) mod moments;
 pub(crate) mod parts;
 
 /// The rows of a forward call, or some of them.
-pub(crate) struct ForwardRows<'a, T, W, R> {
+pub(crate) struct ForwardRows<'a, T: Elements = Any, W: Elements = Any, R: Elements = Any> {
     pub(crate) spec: NormSpec,
+    pub(crate) dtypes: DTypes,
     pub(crate) rows: usize,
     pub(crate) streaming: bool,
-    pub(crate) weight: Option<&'a [W]>,
-    pub(crate) bias: Option<&'a [W]>,
+    pub(crate) weight: Option<In<'a, W>>,
+    pub(crate) bias: Option<In<'a, W>>,
     /// `None` in the in-place form: x is what y holds, which is made of a slice of values then.
     pub(crate) x: Option<Matrix<'a, T>>,
     /// `None` only where the result becomes codes and is not kept beside them.
@@ -29,7 +30,7 @@ pub(crate) struct ForwardRows<'a, T, W, R> {
 }
 
 /// What is added to x before the norm, or to the norm of x, and where the sum goes.
-pub(crate) enum Residual<'a, R> {
+pub(crate) enum Residual<'a, R: Elements = Any> {
     /// Nothing is added.
     Absent,
     /// The sum is not kept.
@@ -40,16 +41,19 @@ pub(crate) enum Residual<'a, R> {
     InPlace(MatrixMut<'a, R>),
 }
 
-impl<'a, R: Element> Residual<'a, R> {
-    fn cast<F: Element>(self) -> Residual<'a, F> {
+impl Residual<'_> {
+    #[inline(always)]
+    fn known<R: Numbers>(&mut self) -> Residual<'_, R> {
         match self {
             Residual::Absent => Residual::Absent,
-            Residual::Read(residual) => Residual::Read(residual.cast()),
-            Residual::ReadWrite(residual, out) => Residual::ReadWrite(residual.cast(), out.cast()),
-            Residual::InPlace(residual) => Residual::InPlace(residual.cast()),
+            Residual::Read(residual) => Residual::Read(residual.known()),
+            Residual::ReadWrite(residual, out) => Residual::ReadWrite(residual.known(), out.known()),
+            Residual::InPlace(residual) => Residual::InPlace(residual.known()),
         }
     }
+}
 
+impl<R: Elements> Residual<'_, R> {
     fn split_at(self, row: usize) -> (Self, Self) {
         match self {
             Residual::Absent => (Residual::Absent, Residual::Absent),
@@ -71,7 +75,7 @@ impl<'a, R: Element> Residual<'a, R> {
 
     /// A row of what is read and of what is written; in place the former is `None`.
     #[inline(always)]
-    fn row(&mut self, row: usize, cols: usize) -> (Option<&[R]>, Option<Out<'_, R>>) {
+    fn row(&mut self, row: usize, cols: usize) -> (Option<In<'_, R>>, Option<Out<'_, R>>) {
         match self {
             Residual::Absent => (None, None),
             Residual::Read(residual) => (Some(residual.row(row, cols)), None),
@@ -90,23 +94,27 @@ impl<'a, R: Element> Residual<'a, R> {
     }
 }
 
-impl<'a, T: Element, W: Element, R: Element> ForwardRows<'a, T, W, R> {
-    /// The same rows under other names of the element types.
-    pub(crate) fn cast<U: Element, V: Element, Q: Element>(self) -> ForwardRows<'a, U, V, Q> {
+impl ForwardRows<'_> {
+    /// The same rows of elements of these types, which they say they are of.
+    #[inline(always)]
+    pub(crate) fn known<T: Numbers, W: Numbers, R: Numbers>(&mut self) -> ForwardRows<'_, T, W, R> {
         ForwardRows {
             spec: self.spec,
+            dtypes: self.dtypes,
             rows: self.rows,
             streaming: self.streaming,
-            weight: self.weight.map(bytemuck::cast_slice),
-            bias: self.bias.map(bytemuck::cast_slice),
-            x: self.x.map(Matrix::cast),
-            y: self.y.map(MatrixMut::cast),
-            residual: self.residual.cast(),
-            mean: self.mean,
-            rstd: self.rstd,
+            weight: self.weight.map(In::known),
+            bias: self.bias.map(In::known),
+            x: self.x.as_ref().map(Matrix::known),
+            y: self.y.as_mut().map(MatrixMut::known),
+            residual: self.residual.known(),
+            mean: self.mean.as_mut().map(Out::reborrow),
+            rstd: self.rstd.as_mut().map(Out::reborrow),
         }
     }
+}
 
+impl<T: Numbers, W: Numbers, R: Numbers> ForwardRows<'_, T, W, R> {
     /// The same inputs again, for a stage that writes nothing.
     pub(crate) fn of_inputs(&self) -> Self {
         let residual = match &self.residual {
@@ -143,10 +151,12 @@ impl<'a, T: Element, W: Element, R: Element> ForwardRows<'a, T, W, R> {
         };
         (low, high)
     }
+}
 
-    /// Normalizes every row.
+/// Normalizes every row.
+impl<T: Numbers, W: Numbers, R: Numbers> Stage for ForwardRows<'_, T, W, R> {
     #[inline(always)]
-    pub(crate) fn run<S: Simd>(mut self) {
+    fn run<S: Simd>(&mut self) {
         // What a call has not got is tested here and not in the loops, for the commonest calls.
         let has_residual = !matches!(self.residual, Residual::Absent);
         let is_plain = self.bias.is_none() && self.spec.cast_order == CastOrder::AtStore;
@@ -173,7 +183,9 @@ impl<'a, T: Element, W: Element, R: Element> ForwardRows<'a, T, W, R> {
             }
         }
     }
+}
 
+impl<T: Numbers, W: Numbers, R: Numbers> ForwardRows<'_, T, W, R> {
     /// Equation (15) for RMS norm.
     #[inline(always)]
     pub(super) fn sum_of_squares<S: Simd>(&mut self, r: usize) -> f32 {
@@ -216,9 +228,10 @@ impl<'a, T: Element, W: Element, R: Element> ForwardRows<'a, T, W, R> {
         let y_stride = self.y.as_ref().map_or(0, |y| y.rows.row_stride);
         Row {
             cols,
+            dtypes: self.dtypes,
             x: self.x.as_ref().map(|x| x.row(r, cols)),
             x_stride: self.x.as_ref().map_or(y_stride, |x| x.rows.row_stride),
-            y: self.y.as_mut().map_or(Out::none(), |y| y.row(r, cols)),
+            y: self.y.as_mut().map_or(Out::none(T::tag(self.dtypes.activation)), |y| y.row(r, cols)),
             residual,
             residual_stride,
             residual_out,
@@ -237,31 +250,32 @@ pub(super) struct Statistics {
     pub(super) rstd: f32,
 }
 
-pub(super) struct Row<'r, T, W, R> {
+pub(super) struct Row<'r, T: Elements = Any, W: Elements = Any, R: Elements = Any> {
     pub(super) cols: usize,
-    x: Option<&'r [T]>,
+    pub(super) dtypes: DTypes,
+    x: Option<In<'r, T>>,
     x_stride: usize,
     /// Of no elements where y is not kept.
     pub(super) y: Out<'r, T>,
-    residual: Option<&'r [R]>,
+    residual: Option<In<'r, R>>,
     residual_stride: usize,
     pub(super) residual_out: Option<Out<'r, R>>,
-    weight: Option<&'r [W]>,
+    weight: Option<In<'r, W>>,
     weight_offset: f32,
-    bias: Option<&'r [W]>,
+    bias: Option<In<'r, W>>,
     cast_order: CastOrder,
 }
 
-impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
+impl<T: Numbers, W: Numbers, R: Numbers> Row<'_, T, W, R> {
     /// What is read: x, which in place is what y holds.
     #[inline(always)]
-    fn x(&self) -> &[T] {
+    fn x(&self) -> In<'_, T> {
         lanes::input_or_overwritten(self.x, &self.y)
     }
 
     /// What is added, which in place is what residual_out holds.
     #[inline(always)]
-    fn residual(&self) -> Option<&[R]> {
+    fn residual(&self) -> Option<In<'_, R>> {
         self.residual_out.as_ref().map(|out| lanes::input_or_overwritten(self.residual, out)).or(self.residual)
     }
 
@@ -304,13 +318,13 @@ impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
         let (mean, rstd) = (S::splat(statistics.mean), S::splat(statistics.rstd));
         let mut y = S::mul(S::sub(h, mean), rstd);
         if !PLAIN && self.cast_order == CastOrder::BeforeWeight {
-            y = lanes::round_through::<S, T>(y);
+            y = lanes::round_through::<S>(T::dtype(self.dtypes.activation), y);
         }
         if let Some(weight) = self.weight {
-            y = S::mul(y, S::add(lanes::load::<S, W, _>(weight, piece), S::splat(self.weight_offset)));
+            y = S::mul(y, S::add(weight.load::<S, _>(piece), S::splat(self.weight_offset)));
         }
         if !PLAIN && let Some(bias) = self.bias {
-            y = S::add(y, lanes::load::<S, W, _>(bias, piece));
+            y = S::add(y, bias.load::<S, _>(piece));
         }
         y
     }
@@ -326,9 +340,9 @@ impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
             self.prefetch_next::<S, _, RESIDUAL>(piece);
             let h = self.h::<S, _, RESIDUAL>(piece);
             let y = self.value::<S, _, PLAIN>(piece, h, statistics);
-            lanes::store_or_stream::<S, T, _>(&mut self.y, piece, y, stores);
+            self.y.store_or_stream::<S, _>(piece, y, stores);
             if RESIDUAL && let Some(residual_out) = &mut self.residual_out {
-                lanes::store_or_stream::<S, R, _>(residual_out, piece, h, stores);
+                residual_out.store_or_stream::<S, _>(piece, h, stores);
             }
         });
     }
@@ -337,10 +351,10 @@ impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
     /// first could not bypass the cache.
     #[inline(always)]
     pub(super) fn h<S: Simd, P: Piece, const RESIDUAL: bool>(&self, piece: P) -> S::Lanes {
-        let x = lanes::load::<S, T, _>(self.x(), piece);
+        let x = self.x().load::<S, _>(piece);
         match self.residual() {
             Some(residual) if RESIDUAL => {
-                lanes::round_through::<S, R>(S::add(x, lanes::load::<S, R, _>(residual, piece)))
+                lanes::round_through::<S>(R::dtype(self.dtypes.residual), S::add(x, residual.load::<S, _>(piece)))
             }
             Some(_) | None => x,
         }
@@ -354,9 +368,9 @@ impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
     /// Asks for the same piece of the row that lies `ahead` rows on.
     #[inline(always)]
     fn prefetch<S: Simd, P: Piece, const RESIDUAL: bool>(&self, ahead: usize, piece: P) {
-        lanes::prefetch::<S, T, _>(self.x(), ahead.wrapping_mul(self.x_stride), piece);
+        self.x().prefetch::<S, _>(ahead.wrapping_mul(self.x_stride), piece);
         if RESIDUAL && let Some(residual) = self.residual() {
-            lanes::prefetch::<S, R, _>(residual, ahead.wrapping_mul(self.residual_stride), piece);
+            residual.prefetch::<S, _>(ahead.wrapping_mul(self.residual_stride), piece);
         }
     }
 }
@@ -364,7 +378,7 @@ impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
 /// The deviations of a row's h.
 struct OfRow<R, const RESIDUAL: bool>(R);
 
-impl<T: Element, W: Element, R: Element, const RESIDUAL: bool> Deviations for OfRow<&Row<'_, T, W, R>, RESIDUAL> {
+impl<T: Numbers, W: Numbers, R: Numbers, const RESIDUAL: bool> Deviations for OfRow<&Row<'_, T, W, R>, RESIDUAL> {
     #[inline(always)]
     fn cols(&self) -> usize {
         self.0.cols

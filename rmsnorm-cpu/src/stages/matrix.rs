@@ -1,8 +1,8 @@
 //! Rows of a matrix as slices, and the split of a matrix between two threads.
 
-use rmsnorm_spec::{Element, RowGroups, RowLayout, Stored};
+use rmsnorm_spec::{RowGroups, RowLayout};
 
-use crate::lanes::Out;
+use crate::lanes::{Any, Elements, In, Numbers, Out};
 
 /// Where the rows of a matrix, or of a thread's share of it, begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,21 +41,23 @@ impl RowStarts {
 }
 
 /// A matrix that is read.
-#[derive(Clone, Copy)]
-pub(crate) struct Matrix<'a, E> {
-    pub(crate) data: &'a [E],
+pub(crate) struct Matrix<'a, T: Elements> {
+    pub(crate) data: In<'a, T>,
     pub(crate) rows: RowStarts,
 }
 
-impl<'a, E: Element> Matrix<'a, E> {
-    /// The same matrix under another name of its element type.
-    pub(crate) fn cast<F: Element>(self) -> Matrix<'a, F> {
-        Matrix { data: bytemuck::cast_slice(self.data), rows: self.rows }
+impl<T: Elements> Clone for Matrix<'_, T> {
+    fn clone(&self) -> Self {
+        *self
     }
+}
 
+impl<T: Elements> Copy for Matrix<'_, T> {}
+
+impl<'a, T: Elements> Matrix<'a, T> {
     #[inline(always)]
-    pub(crate) fn row(&self, row: usize, cols: usize) -> &'a [E] {
-        &self.data[self.rows.start(row)..][..cols]
+    pub(crate) fn row(&self, row: usize, cols: usize) -> In<'a, T> {
+        self.data.part(self.rows.start(row), cols)
     }
 
     /// The rows before `row`, and the others.
@@ -65,20 +67,29 @@ impl<'a, E: Element> Matrix<'a, E> {
     }
 }
 
+impl<'a> Matrix<'a, Any> {
+    /// The same matrix of elements of this type, which they say they are of.
+    #[inline(always)]
+    pub(crate) fn known<T: Numbers>(&self) -> Matrix<'a, T> {
+        Matrix { data: self.data.known(), rows: self.rows }
+    }
+}
+
 /// A matrix that is written, or overwritten.
-pub(crate) struct MatrixMut<'a, E> {
-    pub(crate) data: Out<'a, E>,
+pub(crate) struct MatrixMut<'a, T: Elements> {
+    pub(crate) data: Out<'a, T>,
     pub(crate) rows: RowStarts,
 }
 
-impl<'a, E: Stored> MatrixMut<'a, E> {
-    /// The same matrix under another name of its element type.
-    pub(crate) fn cast<F: Stored>(self) -> MatrixMut<'a, F> {
-        MatrixMut { data: self.data.cast(), rows: self.rows }
+impl<T: Elements> MatrixMut<'_, T> {
+    /// The whole matrix, for a while.
+    #[inline(always)]
+    pub(crate) fn reborrow(&mut self) -> MatrixMut<'_, T> {
+        MatrixMut { data: self.data.reborrow(), rows: self.rows }
     }
 
     #[inline(always)]
-    pub(crate) fn row(&mut self, row: usize, cols: usize) -> Out<'_, E> {
+    pub(crate) fn row(&mut self, row: usize, cols: usize) -> Out<'_, T> {
         self.data.part(self.rows.start(row), cols)
     }
 
@@ -88,5 +99,13 @@ impl<'a, E: Stored> MatrixMut<'a, E> {
         let at = rows.start(row).min(self.data.len());
         let (low, high) = self.data.split_at(at);
         (MatrixMut { data: low, rows }, MatrixMut { data: high, rows: rows.from(row) })
+    }
+}
+
+impl MatrixMut<'_, Any> {
+    /// The same matrix of elements of this type, which they say they are of.
+    #[inline(always)]
+    pub(crate) fn known<T: Numbers>(&mut self) -> MatrixMut<'_, T> {
+        MatrixMut { data: self.data.reborrow().known(), rows: self.rows }
     }
 }

@@ -12,3 +12,18 @@ pub(crate) mod reduce_partials;
 pub(crate) mod transposed;
 
 pub(crate) use matrix::{Matrix, MatrixMut, RowStarts};
+
+use crate::lanes::Simd;
+
+/// The work of a stage, or a thread's share of it.
+pub(crate) trait Stage {
+    /// Does all of it.
+    fn run<S: Simd>(&mut self);
+}
+
+impl<W: Stage> Stage for &mut W {
+    #[inline(always)]
+    fn run<S: Simd>(&mut self) {
+        (**self).run::<S>();
+    }
+}

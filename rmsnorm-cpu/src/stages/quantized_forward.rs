@@ -4,12 +4,11 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rmsnorm_spec::Element;
 use rmsnorm_spec::quant::{CodeType, QuantSource, QuantSpec, e8m0_value};
 
-use super::MatrixMut;
 use super::forward::{ForwardRows, Row, Statistics};
-use crate::lanes::{self, Fenced, Full, LANES, Out, Piece, Simd, Stores};
+use super::{MatrixMut, Stage};
+use crate::lanes::{self, Any, Elements, Fenced, Full, LANES, Numbers, Out, Piece, Simd, Stores};
 
 /// Pieces whose values wait for their scales together.
 const BATCH: usize = 16;
@@ -18,7 +17,7 @@ const BATCH: usize = 16;
 const SET_PIECES: usize = 4;
 
 /// The rows of a quantized forward call, or some of them.
-pub(crate) struct QuantizedRows<'a, T, W, R> {
+pub(crate) struct QuantizedRows<'a, T: Elements = Any, W: Elements = Any, R: Elements = Any> {
     pub(crate) forward: ForwardRows<'a, T, W, R>,
     pub(crate) quant: QuantSpec,
     pub(crate) codes: MatrixMut<'a, u8>,
@@ -40,6 +39,15 @@ pub(crate) enum Scaling<'a> {
 }
 
 impl Scaling<'_> {
+    fn reborrow(&mut self) -> Scaling<'_> {
+        match self {
+            Scaling::Unknown => Scaling::Unknown,
+            Scaling::Tensor(scale) => Scaling::Tensor(*scale),
+            Scaling::F32(scales) => Scaling::F32(scales.reborrow()),
+            Scaling::E8m0(scales) => Scaling::E8m0(scales.reborrow()),
+        }
+    }
+
     pub(super) fn split_at(self, row: usize) -> (Self, Self) {
         match self {
             Scaling::Unknown => (Scaling::Unknown, Scaling::Unknown),
@@ -98,13 +106,21 @@ impl Scaling<'_> {
     }
 }
 
-impl<'a, T: Element, W: Element, R: Element> QuantizedRows<'a, T, W, R> {
-    /// The same rows under other names of the element types.
-    pub(crate) fn cast<U: Element, V: Element, Q: Element>(self) -> QuantizedRows<'a, U, V, Q> {
-        let QuantizedRows { forward, quant, codes, scaling, amax } = self;
-        QuantizedRows { forward: forward.cast(), quant, codes, scaling, amax }
+impl QuantizedRows<'_> {
+    /// The same rows of elements of these types, which they say they are of.
+    #[inline(always)]
+    pub(crate) fn known<T: Numbers, W: Numbers, R: Numbers>(&mut self) -> QuantizedRows<'_, T, W, R> {
+        QuantizedRows {
+            forward: self.forward.known(),
+            quant: self.quant,
+            codes: self.codes.reborrow(),
+            scaling: self.scaling.reborrow(),
+            amax: self.amax,
+        }
     }
+}
 
+impl<T: Numbers, W: Numbers, R: Numbers> QuantizedRows<'_, T, W, R> {
     /// The rows before `row`, and the others.
     pub(crate) fn split_at(self, row: usize) -> (Self, Self) {
         let (low, high) = self.forward.split_at(row);
@@ -116,11 +132,13 @@ impl<'a, T: Element, W: Element, R: Element> QuantizedRows<'a, T, W, R> {
             QuantizedRows { forward: high, quant, codes: high_codes, scaling: high_scaling, amax },
         )
     }
+}
 
-    /// Normalizes and quantizes every row. What a call has not got is tested in the loops, unlike forward's: bodies are compiled for
-    /// every mix of dtypes and instruction set, and of these each has all formats in it.
+/// Normalizes and quantizes every row. What a call has not got is tested in the loops, unlike forward's: bodies are compiled for
+/// every mix of dtypes and instruction set, and of these each has all formats in it.
+impl<T: Numbers, W: Numbers, R: Numbers> Stage for QuantizedRows<'_, T, W, R> {
     #[inline(always)]
-    pub(crate) fn run<S: Simd>(mut self) {
+    fn run<S: Simd>(&mut self) {
         let spec = self.forward.spec;
         let fenced = Fenced::<S>::new(self.forward.streaming);
         let stores = fenced.stores();
@@ -193,20 +211,20 @@ pub(super) struct Values {
 impl Values {
     /// (Q1), with h and y before it.
     #[inline(always)]
-    pub(super) fn of<S: Simd, T: Element, W: Element, R: Element, P: Piece>(
+    pub(super) fn of<S: Simd, T: Numbers, W: Numbers, R: Numbers, P: Piece>(
         self,
         row: &Row<'_, T, W, R>,
         piece: P,
     ) -> [S::Lanes; 3] {
         let h = row.h::<S, _, true>(piece);
         let y = row.value::<S, _, false>(piece, h, self.statistics);
-        let v = if self.is_rounded { lanes::round_through::<S, T>(y) } else { y };
+        let v = if self.is_rounded { lanes::round_through::<S>(T::dtype(row.dtypes.activation), y) } else { y };
         [h, y, v]
     }
 
     /// The largest magnitudes from one column to another, lane by lane.
     #[inline(always)]
-    fn magnitudes<S: Simd, T: Element, W: Element, R: Element>(
+    fn magnitudes<S: Simd, T: Numbers, W: Numbers, R: Numbers>(
         self,
         row: &Row<'_, T, W, R>,
         (start, end): (usize, usize),
@@ -224,7 +242,7 @@ impl Values {
     /// and waits for its scale together with that of other sets, so that no set waits for the one before. Nobody asks for the largest
     /// magnitude of a call whose scales are found.
     #[inline(always)]
-    fn write_sets<S: Simd, T: Element, W: Element, R: Element>(
+    fn write_sets<S: Simd, T: Numbers, W: Numbers, R: Numbers>(
         self,
         row: &mut Row<'_, T, W, R>,
         codes: &mut Out<'_, u8>,
@@ -259,7 +277,7 @@ impl Values {
     /// Writes the codes of columns that share this scale, and y and residual_out where they are kept. Gives the largest magnitudes,
     /// if they are looked for.
     #[inline(always)]
-    fn write<S: Simd, T: Element, W: Element, R: Element>(
+    fn write<S: Simd, T: Numbers, W: Numbers, R: Numbers>(
         self,
         row: &mut Row<'_, T, W, R>,
         codes: &mut Out<'_, u8>,
@@ -285,17 +303,17 @@ impl Values {
 
 /// Stores y and residual_out where they are kept.
 #[inline(always)]
-fn store_kept<S: Simd, T: Element, W: Element, R: Element, P: Piece>(
+fn store_kept<S: Simd, T: Numbers, W: Numbers, R: Numbers, P: Piece>(
     row: &mut Row<'_, T, W, R>,
     piece: P,
     (h, y): (S::Lanes, S::Lanes),
     stores: Stores<'_>,
 ) {
     if row.y.len() > 0 {
-        lanes::store_or_stream::<S, T, _>(&mut row.y, piece, y, stores);
+        row.y.store_or_stream::<S, _>(piece, y, stores);
     }
     if let Some(residual_out) = &mut row.residual_out {
-        lanes::store_or_stream::<S, R, _>(residual_out, piece, h, stores);
+        residual_out.store_or_stream::<S, _>(piece, h, stores);
     }
 }
 

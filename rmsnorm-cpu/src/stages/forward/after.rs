@@ -2,15 +2,16 @@
 //! residual are read from memory once; the sum stays on the stack for the next norm or, where a row is too long for that, is made again
 //! on each visit, from the cache.
 
-use rmsnorm_spec::{CastOrder, Element, Norm, NormSpec};
+use rmsnorm_spec::{CastOrder, Norm};
 
 use super::batches::{MOST_COLS, Room, padded, whole};
 use super::moments::{Deviations, Moments};
 use super::{ForwardRows, Residual, Row, Statistics, rstd_of};
-use crate::lanes::{self, Fenced, Out, Piece, Simd, Stores};
+use crate::lanes::{self, Any, Elements, Fenced, In, Numbers, Out, Piece, Simd, Stores};
+use crate::stages::Stage;
 
 /// The rows of such a call, or some of them.
-pub(crate) struct AfterRows<'a, T, W, R> {
+pub(crate) struct AfterRows<'a, T: Elements = Any, W: Elements = Any, R: Elements = Any> {
     /// The norm that is added, the residual with its sum, and the next norm's y.
     pub(crate) rows: ForwardRows<'a, T, W, R>,
     /// Where there is a y.
@@ -18,25 +19,28 @@ pub(crate) struct AfterRows<'a, T, W, R> {
 }
 
 /// What the norm of the sum has beside its y.
-pub(crate) struct NextNorm<'a, W> {
-    pub(crate) weight: Option<&'a [W]>,
-    pub(crate) bias: Option<&'a [W]>,
+pub(crate) struct NextNorm<'a, W: Elements = Any> {
+    pub(crate) weight: Option<In<'a, W>>,
+    pub(crate) bias: Option<In<'a, W>>,
     pub(crate) mean: Option<Out<'a, f32>>,
     pub(crate) rstd: Option<Out<'a, f32>>,
 }
 
-impl<'a, T: Element, W: Element, R: Element> AfterRows<'a, T, W, R> {
-    /// The same rows under other names of the element types.
-    pub(crate) fn cast<U: Element, V: Element, Q: Element>(self) -> AfterRows<'a, U, V, Q> {
-        let next = self.next.map(|NextNorm { weight, bias, mean, rstd }| NextNorm {
-            weight: weight.map(bytemuck::cast_slice),
-            bias: bias.map(bytemuck::cast_slice),
-            mean,
-            rstd,
+impl AfterRows<'_> {
+    /// The same rows of elements of these types, which they say they are of.
+    #[inline(always)]
+    pub(crate) fn known<T: Numbers, W: Numbers, R: Numbers>(&mut self) -> AfterRows<'_, T, W, R> {
+        let next = self.next.as_mut().map(|NextNorm { weight, bias, mean, rstd }| NextNorm {
+            weight: weight.map(In::known),
+            bias: bias.map(In::known),
+            mean: mean.as_mut().map(Out::reborrow),
+            rstd: rstd.as_mut().map(Out::reborrow),
         });
-        AfterRows { rows: self.rows.cast(), next }
+        AfterRows { rows: self.rows.known(), next }
     }
+}
 
+impl<T: Numbers, W: Numbers, R: Numbers> AfterRows<'_, T, W, R> {
     /// The rows before `row`, and the others.
     pub(crate) fn split_at(self, row: usize) -> (Self, Self) {
         let (low, high) = self.rows.split_at(row);
@@ -51,10 +55,12 @@ impl<'a, T: Element, W: Element, R: Element> AfterRows<'a, T, W, R> {
         let (next_low, next_high) = next.unzip();
         (AfterRows { rows: low, next: next_low }, AfterRows { rows: high, next: next_high })
     }
+}
 
-    /// Makes every sum, and its norm.
+/// Makes every sum, and its norm.
+impl<T: Numbers, W: Numbers, R: Numbers> Stage for AfterRows<'_, T, W, R> {
     #[inline(always)]
-    pub(crate) fn run<S: Simd>(mut self) {
+    fn run<S: Simd>(&mut self) {
         let cols = self.rows.spec.cols;
         let fenced = Fenced::<S>::new(self.rows.streaming);
         // What overwrites the residual has its place in the cache already.
@@ -63,7 +69,7 @@ impl<'a, T: Element, W: Element, R: Element> AfterRows<'a, T, W, R> {
         let (stores, sum_stores) = (fenced.stores(), fenced_sum.stores());
         let (norm, eps) = (self.rows.spec.norm, self.rows.spec.eps);
         let is_plain = self.rows.bias.is_none() && self.rows.spec.cast_order == CastOrder::AtStore;
-        let last = self.next.as_ref().map(|next| next.row::<T, R>(&self.rows.spec));
+        let last = self.next.as_ref().map(|next| Row::of_sum(&self.rows, next.weight, next.bias));
         let mut room = Room::new();
         let mut kept = (self.next.is_some() && cols <= MOST_COLS).then(|| room.zeros(padded(cols)));
         for r in 0..self.rows.rows {
@@ -103,7 +109,7 @@ impl<'a, T: Element, W: Element, R: Element> AfterRows<'a, T, W, R> {
 }
 
 /// How a sum is made of a row.
-pub(super) trait Sum<T, W, R> {
+pub(super) trait Sum<T: Elements, W: Elements, R: Elements> {
     /// The sum at a piece, rounded to the residual's dtype, in f32.
     fn make<S: Simd, P: Piece>(&self, row: &Row<'_, T, W, R>, piece: P) -> S::Lanes;
 }
@@ -111,7 +117,7 @@ pub(super) trait Sum<T, W, R> {
 /// Equation (13): of the norm by these statistics and the residual.
 struct Onto<const PLAIN: bool>(Statistics);
 
-impl<T: Element, W: Element, R: Element, const PLAIN: bool> Sum<T, W, R> for Onto<PLAIN> {
+impl<T: Numbers, W: Numbers, R: Numbers, const PLAIN: bool> Sum<T, W, R> for Onto<PLAIN> {
     #[inline(always)]
     fn make<S: Simd, P: Piece>(&self, row: &Row<'_, T, W, R>, piece: P) -> S::Lanes {
         row.sum::<S, _, PLAIN>(piece, self.0)
@@ -119,7 +125,7 @@ impl<T: Element, W: Element, R: Element, const PLAIN: bool> Sum<T, W, R> for Ont
 }
 
 /// Where the norm of the sum finds it.
-pub(super) trait Sums<T, W, R> {
+pub(super) trait Sums<T: Elements, W: Elements, R: Elements> {
     /// Takes the sum at a piece, whose lanes behind a short one are zeros.
     fn keep<S: Simd, P: Piece>(&mut self, piece: P, sum: S::Lanes);
 
@@ -130,7 +136,7 @@ pub(super) trait Sums<T, W, R> {
 /// On the stack: in f32, padded.
 pub(super) struct Kept<'k>(pub(super) &'k mut [f32]);
 
-impl<T: Element, W: Element, R: Element> Sums<T, W, R> for Kept<'_> {
+impl<T: Numbers, W: Numbers, R: Numbers> Sums<T, W, R> for Kept<'_> {
     #[inline(always)]
     fn keep<S: Simd, P: Piece>(&mut self, piece: P, sum: S::Lanes) {
         lanes::store::<S, f32, _>(&mut Out::from(&mut *self.0), whole(piece), sum);
@@ -145,7 +151,7 @@ impl<T: Element, W: Element, R: Element> Sums<T, W, R> for Kept<'_> {
 /// In the cache, as what it is made of.
 pub(super) struct MadeAgain<'s, M>(pub(super) &'s M);
 
-impl<T: Element, W: Element, R: Element, M: Sum<T, W, R>> Sums<T, W, R> for MadeAgain<'_, M> {
+impl<T: Numbers, W: Numbers, R: Numbers, M: Sum<T, W, R>> Sums<T, W, R> for MadeAgain<'_, M> {
     #[inline(always)]
     fn keep<S: Simd, P: Piece>(&mut self, _: P, _: S::Lanes) {}
 
@@ -155,23 +161,16 @@ impl<T: Element, W: Element, R: Element, M: Sum<T, W, R>> Sums<T, W, R> for Made
     }
 }
 
-impl<'a, W: Element> NextNorm<'a, W> {
-    fn row<'r, T: Element, R: Element>(&self, spec: &NormSpec) -> Row<'r, T, W, R>
-    where
-        'a: 'r,
-    {
-        Row::of_sum(spec, self.weight, self.bias)
-    }
-}
-
-impl<'r, T: Element, W: Element, R: Element> Row<'r, T, W, R> {
+impl<'r, T: Numbers, W: Numbers, R: Numbers> Row<'r, T, W, R> {
     /// A row of the norm of a sum: what a row has of y, x and residual is not asked for.
-    pub(super) fn of_sum(spec: &NormSpec, weight: Option<&'r [W]>, bias: Option<&'r [W]>) -> Self {
+    pub(super) fn of_sum(rows: &ForwardRows<'_, T, W, R>, weight: Option<In<'r, W>>, bias: Option<In<'r, W>>) -> Self {
+        let ForwardRows { spec, dtypes, .. } = *rows;
         Row {
             cols: spec.cols,
+            dtypes,
             x: None,
             x_stride: 0,
-            y: Out::none(),
+            y: Out::none(T::tag(dtypes.activation)),
             residual: None,
             residual_stride: 0,
             residual_out: None,
@@ -185,10 +184,12 @@ impl<'r, T: Element, W: Element, R: Element> Row<'r, T, W, R> {
     /// Equation (13): rounded to the residual's dtype, in f32.
     #[inline(always)]
     fn sum<S: Simd, P: Piece, const PLAIN: bool>(&self, piece: P, statistics: Statistics) -> S::Lanes {
-        let x = lanes::load::<S, T, _>(self.x(), piece);
+        let x = self.x().load::<S, _>(piece);
         let norm = self.value::<S, _, PLAIN>(piece, x, statistics);
         match self.residual() {
-            Some(residual) => lanes::round_through::<S, R>(S::add(lanes::load::<S, R, _>(residual, piece), norm)),
+            Some(residual) => {
+                lanes::round_through::<S>(R::dtype(self.dtypes.residual), S::add(residual.load::<S, _>(piece), norm))
+            }
             // Every call has one.
             None => norm,
         }
@@ -210,7 +211,7 @@ impl<'r, T: Element, W: Element, R: Element> Row<'r, T, W, R> {
     pub(super) fn normalize_sum<S: Simd>(
         &mut self,
         sums: &impl Sums<T, W, R>,
-        last: &Self,
+        last: &Row<'_, T, W, R>,
         of_sum: Statistics,
         stores: Stores<'_>,
         sum_stores: Stores<'_>,
@@ -220,14 +221,14 @@ impl<'r, T: Element, W: Element, R: Element> Row<'r, T, W, R> {
             let sum = sums.at::<S, _>(self, piece);
             self.store_sum::<S, _>(piece, sum, sum_stores);
             let y = last.value::<S, _, false>(piece, sum, of_sum);
-            lanes::store_or_stream::<S, T, _>(&mut self.y, piece, y, stores);
+            self.y.store_or_stream::<S, _>(piece, y, stores);
         });
     }
 
     #[inline(always)]
     fn store_sum<S: Simd, P: Piece>(&mut self, piece: P, sum: S::Lanes, stores: Stores<'_>) {
         if let Some(residual_out) = &mut self.residual_out {
-            lanes::store_or_stream::<S, R, _>(residual_out, piece, sum, stores);
+            residual_out.store_or_stream::<S, _>(piece, sum, stores);
         }
     }
 
@@ -261,7 +262,7 @@ struct OfSum<'s, R, M> {
     sums: &'s M,
 }
 
-impl<T: Element, W: Element, R: Element, M: Sums<T, W, R>> Deviations for OfSum<'_, &Row<'_, T, W, R>, M> {
+impl<T: Numbers, W: Numbers, R: Numbers, M: Sums<T, W, R>> Deviations for OfSum<'_, &Row<'_, T, W, R>, M> {
     #[inline(always)]
     fn cols(&self) -> usize {
         self.row.cols

@@ -4,11 +4,11 @@
 
 use std::mem::MaybeUninit;
 
-use rmsnorm_spec::{CastOrder, DType, Element, Norm, NormSpec};
+use rmsnorm_spec::{CastOrder, DType, DTypes, Norm, NormSpec};
 
 use super::moments::{Deviations, Moments, center_of};
 use super::{ForwardRows, Row, Statistics, rstd_of};
-use crate::lanes::{self, Full, LANES, Out, Piece, Simd, Stores};
+use crate::lanes::{self, Full, In, LANES, Numbers, Out, Piece, Simd, Stores};
 
 /// The longest row of a batch, in elements. Room for its h, its weight and its bias is on the stack.
 pub(super) const MOST_COLS: usize = 4096;
@@ -55,14 +55,16 @@ struct Columns<'c> {
     bias: Option<&'c [f32]>,
 }
 
-impl<T: Element, W: Element, R: Element> ForwardRows<'_, T, W, R> {
+impl<T: Numbers, W: Numbers, R: Numbers> ForwardRows<'_, T, W, R> {
     /// Whether a batch is faster than its rows one by one, as measured: docs/tried.md. With a residual of 16 bits the sum is rounded, once
     /// in place of two or three times; one of f32 leaves little to convert.
     #[inline(always)]
     pub(super) fn is_for_batches<S: Simd>(&self, has_residual: bool) -> bool {
         let cols = self.spec.cols;
-        let is_short = if has_residual { R::DTYPE != DType::F32 && cols <= MOST_COLS } else { cols <= MOST_COLS_ALONE };
-        S::IS_BATCHED && T::DTYPE != DType::F32 && self.rows >= FEWEST_ROWS && is_short
+        let DTypes { activation, residual, .. } = self.dtypes;
+        let is_short =
+            if has_residual { R::dtype(residual) != DType::F32 && cols <= MOST_COLS } else { cols <= MOST_COLS_ALONE };
+        S::IS_BATCHED && T::dtype(activation) != DType::F32 && self.rows >= FEWEST_ROWS && is_short
     }
 
     /// Normalizes every row.
@@ -134,7 +136,7 @@ impl<T: Element, W: Element, R: Element> ForwardRows<'_, T, W, R> {
     }
 }
 
-impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
+impl<T: Numbers, W: Numbers, R: Numbers> Row<'_, T, W, R> {
     /// Equation (1), of every element, and the sum of them or of their squares.
     #[inline(always)]
     fn keep<S: Simd, const RESIDUAL: bool, const SQUARES: bool>(&self, kept: &mut [f32]) -> f32 {
@@ -164,7 +166,7 @@ impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
             let h = lanes::load::<S, f32, _>(h, whole(piece));
             let mut y = S::mul(S::sub(h, mean), rstd);
             if before_weight {
-                y = lanes::round_through::<S, T>(y);
+                y = lanes::round_through::<S>(T::dtype(self.dtypes.activation), y);
             }
             if let Some(weight) = columns.weight {
                 y = S::mul(y, lanes::load::<S, f32, _>(weight, whole(piece)));
@@ -172,9 +174,9 @@ impl<T: Element, W: Element, R: Element> Row<'_, T, W, R> {
             if let Some(bias) = columns.bias {
                 y = S::add(y, lanes::load::<S, f32, _>(bias, whole(piece)));
             }
-            lanes::store_or_stream::<S, T, _>(&mut self.y, piece, y, stores);
+            self.y.store_or_stream::<S, _>(piece, y, stores);
             if RESIDUAL && let Some(residual_out) = &mut self.residual_out {
-                lanes::store_or_stream::<S, R, _>(residual_out, piece, h, stores);
+                residual_out.store_or_stream::<S, _>(piece, h, stores);
             }
         });
     }
@@ -188,10 +190,10 @@ pub(super) fn whole(piece: impl Piece) -> Full {
 
 /// The values of all columns in f32, with this added.
 #[inline(always)]
-fn kept<'k, S: Simd, W: Element>(values: &[W], offset: f32, kept: &'k mut [f32]) -> &'k [f32] {
+fn kept<'k, S: Simd, W: Numbers>(values: In<'_, W>, offset: f32, kept: &'k mut [f32]) -> &'k [f32] {
     let offset = S::splat(offset);
     lanes::for_each_piece!(0, values.len(), piece => {
-        let value = S::add(lanes::load::<S, W, _>(values, piece), offset);
+        let value = S::add(values.load::<S, _>(piece), offset);
         lanes::store::<S, f32, _>(&mut Out::from(&mut *kept), whole(piece), value);
     });
     kept

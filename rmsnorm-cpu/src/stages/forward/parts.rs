@@ -1,20 +1,18 @@
 //! Forward of the sum of several matrices: math.md, equation (1'). The parts of a row, which may be far from each other, are read from
 //! memory once; the sum stays on the stack or, where a row is too long for that, is made again on each visit, from the cache.
 
-use rmsnorm_spec::Element;
-
 use super::after::{Kept, MadeAgain, Sum, save};
 use super::batches::{MOST_COLS, Room, padded};
 use super::{ForwardRows, Row};
-use crate::lanes::{self, Fenced, Piece, Simd};
-use crate::stages::Matrix;
+use crate::lanes::{self, Any, Fenced, In, Piece, Simd};
+use crate::stages::{Matrix, Stage};
 
 /// The rows of such a call, or some of them.
-pub(crate) struct PartsRows<'a, T, W, R> {
+pub(crate) struct PartsRows<'a> {
     /// All but x.
-    pub(crate) rows: ForwardRows<'a, T, W, R>,
+    pub(crate) rows: ForwardRows<'a>,
     /// All rows of the call, of all parts: the last part of the first row may lie behind the first part of the last.
-    pub(crate) x: Matrix<'a, T>,
+    pub(crate) x: Matrix<'a, Any>,
     /// Where in `x` the rows begin.
     pub(crate) first: usize,
     /// How many parts there are.
@@ -23,33 +21,29 @@ pub(crate) struct PartsRows<'a, T, W, R> {
     pub(crate) stride: usize,
 }
 
-impl<'a, T: Element, W: Element, R: Element> PartsRows<'a, T, W, R> {
-    /// The same rows under other names of the element types.
-    pub(crate) fn cast<U: Element, V: Element, Q: Element>(self) -> PartsRows<'a, U, V, Q> {
-        let PartsRows { rows, x, first, count, stride } = self;
-        PartsRows { rows: rows.cast(), x: x.cast(), first, count, stride }
-    }
-
+impl PartsRows<'_> {
     /// The rows before `row`, and the others.
     pub(crate) fn split_at(self, row: usize) -> (Self, Self) {
         let (low, high) = self.rows.split_at(row);
         (PartsRows { rows: low, ..self }, PartsRows { rows: high, first: self.first + row, ..self })
     }
+}
 
-    /// Normalizes the sum of every row.
+/// Normalizes the sum of every row.
+impl Stage for PartsRows<'_> {
     #[inline(always)]
-    pub(crate) fn run<S: Simd>(mut self) {
+    fn run<S: Simd>(&mut self) {
         let spec = self.rows.spec;
         let fenced = Fenced::<S>::new(self.rows.streaming);
         let stores = fenced.stores();
-        let of_sum = Row::of_sum(&spec, self.rows.weight, self.rows.bias);
+        let of_sum = Row::of_sum(&self.rows, self.rows.weight, self.rows.bias);
         let mut room = Room::new();
         let mut kept = (spec.cols <= MOST_COLS).then(|| room.zeros(padded(spec.cols)));
         for r in 0..self.rows.rows {
-            let from = &self.x.data[self.x.rows.start(self.first + r)..];
+            let from = self.x.data.tail(self.x.rows.start(self.first + r));
             let parts = Parts { from, count: self.count, stride: self.stride };
             let mut row = self.rows.row(r);
-            (row.x, row.x_stride) = (Some(&from[..spec.cols]), self.x.rows.row_stride);
+            (row.x, row.x_stride) = (Some(from.part(0, spec.cols)), self.x.rows.row_stride);
             let statistics = match &mut kept {
                 Some(kept) => {
                     let mut sums = Kept(kept);
@@ -69,24 +63,24 @@ impl<'a, T: Element, W: Element, R: Element> PartsRows<'a, T, W, R> {
 }
 
 /// The parts of a row.
-struct Parts<'r, T> {
+struct Parts<'r> {
     /// From the row's first element in the first part to the end of all.
-    from: &'r [T],
+    from: In<'r, Any>,
     count: usize,
     stride: usize,
 }
 
-impl<T: Element, W: Element, R: Element> Sum<T, W, R> for Parts<'_, T> {
+impl Sum<Any, Any, Any> for Parts<'_> {
     #[inline(always)]
-    fn make<S: Simd, P: Piece>(&self, row: &Row<'_, T, W, R>, piece: P) -> S::Lanes {
-        let part = |part: usize| lanes::load::<S, T, _>(&self.from[part * self.stride..][..row.cols], piece);
+    fn make<S: Simd, P: Piece>(&self, row: &Row<'_>, piece: P) -> S::Lanes {
+        let part = |part: usize| self.from.part(part * self.stride, row.cols).load::<S, _>(piece);
         let mut sum = part(0);
         for further in 1..self.count {
             sum = S::add(sum, part(further));
         }
         if let Some(residual) = row.residual {
-            sum = S::add(sum, lanes::load::<S, R, _>(residual, piece));
+            sum = S::add(sum, residual.load::<S, _>(piece));
         }
-        lanes::round_through::<S, R>(sum)
+        lanes::round_through::<S>(row.dtypes.residual, sum)
     }
 }

@@ -1,0 +1,461 @@
+//! Elements that a stage reads and writes. Their dtype is one that a body knows when it is compiled, or [`Any`], which a body asks for
+//! as it runs. A body of known dtypes is as fast as memory allows; one of `Any` asks once a piece, and serves all mixes of dtypes that
+//! are not worth a body of their own.
+
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::{ptr, slice};
+
+use rmsnorm_spec::{DType, Element, Stored, bf16, f16};
+
+use super::{ALIGNMENT, LANES, Piece, Simd, Stores};
+
+/// A type of elements: one that is stored, or [`Any`].
+pub(crate) trait Elements: Copy {
+    /// What elements say of their type.
+    type Tag: Copy + Send + Sync;
+
+    /// Bytes of an element.
+    fn size(tag: Self::Tag) -> usize;
+}
+
+impl<E: Stored> Elements for E {
+    type Tag = ();
+
+    #[inline(always)]
+    fn size((): ()) -> usize {
+        size_of::<E>()
+    }
+}
+
+/// The type of elements that say theirs: f32, f16 or bf16.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Any;
+
+impl Elements for Any {
+    type Tag = DType;
+
+    #[inline(always)]
+    fn size(dtype: DType) -> usize {
+        dtype.size()
+    }
+}
+
+/// A type of elements that are loaded to lanes and stored from them.
+pub(crate) trait Numbers: Elements {
+    /// The dtype, in a call that says this of it.
+    fn dtype(said: DType) -> DType;
+    /// What elements of it say, in such a call.
+    fn tag(said: DType) -> Self::Tag;
+    /// As [`load`](super::load).
+    fn load<S: Simd, P: Piece>(from: In<'_, Self>, piece: P) -> S::Lanes;
+    /// As [`store_or_stream`](super::store_or_stream).
+    fn store_or_stream<S: Simd, P: Piece>(to: &mut Out<'_, Self>, piece: P, lanes: S::Lanes, stores: Stores<'_>);
+}
+
+impl<E: Element> Numbers for E {
+    #[inline(always)]
+    fn dtype(_: DType) -> DType {
+        E::DTYPE
+    }
+
+    #[inline(always)]
+    fn tag(_: DType) {}
+
+    #[inline(always)]
+    fn load<S: Simd, P: Piece>(from: In<'_, E>, piece: P) -> S::Lanes {
+        super::load::<S, E, P>(from.elements(), piece)
+    }
+
+    #[inline(always)]
+    fn store_or_stream<S: Simd, P: Piece>(to: &mut Out<'_, E>, piece: P, lanes: S::Lanes, stores: Stores<'_>) {
+        super::store_or_stream::<S, E, P>(to, piece, lanes, stores);
+    }
+}
+
+impl Numbers for Any {
+    #[inline(always)]
+    fn dtype(said: DType) -> DType {
+        said
+    }
+
+    #[inline(always)]
+    fn tag(said: DType) -> DType {
+        said
+    }
+
+    #[inline(always)]
+    fn load<S: Simd, P: Piece>(from: In<'_, Any>, piece: P) -> S::Lanes {
+        match from.tag {
+            DType::F32 => from.known::<f32>().load::<S, P>(piece),
+            DType::F16 => from.known::<f16>().load::<S, P>(piece),
+            DType::Bf16 => from.known::<bf16>().load::<S, P>(piece),
+        }
+    }
+
+    #[inline(always)]
+    fn store_or_stream<S: Simd, P: Piece>(to: &mut Out<'_, Any>, piece: P, lanes: S::Lanes, stores: Stores<'_>) {
+        let to = to.reborrow();
+        match to.tag {
+            DType::F32 => to.known::<f32>().store_or_stream::<S, P>(piece, lanes, stores),
+            DType::F16 => to.known::<f16>().store_or_stream::<S, P>(piece, lanes, stores),
+            DType::Bf16 => to.known::<bf16>().store_or_stream::<S, P>(piece, lanes, stores),
+        }
+    }
+}
+
+/// Elements to read.
+pub(crate) struct In<'a, T: Elements> {
+    /// The first of `len` values of the type that `T` and the tag say, borrowed for `'a`.
+    first: *const u8,
+    len: usize,
+    tag: T::Tag,
+    borrowed: PhantomData<&'a [T]>,
+}
+
+impl<T: Elements> Clone for In<'_, T> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T: Elements> Copy for In<'_, T> {}
+
+// SAFETY:
+// - threads: it is a shared slice of numbers, which any thread may read.
+unsafe impl<T: Elements> Send for In<'_, T> {}
+// SAFETY:
+// - threads: as above.
+unsafe impl<T: Elements> Sync for In<'_, T> {}
+
+impl<'a, E: Stored> From<&'a [E]> for In<'a, E> {
+    #[inline(always)]
+    fn from(values: &'a [E]) -> Self {
+        In { first: values.as_ptr().cast(), len: values.len(), tag: (), borrowed: PhantomData }
+    }
+}
+
+impl<'a, T: Elements> In<'a, T> {
+    #[inline(always)]
+    pub(crate) fn len(self) -> usize {
+        self.len
+    }
+
+    /// So many elements from there on.
+    #[inline(always)]
+    pub(crate) fn part(self, start: usize, len: usize) -> Self {
+        assert_within(self.len, start, len);
+        In { first: self.first.wrapping_add(start * T::size(self.tag)), len, ..self }
+    }
+
+    /// All elements from there on.
+    #[inline(always)]
+    pub(crate) fn tail(self, start: usize) -> Self {
+        self.part(start, self.len - start)
+    }
+
+    /// The elements before `index`, and the others.
+    pub(crate) fn split_at(self, index: usize) -> (Self, Self) {
+        (self.part(0, index), self.tail(index))
+    }
+
+    /// Asks for the same piece of a row so many elements on. There may be no such row: a hint may name any address.
+    #[inline(always)]
+    pub(crate) fn prefetch<S: Simd, P: Piece>(self, distance: usize, piece: P) {
+        let size = T::size(self.tag);
+        let first = self.first.wrapping_add(distance.wrapping_add(piece.start()).wrapping_mul(size));
+        S::prefetch(first);
+        if size * LANES > ALIGNMENT {
+            S::prefetch(first.wrapping_add(ALIGNMENT));
+        }
+    }
+}
+
+impl<'a, T: Numbers> In<'a, T> {
+    /// As [`load`](super::load).
+    #[inline(always)]
+    pub(crate) fn load<S: Simd, P: Piece>(self, piece: P) -> S::Lanes {
+        T::load::<S, P>(self, piece)
+    }
+}
+
+impl<'a, E: Stored> In<'a, E> {
+    #[inline(always)]
+    pub(crate) fn elements(self) -> &'a [E] {
+        // SAFETY:
+        // - memory: as the field says, and of whoever made this no part was beyond it;
+        // - type: `E` is stored as itself, and nothing makes one of another type.
+        unsafe { slice::from_raw_parts(self.first.cast(), self.len) }
+    }
+}
+
+impl<'a, E: Element> In<'a, E> {
+    /// The same elements, which say their type.
+    pub(crate) fn any(self) -> In<'a, Any> {
+        In { first: self.first, len: self.len, tag: E::DTYPE, borrowed: PhantomData }
+    }
+}
+
+impl<'a> In<'a, Any> {
+    /// The same elements of this type, which they say they are of.
+    #[inline(always)]
+    pub(crate) fn known<T: Numbers>(self) -> In<'a, T> {
+        assert!(T::dtype(self.tag) == self.tag, "elements are of the type that they say");
+        In { first: self.first, len: self.len, tag: T::tag(self.tag), borrowed: PhantomData }
+    }
+}
+
+/// Elements to write, which may hold nothing yet: outputs need not be zeroed first. Only values go in, so that a slice of
+/// values can be written through one.
+pub(crate) struct Out<'a, T: Elements> {
+    /// The first of `len` elements of the type that `T` and the tag say, borrowed mutably for `'a`. They may hold nothing.
+    first: *mut u8,
+    len: usize,
+    tag: T::Tag,
+    borrowed: PhantomData<&'a mut [MaybeUninit<T>]>,
+}
+
+// SAFETY:
+// - threads: it is a slice of numbers that is borrowed mutably, which any one thread may write.
+unsafe impl<T: Elements> Send for Out<'_, T> {}
+
+impl<'a, E: Stored> From<&'a mut [MaybeUninit<E>]> for Out<'a, E> {
+    #[inline(always)]
+    fn from(elements: &'a mut [MaybeUninit<E>]) -> Self {
+        Out { first: elements.as_mut_ptr().cast(), len: elements.len(), tag: (), borrowed: PhantomData }
+    }
+}
+
+impl<'a, E: Stored> From<&'a mut [E]> for Out<'a, E> {
+    #[inline(always)]
+    fn from(values: &'a mut [E]) -> Self {
+        Out { first: values.as_mut_ptr().cast(), len: values.len(), tag: (), borrowed: PhantomData }
+    }
+}
+
+impl<'a, T: Elements> Out<'a, T> {
+    #[inline(always)]
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    #[inline(always)]
+    pub(crate) fn address(&self) -> usize {
+        self.first.addr()
+    }
+
+    /// No elements.
+    #[inline(always)]
+    pub(crate) fn none(tag: T::Tag) -> Self {
+        Out { first: ptr::without_provenance_mut(ALIGNMENT), len: 0, tag, borrowed: PhantomData }
+    }
+
+    /// Elements to go before one whose address is a multiple of so many bytes, if there are as many.
+    #[inline(always)]
+    pub(crate) fn until_aligned(&self, alignment: usize) -> usize {
+        // Whole elements, as each is aligned.
+        (self.address().wrapping_neg() % alignment / T::size(self.tag)).min(self.len)
+    }
+
+    /// So many elements from there on.
+    #[inline(always)]
+    pub(crate) fn part(&mut self, start: usize, len: usize) -> Out<'_, T> {
+        assert_within(self.len, start, len);
+        Out { first: self.first.wrapping_add(start * T::size(self.tag)), len, tag: self.tag, borrowed: PhantomData }
+    }
+
+    /// All of them, for a while.
+    #[inline(always)]
+    pub(crate) fn reborrow(&mut self) -> Out<'_, T> {
+        Out { first: self.first, len: self.len, tag: self.tag, borrowed: PhantomData }
+    }
+
+    /// The elements before `index`, and the others.
+    pub(crate) fn split_at(self, index: usize) -> (Self, Self) {
+        assert_within(self.len, index, 0);
+        let high = self.first.wrapping_add(index * T::size(self.tag));
+        (Out { len: index, ..self }, Out { first: high, len: self.len - index, ..self })
+    }
+}
+
+impl<T: Numbers> Out<'_, T> {
+    /// As [`store_or_stream`](super::store_or_stream).
+    #[inline(always)]
+    pub(crate) fn store_or_stream<S: Simd, P: Piece>(&mut self, piece: P, lanes: S::Lanes, stores: Stores<'_>) {
+        T::store_or_stream::<S, P>(self, piece, lanes, stores);
+    }
+}
+
+impl<'a, E: Stored> Out<'a, E> {
+    /// The same elements under another name of their type.
+    pub(crate) fn cast<F: Stored>(self) -> Out<'a, F> {
+        assert_eq!((size_of::<E>(), align_of::<E>()), (size_of::<F>(), align_of::<F>()), "one dtype has one layout");
+        Out { first: self.first, len: self.len, tag: (), borrowed: PhantomData }
+    }
+
+    #[inline(always)]
+    fn elements(&self) -> &[MaybeUninit<E>] {
+        // SAFETY:
+        // - memory: as the field says, and of whoever made this no part was beyond it; `self` is borrowed as long;
+        // - type: any bytes are an element of a stored type of this size and alignment, and `MaybeUninit` asks for none.
+        unsafe { slice::from_raw_parts(self.first.cast(), self.len) }
+    }
+
+    #[inline(always)]
+    fn elements_mut(&mut self) -> &mut [MaybeUninit<E>] {
+        // SAFETY:
+        // - memory, type: as above; `self` is borrowed mutably;
+        // - contents: nothing but values is written to it, which this file sees to.
+        unsafe { slice::from_raw_parts_mut(self.first.cast(), self.len) }
+    }
+
+    /// Writes one element.
+    #[inline(always)]
+    pub(crate) fn set(&mut self, index: usize, value: E) {
+        self.elements_mut()[index].write(value);
+    }
+
+    /// Writes every element, each from its place in `values`, which are as many.
+    #[inline(always)]
+    pub(crate) fn copy_from_slice(&mut self, values: &[E]) {
+        assert_eq!(self.len, values.len());
+        // SAFETY:
+        // - bounds: both have as many elements, which was compared;
+        // - memory: what is borrowed mutably overlaps nothing else.
+        unsafe { ptr::copy_nonoverlapping(values.as_ptr(), self.first.cast(), values.len()) }
+    }
+
+    /// Writes this value everywhere, and gives the values.
+    pub(crate) fn filled(mut self, value: E) -> &'a mut [E] {
+        self.elements_mut().fill(MaybeUninit::new(value));
+        // SAFETY:
+        // - memory: as `elements_mut`, and what it is borrowed for is given away with `self`;
+        // - contents: every element was written in the line above.
+        unsafe { slice::from_raw_parts_mut(self.first.cast(), self.len) }
+    }
+
+    /// The group of elements from there on. Only values may be written to it.
+    #[inline(always)]
+    pub(crate) fn group(&mut self, start: usize) -> &mut [MaybeUninit<E>; LANES] {
+        &mut self.elements_mut()[start..start + LANES].as_chunks_mut::<LANES>().0[0]
+    }
+}
+
+impl<'a, E: Element> Out<'a, E> {
+    /// The same elements, which say their type.
+    pub(crate) fn any(self) -> Out<'a, Any> {
+        Out { first: self.first, len: self.len, tag: E::DTYPE, borrowed: PhantomData }
+    }
+}
+
+impl<'a> Out<'a, Any> {
+    /// The same elements of this type, which they say they are of.
+    #[inline(always)]
+    pub(crate) fn known<T: Numbers>(self) -> Out<'a, T> {
+        assert!(T::dtype(self.tag) == self.tag, "elements are of the type that they say");
+        Out { first: self.first, len: self.len, tag: T::tag(self.tag), borrowed: PhantomData }
+    }
+}
+
+/// Of `len` elements there are `wanted` from `start` on.
+#[inline(always)]
+fn assert_within(len: usize, start: usize, wanted: usize) {
+    assert!(start <= len && wanted <= len - start, "a part lies within its elements");
+}
+
+/// Elements that a stage has written, for the next one to read: as rows, between which there may be nothing.
+pub(crate) struct Written<'a, E>(&'a [MaybeUninit<E>]);
+
+impl<E> Clone for Written<'_, E> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<E> Copy for Written<'_, E> {}
+
+impl<'a, E: Stored> Written<'a, E> {
+    /// Of elements that were written as far as anyone will ask for them.
+    ///
+    /// # Safety
+    /// - contents: every element that [`part`](Self::part) will be asked for was written.
+    pub(crate) unsafe fn new(out: &'a Out<'_, E>) -> Self {
+        Written(out.elements())
+    }
+
+    /// So many elements from there on.
+    #[inline(always)]
+    pub(crate) fn part(self, start: usize, len: usize) -> &'a [E] {
+        let part = &self.0[start..][..len];
+        // SAFETY:
+        // - memory: the same elements, borrowed as before; `MaybeUninit<E>` has the layout of `E`;
+        // - contents: who made this promised that they were written.
+        unsafe { &*(ptr::from_ref(part) as *const [E]) }
+    }
+}
+
+/// What a row is read from: its input, or without one, in place, what is to be overwritten.
+#[inline(always)]
+pub(crate) fn input_or_overwritten<'r, T: Elements>(input: Option<In<'r, T>>, out: &'r Out<'_, T>) -> In<'r, T> {
+    // Its elements are values: work has no input in place only, and then `launch::overwritten` has made its `Out` of a slice of values.
+    input.unwrap_or(In { first: out.first, len: out.len, tag: out.tag, borrowed: PhantomData })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn out_of_memory_without_values_is_written_in_its_place() {
+        let mut elements = [MaybeUninit::<f32>::uninit(); 5];
+        let (mut low, mut high) = Out::from(&mut elements[..]).split_at(2);
+        low.copy_from_slice(&[1.0, 2.0]);
+        high.part(1, 2).copy_from_slice(&[4.0, 5.0]);
+        high.set(0, 3.0);
+        assert_eq!((low.len(), high.len()), (2, 3));
+        // SAFETY:
+        // - contents: each of the five was written above.
+        assert_eq!(elements.map(|element| unsafe { element.assume_init() }), [1.0, 2.0, 3.0, 4.0, 5.0]);
+        assert_eq!(Out::from(&mut elements[1..3]).filled(7.0), [7.0; 2]);
+    }
+
+    #[test]
+    fn out_of_values_is_read_as_they_are() {
+        let mut values = [1.5f32, -2.0];
+        let mut out = Out::from(&mut values[..]).cast::<f32>();
+        assert_eq!(input_or_overwritten(None, &out).elements(), [1.5, -2.0]);
+        assert_eq!(input_or_overwritten(Some(In::from(&[5.0][..])), &out).elements(), [5.0]);
+        out.set(1, 3.0);
+        assert_eq!(values, [1.5, 3.0]);
+    }
+
+    /// Also behind a split and a part.
+    #[test]
+    fn elements_are_found_by_the_type_that_they_say() {
+        let (values, wide) = ([1.0, 2.0, 3.0, 4.0].map(bf16::from_f32), [5.0f32, 6.0]);
+        let (low, high) = In::from(&values[..]).any().split_at(1);
+        assert_eq!(
+            (low.known::<bf16>().elements(), high.part(1, 2).known::<bf16>().elements()),
+            (&values[..1], &values[2..])
+        );
+        assert_eq!(In::from(&wide[..]).any().tail(1).known::<f32>().elements(), [6.0]);
+        let mut written = [f16::ZERO; 4];
+        let (_, mut high) = Out::from(&mut written[..]).any().split_at(1);
+        high.part(1, 1).known::<f16>().set(0, f16::ONE);
+        assert_eq!(written, [f16::ZERO, f16::ZERO, f16::ONE, f16::ZERO]);
+    }
+
+    #[test]
+    #[should_panic = "elements are of the type that they say"]
+    fn elements_of_another_type_of_the_same_size_are_refused() {
+        let _ = In::from(&[f16::ONE][..]).any().known::<bf16>();
+    }
+
+    #[test]
+    #[should_panic = "one dtype has one layout"]
+    fn out_of_a_wider_type_is_refused() {
+        let mut values = [bf16::ONE; 4];
+        let _ = Out::from(&mut values[..]).cast::<f32>();
+    }
+}
