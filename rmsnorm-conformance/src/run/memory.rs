@@ -10,6 +10,7 @@
 //! and the buffer is uploaded in [parts](Guarded::parts).
 
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use rmsnorm_spec::quant::{QuantSpec, e8m0_value};
 use rmsnorm_spec::{DType, Element, RowGroups, RowLayout, Rows, Storage, Stored, Tensor, bf16, f16};
@@ -100,9 +101,26 @@ impl Poison {
     }
 }
 
-/// What surrounds a tensor: values that must not get into it, and random bits, which no write leaves unchanged by chance.
-fn surroundings(seed: u64, tensor: Tensor, index: usize, storage: Storage) -> u32 {
-    let random = draw(seed, tensor, index);
+/// Elements until surroundings repeat: a prime, so that rows have others.
+const PERIOD: usize = 8209;
+
+/// What surrounds a tensor: values that must not get into it, and random bits, which no write leaves unchanged by chance. They are drawn
+/// once for each storage, and begin elsewhere for each tensor.
+fn surroundings(seed: u64, tensor: Tensor, storage: Storage) -> impl Iterator<Item = u32> {
+    static DRAWN: [OnceLock<Vec<u32>>; 4] = [const { OnceLock::new() }; 4];
+    let drawn = match storage {
+        Storage::Float(DType::F32) => &DRAWN[0],
+        Storage::Float(DType::F16) => &DRAWN[1],
+        Storage::Float(DType::Bf16) => &DRAWN[2],
+        Storage::Code(_) | Storage::E8m0 => &DRAWN[3],
+    };
+    let drawn = drawn.get_or_init(|| (0..PERIOD).map(|i| spoiling(draw(0, Tensor::X, i), storage)).collect());
+    let first = draw(seed, tensor, 0) % PERIOD as u64;
+    drawn.iter().cycle().skip(first as usize).copied()
+}
+
+/// Random bits, of which three of four are NaN, infinite or huge.
+fn spoiling(random: u64, storage: Storage) -> u32 {
     // Sign, then exponent and mantissa of an infinity; one more mantissa bit makes it a quiet NaN, one less a number.
     let (sign, infinity, quiet) = match storage {
         Storage::Float(DType::F32) => (1 << 31, 0x7f80_0000, 0x0040_0000),
@@ -218,7 +236,7 @@ impl Guarded {
         let len = start + padded_span(&here, place.groups) + canary;
 
         let seed = u64::from(seed) ^ 0xca_a817;
-        let mut before: Vec<u32> = (0..len).map(|i| surroundings(seed, name, i, storage)).collect();
+        let mut before: Vec<u32> = surroundings(seed, name, storage).take(len).collect();
         for row in 0..rows {
             let first = start + here.start(row);
             for (col, element) in before[first..first + cols].iter_mut().enumerate() {
@@ -494,7 +512,7 @@ mod tests {
     fn surroundings_are_values_that_spoil_a_sum() {
         for dtype in DType::ALL {
             let values: Vec<f64> =
-                (0..4000).map(|i| decode(surroundings(7, Tensor::X, i, dtype.into()), dtype)).collect();
+                surroundings(7, Tensor::X, dtype.into()).take(4000).map(|bits| decode(bits, dtype)).collect();
             let count = |is: fn(&f64) -> bool| values.iter().filter(|value| is(value)).count();
             for (what, count) in [("NaN", count(|v| v.is_nan())), ("infinity", count(|v| v.is_infinite()))] {
                 assert!((900..1200).contains(&count), "{what} in {dtype}: {count}");
