@@ -5,6 +5,7 @@
 //! | [`values`] | data without structure, the same everywhere |
 //! | [`Guarded`] | a tensor amid memory that must stay as it was; a [`Call`] is made of them |
 //! | [`available`], [`skip_or_fail`] | a device that a machine lacks: skipped, or a failure where `RMSNORM_REQUIRE` names it |
+//! | [`swept`] | a part of thousands of calls, or all where `RMSNORM_SWEEP` says so |
 //! | [`ForwardTruth`], [`QuantizedTruth`], [`BackwardTruth`] | what a call must give: reference, derived bounds, and the judge of its outputs |
 //! | [`Passes`] | both of a function with gradients |
 //!
@@ -46,6 +47,7 @@
 
 mod passes;
 mod require;
+mod sweep;
 mod values;
 
 pub use crate::case::quantized::Given;
@@ -55,4 +57,5 @@ pub use crate::run::device::{Answer, TransferError};
 pub use crate::run::memory::{Access, Bits, Call, Fill, Guarded, Outputs, Placement, Poison};
 pub use passes::Passes;
 pub use require::{TestFailure, available, skip_or_fail};
+pub use sweep::swept;
 pub use values::{bits, exact, splitmix, value, values};

@@ -170,7 +170,7 @@ fn bench_json_says_how_every_row_was_measured() {
 #[test]
 fn conformance_report_has_a_line_per_case_and_each_can_be_replayed() {
     let folder = Folder::new();
-    let outcome = folder.rmsnorm(&["conformance", "--profile", "smoke", "--json", "report"]);
+    let outcome = folder.rmsnorm(&["conformance", "--profile", "smoke", "--most-cases", "150", "--json", "report"]);
     assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{}", outcome.stdout);
     let report = std::fs::read_to_string(folder.path("report")).unwrap();
     let mut lines: Vec<Value> = report.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -217,7 +217,7 @@ fn conformance_json_to_stdout_is_nothing_but_json() {
     let folder = Folder::new();
     let outcome = folder.rmsnorm(&["conformance", "--case", "x", "--json", "-"]);
     assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(2), ""));
-    let outcome = folder.rmsnorm(&["conformance", "--profile", "smoke", "--json", "-"]);
+    let outcome = folder.rmsnorm(&["conformance", "--profile", "smoke", "--most-cases", "20", "--json", "-"]);
     assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
     assert!(outcome.stdout.lines().all(|line| serde_json::from_str::<Value>(line).is_ok()));
     assert!(folder.names().is_empty());

@@ -15,7 +15,8 @@ fn planted(folder: &Folder, bug: &str, args: &[&str]) -> Outcome {
 fn conformance_of_a_wrong_backend_exits_with_1_and_says_how_to_replay() {
     for (bug, output) in [("forward", "y"), ("backward", "dx")] {
         let folder = Folder::new();
-        let outcome = planted(&folder, bug, &["conformance", "--profile", "smoke", "--json", "report"]);
+        let outcome =
+            planted(&folder, bug, &["conformance", "--profile", "smoke", "--most-cases", "150", "--json", "report"]);
         assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(1), ""), "{}", outcome.stdout);
         let finding = format!("FAILED bounds of {output}: ");
         assert!(outcome.stdout.contains(&finding), "{bug}: {}", outcome.stdout);

@@ -79,6 +79,9 @@ impl Folder {
             command.env("CUDA_VISIBLE_DEVICES", "").env("WGPU_BACKEND", "gl");
             // Nor is a table of the user's looked for.
             command.env("RMSNORM_CACHE_DIR", "");
+        } else if std::env::var_os("XDG_RUNTIME_DIR").is_none() {
+            // Mesa complains on stderr where a container has none.
+            command.env("XDG_RUNTIME_DIR", self.folder.path());
         }
         command
     }

@@ -104,7 +104,7 @@ fn a_write_that_fails_leaves_the_older_output_and_nothing_else() {
     folder.write("out", b"older");
     let commands = [
         r#""$0" run in -o out"#,
-        r#""$0" conformance --profile smoke --json out"#,
+        r#""$0" conformance --profile smoke --most-cases 60 --json out"#,
         r#""$0" bench --backend cpu --threads 1 --shapes 1x64,2x64,4x64 --seconds 0 --json out"#,
         r#""$0" bench --backend cpu --threads 1 --shapes 1x64,2x64,4x64 --seconds 0 --plot out"#,
     ];

@@ -14,7 +14,10 @@ use crate::run::calls::Context;
 use crate::run::device::Device;
 use crate::run::misuse::bad_calls;
 use crate::selftest::{SelfTest, self_test};
-use crate::testing::{TestFailure, available};
+use crate::testing::{TestFailure, available, swept};
+
+/// Of so many cases a slow device has one.
+const SWEPT: usize = 8;
 
 /// The self-test, as a named test; prints its table. It runs once a process, however many backends ask for it.
 ///
@@ -64,9 +67,9 @@ fn bounds_cases(device: &dyn Device, kind: Kind, norm: Norm, dtype: DType) -> Ve
     };
     let (cols, rows) = device.breakpoints();
     let more = combinations_in_small().into_iter().chain(breakpoints(&cols, &rows)).filter(chosen);
-    // A software adapter compiles each of a thousand shaders, and CI has two cores.
-    let every = if device.is_slow() { 3 } else { 1 };
-    Profile::Smoke.cases(0).into_iter().filter(chosen).chain(more.step_by(every)).collect()
+    let all: Vec<Case> = Profile::Smoke.cases(0).into_iter().filter(chosen).chain(more).collect();
+    // A software adapter compiles each of thousands of shaders.
+    if device.is_slow() { swept(&all, SWEPT, |_| ()) } else { all }
 }
 
 /// The smoke cases about repetition and batch invariance of one norm, as a named test.

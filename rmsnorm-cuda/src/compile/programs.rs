@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
-use rmsnorm_conformance::testing::skip_or_fail;
+use rmsnorm_conformance::testing::{skip_or_fail, swept};
 use rmsnorm_gpu::program::CallKey;
 use rmsnorm_gpu::testing::Draw;
 use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind, ScaleRounding};
@@ -219,8 +219,12 @@ fn unique(jobs: Vec<Job>) -> Vec<Job> {
     jobs.into_iter().filter(|job| seen.insert((job.key, job.arch))).collect()
 }
 
-/// Compiles all of them, on two threads; panics if one fails.
+/// Of so many programs one is compiled; all with `RMSNORM_SWEEP=all`, which takes ten minutes on one core.
+const SWEPT: usize = 10;
+
+/// Compiles what is [`swept`] of them, each program on each device at least once, on two threads; panics if one fails.
 fn compile_all(nvrtc: &Nvrtc, jobs: &[Job]) -> Vec<Outcome> {
+    let jobs = swept(jobs, SWEPT, |job| (job.key.program, job.arch));
     let (next, outcomes, errors) = (AtomicUsize::new(0), Mutex::new(Vec::new()), Mutex::new(Vec::new()));
     thread::scope(|scope| {
         for _ in 0..2 {
