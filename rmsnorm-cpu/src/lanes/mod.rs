@@ -27,6 +27,9 @@ pub(crate) use avx512::Avx512;
 pub(crate) use blocks::{BLOCK, Blocks, add_all, fold_all, sum_up};
 pub(crate) use codes::{Float8, encode_into, store_codes};
 pub(crate) use portable::Portable;
+// For the tests, which go through all: elsewhere `Isa::is_available` never says yes to them.
+#[cfg(all(test, not(target_arch = "x86_64")))]
+use portable::{Portable as Avx2, Portable as Avx512};
 pub(crate) use views::{Any, Elements, In, Numbers, Out, Written, input_or_overwritten};
 
 /// Elements that are handled together.
