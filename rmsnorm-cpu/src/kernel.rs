@@ -1,5 +1,5 @@
-//! The stage bodies, compiled once per instruction set, and those of common calls once per mix of dtypes. The only place that chooses
-//! one.
+//! The stage bodies. Each is compiled once per instruction set. Those of common calls are compiled for each dtype of activations and
+//! residual stream as well. This is the only place that chooses a body.
 //!
 //! They are compiled here and not in the caller's crate, so that they are as fast in a caller's debug build: no function that others
 //! call is generic.
@@ -20,14 +20,14 @@ use crate::stages::forward::parts::PartsRows;
 use crate::stages::quantized_forward::QuantizedRows;
 use crate::stages::reduce_partials::PartialRows;
 
-/// An instruction set that this processor has, and for which dtypes have bodies of their own.
+/// An instruction set of this processor that has a body for each dtype in common stages.
 #[derive(Clone, Copy)]
 enum Wide {
     #[cfg(target_arch = "x86_64")]
     Avx2,
     #[cfg(target_arch = "x86_64")]
     Avx512,
-    /// What the target guarantees, where there is no other.
+    /// The target's own instructions, where the crate has no other set.
     #[cfg(not(target_arch = "x86_64"))]
     Target,
 }
@@ -46,7 +46,7 @@ impl Wide {
         }
     }
 
-    /// Does a stage's work, which is made where it is done: moving it takes a call of one row noticeable time.
+    /// Does a stage's work. The closure makes the work inside the body, as moving it costs a call of one row tens of nanoseconds.
     fn run<W: Stage>(self, work: impl FnOnce() -> W) {
         let _ieee = IeeeMode::enter();
         match self {
@@ -138,7 +138,7 @@ pub(crate) fn forward(isa: Isa, work: &mut ForwardRows<'_>) {
     run_mix!(isa, work, work.dtypes);
 }
 
-/// Backward, but for the second stage of the weight gradients.
+/// The first stage of backward: dx, and the partial sums of weight gradients.
 pub(crate) fn backward(isa: Isa, work: &mut BackwardBlocks<'_>) {
     run_mix!(isa, work, work.dtypes);
 }

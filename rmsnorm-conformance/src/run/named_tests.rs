@@ -16,7 +16,7 @@ use crate::run::misuse::bad_calls;
 use crate::selftest::{SelfTest, self_test};
 use crate::testing::{TestFailure, available, swept};
 
-/// Of so many cases a slow device has one.
+/// A slow device runs one case in this many.
 const SWEPT: usize = 8;
 
 /// The self-test, as a named test; prints its table. It runs once a process, however many backends ask for it.

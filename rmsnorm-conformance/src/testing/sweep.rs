@@ -1,4 +1,4 @@
-//! Sweeps: tests that ask the same of thousands of calls take some of them, and others the next time.
+//! Sweeps: a test that asks the same of thousands of calls takes a part of them, which a variable chooses.
 
 use std::collections::HashSet;
 use std::env;
@@ -6,13 +6,13 @@ use std::hash::Hash;
 
 const SWEEP: &str = "RMSNORM_SWEEP";
 
-/// What a test goes through of `all`: one in `one_in` of them, and the first of every kind. A number in `RMSNORM_SWEEP` says which ones are
-/// taken, 0 where there is none: `one_in` numbers in a row miss none. Anything else there, such as `all`, asks for all of them.
+/// The part of `all` that a test goes through: one in `one_in`, and the first of every kind. A number in `RMSNORM_SWEEP` chooses the part; the
+/// default is 0. Consecutive numbers, `one_in` of them, cover everything. Any other value, such as `all`, takes everything.
 ///
 /// # Example
 /// ```
 /// # use rmsnorm_conformance::testing::swept;
-/// // Of even and of odd numbers there is at least one.
+/// // The first even and the first odd number are always taken.
 /// let some = swept(&(0..100).collect::<Vec<_>>(), 10, |number| number % 2);
 /// assert!(some.len() >= 10 && some.starts_with(&[0, 1]));
 /// ```

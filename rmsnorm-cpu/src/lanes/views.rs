@@ -1,6 +1,5 @@
-//! Elements that a stage reads and writes. Their dtype is one that a body knows when it is compiled, or [`Any`], which a body asks for
-//! as it runs. A body of known dtypes is as fast as memory allows; one of `Any` asks once a piece, and serves all mixes of dtypes that
-//! are not worth a body of their own.
+//! Elements that a stage reads and writes. A body either knows their dtype when it is compiled, or reads it from the view as it runs:
+//! [`Any`]. A body of `Any` reads the dtype once a piece, and serves every mix of dtypes.
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -184,7 +183,7 @@ impl<'a, E: Stored> In<'a, E> {
     #[inline(always)]
     pub(crate) fn elements(self) -> &'a [E] {
         // SAFETY:
-        // - memory: as the field says, and of whoever made this no part was beyond it;
+        // - memory: the field's promise, which `part` keeps by its check;
         // - type: `E` is stored as itself, and nothing makes one of another type.
         unsafe { slice::from_raw_parts(self.first.cast(), self.len) }
     }
@@ -297,7 +296,7 @@ impl<'a, E: Stored> Out<'a, E> {
     #[inline(always)]
     fn elements(&self) -> &[MaybeUninit<E>] {
         // SAFETY:
-        // - memory: as the field says, and of whoever made this no part was beyond it; `self` is borrowed as long;
+        // - memory: the field's promise, which `part` keeps by its check; `self` is borrowed as long;
         // - type: any bytes are an element of a stored type of this size and alignment, and `MaybeUninit` asks for none.
         unsafe { slice::from_raw_parts(self.first.cast(), self.len) }
     }
@@ -330,7 +329,7 @@ impl<'a, E: Stored> Out<'a, E> {
     pub(crate) fn filled(mut self, value: E) -> &'a mut [E] {
         self.elements_mut().fill(MaybeUninit::new(value));
         // SAFETY:
-        // - memory: as `elements_mut`, and what it is borrowed for is given away with `self`;
+        // - memory: as `elements_mut`; `self` is consumed, so that nobody else uses the borrow of `'a`;
         // - contents: every element was written in the line above.
         unsafe { slice::from_raw_parts_mut(self.first.cast(), self.len) }
     }
@@ -398,7 +397,7 @@ impl<'a, E: Stored> Written<'a, E> {
 /// What a row is read from: its input, or without one, in place, what is to be overwritten.
 #[inline(always)]
 pub(crate) fn input_or_overwritten<'r, T: Elements>(input: Option<In<'r, T>>, out: &'r Out<'_, T>) -> In<'r, T> {
-    // Its elements are values: work has no input in place only, and then `launch::overwritten` has made its `Out` of a slice of values.
+    // `In` promises values. Work lacks an input in place only, and then `launch::overwritten` has made its `Out` of a slice of values.
     input.unwrap_or(In { first: out.first, len: out.len, tag: out.tag, borrowed: PhantomData })
 }
 
