@@ -23,7 +23,7 @@ pub trait Harness: Sync {
     /// What the device is, in words, for the report: name, driver, instruction set, threads.
     fn device(&self) -> String;
 
-    /// Whether the device takes minutes for what others do in seconds: its named tests then go through one in eight of their cases
+    /// Whether the device takes minutes for what others do in seconds: its named tests then go through one in sixteen of their cases
     /// ([`swept`](crate::testing::swept)).
     fn is_slow(&self) -> bool {
         false

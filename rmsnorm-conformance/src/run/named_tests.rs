@@ -17,7 +17,7 @@ use crate::selftest::{SelfTest, self_test};
 use crate::testing::{TestFailure, available, swept};
 
 /// A slow device runs one case in this many.
-const SWEPT: usize = 8;
+const SWEPT: usize = 16;
 
 /// The self-test, as a named test; prints its table. It runs once a process, however many backends ask for it.
 ///
