@@ -7,8 +7,8 @@ use std::ops::Range;
 use rmsnorm_core::conformance::{Arithmetic, Harness, Options, run};
 use rmsnorm_core::reference::{self, BackwardInputs, ForwardInputs, round_to};
 use rmsnorm_core::{
-    AnyBackward, AnyForward, Backward, CastOrder, Checked, Element, Error, Forward, GradReduction, NormBackend,
-    NormSpec, Problem, Rows, Source, Span, Stored, with_types,
+    AnyCall, Backward, CastOrder, Checked, Element, Error, Forward, GradReduction, NormBackend, NormSpec, Problem,
+    Rows, Source, Span, Stored, with_types,
 };
 
 /// Computes by the definition itself.
@@ -34,12 +34,17 @@ impl NormBackend for Loops {
         0
     }
 
-    fn launch_forward(&self, call: Checked<AnyForward<'_, Self>>) -> Result<(), Error> {
-        with_types!(call.problem().dtypes; T, W, R => forward(call.restore::<T, W, R>()?))
-    }
-
-    fn launch_backward(&self, call: Checked<AnyBackward<'_, Self>>) -> Result<(), Error> {
-        with_types!(call.problem().dtypes; T, W, R => backward(call.restore::<T, W, R>()?))
+    fn launch(&self, call: AnyCall<'_, '_, Self>) -> Result<(), Error> {
+        let dtypes = call.problem().dtypes;
+        match call {
+            AnyCall::Forward(call) => with_types!(dtypes; T, W, R => forward(call.restore::<T, W, R>()?)),
+            AnyCall::Backward(call) => with_types!(dtypes; T, W, R => backward(call.restore::<T, W, R>()?)),
+            AnyCall::QuantizedForward(_)
+            | AnyCall::ColumnStatistics(_)
+            | AnyCall::ForwardGiven(_)
+            | AnyCall::BackwardStatistics(_)
+            | AnyCall::BackwardGiven(_) => Err(call.unsupported(self.name())),
+        }
     }
 }
 

@@ -2,8 +2,8 @@
 //! those are in the plan.
 
 use rmsnorm_spec::{
-    AnyBackward, AnyForward, AnyIn, AnyOut, Checked, DTypes, Error, GradReduction, GradStore, NormBackend, NormSpec,
-    Problem, ResidualPlacement, Rows, Source, Stored, Tensor,
+    AnyBackward, AnyCall, AnyForward, AnyIn, AnyOut, Checked, DTypes, Error, GradReduction, GradStore, NormBackend,
+    NormSpec, Problem, ResidualPlacement, Rows, Source, Stored, Tensor,
 };
 
 use crate::backend::CpuBackend;
@@ -38,7 +38,20 @@ pub(crate) trait SliceBackend: NormBackend {
     fn workspace(view: Self::Out<'_, f32>, len: usize) -> &mut [f32];
 }
 
-pub(crate) fn forward<B: SliceBackend>(backend: &CpuBackend, call: Checked<AnyForward<'_, B>>) -> Result<(), Error> {
+/// Runs a validated call.
+pub(crate) fn launch<B: SliceBackend>(backend: &CpuBackend, call: AnyCall<'_, '_, B>) -> Result<(), Error> {
+    match call {
+        AnyCall::Forward(call) => forward(backend, call),
+        AnyCall::Backward(call) => backward(backend, call),
+        AnyCall::QuantizedForward(call) => quantized_forward(backend, call),
+        AnyCall::ColumnStatistics(call) => column_statistics(backend, call),
+        AnyCall::ForwardGiven(call) => forward_given(backend, call),
+        AnyCall::BackwardStatistics(call) => backward_statistics(backend, call),
+        AnyCall::BackwardGiven(call) => backward_given(backend, call),
+    }
+}
+
+fn forward<B: SliceBackend>(backend: &CpuBackend, call: Checked<AnyForward<'_, B>>) -> Result<(), Error> {
     let problem = *call.problem();
     match problem.residual_placement {
         ResidualPlacement::Before => {}
@@ -159,7 +172,7 @@ pub(crate) fn no_room<E>(what: &str, len: usize, error: &impl std::fmt::Display)
     Error::Device { backend: "cpu", source: format!("no {bytes} bytes of memory for the {what}: {error}").into() }
 }
 
-pub(crate) fn backward<B: SliceBackend>(backend: &CpuBackend, call: Checked<AnyBackward<'_, B>>) -> Result<(), Error> {
+fn backward<B: SliceBackend>(backend: &CpuBackend, call: Checked<AnyBackward<'_, B>>) -> Result<(), Error> {
     let (spec, problem) = (spec_of(&call), *call.problem());
     run_backward::<B>(backend, &spec, &problem, call.into_args(), None)
 }
@@ -361,5 +374,5 @@ mod scales;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use columns::{backward_given, backward_statistics, column_statistics, forward_given};
-pub(crate) use quantized::quantized_forward;
+use columns::{backward_given, backward_statistics, column_statistics, forward_given};
+use quantized::quantized_forward;

@@ -2,10 +2,7 @@
 
 use std::mem::MaybeUninit;
 
-use rmsnorm_spec::{
-    AnyBackward, AnyBackwardStatistics, AnyColumnStatistics, AnyForward, AnyQuantizedForward, Checked, Error, Given,
-    NormBackend, Problem, Span, Stored, Untyped,
-};
+use rmsnorm_spec::{AnyCall, Error, NormBackend, Problem, Span, Stored};
 
 use crate::lanes::Out;
 use crate::launch::{self, SliceBackend};
@@ -75,35 +72,8 @@ impl NormBackend for UninitBackend {
         true
     }
 
-    fn launch_forward(&self, call: Checked<AnyForward<'_, Self>>) -> Result<(), Error> {
-        launch::forward(&self.0, call)
-    }
-
-    fn launch_backward(&self, call: Checked<AnyBackward<'_, Self>>) -> Result<(), Error> {
-        launch::backward(&self.0, call)
-    }
-
-    fn launch_quantized_forward(&self, call: Checked<AnyQuantizedForward<'_, Self>>) -> Result<(), Error> {
-        launch::quantized_forward(&self.0, call)
-    }
-
-    fn launch_column_statistics(&self, call: Checked<AnyColumnStatistics<'_, Self>>) -> Result<(), Error> {
-        launch::column_statistics(&self.0, call)
-    }
-
-    fn launch_forward_given(&self, call: Checked<Given<'_, Untyped<Self>, AnyForward<'_, Self>>>) -> Result<(), Error> {
-        launch::forward_given(&self.0, call)
-    }
-
-    fn launch_backward_statistics(&self, call: Checked<AnyBackwardStatistics<'_, Self>>) -> Result<(), Error> {
-        launch::backward_statistics(&self.0, call)
-    }
-
-    fn launch_backward_given(
-        &self,
-        call: Checked<Given<'_, Untyped<Self>, AnyBackward<'_, Self>>>,
-    ) -> Result<(), Error> {
-        launch::backward_given(&self.0, call)
+    fn launch(&self, call: AnyCall<'_, '_, Self>) -> Result<(), Error> {
+        launch::launch(&self.0, call)
     }
 }
 

@@ -4,10 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream, CudaView, CudaViewMut, DevicePtr, DriverError, sys};
-use rmsnorm_spec::{
-    AnyBackward, AnyBackwardStatistics, AnyColumnStatistics, AnyForward, AnyQuantizedForward, Checked, Error, Given,
-    NormBackend, Problem, Span, Stored, Untyped,
-};
+use rmsnorm_spec::{AnyCall, Error, NormBackend, Problem, Span, Stored};
 
 use crate::caps::Caps;
 use crate::error::{device_error, unavailable};
@@ -275,35 +272,8 @@ impl NormBackend for CudaBackend {
         launch::prepare(self, problems, |problem| launch::dense_access_bytes(problem) as usize)
     }
 
-    fn launch_forward(&self, call: Checked<AnyForward<'_, Self>>) -> Result<(), Error> {
-        launch::forward(self, call)
-    }
-
-    fn launch_backward(&self, call: Checked<AnyBackward<'_, Self>>) -> Result<(), Error> {
-        launch::backward(self, call)
-    }
-
-    fn launch_quantized_forward(&self, call: Checked<AnyQuantizedForward<'_, Self>>) -> Result<(), Error> {
-        launch::quantized_forward(self, call)
-    }
-
-    fn launch_column_statistics(&self, call: Checked<AnyColumnStatistics<'_, Self>>) -> Result<(), Error> {
-        launch::column_statistics(self, call)
-    }
-
-    fn launch_forward_given(&self, call: Checked<Given<'_, Untyped<Self>, AnyForward<'_, Self>>>) -> Result<(), Error> {
-        launch::forward_given(self, call)
-    }
-
-    fn launch_backward_statistics(&self, call: Checked<AnyBackwardStatistics<'_, Self>>) -> Result<(), Error> {
-        launch::backward_statistics(self, call)
-    }
-
-    fn launch_backward_given(
-        &self,
-        call: Checked<Given<'_, Untyped<Self>, AnyBackward<'_, Self>>>,
-    ) -> Result<(), Error> {
-        launch::backward_given(self, call)
+    fn launch(&self, call: AnyCall<'_, '_, Self>) -> Result<(), Error> {
+        launch::launch(self, call)
     }
 }
 

@@ -8,10 +8,7 @@ mod workspace;
 
 use rmsnorm_gpu::reduction;
 use rmsnorm_spec::quant::{QuantSpec, ScaleKind, ScaleLayout};
-use rmsnorm_spec::{
-    Access, AnyBackward, AnyForward, AnyQuantizedForward, Checked, Error, NormSpec, Problem, Storage, Tensor,
-    TensorShape,
-};
+use rmsnorm_spec::{Access, AnyCall, Error, NormSpec, Problem, Statistics, Storage, Tensor, TensorShape};
 
 use crate::backend::CudaBackend;
 use crate::caps::Arch;
@@ -21,7 +18,6 @@ use crate::plan::{self, Plan};
 use columns::Half;
 #[cfg(feature = "peers")]
 pub(crate) use columns::of_ranks;
-pub(crate) use columns::{backward_given, backward_statistics, column_statistics, forward_given};
 pub(crate) use tensors::Tensors;
 #[cfg(feature = "peers")]
 pub(crate) use work::Launch;
@@ -31,31 +27,20 @@ use workspace::{Workspace, bytes_of};
 /// Bytes of the widest memory access.
 const WIDEST_ACCESS: u32 = 16;
 
-pub(crate) fn forward(backend: &CudaBackend, call: Checked<AnyForward<'_, CudaBackend>>) -> Result<(), Error> {
+/// Plans a call and enqueues its steps.
+pub(crate) fn launch(backend: &CudaBackend, call: AnyCall<'_, '_, CudaBackend>) -> Result<(), Error> {
     let (spec, problem) = (*call.spec(), *call.problem());
     let mut tensors = Tensors::new(backend.stream(), problem).with_part_stride(call.part_stride());
-    call.visit(&mut tensors)?;
-    enqueue(backend, &spec, &problem, &tensors)
+    match call.visit(&mut tensors)? {
+        None => enqueue(backend, &spec, &problem, &tensors),
+        Some(Statistics::Found(statistics)) => columns::first(backend, &spec, &problem, &tensors, statistics),
+        Some(Statistics::Given { numbers, columns }) => {
+            columns::second(backend, &spec, &problem, &tensors, (numbers, columns))
+        }
+    }
 }
 
-pub(crate) fn backward(backend: &CudaBackend, call: Checked<AnyBackward<'_, CudaBackend>>) -> Result<(), Error> {
-    let (spec, problem) = (*call.spec(), *call.problem());
-    let mut tensors = Tensors::new(backend.stream(), problem);
-    call.visit(&mut tensors)?;
-    enqueue(backend, &spec, &problem, &tensors)
-}
-
-pub(crate) fn quantized_forward(
-    backend: &CudaBackend,
-    call: Checked<AnyQuantizedForward<'_, CudaBackend>>,
-) -> Result<(), Error> {
-    let (spec, problem) = (*call.spec(), *call.problem());
-    let mut tensors = Tensors::new(backend.stream(), problem);
-    call.visit(&mut tensors)?;
-    enqueue(backend, &spec, &problem, &tensors)
-}
-
-/// Plans a call and enqueues its steps.
+/// A call on whole rows.
 fn enqueue(backend: &CudaBackend, spec: &NormSpec, problem: &Problem, tensors: &Tensors<'_>) -> Result<(), Error> {
     let plan = plan::plan(problem, access_bytes(problem, &tensors.params()), backend.kernels().caps());
     debug_assert!(plan.workspace.len <= backend.workspace_len(problem), "{plan:?} exceeds what callers are told");

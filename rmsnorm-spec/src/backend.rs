@@ -1,31 +1,30 @@
 //! The trait that every backend implements and every caller uses.
 
 use crate::{
-    AnyBackward, AnyBackwardStatistics, AnyColumnStatistics, AnyForward, AnyQuantizedForward, Backward,
-    BackwardStatistics, Checked, Code, ColumnStatistics, Element, Error, Forward, Given, NormSpec, Problem,
-    QuantizedForward, Span, Storage, Stored, Untyped,
+    AnyCall, Backward, BackwardStatistics, Checked, Code, ColumnStatistics, Element, Error, Forward, Given, NormSpec,
+    Problem, QuantizedForward, Span, Storage, Stored,
 };
 
 /// A device that can normalize.
 ///
 /// Callers use [`forward`](Self::forward) and [`backward`](Self::backward). Each validates its arguments, once and the
-/// same way for every backend, then hands them to the `launch_` method of the same name.
+/// same way for every backend, then hands them to [`launch`](Self::launch).
 ///
 /// # Ordering
 /// A call enqueues its work on the backend's stream or queue and returns; it never synchronizes and never copies. The
 /// CPU backend is done on return.
 ///
 /// # Implementer notes
-/// Implement `In`, `Out`, `name`, `in_span`, `out_span`, `workspace_len`, `launch_forward` and `launch_backward`. Override
+/// Implement `In`, `Out`, `name`, `in_span`, `out_span`, `workspace_len` and `launch`. Override
 /// [`prepare_all`](Self::prepare_all) if something is compiled when it is first used. Do not override `forward`, `backward` and `prepare`.
 ///
-/// A [`Checked`] proves everything that [`Problem`] documents, so `launch_` takes no decisions about validity. A launched call has no type
+/// A [`Checked`] proves everything that [`Problem`] documents, so `launch` takes no decisions about validity. A launched call has no type
 /// parameters: [`Problem::dtypes`] has its dtypes, and each view says its own type. So a backend is compiled once, not once for every
 /// mix. Typed kernels get types by [`with_types!`](crate::with_types) and [`Checked::restore`]:
 /// `with_types!(call.problem().dtypes; T, W, R => forward(call.restore::<T, W, R>()?))`.
 ///
-/// The conformance suite (`rmsnorm-conformance`) proves the result. New operations arrive as new
-/// methods whose default answer is [`Error::Unsupported`], as [`launch_quantized_forward`](Self::launch_quantized_forward)'s is.
+/// The conformance suite (`rmsnorm-conformance`) proves the result. New operations arrive as new variants of [`AnyCall`], which a backend
+/// answers with [`AnyCall::unsupported`] until it has them.
 pub trait NormBackend {
     /// A read-only view of a tensor: `&[T]`, `CudaView<T>`, a range of a `wgpu::Buffer`.
     type In<'a, T: Stored>;
@@ -106,7 +105,7 @@ pub trait NormBackend {
         spec: &NormSpec,
         args: Forward<'_, Self, T, W, R>,
     ) -> Result<(), Error> {
-        self.launch_forward(Checked::forward(*spec, args.erase())?)
+        self.launch(AnyCall::Forward(Checked::forward(*spec, args.erase())?))
     }
 
     /// The gradients of a normalization: [math](crate::math), equations (7) to (12).
@@ -118,7 +117,7 @@ pub trait NormBackend {
         spec: &NormSpec,
         args: Backward<'_, Self, T, W, R>,
     ) -> Result<(), Error> {
-        self.launch_backward(Checked::backward(self, *spec, args.erase())?)
+        self.launch(AnyCall::Backward(Checked::backward(self, *spec, args.erase())?))
     }
 
     /// Normalizes, and quantizes the result to 8-bit codes: [math](crate::math), equations (1) to (6) and (Q1) to (Q5).
@@ -130,7 +129,7 @@ pub trait NormBackend {
         spec: &NormSpec,
         args: QuantizedForward<'_, Self, T, C, W, R>,
     ) -> Result<(), Error> {
-        self.launch_quantized_forward(Checked::quantized_forward(*spec, args.erase())?)
+        self.launch(AnyCall::QuantizedForward(Checked::quantized_forward(*spec, args.erase())?))
     }
 
     /// The first half of a forward call on a rank's columns: [math](crate::math), (15). `spec.cols` counts the columns that are here.
@@ -142,7 +141,7 @@ pub trait NormBackend {
         spec: &NormSpec,
         args: ColumnStatistics<'_, Self, T, R>,
     ) -> Result<(), Error> {
-        self.launch_column_statistics(Checked::column_statistics(*spec, args.erase())?)
+        self.launch(AnyCall::ColumnStatistics(Checked::column_statistics(*spec, args.erase())?))
     }
 
     /// The second half: normalizes by what all ranks have found, (16). `spec.cols` counts the columns that are here.
@@ -154,7 +153,7 @@ pub trait NormBackend {
         spec: &NormSpec,
         given: Given<'_, Self, Forward<'_, Self, T, W, R>>,
     ) -> Result<(), Error> {
-        self.launch_forward_given(Checked::forward_given(*spec, given.erase(Forward::erase))?)
+        self.launch(AnyCall::ForwardGiven(Checked::forward_given(*spec, given.erase(Forward::erase))?))
     }
 
     /// The first half of a backward call on a rank's columns: (17). `spec.cols` counts the columns that are here.
@@ -166,7 +165,7 @@ pub trait NormBackend {
         spec: &NormSpec,
         args: BackwardStatistics<'_, Self, T, W, R>,
     ) -> Result<(), Error> {
-        self.launch_backward_statistics(Checked::backward_statistics(*spec, args.erase())?)
+        self.launch(AnyCall::BackwardStatistics(Checked::backward_statistics(*spec, args.erase())?))
     }
 
     /// The second half: the gradients by what all ranks have found, (18). `dweight` and `dbias` are those of the columns that are here, and
@@ -179,75 +178,16 @@ pub trait NormBackend {
         spec: &NormSpec,
         given: Given<'_, Self, Backward<'_, Self, T, W, R>>,
     ) -> Result<(), Error> {
-        self.launch_backward_given(Checked::backward_given(self, *spec, given.erase(Backward::erase))?)
+        self.launch(AnyCall::BackwardGiven(Checked::backward_given(self, *spec, given.erase(Backward::erase))?))
     }
 
-    /// Runs a validated forward call. A backend that adds a residual only before the norm asks
-    /// [`Problem::without_residual_after`] first.
+    /// Runs a validated call. What a backend has not, it refuses: by [`AnyCall::unsupported`] a call of another kind, by
+    /// [`Problem::without_residual_after`] and [`Problem::without_parts`] a form of forward.
     ///
     /// # Errors
-    /// `Unsupported` and `Device`; `InvalidArgument` for a view that this backend cannot use as it is.
-    fn launch_forward(&self, call: Checked<AnyForward<'_, Self>>) -> Result<(), Error>;
-
-    /// Runs a validated backward call.
-    ///
-    /// # Errors
-    /// As [`launch_forward`](Self::launch_forward); `Length` for a workspace that was checked for another device.
-    fn launch_backward(&self, call: Checked<AnyBackward<'_, Self>>) -> Result<(), Error>;
-
-    /// Runs a validated quantized forward call.
-    ///
-    /// # Errors
-    /// As [`launch_forward`](Self::launch_forward); `Unsupported` where a backend does not override this.
-    fn launch_quantized_forward(&self, call: Checked<AnyQuantizedForward<'_, Self>>) -> Result<(), Error> {
-        call.problem().without_codes(self.name())
-    }
-
-    /// Runs a validated call of [`column_statistics`](Self::column_statistics).
-    ///
-    /// # Errors
-    /// As [`launch_forward`](Self::launch_forward); `Unsupported` where a backend does not override this.
-    fn launch_column_statistics(&self, call: Checked<AnyColumnStatistics<'_, Self>>) -> Result<(), Error> {
-        let _ = call;
-        without_halves(self.name())
-    }
-
-    /// Runs a validated call of [`forward_given`](Self::forward_given).
-    ///
-    /// # Errors
-    /// As [`launch_column_statistics`](Self::launch_column_statistics).
-    fn launch_forward_given(&self, call: Checked<Given<'_, Untyped<Self>, AnyForward<'_, Self>>>) -> Result<(), Error> {
-        let _ = call;
-        without_halves(self.name())
-    }
-
-    /// Runs a validated call of [`backward_statistics`](Self::backward_statistics).
-    ///
-    /// # Errors
-    /// As [`launch_column_statistics`](Self::launch_column_statistics).
-    fn launch_backward_statistics(&self, call: Checked<AnyBackwardStatistics<'_, Self>>) -> Result<(), Error> {
-        let _ = call;
-        without_halves(self.name())
-    }
-
-    /// Runs a validated call of [`backward_given`](Self::backward_given).
-    ///
-    /// # Errors
-    /// As [`launch_column_statistics`](Self::launch_column_statistics).
-    fn launch_backward_given(
-        &self,
-        call: Checked<Given<'_, Untyped<Self>, AnyBackward<'_, Self>>>,
-    ) -> Result<(), Error> {
-        let _ = call;
-        without_halves(self.name())
-    }
-}
-
-/// The answer of a backend that normalizes whole rows only.
-fn without_halves(backend: &str) -> Result<(), Error> {
-    Err(Error::Unsupported {
-        rule: format!("the {backend} backend normalizes no rows whose columns are divided among ranks"),
-    })
+    /// `Unsupported` and `Device`; `InvalidArgument` for a view that this backend cannot use as it is; `Length` for a workspace that was
+    /// checked for another device.
+    fn launch(&self, call: AnyCall<'_, '_, Self>) -> Result<(), Error>;
 }
 
 /// Gives a backend inherent methods of the names `forward`, `backward`, `quantized_forward`, `workspace_len`, `prepare` and
@@ -265,8 +205,7 @@ fn without_halves(backend: &str) -> Result<(), Error> {
 ///     #     fn in_span<T: Stored>(view: &&[T]) -> Span { Span::of(view) }
 ///     #     fn out_span<T: Stored>(view: &&mut [T]) -> Span { Span::of(view) }
 ///     #     fn workspace_len(&self, _: &Problem) -> usize { 7 }
-///     #     fn launch_forward(&self, _: Checked<AnyForward<'_, Self>>) -> Result<(), Error> { Ok(()) }
-///     #     fn launch_backward(&self, _: Checked<AnyBackward<'_, Self>>) -> Result<(), Error> { Ok(()) }
+///     #     fn launch(&self, call: AnyCall<'_, '_, Self>) -> Result<(), Error> { Err(call.unsupported("mine")) }
 ///     # }
 ///     rmsnorm_spec::inherent_methods!(Mine); // which implements NormBackend
 /// }

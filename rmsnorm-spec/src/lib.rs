@@ -44,6 +44,6 @@ pub use dtype::{DType, DTypes, Element, WithDTypes, bf16, f16};
 pub use error::Error;
 pub use memory::{HostMemory, Memory};
 pub use norm::{CastOrder, GradReduction, GradStore, Norm, NormSpec, ResidualPlacement, UnsizedNorm};
-pub use problem::{Checked, Problem, Span, check_columns_form};
+pub use problem::{AnyCall, Checked, Problem, Span, Statistics, check_columns_form};
 pub use storage::{Code, F8E4M3, F8E5M2, Storage, Stored};
 pub use tensor::{Access, Direction, Tensor, TensorSet, TensorShape};

@@ -3,6 +3,7 @@
 //! A [`Checked`] can only be built here, so holding one proves what [`Problem`] documents. Backends cite that proof in
 //! their SAFETY comments instead of checking again.
 
+mod call;
 mod columns;
 mod layout;
 mod sharded_rows;
@@ -16,6 +17,7 @@ use crate::{
     GradReduction, GradStore, Norm, NormBackend, NormSpec, QuantizedForward, ResidualPlacement, Scales, Source,
     Storage, Tensor, TensorSet, Visitor,
 };
+pub use call::{AnyCall, Statistics};
 pub use columns::check_columns_form;
 use layout::Layout;
 
@@ -148,15 +150,6 @@ impl Problem {
             grad_store: GradStore::default(),
             quant: None,
         }
-    }
-
-    /// For a backend of that name that has no quantized results.
-    ///
-    /// # Errors
-    /// `Unsupported` if the call is quantized.
-    pub fn without_codes(&self, backend: &str) -> Result<(), Error> {
-        let rule = || format!("the {backend} backend has no quantized results");
-        self.quant.map_or(Ok(()), |_| Err(Error::Unsupported { rule: rule() }))
     }
 
     /// For a backend of that name that adds a residual before the norm only.

@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rmsnorm_spec::{
-    AnyBackward, AnyForward, AnyQuantizedForward, Backward, Checked, Code, Element, Error, Forward, NormBackend,
-    NormSpec, Problem, QuantizedForward, Span, Stored,
+    AnyCall, Backward, Checked, Code, Element, Error, Forward, NormBackend, NormSpec, Problem, QuantizedForward, Span,
+    Stored,
 };
 use rmsnorm_tuning::{Chosen, Identity, Source, choose};
 use wgpu::{
@@ -265,7 +265,9 @@ impl WgpuBackend {
         spec: &NormSpec,
         args: Forward<'_, Self, T, W, R>,
     ) -> Result<(), Error> {
-        self.encode(target.into(), || launch::forward(self, Checked::forward(*spec, args.erase())?))
+        self.encode(target.into(), || {
+            launch::prepare_call(self, AnyCall::Forward(Checked::forward(*spec, args.erase())?))
+        })
     }
 
     /// Encodes a backward call, [`NormBackend::backward`]. The workspace that the backend keeps is used from here to the
@@ -279,7 +281,9 @@ impl WgpuBackend {
         spec: &NormSpec,
         args: Backward<'_, Self, T, W, R>,
     ) -> Result<(), Error> {
-        self.encode(target.into(), || launch::backward(self, Checked::backward(self, *spec, args.erase())?))
+        self.encode(target.into(), || {
+            launch::prepare_call(self, AnyCall::Backward(Checked::backward(self, *spec, args.erase())?))
+        })
     }
 
     /// Encodes a quantized forward call, [`NormBackend::quantized_forward`].
@@ -292,7 +296,9 @@ impl WgpuBackend {
         spec: &NormSpec,
         args: QuantizedForward<'_, Self, T, C, W, R>,
     ) -> Result<(), Error> {
-        self.encode(target.into(), || launch::quantized_forward(self, Checked::quantized_forward(*spec, args.erase())?))
+        self.encode(target.into(), || {
+            launch::prepare_call(self, AnyCall::QuantizedForward(Checked::quantized_forward(*spec, args.erase())?))
+        })
     }
 
     /// A backend on the same device, with the same kernels, whose calls are encoded where the caller says.
@@ -454,16 +460,8 @@ impl NormBackend for WgpuBackend {
         launch::prepare(self, problems)
     }
 
-    fn launch_forward(&self, call: Checked<AnyForward<'_, Self>>) -> Result<(), Error> {
-        self.run(|| launch::forward(self, call))
-    }
-
-    fn launch_backward(&self, call: Checked<AnyBackward<'_, Self>>) -> Result<(), Error> {
-        self.run(|| launch::backward(self, call))
-    }
-
-    fn launch_quantized_forward(&self, call: Checked<AnyQuantizedForward<'_, Self>>) -> Result<(), Error> {
-        self.run(|| launch::quantized_forward(self, call))
+    fn launch(&self, call: AnyCall<'_, '_, Self>) -> Result<(), Error> {
+        self.run(|| launch::prepare_call(self, call))
     }
 }
 

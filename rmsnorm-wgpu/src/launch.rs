@@ -9,13 +9,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use rmsnorm_spec::quant::{QuantSpec, ScaleLayout};
-use rmsnorm_spec::{
-    AnyBackward, AnyForward, AnyQuantizedForward, Checked, Element, Error, GradReduction, NormSpec, Problem, Tensor,
-};
+use rmsnorm_spec::{AnyCall, Element, Error, GradReduction, NormSpec, Problem, Tensor};
 use wgpu::{BindGroup, Buffer, ComputePass, ComputePassDescriptor};
 
 use crate::backend::WgpuBackend;
-use crate::error::{invalid, unsupported};
+use crate::error::{BACKEND, invalid, unsupported};
 use crate::kernel::Kernel;
 use crate::params::Params;
 use crate::plan::{self, Access, Dispatch, Layout, Plan, Program, Step};
@@ -107,35 +105,31 @@ impl Bound {
 /// Makes the kernels of calls on dense tensors.
 ///
 /// # Errors
-/// As [`forward`].
+/// As [`prepare_call`].
 pub(crate) fn prepare(backend: &WgpuBackend, problems: &[Problem]) -> Result<(), Error> {
     let mut keys = Vec::new();
     for problem in problems {
-        problem.without_parts("wgpu")?;
+        problem.without_parts(BACKEND)?;
         rows_per_group(problem)?;
         keys.extend(plan::plan(problem, &Layout::dense(problem), backend.caps())?.keys());
     }
     backend.kernels().prepare(keys.into_iter())
 }
 
-/// A forward call.
+/// What a call is to do.
 ///
 /// # Errors
 /// `Unsupported` and `Device`. The caller catches what wgpu reports.
-pub(crate) fn forward(backend: &WgpuBackend, call: Checked<AnyForward<'_, WgpuBackend>>) -> Result<Work, Error> {
+pub(crate) fn prepare_call(backend: &WgpuBackend, call: AnyCall<'_, '_, WgpuBackend>) -> Result<Work, Error> {
+    match &call {
+        AnyCall::Forward(_) | AnyCall::Backward(_) | AnyCall::QuantizedForward(_) => {}
+        AnyCall::ColumnStatistics(_)
+        | AnyCall::ForwardGiven(_)
+        | AnyCall::BackwardStatistics(_)
+        | AnyCall::BackwardGiven(_) => return Err(call.unsupported(BACKEND)),
+    }
     let (spec, problem) = (*call.spec(), *call.problem());
-    problem.without_parts("wgpu")?;
-    let mut tensors = Tensors::new(problem);
-    call.visit(&mut tensors)?;
-    bind(backend, &spec, &problem, tensors)
-}
-
-/// A backward call.
-///
-/// # Errors
-/// As [`forward`].
-pub(crate) fn backward(backend: &WgpuBackend, call: Checked<AnyBackward<'_, WgpuBackend>>) -> Result<Work, Error> {
-    let (spec, problem) = (*call.spec(), *call.problem());
+    problem.without_parts(BACKEND)?;
     let mut tensors = Tensors::new(problem);
     call.visit(&mut tensors)?;
     if matches!(problem.grad_reduction, GradReduction::Atomics) {
@@ -144,25 +138,11 @@ pub(crate) fn backward(backend: &WgpuBackend, call: Checked<AnyBackward<'_, Wgpu
     bind(backend, &spec, &problem, tensors)
 }
 
-/// A quantized forward call.
-///
-/// # Errors
-/// As [`forward`].
-pub(crate) fn quantized_forward(
-    backend: &WgpuBackend,
-    call: Checked<AnyQuantizedForward<'_, WgpuBackend>>,
-) -> Result<Work, Error> {
-    let (spec, problem) = (*call.spec(), *call.problem());
-    let mut tensors = Tensors::new(problem);
-    call.visit(&mut tensors)?;
-    bind(backend, &spec, &problem, tensors)
-}
-
 /// A copy by a kernel, the yardstick of measurements: from one buffer to another, or to a part of the same that does not
 /// overlap, which the caller makes sure of.
 ///
 /// # Errors
-/// As [`forward`].
+/// As [`prepare_call`].
 pub(crate) fn copy<T: Element>(
     backend: &WgpuBackend,
     from: WgpuSlice<'_, T>,

@@ -5,8 +5,9 @@ use std::ops::Range;
 
 use rmsnorm_spec::quant::CodeType;
 use rmsnorm_spec::{
-    AnyBackward, AnyForward, AnyIn, AnyOut, AnyQuantizedForward, Checked, DType, DTypes, Error, F8E4M3, F8E5M2,
-    GradReduction, NormBackend, NormSpec, Problem, RowGroups, Rows, Scales, Source, Storage, Stored, Tensor, bf16, f16,
+    AnyBackward, AnyCall, AnyForward, AnyIn, AnyOut, AnyQuantizedForward, Checked, DType, DTypes, Error, F8E4M3,
+    F8E5M2, GradReduction, NormBackend, NormSpec, Problem, RowGroups, Rows, Scales, Source, Storage, Stored, Tensor,
+    bf16, f16,
 };
 
 use super::span;
@@ -253,11 +254,11 @@ struct Alone<'b, B>(&'b B);
 
 impl<B: NormBackend> Normalize<B> for Alone<'_, B> {
     fn forward(&self, spec: &NormSpec, args: AnyForward<'_, B>) -> Result<(), Error> {
-        self.0.launch_forward(Checked::forward(*spec, args)?)
+        self.0.launch(AnyCall::Forward(Checked::forward(*spec, args)?))
     }
 
     fn backward(&self, spec: &NormSpec, args: AnyBackward<'_, B>) -> Result<(), Error> {
-        self.0.launch_backward(Checked::backward(self.0, *spec, args)?)
+        self.0.launch(AnyCall::Backward(Checked::backward(self.0, *spec, args)?))
     }
 }
 
@@ -378,7 +379,7 @@ impl Call {
         args.codes_columnwise = slots.rows_mut(Tensor::CodesColumnwise);
         args.scales_columnwise = slots.scales(Tensor::ScalesColumnwise);
         args.amax = slots.view_mut(Tensor::Amax);
-        Ok(Checked::quantized_forward(*spec, args).and_then(|call| backend.launch_quantized_forward(call)))
+        Ok(Checked::quantized_forward(*spec, args).and_then(|call| backend.launch(AnyCall::QuantizedForward(call))))
     }
 
     fn backward<H: Harness>(

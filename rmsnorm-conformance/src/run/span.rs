@@ -65,7 +65,7 @@ fn read_span<H: Harness, E: Stored>(harness: &H, buffer: &H::Buffer<E>, range: R
 mod tests {
     use super::*;
     use crate::Arithmetic;
-    use rmsnorm_spec::{AnyBackward, AnyForward, Checked, Error, Problem};
+    use rmsnorm_spec::{AnyCall, Error, Problem};
 
     /// Views whose read or written spans are off by so many bytes, and a part that is put beside its place.
     #[derive(Clone, Copy, Default)]
@@ -96,10 +96,7 @@ mod tests {
         fn workspace_len(&self, _: &Problem) -> usize {
             0
         }
-        fn launch_forward(&self, _: Checked<AnyForward<'_, Self>>) -> Result<(), Error> {
-            Ok(())
-        }
-        fn launch_backward(&self, _: Checked<AnyBackward<'_, Self>>) -> Result<(), Error> {
+        fn launch(&self, _: AnyCall<'_, '_, Self>) -> Result<(), Error> {
             Ok(())
         }
     }

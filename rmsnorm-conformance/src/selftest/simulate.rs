@@ -24,8 +24,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rmsnorm_spec::quant::CodeType;
 use rmsnorm_spec::{
-    AnyBackward, AnyForward, AnyQuantizedForward, Backward, Checked, Element, Error, F8E4M3, F8E5M2, Forward,
-    NormBackend, Problem, ResidualPlacement, Span, Stored, with_types,
+    AnyCall, Backward, Checked, Element, Error, F8E4M3, F8E5M2, Forward, NormBackend, Problem, ResidualPlacement, Span,
+    Stored, with_types,
 };
 
 use self::backward::{BackwardInputs, BackwardKernel};
@@ -94,27 +94,39 @@ impl NormBackend for SimulatedBackend {
         workspace_len(problem, rows_per_block(self.block_rows, problem.rows))
     }
 
-    fn launch_forward(&self, checked: Checked<AnyForward<'_, Self>>) -> Result<(), Error> {
-        with_types!(checked.problem().dtypes; T, W, R => self.run_forward(checked.restore::<T, W, R>()?))
-    }
-
     fn has_gradient_sums(&self) -> bool {
         true
     }
 
-    fn launch_backward(&self, checked: Checked<AnyBackward<'_, Self>>) -> Result<(), Error> {
-        with_types!(checked.problem().dtypes; T, W, R => self.run_backward(checked.restore::<T, W, R>()?))
-    }
-
-    fn launch_quantized_forward(&self, checked: Checked<AnyQuantizedForward<'_, Self>>) -> Result<(), Error> {
-        let call = self.call(&checked);
-        let (dtypes, args) = (call.problem.dtypes, checked.into_args());
-        match args.quant.codes {
-            CodeType::E4m3 => with_types!(dtypes; T, W, R => quantized::run(&call, args.restore::<T, F8E4M3, W, R>()?)),
-            CodeType::E5m2 => with_types!(dtypes; T, W, R => quantized::run(&call, args.restore::<T, F8E5M2, W, R>()?)),
-            CodeType::Int8 => with_types!(dtypes; T, W, R => quantized::run(&call, args.restore::<T, i8, W, R>()?)),
+    fn launch(&self, call: AnyCall<'_, '_, Self>) -> Result<(), Error> {
+        let dtypes = call.problem().dtypes;
+        match call {
+            AnyCall::Forward(call) => {
+                with_types!(dtypes; T, W, R => self.run_forward(call.restore::<T, W, R>()?))
+            }
+            AnyCall::Backward(call) => {
+                with_types!(dtypes; T, W, R => self.run_backward(call.restore::<T, W, R>()?))
+            }
+            AnyCall::QuantizedForward(checked) => {
+                let (call, args) = (self.call(&checked), checked.into_args());
+                match args.quant.codes {
+                    CodeType::E4m3 => {
+                        with_types!(dtypes; T, W, R => quantized::run(&call, args.restore::<T, F8E4M3, W, R>()?))
+                    }
+                    CodeType::E5m2 => {
+                        with_types!(dtypes; T, W, R => quantized::run(&call, args.restore::<T, F8E5M2, W, R>()?))
+                    }
+                    CodeType::Int8 => {
+                        with_types!(dtypes; T, W, R => quantized::run(&call, args.restore::<T, i8, W, R>()?))
+                    }
+                }
+                Ok(())
+            }
+            AnyCall::ColumnStatistics(_)
+            | AnyCall::ForwardGiven(_)
+            | AnyCall::BackwardStatistics(_)
+            | AnyCall::BackwardGiven(_) => Err(call.unsupported(self.name())),
         }
-        Ok(())
     }
 }
 

@@ -13,7 +13,7 @@ use crate::stages::columns::{ColumnsRows, Found, Half, SumsBlocks};
 use crate::stages::forward::{ForwardRows, Residual};
 use crate::stages::{MatrixMut, RowStarts};
 
-pub(crate) fn column_statistics<B: SliceBackend>(
+pub(super) fn column_statistics<B: SliceBackend>(
     backend: &CpuBackend,
     call: Checked<AnyColumnStatistics<'_, B>>,
 ) -> Result<(), Error> {
@@ -41,7 +41,7 @@ pub(crate) fn column_statistics<B: SliceBackend>(
     Ok(())
 }
 
-pub(crate) fn forward_given<B: SliceBackend>(
+pub(super) fn forward_given<B: SliceBackend>(
     backend: &CpuBackend,
     call: Checked<Given<'_, Untyped<B>, AnyForward<'_, B>>>,
 ) -> Result<(), Error> {
@@ -54,7 +54,7 @@ pub(crate) fn forward_given<B: SliceBackend>(
     Ok(())
 }
 
-pub(crate) fn backward_statistics<B: SliceBackend>(
+pub(super) fn backward_statistics<B: SliceBackend>(
     backend: &CpuBackend,
     call: Checked<AnyBackwardStatistics<'_, B>>,
 ) -> Result<(), Error> {
@@ -84,7 +84,7 @@ pub(crate) fn backward_statistics<B: SliceBackend>(
     Ok(())
 }
 
-pub(crate) fn backward_given<B: SliceBackend>(
+pub(super) fn backward_given<B: SliceBackend>(
     backend: &CpuBackend,
     call: Checked<Given<'_, Untyped<B>, AnyBackward<'_, B>>>,
 ) -> Result<(), Error> {

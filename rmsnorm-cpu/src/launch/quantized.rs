@@ -17,7 +17,7 @@ use crate::stages::quantized_forward::{QuantizedRows, Scaling};
 use crate::stages::transposed::TransposedCols;
 use crate::stages::{MatrixMut, RowStarts};
 
-pub(crate) fn quantized_forward<B: SliceBackend>(
+pub(super) fn quantized_forward<B: SliceBackend>(
     backend: &CpuBackend,
     call: Checked<AnyQuantizedForward<'_, B>>,
 ) -> Result<(), Error> {

@@ -2,10 +2,7 @@
 //! are told of the ranks besides.
 
 use cudarc::driver::{CudaView, CudaViewMut, DeviceSlice};
-use rmsnorm_spec::{
-    AnyBackward, AnyBackwardStatistics, AnyColumnStatistics, AnyForward, Checked, Error, Given, GradReduction,
-    NormSpec, Problem, Untyped,
-};
+use rmsnorm_spec::{Error, GradReduction, NormSpec, Problem};
 
 use super::{Tensors, access_bytes, enqueue_plan};
 use crate::backend::CudaBackend;
@@ -19,58 +16,8 @@ pub(super) struct Half {
     pub(super) whole_cols: usize,
 }
 
-pub(crate) fn column_statistics(
-    backend: &CudaBackend,
-    call: Checked<AnyColumnStatistics<'_, CudaBackend>>,
-) -> Result<(), Error> {
-    let (spec, problem) = (*call.spec(), *call.problem());
-    let mut tensors = Tensors::new(backend.stream(), problem);
-    let statistics = call.visit(&mut tensors)?;
-    enqueue_first(backend, &spec, &problem, &tensors, statistics)
-}
-
-pub(crate) fn backward_statistics(
-    backend: &CudaBackend,
-    call: Checked<AnyBackwardStatistics<'_, CudaBackend>>,
-) -> Result<(), Error> {
-    let (spec, problem) = (*call.spec(), *call.problem());
-    let mut tensors = Tensors::new(backend.stream(), problem);
-    let statistics = call.visit(&mut tensors)?;
-    enqueue_first(backend, &spec, &problem, &tensors, statistics)
-}
-
-/// A second half, of those tensors.
-type GivenCall<'g, A> = Checked<Given<'g, Untyped<CudaBackend>, A>>;
-
-pub(crate) fn forward_given(
-    backend: &CudaBackend,
-    call: GivenCall<'_, AnyForward<'_, CudaBackend>>,
-) -> Result<(), Error> {
-    let (spec, problem, whole_cols) = (*call.spec(), *call.problem(), call.whole_cols());
-    let (call, statistics, columns) = call.into_parts()?;
-    let mut tensors = Tensors::new(backend.stream(), problem);
-    call.visit(&mut tensors)?;
-    enqueue_second(backend, &spec, &problem, &tensors, (statistics, columns, whole_cols))
-}
-
-pub(crate) fn backward_given(
-    backend: &CudaBackend,
-    call: GivenCall<'_, AnyBackward<'_, CudaBackend>>,
-) -> Result<(), Error> {
-    let (spec, problem, whole_cols) = (*call.spec(), *call.problem(), call.whole_cols());
-    if problem.grad_reduction != GradReduction::Partials {
-        let rule =
-            "of columns that are divided among ranks, the cuda backend sums gradients by GradReduction::Partials";
-        return Err(Error::Unsupported { rule: rule.into() });
-    }
-    let (call, statistics, columns) = call.into_parts()?;
-    let mut tensors = Tensors::new(backend.stream(), problem);
-    call.visit(&mut tensors)?;
-    enqueue_second(backend, &spec, &problem, &tensors, (statistics, columns, whole_cols))
-}
-
 /// A first half, which writes what it finds there.
-fn enqueue_first(
+pub(super) fn first(
     backend: &CudaBackend,
     spec: &NormSpec,
     problem: &Problem,
@@ -85,17 +32,22 @@ fn enqueue_first(
     enqueue_plan(backend, spec, problem, tensors, &plan, Some(&half))
 }
 
-/// A second half, by what all ranks have found, how many columns each has, and how many all have.
-fn enqueue_second(
+/// A second half, by what all ranks have found, and how many columns each has.
+pub(super) fn second(
     backend: &CudaBackend,
     spec: &NormSpec,
     problem: &Problem,
     tensors: &Tensors<'_>,
-    (statistics, columns, whole_cols): (CudaView<'_, f32>, &[usize], usize),
+    (statistics, columns): (CudaView<'_, f32>, &[usize]),
 ) -> Result<(), Error> {
+    if problem.grad_reduction != GradReduction::Partials {
+        let rule =
+            "of columns that are divided among ranks, the cuda backend sums gradients by GradReduction::Partials";
+        return Err(Error::Unsupported { rule: rule.into() });
+    }
     tensors.check_context("statistics", statistics.stream())?;
     let (numbers, _in_use) = statistics.view_ptr(backend.stream());
-    let half = Half { columns: of_ranks(numbers, columns)?, whole_cols };
+    let half = Half { columns: of_ranks(numbers, columns)?, whole_cols: columns.iter().sum() };
     let plan = plan::columns::given(problem, access_bytes(problem, &tensors.params()), backend.kernels().caps());
     enqueue_plan(backend, spec, problem, tensors, &plan, Some(&half))
 }

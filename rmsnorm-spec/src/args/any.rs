@@ -7,9 +7,7 @@ use std::marker::PhantomData;
 use super::{
     Backward, BackwardStatistics, ColumnStatistics, Forward, Given, QuantizedForward, Rows, Scales, Source, Visitor,
 };
-use crate::{
-    Checked, Code, Element, Error, F8E4M3, F8E5M2, NormBackend, Problem, Span, Storage, Stored, Tensor, bf16, f16,
-};
+use crate::{AnyCall, Error, F8E4M3, F8E5M2, NormBackend, Problem, Span, Storage, Stored, Tensor, bf16, f16};
 
 /// Runs `body` with the view and its element type, whichever it is.
 macro_rules! each {
@@ -111,11 +109,7 @@ impl<B: NormBackend + ?Sized> NormBackend for Untyped<B> {
         match self.0 {}
     }
 
-    fn launch_forward(&self, _: Checked<AnyForward<'_, Self>>) -> Result<(), Error> {
-        match self.0 {}
-    }
-
-    fn launch_backward(&self, _: Checked<AnyBackward<'_, Self>>) -> Result<(), Error> {
+    fn launch(&self, _: AnyCall<'_, '_, Self>) -> Result<(), Error> {
         match self.0 {}
     }
 }
@@ -242,38 +236,6 @@ pub(super) fn scales<'a, C: Change<'a>>(scales: ScalesOf<'a, C::From>) -> Result
         Scales::F32(view) => Scales::F32(C::of_written::<f32, f32>(view)?),
         Scales::E8m0(view) => Scales::E8m0(C::of_written::<u8, u8>(view)?),
     })
-}
-
-impl<'a, B: NormBackend + ?Sized> AnyForward<'a, B> {
-    /// The same call with types.
-    ///
-    /// # Errors
-    /// `InvalidArgument` if a view has not the type that is named here.
-    pub fn restore<T: Element, W: Element, R: Element>(self) -> Result<Forward<'a, B, T, W, R>, Error> {
-        self.change::<Restore<B>, T, W, R>()
-    }
-}
-
-impl<'a, B: NormBackend + ?Sized> AnyBackward<'a, B> {
-    /// The same call with types.
-    ///
-    /// # Errors
-    /// `InvalidArgument` if a view has not the type that is named here.
-    pub fn restore<T: Element, W: Element, R: Element>(self) -> Result<Backward<'a, B, T, W, R>, Error> {
-        self.change::<Restore<B>, T, W, R>()
-    }
-}
-
-impl<'a, B: NormBackend + ?Sized> AnyQuantizedForward<'a, B> {
-    /// The same call with types.
-    ///
-    /// # Errors
-    /// `InvalidArgument` if a view has not the type that is named here.
-    pub fn restore<T: Element, C: Code, W: Element, R: Element>(
-        self,
-    ) -> Result<QuantizedForward<'a, B, T, C, W, R>, Error> {
-        self.change::<Restore<B>, T, C, W, R>()
-    }
 }
 
 impl<'g, B: NormBackend + ?Sized, A> Given<'g, B, A> {

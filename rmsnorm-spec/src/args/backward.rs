@@ -1,6 +1,6 @@
 //! [`Backward`]: the tensors of a backward call.
 
-use super::any::{self, AnyBackward, Change, Erase};
+use super::any::{self, Change, Erase, Restore, Untyped};
 use super::{Rows, SpanVisitor, Views, Visitor, tensors, visit};
 use crate::{DTypes, Element, Error, GradReduction, NormBackend, Tensor};
 
@@ -144,37 +144,6 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Backward<'
 }
 
 impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Backward<'a, B, T, W, R> {
-    /// With an f32 weight, dweight and dbias, whatever the activations' dtype. To be called before they are given.
-    pub fn f32_weight(self) -> Backward<'a, B, T, f32, R> {
-        self.weight_dtype()
-    }
-
-    /// With a weight, dweight and dbias of that type, for code that is generic over it: the activations' or f32.
-    pub fn weight_dtype<V: Element>(self) -> Backward<'a, B, T, V, R> {
-        let Backward { dy, x, weight, mean, rstd, dresidual_out, dx, dweight, dbias, workspace, .. } = self;
-        let Backward { dresidual, dweight_sum, dbias_sum, accumulate, grad_reduction, lost, dtypes, .. } = self;
-        let lost = lost.or(weight.and(Some("weight"))).or(dweight.and(Some("dweight"))).or(dbias.and(Some("dbias")));
-        Backward {
-            dy,
-            x,
-            weight: None,
-            mean,
-            rstd,
-            dresidual_out,
-            dx,
-            dweight: None,
-            dbias: None,
-            workspace,
-            dresidual,
-            dweight_sum,
-            dbias_sum,
-            accumulate,
-            grad_reduction,
-            lost,
-            dtypes: DTypes { weight: V::DTYPE, ..dtypes },
-        }
-    }
-
     /// With `dweight_sum` and `dbias_sum` added to what is there, in f32, once they are sums over all rows of this call: micro-batches one
     /// after the other, or norms that share a weight. The views must hold values.
     ///
@@ -205,41 +174,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Backward<'
     }
 }
 
-impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Backward<'a, B, T, W, R> {
-    /// The same call with dtypes that are values. Backends launch this form.
-    pub fn erase(self) -> AnyBackward<'a, B> {
-        let Ok(args) = self.change::<Erase<B>, f32, f32, f32>();
-        args
-    }
-
-    pub(super) fn change<C: Change<'a, From = B>, U: Element, X: Element, S: Element>(
-        self,
-    ) -> Result<Backward<'a, C::To, U, X, S>, C::Error> {
-        let of_weight = |view: Option<B::Out<'a, W>>| view.map(C::of_written::<W, X>).transpose();
-        let sum = |view: Option<B::Out<'a, f32>>| view.map(C::of_written::<f32, f32>).transpose();
-        Ok(Backward {
-            dy: any::rows_in::<C, T, U>(self.dy)?,
-            x: any::rows_in::<C, R, S>(self.x)?,
-            weight: self.weight.map(C::of_read::<W, X>).transpose()?,
-            mean: self.mean.map(C::of_read::<f32, f32>).transpose()?,
-            rstd: C::of_read::<f32, f32>(self.rstd)?,
-            dresidual_out: self.dresidual_out.map(any::rows_in::<C, R, S>).transpose()?,
-            dx: any::rows_out::<C, T, U>(self.dx)?,
-            dweight: of_weight(self.dweight)?,
-            dbias: of_weight(self.dbias)?,
-            workspace: sum(self.workspace)?,
-            dresidual: self.dresidual.map(any::rows_out::<C, R, S>).transpose()?,
-            dweight_sum: sum(self.dweight_sum)?,
-            dbias_sum: sum(self.dbias_sum)?,
-            accumulate: self.accumulate,
-            grad_reduction: self.grad_reduction,
-            lost: self.lost,
-            dtypes: self.dtypes,
-        })
-    }
-}
-
-tensors!(Backward {
+tensors!(Backward [] {
     given matrix X = x: In R;
     optional vector Weight = weight: In W;
     optional vector Mean = mean: In f32;
@@ -253,4 +188,4 @@ tensors!(Backward {
     optional matrix Dresidual = dresidual: Out R;
     optional sum Dweight = dweight_sum: Out f32;
     optional sum Dbias = dbias_sum: Out f32;
-});
+} with { accumulate, grad_reduction });

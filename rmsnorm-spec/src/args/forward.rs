@@ -1,6 +1,6 @@
 //! [`Forward`]: the tensors of a forward call.
 
-use super::any::{self, AnyForward, Change, Erase};
+use super::any::{self, Change, Erase, Restore, Untyped};
 use super::{Parts, Rows, Source, SpanVisitor, Views, Visitor, tensors, visit};
 use crate::{DTypes, Element, Error, NormBackend, Tensor};
 
@@ -140,66 +140,6 @@ impl<'a, B: NormBackend + ?Sized, T: Element> Forward<'a, B, T> {
 }
 
 impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Forward<'a, B, T, W, R> {
-    /// With an f32 weight and bias, whatever the activations' dtype. To be called before they are given.
-    pub fn f32_weight(self) -> Forward<'a, B, T, f32, R> {
-        self.weight_dtype()
-    }
-
-    /// With a residual stream in f32, whatever the activations' dtype: `residual` and `residual_out`. To be called before
-    /// they are given.
-    pub fn f32_residual(self) -> Forward<'a, B, T, W, f32> {
-        self.residual_dtype()
-    }
-
-    /// With a weight and bias of that type, for code that is generic over it: the activations' or f32.
-    pub fn weight_dtype<V: Element>(self) -> Forward<'a, B, T, V, R> {
-        let Forward { x, weight, bias, residual, residual_out, y, mean, rstd, .. } = self;
-        let Forward { next_weight, next_bias, next_mean, next_rstd, parts, lost, dtypes, .. } = self;
-        let lost = lost.or(weight.and(Some("weight"))).or(bias.and(Some("bias")));
-        let lost = lost.or(next_weight.and(Some("next_weight"))).or(next_bias.and(Some("next_bias")));
-        Forward {
-            x,
-            weight: None,
-            bias: None,
-            residual,
-            residual_out,
-            y,
-            mean,
-            rstd,
-            next_weight: None,
-            next_bias: None,
-            next_mean,
-            next_rstd,
-            parts,
-            lost,
-            dtypes: DTypes { weight: V::DTYPE, ..dtypes },
-        }
-    }
-
-    /// With a residual stream of that type, for code that is generic over it: the activations' or f32.
-    pub fn residual_dtype<Q: Element>(self) -> Forward<'a, B, T, W, Q> {
-        let Forward { x, weight, bias, residual, residual_out, y, mean, rstd, .. } = self;
-        let Forward { next_weight, next_bias, next_mean, next_rstd, parts, lost, dtypes, .. } = self;
-        let lost = lost.or(residual.and(Some("residual"))).or(residual_out.and(Some("residual_out")));
-        Forward {
-            x,
-            weight,
-            bias,
-            residual: None,
-            residual_out: None,
-            y,
-            mean,
-            rstd,
-            next_weight,
-            next_bias,
-            next_mean,
-            next_rstd,
-            parts,
-            lost,
-            dtypes: DTypes { residual: Q::DTYPE, ..dtypes },
-        }
-    }
-
     /// With this [`residual`](Self#structfield.residual), which stays as it is: a view of dense rows, or
     /// [`Rows::strided`] or [`Rows::grouped`].
     pub fn residual(self, residual: impl Into<Rows<B::In<'a, R>>>) -> Self {
@@ -236,44 +176,12 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Forward<'a
     }
 }
 
-impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Forward<'a, B, T, W, R> {
-    /// The same call with dtypes that are values. Backends launch this form.
-    pub fn erase(self) -> AnyForward<'a, B> {
-        let Ok(args) = self.change::<Erase<B>, f32, f32, f32>();
-        args
-    }
-
-    pub(super) fn change<C: Change<'a, From = B>, U: Element, X: Element, S: Element>(
-        self,
-    ) -> Result<Forward<'a, C::To, U, X, S>, C::Error> {
-        let of_weight = |view: Option<B::In<'a, W>>| view.map(C::of_read::<W, X>).transpose();
-        let statistic = |view: Option<B::Out<'a, f32>>| view.map(C::of_written::<f32, f32>).transpose();
-        Ok(Forward {
-            x: any::source::<C, T, U>(self.x)?,
-            weight: of_weight(self.weight)?,
-            bias: of_weight(self.bias)?,
-            residual: self.residual.map(any::source::<C, R, S>).transpose()?,
-            residual_out: self.residual_out.map(any::rows_out::<C, R, S>).transpose()?,
-            y: self.y.map(any::rows_out::<C, T, U>).transpose()?,
-            mean: statistic(self.mean)?,
-            rstd: statistic(self.rstd)?,
-            next_weight: of_weight(self.next_weight)?,
-            next_bias: of_weight(self.next_bias)?,
-            next_mean: statistic(self.next_mean)?,
-            next_rstd: statistic(self.next_rstd)?,
-            parts: self.parts,
-            lost: self.lost,
-            dtypes: self.dtypes,
-        })
-    }
-}
-
-tensors!(Forward {
+tensors!(Forward [] {
     given source X = x: Y T;
-    given source Residual = residual: ResidualOut R;
+    by_hand source Residual = residual: ResidualOut R;
     optional vector Weight = weight: In W;
     optional vector Bias = bias: In W;
-    given matrix Y = y: Out T;
+    by_hand matrix Y = y: Out T;
     optional matrix ResidualOut = residual_out: Out R;
     optional vector Mean = mean: Out f32;
     optional vector Rstd = rstd: Out f32;
@@ -281,4 +189,4 @@ tensors!(Forward {
     optional vector NextBias = next_bias: In W;
     optional vector NextMean = next_mean: Out f32;
     optional vector NextRstd = next_rstd: Out f32;
-});
+} with { parts } and residual);

@@ -1,6 +1,6 @@
 //! [`QuantizedForward`]: the tensors of a forward call whose result is 8-bit codes.
 
-use super::any::{self, AnyQuantizedForward, Change, Erase};
+use super::any::{self, Change, Erase, Restore, Untyped};
 use super::{Rows, SpanVisitor, Views, Visitor, tensors, visit};
 use crate::quant::QuantSpec;
 use crate::{Code, DTypes, Element, Error, NormBackend, Tensor};
@@ -127,73 +127,6 @@ impl<'a, B: NormBackend + ?Sized, T: Element, C: Code> QuantizedForward<'a, B, T
 }
 
 impl<'a, B: NormBackend + ?Sized, T: Element, C: Code, W: Element, R: Element> QuantizedForward<'a, B, T, C, W, R> {
-    /// With an f32 weight and bias, whatever the activations' dtype. To be called before they are given.
-    pub fn f32_weight(self) -> QuantizedForward<'a, B, T, C, f32, R> {
-        self.weight_dtype()
-    }
-
-    /// With a residual stream in f32, whatever the activations' dtype: `residual` and `residual_out`. To be called before
-    /// they are given.
-    pub fn f32_residual(self) -> QuantizedForward<'a, B, T, C, W, f32> {
-        self.residual_dtype()
-    }
-
-    /// With a weight and bias of that type, for code that is generic over it: the activations' or f32.
-    pub fn weight_dtype<V: Element>(self) -> QuantizedForward<'a, B, T, C, V, R> {
-        let QuantizedForward { quant, x, weight, bias, residual, residual_out, y, mean, rstd, .. } = self;
-        let QuantizedForward { codes, codes_t, scale, scales, codes_columnwise, scales_columnwise, amax, .. } = self;
-        let QuantizedForward { lost, dtypes, .. } = self;
-        let lost = lost.or(weight.and(Some("weight"))).or(bias.and(Some("bias")));
-        QuantizedForward {
-            quant,
-            x,
-            weight: None,
-            bias: None,
-            residual,
-            residual_out,
-            y,
-            mean,
-            rstd,
-            codes,
-            codes_t,
-            scale,
-            scales,
-            codes_columnwise,
-            scales_columnwise,
-            amax,
-            lost,
-            dtypes: DTypes { weight: V::DTYPE, ..dtypes },
-        }
-    }
-
-    /// With a residual stream of that type, for code that is generic over it: the activations' or f32.
-    pub fn residual_dtype<Q: Element>(self) -> QuantizedForward<'a, B, T, C, W, Q> {
-        let QuantizedForward { quant, x, weight, bias, residual, residual_out, y, mean, rstd, .. } = self;
-        let QuantizedForward { codes, codes_t, scale, scales, codes_columnwise, scales_columnwise, amax, .. } = self;
-        let QuantizedForward { lost, dtypes, .. } = self;
-        let lost = lost.or(residual.and(Some("residual"))).or(residual_out.and(Some("residual_out")));
-        QuantizedForward {
-            quant,
-            x,
-            weight,
-            bias,
-            residual: None,
-            residual_out: None,
-            y,
-            mean,
-            rstd,
-            codes,
-            codes_t,
-            scale,
-            scales,
-            codes_columnwise,
-            scales_columnwise,
-            amax,
-            lost,
-            dtypes: DTypes { residual: Q::DTYPE, ..dtypes },
-        }
-    }
-
     /// With these [`scales`](Self#structfield.scales), as f32.
     pub fn scales(self, scales: B::Out<'a, f32>) -> Self {
         QuantizedForward { scales: Some(Scales::F32(scales)), ..self }
@@ -215,45 +148,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, C: Code, W: Element, R: Element> Q
     }
 }
 
-type Changed<'a, V, U, D, X, S> =
-    Result<QuantizedForward<'a, <V as Change<'a>>::To, U, D, X, S>, <V as Change<'a>>::Error>;
-
-impl<'a, B: NormBackend + ?Sized, T: Element, C: Code, W: Element, R: Element> QuantizedForward<'a, B, T, C, W, R> {
-    /// The same call with dtypes and a type of codes that are values. Backends launch this form.
-    pub fn erase(self) -> AnyQuantizedForward<'a, B> {
-        let Ok(args) = self.change::<Erase<B>, f32, i8, f32, f32>();
-        args
-    }
-
-    pub(super) fn change<V: Change<'a, From = B>, U: Element, D: Code, X: Element, S: Element>(
-        self,
-    ) -> Changed<'a, V, U, D, X, S> {
-        let of_weight = |view: Option<B::In<'a, W>>| view.map(V::of_read::<W, X>).transpose();
-        let float = |view: Option<B::Out<'a, f32>>| view.map(V::of_written::<f32, f32>).transpose();
-        Ok(QuantizedForward {
-            quant: self.quant,
-            x: any::rows_in::<V, T, U>(self.x)?,
-            weight: of_weight(self.weight)?,
-            bias: of_weight(self.bias)?,
-            residual: self.residual.map(any::rows_in::<V, R, S>).transpose()?,
-            residual_out: self.residual_out.map(any::rows_out::<V, R, S>).transpose()?,
-            y: self.y.map(any::rows_out::<V, T, U>).transpose()?,
-            mean: float(self.mean)?,
-            rstd: float(self.rstd)?,
-            codes: any::rows_out::<V, C, D>(self.codes)?,
-            codes_t: self.codes_t.map(any::rows_out::<V, C, D>).transpose()?,
-            scale: self.scale.map(V::of_read::<f32, f32>).transpose()?,
-            scales: self.scales.map(any::scales::<V>).transpose()?,
-            codes_columnwise: self.codes_columnwise.map(any::rows_out::<V, C, D>).transpose()?,
-            scales_columnwise: self.scales_columnwise.map(any::scales::<V>).transpose()?,
-            amax: float(self.amax)?,
-            lost: self.lost,
-            dtypes: self.dtypes,
-        })
-    }
-}
-
-tensors!(QuantizedForward<C> {
+tensors!(QuantizedForward [C D] {
     given matrix X = x: In T;
     optional matrix Residual = residual: In R;
     optional vector Weight = weight: In W;
@@ -265,8 +160,8 @@ tensors!(QuantizedForward<C> {
     given matrix Codes = codes: Out C;
     optional matrix CodesT = codes_t: Out C;
     optional vector Scale = scale: In f32;
-    given scales Scales = scales: Out f32;
+    by_hand scales Scales = scales: Out f32;
     optional vector Amax = amax: Out f32;
     optional matrix CodesColumnwise = codes_columnwise: Out C;
-    given scales ScalesColumnwise = scales_columnwise: Out f32;
-});
+    by_hand scales ScalesColumnwise = scales_columnwise: Out f32;
+} with { quant } and residual);

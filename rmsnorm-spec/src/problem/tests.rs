@@ -58,11 +58,15 @@ impl<const SUMS: bool> NormBackend for Numbers<SUMS> {
     fn has_gradient_sums(&self) -> bool {
         SUMS
     }
-    fn launch_forward(&self, _: Checked<AnyForward<'_, Self>>) -> Result<(), Error> {
-        Ok(())
-    }
-    fn launch_backward(&self, _: Checked<AnyBackward<'_, Self>>) -> Result<(), Error> {
-        Ok(())
+    fn launch(&self, call: AnyCall<'_, '_, Self>) -> Result<(), Error> {
+        match call {
+            AnyCall::Forward(_) | AnyCall::Backward(_) => Ok(()),
+            AnyCall::QuantizedForward(_)
+            | AnyCall::ColumnStatistics(_)
+            | AnyCall::ForwardGiven(_)
+            | AnyCall::BackwardStatistics(_)
+            | AnyCall::BackwardGiven(_) => Err(call.unsupported(self.name())),
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! What can go wrong on a working device is a typed error, and the next call works.
 
 use rmsnorm_conformance::Harness;
-use rmsnorm_wgpu::spec::{Checked, Error, GradReduction, NormBackend, NormSpec, bf16};
+use rmsnorm_wgpu::spec::{AnyCall, Checked, Error, GradReduction, NormBackend, NormSpec, bf16};
 use rmsnorm_wgpu::{Backward, Forward, WgpuBackend, WgpuFailure, WgpuSlice, wgpu};
 use wgpu::{BufferUsages, DeviceType, Features};
 
@@ -121,7 +121,7 @@ fn a_workspace_that_is_long_enough_for_another_backend_only_is_refused() {
     let workspace = upload::<f32>(&gpu, 6, len);
     let before = (bits(&gpu, &dx), bits(&gpu, &dweight));
     let call = Checked::backward(&other, norm, args().workspace(whole(&workspace)).erase()).unwrap();
-    let answer = gpu.launch_backward(call);
+    let answer = gpu.launch(AnyCall::Backward(call));
     assert!(matches!(answer, Err(Error::Length { arg: "workspace", .. })), "{answer:?}");
     assert_eq!((bits(&gpu, &dx), bits(&gpu, &dweight)), before);
 }

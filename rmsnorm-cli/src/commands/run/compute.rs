@@ -4,8 +4,8 @@
 use rmsnorm_core::conformance::Harness;
 use rmsnorm_core::quant::{CodeType, ScaleKind, ScaleType};
 use rmsnorm_core::{
-    AnyBackward, AnyForward, AnyIn, AnyOut, AnyQuantizedForward, Checked, DType, DTypes, F8E4M3, F8E5M2, HarnessTask,
-    Norm, NormBackend, Scales, Source, Storage, Stored, bf16, f16,
+    AnyBackward, AnyCall, AnyForward, AnyIn, AnyOut, AnyQuantizedForward, Checked, DType, DTypes, F8E4M3, F8E5M2,
+    HarnessTask, Norm, NormBackend, Scales, Source, Storage, Stored, bf16, f16,
 };
 
 use super::quantize::Quantize;
@@ -132,7 +132,7 @@ impl<'h, H: Harness> On<'h, H> {
         args.mean = saved.mean.as_mut().map(|mean| mean.view_mut());
         args.residual = residual.as_ref().map(|residual| Source::Read(residual.view().into()));
         args.residual_out = saved.residual_out.as_mut().map(|residual_out| residual_out.view_mut().into());
-        self.harness.backend().launch_forward(Checked::forward(*spec, args)?)?;
+        self.harness.backend().launch(AnyCall::Forward(Checked::forward(*spec, args)?))?;
 
         let mut outputs = vec![y.download("y", &input.shape)?];
         outputs.extend(saved.download(self.request)?);
@@ -183,7 +183,7 @@ impl<'h, H: Harness> On<'h, H> {
         args.y = y.as_mut().map(|y| y.view_mut().into());
         args.residual = residual.as_ref().map(|residual| residual.view().into());
         args.residual_out = saved.residual_out.as_mut().map(|residual_out| residual_out.view_mut().into());
-        self.harness.backend().launch_quantized_forward(Checked::quantized_forward(*spec, args)?)?;
+        self.harness.backend().launch(AnyCall::QuantizedForward(Checked::quantized_forward(*spec, args)?))?;
 
         let scales_shape = quantize.scales_shape(batch_shape, rows, cols);
         let along_shape = quantize.scales_columnwise_shape(rows, cols);
@@ -231,7 +231,7 @@ impl<'h, H: Harness> On<'h, H> {
         let call = Checked::backward(self.harness.backend(), *spec, args)?;
         let workspace = self.harness.backend().workspace_len(call.problem());
         memory::require("the sum over the rows", workspace.saturating_mul(DType::F32.size()))?;
-        self.harness.backend().launch_backward(call)?;
+        self.harness.backend().launch(AnyCall::Backward(call))?;
 
         let mut outputs = vec![dx.download("dx", &x.shape)?];
         for (name, gradient) in [("dweight", dweight), ("dbias", dbias)] {
