@@ -147,23 +147,19 @@ def _is_constant(value):
     return False
 
 
-_COPIES = {list: list, dict: dict, set: set, collections.OrderedDict: collections.OrderedDict, collections.deque: collections.deque}
+_CONTAINERS = (list, dict, set, tuple, collections.OrderedDict, collections.deque)
 
 
 def _copied(value):
     """A copy of constants, and of containers of constants; ABSENT of anything else."""
     if _is_constant(value):
         return value
-    if type(value) is tuple:
-        found = tuple(map(_copied, value))
-        return ABSENT if any(one is ABSENT for one in found) else found
-    if type(value) not in _COPIES:
+    if type(value) not in _CONTAINERS:
         return ABSENT
-    if isinstance(value, dict):
-        items = [(key, _copied(one)) for key, one in value.items()]
-        return ABSENT if any(one is ABSENT for _, one in items) else type(value)(items)
-    items = [_copied(one) for one in value]
-    return ABSENT if any(one is ABSENT for one in items) else type(value)(items)
+    parts = list(map(_copied, value.values() if isinstance(value, dict) else value))
+    if any(part is ABSENT for part in parts):
+        return ABSENT
+    return type(value)(zip(value, parts) if isinstance(value, dict) else parts)
 
 
 # What every module has.
@@ -244,17 +240,12 @@ class Trials:
             self._twins[original] = class_before(_Twin, original)
         # Rows of any length are tried with two.
         shapes = [(48,), (80,)] if shape is None else [shape]
-        inputs = [self._inputs.get(one) or _Inputs(one) for one in shapes]
-        try:
-            with warnings.catch_warnings(action="ignore"), _Watch(self._twins[original]):
-                trial = _Trial(module, self._twins[original], weight, bias)
-                found = trial.found(shape, inputs)
-        except Left:
-            # It may have written to the inputs.
-            inputs = [None] * len(shapes)
-            raise
-        finally:
-            self._inputs.update(zip(shapes, inputs))
+        # Those of a module that is left are not used again: it may have written to them.
+        inputs = [self._inputs.pop(one, None) or _Inputs(one) for one in shapes]
+        with warnings.catch_warnings(action="ignore"), _without_trace(_classes_of(self._twins[original])):
+            trial = _Trial(module, self._twins[original], weight, bias)
+            found = trial.found(shape, inputs)
+        self._inputs.update(zip(shapes, inputs))
         if not trial.reads_all:
             state = parameters, _state(module, trial.names)
             self._known.setdefault(original, []).append((trial.names, state, found))
@@ -293,52 +284,45 @@ def _row_shape(module, weight, bias):
     return shape
 
 
-class _Watch:
+def _generators():
+    """How to read and how to set the state of each generator of random numbers."""
+    yield lambda: torch.get_rng_state().tolist(), lambda state: torch.set_rng_state(torch.tensor(state, dtype=torch.uint8, device="cpu"))
+    yield random.getstate, random.setstate
+    if "numpy" in sys.modules:
+        numpy = sys.modules["numpy"].random
+        yield lambda: [part.tolist() if hasattr(part, "tolist") else part for part in numpy.get_state()], numpy.set_state
+
+
+@contextlib.contextmanager
+def _without_trace(classes):
     """Takes care that a trial leaves no trace: neither in random numbers, nor in the classes of the module."""
-
-    def __init__(self, twin_class):
-        self._classes = _classes_of(twin_class)
-
-    @staticmethod
-    def _random_state():
-        numpy = sys.modules.get("numpy")
-        of_numpy = None if numpy is None else numpy.random.get_state()
-        return torch.get_rng_state(), random.getstate(), of_numpy
-
-    @staticmethod
-    def _bytes(state):
-        of_torch, of_python, of_numpy = state
-        return of_torch.numpy().tobytes(), of_python, of_numpy and (of_numpy[1].tobytes(), of_numpy[2:])
-
-    def __enter__(self):
-        self._before = self._random_state()
-        self._attributes = [{name: (value, _copied(value)) for name, value in vars(cls).items()} for cls in self._classes]
-
-    def __exit__(self, kind, *_):
-        of_torch, of_python, of_numpy = self._before
-        reason = None
-        if self._bytes(self._random_state()) != self._bytes(self._before):
-            torch.set_rng_state(of_torch)
-            random.setstate(of_python)
-            if of_numpy is not None:
-                sys.modules["numpy"].random.set_state(of_numpy)
-            reason = "its forward draws random numbers"
-        for cls, attributes in zip(self._classes, self._attributes):
-            for name in [name for name in vars(cls) if name not in attributes and not name.startswith("__")]:
+    generators = [(read, write, read()) for read, write in _generators()]
+    attributes = [{name: (value, _copied(value)) for name, value in vars(cls).items()} for cls in classes]
+    reason = None
+    try:
+        yield
+    except Left as left:
+        reason = left
+    finally:
+        for read, write, state in generators:
+            if read() != state:
+                write(state)
+                reason = Left("its forward draws random numbers")
+        for cls, before in zip(classes, attributes):
+            changed = [name for name in vars(cls) if name not in before and not name.startswith("__")]
+            for name in changed:
                 delattr(cls, name)
-                reason = f"its forward changes its class's `{name}`"
-            for name, (value, copy) in attributes.items():
-                is_changed = vars(cls).get(name, ABSENT) is not value
-                if is_changed:
+            for name, (value, copy) in before.items():
+                if vars(cls).get(name, ABSENT) is not value:
                     setattr(cls, name, value)
+                    changed.append(name)
                 if copy is not ABSENT and copy != value:
-                    is_changed = True
                     value.clear()
                     (value.update if hasattr(value, "update") else value.extend)(copy)
-                if is_changed:
-                    reason = f"its forward changes its class's `{name}`"
-        if reason is not None and kind in (None, Left):
-            raise Left(reason)
+                    changed.append(name)
+            reason = Left(f"its forward changes its class's `{changed[-1]}`") if changed else reason
+    if reason is not None:
+        raise reason
 
 
 @functools.cache
@@ -487,18 +471,17 @@ class _Inputs:
         # Of all sizes, so that a bound on the result is met.
         vector = lambda: 10.0 ** (uniform(self.cols) * 7 - 3) * (1 - 2 * (uniform(self.cols) < 0.5).float())  # noqa: E731
         self._weight, self._bias = vector(), vector()
-        self._cache = {}
+        # Each of these is asked for again and again.
+        self.x, self.ours, self.scales = (functools.cache(function) for function in (self._x, self._ours, self._scales))
 
     def __str__(self):
         return f"rows of {' x '.join(map(str, self.shape))}"
 
-    def x(self, dtype, leading, is_finite=False):
+    def _x(self, dtype, leading, is_finite=False):
         """The rows."""
-        def make():
-            rows = self._finite if is_finite else self._rows
-            rows = torch.where(rows.isinf(), rows, rows.clamp(-6e4, 6e4)) if dtype == _F16 else rows
-            return (rows if leading else rows[0]).to(dtype).reshape(*((), (-1,), (3, -1), (3, 2, -1), (3, 2, 1, -1))[leading], *self.shape)
-        return self._cached("x", dtype, leading, is_finite, make=make)
+        rows = self._finite if is_finite else self._rows
+        rows = torch.where(rows.isinf(), rows, rows.clamp(-6e4, 6e4)) if dtype == _F16 else rows
+        return (rows if leading else rows[0]).to(dtype).reshape(*((), (-1,), (3, -1), (3, 2, -1), (3, 2, 1, -1))[leading], *self.shape)
 
     def parameters(self, dtype, has):
         """(weight, bias), or None for what a module has not."""
@@ -512,33 +495,24 @@ class _Inputs:
         dy = self._dy.to(y.dtype)[: y.numel() // self.cols].view(y.shape) * y.detach().sign()
         return torch.autograd.grad(y, inputs, dy, allow_unused=True)
 
-    def ours(self, kind, eps, pair, call, has):
+    def _ours(self, kind, eps, pair, call, has):
         """(y, gradients) of a norm of ours."""
-        def make():
-            x = self.x(pair[0], call.leading, call.records).detach().requires_grad_(call.x_requires_grad)
-            parameters = [v if v is None else v.requires_grad_(call.parameters_require_grad) for v in self.parameters(pair[1], has)]
-            with torch.set_grad_enabled(call.records):
-                y = kind(x, *parameters, eps, len(self.shape))
-            return y.detach(), self.gradients(y, x, *parameters) if call.records else []
-        return self._cached("ours", kind, eps, pair, call, has, make=make)
+        x = self.x(pair[0], call.leading, call.records).detach().requires_grad_(call.x_requires_grad)
+        parameters = [v if v is None else v.requires_grad_(call.parameters_require_grad) for v in self.parameters(pair[1], has)]
+        with torch.set_grad_enabled(call.records):
+            y = kind(x, *parameters, eps, len(self.shape))
+        return y.detach(), self.gradients(y, x, *parameters) if call.records else []
 
-    def scales(self, kind, eps, has):
+    def _scales(self, kind, eps, has):
         """The size of the terms of which y, and the gradients of x, weight and bias are sums."""
-        def make():
-            weight, bias = self._weight.double(), self._bias.double()
-            weight = (weight + kind.weight_offset).abs() if has[0] else torch.ones_like(weight)
-            x = self._finite.double()
-            rows = x - x.mean(-1, keepdim=True) if kind.is_layer else x
-            rstd = (rows.square().mean(-1, keepdim=True) + (torch.finfo(_F32).eps if eps is None else eps)).rsqrt()
-            dx = (self._dy * weight).amax(-1, keepdim=True) * rstd
-            dweight, dbias = (self._dy * x.abs() * rstd).sum(0), self._dy.sum(0)
-            return [size.float() for size in (weight + bias.abs() * has[1], dx, dweight, dbias)]
-        return self._cached("scales", kind, eps, has, make=make)
-
-    def _cached(self, *key, make):
-        if key not in self._cache:
-            self._cache[key] = make()
-        return self._cache[key]
+        weight, bias = self._weight.double(), self._bias.double()
+        weight = (weight + kind.weight_offset).abs() if has[0] else torch.ones_like(weight)
+        x = self._finite.double()
+        rows = x - x.mean(-1, keepdim=True) if kind.is_layer else x
+        rstd = (rows.square().mean(-1, keepdim=True) + (torch.finfo(_F32).eps if eps is None else eps)).rsqrt()
+        dx = (self._dy * weight).amax(-1, keepdim=True) * rstd
+        dweight, dbias = (self._dy * x.abs() * rstd).sum(0), self._dy.sum(0)
+        return [size.float() for size in (weight + bias.abs() * has[1], dx, dweight, dbias)]
 
 
 def _distance(got, expected, scale, unit):
@@ -603,7 +577,7 @@ class Code:
             shared = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
             shared += [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
             for value in shared:
-                if type(value) in _COPIES:
+                if type(value) in _CONTAINERS and not _is_constant(value):
                     raise Left(f"its forward has a {type(value).__name__} that its calls share")
             functions += [value for value in shared if isinstance(value, (types.FunctionType, functools.partial))]
             self.numbers += [value for value in shared if type(value) is float]
@@ -773,7 +747,8 @@ class _Trial:
             for one in kinds:
                 try:
                     self._compare(first, one, eps, pair, results)
-                    self._check_operators(first, pair)
+                    # With the parameters of these dtypes, which the last call had.
+                    self._operators_of(first.x(pair[0], 2))
                 except Left as left:
                     reason = reason or str(left)
                 else:
@@ -799,8 +774,8 @@ class _Trial:
 
     def _kind_and_eps(self, inputs, pair):
         """(kind, the attribute that is eps or None, its value): which norm of ours is the same in float32."""
-        for call in _CALLS:
-            got = None if call.records else self._own(inputs, pair, call)
+        for call in (call for call in _CALLS if not call.records):
+            got = self._own(inputs, pair, call)
             if got is not None:
                 break
         else:
@@ -812,36 +787,35 @@ class _Trial:
         values = {name: self._value(name) for name in sorted(names) if is_number(self._value(name))}
         in_code = self._code.numbers
         kinds = [kind for kind in _KINDS if (self._has[0] or not kind.weight_offset) and (kind.is_layer or not self._has[1])]
-        nearest, alike = (math.inf, None, None), []
+        tried = []
         for kind, value in itertools.product(kinds, dict.fromkeys([*values.values(), *in_code])):
-            if value is None and kind.is_layer or value is not None and not 0 <= value < math.inf:
-                continue
-            eps = value if value is None else float(value)
-            expected, _ = inputs.ours(kind, eps, pair, call, self._has)
-            scale = inputs.scales(kind, eps, self._has)[0]
-            distance = _distance(got[0], expected, scale, _UNIT[_F32])[0] if got[0].dtype == _F32 else math.inf
-            if nearest[1] is None:
-                nearest = distance, kind, expected
-            nearest = min(nearest, (distance, kind, expected), key=lambda entry: entry[0])
-            if distance <= 1:
-                alike.append((kind, value, eps))
-        if not alike and nearest[1] is None:
+            if 0 <= value < math.inf if value is not None else not kind.is_layer:
+                eps = value if value is None else float(value)
+                tried.append((*self._miss(inputs, kind, eps, pair, call, got), kind, value, eps))
+        if not tried:
             raise Left("neither the module nor the code of its forward has a number that is its eps")
+        alike = [(kind, value, eps) for miss, _, kind, value, eps in tried if miss <= 1]
         if not alike:
-            raise Left(self._differs(got[0], *nearest[1:]))
-        followed = []
-        for kind, value, eps in alike:
-            for name in values:
-                if values[name] == value and self._follows(inputs, kind, name, value, pair, call):
-                    followed.append((kind, name, eps))
-        if len({name for _, name, _ in followed}) > 1:
-            raise Left(f"its {' and its '.join(sorted({name for _, name, _ in followed}))} both act as eps")
+            _, expected, kind, *_ = min(tried, key=lambda entry: entry[0])
+            raise Left(self._differs(got[0], kind, expected))
+        followed = [(kind, name, eps) for kind, value, eps in alike for name in values
+                    if values[name] == value and self._follows(inputs, kind, name, value, pair, call)]
+        names = sorted({name for _, name, _ in followed})
+        if len(names) > 1:
+            raise Left(f"its {' and its '.join(names)} both act as eps")
         if followed:
             return followed[0]
         for kind, value, eps in alike:
             if value in in_code:
                 return kind, None, eps
         raise Left(f"its eps, {alike[0][1]}, can be neither read from the module nor from the code of its forward")
+
+    def _miss(self, inputs, kind, eps, pair, call, got):
+        """(by how much the result of a call in float32 misses that of a norm of ours, where 1 is rounding's most; ours)."""
+        expected, _ = inputs.ours(kind, eps, pair, call, self._has)
+        if got[0].dtype != _F32:
+            return math.inf, expected
+        return _distance(got[0], expected, inputs.scales(kind, eps, self._has)[0], _UNIT[_F32])[0], expected
 
     def _follows(self, inputs, kind, name, value, pair, call):
         """Whether an attribute is the module's eps: with another value the result is that of our norm with this one."""
@@ -854,10 +828,7 @@ class _Trial:
             state.pop(name, None)
         else:
             state[name] = before
-        if got is None or got[0].dtype != _F32:
-            return False
-        expected, _ = inputs.ours(kind, other, pair, call, self._has)
-        return _distance(got[0], expected, inputs.scales(kind, other, self._has)[0], _UNIT[_F32])[0] <= 1
+        return got is not None and self._miss(inputs, kind, other, pair, call, got)[0] <= 1
 
     @staticmethod
     def _differs(got, kind, expected, where="", what="result"):
@@ -926,14 +897,12 @@ class _Trial:
             return False
         return True
 
-    def _check_operators(self, inputs, pair):
-        """Refuses a forward that looks at values in these dtypes."""
-        for name, parameter in zip(("weight", "bias"), inputs.parameters(pair[1], self._has)):
-            if name in self._given:
-                self._given[name] = parameter
+    def _operators_of(self, x, queries=contextlib.nullcontext()):  # noqa: B008
+        """(y, the operators) of a forward, which is refused if it looks at values."""
         with _Operators() as operators:
-            self._forward(inputs.x(pair[0], 2), False)
+            y = self._forward(x, False, queries)
         _refuse_looks(operators)
+        return y, operators.seen
 
     def _compare_operators(self, inputs):
         """Refuses a forward that does something else for other sizes or values: its operators are compared."""
@@ -946,13 +915,11 @@ class _Trial:
                 shape = [inputs.shape[-1] if size is None else size for size in sizes] + list(inputs.shape)
                 x = torch.ones(shape, dtype=_F32, device=device)
                 queries = _Queries(len(inputs.shape))
-                with _Operators() as operators:
-                    y = self._forward(x, False, queries)
-                _refuse_looks(operators)
+                y, operators = self._operators_of(x, queries)
                 if y is None:
                     raise Left(f"its forward does not take the shape {tuple(shape)}: {first_line(self._error)}")
                 if queries.told:
                     raise Left(f"its forward {queries.told[0]}")
-                expected = operators.seen if expected is None else expected
-                if operators.seen != expected:
+                expected = operators if expected is None else expected
+                if operators != expected:
                     raise Left(f"its forward does something else for the shape {tuple(shape)}")
