@@ -5,7 +5,7 @@
 The platform is JAX's default; on a GPU calls are queued, and the host waits for the last. Each result is compared with float64 first.
 """
 
-import argparse
+import functools
 import itertools
 
 import jax
@@ -18,20 +18,15 @@ import rmsnorm.jax as rj
 EPS = 1e-6
 
 
-def jnp_rms_norm(x, w):
+def with_jnp(is_layer, x, w):
     h = x.astype(jnp.float32)
-    return (h * jax.lax.rsqrt(jnp.square(h).mean(-1, keepdims=True) + EPS) * w.astype(jnp.float32)).astype(x.dtype)
-
-
-def jnp_layer_norm(x, w):
-    h = x.astype(jnp.float32)
-    h = h - h.mean(-1, keepdims=True)
+    h = h - h.mean(-1, keepdims=True) if is_layer else h
     return (h * jax.lax.rsqrt(jnp.square(h).mean(-1, keepdims=True) + EPS) * w.astype(jnp.float32)).astype(x.dtype)
 
 
 FUNCTIONS = {
-    "rms_norm": (lambda x, w: rj.rms_norm(x, w, EPS), jnp_rms_norm),
-    "layer_norm": (lambda x, w: rj.layer_norm(x, w, None, EPS), jnp_layer_norm),
+    "rms_norm": (lambda x, w: rj.rms_norm(x, w, EPS), functools.partial(with_jnp, False)),
+    "layer_norm": (lambda x, w: rj.layer_norm(x, w, None, EPS), functools.partial(with_jnp, True)),
 }
 
 
@@ -80,14 +75,7 @@ def run(op, shape, dtype, rounds, sets, queue):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shapes", default="4096x1024,1x4096")
-    parser.add_argument("--dtypes", default="float32,bfloat16")
-    parser.add_argument("--ops", default="rms_norm,layer_norm")
-    parser.add_argument("--rounds", type=int, default=25)
-    parser.add_argument("--sets", type=int, default=6)
-    parser.add_argument("--out")
-    args = parser.parse_args()
+    args = measure.arguments(__doc__, shapes="4096x1024,1x4096", dtypes="float32,bfloat16", ops="rms_norm,layer_norm", sets=6)
     measure.keep_freed_memory()
     device = jax.devices()[0]
     queue = 1 if device.platform == "cpu" else 50

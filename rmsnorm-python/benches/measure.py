@@ -1,5 +1,6 @@
 """How the benchmarks time: what they share. Results are checked before anything is timed."""
 
+import argparse
 import ctypes
 import json
 import os
@@ -8,6 +9,14 @@ import statistics
 import time
 
 import rmsnorm
+
+
+def arguments(description, **defaults):
+    """The options of a benchmark, of which each has a default."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (defaults | dict(rounds=25, out="")).items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
+    return parser.parse_args()
 
 
 def keep_freed_memory():

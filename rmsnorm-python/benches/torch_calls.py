@@ -3,8 +3,6 @@
     python rmsnorm-python/benches/torch_calls.py [--device cuda] [--out FILE]
 """
 
-import argparse
-
 import measure
 import torch
 import torch.nn.functional as F
@@ -16,11 +14,7 @@ COLS, EPS = 4096, 1e-6
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rounds", type=int, default=25)
-    parser.add_argument("--out")
-    args = parser.parse_args()
+    args = measure.arguments(__doc__, device="cpu")
     measure.keep_freed_memory()
     torch.set_num_threads(1)
     dtype = torch.float32 if args.device == "cpu" else torch.bfloat16

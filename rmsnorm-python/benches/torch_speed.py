@@ -2,11 +2,10 @@
 
     python rmsnorm-python/benches/torch_speed.py [--device cuda] [--shapes 4096x1024,..] [--threads 1,2] [--out FILE]
 
-Each result is compared with float64 first. Input sets are visited in turn; on CUDA they exceed the L2, and calls are queued behind a
-pause. Peers that are not installed, or that fail, are named.
+Weights have the dtype of the activations, or that of --weights. Each result is compared with float64 first. Input sets are visited in turn;
+on CUDA they exceed the L2, and calls are queued behind a pause. Peers that are not installed, or that fail, are named.
 """
 
-import argparse
 import itertools
 import warnings
 
@@ -126,17 +125,8 @@ def run(op, shape, dtype, weight_dtype, device, rounds, sets):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--shapes", default="4096x1024")
-    parser.add_argument("--dtypes", default="float32,bfloat16")
-    parser.add_argument("--weights", default="", help="dtype of weights, by default the activations'")
-    parser.add_argument("--ops", default="rms_norm,layer_norm")
-    parser.add_argument("--threads", default="1,2")
-    parser.add_argument("--rounds", type=int, default=25)
-    parser.add_argument("--sets", type=int, default=6)
-    parser.add_argument("--out")
-    args = parser.parse_args()
+    args = measure.arguments(__doc__, device="cpu", shapes="4096x1024", dtypes="float32,bfloat16", weights="", ops="rms_norm,layer_norm",
+                             threads="1,2", sets=6)
     measure.keep_freed_memory()
     warnings.filterwarnings("ignore")
     report = measure.report(rmsnorm.devices()[args.device][1], [], torch=torch.__version__)
