@@ -15,7 +15,7 @@ Two Functions, since one cannot be quick and transformed: `apply` of one that ha
 import torch
 from torch.autograd import forward_ad
 
-from .operators import _library, eager_ops, forward, gradients, gradients_of_inputs, parameter_names, save
+from .operators import _library, eager_ops, forward, gradients, parameter_names
 
 # Below autograd, so that the operators' own gradients, which cost some microseconds a call, are not looked at.
 below_autograd = torch._C._AutoDispatchBelowAutograd
@@ -55,12 +55,35 @@ def _gradients_below(*args):
         return gradients(eager_ops, *args)
 
 
+def _save(ctx, is_layer, x, residual, weight, bias, weight_offset, results):
+    """Keeps what the gradients of a forward call need, and returns it. results: (y, h, mean, rstd), None for what there is not."""
+    _, h, mean, rstd = results
+    ctx.is_layer, ctx.weight_offset = is_layer, weight_offset
+    ctx.dtypes = x.dtype, None if bias is None else bias.dtype, None if residual is None else residual.dtype
+    # A gradient that nobody sends is None, and no zeros are made.
+    ctx.set_materialize_grads(False)
+    kept = x if residual is None else h, weight, mean, rstd
+    ctx.save_for_backward(*kept)
+    return kept
+
+
 def _gradients_in_order(call, ctx, dy, dh):
-    """The gradients of the arguments of `Norm` and `NormForTransforms`."""
+    """The gradients of the arguments of `Norm` and `NormForTransforms`, None for what is not needed. `call` is `gradients` with its
+    operators. dy, dh: None for zeros."""
+    h, weight, mean, rstd = ctx.saved_tensors
+    y_dtype, bias_dtype, residual_dtype = ctx.dtypes
+    if dy is None:
+        if dh is None:
+            return (None,) * 8
+        dy = torch.zeros_like(h, dtype=y_dtype)
     _, _, need_dresidual, need_dweight, need_dbias, _, _, _ = ctx.needs_input_grad
-    needs = need_dweight, need_dbias, need_dresidual
-    dx, dweight, dbias, dresidual = gradients_of_inputs(call, ctx, needs, dy, dh)
-    return None, dx, dresidual, dweight, dbias, None, None, None
+    # The gradient of an f32 stream is rounded to it, and not to the dtype of x.
+    is_wider = need_dresidual and residual_dtype != dy.dtype
+    dx, dweight, dbias, dresidual = call(
+        ctx.is_layer, dy, h, weight, mean, rstd, dh, ctx.weight_offset, need_dweight, need_dbias, is_wider
+    )
+    dresidual = (dresidual if is_wider else dx) if need_dresidual else None
+    return None, dx, dresidual, dweight if need_dweight else None, dbias.to(bias_dtype) if need_dbias else None, None, None, None
 
 
 def _is_batch(dy, dh):
@@ -93,7 +116,7 @@ class Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight):
         results = forward_below(is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight)
-        save(ctx, is_layer, x, residual, weight, bias, weight_offset, results)
+        _save(ctx, is_layer, x, residual, weight, bias, weight_offset, results)
         return results[0] if residual is None else results[:2]
 
     @staticmethod
@@ -114,7 +137,7 @@ class NormForTransforms(torch.autograd.Function):
     def setup_context(ctx, inputs, output):
         is_layer, x, residual, weight, bias, _, weight_offset, _ = inputs
         ctx.mark_non_differentiable(*(tensor for tensor in output[2:] if tensor is not None))
-        ctx.save_for_forward(*save(ctx, is_layer, x, residual, weight, bias, weight_offset, output))
+        ctx.save_for_forward(*_save(ctx, is_layer, x, residual, weight, bias, weight_offset, output))
 
     @staticmethod
     def backward(ctx, dy, dh, _, __):

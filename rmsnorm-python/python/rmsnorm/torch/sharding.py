@@ -4,7 +4,7 @@ import importlib.abc
 import importlib.util
 import sys
 
-from .operators import ops
+from .operators import ops, parameter_names, result_names
 
 _MODULE = "torch.distributed.tensor"
 
@@ -16,63 +16,31 @@ def _placements(x):
     return [(Replicate(), Replicate())] + [(Shard(dim), Partial()) for dim in range(x.ndim - 1)]
 
 
-def _forward(adds, has_bias, statistics, scalars):
-    """The rule of a forward operator with so many statistics and arguments that are no tensors."""
+def _rule(operator):
+    """The rule of an operator: where its results and arguments lie, in every way. Weight and bias are whole."""
 
-    def rule(x, *args):
+    def rule(main, *args):
         from torch.distributed.tensor import Replicate
 
-        vectors = args[adds : adds + 1 + has_bias]
-        found = []
-        for rows, _ in _placements(x):
-            inputs = [rows] * (1 + adds) + [None if vector is None else Replicate() for vector in vectors]
-            found.append(([rows] * (1 + adds + statistics), inputs + [None] * scalars))
+        given, found = dict(zip(parameter_names[operator], (main, *args))), []
+        for rows, sums in _placements(main):
+            results = [sums if name in ("dweight", "dbias") else rows for name in result_names[operator]]
+            needed = [given.get(f"need_{name}", True) for name in result_names[operator]]
+            inputs = [Replicate() if name in ("weight", "bias") else rows for name in given]
+            are_tensors = [value is not None and not isinstance(value, (bool, int, float)) for value in given.values()]
+            found.append(([placed if is_needed else Replicate() for placed, is_needed in zip(results, needed)],
+                          [placed if is_tensor else None for placed, is_tensor in zip(inputs, are_tensors)]))
         return found
 
     return rule
 
 
-def _rms_norm_backward(dy, x, weight, rstd, dresidual_out, weight_offset, need_dweight, need_dresidual):
-    from torch.distributed.tensor import Replicate
-
-    vector = None if weight is None else Replicate()
-    return [
-        (
-            [rows, total if need_dweight else Replicate(), rows if need_dresidual else Replicate()],
-            [rows, rows, vector, rows, None if dresidual_out is None else rows, None, None, None],
-        )
-        for rows, total in _placements(dy)
-    ]
-
-
-def _layer_norm_backward(dy, x, weight, mean, rstd, dresidual_out, need_dweight, need_dbias, need_dresidual):
-    from torch.distributed.tensor import Replicate
-
-    vector = None if weight is None else Replicate()
-    return [
-        (
-            [rows, total if need_dweight else Replicate(), total if need_dbias else Replicate(),
-             rows if need_dresidual else Replicate()],
-            [rows, rows, vector, rows, rows, None if dresidual_out is None else rows, None, None, None],
-        )
-        for rows, total in _placements(dy)
-    ]
-
-
 def _register():
     from torch.distributed.tensor.experimental import register_sharding
 
-    for operator, rule in (
-        (ops.rms_norm, _forward(0, 0, 1, 3)),
-        (ops.rms_norm_inference, _forward(0, 0, 0, 3)),
-        (ops.layer_norm, _forward(0, 1, 2, 1)),
-        (ops.layer_norm_inference, _forward(0, 1, 0, 1)),
-        (ops.add_rms_norm, _forward(1, 0, 1, 3)),
-        (ops.add_layer_norm, _forward(1, 1, 2, 1)),
-        (ops.rms_norm_backward, _rms_norm_backward),
-        (ops.layer_norm_backward, _layer_norm_backward),
-    ):
-        register_sharding(operator)(rule)
+    for name in parameter_names:
+        if not name.startswith("quantized_"):
+            register_sharding(getattr(ops, name))(_rule(name))
 
 
 class _WhenImported(importlib.abc.MetaPathFinder):
