@@ -41,6 +41,17 @@ class Norm:
         return "layer_norm" if self.is_layer else "rms_norm"
 
 
+def present(values):
+    """Those that there are."""
+    return [value for value in values if value is not None]
+
+
+def filled(values, are_there):
+    """With None where there is nothing."""
+    values = iter(values)
+    return [next(values) if is_there else None for is_there in are_there]
+
+
 def manual_axes(array):
     """The axes of `shard_map` that an array varies over; none outside."""
     kind = typeof(array)

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
 from . import calls, partition, reference
+from .calls import filled, present
 
 # `jax.extend.core` has it too, and imports all of Pallas, which takes eight times as long as this package.
 _Primitive = type(jax.lax.add_p)
@@ -47,11 +48,11 @@ class _Operator:
         run, _, at = _ROLES[self.role]
 
         def of(*arrays):
-            arrays = _filled(arrays, self.are_there)
+            arrays = filled(arrays, self.are_there)
             if is_fresh:
                 mean_at = at + 2
                 arrays[mean_at:mean_at + 2] = reference.statistics(self.norm, arrays[at])
-            return tuple(_present(run(how, self.norm, *self.options, *arrays)))
+            return tuple(present(run(how, self.norm, *self.options, *arrays)))
 
         for level in reversed(self.levels):
             of = jax.vmap(of, tuple(0 if has else None for has in level))
@@ -80,25 +81,15 @@ def _compiled(operator):
     return jax.jit(operator.bind)
 
 
-def _present(values):
-    return [value for value in values if value is not None]
-
-
-def _filled(values, are_there):
-    """With None where there is nothing."""
-    values = iter(values)
-    return [next(values) if is_there else None for is_there in are_there]
-
-
 def _operator(role, norm, is_split, options, arrays):
     """An operator for these arrays, and those that there are."""
-    return _Operator(role, norm, is_split, tuple(array is not None for array in arrays), options), _present(arrays)
+    return _Operator(role, norm, is_split, tuple(array is not None for array in arrays), options), present(arrays)
 
 
 def norm(norm, is_split, x, residual, weight, bias):
     """(y, h, mean, rstd); None for what the norm has not."""
     operator, arrays = _operator("norm", norm, is_split, (), (x, residual, weight, bias))
-    return _filled(operator.bind(*arrays), (True, residual is not None, norm.is_layer, True))
+    return filled(operator.bind(*arrays), (True, residual is not None, norm.is_layer, True))
 
 
 def _run_norm(how, norm, *arrays):
@@ -131,16 +122,16 @@ def _norm_jvp(primals, tangents, *, operator, call):
     if operator.levels:
         return _member_jvp(operator, primals, varied, [tangents[index] for index in varied])
     results = operator.bind(*primals)
-    x, residual, weight, _ = _filled(primals, operator.are_there)
-    y, h, mean, rstd = _filled(results, (True, residual is not None, operator.norm.is_layer, True))
-    changes = _filled([tangent if type(tangent) is not ad.Zero else None for tangent in tangents], operator.are_there)
+    x, residual, weight, _ = filled(primals, operator.are_there)
+    y, h, mean, rstd = filled(results, (True, residual is not None, operator.norm.is_layer, True))
+    changes = filled([tangent if type(tangent) is not ad.Zero else None for tangent in tangents], operator.are_there)
     has_dh = h is not None and any(change is not None for change in changes[:2])
     tangent, arrays = _operator(
         "tangent", operator.norm, operator.is_split, (x.dtype, has_dh), (x if h is None else h, weight, mean, rstd, *changes)
     )
     dy, *dh = tangent.bind(*arrays)
     dh = dh or ([] if h is None else [_zero(h)])
-    return results, [dy, *dh, *(_zero(value) for value in _present((mean, rstd)))]
+    return results, [dy, *dh, *(_zero(value) for value in present((mean, rstd)))]
 
 
 def _member_jvp(operator, primals, varied, changes):
@@ -192,15 +183,15 @@ def _pulled(operator, wanted, dtypes, known, cotangents):
         axes = [0 if has and index not in wanted else None for index, has in enumerate(level)]
         found = jax.vmap(member, (axes, 0))(known, cotangents)
         return [each if level[index] else each.sum(0) for index, each in zip(wanted, found)]
-    h, weight, mean, rstd, *_ = _filled(known, operator.are_there)
-    needs = _filled([index in wanted for index in range(len(known))], operator.are_there)[4:]
-    parameter = _present(_filled(dtypes, operator.are_there)[6:])
+    h, weight, mean, rstd, *_ = filled(known, operator.are_there)
+    needs = filled([index in wanted for index in range(len(known))], operator.are_there)[4:]
+    parameter = present(filled(dtypes, operator.are_there)[6:])
     dy, dh = cotangents[0], cotangents[1] if len(cotangents) > 1 else None
     # The gradient of an f32 stream is rounded to it, and not to the dtype of x.
     is_wider = bool(needs[1]) and h.dtype != dy.dtype
     options = (bool(needs[2]), bool(needs[3]), is_wider), (parameter[0] if parameter else jnp.dtype(jnp.float32), h.dtype)
     gradients, arrays = _operator("gradients", operator.norm, operator.is_split, options, (dy, h, weight, mean, rstd, dh))
-    dx, dweight, dbias, dresidual = _filled(gradients.bind(*arrays), (True, *options[0]))
+    dx, dweight, dbias, dresidual = filled(gradients.bind(*arrays), (True, *options[0]))
     each = dx, dresidual if is_wider else dx, dweight, dbias
     return [gradient for gradient, is_needed in zip(each, needs) if is_needed]
 

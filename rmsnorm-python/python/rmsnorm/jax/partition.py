@@ -13,6 +13,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from . import calls
+from .calls import filled, present
 
 _MATRIX, _STATISTICS, _VECTOR = "... n", "...", "n"
 
@@ -68,20 +69,10 @@ def _split(function, local, kinds_in, kinds_out):
     return run
 
 
-def _present(values):
-    return [value for value in values if value is not None]
-
-
-def _filled(values, are_there):
-    """With None where there is nothing."""
-    values = iter(values)
-    return [next(values) if is_there else None for is_there in are_there]
-
-
 @functools.lru_cache(256)
 def _forward(norm, are_there):
     def local(*args):
-        return tuple(_present(calls.forward(norm, *_filled(args, are_there))))
+        return tuple(present(calls.forward(norm, *filled(args, are_there))))
 
     kinds_in = tuple(kind for kind, is_there in zip((_MATRIX, _MATRIX, _VECTOR, _VECTOR), are_there) if is_there)
     kinds_out = (_MATRIX,) * (1 + are_there[1]) + (_STATISTICS,) * (1 + norm.is_layer)
@@ -91,14 +82,14 @@ def _forward(norm, are_there):
 def forward(norm, *args):
     """`calls.forward`, split by rows."""
     are_there = tuple(array is not None for array in args)
-    found = _forward(norm, are_there)(*_present(args))
-    return _filled(found, (True, are_there[1], norm.is_layer, True))
+    found = _forward(norm, are_there)(*present(args))
+    return filled(found, (True, are_there[1], norm.is_layer, True))
 
 
 @functools.lru_cache(256)
 def _backward(norm, are_there, needs, dtypes):
     def with_dtypes(dtypes, *args):
-        return tuple(_present(calls.backward(norm, *_filled(args, are_there), needs, dtypes)))
+        return tuple(present(calls.backward(norm, *filled(args, are_there), needs, dtypes)))
 
     def local(*args):
         return with_dtypes(dtypes, *args)
@@ -112,9 +103,9 @@ def _backward(norm, are_there, needs, dtypes):
         if not axes or not (need_dweight or need_dbias):
             return local(*args)
         # Sums of a device are not rounded before they are added to the others': parameters in float32 have them so.
-        dy, x, weight, *rest = _filled(args, are_there)
+        dy, x, weight, *rest = filled(args, are_there)
         weight = None if weight is None else weight.astype(jnp.float32)
-        found = list(with_dtypes((jnp.dtype(jnp.float32), dtypes[1]), *_present((dy, x, weight, *rest))))
+        found = list(with_dtypes((jnp.dtype(jnp.float32), dtypes[1]), *present((dy, x, weight, *rest))))
         for index, kind in enumerate(kinds_out):
             if kind == _VECTOR:
                 found[index] = jax.lax.psum(found[index], axes).astype(dtypes[0])
@@ -127,5 +118,5 @@ def backward(norm, dy, x, weight, mean, rstd, dresidual_out, needs, dtypes):
     """`calls.backward`, split by rows."""
     args = dy, x, weight, mean, rstd, dresidual_out
     are_there = tuple(array is not None for array in args)
-    found = _backward(norm, are_there, needs, tuple(jnp.dtype(dtype) for dtype in dtypes))(*_present(args))
-    return _filled(found, (True, *needs))
+    found = _backward(norm, are_there, needs, tuple(jnp.dtype(dtype) for dtype in dtypes))(*present(args))
+    return filled(found, (True, *needs))
