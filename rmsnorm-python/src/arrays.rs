@@ -12,7 +12,7 @@ use pyo3::types::PyDict;
 use rmsnorm_core::{Access, CastOrder, DType, DTypes, Direction, Error, Norm, NormSpec, RowLayout, Storage, Tensor};
 
 use crate::call::Call;
-use crate::foreign::{Foreign, Place, shape_of};
+use crate::foreign::{Foreign, Place, python_name, shape_of};
 
 /// CUDA's name for the legacy default stream, as DLPack and the driver have it.
 const DEFAULT_STREAM: usize = 1;
@@ -74,15 +74,6 @@ fn tuple(dims: &[i64]) -> String {
     match dims {
         [one] => format!("({one},)"),
         several => format!("({})", several.iter().map(i64::to_string).collect::<Vec<_>>().join(", ")),
-    }
-}
-
-/// A dtype as Python's libraries call it.
-const fn name_of(dtype: DType) -> &'static str {
-    match dtype {
-        DType::F32 => "float32",
-        DType::F16 => "float16",
-        DType::Bf16 => "bfloat16",
     }
 }
 
@@ -225,13 +216,7 @@ impl Lent {
             let rule = format!("{tensor} must have at least one dimension, got a scalar");
             return Err(PyValueError::new_err(format!("{rule}: a norm is over the last dimension")));
         }
-        // A scalar is a vector of one element: the statistics of an `x` that is one row.
-        let foreign = if dims.is_empty() && !tensor.is_matrix() {
-            Foreign::dense(data, storage, &[1])
-        } else {
-            Foreign::strided(data, storage, dims, &strides)
-        };
-        let foreign = foreign.ok_or_else(|| {
+        let foreign = Foreign::strided(tensor, data, storage, dims, &strides).ok_or_else(|| {
             let rule =
                 "each row's elements must lie side by side, and rows at one distance, or in groups at one distance";
             let layout = format!("got the shape {} with the strides {}, in elements", tuple(dims), tuple(&strides));
@@ -257,15 +242,15 @@ impl Lent {
     fn check_dtype(&self, main: Tensor, direction: Direction, dtypes: DTypes) -> PyResult<()> {
         let expected = self.tensor.storage(direction, dtypes, None).and_then(Storage::float).unwrap_or(self.dtype);
         let rule = if self.dtype != expected {
-            name_of(expected).to_owned()
+            python_name(expected).to_owned()
         } else if expected == dtypes.activation || expected == DType::F32 {
             return Ok(());
         } else if dtypes.activation == DType::F32 {
             format!("float32, as {main} is")
         } else {
-            format!("float32 or, as {main} is, {}", name_of(dtypes.activation))
+            format!("float32 or, as {main} is, {}", python_name(dtypes.activation))
         };
-        let (tensor, got) = (self.tensor, name_of(self.dtype));
+        let (tensor, got) = (self.tensor, python_name(self.dtype));
         Err(PyTypeError::new_err(format!("{tensor} must be {rule}, got {got}: convert it first")))
     }
 }

@@ -47,8 +47,8 @@ pub(crate) fn cuda(ordinal: usize) -> Result<&'static CudaBackend, Error> {
 pub(crate) struct KeepCurrent(sys::CUcontext);
 
 impl KeepCurrent {
-    /// Until this is dropped another context may be made current. The driver must have been found.
-    fn new() -> Result<Self, Error> {
+    /// Until this is dropped another context may be made current. The driver must have been found, as it is where there is a backend.
+    pub(crate) fn new() -> Result<Self, Error> {
         let mut current = null_mut();
         // SAFETY:
         // - library: the driver is loaded, as the callers say;
@@ -56,11 +56,6 @@ impl KeepCurrent {
         let failed = unsafe { sys::cuCtxGetCurrent(&raw mut current) }.result();
         failed.map_err(|error| Error::Device { backend: "cuda", source: Box::new(error) })?;
         Ok(KeepCurrent(current))
-    }
-
-    /// Until this is dropped the backend may make its own context current.
-    pub(crate) fn of(_: &CudaBackend) -> Result<Self, Error> {
-        KeepCurrent::new()
     }
 }
 
@@ -77,6 +72,6 @@ impl Drop for KeepCurrent {
 /// Compiles what a call needs on that CUDA device.
 pub(crate) fn prepare(ordinal: usize, call: &Call) -> Result<(), Error> {
     let backend = cuda(ordinal)?;
-    let _current = KeepCurrent::of(backend)?;
+    let _current = KeepCurrent::new()?;
     backend.prepare(&call.problem()?)
 }

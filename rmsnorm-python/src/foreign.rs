@@ -22,15 +22,21 @@ pub(crate) struct Foreign {
 }
 
 impl Foreign {
-    /// Dense elements of these dimensions.
-    pub(crate) fn dense(data: *mut c_void, storage: Storage, dims: &[i64]) -> Option<Self> {
-        Some(Foreign { data, storage, layout: RowLayout::dense(sizes(dims)?)? })
-    }
-
-    /// Elements at these strides; `None` if no two strides lead from row to row.
-    pub(crate) fn strided(data: *mut c_void, storage: Storage, dims: &[i64], strides: &[i64]) -> Option<Self> {
-        let strides = bytemuck::try_cast_slice(strides).ok()?;
-        Some(Foreign { data, storage, layout: RowLayout::fold(sizes(dims)?, strides)? })
+    /// Elements at these strides; `None` if no two strides lead from row to row. A scalar is a vector of one element: a scale, or the
+    /// statistics of an `x` that is one row.
+    pub(crate) fn strided(
+        tensor: Tensor,
+        data: *mut c_void,
+        storage: Storage,
+        dims: &[i64],
+        strides: &[i64],
+    ) -> Option<Self> {
+        let layout = if dims.is_empty() && !tensor.is_matrix() {
+            RowLayout::dense(&[1])
+        } else {
+            RowLayout::fold(sizes(dims)?, bytemuck::try_cast_slice(strides).ok()?)
+        };
+        Some(Foreign { data, storage, layout: layout? })
     }
 
     /// Whether every element lies where the other's does.
@@ -71,6 +77,15 @@ pub(crate) fn shape_of(tensor: Tensor, dims: &[i64]) -> Option<&[i64]> {
         | TensorShape::One
         | TensorShape::Scales
         | TensorShape::ScalesColumnwise => None,
+    }
+}
+
+/// A dtype as Python's libraries call it.
+pub(crate) const fn python_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "float32",
+        DType::F16 => "float16",
+        DType::Bf16 => "bfloat16",
     }
 }
 

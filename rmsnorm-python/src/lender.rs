@@ -1,16 +1,13 @@
 //! Backends that can be shown memory by its address: the one place where addresses become views.
 
 use std::ffi::c_void;
-use std::marker::PhantomData;
-use std::mem::MaybeUninit;
 
-use rmsnorm_core::cpu::{CpuBackend, UninitBackend};
+use rmsnorm_core::cpu::CpuBackend;
 use rmsnorm_core::cuda::{BorrowedSlice, CudaBackend};
-use rmsnorm_core::{Error, NormBackend, Stored};
+use rmsnorm_core::quant::CodeType;
+use rmsnorm_core::{AnyIn, AnyOut, DType, Error, F8E4M3, F8E5M2, NormBackend, Storage, Stored, bf16, f16};
 
-use crate::call::Call;
-use crate::device;
-use crate::foreign::Place;
+use crate::foreign::Foreign;
 
 /// A backend that takes memory by its address.
 pub(crate) trait Lender: NormBackend {
@@ -31,104 +28,84 @@ pub(crate) trait Lender: NormBackend {
     fn output<E: Stored>(lent: &mut Self::Lent<E>) -> Self::Out<'_, E>;
 }
 
-/// Runs a call on the backend of its place.
-///
-/// # Safety
-/// As [`Call::run`].
-pub(crate) unsafe fn on(place: Place, call: &Call) -> Result<(), Error> {
-    match place {
-        Place::Cpu { threads } => {
-            let backend = device::cpu(threads)?;
-            // SAFETY:
-            // - all: the caller's promises.
-            unsafe { if call.is_in_place() { call.run_on(&backend) } else { call.run_on(&backend.uninit()) } }
+/// Declares the enum, whose variants are those of [`AnyIn`] and [`AnyOut`].
+macro_rules! lent {
+    ($($any:ident of $element:ty: $storage:pat,)*) => {
+        /// Elements of another owner's, of any type.
+        pub(crate) enum Lent<B: Lender> {
+            $($any(B::Lent<$element>),)*
         }
-        Place::Cuda { ordinal, stream } => {
-            let backend = device::cuda(ordinal)?;
-            let _current = device::KeepCurrent::of(backend)?;
-            // SAFETY:
-            // - stream: the caller's promise; it is used until `run_on` returns.
-            let backend = unsafe { backend.on_raw(stream.cast()) };
-            // SAFETY:
-            // - all: the caller's promises.
-            unsafe { call.run_on(&backend) }
+
+        impl<B: Lender> Lent<B> {
+            /// The elements of a tensor.
+            ///
+            /// # Safety
+            /// - Memory, sharing: as for [`Lender::lend`], where the tensor says.
+            pub(crate) unsafe fn new(backend: &B, foreign: &Foreign) -> Result<Self, Error> {
+                let (data, len) = (foreign.data, foreign.layout.span());
+                Ok(match foreign.storage {
+                    // SAFETY:
+                    // - memory, sharing: the caller's promises, of as many elements as the layout spans.
+                    $($storage => Lent::$any(unsafe { backend.lend(data, len)? }),)*
+                })
+            }
+
+            /// To be read.
+            pub(crate) fn input(&self) -> AnyIn<'_, B> {
+                match self {
+                    $(Lent::$any(lent) => AnyIn::$any(B::input(lent)),)*
+                }
+            }
+
+            /// To be written.
+            pub(crate) fn output(&mut self) -> AnyOut<'_, B> {
+                match self {
+                    $(Lent::$any(lent) => AnyOut::$any(B::output(lent)),)*
+                }
+            }
         }
-    }
+    };
 }
 
-/// Elements in host memory, which may hold nothing before they are written.
-pub(crate) struct HostSlice<E> {
-    data: *mut E,
-    len: usize,
-    elements: PhantomData<E>,
+lent! {
+    F32 of f32: Storage::Float(DType::F32),
+    F16 of f16: Storage::Float(DType::F16),
+    Bf16 of bf16: Storage::Float(DType::Bf16),
+    E4m3 of F8E4M3: Storage::Code(CodeType::E4m3),
+    E5m2 of F8E5M2: Storage::Code(CodeType::E5m2),
+    Int8 of i8: Storage::Code(CodeType::Int8),
+    E8m0 of u8: Storage::E8m0,
 }
 
-impl<E: Stored> HostSlice<E> {
-    /// `len` elements at that address, if they may lie there.
-    fn new(data: *mut c_void, len: usize) -> Result<Self, Error> {
-        let data = data.cast::<E>();
-        // Of no elements the address may be null, and a slice's may not.
-        let data = if len == 0 { std::ptr::dangling_mut() } else { data };
-        if data.is_null() || !data.is_aligned() {
-            let rule = format!("a {} tensor begins at a multiple of its element's size, got {data:p}", E::STORAGE);
-            return Err(Error::InvalidArgument { arg: "address", rule });
-        }
-        Ok(HostSlice { data, len, elements: PhantomData })
-    }
+/// Elements in host memory, at an address where they may lie.
+pub(crate) struct HostSlice<E>(*mut [E]);
 
-    /// To be read.
-    ///
-    /// # Safety
-    /// As [`Lender::lend`], and the memory holds values.
-    unsafe fn values(&self) -> &[E] {
-        // SAFETY:
-        // - memory: the caller's promise, and the address was checked; every bit pattern is a value of a `Stored` type;
-        // - sharing: the caller's promise: nobody writes it.
-        unsafe { std::slice::from_raw_parts(self.data, self.len) }
-    }
-}
-
-impl Lender for UninitBackend {
-    type Lent<E: Stored> = HostSlice<E>;
-
-    unsafe fn lend<E: Stored>(&self, data: *mut c_void, len: usize) -> Result<HostSlice<E>, Error> {
-        HostSlice::new(data, len)
-    }
-
-    fn input<E: Stored>(lent: &HostSlice<E>) -> &[E] {
-        // SAFETY:
-        // - all: promised to `lend`, of an input.
-        unsafe { lent.values() }
-    }
-
-    fn output<E: Stored>(lent: &mut HostSlice<E>) -> &mut [MaybeUninit<E>] {
-        // SAFETY:
-        // - memory: as above, and it need hold nothing;
-        // - sharing: promised to `lend`: nobody else uses it, and `lent` is borrowed exclusively.
-        unsafe { std::slice::from_raw_parts_mut(lent.data.cast(), lent.len) }
-    }
-}
-
-/// In place, where outputs hold values.
 impl Lender for CpuBackend {
     type Lent<E: Stored> = HostSlice<E>;
 
     unsafe fn lend<E: Stored>(&self, data: *mut c_void, len: usize) -> Result<HostSlice<E>, Error> {
-        HostSlice::new(data, len)
+        // Of no elements the address may be null, and a slice's may not.
+        let data = if len == 0 { std::ptr::dangling_mut() } else { data.cast::<E>() };
+        if data.is_null() || !data.is_aligned() {
+            let rule = format!("a {} tensor begins at a multiple of its element's size, got {data:p}", E::STORAGE);
+            return Err(Error::InvalidArgument { arg: "address", rule });
+        }
+        Ok(HostSlice(std::ptr::slice_from_raw_parts_mut(data, len)))
     }
 
     fn input<E: Stored>(lent: &HostSlice<E>) -> &[E] {
         // SAFETY:
-        // - all: promised to `lend`, of an input.
-        unsafe { lent.values() }
+        // - memory: promised to `lend`, where the address was checked; every bit pattern is a value of a `Stored` type;
+        // - sharing: promised there, of an input: nobody writes it.
+        unsafe { &*lent.0 }
     }
 
     fn output<E: Stored>(lent: &mut HostSlice<E>) -> &mut [E] {
         // SAFETY:
-        // - memory: promised to `lend`; it is another library's, of which the compiler cannot tell whether it was written, and every
-        //   bit pattern is a value;
-        // - sharing: promised there: nobody else uses it, and `lent` is borrowed exclusively.
-        unsafe { std::slice::from_raw_parts_mut(lent.data, lent.len) }
+        // - memory: as above; it is another library's, of which the compiler cannot tell whether it was written. A call that is not in
+        //   place does not read it before;
+        // - sharing: promised to `lend`: nobody else uses it, and `lent` is borrowed exclusively.
+        unsafe { &mut *lent.0 }
     }
 }
 

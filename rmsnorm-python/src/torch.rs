@@ -24,11 +24,12 @@ use rmsnorm_core::{CastOrder, DType, Direction, Error, Norm, NormSpec, RowLayout
 use crate::call::{Call, F32};
 use crate::device;
 use crate::foreign::{Foreign, Place, shape_of, sizes};
-use operator::{OPERATORS, Operator, Parameter};
+use operator::{Operator, Parameter, SCHEMAS};
 use shim::{Exception, Kernel, Shim, Value};
 use tensor::{DeviceOf, Owned};
 
-static SHIM: OnceLock<Shim> = OnceLock::new();
+/// libtorch's functions, and the operators in the order of their schemas.
+static TORCH: OnceLock<(Shim, Vec<Operator>)> = OnceLock::new();
 
 /// Results of an operator at the most.
 const MOST_RESULTS: usize = 4;
@@ -112,7 +113,7 @@ impl<'s> Arguments<'s> {
                 return Err(Error::InvalidArgument { arg: tensor.name(), rule });
             }
             // Vectors that are views, of every second element say, are copied too.
-            let (foreign, copy) = if got.is_empty() { (one(owned, tensor)?, None) } else { owned.rows(tensor)? };
+            let (foreign, copy) = owned.rows(tensor)?;
             copies.extend(copy);
             call.with(tensor, foreign)?;
         }
@@ -120,21 +121,13 @@ impl<'s> Arguments<'s> {
     }
 }
 
-/// A scalar as a vector of one element: a scale, or the statistics of an `x` that is one row.
-fn one(owned: &Owned<'_>, tensor: Tensor) -> Result<Foreign, Error> {
-    let no_dims = || Error::InvalidArgument { arg: tensor.name(), rule: "it has at least one dimension".into() };
-    let is_scalar = matches!(tensor.shape(), TensorShape::One | TensorShape::Rows);
-    let foreign = Foreign::dense(owned.data()?, owned.storage(tensor)?, &[1]);
-    foreign.filter(|_| is_scalar).ok_or_else(no_dims)
-}
-
 /// Runs an operator; its results are new tensors.
 fn run(shim: &Shim, operator: &Operator, arguments: &Arguments<'_>) -> Result<[Option<Value>; MOST_RESULTS], Error> {
     let main = arguments.main(operator.direction)?;
     let (dims, device) = (main.dims()?, main.device()?);
     let arg = if operator.direction == Direction::Backward { "dy" } else { "x" };
-    let refuse =
-        || Error::InvalidArgument { arg, rule: format!("it has at least one dimension, got the shape {dims:?}") };
+    let rule = "it has at least one dimension";
+    let refuse = || Error::InvalidArgument { arg, rule: format!("{rule}, got the shape {dims:?}") };
     let RowLayout { rows, cols, .. } = sizes(dims).and_then(RowLayout::dense).ok_or_else(refuse)?;
     let mut call = Call::new(operator.direction, arguments.spec(operator.norm, rows, cols));
     let mut copies = Vec::new();
@@ -150,7 +143,7 @@ fn run(shim: &Shim, operator: &Operator, arguments: &Arguments<'_>) -> Result<[O
     dtypes.check()?;
 
     let mut results = [const { None }; MOST_RESULTS];
-    for (result, &tensor) in results.iter_mut().zip(operator.results) {
+    for (result, &tensor) in results.iter_mut().zip(&operator.results) {
         let storage = tensor.storage(operator.direction, dtypes, call.quant.as_ref()).unwrap_or(F32);
         let is_optional = operator.parameters.contains(&Parameter::Need(tensor));
         let is_absent = is_optional && !arguments.needed[tensor as usize]
@@ -208,9 +201,10 @@ fn vector(len: usize) -> Result<RowLayout, Error> {
 /// # Safety
 /// - Stack: it is that of a call of the operator.
 #[inline(never)]
-unsafe extern "C" fn kernel(operator: &'static Operator, stack: *mut Value, inputs: u64) -> Exception {
+unsafe extern "C" fn kernel(index: usize, stack: *mut Value, inputs: u64) -> Exception {
     // Registered by `register_torch_operators`, which fills it first.
-    let Some(shim) = SHIM.get() else { return Exception::NONE };
+    let Some((shim, operators)) = TORCH.get() else { return Exception::NONE };
+    let operator = &operators[index];
     let called = || {
         // SAFETY:
         // - stack: as many values as the operator has parameters.
@@ -242,7 +236,7 @@ macro_rules! kernels {
             unsafe extern "C-unwind" fn called(stack: *mut Value, inputs: u64, _outputs: u64) {
                 // SAFETY:
                 // - stack: the dispatcher's, for the operator that this is registered as.
-                let exception = unsafe { kernel(&OPERATORS[$index], stack, inputs) };
+                let exception = unsafe { kernel($index, stack, inputs) };
                 if let Some(throw) = exception.throw {
                     // SAFETY:
                     // - object: an exception that is thrown once; what goes with it is of its type;
@@ -255,12 +249,12 @@ macro_rules! kernels {
     };
 }
 
-const KERNELS: [Kernel; OPERATORS.len()] = kernels!(0 1 2 3 4 5 6 7 8);
+const KERNELS: [Kernel; SCHEMAS.len()] = kernels!(0 1 2 3 4 5 6 7 8);
 
 /// The schemas of the operators, to be defined in the namespace `rmsnorm`.
 #[pyfunction]
-pub(crate) fn torch_schemas() -> Vec<String> {
-    OPERATORS.iter().map(Operator::schema).collect()
+pub(crate) fn torch_schemas() -> Vec<&'static str> {
+    SCHEMAS.to_vec()
 }
 
 /// Registers the kernels of the operators, for the CPU and for CUDA. `libtorch_cpu` and `libtorch_cuda` are the paths of libraries
@@ -272,8 +266,10 @@ pub(crate) fn register_torch_operators(libtorch_cpu: &str, libtorch_cuda: Option
     // SAFETY:
     // - libraries: the caller's, of the PyTorch that it has imported; the package asks for 2.10 or later.
     let shim = unsafe { Shim::load(libtorch_cpu, libtorch_cuda) }.map_err(fail)?;
-    let shim = SHIM.get_or_init(|| shim);
-    for (operator, kernel) in OPERATORS.iter().zip(KERNELS) {
+    let known = |schema| Operator::of(schema).ok_or_else(|| fail(format!("there is no operator for {schema}")));
+    let operators = SCHEMAS.into_iter().map(known).collect::<PyResult<Vec<_>>>()?;
+    let (shim, operators) = TORCH.get_or_init(|| (shim, operators));
+    for (operator, kernel) in operators.iter().zip(KERNELS) {
         let name = CString::new(operator.name)?;
         for key in [c"CPU", c"CUDA"] {
             shim.register(c"rmsnorm", key, &name, kernel).map_err(fail)?;

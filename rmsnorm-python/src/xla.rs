@@ -23,7 +23,7 @@ use rmsnorm_core::{
 
 use crate::call::Call;
 use crate::device;
-use crate::foreign::{Place, shape_of};
+use crate::foreign::{Place, python_name, shape_of};
 pub(crate) use api::xla_layouts;
 use frame::{Array, Frame, invalid};
 
@@ -129,29 +129,21 @@ fn place_in(theirs: &[i64], batch: &[i64], member: usize) -> usize {
     place
 }
 
-/// Where a handler was registered for.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Platform {
-    Cpu,
-    Cuda,
-}
-
-fn run(frame: &Frame<'_>, direction: Direction, platform: Platform) -> Result<(), Error> {
-    match (frame.stage(), platform) {
-        (api::STAGE_INITIALIZE, Platform::Cuda) => initialize(frame, direction),
-        (api::STAGE_EXECUTE, _) => {
-            let place = if platform == Platform::Cuda { frame.cuda()? } else { Place::Cpu { threads: None } };
-            for call in calls(frame, direction)? {
-                // SAFETY:
-                // - memory: XLA's buffers, as large as their dimensions say, there for the call and for the work of its stream;
-                // - sharing: XLA gives a call its results, and orders all else by the stream;
-                // - stream: XLA's, of the device's primary context.
-                unsafe { call.run(place)? };
-            }
-            Ok(())
-        }
-        _ => Ok(()),
+fn run(frame: &Frame<'_>, direction: Direction, is_cuda: bool) -> Result<(), Error> {
+    if is_cuda && frame.stage() == api::STAGE_INITIALIZE {
+        return initialize(frame, direction);
     }
+    if frame.stage() == api::STAGE_EXECUTE {
+        let place = if is_cuda { frame.cuda()? } else { Place::Cpu { threads: None } };
+        for call in calls(frame, direction)? {
+            // SAFETY:
+            // - memory: XLA's buffers, as large as their dimensions say, there for the call and for the work of its stream;
+            // - sharing: XLA gives a call its results, and orders all else by the stream;
+            // - stream: XLA's, of the device's primary context.
+            unsafe { call.run(place)? };
+        }
+    }
+    Ok(())
 }
 
 /// Compiles kernels before the program runs, and before it is captured into a graph. XLA asks before every execution, which must not
@@ -174,14 +166,14 @@ fn initialize(frame: &Frame<'_>, direction: Direction) -> Result<(), Error> {
 ///
 /// # Safety
 /// - Frame: it is one of XLA's.
-unsafe fn handle(frame: *const api::CallFrame, direction: Direction, platform: Platform) -> *mut c_void {
+unsafe fn handle(frame: *const api::CallFrame, direction: Direction, is_cuda: bool) -> *mut c_void {
     // SAFETY:
     // - frame: the caller's promise.
     let frame = unsafe { Frame::new(frame) };
     if frame.answers_metadata() {
         return null_mut();
     }
-    let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(&frame, direction, platform)));
+    let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(&frame, direction, is_cuda)));
     let error = match done {
         Ok(Ok(())) => return null_mut(),
         Ok(Err(error)) => error,
@@ -199,12 +191,12 @@ unsafe fn handle(frame: *const api::CallFrame, direction: Direction, platform: P
 
 /// Declares a handler for each direction and platform.
 macro_rules! handlers {
-    ($($name:ident: $direction:ident on $platform:ident as $target:literal, $jax:literal;)*) => {
+    ($($name:ident: $direction:ident as $target:literal on $platform:literal;)*) => {
         $(
             unsafe extern "C" fn $name(frame: *mut api::CallFrame) -> *mut c_void {
                 // SAFETY:
                 // - frame: only XLA calls this.
-                unsafe { handle(frame, Direction::$direction, Platform::$platform) }
+                unsafe { handle(frame, Direction::$direction, $platform == "CUDA") }
             }
         )*
 
@@ -219,7 +211,7 @@ macro_rules! handlers {
                     let capsule = pyo3::ffi::PyCapsule_New($name as *mut c_void, std::ptr::null(), None);
                     Bound::from_owned_ptr_or_err(py, capsule)?
                 };
-                handlers.set_item(($target, $jax), capsule)?;
+                handlers.set_item(($target, $platform), capsule)?;
             )*
             Ok(handlers)
         }
@@ -227,10 +219,10 @@ macro_rules! handlers {
 }
 
 handlers! {
-    forward_cpu: Forward on Cpu as "rmsnorm_forward", "cpu";
-    backward_cpu: Backward on Cpu as "rmsnorm_backward", "cpu";
-    forward_cuda: Forward on Cuda as "rmsnorm_forward", "CUDA";
-    backward_cuda: Backward on Cuda as "rmsnorm_backward", "CUDA";
+    forward_cpu: Forward as "rmsnorm_forward" on "cpu";
+    backward_cpu: Backward as "rmsnorm_backward" on "cpu";
+    forward_cuda: Forward as "rmsnorm_forward" on "CUDA";
+    backward_cuda: Backward as "rmsnorm_backward" on "CUDA";
 }
 
 /// The f32 elements of workspace of a backward call, on the CPU or on any CUDA device: no device is asked, as a program may be
@@ -246,12 +238,8 @@ pub(crate) fn xla_workspace_len(
 ) -> PyResult<usize> {
     let refuse = |what: &str| PyValueError::new_err(format!("rmsnorm knows no {what}"));
     let norm = Norm::from_name(norm).ok_or_else(|| refuse(norm))?;
-    let dtype = |name: &str| match name {
-        "float32" => Ok(DType::F32),
-        "float16" => Ok(DType::F16),
-        "bfloat16" => Ok(DType::Bf16),
-        other => Err(refuse(other)),
-    };
+    let dtype =
+        |name: &str| DType::ALL.into_iter().find(|&dtype| python_name(dtype) == name).ok_or_else(|| refuse(name));
     let dtypes = DTypes { activation: dtype(&dtypes.0)?, weight: dtype(&dtypes.1)?, residual: dtype(&dtypes.2)? };
     let tensors: Option<Vec<Tensor>> = tensors.split(',').map(Tensor::from_name).collect();
     let tensors = tensors.ok_or_else(|| refuse("such tensor"))?;

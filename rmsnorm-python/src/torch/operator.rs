@@ -1,12 +1,27 @@
-//! The operators as data: what each takes and gives, and so its schema.
+//! The operators as data: their schemas, and what each takes and gives by its schema.
 
-use std::fmt::Write as _;
+use rmsnorm_core::{Direction, Norm, Tensor};
 
-use rmsnorm_core::Tensor::{
-    self, Bias, Codes, Dbias, Dresidual, DresidualOut, Dweight, Dx, Dy, Mean, Residual, ResidualOut, Rstd, Scale,
-    Scales, Weight, X, Y,
-};
-use rmsnorm_core::{Direction, Norm};
+/// The schemas of all operators. Those without statistics are for calls that nobody differentiates.
+pub(super) const SCHEMAS: [&str; 9] = [
+    "rms_norm(Tensor x, Tensor? weight, float eps, float weight_offset, bool cast_before_weight) \
+     -> (Tensor y, Tensor rstd)",
+    "rms_norm_inference(Tensor x, Tensor? weight, float eps, float weight_offset, bool cast_before_weight) -> Tensor y",
+    "layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> (Tensor y, Tensor mean, Tensor rstd)",
+    "layer_norm_inference(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor y",
+    "add_rms_norm(Tensor x, Tensor residual, Tensor? weight, float eps, float weight_offset, bool cast_before_weight) \
+     -> (Tensor y, Tensor residual_out, Tensor rstd)",
+    "add_layer_norm(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps) \
+     -> (Tensor y, Tensor residual_out, Tensor mean, Tensor rstd)",
+    "rms_norm_backward(Tensor dy, Tensor x, Tensor? weight, Tensor rstd, Tensor? dresidual_out, float weight_offset, \
+     bool need_dweight, bool need_dresidual) -> (Tensor dx, Tensor dweight, Tensor dresidual)",
+    "layer_norm_backward(Tensor dy, Tensor x, Tensor? weight, Tensor mean, Tensor rstd, Tensor? dresidual_out, \
+     bool need_dweight, bool need_dbias, bool need_dresidual) \
+     -> (Tensor dx, Tensor dweight, Tensor dbias, Tensor dresidual)",
+    "quantized_rms_norm(Tensor x, Tensor? residual, Tensor? weight, float eps, float weight_offset, \
+     bool cast_before_weight, Tensor? scale, int codes_type, int scale_kind) \
+     -> (Tensor codes, Tensor scales, Tensor residual_out)",
+];
 
 /// A parameter of an operator, in the order of its schema.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -24,105 +39,48 @@ pub(super) enum Parameter {
     ScaleKind,
 }
 
-use Parameter::{CastBeforeWeight, Eps, Need, Optional, WeightOffset};
+impl Parameter {
+    /// Of its type and its name.
+    fn of(text: &str) -> Option<Self> {
+        Some(match text.split_once(' ')? {
+            ("Tensor", name) => Parameter::Tensor(Tensor::from_name(name)?),
+            ("Tensor?", name) => Parameter::Optional(Tensor::from_name(name)?),
+            ("float", "eps") => Parameter::Eps,
+            ("float", "weight_offset") => Parameter::WeightOffset,
+            ("bool", "cast_before_weight") => Parameter::CastBeforeWeight,
+            ("bool", name) => Parameter::Need(Tensor::from_name(name.strip_prefix("need_")?)?),
+            ("int", "codes_type") => Parameter::CodeType,
+            ("int", "scale_kind") => Parameter::ScaleKind,
+            _ => return None,
+        })
+    }
+}
 
 /// An operator of the namespace `rmsnorm`.
 pub(super) struct Operator {
     pub(super) name: &'static str,
     pub(super) norm: Norm,
     pub(super) direction: Direction,
-    pub(super) parameters: &'static [Parameter],
-    pub(super) results: &'static [Tensor],
+    pub(super) parameters: Vec<Parameter>,
+    pub(super) results: Vec<Tensor>,
 }
-
-const fn operator(
-    name: &'static str,
-    norm: Norm,
-    direction: Direction,
-    parameters: &'static [Parameter],
-    results: &'static [Tensor],
-) -> Operator {
-    Operator { name, norm, direction, parameters, results }
-}
-
-/// Shorthand for a tensor that every call has.
-const fn given(tensor: Tensor) -> Parameter {
-    Parameter::Tensor(tensor)
-}
-
-/// All operators. Those without statistics are for calls that nobody differentiates.
-pub(super) static OPERATORS: [Operator; 9] = {
-    use Direction::{Backward, Forward, QuantizedForward};
-    use Norm::{Layer, Rms};
-    const RMS: &[Parameter] = &[given(X), Optional(Weight), Eps, WeightOffset, CastBeforeWeight];
-    const LAYER: &[Parameter] = &[given(X), Optional(Weight), Optional(Bias), Eps];
-    const ADD_RMS: &[Parameter] = &[given(X), given(Residual), Optional(Weight), Eps, WeightOffset, CastBeforeWeight];
-    const ADD_LAYER: &[Parameter] = &[given(X), given(Residual), Optional(Weight), Optional(Bias), Eps];
-    const RMS_BACKWARD: &[Parameter] = &[
-        given(Dy),
-        given(X),
-        Optional(Weight),
-        given(Rstd),
-        Optional(DresidualOut),
-        WeightOffset,
-        Need(Dweight),
-        Need(Dresidual),
-    ];
-    const LAYER_BACKWARD: &[Parameter] = &[
-        given(Dy),
-        given(X),
-        Optional(Weight),
-        given(Mean),
-        given(Rstd),
-        Optional(DresidualOut),
-        Need(Dweight),
-        Need(Dbias),
-        Need(Dresidual),
-    ];
-    const QUANTIZED: &[Parameter] = &[
-        given(X),
-        Optional(Residual),
-        Optional(Weight),
-        Eps,
-        WeightOffset,
-        CastBeforeWeight,
-        Optional(Scale),
-        Parameter::CodeType,
-        Parameter::ScaleKind,
-    ];
-    [
-        operator("rms_norm", Rms, Forward, RMS, &[Y, Rstd]),
-        operator("rms_norm_inference", Rms, Forward, RMS, &[Y]),
-        operator("layer_norm", Layer, Forward, LAYER, &[Y, Mean, Rstd]),
-        operator("layer_norm_inference", Layer, Forward, LAYER, &[Y]),
-        operator("add_rms_norm", Rms, Forward, ADD_RMS, &[Y, ResidualOut, Rstd]),
-        operator("add_layer_norm", Layer, Forward, ADD_LAYER, &[Y, ResidualOut, Mean, Rstd]),
-        operator("rms_norm_backward", Rms, Backward, RMS_BACKWARD, &[Dx, Dweight, Dresidual]),
-        operator("layer_norm_backward", Layer, Backward, LAYER_BACKWARD, &[Dx, Dweight, Dbias, Dresidual]),
-        operator("quantized_rms_norm", Rms, QuantizedForward, QUANTIZED, &[Codes, Scales, ResidualOut]),
-    ]
-};
 
 impl Operator {
-    /// `rms_norm(Tensor x, Tensor? weight, float eps, ..) -> (Tensor y, Tensor rstd)`.
-    pub(super) fn schema(&self) -> String {
-        let parameter = |parameter: &Parameter| match parameter {
-            Parameter::Tensor(tensor) => format!("Tensor {tensor}"),
-            Optional(tensor) => format!("Tensor? {tensor}"),
-            Eps => "float eps".into(),
-            WeightOffset => "float weight_offset".into(),
-            CastBeforeWeight => "bool cast_before_weight".into(),
-            Need(tensor) => format!("bool need_{tensor}"),
-            Parameter::CodeType => "int codes_type".into(),
-            Parameter::ScaleKind => "int scale_kind".into(),
-        };
-        let parameters: Vec<String> = self.parameters.iter().map(parameter).collect();
-        let results: Vec<String> = self.results.iter().map(|tensor| format!("Tensor {tensor}")).collect();
-        let mut schema = format!("{}({}) -> ", self.name, parameters.join(", "));
-        let _ = match &results[..] {
-            [one] => write!(schema, "{one}"),
-            several => write!(schema, "({})", several.join(", ")),
-        };
-        schema
+    /// The operator of a schema, if every word of it is known here.
+    pub(super) fn of(schema: &'static str) -> Option<Self> {
+        let (name, rest) = schema.split_once('(')?;
+        let (parameters, results) = rest.split_once(") -> ")?;
+        let results = results.trim_matches(['(', ')']).split(", ");
+        Some(Operator {
+            name,
+            norm: if name.contains("layer") { Norm::Layer } else { Norm::Rms },
+            direction: match name {
+                _ if name.ends_with("_backward") => Direction::Backward,
+                _ if name.starts_with("quantized_") => Direction::QuantizedForward,
+                _ => Direction::Forward,
+            },
+            parameters: parameters.split(", ").map(Parameter::of).collect::<Option<_>>()?,
+            results: results.map(|text| Tensor::from_name(text.strip_prefix("Tensor ")?)).collect::<Option<_>>()?,
+        })
     }
 }

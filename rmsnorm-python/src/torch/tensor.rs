@@ -3,10 +3,10 @@
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
-use rmsnorm_core::{Error, Storage, Tensor};
+use rmsnorm_core::{Error, RowLayout, Storage, Tensor};
 
 use super::shim::{Handle, Shim, Value};
-use crate::foreign::{Foreign, Place, not_a_float};
+use crate::foreign::{Foreign, Place, not_a_float, sizes};
 
 /// Dimensions of a tensor at the most, as in PyTorch.
 const MOST_DIMS: usize = 64;
@@ -121,7 +121,7 @@ impl<'s> Owned<'s> {
     /// copied if its elements are apart.
     pub(super) fn rows(&self, tensor: Tensor) -> Result<(Foreign, Option<Owned<'s>>), Error> {
         let (dims, strides, storage) = (self.dims()?, self.numbers(self.shim.strides)?, self.storage(tensor)?);
-        let rows = Foreign::strided(self.data()?, storage, dims, strides);
+        let rows = Foreign::strided(tensor, self.data()?, storage, dims, strides);
         if let Some(rows) = rows.filter(|rows| tensor.is_matrix() || rows.flat(tensor).is_ok()) {
             return Ok((rows, None));
         }
@@ -131,13 +131,9 @@ impl<'s> Owned<'s> {
         if unsafe { (self.shim.copy)(copy.handle, self.handle, 0) } != 0 {
             return Err(failed("a copy to dense rows"));
         }
-        Ok((copy.dense(tensor)?, Some(copy)))
-    }
-
-    /// Its elements, if they lie side by side.
-    pub(super) fn dense(&self, tensor: Tensor) -> Result<Foreign, Error> {
         let no_dims = || Error::InvalidArgument { arg: tensor.name(), rule: "it has at least one dimension".into() };
-        Foreign::dense(self.data()?, self.storage(tensor)?, self.dims()?).ok_or_else(no_dims)
+        let layout = sizes(dims).and_then(RowLayout::dense).ok_or_else(no_dims)?;
+        Ok((Foreign { data: copy.data()?, storage, layout }, Some(copy)))
     }
 
     /// A new tensor of PyTorch's own memory, which holds nothing yet, with dense rows.

@@ -29,13 +29,13 @@ pub(super) const INTERNAL: c_int = 13;
 /// A call always launches the same work, so it may become part of a CUDA graph.
 pub(super) const COMMAND_BUFFER_COMPATIBLE: u32 = 1;
 
-/// Declares structs of the header, by its own names, and what a test compares with it.
+/// Declares structs of the header, by its own names, and what a test compares with it. Most begin with the two fields in parentheses.
 macro_rules! structs {
-    ($($header:literal $(#[$attribute:meta])* struct $name:ident { $($(#[$of:meta])* $field:ident = $theirs:literal: $type:ty,)* })*) => {
+    ($($header:literal struct $name:ident $(($size:ident, $start:ident))? { $($(#[$of:meta])* $field:ident = $theirs:literal: $type:ty,)* })*) => {
         $(
             #[repr(C)]
-            $(#[$attribute])*
             pub(super) struct $name {
+                $(pub(super) $size: usize, pub(super) $start: *mut ExtensionBase,)?
                 $($(#[$of])* pub(super) $field: $type,)*
             }
         )*
@@ -43,7 +43,10 @@ macro_rules! structs {
         /// Of each struct its name in the header, and of each field its name there and its offset: for the test.
         #[pyfunction]
         pub(crate) fn xla_layouts() -> Vec<(&'static str, Vec<(&'static str, usize)>)> {
-            vec![$(($header, vec![$(($theirs, offset_of!($name, $field))),*])),*]
+            vec![$(($header, vec![
+                $((stringify!($size), offset_of!($name, $size)), (stringify!($start), offset_of!($name, $start)),)?
+                $(($theirs, offset_of!($name, $field))),*
+            ])),*]
         }
     };
 }
@@ -57,9 +60,7 @@ structs! {
         kind = "type": c_int,
         next = "next": *mut ExtensionBase,
     }
-    "XLA_FFI_Api_Version" struct Version {
-        struct_size = "struct_size": usize,
-        extension_start = "extension_start": *mut ExtensionBase,
+    "XLA_FFI_Api_Version" struct Version (struct_size, extension_start) {
         major = "major_version": c_int,
         minor = "minor_version": c_int,
     }
@@ -72,27 +73,19 @@ structs! {
         base = "extension_base": ExtensionBase,
         metadata = "metadata": *mut Metadata,
     }
-    "XLA_FFI_Error_Create_Args" struct ErrorCreateArgs {
-        struct_size = "struct_size": usize,
-        extension_start = "extension_start": *mut ExtensionBase,
+    "XLA_FFI_Error_Create_Args" struct ErrorCreateArgs (struct_size, extension_start) {
         message = "message": *const c_char,
         code = "errc": c_int,
     }
-    "XLA_FFI_Stream_Get_Args" struct StreamGetArgs {
-        struct_size = "struct_size": usize,
-        extension_start = "extension_start": *mut ExtensionBase,
+    "XLA_FFI_Stream_Get_Args" struct StreamGetArgs (struct_size, extension_start) {
         context = "ctx": *mut c_void,
         stream = "stream": *mut c_void,
     }
-    "XLA_FFI_DeviceOrdinal_Get_Args" struct DeviceOrdinalGetArgs {
-        struct_size = "struct_size": usize,
-        extension_start = "extension_start": *mut ExtensionBase,
+    "XLA_FFI_DeviceOrdinal_Get_Args" struct DeviceOrdinalGetArgs (struct_size, extension_start) {
         context = "ctx": *mut c_void,
         ordinal = "device_ordinal": i32,
     }
-    "XLA_FFI_Api" struct Api {
-        struct_size = "struct_size": usize,
-        extension_start = "extension_start": *mut ExtensionBase,
+    "XLA_FFI_Api" struct Api (struct_size, extension_start) {
         version = "api_version": Version,
         internal = "internal_api": Unused,
         error_create = "XLA_FFI_Error_Create": Option<unsafe extern "C" fn(*mut ErrorCreateArgs) -> *mut c_void>,
@@ -116,17 +109,13 @@ structs! {
         device_ordinal_get = "XLA_FFI_DeviceOrdinal_Get":
             Option<unsafe extern "C" fn(*mut DeviceOrdinalGetArgs) -> *mut c_void>,
     }
-    "XLA_FFI_Buffer" struct Buffer {
-        struct_size = "struct_size": usize,
-        extension_start = "extension_start": *mut ExtensionBase,
+    "XLA_FFI_Buffer" struct Buffer (struct_size, extension_start) {
         dtype = "dtype": c_int,
         data = "data": *mut c_void,
         rank = "rank": i64,
         dims = "dims": *const i64,
     }
-    "XLA_FFI_Args" struct Buffers {
-        struct_size = "struct_size": usize,
-        extension_start = "extension_start": *mut ExtensionBase,
+    "XLA_FFI_Args" struct Buffers (struct_size, extension_start) {
         len = "size": i64,
         kinds = "types": *const c_int,
         buffers = "args": *const *const Buffer,
@@ -139,17 +128,13 @@ structs! {
         dtype = "dtype": c_int,
         value = "value": *const c_void,
     }
-    "XLA_FFI_Attrs" struct Attributes {
-        struct_size = "struct_size": usize,
-        extension_start = "extension_start": *mut ExtensionBase,
+    "XLA_FFI_Attrs" struct Attributes (struct_size, extension_start) {
         len = "size": i64,
         kinds = "types": *const c_int,
         names = "names": *const *const ByteSpan,
         values = "attrs": *const *const c_void,
     }
-    "XLA_FFI_CallFrame" struct CallFrame {
-        struct_size = "struct_size": usize,
-        extension_start = "extension_start": *mut ExtensionBase,
+    "XLA_FFI_CallFrame" struct CallFrame (struct_size, extension_start) {
         api = "api": *const Api,
         context = "ctx": *mut c_void,
         stage = "stage": c_int,

@@ -146,34 +146,24 @@ impl<'a> Frame<'a> {
         // - table: XLA's, which lives as long as the process.
         let api = unsafe { &*self.0.api };
         let end = offset_of!(api::Api, device_ordinal_get) + size_of::<*const c_void>();
-        let mut args = api::DeviceOrdinalGetArgs {
-            struct_size: size_of::<api::DeviceOrdinalGetArgs>(),
-            extension_start: null_mut(),
-            context: self.0.context,
-            ordinal: 0,
-        };
         // A runtime without it has one device in use here, or says which by the stream.
         let Some(get) = (api.struct_size >= end).then_some(api.device_ordinal_get).flatten() else { return Ok(0) };
+        let (struct_size, extension_start, context) =
+            (size_of::<api::DeviceOrdinalGetArgs>(), null_mut(), self.0.context);
+        let mut args = api::DeviceOrdinalGetArgs { struct_size, extension_start, context, ordinal: 0 };
         // SAFETY:
         // - function: by the header, with its struct.
-        if !unsafe { get(&raw mut args) }.is_null() {
-            return Err(failed("XLA_FFI_DeviceOrdinal_Get"));
-        }
-        usize::try_from(args.ordinal).map_err(|_| failed("XLA_FFI_DeviceOrdinal_Get"))
+        let ordinal = unsafe { get(&raw mut args) }.is_null().then_some(args.ordinal);
+        ordinal.and_then(|ordinal| usize::try_from(ordinal).ok()).ok_or_else(|| failed("XLA_FFI_DeviceOrdinal_Get"))
     }
 
     /// The device and the stream that the call goes to.
     pub(super) fn cuda(&self) -> Result<Place, Error> {
         // SAFETY:
         // - table: as above.
-        let api = unsafe { &*self.0.api };
-        let mut args = api::StreamGetArgs {
-            struct_size: size_of::<api::StreamGetArgs>(),
-            extension_start: null_mut(),
-            context: self.0.context,
-            stream: null_mut(),
-        };
-        let get = api.stream_get.ok_or_else(|| failed("XLA_FFI_Stream_Get"))?;
+        let get = unsafe { &*self.0.api }.stream_get.ok_or_else(|| failed("XLA_FFI_Stream_Get"))?;
+        let (struct_size, extension_start, context) = (size_of::<api::StreamGetArgs>(), null_mut(), self.0.context);
+        let mut args = api::StreamGetArgs { struct_size, extension_start, context, stream: null_mut() };
         // SAFETY:
         // - function: by the header, with its struct.
         if !unsafe { get(&raw mut args) }.is_null() {
@@ -184,13 +174,9 @@ impl<'a> Frame<'a> {
 
     /// An error as XLA takes it.
     pub(super) fn error(&self, code: i32, message: &str) -> *mut c_void {
-        let message = CString::new(message.replace('\0', " ")).unwrap_or_default();
-        let mut args = api::ErrorCreateArgs {
-            struct_size: size_of::<api::ErrorCreateArgs>(),
-            extension_start: null_mut(),
-            message: message.as_ptr(),
-            code,
-        };
+        let text = CString::new(message.replace('\0', " ")).unwrap_or_default();
+        let (struct_size, message) = (size_of::<api::ErrorCreateArgs>(), text.as_ptr());
+        let mut args = api::ErrorCreateArgs { struct_size, extension_start: null_mut(), message, code };
         // SAFETY:
         // - table, function: XLA's own; it copies the message.
         unsafe { (*self.0.api).error_create.map_or(null_mut(), |create| create(&raw mut args)) }
