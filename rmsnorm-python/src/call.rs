@@ -2,8 +2,8 @@
 
 use rmsnorm_core::quant::{QuantSpec, ScaleType};
 use rmsnorm_core::{
-    AnyBackward, AnyForward, AnyIn, AnyOut, AnyQuantizedForward, Checked, DType, DTypes, Direction, Error, NormSpec,
-    Problem, Rows, Scales, Source, Storage, Tensor, TensorSet, TensorShape,
+    AnyBackward, AnyCall, AnyForward, AnyIn, AnyOut, AnyQuantizedForward, Checked, DType, DTypes, Direction, Error,
+    NormSpec, Problem, Rows, Scales, Source, Storage, Tensor, TensorSet, TensorShape,
 };
 
 use crate::device;
@@ -164,7 +164,7 @@ impl Call {
         args.bias = tensors.input(Tensor::Bias);
         args.mean = tensors.output(Tensor::Mean);
         args.rstd = tensors.output(Tensor::Rstd);
-        backend.launch_forward(Checked::forward(self.spec, args)?)
+        backend.launch(AnyCall::Forward(Checked::forward(self.spec, args)?))
     }
 
     fn backward<B: Lender>(&self, backend: &B, mut tensors: Views<'_, B>) -> Result<(), Error> {
@@ -181,7 +181,7 @@ impl Call {
         args.dbias = tensors.output(Tensor::Dbias);
         args.workspace = tensors.output(Tensor::Workspace);
         args.dresidual = tensors.rows_out(Tensor::Dresidual);
-        backend.launch_backward(Checked::backward(backend, self.spec, args)?)
+        backend.launch(AnyCall::Backward(Checked::backward(backend, self.spec, args)?))
     }
 
     fn quantized_forward<B: Lender>(
@@ -206,7 +206,7 @@ impl Call {
             ScaleType::F32 => Scales::F32(scales),
             ScaleType::E8m0 => Scales::E8m0(scales),
         });
-        backend.launch_quantized_forward(Checked::quantized_forward(self.spec, args)?)
+        backend.launch(AnyCall::QuantizedForward(Checked::quantized_forward(self.spec, args)?))
     }
 }
 
