@@ -5,6 +5,7 @@
 //!
 //! | here | role |
 //! |---|---|
+//! | [`text`] | the files that programs are made of |
 //! | [`program`] | what a program computes, from which tensors, and what of a call its code depends on |
 //! | [`reduction`] | the second stage of the gradients: partial rows, and the threads that add them up |
 //! | [`chain`] | additions one after the other, which error bounds follow from |
@@ -24,4 +25,5 @@ pub mod program;
 pub mod reduction;
 #[cfg(feature = "testing")]
 pub mod testing;
+pub mod text;
 pub mod tuning;

@@ -179,16 +179,24 @@ pub fn write(path: &Path, text: &str) -> io::Result<()> {
     file.persist(path).map(|_| ()).map_err(|error| error.error)
 }
 
-/// Tells versions of these texts apart, in 16 digits: the hash of Fowler, Noll and Vo. No secret hangs on it.
+/// Tells versions of these texts apart, in 16 digits. No secret hangs on it.
 pub fn revision<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
-    let mut hash = 0xcbf2_9ce4_8422_2325u64;
-    let mut add = |byte: u8| hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    for text in texts {
-        text.bytes().for_each(&mut add);
-        // Where a text ends counts: no text has this byte.
-        add(0xff);
+    format!("{:016x}", texts.into_iter().fold(NO_TEXT, hash))
+}
+
+/// The [`hash`] of no text.
+pub const NO_TEXT: u64 = 0xcbf2_9ce4_8422_2325;
+
+/// The hash of Fowler, Noll and Vo of one text more, behind those of which `before` is the hash.
+pub const fn hash(before: u64, text: &str) -> u64 {
+    const PRIME: u64 = 0x0100_0000_01b3;
+    let (mut hash, bytes, mut at) = (before, text.as_bytes(), 0);
+    while at < bytes.len() {
+        hash = (hash ^ bytes[at] as u64).wrapping_mul(PRIME);
+        at += 1;
     }
-    format!("{hash:016x}")
+    // Where a text ends counts: no text has this byte.
+    (hash ^ 0xff).wrapping_mul(PRIME)
 }
 
 #[cfg(test)]
