@@ -5,6 +5,9 @@
 
 use std::borrow::Cow;
 
+use rmsnorm_tuning::file::revision;
+use rmsnorm_tuning::{Entry, Table};
+
 /// Rungs in the order of their limits. Built in, or measured on a device.
 pub type Ladder<T> = Cow<'static, [Rung<T>]>;
 
@@ -35,6 +38,41 @@ pub fn find<T: Copy>(ladder: &[Rung<T>], length: usize) -> Option<T> {
 /// Whether every limit is above the one before.
 pub fn rises<T>(ladder: &[Rung<T>]) -> bool {
     ladder.is_sorted_by(|before, after| before.up_to < after.up_to)
+}
+
+/// A ladder's rungs as a table has them.
+pub fn to_rungs<T: Copy>(ladder: &[Rung<T>], entry: impl Fn(T) -> Entry) -> Vec<rmsnorm_tuning::Rung> {
+    let best = |rung: &Rung<T>| rung.best.map_or_else(Entry::none, &entry);
+    ladder.iter().map(|rung| rmsnorm_tuning::Rung { up_to: rung.up_to, best: best(rung) }).collect()
+}
+
+/// Puts what a table has of that name in the place of the built-in ladder. `best` reads what stands on a rung.
+///
+/// # Errors
+/// What of it is no rung, in words.
+pub fn replace<T: Clone + PartialEq>(
+    ladder: &mut Ladder<T>,
+    table: &Table,
+    name: &str,
+    best: impl Fn(&Entry) -> Result<T, String>,
+) -> Result<(), String> {
+    let rung = |rung: &rmsnorm_tuning::Rung| {
+        let best = if rung.best.is_none() { Ok(None) } else { best(&rung.best).map(Some) };
+        let best = best.map_err(|reason| format!("{name} up to {}: {reason}", rung.up_to))?;
+        Ok::<_, String>(Rung { up_to: rung.up_to, best })
+    };
+    let rungs = table.ladder(name)?.iter().map(rung).collect::<Result<Vec<_>, _>>()?;
+    // What is built in is not held twice.
+    if rungs[..] != ladder[..] {
+        *ladder = Cow::Owned(rungs);
+    }
+    Ok(())
+}
+
+/// Tells programs and built-in tables apart that a table may be measured with. `texts` is the revision of the programs' texts; `meaning`
+/// is counted up where tables mean something else though programs and built-in rungs are what they were.
+pub fn revision_of(texts: u64, built_in: &Table, meaning: &str) -> String {
+    revision([texts.to_string().as_str(), built_in.to_string().as_str(), env!("CARGO_PKG_VERSION"), meaning])
 }
 
 #[cfg(test)]

@@ -1,10 +1,8 @@
 //! A table as data, and back.
 
-use std::borrow::Cow;
 use std::sync::OnceLock;
 
-use rmsnorm_gpu::tuning::{Ladder, Rung};
-use rmsnorm_tuning::file::revision;
+use rmsnorm_gpu::tuning::{Ladder, replace, revision_of, to_rungs};
 use rmsnorm_tuning::{Entry, Table};
 
 use super::{Ladders, Tuning};
@@ -134,12 +132,11 @@ impl Tuning {
 
     /// All of it as data.
     pub(crate) fn to_table(&self) -> Table {
-        let rung = |rung: &Rung<Tile>| rmsnorm_tuning::Rung {
-            up_to: rung.up_to,
-            best: rung.best.as_ref().map_or_else(Entry::none, |tile| tile.to_entry()),
-        };
-        let ladders = Name::all().into_iter().map(|name| (name.text(), self.ladder(name).iter().map(rung).collect()));
-        Table { numbers: [(SPLIT_BYTES.to_owned(), self.split_bytes)].into(), ladders: ladders.collect() }
+        let rungs = |name| to_rungs(self.ladder(name), Tile::to_entry);
+        Table {
+            numbers: [(SPLIT_BYTES.to_owned(), self.split_bytes)].into(),
+            ladders: Name::all().into_iter().map(|name| (name.text(), rungs(name))).collect(),
+        }
     }
 
     /// The table of this data, if plans may be made of it on any device.
@@ -151,17 +148,7 @@ impl Tuning {
         table.has_no_more_than(&tuning.to_table())?;
         tuning.split_bytes = table.number(SPLIT_BYTES, 0, MOST_SPLIT_BYTES)?;
         for name in Name::all() {
-            let text = name.text();
-            let rung = |rung: &rmsnorm_tuning::Rung| {
-                let tile = if rung.best.is_none() { Ok(None) } else { Tile::from_entry(&rung.best).map(Some) };
-                let best = tile.map_err(|reason| format!("{text} up to {}: {reason}", rung.up_to))?;
-                Ok::<_, String>(Rung { up_to: rung.up_to, best })
-            };
-            let rungs = table.ladder(&text)?.iter().map(rung).collect::<Result<Vec<_>, _>>()?;
-            // What is built in is not held twice.
-            if rungs[..] != tuning.ladder(name)[..] {
-                *tuning.ladder_mut(name) = Cow::Owned(rungs);
-            }
+            replace(tuning.ladder_mut(name), table, &name.text(), Tile::from_entry)?;
         }
         tuning.check()?;
         Ok(tuning)
@@ -170,11 +157,7 @@ impl Tuning {
     /// Tells kernels and built-in tables apart that a table may be measured with.
     pub(crate) fn revision() -> &'static str {
         static REVISION_OF_THIS: OnceLock<String> = OnceLock::new();
-        REVISION_OF_THIS.get_or_init(|| {
-            let built_in = Tuning::H200.to_table().to_string();
-            let texts = rmsnorm_kernels::REVISION.to_string();
-            revision([texts.as_str(), &built_in, env!("CARGO_PKG_VERSION"), REVISION])
-        })
+        REVISION_OF_THIS.get_or_init(|| revision_of(rmsnorm_kernels::REVISION, &Tuning::H200.to_table(), REVISION))
     }
 }
 

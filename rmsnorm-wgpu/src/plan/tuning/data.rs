@@ -1,10 +1,8 @@
 //! A table as data, and back; and what of it is legal.
 
-use std::borrow::Cow;
 use std::sync::OnceLock;
 
-use rmsnorm_gpu::tuning::{Ladder, Rung, rises};
-use rmsnorm_tuning::file::revision;
+use rmsnorm_gpu::tuning::{Ladder, replace, revision_of, rises, to_rungs};
 use rmsnorm_tuning::{Entry, Kept, Table};
 
 use super::super::MOST_PACKS;
@@ -64,16 +62,14 @@ impl Name {
 impl Tuning {
     /// All of it as data.
     pub(crate) fn to_table(&self) -> Table {
-        let packs = |packs: &u32| Entry::none().with("packs", *packs);
-        let ladder = |name: Name| match name {
+        let packs = |packs| Entry::none().with("packs", packs);
+        let rungs = |name| match name {
             Name::Forward(table) => to_rungs(&self.forward[table], packs),
             Name::ToCodes => to_rungs(&self.to_codes, packs),
-            Name::Backward(table) => to_rungs(&self.backward[table], |division| division.to_entry()),
+            Name::Backward(table) => to_rungs(&self.backward[table], Division::to_entry),
         };
-        Table {
-            numbers: Default::default(),
-            ladders: Name::all().into_iter().map(|name| (name.text(), ladder(name))).collect(),
-        }
+        let ladders = Name::all().into_iter().map(|name| (name.text(), rungs(name))).collect();
+        Table { numbers: Default::default(), ladders }
     }
 
     /// The table of this data, if plans may be made of it on any device.
@@ -98,23 +94,11 @@ impl Tuning {
     /// Tells shaders and built-in tables apart that a table may be measured with.
     pub(crate) fn revision() -> &'static str {
         static REVISION_OF_THIS: OnceLock<String> = OnceLock::new();
-        REVISION_OF_THIS.get_or_init(|| {
-            let built_in = Tuning::H200.to_table().to_string();
-            let texts = rmsnorm_shaders::REVISION.to_string();
-            revision([texts.as_str(), &built_in, env!("CARGO_PKG_VERSION"), REVISION])
-        })
+        REVISION_OF_THIS.get_or_init(|| revision_of(rmsnorm_shaders::REVISION, &Tuning::H200.to_table(), REVISION))
     }
 }
 
-fn to_rungs<T>(ladder: &[Rung<T>], entry: impl Fn(&T) -> Entry) -> Vec<rmsnorm_tuning::Rung> {
-    let rung = |rung: &Rung<T>| rmsnorm_tuning::Rung {
-        up_to: rung.up_to,
-        best: rung.best.as_ref().map_or_else(Entry::none, &entry),
-    };
-    ladder.iter().map(rung).collect()
-}
-
-/// Takes a ladder from a table, unless it is the built-in one.
+/// Takes a ladder from a table, if it is legal.
 fn read<T: Clone + PartialEq>(
     table: &Table,
     name: Name,
@@ -122,23 +106,15 @@ fn read<T: Clone + PartialEq>(
     best: impl Fn(&Entry) -> Result<T, String>,
 ) -> Result<(), String> {
     let text = name.text();
-    let rung = |rung: &rmsnorm_tuning::Rung| {
-        let best = if rung.best.is_none() { Ok(None) } else { best(&rung.best).map(Some) };
-        let best = best.map_err(|reason| format!("{text} up to {}: {reason}", rung.up_to))?;
-        Ok::<_, String>(Rung { up_to: rung.up_to, best })
-    };
-    let rungs = table.ladder(&text)?.iter().map(rung).collect::<Result<Vec<_>, _>>()?;
-    if !rises(&rungs) {
+    replace(ladder, table, &text, best)?;
+    if !rises(ladder) {
         return Err(format!("{text}: its limits do not rise"));
     }
     // Where each rung begins, and what is behind the last.
-    let begins = std::iter::once(0).chain(rungs.iter().map(|rung| rung.up_to));
-    let bests = rungs.iter().map(|rung| rung.best.is_some()).chain([false]);
+    let begins = std::iter::once(0).chain(ladder.iter().map(|rung| rung.up_to));
+    let bests = ladder.iter().map(|rung| rung.best.is_some()).chain([false]);
     if begins.zip(bests).any(|(above, is_on_chip)| !is_on_chip && above < LEAST_STREAMING - 1) {
         return Err(format!("{text}: some rows of less than {LEAST_STREAMING} pairs of quads have no packs"));
-    }
-    if rungs[..] != ladder[..] {
-        *ladder = Cow::Owned(rungs);
     }
     Ok(())
 }
