@@ -116,104 +116,65 @@ pub(crate) struct Columns {
     pub(crate) columns: [f32; MOST_COLUMN_RANKS],
 }
 
+/// Which fields are a tensor's: the one table of what says where a tensor lies and of what is asked of that.
+macro_rules! fields_of_tensors {
+    (
+        in_groups { $($grouped:ident: $matrix:ident, $group_stride:ident;)* }
+        matrices { $($plain:ident: $strided:ident;)* }
+        vectors { $($vector:ident: $address:ident;)* }
+    ) => {
+        impl Params {
+            /// Where a tensor lies; a vector has no row stride.
+            pub(crate) const fn tensor(&self, tensor: Tensor) -> Matrix {
+                match tensor {
+                    $(Tensor::$grouped => self.$matrix,)*
+                    $(Tensor::$plain => self.$strided,)*
+                    $(Tensor::$vector => Matrix { data: self.$address, row_stride: 0 },)*
+                }
+            }
+
+            /// Elements from group to group of a matrix; 0 of what lies in no groups.
+            pub(crate) const fn group_stride(&self, tensor: Tensor) -> u64 {
+                match tensor {
+                    $(Tensor::$grouped => self.$group_stride,)*
+                    $(Tensor::$plain)|* | $(Tensor::$vector)|* => 0,
+                }
+            }
+
+            /// Says where a tensor lies; a vector has no strides.
+            pub(crate) const fn place(&mut self, tensor: Tensor, matrix: Matrix, group_stride: u64) {
+                match tensor {
+                    $(Tensor::$grouped => (self.$matrix, self.$group_stride) = (matrix, group_stride),)*
+                    $(Tensor::$plain => self.$strided = matrix,)*
+                    $(Tensor::$vector => self.$address = matrix.data,)*
+                }
+            }
+        }
+    };
+}
+
+fields_of_tensors! {
+    in_groups {
+        X: x, x_group_stride;
+        Residual: residual, residual_group_stride;
+        Dy: dy, dy_group_stride;
+        DresidualOut: dresidual_out, dresidual_out_group_stride;
+        Y: y, y_group_stride;
+        ResidualOut: residual_out, residual_out_group_stride;
+        Dx: dx, dx_group_stride;
+        Dresidual: dresidual, dresidual_group_stride;
+        Codes: codes, codes_group_stride;
+    }
+    // Their rows are columns.
+    matrices { CodesT: codes_t; CodesColumnwise: codes_columnwise; }
+    vectors {
+        Weight: weight; Bias: bias; Mean: mean; Rstd: rstd; Dweight: dweight; Dbias: dbias; Workspace: partials;
+        Scale: scale; Scales: scales; Amax: amax; ScalesColumnwise: scales_columnwise;
+        NextWeight: next_weight; NextBias: next_bias; NextMean: next_mean; NextRstd: next_rstd;
+    }
+}
+
 impl Params {
-    /// Where a tensor lies; a vector has no row stride.
-    pub(crate) const fn tensor(&self, tensor: Tensor) -> Matrix {
-        match tensor {
-            Tensor::X => self.x,
-            Tensor::Residual => self.residual,
-            Tensor::Weight => Matrix::vector(self.weight),
-            Tensor::Bias => Matrix::vector(self.bias),
-            Tensor::Y => self.y,
-            Tensor::ResidualOut => self.residual_out,
-            Tensor::Mean => Matrix::vector(self.mean),
-            Tensor::Rstd => Matrix::vector(self.rstd),
-            Tensor::Dy => self.dy,
-            Tensor::DresidualOut => self.dresidual_out,
-            Tensor::Dx => self.dx,
-            Tensor::Dweight => Matrix::vector(self.dweight),
-            Tensor::Dbias => Matrix::vector(self.dbias),
-            Tensor::Workspace => Matrix::vector(self.partials),
-            Tensor::Dresidual => self.dresidual,
-            Tensor::Codes => self.codes,
-            Tensor::CodesT => self.codes_t,
-            Tensor::Scale => Matrix::vector(self.scale),
-            Tensor::Scales => Matrix::vector(self.scales),
-            Tensor::Amax => Matrix::vector(self.amax),
-            Tensor::CodesColumnwise => self.codes_columnwise,
-            Tensor::ScalesColumnwise => Matrix::vector(self.scales_columnwise),
-            Tensor::NextWeight => Matrix::vector(self.next_weight),
-            Tensor::NextBias => Matrix::vector(self.next_bias),
-            Tensor::NextMean => Matrix::vector(self.next_mean),
-            Tensor::NextRstd => Matrix::vector(self.next_rstd),
-        }
-    }
-
-    /// Elements from group to group of a matrix; 0 for a vector.
-    pub(crate) const fn group_stride(&self, tensor: Tensor) -> u64 {
-        match tensor {
-            Tensor::X => self.x_group_stride,
-            Tensor::Residual => self.residual_group_stride,
-            Tensor::Dy => self.dy_group_stride,
-            Tensor::DresidualOut => self.dresidual_out_group_stride,
-            Tensor::Y => self.y_group_stride,
-            Tensor::ResidualOut => self.residual_out_group_stride,
-            Tensor::Dx => self.dx_group_stride,
-            Tensor::Dresidual => self.dresidual_group_stride,
-            Tensor::Codes => self.codes_group_stride,
-            Tensor::Weight
-            | Tensor::Bias
-            | Tensor::Mean
-            | Tensor::Rstd
-            | Tensor::Dweight
-            | Tensor::Dbias
-            | Tensor::Workspace
-            | Tensor::CodesT
-            | Tensor::Scale
-            | Tensor::Scales
-            | Tensor::Amax
-            | Tensor::CodesColumnwise
-            | Tensor::ScalesColumnwise
-            | Tensor::NextWeight
-            | Tensor::NextBias
-            | Tensor::NextMean
-            | Tensor::NextRstd => 0,
-        }
-    }
-
-    /// Says where a tensor lies; a vector has no group stride.
-    pub(crate) const fn place(&mut self, tensor: Tensor, matrix: Matrix, group_stride: u64) {
-        match tensor {
-            Tensor::X => (self.x, self.x_group_stride) = (matrix, group_stride),
-            Tensor::Residual => (self.residual, self.residual_group_stride) = (matrix, group_stride),
-            Tensor::Dy => (self.dy, self.dy_group_stride) = (matrix, group_stride),
-            Tensor::DresidualOut => (self.dresidual_out, self.dresidual_out_group_stride) = (matrix, group_stride),
-            Tensor::Y => (self.y, self.y_group_stride) = (matrix, group_stride),
-            Tensor::ResidualOut => (self.residual_out, self.residual_out_group_stride) = (matrix, group_stride),
-            Tensor::Dx => (self.dx, self.dx_group_stride) = (matrix, group_stride),
-            Tensor::Dresidual => (self.dresidual, self.dresidual_group_stride) = (matrix, group_stride),
-            Tensor::Weight => self.weight = matrix.data,
-            Tensor::Bias => self.bias = matrix.data,
-            Tensor::Mean => self.mean = matrix.data,
-            Tensor::Rstd => self.rstd = matrix.data,
-            Tensor::Dweight => self.dweight = matrix.data,
-            Tensor::Dbias => self.dbias = matrix.data,
-            Tensor::Workspace => self.partials = matrix.data,
-            Tensor::Codes => (self.codes, self.codes_group_stride) = (matrix, group_stride),
-            // Its rows lie in no groups, nor do those of the copy along columns.
-            Tensor::CodesT => self.codes_t = matrix,
-            Tensor::Scale => self.scale = matrix.data,
-            Tensor::Scales => self.scales = matrix.data,
-            Tensor::Amax => self.amax = matrix.data,
-            Tensor::CodesColumnwise => self.codes_columnwise = matrix,
-            Tensor::ScalesColumnwise => self.scales_columnwise = matrix.data,
-            Tensor::NextWeight => self.next_weight = matrix.data,
-            Tensor::NextBias => self.next_bias = matrix.data,
-            Tensor::NextMean => self.next_mean = matrix.data,
-            Tensor::NextRstd => self.next_rstd = matrix.data,
-        }
-    }
-
     /// Bytes that a kernel of such a call is told: up to the last field that it reads.
     pub(crate) const fn bytes(call: &CallKey) -> usize {
         if call.has_parts {
@@ -227,11 +188,5 @@ impl Params {
         } else {
             offset_of!(Params, codes)
         }
-    }
-}
-
-impl Matrix {
-    const fn vector(data: u64) -> Self {
-        Matrix { data, row_stride: 0 }
     }
 }
