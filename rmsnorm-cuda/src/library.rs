@@ -4,6 +4,29 @@
 //! first, under cudarc's names and in its order, and what is wrong becomes an [`Error::Unavailable`]. NVRTC and NCCL are called
 //! by us alone. Each is looked for once a process, and stays loaded.
 
+/// The functions of a library that are called, under names of ours and as its header declares them.
+macro_rules! functions {
+    ($($name:ident = $symbol:literal: $type:ty;)*) => {
+        /// As the header declares them.
+        pub(crate) struct Functions {
+            $(pub(crate) $name: $type,)*
+        }
+
+        impl Functions {
+            /// # Safety
+            /// The library gives its functions these types.
+            ///
+            /// # Errors
+            /// The library lacks a function.
+            unsafe fn of(library: &Library) -> Result<Functions, String> {
+                // SAFETY:
+                // - types: the caller's promise.
+                unsafe { Ok(Functions { $($name: function::<$type>(library, $symbol)?,)* }) }
+            }
+        }
+    };
+}
+
 #[cfg(feature = "nccl")]
 pub(crate) mod nccl;
 mod nvrtc;

@@ -41,28 +41,27 @@ pub(crate) const IN_PROGRESS: Status = 7;
 type OfComm = unsafe extern "C" fn(ncclComm_t) -> Status;
 type IntOfComm = unsafe extern "C" fn(ncclComm_t, *mut c_int) -> Status;
 
-/// As `nccl.h` declares them.
-pub(crate) struct Functions {
-    error_string: unsafe extern "C" fn(Status) -> *const c_char,
-    last_error: unsafe extern "C" fn(ncclComm_t) -> *const c_char,
-    pub(crate) unique_id: unsafe extern "C" fn(*mut ncclUniqueId) -> Status,
-    pub(crate) init_rank: unsafe extern "C" fn(*mut ncclComm_t, c_int, ncclUniqueId, c_int) -> Status,
-    pub(crate) finalize: OfComm,
-    pub(crate) destroy: OfComm,
-    pub(crate) abort: OfComm,
-    pub(crate) count: IntOfComm,
-    pub(crate) device: IntOfComm,
-    pub(crate) user_rank: IntOfComm,
-    pub(crate) async_error: IntOfComm,
-    pub(crate) group_start: unsafe extern "C" fn() -> Status,
-    pub(crate) group_end: unsafe extern "C" fn() -> Status,
-    pub(crate) send:
-        unsafe extern "C" fn(*const c_void, usize, ncclDataType_t, c_int, ncclComm_t, cudaStream_t) -> Status,
-    pub(crate) receive:
-        unsafe extern "C" fn(*mut c_void, usize, ncclDataType_t, c_int, ncclComm_t, cudaStream_t) -> Status,
-    pub(crate) all_gather:
-        unsafe extern "C" fn(*const c_void, *mut c_void, usize, ncclDataType_t, ncclComm_t, cudaStream_t) -> Status,
-    pub(crate) all_reduce: unsafe extern "C" fn(
+functions! {
+    error_string = "ncclGetErrorString": unsafe extern "C" fn(Status) -> *const c_char;
+    last_error = "ncclGetLastError": unsafe extern "C" fn(ncclComm_t) -> *const c_char;
+    unique_id = "ncclGetUniqueId": unsafe extern "C" fn(*mut ncclUniqueId) -> Status;
+    init_rank = "ncclCommInitRank": unsafe extern "C" fn(*mut ncclComm_t, c_int, ncclUniqueId, c_int) -> Status;
+    finalize = "ncclCommFinalize": OfComm;
+    destroy = "ncclCommDestroy": OfComm;
+    abort = "ncclCommAbort": OfComm;
+    count = "ncclCommCount": IntOfComm;
+    device = "ncclCommCuDevice": IntOfComm;
+    user_rank = "ncclCommUserRank": IntOfComm;
+    async_error = "ncclCommGetAsyncError": IntOfComm;
+    group_start = "ncclGroupStart": unsafe extern "C" fn() -> Status;
+    group_end = "ncclGroupEnd": unsafe extern "C" fn() -> Status;
+    send = "ncclSend":
+        unsafe extern "C" fn(*const c_void, usize, ncclDataType_t, c_int, ncclComm_t, cudaStream_t) -> Status;
+    receive = "ncclRecv":
+        unsafe extern "C" fn(*mut c_void, usize, ncclDataType_t, c_int, ncclComm_t, cudaStream_t) -> Status;
+    all_gather = "ncclAllGather":
+        unsafe extern "C" fn(*const c_void, *mut c_void, usize, ncclDataType_t, ncclComm_t, cudaStream_t) -> Status;
+    all_reduce = "ncclAllReduce": unsafe extern "C" fn(
         *const c_void,
         *mut c_void,
         usize,
@@ -70,35 +69,7 @@ pub(crate) struct Functions {
         ncclRedOp_t,
         ncclComm_t,
         cudaStream_t,
-    ) -> Status,
-}
-
-impl Functions {
-    fn of(library: &Library) -> Result<Functions, String> {
-        // SAFETY:
-        // - types: those that nccl.h has declared since NCCL 2.14, the last to be added being ncclCommFinalize. C's enums are ints.
-        unsafe {
-            Ok(Functions {
-                error_string: function(library, "ncclGetErrorString")?,
-                last_error: function(library, "ncclGetLastError")?,
-                unique_id: function(library, "ncclGetUniqueId")?,
-                init_rank: function(library, "ncclCommInitRank")?,
-                finalize: function(library, "ncclCommFinalize")?,
-                destroy: function(library, "ncclCommDestroy")?,
-                abort: function(library, "ncclCommAbort")?,
-                count: function(library, "ncclCommCount")?,
-                device: function(library, "ncclCommCuDevice")?,
-                user_rank: function(library, "ncclCommUserRank")?,
-                async_error: function(library, "ncclCommGetAsyncError")?,
-                group_start: function(library, "ncclGroupStart")?,
-                group_end: function(library, "ncclGroupEnd")?,
-                send: function(library, "ncclSend")?,
-                receive: function(library, "ncclRecv")?,
-                all_gather: function(library, "ncclAllGather")?,
-                all_reduce: function(library, "ncclAllReduce")?,
-            })
-        }
-    }
+    ) -> Status;
 }
 
 /// NCCL, ready for calls from any thread.
@@ -162,8 +133,10 @@ impl Nccl {
         if version < OLDEST {
             return Err(format!("{path} is NCCL {version}, {OLDEST} is the oldest that will do; {INSTALL}"));
         }
-        let functions =
-            Functions::of(&library).map_err(|error| format!("NCCL {version}, {path}, is broken: {error}"))?;
+        // SAFETY:
+        // - types: those that nccl.h has declared since NCCL 2.14, the last to be added being ncclCommFinalize. C's enums are ints.
+        let functions = unsafe { Functions::of(&library) }
+            .map_err(|error| format!("NCCL {version}, {path}, is broken: {error}"))?;
         Ok(Nccl { version, functions, _library: library })
     }
 

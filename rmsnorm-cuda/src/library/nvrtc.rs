@@ -18,44 +18,23 @@ type Status = c_int;
 type GetSize = unsafe extern "C" fn(Handle, *mut usize) -> Status;
 type GetBytes = unsafe extern "C" fn(Handle, *mut c_char) -> Status;
 
-/// As `nvrtc.h` declares them.
-struct Functions {
-    version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> Status,
-    error_string: unsafe extern "C" fn(Status) -> *const c_char,
-    create: unsafe extern "C" fn(
+functions! {
+    version = "nvrtcVersion": unsafe extern "C" fn(*mut c_int, *mut c_int) -> Status;
+    error_string = "nvrtcGetErrorString": unsafe extern "C" fn(Status) -> *const c_char;
+    create = "nvrtcCreateProgram": unsafe extern "C" fn(
         *mut Handle,
         *const c_char,
         *const c_char,
         c_int,
         *const *const c_char,
         *const *const c_char,
-    ) -> Status,
-    compile: unsafe extern "C" fn(Handle, c_int, *const *const c_char) -> Status,
-    destroy: unsafe extern "C" fn(*mut Handle) -> Status,
-    cubin_size: GetSize,
-    cubin: GetBytes,
-    log_size: GetSize,
-    log: GetBytes,
-}
-
-impl Functions {
-    fn of(library: &Library) -> Result<Functions, String> {
-        // SAFETY:
-        // - types: those that nvrtc.h has declared since CUDA 11.1, to which nvrtcGetCUBIN was added.
-        unsafe {
-            Ok(Functions {
-                version: function(library, "nvrtcVersion")?,
-                error_string: function(library, "nvrtcGetErrorString")?,
-                create: function(library, "nvrtcCreateProgram")?,
-                compile: function(library, "nvrtcCompileProgram")?,
-                destroy: function(library, "nvrtcDestroyProgram")?,
-                cubin_size: function(library, "nvrtcGetCUBINSize")?,
-                cubin: function(library, "nvrtcGetCUBIN")?,
-                log_size: function(library, "nvrtcGetProgramLogSize")?,
-                log: function(library, "nvrtcGetProgramLog")?,
-            })
-        }
-    }
+    ) -> Status;
+    compile = "nvrtcCompileProgram": unsafe extern "C" fn(Handle, c_int, *const *const c_char) -> Status;
+    destroy = "nvrtcDestroyProgram": unsafe extern "C" fn(*mut Handle) -> Status;
+    cubin_size = "nvrtcGetCUBINSize": GetSize;
+    cubin = "nvrtcGetCUBIN": GetBytes;
+    log_size = "nvrtcGetProgramLogSize": GetSize;
+    log = "nvrtcGetProgramLog": GetBytes;
 }
 
 /// The compiler, ready for calls from any thread.
@@ -81,7 +60,9 @@ impl Nvrtc {
     /// It is not NVRTC, or too old.
     pub(super) fn new(library: Library, path: &Path) -> Result<Nvrtc, String> {
         let unusable = |why: String| format!("{} is no usable NVRTC of CUDA 11.1 or later: {why}", path.display());
-        let functions = Functions::of(&library).map_err(unusable)?;
+        // SAFETY:
+        // - types: those that nvrtc.h has declared since CUDA 11.1, to which nvrtcGetCUBIN was added.
+        let functions = unsafe { Functions::of(&library) }.map_err(unusable)?;
         let (mut major, mut minor) = (0, 0);
         // SAFETY:
         // - arguments: valid places for one int each.
