@@ -4,10 +4,10 @@
 
 mod accessors;
 mod prelude;
-#[cfg(test)]
-mod programs;
 mod substitute;
 mod tensors;
+#[cfg(test)]
+mod tests;
 mod unroll;
 
 use rmsnorm_gpu::program::Accumulate;

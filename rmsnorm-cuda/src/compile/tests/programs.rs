@@ -19,7 +19,7 @@ use rmsnorm_spec::{
     DType, DTypes, Direction, GradReduction, GradStore, Norm, Problem, ResidualPlacement, Tensor, TensorSet,
 };
 
-use super::*;
+use super::super::*;
 use crate::caps::Caps;
 use crate::plan::{Program, columns, drawn_devices, plan};
 
