@@ -106,20 +106,11 @@ pub(crate) fn workgroup_bytes(key: &KernelKey) -> u32 {
     };
     let of_codes = if key.program.writes_codes() { 4 * magnitudes(key) } else { 0 };
     let tile = if key.program == Program::TransposeCodes { (SIDE * SIDE) as u32 } else { 0 };
-    let folded = match key.program {
-        Program::ReducePartials => 16 * threads,
-        Program::Backward | Program::BackwardColumns if is_folded(key) => 16 * threads,
-        Program::Backward | Program::BackwardColumns => 16,
-        Program::Forward
-        | Program::ForwardStreaming
-        | Program::QuantizedForward
-        | Program::QuantizedForwardStreaming
-        | Program::TransposeCodes
-        | Program::Columnwise
-        | Program::TensorScale
-        | Program::Clear
-        | Program::BackwardRowSums
-        | Program::Copy => 0,
+    let folds = matches!(key.program, Program::Backward | Program::BackwardColumns);
+    let folded = match key.program == Program::ReducePartials || is_folded(key) {
+        true => 16 * threads,
+        false if folds => 16,
+        false => 0,
     };
     sums + folded + of_codes + tile
 }
@@ -230,22 +221,10 @@ const fn storage_of(key: &KernelKey, tensor: Tensor) -> Storage {
     }
 }
 
+/// Whether its threads exchange sums over a row.
 const fn has_sums(program: Program) -> bool {
-    match program {
-        Program::Forward
-        | Program::ForwardStreaming
-        | Program::QuantizedForward
-        | Program::QuantizedForwardStreaming
-        | Program::Backward
-        | Program::BackwardRowSums => true,
-        Program::BackwardColumns
-        | Program::ReducePartials
-        | Program::TransposeCodes
-        | Program::Columnwise
-        | Program::TensorScale
-        | Program::Clear
-        | Program::Copy => false,
-    }
+    let streams = matches!(program, Program::ForwardStreaming | Program::QuantizedForwardStreaming);
+    program.is_on_chip() || streams || matches!(program, Program::BackwardRowSums)
 }
 
 fn is_layer(key: &KernelKey) -> bool {

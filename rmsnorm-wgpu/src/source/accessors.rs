@@ -156,22 +156,14 @@ fn is_needed(key: &KernelKey, tensor: Tensor) -> bool {
     always.has(tensor)
 }
 
-/// What the workspace holds, as a program sees it, and the bytes of the smallest access.
+/// What the workspace holds, as a program that binds it sees it, and the bytes of the smallest access.
 pub(super) fn workspace(key: &KernelKey) -> (&'static str, u32) {
-    match key.program {
-        Program::BackwardRowSums => ("vec2<f32>", 8),
-        Program::Backward | Program::BackwardColumns if key.call.accumulate == Accumulate::Atomics => (ATOMIC_WORD, 4),
-        Program::Backward | Program::BackwardColumns | Program::ReducePartials => ("vec4<f32>", 16),
-        // They bind none.
-        Program::Forward
-        | Program::ForwardStreaming
-        | Program::QuantizedForward
-        | Program::QuantizedForwardStreaming
-        | Program::TransposeCodes
-        | Program::Columnwise
-        | Program::TensorScale
-        | Program::Clear
-        | Program::Copy => ("f32", 4),
+    if key.program == Program::BackwardRowSums {
+        ("vec2<f32>", 8)
+    } else if key.call.accumulate == Accumulate::Atomics {
+        (ATOMIC_WORD, 4)
+    } else {
+        ("vec4<f32>", 16)
     }
 }
 
@@ -235,21 +227,7 @@ impl Pieces {
             // Nobody reads codes here.
             Quad::Bytes => (["", STORE_BYTES], ["", STORE_QUAD_OF_BYTES]),
         };
-        match key.program {
-            Program::ReducePartials => vec![pieces, quads],
-            Program::Forward
-            | Program::ForwardStreaming
-            | Program::QuantizedForward
-            | Program::QuantizedForwardStreaming
-            | Program::TransposeCodes
-            | Program::Columnwise
-            | Program::TensorScale
-            | Program::Clear
-            | Program::Backward
-            | Program::BackwardRowSums
-            | Program::BackwardColumns
-            | Program::Copy => vec![pieces, quads, PAIRS_OF_QUADS],
-        }
+        if key.program == Program::ReducePartials { vec![pieces, quads] } else { vec![pieces, quads, PAIRS_OF_QUADS] }
     }
 }
 
