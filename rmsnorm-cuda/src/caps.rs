@@ -82,9 +82,8 @@ impl Caps {
             sms: 108,
             shared_per_block_optin: 163 << 10,
             shared_per_sm: 164 << 10,
-            threads_per_sm: 2048,
             max_cluster: 1,
-            tuning: Tuning::H200,
+            ..Caps::h200()
         }
     }
 
@@ -95,8 +94,7 @@ impl Caps {
             shared_per_block_optin: 64 << 10,
             shared_per_sm: 64 << 10,
             threads_per_sm: 1024,
-            max_cluster: 1,
-            tuning: Tuning::H200,
+            ..Caps::a100()
         }
     }
 }

@@ -133,11 +133,9 @@ impl Caps {
             workgroup_bytes: 16 << 10,
             binding_bytes: 128 << 20,
             offset_alignment: 256,
-            groups_per_dimension: 65535,
-            subgroup: Some(32),
             workgroups: 128,
             f16: F16::Unpacks,
-            tuning: Tuning::H200,
+            ..Caps::h200()
         }
     }
 
@@ -149,15 +147,12 @@ impl Caps {
     /// Mesa's software device, with all that its adapter has.
     pub(crate) const fn lavapipe() -> Self {
         Caps {
-            max_threads: 1024,
             workgroup_bytes: 32 << 10,
             binding_bytes: 128 << 20,
-            offset_alignment: 16,
-            groups_per_dimension: 65535,
             subgroup: Some(8),
             workgroups: 8,
             f16: F16::Unpacks,
-            tuning: Tuning::H200,
+            ..Caps::h200()
         }
     }
 }

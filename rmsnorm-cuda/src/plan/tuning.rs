@@ -70,32 +70,28 @@ impl Tuning {
         KEPT.keep(Tuning { split_bytes: 0, holds_small: false, ..self.clone() })
     }
 
+    const fn tables(&self, pack: u32) -> &Tables {
+        let [narrow, wide] = &self.widths;
+        if pack == 8 { narrow } else { wide }
+    }
+
     /// The tables of a call in packs of `pack` columns.
     pub(super) fn ladders(&self, problem: &Problem, pack: u32) -> &Ladders {
-        let [narrow, wide] = &self.widths;
-        let Tables {
-            forward: [plain, residual, layer, layer_residual],
-            backward: [one, two],
-            to_codes: _,
-            finds_scale: _,
-        } = if pack == 8 { narrow } else { wide };
-        let is_layer = problem.norm == Norm::Layer;
+        let Tables { forward: [plain, residual, layer, layer_residual], backward: [one, two], .. } = self.tables(pack);
+        let (is_layer, has_two_sums) = (problem.norm == Norm::Layer, problem.tensors.sums_over_rows() == 2);
         match (problem.direction, is_layer, is_sum(problem)) {
+            (Direction::Backward, ..) if is_layer || has_two_sums => two,
+            (Direction::Backward, ..) => one,
             (Direction::Forward | Direction::QuantizedForward, false, false) => plain,
             (Direction::Forward | Direction::QuantizedForward, false, true) => residual,
             (Direction::Forward | Direction::QuantizedForward, true, false) => layer,
             (Direction::Forward | Direction::QuantizedForward, true, true) => layer_residual,
-            (Direction::Backward, ..) if is_layer || problem.tensors.sums_over_rows() == 2 => two,
-            (Direction::Backward, ..) => one,
         }
     }
-}
 
-impl Tuning {
     /// The table of a call to codes.
     pub(super) fn to_codes(&self, problem: &Problem, scale: ScaleKind, pack: u32) -> Option<&Ladder<Tile>> {
-        let [narrow, wide] = &self.widths;
-        let Tables { to_codes: [tensor, row, block, layer], finds_scale, .. } = if pack == 8 { narrow } else { wide };
+        let Tables { to_codes: [tensor, row, block, layer], finds_scale, .. } = self.tables(pack);
         let rms = match scale {
             ScaleKind::Current if find(finds_scale, problem.cols.div_ceil(pack as usize)).is_some() => finds_scale,
             ScaleKind::Given | ScaleKind::Current => tensor,
