@@ -38,102 +38,69 @@ pub(crate) use tuning::{
     data::{Name, SPLIT_BYTES, Which},
 };
 
-/// The kernel of a source file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Program {
+const PLAIN: TensorSet = TensorSet::of(&[Tensor::Weight, Tensor::Bias, Tensor::Residual]);
+const FORWARD: TensorSet = PLAIN.with(Tensor::NextWeight).with(Tensor::NextBias);
+const CODES: TensorSet = PLAIN.with(Tensor::Amax).with(Tensor::Y).with(Tensor::CodesT);
+const GRADIENTS: TensorSet = TensorSet::of(&[Tensor::Dweight, Tensor::Dbias]);
+const BACKWARD: TensorSet = GRADIENTS.with(Tensor::Weight).with(Tensor::DresidualOut).with(Tensor::Dresidual);
+
+rmsnorm_gpu::programs! {
     /// `forward.cu`: a row stays on chip.
-    Forward,
+    Forward = ("forward", Forward, FORWARD);
     /// `forward_cluster.cu`: a long row lies in the registers of a cluster.
-    ForwardCluster,
+    ForwardCluster = ("forward_cluster", Forward, FORWARD);
     /// `forward_long.cu`: a long row lies in shared memory, of a block or a cluster.
-    ForwardLong,
+    ForwardLong = ("forward_long", Forward, FORWARD);
     /// `forward_streaming.cu`: a row fits nowhere on chip.
-    ForwardStreaming,
+    ForwardStreaming = ("forward_streaming", Forward, FORWARD);
     /// `backward.cu`: a row stays on chip.
-    Backward,
+    Backward = ("backward", Backward, BACKWARD);
     /// `backward_split.cu`: the matrices fit the L2, so that some blocks have rows and others columns.
-    BackwardSplit,
+    BackwardSplit = ("backward_split", Backward, BACKWARD);
     /// `backward_streaming.cu`, first pass: mean_wdy and mean_wdy_xhat of every row.
-    BackwardRowSums,
+    BackwardRowSums = ("backward_row_sums", Backward, TensorSet::of(&[Tensor::Weight]));
     /// `backward_streaming.cu`, second pass: dx and the partial sums of dweight and dbias.
-    BackwardColumns,
+    BackwardColumns = ("backward_columns", Backward, BACKWARD);
     /// `reduce_partials.cu`
-    ReducePartials,
+    ReducePartials = ("reduce_partials", Backward, GRADIENTS);
     /// `quantized_forward.cu`: a row stays on chip.
-    QuantizedForward,
+    QuantizedForward = ("quantized_forward", QuantizedForward, CODES);
     /// `quantized_forward_streaming.cu`: it does not.
-    QuantizedForwardStreaming,
+    QuantizedForwardStreaming = ("quantized_forward_streaming", QuantizedForward, CODES);
     /// `transpose_codes.cu`
-    TransposeCodes,
+    TransposeCodes = ("transpose_codes", QuantizedForward, TensorSet::NONE);
     /// `columnwise.cu`
-    Columnwise,
-    /// `clear.cu`
-    Clear,
+    Columnwise = ("columnwise", QuantizedForward, PLAIN);
+    /// `clear.cu`: of every direction, and so of none of them.
+    Clear = ("clear", Forward, TensorSet::NONE);
     /// `column_statistics.cu`: the first half of forward on a rank's columns.
-    ColumnStatistics,
+    ColumnStatistics = ("column_statistics", Forward, TensorSet::of(&[Tensor::Residual]));
     /// `forward_given.cu`: the second.
-    ForwardGiven,
+    ForwardGiven = ("forward_given", Forward, PLAIN);
     /// `backward_statistics.cu`: the first half of backward.
-    BackwardStatistics,
+    BackwardStatistics = ("backward_statistics", Backward, TensorSet::of(&[Tensor::Weight]));
     /// `backward_given.cu`: the second, without the second stage of gradients.
-    BackwardGiven,
+    BackwardGiven = ("backward_given", Backward, BACKWARD);
     /// `reduce_forward.cu`: the norm of a sum over ranks.
     #[cfg(feature = "peers")]
-    ReduceForward,
+    ReduceForward = ("reduce_forward", Forward, PLAIN);
     /// `reduce_forward_rows.cu`: the same where each rank adds the rows that it owns.
     #[cfg(feature = "peers")]
-    ReduceForwardRows,
-    /// `gather_numbers.cu`: between the halves of a call whose columns are divided among ranks.
+    ReduceForwardRows = ("reduce_forward_rows", Forward, PLAIN);
+    /// `gather_numbers.cu`: between the halves of a call of either direction whose columns are divided among ranks.
     #[cfg(feature = "peers")]
-    GatherNumbers,
+    GatherNumbers = ("gather_numbers", Forward, TensorSet::NONE);
     /// `forward_exchange.cu`: both halves of forward and the exchange between them, of rows that stay in registers.
     #[cfg(feature = "peers")]
-    ForwardExchange,
+    ForwardExchange = ("forward_exchange", Forward, PLAIN);
 }
 
 impl Program {
     /// What it is: everything that the other rooms ask of a program.
     pub(crate) const fn info(self) -> rmsnorm_gpu::program::Program {
-        use Tensor::{
-            Amax, Bias, CodesT, Dbias, Dresidual, DresidualOut, Dweight, NextBias, NextWeight, Residual, Weight, Y,
-        };
-        const FORWARD: &[Tensor] = &[Weight, Bias, Residual, NextWeight, NextBias];
-        const CODES: &[Tensor] = &[Weight, Bias, Residual, Amax, Y, CodesT];
-        const BACKWARD: &[Tensor] = &[Weight, DresidualOut, Dweight, Dbias, Dresidual];
-        let (stem, direction, is_reduction, optional): (_, _, _, &[Tensor]) = match self {
-            Program::Forward => ("forward", Direction::Forward, false, FORWARD),
-            Program::ForwardCluster => ("forward_cluster", Direction::Forward, false, FORWARD),
-            Program::ForwardLong => ("forward_long", Direction::Forward, false, FORWARD),
-            Program::ForwardStreaming => ("forward_streaming", Direction::Forward, false, FORWARD),
-            Program::Backward => ("backward", Direction::Backward, false, BACKWARD),
-            Program::BackwardSplit => ("backward_split", Direction::Backward, false, BACKWARD),
-            Program::BackwardRowSums => ("backward_row_sums", Direction::Backward, false, &[Weight]),
-            Program::BackwardColumns => ("backward_columns", Direction::Backward, false, BACKWARD),
-            Program::ReducePartials => ("reduce_partials", Direction::Backward, true, &[Dweight, Dbias]),
-            Program::QuantizedForward => ("quantized_forward", Direction::QuantizedForward, false, CODES),
-            Program::QuantizedForwardStreaming => {
-                ("quantized_forward_streaming", Direction::QuantizedForward, false, CODES)
-            }
-            Program::TransposeCodes => ("transpose_codes", Direction::QuantizedForward, false, &[]),
-            Program::Columnwise => ("columnwise", Direction::QuantizedForward, false, &[Weight, Bias, Residual]),
-            // Of every direction, and so of none of them.
-            Program::Clear => ("clear", Direction::Forward, false, &[]),
-            Program::ColumnStatistics => ("column_statistics", Direction::Forward, false, &[Residual]),
-            Program::ForwardGiven => ("forward_given", Direction::Forward, false, &[Weight, Bias, Residual]),
-            Program::BackwardStatistics => ("backward_statistics", Direction::Backward, false, &[Weight]),
-            Program::BackwardGiven => ("backward_given", Direction::Backward, false, BACKWARD),
-            #[cfg(feature = "peers")]
-            Program::ReduceForward => ("reduce_forward", Direction::Forward, false, &[Weight, Bias, Residual]),
-            #[cfg(feature = "peers")]
-            Program::ReduceForwardRows => ("reduce_forward_rows", Direction::Forward, false, &[Weight, Bias, Residual]),
-            // Of either direction.
-            #[cfg(feature = "peers")]
-            Program::GatherNumbers => ("gather_numbers", Direction::Forward, false, &[]),
-            #[cfg(feature = "peers")]
-            Program::ForwardExchange => ("forward_exchange", Direction::Forward, false, &[Weight, Bias, Residual]),
-        };
+        let (stem, direction, optional) = self.row();
+        let is_reduction = matches!(self, Program::ReducePartials);
         let stores_gradients = is_reduction || matches!(self, Program::BackwardSplit);
-        let optional = TensorSet::of(optional);
         rmsnorm_gpu::program::Program { stem, direction, is_reduction, stores_gradients, optional }
     }
 
@@ -168,44 +135,7 @@ impl Program {
 }
 
 /// The tensors that some program may leave out.
-pub(crate) const OPTIONAL: TensorSet = Program::QuantizedForward
-    .info()
-    .optional
-    .union(Program::Backward.info().optional)
-    .union(Program::Forward.info().optional);
-
-#[cfg(test)]
-impl Program {
-    /// Every program.
-    pub(crate) const ALL: [Program; 18 + 4 * cfg!(feature = "peers") as usize] = [
-        Program::Forward,
-        Program::ForwardCluster,
-        Program::ForwardLong,
-        Program::ForwardStreaming,
-        Program::Backward,
-        Program::BackwardSplit,
-        Program::BackwardRowSums,
-        Program::BackwardColumns,
-        Program::ReducePartials,
-        Program::QuantizedForward,
-        Program::QuantizedForwardStreaming,
-        Program::TransposeCodes,
-        Program::Columnwise,
-        Program::Clear,
-        Program::ColumnStatistics,
-        Program::ForwardGiven,
-        Program::BackwardStatistics,
-        Program::BackwardGiven,
-        #[cfg(feature = "peers")]
-        Program::ReduceForward,
-        #[cfg(feature = "peers")]
-        Program::ReduceForwardRows,
-        #[cfg(feature = "peers")]
-        Program::GatherNumbers,
-        #[cfg(feature = "peers")]
-        Program::ForwardExchange,
-    ];
-}
+pub(crate) const OPTIONAL: TensorSet = CODES.union(BACKWARD).union(FORWARD);
 
 /// Everything a program is compiled for. Two calls with equal keys run the same code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -389,9 +319,10 @@ pub fn workspace_len_bound(problem: &Problem) -> usize {
 }
 
 /// Elements of one pack: 16 bytes of the widest matrix.
-fn pack(activation: DType, stream: Option<DType>) -> u32 {
-    let widest = stream.map_or(activation.size(), |stream| stream.size().max(activation.size()));
-    if widest == DType::F32.size() { 4 } else { 8 }
+fn pack(problem: &Problem) -> u32 {
+    let has_stream = problem.direction == Direction::Backward || is_sum(problem);
+    let stream = if has_stream { problem.dtypes.residual } else { problem.dtypes.activation };
+    if [problem.dtypes.activation, stream].contains(&DType::F32) { 4 } else { 8 }
 }
 
 /// The tile that a table has for rows of that length, where the device has such clusters.
@@ -480,61 +411,49 @@ fn key(problem: &Problem, program: Program, tile: Tile) -> KernelKey {
     KernelKey { program, call, tile: Tile { reads: reads(program, &call, &tile), ..tile }, ranks: 1 }
 }
 
+/// What is no forward pass on chip reads in one way.
 fn reads(program: Program, call: &CallKey, tile: &Tile) -> Reads {
     let (weight_bytes, reads) = (call.dtypes.weight.size() as u32, tile.reads);
+    let is_after = call.form.is_residual_after();
     // One pack, where registers are short: of a row that has a whole multiprocessor already.
     let batch_of_parts = || if tile.holds_parts(program, call.norm) { 2 } else { 1 };
-    match program {
+    if program == Program::QuantizedForward {
         // Few packs: nothing is gained by having all of them on their way.
-        Program::QuantizedForward => Reads { is_late: tile.packs <= 2, ..reads },
+        return Reads { is_late: tile.packs <= 2, ..reads };
+    }
+    if program == Program::Forward {
         // A residual that comes after has the registers that a row on its way would take.
-        Program::Forward if call.form.is_residual_after() => Reads { is_held: false, is_late: true, ..reads },
-        // The second read of several parts would be of all of them.
-        Program::Forward if call.has_parts => Reads { is_held: true, batch: batch_of_parts(), ..reads },
-        // The second read of a residual's rows would be of two matrices.
-        Program::Forward => {
-            let is_held = reads.is_held || call.tensors.adds_residual() && tile.holds_rows(call.norm, true);
-            Reads { is_held, is_late: tile.packs <= 2 && !is_held, ..reads }
+        if is_after {
+            return Reads { is_held: false, is_late: true, ..reads };
         }
+        // The second read of several parts would be of all of them.
+        if call.has_parts {
+            return Reads { is_held: true, batch: batch_of_parts(), ..reads };
+        }
+        // The second read of a residual's rows would be of two matrices.
+        let is_held = reads.is_held || call.tensors.adds_residual() && tile.holds_rows(call.norm, true);
+        return Reads { is_held, is_late: tile.packs <= 2 && !is_held, ..reads };
+    }
+    if program == Program::ForwardCluster {
         // Where there are registers for what is needed last: for a residual that comes then, from furthest, else for the weights.
-        Program::ForwardCluster if call.form.is_residual_after() => {
-            let is_narrow = tile.pack * weight_bytes <= 16;
+        let is_narrow = tile.pack * weight_bytes <= 16;
+        if is_after {
             let batch = match (is_narrow, call.form.norms_twice()) {
                 (true, _) => 4,
                 (false, false) => 2,
                 (false, true) => 1,
             };
-            Reads { is_late: tile.packs > 4, is_early: false, batch, ..reads }
+            return Reads { is_late: tile.packs > 4, is_early: false, batch, ..reads };
         }
-        // Where there are registers for the weights before they are needed.
-        Program::ForwardCluster => {
-            let batch = if call.has_parts { batch_of_parts() } else { 4 };
-            Reads { is_early: tile.pack * weight_bytes <= 16, batch, ..reads }
-        }
+        let batch = if call.has_parts { batch_of_parts() } else { 4 };
+        return Reads { is_early: is_narrow, batch, ..reads };
+    }
+    if program == Program::ForwardLong {
         // All packs would need registers that are not there. Neither are there any for parameters in f32, where the end of a row
         // is looked for, nor in the blocks of a cluster, which are more to a multiprocessor.
-        Program::ForwardLong => {
-            let is_early = tile.cluster == 1 && weight_bytes == 2 && !tile.is_ragged;
-            let batch = if call.norm == Norm::Layer { 4 } else { 2 };
-            Reads { is_early, batch: if call.has_parts { batch_of_parts() } else { batch }, ..reads }
-        }
-        Program::ForwardStreaming
-        | Program::Backward
-        | Program::BackwardSplit
-        | Program::BackwardRowSums
-        | Program::BackwardColumns
-        | Program::ReducePartials
-        | Program::QuantizedForwardStreaming
-        | Program::TransposeCodes
-        | Program::Columnwise
-        | Program::Clear
-        | Program::ColumnStatistics
-        | Program::ForwardGiven
-        | Program::BackwardStatistics
-        | Program::BackwardGiven => reads,
-        #[cfg(feature = "peers")]
-        Program::ReduceForward | Program::ReduceForwardRows | Program::GatherNumbers | Program::ForwardExchange => {
-            reads
-        }
+        let is_early = tile.cluster == 1 && weight_bytes == 2 && !tile.is_ragged;
+        let batch = if call.norm == Norm::Layer { 4 } else { 2 };
+        return Reads { is_early, batch: if call.has_parts { batch_of_parts() } else { batch }, ..reads };
     }
+    reads
 }

@@ -3,10 +3,10 @@
 //! The kernels have no `#include`, so a driver and NVRTC are all that a user needs. No number is written in both
 //! languages: what Rust decides reaches the kernels as `-D` options, and only through here.
 
-use rmsnorm_gpu::program::{Accumulate, CallKey};
+use rmsnorm_gpu::program::{Accumulate, CallKey, QuantNumbers};
 use rmsnorm_gpu::reduction;
 use rmsnorm_kernels::{self as kernels, Source};
-use rmsnorm_spec::quant::{CodeType, QuantSource, QuantSpec, ScaleKind, ScaleLayout, ScaleRounding, ScaleType};
+use rmsnorm_spec::quant::{CodeType, QuantSource, QuantSpec};
 use rmsnorm_spec::{CastOrder, DTypes, Norm, Tensor};
 
 use crate::caps::Arch;
@@ -87,19 +87,16 @@ pub(crate) fn options(key: &KernelKey, arch: Arch) -> Vec<String> {
     let DTypes { activation, weight, residual } = key.call.dtypes;
     let dtypes = [("T", activation), ("W", weight), ("R", residual), ("G", key.call.gradient)];
     let names = dtypes.map(|(name, dtype)| format!("-D{name}={dtype}"));
-    let numbers = numbers(key).map(|(name, value)| format!("-D{name}={value}"));
+    let define = |(name, value): (&str, u32)| format!("-D{name}={value}");
     let has = |tensor: Tensor| {
         format!("-DHAS_{}={}", tensor.name().to_ascii_uppercase(), u32::from(key.call.tensors.has(tensor)))
     };
-    let quant =
-        key.call.quant.map(quant_numbers).into_iter().flatten().map(|(name, value)| format!("-D{name}={value}"));
-    let columns = column_numbers(key).into_iter().flatten().map(|(name, value)| format!("-D{name}={value}"));
-    let options = language.into_iter().chain(names).chain(numbers).chain(OPTIONAL.iter().map(has));
-    let options = options.chain(quant).chain(columns);
+    let of_some = key.call.quant.map(quant_numbers).into_iter().flatten();
+    let of_some = of_some.chain(column_numbers(key).into_iter().flatten());
     #[cfg(feature = "peers")]
-    let options =
-        options.chain(peer_numbers(key).into_iter().flatten().map(|(name, value)| format!("-D{name}={value}")));
-    options.collect()
+    let of_some = of_some.chain(peer_numbers(key).into_iter().flatten());
+    let options = language.into_iter().chain(names).chain(numbers(key).map(define));
+    options.chain(OPTIONAL.iter().map(has)).chain(of_some.map(define)).collect()
 }
 
 /// What a program shares with other ranks, in the words of `peers.cuh`; nothing where it does not.
@@ -132,29 +129,7 @@ fn quant_numbers(quant: QuantSpec) -> [(&'static str, u32); 6] {
         CodeType::E5m2 => 1,
         CodeType::Int8 => 2,
     };
-    let scale = match quant.scale {
-        ScaleKind::Given => 0,
-        ScaleKind::Current => 1,
-        ScaleKind::Row => 2,
-        ScaleKind::Block { .. } | ScaleKind::Mx { .. } => 3,
-    };
-    let form = match (quant.scale, quant.scale_type()) {
-        (ScaleKind::Mx { rounding: ScaleRounding::Floor }, _) => 3,
-        (_, ScaleType::E8m0) => 2,
-        (ScaleKind::Block { is_power_of_two: true, .. }, ScaleType::F32) => 1,
-        (_, ScaleType::F32) => 0,
-    };
-    let layout = match quant.layout {
-        ScaleLayout::RowMajor => 0,
-        ScaleLayout::ColumnMajor { .. } => 1,
-        ScaleLayout::PackedUe8m0 { .. } => 2,
-        ScaleLayout::Swizzled128x4 => 3,
-    };
-    let set = match quant.scale {
-        ScaleKind::Block { cols, .. } => cols as u32,
-        ScaleKind::Mx { .. } => ScaleKind::MX_COLS as u32,
-        ScaleKind::Given | ScaleKind::Current | ScaleKind::Row => 1,
-    };
+    let QuantNumbers { scale, form, layout, set } = QuantNumbers::of(&quant);
     [
         ("CODES", codes),
         ("SCALE", scale),
@@ -219,6 +194,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use rmsnorm_gpu::program::Form;
+    use rmsnorm_spec::quant::{ScaleKind, ScaleLayout, ScaleRounding};
     use rmsnorm_spec::{DType, TensorSet};
 
     use super::*;

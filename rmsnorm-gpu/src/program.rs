@@ -1,6 +1,6 @@
 //! What a program is, whatever the language of its text.
 
-use rmsnorm_spec::quant::{QuantSource, QuantSpec, ScaleLayout};
+use rmsnorm_spec::quant::{QuantSource, QuantSpec, ScaleKind, ScaleLayout, ScaleRounding, ScaleType};
 use rmsnorm_spec::{
     CastOrder, DType, DTypes, Direction, GradReduction, GradStore, Norm, Problem, ResidualPlacement, Storage, Tensor,
     TensorSet,
@@ -19,6 +19,32 @@ pub struct Program {
     pub stores_gradients: bool,
     /// The optional tensors that its code leaves out where a call has not got them.
     pub optional: TensorSet,
+}
+
+/// A backend's programs as an enum, from a table with a row for each: its stem, its direction and its optional tensors, as
+/// [`Program`] has them.
+#[macro_export]
+macro_rules! programs {
+    ($($(#[doc = $doc:literal])+ $(#[cfg($cfg:meta)])? $name:ident = ($stem:literal, $direction:ident, $optional:expr);)+) => {
+        /// A program of a GPU: a text that is compiled for many keys.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub(crate) enum Program {
+            $($(#[doc = $doc])+ $(#[cfg($cfg)])? $name,)+
+        }
+
+        impl Program {
+            /// Every program.
+            #[cfg(test)]
+            pub(crate) const ALL: [Program; [$($(#[cfg($cfg)])? $stem),+].len()] =
+                [$($(#[cfg($cfg)])? Program::$name),+];
+
+            const fn row(self) -> (&'static str, Direction, TensorSet) {
+                match self {
+                    $($(#[cfg($cfg)])? Program::$name => ($stem, Direction::$direction, $optional),)+
+                }
+            }
+        }
+    };
 }
 
 /// The part of a kernel's key that follows from the call. What does not matter to a program has one value, so that equal
@@ -186,6 +212,45 @@ const fn quant_key(quant: QuantSpec, activation: DType) -> QuantSpec {
     // f32 is rounded to f32 by doing nothing.
     let source = if matches!(activation, DType::F32) { QuantSource::F32 } else { quant.source };
     QuantSpec::new(quant.codes, quant.scale).source(source).layout(layout)
+}
+
+/// How a program quantizes, in the numbers that texts in every language know it by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QuantNumbers {
+    /// Where a scale comes from: the caller 0, or the largest magnitude of all 1, of a row 2, of columns side by side 3.
+    pub scale: u32,
+    /// What it is: a quotient 0, a power of two as f32 1, one as a byte, rounded up 2 or by its exponent 3.
+    pub form: u32,
+    /// How scales lie: as [`ScaleLayout`] lists them, from 0.
+    pub layout: u32,
+    /// Columns that share a scale, where those side by side do; else 1.
+    pub set: u32,
+}
+
+impl QuantNumbers {
+    /// Of that spec.
+    pub fn of(quant: &QuantSpec) -> Self {
+        let (scale, set) = match quant.scale {
+            ScaleKind::Given => (0, 1),
+            ScaleKind::Current => (1, 1),
+            ScaleKind::Row => (2, 1),
+            ScaleKind::Block { cols, .. } => (3, cols),
+            ScaleKind::Mx { .. } => (3, ScaleKind::MX_COLS),
+        };
+        let form = match (quant.scale, quant.scale_type()) {
+            (ScaleKind::Mx { rounding: ScaleRounding::Floor }, _) => 3,
+            (_, ScaleType::E8m0) => 2,
+            (ScaleKind::Block { is_power_of_two: true, .. }, ScaleType::F32) => 1,
+            (_, ScaleType::F32) => 0,
+        };
+        let layout = match quant.layout {
+            ScaleLayout::RowMajor => 0,
+            ScaleLayout::ColumnMajor { .. } => 1,
+            ScaleLayout::PackedUe8m0 { .. } => 2,
+            ScaleLayout::Swizzled128x4 => 3,
+        };
+        QuantNumbers { scale, form, layout, set: set as u32 }
+    }
 }
 
 /// Whether `x` is the sum of several parts: in forward to floats, which no other call is.

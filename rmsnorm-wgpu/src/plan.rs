@@ -13,12 +13,12 @@ mod ranges;
 #[cfg(test)]
 mod tests;
 mod tuning;
+mod unfit;
 
-use std::fmt;
 use std::ops::Range;
 
 use rmsnorm_gpu::program::CallKey;
-use rmsnorm_spec::{DType, Direction, Error, Norm, Problem, Tensor, TensorSet};
+use rmsnorm_spec::{DType, Direction, Norm, Problem, Tensor, TensorSet};
 
 use crate::caps::Caps;
 #[cfg(test)]
@@ -28,106 +28,53 @@ pub(crate) use ranges::{Layout, Placed};
 pub(crate) use tuning::{KEPT, Tuning};
 #[cfg(feature = "conformance")]
 pub(crate) use tuning::{candidates, data::Name};
+pub(crate) use unfit::Unfit;
 
-/// A program of `shaders/`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Program {
+const INPUTS: TensorSet = TensorSet::of(&[Tensor::X, Tensor::Residual, Tensor::Weight, Tensor::Bias]);
+const OUTPUTS: TensorSet = TensorSet::of(&[Tensor::Y, Tensor::ResidualOut, Tensor::Mean, Tensor::Rstd]);
+const NEXT: TensorSet = TensorSet::of(&[Tensor::NextWeight, Tensor::NextBias, Tensor::NextMean, Tensor::NextRstd]);
+const CODES: TensorSet = TensorSet::of(&[Tensor::Codes, Tensor::Scale, Tensor::Scales, Tensor::Amax]);
+const ALONG: TensorSet = TensorSet::of(&[Tensor::CodesColumnwise, Tensor::ScalesColumnwise]);
+const GRADIENTS: TensorSet = TensorSet::of(&[Tensor::Dweight, Tensor::Dbias]);
+const ROW_SUMS: TensorSet = TensorSet::of(&[Tensor::X, Tensor::Weight, Tensor::Mean, Tensor::Rstd, Tensor::Dy]);
+const STREAMS: TensorSet = TensorSet::of(&[Tensor::DresidualOut, Tensor::Dx, Tensor::Dresidual]);
+
+rmsnorm_gpu::programs! {
     /// `forward.wgsl`: a row stays in registers.
-    Forward,
+    Forward = ("forward", Forward, INPUTS.union(OUTPUTS).union(NEXT));
     /// `forward_streaming.wgsl`: a row is read two or three times, in a loop.
-    ForwardStreaming,
+    ForwardStreaming = ("forward_streaming", Forward, INPUTS.union(OUTPUTS).union(NEXT));
     /// `backward.wgsl`: a row stays in registers.
-    Backward,
+    Backward = ("backward", Backward, ROW_SUMS.union(STREAMS).union(GRADIENTS));
     /// `backward_row_sums.wgsl`, for rows that stream: mean_wdy and mean_wdy_xhat of every row.
-    BackwardRowSums,
+    BackwardRowSums = ("backward_row_sums", Backward, ROW_SUMS);
     /// `backward_columns.wgsl`, for rows that stream: dx and the partial sums of dweight and dbias.
-    BackwardColumns,
+    BackwardColumns = ("backward_columns", Backward, ROW_SUMS.union(STREAMS).union(GRADIENTS));
     /// `reduce_partials.wgsl`
-    ReducePartials,
+    ReducePartials = ("reduce_partials", Backward, GRADIENTS);
     /// `quantized_forward.wgsl`: a row stays in registers.
-    QuantizedForward,
+    QuantizedForward = ("quantized_forward", QuantizedForward, INPUTS.union(OUTPUTS).union(CODES));
     /// `quantized_forward_streaming.wgsl`: a row is read two to four times, in a loop.
-    QuantizedForwardStreaming,
+    QuantizedForwardStreaming = ("quantized_forward_streaming", QuantizedForward, INPUTS.union(OUTPUTS).union(CODES));
     /// `transpose_codes.wgsl`
-    TransposeCodes,
-    /// `columnwise.wgsl`
-    Columnwise,
+    TransposeCodes = ("transpose_codes", QuantizedForward, TensorSet::of(&[Tensor::Codes, Tensor::CodesT]));
+    /// `columnwise.wgsl`. It has the files of those that write codes, and so functions for all of their tensors.
+    Columnwise = ("columnwise", QuantizedForward, INPUTS.union(OUTPUTS).union(CODES).union(ALONG));
     /// `tensor_scale.wgsl`: the scale of a tensor from its largest magnitude.
-    TensorScale,
+    TensorScale = ("tensor_scale", QuantizedForward, TensorSet::of(&[Tensor::Scales]));
     /// `clear.wgsl`: zeroes a tensor for the program behind it.
-    Clear,
+    Clear = ("clear", QuantizedForward, TensorSet::of(&[Tensor::Scales, Tensor::Amax, Tensor::ScalesColumnwise]));
     /// `copy.wgsl`, the yardstick of measurements.
-    Copy,
+    Copy = ("copy", Forward, TensorSet::of(&[Tensor::X, Tensor::Y]));
 }
 
 impl Program {
-    /// Every program.
-    #[cfg(test)]
-    pub(crate) const ALL: [Program; 13] = [
-        Program::Forward,
-        Program::ForwardStreaming,
-        Program::Backward,
-        Program::BackwardRowSums,
-        Program::BackwardColumns,
-        Program::ReducePartials,
-        Program::QuantizedForward,
-        Program::QuantizedForwardStreaming,
-        Program::TransposeCodes,
-        Program::Columnwise,
-        Program::TensorScale,
-        Program::Clear,
-        Program::Copy,
-    ];
-
-    /// What it is: everything that the other rooms ask of a program. Its text has code for these tensors, and leaves out those
+    /// What it is: everything that the other rooms ask of a program. Its text has code for its optional tensors, and leaves out those
     /// that a call has not got; a copy has an x and a y. The workspace is not among them: which part of it a program has
     /// follows from the others.
     pub(crate) const fn info(self) -> rmsnorm_gpu::program::Program {
-        use Tensor::{
-            Amax, Bias, Codes, CodesColumnwise, CodesT, Dbias, Dresidual, DresidualOut, Dweight, Dx, Dy, Mean,
-            NextBias, NextMean, NextRstd, NextWeight, Residual, ResidualOut, Rstd, Scale, Scales, ScalesColumnwise,
-            Weight, X, Y,
-        };
-        const FORWARD: &[Tensor] =
-            &[X, Residual, Weight, Bias, Y, ResidualOut, Mean, Rstd, NextWeight, NextBias, NextMean, NextRstd];
-        const TO_CODES: &[Tensor] =
-            &[X, Residual, Weight, Bias, Y, ResidualOut, Mean, Rstd, Codes, Scale, Scales, Amax];
-        // It has the files of those, and so functions for all of their tensors.
-        const COLUMNWISE: &[Tensor] = &[
-            X,
-            Residual,
-            Weight,
-            Bias,
-            Y,
-            ResidualOut,
-            Mean,
-            Rstd,
-            Codes,
-            Scale,
-            Scales,
-            Amax,
-            CodesColumnwise,
-            ScalesColumnwise,
-        ];
-        const BACKWARD: &[Tensor] = &[X, Weight, Mean, Rstd, Dy, DresidualOut, Dx, Dweight, Dbias, Dresidual];
-        let (stem, direction, is_reduction, tensors): (_, _, _, &[Tensor]) = match self {
-            Program::Forward => ("forward", Direction::Forward, false, FORWARD),
-            Program::ForwardStreaming => ("forward_streaming", Direction::Forward, false, FORWARD),
-            Program::Backward => ("backward", Direction::Backward, false, BACKWARD),
-            Program::BackwardRowSums => ("backward_row_sums", Direction::Backward, false, &[X, Weight, Mean, Rstd, Dy]),
-            Program::BackwardColumns => ("backward_columns", Direction::Backward, false, BACKWARD),
-            Program::ReducePartials => ("reduce_partials", Direction::Backward, true, &[Dweight, Dbias]),
-            Program::QuantizedForward => ("quantized_forward", Direction::QuantizedForward, false, TO_CODES),
-            Program::QuantizedForwardStreaming => {
-                ("quantized_forward_streaming", Direction::QuantizedForward, false, TO_CODES)
-            }
-            Program::TransposeCodes => ("transpose_codes", Direction::QuantizedForward, false, &[Codes, CodesT]),
-            Program::Columnwise => ("columnwise", Direction::QuantizedForward, false, COLUMNWISE),
-            Program::TensorScale => ("tensor_scale", Direction::QuantizedForward, false, &[Scales]),
-            Program::Clear => ("clear", Direction::QuantizedForward, false, &[Scales, Amax, ScalesColumnwise]),
-            Program::Copy => ("copy", Direction::Forward, false, &[X, Y]),
-        };
-        let optional = TensorSet::of(tensors);
+        let (stem, direction, optional) = self.row();
+        let is_reduction = matches!(self, Program::ReducePartials);
         rmsnorm_gpu::program::Program { stem, direction, is_reduction, stores_gradients: is_reduction, optional }
     }
 
@@ -274,6 +221,23 @@ pub(crate) struct Dispatch {
     pub(crate) grid: [u32; 2],
 }
 
+impl Step {
+    /// A kernel that makes no partial sums, in so many workgroups.
+    ///
+    /// # Errors
+    /// [`Unfit::Grid`]
+    fn dispatch(key: KernelKey, rows: Range<u64>, workgroups: u64, caps: &Caps) -> Result<Self, Unfit> {
+        let grid = ranges::grid(workgroups, caps)?;
+        Ok(Step::Dispatch(Dispatch { key, rows, first_chunk: 0, chunks: 0, accumulates: false, grid }))
+    }
+
+    /// The same with so many workgroups for every so many rows.
+    fn by_rows(key: KernelKey, rows: Range<u64>, (each, across): (u64, u64), caps: &Caps) -> Result<Self, Unfit> {
+        let workgroups = (rows.end - rows.start).div_ceil(each) * across;
+        Step::dispatch(key, rows, workgroups, caps)
+    }
+}
+
 /// How one call is executed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Plan {
@@ -303,68 +267,6 @@ pub(crate) struct Workspace {
     pub(crate) row_sums: u64,
     /// Elements in all, with room for the rounding; 0 if nothing is bound.
     pub(crate) len: u64,
-}
-
-/// Why a device has no plan for a valid call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unfit {
-    /// Spin locks need threads that get on, which WGSL does not promise.
-    Locks { groups: u32 },
-    /// Not the rows that share a scale along columns fit a binding.
-    Columnwise { rows: u64, most: u64 },
-    /// A row does not fit a binding.
-    Row { bytes: u64, most: u64 },
-    /// Not one row of partial sums fits a binding beside the row sums.
-    Workspace { bytes: u64, most: u64 },
-    /// So few partial rows fit a binding that a sum over the rows would be too long a chain of additions.
-    Partials { rows: u64, additions: u64, most: u64 },
-    /// More workgroups than two dimensions have.
-    Grid { groups: u64, most: u64 },
-    /// A device with too little of what a workgroup has for the smallest of programs.
-    Device { threads: u32, workgroup_bytes: u32 },
-}
-
-impl fmt::Display for Unfit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            Unfit::Locks { groups } => write!(
-                f,
-                "the wgpu backend has GradReduction::Partials and Atomics, got Locks {{ groups: {groups} }}: WGSL does \
-                 not promise that a thread that holds a lock gets on",
-            ),
-            Unfit::Columnwise { rows, most } => write!(
-                f,
-                "codes along columns are made of {rows} rows, which must fit a storage buffer binding of this device: {most} do"
-            ),
-            Unfit::Row { bytes, most } => {
-                write!(f, "a row must fit a storage buffer binding of this device: at most {most} bytes, got {bytes}")
-            }
-            Unfit::Workspace { bytes, most } => write!(
-                f,
-                "the workspace must fit a storage buffer binding of this device: at most {most} bytes, one row of \
-                 partial sums takes {bytes}",
-            ),
-            Unfit::Partials { rows, additions, most } => write!(
-                f,
-                "a sum over {rows} rows takes at most {most} additions one after the other; the partial sums that fit \
-                 a storage buffer binding of this device would take {additions}",
-            ),
-            Unfit::Grid { groups, most } => {
-                write!(f, "a dispatch of this device has at most {most} workgroups, got {groups}")
-            }
-            Unfit::Device { threads, workgroup_bytes } => write!(
-                f,
-                "kernels need workgroups of 64 threads and 4096 bytes, the device has {threads} threads and \
-                 {workgroup_bytes} bytes",
-            ),
-        }
-    }
-}
-
-impl From<Unfit> for Error {
-    fn from(unfit: Unfit) -> Self {
-        Error::Unsupported { rule: unfit.to_string() }
-    }
 }
 
 /// Columns of a pair of quads, which is what threads own.
@@ -416,10 +318,7 @@ pub(crate) fn copy(dtype: DType, len: u64, access: Access, aliased: bool, caps: 
     let owned = tile.columns() as u64;
     let most = (caps.available_bytes() / dtype.size() as u64).min(owned * caps.most_groups());
     let ranges = ranges::split(len, (most / 16 * 16).max(16));
-    let steps = ranges.map(|rows| {
-        let grid = ranges::grid((rows.end - rows.start).div_ceil(owned), caps)?;
-        Ok(Step::Dispatch(Dispatch { key, rows, first_chunk: 0, chunks: 0, accumulates: false, grid }))
-    });
+    let steps = ranges.map(|rows| Step::by_rows(key, rows, (owned, 1), caps));
     Ok(Plan { steps: steps.collect::<Result<_, _>>()?, ..Plan::default() })
 }
 

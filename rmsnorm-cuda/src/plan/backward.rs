@@ -37,7 +37,7 @@ const ATOMIC_ROWS: u64 = 4;
 
 /// The plan of a backward call.
 pub(super) fn plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
-    let pack = pack(problem.dtypes.activation, Some(problem.dtypes.residual));
+    let pack = pack(problem);
     let Ladders { cluster, block, long: _ } = caps.tuning.ladders(problem, pack);
     let find = |ladder| found(ladder, problem.cols, pack, caps);
     match find(cluster).or_else(|| find(block)).and_then(|tile| fit(problem, tile, caps)) {
@@ -72,7 +72,7 @@ pub(super) const fn most_owned_packs(has_clusters: bool) -> u32 {
 
 /// At least the workspace of the plan of this problem, by any legal table, on any device with up to [`MOST_SMS`] multiprocessors.
 pub(super) fn workspace_len_bound(problem: &Problem) -> usize {
-    let pack = pack(problem.dtypes.activation, Some(problem.dtypes.residual));
+    let pack = pack(problem);
     let Ladders { cluster, block, long: _ } = Tuning::H200.ladders(problem, pack);
     let packs = problem.cols.div_ceil(pack as usize);
     let rows = problem.rows as u64;

@@ -7,7 +7,7 @@ use rmsnorm_spec::{Direction, Norm, Problem};
 use rmsnorm_spec::{Tensor, TensorSet};
 
 use super::backward::{finish, most_rows};
-use super::{MOST_BLOCKS, Plan, Program, Reads, Step, Tile, is_sum, key, pack};
+use super::{MOST_BLOCKS, Plan, Program, Reads, Step, Tile, key, pack};
 use crate::caps::Caps;
 
 /// Threads that a row has at the least, a warp, and at the most, in one block.
@@ -80,7 +80,7 @@ fn by_rows(problem: &Problem, program: Program, access_bytes: u32, caps: &Caps) 
 
 /// The threads of a row.
 fn row_tile(problem: &Problem, program: Program, access_bytes: u32, caps: &Caps) -> Tile {
-    let pack = pack_of(problem);
+    let pack = pack(problem);
     let packs = problem.cols.div_ceil(pack as usize);
     let threads = packs.div_ceil(BATCH).next_power_of_two().clamp(LEAST_THREADS, MOST_THREADS);
     let cluster = if packs > MOST_PACKS * MOST_THREADS { caps.max_cluster } else { 1 };
@@ -110,15 +110,9 @@ fn row_tile(problem: &Problem, program: Program, access_bytes: u32, caps: &Caps)
     }
 }
 
-/// Elements of a pack.
-fn pack_of(problem: &Problem) -> u32 {
-    let has_stream = problem.direction == Direction::Backward || is_sum(problem);
-    pack(problem.dtypes.activation, has_stream.then_some(problem.dtypes.residual))
-}
-
 /// Threads have columns, of the rows of a chunk; then the second stage of gradients.
 fn backward_given(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
-    let pack = pack_of(problem);
+    let pack = pack(problem);
     let packs = problem.cols.div_ceil(pack as usize);
     let threads = packs.next_power_of_two().clamp(LEAST_THREADS, COLUMNS_THREADS) as u32;
     let blocks_per_sm = |threads_per_sm: u32| (threads_per_sm / threads).min(MOST_BLOCKS);

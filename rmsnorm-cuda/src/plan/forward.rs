@@ -11,8 +11,7 @@ pub(super) fn plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
     if problem.rows == 0 {
         return Plan::default();
     }
-    let stream = is_sum(problem).then_some(problem.dtypes.residual);
-    let pack = pack(problem.dtypes.activation, stream);
+    let pack = pack(problem);
     let Ladders { cluster, block, long } = caps.tuning.ladders(problem, pack);
     let find = |ladder| found(ladder, problem.cols, pack, caps);
     // A cluster has one row, and a grid 2^31 - 1 blocks: more than any memory has rows of such a length.

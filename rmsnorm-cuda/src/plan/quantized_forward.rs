@@ -61,8 +61,7 @@ pub(super) fn plan(problem: &Problem, quant: &QuantSpec, access_bytes: u32, caps
 
 /// The kernel that works on rows; nothing for no rows.
 fn rows(problem: &Problem, scale: ScaleKind, access_bytes: u32, caps: &Caps) -> Option<Step> {
-    let stream = problem.tensors.adds_residual().then_some(problem.dtypes.residual);
-    let pack = pack(problem.dtypes.activation, stream);
+    let pack = pack(problem);
     let Ladders { block, .. } = caps.tuning.ladders(problem, pack);
     let own = caps.tuning.to_codes(problem, scale, pack).and_then(|ladder| found(ladder, problem.cols, pack, caps));
     let on_chip = own.or_else(|| found(block, problem.cols, pack, caps).map(with_registers));
@@ -113,10 +112,9 @@ fn transpose(problem: &Problem) -> Option<Step> {
 /// The kernel of the copy along columns, which needs all rows' statistics; nothing for no rows.
 fn columnwise(problem: &Problem, quant: &QuantSpec, access_bytes: u32) -> Option<Step> {
     let problem = Problem { quant: Some(quant.columnwise()), ..*problem };
-    let stream = problem.tensors.adds_residual().then_some(problem.dtypes.residual);
-    let pack = pack(problem.dtypes.activation, stream);
+    let pack = pack(&problem);
     // bf16 16384x4096 to E4M3 on an H200, both kernels: three blocks 120 us, four 113, five 108, six, which spill, 153.
-    let blocks_per_sm = if pack == 8 && stream.is_none() { 5 } else { 3 };
+    let blocks_per_sm = if pack == 8 && !problem.tensors.adds_residual() { 5 } else { 3 };
     let tile = Tile { pack, packs: 1, threads_per_row: 256, groups: 1, blocks_per_sm, access_bytes, ..Tile::NONE };
     // A grid has at most 2^31 - 1 blocks; they go on to further tiles.
     let tiles = problem.rows.div_ceil(COLUMNWISE_TILE.0) * problem.cols.div_ceil(COLUMNWISE_TILE.1);

@@ -48,15 +48,13 @@ pub(super) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Pl
             rows: rows.clone(),
         };
         if let Some(tile) = form.sums {
-            let grid = ranges::grid((rows.end - rows.start).div_ceil(tile.groups.into()), caps)?;
             let key = key(problem, Program::BackwardRowSums, tile, layout);
-            let sums = Dispatch { key, rows, first_chunk: 0, chunks: 0, accumulates: false, grid };
-            steps.push(Step::Dispatch(sums));
+            steps.push(Step::by_rows(key, rows, (tile.groups.into(), 1), caps)?);
         }
         steps.push(Step::Dispatch(main));
     }
     if gradients > 0 {
-        steps.push(Step::Dispatch(second_stage(problem, partials.rows, layout, caps)?));
+        steps.push(second_stage(problem, partials.rows, layout, caps)?);
     }
     let row_sums = if form.sums.is_some() { row_sums_of(longest) } else { 0 };
     let workspace = Workspace { row_sums: len, len: whole(len, row_sums, gradients) };
@@ -251,16 +249,10 @@ fn partial_rows_that_fit(problem: &Problem, caps: &Caps) -> Result<u64, Unfit> {
 }
 
 /// The second stage: adds the partial rows.
-fn second_stage(problem: &Problem, partial_rows: u64, layout: &Layout, caps: &Caps) -> Result<Dispatch, Unfit> {
+fn second_stage(problem: &Problem, partial_rows: u64, layout: &Layout, caps: &Caps) -> Result<Step, Unfit> {
     let tile = Tile::new(reduction::LANES, reduce_groups(partial_rows, caps), 1, Flavour::Workgroup);
-    Ok(Dispatch {
-        key: key(problem, Program::ReducePartials, tile, layout),
-        rows: 0..0,
-        first_chunk: 0,
-        chunks: 0,
-        accumulates: false,
-        grid: ranges::grid(reduction::blocks(problem.cols, problem.tensors.sums_over_rows()), caps)?,
-    })
+    let blocks = reduction::blocks(problem.cols, problem.tensors.sums_over_rows());
+    Step::dispatch(key(problem, Program::ReducePartials, tile, layout), 0..0, blocks, caps)
 }
 
 /// Threads that share the partial rows of a column. Not measured through wgpu; rmsnorm-cuda's.

@@ -4,8 +4,8 @@ use rmsnorm_gpu::tuning::find;
 use rmsnorm_spec::{Norm, Problem};
 
 use super::{
-    Access, Dispatch, KernelKey, Layout, MOST_PACKS, Plan, Program, Step, Tile, Unfit, flavour, is_split, key, pairs,
-    ranges, threads_without_idle,
+    Access, KernelKey, Layout, MOST_PACKS, Plan, Program, Step, Tile, Unfit, flavour, is_split, key, pairs, ranges,
+    threads_without_idle,
 };
 use crate::caps::Caps;
 
@@ -30,11 +30,8 @@ pub(super) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Pl
 pub(super) fn rows(problem: &Problem, key: KernelKey, layout: &Layout, caps: &Caps) -> Result<Vec<Step>, Unfit> {
     let groups = key.tile.groups;
     let most = ranges::most_rows(problem, layout, groups, caps)?;
-    let steps = ranges::even(problem.rows as u64, most).map(|rows| {
-        let grid = ranges::grid((rows.end - rows.start).div_ceil(groups.into()), caps)?;
-        Ok(Step::Dispatch(Dispatch { key, rows, first_chunk: 0, chunks: 0, accumulates: false, grid }))
-    });
-    steps.collect()
+    let ranges = ranges::even(problem.rows as u64, most);
+    ranges.map(|rows| Step::by_rows(key, rows, (groups.into(), 1), caps)).collect()
 }
 
 /// How threads share a row that lies in their registers; `None` if it is too long for them.

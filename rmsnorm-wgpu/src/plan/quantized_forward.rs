@@ -4,8 +4,8 @@ use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind, ScaleLayout, ScaleRoun
 use rmsnorm_spec::{DType, DTypes, Norm, Problem, Storage, Tensor, TensorSet};
 
 use super::{
-    Access, Dispatch, Flavour, KernelKey, Layout, PAIR, Plan, Program, Step, Tile, Unfit, flavour, forward, is_split,
-    key, pairs, ranges,
+    ALONG, Access, Flavour, INPUTS, KernelKey, Layout, PAIR, Plan, Program, Step, Tile, Unfit, flavour, forward,
+    is_split, key, pairs, ranges,
 };
 use crate::caps::Caps;
 
@@ -41,7 +41,7 @@ pub(super) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Pl
             let found = problem.tensors.intersection(FOUND_FROM);
             steps.extend(rows(&Problem { tensors: found, ..*problem }, layout, caps)?);
             let bare = bare(problem, &[Tensor::Scales], QuantSpec::new(quant.codes, ScaleKind::Current));
-            steps.push(one_workgroup(&bare, Program::TensorScale, layout, caps));
+            steps.push(one_workgroup(&bare, Program::TensorScale, layout, caps)?);
             let mut given = quant;
             given.scale = ScaleKind::Given;
             let tensors = problem.tensors.without(Tensor::Scales).with(Tensor::Scale);
@@ -67,8 +67,7 @@ pub(super) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Pl
 }
 
 /// What the largest magnitude of a tensor takes, and where it goes.
-pub(crate) const FOUND_FROM: TensorSet =
-    TensorSet::of(&[Tensor::X, Tensor::Residual, Tensor::Weight, Tensor::Bias, Tensor::Scales]);
+pub(crate) const FOUND_FROM: TensorSet = INPUTS.with(Tensor::Scales);
 
 /// The kernel that works on rows, on all of them.
 fn rows(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Vec<Step>, Unfit> {
@@ -127,15 +126,14 @@ fn clear(tensor: Tensor, elements: ScaleType, bytes: u64, layout: &Layout, caps:
     let tile = Tile::new(caps.threads(256), 1, 1, Flavour::Workgroup);
     let access = if elements == ScaleType::E8m0 { layout.scales_access } else { Access::Words };
     let key = key(&problem, Program::Clear, tile, &Layout { access, is_aliased: false, ..*layout });
-    let grid = ranges::grid(bytes.div_ceil(4 * u64::from(tile.threads())), caps)?;
-    Ok(Step::Dispatch(Dispatch { key, rows: 0..bytes, first_chunk: 0, chunks: 0, accumulates: false, grid }))
+    Step::by_rows(key, 0..bytes, (4 * u64::from(tile.threads()), 1), caps)
 }
 
 /// A kernel that has no part in rows.
-fn one_workgroup(problem: &Problem, program: Program, layout: &Layout, caps: &Caps) -> Step {
+fn one_workgroup(problem: &Problem, program: Program, layout: &Layout, caps: &Caps) -> Result<Step, Unfit> {
     let tile = Tile::new(caps.threads(32), 1, 1, Flavour::Workgroup);
     let key = key(problem, program, tile, &Layout { access: Access::Words, is_aliased: false, ..*layout });
-    Step::Dispatch(Dispatch { key, rows: 0..1, first_chunk: 0, chunks: 0, accumulates: false, grid: [1, 1] })
+    Step::dispatch(key, 0..1, 1, caps)
 }
 
 /// The kernel that copies codes transposed, on rows that a binding reaches.
@@ -149,11 +147,8 @@ fn transpose(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Vec<Step
     let most = ranges::most_rows(problem, layout, 1, caps)?.min(by_grid);
     // Whole tiles, but for a device on which not one row of them fits.
     let most = if most >= SIDE { most / SIDE * SIDE } else { most };
-    let steps = ranges::split(problem.rows as u64, most).map(|rows| {
-        let grid = ranges::grid((rows.end - rows.start).div_ceil(SIDE) * across, caps)?;
-        Ok(Step::Dispatch(Dispatch { key, rows, first_chunk: 0, chunks: 0, accumulates: false, grid }))
-    });
-    steps.collect()
+    let ranges = ranges::split(problem.rows as u64, most);
+    ranges.map(|rows| Step::by_rows(key, rows, (SIDE, across), caps)).collect()
 }
 
 /// The kernel that makes the copy along columns of x, on blocks of rows that a binding reaches.
@@ -172,24 +167,12 @@ fn columnwise(problem: &Problem, along: &QuantSpec, layout: &Layout, caps: &Caps
     if most < unit.min(problem.rows as u64) {
         return Err(Unfit::Columnwise { rows: block, most });
     }
-    let steps = ranges::split(problem.rows as u64, (most / unit).max(1) * unit).map(|rows| {
-        let grid = ranges::grid((rows.end - rows.start).div_ceil(height) * across, caps)?;
-        Ok(Step::Dispatch(Dispatch { key, rows, first_chunk: 0, chunks: 0, accumulates: false, grid }))
-    });
-    steps.collect()
+    let ranges = ranges::split(problem.rows as u64, (most / unit).max(1) * unit);
+    ranges.map(|rows| Step::by_rows(key, rows, (height, across), caps)).collect()
 }
 
 /// What the copy along columns takes, and where it goes.
-pub(crate) const ALONG_FROM: TensorSet = TensorSet::of(&[
-    Tensor::X,
-    Tensor::Residual,
-    Tensor::Weight,
-    Tensor::Bias,
-    Tensor::Mean,
-    Tensor::Rstd,
-    Tensor::CodesColumnwise,
-    Tensor::ScalesColumnwise,
-]);
+pub(crate) const ALONG_FROM: TensorSet = INPUTS.union(ALONG).with(Tensor::Mean).with(Tensor::Rstd);
 
 /// Zeroes scales that have gaps: every scale has its kernel, what lies between them has nobody.
 fn clear_gaps(

@@ -3,8 +3,9 @@
 //! `if` of a constant is ordinary WGSL, which drivers settle when they compile. Only what is invalid WGSL on the other side of an
 //! `if` is chosen here: a type, a built-in, a conversion that a device lacks.
 
+use rmsnorm_gpu::program::QuantNumbers;
 use rmsnorm_gpu::reduction;
-use rmsnorm_spec::quant::{CodeType, QuantSource, QuantSpec, ScaleKind, ScaleLayout, ScaleRounding, ScaleType};
+use rmsnorm_spec::quant::{CodeType, QuantSource, QuantSpec};
 use rmsnorm_spec::{CastOrder, DType, DTypes, Tensor};
 
 use super::substitute::substitute;
@@ -110,29 +111,7 @@ fn of_codes(key: &KernelKey, quant: &QuantSpec) -> String {
         CodeType::E4m3 | CodeType::Int8 => (20, 121),
         CodeType::E5m2 => (21, 113),
     };
-    let scale = match quant.scale {
-        ScaleKind::Given => "GIVEN",
-        ScaleKind::Current => "FIND",
-        ScaleKind::Row => "BY_ROW",
-        ScaleKind::Block { .. } | ScaleKind::Mx { .. } => "BY_BLOCK",
-    };
-    let form = match (quant.scale, quant.scale_type()) {
-        (ScaleKind::Mx { rounding: ScaleRounding::Floor }, _) => "BYTE_FLOOR",
-        (_, ScaleType::E8m0) => "BYTE_UP",
-        (ScaleKind::Block { is_power_of_two: true, .. }, ScaleType::F32) => "POWER",
-        (_, ScaleType::F32) => "QUOTIENT",
-    };
-    let layout = match quant.layout {
-        ScaleLayout::RowMajor => "ROW_MAJOR",
-        ScaleLayout::ColumnMajor { .. } => "COLUMN_MAJOR",
-        ScaleLayout::PackedUe8m0 { .. } => "PACKED_UE8M0",
-        ScaleLayout::Swizzled128x4 => "SWIZZLED_128X4",
-    };
-    let set = match quant.scale {
-        ScaleKind::Block { cols, .. } => cols as u32,
-        ScaleKind::Mx { .. } => ScaleKind::MX_COLS as u32,
-        ScaleKind::Given | ScaleKind::Current | ScaleKind::Row => 1,
-    };
+    let QuantNumbers { scale, form, layout, set } = QuantNumbers::of(quant);
     let numbers = [
         ("CODE_SHIFT", shift),
         ("CODE_MIN_EXPONENT", min_exponent),
@@ -144,8 +123,9 @@ fn of_codes(key: &KernelKey, quant: &QuantSpec) -> String {
         ("SHUFFLED_LANES", shuffled_lanes(key)),
         ("MAGNITUDES", magnitudes(key)),
     ];
-    let chosen = [("SCALE", scale), ("SCALE_FORM", form), ("SCALE_LAYOUT", layout)];
-    let chosen: String = chosen.iter().map(|(name, value)| format!("const {name} = {value};\n")).collect();
+    let chosen = [("SCALE", SCALES, scale), ("SCALE_FORM", FORMS, form), ("SCALE_LAYOUT", LAYOUTS, layout)];
+    let chosen: String =
+        chosen.into_iter().map(|(name, of, number)| format!("const {name} = {};\n", of[number as usize])).collect();
     // The steps of the smallest code in 1.
     let steps = f32::from_bits((254 - min_exponent + 23 - shift) << 23);
     let largest = format!("const LARGEST_CODE = {:?}f;\nconst CODE_STEPS = {steps:?}f;\n", quant.codes.largest());
@@ -194,6 +174,11 @@ const PACKED_UE8M0 = 2u;
 const SWIZZLED_128X4 = 3u;
 const LEAST_SCALE = 1.1754943508222875e-38f;
 ";
+
+/// The names of its numbers.
+const SCALES: [&str; 4] = ["GIVEN", "FIND", "BY_ROW", "BY_BLOCK"];
+const FORMS: [&str; 4] = ["QUOTIENT", "POWER", "BYTE_UP", "BYTE_FLOOR"];
+const LAYOUTS: [&str; 4] = ["ROW_MAJOR", "COLUMN_MAJOR", "PACKED_UE8M0", "SWIZZLED_128X4"];
 
 const SHUFFLED: &str = "
 fn shuffled(value: u32, distance: u32) -> u32 { return subgroupShuffleXor(value, distance); }
