@@ -1,128 +1,134 @@
-//! Calls on the storages of a device, once for every device: their tensors, and the way to their types.
+//! Calls on the storages of a device, once for every device. Dtypes are values here; only the CPU's vectors need types.
+
+use std::any::Any;
+use std::ops::Range;
 
 use candle_core::backend::BackendStorage;
-use candle_core::{DType, Layout, Result, Storage, Tensor};
-use rmsnorm_core::{TensorSet, UnsizedNorm};
+use candle_core::{Error, Layout, Result, Storage, bail};
+use rmsnorm_core::{
+    AnyForward, AnyIn, AnyOut, Checked, DTypes, Norm, NormBackend, NormSpec, ResidualPlacement, Rows, Tensor,
+    TensorSet, UnsizedNorm,
+};
 
-use crate::native::{Native, Work, dispatch};
+use crate::native::mix;
+use crate::rows::Place;
 
-/// Storages of a device that there are kernels on. The calls are made by the `run` of [`ForwardCall`], [`AfterCall`], [`BackwardCall`]
-/// and [`InPlaceCall`], which find the types.
-pub(crate) trait Kernels: BackendStorage {
-    /// # Errors
-    /// Where the kernels take no such tensors, which callers have made sure of, or the device fails.
-    fn forward<T: Native, W: Native, R: Native>(call: ForwardCall<'_, Self>) -> Result<Normalized<Self>>;
-
-    /// # Errors
-    /// As [`forward`](Self::forward).
-    fn forward_after<T: Native, W: Native, R: Native>(call: AfterCall<'_, Self>) -> Result<Added<Self>>;
-
-    /// # Errors
-    /// As [`forward`](Self::forward).
-    fn backward<T: Native, W: Native, R: Native>(call: BackwardCall<'_, Self>) -> Result<Gradients<Self>>;
+/// Storages of a device that there are kernels on. The calls are made by the `run` of [`ForwardCall`] and [`BackwardCall`], and by
+/// [`overwrite`].
+pub(crate) trait Kernels: BackendStorage + Send + Sync + 'static {
+    /// The kernels.
+    type Norms: NormBackend;
 
     /// # Errors
-    /// As [`forward`](Self::forward).
-    fn overwrite<T: Native, W: Native>(call: InPlaceCall<'_, Self>) -> Result<()>;
+    /// Where the device has none.
+    fn norms(&self) -> Result<Self::Norms>;
 
-    /// Calls `f` with the storage of one more tensor of the device: an operation of candle is lent three.
+    /// These elements.
     ///
     /// # Errors
-    /// That of `f`.
-    fn lend(tensor: &Tensor, f: impl Fn(Operand<'_, Self>) -> Result<()>) -> Result<()>;
+    /// Where there are fewer, or kernels take none of that dtype.
+    fn view(&self, range: Range<usize>) -> Result<AnyIn<'_, Self::Norms>>;
+
+    /// The same, to be written.
+    ///
+    /// # Errors
+    /// As [`view`](Self::view).
+    fn view_mut(&mut self, range: Range<usize>) -> Result<AnyOut<'_, Self::Norms>>;
+
+    /// Makes the outputs that are `wanted`.
+    ///
+    /// # Errors
+    /// Where the kernels take no such tensors, which callers have made sure of, or the device fails.
+    fn forward(call: &ForwardCall<'_, Self>, spec: &NormSpec, wanted: TensorSet) -> Result<Forwarded<Self>>;
+
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    fn backward(call: &BackwardCall<'_, Self>, spec: &NormSpec) -> Result<Gradients<Self>>;
+
+    /// A storage for the result of an operation that has none.
+    ///
+    /// # Errors
+    /// Where the device fails.
+    fn nothing(&self) -> Result<Self>;
 
     /// As one of all devices.
     fn into_storage(self) -> Storage;
-
-    /// `None` if that is of another device.
-    fn from_storage(storage: Storage) -> Option<Self>;
 }
 
 /// A storage, and which of its elements a tensor has.
 pub(crate) type Operand<'a, S> = (&'a S, &'a Layout);
 
-/// A forward pass's statistics, for backward: where its tensors are.
-#[derive(Debug)]
-pub(crate) enum Statistics {
-    Cpu(crate::cpu::Statistics),
-    #[cfg(feature = "cuda")]
-    Cuda(crate::cuda::Statistics),
+/// The rows of a tensor.
+pub(crate) fn rows<'a, S: Kernels>((storage, layout): Operand<'a, S>) -> Result<Rows<AnyIn<'a, S::Norms>>> {
+    let place = Place::of(layout)?;
+    Ok(place.rows.rows(storage.view(place.range)?))
+}
+
+/// A weight or a bias, which callers have made contiguous.
+pub(crate) fn vector<'a, S: Kernels>(operand: Operand<'a, S>) -> Result<AnyIn<'a, S::Norms>> {
+    Ok(rows(operand)?.view)
+}
+
+/// Statistics of some device, for the backward pass: a [`Statistics`] of its storages.
+pub(crate) type Saved = Box<dyn Any + Send + Sync>;
+
+/// A forward pass's statistics: f32, (rows).
+pub(crate) struct Statistics<S> {
+    /// Of layer norm.
+    pub(crate) mean: Option<S>,
+    pub(crate) rstd: S,
+}
+
+impl<S: Kernels> Statistics<S> {
+    /// Of a call, if they are saved.
+    pub(crate) fn of(mean: Option<S>, rstd: Option<S>) -> Option<Saved> {
+        rstd.map(|rstd| Box::new(Statistics { mean, rstd }) as Saved)
+    }
 }
 
 /// The tensors of a forward call.
 pub(crate) struct ForwardCall<'a, S> {
+    /// With the residual, if there is one, before the norm or after it.
     pub(crate) spec: &'a UnsizedNorm,
     pub(crate) x: Operand<'a, S>,
     pub(crate) residual: Option<Operand<'a, S>>,
     pub(crate) weight: Operand<'a, S>,
     pub(crate) bias: Option<Operand<'a, S>>,
-    /// Whether there will be a backward pass.
-    pub(crate) save: bool,
-}
-
-/// What a forward call gives.
-pub(crate) struct Normalized<S> {
-    pub(crate) y: S,
-    /// The rounded sum, if there is a residual.
-    pub(crate) residual_out: Option<S>,
-    /// If they are saved.
-    pub(crate) statistics: Option<Statistics>,
-}
-
-impl<S: Kernels> ForwardCall<'_, S> {
-    /// # Errors
-    /// As [`Kernels::forward`].
-    pub(crate) fn run(self) -> Result<Normalized<S>> {
-        let residual = self.residual.unwrap_or(self.x);
-        dispatch(dtypes([self.x, self.weight, residual]), self)
-    }
-}
-
-impl<S: Kernels> Work for ForwardCall<'_, S> {
-    type Output = Normalized<S>;
-
-    fn call<T: Native, W: Native, R: Native>(self) -> Result<Normalized<S>> {
-        S::forward::<T, W, R>(self)
-    }
-}
-
-/// The tensors of a forward call whose result is added to a residual.
-pub(crate) struct AfterCall<'a, S> {
-    /// With the residual after the norm.
-    pub(crate) spec: &'a UnsizedNorm,
-    pub(crate) x: Operand<'a, S>,
-    pub(crate) weight: Operand<'a, S>,
-    pub(crate) bias: Option<Operand<'a, S>>,
-    pub(crate) residual: Operand<'a, S>,
-    /// Of the next norm, of the sum, if it is wanted.
+    /// Of the next norm of a sum after the norm, if it is wanted.
     pub(crate) next_weight: Option<Operand<'a, S>>,
     /// Whether there will be a backward pass.
     pub(crate) save: bool,
 }
 
-/// What such a call gives.
-pub(crate) struct Added<S> {
-    /// The rounded sum.
-    pub(crate) residual_out: S,
-    /// If they are saved.
-    pub(crate) statistics: Option<Statistics>,
-    /// The next norm, and its statistics if they are saved.
-    pub(crate) next: Option<(S, Option<Statistics>)>,
+/// What a forward call gives.
+pub(crate) struct Forwarded<S> {
+    /// The norm: with a residual after it, the next one.
+    pub(crate) y: Option<S>,
+    /// The rounded sum, if there is a residual.
+    pub(crate) residual_out: Option<S>,
+    /// This and the other statistics: if they are saved.
+    pub(crate) mean: Option<S>,
+    pub(crate) rstd: Option<S>,
+    pub(crate) next_mean: Option<S>,
+    pub(crate) next_rstd: Option<S>,
 }
 
-impl<S: Kernels> AfterCall<'_, S> {
+impl<S: Kernels> ForwardCall<'_, S> {
     /// # Errors
     /// As [`Kernels::forward`].
-    pub(crate) fn run(self) -> Result<Added<S>> {
-        dispatch(dtypes([self.x, self.weight, self.residual]), self)
+    pub(crate) fn run(self) -> Result<Forwarded<S>> {
+        let ForwardCall { spec, save, .. } = self;
+        let (has_next, is_layer) = (self.next_weight.is_some(), spec.norm == Norm::Layer);
+        let has_y = spec.residual_placement == ResidualPlacement::Before || has_next;
+        let wanted = TensorSet::NONE.set(Tensor::Y, has_y).set(Tensor::ResidualOut, self.residual.is_some());
+        let wanted = wanted.set(Tensor::Rstd, save).set(Tensor::Mean, save && is_layer);
+        let wanted = wanted.set(Tensor::NextRstd, save && has_next).set(Tensor::NextMean, save && has_next && is_layer);
+        S::forward(&self, &spec.sized(&Place::of(self.x.1)?.rows), wanted)
     }
-}
 
-impl<S: Kernels> Work for AfterCall<'_, S> {
-    type Output = Added<S>;
-
-    fn call<T: Native, W: Native, R: Native>(self) -> Result<Added<S>> {
-        S::forward_after::<T, W, R>(self)
+    /// Those of the tensors.
+    pub(crate) fn dtypes(&self) -> Result<DTypes> {
+        dtypes([self.x.0, self.weight.0, self.residual.unwrap_or(self.x).0])
     }
 }
 
@@ -133,7 +139,7 @@ pub(crate) struct BackwardCall<'a, S> {
     /// What was normalized.
     pub(crate) x: Operand<'a, S>,
     pub(crate) weight: Operand<'a, S>,
-    pub(crate) statistics: &'a Statistics,
+    pub(crate) statistics: &'a Statistics<S>,
     /// Which gradients of parameters are wanted: `Dweight`, `Dbias`.
     pub(crate) wanted: TensorSet,
 }
@@ -150,43 +156,40 @@ impl<S: Kernels> BackwardCall<'_, S> {
     /// # Errors
     /// As [`Kernels::backward`].
     pub(crate) fn run(self) -> Result<Gradients<S>> {
-        dispatch(dtypes([self.dy, self.weight, self.x]), self)
+        S::backward(&self, &self.spec.sized(&Place::of(self.x.1)?.rows))
     }
-}
 
-impl<S: Kernels> Work for BackwardCall<'_, S> {
-    type Output = Gradients<S>;
-
-    fn call<T: Native, W: Native, R: Native>(self) -> Result<Gradients<S>> {
-        S::backward::<T, W, R>(self)
+    /// Those of the tensors.
+    pub(crate) fn dtypes(&self) -> Result<DTypes> {
+        dtypes([self.dy.0, self.weight.0, self.x.0])
     }
 }
 
 /// A forward call whose result takes the place of x.
-pub(crate) struct InPlaceCall<'a, S> {
-    pub(crate) spec: &'a UnsizedNorm,
-    pub(crate) x: (&'a mut S, &'a Layout),
-    pub(crate) weight: Operand<'a, S>,
-    pub(crate) bias: Option<Operand<'a, S>>,
+///
+/// # Errors
+/// As [`Kernels::forward`].
+pub(crate) fn overwrite<S: Kernels>(
+    spec: &UnsizedNorm,
+    (x, layout): (&mut S, &Layout),
+    weight: Operand<'_, S>,
+    bias: Option<Operand<'_, S>>,
+) -> Result<()> {
+    let place = Place::of(layout)?;
+    let (norms, dtypes) = (x.norms()?, dtypes([x, weight.0, x])?);
+    let mut args = AnyForward::<S::Norms>::in_place(place.rows.rows(x.view_mut(place.range)?));
+    args.dtypes = dtypes;
+    args.weight = Some(vector(weight)?);
+    args.bias = bias.map(vector).transpose()?;
+    let call = Checked::forward(spec.sized(&place.rows), args).map_err(Error::wrap)?;
+    norms.launch_forward(call).map_err(Error::wrap)
 }
 
-impl<S: Kernels> InPlaceCall<'_, S> {
-    /// # Errors
-    /// As [`Kernels::overwrite`].
-    pub(crate) fn run(self) -> Result<()> {
-        let x = (&*self.x.0, self.x.1);
-        dispatch(dtypes([x, self.weight, x]), self)
+/// Those of activations, weight and residual stream.
+fn dtypes<S: Kernels>(storages: [&S; 3]) -> Result<DTypes> {
+    let [activation, weight, residual] = storages.map(BackendStorage::dtype);
+    match mix(activation, weight, residual) {
+        Some(dtypes) => Ok(dtypes),
+        None => bail!("no kernels for {activation:?} with a weight of {weight:?} and a residual of {residual:?}"),
     }
-}
-
-impl<S: Kernels> Work for InPlaceCall<'_, S> {
-    type Output = ();
-
-    fn call<T: Native, W: Native, R: Native>(self) -> Result<()> {
-        S::overwrite::<T, W>(self)
-    }
-}
-
-fn dtypes<S: Kernels>(operands: [Operand<'_, S>; 3]) -> [DType; 3] {
-    operands.map(|(storage, _)| storage.dtype())
 }

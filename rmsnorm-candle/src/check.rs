@@ -14,6 +14,11 @@ pub(crate) struct Args<'a> {
 }
 
 impl<'a> Args<'a> {
+    /// Those of a norm by a weight alone.
+    pub(crate) const fn of(x: &'a Tensor, weight: &'a Tensor) -> Self {
+        Args { x, residual: None, weight, bias: None, next_weight: None }
+    }
+
     /// Each with its name.
     pub(crate) fn all(&self) -> impl Iterator<Item = (&'static str, &'a Tensor)> + use<'a> {
         [("x", Some(self.x)), ("residual", self.residual)]

@@ -5,10 +5,8 @@ use rmsnorm_core::{Norm, UnsizedNorm};
 
 use crate::check::Args;
 use crate::native::mix;
-use crate::ops::add::Add;
-use crate::ops::after::After;
-use crate::ops::in_place;
 use crate::ops::normalize::Normalize;
+use crate::ops::{in_place, sum};
 use crate::rows::{is_regular, regular};
 use crate::slow;
 
@@ -209,11 +207,8 @@ pub fn layer_norm_in_place(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, e
 
 /// `x` normalized.
 pub(crate) fn normalize(spec: UnsizedNorm, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-    let args = Args { x, residual: None, weight, bias, next_weight: None };
-    args.check(&spec)?;
-    if has_kernels(&args) {
-        let bias = bias.map(Tensor::contiguous).transpose()?;
-        return Normalize::apply(spec, &regular(x)?, &weight.contiguous()?, bias.as_ref());
+    if has_kernels(&spec, &Args { bias, ..Args::of(x, weight) })? {
+        return Normalize::apply(spec, &regular(x)?, &weight.contiguous()?, contiguous(bias)?.as_ref());
     }
     slow::normalize(&spec, x, weight, bias, x.dtype())
 }
@@ -226,11 +221,9 @@ pub(crate) fn add_normalize(
     weight: &Tensor,
     bias: Option<&Tensor>,
 ) -> Result<(Tensor, Tensor)> {
-    let args = Args { x, residual: Some(residual), weight, bias, next_weight: None };
-    args.check(&spec)?;
-    if has_kernels(&args) {
-        let bias = bias.map(Tensor::contiguous).transpose()?;
-        return Add::apply(spec, &regular(x)?, &regular(residual)?, &weight.contiguous()?, bias.as_ref());
+    if has_kernels(&spec, &Args { residual: Some(residual), bias, ..Args::of(x, weight) })? {
+        let (x, residual, weight) = (regular(x)?, regular(residual)?, weight.contiguous()?);
+        return sum::add_normalize(spec, &x, &residual, &weight, contiguous(bias)?.as_ref());
     }
     let residual_out = slow::add(x, residual)?;
     Ok((slow::normalize(&spec, &residual_out, weight, bias, x.dtype())?, residual_out))
@@ -244,12 +237,9 @@ pub(crate) fn normalize_add(
     weight: &Tensor,
     bias: Option<&Tensor>,
 ) -> Result<Tensor> {
-    let args = Args { x, residual: Some(residual), weight, bias, next_weight: None };
-    args.check(&spec)?;
-    if has_kernels(&args) {
-        let bias = bias.map(Tensor::contiguous).transpose()?;
+    if has_kernels(&spec, &Args { residual: Some(residual), bias, ..Args::of(x, weight) })? {
         let (x, residual, weight) = (regular(x)?, regular(residual)?, weight.contiguous()?);
-        return After::apply(spec.residual_after(), &x, &residual, &weight, bias.as_ref());
+        return sum::normalize_add(spec, &x, &residual, &weight, contiguous(bias)?.as_ref());
     }
     slow::normalize_add(&spec, x, residual, weight, bias)
 }
@@ -262,12 +252,10 @@ pub(crate) fn normalize_add_normalize(
     weight: &Tensor,
     next_weight: &Tensor,
 ) -> Result<(Tensor, Tensor)> {
-    let args = Args { x, residual: Some(residual), weight, bias: None, next_weight: Some(next_weight) };
-    args.check(&spec)?;
-    if has_kernels(&args) {
-        let (x, residual) = (regular(x)?, regular(residual)?);
+    let args = Args { residual: Some(residual), next_weight: Some(next_weight), ..Args::of(x, weight) };
+    if has_kernels(&spec, &args)? {
         let (weight, next_weight) = (weight.contiguous()?, next_weight.contiguous()?);
-        return After::apply_with_next(spec.residual_after(), &x, &residual, &weight, &next_weight);
+        return sum::normalize_add_normalize(spec, &regular(x)?, &regular(residual)?, &weight, &next_weight);
     }
     let residual_out = slow::normalize_add(&spec, x, residual, weight, None)?;
     Ok((slow::normalize(&spec, &residual_out, next_weight, None, x.dtype())?, residual_out))
@@ -275,15 +263,14 @@ pub(crate) fn normalize_add_normalize(
 
 /// `x` normalized where it is.
 pub(crate) fn overwrite(spec: UnsizedNorm, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
-    let args = Args { x, residual: None, weight, bias, next_weight: None };
-    args.check(&spec)?;
-    let name = spec.name();
+    let args = Args { bias, ..Args::of(x, weight) };
+    let (has_kernels, name) = (has_kernels(&spec, &args)?, spec.name());
     if let Some((arg, _)) = args.all().find(|(_, tensor)| tensor.track_op()) {
         bail!(
             "{name} in place has no gradient, and {arg} is part of a graph: detach() it, or use the form that returns y"
         );
     }
-    if !has_kernels(&args) {
+    if !has_kernels {
         if !x.is_contiguous() {
             bail!("{name} in place on candle's own path needs a contiguous x, got {:?}", x.layout());
         }
@@ -293,14 +280,21 @@ pub(crate) fn overwrite(spec: UnsizedNorm, x: &Tensor, weight: &Tensor, bias: Op
     if !is_regular(x.layout()) {
         bail!("{name} in place: rows at more than two distances, or that overlap, got {:?}", x.layout());
     }
-    let bias = bias.map(Tensor::contiguous).transpose()?;
-    in_place::apply(spec, x, &weight.contiguous()?, bias.as_ref())
+    in_place::apply(spec, x, &weight.contiguous()?, contiguous(bias)?.as_ref())
+}
+
+fn contiguous(bias: Option<&Tensor>) -> Result<Option<Tensor>> {
+    bias.map(Tensor::contiguous).transpose()
 }
 
 /// Whether kernels of ours take such tensors: on this device, of these dtypes.
-fn has_kernels(args: &Args<'_>) -> bool {
+///
+/// # Errors
+/// As [`Args::check`].
+fn has_kernels(spec: &UnsizedNorm, args: &Args<'_>) -> Result<bool> {
+    args.check(spec)?;
     let &Args { x, residual, weight, .. } = args;
     let is_one_dtype = args.vectors().all(|(_, vector)| vector.dtype() == weight.dtype());
     let is_on_device = x.device().is_cpu() || (cfg!(feature = "cuda") && x.device().is_cuda());
-    is_on_device && is_one_dtype && mix(x.dtype(), weight.dtype(), residual.unwrap_or(x).dtype()).is_some()
+    Ok(is_on_device && is_one_dtype && mix(x.dtype(), weight.dtype(), residual.unwrap_or(x).dtype()).is_some())
 }

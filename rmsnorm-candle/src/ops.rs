@@ -6,10 +6,8 @@
 //!
 //! | operation | is a node that gives | its cell has |
 //! |---|---|---|
-//! | [`normalize::Normalize`] | y from x, weight and bias | the statistics |
-//! | [`add::Add`] | the sum of x and residual, from one kernel with y | y, the statistics |
-//! | [`after::After`] | the sum of residual and the norm of x, from one kernel with the next norm's y, if that is wanted | the statistics |
-//! | [`take::Take`] | y from the sum, without any work | shared with `Add` or `After` |
+//! | [`normalize::Normalize`] | y from x, weight and bias, or from the sum and without any work | the statistics, y until it is taken |
+//! | [`sum`] | the sum of residual and x, or of residual and the norm of x, from one kernel with y, if that is wanted | the statistics of the norm of x |
 //! | [`differentiate`] | no node: `bwd` runs it for the gradients | the parameters' gradients |
 //! | [`in_place`] | no node: y over x | |
 
@@ -51,10 +49,9 @@ macro_rules! on_devices {
     };
 }
 
-pub(crate) mod add;
-pub(crate) mod after;
 mod cell;
 mod differentiate;
 pub(crate) mod in_place;
+mod lend;
 pub(crate) mod normalize;
-mod take;
+pub(crate) mod sum;

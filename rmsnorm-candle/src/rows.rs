@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use candle_core::{Layout, Result, Tensor, bail};
-use rmsnorm_core::{RowLayout, Rows};
+use rmsnorm_core::RowLayout;
 
 /// The rows of a tensor, whose first element is this far into its storage. `None` if they lie at more than two distances, or
 /// overlap.
@@ -37,23 +37,6 @@ impl Place {
         let Some(rows) = fold(layout) else { bail!("rows of {layout:?} lie at more than two distances") };
         let start = layout.start_offset();
         Ok(Place { rows, range: start..start.saturating_add(rows.span()) })
-    }
-
-    /// The elements of a storage that are these rows.
-    pub(crate) fn read<'a, T>(&self, storage: &'a [T]) -> Result<Rows<&'a [T]>> {
-        match storage.get(self.range.clone()) {
-            Some(elements) => Ok(self.rows.rows(elements)),
-            None => bail!("rows at {:?} of a storage of {} elements", self.range, storage.len()),
-        }
-    }
-
-    /// The same, to be overwritten.
-    pub(crate) fn write<'a, T>(&self, storage: &'a mut [T]) -> Result<Rows<&'a mut [T]>> {
-        let len = storage.len();
-        match storage.get_mut(self.range.clone()) {
-            Some(elements) => Ok(self.rows.rows(elements)),
-            None => bail!("rows at {:?} of a storage of {len} elements", self.range),
-        }
     }
 }
 

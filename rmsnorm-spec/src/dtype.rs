@@ -180,6 +180,28 @@ macro_rules! with_types {
     }};
 }
 
+/// `$body` with a name for the type of a dtype.
+///
+/// # Example
+/// ```
+/// # use rmsnorm_spec::{DType, with_type};
+/// assert_eq!(with_type!(DType::Bf16; T => size_of::<T>()), 2);
+/// ```
+#[macro_export]
+macro_rules! with_type {
+    ($dtype:expr; $t:ident => $body:expr) => {
+        match $dtype {
+            $crate::DType::F32 => $crate::with_type!(@ $t f32, $body),
+            $crate::DType::F16 => $crate::with_type!(@ $t $crate::f16, $body),
+            $crate::DType::Bf16 => $crate::with_type!(@ $t $crate::bf16, $body),
+        }
+    };
+    (@ $t:ident $type:ty, $body:expr) => {{
+        type $t = $type;
+        $body
+    }};
+}
+
 /// Code that is generic over the element types of a call, for [`DTypes::dispatch`].
 pub trait WithDTypes {
     /// What it answers.

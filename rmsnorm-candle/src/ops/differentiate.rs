@@ -1,23 +1,25 @@
 //! dx, dweight and dbias by one fused call, from within a `bwd`.
 
+use std::sync::OnceLock;
+
 use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Storage, Tensor, bail};
 use rmsnorm_core::{Tensor as Name, TensorSet, UnsizedNorm};
 
 use super::cell::Cell;
-use crate::call::{BackwardCall, Kernels, Operand, Statistics};
+use crate::call::{BackwardCall, Kernels, Operand, Saved};
 use crate::rows::regular;
 
 /// Of x (in its dtype), weight and bias, each only if it is tracked.
 pub(super) fn differentiate(
     spec: &UnsizedNorm,
-    statistics: Option<&Statistics>,
+    statistics: &OnceLock<Saved>,
     dy: &Tensor,
     x: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,
 ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-    let Some(statistics) = statistics else { bail!("{}: the forward pass has saved no statistics", spec.name()) };
+    let Some(statistics) = statistics.get() else { bail!("{}: the forward pass has saved no statistics", spec.name()) };
     let is_wanted = bias.is_some_and(Tensor::track_op);
     let wanted = TensorSet::NONE.set(Name::Dweight, weight.track_op()).set(Name::Dbias, is_wanted);
     let op = Differentiate { spec, statistics, wanted, parameters: Cell::new() };
@@ -30,7 +32,7 @@ pub(super) fn differentiate(
 /// dx from dy, x and weight. A custom operation, since only such are given storages by a lock that can be held twice.
 struct Differentiate<'a> {
     spec: &'a UnsizedNorm,
-    statistics: &'a Statistics,
+    statistics: &'a Saved,
     wanted: TensorSet,
     /// dweight and dbias.
     parameters: Cell<(Option<Storage>, Option<Storage>)>,
@@ -39,6 +41,7 @@ struct Differentiate<'a> {
 impl Differentiate<'_> {
     fn run<S: Kernels>(&self, [dy, x, weight]: [Operand<'_, S>; 3]) -> Result<(S, Shape)> {
         let Differentiate { spec, statistics, wanted, .. } = *self;
+        let Some(statistics) = statistics.downcast_ref() else { bail!("the forward pass was on another device") };
         let gradients = BackwardCall { spec, dy, x, weight, statistics, wanted }.run()?;
         self.parameters.put((gradients.dweight.map(S::into_storage), gradients.dbias.map(S::into_storage)));
         Ok((gradients.dx, x.1.shape().clone()))

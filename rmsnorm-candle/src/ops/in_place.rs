@@ -3,7 +3,7 @@
 use candle_core::{CpuStorage, InplaceOp2, InplaceOp3, Layout, Result, Tensor};
 use rmsnorm_core::UnsizedNorm;
 
-use crate::call::{InPlaceCall, Kernels, Operand};
+use crate::call::{Kernels, Operand, overwrite};
 
 /// An `InplaceOp2` of x and weight, and an `InplaceOp3` of x, weight and bias.
 struct InPlace(UnsizedNorm);
@@ -18,11 +18,11 @@ pub(crate) fn apply(spec: UnsizedNorm, x: &Tensor, weight: &Tensor, bias: Option
 
 impl InPlace {
     fn by_weight<S: Kernels>(&self, x: (&mut S, &Layout), [weight]: [Operand<'_, S>; 1]) -> Result<()> {
-        InPlaceCall { spec: &self.0, x, weight, bias: None }.run()
+        overwrite(&self.0, x, weight, None)
     }
 
     fn by_weight_and_bias<S: Kernels>(&self, x: (&mut S, &Layout), [weight, bias]: [Operand<'_, S>; 2]) -> Result<()> {
-        InPlaceCall { spec: &self.0, x, weight, bias: Some(bias) }.run()
+        overwrite(&self.0, x, weight, Some(bias))
     }
 }
 

@@ -1,0 +1,34 @@
+//! The storage of one more tensor, for an operation that candle lends three.
+
+use std::any::Any;
+
+use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
+
+use crate::call::{Kernels, Operand};
+
+/// Calls `f` with the storage of a tensor of the device.
+pub(super) fn lend<S: Kernels>(tensor: &Tensor, f: impl Fn(Operand<'_, S>) -> Result<()>) -> Result<()> {
+    let lent = |storage: &dyn Any, layout: &Layout| match storage.downcast_ref::<S>() {
+        Some(storage) => f((storage, layout)),
+        None => bail!("a tensor of another device"),
+    };
+    tensor.apply_op1_no_bwd(&Lend(lent)).map(|_| ())
+}
+
+/// An operation without a result of its own, which is lent a storage.
+struct Lend<F>(F);
+
+impl<F: Fn(&dyn Any, &Layout) -> Result<()>> Lend<F> {
+    fn run<S: Kernels>(&self, [(storage, layout)]: [Operand<'_, S>; 1]) -> Result<(S, Shape)> {
+        (self.0)(storage, layout)?;
+        Ok((storage.nothing()?, Shape::from(0)))
+    }
+}
+
+impl<F: Fn(&dyn Any, &Layout) -> Result<()>> CustomOp1 for Lend<F> {
+    fn name(&self) -> &'static str {
+        "lend"
+    }
+
+    on_devices!(run: s1 l1);
+}

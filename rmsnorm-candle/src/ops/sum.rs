@@ -1,0 +1,183 @@
+//! The sum of residual and x, or of residual and the norm of x, and y, the norm of that sum: one kernel, two nodes, since both have
+//! gradients and a node has one result.
+
+use std::sync::{Arc, OnceLock};
+
+use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor, bail};
+use rmsnorm_core::{ResidualPlacement, UnsizedNorm};
+
+use super::cell::Cell;
+use super::differentiate::differentiate;
+use super::lend::lend;
+use super::normalize::{Node, Normalize, keep};
+use crate::call::{ForwardCall, Kernels, Operand, Saved, Statistics};
+
+/// The sum, from x, the norm's parameters and residual. The parameters are the weight or, where the bias has a gradient of the sum's,
+/// both in one: candle has no place for a fourth tensor that has one.
+struct Sum {
+    /// With the residual before the norm or after it.
+    spec: UnsizedNorm,
+    cols: usize,
+    activations: DType,
+    /// Whether there will be a backward pass.
+    save: bool,
+    /// Those of the norm of x.
+    statistics: OnceLock<Saved>,
+    fourth: Fourth,
+    /// Where y is left.
+    y: Option<Arc<Node>>,
+}
+
+/// A tensor whose gradient is none of the sum's.
+enum Fourth {
+    None,
+    Bias(Tensor),
+    NextWeight(Tensor),
+}
+
+/// y and the sum of x and residual. In this and the others, `x` and `residual` have regular rows, weight and bias are contiguous, and
+/// there are kernels for their dtypes. `spec` is that of the norms.
+pub(crate) fn add_normalize(
+    spec: UnsizedNorm,
+    x: &Tensor,
+    residual: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+) -> Result<(Tensor, Tensor)> {
+    let mut inputs = [Some(x), Some(residual), Some(weight), bias].into_iter().flatten();
+    let save = inputs.any(Tensor::track_op);
+    let y = Node::of_sum(spec, save);
+    // Detached: the sum depends on neither, and candle panics where an argument in the graph gets no gradient.
+    let fourth = bias.map_or(Fourth::None, |bias| Fourth::Bias(bias.detach()));
+    let residual_out =
+        Sum { y: Some(y.clone()), ..Sum::new(spec, x, weight, save, fourth) }.apply(x, &weight.detach(), residual)?;
+    Ok((Normalize::of(y, &residual_out, weight, bias)?, residual_out))
+}
+
+/// The sum of residual and the norm of x.
+pub(crate) fn normalize_add(
+    spec: UnsizedNorm,
+    x: &Tensor,
+    residual: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+) -> Result<Tensor> {
+    let (parameters, fourth) = match bias {
+        None => (weight.clone(), Fourth::None),
+        Some(bias) if bias.track_op() => (Tensor::cat(&[weight, bias], 0)?, Fourth::None),
+        Some(bias) => (weight.clone(), Fourth::Bias(bias.clone())),
+    };
+    let save = [x, residual, &parameters].into_iter().any(Tensor::track_op);
+    Sum::new(spec.residual_after(), x, weight, save, fourth).apply(x, &parameters, residual)
+}
+
+/// y and that sum. `next_weight` is as the weight is.
+pub(crate) fn normalize_add_normalize(
+    spec: UnsizedNorm,
+    x: &Tensor,
+    residual: &Tensor,
+    weight: &Tensor,
+    next_weight: &Tensor,
+) -> Result<(Tensor, Tensor)> {
+    let save = [x, residual, weight, next_weight].into_iter().any(Tensor::track_op);
+    let y = Node::of_sum(spec, save);
+    // Detached: the sum does not depend on it.
+    let fourth = Fourth::NextWeight(next_weight.detach());
+    let sum = Sum { y: Some(y.clone()), ..Sum::new(spec.residual_after(), x, weight, save, fourth) };
+    let residual_out = sum.apply(x, weight, residual)?;
+    Ok((Normalize::of(y, &residual_out, next_weight, None)?, residual_out))
+}
+
+impl Sum {
+    fn new(spec: UnsizedNorm, x: &Tensor, weight: &Tensor, save: bool, fourth: Fourth) -> Self {
+        let (cols, activations, statistics) = (weight.elem_count(), x.dtype(), OnceLock::new());
+        Sum { spec, cols, activations, save, statistics, fourth, y: None }
+    }
+
+    fn apply(self, x: &Tensor, parameters: &Tensor, residual: &Tensor) -> Result<Tensor> {
+        match self.save {
+            true => x.apply_op3(parameters, residual, self),
+            false => x.apply_op3_no_bwd(parameters, residual, &self),
+        }
+    }
+
+    /// Whether a bias is among the parameters.
+    fn has_bias(&self, parameters: &Shape) -> bool {
+        parameters.elem_count() > self.cols
+    }
+
+    fn run<S: Kernels>(&self, [x, parameters, residual]: [Operand<'_, S>; 3]) -> Result<(S, Shape)> {
+        let Sum { spec, cols, save, .. } = self;
+        let part = |first| parameters.1.narrow(0, first, *cols);
+        let weight = part(0)?;
+        let bias = self.has_bias(parameters.1.shape()).then(|| part(*cols)).transpose()?;
+        let (weight, bias) = ((parameters.0, &weight), bias.as_ref().map(|bias| (parameters.0, bias)));
+        let sum = Cell::new();
+        let call = |bias: Option<Operand<'_, S>>, next_weight: Option<Operand<'_, S>>| {
+            let residual = Some(residual);
+            let made = ForwardCall { spec, x, residual, weight, bias, next_weight, save: *save }.run()?;
+            let mut of_y = Statistics::of(made.mean, made.rstd);
+            if spec.residual_placement == ResidualPlacement::After {
+                keep(&self.statistics, of_y)?;
+                of_y = Statistics::of(made.next_mean, made.next_rstd);
+            }
+            if let Some(y) = &self.y {
+                y.leave(made.y, of_y)?;
+            }
+            if let Some(residual_out) = made.residual_out {
+                sum.put(residual_out);
+            }
+            Ok(())
+        };
+        match &self.fourth {
+            Fourth::None => call(bias, None)?,
+            Fourth::Bias(bias) => lend(bias, |bias| call(Some(bias), None))?,
+            Fourth::NextWeight(weight) => lend(weight, |weight| call(bias, Some(weight)))?,
+        }
+        match sum.take() {
+            Some(residual_out) => Ok((residual_out, x.1.shape().clone())),
+            None => bail!("a call with a residual has no sum"),
+        }
+    }
+}
+
+impl CustomOp3 for Sum {
+    fn name(&self) -> &'static str {
+        match self.spec.residual_placement {
+            ResidualPlacement::Before => "add",
+            ResidualPlacement::After => self.spec.name(),
+        }
+    }
+
+    on_devices!(run: s1 l1, s2 l2, s3 l3);
+
+    /// The gradient of a sum: that of the residual as it is, and x's, or the norm's dy, in the dtype of x.
+    fn bwd(
+        &self,
+        x: &Tensor,
+        parameters: &Tensor,
+        residual: &Tensor,
+        _residual_out: &Tensor,
+        dresidual_out: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let dresidual = residual.track_op().then(|| dresidual_out.clone());
+        if !x.track_op() && !parameters.track_op() {
+            return Ok((None, None, dresidual));
+        }
+        let dy = dresidual_out.to_dtype(self.activations)?;
+        if self.spec.residual_placement == ResidualPlacement::Before {
+            return Ok((Some(dy), None, dresidual));
+        }
+        if !self.has_bias(parameters.shape()) {
+            let (dx, dweight, _) = differentiate(&self.spec, &self.statistics, &dy, x, parameters, None)?;
+            return Ok((dx, dweight, dresidual));
+        }
+        let weight = parameters.narrow(0, 0, self.cols)?;
+        let bias = parameters.narrow(0, self.cols, self.cols)?;
+        let (dx, dweight, dbias) = differentiate(&self.spec, &self.statistics, &dy, x, &weight, Some(&bias))?;
+        match (dweight, dbias) {
+            (Some(dweight), Some(dbias)) => Ok((dx, Some(Tensor::cat(&[dweight, dbias], 0)?), dresidual)),
+            (None, _) | (_, None) => bail!("parts of a tracked tensor are tracked"),
+        }
+    }
+}
