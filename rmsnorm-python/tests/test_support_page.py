@@ -1,0 +1,44 @@
+"""The page docs/support.md: its table of public names is that of the modules. Read as text, so that no framework is needed."""
+
+import ast
+import pathlib
+import re
+
+import pytest
+
+import rmsnorm
+
+_PACKAGE = pathlib.Path(rmsnorm.__file__).parent
+_ROOT = pathlib.Path(__file__).parents[2]
+_PAGE = _ROOT / "docs" / "support.md"
+_CRATES = {"rmsnorm_candle": "rmsnorm-candle/src/lib.rs", "rmsnorm_burn": "rmsnorm-burn/src/lib.rs"}
+
+
+def _told():
+    """The names that the page's table gives of each module."""
+    _, table = _PAGE.read_text().split("| Module | Public names |\n|---|---|\n", 1)
+    rows = [line.strip("| ").split(" | ") for line in table.split("\n\n", 1)[0].splitlines()]
+    return {module.strip("`"): sorted(re.findall(r"`(\w+)`", names)) for module, names in rows}
+
+
+def _of_python(path):
+    """`__all__` of a module, None if it has none."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and [getattr(target, "id", None) for target in node.targets] == ["__all__"]:
+            return sorted(ast.literal_eval(node.value))
+    return None
+
+
+def _of_rust(path):
+    """The functions that a crate exports."""
+    (names,) = re.findall(r"pub use functions::\{([^}]*)\};", path.read_text())
+    return sorted(re.findall(r"\w+", names))
+
+
+@pytest.mark.skipif(not _PAGE.exists(), reason="the page is in the repository alone")
+def test_the_page_has_the_public_names_of_every_module():
+    paths = sorted(_PACKAGE.rglob("*.py"))
+    named = {".".join(["rmsnorm", *path.relative_to(_PACKAGE).with_suffix("").parts]).removesuffix(".__init__"): path for path in paths}
+    public = {name: names for name, path in named.items() if (names := _of_python(path)) is not None}
+    public |= {name: _of_rust(_ROOT / path) for name, path in _CRATES.items()}
+    assert _told() == public
