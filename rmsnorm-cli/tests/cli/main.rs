@@ -9,6 +9,7 @@ mod gpu;
 mod headers;
 #[cfg(target_os = "linux")]
 mod memory;
+mod page;
 mod proof;
 mod quantized;
 mod run;
