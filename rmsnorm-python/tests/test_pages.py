@@ -1,4 +1,4 @@
-"""The page docs/support.md: its table of public names is that of the modules. Read as text, so that no framework is needed."""
+"""Pages of docs/ that list what is in the sources: public names and environment variables. All is read as text: no framework is needed."""
 
 import ast
 import pathlib
@@ -10,13 +10,14 @@ import rmsnorm
 
 _PACKAGE = pathlib.Path(rmsnorm.__file__).parent
 _ROOT = pathlib.Path(__file__).parents[2]
-_PAGE = _ROOT / "docs" / "support.md"
+_PAGES = _ROOT / "docs"
+_in_the_repository = pytest.mark.skipif(not _PAGES.is_dir(), reason="the pages are in the repository alone")
 _CRATES = {"rmsnorm_candle": "rmsnorm-candle/src/lib.rs", "rmsnorm_burn": "rmsnorm-burn/src/lib.rs"}
 
 
 def _told():
     """The names that the page's table gives of each module."""
-    _, table = _PAGE.read_text().split("| Module | Public names |\n|---|---|\n", 1)
+    _, table = (_PAGES / "support.md").read_text().split("| Module | Public names |\n|---|---|\n", 1)
     rows = [line.strip("| ").split(" | ") for line in table.split("\n\n", 1)[0].splitlines()]
     return {module.strip("`"): sorted(re.findall(r"`(\w+)`", names)) for module, names in rows}
 
@@ -35,10 +36,25 @@ def _of_rust(path):
     return sorted(re.findall(r"\w+", names))
 
 
-@pytest.mark.skipif(not _PAGE.exists(), reason="the page is in the repository alone")
-def test_the_page_has_the_public_names_of_every_module():
+@_in_the_repository
+def test_the_page_of_support_has_the_public_names_of_every_module():
     paths = sorted(_PACKAGE.rglob("*.py"))
     named = {".".join(["rmsnorm", *path.relative_to(_PACKAGE).with_suffix("").parts]).removesuffix(".__init__"): path for path in paths}
     public = {name: names for name, path in named.items() if (names := _of_python(path)) is not None}
     public |= {name: _of_rust(_ROOT / path) for name, path in _CRATES.items()}
     assert _told() == public
+
+
+def _sources():
+    """The texts of what may read the environment."""
+    yield _ROOT / ".ci" / "run"
+    for folder in [*_ROOT.glob("rmsnorm-*"), *(_ROOT / name for name in ("benches", "kernels", "shaders"))]:
+        for path in folder.rglob("*"):
+            if path.suffix in {".rs", ".py", ".sh", ".c", ".cu", ".cuh", ".wgsl"} and "target" not in path.parts[len(_ROOT.parts):]:
+                yield path
+
+
+@_in_the_repository
+def test_the_page_of_the_environment_has_every_variable_of_ours():
+    read = {name for path in _sources() for name in re.findall(r"\bRMSNORM_[A-Z_]+", path.read_text())}
+    assert set(re.findall(r"\bRMSNORM_[A-Z_]+", (_PAGES / "environment.md").read_text())) == read
