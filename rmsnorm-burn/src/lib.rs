@@ -65,10 +65,14 @@ mod slow;
 #[cfg(feature = "wgpu")]
 pub mod wgpu;
 
-/// Its example is a test.
+/// The programs of these pages are tests.
 #[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-mod readme {}
+mod pages {
+    #[doc = include_str!("../README.md")]
+    mod readme {}
+    #[doc = include_str!("../../docs/guide/burn.md")]
+    mod guide {}
+}
 
 pub use functions::{
     add_layer_norm, add_rms_norm, gemma_rms_norm, gemma_rms_norm_add, gemma_rms_norm_add_rms_norm, layer_norm,

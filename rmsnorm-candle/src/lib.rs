@@ -85,10 +85,14 @@ mod ops;
 mod rows;
 mod slow;
 
-/// Its example is a test.
+/// The programs of these pages are tests.
 #[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-mod readme {}
+mod pages {
+    #[doc = include_str!("../README.md")]
+    mod readme {}
+    #[doc = include_str!("../../docs/guide/candle.md")]
+    mod guide {}
+}
 
 pub use functions::{
     add_layer_norm, add_rms_norm, gemma_rms_norm, gemma_rms_norm_add, gemma_rms_norm_add_rms_norm,

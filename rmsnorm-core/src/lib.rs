@@ -49,6 +49,17 @@ mod device;
 #[doc = include_str!("../README.md")]
 mod readme {}
 
+/// The programs of these pages are tests. They are not in the package.
+#[cfg(all(doctest, feature = "cuda", feature = "wgpu"))]
+mod pages {
+    #[doc = include_str!("../../README.md")]
+    mod front {}
+    #[doc = include_str!("../../docs/guide/rust.md")]
+    mod rust {}
+    #[doc = include_str!("../../docs/guide/fp8.md")]
+    mod fp8 {}
+}
+
 #[cfg(feature = "conformance")]
 pub use device::HarnessTask;
 pub use device::{AnyBackend, Availability, Device, ParseDeviceError, Task, available};

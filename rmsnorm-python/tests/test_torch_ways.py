@@ -1,4 +1,4 @@
-"""PyTorch: the ways out of eager mode that `torch.nn`'s norms take, theirs beside ours. README's table says the same."""
+"""PyTorch: the ways out of eager mode that `torch.nn`'s norms take, theirs beside ours. The guide's table says the same."""
 
 import copy
 import io
@@ -13,7 +13,7 @@ from conftest import framework
 torch = framework("torch")
 import rmsnorm.torch as rt  # noqa: E402
 
-README = pathlib.Path(__file__).resolve().parents[1] / "README.md"
+GUIDE = pathlib.Path(__file__).resolve().parents[2] / "docs/guide/pytorch.md"
 
 
 @pytest.fixture(autouse=True)
@@ -169,8 +169,8 @@ def outcome(way, nn, tmp_path):
 
 
 def table():
-    """README's rows: the way, torch.nn, rmsnorm.torch."""
-    text = README.read_text().partition("| way | torch.nn | rmsnorm.torch |")[2].partition("\n\n")[0]
+    """The guide's rows: the way, torch.nn, rmsnorm.torch."""
+    text = GUIDE.read_text().partition("| way | torch.nn | rmsnorm.torch |")[2].partition("\n\n")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.strip().splitlines()[1:]]
     return {way: (theirs, ours) for way, theirs, ours in rows}
 
@@ -184,7 +184,7 @@ def test_the_table_lists_these_ways():
 def test_both_go_as_the_table_says(way, tmp_path):
     (tmp_path / "nn").mkdir(), (tmp_path / "rt").mkdir()
     theirs = outcome(way, torch.nn, tmp_path / "nn")
-    if theirs != table()[way][0] and f"with PyTorch {torch.__version__.rpartition('.')[0]} " not in README.read_text():
+    if theirs != table()[way][0] and f"with PyTorch {torch.__version__.rpartition('.')[0]} " not in GUIDE.read_text():
         pytest.skip(f"{way}: torch.nn's norms go another way in PyTorch {torch.__version__}")
     assert (theirs, outcome(way, rt, tmp_path / "rt")) == table()[way]
 

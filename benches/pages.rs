@@ -1,0 +1,86 @@
+//! The pages of the repository: every relative link leads somewhere, and no page is too long to read.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// Every Markdown file below a folder, but for what tools put there.
+fn pages(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if path.is_dir() && !name.starts_with('.') && !name.starts_with("target") && name != "dist" {
+            found.extend(pages(&path));
+        } else if path.extension().is_some_and(|extension| extension == "md") {
+            found.push(path);
+        }
+    }
+    found
+}
+
+/// A heading's anchor, as renderers make it.
+fn anchor(heading: &str) -> String {
+    let kept = heading.to_lowercase().replace(' ', "-");
+    kept.chars().filter(|letter| letter.is_alphanumeric() || "-_".contains(*letter)).collect()
+}
+
+/// The targets of links and the anchors of headings.
+fn links_and_anchors(text: &str) -> (Vec<String>, HashSet<String>) {
+    let (mut links, mut anchors, mut heading) = (Vec::new(), HashSet::new(), None);
+    for event in Parser::new_ext(text, Options::ENABLE_TABLES) {
+        match event {
+            Event::Start(Tag::Link { dest_url, .. } | Tag::Image { dest_url, .. }) => {
+                links.push(dest_url.into_string())
+            }
+            Event::Start(Tag::Heading { .. }) => heading = Some(String::new()),
+            Event::End(TagEnd::Heading(_)) => anchors.extend(heading.take().map(|heading| anchor(&heading))),
+            Event::Text(text) | Event::Code(text) => {
+                if let Some(heading) = &mut heading {
+                    heading.push_str(&text);
+                }
+            }
+            _ => {}
+        }
+    }
+    (links, anchors)
+}
+
+#[test]
+fn relative_links_lead_to_files_and_headings() {
+    let mut broken = Vec::new();
+    for page in pages(&root()) {
+        let (links, _) = links_and_anchors(&fs::read_to_string(&page).unwrap());
+        // A package's pages may name its items.
+        for link in
+            links.iter().filter(|link| !link.contains("://") && !link.contains("::") && !link.starts_with("crate"))
+        {
+            let (path, heading) = link.split_once('#').unwrap_or((link, ""));
+            let target = if path.is_empty() { page.clone() } else { page.parent().unwrap().join(path) };
+            let is_there = match fs::read_to_string(&target) {
+                Ok(text) if !heading.is_empty() => links_and_anchors(&text).1.contains(heading),
+                _ => target.exists(),
+            };
+            if !is_there {
+                broken.push(format!("{}: {link}", page.display()));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "{broken:#?}");
+}
+
+#[test]
+fn pages_are_short() {
+    let lines = |page: &str| fs::read_to_string(root().join(page)).unwrap().lines().count();
+    assert!(lines("README.md") <= 130, "{}", lines("README.md"));
+    for page in pages(&root().join("docs/guide")) {
+        assert!(lines(page.to_str().unwrap()) <= 250, "{}", page.display());
+    }
+}
