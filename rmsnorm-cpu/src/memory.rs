@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use rmsnorm_spec::{Element, Error, HostMemory, Memory, Stored};
+use rmsnorm_spec::{Error, HostMemory, Memory, Stored};
 
 use crate::CpuBackend;
 use crate::launch::no_room;
@@ -46,11 +46,6 @@ impl Memory for CpuBackend {
     fn copy<T: Stored>(&self, from: &[T], to: &mut [T]) -> Result<(), Error> {
         to.copy_from_slice(from);
         Ok(())
-    }
-
-    fn same_in<'a, T: Element, U: Element>(view: &'a &[T]) -> Option<&'a [U]> {
-        // Of one size: the cast cannot fail.
-        (T::DTYPE == U::DTYPE).then(|| bytemuck::cast_slice(view))
     }
 }
 

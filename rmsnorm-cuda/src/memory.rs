@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, result};
-use rmsnorm_spec::{Element, Error, Memory, Stored};
+use rmsnorm_spec::{Error, Memory, Stored};
 
 use crate::backend::CudaBackend;
 use crate::error::device_error;
@@ -64,14 +64,5 @@ impl Memory for CudaBackend {
         } else {
             stream.memcpy_dtod(&from, &mut to).map_err(device_error("cuMemcpyDtoDAsync"))
         }
-    }
-
-    fn same_in<'a, T: Element, U: Element>(view: &'a CudaView<'_, T>) -> Option<CudaView<'a, U>> {
-        if T::DTYPE != U::DTYPE {
-            return None;
-        }
-        // SAFETY:
-        // - type: elements of one dtype are of one type, so that length, alignment and values are the same.
-        unsafe { view.transmute(view.len()) }
     }
 }

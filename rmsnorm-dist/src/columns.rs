@@ -1,10 +1,11 @@
 //! Columns divided among ranks, composed of a backend's two halves and one exchange: math.md, equations (15) to (18).
 
 use rmsnorm_spec::{
-    Backward, BackwardStatistics, Checked, ColumnStatistics, Direction, Element, Error, Forward, Given, GradReduction,
-    Memory, NormSpec, Source, Stored, check_columns_form,
+    AnyBackward, AnyBackwardStatistics, AnyColumnStatistics, AnyForward, AnyIn, Checked, Direction, Error, Given,
+    GradReduction, Memory, NormSpec, Source, Stored, check_columns_form,
 };
 
+use crate::untyped::forward;
 use crate::{Collective, Sharded, Shares};
 
 /// A rank that has some of the columns of every row: a backend's two halves of a call, between which every rank gets what all have found.
@@ -35,11 +36,11 @@ impl<'a, B: Memory> DividedColumns<'a, B> {
     ///
     /// # Errors
     /// As [`ShardedNorm::forward_columns`](crate::ShardedNorm::forward_columns), before anything is sent.
-    pub fn check_forward<'v, T: Element, W: Element, R: Element>(
+    pub fn check_forward<'v>(
         &self,
         spec: &NormSpec,
-        args: Forward<'v, B, T, W, R>,
-    ) -> Result<Checked<Forward<'v, B, T, W, R>>, Error> {
+        args: AnyForward<'v, B>,
+    ) -> Result<Checked<AnyForward<'v, B>>, Error> {
         check_columns_form(spec, args.parts)?;
         Checked::forward(self.here(spec)?, args)
     }
@@ -48,29 +49,31 @@ impl<'a, B: Memory> DividedColumns<'a, B> {
     ///
     /// # Errors
     /// As there.
-    pub fn forward<T: Element, W: Element, R: Element>(
+    pub fn forward(
         &self,
-        call: Checked<Forward<'_, B, T, W, R>>,
+        call: Checked<AnyForward<'_, B>>,
         exchange: impl FnOnce(&Shares, B::Out<'_, f32>) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let here = *call.spec();
         let args = call.into_args();
         if self.columns.len() == 1 {
-            return self.backend.forward(&here, args);
+            return forward(self.backend, &here, args);
         }
         let mut found = self.room_for(&here, Direction::Forward)?;
         let x = match &args.x {
-            Source::Read(x) => x.with(whole::<B, T>(&x.view)),
-            Source::Overwrite(x) => x.with(B::read_out(&x.view)),
+            Source::Read(x) => x.with(x.view.whole()),
+            Source::Overwrite(x) => x.with(x.view.read()),
         };
         let residual = args.residual.as_ref().map(|residual| match residual {
-            Source::Read(residual) => residual.with(whole::<B, R>(&residual.view)),
-            Source::Overwrite(residual) => residual.with(B::read_out(&residual.view)),
+            Source::Read(residual) => residual.with(residual.view.whole()),
+            Source::Overwrite(residual) => residual.with(residual.view.read()),
         });
-        let first = ColumnStatistics::<B, T, R>::mixed(x, residual, found.own());
-        self.backend.column_statistics(&here, first)?;
+        let mut first = AnyColumnStatistics::<B>::mixed(x, residual, f32::any_out(found.own()));
+        first.dtypes = args.dtypes;
+        self.backend.launch_column_statistics(Checked::column_statistics(here, first)?)?;
         exchange(&found.shares, B::buffer_out(&mut found.all, 0..found.shares.len()))?;
-        self.backend.forward_given(&here, Given::new(args, found.all(), self.columns))
+        let given = Given::new(args, found.all(), self.columns);
+        self.backend.launch_forward_given(Checked::forward_given(here, given)?)
     }
 
     /// [`ShardedNorm::backward_columns`](crate::ShardedNorm::backward_columns), as [`forward`](Self::forward). What is wrong with a call is found
@@ -78,10 +81,10 @@ impl<'a, B: Memory> DividedColumns<'a, B> {
     ///
     /// # Errors
     /// As there.
-    pub fn backward<T: Element, W: Element, R: Element>(
+    pub fn backward(
         &self,
         spec: &NormSpec,
-        args: Backward<'_, B, T, W, R>,
+        args: AnyBackward<'_, B>,
         exchange: impl FnOnce(&Shares, B::Out<'_, f32>) -> Result<(), Error>,
     ) -> Result<(), Error> {
         check_columns_form(spec, None)?;
@@ -91,19 +94,21 @@ impl<'a, B: Memory> DividedColumns<'a, B> {
             let rule = "where columns are divided among ranks, gradients are summed by GradReduction::Partials".into();
             return Err(Error::Unsupported { rule });
         }
-        let args = Checked::backward(self.backend, here, args)?.into_args();
+        let call = Checked::backward(self.backend, here, args)?;
         if self.columns.len() == 1 {
-            return self.backend.backward(&here, args);
+            return self.backend.launch_backward(call);
         }
+        let args = call.into_args();
         let mut found = self.room_for(&here, Direction::Backward)?;
-        let (dy, x) = (args.dy.with(whole::<B, T>(&args.dy.view)), args.x.with(whole::<B, R>(&args.x.view)));
-        let rstd = whole::<B, f32>(&args.rstd);
-        let mut first = BackwardStatistics::<B, T, W, R>::new(dy, x, rstd, found.own());
-        first.weight = args.weight.as_ref().map(whole::<B, W>);
-        first.mean = args.mean.as_ref().map(whole::<B, f32>);
-        self.backend.backward_statistics(&here, first)?;
+        let (dy, x) = (args.dy.with(args.dy.view.whole()), args.x.with(args.x.view.whole()));
+        let mut first = AnyBackwardStatistics::<B>::new(dy, x, args.rstd.whole(), f32::any_out(found.own()));
+        first.dtypes = args.dtypes;
+        first.weight = args.weight.as_ref().map(AnyIn::whole);
+        first.mean = args.mean.as_ref().map(AnyIn::whole);
+        self.backend.launch_backward_statistics(Checked::backward_statistics(here, first)?)?;
         exchange(&found.shares, B::buffer_out(&mut found.all, 0..found.shares.len()))?;
-        self.backend.backward_given(&here, Given::new(args, found.all(), self.columns))
+        let given = Given::new(args, found.all(), self.columns);
+        self.backend.launch_backward_given(Checked::backward_given(self.backend, here, given)?)
     }
 
     /// The spec of this rank's columns.
@@ -132,11 +137,11 @@ impl<'a, B: Memory> DividedColumns<'a, B> {
 
 impl<B: Memory, C: Collective<B>> Sharded<B, C> {
     /// [`ShardedNorm::forward_columns`](crate::ShardedNorm::forward_columns).
-    pub(crate) fn normalize_columns<T: Element, W: Element, R: Element>(
+    pub(crate) fn normalize_columns(
         &self,
         spec: &NormSpec,
         columns: &[usize],
-        args: Forward<'_, B, T, W, R>,
+        args: AnyForward<'_, B>,
     ) -> Result<(), Error> {
         let divided = self.divided(columns)?;
         self.in_step(|is_sent| {
@@ -146,11 +151,11 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
     }
 
     /// [`ShardedNorm::backward_columns`](crate::ShardedNorm::backward_columns).
-    pub(crate) fn differentiate_columns<T: Element, W: Element, R: Element>(
+    pub(crate) fn differentiate_columns(
         &self,
         spec: &NormSpec,
         columns: &[usize],
-        args: Backward<'_, B, T, W, R>,
+        args: AnyBackward<'_, B>,
     ) -> Result<(), Error> {
         let divided = self.divided(columns)?;
         self.in_step(|is_sent| divided.backward(spec, args, |shares, all| self.exchange(shares, all, is_sent)))
@@ -185,12 +190,7 @@ impl<B: Memory> Found<B> {
         B::buffer_out(&mut self.all, self.shares.elements(self.rank))
     }
 
-    fn all(&self) -> B::In<'_, f32> {
-        B::buffer_in(&self.all, 0..self.shares.len())
+    fn all(&self) -> AnyIn<'_, B> {
+        f32::any_in(B::buffer_in(&self.all, 0..self.shares.len()))
     }
-}
-
-/// The same view again.
-pub(crate) fn whole<'a, B: Memory, E: Stored>(view: &'a B::In<'_, E>) -> B::In<'a, E> {
-    B::part_in(view, 0..B::in_span(view).len)
 }

@@ -6,9 +6,9 @@ use std::thread;
 use rmsnorm_conformance::ranks::{Group, Normalize};
 use rmsnorm_conformance::testing::{Answer, Call, TransferError};
 use rmsnorm_conformance::{Arithmetic, Harness};
-use rmsnorm_spec::{AnyBackward, AnyForward, DTypes, Error, NormSpec, YRows, with_types};
+use rmsnorm_spec::{AnyBackward, AnyForward, DTypes, Error, NormSpec, YRows};
 
-use crate::ShardedNorm;
+use crate::{GroupCall, ShardedNorm};
 
 /// The ranks of a group, each with what moves its test data.
 pub struct Ranks<N, H> {
@@ -22,49 +22,43 @@ impl<N, H> Ranks<N, H> {
     }
 }
 
-/// A rank's calls.
-struct Reduced<'n, N>(&'n N);
+/// A rank's calls: on whole matrices, on the rows that it owns, or on its columns.
+struct Of<'n, N>(&'n N, Divided<'n>);
 
-impl<N: ShardedNorm> Normalize<N::Backend> for Reduced<'_, N> {
-    fn forward(&self, spec: &NormSpec, args: AnyForward<'_, N::Backend>) -> Result<(), Error> {
-        args.dtypes.check()?;
-        with_types!(args.dtypes; T, W, R => self.0.forward_reduced(spec, args.restore::<T, W, R>()?))
-    }
+#[derive(Clone, Copy)]
+enum Divided<'n> {
+    Nothing,
+    Rows(YRows),
+    Columns(&'n [usize]),
 }
 
-/// A rank's calls on the rows that it owns.
-struct OnRows<'n, N>(&'n N, YRows);
-
-impl<N: ShardedNorm> Normalize<N::Backend> for OnRows<'_, N> {
+impl<N: ShardedNorm> Normalize<N::Backend> for Of<'_, N> {
     fn forward(&self, spec: &NormSpec, args: AnyForward<'_, N::Backend>) -> Result<(), Error> {
-        args.dtypes.check()?;
-        with_types!(args.dtypes; T, W, R => self.0.forward_reduced_rows(spec, self.1, args.restore::<T, W, R>()?))
-    }
-}
-
-/// A rank's calls on its columns.
-struct OnColumns<'n, N>(&'n N, &'n [usize]);
-
-impl<N: ShardedNorm> Normalize<N::Backend> for OnColumns<'_, N> {
-    fn forward(&self, spec: &NormSpec, args: AnyForward<'_, N::Backend>) -> Result<(), Error> {
-        args.dtypes.check()?;
-        with_types!(args.dtypes; T, W, R => self.0.forward_columns(spec, self.1, args.restore::<T, W, R>()?))
+        let call = match self.1 {
+            Divided::Nothing => GroupCall::Reduced(args),
+            Divided::Rows(y_rows) => GroupCall::ReducedRows(y_rows, args),
+            Divided::Columns(columns) => GroupCall::ForwardColumns(columns, args),
+        };
+        self.0.launch(spec, call)
     }
 
     fn backward(&self, spec: &NormSpec, args: AnyBackward<'_, N::Backend>) -> Result<(), Error> {
-        args.dtypes.check()?;
-        with_types!(args.dtypes; T, W, R => self.0.backward_columns(spec, self.1, args.restore::<T, W, R>()?))
+        match self.1 {
+            Divided::Columns(columns) => self.0.launch(spec, GroupCall::BackwardColumns(columns, args)),
+            Divided::Nothing | Divided::Rows(_) => {
+                Err(Error::Unsupported { rule: "only calls on divided columns have a backward pass".into() })
+            }
+        }
     }
 }
 
 impl<N: ShardedNorm + Send, H: Harness<Backend = N::Backend>> Ranks<N, H> {
     /// Every rank's call at once, each on a thread of its own.
-    fn on_threads(&self, calls: &mut [Call], make: impl Fn(&N, &H, &mut Call) -> Answer + Sync) -> Vec<Answer> {
-        let make = &make;
+    fn on_threads(&self, spec: &NormSpec, divided: Divided<'_>, dtypes: DTypes, calls: &mut [Call]) -> Vec<Answer> {
         thread::scope(|scope| {
             let rank = |((norm, harness), call): (&'_ (Mutex<N>, H), &'_ mut Call)| {
                 let norm = norm.lock().unwrap_or_else(PoisonError::into_inner);
-                make(&norm, harness, call)
+                call.make_by(harness, &Of(&*norm, divided), spec, dtypes)
             };
             let threads: Vec<_> =
                 self.ranks.iter().zip(calls).map(|rank_and_call| scope.spawn(move || rank(rank_and_call))).collect();
@@ -91,14 +85,14 @@ where
     }
 
     fn make(&self, spec: &NormSpec, dtypes: DTypes, calls: &mut [Call]) -> Vec<Answer> {
-        self.on_threads(calls, |norm, harness, call| call.make_by(harness, &Reduced(norm), spec, dtypes))
+        self.on_threads(spec, Divided::Nothing, dtypes, calls)
     }
 
     fn make_on_rows(&self, spec: &NormSpec, y_rows: YRows, dtypes: DTypes, calls: &mut [Call]) -> Vec<Answer> {
-        self.on_threads(calls, |norm, harness, call| call.make_by(harness, &OnRows(norm, y_rows), spec, dtypes))
+        self.on_threads(spec, Divided::Rows(y_rows), dtypes, calls)
     }
 
     fn make_on_columns(&self, spec: &NormSpec, columns: &[usize], dtypes: DTypes, calls: &mut [Call]) -> Vec<Answer> {
-        self.on_threads(calls, |norm, harness, call| call.make_by(harness, &OnColumns(norm, columns), spec, dtypes))
+        self.on_threads(spec, Divided::Columns(columns), dtypes, calls)
     }
 }

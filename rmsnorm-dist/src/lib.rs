@@ -28,6 +28,7 @@ mod sharded_rows;
 mod shares;
 mod thread_group;
 mod two_ranks;
+mod untyped;
 
 pub use collective::{Collective, check_len};
 pub use columns::DividedColumns;
@@ -36,6 +37,6 @@ pub use harness::Ranks;
 #[doc(no_inline)]
 pub use rmsnorm_spec as spec;
 pub use sharded::{Order, Sharded};
-pub use sharded_norm::{ShardedNorm, check_reduced, check_reduced_rows};
+pub use sharded_norm::{GroupCall, ShardedNorm, check_reduced, check_reduced_rows};
 pub use shares::Shares;
 pub use thread_group::ThreadGroup;

@@ -3,12 +3,12 @@
 use std::ops::Range;
 use std::sync::OnceLock;
 
-use rmsnorm_spec::{Backward, Element, Error, Forward, Memory, NormSpec, RowLayout, Rows, Source, Stored, YRows};
+use rmsnorm_spec::{AnyForward, AnyIn, AnyOut, DType, Error, Forward, Memory, NormSpec, RowLayout, Rows, Source};
 
-use crate::columns::whole;
 use crate::deal::{check_dense, distances, written};
 use crate::sharded_norm::check_reduced;
-use crate::{Collective, ShardedNorm, Shares, two_ranks};
+use crate::untyped::{Room, forward};
+use crate::{Collective, GroupCall, ShardedNorm, Shares, two_ranks};
 
 /// The order in which the parts of `x` are added in [`ShardedNorm::forward_reduced`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -85,20 +85,10 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
     }
 
     /// Sends every rank's share of an output, which this rank made in a buffer, to all.
-    fn gather<T: Stored>(
-        &self,
-        shares: &Shares,
-        from: Option<B::Buffer<T>>,
-        to: Option<B::Out<'_, T>>,
-    ) -> Result<(), Error> {
+    fn gather(&self, shares: &Shares, from: Option<Room<B>>, to: Option<AnyOut<'_, B>>) -> Result<(), Error> {
         let Some((from, to)) = from.zip(to) else { return Ok(()) };
         let own = shares.elements(self.collective.rank()).len();
-        self.collective.all_gather(shares, B::buffer_in(&from, 0..own), to)
-    }
-
-    /// Room for so many elements of an output, if the call has it.
-    pub(crate) fn room<T: Stored>(&self, len: usize, is_there: bool) -> Result<Option<B::Buffer<T>>, Error> {
-        is_there.then(|| self.backend.buffer(len)).transpose()
+        self.all_gather(shares, from.view(0..own), to)
     }
 }
 
@@ -113,21 +103,29 @@ impl<B: Memory, C: Collective<B>> ShardedNorm for Sharded<B, C> {
         self.collective.ranks()
     }
 
-    fn forward_reduced<T: Element, W: Element, R: Element>(
-        &self,
-        spec: &NormSpec,
-        args: Forward<'_, B, T, W, R>,
-    ) -> Result<(), Error> {
+    fn launch(&self, spec: &NormSpec, call: GroupCall<'_, '_, B>) -> Result<(), Error> {
+        match call {
+            GroupCall::Reduced(args) => self.add_and_normalize(spec, args),
+            GroupCall::ReducedRows(y_rows, args) => self.normalize_rows(spec, y_rows, args),
+            GroupCall::ForwardColumns(columns, args) => self.normalize_columns(spec, columns, args),
+            GroupCall::BackwardColumns(columns, args) => self.differentiate_columns(spec, columns, args),
+        }
+    }
+}
+
+impl<B: Memory, C: Collective<B>> Sharded<B, C> {
+    /// [`ShardedNorm::forward_reduced`].
+    fn add_and_normalize(&self, spec: &NormSpec, args: AnyForward<'_, B>) -> Result<(), Error> {
         let args = check_reduced(spec, args)?.into_args();
         if self.ranks() == 1 {
-            return self.backend.forward(spec, args);
+            return forward(&self.backend, spec, args);
         }
         if self.order == Order::Any {
             return self.normalize_sum(spec, args);
         }
         check_form(spec, &args)?;
         self.in_step(|is_sent| {
-            if two_ranks::is_sooner(self.ranks(), spec, T::DTYPE) {
+            if two_ranks::is_sooner(self.ranks(), spec, args.dtypes.activation) {
                 self.add_everywhere(spec, args, is_sent)
             } else {
                 self.reduce(spec, args, is_sent)
@@ -135,43 +133,9 @@ impl<B: Memory, C: Collective<B>> ShardedNorm for Sharded<B, C> {
         })
     }
 
-    fn forward_reduced_rows<T: Element, W: Element, R: Element>(
-        &self,
-        spec: &NormSpec,
-        y_rows: YRows,
-        args: Forward<'_, B, T, W, R>,
-    ) -> Result<(), Error> {
-        self.normalize_rows(spec, y_rows, args)
-    }
-
-    fn forward_columns<T: Element, W: Element, R: Element>(
-        &self,
-        spec: &NormSpec,
-        columns: &[usize],
-        args: Forward<'_, B, T, W, R>,
-    ) -> Result<(), Error> {
-        self.normalize_columns(spec, columns, args)
-    }
-
-    fn backward_columns<T: Element, W: Element, R: Element>(
-        &self,
-        spec: &NormSpec,
-        columns: &[usize],
-        args: Backward<'_, B, T, W, R>,
-    ) -> Result<(), Error> {
-        self.differentiate_columns(spec, columns, args)
-    }
-}
-
-impl<B: Memory, C: Collective<B>> Sharded<B, C> {
     /// The steps of a call that is valid and has a composed form; `is_sent` from the first exchange on.
-    fn reduce<T: Element, W: Element, R: Element>(
-        &self,
-        spec: &NormSpec,
-        args: Forward<'_, B, T, W, R>,
-        is_sent: &mut bool,
-    ) -> Result<(), Error> {
-        let Forward { x, y, residual, residual_out, weight, bias, mut mean, mut rstd, .. } = args;
+    fn reduce(&self, spec: &NormSpec, args: AnyForward<'_, B>, is_sent: &mut bool) -> Result<(), Error> {
+        let Forward { x, y, residual, residual_out, weight, bias, mut mean, mut rstd, dtypes, .. } = args;
         let (residual, overwritten, mut separate) = match (residual, residual_out) {
             (Some(Source::Overwrite(sum)), _) => (None, Some(sum.view), None),
             (Some(Source::Read(residual)), sum) => (Some(residual), None, sum.map(|sum| sum.view)),
@@ -183,35 +147,36 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
         let own_spec = spec.rows(rows.len());
         let has_sum = overwritten.is_some() || separate.is_some();
         // Where all have the sum, each makes y of it: that is sooner done than sent.
-        let is_sum_sent = has_sum && T::DTYPE == R::DTYPE;
+        let is_sum_sent = has_sum && dtypes.activation == dtypes.residual;
 
         // All memory before anything is sent: a rank that had none afterwards would leave the others waiting.
-        let mut parts = self.room_for_parts::<T>(&shares)?;
-        let mut of_y = self.backend.buffer::<T>(own.len())?;
+        let mut parts = self.room(dtypes.activation, self.len_of_parts(&shares))?;
+        let mut of_y = self.room(dtypes.activation, own.len())?;
         // What overwrites nothing goes to its place at once.
-        let mut of_sum = self.room::<R>(own.len(), has_sum && !(is_sum_sent && separate.is_some()))?;
-        let mut of_mean = self.room::<f32>(rows.len(), mean.is_some() && !is_sum_sent)?;
-        let mut of_rstd = self.room::<f32>(rows.len(), rstd.is_some() && !is_sum_sent)?;
+        let is_sum_apart = has_sum && !(is_sum_sent && separate.is_some());
+        let mut of_sum = self.room_if(is_sum_apart, dtypes.residual, own.len())?;
+        let statistic = |is_there| self.room_if(is_there && !is_sum_sent, DType::F32, rows.len());
+        let (mut of_mean, mut of_rstd) = (statistic(mean.is_some())?, statistic(rstd.is_some())?);
 
         self.deal(&shares, &x, &mut parts, is_sent)?;
         let mut y = written(x, y).map(|y| y.view);
         {
-            let overwritten = overwritten.as_ref().map(|sum| Rows::dense(B::read_out(sum)));
-            let of_y = B::buffer_out(&mut of_y, 0..own.len());
-            let mut local = self.of_parts::<T, W, R>(&own_spec, &parts, of_y, weight.as_ref(), bias.as_ref());
+            let overwritten = overwritten.as_ref().map(|sum| Rows::dense(sum.read()));
+            let of_y = of_y.view_mut(0..own.len());
+            let mut local = self.of_parts((&own_spec, dtypes), &parts, of_y, weight.as_ref(), bias.as_ref());
             local.residual = match (&residual, &overwritten) {
-                (Some(all), _) => Some(Source::Read(rows_of::<B, R>(all, spec, rows.clone()))),
-                (None, Some(all)) => Some(Source::Read(rows_of::<B, R>(all, spec, rows.clone()))),
+                (Some(all), _) => Some(Source::Read(rows_of(all, spec, rows.clone()))),
+                (None, Some(all)) => Some(Source::Read(rows_of(all, spec, rows.clone()))),
                 (None, None) => None,
             };
             local.residual_out = match (&mut of_sum, &mut separate) {
-                (Some(of_sum), _) => Some(B::buffer_out(of_sum, 0..own.len()).into()),
-                (None, Some(sum)) => Some(B::part_out(sum, own.clone()).into()),
+                (Some(of_sum), _) => Some(of_sum.view_mut(0..own.len()).into()),
+                (None, Some(sum)) => Some(sum.part(own.clone()).into()),
                 (None, None) => None,
             };
-            local.mean = of_mean.as_mut().map(|mean| B::buffer_out(mean, 0..rows.len()));
-            local.rstd = of_rstd.as_mut().map(|rstd| B::buffer_out(rstd, 0..rows.len()));
-            self.backend.forward(&own_spec, local)?;
+            local.mean = of_mean.as_mut().map(|mean| mean.view_mut(0..rows.len()));
+            local.rstd = of_rstd.as_mut().map(|rstd| rstd.view_mut(0..rows.len()));
+            forward(&self.backend, &own_spec, local)?;
         }
 
         // In one order on every rank.
@@ -223,39 +188,30 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
             return self.gather(&of_rows, of_rstd, rstd);
         }
         let (Some(sum), Some(y)) = (&mut sum, &mut y) else { return Ok(()) };
-        let all = B::part_out(sum, 0..shares.len());
+        let all = sum.part(0..shares.len());
         match of_sum {
             Some(of_sum) => self.gather(&shares, Some(of_sum), Some(all))?,
-            None => self.collective.all_gather_in_place(&shares, all)?,
+            None => self.all_gather_in_place(&shares, all)?,
         }
-        let sum = B::read_out(sum);
-        let Some(x) = B::same_in::<R, T>(&sum) else { return Ok(()) };
-        let mut args = Forward::<B, T>::new(x, B::part_out(y, 0..shares.len())).weight_dtype::<W>();
-        (args.weight, args.bias) = (weight.as_ref().map(whole::<B, W>), bias.as_ref().map(whole::<B, W>));
-        args.mean = mean.as_mut().map(|mean| B::part_out(mean, 0..spec.rows));
-        args.rstd = rstd.as_mut().map(|rstd| B::part_out(rstd, 0..spec.rows));
-        self.backend.forward(spec, args)
+        let mut args = AnyForward::<B>::new(sum.read(), y.part(0..shares.len()));
+        args.dtypes = dtypes;
+        (args.weight, args.bias) = (weight.as_ref().map(AnyIn::whole), bias.as_ref().map(AnyIn::whole));
+        (args.mean, args.rstd) = (mean.as_mut().map(AnyOut::whole), rstd.as_mut().map(AnyOut::whole));
+        forward(&self.backend, spec, args)
     }
 }
 
 /// These rows of a matrix that has all of them.
-fn rows_of<'a, B: Memory, E: Stored>(
-    matrix: &'a Rows<B::In<'_, E>>,
-    spec: &NormSpec,
-    rows: Range<usize>,
-) -> Rows<B::In<'a, E>> {
+fn rows_of<'a, B: Memory>(matrix: &'a Rows<AnyIn<'_, B>>, spec: &NormSpec, rows: Range<usize>) -> Rows<AnyIn<'a, B>> {
     let RowLayout { row_stride, .. } = matrix.layout(spec.rows, spec.cols);
     // Behind the last row there may be no stride.
     let elements =
         if rows.is_empty() { 0..0 } else { rows.start * row_stride..(rows.end - 1) * row_stride + spec.cols };
-    Rows::strided(B::part_in(&matrix.view, elements), row_stride)
+    Rows::strided(matrix.view.part(elements), row_stride)
 }
 
 /// What the composed form cannot do, of what validation lets pass.
-fn check_form<B: Memory, T: Element, W: Element, R: Element>(
-    spec: &NormSpec,
-    args: &Forward<'_, B, T, W, R>,
-) -> Result<(), Error> {
+fn check_form<B: Memory>(spec: &NormSpec, args: &AnyForward<'_, B>) -> Result<(), Error> {
     let residual = args.residual.as_ref().map(distances);
     let (residual, overwritten) = match &args.residual {
         Some(Source::Overwrite(_)) => (None, residual),

@@ -1,12 +1,42 @@
 //! [`ShardedNorm`]: what callers see, and what the suite proves.
 
 use rmsnorm_spec::{
-    Backward, Checked, Element, Error, Forward, NormBackend, NormSpec, ResidualPlacement, ShardedRows, YRows,
+    AnyBackward, AnyForward, Backward, Checked, Element, Error, Forward, NormBackend, NormSpec, ResidualPlacement,
+    ShardedRows, YRows,
 };
 
 use crate::Shares;
 
-/// A rank of a group that normalizes together.
+/// A call of a group, whose dtypes are values.
+pub enum GroupCall<'a, 'c, B: NormBackend> {
+    /// [`ShardedNorm::forward_reduced`].
+    Reduced(AnyForward<'a, B>),
+    /// [`ShardedNorm::forward_reduced_rows`].
+    ReducedRows(YRows, AnyForward<'a, B>),
+    /// [`ShardedNorm::forward_columns`].
+    ForwardColumns(&'c [usize], AnyForward<'a, B>),
+    /// [`ShardedNorm::backward_columns`].
+    BackwardColumns(&'c [usize], AnyBackward<'a, B>),
+}
+
+impl<B: NormBackend> GroupCall<'_, '_, B> {
+    /// The answer of a form that has no such call.
+    ///
+    /// # Errors
+    /// `Unsupported`, always.
+    pub fn unsupported(&self) -> Result<(), Error> {
+        let rule = match self {
+            GroupCall::Reduced(_) => "this form adds no sums over ranks",
+            GroupCall::ReducedRows(..) => "this form divides no residual stream by rows among ranks",
+            GroupCall::ForwardColumns(..) | GroupCall::BackwardColumns(..) => {
+                "this form normalizes no rows whose columns are divided among ranks"
+            }
+        };
+        Err(Error::Unsupported { rule: rule.into() })
+    }
+}
+
+/// A rank of a group that normalizes together. Who implements it writes `rank`, `ranks` and [`launch`](Self::launch).
 ///
 /// Every rank makes the same calls, in the same order, with the same [`NormSpec`], dtypes and set of tensors. Calls enqueue on the
 /// backend's stream; those in host memory are done on return.
@@ -19,6 +49,13 @@ pub trait ShardedNorm {
 
     /// How many there are, at least 1.
     fn ranks(&self) -> usize;
+
+    /// Makes a call, which is not yet validated: [`check_reduced`] and [`check_reduced_rows`] do that, and
+    /// [`DividedColumns`](crate::DividedColumns).
+    ///
+    /// # Errors
+    /// As the method that makes this call; [`GroupCall::unsupported`] where a form has no such call.
+    fn launch(&self, spec: &NormSpec, call: GroupCall<'_, '_, Self::Backend>) -> Result<(), Error>;
 
     /// Adds what all ranks have, and normalizes: [math](rmsnorm_spec::math), equations (1') and (2) to (6).
     ///
@@ -39,7 +76,9 @@ pub trait ShardedNorm {
         &self,
         spec: &NormSpec,
         args: Forward<'_, Self::Backend, T, W, R>,
-    ) -> Result<(), Error>;
+    ) -> Result<(), Error> {
+        self.launch(spec, GroupCall::Reduced(args.erase()))
+    }
 
     /// The same where the residual stream is divided by rows: a rank adds and normalizes those that it owns, and has the residual of
     /// these alone.
@@ -50,15 +89,14 @@ pub trait ShardedNorm {
     /// of (1'), as in [`forward_reduced`](Self::forward_reduced), and everything is within the same bounds.
     ///
     /// # Errors
-    /// As [`forward_reduced`](Self::forward_reduced); `Unsupported` for rows in groups, and from a form that does not override this.
+    /// As [`forward_reduced`](Self::forward_reduced); `Unsupported` for rows in groups, and from a form that has no such call.
     fn forward_reduced_rows<T: Element, W: Element, R: Element>(
         &self,
         spec: &NormSpec,
         y_rows: YRows,
         args: Forward<'_, Self::Backend, T, W, R>,
     ) -> Result<(), Error> {
-        let _ = (spec, y_rows, args);
-        Err(Error::Unsupported { rule: "this form divides no residual stream by rows among ranks".into() })
+        self.launch(spec, GroupCall::ReducedRows(y_rows, args.erase()))
     }
 
     /// Normalizes rows whose columns are divided among the ranks: [math](rmsnorm_spec::math), equations (15) and (16).
@@ -70,15 +108,14 @@ pub trait ShardedNorm {
     ///
     /// # Errors
     /// As [`forward_reduced`](Self::forward_reduced); `InvalidArgument` if `columns` are not those of `spec`; `Unsupported` from a form
-    /// that does not override this.
+    /// that has no such call.
     fn forward_columns<T: Element, W: Element, R: Element>(
         &self,
         spec: &NormSpec,
         columns: &[usize],
         args: Forward<'_, Self::Backend, T, W, R>,
     ) -> Result<(), Error> {
-        let _ = (spec, columns, args);
-        without_columns()
+        self.launch(spec, GroupCall::ForwardColumns(columns, args.erase()))
     }
 
     /// The gradients of [`forward_columns`](Self::forward_columns): (17) and (18), by the mean and rstd of whole rows. `dweight` and
@@ -92,23 +129,18 @@ pub trait ShardedNorm {
         columns: &[usize],
         args: Backward<'_, Self::Backend, T, W, R>,
     ) -> Result<(), Error> {
-        let _ = (spec, columns, args);
-        without_columns()
+        self.launch(spec, GroupCall::BackwardColumns(columns, args.erase()))
     }
-}
-
-fn without_columns() -> Result<(), Error> {
-    Err(Error::Unsupported { rule: "this form normalizes no rows whose columns are divided among ranks".into() })
 }
 
 /// A reduced call, validated: for who implements [`ShardedNorm`].
 ///
 /// # Errors
 /// As [`ShardedNorm::forward_reduced`] before anything is sent.
-pub fn check_reduced<'a, B: NormBackend, T: Element, W: Element, R: Element>(
+pub fn check_reduced<'a, B: NormBackend>(
     spec: &NormSpec,
-    args: Forward<'a, B, T, W, R>,
-) -> Result<Checked<Forward<'a, B, T, W, R>>, Error> {
+    args: AnyForward<'a, B>,
+) -> Result<Checked<AnyForward<'a, B>>, Error> {
     if args.parts.is_some() {
         return Err(Error::Unsupported { rule: "a reduced x is one matrix on every rank, no sum of parts".into() });
     }
@@ -120,19 +152,17 @@ pub fn check_reduced<'a, B: NormBackend, T: Element, W: Element, R: Element>(
     }
 }
 
-type CheckedRows<'a, B, T, W, R> = Checked<ShardedRows<Forward<'a, B, T, W, R>>>;
-
 /// A reduced call whose residual stream is divided by rows, validated as that of rank `rank` of `ranks`: for who implements
 /// [`ShardedNorm`].
 ///
 /// # Errors
 /// As [`ShardedNorm::forward_reduced_rows`] before anything is sent.
-pub fn check_reduced_rows<'a, B: NormBackend, T: Element, W: Element, R: Element>(
+pub fn check_reduced_rows<'a, B: NormBackend>(
     spec: &NormSpec,
     (rank, ranks): (usize, usize),
     y_rows: YRows,
-    args: Forward<'a, B, T, W, R>,
-) -> Result<CheckedRows<'a, B, T, W, R>, Error> {
+    args: AnyForward<'a, B>,
+) -> Result<Checked<ShardedRows<AnyForward<'a, B>>>, Error> {
     let own = Shares { units: spec.rows, unit: spec.cols, ranks }.units(rank);
     Checked::forward_rows(*spec, ShardedRows::new(args, own, y_rows))
 }

@@ -1,65 +1,57 @@
 //! A residual stream divided by rows, composed of one exchange, a backend's call on the own rows and, where all rows of `y` are asked for,
 //! a second exchange.
 
-use rmsnorm_spec::{Element, Error, Forward, Memory, NormSpec, ShardedRows, Source, YRows};
+use rmsnorm_spec::{AnyForward, Error, Forward, Memory, NormSpec, ShardedRows, Source, YRows};
 
 use crate::deal::{Beside, all_of, check_dense, distances, written};
+use crate::untyped::forward;
 use crate::{Collective, Sharded, ShardedNorm, Shares, check_reduced_rows};
 
 impl<B: Memory, C: Collective<B>> Sharded<B, C> {
     /// [`ShardedNorm::forward_reduced_rows`].
-    pub(crate) fn normalize_rows<T: Element, W: Element, R: Element>(
-        &self,
-        spec: &NormSpec,
-        y_rows: YRows,
-        args: Forward<'_, B, T, W, R>,
-    ) -> Result<(), Error> {
+    pub(crate) fn normalize_rows(&self, spec: &NormSpec, y_rows: YRows, args: AnyForward<'_, B>) -> Result<(), Error> {
         let call = check_reduced_rows(spec, (self.rank(), self.ranks()), y_rows, args)?;
         let ShardedRows { args, .. } = call.into_args();
         if self.ranks() == 1 {
-            return self.backend().forward(spec, args);
+            return forward(self.backend(), spec, args);
         }
         check_form(spec, y_rows, &args)?;
         self.in_step(|is_sent| self.reduce_rows(spec, y_rows, args, is_sent))
     }
 
     /// The steps of a call that is valid and has a composed form; `is_sent` while another exchange is to come.
-    fn reduce_rows<T: Element, W: Element, R: Element>(
+    fn reduce_rows(
         &self,
         spec: &NormSpec,
         y_rows: YRows,
-        args: Forward<'_, B, T, W, R>,
+        args: AnyForward<'_, B>,
         is_sent: &mut bool,
     ) -> Result<(), Error> {
-        let Forward { x, y, residual, residual_out, weight, bias, mean, rstd, .. } = args;
+        let Forward { x, y, residual, residual_out, weight, bias, mean, rstd, dtypes, .. } = args;
         let shares = Shares { units: spec.rows, unit: spec.cols, ranks: self.ranks() };
         let (own, rows) = (shares.elements(self.rank()), shares.units(self.rank()));
 
         // All memory before anything is sent, as where nothing is divided.
-        let mut parts = self.room_for_parts::<T>(&shares)?;
-        let of_sum = self.room::<R>(own.len(), matches!(residual, Some(Source::Overwrite(_))))?;
+        let mut parts = self.room(dtypes.activation, self.len_of_parts(&shares))?;
+        let of_sum = self.room_if(matches!(residual, Some(Source::Overwrite(_))), dtypes.residual, own.len())?;
 
         self.deal(&shares, &x, &mut parts, is_sent)?;
         // If it was the only exchange, whatever happens now leaves no rank out of step.
         *is_sent = y_rows == YRows::All;
         let is_own_matrix = y_rows == YRows::Own && matches!(x, Source::Read(_));
         let Some(mut y) = written(x, y) else { return Ok(()) };
-        let of_y = if is_own_matrix { all_of::<B, T>(&mut y) } else { B::part_out(&mut y.view, own).into() };
-        let beside = Beside { residual, residual_out, weight, bias, mean, rstd };
+        let of_y = if is_own_matrix { all_of(&mut y) } else { y.view.part(own).into() };
+        let beside = Beside { dtypes, residual, residual_out, weight, bias, mean, rstd };
         self.add_parts(&spec.rows(rows.len()), &parts, of_sum, of_y, beside)?;
         match y_rows {
             YRows::Own => Ok(()),
-            YRows::All => self.collective().all_gather_in_place(&shares, y.view),
+            YRows::All => self.all_gather_in_place(&shares, y.view),
         }
     }
 }
 
 /// What the composed form cannot do, of what validation lets pass.
-fn check_form<B: Memory, T: Element, W: Element, R: Element>(
-    spec: &NormSpec,
-    y_rows: YRows,
-    args: &Forward<'_, B, T, W, R>,
-) -> Result<(), Error> {
+fn check_form<B: Memory>(spec: &NormSpec, y_rows: YRows, args: &AnyForward<'_, B>) -> Result<(), Error> {
     check_dense(spec, "x", Some(distances(&args.x)))?;
     check_dense(spec, "y", args.y.as_ref().filter(|_| y_rows == YRows::All).map(|y| y.with(())))?;
     match &args.residual {

@@ -1,7 +1,7 @@
 //! A sum of two ranks: each gets all that the other has, and adds and normalizes every row. What is sent is as much as by the owners of rows,
 //! in one exchange in place of two.
 
-use rmsnorm_spec::{DType, Element, Error, Forward, Memory, NormSpec, Source};
+use rmsnorm_spec::{AnyForward, DType, Error, Forward, Memory, NormSpec, Source};
 
 use crate::any_order::in_one_exchange;
 use crate::deal::{Beside, sent, written};
@@ -18,24 +18,21 @@ pub(crate) fn is_sooner(ranks: usize, spec: &NormSpec, dtype: DType) -> bool {
 
 impl<B: Memory, C: Collective<B>> Sharded<B, C> {
     /// The steps of a reduced call that is valid and has a composed form, whatever the number of ranks.
-    pub(crate) fn add_everywhere<T: Element, W: Element, R: Element>(
+    pub(crate) fn add_everywhere(
         &self,
         spec: &NormSpec,
-        args: Forward<'_, B, T, W, R>,
+        args: AnyForward<'_, B>,
         is_sent: &mut bool,
     ) -> Result<(), Error> {
-        let Forward { x, y, residual, residual_out, weight, bias, mean, rstd, .. } = args;
+        let Forward { x, y, residual, residual_out, weight, bias, mean, rstd, dtypes, .. } = args;
         let len = spec.rows * spec.cols;
         let of_ranks = Shares { units: self.ranks(), unit: len, ranks: self.ranks() };
-        let mut parts = self.backend().buffer::<T>(of_ranks.len())?;
-        let of_sum = self.room::<R>(len, matches!(residual, Some(Source::Overwrite(_))))?;
+        let mut parts = self.room(dtypes.activation, of_ranks.len())?;
+        let of_sum = self.room_if(matches!(residual, Some(Source::Overwrite(_))), dtypes.residual, len)?;
 
-        in_one_exchange(is_sent, || {
-            let to = B::buffer_out(&mut parts, 0..of_ranks.len());
-            self.collective().all_gather(&of_ranks, sent::<B, T>(&x, len), to)
-        })?;
+        in_one_exchange(is_sent, || self.all_gather(&of_ranks, sent(&x, len), parts.view_mut(0..of_ranks.len())))?;
         let Some(y) = written(x, y) else { return Ok(()) };
-        self.add_parts(spec, &parts, of_sum, y, Beside { residual, residual_out, weight, bias, mean, rstd })
+        self.add_parts(spec, &parts, of_sum, y, Beside { dtypes, residual, residual_out, weight, bias, mean, rstd })
     }
 }
 

@@ -4,8 +4,8 @@
 mod common;
 
 use rmsnorm_cpu::{Backward, CpuBackend, Forward};
-use rmsnorm_dist::ShardedNorm;
-use rmsnorm_spec::{Element, Error, GradReduction, NormBackend, NormSpec};
+use rmsnorm_dist::{GroupCall, ShardedNorm};
+use rmsnorm_spec::{Checked, Error, GradReduction, NormBackend, NormSpec};
 
 use common::{Rank, on_ranks};
 
@@ -110,12 +110,9 @@ impl ShardedNorm for SumsOnly {
         1
     }
 
-    fn forward_reduced<T: Element, W: Element, R: Element>(
-        &self,
-        spec: &NormSpec,
-        args: Forward<'_, T, W, R>,
-    ) -> Result<(), Error> {
-        NormBackend::forward(&CpuBackend::new(), spec, args)
+    fn launch(&self, spec: &NormSpec, call: GroupCall<'_, '_, CpuBackend>) -> Result<(), Error> {
+        let GroupCall::Reduced(args) = call else { return call.unsupported() };
+        CpuBackend::new().launch_forward(Checked::forward(*spec, args)?)
     }
 }
 

@@ -6,8 +6,8 @@ use std::sync::Mutex;
 use rmsnorm_conformance::Status;
 use rmsnorm_conformance::ranks::{cases, run_case};
 use rmsnorm_cpu::{CpuBackend, Isa};
-use rmsnorm_dist::{Collective, Ranks, Sharded, ShardedNorm, Shares, ThreadGroup};
-use rmsnorm_spec::{DType, Element, Error, Forward, NormSpec, Storage, Stored, bf16};
+use rmsnorm_dist::{Collective, GroupCall, Ranks, Sharded, ShardedNorm, Shares, ThreadGroup};
+use rmsnorm_spec::{Checked, DType, Element, Error, NormBackend, NormSpec, Storage, Stored, bf16};
 
 /// What is wrong with an exchange.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -206,14 +206,11 @@ impl ShardedNorm for WrongRank {
         self.norm.ranks()
     }
 
-    fn forward_reduced<T: Element, W: Element, R: Element>(
-        &self,
-        spec: &NormSpec,
-        mut args: Forward<'_, CpuBackend, T, W, R>,
-    ) -> Result<(), Error> {
+    fn launch(&self, spec: &NormSpec, call: GroupCall<'_, '_, CpuBackend>) -> Result<(), Error> {
+        let GroupCall::Reduced(mut args) = call else { return call.unsupported() };
         let mut spec = *spec;
         match self.wrong {
-            Wrong::OwnPartOnly => return self.norm.backend().forward(&spec, args),
+            Wrong::OwnPartOnly => return self.norm.backend().launch_forward(Checked::forward(spec, args)?),
             Wrong::ResidualOfFirstRankOnly if self.rank() > 0 => (args.residual, args.residual_out) = (None, None),
             Wrong::ResidualOfFirstRankOnly => {}
             Wrong::EpsOfRank => spec.eps *= 1.0 + self.rank() as f32,
@@ -221,7 +218,7 @@ impl ShardedNorm for WrongRank {
             Wrong::WeightOfNone => {}
             Wrong::OffsetTwice => spec.weight_offset *= 2.0,
         }
-        self.norm.forward_reduced(&spec, args)
+        self.norm.launch(&spec, GroupCall::Reduced(args))
     }
 }
 

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use rmsnorm_conformance::Status;
 use rmsnorm_conformance::ranks::columns::{cases, run_case};
 use rmsnorm_cpu::{CpuBackend, Isa};
-use rmsnorm_dist::{Collective, Ranks, Sharded, ShardedNorm, Shares, ThreadGroup};
-use rmsnorm_spec::{Backward, Direction, Element, Error, Forward, Norm, NormSpec, Stored, bf16};
+use rmsnorm_dist::{Collective, GroupCall, Ranks, Sharded, ShardedNorm, Shares, ThreadGroup};
+use rmsnorm_spec::{Direction, Error, Norm, NormSpec, Stored, bf16};
 
 /// What is wrong.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -190,30 +190,13 @@ impl ShardedNorm for Faulty {
         self.norm.ranks()
     }
 
-    fn forward_reduced<T: Element, W: Element, R: Element>(
-        &self,
-        spec: &NormSpec,
-        args: Forward<'_, CpuBackend, T, W, R>,
-    ) -> Result<(), Error> {
-        self.norm.forward_reduced(spec, args)
-    }
-
-    fn forward_columns<T: Element, W: Element, R: Element>(
-        &self,
-        spec: &NormSpec,
-        columns: &[usize],
-        args: Forward<'_, CpuBackend, T, W, R>,
-    ) -> Result<(), Error> {
-        self.norm.forward_columns(&self.spec(spec, columns, Direction::Forward), columns, args)
-    }
-
-    fn backward_columns<T: Element, W: Element, R: Element>(
-        &self,
-        spec: &NormSpec,
-        columns: &[usize],
-        args: Backward<'_, CpuBackend, T, W, R>,
-    ) -> Result<(), Error> {
-        self.norm.backward_columns(&self.spec(spec, columns, Direction::Backward), columns, args)
+    fn launch(&self, spec: &NormSpec, call: GroupCall<'_, '_, CpuBackend>) -> Result<(), Error> {
+        let spec = match &call {
+            GroupCall::ForwardColumns(columns, _) => self.spec(spec, columns, Direction::Forward),
+            GroupCall::BackwardColumns(columns, _) => self.spec(spec, columns, Direction::Backward),
+            GroupCall::Reduced(_) | GroupCall::ReducedRows(..) => *spec,
+        };
+        self.norm.launch(&spec, call)
     }
 }
 

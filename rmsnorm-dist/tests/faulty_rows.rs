@@ -6,8 +6,8 @@ use std::ops::Range;
 use rmsnorm_conformance::Status;
 use rmsnorm_conformance::ranks::rows::{cases, run_case};
 use rmsnorm_cpu::{CpuBackend, Isa};
-use rmsnorm_dist::{Collective, Ranks, Sharded, ShardedNorm, Shares, ThreadGroup, check_reduced_rows};
-use rmsnorm_spec::{Element, Error, Forward, NormSpec, ShardedRows, Source, Stored, YRows};
+use rmsnorm_dist::{Collective, GroupCall, Ranks, Sharded, ShardedNorm, Shares, ThreadGroup, check_reduced_rows};
+use rmsnorm_spec::{Element, Error, Forward, NormSpec, ShardedRows, Source, Stored, YRows, with_types};
 
 /// What is wrong.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -70,22 +70,22 @@ impl ShardedNorm for Faulty {
         self.norm.ranks()
     }
 
-    fn forward_reduced<T: Element, W: Element, R: Element>(
-        &self,
-        spec: &NormSpec,
-        args: Forward<'_, CpuBackend, T, W, R>,
-    ) -> Result<(), Error> {
-        self.norm.forward_reduced(spec, args)
+    fn launch(&self, spec: &NormSpec, call: GroupCall<'_, '_, CpuBackend>) -> Result<(), Error> {
+        let GroupCall::ReducedRows(y_rows, args) = call else { return self.norm.launch(spec, call) };
+        let call = check_reduced_rows(spec, (self.rank(), self.ranks()), y_rows, args)?;
+        let ShardedRows { args, own, .. } = call.into_args();
+        with_types!(args.dtypes; T, W, R => self.normalize_rows(spec, y_rows, own, args.restore::<T, W, R>()?))
     }
+}
 
-    fn forward_reduced_rows<T: Element, W: Element, R: Element>(
+impl Faulty {
+    fn normalize_rows<T: Element, W: Element, R: Element>(
         &self,
         spec: &NormSpec,
         y_rows: YRows,
+        own: Range<usize>,
         args: Forward<'_, CpuBackend, T, W, R>,
     ) -> Result<(), Error> {
-        let call = check_reduced_rows(spec, (self.rank(), self.ranks()), y_rows, args)?;
-        let ShardedRows { args, own, .. } = call.into_args();
         if !is_dense(&args) {
             return Err(Error::Unsupported { rule: "rows lie side by side".into() });
         }
@@ -139,9 +139,7 @@ impl ShardedNorm for Faulty {
             }
         }
     }
-}
 
-impl Faulty {
     /// A rank's rows of every part.
     fn own_parts<T: Stored>(&self, spec: &NormSpec, own: &Range<usize>, x: &[T]) -> Result<Vec<T>, Error> {
         let (ranks, len, cols) = (self.ranks(), spec.rows * spec.cols, spec.cols);

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use rmsnorm_cpu::{CpuBackend, Forward, Isa};
-use rmsnorm_dist::{Sharded, ShardedNorm, Shares, ThreadGroup};
+use rmsnorm_dist::{GroupCall, Sharded, ShardedNorm, Shares, ThreadGroup};
 use rmsnorm_spec::{Error, NormSpec, RowGroups, Rows, YRows};
 
 use common::{Rank, on_ranks};
@@ -161,12 +161,8 @@ impl ShardedNorm for WholeOnly {
         2
     }
 
-    fn forward_reduced<T: rmsnorm_spec::Element, W: rmsnorm_spec::Element, R: rmsnorm_spec::Element>(
-        &self,
-        _: &NormSpec,
-        _: rmsnorm_spec::Forward<'_, CpuBackend, T, W, R>,
-    ) -> Result<(), Error> {
-        Ok(())
+    fn launch(&self, _: &NormSpec, call: GroupCall<'_, '_, CpuBackend>) -> Result<(), Error> {
+        call.unsupported()
     }
 }
 

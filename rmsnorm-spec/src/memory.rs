@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::{Element, Error, NormBackend, Stored};
+use crate::{Error, NormBackend, Stored};
 
 /// A backend whose views can be divided, and that gives memory for what lies between two calls.
 ///
@@ -38,9 +38,6 @@ pub trait Memory: NormBackend {
     /// # Errors
     /// `Device` if the device fails.
     fn copy<T: Stored>(&self, from: Self::In<'_, T>, to: Self::Out<'_, T>) -> Result<(), Error>;
-
-    /// The same view, for code that has two names for what may be one type; `None` where they are two.
-    fn same_in<'a, T: Element, U: Element>(view: &'a Self::In<'_, T>) -> Option<Self::In<'a, U>>;
 }
 
 /// A backend whose views are slices of host memory.

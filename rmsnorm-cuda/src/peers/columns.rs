@@ -3,7 +3,7 @@
 
 use cudarc::driver::{CudaViewMut, DevicePtrMut};
 use rmsnorm_dist::{DividedColumns, Shares};
-use rmsnorm_spec::{Backward, Checked, Direction, Element, Error, Forward, NormSpec, Problem};
+use rmsnorm_spec::{AnyBackward, AnyForward, Checked, Direction, Error, NormSpec, Problem};
 
 use super::group::PeerGroup;
 use super::launch::{check, load};
@@ -15,11 +15,11 @@ use crate::params::Params;
 use crate::plan::ranks::Piece;
 use crate::plan::{KernelKey, Tile, columns, forward_exchange, gather_numbers};
 
-pub(super) fn forward<T: Element, W: Element, R: Element>(
+pub(super) fn forward(
     group: &PeerGroup,
     spec: &NormSpec,
     columns: &[usize],
-    args: Forward<'_, CudaBackend, T, W, R>,
+    args: AnyForward<'_, CudaBackend>,
 ) -> Result<(), Error> {
     let divided = DividedColumns::new(&group.backend, group.place(), columns)?;
     group.check()?;
@@ -31,11 +31,11 @@ pub(super) fn forward<T: Element, W: Element, R: Element>(
 }
 
 /// Both halves and the exchange between them, of rows that have such a tile.
-fn in_one_kernel<T: Element, W: Element, R: Element>(
+fn in_one_kernel(
     group: &PeerGroup,
     columns: &[usize],
     tile: Tile,
-    call: Checked<Forward<'_, CudaBackend, T, W, R>>,
+    call: Checked<AnyForward<'_, CudaBackend>>,
 ) -> Result<(), Error> {
     let (here, problem, kernels) = (*call.spec(), *call.problem(), group.backend.kernels());
     let mut tensors = Tensors::new(group.backend.stream(), problem);
@@ -72,11 +72,11 @@ fn in_one_kernel<T: Element, W: Element, R: Element>(
     })
 }
 
-pub(super) fn backward<T: Element, W: Element, R: Element>(
+pub(super) fn backward(
     group: &PeerGroup,
     spec: &NormSpec,
     columns: &[usize],
-    args: Backward<'_, CudaBackend, T, W, R>,
+    args: AnyBackward<'_, CudaBackend>,
 ) -> Result<(), Error> {
     let divided = DividedColumns::new(&group.backend, group.place(), columns)?;
     group.check()?;

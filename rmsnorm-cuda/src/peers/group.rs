@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::sys;
-use rmsnorm_dist::{ShardedNorm, check_reduced};
-use rmsnorm_spec::{Backward, Element, Error, Forward, NormSpec, Problem, YRows};
+use rmsnorm_dist::{GroupCall, ShardedNorm, check_reduced};
+use rmsnorm_spec::{Error, NormSpec, Problem};
 
 use super::params::{MOST_RANKS, Peers};
 use super::workspace::{Layout, Parts};
@@ -286,39 +286,13 @@ impl ShardedNorm for PeerGroup {
         self.group.ranks as usize
     }
 
-    fn forward_reduced<T: Element, W: Element, R: Element>(
-        &self,
-        spec: &NormSpec,
-        args: Forward<'_, CudaBackend, T, W, R>,
-    ) -> Result<(), Error> {
-        launch::forward_reduced(self, check_reduced(spec, args)?)
-    }
-
-    fn forward_reduced_rows<T: Element, W: Element, R: Element>(
-        &self,
-        spec: &NormSpec,
-        y_rows: YRows,
-        args: Forward<'_, CudaBackend, T, W, R>,
-    ) -> Result<(), Error> {
-        rows::forward(self, spec, y_rows, args)
-    }
-
-    fn forward_columns<T: Element, W: Element, R: Element>(
-        &self,
-        spec: &NormSpec,
-        columns: &[usize],
-        args: Forward<'_, CudaBackend, T, W, R>,
-    ) -> Result<(), Error> {
-        columns::forward(self, spec, columns, args)
-    }
-
-    fn backward_columns<T: Element, W: Element, R: Element>(
-        &self,
-        spec: &NormSpec,
-        columns: &[usize],
-        args: Backward<'_, CudaBackend, T, W, R>,
-    ) -> Result<(), Error> {
-        columns::backward(self, spec, columns, args)
+    fn launch(&self, spec: &NormSpec, call: GroupCall<'_, '_, CudaBackend>) -> Result<(), Error> {
+        match call {
+            GroupCall::Reduced(args) => launch::forward_reduced(self, check_reduced(spec, args)?),
+            GroupCall::ReducedRows(y_rows, args) => rows::forward(self, spec, y_rows, args),
+            GroupCall::ForwardColumns(columns, args) => columns::forward(self, spec, columns, args),
+            GroupCall::BackwardColumns(columns, args) => columns::backward(self, spec, columns, args),
+        }
     }
 }
 

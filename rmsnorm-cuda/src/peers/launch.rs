@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use cudarc::driver::sys;
-use rmsnorm_spec::{Checked, Element, Error, Forward, NormSpec, Problem, ResidualPlacement};
+use rmsnorm_spec::{AnyForward, Checked, Error, NormSpec, Problem, ResidualPlacement};
 
 use super::group::PeerGroup;
 use super::rows::{self, Owned};
@@ -17,10 +17,7 @@ use crate::plan::KernelKey;
 use crate::plan::ranks::{Piece, Plan};
 use crate::plan::{reduce_forward, reduce_forward_rows};
 
-pub(super) fn forward_reduced<T: Element, W: Element, R: Element>(
-    group: &PeerGroup,
-    call: Checked<Forward<'_, CudaBackend, T, W, R>>,
-) -> Result<(), Error> {
+pub(super) fn forward_reduced(group: &PeerGroup, call: Checked<AnyForward<'_, CudaBackend>>) -> Result<(), Error> {
     let (spec, problem) = (*call.spec(), *call.problem());
     group.check()?;
     let mut tensors = Tensors::new(group.backend.stream(), problem);

@@ -2,7 +2,7 @@
 
 use cudarc::driver::sys;
 use rmsnorm_dist::{Shares, check_reduced_rows};
-use rmsnorm_spec::{Element, Error, Forward, NormSpec, Problem, Tensor, YRows};
+use rmsnorm_spec::{AnyForward, Error, NormSpec, Problem, Tensor, YRows};
 
 use super::group::PeerGroup;
 use super::launch::{check, load};
@@ -39,11 +39,11 @@ fn rows_per_rank(problem: &Problem, ranks: usize) -> usize {
     Shares { units: problem.rows, unit: problem.cols, ranks }.units(0).len()
 }
 
-pub(super) fn forward<T: Element, W: Element, R: Element>(
+pub(super) fn forward(
     group: &PeerGroup,
     spec: &NormSpec,
     y_rows: YRows,
-    args: Forward<'_, CudaBackend, T, W, R>,
+    args: AnyForward<'_, CudaBackend>,
 ) -> Result<(), Error> {
     let (rank, ranks) = group.place();
     let call = check_reduced_rows(spec, (rank, ranks), y_rows, args)?;

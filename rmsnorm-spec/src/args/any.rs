@@ -3,11 +3,14 @@
 
 use std::convert::Infallible;
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use super::{
     Backward, BackwardStatistics, ColumnStatistics, Forward, Given, QuantizedForward, Rows, Scales, Source, Visitor,
 };
-use crate::{AnyCall, Error, F8E4M3, F8E5M2, NormBackend, Problem, Span, Storage, Stored, Tensor, bf16, f16};
+use crate::{
+    AnyCall, Error, F8E4M3, F8E5M2, Memory, NormBackend, Problem, Span, Storage, Stored, Tensor, bf16, f16,
+};
 
 /// Runs `body` with the view and its element type, whichever it is.
 macro_rules! each {
@@ -75,6 +78,35 @@ any! {
 any! {
     /// A view that is written, and says the type of its elements.
     AnyOut of Out, out_of
+}
+
+impl<B: Memory + ?Sized> AnyIn<'_, B> {
+    /// Elements of the view.
+    pub fn part(&self, range: Range<usize>) -> AnyIn<'_, B> {
+        each!(self, AnyIn, view: E => E::any_in(B::part_in::<E>(view, range)))
+    }
+
+    /// The same view again.
+    pub fn whole(&self) -> AnyIn<'_, B> {
+        self.part(0..Untyped::<B>::in_span::<f32>(self).len)
+    }
+}
+
+impl<B: Memory + ?Sized> AnyOut<'_, B> {
+    /// Elements of the view, to be written.
+    pub fn part(&mut self, range: Range<usize>) -> AnyOut<'_, B> {
+        each!(self, AnyOut, view: E => E::any_out(B::part_out::<E>(view, range)))
+    }
+
+    /// The same view again, to be written.
+    pub fn whole(&mut self) -> AnyOut<'_, B> {
+        self.part(0..Untyped::<B>::out_span::<f32>(self).len)
+    }
+
+    /// The view, to be read before or after.
+    pub fn read(&self) -> AnyIn<'_, B> {
+        each!(self, AnyOut, view: E => E::any_in(B::read_out::<E>(view)))
+    }
 }
 
 /// A marker that takes the place of `B` in argument structs. Its views are [`AnyIn`] and [`AnyOut`] of `B`, whatever element type is
