@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use criterion::{Criterion, Throughput};
 use rmsnorm_bench::{Measurable, Measurement, Op, Operation, Shape, Workload, workload_bytes};
-use rmsnorm_core::{AnyBackend, Element, GradReduction, Norm, available, bf16, f16};
+use rmsnorm_core::{AnyBackend, DType, GradReduction, Norm, available};
 
 fn main() {
     let mut criterion = Criterion::default().configure_from_args();
@@ -38,18 +38,18 @@ impl Measurement for Bench<'_> {
 
     fn run<D: Measurable>(self, device: &D) {
         for &shape in D::SHAPES {
-            bench::<D, f32>(self.criterion, self.name, device, shape);
-            bench::<D, f16>(self.criterion, self.name, device, shape);
-            bench::<D, bf16>(self.criterion, self.name, device, shape);
+            for dtype in DType::ALL {
+                bench(self.criterion, self.name, device, (shape, dtype));
+            }
         }
     }
 }
 
 /// Every operation and norm on one backend, in one dtype and shape.
-fn bench<D: Measurable, T: Element>(criterion: &mut Criterion, name: &str, device: &D, shape: Shape) {
+fn bench<D: Measurable>(criterion: &mut Criterion, name: &str, device: &D, (shape, dtype): (Shape, DType)) {
     let reduction = GradReduction::default();
     let operations = Operation::product(&Norm::ALL, &Op::USUAL, &[reduction]);
-    if let Err(rule) = device.admit(shape, workload_bytes(device, shape, T::DTYPE, &operations)) {
+    if let Err(rule) = device.admit(shape, workload_bytes(device, shape, dtype, &operations)) {
         eprintln!("{} {shape}: skipped: {rule}", name);
         return;
     }
@@ -58,12 +58,12 @@ fn bench<D: Measurable, T: Element>(criterion: &mut Criterion, name: &str, devic
     for op in Op::USUAL {
         for norm in Norm::ALL {
             let operation = Operation { norm, op, reduction };
-            let mut group = criterion.benchmark_group(operation.id(T::DTYPE, shape));
-            group.throughput(Throughput::Bytes(operation.bytes(T::DTYPE, shape) as u64));
+            let mut group = criterion.benchmark_group(operation.id(dtype, shape));
+            group.throughput(Throughput::Bytes(operation.bytes(dtype, shape) as u64));
             let (mut batch, mut set) = (None, 0);
             group.bench_function(name, |bencher| {
                 let workload = workload.get_or_insert_with(|| {
-                    Workload::<D, T>::new(device, shape, &operations).expect("the device has room for the tensors")
+                    Workload::new(device, shape, dtype, &operations).expect("the device has room for the tensors")
                 });
                 let batch = batch.get_or_insert_with(|| {
                     let wrong = workload.wrong_elements(operation).expect("the call is valid");

@@ -5,12 +5,11 @@
 use std::fmt;
 use std::path::Path;
 
-use rmsnorm_core::{AnyBackend, Device, GradReduction};
+use rmsnorm_core::{AnyBackend, DType, Device, GradReduction};
 use serde::{Deserialize, Serialize};
 
 use crate::figure::read_text;
-use crate::selection::Row;
-use crate::{BenchError, Op, Operation, reduction_name};
+use crate::{BenchError, Mode, Op, Operation, Samples, Shape, Timing, reduction_name};
 
 /// The commit that the program was built from, with a `+` if files had changed since; `unknown` outside a repository.
 pub const REVISION: &str =
@@ -212,42 +211,66 @@ fn processor() -> Option<String> {
 }
 
 impl Measured {
-    /// A row that was measured on that device.
-    pub fn new(row: &Row, device: Device) -> Self {
-        let Operation { norm, op, reduction } = row.operation;
+    /// An operation that took this time on that device, and a copy of one of its matrices that one: but for its sets, plan and first call.
+    pub fn new(
+        operation: Operation,
+        (dtype, shape): (DType, Shape),
+        device: Device,
+        timing: &Timing,
+        copy: &Samples,
+    ) -> Self {
+        let (Operation { norm, op, reduction }, samples) = (operation, &timing.samples);
         // Criterion has the default reduction alone.
         let is_default = reduction == GradReduction::default();
         let behind = if is_default { String::new() } else { format!("/{}", reduction_name(reduction)) };
-        let id = format!("{}/{device}{behind}", row.operation.id(row.dtype, row.shape));
+        let bytes = operation.bytes(dtype, shape);
+        // One matrix read, one written.
+        let copy_bytes = 2 * shape.bytes(dtype);
+        let gbs = bytes as f64 / samples.median() * 1e-9;
+        let copy_gbs = copy_bytes as f64 / copy.median() * 1e-9;
         Measured {
-            id: Some(id),
-            op: op.name().into(),
+            id: Some(format!("{}/{device}{behind}", operation.id(dtype, shape))),
+            op: op.name(),
             norm: norm.name().into(),
             reduction: (op == Op::Backward).then(|| reduction_name(reduction).into()),
-            dtype: row.dtype.name().into(),
-            rows: row.shape.rows,
-            cols: row.shape.cols,
-            mode: row.mode.name().into(),
-            sets: row.sets,
-            cold: row.is_cold,
-            bytes: row.bytes,
-            us: row.samples.median() * 1e6,
-            us_p5: row.samples.quantile(0.05) * 1e6,
-            us_p95: row.samples.quantile(0.95) * 1e6,
-            gbs: row.rate(),
-            copy_gbs: row.copy_rate(),
-            copy_us: row.copy.median() * 1e6,
-            of_copy: row.rate() / row.copy_rate(),
+            dtype: dtype.name().into(),
+            rows: shape.rows,
+            cols: shape.cols,
+            mode: timing.mode.name().into(),
+            sets: 1,
+            cold: false,
+            bytes,
+            us: samples.median() * 1e6,
+            us_p5: samples.quantile(0.05) * 1e6,
+            us_p95: samples.quantile(0.95) * 1e6,
+            gbs,
+            copy_gbs,
+            copy_us: copy.median() * 1e6,
+            of_copy: gbs / copy_gbs,
             revision: Some(REVISION.into()),
-            plan: Some(row.plan.clone()),
-            first_call_us: row.first_call.map(|seconds| seconds * 1e6),
-            samples_us: row.samples.all().iter().map(|seconds| seconds * 1e6).collect(),
+            plan: None,
+            first_call_us: None,
+            samples_us: samples.all().iter().map(|seconds| seconds * 1e6).collect(),
         }
+    }
+
+    /// The operation, and the reduction behind it unless that is the default: `backward locks`.
+    pub fn name(&self) -> String {
+        let default = reduction_name(GradReduction::default());
+        let reduction = self.reduction.as_deref().filter(|&reduction| reduction != default);
+        reduction.map_or(self.op.clone(), |reduction| format!("{} {reduction}", self.op))
+    }
+
+    /// Whether the time holds gaps between launches.
+    pub fn has_gaps(&self) -> bool {
+        self.mode == Mode::Events.name()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use rmsnorm_core::Norm;
+
     use super::*;
 
     fn row(op: &str, rows: usize, us: f64) -> Measured {
@@ -292,6 +315,19 @@ mod tests {
         let told: Vec<_> = first.rows.iter().map(|row| (row.op.as_str(), row.rows, row.us)).collect();
         assert_eq!(told, [("forward", 2, 5.0), ("forward", 4, 3.0), ("add_forward", 1, 4.0), ("backward", 1, 1.0)]);
         assert_eq!((first.skipped.len(), second.rows.len()), (1, 1));
+    }
+
+    /// Both rates count what is read and what is written.
+    #[test]
+    fn rates_are_of_bytes_that_move() {
+        let shape = Shape { rows: 10, cols: 3 };
+        let operation = Operation { norm: Norm::Rms, op: Op::Forward, reduction: GradReduction::Partials };
+        let (samples, mode) = (Samples::new(vec![1e-6, 2e-6, 3e-6]), Mode::Wall);
+        let copy = Samples::new(vec![1e-6]);
+        let row = Measured::new(operation, (DType::F32, shape), Device::Cpu, &Timing { samples, mode }, &copy);
+        // x and y, weight, rstd: 292 bytes in 2 us; 240 in 1 us.
+        assert!((row.gbs - 0.146).abs() < 1e-9 && (row.copy_gbs - 0.24).abs() < 1e-9, "{row:?}");
+        assert!((row.of_copy - 0.146 / 0.24).abs() < 1e-9 && (row.us_p95 - 3.0).abs() < 1e-9, "{row:?}");
     }
 
     #[test]

@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use rmsnorm_core::{DType, GradReduction, Norm};
+use rmsnorm_core::{DType, Norm};
 use serde::Deserialize;
 
 use crate::BenchError;
 use crate::document::{Document, Measured, Report};
 use crate::selection::MOST_ELEMENTS;
-use crate::{Op, Shape, reduction_name};
+use crate::{Op, Shape};
 
 /// What is measured: figures of equal subjects compare.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,7 +132,7 @@ impl Figure {
     /// A figure that is yet to be measured.
     pub fn planned(source: &str, norm: Norm, op: Op, dtype: DType, shape: Shape) -> Self {
         let Shape { rows, cols } = shape;
-        let (norm, op) = (norm.name().into(), op.name().into());
+        let (norm, op) = (norm.name().into(), op.name());
         let subject = Subject { norm, op, dtype: dtype.name().into(), rows, cols };
         let (us, gbs, copy_gbs) = (1.0, 1.0, Some(1.0));
         let (source, device) = (source.to_owned(), None);
@@ -173,11 +173,14 @@ pub fn of_document(document: &Document) -> Vec<Figure> {
 }
 
 fn of_measured(row: &Measured, backend: &str, device: &str) -> Figure {
-    let default = reduction_name(GradReduction::default());
-    let reduction = row.reduction.as_deref().filter(|&reduction| reduction != default);
-    let op = reduction.map_or(row.op.clone(), |reduction| format!("{} {reduction}", row.op));
     Figure {
-        subject: Subject { norm: row.norm.clone(), op, dtype: row.dtype.clone(), rows: row.rows, cols: row.cols },
+        subject: Subject {
+            norm: row.norm.clone(),
+            op: row.name(),
+            dtype: row.dtype.clone(),
+            rows: row.rows,
+            cols: row.cols,
+        },
         source: backend.into(),
         is_ours: true,
         device: Some(device.into()),
@@ -185,7 +188,7 @@ fn of_measured(row: &Measured, backend: &str, device: &str) -> Figure {
         gbs: row.gbs,
         copy_gbs: Some(row.copy_gbs),
         is_cold: row.cold,
-        has_gaps: row.mode == "events",
+        has_gaps: row.has_gaps(),
     }
 }
 

@@ -9,6 +9,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod buffer;
 mod check;
 mod clock;
 mod devices;

@@ -37,37 +37,33 @@ impl Op {
         Op::USUAL.into_iter().chain([Op::ForwardAdd, Op::ForwardAddForward]).chain(codes).collect()
     }
 
-    /// The name used in bench ids and in reports: that of the command line, `forward`, `add_forward`, `backward`, `forward_add`,
-    /// `forward_add_forward`, `quantized_forward` or `add_quantized_forward`, and of the last two a dot and the name of how they quantize.
-    pub const fn name(self) -> &'static str {
+    /// The name on the command line, without how it quantizes: `forward`, `add_forward`, `backward`, `forward_add`,
+    /// `forward_add_forward`, `quantized_forward` or `add_quantized_forward`.
+    pub const fn kind(self) -> &'static str {
         match self {
             Op::Forward => "forward",
             Op::AddForward => "add_forward",
             Op::ForwardAdd => "forward_add",
             Op::ForwardAddForward => "forward_add_forward",
             Op::Backward => "backward",
-            Op::QuantizedForward(quant) => match quant {
-                Quant::Tensor => "quantized_forward.tensor",
-                Quant::Delayed => "quantized_forward.delayed",
-                Quant::Transposed => "quantized_forward.transposed",
-                Quant::Current => "quantized_forward.current",
-                Quant::Row => "quantized_forward.row",
-                Quant::Block128 => "quantized_forward.block128",
-                Quant::Mx => "quantized_forward.mx",
-                Quant::Block128Columnwise => "quantized_forward.block128_columnwise",
-                Quant::MxColumnwise => "quantized_forward.mx_columnwise",
-            },
-            Op::AddQuantizedForward(quant) => match quant {
-                Quant::Tensor => "add_quantized_forward.tensor",
-                Quant::Delayed => "add_quantized_forward.delayed",
-                Quant::Transposed => "add_quantized_forward.transposed",
-                Quant::Current => "add_quantized_forward.current",
-                Quant::Row => "add_quantized_forward.row",
-                Quant::Block128 => "add_quantized_forward.block128",
-                Quant::Mx => "add_quantized_forward.mx",
-                Quant::Block128Columnwise => "add_quantized_forward.block128_columnwise",
-                Quant::MxColumnwise => "add_quantized_forward.mx_columnwise",
-            },
+            Op::QuantizedForward(_) => "quantized_forward",
+            Op::AddQuantizedForward(_) => "add_quantized_forward",
+        }
+    }
+
+    /// The name used in bench ids and in reports: the kind, of the last two with a dot and the name of how they quantize.
+    pub fn name(self) -> String {
+        match self.quant() {
+            Some(quant) => format!("{}.{}", self.kind(), quant.name()),
+            None => self.kind().to_owned(),
+        }
+    }
+
+    /// Whether a residual is added, and the sum stored.
+    pub const fn has_residual(self) -> bool {
+        match self {
+            Op::AddForward | Op::ForwardAdd | Op::ForwardAddForward | Op::AddQuantizedForward(_) => true,
+            Op::Forward | Op::Backward | Op::QuantizedForward(_) => false,
         }
     }
 
@@ -111,31 +107,24 @@ impl Operation {
 
     /// The fewest bytes that must move: every matrix once, every vector once.
     pub fn bytes(self, dtype: DType, shape: Shape) -> usize {
-        let (matrices, weight_vectors) = match (self.op, self.norm) {
-            (Op::Forward, Norm::Rms) => (2, 1),
-            (Op::Forward, Norm::Layer) => (2, 2),
-            (Op::AddForward, Norm::Rms) => (4, 1),
-            (Op::AddForward, Norm::Layer) => (4, 2),
-            (Op::ForwardAdd, Norm::Rms) => (3, 1),
-            (Op::ForwardAdd, Norm::Layer) => (3, 2),
-            (Op::ForwardAddForward, Norm::Rms) => (4, 2),
-            (Op::ForwardAddForward, Norm::Layer) => (4, 4),
-            (Op::Backward, Norm::Rms) => (3, 2),
-            (Op::Backward, Norm::Layer) => (3, 3),
-            // In place of y there are codes.
-            (Op::QuantizedForward(_), Norm::Rms) => (1, 1),
-            (Op::QuantizedForward(_), Norm::Layer) => (1, 2),
-            (Op::AddQuantizedForward(_), Norm::Rms) => (3, 1),
-            (Op::AddQuantizedForward(_), Norm::Layer) => (3, 2),
-        };
-        let codes = self.op.quant().map_or(0, |quant| quant.bytes(shape));
-        let statistics = match self.norm {
-            Norm::Rms => 1,
-            Norm::Layer => 2,
+        // In place of y there may be codes.
+        let matrices = match self.op {
+            Op::QuantizedForward(_) => 1,
+            Op::Forward => 2,
+            Op::ForwardAdd | Op::Backward | Op::AddQuantizedForward(_) => 3,
+            Op::AddForward | Op::ForwardAddForward => 4,
         };
         let norms = if self.op == Op::ForwardAddForward { 2 } else { 1 };
-        let elements = matrices * shape.elements() + weight_vectors * shape.cols;
-        elements * dtype.size() + norms * statistics * shape.rows * DType::F32.size() + codes
+        // Weight and rstd; bias and mean, too.
+        let vectors = match self.norm {
+            Norm::Rms => norms,
+            Norm::Layer => 2 * norms,
+        };
+        // Backward reads the weight alone, and has a gradient for each parameter.
+        let gradients = usize::from(self.op == Op::Backward);
+        let codes = self.op.quant().map_or(0, |quant| quant.bytes(shape));
+        let elements = matrices * shape.elements() + (vectors + gradients) * shape.cols;
+        elements * dtype.size() + vectors * shape.rows * DType::F32.size() + codes
     }
 }
 

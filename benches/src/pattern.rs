@@ -1,7 +1,7 @@
 //! The values of tensors: a fixed pattern, so that the judge knows any element without asking the device for it.
 
-use rmsnorm_core::Element;
-use rmsnorm_core::conformance::testing::values;
+use rmsnorm_core::conformance::testing::{Bits, value};
+use rmsnorm_core::{DType, Element, bf16, f16};
 
 /// Elements until the pattern repeats. A prime: no row length divides it, so rows differ.
 const PERIOD: usize = 1_048_583;
@@ -10,33 +10,39 @@ const PERIOD: usize = 1_048_583;
 ///
 /// Every tensor is the pattern from an element of its own on, again and again.
 #[derive(Clone, Debug)]
-pub(super) struct Pattern<T>(Vec<T>);
+pub(super) struct Pattern(Bits);
 
-impl<T: Element> Pattern<T> {
-    pub(super) fn new() -> Self {
-        Pattern(values(0, PERIOD))
+impl Pattern {
+    pub(super) fn new(dtype: DType) -> Self {
+        Pattern(values(dtype, 0, 0..PERIOD))
     }
 
     /// What repeats in the tensor of that number; less if it has fewer elements than that.
-    pub(super) fn period(&self, tensor: usize, len: usize) -> Vec<T> {
+    pub(super) fn period(&self, tensor: usize, len: usize) -> Bits {
         self.tensor(tensor, len.min(PERIOD))
     }
 
     /// The tensor of that number, with this many elements.
-    pub(super) fn tensor(&self, tensor: usize, len: usize) -> Vec<T> {
-        let mut elements = Vec::with_capacity(len);
-        let mut start = first(tensor);
-        while elements.len() < len {
-            let end = PERIOD.min(start + len - elements.len());
-            elements.extend_from_slice(&self.0[start..end]);
-            start = 0;
-        }
-        elements
+    pub(super) fn tensor(&self, tensor: usize, len: usize) -> Bits {
+        let bits = self.0.bits.iter().cycle().skip(first(tensor)).take(len).copied().collect();
+        Bits { storage: self.0.storage, bits }
     }
 
     /// An element of that tensor.
     pub(super) fn value(&self, tensor: usize, index: usize) -> f64 {
-        f64::from(self.0[(first(tensor) + index) % PERIOD].to_f32())
+        self.0.value((first(tensor) + index) % PERIOD)
+    }
+}
+
+/// The test kit's values of that dtype in these places, other ones for each seed.
+pub(super) fn values(dtype: DType, seed: u64, places: impl Iterator<Item = usize>) -> Bits {
+    fn of<E: Element>(seed: u64, places: impl Iterator<Item = usize>) -> Bits {
+        Bits::of(&places.map(|place| value::<E>(seed, place)).collect::<Vec<_>>())
+    }
+    match dtype {
+        DType::F32 => of::<f32>(seed, places),
+        DType::F16 => of::<f16>(seed, places),
+        DType::Bf16 => of::<bf16>(seed, places),
     }
 }
 
@@ -48,20 +54,19 @@ const fn first(tensor: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rmsnorm_core::bf16;
 
     #[test]
     fn tensors_are_what_value_says_and_differ() {
-        let pattern = Pattern::<bf16>::new();
+        let pattern = Pattern::new(DType::Bf16);
         let (a, b) = (pattern.tensor(1, 2 * PERIOD + 5), pattern.tensor(2, 100));
         for index in [0, 1, 99, PERIOD - 1, PERIOD, 2 * PERIOD + 4] {
-            assert_eq!(f64::from(a[index].to_f32()), pattern.value(1, index));
+            assert_eq!(a.value(index), pattern.value(1, index));
         }
-        assert_eq!(a.len(), 2 * PERIOD + 5);
-        assert_ne!(a[..100], b[..]);
-        assert!(a.iter().all(|value| value.to_f32().abs() <= 2.0));
-        let period = pattern.period(1, a.len());
-        assert!(a.chunks(period.len()).all(|repeated| *repeated == period[..repeated.len()]));
+        assert_eq!(a.bits.len(), 2 * PERIOD + 5);
+        assert_ne!(a.bits[..100], b.bits);
+        assert!(a.values().iter().all(|value| value.abs() <= 2.0));
+        let period = pattern.period(1, a.bits.len()).bits;
+        assert!(a.bits.chunks(period.len()).all(|repeated| *repeated == period[..repeated.len()]));
         assert_eq!(pattern.period(2, 100), b);
     }
 }

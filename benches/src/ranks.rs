@@ -12,14 +12,16 @@ use std::ops::Range;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
 
+use rmsnorm_core::conformance::Arithmetic;
+use rmsnorm_core::conformance::testing::Bits;
 use rmsnorm_core::cpu::CpuBackend;
-use rmsnorm_core::cuda::cudarc::driver::DeviceRepr;
-use rmsnorm_core::{DType, Direction, Element, Forward, Norm, NormSpec, YRows, bf16, f16};
-use rmsnorm_dist::{ShardedNorm, Shares};
+use rmsnorm_core::{AnyForward, DType, DTypes, Direction, Norm, NormSpec, Source, YRows};
+use rmsnorm_dist::{GroupCall, ShardedNorm, Shares};
 use serde::Serialize;
 
-use crate::{BenchError, Shape};
-use data::Data;
+use crate::buffer::Buffer;
+use crate::pattern::values;
+use crate::{BenchError, Measurable, Shape};
 use meeting::Meeting;
 
 /// Trials of which the median is taken.
@@ -150,13 +152,7 @@ trait Way {
     fn promise(&self, op: RanksOp) -> Promise;
 
     /// Microseconds a call on this rank, of each trial, and what the calls before and after them gave. All ranks are here at once.
-    fn measure<T: Number>(
-        &mut self,
-        rank: usize,
-        case: &RanksCase,
-        data: &Data<T>,
-        meeting: &Meeting,
-    ) -> Result<Measured<T>, BenchError>;
+    fn measure(&mut self, rank: usize, case: &RanksCase, meeting: &Meeting) -> Result<Measured, BenchError>;
 }
 
 /// What a way's outputs must be.
@@ -174,48 +170,102 @@ enum Promise {
     Nothing,
 }
 
+/// What every call of a rank reads.
+struct Parameters<D: Measurable> {
+    weight: Buffer<D>,
+    bias: Option<Buffer<D>>,
+}
+
+impl<D: Measurable> Parameters<D> {
+    fn new(device: &D, case: &RanksCase) -> Result<Self, BenchError> {
+        let vector = |seed| Buffer::upload(device, &values(case.dtype, seed, 0..case.shape.cols));
+        let bias = (case.norm == Norm::Layer).then(|| vector(data::BIAS)).transpose()?;
+        Ok(Parameters { weight: vector(data::WEIGHT)?, bias })
+    }
+}
+
+/// A rank's tensors for one call.
+struct Tensors<D: Measurable> {
+    x: Buffer<D>,
+    residual: Buffer<D>,
+    y: Buffer<D>,
+    sum: Buffer<D>,
+}
+
+impl<D: Measurable> Tensors<D> {
+    fn new(device: &D, rank: usize, case: &RanksCase) -> Result<Self, BenchError> {
+        let len = case.shape.elements();
+        let matrix = |seed| Buffer::upload(device, &values(case.dtype, seed, 0..len));
+        // Neither output is what must come out.
+        let unset = || Buffer::nan(device, case.dtype, len);
+        Ok(Tensors { x: matrix(rank as u64)?, residual: matrix(data::RESIDUAL)?, y: unset()?, sum: unset()? })
+    }
+
+    /// The call that a rank makes on them, of which it has this part of the residual and of the sum, if the case has these.
+    fn args<'a>(
+        &'a mut self,
+        device: &D,
+        case: &RanksCase,
+        parameters: &'a Parameters<D>,
+        stream: Range<usize>,
+    ) -> AnyForward<'a, D::Backend> {
+        let (matrix, row) = (0..case.shape.elements(), 0..case.shape.cols);
+        let (x, y) = (self.x.view(device, matrix.clone()), self.y.view_mut(device, matrix));
+        let mut args = AnyForward::<D::Backend>::new(x, y);
+        args.dtypes = DTypes::uniform(case.dtype);
+        args.weight = Some(parameters.weight.view(device, row.clone()));
+        args.bias = parameters.bias.as_ref().map(|bias| bias.view(device, row));
+        if case.op != RanksOp::ForwardColumns {
+            args.residual = Some(Source::Read(self.residual.view(device, stream.clone()).into()));
+            args.residual_out = Some(self.sum.view_mut(device, stream).into());
+        }
+        args
+    }
+
+    fn outputs(&self, device: &D, case: &RanksCase) -> Result<Outputs, BenchError> {
+        let all = 0..case.shape.elements();
+        Ok([self.sum.download(device, all.clone())?, self.y.download(device, all)?])
+    }
+}
+
 /// A rank's call on tensors of that shape, which with divided columns are those of one rank.
-fn call_of_group<N: ShardedNorm, T: Element>(
+fn call_of_group<N: ShardedNorm>(
     rank: &N,
     op: RanksOp,
     spec: &NormSpec,
-    args: Forward<'_, N::Backend, T>,
+    args: AnyForward<'_, N::Backend>,
 ) -> Result<(), BenchError> {
     match op {
-        RanksOp::ForwardReduced => rank.forward_reduced(spec, args)?,
-        RanksOp::ForwardReducedRows => rank.forward_reduced_rows(spec, YRows::All, args)?,
+        RanksOp::ForwardReduced => rank.launch(spec, GroupCall::Reduced(args))?,
+        RanksOp::ForwardReducedRows => rank.launch(spec, GroupCall::ReducedRows(YRows::All, args))?,
         RanksOp::ForwardColumns => {
             let columns = vec![spec.cols; rank.ranks()];
-            rank.forward_columns(&spec.cols(spec.cols * columns.len()), &columns, args)?;
+            rank.launch(&spec.cols(spec.cols * columns.len()), GroupCall::ForwardColumns(&columns, args))?;
         }
     }
     Ok(())
 }
 
-/// An element that every backend takes.
-trait Number: Element + DeviceRepr {}
-
-impl<T: Element + DeviceRepr> Number for T {}
+/// The sum, and y.
+type Outputs = [Bits; 2];
 
 /// What one rank found.
-struct Measured<T> {
+struct Measured {
     /// Microseconds a call, by trial.
     us: [f64; TRIALS],
-    /// The sum and y, of a call before the trials and of one after.
-    outputs: [[Vec<T>; 2]; 2],
+    /// Of a call before the trials and of one after.
+    outputs: [Outputs; 2],
 }
 
 /// The ways that one rank has. Made on its thread: a communicator waits for the others.
-struct Ranks<F> {
-    ranks: Vec<F>,
-    arithmetic: rmsnorm_core::conformance::Arithmetic,
+type Make = Box<dyn FnOnce() -> Result<Vec<Box<dyn Way>>, BenchError> + Send>;
+
+struct Ranks {
+    ranks: Vec<Make>,
+    arithmetic: Arithmetic,
 }
 
-fn run<W: Way, F: FnOnce() -> Result<Vec<W>, BenchError> + Send>(
-    group: Ranks<F>,
-    cases: &[RanksCase],
-    each: &mut dyn FnMut(&RanksRow),
-) -> Result<Vec<RanksRow>, BenchError> {
+fn run(group: Ranks, cases: &[RanksCase], each: &mut dyn FnMut(&RanksRow)) -> Result<Vec<RanksRow>, BenchError> {
     let Ranks { ranks, arithmetic } = group;
     let meeting = Meeting::new(ranks.len());
     let (sender, receiver) = channel();
@@ -252,41 +302,25 @@ struct Seat<'a> {
     meeting: &'a Meeting,
     /// Of one rank.
     sender: Option<Sender<RanksRow>>,
-    arithmetic: &'a rmsnorm_core::conformance::Arithmetic,
+    arithmetic: &'a Arithmetic,
 }
 
-fn run_rank<W: Way>(ways: &mut [W], seat: Seat<'_>, cases: &[RanksCase]) -> Result<(), BenchError> {
-    for dtype in DType::ALL {
-        let cases: Vec<RanksCase> = cases.iter().copied().filter(|case| case.dtype == dtype).collect();
-        if cases.is_empty() {
-            continue;
-        }
-        match dtype {
-            DType::F32 => run_cases::<W, f32>(ways, &seat, &cases)?,
-            DType::F16 => run_cases::<W, f16>(ways, &seat, &cases)?,
-            DType::Bf16 => run_cases::<W, bf16>(ways, &seat, &cases)?,
-        }
-    }
-    Ok(())
-}
-
-fn run_cases<W: Way, T: Number>(ways: &mut [W], seat: &Seat<'_>, cases: &[RanksCase]) -> Result<(), BenchError> {
+fn run_rank(ways: &mut [Box<dyn Way>], seat: Seat<'_>, cases: &[RanksCase]) -> Result<(), BenchError> {
     let (rank, meeting, ranks) = (seat.rank, seat.meeting, seat.meeting.ranks());
-    let data = Data::<T>::new(ranks, cases);
-    for case in cases {
+    for case in DType::ALL.iter().flat_map(|dtype| cases.iter().filter(|case| case.dtype == *dtype)) {
         for way in &mut *ways {
-            let Measured { us, outputs } = way.measure(rank, case, &data, meeting)?;
+            let Measured { us, outputs } = way.measure(rank, case, meeting)?;
             for outputs in outputs {
                 let of_ranks = meeting.gather(rank, outputs)?;
                 if rank == 0 {
-                    data.judge(case, seat.arithmetic, &of_ranks, way.promise(case.op)).map_err(|what| {
+                    data::judge(case, seat.arithmetic, &of_ranks, way.promise(case.op)).map_err(|what| {
                         BenchError::Wrong(format!("{}, {}: {what}", describe(case), way.name(case.op)))
                     })?;
                 }
             }
             let trials = meeting.gather(rank, us)?;
             if let Some(sender) = &seat.sender {
-                let row = row(case, way, ranks, &trials);
+                let row = row(case, &**way, ranks, &trials);
                 // Whoever listened is gone with the whole.
                 sender.send(row).unwrap_or_default();
             }
@@ -296,7 +330,7 @@ fn run_cases<W: Way, T: Number>(ways: &mut [W], seat: &Seat<'_>, cases: &[RanksC
 }
 
 /// By trial the slowest rank, of these the median.
-fn row<W: Way>(case: &RanksCase, way: &W, ranks: usize, trials: &[[f64; TRIALS]]) -> RanksRow {
+fn row(case: &RanksCase, way: &dyn Way, ranks: usize, trials: &[[f64; TRIALS]]) -> RanksRow {
     let slowest = |trial: usize| trials.iter().map(|us| us[trial]).fold(0.0, f64::max);
     let mut us: [f64; TRIALS] = std::array::from_fn(slowest);
     us.sort_by(f64::total_cmp);
@@ -369,6 +403,6 @@ mod tests {
         let shape = Shape { rows: 1, cols: 2 };
         let case = RanksCase { op: RanksOp::ForwardReduced, norm: Norm::Rms, dtype: DType::F32, shape };
         let ways = (cpu::ways(&CpuBackend::new(), 1).unwrap().ranks.pop().unwrap())().unwrap();
-        assert_eq!(row(&case, &ways[0], 1, &trials).us, 6.0);
+        assert_eq!(row(&case, &*ways[0], 1, &trials).us, 6.0);
     }
 }

@@ -7,11 +7,11 @@
 
 use rmsnorm_core::cuda::DriverFailure;
 use rmsnorm_core::wgpu::WgpuFailure;
-use rmsnorm_core::{AnyBackend, DType, Element, Error, GradReduction, Norm, bf16, f16};
+use rmsnorm_core::{AnyBackend, DType, Device, Error, GradReduction, Norm};
 
+use crate::document::Measured;
 use crate::{
-    BenchError, Measurable, Measurement, Mode, Op, Operation, Samples, Sampling, Shape, Workload, alternate,
-    workload_bytes,
+    BenchError, Measurable, Measurement, Op, Operation, Samples, Sampling, Shape, Workload, alternate, workload_bytes,
 };
 
 /// No memory holds the tensors of larger matrices, and no size in bytes overflows below. What a device has room for is
@@ -118,52 +118,11 @@ impl Shapes {
     }
 }
 
-/// One row of the table.
-#[derive(Clone, Debug)]
-pub struct Row {
-    /// The operation.
-    pub operation: Operation,
-    /// The dtype of all tensors.
-    pub dtype: DType,
-    /// The size.
-    pub shape: Shape,
-    /// How many input sets were visited.
-    pub sets: usize,
-    /// Whether the input sets exceed the caches.
-    pub is_cold: bool,
-    /// The fewest bytes a call must move.
-    pub bytes: usize,
-    /// Seconds a call.
-    pub samples: Samples,
-    /// How they were taken.
-    pub mode: Mode,
-    /// Bytes that the copy moves: one matrix read, one written.
-    pub copy_bytes: usize,
-    /// Seconds a copy, the best of the ways to copy.
-    pub copy: Samples,
-    /// What ran, in the backend's words.
-    pub plan: String,
-    /// Seconds that the host was in the first call of these kernels, if this row had it.
-    pub first_call: Option<f64>,
-}
-
-impl Row {
-    /// GB/s of the operation, from the median.
-    pub fn rate(&self) -> f64 {
-        self.bytes as f64 / self.samples.median() * 1e-9
-    }
-
-    /// GB/s of the copy, from the median.
-    pub fn copy_rate(&self) -> f64 {
-        self.copy_bytes as f64 / self.copy.median() * 1e-9
-    }
-}
-
 /// What became of a row.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub enum Outcome {
     /// It was measured.
-    Measured(Row),
+    Measured(Box<Measured>),
     /// The backend has no such operation, and says so with this rule.
     Unsupported(Operation, String),
 }
@@ -224,11 +183,12 @@ pub fn measure(
     selection: &Selection,
     progress: &mut dyn FnMut(Outcome, usize),
 ) -> Result<Vec<String>, BenchError> {
-    crate::measure(backend, Measure { selection, progress })?
+    crate::measure(backend, Measure { selection, name: backend.device(), progress })?
 }
 
 struct Measure<'a> {
     selection: &'a Selection,
+    name: Device,
     progress: &'a mut dyn FnMut(Outcome, usize),
 }
 
@@ -249,11 +209,7 @@ impl Measurement for Measure<'_> {
         let total = operations.len() * sizes.len();
         for (shape, dtype) in sizes {
             let mut done = |outcome| (self.progress)(outcome, total);
-            let no_room = match dtype {
-                DType::F32 => self.selection.measure::<D, f32>(device, shape, &operations, &mut done)?,
-                DType::F16 => self.selection.measure::<D, f16>(device, shape, &operations, &mut done)?,
-                DType::Bf16 => self.selection.measure::<D, bf16>(device, shape, &operations, &mut done)?,
-            };
+            let no_room = self.selection.measure((device, self.name), (shape, dtype), &operations, &mut done)?;
             skipped.extend(no_room.map(|why| format!("{shape} in {dtype}: {why}")));
         }
         Ok(skipped)
@@ -292,14 +248,14 @@ impl Selection {
     }
 
     /// Measures the operations on one size, or gives the reason why there is no room for it.
-    fn measure<D: Measurable, T: Element>(
+    fn measure<D: Measurable>(
         &self,
-        device: &D,
-        shape: Shape,
+        (device, name): (&D, Device),
+        (shape, dtype): (Shape, DType),
         operations: &[Operation],
         done: &mut dyn FnMut(Outcome),
     ) -> Result<Option<String>, BenchError> {
-        let mut workload = match Workload::<D, T>::new(device, shape, operations) {
+        let mut workload = match Workload::new(device, shape, dtype, operations) {
             Ok(workload) => workload,
             // Some devices do not tell beforehand that there is no room.
             Err(error) if !self.shapes.is_given() && is_out_of_memory(&error) => {
@@ -309,18 +265,19 @@ impl Selection {
         };
         let wrong = workload.wrong_copies()?;
         if wrong > 0 {
-            return Err(BenchError::Wrong(format!("copy {} {shape}: {wrong} elements did not arrive", T::DTYPE)));
+            return Err(BenchError::Wrong(format!("copy {dtype} {shape}: {wrong} elements did not arrive")));
         }
         for &operation in operations {
             let first_call = workload.first_call(operation);
             match first_call.and_then(|first_call| Ok((first_call, workload.wrong_elements(operation)?))) {
                 Ok((first_call, 0)) => {
-                    let row = self.row(device, &mut workload, shape, operation)?;
-                    done(Outcome::Measured(Row { first_call, ..row }));
+                    let row = self.row((device, name), &mut workload, operation)?;
+                    let first_call_us = first_call.map(|seconds| seconds * 1e6);
+                    done(Outcome::Measured(Box::new(Measured { first_call_us, ..row })));
                 }
                 Ok((_, wrong)) => {
                     let (norm, op) = (operation.norm.name(), operation.op.name());
-                    let what = format!("{norm} {op} {} {shape}: {wrong} elements outside their bounds", T::DTYPE);
+                    let what = format!("{norm} {op} {dtype} {shape}: {wrong} elements outside their bounds");
                     return Err(BenchError::Wrong(what));
                 }
                 Err(Error::Unsupported { rule }) => done(Outcome::Unsupported(operation, rule)),
@@ -330,13 +287,12 @@ impl Selection {
         Ok(None)
     }
 
-    fn row<D: Measurable, T: Element>(
+    fn row<D: Measurable>(
         &self,
-        device: &D,
-        workload: &mut Workload<'_, D, T>,
-        shape: Shape,
+        (device, name): (&D, Device),
+        workload: &mut Workload<'_, D>,
         operation: Operation,
-    ) -> Result<Row, BenchError> {
+    ) -> Result<Measured, BenchError> {
         let sampling = Sampling { turns: 1 + D::COPIES, sets: workload.sets(), seconds: self.seconds };
         let mut timings = alternate(device, sampling, |device, turn, set| match turn.checked_sub(1) {
             None => workload.call_on(device, operation, set),
@@ -344,20 +300,9 @@ impl Selection {
         })?;
         let copy = fastest(timings.split_off(1).into_iter().map(|timing| timing.samples));
         let timing = timings.swap_remove(0);
-        Ok(Row {
-            operation,
-            dtype: T::DTYPE,
-            shape,
-            sets: workload.sets(),
-            is_cold: workload.is_cold(),
-            bytes: operation.bytes(T::DTYPE, shape),
-            samples: timing.samples,
-            mode: timing.mode,
-            copy_bytes: 2 * shape.bytes(T::DTYPE),
-            copy,
-            plan: workload.plan(operation),
-            first_call: None,
-        })
+        let row = Measured::new(operation, (workload.dtype, workload.shape), name, &timing, &copy);
+        let plan = Some(workload.plan(operation));
+        Ok(Measured { sets: workload.sets(), cold: workload.is_cold(), plan, ..row })
     }
 }
 
@@ -374,29 +319,5 @@ mod tests {
     fn operations_are_compared_with_the_fastest_copy() {
         let copies = [[3.0, 3.0, 3.0], [1.0, 2.0, 9.0], [0.5, 4.0, 4.0]].map(|seconds| Samples::new(seconds.into()));
         assert_eq!(fastest(copies.into_iter()).all(), [1.0, 2.0, 9.0], "by the median, not by the shortest");
-    }
-
-    /// Both rates count what is read and what is written.
-    #[test]
-    fn rates_are_of_bytes_that_move() {
-        let shape = Shape { rows: 10, cols: 3 };
-        let operation = Operation { norm: Norm::Rms, op: Op::Forward, reduction: GradReduction::Partials };
-        let row = Row {
-            operation,
-            dtype: DType::F32,
-            shape,
-            sets: 1,
-            is_cold: false,
-            bytes: 3000,
-            samples: Samples::new(vec![1e-6, 2e-6, 3e-6]),
-            mode: Mode::Wall,
-            copy_bytes: 2 * shape.bytes(DType::F32),
-            copy: Samples::new(vec![1e-6]),
-            plan: String::new(),
-            first_call: None,
-        };
-        assert!((row.rate() - 1.5).abs() < 1e-9, "{}", row.rate());
-        assert!((row.copy_rate() - 0.24).abs() < 1e-9, "{}", row.copy_rate());
-        assert_eq!([0.0, 0.5, 0.95, 1.0].map(|share| row.samples.quantile(share)), [1e-6, 2e-6, 3e-6, 3e-6]);
     }
 }

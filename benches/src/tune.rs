@@ -14,7 +14,7 @@ mod task;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use rmsnorm_core::{AnyBackend, DType, bf16, f16};
+use rmsnorm_core::{AnyBackend, DType};
 use rmsnorm_tuning::{Identity, Kind, Table};
 
 use crate::{BenchError, Measurable, Measurement};
@@ -147,7 +147,8 @@ impl<D: Measurable> Search<'_, D> {
                 let Some(prepared) = prepared else { break };
                 next = scope.spawn(move || prepare(index + 1));
                 // What one shape has no room for says nothing of the next.
-                let measured = self.on_dtype(task, &prepared).unwrap_or_else(|error| Some(Found::failed(task, &error)));
+                let measured =
+                    search::search(self, task, &prepared).unwrap_or_else(|error| Some(Found::failed(task, &error)));
                 let Some(mut found) = measured else { break };
                 if matches!(found.tuned.ending, Ending::Changed(_)) {
                     cases += prove::prove(self, &table, &mut found)?;
@@ -158,14 +159,6 @@ impl<D: Measurable> Search<'_, D> {
             }
             Ok((all, cases))
         })
-    }
-
-    fn on_dtype(&self, task: &Task, prepared: &Prepared<D>) -> Result<Option<Found>, BenchError> {
-        match task.dtype() {
-            DType::F32 => search::search::<D, f32>(self, task, prepared),
-            DType::F16 => search::search::<D, f16>(self, task, prepared),
-            DType::Bf16 => search::search::<D, bf16>(self, task, prepared),
-        }
     }
 }
 

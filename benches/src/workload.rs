@@ -2,12 +2,14 @@
 
 use std::time::Instant;
 
-use rmsnorm_core::quant::{ScaleKind, ScaleType};
+use rmsnorm_core::conformance::testing::Bits;
+use rmsnorm_core::quant::{CodeType, ScaleKind, ScaleType};
 use rmsnorm_core::{
-    Backward, DType, Element, Error, F8E4M3, Forward, Norm, NormBackend, NormSpec, Problem, QuantizedForward,
-    ResidualPlacement, Rows, Tensor, TensorSet,
+    AnyBackward, AnyForward, AnyOut, AnyQuantizedForward, Checked, DType, DTypes, Error, Norm, NormBackend, NormSpec,
+    Problem, ResidualPlacement, Scales, Source, Storage, Tensor, TensorSet,
 };
 
+use crate::buffer::Buffer;
 use crate::pattern::Pattern;
 use crate::{Measurable, Op, Operation, Quant, Shape};
 
@@ -25,115 +27,103 @@ pub(crate) mod tensors {
 }
 
 /// One set: inputs and outputs of every operation.
-pub(crate) struct Set<D: Measurable, T: Element> {
+pub(crate) struct Set<D: Measurable> {
     /// x of forward; x of backward.
-    pub(crate) x: D::Buffer<T>,
+    pub(crate) x: Buffer<D>,
     /// The residual of forward; dy of backward.
-    pub(crate) second: D::Buffer<T>,
+    pub(crate) second: Buffer<D>,
     /// y of forward; dx of backward.
-    pub(crate) out: D::Buffer<T>,
-    pub(crate) residual_out: D::Buffer<T>,
+    pub(crate) out: Buffer<D>,
+    pub(crate) residual_out: Buffer<D>,
     /// Empty where no operation writes codes.
-    pub(crate) codes: D::Buffer<F8E4M3>,
+    pub(crate) codes: Buffer<D>,
     /// Transposed, or along columns. Empty where no operation writes such.
-    pub(crate) codes_t: D::Buffer<F8E4M3>,
+    pub(crate) codes_t: Buffer<D>,
 }
 
 /// The scale that is given: the largest results, of normal values times weights, become the largest codes.
 pub(crate) const GIVEN_SCALE: f32 = 6.0 / 448.0;
 
 /// Sets that are visited in turn, and the vectors they share.
-pub struct Workload<'d, D: Measurable, T: Element> {
+pub struct Workload<'d, D: Measurable> {
     pub(crate) device: &'d D,
     pub(crate) shape: Shape,
-    pub(crate) pattern: Pattern<T>,
-    pub(crate) sets: Vec<Set<D, T>>,
+    pub(crate) dtype: DType,
+    pub(crate) pattern: Pattern,
+    pub(crate) sets: Vec<Set<D>>,
+    pub(crate) lens: Lens,
     is_cold: bool,
-    weight: D::Buffer<T>,
-    bias: D::Buffer<T>,
-    next_weight: D::Buffer<T>,
-    next_bias: D::Buffer<T>,
-    pub(crate) next_mean: D::Buffer<f32>,
-    pub(crate) next_rstd: D::Buffer<f32>,
-    pub(crate) mean: D::Buffer<f32>,
-    pub(crate) rstd: D::Buffer<f32>,
-    pub(crate) dweight: D::Buffer<T>,
-    pub(crate) dbias: D::Buffer<T>,
-    workspace: D::Buffer<f32>,
-    workspace_len: usize,
-    scale: D::Buffer<f32>,
-    pub(crate) scales: D::Buffer<f32>,
-    pub(crate) scale_bytes: D::Buffer<u8>,
-    pub(crate) scales_along: D::Buffer<f32>,
-    pub(crate) scale_bytes_along: D::Buffer<u8>,
-    pub(crate) amax: D::Buffer<f32>,
-    /// Codes of a set, and those that are transposed.
-    pub(crate) codes_lens: (usize, usize),
-    /// Scales as f32, and as bytes.
-    pub(crate) scales_lens: (usize, usize),
+    weight: Buffer<D>,
+    bias: Buffer<D>,
+    next_weight: Buffer<D>,
+    next_bias: Buffer<D>,
+    pub(crate) next_mean: Buffer<D>,
+    pub(crate) next_rstd: Buffer<D>,
+    pub(crate) mean: Buffer<D>,
+    pub(crate) rstd: Buffer<D>,
+    pub(crate) dweight: Buffer<D>,
+    pub(crate) dbias: Buffer<D>,
+    workspace: Buffer<D>,
+    scale: Buffer<D>,
+    /// By their [`ScaleType`].
+    pub(crate) scales: [Buffer<D>; 2],
     /// The same of those along columns.
-    pub(crate) along_lens: (usize, usize),
+    pub(crate) scales_along: [Buffer<D>; 2],
+    pub(crate) amax: Buffer<D>,
 }
 
-impl<'d, D: Measurable, T: Element> Workload<'d, D, T> {
-    /// Tensors of that shape for these operations, as many sets as the device asks for.
+impl<'d, D: Measurable> Workload<'d, D> {
+    /// Tensors of that shape and dtype for these operations, as many sets as the device asks for.
     ///
     /// # Errors
     /// If the device has no room for them.
-    pub fn new(device: &'d D, shape: Shape, operations: &[Operation]) -> Result<Self, Error> {
-        let (sets, pattern, len) = (device.sets(shape.bytes(T::DTYPE)), Pattern::new(), shape.elements());
-        let upload = |tensor, len| device.upload(&pattern.tensor(tensor, len));
-        let matrices = |tensor, count| device.repeat(&pattern.period(tensor, len), len, count);
+    pub fn new(device: &'d D, shape: Shape, dtype: DType, operations: &[Operation]) -> Result<Self, Error> {
+        let (sets, pattern, len) = (device.sets(shape.bytes(dtype)), Pattern::new(dtype), shape.elements());
+        let lens = Lens::new(device, shape, dtype, operations);
+        let vector = |tensor| Buffer::upload(device, &pattern.tensor(tensor, shape.cols));
+        let matrices = |tensor, count| Buffer::repeat(device, &pattern.period(tensor, len), len, count);
         // What outputs hold does not matter: they are made with x.
         let mut x = matrices(tensors::X, 3 * sets.count)?;
         let (out, residual_out) = (x.split_off(2 * sets.count), x.split_off(sets.count));
         let second = matrices(tensors::SECOND, sets.count)?;
         let pairs = x.into_iter().zip(second).zip(out.into_iter().zip(residual_out));
-        let (codes_len, codes_t_len) = codes_lens(shape, operations);
         let set = |((x, second), (out, residual_out))| {
-            let (codes, codes_t) = (unset_codes(device, codes_len)?, unset_codes(device, codes_t_len)?);
+            let [codes, codes_t] = unset_codes(device, &lens)?;
             Ok(Set { x, second, out, residual_out, codes, codes_t })
         };
         // Not zeros: who adds to the workspace must clear it first.
-        let unset = |len| device.upload(&vec![f32::NAN; len]);
-        let workspace_len = workspace_len(device, shape, T::DTYPE, operations);
-        let scales_len = |scale_type| scales_len(shape, operations, scale_type);
-        let along_len = |scale_type| along_len(shape, operations, scale_type);
+        let unset = |len| Buffer::nan(device, DType::F32, len);
         Ok(Workload {
             device,
             shape,
+            dtype,
             sets: pairs.map(set).collect::<Result<_, Error>>()?,
             is_cold: sets.is_cold,
-            weight: upload(tensors::WEIGHT, shape.cols)?,
-            bias: upload(tensors::BIAS, shape.cols)?,
-            next_weight: upload(tensors::NEXT_WEIGHT, shape.cols)?,
-            next_bias: upload(tensors::NEXT_BIAS, shape.cols)?,
+            weight: vector(tensors::WEIGHT)?,
+            bias: vector(tensors::BIAS)?,
+            next_weight: vector(tensors::NEXT_WEIGHT)?,
+            next_bias: vector(tensors::NEXT_BIAS)?,
             next_mean: unset(shape.rows)?,
             next_rstd: unset(shape.rows)?,
             mean: unset(shape.rows)?,
             rstd: unset(shape.rows)?,
-            dweight: upload(tensors::WEIGHT, shape.cols)?,
-            dbias: upload(tensors::WEIGHT, shape.cols)?,
-            workspace: unset(workspace_len)?,
-            workspace_len,
-            scale: device.upload(&[GIVEN_SCALE])?,
-            scales: unset(scales_len(ScaleType::F32))?,
-            scale_bytes: device.upload(&vec![u8::MAX; scales_len(ScaleType::E8m0)])?,
-            scales_along: unset(along_len(ScaleType::F32))?,
-            scale_bytes_along: device.upload(&vec![u8::MAX; along_len(ScaleType::E8m0)])?,
+            dweight: vector(tensors::WEIGHT)?,
+            dbias: vector(tensors::WEIGHT)?,
+            workspace: unset(lens.workspace)?,
+            scale: Buffer::upload(device, &Bits::of(&[GIVEN_SCALE]))?,
+            scales: unset_scales(device, lens.scales)?,
+            scales_along: unset_scales(device, lens.scales_along)?,
             amax: unset(1)?,
-            codes_lens: (codes_len, codes_t_len),
-            scales_lens: (scales_len(ScaleType::F32), scales_len(ScaleType::E8m0)),
-            along_lens: (along_len(ScaleType::F32), along_len(ScaleType::E8m0)),
+            lens,
             pattern,
         })
     }
 
     /// Makes room for a workspace of that many elements, which a device asks for whose plans are others than this one's.
     pub(crate) fn reserve_workspace(&mut self, len: usize) -> Result<(), Error> {
-        if len > self.workspace_len {
-            self.workspace = self.device.upload(&vec![f32::NAN; len])?;
-            self.workspace_len = len;
+        if len > self.lens.workspace {
+            self.workspace = Buffer::nan(self.device, DType::F32, len)?;
+            self.lens.workspace = len;
         }
         Ok(())
     }
@@ -162,13 +152,13 @@ impl<'d, D: Measurable, T: Element> Workload<'d, D, T> {
     /// What the backend says.
     pub fn call_on(&mut self, device: &D, operation: Operation, set: usize) -> Result<(), Error> {
         match operation.op {
-            Op::Forward => self.forward(device, operation.norm, set, false),
-            Op::AddForward => self.forward(device, operation.norm, set, true),
-            Op::ForwardAdd => self.forward_add(device, operation.norm, set, false),
-            Op::ForwardAddForward => self.forward_add(device, operation.norm, set, true),
+            Op::Forward | Op::AddForward | Op::ForwardAdd | Op::ForwardAddForward => {
+                self.forward(device, operation, set)
+            }
             Op::Backward => self.backward(device, operation, set),
-            Op::QuantizedForward(quant) => self.quantized_forward(device, operation.norm, quant, set, false),
-            Op::AddQuantizedForward(quant) => self.quantized_forward(device, operation.norm, quant, set, true),
+            Op::QuantizedForward(quant) | Op::AddQuantizedForward(quant) => {
+                self.quantized_forward(device, operation, quant, set)
+            }
         }
     }
 
@@ -199,217 +189,213 @@ impl<'d, D: Measurable, T: Element> Workload<'d, D, T> {
     pub fn copy_on(&mut self, device: &D, set: usize, way: usize) -> Result<(), Error> {
         let (matrix, count) = (0..self.shape.elements(), self.sets.len());
         let set = &mut self.sets[set % count];
-        let from = device.view(&set.x, matrix.clone());
-        device.copy(from, device.view_mut(&mut set.out, matrix), way)
+        Buffer::copy(device, (&set.x, matrix.clone()), (&mut set.out, matrix), way)
     }
 
     /// What a call of the operation runs, in the backend's words.
     pub fn plan(&self, operation: Operation) -> String {
-        self.device.plan(&problem(operation, T::DTYPE, self.shape))
+        self.device.plan(&problem(operation, self.dtype, self.shape))
     }
 
-    fn forward(&mut self, device: &D, norm: Norm, set: usize, add: bool) -> Result<(), Error> {
-        let (spec, count) = (spec(norm, self.shape), self.sets.len());
+    fn forward(&mut self, device: &D, operation: Operation, set: usize) -> Result<(), Error> {
+        let (is_layer, has_next) = (operation.norm == Norm::Layer, operation.op == Op::ForwardAddForward);
+        let count = self.sets.len();
         let set = &mut self.sets[set % count];
         let (matrix, row, stat) = (0..self.shape.elements(), 0..self.shape.cols, 0..self.shape.rows);
-        let x = device.view(&set.x, matrix.clone());
-        let mut args = Forward::<D::Backend, T>::new(x, device.view_mut(&mut set.out, matrix.clone()))
-            .weight(device.view(&self.weight, row.clone()))
-            .rstd(device.view_mut(&mut self.rstd, stat.clone()));
-        if norm == Norm::Layer {
-            args = args.bias(device.view(&self.bias, row)).mean(device.view_mut(&mut self.mean, stat));
-        }
-        if add {
-            args = args
-                .residual(device.view(&set.second, matrix.clone()))
-                .residual_out(device.view_mut(&mut set.residual_out, matrix));
-        }
-        device.backend().forward(&spec, args)
-    }
-
-    fn forward_add(&mut self, device: &D, norm: Norm, set: usize, has_next: bool) -> Result<(), Error> {
-        let (spec, count) = (spec(norm, self.shape).residual_after(), self.sets.len());
-        let set = &mut self.sets[set % count];
-        let (matrix, row, stat) = (0..self.shape.elements(), 0..self.shape.cols, 0..self.shape.rows);
-        let x = device.view(&set.x, matrix.clone());
-        let mut args = match has_next {
-            false => Forward::<D::Backend, T>::onto_residual(x),
-            true => Forward::<D::Backend, T>::new(x, device.view_mut(&mut set.out, matrix.clone()))
-                .next_weight(device.view(&self.next_weight, row.clone()))
-                .next_rstd(device.view_mut(&mut self.next_rstd, stat.clone())),
+        let x = set.x.view(device, matrix.clone());
+        let mut args = match operation.op == Op::ForwardAdd {
+            true => AnyForward::<D::Backend>::onto_residual(x),
+            false => AnyForward::<D::Backend>::new(x, set.out.view_mut(device, matrix.clone())),
         };
-        args = args
-            .residual(device.view(&set.second, matrix.clone()))
-            .residual_out(device.view_mut(&mut set.residual_out, matrix))
-            .weight(device.view(&self.weight, row.clone()))
-            .rstd(device.view_mut(&mut self.rstd, stat.clone()));
-        if norm == Norm::Layer {
-            args = args.bias(device.view(&self.bias, row.clone())).mean(device.view_mut(&mut self.mean, stat.clone()));
-            if has_next {
-                args = args
-                    .next_bias(device.view(&self.next_bias, row))
-                    .next_mean(device.view_mut(&mut self.next_mean, stat));
-            }
+        args.dtypes = DTypes::uniform(self.dtype);
+        args.weight = Some(self.weight.view(device, row.clone()));
+        args.rstd = Some(self.rstd.view_mut(device, stat.clone()));
+        if is_layer {
+            args.bias = Some(self.bias.view(device, row.clone()));
+            args.mean = Some(self.mean.view_mut(device, stat.clone()));
         }
-        device.backend().forward(&spec, args)
+        if operation.op.has_residual() {
+            args.residual = Some(Source::Read(set.second.view(device, matrix.clone()).into()));
+            args.residual_out = Some(set.residual_out.view_mut(device, matrix).into());
+        }
+        if has_next {
+            args.next_weight = Some(self.next_weight.view(device, row.clone()));
+            args.next_rstd = Some(self.next_rstd.view_mut(device, stat.clone()));
+        }
+        if has_next && is_layer {
+            args.next_bias = Some(self.next_bias.view(device, row));
+            args.next_mean = Some(self.next_mean.view_mut(device, stat));
+        }
+        device.backend().launch_forward(Checked::forward(spec(operation, self.shape), args)?)
     }
 
-    fn quantized_forward(&mut self, device: &D, norm: Norm, quant: Quant, set: usize, add: bool) -> Result<(), Error> {
+    fn quantized_forward(&mut self, device: &D, operation: Operation, quant: Quant, set: usize) -> Result<(), Error> {
         let Shape { rows, cols } = self.shape;
-        let (spec, quant_spec, count) = (spec(norm, self.shape), quant.spec(self.shape), self.sets.len());
+        let (quant_spec, tensors, count) = (quant.spec(self.shape), quant.tensors(), self.sets.len());
         let set = &mut self.sets[set % count];
         let (matrix, row, stat) = (0..self.shape.elements(), 0..cols, 0..rows);
-        let x = device.view(&set.x, matrix.clone());
-        let codes = device.view_mut(&mut set.codes, matrix.clone());
-        let mut args = QuantizedForward::<D::Backend, T, F8E4M3>::new(quant_spec, x, codes)
-            .weight(device.view(&self.weight, row.clone()))
-            .rstd(device.view_mut(&mut self.rstd, stat.clone()));
-        if norm == Norm::Layer {
-            args = args.bias(device.view(&self.bias, row)).mean(device.view_mut(&mut self.mean, stat));
+        let (x, codes) = (set.x.view(device, matrix.clone()), set.codes.view_mut(device, matrix.clone()));
+        let mut args = AnyQuantizedForward::<D::Backend>::new(quant_spec, x, codes);
+        args.dtypes = DTypes::uniform(self.dtype);
+        args.weight = Some(self.weight.view(device, row.clone()));
+        args.rstd = Some(self.rstd.view_mut(device, stat.clone()));
+        if operation.norm == Norm::Layer {
+            args.bias = Some(self.bias.view(device, row));
+            args.mean = Some(self.mean.view_mut(device, stat));
         }
-        if add {
-            args = args
-                .residual(device.view(&set.second, matrix.clone()))
-                .residual_out(device.view_mut(&mut set.residual_out, matrix.clone()));
+        if operation.op.has_residual() {
+            args.residual = Some(set.second.view(device, matrix.clone()).into());
+            args.residual_out = Some(set.residual_out.view_mut(device, matrix.clone()).into());
         }
-        let scales = 0..quant_spec.scales_len(rows, cols).unwrap_or(0);
-        args = match (quant_spec.scale, quant_spec.scale_type()) {
-            (ScaleKind::Given, _) => args.scale(device.view(&self.scale, 0..1)),
-            (_, ScaleType::F32) => args.scales(device.view_mut(&mut self.scales, scales)),
-            (_, ScaleType::E8m0) => args.scales_e8m0(device.view_mut(&mut self.scale_bytes, scales)),
-        };
-        let tensors = quant.tensors();
+        if quant_spec.scale == ScaleKind::Given {
+            args.scale = Some(self.scale.view(device, 0..1));
+        } else {
+            let len = quant_spec.scales_len(rows, cols).unwrap_or(0);
+            args.scales = Some(scales_of(device, &mut self.scales, quant_spec.scale_type(), len));
+        }
         if tensors.has(Tensor::Amax) {
-            args = args.amax(device.view_mut(&mut self.amax, 0..1));
+            args.amax = Some(self.amax.view_mut(device, 0..1));
         }
         if tensors.has(Tensor::CodesT) {
-            args = args.codes_t(Rows::dense(device.view_mut(&mut set.codes_t, matrix)));
+            args.codes_t = Some(set.codes_t.view_mut(device, matrix).into());
         } else if tensors.has(Tensor::CodesColumnwise) {
             let along = quant_spec.columnwise();
-            let scales = 0..along.scales_len(cols, rows).unwrap_or(0);
-            args = args.codes_columnwise(Rows::dense(device.view_mut(&mut set.codes_t, matrix)));
-            args = match along.scale_type() {
-                ScaleType::F32 => args.scales_columnwise(device.view_mut(&mut self.scales_along, scales)),
-                ScaleType::E8m0 => args.scales_columnwise_e8m0(device.view_mut(&mut self.scale_bytes_along, scales)),
-            };
+            let len = along.scales_len(cols, rows).unwrap_or(0);
+            args.codes_columnwise = Some(set.codes_t.view_mut(device, matrix).into());
+            args.scales_columnwise = Some(scales_of(device, &mut self.scales_along, along.scale_type(), len));
         }
-        device.backend().quantized_forward(&spec, args)
+        device.backend().launch_quantized_forward(Checked::quantized_forward(spec(operation, self.shape), args)?)
     }
 
     fn backward(&mut self, device: &D, operation: Operation, set: usize) -> Result<(), Error> {
-        let (spec, count) = (spec(operation.norm, self.shape), self.sets.len());
+        let (spec, count) = (spec(operation, self.shape), self.sets.len());
         let set = &mut self.sets[set % count];
         let (matrix, row, stat) = (0..self.shape.elements(), 0..self.shape.cols, 0..self.shape.rows);
-        let (dy, x) = (device.view(&set.second, matrix.clone()), device.view(&set.x, matrix.clone()));
-        let mut args = Backward::<D::Backend, T>::new(
-            dy,
-            x,
-            device.view(&self.rstd, stat.clone()),
-            device.view_mut(&mut set.out, matrix),
-        )
-        .weight(device.view(&self.weight, row.clone()))
-        .dweight(device.view_mut(&mut self.dweight, row.clone()))
-        .workspace(device.view_mut(&mut self.workspace, 0..self.workspace_len))
-        .grad_reduction(operation.reduction);
+        let (dy, x) = (set.second.view(device, matrix.clone()), set.x.view(device, matrix.clone()));
+        let (rstd, dx) = (self.rstd.view(device, stat.clone()), set.out.view_mut(device, matrix));
+        let mut args = AnyBackward::<D::Backend>::new(dy, x, rstd, dx).grad_reduction(operation.reduction);
+        args.dtypes = DTypes::uniform(self.dtype);
+        args.weight = Some(self.weight.view(device, row.clone()));
+        args.dweight = Some(self.dweight.view_mut(device, row.clone()));
+        args.workspace = Some(self.workspace.view_mut(device, 0..self.lens.workspace));
         if operation.norm == Norm::Layer {
-            args = args.mean(device.view(&self.mean, stat)).dbias(device.view_mut(&mut self.dbias, row));
+            args.mean = Some(self.mean.view(device, stat));
+            args.dbias = Some(self.dbias.view_mut(device, row));
         }
-        device.backend().backward(&spec, args)
+        device.backend().launch_backward(Checked::backward(device.backend(), spec, args)?)
+    }
+}
+
+/// So many scales of that type.
+fn scales_of<'a, D: Measurable>(
+    device: &D,
+    scales: &'a mut [Buffer<D>; 2],
+    scale_type: ScaleType,
+    len: usize,
+) -> Scales<AnyOut<'a, D::Backend>, AnyOut<'a, D::Backend>> {
+    let view = scales[scale_type as usize].view_mut(device, 0..len);
+    match scale_type {
+        ScaleType::F32 => Scales::F32(view),
+        ScaleType::E8m0 => Scales::E8m0(view),
+    }
+}
+
+/// Elements of the tensors that not all operations have, of which there are as many as the one needs that needs most.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Lens {
+    workspace: usize,
+    codes: usize,
+    /// Transposed, or along columns.
+    codes_t: usize,
+    /// By their [`ScaleType`].
+    pub(crate) scales: [usize; 2],
+    /// The same of those along columns.
+    pub(crate) scales_along: [usize; 2],
+}
+
+impl Lens {
+    fn new<D: Measurable>(device: &D, shape: Shape, dtype: DType, operations: &[Operation]) -> Self {
+        let Shape { rows, cols } = shape;
+        let mut lens = Lens::default();
+        let grow = |len: &mut usize, to: Option<usize>| *len = (*len).max(to.unwrap_or(0));
+        for operation in operations {
+            // For either norm.
+            for norm in Norm::ALL {
+                let backward = problem(Operation { norm, op: Op::Backward, ..*operation }, dtype, shape);
+                grow(&mut lens.workspace, Some(device.backend().workspace_len(&backward)));
+            }
+            let Some(quant) = operation.op.quant() else { continue };
+            let (spec, tensors) = (quant.spec(shape), quant.tensors());
+            lens.codes = shape.elements();
+            grow(&mut lens.scales[spec.scale_type() as usize], spec.scales_len(rows, cols));
+            if tensors.has(Tensor::CodesT) || tensors.has(Tensor::CodesColumnwise) {
+                lens.codes_t = shape.elements();
+            }
+            if tensors.has(Tensor::CodesColumnwise) {
+                let along = spec.columnwise();
+                grow(&mut lens.scales_along[along.scale_type() as usize], along.scales_len(cols, rows));
+            }
+        }
+        lens
     }
 }
 
 /// Bytes that the tensors of a [`Workload`] take on the device, at most `usize::MAX`.
 pub fn workload_bytes<D: Measurable>(device: &D, shape: Shape, dtype: DType, operations: &[Operation]) -> usize {
+    let lens = Lens::new(device, shape, dtype, operations);
     let matrix = shape.elements().saturating_mul(dtype.size());
-    let (codes, codes_t) = codes_lens(shape, operations);
-    let set = matrix.saturating_mul(4).saturating_add(codes).saturating_add(codes_t);
-    let matrices = set.saturating_mul(device.sets(matrix).count);
-    let vectors = shape.cols.saturating_mul(6 * dtype.size());
-    let statistics = shape.rows.saturating_mul(4 * DType::F32.size());
-    let workspace = workspace_len(device, shape, dtype, operations).saturating_mul(DType::F32.size());
-    let scales = [(ScaleType::F32, 4), (ScaleType::E8m0, 1)];
-    let scales = scales.map(|(scale_type, size)| {
-        let len = scales_len(shape, operations, scale_type).saturating_add(along_len(shape, operations, scale_type));
-        len.saturating_mul(size)
-    });
-    [vectors, statistics, workspace, scales[0], scales[1]].into_iter().fold(matrices, usize::saturating_add)
+    let set = matrix.saturating_mul(4).saturating_add(lens.codes).saturating_add(lens.codes_t);
+    let floats = [lens.workspace, shape.rows.saturating_mul(4), lens.scales[0], lens.scales_along[0]];
+    let bytes = [
+        set.saturating_mul(device.sets(matrix).count),
+        shape.cols.saturating_mul(6 * dtype.size()),
+        floats.into_iter().fold(0, usize::saturating_add).saturating_mul(DType::F32.size()),
+        lens.scales[1].saturating_add(lens.scales_along[1]),
+    ];
+    bytes.into_iter().fold(0, usize::saturating_add)
 }
 
-pub(crate) fn spec(norm: Norm, shape: Shape) -> NormSpec {
-    match norm {
-        Norm::Rms => NormSpec::rms(shape.rows, shape.cols, EPS),
-        Norm::Layer => NormSpec::layer(shape.rows, shape.cols, EPS),
+pub(crate) fn spec(operation: Operation, shape: Shape) -> NormSpec {
+    let spec = NormSpec::new(operation.norm, shape.rows, shape.cols, EPS);
+    match operation.op {
+        Op::ForwardAdd | Op::ForwardAddForward => spec.residual_after(),
+        Op::Forward | Op::AddForward | Op::Backward | Op::QuantizedForward(_) | Op::AddQuantizedForward(_) => spec,
     }
 }
 
-/// What the backward calls of these need, for either norm.
-fn workspace_len<D: Measurable>(device: &D, shape: Shape, dtype: DType, operations: &[Operation]) -> usize {
-    let calls = operations.iter().flat_map(|operation| Norm::ALL.map(|norm| (norm, operation.reduction)));
-    let lens = calls.map(|(norm, reduction)| {
-        let backward = problem(Operation { norm, op: Op::Backward, reduction }, dtype, shape);
-        device.backend().workspace_len(&backward)
-    });
-    lens.max().unwrap_or(0)
+/// Codes, and those that are transposed: NaN, which a call must overwrite.
+pub(crate) fn unset_codes<D: Measurable>(device: &D, lens: &Lens) -> Result<[Buffer<D>; 2], Error> {
+    let codes = Storage::Code(CodeType::E4m3);
+    Ok([Buffer::nan(device, codes, lens.codes)?, Buffer::nan(device, codes, lens.codes_t)?])
 }
 
-/// Codes, and codes transposed or along columns, that some of these write.
-fn codes_lens(shape: Shape, operations: &[Operation]) -> (usize, usize) {
-    let quants = || operations.iter().filter_map(|operation| operation.op.quant());
-    let len = |is_written: bool| if is_written { shape.elements() } else { 0 };
-    let has_second = |quant: Quant| quant.tensors().has(Tensor::CodesT) || quant.tensors().has(Tensor::CodesColumnwise);
-    (len(quants().count() > 0), len(quants().any(has_second)))
-}
-
-/// Scales of that type that these write at the most.
-fn scales_len(shape: Shape, operations: &[Operation], scale_type: ScaleType) -> usize {
-    let specs = operations.iter().filter_map(|operation| operation.op.quant()).map(|quant| quant.spec(shape));
-    let lens = specs.filter(|spec| spec.scale_type() == scale_type).map(|spec| spec.scales_len(shape.rows, shape.cols));
-    lens.flatten().max().unwrap_or(0)
-}
-
-/// The same of scales along columns.
-fn along_len(shape: Shape, operations: &[Operation], scale_type: ScaleType) -> usize {
-    let quants = operations.iter().filter_map(|operation| operation.op.quant());
-    let quants = quants.filter(|quant| quant.tensors().has(Tensor::CodesColumnwise));
-    let specs = quants.map(|quant| quant.spec(shape).columnwise()).filter(|spec| spec.scale_type() == scale_type);
-    specs.filter_map(|spec| spec.scales_len(shape.cols, shape.rows)).max().unwrap_or(0)
-}
-
-/// Codes of NaN, which a call must overwrite.
-pub(crate) fn unset_codes<D: Measurable>(device: &D, len: usize) -> Result<D::Buffer<F8E4M3>, Error> {
-    device.upload(&vec![F8E4M3::from_bits(0x7f); len])
+/// So many scales of either type: NaN.
+pub(crate) fn unset_scales<D: Measurable>(device: &D, lens: [usize; 2]) -> Result<[Buffer<D>; 2], Error> {
+    Ok([Buffer::nan(device, DType::F32, lens[0])?, Buffer::nan(device, Storage::E8m0, lens[1])?])
 }
 
 /// The problem that a workload's call is: forward with rstd and a weight, layer norm with mean and bias, too, and the same of a next
 /// norm; backward with the gradients of all that it has.
 pub fn problem(operation: Operation, dtype: DType, shape: Shape) -> Problem {
     let Operation { norm, op, reduction } = operation;
-    let is_layer = norm == Norm::Layer;
+    let (Shape { rows, cols }, is_layer) = (shape, norm == Norm::Layer);
     let weight = TensorSet::of(&[Tensor::Weight]);
     let forward = weight.with(Tensor::Rstd).set(Tensor::Bias, is_layer).set(Tensor::Mean, is_layer);
-    let Shape { rows, cols } = shape;
+    let added = op.has_residual();
+    let forward = forward.set(Tensor::Residual, added).set(Tensor::ResidualOut, added);
     match op {
-        Op::Forward => Problem::forward(norm, rows, cols, dtype, forward),
-        Op::AddForward => {
-            let tensors = forward.with(Tensor::Residual).with(Tensor::ResidualOut);
-            Problem::forward(norm, rows, cols, dtype, tensors)
-        }
+        Op::Forward | Op::AddForward => Problem::forward(norm, rows, cols, dtype, forward),
         Op::ForwardAdd | Op::ForwardAddForward => {
             let has_next = op == Op::ForwardAddForward;
             let next = TensorSet::of(&[Tensor::NextWeight, Tensor::NextRstd]);
             let next = next.set(Tensor::NextBias, is_layer).set(Tensor::NextMean, is_layer);
-            let tensors = forward.with(Tensor::Residual).with(Tensor::ResidualOut);
-            let tensors = if has_next { tensors.union(next) } else { tensors };
+            let tensors = if has_next { forward.union(next) } else { forward };
             let problem = Problem::forward(norm, rows, cols, dtype, tensors);
             let tensors = problem.tensors.set(Tensor::Y, has_next);
             Problem { tensors, residual_placement: ResidualPlacement::After, ..problem }
         }
-        Op::QuantizedForward(quant) => {
+        Op::QuantizedForward(quant) | Op::AddQuantizedForward(quant) => {
             Problem::quantized_forward(norm, rows, cols, dtype, quant.spec(shape), forward.union(quant.tensors()))
-        }
-        Op::AddQuantizedForward(quant) => {
-            let tensors = forward.union(quant.tensors()).with(Tensor::Residual).with(Tensor::ResidualOut);
-            Problem::quantized_forward(norm, rows, cols, dtype, quant.spec(shape), tensors)
         }
         Op::Backward => {
             let tensors = weight.with(Tensor::Dweight).with(Tensor::Workspace).set(Tensor::Dbias, is_layer);

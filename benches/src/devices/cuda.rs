@@ -4,18 +4,16 @@
 //! device's time, and every call finds its tensors where the calls in between have left them, in memory. Where a call
 //! cannot be captured, events enclose a loop instead.
 
-use std::any::Any;
 use std::ops::Range;
 
-use rmsnorm_core::conformance::Harness;
 use rmsnorm_core::cuda::CudaBackend;
 use rmsnorm_core::cuda::cudarc::driver::sys::{
     CUdevice_attribute, CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode,
 };
 use rmsnorm_core::cuda::cudarc::driver::{CudaGraph, CudaSlice, CudaView, CudaViewMut, DriverError};
-use rmsnorm_core::{DType, Element, Error, NormBackend, bf16, f16};
+use rmsnorm_core::{Element, Error, NormBackend};
 
-use super::gpu::{SWEEP_BYTES, repetitions, set_count};
+use super::gpu::{self, SWEEP_BYTES, set_count};
 use crate::Shape;
 use crate::measurable::{Call, Measurable, Mode, Sets};
 
@@ -96,17 +94,8 @@ impl Measurable for CudaBackend {
         Err(format!("measuring takes {needed:.1} GiB, {} has {free:.1} GiB free", self.name()))
     }
 
-    /// Only the period comes from the host, and is copied on the device: gigabytes from the host would take seconds.
     fn repeat<T: Element>(&self, period: &[T], len: usize, count: usize) -> Result<Vec<CudaSlice<T>>, Error> {
-        let from = self.upload(period)?;
-        let repeated = |_| {
-            let mut buffer = zeros(self, len)?;
-            for (part, place) in repetitions(period.len(), len) {
-                self.copy(from.slice(part), buffer.slice_mut(place), 0)?;
-            }
-            Ok(buffer)
-        };
-        (0..count).map(repeated).collect()
+        gpu::repeat(self, period, len, count)
     }
 
     fn copy<T: Element>(&self, from: CudaView<'_, T>, mut to: CudaViewMut<'_, T>, way: usize) -> Result<(), Error> {
@@ -175,21 +164,6 @@ fn pieces(len: usize, element_bytes: usize) -> impl Iterator<Item = Range<usize>
     let pages = len - len % page;
     let whole = (0..pages).step_by(piece).map(move |start| start..pages.min(start + piece));
     whole.chain((pages < len).then_some(pages..len))
-}
-
-/// Zeros. cudarc makes them of types of its own trait: all that are an [`Element`], but the compiler cannot know.
-fn zeros<T: Element>(backend: &CudaBackend, len: usize) -> Result<CudaSlice<T>, Error> {
-    // No device allocates 0 bytes.
-    let (stream, len) = (backend.stream(), len.max(1));
-    let zeros: Box<dyn Any> = match T::DTYPE {
-        DType::F32 => Box::new(stream.alloc_zeros::<f32>(len).map_err(device_error)?),
-        DType::F16 => Box::new(stream.alloc_zeros::<f16>(len).map_err(device_error)?),
-        DType::Bf16 => Box::new(stream.alloc_zeros::<bf16>(len).map_err(device_error)?),
-    };
-    zeros.downcast().map(|zeros| *zeros).map_err(|_| Error::Device {
-        backend: "cuda",
-        source: format!("{} is another type than it says", T::DTYPE).into(),
-    })
 }
 
 /// Whether a driver of that version can time anything; if not, the rule in words.

@@ -2,6 +2,10 @@
 
 use std::ops::Range;
 
+use rmsnorm_core::{Element, Error};
+
+use crate::Measurable;
+
 /// Three matrices of all sets exceed this many bytes together: several times the L2 of any device.
 const COLD_BYTES: usize = 512 << 20;
 
@@ -16,8 +20,26 @@ pub(super) fn set_count(matrix_bytes: usize) -> usize {
     COLD_BYTES.div_ceil(3 * matrix_bytes.max(1)).clamp(2, MOST_SETS)
 }
 
+/// As [`Measurable::repeat`]. Only the period comes from the host, and is copied on the device: gigabytes from the host would take seconds.
+pub(super) fn repeat<D: Measurable, T: Element>(
+    device: &D,
+    period: &[T],
+    len: usize,
+    count: usize,
+) -> Result<Vec<D::Buffer<T>>, Error> {
+    let from = device.upload(period)?;
+    let repeated = |_| {
+        let mut buffer = device.upload_parts(len, &[])?;
+        repetitions(period.len(), len).try_for_each(|(part, place)| {
+            Measurable::copy(device, device.view(&from, part), device.view_mut(&mut buffer, place), 0)
+        })?;
+        Ok(buffer)
+    };
+    (0..count).map(repeated).collect()
+}
+
 /// The copies that fill `len` elements with repetitions of the first `period`: from where, to where.
-pub(super) fn repetitions(period: usize, len: usize) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
+fn repetitions(period: usize, len: usize) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
     (0..len).step_by(period.max(1)).map(move |start| {
         let part = 0..period.min(len - start);
         (part.clone(), start..start + part.len())

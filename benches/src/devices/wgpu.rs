@@ -3,7 +3,6 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use rmsnorm_core::conformance::Harness;
 use rmsnorm_core::wgpu::wgpu::{
     Buffer, BufferDescriptor, BufferUsages, CommandEncoderDescriptor, Features, MapMode, PollType, QuerySet,
     QuerySetDescriptor, QueryType,
@@ -11,7 +10,7 @@ use rmsnorm_core::wgpu::wgpu::{
 use rmsnorm_core::wgpu::{TestBuffer, WgpuBackend, WgpuSlice};
 use rmsnorm_core::{Element, Error};
 
-use super::gpu::{SWEEP_BYTES, repetitions, set_count};
+use super::gpu::{self, SWEEP_BYTES, set_count};
 use crate::Shape;
 use crate::measurable::{Call, Measurable, Mode, Sets};
 
@@ -78,19 +77,8 @@ impl Measurable for WgpuBackend {
         Ok(())
     }
 
-    /// Only the period comes from the host, and is copied on the device: gigabytes from the host would take seconds.
     fn repeat<T: Element>(&self, period: &[T], len: usize, count: usize) -> Result<Vec<TestBuffer<T>>, Error> {
-        let from = self.upload(period)?;
-        let repeated = |_| {
-            let mut buffer = self.uninitialized(len)?;
-            self.batch(|kept| {
-                repetitions(period.len(), len).try_for_each(|(part, place)| {
-                    Measurable::copy(kept, self.view(&from, part), self.view_mut(&mut buffer, place), 0)
-                })
-            })?;
-            Ok(buffer)
-        };
-        (0..count).map(repeated).collect()
+        gpu::repeat(self, period, len, count)
     }
 
     fn copy<T: Element>(&self, from: WgpuSlice<'_, T>, to: WgpuSlice<'_, T>, _way: usize) -> Result<(), Error> {
@@ -147,9 +135,6 @@ impl Measurable for WgpuBackend {
 
 /// What measuring adds to the backend.
 trait Clock {
-    /// A buffer of which nothing has been written.
-    fn uninitialized<T: Element>(&self, len: usize) -> Result<TestBuffer<T>, Error>;
-
     /// Waits until all that was submitted is done.
     fn wait(&self) -> Result<(), Error>;
 
@@ -158,10 +143,6 @@ trait Clock {
 }
 
 impl Clock for WgpuBackend {
-    fn uninitialized<T: Element>(&self, len: usize) -> Result<TestBuffer<T>, Error> {
-        TestBuffer::new(self, len)
-    }
-
     fn wait(&self) -> Result<(), Error> {
         self.device().poll(PollType::wait_indefinitely()).map(|_| ()).map_err(failure)
     }

@@ -5,22 +5,23 @@
 
 use rmsnorm_core::conformance::Harness;
 use rmsnorm_core::cuda::cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
-use rmsnorm_core::cuda::cudarc::driver::{CudaGraph, CudaSlice, DriverError};
-use rmsnorm_core::cuda::{CudaBackend, Forward, NcclComm, NcclId, PeerGroup};
-use rmsnorm_core::{Norm, NormSpec, Problem, Tensor};
+use rmsnorm_core::cuda::cudarc::driver::{CudaGraph, DriverError};
+use rmsnorm_core::cuda::{CudaBackend, NcclComm, NcclId, PeerGroup};
+use rmsnorm_core::{Checked, Norm, NormBackend, NormSpec, Problem, Source, Tensor};
 use rmsnorm_dist::{Sharded, ShardedNorm};
 
-use super::data::{Data, spec};
+use super::data::spec;
 use super::meeting::Meeting;
-use super::{Measured, Number, Promise, Ranks, RanksCase, RanksOp, TRIALS, Way, call_of_group};
+use super::{Make, Measured, Parameters, Promise, Ranks, RanksCase, RanksOp, TRIALS, Tensors, Way, call_of_group};
 use crate::BenchError;
+use crate::buffer::{Buffer, both};
 use crate::devices::cuda::capturable;
 
 /// Rows up to which a call is small: there are more of them in a graph, on fewer sets of tensors.
 const FEW_ROWS: usize = 512;
 
 /// A rank, with one way.
-pub(super) struct Gpu {
+struct Gpu {
     backend: CudaBackend,
     how: How,
 }
@@ -31,11 +32,8 @@ enum How {
     Composed(Sharded<CudaBackend, NcclComm>),
 }
 
-/// A rank's ways, to be made on its thread.
-type Make = Box<dyn FnOnce() -> Result<Vec<Gpu>, BenchError> + Send>;
-
 /// `bytes`: of the largest x.
-pub(super) fn ways(ranks: usize, bytes: usize) -> Result<Ranks<Make>, BenchError> {
+pub(super) fn ways(ranks: usize, bytes: usize) -> Result<Ranks, BenchError> {
     let devices = CudaBackend::device_count()?;
     if ranks > devices {
         let plural = if devices == 1 { "" } else { "s" };
@@ -57,10 +55,10 @@ pub(super) fn ways(ranks: usize, bytes: usize) -> Result<Ranks<Make>, BenchError
 }
 
 /// All ways that there are to make a rank's call.
-fn make(group: PeerGroup, backend: &CudaBackend, ids: Option<[NcclId; 2]>) -> Result<Vec<Gpu>, BenchError> {
+fn make(group: PeerGroup, backend: &CudaBackend, ids: Option<[NcclId; 2]>) -> Result<Vec<Box<dyn Way>>, BenchError> {
     let comm = |id| NcclComm::from_rank(backend.stream().clone(), group.rank(), group.ranks(), id);
     let comms = ids.map(|[one, two]| Ok::<_, BenchError>((comm(one)?, comm(two)?))).transpose()?;
-    let of = |how| Gpu { backend: backend.clone(), how };
+    let of = |how| Box::new(Gpu { backend: backend.clone(), how }) as Box<dyn Way>;
     let mut ways = vec![of(How::OneKernel(group))];
     if let Some((reducing, sending)) = comms {
         ways.push(of(How::AllReduce(reducing)));
@@ -69,45 +67,25 @@ fn make(group: PeerGroup, backend: &CudaBackend, ids: Option<[NcclId; 2]>) -> Re
     Ok(ways)
 }
 
-/// What every call of a rank reads.
-struct Parameters<T> {
+/// What every call of a rank has in common.
+struct Common {
     case: RanksCase,
     spec: NormSpec,
-    weight: CudaSlice<T>,
-    bias: Option<CudaSlice<T>>,
+    parameters: Parameters<CudaBackend>,
     /// Room for what NCCL's all-reduce gives.
-    reduced: CudaSlice<T>,
-}
-
-/// A rank's tensors for one call.
-struct Tensors<T> {
-    x: CudaSlice<T>,
-    residual: CudaSlice<T>,
-    y: CudaSlice<T>,
-    sum: CudaSlice<T>,
-}
-
-impl<T: Number> Tensors<T> {
-    fn new(backend: &CudaBackend, x: &[T], residual: &[T]) -> Result<Self, BenchError> {
-        // Neither output is what must come out.
-        let empty = || backend.upload(&vec![T::from_f32(f32::NAN); x.len()]);
-        Ok(Tensors { x: backend.upload(x)?, residual: backend.upload(residual)?, y: empty()?, sum: empty()? })
-    }
-
-    fn outputs(&self, backend: &CudaBackend) -> Result<[Vec<T>; 2], BenchError> {
-        Ok([backend.download(&self.sum)?, backend.download(&self.y)?])
-    }
+    reduced: Buffer<CudaBackend>,
 }
 
 impl Gpu {
     /// Compiles: that may not come into a capture, nor while another rank waits.
-    fn prepare<T: Number>(&self, op: RanksOp, spec: &NormSpec) -> Result<(), BenchError> {
+    fn prepare(&self, case: &RanksCase, spec: &NormSpec) -> Result<(), BenchError> {
+        let RanksCase { op, dtype, .. } = *case;
         if op == RanksOp::ForwardColumns {
             // The first call compiles, before the ranks' kernels meet: each has a GPU of its own.
             return Ok(());
         }
         let tensors = [Tensor::Weight, Tensor::Residual, Tensor::ResidualOut];
-        let mut problem = Problem::forward(spec.norm, spec.rows, spec.cols, T::DTYPE, &tensors);
+        let mut problem = Problem::forward(spec.norm, spec.rows, spec.cols, dtype, &tensors);
         problem.tensors = problem.tensors.set(Tensor::Bias, spec.norm == Norm::Layer);
         match &self.how {
             How::OneKernel(group) if op == RanksOp::ForwardReducedRows => group.prepare_rows(&problem, 16)?,
@@ -126,31 +104,25 @@ impl Gpu {
         Ok(())
     }
 
-    fn call<T: Number>(&self, parameters: &mut Parameters<T>, set: &mut Tensors<T>) -> Result<(), BenchError> {
-        let Parameters { case, spec, weight, bias, reduced } = parameters;
-        let Tensors { x, residual, y, sum } = set;
-        let is_sum = case.op != RanksOp::ForwardColumns;
-        let x = match &self.how {
-            How::AllReduce(comm) if is_sum => {
-                comm.all_reduce_sum(x.as_view(), reduced.as_view_mut())?;
-                &*reduced
-            }
-            How::AllReduce(_) | How::OneKernel(_) | How::Composed(_) => &*x,
+    fn call(&self, common: &mut Common, set: &mut Tensors<CudaBackend>) -> Result<(), BenchError> {
+        let Common { case, spec, parameters, reduced } = common;
+        let is_summed = matches!(self.how, How::AllReduce(_)) && case.op != RanksOp::ForwardColumns;
+        if let (How::AllReduce(comm), true) = (&self.how, is_summed) {
+            both!((&set.x, &mut *reduced), x, sum => comm.all_reduce_sum(x.as_view(), sum.as_view_mut()))?;
+        }
+        let stream = match &self.how {
+            How::OneKernel(group) => case.of_stream(group.rank(), group.ranks()),
+            How::Composed(rank) => case.of_stream(rank.rank(), rank.ranks()),
+            // It has all of the sum.
+            How::AllReduce(_) => 0..case.shape.elements(),
         };
-        let mut args = Forward::new(x.as_view(), y.as_view_mut()).weight(weight.as_view());
-        args.bias = bias.as_ref().map(CudaSlice::as_view);
-        if is_sum {
-            let stream = match &self.how {
-                How::OneKernel(group) => case.of_stream(group.rank(), group.ranks()),
-                How::Composed(rank) => case.of_stream(rank.rank(), rank.ranks()),
-                // It has all of the sum.
-                How::AllReduce(_) => 0..sum.len(),
-            };
-            args = args.residual(residual.slice(stream.clone())).residual_out(sum.slice_mut(stream));
+        let mut args = set.args(&self.backend, case, parameters, stream);
+        if is_summed {
+            args.x = Source::Read(reduced.view(&self.backend, 0..case.shape.elements()).into());
         }
         match &self.how {
             How::OneKernel(group) => call_of_group(group, case.op, spec, args),
-            How::AllReduce(_) => Ok(self.backend.forward(spec, args)?),
+            How::AllReduce(_) => Ok(self.backend.launch_forward(Checked::forward(*spec, args)?)?),
             How::Composed(rank) => call_of_group(rank, case.op, spec, args),
         }
     }
@@ -165,15 +137,15 @@ impl Gpu {
     }
 
     /// A graph of so many calls, ready on the device.
-    fn capture<T: Number>(
+    fn capture(
         &self,
         calls: usize,
-        parameters: &mut Parameters<T>,
-        sets: &mut [Tensors<T>],
+        common: &mut Common,
+        sets: &mut [Tensors<CudaBackend>],
     ) -> Result<CudaGraph, BenchError> {
         let (stream, count) = (self.backend.stream(), sets.len());
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).map_err(failed)?;
-        let captured = (0..calls).try_for_each(|number| self.call(parameters, &mut sets[number % count]));
+        let captured = (0..calls).try_for_each(|number| self.call(common, &mut sets[number % count]));
         // Ended in any case, or the stream would be of no further use.
         let graph = stream.end_capture(CUgraphInstantiate_flags(0)).map_err(failed);
         captured?;
@@ -203,39 +175,27 @@ impl Way for Gpu {
         }
     }
 
-    fn measure<T: Number>(
-        &mut self,
-        rank: usize,
-        case: &RanksCase,
-        data: &Data<T>,
-        meeting: &Meeting,
-    ) -> Result<Measured<T>, BenchError> {
+    fn measure(&mut self, rank: usize, case: &RanksCase, meeting: &Meeting) -> Result<Measured, BenchError> {
         let (spec, backend) = (spec(case), &self.backend);
-        let (stream, cols) = (backend.stream(), case.shape.cols);
-        let len = case.shape.rows * cols;
-        let is_layer = case.norm == Norm::Layer;
-        let mut parameters = Parameters {
-            case: *case,
-            spec,
-            weight: backend.upload(&data.weight[..cols])?,
-            bias: is_layer.then(|| backend.upload(&data.bias[..cols])).transpose()?,
-            reduced: backend.upload(&data.x[rank][..len])?,
-        };
+        let stream = backend.stream();
+        let parameters = Parameters::new(backend, case)?;
+        let reduced = Buffer::nan(backend, case.dtype, case.shape.elements())?;
+        let mut common = Common { case: *case, spec, parameters, reduced };
         // More than the L2 has room for, where a call nearly fills it.
         let is_small = case.shape.rows < FEW_ROWS;
-        let set = |_| Tensors::new(backend, &data.x[rank][..len], &data.residual[..len]);
+        let set = |_| Tensors::new(backend, rank, case);
         let mut sets = (0..if is_small { 2 } else { 4 }).map(set).collect::<Result<Vec<_>, _>>()?;
-        self.prepare::<T>(case.op, &spec)?;
+        self.prepare(case, &spec)?;
         stream.synchronize().map_err(failed)?;
         meeting.wait(rank)?;
         // NCCL connects at the first call of a kind.
-        self.call(&mut parameters, &mut sets[0])?;
+        self.call(&mut common, &mut sets[0])?;
         self.finish()?;
-        let before = sets[0].outputs(backend)?;
+        let before = sets[0].outputs(backend, case)?;
 
         // As many calls as take about a millisecond or more, but for the launches of the graph itself.
         let (calls, launches) = if is_small { (64, 3) } else { (16, 2) };
-        let graph = self.capture(calls, &mut parameters, &mut sets)?;
+        let graph = self.capture(calls, &mut common, &mut sets)?;
         let event = || stream.context().new_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).map_err(failed);
         let (begin, end) = (event()?, event()?);
         meeting.wait(rank)?;
@@ -250,7 +210,7 @@ impl Way for Gpu {
             *us = f64::from(begin.elapsed_ms(&end).map_err(failed)?) * 1e3 / (calls * launches) as f64;
         }
         self.finish()?;
-        let after = sets[sets.len() - 1].outputs(backend)?;
+        let after = sets[sets.len() - 1].outputs(backend, case)?;
         // No rank is in its next call while another still waits for one of this.
         meeting.wait(rank)?;
         Ok(Measured { us, outputs: [before, after] })

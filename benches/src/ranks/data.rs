@@ -1,143 +1,109 @@
 //! What ranks add up and normalize, and whether what came out is right.
 
-use rmsnorm_core::Element;
 use rmsnorm_core::conformance::Arithmetic;
 use rmsnorm_core::conformance::bounds::{Mode, Model};
-use rmsnorm_core::conformance::testing::{Bits, ForwardTruth, exact, values};
+use rmsnorm_core::conformance::testing::{Bits, ForwardTruth};
 use rmsnorm_core::reference::{ForwardInputs, sum_of_parts};
 use rmsnorm_core::{Norm, NormSpec, Tensor};
 
-use super::{Promise, RanksCase};
+use super::{Outputs, Promise, RanksCase};
 use crate::Shape;
+use crate::pattern::values;
 
 /// Added to every variance.
 const EPS: f32 = 1e-6;
 
-/// The inputs of the largest case; a smaller one has the first of these.
-pub(super) struct Data<T> {
-    /// By rank.
-    pub(super) x: Vec<Vec<T>>,
-    pub(super) residual: Vec<T>,
-    pub(super) weight: Vec<T>,
-    pub(super) bias: Vec<T>,
+/// Seeds of what is the same on all ranks. That of x is the rank.
+pub(super) const RESIDUAL: u64 = 100;
+pub(super) const WEIGHT: u64 = 101;
+pub(super) const BIAS: u64 = 102;
+
+/// What is wrong with the outputs of all ranks, if anything.
+pub(super) fn judge(
+    case: &RanksCase,
+    arithmetic: &Arithmetic,
+    ranks: &[Outputs],
+    promise: Promise,
+) -> Result<(), &'static str> {
+    match promise {
+        Promise::ExactRows => judge_sum(case, arithmetic, &with_whole_sums(case, ranks), true),
+        Promise::ExactSum | Promise::SomeSum => judge_sum(case, arithmetic, ranks, promise == Promise::ExactSum),
+        Promise::WholeRows => judge_whole_rows(case, arithmetic, ranks),
+        Promise::Nothing => Ok(()),
+    }
 }
 
-impl<T: Element> Data<T> {
-    pub(super) fn new(ranks: usize, cases: &[RanksCase]) -> Self {
-        let most = |of: fn(&Shape) -> usize| cases.iter().map(|case| of(&case.shape)).max().unwrap_or(0);
-        let (len, cols) = (most(|shape| shape.rows * shape.cols), most(|shape| shape.cols));
-        Data {
-            x: (0..ranks).map(|rank| values(rank as u64, len)).collect(),
-            residual: values(100, len),
-            weight: values(101, cols),
-            bias: values(102, cols),
-        }
+/// y on some rows, by the sum that was stored where that is not the one of the definition.
+fn judge_sum(case: &RanksCase, arithmetic: &Arithmetic, ranks: &[Outputs], is_exact: bool) -> Result<(), &'static str> {
+    let (Shape { cols, .. }, dtype) = (case.shape, case.dtype);
+    let [sum, y] = &ranks[0];
+    if ranks.iter().any(|rank| rank != &ranks[0]) {
+        return Err("ranks differ");
     }
+    let of = |seed| values(dtype, seed, sampled(case)).values();
+    let x: Vec<f64> = (0..ranks.len() as u64).flat_map(of).collect();
+    let expected = sum_of_parts(&x, ranks.len(), Some(&of(RESIDUAL)), dtype);
+    let got_sum = pick(case, sum);
+    let expected = if is_exact { expected } else { got_sum.values() };
+    if got_sum != Bits::rounded(&expected, dtype) {
+        return Err("the sum is wrong");
+    }
+    let [weight, bias] = [WEIGHT, BIAS].map(|seed| values(dtype, seed, 0..cols).values());
+    judge_y(case, cols, [&expected, &weight, &bias], &pick(case, y), arithmetic)
+}
 
-    /// What is wrong with the outputs of all ranks, a sum and y of each, if anything.
-    pub(super) fn judge(
-        &self,
-        case: &RanksCase,
-        arithmetic: &Arithmetic,
-        ranks: &[[Vec<T>; 2]],
-        promise: Promise,
-    ) -> Result<(), &'static str> {
-        match promise {
-            Promise::ExactRows => self.judge_sum(case, arithmetic, &with_whole_sums(case, ranks), true),
-            Promise::ExactSum | Promise::SomeSum => {
-                self.judge_sum(case, arithmetic, ranks, promise == Promise::ExactSum)
-            }
-            Promise::WholeRows => self.judge_whole_rows(case, arithmetic, ranks),
-            Promise::Nothing => Ok(()),
-        }
-    }
-
-    /// y on some rows, by the sum that was stored where that is not the one of the definition.
-    fn judge_sum(
-        &self,
-        case: &RanksCase,
-        arithmetic: &Arithmetic,
-        ranks: &[[Vec<T>; 2]],
-        is_exact: bool,
-    ) -> Result<(), &'static str> {
-        let [sum, y] = &ranks[0];
-        if ranks.iter().any(|rank| bits(&rank[0]) != bits(sum) || bits(&rank[1]) != bits(y)) {
-            return Err("ranks differ");
-        }
-        let cols = case.shape.cols;
-        let x: Vec<f64> = self.x.iter().flat_map(|x| exact(&sampled(case, x))).collect();
-        let expected = sum_of_parts(&x, self.x.len(), Some(&exact(&sampled(case, &self.residual))), T::DTYPE);
-        let got_sum = sampled(case, sum);
-        let expected = if is_exact { expected } else { exact(&got_sum) };
-        if bits(&got_sum) != Bits::rounded(&expected, T::DTYPE).bits {
-            return Err("the sum is wrong");
-        }
-        let (weight, bias) = (exact(&self.weight[..cols]), exact(&self.bias[..cols]));
-        judge_y(case, cols, [&expected, &weight, &bias], &sampled(case, y), arithmetic)
-    }
-
-    /// y of all ranks, put together, on some rows.
-    fn judge_whole_rows(
-        &self,
-        case: &RanksCase,
-        arithmetic: &Arithmetic,
-        ranks: &[[Vec<T>; 2]],
-    ) -> Result<(), &'static str> {
-        let cols = case.shape.cols;
-        let join = |parts: &[Vec<T>]| -> Vec<T> {
-            let rows = 0..parts[0].len() / cols;
-            rows.flat_map(|row| parts.iter().flat_map(move |part| part[row * cols..(row + 1) * cols].to_vec()))
-                .collect()
-        };
-        let x: Vec<Vec<T>> = self.x.iter().map(|x| sampled(case, x)).collect();
-        let y: Vec<Vec<T>> = ranks.iter().map(|[_, y]| sampled(case, y)).collect();
-        let of_all = |values: &[T]| exact(&values[..cols]).repeat(ranks.len());
-        let (weight, bias) = (of_all(&self.weight), of_all(&self.bias));
-        judge_y(case, cols * ranks.len(), [&exact(&join(&x)), &weight, &bias], &join(&y), arithmetic)
-    }
+/// y of all ranks, put together, on some rows.
+fn judge_whole_rows(case: &RanksCase, arithmetic: &Arithmetic, ranks: &[Outputs]) -> Result<(), &'static str> {
+    let (Shape { cols, .. }, dtype) = (case.shape, case.dtype);
+    let join = |parts: &[Bits]| -> Bits {
+        let row = |row: usize| parts.iter().flat_map(move |part| part.bits[row * cols..(row + 1) * cols].to_vec());
+        Bits { storage: dtype.into(), bits: (0..SAMPLED.len()).flat_map(row).collect() }
+    };
+    let x: Vec<Bits> = (0..ranks.len()).map(|rank| values(dtype, rank as u64, sampled(case))).collect();
+    let y: Vec<Bits> = ranks.iter().map(|[_, y]| pick(case, y)).collect();
+    let of_all = |seed| values(dtype, seed, 0..cols).values().repeat(ranks.len());
+    let (weight, bias) = (of_all(WEIGHT), of_all(BIAS));
+    judge_y(case, cols * ranks.len(), [&join(&x).values(), &weight, &bias], &join(&y), arithmetic)
 }
 
 /// Outputs of which each rank's sum has the rows that it owns, with the sum of all.
-fn with_whole_sums<T: Element>(case: &RanksCase, ranks: &[[Vec<T>; 2]]) -> Vec<[Vec<T>; 2]> {
-    let own = |(rank, [sum, _]): (usize, &[Vec<T>; 2])| sum[case.of_stream(rank, ranks.len())].to_vec();
-    let sum = ranks.iter().enumerate().map(own).collect::<Vec<_>>().concat();
+fn with_whole_sums(case: &RanksCase, ranks: &[Outputs]) -> Vec<Outputs> {
+    let own = |(rank, [sum, _]): (usize, &Outputs)| sum.bits[case.of_stream(rank, ranks.len())].to_vec();
+    let bits = ranks.iter().enumerate().map(own).collect::<Vec<_>>().concat();
+    let sum = Bits { storage: case.dtype.into(), bits };
     ranks.iter().map(|[_, y]| [sum.clone(), y.clone()]).collect()
 }
 
-/// Some rows of a matrix of the case.
-fn sampled<T: Element>(case: &RanksCase, values: &[T]) -> Vec<T> {
+/// The elements of some rows of a matrix of the case.
+fn sampled(case: &RanksCase) -> impl Iterator<Item = usize> + use<> {
     let Shape { rows, cols } = case.shape;
-    SAMPLED.map(|of| of(rows)).map(|row| values[row * cols..(row + 1) * cols].to_vec()).concat()
+    SAMPLED.into_iter().map(move |of| of(rows)).flat_map(move |row| row * cols..(row + 1) * cols)
+}
+
+fn pick(case: &RanksCase, matrix: &Bits) -> Bits {
+    Bits { storage: matrix.storage, bits: sampled(case).map(|element| matrix.bits[element]).collect() }
 }
 
 /// Which rows are looked at, of so many.
 const SAMPLED: [fn(usize) -> usize; 4] = [|_| 0, |rows| rows / 3, |rows| rows / 2, |rows| rows - 1];
 
 /// y of rows of so many columns, of what is normalized, weight and bias.
-fn judge_y<T: Element>(
+fn judge_y(
     case: &RanksCase,
     cols: usize,
     [x, weight, bias]: [&[f64]; 3],
-    y: &[T],
+    y: &Bits,
     arithmetic: &Arithmetic,
 ) -> Result<(), &'static str> {
     let bias = (case.norm == Norm::Layer).then_some(bias);
     let inputs = ForwardInputs { x, residual: None, weight: Some(weight), bias };
     let model = Model { arithmetic, mode: Mode::Worst };
     let spec = spec(case).rows(SAMPLED.len()).cols(cols);
-    let truth = ForwardTruth::of_sum(&spec, inputs, (T::DTYPE, T::DTYPE), model);
-    if truth.judge(Tensor::Y, y).is_pass() { Ok(()) } else { Err("y is out of its bounds") }
+    let truth = ForwardTruth::of_sum(&spec, inputs, (case.dtype, case.dtype), model);
+    if truth.judge_bits(Tensor::Y, y).is_pass() { Ok(()) } else { Err("y is out of its bounds") }
 }
 
 /// The norm of a case.
 pub(super) fn spec(case: &RanksCase) -> NormSpec {
-    let Shape { rows, cols } = case.shape;
-    match case.norm {
-        Norm::Rms => NormSpec::rms(rows, cols, EPS),
-        Norm::Layer => NormSpec::layer(rows, cols, EPS),
-    }
-}
-
-fn bits<T: Element>(values: &[T]) -> Vec<u32> {
-    Bits::of(values).bits
+    NormSpec::new(case.norm, case.shape.rows, case.shape.cols, EPS)
 }

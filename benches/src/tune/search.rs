@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use rmsnorm_core::{Element, NormBackend, Problem};
+use rmsnorm_core::{NormBackend, Problem};
 use rmsnorm_tuning::{Entry, Table};
 
 use super::task::{Subject, Task};
@@ -120,7 +120,7 @@ fn problem_of(subject: &Subject) -> Problem {
 }
 
 /// The fastest of a task's candidates. `None` once it is too late to find it.
-pub(super) fn search<D: Measurable, T: Element>(
+pub(super) fn search<D: Measurable>(
     search: &Search<'_, D>,
     task: &Task,
     prepared: &Prepared<D>,
@@ -138,7 +138,7 @@ pub(super) fn search<D: Measurable, T: Element>(
     let mut last = Vec::new();
     let mut contenders: Vec<usize> = (0..candidates.len()).collect();
     for (number, subject) in task.subjects.iter().enumerate() {
-        let mut bench = Bench::<D, T>::new(base, *subject, candidates)?;
+        let mut bench = Bench::new(base, *subject, candidates)?;
         if number == 0 {
             contenders = bench.rounds(&contenders, until)?;
             let Some(&first) = contenders.first() else { return Ok(None) };
@@ -207,8 +207,8 @@ struct Compared {
 }
 
 /// One shape, on which candidates are timed.
-struct Bench<'d, D: Measurable, T: Element> {
-    workload: Workload<'d, D, T>,
+struct Bench<'d, D: Measurable> {
+    workload: Workload<'d, D>,
     subject: Subject,
     candidates: &'d [(Entry, D)],
     batches: Vec<Option<(D::Batch, usize)>>,
@@ -216,9 +216,9 @@ struct Bench<'d, D: Measurable, T: Element> {
     set: usize,
 }
 
-impl<'d, D: Measurable, T: Element> Bench<'d, D, T> {
+impl<'d, D: Measurable> Bench<'d, D> {
     fn new(base: &'d D, subject: Subject, candidates: &'d [(Entry, D)]) -> Result<Self, BenchError> {
-        let mut workload = Workload::<D, T>::new(base, subject.shape, &[subject.operation])?;
+        let mut workload = Workload::new(base, subject.shape, subject.dtype, &[subject.operation])?;
         let problem = problem_of(&subject);
         let lens = candidates.iter().map(|(_, device)| device.backend().workspace_len(&problem));
         workload.reserve_workspace(lens.max().unwrap_or(0))?;
@@ -289,6 +289,8 @@ impl<'d, D: Measurable, T: Element> Bench<'d, D, T> {
     /// Whether results of a candidate are outside their bounds, or it fails.
     fn is_wrong(&mut self, candidate: usize) -> Result<bool, BenchError> {
         let (_, device) = &self.candidates[candidate];
+        // Judging makes the outputs anew: batches that were captured before would write to memory that is gone.
+        self.batches.fill_with(|| None);
         Ok(self.workload.wrong_elements_on(device, self.subject.operation).map_or(true, |wrong| wrong > 0))
     }
 
@@ -364,7 +366,7 @@ mod tests {
         let device = CpuBackend::new();
         let task = first_task(&device);
         let late = Search { base: &device, built_in: &device.built_in(), until: Instant::now(), jobs: 1 };
-        let found = search::<CpuBackend, f32>(&late, &task, &Prepared::new(&late, &task)).unwrap();
+        let found = search(&late, &task, &Prepared::new(&late, &task)).unwrap();
         assert!(found.is_none());
     }
 }

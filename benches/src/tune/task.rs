@@ -53,10 +53,6 @@ pub(super) struct Subject {
 }
 
 impl Task {
-    pub(super) fn dtype(&self) -> DType {
-        self.subjects.first().map_or(DType::F32, |subject| subject.dtype)
-    }
-
     /// `16.forward.rms.block 385..512`; a number's name.
     pub(super) fn name(&self) -> String {
         let (above, up_to) = self.lengths;

@@ -7,8 +7,8 @@ use std::path::Path;
 use rmsnorm_bench::document::{Document, Machine, Measured, Report};
 use rmsnorm_bench::figure::Figure;
 use rmsnorm_bench::ranks::RanksOp;
-use rmsnorm_bench::selection::{Outcome, Row, Selection, Shapes, Sweep, admit, measure, sizes};
-use rmsnorm_bench::{Mode, Op, Operation, Quant, REDUCTIONS, Shape, reduction_name};
+use rmsnorm_bench::selection::{Outcome, Selection, Shapes, Sweep, admit, measure, sizes};
+use rmsnorm_bench::{Op, Operation, Quant, REDUCTIONS, Shape, reduction_name};
 use rmsnorm_bench::{figure, plot, shapes, side_by_side};
 use rmsnorm_core::{AnyBackend, DType, GradReduction, Norm};
 
@@ -41,9 +41,10 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     let to_stdout = matches!(json, Some(Output::Stdout));
     let (mut reports, mut failed) = (Vec::new(), None);
     for backend in &backends {
-        let mut table = Table::default();
-        failed = measured(backend, &selection, !to_stdout, &mut table).err();
-        reports.push(report(backend, table, failed.as_ref()));
+        let mut report = report(backend);
+        failed = measured(backend, &selection, !to_stdout, &mut report).err();
+        report.failed = failed.as_ref().map(ToString::to_string);
+        reports.push(report);
         if failed.is_some() {
             break;
         }
@@ -107,14 +108,11 @@ fn text(document: &Document) -> Result<String, Failure> {
     Ok(text + "\n")
 }
 
-/// What was measured of a backend, before a failure if there was one.
-fn report(backend: &AnyBackend, table: Table, failed: Option<&Failure>) -> Report {
-    let Table { rows, unsupported, skipped } = table;
-    let rows = rows.iter().map(|row| Measured::new(row, backend.device())).collect();
-    let tuning = Some(backend.tuning());
-    let (backend, device) = (backend.device().to_string(), backend.to_string());
-    let failed = failed.map(ToString::to_string);
-    Report { backend, device, tuning, rows, unsupported, skipped, failed }
+/// The report of a backend of which nothing was measured yet.
+fn report(backend: &AnyBackend) -> Report {
+    let (name, device, tuning) = (backend.device().to_string(), backend.to_string(), Some(backend.tuning()));
+    let (rows, unsupported, skipped) = (Vec::new(), Vec::new(), Vec::new());
+    Report { backend: name, device, tuning, rows, unsupported, skipped, failed: None }
 }
 
 /// Whether a picture will have points enough, known before anything is measured.
@@ -146,19 +144,11 @@ pub fn short(backend: &AnyBackend) -> Result<(), Failure> {
         dtypes: vec![DType::F32, DType::Bf16],
         seconds: 0.25,
     };
-    measured(backend, &selection, true, &mut Table::default())
+    measured(backend, &selection, true, &mut report(backend))
 }
 
-/// What was measured, each rule by which the backend refused a row, and the sizes that it does not take.
-#[derive(Default)]
-struct Table {
-    rows: Vec<Row>,
-    unsupported: Vec<String>,
-    skipped: Vec<String>,
-}
-
-/// Measures a backend and prints the table. What was measured before a failure is in the table.
-fn measured(backend: &AnyBackend, selection: &Selection, show: bool, table: &mut Table) -> Result<(), Failure> {
+/// Measures a backend and prints the table. What was measured before a failure is in the report.
+fn measured(backend: &AnyBackend, selection: &Selection, show: bool, report: &mut Report) -> Result<(), Failure> {
     let mut shown = Ok(());
     let (bar, mut done) = (Progress::new("bench"), 0);
     if show {
@@ -180,12 +170,12 @@ fn measured(backend: &AnyBackend, selection: &Selection, show: bool, table: &mut
                 if show && shown.is_ok() {
                     shown = print(&line(&row, name_width(selection)));
                 }
-                table.rows.push(row);
+                report.rows.push(*row);
             }
             Outcome::Unsupported(operation, rule) => {
                 let rule = format!("{}: {rule}", name(operation));
-                if !table.unsupported.contains(&rule) {
-                    table.unsupported.push(rule);
+                if !report.unsupported.contains(&rule) {
+                    report.unsupported.push(rule);
                 }
             }
         }
@@ -193,36 +183,36 @@ fn measured(backend: &AnyBackend, selection: &Selection, show: bool, table: &mut
         bar.set(done, total);
     })?;
     shown?;
-    table.skipped = skipped;
+    report.skipped = skipped;
     if show {
-        print(&notes(table))?;
+        print(&notes(report))?;
     }
     Ok(())
 }
 
 /// What the table's signs mean, and what is not in it.
-fn notes(table: &Table) -> String {
+fn notes(report: &Report) -> String {
     let mut notes = String::new();
-    if table.rows.iter().any(|row| !row.is_cold) {
+    if report.rows.iter().any(|row| !row.cold) {
         notes += "* all input sets fit the cache: read the time, not the rate\n";
     }
-    if table.rows.iter().any(|row| row.mode == Mode::Events) {
+    if report.rows.iter().any(Measured::has_gaps) {
         notes += "+ not captured into a graph: the time includes gaps between launches\n";
     }
-    let mut first_calls: Vec<f64> = table.rows.iter().filter_map(|row| row.first_call).collect();
+    let mut first_calls: Vec<f64> = report.rows.iter().filter_map(|row| row.first_call_us).collect();
     first_calls.sort_by(f64::total_cmp);
     if let Some(most) = first_calls.last() {
         let (count, median) = (first_calls.len(), first_calls[first_calls.len() / 2]);
         notes += &format!(
             "first calls, which compile kernels or read them from disk: {count}, median {:.1} ms, most {:.1} ms\n",
-            1e3 * median,
-            1e3 * most
+            1e-3 * median,
+            1e-3 * most
         );
     }
-    for rule in &table.unsupported {
+    for rule in &report.unsupported {
         notes += &format!("unsupported: {rule}\n");
     }
-    for size in &table.skipped {
+    for size in &report.skipped {
         notes += &format!("skipped: {size}\n");
     }
     notes
@@ -242,18 +232,16 @@ fn name_width(selection: &Selection) -> usize {
     names.max().unwrap_or(0).max(24)
 }
 
-fn line(row: &Row, width: usize) -> String {
-    let (name, shape) = (name(row.operation), row.shape);
-    let us = row.samples.median() * 1e6;
-    let decimals = if us < 100.0 { 2 } else { 0 };
-    let dtype = row.dtype.name();
-    let rates = if row.is_cold {
-        let (rate, copy) = (row.rate(), row.copy_rate());
-        format!("{rate:7.1} {copy:7.1} {:7.0}%", 100.0 * rate / copy)
+fn line(row: &Measured, width: usize) -> String {
+    let Measured { norm, dtype, rows, cols, us, gbs, copy_gbs, of_copy, .. } = row;
+    let (name, shape) = (format!("{norm} {}", row.name()), Shape { rows: *rows, cols: *cols });
+    let decimals = if *us < 100.0 { 2 } else { 0 };
+    let rates = if row.cold {
+        format!("{gbs:7.1} {copy_gbs:7.1} {:7.0}%", 100.0 * of_copy)
     } else {
-        format!("{:7.1} {:>7} {:>8}", row.rate(), "-", "*")
+        format!("{gbs:7.1} {:>7} {:>8}", "-", "*")
     };
-    let gaps = if row.mode == Mode::Events { " +" } else { "" };
+    let gaps = if row.has_gaps() { " +" } else { "" };
     format!("{name:width$} {dtype:>5} {shape:>12} {us:10.decimals$} {rates}{gaps}\n")
 }
 
@@ -287,7 +275,6 @@ fn selection(args: &BenchArgs, shapes: Vec<Shape>) -> Result<Selection, Failure>
 pub fn ops(names: &[String], quants: &[String]) -> Result<Vec<Op>, Failure> {
     let all = Op::all();
     let chosen_quants = backends::choose("--quant", quants, &Quant::ALL, Quant::name)?;
-    let family = |op: Op| op.name().split('.').next().unwrap_or_default();
     let mut chosen: Vec<Op> = Vec::new();
     if let Some(op) = RanksOp::ALL.into_iter().find(|op| names.iter().any(|name| name == op.name())) {
         return Err(Failure::Input(format!("--op: {} is of a group: give --ranks", op.name())));
@@ -295,10 +282,9 @@ pub fn ops(names: &[String], quants: &[String]) -> Result<Vec<Op>, Failure> {
     for name in names {
         // One of each kind stands for it in what a message lists.
         let mut kinds = all.clone();
-        kinds.dedup_by_key(|op| family(*op));
-        let kind = backends::one_of("--op", name, &kinds, family)?;
-        let is_meant =
-            |op: &&Op| family(**op) == family(kind) && op.quant().is_none_or(|quant| chosen_quants.contains(&quant));
+        kinds.dedup_by_key(|op| op.kind());
+        let kind = backends::one_of("--op", name, &kinds, Op::kind)?.kind();
+        let is_meant = |op: &&Op| op.kind() == kind && op.quant().is_none_or(|quant| chosen_quants.contains(&quant));
         chosen.extend(all.iter().filter(is_meant));
     }
     if !quants.is_empty() && chosen.iter().all(|op| op.quant().is_none()) {

@@ -1,0 +1,155 @@
+//! Tensors on a device, of whatever type: what is measured is compiled once a device, and not once for every dtype.
+
+use std::ops::Range;
+
+use rmsnorm_core::conformance::Harness;
+use rmsnorm_core::conformance::testing::Bits;
+use rmsnorm_core::quant::CodeType;
+use rmsnorm_core::{AnyIn, AnyOut, DType, Element, Error, F8E4M3, Storage, Stored, bf16, f16};
+
+use crate::Measurable;
+
+/// A tensor of one of the types that are measured.
+pub(crate) enum Buffer<D: Harness> {
+    F32(D::Buffer<f32>),
+    F16(D::Buffer<f16>),
+    Bf16(D::Buffer<bf16>),
+    E4m3(D::Buffer<F8E4M3>),
+    E8m0(D::Buffer<u8>),
+}
+
+/// Runs `body` with the elements of a buffer, whichever type they have.
+macro_rules! each {
+    ($buffer:expr, $elements:ident => $body:expr) => {
+        match $buffer {
+            Buffer::F32($elements) => $body,
+            Buffer::F16($elements) => $body,
+            Buffer::Bf16($elements) => $body,
+            Buffer::E4m3($elements) => $body,
+            Buffer::E8m0($elements) => $body,
+        }
+    };
+}
+
+/// The same with the elements of two buffers of floats.
+macro_rules! both {
+    ($buffers:expr, $one:ident, $other:ident => $body:expr) => {
+        match $buffers {
+            (Buffer::F32($one), Buffer::F32($other)) => $body,
+            (Buffer::F16($one), Buffer::F16($other)) => $body,
+            (Buffer::Bf16($one), Buffer::Bf16($other)) => $body,
+            (
+                Buffer::F32(_) | Buffer::F16(_) | Buffer::Bf16(_) | Buffer::E4m3(_) | Buffer::E8m0(_),
+                Buffer::F32(_) | Buffer::F16(_) | Buffer::Bf16(_) | Buffer::E4m3(_) | Buffer::E8m0(_),
+            ) => Err(crate::buffer::no_floats()),
+        }
+    };
+}
+
+pub(crate) use both;
+
+/// Runs `body` with the type that elements are stored as, and the buffer's variant.
+macro_rules! typed {
+    ($storage:expr; $element:ident, $variant:ident => $body:expr) => {
+        match $storage {
+            Storage::Float(DType::F32) => typed!(@ f32, F32, $element, $variant, $body),
+            Storage::Float(DType::F16) => typed!(@ f16, F16, $element, $variant, $body),
+            Storage::Float(DType::Bf16) => typed!(@ bf16, Bf16, $element, $variant, $body),
+            Storage::Code(CodeType::E4m3) => typed!(@ F8E4M3, E4m3, $element, $variant, $body),
+            Storage::E8m0 => typed!(@ u8, E8m0, $element, $variant, $body),
+            Storage::Code(CodeType::E5m2 | CodeType::Int8) => Err(not_measured()),
+        }
+    };
+    (@ $type:ty, $of:ident, $element:ident, $variant:ident, $body:expr) => {{
+        type $element = $type;
+        let $variant = Buffer::$of;
+        $body
+    }};
+}
+
+pub(crate) fn no_floats() -> Error {
+    Error::Unsupported { rule: "two buffers are of floats of one type".into() }
+}
+
+fn not_measured() -> Error {
+    Error::Unsupported { rule: "codes are measured as e4m3".into() }
+}
+
+/// A NaN of that type.
+const fn nan(storage: Storage) -> u32 {
+    match storage {
+        Storage::Float(DType::F32) => f32::NAN.to_bits(),
+        Storage::Float(DType::F16) => f16::NAN.to_bits() as u32,
+        Storage::Float(DType::Bf16) => bf16::NAN.to_bits() as u32,
+        Storage::Code(_) => 0x7f,
+        Storage::E8m0 => 0xff,
+    }
+}
+
+fn from_bits<E: Stored>(elements: &Bits) -> Vec<E> {
+    elements.bits.iter().map(|&bits| E::from_bits(bits)).collect()
+}
+
+fn repeat<D: Measurable, E: Element>(
+    device: &D,
+    period: &Bits,
+    (len, count): (usize, usize),
+    variant: fn(D::Buffer<E>) -> Buffer<D>,
+) -> Result<Vec<Buffer<D>>, Error> {
+    Ok(device.repeat(&from_bits(period), len, count)?.into_iter().map(variant).collect())
+}
+
+impl<D: Measurable> Buffer<D> {
+    /// These elements.
+    pub(crate) fn upload(device: &D, elements: &Bits) -> Result<Self, Error> {
+        typed!(elements.storage; E, variant => Ok(variant(device.upload(&from_bits::<E>(elements))?)))
+    }
+
+    /// So many NaN, from the host.
+    pub(crate) fn nan(device: &D, storage: impl Into<Storage>, len: usize) -> Result<Self, Error> {
+        let storage = storage.into();
+        typed!(storage; E, variant => Ok(variant(device.upload(&vec![<E as Stored>::from_bits(nan(storage)); len])?)))
+    }
+
+    /// As many buffers of floats as are asked for, of `len` elements, each of them the period again and again.
+    pub(crate) fn repeat(device: &D, period: &Bits, len: usize, count: usize) -> Result<Vec<Self>, Error> {
+        match period.storage {
+            Storage::Float(DType::F32) => repeat(device, period, (len, count), Buffer::F32),
+            Storage::Float(DType::F16) => repeat(device, period, (len, count), Buffer::F16),
+            Storage::Float(DType::Bf16) => repeat(device, period, (len, count), Buffer::Bf16),
+            Storage::Code(_) | Storage::E8m0 => Err(no_floats()),
+        }
+    }
+
+    pub(crate) fn view(&self, device: &D, range: Range<usize>) -> AnyIn<'_, D::Backend> {
+        each!(self, elements => Stored::any_in(device.view(elements, range)))
+    }
+
+    pub(crate) fn view_mut(&mut self, device: &D, range: Range<usize>) -> AnyOut<'_, D::Backend> {
+        each!(self, elements => Stored::any_out(device.view_mut(elements, range)))
+    }
+
+    /// Some elements, after all enqueued work is done.
+    pub(crate) fn download(&self, device: &D, range: Range<usize>) -> Result<Bits, Error> {
+        each!(self, elements => Ok(Bits::of(&device.download_part(elements, range)?)))
+    }
+
+    /// Copies some floats to as many of another buffer, in one of the device's ways. Enqueues, like a call.
+    pub(crate) fn copy(
+        device: &D,
+        (from, source): (&Self, Range<usize>),
+        (to, target): (&mut Self, Range<usize>),
+        way: usize,
+    ) -> Result<(), Error> {
+        both!((from, to), from, to => device.copy(device.view(from, source), device.view_mut(to, target), way))
+    }
+
+    /// How many floats another buffer does not have, bit for bit.
+    pub(crate) fn count_unlike(&self, device: &D, other: &Self) -> Result<usize, Error> {
+        both!((self, other), from, to => {
+            let (from, to) = (device.download(from)?, device.download(to)?);
+            let unlike = from.iter().zip(&to).filter(|(from, to)| from.bits() != to.bits()).count();
+            Ok(unlike + from.len().abs_diff(to.len()))
+        })
+    }
+}
