@@ -49,37 +49,20 @@ pub struct Figure {
     pub has_gaps: bool,
 }
 
-/// What a peer's row measures. The files of published kernels are described in docs/benchmarks.md.
+/// A row of a list: a published kernel. The files are described in docs/benchmarks.md.
 #[derive(Deserialize)]
-struct PeerSubject {
+struct Peer {
     op: String,
     dtype: String,
     #[serde(rename = "M")]
     rows: usize,
     #[serde(rename = "N")]
     cols: usize,
-}
-
-/// A row of a list: a published kernel on a GPU.
-#[derive(Deserialize)]
-struct GpuPeer {
-    #[serde(flatten)]
-    of: PeerSubject,
     provider: String,
     ms: Option<f64>,
     gbps: Option<f64>,
     mode: Option<String>,
     error: Option<serde_json::Value>,
-}
-
-/// A line: a published kernel on the CPU.
-#[derive(Deserialize)]
-struct CpuPeer {
-    #[serde(flatten)]
-    of: PeerSubject,
-    lib: String,
-    us: f64,
-    gbs: f64,
 }
 
 /// What a file has.
@@ -91,10 +74,10 @@ pub struct Found {
     pub left_out: BTreeSet<String>,
 }
 
-/// The figures of a file: a document of ours, a list of GPU peers' rows, or CPU peers' lines.
+/// The figures of a file: a document of ours, or a list of peers' rows.
 ///
 /// # Errors
-/// If the file cannot be read or is none of them.
+/// If the file cannot be read or is neither of them.
 pub fn read(path: &Path) -> Result<Found, BenchError> {
     let text = read_text(path)?;
     let refuse = |why: String| BenchError::Input(format!("cannot read {}: {why}", path.display()));
@@ -111,12 +94,7 @@ fn parse(text: &str) -> Result<Found, String> {
         Some('[') => {
             let refuse = |why: String| format!("it starts as a list of peers' rows, but {why}");
             let rows = serde_json::from_str(text).map_err(|error| refuse(error.to_string()))?;
-            of_gpu_peers(rows).map_err(refuse)
-        }
-        Some('{') if is_a_line(text) => {
-            let lines = text.lines().filter(|line| line.starts_with('{'));
-            let rows: Result<Vec<CpuPeer>, _> = lines.map(serde_json::from_str).collect();
-            rows.map(of_cpu_peers).map_err(|error| format!("it starts as peers' lines, but {error}"))
+            of_peers(rows).map_err(refuse)
         }
         Some('{') => {
             let document = serde_json::from_str(text);
@@ -156,12 +134,6 @@ pub(crate) fn read_text(path: &Path) -> Result<String, BenchError> {
     std::fs::read_to_string(path).map_err(|error| BenchError::Input(format!("cannot read {}: {error}", path.display())))
 }
 
-/// Whether the first line is an object of its own.
-fn is_a_line(text: &str) -> bool {
-    let first = text.trim_start().lines().next().unwrap_or_default();
-    serde_json::from_str::<CpuPeer>(first).is_ok()
-}
-
 /// The figures of a document.
 pub fn of_document(document: &Document) -> Vec<Figure> {
     let of_report = |report: &Report| -> Vec<Figure> {
@@ -192,11 +164,10 @@ fn of_measured(row: &Measured, backend: &str, device: &str) -> Figure {
     }
 }
 
-fn of_gpu_peers(rows: Vec<GpuPeer>) -> Result<Found, String> {
-    let copy_of = |row: &GpuPeer| {
-        let PeerSubject { dtype, rows: count, cols, .. } = &row.of;
-        let is_copy = |other: &&GpuPeer| {
-            other.of.op == "copy" && (&other.of.dtype, &other.of.rows, &other.of.cols) == (dtype, count, cols)
+fn of_peers(rows: Vec<Peer>) -> Result<Found, String> {
+    let copy_of = |row: &Peer| {
+        let is_copy = |other: &&Peer| {
+            other.op == "copy" && (&other.dtype, other.rows, other.cols) == (&row.dtype, row.rows, row.cols)
         };
         rows.iter().find(is_copy).and_then(|copy| copy.gbps)
     };
@@ -206,10 +177,16 @@ fn of_gpu_peers(rows: Vec<GpuPeer>) -> Result<Found, String> {
             (Some(ms), Some(gbs), None) => (ms, gbs),
             (_, _, Some(_)) => continue,
             _ => {
-                return Err(format!("a row of {} by {} has neither ms and gbps nor an error", row.of.op, row.provider));
+                return Err(format!("a row of {} by {} has neither ms and gbps nor an error", row.op, row.provider));
             }
         };
-        let Some(subject) = row.of.subject_or_note(&mut found.left_out) else { continue };
+        let Some(subject) = row.subject() else {
+            // Copies are what peers are compared with.
+            if row.op != "copy" {
+                found.left_out.insert(format!("{} {}", row.op, row.dtype));
+            }
+            continue;
+        };
         found.figures.push(Figure {
             subject,
             source: row.provider.clone(),
@@ -219,51 +196,14 @@ fn of_gpu_peers(rows: Vec<GpuPeer>) -> Result<Found, String> {
             gbs,
             copy_gbs: copy_of(row),
             is_cold: true,
-            has_gaps: row.mode.as_deref() != Some("graph"),
+            has_gaps: !matches!(row.mode.as_deref(), Some("graph" | "wall")),
         });
     }
     Ok(found)
 }
 
-fn of_cpu_peers(rows: Vec<CpuPeer>) -> Found {
-    let Found { mut figures, mut left_out } = Found::default();
-    for row in rows {
-        let Some(subject) = row.of.subject_or_note(&mut left_out) else { continue };
-        // What follows the version is how a library was set up; the best of them stands for it.
-        let source = row.lib.split(" jit").next().unwrap_or(&row.lib).to_owned();
-        let (us, gbs) = (row.us, row.gbs);
-        let figure = Figure {
-            subject,
-            source,
-            is_ours: false,
-            device: None,
-            us,
-            gbs,
-            copy_gbs: None,
-            is_cold: true,
-            has_gaps: false,
-        };
-        let is_same = |known: &&mut Figure| (&known.subject, &known.source) == (&figure.subject, &figure.source);
-        match figures.iter_mut().find(is_same) {
-            Some(known) if known.us <= figure.us => {}
-            Some(known) => *known = figure,
-            None => figures.push(figure),
-        }
-    }
-    Found { figures, left_out }
-}
-
-impl PeerSubject {
-    /// As `subject`; what we do not have is noted, but for the copies that peers are compared with.
-    fn subject_or_note(&self, left_out: &mut BTreeSet<String>) -> Option<Subject> {
-        let subject = self.subject();
-        if subject.is_none() && self.op != "copy" {
-            left_out.insert(format!("{} {}", self.op, self.dtype));
-        }
-        subject
-    }
-
-    /// The same by our names, if we have it.
+impl Peer {
+    /// What it measures, by our names, if we have it.
     fn subject(&self) -> Option<Subject> {
         let (norm, op) = match self.op.as_str() {
             "rms_static" => ("rms_norm", "quantized_forward.tensor"),
@@ -288,7 +228,7 @@ impl PeerSubject {
             "bfloat16" => "bf16",
             _ => return None,
         };
-        let PeerSubject { rows, cols, .. } = *self;
+        let Peer { rows, cols, .. } = *self;
         Some(Subject { norm: norm.into(), op: op.into(), dtype: dtype.into(), rows, cols })
     }
 }
@@ -361,14 +301,10 @@ pub fn sources<'f>(figures: impl IntoIterator<Item = &'f Figure>) -> Vec<&'f str
 mod tests {
     use super::*;
 
-    fn of(dtype: &str, cols: usize) -> PeerSubject {
-        PeerSubject { op: "rms_fwd".into(), dtype: dtype.into(), rows: 8, cols }
-    }
-
     fn figure(source: &str, cols: usize) -> Figure {
-        let subject = of("bfloat16", cols).subject().unwrap();
+        let (norm, op, dtype) = ("rms_norm".into(), "forward".into(), "bf16".into());
         Figure {
-            subject,
+            subject: Subject { norm, op, dtype, rows: 8, cols },
             source: source.into(),
             is_ours: true,
             device: None,
@@ -402,21 +338,15 @@ mod tests {
     }
 
     #[test]
-    fn peers_of_a_gpu_have_their_own_copy_and_rows_that_failed_are_left_out() {
+    fn peers_have_their_own_copy_and_rows_that_failed_are_left_out() {
         let text = r#"[{"op":"rms_fwd","dtype":"bfloat16","M":8,"N":4,"provider":"quack","ms":0.5,"gbps":3.0,"mode":"graph"},
             {"op":"rms_fwd","dtype":"bfloat16","M":8,"N":4,"provider":"torch","ms":0.5,"gbps":3.0,"mode":"events"},
+            {"op":"rms_fwd","dtype":"bfloat16","M":8,"N":4,"provider":"oneDNN","ms":0.5,"gbps":3.0,"mode":"wall"},
             {"op":"rms_fwd","dtype":"bfloat16","M":8,"N":4,"provider":"liger","error":"no"},
             {"op":"copy","dtype":"bfloat16","M":8,"N":4,"provider":"copy","ms":0.4,"gbps":4.0,"mode":"graph"}]"#;
-        let figures = of_gpu_peers(serde_json::from_str(text).unwrap()).unwrap().figures;
-        assert_eq!(sources(&figures), ["quack", "torch"]);
+        let figures = of_peers(serde_json::from_str(text).unwrap()).unwrap().figures;
+        assert_eq!(sources(&figures), ["quack", "torch", "oneDNN"]);
         let told: Vec<_> = figures.iter().map(|f| (f.us, f.copy_gbs, f.has_gaps)).collect();
-        assert_eq!(told, [(500.0, Some(4.0), false), (500.0, Some(4.0), true)]);
-    }
-
-    #[test]
-    fn the_best_way_to_run_a_cpu_library_stands_for_it() {
-        let line = |us: f64| CpuPeer { of: of("float32", 4), lib: "oneDNN 3.13 jit:uni".into(), us, gbs: 1.0 / us };
-        let figures = of_cpu_peers(vec![line(2.0), line(1.0), line(3.0)]).figures;
-        assert_eq!((figures.len(), figures[0].source.as_str(), figures[0].us), (1, "oneDNN 3.13", 1.0));
+        assert_eq!(told, [false, true, false].map(|has_gaps| (500.0, Some(4.0), has_gaps)));
     }
 }

@@ -30,8 +30,7 @@ pub enum Command {
     Bench(BenchArgs),
     /// Put measurements of earlier runs, and published kernels', side by side
     ///
-    /// Reads what `bench --json` writes, and the results of the scripts that time published kernels: lists of rows on a
-    /// GPU, lines on the CPU. All are GB/s over the fewest bytes that an operation must move. The first source in the
+    /// Reads what `bench --json` writes, and the results of the scripts that time published kernels: lists of rows. All are GB/s over the fewest bytes that an operation must move. The first source in the
     /// files is the one that others are compared with.
     Compare(CompareArgs),
     /// Compile what a model's norms need, and keep it on disk: its first calls then wait for no compiler
