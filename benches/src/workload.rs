@@ -5,8 +5,8 @@ use std::time::Instant;
 use rmsnorm_core::conformance::testing::Bits;
 use rmsnorm_core::quant::{CodeType, ScaleKind, ScaleType};
 use rmsnorm_core::{
-    AnyBackward, AnyForward, AnyOut, AnyQuantizedForward, Checked, DType, DTypes, Error, Norm, NormBackend, NormSpec,
-    Problem, ResidualPlacement, Scales, Source, Storage, Tensor, TensorSet,
+    AnyBackward, AnyCall, AnyForward, AnyOut, AnyQuantizedForward, Checked, DType, DTypes, Error, Norm, NormBackend,
+    NormSpec, Problem, ResidualPlacement, Scales, Source, Storage, Tensor, TensorSet,
 };
 
 use crate::buffer::Buffer;
@@ -226,7 +226,7 @@ impl<'d, D: Measurable> Workload<'d, D> {
             args.next_bias = Some(self.next_bias.view(device, row));
             args.next_mean = Some(self.next_mean.view_mut(device, stat));
         }
-        device.backend().launch_forward(Checked::forward(spec(operation, self.shape), args)?)
+        device.backend().launch(AnyCall::Forward(Checked::forward(spec(operation, self.shape), args)?))
     }
 
     fn quantized_forward(&mut self, device: &D, operation: Operation, quant: Quant, set: usize) -> Result<(), Error> {
@@ -264,7 +264,9 @@ impl<'d, D: Measurable> Workload<'d, D> {
             args.codes_columnwise = Some(set.codes_t.view_mut(device, matrix).into());
             args.scales_columnwise = Some(scales_of(device, &mut self.scales_along, along.scale_type(), len));
         }
-        device.backend().launch_quantized_forward(Checked::quantized_forward(spec(operation, self.shape), args)?)
+        device
+            .backend()
+            .launch(AnyCall::QuantizedForward(Checked::quantized_forward(spec(operation, self.shape), args)?))
     }
 
     fn backward(&mut self, device: &D, operation: Operation, set: usize) -> Result<(), Error> {
@@ -282,7 +284,7 @@ impl<'d, D: Measurable> Workload<'d, D> {
             args.mean = Some(self.mean.view(device, stat));
             args.dbias = Some(self.dbias.view_mut(device, row));
         }
-        device.backend().launch_backward(Checked::backward(device.backend(), spec, args)?)
+        device.backend().launch(AnyCall::Backward(Checked::backward(device.backend(), spec, args)?))
     }
 }
 

@@ -6,7 +6,7 @@ use std::ops::Range;
 use candle_core::backend::BackendStorage;
 use candle_core::{Error, Layout, Result, Storage, bail};
 use rmsnorm_core::{
-    AnyForward, AnyIn, AnyOut, Checked, DTypes, Norm, NormBackend, NormSpec, ResidualPlacement, Rows, Tensor,
+    AnyCall, AnyForward, AnyIn, AnyOut, Checked, DTypes, Norm, NormBackend, NormSpec, ResidualPlacement, Rows, Tensor,
     TensorSet, UnsizedNorm,
 };
 
@@ -182,7 +182,7 @@ pub(crate) fn overwrite<S: Kernels>(
     args.weight = Some(vector(weight)?);
     args.bias = bias.map(vector).transpose()?;
     let call = Checked::forward(spec.sized(&place.rows), args).map_err(Error::wrap)?;
-    norms.launch_forward(call).map_err(Error::wrap)
+    norms.launch(AnyCall::Forward(call)).map_err(Error::wrap)
 }
 
 /// Those of activations, weight and residual stream.

@@ -7,8 +7,8 @@ use candle_core::backend::BackendStorage;
 use candle_core::{CudaDevice, CudaStorage, Error, Result, Storage, bail};
 use rmsnorm_core::cuda::CudaBackend;
 use rmsnorm_core::{
-    AnyBackward, AnyForward, AnyIn, AnyOut, Checked, DType, NormBackend, NormSpec, Rows, Source, Stored, Tensor,
-    TensorSet, with_type,
+    AnyBackward, AnyCall, AnyForward, AnyIn, AnyOut, Checked, DType, NormBackend, NormSpec, Rows, Source, Stored,
+    Tensor, TensorSet, with_type,
 };
 
 use crate::call::{BackwardCall, ForwardCall, Forwarded, Gradients, Kernels, rows, vector};
@@ -78,7 +78,7 @@ impl Kernels for CudaStorage {
         args.next_mean = lend(&mut made.next_mean, spec.rows)?;
         args.next_rstd = lend(&mut made.next_rstd, spec.rows)?;
         let checked = Checked::forward(*spec, args).map_err(Error::wrap)?;
-        call.x.0.norms()?.launch_forward(checked).map_err(Error::wrap)?;
+        call.x.0.norms()?.launch(AnyCall::Forward(checked)).map_err(Error::wrap)?;
         Ok(made)
     }
 
@@ -102,7 +102,7 @@ impl Kernels for CudaStorage {
         args.dbias = lend(&mut dbias, spec.cols)?;
         let norms = call.x.0.norms()?;
         let checked = Checked::backward(&norms, *spec, args).map_err(Error::wrap)?;
-        norms.launch_backward(checked).map_err(Error::wrap)?;
+        norms.launch(AnyCall::Backward(checked)).map_err(Error::wrap)?;
         Ok(Gradients { dx: dresidual.unwrap_or(dx), dweight, dbias })
     }
 

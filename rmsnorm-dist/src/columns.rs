@@ -1,8 +1,8 @@
 //! Columns divided among ranks, composed of a backend's two halves and one exchange: math.md, equations (15) to (18).
 
 use rmsnorm_spec::{
-    AnyBackward, AnyBackwardStatistics, AnyColumnStatistics, AnyForward, AnyIn, Checked, Direction, Error, Given,
-    GradReduction, Memory, NormSpec, Source, Stored, check_columns_form,
+    AnyBackward, AnyBackwardStatistics, AnyCall, AnyColumnStatistics, AnyForward, AnyIn, Checked, Direction, Error,
+    Given, GradReduction, Memory, NormSpec, Source, Stored, check_columns_form,
 };
 
 use crate::untyped::forward;
@@ -70,10 +70,10 @@ impl<'a, B: Memory> DividedColumns<'a, B> {
         });
         let mut first = AnyColumnStatistics::<B>::mixed(x, residual, f32::any_out(found.own()));
         first.dtypes = args.dtypes;
-        self.backend.launch_column_statistics(Checked::column_statistics(here, first)?)?;
+        self.backend.launch(AnyCall::ColumnStatistics(Checked::column_statistics(here, first)?))?;
         exchange(&found.shares, B::buffer_out(&mut found.all, 0..found.shares.len()))?;
         let given = Given::new(args, found.all(), self.columns);
-        self.backend.launch_forward_given(Checked::forward_given(here, given)?)
+        self.backend.launch(AnyCall::ForwardGiven(Checked::forward_given(here, given)?))
     }
 
     /// [`ShardedNorm::backward_columns`](crate::ShardedNorm::backward_columns), as [`forward`](Self::forward). What is wrong with a call is found
@@ -96,7 +96,7 @@ impl<'a, B: Memory> DividedColumns<'a, B> {
         }
         let call = Checked::backward(self.backend, here, args)?;
         if self.columns.len() == 1 {
-            return self.backend.launch_backward(call);
+            return self.backend.launch(AnyCall::Backward(call));
         }
         let args = call.into_args();
         let mut found = self.room_for(&here, Direction::Backward)?;
@@ -105,10 +105,10 @@ impl<'a, B: Memory> DividedColumns<'a, B> {
         first.dtypes = args.dtypes;
         first.weight = args.weight.as_ref().map(AnyIn::whole);
         first.mean = args.mean.as_ref().map(AnyIn::whole);
-        self.backend.launch_backward_statistics(Checked::backward_statistics(here, first)?)?;
+        self.backend.launch(AnyCall::BackwardStatistics(Checked::backward_statistics(here, first)?))?;
         exchange(&found.shares, B::buffer_out(&mut found.all, 0..found.shares.len()))?;
         let given = Given::new(args, found.all(), self.columns);
-        self.backend.launch_backward_given(Checked::backward_given(self.backend, here, given)?)
+        self.backend.launch(AnyCall::BackwardGiven(Checked::backward_given(self.backend, here, given)?))
     }
 
     /// The spec of this rank's columns.

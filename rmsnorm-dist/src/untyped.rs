@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use rmsnorm_spec::{
-    AnyForward, AnyIn, AnyOut, Checked, DType, Error, Memory, NormBackend, NormSpec, Storage, bf16, f16,
+    AnyCall, AnyForward, AnyIn, AnyOut, Checked, DType, Error, Memory, NormBackend, NormSpec, Storage, bf16, f16,
 };
 
 use crate::{Collective, Sharded, Shares};
@@ -55,7 +55,7 @@ impl<B: Memory> Room<B> {
 
 /// Makes a forward call of the backend's.
 pub(crate) fn forward<B: NormBackend>(backend: &B, spec: &NormSpec, args: AnyForward<'_, B>) -> Result<(), Error> {
-    backend.launch_forward(Checked::forward(*spec, args)?)
+    backend.launch(AnyCall::Forward(Checked::forward(*spec, args)?))
 }
 
 impl<B: Memory, C: Collective<B>> Sharded<B, C> {

@@ -5,7 +5,7 @@ mod common;
 
 use rmsnorm_cpu::{Backward, CpuBackend, Forward};
 use rmsnorm_dist::{GroupCall, ShardedNorm};
-use rmsnorm_spec::{Checked, Error, GradReduction, NormBackend, NormSpec};
+use rmsnorm_spec::{AnyCall, Checked, Error, GradReduction, NormBackend, NormSpec};
 
 use common::{Rank, on_ranks};
 
@@ -112,7 +112,7 @@ impl ShardedNorm for SumsOnly {
 
     fn launch(&self, spec: &NormSpec, call: GroupCall<'_, '_, CpuBackend>) -> Result<(), Error> {
         let GroupCall::Reduced(args) = call else { return call.unsupported() };
-        CpuBackend::new().launch_forward(Checked::forward(*spec, args)?)
+        CpuBackend::new().launch(AnyCall::Forward(Checked::forward(*spec, args)?))
     }
 }
 

@@ -7,7 +7,7 @@ use rmsnorm_conformance::Status;
 use rmsnorm_conformance::ranks::{cases, run_case};
 use rmsnorm_cpu::{CpuBackend, Isa};
 use rmsnorm_dist::{Collective, GroupCall, Ranks, Sharded, ShardedNorm, Shares, ThreadGroup};
-use rmsnorm_spec::{Checked, DType, Element, Error, NormBackend, NormSpec, Storage, Stored, bf16};
+use rmsnorm_spec::{AnyCall, Checked, DType, Element, Error, NormBackend, NormSpec, Storage, Stored, bf16};
 
 /// What is wrong with an exchange.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -210,7 +210,7 @@ impl ShardedNorm for WrongRank {
         let GroupCall::Reduced(mut args) = call else { return call.unsupported() };
         let mut spec = *spec;
         match self.wrong {
-            Wrong::OwnPartOnly => return self.norm.backend().launch_forward(Checked::forward(spec, args)?),
+            Wrong::OwnPartOnly => return self.norm.backend().launch(AnyCall::Forward(Checked::forward(spec, args)?)),
             Wrong::ResidualOfFirstRankOnly if self.rank() > 0 => (args.residual, args.residual_out) = (None, None),
             Wrong::ResidualOfFirstRankOnly => {}
             Wrong::EpsOfRank => spec.eps *= 1.0 + self.rank() as f32,

@@ -7,7 +7,7 @@ use rmsnorm_core::conformance::Harness;
 use rmsnorm_core::cuda::cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
 use rmsnorm_core::cuda::cudarc::driver::{CudaGraph, DriverError};
 use rmsnorm_core::cuda::{CudaBackend, NcclComm, NcclId, PeerGroup};
-use rmsnorm_core::{Checked, Norm, NormBackend, NormSpec, Problem, Source, Tensor};
+use rmsnorm_core::{AnyCall, Checked, Norm, NormBackend, NormSpec, Problem, Source, Tensor};
 use rmsnorm_dist::{Sharded, ShardedNorm};
 
 use super::data::spec;
@@ -122,7 +122,7 @@ impl Gpu {
         }
         match &self.how {
             How::OneKernel(group) => call_of_group(group, case.op, spec, args),
-            How::AllReduce(_) => Ok(self.backend.launch_forward(Checked::forward(*spec, args)?)?),
+            How::AllReduce(_) => Ok(self.backend.launch(AnyCall::Forward(Checked::forward(*spec, args)?))?),
             How::Composed(rank) => call_of_group(rank, case.op, spec, args),
         }
     }

@@ -8,9 +8,7 @@ use std::ops::Range;
 use super::{
     Backward, BackwardStatistics, ColumnStatistics, Forward, Given, QuantizedForward, Rows, Scales, Source, Visitor,
 };
-use crate::{
-    AnyCall, Error, F8E4M3, F8E5M2, Memory, NormBackend, Problem, Span, Storage, Stored, Tensor, bf16, f16,
-};
+use crate::{AnyCall, Error, F8E4M3, F8E5M2, Memory, NormBackend, Problem, Span, Storage, Stored, Tensor, bf16, f16};
 
 /// Runs `body` with the view and its element type, whichever it is.
 macro_rules! each {
