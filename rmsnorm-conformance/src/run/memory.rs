@@ -53,18 +53,27 @@ impl Bits {
 
 /// The value with these bits.
 pub(crate) fn decode(bits: u32, storage: impl Into<Storage>) -> f64 {
-    f64::from(match storage.into() {
+    f64::from(decode_f32(bits, storage))
+}
+
+/// The same in f32, which holds every value of every storage.
+pub(crate) fn decode_f32(bits: u32, storage: impl Into<Storage>) -> f32 {
+    match storage.into() {
         Storage::Float(DType::F32) => f32::from_bits(bits),
         Storage::Float(DType::F16) => <f16 as Stored>::from_bits(bits).to_f32(),
         Storage::Float(DType::Bf16) => <bf16 as Stored>::from_bits(bits).to_f32(),
         Storage::Code(codes) => codes.decode(bits as u8),
         Storage::E8m0 => e8m0_value(bits as u8),
-    })
+    }
 }
 
 /// The bits of a value that `storage` holds exactly.
 pub(crate) fn encode(value: f64, storage: impl Into<Storage>) -> u32 {
-    let value = value as f32;
+    encode_f32(value as f32, storage)
+}
+
+/// The bits of the nearest value that `storage` holds; of a power of two in bytes.
+pub(crate) fn encode_f32(value: f32, storage: impl Into<Storage>) -> u32 {
     match storage.into() {
         Storage::Float(DType::F32) => value.to_bits(),
         Storage::Float(DType::F16) => <f16 as Element>::from_f32(value).bits(),

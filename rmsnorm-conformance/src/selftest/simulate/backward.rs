@@ -1,26 +1,49 @@
 //! The backward pass of one row: math.md, equations (7) to (10), and the row's terms of (11) and (12), in f32.
 
-use rmsnorm_spec::{DType, Element, Norm};
+use rmsnorm_spec::{DType, Norm, Tensor};
 
 use super::call::Call;
-use super::matrix::round;
+use super::gradients::Gradients;
+use super::tensors::{Tensors, round};
 use crate::selftest::planted::Bug;
 
+/// Makes a call whose workspace has so many elements.
+pub(super) fn run(call: &Call, tensors: &mut Tensors<'_, '_>, workspace_len: usize) {
+    let given = tensors.values(Tensor::Workspace);
+    let mut gradients = Gradients::new(call, given.unwrap_or_else(|| vec![0.0; workspace_len]));
+    let mut kernel = BackwardKernel::new(call, tensors.values(Tensor::Weight));
+    let (means, rstds) = (tensors.values(Tensor::Mean), tensors.values(Tensor::Rstd).unwrap_or_default());
+    for row in 0..call.spec.rows {
+        let result = kernel.row(&BackwardInputs {
+            row,
+            dy: tensors.row(Tensor::Dy, row).unwrap_or_default(),
+            x: tensors.row(Tensor::X, row).unwrap_or_default(),
+            mean: means.as_ref().map_or(0.0, |means| means[row]),
+            rstd: rstds[call.row_of_rstd(row)],
+            dresidual_out: tensors.row(Tensor::DresidualOut, row),
+        });
+        tensors.store_result(Tensor::Dx, row, &result.dx);
+        tensors.store_result(Tensor::Dresidual, row, &result.dresidual(call));
+        gradients.add(row, &result);
+    }
+    gradients.store(tensors);
+}
+
 /// The inputs of one row. Matrix rows have (cols) elements.
-pub(super) struct BackwardInputs<'r> {
-    pub(super) row: usize,
-    pub(super) dy: &'r [f32],
-    pub(super) x: &'r [f32],
+struct BackwardInputs {
+    row: usize,
+    dy: Vec<f32>,
+    x: Vec<f32>,
     /// 0 for RMS norm.
-    pub(super) mean: f32,
-    pub(super) rstd: f32,
-    pub(super) dresidual_out: Option<&'r [f32]>,
+    mean: f32,
+    rstd: f32,
+    dresidual_out: Option<Vec<f32>>,
 }
 
 /// The results of one row, (cols) each.
 pub(super) struct BackwardRow {
     /// Not yet rounded.
-    pub(super) dx: Vec<f32>,
+    dx: Vec<f32>,
     /// `dy * x_hat`
     pub(super) dweight_terms: Vec<f32>,
     /// `dy`
@@ -29,7 +52,7 @@ pub(super) struct BackwardRow {
 
 impl BackwardRow {
     /// What goes on along the residual stream, not yet rounded.
-    pub(super) fn dresidual(&self, call: &Call) -> Vec<f32> {
+    fn dresidual(&self, call: &Call) -> Vec<f32> {
         let activation = call.problem.dtypes.activation;
         let value = |&dx: &f32| if call.has(Bug::DresidualOfDx) { round(dx, activation) } else { dx };
         self.dx.iter().map(value).collect()
@@ -49,7 +72,7 @@ struct Row {
     mean_wdy_xhat: f32,
 }
 
-pub(super) struct BackwardKernel<'c> {
+struct BackwardKernel<'c> {
     call: &'c Call,
     weight: Vec<f32>,
     /// `mean_wdy_xhat` of the row before, for the bugs that confuse rows.
@@ -57,11 +80,11 @@ pub(super) struct BackwardKernel<'c> {
 }
 
 impl<'c> BackwardKernel<'c> {
-    pub(super) fn new<W: Element>(call: &'c Call, weight: Option<&[W]>) -> Self {
+    fn new(call: &'c Call, weight: Option<Vec<f32>>) -> Self {
         BackwardKernel { call, weight: call.effective_weight(weight), previous_mean_wdy_xhat: None }
     }
 
-    pub(super) fn row(&mut self, inputs: &BackwardInputs<'_>) -> BackwardRow {
+    fn row(&mut self, inputs: &BackwardInputs) -> BackwardRow {
         let centred: Vec<f32> = inputs.x.iter().map(|x| x - inputs.mean).collect();
         let rstd = if self.call.has(Bug::BwdNoEps) { self.rstd_without_eps(&centred) } else { inputs.rstd };
         let x_hat: Vec<f32> = centred.iter().map(|centred| centred * rstd).collect();
@@ -96,7 +119,7 @@ impl<'c> BackwardKernel<'c> {
         self.call.sum(terms, accumulator) * (1.0 / divisor as f64) as f32
     }
 
-    fn mean_wdy_xhat(&self, inputs: &BackwardInputs<'_>, row: &Row) -> f32 {
+    fn mean_wdy_xhat(&self, inputs: &BackwardInputs, row: &Row) -> f32 {
         let call = self.call;
         let wdy = |col: usize| {
             if call.has(Bug::CWithoutW) { inputs.dy[col] } else { round(row.wdy[col], call.accumulator(Bug::CLow)) }
@@ -115,14 +138,14 @@ impl<'c> BackwardKernel<'c> {
         self.average(&products, call.accumulator(Bug::CLowacc))
     }
 
-    fn dx(&self, inputs: &BackwardInputs<'_>, row: &Row) -> Vec<f32> {
+    fn dx(&self, inputs: &BackwardInputs, row: &Row) -> Vec<f32> {
         let call = self.call;
         let dx_one = |col: usize| {
             let direct = if call.has(Bug::DxDirectNoW) { inputs.dy[col] } else { row.wdy[col] };
             let first = if call.has(Bug::NoFirst) { 0.0 } else { row.mean_wdy };
             let inner = direct - first - self.second_term(row, col);
             let dx = inner * row.rstd;
-            match inputs.dresidual_out {
+            match &inputs.dresidual_out {
                 None => dx,
                 Some(_) if call.has(Bug::DresMissing) => dx,
                 Some(dresidual_out) if call.has(Bug::DresBeforeR) => (inner + dresidual_out[col]) * row.rstd,
@@ -138,20 +161,16 @@ impl<'c> BackwardKernel<'c> {
     /// `x_hat * mean_wdy_xhat`
     fn second_term(&self, row: &Row, col: usize) -> f32 {
         let second = row.x_hat[col] * row.mean_wdy_xhat;
-        if self.call.has(Bug::NoSecond) {
-            0.0
-        } else if self.call.has(Bug::SecondNoR) {
-            row.centred[col] * row.mean_wdy_xhat
-        } else if self.call.has(Bug::SecondSign) {
-            -second
-        } else if self.call.has(Bug::SecondWTwice) {
-            second * self.weight[col]
-        } else {
-            second
+        match self.call.bug {
+            Some(Bug::NoSecond) => 0.0,
+            Some(Bug::SecondNoR) => row.centred[col] * row.mean_wdy_xhat,
+            Some(Bug::SecondSign) => -second,
+            Some(Bug::SecondWTwice) => second * self.weight[col],
+            Some(_) | None => second,
         }
     }
 
-    fn dweight_terms(&self, inputs: &BackwardInputs<'_>, row: &Row) -> Vec<f32> {
+    fn dweight_terms(&self, inputs: &BackwardInputs, row: &Row) -> Vec<f32> {
         let call = self.call;
         let (rows, cols) = (call.spec.rows, call.spec.cols);
         let dropped = (call.has(Bug::DwDropLastRow) && inputs.row + 1 == rows)
@@ -159,15 +178,10 @@ impl<'c> BackwardKernel<'c> {
         if dropped {
             return vec![0.0; cols];
         }
-        let unscaled = call.has(Bug::DwRowNoR) && inputs.row == rows / 3;
-        let factor = |col: usize| {
-            if unscaled {
-                row.centred[col]
-            } else if call.has(Bug::DwUncentered) {
-                inputs.x[col] * row.rstd
-            } else {
-                round(row.x_hat[col], call.accumulator(Bug::DwLowXhat))
-            }
+        let factor = |col: usize| match call.bug {
+            Some(Bug::DwRowNoR) if inputs.row == rows / 3 => row.centred[col],
+            Some(Bug::DwUncentered) => inputs.x[col] * row.rstd,
+            Some(_) | None => round(row.x_hat[col], call.accumulator(Bug::DwLowXhat)),
         };
         let mut terms: Vec<f32> = (0..cols).map(|col| inputs.dy[col] * factor(col)).collect();
         if call.has(Bug::DwLostOne) && inputs.row == rows / 2 {
@@ -176,10 +190,10 @@ impl<'c> BackwardKernel<'c> {
         terms
     }
 
-    fn dbias_terms(&self, inputs: &BackwardInputs<'_>) -> Vec<f32> {
+    fn dbias_terms(&self, inputs: &BackwardInputs) -> Vec<f32> {
         if self.call.has(Bug::DbDropLastRow) && inputs.row + 1 == self.call.spec.rows {
             return vec![0.0; inputs.dy.len()];
         }
-        inputs.dy.to_vec()
+        inputs.dy.clone()
     }
 }

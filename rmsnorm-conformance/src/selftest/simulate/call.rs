@@ -1,10 +1,10 @@
 //! What all rows of a call share: the problem, the bug if it is within reach of this call, the order of summation.
 
-use rmsnorm_spec::{DType, Element, NormSpec, Problem};
+use rmsnorm_spec::{DType, NormSpec, Problem};
 
 use super::SimulatedBackend;
 use super::gradients::rows_per_block;
-use super::matrix::round;
+use super::tensors::round;
 use crate::case::Kind;
 use crate::selftest::planted::Bug;
 
@@ -12,7 +12,8 @@ pub(super) struct Call {
     pub(super) spec: NormSpec,
     pub(super) problem: Problem,
     pub(super) block_rows: usize,
-    bug: Option<Bug>,
+    /// The bug that is planted.
+    pub(super) bug: Option<Bug>,
     lanes: usize,
     /// The column at which a sum over a row starts: 0 in a correct kernel.
     first_col: usize,
@@ -87,16 +88,15 @@ impl Call {
     }
 
     /// `weight + weight_offset`, one for every column; ones if there is no weight.
-    pub(super) fn effective_weight<W: Element>(&self, weight: Option<&[W]>) -> Vec<f32> {
+    pub(super) fn effective_weight(&self, weight: Option<Vec<f32>>) -> Vec<f32> {
         let cols = self.spec.cols;
-        let Some(weight) = weight else { return vec![1.0; cols] };
-        let offset = self.spec.weight_offset;
-        let add_offset = |weight: f32| match self.bug {
-            Some(Bug::OffsetMissing | Bug::BwdNoOffset) => weight,
-            Some(Bug::OffsetDtype) => round(weight + round(offset, W::DTYPE), W::DTYPE),
-            Some(_) | None => weight + offset,
-        };
-        let mut weight: Vec<f32> = weight.iter().map(|weight| add_offset(weight.to_f32())).collect();
+        let Some(mut weight) = weight else { return vec![1.0; cols] };
+        let (offset, dtype) = (self.spec.weight_offset, self.problem.dtypes.weight);
+        weight.iter_mut().for_each(|weight| match self.bug {
+            Some(Bug::OffsetMissing | Bug::BwdNoOffset) => {}
+            Some(Bug::OffsetDtype) => *weight = round(*weight + round(offset, dtype), dtype),
+            Some(_) | None => *weight += offset,
+        });
         if self.has(Bug::WShift) {
             weight.rotate_right(1);
         }

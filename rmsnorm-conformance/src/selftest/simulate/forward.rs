@@ -1,9 +1,10 @@
 //! The forward pass of one row: math.md, equations (1) to (6), in f32.
 
-use rmsnorm_spec::{CastOrder, DType, Element, Norm};
+use rmsnorm_spec::{CastOrder, DType, Norm, Tensor};
 
 use super::call::Call;
-use super::matrix::round;
+use super::parts;
+use super::tensors::{Tensors, round};
 use crate::selftest::planted::Bug;
 
 #[derive(Clone, Copy)]
@@ -24,20 +25,21 @@ pub(super) struct ForwardRow {
     pub(super) saved_rstd: Option<f32>,
 }
 
-/// Where the statistics go, each (rows).
-pub(super) struct SavedStatistics<'a> {
-    pub(super) mean: Option<&'a mut [f32]>,
-    pub(super) rstd: Option<&'a mut [f32]>,
-}
-
-impl SavedStatistics<'_> {
-    pub(super) fn store(&mut self, row: usize, result: &ForwardRow) {
-        if let Some(mean) = &mut self.mean {
-            mean[row] = result.saved_mean;
-        }
-        if let (Some(rstd), Some(value)) = (&mut self.rstd, result.saved_rstd) {
-            rstd[row] = value;
-        }
+/// Normalizes the rows of a call whose residual is added before, stores what is asked for, and hands on what becomes of each row. Parts of
+/// x, if it has several, are so many elements apart.
+pub(super) fn run(call: &Call, tensors: &mut Tensors<'_, '_>, part_stride: usize, mut hand_on: impl FnMut(ForwardRow)) {
+    let mut kernel = ForwardKernel::new(call, tensors.values(Tensor::Weight), tensors.values(Tensor::Bias));
+    for row in 0..call.spec.rows {
+        let addend = tensors.row(Tensor::Residual, row);
+        let result = if call.problem.parts > 1 {
+            kernel.row_of(row, parts::sum(call, tensors, part_stride, row, addend.as_deref()))
+        } else {
+            kernel.row(row, &tensors.row(Tensor::X, row).unwrap_or_default(), addend.as_deref())
+        };
+        tensors.store_residual(row, &result.residual_out);
+        tensors.store_result(Tensor::Y, row, &result.y);
+        tensors.store_statistics([Tensor::Mean, Tensor::Rstd], row, &result);
+        hand_on(result);
     }
 }
 
@@ -55,13 +57,12 @@ pub(super) struct ForwardKernel<'c> {
 }
 
 impl<'c> ForwardKernel<'c> {
-    pub(super) fn new<W: Element>(call: &'c Call, weight: Option<&[W]>, bias: Option<&[W]>) -> Self {
+    pub(super) fn new(call: &'c Call, weight: Option<Vec<f32>>, bias: Option<Vec<f32>>) -> Self {
         let (weight, bias) = match (weight, bias) {
             (Some(weight), Some(bias)) if call.has(Bug::WeightBiasSwapped) => (Some(bias), Some(weight)),
             as_given => as_given,
         };
         let bias = bias.filter(|_| !call.has(Bug::BiasMissing));
-        let bias = bias.map(|bias| bias.iter().map(|bias| bias.to_f32()).collect());
         let (eps, cast_order) = (call.spec.eps, call.spec.cast_order);
         ForwardKernel { call, weight: call.effective_weight(weight), bias, eps, cast_order, previous: None }
     }
@@ -92,14 +93,11 @@ impl<'c> ForwardKernel<'c> {
     }
 
     fn saved_rstd(&self, statistics: Statistics) -> Option<f32> {
-        if self.call.has(Bug::RstdMissing) {
-            None
-        } else if self.call.has(Bug::RstdIsVariance) {
-            Some(statistics.var)
-        } else if self.call.has(Bug::RstdOfOtherRow) {
-            Some(self.previous.unwrap_or(statistics).rstd)
-        } else {
-            Some(round(statistics.rstd, self.call.accumulator(Bug::RstdStore16)))
+        match self.call.bug {
+            Some(Bug::RstdMissing) => None,
+            Some(Bug::RstdIsVariance) => Some(statistics.var),
+            Some(Bug::RstdOfOtherRow) => Some(self.previous.unwrap_or(statistics).rstd),
+            Some(_) | None => Some(round(statistics.rstd, self.call.accumulator(Bug::RstdStore16))),
         }
     }
 
@@ -109,14 +107,11 @@ impl<'c> ForwardKernel<'c> {
         let dtype = self.call.problem.dtypes.residual;
         let sums: Vec<f32> = x.iter().zip(residual).map(|(x, residual)| x + residual).collect();
         let rounded: Vec<f32> = sums.iter().map(|&sum| round(sum, dtype)).collect();
-        if self.call.has(Bug::ResUnrounded) {
-            (sums, rounded)
-        } else if self.call.has(Bug::ResMissing) {
-            (x.to_vec(), rounded)
-        } else if self.call.has(Bug::ResOutBeforeAdd) {
-            (rounded, x.to_vec())
-        } else {
-            (rounded.clone(), rounded)
+        match self.call.bug {
+            Some(Bug::ResUnrounded) => (sums, rounded),
+            Some(Bug::ResMissing) => (x.to_vec(), rounded),
+            Some(Bug::ResOutBeforeAdd) => (rounded, x.to_vec()),
+            Some(_) | None => (rounded.clone(), rounded),
         }
     }
 
@@ -155,14 +150,11 @@ impl<'c> ForwardKernel<'c> {
     /// The elements that enter the statistics: all of them in a correct kernel.
     fn counted(&self, h: &[f32]) -> Vec<f32> {
         let mut counted = h.to_vec();
-        if self.call.has(Bug::DropLastCol) {
-            counted.truncate(h.len() - 1);
-        }
-        if self.call.has(Bug::DropTail8) {
-            counted.truncate(h.len() - h.len() % 8);
-        }
-        if self.call.has(Bug::DupFirstCol) {
-            counted.push(h[0]);
+        match self.call.bug {
+            Some(Bug::DropLastCol) => counted.truncate(h.len() - 1),
+            Some(Bug::DropTail8) => counted.truncate(h.len() - h.len() % 8),
+            Some(Bug::DupFirstCol) => counted.push(h[0]),
+            Some(_) | None => {}
         }
         counted
     }
@@ -182,14 +174,11 @@ impl<'c> ForwardKernel<'c> {
 
     fn divide_by_cols(&self, sum: f32) -> f32 {
         let cols = self.call.spec.cols;
-        let divisor = if self.call.has(Bug::NMinusOne) {
-            (cols - 1).max(1)
-        } else if self.call.has(Bug::NPadded8) {
-            cols.next_multiple_of(8)
-        } else if self.call.has(Bug::NPow2) {
-            cols.next_power_of_two()
-        } else {
-            cols
+        let divisor = match self.call.bug {
+            Some(Bug::NMinusOne) => (cols - 1).max(1),
+            Some(Bug::NPadded8) => cols.next_multiple_of(8),
+            Some(Bug::NPow2) => cols.next_power_of_two(),
+            Some(_) | None => cols,
         };
         // A multiplication with the rounded reciprocal, as most kernels do.
         sum * (1.0 / divisor as f64) as f32
@@ -197,30 +186,21 @@ impl<'c> ForwardKernel<'c> {
 
     fn rstd(&self, sum: f32, var: f32) -> f32 {
         let call = self.call;
-        let eps = if call.has(Bug::EpsDefault) {
-            1e-5
-        } else if call.has(Bug::EpsDtype) {
-            round(self.eps, call.problem.dtypes.activation)
-        } else {
-            self.eps
+        let eps = match call.bug {
+            Some(Bug::EpsDefault) => 1e-5,
+            Some(Bug::EpsDtype) => round(self.eps, call.problem.dtypes.activation),
+            Some(_) | None => self.eps,
         };
         let inverse_root = |value: f32| 1.0 / value.sqrt();
-        if call.has(Bug::EpsOutside) {
-            1.0 / (var.sqrt() + eps)
-        } else if call.has(Bug::EpsMissing) {
-            inverse_root(var)
-        } else if call.has(Bug::EpsBeforeDiv) {
-            inverse_root(self.divide_by_cols(sum + eps))
-        } else if call.has(Bug::EpsAfter) {
-            inverse_root(var) + eps
-        } else if call.has(Bug::EpsMax) {
-            inverse_root(var.max(eps))
-        } else if call.has(Bug::Rsqrt12) {
-            f32::from_bits(inverse_root(var + eps).to_bits() & !0xfff)
-        } else if call.has(Bug::RsqrtF16) {
-            round(inverse_root(var + eps), DType::F16)
-        } else {
-            round(inverse_root(var + eps), call.accumulator(Bug::RsqrtStore))
+        match call.bug {
+            Some(Bug::EpsOutside) => 1.0 / (var.sqrt() + eps),
+            Some(Bug::EpsMissing) => inverse_root(var),
+            Some(Bug::EpsBeforeDiv) => inverse_root(self.divide_by_cols(sum + eps)),
+            Some(Bug::EpsAfter) => inverse_root(var) + eps,
+            Some(Bug::EpsMax) => inverse_root(var.max(eps)),
+            Some(Bug::Rsqrt12) => f32::from_bits(inverse_root(var + eps).to_bits() & !0xfff),
+            Some(Bug::RsqrtF16) => round(inverse_root(var + eps), DType::F16),
+            Some(_) | None => round(inverse_root(var + eps), call.accumulator(Bug::RsqrtStore)),
         }
     }
 

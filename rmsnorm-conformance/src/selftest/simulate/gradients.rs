@@ -2,11 +2,11 @@
 //! workspace, then a serial sum over the blocks.
 
 use rmsnorm_spec::depth::ceil_root;
-use rmsnorm_spec::{DType, Element, Problem, Tensor};
+use rmsnorm_spec::{DType, GradStore, Problem, Tensor};
 
 use super::backward::BackwardRow;
 use super::call::Call;
-use super::matrix::round;
+use super::tensors::{Tensors, round};
 use crate::selftest::planted::Bug;
 
 /// Blocks grow with the root of `rows`, so that neither stage has a chain of additions longer than that.
@@ -21,27 +21,25 @@ pub(super) fn workspace_len(problem: &Problem, block_rows: usize) -> usize {
 
 pub(super) struct Gradients<'c> {
     call: &'c Call,
-    dweight: Option<ColumnSums<'c>>,
-    dbias: Option<ColumnSums<'c>>,
+    dweight: Option<ColumnSums>,
+    dbias: Option<ColumnSums>,
 }
 
 impl<'c> Gradients<'c> {
     /// `workspace` has at least [`workspace_len`] elements of any value.
-    pub(super) fn new(call: &'c Call, workspace: &'c mut [f32]) -> Self {
-        let present = call.problem.tensors;
+    pub(super) fn new(call: &'c Call, workspace: Vec<f32>) -> Self {
         let each = call.spec.rows.div_ceil(call.block_rows) * call.spec.cols;
-        let (for_dweight, rest) = workspace.split_at_mut(if present.has(Tensor::Dweight) { each } else { 0 });
-        let (for_dbias, _) = rest.split_at_mut(if present.has(Tensor::Dbias) { each } else { 0 });
-        let sums = |partials, low_accumulator| ColumnSums {
-            partials,
-            accumulator: call.accumulator(low_accumulator),
-            partial_dtype: DType::F32,
+        let mut rest = workspace.into_iter();
+        let mut sums = |gradient, accumulator, partial_dtype| {
+            call.problem.has(gradient).then(|| ColumnSums {
+                partials: rest.by_ref().take(each).collect(),
+                accumulator,
+                partial_dtype,
+            })
         };
-        let dweight = present.has(Tensor::Dweight).then(|| ColumnSums {
-            partial_dtype: call.accumulator(Bug::DwLowPartials),
-            ..sums(for_dweight, Bug::DwLowacc)
-        });
-        let dbias = present.has(Tensor::Dbias).then(|| sums(for_dbias, Bug::DbLowacc));
+        let (low_sums, low_partials) = (call.accumulator(Bug::DwLowacc), call.accumulator(Bug::DwLowPartials));
+        let dweight = sums(Tensor::Dweight, low_sums, low_partials);
+        let dbias = sums(Tensor::Dbias, call.accumulator(Bug::DbLowacc), DType::F32);
         Gradients { call, dweight, dbias }
     }
 
@@ -58,78 +56,50 @@ impl<'c> Gradients<'c> {
         }
     }
 
-    /// Sums over the blocks and writes what was asked for.
-    pub(super) fn store<W: Element>(self, dweight: Option<&mut [W]>, dbias: Option<&mut [W]>) {
-        if self.call.has(Bug::EmptyNotZeroed) && self.call.spec.rows == 0 {
+    /// Sums over the blocks and writes what was asked for: rounded, as f32, or added to what is there.
+    pub(super) fn store(self, tensors: &mut Tensors<'_, '_>) {
+        let call = self.call;
+        if call.has(Bug::EmptyNotZeroed) && call.spec.rows == 0 {
             return;
         }
-        let (dweight, dbias) = match (dweight, dbias) {
-            (Some(dweight), Some(dbias)) if self.call.has(Bug::DwDbSwapped) => (Some(dbias), Some(dweight)),
-            as_given => as_given,
+        let has_both = self.dweight.is_some() && self.dbias.is_some();
+        let [dweight, dbias] = match call.bug {
+            Some(Bug::DwDbSwapped) if has_both => [Tensor::Dbias, Tensor::Dweight],
+            Some(_) | None => [Tensor::Dweight, Tensor::Dbias],
         };
-        if let (Some(sums), Some(dweight)) = (self.dweight, dweight) {
-            let lost = usize::from(self.call.has(Bug::DwBlockLost));
-            for (element, total) in dweight.iter_mut().zip(sums.totals(self.call.spec.cols, lost)) {
-                let before = if self.call.has(Bug::DwAccumulate) { element.to_f32() } else { 0.0 };
-                *element = W::from_f32(before + total);
-            }
-        }
-        if let (Some(sums), Some(dbias)) = (self.dbias, dbias) {
-            for (element, total) in dbias.iter_mut().zip(sums.totals(self.call.spec.cols, 0)) {
-                *element = W::from_f32(total);
-            }
-        }
-    }
-}
-
-impl Gradients<'_> {
-    /// As f32, or added to what is there; `W` is the weight's dtype, which only a bug asks for.
-    pub(super) fn store_sums<W: Element>(
-        self,
-        dweight: Option<&mut [f32]>,
-        dbias: Option<&mut [f32]>,
-        accumulate: bool,
-    ) {
-        let call = self.call;
-        let store = |sums: ColumnSums<'_>, to: &mut [f32], [is_rounded, overwrites]: [bool; 2]| {
-            let held = to.to_vec();
-            for (col, (element, mut total)) in to.iter_mut().zip(sums.totals(call.spec.cols, 0)).enumerate() {
-                if call.has(Bug::SumAveraged) {
-                    total /= call.spec.rows as f32;
-                }
-                if is_rounded {
-                    total = W::from_f32(total).to_f32();
-                }
-                let held = match () {
-                    () if call.has(Bug::SumHeldOfNext) => held[(col + 1) % held.len()],
-                    () if call.has(Bug::SumHeldTwice) => 2.0 * held[col],
-                    () if call.has(Bug::SumHeldRounded) => round(held[col], DType::Bf16),
-                    () => held[col],
+        for (sums, tensor, is_dbias) in [(self.dweight, dweight, false), (self.dbias, dbias, true)] {
+            let Some((sums, to)) = sums.zip(tensors.get_mut(tensor)) else { continue };
+            let has = |of_both, of_dbias| call.has(of_both) || is_dbias && call.has(of_dbias);
+            let is_rounded = has(Bug::SumRounded, Bug::SumOfDbiasRounded);
+            let overwrites = has(Bug::SumOverwrites, Bug::SumOfDbiasOverwrites);
+            let accumulates = call.problem.grad_store == GradStore::Accumulated && !overwrites;
+            let adds = accumulates || call.has(Bug::SumAddedAlways) || call.has(Bug::DwAccumulate) && !is_dbias;
+            let held: Vec<f32> = (0..to.len()).map(|col| to.value(col)).collect();
+            let lost = usize::from(call.has(Bug::DwBlockLost) && !is_dbias);
+            for (col, total) in sums.totals(call.spec.cols, lost).into_iter().enumerate() {
+                let total = if call.has(Bug::SumAveraged) { total / call.spec.rows as f32 } else { total };
+                let total = if is_rounded { round(total, call.problem.dtypes.weight) } else { total };
+                let held = match call.bug {
+                    Some(Bug::SumHeldOfNext) => held[(col + 1) % held.len()],
+                    Some(Bug::SumHeldTwice) => 2.0 * held[col],
+                    Some(Bug::SumHeldRounded) => round(held[col], DType::Bf16),
+                    Some(_) | None => held[col],
                 };
-                let adds = accumulate && !overwrites || call.has(Bug::SumAddedAlways);
-                *element = if adds { held + total } else { total };
+                to.store(col, if adds { held + total } else { total });
             }
-        };
-        let (rounds, overwrites) = (call.has(Bug::SumRounded), call.has(Bug::SumOverwrites));
-        if let (Some(sums), Some(to)) = (self.dweight, dweight) {
-            store(sums, to, [rounds, overwrites]);
-        }
-        if let (Some(sums), Some(to)) = (self.dbias, dbias) {
-            let of_dbias = [Bug::SumOfDbiasRounded, Bug::SumOfDbiasOverwrites].map(|bug| call.has(bug));
-            store(sums, to, [rounds || of_dbias[0], overwrites || of_dbias[1]]);
         }
     }
 }
 
-struct ColumnSums<'w> {
+struct ColumnSums {
     /// (blocks, cols)
-    partials: &'w mut [f32],
+    partials: Vec<f32>,
     accumulator: DType,
     /// The precision in which partial sums reach the second stage.
     partial_dtype: DType,
 }
 
-impl ColumnSums<'_> {
+impl ColumnSums {
     fn add(&mut self, call: &Call, row: usize, terms: &[f32]) {
         let block_start = row / call.block_rows * terms.len();
         let opens_block = row.is_multiple_of(call.block_rows);

@@ -1,40 +1,21 @@
 //! A quantized forward call: rows of [`ForwardKernel`], then scales, codes and what else is stored.
 
-use rmsnorm_spec::quant::{QuantSource, ScaleLayout};
-use rmsnorm_spec::{Code, Element, QuantizedForward, Rows, Scales, Source};
+use rmsnorm_spec::Tensor;
+use rmsnorm_spec::quant::{QuantSource, QuantSpec, ScaleLayout};
 
-use super::SimulatedBackend;
 use super::call::Call;
-use super::forward::{ForwardKernel, SavedStatistics};
-use super::matrix::{Input, Matrix, round};
+use super::forward;
 use super::scales::{Normalized, Quantizer};
+use super::tensors::{Matrix, Tensors, round};
 use crate::selftest::planted::Bug;
 
-type Args<'a, T, C, W, R> = QuantizedForward<'a, SimulatedBackend, T, C, W, R>;
-
-/// Runs a checked call.
-pub(super) fn run<T: Element, C: Code, W: Element, R: Element>(call: &Call, args: Args<'_, T, C, W, R>) {
-    let quantizer = Quantizer { call, quant: args.quant, shape: (call.spec.rows, call.spec.cols) };
-    let mut saved = SavedStatistics { mean: args.mean, rstd: args.rstd };
-    let mut kernel = ForwardKernel::new(call, args.weight, args.bias);
-    let weight = call.effective_weight(args.weight);
-    let bias: Option<Vec<f32>> = args.bias.map(|bias| bias.iter().map(|bias| bias.to_f32()).collect());
-    let strides = [Bug::XStrideIgnored, Bug::XGroupsIgnored];
-    let x = Input::new(Source::<&[T], &mut [T]>::Read(args.x), call, strides);
-    let residual = args.residual.map(|rows| Input::new(Source::<&[R], &mut [R]>::Read(rows), call, strides));
-    let mut residual_out = args.residual_out.map(|rows| Matrix::new(rows, call, strides));
-    let mut kept = args.y.map(|rows| Matrix::new(rows, call, strides));
+/// Makes a call.
+pub(super) fn run(call: &Call, tensors: &mut Tensors<'_, '_>, quant: QuantSpec) {
+    let quantizer = Quantizer { call, quant, shape: (call.spec.rows, call.spec.cols) };
+    let weight = call.effective_weight(tensors.values(Tensor::Weight));
+    let bias = tensors.values(Tensor::Bias);
     let mut rows = Vec::with_capacity(call.spec.rows);
-    for row in 0..call.spec.rows {
-        let addend = residual.as_ref().map(|residual| residual.row(row));
-        let result = kernel.row(row, &x.row(row), addend.as_deref());
-        if let Some(out) = &mut residual_out {
-            out.store_residual(call, row, &result.residual_out);
-        }
-        if let Some(y) = &mut kept {
-            y.store_result(call, row, &result.y);
-        }
-        saved.store(row, &result);
+    forward::run(call, tensors, 0, |result| {
         let unbiased: Vec<f32> = match &bias {
             Some(bias) => result.y.iter().zip(bias).map(|(y, bias)| y - bias).collect(),
             None => result.y.clone(),
@@ -42,28 +23,32 @@ pub(super) fn run<T: Element, C: Code, W: Element, R: Element>(call: &Call, args
         let x_hat =
             unbiased.iter().zip(&weight).map(|(y, weight)| if *weight == 0.0 { 0.0 } else { y / weight }).collect();
         rows.push(Normalized { y: result.y, unbiased, x_hat });
-    }
-    let scales = quantizer.scales(&rows, args.scale.map(|scale| scale[0]));
-    if let Some(out) = args.scales {
+    });
+    let scales = quantizer.scales(&rows, tensors.get(Tensor::Scale).map(|scale| scale.value(0)));
+    if let Some(out) = tensors.get_mut(Tensor::Scales) {
         quantizer.store_scales(out, &scales);
     }
-    if let Some(amax) = args.amax {
-        amax[0] = quantizer.largest(&rows, scales.codes[0], amax[0]);
+    if let Some(amax) = tensors.get_mut(Tensor::Amax) {
+        amax.store(0, quantizer.largest(&rows, scales.codes[0], amax.value(0)));
     }
     let codes = quantizer.codes(&rows, &scales);
-    quantizer.store_codes(args.codes, &codes);
-    if let Some(codes_t) = args.codes_t {
+    if let Some(out) = tensors.get_mut(Tensor::Codes) {
+        quantizer.store_codes(out, &codes);
+    }
+    if let Some(codes_t) = tensors.get_mut(Tensor::CodesT) {
         quantizer.store_transposed(codes_t, &codes, &rows, &scales);
     }
-    if let Some((codes_out, scales_out)) = args.codes_columnwise.zip(args.scales_columnwise) {
-        let values = |row: usize, col: usize| quantizer.values_along_columns(&rows, &codes, &scales, (row, col));
+    let values = |row: usize, col: usize| quantizer.values_along_columns(&rows, &codes, &scales, (row, col));
+    let (of_rows, cols) = quantizer.shape;
+    let along = Quantizer { call, quant: quant.columnwise(), shape: (cols, of_rows) };
+    if let Some(scales_out) = tensors.get_mut(Tensor::ScalesColumnwise) {
         let columns = columns(&rows, quantizer.shape, values);
-        let (rows, cols) = quantizer.shape;
-        let along = Quantizer { call, quant: args.quant.columnwise(), shape: (cols, rows) };
         let scales = along.scales(&columns, None);
         along.store_scales(scales_out, &scales);
         let codes = along.codes(&columns, &along.wrong_along_columns(scales));
-        along.store_along_columns(codes_out, codes);
+        if let Some(codes_out) = tensors.get_mut(Tensor::CodesColumnwise) {
+            along.store_along_columns(codes_out, codes);
+        }
     }
 }
 
@@ -167,20 +152,13 @@ impl Quantizer<'_> {
         scales
     }
 
-    fn store_scales(&self, out: Scales<&mut [f32], &mut [u8]>, scales: &SetScales) {
-        match out {
-            Scales::F32(out) => self.place(out, scales, |scale| scale, 0.0),
-            Scales::E8m0(out) => self.place(out, scales, e8m0, 0),
-        }
-    }
-
-    fn place<E: Copy>(&self, out: &mut [E], scales: &SetScales, stored: impl Fn(f32) -> E, zero: E) {
+    fn store_scales(&self, out: &mut Matrix<'_>, scales: &SetScales) {
         let Some((_, groups)) = self.sets() else {
-            out[0] = stored(scales.stored[0]);
+            out.store(0, scales.stored[0]);
             return;
         };
         if !self.has(Bug::PaddingNotZeroed) {
-            out.fill(zero);
+            (0..out.len()).for_each(|place| out.store(place, 0.0));
         }
         let (rows, _) = self.shape;
         for row in 0..rows {
@@ -199,7 +177,7 @@ impl Quantizer<'_> {
                     | ScaleLayout::PackedUe8m0 { .. }
                     | ScaleLayout::Swizzled128x4) => layout.index(groups, row, group),
                 };
-                out[place] = stored(scales.stored[row * groups + group]);
+                out.store(place, scales.stored[row * groups + group]);
             }
         }
     }
@@ -236,19 +214,16 @@ impl Quantizer<'_> {
         rows.iter().enumerate().map(of_row).collect()
     }
 
-    fn store_codes<C: Code>(&self, out: Rows<&mut [C]>, codes: &[Vec<u8>]) {
+    fn store_codes(&self, out: &mut Matrix<'_>, codes: &[Vec<u8>]) {
         if self.shape.1 == 0 {
             // A copy along columns, of no rows.
             return;
         }
-        let layout = out.layout(self.shape.0, self.shape.1);
         let rows = codes.len() - usize::from(self.has(Bug::CodesLastRowMissing) && !codes.is_empty());
         let cols = self.shape.1 - usize::from(self.has(Bug::CodesLastColMissing));
         for (row, codes) in codes[..rows].iter().enumerate() {
-            let start = layout.start(row);
-            for (to, code) in out.view[start..start + cols].iter_mut().zip(codes) {
-                *to = C::from_bits(u32::from(*code));
-            }
+            let start = out.rows.start(row);
+            (start..start + cols).zip(codes).for_each(|(index, &code)| out.store_code(index, code));
         }
     }
 
@@ -281,14 +256,16 @@ impl Quantizer<'_> {
         scales
     }
 
-    fn store_along_columns<C: Code>(&self, out: Rows<&mut [C]>, mut codes: Vec<Vec<u8>>) {
+    fn store_along_columns(&self, out: &mut Matrix<'_>, mut codes: Vec<Vec<u8>>) {
         let (cols, rows) = self.shape;
         let width = self.sets().map_or(rows, |(width, _)| width);
         if self.has(Bug::ColumnwiseReshaped) {
             let dense: Vec<u8> = (0..rows).flat_map(|row| codes.iter().map(move |column| column[row])).collect();
             codes = dense.chunks(rows.max(1)).map(<[u8]>::to_vec).collect();
         }
-        let out = if self.has(Bug::ColumnwiseStrideIgnored) { Rows::dense(out.view) } else { out };
+        if self.has(Bug::ColumnwiseStrideIgnored) {
+            out.rows.row_stride = rows;
+        }
         if self.has(Bug::ColumnwiseTailMissing) {
             // The last, partial block of rows.
             codes.iter_mut().for_each(|column| column.truncate(rows / width * width));
@@ -297,16 +274,9 @@ impl Quantizer<'_> {
         self.store_codes(out, &codes);
     }
 
-    fn store_transposed<C: Code>(
-        &self,
-        out: Rows<&mut [C]>,
-        codes: &[Vec<u8>],
-        normalized: &[Normalized],
-        scales: &SetScales,
-    ) {
+    fn store_transposed(&self, out: &mut Matrix<'_>, codes: &[Vec<u8>], normalized: &[Normalized], scales: &SetScales) {
         let (rows, cols) = self.shape;
-        let layout = out.layout(cols, rows);
-        let ld = if self.has(Bug::TransposedStrideIgnored) { rows } else { layout.row_stride };
+        let ld = if self.has(Bug::TransposedStrideIgnored) { rows } else { out.rows.row_stride };
         let is_last_tile = |row: usize, col: usize| row / 16 == (rows - 1) / 16 && col / 16 == (cols - 1) / 16;
         for col in 0..cols {
             for (row, normalized) in normalized.iter().enumerate() {
@@ -327,15 +297,10 @@ impl Quantizer<'_> {
                 } else {
                     codes[from_row][from_col]
                 };
-                if let Some(to) = out.view.get_mut(col * ld + row) {
-                    *to = C::from_bits(u32::from(code));
+                if col * ld + row < out.len() {
+                    out.store_code(col * ld + row, code);
                 }
             }
         }
     }
-}
-
-/// The byte of a power of two, or of NaN.
-fn e8m0(scale: f32) -> u8 {
-    if scale.is_nan() { u8::MAX } else { (scale.to_bits() >> 23) as u8 }
 }

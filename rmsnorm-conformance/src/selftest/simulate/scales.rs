@@ -4,7 +4,7 @@ use rmsnorm_spec::DType;
 use rmsnorm_spec::quant::{CodeType, QuantSource, QuantSpec, ScaleKind, ScaleRounding, ScaleType, e8m0_value};
 
 use super::call::Call;
-use super::matrix::round;
+use super::tensors::round;
 use crate::selftest::planted::Bug;
 
 /// How a call quantizes, with its bug.
@@ -51,12 +51,10 @@ impl Quantizer<'_> {
 
     /// What the largest magnitude is taken of.
     pub(super) fn magnitudes(&self, row: &Normalized) -> Vec<f32> {
-        let values = if self.has(Bug::AmaxOfXHat) {
-            &row.x_hat
-        } else if self.has(Bug::AmaxBeforeBias) {
-            &row.unbiased
-        } else {
-            &row.y
+        let values = match self.call.bug {
+            Some(Bug::AmaxOfXHat) => &row.x_hat,
+            Some(Bug::AmaxBeforeBias) => &row.unbiased,
+            Some(_) | None => &row.y,
         };
         let magnitude = |&y: &f32| {
             let v = self.source(y, Bug::AmaxOfRounded, Bug::AmaxOfF32);
@@ -68,46 +66,41 @@ impl Quantizer<'_> {
     /// (Q2), of the magnitudes of a set. A maximum of bits: NaN is above infinity.
     pub(super) fn amax(&self, set: &[f32]) -> f32 {
         let len = set.len();
-        let counted = if self.has(Bug::AmaxDropsLastCol) {
-            &set[..len - usize::from(len > 1)]
-        } else if self.has(Bug::AmaxDropsTail8) {
-            &set[..len - len % 8]
-        } else if self.has(Bug::AmaxDropsChunk) {
-            &set[..if len > 32 { len - 32 } else { len }]
-        } else if self.has(Bug::AmaxOfHalfBlock) {
-            &set[..len.div_ceil(2)]
-        } else {
-            set
+        let counted = match self.call.bug {
+            Some(Bug::AmaxDropsLastCol) => len - usize::from(len > 1),
+            Some(Bug::AmaxDropsTail8) => len - len % 8,
+            Some(Bug::AmaxDropsChunk) if len > 32 => len - 32,
+            Some(Bug::AmaxOfHalfBlock) => len.div_ceil(2),
+            Some(_) | None => len,
         };
         let is_counted = |value: &&f32| !(self.has(Bug::AmaxDropsNan) && value.is_nan());
-        f32::from_bits(counted.iter().filter(is_counted).map(|value| value.to_bits() & 0x7fff_ffff).max().unwrap_or(0))
+        let magnitudes = set[..counted].iter().filter(is_counted).map(|value| value.to_bits() & 0x7fff_ffff);
+        f32::from_bits(magnitudes.max().unwrap_or(0))
     }
 
     /// (Q3) and (Q4): what is stored, and what codes are made with.
     pub(super) fn scale(&self, amax: f32) -> (f32, f32) {
         let mut quant = self.quant;
-        if self.has(Bug::FloorIgnored) {
-            quant.amax_floor = 0.0;
-        }
-        if self.has(Bug::CeilingIgnored) {
-            quant.amax_ceiling = f32::INFINITY;
+        match self.call.bug {
+            Some(Bug::FloorIgnored) => quant.amax_floor = 0.0,
+            Some(Bug::CeilingIgnored) => quant.amax_ceiling = f32::INFINITY,
+            Some(Bug::CeilingOfScale) if quant.amax_ceiling.is_finite() => {
+                let ceiling = quant.amax_ceiling;
+                quant.amax_ceiling = f32::INFINITY;
+                let scale = quant.scale(amax).min(ceiling);
+                return (scale, scale);
+            }
+            Some(_) | None => {}
         }
         let largest = quant.codes.largest();
-        if self.has(Bug::CeilingOfScale) && quant.amax_ceiling.is_finite() {
-            let ceiling = quant.amax_ceiling;
-            quant.amax_ceiling = f32::INFINITY;
-            let scale = quant.scale(amax).min(ceiling);
-            return (scale, scale);
-        }
-        let mut amax = if self.has(Bug::ScaleThroughBf16) { round(amax, DType::Bf16) } else { amax };
         let is_power = matches!(quant.scale, ScaleKind::Mx { .. } | ScaleKind::Block { is_power_of_two: true, .. });
-        if self.has(Bug::PowerLowBits) && is_power {
-            amax = f32::from_bits(amax.to_bits() & !7);
-        }
-        let wrong = [(Bug::Largest240, 240.0), (Bug::Largest256, 256.0)];
-        if let Some((_, wrong)) = wrong.into_iter().find(|(bug, _)| self.has(*bug)) {
-            amax *= largest / wrong;
-        }
+        let amax = match self.call.bug {
+            Some(Bug::ScaleThroughBf16) => round(amax, DType::Bf16),
+            Some(Bug::PowerLowBits) if is_power => f32::from_bits(amax.to_bits() & !7),
+            Some(Bug::Largest240) => amax * (largest / 240.0),
+            Some(Bug::Largest256) => amax * (largest / 256.0),
+            Some(_) | None => amax,
+        };
         let right = quant.scale(amax);
         if self.has(Bug::ScaleZero) && amax == 0.0 && quant.scale_type() == ScaleType::F32 {
             return (0.0, right);
@@ -131,24 +124,16 @@ impl Quantizer<'_> {
         let ratio = amax / largest;
         let is_up = !matches!(self.quant.scale, ScaleKind::Mx { rounding: ScaleRounding::Floor });
         let is_between = |value: f32| i32::from(value.to_bits() & 0x007f_ffff != 0);
-        if self.has(Bug::PowerDown) && is_up {
-            power(exponent(ratio))
-        } else if self.has(Bug::PowerNearest) && is_up {
-            power(exponent(f32::from_bits(ratio.to_bits() + 0x0040_0000)))
-        } else if self.has(Bug::PowerOneUp) {
-            right * 2.0
-        } else if self.has(Bug::PowerOneDown) {
-            right / 2.0
-        } else if self.has(Bug::FloorForUp) && is_up {
-            power(exponent(amax) - exponent(largest))
-        } else if self.has(Bug::UpForFloor) && !is_up {
-            power(exponent(ratio) + is_between(ratio))
-        } else if self.has(Bug::OcpCeil) && is_up {
-            power(exponent(amax) + is_between(amax) - exponent(largest))
-        } else if self.has(Bug::PowerUpAlways) && is_up {
-            power(exponent(ratio) + 1)
-        } else {
-            right
+        match self.call.bug {
+            Some(Bug::PowerDown) if is_up => power(exponent(ratio)),
+            Some(Bug::PowerNearest) if is_up => power(exponent(f32::from_bits(ratio.to_bits() + 0x0040_0000))),
+            Some(Bug::PowerOneUp) => right * 2.0,
+            Some(Bug::PowerOneDown) => right / 2.0,
+            Some(Bug::FloorForUp) if is_up => power(exponent(amax) - exponent(largest)),
+            Some(Bug::UpForFloor) if !is_up => power(exponent(ratio) + is_between(ratio)),
+            Some(Bug::OcpCeil) if is_up => power(exponent(amax) + is_between(amax) - exponent(largest)),
+            Some(Bug::PowerUpAlways) if is_up => power(exponent(ratio) + 1),
+            Some(_) | None => right,
         }
     }
 
@@ -158,15 +143,13 @@ impl Quantizer<'_> {
 
     /// (Q5), without the conversion.
     pub(super) fn quotient(&self, v: f32, scale: f32) -> f32 {
-        let quotient = if self.has(Bug::TimesScale) {
-            v * scale
-        } else if self.has(Bug::Reciprocal12) {
-            v * f32::from_bits((1.0 / scale).to_bits() & !0xfff)
-        } else {
-            v / scale
-        };
-        let quotient = if self.has(Bug::QuotientThroughBf16) { round(quotient, DType::Bf16) } else { quotient };
-        if self.has(Bug::QuotientThroughF16) { round(quotient, DType::F16) } else { quotient }
+        match self.call.bug {
+            Some(Bug::TimesScale) => v * scale,
+            Some(Bug::Reciprocal12) => v * f32::from_bits((1.0 / scale).to_bits() & !0xfff),
+            Some(Bug::QuotientThroughBf16) => round(v / scale, DType::Bf16),
+            Some(Bug::QuotientThroughF16) => round(v / scale, DType::F16),
+            Some(_) | None => v / scale,
+        }
     }
 
     /// (Q5): the conversion.
@@ -184,26 +167,24 @@ impl Quantizer<'_> {
         if quotient.is_nan() {
             return nearest;
         }
-        // The neighbour of less magnitude, if the nearest is beyond the value.
-        let below =
-            if is_fp8 { nearest.wrapping_sub(1) } else { nearest.wrapping_sub((value.signum() as i8).cast_unsigned()) };
         let has_gone_up = value.abs() > quotient.abs();
-        let toward_zero = if has_gone_up { below } else { nearest };
+        // Of floats.
+        let toward_zero = if has_gone_up { nearest.wrapping_sub(1) } else { nearest };
         let is_tie = is_fp8 && is_tie(codes, quotient);
         let above = |code: u8| if is_tie && !has_gone_up { code + 1 } else { code };
-        match codes {
-            _ if self.has(Bug::CodesTruncated) && is_fp8 => toward_zero,
-            _ if self.has(Bug::TiesAway) && is_fp8 => above(nearest),
-            _ if self.has(Bug::TiesAwayF32) && is_fp8 && self.is_unrounded_f32() => above(nearest),
-            _ if self.has(Bug::TiesToZero) && is_tie => toward_zero,
-            _ if self.has(Bug::SubnormalCodesFlushed) && is_fp8 && is_subnormal(codes, nearest) => nearest & 0x80,
-            CodeType::E4m3 if self.has(Bug::Fnuz) => nearest.wrapping_add(if nearest & 0x7f == 0 { 0 } else { 8 }),
-            CodeType::E4m3 if self.has(Bug::OverflowToNan) && overflows => nearest | 0x7f,
-            CodeType::E5m2 if self.has(Bug::OverflowToInfinity) && overflows => nearest + 1,
-            CodeType::E5m2 if self.has(Bug::E5m2At448) => codes.encode(quotient.clamp(-448.0, 448.0)),
-            CodeType::Int8 if self.has(Bug::Int8Wraps) => (quotient.round_ties_even() as i32) as u8,
-            CodeType::Int8 if self.has(Bug::Int8Truncates) => (quotient as i8).cast_unsigned(),
-            CodeType::E4m3 | CodeType::E5m2 | CodeType::Int8 => nearest,
+        match (self.call.bug, codes) {
+            (Some(Bug::CodesTruncated), _) if is_fp8 => toward_zero,
+            (Some(Bug::TiesAway), _) if is_fp8 => above(nearest),
+            (Some(Bug::TiesAwayF32), _) if is_fp8 && self.is_unrounded_f32() => above(nearest),
+            (Some(Bug::TiesToZero), _) if is_tie => toward_zero,
+            (Some(Bug::SubnormalCodesFlushed), _) if is_fp8 && is_subnormal(codes, nearest) => nearest & 0x80,
+            (Some(Bug::Fnuz), CodeType::E4m3) => nearest.wrapping_add(if nearest & 0x7f == 0 { 0 } else { 8 }),
+            (Some(Bug::OverflowToNan), CodeType::E4m3) if overflows => nearest | 0x7f,
+            (Some(Bug::OverflowToInfinity), CodeType::E5m2) if overflows => nearest + 1,
+            (Some(Bug::E5m2At448), CodeType::E5m2) => codes.encode(quotient.clamp(-448.0, 448.0)),
+            (Some(Bug::Int8Wraps), CodeType::Int8) => (quotient.round_ties_even() as i32) as u8,
+            (Some(Bug::Int8Truncates), CodeType::Int8) => (quotient as i8).cast_unsigned(),
+            (Some(_) | None, CodeType::E4m3 | CodeType::E5m2 | CodeType::Int8) => nearest,
         }
     }
 }

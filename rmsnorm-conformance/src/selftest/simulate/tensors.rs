@@ -1,0 +1,249 @@
+//! The tensors of a call in host memory, whatever their elements are: read into f32, rounded once when they are written.
+
+use rmsnorm_spec::{DType, Error, RowLayout, Rows, Storage, Stored, Tensor, TensorShape, Visitor, f16};
+
+use super::SimulatedBackend;
+use super::call::Call;
+use super::forward::ForwardRow;
+use crate::run::memory::{decode_f32, encode_f32};
+use crate::selftest::planted::Bug;
+
+/// The elements of a view, as bits.
+trait Elements {
+    fn len(&self) -> usize;
+    fn bits(&self, index: usize) -> u32;
+    /// Writes an element of a view that is for writing.
+    fn set(&mut self, index: usize, bits: u32);
+}
+
+impl<E: Stored> Elements for &[E] {
+    fn len(&self) -> usize {
+        <[E]>::len(self)
+    }
+
+    fn bits(&self, index: usize) -> u32 {
+        self[index].bits()
+    }
+
+    fn set(&mut self, _: usize, _: u32) {
+        unreachable!("no kernel writes to what it reads");
+    }
+}
+
+impl<E: Stored> Elements for &mut [E] {
+    fn len(&self) -> usize {
+        <[E]>::len(self)
+    }
+
+    fn bits(&self, index: usize) -> u32 {
+        self[index].bits()
+    }
+
+    fn set(&mut self, index: usize, bits: u32) {
+        self[index] = E::from_bits(bits);
+    }
+}
+
+/// A tensor with the strides that the kernel believes in. A vector is one row.
+pub(super) struct Matrix<'a> {
+    view: Box<dyn Elements + 'a>,
+    storage: Storage,
+    pub(super) rows: RowLayout,
+}
+
+impl Matrix<'_> {
+    /// The row, in f32.
+    pub(super) fn row(&self, row: usize) -> Vec<f32> {
+        self.row_from(0, row)
+    }
+
+    /// The same of rows that begin so many elements further on.
+    pub(super) fn row_from(&self, first: usize, row: usize) -> Vec<f32> {
+        // A mistaken stride may point beyond the view, where a slice has nothing to read.
+        let start = (first + self.rows.start(row)).min(self.view.len() - self.rows.cols);
+        (start..start + self.rows.cols).map(|index| self.value(index)).collect()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.view.len()
+    }
+
+    pub(super) fn value(&self, index: usize) -> f32 {
+        decode_f32(self.view.bits(index), self.storage)
+    }
+
+    /// Writes the nearest value that it can store.
+    pub(super) fn store(&mut self, index: usize, value: f32) {
+        self.view.set(index, encode_f32(value, self.storage));
+    }
+
+    /// Writes consecutive values, as far as there are elements.
+    pub(super) fn store_from(&mut self, start: usize, values: &[f32]) {
+        (start..self.len()).zip(values).for_each(|(index, &value)| self.store(index, value));
+    }
+
+    /// Writes the code that has these bits.
+    pub(super) fn store_code(&mut self, index: usize, code: u8) {
+        self.view.set(index, u32::from(code));
+    }
+
+    /// Writes a row of `y`, `dx` or `dresidual`.
+    fn store_result(&mut self, call: &Call, row: usize, values: &[f32]) {
+        if call.has(Bug::SkipLastRowWrite) && row + 1 == call.spec.rows {
+            return;
+        }
+        let (start, cols) = (self.rows.start(row), self.rows.cols);
+        let written = if call.has(Bug::SkipLastColWrite) { cols - 1 } else { cols };
+        for (index, &value) in (start..self.len()).zip(&values[..written]) {
+            let value = if call.has(Bug::OutputRead) { value + 0.0 * self.value(index) } else { value };
+            self.view.set(index, self.rounded(call, value));
+        }
+        if call.has(Bug::GapOverwritten) && self.rows.row_stride > cols && start + cols < self.len() {
+            self.view.set(start + cols, self.view.bits(start + cols - 1));
+        }
+    }
+
+    /// The bits of a result: rounded once, to nearest even.
+    fn rounded(&self, call: &Call, value: f32) -> u32 {
+        let nearest = encode_f32(value, self.storage);
+        let magnitude = decode_f32(nearest, self.storage).abs();
+        match call.bug {
+            // One bit pattern lower is one value closer to zero, from infinity to the largest finite value as well.
+            Some(Bug::RtzStore) if magnitude > value.abs() => nearest - 1,
+            Some(Bug::DoubleRound) => {
+                let is_bf16 = self.storage == DType::Bf16.into();
+                encode_f32(round(value, if is_bf16 { DType::F16 } else { DType::Bf16 }), self.storage)
+            }
+            Some(Bug::SubnormalFlush) if magnitude < min_normal(self.storage) => 0,
+            Some(Bug::NanSwallowed) if value.is_nan() => 0,
+            Some(_) | None => nearest,
+        }
+    }
+}
+
+fn min_normal(storage: Storage) -> f32 {
+    if storage == DType::F16.into() { f16::MIN_POSITIVE.to_f32() } else { f32::MIN_POSITIVE }
+}
+
+/// The f32 nearest to `value` among the values of `dtype`.
+pub(super) fn round(value: f32, dtype: DType) -> f32 {
+    decode_f32(encode_f32(value, dtype), dtype)
+}
+
+/// The bugs by which rows of a tensor are taken to be dense, and by which its groups are overlooked.
+const STRIDES: [(Tensor, Bug, Bug); 8] = [
+    (Tensor::X, Bug::XStrideIgnored, Bug::XGroupsIgnored),
+    (Tensor::Residual, Bug::ResStrideIgnored, Bug::ResGroupsIgnored),
+    (Tensor::Y, Bug::YStrideIgnored, Bug::YGroupsIgnored),
+    (Tensor::ResidualOut, Bug::ResOutStrideIgnored, Bug::ResOutGroupsIgnored),
+    (Tensor::Dy, Bug::DyStrideOfX, Bug::DyGroupsIgnored),
+    (Tensor::DresidualOut, Bug::DresStrideIgnored, Bug::DresGroupsIgnored),
+    (Tensor::Dx, Bug::DxStrideIgnored, Bug::DxGroupsIgnored),
+    (Tensor::Dresidual, Bug::DresidualStrideIgnored, Bug::DresidualGroupsIgnored),
+];
+
+/// All tensors of a call. In place `Y` is what `X` was, and `ResidualOut` what `Residual` was.
+pub(super) struct Tensors<'c, 'a> {
+    call: &'c Call,
+    of: [Option<Matrix<'a>>; Tensor::COUNT],
+}
+
+impl<'c, 'a> Tensors<'c, 'a> {
+    pub(super) fn new(call: &'c Call) -> Self {
+        Tensors { call, of: [const { None }; Tensor::COUNT] }
+    }
+
+    pub(super) fn get(&self, tensor: Tensor) -> Option<&Matrix<'a>> {
+        self.of[tensor as usize].as_ref()
+    }
+
+    pub(super) fn get_mut(&mut self, tensor: Tensor) -> Option<&mut Matrix<'a>> {
+        self.of[tensor as usize].as_mut()
+    }
+
+    /// What is read as this tensor: in place, the output that takes its place.
+    fn input(&self, tensor: Tensor) -> Option<&Matrix<'a>> {
+        let in_place = [(Tensor::X, Tensor::Y), (Tensor::Residual, Tensor::ResidualOut)];
+        let overwritten =
+            in_place.into_iter().find(|(input, _)| *input == tensor).and_then(|(_, output)| self.get(output));
+        self.get(tensor).or(overwritten)
+    }
+
+    /// A row of it, in f32.
+    pub(super) fn row(&self, tensor: Tensor, row: usize) -> Option<Vec<f32>> {
+        self.input(tensor).map(|matrix| matrix.row(row))
+    }
+
+    /// All values of a vector.
+    pub(super) fn values(&self, tensor: Tensor) -> Option<Vec<f32>> {
+        self.row(tensor, 0)
+    }
+
+    /// Writes a row of `residual_out`, whose values are already rounded.
+    pub(super) fn store_residual(&mut self, row: usize, values: &[f32]) {
+        let is_missing = self.call.has(Bug::ResOutMissing);
+        if let Some(out) = self.get_mut(Tensor::ResidualOut).filter(|_| !is_missing) {
+            out.store_from(out.rows.start(row), values);
+        }
+    }
+
+    /// Writes a row of a result, if it is asked for.
+    pub(super) fn store_result(&mut self, tensor: Tensor, row: usize, values: &[f32]) {
+        let call = self.call;
+        if let Some(out) = self.get_mut(tensor) {
+            out.store_result(call, row, values);
+        }
+    }
+
+    /// Writes the statistics of a row, of those that are asked for.
+    pub(super) fn store_statistics(&mut self, [mean, rstd]: [Tensor; 2], row: usize, result: &ForwardRow) {
+        for (tensor, value) in [(mean, Some(result.saved_mean)), (rstd, result.saved_rstd)] {
+            if let Some((out, value)) = self.get_mut(tensor).zip(value) {
+                out.store(row, value);
+            }
+        }
+    }
+
+    fn put<E: Stored>(&mut self, tensor: Tensor, given: Rows<Box<dyn Elements + 'a>>) {
+        let call = self.call;
+        let (rows, cols) = match tensor.shape() {
+            TensorShape::Matrix => (call.spec.rows, call.spec.cols),
+            TensorShape::Transposed => (call.spec.cols, call.spec.rows),
+            TensorShape::Cols
+            | TensorShape::Rows
+            | TensorShape::Workspace
+            | TensorShape::One
+            | TensorShape::Scales
+            | TensorShape::ScalesColumnwise => (1, given.view.len()),
+        };
+        let mut rows = given.layout(rows, cols);
+        let of = match call.problem.tensors {
+            tensors if tensor == Tensor::Y && !tensors.has(Tensor::X) => Tensor::X,
+            tensors if tensor == Tensor::ResidualOut && !tensors.has(Tensor::Residual) => Tensor::Residual,
+            _ => tensor,
+        };
+        if let Some((_, dense, ungrouped)) = STRIDES.into_iter().find(|(strided, ..)| *strided == of) {
+            if call.has(dense) {
+                let of_x = self.get(Tensor::X).filter(|_| of == Tensor::Dy);
+                rows.row_stride = of_x.map_or(rows.cols, |x| x.rows.row_stride);
+            }
+            if call.has(ungrouped) {
+                rows.groups = None;
+            }
+        }
+        self.of[tensor as usize] = Some(Matrix { view: given.view, storage: E::STORAGE, rows });
+    }
+}
+
+impl<'a> Visitor<'a, SimulatedBackend> for Tensors<'_, 'a> {
+    fn read<E: Stored>(&mut self, tensor: Tensor, rows: Rows<&'a [E]>) -> Result<(), Error> {
+        self.put::<E>(tensor, rows.with(Box::new(rows.view)));
+        Ok(())
+    }
+
+    fn write<E: Stored>(&mut self, tensor: Tensor, rows: Rows<&'a mut [E]>) -> Result<(), Error> {
+        let distances = rows.with(());
+        self.put::<E>(tensor, distances.with(Box::new(rows.view)));
+        Ok(())
+    }
+}
