@@ -22,6 +22,7 @@ use rmsnorm_spec::{
 };
 
 use crate::case::data::Family;
+use crate::names::named;
 use crate::run::memory::Placement;
 
 /// What is asked of the backend.
@@ -38,65 +39,37 @@ pub enum Trial {
     Metamorphic,
 }
 
-/// Which calls a case makes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Kind {
-    /// One forward call.
-    Forward,
-    /// One in-place forward call.
-    ForwardInPlace,
-    /// One backward call, with the statistics of the f64 reference rounded to f32.
-    Backward,
-    /// A forward call, then a backward call that gets the statistics and the `residual_out` of the first.
-    EndToEnd,
-    /// One forward call whose result is codes.
-    QuantizedForward,
-    /// One forward call that adds the residual after the norm; with `y` the next norm follows.
-    ForwardAfter,
-    /// The same, with the sum over the residual.
-    ForwardAfterInPlace,
-    /// A forward call that adds the residual after the norm, then the backward calls of its norms, the last norm's first: each gets
-    /// what the calls before it stored.
-    AfterEndToEnd,
-    /// One forward call whose `x` is the sum of several parts.
-    ForwardParts,
-    /// A backward call that stores gradients of weight and bias as f32 sums, then one that adds them to what the first stored.
-    BackwardSums,
+named! {
+    /// Which calls a case makes.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    enum Kind {
+        /// One forward call.
+        Forward = "forward",
+        /// One in-place forward call.
+        ForwardInPlace = "forward_in_place",
+        /// One backward call, with the statistics of the f64 reference rounded to f32.
+        Backward = "backward",
+        /// A forward call, then a backward call that gets the statistics and the `residual_out` of the first.
+        EndToEnd = "end_to_end",
+        /// One forward call whose result is codes.
+        QuantizedForward = "quantized_forward",
+        /// One forward call that adds the residual after the norm; with `y` the next norm follows.
+        ForwardAfter = "forward_after",
+        /// The same, with the sum over the residual.
+        ForwardAfterInPlace = "forward_after_in_place",
+        /// A forward call that adds the residual after the norm, then the backward calls of its norms, the last norm's first: each gets
+        /// what the calls before it stored.
+        AfterEndToEnd = "after_end_to_end",
+        /// One forward call whose `x` is the sum of several parts.
+        ForwardParts = "forward_parts",
+        /// A backward call that stores gradients of weight and bias as f32 sums, then one that adds them to what the first stored.
+        BackwardSums = "backward_sums",
+    }
 }
 
 impl Kind {
-    /// Every kind.
-    pub const ALL: [Kind; 10] = [
-        Kind::Forward,
-        Kind::ForwardInPlace,
-        Kind::Backward,
-        Kind::EndToEnd,
-        Kind::QuantizedForward,
-        Kind::ForwardAfter,
-        Kind::ForwardAfterInPlace,
-        Kind::AfterEndToEnd,
-        Kind::ForwardParts,
-        Kind::BackwardSums,
-    ];
-
     /// Those whose results are floats, with a residual that is added before the norm.
     pub const BEFORE: [Kind; 4] = [Kind::Forward, Kind::ForwardInPlace, Kind::Backward, Kind::EndToEnd];
-
-    /// The name used in ids and test names.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Kind::Forward => "forward",
-            Kind::ForwardInPlace => "forward_in_place",
-            Kind::Backward => "backward",
-            Kind::EndToEnd => "end_to_end",
-            Kind::QuantizedForward => "quantized_forward",
-            Kind::ForwardAfter => "forward_after",
-            Kind::ForwardAfterInPlace => "forward_after_in_place",
-            Kind::AfterEndToEnd => "after_end_to_end",
-            Kind::ForwardParts => "forward_parts",
-            Kind::BackwardSums => "backward_sums",
-        }
-    }
 
     /// The kinds whose first call is of a form of its own.
     pub const CALLS: [Kind; 8] = [
@@ -129,19 +102,19 @@ impl Kind {
     /// The direction of the first call of a case.
     pub(crate) const fn direction(self) -> Direction {
         match self {
-            Kind::Forward | Kind::ForwardInPlace | Kind::EndToEnd | Kind::ForwardParts => Direction::Forward,
-            Kind::ForwardAfter | Kind::ForwardAfterInPlace | Kind::AfterEndToEnd => Direction::Forward,
             Kind::Backward | Kind::BackwardSums => Direction::Backward,
             Kind::QuantizedForward => Direction::QuantizedForward,
+            Kind::Forward | Kind::ForwardInPlace | Kind::EndToEnd | Kind::ForwardParts => Direction::Forward,
+            Kind::ForwardAfter | Kind::ForwardAfterInPlace | Kind::AfterEndToEnd => Direction::Forward,
         }
     }
 
     pub(crate) const fn has_forward(self) -> bool {
-        !matches!(self, Kind::Backward | Kind::BackwardSums)
+        !matches!(self.direction(), Direction::Backward)
     }
 
     pub(crate) const fn has_backward(self) -> bool {
-        matches!(self, Kind::Backward | Kind::BackwardSums | Kind::EndToEnd | Kind::AfterEndToEnd)
+        !self.has_forward() || matches!(self, Kind::EndToEnd | Kind::AfterEndToEnd)
     }
 
     /// Whether the residual is added after the norm.
@@ -326,19 +299,15 @@ impl Case {
             self.cast_order = CastOrder::AtStore;
         }
         self.parts = if self.kind == Kind::ForwardParts { self.parts.max(2) } else { 1 };
-        self.quant = match self.kind {
-            Kind::Forward | Kind::ForwardInPlace | Kind::Backward | Kind::EndToEnd | Kind::ForwardParts => None,
-            Kind::ForwardAfter | Kind::ForwardAfterInPlace | Kind::AfterEndToEnd | Kind::BackwardSums => None,
-            Kind::QuantizedForward => {
-                let quant = self.quant.unwrap_or(quantized::PLAIN);
-                present = present.union(quantized::present(&quant, given));
-                // What is made of whole columns is made by statistics that the call stores.
-                if present.has(Tensor::CodesColumnwise) {
-                    present = present.with(Tensor::Rstd).set(Tensor::Mean, layer);
-                }
-                Some(quantized::normalized(quant, (self.rows, self.cols), present))
+        self.quant = (self.kind == Kind::QuantizedForward).then(|| {
+            let quant = self.quant.unwrap_or(quantized::PLAIN);
+            present = present.union(quantized::present(&quant, given));
+            // What is made of whole columns is made by statistics that the call stores.
+            if present.has(Tensor::CodesColumnwise) {
+                present = present.with(Tensor::Rstd).set(Tensor::Mean, layer);
             }
-        };
+            quantized::normalized(quant, (self.rows, self.cols), present)
+        });
         if self.layout == (Layout::Uniform { pad: 0, offset: 0 }) {
             self.layout = Layout::DENSE;
         }
@@ -463,10 +432,8 @@ fn parse_fields<'a>(
     next: &mut impl FnMut(&'static str) -> Result<&'a str, &'static str>,
 ) -> Result<Case, &'static str> {
     let trial = parse_trial(next("the trial")?).ok_or("the trial")?;
-    let name = next("the kind")?;
-    let kind = Kind::ALL.into_iter().find(|kind| kind.name() == name).ok_or("the kind")?;
-    let name = next("the norm")?;
-    let norm = Norm::from_name(name).ok_or("the norm")?;
+    let kind = Kind::from_name(next("the kind")?).ok_or("the kind")?;
+    let norm = Norm::from_name(next("the norm")?).ok_or("the norm")?;
     let dtypes = parse_dtypes(next("the dtypes")?).ok_or("the dtypes")?;
     let (rows, cols) = next("the shape")?.split_once('x').ok_or("the shape")?;
     let family = Family::from_name(next("the family")?).ok_or("the family")?;
@@ -481,15 +448,13 @@ fn parse_fields<'a>(
     let grad_reduction = parse_reduction(next("the reduction")?).ok_or("the reduction")?;
     let layout = parse_layout(next("the layout")?).ok_or("the layout")?;
     let seed = parse_after("seed", next("the seed")?).ok_or("the seed")?;
-    let parts = match kind {
-        Kind::ForwardParts => parse_after("parts", next("the parts")?).ok_or("the parts")?,
-        Kind::Forward | Kind::ForwardInPlace | Kind::Backward | Kind::EndToEnd | Kind::QuantizedForward => 1,
-        Kind::ForwardAfter | Kind::ForwardAfterInPlace | Kind::AfterEndToEnd | Kind::BackwardSums => 1,
+    let parts = match kind == Kind::ForwardParts {
+        true => parse_after("parts", next("the parts")?).ok_or("the parts")?,
+        false => 1,
     };
-    let quant = match kind {
-        Kind::Forward | Kind::ForwardInPlace | Kind::Backward | Kind::EndToEnd | Kind::ForwardParts => None,
-        Kind::ForwardAfter | Kind::ForwardAfterInPlace | Kind::AfterEndToEnd | Kind::BackwardSums => None,
-        Kind::QuantizedForward => Some(quantized::parse(next("the quantization")?).ok_or("the quantization")?),
+    let quant = match kind == Kind::QuantizedForward {
+        true => Some(quantized::parse(next("the quantization")?).ok_or("the quantization")?),
+        false => None,
     };
     let rows = rows.parse().map_err(|_| "the rows")?;
     let cols = cols.parse().map_err(|_| "the cols")?;

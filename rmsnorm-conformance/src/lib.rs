@@ -19,6 +19,7 @@
 
 mod case;
 pub mod judge;
+mod names;
 pub mod ranks;
 mod report;
 mod run;

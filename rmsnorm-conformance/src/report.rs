@@ -11,67 +11,47 @@ use serde::Serialize;
 
 use crate::case::profiles::Profile;
 use crate::judge::{self, Verdict};
+use crate::names::named;
 use crate::selftest::SelfTest;
 use crate::{Arithmetic, NonFinite, StoreRounding};
 
 /// Version of the suite, part of every report: results of different versions are not comparable.
 pub const SUITE_VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The kind of check that found a failure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Check {
-    /// An element lies outside its acceptance interval.
-    Bounds,
-    /// NaN did not reach an element that it must reach.
-    NonFinite,
-    /// A byte outside the tensor changed.
-    Canary,
-    /// A byte between two rows changed.
-    Padding,
-    /// An input changed.
-    Input,
-    /// An element was never written.
-    Unwritten,
-    /// A result depends on what an output or the workspace held before.
-    Poison,
-    /// The same call gave other bits.
-    Repeat,
-    /// A row gave other bits in a batch of another size.
-    BatchInvariance,
-    /// A relation between two calls does not hold.
-    Metamorphic,
-    /// A view does not lie where its span says.
-    Span,
-    /// The backend claims a longer chain of additions than policy allows.
-    Claim,
-    /// A bad call was not refused as it must be.
-    Misuse,
-    /// A good call was refused, or the device failed.
-    Error,
-    /// The backend panicked.
-    Panic,
-}
-
-impl Check {
-    /// The name in reports.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Check::Bounds => "bounds",
-            Check::NonFinite => "non-finite",
-            Check::Canary => "canary",
-            Check::Padding => "padding",
-            Check::Input => "input",
-            Check::Unwritten => "unwritten",
-            Check::Poison => "poison",
-            Check::Repeat => "repeat",
-            Check::BatchInvariance => "batch invariance",
-            Check::Metamorphic => "metamorphic",
-            Check::Span => "span",
-            Check::Claim => "claim",
-            Check::Misuse => "misuse",
-            Check::Error => "error",
-            Check::Panic => "panic",
-        }
+named! {
+    /// The kind of check that found a failure.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+    enum Check {
+        /// An element lies outside its acceptance interval.
+        Bounds = "bounds",
+        /// NaN did not reach an element that it must reach.
+        NonFinite = "non-finite",
+        /// A byte outside the tensor changed.
+        Canary = "canary",
+        /// A byte between two rows changed.
+        Padding = "padding",
+        /// An input changed.
+        Input = "input",
+        /// An element was never written.
+        Unwritten = "unwritten",
+        /// A result depends on what an output or the workspace held before.
+        Poison = "poison",
+        /// The same call gave other bits.
+        Repeat = "repeat",
+        /// A row gave other bits in a batch of another size.
+        BatchInvariance = "batch invariance",
+        /// A relation between two calls does not hold.
+        Metamorphic = "metamorphic",
+        /// A view does not lie where its span says.
+        Span = "span",
+        /// The backend claims a longer chain of additions than policy allows.
+        Claim = "claim",
+        /// A bad call was not refused as it must be.
+        Misuse = "misuse",
+        /// A good call was refused, or the device failed.
+        Error = "error",
+        /// The backend panicked.
+        Panic = "panic",
     }
 }
 

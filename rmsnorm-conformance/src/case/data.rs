@@ -9,6 +9,7 @@ use rmsnorm_spec::{DType, Norm, Tensor};
 use crate::case::quantized::{Given, hard_weight};
 use crate::case::{Case, Kind};
 use crate::judge::bounds::Mode;
+use crate::names::named;
 use crate::testing::bits;
 
 /// 64 random bits for an element of a tensor.
@@ -21,94 +22,49 @@ fn uniform(bits: u64) -> f64 {
     ((bits >> 11) as f64 + 0.5) / (1u64 << 53) as f64
 }
 
-/// A distribution of inputs. Each makes some kind of bug visible; the comment says which.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Family {
-    /// Standard normal: most bugs.
-    Randn,
-    /// Rows of variance eps: everything about eps.
-    NearEps,
-    /// Large values, far from overflow in f32: squares in 16 bit, eps in the wrong place.
-    Large,
-    /// A mean of many deviations: variance by E[x^2] - mean^2.
-    Shifted,
-    /// A mean of so many deviations that the mean's own rounding matters.
-    ShiftedHi,
-    /// dy nearly parallel to x_hat, so that dx is what a cancellation leaves.
-    CorrDy,
-    /// Positive x and dy: sums that grow and drown their addends.
-    PosDy,
-    /// Magnitudes over sixteen binades.
-    Loguni,
-    /// One large column and one large row: what is lost at an edge.
-    Outlier,
-    /// Few significant bits: every sum is exact in any order.
-    Exact,
-    /// One value everywhere: a variance of zero; a huge one where only x - mean counts.
-    Const,
-    /// Zeros.
-    Zeros,
-    /// Zero, constant, tiny and huge rows side by side: what leaks from row to row.
-    Mixed,
-    /// Subnormal elements of the storage dtype.
-    Subnormal,
-    /// NaN, infinities and overflowing squares in some rows: isolation of the others.
-    Nonfinite,
-    /// One magnitude, and a weight on the steps of a format of codes, on ties and beside them: codes and scales without a rounding
-    /// before them. For results that are codes.
-    Codes,
+named! {
+    /// A distribution of inputs. Each makes some kind of bug visible; the comment says which.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    enum Family {
+        /// Standard normal: most bugs.
+        Randn = "randn",
+        /// Rows of variance eps: everything about eps.
+        NearEps = "near_eps",
+        /// Large values, far from overflow in f32: squares in 16 bit, eps in the wrong place.
+        Large = "large",
+        /// A mean of many deviations: variance by E[x^2] - mean^2.
+        Shifted = "shifted",
+        /// A mean of so many deviations that the mean's own rounding matters.
+        ShiftedHi = "shifted_hi",
+        /// dy nearly parallel to x_hat, so that dx is what a cancellation leaves.
+        CorrDy = "corr_dy",
+        /// Positive x and dy: sums that grow and drown their addends.
+        PosDy = "posdy",
+        /// Magnitudes over sixteen binades.
+        Loguni = "loguni",
+        /// One large column and one large row: what is lost at an edge.
+        Outlier = "outlier",
+        /// Few significant bits: every sum is exact in any order.
+        Exact = "exact",
+        /// One value everywhere: a variance of zero; a huge one where only x - mean counts.
+        Const = "const",
+        /// Zeros.
+        Zeros = "zeros",
+        /// Zero, constant, tiny and huge rows side by side: what leaks from row to row.
+        Mixed = "mixed",
+        /// Subnormal elements of the storage dtype.
+        Subnormal = "subnormal",
+        /// NaN, infinities and overflowing squares in some rows: isolation of the others.
+        Nonfinite = "nonfinite",
+        /// One magnitude, and a weight on the steps of a format of codes, on ties and beside them: codes and scales without a rounding
+        /// before them. For results that are codes.
+        Codes = "codes",
+    }
 }
 
 impl Family {
-    /// Every family.
-    pub const ALL: [Family; 16] = [
-        Family::Randn,
-        Family::NearEps,
-        Family::Large,
-        Family::Shifted,
-        Family::ShiftedHi,
-        Family::CorrDy,
-        Family::PosDy,
-        Family::Loguni,
-        Family::Outlier,
-        Family::Exact,
-        Family::Const,
-        Family::Zeros,
-        Family::Mixed,
-        Family::Subnormal,
-        Family::Nonfinite,
-        Family::Codes,
-    ];
-
     /// Those of calls whose results are floats: all but the last.
     pub const OF_FLOATS: &[Family] = Family::ALL.split_at(Family::ALL.len() - 1).0;
-
-    /// The name in ids.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Family::Randn => "randn",
-            Family::NearEps => "near_eps",
-            Family::Large => "large",
-            Family::Shifted => "shifted",
-            Family::ShiftedHi => "shifted_hi",
-            Family::CorrDy => "corr_dy",
-            Family::PosDy => "posdy",
-            Family::Loguni => "loguni",
-            Family::Outlier => "outlier",
-            Family::Exact => "exact",
-            Family::Const => "const",
-            Family::Zeros => "zeros",
-            Family::Mixed => "mixed",
-            Family::Subnormal => "subnormal",
-            Family::Nonfinite => "nonfinite",
-            Family::Codes => "codes",
-        }
-    }
-
-    /// The family of that [`name`](Self::name), if there is one.
-    pub fn from_name(name: &str) -> Option<Family> {
-        Family::ALL.into_iter().find(|family| family.name() == name)
-    }
 
     /// The bound that is valid for it. Independent roundings are a fair model for continuous, roughly centred data
     /// only; on a lattice or far from zero the same rounding repeats and the worst case is due.

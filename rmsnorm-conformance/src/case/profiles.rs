@@ -8,35 +8,25 @@ use rmsnorm_spec::{CastOrder, DType, DTypes, GradReduction, Norm, Tensor, Tensor
 use crate::case::data::Family;
 use crate::case::presence::{ALL_PRESENT, COUNTED, OPTIONAL};
 use crate::case::{Case, Kind, Layout, Trial, after, parts, presence, quantized, sums};
+use crate::names::named;
 use crate::testing::splitmix;
 
-/// How much is run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Profile {
-    /// Seconds: every family, kind, norm and dtype once, on small shapes.
-    Smoke,
-    /// Minutes: a fixed list over all axes. What "conformant" means.
-    Core,
-    /// Twenty thousand cases, drawn from the seed.
-    Full,
-    /// Few and large: long rows, many rows, many repeats.
-    Stress,
+named! {
+    /// How much is run.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Profile {
+        /// Seconds: every family, kind, norm and dtype once, on small shapes.
+        Smoke = "smoke",
+        /// Minutes: a fixed list over all axes. What "conformant" means.
+        Core = "core",
+        /// Twenty thousand cases, drawn from the seed.
+        Full = "full",
+        /// Few and large: long rows, many rows, many repeats.
+        Stress = "stress",
+    }
 }
 
 impl Profile {
-    /// Every profile.
-    pub const ALL: [Profile; 4] = [Profile::Smoke, Profile::Core, Profile::Full, Profile::Stress];
-
-    /// The name on the command line and in reports.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Profile::Smoke => "smoke",
-            Profile::Core => "core",
-            Profile::Full => "full",
-            Profile::Stress => "stress",
-        }
-    }
-
     /// The list of cases. Only [`Profile::Full`] depends on the seed.
     pub fn cases(self, seed: u64) -> Vec<Case> {
         let cases = match self {

@@ -105,21 +105,14 @@ impl<'a> ForwardTruth<'a> {
     /// The same for an output whose dtype is data.
     pub fn judge_bits(&self, tensor: Tensor, got: &Bits) -> Verdict {
         let (outputs, bounds) = (&self.outputs, &self.bounds);
-        let expected = match (tensor, self.spec.cast_order) {
-            (Tensor::ResidualOut, _) => self.residual_out(),
-            (Tensor::Mean, _) => plain(&outputs.mean, &bounds.mean),
-            (Tensor::Rstd, _) => plain(&outputs.rstd, &bounds.rstd),
-            (Tensor::Y, CastOrder::AtStore) => plain(&outputs.y, &bounds.y),
-            (Tensor::Y, CastOrder::BeforeWeight) => {
-                got.storage.float().map_or(Vec::new(), |dtype| self.before_weight(dtype))
-            }
-            (Tensor::X | Tensor::Residual | Tensor::Weight | Tensor::Bias, _)
-            | (Tensor::Dy | Tensor::DresidualOut | Tensor::Dx | Tensor::Dweight | Tensor::Dbias, _)
-            | (Tensor::Workspace | Tensor::Dresidual, _)
-            // What is quantized has a truth of its own.
-            | (Tensor::Codes | Tensor::CodesT | Tensor::Scale | Tensor::Scales | Tensor::Amax, _)
-            | (Tensor::CodesColumnwise | Tensor::ScalesColumnwise, _)
-            | (Tensor::NextWeight | Tensor::NextBias | Tensor::NextMean | Tensor::NextRstd, _) => Vec::new(),
+        let dtype = got.storage.float();
+        let expected = match dtype.filter(|_| Self::OUTPUTS.contains(&tensor)) {
+            // An output of another call. Codes and a next norm have truths of their own.
+            None => Vec::new(),
+            Some(_) if tensor == Tensor::ResidualOut => self.residual_out(),
+            Some(_) if tensor == Tensor::Mean => plain(&outputs.mean, &bounds.mean),
+            Some(_) if tensor == Tensor::Rstd => plain(&outputs.rstd, &bounds.rstd),
+            Some(dtype) => self.y(dtype),
         };
         let width = if tensor.is_matrix() { self.spec.cols } else { 1 };
         judge_due(got, expected, &self.due, width, self.arithmetic)
@@ -130,13 +123,12 @@ impl<'a> ForwardTruth<'a> {
         match self.inputs.residual {
             None if self.is_sum => self.outputs.h.iter().map(|&h| Expected::new(h, 0.0)).collect(),
             None => Vec::new(),
-            Some((residual, _)) if self.spec.residual_placement == ResidualPlacement::After => {
-                let norm = match self.spec.cast_order {
-                    CastOrder::AtStore => plain(&self.outputs.y, &self.bounds.y),
-                    CastOrder::BeforeWeight => self.before_weight(self.x_dtype),
-                };
-                norm.into_iter().zip(residual).map(|(norm, &residual)| norm.plus(residual, arithmetic)).collect()
-            }
+            Some((residual, _)) if self.spec.residual_placement == ResidualPlacement::After => self
+                .y(self.x_dtype)
+                .into_iter()
+                .zip(residual)
+                .map(|(norm, &residual)| norm.plus(residual, arithmetic))
+                .collect(),
             // Exactly the nearest value: the sum of two 16-bit values rounds through f32 without a trace.
             Some(_) if arithmetic.adds_to_nearest() => self.outputs.h.iter().map(|&h| Expected::new(h, 0.0)).collect(),
             Some((residual, _)) => {
@@ -149,10 +141,6 @@ impl<'a> ForwardTruth<'a> {
 
     /// What may be known of each y before it is stored, of activations of that dtype; `rstd` is what the call stored, if it did.
     pub(crate) fn values_of_y(&self, dtype: DType, rstd: Option<&Bits>) -> Vec<Value> {
-        let expected = match self.spec.cast_order {
-            CastOrder::AtStore => plain(&self.outputs.y, &self.bounds.y),
-            CastOrder::BeforeWeight => self.before_weight(dtype),
-        };
         let value = |(i, expected): (usize, Expected)| {
             let (row, col) = (i / self.spec.cols, i % self.spec.cols);
             let Expected { reference, low, high } = expected;
@@ -180,7 +168,7 @@ impl<'a> ForwardTruth<'a> {
                 Due::Interval => Value::Between { reference, low, high },
             }
         };
-        expected.into_iter().enumerate().map(value).collect()
+        self.y(dtype).into_iter().enumerate().map(value).collect()
     }
 
     /// Whether a factor of a product is zero: nothing is lost then. The bounds have a term for underflow everywhere, which, under the
@@ -201,6 +189,14 @@ impl<'a> ForwardTruth<'a> {
     /// The ends of an interval as a store of that dtype rounds them.
     pub(crate) fn stored_as(&self, (reference, low, high): (f64, f64, f64), dtype: DType) -> (f64, f64) {
         Expected { reference, low, high }.interval_with_flush(dtype, self.arithmetic)
+    }
+
+    /// y, whose x_hat is rounded to this dtype if it is rounded before the weight.
+    fn y(&self, dtype: DType) -> Vec<Expected> {
+        match self.spec.cast_order {
+            CastOrder::AtStore => plain(&self.outputs.y, &self.bounds.y),
+            CastOrder::BeforeWeight => self.before_weight(dtype),
+        }
     }
 
     fn before_weight(&self, dtype: DType) -> Vec<Expected> {
@@ -302,35 +298,18 @@ impl BackwardTruth {
     /// The same for an output whose dtype is data.
     pub fn judge_bits(&self, tensor: Tensor, got: &Bits) -> Verdict {
         let BackwardTruth { outputs, bounds, columns_due, .. } = self;
-        let (expected, due, width) = match tensor {
+        let dx = (&outputs.dx, &bounds.dx, &self.rows_due, self.cols);
+        let judged = [
             // One value, rounded to the dtype of each.
-            Tensor::Dx | Tensor::Dresidual => (plain(&outputs.dx, &bounds.dx), &self.rows_due, self.cols),
-            Tensor::Dweight => (plain(&outputs.dweight, &bounds.dweight), &columns_due.0, 1),
-            Tensor::Dbias => (plain(&outputs.dbias, &bounds.dbias), &columns_due.1, 1),
-            Tensor::X
-            | Tensor::Residual
-            | Tensor::Weight
-            | Tensor::Bias
-            | Tensor::Y
-            | Tensor::ResidualOut
-            | Tensor::Mean
-            | Tensor::Rstd
-            | Tensor::Dy
-            | Tensor::DresidualOut
-            | Tensor::Workspace
-            | Tensor::Codes
-            | Tensor::CodesT
-            | Tensor::Scale
-            | Tensor::Scales
-            | Tensor::Amax
-            | Tensor::CodesColumnwise
-            | Tensor::ScalesColumnwise
-            | Tensor::NextWeight
-            | Tensor::NextBias
-            | Tensor::NextMean
-            | Tensor::NextRstd => (Vec::new(), &self.rows_due, 1),
+            (Tensor::Dx, dx),
+            (Tensor::Dresidual, dx),
+            (Tensor::Dweight, (&outputs.dweight, &bounds.dweight, &columns_due.0, 1)),
+            (Tensor::Dbias, (&outputs.dbias, &bounds.dbias, &columns_due.1, 1)),
+        ];
+        let Some((_, (reference, error, due, width))) = judged.into_iter().find(|(judged, _)| *judged == tensor) else {
+            return judge_due(got, Vec::new(), &[], 1, &self.arithmetic);
         };
-        judge_due(got, expected, due, width, &self.arithmetic)
+        judge_due(got, plain(reference, error), due, width, &self.arithmetic)
     }
 }
 

@@ -1,0 +1,29 @@
+//! Enums whose variants have names: in ids, in reports and on the command line.
+
+/// Declares an enum, a list of its variants, and their names.
+macro_rules! named {
+    ($(#[$doc:meta])* enum $type:ident { $($(#[$of_variant:meta])* $variant:ident = $name:literal,)* }) => {
+        $(#[$doc])*
+        pub enum $type {
+            $($(#[$of_variant])* $variant,)*
+        }
+
+        impl $type {
+            /// All of them, in the order of their declaration.
+            pub const ALL: [$type; [$($name),*].len()] = [$($type::$variant),*];
+
+            /// The name in ids, in reports and on the command line.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $($type::$variant => $name,)*
+                }
+            }
+
+            /// The one of that [`name`](Self::name), if there is one.
+            pub fn from_name(name: &str) -> Option<Self> {
+                Self::ALL.into_iter().find(|it| it.name() == name)
+            }
+        }
+    };
+}
+pub(crate) use named;
