@@ -13,11 +13,11 @@ use std::fmt;
 use rmsnorm_spec::{DTypes, Error, NormSpec, Tensor, YRows};
 
 use crate::Arithmetic;
-use crate::case::data::Inputs;
+use crate::case::data::{self, Inputs};
 use crate::case::{Case, Kind, Layout, Trial, parts};
 use crate::judge::trial::judge_stored;
 use crate::report::{Check, Finding, Status};
-use crate::run::calls::{Scenario, forward_call};
+use crate::run::calls::forward_call;
 use crate::run::device::Answer;
 use crate::run::memory::{Bits, Call, Outputs, Poison, poison_difference};
 use crate::testing::TestFailure;
@@ -80,18 +80,23 @@ pub fn cases(ranks: usize, is_whole: bool) -> Vec<RanksCase> {
 
 /// Makes a case's calls from both poisons, and judges what every rank has stored.
 pub fn run_case(group: &dyn Group, case: &RanksCase) -> Status {
-    outcome(group, case).unwrap_or_else(|status| status)
+    let inputs = data::inputs(&case.case);
+    outcome(
+        |poison| stored(group, case, &inputs, poison),
+        |stored| Ok(judge_stored(&case.case, &inputs, stored, &group.arithmetic(), &mut Vec::new())),
+    )
 }
 
-fn outcome(group: &dyn Group, ranks_case: &RanksCase) -> Result<Status, Status> {
-    let case = &ranks_case.case;
-    let scenario = Scenario::new(case);
-    let nan = stored(group, ranks_case, &scenario.inputs, Poison::Nan)?;
-    let huge = stored(group, ranks_case, &scenario.inputs, Poison::Huge)?;
-    if let Some(finding) = poison_difference(&nan, &huge, |_| false) {
-        return Err(Status::Fail(finding));
-    }
-    Ok(judge_stored(case, &scenario.inputs, &nan, &group.arithmetic(), &mut Vec::new()))
+/// What becomes of a case whose ranks store this, whatever was there before.
+fn outcome(
+    stored: impl Fn(Poison) -> Result<Outputs, Status>,
+    judge: impl FnOnce(&Outputs) -> Result<Status, Status>,
+) -> Status {
+    let judged = stored(Poison::Nan).and_then(|nan| {
+        let huge = stored(Poison::Huge)?;
+        poison_difference(&nan, &huge, |_| false).map_or_else(|| judge(&nan), |finding| Err(Status::Fail(finding)))
+    });
+    judged.unwrap_or_else(|status| status)
 }
 
 /// What all ranks have stored, if it is the same.

@@ -7,7 +7,7 @@ use std::fmt;
 use std::io::{self, Write};
 
 use rmsnorm_spec::{DType, Storage};
-use serde::Serialize;
+use serde::ser::{Serialize, SerializeMap, Serializer};
 
 use crate::case::profiles::Profile;
 use crate::judge::{self, Verdict};
@@ -146,16 +146,7 @@ impl CaseReport {
     /// # Errors
     /// Those of the writer.
     pub fn write_json(&self, writer: &mut dyn Write) -> io::Result<()> {
-        let line = CaseJson {
-            id: &self.id,
-            params: self.id.split(':').collect(),
-            status: self.status.name(),
-            reason: self.status.reason(),
-            digest: self.digest.as_deref(),
-            outputs: self.outputs.iter().map(OutputJson::new).collect(),
-            elapsed_us: self.elapsed_us,
-        };
-        write_line(writer, &line)
+        write_line(writer, self)
     }
 }
 
@@ -169,68 +160,50 @@ fn write_line(writer: &mut dyn Write, line: &impl Serialize) -> io::Result<()> {
     writer.write_all(b"\n")
 }
 
-#[derive(Serialize)]
-struct CaseJson<'a> {
-    id: &'a str,
-    params: Vec<&'a str>,
-    status: &'static str,
-    reason: Option<String>,
-    digest: Option<&'a str>,
-    outputs: Vec<OutputJson>,
-    elapsed_us: u64,
-}
-
-#[derive(Serialize)]
-struct OutputJson {
-    output: &'static str,
-    dtype: &'static str,
-    checked: usize,
-    failures: usize,
-    budget: f64,
-    misrounded: usize,
-    worst: Option<FailureJson>,
-}
-
-/// Values as a decimal that reads back exactly, and as bits: of the output's dtype for `got`, of f64 for the others.
-#[derive(Serialize)]
-struct FailureJson {
-    index: usize,
-    got: [String; 2],
-    reference: [String; 2],
-    low: [String; 2],
-    high: [String; 2],
-}
-
-impl OutputJson {
-    fn new(report: &OutputReport) -> Self {
-        let verdict = &report.verdict;
-        OutputJson {
-            output: report.output,
-            dtype: report.storage.name(),
-            checked: verdict.checked,
-            failures: verdict.failures,
-            budget: verdict.budget,
-            misrounded: verdict.misrounded,
-            worst: verdict.worst.as_ref().map(FailureJson::new),
-        }
+impl Serialize for CaseReport {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut line = serializer.serialize_map(None)?;
+        line.serialize_entry("id", &self.id)?;
+        line.serialize_entry("params", &self.id.split(':').collect::<Vec<_>>())?;
+        line.serialize_entry("status", self.status.name())?;
+        line.serialize_entry("reason", &self.status.reason())?;
+        line.serialize_entry("digest", &self.digest)?;
+        line.serialize_entry("outputs", &self.outputs)?;
+        line.serialize_entry("elapsed_us", &self.elapsed_us)?;
+        line.end()
     }
 }
 
-impl FailureJson {
-    fn new(failure: &judge::Failure) -> Self {
+impl Serialize for OutputReport {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut output = serializer.serialize_map(None)?;
+        output.serialize_entry("output", self.output)?;
+        output.serialize_entry("dtype", self.storage.name())?;
+        output.serialize_entry("checked", &self.verdict.checked)?;
+        output.serialize_entry("failures", &self.verdict.failures)?;
+        output.serialize_entry("budget", &self.verdict.budget)?;
+        output.serialize_entry("misrounded", &self.verdict.misrounded)?;
+        output.serialize_entry("worst", &self.verdict.worst)?;
+        output.end()
+    }
+}
+
+/// Values as a decimal that reads back exactly, and as bits: of the output's dtype for `got`, of f64 for the others.
+impl Serialize for judge::Failure {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let wide = |value: f64| [format!("{value:e}"), format!("{:#018x}", value.to_bits())];
-        FailureJson {
-            index: failure.index,
-            got: [format!("{:e}", failure.got), format!("{:#x}", failure.got_bits)],
-            reference: wide(failure.reference),
-            low: wide(failure.low),
-            high: wide(failure.high),
-        }
+        let mut failure = serializer.serialize_map(None)?;
+        failure.serialize_entry("index", &self.index)?;
+        failure.serialize_entry("got", &[format!("{:e}", self.got), format!("{:#x}", self.got_bits)])?;
+        failure.serialize_entry("reference", &wide(self.reference))?;
+        failure.serialize_entry("low", &wide(self.low))?;
+        failure.serialize_entry("high", &wide(self.high))?;
+        failure.end()
     }
 }
 
 /// How many cases ended how.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Counts {
     /// Executed, all checks satisfied.
     pub passed: usize,
@@ -245,7 +218,7 @@ pub struct Counts {
 }
 
 /// What all cases say about one output in one dtype.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[derive(Clone, Copy, Debug, Default, serde::Serialize)]
 pub struct Quality {
     /// Elements judged.
     pub checked: usize,
@@ -381,32 +354,7 @@ impl Summary {
     /// # Errors
     /// Those of the writer.
     pub fn write_json(&self, writer: &mut dyn Write) -> io::Result<()> {
-        let quality =
-            |(&(output, storage), &quality): (&(&str, Storage), &Quality)| (format!("{output}/{storage}"), quality);
-        let line = SummaryJson {
-            suite_version: SUITE_VERSION,
-            backend: self.backend,
-            device: &self.device,
-            tuning: &self.tuning,
-            os: std::env::consts::OS,
-            arch: std::env::consts::ARCH,
-            profile: self.profile,
-            seed: self.seed,
-            list_hash: &self.list_hash,
-            digest: &self.digest,
-            arithmetic: describe_arithmetic(&self.arithmetic),
-            self_test_planted: self.self_test.as_ref().map(|test| test.planted),
-            self_test_caught: self.self_test.as_ref().map(|test| test.caught),
-            counts: self.counts,
-            success: self.is_success(),
-            conclusion: self.conclusion(),
-            missing: &self.missing,
-            quality: self.quality.iter().map(quality).collect(),
-            not_executed: &self.not_executed,
-            failures: self.failures.iter().map(|(id, finding)| (id.as_str(), finding.to_string())).collect(),
-            elapsed_us: self.elapsed_us,
-        };
-        write_line(writer, &line)
+        write_line(writer, self)
     }
 
     /// The command that runs one failed case again.
@@ -415,34 +363,40 @@ impl Summary {
     }
 }
 
+impl Serialize for Summary {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let quality =
+            |(&(output, storage), &quality): (&(&str, Storage), &Quality)| (format!("{output}/{storage}"), quality);
+        let failures: Vec<_> = self.failures.iter().map(|(id, finding)| (id, finding.to_string())).collect();
+        let mut line = serializer.serialize_map(None)?;
+        line.serialize_entry("suite_version", SUITE_VERSION)?;
+        line.serialize_entry("backend", self.backend)?;
+        line.serialize_entry("device", &self.device)?;
+        line.serialize_entry("tuning", &self.tuning)?;
+        line.serialize_entry("os", std::env::consts::OS)?;
+        line.serialize_entry("arch", std::env::consts::ARCH)?;
+        line.serialize_entry("profile", self.profile)?;
+        line.serialize_entry("seed", &self.seed)?;
+        line.serialize_entry("list_hash", &self.list_hash)?;
+        line.serialize_entry("digest", &self.digest)?;
+        line.serialize_entry("arithmetic", &describe_arithmetic(&self.arithmetic))?;
+        line.serialize_entry("self_test_planted", &self.self_test.as_ref().map(|test| test.planted))?;
+        line.serialize_entry("self_test_caught", &self.self_test.as_ref().map(|test| test.caught))?;
+        line.serialize_entry("counts", &self.counts)?;
+        line.serialize_entry("success", &self.is_success())?;
+        line.serialize_entry("conclusion", &self.conclusion())?;
+        line.serialize_entry("missing", &self.missing)?;
+        line.serialize_entry("quality", &self.quality.iter().map(quality).collect::<BTreeMap<_, _>>())?;
+        line.serialize_entry("not_executed", &self.not_executed)?;
+        line.serialize_entry("failures", &failures)?;
+        line.serialize_entry("elapsed_us", &self.elapsed_us)?;
+        line.end()
+    }
+}
+
 /// The command that runs one case of a backend again.
 pub(crate) fn replay(backend: &str, id: &str) -> String {
     format!("rmsnorm conformance --backend {backend} --case {id}")
-}
-
-#[derive(Serialize)]
-struct SummaryJson<'a> {
-    suite_version: &'static str,
-    backend: &'static str,
-    device: &'a str,
-    tuning: &'a str,
-    os: &'static str,
-    arch: &'static str,
-    profile: &'static str,
-    seed: u64,
-    list_hash: &'a str,
-    digest: &'a str,
-    arithmetic: String,
-    self_test_planted: Option<usize>,
-    self_test_caught: Option<usize>,
-    counts: Counts,
-    success: bool,
-    conclusion: String,
-    missing: &'a [&'static str],
-    quality: BTreeMap<String, Quality>,
-    not_executed: &'a BTreeMap<String, usize>,
-    failures: Vec<(&'a str, String)>,
-    elapsed_us: u64,
 }
 
 fn describe_arithmetic(arithmetic: &Arithmetic) -> String {

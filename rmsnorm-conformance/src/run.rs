@@ -24,7 +24,7 @@ use crate::case::{Case, ParseCaseError, Trial};
 use crate::judge::trial;
 use crate::report::{CaseReport, Check, Counts, Finding, Status, Summary, hexadecimal};
 use crate::run::calls::Context;
-use crate::run::device::Device;
+use crate::run::device::{About, Device};
 use crate::run::misuse::{BadCall, bad_calls};
 use crate::selftest::self_test;
 
@@ -116,13 +116,13 @@ fn run_device(
     mut jsonl: Option<&mut dyn Write>,
 ) -> Result<Summary, RunError> {
     let start = Instant::now();
-    let arithmetic = device.claims();
+    let About { name: backend, device: described, tuning, arithmetic, .. } = device.about();
     let context = Context { device, arithmetic: &arithmetic };
     let (items, list_hash) = items(device, options)?;
     let mut summary = Summary {
-        backend: device.name(),
-        device: device.describe(),
-        tuning: device.tuning(),
+        backend,
+        device: described,
+        tuning,
         profile: match (options.cases.is_empty(), options.is_whole()) {
             (false, _) => "case",
             (true, false) => "part",
@@ -255,7 +255,7 @@ fn all_items(device: &dyn Device, options: &Options) -> Result<(Vec<Item>, Strin
         return Ok((cases.into_iter().map(Item::Case).collect(), list_hash));
     }
     let list_hash = hash(&cases.iter().map(Case::to_string).collect::<Vec<_>>());
-    let (cols, rows) = device.breakpoints();
+    let (cols, rows) = device.about().breakpoints;
     let shapes = match options.profile {
         // Large, and so not for everyone.
         Profile::Core | Profile::Full | Profile::Stress => shape_breakpoints(|dtype| device.shape_breakpoints(dtype)),

@@ -70,22 +70,10 @@ impl Family {
     /// only; on a lattice or far from zero the same rounding repeats and the worst case is due.
     pub const fn mode(self) -> Mode {
         match self {
-            Family::Randn
-            | Family::NearEps
-            | Family::Large
-            | Family::CorrDy
-            | Family::PosDy
-            | Family::Loguni
-            | Family::Outlier => Mode::Statistical,
-            Family::Shifted
-            | Family::ShiftedHi
-            | Family::Exact
-            | Family::Const
-            | Family::Zeros
-            | Family::Mixed
-            | Family::Subnormal
-            | Family::Nonfinite
-            | Family::Codes => Mode::Worst,
+            Family::Randn | Family::NearEps | Family::Large | Family::CorrDy => Mode::Statistical,
+            Family::PosDy | Family::Loguni | Family::Outlier => Mode::Statistical,
+            Family::Shifted | Family::ShiftedHi | Family::Exact | Family::Const | Family::Zeros => Mode::Worst,
+            Family::Mixed | Family::Subnormal | Family::Nonfinite | Family::Codes => Mode::Worst,
         }
     }
 }
@@ -121,17 +109,14 @@ impl Inputs {
         let cols = case.cols;
         let of_parts: Vec<usize> =
             (0..case.parts).flat_map(|part| rows.iter().map(move |row| part * case.rows + row)).collect();
+        let picked = |matrix: &Option<Vec<f64>>| matrix.as_ref().map(|matrix| pick_rows(matrix, rows, cols));
         Inputs {
             x: pick_rows(&self.x, &of_parts, cols),
-            sum: self.sum.as_ref().map(|sum| pick_rows(sum, rows, cols)),
-            residual: self.residual.as_ref().map(|residual| pick_rows(residual, rows, cols)),
-            weight: self.weight.clone(),
-            bias: self.bias.clone(),
-            next_weight: self.next_weight.clone(),
-            next_bias: self.next_bias.clone(),
+            sum: picked(&self.sum),
+            residual: picked(&self.residual),
             dy: if self.dy.is_empty() { Vec::new() } else { pick_rows(&self.dy, rows, cols) },
-            dresidual_out: self.dresidual_out.as_ref().map(|d| pick_rows(d, rows, cols)),
-            given: self.given,
+            dresidual_out: picked(&self.dresidual_out),
+            ..self.clone()
         }
     }
 }
@@ -290,16 +275,8 @@ impl Painter<'_> {
             Family::Const | Family::Zeros if self.case.kind.is_after() => z,
             // These families are about the exact values of h.
             Family::Exact | Family::Const | Family::Zeros | Family::Subnormal | Family::Codes => 0.0,
-            Family::Randn
-            | Family::Large
-            | Family::Shifted
-            | Family::ShiftedHi
-            | Family::CorrDy
-            | Family::PosDy
-            | Family::Loguni
-            | Family::Outlier
-            | Family::Mixed
-            | Family::Nonfinite => z,
+            Family::Randn | Family::Large | Family::Shifted | Family::ShiftedHi | Family::CorrDy => z,
+            Family::PosDy | Family::Loguni | Family::Outlier | Family::Mixed | Family::Nonfinite => z,
         }
     }
 
@@ -338,16 +315,8 @@ impl Painter<'_> {
             // Rows unlike those before them, by a step and by a cluster or two: whose sums are a row's, shows.
             Family::Mixed => z + (row % 7) as f64,
             Family::Nonfinite if row % 5 == 4 && row % 2 == 1 && col == 0 => f64::NAN,
-            Family::Randn
-            | Family::NearEps
-            | Family::Large
-            | Family::Shifted
-            | Family::ShiftedHi
-            | Family::Loguni
-            | Family::Zeros
-            | Family::Subnormal
-            | Family::Nonfinite
-            | Family::Codes => z,
+            Family::Randn | Family::NearEps | Family::Large | Family::Shifted | Family::ShiftedHi => z,
+            Family::Loguni | Family::Zeros | Family::Subnormal | Family::Nonfinite | Family::Codes => z,
         }
     }
 

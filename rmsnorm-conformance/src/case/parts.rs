@@ -103,8 +103,7 @@ pub(crate) fn drawn(seed: u64, count: usize) -> Vec<Case> {
 
 /// A drawn case, as it is changed, that can prove something.
 fn one(dice: &mut Dice, most: usize, change: impl Fn(Case) -> Case) -> Option<Case> {
-    let drawn = |dice: &mut Dice| change(Case { kind: Kind::ForwardParts, ..dice.case(most) }).normalized();
-    (0..64).map(|_| drawn(dice)).find(is_good)
+    dice.one(most, |case| change(Case { kind: Kind::ForwardParts, ..case }), is_good)
 }
 
 fn determinism(shapes: &[(usize, usize)]) -> Vec<Case> {

@@ -127,6 +127,16 @@ impl Dice {
         Case { dtypes: case.dtypes.widened(wide_weight, wide_residual), ..case }
     }
 
+    /// A case of at most so many elements, as it is changed, that is good: the first of a few that are drawn.
+    pub(crate) fn one(
+        &mut self,
+        most_elements: usize,
+        change: impl Fn(Case) -> Case,
+        is_good: impl Fn(&Case) -> bool,
+    ) -> Option<Case> {
+        (0..64).map(|_| change(self.case(most_elements)).normalized()).find(is_good)
+    }
+
     fn draw(&mut self, (rows, cols): (usize, usize)) -> Drawn {
         let (wide_weight, wide_residual) = (self.one_in(2), self.one_in(2));
         let case = Case {
@@ -187,18 +197,10 @@ pub(crate) fn is_meaningful(case: &Case) -> bool {
     let may_be_flat = match case.family {
         Family::Const | Family::Zeros | Family::Mixed | Family::Subnormal => true,
         Family::NearEps => zero_eps || (tiny_eps && case.dtypes.activation == DType::F16),
-        Family::Randn
-        | Family::Large
-        | Family::Shifted
-        | Family::ShiftedHi
-        | Family::CorrDy
-        | Family::PosDy
-        | Family::Loguni
-        | Family::Outlier
-        | Family::Exact
-        | Family::Nonfinite
+        Family::Randn | Family::Large | Family::Shifted | Family::ShiftedHi | Family::CorrDy => false,
+        Family::PosDy | Family::Loguni | Family::Outlier | Family::Exact | Family::Nonfinite => false,
         // All rows have one magnitude, far above what is lost.
-        | Family::Codes => false,
+        Family::Codes => false,
     };
     let few_cols = case.cols < 32 && case.norm == Norm::Layer;
     let far_from_zero = case.norm == Norm::Layer && matches!(case.family, Family::ShiftedHi | Family::Nonfinite);

@@ -186,15 +186,20 @@ const COLS: [usize; 19] = [1, 3, 31, 32, 33, 60, 63, 64, 65, 127, 128, 129, 255,
 const ROWS: [usize; 9] = [0, 1, 2, 3, 5, 31, 64, 129, 257];
 
 impl Dice {
-    fn quant(&mut self, scale: ScaleKind, codes: CodeType, rows: usize) -> QuantSpec {
-        let mut quant = QuantSpec::new(codes, scale).source(self.pick(&[QuantSource::F32, QuantSource::Rounded]));
+    /// Of scales of so many rows.
+    fn scale_layout(&mut self, rows: usize) -> ScaleLayout {
         let ld = rows.next_multiple_of(4) + self.pick(&[0, 0, 4, 1]);
-        quant = quant.layout(self.pick(&[
+        self.pick(&[
             ScaleLayout::RowMajor,
             ScaleLayout::ColumnMajor { ld },
             ScaleLayout::PackedUe8m0 { ld },
             ScaleLayout::Swizzled128x4,
-        ]));
+        ])
+    }
+
+    fn quant(&mut self, scale: ScaleKind, codes: CodeType, rows: usize) -> QuantSpec {
+        let mut quant = QuantSpec::new(codes, scale).source(self.pick(&[QuantSource::F32, QuantSource::Rounded]));
+        quant = quant.layout(self.scale_layout(rows));
         match self.roll() % 6 {
             0 => quant = quant.amax_floor(self.pick(&[1.0 / 512.0, 2.5, 100.0])),
             1 => quant = quant.amax_ceiling(self.pick(&[0.3, 1.7, 4.0])),
@@ -321,13 +326,7 @@ pub(crate) fn columnwise(seed: u64, count: usize, most_elements: usize) -> Vec<C
     let mut cases = Vec::new();
     let copied = TensorSet::of(&[Tensor::CodesColumnwise]);
     let with_copy = |dice: &mut Dice, case: Case| {
-        let ld = case.cols.next_multiple_of(4) + dice.pick(&[0, 0, 4, 1]);
-        let layout = dice.pick(&[
-            ScaleLayout::RowMajor,
-            ScaleLayout::ColumnMajor { ld },
-            ScaleLayout::PackedUe8m0 { ld },
-            ScaleLayout::Swizzled128x4,
-        ]);
+        let layout = dice.scale_layout(case.cols);
         let quant = case.quant.map(|quant| quant.columnwise_layout(layout));
         Case { quant, present: case.present.union(copied), ..case }
     };

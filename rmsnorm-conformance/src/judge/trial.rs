@@ -262,20 +262,16 @@ impl<'a> BoundsTrial<'a> {
 
     /// The gradients of either norm, each by what its call was given.
     fn judge_norms_back(&self, scenario: &Scenario, stored: &Outputs, judged: &mut Judged<'_>) {
-        let last = scenario.back_from_y(stored).filter(|_| self.case.present.has(Tensor::Y));
-        let dy = match &last {
-            Some(step) => {
-                let trial = BoundsTrial { case: &step.case, inputs: &step.inputs, ..*self };
-                trial.judge_backward_by(&step.saved, Statistics::Given, judged, |tensor| stored.get(tensor));
-                stored.get(Tensor::Dx).map(Bits::values).unwrap_or_default()
-            }
-            None => self.inputs.dy.clone(),
-        };
+        let mut dy = self.inputs.dy.clone();
+        if let Some(step) = scenario.back_from_y(stored).filter(|_| self.case.present.has(Tensor::Y)) {
+            let call = (&step.case, &step.inputs, &step.saved);
+            judge_back(call, Statistics::Given, self.model(), judged, |tensor| stored.get(tensor));
+            dy = stored.get(Tensor::Dx).map(Bits::values).unwrap_or_default();
+        }
         let step = scenario.back_from_sum(stored, &dy);
-        let trial = BoundsTrial { case: &step.case, inputs: &step.inputs, ..*self };
         // The residual's gradient is none of this call's.
         let of_step = |tensor| stored.last(tensor).filter(|_| tensor != Tensor::Dresidual);
-        trial.judge_backward_by(&step.saved, Statistics::Given, judged, of_step);
+        judge_back((&step.case, &step.inputs, &step.saved), Statistics::Given, self.model(), judged, of_step);
     }
 
     fn judge_quantized(
@@ -304,7 +300,8 @@ impl<'a> BoundsTrial<'a> {
     }
 
     fn judge_backward(&self, saved: &Saved, statistics: Statistics<'_>, stored: &Outputs, judged: &mut Judged<'_>) {
-        self.judge_backward_by(saved, statistics, judged, |tensor| stored.get(tensor));
+        let call = (self.case, self.inputs, saved);
+        judge_back(call, statistics, self.model(), judged, |tensor| stored.get(tensor));
     }
 
     /// The second of two calls whose gradients are sums: they are added to what the first stored, and the rest is as it was.
@@ -318,16 +315,6 @@ impl<'a> BoundsTrial<'a> {
             |tensor| stored.last(tensor),
             |tensor, got| truth.judge_bits(tensor, got),
         );
-    }
-
-    fn judge_backward_by<'s>(
-        &self,
-        saved: &Saved,
-        statistics: Statistics<'_>,
-        judged: &mut Judged<'_>,
-        stored: impl Fn(Tensor) -> Option<&'s Bits>,
-    ) {
-        judge_back((self.case, self.inputs, saved), statistics, self.model(), judged, stored);
     }
 
     fn judge_end_to_end(&self, truth: ForwardTruth<'_>, stored: &Outputs, judged: &mut Judged<'_>) {

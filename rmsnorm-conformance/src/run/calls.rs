@@ -9,7 +9,6 @@ use rmsnorm_spec::{
 
 use crate::Arithmetic;
 use crate::case::data::{self, Inputs, pick_rows};
-use crate::case::quantized::Given;
 use crate::case::{Case, Kind, presence};
 use crate::report::{Check, Finding, Status};
 use crate::run::device::Device;
@@ -88,21 +87,15 @@ impl Scenario {
 
     /// The backward calls behind a sum after the norm: that of the sum's own norm, then that of the norm which was added.
     fn run_norms_back(&self, context: Context<'_>, forward: Outputs, poison: Poison) -> Result<Outputs, Status> {
-        let Some(last) = self.back_from_y(&forward) else {
-            let first = self.back_from_sum(&forward, &self.inputs.dy);
-            return Ok(forward.followed_by(context.backward(
-                &first.case,
-                &first.inputs,
-                &first.saved,
-                None,
-                poison,
-            )?));
-        };
-        let gradients = context.backward(&last.case, &last.inputs, &last.saved, None, poison)?;
-        let dy = gradients.get(Tensor::Dx).map(Bits::values).unwrap_or_default();
-        let first = self.back_from_sum(&forward, &dy);
-        let others = context.backward(&first.case, &first.inputs, &first.saved, None, poison)?;
-        Ok(forward.followed_by(gradients).followed_by(others))
+        let make = |step: &BackwardStep| context.backward(&step.case, &step.inputs, &step.saved, None, poison);
+        let (mut stored, mut dy) = (forward, self.inputs.dy.clone());
+        if let Some(last) = self.back_from_y(&stored) {
+            let gradients = make(&last)?;
+            dy = gradients.get(Tensor::Dx).map(Bits::values).unwrap_or_default();
+            stored = stored.followed_by(gradients);
+        }
+        let others = make(&self.back_from_sum(&stored, &dy))?;
+        Ok(stored.followed_by(others))
     }
 
     /// The backward call of the next norm, of the sum that forward stored; `None` where there is no such norm.
@@ -173,77 +166,71 @@ pub(crate) fn reference_saved(case: &Case, inputs: &Inputs) -> Saved {
 struct Builder<'a> {
     case: &'a Case,
     poison: Poison,
+    /// Elements of a workspace.
+    workspace: usize,
     call: Call,
 }
 
 impl<'a> Builder<'a> {
     fn new(case: &'a Case, kind: Kind, poison: Poison) -> Self {
-        Builder { case, poison, call: Call { kind, quant: case.quant, parts: case.parts, tensors: Vec::new() } }
+        let call = Call { kind, quant: case.quant, parts: case.parts, tensors: Vec::new() };
+        Builder { case, poison, workspace: 0, call }
     }
 
-    fn push(&mut self, name: Tensor, access: Access, shape: (usize, usize), place: Placement, fill: &Fill<'_>) {
-        let is_sum = self.call.kind == Kind::BackwardSums && matches!(name, Tensor::Dweight | Tensor::Dbias);
+    fn push(&mut self, tensor: Tensor, access: Access, fill: &Fill<'_>) {
+        let is_sum = self.call.kind == Kind::BackwardSums && matches!(tensor, Tensor::Dweight | Tensor::Dbias);
         let storage = match is_sum {
             true => Some(Storage::Float(DType::F32)),
-            false => name.storage(self.call.kind.direction(), self.case.dtypes, self.call.quant.as_ref()),
+            false => tensor.storage(self.call.kind.direction(), self.case.dtypes, self.call.quant.as_ref()),
         };
         // A call without codes has no tensor of theirs.
         let storage = storage.unwrap_or(Storage::E8m0);
-        self.call.tensors.push(Guarded::new((name, storage, access), shape, place, fill, self.case.seed));
+        let (shape, place) = (self.shape(tensor), self.place(tensor));
+        self.call.tensors.push(Guarded::new((tensor, storage, access), shape, place, fill, self.case.seed));
     }
 
-    fn matrix(&mut self, name: Tensor, access: Access, fill: &Fill<'_>) {
-        let place = self.case.layout.placement(name, self.case.cols);
-        self.push(name, access, (self.case.rows, self.case.cols), place, fill);
-    }
-
-    fn vector(&mut self, name: Tensor, access: Access, len: usize, fill: &Fill<'_>) {
-        let place = self.case.layout.placement(name, self.case.cols);
-        self.push(name, access, (1, len), Placement { offset: place.offset, ..Placement::DENSE }, fill);
-    }
-
-    fn rows(&mut self, name: Tensor, access: Access, values: Option<&[f64]>) {
-        if let Some(values) = values {
-            self.matrix(name, access, &Fill::Values(values));
-        }
-    }
-
-    /// The parts of x, one behind the other: more rows of one matrix.
-    fn parts(&mut self, access: Access, values: &[f64]) {
-        let place = self.case.layout.placement(Tensor::X, self.case.cols);
-        let shape = (self.case.parts * self.case.rows, self.case.cols);
-        self.push(Tensor::X, access, shape, place, &Fill::Values(values));
-    }
-
-    fn input_rows(&mut self, name: Tensor, values: Option<&[f64]>) {
-        self.rows(name, Access::Read, values);
-    }
-
-    fn input(&mut self, name: Tensor, values: Option<&[f64]>) {
-        if let Some(values) = values {
-            self.vector(name, Access::Read, values.len(), &Fill::Values(values));
-        }
-    }
-
-    fn output_rows(&mut self, name: Tensor, wanted: bool) {
-        if wanted {
-            self.matrix(name, Access::Write, &Fill::Poison(self.poison));
+    /// Rows and columns. The parts of x lie one behind the other: more rows of one matrix.
+    fn shape(&self, tensor: Tensor) -> (usize, usize) {
+        let Case { rows, cols, parts, quant, .. } = *self.case;
+        // A list of cases has none whose scales cannot be counted.
+        let scales = |quant: Option<QuantSpec>, rows, cols| quant.and_then(|quant| quant.scales_len(rows, cols));
+        match tensor.shape() {
+            TensorShape::Matrix if tensor == Tensor::X => (parts * rows, cols),
+            TensorShape::Matrix => (rows, cols),
+            TensorShape::Transposed => (cols, rows),
+            TensorShape::Cols => (1, cols),
+            TensorShape::Rows => (1, rows),
+            TensorShape::One => (1, 1),
+            TensorShape::Workspace => (1, self.workspace),
+            TensorShape::Scales => (1, scales(quant, rows, cols).unwrap_or(0)),
+            TensorShape::ScalesColumnwise => (1, scales(quant.map(|q| q.columnwise()), cols, rows).unwrap_or(0)),
         }
     }
 
     /// What is transposed has its own rows, which lie in no groups.
-    fn output_columns(&mut self, name: Tensor, wanted: bool) {
-        if wanted {
-            let place = self.case.layout.placement(name, self.case.rows);
-            let place = Placement { groups: None, ..place };
-            let shape = (self.case.cols, self.case.rows);
-            self.push(name, Access::Write, shape, place, &Fill::Poison(self.poison));
+    fn place(&self, tensor: Tensor) -> Placement {
+        let Case { rows, cols, layout, .. } = *self.case;
+        if tensor.shape() == TensorShape::Transposed {
+            return Placement { groups: None, ..layout.placement(tensor, rows) };
+        }
+        let place = layout.placement(tensor, cols);
+        if tensor.is_matrix() { place } else { Placement { offset: place.offset, ..Placement::DENSE } }
+    }
+
+    /// A tensor that holds these values, if there are any.
+    fn given(&mut self, tensor: Tensor, access: Access, values: Option<&[f64]>) {
+        if let Some(values) = values {
+            self.push(tensor, access, &Fill::Values(values));
         }
     }
 
-    fn output(&mut self, name: Tensor, len: usize, wanted: bool) {
-        if wanted {
-            self.vector(name, Access::Write, len, &Fill::Poison(self.poison));
+    fn read(&mut self, tensor: Tensor, values: Option<&[f64]>) {
+        self.given(tensor, Access::Read, values);
+    }
+
+    fn write(&mut self, tensor: Tensor, is_wanted: bool) {
+        if is_wanted {
+            self.push(tensor, Access::Write, &Fill::Poison(self.poison));
         }
     }
 }
@@ -261,47 +248,31 @@ pub(crate) fn forward_call(case: &Case, inputs: &Inputs, poison: Poison) -> Call
         (kind == Kind::ForwardInPlace, matches!(kind, Kind::ForwardInPlace | Kind::ForwardAfterInPlace));
     let is_plain = matches!(kind, Kind::Forward | Kind::ForwardParts);
     let access = |is_overwritten| if is_overwritten { Access::Overwrite } else { Access::Read };
-    builder.parts(access(overwrites_x), &inputs.x);
-    builder.rows(Tensor::Residual, access(overwrites_residual), inputs.residual.as_deref());
-    builder.output_rows(Tensor::ResidualOut, !overwrites_residual && case.present.has(Tensor::ResidualOut));
-    builder.output_rows(Tensor::Y, !overwrites_x && (is_plain || case.present.has(Tensor::Y)));
-    builder.input(Tensor::Weight, inputs.weight.as_deref());
-    builder.input(Tensor::Bias, inputs.bias.as_deref());
-    builder.output(Tensor::Mean, case.rows, case.present.has(Tensor::Mean));
-    builder.output(Tensor::Rstd, case.rows, case.present.has(Tensor::Rstd));
-    builder.input(Tensor::NextWeight, inputs.next_weight.as_deref());
-    builder.input(Tensor::NextBias, inputs.next_bias.as_deref());
-    builder.output(Tensor::NextMean, case.rows, case.present.has(Tensor::NextMean));
-    builder.output(Tensor::NextRstd, case.rows, case.present.has(Tensor::NextRstd));
+    let present = case.present;
+    builder.given(Tensor::X, access(overwrites_x), Some(&inputs.x));
+    builder.given(Tensor::Residual, access(overwrites_residual), inputs.residual.as_deref());
+    builder.write(Tensor::ResidualOut, !overwrites_residual && present.has(Tensor::ResidualOut));
+    builder.write(Tensor::Y, !overwrites_x && (is_plain || present.has(Tensor::Y)));
+    builder.read(Tensor::Weight, inputs.weight.as_deref());
+    builder.read(Tensor::Bias, inputs.bias.as_deref());
+    builder.write(Tensor::Mean, present.has(Tensor::Mean));
+    builder.write(Tensor::Rstd, present.has(Tensor::Rstd));
+    builder.read(Tensor::NextWeight, inputs.next_weight.as_deref());
+    builder.read(Tensor::NextBias, inputs.next_bias.as_deref());
+    builder.write(Tensor::NextMean, present.has(Tensor::NextMean));
+    builder.write(Tensor::NextRstd, present.has(Tensor::NextRstd));
     if let Some((quant, given)) = case.quant.zip(inputs.given) {
-        builder.quantized(&quant, given);
+        let (scale, amax, is_given) = ([given.scale], [given.amax], quant.scale == ScaleKind::Given);
+        builder.write(Tensor::Codes, true);
+        builder.write(Tensor::CodesT, present.has(Tensor::CodesT));
+        builder.read(Tensor::Scale, is_given.then_some(&scale[..]));
+        builder.write(Tensor::Scales, !is_given);
+        builder.given(Tensor::Amax, Access::Write, quant.folds_amax.then_some(&amax[..]));
+        builder.write(Tensor::Amax, !quant.folds_amax && present.has(Tensor::Amax));
+        builder.write(Tensor::CodesColumnwise, present.has(Tensor::CodesColumnwise));
+        builder.write(Tensor::ScalesColumnwise, present.has(Tensor::CodesColumnwise));
     }
     builder.call
-}
-
-impl Builder<'_> {
-    /// Codes and what is about their scales.
-    fn quantized(&mut self, quant: &QuantSpec, given: Given) {
-        let (case, present) = (self.case, self.case.present);
-        self.output_rows(Tensor::Codes, true);
-        self.output_columns(Tensor::CodesT, present.has(Tensor::CodesT));
-        if quant.scale == ScaleKind::Given {
-            self.input(Tensor::Scale, Some(&[given.scale]));
-        } else {
-            // A list of cases has none whose scales cannot be counted.
-            self.output(Tensor::Scales, quant.scales_len(case.rows, case.cols).unwrap_or(0), true);
-        }
-        if quant.folds_amax {
-            self.vector(Tensor::Amax, Access::Write, 1, &Fill::Values(&[given.amax]));
-        } else {
-            self.output(Tensor::Amax, 1, present.has(Tensor::Amax));
-        }
-        if present.has(Tensor::CodesColumnwise) {
-            self.output_columns(Tensor::CodesColumnwise, true);
-            let len = quant.columnwise().scales_len(case.cols, case.rows).unwrap_or(0);
-            self.output(Tensor::ScalesColumnwise, len, true);
-        }
-    }
 }
 
 /// The backward call of a case, for what its forward pass saved; its sums are added to those that are held already, if there are any.
@@ -316,35 +287,26 @@ pub(crate) fn backward_call(
     let present = case.present;
     let kind = if case.kind == Kind::BackwardSums { Kind::BackwardSums } else { Kind::Backward };
     let mut builder = Builder::new(case, kind, poison);
-    builder.input_rows(Tensor::Dy, Some(&inputs.dy));
-    builder.input_rows(Tensor::X, Some(&saved.x));
-    builder.input(Tensor::Weight, inputs.weight.as_deref());
-    builder.input(Tensor::Mean, present.has(Tensor::Mean).then_some(&saved.mean));
-    builder.input(Tensor::Rstd, Some(&saved.rstd));
-    builder.input_rows(Tensor::DresidualOut, inputs.dresidual_out.as_deref());
-    let written = Tensor::ALL.into_iter().filter(|tensor| present.with(Tensor::Dx).has(*tensor));
-    let written = written.filter(|tensor| tensor.access(Direction::Backward) == Some(spec::Access::Write));
+    builder.read(Tensor::Dy, Some(&inputs.dy));
+    builder.read(Tensor::X, Some(&saved.x));
+    builder.read(Tensor::Weight, inputs.weight.as_deref());
+    builder.read(Tensor::Mean, present.has(Tensor::Mean).then_some(&saved.mean));
+    builder.read(Tensor::Rstd, Some(&saved.rstd));
+    builder.read(Tensor::DresidualOut, inputs.dresidual_out.as_deref());
+    let is_written = |tensor: &Tensor| tensor.access(Direction::Backward) == Some(spec::Access::Write);
+    let written = present.with(Tensor::Dx).without(Tensor::Workspace);
     // Matrices first: the order is part of a case's digest.
-    let (matrices, vectors): (Vec<Tensor>, Vec<Tensor>) = written.partition(|tensor| tensor.is_matrix());
+    let (matrices, vectors): (Vec<Tensor>, Vec<Tensor>) =
+        written.iter().filter(is_written).partition(|tensor| tensor.is_matrix());
     for tensor in matrices.into_iter().chain(vectors) {
-        match tensor.shape() {
-            TensorShape::Matrix => builder.output_rows(tensor, true),
-            TensorShape::Cols => match held.and_then(|held| held.get(tensor)) {
-                Some(held) => builder.vector(tensor, Access::Overwrite, case.cols, &Fill::Values(&held.values())),
-                None => builder.output(tensor, case.cols, true),
-            },
-            TensorShape::Rows => builder.output(tensor, case.rows, true),
-            // Below; and no gradient.
-            TensorShape::Workspace
-            | TensorShape::Transposed
-            | TensorShape::One
-            | TensorShape::Scales
-            | TensorShape::ScalesColumnwise => {}
+        match held.and_then(|held| held.get(tensor)).filter(|_| tensor.shape() == TensorShape::Cols) {
+            Some(held) => builder.given(tensor, Access::Overwrite, Some(&held.values())),
+            None => builder.write(tensor, true),
         }
     }
     if present.has(Tensor::Workspace) {
-        let len = workspace_elements(&backward_problem(case, held.is_some()));
-        builder.vector(Tensor::Workspace, Access::Scratch, len, &Fill::Poison(poison));
+        builder.workspace = workspace_elements(&backward_problem(case, held.is_some()));
+        builder.push(Tensor::Workspace, Access::Scratch, &Fill::Poison(poison));
     }
     builder.call
 }

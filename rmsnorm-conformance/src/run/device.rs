@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use rmsnorm_spec::quant::CodeType;
 use rmsnorm_spec::{
-    AnyBackward, AnyCall, AnyForward, AnyIn, AnyOut, AnyQuantizedForward, Checked, DType, DTypes, Error, F8E4M3,
+    AnyBackward, AnyCall, AnyForward, AnyIn, AnyOut, AnyQuantizedForward, Checked, DType, DTypes, Direction, Error, F8E4M3,
     F8E5M2, GradReduction, NormBackend, NormSpec, Problem, RowGroups, Rows, Scales, Source, Storage, Stored, Tensor,
     bf16, f16,
 };
@@ -45,15 +45,20 @@ pub type Answer = Result<Result<(), Error>, TransferError>;
 pub(crate) const FOREIGN_WEIGHT: DTypes = DTypes { weight: DType::Bf16, ..DTypes::uniform(DType::F16) };
 pub(crate) const FOREIGN_RESIDUAL: DTypes = DTypes { residual: DType::Bf16, ..DTypes::uniform(DType::F16) };
 
+/// What a backend says of itself: as [`Harness`] has it.
+pub(crate) struct About {
+    pub name: &'static str,
+    pub device: String,
+    pub tuning: String,
+    pub arithmetic: Arithmetic,
+    pub is_slow: bool,
+    /// Of cols and of rows.
+    pub breakpoints: (Vec<usize>, Vec<usize>),
+}
+
 /// A backend under test, without its types.
 pub(crate) trait Device: Sync {
-    fn name(&self) -> &'static str;
-    fn describe(&self) -> String;
-    fn tuning(&self) -> String;
-    fn claims(&self) -> Arithmetic;
-    fn is_slow(&self) -> bool;
-    /// Breakpoints of cols and of rows.
-    fn breakpoints(&self) -> (Vec<usize>, Vec<usize>);
+    fn about(&self) -> About;
     /// Shapes at which a plan for that dtype changes in neither direction alone.
     fn shape_breakpoints(&self, dtype: DType) -> Vec<(usize, usize)>;
     fn workspace_elements(&self, problem: &Problem) -> usize;
@@ -64,28 +69,15 @@ pub(crate) trait Device: Sync {
 }
 
 impl<H: Harness> Device for H {
-    fn name(&self) -> &'static str {
-        self.backend().name()
-    }
-
-    fn describe(&self) -> String {
-        self.device()
-    }
-
-    fn tuning(&self) -> String {
-        Harness::tuning(self)
-    }
-
-    fn claims(&self) -> Arithmetic {
-        self.arithmetic()
-    }
-
-    fn is_slow(&self) -> bool {
-        Harness::is_slow(self)
-    }
-
-    fn breakpoints(&self) -> (Vec<usize>, Vec<usize>) {
-        (self.cols_breakpoints(), self.rows_breakpoints())
+    fn about(&self) -> About {
+        About {
+            name: self.backend().name(),
+            device: self.device(),
+            tuning: self.tuning(),
+            arithmetic: self.arithmetic(),
+            is_slow: self.is_slow(),
+            breakpoints: (self.cols_breakpoints(), self.rows_breakpoints()),
+        }
     }
 
     fn shape_breakpoints(&self, dtype: DType) -> Vec<(usize, usize)> {
@@ -274,18 +266,10 @@ impl Call {
         dtypes: DTypes,
         reduction: GradReduction,
     ) -> Answer {
-        self.on_device(harness, |call, slots| match call.kind {
-            Kind::QuantizedForward => call.quantized_forward::<H>(slots, harness.backend(), spec, dtypes),
-            Kind::Backward | Kind::BackwardSums => {
-                call.backward::<H>(slots, &Alone(harness.backend()), spec, dtypes, reduction)
-            }
-            Kind::Forward
-            | Kind::ForwardInPlace
-            | Kind::EndToEnd
-            | Kind::ForwardParts
-            | Kind::ForwardAfter
-            | Kind::ForwardAfterInPlace
-            | Kind::AfterEndToEnd => call.forward::<H>(slots, &Alone(harness.backend()), spec, dtypes),
+        self.on_device(harness, |call, slots| match call.kind.direction() {
+            Direction::QuantizedForward => call.quantized_forward::<H>(slots, harness.backend(), spec, dtypes),
+            Direction::Backward => call.backward::<H>(slots, &Alone(harness.backend()), spec, dtypes, reduction),
+            Direction::Forward => call.forward::<H>(slots, &Alone(harness.backend()), spec, dtypes),
         })
     }
 

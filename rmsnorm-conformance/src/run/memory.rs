@@ -403,12 +403,6 @@ impl Call {
         self.tensors.iter_mut().find(|guarded| guarded.name == tensor)
     }
 
-    /// The call without that tensor.
-    pub fn without(mut self, tensor: Tensor) -> Self {
-        self.tensors.retain(|guarded| guarded.name != tensor);
-        self
-    }
-
     /// The first place that the call changed and should not have.
     pub fn breach(&self) -> Option<Finding> {
         self.tensors.iter().find_map(Guarded::breach)

@@ -85,19 +85,27 @@ impl BadCall {
 pub(crate) fn bad_calls(device: &dyn Device) -> Vec<BadCall> {
     let mut calls = Vec::new();
     for kind in Kind::CALLS {
-        let good = || GoodCall::new(device, kind, Norm::Layer);
-        scalars(&good, &mut calls);
-        sizes(&good, &mut calls);
-        presence(&good, &mut calls);
-        foreign_dtypes(&good, &mut calls);
+        let mut bad = |what: &str, refusal, falsify: &dyn Fn(&mut GoodCall)| {
+            let mut call = GoodCall::new(device, kind, Norm::Layer);
+            falsify(&mut call);
+            calls.push(call.bad(what, refusal));
+        };
+        scalars(kind, &mut bad);
+        sizes(&GoodCall::new(device, kind, Norm::Layer), &mut bad);
+        presence(kind, &mut bad);
+        foreign_dtypes(&mut bad);
     }
     calls
 }
+
+/// Adds a bad call: what is wrong, the error that is due, and the change that makes a good call bad.
+type Add<'a> = dyn FnMut(&str, Refusal, &dyn Fn(&mut GoodCall)) + 'a;
 
 /// A good call with every optional tensor, to be falsified.
 struct GoodCall {
     kind: Kind,
     spec: NormSpec,
+    dtypes: DTypes,
     reduction: GradReduction,
     call: Call,
 }
@@ -118,158 +126,132 @@ impl GoodCall {
             let workspace_elements = |problem: &_| device.workspace_elements(problem);
             backward_call(workspace_elements, &case, &inputs, &saved, None, Poison::Nan)
         };
-        GoodCall { kind, spec: case.spec(), reduction: GradReduction::Partials, call }
+        GoodCall { kind, spec: case.spec(), dtypes: case.dtypes, reduction: GradReduction::Partials, call }
     }
 
     fn bad(self, what: &str, refusal: Refusal) -> BadCall {
-        let GoodCall { kind, spec, reduction, call } = self;
+        let GoodCall { kind, spec, dtypes, reduction, call } = self;
         let id = format!("misuse:{}:{what}", kind.name());
-        let dtypes = DTypes::uniform(DType::F16);
         BadCall { id, kind, spec, dtypes, reduction, call, refusal }
     }
+
+    fn lose(&mut self, tensor: Tensor) {
+        self.call.tensors.retain(|guarded| guarded.name != tensor);
+    }
 }
 
-fn scalars(good: &dyn Fn() -> GoodCall, calls: &mut Vec<BadCall>) {
+fn scalars(kind: Kind, bad: &mut Add<'_>) {
     for (what, eps) in [("nan_eps", f32::NAN), ("negative_eps", -1e-5), ("infinite_eps", f32::INFINITY)] {
-        let mut call = good();
-        call.spec.eps = eps;
-        calls.push(call.bad(what, Refusal::Eps));
+        bad(what, Refusal::Eps, &|call| call.spec.eps = eps);
     }
     for (what, offset) in [("nan_weight_offset", f32::NAN), ("infinite_weight_offset", f32::NEG_INFINITY)] {
-        let mut call = good();
-        call.spec.weight_offset = offset;
-        calls.push(call.bad(what, Refusal::WeightOffset));
+        bad(what, Refusal::WeightOffset, &|call| call.spec.weight_offset = offset);
     }
-    let mut call = good();
-    call.spec.cols = 0;
-    calls.push(call.bad("no_cols", Refusal::EmptyRow));
-    let mut call = good();
-    call.reduction = GradReduction::Locks { groups: 0 };
-    if !call.kind.has_forward() {
-        calls.push(call.bad("no_lock_groups", Refusal::Invalid("grad_reduction")));
+    bad("no_cols", Refusal::EmptyRow, &|call| call.spec.cols = 0);
+    if !kind.has_forward() {
+        let no_groups = GradReduction::Locks { groups: 0 };
+        bad("no_lock_groups", Refusal::Invalid("grad_reduction"), &|call| call.reduction = no_groups);
     }
 }
 
-fn sizes(good: &dyn Fn() -> GoodCall, calls: &mut Vec<BadCall>) {
-    let mut call = good();
-    call.spec.rows = usize::MAX;
-    calls.push(call.bad("rows_beyond_memory", Refusal::TooLarge("x")));
-
-    for tensor in good().call.tensors.iter().map(|guarded| guarded.name) {
-        let name = match (good().kind, tensor) {
+fn sizes(good: &GoodCall, bad: &mut Add<'_>) {
+    bad("rows_beyond_memory", Refusal::TooLarge("x"), &|call| call.spec.rows = usize::MAX);
+    for guarded in &good.call.tensors {
+        let tensor = guarded.name;
+        let name = match (good.kind, tensor) {
             (Kind::BackwardSums, Tensor::Dweight) => "dweight_sum",
             (Kind::BackwardSums, Tensor::Dbias) => "dbias_sum",
             (_, tensor) => tensor.name(),
         };
-        let falsified = |what: &str, refusal, change: &dyn Fn(&mut Guarded)| {
-            let mut call = good();
-            call.call.get_mut(tensor).into_iter().for_each(change);
-            call.bad(&format!("{what}_{name}"), refusal)
+        let mut falsified = |what: &str, refusal, change: &dyn Fn(&mut Guarded)| {
+            let change = |call: &mut GoodCall| call.call.get_mut(tensor).into_iter().for_each(change);
+            bad(&format!("{what}_{name}"), refusal, &change);
         };
-        if good().call.get(tensor).is_some_and(|tensor| !tensor.view.is_empty()) {
-            calls.push(falsified("short", Refusal::Length(name), &|tensor| tensor.view.end -= 1));
+        if !guarded.view.is_empty() {
+            falsified("short", Refusal::Length(name), &|tensor| tensor.view.end -= 1);
         }
         if tensor != Tensor::Workspace {
-            calls.push(falsified("long", Refusal::Length(name), &|tensor| tensor.view.end += 1));
+            falsified("long", Refusal::Length(name), &|tensor| tensor.view.end += 1);
         }
         if tensor.is_matrix() {
             let cols = if tensor.shape() == TensorShape::Transposed { ROWS } else { COLS };
-            calls.push(falsified("overlapping_rows_of", Refusal::Stride(name), &|tensor| {
-                tensor.row_stride = Some(cols - 1)
-            }));
-            let beyond = Some(usize::MAX / 2);
-            calls.push(falsified("stride_beyond_memory_of", Refusal::TooLarge(name), &|tensor| {
-                tensor.row_stride = beyond
-            }));
+            let (overlapping, beyond) = (Some(cols - 1), Some(usize::MAX / 2));
+            falsified("overlapping_rows_of", Refusal::Stride(name), &|tensor| tensor.row_stride = overlapping);
+            falsified("stride_beyond_memory_of", Refusal::TooLarge(name), &|tensor| tensor.row_stride = beyond);
             // Two rows that follow one another at once, and the third in front of the second's end.
             let groups = [("empty_groups_of", 0, 2 * COLS), ("overlapping_groups_of", 2, 2 * COLS - 1)];
             for (what, rows, stride) in groups {
-                calls.push(falsified(what, Refusal::Invalid(name), &|tensor| {
-                    tensor.groups = Some(RowGroups { rows, stride })
-                }));
+                let groups = Some(RowGroups { rows, stride });
+                falsified(what, Refusal::Invalid(name), &|tensor| tensor.groups = groups);
             }
         }
     }
 }
 
-fn presence(good: &dyn Fn() -> GoodCall, calls: &mut Vec<BadCall>) {
-    let mut call = good();
-    call.spec.norm = Norm::Rms;
-    calls.push(call.bad("mean_for_rms_norm", Refusal::Unexpected("mean")));
-    let without = |slot| {
-        let call = good();
-        GoodCall { call: call.call.without(slot), ..call }
-    };
-    match good().kind {
-        Kind::Forward => {
-            calls.push(
-                without(Tensor::Residual).bad("residual_out_without_residual", Refusal::Unexpected("residual_out")),
-            );
-        }
+fn presence(kind: Kind, bad: &mut Add<'_>) {
+    bad("mean_for_rms_norm", Refusal::Unexpected("mean"), &|call| call.spec.norm = Norm::Rms);
+    let adds_after = |call: &mut GoodCall| call.spec = call.spec.residual_after();
+    let no_residual = |call: &mut GoodCall| call.lose(Tensor::Residual);
+    if matches!(kind, Kind::Forward | Kind::ForwardParts | Kind::QuantizedForward) {
+        bad("residual_out_without_residual", Refusal::Unexpected("residual_out"), &no_residual);
+    }
+    match kind {
         Kind::ForwardParts => {
-            calls.push(
-                without(Tensor::Residual).bad("residual_out_without_residual", Refusal::Unexpected("residual_out")),
-            );
-            let with = |parts| GoodCall { call: Call { parts, ..good().call }, ..good() };
-            calls.push(with(0).bad("no_parts", Refusal::Invalid("x")));
-            calls.push(with(3).bad("more_parts_than_x_has", Refusal::Length("x")));
-            calls.push(with(usize::MAX).bad("parts_beyond_memory", Refusal::Invalid("x")));
-            let mut call = good();
-            call.spec = call.spec.residual_after();
-            calls.push(call.bad("parts_and_a_sum_after", Refusal::Unsupported));
+            bad("no_parts", Refusal::Invalid("x"), &|call| call.call.parts = 0);
+            bad("more_parts_than_x_has", Refusal::Length("x"), &|call| call.call.parts = 3);
+            bad("parts_beyond_memory", Refusal::Invalid("x"), &|call| call.call.parts = usize::MAX);
+            bad("parts_and_a_sum_after", Refusal::Unsupported, &adds_after);
         }
         Kind::Backward | Kind::BackwardSums => {
-            calls.push(without(Tensor::Mean).bad("no_mean", Refusal::Missing("mean")));
+            bad("no_mean", Refusal::Missing("mean"), &|call| call.lose(Tensor::Mean));
             // Where the residual is added after the norm its gradient is dy.
-            let mut call = good();
-            call.spec = call.spec.residual_after();
-            calls.push(call.bad("dresidual_out_of_a_sum_after", Refusal::Unexpected("dresidual_out")));
+            bad("dresidual_out_of_a_sum_after", Refusal::Unexpected("dresidual_out"), &adds_after);
         }
         Kind::ForwardAfter | Kind::ForwardAfterInPlace => {
-            calls.push(without(Tensor::Residual).bad("no_residual", Refusal::Missing("residual")));
-            calls.push(without(Tensor::Y).bad("next_norm_without_y", Refusal::Unexpected("next_weight")));
-            let mut call = without(Tensor::Mean);
-            call.spec.norm = Norm::Rms;
-            calls.push(call.bad("next_mean_for_rms_norm", Refusal::Unexpected("next_mean")));
-            let mut call = good();
-            call.spec.residual_placement = ResidualPlacement::Before;
-            calls.push(call.bad("next_norm_of_a_sum_before", Refusal::Unexpected("next_weight")));
-            if good().kind == Kind::ForwardAfter {
-                calls.push(without(Tensor::ResidualOut).bad("no_residual_out", Refusal::Missing("residual_out")));
+            bad("no_residual", Refusal::Missing("residual"), &no_residual);
+            bad("next_norm_without_y", Refusal::Unexpected("next_weight"), &|call| call.lose(Tensor::Y));
+            bad("next_mean_for_rms_norm", Refusal::Unexpected("next_mean"), &|call| {
+                call.lose(Tensor::Mean);
+                call.spec.norm = Norm::Rms;
+            });
+            bad("next_norm_of_a_sum_before", Refusal::Unexpected("next_weight"), &|call| {
+                call.spec.residual_placement = ResidualPlacement::Before;
+            });
+            if kind == Kind::ForwardAfter {
+                bad("no_residual_out", Refusal::Missing("residual_out"), &|call| call.lose(Tensor::ResidualOut));
             }
         }
         Kind::QuantizedForward => {
-            calls.push(
-                without(Tensor::Residual).bad("residual_out_without_residual", Refusal::Unexpected("residual_out")),
-            );
-            calls.push(without(Tensor::Scale).bad("no_scale", Refusal::Missing("scale")));
-            let quantized = |call: GoodCall, quant| GoodCall { call: Call { quant: Some(quant), ..call.call }, ..call };
-            let row = QuantSpec::new(CodeType::E5m2, ScaleKind::Row);
-            let bare = || without(Tensor::CodesT);
-            calls.push(quantized(good(), row).bad("transposed_codes_of_rows", Refusal::Unexpected("codes_t")));
-            calls.push(quantized(bare(), row).bad("scale_given_for_rows", Refusal::Unexpected("scale")));
-            let given = QuantSpec::new(CodeType::E5m2, ScaleKind::Given);
-            calls.push(quantized(good(), given.amax_floor(-1.0)).bad("negative_floor", Refusal::Invalid("quant")));
-            let mut call = good();
-            call.spec = call.spec.residual_after();
-            calls.push(call.bad("sum_after", Refusal::Unsupported));
+            let (row, given) = (ScaleKind::Row, ScaleKind::Given);
+            let quant = |scale| QuantSpec::new(CodeType::E5m2, scale);
+            bad("no_scale", Refusal::Missing("scale"), &|call| call.lose(Tensor::Scale));
+            bad("transposed_codes_of_rows", Refusal::Unexpected("codes_t"), &|call| call.call.quant = Some(quant(row)));
+            bad("scale_given_for_rows", Refusal::Unexpected("scale"), &|call| {
+                call.lose(Tensor::CodesT);
+                call.call.quant = Some(quant(row));
+            });
+            bad("negative_floor", Refusal::Invalid("quant"), &|call| {
+                call.call.quant = Some(quant(given).amax_floor(-1.0));
+            });
+            bad("sum_after", Refusal::Unsupported, &adds_after);
         }
-        Kind::ForwardInPlace | Kind::EndToEnd | Kind::AfterEndToEnd => {}
+        Kind::Forward | Kind::ForwardInPlace | Kind::EndToEnd | Kind::AfterEndToEnd => {}
     }
 }
 
-fn foreign_dtypes(good: &dyn Fn() -> GoodCall, calls: &mut Vec<BadCall>) {
+fn foreign_dtypes(bad: &mut Add<'_>) {
     let foreign = [("bf16_weight_for_f16", FOREIGN_WEIGHT), ("bf16_residual_for_f16", FOREIGN_RESIDUAL)];
     for (what, dtypes) in foreign {
-        let mut call = good();
-        for tensor in &mut call.call.tensors {
-            // Both dtypes have 16 bits, so the buffer can be read as either. What has 32, a sum among them, stays as it is.
-            let dtype = tensor.name.dtype(call.call.kind.direction(), dtypes);
-            if let Some(dtype) = dtype.filter(|dtype| dtype.size() == tensor.storage.size()) {
-                tensor.storage = dtype.into();
+        bad(what, Refusal::Unsupported, &|call| {
+            call.dtypes = dtypes;
+            for tensor in &mut call.call.tensors {
+                // Both dtypes have 16 bits, so the buffer can be read as either. What has 32, a sum among them, stays as it is.
+                let dtype = tensor.name.dtype(call.kind.direction(), dtypes);
+                if let Some(dtype) = dtype.filter(|dtype| dtype.size() == tensor.storage.size()) {
+                    tensor.storage = dtype.into();
+                }
             }
-        }
-        calls.push(BadCall { dtypes, ..call.bad(what, Refusal::Unsupported) });
+        });
     }
 }
 
@@ -277,7 +259,7 @@ fn foreign_dtypes(good: &dyn Fn() -> GoodCall, calls: &mut Vec<BadCall>) {
 mod tests {
     use super::*;
     use crate::Arithmetic;
-    use crate::run::device::{Answer, TransferError};
+    use crate::run::device::{About, Answer, TransferError};
     use crate::selftest::simulate::SimulatedBackend;
     use rmsnorm_spec::Problem;
 
@@ -288,28 +270,8 @@ mod tests {
     }
 
     impl Device for Stub {
-        fn name(&self) -> &'static str {
-            "stub"
-        }
-
-        fn describe(&self) -> String {
-            String::new()
-        }
-
-        fn tuning(&self) -> String {
-            String::new()
-        }
-
-        fn claims(&self) -> Arithmetic {
-            Arithmetic::IEEE
-        }
-
-        fn is_slow(&self) -> bool {
-            false
-        }
-
-        fn breakpoints(&self) -> (Vec<usize>, Vec<usize>) {
-            (Vec::new(), Vec::new())
+        fn about(&self) -> About {
+            About { name: "stub", ..SimulatedBackend::new(None).about() }
         }
 
         fn shape_breakpoints(&self, _: DType) -> Vec<(usize, usize)> {

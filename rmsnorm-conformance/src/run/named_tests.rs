@@ -11,7 +11,7 @@ use crate::case::{Case, Kind, Trial};
 use crate::report::{CaseReport, Status, replay};
 use crate::run::Item;
 use crate::run::calls::Context;
-use crate::run::device::Device;
+use crate::run::device::{About, Device};
 use crate::run::misuse::bad_calls;
 use crate::selftest::{SelfTest, self_test};
 use crate::testing::{TestFailure, available, swept};
@@ -65,11 +65,11 @@ fn bounds_cases(device: &dyn Device, kind: Kind, norm: Norm, dtype: DType) -> Ve
     let chosen = |case: &Case| {
         case.trial == Trial::Bounds && (case.kind, case.norm, case.dtypes.activation) == (kind, norm, dtype)
     };
-    let (cols, rows) = device.breakpoints();
+    let About { breakpoints: (cols, rows), is_slow, .. } = device.about();
     let more = combinations_in_small().into_iter().chain(breakpoints(&cols, &rows)).filter(chosen);
     let all: Vec<Case> = Profile::Smoke.cases(0).into_iter().filter(chosen).chain(more).collect();
     // A software adapter compiles each of thousands of shaders.
-    if device.is_slow() { swept(&all, SWEPT, |_| ()) } else { all }
+    if is_slow { swept(&all, SWEPT, |_| ()) } else { all }
 }
 
 /// The smoke cases about repetition and batch invariance of one norm, as a named test.
@@ -77,10 +77,7 @@ fn bounds_cases(device: &dyn Device, kind: Kind, norm: Norm, dtype: DType) -> Ve
 /// # Errors
 /// As [`test_bounds`].
 pub fn test_determinism<H: Harness>(harness: Result<H, Error>, norm: Norm) -> Result<(), TestFailure> {
-    let chosen = |case: &Case| matches!(case.trial, Trial::Determinism { .. }) && case.norm == norm;
-    on_backend(harness, |harness| {
-        test_items(harness, Profile::Smoke.cases(0).into_iter().filter(chosen).map(Item::Case))
-    })
+    test_trial(harness, norm, |trial| matches!(trial, Trial::Determinism { .. }))
 }
 
 /// The smoke cases about relations between calls of one norm, as a named test.
@@ -88,10 +85,12 @@ pub fn test_determinism<H: Harness>(harness: Result<H, Error>, norm: Norm) -> Re
 /// # Errors
 /// As [`test_bounds`].
 pub fn test_metamorphic<H: Harness>(harness: Result<H, Error>, norm: Norm) -> Result<(), TestFailure> {
-    let chosen = |case: &Case| case.trial == Trial::Metamorphic && case.norm == norm;
-    on_backend(harness, |harness| {
-        test_items(harness, Profile::Smoke.cases(0).into_iter().filter(chosen).map(Item::Case))
-    })
+    test_trial(harness, norm, |trial| trial == Trial::Metamorphic)
+}
+
+fn test_trial<H: Harness>(harness: Result<H, Error>, norm: Norm, is: fn(Trial) -> bool) -> Result<(), TestFailure> {
+    let cases = Profile::Smoke.cases(0).into_iter().filter(|case| is(case.trial) && case.norm == norm);
+    on_backend(harness, |harness| test_items(harness, cases.map(Item::Case)))
 }
 
 /// Runs a test on a backend, if it is there.
@@ -103,7 +102,7 @@ fn on_backend<H>(
 }
 
 fn test_items(device: &dyn Device, items: impl Iterator<Item = Item>) -> Result<(), TestFailure> {
-    let arithmetic = device.claims();
+    let About { name, arithmetic, .. } = device.about();
     let context = Context { device, arithmetic: &arithmetic };
     let (mut executed, mut other, mut failed) = (0, Vec::new(), Vec::new());
     // Codes are an operation that a backend may lack as a whole, and so are sums after the norm, sums of parts, and gradients as sums.
@@ -117,7 +116,7 @@ fn test_items(device: &dyn Device, items: impl Iterator<Item = Item>) -> Result<
         }
         match status {
             Status::Pass => executed += 1,
-            Status::Fail(finding) => failed.push(format!("{finding}\n    {}", replay(device.name(), &id))),
+            Status::Fail(finding) => failed.push(format!("{finding}\n    {}", replay(name, &id))),
             Status::Unsupported(_) | Status::Vacuous(_) | Status::Skipped(_) => {
                 let may_be_lacking = case.is_some_and(|case| {
                     let of_own = matches!(case.kind, Kind::QuantizedForward | Kind::ForwardParts | Kind::BackwardSums);
@@ -129,9 +128,7 @@ fn test_items(device: &dyn Device, items: impl Iterator<Item = Item>) -> Result<
         }
     }
     let refusals = coverage.refusals();
-    failed.extend(
-        refusals.map(|(case, _, finding)| format!("{finding}\n    {}", replay(device.name(), &case.to_string()))),
-    );
+    failed.extend(refusals.map(|(case, _, finding)| format!("{finding}\n    {}", replay(name, &case.to_string()))));
     println!("{executed} passed, {} failed, {} proved nothing\n{}", failed.len(), other.len(), other.join("\n"));
     match (failed.is_empty(), executed) {
         (false, _) => Err(TestFailure(failed.join("\n"))),

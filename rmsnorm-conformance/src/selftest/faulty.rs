@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rmsnorm_spec::{DType, DTypes, Error, GradReduction, NormSpec, Problem};
 
+use crate::Arithmetic;
 use crate::run::calls::Context;
-use crate::run::device::{Answer, Device, TransferError};
+use crate::run::device::{About, Answer, Device, TransferError};
 use crate::run::memory::Call;
 use crate::selftest::simulate::SimulatedBackend;
-use crate::{Arithmetic, Harness};
 
 /// What is done to a call that was made: its number from 0 on, its norm, and its tensors.
 type Fault = Box<dyn Fn(usize, &NormSpec, &mut Call) + Sync>;
@@ -50,28 +50,8 @@ impl Faulty {
 }
 
 impl Device for Faulty {
-    fn name(&self) -> &'static str {
-        "faulty"
-    }
-
-    fn describe(&self) -> String {
-        Device::describe(&self.correct)
-    }
-
-    fn tuning(&self) -> String {
-        String::new()
-    }
-
-    fn claims(&self) -> Arithmetic {
-        self.correct.arithmetic()
-    }
-
-    fn is_slow(&self) -> bool {
-        false
-    }
-
-    fn breakpoints(&self) -> (Vec<usize>, Vec<usize>) {
-        self.breakpoints.clone()
+    fn about(&self) -> About {
+        About { name: "faulty", breakpoints: self.breakpoints.clone(), ..self.correct.about() }
     }
 
     fn shape_breakpoints(&self, dtype: DType) -> Vec<(usize, usize)> {
