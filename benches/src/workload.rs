@@ -275,15 +275,15 @@ impl<'d, D: Measurable> Workload<'d, D> {
         let (matrix, row, stat) = (0..self.shape.elements(), 0..self.shape.cols, 0..self.shape.rows);
         let (dy, x) = (set.second.view(device, matrix.clone()), set.x.view(device, matrix.clone()));
         let (rstd, dx) = (self.rstd.view(device, stat.clone()), set.out.view_mut(device, matrix));
-        let mut args = AnyBackward::<D::Backend>::new(dy, x, rstd, dx).grad_reduction(operation.reduction);
+        let is_layer = operation.norm == Norm::Layer;
+        let mut args = AnyBackward::<D::Backend>::new(dy, x, rstd, dx);
+        args.grad_reduction = operation.reduction;
         args.dtypes = DTypes::uniform(self.dtype);
         args.weight = Some(self.weight.view(device, row.clone()));
         args.dweight = Some(self.dweight.view_mut(device, row.clone()));
         args.workspace = Some(self.workspace.view_mut(device, 0..self.lens.workspace));
-        if operation.norm == Norm::Layer {
-            args.mean = Some(self.mean.view(device, stat));
-            args.dbias = Some(self.dbias.view_mut(device, row));
-        }
+        args.mean = is_layer.then(|| self.mean.view(device, stat));
+        args.dbias = is_layer.then(|| self.dbias.view_mut(device, row));
         device.backend().launch(AnyCall::Backward(Checked::backward(device.backend(), spec, args)?))
     }
 }

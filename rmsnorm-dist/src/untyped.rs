@@ -62,9 +62,9 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
     /// Room for so many elements.
     pub(crate) fn room(&self, dtype: DType, len: usize) -> Result<Room<B>, Error> {
         Ok(match dtype {
-            DType::F32 => Room::F32(self.backend().buffer(len)?),
-            DType::F16 => Room::F16(self.backend().buffer(len)?),
-            DType::Bf16 => Room::Bf16(self.backend().buffer(len)?),
+            DType::F32 => Room::F32(self.backend().buffer::<f32>(len)?),
+            DType::F16 => Room::F16(self.backend().buffer::<f16>(len)?),
+            DType::Bf16 => Room::Bf16(self.backend().buffer::<bf16>(len)?),
         })
     }
 

@@ -5,9 +5,9 @@ use std::ops::Range;
 
 use rmsnorm_spec::quant::CodeType;
 use rmsnorm_spec::{
-    AnyBackward, AnyCall, AnyForward, AnyIn, AnyOut, AnyQuantizedForward, Checked, DType, DTypes, Direction, Error, F8E4M3,
-    F8E5M2, GradReduction, NormBackend, NormSpec, Problem, RowGroups, Rows, Scales, Source, Storage, Stored, Tensor,
-    bf16, f16,
+    AnyBackward, AnyCall, AnyForward, AnyIn, AnyOut, AnyQuantizedForward, Checked, DType, DTypes, Direction, Error,
+    F8E4M3, F8E5M2, GradReduction, NormBackend, NormSpec, Problem, RowGroups, Rows, Scales, Source, Storage, Stored,
+    Tensor, bf16, f16,
 };
 
 use super::span;

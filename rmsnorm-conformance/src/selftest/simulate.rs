@@ -22,9 +22,7 @@ mod tests;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rmsnorm_spec::{
-    AnyCall, Direction, Error, NormBackend, Problem, ResidualPlacement, Span, Stored,
-};
+use rmsnorm_spec::{AnyCall, Direction, Error, NormBackend, Problem, ResidualPlacement, Span, Stored};
 
 use self::call::Call;
 use self::gradients::{rows_per_block, workspace_len};
