@@ -36,18 +36,14 @@ fn anchor(heading: &str) -> String {
 fn links_and_anchors(text: &str) -> (Vec<String>, HashSet<String>) {
     let (mut links, mut anchors, mut heading) = (Vec::new(), HashSet::new(), None);
     for event in Parser::new_ext(text, Options::ENABLE_TABLES) {
-        match event {
-            Event::Start(Tag::Link { dest_url, .. } | Tag::Image { dest_url, .. }) => {
-                links.push(dest_url.into_string())
-            }
-            Event::Start(Tag::Heading { .. }) => heading = Some(String::new()),
-            Event::End(TagEnd::Heading(_)) => anchors.extend(heading.take().map(|heading| anchor(&heading))),
-            Event::Text(text) | Event::Code(text) => {
-                if let Some(heading) = &mut heading {
-                    heading.push_str(&text);
-                }
-            }
-            _ => {}
+        if let Event::Start(Tag::Link { dest_url, .. } | Tag::Image { dest_url, .. }) = event {
+            links.push(dest_url.into_string());
+        } else if let Event::Start(Tag::Heading { .. }) = event {
+            heading = Some(String::new());
+        } else if let Event::End(TagEnd::Heading(_)) = event {
+            anchors.extend(heading.take().map(|heading| anchor(&heading)));
+        } else if let (Event::Text(text) | Event::Code(text), Some(heading)) = (event, &mut heading) {
+            heading.push_str(&text);
         }
     }
     (links, anchors)

@@ -7,7 +7,7 @@ use rmsnorm_conformance::Status;
 use rmsnorm_conformance::ranks::{cases, run_case};
 use rmsnorm_cpu::{CpuBackend, Isa};
 use rmsnorm_dist::{Collective, GroupCall, Ranks, Sharded, ShardedNorm, Shares, ThreadGroup};
-use rmsnorm_spec::{AnyCall, Checked, DType, Element, Error, NormBackend, NormSpec, Storage, Stored, bf16};
+use rmsnorm_spec::{AnyCall, Checked, DType, Error, NormBackend, NormSpec, Storage, Stored, bf16};
 
 /// What is wrong with an exchange.
 #[derive(Clone, Copy, Debug, PartialEq)]
