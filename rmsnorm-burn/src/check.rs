@@ -4,22 +4,23 @@ use std::fmt::Display;
 
 use burn::tensor::Tensor;
 
-use rmsnorm_core::UnsizedNorm;
+use rmsnorm_core::{Error, UnsizedNorm};
 
 /// The tensors of a call.
-pub(crate) struct Args<'a, const D: usize> {
-    pub(crate) x: &'a Tensor<D>,
-    pub(crate) residual: Option<&'a Tensor<D>>,
-    pub(crate) weight: &'a Tensor<1>,
-    pub(crate) bias: Option<&'a Tensor<1>>,
+pub(crate) struct Args<const D: usize> {
+    pub(crate) x: Tensor<D>,
+    pub(crate) residual: Option<Tensor<D>>,
+    pub(crate) weight: Tensor<1>,
+    pub(crate) bias: Option<Tensor<1>>,
     /// That of the norm of a sum with a norm.
-    pub(crate) next_weight: Option<&'a Tensor<1>>,
+    pub(crate) next_weight: Option<Tensor<1>>,
 }
 
-impl<'a, const D: usize> Args<'a, D> {
+impl<const D: usize> Args<D> {
     /// Each vector, with its name.
-    fn vectors(&self) -> impl Iterator<Item = (&'static str, &'a Tensor<1>)> + use<'a, D> {
-        [("weight", Some(self.weight)), ("bias", self.bias), ("next_weight", self.next_weight)]
+    pub(crate) fn vectors(&self) -> impl Iterator<Item = (&'static str, &Tensor<1>)> {
+        let (bias, next_weight) = (self.bias.as_ref(), self.next_weight.as_ref());
+        [("weight", Some(&self.weight)), ("bias", bias), ("next_weight", next_weight)]
             .into_iter()
             .filter_map(|(name, tensor)| Some((name, tensor?)))
     }
@@ -29,8 +30,8 @@ impl<'a, const D: usize> Args<'a, D> {
         &self,
         of_matrix: fn(&Tensor<D>) -> T,
         of_vector: fn(&Tensor<1>) -> T,
-    ) -> impl Iterator<Item = (&'static str, T)> + use<'a, T, D> {
-        let matrices = [("x", Some(self.x)), ("residual", self.residual)].into_iter();
+    ) -> impl Iterator<Item = (&'static str, T)> {
+        let matrices = [("x", Some(&self.x)), ("residual", self.residual.as_ref())].into_iter();
         let matrices = matrices.filter_map(move |(name, tensor)| Some((name, of_matrix(tensor?))));
         matrices.chain(self.vectors().map(move |(name, tensor)| (name, of_vector(tensor))))
     }
@@ -59,7 +60,7 @@ impl<'a, const D: usize> Args<'a, D> {
                 "{name}: the last dimension of x must have at least 1 element, got the shape {dims:?}"
             ));
         }
-        if let Some(residual) = self.residual
+        if let Some(residual) = &self.residual
             && residual.dims() != dims
         {
             return Err(format!("{name}: residual must have the shape {dims:?} of x, got {:?}", residual.dims()));
@@ -87,4 +88,9 @@ pub(crate) fn or_panic<T, E: Display>(result: Result<T, E>) -> T {
         Ok(made) => made,
         Err(error) => panic!("{error}"),
     }
+}
+
+/// What a call gave because it was asked for it. It is a bug to take anything else.
+pub(crate) fn given<T>(arg: &'static str, made: Option<T>) -> T {
+    or_panic(made.ok_or(Error::Missing { arg, why: "the call was not asked for it" }))
 }

@@ -9,14 +9,13 @@ use burn::backend::Flex;
 use rmsnorm_core::Error;
 
 use crate::kernels::{BackwardCall, ForwardCall, Forwarded, Gradients, Run};
-use crate::native::dispatch;
 
 impl Run for Flex {
     fn run_forward(call: ForwardCall<Flex>) -> Result<Forwarded<Flex>, Error> {
-        dispatch(call.dtypes(), call)
+        forward::forward(call)
     }
 
     fn run_backward(call: BackwardCall<Flex>) -> Result<Gradients<Flex>, Error> {
-        dispatch(call.dtypes(), call)
+        backward::backward(call)
     }
 }

@@ -6,11 +6,12 @@
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, ExtensionType, TensorMetadata, backend_extension};
 use burn::tensor::DType;
-use rmsnorm_core::{Error, TensorSet, UnsizedNorm};
+use rmsnorm_core::{DTypes, Error, TensorSet, UnsizedNorm};
 #[cfg(feature = "wgpu")]
 use {burn::backend::fusion::custom::TensorSpec, burn::tensor::Shape, rmsnorm_core::Tensor};
 
 use crate::check::or_panic;
+use crate::native::mix;
 
 /// A tensor that a call has or has not. burn's macros know no `Option` in a call that fusion sees.
 #[derive(Clone, Debug, ExtensionType)]
@@ -23,14 +24,6 @@ pub(crate) enum Maybe<B: Backend> {
 impl<B: Backend> Maybe<B> {
     pub(crate) fn of(tensor: Option<FloatTensor<B>>) -> Self {
         tensor.map_or(Maybe::None, Maybe::Some)
-    }
-
-    #[cfg(feature = "wgpu")]
-    pub(crate) fn as_ref(&self) -> Option<&FloatTensor<B>> {
-        match self {
-            Maybe::Some(tensor) => Some(tensor),
-            Maybe::None => None,
-        }
     }
 
     pub(crate) fn into_option(self) -> Option<FloatTensor<B>> {
@@ -67,17 +60,23 @@ pub(crate) struct BackwardCall<B: Backend> {
 }
 
 impl<B: Backend> ForwardCall<B> {
-    /// Of activations, weight and residual stream.
-    pub(crate) fn dtypes(&self) -> [DType; 3] {
-        [self.x.dtype(), self.weight.dtype(), self.residual.as_ref().unwrap_or(&self.x).dtype()]
+    /// Those of the tensors, for which there are kernels.
+    pub(crate) fn dtypes(&self) -> Result<DTypes, Error> {
+        dtypes([self.x.dtype(), self.weight.dtype(), self.residual.as_ref().unwrap_or(&self.x).dtype()])
     }
 }
 
 impl<B: Backend> BackwardCall<B> {
-    /// Of activations, weight and residual stream.
-    pub(crate) fn dtypes(&self) -> [DType; 3] {
-        [self.dy.dtype(), self.weight.dtype(), self.x.dtype()]
+    /// Those of the tensors, for which there are kernels.
+    pub(crate) fn dtypes(&self) -> Result<DTypes, Error> {
+        dtypes([self.dy.dtype(), self.weight.dtype(), self.x.dtype()])
     }
+}
+
+/// Those of activations, weight and residual stream.
+fn dtypes(theirs: [DType; 3]) -> Result<DTypes, Error> {
+    let rule = || format!("no kernels for activations, weight and residual of {theirs:?}");
+    mix(theirs).ok_or_else(|| Error::Unsupported { rule: rule() })
 }
 
 /// A backend whose tensors kernels of ours take.
@@ -109,6 +108,14 @@ pub(crate) struct Forwarded<B: Backend> {
     pub(crate) next_mean: Maybe<B>,
     #[extension_type]
     pub(crate) next_rstd: Maybe<B>,
+}
+
+impl<B: Backend> Forwarded<B> {
+    /// Results without statistics.
+    pub(crate) fn of(y: Option<FloatTensor<B>>, residual_out: Option<FloatTensor<B>>) -> Self {
+        let [mean, rstd, next_mean, next_rstd] = [const { Maybe::None }; 4];
+        Forwarded { y: Maybe::of(y), residual_out: Maybe::of(residual_out), mean, rstd, next_mean, next_rstd }
+    }
 }
 
 /// What a backward call gives.

@@ -1,6 +1,6 @@
 //! Dtypes: which of burn's there are kernels for.
 
-use rmsnorm_core::{DType, DTypes, Error, WithDTypes};
+use rmsnorm_core::{DType, DTypes};
 
 /// burn's name of a dtype.
 pub(crate) const fn theirs(dtype: DType) -> burn::tensor::DType {
@@ -12,7 +12,7 @@ pub(crate) const fn theirs(dtype: DType) -> burn::tensor::DType {
 }
 
 /// Ours of that dtype, if there are kernels for it.
-fn element(dtype: burn::tensor::DType) -> Option<DType> {
+pub(crate) fn element(dtype: burn::tensor::DType) -> Option<DType> {
     DType::ALL.into_iter().find(|ours| theirs(*ours) == dtype)
 }
 
@@ -21,17 +21,4 @@ pub(crate) fn mix([activation, weight, residual]: [burn::tensor::DType; 3]) -> O
     let (activation, weight) = (element(activation)?, element(weight)?);
     let dtypes = DTypes { activation, weight, residual: element(residual)? };
     dtypes.check().is_ok().then_some(dtypes)
-}
-
-/// Runs it with the types of these dtypes: of activations, weight and residual stream.
-pub(crate) fn dispatch<T, F>(dtypes: [burn::tensor::DType; 3], work: F) -> Result<T, Error>
-where
-    F: WithDTypes<Output = Result<T, Error>>,
-{
-    match mix(dtypes) {
-        Some(dtypes) => dtypes.dispatch(work)?,
-        None => {
-            Err(Error::Unsupported { rule: format!("no kernels for activations, weight and residual of {dtypes:?}") })
-        }
-    }
 }

@@ -20,29 +20,34 @@
 //! assert_eq!(y.dims(), stream.dims());
 //! ```
 
+/// Displays a norm's attributes in one line, as burn's norms have them. `$more` are attributes that not all norms have, each with the method
+/// that gives it.
+macro_rules! in_one_line {
+    ($norm:ident $(, $more:literal: $value:path)*) => {
+        impl burn::module::ModuleDisplay for $norm {
+            fn custom_settings(&self) -> Option<burn::module::DisplaySettings> {
+                burn::module::DisplaySettings::new().with_new_line_after_attribute(false).optional()
+            }
+
+            fn custom_content(&self, content: burn::module::Content) -> Option<burn::module::Content> {
+                let [d_model] = self.gamma.shape().dims();
+                let content = content.add("d_model", &d_model).add("epsilon", &self.epsilon);
+                content$(.add($more, &$value(self)))*.optional()
+            }
+        }
+    };
+}
+
 mod add_rms_norm;
-mod gemma_rms_norm;
 mod layer_norm;
 mod rms_norm;
 
 pub use add_rms_norm::{AddRmsNorm, AddRmsNormConfig};
-pub use gemma_rms_norm::{GemmaRmsNorm, GemmaRmsNormConfig};
 pub use layer_norm::{LayerNorm, LayerNormConfig};
-pub use rms_norm::{RmsNorm, RmsNormConfig};
+pub use rms_norm::{GemmaRmsNorm, GemmaRmsNormConfig, RmsNorm, RmsNormConfig};
 
-use burn::module::{Content, DisplaySettings, Param};
+use burn::module::Param;
 use burn::tensor::{Device, Tensor};
-
-/// The attributes of a module in one line, as burn's norms have them.
-fn in_one_line() -> Option<DisplaySettings> {
-    DisplaySettings::new().with_new_line_after_attribute(false).optional()
-}
-
-/// The attributes that all norms have.
-fn display(content: Content, gamma: &Param<Tensor<1>>, epsilon: f64) -> Content {
-    let [d_model] = gamma.shape().dims();
-    content.add("d_model", &d_model).add("epsilon", &epsilon)
-}
 
 /// Whether two norms can be one call, which has one `epsilon`.
 fn has_one_epsilon(epsilon: f64, next: f64) -> Result<(), String> {

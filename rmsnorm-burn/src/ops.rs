@@ -6,110 +6,54 @@
 //! | operation | is a node that gives | its state has |
 //! |---|---|---|
 //! | [`normalize`] | y from x, weight and bias | the statistics |
-//! | [`add`] | the sum of x and residual, and from it y by `normalize`'s node: one kernel for both | the dtype of x |
-//! | [`add_after`] | the sum of residual and the norm of x, and from it y in the same way | the statistics, the dtype of x |
+//! | [`sum`] | the sum of x and residual, or of residual and the norm of x, and from it y by `normalize`'s node: one kernel for both | the dtype of x, and the statistics of its norm |
 
-mod add;
-mod add_after;
 mod call;
 mod normalize;
+mod sum;
 
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Flex, TensorMetadata, backend_extension};
 use burn::tensor::DType;
-use rmsnorm_core::UnsizedNorm;
+use rmsnorm_core::{TensorSet, UnsizedNorm};
 
-use crate::kernels::{ForwardCall, Kernels, Maybe};
-use call::{both, sum, y};
+use crate::kernels::{ForwardCall, Forwarded, Kernels, Maybe};
 
 #[cfg(feature = "wgpu")]
 use burn::backend::Cube;
 
-/// The operations, on backends with kernels and on autodiff over them. Callers have checked arguments, and that there are kernels.
+/// The operation, on backends with kernels and on autodiff over them. Callers have checked arguments, and that there are kernels.
 #[backend_extension(Flex, Cube: cfg(feature = "wgpu"), Autodiff)]
 pub(crate) trait NormOps: Backend {
-    /// y from x, weight and bias.
-    fn normalize(
+    /// y and the sum: that of x and residual if there is one or, as `spec` says, that of residual and the norm of x. Such a sum has a y if it
+    /// has a next weight.
+    fn norm(
         x: FloatTensor<Self>,
+        #[extension_type] residual: Maybe<Self>,
         weight: FloatTensor<Self>,
         #[extension_type] bias: Maybe<Self>,
+        #[extension_type] next_weight: Maybe<Self>,
         spec: UnsizedNorm,
-    ) -> FloatTensor<Self>;
-
-    /// y and the sum of x and residual.
-    fn add_normalize(
-        x: FloatTensor<Self>,
-        residual: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        #[extension_type] bias: Maybe<Self>,
-        spec: UnsizedNorm,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>);
-
-    /// The sum of residual and the norm of x.
-    fn normalize_add(
-        x: FloatTensor<Self>,
-        residual: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        #[extension_type] bias: Maybe<Self>,
-        spec: UnsizedNorm,
-    ) -> FloatTensor<Self>;
-
-    /// The norm of that sum by a weight of its own, and the sum.
-    fn normalize_add_normalize(
-        x: FloatTensor<Self>,
-        residual: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        next_weight: FloatTensor<Self>,
-        spec: UnsizedNorm,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+    ) -> Forwarded<Self>;
 }
 
-/// Without autodiff: the calls, and nothing saved. An `impl` for all backends with kernels would be one for burn's dispatch, too.
+/// Without autodiff: the call, and nothing saved. An `impl` for all backends with kernels would be one for burn's dispatch, too.
 macro_rules! without_autodiff {
     ($backend:ty) => {
         impl NormOps for $backend {
-            fn normalize(
+            fn norm(
                 x: FloatTensor<Self>,
+                residual: Maybe<Self>,
                 weight: FloatTensor<Self>,
                 bias: Maybe<Self>,
+                next_weight: Maybe<Self>,
                 spec: UnsizedNorm,
-            ) -> FloatTensor<Self> {
-                y(ForwardCall { bias: bias.into_option(), ..ForwardCall::<Self>::new(spec, x, weight) }.call())
-            }
-
-            fn add_normalize(
-                x: FloatTensor<Self>,
-                residual: FloatTensor<Self>,
-                weight: FloatTensor<Self>,
-                bias: Maybe<Self>,
-                spec: UnsizedNorm,
-            ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-                let bias = bias.into_option();
-                both(ForwardCall { residual: Some(residual), bias, ..ForwardCall::<Self>::new(spec, x, weight) }.call())
-            }
-
-            fn normalize_add(
-                x: FloatTensor<Self>,
-                residual: FloatTensor<Self>,
-                weight: FloatTensor<Self>,
-                bias: Maybe<Self>,
-                spec: UnsizedNorm,
-            ) -> FloatTensor<Self> {
-                sum(ForwardCall { bias: bias.into_option(), ..ForwardCall::<Self>::onto(spec, x, residual, weight) }
-                    .call())
-            }
-
-            fn normalize_add_normalize(
-                x: FloatTensor<Self>,
-                residual: FloatTensor<Self>,
-                weight: FloatTensor<Self>,
-                next_weight: FloatTensor<Self>,
-                spec: UnsizedNorm,
-            ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-                let next_weight = Some(next_weight);
-                both(ForwardCall { next_weight, ..ForwardCall::<Self>::onto(spec, x, residual, weight) }.call())
+            ) -> Forwarded<Self> {
+                let [residual, bias, next_weight] = [residual, bias, next_weight].map(Maybe::into_option);
+                let wanted = TensorSet::NONE;
+                ForwardCall::<Self> { spec, x, residual, weight, bias, next_weight, wanted }.call()
             }
         }
     };
@@ -123,38 +67,22 @@ without_autodiff!(Cube);
 type Tracked<B> = FloatTensor<Autodiff<B>>;
 
 impl<B: Kernels, C: CheckpointStrategy> NormOps for Autodiff<B, C> {
-    fn normalize(x: Tracked<B>, weight: Tracked<B>, bias: Maybe<Self>, spec: UnsizedNorm) -> Tracked<B> {
-        normalize::apply::<B, C>(spec, x, weight, bias.into_option())
-    }
-
-    fn add_normalize(
+    fn norm(
         x: Tracked<B>,
-        residual: Tracked<B>,
+        residual: Maybe<Self>,
         weight: Tracked<B>,
         bias: Maybe<Self>,
+        next_weight: Maybe<Self>,
         spec: UnsizedNorm,
-    ) -> (Tracked<B>, Tracked<B>) {
-        add::apply::<B, C>(spec, x, residual, weight, bias.into_option())
-    }
-
-    fn normalize_add(
-        x: Tracked<B>,
-        residual: Tracked<B>,
-        weight: Tracked<B>,
-        bias: Maybe<Self>,
-        spec: UnsizedNorm,
-    ) -> Tracked<B> {
-        add_after::apply::<B, C>(spec, x, residual, weight, bias.into_option())
-    }
-
-    fn normalize_add_normalize(
-        x: Tracked<B>,
-        residual: Tracked<B>,
-        weight: Tracked<B>,
-        next_weight: Tracked<B>,
-        spec: UnsizedNorm,
-    ) -> (Tracked<B>, Tracked<B>) {
-        add_after::apply_with_next::<B, C>(spec, x, residual, weight, next_weight)
+    ) -> Forwarded<Self> {
+        let [residual, bias, next_weight] = [residual, bias, next_weight].map(Maybe::into_option);
+        match residual {
+            None => Forwarded::of(Some(normalize::apply::<B, C>(spec, x, weight, bias, None)), None),
+            Some(residual) => {
+                let (y, sum) = sum::apply::<B, C>(spec, x, residual, weight, bias, next_weight);
+                Forwarded::of(y, Some(sum))
+            }
+        }
     }
 }
 

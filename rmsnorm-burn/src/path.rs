@@ -2,9 +2,9 @@
 
 use burn::backend::Dispatch;
 use burn::tensor::{Device, Tensor};
-use rmsnorm_core::UnsizedNorm;
+use rmsnorm_core::{ResidualPlacement, UnsizedNorm};
 
-use crate::check::{Args, or_panic};
+use crate::check::{Args, given, or_panic};
 use crate::kernels::Maybe;
 use crate::native::mix;
 use crate::ops::NormOps;
@@ -17,14 +17,7 @@ pub(crate) fn normalize<const D: usize>(
     weight: Tensor<1>,
     bias: Option<Tensor<1>>,
 ) -> Tensor<D> {
-    let args = Args { x: &x, residual: None, weight: &weight, bias: bias.as_ref(), next_weight: None };
-    or_panic(args.check(&spec));
-    if !has_kernels(&args, &spec) {
-        let dtype = x.dtype();
-        return slow::normalize(&spec, x, weight, bias, dtype);
-    }
-    let bias = Maybe::of(bias.map(Tensor::into_dispatch));
-    Tensor::from_dispatch(Dispatch::normalize(x.into_dispatch(), weight.into_dispatch(), bias, spec))
+    given("y", Args { x, residual: None, weight, bias, next_weight: None }.run(spec).0)
 }
 
 /// `residual + x` normalized, and that sum.
@@ -35,17 +28,8 @@ pub(crate) fn add_normalize<const D: usize>(
     weight: Tensor<1>,
     bias: Option<Tensor<1>>,
 ) -> (Tensor<D>, Tensor<D>) {
-    let args = Args { x: &x, residual: Some(&residual), weight: &weight, bias: bias.as_ref(), next_weight: None };
-    or_panic(args.check(&spec));
-    if !has_kernels(&args, &spec) {
-        let dtype = x.dtype();
-        let residual_out = slow::add(x, residual);
-        return (slow::normalize(&spec, residual_out.clone(), weight, bias, dtype), residual_out);
-    }
-    let (x, residual, weight) = (x.into_dispatch(), residual.into_dispatch(), weight.into_dispatch());
-    let bias = Maybe::of(bias.map(Tensor::into_dispatch));
-    let (y, residual_out) = Dispatch::add_normalize(x, residual, weight, bias, spec);
-    (Tensor::from_dispatch(y), Tensor::from_dispatch(residual_out))
+    let (y, sum) = Args { x, residual: Some(residual), weight, bias, next_weight: None }.run(spec);
+    (given("y", y), given("residual_out", sum))
 }
 
 /// `residual` and `x` normalized, added.
@@ -56,14 +40,8 @@ pub(crate) fn normalize_add<const D: usize>(
     weight: Tensor<1>,
     bias: Option<Tensor<1>>,
 ) -> Tensor<D> {
-    let args = Args { x: &x, residual: Some(&residual), weight: &weight, bias: bias.as_ref(), next_weight: None };
-    or_panic(args.check(&spec));
-    if !has_kernels(&args, &spec) {
-        return slow::normalize_add(&spec, x, residual, weight, bias);
-    }
-    let (x, residual, weight) = (x.into_dispatch(), residual.into_dispatch(), weight.into_dispatch());
-    let bias = Maybe::of(bias.map(Tensor::into_dispatch));
-    Tensor::from_dispatch(Dispatch::normalize_add(x, residual, weight, bias, spec))
+    let args = Args { x, residual: Some(residual), weight, bias, next_weight: None };
+    given("residual_out", args.run(spec.residual_after()).1)
 }
 
 /// The norm of that sum by `next_weight`, and the sum.
@@ -74,42 +52,66 @@ pub(crate) fn normalize_add_normalize<const D: usize>(
     weight: Tensor<1>,
     next_weight: Tensor<1>,
 ) -> (Tensor<D>, Tensor<D>) {
-    let next = Some(&next_weight);
-    let args = Args { x: &x, residual: Some(&residual), weight: &weight, bias: None, next_weight: next };
-    or_panic(args.check(&spec));
-    if !has_kernels(&args, &spec) {
+    let args = Args { x, residual: Some(residual), weight, bias: None, next_weight: Some(next_weight) };
+    let (y, sum) = args.run(spec.residual_after());
+    (given("y", y), given("residual_out", sum))
+}
+
+impl<const D: usize> Args<D> {
+    /// y and the sum, those that the call has.
+    fn run(self, spec: UnsizedNorm) -> (Option<Tensor<D>>, Option<Tensor<D>>) {
+        or_panic(self.check(&spec));
+        if !self.has_kernels(&spec) {
+            return self.run_slowly(&spec);
+        }
+        let Args { x, residual, weight, bias, next_weight } = self;
+        let residual = Maybe::of(residual.map(Tensor::into_dispatch));
+        let [bias, next_weight] = [bias, next_weight].map(|vector| Maybe::of(vector.map(Tensor::into_dispatch)));
+        let made = Dispatch::norm(x.into_dispatch(), residual, weight.into_dispatch(), bias, next_weight, spec);
+        let [y, sum] = [made.y, made.residual_out].map(|tensor| tensor.into_option().map(Tensor::from_dispatch));
+        (y, sum)
+    }
+
+    /// The same by burn's operations.
+    fn run_slowly(self, spec: &UnsizedNorm) -> (Option<Tensor<D>>, Option<Tensor<D>>) {
+        let Args { x, residual, weight, bias, next_weight } = self;
         let dtype = x.dtype();
-        let sum = slow::normalize_add(&spec, x, residual, weight, None);
-        return (slow::normalize(&spec, sum.clone(), next_weight, None, dtype), sum);
+        let Some(residual) = residual else {
+            return (Some(slow::normalize(spec, x, weight, bias, dtype)), None);
+        };
+        let (sum, of_sum) = match spec.residual_placement {
+            ResidualPlacement::Before => (slow::add(x, residual), Some((weight, bias))),
+            ResidualPlacement::After => {
+                let sum = slow::normalize_add(spec, x, residual, weight, bias);
+                (sum, next_weight.map(|weight| (weight, None)))
+            }
+        };
+        let y = of_sum.map(|(weight, bias)| slow::normalize(spec, sum.clone(), weight, bias, dtype));
+        (y, Some(sum))
     }
-    let (x, residual) = (x.into_dispatch(), residual.into_dispatch());
-    let (weight, next_weight) = (weight.into_dispatch(), next_weight.into_dispatch());
-    let (y, sum) = Dispatch::normalize_add_normalize(x, residual, weight, next_weight, spec);
-    (Tensor::from_dispatch(y), Tensor::from_dispatch(sum))
-}
 
-/// Whether kernels of ours take such tensors: on this device, of these dtypes.
-fn has_kernels<const D: usize>(args: &Args<'_, D>, spec: &UnsizedNorm) -> bool {
-    let &Args { x, residual, weight, bias, next_weight } = args;
-    let is_one_dtype = [bias, next_weight].into_iter().flatten().all(|vector| vector.dtype() == weight.dtype());
-    is_one_dtype
-        && mix([x.dtype(), weight.dtype(), residual.unwrap_or(x).dtype()]).is_some()
-        // Whether or not there is autodiff on it.
-        && (x.device() == Device::flex() || is_shared(args, spec))
-}
-
-/// Whether the tensors are on a device that was shared. Under fusion burn would find out only later that one is not.
-#[cfg(feature = "wgpu")]
-fn is_shared<const D: usize>(args: &Args<'_, D>, spec: &UnsizedNorm) -> bool {
-    // A buffer of no elements is none.
-    let is_shared = args.x.shape().num_elements() > 0 && crate::wgpu::has_kernels(&args.x.device());
-    if is_shared {
-        or_panic(args.check_devices(spec));
+    /// Whether kernels of ours take such tensors: on this device, of these dtypes.
+    fn has_kernels(&self, spec: &UnsizedNorm) -> bool {
+        let Args { x, residual, weight, .. } = self;
+        self.vectors().all(|(_, vector)| vector.dtype() == weight.dtype())
+            && mix([x.dtype(), weight.dtype(), residual.as_ref().unwrap_or(x).dtype()]).is_some()
+            // Whether or not there is autodiff on it.
+            && (x.device() == Device::flex() || self.is_shared(spec))
     }
-    is_shared
-}
 
-#[cfg(not(feature = "wgpu"))]
-fn is_shared<const D: usize>(_: &Args<'_, D>, _: &UnsizedNorm) -> bool {
-    false
+    /// Whether the tensors are on a device that was shared. Under fusion burn would find out only later that one is not.
+    #[cfg(feature = "wgpu")]
+    fn is_shared(&self, spec: &UnsizedNorm) -> bool {
+        // A buffer of no elements is none.
+        let is_shared = self.x.shape().num_elements() > 0 && crate::wgpu::has_kernels(&self.x.device());
+        if is_shared {
+            or_panic(self.check_devices(spec));
+        }
+        is_shared
+    }
+
+    #[cfg(not(feature = "wgpu"))]
+    fn is_shared(&self, _: &UnsizedNorm) -> bool {
+        false
+    }
 }

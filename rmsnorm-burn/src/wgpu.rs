@@ -58,7 +58,6 @@ pub use rmsnorm_core::Error;
 pub use rmsnorm_core::wgpu::WgpuBackend;
 
 use crate::kernels::{BackwardCall, ForwardCall, Forwarded, Gradients, Run};
-use crate::native::dispatch;
 use buffers::on_device_thread;
 
 /// A device that was shared.
@@ -140,10 +139,10 @@ fn shared_backend(device: &CubeDevice, client: &Client) -> Result<WgpuBackend, E
 
 impl Run for CubeBackend {
     fn run_forward(call: ForwardCall<CubeBackend>) -> Result<Forwarded<CubeBackend>, Error> {
-        on_device_thread(&call.x.client.clone(), || dispatch(call.dtypes(), call))
+        on_device_thread(&call.x.client.clone(), || forward::forward(call))
     }
 
     fn run_backward(call: BackwardCall<CubeBackend>) -> Result<Gradients<CubeBackend>, Error> {
-        on_device_thread(&call.x.client.clone(), || dispatch(call.dtypes(), call))
+        on_device_thread(&call.x.client.clone(), || backward::backward(call))
     }
 }

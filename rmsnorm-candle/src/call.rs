@@ -6,11 +6,11 @@ use std::ops::Range;
 use candle_core::backend::BackendStorage;
 use candle_core::{Error, Layout, Result, Storage, bail};
 use rmsnorm_core::{
-    AnyCall, AnyForward, AnyIn, AnyOut, Checked, DTypes, Norm, NormBackend, NormSpec, ResidualPlacement, Rows, Tensor,
-    TensorSet, UnsizedNorm,
+    AnyCall, AnyForward, AnyIn, AnyOut, Checked, DType, DTypes, Norm, NormBackend, NormSpec, ResidualPlacement, Rows,
+    Tensor, TensorSet, UnsizedNorm,
 };
 
-use crate::native::mix;
+use crate::native::{element, mix};
 use crate::rows::Place;
 
 /// Storages of a device that there are kernels on. The calls are made by the `run` of [`ForwardCall`] and [`BackwardCall`], and by
@@ -183,6 +183,17 @@ pub(crate) fn overwrite<S: Kernels>(
     args.bias = bias.map(vector).transpose()?;
     let call = Checked::forward(spec.sized(&place.rows), args).map_err(Error::wrap)?;
     norms.launch(AnyCall::Forward(call)).map_err(Error::wrap)
+}
+
+/// The dtype of a storage that kernels take.
+///
+/// # Errors
+/// Where they do not.
+pub(crate) fn kernels_dtype(storage: &impl BackendStorage) -> Result<DType> {
+    match element(storage.dtype()) {
+        Some(dtype) => Ok(dtype),
+        None => bail!("no kernels for {:?}", storage.dtype()),
+    }
 }
 
 /// Those of activations, weight and residual stream.

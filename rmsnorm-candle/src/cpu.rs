@@ -7,8 +7,7 @@ use candle_core::{CpuStorage, Error, Result, Storage, WithDType, bail};
 use rmsnorm_core::cpu::{BackwardInputs, CpuBackend, ForwardInputs};
 use rmsnorm_core::{AnyIn, AnyOut, Element, NormSpec, Rows, Stored, Tensor, TensorSet, with_type, with_types};
 
-use crate::call::{self, BackwardCall, ForwardCall, Forwarded, Gradients, Kernels, Operand};
-use crate::native::element;
+use crate::call::{self, BackwardCall, ForwardCall, Forwarded, Gradients, Kernels, Operand, kernels_dtype};
 
 impl Kernels for CpuStorage {
     type Norms = CpuBackend;
@@ -18,8 +17,7 @@ impl Kernels for CpuStorage {
     }
 
     fn view(&self, range: Range<usize>) -> Result<AnyIn<'_, CpuBackend>> {
-        let Some(dtype) = element(self.dtype()) else { bail!("no kernels for {:?}", self.dtype()) };
-        with_type!(dtype; T => {
+        with_type!(kernels_dtype(self)?; T => {
             let elements = T::cpu_storage_as_slice(self)?;
             match elements.get(range.clone()) {
                 Some(view) => Ok(T::any_in::<CpuBackend>(view)),

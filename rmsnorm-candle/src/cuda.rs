@@ -3,7 +3,6 @@
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use candle_core::backend::BackendStorage;
 use candle_core::{CudaDevice, CudaStorage, Error, Result, Storage, bail};
 use rmsnorm_core::cuda::CudaBackend;
 use rmsnorm_core::{
@@ -11,8 +10,7 @@ use rmsnorm_core::{
     Tensor, TensorSet, with_type,
 };
 
-use crate::call::{BackwardCall, ForwardCall, Forwarded, Gradients, Kernels, rows, vector};
-use crate::native::element;
+use crate::call::{BackwardCall, ForwardCall, Forwarded, Gradients, Kernels, kernels_dtype, rows, vector};
 
 impl Kernels for CudaStorage {
     type Norms = CudaBackend;
@@ -112,14 +110,6 @@ impl Kernels for CudaStorage {
 
     fn into_storage(self) -> Storage {
         Storage::Cuda(self)
-    }
-}
-
-/// That of a storage, if kernels take it.
-fn kernels_dtype(storage: &CudaStorage) -> Result<DType> {
-    match element(storage.dtype()) {
-        Some(dtype) => Ok(dtype),
-        None => bail!("no kernels for {:?}", storage.dtype()),
     }
 }
 

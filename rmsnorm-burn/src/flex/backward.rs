@@ -2,28 +2,27 @@
 
 use burn::backend::Flex;
 use rmsnorm_core::cpu::{BackwardInputs, CpuBackend};
-use rmsnorm_core::{Element, Error, Tensor, WithDTypes};
+use rmsnorm_core::{Error, Tensor, with_types};
 
 use super::rows::{Regular, wrap};
 use crate::kernels::{BackwardCall, Gradients, Maybe};
 
-impl WithDTypes for BackwardCall<Flex> {
-    type Output = Result<Gradients<Flex>, Error>;
-
-    fn call<T: Element, W: Element, R: Element>(self) -> Self::Output {
-        let BackwardCall { spec, dy, x, weight, mean, rstd, wanted } = self;
-        let shape = x.layout().shape().clone();
-        let parameter = weight.layout().shape().clone();
-        let (dy, x, weight) = (Regular::new(dy)?, Regular::new(x)?, Regular::new(weight)?);
-        let (mean, rstd) = (mean.map(Regular::new).transpose()?, Regular::new(rstd)?);
-        let mut inputs = BackwardInputs::<T, W, R>::mixed(dy.read::<T>()?, x.read::<R>()?, rstd.vector()?);
+pub(super) fn backward(call: BackwardCall<Flex>) -> Result<Gradients<Flex>, Error> {
+    let dtypes = call.dtypes()?;
+    let BackwardCall { spec, dy, x, weight, mean, rstd, wanted } = call;
+    let shape = x.layout().shape().clone();
+    let parameter = weight.layout().shape().clone();
+    let (dy, x, weight) = (Regular::new(dy)?, Regular::new(x)?, Regular::new(weight)?);
+    let (mean, rstd) = (mean.map(Regular::new).transpose()?, Regular::new(rstd)?);
+    // The gradient of an f32 stream is not to be rounded to the activations' dtype.
+    let is_wider = dtypes.activation != dtypes.residual;
+    let tensors = wanted.set(Tensor::Dresidual, is_wider);
+    with_types!(dtypes; T, W, R => {
+        let mut inputs = BackwardInputs::<T, W, R>::mixed(dy.read()?, x.read()?, rstd.vector()?);
         inputs = inputs.weight(weight.vector()?);
         if let Some(mean) = &mean {
             inputs = inputs.mean(mean.vector()?);
         }
-        // The gradient of an f32 stream is not to be rounded to the activations' dtype.
-        let is_wider = T::DTYPE != R::DTYPE;
-        let tensors = wanted.set(Tensor::Dresidual, is_wider);
         let made = CpuBackend::new().backward_vec(&spec.sized(&x.rows), inputs, tensors)?;
         let give = |name: Tensor, values: Vec<W>| Maybe::of(wanted.has(name).then(|| wrap(values, parameter.clone())));
         Ok(Gradients {
@@ -31,5 +30,5 @@ impl WithDTypes for BackwardCall<Flex> {
             dweight: give(Tensor::Dweight, made.dweight),
             dbias: give(Tensor::Dbias, made.dbias),
         })
-    }
+    })
 }

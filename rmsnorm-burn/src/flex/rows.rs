@@ -2,9 +2,10 @@
 
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::tensor::{Bytes, DType, Shape};
-use rmsnorm_core::{Element, Error, RowLayout, Rows};
+use rmsnorm_core::cpu::CpuBackend;
+use rmsnorm_core::{AnyIn, AnyOut, Element, Error, RowLayout, Rows, Stored, with_type};
 
-use crate::native::theirs;
+use crate::native::{element, theirs};
 
 /// A tensor whose rows the kernels can read where they lie.
 pub(crate) struct Regular {
@@ -23,6 +24,13 @@ impl Regular {
             Some(rows) => Ok(Regular { tensor, rows }),
             None => Err(unusable(format!("a tensor of shape {:?} has no rows", tensor.layout().shape()))),
         }
+    }
+
+    /// Its rows, which say their type.
+    pub(crate) fn view(&self) -> Result<Rows<AnyIn<'_, CpuBackend>>, Error> {
+        with_type!(kernels_dtype(self.tensor.dtype())?; T => {
+            Ok(self.rows.rows(T::any_in::<CpuBackend>(self.vector()?)))
+        })
     }
 
     /// Its rows.
@@ -64,9 +72,12 @@ impl Owned {
     }
 
     /// Its dense rows.
-    pub(crate) fn elements<T: Element>(&mut self) -> Result<&mut [T], Error> {
-        bytemuck::try_cast_slice_mut(&mut self.bytes)
-            .map_err(|error| unusable(format!("the memory of a tensor of {}: {error}", T::DTYPE)))
+    pub(crate) fn elements(&mut self) -> Result<AnyOut<'_, CpuBackend>, Error> {
+        let dtype = kernels_dtype(self.dtype)?;
+        with_type!(dtype; T => match bytemuck::try_cast_slice_mut(&mut self.bytes) {
+            Ok(elements) => Ok(T::any_out::<CpuBackend>(elements)),
+            Err(error) => Err(unusable(format!("the memory of a tensor of {dtype}: {error}"))),
+        })
     }
 
     /// The tensor with its new elements.
@@ -84,6 +95,11 @@ fn fold(layout: &Layout) -> Option<RowLayout> {
 /// A dense tensor of these elements, which are not copied.
 pub(crate) fn wrap<T: Element>(values: Vec<T>, shape: Shape) -> FlexTensor {
     FlexTensor::new(Bytes::from_elems(values), Layout::contiguous(shape), theirs(T::DTYPE))
+}
+
+/// Ours of that dtype.
+fn kernels_dtype(dtype: DType) -> Result<rmsnorm_core::DType, Error> {
+    element(dtype).ok_or_else(|| unusable(format!("no kernels for {dtype:?}")))
 }
 
 fn unusable(rule: String) -> Error {

@@ -1,11 +1,11 @@
 //! The residual's sum and its RMS norm as a module.
 
 use burn::config::Config;
-use burn::module::{Content, DisplaySettings, Module, ModuleDisplay, Param};
+use burn::module::{Module, Param};
 use burn::nn::Initializer;
 use burn::tensor::{Device, Tensor};
 
-use super::{display, in_one_line, parameter};
+use super::parameter;
 use crate::functions::add_rms_norm;
 
 /// What an [`AddRmsNorm`] is made by.
@@ -55,12 +55,4 @@ impl From<super::RmsNorm> for AddRmsNorm {
     }
 }
 
-impl ModuleDisplay for AddRmsNorm {
-    fn custom_settings(&self) -> Option<DisplaySettings> {
-        in_one_line()
-    }
-
-    fn custom_content(&self, content: Content) -> Option<Content> {
-        display(content, &self.gamma, self.epsilon).optional()
-    }
-}
+in_one_line!(AddRmsNorm);

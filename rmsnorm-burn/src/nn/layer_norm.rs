@@ -1,12 +1,12 @@
 //! Layer norm as a module.
 
 use burn::config::Config;
-use burn::module::{Content, DisplaySettings, Module, ModuleDisplay, Param};
+use burn::module::{Module, Param};
 use burn::nn::Initializer;
 use burn::tensor::{Device, Tensor};
 use rmsnorm_core::{Norm, UnsizedNorm};
 
-use super::{display, in_one_line, parameter};
+use super::parameter;
 use crate::path::{add_normalize, normalize, normalize_add};
 
 /// What a [`LayerNorm`] is made by.
@@ -81,14 +81,10 @@ impl LayerNorm {
         let bias = self.beta.as_ref().map(|beta| beta.val());
         normalize_add(UnsizedNorm::new(Norm::Layer, self.epsilon), x, residual, self.gamma.val(), bias)
     }
-}
 
-impl ModuleDisplay for LayerNorm {
-    fn custom_settings(&self) -> Option<DisplaySettings> {
-        in_one_line()
-    }
-
-    fn custom_content(&self, content: Content) -> Option<Content> {
-        display(content, &self.gamma, self.epsilon).add("bias", &self.beta.is_some()).optional()
+    fn has_bias(&self) -> bool {
+        self.beta.is_some()
     }
 }
+
+in_one_line!(LayerNorm, "bias": LayerNorm::has_bias);

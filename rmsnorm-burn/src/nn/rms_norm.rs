@@ -1,112 +1,138 @@
-//! RMS norm as a module.
+//! RMS norm as a module: by `gamma`, and by `1 + gamma`.
 
 use burn::config::Config;
-use burn::module::{Content, DisplaySettings, Module, ModuleDisplay, Param};
+use burn::module::{Module, Param};
 use burn::nn::Initializer;
 use burn::tensor::{Device, Tensor};
 use rmsnorm_core::{Norm, UnsizedNorm};
 
-use super::{display, has_one_epsilon, in_one_line, parameter};
+use super::{has_one_epsilon, parameter};
 use crate::check::or_panic;
 use crate::path::{add_normalize, normalize, normalize_add, normalize_add_normalize};
 
-/// What an [`RmsNorm`] is made by.
-#[derive(Config, Debug)]
-pub struct RmsNormConfig {
-    /// Elements of a row.
-    pub d_model: usize,
-    /// What is added to the mean square. 1e-5 where it is not given, as in burn's own.
-    #[config(default = 1e-5)]
-    pub epsilon: f64,
+/// The norm by `gamma`.
+const fn by_weight(epsilon: f64) -> UnsizedNorm {
+    UnsizedNorm::new(Norm::Rms, epsilon)
 }
 
-impl RmsNormConfig {
-    /// With a weight of ones.
-    pub fn init(&self, device: &Device) -> RmsNorm {
-        RmsNorm { gamma: parameter(self.d_model, Initializer::Ones, device), epsilon: self.epsilon }
-    }
+/// Declares an RMS norm and its config. The literals are what their docs say: of the norm and of its sum, of `epsilon` and of the new weight,
+/// and of `gamma`.
+macro_rules! rms_norm {
+    (
+        $norm:ident: $doc:literal, $gamma:literal, $spec:path;
+        $config:ident: $epsilon:literal, $init:literal, $initializer:expr;
+        gamma: $weight:literal;
+        functions: $function:ident, $function_add:ident, $function_add_function:ident
+    ) => {
+        #[doc = concat!("What [`", stringify!($norm), "`] is made by.")]
+        #[derive(Config, Debug)]
+        pub struct $config {
+            /// Elements of a row.
+            pub d_model: usize,
+            #[doc = $epsilon]
+            #[config(default = 1e-5)]
+            pub epsilon: f64,
+        }
+
+        impl $config {
+            #[doc = $init]
+            pub fn init(&self, device: &Device) -> $norm {
+                $norm { gamma: parameter(self.d_model, $initializer, device), epsilon: self.epsilon }
+            }
+        }
+
+        #[doc = $doc]
+        #[derive(Module, Debug)]
+        #[module(custom_display)]
+        pub struct $norm {
+            #[doc = $weight]
+            pub gamma: Param<Tensor<1>>,
+            /// What is added to the mean square.
+            pub epsilon: f64,
+        }
+
+        impl $norm {
+            #[doc = concat!("As [`crate::", stringify!($function), "`].")]
+            ///
+            /// # Shapes
+            /// `x` and the result: (.., d_model), of any rank from 1.
+            ///
+            /// # Panics
+            /// As [the crate](crate#panics) says.
+            pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+                normalize(self.spec(), x, self.gamma.val(), None)
+            }
+
+            /// `(y, residual_out)`: `residual + x` in the dtype of `residual`, and y its norm in that of `x`. As
+            #[doc = concat!("[`crate::add_rms_norm`]", $gamma, ".")]
+            ///
+            /// # Shapes
+            /// `x`, `residual` and the results: (.., d_model), of any rank from 1.
+            ///
+            /// # Panics
+            /// As [the crate](crate#panics) says.
+            pub fn add_forward<const D: usize>(&self, x: Tensor<D>, residual: Tensor<D>) -> (Tensor<D>, Tensor<D>) {
+                add_normalize(self.spec(), x, residual, self.gamma.val(), None)
+            }
+
+            /// `residual` and the norm of `x`, added and rounded once, to the dtype of `residual`. As
+            #[doc = concat!("[`crate::", stringify!($function_add), "`].")]
+            ///
+            /// # Shapes
+            /// `x`, `residual` and the result: (.., d_model), of any rank from 1.
+            ///
+            /// # Panics
+            /// As [the crate](crate#panics) says.
+            pub fn forward_add<const D: usize>(&self, x: Tensor<D>, residual: Tensor<D>) -> Tensor<D> {
+                normalize_add(self.spec(), x, residual, self.gamma.val(), None)
+            }
+
+            /// `(y, residual_out)`: what [`forward_add`](Self::forward_add) gives, and y its norm by `next`, in the dtype of `x`. As
+            #[doc = concat!("[`crate::", stringify!($function_add_function), "`].")]
+            ///
+            /// # Shapes
+            /// `x`, `residual` and the results: (.., d_model), of any rank from 1.
+            ///
+            /// # Panics
+            /// As [the crate](crate#panics) says, and where `epsilon` of the two norms differs: one call has one.
+            pub fn forward_add_forward<const D: usize>(
+                &self,
+                x: Tensor<D>,
+                residual: Tensor<D>,
+                next: &Self,
+            ) -> (Tensor<D>, Tensor<D>) {
+                or_panic(has_one_epsilon(self.epsilon, next.epsilon));
+                normalize_add_normalize(self.spec(), x, residual, self.gamma.val(), next.gamma.val())
+            }
+
+            fn spec(&self) -> UnsizedNorm {
+                $spec(self.epsilon)
+            }
+        }
+
+        in_one_line!($norm);
+    };
 }
 
-/// RMS norm over the last dimension.
-#[derive(Module, Debug)]
-#[module(custom_display)]
-pub struct RmsNorm {
-    /// The weight: (d_model).
-    pub gamma: Param<Tensor<1>>,
-    /// What is added to the mean square.
-    pub epsilon: f64,
+rms_norm! {
+    RmsNorm: "RMS norm over the last dimension.", "", by_weight;
+    RmsNormConfig: "What is added to the mean square. 1e-5 where it is not given, as in burn's own.", "With a weight of ones.",
+        Initializer::Ones;
+    gamma: "The weight: (d_model).";
+    functions: rms_norm, rms_norm_add, rms_norm_add_rms_norm
 }
 
-impl RmsNorm {
-    /// As [`crate::rms_norm`].
-    ///
-    /// # Shapes
-    /// `x` and the result: (.., d_model), of any rank from 1.
-    ///
-    /// # Panics
-    /// As [the crate](crate#panics) says.
-    pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        normalize(self.spec(), x, self.gamma.val(), None)
-    }
-
-    /// `(y, residual_out)`: `residual + x` in the dtype of `residual`, and y its norm in that of `x`. As [`crate::add_rms_norm`].
-    ///
-    /// # Shapes
-    /// `x`, `residual` and the results: (.., d_model), of any rank from 1.
-    ///
-    /// # Panics
-    /// As [the crate](crate#panics) says.
-    pub fn add_forward<const D: usize>(&self, x: Tensor<D>, residual: Tensor<D>) -> (Tensor<D>, Tensor<D>) {
-        add_normalize(self.spec(), x, residual, self.gamma.val(), None)
-    }
-
-    /// `residual` and the norm of `x`, added and rounded once, to the dtype of `residual`. As [`crate::rms_norm_add`].
-    ///
-    /// # Shapes
-    /// `x`, `residual` and the result: (.., d_model), of any rank from 1.
-    ///
-    /// # Panics
-    /// As [the crate](crate#panics) says.
-    pub fn forward_add<const D: usize>(&self, x: Tensor<D>, residual: Tensor<D>) -> Tensor<D> {
-        normalize_add(self.spec(), x, residual, self.gamma.val(), None)
-    }
-
-    /// `(y, residual_out)`: what [`forward_add`](Self::forward_add) gives, and y its norm by `next`, in the dtype of `x`. As
-    /// [`crate::rms_norm_add_rms_norm`].
-    ///
-    /// # Shapes
-    /// `x`, `residual` and the results: (.., d_model), of any rank from 1.
-    ///
-    /// # Panics
-    /// As [the crate](crate#panics) says, and where `epsilon` of the two norms differs: one call has one.
-    pub fn forward_add_forward<const D: usize>(
-        &self,
-        x: Tensor<D>,
-        residual: Tensor<D>,
-        next: &Self,
-    ) -> (Tensor<D>, Tensor<D>) {
-        or_panic(has_one_epsilon(self.epsilon, next.epsilon));
-        normalize_add_normalize(self.spec(), x, residual, self.gamma.val(), next.gamma.val())
-    }
-
-    fn spec(&self) -> UnsizedNorm {
-        UnsizedNorm::new(Norm::Rms, self.epsilon)
-    }
+rms_norm! {
+    GemmaRmsNorm: "RMS norm over the last dimension by `1 + gamma`, which is not rounded.", ", by `1 + gamma`", UnsizedNorm::gemma;
+    GemmaRmsNormConfig: "What is added to the mean square. 1e-5 where it is not given, as in burn's own norms; Gemma's is 1e-6.",
+        "With a weight of zeros, to which 1 is added.", Initializer::Zeros;
+    gamma: "The weight less 1: (d_model).";
+    functions: gemma_rms_norm, gemma_rms_norm_add, gemma_rms_norm_add_rms_norm
 }
 
 /// The same parameter and `epsilon`.
 impl From<burn::nn::RmsNorm> for RmsNorm {
     fn from(theirs: burn::nn::RmsNorm) -> Self {
         RmsNorm { gamma: theirs.gamma, epsilon: theirs.epsilon }
-    }
-}
-
-impl ModuleDisplay for RmsNorm {
-    fn custom_settings(&self) -> Option<DisplaySettings> {
-        in_one_line()
-    }
-
-    fn custom_content(&self, content: Content) -> Option<Content> {
-        display(content, &self.gamma, self.epsilon).optional()
     }
 }

@@ -7,10 +7,10 @@ use burn::cubecl::client::Client;
 use burn::cubecl::server::ServerError;
 use burn::cubecl::wgpu::WgpuServer;
 use burn::tensor::Shape;
-use rmsnorm_core::wgpu::WgpuSlice;
-use rmsnorm_core::{DType, Error, RowLayout, Rows, Stored};
+use rmsnorm_core::wgpu::{WgpuBackend, WgpuSlice};
+use rmsnorm_core::{AnyIn, AnyOut, DType, Error, RowLayout, Rows, Stored, with_type};
 
-use crate::native::theirs;
+use crate::native::{element, theirs};
 
 /// Runs it where burn's device runs: what it asks of the device, a buffer for each tensor, takes one turn instead of one each.
 pub(super) fn on_device_thread<T: Send + 'static>(
@@ -25,38 +25,85 @@ pub(super) fn failed(error: ServerError) -> Error {
     Error::Device { backend: "wgpu", source: error.to_string().into() }
 }
 
-/// A tensor whose rows the kernels can read where they lie.
-pub(super) struct Regular {
+/// Where a tensor lies in a buffer, for kernels.
+pub(super) struct Lent {
     tensor: CubeTensor,
+    dtype: DType,
     pub(super) rows: RowLayout,
+    resource: WgpuResource,
+    /// What keeps it there. CubeCL has a name for it in a crate that it does not pass on.
+    _pin: Box<dyn Any>,
 }
 
-impl Regular {
-    /// The tensor itself or, if its rows lie at more than two distances, or are repeated, burn's contiguous copy.
-    pub(super) fn new(tensor: CubeTensor) -> Result<Self, Error> {
-        if let Some(rows) = fold(&tensor) {
-            return Ok(Regular { tensor, rows });
-        }
-        let tensor = into_contiguous(tensor);
+impl Lent {
+    /// The place of a tensor or, if its rows lie at more than two distances, or are repeated, of burn's contiguous copy.
+    pub(super) fn read(tensor: CubeTensor) -> Result<Self, Error> {
         match fold(&tensor) {
-            Some(rows) => Ok(Regular { tensor, rows }),
+            Some(rows) => Lent::new(tensor, rows),
+            None => Lent::dense(into_contiguous(tensor)),
+        }
+    }
+
+    /// That of a dense tensor.
+    pub(super) fn dense(tensor: CubeTensor) -> Result<Self, Error> {
+        match RowLayout::dense(tensor.meta.shape()) {
+            Some(rows) => Lent::new(tensor, rows),
             None => Err(Error::Unsupported { rule: format!("{tensor:?} has no rows") }),
         }
     }
 
-    /// Where it lies.
-    pub(super) fn lend(&self) -> Result<Lent, Error> {
-        Lent::new(&self.tensor, self.rows)
+    /// What burn has recorded for the tensor is submitted.
+    fn new(tensor: CubeTensor, rows: RowLayout) -> Result<Self, Error> {
+        let rule = || format!("no kernels for {:?}", tensor.dtype);
+        let dtype = element(tensor.dtype).ok_or_else(|| Error::Unsupported { rule: rule() })?;
+        let pin = tensor.client.get_resource::<WgpuServer<AutoCompiler>>(tensor.handle.clone());
+        let pin = pin.map_err(failed)?;
+        Ok(Lent { tensor, dtype, rows, resource: pin.resource().clone(), _pin: Box::new(pin) })
     }
 
-    /// A tensor of its shape to be written.
-    pub(super) fn empty_matrix(&self, dtype: DType) -> CubeTensor {
-        empty(&self.tensor, self.tensor.meta.shape().clone(), dtype)
+    /// A matrix of as many rows and columns to be written, with no contents yet.
+    pub(super) fn new_matrix(&self, dtype: DType) -> Result<Lent, Error> {
+        self.empty(self.tensor.meta.shape().clone(), dtype)
     }
 
     /// A statistic of its rows to be written.
-    pub(super) fn empty_statistic(&self) -> CubeTensor {
-        empty(&self.tensor, Shape::from([self.rows.rows]), DType::F32)
+    pub(super) fn new_statistic(&self) -> Result<Lent, Error> {
+        self.empty(Shape::from([self.rows.rows]), DType::F32)
+    }
+
+    fn empty(&self, shape: Shape, dtype: DType) -> Result<Lent, Error> {
+        let CubeTensor { client, device, .. } = &self.tensor;
+        let handle = client.empty(shape.num_elements() * dtype.size());
+        Lent::dense(CubeTensor::new_contiguous(client.clone(), device.clone(), shape, handle, theirs(dtype)))
+    }
+
+    /// Its elements, to be read; of a vector.
+    pub(super) fn input(&self) -> AnyIn<'_, WgpuBackend> {
+        with_type!(self.dtype; T => T::any_in::<WgpuBackend>(self.slice()))
+    }
+
+    /// The same, to be written.
+    pub(super) fn output(&self) -> AnyOut<'_, WgpuBackend> {
+        with_type!(self.dtype; T => T::any_out::<WgpuBackend>(self.slice()))
+    }
+
+    /// Its rows, to be read.
+    pub(super) fn input_rows(&self) -> Rows<AnyIn<'_, WgpuBackend>> {
+        self.rows.rows(self.input())
+    }
+
+    /// The same, to be written.
+    pub(super) fn output_rows(&self) -> Rows<AnyOut<'_, WgpuBackend>> {
+        self.rows.rows(self.output())
+    }
+
+    fn slice<T: Stored>(&self) -> WgpuSlice<'_, T> {
+        WgpuSlice::new(&self.resource.buffer, self.resource.offset, self.rows.span())
+    }
+
+    /// The tensor, with what was written.
+    pub(super) fn into_tensor(self) -> CubeTensor {
+        self.tensor
     }
 }
 
@@ -68,45 +115,4 @@ fn fold(tensor: &CubeTensor) -> Option<RowLayout> {
     let strides: Option<Vec<isize>> =
         tensor.meta.strides().iter().map(|stride| isize::try_from(*stride).ok()).collect();
     RowLayout::fold(tensor.meta.shape(), &strides?)
-}
-
-/// A tensor to be written: dense, with no contents yet.
-fn empty(beside: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
-    let handle = beside.client.empty(shape.num_elements() * dtype.size());
-    CubeTensor::new_contiguous(beside.client.clone(), beside.device.clone(), shape, handle, theirs(dtype))
-}
-
-/// Where a tensor lies in a buffer.
-pub(super) struct Lent {
-    resource: WgpuResource,
-    rows: RowLayout,
-    /// What keeps it there. CubeCL has a name for it in a crate that it does not pass on.
-    _pin: Box<dyn Any>,
-}
-
-impl Lent {
-    /// The place of a tensor. What burn has recorded for the tensor is submitted.
-    fn new(tensor: &CubeTensor, rows: RowLayout) -> Result<Self, Error> {
-        let pin = tensor.client.get_resource::<WgpuServer<AutoCompiler>>(tensor.handle.clone());
-        let pin = pin.map_err(failed)?;
-        Ok(Lent { resource: pin.resource().clone(), rows, _pin: Box::new(pin) })
-    }
-
-    /// That of a dense tensor.
-    pub(super) fn of_new(tensor: &CubeTensor) -> Result<Self, Error> {
-        match RowLayout::dense(tensor.meta.shape()) {
-            Some(rows) => Lent::new(tensor, rows),
-            None => Err(Error::Unsupported { rule: format!("{tensor:?} has no rows") }),
-        }
-    }
-
-    /// Its elements, of a vector: one row.
-    pub(super) fn vector<T: Stored>(&self) -> WgpuSlice<'_, T> {
-        WgpuSlice::new(&self.resource.buffer, self.resource.offset, self.rows.span())
-    }
-
-    /// Its rows.
-    pub(super) fn matrix<T: Stored>(&self) -> Rows<WgpuSlice<'_, T>> {
-        self.rows.rows(self.vector())
-    }
 }

@@ -5,8 +5,8 @@ use burn::backend::CubeDevice;
 use burn::backend::wgpu::CubeTensor;
 use burn::cubecl::client::Client;
 use burn::tensor::Shape;
-use rmsnorm_core::wgpu::{Forward, WgpuBackend};
-use rmsnorm_core::{DType, Error, NormSpec};
+use rmsnorm_core::wgpu::WgpuBackend;
+use rmsnorm_core::{AnyCall, AnyForward, Checked, DType, Error, NormBackend, NormSpec};
 
 use super::buffers::{Lent, failed};
 use crate::native::theirs;
@@ -23,13 +23,13 @@ pub(super) fn run(device: &CubeDevice, client: &Client, norms: &WgpuBackend) -> 
     let (x, weight, bias_row) = (row(&[1.0, 2.0, 3.0, 4.0]), row(&[0.0; 4]), row(&bias));
     // Whatever lay there before, it was not the bias.
     let y = row(&[f32::NAN; 4]);
-    {
-        let (x, weight, bias) = (Lent::of_new(&x)?, Lent::of_new(&weight)?, Lent::of_new(&bias_row)?);
-        let into = Lent::of_new(&y)?;
-        let args = Forward::<f32>::new(x.matrix::<f32>(), into.matrix::<f32>());
-        norms.forward(&NormSpec::rms(1, 4, 1.0), args.weight(weight.vector()).bias(bias.vector()))?;
-    }
-    let got: Vec<f32> = bytemuck::pod_collect_to_vec(&client.read_one(y.handle).map_err(failed)?);
+    let (x, weight, bias_row) = (Lent::dense(x)?, Lent::dense(weight)?, Lent::dense(bias_row)?);
+    let y = Lent::dense(y)?;
+    let mut args = AnyForward::<WgpuBackend>::new(x.input(), y.output());
+    args.weight = Some(weight.input());
+    args.bias = Some(bias_row.input());
+    norms.launch(AnyCall::Forward(Checked::forward(NormSpec::rms(1, 4, 1.0), args)?))?;
+    let got: Vec<f32> = bytemuck::pod_collect_to_vec(&client.read_one(y.into_tensor().handle).map_err(failed)?);
     if got != bias {
         let rule = format!("{device:?} and the setup must be of one runtime, got {got:?} for a row of {bias:?}");
         return Err(Error::Unsupported { rule });

@@ -1,0 +1,126 @@
+//! The sum of x and residual, or of residual and the norm of x, and y, the norm of that sum: one kernel for both, and two nodes, since both
+//! have gradients.
+
+use burn::backend::TensorMetadata;
+use burn::backend::autodiff::checkpoint::base::Checkpointer;
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
+use burn::backend::tensor::FloatTensor;
+use burn::tensor::DType;
+use rmsnorm_core::{ResidualPlacement, TensorSet, UnsizedNorm};
+
+use super::normalize::{Normalized, State, apply as normalize, differentiate};
+use super::{Tracked, in_dtype};
+use crate::check::given;
+use crate::kernels::{ForwardCall, Kernels, Maybe};
+
+/// The step of the sum: its parents are residual and x or, where x is normalized first, residual and those of the norm, which are x, weight
+/// and, if there is one, bias. Its state is the dtype of x and the norm's state, where one of these three is tracked.
+#[derive(Debug)]
+struct SumStep;
+
+impl<B: Kernels, const N: usize> Backward<B, N> for SumStep {
+    type State = (DType, Option<State<B>>);
+
+    /// The gradient of a sum: that of the residual as it is, and that of x, or of the norm's result, in the dtype of x.
+    fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
+        let gradient = grads.consume::<B>(&ops.node);
+        let mut parents = ops.parents.into_iter().map(|parent| parent.map(|parent| parent.id));
+        if let Some(residual) = parents.next().flatten() {
+            grads.register::<B>(residual, gradient.clone());
+        }
+        let (dtype, norm) = ops.state;
+        if let Some(norm) = norm {
+            differentiate::<B>(norm, in_dtype::<B>(gradient, dtype), parents, grads, checkpointer);
+        } else if let Some(x) = parents.next().flatten() {
+            grads.register::<B>(x, in_dtype::<B>(gradient, dtype));
+        }
+    }
+}
+
+/// y, if there is one, and the sum.
+pub(super) fn apply<B: Kernels, C: CheckpointStrategy>(
+    spec: UnsizedNorm,
+    x: Tracked<B>,
+    residual: Tracked<B>,
+    weight: Tracked<B>,
+    bias: Option<Tracked<B>>,
+    next_weight: Option<Tracked<B>>,
+) -> (Option<Tracked<B>>, Tracked<B>) {
+    let is_tracked = [&x, &weight].into_iter().chain(&bias).any(Tracked::<B>::is_tracked);
+    // The sum is tracked where x, residual or a parameter of x's norm is, and y where the sum or a parameter of y's is.
+    let is_y_tracked = is_tracked || [&residual].into_iter().chain(&next_weight).any(Tracked::<B>::is_tracked);
+    let dtype = x.dtype();
+    // That of each norm, without the residual.
+    let alone = UnsizedNorm { residual_placement: ResidualPlacement::default(), ..spec };
+    let values = |tensor: &Option<Tracked<B>>| tensor.as_ref().map(|tensor| tensor.primitive().clone());
+    let (of_weight, of_bias, of_next) = (weight.primitive().clone(), values(&bias), values(&next_weight));
+    // Without its node, so that the sum may take the residual's place: no gradient needs it.
+    let (residual, residual_node) = residual.into_parts();
+    let call = |x, save, save_next| {
+        let (residual, wanted) = (Some(residual), TensorSet::NONE);
+        let call =
+            ForwardCall::<B> { spec, x, residual, weight: of_weight, bias: of_bias, next_weight: of_next, wanted };
+        call.saving(save).saving_next(save_next).call()
+    };
+    match spec.residual_placement {
+        ResidualPlacement::Before => {
+            // As with the residual.
+            let (x, x_node) = x.into_parts();
+            let made = call(x, is_y_tracked, false);
+            let residual_out = given("residual_out", made.residual_out.into_option());
+            let sum = node::<B, C, 2>([residual_node, x_node], residual_out, dtype, None);
+            let taken = Normalized { y: given("y", made.y.into_option()), mean: made.mean, rstd: made.rstd };
+            (Some(normalize::<B, C>(alone, sum.clone(), weight, bias, Some(taken))), sum)
+        }
+        ResidualPlacement::After => {
+            let made = call(x.primitive().clone(), is_tracked, next_weight.is_some() && is_y_tracked);
+            let residual_out = given("residual_out", made.residual_out.into_option());
+            let norm = NormOfX { spec: alone, x: &x, weight: &weight, mean: made.mean, rstd: made.rstd };
+            let norm = is_tracked.then_some(norm);
+            let nodes = [residual_node, x.node(), weight.node()];
+            let sum = match &bias {
+                None => node::<B, C, 3>(nodes, residual_out, dtype, norm),
+                Some(bias) => {
+                    let [residual, x, weight] = nodes;
+                    node::<B, C, 4>([residual, x, weight, bias.node()], residual_out, dtype, norm)
+                }
+            };
+            let y = next_weight.map(|weight| {
+                let y = given("y", made.y.into_option());
+                let taken = Normalized { y, mean: made.next_mean, rstd: made.next_rstd };
+                normalize::<B, C>(alone, sum.clone(), weight, None, Some(taken))
+            });
+            (y, sum)
+        }
+    }
+}
+
+/// What the sum's step needs for the gradients of the norm of x.
+struct NormOfX<'a, B: Kernels> {
+    spec: UnsizedNorm,
+    x: &'a Tracked<B>,
+    weight: &'a Tracked<B>,
+    mean: Maybe<B>,
+    rstd: Maybe<B>,
+}
+
+/// The sum with its node. It is what the next layers and y's backward pass need: it is kept.
+fn node<B: Kernels, C: CheckpointStrategy, const N: usize>(
+    nodes: [NodeGuard; N],
+    sum: FloatTensor<B>,
+    dtype: DType,
+    norm: Option<NormOfX<'_, B>>,
+) -> Tracked<B> {
+    match Backward::<B, N>::prepare::<C>(SumStep, nodes).compute_bound().stateful() {
+        OpsKind::Tracked(mut prep) => {
+            let norm = norm.map(|NormOfX { spec, x, weight, mean, rstd }| {
+                let (x, weight) = (prep.checkpoint(x), prep.checkpoint(weight));
+                State { spec, x, weight, mean, rstd }
+            });
+            prep.finish((dtype, norm), sum)
+        }
+        OpsKind::UnTracked(prep) => prep.finish(sum),
+    }
+}
