@@ -34,7 +34,7 @@ TESTS = [
     ("rmsnorm-spec/", [["-p", "rmsnorm-spec", "-p", "rmsnorm-conformance"], ["-p", "rmsnorm-cpu"]]),
     ("rmsnorm-conformance/", [["-p", "rmsnorm-conformance"], ["-p", "rmsnorm-cpu"]]),
     ("rmsnorm-tuning/", [["-p", "rmsnorm-tuning"], ["-p", "rmsnorm-gpu"]]),
-    ("rmsnorm-gpu/", [["-p", "rmsnorm-gpu"]]),
+    ("rmsnorm-gpu/", [["-p", "rmsnorm-gpu"], ["-p", "rmsnorm-cuda", "--lib"], ["-p", "rmsnorm-wgpu", "--lib"]]),
     ("rmsnorm-cpu/", [["-p", "rmsnorm-cpu"]]),
     ("rmsnorm-core/", [["-p", "rmsnorm-core"], ["-p", "rmsnorm-cli"]]),
     ("benches/", [["-p", "rmsnorm-bench", "--lib"], ["-p", "rmsnorm-cli"]]),

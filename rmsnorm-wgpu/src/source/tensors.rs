@@ -107,13 +107,21 @@ fn of_codes(key: &KernelKey, tensor: Tensor) -> Option<Use> {
 
 /// The part of the workspace that the program has.
 fn workspace(key: &KernelKey) -> Option<Use> {
-    let (program, has_gradients) = (key.program, key.call.tensors.sums_over_rows() > 0);
-    let has_row_sums = matches!(program, Program::BackwardRowSums | Program::BackwardColumns);
-    let is_bound = match program == Program::Backward {
-        true => has_gradients,
-        false => has_row_sums || program == Program::ReducePartials,
+    let has_gradients = key.call.tensors.sums_over_rows() > 0;
+    let (is_bound, is_stored) = match key.program {
+        Program::Forward
+        | Program::ForwardStreaming
+        | Program::QuantizedForward
+        | Program::QuantizedForwardStreaming
+        | Program::TransposeCodes
+        | Program::Columnwise
+        | Program::TensorScale
+        | Program::Clear
+        | Program::Copy => (false, false),
+        Program::Backward => (has_gradients, true),
+        Program::BackwardRowSums => (true, true),
+        Program::BackwardColumns => (true, has_gradients),
+        Program::ReducePartials => (true, false),
     };
-    let makes_partials = matches!(program, Program::Backward | Program::BackwardColumns) && has_gradients;
-    let is_stored = makes_partials || program == Program::BackwardRowSums;
     is_bound.then_some(Use { tensor: Tensor::Workspace, kind: Kind::Workspace, is_loaded: true, is_stored })
 }
