@@ -17,7 +17,7 @@ def _programs():
             yield pytest.param(program, id=f"{page}-{number}")
 
 
-@pytest.mark.parametrize("program", _programs())
+@pytest.mark.parametrize("program", list(_programs()))
 def test_a_program_of_a_page_runs(program):
     for name in ("torch", "jax"):
         if re.search(rf"^import {name}\b", program, re.MULTILINE):

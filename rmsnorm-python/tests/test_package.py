@@ -174,7 +174,7 @@ def test_parts_of_frameworks_are_attributes(name):
 def test_a_missing_framework_names_the_extra(name, statement):
     absent = f"import sys; sys.modules[{name!r}] = None; "
     text = _says(absent + statement.format(name))
-    assert text.startswith("ModuleNotFoundError | ") and f"pip install 'rmsnorm[{name}]'" in text, text
+    assert text.startswith("ModuleNotFoundError | ") and f"in a clone, pip install '.[{name}]'" in text, text
     extras = importlib.metadata.metadata("rmsnorm").get_all("Provides-Extra")
     assert name in extras
 

@@ -47,7 +47,7 @@ _native.look_for_nvrtc_in(_nvrtc_folders())
 
 def _need(framework: str, oldest: tuple[int, int]) -> None:
     """Says what to install where a framework is missing or too old."""
-    install = f"pip install 'rmsnorm[{framework}]'"
+    install = f"in a clone, pip install '.[{framework}]'"
     try:
         version = getattr(_importlib.import_module(framework), "__version__", "unknown")
     except ModuleNotFoundError as error:

@@ -32,7 +32,7 @@ def quantized_rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | Non
     True
 
     Not differentiable: results require no grad, h neither, and a tangent (forward mode) is refused. Training goes through `rms_norm`, or
-    straight through as examples/quantized_training.rs does.
+    straight through, as rmsnorm-core/examples/quantized_training.rs in the repository does.
     """
     if scales not in _SCALES:
         raise ValueError(f"scales must be one of {', '.join(_SCALES)}, got {scales!r}")
