@@ -22,6 +22,11 @@
 //! | `library` | whether the driver, NVRTC and NCCL are there |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+/// The program of this page is a test. It is not in the package.
+#[cfg(all(doctest, feature = "peers"))]
+#[doc = include_str!("../../docs/guide/several_gpus.md")]
+mod page {}
+
 mod backend;
 mod borrowed;
 mod caps;
