@@ -111,30 +111,6 @@ impl DTypes {
         }
         Ok(())
     }
-
-    /// Runs code that is generic over the element types with the types of these dtypes: the step from dtypes that are
-    /// data, such as a file's or another framework's, to a typed call.
-    ///
-    /// # Errors
-    /// As [`check`](Self::check).
-    ///
-    /// # Example
-    /// ```
-    /// # use rmsnorm_spec::{DType, DTypes, Element, Error, WithDTypes};
-    /// struct RowBytes { cols: usize }
-    /// impl WithDTypes for RowBytes {
-    ///     type Output = usize;
-    ///     fn call<T: Element, W: Element, R: Element>(self) -> usize {
-    ///         self.cols * size_of::<T>()
-    ///     }
-    /// }
-    /// assert_eq!(DTypes::uniform(DType::Bf16).dispatch(RowBytes { cols: 4 })?, 8);
-    /// # Ok::<(), Error>(())
-    /// ```
-    pub fn dispatch<F: WithDTypes>(self, work: F) -> Result<F::Output, Error> {
-        self.check()?;
-        Ok(crate::with_types!(self; T, W, R => work.call::<T, W, R>()))
-    }
 }
 
 /// Activations, weight, residual stream: `bf16,f32,bf16`.
@@ -200,15 +176,6 @@ macro_rules! with_type {
         type $t = $type;
         $body
     }};
-}
-
-/// Code that is generic over the element types of a call, for [`DTypes::dispatch`].
-pub trait WithDTypes {
-    /// What it answers.
-    type Output;
-
-    /// Runs with `T`, `W` and `R`, which go together.
-    fn call<T: Element, W: Element, R: Element>(self) -> Self::Output;
 }
 
 /// The element type of a tensor, as a type: [`f32`], [`struct@f16`] or [`bf16`].
@@ -279,20 +246,14 @@ mod tests {
 
     /// A mix that is valid comes as the types it names; the others are refused.
     #[test]
-    fn dispatch_runs_every_valid_mix_with_its_types_and_no_other() {
-        struct Names;
-        impl WithDTypes for Names {
-            type Output = DTypes;
-            fn call<T: Element, W: Element, R: Element>(self) -> DTypes {
-                DTypes::of::<T, W, R>()
-            }
-        }
+    fn every_valid_mix_comes_with_its_types_and_no_other() {
+        let names = |dtypes| crate::with_types!(dtypes; T, W, R => DTypes::of::<T, W, R>());
         for activation in DType::ALL {
             for weight in DType::ALL {
                 for residual in DType::ALL {
                     let dtypes = DTypes { activation, weight, residual };
                     let is_valid = [weight, residual].iter().all(|d| [activation, DType::F32].contains(d));
-                    assert_eq!(dtypes.dispatch(Names).ok(), is_valid.then_some(dtypes), "{dtypes}");
+                    assert_eq!(dtypes.check().ok().map(|()| names(dtypes)), is_valid.then_some(dtypes), "{dtypes}");
                     assert_eq!(DTypes::ALL.contains(&dtypes), is_valid, "{dtypes}");
                 }
             }

@@ -40,7 +40,7 @@ pub use args::{
     Rows, Scales, ShardedRows, Source, Visitor, YRows,
 };
 pub use backend::NormBackend;
-pub use dtype::{DType, DTypes, Element, WithDTypes, bf16, f16};
+pub use dtype::{DType, DTypes, Element, bf16, f16};
 pub use error::Error;
 pub use memory::{HostMemory, Memory};
 pub use norm::{CastOrder, GradReduction, GradStore, Norm, NormSpec, ResidualPlacement, UnsizedNorm};

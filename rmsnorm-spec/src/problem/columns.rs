@@ -126,13 +126,13 @@ impl<'a, B: NormBackend + ?Sized> Checked<AnyBackwardStatistics<'a, B>> {
 type CallParts<'g, B, A> = (Checked<A>, <B as NormBackend>::In<'g, f32>, &'g [usize]);
 
 impl<'g, B: NormBackend + ?Sized, A> Checked<Given<'g, Untyped<B>, A>> {
-    /// As [`into_call`](Self::into_call), with the view of what all ranks have found.
+    /// The call on the columns that are here, what all ranks have found, and how many columns each has.
     ///
     /// # Errors
     /// `InvalidArgument` if that is not f32.
     pub fn into_parts(self) -> Result<CallParts<'g, B, A>, Error> {
-        let (call, statistics, columns) = self.into_call();
-        Ok((call, statistics.typed()?, columns))
+        let Checked { spec, args: Given { args, statistics, columns }, problem } = self;
+        Ok((Checked { spec, args, problem }, statistics.typed()?, columns))
     }
 }
 
@@ -140,12 +140,6 @@ impl<'g, B: NormBackend + ?Sized, A> Checked<Given<'g, B, A>> {
     /// The columns of all ranks.
     pub fn whole_cols(&self) -> usize {
         self.args.columns.iter().sum()
-    }
-
-    /// The call on the columns that are here, what all ranks have found, and how many columns each has.
-    pub fn into_call(self) -> (Checked<A>, B::In<'g, f32>, &'g [usize]) {
-        let Checked { spec, args: Given { args, statistics, columns }, problem } = self;
-        (Checked { spec, args, problem }, statistics, columns)
     }
 }
 
