@@ -1,4 +1,4 @@
-//! Tensors on a device, of whatever type: what is measured is compiled once a device, and not once for every dtype.
+//! Tensors on a device whose element type is a value. So the benchmark is compiled once for each device, not once for each dtype.
 
 use std::ops::Range;
 

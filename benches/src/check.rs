@@ -148,7 +148,7 @@ fn elements(shape: Shape, rows: &Range<usize>) -> Range<usize> {
     rows.start * shape.cols..rows.end * shape.cols
 }
 
-/// What a call has left on a device.
+/// The outputs of a call on a device.
 trait Results {
     /// Some elements of a tensor; of scales, of those by the quantization of that operation.
     fn part(&self, operation: Operation, tensor: Tensor, elements: Range<usize>) -> Result<Bits, Error>;
@@ -187,7 +187,7 @@ struct Judge<'w> {
     operation: Operation,
     shape: Shape,
     dtype: DType,
-    /// Of the operation.
+    /// The tensors of the operation.
     tensors: TensorSet,
     pattern: &'w Pattern,
     arithmetic: Arithmetic,
@@ -364,7 +364,7 @@ impl Judge<'_> {
         ForwardTruth::new(&self.spec(rows), inputs, self.dtype, sum.as_deref(), self.model())
     }
 
-    /// What it must be quantized to, by this scale where one is given.
+    /// The codes and scales that are due. A scale that is given is used as it is.
     fn quantized<'a>(
         &'a self,
         rows: &Range<usize>,
