@@ -20,6 +20,9 @@ pub const REVISION: &str =
 pub struct Document {
     /// Program and version.
     pub suite: String,
+    /// The day of the run, as in `2026-11-27`. Older documents lack it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub date: Option<String>,
     /// What they ran on.
     pub machine: Machine,
     /// A report for each backend.
@@ -298,7 +301,7 @@ mod tests {
             processor: None,
             threads: 2,
         };
-        Document { suite: "rmsnorm".into(), machine, reports: vec![report] }
+        Document { suite: "rmsnorm".into(), date: None, machine, reports: vec![report] }
     }
 
     #[test]

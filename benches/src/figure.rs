@@ -1,6 +1,7 @@
 //! Measured figures of any source, ours or a published kernel's, as `compare` puts them side by side.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::path::Path;
 
 use rmsnorm_core::{DType, Norm};
@@ -14,9 +15,9 @@ use crate::{Op, Shape};
 /// What is measured: figures of equal subjects compare.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subject {
-    /// `rms_norm` or `layer_norm`.
+    /// `rms_norm` or `layer_norm`; empty for a measurement that only others make, such as a model's training step.
     pub norm: String,
-    /// `forward`, `add_forward` or `backward`, and how it sums gradients unless that is the default.
+    /// `forward`, `add_forward` or `backward`, followed by the way gradients are summed unless it is the default.
     pub op: String,
     /// The dtype of all tensors.
     pub dtype: String,
@@ -24,6 +25,33 @@ pub struct Subject {
     pub rows: usize,
     /// Elements of a row.
     pub cols: usize,
+}
+
+impl Subject {
+    /// Operation and norm as in the ids of criterion: `forward/rms_norm`.
+    pub fn operation(&self) -> String {
+        format!("{}/{}", self.op, self.norm).trim_end_matches('/').to_owned()
+    }
+
+    /// Rows and columns: `4096x1024`.
+    pub fn shape(&self) -> String {
+        format!("{}x{}", self.rows, self.cols)
+    }
+
+    /// The operation in words: `residual + RMS forward`.
+    pub fn title(&self) -> String {
+        let norm = match self.norm.as_str() {
+            "rms_norm" => "RMS",
+            "layer_norm" => "LayerNorm",
+            other => other,
+        };
+        let (residual, op) = self.op.strip_prefix("add_").map_or(("", self.op.as_str()), |op| ("residual + ", op));
+        let op = match op.split_once('.') {
+            Some(("quantized_forward", kind)) => format!("to codes, {kind}"),
+            Some(_) | None => op.replace("forward_add", "forward + residual").replace('_', " "),
+        };
+        format!("{residual}{norm} {op}").trim_start().to_owned()
+    }
 }
 
 /// A figure.
@@ -49,7 +77,25 @@ pub struct Figure {
     pub has_gaps: bool,
 }
 
-/// A row of a list: a published kernel. The files are described in docs/benchmarks.md.
+/// An entry of a list of peers' figures. docs/benchmarks.md describes these files.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Entry {
+    Machine { machine: PeersMachine },
+    Row(Peer),
+}
+
+/// What the figures of a list were measured on.
+#[derive(Deserialize)]
+struct PeersMachine {
+    device: String,
+    driver: String,
+    date: String,
+    commit: String,
+    versions: BTreeMap<String, String>,
+}
+
+/// A figure of a published kernel.
 #[derive(Deserialize)]
 struct Peer {
     op: String,
@@ -65,13 +111,72 @@ struct Peer {
     error: Option<serde_json::Value>,
 }
 
-/// What a file has.
+/// The contents of a file.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// What is compared.
+    /// Its figures.
     pub figures: Vec<Figure>,
-    /// Operations and dtypes of rows that are not, as we have nothing to compare them with.
-    pub left_out: BTreeSet<String>,
+    /// The machine and the programs that it names.
+    pub conditions: Conditions,
+}
+
+/// Machines and programs of measurements, in a line: `measured on 2026-11-27 at commit c1b774e: NVIDIA H200; torch 2.11.0`.
+#[derive(Debug, Default)]
+pub struct Conditions {
+    dates: BTreeSet<String>,
+    commits: BTreeSet<String>,
+    devices: BTreeSet<String>,
+    versions: BTreeSet<String>,
+}
+
+impl Conditions {
+    /// Adds those of another file.
+    pub fn extend(&mut self, other: Conditions) {
+        let Conditions { dates, commits, devices, versions } = other;
+        self.dates.extend(dates);
+        self.commits.extend(commits);
+        self.devices.extend(devices);
+        self.versions.extend(versions);
+    }
+
+    fn of_document(document: &Document) -> Self {
+        let mut told = Conditions::default();
+        told.dates.extend(document.date.clone());
+        for report in &document.reports {
+            told.devices.insert(format!("{} ({})", report.device, report.backend));
+            told.commits.extend(report.rows.iter().filter_map(|row| row.revision.as_deref()).map(short));
+        }
+        told
+    }
+
+    fn of_peers(machine: PeersMachine) -> Self {
+        let PeersMachine { device, driver, date, commit, versions } = machine;
+        Conditions {
+            dates: [date].into(),
+            commits: [short(&commit)].into(),
+            devices: [format!("{device}, driver {driver} (peers)")].into(),
+            versions: versions.into_iter().map(|(name, version)| format!("{name} {version}")).collect(),
+        }
+    }
+}
+
+/// A commit as pages write it. The `+` of a changed tree stays.
+fn short(commit: &str) -> String {
+    let changed = if commit.ends_with('+') { "+" } else { "" };
+    format!("{}{changed}", commit.get(..7).unwrap_or(commit))
+}
+
+impl fmt::Display for Conditions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let join = |set: &BTreeSet<String>, by: &str| set.iter().cloned().collect::<Vec<_>>().join(by);
+        let Conditions { dates, commits, devices, versions } = self;
+        let mut lines = vec![format!("measured on {} at commit {}", join(dates, ", "), join(commits, ", "))];
+        lines.push(join(devices, "; "));
+        if !versions.is_empty() {
+            lines.push(join(versions, ", "));
+        }
+        f.write_str(&lines.join(". "))
+    }
 }
 
 /// The figures of a file: a document of ours, or a list of peers' rows.
@@ -83,7 +188,11 @@ pub fn read(path: &Path) -> Result<Found, BenchError> {
     let refuse = |why: String| BenchError::Input(format!("cannot read {}: {why}", path.display()));
     let found = parse(&text).map_err(refuse)?;
     match found.figures.iter().find(|figure| !figure.is_sound()) {
-        Some(figure) => Err(refuse(format!("it has a figure that nothing can measure: {figure:?}"))),
+        Some(figure) => Err(refuse(format!(
+            "its figure of {} by {} has a size or a time that is impossible: {figure:?}",
+            figure.subject.operation(),
+            figure.source
+        ))),
         None => Ok(found),
     }
 }
@@ -93,13 +202,16 @@ fn parse(text: &str) -> Result<Found, String> {
     match text.trim_start().chars().next() {
         Some('[') => {
             let refuse = |why: String| format!("it starts as a list of peers' rows, but {why}");
-            let rows = serde_json::from_str(text).map_err(|error| refuse(error.to_string()))?;
-            of_peers(rows).map_err(refuse)
+            let entries = serde_json::from_str(text).map_err(|error| refuse(error.to_string()))?;
+            of_peers(entries).map_err(refuse)
         }
         Some('{') => {
             let document = serde_json::from_str(text);
             document
-                .map(|document| Found { figures: of_document(&document), ..Found::default() })
+                .map(|document| Found {
+                    figures: of_document(&document),
+                    conditions: Conditions::of_document(&document),
+                })
                 .map_err(|error| format!("it starts as a report of `rmsnorm bench --json`, but {error}"))
         }
         _ => Err("it is neither a report of `rmsnorm bench --json` nor peers' results".into()),
@@ -164,15 +276,23 @@ fn of_measured(row: &Measured, backend: &str, device: &str) -> Figure {
     }
 }
 
-fn of_peers(rows: Vec<Peer>) -> Result<Found, String> {
+fn of_peers(entries: Vec<Entry>) -> Result<Found, String> {
+    let mut found = Found::default();
+    let mut rows = Vec::new();
+    for entry in entries {
+        match entry {
+            Entry::Machine { machine } => found.conditions.extend(Conditions::of_peers(machine)),
+            Entry::Row(row) => rows.push(row),
+        }
+    }
     let copy_of = |row: &Peer| {
         let is_copy = |other: &&Peer| {
             other.op == "copy" && (&other.dtype, other.rows, other.cols) == (&row.dtype, row.rows, row.cols)
         };
         rows.iter().find(is_copy).and_then(|copy| copy.gbps)
     };
-    let mut found = Found::default();
-    for row in &rows {
+    // Other figures are compared with the copies, which are no subject themselves.
+    for row in rows.iter().filter(|row| row.op != "copy") {
         let (ms, gbs) = match (row.ms, row.gbps, &row.error) {
             (Some(ms), Some(gbs), None) => (ms, gbs),
             (_, _, Some(_)) => continue,
@@ -180,15 +300,8 @@ fn of_peers(rows: Vec<Peer>) -> Result<Found, String> {
                 return Err(format!("a row of {} by {} has neither ms and gbps nor an error", row.op, row.provider));
             }
         };
-        let Some(subject) = row.subject() else {
-            // Copies are what peers are compared with.
-            if row.op != "copy" {
-                found.left_out.insert(format!("{} {}", row.op, row.dtype));
-            }
-            continue;
-        };
         found.figures.push(Figure {
-            subject,
+            subject: row.subject(),
             source: row.provider.clone(),
             is_ours: false,
             device: None,
@@ -203,8 +316,8 @@ fn of_peers(rows: Vec<Peer>) -> Result<Found, String> {
 }
 
 impl Peer {
-    /// What it measures, by our names, if we have it.
-    fn subject(&self) -> Option<Subject> {
+    /// What it measures. Operations and dtypes that we have get our names.
+    fn subject(&self) -> Subject {
         let (norm, op) = match self.op.as_str() {
             "rms_static" => ("rms_norm", "quantized_forward.tensor"),
             "rms_delayed" => ("rms_norm", "quantized_forward.delayed"),
@@ -220,16 +333,16 @@ impl Peer {
             "add_rms_fwd" => ("rms_norm", "add_forward"),
             "ln_fwd" => ("layer_norm", "forward"),
             "ln_bwd" => ("layer_norm", "backward"),
-            _ => return None,
+            other => ("", other),
         };
         let dtype = match self.dtype.as_str() {
             "float32" => "f32",
             "float16" => "f16",
             "bfloat16" => "bf16",
-            _ => return None,
+            other => other,
         };
         let Peer { rows, cols, .. } = *self;
-        Some(Subject { norm: norm.into(), op: op.into(), dtype: dtype.into(), rows, cols })
+        Subject { norm: norm.into(), op: op.into(), dtype: dtype.into(), rows, cols }
     }
 }
 
@@ -339,14 +452,22 @@ mod tests {
 
     #[test]
     fn peers_have_their_own_copy_and_rows_that_failed_are_left_out() {
-        let text = r#"[{"op":"rms_fwd","dtype":"bfloat16","M":8,"N":4,"provider":"quack","ms":0.5,"gbps":3.0,"mode":"graph"},
+        let text = r#"[{"machine":{"device":"NVIDIA H200","driver":"580.159.04","date":"2026-11-27","commit":"c1b774e0",
+                "versions":{"torch":"2.11.0","quack":"0.6.5"}}},
+            {"op":"rms_fwd","dtype":"bfloat16","M":8,"N":4,"provider":"quack","ms":0.5,"gbps":3.0,"mode":"graph"},
             {"op":"rms_fwd","dtype":"bfloat16","M":8,"N":4,"provider":"torch","ms":0.5,"gbps":3.0,"mode":"events"},
             {"op":"rms_fwd","dtype":"bfloat16","M":8,"N":4,"provider":"oneDNN","ms":0.5,"gbps":3.0,"mode":"wall"},
             {"op":"rms_fwd","dtype":"bfloat16","M":8,"N":4,"provider":"liger","error":"no"},
+            {"op":"step_llama","dtype":"bfloat16","M":8,"N":4,"provider":"patch","ms":120.0,"gbps":1.0,"mode":"wall"},
             {"op":"copy","dtype":"bfloat16","M":8,"N":4,"provider":"copy","ms":0.4,"gbps":4.0,"mode":"graph"}]"#;
-        let figures = of_peers(serde_json::from_str(text).unwrap()).unwrap().figures;
-        assert_eq!(sources(&figures), ["quack", "torch", "oneDNN"]);
-        let told: Vec<_> = figures.iter().map(|f| (f.us, f.copy_gbs, f.has_gaps)).collect();
+        let Found { figures, conditions } = of_peers(serde_json::from_str(text).unwrap()).unwrap();
+        assert_eq!(
+            conditions.to_string(),
+            "measured on 2026-11-27 at commit c1b774e. NVIDIA H200, driver 580.159.04 (peers). quack 0.6.5, torch 2.11.0"
+        );
+        assert_eq!(sources(&figures), ["quack", "torch", "oneDNN", "patch"]);
+        assert_eq!(figures[3].subject.operation(), "step_llama");
+        let told: Vec<_> = figures[..3].iter().map(|f| (f.us, f.copy_gbs, f.has_gaps)).collect();
         assert_eq!(told, [false, true, false].map(|has_gaps| (500.0, Some(4.0), has_gaps)));
     }
 }

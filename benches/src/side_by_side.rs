@@ -1,5 +1,7 @@
 //! Figures of several sources in one table, each subject in a line.
 
+use std::collections::BTreeSet;
+
 use crate::figure::{Figure, Subject, sources};
 
 /// The table in Markdown. The first source is the one that the others are compared with: `1.20x` behind a time says that
@@ -31,6 +33,72 @@ pub fn table(figures: &[Figure]) -> Option<String> {
     }
     let rule = vec!["---".to_owned(); head.len()];
     (!lines.is_empty()).then(|| line(&head) + &line(&rule) + &lines.concat())
+}
+
+/// A table for a page: a line per subject, a column per source, and the share of its copy that the first source of ours
+/// reaches. The fastest of a line is bold. Times have three significant digits, in ms if all of them are above 1 ms. `+`
+/// behind a time marks gaps between launches, which keep it from being the fastest.
+pub fn page(figures: &[Figure]) -> String {
+    let sources = sources(figures);
+    let first = figures.iter().find(|figure| figure.is_ours && figure.copy_gbs.is_some() && figure.is_cold);
+    let ours =
+        figures.iter().filter(|figure| figure.is_ours).map(|figure| &figure.source).collect::<BTreeSet<_>>().len();
+    let (unit, scale) = if figures.iter().all(|figure| figure.us >= 1e3) { ("ms", 1e-3) } else { ("us", 1.0) };
+    let dtypes: BTreeSet<&str> = figures.iter().map(|figure| figure.subject.dtype.as_str()).collect();
+
+    let mut head = vec![unit.to_owned(), "shape".into()];
+    for source in &sources {
+        let is_ours = figures.iter().any(|figure| figure.is_ours && figure.source == *source);
+        head.push(match (is_ours, ours) {
+            (true, 1) => "rmsnorm".into(),
+            (true, _) => format!("rmsnorm, {source}"),
+            (false, _) => (*source).to_owned(),
+        });
+        if first.is_some_and(|first| first.source == *source) {
+            head.push("of copy".into());
+        }
+    }
+    let mut text = line(&head) + &"|---".repeat(head.len()) + "|\n";
+    let mut operation = String::new();
+    for subject in subjects(figures) {
+        let of = |source: &str| figures.iter().find(|figure| figure.subject == *subject && figure.source == source);
+        let times = sources.iter().filter_map(|source| of(source)).filter(|figure| !figure.has_gaps);
+        let best = times.map(|figure| three_digits(scale * figure.us)).min_by(|a, b| value(a).total_cmp(&value(b)));
+        let mut name = subject.title();
+        if dtypes.len() > 1 {
+            name = format!("{name}, {}", subject.dtype);
+        }
+        let mut cells = vec![if name == operation { String::new() } else { name.clone() }];
+        operation = name;
+        cells.push(format!("{}x{}", subject.rows, subject.cols));
+        for source in &sources {
+            let figure = of(source);
+            cells.push(figure.map_or(String::new(), |figure| {
+                let time = three_digits(scale * figure.us);
+                match figure.has_gaps {
+                    true => time + "+",
+                    false if best.as_ref() == Some(&time) => format!("**{time}**"),
+                    false => time,
+                }
+            }));
+            if first.is_some_and(|first| first.source == *source) {
+                cells.push(figure.map_or(String::new(), |figure| share(figure, figure.copy_gbs)));
+            }
+        }
+        text.push_str(&line(&cells));
+    }
+    text
+}
+
+/// A number with three significant digits, with no more than two behind the point.
+fn three_digits(number: f64) -> String {
+    let rounded = value(&format!("{number:.2e}"));
+    let decimals = [10.0, 100.0].iter().filter(|limit| rounded < **limit).count();
+    format!("{rounded:.decimals$}")
+}
+
+fn value(text: &str) -> f64 {
+    text.parse().unwrap_or(f64::INFINITY)
 }
 
 /// The subjects, in the order in which they come.
@@ -106,6 +174,27 @@ mod tests {
             lines[2],
             "| rms_norm forward | bf16 | 8x64 | 125 | 10.00 | 100 | 80.0 % | 12.50 | 64.0 % | 1.25x |"
         );
+    }
+
+    #[test]
+    fn page_has_a_column_per_source_and_marks_the_fastest() {
+        let peer = |cols, us| Figure { is_ours: false, ..figure("quack", cols, us, None) };
+        let late = Figure { has_gaps: true, source: "torch".into(), ..peer(64, 5.0) };
+        let mut wide = figure("cuda", 128, 123.4, Some(125.0));
+        wide.subject.op = "add_forward".into();
+        let figures = [figure("cuda", 64, 10.0, Some(125.0)), peer(64, 9.996), late, wide.clone()];
+        let expected = "| us | shape | rmsnorm | of copy | quack | torch |\n|---|---|---|---|---|---|\n\
+            | RMS forward | 8x64 | **10.0** | 80.0 % | **10.0** | 5.00+ |\n\
+            | residual + RMS forward | 8x128 | **123** | 6.5 % |  |  |\n";
+        assert_eq!(page(&figures), expected);
+
+        // Milliseconds where all times are long; two backends and two dtypes are told apart.
+        wide.us = 1234.0;
+        let mut half = Figure { source: "wgpu".into(), us: 56_789.0, ..wide.clone() };
+        half.subject.dtype = "f16".into();
+        let text = page(&[wide, half]);
+        assert!(text.starts_with("| ms | shape | rmsnorm, cuda | of copy | rmsnorm, wgpu |\n"), "{text}");
+        assert!(text.contains("| residual + RMS forward, f16 | 8x128 |  |  | **56.8** |\n"), "{text}");
     }
 
     #[test]

@@ -186,6 +186,19 @@ pub struct CompareArgs {
     /// Reports of `rmsnorm bench --json`, and results of published kernels
     #[arg(value_name = "FILE", required = true)]
     pub files: Vec<PathBuf>,
+    /// Print a table for a page: a line per operation and shape, a column per source, the fastest in bold, and below it the
+    /// machine, the date, the commit and the versions
+    #[arg(long)]
+    pub markdown: bool,
+    /// Keep these operations, such as "rms_norm forward", in this order [default: all]
+    #[arg(long, value_name = "NORM OP,..", value_delimiter = ',')]
+    pub op: Vec<String>,
+    /// Keep these dtypes [default: all]
+    #[arg(long, value_name = "DTYPE,..", value_delimiter = ',')]
+    pub dtype: Vec<String>,
+    /// Keep these shapes, such as 4096x1024 [default: all]
+    #[arg(long, value_name = "ROWSxCOLS,..", value_delimiter = ',')]
+    pub shapes: Vec<String>,
     /// Hold our measurements to the speeds that this file aims at, such as benches/targets.toml
     #[arg(long, value_name = "FILE.toml")]
     pub targets: Option<PathBuf>,

@@ -50,7 +50,8 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
         }
     }
     let suite = concat!("rmsnorm ", env!("CARGO_PKG_VERSION")).to_owned();
-    let document = Document { suite, machine: Machine::this(&backends), reports };
+    let date = Some(jiff::Timestamp::now().strftime("%F").to_string());
+    let document = Document { suite, date, machine: Machine::this(&backends), reports };
     let figures = figure::join_with_earlier(figure::of_document(&document), earlier);
     // What was measured before a failure is kept.
     if document.reports.iter().any(|report| !report.rows.is_empty()) || failed.is_none() {

@@ -1,4 +1,4 @@
-//! The page of the command line, docs/cli.md: it has the options that the program has.
+//! Pages of the repository: docs/cli.md has the options that the program has, and tables of figures are made of committed results.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -59,4 +59,42 @@ fn page_has_every_command_and_option_and_no_other() {
     assert!(unknown.is_empty(), "docs/cli.md names {unknown:?}, which no command has");
     let headings = page.lines().filter_map(|line| line.strip_prefix("## ")).map(|title| title.replace('`', ""));
     assert_eq!(headings.collect::<BTreeSet<_>>(), titles, "the sections of docs/cli.md, and the commands");
+}
+
+/// A table stands between the comment `<!-- rmsnorm compare --markdown .. -->`, which is the command that prints it, and `<!-- end -->`.
+/// `UPDATE_EXPECT=1` writes the tables.
+#[test]
+fn tables_are_those_of_committed_results() {
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    if !root.join("docs").is_dir() {
+        return;
+    }
+    let (folder, mut tables) = (Folder::new(), 0);
+    for page in ["README.md", "docs/benchmarks.md", "docs/guide/fp8.md", "docs/guide/pytorch.md"] {
+        let text = fs::read_to_string(root.join(page)).unwrap();
+        let mut parts = text.split("<!-- rmsnorm ");
+        let mut expected = parts.next().unwrap().to_owned();
+        for part in parts {
+            let (command, rest) = part.split_once(" -->\n").unwrap();
+            let (_, rest) = rest.split_once("<!-- end -->\n").unwrap_or_else(|| panic!("{page}: {command}: no end"));
+            let from_root = |word: &str| match word.strip_prefix("benches/") {
+                Some(_) => root.join(word).to_str().unwrap().to_owned(),
+                None => word.to_owned(),
+            };
+            let args: Vec<String> = command.split_whitespace().map(from_root).collect();
+            let printed = folder.rmsnorm(&args.iter().map(String::as_str).collect::<Vec<_>>());
+            assert_eq!(printed.code, Some(0), "{page}: {command}: {}", printed.stderr);
+            let output = printed.stdout;
+            expected += &format!("<!-- rmsnorm {command} -->\n{output}<!-- end -->\n{rest}");
+            tables += 1;
+        }
+        if std::env::var_os("UPDATE_EXPECT").is_some() {
+            fs::write(root.join(page), &expected).unwrap();
+        }
+        assert_eq!(
+            text, expected,
+            "{page}: write its tables with `UPDATE_EXPECT=1 cargo test -p rmsnorm-cli tables_are`"
+        );
+    }
+    assert!(tables >= 2, "{tables}");
 }
