@@ -74,9 +74,16 @@ fn relative_links_lead_to_files_and_headings() {
 
 #[test]
 fn pages_are_short() {
-    let lines = |page: &str| fs::read_to_string(root().join(page)).unwrap().lines().count();
-    assert!(lines("README.md") <= 130, "{}", lines("README.md"));
-    for page in pages(&root().join("docs/guide")) {
-        assert!(lines(page.to_str().unwrap()) <= 250, "{}", page.display());
+    let results = root().join("benches/results");
+    for page in pages(&root()) {
+        let most = match page.strip_prefix(root()).unwrap().to_str().unwrap() {
+            "README.md" => 130,
+            "ARCHITECTURE.md" => 150,
+            "rmsnorm-spec/math.md" => continue,
+            _ if page.starts_with(&results) => continue,
+            _ => 250,
+        };
+        let lines = fs::read_to_string(&page).unwrap().lines().count();
+        assert!(lines <= most, "{} has {lines} lines, at most {most}", page.display());
     }
 }
