@@ -446,7 +446,7 @@ mod tests {
         assert_eq!((summary.is_success(), summary.conclusion().as_str()), (true, "conformant"));
         summary.missing = vec!["bias"];
         assert!(!summary.is_success());
-        assert_eq!(summary.conclusion(), "incomplete: no case passed that has bias, which is mandatory");
+        assert_eq!(summary.conclusion(), "incomplete: no case with bias passed, which is mandatory");
     }
 
     /// A call without gradients of parameters is one that every backend with a backward pass can make.
