@@ -454,7 +454,7 @@ mod tests {
         assert_eq!(summary.conclusion(), "incomplete: no case with bias passed, which is mandatory");
     }
 
-    /// A call without gradients of parameters is one that every backend with a backward pass can make.
+    /// Every backend with a backward pass can make a call without parameter gradients.
     #[test]
     fn everyday_call_that_is_refused_alone_is_a_failure() {
         let has_gradients = |call: &Call| call.get(Tensor::Dweight).or(call.get(Tensor::Dbias)).is_some();
@@ -467,7 +467,7 @@ mod tests {
         let options = Options { self_test: false, ..Options::default() };
         let summary = run_device(&device, &options, &mut |_, _| {}, None).expect("a list");
         assert!(!summary.is_success());
-        // Others, of mixed dtypes and of no Partials, may be gaps.
+        // Refusals with mixed dtypes or other reductions may be gaps.
         assert!(summary.counts.failed > 3 && summary.counts.unsupported > 0, "{summary}");
         assert_eq!(summary.counts.failed, summary.failures.len());
         let listed: usize = summary.not_executed.values().sum();
@@ -503,7 +503,7 @@ mod tests {
         assert!(summary.to_string().contains(&format!("rmsnorm conformance --backend simulated --case {id}\n")));
     }
 
-    /// All but the times.
+    /// Everything except the times is equal.
     #[test]
     fn report_does_not_depend_on_the_jobs() {
         let report = |jobs| {
@@ -533,7 +533,8 @@ mod tests {
         assert_eq!(report.status, Status::Fail(finding));
     }
 
-    /// Nothing that a profile promises is left out of a run: spans, bad calls, the list, the breakpoints of either kind.
+    /// A run has everything that a profile promises: spans, invalid calls, the list, the
+    /// breakpoints of both kinds.
     #[test]
     fn run_has_every_item_of_its_profile() {
         let mut device = Faulty::correct();
@@ -561,7 +562,7 @@ mod tests {
 
     #[test]
     fn run_that_fails_fast_ends_with_the_first_failure() {
-        // The first calls are the bad ones, which are refused.
+        // The first calls are the invalid ones, which are refused.
         let bad = bad_calls(&Faulty::correct()).len();
         let spoil = move |n: usize, _: &NormSpec, call: &mut Call| {
             if n == bad + 4 {

@@ -7,7 +7,7 @@ use super::gradients::Gradients;
 use super::tensors::{Tensors, round};
 use crate::selftest::planted::Bug;
 
-/// Makes a call whose workspace has so many elements.
+/// Makes a call with a workspace of `workspace_len` elements.
 pub(super) fn run(call: &Call, tensors: &mut Tensors<'_, '_>, workspace_len: usize) {
     let given = tensors.values(Tensor::Workspace);
     let mut gradients = Gradients::new(call, given.unwrap_or_else(|| vec![0.0; workspace_len]));
@@ -51,7 +51,7 @@ pub(super) struct BackwardRow {
 }
 
 impl BackwardRow {
-    /// What goes on along the residual stream, not yet rounded.
+    /// The gradient of the residual, not yet rounded.
     fn dresidual(&self, call: &Call) -> Vec<f32> {
         let activation = call.problem.dtypes.activation;
         let value = |&dx: &f32| if call.has(Bug::DresidualOfDx) { round(dx, activation) } else { dx };
@@ -75,7 +75,7 @@ struct Row {
 struct BackwardKernel<'c> {
     call: &'c Call,
     weight: Vec<f32>,
-    /// `mean_wdy_xhat` of the row before, for the bugs that confuse rows.
+    /// `mean_wdy_xhat` of the previous row, for the bugs that confuse rows.
     previous_mean_wdy_xhat: Option<f32>,
 }
 
