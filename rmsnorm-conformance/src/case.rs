@@ -51,7 +51,8 @@ named! {
         ForwardInPlace = "forward_in_place",
         /// One backward call, with the statistics of the f64 reference rounded to f32.
         Backward = "backward",
-        /// A forward call, then a backward call that gets the statistics and the `residual_out` of the first.
+        /// A forward call, then a backward call with the statistics and `residual_out` of the
+        /// first.
         EndToEnd = "end_to_end",
         /// One forward call with a quantized result.
         QuantizedForward = "quantized_forward",
@@ -130,7 +131,8 @@ impl Kind {
 /// The layout of a call's tensors in their buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Layout {
-    /// Every tensor starts `offset` elements after an aligned address, and rows are `pad` elements apart.
+    /// Every tensor starts `offset` elements after an aligned address, with `pad` elements between
+    /// rows.
     Uniform {
         /// Unused elements after each row.
         pad: usize,
@@ -411,8 +413,7 @@ pub struct ParseCaseError {
 }
 
 /// Largest number of elements of a tensor, including its padding. The reference and its bounds are
-/// kept in f64 for the whole tensor, so the limit means tens of gigabytes. All cases of the
-/// profiles are far smaller.
+/// whole f64 tensors, so this limit means tens of gigabytes. All profiles are far below it.
 const MAX_ELEMENTS: u128 = 1 << 28;
 
 /// Largest distance from the first row to the last, in elements, if rows are far apart.

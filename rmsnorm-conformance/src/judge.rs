@@ -1,4 +1,4 @@
-//! Acceptance intervals: an output passes when `rnd(ref - E) <= got <= rnd(ref + E)`. No tolerance anywhere.
+//! Acceptance intervals: an output passes if `rnd(ref - E) <= got <= rnd(ref + E)`. No tolerances.
 //!
 //! `ref` is the f64 reference, `E` its bound from [`bounds`], `rnd` the rounding of the backend's
 //! store ([math](rmsnorm_spec::math), section 6). An f32 output is not rounded here, because its
@@ -66,8 +66,8 @@ pub struct Verdict {
     /// two values around the reference, or the whole distance under
     /// [`StoreRounding::EitherNeighbour`].
     pub budget: f64,
-    /// Whether some element with a finite reference has a bound that is infinite or at least `|ref|
-    /// + max |ref|`, so that its acceptance proves nothing. If all references are zero, only an
+    /// Whether some element with a finite reference has an infinite bound, or one of `|ref| + max
+    /// |ref|` or more, so that its acceptance proves nothing. If all references are zero, only an
     /// infinite bound counts.
     pub vacuous: bool,
     /// 16-bit outputs that differ from the reference rounded to nearest even. A quality measure,
@@ -175,8 +175,8 @@ impl Expected {
     }
 
     /// The range of `y` if `x_hat` is rounded before the weight. Rounding is monotone, so the
-    /// computed `x_hat` is in its acceptance interval. The following steps are monotone in `x_hat`,
-    /// so the two ends, widened by the roundings of these steps, bound `y` before its store. The
+    /// computed `x_hat` is in its acceptance interval. The following steps are monotone, too, so
+    /// the two ends, widened by the roundings of these steps, bound `y` before its store. The
     /// reported reference is the exact product of the rounded `x_hat` and the weight, plus the
     /// bias.
     fn before_weight(element: &BeforeWeight, dtype: DType, arithmetic: &Arithmetic) -> Expected {
@@ -341,8 +341,8 @@ fn round_up(value: f64, dtype: DType) -> f64 {
     -round_down(-value, dtype)
 }
 
-/// The distance between the two values of `dtype` around `value`. If `value` is one of them, the
-/// distance to the next larger magnitude.
+/// The distance between the two values of `dtype` around `value`. If `value` is one, the distance
+/// to the next larger magnitude.
 fn spacing(value: f64, dtype: DType) -> f64 {
     let below = round_down(value.abs(), dtype);
     next_up(below, dtype) - below
@@ -358,7 +358,7 @@ fn next_up(value: f64, dtype: DType) -> f64 {
     }
 }
 
-/// Floats have a sign and a magnitude, so bits without the sign have the order of their values.
+/// Bits without the sign have the order of the magnitudes.
 fn next_bits_up<E: Element>(value: f64) -> f64 {
     let bits = E::from_f32(value as f32).bits();
     let next = if value == 0.0 {

@@ -8,8 +8,8 @@
 //! The flow of a case:
 //!
 //! ```text
-//! profiles -> Case -> data -> calls + memory -> device (the backend) -> trial: truth (reference,
-//! bounds), judge -> report
+//! profiles -> Case -> data -> calls + memory -> device (the backend)
+//!          -> trial: truth (reference, bounds), judge -> report
 //! ```
 //!
 //! [`testing`] has helpers for other tests: values, guarded memory, missing devices, the judge of

@@ -44,11 +44,11 @@ named! {
         BatchInvariance = "batch invariance",
         /// A relation between two calls does not hold.
         Metamorphic = "metamorphic",
-        /// A view has another span than its layout says.
+        /// The span of a view is wrong.
         Span = "span",
         /// The backend claims a longer chain of additions than policy allows.
         Claim = "claim",
-        /// A wrong call was not refused, or not in the required way.
+        /// An invalid call was not refused, or not in the required way.
         Misuse = "misuse",
         /// A valid call was refused, or the device failed.
         Error = "error",
@@ -81,7 +81,7 @@ pub enum Status {
     Pass,
     /// A check failed.
     Fail(Finding),
-    /// The backend answered [`Error::Unsupported`](rmsnorm_spec::Error::Unsupported) with this rule.
+    /// Refused with this rule, by [`Error::Unsupported`](rmsnorm_spec::Error::Unsupported).
     Unsupported(String),
     /// Executed, but the bound of this output is too wide for the result to prove anything.
     Vacuous(&'static str),

@@ -37,8 +37,8 @@ pub struct Options {
     pub seed: u64,
     /// Runs at most this many cases, evenly spread over the profile's list, and nothing else.
     pub most_cases: Option<usize>,
-    /// Runs only part k of n, as (k, n) with k from 1 to n. The parts are disjoint and together are
-    /// everything that the profile runs, so n processes can share a run.
+    /// Runs only part k of n, as (k, n) with k from 1 to n. The parts are disjoint and cover the
+    /// profile, so n processes can share a run.
     pub part: Option<(usize, usize)>,
     /// If not empty, runs only these ids: of cases, of invalid calls, or of the check of spans.
     pub cases: Vec<String>,
@@ -46,9 +46,8 @@ pub struct Options {
     pub self_test: bool,
     /// Whether the run ends at the first failed case.
     pub fail_fast: bool,
-    /// Number of cases that run at once, each on its own thread. Most cases wait for compilers and
-    /// the judge, not for the device. Cases of [`Profile::Stress`] run one by one, because they
-    /// need much memory.
+    /// Number of cases that run at once, each on a thread: most cases wait for compilers and the
+    /// judge, not for the device. Cases of [`Profile::Stress`] need much memory and run one by one.
     pub jobs: usize,
 }
 
@@ -233,8 +232,7 @@ fn items(device: &dyn Device, options: &Options) -> Result<(Vec<Item>, String), 
 
 fn all_items(device: &dyn Device, options: &Options) -> Result<(Vec<Item>, String), ParseCaseError> {
     if !options.cases.is_empty() {
-        // The list of invalid calls is made once, and only if needed: making it takes longer than
-        // most cases.
+        // Made once, and only if needed: making the invalid calls takes longer than most cases.
         let is_misuse = |id: &String| id.starts_with("misuse:");
         let mut bad = if options.cases.iter().any(is_misuse) { bad_calls(device) } else { Vec::new() };
         let mut bad_call = |id: &String| {
@@ -533,8 +531,8 @@ mod tests {
         assert_eq!(report.status, Status::Fail(finding));
     }
 
-    /// A run has everything that a profile promises: spans, invalid calls, the list, the
-    /// breakpoints of both kinds.
+    /// A run has all items of its profile: spans, invalid calls, the list, the breakpoints of both
+    /// kinds.
     #[test]
     fn run_has_every_item_of_its_profile() {
         let mut device = Faulty::correct();

@@ -2,7 +2,7 @@
 //! backend must pass.
 //!
 //! It runs the suite's trials on small cases, against a simulated backend with one bug at a time,
-//! until one case fails. If a check, a family or a bound is weakened, a bug survives here.
+//! until one case fails. If a check, a family or a bound is weakened, a bug survives.
 
 #[cfg(test)]
 pub(crate) mod faulty;

@@ -4,9 +4,9 @@
 //! |---|---|
 //! | [`values`] | data without structure, the same on every machine |
 //! | [`Guarded`] | a tensor inside memory that must not change; a [`Call`] consists of them |
-//! | [`available`], [`skip_or_fail`] | skip the test of a missing device, or fail if `RMSNORM_REQUIRE` names it |
+//! | [`available`], [`skip_or_fail`] | skip a missing device, or fail if `RMSNORM_REQUIRE` names it |
 //! | [`swept`] | some of thousands of calls, or all if `RMSNORM_SWEEP` says so |
-//! | [`ForwardTruth`], [`QuantizedTruth`], [`BackwardTruth`] | the expected result of a call: reference, derived bounds, and the judge of its outputs |
+//! | [`ForwardTruth`], [`QuantizedTruth`], [`BackwardTruth`] | expected results: reference, bounds, judge |
 //! | [`Passes`] | the forward and backward pass of a function with gradients |
 //!
 //! # Example

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | [`table`] | a table as data: ladders of rungs, and rungs of named numbers |
 //! | [`file`](mod@file) | the file of a table: its device, its kernels, its date and its rungs |
-//! | [`choice`] | selects the table of a backend: `RMSNORM_TUNING`, the cache folder, or the built-in table |
+//! | [`choice`] | selects the table: `RMSNORM_TUNING`, the cache folder, or the built-in one |
 //! | [`folder`] | path of the user's cache folder |
 //! | [`tunable`] | the trait of backends that `rmsnorm tune` can measure |
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -1,5 +1,4 @@
-//! Cases with a residual that is added after the norm, with and without the next norm, which
-//! normalizes the sum.
+//! Cases with a residual that is added after the norm, with and without the next norm of the sum.
 
 use rmsnorm_spec::{CastOrder, DType, DTypes, Norm, Tensor, TensorSet};
 
@@ -43,8 +42,8 @@ fn kinds_and_norms() -> impl Iterator<Item = (Kind, Norm)> {
 fn is_good(case: &Case) -> bool {
     let is_tiny = case.eps < 1e-6;
     let of_exact = case.family == Family::Exact;
-    // With few columns a sum may have almost no variance. A row of layer norm has no mean; without
-    // a bias, a subnormal residual does not give it one.
+    // With few columns a sum may have almost no variance. The result of layer norm has mean zero,
+    // and so has the sum without a bias and with a zero residual (`Family::Subnormal`).
     let is_flat = is_tiny && case.cols < 64 || case.cols < 3 && case.norm == Norm::Layer;
     let has_no_mean = case.norm == Norm::Layer && case.family == Family::Subnormal && !case.present.has(Tensor::Bias);
     let may_cancel = case.present.has(Tensor::Y) && (is_flat || has_no_mean);
@@ -129,7 +128,7 @@ fn one(dice: &mut Dice, most: usize, change: impl Fn(Case) -> Case, turn: usize)
     (0..64).find_map(|_| with_tensors(dice, turn, |dice| change(dice.case(most))))
 }
 
-/// A case that has, three times in four, tensors of a next norm as well.
+/// A case that has tensors of a next norm three times in four.
 fn with_tensors(dice: &mut Dice, turn: usize, case: impl Fn(&mut Dice) -> Case) -> Option<Case> {
     let case = case(dice);
     let next: TensorSet = NEXT.iter().filter(|_| !dice.one_in(3)).collect();

@@ -2,9 +2,9 @@
 //! any of them.
 //!
 //! `Unsupported` is an acceptable answer for a rare mix of dtypes or a way of summing gradients,
-//! but not for "backward" or "bias". If no case with such a feature passed, the core profile fails,
-//! for any results of the other cases. A backend must not refuse a common call if it executes other
-//! calls of the same kind, norm and dtype. A common call has one dtype for all tensors.
+//! but not for "backward" or "bias". If no case with such a feature passed, the core profile fails.
+//! A backend must not refuse a common call if it executes other calls of the same kind, norm and
+//! dtype. A common call has one dtype for all tensors.
 
 use std::collections::HashSet;
 
@@ -49,9 +49,8 @@ const MANDATORY: [Feature; 21] = [
 const FEW_ELEMENTS: usize = 1 << 22;
 
 /// Whether a case is a common call: one that needs little memory and no feature that some backends
-/// lack. Such features are other gradient reductions, mixed dtypes, an allocated workspace, rows in
-/// groups or far apart, more tensors than some devices have bindings, quantized rows that share a
-/// word, and other orders of scales.
+/// lack: other gradient reductions, mixed dtypes, a workspace that the backend must allocate, rows
+/// in groups or far apart, many tensors, quantized rows that share a word, other orders of scales.
 fn is_everyday(case: &Case) -> bool {
     let elements = case.rows.saturating_mul(case.cols);
     let has_room = case.present.has(Tensor::Workspace) || case.present.sums_over_rows() == 0;
@@ -173,8 +172,8 @@ mod tests {
         assert_eq!(coverage.missing().len(), MANDATORY.len() + OPTIONAL.iter().count());
     }
 
-    /// A backend may refuse features that some backends lack. It must not refuse single calls of a
-    /// group that it supports.
+    /// A backend may refuse features that some backends lack, but not single calls of a group that
+    /// it supports.
     #[test]
     fn everyday_calls_are_refused_with_all_of_their_norm_and_dtype_or_not_at_all() {
         let refused = |is_refused: fn(&Case) -> bool| {

@@ -24,7 +24,7 @@ fn uniform(bits: u64) -> f64 {
 }
 
 named! {
-    /// A distribution of inputs. Each one exposes some kind of bug, which its comment names.
+    /// A distribution of inputs, with the kind of bug that it exposes.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
     enum Family {
         /// Standard normal: most bugs.
@@ -69,8 +69,8 @@ impl Family {
     pub const OF_FLOATS: &[Family] = Family::ALL.split_at(Family::ALL.len() - 1).0;
 
     /// The mode whose bounds are valid for the family. Independent rounding errors are a fair model
-    /// only for continuous, roughly centred data. On a lattice or far from zero, the same rounding
-    /// error repeats, and the worst case applies.
+    /// only for continuous, roughly centred data. On a lattice or far from zero, rounding errors
+    /// repeat, and the worst case applies.
     pub const fn mode(self) -> Mode {
         match self {
             Family::Randn | Family::NearEps | Family::Large | Family::CorrDy => Mode::Statistical,
@@ -95,7 +95,7 @@ pub(crate) struct Inputs {
     pub weight: Option<Vec<f64>>,
     /// (cols)
     pub bias: Option<Vec<f64>>,
-    /// (cols); weight of the next norm, which normalizes the sum
+    /// (cols); weight of the next norm
     pub next_weight: Option<Vec<f64>>,
     /// (cols); bias of the next norm
     pub next_bias: Option<Vec<f64>>,

@@ -16,8 +16,7 @@ use crate::Arithmetic;
 use crate::case::quantized::Given;
 use crate::run::memory::Bits;
 
-/// The expected scales, amax and quantized values of a quantized call, in addition to its
-/// [`ForwardTruth`].
+/// The expected scales, amax and quantized values of a call, in addition to its [`ForwardTruth`].
 #[derive(Debug)]
 pub struct QuantizedTruth<'a> {
     quant: QuantSpec,
@@ -164,8 +163,8 @@ impl<'a> QuantizedTruth<'a> {
         judged.verdict
     }
 
-    /// Judges amax: the largest magnitude of all elements, or the old value if that is larger and
-    /// the call folds into it.
+    /// Judges amax: the largest magnitude, or the old value if that is larger and the call folds
+    /// into it.
     pub fn judge_amax(&self, got: &Bits) -> Verdict {
         let mut judged = Judged::new(got, 1);
         match self.amax(0..self.v.len()) {
@@ -214,8 +213,8 @@ impl<'a> QuantizedTruth<'a> {
         if !(scale > 0.0 && scale.is_finite()) {
             return (f64::NAN, f64::NAN);
         }
-        // Division by a power of two is exact: if scales are powers of two by definition, or if a
-        // division is at most as inaccurate as a product.
+        // Division by a power of two is exact if scales are powers of two by definition, or if the
+        // quotient error is at most that of IEEE.
         let is_near = self.arithmetic.quotient_error <= Arithmetic::IEEE.quotient_error;
         let is_exact = self.is_power_of_two() || is_near && (scale as f32).to_bits() & 0x007f_ffff == 0;
         let w = if is_exact { 0.0 } else { self.arithmetic.quotient_error };

@@ -87,8 +87,8 @@ impl ColumnsCase {
         inputs
     }
 
-    /// The arithmetic of a correct group: sums have longer chains of additions because of the
-    /// ranks, and the statistics of layer norm combine three sums (math.md 5.5).
+    /// The arithmetic of a correct group. The ranks make chains of additions longer, and the bound
+    /// of layer norm's statistics is that of a chain three times as long (math.md 5.5).
     fn arithmetic(&self, of_backend: &Arithmetic) -> Arithmetic {
         let is_merged = self.case.norm == Norm::Layer && self.case.kind != Kind::Backward;
         let depth_cols: fn(usize) -> usize = match self.ranks {
@@ -108,8 +108,8 @@ fn merged_depth<const RANKS: usize>(cols: usize) -> usize {
     3 * (policy_depth_cols(cols) + 3 * RANKS + 4)
 }
 
-/// Mean of rank 0 if the ranks' means differ. Above it, the rounding of a rank's mean would be
-/// visible in the distance to the row's mean.
+/// Mean of rank 0 if the ranks' means differ. With a larger mean, the rounding of a rank's mean
+/// would matter in its distance to the row's mean.
 const MEAN: f64 = 1500.0;
 
 impl fmt::Display for ColumnsCase {
@@ -256,8 +256,7 @@ impl Part {
     }
 }
 
-/// Runs the cases of a group: many, or a few. `progress` is called with the number of finished
-/// cases and the total, before the first case and after each one.
+/// Runs the cases of a group: many, or a few. `progress` is as in [`ranks::run`](super::run).
 pub fn run(group: &dyn Group, is_whole: bool, progress: &mut dyn FnMut(usize, usize)) -> RanksSummary {
     let ranks = group.ranks();
     RanksSummary::of(ranks, &cases(ranks, is_whole), |case| run_case(group, case), |_| true, progress)

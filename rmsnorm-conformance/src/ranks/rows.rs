@@ -1,6 +1,6 @@
 //! Calls whose residual stream is divided by rows among ranks. The joined rows of all ranks are
 //! judged as those of a reduced call. If the group makes reduced calls, the sum must have the same
-//! bits as there. Nothing else may change.
+//! bits as there. Other memory must not change.
 
 use std::fmt;
 use std::ops::Range;
@@ -26,8 +26,7 @@ pub struct RowsCase {
 }
 
 impl RowsCase {
-    /// The rows that a rank owns. All ranks own the same number, except that the last ones own
-    /// fewer or none.
+    /// The rows that a rank owns: the same number for all ranks, fewer or none for the last ones.
     fn own(&self, rank: usize) -> Range<usize> {
         let Case { rows, parts: ranks, .. } = self.reduced.case;
         let most = rows.div_ceil(ranks);
@@ -63,7 +62,7 @@ impl fmt::Display for RowsCase {
 }
 
 /// The cases of a group with `ranks` ranks: those of reduced calls, alternately with all rows of y
-/// and with the rank's own rows; and numbers of rows that leave some ranks with fewer rows or none.
+/// and with the rank's own; and row counts that leave some ranks with fewer rows or none.
 pub fn cases(ranks: usize, is_whole: bool) -> Vec<RowsCase> {
     let in_turn = |(i, reduced): (usize, RanksCase)| {
         let y_rows = if i % 2 == 0 { YRows::All } else { YRows::Own };
@@ -142,8 +141,7 @@ fn others_are_as_they_were(x: &Guarded, after: &Bits, own: &Range<usize>, rank: 
     Err(Status::Fail(Finding { check: Check::Input, output: "x", detail }))
 }
 
-/// Checks that the sum has the same bits as in the reduced call, if the group makes it. The sum has
-/// one exact value, for any rank that adds it.
+/// Checks that the sum has the same bits as in the reduced call, if the group makes it.
 fn same_as_reduced(group: &dyn Group, case: &RowsCase, inputs: &Inputs, divided: &Outputs) -> Result<(), Status> {
     let reduced = match super::stored(group, &case.reduced, inputs, Poison::Nan) {
         Err(Status::Unsupported(_)) => return Ok(()),
@@ -157,8 +155,7 @@ fn same_as_reduced(group: &dyn Group, case: &RowsCase, inputs: &Inputs, divided:
     Err(Status::Fail(Finding { check: Check::Metamorphic, output: sum.name(), detail }))
 }
 
-/// Runs the cases of a group: all, or some. `progress` is called with the number of finished cases
-/// and the total, before the first case and after each one.
+/// Runs the cases of a group: all, or some. `progress` is as in [`ranks::run`](super::run).
 pub fn run(group: &dyn Group, is_whole: bool, progress: &mut dyn FnMut(usize, usize)) -> RanksSummary {
     let ranks = group.ranks();
     let may_be_lacking = |case: &RowsCase| is_beyond(&case.reduced.case);

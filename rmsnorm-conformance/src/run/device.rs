@@ -1,6 +1,6 @@
 //! The adapter between the suite's calls and a backend. The rest of the suite uses a [`Device`],
-//! which hides the types of the backend and its buffers, so only this file is compiled once per
-//! backend. Dtypes are passed as values, so that it is not compiled once per mix of dtypes.
+//! which hides the backend's types, so only this file is compiled once per backend. Dtypes are
+//! passed as values, so it is not compiled once per mix of dtypes.
 
 use std::ops::Range;
 
@@ -23,8 +23,8 @@ pub enum TransferError {
     /// The copy to the device failed. The call was not made, and the case says nothing about the
     /// backend.
     Upload(Error),
-    /// The copy from the device failed, although the device has the buffer. The call probably broke
-    /// something: a GPU reports an invalid write of a kernel this way.
+    /// The copy from the device failed, so the call broke something: a GPU reports an invalid write
+    /// this way.
     Download(Error),
 }
 
@@ -48,7 +48,7 @@ pub type Answer = Result<Result<(), Error>, TransferError>;
 pub(crate) const FOREIGN_WEIGHT: DTypes = DTypes { weight: DType::Bf16, ..DTypes::uniform(DType::F16) };
 pub(crate) const FOREIGN_RESIDUAL: DTypes = DTypes { residual: DType::Bf16, ..DTypes::uniform(DType::F16) };
 
-/// The properties that a backend states about itself through its [`Harness`].
+/// The properties that a [`Harness`] states.
 pub(crate) struct About {
     pub name: &'static str,
     pub device: String,
@@ -62,7 +62,7 @@ pub(crate) struct About {
 /// A backend under test, without its types.
 pub(crate) trait Device: Sync {
     fn about(&self) -> About;
-    /// Shapes at which a plan for `dtype` changes because of rows and columns together.
+    /// As [`Harness::shape_breakpoints`].
     fn shape_breakpoints(&self, dtype: DType) -> Vec<(usize, usize)>;
     fn workspace_elements(&self, problem: &Problem) -> usize;
     /// Checks that views lie where their spans say. The inner error is the finding, in words.
@@ -226,7 +226,7 @@ fn required<V>(tensor: Tensor, given: Option<V>) -> Result<V, TransferError> {
     given.ok_or(TransferError::Upload(missing))
 }
 
-/// Makes calls on a backend's tensors. Implemented by a backend, or by code on top of a backend.
+/// Makes calls on a backend's tensors: a backend, or code on top of one.
 pub trait Normalize<B: NormBackend> {
     /// As [`NormBackend::forward`].
     ///

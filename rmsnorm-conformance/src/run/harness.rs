@@ -45,7 +45,7 @@ pub trait Harness: Sync {
     /// neighbours.
     fn cols_breakpoints(&self) -> Vec<usize>;
 
-    /// Row counts at which the backend's plan changes. The suite tests each with its two neighbours.
+    /// Row counts at which the backend's plan changes. The suite tests each and its two neighbours.
     fn rows_breakpoints(&self) -> Vec<usize>;
 
     /// Shapes (rows, cols) at which the backend's plan changes because of rows and columns

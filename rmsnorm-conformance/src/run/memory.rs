@@ -117,8 +117,7 @@ impl Poison {
 const PERIOD: usize = 8209;
 
 /// The content around a tensor: values that would spoil a result, and random bits, which a stray
-/// write changes almost surely. They are drawn once per storage; each tensor starts at another
-/// position.
+/// write changes. They are drawn once per storage; each tensor starts at another position.
 fn surroundings(seed: u64, tensor: Tensor, storage: Storage) -> impl Iterator<Item = u32> {
     static DRAWN: [OnceLock<Vec<u32>>; 4] = [const { OnceLock::new() }; 4];
     let drawn = match storage {
@@ -467,7 +466,8 @@ impl Outputs {
     }
 }
 
-/// The first difference between the outputs of a run that started from [`Poison::Nan`] and one from [`Poison::Huge`].
+/// The first difference between the outputs of a run from [`Poison::Nan`] and one from
+/// [`Poison::Huge`].
 pub(crate) fn poison_difference(nan: &Outputs, huge: &Outputs, may_vary: impl Fn(Tensor) -> bool) -> Option<Finding> {
     for ((tensor, a), (_, b)) in nan.tensors.iter().zip(&huge.tensors) {
         let (poison_a, poison_b) = (Poison::Nan.bits(a.storage), Poison::Huge.bits(b.storage));

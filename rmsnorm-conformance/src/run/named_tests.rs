@@ -1,4 +1,5 @@
-//! The named tests of a backend: the [`conformance!`](macro@crate::conformance) macro and the functions that it calls.
+//! The named tests of a backend: the [`conformance!`](macro@crate::conformance) macro and its
+//! functions.
 
 use std::sync::OnceLock;
 

@@ -99,8 +99,8 @@ mod tests {
         assert_eq!((flow, taken), (ControlFlow::Continue(()), 6));
     }
 
-    /// With two threads, one waits in item 3, the last item that is taken, until the other has
-    /// passed on item 4. Item 4 is kept until the end, and all later items wait for that.
+    /// One of two threads waits in item 3, the last one taken, until the other has passed on item
+    /// 4, which is kept until the end. All later items wait for that.
     #[test]
     fn none_is_begun_after_the_end() {
         for (threads, expected) in [(1, 4), (2, 7)] {

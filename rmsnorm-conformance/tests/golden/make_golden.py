@@ -128,7 +128,7 @@ def golden(index, case):
     for name in outputs:
         result["reference"][name] = summary(reference[name])
         result["bound"][name] = summary(error[name])
-        # The simulated kernel computes its statistics, so its gradients cannot be compared with these.
+        # The simulated kernel computes its statistics, so its gradients do not match given ones.
         if not (case["given"] and name in ("dx", "dweight", "dbias")):
             result["judged"][name] = judged(got[name], reference[name], error[name], stored[name], arithmetic)
     return result

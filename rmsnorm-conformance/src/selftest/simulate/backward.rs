@@ -1,4 +1,5 @@
-//! The backward pass of one row: math.md, equations (7) to (10), and the row's terms of (11) and (12), in f32.
+//! The backward pass of one row, in f32: math.md, equations (7) to (10), and its terms of (11) and
+//! (12).
 
 use rmsnorm_spec::{DType, Norm, Tensor};
 
