@@ -160,8 +160,10 @@ mod tests {
         assert_eq!(chosen(Some(Path::new("")), Some(&cached)), Ok((Some(2), of(&cached))));
         assert_eq!(chosen(None, None), built_in());
         assert_eq!(chosen(None, Some(&at("absent"))), built_in());
-        let (of_kernels, of_bytes) =
-            ("it is for the kernels \"0\", here is \"3\"", "bytes is 11, which is not from 0 to 10");
+        let (of_kernels, of_bytes) = (
+            "it is for the kernels \"0\", here is \"3\": run `rmsnorm tune` again",
+            "bytes is 11, which is not from 0 to 10",
+        );
         assert_eq!(chosen(None, Some(&stale)), ignored(&stale, of_kernels));
         assert_eq!(chosen(None, Some(&illegal)), ignored(&illegal, of_bytes));
         assert_eq!(chosen(None, Some(&others)), ignored(&others, "it is for the backend \"cuda\""));

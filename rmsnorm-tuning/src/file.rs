@@ -148,7 +148,9 @@ impl Identity {
         };
         let Format { format } = toml::from_str(text).map_err(wrong)?;
         if format != FORMAT {
-            return Err(Unfit::Because(format!("it has format {format}, this version reads {FORMAT}")));
+            return Err(Unfit::Because(format!(
+                "it has format {format}, this version reads {FORMAT}: run `rmsnorm tune` again"
+            )));
         }
         let content: Content = toml::from_str(text).map_err(wrong)?;
         if content.backend != self.backend {
@@ -161,7 +163,9 @@ impl Identity {
             ("kernels", &content.kernels, &self.kernels),
         ];
         if let Some((what, other, own)) = compared.into_iter().find(|(_, other, own)| other != own) {
-            return Err(Unfit::Because(format!("it is for the {what} {other:?}, here is {own:?}")));
+            return Err(Unfit::Because(format!(
+                "it is for the {what} {other:?}, here is {own:?}: run `rmsnorm tune` again"
+            )));
         }
         Ok(Read { table: Table { numbers: content.numbers, ladders: content.ladders }, made: content.made })
     }
