@@ -74,8 +74,9 @@ pub enum Unfit {
 }
 
 impl Identity {
-    /// The file's name in a cache folder. It is readable, and differs for each device, driver and
-    /// library. It does not depend on the kernels: the table of newer kernels replaces the old one.
+    /// The file's name in a cache folder. It is readable, and differs for each backend, device,
+    /// driver and library. It does not depend on the kernels: the table of newer kernels replaces
+    /// the old one.
     pub fn file_name(&self) -> String {
         let Identity { backend, device, driver, library, kernels: _ } = self;
         let readable: String = format!("{device} {driver} {library}")
@@ -106,8 +107,9 @@ impl Identity {
         ];
         let header: String = lines.map(|(name, value)| format!("{name} = {}\n", toml::Value::from(value))).concat();
         format!(
-            "# The fastest settings that `rmsnorm tune` measured on this device. RMSNORM_TUNING=off ignores this file; RMSNORM_TUNING=FILE pins it.\n\
-             # They can change the last bits of results. `up_to` limits the length of a row, in the backend's units.\n\
+            "# The fastest settings that `rmsnorm tune` measured on this device. They can change the last bits of\n\
+             # results. RMSNORM_TUNING=off ignores this file, RMSNORM_TUNING=FILE pins it. `up_to` limits the\n\
+             # length of a row, in the backend's units.\n\
              format = {FORMAT}\n{header}\n{table}"
         )
     }

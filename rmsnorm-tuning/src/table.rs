@@ -1,4 +1,5 @@
-//! A table as data.
+//! A table as data. A ladder is a list of rungs; a rung has the settings for a range of row
+//! lengths.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -12,7 +13,7 @@ pub struct Table {
     /// Numbers that do not depend on the row length.
     #[serde(default)]
     pub numbers: BTreeMap<String, u64>,
-    /// Rungs of each ladder, in ascending order of `up_to`.
+    /// The rungs of each ladder, in ascending order of `up_to`.
     #[serde(default)]
     pub ladders: BTreeMap<String, Vec<Rung>>,
 }

@@ -34,8 +34,8 @@ use crate::{Arithmetic, Harness};
 
 /// A correct kernel simulated on the host, or one with a planted bug.
 ///
-/// It implements [`NormBackend`] on slices, and its own [`Harness`]. It supports every combination
-/// of dtypes, strides, optional tensors and cast orders, and sums weight gradients the same way for
+/// It implements [`NormBackend`] on slices, and [`Harness`]. It supports every combination of
+/// dtypes, strides, optional tensors and cast orders, and sums weight gradients the same way for
 /// every [`GradReduction`](rmsnorm_spec::GradReduction).
 #[derive(Debug)]
 pub struct SimulatedBackend {

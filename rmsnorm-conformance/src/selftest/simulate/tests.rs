@@ -38,8 +38,8 @@ fn a_bug_changes_a_result_exactly_where_it_applies() {
             let right: Vec<_> = scenarios.iter().map(|scenario| two_calls(None, scenario)).collect();
             assert!(right.iter().flatten().all(Stored::is_ok));
             for &bug in Bug::ALL {
-                // A sum of one part is a call without parts. Other bugs are not planted by
-                // `Call::new`, so one scenario is enough to show that.
+                // A sum of one part is a call without parts. `Call::new` plants no other bug, and
+                // one scenario is enough to show that.
                 let is_planted =
                     bug.applies_to(norm, kind) || kind == Kind::ForwardParts && bug.applies_to(norm, Kind::Forward);
                 let tried = if is_planted { scenarios.len() } else { 1 };
